@@ -1,0 +1,32 @@
+package coherence
+
+import (
+	"context"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// View is what the engine knows of the cluster: who is the home of which slot
+// and what the areas are. The catalog implements it from its own replica, so
+// every method but WaitGeneration is a memory read.
+type View interface {
+	// Current returns the newest view this node has applied.
+	Current() *dsm.View
+	// Area returns the inode of an area; ok is false if there is none.
+	Area(id dsm.AreaID) (dsm.Inode, bool)
+	// WaitApplied returns when this node has applied every catalog entry up to
+	// and including index rev and at least the view of epoch e.
+	WaitApplied(ctx context.Context, rev dsm.Generation, e dsm.Epoch) error
+	// SlotsReady tells the cluster that this node, the primary of the slots, has
+	// received all their state from the previous primary.
+	SlotsReady(ctx context.Context, slots []dsm.Slot, e dsm.Epoch) error
+	// SetLayout records what an area's own header says of its elements.
+	SetLayout(ctx context.Context, id dsm.AreaID, l dsm.Layout) error
+}
+
+// Sender queues messages to other nodes. Send never blocks and never calls
+// back. Messages to one node arrive in order, each once, or the session breaks and
+// both ends get Node.SessionReset.
+type Sender interface {
+	Send(to dsm.NodeID, m any, payload [][]byte)
+}

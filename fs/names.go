@@ -1,0 +1,38 @@
+package fs
+
+import (
+	"context"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// Names is the linearizable catalog of names, sizes and attributes, as fs needs
+// it. Every method sees the effect of every call that had returned, on any
+// node, before it began. Errors carry an errs.Kind. A method whose ctx ends
+// before the catalog answered returns errs.Timeout; the change may still happen.
+type Names interface {
+	Lookup(ctx context.Context, dir dsm.Ino, name string) (dsm.Inode, error)
+	Getattr(ctx context.Context, ino dsm.Ino) (dsm.Inode, error)
+	ReadDir(ctx context.Context, dir dsm.Ino) ([]dsm.DirEntry, error)
+	// Create makes a file, directory or symlink (n.Kind); n's Perm, UID, GID and
+	// Target are taken, its Spec is inherited from dir. errs.Exist if the name is taken.
+	// With hold, a regular file is held open by this node in the same step.
+	Create(ctx context.Context, dir dsm.Ino, name string, n dsm.Inode, hold bool) (dsm.Inode, error)
+	Unlink(ctx context.Context, dir dsm.Ino, name string) error
+	Rmdir(ctx context.Context, dir dsm.Ino, name string) error
+	// Rename moves a name over an existing one if there is one.
+	Rename(ctx context.Context, dir dsm.Ino, name string, newDir dsm.Ino, newName string, how dsm.RenameHow) error
+	SetAttr(ctx context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error)
+	SetSpec(ctx context.Context, ino dsm.Ino, key, value string) (dsm.Inode, error)
+	GetXattr(ctx context.Context, ino dsm.Ino, name string) ([]byte, error)
+	SetXattr(ctx context.Context, ino dsm.Ino, name string, value []byte, how dsm.XattrHow) error
+	RemoveXattr(ctx context.Context, ino dsm.Ino, name string) error
+	ListXattr(ctx context.Context, ino dsm.Ino) ([]string, error)
+	// Hold keeps the inode alive, unlinked or not, until this node's Unhold.
+	// It returns errs.NotExist if the inode is gone already. Holds do not nest.
+	Hold(ctx context.Context, ino dsm.Ino) (dsm.Inode, error)
+	Unhold(ctx context.Context, ino dsm.Ino) error
+	// Usage returns the bytes reserved by all areas and the most they may reserve,
+	// the number of inodes.
+	Usage(ctx context.Context) (reserved, budget int64, inodes uint64, err error)
+}

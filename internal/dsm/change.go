@@ -1,0 +1,36 @@
+package dsm
+
+import "time"
+
+// RenameHow are the flags of renameat2(2).
+type RenameHow uint8
+
+const (
+	// RenameReplace replaces an existing target.
+	RenameReplace RenameHow = iota
+	// RenameNoReplace fails with kind Exist if the target exists.
+	RenameNoReplace
+	// RenameExchange swaps the two names; both must exist.
+	RenameExchange
+)
+
+// XattrHow are the flags of setxattr(2).
+type XattrHow uint8
+
+const (
+	// XattrSet creates or replaces.
+	XattrSet XattrHow = iota
+	// XattrCreate fails with kind Exist if the attribute exists.
+	XattrCreate
+	// XattrReplace fails with kind NoAttr if it does not.
+	XattrReplace
+)
+
+// SetAttr is a change of attributes; nil fields stay as they are.
+type SetAttr struct {
+	Perm         *uint32
+	UID, GID     *uint32
+	Size         *int64 // bytes: an exact size, for truncate
+	GrowTo       *int64 // bytes: at least this size, for writes past the end and fallocate
+	Atime, Mtime *time.Time
+}

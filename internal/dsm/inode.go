@@ -1,0 +1,81 @@
+package dsm
+
+import "time"
+
+// FileKind is the kind of an inode.
+type FileKind uint8
+
+const (
+	// KindFile is a regular file: an area.
+	KindFile FileKind = iota + 1
+	// KindDir is a directory.
+	KindDir
+	// KindSymlink is a symbolic link.
+	KindSymlink
+)
+
+// Inode is what the catalog knows of a file: a value, safe to keep.
+type Inode struct {
+	Ino    Ino
+	Kind   FileKind
+	Perm   uint32 // permission bits with setuid, setgid and sticky: 07777
+	UID    uint32
+	GID    uint32
+	Nlink  uint32 // 0 once unlinked; the inode lives on while a node holds it open
+	Size   int64  // bytes; for symlinks the length of the target
+	Atime  time.Time
+	Mtime  time.Time
+	Ctime  time.Time
+	Target string // of a symlink
+	Spec   Spec
+	Layout Layout
+	Gen    Generation // index of the last shrink or change of Spec or Layout
+	Rev    Generation // index of the last change of Size, Spec or Layout
+}
+
+// Area returns the identifier of a regular file's memory.
+func (i Inode) Area() AreaID { return AreaID(i.Ino) }
+
+// DirEntry is one name in a directory.
+type DirEntry struct {
+	Name string
+	Ino  Ino
+	Kind FileKind
+}
+
+// Member is a node of the cluster as the catalog knows it.
+type Member struct {
+	ID      NodeID
+	Name    string // for people: the host name unless --name says otherwise
+	Addr    string // host:port of its one TCP and UDP port
+	Budget  int64  // bytes of areas it can hold
+	Voter   bool   // votes in the consensus of the catalog
+	Leaving bool   // is handing its slots over
+}
+
+// SlotHome is the row of a slot in the view.
+type SlotHome struct {
+	Primary NodeID
+	// Source is the previous primary while it hands the slot over, else 0.
+	Source NodeID
+	// Epoch is the epoch of the view in which Primary became primary.
+	Epoch Epoch
+}
+
+// View is the agreed members and slot table. It is immutable once shared.
+type View struct {
+	Cluster ClusterID
+	Epoch   Epoch
+	Members []Member // by ID
+	Slots   [Slots]SlotHome
+}
+
+// Member returns the member with the id.
+func (v *View) Member(id NodeID) (Member, bool) {
+	for _, m := range v.Members {
+		if m.ID == id {
+			return m, true
+		}
+	}
+	return Member{}, false
+}

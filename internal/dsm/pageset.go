@@ -1,0 +1,79 @@
+package dsm
+
+import (
+	"iter"
+	"math/bits"
+)
+
+// PageSet is a set of the pages of one extent: page i is bit i%64 of word i/64.
+type PageSet [ExtentPages / 64]uint64
+
+// AllPages is the set of every page of an extent.
+var AllPages = PageSet{^uint64(0), ^uint64(0), ^uint64(0), ^uint64(0)}
+
+// Has reports whether page i is in the set.
+func (s *PageSet) Has(i int) bool { return s[i/64]>>(i%64)&1 != 0 }
+
+// Add puts page i into the set.
+func (s *PageSet) Add(i int) { s[i/64] |= 1 << (i % 64) }
+
+// Remove takes page i out of the set.
+func (s *PageSet) Remove(i int) { s[i/64] &^= 1 << (i % 64) }
+
+// Empty reports whether no page is in the set.
+func (s *PageSet) Empty() bool { return *s == PageSet{} }
+
+// Len returns the number of pages in the set.
+func (s *PageSet) Len() int {
+	n := 0
+	for _, w := range s {
+		n += bits.OnesCount64(w)
+	}
+	return n
+}
+
+// Or returns the union.
+func (s PageSet) Or(t PageSet) PageSet {
+	for i := range s {
+		s[i] |= t[i]
+	}
+	return s
+}
+
+// And returns the intersection.
+func (s PageSet) And(t PageSet) PageSet {
+	for i := range s {
+		s[i] &= t[i]
+	}
+	return s
+}
+
+// Minus returns the pages of s that are not in t.
+func (s PageSet) Minus(t PageSet) PageSet {
+	for i := range s {
+		s[i] &^= t[i]
+	}
+	return s
+}
+
+// All yields the pages in increasing order.
+func (s PageSet) All() iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for i, w := range s {
+			for ; w != 0; w &= w - 1 {
+				if !yield(i*64 + bits.TrailingZeros64(w)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Range returns the pages [from, to).
+func Range(from, to int) PageSet {
+	var s PageSet
+	for i := from; i < to; i++ {
+		s.Add(i)
+	}
+	return s
+}

@@ -1,0 +1,45 @@
+package dsm
+
+const (
+	// PageSize is the unit of dirty tracking and coherence, in bytes.
+	PageSize = 4096
+	// ExtentPages is the number of pages of an extent.
+	ExtentPages = 256
+	// ExtentSize is the unit of homing, in bytes.
+	ExtentSize = ExtentPages * PageSize
+	// Slots is the number of buckets that (area, extent) hashes to.
+	Slots = 512
+	// MaxAreaSize bounds the size of one area, in bytes.
+	MaxAreaSize = 1 << 42
+)
+
+// PageIndex numbers the pages of an area from 0.
+type PageIndex uint64
+
+// ExtentIndex numbers the extents of an area from 0.
+type ExtentIndex uint32
+
+// Slot is the bucket of an extent; the view maps it to its home.
+type Slot uint16
+
+// ExtentOf returns the extent that holds the byte at off.
+func ExtentOf(off int64) ExtentIndex { return ExtentIndex(off / ExtentSize) }
+
+// Extents returns how many extents an area of size bytes has.
+func Extents(size int64) int { return int((size + ExtentSize - 1) / ExtentSize) }
+
+// Extent returns the extent of page p, and p's place in it.
+func (p PageIndex) Extent() (ExtentIndex, int) {
+	return ExtentIndex(p / ExtentPages), int(p % ExtentPages)
+}
+
+// SlotOf hashes an extent to its slot. Extents of one area are spread evenly:
+// consecutive extents go to slots a golden-ratio step apart, so that even an
+// area of a few extents is homed on several nodes.
+func SlotOf(a AreaID, e ExtentIndex) Slot {
+	h := uint64(a)*0x9e3779b97f4a7c15 ^ uint64(a)>>29
+	h *= 0xbf58476d1ce4e5b9
+	h ^= h >> 32
+	const step = 317 // odd, near Slots/phi: visits every slot
+	return Slot((h + uint64(e)*step) % Slots)
+}

@@ -1,0 +1,143 @@
+package dsm
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Mode is the consistency mode of an area.
+type Mode uint8
+
+// ModeRelaxed lets any node write at any time; publishes are merged.
+const ModeRelaxed Mode = 0
+
+var modeNames = []string{"relaxed"}
+
+// MergeRule says what becomes of an element that several nodes changed.
+type MergeRule uint8
+
+const (
+	// MergeLast keeps the value published last.
+	MergeLast MergeRule = iota
+	// MergeSum adds up what every node added.
+	MergeSum
+)
+
+var mergeNames = []string{"last", "sum"}
+
+// DType is the type of an area's elements.
+type DType uint8
+
+// DTypeAuto takes the type from the file's own header if it has one; else
+// elements are bytes.
+const (
+	DTypeAuto DType = iota
+	DTypeF64
+	DTypeF32
+	DTypeF16
+	DTypeBF16
+	DTypeI8
+	DTypeI16
+	DTypeI32
+	DTypeI64
+	DTypeU8
+	DTypeU16
+	DTypeU32
+	DTypeU64
+)
+
+var dtypeNames = []string{"auto", "f64", "f32", "f16", "bf16", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"}
+var dtypeSizes = []int{1, 8, 4, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8}
+
+// Apply says when updates of other nodes enter the memory of local programs.
+type Apply uint8
+
+const (
+	// ApplyAuto is ApplyArrival for last and ApplySync for sum.
+	ApplyAuto Apply = iota
+	// ApplyArrival merges updates as they come.
+	ApplyArrival
+	// ApplySync merges updates only inside a local program's own sync call
+	// while the node has writers; a node without writers applies on arrival.
+	ApplySync
+)
+
+var applyNames = []string{"auto", "arrival", "sync"}
+
+// DefaultInterval is the period at which unpublished stores are published.
+const DefaultInterval = 100 * time.Millisecond
+
+// MaxInterval bounds the interval.
+const MaxInterval = time.Hour
+
+// Spec is what the user chose for an area: the values behind user.dsm.*. A
+// directory has one too, which new entries inherit.
+type Spec struct {
+	Mode     Mode
+	Merge    MergeRule
+	DType    DType
+	Apply    Apply
+	Interval time.Duration // 0: publish on request only
+}
+
+// DefaultSpec is the spec of the root directory of a new cluster.
+func DefaultSpec() Spec { return Spec{Interval: DefaultInterval} }
+
+// Layout is how the bytes of an area are elements: those from DataOffset on
+// are elements of DType, those before are the file's own header and are never
+// merged. It is the explicit type of the Spec at offset 0 or what the header says.
+type Layout struct {
+	DType      DType
+	DataOffset int64
+}
+
+func name(names []string, i int) string {
+	if i < len(names) {
+		return names[i]
+	}
+	return fmt.Sprintf("unknown(%d)", i)
+}
+
+func parse(what string, names []string, s string) (uint8, error) {
+	if i := slices.Index(names, s); i >= 0 {
+		return uint8(i), nil
+	}
+	return 0, fmt.Errorf("unknown %s %q: want one of %s", what, s, strings.Join(names, " "))
+}
+
+func (m Mode) String() string      { return name(modeNames, int(m)) }
+func (m MergeRule) String() string { return name(mergeNames, int(m)) }
+func (d DType) String() string     { return name(dtypeNames, int(d)) }
+func (a Apply) String() string     { return name(applyNames, int(a)) }
+
+// Size returns the bytes of an element; 1 for auto.
+func (d DType) Size() int { return dtypeSizes[d] }
+
+// ParseMode reads a consistency mode; the error lists the known ones.
+func ParseMode(s string) (Mode, error) { v, err := parse("mode", modeNames, s); return Mode(v), err }
+
+// ParseMerge reads a merge rule; the error lists the known ones.
+func ParseMerge(s string) (MergeRule, error) {
+	v, err := parse("merge rule", mergeNames, s)
+	return MergeRule(v), err
+}
+
+// ParseDType reads an element type; the error lists the known ones.
+func ParseDType(s string) (DType, error) {
+	v, err := parse("dtype", dtypeNames, s)
+	return DType(v), err
+}
+
+// ParseApply reads an apply policy; the error lists the known ones.
+func ParseApply(s string) (Apply, error) {
+	v, err := parse("apply policy", applyNames, s)
+	return Apply(v), err
+}
+
+// Valid reports whether every field of s is one this version knows.
+func (s Spec) Valid() bool {
+	return int(s.Mode) < len(modeNames) && int(s.Merge) < len(mergeNames) && int(s.DType) < len(dtypeNames) &&
+		int(s.Apply) < len(applyNames) && s.Interval >= 0 && s.Interval <= MaxInterval
+}

@@ -1,0 +1,154 @@
+package wire
+
+import "github.com/dsmfs/dsmfs/internal/dsm"
+
+// The data plane between the replica of an area on one node and the home of
+// its extents on another (or the same) node:
+//
+//	replica                                   home
+//	   | Subscribe (extents, versions) ------->|  what does the replica lack?
+//	   |<------------------------ Subscribed   |  which pages it lacks
+//	   |<----------------------------- Push    |  those pages, newest bytes, once
+//	   | PushAck ----------------------------->|  room for the next Push of the extent
+//	   | Fetch (pages) ----------------------->|  a program waits for these
+//	   |<----------------------------- Push    |
+//	   | Publish (delta, seq) ---------------->|  merge, version, push to the others
+//	   |<----------------------- PublishAck    |
+//	   | Acquire ----------------------------->|  push all that the replica lacks
+//	   |<------------------- Push ... Acquired |
+//	   | Unsubscribe ------------------------->|
+//
+// and between the old and the new home of a slot:
+//
+//	old home                                  new home
+//	   | HandoverExtent ... HandoverDone ----->|  then SlotsReady in the catalog
+//
+// Every message names the area's generation and the sender's epoch.
+
+// Stamp says under which catalog state a message was made.
+type Stamp struct {
+	Area  dsm.AreaID
+	Gen   dsm.Generation // the receiver refuses an older one than its own
+	Rev   dsm.Generation // the receiver first applies the catalog up to here
+	Epoch dsm.Epoch      // likewise; and refuses those from before the slot moved
+}
+
+// ExtentVersion says that all changes to the extent up to Version are known.
+type ExtentVersion struct {
+	Extent  dsm.ExtentIndex
+	Version dsm.Version
+}
+
+// ExtentPages names pages of an extent.
+type ExtentPages struct {
+	Extent dsm.ExtentIndex
+	Pages  dsm.PageSet
+}
+
+// Subscribe asks for a stream of the updates of the extents, newer than the
+// versions; with no extents it only changes Hold.
+type Subscribe struct {
+	Stamp
+	Round   uint64
+	Hold    bool // push only when asked by Acquire or Fetch
+	Extents []ExtentVersion
+}
+
+// Subscribed answers Subscribe: the pages that the subscriber lacks. Pages of
+// the asked extents that are not listed are up to date (or still all zero).
+type Subscribed struct {
+	Stamp
+	Round uint64
+	Lacks []ExtentPages
+	Full  []dsm.ExtentIndex // every asked extent
+}
+
+// Unsubscribe ends the stream for the area.
+type Unsubscribe struct{ Stamp }
+
+// Fetch asks for pages at once.
+type Fetch struct {
+	Stamp
+	Extent dsm.ExtentIndex
+	Pages  dsm.PageSet
+}
+
+// Push carries the newest bytes of pages. The payload is the pages in order,
+// less those in Zero.
+type Push struct {
+	Stamp
+	Extent   dsm.ExtentIndex
+	ID       uint64 // for PushAck
+	Version  dsm.Version
+	Contains dsm.Seq // the receiver's own publishes up to here are in the bytes
+	Complete bool    // after it the receiver knows the extent up to Version
+	Pages    dsm.PageSet
+	Zero     dsm.PageSet
+}
+
+// PushAck says that the Push was merged.
+type PushAck struct {
+	Stamp
+	Extent dsm.ExtentIndex
+	ID     uint64
+}
+
+// Publish carries changed elements of one extent: Index says which (see
+// pages.Delta), the payload holds the values (last) or differences (sum).
+type Publish struct {
+	Stamp
+	Extent  dsm.ExtentIndex
+	Seq     dsm.Seq
+	Pages   dsm.PageSet
+	Inexact dsm.PageSet // pages whose result the publisher wants back: rounding
+	Index   []byte
+}
+
+// PublishAck says that the publish is merged as Version. Complete: the
+// publisher then knows the extent up to Version. Stale: refused because the generation is
+// old; the publisher makes it anew.
+type PublishAck struct {
+	Stamp
+	Extent   dsm.ExtentIndex
+	Seq      dsm.Seq
+	Version  dsm.Version
+	Complete bool
+	Stale    bool
+}
+
+// Acquire asks for everything that the sender lacks of the area's extents that
+// the receiver is the home of.
+type Acquire struct {
+	Stamp
+	Round uint64
+}
+
+// Acquired follows the pushes that Acquire asked for.
+type Acquired struct {
+	Stamp
+	Round uint64
+}
+
+// HandoverExtent carries the state of an extent to its new home. The payload is
+// the pages of Pages in order.
+type HandoverExtent struct {
+	Stamp
+	Slot     dsm.Slot
+	Extent   dsm.ExtentIndex
+	Version  dsm.Version
+	Pages    dsm.PageSet
+	Versions []dsm.Version // of the pages of Pages, in order
+	Writers  []WriterSeq
+}
+
+// WriterSeq says that the publishes of Node up to Seq are merged.
+type WriterSeq struct {
+	Node dsm.NodeID
+	Seq  dsm.Seq
+}
+
+// HandoverDone says that all extents of the slots were sent.
+type HandoverDone struct {
+	Epoch dsm.Epoch
+	Slots []dsm.Slot
+}
