@@ -21,7 +21,9 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 // and between the old and the new home of a slot:
 //
 //	old home                                  new home
-//	   | HandoverExtent ... HandoverDone ----->|  then SlotsReady in the catalog
+//	   | HandoverExtent ---------------------->|
+//	   |<------------------------ HandoverAck  |  room for the next extent
+//	   | HandoverDone ------------------------>|  then SlotsReady in the catalog
 //
 // Every message names the area's generation and the sender's epoch.
 
@@ -86,22 +88,23 @@ type Push struct {
 	Zero     dsm.PageSet
 }
 
-// PushAck says that the Push was merged.
+// PushAck says that the Push was merged, but for the pages in Declined: those
+// reached a program outside its sync call and stay lacking.
 type PushAck struct {
 	Stamp
-	Extent dsm.ExtentIndex
-	ID     uint64
+	Extent   dsm.ExtentIndex
+	ID       uint64
+	Declined dsm.PageSet
 }
 
 // Publish carries changed elements of one extent: Index says which (see
 // pages.Delta), the payload holds the values (last) or differences (sum).
 type Publish struct {
 	Stamp
-	Extent  dsm.ExtentIndex
-	Seq     dsm.Seq
-	Pages   dsm.PageSet
-	Inexact dsm.PageSet // pages whose result the publisher wants back: rounding
-	Index   []byte
+	Extent dsm.ExtentIndex
+	Seq    dsm.Seq
+	Pages  dsm.PageSet
+	Index  []byte
 }
 
 // PublishAck says that the publish is merged as Version. Complete: the
@@ -133,6 +136,7 @@ type Acquired struct {
 // the pages of Pages in order.
 type HandoverExtent struct {
 	Stamp
+	ID       uint64
 	Slot     dsm.Slot
 	Extent   dsm.ExtentIndex
 	Version  dsm.Version
@@ -151,4 +155,28 @@ type WriterSeq struct {
 type HandoverDone struct {
 	Epoch dsm.Epoch
 	Slots []dsm.Slot
+}
+
+// HandoverAck says that the HandoverExtent is installed; or, if Stale, that it
+// was made before the area was shrunk or its rules changed: the sender applies the catalog up to Rev and
+// sends the extent again.
+type HandoverAck struct {
+	ID    uint64
+	Stale bool
+	Rev   dsm.Generation
+}
+
+// Inquire asks a home what it knows of an area; Inquired answers.
+type Inquire struct {
+	Stamp
+	Round uint64
+}
+
+// Inquired is the newest version among the area's extents homed at the sender,
+// and who is subscribed to them.
+type Inquired struct {
+	Stamp
+	Round       uint64
+	Version     dsm.Version
+	Subscribers []dsm.NodeID
 }

@@ -1,0 +1,83 @@
+package wire
+
+import "github.com/dsmfs/dsmfs/internal/dsm"
+
+// The control plane: requests of one node's catalog to another's.
+//
+//	node                                      leader of the catalog
+//	   | Propose (command) ------------------->|  append it to the log
+//	   |<-------------------------- Proposed   |  (it is done when the node applies it)
+//	   | ReadIndex --------------------------->|  am I still the leader?
+//	   |                  Probe to the voters  |
+//	   |<------------------------- ReadIndexed |  read your replica once it is there
+//	   | Leave ------------------------------->|  after its last slot is handed over
+//	   |<-------------------------------- Left |
+//
+//	new node            any node              leader
+//	   | Join ------------>| Join ------------>|
+//	   |                   |   Probe to the new node: can the cluster reach it?
+//	   |<----------- Joined|<----------- Joined|
+//
+// All but the first Join are sent to one node, not to whoever is at its address.
+
+// JoinProtocol is the version of the commands and snapshots of the catalog. All
+// members of a cluster speak the same one.
+const JoinProtocol = 1
+
+// Join asks to make Member a member of the cluster.
+type Join struct {
+	Protocol  uint32
+	Member    dsm.Member
+	Forwarded bool // by a member, to the one it believes to lead
+}
+
+// Joined says that the sender of Join is a member now.
+type Joined struct{ Cluster dsm.ClusterID }
+
+// Propose asks the leader to append a command.
+type Propose struct{ Command []byte }
+
+// Proposed says that the command is on its way. It may still get lost with the
+// leader; the proposer sends it again until it has applied it.
+type Proposed struct{}
+
+// ReadIndex asks up to where a replica must have applied the log to serve a
+// read that begins now. Term is the sender's term of raft: if the sender votes, that
+// is its word that no later leader had its vote when it asked.
+type ReadIndex struct {
+	From dsm.NodeID
+	Term uint64
+}
+
+// ReadIndexed answers ReadIndex.
+type ReadIndexed struct{ Index uint64 }
+
+// Probe asks a node how it is.
+type Probe struct{}
+
+// Probed answers Probe: the node's term of raft and what it has applied.
+type Probed struct {
+	Term    uint64
+	Applied uint64
+}
+
+// Leave asks to remove Node, which has no slots any more, from the members.
+type Leave struct{ Node dsm.NodeID }
+
+// Left says that the node is not a member any more, nor has a vote.
+type Left struct{}
+
+// controlMessages are the requests and replies of the control lane with their
+// permanent numbers, from 100 on.
+var controlMessages = map[uint16]any{
+	100: Join{},
+	101: Joined{},
+	102: Propose{},
+	103: Proposed{},
+	104: ReadIndex{},
+	105: ReadIndexed{},
+	106: Probe{},
+	107: Probed{},
+	108: Leave{},
+	109: Left{},
+}

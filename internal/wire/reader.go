@@ -1,0 +1,87 @@
+package wire
+
+import (
+	"bufio"
+	"io"
+	"reflect"
+)
+
+// readBuffer is the size of a Reader's buffer. Payloads larger than what of
+// them is already buffered are read straight into their own memory.
+const readBuffer = 64 << 10
+
+// Reader reads the frames of one connection. It is for one goroutine.
+type Reader struct {
+	r *bufio.Reader
+}
+
+// NewReader returns a Reader that reads ahead on r.
+func NewReader(r io.Reader) *Reader {
+	return &Reader{r: bufio.NewReaderSize(r, readBuffer)}
+}
+
+// Read reads the next frame. The error is io.EOF if the stream ended between
+// two frames, has kind Corrupt if the bytes are no frame, and else says
+// what the connection said. After an error the stream is of no further use.
+func (r *Reader) Read() (*Frame, error) {
+	h, err := r.header()
+	if err != nil {
+		return nil, err
+	}
+	f := &Frame{Req: h.req, Reply: h.reply, Msg: reflect.New(h.kind.typ).Interface()}
+	if err := r.message(h, f.Msg); err != nil {
+		return nil, err
+	}
+	if h.payload > 0 {
+		f.Payload = Alloc(h.payload)
+		if _, err := io.ReadFull(r.r, f.Payload); err != nil {
+			f.Release()
+			return nil, cut(err)
+		}
+	}
+	return f, nil
+}
+
+func (r *Reader) header() (header, error) {
+	b, err := r.r.Peek(headerSize)
+	if err != nil {
+		if len(b) > 0 {
+			err = cut(err)
+		}
+		return header{}, err
+	}
+	h, err := parseHeader(b)
+	if err == nil {
+		_, err = r.r.Discard(headerSize)
+	}
+	return h, err
+}
+
+// message decodes the message into m: in the buffer if it fits in there.
+func (r *Reader) message(h header, m any) error {
+	if h.message <= readBuffer {
+		b, err := r.r.Peek(h.message)
+		if err != nil {
+			return cut(err)
+		}
+		if err := decodeMessage(b, m, h.kind); err != nil {
+			return err
+		}
+		_, err = r.r.Discard(h.message)
+		return err
+	}
+	b := Alloc(h.message)
+	defer Free(b)
+	if _, err := io.ReadFull(r.r, b); err != nil {
+		return cut(err)
+	}
+	return decodeMessage(b, m, h.kind)
+}
+
+// cut names the end of the stream within a frame.
+func cut(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
