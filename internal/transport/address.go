@@ -1,0 +1,102 @@
+package transport
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// NodeAddr names a node together with its address: "id@host:port". A
+// connection to it is refused by every other node at that address, such as a
+// later incarnation of the same machine. Raft wants its servers named so: an
+// incarnation that forgot its log must not answer for the one that had it.
+func NodeAddr(id dsm.NodeID, addr string) string { return id.String() + "@" + addr }
+
+// SplitNodeAddr takes a NodeAddr apart; the id of a plain host:port is 0.
+func SplitNodeAddr(s string) (dsm.NodeID, string, error) {
+	before, addr, ok := strings.Cut(s, "@")
+	if !ok {
+		return 0, s, nil
+	}
+	id, err := dsm.ParseNodeID(before)
+	if err != nil {
+		return 0, "", errs.E(errs.Invalid, "address", "%w", err)
+	}
+	return id, addr, nil
+}
+
+// bind opens the TCP and the UDP socket on one port.
+func bind(listen string) (net.Listener, *net.UDPConn, error) {
+	host, port, err := net.SplitHostPort(listen)
+	if err != nil {
+		return nil, nil, errs.E(errs.Invalid, "listen", "address %q: want HOST:PORT", listen)
+	}
+	const attempts = 32 // of ports that the kernel picked for TCP and that UDP has taken
+	for i := 1; ; i++ {
+		l, err := net.Listen("tcp", net.JoinHostPort(host, port))
+		if err != nil {
+			return nil, nil, errs.E(errs.Other, "listen", "%w", err)
+		}
+		at := net.JoinHostPort(host, strconv.Itoa(l.Addr().(*net.TCPAddr).Port))
+		ua, err := net.ResolveUDPAddr("udp", at)
+		if err == nil {
+			var u *net.UDPConn
+			if u, err = net.ListenUDP("udp", ua); err == nil {
+				return l, u, nil
+			}
+		}
+		l.Close()
+		if port != "0" || i == attempts {
+			return nil, nil, errs.E(errs.Other, "listen", "%w", err)
+		}
+	}
+}
+
+// advertised returns the address for others to use, given the bound one.
+func advertised(advertise string, bound *net.TCPAddr) (string, error) {
+	port := strconv.Itoa(bound.Port)
+	if advertise != "" {
+		if _, _, err := net.SplitHostPort(advertise); err == nil {
+			return advertise, nil
+		}
+		if strings.Contains(advertise, ":") && net.ParseIP(advertise) == nil {
+			return "", errs.E(errs.Invalid, "advertise", "address %q: want HOST or HOST:PORT", advertise)
+		}
+		return net.JoinHostPort(advertise, port), nil
+	}
+	if !bound.IP.IsUnspecified() {
+		return net.JoinHostPort(bound.IP.String(), port), nil
+	}
+	ip, err := machineIP()
+	if err != nil {
+		return "", err
+	}
+	return net.JoinHostPort(ip.String(), port), nil
+}
+
+// machineIP returns the first IPv4, else IPv6, address of this machine that
+// others can reach, else the loopback address.
+func machineIP() (net.IP, error) {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, errs.E(errs.Other, "advertise", "%w", fmt.Errorf("addresses of this machine: %w", err))
+	}
+	best := net.IPv4(127, 0, 0, 1)
+	for _, a := range addrs {
+		n, ok := a.(*net.IPNet)
+		if !ok || !n.IP.IsGlobalUnicast() {
+			continue
+		}
+		if n.IP.To4() != nil {
+			return n.IP, nil
+		}
+		if best.IsLoopback() {
+			best = n.IP
+		}
+	}
+	return best, nil
+}

@@ -1,0 +1,149 @@
+package transport
+
+import (
+	"net"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+const (
+	// copyPayload is the largest payload that is copied behind its header rather
+	// than written from where it lies: cheaper than one more element of the writev.
+	copyPayload = 8 << 10
+	// chunkBytes is how much is written under one deadline, so that a slow link
+	// does not break a session that makes progress.
+	chunkBytes = 512 << 10
+	// chunkParts bounds the elements of one writev; IOV_MAX is 1024.
+	chunkParts = 256
+	// keepHeads is the most memory for headers that an idle queue keeps.
+	keepHeads = 1 << 20
+)
+
+// batch is frames that wait to be written, in order: their headers and small
+// payloads in one piece of memory, large payloads where the sender has them.
+type batch struct {
+	heads  []byte
+	cuts   []cut
+	frames int
+	bytes  int
+}
+
+// cut says that payload goes between heads[:at] and heads[at:].
+type cut struct {
+	at      int
+	payload [][]byte
+}
+
+// add appends the frame of m. On error the batch is as before.
+func (b *batch) add(m any, payload [][]byte) error {
+	n := 0
+	for _, p := range payload {
+		n += len(p)
+	}
+	before := len(b.heads)
+	heads, err := wire.Append(b.heads, m, 0, false, n)
+	b.heads = heads
+	if err != nil {
+		return err
+	}
+	switch {
+	case n == 0:
+	case n <= copyPayload:
+		for _, p := range payload {
+			b.heads = append(b.heads, p...)
+		}
+	default:
+		b.cuts = append(b.cuts, cut{at: len(b.heads), payload: payload})
+		b.bytes += n
+	}
+	b.frames++
+	b.bytes += len(b.heads) - before
+	return nil
+}
+
+// reset empties the batch and lets go of the payloads.
+func (b *batch) reset() {
+	clear(b.cuts)
+	b.cuts = b.cuts[:0]
+	b.heads = b.heads[:0]
+	if cap(b.heads) > keepHeads {
+		b.heads = nil
+	}
+	b.frames, b.bytes = 0, 0
+}
+
+// chunker writes batches to a connection.
+type chunker struct {
+	conn    net.Conn
+	timeout time.Duration
+	wrote   func(bytes int) // called after each chunk
+	armed   time.Time       // when the deadline was last set
+	parts   net.Buffers
+	bytes   int
+}
+
+// write writes all of b.
+func (c *chunker) write(b *batch) error {
+	from := 0
+	for i := range b.cuts {
+		if err := c.put(b.heads[from:b.cuts[i].at]); err != nil {
+			return err
+		}
+		from = b.cuts[i].at
+		for _, p := range b.cuts[i].payload {
+			if err := c.put(p); err != nil {
+				return err
+			}
+		}
+	}
+	if err := c.put(b.heads[from:]); err != nil {
+		return err
+	}
+	return c.flush()
+}
+
+// put adds p to the chunk, and writes the chunk whenever it is full.
+func (c *chunker) put(p []byte) error {
+	for len(p) > 0 {
+		n := min(len(p), chunkBytes-c.bytes)
+		c.parts = append(c.parts, p[:n])
+		c.bytes += n
+		p = p[n:]
+		if c.bytes == chunkBytes || len(c.parts) == chunkParts {
+			if err := c.flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// flush writes the chunk.
+func (c *chunker) flush() error {
+	if c.bytes == 0 {
+		return nil
+	}
+	// A tenth of the timeout is near enough, and saves most of the calls.
+	if now := time.Now(); now.Sub(c.armed) > c.timeout/10 {
+		if err := c.conn.SetWriteDeadline(now.Add(c.timeout)); err != nil {
+			return err
+		}
+		c.armed = now
+	}
+	var err error
+	if len(c.parts) == 1 {
+		_, err = c.conn.Write(c.parts[0])
+	} else {
+		parts := c.parts // WriteTo consumes the slice it is called on
+		_, err = parts.WriteTo(c.conn)
+	}
+	n := c.bytes
+	clear(c.parts[:cap(c.parts)])
+	c.parts, c.bytes = c.parts[:0], 0
+	if err != nil {
+		return err
+	}
+	c.wrote(n)
+	return nil
+}

@@ -1,0 +1,220 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// answering returns a node whose OnCall is f.
+func answering(t testing.TB, self dsm.NodeID, f func(ctx context.Context, from dsm.NodeID, id uint64) (any, error)) *node {
+	return newNode(t, self, func(c *Config) {
+		c.OnCall = func(ctx context.Context, from dsm.NodeID, req any) (any, error) {
+			return f(ctx, from, req.(*wire.PushAck).ID)
+		}
+	})
+}
+
+// echo answers with the number that was asked with.
+func echo(_ context.Context, _ dsm.NodeID, id uint64) (any, error) {
+	return &wire.PushAck{ID: id}, nil
+}
+
+func TestCall(t *testing.T) {
+	a := newNode(t, 1, nil)
+	b := answering(t, 2, echo)
+	var wg sync.WaitGroup
+	for i := range uint64(200) {
+		wg.Go(func() {
+			reply, err := a.Call(t.Context(), b.Addr(), &wire.PushAck{ID: i})
+			if err != nil || reply.(*wire.PushAck).ID != i {
+				t.Errorf("call %d: %v, %v", i, reply, err)
+			}
+		})
+	}
+	wg.Wait()
+	if a.mu.Lock(); len(a.conns) != 1 {
+		t.Errorf("%d connections, want one", len(a.conns))
+	}
+	a.mu.Unlock()
+}
+
+// A node that has joined nothing can ask.
+func TestCallOfJoiner(t *testing.T) {
+	a := newNode(t, 1, nil)
+	a.SetCluster(0)
+	b := answering(t, 2, func(_ context.Context, from dsm.NodeID, id uint64) (any, error) {
+		return &wire.PushAck{ID: uint64(from)}, nil
+	})
+	reply, err := a.Call(t.Context(), b.Addr(), &wire.PushAck{})
+	if err != nil || reply.(*wire.PushAck).ID != 1 {
+		t.Fatalf("%v, %v", reply, err)
+	}
+}
+
+func TestCallErrors(t *testing.T) {
+	a := newNode(t, 1, nil)
+	b := answering(t, 2, func(_ context.Context, _ dsm.NodeID, id uint64) (any, error) {
+		switch id {
+		case 1:
+			return nil, &errs.Error{Op: "propose", Kind: errs.NotLeader, Path: "/p"}
+		case 2:
+			return nil, errors.New("plain")
+		case 3:
+			return struct{}{}, nil
+		}
+		return &wire.Publish{Index: make([]byte, 2*wire.MaxMessage)}, nil
+	})
+	silent := newNode(t, 3, nil)
+	closed := newNode(t, 4, nil)
+	closed.Close()
+	other := newNode(t, 5, nil)
+	other.SetCluster(99)
+	for _, c := range []struct {
+		name, addr string
+		id         uint64
+		kind       errs.Kind
+		node       dsm.NodeID
+		text       string
+	}{
+		{"an error", b.Addr(), 1, errs.NotLeader, 2, "propose: /p: node 0000000000000002: not the leader"},
+		{"a plain error", b.Addr(), 2, errs.Other, 2, "plain"},
+		{"an unregistered reply", b.Addr(), 3, errs.Invalid, 2, "not a registered message"},
+		{"a large reply", b.Addr(), 4, errs.TooLarge, 2, "the most is"},
+		{"no handler", silent.Addr(), 1, errs.Unsupported, 3, "answers no requests"},
+		{"nobody", closed.Addr(), 1, errs.Unavailable, 0, "connection refused"},
+		{"another cluster", other.Addr(), 1, errs.Access, 0, "this is cluster"},
+		{"another node", NodeAddr(7, b.Addr()), 1, errs.Unavailable, 7, "node 0000000000000007 is not here, but node 0000000000000002"},
+		{"a bad node", "x@" + b.Addr(), 1, errs.Invalid, 0, "node id"},
+	} {
+		_, err := a.Call(t.Context(), c.addr, &wire.PushAck{ID: c.id})
+		var e *errs.Error
+		if !errs.Is(err, c.kind) || !errors.As(err, &e) || e.Node != c.node || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %v (kind %v), want kind %v of node %v with %q", c.name, err, errs.KindOf(err), c.kind, c.node, c.text)
+		}
+	}
+	if _, err := a.Call(t.Context(), b.Addr(), struct{}{}); !errs.Is(err, errs.Invalid) {
+		t.Errorf("an unregistered request: %v", err)
+	}
+	if reply, err := a.Call(t.Context(), NodeAddr(2, b.Addr()), &wire.PushAck{ID: 1}); !errs.Is(err, errs.NotLeader) {
+		t.Errorf("by node address: %v, %v", reply, err)
+	}
+}
+
+// The handler's context ends when the caller gives up, and when his connection
+// breaks.
+func TestCallCancel(t *testing.T) {
+	began, ended := make(chan uint64, 10), make(chan error, 10)
+	b := answering(t, 2, func(ctx context.Context, _ dsm.NodeID, id uint64) (any, error) {
+		began <- id
+		<-ctx.Done()
+		ended <- ctx.Err()
+		return nil, ctx.Err()
+	})
+	a := newNode(t, 1, nil)
+	for _, c := range []struct {
+		name string
+		end  func(cancel context.CancelFunc)
+		kind errs.Kind
+	}{
+		{"cancelled", func(cancel context.CancelFunc) { cancel() }, errs.Interrupted},
+		{"cut", func(context.CancelFunc) { a.cutAll() }, errs.Unavailable},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		result := make(chan error, 1)
+		go func() {
+			_, err := a.Call(ctx, b.Addr(), &wire.PushAck{})
+			result <- err
+		}()
+		next(t, "request", began)
+		c.end(cancel)
+		if err := next(t, "result", result); !errs.Is(err, c.kind) {
+			t.Errorf("%s: %v, want kind %v", c.name, err, c.kind)
+		}
+		if err := next(t, "end of the handler", ended); err != context.Canceled {
+			t.Errorf("%s: the handler's context: %v", c.name, err)
+		}
+		cancel()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := a.Call(ctx, b.Addr(), &wire.PushAck{}); !errs.Is(err, errs.Timeout) {
+		t.Errorf("deadline: %v", err)
+	}
+}
+
+// After the connection is lost, the next call makes another.
+func TestCallReconnects(t *testing.T) {
+	a, b := newNode(t, 1, nil), answering(t, 2, echo)
+	for i := range uint64(20) {
+		reply, err := a.Call(t.Context(), b.Addr(), &wire.PushAck{ID: i})
+		if err != nil || reply.(*wire.PushAck).ID != i {
+			t.Fatalf("call %d: %v, %v", i, reply, err)
+		}
+		a.cutAll()
+		// The caller notices by itself; a call in between fails as Unavailable.
+		for {
+			_, err := a.Call(t.Context(), b.Addr(), &wire.PushAck{ID: i})
+			if err == nil {
+				break
+			}
+			if !errs.Is(err, errs.Unavailable) {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// Calls on a closed transport, and those under way when it closes, fail.
+func TestCallClosed(t *testing.T) {
+	began := make(chan struct{})
+	b := answering(t, 2, func(ctx context.Context, _ dsm.NodeID, _ uint64) (any, error) {
+		close(began)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	a := newNode(t, 1, nil)
+	result := make(chan error, 1)
+	go func() {
+		_, err := a.Call(t.Context(), b.Addr(), &wire.PushAck{})
+		result <- err
+	}()
+	next(t, "request", began)
+	a.Close()
+	if err := next(t, "result", result); !errs.Is(err, errs.Closed) && !errs.Is(err, errs.Unavailable) {
+		t.Errorf("under way: %v", err)
+	}
+	if _, err := a.Call(t.Context(), b.Addr(), &wire.PushAck{}); !errs.Is(err, errs.Closed) {
+		t.Errorf("afterwards: %v", err)
+	}
+	a.Send(2, &wire.PushAck{}, nil)
+	a.SetPeers(map[dsm.NodeID]string{2: b.Addr()})
+}
+
+// A peer that accepts and says nothing costs a call the hello's timeout, or
+// less if the caller wants.
+func TestCallSilentPeer(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a := newNode(t, 1, func(c *Config) { c.HelloTimeout = 50 * time.Millisecond })
+	if _, err := a.Call(t.Context(), l.Addr().String(), &wire.PushAck{}); !errs.Is(err, errs.Unavailable) {
+		t.Errorf("%v, want unavailable", err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(fmt.Errorf("had enough"))
+	if _, err := a.Call(ctx, l.Addr().String(), &wire.PushAck{}); !errs.Is(err, errs.Interrupted) || !strings.Contains(err.Error(), "had enough") {
+		t.Errorf("%v, want interrupted", err)
+	}
+}

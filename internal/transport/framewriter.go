@@ -1,0 +1,63 @@
+package transport
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// frameWriter writes whole frames of the control lane, one at a time.
+type frameWriter struct {
+	conn    net.Conn
+	timeout time.Duration
+	turn    chan struct{} // holds one token: who has it writes
+	buf     []byte        // of who has the turn
+}
+
+func newFrameWriter(conn net.Conn, timeout time.Duration) *frameWriter {
+	w := &frameWriter{conn: conn, timeout: timeout, turn: make(chan struct{}, 1)}
+	w.turn <- struct{}{}
+	return w
+}
+
+// write writes m. If it fails halfway the connection is closed.
+func (w *frameWriter) write(ctx context.Context, m any, req uint64, reply bool) error {
+	select {
+	case <-w.turn:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { w.turn <- struct{}{} }()
+	b, err := wire.Append(w.buf[:0], m, req, reply, 0)
+	if err != nil {
+		return err
+	}
+	if w.buf = b; cap(b) > copyPayload {
+		w.buf = nil
+	}
+	if err := w.put(ctx, b); err != nil {
+		w.conn.Close()
+		return errs.E(errs.Unavailable, "call", "%w", err)
+	}
+	return nil
+}
+
+// put writes b until the timeout or the end of ctx.
+func (w *frameWriter) put(ctx context.Context, b []byte) error {
+	if err := w.conn.SetWriteDeadline(time.Now().Add(w.timeout)); err != nil {
+		return err
+	}
+	fired := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = w.conn.SetWriteDeadline(time.Unix(1, 0)) // fails only if the connection is closed
+		close(fired)
+	})
+	_, err := w.conn.Write(b)
+	if !stop() {
+		<-fired // lest it hits the next one's deadline
+	}
+	return err
+}

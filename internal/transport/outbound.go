@@ -1,0 +1,179 @@
+package transport
+
+import (
+	"sync"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/invariants"
+)
+
+// outbound is the way to one node: a queue and a goroutine that connects and
+// writes. It lives while SetPeers names the node; one that was never named
+// lives for Config.StrangerWait after its first frame.
+type outbound struct {
+	t    *Transport
+	id   dsm.NodeID
+	flow flow
+	wake chan struct{} // holds one token when there is something new to look at
+
+	mu struct {
+		sync.Mutex
+		addr    string // "" until SetPeers names the node
+		queue   batch
+		writing int  // bytes taken out of the queue and not written yet
+		broken  bool // frames were dropped: the session must end before any other is taken
+		closed  bool // for good
+		live    bool // there is a session
+		// interrupt ends the attempt to connect or the session; nil between them.
+		interrupt func()
+	}
+}
+
+// SetPeers says which nodes the data lane connects to, by their addresses.
+// Sessions with nodes that are not among them any more end.
+func (t *Transport) SetPeers(peers map[dsm.NodeID]string) {
+	var gone []*outbound
+	t.mu.Lock()
+	for id, o := range t.mu.out {
+		if _, ok := peers[id]; !ok && o.named() {
+			delete(t.mu.out, id)
+			gone = append(gone, o)
+		}
+	}
+	for id, addr := range peers {
+		if id == t.cfg.Self || t.mu.closed {
+			continue
+		}
+		if !t.outboundLocked(id).setAddr(addr) {
+			delete(t.mu.out, id) // it gave up this moment
+			t.outboundLocked(id).setAddr(addr)
+		}
+	}
+	t.mu.Unlock()
+	for _, o := range gone {
+		o.close()
+	}
+}
+
+// Send queues a message and its payload for a node. It never blocks and never
+// calls back. The message is encoded before Send returns. The payload's bytes
+// must never change from then on: they may be read until the session ends.
+//
+// A message that cannot be encoded is a bug of the caller: it is logged and lost.
+func (t *Transport) Send(to dsm.NodeID, m any, payload [][]byte) {
+	if to == t.cfg.Self || to == 0 {
+		invariants.Check(false, "%T sent to %v by itself", m, to)
+		t.cfg.Log.Error("message to no other node dropped", "to", to)
+		return
+	}
+	for {
+		t.mu.Lock()
+		if t.mu.closed {
+			t.mu.Unlock()
+			return
+		}
+		o := t.outboundLocked(to)
+		t.mu.Unlock()
+		if o.send(m, payload) {
+			return
+		}
+		// o was closed since: there is a new one by now, or will be.
+		t.forget(o)
+	}
+}
+
+// outboundLocked returns the way to the node, making it if there is none.
+func (t *Transport) outboundLocked(id dsm.NodeID) *outbound {
+	o := t.mu.out[id]
+	if o == nil {
+		o = &outbound{t: t, id: id, wake: make(chan struct{}, 1)}
+		t.mu.out[id] = o
+		t.wg.Go(o.run)
+	}
+	return o
+}
+
+// forget removes a closed outbound.
+func (t *Transport) forget(o *outbound) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.out[o.id] == o {
+		delete(t.mu.out, o.id)
+	}
+}
+
+func (o *outbound) named() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.mu.addr != ""
+}
+
+// setAddr returns false if o is closed.
+func (o *outbound) setAddr(addr string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.mu.addr != addr {
+		o.mu.addr = addr
+		o.poke()
+	}
+	return !o.mu.closed
+}
+
+// load returns the bytes that wait, and whether there is a session.
+func (o *outbound) load() (int, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.mu.queue.bytes + o.mu.writing, o.mu.live
+}
+
+// poke makes the goroutine look again.
+func (o *outbound) poke() {
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+// send queues a frame. It returns false if o is closed.
+func (o *outbound) send(m any, payload [][]byte) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.mu.closed {
+		return false
+	}
+	if o.mu.broken {
+		return true
+	}
+	if err := o.mu.queue.add(m, payload); err != nil {
+		invariants.Check(false, "send to %v: %v", o.id, err)
+		o.t.cfg.Log.Error("message lost", "peer", o.id, "err", err)
+		return true
+	}
+	if waiting := o.mu.queue.bytes + o.mu.writing; waiting > o.t.cfg.QueueBytes {
+		o.t.cfg.Log.Warn("session broken: the peer takes too little", "peer", o.id, "waiting", waiting)
+		o.breakLocked()
+		return true
+	}
+	if o.mu.queue.frames == 1 {
+		o.poke()
+	}
+	return true
+}
+
+// breakLocked drops what is queued and ends the session.
+func (o *outbound) breakLocked() {
+	o.mu.broken = true
+	o.mu.queue.reset()
+	if o.mu.interrupt != nil {
+		o.mu.interrupt()
+	}
+	o.poke()
+}
+
+// close ends o for good.
+func (o *outbound) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.mu.closed = true
+	o.breakLocked()
+}

@@ -1,0 +1,46 @@
+package transport
+
+import (
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+)
+
+// refusals logs refused connections, each remote host at most once a minute:
+// a port scanner must not fill the log.
+type refusals struct {
+	mu struct {
+		sync.Mutex
+		last map[string]time.Time
+	}
+}
+
+const (
+	refusalPause = time.Minute
+	refusalHosts = 1024 // remembered at most
+)
+
+func (r *refusals) log(log *slog.Logger, remote net.Addr, why error) {
+	host, _, err := net.SplitHostPort(remote.String())
+	if err != nil {
+		host = remote.String()
+	}
+	if r.due(host, time.Now()) {
+		log.Warn("connection refused", "remote", remote, "err", why)
+	}
+}
+
+// due reports whether the host was not logged within the last minute.
+func (r *refusals) due(host string, now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if last, ok := r.mu.last[host]; ok && now.Sub(last) < refusalPause {
+		return false
+	}
+	if r.mu.last == nil || len(r.mu.last) >= refusalHosts {
+		r.mu.last = make(map[string]time.Time)
+	}
+	r.mu.last[host] = now
+	return true
+}

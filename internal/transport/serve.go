@@ -1,0 +1,105 @@
+package transport
+
+import (
+	"context"
+	"net"
+	"sync"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// maxRequests bounds the requests of one control connection that are under way;
+// further ones wait in the socket.
+const maxRequests = 1024
+
+// requests are those of one control connection that are under way.
+type requests struct {
+	mu struct {
+		sync.Mutex
+		cancel map[uint64]context.CancelFunc
+	}
+}
+
+// serve answers the requests of one control connection until it ends.
+func (t *Transport) serve(from dsm.NodeID, conn net.Conn) {
+	ctx, cancel := context.WithCancel(t.ctx)
+	var handlers sync.WaitGroup
+	defer handlers.Wait()
+	defer t.drop(conn)
+	defer cancel()
+
+	out := newFrameWriter(conn, t.cfg.WriteTimeout)
+	room := make(chan struct{}, maxRequests)
+	var under requests
+	under.mu.cancel = make(map[uint64]context.CancelFunc)
+	r := wire.NewReader(conn)
+	for {
+		f, err := r.Read()
+		if err == nil && (f.Reply || f.Req == 0) {
+			err = errs.E(errs.Corrupt, "serve", "%T is no request", f.Msg)
+		}
+		if err != nil {
+			if errs.Is(err, errs.Corrupt) {
+				t.counts.bad.Add(1)
+				t.cfg.Log.Warn("control connection closed", "peer", from, "err", err)
+			}
+			return
+		}
+		f.Release()
+		if _, ok := f.Msg.(*wire.Cancel); ok {
+			under.end(f.Req)
+			continue
+		}
+		select {
+		case room <- struct{}{}:
+		case <-t.ctx.Done():
+			return
+		}
+		ctx := under.begin(ctx, f.Req)
+		handlers.Go(func() {
+			reply := t.handle(ctx, from, f.Msg)
+			under.end(f.Req)
+			if err := out.write(t.ctx, reply, f.Req, true); err != nil && !errs.Is(err, errs.Unavailable) {
+				// The reply itself is to blame, not the connection.
+				_ = out.write(t.ctx, wire.FailureOf(err, t.cfg.Self), f.Req, true)
+			}
+			<-room
+		})
+	}
+}
+
+// handle returns the answer to one request, a Failure if it failed.
+func (t *Transport) handle(ctx context.Context, from dsm.NodeID, req any) any {
+	if t.cfg.OnCall == nil {
+		return wire.FailureOf(errs.E(errs.Unsupported, "call", "this node answers no requests"), t.cfg.Self)
+	}
+	reply, err := t.cfg.OnCall(ctx, from, req)
+	if err != nil {
+		return wire.FailureOf(err, t.cfg.Self)
+	}
+	return reply
+}
+
+// begin returns the context of a request.
+func (r *requests) begin(ctx context.Context, id uint64) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if before := r.mu.cancel[id]; before != nil {
+		before() // an id used twice: the other side's bug, at its own cost
+	}
+	r.mu.cancel[id] = cancel
+	return ctx
+}
+
+// end ends the context of a request; it may have ended before.
+func (r *requests) end(id uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if cancel := r.mu.cancel[id]; cancel != nil {
+		cancel()
+		delete(r.mu.cancel, id)
+	}
+}

@@ -1,0 +1,201 @@
+package transport
+
+import (
+	"context"
+	"math/rand/v2"
+	"net"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// run connects and writes until o is closed.
+func (o *outbound) run() {
+	defer o.t.forget(o)
+	pause := o.t.cfg.RedialMin
+	for {
+		addr, ok := o.address()
+		if !ok {
+			return
+		}
+		conn, err := o.connect(addr)
+		if err != nil {
+			o.t.cfg.Log.Debug("connect", "peer", o.id, "addr", addr, "err", err)
+			o.settle(false)
+			o.sleep(pause/2 + rand.N(pause))
+			pause = min(2*pause, o.t.cfg.RedialMax)
+			continue
+		}
+		pause = o.t.cfg.RedialMin
+		err = o.session(conn)
+		o.t.drop(conn)
+		if o.t.ctx.Err() != nil {
+			return
+		}
+		o.t.cfg.Log.Info("session ended", "peer", o.id, "err", err)
+		if !o.settle(true) {
+			return
+		}
+	}
+}
+
+// address waits until there is an address to connect to. It returns false when
+// o is closed, or nobody named the node for too long.
+func (o *outbound) address() (string, bool) {
+	stranger := time.NewTimer(o.t.cfg.StrangerWait)
+	defer stranger.Stop()
+	for {
+		o.mu.Lock()
+		addr, closed, broken := o.mu.addr, o.mu.closed, o.mu.broken
+		o.mu.Unlock()
+		if broken && !o.settle(false) || closed {
+			return "", false
+		}
+		if addr != "" {
+			return addr, true
+		}
+		select {
+		case <-o.wake:
+		case <-stranger.C:
+			o.giveUp()
+		}
+	}
+}
+
+// giveUp closes o if it still has no address.
+func (o *outbound) giveUp() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.mu.addr == "" {
+		o.mu.closed = true
+		o.breakLocked()
+	}
+}
+
+// settle ends what a break began: it drops what is left of the session, tells
+// of the reset if there was a session or frames were dropped, and lets Send
+// queue again. It returns false if o is closed.
+func (o *outbound) settle(session bool) bool {
+	o.mu.Lock()
+	closed, told := o.mu.closed, session || o.mu.broken
+	if told {
+		o.mu.queue.reset()
+		o.mu.writing = 0
+		o.mu.broken = false
+	}
+	o.mu.Unlock()
+	if told && o.t.ctx.Err() == nil {
+		o.flow.resets.Add(1)
+		o.t.cfg.OnReset(o.id)
+	}
+	return !closed
+}
+
+// interruptible runs f, which a break ends by calling interrupt. If o is
+// already broken f does not run.
+func (o *outbound) interruptible(interrupt func(), f func()) bool {
+	o.mu.Lock()
+	if o.mu.broken || o.mu.closed {
+		o.mu.Unlock()
+		return false
+	}
+	o.mu.interrupt = interrupt
+	o.mu.Unlock()
+	f()
+	o.mu.Lock()
+	o.mu.interrupt = nil
+	o.mu.Unlock()
+	return true
+}
+
+// connect makes one attempt.
+func (o *outbound) connect(addr string) (conn net.Conn, err error) {
+	ctx, cancel := context.WithCancel(o.t.ctx)
+	defer cancel()
+	if !o.interruptible(cancel, func() { conn, _, err = o.t.dial(ctx, laneData, o.id, addr) }) {
+		return nil, errs.E(errs.Closed, "connect", "")
+	}
+	return conn, err
+}
+
+// sleep waits, unless o is closed meanwhile.
+func (o *outbound) sleep(d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			return
+		case <-o.wake:
+			o.mu.Lock()
+			closed := o.mu.closed
+			o.mu.Unlock()
+			if closed {
+				return
+			}
+		}
+	}
+}
+
+// session writes what is queued to conn until that fails, the other side
+// closes, or o breaks. It returns why.
+func (o *outbound) session(conn net.Conn) (err error) {
+	ended := make(chan error, 1)
+	o.t.wg.Go(func() {
+		// Nothing comes this way but the end: without reading, the loss of the
+		// last frames before it would go unnoticed until the next one.
+		_, err := conn.Read(make([]byte, 1))
+		if err == nil {
+			err = errs.E(errs.Corrupt, "session", "bytes on the way back")
+		}
+		conn.Close()
+		ended <- err
+	})
+	if !o.interruptible(func() { conn.Close() }, func() { err = o.write(conn, ended) }) {
+		conn.Close()
+		err = errs.E(errs.Closed, "session", "")
+	}
+	return err
+}
+
+// write writes until something fails.
+func (o *outbound) write(conn net.Conn, ended <-chan error) error {
+	o.mu.Lock()
+	o.mu.live = true
+	o.mu.Unlock()
+	defer func() {
+		o.mu.Lock()
+		o.mu.live = false
+		o.mu.Unlock()
+	}()
+	var b batch
+	w := chunker{conn: conn, timeout: o.t.cfg.WriteTimeout, wrote: func(n int) {
+		o.flow.bytes.Add(uint64(n))
+		o.mu.Lock()
+		o.mu.writing -= n
+		o.mu.Unlock()
+	}}
+	for {
+		o.mu.Lock()
+		broken := o.mu.broken
+		b, o.mu.queue = o.mu.queue, b
+		o.mu.writing = b.bytes
+		o.mu.Unlock()
+		if broken {
+			return errs.E(errs.Closed, "session", "")
+		}
+		if b.frames == 0 {
+			select {
+			case <-o.wake:
+			case err := <-ended:
+				return err
+			}
+			continue
+		}
+		if err := w.write(&b); err != nil {
+			return err
+		}
+		o.flow.frames.Add(uint64(b.frames))
+		b.reset()
+	}
+}

@@ -1,0 +1,112 @@
+package transport
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// Streams is a lane of byte streams: what raft's StreamLayer and the stream half of
+// gossip want. Connections are refused until Accept was called once.
+type Streams struct {
+	t        *Transport
+	lane     lane
+	incoming chan net.Conn
+	done     chan struct{}
+
+	mu struct {
+		sync.Mutex
+		open, closed bool
+	}
+}
+
+func newStreams(t *Transport, l lane) *Streams {
+	return &Streams{t: t, lane: l, incoming: make(chan net.Conn, 16), done: make(chan struct{})}
+}
+
+// RaftLayer returns the byte streams of the consensus.
+func (t *Transport) RaftLayer() *Streams { return t.raft }
+
+// Accept waits for a connection of another node.
+func (s *Streams) Accept() (net.Conn, error) {
+	s.mu.Lock()
+	s.mu.open = true
+	s.mu.Unlock()
+	select {
+	case c := <-s.incoming:
+		return &stream{Conn: c, t: s.t}, nil
+	case <-s.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// Dial connects to the same lane of another node. The raft lane wants a
+// NodeAddr: see there.
+func (s *Streams) Dial(addr string, timeout time.Duration) (net.Conn, error) {
+	if id, _, err := SplitNodeAddr(addr); err == nil && id == 0 && s.lane == laneRaft {
+		return nil, errs.E(errs.Invalid, "connect", "raft server address %q names no node: want one of NodeAddr", addr)
+	}
+	if timeout <= 0 {
+		timeout = s.t.cfg.HelloTimeout
+	}
+	ctx, cancel := context.WithTimeout(s.t.ctx, timeout)
+	defer cancel()
+	c, _, err := s.t.dial(ctx, s.lane, 0, addr)
+	if err != nil {
+		return nil, err
+	}
+	return &stream{Conn: c, t: s.t}, nil
+}
+
+// Addr returns the NodeAddr of this node.
+func (s *Streams) Addr() net.Addr { return streamAddr(NodeAddr(s.t.cfg.Self, s.t.addr)) }
+
+// Close ends Accept; connections that were accepted or dialed stay open until
+// they or the transport are closed.
+func (s *Streams) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closed {
+		return nil
+	}
+	s.mu.closed, s.mu.open = true, false
+	close(s.done)
+	return nil
+}
+
+// open reports whether somebody accepts.
+func (s *Streams) open() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.open
+}
+
+// deliver hands an incoming connection to Accept.
+func (s *Streams) deliver(c net.Conn) {
+	select {
+	case s.incoming <- c:
+	case <-s.done:
+		s.t.drop(c)
+	case <-s.t.ctx.Done():
+		s.t.drop(c)
+	}
+}
+
+// stream is a connection that its user closes, or Transport.Close.
+type stream struct {
+	net.Conn
+	t *Transport
+}
+
+func (s *stream) Close() error {
+	s.t.drop(s.Conn)
+	return nil
+}
+
+type streamAddr string
+
+func (a streamAddr) Network() string { return "tcp" }
+func (a streamAddr) String() string  { return string(a) }

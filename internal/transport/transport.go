@@ -1,0 +1,244 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// Transport is the sockets of one node and all its connections.
+type Transport struct {
+	cfg     Config
+	addr    string
+	tcp     net.Listener
+	udp     *net.UDPConn
+	cluster atomic.Uint64 // dsm.ClusterID
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // every goroutine of the transport
+
+	raft    *Streams
+	gossip  *Gossip
+	counts  counts
+	refused refusals
+
+	mu struct {
+		sync.Mutex
+		closed  bool
+		conns   map[net.Conn]struct{} // open ones, so that Close can close them
+		out     map[dsm.NodeID]*outbound
+		in      map[dsm.NodeID]*inbound
+		callers map[string]*caller
+	}
+}
+
+// Listen opens the sockets and starts to accept. Until SetCluster only the
+// control lane works.
+func Listen(cfg Config) (*Transport, error) {
+	cfg = cfg.withDefaults()
+	if cfg.Self == 0 {
+		return nil, errs.E(errs.Invalid, "listen", "the node has no id")
+	}
+	l, u, err := bind(cfg.Listen)
+	if err != nil {
+		return nil, err
+	}
+	addr, err := advertised(cfg.Advertise, l.Addr().(*net.TCPAddr))
+	if err != nil {
+		l.Close()
+		u.Close()
+		return nil, err
+	}
+	t := &Transport{cfg: cfg, addr: addr, tcp: l, udp: u}
+	t.ctx, t.cancel = context.WithCancel(context.Background())
+	t.mu.conns = make(map[net.Conn]struct{})
+	t.mu.out = make(map[dsm.NodeID]*outbound)
+	t.mu.in = make(map[dsm.NodeID]*inbound)
+	t.mu.callers = make(map[string]*caller)
+	t.raft = newStreams(t, laneRaft)
+	t.gossip = &Gossip{t: t, streams: newStreams(t, laneGossip)}
+	t.wg.Go(t.accept)
+	return t, nil
+}
+
+// Addr returns the host:port at which the others reach this node.
+func (t *Transport) Addr() string { return t.addr }
+
+// SetCluster says which cluster this node belongs to.
+func (t *Transport) SetCluster(id dsm.ClusterID) { t.cluster.Store(uint64(id)) }
+
+// Close closes every connection, drops what is queued and waits until every
+// goroutine of the transport has ended, so also for callbacks that are running.
+// It may be called again.
+func (t *Transport) Close() error {
+	t.mu.Lock()
+	t.mu.closed = true
+	for c := range t.mu.conns {
+		c.Close()
+	}
+	out := t.mu.out
+	t.mu.out = nil
+	t.mu.Unlock()
+
+	t.cancel()
+	t.tcp.Close()
+	t.udp.Close()
+	t.raft.Close()
+	t.gossip.streams.Close()
+	for _, o := range out {
+		o.close()
+	}
+	t.wg.Wait()
+	return nil
+}
+
+// accept takes connections until the listener closes.
+func (t *Transport) accept() {
+	for pause := time.Millisecond; ; {
+		c, err := t.tcp.Accept()
+		if err != nil {
+			if t.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			// Most likely out of file descriptors: others may give some back.
+			t.cfg.Log.Warn("accept", "err", err)
+			select {
+			case <-time.After(pause):
+			case <-t.ctx.Done():
+				return
+			}
+			pause = min(2*pause, time.Second)
+			continue
+		}
+		pause = time.Millisecond
+		tune(c, t.cfg.WriteTimeout)
+		if !t.track(c) {
+			return
+		}
+		t.wg.Go(func() { t.admit(c) })
+	}
+}
+
+// track puts c among the connections that Close closes; it closes c and
+// returns false if the transport is closed already.
+func (t *Transport) track(c net.Conn) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.closed {
+		c.Close()
+		return false
+	}
+	t.mu.conns[c] = struct{}{}
+	return true
+}
+
+// drop closes a tracked connection.
+func (t *Transport) drop(c net.Conn) {
+	t.mu.Lock()
+	delete(t.mu.conns, c)
+	t.mu.Unlock()
+	c.Close()
+}
+
+// admit hears the hello of a new connection and serves its lane.
+func (t *Transport) admit(c net.Conn) {
+	h, err := t.greeted(c)
+	if err != nil {
+		if t.ctx.Err() == nil {
+			t.counts.rejected.Add(1)
+			t.refused.log(t.cfg.Log, c.RemoteAddr(), err)
+		}
+		t.drop(c)
+		return
+	}
+	switch h.lane {
+	case laneData:
+		t.receive(h.from, c)
+	case laneControl:
+		t.serve(h.from, c)
+	case laneRaft:
+		t.raft.deliver(c)
+	case laneGossip:
+		t.gossip.streams.deliver(c)
+	}
+}
+
+// greeted reads and answers the hello.
+func (t *Transport) greeted(c net.Conn) (hello, error) {
+	if err := c.SetDeadline(time.Now().Add(t.cfg.HelloTimeout)); err != nil {
+		return hello{}, err
+	}
+	h, err := readHello(c)
+	if err != nil {
+		return h, err
+	}
+	why := h.judge(t.cfg.Self, dsm.ClusterID(t.cluster.Load()))
+	if why == nil {
+		why = t.wanted(h.lane)
+	}
+	err = answer(c, t.cfg.Self, why)
+	if why != nil {
+		return h, why
+	}
+	if err != nil {
+		return h, err
+	}
+	return h, c.SetDeadline(time.Time{})
+}
+
+// wanted refuses streams that nobody accepts.
+func (t *Transport) wanted(l lane) *errs.Error {
+	if l == laneRaft && !t.raft.open() || l == laneGossip && !t.gossip.streams.open() {
+		return errs.E(errs.Unavailable, "hello", "this node does not take part in %s yet", l)
+	}
+	return nil
+}
+
+// dial connects to addr (which may be a NodeAddr) and greets. The connection
+// is tracked.
+func (t *Transport) dial(ctx context.Context, l lane, to dsm.NodeID, addr string) (net.Conn, dsm.NodeID, error) {
+	ctx, cancel := context.WithTimeout(ctx, t.cfg.HelloTimeout)
+	defer cancel()
+	fail := func(err error) (net.Conn, dsm.NodeID, error) {
+		kind := errs.KindOf(err)
+		if kind == errs.Other {
+			kind = errs.Unavailable
+		}
+		return nil, 0, &errs.Error{Op: "connect", Kind: kind, Node: to, Err: err}
+	}
+	if id, plain, err := SplitNodeAddr(addr); err != nil {
+		return fail(err)
+	} else if id != 0 {
+		to, addr = id, plain
+	}
+	c, err := t.cfg.Dial(ctx, "tcp", addr)
+	if err != nil {
+		return fail(err)
+	}
+	if !t.track(c) {
+		return fail(errs.E(errs.Closed, "connect", ""))
+	}
+	tune(c, t.cfg.WriteTimeout)
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	h := hello{
+		min: wire.Version, max: wire.Version, lane: l,
+		cluster: dsm.ClusterID(t.cluster.Load()), from: t.cfg.Self, to: to,
+	}
+	from, err := greet(c, h, t.cfg.HelloTimeout)
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		t.drop(c)
+		return fail(err)
+	}
+	return c, from, nil
+}
