@@ -1,0 +1,139 @@
+package pages
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// Area is the memory of one area on this node: the working copy, which the
+// node's programs see and store into, and the base copy, the bytes of the last
+// version that this node published or received, which stores are compared with.
+// Each is a memfd. Pages that were never touched take no memory, but touching
+// includes reading them through the slices handed out here: a page that is known
+// to be all zero, because it has no version, is better not read.
+//
+// In extents that are homed on this node the base copy is the home's copy, so
+// that an area takes twice its size here and not three times; base.go has the rest.
+type Area struct {
+	id      dsm.AreaID
+	size    int64
+	working *copyFile
+	base    *copyFile
+	homed   map[dsm.ExtentIndex]struct{}
+	twins   map[dsm.PageIndex]frame // only of pages of homed extents
+	frames  frames                  // of twins and of ledger
+	ledger  *Cached                 // the newest one; nil before the first
+	notices uint64                  // id of the last notice of any ledger
+}
+
+// NewArea returns the memory of an area of size bytes, all zero.
+func NewArea(id dsm.AreaID, size int64) (*Area, error) {
+	a := &Area{id: id, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}}
+	var err error
+	if a.working, err = newCopy(id, "w"); err != nil {
+		return nil, a.fail("new", err)
+	}
+	if a.base, err = newCopy(id, "b"); err != nil {
+		return nil, errors.Join(a.fail("new", err), a.working.close())
+	}
+	if err := a.Resize(size); err != nil {
+		return nil, errors.Join(err, a.Close())
+	}
+	return a, nil
+}
+
+func (a *Area) fail(op string, err error) error {
+	kind := errs.Other
+	if errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOSPC) {
+		kind = errs.NoSpace
+	}
+	return &errs.Error{Op: "memory: " + op, Area: a.id, Kind: kind, Err: err}
+}
+
+// wholePages rounds a size up to a whole number of pages.
+func wholePages(size int64) int64 { return (size + dsm.PageSize - 1) &^ (dsm.PageSize - 1) }
+
+// Resize changes the size. Bytes past a smaller end are given back and read zero,
+// in both copies and in every twin, should the area grow again; which extents are
+// homed here does not change. All page slices that were handed out are invalid
+// afterwards. After an error the size is the old one, and the caller tries again;
+// bytes past the end asked for may be zero already.
+func (a *Area) Resize(size int64) error {
+	if size < 0 || size > dsm.MaxAreaSize {
+		return errs.E(errs.TooLarge, "resize", "size of %d bytes", size)
+	}
+	end := wholePages(size)
+	for _, c := range []*copyFile{a.working, a.base} {
+		if err := c.reserve(end); err != nil {
+			return a.fail("resize", err)
+		}
+	}
+	if size < a.size {
+		// Only the last page is left with bytes past the end; ftruncate drops the others.
+		for _, c := range []*copyFile{a.working, a.base} {
+			if err := c.zero(size, min(end, c.len)); err != nil {
+				return a.fail("resize", err)
+			}
+		}
+		a.truncateTwins(size)
+	}
+	for _, c := range []*copyFile{a.working, a.base} {
+		if err := c.resize(end); err != nil {
+			return a.fail("resize", err)
+		}
+	}
+	a.size = size
+	return nil
+}
+
+// Size returns the size in bytes.
+func (a *Area) Size() int64 { return a.size }
+
+// Close gives all memory back. The Area and its Cached are of no use afterwards.
+func (a *Area) Close() error {
+	clear(a.twins)
+	a.frames.close()
+	if err := errors.Join(a.working.close(), a.base.close()); err != nil {
+		return a.fail("close", err)
+	}
+	return nil
+}
+
+// Working returns page p as the node's programs see it. Bytes past the end of the
+// area, in its last page, must stay zero.
+func (a *Area) Working(p dsm.PageIndex) []byte { return a.working.page(p) }
+
+// ReadWorking copies bytes of the working copy from off on and returns how many:
+// fewer than len(dst) at the end of the area, none past it.
+func (a *Area) ReadWorking(dst []byte, off int64) int {
+	if off < 0 || off >= a.size {
+		return 0
+	}
+	return copy(dst, a.working.mem[off:a.size])
+}
+
+// WorkingFD returns the memfd of the working copy. It stays the Area's: whoever
+// wants to keep it duplicates it.
+func (a *Area) WorkingFD() int { return a.working.fd }
+
+// ResidentBytes returns the memory that both copies, the twins and the copies of
+// the ledger take now.
+func (a *Area) ResidentBytes() (int64, error) {
+	w, err := a.working.resident()
+	if err != nil {
+		return 0, a.fail("resident", err)
+	}
+	b, err := a.base.resident()
+	if err != nil {
+		return 0, a.fail("resident", err)
+	}
+	return w + b + a.frames.bytes(), nil
+}
+
+// String names the area in logs.
+func (a *Area) String() string { return fmt.Sprintf("area %d (%d bytes)", a.id, a.size) }

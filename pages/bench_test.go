@@ -1,0 +1,159 @@
+package pages
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// benchPages returns n pages and a copy of them that store changed.
+func benchPages(n int, store func(page []byte)) (base, working [][]byte) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range n {
+		b := make([]byte, dsm.PageSize)
+		for i := 0; i < len(b); i += 4 {
+			binary.LittleEndian.PutUint32(b[i:], math.Float32bits(float32(rng.NormFloat64())))
+		}
+		w := append([]byte(nil), b...)
+		store(w)
+		base, working = append(base, b), append(working, w)
+	}
+	return base, working
+}
+
+func storeOne(p []byte) { p[1024]++ }
+
+func storeEverySecondByte(p []byte) {
+	for i := 0; i < len(p); i += 2 {
+		p[i]++
+	}
+}
+
+func storeAll(p []byte) {
+	rng := rand.New(rand.NewPCG(3, uint64(p[0])))
+	for i := 0; i < len(p); i += 4 {
+		f := math.Float32frombits(binary.LittleEndian.Uint32(p[i:]))
+		binary.LittleEndian.PutUint32(p[i:], math.Float32bits(f+float32(rng.NormFloat64())*0.01))
+	}
+}
+
+func storeRandomBytes(p []byte) {
+	rng := rand.New(rand.NewPCG(3, uint64(p[0])))
+	for i := range p {
+		p[i] = byte(rng.Uint32())
+	}
+}
+
+var benchCases = []struct {
+	name  string
+	rule  dsm.MergeRule
+	dt    dsm.DType
+	store func([]byte)
+}{
+	{"clean/bytes", dsm.MergeLast, dsm.DTypeAuto, func([]byte) {}},
+	{"sparse/bytes", dsm.MergeLast, dsm.DTypeAuto, storeOne},
+	{"sparse/sum-f32", dsm.MergeSum, dsm.DTypeF32, storeOne},
+	{"second/bytes", dsm.MergeLast, dsm.DTypeAuto, storeEverySecondByte},
+	{"dense/bytes", dsm.MergeLast, dsm.DTypeAuto, storeAll},
+	{"random/bytes", dsm.MergeLast, dsm.DTypeAuto, storeRandomBytes},
+	{"dense/last-f32", dsm.MergeLast, dsm.DTypeF32, storeAll},
+	{"dense/sum-f32", dsm.MergeSum, dsm.DTypeF32, storeAll},
+	{"dense/sum-f64", dsm.MergeSum, dsm.DTypeF64, storeAll},
+	{"dense/sum-f16", dsm.MergeSum, dsm.DTypeF16, storeAll},
+	{"dense/sum-bf16", dsm.MergeSum, dsm.DTypeBF16, storeAll},
+	{"dense/sum-i64", dsm.MergeSum, dsm.DTypeI64, storeAll},
+	{"dense/sum-u8", dsm.MergeSum, dsm.DTypeU8, storeAll},
+}
+
+const benchSet = 64 // pages; both copies stay in the second-level cache
+
+func perPage(b *testing.B) {
+	b.SetBytes(dsm.PageSize)
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N), "ns/page")
+}
+
+func BenchmarkAppendDelta(b *testing.B) {
+	for _, c := range benchCases {
+		b.Run(c.name, func(b *testing.B) {
+			k := mustKernel(b, c.rule, c.dt, 0)
+			base, working := benchPages(benchSet, c.store)
+			var d Delta
+			for i := 0; b.Loop(); i++ {
+				p := i % benchSet
+				if p == 0 {
+					d.Reset(0)
+				}
+				k.AppendDelta(&d, dsm.PageIndex(p), base[p], working[p])
+			}
+			perPage(b)
+		})
+	}
+}
+
+func BenchmarkApply(b *testing.B) {
+	for _, c := range benchCases[1:] {
+		b.Run(c.name, func(b *testing.B) {
+			k := mustKernel(b, c.rule, c.dt, 0)
+			base, working := benchPages(benchSet, c.store)
+			var d Delta
+			for p := range base {
+				k.AppendDelta(&d, dsm.PageIndex(p), base[p], working[p])
+			}
+			home, _ := benchPages(benchSet, storeOne)
+			for i := 0; b.Loop(); i++ {
+				k.Overlay(&d, i%benchSet, home[i%benchSet])
+			}
+			perPage(b)
+		})
+	}
+}
+
+func BenchmarkMerge(b *testing.B) {
+	for _, c := range benchCases {
+		b.Run(c.name, func(b *testing.B) {
+			k := mustKernel(b, c.rule, c.dt, 0)
+			base, working := benchPages(benchSet, c.store)
+			_, incoming := benchPages(benchSet, storeAll)
+			var w [dsm.PageSize]byte
+			for i := 0; b.Loop(); i++ {
+				copy(w[:], working[i%benchSet]) // 60 ns of the result
+				k.Merge(dsm.PageIndex(i%benchSet), base[i%benchSet], w[:], incoming[(i+1)%benchSet], nil)
+			}
+			perPage(b)
+		})
+	}
+}
+
+// BenchmarkLedger is a page that is updated, stored into the page cache, and so on.
+func BenchmarkLedger(b *testing.B) {
+	for _, writers := range []bool{false, true} {
+		b.Run(fmt.Sprintf("writers=%v", writers), func(b *testing.B) {
+			a, err := NewArea(1, dsm.ExtentSize)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer a.Close()
+			c := NewCached(a)
+			c.SetWriters(writers)
+			all := make([]byte, dsm.ExtentSize)
+			for i := 0; b.Loop(); i++ {
+				p := dsm.PageIndex(i % dsm.ExtentPages)
+				if p == 0 {
+					c.Read(0, all)
+				}
+				c.BeforeMerge(p)
+				a.Working(p)[i/dsm.ExtentPages%dsm.PageSize]++
+				if p == dsm.ExtentPages-1 {
+					for n, ok := c.NextNotice(); ok; n, ok = c.NextNotice() {
+						c.Done(n)
+					}
+				}
+			}
+			perPage(b)
+		})
+	}
+}

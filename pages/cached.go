@@ -1,0 +1,298 @@
+package pages
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// Cached is the ledger of what the kernel's page cache was last given of an area:
+// the third baseline, beside the base copy and the home's. A program maps the
+// page cache, not the working copy, so a WRITE request carries stores that were
+// made on top of what the page cache held. Taking it for stores on top of the
+// working copy, which may have received updates since, would publish the undoing
+// of those updates, or count them twice.
+//
+// # What is known of a page
+//
+// The page cache may hold the bytes of a page only if they were given to it: in
+// the reply to a READ, by a store notice, or by the program's own write, seen
+// as a WRITE. Let K be the bytes that it holds without the stores that have not come as a
+// WRITE yet, and W the working copy's. Then a page is in one of these states:
+//
+//	not given    the page cache does not hold it; no notice is needed
+//	clean        given, no entry: K = W
+//	entry g      given, K = g, kept here; W may differ
+//	storing      a store notice with the bytes s is in flight: K = s soon, and
+//	             until then the page cache holds older bytes, or none
+//	blind        given, K unknown, and no program can have stored to it
+//	doubtful     given, and cut by a truncation that the kernel may not know of
+//
+// and while an invalidation is in flight, "given" is no longer sure but possible.
+//
+// # Why no store is lost or doubled
+//
+// A WRITE of a page in state clean has K = W as its baseline: taking its bytes is
+// exact. In state entry its baseline is g, so W gets the change from g to the
+// bytes, by the area's kernel, and the bytes become the new g: K holds them. In
+// states not given and doubtful the bytes are taken as they are: only write(2)
+// sends such a WRITE, or a program that stores past the end it was told of.
+// States storing and blind exclude writers: see Writable.
+//
+// A READ makes its page clean, since the kernel only asks for what it does not
+// hold. There is one exception. A store notice in flight may have been carried out
+// before the READ, or wait for the READ's reply and be carried out after it; in
+// the second case K will be s whatever the reply says. So the reply is s as well:
+// the page does not go back in time, and K = s is known in both cases.
+//
+// An invalidation first delivers the page's stores as a WRITE, on top of g, and
+// then drops the page (K6). If no READ and no WRITE came between NextNotice and
+// Done, the page cache does not hold it. If one came, it may have come after the
+// drop: the page stays given, with what the READ or WRITE made known, and is
+// invalidated again if W differs. A READ that came before the drop does no harm:
+// the invalidation waits for it (K7), so that stores on top of its reply are
+// delivered as well.
+//
+// At most one notice of a page is in flight, so that what Done means is
+// unambiguous. A store notice would overwrite stores that were not delivered yet
+// (K34). A program can have made one only through a handle for writing, and the
+// kernel writes all of them back before it releases that handle. So there are
+// store notices only while there is no writer, and a writer is let in only when
+// none is in flight.
+//
+// Without writers no entry needs its bytes, since no WRITE will be merged against
+// them. Then no copy is kept and the state is blind: for a subscriber that only
+// reads, a backlog of notices takes no memory.
+//
+// # What is not covered
+//
+// A program that mixes write(2) with stores through a mapping to one element at
+// the same time gets either. Direct reads leave nothing in the page cache and use
+// Area.ReadWorking. A WRITE by write(2) that the kernel has put into its page
+// cache but not sent yet, while the page is invalidated and read again, leaves
+// the page cache with the bytes of before the write until the page's next notice.
+// A program that stores to a page while another node cuts that page off, and the
+// area grows again before the kernel was told, stores the page's old bytes back.
+//
+// The K numbers are measured facts of the kernel: docs/kernel.md lists them.
+type Cached struct {
+	area    *Area
+	size    int64 // of the area, at the last Truncate
+	writers bool
+	extents map[dsm.ExtentIndex]*cachedExtent
+	given   map[dsm.PageIndex]frame // g of the pages in state entry
+	queue   []*cachedExtent         // with pages that may be pending
+	flights []*flight
+	spare   []byte // buffer of a store notice that is done
+
+	open    int // pages pending + pages in flight
+	unready int // pages blind + storing + doubtful
+}
+
+// cachedExtent is the ledger of the pages of one extent.
+type cachedExtent struct {
+	extent   dsm.ExtentIndex
+	queued   bool
+	given    dsm.PageSet
+	pending  dsm.PageSet // wants a notice
+	flying   dsm.PageSet // has a notice in flight
+	storing  dsm.PageSet // of flying: a store
+	regiven  dsm.PageSet // of flying: a READ or WRITE came meanwhile
+	blind    dsm.PageSet
+	doubtful dsm.PageSet
+}
+
+// NewCached returns the ledger of a with nothing given: the kernel holds nothing
+// of the file. It takes the place of the ledger that a had before: notices of
+// that one that are still in flight mean nothing to this one.
+func NewCached(a *Area) *Cached {
+	if old := a.ledger; old != nil {
+		for _, g := range old.given {
+			a.frames.put(g)
+		}
+	}
+	a.ledger = &Cached{
+		area:    a,
+		size:    a.size,
+		extents: map[dsm.ExtentIndex]*cachedExtent{},
+		given:   map[dsm.PageIndex]frame{},
+	}
+	return a.ledger
+}
+
+// SetWriters says whether a program has the file open for writing, or is about
+// to. It is set before the OPEN for writing is answered, which then waits for
+// Writable, and unset after the RELEASE of the last handle for writing, which the
+// kernel sends after the last WRITE (K35).
+func (c *Cached) SetWriters(on bool) { c.writers = on }
+
+// Writable reports whether an OPEN for writing may be answered: no page is in a
+// state whose baseline is not known. After SetWriters(true) no page gets into one
+// any more but by Truncate, so it becomes true when enough notices are Done, even
+// while updates keep coming.
+func (c *Cached) Writable() bool { return c.unready == 0 }
+
+// Idle reports whether the page cache holds nothing but the working copy's bytes
+// and stores that were not delivered yet: no notice is pending or in flight.
+func (c *Cached) Idle() bool { return c.open == 0 }
+
+// HeldBytes returns the memory that the ledger's copies of pages take. It grows
+// with the backlog of notices while there are writers: whoever merges faster
+// than the kernel takes notices has to pause.
+func (c *Cached) HeldBytes() int64 {
+	n := int64(len(c.given)) * dsm.PageSize
+	for _, f := range c.flights {
+		n += int64(len(f.data))
+	}
+	return n
+}
+
+// Read serves a READ of the page cache: it copies to dst what the page cache is
+// to hold from off on and returns the number of bytes, which is short only at the
+// end of the area. The reply must be sent, whatever else happens meanwhile. dst
+// is as long as the READ asks for: the kernel fills what the reply lacks with
+// zeroes, and holds that too.
+func (c *Cached) Read(off int64, dst []byte) int {
+	n := c.area.ReadWorking(dst, off)
+	for at := off; at < off+int64(len(dst)); {
+		p := dsm.PageIndex(at / dsm.PageSize)
+		start := int64(p) * dsm.PageSize
+		end := min(start+dsm.PageSize, off+int64(len(dst)))
+		x, i := c.page(p)
+		x.given.Add(i)
+		switch whole := at == start && (end == start+dsm.PageSize || end >= c.area.size); {
+		case x.storing.Has(i):
+			s := c.flightOf(p).page(p)
+			has := min(end, off+int64(n))
+			if skip := at - start; skip < int64(len(s)) {
+				copy(dst[at-off:has-off], s[skip:])
+			}
+			if has-start > int64(len(s)) {
+				c.doubt(x, i) // the area grew: is the rest this reply's, or zero?
+			}
+		case whole:
+			// Part of a page may be a read that leaves nothing in the page cache.
+			c.clean(x, i)
+			if x.flying.Has(i) {
+				x.regiven.Add(i)
+			}
+		}
+		at = end
+	}
+	return n
+}
+
+// Wrote takes a WRITE of the kernel, of any range of bytes that ends at or before
+// the end of the area, into the working copy. It returns the pages [from, to)
+// that the range lies in. The pages are here: fetched, or written as a whole.
+func (c *Cached) Wrote(k Kernel, off int64, data []byte) (from, to dsm.PageIndex) {
+	from, to = dsm.PageIndex(off/dsm.PageSize), dsm.PageIndex((off+int64(len(data))+dsm.PageSize-1)/dsm.PageSize)
+	for p := from; p < to; p++ {
+		lo := max(off-int64(p)*dsm.PageSize, 0)
+		n := min(dsm.PageSize-lo, int64(len(data)))
+		c.wrotePage(k, p, int(lo), data[:n])
+		data = data[n:]
+	}
+	return from, to
+}
+
+// wrotePage takes the bytes data at offset lo of page p.
+func (c *Cached) wrotePage(k Kernel, p dsm.PageIndex, lo int, data []byte) {
+	x, i := c.page(p)
+	x.given.Add(i)
+	if x.flying.Has(i) {
+		x.regiven.Add(i)
+	}
+	w := c.area.Working(p)
+	g, ok := c.given[p]
+	if !ok {
+		if x.blind.Has(i) || x.storing.Has(i) {
+			c.doubt(x, i) // a writer that nobody announced
+		}
+		copy(w[lo:], data)
+		return
+	}
+	// The three-way merge with g as the base, what the kernel holds now as the
+	// local stores, and the working copy as what comes in.
+	var merged [dsm.PageSize]byte
+	copy(merged[:], g.mem)
+	copy(merged[lo:], data)
+	k.Merge(p, g.mem, merged[:], w, nil)
+	copy(w, merged[:])
+	copy(g.mem[lo:], data)
+	if string(g.mem) != string(w) {
+		c.want(x, i) // if an invalidation is in flight, this may be after the drop
+		return
+	}
+	c.forget(p)
+	if !x.doubtful.Has(i) {
+		c.remove(&x.pending, i, &c.open)
+	}
+}
+
+// BeforeMerge is called before an update from elsewhere changes working page p.
+// It keeps what the page cache was given, and makes a notice pending.
+func (c *Cached) BeforeMerge(p dsm.PageIndex) {
+	e, i := p.Extent()
+	x := c.extents[e]
+	if x == nil || !x.given.Has(i) {
+		return
+	}
+	if x.storing.Has(i) {
+		c.want(x, i)
+		return
+	}
+	if _, ok := c.given[p]; ok || x.blind.Has(i) {
+		return // pending, or about to be dropped by the invalidation in flight
+	}
+	if c.writers {
+		g := c.area.frames.take()
+		copy(g.mem, c.area.Working(p))
+		c.given[p] = g
+	} else {
+		c.add(&x.blind, i, &c.unready)
+	}
+	c.want(x, i)
+}
+
+// Truncate is called after every Resize. A smaller size makes all given pages
+// from the new end on doubtful: they get an invalidation, in case the kernel does
+// not learn of the size before the area grows again.
+//
+// The kernel may hold back WRITEs of the file until the SETATTR that shrinks it is
+// answered, and with them an invalidation: the answer must not wait for Idle.
+func (c *Cached) Truncate(size int64) {
+	shrunk := size < c.size
+	c.size = size
+	if !shrunk {
+		return
+	}
+	for _, f := range c.flights {
+		off := int64(f.x.page(f.from)) * dsm.PageSize
+		f.valid = int(min(int64(f.valid), max(size-off, 0)))
+	}
+	first := dsm.PageIndex(size / dsm.PageSize) // the last page, if it is cut
+	cut := int(size % dsm.PageSize)
+	for _, e := range slices.Sorted(maps.Keys(c.extents)) { // in order: runs repeat from their seed
+		x := c.extents[e]
+		if (dsm.PageIndex(e)+1)*dsm.ExtentPages <= first {
+			continue
+		}
+		for i := range x.given.All() {
+			p := dsm.PageIndex(e)*dsm.ExtentPages + dsm.PageIndex(i)
+			switch {
+			case p < first:
+				continue
+			case p == first && cut > 0:
+				if g, ok := c.given[p]; ok {
+					clear(g.mem[cut:])
+				}
+			default:
+				c.forget(p)
+				c.remove(&x.blind, i, &c.unready)
+			}
+			c.doubt(x, i)
+		}
+	}
+}

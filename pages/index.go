@@ -1,0 +1,144 @@
+package pages
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+)
+
+// The index of a delta says for each section of each page (a page has one, or
+// two if the file's header ends within it) which of its units changed:
+//
+//	none                                       0
+//	all                                        1
+//	runs   2   u16 count   count * (u16 start, u16 length)
+//	mask   3   one bit for each unit, lowest first, in whole bytes of the mask of the page
+//
+// in little-endian order, with units counted from the start of the page.
+// Whichever is shortest is taken, so a page of bytes of which every second one
+// changed costs 513 bytes of index.
+const (
+	tagNone = iota // only in a page of two sections
+	tagAll
+	tagRuns
+	tagMask
+)
+
+var (
+	errShort  = errors.New("index ends early")
+	errRuns   = errors.New("runs of the index are out of order or range")
+	errMasked = errors.New("mask of the index is empty or out of range")
+)
+
+// maskBytes returns which bytes of the mask of the page are the section's.
+func (s section) maskBytes() (from, to int) {
+	u0, u1 := s.units()
+	return u0 / 8, (u1 + 7) / 8
+}
+
+// appendIndex appends the index of section s, whose changed units are m, and
+// returns how many they are. m is not empty.
+func (d *Delta) appendIndex(m *mask, s section) (count int) {
+	u0, u1 := s.units()
+	from, to := s.maskBytes()
+	count, runs := m.count()
+	switch {
+	case count == u1-u0:
+		d.Index = append(d.Index, tagAll)
+	case 2+4*runs <= to-from:
+		d.Index = append(d.Index, tagRuns)
+		d.Index = binary.LittleEndian.AppendUint16(d.Index, uint16(runs))
+		for i, end := m.next(u0); i < u1; i, end = m.next(end) {
+			d.Index = binary.LittleEndian.AppendUint16(d.Index, uint16(i))
+			d.Index = binary.LittleEndian.AppendUint16(d.Index, uint16(end-i))
+		}
+	default:
+		d.Index = append(d.Index, tagMask)
+		d.Index = append(d.Index, m.bytes()[from:to]...)
+	}
+	return count
+}
+
+// decode sets m, which is empty, to the changed units of section s, and returns
+// the bytes of index that say so and how many units they are. The index is valid.
+func (m *mask) decode(index []byte, s section) (used, count int) {
+	u0, u1 := s.units()
+	switch index[0] {
+	case tagAll:
+		m.set(u0, u1)
+		return 1, u1 - u0
+	case tagRuns:
+		n := int(binary.LittleEndian.Uint16(index[1:]))
+		for r := index[3 : 3+4*n]; len(r) > 0; r = r[4:] {
+			start, length := runAt(r)
+			m.set(start, start+length)
+			count += length
+		}
+		return 3 + 4*n, count
+	case tagMask:
+		from, to := s.maskBytes()
+		copy(m.bytes()[from:to], index[1:])
+		for _, w := range m {
+			count += bits.OnesCount64(w)
+		}
+		return 1 + to - from, count
+	}
+	return 1, 0
+}
+
+// checkIndex is decode of an index that nobody has checked.
+func checkIndex(index []byte, s section) (used, count int, err error) {
+	if len(index) == 0 {
+		return 0, 0, errShort
+	}
+	u0, u1 := s.units()
+	switch index[0] {
+	case tagNone:
+		return 1, 0, nil
+	case tagAll:
+		return 1, u1 - u0, nil
+	case tagRuns:
+		if len(index) < 3 {
+			return 0, 0, errShort
+		}
+		used = 3 + 4*int(binary.LittleEndian.Uint16(index[1:]))
+		if len(index) < used {
+			return 0, 0, errShort
+		}
+		free := u0 // a run may start here or later
+		for r := index[3:used]; len(r) > 0; r = r[4:] {
+			start, length := runAt(r)
+			if start < free || length == 0 || start+length > u1 {
+				return 0, 0, errRuns
+			}
+			free = start + length + 1
+			count += length
+		}
+		if count == 0 {
+			return 0, 0, errRuns
+		}
+		return used, count, nil
+	case tagMask:
+		from, to := s.maskBytes()
+		used = 1 + to - from
+		if len(index) < used {
+			return 0, 0, errShort
+		}
+		var m, in mask
+		copy(m.bytes()[from:to], index[1:])
+		in = m
+		in.keep(u0, u1)
+		if in != m || in == (mask{}) {
+			return 0, 0, errMasked
+		}
+		count, _ = m.count()
+		return used, count, nil
+	}
+	return 0, 0, fmt.Errorf("unknown index tag %d", index[0])
+}
+
+// runAt reads a run of the index.
+func runAt(r []byte) (start, length int) {
+	return int(binary.LittleEndian.Uint16(r)), int(binary.LittleEndian.Uint16(r[2:]))
+}

@@ -1,0 +1,214 @@
+package pages
+
+import (
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/invariants"
+)
+
+// Kernel is how the elements of one area merge: the rule, the type of the
+// elements, and where the file's own header ends. The bytes of the header always
+// merge as bytes by the rule last. It is an immutable value; the zero Kernel
+// merges all bytes by the rule last.
+//
+// A kernel does not know the size of the area, so that a delta means the same on
+// two nodes of which one has already applied a growth. Pages are whole, and
+// bytes past the end of the area are zero: an incomplete element at the end
+// merges as an element that is filled up with zeroes. With last that is what its
+// bytes would do, unless two nodes race for different bytes of that element;
+// with sum it would carry into the missing bytes, so sizes with an incomplete
+// element are refused for sum before they come here.
+type Kernel struct {
+	sum   bool
+	dtype dsm.DType // DTypeU8 for untyped bytes; integers as their unsigned type
+	head  int64     // bytes of header, a multiple of the element size
+}
+
+// KernelFor returns the kernel of an area. It fails with errs.Invalid if the
+// rule needs a type and there is none, and if the header ends within an element.
+func KernelFor(merge dsm.MergeRule, l dsm.Layout) (Kernel, error) {
+	const op = "merge kernel"
+	switch {
+	case merge != dsm.MergeLast && merge != dsm.MergeSum:
+		return Kernel{}, errs.E(errs.Invalid, op, "unknown merge rule %d", merge)
+	case l.DType > dsm.DTypeU64:
+		return Kernel{}, errs.E(errs.Invalid, op, "unknown element type %d", l.DType)
+	case merge == dsm.MergeSum && l.DType == dsm.DTypeAuto:
+		return Kernel{}, errs.E(errs.Invalid, op, "merge=sum needs user.dsm.dtype or an .npy header")
+	case l.DataOffset < 0 || l.DataOffset%int64(l.DType.Size()) != 0:
+		return Kernel{}, errs.E(errs.Invalid, op, "header of %d bytes is no multiple of the %d bytes of an element",
+			l.DataOffset, l.DType.Size())
+	}
+	return Kernel{sum: merge == dsm.MergeSum, dtype: arithmetic(l.DType), head: l.DataOffset}, nil
+}
+
+// arithmetic folds the types that merge by the same operations into one:
+// two's complement adds alike with and without sign.
+func arithmetic(d dsm.DType) dsm.DType {
+	switch d {
+	case dsm.DTypeAuto, dsm.DTypeI8:
+		return dsm.DTypeU8
+	case dsm.DTypeI16:
+		return dsm.DTypeU16
+	case dsm.DTypeI32:
+		return dsm.DTypeU32
+	case dsm.DTypeI64:
+		return dsm.DTypeU64
+	}
+	return d
+}
+
+// section is a part of a page whose elements merge alike. Its bounds are
+// multiples of unit. Units are counted from the start of the page.
+type section struct {
+	from, to int // bytes in the page
+	unit     int // bytes of an element
+	sum      bool
+}
+
+// units returns the range of the section's elements.
+func (s section) units() (from, to int) { return s.from / s.unit, s.to / s.unit }
+
+// sections returns the parts of page p: its header, its elements, or both.
+func (k Kernel) sections(p dsm.PageIndex) (s [2]section, n int) {
+	unit := max(k.dtype.Size(), 1)
+	head := 0
+	if unit > 1 || k.sum {
+		head = int(min(max(k.head-int64(p)*dsm.PageSize, 0), dsm.PageSize))
+	}
+	if head > 0 {
+		s[n] = section{from: 0, to: head, unit: 1}
+		n++
+	}
+	if head < dsm.PageSize {
+		s[n] = section{from: head, to: dsm.PageSize, unit: unit, sum: k.sum}
+		n++
+	}
+	return s, n
+}
+
+// AppendDelta appends to d the elements of page p in which working's bits differ
+// from base's: their values (last) or what was added to them (sum; integers wrap,
+// floats are rounded to the type). p is of d's extent and past every page that d
+// has. It reports whether there were any, and whether one of them is inexact:
+// base plus the difference, rounded as Apply does it, is not bitwise what working
+// holds, so that this node wants the result back from the home.
+//
+// A word of working in which a difference is found is read once: what was
+// compared is what is sent, even if another process stores to it meanwhile.
+func (k Kernel) AppendDelta(d *Delta, p dsm.PageIndex, base, working []byte) (changed, inexact bool) {
+	e, i := p.Extent()
+	invariants.Check(e == d.Extent && !d.hasFrom(i), "page %d appended to the delta of extent %d that has %x", p, d.Extent, d.Pages)
+	at := pageAt{index: len(d.Index), data: len(d.Data)}
+	secs, n := k.sections(p)
+	for _, s := range secs[:n] {
+		var (
+			m    mask
+			snap [dsm.PageSize]byte
+		)
+		if !m.diff(s, base, working, &snap) {
+			d.Index = append(d.Index, tagNone)
+			continue
+		}
+		changed = true
+		count := d.appendIndex(&m, s)
+		out := d.growData(count * s.unit)
+		if s.sum {
+			inexact = k.subtract(&m, base, snap[:], out) || inexact
+		} else {
+			gatherUnits(&m, s.unit, snap[:], out)
+		}
+	}
+	if !changed {
+		d.Index = d.Index[:at.index]
+		return false, false
+	}
+	d.Pages.Add(i)
+	d.at = append(d.at, at)
+	return changed, inexact
+}
+
+// Apply merges d into the pages of its extent at the home: last copies, sum adds.
+// page(i) returns page i of the extent, writable. d was made by AppendDelta with
+// an equal Kernel, or passed Validate.
+func (k Kernel) Apply(d *Delta, page func(i int) []byte) {
+	n := 0
+	for i := range d.Pages.All() {
+		k.applyPage(d, n, i, page(i))
+		n++
+	}
+}
+
+// Overlay merges page i of d into dst as Apply does; it does nothing if d does
+// not have the page.
+func (k Kernel) Overlay(d *Delta, i int, dst []byte) {
+	if d.Pages.Has(i) {
+		k.applyPage(d, rank(&d.Pages, i), i, dst)
+	}
+}
+
+// applyPage applies page i of the extent, which is the n-th page of d.
+func (k Kernel) applyPage(d *Delta, n, i int, dst []byte) {
+	index, data := d.Index[d.at[n].index:], d.Data[d.at[n].data:]
+	secs, ns := k.sections(d.page(i))
+	for _, s := range secs[:ns] {
+		if index[0] == tagAll && !s.sum {
+			copy(dst[s.from:s.to], data)
+			index, data = index[1:], data[s.to-s.from:]
+			continue
+		}
+		var m mask
+		used, count := m.decode(index, s)
+		if s.sum {
+			k.add(&m, dst, data)
+		} else {
+			scatterUnits(&m, s.unit, dst, data)
+		}
+		index, data = index[used:], data[count*s.unit:]
+	}
+}
+
+// Merge brings the incoming bytes of page p into working, which differs from
+// base by local stores that are not published yet: the three-way merge. An
+// element that is bitwise as in base takes the incoming value. One that was
+// stored to keeps its value (last), or gets what others added as well: incoming
+// plus (working minus base), and exactly working if incoming is base bitwise.
+// Neither base nor incoming is changed. The ranges of elements of working that
+// did change are appended to changed, as offsets in the area, unless it is nil.
+func (k Kernel) Merge(p dsm.PageIndex, base, working, incoming []byte, changed *Runs) {
+	secs, n := k.sections(p)
+	for _, s := range secs[:n] {
+		if changed == nil {
+			k.mergeSection(s, base, working, incoming)
+			continue
+		}
+		var (
+			m         mask
+			old, snap [dsm.PageSize]byte
+		)
+		copy(old[:], working)
+		k.mergeSection(s, base, working, incoming)
+		if m.diff(s, old[:], working, &snap) {
+			m.appendRuns(changed, int64(p)*dsm.PageSize, s.unit)
+		}
+	}
+}
+
+// mergeSection is Merge for one section. Blocks in which only one side changed
+// anything, which is nearly all of them, cost a comparison and a copy.
+func (k Kernel) mergeSection(s section, base, working, incoming []byte) {
+	for from := s.from; from < s.to; {
+		to := min(from&^(blockSize-1)+blockSize, s.to)
+		b, w, n := base[from:to], working[from:to], incoming[from:to]
+		switch {
+		case string(w) == string(b):
+			copy(w, n)
+		case string(n) == string(b):
+		case s.sum:
+			k.mergeSum(b, w, n)
+		default:
+			mergeLast(s.unit, b, w, n)
+		}
+		from = to
+	}
+}

@@ -1,0 +1,263 @@
+package pages
+
+import (
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// NoticeKind is what a notice asks of the kernel.
+type NoticeKind uint8
+
+const (
+	// NoticeInvalidate: deliver the dirty pages of the range as WRITEs and drop it
+	// (FUSE_NOTIFY_INVAL_INODE, go-fuse's NotifyContent).
+	NoticeInvalidate NoticeKind = iota + 1
+	// NoticeStore: put Data into the page cache (FUSE_NOTIFY_STORE, go-fuse's
+	// WriteCache).
+	NoticeStore
+)
+
+// Notice is something to tell the kernel: a range of whole pages of one extent,
+// or up to the end of the area. Done follows when the kernel has been told. If the
+// kernel refuses a store, an invalidation of the same range takes its place; if
+// it does not know the file any more, there is nothing to tell.
+type Notice struct {
+	Kind NoticeKind
+	Off  int64
+	Len  int64
+	Data []byte // of a store: Len bytes, not changed and valid until Done
+
+	id uint64
+}
+
+// flight is a notice that was handed out.
+type flight struct {
+	id       uint64
+	x        *cachedExtent
+	from, to int // pages of the extent
+	data     []byte
+	valid    int // bytes of data before the least end that the area has had since
+}
+
+// page returns the bytes that a store gives to page p, as far as they are still
+// part of the area: fewer than a page at the end.
+func (f *flight) page(p dsm.PageIndex) []byte {
+	_, i := p.Extent()
+	at := (i - f.from) * dsm.PageSize
+	return f.data[min(at, f.valid):min(at+dsm.PageSize, f.valid)]
+}
+
+// NextNotice hands out what the kernel must be told next; ok is false if there is
+// nothing now. Several may be in flight, and be carried out in any order. The
+// kernel may block until a READ or WRITE is answered, so it is told with no lock
+// held and not by whoever answers those (K7).
+func (c *Cached) NextNotice() (n Notice, ok bool) {
+	for len(c.queue) > 0 {
+		x := c.queue[0]
+		c.queue = c.queue[1:]
+		x.queued = false
+		from, to := c.nextRun(x)
+		if from == to {
+			continue
+		}
+		n = c.launch(x, from, to)
+		c.enqueue(x) // behind the other extents
+		return n, true
+	}
+	return Notice{}, false
+}
+
+// nextRun returns the first run of pages of x that get one notice, after
+// dropping those that the page cache has up to date.
+func (c *Cached) nextRun(x *cachedExtent) (from, to int) {
+	for i := range x.pending.Minus(x.flying).All() {
+		p := x.page(i)
+		if g, ok := c.given[p]; ok && !x.doubtful.Has(i) && string(g.mem) == string(c.area.Working(p)) {
+			c.clean(x, i)
+		}
+	}
+	ready := x.pending.Minus(x.flying)
+	for i := range ready.All() {
+		for to = i + 1; to < dsm.ExtentPages && ready.Has(to) && c.kind(x, to) == c.kind(x, i); to++ {
+		}
+		return i, to
+	}
+	return 0, 0
+}
+
+// kind returns how the page cache is to be told of page i.
+func (c *Cached) kind(x *cachedExtent, i int) NoticeKind {
+	if c.writers || x.doubtful.Has(i) {
+		return NoticeInvalidate
+	}
+	return NoticeStore
+}
+
+// launch puts a notice of the pages [from, to) in flight.
+func (c *Cached) launch(x *cachedExtent, from, to int) Notice {
+	c.area.notices++
+	f := &flight{id: c.area.notices, x: x, from: from, to: to}
+	off := int64(x.page(from)) * dsm.PageSize
+	n := Notice{Kind: c.kind(x, from), Off: off, Len: int64(to-from) * dsm.PageSize, id: f.id}
+	if n.Kind == NoticeStore {
+		// Never past the end: the kernel would make the file longer.
+		n.Len = min(n.Len, c.area.size-off)
+		f.data = append(c.spare[:0], c.area.working.mem[off:off+n.Len]...)
+		c.spare = nil
+		f.valid = len(f.data)
+		n.Data = f.data
+	}
+	for i := from; i < to; i++ {
+		c.remove(&x.pending, i, &c.open)
+		c.add(&x.flying, i, &c.open)
+		if n.Kind == NoticeStore {
+			c.forget(x.page(i))
+			c.remove(&x.blind, i, &c.unready)
+			c.add(&x.storing, i, &c.unready)
+		}
+	}
+	c.flights = append(c.flights, f)
+	return n
+}
+
+// Done records that the kernel was told n.
+func (c *Cached) Done(n Notice) {
+	at := slices.IndexFunc(c.flights, func(f *flight) bool { return f.id == n.id })
+	if at < 0 {
+		return // of a ledger that is gone
+	}
+	f := c.flights[at]
+	c.flights = slices.Delete(c.flights, at, at+1)
+	for i := f.from; i < f.to; i++ {
+		c.remove(&f.x.flying, i, &c.open)
+		if n.Kind == NoticeStore {
+			c.stored(f, i)
+		} else {
+			c.dropped(f.x, i)
+		}
+		f.x.regiven.Remove(i)
+	}
+	if f.data != nil && c.spare == nil {
+		c.spare = f.data
+	}
+	c.enqueue(f.x)
+}
+
+// stored ends a store of page i: the page cache has the bytes of the flight.
+func (c *Cached) stored(f *flight, i int) {
+	x, p := f.x, f.x.page(i)
+	c.remove(&x.storing, i, &c.unready)
+	if x.doubtful.Has(i) || !x.pending.Has(i) {
+		return // wants an invalidation, or is clean
+	}
+	w, s := c.area.Working(p), f.page(p)
+	if string(w[:len(s)]) == string(s) && allZero(w[len(s):]) {
+		c.clean(x, i)
+		return
+	}
+	if !c.writers {
+		c.add(&x.blind, i, &c.unready)
+		return
+	}
+	g := c.area.frames.take()
+	clear(g.mem[copy(g.mem, s):])
+	c.given[p] = g
+}
+
+// dropped ends an invalidation of page i.
+func (c *Cached) dropped(x *cachedExtent, i int) {
+	switch {
+	case !x.regiven.Has(i):
+		c.clean(x, i)
+		x.given.Remove(i)
+	case x.doubtful.Has(i):
+		c.want(x, i) // only a WRITE came, which says nothing of the rest of the page
+	}
+}
+
+// allZero reports whether b, at most a page, is zero.
+func allZero(b []byte) bool {
+	var zero [dsm.PageSize]byte
+	return string(b) == string(zero[:len(b)])
+}
+
+// page returns the index in the area of page i of the extent.
+func (x *cachedExtent) page(i int) dsm.PageIndex {
+	return dsm.PageIndex(x.extent)*dsm.ExtentPages + dsm.PageIndex(i)
+}
+
+// page returns the ledger of the extent of p, and p's place in it.
+func (c *Cached) page(p dsm.PageIndex) (*cachedExtent, int) {
+	e, i := p.Extent()
+	x := c.extents[e]
+	if x == nil {
+		x = &cachedExtent{extent: e}
+		c.extents[e] = x
+	}
+	return x, i
+}
+
+// flightOf returns the flight of page p.
+func (c *Cached) flightOf(p dsm.PageIndex) *flight {
+	e, i := p.Extent()
+	for _, f := range c.flights {
+		if f.x.extent == e && f.from <= i && i < f.to {
+			return f
+		}
+	}
+	panic("page in flight without a notice")
+}
+
+// clean records that the page cache holds page i, if at all, as the working copy
+// has it.
+func (c *Cached) clean(x *cachedExtent, i int) {
+	c.forget(x.page(i))
+	c.remove(&x.pending, i, &c.open)
+	c.remove(&x.blind, i, &c.unready)
+	c.remove(&x.doubtful, i, &c.unready)
+}
+
+// doubt makes page i doubtful.
+func (c *Cached) doubt(x *cachedExtent, i int) {
+	c.add(&x.doubtful, i, &c.unready)
+	c.want(x, i)
+}
+
+// forget drops the bytes last given of page p, if they are kept.
+func (c *Cached) forget(p dsm.PageIndex) {
+	if g, ok := c.given[p]; ok {
+		delete(c.given, p)
+		c.area.frames.put(g)
+	}
+}
+
+// want makes a notice of page i pending.
+func (c *Cached) want(x *cachedExtent, i int) {
+	c.add(&x.pending, i, &c.open)
+	c.enqueue(x)
+}
+
+// enqueue lines x up for NextNotice if it has a page for it.
+func (c *Cached) enqueue(x *cachedExtent) {
+	if ready := x.pending.Minus(x.flying); !x.queued && !ready.Empty() {
+		x.queued = true
+		c.queue = append(c.queue, x)
+	}
+}
+
+// add puts page i into a set whose members n counts.
+func (c *Cached) add(s *dsm.PageSet, i int, n *int) {
+	if !s.Has(i) {
+		s.Add(i)
+		*n++
+	}
+}
+
+// remove takes page i out of a set whose members n counts.
+func (c *Cached) remove(s *dsm.PageSet, i int, n *int) {
+	if s.Has(i) {
+		s.Remove(i)
+		*n--
+	}
+}
