@@ -1,0 +1,238 @@
+package coherence
+
+import (
+	"sync"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// Area is one area on one node: its replica, the extents it is the home of,
+// and the messages between the two and the rest of the world.
+type Area struct {
+	id   dsm.AreaID
+	node *Node
+
+	mu struct {
+		sync.Mutex
+		ino     dsm.Inode
+		view    *dsm.View // the view that replica and home act on
+		mem     *pages.Area
+		cached  *pages.Cached
+		kernel  pages.Kernel
+		ruleErr error // why there is no kernel: nothing can be published
+		replica replica
+		home    home
+		parked  []message // to slots that are still being handed to this node
+		removed bool
+
+		out     []message     // to send when the step is over
+		changed chan struct{} // closed and replaced when a waiter should look again
+		wake    bool          // this step did something that waiters wait for
+		notify  bool          // this step made notices for the kernel
+	}
+}
+
+// message is a message on its way, or one that waits for a handover.
+type message struct {
+	peer    dsm.NodeID // receiver or sender
+	msg     any
+	payload [][]byte
+}
+
+func newArea(n *Node, ino dsm.Inode) *Area {
+	a := &Area{id: ino.Area(), node: n}
+	a.mu.ino = ino
+	a.mu.view = n.cfg.View.Current()
+	a.mu.changed = make(chan struct{})
+	a.mu.kernel, a.mu.ruleErr = pages.KernelFor(ino.Spec.Merge, ino.Layout)
+	a.mu.replica.init()
+	a.mu.home.init()
+	return a
+}
+
+// step runs one event under the area's lock, then the messages that it sent to
+// this node itself, and when the lock is released sends the others.
+func (a *Area) step(event func()) {
+	a.mu.Lock()
+	a.catchUp()
+	if !a.mu.removed {
+		event()
+		a.local()
+	}
+	out, notify := a.mu.out, a.mu.notify
+	a.mu.out, a.mu.notify = nil, false
+	if a.mu.wake {
+		a.mu.wake = false
+		close(a.mu.changed)
+		a.mu.changed = make(chan struct{})
+	}
+	a.mu.Unlock()
+	for _, m := range out {
+		a.node.cfg.Sender.Send(m.peer, m.msg, m.payload)
+	}
+	if notify {
+		if c := a.node.cache.Load(); c != nil {
+			(*c).Changed(a.id)
+		}
+	}
+}
+
+// local handles what the step sent to this node until nothing of it is left.
+func (a *Area) local() {
+	self := a.node.cfg.Self
+	for i := 0; i < len(a.mu.out); i++ {
+		if a.mu.out[i].peer != self {
+			continue
+		}
+		m := a.mu.out[i]
+		a.mu.out[i].msg = nil
+		a.receive(self, m.msg, m.payload)
+	}
+	rest := a.mu.out[:0]
+	for _, m := range a.mu.out {
+		if m.msg != nil {
+			rest = append(rest, m)
+		}
+	}
+	a.mu.out = rest
+}
+
+func (a *Area) send(to dsm.NodeID, msg any, payload ...[]byte) {
+	a.mu.out = append(a.mu.out, message{to, msg, payload})
+}
+
+func (a *Area) isSelf(n dsm.NodeID) bool { return n == a.node.cfg.Self }
+
+// stamp returns the stamp of a message made now.
+func (a *Area) stamp() wire.Stamp {
+	return wire.Stamp{Area: a.id, Gen: a.mu.ino.Gen, Rev: a.mu.ino.Rev, Epoch: a.mu.view.Epoch}
+}
+
+// row returns the home of an extent in the view that the area acts on.
+func (a *Area) row(e dsm.ExtentIndex) *dsm.SlotHome { return &a.mu.view.Slots[dsm.SlotOf(a.id, e)] }
+
+// extents returns the number of extents of the area.
+func (a *Area) extents() int { return dsm.Extents(a.mu.ino.Size) }
+
+// inArea reports whether page i of extent e lies within the area.
+func (a *Area) inArea(e dsm.ExtentIndex, i int) bool {
+	return int64(page(e, i))*dsm.PageSize < a.mu.ino.Size
+}
+
+// within returns the pages of extent e that lie within the area.
+func (a *Area) within(e dsm.ExtentIndex) dsm.PageSet {
+	n := (a.mu.ino.Size - int64(e)*dsm.ExtentSize + dsm.PageSize - 1) / dsm.PageSize
+	return dsm.Range(0, int(min(max(n, 0), dsm.ExtentPages)))
+}
+
+// page returns the index in the area of page i of extent e.
+func page(e dsm.ExtentIndex, i int) dsm.PageIndex {
+	return dsm.PageIndex(e)*dsm.ExtentPages + dsm.PageIndex(i)
+}
+
+// memory returns the copies of the area, making them at first use.
+func (a *Area) memory() (*pages.Area, error) {
+	if a.mu.mem == nil {
+		mem, err := pages.NewArea(a.id, a.mu.ino.Size)
+		if err != nil {
+			return nil, &errs.Error{Op: "reserve memory", Area: a.id, Kind: errs.NoSpace, Err: err}
+		}
+		a.mu.mem = mem
+		a.mu.cached = pages.NewCached(mem)
+		for e := range a.mu.home.extents {
+			mem.BecomeHome(e)
+		}
+	}
+	return a.mu.mem, nil
+}
+
+// mustMemory is memory in the middle of a step that cannot be refused any more.
+// Sizes were reserved against the budget by the catalog, so failure means that
+// the node's own limits (descriptors, mappings) are exhausted.
+func (a *Area) mustMemory() *pages.Area {
+	mem, err := a.memory()
+	if err != nil {
+		panic(err)
+	}
+	return mem
+}
+
+// catchUp makes the area act on the newest view.
+func (a *Area) catchUp() {
+	v := a.node.cfg.View.Current()
+	if v.Epoch <= a.mu.view.Epoch {
+		return
+	}
+	old := a.mu.view
+	a.mu.view = v
+	if a.mu.removed {
+		return
+	}
+	a.homeViewChanged(old)
+	a.replicaViewChanged(old)
+	a.mu.wake = true
+}
+
+// inodeChanged takes over a new size, spec or layout.
+func (a *Area) inodeChanged(now dsm.Inode) {
+	old := a.mu.ino
+	if now.Rev < old.Rev {
+		return
+	}
+	a.mu.ino = now
+	if now.Size != old.Size && a.mu.mem != nil {
+		if err := a.mu.mem.Resize(now.Size); err != nil {
+			a.node.cfg.Log.Error("resize", "area", a.id, "size", now.Size, "err", err)
+		}
+		a.mu.cached.Truncate(now.Size)
+	}
+	if now.Spec.Merge != old.Spec.Merge || now.Layout != old.Layout {
+		a.mu.kernel, a.mu.ruleErr = pages.KernelFor(now.Spec.Merge, now.Layout)
+	}
+	if now.Gen != old.Gen {
+		a.homeGenChanged()
+	}
+	a.replicaResized(old.Size, now.Size)
+	a.replicaHoldChanged()
+	a.mu.wake = true
+}
+
+// sessionReset resends what a broken session with peer may have lost.
+func (a *Area) sessionReset(peer dsm.NodeID) {
+	a.homeReset(peer)
+	a.replicaReset(peer)
+}
+
+// remove frees the area for good; the catalog has forgotten it.
+func (a *Area) remove() {
+	a.mu.removed = true
+	a.mu.out, a.mu.parked = nil, nil
+	a.mu.home.init()
+	a.mu.replica.init()
+	if a.mu.mem != nil {
+		a.mu.mem.Close()
+		a.mu.mem, a.mu.cached = nil, nil
+	}
+	a.mu.wake = true
+}
+
+// forget gives back the replica's bytes of an extent.
+func (a *Area) forget(e dsm.ExtentIndex) {
+	if err := a.mu.mem.Forget(e); err != nil {
+		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "extent", e, "err", err)
+	}
+}
+
+// freeIfUnused gives the memory back when neither a replica nor a home needs it.
+func (a *Area) freeIfUnused() {
+	if a.mu.mem != nil && !a.mu.replica.subscribed && len(a.mu.home.extents) == 0 {
+		a.mu.mem.Close()
+		a.mu.mem, a.mu.cached = nil, nil
+	}
+}
+
+func (a *Area) now() time.Time { return a.node.cfg.Now() }

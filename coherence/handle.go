@@ -1,0 +1,318 @@
+package coherence
+
+import (
+	"bytes"
+	"context"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// await returns when cond, called under the area's lock, holds; or with
+// errs.Timeout when ctx ends; or with errs.NotExist when the area is removed.
+func (a *Area) await(ctx context.Context, op string, cond func() bool) error {
+	for {
+		a.mu.Lock()
+		ok, gone, changed := cond(), a.mu.removed, a.mu.changed
+		a.mu.Unlock()
+		switch {
+		case gone:
+			return &errs.Error{Op: op, Area: a.id, Kind: errs.NotExist}
+		case ok:
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return &errs.Error{Op: op, Area: a.id, Kind: errs.Timeout, Err: a.blame(ctx.Err())}
+		}
+	}
+}
+
+// Open opens the area for one more file handle: it subscribes if this is the
+// first one, and acquires. write says that the handle may store. The caller
+// opens and closes an area one call at a time.
+func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, error) {
+	a, err := n.area(id)
+	if err != nil {
+		return nil, err
+	}
+	a.step(func() { err = a.opened(write) })
+	if err == nil {
+		err = a.await(ctx, "open", func() bool { return len(a.mu.replica.subs) == 0 })
+		if err == nil {
+			err = a.Acquire(ctx)
+		}
+		if err == nil && write {
+			err = a.await(ctx, "open", func() bool { return a.mu.cached.Writable() })
+		}
+		if err != nil {
+			a.Close(write)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// opened counts one more handle.
+func (a *Area) opened(write bool) error {
+	r := &a.mu.replica
+	if !r.subscribed {
+		if err := a.startReplica(); err != nil {
+			return err
+		}
+	}
+	r.opens++
+	if write {
+		r.writers++
+		a.mu.cached.SetWriters(true)
+		a.mu.notify = true
+	}
+	a.replicaHoldChanged()
+	return nil
+}
+
+// Close ends a handle. The last one lets the replica go after a while.
+func (a *Area) Close(write bool) {
+	last := false
+	a.step(func() {
+		r := &a.mu.replica
+		r.opens--
+		if write {
+			r.writers--
+			a.mu.cached.SetWriters(r.writers > 0)
+		}
+		a.replicaHoldChanged()
+		last = r.opens == 0
+	})
+	if last {
+		time.AfterFunc(a.node.cfg.Linger, a.expire)
+	}
+}
+
+// expire drops the replica if nobody opened it again and nothing in it waits to be
+// published; what cannot be published yet is kept and tried again.
+func (a *Area) expire() {
+	retry := false
+	a.step(func() {
+		r := &a.mu.replica
+		if !r.subscribed || r.opens > 0 {
+			return
+		}
+		goal := a.requestPublish()
+		if retry = !a.reached(goal); !retry {
+			a.dropReplica()
+		}
+	})
+	if retry {
+		time.AfterFunc(a.node.cfg.Linger, a.expire)
+	}
+}
+
+// ReadAt fills p with the bytes from off on for the kernel's page cache, which
+// is from then on told of their changes. Pages that are not here are fetched: errs.Timeout
+// if their home does not send them before ctx ends. Bytes past the end are not
+// read: n is short.
+func (a *Area) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
+	done := false
+	read := func() bool {
+		size := a.mu.ino.Size
+		if off >= size {
+			n, done = 0, true
+			return true
+		}
+		want := p[:min(int64(len(p)), size-off)]
+		if !a.present(off, len(want)) {
+			return false
+		}
+		a.mu.cached.Read(off, want)
+		n, done = len(want), true
+		return true
+	}
+	a.step(func() {
+		if !read() {
+			a.fetch(off, len(p))
+		}
+	})
+	if !done {
+		err = a.await(ctx, "read", read)
+	}
+	return n, err
+}
+
+// present reports whether the pages of [off, off+n) are here.
+func (a *Area) present(off int64, n int) bool {
+	r := &a.mu.replica
+	for p := dsm.PageIndex(off / dsm.PageSize); int64(p)*dsm.PageSize < off+int64(n); p++ {
+		if e, i := p.Extent(); int(e) >= len(r.extents) || !r.extents[e].have.Has(i) {
+			return false
+		}
+	}
+	return true
+}
+
+// fetch asks the homes for the missing pages of [off, off+n).
+func (a *Area) fetch(off int64, n int) {
+	r := &a.mu.replica
+	end := min(off+int64(n), a.mu.ino.Size)
+	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < end && int(e) < len(r.extents); e++ {
+		x := r.extents[e]
+		base := int64(e) * dsm.ExtentSize
+		first := max(off-base, 0) / dsm.PageSize
+		last := (min(end-base, dsm.ExtentSize) + dsm.PageSize - 1) / dsm.PageSize
+		miss := dsm.Range(int(first), int(last)).Minus(x.have).Minus(x.asked)
+		if !miss.Empty() {
+			x.asked = x.asked.Or(miss)
+			a.send(a.row(e).Primary, &wire.Fetch{Stamp: a.stamp(), Extent: e, Pages: miss})
+		}
+	}
+}
+
+// WriteAt takes over a WRITE of the kernel. It never waits: a store to a page that is
+// not here is kept apart until the page comes. Bytes past the area's end are dropped:
+// another node has just cut them off.
+func (a *Area) WriteAt(p []byte, off int64) error {
+	var err error
+	a.step(func() {
+		r := &a.mu.replica
+		if !r.subscribed {
+			err = &errs.Error{Op: "write", Area: a.id, Kind: errs.Closed}
+			return
+		}
+		if room := a.mu.ino.Size - off; int64(len(p)) > room {
+			p = p[:max(room, 0)]
+		}
+		r.lastStore = a.now()
+		for len(p) > 0 {
+			n := min(len(p), dsm.PageSize-int(off%dsm.PageSize))
+			for n < len(p) && a.present(off, min(n+dsm.PageSize, len(p))) {
+				n = min(n+dsm.PageSize, len(p))
+			}
+			a.store(p[:n], off)
+			p, off = p[n:], off+int64(n)
+		}
+	})
+	return err
+}
+
+// store takes stores to pages that are all here, or to one page that is not.
+func (a *Area) store(p []byte, off int64) {
+	r := &a.mu.replica
+	e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
+	if x := r.extents[e]; !x.have.Has(i) {
+		if x.stash == nil {
+			x.stash = make(map[int][]stashed)
+		}
+		x.stash[i] = append(x.stash[i], stashed{off, bytes.Clone(p)})
+		a.fetch(off, len(p))
+		return
+	}
+	a.mu.cached.Wrote(a.mu.kernel, off, p)
+	for q := dsm.PageIndex(off / dsm.PageSize); int64(q)*dsm.PageSize < off+int64(len(p)); q++ {
+		e, i := q.Extent()
+		r.extents[e].dirty.Add(i)
+	}
+}
+
+// unstash carries out the stores that waited for pages.
+func (a *Area) unstash(e dsm.ExtentIndex, came dsm.PageSet) {
+	x := a.mu.replica.extents[e]
+	if len(x.stash) == 0 {
+		return
+	}
+	for i := range came.All() {
+		for _, s := range x.stash[i] {
+			a.store(s.data, s.off)
+		}
+		delete(x.stash, i)
+	}
+}
+
+// Acquire brings this node up to every publish that completed before: it
+// returns when they are in the working copy and the kernel's page cache has heard of them.
+func (a *Area) Acquire(ctx context.Context) error {
+	var round uint64
+	var op *acquiring
+	a.step(func() { round, op = a.startAcquire() })
+	err := a.await(ctx, "acquire", func() bool { return len(op.pending) == 0 })
+	if err == nil {
+		err = a.await(ctx, "acquire", func() bool { return a.mu.cached == nil || a.mu.cached.Idle() })
+	}
+	a.step(func() { a.endAcquire(round) })
+	return err
+}
+
+// startAcquire asks all homes; until endAcquire updates may enter memory.
+func (a *Area) startAcquire() (round uint64, op *acquiring) {
+	r := &a.mu.replica
+	r.syncing++
+	r.round++
+	op = &acquiring{}
+	r.acquires[r.round] = op
+	a.sendAcquire(r.round, op)
+	return r.round, op
+}
+
+func (a *Area) endAcquire(round uint64) {
+	r := &a.mu.replica
+	r.syncing--
+	delete(r.acquires, round)
+}
+
+// Sync is fsync and msync: it publishes and, where updates enter memory in sync
+// calls only, lets them in.
+func (a *Area) Sync(ctx context.Context) error {
+	if err := a.Publish(ctx); err != nil {
+		return err
+	}
+	hold := false
+	a.step(func() { hold = a.holding() })
+	if hold {
+		return a.Acquire(ctx)
+	}
+	return nil
+}
+
+func (a *Area) sendAcquire(round uint64, op *acquiring) {
+	op.pending = make(map[dsm.NodeID]struct{})
+	for _, home := range a.homes(0, a.extents()) {
+		op.pending[home] = struct{}{}
+		a.send(home, &wire.Acquire{Stamp: a.stamp(), Round: round})
+	}
+}
+
+func (a *Area) replicaAcquired(from dsm.NodeID, m *wire.Acquired) {
+	if op := a.mu.replica.acquires[m.Round]; op != nil {
+		delete(op.pending, from)
+		a.mu.wake = true
+	}
+}
+
+// Notice is what the kernel must be told of a range of the area.
+type Notice = pages.Notice
+
+// NextNotice returns the next thing to tell the kernel; NoticeDone ends it.
+// Several notices may be out at once, of different pages.
+func (a *Area) NextNotice() (Notice, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mu.cached == nil {
+		return Notice{}, false
+	}
+	return a.mu.cached.NextNotice()
+}
+
+// NoticeDone says that the kernel has been told.
+func (a *Area) NoticeDone(n Notice) {
+	a.step(func() {
+		if a.mu.cached != nil {
+			a.mu.cached.Done(n)
+			a.mu.wake = true
+		}
+	})
+}

@@ -1,0 +1,326 @@
+package coherence
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// handoverWindow is how many extents are on their way to one new home.
+const handoverWindow = 4
+
+// handovers moves the slots that the view took from this node to their new
+// homes, and takes over those that it gave to this node.
+//
+// From the moment a node acts on the new view the old home answers nothing for
+// the slot, and the new one parks what it is asked; so the state that is sent
+// is final. The old home keeps it until the catalog says that the new home
+// has it (Source is 0 again), so a broken session is repaired by starting over.
+type handovers struct {
+	node    *Node
+	ctx     context.Context
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	stepped bool // simulated: its steps are taken by the test, not by goroutines
+
+	mu struct {
+		sync.Mutex
+		sent map[dsm.Slot]dsm.Epoch // handed over, under which epoch of the slot
+		runs map[dsm.NodeID]*handoverRun
+	}
+}
+
+// handoverRun is the sending to one new home. Its goroutine goes on until no
+// slot is left to send.
+type handoverRun struct {
+	to      dsm.NodeID
+	acks    chan *wire.HandoverAck
+	restart chan struct{} // capacity 1: the session broke
+	lastID  uint64        // of the last extent sent; never reused, so that late acks match nothing
+}
+
+func (h *handovers) init(n *Node) {
+	h.node = n
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	h.mu.sent = make(map[dsm.Slot]dsm.Epoch)
+	h.mu.runs = make(map[dsm.NodeID]*handoverRun)
+}
+
+func (h *handovers) close() {
+	h.mu.Lock()
+	h.cancel()
+	h.mu.Unlock()
+	h.wg.Wait()
+}
+
+// pending returns the slots that this node still has to send to the node.
+func (h *handovers) pendingLocked(v *dsm.View, to dsm.NodeID) []dsm.Slot {
+	var out []dsm.Slot
+	for s := range v.Slots {
+		row := &v.Slots[s]
+		if row.Source == h.node.cfg.Self && row.Primary == to && h.mu.sent[dsm.Slot(s)] != row.Epoch {
+			out = append(out, dsm.Slot(s))
+		}
+	}
+	return out
+}
+
+func (h *handovers) viewChanged(v *dsm.View) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ctx.Err() != nil || h.stepped {
+		return
+	}
+	for _, m := range v.Members {
+		if h.mu.runs[m.ID] == nil && len(h.pendingLocked(v, m.ID)) > 0 {
+			r := &handoverRun{to: m.ID, acks: make(chan *wire.HandoverAck, 64), restart: make(chan struct{}, 1)}
+			h.mu.runs[m.ID] = r
+			h.wg.Go(func() { h.run(r) })
+		}
+	}
+}
+
+// run sends slots until none is left.
+func (h *handovers) run(r *handoverRun) {
+	for {
+		h.mu.Lock()
+		v := h.node.cfg.View.Current()
+		slots := h.pendingLocked(v, r.to)
+		if len(slots) == 0 || h.ctx.Err() != nil {
+			delete(h.mu.runs, r.to)
+			h.mu.Unlock()
+			return
+		}
+		h.mu.Unlock()
+		if !h.send(r, slots) {
+			continue
+		}
+		h.node.cfg.Sender.Send(r.to, &wire.HandoverDone{Epoch: v.Epoch, Slots: slots}, nil)
+		h.mu.Lock()
+		for _, s := range slots {
+			h.mu.sent[s] = v.Slots[s].Epoch
+		}
+		h.mu.Unlock()
+	}
+}
+
+// send sends the extents of the slots and returns when all are acked; false if
+// it has to be started over.
+func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
+	var moving [dsm.Slots]bool
+	for _, s := range slots {
+		moving[s] = true
+	}
+	type item struct {
+		area   *Area
+		extent dsm.ExtentIndex
+	}
+	var todo []item
+	for _, a := range h.node.all() {
+		a.step(func() {
+			for e := range a.mu.home.extents {
+				if moving[dsm.SlotOf(a.id, e)] {
+					todo = append(todo, item{a, e})
+				}
+			}
+		})
+	}
+	under := make(map[uint64]item)
+	for len(todo) > 0 || len(under) > 0 {
+		for len(todo) > 0 && len(under) < handoverWindow {
+			r.lastID++
+			it := todo[0]
+			todo = todo[1:]
+			if it.area.handOver(r.to, it.extent, r.lastID) {
+				under[r.lastID] = it
+			}
+		}
+		if len(under) == 0 {
+			continue
+		}
+		select {
+		case ack := <-r.acks:
+			it, ok := under[ack.ID]
+			if !ok {
+				continue
+			}
+			delete(under, ack.ID)
+			if ack.Stale {
+				if h.node.cfg.View.WaitApplied(h.ctx, ack.Rev, 0) != nil {
+					return false
+				}
+				todo = append(todo, it)
+			}
+		case <-r.restart:
+			return false
+		case <-h.ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// handOver sends the state of an extent; false if there is none any more.
+func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (sent bool) {
+	a.step(func() {
+		x := a.mu.home.extents[e]
+		if x == nil {
+			return
+		}
+		m := &wire.HandoverExtent{Stamp: a.stamp(), ID: id, Slot: dsm.SlotOf(a.id, e), Extent: e, Version: x.version}
+		for i, v := range x.pages {
+			if v != 0 {
+				m.Pages.Add(i)
+				m.Versions = append(m.Versions, v)
+			}
+		}
+		for n, seq := range x.writers {
+			m.Writers = append(m.Writers, wire.WriterSeq{Node: n, Seq: seq})
+		}
+		payload := make([]byte, 0, m.Pages.Len()*dsm.PageSize)
+		for i := range m.Pages.All() {
+			payload = append(payload, a.mu.mem.Home(page(e, i))...)
+		}
+		a.send(to, m, payload)
+		sent = true
+	})
+	return sent
+}
+
+// extent installs the state of an extent that this node is the new home of.
+func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []byte) error {
+	n := h.node
+	if err := n.waitApplied(m.Rev, m.Epoch); err != nil {
+		return err
+	}
+	if m.Pages.Len() != len(m.Versions) || len(payload) != m.Pages.Len()*dsm.PageSize || dsm.SlotOf(m.Area, m.Extent) != m.Slot {
+		return errs.E(errs.Corrupt, "handover", "extent %d of area %d does not add up", m.Extent, m.Area)
+	}
+	ack := &wire.HandoverAck{ID: m.ID}
+	if a, err := n.area(m.Area); err == nil {
+		a.step(func() {
+			row := a.row(m.Extent)
+			switch {
+			case row.Source != from || !a.isSelf(row.Primary) || n.slotReady(m.Slot, row):
+				// Sent again, or overtaken by another view: nothing to install.
+			case m.Gen < a.mu.ino.Gen:
+				ack.Stale, ack.Rev = true, a.mu.ino.Rev
+			case int(m.Extent) < a.extents():
+				a.installExtent(m, payload)
+			}
+		})
+	}
+	n.cfg.Sender.Send(from, ack, nil)
+	return nil
+}
+
+func (a *Area) installExtent(m *wire.HandoverExtent, payload []byte) {
+	x := a.homeExtent(m.Extent)
+	*x = homeExtent{version: m.Version, writers: make(map[dsm.NodeID]dsm.Seq)}
+	for _, w := range m.Writers {
+		x.writers[w.Node] = w.Seq
+	}
+	k := 0
+	for i := range m.Pages.All() {
+		if a.inArea(m.Extent, i) {
+			x.pages[i] = m.Versions[k]
+			a.mu.mem.InstallHome(page(m.Extent, i), payload[k*dsm.PageSize:][:dsm.PageSize], a.replicaHas(m.Extent, i))
+		}
+		k++
+	}
+}
+
+// acked passes an ack to the run that waits for it.
+func (h *handovers) acked(from dsm.NodeID, m *wire.HandoverAck) {
+	h.mu.Lock()
+	r := h.mu.runs[from]
+	h.mu.Unlock()
+	if r != nil {
+		select {
+		case r.acks <- m:
+		default: // more than were ever sent: not one of ours
+		}
+	}
+}
+
+// done opens slots for business: all their state is here.
+func (h *handovers) done(from dsm.NodeID, m *wire.HandoverDone) error {
+	n := h.node
+	if err := n.waitApplied(0, m.Epoch); err != nil {
+		return err
+	}
+	v := n.cfg.View.Current()
+	var ready []dsm.Slot
+	for _, s := range m.Slots {
+		if int(s) >= dsm.Slots {
+			return errs.E(errs.Corrupt, "handover", "slot %d", s)
+		}
+		if row := &v.Slots[s]; row.Source == from && row.Primary == n.cfg.Self {
+			n.received[s].Store(uint64(row.Epoch))
+			ready = append(ready, s)
+		}
+	}
+	if len(ready) == 0 {
+		return nil
+	}
+	for _, a := range n.all() {
+		a.step(a.unpark)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ctx.Err() == nil {
+		h.wg.Go(func() { h.tell(ready, v.Epoch) })
+	}
+	return nil
+}
+
+// tell records in the catalog that the slots are here.
+func (h *handovers) tell(slots []dsm.Slot, e dsm.Epoch) {
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		ctx, cancel := context.WithTimeout(h.ctx, 10*time.Second)
+		err := h.node.cfg.View.SlotsReady(ctx, slots, e)
+		cancel()
+		if err == nil || h.ctx.Err() != nil {
+			return
+		}
+		h.node.cfg.Log.Warn("slots are here but the catalog cannot be told yet", "slots", len(slots), "err", err)
+		select {
+		case <-time.After(wait):
+		case <-h.ctx.Done():
+			return
+		}
+	}
+}
+
+// sessionReset starts the handover to peer over.
+func (h *handovers) sessionReset(peer dsm.NodeID) {
+	h.mu.Lock()
+	v := h.node.cfg.View.Current()
+	for s := range v.Slots {
+		if row := &v.Slots[s]; row.Source == h.node.cfg.Self && row.Primary == peer {
+			delete(h.mu.sent, dsm.Slot(s))
+		}
+	}
+	if r := h.mu.runs[peer]; r != nil {
+		select {
+		case r.restart <- struct{}{}:
+		default:
+		}
+	}
+	h.mu.Unlock()
+	h.viewChanged(v)
+}
+
+// Departed reports whether this node is neither home nor source of any slot, so that
+// it may leave the cluster without taking data along.
+func (n *Node) Departed() bool {
+	v := n.cfg.View.Current()
+	return !slices.ContainsFunc(v.Slots[:], func(r dsm.SlotHome) bool {
+		return r.Primary == n.cfg.Self || r.Source == n.cfg.Self
+	})
+}

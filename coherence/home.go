@@ -1,0 +1,221 @@
+package coherence
+
+import (
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// home is what this node knows as the home of extents of one area: their
+// versions, whose publishes they contain, and who is subscribed. The bytes are
+// the area's home copy in pages.
+type home struct {
+	extents map[dsm.ExtentIndex]*homeExtent // those that were ever published to
+	subs    map[dsm.NodeID]*subscriber
+
+	lastPush uint64 // id of the last push; ids are not reused, so that a late ack matches nothing
+}
+
+// homeExtent is the directory entry of an extent.
+type homeExtent struct {
+	version dsm.Version                  // of the newest publish
+	pages   [dsm.ExtentPages]dsm.Version // of the newest publish to each page; 0: never
+	writers map[dsm.NodeID]dsm.Seq       // newest publish merged, by publisher
+}
+
+func (h *home) init() {
+	h.extents = make(map[dsm.ExtentIndex]*homeExtent)
+	h.subs = make(map[dsm.NodeID]*subscriber)
+}
+
+// newer returns the pages that changed after v.
+func (x *homeExtent) newer(v dsm.Version) (s dsm.PageSet) {
+	if x == nil || x.version <= v {
+		return s
+	}
+	for i, pv := range x.pages {
+		if pv > v {
+			s.Add(i)
+		}
+	}
+	return s
+}
+
+// homeExtent returns the directory entry of e, making it at the first publish.
+func (a *Area) homeExtent(e dsm.ExtentIndex) *homeExtent {
+	x := a.mu.home.extents[e]
+	if x == nil {
+		x = &homeExtent{writers: make(map[dsm.NodeID]dsm.Seq)}
+		a.mu.home.extents[e] = x
+		// The base copy of the extent, still all zero, becomes the home copy.
+		if mem := a.mustMemory(); !mem.Homed(e) {
+			mem.BecomeHome(e)
+		}
+	}
+	return x
+}
+
+// homePublish merges a publish: the one place where versions are made.
+func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) error {
+	ack := &wire.PublishAck{Stamp: a.stamp(), Extent: m.Extent, Seq: m.Seq}
+	if x := a.mu.home.extents[m.Extent]; x != nil && m.Seq <= x.writers[from] {
+		// Sent again: merged already, be it under older rules.
+		ack.Version = x.version
+		if sub := a.mu.home.subs[from]; sub != nil {
+			sub.lack(m.Extent, m.Pages)
+		}
+		a.send(from, ack)
+		a.pump(from, a.mu.home.subs[from])
+		return nil
+	}
+	if m.Gen < a.mu.ino.Gen {
+		ack.Stale = true
+		a.send(from, ack)
+		return nil
+	}
+	delta := pages.Delta{Extent: m.Extent, Pages: m.Pages, Index: m.Index, Data: payload}
+	if a.mu.ruleErr != nil {
+		return errs.E(errs.Corrupt, "publish", "an area without a merge rule: %w", a.mu.ruleErr)
+	}
+	for i := range m.Pages.All() {
+		if !a.inArea(m.Extent, i) {
+			return errs.E(errs.Corrupt, "publish", "page %d is past the end of area %d", page(m.Extent, i), a.id)
+		}
+	}
+	if err := delta.Validate(a.mu.kernel); err != nil {
+		return err
+	}
+	x := a.homeExtent(m.Extent)
+	mem := a.mustMemory()
+	for i := range m.Pages.All() {
+		mem.BeforeHomeWrite(page(m.Extent, i), a.replicaHas(m.Extent, i))
+	}
+	a.mu.kernel.Apply(&delta, func(i int) []byte { return mem.Home(page(m.Extent, i)) })
+	x.version = x.version.Next(a.now())
+	for i := range m.Pages.All() {
+		x.pages[i] = x.version
+	}
+	x.writers[from] = m.Seq
+	a.node.stats.publishesMerged.Add(1)
+
+	ack.Version = x.version
+	if sub := a.mu.home.subs[from]; sub != nil {
+		// Pages that the publisher has up to date need not come back to it: its own
+		// bytes are the result. All others crossed with a push, or never came.
+		if l := sub.extents[m.Extent]; l != nil {
+			sub.lack(m.Extent, l.lacks.Or(l.sent).And(m.Pages))
+			ack.Complete = l.lacks.Empty() && len(l.pushes) == 0
+		} else {
+			ack.Complete = true
+		}
+	}
+	a.send(from, ack)
+	for _, id := range a.subscribers() {
+		s := a.mu.home.subs[id]
+		if id != from {
+			s.lack(m.Extent, m.Pages)
+		}
+		a.pump(id, s)
+	}
+	return nil
+}
+
+// subscribers returns who is subscribed, in a fixed order: others first, so that their
+// pushes leave before this node spends time on its own copy.
+func (a *Area) subscribers() []dsm.NodeID {
+	ids := make([]dsm.NodeID, 0, len(a.mu.home.subs))
+	for id := range a.mu.home.subs {
+		ids = append(ids, id)
+	}
+	self := a.node.cfg.Self
+	slices.SortFunc(ids, func(x, y dsm.NodeID) int {
+		switch {
+		case x == y:
+			return 0
+		case x == self || (y != self && x > y):
+			return 1
+		}
+		return -1
+	})
+	return ids
+}
+
+// homeViewChanged forgets subscribers that are no members any more. Slots that
+// went to another home are handed over by handovers, which frees them when the
+// new home has them.
+func (a *Area) homeViewChanged(old *dsm.View) {
+	for id := range a.mu.home.subs {
+		if _, ok := a.mu.view.Member(id); !ok {
+			delete(a.mu.home.subs, id)
+		}
+	}
+	for e := range a.mu.home.extents {
+		row := a.row(e)
+		if !a.isSelf(row.Primary) {
+			for _, s := range a.mu.home.subs {
+				s.forget(e)
+			}
+			if !a.isSelf(row.Source) {
+				a.resign(e)
+			}
+		}
+	}
+	_ = old
+}
+
+// resign frees the home copy of an extent that the new home has received.
+func (a *Area) resign(e dsm.ExtentIndex) {
+	delete(a.mu.home.extents, e)
+	if a.mu.mem != nil {
+		a.mu.mem.ResignHome(e)
+		if !a.mu.replica.subscribed {
+			a.forget(e)
+		}
+	}
+	a.freeIfUnused()
+}
+
+// homeGenChanged follows a shrink or a change of rules. Replicas that know of
+// it drop what was pushed before, so nothing under way counts as received.
+func (a *Area) homeGenChanged() {
+	for _, s := range a.mu.home.subs {
+		s.lostAll()
+	}
+	last := dsm.PageIndex((a.mu.ino.Size + dsm.PageSize - 1) / dsm.PageSize)
+	for e, x := range a.mu.home.extents {
+		for i := range x.pages {
+			if page(e, i) >= last {
+				x.pages[i] = 0
+				for _, s := range a.mu.home.subs {
+					s.forgetPage(e, i)
+				}
+			}
+		}
+	}
+	for id, s := range a.mu.home.subs {
+		a.pump(id, s)
+	}
+}
+
+// homeReset follows a broken session: what was pushed may not have arrived.
+func (a *Area) homeReset(peer dsm.NodeID) {
+	if s := a.mu.home.subs[peer]; s != nil {
+		s.lostAll()
+		a.pump(peer, s)
+	}
+}
+
+// homeInquire answers what this home knows of the area.
+func (a *Area) homeInquire(from dsm.NodeID, m *wire.Inquire) {
+	r := &wire.Inquired{Stamp: a.stamp(), Round: m.Round, Subscribers: a.subscribers()}
+	slices.Sort(r.Subscribers)
+	for e, x := range a.mu.home.extents {
+		if a.isSelf(a.row(e).Primary) {
+			r.Version = max(r.Version, x.version)
+		}
+	}
+	a.send(from, r)
+}

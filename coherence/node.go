@@ -1,0 +1,181 @@
+package coherence
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// PageCache is the kernel's page cache as the data plane needs it. Its methods
+// are called with no lock held and never block.
+type PageCache interface {
+	// Changed says that Area.NextNotice has something.
+	Changed(id dsm.AreaID)
+	// AttrChanged says that the size or the rules of the area changed.
+	AttrChanged(id dsm.AreaID)
+}
+
+// Config is what a Node needs.
+type Config struct {
+	Self   dsm.NodeID
+	View   View
+	Sender Sender
+	Log    *slog.Logger
+	// Linger is how long an area that no program has open stays subscribed; 0
+	// means DefaultLinger.
+	Linger time.Duration
+	// Now is the clock that versions are made of; nil means time.Now.
+	Now func() time.Time
+}
+
+// DefaultLinger keeps an area subscribed between a program that closes it and
+// the next that opens it.
+const DefaultLinger = 10 * time.Second
+
+// Node is the data plane of one node.
+type Node struct {
+	cfg   Config
+	cache atomic.Pointer[PageCache]
+	stats stats
+
+	// received[s] is the epoch at which this node, as the new primary of slot
+	// s, has got all its state; until then requests to it are parked.
+	received [dsm.Slots]atomic.Uint64
+
+	mu struct {
+		sync.Mutex
+		areas  map[dsm.AreaID]*Area
+		closed bool
+	}
+	handovers handovers
+}
+
+// New returns a data plane with no areas. It starts no goroutine.
+func New(cfg Config) *Node {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Linger == 0 {
+		cfg.Linger = DefaultLinger
+	}
+	n := &Node{cfg: cfg}
+	n.mu.areas = make(map[dsm.AreaID]*Area)
+	n.handovers.init(n)
+	return n
+}
+
+// SetPageCache says where changes of working copies are announced. Before it
+// is called they are not.
+func (n *Node) SetPageCache(c PageCache) { n.cache.Store(&c) }
+
+// area returns the area, making it if the catalog knows it.
+func (n *Node) area(id dsm.AreaID) (*Area, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if a := n.mu.areas[id]; a != nil {
+		return a, nil
+	}
+	if n.mu.closed {
+		return nil, errs.E(errs.Closed, "open area", "")
+	}
+	ino, ok := n.cfg.View.Area(id)
+	if !ok || ino.Kind != dsm.KindFile {
+		return nil, &errs.Error{Op: "open area", Area: id, Kind: errs.NotExist}
+	}
+	a := newArea(n, ino)
+	n.mu.areas[id] = a
+	return a, nil
+}
+
+// all returns the areas of this node.
+func (n *Node) all() []*Area {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := make([]*Area, 0, len(n.mu.areas))
+	for _, a := range n.mu.areas {
+		out = append(out, a)
+	}
+	return out
+}
+
+// known returns the area if this node has it.
+func (n *Node) known(id dsm.AreaID) *Area {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.areas[id]
+}
+
+// AreaChanged tells of a new size, spec or layout. The catalog calls it in the
+// order of its log, before anyone can read the new state.
+func (n *Node) AreaChanged(_, now dsm.Inode) {
+	if a := n.known(now.Area()); a != nil {
+		a.step(func() { a.inodeChanged(now) })
+		if c := n.cache.Load(); c != nil {
+			(*c).AttrChanged(now.Area())
+		}
+	}
+}
+
+// AreaRemoved tells that the area is gone: unlinked and held by nobody.
+func (n *Node) AreaRemoved(ino dsm.Ino) {
+	n.mu.Lock()
+	a := n.mu.areas[dsm.AreaID(ino)]
+	delete(n.mu.areas, dsm.AreaID(ino))
+	n.mu.Unlock()
+	if a != nil {
+		a.step(a.remove)
+	}
+}
+
+// ViewChanged tells of new members or homes. Every area notices the new view
+// at its next step by itself; this makes it happen now.
+func (n *Node) ViewChanged(v *dsm.View) {
+	go func() {
+		for _, a := range n.all() {
+			a.step(func() {})
+		}
+		n.handovers.viewChanged(v)
+	}()
+}
+
+// Reset tells that the catalog was replaced as a whole by a snapshot.
+func (n *Node) Reset() {
+	for _, a := range n.all() {
+		ino, ok := n.cfg.View.Area(a.id)
+		if !ok {
+			n.AreaRemoved(dsm.Ino(a.id))
+			continue
+		}
+		n.AreaChanged(ino, ino)
+	}
+	n.ViewChanged(n.cfg.View.Current())
+}
+
+// SessionReset tells that messages to or from peer may have been lost.
+func (n *Node) SessionReset(peer dsm.NodeID) {
+	for _, a := range n.all() {
+		a.step(func() { a.sessionReset(peer) })
+	}
+	n.handovers.sessionReset(peer)
+}
+
+// Close releases the memory of every area. Programs must be gone.
+func (n *Node) Close() {
+	n.mu.Lock()
+	n.mu.closed = true
+	n.mu.Unlock()
+	n.handovers.close()
+	for _, a := range n.all() {
+		n.AreaRemoved(dsm.Ino(a.id))
+	}
+}
+
+// waitApplied brings the catalog up to what the message was made under.
+func (n *Node) waitApplied(rev dsm.Generation, e dsm.Epoch) error {
+	return n.cfg.View.WaitApplied(context.Background(), rev, e)
+}

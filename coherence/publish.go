@@ -1,0 +1,268 @@
+package coherence
+
+import (
+	"bytes"
+	"context"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// publishWindow bounds the extents of one area whose publications are under
+// way: at most this many MiB wait for acks, which is what a fast link needs.
+const publishWindow = 8
+
+// publication is a publish of one extent that the home has not acked. There is
+// at most one for each extent. Until the ack the base copy stays what the home
+// had; the publication is overlaid where the two must be seen together.
+type publication struct {
+	seq    dsm.Seq
+	stamp  wire.Stamp // it was made under; a resend keeps Gen, so that a home with newer rules refuses it
+	pages  dsm.PageSet
+	sent   dsm.PageSet // pages as sent; pages loses those whose effect came back by a push
+	delta  pages.Delta
+	kernel pages.Kernel
+	// snap has the working bytes at the time of the diff for pages where adding
+	// the published difference to the base does not give them exactly (floating-point rounding).
+	snap map[int][]byte
+	// limit is the smallest size, within the extent and in bytes, that the area had since: what
+	// was published past it is void.
+	limit int
+}
+
+// overlay applies the publication to the bytes of page i.
+func (p *publication) overlay(dst []byte, i int) {
+	keep := max(p.limit-i*dsm.PageSize, 0)
+	if keep >= dsm.PageSize {
+		p.kernel.Overlay(&p.delta, i, dst)
+		return
+	}
+	tail := bytes.Clone(dst[keep:])
+	p.kernel.Overlay(&p.delta, i, dst)
+	copy(dst[keep:], tail)
+}
+
+// accounted sets dst to the bytes of page i that the publication accounts for:
+// what differs from them in the working copy is to be published next.
+func (p *publication) accounted(dst []byte, i int, base []byte) {
+	if s := p.snap[i]; s != nil {
+		copy(dst, s)
+		return
+	}
+	copy(dst, base)
+	p.overlay(dst, i)
+}
+
+// shrink follows a shrink of the area.
+func (p *publication) shrink(e dsm.ExtentIndex, size int64) {
+	p.limit = int(min(int64(p.limit), max(size-int64(e)*dsm.ExtentSize, 0)))
+	for i, s := range p.snap {
+		clear(s[min(max(p.limit-i*dsm.PageSize, 0), dsm.PageSize):])
+	}
+}
+
+// startPublications makes publications of the wanted extents, up to the window.
+func (a *Area) startPublications() {
+	r := &a.mu.replica
+	if a.publishable() != nil {
+		return
+	}
+	for e, x := range r.extents {
+		if !x.wanted || x.pub != nil {
+			continue
+		}
+		if r.nPubs >= publishWindow {
+			return
+		}
+		x.wanted = len(x.stash) > 0 // those pages come later
+		a.startPublication(dsm.ExtentIndex(e), x)
+	}
+}
+
+// startPublication diffs the dirty pages of an extent and sends what changed.
+func (a *Area) startPublication(e dsm.ExtentIndex, x *replicaExtent) {
+	r := &a.mu.replica
+	mem := a.mu.mem
+	pub := &publication{kernel: a.mu.kernel, stamp: a.stamp(), limit: dsm.ExtentSize}
+	pub.delta.Reset(e)
+	for i := range x.dirty.And(x.have).All() {
+		p := page(e, i)
+		changed, inexact := pub.kernel.AppendDelta(&pub.delta, p, mem.Base(p), mem.Working(p))
+		if changed {
+			pub.pages.Add(i)
+		}
+		if inexact {
+			if pub.snap == nil {
+				pub.snap = make(map[int][]byte)
+			}
+			pub.snap[i] = bytes.Clone(mem.Working(p))
+		}
+	}
+	x.dirty = x.dirty.Minus(x.have)
+	x.started++
+	if pub.pages.Empty() {
+		x.acked = x.started
+		a.mu.wake = true
+		return
+	}
+	r.seq++
+	r.nPubs++
+	pub.seq, pub.sent = r.seq, pub.pages
+	x.pub = pub
+	a.node.stats.publishes.Add(1)
+	a.node.stats.publishedBytes.Add(uint64(len(pub.delta.Data)))
+	a.sendPublication(e, pub)
+}
+
+func (a *Area) sendPublication(e dsm.ExtentIndex, pub *publication) {
+	st := a.stamp()
+	st.Gen = pub.stamp.Gen
+	a.send(a.row(e).Primary, &wire.Publish{Stamp: st, Extent: e, Seq: pub.seq, Pages: pub.sent, Index: pub.delta.Index},
+		pub.delta.Data)
+}
+
+// replicaPublishAck ends a publication: the base copy takes it over, or, if the
+// rules changed meanwhile, the stores are dirty again and are diffed anew.
+func (a *Area) replicaPublishAck(m *wire.PublishAck) {
+	r := &a.mu.replica
+	if !r.subscribed || int(m.Extent) >= len(r.extents) {
+		return
+	}
+	x := r.extents[m.Extent]
+	pub := x.pub
+	if pub == nil || pub.seq != m.Seq {
+		return
+	}
+	x.pub = nil
+	r.nPubs--
+	a.mu.wake = true
+	if m.Stale {
+		x.dirty = x.dirty.Or(pub.sent).And(a.within(m.Extent))
+		x.started--
+		x.wanted = true
+		a.startPublications()
+		return
+	}
+	mem := a.mu.mem
+	var n [dsm.PageSize]byte
+	for i := range pub.pages.All() {
+		p := page(m.Extent, i)
+		if !a.inArea(m.Extent, i) {
+			continue
+		}
+		copy(n[:], mem.Base(p))
+		pub.overlay(n[:], i)
+		if s := pub.snap[i]; s != nil {
+			// The home's result is rounded differently: bring it into memory too.
+			a.mu.cached.BeforeMerge(p)
+			a.mu.notify = true
+			pub.kernel.Merge(p, s, mem.Working(p), n[:], nil)
+		}
+		mem.SetBase(p, n[:])
+	}
+	if m.Complete && x.behind.Empty() {
+		x.version = max(x.version, m.Version)
+	}
+	x.acked = x.started
+	a.startPublications()
+}
+
+// publishGoal says when the publish that a caller waits for is complete: the
+// publications of the extents up to these numbers are acked.
+type publishGoal map[dsm.ExtentIndex]uint64
+
+// requestPublish wants all dirty extents published.
+func (a *Area) requestPublish() publishGoal {
+	r := &a.mu.replica
+	var goal publishGoal
+	for e, x := range r.extents {
+		switch {
+		case !x.dirty.Empty() || len(x.stash) > 0:
+			x.wanted = true
+		case x.pub == nil:
+			continue
+		}
+		if goal == nil {
+			goal = make(publishGoal)
+		}
+		goal[dsm.ExtentIndex(e)] = x.started
+		if x.wanted {
+			goal[dsm.ExtentIndex(e)]++
+		}
+	}
+	if goal != nil {
+		a.startPublications()
+	}
+	return goal
+}
+
+// reached reports whether the goal is reached; extents cut off count as reached.
+func (a *Area) reached(g publishGoal) bool {
+	r := &a.mu.replica
+	for e, n := range g {
+		if int(e) < len(r.extents) && r.extents[e].acked < n {
+			return false
+		}
+	}
+	return true
+}
+
+// Publish makes the stores that this node has received so far visible to the
+// other nodes: it returns when the homes have merged them. errs.Timeout: some home
+// did not answer before ctx ended; the stores stay dirty and are sent again.
+// errs.Invalid: the area's rules do not fit its bytes.
+func (a *Area) Publish(ctx context.Context) error {
+	if err := a.detectLayout(ctx); err != nil {
+		return err
+	}
+	var goal publishGoal
+	var rule error
+	a.step(func() {
+		if goal = a.requestPublish(); goal != nil {
+			rule = a.publishable()
+		}
+	})
+	if goal == nil {
+		return nil
+	}
+	if rule != nil {
+		return rule
+	}
+	return a.await(ctx, "publish", func() bool { return a.reached(goal) })
+}
+
+// publishable says why the bytes of the area cannot be merged as its rules say.
+func (a *Area) publishable() error {
+	if a.mu.ruleErr != nil {
+		return &errs.Error{Op: "publish", Area: a.id, Kind: errs.Invalid, Err: a.mu.ruleErr}
+	}
+	l := a.mu.ino.Layout
+	if n := (a.mu.ino.Size - l.DataOffset) % int64(l.DType.Size()); a.mu.ino.Spec.Merge != dsm.MergeLast && n != 0 {
+		return &errs.Error{Op: "publish", Area: a.id, Kind: errs.Invalid, Err: errs.E(errs.Invalid, "",
+			"the size of %d bytes (header %d) is no multiple of the element size %d of %s", a.mu.ino.Size, l.DataOffset, l.DType.Size(), l.DType)}
+	}
+	return nil
+}
+
+// detectLayout looks whether an area without a known type starts with a header
+// that tells it, and then records it in the catalog, once for all nodes.
+func (a *Area) detectLayout(ctx context.Context) error {
+	var l dsm.Layout
+	var found bool
+	a.step(func() {
+		r := &a.mu.replica
+		if a.mu.ino.Spec.DType != dsm.DTypeAuto || a.mu.ino.Layout.DType != dsm.DTypeAuto {
+			return
+		}
+		if len(r.extents) == 0 || !r.extents[0].have.Has(0) {
+			return
+		}
+		l, found = npyLayout(a.mu.mem.Working(0), a.mu.ino.Size)
+	})
+	if !found {
+		return nil
+	}
+	return a.node.cfg.View.SetLayout(ctx, a.id, l)
+}

@@ -1,0 +1,221 @@
+package coherence
+
+import (
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// Handle takes a message of another node. Messages of one node must be handed
+// over in the order they came. The payload is not kept. An error means that
+// the message breaks the protocol: the caller closes the connection.
+func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
+	var st *wire.Stamp
+	switch m := msg.(type) {
+	case *wire.HandoverExtent:
+		return n.handovers.extent(from, m, payload)
+	case *wire.HandoverAck:
+		n.handovers.acked(from, m)
+		return nil
+	case *wire.HandoverDone:
+		return n.handovers.done(from, m)
+	case *wire.Subscribe:
+		st = &m.Stamp
+	case *wire.Subscribed:
+		st = &m.Stamp
+	case *wire.Unsubscribe:
+		st = &m.Stamp
+	case *wire.Fetch:
+		st = &m.Stamp
+	case *wire.Push:
+		st = &m.Stamp
+	case *wire.PushAck:
+		st = &m.Stamp
+	case *wire.Publish:
+		st = &m.Stamp
+	case *wire.PublishAck:
+		st = &m.Stamp
+	case *wire.Acquire:
+		st = &m.Stamp
+	case *wire.Acquired:
+		st = &m.Stamp
+	case *wire.Inquire:
+		st = &m.Stamp
+	case *wire.Inquired:
+		st = &m.Stamp
+	default:
+		return errUnexpected(from, msg)
+	}
+	if err := n.waitApplied(st.Rev, st.Epoch); err != nil {
+		return err
+	}
+	a, err := n.area(st.Area)
+	if err != nil {
+		return nil // removed meanwhile: whoever asked has heard it from the catalog
+	}
+	var bad error
+	a.step(func() { bad = a.receive(from, msg, [][]byte{payload}) })
+	return bad
+}
+
+// receive handles one message in a step. Those to extents that this node is
+// not (or was not yet) the home of are dropped: the sender will see the same view and
+// send again to the right node. Those to slots still on their way to this node are parked.
+func (a *Area) receive(from dsm.NodeID, msg any, payload [][]byte) error {
+	one := func() []byte { return flat(payload) }
+	if a.parkedFrom(from, msg) {
+		a.park(from, msg, one())
+		return nil
+	}
+	switch m := msg.(type) {
+	case *wire.Subscribe:
+		switch a.serveAll(m.Epoch, m.Extents) {
+		case park:
+			a.park(from, msg, nil)
+		case serve:
+			a.homeSubscribe(from, m)
+		}
+	case *wire.Acquire:
+		if a.awaiting() {
+			a.park(from, msg, nil)
+		} else {
+			a.homeAcquire(from, m)
+		}
+	case *wire.Inquire:
+		if a.awaiting() {
+			a.park(from, msg, nil)
+		} else {
+			a.homeInquire(from, m)
+		}
+	case *wire.Unsubscribe:
+		a.homeUnsubscribe(from)
+	case *wire.Fetch:
+		switch a.serve(m.Epoch, m.Extent) {
+		case park:
+			a.park(from, msg, nil)
+		case serve:
+			a.homeFetch(from, m)
+		}
+	case *wire.Publish:
+		switch a.serve(m.Epoch, m.Extent) {
+		case park:
+			a.park(from, msg, one())
+		case serve:
+			return a.homePublish(from, m, one())
+		}
+	case *wire.PushAck:
+		a.homePushAck(from, m)
+	case *wire.Push:
+		if a.fromHome(from, m.Epoch, m.Extent) {
+			return a.replicaPush(from, m, payload)
+		}
+	case *wire.PublishAck:
+		if a.fromHome(from, m.Epoch, m.Extent) {
+			a.replicaPublishAck(m)
+		}
+	case *wire.Subscribed:
+		a.replicaSubscribed(from, m)
+	case *wire.Acquired:
+		a.replicaAcquired(from, m)
+	case *wire.Inquired:
+		a.replicaInquired(from, m)
+	}
+	return nil
+}
+
+func flat(payload [][]byte) []byte {
+	if len(payload) == 1 {
+		return payload[0]
+	}
+	var b []byte
+	for _, p := range payload {
+		b = append(b, p...)
+	}
+	return b
+}
+
+type verdict uint8
+
+const (
+	drop verdict = iota
+	park
+	serve
+)
+
+// serve says whether this node answers for the extent.
+func (a *Area) serve(epoch dsm.Epoch, e dsm.ExtentIndex) verdict {
+	row := a.row(e)
+	switch {
+	case int(e) >= a.extents():
+		return drop // cut off, or never there
+	case !a.isSelf(row.Primary) || epoch < row.Epoch:
+		return drop
+	case !a.node.slotReady(dsm.SlotOf(a.id, e), row):
+		return park
+	}
+	return serve
+}
+
+// serveAll is serve for several extents: one that is still to come parks all;
+// those of other homes are ignored.
+func (a *Area) serveAll(epoch dsm.Epoch, list []wire.ExtentVersion) verdict {
+	for _, x := range list {
+		if a.serve(epoch, x.Extent) == park {
+			return park
+		}
+	}
+	return serve
+}
+
+// awaiting reports whether any extent of the area is still on its way to this node.
+func (a *Area) awaiting() bool {
+	for e := range dsm.ExtentIndex(a.extents()) {
+		if row := a.row(e); row.Source != 0 && a.isSelf(row.Primary) && !a.node.slotReady(dsm.SlotOf(a.id, e), row) {
+			return true
+		}
+	}
+	return false
+}
+
+// slotReady reports whether this node, the primary of the slot, has all its state.
+func (n *Node) slotReady(s dsm.Slot, row *dsm.SlotHome) bool {
+	return row.Source == 0 || dsm.Epoch(n.received[s].Load()) == row.Epoch
+}
+
+// fromHome reports whether the sender is the home of the extent now.
+func (a *Area) fromHome(from dsm.NodeID, epoch dsm.Epoch, e dsm.ExtentIndex) bool {
+	row := a.row(e)
+	return row.Primary == from && epoch >= row.Epoch && int(e) < a.extents()
+}
+
+// park keeps a message until a handover is over. Senders have few messages
+// under way, so what is parked is bounded by their windows.
+func (a *Area) park(from dsm.NodeID, msg any, payload []byte) {
+	m := message{peer: from, msg: msg}
+	if payload != nil {
+		m.payload = [][]byte{append([]byte(nil), payload...)}
+	}
+	a.mu.parked = append(a.mu.parked, m)
+}
+
+// parkedFrom reports whether a request must be parked because an earlier one of
+// the same node is: they are served in order.
+func (a *Area) parkedFrom(from dsm.NodeID, msg any) bool {
+	switch msg.(type) {
+	case *wire.Subscribe, *wire.Unsubscribe, *wire.Fetch, *wire.Publish, *wire.Acquire, *wire.Inquire:
+		return slices.ContainsFunc(a.mu.parked, func(m message) bool { return m.peer == from })
+	}
+	return false
+}
+
+// unpark handles again what was parked.
+func (a *Area) unpark() {
+	parked := a.mu.parked
+	a.mu.parked = nil
+	for _, m := range parked {
+		if err := a.receive(m.peer, m.msg, m.payload); err != nil {
+			a.node.cfg.Log.Warn("bad parked message", "area", a.id, "from", m.peer, "err", err)
+		}
+	}
+}

@@ -1,0 +1,424 @@
+package coherence
+
+import (
+	"slices"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// replica serves the programs of this node: it knows which pages are here, which
+// of them have unpublished stores, and what was asked of the homes.
+type replica struct {
+	subscribed bool // from the first open until dropped
+	opens      int  // open handles
+	writers    int  // of them, those that may store
+	syncing    int  // program sync calls under way: updates may enter memory
+	hold       bool // what the homes were last told
+
+	extents  []*replicaExtent // one for each extent of the area while subscribed
+	seq      dsm.Seq          // of the last publication
+	nPubs    int              // publications under way
+	round    uint64
+	subs     map[uint64]subscribing // Subscribes not answered, by round
+	acquires map[uint64]*acquiring
+	inquiry  map[uint64]*inquiring
+
+	lastStore time.Time
+}
+
+// replicaExtent is the replica's side of an extent.
+type replicaExtent struct {
+	live    bool        // Subscribed: pushes from before that are of an earlier subscription
+	version dsm.Version // all changes up to here are in the base copy
+	have    dsm.PageSet // pages whose bytes are here
+	behind  dsm.PageSet // pages known to be newer at the home
+	dirty   dsm.PageSet // pages stored to since they were last published
+	asked   dsm.PageSet // Fetch under way
+	pub     *publication
+	wanted  bool              // publish as soon as pub is nil
+	started uint64            // publications started
+	acked   uint64            // and acked: all up to here
+	stash   map[int][]stashed // stores to pages that are not here yet
+}
+
+// stashed is a store to a page that is not here; it takes effect when the page comes.
+type stashed struct {
+	off  int64
+	data []byte
+}
+
+// subscribing is a Subscribe that the home has not answered.
+type subscribing struct {
+	home    dsm.NodeID
+	extents []wire.ExtentVersion
+}
+
+// acquiring is an Acquire that not all homes have answered.
+type acquiring struct{ pending map[dsm.NodeID]struct{} }
+
+func (r *replica) init() {
+	*r = replica{seq: r.seq, subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring),
+		inquiry: make(map[uint64]*inquiring)}
+}
+
+// homes returns the distinct homes of the extents [from, to) of the area.
+func (a *Area) homes(from, to int) []dsm.NodeID {
+	var ids []dsm.NodeID
+	for e := from; e < to; e++ {
+		if p := a.row(dsm.ExtentIndex(e)).Primary; !slices.Contains(ids, p) {
+			ids = append(ids, p)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// replicaHas reports whether page i of e is in the working copy of a program.
+func (a *Area) replicaHas(e dsm.ExtentIndex, i int) bool {
+	r := &a.mu.replica
+	return r.subscribed && int(e) < len(r.extents) && r.extents[e].have.Has(i)
+}
+
+// holding reports whether updates must stay out of memory now: the area
+// applies them in sync calls only, and the node has a writer.
+func (a *Area) holding() bool {
+	return a.applySync() && a.mu.replica.writers > 0
+}
+
+// applySync reports whether updates enter memory only in sync calls. It is so
+// by default for sum: a program that loads, adds and stores back an element that
+// changed meanwhile would publish the difference as an undo of the others' updates.
+func (a *Area) applySync() bool {
+	switch a.mu.ino.Spec.Apply {
+	case dsm.ApplySync:
+		return true
+	case dsm.ApplyArrival:
+		return false
+	}
+	return a.mu.ino.Spec.Merge == dsm.MergeSum
+}
+
+// subscribe asks the homes for the stream of updates of the extents in list.
+func (a *Area) subscribe(list []dsm.ExtentIndex) {
+	r := &a.mu.replica
+	by := make(map[dsm.NodeID][]wire.ExtentVersion)
+	var order []dsm.NodeID
+	for _, e := range list {
+		home := a.row(e).Primary
+		if by[home] == nil {
+			order = append(order, home)
+		}
+		by[home] = append(by[home], wire.ExtentVersion{Extent: e, Version: r.extents[e].version})
+	}
+	for _, home := range order {
+		r.round++
+		r.subs[r.round] = subscribing{home, by[home]}
+		a.send(home, &wire.Subscribe{Stamp: a.stamp(), Round: r.round, Hold: r.hold, Extents: by[home]})
+	}
+}
+
+// startReplica makes the replica: an empty working copy and a subscription.
+func (a *Area) startReplica() error {
+	if _, err := a.memory(); err != nil {
+		return err
+	}
+	r := &a.mu.replica
+	r.subscribed = true
+	r.hold = a.holding()
+	r.extents = nil
+	a.growReplica()
+	a.subscribe(a.allExtents())
+	return nil
+}
+
+func (a *Area) allExtents() []dsm.ExtentIndex {
+	list := make([]dsm.ExtentIndex, a.extents())
+	for e := range list {
+		list[e] = dsm.ExtentIndex(e)
+	}
+	return list
+}
+
+func (a *Area) growReplica() {
+	for r := &a.mu.replica; len(r.extents) < a.extents(); {
+		r.extents = append(r.extents, &replicaExtent{})
+	}
+}
+
+// dropReplica gives the working copy back. It must have nothing unpublished.
+func (a *Area) dropReplica() {
+	for _, home := range a.homes(0, a.extents()) {
+		a.send(home, &wire.Unsubscribe{Stamp: a.stamp()})
+	}
+	for e := range a.mu.replica.extents {
+		a.forget(dsm.ExtentIndex(e))
+	}
+	a.mu.cached = pages.NewCached(a.mu.mem)
+	a.mu.replica.init()
+	a.local()
+	a.freeIfUnused()
+}
+
+// replicaSubscribed learns which pages of the extents are lacking. All others are
+// here: they did not change since the version that was asked with, zero at first.
+func (a *Area) replicaSubscribed(from dsm.NodeID, m *wire.Subscribed) {
+	r := &a.mu.replica
+	if _, ok := r.subs[m.Round]; !ok {
+		return
+	}
+	delete(r.subs, m.Round)
+	lacks := make(map[dsm.ExtentIndex]dsm.PageSet, len(m.Lacks))
+	for _, l := range m.Lacks {
+		lacks[l.Extent] = l.Pages
+	}
+	for _, e := range m.Full {
+		if !a.fromHome(from, m.Epoch, e) {
+			continue
+		}
+		x := r.extents[e]
+		x.live = true
+		x.behind = lacks[e]
+		arrived := dsm.AllPages.Minus(x.behind).Minus(x.have)
+		x.have = x.have.Or(arrived)
+		a.unstash(e, arrived)
+	}
+	a.mu.wake = true
+}
+
+// replicaPush merges pushed pages into the working copy and makes them the base.
+func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) error {
+	r := &a.mu.replica
+	if !r.subscribed || m.Gen < a.mu.ino.Gen {
+		return nil // the home finds out when it applies the same catalog entry
+	}
+	next := pageReader(payload)
+	x := r.extents[m.Extent]
+	if !x.live {
+		return nil
+	}
+	ack := &wire.PushAck{Stamp: a.stamp(), Extent: m.Extent, ID: m.ID}
+	hold := a.holding() && r.syncing == 0
+	var came dsm.PageSet
+	for i := range m.Pages.All() {
+		n := zeroPage
+		if !m.Zero.Has(i) {
+			if n = next(); n == nil {
+				return errs.E(errs.Corrupt, "push", "payload of area %d is short", a.id)
+			}
+		}
+		switch {
+		case !a.inArea(m.Extent, i):
+		case !x.have.Has(i):
+			a.install(m.Extent, i, n, m.Zero.Has(i))
+			came.Add(i)
+		case hold:
+			ack.Declined.Add(i)
+			continue
+		default:
+			a.mergePage(m.Extent, i, x, n, m.Contains)
+		}
+		x.behind.Remove(i)
+	}
+	x.asked = x.asked.Minus(m.Pages)
+	x.have = x.have.Or(came)
+	x.behind = x.behind.Or(ack.Declined)
+	if m.Complete && x.behind.Empty() {
+		x.version = max(x.version, m.Version)
+	}
+	a.unstash(m.Extent, came)
+	a.send(from, ack)
+	a.node.stats.pagesReceived.Add(uint64(m.Pages.Len()))
+	a.mu.wake = true
+	if x.wanted {
+		a.startPublications()
+	}
+	return nil
+}
+
+var zeroPage = make([]byte, dsm.PageSize)
+
+// pageReader returns the pages of a payload one after the other, then nil.
+func pageReader(payload [][]byte) func() []byte {
+	return func() []byte {
+		for len(payload) > 0 && len(payload[0]) == 0 {
+			payload = payload[1:]
+		}
+		if len(payload) == 0 || len(payload[0]) < dsm.PageSize {
+			return nil
+		}
+		p := payload[0][:dsm.PageSize]
+		payload[0] = payload[0][dsm.PageSize:]
+		return p
+	}
+}
+
+// install puts the first bytes of a page in place; nobody has seen the page.
+func (a *Area) install(e dsm.ExtentIndex, i int, n []byte, zero bool) {
+	if !zero { // a page that was never published to is zero in both copies
+		p := page(e, i)
+		copy(a.mu.mem.Working(p), n)
+		a.mu.mem.SetBase(p, n)
+	}
+}
+
+// mergePage brings a newer home value n of a page into the working copy: the
+// three-way merge of what this node last accounted for, the working copy, and n.
+func (a *Area) mergePage(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, contains dsm.Seq) {
+	p := page(e, i)
+	mem := a.mu.mem
+	w := mem.Working(p)
+	a.mu.cached.BeforeMerge(p)
+	a.mu.notify = true
+	if pub := x.pub; pub != nil && pub.pages.Has(i) {
+		var mine, incoming [dsm.PageSize]byte
+		pub.accounted(mine[:], i, mem.Base(p))
+		copy(incoming[:], n)
+		if contains >= pub.seq {
+			pub.pages.Remove(i) // its effect is in n: nothing left to do at the ack
+		} else {
+			pub.overlay(incoming[:], i)
+		}
+		a.mu.kernel.Merge(p, mine[:], w, incoming[:], nil)
+		delete(pub.snap, i) // from here on the new base with the overlay is what is accounted for
+	} else if !x.dirty.Has(i) {
+		copy(w, n)
+	} else {
+		a.mu.kernel.Merge(p, mem.Base(p), w, n, nil)
+	}
+	mem.SetBase(p, n)
+}
+
+// replicaViewChanged turns to the new homes.
+func (a *Area) replicaViewChanged(old *dsm.View) {
+	r := &a.mu.replica
+	if !r.subscribed {
+		a.restartInquiries()
+		return
+	}
+	var moved []dsm.ExtentIndex
+	for e := range dsm.ExtentIndex(a.extents()) {
+		s := dsm.SlotOf(a.id, e)
+		if old.Slots[s].Primary != a.mu.view.Slots[s].Primary || old.Slots[s].Epoch != a.mu.view.Slots[s].Epoch {
+			moved = append(moved, e)
+		}
+	}
+	for round, sub := range r.subs { // the home that was asked may not be the home any more
+		for _, x := range sub.extents {
+			moved = append(moved, x.Extent)
+		}
+		delete(r.subs, round)
+	}
+	a.resubscribe(moved)
+	a.restartInquiries()
+}
+
+// replicaReset asks again for what a broken session with peer may have lost.
+func (a *Area) replicaReset(peer dsm.NodeID) {
+	r := &a.mu.replica
+	if r.subscribed {
+		for round, sub := range r.subs {
+			if sub.home == peer {
+				delete(r.subs, round)
+			}
+		}
+		a.resubscribe(a.homedAt(peer))
+	}
+	a.restartInquiries()
+}
+
+// homedAt returns the extents of the area that are homed at the node.
+func (a *Area) homedAt(n dsm.NodeID) []dsm.ExtentIndex {
+	var list []dsm.ExtentIndex
+	for e := range dsm.ExtentIndex(a.extents()) {
+		if a.row(e).Primary == n {
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
+// resubscribe subscribes to the extents and repeats everything under way for them.
+func (a *Area) resubscribe(list []dsm.ExtentIndex) {
+	if len(list) == 0 {
+		return
+	}
+	r := &a.mu.replica
+	slices.Sort(list)
+	list = slices.Compact(list)
+	for len(list) > 0 && int(list[len(list)-1]) >= len(r.extents) {
+		list = list[:len(list)-1]
+	}
+	a.subscribe(list)
+	for _, e := range list {
+		x := r.extents[e]
+		if x.pub != nil {
+			a.sendPublication(e, x.pub)
+		}
+		if !x.asked.Empty() {
+			a.send(a.row(e).Primary, &wire.Fetch{Stamp: a.stamp(), Extent: e, Pages: x.asked})
+		}
+	}
+	for round, op := range r.acquires {
+		a.sendAcquire(round, op)
+	}
+}
+
+// replicaResized follows the size of the area.
+func (a *Area) replicaResized(was, is int64) {
+	r := &a.mu.replica
+	if !r.subscribed || was == is {
+		return
+	}
+	if is > was {
+		// What was added is zero everywhere, so it is here; its homes take this node for
+		// subscribed once they have pushed or been asked.
+		first := len(r.extents)
+		a.growReplica()
+		for _, x := range r.extents[first:] {
+			x.have = dsm.AllPages
+		}
+		if first < len(r.extents) {
+			list := a.allExtents()[first:]
+			a.subscribe(list)
+		}
+		return
+	}
+	for e, x := range r.extents {
+		if x.pub != nil {
+			x.pub.shrink(dsm.ExtentIndex(e), is)
+		}
+		for i := range dsm.ExtentPages {
+			if !a.inArea(dsm.ExtentIndex(e), i) {
+				x.dirty.Remove(i)
+				x.behind.Remove(i)
+				x.asked.Remove(i)
+				x.have.Add(i)
+				delete(x.stash, i)
+			}
+		}
+	}
+	for e := a.extents(); e < len(r.extents); e++ {
+		x := r.extents[e]
+		if x.pub != nil {
+			r.nPubs--
+		}
+	}
+	r.extents = r.extents[:a.extents()]
+	a.startPublications()
+}
+
+// replicaHoldChanged tells the homes whether they may push on their own.
+func (a *Area) replicaHoldChanged() {
+	r := &a.mu.replica
+	if !r.subscribed || r.hold == a.holding() {
+		return
+	}
+	r.hold = a.holding()
+	for _, home := range a.homes(0, a.extents()) {
+		a.send(home, &wire.Subscribe{Stamp: a.stamp(), Hold: r.hold})
+	}
+}

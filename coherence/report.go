@@ -1,0 +1,176 @@
+package coherence
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// Report is what the homes of an area know of it.
+type Report struct {
+	Version     dsm.Version  // of the newest publish
+	Homes       []dsm.NodeID // distinct, sorted
+	Subscribers []dsm.NodeID // distinct, sorted
+}
+
+// Stat is a named figure.
+type Stat struct{ Name, Value string }
+
+type stats struct {
+	publishes, publishedBytes, publishesMerged, pushes, pagesReceived atomic.Uint64
+}
+
+// Stats returns the figures of the data plane since the start, in a fixed order.
+func (n *Node) Stats() []Stat {
+	u := func(name string, v *atomic.Uint64) Stat { return Stat{name, fmt.Sprint(v.Load())} }
+	n.mu.Lock()
+	areas := len(n.mu.areas)
+	n.mu.Unlock()
+	return []Stat{
+		{"areas", fmt.Sprint(areas)},
+		u("publishes", &n.stats.publishes),
+		u("published_bytes", &n.stats.publishedBytes),
+		u("publishes_merged", &n.stats.publishesMerged),
+		u("pushes", &n.stats.pushes),
+		u("pages_received", &n.stats.pagesReceived),
+	}
+}
+
+// inquiring is an Inquire that not all homes have answered.
+type inquiring struct {
+	pending map[dsm.NodeID]struct{}
+	version dsm.Version
+	subs    map[dsm.NodeID]struct{}
+}
+
+// Inspect asks the homes of an area what they know. errs.Timeout if one does
+// not answer before ctx ends.
+func (n *Node) Inspect(ctx context.Context, id dsm.AreaID) (Report, error) {
+	a, err := n.area(id)
+	if err != nil {
+		return Report{}, err
+	}
+	q := &inquiring{}
+	var round uint64
+	a.step(func() {
+		r := &a.mu.replica
+		r.round++
+		round = r.round
+		r.inquiry[round] = q
+		a.sendInquire(round, q)
+	})
+	err = a.await(ctx, "inspect", func() bool { return len(q.pending) == 0 })
+	var rep Report
+	a.step(func() {
+		delete(a.mu.replica.inquiry, round)
+		rep = Report{Version: q.version, Homes: a.homes(0, a.extents()), Subscribers: slices.Sorted(maps.Keys(q.subs))}
+	})
+	return rep, err
+}
+
+func (a *Area) sendInquire(round uint64, q *inquiring) {
+	q.pending, q.subs = make(map[dsm.NodeID]struct{}), make(map[dsm.NodeID]struct{})
+	for _, home := range a.homes(0, a.extents()) {
+		q.pending[home] = struct{}{}
+		a.send(home, &wire.Inquire{Stamp: a.stamp(), Round: round})
+	}
+}
+
+// restartInquiries asks again after the homes changed or a session broke.
+func (a *Area) restartInquiries() {
+	for round, q := range a.mu.replica.inquiry {
+		a.sendInquire(round, q)
+	}
+}
+
+func (a *Area) replicaInquired(from dsm.NodeID, m *wire.Inquired) {
+	q := a.mu.replica.inquiry[m.Round]
+	if q == nil {
+		return
+	}
+	delete(q.pending, from)
+	q.version = max(q.version, m.Version)
+	for _, s := range m.Subscribers {
+		q.subs[s] = struct{}{}
+	}
+	a.mu.wake = true
+}
+
+// Version returns the newest version that is wholly here, of any extent.
+func (a *Area) Version() (v dsm.Version) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, x := range a.mu.replica.extents {
+		v = max(v, x.version)
+	}
+	return v
+}
+
+// ModTime returns when the bytes here last changed: by a local store or by a
+// publish that is here. Zero if neither happened.
+func (a *Area) ModTime() time.Time {
+	t := a.Version().Time()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mu.replica.lastStore.After(t) {
+		return a.mu.replica.lastStore
+	}
+	return t
+}
+
+// ResidentBytes returns the memory that the area's copies take on this node.
+func (a *Area) ResidentBytes() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mu.mem == nil {
+		return 0
+	}
+	n, err := a.mu.mem.ResidentBytes()
+	if err != nil {
+		return 0 // fstat of an own memfd does not fail
+	}
+	return n
+}
+
+// blame adds to a deadline's error the homes that have not answered.
+func (a *Area) blame(err error) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var slow []string
+	note := func(id dsm.NodeID) {
+		if s := id.String(); !a.isSelf(id) && !slices.Contains(slow, s) {
+			slow = append(slow, s)
+		}
+	}
+	r := &a.mu.replica
+	for _, op := range r.acquires {
+		for id := range op.pending {
+			note(id)
+		}
+	}
+	for _, s := range r.subs {
+		note(s.home)
+	}
+	for e, x := range r.extents {
+		if e < a.extents() && (x.pub != nil || !x.asked.Empty()) {
+			note(a.row(dsm.ExtentIndex(e)).Primary)
+		}
+	}
+	if len(slow) == 0 {
+		return err
+	}
+	slices.Sort(slow)
+	return fmt.Errorf("no answer from home %s (is the node alive? see /.dsm/members): %w", strings.Join(slow, ", "), err)
+}
+
+func errUnexpected(from dsm.NodeID, msg any) error {
+	return &errs.Error{Op: "handle message", Node: from, Kind: errs.Corrupt, Err: fmt.Errorf("unexpected %T", msg)}
+}

@@ -1,0 +1,146 @@
+package coherence
+
+import (
+	"bytes"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// fakeKernel is the page cache of a node as kernel.md measured it: programs
+// store without telling anyone, a harvest delivers whole dirty pages, an
+// invalidation delivers a dirty page before it drops it, a store notice changes the
+// page in place.
+type fakeKernel struct {
+	n     *simNode
+	cache map[dsm.PageIndex]*cachedPage
+	out   []pages.Notice // taken, not yet carried out
+	done  []pages.Notice // carried out, not yet reported
+}
+
+type cachedPage struct {
+	data  [dsm.PageSize]byte
+	dirty bool
+}
+
+func newFakeKernel(n *simNode) *fakeKernel {
+	return &fakeKernel{n: n, cache: make(map[dsm.PageIndex]*cachedPage)}
+}
+
+// fault returns the page, reading it if need be; nil if it has to be fetched first.
+func (k *fakeKernel) fault(p dsm.PageIndex) *cachedPage {
+	if c := k.cache[p]; c != nil {
+		return c
+	}
+	c := &cachedPage{}
+	a, ok := k.n.area, false
+	off := int64(p) * dsm.PageSize
+	if off >= k.n.ino.Size {
+		return nil // SIGBUS
+	}
+	a.step(func() {
+		if a.present(off, 1) {
+			a.mu.cached.Read(off, c.data[:min(dsm.PageSize, a.mu.ino.Size-off)])
+			ok = true
+		} else {
+			a.fetch(off, dsm.PageSize)
+		}
+	})
+	if !ok {
+		return nil
+	}
+	k.cache[p] = c
+	return c
+}
+
+// harvest delivers each dirty page with the probability.
+func (k *fakeKernel) harvest(prob float64) {
+	for p := range dsm.PageIndex(k.n.ino.Size+dsm.PageSize-1) / dsm.PageSize {
+		if c := k.cache[p]; c != nil && c.dirty && k.n.sim.rng.Float64() < prob {
+			k.writeBack(p, c)
+		}
+	}
+}
+
+func (k *fakeKernel) writeBack(p dsm.PageIndex, c *cachedPage) {
+	off := int64(p) * dsm.PageSize
+	c.dirty = false
+	if err := k.n.area.WriteAt(bytes.Clone(c.data[:min(dsm.PageSize, k.n.ino.Size-off)]), off); err != nil {
+		k.n.sim.t.Fatal(err)
+	}
+}
+
+func (k *fakeKernel) takeNotice() {
+	if n, ok := k.n.area.NextNotice(); ok {
+		k.out = append(k.out, n)
+	}
+}
+
+// carryOut does one of the taken notices.
+func (k *fakeKernel) carryOut() {
+	if len(k.out) == 0 {
+		return
+	}
+	i := k.n.sim.rng.IntN(len(k.out))
+	n := k.out[i]
+	k.out = append(k.out[:i], k.out[i+1:]...)
+	first, last := dsm.PageIndex(n.Off/dsm.PageSize), dsm.PageIndex((n.Off+n.Len-1)/dsm.PageSize)
+	for p := first; p <= last; p++ {
+		c := k.cache[p]
+		if n.Kind == pages.NoticeInvalidate {
+			if c != nil && c.dirty {
+				k.writeBack(p, c)
+			}
+			delete(k.cache, p)
+			continue
+		}
+		if c != nil && c.dirty {
+			k.n.sim.t.Fatalf("store notice on dirty page %d", p)
+		}
+		if int64(p)*dsm.PageSize >= k.n.ino.Size {
+			continue
+		}
+		if c == nil {
+			c = &cachedPage{}
+			k.cache[p] = c
+		}
+		at := int64(p) * dsm.PageSize
+		for j := range c.data {
+			if o := at + int64(j) - n.Off; o >= 0 && o < n.Len && at+int64(j) < k.n.ino.Size {
+				c.data[j] = n.Data[o]
+			}
+		}
+	}
+	k.done = append(k.done, n)
+}
+
+func (k *fakeKernel) reportDone() {
+	if len(k.done) > 0 {
+		n := k.done[0]
+		k.done = k.done[1:]
+		k.n.area.NoticeDone(n)
+	}
+}
+
+func (k *fakeKernel) finishNotices() {
+	for {
+		k.takeNotice()
+		if len(k.out)+len(k.done) == 0 {
+			return
+		}
+		k.carryOut()
+		k.reportDone()
+	}
+}
+
+// truncate is what the kernel does when it learns of a smaller size.
+func (k *fakeKernel) truncate(size int64) {
+	for p, c := range k.cache {
+		switch at := int64(p) * dsm.PageSize; {
+		case at >= size:
+			delete(k.cache, p)
+		case at+dsm.PageSize > size:
+			clear(c.data[size-at:])
+		}
+	}
+}
