@@ -1,0 +1,79 @@
+package catalog
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// fate says what became of an entry of the log.
+type fate uint8
+
+const (
+	happened fate = iota
+	repeated      // it happened before: the result is the one of then
+	ignored       // its proposer gave it up, or it is no command
+)
+
+// outcome is what an entry of the log did.
+type outcome struct {
+	command
+	fate    fate
+	result  result
+	effects effects
+}
+
+// apply makes the change that entry index of the log says, once per command.
+// An error says that the entry is no command.
+func (s *state) apply(index uint64, data []byte) (outcome, error) {
+	s.applied = index
+	c, o, err := decodeCommand(data)
+	out := outcome{command: c}
+	if err != nil {
+		out.fate = ignored
+		return out, err
+	}
+	first := c.Kind == kindBootstrap && s.view.Cluster == 0
+	if _, member := s.view.Member(c.Node); !member && !first {
+		// The results of those that left are forgotten, so what they sent
+		// must not happen: it may have happened before.
+		out.result = resultOf(dsm.Inode{}, fail(errs.Unavailable, "node %s is no member", c.Node))
+		return out, nil
+	}
+	ses := s.sessions[c.Node]
+	if ses == nil {
+		ses = &session{results: make(map[uint64]result)}
+		s.sessions[c.Node] = ses
+	}
+	if c.Req < ses.low {
+		out.fate = ignored
+		return out, nil
+	}
+	if r, ok := ses.results[c.Req]; ok {
+		out.fate, out.result = repeated, r
+		return out, nil
+	}
+	s.effects = effects{}
+	out.result = resultOf(o.apply(s, c.step(index)))
+	if s.sessions[c.Node] == ses { // else the node removed itself
+		ses.results[c.Req] = out.result
+		ses.forget(c.Low)
+	}
+	out.effects, s.effects = s.effects, effects{}
+	return out, nil
+}
+
+// configure records who votes, as entry index of the log has it.
+func (s *state) configure(index uint64, votes func(dsm.NodeID) bool) effects {
+	s.applied = index
+	s.setVoters(votes)
+	e := s.effects
+	s.effects = effects{}
+	return e
+}
+
+// sortedKeys returns the keys of m in order.
+func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

@@ -1,0 +1,122 @@
+package catalog
+
+import (
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+func (o setAttrOp) apply(s *state, st step) (dsm.Inode, error) {
+	in, err := s.get(o.Ino)
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	size := in.Size
+	if o.Size != nil {
+		if err := s.checkTruncate(in, *o.Size); err != nil {
+			return dsm.Inode{}, err
+		}
+		size = *o.Size
+	}
+	if o.GrowTo != nil {
+		if err := s.checkSize(in, *o.GrowTo); err != nil {
+			return dsm.Inode{}, err
+		}
+		size = max(size, *o.GrowTo)
+	}
+	if grow := size - in.Size; grow > 0 && in.Kind == dsm.KindFile && grow > s.budget()-s.reserved {
+		return dsm.Inode{}, fail(errs.NoSpace, "growing by %d bytes: %d of the budget of %d are reserved", grow, s.reserved, s.budget())
+	}
+
+	if size == in.Size && o.without(o.GrowTo) {
+		return in.Inode, nil // large enough
+	}
+	in.changed(st)
+	if size != in.Size || o.Size != nil {
+		s.resize(st, in, size)
+	}
+	if o.UID != nil || o.GID != nil {
+		in.chown(o.UID, o.GID)
+	}
+	if o.Perm != nil {
+		in.Perm = *o.Perm & permMask
+	}
+	setTime(&in.Atime, o.Atime)
+	setTime(&in.Mtime, o.Mtime)
+	return in.Inode, nil
+}
+
+// without reports whether the operation asks for nothing but growth.
+func (o setAttrOp) without(grow *int64) bool { return o.SetAttr == dsm.SetAttr{GrowTo: grow} }
+
+func setTime(t *time.Time, to *time.Time) {
+	if to != nil {
+		*t = to.UTC()
+	}
+}
+
+// chown gives the inode to others. As on other filesystems, a program that
+// changes hands loses the right to run as its owner, and as its group too where
+// the bit means that (it does not without group execution).
+func (in *inode) chown(uid, gid *uint32) {
+	if uid != nil {
+		in.UID = *uid
+	}
+	if gid != nil {
+		in.GID = *gid
+	}
+	if in.Kind == dsm.KindFile {
+		in.Perm &^= setuid
+		if in.Perm&0o010 != 0 {
+			in.Perm &^= setgid
+		}
+	}
+}
+
+// checkSize refuses sizes that the inode can never have.
+func (s *state) checkSize(in *inode, size int64) error {
+	switch {
+	case in.Kind == dsm.KindDir:
+		return fail(errs.IsDir, "the size of a directory")
+	case in.Kind != dsm.KindFile:
+		return fail(errs.Invalid, "the size of a symbolic link")
+	case size < 0:
+		return fail(errs.Invalid, "a size of %d", size)
+	case size > dsm.MaxAreaSize:
+		return fail(errs.TooLarge, "a size of %d: the most is %d", size, int64(dsm.MaxAreaSize))
+	}
+	return nil
+}
+
+// checkTruncate refuses sizes that the inode cannot be given exactly.
+func (s *state) checkTruncate(in *inode, size int64) error {
+	if err := s.checkSize(in, size); err != nil {
+		return err
+	}
+	return checkElements(in.Spec.DType, size)
+}
+
+// checkElements refuses a size that is no whole number of elements.
+func checkElements(t dsm.DType, size int64) error {
+	if n := int64(t.Size()); size%n != 0 {
+		return fail(errs.Invalid, "a size of %d bytes is no multiple of the %d bytes of a %s element", size, n, t)
+	}
+	return nil
+}
+
+// resize sets the size of the file.
+func (s *state) resize(st step, in *inode, size int64) {
+	in.modified(st)
+	if size == in.Size {
+		return
+	}
+	before := in.Inode
+	s.reserved += size - in.Size
+	in.Size = size
+	shrunk := size < before.Size
+	if shrunk && in.Spec.DType == dsm.DTypeAuto && (size == 0 || size < in.Layout.DataOffset) {
+		in.Layout = dsm.Layout{} // what the file's header said is cut off
+	}
+	s.revised(st, in, before, shrunk)
+}

@@ -1,0 +1,57 @@
+package catalog
+
+import (
+	"context"
+	"sync"
+)
+
+// bell wakes all who listen. Those who wait for a condition take hear before
+// they look, so that no ring is missed:
+//
+//	for {
+//		ring := b.hear()
+//		if condition() { break }
+//		<-ring
+//	}
+type bell struct {
+	mu struct {
+		sync.Mutex
+		ch chan struct{}
+	}
+}
+
+func (b *bell) hear() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mu.ch == nil {
+		b.mu.ch = make(chan struct{})
+	}
+	return b.mu.ch
+}
+
+func (b *bell) ring() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mu.ch != nil {
+		close(b.mu.ch)
+		b.mu.ch = nil
+	}
+}
+
+// until returns nil when cond holds, looking again at every ring, or the error
+// of ctx or life.
+func (b *bell) until(ctx, life context.Context, cond func() bool) error {
+	for {
+		ring := b.hear()
+		if cond() {
+			return nil
+		}
+		select {
+		case <-ring:
+		case <-ctx.Done():
+			return gaveUp(ctx)
+		case <-life.Done():
+			return gaveUp(ctx)
+		}
+	}
+}

@@ -1,0 +1,189 @@
+package catalog
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// Caller makes requests of the node at addr: host:port, or id@host:port to have
+// an answer of no other node than that. The errors of the called node arrive
+// with their errs.Kind.
+type Caller interface {
+	Call(ctx context.Context, addr string, req any) (any, error)
+}
+
+// Observer is told what the log changes, in its order, by the goroutine that
+// applies it, with no lock of the catalog held. Nobody on this node sees as
+// applied what the Observer has not been told. It must not call methods of the
+// catalog that wait.
+type Observer interface {
+	// AreaChanged says that the size, spec or layout changed.
+	AreaChanged(before, after dsm.Inode)
+	// AreaRemoved says that the area is gone: it has no name and no holder.
+	AreaRemoved(ino dsm.Ino)
+	// ViewChanged says that v is the view now. This node may not be in it.
+	ViewChanged(v *dsm.View)
+	// Reset says that everything may have changed.
+	Reset()
+}
+
+// Config is what a catalog needs.
+type Config struct {
+	Self     dsm.Member // Voter and Leaving are ignored
+	Caller   Caller
+	Streams  Streams // closed by the catalog
+	Observer Observer
+	// OnCluster is told which cluster this node belongs to, before the
+	// replica exchanges anything with it.
+	OnCluster func(dsm.ClusterID)
+	Log       *slog.Logger
+}
+
+// Catalog is this node's replica of the catalog. Its methods may be called
+// from any goroutine.
+type Catalog struct {
+	self     dsm.Member
+	caller   Caller
+	observer Observer
+	belong   func(dsm.ClusterID)
+	log      *slog.Logger
+
+	raft   *raft.Raft
+	trans  *raft.NetworkTransport
+	layer  *layer
+	logs   *logStore
+	life   context.Context // ends with Close
+	end    context.CancelFunc
+	tasks  sync.WaitGroup
+	closed sync.Once
+
+	mu struct {
+		sync.RWMutex
+		state *state
+	}
+	view     atomic.Pointer[dsm.View]
+	progress progress
+	calls    calls
+	rounds   rounds
+	reign    reign
+	// news rings when the view, the voters or the leader change.
+	news bell
+	push pushers
+	snap snapshots
+}
+
+const (
+	// electionTimeout is how long followers wait for a leader before they elect
+	// another: names are frozen for one to two of it when a leader dies.
+	electionTimeout = time.Second
+	leaderLease     = electionTimeout / 2
+	// commitTimeout bounds when a follower learns that an entry is committed if
+	// the push that tells it is lost; an idle leader sends one message per
+	// follower this often, and a heartbeat every electionTimeout/10.
+	commitTimeout = 250 * time.Millisecond
+	// rpcTimeout bounds a message of raft, and what waits for a dead node.
+	rpcTimeout = 2 * time.Second
+	// maxBatch is the most entries in one message.
+	maxBatch = 256
+	// trailingLogs are the entries kept behind a snapshot for slow followers.
+	trailingLogs = 1024
+)
+
+// New starts the replica. It knows nothing until Bootstrap or Join.
+func New(cfg Config) (*Catalog, error) {
+	c := &Catalog{
+		self: cfg.Self, caller: cfg.Caller, observer: cfg.Observer, belong: cfg.OnCluster, log: cfg.Log,
+		layer: newLayer(cfg.Streams, cfg.Self), logs: newLogStore(),
+	}
+	c.life, c.end = context.WithCancel(context.Background())
+	c.mu.state = newState()
+	c.view.Store(c.mu.state.view)
+	c.reign.init(c.life)
+
+	rlog := raftLog{cfg.Log.With("part", "raft"), "raft"}
+	c.trans = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+		Stream: c.layer, MaxPool: 4, Timeout: rpcTimeout, Logger: rlog, MsgpackUseNewTimeFormat: true,
+	})
+	conf := raft.DefaultConfig()
+	conf.LocalID = serverID(c.self.ID)
+	conf.Logger = rlog
+	conf.HeartbeatTimeout = electionTimeout
+	conf.ElectionTimeout = electionTimeout
+	conf.LeaderLeaseTimeout = leaderLease
+	conf.CommitTimeout = commitTimeout
+	conf.MaxAppendEntries = maxBatch
+	conf.BatchApplyCh = true
+	conf.ShutdownOnRemove = false
+	conf.TrailingLogs = trailingLogs
+	conf.SnapshotInterval = time.Hour // snapshots decides
+	conf.NoLegacyTelemetry = true
+	r, err := raft.NewRaft(conf, fsm{c}, c.logs, c.logs, new(snapStore), c.trans)
+	if err != nil {
+		c.end()
+		c.trans.Close()
+		return nil, errs.E(errs.Other, "start catalog", "%w", err)
+	}
+	c.raft = r
+	c.snap.due = make(chan struct{}, 1)
+	c.tasks.Go(c.watchLeader)
+	c.tasks.Go(c.takeSnapshots)
+	return c, nil
+}
+
+// Close stops the replica; see Leave for how to leave the cluster in good
+// order before. Calls under way end with errs.Closed.
+func (c *Catalog) Close() {
+	c.closed.Do(func() {
+		c.end()
+		down := c.raft.Shutdown()
+		c.layer.Close()
+		if err := down.Error(); err != nil {
+			c.log.Debug("raft shutdown", "err", err)
+		}
+		c.tasks.Wait()
+	})
+}
+
+// Leader returns the node that leads the catalog as far as this one knows, or 0.
+func (c *Catalog) Leader() dsm.NodeID {
+	id, _ := c.leader()
+	return id
+}
+
+// leader returns the leader and its address, or 0.
+func (c *Catalog) leader() (dsm.NodeID, string) {
+	a, _ := c.raft.LeaderWithID()
+	if a == "" {
+		return 0, ""
+	}
+	id, addr, err := parseServer(a)
+	if err != nil {
+		return 0, ""
+	}
+	return id, addr
+}
+
+// gaveUp returns the error of a wait that ended because ctx or else the
+// catalog did.
+func gaveUp(ctx context.Context) error {
+	if err := context.Cause(ctx); err != nil {
+		return errs.E(errs.Timeout, "", "the catalog did not answer in time: %w", err)
+	}
+	return errs.E(errs.Closed, "", "")
+}
+
+// named gives an error of the catalog the name of the operation.
+func named(op string, err error) error {
+	if e, ok := err.(*errs.Error); ok && e.Op == "" {
+		e.Op = op
+	}
+	return err
+}

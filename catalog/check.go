@@ -1,0 +1,108 @@
+package catalog
+
+import (
+	"fmt"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// check returns an error if an invariant of the state does not hold. It looks
+// at everything: for restored snapshots and for tests.
+func (s *state) check() error {
+	if s.view.Cluster == 0 {
+		return nil
+	}
+	root := s.inodes[dsm.RootIno]
+	if root == nil || root.Kind != dsm.KindDir || root.parent != dsm.RootIno {
+		return fmt.Errorf("no root directory")
+	}
+	names := make(map[dsm.Ino]int)
+	subdirs := make(map[dsm.Ino]uint32)
+	for _, d := range s.inodes {
+		for name, ino := range d.entries {
+			in := s.inodes[ino]
+			if in == nil || checkName(name) != nil {
+				return fmt.Errorf("entry %q of directory %d names inode %d", name, d.Ino, ino)
+			}
+			if names[ino]++; names[ino] > 1 || ino == dsm.RootIno {
+				return fmt.Errorf("inode %d has more than one name", ino)
+			}
+			if in.Kind == dsm.KindDir {
+				subdirs[d.Ino]++
+				if in.parent != d.Ino {
+					return fmt.Errorf("directory %d in %d has parent %d", ino, d.Ino, in.parent)
+				}
+			}
+		}
+	}
+	if n := s.below(root); n != len(names) {
+		return fmt.Errorf("%d inodes are below the root, %d have names", n, len(names))
+	}
+	var reserved int64
+	for ino, in := range s.inodes {
+		if err := s.checkInode(in, names[ino], subdirs[ino]); err != nil {
+			return fmt.Errorf("inode %d: %w", ino, err)
+		}
+		if in.Kind == dsm.KindFile {
+			reserved += in.Size
+		}
+	}
+	if reserved != s.reserved {
+		return fmt.Errorf("%d bytes are reserved, the sizes add up to %d", s.reserved, reserved)
+	}
+	return s.checkView()
+}
+
+// below counts the inodes below d. Every entry is known to name an inode.
+func (s *state) below(d *inode) int {
+	n := 0
+	for todo := []*inode{d}; len(todo) > 0; {
+		d := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		for _, ino := range d.entries {
+			todo = append(todo, s.inodes[ino])
+		}
+		n += len(d.entries)
+	}
+	return n
+}
+
+func (s *state) checkInode(in *inode, names int, subdirs uint32) error {
+	if in.Kind < dsm.KindFile || in.Kind > dsm.KindSymlink || !in.Spec.Valid() || in.Size < 0 || in.Ino >= s.nextIno || s.inodes[in.Ino] != in ||
+		in.Layout.DType > dsm.DTypeU64 || in.Layout.DataOffset < 0 {
+		return fmt.Errorf("out of range: %+v", in.Inode)
+	}
+	links := uint32(1)
+	if in.Kind == dsm.KindDir {
+		links = 2 + subdirs
+	}
+	switch {
+	case in.Ino == dsm.RootIno && names == 0 && in.Nlink == links:
+	case names == 1 && in.Nlink == links:
+	case names == 0 && in.Nlink == 0 && len(in.holds) > 0 && len(in.entries) == 0:
+	default:
+		return fmt.Errorf("%d names, %d links (want %d), %d holds, %d entries", names, in.Nlink, links, len(in.holds), len(in.entries))
+	}
+	for n := range in.holds {
+		if _, ok := s.view.Member(n); !ok {
+			return fmt.Errorf("held by %s, which is no member", n)
+		}
+	}
+	return nil
+}
+
+func (s *state) checkView() error {
+	for i, m := range s.view.Members {
+		if i > 0 && s.view.Members[i-1].ID >= m.ID {
+			return fmt.Errorf("members out of order at %s", m.ID)
+		}
+	}
+	for i, h := range s.view.Slots {
+		_, primary := s.view.Member(h.Primary)
+		_, source := s.view.Member(h.Source)
+		if !primary || h.Source != 0 && !source || h.Source == h.Primary || h.Epoch > s.view.Epoch {
+			return fmt.Errorf("slot %d: %+v in epoch %d", i, h, s.view.Epoch)
+		}
+	}
+	return nil
+}

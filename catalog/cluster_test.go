@@ -1,0 +1,300 @@
+package catalog
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/transport"
+)
+
+// patience bounds everything in a test that waits. Nothing is asserted of how
+// long things take.
+const patience = 60 * time.Second
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func patient(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// node is a catalog on real sockets.
+type node struct {
+	*Catalog
+	net      *transport.Transport
+	observer *recorder
+	stopped  sync.Once
+}
+
+// recorder is an Observer that keeps what it is told, and plays the data plane:
+// it wakes a goroutine that reports the slots that come to the node.
+type recorder struct {
+	mu      sync.Mutex
+	changed []areaChange
+	removed []dsm.Ino
+	epochs  []dsm.Epoch
+	resets  int
+	views   chan struct{}
+	onView  func(*dsm.View)
+}
+
+func (r *recorder) AreaChanged(before, after dsm.Inode) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.changed = append(r.changed, areaChange{before, after})
+}
+
+func (r *recorder) AreaRemoved(ino dsm.Ino) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.removed = append(r.removed, ino)
+}
+
+func (r *recorder) ViewChanged(v *dsm.View) {
+	r.mu.Lock()
+	r.epochs = append(r.epochs, v.Epoch)
+	r.mu.Unlock()
+	r.wake()
+}
+
+func (r *recorder) Reset() {
+	r.mu.Lock()
+	r.resets++
+	r.mu.Unlock()
+	r.wake()
+}
+
+func (r *recorder) wake() {
+	select {
+	case r.views <- struct{}{}:
+	default:
+	}
+}
+
+func testLog(t testing.TB, name string) *slog.Logger {
+	if os.Getenv("CATALOG_LOG") == "" {
+		return slog.New(slog.DiscardHandler)
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})).With("node", name)
+}
+
+// start starts a node that knows nothing yet. Its slots are handed over as soon
+// as they come.
+func start(t testing.TB, name string) *node {
+	t.Helper()
+	n := &node{observer: &recorder{views: make(chan struct{}, 1)}}
+	id := dsm.NodeID(rand.Uint64() | 1)
+	var err error
+	ready := make(chan struct{})
+	n.net, err = transport.Listen(transport.Config{
+		Self: id, Listen: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler),
+		OnCall: func(ctx context.Context, from dsm.NodeID, req any) (any, error) {
+			<-ready
+			return n.OnCall(ctx, from, req)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Catalog, err = New(Config{
+		Self:   dsm.Member{ID: id, Name: name, Addr: n.net.Addr(), Budget: 1 << 30},
+		Caller: n.net, Streams: n.net.RaftLayer(), Observer: n.observer, OnCluster: n.net.SetCluster,
+		Log: testLog(t, name),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	close(ready)
+	stop := make(chan struct{})
+	var tasks sync.WaitGroup
+	tasks.Go(func() { n.handOver(stop) })
+	t.Cleanup(func() {
+		close(stop)
+		n.stop()
+		tasks.Wait()
+		if err := n.mu.state.check(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	})
+	return n
+}
+
+// stop stops the node as a crash would: nobody is told.
+func (n *node) stop() {
+	n.stopped.Do(func() {
+		n.net.Close()
+		n.Catalog.Close()
+	})
+}
+
+// handOver plays the data plane.
+func (n *node) handOver(stop <-chan struct{}) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	context.AfterFunc(n.life, cancel)
+	for {
+		v := n.Current()
+		var slots []dsm.Slot
+		for i, h := range v.Slots {
+			if h.Primary == n.self.ID && h.Source != 0 {
+				slots = append(slots, dsm.Slot(i))
+			}
+		}
+		if len(slots) > 0 && n.SlotsReady(ctx, slots, v.Epoch) == nil {
+			continue
+		}
+		select {
+		case <-n.observer.views:
+		case <-stop:
+			return
+		case <-n.life.Done():
+			return
+		}
+	}
+}
+
+// cluster starts n nodes that are members of one cluster.
+func cluster(t testing.TB, n int) []*node {
+	t.Helper()
+	ctx := patient(t)
+	var nodes []*node
+	for i := range n {
+		x := start(t, fmt.Sprintf("n%d", i))
+		if i == 0 {
+			if err := x.Bootstrap(ctx, dsm.Inode{Perm: 0o755}); err != nil {
+				t.Fatal(err)
+			}
+		} else if err := x.Join(ctx, nodes[i/2].self.Addr); err != nil {
+			t.Fatal(err)
+		}
+		nodes = append(nodes, x)
+	}
+	settle(t, nodes)
+	return nodes
+}
+
+// settle waits until the slots are balanced, the voters appointed and every
+// node knows it.
+func settle(t testing.TB, nodes []*node) {
+	t.Helper()
+	ctx := patient(t)
+	for _, n := range nodes {
+		err := n.news.until(ctx, n.life, func() bool {
+			v := n.Current()
+			voters, moving := 0, 0
+			for _, m := range v.Members {
+				if m.Voter {
+					voters++
+				}
+			}
+			for _, h := range v.Slots {
+				if h.Source != 0 {
+					moving++
+				}
+			}
+			return len(v.Members) == len(nodes) && voters == voterCount(len(nodes)) && moving == 0
+		})
+		if err != nil {
+			t.Fatalf("%v: %+v", err, n.Current().Members)
+		}
+	}
+}
+
+func leaderOf(t testing.TB, nodes []*node) *node {
+	t.Helper()
+	ctx := patient(t)
+	for {
+		for _, n := range nodes {
+			if n.leads() != 0 {
+				return n
+			}
+		}
+		select {
+		case <-nodes[0].news.hear():
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			t.Fatal("no leader")
+		}
+	}
+}
+
+var file = dsm.Inode{Kind: dsm.KindFile, Perm: 0o644}
+
+func TestOneNode(t *testing.T) {
+	n := cluster(t, 1)[0]
+	ctx := patient(t)
+	made, err := n.Create(ctx, dsm.RootIno, "a", file, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := n.Lookup(ctx, dsm.RootIno, "a")
+	if err != nil || got != made {
+		t.Fatalf("lookup: %+v, %v; created %+v", got, err, made)
+	}
+}
+
+func TestThreeNodes(t *testing.T) {
+	nodes := cluster(t, 3)
+	ctx := patient(t)
+	for i, n := range nodes {
+		name := fmt.Sprint("f", i)
+		made, err := n.Create(ctx, dsm.RootIno, name, file, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range nodes {
+			if got, err := m.Lookup(ctx, dsm.RootIno, name); err != nil || got != made {
+				t.Fatalf("lookup: %+v, %v; created %+v", got, err, made)
+			}
+		}
+	}
+}
+
+func benchmarkNodes(b *testing.B, count int) {
+	nodes := cluster(b, count)
+	lead := leaderOf(b, nodes)
+	ctx := context.Background()
+	var follower *node
+	for _, n := range nodes {
+		if n != lead {
+			follower = n
+		}
+	}
+	for _, x := range []struct {
+		name string
+		n    *node
+	}{{"leader", lead}, {"follower", follower}} {
+		if x.n == nil {
+			continue
+		}
+		b.Run(x.name+"/read", func(b *testing.B) {
+			for b.Loop() {
+				if _, err := x.n.Getattr(ctx, dsm.RootIno); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(x.name+"/create", func(b *testing.B) {
+			for b.Loop() {
+				if _, err := x.n.Create(ctx, dsm.RootIno, fmt.Sprint(rand.Uint64()), file, false); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkOneNode(b *testing.B)    { benchmarkNodes(b, 1) }
+func BenchmarkTwoNodes(b *testing.B)   { benchmarkNodes(b, 2) }
+func BenchmarkThreeNodes(b *testing.B) { benchmarkNodes(b, 3) }
+func BenchmarkFiveNodes(b *testing.B)  { benchmarkNodes(b, 5) }

@@ -1,0 +1,185 @@
+package catalog
+
+import (
+	"reflect"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// command is an entry of the log: an operation in its envelope. Node and Req
+// name it for ever: however often it is proposed, it happens once.
+type command struct {
+	Node dsm.NodeID
+	Req  uint64 // numbers the commands of the node, from 1
+	Low  uint64 // the node waits for no command below
+	Now  int64  // the node's clock, Unix nanoseconds
+	Kind opKind
+	Body []byte // the operation
+}
+
+// opKind says which operation a command is. Values are in logs and snapshots
+// that nodes exchange: append only.
+type opKind uint8
+
+const (
+	kindNoop opKind = iota + 1
+	kindBootstrap
+	kindAddMember
+	kindLeaving
+	kindRemoveMember
+	kindSlotsReady
+	kindCreate
+	kindUnlink
+	kindRmdir
+	kindRename
+	kindSetAttr
+	kindSetSpec
+	kindSetLayout
+	kindSetXattr
+	kindRemoveXattr
+	kindHold
+	kindUnhold
+)
+
+// op is an operation on the state. apply returns the inode that the caller is
+// told of, if any; after an error the state is as it was.
+type op interface {
+	apply(s *state, st step) (dsm.Inode, error)
+}
+
+type (
+	// noopOp changes nothing. A new leader proposes one: what is committed
+	// before it is the whole past.
+	noopOp struct{}
+
+	bootstrapOp struct {
+		Cluster  dsm.ClusterID
+		Member   dsm.Member
+		RootPerm uint32
+		UID, GID uint32
+	}
+	addMemberOp    struct{ Member dsm.Member }
+	leavingOp      struct{ Node dsm.NodeID }
+	removeMemberOp struct{ Node dsm.NodeID }
+	slotsReadyOp   struct {
+		Slots []dsm.Slot
+		Epoch dsm.Epoch
+	}
+	createOp struct {
+		Dir      dsm.Ino
+		Name     string
+		Kind     dsm.FileKind
+		Perm     uint32
+		UID, GID uint32
+		Target   string
+		Hold     bool
+	}
+	unlinkOp struct {
+		Dir  dsm.Ino
+		Name string
+	}
+	rmdirOp struct {
+		Dir  dsm.Ino
+		Name string
+	}
+	renameOp struct {
+		Dir     dsm.Ino
+		Name    string
+		NewDir  dsm.Ino
+		NewName string
+		How     dsm.RenameHow
+	}
+	setAttrOp struct {
+		Ino dsm.Ino
+		dsm.SetAttr
+	}
+	setSpecOp struct {
+		Ino        dsm.Ino
+		Key, Value string
+	}
+	setLayoutOp struct {
+		Area   dsm.AreaID
+		Layout dsm.Layout
+	}
+	setXattrOp struct {
+		Ino   dsm.Ino
+		Name  string
+		Value []byte
+		How   dsm.XattrHow
+	}
+	removeXattrOp struct {
+		Ino  dsm.Ino
+		Name string
+	}
+	holdOp   struct{ Ino dsm.Ino }
+	unholdOp struct{ Ino dsm.Ino }
+)
+
+func (noopOp) apply(*state, step) (dsm.Inode, error) { return dsm.Inode{}, nil }
+
+// ops are the operations with their kinds and the names that errors bear.
+var ops = map[opKind]struct {
+	name string
+	op   op
+}{
+	kindNoop:         {"noop", noopOp{}},
+	kindBootstrap:    {"bootstrap", bootstrapOp{}},
+	kindAddMember:    {"join", addMemberOp{}},
+	kindLeaving:      {"leave", leavingOp{}},
+	kindRemoveMember: {"leave", removeMemberOp{}},
+	kindSlotsReady:   {"slots ready", slotsReadyOp{}},
+	kindCreate:       {"create", createOp{}},
+	kindUnlink:       {"unlink", unlinkOp{}},
+	kindRmdir:        {"rmdir", rmdirOp{}},
+	kindRename:       {"rename", renameOp{}},
+	kindSetAttr:      {"setattr", setAttrOp{}},
+	kindSetSpec:      {"setattr", setSpecOp{}},
+	kindSetLayout:    {"set layout", setLayoutOp{}},
+	kindSetXattr:     {"setxattr", setXattrOp{}},
+	kindRemoveXattr:  {"removexattr", removeXattrOp{}},
+	kindHold:         {"open", holdOp{}},
+	kindUnhold:       {"release", unholdOp{}},
+}
+
+var opKinds = func() map[reflect.Type]opKind {
+	kinds := make(map[reflect.Type]opKind)
+	for k, o := range ops {
+		kinds[reflect.TypeOf(o.op)] = k
+	}
+	return kinds
+}()
+
+// encode returns the bytes of the command that does o.
+func (c command) encode(o op) ([]byte, error) {
+	var err error
+	c.Kind = opKinds[reflect.TypeOf(o)]
+	if c.Body, err = wire.Marshal(o); err != nil {
+		return nil, err
+	}
+	return wire.Marshal(c)
+}
+
+// decodeCommand is the inverse of encode.
+func decodeCommand(b []byte) (command, op, error) {
+	var c command
+	if err := wire.Unmarshal(b, &c); err != nil {
+		return c, nil, err
+	}
+	known, ok := ops[c.Kind]
+	if !ok {
+		return c, nil, errs.E(errs.Corrupt, "decode command", "unknown kind %d", c.Kind)
+	}
+	v := reflect.New(reflect.TypeOf(known.op))
+	if err := wire.Unmarshal(c.Body, v.Interface()); err != nil {
+		return c, nil, err
+	}
+	return c, v.Elem().Interface().(op), nil
+}
+
+// step returns the circumstances of the command at the index.
+func (c command) step(index uint64) step {
+	return step{index: index, node: c.Node, now: time.Unix(0, c.Now).UTC()}
+}

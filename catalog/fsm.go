@@ -1,0 +1,157 @@
+package catalog
+
+import (
+	"io"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// fsm is the catalog as raft sees it. raft calls it from one goroutine.
+type fsm struct{ c *Catalog }
+
+var (
+	_ raft.FSM                = fsm{}
+	_ raft.ConfigurationStore = fsm{}
+)
+
+// Apply applies a committed command.
+func (f fsm) Apply(l *raft.Log) any {
+	c := f.c
+	c.mu.Lock()
+	out, err := c.mu.state.apply(l.Index, l.Data)
+	inodes := len(c.mu.state.inodes)
+	c.mu.Unlock()
+	if err != nil {
+		c.log.Error("the catalog's log has an entry that is no command", "index", l.Index, "err", err)
+	}
+	c.applied(l.Index, out.effects)
+	if out.Node == c.self.ID && out.fate != ignored {
+		c.calls.deliver(out.Req, answer{out.result, l.Index, l.Term})
+	}
+	c.snap.consider(l.Index, inodes)
+	return nil
+}
+
+// StoreConfiguration applies a committed configuration of raft.
+func (f fsm) StoreConfiguration(index uint64, conf raft.Configuration) {
+	c := f.c
+	voters := make(map[dsm.NodeID]bool)
+	for _, s := range conf.Servers {
+		if id, _, err := parseServer(s.Address); err == nil && s.Suffrage == raft.Voter {
+			voters[id] = true
+		}
+	}
+	c.mu.Lock()
+	e := c.mu.state.configure(index, func(n dsm.NodeID) bool { return voters[n] })
+	c.mu.Unlock()
+	c.applied(index, e)
+	c.news.ring()
+}
+
+// applied tells of the effects of the entry, in the order that Observer
+// promises.
+func (c *Catalog) applied(index uint64, e effects) {
+	if e.view != nil {
+		c.view.Store(e.view)
+	}
+	for _, a := range e.changed {
+		c.observer.AreaChanged(a.before, a.after)
+	}
+	for _, ino := range e.removed {
+		c.observer.AreaRemoved(ino)
+	}
+	if e.view != nil {
+		c.observer.ViewChanged(e.view)
+	}
+	c.progress.advance(index, c.view.Load().Epoch)
+	if e.view != nil {
+		c.news.ring()
+	}
+	if c.reign.term() != 0 {
+		c.push.kick()
+	}
+}
+
+// Snapshot copies the state; it is encoded while further commands are applied.
+func (f fsm) Snapshot() (raft.FSMSnapshot, error) {
+	f.c.mu.RLock()
+	defer f.c.mu.RUnlock()
+	return f.c.mu.state.image(), nil
+}
+
+// Persist writes the image to raft's store.
+func (img *image) Persist(sink raft.SnapshotSink) error {
+	b, err := img.encode()
+	if err != nil {
+		return err
+	}
+	if _, err := sink.Write(b); err != nil {
+		return err
+	}
+	return sink.Close()
+}
+
+// Release does nothing: the image is garbage when raft drops it.
+func (img *image) Release() {}
+
+// Restore replaces the state by a snapshot of the leader's.
+func (f fsm) Restore(r io.ReadCloser) error {
+	b, err := io.ReadAll(r)
+	if err != nil {
+		return err
+	}
+	s, err := restore(b)
+	if err != nil {
+		return err
+	}
+	c := f.c
+	c.mu.Lock()
+	c.mu.state = s
+	c.mu.Unlock()
+	c.view.Store(s.view)
+	c.observer.Reset()
+	c.progress.advance(s.applied, s.view.Epoch)
+	c.news.ring()
+	if ses := s.sessions[c.self.ID]; ses != nil {
+		for req, r := range ses.results {
+			c.calls.deliver(req, answer{result: r, index: s.applied})
+		}
+	}
+	return nil
+}
+
+// snapshots decides when the log is long enough to be replaced by a snapshot:
+// when it would be larger than the state, so that both stay of the same order.
+type snapshots struct {
+	due  chan struct{}
+	last uint64 // index of the last one asked for
+}
+
+// snapshotEvery is the least number of entries between two snapshots.
+const snapshotEvery = 4096
+
+// consider is called by the applying goroutine only.
+func (s *snapshots) consider(index uint64, inodes int) {
+	if index-s.last < uint64(max(snapshotEvery, inodes)) {
+		return
+	}
+	s.last = index
+	select {
+	case s.due <- struct{}{}:
+	default:
+	}
+}
+
+// takeSnapshots asks raft, which logs if it cannot.
+func (c *Catalog) takeSnapshots() {
+	for {
+		select {
+		case <-c.snap.due:
+			c.raft.Snapshot()
+		case <-c.life.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,154 @@
+package catalog
+
+import (
+	"context"
+	"math/rand/v2"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// Bootstrap makes this node the first of a new cluster and returns when it
+// serves. The Perm, UID and GID of root are those of the root directory.
+func (c *Catalog) Bootstrap(ctx context.Context, root dsm.Inode) error {
+	cluster := dsm.ClusterID(rand.Uint64() | 1) // not 0
+	c.belong(cluster)
+	err := c.raft.BootstrapCluster(raft.Configuration{Servers: []raft.Server{{
+		ID: serverID(c.self.ID), Address: serverAddress(c.self.ID, c.self.Addr),
+	}}}).Error()
+	if err != nil {
+		return errs.E(errs.Other, "bootstrap", "%w", err)
+	}
+	// A follower waits for a leader before it thinks of an election; a shorter
+	// timeout ends the wait at once (raft restarts the timer at zero). There is
+	// nobody to wait for.
+	conf := c.raft.ReloadableConfig()
+	patient := conf
+	conf.HeartbeatTimeout = leaderLease
+	if err := c.raft.ReloadConfig(conf); err != nil {
+		return errs.E(errs.Other, "bootstrap", "%w", err)
+	}
+	if err := c.news.until(ctx, c.life, func() bool { return c.leads() != 0 }); err != nil {
+		return named("bootstrap", err)
+	}
+	if err := c.raft.ReloadConfig(patient); err != nil {
+		return errs.E(errs.Other, "bootstrap", "%w", err)
+	}
+	self := c.self
+	self.Voter, self.Leaving = true, false
+	_, err = c.propose(ctx, bootstrapOp{
+		Cluster: cluster, Member: self, RootPerm: root.Perm, UID: root.UID, GID: root.GID,
+	})
+	return err
+}
+
+// Join makes this node a member of the cluster of the node at addr, and
+// returns when its replica has caught up.
+func (c *Catalog) Join(ctx context.Context, addr string) error {
+	if addr == c.self.Addr {
+		return errs.E(errs.Invalid, "join", "%s is this node's own address: name a node of the cluster", addr)
+	}
+	reply, err := c.caller.Call(ctx, addr, &wire.Join{Protocol: wire.JoinProtocol, Member: c.self})
+	if err != nil {
+		switch errs.KindOf(err) {
+		case errs.Invalid, errs.Exist, errs.NoSpace, errs.Unsupported:
+			return err
+		}
+		return errs.E(errs.Unavailable, "join", "%s: no answer (%w): check that a node of the cluster is mounted there and that its port is open for TCP", addr, err)
+	}
+	joined, ok := reply.(*wire.Joined)
+	if !ok {
+		return errs.E(errs.Corrupt, "join", "%T answers Join", reply)
+	}
+	c.belong(joined.Cluster)
+	err = c.news.until(ctx, c.life, func() bool {
+		_, member := c.Current().Member(c.self.ID)
+		return member
+	})
+	if err == nil {
+		err = c.sync(ctx)
+	}
+	if err != nil {
+		return named("join", err)
+	}
+	if v := c.Current(); v.Cluster != joined.Cluster {
+		return errs.E(errs.Corrupt, "join", "%s is of cluster %s, the replica of %s", addr, joined.Cluster, v.Cluster)
+	}
+	return nil
+}
+
+// serveJoin admits a node, or has the leader do so.
+func (c *Catalog) serveJoin(ctx context.Context, req *wire.Join) (any, error) {
+	for try := 0; ; try++ {
+		reign := c.reign.ctx()
+		reply, err := c.tryJoin(ctx, req)
+		if err == nil {
+			return reply, nil
+		}
+		switch errs.KindOf(err) {
+		case errs.NotLeader, errs.Unavailable, errs.Timeout, errs.Other:
+		default:
+			return nil, err
+		}
+		if req.Forwarded || !c.pause(ctx, reign, try) {
+			return nil, err
+		}
+	}
+}
+
+func (c *Catalog) tryJoin(ctx context.Context, req *wire.Join) (any, error) {
+	if c.leads() != 0 {
+		return c.admit(ctx, req)
+	}
+	id, addr := c.leader()
+	if req.Forwarded || id == 0 || id == c.self.ID {
+		return nil, errs.E(errs.NotLeader, "join", "the catalog has no leader at the moment")
+	}
+	forward := *req
+	forward.Forwarded = true
+	return c.caller.Call(ctx, nodeAddr(id, addr), &forward)
+}
+
+// admit makes the node a member and returns when raft replicates to it.
+func (c *Catalog) admit(ctx context.Context, req *wire.Join) (any, error) {
+	m := req.Member
+	if req.Protocol != wire.JoinProtocol {
+		return nil, errs.E(errs.Invalid, "join", "the node speaks version %d of the catalog, the cluster version %d: upgrade the older", req.Protocol, wire.JoinProtocol)
+	}
+	if err := c.sync(ctx); err != nil {
+		return nil, err
+	}
+	c.mu.RLock()
+	err := c.mu.state.admissible(m)
+	c.mu.RUnlock()
+	if err != nil {
+		return nil, named("join", err)
+	}
+	if _, err := c.probe(ctx, m.ID, m.Addr); err != nil {
+		return nil, errs.E(errs.Invalid, "join", "the cluster cannot reach the node at %s, which it says is its address (%w)", m.Addr, err)
+	}
+	if _, err := c.propose(ctx, addMemberOp{m}); err != nil {
+		return nil, err
+	}
+	if err := c.news.until(ctx, c.life, func() bool { return c.replicates(m.ID) || c.leads() == 0 }); err != nil {
+		return nil, named("join", err)
+	}
+	if c.leads() == 0 {
+		return nil, errs.E(errs.NotLeader, "join", "")
+	}
+	c.log.Info("node joined", "node", m.ID, "name", m.Name, "addr", m.Addr)
+	return &wire.Joined{Cluster: c.Current().Cluster}, nil
+}
+
+// replicates reports whether the node gets the log.
+func (c *Catalog) replicates(n dsm.NodeID) bool {
+	for _, s := range c.servers() {
+		if s.id == n {
+			return true
+		}
+	}
+	return false
+}

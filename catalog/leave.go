@@ -1,0 +1,104 @@
+package catalog
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// Leave takes this node out of the cluster: its slots are handed over (by the
+// data plane, which reports with SlotsReady on the nodes that get them), its vote
+// and the leadership go to others, its holds vanish. It returns when this node
+// is not needed any more. If no node stays, nobody takes over: then it returns
+// once the other nodes know.
+func (c *Catalog) Leave(ctx context.Context) error {
+	if _, err := c.propose(ctx, leavingOp{c.self.ID}); err != nil {
+		return err
+	}
+	for try := 0; ; try++ {
+		reign, ring := c.reign.ctx(), c.news.hear()
+		v := c.Current()
+		if _, member := v.Member(c.self.ID); !member {
+			return nil
+		}
+		if !slices.ContainsFunc(v.Members, func(m dsm.Member) bool { return !m.Leaving }) {
+			c.dissolve(ctx, v)
+			return nil
+		}
+		id, addr := c.leader()
+		if slotsOf(v, c.self.ID) > 0 || id == c.self.ID {
+			// Until the slots are gone, and reconcile has found another leader.
+			select {
+			case <-ring:
+				continue
+			case <-ctx.Done():
+			case <-c.life.Done():
+			}
+			return named("leave", gaveUp(ctx))
+		}
+		if id != 0 {
+			a, cancel := during(reign, ctx)
+			_, err := c.caller.Call(a, nodeAddr(id, addr), &wire.Leave{Node: c.self.ID})
+			cancel()
+			if err == nil {
+				return nil
+			}
+		}
+		if !c.pause(ctx, reign, try) {
+			return named("leave", gaveUp(ctx))
+		}
+	}
+}
+
+// lastWords bounds how long the leader of a cluster that ends waits for the
+// other nodes to learn it.
+const lastWords = 2 * time.Second
+
+// dissolve waits, on the leader, until the others that answer know that
+// everybody leaves: without the leader they would never learn it.
+func (c *Catalog) dissolve(ctx context.Context, v *dsm.View) {
+	if c.leads() == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, lastWords)
+	defer cancel()
+	index := c.progress.index.Load()
+	for _, m := range v.Members {
+		for m.ID != c.self.ID {
+			p, err := c.probe(ctx, m.ID, m.Addr)
+			if err != nil || p.Applied >= index {
+				break
+			}
+			if !c.pause(ctx, c.life, 0) {
+				return
+			}
+		}
+	}
+}
+
+// serveLeave removes the node from the members, and returns when raft needs it
+// no more either.
+func (c *Catalog) serveLeave(ctx context.Context, n dsm.NodeID) (any, error) {
+	if c.leads() == 0 {
+		return nil, errs.E(errs.NotLeader, "leave", "")
+	}
+	if _, err := c.propose(ctx, removeMemberOp{n}); err != nil {
+		return nil, err
+	}
+	if err := c.news.until(ctx, c.life, func() bool { return !c.replicates(n) || c.leads() == 0 }); err != nil {
+		return nil, named("leave", err)
+	}
+	if c.leads() == 0 {
+		return nil, errs.E(errs.NotLeader, "leave", "")
+	}
+	// The configuration without the node is committed when what follows it is.
+	if _, err := c.commit(ctx, noopOp{}); err != nil {
+		return nil, named("leave", err)
+	}
+	c.log.Info("node left", "node", n)
+	return &wire.Left{}, nil
+}

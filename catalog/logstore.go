@@ -1,0 +1,120 @@
+package catalog
+
+import (
+	"sync"
+
+	"github.com/hashicorp/raft"
+)
+
+// logStore keeps the log of raft, from the last snapshots on, in memory. It is
+// raft's LogStore and StableStore; see the package doc for why nothing of it
+// needs to outlive the process.
+type logStore struct {
+	mu struct {
+		sync.RWMutex
+		first   uint64 // index of entries[0]
+		entries []raft.Log
+		values  map[string][]byte
+		numbers map[string]uint64
+	}
+}
+
+func newLogStore() *logStore {
+	s := new(logStore)
+	s.mu.values = make(map[string][]byte)
+	s.mu.numbers = make(map[string]uint64)
+	return s
+}
+
+func (s *logStore) FirstIndex() (uint64, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if len(s.mu.entries) == 0 {
+		return 0, nil
+	}
+	return s.mu.first, nil
+}
+
+func (s *logStore) LastIndex() (uint64, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if len(s.mu.entries) == 0 {
+		return 0, nil
+	}
+	return s.mu.first + uint64(len(s.mu.entries)) - 1, nil
+}
+
+func (s *logStore) GetLog(index uint64, l *raft.Log) error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if index < s.mu.first || index-s.mu.first >= uint64(len(s.mu.entries)) {
+		return raft.ErrLogNotFound
+	}
+	*l = s.mu.entries[index-s.mu.first]
+	return nil
+}
+
+func (s *logStore) StoreLog(l *raft.Log) error { return s.StoreLogs([]*raft.Log{l}) }
+
+// StoreLogs appends. What is there of the index or later is replaced; a gap
+// means that a snapshot was installed, and what lies before it is of no use.
+func (s *logStore) StoreLogs(logs []*raft.Log) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range logs {
+		if n := l.Index - s.mu.first; l.Index >= s.mu.first && n <= uint64(len(s.mu.entries)) {
+			s.mu.entries = s.mu.entries[:n]
+		} else {
+			s.mu.entries = nil
+		}
+		if len(s.mu.entries) == 0 {
+			s.mu.first = l.Index
+		}
+		s.mu.entries = append(s.mu.entries, *l)
+	}
+	return nil
+}
+
+// DeleteRange deletes a head or a tail of the log: raft deletes nothing else.
+func (s *logStore) DeleteRange(low, high uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	end := s.mu.first + uint64(len(s.mu.entries)) // of the log, exclusive
+	switch {
+	case low > high || high < s.mu.first || low >= end:
+	case low <= s.mu.first:
+		keep := s.mu.entries[min(high+1, end)-s.mu.first:]
+		s.mu.entries = append([]raft.Log(nil), keep...) // the rest is freed
+		s.mu.first = min(high+1, end)
+	default:
+		clear(s.mu.entries[low-s.mu.first:])
+		s.mu.entries = s.mu.entries[:low-s.mu.first]
+	}
+	return nil
+}
+
+func (s *logStore) Set(key, value []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.values[string(key)] = append([]byte(nil), value...)
+	return nil
+}
+
+func (s *logStore) Get(key []byte) ([]byte, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.mu.values[string(key)], nil
+}
+
+func (s *logStore) SetUint64(key []byte, value uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.numbers[string(key)] = value
+	return nil
+}
+
+func (s *logStore) GetUint64(key []byte) (uint64, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.mu.numbers[string(key)], nil
+}

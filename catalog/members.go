@@ -1,0 +1,134 @@
+package catalog
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// reviewed replaces the view by one in which change has been made, of the next
+// epoch, with the slots balanced.
+func (s *state) reviewed(change func(v *dsm.View)) {
+	v := *s.view
+	v.Members = slices.Clone(v.Members)
+	v.Epoch++
+	change(&v)
+	balance(&v)
+	s.view = &v
+	s.effects.view = s.view
+}
+
+func (o bootstrapOp) apply(s *state, st step) (dsm.Inode, error) {
+	if s.view.Cluster != 0 {
+		return dsm.Inode{}, fail(errs.Exist, "the cluster is %s already", s.view.Cluster)
+	}
+	if o.Cluster == 0 {
+		return dsm.Inode{}, fail(errs.Invalid, "a cluster without an id")
+	}
+	if err := checkMember(o.Member); err != nil {
+		return dsm.Inode{}, err
+	}
+	s.add(st, dsm.Inode{Kind: dsm.KindDir, Perm: o.RootPerm & permMask, UID: o.UID, GID: o.GID, Spec: dsm.DefaultSpec()})
+	s.reviewed(func(v *dsm.View) {
+		v.Cluster = o.Cluster
+		v.Members = []dsm.Member{o.Member}
+		for i := range v.Slots {
+			v.Slots[i] = dsm.SlotHome{Primary: o.Member.ID, Epoch: v.Epoch}
+		}
+	})
+	return dsm.Inode{}, nil
+}
+
+func checkMember(m dsm.Member) error {
+	if m.ID == 0 || m.Name == "" || m.Addr == "" || m.Budget <= 0 {
+		return fail(errs.Invalid, "member %+v lacks an id, a name, an address or memory", m)
+	}
+	return nil
+}
+
+func (o addMemberOp) apply(s *state, st step) (dsm.Inode, error) {
+	if err := s.admissible(o.Member); err != nil {
+		return dsm.Inode{}, err
+	}
+	if _, ok := s.view.Member(o.Member.ID); ok {
+		return dsm.Inode{}, nil
+	}
+	s.reviewed(func(v *dsm.View) {
+		m := o.Member
+		m.Voter, m.Leaving = false, false
+		v.Members = append(v.Members, m)
+		slices.SortFunc(v.Members, func(a, b dsm.Member) int { return cmp.Compare(a.ID, b.ID) })
+	})
+	return dsm.Inode{}, nil
+}
+
+// admissible says why m cannot be a member, if it cannot.
+func (s *state) admissible(m dsm.Member) error {
+	if err := checkMember(m); err != nil {
+		return err
+	}
+	for _, x := range s.view.Members {
+		switch {
+		case x.ID == m.ID:
+			return nil
+		case x.Addr == m.Addr:
+			return fail(errs.Exist, "the address %s belongs to member %s (%s), which has not left", m.Addr, x.Name, x.ID)
+		case x.Name == m.Name:
+			return fail(errs.Exist, "there is a member %s at %s already: choose another name with --name", x.Name, x.Addr)
+		}
+	}
+	if m.Budget < s.reserved {
+		return fail(errs.NoSpace, "the cluster's files need --memory at least %d bytes, the node offers %d", s.reserved, m.Budget)
+	}
+	return nil
+}
+
+func (o leavingOp) apply(s *state, st step) (dsm.Inode, error) {
+	m, ok := s.view.Member(o.Node)
+	if !ok {
+		return dsm.Inode{}, fail(errs.NotExist, "node %s is no member", o.Node)
+	}
+	if m.Leaving {
+		return dsm.Inode{}, nil
+	}
+	s.reviewed(func(v *dsm.View) {
+		for i := range v.Members {
+			v.Members[i].Leaving = v.Members[i].Leaving || v.Members[i].ID == o.Node
+		}
+	})
+	return dsm.Inode{}, nil
+}
+
+func (o removeMemberOp) apply(s *state, st step) (dsm.Inode, error) {
+	if _, ok := s.view.Member(o.Node); !ok {
+		return dsm.Inode{}, nil
+	}
+	if n := slotsOf(s.view, o.Node); n > 0 {
+		return dsm.Inode{}, fail(errs.Busy, "node %s has %d slots to hand over", o.Node, n)
+	}
+	s.reviewed(func(v *dsm.View) {
+		v.Members = slices.DeleteFunc(v.Members, func(m dsm.Member) bool { return m.ID == o.Node })
+	})
+	delete(s.sessions, o.Node)
+	for _, ino := range sortedKeys(s.inodes) {
+		in := s.inodes[ino]
+		delete(in.holds, o.Node)
+		s.drop(in)
+	}
+	return dsm.Inode{}, nil
+}
+
+// setVoters records which members vote, as the configuration of raft has it.
+func (s *state) setVoters(votes func(dsm.NodeID) bool) {
+	same := func(m dsm.Member) bool { return m.Voter == votes(m.ID) }
+	if !slices.ContainsFunc(s.view.Members, func(m dsm.Member) bool { return !same(m) }) {
+		return
+	}
+	s.reviewed(func(v *dsm.View) {
+		for i := range v.Members {
+			v.Members[i].Voter = votes(v.Members[i].ID)
+		}
+	})
+}

@@ -1,0 +1,226 @@
+package catalog
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+func TestBootstrapOnce(t *testing.T) {
+	m := newMachine(t)
+	if v := m.view; v.Cluster != 1 || v.Epoch != 1 || len(v.Members) != 1 || slotsOf(v, nodeA) != dsm.Slots {
+		t.Errorf("view %+v", v.Members)
+	}
+	m.fails(errs.Exist, bootstrapOp{Cluster: 2, Member: member(nodeA)})
+	fresh := &machine{TB: t, state: newState(), reqs: make(map[dsm.NodeID]uint64)}
+	fresh.fails(errs.Invalid, bootstrapOp{Member: member(nodeA)})
+	fresh.fails(errs.Invalid, bootstrapOp{Cluster: 1, Member: dsm.Member{ID: nodeA}})
+}
+
+func TestJoinRules(t *testing.T) {
+	m := newMachine(t)
+	m.must(nodeA, addMemberOp{member(nodeB)})
+	epoch := m.view.Epoch
+	m.must(nodeA, addMemberOp{member(nodeB)}) // the answer was lost
+	if m.view.Epoch != epoch || len(m.view.Members) != 2 {
+		t.Errorf("added twice: %+v", m.view.Members)
+	}
+	x := member(nodeC)
+	x.Addr = member(nodeB).Addr
+	m.fails(errs.Exist, addMemberOp{x}, x.Addr, "nb")
+	x = member(nodeC)
+	x.Name = "nb"
+	m.fails(errs.Exist, addMemberOp{x}, "nb", "--name")
+	x.Name = ""
+	m.fails(errs.Invalid, addMemberOp{x})
+	x = member(nodeC)
+	x.Voter, x.Leaving = true, true
+	m.must(nodeA, addMemberOp{x})
+	if got, _ := m.view.Member(nodeC); got.Voter || got.Leaving {
+		t.Errorf("a new member: %+v", got)
+	}
+}
+
+func TestStrangersAreRefused(t *testing.T) {
+	m := newMachine(t)
+	o := createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile}
+	if _, err := m.do(nodeB, o); !errs.Is(err, errs.Unavailable) {
+		t.Fatalf("a stranger's command: %v", err)
+	}
+	m.must(nodeA, addMemberOp{member(nodeB)})
+	m.must(nodeB, o)
+	late := command{Node: nodeB, Req: m.reqs[nodeB], Low: 1, Now: m.now}
+	ready(m)
+	m.must(nodeB, leavingOp{nodeB})
+	ready(m)
+	m.must(nodeA, removeMemberOp{nodeB})
+	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
+	if _, err := m.send(late, o); !errs.Is(err, errs.Unavailable) {
+		t.Errorf("a command of one who left: %v", err)
+	}
+	if m.sessions[nodeB] != nil {
+		t.Error("the session of one who left is kept")
+	}
+}
+
+// ready reports all slots that are being handed over.
+func ready(m *machine) {
+	m.Helper()
+	for range 10 {
+		by := make(map[dsm.NodeID][]dsm.Slot)
+		for i, h := range m.view.Slots {
+			if h.Source != 0 {
+				by[h.Primary] = append(by[h.Primary], dsm.Slot(i))
+			}
+		}
+		if len(by) == 0 {
+			return
+		}
+		for _, n := range sortedKeys(by) {
+			m.must(n, slotsReadyOp{by[n], m.view.Epoch})
+		}
+	}
+	m.Fatal("the slots do not come to rest")
+}
+
+func TestLeave(t *testing.T) {
+	m := newMachine(t)
+	m.must(nodeA, addMemberOp{member(nodeB)})
+	ready(m)
+	f := m.file("f")
+	m.must(nodeB, holdOp{f.Ino})
+	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
+
+	m.fails(errs.NotExist, leavingOp{nodeC})
+	m.fails(errs.Busy, removeMemberOp{nodeB}, "256 slots")
+	m.must(nodeB, leavingOp{nodeB})
+	m.must(nodeB, leavingOp{nodeB})
+	m.fails(errs.Busy, removeMemberOp{nodeB}) // it is the source of its slots
+	if b, _ := m.view.Member(nodeB); !b.Leaving || slotsOf(m.view, nodeB) != 256 {
+		t.Errorf("leaving: %+v with %d slots", b, slotsOf(m.view, nodeB))
+	}
+	ready(m)
+	m.must(nodeA, removeMemberOp{nodeB})
+	if got := m.last.effects.removed; len(got) != 1 || got[0] != f.Ino {
+		t.Errorf("the hold of one who left keeps the file: removed %v", got)
+	}
+	m.must(nodeA, removeMemberOp{nodeB})
+	epoch := m.view.Epoch
+	m.must(nodeA, leavingOp{nodeA}) // the last one keeps its slots
+	if slotsOf(m.view, nodeA) != dsm.Slots || m.view.Epoch != epoch+1 {
+		t.Errorf("the last: %d slots in epoch %d", slotsOf(m.view, nodeA), m.view.Epoch)
+	}
+}
+
+func TestSlotsReadyIgnoresStaleReports(t *testing.T) {
+	m := newMachine(t)
+	m.must(nodeA, addMemberOp{member(nodeB)})
+	var moved []dsm.Slot
+	for i, h := range m.view.Slots {
+		if h.Source != 0 {
+			moved = append(moved, dsm.Slot(i))
+		}
+	}
+	if len(moved) != 256 || m.view.Slots[moved[0]].Epoch != m.view.Epoch {
+		t.Fatalf("%d slots moved: %+v", len(moved), m.view.Slots[moved[0]])
+	}
+	view := m.view
+	m.must(nodeA, slotsReadyOp{moved, view.Epoch})     // not the primary
+	m.must(nodeB, slotsReadyOp{moved, view.Epoch - 1}) // of an earlier move
+	m.must(nodeB, slotsReadyOp{[]dsm.Slot{600}, view.Epoch})
+	if m.view != view {
+		t.Error("a stale report changed the view")
+	}
+	m.must(nodeB, slotsReadyOp{moved[:10], view.Epoch})
+	if m.view == view || slotsOf(m.view, nodeA) != dsm.Slots-10 || m.view.Slots[moved[0]].Epoch != view.Epoch {
+		t.Errorf("%d slots with A after ten are handed over", slotsOf(m.view, nodeA))
+	}
+	m.must(nodeB, slotsReadyOp{moved, view.Epoch + 1}) // a later epoch is fine
+	m.must(nodeB, slotsReadyOp{moved, view.Epoch + 9})
+	ready(m)
+}
+
+func TestVotersInView(t *testing.T) {
+	m := newMachine(t)
+	m.must(nodeA, addMemberOp{member(nodeB)})
+	e := m.configure(m.index+1, func(n dsm.NodeID) bool { return n == nodeB })
+	a, _ := m.view.Member(nodeA)
+	b, _ := m.view.Member(nodeB)
+	if a.Voter || !b.Voter || e.view != m.view || m.applied != m.index+1 {
+		t.Errorf("members %+v", m.view.Members)
+	}
+	if e := m.configure(m.index+2, func(n dsm.NodeID) bool { return n == nodeB }); e.view != nil {
+		t.Error("the same voters are a new view")
+	}
+}
+
+// TestBalance checks, over random joins and leaves, that the shares are even
+// and that no move was needless.
+func TestBalance(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	m := newMachine(t)
+	next := dsm.NodeID(0x100)
+	for range 60 {
+		before := *m.view
+		staying := 0
+		for _, x := range before.Members {
+			if !x.Leaving {
+				staying++
+			}
+		}
+		if staying == 1 || rng.IntN(2) == 0 && staying < 12 {
+			next += dsm.NodeID(rng.IntN(9) + 1)
+			x := member(next)
+			m.must(before.Members[0].ID, addMemberOp{x})
+		} else {
+			x := before.Members[rng.IntN(len(before.Members))]
+			m.must(x.ID, leavingOp{x.ID})
+		}
+		moved, pending := 0, 0
+		for i, h := range before.Slots {
+			if m.view.Slots[i].Primary != h.Primary {
+				moved++
+			}
+			if h.Source != 0 {
+				pending++
+			}
+		}
+		want := 0
+		after := *m.view
+		after.Slots = before.Slots // the shares that the new members want of the old slots
+		for id, n := range quotas(&after) {
+			want += max(0, n-countPrimary(&before, id))
+		}
+		if moved > want || pending == 0 && moved < want {
+			t.Fatalf("%d slots moved, %d had to, %d could not", moved, want, pending)
+		}
+		if rng.IntN(4) == 0 {
+			continue // the next change comes before the slots are handed over
+		}
+		ready(m)
+		for _, x := range m.view.Members {
+			if x.Leaving {
+				m.must(m.view.Members[0].ID, removeMemberOp{x.ID})
+			}
+		}
+		for id, n := range quotas(m.view) {
+			if slotsOf(m.view, id) != n {
+				t.Fatalf("node %s has %d slots, want %d", id, slotsOf(m.view, id), n)
+			}
+		}
+	}
+}
+
+func countPrimary(v *dsm.View, n dsm.NodeID) int {
+	c := 0
+	for _, h := range v.Slots {
+		if h.Primary == n {
+			c++
+		}
+	}
+	return c
+}

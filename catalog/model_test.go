@@ -1,0 +1,322 @@
+package catalog
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// model is the namespace as a flat relation. It keeps no counters and no
+// parents: links, reachability and reserved bytes are counted when asked for.
+type model struct {
+	kinds   map[dsm.Ino]dsm.FileKind
+	sizes   map[dsm.Ino]int64
+	names   map[place]dsm.Ino
+	removed map[dsm.Ino]bool // had a name once
+	holds   map[holding]bool
+	next    dsm.Ino
+}
+
+type place struct {
+	dir  dsm.Ino
+	name string
+}
+
+type holding struct {
+	node dsm.NodeID
+	ino  dsm.Ino
+}
+
+func newModel() *model {
+	return &model{
+		kinds: map[dsm.Ino]dsm.FileKind{dsm.RootIno: dsm.KindDir}, sizes: make(map[dsm.Ino]int64),
+		names: make(map[place]dsm.Ino), removed: make(map[dsm.Ino]bool), holds: make(map[holding]bool), next: dsm.RootIno + 1,
+	}
+}
+
+func (m *model) held(ino dsm.Ino) bool {
+	for h := range m.holds {
+		if h.ino == ino {
+			return true
+		}
+	}
+	return false
+}
+
+// exists reports whether there is an inode.
+func (m *model) exists(ino dsm.Ino) bool {
+	return m.kinds[ino] != 0 && (!m.removed[ino] || m.held(ino))
+}
+
+func (m *model) links(ino dsm.Ino) uint32 {
+	if m.removed[ino] {
+		return 0
+	}
+	if m.kinds[ino] != dsm.KindDir {
+		return 1
+	}
+	n := uint32(2)
+	for p, child := range m.names {
+		if p.dir == ino && m.kinds[child] == dsm.KindDir {
+			n++
+		}
+	}
+	return n
+}
+
+func (m *model) empty(dir dsm.Ino) bool {
+	for p := range m.names {
+		if p.dir == dir {
+			return false
+		}
+	}
+	return true
+}
+
+// under reports whether ino is dir or below it.
+func (m *model) under(dir, ino dsm.Ino) bool {
+	if ino == dir {
+		return true
+	}
+	for p, child := range m.names {
+		if child == ino {
+			return m.under(dir, p.dir)
+		}
+	}
+	return false
+}
+
+func (m *model) dir(ino dsm.Ino, alive bool) errs.Kind {
+	switch {
+	case !m.exists(ino):
+		return errs.NotExist
+	case m.kinds[ino] != dsm.KindDir:
+		return errs.NotDir
+	case alive && m.removed[ino]:
+		return errs.NotExist
+	}
+	return 0
+}
+
+func (m *model) remove(p place) {
+	m.removed[m.names[p]] = true
+	delete(m.names, p)
+}
+
+// do returns the kind of the error, 0 if there is none.
+func (m *model) do(n dsm.NodeID, o op) errs.Kind {
+	switch o := o.(type) {
+	case createOp:
+		p := place{o.Dir, o.Name}
+		if k := m.dir(o.Dir, true); k != 0 {
+			return k
+		}
+		if m.names[p] != 0 {
+			return errs.Exist
+		}
+		m.kinds[m.next], m.names[p] = o.Kind, m.next
+		if o.Hold {
+			m.holds[holding{n, m.next}] = true
+		}
+		m.next++
+	case unlinkOp:
+		p := place{o.Dir, o.Name}
+		if k := m.dir(o.Dir, false); k != 0 {
+			return k
+		}
+		switch m.kinds[m.names[p]] {
+		case 0:
+			return errs.NotExist
+		case dsm.KindDir:
+			return errs.IsDir
+		}
+		m.remove(p)
+	case rmdirOp:
+		p := place{o.Dir, o.Name}
+		if k := m.dir(o.Dir, false); k != 0 {
+			return k
+		}
+		switch k := m.kinds[m.names[p]]; {
+		case k == 0:
+			return errs.NotExist
+		case k != dsm.KindDir:
+			return errs.NotDir
+		case !m.empty(m.names[p]):
+			return errs.NotEmpty
+		}
+		m.remove(p)
+	case renameOp:
+		return m.rename(o)
+	case setAttrOp:
+		switch {
+		case !m.exists(o.Ino):
+			return errs.NotExist
+		case m.kinds[o.Ino] == dsm.KindDir:
+			return errs.IsDir
+		case m.kinds[o.Ino] == dsm.KindSymlink:
+			return errs.Invalid
+		case m.reserved()+*o.Size-m.sizes[o.Ino] > modelBudget && *o.Size > m.sizes[o.Ino]:
+			return errs.NoSpace
+		}
+		m.sizes[o.Ino] = *o.Size
+	case holdOp:
+		if !m.exists(o.Ino) {
+			return errs.NotExist
+		}
+		m.holds[holding{n, o.Ino}] = true
+	case unholdOp:
+		delete(m.holds, holding{n, o.Ino})
+		if m.kinds[o.Ino] != 0 && !m.exists(o.Ino) {
+			delete(m.kinds, o.Ino)
+		}
+	}
+	return 0
+}
+
+func (m *model) rename(o renameOp) errs.Kind {
+	from, to := place{o.Dir, o.Name}, place{o.NewDir, o.NewName}
+	if k := m.dir(o.Dir, false); k != 0 {
+		return k
+	}
+	if k := m.dir(o.NewDir, true); k != 0 {
+		return k
+	}
+	src, dst := m.names[from], m.names[to]
+	isDir := func(i dsm.Ino) bool { return m.kinds[i] == dsm.KindDir }
+	swap := o.How == dsm.RenameExchange
+	switch {
+	case src == 0 || swap && dst == 0:
+		return errs.NotExist
+	case dst != 0 && o.How == dsm.RenameNoReplace:
+		return errs.Exist
+	case from == to:
+		return 0
+	case isDir(src) && m.under(src, o.NewDir) || swap && isDir(dst) && m.under(dst, o.Dir):
+		return errs.CrossesDir
+	case swap:
+		m.names[from], m.names[to] = dst, src
+		return 0
+	case dst == 0:
+	case isDir(src) && !isDir(dst):
+		return errs.NotDir
+	case !isDir(src) && isDir(dst):
+		return errs.IsDir
+	case isDir(dst) && !m.empty(dst):
+		return errs.NotEmpty
+	default:
+		m.remove(to)
+	}
+	m.names[to] = src
+	delete(m.names, from)
+	return 0
+}
+
+const modelBudget = 1 << 30 // of member
+
+func (m *model) reserved() int64 {
+	var sum int64
+	for ino, n := range m.sizes {
+		if m.exists(ino) {
+			sum += n
+		}
+	}
+	return sum
+}
+
+// differs says how s is not what the model says, or "".
+func (m *model) differs(s *state) string {
+	count := 0
+	for ino, kind := range m.kinds {
+		if !m.exists(ino) {
+			continue
+		}
+		count++
+		in := s.inodes[ino]
+		if in == nil || in.Kind != kind || in.Nlink != m.links(ino) || kind == dsm.KindFile && in.Size != m.sizes[ino] {
+			return fmt.Sprintf("inode %d: kind %d, %d links, %d bytes, want them of %+v", ino, kind, m.links(ino), m.sizes[ino], in)
+		}
+	}
+	if count != len(s.inodes) {
+		return fmt.Sprintf("%d inodes, want %d", len(s.inodes), count)
+	}
+	entries := 0
+	for _, d := range s.inodes {
+		entries += len(d.entries)
+		for name, ino := range d.entries {
+			if m.names[place{d.Ino, name}] != ino {
+				return fmt.Sprintf("%q in %d is %d, want %d", name, d.Ino, ino, m.names[place{d.Ino, name}])
+			}
+		}
+	}
+	if entries != len(m.names) || s.reserved != m.reserved() {
+		return fmt.Sprintf("%d entries and %d bytes, want %d and %d", entries, s.reserved, len(m.names), m.reserved())
+	}
+	return ""
+}
+
+// randomOp draws an operation on few names and inodes, so that they meet.
+func randomOp(rng *rand.Rand, last dsm.Ino) op {
+	ino := func() dsm.Ino {
+		if rng.IntN(3) == 0 {
+			return dsm.RootIno
+		}
+		return dsm.Ino(1 + rng.Uint64N(uint64(last)))
+	}
+	name := func() string { return string(rune('a' + rng.IntN(5))) }
+	switch rng.IntN(12) {
+	case 0, 1, 2:
+		kind := dsm.FileKind(1 + rng.IntN(3))
+		o := createOp{Dir: ino(), Name: name(), Kind: kind, Hold: rng.IntN(3) == 0}
+		if kind == dsm.KindSymlink {
+			o.Target = "t"
+		}
+		return o
+	case 3:
+		return unlinkOp{ino(), name()}
+	case 4:
+		return rmdirOp{ino(), name()}
+	case 5, 6, 7:
+		return renameOp{ino(), name(), ino(), name(), dsm.RenameHow(rng.IntN(3))}
+	case 8, 9:
+		return setAttrOp{ino(), dsm.SetAttr{Size: ptr(rng.Int64N(modelBudget))}}
+	case 10:
+		return holdOp{ino()}
+	}
+	return unholdOp{ino()}
+}
+
+// TestAgainstModel makes random changes by three nodes and compares everything
+// after each.
+func TestAgainstModel(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for round := range uint64(20) {
+		compareWithModel(t, rand.New(rand.NewPCG(seed, round)), 400)
+	}
+}
+
+func FuzzAgainstModel(f *testing.F) {
+	f.Add(uint64(1), uint64(2))
+	f.Fuzz(func(t *testing.T, a, b uint64) { compareWithModel(t, rand.New(rand.NewPCG(a, b)), 150) })
+}
+
+func compareWithModel(t *testing.T, rng *rand.Rand, steps int) {
+	t.Helper()
+	m, want := newMachine(t), newModel()
+	m.must(nodeA, addMemberOp{member(nodeB)})
+	m.must(nodeA, addMemberOp{member(nodeC)})
+	nodes := []dsm.NodeID{nodeA, nodeB, nodeC}
+	for range steps {
+		n, o := nodes[rng.IntN(3)], randomOp(rng, want.next)
+		k := want.do(n, o)
+		if _, err := m.do(n, o); (k != 0 || err != nil) && !errs.Is(err, k) {
+			t.Fatalf("%T %+v: %v, want %v", o, o, err, k)
+		}
+		if d := want.differs(m.state); d != "" {
+			t.Fatalf("after %T %+v: %s", o, o, d)
+		}
+	}
+}

@@ -1,0 +1,205 @@
+package catalog
+
+import (
+	"strings"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+const (
+	maxName   = 255  // bytes
+	maxTarget = 4095 // bytes, as Linux has it
+	setuid    = 0o4000
+	setgid    = 0o2000
+	permMask  = 0o7777
+)
+
+// checkName refuses what cannot be the name of an entry.
+func checkName(name string) error {
+	if len(name) > maxName {
+		return fail(errs.NameTooLong, "a name of %d bytes: the most is %d", len(name), maxName)
+	}
+	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
+		return fail(errs.Invalid, "%q is no name for a file", name)
+	}
+	return nil
+}
+
+func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
+	d, err := s.liveDir(o.Dir)
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	if err := checkName(o.Name); err != nil {
+		return dsm.Inode{}, err
+	}
+	if _, ok := d.entries[o.Name]; ok {
+		return dsm.Inode{}, fail(errs.Exist, "%q", o.Name)
+	}
+	n := dsm.Inode{Kind: o.Kind, Perm: o.Perm & permMask, UID: o.UID, GID: o.GID, Spec: d.Spec}
+	switch o.Kind {
+	case dsm.KindFile:
+		n.Layout = explicitLayout(n.Spec)
+	case dsm.KindDir:
+		d.Nlink++
+	case dsm.KindSymlink:
+		if o.Target == "" {
+			return dsm.Inode{}, fail(errs.NotExist, "a symbolic link to nothing")
+		}
+		if len(o.Target) > maxTarget {
+			return dsm.Inode{}, fail(errs.NameTooLong, "a link target of %d bytes: the most is %d", len(o.Target), maxTarget)
+		}
+		n.Perm, n.Target, n.Size = 0o777, o.Target, int64(len(o.Target))
+	default:
+		return dsm.Inode{}, fail(errs.Unsupported, "inodes of kind %d: dsmfs has files, directories and symbolic links", o.Kind)
+	}
+	if d.Perm&setgid != 0 {
+		n.GID = d.GID
+		if o.Kind == dsm.KindDir {
+			n.Perm |= setgid
+		}
+	}
+	in := s.add(st, n)
+	if in.Kind == dsm.KindDir {
+		in.parent = d.Ino
+	}
+	if o.Hold {
+		in.hold(st.node)
+	}
+	d.entries[o.Name] = in.Ino
+	d.modified(st)
+	return in.Inode, nil
+}
+
+func (o unlinkOp) apply(s *state, st step) (dsm.Inode, error) {
+	d, err := s.dir(o.Dir)
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	in, err := s.child(d, o.Name)
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	if in.Kind == dsm.KindDir {
+		return dsm.Inode{}, fail(errs.IsDir, "%q", o.Name)
+	}
+	s.unname(st, d, o.Name, in)
+	return dsm.Inode{}, nil
+}
+
+func (o rmdirOp) apply(s *state, st step) (dsm.Inode, error) {
+	d, err := s.dir(o.Dir)
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	in, err := s.child(d, o.Name)
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	if in.Kind != dsm.KindDir {
+		return dsm.Inode{}, fail(errs.NotDir, "%q", o.Name)
+	}
+	if len(in.entries) > 0 {
+		return dsm.Inode{}, fail(errs.NotEmpty, "%q", o.Name)
+	}
+	s.unname(st, d, o.Name, in)
+	return dsm.Inode{}, nil
+}
+
+// unname takes the only name of in, a file or an empty directory, away.
+func (s *state) unname(st step, d *inode, name string, in *inode) {
+	delete(d.entries, name)
+	if in.Kind == dsm.KindDir {
+		d.Nlink--
+	}
+	d.modified(st)
+	in.Nlink = 0
+	in.changed(st)
+	s.drop(in)
+}
+
+func (o renameOp) apply(s *state, st step) (dsm.Inode, error) {
+	return dsm.Inode{}, s.rename(st, o)
+}
+
+func (s *state) rename(st step, o renameOp) error {
+	from, err := s.dir(o.Dir)
+	if err != nil {
+		return err
+	}
+	to, err := s.liveDir(o.NewDir)
+	if err != nil {
+		return err
+	}
+	src, err := s.child(from, o.Name)
+	if err != nil {
+		return err
+	}
+	dst, err := s.child(to, o.NewName)
+	if err != nil && (!errs.Is(err, errs.NotExist) || o.How == dsm.RenameExchange) {
+		return err
+	}
+	if o.How > dsm.RenameExchange {
+		return fail(errs.Invalid, "rename flag %d", o.How)
+	}
+	if dst != nil && o.How == dsm.RenameNoReplace {
+		return fail(errs.Exist, "%q", o.NewName)
+	}
+	if src == dst {
+		return nil
+	}
+	if s.within(to, src) || o.How == dsm.RenameExchange && s.within(from, dst) {
+		return fail(errs.CrossesDir, "%q into itself", o.Name)
+	}
+	if o.How == dsm.RenameExchange {
+		s.move(st, from, o.Name, to, o.NewName, src)
+		s.move(st, to, o.NewName, from, o.Name, dst)
+		to.entries[o.NewName], from.entries[o.Name] = src.Ino, dst.Ino
+		return nil
+	}
+	if dst != nil {
+		switch {
+		case src.Kind == dsm.KindDir && dst.Kind != dsm.KindDir:
+			return fail(errs.NotDir, "%q", o.NewName)
+		case src.Kind != dsm.KindDir && dst.Kind == dsm.KindDir:
+			return fail(errs.IsDir, "%q", o.NewName)
+		case len(dst.entries) > 0:
+			return fail(errs.NotEmpty, "%q", o.NewName)
+		}
+		s.unname(st, to, o.NewName, dst)
+	}
+	s.move(st, from, o.Name, to, o.NewName, src)
+	to.entries[o.NewName] = src.Ino
+	return nil
+}
+
+// move does what the moving of in from one entry to another does to the three
+// inodes, but for entering the new name.
+func (s *state) move(st step, from *inode, name string, to *inode, newName string, in *inode) {
+	delete(from.entries, name)
+	if in.Kind == dsm.KindDir {
+		from.Nlink--
+		to.Nlink++
+		in.parent = to.Ino
+	}
+	from.modified(st)
+	to.modified(st)
+	in.changed(st)
+}
+
+// within reports whether d is in's or below it.
+func (s *state) within(d, in *inode) bool {
+	for in.Kind == dsm.KindDir {
+		if d == in {
+			return true
+		}
+		if d.Ino == d.parent {
+			return false
+		}
+		if d = s.inodes[d.parent]; d == nil {
+			return false // d is a removed directory whose parent is gone
+		}
+	}
+	return false
+}

@@ -1,0 +1,192 @@
+package catalog
+
+import (
+	"context"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// calls are the commands of this node that somebody waits for.
+type calls struct {
+	mu struct {
+		sync.Mutex
+		last    uint64 // number of the newest
+		waiting map[uint64]chan answer
+		low     uint64 // no smaller number is in waiting
+	}
+}
+
+// answer is what became of a command of this node.
+type answer struct {
+	result result
+	index  uint64
+	term   uint64 // of the leader that appended it; 0 if it came in a snapshot
+}
+
+// begin numbers a command. low is the smallest number that is waited for.
+func (cs *calls) begin() (req, low uint64, done <-chan answer) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cs.mu.waiting == nil {
+		cs.mu.waiting = make(map[uint64]chan answer)
+		cs.mu.low = 1
+	}
+	cs.mu.last++
+	ch := make(chan answer, 1)
+	cs.mu.waiting[cs.mu.last] = ch
+	return cs.mu.last, cs.mu.low, ch
+}
+
+// finish says that nobody waits for the command any more.
+func (cs *calls) finish(req uint64) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	delete(cs.mu.waiting, req)
+	for cs.mu.low <= cs.mu.last && cs.mu.waiting[cs.mu.low] == nil {
+		cs.mu.low++
+	}
+}
+
+// deliver hands the answer to who waits for it, if anybody does.
+func (cs *calls) deliver(req uint64, a answer) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	select {
+	case cs.mu.waiting[req] <- a:
+	default:
+	}
+}
+
+const (
+	// resend is when a command that was accepted but not applied is sent again:
+	// the leader may have died with it. It happens once all the same.
+	resend = 500 * time.Millisecond
+	// attempt bounds a request to another node that is to be tried again.
+	attempt = time.Second
+)
+
+// propose makes the change o and returns when this node has applied it.
+func (c *Catalog) propose(ctx context.Context, o op) (dsm.Inode, error) {
+	name := ops[opKinds[reflect.TypeOf(o)]].name
+	a, err := c.commit(ctx, o)
+	if err == nil {
+		err = a.result.err(name)
+	}
+	return a.result.Inode, named(name, err)
+}
+
+// commit sends o to the leader until this node has applied it.
+func (c *Catalog) commit(ctx context.Context, o op) (answer, error) {
+	req, low, done := c.calls.begin()
+	defer c.calls.finish(req)
+	data, err := command{Node: c.self.ID, Req: req, Low: low, Now: time.Now().UnixNano()}.encode(o)
+	if err != nil {
+		return answer{}, err
+	}
+	for try := 0; ; try++ {
+		reign := c.reign.ctx()
+		sent := c.submit(reign, ctx, data)
+		wait := time.NewTimer(resend)
+	waiting:
+		for {
+			select {
+			case a := <-done:
+				wait.Stop()
+				return a, nil
+			case err := <-sent:
+				if err == nil {
+					sent = nil
+					continue
+				}
+				if !retryable(err) {
+					wait.Stop()
+					return answer{}, err
+				}
+				sent = nil
+				wait.Reset(backoff(try))
+			case <-reign.Done():
+				break waiting
+			case <-wait.C:
+				break waiting
+			case <-ctx.Done():
+				wait.Stop()
+				return answer{}, gaveUp(ctx)
+			case <-c.life.Done():
+				wait.Stop()
+				return answer{}, gaveUp(ctx)
+			}
+		}
+		wait.Stop()
+		if c.life.Err() != nil {
+			return answer{}, gaveUp(ctx)
+		}
+	}
+}
+
+// submit hands a command to the leader. The channel yields nil when the leader
+// took it, else why not. What raft says of it later is not waited for: the
+// command is done when this node applies it, and raft forgets to answer when it
+// shuts down.
+func (c *Catalog) submit(reign, ctx context.Context, data []byte) <-chan error {
+	sent := make(chan error, 1)
+	id, addr := c.leader()
+	switch {
+	case c.raft.State() == raft.Leader:
+		c.raft.Apply(data, 0)
+		sent <- nil
+	case id == 0 || id == c.self.ID:
+		sent <- errs.E(errs.Unavailable, "", "the catalog has no leader")
+	default:
+		go func() {
+			ctx, cancel := during(reign, ctx)
+			defer cancel()
+			_, err := c.caller.Call(ctx, nodeAddr(id, addr), &wire.Propose{Command: data})
+			sent <- err
+		}()
+	}
+	return sent
+}
+
+// during returns a context for an attempt at something that ctx wants, while
+// the leader is the one of reign.
+func during(reign, ctx context.Context) (context.Context, context.CancelFunc) {
+	a, cancel := context.WithTimeout(reign, attempt)
+	stop := context.AfterFunc(ctx, cancel)
+	return a, func() { stop(); cancel() }
+}
+
+// retryable reports whether the request may succeed when made again.
+func retryable(err error) bool {
+	switch errs.KindOf(err) {
+	case errs.Invalid, errs.TooLarge, errs.Corrupt, errs.Unsupported:
+		return false
+	}
+	return true
+}
+
+// backoff returns how long to wait after the try'th failure: a leader that was
+// just elected needs a moment, a cluster that has none needs seconds.
+func backoff(try int) time.Duration {
+	return min(5*time.Millisecond<<min(try, 6), 200*time.Millisecond)
+}
+
+// pause waits after a failure, less if the leader changes; false if ctx or the
+// catalog ended.
+func (c *Catalog) pause(ctx, reign context.Context, try int) bool {
+	wait := time.NewTimer(backoff(try))
+	defer wait.Stop()
+	select {
+	case <-wait.C:
+	case <-reign.Done():
+	case <-ctx.Done():
+	case <-c.life.Done():
+	}
+	return ctx.Err() == nil && c.life.Err() == nil
+}

@@ -1,0 +1,119 @@
+package catalog
+
+import (
+	"bytes"
+	"context"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// read calls f with the state once it has all that was committed before.
+func (c *Catalog) read(ctx context.Context, op string, f func(*state) error) error {
+	if err := c.sync(ctx); err != nil {
+		return named(op, err)
+	}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return named(op, f(c.mu.state))
+}
+
+// Lookup returns the inode that name has in dir.
+func (c *Catalog) Lookup(ctx context.Context, dir dsm.Ino, name string) (n dsm.Inode, err error) {
+	err = c.read(ctx, "lookup", func(s *state) error {
+		d, err := s.dir(dir)
+		if err != nil {
+			return err
+		}
+		in, err := s.child(d, name)
+		if err == nil {
+			n = in.Inode
+		}
+		return err
+	})
+	return n, err
+}
+
+// Getattr returns the inode.
+func (c *Catalog) Getattr(ctx context.Context, ino dsm.Ino) (n dsm.Inode, err error) {
+	err = c.read(ctx, "getattr", func(s *state) error {
+		in, err := s.get(ino)
+		if err == nil {
+			n = in.Inode
+		}
+		return err
+	})
+	return n, err
+}
+
+// ReadDir returns the entries of dir by name, without . and ..
+func (c *Catalog) ReadDir(ctx context.Context, dir dsm.Ino) (entries []dsm.DirEntry, err error) {
+	err = c.read(ctx, "readdir", func(s *state) error {
+		d, err := s.dir(dir)
+		if err == nil {
+			entries = s.list(d)
+		}
+		return err
+	})
+	return entries, err
+}
+
+// GetXattr returns the value of an extended attribute; it is the caller's.
+func (c *Catalog) GetXattr(ctx context.Context, ino dsm.Ino, name string) (value []byte, err error) {
+	err = c.read(ctx, "getxattr", func(s *state) error {
+		in, err := s.get(ino)
+		if err != nil {
+			return err
+		}
+		v, ok := in.xattrs[name]
+		if !ok {
+			return fail(errs.NoAttr, "%q", name)
+		}
+		value = bytes.Clone(v)
+		return nil
+	})
+	return value, err
+}
+
+// ListXattr returns the names of the extended attributes in order.
+func (c *Catalog) ListXattr(ctx context.Context, ino dsm.Ino) (names []string, err error) {
+	err = c.read(ctx, "listxattr", func(s *state) error {
+		in, err := s.get(ino)
+		if err == nil {
+			names = sortedKeys(in.xattrs)
+		}
+		return err
+	})
+	return names, err
+}
+
+// Usage returns the bytes that the areas reserve, the most that they may, and
+// the number of inodes.
+func (c *Catalog) Usage(ctx context.Context) (reserved, budget int64, inodes uint64, err error) {
+	err = c.read(ctx, "statfs", func(s *state) error {
+		reserved, budget, inodes = s.reserved, s.budget(), uint64(len(s.inodes))
+		return nil
+	})
+	return reserved, budget, inodes, err
+}
+
+// Current returns the newest view that this node has applied; an empty one
+// before Bootstrap or Join.
+func (c *Catalog) Current() *dsm.View { return c.view.Load() }
+
+// Area returns the area as this node has applied it.
+func (c *Catalog) Area(id dsm.AreaID) (dsm.Inode, bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	in := c.mu.state.inodes[dsm.Ino(id)]
+	if in == nil || in.Kind != dsm.KindFile {
+		return dsm.Inode{}, false
+	}
+	return in.Inode, true
+}
+
+// WaitApplied returns when this node has applied the log up to rev and the
+// view of epoch e.
+func (c *Catalog) WaitApplied(ctx context.Context, rev dsm.Generation, e dsm.Epoch) error {
+	return named("wait", c.progress.wait(ctx, c.life, uint64(rev), e))
+}

@@ -1,0 +1,230 @@
+package catalog
+
+import (
+	"context"
+	"sync"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// A read is linearizable if it is served by a replica that has applied all that
+// was committed when it began. What that is only the leader knows, and only
+// while it leads; so a read
+//
+//	asks the leader for its commit index,
+//	which asks the voters whether one of them knows of a later leader,
+//	waits until this node has applied the log up to there,
+//	reads the state of this node.
+//
+// A majority that did not know a later leader when asked means that none had been
+// elected before, hence that nothing was committed that this leader does not
+// know. Clocks play no part. raft's VerifyLeader is not used: it counts the
+// answers of followers without a vote, which prove nothing.
+//
+// Reads that begin while a round of questions is under way share the next one.
+// The leader that is the only voter, as in a cluster of one, asks nobody.
+
+// rounds lets concurrent reads share questions.
+type rounds struct {
+	mu struct {
+		sync.Mutex
+		running bool
+		next    *round // not begun
+	}
+}
+
+// round is one question for the read index. The fields are set before done is closed.
+type round struct {
+	done  chan struct{}
+	index uint64
+	err   error
+}
+
+// join returns a round that begins after now.
+func (rs *rounds) join(ask func() (uint64, error)) *round {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	if rs.mu.next == nil {
+		rs.mu.next = &round{done: make(chan struct{})}
+	}
+	r := rs.mu.next
+	if !rs.mu.running {
+		rs.mu.running = true
+		go rs.run(ask)
+	}
+	return r
+}
+
+func (rs *rounds) run(ask func() (uint64, error)) {
+	for {
+		rs.mu.Lock()
+		r := rs.mu.next
+		rs.mu.next = nil
+		rs.mu.running = r != nil
+		rs.mu.Unlock()
+		if r == nil {
+			return
+		}
+		r.index, r.err = ask()
+		close(r.done)
+	}
+}
+
+// sync returns when this node has applied all that was committed anywhere
+// before the call.
+func (c *Catalog) sync(ctx context.Context) error {
+	if index, ok := c.soleIndex(); ok {
+		return c.progress.wait(ctx, c.life, index, 0)
+	}
+	index, err := c.sharedIndex(ctx)
+	if err != nil {
+		return err
+	}
+	return c.progress.wait(ctx, c.life, index, 0)
+}
+
+// soleIndex returns the read index if this node leads and is the only voter.
+func (c *Catalog) soleIndex() (uint64, bool) {
+	if c.leads() == 0 {
+		return 0, false
+	}
+	for _, s := range c.servers() {
+		if s.voter && s.id != c.self.ID {
+			return 0, false
+		}
+	}
+	return c.raft.CommitIndex(), true
+}
+
+// sharedIndex returns the read index from a round that begins after the call.
+func (c *Catalog) sharedIndex(ctx context.Context) (uint64, error) {
+	r := c.rounds.join(c.askIndex)
+	select {
+	case <-r.done:
+		return r.index, r.err
+	case <-ctx.Done():
+	case <-c.life.Done():
+	}
+	return 0, gaveUp(ctx)
+}
+
+// askIndex asks, whoever the leader is, until it has the read index.
+func (c *Catalog) askIndex() (uint64, error) {
+	for try := 0; ; try++ {
+		reign := c.reign.ctx()
+		index, err := c.tryIndex(reign)
+		if err == nil {
+			return index, nil
+		}
+		if !c.pause(c.life, reign, try) {
+			return 0, errs.E(errs.Closed, "", "")
+		}
+	}
+}
+
+func (c *Catalog) tryIndex(reign context.Context) (uint64, error) {
+	ctx, cancel := during(reign, c.life)
+	defer cancel()
+	if term := c.leads(); term != 0 {
+		index := c.raft.CommitIndex()
+		if !c.confirm(ctx, term) {
+			return 0, errs.E(errs.NotLeader, "", "")
+		}
+		return index, nil
+	}
+	// The term is read before the question is asked, so it is this node's word
+	// if it has a vote.
+	term := c.raft.CurrentTerm()
+	id, addr := c.leader()
+	if id == 0 || id == c.self.ID {
+		return 0, errs.E(errs.Unavailable, "", "the catalog has no leader")
+	}
+	reply, err := c.caller.Call(ctx, nodeAddr(id, addr), &wire.ReadIndex{From: c.self.ID, Term: term})
+	if err != nil {
+		return 0, err
+	}
+	r, ok := reply.(*wire.ReadIndexed)
+	if !ok {
+		return 0, errs.E(errs.Corrupt, "", "%T answers ReadIndex", reply)
+	}
+	return r.Index, nil
+}
+
+// serveIndex answers the question of another node.
+func (c *Catalog) serveIndex(ctx context.Context, req *wire.ReadIndex) (any, error) {
+	term := c.leads()
+	if term == 0 {
+		return nil, errs.E(errs.NotLeader, "read", "")
+	}
+	index := c.raft.CommitIndex()
+	if !c.majority(term, req.From, req.Term) {
+		var err error
+		if index, err = c.sharedIndex(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return &wire.ReadIndexed{Index: index}, nil
+}
+
+// majority reports whether this node and the one that asks, at its term, are
+// more than half of the voters: of three, a voter that asks has confirmed the leader.
+func (c *Catalog) majority(term uint64, asker dsm.NodeID, askerTerm uint64) bool {
+	voters, yes := 0, 0
+	for _, s := range c.servers() {
+		if !s.voter {
+			continue
+		}
+		voters++
+		if s.id == c.self.ID || s.id == asker && askerTerm == term {
+			yes++
+		}
+	}
+	return yes > voters/2
+}
+
+// confirm asks the voters whether term is the latest they know, until more
+// than half of them said so.
+func (c *Catalog) confirm(ctx context.Context, term uint64) bool {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	voters, yes := 0, 0
+	servers := c.servers()
+	answers := make(chan bool, len(servers))
+	asked := 0
+	for _, s := range servers {
+		if !s.voter {
+			continue
+		}
+		voters++
+		if s.id == c.self.ID {
+			yes++
+			continue
+		}
+		asked++
+		go func() {
+			p, err := c.probe(ctx, s.id, s.addr)
+			answers <- err == nil && p.Term == term
+		}()
+	}
+	for ; asked > 0 && yes <= voters/2; asked-- {
+		if <-answers {
+			yes++
+		}
+	}
+	return yes > voters/2
+}
+
+// probe asks a node how it is.
+func (c *Catalog) probe(ctx context.Context, id dsm.NodeID, addr string) (*wire.Probed, error) {
+	reply, err := c.caller.Call(ctx, nodeAddr(id, addr), &wire.Probe{})
+	if err != nil {
+		return nil, err
+	}
+	p, ok := reply.(*wire.Probed)
+	if !ok {
+		return nil, errs.E(errs.Corrupt, "", "%T answers Probe", reply)
+	}
+	return p, nil
+}

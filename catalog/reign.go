@@ -1,0 +1,131 @@
+package catalog
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// reign is the time of one leader, as this node sees it.
+type reign struct {
+	// own is the term in which this node leads and has applied all that was
+	// committed before, or 0. It may be out of date: see leads.
+	own atomic.Uint64
+
+	mu struct {
+		sync.Mutex
+		life context.Context
+		ctx  context.Context
+		end  context.CancelFunc
+	}
+}
+
+func (r *reign) init(life context.Context) {
+	r.mu.life = life
+	r.mu.ctx, r.mu.end = context.WithCancel(life)
+}
+
+// ctx ends when the leader changes.
+func (r *reign) ctx() context.Context {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mu.ctx
+}
+
+func (r *reign) next() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mu.end()
+	r.mu.ctx, r.mu.end = context.WithCancel(r.mu.life)
+}
+
+func (r *reign) term() uint64 { return r.own.Load() }
+
+// leads returns the term in which this node leads with the whole past applied,
+// or 0. It may have been deposed without knowing it.
+func (c *Catalog) leads() uint64 {
+	t := c.reign.term()
+	if t == 0 || c.raft.State() != raft.Leader || c.raft.CurrentTerm() != t {
+		return 0
+	}
+	return t
+}
+
+// watchLeader follows the leadership until the catalog is closed.
+func (c *Catalog) watchLeader() {
+	changes := make(chan raft.Observation, 16)
+	o := raft.NewObserver(changes, false, func(o *raft.Observation) bool {
+		_, leader := o.Data.(raft.LeaderObservation)
+		return leader
+	})
+	c.raft.RegisterObserver(o)
+	defer c.raft.DeregisterObserver(o)
+
+	depose := func() {}
+	defer func() { depose() }()
+	former := make(chan struct{}) // closed when the last own reign is over
+	close(former)
+	for {
+		select {
+		case <-changes:
+		case leads := <-c.raft.LeaderCh():
+			depose()
+			if leads {
+				ctx, cancel := context.WithCancel(c.life)
+				before, over := former, make(chan struct{})
+				depose, former = cancel, over
+				c.tasks.Go(func() {
+					defer close(over)
+					<-before
+					c.lead(ctx)
+				})
+			}
+		case <-c.life.Done():
+			return
+		}
+		c.reign.next()
+		c.news.ring()
+	}
+}
+
+// lead does the leader's work until ctx ends.
+func (c *Catalog) lead(ctx context.Context) {
+	defer c.reign.own.Store(0)
+	for c.leads() == 0 {
+		// The first command of the term: when it is applied, so is all that
+		// former leaders committed. raft's own empty entry is not told to us.
+		a, err := c.commit(ctx, noopOp{})
+		if err != nil {
+			return
+		}
+		c.reign.own.Store(a.term)
+	}
+	c.log.Info("leading the catalog", "term", c.leads())
+	c.news.ring()
+	defer c.push.dismiss()
+	c.reconcile(ctx)
+}
+
+// servers returns the latest configuration of raft, which may not be committed
+// yet; on the leader it is the one that counts.
+func (c *Catalog) servers() []server {
+	conf := c.raft.GetConfiguration().Configuration()
+	servers := make([]server, 0, len(conf.Servers))
+	for _, s := range conf.Servers {
+		if id, addr, err := parseServer(s.Address); err == nil {
+			servers = append(servers, server{id, addr, s.Suffrage == raft.Voter})
+		}
+	}
+	return servers
+}
+
+// server is a node that raft replicates to.
+type server struct {
+	id    dsm.NodeID
+	addr  string
+	voter bool
+}

@@ -1,0 +1,36 @@
+package catalog
+
+import (
+	"context"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// OnCall answers the requests of other catalogs; any other request is
+// errs.Unsupported. It returns when ctx ends or the catalog is closed.
+func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.life, cancel)()
+	switch r := req.(type) {
+	case *wire.Join:
+		return c.serveJoin(ctx, r)
+	case *wire.Propose:
+		if c.raft.State() != raft.Leader {
+			return nil, errs.E(errs.NotLeader, "propose", "")
+		}
+		c.raft.Apply(r.Command, 0)
+		return &wire.Proposed{}, nil
+	case *wire.ReadIndex:
+		return c.serveIndex(ctx, r)
+	case *wire.Probe:
+		return &wire.Probed{Term: c.raft.CurrentTerm(), Applied: c.progress.index.Load()}, nil
+	case *wire.Leave:
+		return c.serveLeave(ctx, r.Node)
+	}
+	return nil, errs.E(errs.Unsupported, "call", "%T is no request to the catalog", req)
+}

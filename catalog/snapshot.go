@@ -1,0 +1,141 @@
+package catalog
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// imageFormat is the version of image.
+const imageFormat = 1
+
+// image is a state as a value, every set in order: equal states have equal
+// images, byte for byte.
+type image struct {
+	Format   uint32
+	Applied  uint64
+	NextIno  dsm.Ino
+	Cluster  dsm.ClusterID
+	Epoch    dsm.Epoch
+	Members  []dsm.Member
+	Slots    []dsm.SlotHome
+	Inodes   []inodeImage
+	Sessions []sessionImage
+}
+
+type inodeImage struct {
+	Inode   dsm.Inode
+	Parent  dsm.Ino
+	Entries []entryImage
+	Xattrs  []xattrImage
+	Holds   []dsm.NodeID
+}
+
+type entryImage struct {
+	Name string
+	Ino  dsm.Ino
+}
+
+type xattrImage struct {
+	Name  string
+	Value []byte
+}
+
+type sessionImage struct {
+	Node    dsm.NodeID
+	Low     uint64
+	Results []resultImage
+}
+
+type resultImage struct {
+	Req    uint64
+	Result result
+}
+
+// image copies the state. Nothing in the copy changes when the state does, so
+// that it can be encoded while commands are applied.
+func (s *state) image() *image {
+	img := &image{
+		Format: imageFormat, Applied: s.applied, NextIno: s.nextIno,
+		Cluster: s.view.Cluster, Epoch: s.view.Epoch, Members: s.view.Members, Slots: s.view.Slots[:],
+		Inodes: make([]inodeImage, 0, len(s.inodes)),
+	}
+	for _, ino := range sortedKeys(s.inodes) {
+		in := s.inodes[ino]
+		x := inodeImage{Inode: in.Inode, Parent: in.parent, Holds: sortedKeys(in.holds)}
+		for name, ino := range in.entries {
+			x.Entries = append(x.Entries, entryImage{name, ino})
+		}
+		for name, value := range in.xattrs {
+			x.Xattrs = append(x.Xattrs, xattrImage{name, value})
+		}
+		slices.SortFunc(x.Entries, func(a, b entryImage) int { return cmp.Compare(a.Name, b.Name) })
+		slices.SortFunc(x.Xattrs, func(a, b xattrImage) int { return cmp.Compare(a.Name, b.Name) })
+		img.Inodes = append(img.Inodes, x)
+	}
+	for _, node := range sortedKeys(s.sessions) {
+		ses := s.sessions[node]
+		x := sessionImage{Node: node, Low: ses.low}
+		for _, req := range sortedKeys(ses.results) {
+			x.Results = append(x.Results, resultImage{req, ses.results[req]})
+		}
+		img.Sessions = append(img.Sessions, x)
+	}
+	return img
+}
+
+func (img *image) encode() ([]byte, error) { return wire.Marshal(img) }
+
+// restore returns the state of an encoded image, or an error if it cannot be
+// one: b came from another node.
+func restore(b []byte) (*state, error) {
+	var img image
+	if err := wire.Unmarshal(b, &img); err != nil {
+		return nil, err
+	}
+	if img.Format != imageFormat || len(img.Slots) != dsm.Slots {
+		return nil, errs.E(errs.Corrupt, "restore snapshot", "format %d with %d slots: want %d with %d", img.Format, len(img.Slots), imageFormat, dsm.Slots)
+	}
+	s := newState()
+	s.applied, s.nextIno = img.Applied, img.NextIno
+	s.view = &dsm.View{Cluster: img.Cluster, Epoch: img.Epoch, Members: img.Members, Slots: [dsm.Slots]dsm.SlotHome(img.Slots)}
+	for _, x := range img.Inodes {
+		in := &inode{Inode: x.Inode, parent: x.Parent}
+		if x.Inode.Kind == dsm.KindDir {
+			in.entries = make(map[string]dsm.Ino)
+		}
+		if in.Kind != dsm.KindDir && len(x.Entries) > 0 {
+			return nil, errs.E(errs.Corrupt, "restore snapshot", "inode %d has entries", in.Ino)
+		}
+		for _, e := range x.Entries {
+			in.entries[e.Name] = e.Ino
+		}
+		for _, a := range x.Xattrs {
+			if in.xattrs == nil {
+				in.xattrs = make(map[string][]byte)
+			}
+			in.xattrs[a.Name] = a.Value
+		}
+		for _, n := range x.Holds {
+			in.hold(n)
+		}
+		if in.Kind == dsm.KindFile {
+			s.reserved += in.Size
+		}
+		s.inodes[in.Ino] = in
+	}
+	for _, x := range img.Sessions {
+		ses := &session{low: x.Low, results: make(map[uint64]result)}
+		for _, r := range x.Results {
+			ses.results[r.Req] = r.Result
+		}
+		s.sessions[x.Node] = ses
+	}
+	if err := s.check(); err != nil {
+		return nil, errs.E(errs.Corrupt, "restore snapshot", "%w", err)
+	}
+	return s, nil
+}

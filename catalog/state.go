@@ -1,0 +1,206 @@
+package catalog
+
+import (
+	"slices"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// state is the replicated state: what the log of commands up to applied makes
+// of nothing. It is plain data with no lock, no clock and no source of
+// randomness, so that every replica that applies the same commands is the same,
+// byte for byte of its snapshot.
+//
+// Invariants: every entry of a directory names an inode in inodes; an inode
+// with Nlink 0 is held by a member; reserved is the sum of the sizes of the
+// regular files; view is never changed, only replaced.
+type state struct {
+	applied  uint64
+	inodes   map[dsm.Ino]*inode
+	nextIno  dsm.Ino
+	reserved int64 // bytes
+	sessions map[dsm.NodeID]*session
+	view     *dsm.View // Cluster is 0 before the bootstrap command
+
+	effects effects // of the command being applied
+}
+
+// inode is an inode with what belongs to it.
+type inode struct {
+	dsm.Inode
+	parent  dsm.Ino                 // of a directory; the root is its own
+	entries map[string]dsm.Ino      // of a directory
+	xattrs  map[string][]byte       // the values are never changed
+	holds   map[dsm.NodeID]struct{} // the nodes that keep the inode
+}
+
+// step is the circumstances of a command.
+type step struct {
+	index uint64     // in the log
+	node  dsm.NodeID // the proposer
+	now   time.Time  // by the proposer's clock
+}
+
+// effects is what a command changed that an Observer is told of.
+type effects struct {
+	changed []areaChange
+	removed []dsm.Ino
+	view    *dsm.View // if it changed
+}
+
+type areaChange struct{ before, after dsm.Inode }
+
+func newState() *state {
+	return &state{
+		inodes:   make(map[dsm.Ino]*inode),
+		nextIno:  dsm.RootIno,
+		sessions: make(map[dsm.NodeID]*session),
+		view:     &dsm.View{},
+	}
+}
+
+// add makes an inode of n with the next number.
+func (s *state) add(st step, n dsm.Inode) *inode {
+	n.Ino = s.nextIno
+	s.nextIno++
+	n.Nlink = 1
+	n.Atime, n.Mtime, n.Ctime = st.now, st.now, st.now
+	n.Gen, n.Rev = dsm.Generation(st.index), dsm.Generation(st.index)
+	in := &inode{Inode: n}
+	if n.Kind == dsm.KindDir {
+		in.Nlink = 2
+		in.parent = n.Ino
+		in.entries = make(map[string]dsm.Ino)
+	}
+	s.inodes[n.Ino] = in
+	return in
+}
+
+// get returns the inode.
+func (s *state) get(ino dsm.Ino) (*inode, error) {
+	if in := s.inodes[ino]; in != nil {
+		return in, nil
+	}
+	return nil, fail(errs.NotExist, "inode %d", ino)
+}
+
+// dir returns the directory, which may be a removed one.
+func (s *state) dir(ino dsm.Ino) (*inode, error) {
+	in, err := s.get(ino)
+	if err != nil {
+		return nil, err
+	}
+	if in.Kind != dsm.KindDir {
+		return nil, fail(errs.NotDir, "inode %d", ino)
+	}
+	return in, nil
+}
+
+// liveDir returns the directory if entries may be made in it.
+func (s *state) liveDir(ino dsm.Ino) (*inode, error) {
+	in, err := s.dir(ino)
+	if err != nil {
+		return nil, err
+	}
+	if in.Nlink == 0 {
+		return nil, fail(errs.NotExist, "directory %d is removed", ino)
+	}
+	return in, nil
+}
+
+// child returns the inode that name has in d.
+func (s *state) child(d *inode, name string) (*inode, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	if ino, ok := d.entries[name]; ok {
+		return s.inodes[ino], nil
+	}
+	return nil, fail(errs.NotExist, "%q", name)
+}
+
+// drop forgets the inode if it has no name and nobody holds it.
+func (s *state) drop(in *inode) {
+	if in.Nlink > 0 || len(in.holds) > 0 {
+		return
+	}
+	delete(s.inodes, in.Ino)
+	if in.Kind == dsm.KindFile {
+		s.reserved -= in.Size
+		s.effects.removed = append(s.effects.removed, in.Ino)
+	}
+}
+
+// changed stamps a change of the inode's attributes. Its ctime, which nobody
+// can set, is the inode's clock: it never goes back though the clocks of the
+// proposers differ.
+func (in *inode) changed(st step) {
+	if st.now.After(in.Ctime) {
+		in.Ctime = st.now
+	}
+}
+
+// modified stamps a change of the inode's contents.
+func (in *inode) modified(st step) {
+	in.changed(st)
+	in.Mtime = in.Ctime
+}
+
+// revised records that the size, spec or layout of the area is not what it was
+// before; regenerated, that messages made before must be refused.
+func (s *state) revised(st step, in *inode, before dsm.Inode, regenerated bool) {
+	in.Rev = dsm.Generation(st.index)
+	if regenerated {
+		in.Gen = in.Rev
+	}
+	if in.Kind == dsm.KindFile {
+		s.effects.changed = append(s.effects.changed, areaChange{before, in.Inode})
+	}
+}
+
+// hold and unhold are idempotent: a node holds an inode or does not.
+
+func (o holdOp) apply(s *state, st step) (dsm.Inode, error) {
+	in, err := s.get(o.Ino)
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	in.hold(st.node)
+	return in.Inode, nil
+}
+
+func (o unholdOp) apply(s *state, st step) (dsm.Inode, error) {
+	if in := s.inodes[o.Ino]; in != nil {
+		delete(in.holds, st.node)
+		s.drop(in)
+	}
+	return dsm.Inode{}, nil
+}
+
+func (in *inode) hold(n dsm.NodeID) {
+	if in.holds == nil {
+		in.holds = make(map[dsm.NodeID]struct{})
+	}
+	in.holds[n] = struct{}{}
+}
+
+// list returns the entries of the directory by name.
+func (s *state) list(d *inode) []dsm.DirEntry {
+	entries := make([]dsm.DirEntry, 0, len(d.entries))
+	for _, name := range sortedKeys(d.entries) {
+		in := s.inodes[d.entries[name]]
+		entries = append(entries, dsm.DirEntry{Name: name, Ino: in.Ino, Kind: in.Kind})
+	}
+	return entries
+}
+
+// budget returns the most bytes that areas may reserve: every member must be
+// able to hold all of them.
+func (s *state) budget() int64 {
+	if len(s.view.Members) == 0 {
+		return 0
+	}
+	return slices.MinFunc(s.view.Members, func(a, b dsm.Member) int { return int(max(-1, min(1, a.Budget-b.Budget))) }).Budget
+}
