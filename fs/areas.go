@@ -1,0 +1,69 @@
+package fs
+
+import (
+	"context"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// Areas is the data plane as fs needs it.
+type Areas interface {
+	// Open opens an area for one more file handle: it subscribes and acquires.
+	// write says that the handle may store. fs opens and closes an area one call
+	// at a time. It may wait for notices that are taken meanwhile.
+	Open(ctx context.Context, id dsm.AreaID, write bool) (Area, error)
+	// Inspect asks the homes about an area, which need not be open here.
+	Inspect(ctx context.Context, id dsm.AreaID) (AreaReport, error)
+	// Stats returns figures since the start, in a fixed order.
+	Stats() []Stat
+}
+
+// Area is an open area: the same one for every handle on this node. It may be
+// asked for notices, its version and its size in memory after its last Close too.
+type Area interface {
+	// Close ends one handle that Open was called for with the same write.
+	Close(write bool)
+	// ReadAt fills p for the kernel's page cache, which is told of later changes.
+	// It may fetch, and ends with errs.Timeout when ctx does. n is short at the end
+	// of the area: the kernel then takes what it read for the whole file.
+	ReadAt(ctx context.Context, p []byte, off int64) (n int, err error)
+	// WriteAt takes over stores. It never waits for the network. Bytes past the
+	// end are dropped: somebody has just cut them off.
+	WriteAt(p []byte, off int64) error
+	// Sync publishes and, where updates enter memory in sync calls only, lets
+	// them in: it returns when the kernel has been told of them.
+	Sync(ctx context.Context) error
+	// Publish makes the stores taken over so far visible to other nodes.
+	Publish(ctx context.Context) error
+	// Acquire brings this node up to every publish that completed before.
+	Acquire(ctx context.Context) error
+	// NextNotice returns what the kernel must be told next; NoticeDone ends it.
+	NextNotice() (Notice, bool)
+	NoticeDone(n Notice)
+	Version() dsm.Version
+	ResidentBytes() int64
+	// ModTime returns when the bytes here last changed, zero if they did not.
+	ModTime() time.Time
+}
+
+// AreaReport is what the homes of an area know of it.
+type AreaReport struct {
+	Version     dsm.Version
+	Homes       []dsm.NodeID // distinct, sorted
+	Subscribers []dsm.NodeID // distinct, sorted
+}
+
+// Stat is a named figure.
+type Stat struct{ Name, Value string }
+
+// PageCache is what fs gives the data plane. Its methods never block; they are
+// called with no lock held. *FS implements it.
+type PageCache interface {
+	// Changed says that Area.NextNotice has something.
+	Changed(id dsm.AreaID)
+	// AttrChanged says that the size or the spec of the area changed.
+	AttrChanged(id dsm.AreaID)
+}
+
+var _ PageCache = (*FS)(nil)

@@ -1,0 +1,168 @@
+package fs
+
+import (
+	"syscall"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+const blockSize = 512 // what st_blocks counts in
+
+// generation goes with every inode number; numbers are never used twice.
+const generation = 1
+
+var modeOf = map[dsm.FileKind]uint32{
+	dsm.KindFile:    syscall.S_IFREG,
+	dsm.KindDir:     syscall.S_IFDIR,
+	dsm.KindSymlink: syscall.S_IFLNK,
+}
+
+// attr fills in what stat(2) shows of an inode. For an area that is or was open
+// here it also takes note of what the kernel is told.
+//
+// st_blocks is the memory that the area takes on this node, but never nothing if
+// there are bytes: tar -S takes a file without blocks for empty.
+func (b *bridge) attr(i dsm.Inode, out *fuse.Attr) {
+	*out = fuse.Attr{
+		Ino: uint64(i.Ino), Size: uint64(i.Size), Mode: modeOf[i.Kind] | i.Perm&07777, Nlink: i.Nlink,
+		Owner: fuse.Owner{Uid: i.UID, Gid: i.GID}, Blksize: dsm.PageSize,
+	}
+	if i.Kind == dsm.KindFile {
+		if i.Size > 0 {
+			out.Blocks = 1
+		}
+		if a := b.opens.find(i.Area()); a != nil {
+			a.note(i)
+			if area := a.current(); area != nil {
+				out.Blocks = max(out.Blocks, uint64(area.ResidentBytes())/blockSize)
+			}
+			if t := a.modTime(i); t.After(i.Mtime) {
+				i.Mtime = t
+				if t.After(i.Ctime) {
+					i.Ctime = t
+				}
+			}
+		}
+	}
+	out.SetTimes(&i.Atime, &i.Mtime, &i.Ctime)
+}
+
+func (b *bridge) entry(i dsm.Inode, out *fuse.EntryOut) {
+	*out = fuse.EntryOut{NodeId: uint64(i.Ino), Generation: generation}
+	b.attr(i, &out.Attr)
+}
+
+func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	*out = fuse.AttrOut{}
+	if c, ok := controlOf(in.NodeId); ok {
+		return status(b.controlAttr(r, c, &out.Attr))
+	}
+	i, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
+	if err != nil {
+		return b.walkStatus(r.tid, err)
+	}
+	b.attr(i, &out.Attr)
+	return fuse.OK
+}
+
+func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	*out = fuse.AttrOut{}
+	if c, ok := controlOf(in.NodeId); ok {
+		// A shell opens with O_TRUNC what it redirects to: nothing to cut off here.
+		if in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) != 0 {
+			return fuse.EPERM
+		}
+		return status(b.controlAttr(r, c, &out.Attr))
+	}
+	var ch dsm.SetAttr
+	if v, ok := in.GetMode(); ok {
+		ch.Perm = &v
+	}
+	if v, ok := in.GetUID(); ok {
+		ch.UID = &v
+	}
+	if v, ok := in.GetGID(); ok {
+		ch.GID = &v
+	}
+	if v, ok := in.GetATime(); ok {
+		ch.Atime = &v
+	}
+	if v, ok := in.GetMTime(); ok {
+		ch.Mtime = &v
+	}
+	if v, ok := in.GetSize(); ok {
+		if v > dsm.MaxAreaSize {
+			return fuse.Status(syscall.EFBIG)
+		}
+		size := int64(v)
+		ch.Size = &size
+		if ch.Mtime == nil {
+			now := time.Now()
+			ch.Mtime = &now
+		}
+	}
+	i, err := b.setAttr(r, dsm.Ino(in.NodeId), ch)
+	if err != nil {
+		return inodeStatus(err)
+	}
+	b.attr(i, &out.Attr)
+	return fuse.OK
+}
+
+// setAttr changes an inode. A time of modification that a program sets is to
+// stay: what is stored is published first, or its publish would get a later time.
+func (b *bridge) setAttr(r *request, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
+	a := b.opens.find(dsm.AreaID(ino))
+	if a == nil || a.current() == nil || ch.Mtime == nil || ch.Size != nil {
+		return b.resize(r, ino, ch)
+	}
+	stored := a.stored.Load()
+	if err := b.publish(r, a); err != nil {
+		b.log.Debug("publish before utimens", "area", a.id, "err", err)
+	}
+	i, err := b.resize(r, ino, ch)
+	if err == nil {
+		a.timed.Store(stored)
+		a.settle(i.Ctime)
+	}
+	return i, err
+}
+
+// resize is SetAttr, tried again if there may be more memory now.
+func (b *bridge) resize(r *request, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
+	i, err := b.cfg.Names.SetAttr(r, ino, ch)
+	if errs.Is(err, errs.NoSpace) && b.releases.settle(r) {
+		i, err = b.cfg.Names.SetAttr(r, ino, ch)
+	}
+	return i, err
+}
+
+func (b *bridge) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
+	r := b.begin(cancel, in)
+	defer r.end()
+	reserved, budget, inodes, err := b.cfg.Names.Usage(r)
+	if err != nil {
+		return status(err)
+	}
+	free := uint64(max(budget-reserved, 0)) / dsm.PageSize
+	*out = fuse.StatfsOut{
+		Blocks: uint64(budget) / dsm.PageSize, Bfree: free, Bavail: free,
+		Files: inodes + maxInodesFree, Ffree: maxInodesFree,
+		Bsize: dsm.PageSize, Frsize: dsm.PageSize, NameLen: maxName,
+	}
+	return fuse.OK
+}
+
+const (
+	// maxInodesFree stands for no limit: programs take 0 for full.
+	maxInodesFree = 1 << 30
+	// maxName is the length of the longest name, in bytes.
+	maxName = 255
+)

@@ -1,0 +1,132 @@
+package fs
+
+import (
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// bridge answers the requests of the kernel. Its methods with the kernel's
+// names are called by go-fuse, each in its own goroutine; what is not there is
+// ENOSYS, at which the kernel does without: SEEK_DATA and SEEK_HOLE then see
+// no holes, copy_file_range reads and writes, O_TMPFILE is EOPNOTSUPP.
+type bridge struct {
+	fuse.RawFileSystem // ENOSYS
+
+	cfg       Config
+	log       *slog.Logger
+	opens     *opens
+	handles   handleTable
+	stale     recently[uint32, struct{}]
+	failed    recently[uint32, failedRead]
+	notify    *notifier
+	harvest   *harvester
+	intervals *intervals
+	count     counts
+
+	closing    chan struct{} // closed when the filesystem is going away
+	background tasks
+	// releases are the handles that the kernel has closed and that are still to be
+	// closed behind it. A file removed a moment ago gives its memory back only then,
+	// so that whoever is told that memory is short tries once more after it.
+	releases tasks
+}
+
+// counts are the figures of fs in /.dsm/stats.
+type counts struct {
+	reads, writes, harvests, stored, invalidated atomic.Uint64
+}
+
+func newBridge(cfg Config) *bridge {
+	b := &bridge{RawFileSystem: fuse.NewDefaultRawFileSystem(), cfg: cfg, log: cfg.Log, closing: make(chan struct{})}
+	b.stale.window, b.failed.window = staleWindow, failedWindow
+	b.opens = newOpens(b)
+	b.handles.init()
+	b.notify = &notifier{b: b}
+	b.harvest = &harvester{b: b}
+	b.intervals = newIntervals(b)
+	return b
+}
+
+func (b *bridge) String() string { return "dsmfs" }
+
+// stats returns the figures of fs.
+func (b *bridge) stats() []Stat {
+	open := b.opens.all(func(a *openArea) bool { return a.handles() > 0 })
+	writable := 0
+	for _, a := range open {
+		if a.live.Load() > 0 {
+			writable++
+		}
+	}
+	return []Stat{
+		stat("open_areas", len(open)),
+		stat("writable_areas", writable),
+		stat("reads", b.count.reads.Load()),
+		stat("writes", b.count.writes.Load()),
+		stat("harvested_areas", b.count.harvests.Load()),
+		stat("kernel_stores", b.count.stored.Load()),
+		stat("kernel_invalidations", b.count.invalidated.Load()),
+	}
+}
+
+// handle is what an open file or directory of the mount is to the daemon.
+type handle interface{ isHandle() }
+
+// handleTable maps the numbers the kernel is given to handles.
+type handleTable struct {
+	mu struct {
+		sync.RWMutex
+		next uint64
+		open map[uint64]handle
+	}
+}
+
+func (t *handleTable) init() { t.mu.open = make(map[uint64]handle) }
+
+func (t *handleTable) add(h handle) uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.next++
+	t.mu.open[t.mu.next] = h
+	return t.mu.next
+}
+
+func (t *handleTable) remove(fh uint64) handle {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.mu.open[fh]
+	delete(t.mu.open, fh)
+	return h
+}
+
+func (t *handleTable) get(fh uint64) handle {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.mu.open[fh]
+}
+
+// fileHandle is an open area.
+type fileHandle struct {
+	area  *openArea
+	write bool
+}
+
+// childHandle is the harvester's: it does not count as one.
+type childHandle struct{}
+
+// dirHandle is an open directory: its entries as they were when it was opened or
+// rewound. The place of an entry is its offset.
+type dirHandle struct {
+	mu      sync.Mutex
+	entries []dsm.DirEntry
+	read    bool
+}
+
+func (*fileHandle) isHandle()    {}
+func (childHandle) isHandle()    {}
+func (*dirHandle) isHandle()     {}
+func (*controlHandle) isHandle() {}

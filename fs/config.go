@@ -1,0 +1,53 @@
+package fs
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// DefaultFaultTimeout ends a request that waits for other nodes.
+const DefaultFaultTimeout = 30 * time.Second
+
+// Config is what a mount needs.
+type Config struct {
+	// Mountpoint is an existing directory; Mount makes it absolute.
+	Mountpoint string
+	Names      Names
+	Areas      Areas
+	Info       Info
+	Log        *slog.Logger
+	// HarvestArgv is the command of the harvester's child: a process that calls
+	// HarvestMain with its standard input and output.
+	HarvestArgv []string
+	// FaultTimeout ends every request of the kernel; 0 means DefaultFaultTimeout.
+	FaultTimeout time.Duration
+	// UnmountTimeout is how long Unmount waits for a mount that is in use; 0
+	// means DefaultUnmountTimeout.
+	UnmountTimeout time.Duration
+
+	// owner and started are those of the files of /.dsm.
+	owner   fuse.Owner
+	started time.Time
+}
+
+// DefaultUnmountTimeout leaves programs that were just told to end the time to do it.
+const DefaultUnmountTimeout = 5 * time.Second
+
+func (c *Config) check() error {
+	switch {
+	case c.Names == nil || c.Areas == nil || c.Info == nil || c.Log == nil:
+		return errs.E(errs.Invalid, "mount", "incomplete configuration")
+	case len(c.HarvestArgv) == 0:
+		return errs.E(errs.Invalid, "mount", "no command for the harvest child")
+	}
+	if c.FaultTimeout == 0 {
+		c.FaultTimeout = DefaultFaultTimeout
+	}
+	if c.UnmountTimeout == 0 {
+		c.UnmountTimeout = DefaultUnmountTimeout
+	}
+	return nil
+}

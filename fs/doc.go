@@ -1,0 +1,41 @@
+// Package fs is the mounted filesystem of one node: it answers the kernel's
+// requests out of the catalog of names (Names) and the data plane (Areas), and
+// tells the kernel what other nodes changed. It is the only importer of go-fuse.
+//
+// The kernel knows an inode by its number in the catalog, which is never used
+// twice, and is told to remember neither names nor attributes: every path walk
+// asks the catalog, so a name that another node changed is seen at the next use.
+// Only pages stay in the kernel's cache, and these the data plane keeps coherent.
+//
+// # What it owns
+//
+// One openArea per area that a program has open here (opens.go): its handles,
+// the size that the kernel was last told, and how far its stores are published.
+// The harvester (harvest.go), a child process that makes the kernel hand over
+// what programs stored into their mappings. The queue of what the kernel must be
+// told (notify.go). The tree of control files /.dsm (control.go).
+//
+// # Deadlocks
+//
+// The daemon never touches its own mount: a FLUSH to itself hangs its exit, and a page fault of
+// its own mount while the Go runtime stops the world hangs it for good. What
+// needs an open file of the mount is done by the harvester's child.
+//
+// A notification blocks while a READ of the same page is unanswered and, for a
+// dirty page, until its WRITE is answered. So none is sent from the handler of a READ, a WRITE or a
+// SETATTR, nor with a lock held; each area has a worker for them. The handler of a
+// WRITE waits for nothing but, if the file must grow, the catalog.
+//
+// Every request ends by Config.FaultTimeout: an unanswered READ makes other
+// opens of the file unkillable, an unanswered WRITE the exit of the process.
+//
+// # What is not supported
+//
+//   - Hard links and device nodes, sockets, fifos: EPERM.
+//   - O_DIRECT: EINVAL. What the page cache was given of an area must be known
+//     exactly (sums are taken against it); a read around it would make that a guess.
+//   - flock and fcntl locks hold among the programs of one node only.
+//   - O_APPEND appends at the end of file that this node's kernel last saw.
+//   - O_TMPFILE and fallocate modes other than growing and punching: EOPNOTSUPP.
+//   - access times do not change by reading.
+package fs

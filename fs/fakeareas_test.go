@@ -1,0 +1,232 @@
+package fs
+
+import (
+	"bytes"
+	"context"
+	"sync"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// fakeAreas is a data plane without other nodes; tests play these by changing
+// the bytes of an area and queueing notices.
+type fakeAreas struct {
+	names *fakeNames
+	cache PageCache
+
+	mu    sync.Mutex
+	areas map[dsm.AreaID]*fakeArea
+}
+
+// fakeArea is one area. Hooks are set before the area is used.
+type fakeArea struct {
+	id    dsm.AreaID
+	plane *fakeAreas
+
+	mu        sync.Mutex
+	changed   chan struct{} // closed and replaced at every change
+	data      []byte        // working copy
+	published []byte
+	wrote     []string // WriteAt calls, in order
+	opens     int
+	writers   int
+	syncs     int
+	publishes int
+	acquires  int
+	modTime   time.Time
+	notices   []Notice
+	done      int // notices done
+	syncErr   error
+
+	// merge replaces copying a WRITE into data; called with mu held.
+	merge func(p []byte, off int64)
+	// gave is told of what a READ returned; called with mu held.
+	gave func(p []byte, off int64)
+	// block, if not nil, is waited for by ReadAt.
+	block chan struct{}
+	// onSync is called by Sync, without mu.
+	onSync func()
+}
+
+func newFakeAreas(names *fakeNames) *fakeAreas {
+	return &fakeAreas{names: names, areas: make(map[dsm.AreaID]*fakeArea)}
+}
+
+// area returns the area, making it: tests may set it up before it is opened.
+func (p *fakeAreas) area(id dsm.AreaID) *fakeArea {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a := p.areas[id]
+	if a == nil {
+		a = &fakeArea{id: id, plane: p, changed: make(chan struct{})}
+		p.areas[id] = a
+	}
+	return a
+}
+
+func (p *fakeAreas) Open(ctx context.Context, id dsm.AreaID, write bool) (Area, error) {
+	a := p.area(id)
+	a.update(func() {
+		a.opens++
+		if write {
+			a.writers++
+		}
+	})
+	return a, nil
+}
+
+func (p *fakeAreas) Inspect(_ context.Context, id dsm.AreaID) (AreaReport, error) {
+	return AreaReport{Version: 4711, Homes: []dsm.NodeID{0xa, 0xb}, Subscribers: []dsm.NodeID{0xc}}, nil
+}
+
+func (p *fakeAreas) Stats() []Stat { return []Stat{{"publishes", "3"}, {"pushes", "4"}} }
+
+// update changes the area and wakes await.
+func (a *fakeArea) update(f func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	f()
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+// await returns whether cond, called under the lock, came true in time.
+func (a *fakeArea) await(timeout time.Duration, cond func() bool) bool {
+	end := time.After(timeout)
+	for {
+		a.mu.Lock()
+		ok, changed := cond(), a.changed
+		a.mu.Unlock()
+		if ok {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-end:
+			return false
+		}
+	}
+}
+
+// fitLocked brings the working copy to the size of the file: what is cut off is
+// zero when it grows again.
+func (a *fakeArea) fitLocked() {
+	size := a.plane.names.size(a.id)
+	if int64(len(a.data)) > size {
+		a.data = a.data[:size]
+	}
+	a.data = append(a.data, make([]byte, size-int64(len(a.data)))...)
+}
+
+func (a *fakeArea) Close(write bool) {
+	a.update(func() {
+		a.opens--
+		if write {
+			a.writers--
+		}
+	})
+}
+
+func (a *fakeArea) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	a.mu.Lock()
+	block := a.block
+	a.mu.Unlock()
+	if block != nil {
+		select {
+		case <-block:
+		case <-ctx.Done():
+			return 0, &errs.Error{Op: "read", Area: a.id, Kind: errs.Timeout, Err: ctx.Err()}
+		}
+	}
+	n := 0
+	a.update(func() {
+		a.fitLocked()
+		if off < int64(len(a.data)) {
+			n = copy(p, a.data[off:])
+		}
+		if a.gave != nil {
+			a.gave(p[:n], off)
+		}
+	})
+	return n, nil
+}
+
+func (a *fakeArea) WriteAt(p []byte, off int64) error {
+	a.update(func() {
+		a.fitLocked()
+		a.modTime = time.Now()
+		a.wrote = append(a.wrote, string(bytes.TrimRight(p[:min(len(p), 32)], "\x00")))
+		p = p[:max(min(int64(len(p)), int64(len(a.data))-off), 0)]
+		if a.merge != nil {
+			a.merge(p, off)
+		} else if len(p) > 0 {
+			copy(a.data[off:], p)
+		}
+	})
+	return nil
+}
+
+func (a *fakeArea) Sync(ctx context.Context) error {
+	if a.onSync != nil {
+		a.onSync()
+	}
+	var err error
+	a.update(func() {
+		a.syncs++
+		if err = a.syncErr; err == nil {
+			a.published = bytes.Clone(a.data)
+		}
+	})
+	return err
+}
+
+func (a *fakeArea) Publish(ctx context.Context) error {
+	var err error
+	a.update(func() {
+		a.publishes++
+		if err = a.syncErr; err == nil {
+			a.published = bytes.Clone(a.data)
+		}
+	})
+	return err
+}
+
+func (a *fakeArea) Acquire(context.Context) error {
+	a.update(func() { a.acquires++ })
+	return nil
+}
+
+// tell queues a notice and says so.
+func (a *fakeArea) tell(n Notice) {
+	a.update(func() { a.notices = append(a.notices, n) })
+	a.plane.cache.Changed(a.id)
+}
+
+func (a *fakeArea) NextNotice() (Notice, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.notices) == 0 {
+		return Notice{}, false
+	}
+	n := a.notices[0]
+	a.notices = a.notices[1:]
+	return n, true
+}
+
+func (a *fakeArea) NoticeDone(Notice) { a.update(func() { a.done++ }) }
+
+func (a *fakeArea) Version() dsm.Version { return 1 }
+
+func (a *fakeArea) ResidentBytes() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return (int64(len(a.data)) + dsm.PageSize - 1) / dsm.PageSize * dsm.PageSize
+}
+
+func (a *fakeArea) ModTime() time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.modTime
+}

@@ -1,0 +1,39 @@
+package fs
+
+import (
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+var zeroes [256 << 10]byte
+
+// Fallocate grows a file, which reserves its memory, and punches holes, which
+// stores zeroes. With KEEP_SIZE there is nothing to reserve: memory is counted by size.
+func (b *bridge) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
+	h, ok := b.handles.get(in.Fh).(*fileHandle)
+	if !ok {
+		return fuse.EBADF
+	}
+	off, end := int64(in.Offset), int64(in.Offset+in.Length)
+	if off < 0 || end < off || end > dsm.MaxAreaSize {
+		return fuse.Status(unix.EFBIG)
+	}
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	switch in.Mode {
+	case 0:
+		return status(b.ensureSize(r, h.area, end))
+	case unix.FALLOC_FL_KEEP_SIZE:
+		return fuse.OK
+	case unix.FALLOC_FL_KEEP_SIZE | unix.FALLOC_FL_PUNCH_HOLE:
+		i, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
+		for end = min(end, i.Size); err == nil && off < end; {
+			n := min(end-off, int64(len(zeroes)))
+			err = h.area.write(zeroes[:n], off)
+			off += n
+		}
+		return inodeStatus(err)
+	}
+	return fuse.Status(unix.EOPNOTSUPP)
+}

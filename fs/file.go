@@ -1,0 +1,226 @@
+package fs
+
+import (
+	"syscall"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// Open opens an area for one more handle. The first one lets the kernel drop
+// the pages that it kept from before: they have not been kept up to date.
+// Every further one keeps them.
+func (b *bridge) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	if c, ok := controlOf(in.NodeId); ok {
+		return status(b.controlOpen(r, c, in.Flags, out))
+	}
+	if b.harvest.isChild(in.Pid) {
+		out.Fh, out.OpenFlags = b.handles.add(childHandle{}), fuse.FOPEN_KEEP_CACHE|fuse.FOPEN_NOFLUSH
+		return fuse.OK
+	}
+	return b.open(r, dsm.Ino(in.NodeId), in.Flags, nil, out)
+}
+
+func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, out *fuse.OpenOut) fuse.Status {
+	if flags&syscall.O_DIRECT != 0 {
+		return fuse.EINVAL
+	}
+	write := flags&syscall.O_ACCMODE != syscall.O_RDONLY
+	a, first, err := b.opens.open(r, ino, write, held)
+	if err != nil {
+		return b.walkStatus(r.tid, err)
+	}
+	out.Fh = b.handles.add(&fileHandle{area: a, write: write})
+	if !first {
+		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
+	}
+	if !write {
+		out.OpenFlags |= fuse.FOPEN_NOFLUSH // its close has nothing to publish
+	}
+	return fuse.OK
+}
+
+// Create makes a file and opens it in one step, so that nobody can unlink it
+// away in between. With O_EXCL it is errs.Exist if the name is taken; without,
+// whoever comes second opens the file of whoever came first.
+func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
+	if st := writable(in.NodeId, name); !st.Ok() {
+		return st
+	}
+	if in.Flags&syscall.O_DIRECT != 0 {
+		return fuse.EINVAL
+	}
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	i, err := b.create(r, &in.InHeader, name, dsm.Inode{Kind: dsm.KindFile, Perm: in.Mode & 07777}, true)
+	held := &i
+	if errs.Is(err, errs.Exist) && in.Flags&syscall.O_EXCL == 0 {
+		// Another node made it after this kernel looked. It may be a symlink or a
+		// directory, at which ESTALE makes the kernel walk the path again.
+		i, err = b.cfg.Names.Lookup(r, dsm.Ino(in.NodeId), name)
+		if err == nil && i.Kind != dsm.KindFile {
+			return fuse.Status(syscall.ESTALE)
+		}
+		held = nil
+	}
+	if err != nil {
+		return status(err)
+	}
+	if held == nil {
+		if !mayOpen(i, in.Uid, in.Gid, in.Flags) {
+			return fuse.EACCES
+		}
+		if in.Flags&syscall.O_TRUNC != 0 && i.Size > 0 { // nor does it cut off a new file
+			if i, err = b.setAttr(r, i.Ino, dsm.SetAttr{Size: new(int64)}); err != nil {
+				return status(err)
+			}
+		}
+	}
+	if st := b.open(r, i.Ino, in.Flags, held, &out.OpenOut); !st.Ok() {
+		return st
+	}
+	b.entry(i, &out.EntryOut)
+	return fuse.OK
+}
+
+// mayOpen is the check that the kernel has left out because it believed that the
+// file was new. Supplementary groups do not count here: the kernel does not tell them.
+func mayOpen(i dsm.Inode, uid, gid, flags uint32) bool {
+	want := map[uint32]uint32{syscall.O_RDONLY: 4, syscall.O_WRONLY: 2, syscall.O_RDWR: 6}[flags&syscall.O_ACCMODE]
+	switch {
+	case uid == 0:
+		return true
+	case uid == i.UID:
+		return i.Perm>>6&want == want
+	case gid == i.GID:
+		return i.Perm>>3&want == want
+	}
+	return i.Perm&want == want
+}
+
+// Read fills pages. It may wait for another node; the handler itself never notifies.
+func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	switch h := b.handles.get(in.Fh).(type) {
+	case *controlHandle:
+		text, err := h.read(r, b, in.Offset)
+		if err != nil {
+			return nil, status(err)
+		}
+		return fuse.ReadResultData(buf[:copy(buf, text)]), fuse.OK
+	case *fileHandle:
+		if in.Flags&syscall.O_DIRECT != 0 { // set by fcntl after open
+			return nil, fuse.EINVAL
+		}
+		b.count.reads.Add(1)
+		if b.failedBefore(in) {
+			return nil, fuse.EIO
+		}
+		n, err := h.area.current().ReadAt(r, buf, int64(in.Offset))
+		if err != nil {
+			b.log.Warn("read", "area", h.area.id, "offset", in.Offset, "err", err)
+			b.failedNow(in)
+			return nil, status(err)
+		}
+		return fuse.ReadResultData(buf[:n]), fuse.OK
+	}
+	return nil, fuse.EBADF
+}
+
+// Write takes over stores. A write(2) past the end makes the file grow first, in
+// the catalog. Pages of a mapping (WRITE_CACHE) never do: if they are past the
+// end, somebody has cut the file off and this kernel does not know yet.
+func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	switch h := b.handles.get(in.Fh).(type) {
+	case *controlHandle:
+		return uint32(len(data)), status(h.write(r, b, data))
+	case *fileHandle:
+		if in.Flags&syscall.O_DIRECT != 0 {
+			return 0, fuse.EINVAL
+		}
+		b.count.writes.Add(1)
+		off := int64(in.Offset)
+		if in.WriteFlags&fuse.WRITE_CACHE == 0 {
+			if err := b.ensureSize(r, h.area, off+int64(len(data))); err != nil {
+				return 0, status(err)
+			}
+		}
+		if err := h.area.write(data, off); err != nil {
+			return 0, status(err)
+		}
+		return uint32(len(data)), fuse.OK
+	}
+	return 0, fuse.EBADF
+}
+
+func (a *openArea) write(data []byte, off int64) error {
+	if err := a.current().WriteAt(data, off); err != nil {
+		return err
+	}
+	a.stored.Add(1)
+	return nil
+}
+
+// ensureSize makes the area at least end bytes long. Inside of it, which is nearly
+// always, the catalog is not asked.
+func (b *bridge) ensureSize(r *request, a *openArea, end int64) error {
+	if end < 0 || end > dsm.MaxAreaSize {
+		return errs.E(errs.TooLarge, "write", "")
+	}
+	if size, _ := a.noted(); end <= size && !a.sizeStale.Load() {
+		return nil
+	}
+	i, err := b.resize(r, dsm.Ino(a.id), dsm.SetAttr{GrowTo: &end})
+	if err != nil {
+		return err
+	}
+	a.note(i)
+	return nil
+}
+
+// Flush is close(2): what was stored is published when it returns. The kernel
+// has delivered the stores to mappings before it.
+func (b *bridge) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
+	h, ok := b.handles.get(in.Fh).(*fileHandle)
+	if !ok || !h.write {
+		return fuse.OK
+	}
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	err := b.publish(r, h.area)
+	if err != nil {
+		b.log.Warn("publish at close", "area", h.area.id, "err", err)
+	}
+	return status(err)
+}
+
+// Fsync is fsync(2) and msync(2). The kernel has delivered the stores before it.
+func (b *bridge) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	h, ok := b.handles.get(in.Fh).(*fileHandle)
+	if !ok {
+		return fuse.OK
+	}
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	err := b.sync(r, h.area)
+	if err != nil {
+		b.log.Warn("sync", "area", h.area.id, "err", err)
+	}
+	return status(err)
+}
+
+// Release comes when the last descriptor and the last mapping of a handle are
+// gone. Nobody waits for it.
+func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
+	h, ok := b.handles.remove(in.Fh).(*fileHandle)
+	if !ok {
+		return
+	}
+	b.releases.run(func() { b.opens.release(h.area, h.write) })
+}

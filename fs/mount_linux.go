@@ -1,0 +1,268 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"log/slog"
+	"os"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// FS is a mounted filesystem.
+type FS struct {
+	b      *bridge
+	device string // major:minor of the mount
+	served chan struct{}
+	end    sync.Once
+}
+
+// Mount mounts the filesystem and returns when programs can use it.
+func Mount(cfg Config) (*FS, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	if err := CheckMountpoint(cfg.Mountpoint); err != nil {
+		return nil, err
+	}
+	var err error
+	if cfg.Mountpoint, err = resolve(cfg.Mountpoint); err != nil {
+		return nil, err
+	}
+	cfg.owner = fuse.Owner{Uid: uint32(os.Getuid()), Gid: uint32(os.Getgid())}
+	cfg.started = time.Now()
+
+	b := newBridge(cfg)
+	server, err := serve(b, cfg.Mountpoint)
+	if err != nil {
+		return nil, err
+	}
+	m, ok, err := mountAt(cfg.Mountpoint)
+	if err == nil && !ok {
+		err = errors.New("mounted, but not in /proc/self/mountinfo")
+	}
+	if err != nil {
+		return nil, errMount(cfg.Mountpoint, err)
+	}
+	b.notify.server = server
+	f := &FS{b: b, device: m.device, served: make(chan struct{})}
+	go func() {
+		server.Serve()
+		close(f.served)
+	}()
+	b.background.run(b.intervals.run)
+	tuneWriteback(f.device, b.log)
+	return f, nil
+}
+
+// serve mounts b. As root it does so itself and not by go-fuse, which would leave
+// /dev/fuse open in every child process, and the mount with it alive as long as the child.
+func serve(b *bridge, mountpoint string) (*fuse.Server, error) {
+	opts := &fuse.MountOptions{
+		FsName: "dsmfs", Name: "dsmfs",
+		Options: []string{"default_permissions"},
+		Logger:  log.New(&debugWriter{b.log}, "", 0),
+		// One READ or WRITE of 1 MiB costs less than eight of 128 KiB.
+		MaxWrite: 1 << 20,
+		// With the default of 12, twelve faults that wait for a slow node block
+		// the faults of every area.
+		MaxBackground: 4096,
+		// Otherwise a changed mtime drops every page of the file.
+		ExplicitDataCacheControl: true,
+		// Attributes are not kept, so those that READDIRPLUS brings would be
+		// asked for again.
+		DisableReadDirPlus: true,
+		// The answers are in memory; splicing only costs pipes.
+		DisableSplice: true,
+		// write(2) asks for security.capability each time.
+		IgnoreSecurityLabels: true,
+		PanicHandler:         crash,
+	}
+	if os.Geteuid() != 0 {
+		server, err := fuse.NewServer(b, mountpoint, opts)
+		if err != nil {
+			return nil, errMount(mountpoint, err)
+		}
+		return server, nil
+	}
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, errMount(mountpoint, fmt.Errorf("open /dev/fuse: %w", err))
+	}
+	data := strings.Join([]string{
+		fmt.Sprintf("fd=%d", fd), "rootmode=40000", "user_id=0", "group_id=0",
+		"default_permissions", "allow_other", fmt.Sprintf("max_read=%d", opts.MaxWrite),
+	}, ",")
+	if err := unix.Mount("dsmfs", mountpoint, "fuse.dsmfs", unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
+		unix.Close(fd)
+		return nil, errMount(mountpoint, err)
+	}
+	server, err := fuse.NewServer(b, fmt.Sprintf("/dev/fd/%d", fd), opts) // owns fd from here on
+	if err != nil {
+		if uerr := unmount(mountpoint, true); uerr != nil {
+			b.log.Warn("unmount after a failed start", "err", uerr)
+		}
+		return nil, errMount(mountpoint, err)
+	}
+	return server, nil
+}
+
+// errMount says what is missing where the kernel only gives a number.
+func errMount(path string, err error) error {
+	e := &errs.Error{Op: "mount", Path: path, Err: err}
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
+		e.Kind, e.Err = errs.Unsupported, fmt.Errorf("%w: the kernel has no FUSE here: try modprobe fuse; in a container, --device /dev/fuse", err)
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		e.Kind, e.Err = errs.Permission, fmt.Errorf("%w: mounting needs root, or CAP_SYS_ADMIN in a container, or the package fuse3 for fusermount3", err)
+	case errors.Is(err, unix.EBUSY):
+		e.Kind = errs.Busy
+	}
+	return e
+}
+
+// crash ends the process at a panic in the handler of a request: a broken
+// invariant must not become an EIO that somebody retries.
+func crash(v any) fuse.Status {
+	stack := debug.Stack() // of the panic: its frames are still there
+	go func() { panic(fmt.Sprintf("in the handler of a request: %v\n\n%s", v, stack)) }()
+	select {}
+}
+
+// debugWriter puts what go-fuse logs into the log.
+type debugWriter struct{ log *slog.Logger }
+
+func (w *debugWriter) Write(p []byte) (int, error) {
+	w.log.Debug("fuse", "msg", strings.TrimSpace(string(p)))
+	return len(p), nil
+}
+
+// Changed implements PageCache.
+func (f *FS) Changed(id dsm.AreaID) {
+	if a := f.b.opens.find(id); a != nil {
+		f.b.notify.kick(a)
+	}
+}
+
+// AttrChanged implements PageCache.
+func (f *FS) AttrChanged(id dsm.AreaID) {
+	if a := f.b.opens.find(id); a != nil {
+		f.b.notify.attrChanged(a)
+	}
+}
+
+// Done is closed when the mount is gone: by Unmount or by somebody's umount(8).
+// Unmount must be called in either case.
+func (f *FS) Done() <-chan struct{} { return f.served }
+
+// Mountpoint returns where the filesystem is mounted.
+func (f *FS) Mountpoint() string { return f.b.cfg.Mountpoint }
+
+// PublishAll publishes everything that the programs of this node have stored.
+func (f *FS) PublishAll(ctx context.Context) error {
+	open := f.b.opens.all(func(a *openArea) bool { return a.current() != nil })
+	targets := make([]target, len(open))
+	for i, a := range open {
+		targets[i].area = a
+	}
+	var failed []error
+	for _, h := range f.b.harvest.sync(targets) {
+		failed = append(failed, h.err)
+	}
+	results := make(chan error)
+	for _, a := range open {
+		go func() { results <- f.b.publish(ctx, a) }()
+	}
+	for range open {
+		failed = append(failed, <-results)
+	}
+	return errors.Join(failed...)
+}
+
+// unmountRetry is how often a busy mount is tried again.
+const unmountRetry = 20 * time.Millisecond
+
+// Unmount publishes what is stored and unmounts. If programs use the mount until
+// the timeout it fails with errs.Busy, and the filesystem goes on working; with
+// force it is taken away from them, and their requests fail. After a return
+// of nil nothing of the filesystem works any more, and Names and Areas can be closed.
+func (f *FS) Unmount(force bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), f.b.cfg.FaultTimeout)
+	defer cancel()
+	if err := f.PublishAll(ctx); err != nil {
+		f.b.log.Warn("unmount: not everything is published", "err", err)
+	}
+	if err := f.detach(force); err != nil {
+		return err
+	}
+	f.b.releases.close() // publishes what programs have just closed
+	f.end.Do(func() { close(f.b.closing) })
+	f.b.harvest.stop()
+	f.b.background.close()
+	return nil
+}
+
+// detach takes the mount away, unless somebody else did, and returns when the
+// kernel has nothing to ask any more.
+func (f *FS) detach(force bool) error {
+	path := f.b.cfg.Mountpoint
+	deadline := time.Now().Add(f.b.cfg.UnmountTimeout)
+	for {
+		err := f.unmountOwn(false)
+		late := time.Now().After(deadline)
+		switch {
+		case err == nil && f.gone(unmountRetry):
+			return nil
+		case err != nil && !errors.Is(err, unix.EBUSY):
+			return &errs.Error{Op: "umount", Path: path, Err: err}
+		case late && !force:
+			return &errs.Error{Op: "umount", Path: path, Kind: errs.Busy, Err: errBusy}
+		case late:
+			f.b.log.Warn("unmount by force: programs that use the mount will fail", "path", path)
+			f.end.Do(func() { close(f.b.closing) }) // requests that wait end now
+			if err := f.unmountOwn(true); err != nil {
+				return &errs.Error{Op: "umount", Path: path, Err: err}
+			}
+			if f.gone(unmountRetry) {
+				return nil
+			}
+			if err := abort(f.device); err != nil { // somebody had detached it
+				return &errs.Error{Op: "umount", Path: path, Err: err}
+			}
+			<-f.served
+			return nil
+		}
+		if err != nil {
+			f.gone(unmountRetry)
+		}
+	}
+}
+
+// unmountOwn unmounts the path if this filesystem is there: somebody may have
+// detached it already, and then perhaps mounted something else.
+func (f *FS) unmountOwn(force bool) error {
+	m, ok, err := mountAt(f.b.cfg.Mountpoint)
+	if err != nil || !ok || m.device != f.device {
+		return err
+	}
+	return unmount(f.b.cfg.Mountpoint, force)
+}
+
+// gone reports whether the kernel has closed the connection within d.
+func (f *FS) gone(d time.Duration) bool {
+	select {
+	case <-f.served:
+		return true
+	case <-time.After(d):
+		return false
+	}
+}

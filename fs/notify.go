@@ -1,0 +1,171 @@
+package fs
+
+import (
+	"context"
+	"sync"
+	"syscall"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// notifier tells the kernel what other nodes changed. Each area has its own
+// worker while there is something to tell, so that one whose page is being read
+// from a slow node holds up no other. Workers hold no lock while they talk to
+// the kernel, and are never waited for by the handler of a READ, a WRITE or a SETATTR.
+type notifier struct {
+	b      *bridge
+	server kernelCache
+}
+
+// kernelCache is the part of fuse.Server that notifies; tests replace it.
+type kernelCache interface {
+	InodeNotify(node uint64, off int64, length int64) fuse.Status
+	InodeNotifyStoreCache(node uint64, offset int64, data []byte) fuse.Status
+}
+
+// noticeState is the worker of one area.
+type noticeState struct {
+	mu struct {
+		sync.Mutex
+		running bool
+		again   bool          // kicked while running
+		attr    bool          // the attributes changed elsewhere
+		under   chan struct{} // closed when the notice under way is done; nil if none is
+	}
+}
+
+// kick makes the area's worker look for notices.
+func (n *notifier) kick(a *openArea) {
+	if a.current() == nil {
+		return // open kicks again
+	}
+	s := &a.notices
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.running {
+		s.mu.again = true
+		return
+	}
+	s.mu.running = true
+	n.b.background.run(func() { n.run(a) })
+}
+
+// attrChanged makes the area's worker refresh what the kernel knows of the inode.
+func (n *notifier) attrChanged(a *openArea) {
+	a.sizeStale.Store(true)
+	a.notices.mu.Lock()
+	a.notices.mu.attr = true
+	a.notices.mu.Unlock()
+	n.kick(a)
+}
+
+func (n *notifier) run(a *openArea) {
+	s := &a.notices
+	area := a.current()
+	for {
+		s.mu.Lock()
+		attr := s.mu.attr
+		s.mu.attr, s.mu.again = false, false
+		s.mu.Unlock()
+		if attr {
+			n.refresh(a)
+		}
+		for n.deliverNext(a, area) {
+		}
+		s.mu.Lock()
+		if !s.mu.again && !s.mu.attr {
+			s.mu.running = false
+			s.mu.Unlock()
+			return
+		}
+		s.mu.Unlock()
+	}
+}
+
+// deliverNext tells the kernel the next notice; ok is false if there is none.
+func (n *notifier) deliverNext(a *openArea, area Area) (ok bool) {
+	under := make(chan struct{})
+	a.notices.setUnder(under) // before the notice is taken: see delivered
+	defer close(under)
+	defer a.notices.setUnder(nil)
+	notice, ok := area.NextNotice()
+	if !ok {
+		return false
+	}
+	n.deliver(a, notice)
+	area.NoticeDone(notice)
+	return true
+}
+
+func (n *notifier) deliver(a *openArea, notice Notice) {
+	node := uint64(a.id)
+	if notice.Data == nil {
+		n.log(a, "invalidate", n.server.InodeNotify(node, notice.Off, notice.Len))
+		n.b.count.invalidated.Add(1)
+		return
+	}
+	n.log(a, "store", n.server.InodeNotifyStoreCache(node, notice.Off, notice.Data))
+	n.b.count.stored.Add(1)
+	// A store past the end makes the file longer in the eyes of this kernel. If
+	// a truncation overtook it, take that back: a READ there then comes out short.
+	if size, _ := a.noted(); notice.Off+int64(len(notice.Data)) > size && !a.sizeStale.Load() {
+		n.log(a, "invalidate", n.server.InodeNotify(node, size, 0))
+	}
+}
+
+// refresh asks for the inode and drops what a change elsewhere made wrong. A
+// shrink that was followed by a growth shows in the generation only.
+func (n *notifier) refresh(a *openArea) {
+	ctx, cancel := context.WithTimeout(context.Background(), n.b.cfg.FaultTimeout)
+	defer cancel()
+	oldSize, oldGen := a.noted()
+	a.sizeStale.Store(false) // before asking: a change from here on sets it again
+	inode, err := n.b.cfg.Names.Getattr(ctx, dsm.Ino(a.id))
+	if err != nil {
+		a.sizeStale.Store(true)
+		n.b.log.Debug("cannot refresh attributes", "area", a.id, "err", err)
+		return
+	}
+	a.note(inode)
+	n.b.intervals.wake()
+	off := int64(-1) // the attributes only
+	switch {
+	case inode.Size < oldSize:
+		off = inode.Size
+	case inode.Gen != oldGen:
+		off = 0
+	}
+	n.log(a, "invalidate attributes", n.server.InodeNotify(uint64(a.id), off, 0))
+}
+
+// log notes what the kernel refused. ENOENT is an inode it has forgotten.
+func (n *notifier) log(a *openArea, what string, st fuse.Status) {
+	if st.Ok() || st == fuse.ENOENT || st == fuse.Status(syscall.ENODEV) {
+		return
+	}
+	n.b.log.Debug("the kernel refused a notification", "what", what, "area", a.id, "errno", st.String())
+}
+
+func (s *noticeState) setUnder(c chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.under = c
+}
+
+// delivered returns when the notice that may be under way now is done. Later
+// ones may be under way by then.
+func (s *noticeState) delivered(ctx context.Context) error {
+	s.mu.Lock()
+	under := s.mu.under
+	s.mu.Unlock()
+	if under == nil {
+		return nil
+	}
+	select {
+	case <-under:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,305 @@
+package fs
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// forgetAfter is how long an area that nobody has open is remembered. The data
+// plane may have something to tell the kernel of it for some seconds more.
+const forgetAfter = 10 * time.Minute
+
+// opens knows the areas that programs of this node have open, or had.
+type opens struct {
+	b  *bridge
+	mu struct {
+		sync.RWMutex
+		areas map[dsm.AreaID]*openArea
+	}
+}
+
+// openArea is one area of this node with all its handles.
+//
+// gate serializes opening and closing: the first open holds the inode in the
+// catalog, the last close gives it up, and the one never overtakes the other.
+// Whoever has the gate may wait for the network, so it is no mutex.
+type openArea struct {
+	id   dsm.AreaID
+	gate chan struct{}
+
+	// stored counts the stores taken over, published those of them that are
+	// published: a close or an interval that finds them equal has nothing to do.
+	stored    atomic.Uint64
+	published atomic.Uint64
+	// timed counts the stores whose time the catalog has.
+	timed atomic.Uint64
+	// live is the number of writable handles whose RELEASE has not come.
+	live atomic.Int32
+	// sizeStale says that the size changed elsewhere after it was noted.
+	sizeStale atomic.Bool
+
+	mu struct {
+		sync.Mutex
+		area     Area // nil before the first open
+		handles  int
+		writers  int
+		closedAt time.Time
+		// size, gen and interval are as of rev, the newest the kernel was told.
+		size     int64
+		gen, rev dsm.Generation
+		interval time.Duration
+		// settled is the time up to which the catalog's time of modification
+		// is right: what the data plane says counts only if it is later.
+		settled time.Time
+	}
+	notices noticeState
+}
+
+func newOpens(b *bridge) *opens {
+	o := &opens{b: b}
+	o.mu.areas = make(map[dsm.AreaID]*openArea)
+	return o
+}
+
+// find returns the area if it is or was open here.
+func (o *opens) find(id dsm.AreaID) *openArea {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	return o.mu.areas[id]
+}
+
+// get returns the area, with its gate taken.
+func (o *opens) get(ctx context.Context, id dsm.AreaID) (*openArea, error) {
+	for {
+		o.mu.Lock()
+		a := o.mu.areas[id]
+		if a == nil {
+			o.forgetLocked(time.Now())
+			a = &openArea{id: id, gate: make(chan struct{}, 1)}
+			o.mu.areas[id] = a
+		}
+		o.mu.Unlock()
+		select {
+		case a.gate <- struct{}{}:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		if o.find(id) == a {
+			return a, nil
+		}
+		<-a.gate // forgotten meanwhile
+	}
+}
+
+// forgetLocked drops what nobody has had open for long.
+func (o *opens) forgetLocked(now time.Time) {
+	for id, a := range o.mu.areas {
+		select {
+		case a.gate <- struct{}{}:
+		default:
+			continue
+		}
+		a.mu.Lock()
+		if a.mu.handles == 0 && now.Sub(a.mu.closedAt) > forgetAfter {
+			delete(o.mu.areas, id)
+		}
+		a.mu.Unlock()
+		<-a.gate
+	}
+}
+
+// all returns the areas that satisfy want.
+func (o *opens) all(want func(*openArea) bool) []*openArea {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	var out []*openArea
+	for _, a := range o.mu.areas {
+		if want(a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// open opens an area for one more handle. held is the inode if the catalog
+// holds it for this handle already, as Create did. first reports that no handle
+// was open before: pages that the kernel has kept from earlier are then stale.
+func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Inode) (_ *openArea, first bool, err error) {
+	a, err := o.get(ctx, dsm.AreaID(ino))
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() { <-a.gate }()
+	first = a.handles() == 0
+	switch {
+	case held != nil:
+		a.note(*held)
+		a.settle(held.Ctime)
+	case first:
+		inode, err := o.b.cfg.Names.Hold(ctx, ino)
+		if err != nil {
+			return nil, false, err
+		}
+		a.note(inode)
+		a.settle(inode.Ctime)
+	}
+	area, err := o.b.cfg.Areas.Open(ctx, a.id, write)
+	if err != nil {
+		if first {
+			o.unhold(a)
+		}
+		return nil, false, err
+	}
+	a.mu.Lock()
+	a.mu.area = area
+	a.mu.handles++
+	if write {
+		a.mu.writers++
+	}
+	a.mu.Unlock()
+	o.b.notify.kick(a)
+	if write && a.live.Add(1) == 1 {
+		// The data plane stores into pages of an area without writers, which would
+		// overwrite what this handle stores: the one that may be under way must be over.
+		if err := a.notices.delivered(ctx); err != nil {
+			a.live.Add(-1)
+			o.closeLocked(a, true)
+			return nil, false, err
+		}
+		o.b.intervals.wake()
+	}
+	return a, first, nil
+}
+
+// release ends a handle: its stores are published, then the data plane and, at the
+// last handle, the catalog let go of it. The kernel does not wait for it.
+func (o *opens) release(a *openArea, write bool) {
+	if write {
+		if a.live.Add(-1) == 0 {
+			o.b.harvest.forget(a.id)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), o.b.cfg.FaultTimeout)
+		if err := o.b.publish(ctx, a); err != nil {
+			o.b.log.Warn("stores of a closed file are not published yet", "area", a.id, "err", err)
+		}
+		o.b.keepModTime(ctx, a)
+		cancel()
+	}
+	a.gate <- struct{}{}
+	defer func() { <-a.gate }()
+	o.closeLocked(a, write)
+}
+
+// closeLocked ends a handle in the data plane. The caller has the gate.
+func (o *opens) closeLocked(a *openArea, write bool) {
+	a.mu.Lock()
+	area := a.mu.area
+	a.mu.handles--
+	if write {
+		a.mu.writers--
+	}
+	last := a.mu.handles == 0
+	if last {
+		a.mu.closedAt = time.Now()
+	}
+	a.mu.Unlock()
+	area.Close(write)
+	if last {
+		o.unhold(a)
+	}
+}
+
+// unhold lets the catalog forget the inode if it is unlinked. The caller has the
+// gate. If the catalog does not answer it is tried again later, for else
+// the memory of an unlinked area would stay reserved as long as this node lives.
+func (o *opens) unhold(a *openArea) {
+	ctx, cancel := context.WithTimeout(context.Background(), o.b.cfg.FaultTimeout)
+	err := o.b.cfg.Names.Unhold(ctx, dsm.Ino(a.id))
+	cancel()
+	if err == nil || errs.Is(err, errs.NotExist) || errs.Is(err, errs.Closed) {
+		return
+	}
+	o.b.log.Warn("cannot give up the hold of a closed file; trying again", "area", a.id, "err", err)
+	o.b.background.run(func() {
+		select {
+		case <-o.b.closing:
+			return
+		case <-time.After(o.b.cfg.FaultTimeout):
+		}
+		now, err := o.get(context.Background(), a.id) // it may have been forgotten and opened anew
+		if err != nil {
+			return
+		}
+		defer func() { <-now.gate }()
+		if now.handles() == 0 {
+			o.unhold(now)
+		}
+	})
+}
+
+func (a *openArea) handles() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.handles
+}
+
+// current returns the data plane's area, nil before the first open.
+func (a *openArea) current() Area {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.area
+}
+
+// note takes over an inode that the kernel is about to be told of, or has been
+// told by itself. Older ones than the newest change nothing.
+func (a *openArea) note(i dsm.Inode) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if i.Rev < a.mu.rev {
+		return
+	}
+	a.mu.rev, a.mu.gen, a.mu.size, a.mu.interval = i.Rev, i.Gen, i.Size, i.Spec.Interval
+}
+
+// settle says that the catalog's time of modification takes account of all
+// stores up to t, unless some are left whose time it has not been told.
+func (a *openArea) settle(t time.Time) {
+	if a.stored.Load() == a.timed.Load() {
+		a.mu.Lock()
+		a.mu.settled = t
+		a.mu.Unlock()
+	}
+}
+
+// modTime returns when the area was last modified; i is what the catalog says.
+// A time that a program set, as cp -p does, stays until the next store.
+func (a *openArea) modTime(i dsm.Inode) time.Time {
+	a.mu.Lock()
+	area, settled := a.mu.area, a.mu.settled
+	a.mu.Unlock()
+	if area != nil {
+		if t := area.ModTime(); t.After(settled) && t.After(i.Mtime) {
+			return t
+		}
+	}
+	return i.Mtime
+}
+
+// noted returns the size and the generation last noted.
+func (a *openArea) noted() (size int64, gen dsm.Generation) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.size, a.mu.gen
+}
+
+// interval returns how often the area's stores are to be published.
+func (a *openArea) interval() time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.interval
+}

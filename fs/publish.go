@@ -1,0 +1,71 @@
+package fs
+
+import (
+	"context"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// publish publishes what was stored to the area before, if anything was.
+func (b *bridge) publish(ctx context.Context, a *openArea) error {
+	stored := a.stored.Load()
+	if stored == a.published.Load() {
+		return nil
+	}
+	if err := a.current().Publish(ctx); err != nil {
+		return err
+	}
+	a.reached(stored)
+	return nil
+}
+
+// sync is fsync and msync.
+func (b *bridge) sync(ctx context.Context, a *openArea) error {
+	stored := a.stored.Load()
+	if err := a.current().Sync(ctx); err != nil {
+		return err
+	}
+	a.reached(stored)
+	return nil
+}
+
+// reached records that the first n stores are published.
+func (a *openArea) reached(n uint64) {
+	for {
+		old := a.published.Load()
+		if old >= n || a.published.CompareAndSwap(old, n) {
+			return
+		}
+	}
+}
+
+// harvestAndPublish is publish including what programs have stored into their
+// mappings without telling anyone.
+func (b *bridge) harvestAndPublish(ctx context.Context, a *openArea) error {
+	if a.live.Load() > 0 {
+		if err := b.harvest.sync([]target{{area: a}})[0].err; err != nil {
+			return err
+		}
+	}
+	return b.publish(ctx, a)
+}
+
+// keepModTime writes the time of the last store to the catalog, where it stays
+// when the area is closed.
+func (b *bridge) keepModTime(ctx context.Context, a *openArea) {
+	stored := a.stored.Load()
+	if stored == a.timed.Load() {
+		return
+	}
+	i, err := b.cfg.Names.Getattr(ctx, dsm.Ino(a.id))
+	if err != nil || i.Nlink == 0 {
+		return // nobody will ask
+	}
+	if t := a.modTime(i); t.After(i.Mtime) {
+		if i, err = b.cfg.Names.SetAttr(ctx, dsm.Ino(a.id), dsm.SetAttr{Mtime: &t}); err != nil {
+			return
+		}
+		a.note(i)
+	}
+	a.timed.Store(stored)
+}

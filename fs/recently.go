@@ -1,0 +1,96 @@
+package fs
+
+import (
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// The kernel tries some things that fail once more before it tells the program.
+// What follows remembers for a moment what a thread was told.
+
+const (
+	// staleWindow is within which a second ESTALE is of the kernel's second try.
+	staleWindow = 100 * time.Millisecond
+	// failedWindow is within which a second READ is.
+	failedWindow = time.Second
+)
+
+// recently remembers a value per key for a while.
+type recently[K comparable, V any] struct {
+	window time.Duration
+	mu     sync.Mutex
+	values map[K]timed[V]
+}
+
+type timed[V any] struct {
+	v  V
+	at time.Time
+}
+
+func (r *recently[K, V]) put(k K, v V) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	for k, t := range r.values { // few: these are errors
+		if now.Sub(t.at) > r.window {
+			delete(r.values, k)
+		}
+	}
+	if r.values == nil {
+		r.values = make(map[K]timed[V])
+	}
+	r.values[k] = timed[V]{v, now}
+}
+
+func (r *recently[K, V]) get(k K) (v V, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t, ok := r.values[k]
+	if !ok || time.Since(t.at) > r.window {
+		return v, false
+	}
+	return t.v, true
+}
+
+func (r *recently[K, V]) drop(k K) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.values, k)
+}
+
+// walkStatus is inodeStatus for what is part of walking a path. At ESTALE the
+// kernel walks it once more, not twice: a thread that loses the race again is told
+// ENOENT, which programs know what to make of.
+func (b *bridge) walkStatus(tid uint32, err error) fuse.Status {
+	st := inodeStatus(err)
+	if st != fuse.Status(syscall.ESTALE) {
+		return st
+	}
+	if _, again := b.stale.get(tid); again {
+		b.stale.drop(tid)
+		return fuse.ENOENT
+	}
+	b.stale.put(tid, struct{}{})
+	return st
+}
+
+// failedRead is a READ that a thread was told has failed.
+type failedRead struct {
+	node, from, to uint64
+}
+
+// failedBefore reports whether the READ repeats one that failed a moment ago. A
+// page fault asks again before it becomes a SIGBUS, which would take it twice the timeout;
+// and if a signal comes while it waits it starts anew, so that a fault in a Go
+// program, which the runtime signals every 10 ms, would never end (Linux 6.18).
+func (b *bridge) failedBefore(in *fuse.ReadIn) bool {
+	f, ok := b.failed.get(in.Pid)
+	return ok && f.node == in.NodeId && in.Offset < f.to && f.from < in.Offset+uint64(in.Size)
+}
+
+func (b *bridge) failedNow(in *fuse.ReadIn) {
+	b.failed.put(in.Pid, failedRead{in.NodeId, in.Offset, in.Offset + uint64(in.Size)})
+}

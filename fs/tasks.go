@@ -1,0 +1,73 @@
+package fs
+
+import (
+	"context"
+	"sync"
+)
+
+// tasks runs functions in the background and knows when none is running. Unlike a
+// sync.WaitGroup it may be asked while it is given more, and can be closed.
+type tasks struct {
+	mu struct {
+		sync.Mutex
+		n      int
+		idle   chan struct{} // closed when n gets 0
+		closed bool
+	}
+}
+
+// run runs f in a goroutine, unless the tasks are closed.
+func (t *tasks) run(f func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.closed {
+		return
+	}
+	if t.mu.n == 0 {
+		t.mu.idle = make(chan struct{})
+	}
+	t.mu.n++
+	go func() {
+		defer t.done()
+		f()
+	}()
+}
+
+func (t *tasks) done() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.n--; t.mu.n == 0 {
+		close(t.mu.idle)
+	}
+}
+
+// settle waits for a moment in which none is running, and reports whether any was
+// and ended before ctx did.
+func (t *tasks) settle(ctx context.Context) bool {
+	t.mu.Lock()
+	n, idle := t.mu.n, t.mu.idle
+	t.mu.Unlock()
+	if n == 0 {
+		return false
+	}
+	select {
+	case <-idle:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// close waits until none is running; none starts any more.
+func (t *tasks) close() {
+	for {
+		t.mu.Lock()
+		n, idle := t.mu.n, t.mu.idle
+		t.mu.closed = n == 0
+		t.mu.Unlock()
+		if n == 0 {
+			return
+		}
+		<-idle
+	}
+}

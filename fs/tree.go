@@ -1,0 +1,200 @@
+package fs
+
+import (
+	"context"
+	"syscall"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// Lookup resolves a name, every time anew: no name is remembered.
+func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	r := b.begin(cancel, in)
+	defer r.end()
+	if c, ok := controlOf(in.NodeId); ok {
+		return status(b.controlLookup(r, c, name, in.Pid, out))
+	}
+	if in.NodeId == uint64(dsm.RootIno) && name == controlName {
+		return status(b.controlEntry(r, control{kind: controlRoot}, out))
+	}
+	if len(name) > maxName {
+		return fuse.Status(syscall.ENAMETOOLONG)
+	}
+	i, err := b.cfg.Names.Lookup(r, dsm.Ino(in.NodeId), name)
+	if err != nil {
+		return status(err)
+	}
+	b.entry(i, out)
+	return fuse.OK
+}
+
+// writable refuses changes in /.dsm, and of its name.
+func writable(dir uint64, name string) fuse.Status {
+	if _, ok := controlOf(dir); ok || dir == uint64(dsm.RootIno) && name == controlName {
+		return fuse.EPERM
+	}
+	if len(name) > maxName {
+		return fuse.Status(syscall.ENAMETOOLONG)
+	}
+	return fuse.OK
+}
+
+// create makes an inode for the caller. In a directory with the set-group-ID bit
+// it belongs to the directory's group, as POSIX has it.
+func (b *bridge) create(ctx context.Context, in *fuse.InHeader, name string, n dsm.Inode, hold bool) (dsm.Inode, error) {
+	dir, err := b.cfg.Names.Getattr(ctx, dsm.Ino(in.NodeId))
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	n.UID, n.GID = in.Uid, in.Gid
+	if dir.Perm&syscall.S_ISGID != 0 {
+		n.GID = dir.GID
+		if n.Kind == dsm.KindDir {
+			n.Perm |= syscall.S_ISGID
+		}
+	}
+	return b.cfg.Names.Create(ctx, dir.Ino, name, n, hold)
+}
+
+// make is create without an open handle.
+func (b *bridge) make(cancel <-chan struct{}, in *fuse.InHeader, name string, n dsm.Inode, out *fuse.EntryOut) fuse.Status {
+	if st := writable(in.NodeId, name); !st.Ok() {
+		return st
+	}
+	r := b.begin(cancel, in)
+	defer r.end()
+	i, err := b.create(r, in, name, n, false)
+	if err != nil {
+		return status(err)
+	}
+	b.entry(i, out)
+	return fuse.OK
+}
+
+func (b *bridge) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *fuse.EntryOut) fuse.Status {
+	return b.make(cancel, &in.InHeader, name, dsm.Inode{Kind: dsm.KindDir, Perm: in.Mode & 07777}, out)
+}
+
+// Mknod makes regular files only. A device, fifo or socket means something on
+// one node only: EPERM, as mknod(2) says of a filesystem that does not support the type.
+func (b *bridge) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
+	if in.Mode&syscall.S_IFMT != syscall.S_IFREG {
+		return fuse.EPERM
+	}
+	return b.make(cancel, &in.InHeader, name, dsm.Inode{Kind: dsm.KindFile, Perm: in.Mode & 07777}, out)
+}
+
+func (b *bridge) Symlink(cancel <-chan struct{}, in *fuse.InHeader, target, name string, out *fuse.EntryOut) fuse.Status {
+	return b.make(cancel, in, name, dsm.Inode{Kind: dsm.KindSymlink, Perm: 0o777, Target: target, Size: int64(len(target))}, out)
+}
+
+// Link refuses hard links: EPERM, as link(2) says of a filesystem without them.
+func (b *bridge) Link(<-chan struct{}, *fuse.LinkIn, string, *fuse.EntryOut) fuse.Status {
+	return fuse.EPERM
+}
+
+func (b *bridge) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte, fuse.Status) {
+	r := b.begin(cancel, in)
+	defer r.end()
+	i, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
+	if err != nil {
+		return nil, b.walkStatus(r.tid, err)
+	}
+	if i.Kind != dsm.KindSymlink {
+		return nil, fuse.EINVAL
+	}
+	return []byte(i.Target), fuse.OK
+}
+
+func (b *bridge) Unlink(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
+	return b.remove(cancel, in, name, b.cfg.Names.Unlink)
+}
+
+func (b *bridge) Rmdir(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
+	return b.remove(cancel, in, name, b.cfg.Names.Rmdir)
+}
+
+func (b *bridge) remove(cancel <-chan struct{}, in *fuse.InHeader, name string, how func(context.Context, dsm.Ino, string) error) fuse.Status {
+	if st := writable(in.NodeId, name); !st.Ok() {
+		return st
+	}
+	r := b.begin(cancel, in)
+	defer r.end()
+	return status(how(r, dsm.Ino(in.NodeId), name))
+}
+
+func (b *bridge) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
+	for dir, name := range map[uint64]string{in.NodeId: oldName, in.Newdir: newName} {
+		if st := writable(dir, name); !st.Ok() {
+			return st
+		}
+	}
+	how, ok := map[uint32]dsm.RenameHow{
+		0: dsm.RenameReplace, unix.RENAME_NOREPLACE: dsm.RenameNoReplace, unix.RENAME_EXCHANGE: dsm.RenameExchange,
+	}[in.Flags]
+	if !ok {
+		return fuse.EINVAL
+	}
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	return status(b.cfg.Names.Rename(r, dsm.Ino(in.NodeId), oldName, dsm.Ino(in.Newdir), newName, how))
+}
+
+func (b *bridge) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	out.Fh = b.handles.add(&dirHandle{})
+	return fuse.OK
+}
+
+func (b *bridge) ReleaseDir(in *fuse.ReleaseIn) { b.handles.remove(in.Fh) }
+
+// FsyncDir has nothing to do: a change of names is in the catalog when it returns.
+func (b *bridge) FsyncDir(<-chan struct{}, *fuse.FsyncIn) fuse.Status { return fuse.OK }
+
+// ReadDir lists a directory. READDIRPLUS is off: the kernel keeps no attributes,
+// so what it would bring along would be asked for again.
+func (b *bridge) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	h, ok := b.handles.get(in.Fh).(*dirHandle)
+	if !ok {
+		return fuse.EBADF
+	}
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.read || in.Offset == 0 {
+		entries, err := b.list(r, in.NodeId)
+		if err != nil {
+			return inodeStatus(err)
+		}
+		h.entries, h.read = entries, true
+	}
+	for at := in.Offset; at < uint64(len(h.entries)); at++ {
+		e := h.entries[at]
+		if !out.AddDirEntry(fuse.DirEntry{Name: e.Name, Ino: uint64(e.Ino), Mode: modeOf[e.Kind], Off: at + 1}) {
+			break
+		}
+	}
+	return fuse.OK
+}
+
+// list returns the entries of a directory. /.dsm is not among those of the root,
+// so that nobody who walks the tree walks into it.
+func (b *bridge) list(ctx context.Context, node uint64) ([]dsm.DirEntry, error) {
+	dots := []dsm.DirEntry{{Name: ".", Ino: dsm.Ino(node), Kind: dsm.KindDir}, {Name: "..", Ino: dsm.Ino(node), Kind: dsm.KindDir}}
+	var entries []dsm.DirEntry
+	var err error
+	if c, ok := controlOf(node); ok {
+		entries, err = b.controlList(ctx, c)
+	} else {
+		entries, err = b.cfg.Names.ReadDir(ctx, dsm.Ino(node))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return append(dots, entries...), nil
+}
+
+var errNotHere = errs.E(errs.NotExist, "look up", "")

@@ -1,0 +1,192 @@
+package fs
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// Extended attributes of the namespaces user and trusted are the program's own and
+// kept in the catalog, but for those below user.dsm: they are the settings of the
+// area (or, on a directory, of what is made in it) and what is known of it.
+//
+// None of user.dsm is listed, so that cp -a, rsync -X and tar --xattrs copy none: a copy gets the
+// settings of the directory it is made in. getfattr -n user.dsm.merge FILE shows one.
+
+const dsmPrefix = "user.dsm."
+
+// specKeys are the settings, in the order they are shown.
+var specKeys = []string{"mode", "merge", "dtype", "apply", "interval"}
+
+// liveKeys are what is known of an area and cannot be set.
+var liveKeys = []string{"version", "home", "subscribers"}
+
+// specValue returns a setting in the format in which it is set.
+func specValue(s dsm.Spec, key string) (string, bool) {
+	switch key {
+	case "mode":
+		return s.Mode.String(), true
+	case "merge":
+		return s.Merge.String(), true
+	case "dtype":
+		return s.DType.String(), true
+	case "apply":
+		return s.Apply.String(), true
+	case "interval":
+		return s.Interval.String(), true
+	}
+	return "", false
+}
+
+// errNoKey is about a name below user.dsm that means nothing.
+func errNoKey(op, key string) error {
+	return errs.E(errs.Invalid, op, "unknown attribute %s%s: want one of %s%s (or, only to read, %s)",
+		dsmPrefix, key, dsmPrefix, strings.Join(specKeys, " "), strings.Join(liveKeys, " "))
+}
+
+// liveValue returns what the homes of an area know of it: key is one of liveKeys.
+func (b *bridge) liveValue(ctx context.Context, i dsm.Inode, key string) (string, error) {
+	if i.Kind != dsm.KindFile {
+		return "", errs.E(errs.NoAttr, "inspect area", "")
+	}
+	rep, err := b.cfg.Areas.Inspect(ctx, i.Area())
+	if err != nil {
+		return "", err
+	}
+	switch key {
+	case "version":
+		return formatVersion(rep.Version), nil
+	case "home":
+		return formatNodes(rep.Homes), nil
+	default:
+		return formatNodes(rep.Subscribers), nil
+	}
+}
+
+// supported reports whether attributes of the name's namespace are kept. The
+// others mean something to a kernel (capabilities, ACLs) and would only be believed.
+func supported(name string) bool {
+	return strings.HasPrefix(name, "user.") || strings.HasPrefix(name, "trusted.")
+}
+
+func (b *bridge) xattr(ctx context.Context, ino dsm.Ino, name string) ([]byte, error) {
+	key, ours := strings.CutPrefix(name, dsmPrefix)
+	if !ours {
+		return b.cfg.Names.GetXattr(ctx, ino, name)
+	}
+	i, err := b.cfg.Names.Getattr(ctx, ino)
+	if err != nil {
+		return nil, err
+	}
+	if i.Kind == dsm.KindSymlink {
+		return nil, errs.E(errs.NoAttr, "get attribute", "")
+	}
+	if v, ok := specValue(i.Spec, key); ok {
+		return []byte(v), nil
+	}
+	if !slices.Contains(liveKeys, key) {
+		err := errNoKey("get attribute", key)
+		b.log.Warn("get attribute", "err", err)
+		return nil, err
+	}
+	v, err := b.liveValue(ctx, i, key)
+	return []byte(v), err
+}
+
+func (b *bridge) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string, dest []byte) (uint32, fuse.Status) {
+	if _, ok := controlOf(in.NodeId); ok || !supported(name) {
+		return 0, fuse.ENODATA
+	}
+	r := b.begin(cancel, in)
+	defer r.end()
+	value, err := b.xattr(r, dsm.Ino(in.NodeId), name)
+	if err != nil {
+		return 0, inodeStatus(err)
+	}
+	return fill(dest, value)
+}
+
+// fill answers with a value, or its size if the program gave no room.
+func fill(dest, value []byte) (uint32, fuse.Status) {
+	if len(dest) < len(value) {
+		return uint32(len(value)), fuse.ERANGE
+	}
+	return uint32(copy(dest, value)), fuse.OK
+}
+
+func (b *bridge) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
+	if _, ok := controlOf(in.NodeId); ok {
+		return 0, fuse.OK
+	}
+	r := b.begin(cancel, in)
+	defer r.end()
+	names, err := b.cfg.Names.ListXattr(r, dsm.Ino(in.NodeId))
+	if err != nil {
+		return 0, inodeStatus(err)
+	}
+	var list []byte
+	for _, n := range names {
+		list = append(append(list, n...), 0)
+	}
+	return fill(dest, list)
+}
+
+func (b *bridge) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name string, data []byte) fuse.Status {
+	if _, ok := controlOf(in.NodeId); ok || !supported(name) {
+		return fuse.Status(syscall.EOPNOTSUPP)
+	}
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	value := data[:min(int(in.Size), len(data))]
+	if key, ours := strings.CutPrefix(name, dsmPrefix); ours {
+		err := b.setSpec(r, dsm.Ino(in.NodeId), key, string(value))
+		if err != nil {
+			b.log.Warn("set attribute", "attr", name, "value", string(value), "ino", in.NodeId, "err", err)
+		}
+		return inodeStatus(err)
+	}
+	how, ok := map[uint32]dsm.XattrHow{
+		0: dsm.XattrSet, unix.XATTR_CREATE: dsm.XattrCreate, unix.XATTR_REPLACE: dsm.XattrReplace,
+	}[in.Flags]
+	if !ok {
+		return fuse.EINVAL
+	}
+	return inodeStatus(b.cfg.Names.SetXattr(r, dsm.Ino(in.NodeId), name, append([]byte(nil), value...), how))
+}
+
+// setSpec changes a setting of an area or a directory.
+func (b *bridge) setSpec(ctx context.Context, ino dsm.Ino, key, value string) error {
+	if _, ok := specValue(dsm.Spec{}, key); !ok {
+		if slices.Contains(liveKeys, key) {
+			return errs.E(errs.Invalid, "set attribute", "%s%s cannot be set: it says how things are", dsmPrefix, key)
+		}
+		return errNoKey("set attribute", key)
+	}
+	i, err := b.cfg.Names.SetSpec(ctx, ino, key, value)
+	if err != nil {
+		return err
+	}
+	if a := b.opens.find(i.Area()); a != nil {
+		a.note(i)
+		b.intervals.wake()
+	}
+	return nil
+}
+
+func (b *bridge) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
+	if _, ok := controlOf(in.NodeId); ok || !supported(name) {
+		return fuse.Status(syscall.EOPNOTSUPP)
+	}
+	if strings.HasPrefix(name, dsmPrefix) {
+		return fuse.EPERM // a setting has a value, always
+	}
+	r := b.begin(cancel, in)
+	defer r.end()
+	return inodeStatus(b.cfg.Names.RemoveXattr(r, dsm.Ino(in.NodeId), name))
+}
