@@ -1,0 +1,122 @@
+//go:build invariants
+
+package lockrank
+
+import (
+	"bytes"
+	"fmt"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+var ranks = sync.OnceValue(func() order {
+	o, err := parse(orderText)
+	if err != nil {
+		panic(err)
+	}
+	return o
+})
+
+// declared panics for a rank that the text does not have.
+func declared(r Rank) Rank {
+	if _, ok := ranks()[r]; !ok {
+		panic(fmt.Sprintf("lockrank: %q has no line in order.txt", r))
+	}
+	return r
+}
+
+// holding is a lock that a goroutine has or is about to have.
+type holding struct {
+	lock any // *Mutex or *RWMutex
+	rank Rank
+	at   []uintptr
+}
+
+// held is what every goroutine holds, in the order taken. One lock for all is
+// slow and simple; it exists only in invariants builds.
+var held struct {
+	sync.Mutex
+	by map[uint64][]holding // by goroutine
+}
+
+// acquire notes that the calling goroutine is taking the lock, before it waits
+// for it: an order that is wrong is told even when it would block for ever.
+func acquire(lock any, r Rank) {
+	if r == "" {
+		panic("lockrank: a lock is used before Init")
+	}
+	me := goroutine()
+	at := make([]uintptr, 16)
+	at = at[:runtime.Callers(3, at)]
+	held.Lock()
+	defer held.Unlock()
+	for _, h := range held.by[me] {
+		if !ranks()[h.rank][r] {
+			panic(fmt.Sprintf("lockrank: %s is taken while %s is held, and order.txt has no %s < %s; %s was taken at\n%s",
+				r, h.rank, h.rank, r, h.rank, frames(h.at)))
+		}
+	}
+	if held.by == nil {
+		held.by = make(map[uint64][]holding)
+	}
+	held.by[me] = append(held.by[me], holding{lock, r, at})
+}
+
+// release forgets the lock. A mutex may be unlocked by another goroutine than
+// the one that took it; a read lock is looked for in the own ones first.
+func release(lock any) {
+	me := goroutine()
+	held.Lock()
+	defer held.Unlock()
+	if forgetLocked(me, lock) {
+		return
+	}
+	for other := range held.by {
+		if forgetLocked(other, lock) {
+			return
+		}
+	}
+}
+
+// forgetLocked takes the newest holding of the lock from a goroutine's list.
+func forgetLocked(g uint64, lock any) bool {
+	list := held.by[g]
+	for i := len(list) - 1; i >= 0; i-- {
+		if list[i].lock != lock {
+			continue
+		}
+		if len(list) == 1 {
+			delete(held.by, g)
+		} else {
+			held.by[g] = append(list[:i:i], list[i+1:]...)
+		}
+		return true
+	}
+	return false
+}
+
+// goroutine returns the number of the calling goroutine, which the runtime
+// shows nowhere but at the head of a stack trace: "goroutine 18 [running]:".
+func goroutine() uint64 {
+	var buf [32]byte
+	text := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))
+	number, _, _ := bytes.Cut(text, []byte(" "))
+	n, err := strconv.ParseUint(string(number), 10, 64)
+	if err != nil {
+		panic(fmt.Sprintf("lockrank: no goroutine number in %q", text))
+	}
+	return n
+}
+
+func frames(pcs []uintptr) string {
+	var b strings.Builder
+	for it := runtime.CallersFrames(pcs); ; {
+		f, more := it.Next()
+		fmt.Fprintf(&b, "\t%s %s:%d\n", f.Function, f.File, f.Line)
+		if !more {
+			return b.String()
+		}
+	}
+}
