@@ -1,0 +1,87 @@
+package main
+
+import (
+	"errors"
+	"io"
+	iofs "io/fs"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// areaRow is a file in the output of areas.
+type areaRow struct {
+	Path     string `json:"path"` // below the mount point
+	Size     int64  `json:"size"`
+	Mode     string `json:"mode"`
+	Merge    string `json:"merge"`
+	DType    string `json:"dtype"`
+	Version  uint64 `json:"version"`  // 0: nothing was published
+	Resident int64  `json:"resident"` // bytes in the memory of this node
+}
+
+type areaRows []areaRow
+
+func areasVerb(p *program, args []string) error {
+	return p.report("areas", args, func(point string) (report, error) { return lookAreas(point) })
+}
+
+// lookAreas walks the tree; files that go away meanwhile are left out.
+func lookAreas(point string) (areaRows, error) {
+	rows := areaRows{}
+	err := filepath.WalkDir(point, func(path string, d iofs.DirEntry, err error) error {
+		if errors.Is(err, iofs.ErrNotExist) && path != point || err == nil && !d.Type().IsRegular() {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if errors.Is(err, iofs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(point, path)
+		if err != nil {
+			return err
+		}
+		row := areaRow{Path: rel, Size: info.Size()}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			row.Resident = st.Blocks * 512
+		}
+		row.Mode, row.Merge, row.DType = attribute(path, "mode"), attribute(path, "merge"), attribute(path, "dtype")
+		row.Version, _ = strconv.ParseUint(attribute(path, "version"), 10, 64) // 0 where it may not be read
+		rows = append(rows, row)
+		return nil
+	})
+	return rows, err
+}
+
+// attribute returns user.dsm.KEY of a file, "-" where it may not be read.
+func attribute(path, key string) string {
+	var buf [256]byte
+	n, err := unix.Lgetxattr(path, "user.dsm."+key, buf[:])
+	if err != nil {
+		return "-"
+	}
+	return string(buf[:n])
+}
+
+func (a areaRows) text(w io.Writer) error {
+	rows := [][]string{{"PATH", "SIZE", "MODE", "MERGE", "DTYPE", "PUBLISHED", "RESIDENT"}}
+	for _, r := range a {
+		published := "never"
+		if t := dsm.Version(r.Version).Time(); !t.IsZero() {
+			published = t.Format(time.DateTime)
+		}
+		rows = append(rows, []string{r.Path, formatSize(r.Size), r.Mode, r.Merge, r.DType, published, formatSize(r.Resident)})
+	}
+	return table(w, rows)
+}

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// readyVariable names the environment variable with the descriptor on which a
+// child process tells its parent that the mount is usable, or why it is not.
+const readyVariable = "DSMFS_READY_FD"
+
+// news is what a child tells its parent, once.
+type news struct {
+	Ready bool
+	Addr  string   `json:",omitempty"` // of the node, if ready
+	Error string   `json:",omitempty"` // else
+	Code  exitCode `json:",omitempty"`
+}
+
+// reporter tells the parent process; nil tells nobody.
+type reporter struct{ pipe *os.File }
+
+// newReporter returns the reporter for the parent of this process, if it wants
+// to be told. Children of this process are not to think that they are meant.
+func newReporter() (*reporter, error) {
+	text, ok := os.LookupEnv(readyVariable)
+	if !ok {
+		return nil, nil
+	}
+	if err := os.Unsetenv(readyVariable); err != nil {
+		return nil, err
+	}
+	var fd int
+	if _, err := fmt.Sscan(text, &fd); err != nil || fd < 3 {
+		return nil, fail(exitUsage, "%s=%q is no descriptor", readyVariable, text)
+	}
+	unix.CloseOnExec(fd)
+	return &reporter{os.NewFile(uintptr(fd), "ready")}, nil
+}
+
+// tell ends the wait of the parent and reports whether it was told. Only the
+// first call counts.
+func (r *reporter) tell(n news) bool {
+	if r == nil || r.pipe == nil {
+		return false
+	}
+	err := json.NewEncoder(r.pipe).Encode(n)
+	_ = r.pipe.Close() // a parent that is gone does not want to know
+	r.pipe = nil
+	return err == nil
+}
+
+// daemon is a child process that mounts.
+type daemon struct {
+	cmd    *exec.Cmd
+	ready  *os.File      // the news arrive here
+	output *bytes.Buffer // its standard error, as long as that is not its log
+	log    string        // where its log is
+	exited chan struct{} // closed when it is gone, with cmd.ProcessState set
+}
+
+// selfPath is this very program, also when its file was replaced meanwhile by one
+// that speaks another protocol to its children.
+const selfPath = "/proc/self/exe"
+
+// startDaemon runs "dsmfs mount -f ARGS" as a child. How it is attached to this
+// process is attr's matter.
+func startDaemon(args []string, log string, attr *syscall.SysProcAttr) (*daemon, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = w.Close() }() // the child's own copy is what counts
+	// Descriptors that the shell left open in this process are not the daemon's to keep.
+	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		_ = r.Close()
+		return nil, fmt.Errorf("close_range: %w", err)
+	}
+	d := &daemon{ready: r, output: new(bytes.Buffer), log: log, exited: make(chan struct{})}
+	d.cmd = exec.Command(selfPath, append([]string{"mount", "-f"}, args...)...)
+	d.cmd.Env = append(os.Environ(), readyVariable+"=3")
+	d.cmd.ExtraFiles = []*os.File{w}
+	d.cmd.SysProcAttr = attr
+	d.cmd.Stderr = d.output
+	if err := d.cmd.Start(); err != nil {
+		_ = r.Close()
+		return nil, err
+	}
+	go func() {
+		_ = d.cmd.Wait() // ProcessState tells
+		close(d.exited)
+	}()
+	return d, nil
+}
+
+// await returns when the mount is usable, with the node's address, or the
+// child's own error.
+func (d *daemon) await() (addr string, err error) {
+	defer func() { _ = d.ready.Close() }()
+	var n news
+	switch err := json.NewDecoder(d.ready).Decode(&n); {
+	case errors.Is(err, io.EOF): // it died without a word
+		<-d.exited
+		text := strings.TrimSpace(d.output.String())
+		if text == "" {
+			text = lastLines(d.log, 30)
+		}
+		return "", fail(exitDied, "the daemon ended before the mount was usable (%v):\n%s", d.cmd.ProcessState, text)
+	case err != nil:
+		return "", fail(exitDied, "the daemon reports nonsense: %w", err)
+	case !n.Ready:
+		<-d.exited
+		return "", &exitError{n.Code, errors.New(n.Error)}
+	}
+	return n.Addr, nil
+}
+
+// background mounts in a process of its own and returns when the mount is usable.
+func background(c mountConfig, args []string) error {
+	log := c.logFile
+	if log == "" {
+		dir := c.state
+		if abs, err := filepath.Abs(c.point); err == nil && dir == "" {
+			dir = defaultState(abs)
+		}
+		log = filepath.Join(dir, logFile)
+	}
+	d, err := startDaemon(append([]string{"--" + detachedFlag}, args...), log, &syscall.SysProcAttr{Setsid: true})
+	if err != nil {
+		return fmt.Errorf("start the daemon: %w", err)
+	}
+	_, err = d.await()
+	return err
+}
+
+// divert makes standard input and output of this process /dev/null, and
+// standard error, where the runtime prints a crash, the log.
+func divert(log *os.File) error {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = null.Close() }() // its copies stay
+	for to, from := range []*os.File{null, null, log} {
+		if err := unix.Dup3(int(from.Fd()), to, 0); err != nil {
+			return fmt.Errorf("redirect descriptor %d: %w", to, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,243 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/dsmfs/dsmfs/fs"
+)
+
+// devNode is a child process of dev: one node of the local cluster.
+type devNode struct {
+	name, mount, state string
+	made               bool // the mount point was not there before
+	d                  *daemon
+}
+
+// dev is a cluster of real processes on this machine.
+type dev struct {
+	p       *program
+	dir     string
+	made    bool // dir was not there before
+	temp    string
+	nodes   []*devNode
+	stop    chan os.Signal
+	started chan startResult
+}
+
+type startResult struct {
+	addr string
+	err  error
+}
+
+// devVerb runs a cluster until it is told to end.
+func devVerb(p *program, args []string) error {
+	f := p.flags("dev")
+	count := f.Int("nodes", 3, "how many nodes")
+	var memory byteSize
+	f.Var(&memory, "memory", "of each node, as in mount; default: an equal part of what mount takes")
+	timeout := f.Duration("fault-timeout", fs.DefaultFaultTimeout, "as in mount")
+	level := f.String("log-level", "info", "as in mount")
+	if err := parse(f, args, 1, 1, "--nodes N DIR [flags]"); err != nil {
+		return err
+	}
+	const most = 64
+	if *count < 1 || *count > most {
+		return fail(exitUsage, "dev: --nodes %d: want 1 to %d", *count, most)
+	}
+	if memory == 0 {
+		memory = max(defaultMemory()/byteSize(*count), 64<<20)
+	}
+	if err := checkMachine(); err != nil {
+		return err
+	}
+	dir, err := filepath.Abs(f.Arg(0))
+	if err != nil {
+		return err
+	}
+	// A node gets SIGTERM when the thread that started it ends, so that none outlives
+	// a dev that was killed: that must not be a thread which the runtime ends when it likes.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+
+	d := &dev{p: p, dir: dir, stop: make(chan os.Signal, 2), started: make(chan startResult, 1)}
+	signal.Notify(d.stop, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(d.stop)
+	if err := d.prepare(*count); err != nil {
+		return err
+	}
+	flags := []string{"--memory", strconv.FormatInt(int64(memory), 10), "--fault-timeout", timeout.String(), "--log-level", *level}
+	err = d.run(flags)
+	return errors.Join(err, d.clean())
+}
+
+// prepare makes the directories.
+func (d *dev) prepare(count int) error {
+	_, err := os.Stat(d.dir)
+	d.made = errors.Is(err, os.ErrNotExist)
+	if err := os.MkdirAll(d.dir, 0o755); err != nil {
+		return withCode(exitPoint, err)
+	}
+	if d.temp, err = os.MkdirTemp("", "dsmfs-dev-"); err != nil {
+		return err
+	}
+	for i := range count {
+		n := &devNode{name: fmt.Sprintf("node%d", i+1)}
+		n.mount, n.state = filepath.Join(d.dir, n.name), filepath.Join(d.temp, n.name)
+		err := os.Mkdir(n.mount, 0o755)
+		n.made = err == nil
+		if err != nil && !errors.Is(err, os.ErrExist) {
+			return errors.Join(withCode(exitPoint, err), d.clean())
+		}
+		d.nodes = append(d.nodes, n)
+	}
+	return nil
+}
+
+// run starts the nodes, each joining the first, waits for the order to end or
+// for a node that ends by itself, and stops them all.
+func (d *dev) run(flags []string) error {
+	first := ""
+	for _, n := range d.nodes {
+		addr, err := d.start(n, first, flags)
+		if err != nil {
+			return errors.Join(err, d.stopAll())
+		}
+		if addr == "" { // told to end
+			return d.stopAll()
+		}
+		if first == "" {
+			first = addr
+		}
+		fmt.Fprintf(d.p.out, "%s  %s  %s  pid %d\n", n.name, n.mount, addr, n.d.cmd.Process.Pid)
+	}
+	fmt.Fprintln(d.p.out, "ready: end with Ctrl-C")
+	ended := make(chan *devNode, len(d.nodes))
+	for _, n := range d.nodes {
+		go func() {
+			<-n.d.exited
+			ended <- n
+		}()
+	}
+	select {
+	case <-d.stop:
+		return d.stopAll()
+	case n := <-ended:
+		return errors.Join(fail(exitDev, "%s", n.died()), d.stopAll())
+	}
+}
+
+// start starts one node and waits until it is usable; without an address it was told to end.
+func (d *dev) start(n *devNode, first string, flags []string) (addr string, err error) {
+	args := append([]string{n.mount, "--listen", "127.0.0.1:0", "--name", n.name, "--state", n.state,
+		"--log-file", n.state + ".log", "--force"}, flags...)
+	if first != "" {
+		args = append(args, "--join", first)
+	}
+	// Its own process group: Ctrl-C is for dev, which then stops the nodes in order.
+	n.d, err = startDaemon(args, n.state+".log", &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM})
+	if err != nil {
+		return "", fmt.Errorf("start %s: %w", n.name, err)
+	}
+	go func() {
+		addr, err := n.d.await()
+		d.started <- startResult{addr, err}
+	}()
+	select {
+	case r := <-d.started:
+		if r.err != nil {
+			return "", &exitError{codeOf(r.err), fmt.Errorf("%s: %w", n.name, r.err)}
+		}
+		return r.addr, nil
+	case s := <-d.stop:
+		d.stop <- s
+		return "", nil
+	}
+}
+
+// died says how a node ended by itself.
+func (n *devNode) died() string {
+	text := fmt.Sprintf("%s (pid %d) ended by itself: %v", n.name, n.d.cmd.Process.Pid, n.d.cmd.ProcessState)
+	if out := strings.TrimSpace(n.d.output.String()); out != "" {
+		text += "\n" + out
+	}
+	if log := lastLines(n.state+".log", 10); log != "" {
+		text += "\nthe end of its log:\n" + log
+	}
+	return text
+}
+
+// stopAll ends the nodes, the last one first so that the others have somebody
+// to hand over to. A second order to end kills those that are left.
+func (d *dev) stopAll() error {
+	for len(d.stop) > 0 {
+		<-d.stop
+	}
+	var failed []error
+	for i := len(d.nodes) - 1; i >= 0; i-- {
+		n := d.nodes[i]
+		if n.d == nil || n.d.cmd.Process == nil {
+			continue
+		}
+		if err := d.stopNode(n); err != nil {
+			failed = append(failed, err)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+func (d *dev) stopNode(n *devNode) error {
+	select {
+	case <-n.d.exited: // how it ended was told, or it never was ready
+		return nil
+	default:
+	}
+	_ = n.d.cmd.Process.Signal(syscall.SIGTERM) // it may end in just this moment
+	limit := time.NewTimer(leaveLimit + 10*time.Second)
+	defer limit.Stop()
+	select {
+	case <-n.d.exited:
+		if !n.d.cmd.ProcessState.Success() {
+			return fail(exitLeave, "%s", n.died())
+		}
+		return nil
+	case <-d.stop:
+	case <-limit.C:
+	}
+	_ = n.d.cmd.Process.Kill() // likewise
+	<-n.d.exited
+	return fail(exitLeave, "%s did not leave in time and was killed", n.name)
+}
+
+// clean removes the mounts that killed nodes left, and what prepare made.
+func (d *dev) clean() error {
+	var failed []error
+	for _, n := range d.nodes {
+		if errors.Is(fs.CheckMountpoint(n.mount), fs.ErrDeadMount) {
+			failed = append(failed, fs.UnmountPath(n.mount, true))
+		}
+		if n.made {
+			failed = append(failed, removeEmpty(n.mount))
+		}
+	}
+	if d.made {
+		failed = append(failed, removeEmpty(d.dir))
+	}
+	return errors.Join(append(failed, os.RemoveAll(d.temp))...)
+}
+
+// removeEmpty removes a directory unless somebody has put something there.
+func removeEmpty(dir string) error {
+	if err := os.Remove(dir); !errors.Is(err, syscall.ENOTEMPTY) && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/pflag"
+)
+
+// version is set by the linker; builds without it tell their revision.
+var version = ""
+
+// programVersion returns the version of the program.
+func programVersion() string {
+	if version != "" {
+		return version
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			return "0.0.0-" + s.Value[:min(12, len(s.Value))]
+		}
+	}
+	return "0.0.0-dev"
+}
+
+func versionVerb(p *program, args []string) error {
+	f := p.flags("version")
+	if err := parse(f, args, 0, 0, ""); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(p.out, "dsmfs %s %s/%s %s\n", programVersion(), runtime.GOOS, runtime.GOARCH, runtime.Version())
+	return err
+}
+
+func helpVerb(p *program, args []string) error {
+	f := p.flags("help")
+	if err := parse(f, args, 0, 1, "[VERB]"); err != nil {
+		return err
+	}
+	if f.NArg() == 1 {
+		for _, v := range verbs() {
+			if v.name == f.Arg(0) && v.name != "help" && v.summary != "" {
+				return v.run(p, []string{"--help"})
+			}
+		}
+		if f.Arg(0) != "help" {
+			return fail(exitUsage, "help: unknown verb %q; see dsmfs help", f.Arg(0))
+		}
+		f.Usage()
+		return pflag.ErrHelp
+	}
+	fmt.Fprint(p.out, "dsmfs mounts memory that many machines share.\n\n"+
+		"  dsmfs mount /mnt/dsm --listen :7480 --insecure                  the first node\n"+
+		"  dsmfs mount /mnt/dsm --listen :7480 --insecure --join host1     every further one\n\n"+
+		"verbs:\n")
+	for _, v := range verbs() {
+		if v.summary != "" {
+			fmt.Fprintf(p.out, "  %-8s %-22s %s\n", v.name, v.args, v.summary)
+		}
+	}
+	fmt.Fprint(p.out, "\ndsmfs help VERB lists the flags of a verb.\n\nexit codes:\n")
+	for code, text := range exitTexts {
+		fmt.Fprintf(p.out, "  %2d  %s\n", code, text)
+	}
+	return nil
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// program is where a verb reads and prints.
+type program struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+// verb is one subcommand.
+type verb struct {
+	name    string
+	args    string // of the usage line
+	summary string // one line; empty: hidden
+	run     func(p *program, args []string) error
+}
+
+// verbs returns the subcommands in the order help lists them.
+func verbs() []verb {
+	return []verb{
+		{"mount", "MNT [flags]", "mount at MNT: a new cluster, or with --join a further node of one", mountVerb},
+		{"umount", "MNT [flags]", "leave the cluster and unmount MNT", umountVerb},
+		{"status", "[MNT] [flags]", "how the node of a mount is", statusVerb},
+		{"members", "[MNT] [flags]", "the nodes of the cluster", membersVerb},
+		{"areas", "[MNT] [flags]", "the files and how they are shared", areasVerb},
+		{"dev", "--nodes N DIR [flags]", "a cluster of N nodes on this machine, mounted at DIR/node1 ...", devVerb},
+		{"doctor", "", "what this machine can do, and what is missing", doctorVerb},
+		{"version", "", "the version of the program", versionVerb},
+		{"help", "[VERB]", "this text, or that of a verb", helpVerb},
+		{harvestVerbName, "", "", harvestVerb},
+	}
+}
+
+func main() {
+	p := &program{os.Stdin, os.Stdout, os.Stderr}
+	os.Exit(int(p.main(os.Args)))
+}
+
+// main runs the verb that the arguments name and prints its error.
+func (p *program) main(argv []string) exitCode {
+	err := p.dispatch(argv)
+	if err == nil || errors.Is(err, pflag.ErrHelp) {
+		return exitOK
+	}
+	if text := strings.TrimRight(err.Error(), "\n"); text != "" {
+		fmt.Fprintf(p.err, "dsmfs: %s\n", text)
+	}
+	return codeOf(err)
+}
+
+func (p *program) dispatch(argv []string) error {
+	name, args := "help", []string(nil)
+	if len(argv) > 0 && filepath.Base(argv[0]) == "mount.dsmfs" {
+		return mountHelperVerb(p, argv[1:])
+	}
+	if len(argv) > 1 {
+		name, args = argv[1], argv[2:]
+	}
+	switch name {
+	case "-h", "--help":
+		name = "help"
+	case "--version", "-V":
+		name = "version"
+	}
+	for _, v := range verbs() {
+		if v.name == name {
+			return v.run(p, args)
+		}
+	}
+	return fail(exitUsage, "unknown verb %q; see dsmfs help", name)
+}
+
+// flags returns an empty set of flags for a verb, which prints the verb's help
+// for -h.
+func (p *program) flags(name string) *pflag.FlagSet {
+	f := pflag.NewFlagSet(name, pflag.ContinueOnError)
+	f.SortFlags = false
+	f.SetOutput(p.err)
+	f.Usage = func() {
+		for _, v := range verbs() {
+			if v.name == name {
+				fmt.Fprintf(p.out, "usage: dsmfs %s %s\n\n%s.\n", v.name, v.args, v.summary)
+			}
+		}
+		if f.HasAvailableFlags() {
+			fmt.Fprintf(p.out, "\n%s", f.FlagUsages())
+		}
+	}
+	return f
+}
+
+// parse parses a verb's flags and checks the number of the other arguments.
+func parse(f *pflag.FlagSet, args []string, minimum, maximum int, want string) error {
+	if err := f.Parse(args); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			return err
+		}
+		return fail(exitUsage, "%s: %w; see dsmfs help %s", f.Name(), err, f.Name())
+	}
+	if n := f.NArg(); n < minimum || n > maximum {
+		return fail(exitUsage, "%s: usage: dsmfs %s %s; see dsmfs help %s", f.Name(), f.Name(), want, f.Name())
+	}
+	return nil
+}

@@ -1,0 +1,231 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/dsmfs/dsmfs/fs"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+const (
+	// joinLimit bounds how long mount waits for the cluster.
+	joinLimit = 20 * time.Second
+	// leaveLimit is how long a node that is told to end takes to hand over what others need.
+	leaveLimit = 20 * time.Second
+)
+
+// mountVerb mounts, in the background unless told otherwise. When it returns
+// without an error the mount is usable, or with -f has been and is gone.
+func mountVerb(p *program, args []string) error {
+	c, err := parseMount(p, args)
+	if err != nil {
+		return err
+	}
+	if !c.foreground {
+		return background(c, args)
+	}
+	parent, err := newReporter()
+	if err != nil {
+		return err
+	}
+	err = runMount(p, c, parent)
+	if err != nil && parent.tell(news{Error: err.Error(), Code: codeOf(err)}) {
+		return &exitError{codeOf(err), errPrinted} // the parent prints it
+	}
+	return err
+}
+
+// runMount is the life of a daemon: it takes what the mount needs, in the order
+// of what is cheapest to refuse, serves until it is told to end, and gives all back.
+func runMount(p *program, c mountConfig, parent *reporter) error {
+	stop := make(chan os.Signal, 2)
+	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	point, err := checkPoint(c.point, c.force)
+	if err != nil {
+		return err
+	}
+	c.point = point
+	if err := checkMachine(); err != nil {
+		return err
+	}
+	st, err := openState(c.state, point)
+	if err != nil {
+		return err
+	}
+	c.state = st.dir
+	err = serveMount(p, c, st, parent, stop)
+	st.close() // not deferred: after a crash the log in it is what there is to look at
+	return err
+}
+
+// serveMount is runMount once the state is taken.
+func serveMount(p *program, c mountConfig, st *state, parent *reporter, stop chan os.Signal) error {
+	out, err := openLog(p, &c, st)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = out.Close() }() // every line is written when it is logged
+	log, level, err := newLog(out, c.logLevel)
+	if err != nil {
+		return err
+	}
+	if c.force {
+		if err := replaceDead(c.point, log); err != nil {
+			return err
+		}
+	}
+	if c.detached {
+		if err := divert(out); err != nil {
+			return err
+		}
+		if err := os.Chdir("/"); err != nil { // keep no other filesystem busy
+			return err
+		}
+	}
+	n, err := startInTime(nodeConfig{mountConfig: c, log: log, level: level}, stop)
+	if err != nil {
+		log.Error("mount failed", "err", err)
+		return err
+	}
+	err = st.write(addrFile, n.self.Addr)
+	if err == nil {
+		parent.tell(news{Ready: true, Addr: n.self.Addr})
+		log.Info("mounted", "mount", c.point, "addr", n.self.Addr, "node", n.self.ID, "version", programVersion())
+		select {
+		case s := <-stop:
+			log.Info("told to end", "signal", s.String())
+		case <-n.fs.Done():
+			log.Info("unmounted by somebody else")
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)
+	defer cancel()
+	if serr := n.stop(ctx, stop); serr != nil {
+		log.Error("did not leave cleanly", "err", serr)
+		if st.write(failedFile, serr.Error()) == nil {
+			st.keep(failedFile)
+			st.keep(logFile)
+		}
+		err = errors.Join(err, withCode(exitLeave, serr))
+	}
+	if err == nil {
+		log.Info("left")
+	}
+	return err
+}
+
+// startInTime starts the node; a signal, which stays in the channel, or
+// joinLimit ends the attempt.
+func startInTime(cfg nodeConfig, stop chan os.Signal) (*node, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), joinLimit)
+	defer cancel()
+	started := make(chan struct{})
+	defer close(started)
+	go func() {
+		select {
+		case s := <-stop:
+			stop <- s
+			cancel()
+		case <-started:
+		}
+	}()
+	return startNode(ctx, cfg)
+}
+
+// checkPoint returns the absolute mount point if it can be mounted on, or with
+// force if a dead mount is there that can be replaced.
+func checkPoint(path string, force bool) (string, error) {
+	err := fs.CheckMountpoint(path)
+	switch {
+	case errors.Is(err, fs.ErrDeadMount) && force:
+	case errors.Is(err, fs.ErrDeadMount), errs.Is(err, errs.Busy):
+		return "", withCode(exitBusy, err)
+	case errs.Is(err, errs.NotExist), errs.Is(err, errs.NotDir):
+		return "", withCode(exitPoint, err)
+	case err != nil:
+		return "", withCode(exitPoint, err)
+	}
+	all, err := mounts()
+	if err != nil {
+		return "", err
+	}
+	point, err := resolveMount(path, all)
+	return point, withCode(exitPoint, err)
+}
+
+// replaceDead takes a dead mount away.
+func replaceDead(point string, log *slog.Logger) error {
+	for {
+		err := fs.CheckMountpoint(point)
+		if !errors.Is(err, fs.ErrDeadMount) {
+			return withCode(exitBusy, err)
+		}
+		log.Info("taking a dead mount away", "mount", point)
+		if err := fs.UnmountPath(point, true); err != nil {
+			return withCode(exitBusy, err)
+		}
+	}
+}
+
+// openLog opens the log of the daemon. Its name is made absolute.
+func openLog(p *program, c *mountConfig, st *state) (*os.File, error) {
+	name := c.logFile
+	switch {
+	case name == "" && !c.detached:
+		if f, ok := p.err.(*os.File); ok {
+			return dup(f)
+		}
+		return nil, fail(exitUsage, "-f without --log-file wants standard error to be a file")
+	case name == "":
+		name = st.path(logFile)
+		st.files = append(st.files, logFile)
+	}
+	abs, err := filepath.Abs(name)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(abs, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, fail(exitState, "log: %w", err)
+	}
+	if c.logFile == "" {
+		if err := f.Truncate(0); err != nil { // that of a daemon that died is not this one's
+			_ = f.Close()
+			return nil, fail(exitState, "log: %w", err)
+		}
+	}
+	c.logFile = abs
+	return f, nil
+}
+
+// dup returns a file of its own for what f writes to.
+func dup(f *os.File) (*os.File, error) {
+	fd, err := syscall.Dup(int(f.Fd()))
+	if err != nil {
+		return nil, err
+	}
+	syscall.CloseOnExec(fd)
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+// harvestVerbName is the hidden verb of the child process that makes the
+// kernel hand over what programs stored; see fs.HarvestMain.
+const harvestVerbName = "harvest"
+
+func harvestVerb(p *program, _ []string) error {
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP) // it ends with its input
+	err := fs.HarvestMain(p.in, p.out)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil // the daemon was killed in the middle of a request
+	}
+	return err
+}

@@ -1,0 +1,217 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// mountConfig is what mount is told. background and its kin are about the
+// process, the rest about the node.
+type mountConfig struct {
+	point      string
+	join       []string
+	listen     string
+	advertise  string
+	name       string
+	insecure   bool
+	memory     byteSize
+	state      string
+	timeout    time.Duration
+	logLevel   string
+	logFile    string
+	allowOther bool
+	force      bool
+	foreground bool
+	detached   bool // this is the child of background
+}
+
+// detachedFlag is hidden: background gives it to its child.
+const detachedFlag = "detached"
+
+// unoptional are the flags that are no mount options.
+var unoptional = []string{"foreground", "options", "help", detachedFlag}
+
+// registerMountFlags declares the flags of mount. Every one of them but -o is also a mount option.
+func registerMountFlags(f *pflag.FlagSet, c *mountConfig) {
+	c.memory = defaultMemory()
+	f.StringArrayVar(&c.join, "join", nil, "join the cluster of the node at `HOST[:PORT]`; more than once: the first that answers")
+	f.StringVar(&c.listen, "listen", "127.0.0.1:"+defaultPort, "`HOST:PORT` to listen on, TCP and UDP; port 0 takes a free one")
+	f.StringVar(&c.advertise, "advertise", "", "`HOST[:PORT]` at which other nodes reach this one, if not that of --listen")
+	f.BoolVar(&c.insecure, "insecure", false, "talk to other machines without encryption or authentication")
+	f.StringVar(&c.name, "name", "", "`NAME` of the node; default: that of the machine, and the port if it is another than "+defaultPort)
+	f.Var(&c.memory, "memory", "bytes of files that this node can hold; a file takes up to twice its size")
+	f.StringVar(&c.state, "state", "", "`DIR` for the lock, process id and log of this mount; default: "+stateBase()+"/NAME-OF-MNT")
+	f.DurationVar(&c.timeout, "fault-timeout", 30*time.Second, "end accesses that wait for other nodes after this")
+	f.StringVar(&c.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&c.logFile, "log-file", "", "`FILE` to append the log to; default: DIR/log of --state, with -f standard error")
+	f.BoolVar(&c.allowOther, "allow-other", os.Geteuid() == 0, "let other users in, as far as owner and mode of the files allow")
+	f.BoolVar(&c.force, "force", false, "replace a dead mount at MNT")
+	f.BoolVarP(&c.foreground, "foreground", "f", false, "do not go into the background")
+	f.BoolVar(&c.detached, detachedFlag, false, "")
+	if err := f.MarkHidden(detachedFlag); err != nil {
+		panic(err) // the flag is declared one line above
+	}
+}
+
+// ignoredOptions are options that mount(8), fstab and systemd know and that say
+// nothing to a filesystem, or what dsmfs does anyway.
+var ignoredOptions = []string{
+	"rw", "auto", "noauto", "_netdev", "nofail", "user", "users", "nouser", "owner", "group", "defaults",
+	"nosuid", "nodev", "exec", "async", "relatime", "noatime", "nodiratime", "default_permissions",
+}
+
+// ignoredPrefixes are those of options that are for other programs.
+var ignoredPrefixes = []string{"x-", "X-", "comment="}
+
+// applyOptions sets flags by -o lists: k=v,k2. "-" and "_" are the same in names.
+func applyOptions(f *pflag.FlagSet, lists []string) error {
+	var unknown []string
+	for _, option := range strings.Split(strings.Join(lists, ","), ",") {
+		option = strings.TrimSpace(option)
+		ignored := func(prefix string) bool { return strings.HasPrefix(option, prefix) }
+		if option == "" || slices.Contains(ignoredOptions, option) || slices.ContainsFunc(ignoredPrefixes, ignored) {
+			continue
+		}
+		key, value, given := strings.Cut(option, "=")
+		flag := f.Lookup(strings.ReplaceAll(key, "_", "-"))
+		switch {
+		case flag == nil || slices.Contains(unoptional, flag.Name):
+			unknown = append(unknown, key)
+			continue
+		case !given && flag.NoOptDefVal == "":
+			return fail(exitUsage, "mount: -o %s needs a value: %s=%s", key, key, strings.ToUpper(flag.Value.Type()))
+		case !given:
+			value = flag.NoOptDefVal
+		}
+		if err := f.Set(flag.Name, value); err != nil {
+			return fail(exitUsage, "mount: -o %s: %w", option, err)
+		}
+	}
+	if len(unknown) > 0 {
+		return fail(exitUsage, "mount: unknown option -o %s; known: %s", strings.Join(unknown, ", "), strings.Join(optionNames(f), " "))
+	}
+	return nil
+}
+
+// optionNames lists what -o takes.
+func optionNames(f *pflag.FlagSet) []string {
+	var names []string
+	f.VisitAll(func(flag *pflag.Flag) {
+		if !slices.Contains(unoptional, flag.Name) {
+			names = append(names, flag.Name)
+		}
+	})
+	return names
+}
+
+// parseMount reads the command line of mount.
+func parseMount(p *program, args []string) (mountConfig, error) {
+	var c mountConfig
+	f := p.flags("mount")
+	registerMountFlags(f, &c)
+	options := f.StringArrayP("options", "o", nil, "the same as mount options: `K=V,K2,...`")
+	if err := parse(f, args, 1, 1, "MNT [flags]"); err != nil {
+		return c, err
+	}
+	c.point = f.Arg(0)
+	if err := applyOptions(f, *options); err != nil {
+		return c, err
+	}
+	return c, c.check()
+}
+
+// check completes the addresses and refuses values that make no sense.
+func (c *mountConfig) check() error {
+	var err error
+	if c.listen, err = withPort("listen", c.listen); err != nil {
+		return err
+	}
+	if c.advertise != "" && strings.Contains(c.advertise, ":") {
+		if c.advertise, err = withPort("advertise", c.advertise); err != nil {
+			return err
+		}
+	}
+	for i := range c.join {
+		if c.join[i], err = withPort("join", c.join[i]); err != nil {
+			return err
+		}
+	}
+	if c.timeout <= 0 {
+		return fail(exitUsage, "--fault-timeout %v: want more than 0, for example 30s", c.timeout)
+	}
+	if strings.ContainsAny(c.name, " \t\n=") || len(c.name) > 255 {
+		return fail(exitUsage, "--name %q: want at most 255 characters without blanks and =", c.name)
+	}
+	if root := os.Geteuid() == 0; c.allowOther != root {
+		return fail(exitUsage, "--allow-other=%v: a mount made by root is for every user whom owner and mode of a file let in, any other for its user alone; "+
+			"this cannot be changed yet", c.allowOther)
+	}
+	if _, err := parseLevel(c.logLevel); err != nil {
+		return err
+	}
+	return c.checkSecurity()
+}
+
+// checkSecurity refuses to talk to other machines in clear text unasked.
+func (c *mountConfig) checkSecurity() error {
+	if c.insecure {
+		return nil
+	}
+	const why = "is not on this machine, and dsmfs does not encrypt or authenticate yet: anybody who reaches the port can read and change everything; " +
+		"in a network where that is fine, say --insecure"
+	if !isLoopback(c.listen) {
+		return fail(exitInsecure, "--listen %s %s", c.listen, why)
+	}
+	for _, j := range c.join {
+		if !isLoopback(j) {
+			return fail(exitInsecure, "--join %s %s", j, why)
+		}
+	}
+	return nil
+}
+
+// parseLevel reads a level of the log.
+func parseLevel(s string) (slog.Level, error) {
+	var l slog.Level
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, s) {
+		return 0, fail(exitUsage, "--log-level %q: want debug, info, warn or error", s)
+	}
+	if err := l.UnmarshalText([]byte(s)); err != nil {
+		return 0, fmt.Errorf("log level: %w", err)
+	}
+	return l, nil
+}
+
+// mountHelperVerb is mount.dsmfs, which mount(8) calls as mount.dsmfs SRC MNT
+// [-sfnv] [-o OPTIONS] [-t TYPE]. SRC is a node to join, or a word without meaning
+// such as dsmfs or none.
+func mountHelperVerb(p *program, args []string) error {
+	f := p.flags("mount")
+	lists := f.StringArrayP("options", "o", nil, "")
+	f.BoolP("sloppy", "s", false, "")
+	fake := f.BoolP("fake", "f", false, "")
+	f.BoolP("no-mtab", "n", false, "")
+	f.BoolP("verbose", "v", false, "")
+	f.StringP("types", "t", "", "")
+	if err := parse(f, args, 2, 2, "SRC MNT [-o OPTIONS]"); err != nil {
+		return err
+	}
+	rest := []string{f.Arg(1)}
+	if src := f.Arg(0); !slices.Contains([]string{"dsmfs", "none", "dsm"}, src) {
+		rest = append(rest, "--join", src)
+	}
+	for _, l := range *lists {
+		rest = append(rest, "-o", l)
+	}
+	if *fake {
+		_, err := parseMount(p, rest)
+		return err
+	}
+	return mountVerb(p, rest)
+}

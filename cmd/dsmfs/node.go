@@ -1,0 +1,237 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/dsmfs/dsmfs/catalog"
+	"github.com/dsmfs/dsmfs/coherence"
+	"github.com/dsmfs/dsmfs/fs"
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/transport"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// nodeConfig is what a node needs.
+type nodeConfig struct {
+	mountConfig // state is absolute
+	log         *slog.Logger
+	level       *slog.LevelVar
+}
+
+// node is a running node: its parts in the order in which they are started.
+// Calls between them go through it where two need each other.
+type node struct {
+	cfg    nodeConfig
+	log    *slog.Logger
+	self   dsm.Member
+	net    *transport.Transport
+	cat    *catalog.Catalog
+	data   *coherence.Node
+	member bool // of a cluster
+	gossip *gossip
+	fs     *fs.FS
+
+	// built is closed when cat and data are there: what comes in over the
+	// network earlier waits.
+	built chan struct{}
+}
+
+// startNode brings a node up and returns when its mount is usable. What was
+// started is stopped again if a later part fails.
+func startNode(ctx context.Context, cfg nodeConfig) (*node, error) {
+	n := &node{cfg: cfg, log: cfg.log, built: make(chan struct{})}
+	for _, part := range []func(context.Context) error{n.listen, n.build, n.enter, n.startGossip, n.mount} {
+		if err := part(ctx); err != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), leaveLimit/4)
+			defer cancel()
+			if serr := n.stop(ctx, nil); serr != nil {
+				n.log.Warn("after the failed start", "err", serr)
+			}
+			return nil, err
+		}
+	}
+	return n, nil
+}
+
+// listen opens the port of the node and gives it its identity.
+func (n *node) listen(context.Context) error {
+	n.self = dsm.Member{ID: dsm.NodeID(rand.Uint64() | 1), Budget: int64(n.cfg.memory)}
+	var err error
+	n.net, err = transport.Listen(transport.Config{
+		Self: n.self.ID, Listen: n.cfg.listen, Advertise: n.cfg.advertise, Log: n.log.With("part", "transport"),
+		OnFrame: n.onFrame, OnReset: n.onReset, OnCall: n.onCall,
+	})
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fail(exitListen, "--listen %s: another program has the port; --listen 127.0.0.1:0 takes a free one: %w", n.cfg.listen, err)
+	case err != nil:
+		return fail(exitListen, "--listen %s: %w", n.cfg.listen, err)
+	}
+	n.self.Addr = n.net.Addr()
+	n.self.Name, err = nodeName(n.cfg.name, n.self.Addr)
+	return err
+}
+
+// nodeName returns the name of the node, unless chosen that of the machine. It
+// is unique in a cluster, so a further node of the machine has its port in it.
+func nodeName(chosen, addr string) (string, error) {
+	if chosen != "" {
+		return chosen, nil
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("no name for the node, give one with --name: %w", err)
+	}
+	if _, port, err := net.SplitHostPort(addr); err == nil && port != defaultPort {
+		host += "-" + port
+	}
+	return host, nil
+}
+
+// build makes the catalog and the data plane, which need each other.
+func (n *node) build(context.Context) error {
+	var err error
+	n.cat, err = catalog.New(catalog.Config{
+		Self: n.self, Caller: n.net, Streams: n.net.RaftLayer(), Observer: n, OnCluster: n.net.SetCluster,
+		Log: n.log.With("part", "catalog"),
+	})
+	if err != nil {
+		return err
+	}
+	n.data = coherence.New(coherence.Config{
+		Self: n.self.ID, View: n.cat, Sender: n.net, Log: n.log.With("part", "coherence"),
+	})
+	close(n.built)
+	return nil
+}
+
+// enter joins the cluster of the first node that answers, or makes one.
+func (n *node) enter(ctx context.Context) error {
+	if len(n.cfg.join) == 0 {
+		root := dsm.Inode{Perm: 0o755, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+		if err := n.cat.Bootstrap(ctx, root); err != nil {
+			return fmt.Errorf("start a cluster: %w", err)
+		}
+		n.member = true
+		return nil
+	}
+	var failed []error
+	for _, addr := range n.cfg.join {
+		// Each gets an equal part of the time.
+		try, cancel := context.WithTimeout(ctx, joinLimit/time.Duration(len(n.cfg.join)))
+		err := n.cat.Join(try, addr)
+		cancel()
+		if err == nil {
+			n.member = true
+			return nil
+		}
+		failed = append(failed, fmt.Errorf("--join %s: %w", addr, err))
+		if k := errs.KindOf(err); ctx.Err() != nil || k != errs.Unavailable && k != errs.Timeout {
+			break // it answered: the others are of the same cluster
+		}
+	}
+	return withCode(exitJoin, errors.Join(failed...))
+}
+
+// mount makes it all visible.
+func (n *node) mount(context.Context) error {
+	var err error
+	n.fs, err = fs.Mount(fs.Config{
+		Mountpoint: n.cfg.point, Names: n.cat, Areas: areas{n}, Info: info{n}, Log: n.log.With("part", "fs"),
+		HarvestArgv: []string{selfPath, harvestVerbName}, FaultTimeout: n.cfg.timeout,
+	})
+	switch {
+	case errs.Is(err, errs.Busy):
+		return withCode(exitBusy, err)
+	case errs.Is(err, errs.Unsupported), errs.Is(err, errs.Permission):
+		return withCode(exitMachine, err)
+	case err != nil:
+		return withCode(exitPoint, err)
+	}
+	n.data.SetPageCache(n.fs)
+	return nil
+}
+
+// stop takes the node down in the reverse order: publish, unmount, hand the slots
+// over, leave, close. After ctx or a second signal it does without what others
+// must help with. The error says what was not done; everything is closed in any case.
+func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case s := <-again:
+			n.log.Warn("told to end again: leaving without order", "signal", s.String())
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	var failed []error
+	note := func(what string, err error) {
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", what, err))
+		}
+	}
+	if n.fs != nil {
+		note("publish", n.fs.PublishAll(ctx))
+		note("unmount", n.unmount(ctx))
+	}
+	if n.member {
+		note("leave the cluster", n.cat.Leave(ctx))
+	}
+	if n.gossip != nil {
+		note("leave the gossip", n.gossip.stop(ctx))
+	}
+	if n.cat != nil {
+		n.cat.Close()
+	}
+	if n.net != nil {
+		note("close the port", n.net.Close())
+	}
+	if n.data != nil {
+		n.data.Close()
+	}
+	return errors.Join(failed...)
+}
+
+// unmount waits for programs that were told to end too, and then takes the
+// mount away from them.
+func (n *node) unmount(ctx context.Context) error {
+	if ctx.Err() == nil {
+		err := n.fs.Unmount(false)
+		if !errs.Is(err, errs.Busy) {
+			return err
+		}
+		n.log.Warn("taking the mount away from programs that use it", "err", err)
+	}
+	return n.fs.Unmount(true)
+}
+
+// onFrame, onReset and onCall hand over what comes in from other nodes.
+func (n *node) onFrame(from dsm.NodeID, f *wire.Frame) error {
+	<-n.built
+	return n.data.Handle(from, f.Msg, f.Payload)
+}
+
+func (n *node) onReset(peer dsm.NodeID) {
+	<-n.built
+	n.data.SessionReset(peer)
+}
+
+func (n *node) onCall(ctx context.Context, from dsm.NodeID, req any) (any, error) {
+	select {
+	case <-n.built:
+		return n.cat.OnCall(ctx, from, req)
+	case <-ctx.Done():
+		return nil, errs.E(errs.Closed, "call", "")
+	}
+}

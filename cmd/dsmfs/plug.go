@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+
+	"github.com/dsmfs/dsmfs/catalog"
+	"github.com/dsmfs/dsmfs/coherence"
+	"github.com/dsmfs/dsmfs/fs"
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/transport"
+)
+
+var (
+	_ catalog.Observer    = (*node)(nil)
+	_ catalog.Caller      = (*transport.Transport)(nil)
+	_ coherence.Sender    = (*transport.Transport)(nil)
+	_ coherence.View      = (*catalog.Catalog)(nil)
+	_ coherence.PageCache = (*fs.FS)(nil)
+	_ fs.Names            = (*catalog.Catalog)(nil)
+	_ fs.Areas            = areas{}
+	_ fs.Info             = info{}
+)
+
+// AreaChanged implements catalog.Observer, as the next three methods do.
+func (n *node) AreaChanged(before, after dsm.Inode) { n.data.AreaChanged(before, after) }
+
+// AreaRemoved implements catalog.Observer.
+func (n *node) AreaRemoved(ino dsm.Ino) { n.data.AreaRemoved(ino) }
+
+// ViewChanged implements catalog.Observer.
+func (n *node) ViewChanged(v *dsm.View) {
+	n.connect(v)
+	n.data.ViewChanged(v)
+}
+
+// Reset implements catalog.Observer.
+func (n *node) Reset() {
+	n.connect(n.cat.Current())
+	n.data.Reset()
+}
+
+// connect tells the transport who the members are.
+func (n *node) connect(v *dsm.View) {
+	peers := make(map[dsm.NodeID]string, len(v.Members))
+	for _, m := range v.Members {
+		peers[m.ID] = m.Addr
+	}
+	n.net.SetPeers(peers)
+}
+
+// areas is the data plane as fs wants it.
+type areas struct{ n *node }
+
+// Open implements fs.Areas.
+func (a areas) Open(ctx context.Context, id dsm.AreaID, write bool) (fs.Area, error) {
+	x, err := a.n.data.Open(ctx, id, write)
+	if err != nil {
+		return nil, err
+	}
+	return &area{Area: x}, nil
+}
+
+// Inspect implements fs.Areas.
+func (a areas) Inspect(ctx context.Context, id dsm.AreaID) (fs.AreaReport, error) {
+	r, err := a.n.data.Inspect(ctx, id)
+	return fs.AreaReport{Version: r.Version, Homes: r.Homes, Subscribers: r.Subscribers}, err
+}
+
+// Stats implements fs.Areas: the figures of everything below fs.
+func (a areas) Stats() []fs.Stat {
+	v := a.n.cat.Current()
+	stats := []fs.Stat{
+		{Name: "cluster", Value: v.Cluster.String()},
+		{Name: "epoch", Value: strconv.FormatUint(uint64(v.Epoch), 10)},
+		{Name: "leader", Value: a.n.cat.Leader().String()},
+	}
+	for _, s := range a.n.data.Stats() {
+		stats = append(stats, fs.Stat{Name: s.Name, Value: s.Value})
+	}
+	t := a.n.net.Stats()
+	var in, out, resets uint64
+	var queued, connected int
+	for _, p := range t.Peers {
+		in, out, resets, queued = in+p.BytesIn, out+p.BytesOut, resets+p.Resets, queued+p.Queued
+		if p.Connected {
+			connected++
+		}
+	}
+	for _, s := range []struct {
+		name  string
+		value any
+	}{
+		{"bytes_received", in}, {"bytes_sent", out}, {"bytes_queued", queued}, {"sessions", connected},
+		{"session_resets", resets}, {"connections_rejected", t.Rejected}, {"frames_bad", t.Bad}, {"datagrams_foreign", t.Foreign},
+	} {
+		stats = append(stats, fs.Stat{Name: s.name, Value: fmt.Sprint(s.value)})
+	}
+	return stats
+}
+
+// area is an open area as fs wants it. fs has one worker per area that takes a
+// notice and is done with it before it takes the next, so one is kept.
+type area struct {
+	*coherence.Area
+	taken coherence.Notice
+}
+
+// NextNotice implements fs.Area.
+func (a *area) NextNotice() (fs.Notice, bool) {
+	n, ok := a.Area.NextNotice()
+	if ok {
+		a.taken = n
+	}
+	return fs.Notice{Off: n.Off, Len: n.Len, Data: n.Data}, ok
+}
+
+// NoticeDone implements fs.Area.
+func (a *area) NoticeDone(fs.Notice) { a.Area.NoticeDone(a.taken) }
+
+// info is what /.dsm shows of the rest.
+type info struct{ n *node }
+
+// Version implements fs.Info.
+func (info) Version() string { return programVersion() }
+
+// LogLevel implements fs.Info.
+func (i info) LogLevel() slog.Level { return i.n.cfg.level.Level() }
+
+// SetLogLevel implements fs.Info.
+func (i info) SetLogLevel(l slog.Level) { i.n.cfg.level.Set(l) }
+
+// Members implements fs.Info.
+func (i info) Members() []fs.Member {
+	v := i.n.cat.Current()
+	members := make([]fs.Member, len(v.Members))
+	for j, m := range v.Members {
+		members[j] = fs.Member{Member: m, State: i.n.gossip.stateOf(m.ID)}
+	}
+	return members
+}
+
+// Config implements fs.Info.
+func (i info) Config() []fs.Stat {
+	c := i.n.cfg
+	return []fs.Stat{
+		{Name: "id", Value: i.n.self.ID.String()},
+		{Name: "name", Value: i.n.self.Name},
+		{Name: "addr", Value: i.n.self.Addr},
+		{Name: "pid", Value: strconv.Itoa(os.Getpid())},
+		{Name: "mount", Value: c.point},
+		{Name: "state", Value: c.state},
+		{Name: "log_file", Value: c.logFile},
+		{Name: "listen", Value: c.listen},
+		{Name: "memory", Value: strconv.FormatInt(int64(c.memory), 10)},
+		{Name: "fault_timeout", Value: c.timeout.String()},
+		{Name: "insecure", Value: strconv.FormatBool(c.insecure)},
+	}
+}

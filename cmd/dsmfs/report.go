@@ -1,0 +1,58 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// report is what a verb that looks at a mount prints: itself as JSON, whose
+// keys are permanent, or as text for people.
+type report interface {
+	text(w io.Writer) error
+}
+
+// report runs a verb that looks at one mount. The looking is done by a child
+// process; see supervise.
+func (p *program) report(name string, args []string, look func(point string) (report, error)) error {
+	f := p.flags(name)
+	output := f.String("output", "text", "`FORMAT`: text, for people, or json, for programs")
+	limit := f.Duration("timeout", 15*time.Second, "how long to wait for the daemon of the mount")
+	if err := parse(f, args, 0, 1, "[MNT] [flags]"); err != nil {
+		return err
+	}
+	if *output != "text" && *output != "json" {
+		return fail(exitUsage, "%s: --output %q: want text or json", name, *output)
+	}
+	m, err := findMount(f.Arg(0))
+	if err != nil {
+		return err
+	}
+	if !isSupervised() {
+		return p.supervise(m.point, *limit, name, m.point, "--output", *output)
+	}
+	r, err := look(m.point)
+	if err != nil {
+		return touched(m.point, err)
+	}
+	if *output == "json" {
+		e := json.NewEncoder(p.out)
+		e.SetIndent("", "  ")
+		return e.Encode(r)
+	}
+	return r.text(p.out)
+}
+
+// table prints aligned columns; the first row is the head.
+func table(w io.Writer, rows [][]string) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	for _, r := range rows {
+		if _, err := fmt.Fprintln(t, strings.Join(r, "\t")); err != nil {
+			return err
+		}
+	}
+	return t.Flush()
+}

@@ -1,0 +1,207 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// The files of a state directory.
+const (
+	lockFile   = "lock"   // locked by the daemon while it lives
+	pidFile    = "pid"    // of the daemon
+	pointFile  = "mount"  // the mount point
+	addrFile   = "addr"   // host:port at which others reach the node
+	logFile    = "log"    // unless --log-file says otherwise
+	failedFile = "failed" // why leaving the cluster failed, after it did
+)
+
+// state is the state directory of a mount, held by its daemon: the lock on
+// lockFile says that the daemon lives, whatever the other files say. A
+// directory whose lock is free is that of a dead daemon and taken over silently.
+//
+// A mount that has its state elsewhere leaves a symbolic link at the default
+// place, so that other commands find the daemon by the mount point alone.
+type state struct {
+	dir   string // absolute
+	link  string // at the default place, or empty
+	made  bool   // dir was not there before
+	lock  *os.File
+	files []string // to remove in the end
+}
+
+// stateBase is where the states are by default.
+func stateBase() string {
+	if os.Geteuid() == 0 {
+		return "/run/dsmfs"
+	}
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
+		return filepath.Join(dir, "dsmfs")
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("dsmfs-%d", os.Getuid()))
+}
+
+// defaultState returns the default state directory of an absolute mount point:
+// its path with "-" for "/", as systemd names mount units.
+func defaultState(point string) string {
+	name := strings.NewReplacer(`\`, `\x5c`, "-", `\x2d`, "/", "-").Replace(strings.Trim(point, "/"))
+	if name == "" {
+		name = "-"
+	}
+	if len(name) > 255 { // longer than a name of a file may be
+		name = fmt.Sprintf("%s-%016x", name[:200], hash(point))
+	}
+	return filepath.Join(stateBase(), name)
+}
+
+// hash is FNV-1a.
+func hash(s string) uint64 {
+	h := uint64(14695981039346656037)
+	for i := range len(s) {
+		h = (h ^ uint64(s[i])) * 1099511628211
+	}
+	return h
+}
+
+// openState takes the state directory of a mount; empty means the default one.
+func openState(dir, point string) (*state, error) {
+	place := defaultState(point)
+	s := &state{}
+	if dir != "" {
+		var err error
+		if s.dir, err = filepath.Abs(dir); err != nil {
+			return nil, fail(exitState, "state directory: %w", err)
+		}
+	} else {
+		s.dir = place
+		if target, err := os.Readlink(place); err == nil && holder(target) == 0 {
+			_ = os.Remove(place) // left by a daemon that died; if it stays, so does the error below
+		}
+	}
+	_, err := os.Stat(s.dir)
+	s.made = errors.Is(err, fs.ErrNotExist)
+	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+		return nil, fail(exitState, "state directory: %w; give another --state", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(s.dir, lockFile), os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, fail(exitState, "state directory: %w; give another --state", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = lock.Close() // nothing was written
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fail(exitState, "lock the state directory %s: %w", s.dir, err)
+		}
+		pid, _ := os.ReadFile(filepath.Join(s.dir, pidFile))
+		at, _ := os.ReadFile(filepath.Join(s.dir, pointFile))
+		return nil, fail(exitState, "state %s is in use by pid %s (mounted on %s): unmount it or give another --state",
+			s.dir, strings.TrimSpace(string(pid)), strings.TrimSpace(string(at)))
+	}
+	s.lock = lock
+	s.files = []string{lockFile}
+	for _, f := range []struct{ name, text string }{{pidFile, strconv.Itoa(os.Getpid())}, {pointFile, point}} {
+		if err := s.write(f.name, f.text); err != nil {
+			s.close()
+			return nil, err
+		}
+	}
+	_ = os.Remove(filepath.Join(s.dir, failedFile)) // of a daemon before; usually none
+	if s.dir != place {
+		s.leaveLink(place)
+	}
+	return s, nil
+}
+
+// leaveLink makes the default place point to the directory. It is a
+// convenience: where it cannot be made, umount --force has no pid to kill.
+func (s *state) leaveLink(place string) {
+	if os.MkdirAll(filepath.Dir(place), 0o755) != nil {
+		return
+	}
+	if target, err := os.Readlink(place); err == nil && holder(target) == 0 {
+		_ = os.Remove(place) // then Symlink says so
+	}
+	if os.Symlink(s.dir, place) == nil {
+		s.link = place
+	}
+}
+
+// write makes one file of the state.
+func (s *state) write(name, text string) error {
+	if err := os.WriteFile(filepath.Join(s.dir, name), []byte(text+"\n"), 0o644); err != nil {
+		return fail(exitState, "state directory: %w", err)
+	}
+	s.files = append(s.files, name)
+	return nil
+}
+
+// path returns the path of a file of the state.
+func (s *state) path(name string) string { return filepath.Join(s.dir, name) }
+
+// keep exempts a file from close.
+func (s *state) keep(name string) {
+	for i, f := range s.files {
+		if f == name {
+			s.files = append(s.files[:i], s.files[i+1:]...)
+			return
+		}
+	}
+}
+
+// close removes the files of the state, and the directory if it was made by it
+// and is empty, and frees the lock last.
+func (s *state) close() {
+	if s.link != "" {
+		if target, err := os.Readlink(s.link); err == nil && target == s.dir {
+			_ = os.Remove(s.link) // what stays is taken over by the next mount
+		}
+	}
+	for _, f := range s.files {
+		_ = os.Remove(s.path(f)) // likewise
+	}
+	if s.made {
+		_ = os.Remove(s.dir) // not if something else is in it
+	}
+	_ = s.lock.Close() // nothing to flush
+}
+
+// holder returns the process that holds a state directory, 0 if none does.
+func holder(dir string) int {
+	f, err := os.Open(filepath.Join(dir, lockFile))
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = f.Close() }() // only read
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+		return 0
+	}
+	text, err := os.ReadFile(filepath.Join(dir, pidFile))
+	if err != nil {
+		return 0
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || pid <= 0 {
+		return 0
+	}
+	return pid
+}
+
+// daemonOf returns the daemon of a mount point and its state directory; pid is
+// 0 if no daemon is found.
+func daemonOf(point string) (pid int, dir string) {
+	dir = defaultState(point)
+	if pid = holder(dir); pid == 0 {
+		return 0, dir
+	}
+	at, err := os.ReadFile(filepath.Join(dir, pointFile))
+	if err != nil || strings.TrimSpace(string(at)) != point {
+		return 0, dir
+	}
+	return pid, dir
+}

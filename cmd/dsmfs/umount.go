@@ -1,0 +1,205 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/fs"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+const (
+	// busyLimit is how long umount tries a mount that no program but the
+	// daemon's own child uses: it closes its files a moment after the programs did.
+	busyLimit = 5 * time.Second
+	busyRetry = 50 * time.Millisecond
+)
+
+// umountVerb unmounts, which the daemon takes as the order to leave the
+// cluster, and waits until it has. Programs that use the mount make it fail
+// with nothing changed, unless force is given.
+func umountVerb(p *program, args []string) error {
+	f := p.flags("umount")
+	force := f.Bool("force", false, "take the mount away from programs that use it, and end a daemon that does not answer")
+	wait := f.Duration("timeout", leaveLimit+10*time.Second, "how long to wait until the node has left its cluster")
+	if err := parse(f, args, 1, 1, "MNT [flags]"); err != nil {
+		return err
+	}
+	m, err := findMount(f.Arg(0))
+	if err != nil {
+		return err
+	}
+	pid, dir := daemonOf(m.point)
+	if *force {
+		return umountForce(m.point, pid, dir)
+	}
+	var watch *watch
+	if pid != 0 {
+		if watch, err = watchProcess(pid); err != nil {
+			return err
+		}
+		defer watch.close()
+	}
+	if pid == 0 && errors.Is(fs.CheckMountpoint(m.point), fs.ErrDeadMount) {
+		return withCode(exitBusy, fs.UnmountPath(m.point, true))
+	}
+	if err := umountIdle(m.point); err != nil {
+		return err
+	}
+	if watch == nil {
+		return nil
+	}
+	if !watch.wait(*wait) {
+		return fail(exitLeave, "%s is unmounted, but its daemon (pid %d) has not left the cluster after %v; see %s", m.point, pid, *wait, filepath.Join(dir, logFile))
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, failedFile)); err == nil {
+		return fail(exitLeave, "%s is unmounted, but the node did not leave its cluster cleanly: %s", m.point, strings.TrimSpace(string(text)))
+	}
+	return nil
+}
+
+// umountIdle unmounts what no program uses.
+func umountIdle(point string) error {
+	for deadline := time.Now().Add(busyLimit); ; time.Sleep(busyRetry) {
+		err := fs.UnmountPath(point, false)
+		if !errs.Is(err, errs.Busy) {
+			return withCode(exitOther, err)
+		}
+		if users := usersOf(point); len(users) > 0 {
+			return fail(exitBusy, "%s is in use by %s; end them, or take it away from them with --force", point, strings.Join(users, ", "))
+		}
+		if time.Now().After(deadline) {
+			return withCode(exitBusy, err)
+		}
+	}
+}
+
+// umountForce takes the mount away and ends its daemon.
+func umountForce(point string, pid int, dir string) error {
+	var gone *watch
+	if pid != 0 {
+		var err error
+		if gone, err = watchProcess(pid); err != nil {
+			return err
+		}
+		defer gone.close()
+	}
+	if err := fs.UnmountPath(point, true); err != nil {
+		return withCode(exitBusy, err)
+	}
+	if gone == nil || gone.wait(leaveLimit+5*time.Second) {
+		return nil
+	}
+	if err := gone.kill(); err != nil {
+		return fmt.Errorf("end the daemon (pid %d): %w", pid, err)
+	}
+	if !gone.wait(busyLimit) {
+		return fail(exitLeave, "%s is unmounted, but its daemon (pid %d) cannot be killed; see %s", point, pid, filepath.Join(dir, logFile))
+	}
+	return fail(exitLeave, "%s is unmounted; its daemon (pid %d) did not leave the cluster in time and was killed", point, pid)
+}
+
+// watch is a process that need not be a child.
+type watch struct{ fd int }
+
+// watchProcess starts to watch; a process that is gone already is watched as such.
+func watchProcess(pid int) (*watch, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return &watch{-1}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("watch the daemon (pid %d): %w", pid, err)
+	}
+	return &watch{fd}, nil
+}
+
+// wait reports whether the process ended within the limit.
+func (w *watch) wait(limit time.Duration) bool {
+	if w.fd < 0 {
+		return true
+	}
+	deadline := time.Now().Add(limit)
+	for {
+		left := max(time.Until(deadline), 0)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
+		if n > 0 || left == 0 || err != nil && !errors.Is(err, unix.EINTR) {
+			return n > 0
+		}
+	}
+}
+
+// kill ends the process.
+func (w *watch) kill() error {
+	if w.fd < 0 {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(w.fd, unix.SIGKILL, nil, 0); !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	return nil
+}
+
+func (w *watch) close() {
+	if w.fd >= 0 {
+		_ = unix.Close(w.fd) // only a handle
+	}
+}
+
+// usersOf returns the processes that have something of the mount open, mapped
+// or as their directory, without touching the mount; those of dsmfs itself are left out.
+func usersOf(point string) []string {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil
+	}
+	var users []string
+	for _, dir := range dirs {
+		name, err := os.ReadFile(dir + "/comm")
+		if err != nil {
+			continue
+		}
+		args, err := os.ReadFile(dir + "/cmdline")
+		if err != nil || strings.Contains(string(args), "\x00"+harvestVerbName+"\x00") || dir == "/proc/"+strconv.Itoa(os.Getpid()) {
+			continue
+		}
+		if usesMount(dir, point) {
+			users = append(users, fmt.Sprintf("%s (pid %s)", strings.TrimSpace(string(name)), filepath.Base(dir)))
+		}
+	}
+	return users
+}
+
+// usesMount looks at the links and mappings of one process.
+func usesMount(proc, point string) bool {
+	below := func(path string) bool { return path == point || strings.HasPrefix(path, point+"/") }
+	links := []string{proc + "/cwd", proc + "/root", proc + "/exe"}
+	if fds, err := filepath.Glob(proc + "/fd/*"); err == nil {
+		links = append(links, fds...)
+	}
+	uses := func(link string) bool {
+		target, err := os.Readlink(link)
+		return err == nil && below(target)
+	}
+	if slices.ContainsFunc(links, uses) {
+		return true
+	}
+	text, err := os.ReadFile(proc + "/maps")
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(text)) {
+		if _, path, ok := strings.Cut(line, " /"); ok && below("/"+strings.TrimSpace(path)) {
+			return true
+		}
+	}
+	return false
+}
