@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -45,7 +46,6 @@ type recorder struct {
 	epochs  []dsm.Epoch
 	resets  int
 	views   chan struct{}
-	onView  func(*dsm.View)
 }
 
 func (r *recorder) AreaChanged(before, after dsm.Inode) {
@@ -72,6 +72,15 @@ func (r *recorder) Reset() {
 	r.resets++
 	r.mu.Unlock()
 	r.wake()
+}
+
+// check checks that the epochs came in order.
+func (r *recorder) check(t testing.TB) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !slices.IsSorted(r.epochs) {
+		t.Errorf("views came in the order %v", r.epochs)
+	}
 }
 
 func (r *recorder) wake() {
@@ -125,6 +134,7 @@ func start(t testing.TB, name string) *node {
 		if err := n.mu.state.check(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
+		n.observer.check(t)
 	})
 	return n
 }
@@ -230,32 +240,30 @@ func leaderOf(t testing.TB, nodes []*node) *node {
 
 var file = dsm.Inode{Kind: dsm.KindFile, Perm: 0o644}
 
-func TestOneNode(t *testing.T) {
-	n := cluster(t, 1)[0]
+// same checks that the nodes have the same state.
+func same(t testing.TB, nodes []*node) {
+	t.Helper()
 	ctx := patient(t)
-	made, err := n.Create(ctx, dsm.RootIno, "a", file, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := n.Lookup(ctx, dsm.RootIno, "a")
-	if err != nil || got != made {
-		t.Fatalf("lookup: %+v, %v; created %+v", got, err, made)
-	}
-}
-
-func TestThreeNodes(t *testing.T) {
-	nodes := cluster(t, 3)
-	ctx := patient(t)
-	for i, n := range nodes {
-		name := fmt.Sprint("f", i)
-		made, err := n.Create(ctx, dsm.RootIno, name, file, false)
-		if err != nil {
+	var last uint64
+	for _, n := range nodes {
+		if err := n.sync(ctx); err != nil {
 			t.Fatal(err)
 		}
-		for _, m := range nodes {
-			if got, err := m.Lookup(ctx, dsm.RootIno, name); err != nil || got != made {
-				t.Fatalf("lookup: %+v, %v; created %+v", got, err, made)
-			}
+		last = max(last, n.progress.index.Load())
+	}
+	var want []byte
+	for i, n := range nodes {
+		if err := n.WaitApplied(ctx, dsm.Generation(last), 0); err != nil {
+			t.Fatal(err)
+		}
+		n.mu.RLock()
+		img := n.mu.state.image()
+		n.mu.RUnlock()
+		b := mustEncode(t, img)
+		if i == 0 {
+			want = b
+		} else if string(b) != string(want) {
+			t.Errorf("nodes 0 and %d differ", i)
 		}
 	}
 }

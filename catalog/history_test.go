@@ -122,8 +122,9 @@ var historyModel = porcupine.NondeterministicModel{
 
 // history records the calls of many clients.
 type history struct {
-	start time.Time
-	ids   atomic.Uint32
+	start  time.Time
+	ids    atomic.Uint32
+	called bell // rings after every call
 
 	mu  sync.Mutex
 	ops []porcupine.Operation
@@ -164,6 +165,7 @@ func (h *history) client(ctx context.Context, n *node, id int, rng *rand.Rand, s
 		h.ops = append(h.ops, porcupine.Operation{ClientId: id, Input: c, Output: r, Call: begin.Nanoseconds(), Return: end.Nanoseconds()})
 		h.mu.Unlock()
 		count.Add(1)
+		h.called.ring()
 	}
 }
 
@@ -248,11 +250,10 @@ func TestLinearizable(t *testing.T) {
 					before[i] = counts[i].Load()
 				}
 				for i, count := range counts {
-					for n := nodes[i%x.nodes]; count.Load() < before[i]+calls && n.life.Err() == nil; {
-						if ctx.Err() != nil {
-							t.Fatalf("client %d is stuck", i)
-						}
-						time.Sleep(time.Millisecond)
+					n := nodes[i%x.nodes]
+					err := h.called.until(ctx, n.life, func() bool { return count.Load() >= before[i]+calls })
+					if err != nil && n.life.Err() == nil {
+						t.Fatalf("client %d is stuck: %v", i, err)
 					}
 				}
 				if kill == x.kills {

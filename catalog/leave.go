@@ -54,26 +54,23 @@ func (c *Catalog) Leave(ctx context.Context) error {
 	}
 }
 
-// lastWords bounds how long the leader of a cluster that ends waits for the
-// other nodes to learn it.
+// lastWords bounds how long a node of a cluster that ends waits for the others
+// to learn it.
 const lastWords = 2 * time.Second
 
-// dissolve waits, on the leader, until the others that answer know that
-// everybody leaves: without the leader they would never learn it.
+// dissolve waits until the others that answer know that everybody leaves. They
+// might need this node's vote to learn it, or its lead.
 func (c *Catalog) dissolve(ctx context.Context, v *dsm.View) {
-	if c.leads() == 0 {
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, lastWords)
 	defer cancel()
 	index := c.progress.index.Load()
 	for _, m := range v.Members {
-		for m.ID != c.self.ID {
+		for try := 0; m.ID != c.self.ID; try++ {
 			p, err := c.probe(ctx, m.ID, m.Addr)
 			if err != nil || p.Applied >= index {
 				break
 			}
-			if !c.pause(ctx, c.life, 0) {
+			if !c.pause(ctx, c.life, try) {
 				return
 			}
 		}

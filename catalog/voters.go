@@ -86,7 +86,8 @@ func nextChange(members []dsm.Member, servers []server, leader dsm.NodeID, live 
 }
 
 // electorate returns who should vote: an odd number of the members that stay,
-// preferably the leader, those that vote already, and those that live.
+// preferably the leader, those that vote already, and those that live, who are
+// the majority; nobody if there is no such choice.
 func electorate(members []dsm.Member, known map[dsm.NodeID]server, leader dsm.NodeID, live func(dsm.NodeID) bool) []server {
 	rank := func(s server) int {
 		switch {
@@ -100,22 +101,27 @@ func electorate(members []dsm.Member, known map[dsm.NodeID]server, leader dsm.No
 		return 3
 	}
 	var elect []server
-	stay := 0
+	stay, alive := 0, 0
 	for _, m := range members {
 		if m.Leaving {
 			continue
 		}
 		stay++
+		if live(m.ID) {
+			alive++
+		}
 		if s := known[m.ID]; s.voter || live(s.id) {
 			elect = append(elect, s)
 		}
 	}
 	slices.SortStableFunc(elect, func(a, b server) int { return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.id, b.id)) })
 	n := voterCount(stay)
-	for n > len(elect) && n > 1 {
-		n -= 2
+	for n > len(elect) || n/2 >= alive {
+		if n -= 2; n < 0 {
+			return nil
+		}
 	}
-	return elect[:min(n, len(elect))]
+	return elect[:n]
 }
 
 // reconcile makes the configuration of raft follow the members, until ctx ends.

@@ -51,7 +51,14 @@ type fakeArea struct {
 }
 
 func newFakeAreas(names *fakeNames) *fakeAreas {
-	return &fakeAreas{names: names, areas: make(map[dsm.AreaID]*fakeArea)}
+	p := &fakeAreas{names: names, areas: make(map[dsm.AreaID]*fakeArea)}
+	if names != nil {
+		names.resized = func(ino dsm.Ino) {
+			a := p.area(dsm.AreaID(ino))
+			a.update(a.cutLocked)
+		}
+	}
+	return p
 }
 
 // area returns the area, making it: tests may set it up before it is opened.
@@ -110,14 +117,16 @@ func (a *fakeArea) await(timeout time.Duration, cond func() bool) bool {
 	}
 }
 
-// fitLocked brings the working copy to the size of the file: what is cut off is
+// cutLocked forgets what is past the end of the file.
+func (a *fakeArea) cutLocked() {
+	a.data = a.data[:min(int64(len(a.data)), a.plane.names.size(a.id))]
+}
+
+// fitLocked brings the working copy to the size of the file. What was cut off is
 // zero when it grows again.
 func (a *fakeArea) fitLocked() {
-	size := a.plane.names.size(a.id)
-	if int64(len(a.data)) > size {
-		a.data = a.data[:size]
-	}
-	a.data = append(a.data, make([]byte, size-int64(len(a.data)))...)
+	a.cutLocked()
+	a.data = append(a.data, make([]byte, a.plane.names.size(a.id)-int64(len(a.data)))...)
 }
 
 func (a *fakeArea) Close(write bool) {

@@ -22,6 +22,7 @@ type fakeNames struct {
 	calls   map[string]int
 	fail    map[string]error // by method, until deleted
 	changed func(dsm.Ino)    // called with mu free, after a size changed elsewhere
+	resized func(dsm.Ino)    // called with mu free, after any change
 }
 
 type fakeInode struct {
@@ -247,6 +248,14 @@ func (n *fakeNames) reserved() (sum int64) {
 }
 
 func (n *fakeNames) SetAttr(_ context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
+	i, err := n.setAttr(ino, ch)
+	if err == nil && n.resized != nil {
+		n.resized(ino)
+	}
+	return i, err
+}
+
+func (n *fakeNames) setAttr(ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
 	defer n.mu.Unlock()
 	if err := n.lock("SetAttr"); err != nil {
 		return dsm.Inode{}, err

@@ -33,6 +33,7 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 	if err != nil {
 		return b.walkStatus(r.tid, err)
 	}
+	b.stale.drop(r.tid)
 	out.Fh = b.handles.add(&fileHandle{area: a, write: write})
 	if !first {
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE

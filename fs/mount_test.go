@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -238,5 +237,3 @@ type panicInfo struct{ *fakeInfo }
 func (panicInfo) Version() string { panic("invariant broken: test") }
 
 const rw = unix.PROT_READ | unix.PROT_WRITE
-
-var _ = syscall.EIO

@@ -127,10 +127,11 @@ func (b *bridge) remove(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 }
 
 func (b *bridge) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
-	for dir, name := range map[uint64]string{in.NodeId: oldName, in.Newdir: newName} {
-		if st := writable(dir, name); !st.Ok() {
-			return st
-		}
+	if st := writable(in.NodeId, oldName); !st.Ok() {
+		return st
+	}
+	if st := writable(in.Newdir, newName); !st.Ok() {
+		return st
 	}
 	how, ok := map[uint32]dsm.RenameHow{
 		0: dsm.RenameReplace, unix.RENAME_NOREPLACE: dsm.RenameNoReplace, unix.RENAME_EXCHANGE: dsm.RenameExchange,

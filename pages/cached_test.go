@@ -28,6 +28,7 @@ type modelPage struct {
 type modelIO struct {
 	off  int64
 	data []byte
+	all  bool // a page that the program made without reading it
 }
 
 // modelNotice is a notice that the kernel is carrying out, page by page.
@@ -161,7 +162,7 @@ func (m *ledgerModel) writeBack(p dsm.PageIndex) {
 		}
 		c.writing = nil
 	case c.dirty && !c.reading:
-		c.writing = &modelIO{off, append([]byte(nil), c.data...)}
+		c.writing = &modelIO{off, append([]byte(nil), c.data...), false}
 		c.dirty = false
 	}
 }
@@ -200,7 +201,24 @@ func (m *ledgerModel) write(p dsm.PageIndex) {
 	if m.sum && m.rng.IntN(3) == 0 {
 		off, n = int64(p)*dsm.PageSize, min(dsm.PageSize, m.area.Size()-int64(p)*dsm.PageSize)
 	}
-	c.writing = &modelIO{off, append([]byte(nil), c.data[off%dsm.PageSize:][:n]...)}
+	c.writing = &modelIO{off, append([]byte(nil), c.data[off%dsm.PageSize:][:n]...), false}
+}
+
+// overwrite is a write(2) of a whole page that the page cache does not hold. The
+// program makes it of what it knows by other means, so nobody may update the page meanwhile.
+func (m *ledgerModel) overwrite(p dsm.PageIndex) {
+	c := m.page(p)
+	off, ok := m.anyElement(p, false)
+	_, stale := m.stale[p]
+	_, entry := m.c.given[p]
+	end := (int64(p) + 1) * dsm.PageSize
+	if !m.writer || !ok || stale || entry || c.data != nil || c.reading || c.writing != nil || end > min(m.size, m.area.Size()) {
+		return
+	}
+	c.data = append([]byte(nil), m.area.Working(p)...)
+	m.change(c.data, off)
+	m.see(p, c.data)
+	c.writing = &modelIO{int64(p) * dsm.PageSize, append([]byte(nil), c.data...), true}
 }
 
 // evict drops a clean page.
@@ -212,6 +230,9 @@ func (m *ledgerModel) evict(p dsm.PageIndex) {
 
 // update is an update from another node.
 func (m *ledgerModel) update(p dsm.PageIndex) {
+	if w := m.page(p).writing; w != nil && w.all {
+		return
+	}
 	if off, ok := m.anyElement(p, true); ok {
 		m.c.BeforeMerge(p)
 		m.change(m.area.Working(p), off)
@@ -328,6 +349,7 @@ func (m *ledgerModel) truncate() {
 		}
 	}
 	local := m.rng.IntN(2) == 0
+	before := maps.Clone(m.stale)
 	shrinks := size < m.area.Size()
 	if err := m.area.Resize(size); err != nil {
 		m.t.Fatal(err)
@@ -361,6 +383,12 @@ func (m *ledgerModel) truncate() {
 	}
 	if local || size > m.size {
 		m.learnSize()
+	}
+	if local { // the kernel has cut its pages itself, but for those on their way
+		maps.DeleteFunc(m.stale, func(p dsm.PageIndex, _ struct{}) bool {
+			_, old := before[p]
+			return !old && !m.page(p).reading && !m.oldStore(p)
+		})
 	}
 }
 
@@ -435,6 +463,7 @@ func (m *ledgerModel) run(steps int, truncates bool) {
 			m.store(p)
 		case r < 40:
 			m.write(p)
+			m.overwrite(p)
 		case r < 50:
 			m.writeBack(p)
 		case r < 53:

@@ -4,10 +4,57 @@ import (
 	"context"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/membership"
 )
 
-type gossip struct{}
+// startGossip makes this node known to the others and them to it. That nobody
+// answers is no failure: the catalog knows the members, and the gossip goes on
+// trying to reach them.
+func (n *node) startGossip(context.Context) error {
+	var err error
+	n.gossip, err = membership.Start(membership.Config{
+		Self: n.self.ID, Name: n.self.Name, Net: n.net.Gossip(), Log: n.log.With("part", "gossip"), Seeds: n.others,
+	})
+	if err != nil {
+		return err
+	}
+	if others := n.others(); len(others) > 0 {
+		if err := n.gossip.Join(others); err != nil {
+			n.log.Warn("no node answers in the gossip yet", "err", err)
+		}
+	}
+	return nil
+}
 
-func (n *node) startGossip(context.Context) error { return nil }
-func (g *gossip) stop(context.Context) error      { return nil }
-func (g *gossip) stateOf(dsm.NodeID) string       { return "alive" }
+// others returns the addresses of the other members.
+func (n *node) others() []string {
+	var addrs []string
+	for _, m := range n.cat.Current().Members {
+		if m.ID != n.self.ID {
+			addrs = append(addrs, m.Addr)
+		}
+	}
+	return addrs
+}
+
+// stopGossip says good-bye, and ends the gossip.
+func (n *node) stopGossip(ctx context.Context) error {
+	if err := n.gossip.Leave(ctx); err != nil {
+		n.log.Debug("the good-bye may be lost", "err", err) // the others will take the node for dead, and it is no member
+	}
+	return n.gossip.Close()
+}
+
+// stateIn says what the gossip thinks of a member: alive, suspect, dead or left,
+// and unknown while it has not met it.
+func (n *node) stateIn(peers []membership.Peer, id dsm.NodeID) string {
+	if id == n.self.ID {
+		return membership.Alive.String()
+	}
+	for _, p := range peers {
+		if p.ID == id {
+			return p.State.String()
+		}
+	}
+	return "unknown"
+}

@@ -31,6 +31,9 @@ type mountConfig struct {
 	detached   bool // this is the child of background
 }
 
+// maxName bounds the name of a node: gossip has no room for more.
+const maxName = 200
+
 // detachedFlag is hidden: background gives it to its child.
 const detachedFlag = "detached"
 
@@ -145,8 +148,8 @@ func (c *mountConfig) check() error {
 	if c.timeout <= 0 {
 		return fail(exitUsage, "--fault-timeout %v: want more than 0, for example 30s", c.timeout)
 	}
-	if strings.ContainsAny(c.name, " \t\n=") || len(c.name) > 255 {
-		return fail(exitUsage, "--name %q: want at most 255 characters without blanks and =", c.name)
+	if strings.ContainsAny(c.name, " \t\n=") || len(c.name) > maxName {
+		return fail(exitUsage, "--name %q: want at most %d bytes without blanks and =", c.name, maxName)
 	}
 	if root := os.Geteuid() == 0; c.allowOther != root {
 		return fail(exitUsage, "--allow-other=%v: a mount made by root is for every user whom owner and mode of a file let in, any other for its user alone; "+

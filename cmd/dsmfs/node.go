@@ -18,6 +18,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/transport"
 	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/membership"
 )
 
 // nodeConfig is what a node needs.
@@ -37,7 +38,7 @@ type node struct {
 	cat    *catalog.Catalog
 	data   *coherence.Node
 	member bool // of a cluster
-	gossip *gossip
+	gossip *membership.Membership
 	fs     *fs.FS
 
 	// built is closed when cat and data are there: what comes in over the
@@ -189,7 +190,7 @@ func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 		note("leave the cluster", n.cat.Leave(ctx))
 	}
 	if n.gossip != nil {
-		note("leave the gossip", n.gossip.stop(ctx))
+		note("end the gossip", n.stopGossip(ctx))
 	}
 	if n.cat != nil {
 		n.cat.Close()

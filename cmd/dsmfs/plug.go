@@ -12,6 +12,7 @@ import (
 	"github.com/dsmfs/dsmfs/fs"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/transport"
+	"github.com/dsmfs/dsmfs/membership"
 )
 
 var (
@@ -20,6 +21,7 @@ var (
 	_ coherence.Sender    = (*transport.Transport)(nil)
 	_ coherence.View      = (*catalog.Catalog)(nil)
 	_ coherence.PageCache = (*fs.FS)(nil)
+	_ membership.Net      = (*transport.Gossip)(nil)
 	_ fs.Names            = (*catalog.Catalog)(nil)
 	_ fs.Areas            = areas{}
 	_ fs.Info             = info{}
@@ -135,10 +137,10 @@ func (i info) SetLogLevel(l slog.Level) { i.n.cfg.level.Set(l) }
 
 // Members implements fs.Info.
 func (i info) Members() []fs.Member {
-	v := i.n.cat.Current()
+	v, peers := i.n.cat.Current(), i.n.gossip.Peers()
 	members := make([]fs.Member, len(v.Members))
 	for j, m := range v.Members {
-		members[j] = fs.Member{Member: m, State: i.n.gossip.stateOf(m.ID)}
+		members[j] = fs.Member{Member: m, State: i.n.stateIn(peers, m.ID)}
 	}
 	return members
 }

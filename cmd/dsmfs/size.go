@@ -27,7 +27,7 @@ func (b *byteSize) Set(s string) error {
 	}
 	factor, known := sizeUnits[unit]
 	n, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
-	if !known || err != nil || math.IsNaN(n) || n <= 0 || n*float64(factor) >= 1<<62 {
+	if !known || err != nil || math.IsNaN(n) || n*float64(factor) < 1 || n*float64(factor) >= 1<<62 {
 		return fmt.Errorf("%q is no size: want a number with K, M, G or T, for example 512M or 16G", s)
 	}
 	*b = byteSize(n * float64(factor))

@@ -1,0 +1,207 @@
+package catalog
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// refused checks that err has the kind and says all of words.
+func refused(t *testing.T, err error, k errs.Kind, words ...string) {
+	t.Helper()
+	if !errs.Is(err, k) {
+		t.Errorf("%v, want %v", err, k)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("%q does not say %q", err, w)
+		}
+	}
+}
+
+func TestJoinRefused(t *testing.T) {
+	nodes := cluster(t, 2)
+	ctx := patient(t)
+	in, err := nodes[1].Create(ctx, dsm.RootIno, "f", file, false)
+	ok(t, err)
+	_, err = nodes[1].SetAttr(ctx, in.Ino, dsm.SetAttr{Size: ptr(int64(1 << 20))})
+	ok(t, err)
+
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ok(t, err)
+	dead := l.Addr().String()
+	l.Close()
+	for i, n := range nodes { // through the leader and through another
+		x := start(t, fmt.Sprint("x", i))
+		refused(t, x.Join(ctx, dead), errs.Unavailable, dead, "mounted", "TCP")
+		refused(t, x.Join(ctx, x.self.Addr), errs.Invalid, x.self.Addr, "own address")
+
+		x.self.Name = nodes[0].self.Name
+		refused(t, x.Join(ctx, n.self.Addr), errs.Exist, nodes[0].self.Name, "--name")
+		x.self.Name = "x"
+		x.self.Budget = 1000
+		refused(t, x.Join(ctx, n.self.Addr), errs.NoSpace, "--memory at least 1048576", "offers 1000")
+		x.self.Budget = 1 << 30
+		right := x.self.Addr
+		x.self.Addr = dead
+		refused(t, x.Join(ctx, n.self.Addr), errs.Invalid, dead, "cannot reach")
+		x.self.Addr = nodes[1-i].self.Addr
+		refused(t, x.Join(ctx, n.self.Addr), errs.Exist, x.self.Addr)
+		x.self.Addr = right
+		_, err = x.caller.Call(ctx, n.self.Addr, &wire.Join{Protocol: 99, Member: x.self})
+		refused(t, err, errs.Invalid, "99", "upgrade")
+
+		_, err := x.caller.Call(ctx, n.self.Addr, &wire.Inquire{})
+		refused(t, err, errs.Unsupported)
+	}
+	if v := nodes[0].Current(); len(v.Members) != 2 {
+		t.Errorf("members %+v", v.Members)
+	}
+}
+
+// TestJoinWithoutCluster asks a node that is in no cluster itself.
+func TestJoinWithoutCluster(t *testing.T) {
+	a, b := start(t, "a"), start(t, "b")
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	defer cancel()
+	refused(t, a.Join(ctx, b.self.Addr), errs.Unavailable, b.self.Addr)
+}
+
+// TestJoinTogether has many nodes join at once, through different members.
+func TestJoinTogether(t *testing.T) {
+	nodes := cluster(t, 2)
+	ctx := patient(t)
+	var tasks sync.WaitGroup
+	for i := range 4 {
+		n := start(t, fmt.Sprint("x", i))
+		addr := nodes[i%2].self.Addr
+		nodes = append(nodes, n)
+		tasks.Go(func() {
+			if err := n.Join(ctx, addr); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	tasks.Wait()
+	settle(t, nodes)
+	for _, n := range nodes {
+		if s := slotsOf(n.Current(), n.self.ID); s < dsm.Slots/6 || s > dsm.Slots/6+1 {
+			t.Errorf("%s has %d slots", n.self.Name, s)
+		}
+	}
+	same(t, nodes)
+}
+
+// TestLeaveOneByOne takes a cluster of five apart, the leader first each time,
+// while another node works.
+func TestLeaveOneByOne(t *testing.T) {
+	nodes := cluster(t, 5)
+	ctx := patient(t)
+	for len(nodes) > 1 {
+		lead := leaderOf(t, nodes)
+		var stay []*node
+		for _, n := range nodes {
+			if n != lead {
+				stay = append(stay, n)
+			}
+		}
+		done := make(chan struct{})
+		var worker sync.WaitGroup
+		worker.Go(func() {
+			for i := 0; ; i++ {
+				name := fmt.Sprint(len(nodes), "-", i)
+				if _, err := stay[0].Create(ctx, dsm.RootIno, name, file, false); err != nil {
+					t.Errorf("while %s leaves: %v", lead.self.Name, err)
+					return
+				}
+				select {
+				case <-done:
+					return
+				default:
+				}
+			}
+		})
+		err := lead.Leave(ctx)
+		lead.stop()
+		close(done)
+		worker.Wait()
+		ok(t, err)
+		nodes = stay
+		settle(t, nodes)
+		same(t, nodes)
+	}
+	ok(t, nodes[0].Leave(ctx)) // the last one just goes
+}
+
+// TestLeaveTogether stops a whole cluster in good order.
+func TestLeaveTogether(t *testing.T) {
+	for _, count := range []int{2, 3} {
+		nodes := cluster(t, count)
+		ctx := patient(t)
+		var tasks sync.WaitGroup
+		for _, n := range nodes {
+			tasks.Go(func() {
+				if err := n.Leave(ctx); err != nil {
+					t.Errorf("%s of %d: %v", n.self.Name, count, err)
+				}
+				n.stop()
+			})
+		}
+		tasks.Wait()
+	}
+}
+
+// TestDeadVoter goes on without one of three voters, also with new members, and
+// without a node that died before it got its vote.
+func TestDeadVoter(t *testing.T) {
+	nodes := cluster(t, 3)
+	ctx := patient(t)
+	lead := leaderOf(t, nodes)
+	var alive []*node
+	dead := nodes[0]
+	if dead == lead {
+		dead = nodes[1]
+	}
+	for _, n := range nodes {
+		if n != dead {
+			alive = append(alive, n)
+		}
+	}
+	dead.stop()
+	for i, n := range alive {
+		_, err := n.Create(ctx, dsm.RootIno, fmt.Sprint(i), file, false)
+		ok(t, err)
+	}
+	late := start(t, "late")
+	ok(t, late.Join(ctx, alive[1].self.Addr))
+	_, err := late.Create(ctx, dsm.RootIno, "late", file, false)
+	ok(t, err)
+	same(t, append(alive, late))
+}
+
+func TestDeadNodeGetsNoVote(t *testing.T) {
+	nodes := cluster(t, 2)
+	ctx := patient(t)
+	lead, other := nodes[0], nodes[1]
+	other.stop()
+	late := start(t, "late")
+	ok(t, late.Join(ctx, lead.self.Addr))
+	for i := range 10 {
+		_, err := late.Create(ctx, dsm.RootIno, fmt.Sprint(i), file, false)
+		ok(t, err)
+	}
+	for _, m := range lead.Current().Members {
+		if m.Voter != (m.ID == lead.self.ID) {
+			t.Errorf("voter: %+v", m)
+		}
+	}
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]int64{
+		"1": 1, "64M": 64 << 20, "64m": 64 << 20, "64MB": 64 << 20, "64MiB": 64 << 20, "1.5G": 3 << 29,
+		"2t": 2 << 40, "512 K": 512 << 10, " 7 ": 7, "100b": 100,
+	} {
+		var b byteSize
+		if err := b.Set(text); err != nil || int64(b) != want {
+			t.Errorf("%q: %d, %v; want %d", text, b, err, want)
+		}
+	}
+	for _, text := range []string{"", "much", "-1", "0", "1X", "1KK", "0.1", "1e30", "nan", "inf", "9000000T", "M", "1iM"} {
+		var b byteSize
+		if err := b.Set(text); err == nil {
+			t.Errorf("%q is taken for %d", text, b)
+		}
+	}
+	for n, want := range map[byteSize]string{64 << 20: "64M", 3 << 29: "1536M", 1: "1", 0: "0", 4097: "4097"} {
+		if got := n.String(); got != want {
+			t.Errorf("%d: %q, want %q", int64(n), got, want)
+		}
+	}
+	if got := defaultMemory(); got < 64<<20 {
+		t.Errorf("the default is %d", got)
+	}
+}
+
+func TestFormatSize(t *testing.T) {
+	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 3 << 29: "1.5 GiB", 1 << 62: "4.0 EiB"} {
+		if got := formatSize(n); got != want {
+			t.Errorf("%d: %q, want %q", n, got, want)
+		}
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	for _, c := range []struct{ flag, in, want string }{
+		{"join", "host1", "host1:7480"},
+		{"join", "host1:99", "host1:99"},
+		{"join", "::1", "[::1]:7480"},
+		{"join", "[::1]:99", "[::1]:99"},
+		{"join", "[::1]", "[::1]:7480"},
+		{"listen", ":7480", ":7480"},
+		{"listen", "127.0.0.1:0", "127.0.0.1:0"},
+	} {
+		if got, err := withPort(c.flag, c.in); err != nil || got != c.want {
+			t.Errorf("--%s %s: %q, %v; want %q", c.flag, c.in, got, err, c.want)
+		}
+	}
+	for _, c := range []struct{ flag, in string }{
+		{"join", ""}, {"join", ":7480"}, {"join", "h:0"}, {"join", "h:x"}, {"listen", "h:70000"}, {"join", "a:b:c"}, {"listen", "h:-1"},
+	} {
+		if got, err := withPort(c.flag, c.in); err == nil {
+			t.Errorf("--%s %q is taken for %q", c.flag, c.in, got)
+		}
+	}
+	for addr, want := range map[string]bool{
+		"127.0.0.1:1": true, "127.9.9.9:1": true, "[::1]:1": true, "localhost:1": true, "[::ffff:127.0.0.1]:1": true,
+		":1": false, "0.0.0.0:1": false, "10.0.0.1:1": false, "host1:1": false, "[::]:1": false,
+	} {
+		if isLoopback(addr) != want {
+			t.Errorf("isLoopback(%s) = %v", addr, !want)
+		}
+	}
+}
+
+func parsed(t *testing.T, args ...string) mountConfig {
+	t.Helper()
+	c, err := parseMount(&program{nil, new(bytes.Buffer), new(bytes.Buffer)}, args)
+	if err != nil {
+		t.Fatalf("mount %v: %v", args, err)
+	}
+	return c
+}
+
+func TestOptionsEqualFlags(t *testing.T) {
+	flags := parsed(t, "/mnt", "--join", "127.0.0.1", "--join", "localhost:9", "--listen", "0.0.0.0:1", "--advertise", "h:2", "--insecure",
+		"--name", "n", "--memory", "64M", "--state", "/s", "--fault-timeout", "5s", "--log-level", "debug", "--log-file", "/l", "--force")
+	options := parsed(t, "-o", "rw,noauto,_netdev,nofail,user,defaults,x-systemd.automount,join=127.0.0.1", "/mnt", "-o",
+		"join=localhost:9,listen=0.0.0.0:1,advertise=h:2,insecure,name=n,memory=64M,state=/s,fault_timeout=5s,log-level=debug,log_file=/l,force")
+	if !slices.Equal(flags.join, options.join) {
+		t.Errorf("join: %v and %v", flags.join, options.join)
+	}
+	if want := []string{"127.0.0.1:7480", "localhost:9"}; !slices.Equal(flags.join, want) {
+		t.Errorf("join: %v, want %v", flags.join, want)
+	}
+	flags.join, options.join = nil, nil
+	want := mountConfig{
+		point: "/mnt", listen: "0.0.0.0:1", advertise: "h:2", name: "n", insecure: true, memory: 64 << 20, state: "/s",
+		timeout: 5 * time.Second, logLevel: "debug", logFile: "/l", force: true, allowOther: os.Geteuid() == 0,
+	}
+	for what, c := range map[string]mountConfig{"flags": flags, "options": options} {
+		if got, want := fmt.Sprintf("%+v", c), fmt.Sprintf("%+v", want); got != want {
+			t.Errorf("%s:\n%s, want\n%s", what, got, want)
+		}
+	}
+}
+
+func TestMountHelper(t *testing.T) {
+	p := &program{nil, new(bytes.Buffer), new(bytes.Buffer)}
+	for _, args := range [][]string{
+		{"mount.dsmfs", "dsmfs", "/mnt", "-f", "-o", "rw,memory=64M"},
+		{"/sbin/mount.dsmfs", "127.0.0.1:99", "/mnt", "-sfnv", "-t", "dsmfs", "-o", "rw"},
+	} {
+		if err := p.dispatch(args); err != nil {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+	if err := p.dispatch([]string{"mount.dsmfs", "otherhost", "/mnt", "-f"}); codeOf(err) != exitInsecure {
+		t.Errorf("joining another machine: %v", err)
+	}
+	if err := p.dispatch([]string{"mount.dsmfs", "dsmfs"}); codeOf(err) != exitUsage {
+		t.Errorf("without a mount point: %v", err)
+	}
+}

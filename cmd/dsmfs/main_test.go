@@ -1,0 +1,176 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// actVariable makes the test binary act as dsmfs, or hang, in the processes
+// that the code under test starts.
+const actVariable = "DSMFS_TEST_ACT"
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(actVariable) {
+	case "dsmfs":
+		main()
+	case "hang":
+		select {} // the runtime calls it a deadlock only without other goroutines: signal handling is one
+	case "crash":
+		panic("as the test wants")
+	}
+	os.Exit(m.Run())
+}
+
+// cli runs a command line in this process.
+func cli(args ...string) (code exitCode, out, errOut string) {
+	var o, e bytes.Buffer
+	p := &program{strings.NewReader(""), &o, &e}
+	code = p.main(append([]string{"dsmfs"}, args...))
+	return code, o.String(), e.String()
+}
+
+func TestUsageErrors(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		code exitCode
+		want string
+	}{
+		{[]string{"frobnicate"}, exitUsage, `unknown verb "frobnicate"`},
+		{[]string{"mount"}, exitUsage, "usage: dsmfs mount MNT"},
+		{[]string{"mount", "/a", "/b"}, exitUsage, "usage: dsmfs mount MNT"},
+		{[]string{"mount", "/a", "--no-such-flag"}, exitUsage, "--no-such-flag"},
+		{[]string{"mount", "/a", "--memory", "much"}, exitUsage, `"much" is no size`},
+		{[]string{"mount", "/a", "--fault-timeout", "soon"}, exitUsage, `"soon"`},
+		{[]string{"mount", "/a", "--fault-timeout", "-1s"}, exitUsage, "more than 0"},
+		{[]string{"mount", "/a", "--log-level", "loud"}, exitUsage, "debug, info, warn or error"},
+		{[]string{"mount", "/a", "--name", "a b"}, exitUsage, "without blanks"},
+		{[]string{"mount", "/a", "-o", "rw,colour=blue,size"}, exitUsage, "unknown option -o colour, size; known: join listen"},
+		{[]string{"mount", "/a", "-o", "memory"}, exitUsage, "-o memory needs a value"},
+		{[]string{"mount", "/a", "-o", "memory=lots"}, exitUsage, `"lots" is no size`},
+		{[]string{"mount", "/a", "--listen", ":7480"}, exitInsecure, "--insecure"},
+		{[]string{"mount", "/a", "--join", "host1"}, exitInsecure, "--join host1:7480 is not on this machine"},
+		{[]string{"mount", "/a", "--join", "127.0.0.1:0"}, exitUsage, "no port"},
+		{[]string{"mount", "/a", "--join", "a:b:c"}, exitUsage, "no address"},
+		{[]string{"status", "/"}, exitNoMount, "/ is not a dsmfs mount"},
+		{[]string{"status", "--output", "xml"}, exitUsage, "want text or json"},
+		{[]string{"umount", "/proc/../tmp"}, exitNoMount, "/tmp is not a dsmfs mount"},
+		{[]string{"umount"}, exitUsage, "usage: dsmfs umount MNT"},
+		{[]string{"dev", "--nodes", "0", "/a"}, exitUsage, "1 to 64"},
+		{[]string{"help", "frobnicate"}, exitUsage, "frobnicate"},
+	} {
+		code, out, errOut := cli(c.args...)
+		if code != c.code || !strings.Contains(errOut, c.want) || out != "" {
+			t.Errorf("dsmfs %v: code %d, printed %q and %q; want code %d and %q", c.args, code, out, errOut, c.code, c.want)
+		}
+	}
+}
+
+func TestHelpNamesEveryVerbAndCode(t *testing.T) {
+	code, out, _ := cli("help")
+	if code != exitOK {
+		t.Fatalf("exit code %d", code)
+	}
+	for _, v := range verbs() {
+		if v.summary == "" {
+			continue
+		}
+		if !strings.Contains(out, "\n  "+v.name+" ") {
+			t.Errorf("help does not list %s", v.name)
+		}
+		if code, text, _ := cli("help", v.name); code != exitOK || !strings.Contains(text, "usage: dsmfs "+v.name) {
+			t.Errorf("help %s: code %d, %q", v.name, code, text)
+		}
+	}
+	for code, text := range exitTexts {
+		if line := fmt.Sprintf("%2d  %s\n", code, text); text == "" || !strings.Contains(out, line) {
+			t.Errorf("help lacks the line %q", line)
+		}
+	}
+}
+
+func TestExitCodesAreDocumented(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "exit-codes.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := regexp.MustCompile(`(?m)^\| (\d+) \| ([^|]*) \|`).FindAllStringSubmatch(string(text), -1)
+	if len(rows) != len(exitTexts) {
+		t.Fatalf("docs/exit-codes.md has %d codes, the program %d", len(rows), len(exitTexts))
+	}
+	for _, r := range rows {
+		if code, _ := strconv.Atoi(r[1]); code >= len(exitTexts) || strings.TrimSpace(r[2]) != exitTexts[code] {
+			t.Errorf("docs/exit-codes.md: code %s is %q", r[1], r[2])
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	for _, arg := range []string{"version", "--version"} {
+		if code, out, _ := cli(arg); code != exitOK || !strings.HasPrefix(out, "dsmfs ") {
+			t.Errorf("dsmfs %s: code %d, %q", arg, code, out)
+		}
+	}
+}
+
+func TestCodeOf(t *testing.T) {
+	inner := fail(exitJoin, "x")
+	if got := codeOf(fmt.Errorf("around: %w", inner)); got != exitJoin {
+		t.Errorf("wrapped: %d", got)
+	}
+	if got := codeOf(withCode(exitPoint, inner)); got != exitJoin {
+		t.Errorf("a second code replaces the first: %d", got)
+	}
+	if got := codeOf(errors.New("x")); got != exitOther {
+		t.Errorf("plain: %d", got)
+	}
+	if withCode(exitPoint, nil) != nil {
+		t.Error("withCode makes an error of none")
+	}
+}
+
+// TestBackgroundTellsTheChildsError mounts where it cannot work, in a real child.
+func TestBackgroundTellsTheChildsError(t *testing.T) {
+	t.Setenv(actVariable, "dsmfs")
+	missing := filepath.Join(t.TempDir(), "missing")
+	code, _, errOut := cli("mount", missing, "--state", t.TempDir())
+	if code != exitPoint || !strings.Contains(errOut, missing) || !strings.Contains(errOut, "no such") {
+		t.Errorf("code %d, %q", code, errOut)
+	}
+}
+
+func TestBackgroundShowsACrash(t *testing.T) {
+	t.Setenv(actVariable, "crash")
+	code, _, errOut := cli("mount", t.TempDir(), "--state", t.TempDir())
+	if code != exitDied || !strings.Contains(errOut, "as the test wants") {
+		t.Errorf("code %d, %q", code, errOut)
+	}
+}
+
+func TestSuperviseForwards(t *testing.T) {
+	t.Setenv(actVariable, "dsmfs")
+	var o, e bytes.Buffer
+	p := &program{nil, &o, &e}
+	if err := p.supervise("/mnt", time.Minute, "version"); err != nil || !strings.HasPrefix(o.String(), "dsmfs ") {
+		t.Errorf("%v, printed %q", err, o.String())
+	}
+	if err := p.supervise("/mnt", time.Minute, "frobnicate"); codeOf(err) != exitUsage || !strings.Contains(e.String(), "frobnicate") {
+		t.Errorf("%v, printed %q", err, e.String())
+	}
+}
+
+func TestSuperviseGivesUp(t *testing.T) {
+	t.Setenv(actVariable, "hang")
+	p := &program{nil, new(bytes.Buffer), new(bytes.Buffer)}
+	err := p.supervise("/mnt/x", time.Millisecond, "version")
+	if codeOf(err) != exitSilent || !strings.Contains(err.Error(), "umount --force /mnt/x") {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// ownBase keeps the states of a test apart from those of the machine.
+func ownBase(t *testing.T) string {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		return t.TempDir() // the base of root is fixed: tests name their directories
+	}
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	return t.TempDir()
+}
+
+func TestStateIsTakenOnce(t *testing.T) {
+	dir := filepath.Join(ownBase(t), "state")
+	point := filepath.Join(t.TempDir(), "mnt")
+	s, err := openState(dir, point)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = openState(dir, "/other")
+	want := "state " + dir + " is in use by pid " + strconv.Itoa(os.Getpid()) + " (mounted on " + point + "): unmount it or give another --state"
+	if codeOf(err) != exitState || err.Error() != want {
+		t.Errorf("a second mount: %v, want %s", err, want)
+	}
+	if got := holder(dir); got != os.Getpid() {
+		t.Errorf("holder: %d", got)
+	}
+	if pid, at := daemonOf(point); pid != os.Getpid() {
+		t.Errorf("the daemon of %s: %d in %s", point, pid, at)
+	}
+	if err := s.write(addrFile, "host:1"); err != nil {
+		t.Error(err)
+	}
+	s.close()
+	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+		t.Errorf("the state is left: %v", err)
+	}
+	if _, err := os.Lstat(defaultState(point)); !os.IsNotExist(err) {
+		t.Errorf("the link is left: %v", err)
+	}
+	if pid, _ := daemonOf(point); pid != 0 {
+		t.Errorf("a daemon %d after the end", pid)
+	}
+}
+
+func TestStaleStateIsReused(t *testing.T) {
+	dir := ownBase(t)
+	point := filepath.Join(t.TempDir(), "mnt")
+	for name, text := range map[string]string{lockFile: "", pidFile: "1", pointFile: "/gone", failedFile: "x", "other": "keep"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := holder(dir); got != 0 {
+		t.Errorf("a dead daemon holds it: %d", got)
+	}
+	s, err := openState(dir, point)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(s.path(failedFile)); !os.IsNotExist(err) {
+		t.Errorf("the failure of the one before is left: %v", err)
+	}
+	s.close()
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 1 || left[0].Name() != "other" {
+		t.Errorf("left in a directory that was there before: %v, %v", left, err)
+	}
+}
+
+func TestDefaultState(t *testing.T) {
+	seen := map[string]string{}
+	for _, point := range []string{"/", "/mnt/dsm", "/mnt-dsm", `/mnt\x2fdsm`, "/mnt/dsm/x", "/" + strings.Repeat("long/", 100), "/" + strings.Repeat("long/", 101)} {
+		dir := defaultState(point)
+		name := filepath.Base(dir)
+		if filepath.Dir(dir) != stateBase() || len(name) > 255 || name == "." || name == ".." {
+			t.Errorf("%s: %s", point, dir)
+		}
+		if other, taken := seen[dir]; taken {
+			t.Errorf("%s and %s have the same state", point, other)
+		}
+		seen[dir] = point
+	}
+	if got := filepath.Base(defaultState("/mnt/dsm")); got != "mnt-dsm" {
+		t.Errorf("/mnt/dsm: %s", got)
+	}
+}
+
+func TestNoStateWithoutPermission(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openState(filepath.Join(file, "state"), "/mnt"); codeOf(err) != exitState || !strings.Contains(err.Error(), "--state") {
+		t.Errorf("below a file: %v", err)
+	}
+}
+
+func TestLastLines(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(file, []byte(strings.Repeat("old\n", 100000)+"one\ntwo\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := lastLines(file, 2); got != "one\ntwo" {
+		t.Errorf("%q", got)
+	}
+	if got := lastLines(file+"x", 2); got != "" {
+		t.Errorf("of no file: %q", got)
+	}
+}

@@ -1,0 +1,129 @@
+package transport
+
+import (
+	"io"
+	"net"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// BenchmarkPingPong sends 4 KiB there and back: over a bare TCP connection, and
+// over the data lane.
+func BenchmarkPingPong(b *testing.B) {
+	b.Run("bare", func(b *testing.B) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer l.Close()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			buf := make([]byte, 4096)
+			for {
+				if _, err := io.ReadFull(c, buf); err != nil {
+					return
+				}
+				if _, err := c.Write(buf); err != nil {
+					return
+				}
+			}
+		}()
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			b.Fatal(err)
+		}
+		buf := make([]byte, 4096)
+		for b.Loop() {
+			if _, err := c.Write(buf); err != nil {
+				b.Fatal(err)
+			}
+			if _, err := io.ReadFull(c, buf); err != nil {
+				b.Fatal(err)
+			}
+		}
+		c.Close()
+		<-done
+	})
+	b.Run("lane", func(b *testing.B) {
+		var bn *node
+		bn = newNode(b, 2, func(c *Config) {
+			c.OnFrame = func(from dsm.NodeID, f *wire.Frame) error {
+				bn.Send(from, f.Msg, [][]byte{f.Take()})
+				return nil
+			}
+		})
+		back := make(chan struct{})
+		a := newNode(b, 1, func(c *Config) {
+			c.OnFrame = func(dsm.NodeID, *wire.Frame) error { back <- struct{}{}; return nil }
+		})
+		know(a, bn)
+		payload := [][]byte{make([]byte, 4096)}
+		m := &wire.Push{Pages: dsm.PageSet{1}}
+		for b.Loop() {
+			a.Send(2, m, payload)
+			<-back
+		}
+	})
+}
+
+// BenchmarkThroughput sends frames of 1 MiB, sixteen under way.
+func BenchmarkThroughput(b *testing.B) {
+	const size, window = 1 << 20, 16
+	b.Run("bare", func(b *testing.B) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer l.Close()
+		got := make(chan struct{})
+		go func() {
+			defer close(got)
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			buf := make([]byte, size)
+			for {
+				if _, err := io.ReadFull(c, buf); err != nil {
+					return
+				}
+			}
+		}()
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			b.Fatal(err)
+		}
+		buf := make([]byte, size)
+		b.SetBytes(size)
+		for b.Loop() {
+			if _, err := c.Write(buf); err != nil {
+				b.Fatal(err)
+			}
+		}
+		c.Close()
+		<-got
+	})
+	b.Run("lane", func(b *testing.B) {
+		room := make(chan struct{}, window)
+		bn := newNode(b, 2, func(c *Config) {
+			c.OnFrame = func(dsm.NodeID, *wire.Frame) error { <-room; return nil }
+		})
+		a := newNode(b, 1, nil)
+		know(a, bn)
+		payload := [][]byte{make([]byte, size)}
+		b.SetBytes(size)
+		for b.Loop() {
+			room <- struct{}{}
+			a.Send(2, &wire.Push{}, payload)
+		}
+	})
+}

@@ -1,0 +1,201 @@
+package membership
+
+import (
+	"context"
+	"log"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+const (
+	rejoinInterval = 5 * time.Second
+	rejoinAtOnce   = 3 // one that answers tells of all others
+	streamTimeout  = 2 * time.Second
+	leaveTimeout   = 2 * time.Second // if the context has no deadline
+)
+
+// Config is what a Membership needs.
+type Config struct {
+	Self dsm.NodeID
+	Name string // for people
+	Net  Net    // closed by Close
+	Log  *slog.Logger
+	// Seeds returns the addresses of the nodes that should be known. It may be nil.
+	Seeds func() []string
+	// OnChange is told of every change, in order, from one goroutine. It may be nil.
+	OnChange func(Peer, State)
+}
+
+// Membership is this node's part in the gossip.
+type Membership struct {
+	cfg    Config
+	list   *memberlist.Memberlist
+	table  *table
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	// mu orders Leave and Close: memberlist panics on a leave after shutdown. It
+	// is held while a Leave waits.
+	mu struct {
+		sync.Mutex
+		closed bool
+	}
+}
+
+// Start begins to gossip. The node is alone until it joins others or they it.
+func Start(cfg Config) (*Membership, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Self == 0 {
+		return nil, errs.E(errs.Invalid, "gossip", "the node has no id")
+	}
+	meta, err := encodeMeta(cfg.Name, cfg.Net.Addr())
+	if err != nil {
+		return nil, err
+	}
+	m := &Membership{cfg: cfg, table: newTable(cfg.Self)}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	carrier := newCarrier(cfg.Net)
+	d := &delegate{meta: meta, table: m.table}
+
+	c := memberlist.DefaultLANConfig()
+	c.Name = cfg.Self.String()
+	c.Transport = carrier
+	c.Delegate, c.Events, c.Alive, c.Ping = d, d, d, d
+	c.Logger = log.New(&logLines{log: cfg.Log, table: m.table}, "", 0)
+	c.UDPBufferSize = maxPacket
+	c.TCPTimeout = streamTimeout
+	c.ProbeInterval, c.ProbeTimeout = 500*time.Millisecond, 250*time.Millisecond
+	c.SuspicionMult, c.SuspicionMaxTimeoutMult = 3, 2
+	c.EnableCompression = false // packets are small
+	if m.list, err = memberlist.Create(c); err != nil {
+		_ = carrier.Shutdown() // its errors are those of the net that is given up
+		return nil, errs.E(errs.Other, "gossip", "%w", err)
+	}
+	m.wg.Go(m.announce)
+	m.wg.Go(m.rejoin)
+	return m, nil
+}
+
+// Join exchanges all that is known with the nodes at the addresses. It fails
+// if none answers.
+func (m *Membership) Join(addrs []string) error {
+	if _, err := m.list.Join(addrs); err != nil {
+		return errs.E(errs.Unavailable, "join gossip", "%w", err)
+	}
+	return nil
+}
+
+// Peers returns all other nodes, by id; those that are dead or left for some
+// minutes.
+func (m *Membership) Peers() []Peer { return m.table.list() }
+
+// Leave says good-bye to the others, who then take this node's silence for no
+// failure. It waits until the news is out, or the deadline of ctx. After Close it
+// does nothing.
+func (m *Membership) Leave(ctx context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.mu.closed {
+		return nil
+	}
+	timeout := leaveTimeout
+	if d, ok := ctx.Deadline(); ok {
+		timeout = max(time.Until(d), time.Millisecond) // 0 would be for ever
+	}
+	for _, n := range m.list.Members() {
+		if n.Name != m.cfg.Self.String() {
+			_ = m.list.SendBestEffort(n, goodbyeOf(m.cfg.Self)) // a lost one costs the reason, not the news
+		}
+	}
+	if err := m.list.Leave(timeout); err != nil {
+		return errs.E(errs.Timeout, "leave gossip", "%w", err)
+	}
+	return nil
+}
+
+// Close ends the gossip and waits for OnChange. To the others it looks like a
+// crash if Leave was not called before. It may be called again.
+func (m *Membership) Close() error {
+	m.mu.Lock()
+	closed := m.mu.closed
+	m.mu.closed = true
+	m.mu.Unlock()
+	if closed {
+		return nil
+	}
+	m.cancel()
+	m.table.close()
+	err := m.list.Shutdown()
+	m.wg.Wait()
+	return err
+}
+
+// announce tells OnChange of the changes.
+func (m *Membership) announce() {
+	for {
+		select {
+		case <-m.table.wake:
+		case <-m.ctx.Done():
+			return
+		}
+		for _, p := range m.table.take() {
+			m.cfg.Log.Info("peer", "state", p.State, "id", p.ID, "name", p.Name, "addr", p.Addr)
+			if m.cfg.OnChange != nil {
+				m.cfg.OnChange(p, p.State)
+			}
+		}
+	}
+}
+
+// rejoin joins seeds that no living peer is at.
+func (m *Membership) rejoin() {
+	tick := time.NewTicker(rejoinInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-m.ctx.Done():
+			return
+		}
+		for _, addr := range m.missing() {
+			if m.ctx.Err() != nil {
+				return
+			}
+			if err := m.Join([]string{addr}); err != nil {
+				m.cfg.Log.Debug("join again", "addr", addr, "err", err)
+			}
+		}
+	}
+}
+
+// missing returns a few of the seeds that no living peer is at.
+func (m *Membership) missing() []string {
+	if m.cfg.Seeds == nil {
+		return nil
+	}
+	have := map[string]bool{m.cfg.Net.Addr(): true}
+	for _, p := range m.table.list() {
+		if p.State < Dead {
+			have[p.Addr] = true
+		}
+	}
+	var out []string
+	for _, addr := range m.cfg.Seeds() {
+		if !have[addr] {
+			have[addr] = true
+			out = append(out, addr)
+		}
+	}
+	rand.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out[:min(len(out), rejoinAtOnce)]
+}

@@ -1,0 +1,153 @@
+package membership
+
+import (
+	"errors"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// Net carries gossip: datagrams of up to maxPacket bytes, which may get lost,
+// and byte streams. Transport.Gossip is one.
+type Net interface {
+	// WriteTo sends a datagram to host:port.
+	WriteTo(b []byte, addr string) error
+	// ReadFrom waits for a datagram. One goroutine calls it.
+	ReadFrom(b []byte) (int, net.Addr, error)
+	// Dial opens a byte stream to host:port.
+	Dial(addr string, timeout time.Duration) (net.Conn, error)
+	// Accept waits for a byte stream of another node.
+	Accept() (net.Conn, error)
+	// Addr returns the host:port at which the others reach this node.
+	Addr() string
+	// Close ends ReadFrom and Accept.
+	Close() error
+}
+
+// maxPacket bounds a datagram.
+const maxPacket = 1400
+
+// carrier is a Net as memberlist wants it.
+type carrier struct {
+	net     Net
+	packets chan *memberlist.Packet
+	streams chan net.Conn
+	done    chan struct{}
+	once    sync.Once // memberlist shuts down what Start shuts down too, if Create fails
+	wg      sync.WaitGroup
+}
+
+func newCarrier(n Net) *carrier {
+	c := &carrier{net: n, packets: make(chan *memberlist.Packet), streams: make(chan net.Conn), done: make(chan struct{})}
+	c.wg.Go(c.read)
+	c.wg.Go(c.accept)
+	return c
+}
+
+// read hands on datagrams until the net is closed.
+func (c *carrier) read() {
+	buf := make([]byte, 64<<10)
+	for {
+		n, from, err := c.net.ReadFrom(buf)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // of the kernel, and none of them lasts
+			select {
+			case <-time.After(100 * time.Millisecond):
+				continue
+			case <-c.done:
+				return
+			}
+		}
+		p := &memberlist.Packet{Buf: append([]byte(nil), buf[:n]...), From: from, Timestamp: time.Now()}
+		if n == 0 {
+			continue // memberlist logs an error for what anybody may send
+		}
+		select {
+		case c.packets <- p:
+		case <-c.done:
+			return
+		}
+	}
+}
+
+// accept hands on streams until the net is closed.
+func (c *carrier) accept() {
+	for {
+		conn, err := c.net.Accept()
+		if err != nil {
+			return
+		}
+		select {
+		case c.streams <- conn:
+		case <-c.done:
+			conn.Close()
+			return
+		}
+	}
+}
+
+// FinalAdvertiseAddr returns the advertised address; memberlist wants it numeric.
+func (c *carrier) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
+	host, port, err := net.SplitHostPort(c.net.Addr())
+	if err != nil {
+		return nil, 0, errs.E(errs.Invalid, "gossip", "%w", err)
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		return nil, 0, errs.E(errs.Invalid, "gossip", "address %q: want a port number", c.net.Addr())
+	}
+	ip, err := net.ResolveIPAddr("ip", host)
+	if err != nil {
+		return nil, 0, errs.E(errs.Other, "gossip", "advertised address: %w", err)
+	}
+	if v4 := ip.IP.To4(); v4 != nil {
+		return v4, n, nil
+	}
+	return ip.IP, n, nil
+}
+
+// WriteTo sends a datagram.
+func (c *carrier) WriteTo(b []byte, addr string) (time.Time, error) {
+	now := time.Now()
+	return now, c.net.WriteTo(b, addr)
+}
+
+// PacketCh gives the incoming datagrams.
+func (c *carrier) PacketCh() <-chan *memberlist.Packet { return c.packets }
+
+// DialTimeout opens a stream.
+func (c *carrier) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
+	return c.net.Dial(addr, timeout)
+}
+
+// StreamCh gives the incoming streams.
+func (c *carrier) StreamCh() <-chan net.Conn { return c.streams }
+
+// WriteToAddress is WriteTo; the name adds nothing.
+func (c *carrier) WriteToAddress(b []byte, a memberlist.Address) (time.Time, error) {
+	return c.WriteTo(b, a.Addr)
+}
+
+// DialAddressTimeout is DialTimeout; the name adds nothing.
+func (c *carrier) DialAddressTimeout(a memberlist.Address, timeout time.Duration) (net.Conn, error) {
+	return c.DialTimeout(a.Addr, timeout)
+}
+
+// Shutdown ends both goroutines.
+func (c *carrier) Shutdown() (err error) {
+	c.once.Do(func() {
+		close(c.done)
+		err = c.net.Close()
+		c.wg.Wait()
+	})
+	return err
+}
+
+var _ memberlist.NodeAwareTransport = (*carrier)(nil)

@@ -1,0 +1,146 @@
+package membership
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// remember is how long a peer that is dead or left stays in the table, for
+// people to see.
+const remember = 5 * time.Minute
+
+// table is what is believed of each peer, and the changes that OnChange has
+// not been told of yet. Its methods may be called under any lock: they take only
+// the table's and never call out.
+type table struct {
+	self dsm.NodeID
+	wake chan struct{} // holds a token while there are changes
+	mu   struct {
+		sync.Mutex
+		peers   map[dsm.NodeID]*entry
+		changes []Peer
+		closed  bool
+	}
+}
+
+type entry struct {
+	Peer
+	leaving bool // said good-bye; its death is then no surprise
+}
+
+func newTable(self dsm.NodeID) *table {
+	t := &table{self: self, wake: make(chan struct{}, 1)}
+	t.mu.peers = make(map[dsm.NodeID]*entry)
+	return t
+}
+
+// alive notes that the peer has joined or changed its metadata. If it has the
+// address of another one, that process is most likely gone: it is suspect.
+func (t *table) alive(p Peer) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p.ID == t.self {
+		return
+	}
+	now := time.Now()
+	for id, e := range t.mu.peers {
+		switch {
+		case e.State >= Dead && now.Sub(e.Since) > remember:
+			delete(t.mu.peers, id)
+		case id != p.ID && e.Addr == p.Addr && e.State == Alive:
+			t.setLocked(e, Suspect, now)
+		}
+	}
+	e := t.mu.peers[p.ID]
+	if e == nil {
+		e = &entry{Peer: p}
+		e.State = Dead // so that alive is a change
+		t.mu.peers[p.ID] = e
+	}
+	e.Name, e.Addr, e.leaving = p.Name, p.Addr, false
+	t.setLocked(e, Alive, now)
+}
+
+// answered notes that the peer answered a probe.
+func (t *table) answered(id dsm.NodeID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e := t.mu.peers[id]; e != nil && e.State == Suspect {
+		t.setLocked(e, Alive, time.Now())
+	}
+}
+
+// suspect notes that the peer answered no probe.
+func (t *table) suspect(id dsm.NodeID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e := t.mu.peers[id]; e != nil && e.State == Alive {
+		t.setLocked(e, Suspect, time.Now())
+	}
+}
+
+// leaving notes the peer's good-bye.
+func (t *table) leaving(id dsm.NodeID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e := t.mu.peers[id]; e != nil && e.State < Dead {
+		e.leaving = true
+		t.setLocked(e, Left, time.Now())
+	}
+}
+
+// gone notes that memberlist gave the peer up.
+func (t *table) gone(id dsm.NodeID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e := t.mu.peers[id]; e != nil && !e.leaving {
+		t.setLocked(e, Dead, time.Now())
+	}
+}
+
+// setLocked changes the state of an entry, and notes the change.
+func (t *table) setLocked(e *entry, s State, now time.Time) {
+	if e.State == s || t.mu.closed {
+		return
+	}
+	e.State, e.Since = s, now
+	t.mu.changes = append(t.mu.changes, e.Peer)
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take returns the changes since the last call, in order.
+func (t *table) take() []Peer {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := t.mu.changes
+	t.mu.changes = nil
+	return c
+}
+
+// close drops all further changes.
+func (t *table) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.closed = true
+}
+
+// list returns the peers by id.
+func (t *table) list() []Peer {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := make([]Peer, 0, len(t.mu.peers))
+	for _, e := range t.mu.peers {
+		if e.State < Dead || time.Since(e.Since) <= remember {
+			out = append(out, e.Peer)
+		}
+	}
+	slices.SortFunc(out, func(a, b Peer) int { return cmp.Compare(a.ID, b.ID) })
+	return out
+}
