@@ -148,12 +148,23 @@ func (a *Area) ReadAt(ctx context.Context, p []byte, off int64) (n int, err erro
 // present reports whether the pages of [off, off+n) are here.
 func (a *Area) present(off int64, n int) bool {
 	r := &a.mu.replica
-	for p := dsm.PageIndex(off / dsm.PageSize); int64(p)*dsm.PageSize < off+int64(n); p++ {
-		if e, i := p.Extent(); int(e) >= len(r.extents) || !r.extents[e].have.Has(i) {
+	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(n); e++ {
+		if int(e) >= len(r.extents) {
+			return false
+		}
+		if pagesOf(e, off, n).Minus(r.extents[e].have) != (dsm.PageSet{}) {
 			return false
 		}
 	}
 	return true
+}
+
+// pagesOf returns the pages of extent e that [off, off+n) touches.
+func pagesOf(e dsm.ExtentIndex, off int64, n int) dsm.PageSet {
+	base := int64(e) * dsm.ExtentSize
+	first := max(off-base, 0) / dsm.PageSize
+	last := (min(off+int64(n)-base, dsm.ExtentSize) + dsm.PageSize - 1) / dsm.PageSize
+	return dsm.Range(int(first), int(last))
 }
 
 // fetch asks the homes for the missing pages of [off, off+n).
@@ -162,10 +173,7 @@ func (a *Area) fetch(off int64, n int) {
 	end := min(off+int64(n), a.mu.ino.Size)
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < end && int(e) < len(r.extents); e++ {
 		x := r.extents[e]
-		base := int64(e) * dsm.ExtentSize
-		first := max(off-base, 0) / dsm.PageSize
-		last := (min(end-base, dsm.ExtentSize) + dsm.PageSize - 1) / dsm.PageSize
-		miss := dsm.Range(int(first), int(last)).Minus(x.have).Minus(x.asked)
+		miss := pagesOf(e, off, int(end-off)).Minus(x.have).Minus(x.asked)
 		if !miss.Empty() {
 			x.asked = x.asked.Or(miss)
 			a.send(a.row(e).Primary, &wire.Fetch{Stamp: a.stamp(), Extent: e, Pages: miss})
@@ -178,6 +186,12 @@ func (a *Area) fetch(off int64, n int) {
 // another node has just cut them off.
 func (a *Area) WriteAt(p []byte, off int64) error {
 	var err error
+	ahead := false
+	defer func() {
+		if ahead {
+			go a.step(a.publishAhead)
+		}
+	}()
 	a.step(func() {
 		r := &a.mu.replica
 		if !r.subscribed {
@@ -188,11 +202,13 @@ func (a *Area) WriteAt(p []byte, off int64) error {
 			p = p[:max(room, 0)]
 		}
 		r.lastStore = a.now()
+		if a.present(off, len(p)) {
+			a.store(p, off)
+			ahead = len(p) >= aheadBytes && a.canPublishAhead()
+			return
+		}
 		for len(p) > 0 {
 			n := min(len(p), dsm.PageSize-int(off%dsm.PageSize))
-			for n < len(p) && a.present(off, min(n+dsm.PageSize, len(p))) {
-				n = min(n+dsm.PageSize, len(p))
-			}
 			a.store(p[:n], off)
 			p, off = p[n:], off+int64(n)
 		}
@@ -213,9 +229,8 @@ func (a *Area) store(p []byte, off int64) {
 		return
 	}
 	a.mu.cached.Wrote(a.mu.kernel, off, p)
-	for q := dsm.PageIndex(off / dsm.PageSize); int64(q)*dsm.PageSize < off+int64(len(p)); q++ {
-		e, i := q.Extent()
-		r.extents[e].dirty.Add(i)
+	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(len(p)); e++ {
+		r.extents[e].dirty = r.extents[e].dirty.Or(pagesOf(e, off, len(p)))
 	}
 }
 

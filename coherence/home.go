@@ -91,7 +91,7 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 	x := a.homeExtent(m.Extent)
 	mem := a.mustMemory()
 	for i := range m.Pages.All() {
-		mem.BeforeHomeWrite(page(m.Extent, i), a.replicaHas(m.Extent, i))
+		mem.BeforeHomeWrite(page(m.Extent, i), a.keepBase(from, m, i))
 	}
 	a.mu.kernel.Apply(&delta, func(i int) []byte { return mem.Home(page(m.Extent, i)) })
 	x.version = x.version.Next(a.now())
@@ -121,6 +121,28 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 		a.pump(id, s)
 	}
 	return nil
+}
+
+// keepBase reports whether the publish of m leaves the local replica's base of page
+// i behind, so that it needs a twin. It does not where the base will follow at once:
+//   - the publisher is this node and its base was the home's bytes: then they
+//     contain the publication, which has nothing left to do to the page at its ack;
+//   - the replica has nothing unpublished in the page, and takes the push that
+//     follows in this very step.
+func (a *Area) keepBase(from dsm.NodeID, m *wire.Publish, i int) bool {
+	if !a.replicaHas(m.Extent, i) {
+		return false
+	}
+	r := &a.mu.replica
+	x := r.extents[m.Extent]
+	if pub := x.pub; pub != nil && pub.pages.Has(i) {
+		if a.isSelf(from) && pub.seq == m.Seq && pub.snap[i] == nil && !a.mu.mem.HasTwin(page(m.Extent, i)) {
+			pub.pages.Remove(i)
+			return false
+		}
+		return true
+	}
+	return r.hold || !x.live || x.dirty.Has(i)
 }
 
 // subscribers returns who is subscribed, in a fixed order: others first, so that their

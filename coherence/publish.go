@@ -22,6 +22,7 @@ type publication struct {
 	stamp  wire.Stamp // it was made under; a resend keeps Gen, so that a home with newer rules refuses it
 	pages  dsm.PageSet
 	sent   dsm.PageSet // pages as sent; pages loses those whose effect came back by a push
+	sends  int
 	delta  pages.Delta
 	kernel pages.Kernel
 	// snap has the working bytes at the time of the diff for pages where adding
@@ -87,6 +88,7 @@ func (a *Area) startPublication(e dsm.ExtentIndex, x *replicaExtent) {
 	mem := a.mu.mem
 	pub := &publication{kernel: a.mu.kernel, stamp: a.stamp(), limit: dsm.ExtentSize}
 	pub.delta.Reset(e)
+	pub.delta.Data = wire.Alloc(x.dirty.Len() * dsm.PageSize)[:0]
 	for i := range x.dirty.And(x.have).All() {
 		p := page(e, i)
 		changed, inexact := pub.kernel.AppendDelta(&pub.delta, p, mem.Base(p), mem.Working(p))
@@ -119,6 +121,7 @@ func (a *Area) startPublication(e dsm.ExtentIndex, x *replicaExtent) {
 func (a *Area) sendPublication(e dsm.ExtentIndex, pub *publication) {
 	st := a.stamp()
 	st.Gen = pub.stamp.Gen
+	pub.sends++
 	a.send(a.row(e).Primary, &wire.Publish{Stamp: st, Extent: e, Seq: pub.seq, Pages: pub.sent, Index: pub.delta.Index},
 		pub.delta.Data)
 }
@@ -152,9 +155,14 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 		if !a.inArea(m.Extent, i) {
 			continue
 		}
+		s := pub.snap[i]
+		if s == nil && !mem.Homed(m.Extent) {
+			pub.overlay(mem.OwnBase(p), i)
+			continue
+		}
 		copy(n[:], mem.Base(p))
 		pub.overlay(n[:], i)
-		if s := pub.snap[i]; s != nil {
+		if s != nil {
 			// The home's result is rounded differently: bring it into memory too.
 			a.mu.cached.BeforeMerge(p)
 			a.mu.notify = true
@@ -166,6 +174,40 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 		x.version = max(x.version, m.Version)
 	}
 	x.acked = x.started
+	if pub.sends == 1 {
+		// The home has all of it, so nobody reads the bytes any more. Of a publication
+		// that was sent again a copy may still be in a queue.
+		wire.Free(pub.delta.Data)
+	}
+	a.startPublications()
+}
+
+// aheadBytes is the least WRITE that makes publications start before anyone
+// asks for them: a program is writing a lot, or the kernel is writing back a lot.
+const aheadBytes = 256 << 10
+
+// canPublishAhead reports whether stores may be published before they are asked
+// for, as at an interval, and whether a goroutine should be started for it.
+func (a *Area) canPublishAhead() bool {
+	r := &a.mu.replica
+	if r.ahead || a.mu.ino.Spec.Interval == 0 || r.nPubs >= publishWindow {
+		return false
+	}
+	r.ahead = true
+	return true
+}
+
+// publishAhead publishes the extents that are dirty from end to end. The fsync
+// that follows a large writeback then finds most of it done: diffing and sending
+// overlap with the kernel's delivering of the rest.
+func (a *Area) publishAhead() {
+	r := &a.mu.replica
+	r.ahead = false
+	for _, x := range r.extents {
+		if x.dirty == dsm.AllPages {
+			x.wanted = true
+		}
+	}
 	a.startPublications()
 }
 

@@ -22,6 +22,7 @@ type replica struct {
 	extents  []*replicaExtent // one for each extent of the area while subscribed
 	seq      dsm.Seq          // of the last publication
 	nPubs    int              // publications under way
+	ahead    bool             // publishAhead is about to run
 	round    uint64
 	subs     map[uint64]subscribing // Subscribes not answered, by round
 	acquires map[uint64]*acquiring

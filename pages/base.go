@@ -39,6 +39,23 @@ func (a *Area) SetBase(p dsm.PageIndex, n []byte) {
 	}
 }
 
+// OwnBase returns the base of page p for changing it in place; it must not be the
+// home's bytes, that is, the extent is not homed here or the page has a twin.
+func (a *Area) OwnBase(p dsm.PageIndex) []byte {
+	e, _ := p.Extent()
+	if a.Homed(e) && !a.HasTwin(p) {
+		panic(fmt.Sprintf("%v: the base of page %d is the home's", a, p))
+	}
+	return a.Base(p)
+}
+
+// HasTwin reports whether the base of page p is not the home's bytes though its
+// extent is homed here.
+func (a *Area) HasTwin(p dsm.PageIndex) bool {
+	_, ok := a.twins[p]
+	return ok
+}
+
 // Homed reports whether extent e is homed here, since BecomeHome.
 func (a *Area) Homed(e dsm.ExtentIndex) bool {
 	_, ok := a.homed[e]

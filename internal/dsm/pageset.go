@@ -72,8 +72,11 @@ func (s PageSet) All() iter.Seq[int] {
 // Range returns the pages [from, to).
 func Range(from, to int) PageSet {
 	var s PageSet
-	for i := from; i < to; i++ {
-		s.Add(i)
+	for w := range s {
+		lo, hi := max(from-w*64, 0), min(to-w*64, 64)
+		if lo < hi {
+			s[w] = ^uint64(0) << lo & (^uint64(0) >> (64 - hi))
+		}
 	}
 	return s
 }
