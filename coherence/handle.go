@@ -251,32 +251,28 @@ func (a *Area) unstash(e dsm.ExtentIndex, came dsm.PageSet) {
 // Acquire brings this node up to every publish that completed before: it
 // returns when they are in the working copy and the kernel's page cache has heard of them.
 func (a *Area) Acquire(ctx context.Context) error {
-	var round uint64
 	var op *acquiring
-	a.step(func() { round, op = a.startAcquire() })
+	a.step(func() { op = a.startAcquire() })
 	err := a.await(ctx, "acquire", func() bool { return len(op.pending) == 0 })
 	if err == nil {
 		err = a.await(ctx, "acquire", func() bool { return a.mu.cached == nil || a.mu.cached.Idle() })
 	}
-	a.step(func() { a.endAcquire(round) })
+	a.step(func() { a.endAcquire(op) })
 	return err
 }
 
 // startAcquire asks all homes; until endAcquire updates may enter memory.
-func (a *Area) startAcquire() (round uint64, op *acquiring) {
-	r := &a.mu.replica
-	r.syncing++
-	r.round++
-	op = &acquiring{}
-	r.acquires[r.round] = op
-	a.sendAcquire(r.round, op)
-	return r.round, op
+func (a *Area) startAcquire() *acquiring {
+	op := &acquiring{}
+	a.mu.replica.syncing++
+	a.sendAcquire(op)
+	return op
 }
 
-func (a *Area) endAcquire(round uint64) {
+func (a *Area) endAcquire(op *acquiring) {
 	r := &a.mu.replica
 	r.syncing--
-	delete(r.acquires, round)
+	delete(r.acquires, op.round)
 }
 
 // Sync is fsync and msync: it publishes and, where updates enter memory in sync
@@ -293,11 +289,19 @@ func (a *Area) Sync(ctx context.Context) error {
 	return nil
 }
 
-func (a *Area) sendAcquire(round uint64, op *acquiring) {
+// sendAcquire asks all homes, under a new number: after a broken session an answer
+// to an earlier Acquire may come though the pushes before it were lost. (An
+// answer to this one does not: a Subscribe that makes up for them goes ahead.)
+func (a *Area) sendAcquire(op *acquiring) {
+	r := &a.mu.replica
+	delete(r.acquires, op.round)
+	r.round++
+	op.round = r.round
+	r.acquires[op.round] = op
 	op.pending = make(map[dsm.NodeID]struct{})
 	for _, home := range a.homes(0, a.extents()) {
 		op.pending[home] = struct{}{}
-		a.send(home, &wire.Acquire{Stamp: a.stamp(), Round: round})
+		a.send(home, &wire.Acquire{Stamp: a.stamp(), Round: op.round})
 	}
 }
 

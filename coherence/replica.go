@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -59,7 +60,10 @@ type subscribing struct {
 }
 
 // acquiring is an Acquire that not all homes have answered.
-type acquiring struct{ pending map[dsm.NodeID]struct{} }
+type acquiring struct {
+	round   uint64
+	pending map[dsm.NodeID]struct{}
+}
 
 func (r *replica) init() {
 	*r = replica{seq: r.seq, subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring),
@@ -363,8 +367,8 @@ func (a *Area) resubscribe(list []dsm.ExtentIndex) {
 			a.send(a.row(e).Primary, &wire.Fetch{Stamp: a.stamp(), Extent: e, Pages: x.asked})
 		}
 	}
-	for round, op := range r.acquires {
-		a.sendAcquire(round, op)
+	for _, op := range slices.Collect(maps.Values(r.acquires)) {
+		a.sendAcquire(op)
 	}
 }
 

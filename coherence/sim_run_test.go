@@ -215,8 +215,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 			}
 		case x < 94:
 			n.area.step(func() {
-				round, _ := n.area.startAcquire()
-				n.acq = append(n.acq, round)
+				n.acq = append(n.acq, n.area.startAcquire())
 			})
 		case x < 95:
 			n.endAcquires()

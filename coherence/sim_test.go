@@ -52,7 +52,7 @@ type simNode struct {
 	view    *dsm.View
 	kernel  *fakeKernel
 	writer  bool
-	acq     []uint64
+	acq     []*acquiring
 	handing map[dsm.NodeID]*handing
 }
 
@@ -389,11 +389,10 @@ func (s *sim) settle() {
 	}
 	for _, n := range s.nodes {
 		var op *acquiring
-		var round uint64
-		n.area.step(func() { round, op = n.area.startAcquire() })
+		n.area.step(func() { op = n.area.startAcquire() })
 		s.until("last acquire", func() bool { return len(op.pending) == 0 })
 		n.kernel.finishNotices()
-		n.area.step(func() { n.area.endAcquire(round) })
+		n.area.step(func() { n.area.endAcquire(op) })
 	}
 	drain()
 	for _, n := range s.nodes {

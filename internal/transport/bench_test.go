@@ -3,6 +3,7 @@ package transport
 import (
 	"io"
 	"net"
+	"runtime"
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -60,17 +61,29 @@ func BenchmarkPingPong(b *testing.B) {
 				return nil
 			}
 		})
-		back := make(chan struct{})
-		a := newNode(b, 1, func(c *Config) {
-			c.OnFrame = func(dsm.NodeID, *wire.Frame) error { back <- struct{}{}; return nil }
-		})
-		know(a, bn)
+		// Each answer sends the next question: as bare, with no goroutine between.
+		var a *node
+		left, done := 0, make(chan struct{})
 		payload := [][]byte{make([]byte, 4096)}
 		m := &wire.Push{Pages: dsm.PageSet{1}}
-		for b.Loop() {
-			a.Send(2, m, payload)
-			<-back
+		a = newNode(b, 1, func(c *Config) {
+			c.OnFrame = func(dsm.NodeID, *wire.Frame) error {
+				if left--; left < 0 {
+					close(done)
+				} else {
+					a.Send(2, m, payload)
+				}
+				return nil
+			}
+		})
+		know(a, bn)
+		for !a.Stats().Peers[2].Connected || !bn.Stats().Peers[1].Connected {
+			runtime.Gosched()
 		}
+		left = b.N
+		b.ResetTimer()
+		a.Send(2, m, payload)
+		<-done
 	})
 }
 

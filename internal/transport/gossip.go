@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"time"
-
-	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
 // Gossip is the lane of membership: datagrams and byte streams. Datagrams carry
@@ -85,6 +83,3 @@ func (g *Gossip) Close() error {
 	_ = g.t.udp.SetReadDeadline(time.Unix(1, 0)) // fails only if the socket is closed
 	return g.streams.Close()
 }
-
-// Cluster returns the cluster of this node, 0 before SetCluster.
-func (t *Transport) Cluster() dsm.ClusterID { return dsm.ClusterID(t.cluster.Load()) }

@@ -20,10 +20,12 @@ type outbound struct {
 		sync.Mutex
 		addr    string // "" until SetPeers names the node
 		queue   batch
-		writing int  // bytes taken out of the queue and not written yet
-		broken  bool // frames were dropped: the session must end before any other is taken
-		closed  bool // for good
-		live    bool // there is a session
+		writing int    // bytes taken out of the queue and not written yet
+		broken  bool   // frames were dropped: the session must end before any other is taken
+		closed  bool   // for good
+		live    bool   // there is a session
+		session uint64 // counts them
+		inline
 		// interrupt ends the attempt to connect or the session; nil between them.
 		interrupt func()
 	}
@@ -154,7 +156,10 @@ func (o *outbound) send(m any, payload [][]byte) bool {
 		o.breakLocked()
 		return true
 	}
-	if o.mu.queue.frames == 1 {
+	switch {
+	case o.aloneLocked():
+		o.writeInlineLocked()
+	case o.mu.queue.frames == 1 && !o.mu.busy: // who is busy looks again by himself
 		o.poke()
 	}
 	return true

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"net"
+	"syscall"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -160,31 +161,17 @@ func (o *outbound) session(conn net.Conn) (err error) {
 
 // write writes until something fails.
 func (o *outbound) write(conn net.Conn, ended <-chan error) error {
-	o.mu.Lock()
-	o.mu.live = true
-	o.mu.Unlock()
-	defer func() {
-		o.mu.Lock()
-		o.mu.live = false
-		o.mu.Unlock()
-	}()
+	o.begin(conn)
+	defer o.end()
+	w := chunker{conn: conn, timeout: o.t.cfg.WriteTimeout, wrote: o.wrote}
 	var b batch
-	w := chunker{conn: conn, timeout: o.t.cfg.WriteTimeout, wrote: func(n int) {
-		o.flow.bytes.Add(uint64(n))
-		o.mu.Lock()
-		o.mu.writing -= n
-		o.mu.Unlock()
-	}}
+	var rest []byte
 	for {
-		o.mu.Lock()
-		broken := o.mu.broken
-		b, o.mu.queue = o.mu.queue, b
-		o.mu.writing = b.bytes
-		o.mu.Unlock()
-		if broken {
-			return errs.E(errs.Closed, "session", "")
+		ok, err := o.next(&b, &rest)
+		if err != nil {
+			return err
 		}
-		if b.frames == 0 {
+		if !ok {
 			select {
 			case <-o.wake:
 			case err := <-ended:
@@ -192,10 +179,67 @@ func (o *outbound) write(conn net.Conn, ended <-chan error) error {
 			}
 			continue
 		}
-		if err := w.write(&b); err != nil {
+		if err = w.put(rest); err == nil {
+			err = w.write(&b)
+		}
+		o.done(&b)
+		if err != nil {
 			return err
 		}
-		o.flow.frames.Add(uint64(b.frames))
-		b.reset()
 	}
+}
+
+// begin makes conn the session.
+func (o *outbound) begin(conn net.Conn) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.mu.live = true
+	if c, ok := conn.(syscall.Conn); ok {
+		o.mu.raw, _ = c.SyscallConn() // without it every frame is the writer's
+	}
+}
+
+// end undoes begin. A Send that is writing still has the connection, and finds
+// that the session is another one.
+func (o *outbound) end() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.mu.live = false
+	o.mu.raw = nil
+	o.mu.session++
+	o.mu.rest = o.mu.rest[:0]
+}
+
+// next takes what is to be written, if there is something and nobody else writes.
+func (o *outbound) next(b *batch, rest *[]byte) (bool, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.mu.broken {
+		return false, errs.E(errs.Closed, "session", "")
+	}
+	if o.mu.busy || len(o.mu.rest) == 0 && o.mu.queue.frames == 0 {
+		return false, nil
+	}
+	o.mu.busy = true
+	*b, o.mu.queue = o.mu.queue, *b
+	*rest, o.mu.rest = o.mu.rest, (*rest)[:0]
+	o.mu.writing = b.bytes + len(*rest)
+	return true, nil
+}
+
+// wrote notes that bytes were handed to the kernel.
+func (o *outbound) wrote(n int) {
+	o.flow.bytes.Add(uint64(n))
+	o.mu.Lock()
+	o.mu.writing -= n
+	o.mu.Unlock()
+}
+
+// done ends what next began.
+func (o *outbound) done(b *batch) {
+	o.flow.frames.Add(uint64(b.frames))
+	b.reset()
+	o.mu.Lock()
+	o.mu.busy, o.mu.last = false, time.Now()
+	o.mu.Unlock()
 }

@@ -49,6 +49,40 @@ func TestOrder(t *testing.T) {
 	}
 }
 
+// Frames that Send writes itself, the rest of one that the socket did not take
+// whole, and those that the writer takes over, stay in order.
+func TestOrderOfSingleFrames(t *testing.T) {
+	const count = 2500 // of 8 KiB: more than the kernel buffers
+	start := make(chan struct{})
+	b := newNode(t, 2, func(c *Config) {
+		deliver := c.OnFrame
+		c.OnFrame = func(from dsm.NodeID, f *wire.Frame) error {
+			<-start
+			return deliver(from, f)
+		}
+	})
+	a := newNode(t, 1, nil)
+	know(a, b)
+	for !a.Stats().Peers[2].Connected {
+		runtime.Gosched()
+	}
+	for i := range uint64(count) {
+		a.send(b, i, bytes.Repeat([]byte{byte(i)}, 8000))
+		for began := time.Now(); time.Since(began) < 2*inlinePause; {
+			runtime.Gosched()
+		}
+		if i == count/2 {
+			close(start)
+		}
+	}
+	for i := range uint64(count) {
+		f := b.frame()
+		if f.id != i || !bytes.Equal(f.payload, bytes.Repeat([]byte{byte(i)}, 8000)) {
+			t.Fatalf("frame %d with %d bytes, want %d", f.id, len(f.payload), i)
+		}
+	}
+}
+
 // Frames that are sent before the peer's address is known are kept.
 func TestSendBeforeSetPeers(t *testing.T) {
 	a, b := newNode(t, 1, nil), newNode(t, 2, nil)
