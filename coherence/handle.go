@@ -331,6 +331,7 @@ func (a *Area) NoticeDone(n Notice) {
 	a.step(func() {
 		if a.mu.cached != nil {
 			a.mu.cached.Done(n)
+			a.ackLate()
 			a.mu.wake = true
 		}
 	})

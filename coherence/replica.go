@@ -30,6 +30,7 @@ type replica struct {
 	inquiry  map[uint64]*inquiring
 
 	lastStore time.Time
+	lateAcks  []message // PushAcks held back until the kernel has taken more notices
 }
 
 // replicaExtent is the replica's side of an extent.
@@ -235,13 +236,30 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 		x.version = max(x.version, m.Version)
 	}
 	a.unstash(m.Extent, came)
-	a.send(from, ack)
+	if a.mu.cached.HeldBytes() > heldLimit {
+		r.lateAcks = append(r.lateAcks, message{peer: from, msg: ack})
+	} else {
+		a.send(from, ack)
+	}
 	a.node.stats.pagesReceived.Add(uint64(m.Pages.Len()))
 	a.mu.wake = true
 	if x.wanted {
 		a.startPublications()
 	}
 	return nil
+}
+
+// heldLimit is how many bytes of pages that the kernel has not been told of are
+// kept before the homes are made to wait with further pushes.
+const heldLimit = 8 << 20
+
+// ackLate sends the PushAcks that were held back, when the kernel has caught up.
+func (a *Area) ackLate() {
+	r := &a.mu.replica
+	if len(r.lateAcks) > 0 && a.mu.cached.HeldBytes() <= heldLimit {
+		a.mu.out = append(a.mu.out, r.lateAcks...)
+		r.lateAcks = nil
+	}
 }
 
 var zeroPage = make([]byte, dsm.PageSize)

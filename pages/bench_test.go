@@ -10,19 +10,38 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// benchPages returns n pages and a copy of them that store changed.
-func benchPages(n int, store func(page []byte)) (base, working [][]byte) {
+// benchPages returns n pages of ordinary numbers and a copy of them that store changed.
+func benchPages(n int, dt dsm.DType, store func(page []byte)) (base, working [][]byte) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range n {
 		b := make([]byte, dsm.PageSize)
-		for i := 0; i < len(b); i += 4 {
-			binary.LittleEndian.PutUint32(b[i:], math.Float32bits(float32(rng.NormFloat64())))
-		}
+		fillNormal(rng, dt, b)
 		w := append([]byte(nil), b...)
 		store(w)
 		base, working = append(base, b), append(working, w)
 	}
 	return base, working
+}
+
+// fillNormal fills b with normally distributed numbers: f32 unless dt is a half.
+func fillNormal(rng *rand.Rand, dt dsm.DType, b []byte) {
+	for i := 0; i < len(b); i += 4 {
+		f, g := float32(rng.NormFloat64()), float32(rng.NormFloat64())
+		switch dt {
+		case dsm.DTypeF16:
+			binary.LittleEndian.PutUint16(b[i:], roundF16(f))
+			binary.LittleEndian.PutUint16(b[i+2:], roundF16(g))
+		case dsm.DTypeBF16:
+			binary.LittleEndian.PutUint16(b[i:], roundBF16(f))
+			binary.LittleEndian.PutUint16(b[i+2:], roundBF16(g))
+		default:
+			binary.LittleEndian.PutUint32(b[i:], math.Float32bits(f))
+		}
+	}
+}
+
+func storeHalves(dt dsm.DType) func(p []byte) {
+	return func(p []byte) { fillNormal(rand.New(rand.NewPCG(3, uint64(p[0]))), dt, p) }
 }
 
 func storeOne(p []byte) { p[1024]++ }
@@ -63,8 +82,8 @@ var benchCases = []struct {
 	{"dense/last-f32", dsm.MergeLast, dsm.DTypeF32, storeAll},
 	{"dense/sum-f32", dsm.MergeSum, dsm.DTypeF32, storeAll},
 	{"dense/sum-f64", dsm.MergeSum, dsm.DTypeF64, storeAll},
-	{"dense/sum-f16", dsm.MergeSum, dsm.DTypeF16, storeAll},
-	{"dense/sum-bf16", dsm.MergeSum, dsm.DTypeBF16, storeAll},
+	{"dense/sum-f16", dsm.MergeSum, dsm.DTypeF16, storeHalves(dsm.DTypeF16)},
+	{"dense/sum-bf16", dsm.MergeSum, dsm.DTypeBF16, storeHalves(dsm.DTypeBF16)},
 	{"dense/sum-i64", dsm.MergeSum, dsm.DTypeI64, storeAll},
 	{"dense/sum-u8", dsm.MergeSum, dsm.DTypeU8, storeAll},
 }
@@ -80,7 +99,7 @@ func BenchmarkAppendDelta(b *testing.B) {
 	for _, c := range benchCases {
 		b.Run(c.name, func(b *testing.B) {
 			k := mustKernel(b, c.rule, c.dt, 0)
-			base, working := benchPages(benchSet, c.store)
+			base, working := benchPages(benchSet, c.dt, c.store)
 			var d Delta
 			for i := 0; b.Loop(); i++ {
 				p := i % benchSet
@@ -98,12 +117,12 @@ func BenchmarkApply(b *testing.B) {
 	for _, c := range benchCases[1:] {
 		b.Run(c.name, func(b *testing.B) {
 			k := mustKernel(b, c.rule, c.dt, 0)
-			base, working := benchPages(benchSet, c.store)
+			base, working := benchPages(benchSet, c.dt, c.store)
 			var d Delta
 			for p := range base {
 				k.AppendDelta(&d, dsm.PageIndex(p), base[p], working[p])
 			}
-			home, _ := benchPages(benchSet, storeOne)
+			home, _ := benchPages(benchSet, c.dt, storeOne)
 			for i := 0; b.Loop(); i++ {
 				k.Overlay(&d, i%benchSet, home[i%benchSet])
 			}
@@ -116,8 +135,8 @@ func BenchmarkMerge(b *testing.B) {
 	for _, c := range benchCases {
 		b.Run(c.name, func(b *testing.B) {
 			k := mustKernel(b, c.rule, c.dt, 0)
-			base, working := benchPages(benchSet, c.store)
-			_, incoming := benchPages(benchSet, storeAll)
+			base, working := benchPages(benchSet, c.dt, c.store)
+			_, incoming := benchPages(benchSet, c.dt, c.store)
 			var w [dsm.PageSize]byte
 			for i := 0; b.Loop(); i++ {
 				copy(w[:], working[i%benchSet]) // 60 ns of the result

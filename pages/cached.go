@@ -169,7 +169,7 @@ func (c *Cached) Read(off int64, dst []byte) int {
 				copy(dst[at-off:has-off], s[skip:])
 			}
 			if has-start > int64(len(s)) {
-				// the area grew: is the rest this reply's, or zero?
+				c.doubt(x, i) // the area grew: is the rest this reply's, or zero?
 			}
 		case whole:
 			// Part of a page may be a read that leaves nothing in the page cache.

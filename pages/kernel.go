@@ -97,6 +97,9 @@ func (k Kernel) sections(p dsm.PageIndex) (s [2]section, n int) {
 // A word of working in which a difference is found is read once: what was
 // compared is what is sent, even if another process stores to it meanwhile.
 func (k Kernel) AppendDelta(d *Delta, p dsm.PageIndex, base, working []byte) (changed, inexact bool) {
+	if string(base) == string(working) {
+		return false, false
+	}
 	e, i := p.Extent()
 	invariants.Check(e == d.Extent && !d.hasFrom(i), "page %d appended to the delta of extent %d that has %x", p, d.Extent, d.Pages)
 	at := pageAt{index: len(d.Index), data: len(d.Data)}

@@ -11,22 +11,32 @@ type word interface {
 // are as in base take the incoming value. The three are parts of pages that
 // begin at equal offsets, which need not be those of whole words.
 func mergeLast(unit int, base, working, incoming []byte) {
-	l := lanesOf[unit]
+	switch unit {
+	case 1:
+		mergeWords[uint8](base, working, incoming)
+	case 2:
+		mergeWords[uint16](base, working, incoming)
+	case 4:
+		mergeWords[uint32](base, working, incoming)
+	case 8:
+		mergeWords[uint64](base, working, incoming)
+	}
+}
+
+func mergeWords[T word](base, working, incoming []byte) {
 	b, w, n := words(base), words(working), words(incoming)
 	b, n = b[:len(w)], n[:len(w)]
-	for i := range w {
-		x := w[i] ^ b[i]
-		if x == 0 {
-			w[i] = n[i]
-			continue
-		}
-		own := l.nonzero(x) * l.fill
-		w[i] = w[i]&own | n[i]&^own
+	for i, v := range w {
+		low := nonzero[T](v ^ b[i])
+		own := low * uint64(^T(0)) // all bits of the lanes that were stored to
+		w[i] = v&own | n[i]&^own
 	}
-	// What is left is shorter than a word: a header that ends within one.
-	for i := len(w) * 8; i < len(working); i += unit {
-		if string(working[i:i+unit]) == string(base[i:i+unit]) {
-			copy(working[i:i+unit], incoming[i:i+unit])
+	// What is left is shorter than a word: a section that does not end on one.
+	done := len(w) * 8
+	be, we, ne := view[T](base[done:]), view[T](working[done:]), view[T](incoming[done:])
+	for i := range we {
+		if we[i] == be[i] {
+			we[i] = ne[i]
 		}
 	}
 }
@@ -35,7 +45,7 @@ func mergeLast(unit int, base, working, incoming []byte) {
 func gatherUnits(m *mask, unit int, page, out []byte) {
 	switch unit {
 	case 1:
-		gather(m, page, out)
+		gatherBytes(m, page, out)
 	case 2:
 		gather(m, view[uint16](page), view[uint16](out))
 	case 4:
@@ -50,7 +60,7 @@ func gatherUnits(m *mask, unit int, page, out []byte) {
 func scatterUnits(m *mask, unit int, page, data []byte) {
 	switch unit {
 	case 1:
-		scatter(m, page, data)
+		scatterBytes(m, page, data)
 	case 2:
 		scatter(m, view[uint16](page), view[uint16](data))
 	case 4:
@@ -106,6 +116,67 @@ func scatter[T word](m *mask, page, data []T) {
 		for ; w != 0; w &= w - 1 {
 			to[bits.TrailingZeros64(w)] = data[n]
 			n++
+		}
+	}
+}
+
+// gatherBytes is gather for bytes, whose runs are short: eight at a time, either
+// as a word or, with no branch, one by one.
+func gatherBytes(m *mask, page, out []byte) {
+	n := 0
+	for i, w := range m {
+		if w == ^uint64(0) {
+			n += copy(out[n:], page[i*64:i*64+64])
+			continue
+		}
+		for at := i * 64; w != 0; at, w = at+8, w>>8 {
+			switch set := uint8(w); {
+			case set == 0:
+			case n+8 > len(out):
+				for ; set != 0; set &= set - 1 {
+					out[n] = page[at+bits.TrailingZeros8(set)]
+					n++
+				}
+			case set == 0xff:
+				copy(out[n:n+8], page[at:at+8])
+				n += 8
+			default:
+				from, o := (*[8]byte)(page[at:]), (*[8]byte)(out[n:])
+				k := 0
+				o[k&7], k = from[0], k+int(set&1)
+				o[k&7], k = from[1], k+int(set>>1&1)
+				o[k&7], k = from[2], k+int(set>>2&1)
+				o[k&7], k = from[3], k+int(set>>3&1)
+				o[k&7], k = from[4], k+int(set>>4&1)
+				o[k&7], k = from[5], k+int(set>>5&1)
+				o[k&7], k = from[6], k+int(set>>6&1)
+				o[k&7], k = from[7], k+int(set>>7)
+				n += k
+			}
+		}
+	}
+}
+
+// scatterBytes is the inverse of gatherBytes.
+func scatterBytes(m *mask, page, data []byte) {
+	n := 0
+	for i, w := range m {
+		if w == ^uint64(0) {
+			n += copy(page[i*64:i*64+64], data[n:])
+			continue
+		}
+		for at := i * 64; w != 0; at, w = at+8, w>>8 {
+			switch set := uint8(w); {
+			case set == 0:
+			case set == 0xff:
+				copy(page[at:at+8], data[n:n+8])
+				n += 8
+			default:
+				for ; set != 0; set &= set - 1 {
+					page[at+bits.TrailingZeros8(set)] = data[n]
+					n++
+				}
+			}
 		}
 	}
 }

@@ -278,7 +278,12 @@ func hasNaN(k naive, p dsm.PageIndex, b []byte) (found bool) {
 // checkMerge compares the three-way merge of a random change of base into working.
 func checkMerge(t *testing.T, rng *rand.Rand, k naive, p dsm.PageIndex, base, working []byte) {
 	t.Helper()
-	incoming := change(rng, base)
+	checkMergePages(t, k, p, base, working, change(rng, base))
+}
+
+// checkMergePages compares the three-way merge of pages with the reference.
+func checkMergePages(t *testing.T, k naive, p dsm.PageIndex, base, working, incoming []byte) {
+	t.Helper()
 	got := append([]byte(nil), working...)
 	want := append([]byte(nil), working...)
 	k.elements(p, func(from, to int, sum bool) {
@@ -343,6 +348,19 @@ func TestKernelForRefuses(t *testing.T) {
 	if want := "merge kernel: merge=sum needs user.dsm.dtype or an .npy header"; err.Error() != want {
 		t.Errorf("got %q, want %q", err, want)
 	}
+}
+
+// float and round convert one element.
+func (h half) float(x uint16) float32 {
+	var r row
+	h.widen(&r, []uint16{x})
+	return r[0]
+}
+
+func (h half) round(f float32) uint16 {
+	var x [1]uint16
+	h.narrow(x[:], &row{f})
+	return x[0]
 }
 
 func TestHalfConversions(t *testing.T) {

@@ -15,37 +15,58 @@ const blockSize = 512
 // word i/64. A page has 4096/unit of them.
 type mask [dsm.PageSize / 64]uint64
 
-// lanes are the constants that find the units that are not zero in a word of
-// eight bytes, without a branch. See nonzero.
-type lanes struct {
-	low    uint64 // all bits of every lane but its highest
-	down   int    // shifts the highest bit of a lane to its lowest
-	fill   uint64 // times a lane's lowest bit: all bits of the lane
-	gather uint64 // times the lowest bits of the lanes: their bits at the top,
-	top    int    // and from there to the bottom
-	per    int    // lanes of a word
+// A lane is a unit within a word of eight bytes. The functions below find the
+// lanes that are not zero with no branch. They are written for the size of T,
+// which the compiler knows where it instantiates them: with the constants in a table,
+// a dense page takes twice the time.
+
+// lowBits returns the lowest bit of every lane.
+func lowBits[T word]() uint64 {
+	var t T
+	switch unsafe.Sizeof(t) {
+	case 1:
+		return 0x0101010101010101
+	case 2:
+		return 0x0001000100010001
+	case 4:
+		return 0x0000000100000001
+	}
+	return 1
 }
 
-var lanesOf = [9]lanes{
-	1: {0x7f7f7f7f7f7f7f7f, 7, 0xff, 0x0102040810204080, 56, 8},
-	2: {0x7fff7fff7fff7fff, 15, 0xffff, 1<<60 | 1<<45 | 1<<30 | 1<<15, 60, 4},
-	4: {0x7fffffff7fffffff, 31, 0xffffffff, 1<<62 | 1<<31, 62, 2},
-	8: {0x7fffffffffffffff, 63, ^uint64(0), 1 << 63, 63, 1},
+// nonzero returns the lowest bit of every lane of x that is not zero: adding ones
+// to the bits below the highest carries into it exactly when one of them is set.
+func nonzero[T word](x uint64) uint64 {
+	var t T
+	high := lowBits[T]() << (unsafe.Sizeof(t)*8 - 1)
+	return (x&^high + ^high | x) & high >> (unsafe.Sizeof(t)*8 - 1)
 }
 
-// nonzero returns the lowest bit of each lane of x that is not zero: adding low
-// carries into the highest bit exactly when one of the lower bits is set.
-func (l *lanes) nonzero(x uint64) uint64 {
-	return ((x&l.low + l.low | x) &^ l.low) >> (l.down & 63)
+// pack moves the lowest bits of the lanes together: lane i to bit i.
+func pack[T word](low uint64) uint64 {
+	var t T
+	switch unsafe.Sizeof(t) {
+	case 1:
+		return low * 0x0102040810204080 >> 56
+	case 2:
+		return low * (1<<60 | 1<<45 | 1<<30 | 1<<15) >> 60
+	case 4:
+		return low * (1<<62 | 1<<31) >> 62
+	}
+	return low
 }
 
 // words views a page, or a part of it, as words of eight bytes.
 func words(b []byte) []uint64 { return view[uint64](b) }
 
-// view returns b as a slice of elements of type T. b may be unaligned.
+// view returns the whole elements of type T that b holds. b may be unaligned.
 func view[T any](b []byte) []T {
 	var t T
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(t)))
+	n := len(b) / int(unsafe.Sizeof(t))
+	if n == 0 {
+		return nil // b may end where its allocation does: there is no T to point to
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), n)
 }
 
 // diff sets m, which is empty, to the units of section s in which the pages base
@@ -53,42 +74,50 @@ func view[T any](b []byte) []T {
 // that may hold a difference is read once, compared and left in snap; words of
 // snap without one are undefined.
 func (m *mask) diff(s section, base, working []byte, snap *[dsm.PageSize]byte) bool {
-	l := lanesOf[s.unit]
-	var (
-		any   uint64
-		chunk = 64 / l.per // words of eight bytes to a word of the mask
-		sw    = words(snap[:])
-	)
+	found := false
 	for from := s.from &^ (blockSize - 1); from < s.to; from += blockSize {
 		b, w := base[from:from+blockSize], working[from:from+blockSize]
 		if string(b) == string(w) {
 			continue
 		}
-		bw, ww, out := words(b), words(w), sw[from/8:from/8+blockSize/8]
-		for o := 0; o < len(ww); o += chunk {
-			var acc uint64
-			bc, wc, oc := bw[o:o+chunk], ww[o:o+chunk], out[o:o+chunk]
-			for i := range wc {
-				v := wc[i]
-				if x := v ^ bc[i]; x != 0 {
-					oc[i] = v
-					acc |= l.nonzero(x) * l.gather >> (l.top & 63) << (i * l.per & 63)
-				}
-			}
-			at := (from/8 + o) / chunk
-			m[at] = acc
-			any |= acc
+		found = true
+		out, units := snap[from:from+blockSize], m[from/s.unit/64:]
+		switch s.unit {
+		case 1:
+			diffBlock[uint8](units, words(b), words(w), words(out))
+		case 2:
+			diffBlock[uint16](units, words(b), words(w), words(out))
+		case 4:
+			diffBlock[uint32](units, words(b), words(w), words(out))
+		case 8:
+			diffBlock[uint64](units, words(b), words(w), words(out))
 		}
 	}
-	if any == 0 {
+	if !found {
 		return false
 	}
-	if s.from == 0 && s.to == dsm.PageSize {
-		return true
+	if s.from > 0 || s.to < dsm.PageSize {
+		m.keep(s.units())
 	}
-	u0, u1 := s.units()
-	m.keep(u0, u1)
 	return *m != mask{}
+}
+
+// diffBlock is diff for one block.
+func diffBlock[T word](units []uint64, base, working, snap []uint64) {
+	var t T
+	lanes := 8 / int(unsafe.Sizeof(t))
+	chunk := 64 / lanes // words of eight bytes to a word of units
+	for n := 0; len(working) >= chunk; n++ {
+		b, w, s := base[:chunk], working[:chunk], snap[:chunk]
+		var acc uint64
+		for i := range w {
+			v := w[i]
+			s[i] = v
+			acc |= pack[T](nonzero[T](v^b[i])) << (i * lanes & 63)
+		}
+		units[n] = acc
+		base, working, snap = base[chunk:], working[chunk:], snap[chunk:]
+	}
 }
 
 // keep takes all units but [from, to) out of m.

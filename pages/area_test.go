@@ -1,0 +1,343 @@
+package pages
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+func newTestArea(t testing.TB, size int64) *Area {
+	t.Helper()
+	a, err := NewArea(42, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return a
+}
+
+func TestCloseUnmaps(t *testing.T) {
+	a, err := NewArea(4711, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mapped := func(name string) bool {
+		maps, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(string(maps), name)
+	}
+	resize(t, a, 5<<20)
+	if !mapped("dsmfs:4711:w") || !mapped("dsmfs:4711:b") {
+		t.Error("the copies have other names")
+	}
+	if err := a.Close(); err != nil || mapped("dsmfs:4711:") {
+		t.Errorf("still mapped after Close (%v)", err)
+	}
+}
+
+func resize(t testing.TB, a *Area, size int64) {
+	t.Helper()
+	if err := a.Resize(size); err != nil {
+		t.Fatal(err)
+	}
+	if a.Size() != size {
+		t.Fatalf("size is %d, want %d", a.Size(), size)
+	}
+}
+
+// pageOf returns a page full of b.
+func pageOf(b byte) []byte { return bytes.Repeat([]byte{b}, dsm.PageSize) }
+
+// wantPage fails the test unless got is want, shown by its first difference.
+func wantPage(t testing.TB, what string, got, want []byte) {
+	t.Helper()
+	for i := range want {
+		if len(got) != len(want) || got[i] != want[i] {
+			t.Fatalf("%s: byte %d is %d, want %d", what, i, got[i], want[i])
+		}
+	}
+}
+
+func TestShrinkAndGrowReadsZero(t *testing.T) {
+	a := newTestArea(t, 10*dsm.PageSize)
+	a.BecomeHome(0)
+	for p := range dsm.PageIndex(10) {
+		copy(a.Working(p), pageOf(1))
+		a.SetBase(p, pageOf(2))
+		a.InstallHome(p, pageOf(3), true)
+	}
+	resize(t, a, 4*dsm.PageSize+100)
+	if got, want := a.TwinBytes(), int64(5*dsm.PageSize); got != want {
+		t.Errorf("twins take %d bytes, want %d", got, want)
+	}
+	resize(t, a, 3<<20) // past the mapping's length
+	for p := range dsm.PageIndex(3 << 20 / dsm.PageSize) {
+		w, h, b := pageOf(1), pageOf(3), pageOf(2)
+		switch {
+		case p == 4:
+			clear(w[100:])
+			clear(h[100:])
+			clear(b[100:])
+		case p > 4:
+			w, h, b = pageOf(0), pageOf(0), pageOf(0)
+		}
+		wantPage(t, "working", a.Working(p), w)
+		wantPage(t, "base", a.Base(p), b)
+		if p < dsm.ExtentPages {
+			wantPage(t, "home", a.Home(p), h)
+		}
+	}
+}
+
+func TestReadWorking(t *testing.T) {
+	a := newTestArea(t, dsm.PageSize+10)
+	copy(a.Working(0), pageOf(1))
+	a.Working(1)[9] = 7
+	for _, c := range []struct {
+		off  int64
+		n    int
+		want int
+	}{{0, 100, 100}, {dsm.PageSize, 100, 10}, {dsm.PageSize + 9, 1, 1}, {dsm.PageSize + 10, 1, 0}, {1 << 40, 1, 0}, {0, 1 << 20, dsm.PageSize + 10}} {
+		dst := make([]byte, c.n)
+		if got := a.ReadWorking(dst, c.off); got != c.want {
+			t.Errorf("%d bytes at %d: read %d, want %d", c.n, c.off, got, c.want)
+		}
+		if c.want > 0 && dst[c.want-1] == 0 {
+			t.Errorf("%d bytes at %d: the last is missing", c.n, c.off)
+		}
+	}
+}
+
+func TestResizeRefuses(t *testing.T) {
+	a := newTestArea(t, 5)
+	for _, size := range []int64{-1, dsm.MaxAreaSize + 1} {
+		if err := a.Resize(size); !errs.Is(err, errs.TooLarge) {
+			t.Errorf("size %d: %v", size, err)
+		}
+	}
+	resize(t, a, 0)
+	resize(t, a, 1<<30) // takes no memory
+	if n, err := a.ResidentBytes(); err != nil || n != 0 {
+		t.Errorf("an area that nobody touched takes %d bytes (%v)", n, err)
+	}
+	a.Working(1000)[0] = 1
+	if n, err := a.ResidentBytes(); err != nil || n < dsm.PageSize {
+		t.Errorf("an area with one page takes %d bytes (%v)", n, err)
+	}
+	resize(t, a, dsm.PageSize)
+	if n, err := a.ResidentBytes(); err != nil || n != 0 {
+		t.Errorf("a truncated area takes %d bytes (%v)", n, err)
+	}
+}
+
+// twinModel is what base.go promises, kept as three plain copies.
+type twinModel struct {
+	homed      bool
+	base, home []byte
+}
+
+// TestTwins does random operations on a few pages beside the model.
+func TestTwins(t *testing.T) {
+	rng := newRand(t)
+	const n = 5
+	a := newTestArea(t, n*dsm.PageSize)
+	var m [n]twinModel
+	for i := range m {
+		m[i] = twinModel{base: pageOf(0), home: pageOf(0)}
+	}
+	for range 5000 {
+		i, b := rng.IntN(n), pageOf(byte(rng.IntN(3)))
+		p, keep := dsm.PageIndex(i), rng.IntN(3) > 0
+		x := &m[i]
+		switch op := rng.IntN(5); {
+		case op == 0:
+			a.SetBase(p, b)
+			x.base = b
+			if !x.homed {
+				x.home = b
+			}
+		case op == 1 && x.homed:
+			a.SetBase(p, a.Home(p))
+			x.base = append([]byte(nil), x.home...)
+		case op == 2 && x.homed:
+			a.BeforeHomeWrite(p, keep)
+			copy(a.Home(p), b)
+			if x.home = b; !keep {
+				x.base = b
+			}
+		case op == 3 && x.homed:
+			a.InstallHome(p, b, keep)
+			if x.home = b; !keep {
+				x.base = b
+			}
+		case op == 4 && rng.IntN(20) == 0:
+			homed := x.homed
+			if homed {
+				a.ResignHome(0)
+			} else {
+				a.BecomeHome(0)
+			}
+			for i := range m {
+				m[i].homed = !homed
+				m[i].home = m[i].base
+			}
+		}
+		twins := int64(0)
+		for i := range m {
+			p := dsm.PageIndex(i)
+			wantPage(t, "base", a.Base(p), m[i].base)
+			if _, ok := a.twins[p]; ok {
+				twins++
+			}
+			if a.Homed(0) {
+				wantPage(t, "home", a.Home(p), m[i].home)
+			}
+		}
+		if a.TwinBytes() != twins*dsm.PageSize || !a.Homed(0) && twins != 0 {
+			t.Fatalf("%d twins of %d bytes, homed %v", twins, a.TwinBytes(), a.Homed(0))
+		}
+	}
+}
+
+func TestHomeElsewherePanics(t *testing.T) {
+	a := newTestArea(t, dsm.PageSize)
+	defer func() {
+		if recover() == nil {
+			t.Error("Home of an extent that is homed elsewhere")
+		}
+	}()
+	a.Home(0)
+}
+
+func TestFrames(t *testing.T) {
+	rng := newRand(t)
+	var f frames
+	var held []frame
+	for range 20000 {
+		if rng.IntN(1000) == 0 {
+			for _, x := range held {
+				f.put(x)
+			}
+			held = held[:0]
+		}
+		if len(held) > 0 && rng.IntN(2) == 0 {
+			i := rng.IntN(len(held))
+			if held[i].mem[0] != held[i].i {
+				t.Fatal("a frame is used twice")
+			}
+			f.put(held[i])
+			held[i] = held[len(held)-1]
+			held = held[:len(held)-1]
+			continue
+		}
+		for range 1 + rng.IntN(2) {
+			x := f.take()
+			x.mem[0] = x.i
+			held = append(held, x)
+		}
+		if f.bytes() != int64(len(held))*dsm.PageSize || f.idle > 1 || len(f.all) > 1+len(held) {
+			t.Fatalf("%d frames held: %d bytes, %d idle slabs of %d", len(held), f.bytes(), f.idle, len(f.all))
+		}
+	}
+	f.close()
+	if f.take().mem == nil {
+		t.Error("closed frames are not ready again")
+	}
+	f.close()
+}
+
+// replica is a node of the convergence test: what it last received, and its stores.
+type replica struct{ base, working []byte }
+
+// publish returns what the replica stored since it last did, for a home to merge.
+func (r *replica) publish(k Kernel) *Delta {
+	d := new(Delta)
+	k.AppendDelta(d, 0, r.base, r.working)
+	return d
+}
+
+// receive takes the home's bytes, in which the deltas are that the replica published.
+func (r *replica) receive(k Kernel, home []byte) {
+	k.Merge(0, r.base, r.working, home, nil)
+	copy(r.base, home)
+}
+
+// TestConvergence lets nodes store, publish and receive in any order: in the end
+// all hold the sum of what was added, or every byte that was stored.
+func TestConvergence(t *testing.T) {
+	rng := newRand(t)
+	for _, kc := range kernelCases(t) {
+		float := kc.dt >= dsm.DTypeF64 && kc.dt <= dsm.DTypeBF16
+		if kc.head != 0 || kc.rule == dsm.MergeSum && float {
+			continue // floats round: their sum depends on the order
+		}
+		k, size := kc.Kernel, kc.dt.Size()
+		home, want := make([]byte, dsm.PageSize), make([]byte, dsm.PageSize)
+		var nodes [3]replica
+		for i := range nodes {
+			nodes[i] = replica{make([]byte, dsm.PageSize), make([]byte, dsm.PageSize)}
+		}
+		sync := func(r *replica) {
+			k.Apply(r.publish(k), func(int) []byte { return home })
+			copy(r.base, r.working) // as if the home had nothing else
+			if kc.rule == dsm.MergeSum {
+				copy(r.base, home)
+				copy(r.working, home)
+				return
+			}
+			r.receive(k, home)
+		}
+		for range 300 {
+			i := rng.IntN(len(nodes))
+			r := &nodes[i]
+			if rng.IntN(3) == 0 {
+				sync(r)
+				continue
+			}
+			if rng.IntN(3) == 0 { // others' updates, beneath own stores
+				r.receive(k, home)
+				continue
+			}
+			e := rng.IntN(dsm.PageSize/size/8) * size
+			if kc.rule == dsm.MergeLast {
+				e = e*len(nodes) + i*size // its own elements
+				storeRandom(rng, r.working[e:e+size])
+				copy(want[e:], r.working[e:e+size])
+				continue
+			}
+			add := make([]byte, size)
+			storeRandom(rng, add)
+			n := naive{kc}
+			copy(r.working[e:], n.op(r.working[e:e+size], add, 1))
+			copy(want[e:], n.op(want[e:e+size], add, 1))
+		}
+		for range 2 {
+			for i := range nodes {
+				sync(&nodes[i])
+			}
+		}
+		wantPage(t, kc.String()+": home", home, want)
+		for i := range nodes {
+			wantPage(t, kc.String()+": working", nodes[i].working, want)
+			nodes[i].receive(k, home)
+			wantPage(t, kc.String()+": received twice", nodes[i].working, want)
+		}
+	}
+}
+
+func storeRandom(rng *rand.Rand, b []byte) {
+	for i := range b {
+		b[i] = byte(rng.Uint32())
+	}
+}

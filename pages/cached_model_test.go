@@ -1,0 +1,535 @@
+package pages
+
+import (
+	"encoding/binary"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// The model is a kernel page cache, the programs above it and the nodes beside
+// it, in every order that the kernel's locks allow. Elements are eight bytes; those
+// with even numbers belong to the local programs and those with odd numbers to
+// other nodes where the rule is last, and with sum both add to all.
+
+// modelPage is a page in the page cache, with the requests that hold it.
+type modelPage struct {
+	data    []byte // nil: not in the page cache
+	dirty   bool
+	reading bool     // a READ is under way: the page is locked
+	reply   []byte   // answered, not yet received
+	writing *modelIO // a WRITE is under way: no store, no drop
+}
+
+// modelIO is a WRITE that was sent.
+type modelIO struct {
+	off  int64
+	data []byte
+	all  bool // a page that the program made without reading it
+}
+
+// modelNotice is a notice that the kernel is carrying out, page by page.
+type modelNotice struct {
+	Notice
+	next dsm.PageIndex
+	old  bool // handed out before the last shrink
+}
+
+type ledgerModel struct {
+	t       *testing.T
+	rng     *rand.Rand
+	k       Kernel
+	sum     bool
+	area    *Area
+	c       *Cached
+	cache   map[dsm.PageIndex]*modelPage
+	size    int64                      // that the kernel knows
+	want    map[int64]uint64           // by element
+	shown   map[int64]uint64           // what a program has seen of it
+	stale   map[dsm.PageIndex]struct{} // truncated elsewhere while the kernel has them
+	notices []*modelNotice
+	done    []Notice
+	opening bool // an OPEN for writing waits
+	writer  bool
+	counter uint64
+}
+
+func (m *ledgerModel) page(p dsm.PageIndex) *modelPage {
+	if m.cache[p] == nil {
+		m.cache[p] = &modelPage{}
+	}
+	return m.cache[p]
+}
+
+// pages returns the pages of the page cache, in order.
+func (m *ledgerModel) pages() []dsm.PageIndex { return slices.Sorted(maps.Keys(m.cache)) }
+
+func (m *ledgerModel) pageCount() dsm.PageIndex {
+	return dsm.PageIndex((m.area.Size() + dsm.PageSize - 1) / dsm.PageSize)
+}
+
+// anyPage picks a page near an extent boundary, or none if the area is empty.
+func (m *ledgerModel) anyPage() (dsm.PageIndex, bool) {
+	n := int(m.pageCount())
+	if n == 0 {
+		return 0, false
+	}
+	return dsm.PageIndex(max(0, n-1-m.rng.IntN(6))), true
+}
+
+// anyElement picks the offset of an element of p.
+func (m *ledgerModel) anyElement(p dsm.PageIndex, odd bool) (off int64, ok bool) {
+	i := int64(m.rng.IntN(4))
+	if m.rng.IntN(4) == 0 {
+		i = int64(m.rng.IntN(dsm.PageSize / 8))
+	}
+	if !m.sum {
+		if i &^= 1; odd {
+			i |= 1
+		}
+	}
+	off = int64(p)*dsm.PageSize + i*8
+	return off, off+8 <= m.area.Size()
+}
+
+// change applies a store to an element of b at off and notes what is expected.
+func (m *ledgerModel) change(b []byte, off int64) {
+	m.counter++
+	v := b[off%dsm.PageSize:]
+	if old := binary.LittleEndian.Uint64(v); m.sum {
+		binary.LittleEndian.PutUint64(v, old+m.counter)
+		m.want[off/8] += m.counter
+	} else {
+		binary.LittleEndian.PutUint64(v, m.counter)
+		m.want[off/8] = m.counter
+	}
+}
+
+// see checks that no element of a cached page goes back in time.
+func (m *ledgerModel) see(p dsm.PageIndex, data []byte) {
+	if _, stale := m.stale[p]; stale {
+		return
+	}
+	for i := int64(0); i < dsm.PageSize/8; i++ {
+		e := int64(p)*dsm.PageSize/8 + i
+		v := binary.LittleEndian.Uint64(data[i*8:])
+		if v < m.shown[e] {
+			m.t.Fatalf("element %d of page %d goes back from %d to %d", i, p, m.shown[e], v)
+		}
+		if v != 0 {
+			m.shown[e] = v
+		}
+	}
+}
+
+// read sends, answers or receives a READ of p.
+func (m *ledgerModel) read(p dsm.PageIndex) {
+	c := m.page(p)
+	switch {
+	case c.data == nil && !c.reading && c.writing == nil:
+		c.reading = true
+	case c.reading && c.reply == nil:
+		c.reply = make([]byte, dsm.PageSize)
+		m.c.Read(int64(p)*dsm.PageSize, c.reply)
+		if !m.oldStore(p) {
+			delete(m.stale, p)
+		}
+	case c.reply != nil:
+		c.data, c.reply, c.reading = c.reply, nil, false
+		m.see(p, c.data)
+	}
+}
+
+// oldStore reports whether bytes of before the last shrink are still to be stored
+// into page p.
+func (m *ledgerModel) oldStore(p dsm.PageIndex) bool {
+	return slices.ContainsFunc(m.notices, func(n *modelNotice) bool {
+		return n.old && n.Kind == NoticeStore && n.next <= p && int64(p)*dsm.PageSize < n.Off+n.Len
+	})
+}
+
+// writeBack sends or answers the WRITE of a dirty page.
+func (m *ledgerModel) writeBack(p dsm.PageIndex) {
+	c := m.page(p)
+	off := int64(p) * dsm.PageSize
+	switch {
+	case c.writing != nil:
+		if n := min(int64(len(c.writing.data)), m.area.Size()-c.writing.off); n > 0 {
+			m.c.Wrote(m.k, c.writing.off, c.writing.data[:n])
+		}
+		c.writing = nil
+	case c.dirty && !c.reading:
+		c.writing = &modelIO{off, append([]byte(nil), c.data...), false}
+		c.dirty = false
+	}
+}
+
+// store is a store of a program through its mapping.
+func (m *ledgerModel) store(p dsm.PageIndex) {
+	c := m.page(p)
+	_, stale := m.stale[p]
+	off, ok := m.anyElement(p, false)
+	if !m.writer || stale || !ok {
+		return
+	}
+	if c.data == nil {
+		m.read(p)
+		return
+	}
+	if c.writing != nil || off+8 > m.size {
+		return
+	}
+	m.change(c.data, off)
+	c.dirty = true
+	m.see(p, c.data)
+}
+
+// write is a write(2) of a few elements or of a whole page that is in the page cache.
+func (m *ledgerModel) write(p dsm.PageIndex) {
+	c := m.page(p)
+	_, stale := m.stale[p]
+	off, ok := m.anyElement(p, false)
+	if !m.writer || stale || !ok || c.data == nil || c.reading || c.dirty || c.writing != nil || off+8 > m.size {
+		return
+	}
+	m.change(c.data, off)
+	m.see(p, c.data)
+	n := int64(8)
+	if m.sum && m.rng.IntN(3) == 0 {
+		off, n = int64(p)*dsm.PageSize, min(dsm.PageSize, m.area.Size()-int64(p)*dsm.PageSize)
+	}
+	c.writing = &modelIO{off, append([]byte(nil), c.data[off%dsm.PageSize:][:n]...), false}
+}
+
+// overwrite is a write(2) of a whole page that the page cache does not hold. The
+// program makes it of what it knows by other means, so nobody may update the page meanwhile.
+func (m *ledgerModel) overwrite(p dsm.PageIndex) {
+	c := m.page(p)
+	off, ok := m.anyElement(p, false)
+	_, stale := m.stale[p]
+	_, entry := m.c.given[p]
+	end := (int64(p) + 1) * dsm.PageSize
+	if !m.writer || !ok || stale || entry || c.data != nil || c.reading || c.writing != nil || end > min(m.size, m.area.Size()) {
+		return
+	}
+	c.data = append([]byte(nil), m.area.Working(p)...)
+	m.change(c.data, off)
+	m.see(p, c.data)
+	c.writing = &modelIO{int64(p) * dsm.PageSize, append([]byte(nil), c.data...), true}
+}
+
+// evict drops a clean page.
+func (m *ledgerModel) evict(p dsm.PageIndex) {
+	if c := m.page(p); !c.dirty && !c.reading && c.writing == nil {
+		c.data = nil
+	}
+}
+
+// update is an update from another node.
+func (m *ledgerModel) update(p dsm.PageIndex) {
+	if w := m.page(p).writing; w != nil && w.all {
+		return
+	}
+	if off, ok := m.anyElement(p, true); ok {
+		m.c.BeforeMerge(p)
+		m.change(m.area.Working(p), off)
+	}
+}
+
+// step carries a notice one step further, as far as the page's locks allow.
+func (m *ledgerModel) step(n *modelNotice) (ended bool) {
+	end := n.Off + n.Len
+	off := int64(n.next) * dsm.PageSize
+	if off >= end {
+		return true
+	}
+	c := m.page(n.next)
+	if c.reading || c.writing != nil {
+		return false
+	}
+	if n.Kind == NoticeStore {
+		if c.dirty || m.writer {
+			m.t.Fatalf("store notice of page %d while a program may store to it", n.next)
+		}
+		part := n.Data[off-n.Off : min(off-n.Off+dsm.PageSize, n.Len)]
+		if c.data == nil && (len(part) == dsm.PageSize || end == m.size) {
+			c.data = make([]byte, dsm.PageSize) // else the page stays invalid
+		}
+		if copy(c.data, part); c.data != nil && off < m.area.Size() {
+			m.see(n.next, c.data)
+		}
+	} else {
+		if c.dirty {
+			m.writeBack(n.next)
+			return false
+		}
+		c.data = nil
+	}
+	n.next++
+	return int64(n.next)*dsm.PageSize >= end
+}
+
+func (m *ledgerModel) stepNotices() {
+	if len(m.notices) == 0 {
+		return
+	}
+	i := m.rng.IntN(len(m.notices))
+	if m.step(m.notices[i]) {
+		m.done = append(m.done, m.notices[i].Notice)
+		m.notices = append(m.notices[:i], m.notices[i+1:]...)
+	}
+}
+
+func (m *ledgerModel) takeNotice() {
+	n, ok := m.c.NextNotice()
+	if !ok {
+		return
+	}
+	if n.Kind == NoticeStore && int64(len(n.Data)) != n.Len || n.Kind == NoticeStore && m.writer {
+		m.t.Fatalf("notice %+v with writers %v", n, m.writer)
+	}
+	for _, o := range m.notices {
+		if n.Off < o.Off+o.Len && o.Off < n.Off+n.Len {
+			m.t.Fatalf("two notices in flight for one page")
+		}
+	}
+	for _, o := range m.done {
+		if n.Off < o.Off+o.Len && o.Off < n.Off+n.Len {
+			m.t.Fatalf("two notices in flight for one page")
+		}
+	}
+	m.notices = append(m.notices, &modelNotice{Notice: n, next: dsm.PageIndex(n.Off / dsm.PageSize)})
+}
+
+func (m *ledgerModel) endNotice() {
+	if len(m.done) > 0 {
+		i := m.rng.IntN(len(m.done))
+		m.c.Done(m.done[i])
+		m.done = append(m.done[:i], m.done[i+1:]...)
+	}
+}
+
+// open moves a program on from no handle to OPEN, to a writer and back.
+func (m *ledgerModel) open() {
+	switch {
+	case m.writer:
+		for _, p := range m.pages() { // what the kernel does before RELEASE
+			for m.cache[p].dirty || m.cache[p].writing != nil {
+				for m.cache[p].reading {
+					m.read(p)
+				}
+				m.writeBack(p)
+			}
+		}
+		m.writer = false
+		m.c.SetWriters(false)
+	case !m.opening:
+		m.opening = true
+		m.c.SetWriters(true)
+	case m.c.Writable():
+		m.opening, m.writer = false, true
+	}
+}
+
+// truncate changes the size, here or on another node. Nobody has stores there
+// that were not delivered: what becomes of those is not defined.
+func (m *ledgerModel) truncate() {
+	size := m.area.Size() - int64(m.rng.IntN(3*dsm.PageSize))&^7
+	if m.rng.IntN(2) == 0 {
+		size = m.area.Size() + int64(m.rng.IntN(3*dsm.PageSize))&^7
+	}
+	size = min(max(size, dsm.ExtentSize-3*dsm.PageSize), dsm.ExtentSize+5*dsm.PageSize)
+	from := dsm.PageIndex(size / dsm.PageSize)
+	for p, c := range m.cache {
+		if p >= from && (c.dirty || c.writing != nil) {
+			return
+		}
+	}
+	local := m.rng.IntN(2) == 0
+	before := maps.Clone(m.stale)
+	shrinks := size < m.area.Size()
+	if err := m.area.Resize(size); err != nil {
+		m.t.Fatal(err)
+	}
+	m.c.Truncate(size)
+	if shrinks {
+		for e := range m.want {
+			if e*8 >= size {
+				delete(m.want, e)
+			}
+		}
+		for e := range m.shown {
+			if e*8 >= size {
+				delete(m.shown, e)
+			}
+		}
+		for p, c := range m.cache {
+			if p < from {
+				continue
+			}
+			if c.data != nil || c.reading {
+				m.stale[p] = struct{}{}
+			}
+		}
+		for _, n := range m.notices {
+			n.old = true
+			for p := from; int64(p)*dsm.PageSize < n.Off+n.Len; p++ {
+				m.stale[p] = struct{}{}
+			}
+		}
+	}
+	if local || size > m.size {
+		m.learnSize()
+	}
+	if local { // the kernel has cut its pages itself, but for those on their way
+		maps.DeleteFunc(m.stale, func(p dsm.PageIndex, _ struct{}) bool {
+			_, old := before[p]
+			return !old && !m.page(p).reading && !m.oldStore(p)
+		})
+	}
+}
+
+// learnSize is the kernel learning the area's size: it cuts its page cache.
+func (m *ledgerModel) learnSize() {
+	m.size = m.area.Size()
+	from, cut := dsm.PageIndex(m.size/dsm.PageSize), m.size%dsm.PageSize
+	for p, c := range m.cache {
+		if p < from || c.reading || c.writing != nil || c.data == nil {
+			continue
+		}
+		if p == from && cut > 0 {
+			clear(c.data[cut:])
+		} else {
+			c.data = nil
+			c.dirty = false
+		}
+	}
+}
+
+// settle lets everything that is under way end, and checks what all see.
+func (m *ledgerModel) settle() {
+	for range 3 {
+		for _, p := range m.pages() {
+			for m.cache[p].reading {
+				m.read(p)
+			}
+			for m.cache[p].dirty || m.cache[p].writing != nil {
+				m.writeBack(p)
+			}
+		}
+		for {
+			m.takeNotice()
+			if len(m.notices)+len(m.done) == 0 {
+				break
+			}
+			m.stepNotices()
+			m.endNotice()
+		}
+	}
+	if !m.c.Idle() || !m.c.Writable() || m.c.HeldBytes() != 0 {
+		m.t.Fatalf("not idle with nothing to do: open %d, unready %d, held %d", m.c.open, m.c.unready, m.c.HeldBytes())
+	}
+	for p := range m.pageCount() {
+		w := m.area.Working(p)
+		for i := int64(0); i < dsm.PageSize/8; i++ {
+			e := int64(p)*dsm.PageSize/8 + i
+			if got, want := binary.LittleEndian.Uint64(w[i*8:]), m.want[e]; got != want {
+				m.t.Fatalf("element %d of page %d is %d, want %d", i, p, got, want)
+			}
+		}
+		c := m.page(p)
+		if c.data == nil {
+			continue
+		}
+		if end := m.area.Size() - int64(p)*dsm.PageSize; string(c.data[:min(end, dsm.PageSize)]) != string(w[:min(end, dsm.PageSize)]) {
+			m.t.Fatalf("page %d: the page cache is not the working copy", p)
+		}
+	}
+}
+
+func (m *ledgerModel) run(steps int, truncates bool) {
+	for range steps {
+		p, ok := m.anyPage()
+		if !ok {
+			continue
+		}
+		switch r := m.rng.IntN(100); {
+		case r < 20:
+			m.read(p)
+		case r < 35:
+			m.store(p)
+		case r < 40:
+			m.write(p)
+			m.overwrite(p)
+		case r < 50:
+			m.writeBack(p)
+		case r < 53:
+			m.evict(p)
+		case r < 68:
+			m.update(p)
+		case r < 76:
+			m.takeNotice()
+		case r < 90:
+			m.stepNotices()
+		case r < 96:
+			m.endNotice()
+		case r < 98:
+			m.open()
+		case truncates && m.rng.IntN(3) == 0:
+			m.truncate()
+		case m.rng.IntN(10) == 0:
+			m.settle()
+		}
+	}
+	m.settle()
+}
+
+func newLedgerModel(t *testing.T, rng *rand.Rand, k Kernel) *ledgerModel {
+	size := int64(dsm.ExtentSize + 2*dsm.PageSize + 1000)
+	a, err := NewArea(7, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &ledgerModel{t: t, rng: rng, k: k, sum: k.sum, area: a, c: NewCached(a), size: size,
+		cache: map[dsm.PageIndex]*modelPage{}, want: map[int64]uint64{}, shown: map[int64]uint64{},
+		stale: map[dsm.PageIndex]struct{}{}}
+}
+
+// TestLedgerModel: whatever the order, no store is lost and none counted twice,
+// nothing goes back in time, and in the end the page cache and the working copy agree.
+func TestLedgerModel(t *testing.T) {
+	rng := newRand(t)
+	rounds := 60
+	if testing.Short() {
+		rounds = 10
+	}
+	for _, c := range []struct {
+		name string
+		k    Kernel
+	}{
+		{"sum", mustKernel(t, dsm.MergeSum, dsm.DTypeI64, 0)},
+		{"last", mustKernel(t, dsm.MergeLast, dsm.DTypeU64, 0)},
+		{"last of bytes", mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)},
+	} {
+		for _, truncates := range []bool{false, true} {
+			for range rounds {
+				m := newLedgerModel(t, rng, c.k)
+				t.Run(c.name, func(t *testing.T) {
+					m.t = t
+					m.run(3000, truncates)
+				})
+				if t.Failed() {
+					t.FailNow()
+				}
+			}
+		}
+	}
+}
