@@ -62,7 +62,7 @@ type client struct {
 // selfCommand is a process that runs main's verb of the test binary.
 func selfCommand(verb string, args ...string) *exec.Cmd {
 	cmd := exec.Command(os.Args[0], args...)
-	cmd.Env = append(os.Environ(), verbEnv+"="+verb)
+	cmd.Env = append(os.Environ(), verbEnv+"="+verb, noRaceWait)
 	cmd.Dir = "/"
 	cmd.Stderr = os.Stderr
 	return cmd

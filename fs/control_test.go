@@ -158,17 +158,17 @@ func TestPublishAndAcquireFiles(t *testing.T) {
 	}
 	control("publish") // not open: nothing to do
 	control("acquire")
-	if a.acquires != 0 {
+	if a.state().acquires != 0 {
 		t.Error("an area that is not open was acquired")
 	}
 	_, m := f.mapFile(c, "w", 8)
 	c.must(clientCall{Op: "store", FD: m, Data: []byte("stored")})
 	control("publish")
-	if got := string(a.published); got != "stored\x00\x00" {
+	if got := a.state().published; got != "stored\x00\x00" {
 		t.Errorf("published %q", got)
 	}
 	control("acquire")
-	if a.acquires != 1 {
-		t.Errorf("%d acquires", a.acquires)
+	if n := a.state().acquires; n != 1 {
+		t.Errorf("%d acquires", n)
 	}
 }

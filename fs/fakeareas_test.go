@@ -117,6 +117,18 @@ func (a *fakeArea) await(timeout time.Duration, cond func() bool) bool {
 	}
 }
 
+// fakeState is what tests want to know of an area.
+type fakeState struct {
+	published                                  string
+	opens, writers, syncs, publishes, acquires int
+}
+
+func (a *fakeArea) state() fakeState {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return fakeState{string(a.published), a.opens, a.writers, a.syncs, a.publishes, a.acquires}
+}
+
 // cutLocked forgets what is past the end of the file.
 func (a *fakeArea) cutLocked() {
 	a.data = a.data[:min(int64(len(a.data)), a.plane.names.size(a.id))]
@@ -178,8 +190,11 @@ func (a *fakeArea) WriteAt(p []byte, off int64) error {
 }
 
 func (a *fakeArea) Sync(ctx context.Context) error {
-	if a.onSync != nil {
-		a.onSync()
+	a.mu.Lock()
+	onSync := a.onSync
+	a.mu.Unlock()
+	if onSync != nil {
+		onSync()
 	}
 	var err error
 	a.update(func() {

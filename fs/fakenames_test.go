@@ -59,6 +59,12 @@ func (n *fakeNames) failWith(op string, err error) {
 	n.fail[op] = err
 }
 
+func (n *fakeNames) setBudget(budget int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.budget = budget
+}
+
 func (n *fakeNames) get(ino dsm.Ino) (*fakeInode, error) {
 	if i := n.nodes[ino]; i != nil {
 		return i, nil

@@ -55,7 +55,7 @@ func TestWriteAfterTruncateElsewhere(t *testing.T) {
 
 func TestSizeOverTheBudget(t *testing.T) {
 	f := mountTest(t)
-	f.names.budget = 1 << 20
+	f.names.setBudget(1 << 20)
 	c := startClient(t)
 	fd := c.open(f.path("w"), unix.O_RDWR|unix.O_CREAT)
 	c.wantErrno(syscall.ENOSPC, clientCall{Op: "ftruncate", FD: fd, Off: 2 << 20})
@@ -120,8 +120,8 @@ func TestHoldOncePerArea(t *testing.T) {
 	}
 	eventually(t, "let go", func() bool { return !held() })
 	a := f.areas.area(dsm.AreaID(ino))
-	if a.opens != 0 || a.writers != 0 {
-		t.Errorf("%d handles, %d writers left in the data plane", a.opens, a.writers)
+	if s := a.state(); s.opens != 0 || s.writers != 0 {
+		t.Errorf("%d handles, %d writers left in the data plane", s.opens, s.writers)
 	}
 }
 
@@ -143,8 +143,8 @@ func TestClosePublishes(t *testing.T) {
 	f.noInterval()
 	c := startClient(t)
 	a := f.file(c, "w", []byte("written"))
-	if string(a.published) != "written" { // close(2) has returned
-		t.Errorf("published %q at close", a.published)
+	if got := a.state().published; got != "written" { // close(2) has returned
+		t.Errorf("published %q at close", got)
 	}
 	a.update(func() { a.syncErr = syscall.ENOLINK })
 	fd := c.open(f.path("w"), unix.O_RDWR)
@@ -152,10 +152,10 @@ func TestClosePublishes(t *testing.T) {
 	c.wantErrno(syscall.ENOLINK, clientCall{Op: "close", FD: fd})
 	a.update(func() { a.syncErr = nil })
 
-	n := a.publishes
+	n := a.state().publishes
 	fd = c.open(f.path("w"), unix.O_RDONLY)
 	c.must(clientCall{Op: "close", FD: fd})
-	if a.publishes > n+1 { // the release of the writer may still publish
+	if a.state().publishes > n+1 { // the release of the writer may still publish
 		t.Error("a reader's close publishes")
 	}
 }
@@ -269,7 +269,7 @@ func TestModificationTime(t *testing.T) {
 		t.Errorf("after utimes: %d", got)
 	}
 	c.must(clientCall{Op: "close", FD: fd})
-	eventually(t, "closed", func() bool { a.mu.Lock(); defer a.mu.Unlock(); return a.opens == 0 })
+	eventually(t, "closed", func() bool { return a.state().opens == 0 })
 	if got := mtime(); got != past {
 		t.Errorf("after utimes and close: %d", got)
 	}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -78,7 +79,7 @@ func TestHarvest(t *testing.T) {
 	if n := childFiles(pid, "/dev/fuse"); n != 0 {
 		t.Errorf("child has %d descriptors of /dev/fuse", n)
 	}
-	if got := a.opens; got != 1 {
+	if got := a.state().opens; got != 1 {
 		t.Errorf("%d handles in the data plane, want the program's only", got)
 	}
 	c.must(clientCall{Op: "munmap", FD: m})
@@ -211,8 +212,9 @@ func TestSyncLetsUpdatesIn(t *testing.T) {
 	c := startClient(t)
 	a := f.file(c, "w", bytes.Repeat([]byte("."), 2*dsm.PageSize))
 	_, m := f.mapFile(c, "w", 2*dsm.PageSize)
-	round := 0
-	a.onSync = func() {
+	var rounds atomic.Int64
+	onSync := func() {
+		round := int(rounds.Load())
 		word := strconv.Itoa(round)
 		a.update(func() { copy(a.data[50:], word); copy(a.data[dsm.PageSize+50:], word) })
 		a.tell(Notice{Off: 50, Data: []byte(word)})
@@ -222,7 +224,9 @@ func TestSyncLetsUpdatesIn(t *testing.T) {
 			t.Error("the kernel is not told while it waits for FSYNC")
 		}
 	}
-	for round = range 20 {
+	a.update(func() { a.onSync = onSync })
+	for round := range 20 {
+		rounds.Store(int64(round))
 		c.must(clientCall{Op: "store", FD: m, Off: 10, Data: []byte{byte(round)}})
 		c.must(clientCall{Op: "msync", FD: m})
 		want := strconv.Itoa(round)
@@ -242,7 +246,7 @@ func TestNoStoreLostByInvalidation(t *testing.T) {
 	f := mountTest(t)
 	c := startClient(t)
 	a := f.file(c, "w", make([]byte, pages*dsm.PageSize))
-	eventually(t, "the writer is gone", func() bool { a.mu.Lock(); defer a.mu.Unlock(); return a.opens == 0 })
+	eventually(t, "the writer is gone", func() bool { return a.state().opens == 0 })
 	given := make([]byte, pages*dsm.PageSize)
 	word := func(p []byte, i int) int64 { return int64(binary.NativeEndian.Uint64(p[8*i:])) }
 	setWord := func(p []byte, i int, v int64) { binary.NativeEndian.PutUint64(p[8*i:], uint64(v)) }
@@ -357,7 +361,7 @@ func TestOpenDropsStalePages(t *testing.T) {
 	c := startClient(t)
 	a := f.file(c, "w", []byte("old old"))
 	read := func() string { return string(c.must(clientCall{Op: "readfile", Path: f.path("w")}).Data) }
-	closed := func() bool { a.mu.Lock(); defer a.mu.Unlock(); return a.opens == 0 }
+	closed := func() bool { return a.state().opens == 0 }
 	read()
 	eventually(t, "closed", closed)
 	a.update(func() { copy(a.data, "new new") }) // nobody is told: the area is not subscribed

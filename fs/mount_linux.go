@@ -88,6 +88,10 @@ func serve(b *bridge, mountpoint string) (*fuse.Server, error) {
 		PanicHandler:         crash,
 	}
 	if os.Geteuid() != 0 {
+		// fusermount3 would say why on standard error and return a number.
+		if err := unix.Access("/dev/fuse", unix.R_OK|unix.W_OK); err != nil {
+			return nil, errMount(mountpoint, fmt.Errorf("open /dev/fuse: %w", err))
+		}
 		server, err := fuse.NewServer(b, mountpoint, opts)
 		if err != nil {
 			return nil, errMount(mountpoint, err)

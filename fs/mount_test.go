@@ -18,6 +18,10 @@ import (
 // verbEnv tells the test binary to be something else than the tests.
 const verbEnv = "DSMFS_FS_TEST_VERB"
 
+// noRaceWait keeps a process that was built with -race from sleeping a second
+// before it ends.
+const noRaceWait = "GORACE=atexit_sleep_ms=0"
+
 func TestMain(m *testing.M) {
 	switch verb := os.Getenv(verbEnv); verb {
 	case "":
@@ -41,7 +45,7 @@ func TestMain(m *testing.M) {
 // harvestArgv runs the test binary as the harvester's child. A verb of the
 // environment would go to clients too.
 func harvestArgv() []string {
-	return []string{"/usr/bin/env", verbEnv + "=harvest", os.Args[0]}
+	return []string{"/usr/bin/env", verbEnv + "=harvest", noRaceWait, os.Args[0]}
 }
 
 // fakeInfo is the rest of the daemon.
@@ -168,11 +172,14 @@ func (f *fixture) path(parts ...string) string {
 	return filepath.Join(append([]string{f.mnt}, parts...)...)
 }
 
-// file makes a file with the client and returns its area.
+// file makes a file with the client and returns its area, closed: the next open
+// is the first one.
 func (f *fixture) file(c *client, name string, data []byte) *fakeArea {
 	f.t.Helper()
 	c.must(clientCall{Op: "writefile", Path: f.path(name), Data: data})
-	return f.areas.area(dsm.AreaID(f.names.inoOf(name)))
+	a := f.areas.area(dsm.AreaID(f.names.inoOf(name)))
+	eventually(f.t, "closed", func() bool { return a.state().opens == 0 })
+	return a
 }
 
 // noInterval keeps the interval loop from publishing the area.

@@ -231,3 +231,18 @@ func TestPanicEndsTheDaemon(t *testing.T) {
 	}
 	eventually(t, "the mount is dead", func() bool { return errors.Is(CheckMountpoint(mnt), ErrDeadMount) })
 }
+
+// TestWritebackIsTuned: K4, as root the kernel does not throttle the mount's dirty pages.
+func TestWritebackIsTuned(t *testing.T) {
+	f := mountTest(t)
+	for name, want := range map[string]string{"strict_limit": "0\n", "max_ratio": "100\n"} {
+		path := filepath.Join("/sys/class/bdi", f.fs.device, name)
+		got, err := os.ReadFile(path)
+		if os.IsNotExist(err) {
+			t.Skipf("this kernel has no %s", path)
+		}
+		if err != nil || string(got) != want {
+			t.Errorf("%s is %q, %v", name, got, err)
+		}
+	}
+}
