@@ -41,8 +41,8 @@ type Config struct {
 	Caller   Caller
 	Streams  Streams // closed by the catalog
 	Observer Observer
-	// OnCluster is told which cluster this node belongs to, before the
-	// replica exchanges anything with it.
+	// OnCluster is told which cluster this node belongs to, before the cluster
+	// sends it the log. It may be told more than once.
 	OnCluster func(dsm.ClusterID)
 	Log       *slog.Logger
 }
@@ -70,6 +70,7 @@ type Catalog struct {
 		state *state
 	}
 	view     atomic.Pointer[dsm.View]
+	joining  atomic.Bool // Join is asking to be admitted
 	progress progress
 	calls    calls
 	rounds   rounds

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -101,12 +102,18 @@ func testLog(t testing.TB, name string) *slog.Logger {
 // as they come.
 func start(t testing.TB, name string) *node {
 	t.Helper()
+	return startAt(t, name, "127.0.0.1:0")
+}
+
+// startAt starts the node at an address that it must have.
+func startAt(t testing.TB, name, listen string) *node {
+	t.Helper()
 	n := &node{observer: &recorder{views: make(chan struct{}, 1)}}
 	id := dsm.NodeID(rand.Uint64() | 1)
 	var err error
 	ready := make(chan struct{})
 	n.net, err = transport.Listen(transport.Config{
-		Self: id, Listen: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler),
+		Self: id, Listen: listen, Log: slog.New(slog.DiscardHandler),
 		OnCall: func(ctx context.Context, from dsm.NodeID, req any) (any, error) {
 			<-ready
 			return n.OnCall(ctx, from, req)
@@ -251,58 +258,26 @@ func same(t testing.TB, nodes []*node) {
 		}
 		last = max(last, n.progress.index.Load())
 	}
-	var want []byte
-	for i, n := range nodes {
-		if err := n.WaitApplied(ctx, dsm.Generation(last), 0); err != nil {
-			t.Fatal(err)
+	for {
+		images := make([]*image, len(nodes))
+		still := true
+		for i, n := range nodes {
+			ok(t, n.WaitApplied(ctx, dsm.Generation(last), 0))
+			n.mu.RLock()
+			images[i] = n.mu.state.image()
+			n.mu.RUnlock()
+			still = still && images[i].Applied == images[0].Applied
+			last = max(last, images[i].Applied)
 		}
-		n.mu.RLock()
-		img := n.mu.state.image()
-		n.mu.RUnlock()
-		b := mustEncode(t, img)
-		if i == 0 {
-			want = b
-		} else if string(b) != string(want) {
-			t.Errorf("nodes 0 and %d differ", i)
+		if !still {
+			continue // something was applied meanwhile
 		}
+		want := mustEncode(t, images[0])
+		for i, img := range images {
+			if !bytes.Equal(mustEncode(t, img), want) {
+				t.Errorf("nodes 0 and %d differ", i)
+			}
+		}
+		return
 	}
 }
-
-func benchmarkNodes(b *testing.B, count int) {
-	nodes := cluster(b, count)
-	lead := leaderOf(b, nodes)
-	ctx := context.Background()
-	var follower *node
-	for _, n := range nodes {
-		if n != lead {
-			follower = n
-		}
-	}
-	for _, x := range []struct {
-		name string
-		n    *node
-	}{{"leader", lead}, {"follower", follower}} {
-		if x.n == nil {
-			continue
-		}
-		b.Run(x.name+"/read", func(b *testing.B) {
-			for b.Loop() {
-				if _, err := x.n.Getattr(ctx, dsm.RootIno); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-		b.Run(x.name+"/create", func(b *testing.B) {
-			for b.Loop() {
-				if _, err := x.n.Create(ctx, dsm.RootIno, fmt.Sprint(rand.Uint64()), file, false); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
-func BenchmarkOneNode(b *testing.B)    { benchmarkNodes(b, 1) }
-func BenchmarkTwoNodes(b *testing.B)   { benchmarkNodes(b, 2) }
-func BenchmarkThreeNodes(b *testing.B) { benchmarkNodes(b, 3) }
-func BenchmarkFiveNodes(b *testing.B)  { benchmarkNodes(b, 5) }

@@ -28,7 +28,7 @@
 //
 // Every member has a replica. One votes in a cluster of one or two, three from
 // three on, five from five on; the leader appoints them as members come and go
-// (voters.go). A dead member stays a member, until it is told to leave; a dead
+// (voters.go). A dead member stays a member and keeps its address; a dead
 // minority of the voters stops nothing.
 //
 // # Memory only

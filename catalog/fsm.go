@@ -6,6 +6,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/invariants"
 )
 
 // fsm is the catalog as raft sees it. raft calls it from one goroutine.
@@ -22,6 +23,10 @@ func (f fsm) Apply(l *raft.Log) any {
 	c.mu.Lock()
 	out, err := c.mu.state.apply(l.Index, l.Data)
 	inodes := len(c.mu.state.inodes)
+	if invariants.Enabled && l.Index%64 == 0 {
+		broken := c.mu.state.check()
+		invariants.Check(broken == nil, "catalog at %d: %v", l.Index, broken)
+	}
 	c.mu.Unlock()
 	if err != nil {
 		c.log.Error("the catalog's log has an entry that is no command", "index", l.Index, "err", err)

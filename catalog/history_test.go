@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -215,11 +216,11 @@ func (h *history) verify(t *testing.T) {
 	t.Logf("%d calls of %d clients, %d without an answer", len(h.ops), len(clients), unknown)
 	result, info := porcupine.CheckOperationsVerbose(model, h.ops, patience)
 	if result != porcupine.Ok {
-		path := t.Name() + ".html"
-		if err := porcupine.VisualizePath(model, info, path); err != nil {
-			t.Log(err)
-		}
-		t.Fatalf("the history is not linearizable (%s): see %s", result, path)
+		f, err := os.CreateTemp("", "history-*.html")
+		ok(t, err)
+		defer f.Close()
+		ok(t, porcupine.Visualize(model, info, f))
+		t.Fatalf("the history is not linearizable (%s): see %s", result, f.Name())
 	}
 }
 

@@ -51,6 +51,8 @@ func (c *Catalog) Join(ctx context.Context, addr string) error {
 	if addr == c.self.Addr {
 		return errs.E(errs.Invalid, "join", "%s is this node's own address: name a node of the cluster", addr)
 	}
+	c.joining.Store(true)
+	defer c.joining.Store(false)
 	reply, err := c.caller.Call(ctx, addr, &wire.Join{Protocol: wire.JoinProtocol, Member: c.self})
 	if err != nil {
 		switch errs.KindOf(err) {

@@ -205,3 +205,33 @@ func TestDeadNodeGetsNoVote(t *testing.T) {
 		}
 	}
 }
+
+// TestRestartAtTheSameAddress starts a process where a member died: it is
+// nobody, gets nothing that was meant for the dead one, and answers for nobody.
+func TestRestartAtTheSameAddress(t *testing.T) {
+	nodes := cluster(t, 3)
+	ctx := patient(t)
+	lead := leaderOf(t, nodes)
+	alive := []*node{lead}
+	var dead *node
+	for _, n := range nodes {
+		if n != lead && dead == nil {
+			dead = n
+		} else if n != lead {
+			alive = append(alive, n)
+		}
+	}
+	dead.stop()
+	again := startAt(t, "again", dead.self.Addr)
+	refused(t, again.Join(ctx, lead.self.Addr), errs.Exist, dead.self.Name, "has not left")
+	for i, n := range alive {
+		for j := range 20 {
+			_, err := n.Create(ctx, dsm.RootIno, fmt.Sprint(i, "-", j), file, false)
+			ok(t, err)
+		}
+	}
+	same(t, alive)
+	if last, _ := again.logs.LastIndex(); last != 0 || again.raft.CurrentTerm() != 0 {
+		t.Errorf("the new process has a log up to %d and term %d", last, again.raft.CurrentTerm())
+	}
+}

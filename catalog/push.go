@@ -118,8 +118,8 @@ func (c *Catalog) report(s server) bool {
 	}
 	self := c.trans.EncodePeer(serverID(c.self.ID), c.trans.LocalAddr())
 	req := raft.AppendEntriesRequest{
-		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(serverID(c.self.ID)), Addr: self},
-		Term:      term, Leader: self,
+		RPCHeader:    raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(serverID(c.self.ID)), Addr: self},
+		Term:         term,
 		PrevLogEntry: commit, PrevLogTerm: last.Term, LeaderCommitIndex: commit,
 	}
 	var resp raft.AppendEntriesResponse

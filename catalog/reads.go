@@ -218,7 +218,7 @@ func (c *Catalog) confirm(ctx context.Context, term uint64) bool {
 
 // probe asks a node how it is.
 func (c *Catalog) probe(ctx context.Context, id dsm.NodeID, addr string) (*wire.Probed, error) {
-	reply, err := c.caller.Call(ctx, nodeAddr(id, addr), &wire.Probe{})
+	reply, err := c.caller.Call(ctx, nodeAddr(id, addr), &wire.Probe{Cluster: c.Current().Cluster})
 	if err != nil {
 		return nil, err
 	}

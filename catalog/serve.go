@@ -28,6 +28,9 @@ func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error
 	case *wire.ReadIndex:
 		return c.serveIndex(ctx, r)
 	case *wire.Probe:
+		if c.joining.Load() && r.Cluster != 0 {
+			c.belong(r.Cluster)
+		}
 		return &wire.Probed{Term: c.raft.CurrentTerm(), Applied: c.progress.index.Load()}, nil
 	case *wire.Leave:
 		return c.serveLeave(ctx, r.Node)

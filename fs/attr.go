@@ -110,6 +110,9 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	}
 	i, err := b.setAttr(r, dsm.Ino(in.NodeId), ch)
 	if err != nil {
+		if errs.Is(err, errs.Invalid) {
+			b.log.Warn("refused", "area", in.NodeId, "err", err) // an errno does not say what was expected
+		}
 		return inodeStatus(err)
 	}
 	b.attr(i, &out.Attr)

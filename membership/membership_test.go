@@ -16,7 +16,11 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// memberlist's Shutdown does not wait for a probe under way, which ends by its
+// own timeout.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
+}
 
 func mustAddr(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 

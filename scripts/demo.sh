@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains a classifier of handwritten digits in three processes on three dsmfs
-# mounts of this machine, and leaves nothing behind but its plot, digits.png.
+# mounts of this machine, and leaves nothing behind but its plot, bin/digits.png.
 #
 # It installs what is missing (Debian packages, Python packages into .venv),
 # builds bin/dsmfs, starts "dsmfs dev", runs examples/digits/train.py and stops.
@@ -94,7 +94,7 @@ grep -q ready "$dir/out" || { cat "$dir/out" >&2; left=1; die "the cluster did n
 
 say "training: examples/digits/train.py --dir $dir/nodes $*"
 status=0
-.venv/bin/python examples/digits/train.py --dir "$dir/nodes" "$@" || status=$?
+.venv/bin/python examples/digits/train.py --dir "$dir/nodes" --plot bin/digits.png "$@" || status=$?
 
 say "stopping"
 stop

@@ -109,7 +109,8 @@ func (d *dev) run(flags []string) error {
 	for _, n := range d.nodes {
 		addr, err := d.start(n, first, flags)
 		if err != nil {
-			return errors.Join(err, d.stopAll())
+			d.abandon()
+			return err
 		}
 		if addr == "" { // told to end
 			return d.stopAll()
@@ -131,7 +132,8 @@ func (d *dev) run(flags []string) error {
 	case <-d.stop:
 		return d.stopAll()
 	case n := <-ended:
-		return errors.Join(fail(exitDev, "%s", n.died()), d.stopAll())
+		d.abandon()
+		return fail(exitDev, "%s", n.died("ended by itself"))
 	}
 }
 
@@ -163,9 +165,9 @@ func (d *dev) start(n *devNode, first string, flags []string) (addr string, err 
 	}
 }
 
-// died says how a node ended by itself.
-func (n *devNode) died() string {
-	text := fmt.Sprintf("%s (pid %d) ended by itself: %v", n.name, n.d.cmd.Process.Pid, n.d.cmd.ProcessState)
+// died says how a node ended; what says whose doing it was.
+func (n *devNode) died(what string) string {
+	text := fmt.Sprintf("%s (pid %d) %s: %v", n.name, n.d.cmd.Process.Pid, what, n.d.cmd.ProcessState)
 	if out := strings.TrimSpace(n.d.output.String()); out != "" {
 		text += "\n" + out
 	}
@@ -184,7 +186,7 @@ func (d *dev) stopAll() error {
 	var failed []error
 	for i := len(d.nodes) - 1; i >= 0; i-- {
 		n := d.nodes[i]
-		if n.d == nil || n.d.cmd.Process == nil {
+		if n.d == nil {
 			continue
 		}
 		if err := d.stopNode(n); err != nil {
@@ -192,6 +194,45 @@ func (d *dev) stopAll() error {
 		}
 	}
 	return errors.Join(failed...)
+}
+
+// abandon ends all nodes at once after one has failed. What it was home of is
+// lost, and with half of the cluster gone nobody can leave in good order: so they get
+// a moment to try, and are then told again.
+func (d *dev) abandon() {
+	const moment = 2 * time.Second
+	for _, pause := range []time.Duration{moment, leaveLimit, leaveLimit} {
+		limit := time.After(pause)
+		for _, n := range d.nodes {
+			if n.d != nil {
+				_ = n.d.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+			}
+		}
+		if d.allEnded(limit) {
+			return
+		}
+	}
+	for _, n := range d.nodes {
+		if n.d != nil {
+			_ = n.d.cmd.Process.Kill() // likewise
+		}
+	}
+	d.allEnded(nil)
+}
+
+// allEnded waits until every node has ended, and reports whether that was before the limit.
+func (d *dev) allEnded(limit <-chan time.Time) bool {
+	for _, n := range d.nodes {
+		if n.d == nil {
+			continue
+		}
+		select {
+		case <-n.d.exited:
+		case <-limit:
+			return false
+		}
+	}
+	return true
 }
 
 func (d *dev) stopNode(n *devNode) error {
@@ -206,7 +247,7 @@ func (d *dev) stopNode(n *devNode) error {
 	select {
 	case <-n.d.exited:
 		if !n.d.cmd.ProcessState.Success() {
-			return fail(exitLeave, "%s", n.died())
+			return fail(exitLeave, "%s", n.died("did not leave cleanly"))
 		}
 		return nil
 	case <-d.stop:

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/membership"
@@ -37,8 +38,14 @@ func (n *node) others() []string {
 	return addrs
 }
 
+// goodbyeLimit bounds how long a node waits until the gossip has spread that it
+// left: for ever if the others leave too. The catalog has told them before.
+const goodbyeLimit = time.Second
+
 // stopGossip says good-bye, and ends the gossip.
 func (n *node) stopGossip(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, goodbyeLimit)
+	defer cancel()
 	if err := n.gossip.Leave(ctx); err != nil {
 		n.log.Debug("the good-bye may be lost", "err", err) // the others will take the node for dead, and it is no member
 	}

@@ -91,6 +91,15 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, stop cha
 			return err
 		}
 	}
+	profiled, err := startProfile()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err := profiled(); err != nil {
+			log.Error("profile", "err", err)
+		}
+	}()
 	n, err := startInTime(nodeConfig{mountConfig: c, log: log, level: level}, stop)
 	if err != nil {
 		log.Error("mount failed", "err", err)

@@ -112,6 +112,7 @@ func openState(dir, point string) (*state, error) {
 		}
 	}
 	_ = os.Remove(filepath.Join(s.dir, failedFile)) // of a daemon before; usually none
+	sweepLinks()
 	if s.dir != place {
 		s.leaveLink(place)
 	}
@@ -129,6 +130,21 @@ func (s *state) leaveLink(place string) {
 	}
 	if os.Symlink(s.dir, place) == nil {
 		s.link = place
+	}
+}
+
+// sweepLinks removes the links whose directories are gone: those of daemons that
+// were killed, and whose state somebody has removed.
+func sweepLinks() {
+	entries, err := os.ReadDir(stateBase())
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		path := filepath.Join(stateBase(), e.Name())
+		if _, err := os.Stat(path); e.Type() == fs.ModeSymlink && errors.Is(err, fs.ErrNotExist) {
+			_ = os.Remove(path) // the next mount tries again
+		}
 	}
 }
 

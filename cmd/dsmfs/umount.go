@@ -39,7 +39,7 @@ func umountVerb(p *program, args []string) error {
 	}
 	pid, dir := daemonOf(m.point)
 	if *force {
-		return umountForce(m.point, pid, dir)
+		return umountForce(m.point, pid, dir, *wait)
 	}
 	var watch *watch
 	if pid != 0 {
@@ -82,8 +82,9 @@ func umountIdle(point string) error {
 	}
 }
 
-// umountForce takes the mount away and ends its daemon.
-func umountForce(point string, pid int, dir string) error {
+// umountForce takes the mount away and ends its daemon: in good order, unless it
+// is stopped or does not get there in time.
+func umountForce(point string, pid int, dir string, limit time.Duration) error {
 	var gone *watch
 	if pid != 0 {
 		var err error
@@ -95,7 +96,7 @@ func umountForce(point string, pid int, dir string) error {
 	if err := fs.UnmountPath(point, true); err != nil {
 		return withCode(exitBusy, err)
 	}
-	if gone == nil || gone.wait(leaveLimit+5*time.Second) {
+	if gone == nil || !isStopped(pid) && gone.wait(limit) {
 		return nil
 	}
 	if err := gone.kill(); err != nil {
@@ -105,6 +106,16 @@ func umountForce(point string, pid int, dir string) error {
 		return fail(exitLeave, "%s is unmounted, but its daemon (pid %d) cannot be killed; see %s", point, pid, filepath.Join(dir, logFile))
 	}
 	return fail(exitLeave, "%s is unmounted; its daemon (pid %d) did not leave the cluster in time and was killed", point, pid)
+}
+
+// isStopped reports whether the process was stopped by a signal, and so answers nobody.
+func isStopped(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(text), ") ") // after the name, which is in brackets
+	return strings.HasPrefix(rest, "T")
 }
 
 // watch is a process that need not be a child.

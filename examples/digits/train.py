@@ -21,6 +21,7 @@ import argparse
 import glob
 import multiprocessing
 import shutil
+import signal
 import sys
 import time
 
@@ -39,7 +40,7 @@ def arguments():
     p.add_argument("--dir", help="use the mounts DIR/node*")
     p.add_argument("--epochs", type=int, default=20)
     p.add_argument("--batch", type=int, default=16, help="examples per step")
-    p.add_argument("--rate", type=float, default=0.1, help="learning rate")
+    p.add_argument("--rate", type=float, default=0.15, help="learning rate of the first epoch; it falls linearly to a tenth")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--points", type=float, default=1.5, help="how many points of accuracy may be lost")
     p.add_argument("--plot", default="digits.png", help="where to write the plot")
@@ -61,12 +62,17 @@ def batches(rng, examples, size):
         yield order[at : at + size]
 
 
+def rate(a, epoch):
+    """Return the learning rate of an epoch."""
+    return a.rate * (1 - 0.9 * epoch / max(1, a.epochs - 1))
+
+
 def serial(a, x, y, x_test, y_test):
     """Train alone. Return the loss and test accuracy after every epoch."""
     w, rng, history = model.initial(a.seed), np.random.default_rng(a.seed), []
-    for _ in range(a.epochs):
+    for epoch in range(a.epochs):
         for b in batches(rng, len(x), a.batch):
-            model.step(w, x[b], y[b], a.rate)
+            model.step(w, x[b], y[b], rate(a, epoch))
         history.append((model.evaluate(w, x, y)[0], model.evaluate(w, x_test, y_test)[1]))
     return history
 
@@ -86,6 +92,7 @@ def create(mount, seed, workers):
 
 def work(me, a, data, shared):
     """Be one worker: a third of the examples, every step published."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends the workers
     x, y, x_test, y_test = data
     workers = len(a.mounts)
     mine = np.arange(me, len(x), workers)
@@ -97,7 +104,7 @@ def work(me, a, data, shared):
     for epoch in range(a.epochs):
         lags, ages = [], []
         for b in batches(rng, len(mine), a.batch):
-            model.step(w, x[mine[b]], y[mine[b]], a.rate)
+            model.step(w, x[mine[b]], y[mine[b]], rate(a, epoch))
             counts[me] += 1
             steps = int(counts[me])
             done[me, steps] = time.monotonic()
@@ -214,4 +221,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -46,7 +46,10 @@ func TestOrder(t *testing.T) {
 	}) string {
 		outer.Lock()
 		defer outer.Unlock()
-		return panicOf(func() { inner.Lock(); inner.Unlock() })
+		return panicOf(func() {
+			inner.Lock()
+			defer inner.Unlock()
+		})
 	}
 	for _, right := range []string{hold(&a, &b), hold(&a, &c), hold(&b, &c), hold(&a, &r), hold(&r, &c)} {
 		if right != "" {
@@ -77,7 +80,9 @@ func TestReadLocksAreInTheOrder(t *testing.T) {
 	}
 	b.RUnlock()
 	a.RLock()
-	b.RLock()
+	if got := panicOf(b.RLock); got != "" {
+		t.Errorf("a right order panics: %s", got)
+	}
 	b.RUnlock()
 	a.RUnlock()
 }
@@ -91,7 +96,9 @@ func TestUnlockByAnotherGoroutine(t *testing.T) {
 	done := make(chan struct{})
 	go func() { a.Unlock(); close(done) }()
 	<-done
-	b.Lock() // a is not held any more
+	if got := panicOf(b.Lock); got != "" { // a is not held any more
+		t.Error(got)
+	}
 	b.Unlock()
 	if !a.TryLock() {
 		t.Fatal("a is still locked")

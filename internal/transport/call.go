@@ -176,7 +176,13 @@ func (c *caller) gaveUp(ctx context.Context) error {
 	if ctx.Err() == context.DeadlineExceeded {
 		kind = errs.Timeout
 	}
-	return &errs.Error{Op: "call", Node: c.node, Kind: kind, Err: context.Cause(ctx)}
+	e := &errs.Error{Op: "call", Kind: kind, Err: context.Cause(ctx)}
+	select {
+	case <-c.ready: // only now is it known who answers at the address
+		e.Node = c.node
+	default:
+	}
+	return e
 }
 
 // spawn runs f on a goroutine unless the transport is closed.

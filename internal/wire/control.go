@@ -52,8 +52,9 @@ type ReadIndex struct {
 // ReadIndexed answers ReadIndex.
 type ReadIndexed struct{ Index uint64 }
 
-// Probe asks a node how it is.
-type Probe struct{}
+// Probe asks a node how it is. A node that is joining learns from it which
+// cluster it will belong to.
+type Probe struct{ Cluster dsm.ClusterID }
 
 // Probed answers Probe: the node's term of raft and what it has applied.
 type Probed struct {

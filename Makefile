@@ -1,0 +1,91 @@
+# make build   bin/dsmfs
+# make test    everything that CI runs; installs what it needs
+# make demo    trains a classifier on three mounts of this machine
+# make bench   measures against yardsticks of the same machine
+# make fuzz    every fuzz target for a while; FUZZTIME=20s
+# make clean   removes what the others made here
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+FUZZTIME ?= 20s
+VERSION := $(shell git describe --tags --match 'v*' --dirty 2>/dev/null | sed 's/^v//' || true)
+ifeq ($(VERSION),)
+VERSION := 0.0.0-$(shell git rev-parse --short=12 HEAD 2>/dev/null || echo dev)
+endif
+
+# Everything but the black-box tests and the checks of the source.
+PRODUCT = $$(go list ./... | grep -v -e /integration -e /internal/lint$$)
+SUM = .venv/bin/python scripts/gotest.py
+
+.PHONY: build
+build: # Static: it runs on any Linux of the architecture. go build is quick when nothing changed.
+	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/dsmfs ./cmd/dsmfs
+
+.PHONY: test
+test: deps lint unit race invariants integration python
+	@echo "all passed"
+
+# In this order also with -j: the machine is small and the tests have deadlines.
+.NOTPARALLEL:
+
+.PHONY: deps
+deps: .venv/.requirements-dev
+	@scripts/deps.sh
+
+# The stamps are copies of the files that were installed. scripts/demo.sh keeps the first one likewise.
+.venv/.requirements: requirements.txt
+	@scripts/deps.sh
+	@test -x .venv/bin/python || python3 -m venv .venv
+	@cmp -s $< $@ || .venv/bin/pip install --quiet --disable-pip-version-check -r $<
+	@cp $< $@
+
+.venv/.requirements-dev: requirements-dev.txt .venv/.requirements
+	@.venv/bin/pip install --quiet --disable-pip-version-check -r $<
+	@cp $< $@
+
+.PHONY: lint
+lint: deps
+	@go test -count=1 -json ./internal/lint | $(SUM) "checks of the source"
+
+.PHONY: unit
+unit: deps
+	@go test -timeout 10m -json $(PRODUCT) | $(SUM) "unit tests"
+
+.PHONY: race
+race: deps
+	@go test -race -timeout 20m -json $(PRODUCT) | $(SUM) "unit tests with the race detector"
+
+.PHONY: invariants
+invariants: deps
+	@go test -tags invariants -timeout 15m -json $(PRODUCT) | $(SUM) "unit tests with invariants checked"
+
+# One package at a time: they mount, and make network namespaces.
+.PHONY: integration
+integration: deps build
+	@go test -p 1 -timeout 40m -count=1 -json ./integration/... | $(SUM) "integration tests"
+
+.PHONY: python
+python: deps build
+	@if compgen -G 'pybind/**/test_*.py' >/dev/null || compgen -G 'examples/**/test_*.py' >/dev/null; then \
+		.venv/bin/python -m pytest --quiet; fi
+
+.PHONY: demo
+demo: build
+	@scripts/demo.sh
+
+.PHONY: bench
+bench: deps build
+	@go run ./bench
+
+.PHONY: fuzz
+fuzz:
+	@scripts/fuzz.sh $(FUZZTIME)
+
+.PHONY: clean
+clean:
+	@rm -rf bin .venv .mypy_cache .ruff_cache .pytest_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
