@@ -10,6 +10,7 @@ usage: go test -json ./... | gotest.py WHAT
 
 import collections
 import json
+import re
 import sys
 from typing import Any
 
@@ -20,6 +21,7 @@ def main() -> int:
     output: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
     count: collections.Counter[str] = collections.Counter()
     skips: collections.Counter[str] = collections.Counter()
+    broken: collections.Counter[str] = collections.Counter()  # failed tests of each package
     failed = False
     for line in sys.stdin:
         try:
@@ -42,6 +44,7 @@ def main() -> int:
             count[action] += 1
             if action == "fail":
                 failed = True
+                broken[package] += 1
                 print("".join(text), end="")
             elif action == "skip":
                 skips[reason(text)] += 1
@@ -49,6 +52,8 @@ def main() -> int:
         short = package.removeprefix("github.com/dsmfs/dsmfs/")
         if action == "fail":
             failed = True
+            if not broken[package]:  # no test of it: it did not build, crashed or left something behind
+                count["fail"] += 1
             print("".join(text), end="")
             print(f"FAIL  {short}  {event.get('Elapsed', 0):.1f} s", flush=True)
         elif action == "pass":
@@ -62,7 +67,7 @@ def main() -> int:
 def reason(output: list[str]) -> str:
     """Return why a test was skipped, given what it printed."""
     said = [s.strip() for s in output if s.strip() and not s.lstrip().startswith(("===", "---"))]
-    return said[-1] if said else "no reason given"
+    return re.sub(r"^\S+\.go:\d+: ", "", said[-1]) if said else "no reason given"
 
 
 if __name__ == "__main__":

@@ -230,9 +230,9 @@ func dup(f *os.File) (*os.File, error) {
 // kernel hand over what programs stored; see fs.HarvestMain.
 const harvestVerbName = "harvest"
 
-func harvestVerb(p *program, _ []string) error {
+func harvestVerb(*program, []string) error {
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP) // it ends with its input
-	err := fs.HarvestMain(p.in, p.out)
+	err := fs.HarvestMain(os.Stdin, os.Stdout)
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return nil // the daemon was killed in the middle of a request
 	}
