@@ -1,11 +1,11 @@
 package coherence
 
 import (
-	"sync"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
 )
@@ -17,7 +17,7 @@ type Area struct {
 	node *Node
 
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		ino     dsm.Inode
 		view    *dsm.View // the view that replica and home act on
 		mem     *pages.Area
@@ -30,6 +30,7 @@ type Area struct {
 		removed bool
 
 		out     []message     // to send when the step is over
+		sending bool          // a goroutine is sending, in order
 		changed chan struct{} // closed and replaced when a waiter should look again
 		wake    bool          // this step did something that waiters wait for
 		notify  bool          // this step made notices for the kernel
@@ -45,6 +46,7 @@ type message struct {
 
 func newArea(n *Node, ino dsm.Inode) *Area {
 	a := &Area{id: ino.Area(), node: n}
+	a.mu.Init("coherence.Area")
 	a.mu.ino = ino
 	a.mu.view = n.cfg.View.Current()
 	a.mu.changed = make(chan struct{})
@@ -60,20 +62,25 @@ func (a *Area) step(event func()) {
 	a.mu.Lock()
 	a.catchUp()
 	if !a.mu.removed {
+		told, writable := a.told()
 		event()
 		a.local()
+		for a.ackLate() {
+			a.local()
+		}
+		if t, w := a.told(); t && !told || w && !writable {
+			a.mu.wake = true
+		}
 	}
-	out, notify := a.mu.out, a.mu.notify
-	a.mu.out, a.mu.notify = nil, false
+	notify := a.mu.notify
+	a.mu.notify = false
 	if a.mu.wake {
 		a.mu.wake = false
 		close(a.mu.changed)
 		a.mu.changed = make(chan struct{})
 	}
+	a.deliverLocked()
 	a.mu.Unlock()
-	for _, m := range out {
-		a.node.cfg.Sender.Send(m.peer, m.msg, m.payload)
-	}
 	if notify {
 		if c := a.node.cache.Load(); c != nil {
 			(*c).Changed(a.id)
@@ -81,10 +88,38 @@ func (a *Area) step(event func()) {
 	}
 }
 
+// told reports whether the kernel knows all there is to know, and whether an open for
+// writing may be answered.
+func (a *Area) told() (all, writable bool) {
+	if a.mu.cached == nil {
+		return true, true
+	}
+	return a.mu.cached.Idle(), a.mu.cached.Writable()
+}
+
+// deliverLocked hands the messages of the steps so far to the Sender, without the lock but in the order
+// of the steps: while one goroutine is at it, others leave theirs to it.
+func (a *Area) deliverLocked() {
+	if a.mu.sending {
+		return
+	}
+	a.mu.sending = true
+	for len(a.mu.out) > 0 {
+		out := a.mu.out
+		a.mu.out = nil
+		a.mu.Unlock()
+		for _, m := range out {
+			a.node.cfg.Sender.Send(m.peer, m.msg, m.payload)
+		}
+		a.mu.Lock()
+	}
+	a.mu.sending = false
+}
+
 // local handles what the step sent to this node until nothing of it is left.
 func (a *Area) local() {
 	self := a.node.cfg.Self
-	for i := 0; i < len(a.mu.out); i++ {
+	for i := 0; i < len(a.mu.out); i++ { // those of earlier steps are all to others
 		if a.mu.out[i].peer != self {
 			continue
 		}

@@ -16,7 +16,8 @@ import (
 func (a *Area) await(ctx context.Context, op string, cond func() bool) error {
 	for {
 		a.mu.Lock()
-		ok, gone, changed := cond(), a.mu.removed, a.mu.changed
+		gone, changed := a.mu.removed, a.mu.changed
+		ok := !gone && cond()
 		a.mu.Unlock()
 		switch {
 		case gone:
@@ -105,7 +106,7 @@ func (a *Area) expire() {
 			return
 		}
 		goal := a.requestPublish()
-		if retry = !a.reached(goal); !retry {
+		if retry = !a.reached(goal) || r.syncing > 0; !retry {
 			a.dropReplica()
 		}
 	})
@@ -161,6 +162,9 @@ func (a *Area) present(off int64, n int) bool {
 
 // pagesOf returns the pages of extent e that [off, off+n) touches.
 func pagesOf(e dsm.ExtentIndex, off int64, n int) dsm.PageSet {
+	if n <= 0 {
+		return dsm.PageSet{}
+	}
 	base := int64(e) * dsm.ExtentSize
 	first := max(off-base, 0) / dsm.PageSize
 	last := (min(off+int64(n)-base, dsm.ExtentSize) + dsm.PageSize - 1) / dsm.PageSize
@@ -200,6 +204,9 @@ func (a *Area) WriteAt(p []byte, off int64) error {
 		}
 		if room := a.mu.ino.Size - off; int64(len(p)) > room {
 			p = p[:max(room, 0)]
+		}
+		if len(p) == 0 {
+			return
 		}
 		r.lastStore = a.now()
 		if a.present(off, len(p)) {
@@ -255,7 +262,11 @@ func (a *Area) Acquire(ctx context.Context) error {
 	a.step(func() { op = a.startAcquire() })
 	err := a.await(ctx, "acquire", func() bool { return len(op.pending) == 0 })
 	if err == nil {
+		// Until the kernel has heard of everything the homes wait with more, or this
+		// might never end.
+		a.step(func() { a.mu.replica.draining++ })
 		err = a.await(ctx, "acquire", func() bool { return a.mu.cached == nil || a.mu.cached.Idle() })
+		a.step(func() { a.mu.replica.draining-- })
 	}
 	a.step(func() { a.endAcquire(op) })
 	return err
@@ -317,13 +328,13 @@ type Notice = pages.Notice
 
 // NextNotice returns the next thing to tell the kernel; NoticeDone ends it.
 // Several notices may be out at once, of different pages.
-func (a *Area) NextNotice() (Notice, bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.mu.cached == nil {
-		return Notice{}, false
-	}
-	return a.mu.cached.NextNotice()
+func (a *Area) NextNotice() (n Notice, ok bool) {
+	a.step(func() {
+		if a.mu.cached != nil {
+			n, ok = a.mu.cached.NextNotice()
+		}
+	})
+	return n, ok
 }
 
 // NoticeDone says that the kernel has been told.
@@ -331,8 +342,6 @@ func (a *Area) NoticeDone(n Notice) {
 	a.step(func() {
 		if a.mu.cached != nil {
 			a.mu.cached.Done(n)
-			a.ackLate()
-			a.mu.wake = true
 		}
 	})
 }

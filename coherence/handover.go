@@ -8,6 +8,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
@@ -29,7 +30,7 @@ type handovers struct {
 	stepped bool // simulated: its steps are taken by the test, not by goroutines
 
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		sent map[dsm.Slot]dsm.Epoch // handed over, under which epoch of the slot
 		runs map[dsm.NodeID]*handoverRun
 	}
@@ -46,6 +47,7 @@ type handoverRun struct {
 
 func (h *handovers) init(n *Node) {
 	h.node = n
+	h.mu.Init("coherence.handovers")
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.mu.sent = make(map[dsm.Slot]dsm.Epoch)
 	h.mu.runs = make(map[dsm.NodeID]*handoverRun)
@@ -100,12 +102,12 @@ func (h *handovers) run(r *handoverRun) {
 		if !h.send(r, slots) {
 			continue
 		}
-		h.node.cfg.Sender.Send(r.to, &wire.HandoverDone{Epoch: v.Epoch, Slots: slots}, nil)
 		h.mu.Lock()
 		for _, s := range slots {
-			h.mu.sent[s] = v.Slots[s].Epoch
+			h.mu.sent[s] = v.Slots[s].Epoch // before the message: a reset from now on takes it back
 		}
 		h.mu.Unlock()
+		h.node.cfg.Sender.Send(r.to, &wire.HandoverDone{Epoch: v.Epoch, Slots: slots}, nil)
 	}
 }
 
@@ -206,7 +208,7 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 		a.step(func() {
 			row := a.row(m.Extent)
 			switch {
-			case row.Source != from || !a.isSelf(row.Primary) || n.slotReady(m.Slot, row):
+			case m.Epoch < row.Epoch || row.Source != from || !a.isSelf(row.Primary) || n.slotReady(m.Slot, row):
 				// Sent again, or overtaken by another view: nothing to install.
 			case m.Gen < a.mu.ino.Gen:
 				ack.Stale, ack.Rev = true, a.mu.ino.Rev
@@ -260,7 +262,7 @@ func (h *handovers) done(from dsm.NodeID, m *wire.HandoverDone) error {
 		if int(s) >= dsm.Slots {
 			return errs.E(errs.Corrupt, "handover", "slot %d", s)
 		}
-		if row := &v.Slots[s]; row.Source == from && row.Primary == n.cfg.Self {
+		if row := &v.Slots[s]; row.Source == from && row.Primary == n.cfg.Self && m.Epoch >= row.Epoch {
 			n.received[s].Store(uint64(row.Epoch))
 			ready = append(ready, s)
 		}

@@ -142,6 +142,10 @@ func (a *Area) keepBase(from dsm.NodeID, m *wire.Publish, i int) bool {
 		}
 		return true
 	}
+	s := a.mu.home.subs[a.node.cfg.Self]
+	if s == nil || s.hold || s.inFlight >= pushWindow || len(s.lag(m.Extent).pushes) > 0 {
+		return true // no push follows in this step
+	}
 	return r.hold || !x.live || x.dirty.Has(i)
 }
 

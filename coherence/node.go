@@ -3,12 +3,12 @@ package coherence
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // PageCache is the kernel's page cache as the data plane needs it. Its methods
@@ -48,7 +48,7 @@ type Node struct {
 	received [dsm.Slots]atomic.Uint64
 
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		areas  map[dsm.AreaID]*Area
 		closed bool
 	}
@@ -64,6 +64,7 @@ func New(cfg Config) *Node {
 		cfg.Linger = DefaultLinger
 	}
 	n := &Node{cfg: cfg}
+	n.mu.Init("coherence.Node")
 	n.mu.areas = make(map[dsm.AreaID]*Area)
 	n.handovers.init(n)
 	return n
@@ -71,7 +72,12 @@ func New(cfg Config) *Node {
 
 // SetPageCache says where changes of working copies are announced. Before it
 // is called they are not.
-func (n *Node) SetPageCache(c PageCache) { n.cache.Store(&c) }
+func (n *Node) SetPageCache(c PageCache) {
+	n.cache.Store(&c)
+	for _, a := range n.all() { // opened before: nobody was told
+		c.Changed(a.id)
+	}
+}
 
 // area returns the area, making it if the catalog knows it.
 func (n *Node) area(id dsm.AreaID) (*Area, error) {

@@ -77,6 +77,9 @@ func (a *Area) startPublications() {
 		if r.nPubs >= publishWindow {
 			return
 		}
+		if x.dirty.Empty() && len(x.stash) > 0 {
+			continue // until the pages come
+		}
 		x.wanted = len(x.stash) > 0 // those pages come later
 		a.startPublication(dsm.ExtentIndex(e), x)
 	}
@@ -272,7 +275,13 @@ func (a *Area) Publish(ctx context.Context) error {
 	if rule != nil {
 		return rule
 	}
-	return a.await(ctx, "publish", func() bool { return a.reached(goal) })
+	if err := a.await(ctx, "publish", func() bool {
+		rule = a.publishable()
+		return rule != nil || a.reached(goal)
+	}); err != nil {
+		return err
+	}
+	return rule
 }
 
 // publishable says why the bytes of the area cannot be merged as its rules say.

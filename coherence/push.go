@@ -190,6 +190,11 @@ func (a *Area) homeFetch(from dsm.NodeID, m *wire.Fetch) {
 
 func (a *Area) homePushAck(from dsm.NodeID, m *wire.PushAck) {
 	if s := a.mu.home.subs[from]; s != nil {
+		if !m.Declined.Empty() {
+			// It holds; its Subscribe that says so is on its way, or parked. To push
+			// again before that would go on for as long.
+			s.hold = true
+		}
 		s.acked(m.Extent, m.ID, m.Declined)
 		a.pump(from, s)
 	}

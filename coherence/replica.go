@@ -18,6 +18,7 @@ type replica struct {
 	opens      int  // open handles
 	writers    int  // of them, those that may store
 	syncing    int  // program sync calls under way: updates may enter memory
+	draining   int  // of them, those that wait for the kernel to have been told
 	hold       bool // what the homes were last told
 
 	extents  []*replicaExtent // one for each extent of the area while subscribed
@@ -67,8 +68,13 @@ type acquiring struct {
 }
 
 func (r *replica) init() {
-	*r = replica{seq: r.seq, subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring),
-		inquiry: make(map[uint64]*inquiring)}
+	inquiry := r.inquiry
+	if inquiry == nil {
+		inquiry = make(map[uint64]*inquiring)
+	}
+	// Numbers go on, so that late answers to an earlier replica match nothing.
+	*r = replica{seq: r.seq, round: r.round, inquiry: inquiry,
+		subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring)}
 }
 
 // homes returns the distinct homes of the extents [from, to) of the area.
@@ -198,7 +204,11 @@ func (a *Area) replicaSubscribed(from dsm.NodeID, m *wire.Subscribed) {
 // replicaPush merges pushed pages into the working copy and makes them the base.
 func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) error {
 	r := &a.mu.replica
-	if !r.subscribed || m.Gen < a.mu.ino.Gen {
+	if !r.subscribed {
+		a.send(from, &wire.Unsubscribe{Stamp: a.stamp()}) // an earlier one was lost
+		return nil
+	}
+	if m.Gen < a.mu.ino.Gen {
 		return nil // the home finds out when it applies the same catalog entry
 	}
 	next := pageReader(payload)
@@ -236,7 +246,7 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 		x.version = max(x.version, m.Version)
 	}
 	a.unstash(m.Extent, came)
-	if a.mu.cached.HeldBytes() > heldLimit {
+	if ack.Declined.Empty() && a.behind() {
 		r.lateAcks = append(r.lateAcks, message{peer: from, msg: ack})
 	} else {
 		a.send(from, ack)
@@ -253,13 +263,20 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 // kept before the homes are made to wait with further pushes.
 const heldLimit = 8 << 20
 
+// behind reports whether the homes should wait with further pushes.
+func (a *Area) behind() bool {
+	return a.mu.cached.HeldBytes() > heldLimit || a.mu.replica.draining > 0
+}
+
 // ackLate sends the PushAcks that were held back, when the kernel has caught up.
-func (a *Area) ackLate() {
+func (a *Area) ackLate() bool {
 	r := &a.mu.replica
-	if len(r.lateAcks) > 0 && a.mu.cached.HeldBytes() <= heldLimit {
-		a.mu.out = append(a.mu.out, r.lateAcks...)
-		r.lateAcks = nil
+	if len(r.lateAcks) == 0 || a.behind() {
+		return false
 	}
+	a.mu.out = append(a.mu.out, r.lateAcks...)
+	r.lateAcks = nil
+	return true
 }
 
 var zeroPage = make([]byte, dsm.PageSize)
