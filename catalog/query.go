@@ -8,14 +8,21 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// read calls f with the state once it has all that was committed before.
+// read calls f with the state once it has all that was committed before. What f
+// saw the Observer has been told of when read returns: who learns of a size from
+// here finds the data plane knowing it too.
 func (c *Catalog) read(ctx context.Context, op string, f func(*state) error) error {
 	if err := c.sync(ctx); err != nil {
 		return named(op, err)
 	}
 	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return named(op, f(c.mu.state))
+	err := f(c.mu.state)
+	seen := c.mu.state.applied
+	c.mu.RUnlock()
+	if werr := c.progress.wait(ctx, c.life, seen, 0); werr != nil {
+		return named(op, werr)
+	}
+	return named(op, err)
 }
 
 // Lookup returns the inode that name has in dir.
