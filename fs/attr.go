@@ -66,6 +66,9 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 	if err != nil {
 		return b.walkStatus(r.tid, err)
 	}
+	if a := b.opens.find(i.Area()); a != nil && i.Size > a.kernelSize.Load() && !b.harvest.isChild(r.tid) {
+		b.notify.tellSize(r, a)
+	}
 	b.attr(i, &out.Attr)
 	return fuse.OK
 }
@@ -114,6 +117,9 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 			b.log.Warn("refused", "area", in.NodeId, "err", err) // an errno does not say what was expected
 		}
 		return inodeStatus(err)
+	}
+	if a := b.opens.find(i.Area()); a != nil && ch.Size != nil {
+		a.kernelSize.Store(i.Size) // the reply tells it, whatever else is under way
 	}
 	b.attr(i, &out.Attr)
 	return fuse.OK

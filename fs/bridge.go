@@ -24,7 +24,7 @@ type bridge struct {
 	failed    recently[uint32, failedRead]
 	notify    *notifier
 	harvest   *harvester
-	intervals *intervals
+	intervals intervals
 	count     counts
 
 	closing    chan struct{} // closed when the filesystem is going away
@@ -46,8 +46,8 @@ func newBridge(cfg Config) *bridge {
 	b.opens = newOpens(b)
 	b.handles.init()
 	b.notify = &notifier{b: b}
-	b.harvest = &harvester{b: b}
-	b.intervals = newIntervals(b)
+	b.harvest = newHarvester(b)
+	b.intervals = intervals{b}
 	return b
 }
 
@@ -67,7 +67,7 @@ func (b *bridge) stats() []Stat {
 		stat("writable_areas", writable),
 		stat("reads", b.count.reads.Load()),
 		stat("writes", b.count.writes.Load()),
-		stat("harvested_areas", b.count.harvests.Load()),
+		stat("requested_harvests", b.count.harvests.Load()),
 		stat("kernel_stores", b.count.stored.Load()),
 		stat("kernel_invalidations", b.count.invalidated.Load()),
 	}

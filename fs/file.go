@@ -147,7 +147,9 @@ func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 		}
 		b.count.writes.Add(1)
 		off := int64(in.Offset)
+		w := soon
 		if in.WriteFlags&fuse.WRITE_CACHE == 0 {
+			w = atInterval
 			if err := b.ensureSize(r, h.area, off+int64(len(data))); err != nil {
 				return 0, status(err)
 			}
@@ -155,6 +157,7 @@ func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 		if err := h.area.write(data, off); err != nil {
 			return 0, status(err)
 		}
+		b.intervals.stored(h.area, w)
 		return uint32(len(data)), fuse.OK
 	}
 	return 0, fuse.EBADF
@@ -182,6 +185,7 @@ func (b *bridge) ensureSize(r *request, a *openArea, end int64) error {
 		return err
 	}
 	a.note(i)
+	a.kernelSize.Store(i.Size) // the reply to the WRITE tells it
 	return nil
 }
 

@@ -1,13 +1,6 @@
 package fs
 
 import (
-	"bufio"
-	"errors"
-	"fmt"
-	"io"
-	"log/slog"
-	"os"
-	"os/exec"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -23,29 +16,38 @@ import (
 // takes an open file of the mount, which the daemon must not have (see the
 // package documentation); so a child process has it.
 //
-// The child is started at the first harvest and again when it died. It has a
-// file open only while a program of this node has it open for writing: mu is
-// held over a round trip so that forget comes after every sync that might open it.
+// The child is told which areas to watch at which interval, and then does so by
+// itself: to ask it each time would wake the daemon ten times a second for nothing,
+// and cost several times as much as the harvest of a hundred clean areas.
+// Beyond that the daemon asks for a harvest when somebody waits for it.
+//
+// The child is started for the first area to watch or harvest, and again when it
+// died. It has a file open only while a program of this node has it open for writing:
+// mu is held over a round trip, and from looking at an area's live handles to telling
+// the child, so that forget comes after whatever might make it open the file.
 type harvester struct {
 	b   *bridge
 	pid atomic.Int64 // of the child, 0 if there is none
 
 	mu struct {
 		sync.Mutex
-		child   *child
-		known   map[dsm.AreaID]struct{} // areas the child may have open
+		child *child // nil if there is none
+		// told are the areas the child may have open, and the interval it watches each at.
+		told    map[dsm.AreaID]time.Duration
 		stopped bool
 	}
+	changes watchChanges
 }
 
-// child is a running child process.
-type child struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Reader
-	// outFile is under out, for its deadline.
-	outFile *os.File
-	exited  chan struct{}
+// watchChanges are the areas whose watch the child is to be told of. It
+// is told a little late, of many at once, and never of a file that is closed by then.
+type watchChanges struct {
+	mu struct {
+		sync.Mutex
+		areas map[*openArea]struct{}
+		timer *time.Timer // nil before the first
+		at    time.Time   // when it fires, if areas is not empty
+	}
 }
 
 // target is what to harvest; n = 0 is up to the end.
@@ -54,185 +56,143 @@ type target struct {
 	off, n int64
 }
 
-// harvested is what became of a target.
-type harvested struct {
-	err  error
-	took time.Duration
+func newHarvester(b *bridge) *harvester {
+	h := &harvester{b: b}
+	h.changes.mu.areas = make(map[*openArea]struct{})
+	return h
 }
 
-// childStopTimeout is how long a child may take to end at the end of its input.
-const childStopTimeout = 5 * time.Second
+// watch makes the child harvest the area at its interval, or no more if that is 0.
+// The first time is at most an interval from now.
+func (h *harvester) watch(a *openArea) {
+	c := &h.changes
+	now := time.Now()
+	at := now.Add(togetherness(a.interval())) // the child takes account of that
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	none := len(c.mu.areas) == 0
+	c.mu.areas[a] = struct{}{}
+	if !none && !at.Before(c.mu.at) {
+		return
+	}
+	c.mu.at = at
+	if c.mu.timer == nil {
+		c.mu.timer = time.AfterFunc(at.Sub(now), func() { h.b.background.run(h.tell) })
+		return
+	}
+	c.mu.timer.Reset(at.Sub(now))
+}
 
-// sync harvests the targets in one round trip. Areas that no program can store
-// into any more are skipped: nothing of theirs is left with the kernel.
-func (h *harvester) sync(targets []target) []harvested {
-	out := make([]harvested, len(targets))
+func (c *watchChanges) take() map[*openArea]struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	areas := c.mu.areas
+	c.mu.areas = make(map[*openArea]struct{})
+	return areas
+}
+
+// tell tells the child of the changes.
+func (h *harvester) tell() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.mu.stopped {
+		return
+	}
 	var items []harvestItem
-	var at []int
-	for i, t := range targets {
-		if t.area.live.Load() > 0 {
-			items = append(items, harvestItem{ino: uint64(t.area.id), off: uint64(t.off), n: uint64(t.n)})
-			at = append(at, i)
+	for a := range h.changes.take() {
+		every := a.interval()
+		if a.live.Load() > 0 && h.mu.told[a.id] != every { // not told of: 0
+			items = append(items, harvestItem{ino: uint64(a.id), every: uint64(every)})
 		}
 	}
 	if len(items) == 0 {
+		return
+	}
+	if h.mu.child == nil {
+		if err := h.startLocked(); err != nil { // tells all; exited tries again
+			h.b.log.Warn("harvest", "err", err)
+		}
+		return
+	}
+	for _, it := range items {
+		h.mu.told[dsm.AreaID(it.ino)] = time.Duration(it.every)
+	}
+	if err := h.mu.child.send(harvestRequest{op: harvestWatch, items: items}, h.b.cfg.FaultTimeout); err != nil {
+		h.killLocked(err)
+	}
+}
+
+// watchAllLocked returns the request that tells a new child of everything.
+func (h *harvester) watchAllLocked() harvestRequest {
+	q := harvestRequest{op: harvestWatch}
+	for _, a := range h.b.opens.all(func(a *openArea) bool { return a.live.Load() > 0 && a.interval() > 0 }) {
+		every := a.interval()
+		h.mu.told[a.id] = every
+		q.items = append(q.items, harvestItem{ino: uint64(a.id), every: uint64(every)})
+	}
+	return q
+}
+
+// sync harvests the targets in one round trip, and returns an error for each. Areas
+// that no program can store into any more are skipped: nothing of theirs is left with the kernel.
+func (h *harvester) sync(targets []target) []error {
+	out := make([]error, len(targets))
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	q := harvestRequest{op: harvestSync}
+	var at []int
+	for i, t := range targets {
+		if t.area.live.Load() > 0 {
+			q.items = append(q.items, harvestItem{ino: uint64(t.area.id), off: uint64(t.off), n: uint64(t.n)})
+			at = append(at, i)
+		}
+	}
+	if len(q.items) == 0 {
 		return out
 	}
-	results, err := h.askLocked(harvestRequest{op: harvestSync, items: items})
+	results, err := h.askLocked(q)
 	for j, i := range at {
 		if err != nil {
-			out[i].err = err
+			out[i] = err
 			continue
 		}
-		h.mu.known[targets[i].area.id] = struct{}{}
-		out[i].took = time.Duration(results[j].nanoseconds)
-		if e := syscall.Errno(results[j].errno); e != 0 {
-			out[i].err = &errs.Error{Op: "harvest", Area: targets[i].area.id, Err: e}
+		id := targets[i].area.id
+		if _, ok := h.mu.told[id]; !ok {
+			h.mu.told[id] = 0 // it has the file open now
+		}
+		if e := syscall.Errno(results[j]); e != 0 {
+			out[i] = &errs.Error{Op: "harvest", Area: id, Err: e}
 		}
 	}
-	h.b.count.harvests.Add(uint64(len(items)))
+	h.b.count.harvests.Add(uint64(len(q.items)))
 	return out
 }
 
 // forget makes the child close its file of the area, so that it does not keep the
-// mount busy. The caller has seen to it that no later sync asks for the area.
-func (h *harvester) forget(id dsm.AreaID) {
+// mount busy, unless a program has opened the area for writing again.
+func (h *harvester) forget(a *openArea) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if _, ok := h.mu.known[id]; !ok || h.mu.child == nil {
+	if _, ok := h.mu.told[a.id]; !ok || a.live.Load() > 0 {
 		return
 	}
-	delete(h.mu.known, id)
-	if _, err := h.askLocked(harvestRequest{op: harvestClose, items: []harvestItem{{ino: uint64(id)}}}); err != nil {
+	delete(h.mu.told, a.id)
+	if _, err := h.askLocked(harvestRequest{op: harvestClose, items: []harvestItem{{ino: uint64(a.id)}}}); err != nil {
 		h.b.log.Debug("harvest child", "err", err)
 	}
 }
 
-// stop ends the child, which closes every file.
-func (h *harvester) stop() {
+// stat makes the kernel ask for the attributes of the area, and returns when it
+// has them.
+func (h *harvester) stat(a *openArea) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.mu.stopped = true
-	h.endLocked()
-}
-
-// askLocked makes one round trip, with a new child if there is none. A child
-// that does not answer is killed.
-func (h *harvester) askLocked(q harvestRequest) ([]harvestResult, error) {
-	if h.mu.stopped {
-		return nil, errs.E(errs.Closed, "harvest", "")
-	}
-	if h.mu.child == nil {
-		if err := h.startLocked(); err != nil {
-			return nil, fmt.Errorf("start harvest child: %w", err)
-		}
-	}
-	results, err := h.mu.child.ask(q, h.b.cfg.FaultTimeout)
-	if err != nil {
-		h.b.log.Warn("harvest child does not answer; starting another", "pid", h.pid.Load(), "err", err)
-		h.mu.child.cmd.Process.Kill()
-		h.endLocked()
-		return nil, fmt.Errorf("harvest: %w", err)
-	}
-	return results, nil
-}
-
-func (c *child) ask(q harvestRequest, timeout time.Duration) ([]harvestResult, error) {
-	if err := c.outFile.SetReadDeadline(time.Now().Add(timeout)); err != nil {
-		return nil, err
-	}
-	if _, err := c.in.Write(q.append(nil)); err != nil {
-		return nil, err
-	}
-	return readHarvestReply(c.out, len(q.items))
-}
-
-func (h *harvester) startLocked() error {
-	argv := h.b.cfg.HarvestArgv
-	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Dir = "/"
-	// One thread does all the work; its own process group keeps a Ctrl-C in the
-	// terminal from ending it before the daemon's last harvest.
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Stderr = &lineLogger{log: h.b.log}
-	in, err := cmd.StdinPipe()
+	results, err := h.askLocked(harvestRequest{op: harvestStat, items: []harvestItem{{ino: uint64(a.id)}}})
 	if err != nil {
 		return err
 	}
-	out, w, err := os.Pipe()
-	if err != nil {
-		in.Close()
-		return err
-	}
-	cmd.Stdout = w
-	err = cmd.Start()
-	w.Close()
-	if err != nil {
-		in.Close()
-		out.Close()
-		return err
-	}
-	c := &child{cmd: cmd, in: in, out: bufio.NewReader(out), outFile: out, exited: make(chan struct{})}
-	pid := int64(cmd.Process.Pid)
-	h.pid.Store(pid)
-	go func() {
-		err := cmd.Wait()
-		h.pid.CompareAndSwap(pid, 0)
-		h.b.log.Debug("harvest child ended", "pid", pid, "err", err)
-		close(c.exited)
-	}()
-	h.mu.child, h.mu.known = c, make(map[dsm.AreaID]struct{})
-	if _, err := in.Write(harvestRequest{op: harvestHello, mount: h.b.cfg.Mountpoint}.append(nil)); err != nil {
-		h.endLocked()
-		return err
+	if e := syscall.Errno(results[0]); e != 0 {
+		return &errs.Error{Op: "stat", Area: a.id, Err: e}
 	}
 	return nil
-}
-
-// endLocked ends the child, if there is one, and waits for it.
-func (h *harvester) endLocked() {
-	c := h.mu.child
-	if c == nil {
-		return
-	}
-	h.mu.child, h.mu.known = nil, nil
-	c.in.Close()
-	defer c.outFile.Close()
-	select {
-	case <-c.exited:
-		return
-	case <-time.After(childStopTimeout):
-	}
-	h.b.log.Warn("harvest child does not end; killing it", "pid", c.cmd.Process.Pid)
-	if err := c.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		h.b.log.Warn("kill harvest child", "err", err)
-	}
-	select {
-	case <-c.exited:
-	case <-time.After(childStopTimeout): // in the kernel, waiting for a mount that hangs
-	}
-}
-
-// isChild reports whether a thread is one of the child's.
-func (h *harvester) isChild(tid uint32) bool {
-	pid := h.pid.Load()
-	if pid == 0 || tid == 0 {
-		return false
-	}
-	if pid == int64(tid) {
-		return true
-	}
-	_, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", pid, tid))
-	return err == nil
-}
-
-// lineLogger writes what a child prints to the log.
-type lineLogger struct{ log *slog.Logger }
-
-func (l *lineLogger) Write(p []byte) (int, error) {
-	l.log.Warn("harvest child", "stderr", string(p))
-	return len(p), nil
 }

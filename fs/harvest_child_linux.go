@@ -1,8 +1,11 @@
 package fs
 
 import (
+	"bufio"
 	"errors"
+	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strconv"
 	"syscall"
@@ -12,43 +15,127 @@ import (
 )
 
 // HarvestMain is the child process that harvests for a daemon: it reads
-// requests from r and answers on w until r ends. cmd calls it for the
+// requests from in and answers on out until in ends. cmd calls it for the
 // hidden verb of Config.HarvestArgv. The child has no descriptor of /dev/fuse, so
 // it may block on the mount without anyone else blocking; what it holds of the
 // mount are read-only descriptors of areas that a program may store into.
-func HarvestMain(r io.Reader, w io.Writer) error {
-	c := harvestChild{fds: make(map[uint64]int)}
+//
+// It does everything in one goroutine that sleeps in one system call, for
+// input and for the next round alike: woken ten times a second, a timer of the runtime and
+// its poller would cost more than the harvests.
+func HarvestMain(in, out *os.File) error {
+	c := harvestChild{
+		began:    time.Now(),
+		fds:      make(map[uint64]int),
+		reported: make(map[uint64]time.Duration),
+	}
+	c.schedule.places = make(map[uint64]int)
 	defer c.closeAll()
+	c.poll[0] = unix.PollFd{Fd: int32(in.Fd()), Events: unix.POLLIN} // Fd makes reads block
+	requests := bufio.NewReader(in)
 	for {
-		q, err := readHarvestRequest(r)
+		c.round()
+		if requests.Buffered() == 0 {
+			if ready, err := c.wait(); err != nil {
+				return err
+			} else if !ready {
+				continue
+			}
+		}
+		q, err := readHarvestRequest(requests)
 		switch {
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
 			return err
-		case q.op == harvestHello:
-			c.mount = q.mount
-			continue
 		}
-		results := make([]harvestResult, len(q.items))
-		for i, it := range q.items {
-			if q.op == harvestClose {
-				c.close(it.ino)
-				continue
+		if answer := c.do(q); answer != nil {
+			if _, err := out.Write(answer); err != nil {
+				return err
 			}
-			start := time.Now()
-			results[i].errno = uint32(c.sync(it))
-			results[i].nanoseconds = uint64(time.Since(start))
-		}
-		if _, err := w.Write(appendHarvestReply(nil, results)); err != nil {
-			return err
 		}
 	}
 }
 
 type harvestChild struct {
-	mount string
-	fds   map[uint64]int // by inode number
+	began    time.Time
+	mount    string
+	fds      map[uint64]int // by inode number
+	schedule schedule
+	reported map[uint64]time.Duration // when an area's last error was reported
+
+	// What wait gives to the kernel: here and not on the heap each time.
+	poll    [1]unix.PollFd
+	timeout unix.Timespec
+}
+
+// reportPause is the least time between two reports of errors of one area.
+const reportPause = time.Minute
+
+func (c *harvestChild) now() time.Duration { return time.Since(c.began) }
+
+// wait returns when there is input, or when the next area is due.
+func (c *harvestChild) wait() (ready bool, err error) {
+	var timeout *unix.Timespec
+	if at, ok := c.schedule.next(); ok {
+		c.timeout = unix.NsecToTimespec(int64(max(at-c.now(), 0)))
+		timeout = &c.timeout
+	}
+	n, err := unix.Ppoll(c.poll[:], timeout, nil)
+	if err != nil && !errors.Is(err, unix.EINTR) {
+		return false, os.NewSyscallError("ppoll", err)
+	}
+	return n > 0, nil
+}
+
+// round harvests the areas that are due.
+func (c *harvestChild) round() {
+	began := c.now()
+	start := began
+	for i := range c.schedule.watches {
+		w := &c.schedule.watches[i]
+		if !w.isDue(began) {
+			continue
+		}
+		e := c.sync(harvestItem{ino: w.ino})
+		end := c.now()
+		w.harvested(start, end-start)
+		if e != 0 {
+			c.report(w.ino, e, end)
+		}
+		start = end
+	}
+}
+
+// do does what the daemon asks for and returns the answer, if there is one.
+func (c *harvestChild) do(q harvestRequest) []byte {
+	results := make([]uint32, len(q.items))
+	switch q.op {
+	case harvestHello:
+		c.mount = q.mount
+		return nil
+	case harvestWatch:
+		now := c.now()
+		for _, it := range q.items {
+			c.schedule.set(it.ino, time.Duration(it.every), now)
+		}
+		return nil
+	case harvestSync:
+		for i, it := range q.items {
+			results[i] = uint32(c.sync(it))
+		}
+	case harvestStat:
+		for i, it := range q.items {
+			var st unix.Stat_t
+			results[i] = uint32(errno(unix.Stat(c.path(it.ino), &st)))
+		}
+	case harvestClose:
+		for _, it := range q.items {
+			c.schedule.remove(it.ino)
+			c.close(it.ino)
+		}
+	}
+	return appendHarvestReply(nil, results)
 }
 
 // sync makes the kernel send what programs have stored into their mappings as
@@ -71,11 +158,21 @@ func (c *harvestChild) sync(it harvestItem) syscall.Errno {
 	}
 }
 
+// report tells the daemon's log of an error that nobody waits for.
+func (c *harvestChild) report(ino uint64, e syscall.Errno, now time.Duration) {
+	if last, ok := c.reported[ino]; ok && now-last < reportPause {
+		return
+	}
+	c.reported[ino] = now
+	fmt.Fprintf(os.Stderr, "harvest area %d: %v\n", ino, e)
+}
+
 func (c *harvestChild) path(ino uint64) string {
 	return filepath.Join(c.mount, controlName, inoDirName, strconv.FormatUint(ino, 10))
 }
 
 func (c *harvestChild) close(ino uint64) {
+	delete(c.reported, ino)
 	if fd, ok := c.fds[ino]; ok {
 		unix.Close(fd)
 		delete(c.fds, ino)

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
 // The daemon and the child that harvests for it speak over the child's standard
@@ -11,34 +13,38 @@ import (
 //
 //	daemon                                   child
 //	  | hello: 'H' length32 mount point ------>|
+//	  | watch: 'W' count32 (ino64 every64)* -->|  from now on opens and syncs them at that
+//	  |                                        |  interval, in nanoseconds; 0: no more
 //	  | sync:  'S' count32 (ino64 off64 n64)*->|  opens what is not open, syncs
-//	  |<-- count32 (errno32 nanoseconds64)* ---|
-//	  | close: 'C' count32 (ino64)* ---------->|
-//	  |<------------------------------ count32 |
+//	  |<-------------------- count32 (errno32)*|
+//	  | stat:  'A' count32 (ino64)* ---------->|  makes the kernel ask for their attributes
+//	  |<-------------------- count32 (errno32)*|
+//	  | close: 'C' count32 (ino64)* ---------->|  watches them no more
+//	  |<-------------------- count32 (errno32)*|
 //	  | end of file -------------------------->|  closes all and exits
+//
+// A watch has no answer, so that a harvest that finds nothing wakes nobody. What
+// goes wrong in one is a line on the child's standard error.
 const (
 	harvestHello = 'H'
+	harvestWatch = 'W'
 	harvestSync  = 'S'
+	harvestStat  = 'A'
 	harvestClose = 'C'
 
 	maxMountpoint   = 4096    // PATH_MAX
 	maxHarvestBatch = 1 << 20 // areas in one request
 )
 
-// harvestItem asks for the range of an area; n = 0 is up to the end.
-type harvestItem struct{ ino, off, n uint64 }
-
-// harvestResult is what became of an item.
-type harvestResult struct {
-	errno       uint32
-	nanoseconds uint64
-}
+// harvestItem is an area in a request: in a sync with a range, of which n = 0 is
+// up to the end, in a watch with an interval.
+type harvestItem struct{ ino, off, n, every uint64 }
 
 // harvestRequest is one message of the daemon.
 type harvestRequest struct {
 	op    byte
 	mount string        // of hello
-	items []harvestItem // of sync; of close only with ino
+	items []harvestItem // of the others
 }
 
 func (q harvestRequest) append(p []byte) []byte {
@@ -50,9 +56,12 @@ func (q harvestRequest) append(p []byte) []byte {
 	p = binary.BigEndian.AppendUint32(p, uint32(len(q.items)))
 	for _, it := range q.items {
 		p = binary.BigEndian.AppendUint64(p, it.ino)
-		if q.op == harvestSync {
+		switch q.op {
+		case harvestSync:
 			p = binary.BigEndian.AppendUint64(p, it.off)
 			p = binary.BigEndian.AppendUint64(p, it.n)
+		case harvestWatch:
+			p = binary.BigEndian.AppendUint64(p, it.every)
 		}
 	}
 	return p
@@ -71,7 +80,9 @@ func readHarvestRequest(r io.Reader) (harvestRequest, error) {
 		item, most = 1, maxMountpoint
 	case harvestSync:
 		item = 24
-	case harvestClose:
+	case harvestWatch:
+		item = 16
+	case harvestClose, harvestStat:
 	default:
 		return q, fmt.Errorf("harvest request of unknown kind %q", q.op)
 	}
@@ -88,25 +99,30 @@ func readHarvestRequest(r io.Reader) (harvestRequest, error) {
 	}
 	for ; len(body) > 0; body = body[item:] {
 		it := harvestItem{ino: binary.BigEndian.Uint64(body)}
-		if q.op == harvestSync {
+		switch q.op {
+		case harvestSync:
 			it.off, it.n = binary.BigEndian.Uint64(body[8:]), binary.BigEndian.Uint64(body[16:])
+		case harvestWatch:
+			if it.every = binary.BigEndian.Uint64(body[8:]); it.every > uint64(dsm.MaxInterval) {
+				return q, fmt.Errorf("watch at an interval of %d ns: want at most %v", it.every, dsm.MaxInterval)
+			}
 		}
 		q.items = append(q.items, it)
 	}
 	return q, nil
 }
 
-func appendHarvestReply(p []byte, results []harvestResult) []byte {
-	p = binary.BigEndian.AppendUint32(p, uint32(len(results)))
-	for _, r := range results {
-		p = binary.BigEndian.AppendUint32(p, r.errno)
-		p = binary.BigEndian.AppendUint64(p, r.nanoseconds)
+// appendHarvestReply appends the answer to a request: an errno for each item.
+func appendHarvestReply(p []byte, errnos []uint32) []byte {
+	p = binary.BigEndian.AppendUint32(p, uint32(len(errnos)))
+	for _, e := range errnos {
+		p = binary.BigEndian.AppendUint32(p, e)
 	}
 	return p
 }
 
-// readHarvestReply reads the results of a request of n items.
-func readHarvestReply(r io.Reader, n int) ([]harvestResult, error) {
+// readHarvestReply reads the answer to a request of n items.
+func readHarvestReply(r io.Reader, n int) ([]uint32, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return nil, err
@@ -114,13 +130,13 @@ func readHarvestReply(r io.Reader, n int) ([]harvestResult, error) {
 	if got := binary.BigEndian.Uint32(head[:]); int64(got) != int64(n) {
 		return nil, fmt.Errorf("harvest reply of %d items to a request of %d", got, n)
 	}
-	body := make([]byte, 12*n)
+	body := make([]byte, 4*n)
 	if _, err := io.ReadFull(r, body); err != nil {
 		return nil, err
 	}
-	results := make([]harvestResult, n)
-	for i := range results {
-		results[i] = harvestResult{errno: binary.BigEndian.Uint32(body[12*i:]), nanoseconds: binary.BigEndian.Uint64(body[12*i+4:])}
+	errnos := make([]uint32, n)
+	for i := range errnos {
+		errnos[i] = binary.BigEndian.Uint32(body[4*i:])
 	}
-	return results, nil
+	return errnos, nil
 }

@@ -3,143 +3,190 @@ package fs
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// intervals publishes what programs have stored at every area's interval. One goroutine with one
-// timer does it for all areas, those that are due together in one round trip to
-// the harvester's child; with no area open for writing it sleeps for good.
+// intervals publishes what programs have stored at every area's interval. Nothing
+// runs while nobody stores: the harvester's child finds stores to mappings by itself, and
+// a WRITE, whoever made it, sets its area's timer unless that is set already. So a
+// WRITE costs a look at one word, and a program that publishes by msync all the time
+// one timer in a while.
 //
-// A round that took T is followed by a rest of at least 4T, so that an area whose
-// harvest or publish is slow costs at most a fifth of the time, and
-// an area has one round at a time.
-type intervals struct {
-	b     *bridge
-	woken chan struct{}
+// When it fires depends on how long the stores have waited: see wish. A
+// round that took T is followed by a rest of 4T, so that an area whose publishes are
+// slow spends at most a fifth of the time on them, and an area has one round at a time.
+type intervals struct{ b *bridge }
+
+// wish is when the stores of an area are to be published; a greater one is earlier.
+type wish = uint32
+
+const (
+	// notAtAll: all are published, or the interval is 0.
+	notAtAll wish = iota
+	// atInterval: an interval after the start of the last round. Stores by write(2) come
+	// at once, so that they are not late by it.
+	atInterval
+	// soon: stores to a mapping, which have waited up to an interval for the harvest.
+	// More of them may be coming.
+	soon
+)
+
+// intervalState is the timer of one area.
+type intervalState struct {
+	// wish is what the timer is set for, or is to be set for when the round ends. It
+	// is changed with mu held, and back to notAtAll only if all is published after that.
+	wish atomic.Uint32
+	// every is the interval that the timer and the harvester's child go by.
+	every atomic.Int64
 
 	mu struct {
 		sync.Mutex
-		rounds map[*openArea]round // of areas open for writing
+		timer  *time.Timer // nil until it is set for the first time
+		first  time.Time   // when it was set for what it is set for
+		set    time.Time   // when it was last set for that
+		covers uint64      // the stores there were then
+		start  time.Time   // of the last round
+		rest   time.Time   // no round before
+		busy   bool        // a round is under way
 	}
-}
-
-// round is when an area was last published.
-type round struct {
-	start time.Time // of the last round, or when the area was opened
-	rest  time.Time // no round before
-	busy  bool      // a round is under way
 }
 
 const (
 	// restFactor is 4 for a duty cycle of at most 20 %.
 	restFactor = 4
-	// togetherness is how much early an area is harvested to save a round trip.
-	togetherness = 5 * time.Millisecond
+	// mostTogetherness bounds togetherness.
+	mostTogetherness = 5 * time.Millisecond
 )
 
-func newIntervals(b *bridge) *intervals {
-	n := &intervals{b: b, woken: make(chan struct{}, 1)}
-	n.mu.rounds = make(map[*openArea]round)
-	return n
+// togetherness is by how much what happens at an interval may be moved to happen
+// together with something else.
+func togetherness(every time.Duration) time.Duration { return min(mostTogetherness, every/10) }
+
+// opened says that the area has become one that programs may store into.
+func (n intervals) opened(a *openArea) {
+	a.pace.every.Store(int64(a.interval()))
+	n.b.harvest.watch(a)
+	n.wake(a)
 }
 
-// wake makes the loop look at the areas again: one was opened for writing, a
-// round ended or an interval changed.
-func (n *intervals) wake() {
-	select {
-	case n.woken <- struct{}{}:
-	default:
+// changed makes a new interval count, if the area has one.
+func (n intervals) changed(a *openArea) {
+	every := int64(a.interval())
+	if a.pace.every.Swap(every) != every {
+		n.b.harvest.watch(a)
+		n.wake(a)
 	}
 }
 
-// run works until the filesystem is closing.
-func (n *intervals) run() {
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	for {
-		timer.Stop()
-		due, next := n.pick(time.Now())
-		if len(due) > 0 {
-			n.harvest(due)
-			continue
-		}
-		if !next.IsZero() {
-			timer.Reset(time.Until(next))
-		}
-		select {
-		case <-timer.C:
-		case <-n.woken:
-		case <-n.b.closing:
+// wake sets the timer anew if there is something to publish.
+func (n intervals) wake(a *openArea) {
+	p := &a.pace
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !a.unpublished() {
+		return
+	}
+	p.wish.Store(max(p.wish.Load(), atInterval))
+	if !p.mu.busy {
+		n.armLocked(a)
+	}
+}
+
+// stored says that a store was taken over. It is called for every WRITE.
+func (n intervals) stored(a *openArea, w wish) {
+	p := &a.pace
+	if p.wish.Load() >= w || a.interval() == 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.wish.Load() >= w {
+		return
+	}
+	p.wish.Store(w)
+	if !p.mu.busy {
+		n.armLocked(a)
+	}
+}
+
+// unpublished reports whether the area's interval has something to do.
+func (a *openArea) unpublished() bool {
+	return a.interval() > 0 && a.live.Load() > 0 && a.stored.Load() != a.published.Load()
+}
+
+// armLocked sets the timer for the area's wish.
+func (n intervals) armLocked(a *openArea) {
+	a.pace.mu.first = time.Now()
+	n.setLocked(a)
+}
+
+// setLocked sets the timer, perhaps once more for the same wish.
+func (n intervals) setLocked(a *openArea) {
+	p := &a.pace
+	now, every := time.Now(), a.interval()
+	at := now.Add(togetherness(every))
+	if t := p.mu.start.Add(every); p.wish.Load() == atInterval && t.After(at) {
+		at = t
+	}
+	if p.mu.rest.After(at) {
+		at = p.mu.rest
+	}
+	p.mu.set, p.mu.covers = now, a.stored.Load()
+	if p.mu.timer == nil {
+		p.mu.timer = time.AfterFunc(at.Sub(now), func() { n.fire(a) })
+		return
+	}
+	p.mu.timer.Reset(at.Sub(now))
+}
+
+// fire does a round, in the background, unless there is a reason not to.
+func (n intervals) fire(a *openArea) {
+	p := &a.pace
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w := p.wish.Load()
+	switch {
+	case p.mu.busy || w == notAtAll:
+	case !a.unpublished() || a.published.Load() >= p.mu.covers:
+		// What the timer was set for is published. If there is more, a program is at it
+		// that publishes by itself, and gets as much time for that as before.
+		p.mu.start = p.mu.set // as if it had been a round
+		n.nextLocked(a)
+	case a.publishing.Load() > 0:
+		n.setLocked(a)
+	case w == soon && a.stored.Load() != p.mu.covers && time.Since(p.mu.first) < a.interval():
+		n.setLocked(a) // the harvest is not over: one round for all of it
+	default:
+		p.mu.busy, p.mu.start = true, time.Now()
+		p.wish.Store(atInterval)
+		n.b.background.run(func() { n.round(a) })
+	}
+}
+
+func (n intervals) round(a *openArea) {
+	ctx, cancel := context.WithTimeout(context.Background(), n.b.cfg.FaultTimeout)
+	defer cancel()
+	if err := n.b.publish(ctx, a); err != nil {
+		n.b.log.Warn("publish at interval", "area", a.id, "err", err)
+	}
+	p := &a.pace
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	p.mu.busy, p.mu.rest = false, now.Add(restFactor*now.Sub(p.mu.start))
+	n.nextLocked(a)
+}
+
+// nextLocked sets the timer for what is left to publish, if anything is.
+func (n intervals) nextLocked(a *openArea) {
+	p := &a.pace
+	if !a.unpublished() {
+		p.wish.Store(notAtAll)
+		if !a.unpublished() {
 			return
 		}
+		p.wish.Store(soon) // a store came in between and may have found the timer set
 	}
-}
-
-// pick returns the areas that are due, marked busy, and when the next of the
-// others will be; zero if none will.
-func (n *intervals) pick(now time.Time) (due []*openArea, next time.Time) {
-	writable := n.b.opens.all(func(a *openArea) bool { return a.live.Load() > 0 })
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	old := n.mu.rounds
-	n.mu.rounds = make(map[*openArea]round, len(writable))
-	for _, a := range writable {
-		r, ok := old[a]
-		if !ok {
-			r.start = now
-		}
-		if every := a.interval(); every > 0 && !r.busy {
-			at := r.start.Add(every)
-			if r.rest.After(at) {
-				at = r.rest
-			}
-			if at.Sub(now) <= min(togetherness, every/10) {
-				due = append(due, a)
-				r.start, r.busy = now, true
-			} else if next.IsZero() || at.Before(next) {
-				next = at
-			}
-		}
-		n.mu.rounds[a] = r
-	}
-	return due, next
-}
-
-// harvest does a round for the areas: the harvest at once for all, the publishes
-// in the background, each by itself.
-func (n *intervals) harvest(due []*openArea) {
-	targets := make([]target, len(due))
-	for i, a := range due {
-		targets[i].area = a
-	}
-	for i, r := range n.b.harvest.sync(targets) {
-		a := due[i]
-		if r.err != nil {
-			n.b.log.Warn("harvest", "area", a.id, "err", r.err)
-		}
-		if a.stored.Load() == a.published.Load() {
-			n.done(a, r.took)
-			continue
-		}
-		n.b.background.run(func() {
-			start := time.Now()
-			ctx, cancel := context.WithTimeout(context.Background(), n.b.cfg.FaultTimeout)
-			defer cancel()
-			if err := n.b.publish(ctx, a); err != nil {
-				n.b.log.Warn("publish at interval", "area", a.id, "err", err)
-			}
-			n.done(a, r.took+time.Since(start))
-			n.wake()
-		})
-	}
-}
-
-// done ends a round that took as long as it says.
-func (n *intervals) done(a *openArea, took time.Duration) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if r, ok := n.mu.rounds[a]; ok {
-		r.busy, r.rest = false, time.Now().Add(restFactor*took)
-		n.mu.rounds[a] = r
-	}
+	n.armLocked(a)
 }

@@ -97,7 +97,8 @@ func childFiles(pid int64, below string) (n int) {
 	return n
 }
 
-// TestNoWakeups: with nothing open for writing there is no child and no timer.
+// TestNoWakeups: with nothing open for writing the child watches nothing, and with
+// nothing stored no timer is set.
 func TestNoWakeups(t *testing.T) {
 	f := mountTest(t)
 	c := startClient(t)
@@ -106,26 +107,84 @@ func TestNoWakeups(t *testing.T) {
 	eventually(t, "the writer is gone", func() bool {
 		return len(f.fs.b.opens.all(func(a *openArea) bool { return a.live.Load() > 0 })) == 0
 	})
-	if due, next := f.fs.b.intervals.pick(time.Now()); len(due) > 0 || !next.IsZero() {
-		t.Errorf("%d areas due, next at %v", len(due), next)
+	h := f.fs.b.harvest
+	watched := func() int {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.mu.told)
+	}
+	a := f.fs.b.opens.find(dsm.AreaID(f.names.inoOf("w")))
+	eventually(t, "nothing is watched", func() bool { return watched() == 0 && a.pace.wish.Load() == notAtAll })
+	c.open(f.path("w"), unix.O_RDWR)
+	eventually(t, "the area is watched", func() bool { return watched() == 1 })
+	if a.pace.wish.Load() != notAtAll {
+		t.Error("a timer is set though nobody stores")
 	}
 }
 
-// TestHarvestChildDies: the next harvest has another child.
+// TestHarvestChildDies: another child watches what the one before did, without
+// anybody asking for a harvest, and so one that is asked for.
 func TestHarvestChildDies(t *testing.T) {
 	f := mountTest(t)
 	c := startClient(t)
-	a := f.file(c, "w", make([]byte, dsm.PageSize))
-	_, m := f.mapFile(c, "w", dsm.PageSize)
+	names := []string{"w", "v"}
+	var areas []*fakeArea
+	var maps []int
+	for _, name := range names {
+		areas = append(areas, f.file(c, name, make([]byte, dsm.PageSize)))
+		_, m := f.mapFile(c, name, dsm.PageSize)
+		maps = append(maps, m)
+	}
 	for i := range 3 {
 		word := []byte{'a' + byte(i)}
-		c.must(clientCall{Op: "store", FD: m, Data: word})
-		if !a.await(clientTimeout, func() bool { return len(a.published) > 0 && a.published[0] == word[0] }) {
-			t.Fatalf("round %d: not published", i)
+		for j, a := range areas {
+			c.must(clientCall{Op: "store", FD: maps[j], Data: word})
+			if !a.await(clientTimeout, func() bool { return len(a.published) > 0 && a.published[0] == word[0] }) {
+				t.Fatalf("round %d: %s is not published", i, names[j])
+			}
+		}
+		if n := f.fs.b.count.harvests.Load(); n != 0 {
+			t.Errorf("%d harvests asked for", n)
 		}
 		if err := syscall.Kill(int(f.fs.b.harvest.pid.Load()), syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
+	}
+	c.must(clientCall{Op: "store", FD: maps[0], Data: []byte("z")})
+	if err := f.fs.PublishAll(t.Context()); err != nil {
+		t.Logf("publish while the child dies: %v", err) // its answer is lost
+		if err := f.fs.PublishAll(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := areas[0].state().published[0]; got != 'z' {
+		t.Errorf("%c is published", got)
+	}
+	f.wantLog("level=WARN", "harvest child")
+}
+
+// TestWatchEndsAtClose: the child neither watches nor has open what nobody has open for
+// writing, and watches it again when somebody has.
+func TestWatchEndsAtClose(t *testing.T) {
+	f := mountTest(t)
+	c := startClient(t)
+	a := f.file(c, "w", make([]byte, dsm.PageSize))
+	for i := range 20 {
+		word := []byte{'a' + byte(i)}
+		fd, m := f.mapFile(c, "w", dsm.PageSize)
+		c.must(clientCall{Op: "store", FD: m, Data: word})
+		if i%4 == 0 { // the others are opened again while the child is being told
+			if !a.await(clientTimeout, func() bool { return len(a.published) > 0 && a.published[0] == word[0] }) {
+				t.Fatalf("round %d: not published", i)
+			}
+		}
+		c.must(clientCall{Op: "munmap", FD: m})
+		c.must(clientCall{Op: "close", FD: fd})
+	}
+	pid := f.fs.b.harvest.pid.Load()
+	eventually(t, "the child closes its file", func() bool { return childFiles(pid, f.mnt) == 0 })
+	if !a.await(clientTimeout, func() bool { return a.published[0] == 'a'+19 }) {
+		t.Errorf("%c is published", a.state().published[0])
 	}
 }
 

@@ -59,7 +59,6 @@ func Mount(cfg Config) (*FS, error) {
 		server.Serve()
 		close(f.served)
 	}()
-	b.background.run(b.intervals.run)
 	tuneWriteback(f.device, b.log)
 	return f, nil
 }
@@ -178,10 +177,7 @@ func (f *FS) PublishAll(ctx context.Context) error {
 	for i, a := range open {
 		targets[i].area = a
 	}
-	var failed []error
-	for _, h := range f.b.harvest.sync(targets) {
-		failed = append(failed, h.err)
-	}
+	failed := f.b.harvest.sync(targets)
 	results := make(chan error)
 	for _, a := range open {
 		go func() { results <- f.b.publish(ctx, a) }()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -31,6 +32,7 @@ type noticeState struct {
 		running bool
 		again   bool          // kicked while running
 		attr    bool          // the attributes changed elsewhere
+		asked   chan struct{} // closed when the attributes have been refreshed; nil if nobody waits
 		under   chan struct{} // closed when the notice under way is done; nil if none is
 	}
 }
@@ -65,11 +67,14 @@ func (n *notifier) run(a *openArea) {
 	area := a.current()
 	for {
 		s.mu.Lock()
-		attr := s.mu.attr
-		s.mu.attr, s.mu.again = false, false
+		attr, asked := s.mu.attr, s.mu.asked
+		s.mu.attr, s.mu.again, s.mu.asked = false, false, nil
 		s.mu.Unlock()
 		if attr {
 			n.refresh(a)
+		}
+		if asked != nil {
+			close(asked)
 		}
 		for n.deliverNext(a, area) {
 		}
@@ -128,15 +133,51 @@ func (n *notifier) refresh(a *openArea) {
 		return
 	}
 	a.note(inode)
-	n.b.intervals.wake()
-	off := int64(-1) // the attributes only
+	n.b.intervals.changed(a)
 	switch {
 	case inode.Size < oldSize:
-		off = inode.Size
+		n.log(a, "invalidate", n.server.InodeNotify(uint64(a.id), inode.Size, 0))
 	case inode.Gen != oldGen:
-		off = 0
+		n.log(a, "invalidate", n.server.InodeNotify(uint64(a.id), 0, 0))
 	}
-	n.log(a, "invalidate attributes", n.server.InodeNotify(uint64(a.id), off, 0))
+	if inode.Size == a.kernelSize.Load() {
+		return
+	}
+	if err := n.b.harvest.stat(a); err != nil {
+		n.b.log.Debug("the kernel is not made to ask for the size", "area", a.id, "err", err)
+		n.log(a, "invalidate attributes", n.server.InodeNotify(uint64(a.id), -1, 0))
+		return
+	}
+	a.kernelSize.Store(inode.Size)
+}
+
+// sizeLimit is how long a stat waits for the kernel to be told of a size.
+const sizeLimit = 2 * time.Second
+
+// tellSize returns when the kernel knows how long the area is, or after
+// sizeLimit. The answer to a GETATTR does not always tell it: one that meets a
+// notification of the inode shows the program the new size, but leaves the
+// inode the old one, and the program gets SIGBUS for memory that it has just been
+// told of (K37). So the area's worker, which makes all notifications, has the harvest
+// child ask between two of them.
+func (n *notifier) tellSize(ctx context.Context, a *openArea) {
+	if a.handles() == 0 {
+		return // nobody has it mapped, and there is no worker
+	}
+	ctx, cancel := context.WithTimeout(ctx, sizeLimit)
+	defer cancel()
+	s := &a.notices
+	s.mu.Lock()
+	if s.mu.asked == nil {
+		s.mu.asked = make(chan struct{})
+	}
+	asked := s.mu.asked
+	s.mu.Unlock()
+	n.attrChanged(a)
+	select {
+	case <-asked:
+	case <-ctx.Done():
+	}
 }
 
 // log notes what the kernel refused. ENOENT is an inode it has forgotten.

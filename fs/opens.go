@@ -38,10 +38,16 @@ type openArea struct {
 	published atomic.Uint64
 	// timed counts the stores whose time the catalog has.
 	timed atomic.Uint64
+	// publishing is the number of publishes under way.
+	publishing atomic.Int32
 	// live is the number of writable handles whose RELEASE has not come.
 	live atomic.Int32
+	// kernelSize is the size that the kernel surely knows of, at least: see tellSize.
+	kernelSize atomic.Int64
 	// sizeStale says that the size changed elsewhere after it was noted.
 	sizeStale atomic.Bool
+	// every is the interval in nanoseconds, written with mu held.
+	every atomic.Int64
 
 	mu struct {
 		sync.Mutex
@@ -49,15 +55,15 @@ type openArea struct {
 		handles  int
 		writers  int
 		closedAt time.Time
-		// size, gen and interval are as of rev, the newest the kernel was told.
+		// size, gen and every are as of rev, the newest the kernel was told.
 		size     int64
 		gen, rev dsm.Generation
-		interval time.Duration
 		// settled is the time up to which the catalog's time of modification
 		// is right: what the data plane says counts only if it is later.
 		settled time.Time
 	}
 	notices noticeState
+	pace    intervalState
 }
 
 func newOpens(b *bridge) *opens {
@@ -139,6 +145,7 @@ func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Ino
 	switch {
 	case held != nil:
 		a.note(*held)
+		a.kernelSize.Store(held.Size)
 		a.settle(held.Ctime)
 	case first:
 		inode, err := o.b.cfg.Names.Hold(ctx, ino)
@@ -146,6 +153,7 @@ func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Ino
 			return nil, false, err
 		}
 		a.note(inode)
+		a.kernelSize.Store(inode.Size)
 		a.settle(inode.Ctime)
 	}
 	area, err := o.b.cfg.Areas.Open(ctx, a.id, write)
@@ -171,7 +179,7 @@ func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Ino
 			o.closeLocked(a, true)
 			return nil, false, err
 		}
-		o.b.intervals.wake()
+		o.b.intervals.opened(a)
 	}
 	return a, first, nil
 }
@@ -181,7 +189,7 @@ func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Ino
 func (o *opens) release(a *openArea, write bool) {
 	if write {
 		if a.live.Add(-1) == 0 {
-			o.b.harvest.forget(a.id)
+			o.b.harvest.forget(a)
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), o.b.cfg.FaultTimeout)
 		if err := o.b.publish(ctx, a); err != nil {
@@ -263,7 +271,8 @@ func (a *openArea) note(i dsm.Inode) {
 	if i.Rev < a.mu.rev {
 		return
 	}
-	a.mu.rev, a.mu.gen, a.mu.size, a.mu.interval = i.Rev, i.Gen, i.Size, i.Spec.Interval
+	a.mu.rev, a.mu.gen, a.mu.size = i.Rev, i.Gen, i.Size
+	a.every.Store(int64(i.Spec.Interval))
 }
 
 // settle says that the catalog's time of modification takes account of all
@@ -298,8 +307,4 @@ func (a *openArea) noted() (size int64, gen dsm.Generation) {
 }
 
 // interval returns how often the area's stores are to be published.
-func (a *openArea) interval() time.Duration {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.mu.interval
-}
+func (a *openArea) interval() time.Duration { return time.Duration(a.every.Load()) }

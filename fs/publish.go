@@ -12,6 +12,8 @@ func (b *bridge) publish(ctx context.Context, a *openArea) error {
 	if stored == a.published.Load() {
 		return nil
 	}
+	a.publishing.Add(1)
+	defer a.publishing.Add(-1)
 	if err := a.current().Publish(ctx); err != nil {
 		return err
 	}
@@ -22,6 +24,8 @@ func (b *bridge) publish(ctx context.Context, a *openArea) error {
 // sync is fsync and msync.
 func (b *bridge) sync(ctx context.Context, a *openArea) error {
 	stored := a.stored.Load()
+	a.publishing.Add(1)
+	defer a.publishing.Add(-1)
 	if err := a.current().Sync(ctx); err != nil {
 		return err
 	}
@@ -43,7 +47,7 @@ func (a *openArea) reached(n uint64) {
 // mappings without telling anyone.
 func (b *bridge) harvestAndPublish(ctx context.Context, a *openArea) error {
 	if a.live.Load() > 0 {
-		if err := b.harvest.sync([]target{{area: a}})[0].err; err != nil {
+		if err := b.harvest.sync([]target{{area: a}})[0]; err != nil {
 			return err
 		}
 	}

@@ -1,18 +1,14 @@
 package fs
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io"
-	"reflect"
 	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
@@ -160,53 +156,6 @@ func TestTasks(t *testing.T) {
 	s.run(func() { t.Error("ran after close") })
 }
 
-// TestIntervals: each area at its interval, with a rest after a slow round, and
-// those that are due almost together in one.
-func TestIntervals(t *testing.T) {
-	b := newBridge(Config{})
-	add := func(id dsm.AreaID, every time.Duration) *openArea {
-		a := &openArea{id: id, gate: make(chan struct{}, 1)}
-		a.mu.interval = every
-		a.live.Store(1)
-		b.opens.mu.areas[id] = a
-		return a
-	}
-	a1, a2, a3 := add(1, 100*time.Millisecond), add(2, time.Second), add(3, 0)
-	t0 := time.Now()
-	at := func(ms int) time.Time { return t0.Add(time.Duration(ms) * time.Millisecond) }
-	pick := func(now time.Time, wantNext time.Time, want ...*openArea) {
-		t.Helper()
-		due, next := b.intervals.pick(now)
-		if len(due) != len(want) || len(due) == 1 && due[0] != want[0] || !next.Equal(wantNext) {
-			t.Errorf("at %v: %d due, next %v; want %d, next %v", now.Sub(t0), len(due), next.Sub(t0), len(want), wantNext.Sub(t0))
-		}
-	}
-	pick(at(0), at(100))
-	pick(at(50), at(100))
-	pick(at(100), at(1000), a1)
-	pick(at(300), at(1000)) // busy: one round at a time
-	b.intervals.done(a1, 0)
-	pick(at(301), at(1000), a1)
-	b.intervals.mu.rounds[a1] = round{start: at(301), rest: at(995)} // as after a slow one
-	pick(at(500), at(995))
-	pick(at(996), time.Time{}, a1, a2)
-	b.intervals.done(a1, 0)
-	b.intervals.done(a2, 0)
-	a3.mu.interval = 10 * time.Millisecond
-	pick(at(997), at(1096), a3) // from now on it has an interval
-	for _, a := range []*openArea{a1, a2, a3} {
-		a.live.Store(0)
-	}
-	pick(at(5000), time.Time{})
-
-	a1.live.Store(1)
-	b.intervals.pick(time.Now())
-	b.intervals.done(a1, 50*time.Millisecond)
-	if rest := time.Until(b.intervals.mu.rounds[a1].rest); rest > restFactor*50*time.Millisecond || rest < 3*50*time.Millisecond {
-		t.Errorf("rest %v after a round of 50ms", rest)
-	}
-}
-
 func TestParseMountinfo(t *testing.T) {
 	const text = `22 28 0:21 / /sys rw,relatime shared:7 - sysfs sysfs rw
 40 28 0:33 / /mnt/a\040b rw,nosuid - fuse.dsmfs dsmfs rw,user_id=0
@@ -235,57 +184,5 @@ func TestControlNumbers(t *testing.T) {
 	}
 	if controlTopFile+controlKind(len(topFiles)) > controlAreaFile || controlAreaFile+controlKind(len(areaFiles)) > controlKindEnd {
 		t.Error("too many control files")
-	}
-}
-
-func TestHarvestWire(t *testing.T) {
-	for _, q := range []harvestRequest{
-		{op: harvestHello, mount: "/mnt/dsm"},
-		{op: harvestSync, items: []harvestItem{{1, 2, 3}, {1 << 60, 0, 0}}},
-		{op: harvestClose, items: []harvestItem{{ino: 9}}},
-	} {
-		got, err := readHarvestRequest(bytes.NewReader(q.append(nil)))
-		if err != nil || !reflect.DeepEqual(got, q) {
-			t.Errorf("%+v became %+v, %v", q, got, err)
-		}
-	}
-	results := []harvestResult{{0, 5}, {5, 1 << 40}}
-	got, err := readHarvestReply(bytes.NewReader(appendHarvestReply(nil, results)), 2)
-	if err != nil || !reflect.DeepEqual(got, results) {
-		t.Errorf("%+v became %+v, %v", results, got, err)
-	}
-	if _, err := readHarvestReply(bytes.NewReader(appendHarvestReply(nil, results)), 1); err == nil {
-		t.Error("reply to another request accepted")
-	}
-}
-
-func FuzzHarvestRequest(f *testing.F) {
-	f.Add([]byte("H\x00\x00\x00\x04/mnt"))
-	f.Add([]byte("S\xff\xff\xff\xff"))
-	f.Add(harvestRequest{op: harvestSync, items: []harvestItem{{1, 2, 3}}}.append(nil))
-	f.Fuzz(func(t *testing.T, p []byte) {
-		q, err := readHarvestRequest(bytes.NewReader(p))
-		if err == nil && !bytes.HasPrefix(p, q.append(nil)) {
-			t.Errorf("%+v is not what %q says", q, p)
-		}
-	})
-}
-
-// TestHarvestMainEnds: with its input, and at nonsense.
-func TestHarvestMainEnds(t *testing.T) {
-	if err := HarvestMain(strings.NewReader(""), io.Discard); err != nil {
-		t.Error(err)
-	}
-	var out bytes.Buffer
-	in := harvestRequest{op: harvestHello, mount: "/nowhere"}.append(nil)
-	in = harvestRequest{op: harvestSync, items: []harvestItem{{ino: 5}}}.append(in)
-	if err := HarvestMain(bytes.NewReader(in), &out); err != nil {
-		t.Error(err)
-	}
-	if got, err := readHarvestReply(&out, 1); err != nil || got[0].errno != uint32(syscall.ENOENT) {
-		t.Errorf("%+v, %v", got, err)
-	}
-	if err := HarvestMain(strings.NewReader("Xabcd"), io.Discard); err == nil {
-		t.Error("nonsense accepted")
 	}
 }

@@ -174,7 +174,7 @@ func (b *bridge) setSpec(ctx context.Context, ino dsm.Ino, key, value string) er
 	}
 	if a := b.opens.find(i.Area()); a != nil {
 		a.note(i)
-		b.intervals.wake()
+		b.intervals.changed(a)
 	}
 	return nil
 }
