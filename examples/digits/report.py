@@ -21,8 +21,12 @@ def traffic(mounts, since=None, flushes=0, size=0):
     now = [stats(m) for m in mounts]
     if since is None:
         return now
-    moved = {k: sum(n[k] - s.get(k, 0) for n, s in zip(now, since)) for k in now[0]}
-    lines = [f"bytes of changed elements published: {mebibytes(moved['published_bytes'])}"] if "published_bytes" in moved else []
+    moved = {k: sum(n[k] - s.get(k, 0) for n, s in zip(now, since, strict=True)) for k in now[0]}
+    lines = (
+        [f"bytes of changed elements published: {mebibytes(moved['published_bytes'])}"]
+        if "published_bytes" in moved
+        else []
+    )
     if "bytes_sent" in moved:
         lines.append(
             f"bytes moved between the nodes: {mebibytes(moved['bytes_sent'])};"

@@ -25,9 +25,8 @@ import signal
 import sys
 import time
 
-import numpy as np
-
 import model
+import numpy as np
 from report import plot, traffic
 
 AREA = "digits"  # the directory on the mounts; its attributes are inherited
@@ -40,7 +39,9 @@ def arguments():
     p.add_argument("--dir", help="use the mounts DIR/node*")
     p.add_argument("--epochs", type=int, default=20)
     p.add_argument("--batch", type=int, default=16, help="examples per step")
-    p.add_argument("--rate", type=float, default=0.15, help="learning rate of the first epoch; it falls linearly to a tenth")
+    p.add_argument(
+        "--rate", type=float, default=0.15, help="learning rate of the first epoch; it falls linearly to a tenth"
+    )
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--points", type=float, default=1.5, help="how many points of accuracy may be lost")
     p.add_argument("--plot", default="digits.png", help="where to write the plot")
@@ -153,12 +154,17 @@ def distributed(a, data, before, size):
     for p in processes:
         p.start()
     history, lags, ages = [], [], []
-    print(f"{'epoch':>5} {'loss':>8} {'serial':>8}   {'accuracy':>8} {'serial':>8}   {'steps behind':>12} {'ms behind':>9}", flush=True)
+    print(
+        f"{'epoch':>5} {'loss':>8} {'serial':>8}   {'accuracy':>8} {'serial':>8}   {'steps behind':>12} {'ms behind':>9}",
+        flush=True,
+    )
     for epoch in range(a.epochs):
         results = [next_result(shared["results"], processes) for _ in range(workers)]
         first = next(r for r in results if r["worker"] == 0)
         if first["missing"]:
-            sys.exit(f"epoch {epoch + 1}: {first['missing']} steps are missing from the shared array after everybody published")
+            sys.exit(
+                f"epoch {epoch + 1}: {first['missing']} steps are missing from the shared array after everybody published"
+            )
         lag = [v for r in results for v in r["lags"]]
         age = [v for r in results for v in r["ages"]]
         lags += lag
@@ -190,10 +196,14 @@ def next_result(queue, processes):
 def main():
     a = arguments()
     data = model.data(a.seed)
-    print(f"{len(data[0])} digits to train on, {len(data[2])} to test; {model.PARAMETERS} parameters; {len(a.mounts)} workers: {' '.join(a.mounts)}")
+    print(
+        f"{len(data[0])} digits to train on, {len(data[2])} to test; {model.PARAMETERS} parameters; {len(a.mounts)} workers: {' '.join(a.mounts)}"
+    )
     start = time.monotonic()
     before = serial(a, *data)
-    print(f"serial: {a.epochs} epochs in {time.monotonic() - start:.1f} s, test accuracy {before[-1][1]:.2%}", flush=True)
+    print(
+        f"serial: {a.epochs} epochs in {time.monotonic() - start:.1f} s, test accuracy {before[-1][1]:.2%}", flush=True
+    )
 
     size = create(a.mounts[0], a.seed, len(a.mounts))
     moved = traffic(a.mounts)
@@ -201,7 +211,9 @@ def main():
     history, lags, ages = distributed(a, data, before, size)
     took = time.monotonic() - start
     flushes = len(lags)
-    print(f"\n{flushes} steps in {took:.1f} s, each published with flush(): {1e3 * took * len(a.mounts) / flushes:.2f} ms per step of a worker")
+    print(
+        f"\n{flushes} steps in {took:.1f} s, each published with flush(): {1e3 * took * len(a.mounts) / flushes:.2f} ms per step of a worker"
+    )
     for line in traffic(a.mounts, since=moved, flushes=flushes, size=size):
         print(line)
     print(
