@@ -2,7 +2,8 @@ package catalog
 
 import (
 	"context"
-	"sync"
+
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // bell wakes all who listen. Those who wait for a condition take hear before
@@ -15,10 +16,12 @@ import (
 //	}
 type bell struct {
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		ch chan struct{}
 	}
 }
+
+func (b *bell) init() { b.mu.Init("catalog.bell") }
 
 func (b *bell) hear() <-chan struct{} {
 	b.mu.Lock()

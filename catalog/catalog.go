@@ -11,6 +11,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // Caller makes requests of the node at addr: host:port, or id@host:port to have
@@ -66,7 +67,7 @@ type Catalog struct {
 	closed sync.Once
 
 	mu struct {
-		sync.RWMutex
+		lockrank.RWMutex
 		state *state
 	}
 	view     atomic.Pointer[dsm.View]
@@ -84,12 +85,12 @@ type Catalog struct {
 const (
 	// electionTimeout is how long followers wait for a leader before they elect
 	// another: names are frozen for one to two of it when a leader dies.
-	electionTimeout = time.Second
+	electionTimeout = 1250 * time.Millisecond
 	leaderLease     = electionTimeout / 2
 	// commitTimeout bounds when a follower learns that an entry is committed if
 	// the push that tells it is lost; an idle leader sends one message per
 	// follower this often, and a heartbeat every electionTimeout/10.
-	commitTimeout = 250 * time.Millisecond
+	commitTimeout = 500 * time.Millisecond
 	// rpcTimeout bounds a message of raft, and what waits for a dead node.
 	rpcTimeout = 2 * time.Second
 	// maxBatch is the most entries in one message.
@@ -105,9 +106,15 @@ func New(cfg Config) (*Catalog, error) {
 		layer: newLayer(cfg.Streams, cfg.Self), logs: newLogStore(),
 	}
 	c.life, c.end = context.WithCancel(context.Background())
+	c.mu.Init("catalog.Catalog")
 	c.mu.state = newState()
 	c.view.Store(c.mu.state.view)
+	c.progress.init()
+	c.calls.init()
+	c.rounds.init()
 	c.reign.init(c.life)
+	c.news.init()
+	c.push.init()
 
 	rlog := raftLog{cfg.Log.With("part", "raft"), "raft"}
 	c.trans = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
@@ -126,7 +133,7 @@ func New(cfg Config) (*Catalog, error) {
 	conf.TrailingLogs = trailingLogs
 	conf.SnapshotInterval = time.Hour // snapshots decides
 	conf.NoLegacyTelemetry = true
-	r, err := raft.NewRaft(conf, fsm{c}, c.logs, c.logs, new(snapStore), c.trans)
+	r, err := raft.NewRaft(conf, fsm{c}, c.logs, c.logs, newSnapStore(), c.trans)
 	if err != nil {
 		c.end()
 		c.trans.Close()

@@ -234,6 +234,7 @@ func TestLinearizable(t *testing.T) {
 			nodes := cluster(t, x.nodes)
 			ctx := patient(t)
 			h := &history{start: time.Now()}
+			h.called.init()
 			stop := make(chan struct{})
 			var clients sync.WaitGroup
 			var counts []*atomic.Int64

@@ -1,9 +1,9 @@
 package catalog
 
 import (
-	"sync"
-
 	"github.com/hashicorp/raft"
+
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // logStore keeps the log of raft, from the last snapshots on, in memory. It is
@@ -11,7 +11,7 @@ import (
 // needs to outlive the process.
 type logStore struct {
 	mu struct {
-		sync.RWMutex
+		lockrank.RWMutex
 		first   uint64 // index of entries[0]
 		entries []raft.Log
 		values  map[string][]byte
@@ -21,6 +21,7 @@ type logStore struct {
 
 func newLogStore() *logStore {
 	s := new(logStore)
+	s.mu.Init("catalog.logStore")
 	s.mu.values = make(map[string][]byte)
 	s.mu.numbers = make(map[string]uint64)
 	return s

@@ -2,10 +2,10 @@ package catalog
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // progress is how far this node has applied the log, and who waits for more.
@@ -14,7 +14,7 @@ type progress struct {
 	epoch atomic.Uint64
 
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		waiting map[*waiter]struct{}
 	}
 }
@@ -24,6 +24,8 @@ type waiter struct {
 	epoch dsm.Epoch
 	done  chan struct{}
 }
+
+func (p *progress) init() { p.mu.Init("catalog.progress") }
 
 func (p *progress) reached(index uint64, epoch dsm.Epoch) bool {
 	return p.index.Load() >= index && dsm.Epoch(p.epoch.Load()) >= epoch

@@ -3,20 +3,20 @@ package catalog
 import (
 	"context"
 	"reflect"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // calls are the commands of this node that somebody waits for.
 type calls struct {
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		last    uint64 // number of the newest
 		waiting map[uint64]chan answer
 		low     uint64 // no smaller number is in waiting
@@ -29,6 +29,8 @@ type answer struct {
 	index  uint64
 	term   uint64 // of the leader that appended it; 0 if it came in a snapshot
 }
+
+func (cs *calls) init() { cs.mu.Init("catalog.calls") }
 
 // begin numbers a command. low is the smallest number that is waited for.
 func (cs *calls) begin() (req, low uint64, done <-chan answer) {

@@ -2,12 +2,12 @@ package catalog
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // pushers tell the followers at once that entries are committed. raft's leader
@@ -23,7 +23,7 @@ import (
 // commit index doubles the log.
 type pushers struct {
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		peers map[dsm.NodeID]*pusher // nil unless this node leads
 	}
 }
@@ -32,6 +32,8 @@ type pusher struct {
 	kick chan struct{}
 	stop context.CancelFunc
 }
+
+func (ps *pushers) init() { ps.mu.Init("catalog.pushers") }
 
 // meet has a pusher for every follower of the latest configuration until ctx
 // ends, and none for anybody else.

@@ -2,10 +2,10 @@ package catalog
 
 import (
 	"context"
-	"sync"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
@@ -29,7 +29,7 @@ import (
 // rounds lets concurrent reads share questions.
 type rounds struct {
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		running bool
 		next    *round // not begun
 	}
@@ -41,6 +41,8 @@ type round struct {
 	index uint64
 	err   error
 }
+
+func (rs *rounds) init() { rs.mu.Init("catalog.rounds") }
 
 // join returns a round that begins after now.
 func (rs *rounds) join(ask func() (uint64, error)) *round {

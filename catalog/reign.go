@@ -2,12 +2,12 @@ package catalog
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 
 	"github.com/hashicorp/raft"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // reign is the time of one leader, as this node sees it.
@@ -17,7 +17,7 @@ type reign struct {
 	own atomic.Uint64
 
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		life context.Context
 		ctx  context.Context
 		end  context.CancelFunc
@@ -25,6 +25,7 @@ type reign struct {
 }
 
 func (r *reign) init(life context.Context) {
+	r.mu.Init("catalog.reign")
 	r.mu.life = life
 	r.mu.ctx, r.mu.end = context.WithCancel(life)
 }

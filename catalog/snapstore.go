@@ -4,16 +4,17 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"sync"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // snapStore keeps the newest snapshot in memory. raft's own InmemSnapshotStore
 // shows a snapshot to readers while it is still being written.
 type snapStore struct {
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		latest *snapshot // complete, never changed
 	}
 }
@@ -23,6 +24,12 @@ type snapshot struct {
 	store *snapStore
 	meta  raft.SnapshotMeta
 	data  bytes.Buffer
+}
+
+func newSnapStore() *snapStore {
+	s := new(snapStore)
+	s.mu.Init("catalog.snapStore")
+	return s
 }
 
 func (s *snapStore) Create(version raft.SnapshotVersion, index, term uint64, c raft.Configuration, cIndex uint64, _ raft.Transport) (raft.SnapshotSink, error) {

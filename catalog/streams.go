@@ -3,12 +3,12 @@ package catalog
 import (
 	"net"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // Streams carries byte streams between the catalogs of two nodes. An address is
@@ -42,7 +42,7 @@ type layer struct {
 	self dsm.Member
 
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		open   map[net.Conn]struct{}
 		closed bool
 	}
@@ -50,6 +50,7 @@ type layer struct {
 
 func newLayer(s Streams, self dsm.Member) *layer {
 	l := &layer{Streams: s, self: self}
+	l.mu.Init("catalog.layer")
 	l.mu.open = make(map[net.Conn]struct{})
 	return l
 }

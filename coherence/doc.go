@@ -42,5 +42,5 @@
 //
 // Area.mu guards one area; Node.mu guards the map of areas and is never held
 // while an area is locked. No lock is held over Send, a kernel notification,
-// the catalog or a callback.
+// a callback, or the catalog but for a look into its memory.
 package coherence

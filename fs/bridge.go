@@ -2,10 +2,10 @@ package fs
 
 import (
 	"log/slog"
-	"sync"
 	"sync/atomic"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
@@ -42,7 +42,10 @@ type counts struct {
 
 func newBridge(cfg Config) *bridge {
 	b := &bridge{RawFileSystem: fuse.NewDefaultRawFileSystem(), cfg: cfg, log: cfg.Log, closing: make(chan struct{})}
-	b.stale.window, b.failed.window = staleWindow, failedWindow
+	b.stale.init(staleWindow)
+	b.failed.init(failedWindow)
+	b.background.init()
+	b.releases.init()
 	b.opens = newOpens(b)
 	b.handles.init()
 	b.notify = &notifier{b: b}
@@ -79,13 +82,16 @@ type handle interface{ isHandle() }
 // handleTable maps the numbers the kernel is given to handles.
 type handleTable struct {
 	mu struct {
-		sync.RWMutex
+		lockrank.RWMutex
 		next uint64
 		open map[uint64]handle
 	}
 }
 
-func (t *handleTable) init() { t.mu.open = make(map[uint64]handle) }
+func (t *handleTable) init() {
+	t.mu.Init("fs.handleTable")
+	t.mu.open = make(map[uint64]handle)
+}
 
 func (t *handleTable) add(h handle) uint64 {
 	t.mu.Lock()
@@ -121,9 +127,15 @@ type childHandle struct{}
 // dirHandle is an open directory: its entries as they were when it was opened or
 // rewound. The place of an entry is its offset.
 type dirHandle struct {
-	mu      sync.Mutex
+	mu      lockrank.Mutex
 	entries []dsm.DirEntry
 	read    bool
+}
+
+func newDirHandle() *dirHandle {
+	h := new(dirHandle)
+	h.mu.Init("fs.dirHandle")
+	return h
 }
 
 func (*fileHandle) isHandle()    {}

@@ -4,11 +4,11 @@ import (
 	"context"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
@@ -211,7 +211,7 @@ type controlHandle struct {
 	c    control
 	file *controlFile
 
-	mu   sync.Mutex
+	mu   lockrank.Mutex
 	text string // as of the last read from the start
 }
 
@@ -224,7 +224,9 @@ func (b *bridge) controlOpen(_ context.Context, c control, flags uint32, out *fu
 	if f.read == nil && access != syscall.O_WRONLY || f.write == nil && access != syscall.O_RDONLY {
 		return errs.E(errs.Access, "open", "") // root is not stopped by the mode
 	}
-	out.Fh, out.OpenFlags = b.handles.add(&controlHandle{c: c, file: f}), fuse.FOPEN_DIRECT_IO
+	h := &controlHandle{c: c, file: f}
+	h.mu.Init("fs.controlHandle")
+	out.Fh, out.OpenFlags = b.handles.add(h), fuse.FOPEN_DIRECT_IO
 	return nil
 }
 

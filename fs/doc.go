@@ -11,9 +11,11 @@
 //
 // One openArea per area that a program has open here (opens.go): its handles,
 // the size that the kernel was last told, and how far its stores are published.
-// The harvester (harvest.go), a child process that makes the kernel hand over
-// what programs stored into their mappings. The queue of what the kernel must be
-// told (notify.go). The tree of control files /.dsm (control.go).
+// The harvester (harvest.go), a child process that by itself makes the kernel hand
+// over at every area's interval what programs stored into their mappings, and the
+// timers by which that is published (interval.go); a node on which nobody stores does
+// nothing. The queue of what the kernel must be told (notify.go). The tree of
+// control files /.dsm (control.go).
 //
 // # Deadlocks
 //

@@ -1,13 +1,13 @@
 package fs
 
 import (
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // harvester gets at the stores that programs make into their mappings. The
@@ -30,7 +30,7 @@ type harvester struct {
 	pid atomic.Int64 // of the child, 0 if there is none
 
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		child *child // nil if there is none
 		// told are the areas the child may have open, and the interval it watches each at.
 		told    map[dsm.AreaID]time.Duration
@@ -43,7 +43,7 @@ type harvester struct {
 // is told a little late, of many at once, and never of a file that is closed by then.
 type watchChanges struct {
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		areas map[*openArea]struct{}
 		timer *time.Timer // nil before the first
 		at    time.Time   // when it fires, if areas is not empty
@@ -58,6 +58,8 @@ type target struct {
 
 func newHarvester(b *bridge) *harvester {
 	h := &harvester{b: b}
+	h.mu.Init("fs.harvester")
+	h.changes.mu.Init("fs.watchChanges")
 	h.changes.mu.areas = make(map[*openArea]struct{})
 	return h
 }

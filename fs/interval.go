@@ -2,9 +2,10 @@ package fs
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // intervals publishes what programs have stored at every area's interval. Nothing
@@ -41,7 +42,7 @@ type intervalState struct {
 	every atomic.Int64
 
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		timer  *time.Timer // nil until it is set for the first time
 		first  time.Time   // when it was set for what it is set for
 		set    time.Time   // when it was last set for that

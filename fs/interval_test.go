@@ -38,7 +38,7 @@ func pacedArea(every time.Duration) (*bridge, *openArea, *publishedArea) {
 	b := newBridge(Config{FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
 	b.harvest.mu.stopped = true
 	p := &publishedArea{}
-	a := &openArea{id: 1, gate: make(chan struct{}, 1)}
+	a := newOpenArea(1)
 	a.mu.area = p
 	a.every.Store(int64(every))
 	a.live.Store(1)

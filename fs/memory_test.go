@@ -531,7 +531,7 @@ func TestWriterWaitsForStores(t *testing.T) {
 	plane := newFakeAreas(newFakeNames())
 	fake := plane.area(7)
 	fake.notices = []Notice{{Off: 0, Data: []byte("x")}}
-	a := &openArea{id: 7}
+	a := newOpenArea(7)
 	a.mu.area, a.mu.size = fake, 100
 	b.notify.kick(a)
 	<-reached

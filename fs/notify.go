@@ -2,11 +2,11 @@ package fs
 
 import (
 	"context"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
@@ -28,7 +28,7 @@ type kernelCache interface {
 // noticeState is the worker of one area.
 type noticeState struct {
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		running bool
 		again   bool          // kicked while running
 		attr    bool          // the attributes changed elsewhere

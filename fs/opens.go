@@ -2,12 +2,12 @@ package fs
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // forgetAfter is how long an area that nobody has open is remembered. The data
@@ -18,7 +18,7 @@ const forgetAfter = 10 * time.Minute
 type opens struct {
 	b  *bridge
 	mu struct {
-		sync.RWMutex
+		lockrank.RWMutex
 		areas map[dsm.AreaID]*openArea
 	}
 }
@@ -50,7 +50,7 @@ type openArea struct {
 	every atomic.Int64
 
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		area     Area // nil before the first open
 		handles  int
 		writers  int
@@ -68,8 +68,17 @@ type openArea struct {
 
 func newOpens(b *bridge) *opens {
 	o := &opens{b: b}
+	o.mu.Init("fs.opens")
 	o.mu.areas = make(map[dsm.AreaID]*openArea)
 	return o
+}
+
+func newOpenArea(id dsm.AreaID) *openArea {
+	a := &openArea{id: id, gate: make(chan struct{}, 1)}
+	a.mu.Init("fs.openArea")
+	a.notices.mu.Init("fs.noticeState")
+	a.pace.mu.Init("fs.intervalState")
+	return a
 }
 
 // find returns the area if it is or was open here.
@@ -86,7 +95,7 @@ func (o *opens) get(ctx context.Context, id dsm.AreaID) (*openArea, error) {
 		a := o.mu.areas[id]
 		if a == nil {
 			o.forgetLocked(time.Now())
-			a = &openArea{id: id, gate: make(chan struct{}, 1)}
+			a = newOpenArea(id)
 			o.mu.areas[id] = a
 		}
 		o.mu.Unlock()

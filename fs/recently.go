@@ -1,11 +1,12 @@
 package fs
 
 import (
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // The kernel tries some things that fail once more before it tells the program.
@@ -21,13 +22,18 @@ const (
 // recently remembers a value per key for a while.
 type recently[K comparable, V any] struct {
 	window time.Duration
-	mu     sync.Mutex
+	mu     lockrank.Mutex
 	values map[K]timed[V]
 }
 
 type timed[V any] struct {
 	v  V
 	at time.Time
+}
+
+func (r *recently[K, V]) init(window time.Duration) {
+	r.mu.Init("fs.recently")
+	r.window = window
 }
 
 func (r *recently[K, V]) put(k K, v V) {

@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // request is the context of one request of the kernel. It ends by the fault
@@ -31,7 +32,7 @@ type request struct {
 	tid      uint32          // thread that waits, 0 if unknown
 
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		done  chan struct{}
 		ended chan struct{}
 		err   error
@@ -45,7 +46,9 @@ var _ context.Context = (*request)(nil)
 const recheck = 50 * time.Millisecond
 
 func (b *bridge) begin(cancel <-chan struct{}, h *fuse.InHeader) *request {
-	return &request{deadline: time.Now().Add(b.cfg.FaultTimeout), cancel: cancel, closing: b.closing, tid: h.Pid}
+	r := &request{deadline: time.Now().Add(b.cfg.FaultTimeout), cancel: cancel, closing: b.closing, tid: h.Pid}
+	r.mu.Init("fs.request")
+	return r
 }
 
 // end releases what Done started. The handler calls it before it returns.

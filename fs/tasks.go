@@ -2,19 +2,22 @@ package fs
 
 import (
 	"context"
-	"sync"
+
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // tasks runs functions in the background and knows when none is running. Unlike a
 // sync.WaitGroup it may be asked while it is given more, and can be closed.
 type tasks struct {
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		n      int
 		idle   chan struct{} // closed when n gets 0
 		closed bool
 	}
 }
+
+func (t *tasks) init() { t.mu.Init("fs.tasks") }
 
 // run runs f in a goroutine, unless the tasks are closed.
 func (t *tasks) run(f func()) {

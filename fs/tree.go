@@ -145,7 +145,7 @@ func (b *bridge) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newN
 }
 
 func (b *bridge) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	out.Fh = b.handles.add(&dirHandle{})
+	out.Fh = b.handles.add(newDirHandle())
 	return fuse.OK
 }
 

@@ -133,6 +133,7 @@ func TestRequestEnds(t *testing.T) {
 
 func TestTasks(t *testing.T) {
 	var s tasks
+	s.init()
 	if s.settle(t.Context()) {
 		t.Error("settled with nothing running")
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 const (
@@ -45,7 +46,7 @@ type Membership struct {
 	// mu orders Leave and Close: memberlist panics on a leave after shutdown. It
 	// is held while a Leave waits.
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		closed bool
 	}
 }
@@ -63,6 +64,7 @@ func Start(cfg Config) (*Membership, error) {
 		return nil, err
 	}
 	m := &Membership{cfg: cfg, table: newTable(cfg.Self)}
+	m.mu.Init("membership.Membership")
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	carrier := newCarrier(cfg.Net)
 	d := &delegate{meta: meta, table: m.table}

@@ -3,10 +3,10 @@ package membership
 import (
 	"cmp"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // remember is how long a peer that is dead or left stays in the table, for
@@ -20,7 +20,7 @@ type table struct {
 	self dsm.NodeID
 	wake chan struct{} // holds a token while there are changes
 	mu   struct {
-		sync.Mutex
+		lockrank.Mutex
 		peers   map[dsm.NodeID]*entry
 		changes []Peer
 		closed  bool
@@ -34,6 +34,7 @@ type entry struct {
 
 func newTable(self dsm.NodeID) *table {
 	t := &table{self: self, wake: make(chan struct{}, 1)}
+	t.mu.Init("membership.table")
 	t.mu.peers = make(map[dsm.NodeID]*entry)
 	return t
 }

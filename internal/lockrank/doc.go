@@ -15,9 +15,9 @@
 //
 // A rank is named PACKAGE.TYPE after the struct that contains the lock. The
 // test of this package reads the source of the whole tree: every struct with a
-// lock in it is in the text, every name in the text is such a struct, and what Init
-// is given is the name of the struct it is called for. A lock without a "<" is a
-// leaf and a root at once: nothing is taken while it is held, nor it while another is.
+// lock in it is in the text and has an Init with its name, its lock is one of this
+// package, and every name in the text is such a struct. While a lock without a "<" is
+// held none is taken.
 //
 // When not to use it: in tests, in commands of one goroutine, and for locks that
 // never leave one function.

@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,15 +16,17 @@ import (
 // are programs for tests and measurements.
 var exempt = []string{"internal/lockrank", "internal/lint", "integration", "bench"}
 
-// lockTypes are the types that make a struct one with a lock.
-var lockTypes = map[string]bool{
-	"sync.Mutex": true, "sync.RWMutex": true, "lockrank.Mutex": true, "lockrank.RWMutex": true,
-}
+// The types that make a struct one with a lock: those without a rank, and those with one.
+var (
+	bareTypes   = []string{"sync.Mutex", "sync.RWMutex"}
+	rankedTypes = []string{"lockrank.Mutex", "lockrank.RWMutex"}
+)
 
 // source is what the tree says of its locks.
 type source struct {
 	files *token.FileSet
 	locks map[Rank]token.Pos // structs and variables that contain a lock
+	bare  map[Rank]token.Pos // those whose lock has no rank
 	inits map[Rank]token.Pos // what Init is given
 }
 
@@ -33,7 +36,7 @@ func TestOrderIsThatOfTheSource(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := source{token.NewFileSet(), map[Rank]token.Pos{}, map[Rank]token.Pos{}}
+	s := source{token.NewFileSet(), map[Rank]token.Pos{}, map[Rank]token.Pos{}, map[Rank]token.Pos{}}
 	root := filepath.Join("..", "..")
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -67,6 +70,14 @@ func TestOrderIsThatOfTheSource(t *testing.T) {
 			t.Errorf("%s: %s contains a lock and has no line in order.txt", s.files.Position(pos), name)
 		}
 	}
+	for name, pos := range s.bare {
+		t.Errorf("%s: the lock of %s is one of package sync, whose order nothing checks", s.files.Position(pos), name)
+	}
+	for name, pos := range s.locks {
+		if _, ok := s.inits[name]; !ok {
+			t.Errorf("%s: no Init(%q) in its package", s.files.Position(pos), name)
+		}
+	}
 	for name := range o {
 		if _, ok := s.locks[name]; !ok {
 			t.Errorf("order.txt: no struct %s contains a lock", name)
@@ -89,8 +100,13 @@ func (s *source) read(path string) error {
 		pkg = filepath.Base(filepath.Dir(path))
 	}
 	note := func(name *ast.Ident, typ ast.Expr) {
-		if typ != nil && hasLock(typ) {
-			s.locks[Rank(pkg+"."+name.Name)] = name.Pos()
+		full := Rank(pkg + "." + name.Name)
+		if typ != nil && contains(typ, bareTypes) {
+			s.bare[full] = name.Pos()
+			s.locks[full] = name.Pos()
+		}
+		if typ != nil && contains(typ, rankedTypes) {
+			s.locks[full] = name.Pos()
 		}
 	}
 	for _, d := range f.Decls {
@@ -108,13 +124,13 @@ func (s *source) read(path string) error {
 		}
 	}
 	if imports(f, "github.com/dsmfs/dsmfs/internal/lockrank") {
-		ast.Inspect(f, s.init)
+		ast.Inspect(f, func(n ast.Node) bool { return s.init(pkg, n) })
 	}
 	return nil
 }
 
-// init notes a call x.Init("name").
-func (s *source) init(n ast.Node) bool {
+// init notes a call x.Init("name") of the package.
+func (s *source) init(pkg string, n ast.Node) bool {
 	call, ok := n.(*ast.CallExpr)
 	if !ok || len(call.Args) != 1 {
 		return true
@@ -122,7 +138,7 @@ func (s *source) init(n ast.Node) bool {
 	fun, ok := call.Fun.(*ast.SelectorExpr)
 	arg, literal := call.Args[0].(*ast.BasicLit)
 	if ok && literal && fun.Sel.Name == "Init" && arg.Kind == token.STRING {
-		if name, err := strconv.Unquote(arg.Value); err == nil {
+		if name, err := strconv.Unquote(arg.Value); err == nil && strings.HasPrefix(name, pkg+".") {
 			s.inits[Rank(name)] = arg.Pos()
 		}
 	}
@@ -138,16 +154,16 @@ func imports(f *ast.File, path string) bool {
 	return false
 }
 
-// hasLock reports whether a type written in place contains a lock: itself, or a
-// field of it, or of a struct within it.
-func hasLock(typ ast.Expr) bool {
+// contains reports whether a type written in place contains one of the types: itself,
+// or a field of it, or of a struct within it.
+func contains(typ ast.Expr, types []string) bool {
 	found := false
 	ast.Inspect(typ, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.FuncType, *ast.InterfaceType, *ast.MapType, *ast.ArrayType, *ast.ChanType, *ast.StarExpr:
 			return false
 		case *ast.SelectorExpr:
-			if x, ok := n.X.(*ast.Ident); ok && lockTypes[x.Name+"."+n.Sel.Name] {
+			if x, ok := n.X.(*ast.Ident); ok && slices.Contains(types, x.Name+"."+n.Sel.Name) {
 				found = true
 			}
 		}

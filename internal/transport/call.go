@@ -3,10 +3,10 @@ package transport
 import (
 	"context"
 	"net"
-	"sync"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
@@ -48,7 +48,7 @@ type caller struct {
 	node  dsm.NodeID    // who answers; set before ready
 
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		next    uint64
 		waiting map[uint64]chan result
 		ended   error // why the connection ended; nil while it has not
@@ -63,6 +63,7 @@ type result struct {
 
 func newCaller(t *Transport, addr string) *caller {
 	c := &caller{t: t, addr: addr, ready: make(chan struct{})}
+	c.mu.Init("transport.caller")
 	c.mu.waiting = make(map[uint64]chan result)
 	return c
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -88,6 +89,9 @@ func TestRefusalSaysWhy(t *testing.T) {
 	_, err := dialHello(t, n, hello{min: 1, max: 1, lane: laneData, cluster: 5, from: 2, to: 1})
 	if !errs.Is(err, errs.Access) || !strings.Contains(err.Error(), "this is cluster 00000000000000c1, not 0000000000000005") {
 		t.Fatalf("refused with %v", err)
+	}
+	for n.Stats().Rejected == 0 { // counted after the answer
+		runtime.Gosched()
 	}
 	if n.Stats().Rejected != 1 {
 		t.Fatalf("stats %+v", n.Stats())

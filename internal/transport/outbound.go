@@ -1,10 +1,9 @@
 package transport
 
 import (
-	"sync"
-
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/invariants"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // outbound is the way to one node: a queue and a goroutine that connects and
@@ -17,7 +16,7 @@ type outbound struct {
 	wake chan struct{} // holds one token when there is something new to look at
 
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		addr    string // "" until SetPeers names the node
 		queue   batch
 		writing int    // bytes taken out of the queue and not written yet
@@ -89,6 +88,7 @@ func (t *Transport) outboundLocked(id dsm.NodeID) *outbound {
 	o := t.mu.out[id]
 	if o == nil {
 		o = &outbound{t: t, id: id, wake: make(chan struct{}, 1)}
+		o.mu.Init("transport.outbound")
 		t.mu.out[id] = o
 		t.wg.Go(o.run)
 	}

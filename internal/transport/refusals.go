@@ -3,15 +3,16 @@ package transport
 import (
 	"log/slog"
 	"net"
-	"sync"
 	"time"
+
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // refusals logs refused connections, each remote host at most once a minute:
 // a port scanner must not fill the log.
 type refusals struct {
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		last map[string]time.Time
 	}
 }
@@ -20,6 +21,8 @@ const (
 	refusalPause = time.Minute
 	refusalHosts = 1024 // remembered at most
 )
+
+func (r *refusals) init() { r.mu.Init("transport.refusals") }
 
 func (r *refusals) log(log *slog.Logger, remote net.Addr, why error) {
 	host, _, err := net.SplitHostPort(remote.String())

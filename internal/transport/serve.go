@@ -7,6 +7,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
@@ -17,7 +18,7 @@ const maxRequests = 1024
 // requests are those of one control connection that are under way.
 type requests struct {
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		cancel map[uint64]context.CancelFunc
 	}
 }
@@ -33,6 +34,7 @@ func (t *Transport) serve(from dsm.NodeID, conn net.Conn) {
 	out := newFrameWriter(conn, t.cfg.WriteTimeout)
 	room := make(chan struct{}, maxRequests)
 	var under requests
+	under.mu.Init("transport.requests")
 	under.mu.cancel = make(map[uint64]context.CancelFunc)
 	r := wire.NewReader(conn)
 	for {

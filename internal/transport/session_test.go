@@ -323,6 +323,7 @@ func TestHandlerRefusesFrame(t *testing.T) {
 func TestRefusalsAreLoggedRarely(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r refusals
+		r.init()
 		if !r.due("h", time.Now()) || r.due("h", time.Now()) || !r.due("other", time.Now()) {
 			t.Fatal("want one line per host")
 		}

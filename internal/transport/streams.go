@@ -3,10 +3,10 @@ package transport
 import (
 	"context"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // Streams is a lane of byte streams: what raft's StreamLayer and the stream half of
@@ -18,13 +18,15 @@ type Streams struct {
 	done     chan struct{}
 
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		open, closed bool
 	}
 }
 
 func newStreams(t *Transport, l lane) *Streams {
-	return &Streams{t: t, lane: l, incoming: make(chan net.Conn, 16), done: make(chan struct{})}
+	s := &Streams{t: t, lane: l, incoming: make(chan net.Conn, 16), done: make(chan struct{})}
+	s.mu.Init("transport.Streams")
+	return s
 }
 
 // RaftLayer returns the byte streams of the consensus.

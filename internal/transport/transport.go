@@ -10,6 +10,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
@@ -31,7 +32,7 @@ type Transport struct {
 	refused refusals
 
 	mu struct {
-		sync.Mutex
+		lockrank.Mutex
 		closed  bool
 		conns   map[net.Conn]struct{} // open ones, so that Close can close them
 		out     map[dsm.NodeID]*outbound
@@ -58,6 +59,8 @@ func Listen(cfg Config) (*Transport, error) {
 		return nil, err
 	}
 	t := &Transport{cfg: cfg, addr: addr, tcp: l, udp: u}
+	t.mu.Init("transport.Transport")
+	t.refused.init()
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	t.mu.conns = make(map[net.Conn]struct{})
 	t.mu.out = make(map[dsm.NodeID]*outbound)
