@@ -1,0 +1,114 @@
+/* Large publishes, plain store speed, and many areas at once. */
+#define _GNU_SOURCE
+#include "bench.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PAGE = 4096 };
+
+/* The value of a word of round r: never the same in two rounds, never zero. */
+static uint64_t value(uint64_t r, size_t i) { return (i + 1) * 0x9e3779b97f4a7c15u + r * 0xbf58476d1ce4e5b9u; }
+
+/*
+ * bulk-writer PATH BYTES ROUND: stores a new value into every word, then prints
+ * when it called msync and when that returned.
+ */
+void bulk_writer(char **a)
+{
+	size_t bytes = (size_t)atoll(a[1]);
+	uint64_t round = (uint64_t)atoll(a[2]), *p = map_file(a[0], bytes);
+	for (size_t i = 0; i < bytes / 8; i++)
+		p[i] = value(round, i);
+	int64_t start = now();
+	if (msync(p, bytes, MS_SYNC) < 0)
+		die("msync");
+	printf("%lld %lld\n", (long long)start, (long long)now());
+}
+
+/*
+ * bulk-reader PATH BYTES ROUND: maps and touches the area, prints "ready", and
+ * prints when it had seen the new value in the last word of every page. Then it checks every word.
+ */
+void bulk_reader(char **a)
+{
+	size_t bytes = (size_t)atoll(a[1]), words = PAGE / 8;
+	uint64_t round = (uint64_t)atoll(a[2]);
+	volatile uint64_t *p = map_file(a[0], bytes);
+	uint64_t touched = 0;
+	for (size_t i = 0; i < bytes / 8; i += words)
+		touched += p[i];
+	puts("ready");
+	fflush(stdout);
+	for (size_t i = words - 1; i < bytes / 8; i += words)
+		while (p[i] != value(round, i)) {
+			struct timespec nap = {.tv_nsec = 100000};
+			nanosleep(&nap, NULL);
+		}
+	int64_t seen = now();
+	for (size_t i = 0; i < bytes / 8; i++)
+		if (p[i] != value(round, i)) {
+			fprintf(stderr, "bench: word %zu is not what was published (%llu)\n", i, (unsigned long long)touched);
+			exit(1);
+		}
+	printf("%lld\n", (long long)seen);
+}
+
+/* repeat-stores PATH BYTES MILLISECONDS: stores every word of the area again and again; bytes per second. */
+void repeat_stores(char **a)
+{
+	size_t bytes = (size_t)atoll(a[1]);
+	int64_t length = atoll(a[2]) * 1000000;
+	volatile uint64_t *p = map_file(a[0], bytes);
+	for (size_t i = 0; i < bytes / 8; i++)
+		p[i] = 1;
+	int64_t start = now(), end = start;
+	double stored = 0;
+	for (uint64_t v = 2; end - start < length; v++) {
+		for (size_t i = 0; i < bytes / 8; i++)
+			p[i] = v;
+		stored += (double)bytes;
+		end = now();
+	}
+	printf("%.0f\n", stored * 1e9 / (double)(end - start));
+}
+
+static void until_input_ends(void)
+{
+	char c;
+	while (read(0, &c, 1) > 0)
+		;
+}
+
+/*
+ * hold-areas DIR N BYTES: makes or opens the areas DIR/a0 .. DIR/aN-1, maps and
+ * touches them, prints how long that took, and keeps them until its input ends.
+ */
+void hold_areas(char **a)
+{
+	size_t n = (size_t)atol(a[1]), bytes = (size_t)atoll(a[2]);
+	int64_t start = now();
+	for (size_t i = 0; i < n; i++) {
+		char path[PATH_MAX];
+		snprintf(path, sizeof path, "%s/a%zu", a[0], i);
+		volatile unsigned char *p = map_file(path, bytes);
+		(void)*p;
+	}
+	printf("%lld\n", (long long)(now() - start));
+	fflush(stdout);
+	until_input_ends();
+}
+
+/* hold-file PATH BYTES: maps one area, prints "ready", and keeps it until its input ends. */
+void hold_file(char **a)
+{
+	volatile unsigned char *p = map_file(a[0], (size_t)atoll(a[1]));
+	(void)*p;
+	puts("ready");
+	fflush(stdout);
+	until_input_ends();
+}

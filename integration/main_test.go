@@ -1,0 +1,102 @@
+// Package integration tests dsmfs from outside: real daemons, real mounts, real
+// programs. Everything runs through package harness; read its doc first.
+//
+// go test -short ./integration runs the part that takes less than three minutes.
+// Tests that draw random numbers print their seed; -seed repeats it.
+package integration
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/dsmfs/dsmfs/integration/harness"
+)
+
+var (
+	seedFlag = flag.Uint64("seed", 0, "seed of the random tests; 0 draws one")
+	opsFlag  = flag.Int("ops", 0, "operations of a random test; 0: its own default")
+)
+
+// limit is for what should happen soon: it bounds a failure, it measures nothing.
+const limit = 20 * time.Second
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if os.Getenv(posixMount) != "" {
+		os.Exit(m.Run()) // a child of TestPosix needs nothing built
+	}
+	skip, err := harness.Prepare()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "integration:", err)
+		os.Exit(1)
+	}
+	if skip != "" {
+		fmt.Fprintln(os.Stderr, "integration: everything that mounts is skipped:", skip)
+	}
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-interrupted
+		harness.Discard()
+		os.Exit(1)
+	}()
+	code := m.Run()
+	harness.Discard()
+	os.Exit(code)
+}
+
+// cluster starts a cluster that ends with the test, and skips the test where nothing can be mounted.
+func cluster(t *testing.T, o harness.Options) *harness.Cluster {
+	t.Helper()
+	if skip, _ := harness.Prepare(); skip != "" {
+		t.Skip(skip)
+	}
+	return harness.New(t, o)
+}
+
+// nodes starts a cluster of n nodes on loopback.
+func nodes(t *testing.T, n int) *harness.Cluster {
+	t.Helper()
+	return cluster(t, harness.Options{Nodes: n})
+}
+
+// long skips a test that -short leaves out.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("long")
+	}
+}
+
+// needNumPy skips a test that runs Python programs where there is no NumPy.
+func needNumPy(t *testing.T) {
+	t.Helper()
+	if _, skip := harness.Interpreter(); skip != "" {
+		t.Skip(skip)
+	}
+}
+
+// seed returns the seed of a random test and prints it.
+func seed(t *testing.T) uint64 {
+	t.Helper()
+	s := *seedFlag
+	if s == 0 {
+		s = uint64(time.Now().UnixNano())
+	}
+	t.Logf("seed %d: repeat with -run '^%s$' -seed %d", s, t.Name(), s)
+	return s
+}
+
+// clients starts one client per node.
+func clients(c *harness.Cluster) []*harness.Client {
+	var all []*harness.Client
+	for _, n := range c.Nodes() {
+		all = append(all, n.Client())
+	}
+	return all
+}
