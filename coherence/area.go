@@ -28,6 +28,7 @@ type Area struct {
 		home    home
 		parked  []message // to slots that are still being handed to this node
 		removed bool
+		cut     cut
 
 		out     []message     // to send when the step is over
 		sending bool          // a goroutine is sending, in order
@@ -219,6 +220,9 @@ func (a *Area) inodeChanged(now dsm.Inode) {
 		return
 	}
 	a.mu.ino = now
+	if now.Size < old.Size {
+		a.mu.cut.add(now.Size, now.Gen)
+	}
 	if now.Size != old.Size && a.mu.mem != nil {
 		if err := a.mu.mem.Resize(now.Size); err != nil {
 			a.node.cfg.Log.Error("resize", "area", a.id, "size", now.Size, "err", err)

@@ -188,7 +188,10 @@ func (a *Area) fetch(off int64, n int) {
 // WriteAt takes over a WRITE of the kernel. It never waits: a store to a page that is
 // not here is kept apart until the page comes. Bytes past the area's end are dropped:
 // another node has just cut them off.
-func (a *Area) WriteAt(p []byte, off int64) error {
+func (a *Area) WriteAt(p []byte, off int64) error { return a.write(p, off, false) }
+
+// write takes a WRITE; back says that it comes from the page cache.
+func (a *Area) write(p []byte, off int64, back bool) error {
 	var err error
 	ahead := false
 	defer func() {
@@ -202,7 +205,11 @@ func (a *Area) WriteAt(p []byte, off int64) error {
 			err = &errs.Error{Op: "write", Area: a.id, Kind: errs.Closed}
 			return
 		}
-		if room := a.mu.ino.Size - off; int64(len(p)) > room {
+		room := a.mu.ino.Size - off
+		if back && a.mu.cut.set {
+			room = min(room, a.mu.cut.size-off)
+		}
+		if int64(len(p)) > room {
 			p = p[:max(room, 0)]
 		}
 		if len(p) == 0 {

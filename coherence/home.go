@@ -130,11 +130,16 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 //   - the replica has nothing unpublished in the page, and takes the push that
 //     follows in this very step.
 func (a *Area) keepBase(from dsm.NodeID, m *wire.Publish, i int) bool {
-	if !a.replicaHas(m.Extent, i) {
+	r := &a.mu.replica
+	if !r.subscribed || int(m.Extent) >= len(r.extents) {
 		return false
 	}
-	r := &a.mu.replica
 	x := r.extents[m.Extent]
+	if !x.have.Has(i) {
+		// The answer to its Subscribe may be on its way in this step, and say that
+		// nothing is lacking.
+		return !x.live
+	}
 	if pub := x.pub; pub != nil && pub.pages.Has(i) {
 		if a.isSelf(from) && pub.seq == m.Seq && pub.snap[i] == nil && !a.mu.mem.HasTwin(page(m.Extent, i)) {
 			pub.pages.Remove(i)

@@ -8,23 +8,26 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// pair is a home (node 0) and a replica (node 1) of a sum area of one extent,
-// with the messages between them in the test's hands.
+// pair is a home (node 0) and a replica (node 1) of an area of 32-bit integers,
+// one extent long, that are added up, with the messages between them in the test's hands.
 func pair(t *testing.T, apply dsm.Apply) (*sim, *simNode, *simNode) {
-	s := newSim(t, 1, 2, dsm.Inode{Size: dsm.ExtentSize, Spec: dsm.Spec{Merge: dsm.MergeSum, DType: dsm.DTypeI32, Apply: apply},
+	return pairOf(t, dsm.Inode{Size: dsm.ExtentSize, Spec: dsm.Spec{Merge: dsm.MergeSum, DType: dsm.DTypeI32, Apply: apply},
 		Layout: dsm.Layout{DType: dsm.DTypeI32}})
+}
+
+// pairOf is pair for any area.
+func pairOf(t *testing.T, ino dsm.Inode) (*sim, *simNode, *simNode) {
+	s := newSim(t, 1, 2, ino)
 	v := *s.lastView()
 	v.Epoch++
 	for i := range v.Slots {
 		v.Slots[i].Primary = 1
 	}
-	s.log = append(s.log, entry{nil, &v})
+	s.commit(&v)
 	for _, n := range s.nodes {
-		n.apply()
 		n.open(true)
 	}
-	for s.deliver() {
-	}
+	s.drain()
 	return s, s.nodes[0], s.nodes[1]
 }
 
@@ -52,10 +55,9 @@ func TestPublishSentAgainIsMergedOnce(t *testing.T) {
 	s, home, replica := pair(t, dsm.ApplyArrival)
 	put(t, replica, 5)
 	publish(replica)
-	k := [2]int{1, 0}
+	k := link{1, 0}
 	s.net[k] = append(s.net[k], s.net[k][0]) // the network of a broken session delivers it, and it is sent again
-	for s.deliver() {
-	}
+	s.drain()
 	want(t, home, 5)
 	want(t, replica, 5)
 }
@@ -67,18 +69,16 @@ func TestPushThatCrossesAPublish(t *testing.T) {
 	put(t, replica, 7)
 	publish(replica) // and this publish crosses it
 	put(t, replica, 9)
-	push := s.net[[2]int{0, 1}][0]
-	s.net[[2]int{0, 1}] = s.net[[2]int{0, 1}][1:]
+	push := s.net[link{0, 1}][0]
+	s.net[link{0, 1}] = s.net[link{0, 1}][1:]
 	if err := replica.node.Handle(home.id, push.msg, push.payload); err != nil {
 		t.Fatal(err)
 	}
 	want(t, replica, 109) // 100 of the home, 7 under way, 2 not yet published
 	publish(replica)
-	for s.deliver() {
-	}
+	s.drain()
 	publish(replica)
-	for s.deliver() {
-	}
+	s.drain()
 	want(t, replica, 109)
 	want(t, home, 109)
 }
@@ -89,14 +89,12 @@ func TestHeldUpdatesWaitForAcquire(t *testing.T) {
 	publish(home)
 	put(t, replica, 7)
 	publish(replica)
-	for s.deliver() {
-	}
+	s.drain()
 	want(t, replica, 7)
 	want(t, home, 100)
 	for _, n := range []*simNode{replica, home} {
-		n.area.step(func() { n.area.startAcquire() })
-		for s.deliver() {
-		}
+		n.startAcquire()
+		s.drain()
 		want(t, n, 107)
 	}
 }
@@ -107,13 +105,13 @@ func TestSlowSubscriberGetsTheNewestOnce(t *testing.T) {
 		put(t, home, i+1)
 		publish(home)
 	}
-	q := s.net[[2]int{0, 1}]
+	q := s.net[link{0, 1}]
 	if len(q) != 1 {
 		t.Fatalf("%d messages wait for a subscriber that answers nothing, want the one push", len(q))
 	}
 	pushes := 0
-	for len(s.net[[2]int{0, 1}])+len(s.net[[2]int{1, 0}]) > 0 {
-		if q := s.net[[2]int{0, 1}]; len(q) > 0 {
+	for len(s.net[link{0, 1}])+len(s.net[link{1, 0}]) > 0 {
+		if q := s.net[link{0, 1}]; len(q) > 0 {
 			if _, ok := q[0].msg.(*wire.Push); ok {
 				pushes++
 			}
@@ -134,8 +132,7 @@ func TestPublishUnderOldRulesIsMadeAnew(t *testing.T) {
 	publish(replica)
 	s.resize(dsm.ExtentSize / 2)
 	home.apply() // the replica has not heard of it
-	for s.deliver() {
-	}
+	s.drain()
 	want(t, home, 7)
 	want(t, replica, 7)
 	if replica.area.mu.replica.extents[0].pub != nil {

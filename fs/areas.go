@@ -31,6 +31,12 @@ type Area interface {
 	// WriteAt takes over stores. It never waits for the network. Bytes past the
 	// end are dropped: somebody has just cut them off.
 	WriteAt(p []byte, off int64) error
+	// WriteBack is WriteAt for stores to mappings. Those past a smaller size that
+	// the area had meanwhile are dropped until KernelTold.
+	WriteBack(p []byte, off int64) error
+	// KernelTold says that the kernel has dropped its pages past size since the
+	// shrink of generation gen.
+	KernelTold(size int64, gen dsm.Generation)
 	// Sync publishes and, where updates enter memory in sync calls only, lets
 	// them in: it returns when the kernel has been told of them.
 	Sync(ctx context.Context) error

@@ -66,7 +66,7 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 	if err != nil {
 		return b.walkStatus(r.tid, err)
 	}
-	if a := b.opens.find(i.Area()); a != nil && i.Size > a.kernelSize.Load() && !b.harvest.isChild(r.tid) {
+	if a := b.opens.find(i.Area()); a != nil && (i.Size > a.kernelSize.Load() || uint64(i.Gen) > a.kernelGen.Load()) && !b.harvest.isChild(r.tid) {
 		b.notify.tellSize(r, a)
 	}
 	b.attr(i, &out.Attr)
@@ -120,6 +120,9 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	}
 	if a := b.opens.find(i.Area()); a != nil && ch.Size != nil {
 		a.kernelSize.Store(i.Size) // the reply tells it, whatever else is under way
+		if area := a.current(); area != nil {
+			area.KernelTold(i.Size, i.Gen) // it writes nothing back until it has cut its pages off too
+		}
 	}
 	b.attr(i, &out.Attr)
 	return fuse.OK

@@ -174,6 +174,10 @@ func (a *fakeArea) ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 	return n, nil
 }
 
+func (a *fakeArea) WriteBack(p []byte, off int64) error { return a.WriteAt(p, off) }
+
+func (a *fakeArea) KernelTold(int64, dsm.Generation) {}
+
 func (a *fakeArea) WriteAt(p []byte, off int64) error {
 	a.update(func() {
 		a.fitLocked()

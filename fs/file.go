@@ -154,7 +154,7 @@ func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 				return 0, status(err)
 			}
 		}
-		if err := h.area.write(data, off); err != nil {
+		if err := h.area.write(data, off, w == soon); err != nil {
 			return 0, status(err)
 		}
 		b.intervals.stored(h.area, w)
@@ -163,8 +163,14 @@ func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 	return 0, fuse.EBADF
 }
 
-func (a *openArea) write(data []byte, off int64) error {
-	if err := a.current().WriteAt(data, off); err != nil {
+// write takes stores over; back says that the kernel writes them back.
+func (a *openArea) write(data []byte, off int64, back bool) error {
+	area := a.current()
+	take := area.WriteAt
+	if back {
+		take = area.WriteBack
+	}
+	if err := take(data, off); err != nil {
 		return err
 	}
 	a.stored.Add(1)

@@ -124,7 +124,7 @@ func (n *notifier) deliver(a *openArea, notice Notice) {
 func (n *notifier) refresh(a *openArea) {
 	ctx, cancel := context.WithTimeout(context.Background(), n.b.cfg.FaultTimeout)
 	defer cancel()
-	oldSize, oldGen := a.noted()
+	oldSize, _ := a.noted()
 	a.sizeStale.Store(false) // before asking: a change from here on sets it again
 	inode, err := n.b.cfg.Names.Getattr(ctx, dsm.Ino(a.id))
 	if err != nil {
@@ -134,11 +134,11 @@ func (n *notifier) refresh(a *openArea) {
 	}
 	a.note(inode)
 	n.b.intervals.changed(a)
-	switch {
-	case inode.Size < oldSize:
-		n.log(a, "invalidate", n.server.InodeNotify(uint64(a.id), inode.Size, 0))
-	case inode.Gen != oldGen:
+	if uint64(inode.Gen) > a.kernelGen.Load() || inode.Size < oldSize {
+		// All of it: since then the area may have been smaller than it is now.
 		n.log(a, "invalidate", n.server.InodeNotify(uint64(a.id), 0, 0))
+		a.kernelGen.Store(uint64(inode.Gen))
+		a.current().KernelTold(0, inode.Gen)
 	}
 	if inode.Size == a.kernelSize.Load() {
 		return

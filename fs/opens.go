@@ -44,6 +44,8 @@ type openArea struct {
 	live atomic.Int32
 	// kernelSize is the size that the kernel surely knows of, at least: see tellSize.
 	kernelSize atomic.Int64
+	// kernelGen is the generation up to which the kernel has dropped what shrinks made void.
+	kernelGen atomic.Uint64
 	// sizeStale says that the size changed elsewhere after it was noted.
 	sizeStale atomic.Bool
 	// every is the interval in nanoseconds, written with mu held.
@@ -155,6 +157,7 @@ func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Ino
 	case held != nil:
 		a.note(*held)
 		a.kernelSize.Store(held.Size)
+		a.kernelGen.Store(uint64(held.Gen))
 		a.settle(held.Ctime)
 	case first:
 		inode, err := o.b.cfg.Names.Hold(ctx, ino)
@@ -163,6 +166,7 @@ func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Ino
 		}
 		a.note(inode)
 		a.kernelSize.Store(inode.Size)
+		a.kernelGen.Store(uint64(inode.Gen))
 		a.settle(inode.Ctime)
 	}
 	area, err := o.b.cfg.Areas.Open(ctx, a.id, write)

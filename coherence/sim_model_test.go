@@ -1,0 +1,179 @@
+package coherence
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// simCase is a kind of run: what the area is and what programs store.
+type simCase struct {
+	name   string
+	ino    dsm.Inode
+	resize bool
+	rules  func(r *simRun, ino *dsm.Inode) // changes what the model allows to change
+	store  func(r *simRun, n *simNode)
+	check  func(r *simRun, n *simNode)
+}
+
+// simRun is one simulation with its model of what the bytes must be.
+type simRun struct {
+	*sim
+	kind  simCase
+	bytes map[int64]byte // last: the value of each byte; byte i belongs to writer owner(i)
+	sums  map[int]int32  // sum: the total of each element
+	fsums map[int]float64
+}
+
+const simSize = 3*dsm.ExtentSize + 5*dsm.PageSize
+
+// hot are the pages that the runs store to: few, so that things collide.
+var hot = []dsm.PageIndex{0, 1, 255, 256, 300, 512, 767, 768, 772}
+
+// hotBytes and hotElems are what of each page is stored to.
+const (
+	hotBytes = 64
+	hotElems = 16
+)
+
+func (r *simRun) owner(off int64) int { return int(off) % len(r.nodes) }
+
+// shrunk forgets the bytes past the end of the writer that has heard of it.
+func (r *simRun) shrunk(n *simNode, size int64) {
+	for off := range r.bytes {
+		if off >= size && r.owner(off) == n.i {
+			delete(r.bytes, off)
+		}
+	}
+}
+
+// applyRule changes when updates enter memory.
+func applyRule(r *simRun, ino *dsm.Inode) {
+	ino.Spec.Apply = []dsm.Apply{dsm.ApplyAuto, dsm.ApplyArrival, dsm.ApplySync}[r.rng.IntN(3)]
+}
+
+// bytesRule changes any rule: since a byte has one writer, the sum of what it
+// added is what it stored last.
+func bytesRule(r *simRun, ino *dsm.Inode) {
+	applyRule(r, ino)
+	ino.Spec.Merge, ino.Layout = dsm.MergeLast, dsm.Layout{}
+	switch r.rng.IntN(3) {
+	case 0:
+		ino.Spec.Merge = dsm.MergeSum
+		fallthrough
+	case 1:
+		ino.Layout.DType = dsm.DTypeU8
+	}
+}
+
+func storeBytes(r *simRun, n *simNode) {
+	p := hot[r.rng.IntN(len(hot))]
+	if int64(p+1)*dsm.PageSize > n.ino.Size {
+		return
+	}
+	c := n.kernel.fault(p)
+	if c == nil {
+		return
+	}
+	for range 1 + r.rng.IntN(8) {
+		off := int64(p)*dsm.PageSize + int64(r.rng.IntN(hotBytes))
+		if r.owner(off) == n.i {
+			v := byte(1 + r.rng.IntN(255))
+			c.data[off%dsm.PageSize] = v
+			r.bytes[off] = v
+			c.dirty = true
+		}
+	}
+}
+
+func checkBytes(r *simRun, n *simNode) {
+	for _, p := range hot {
+		if int64(p+1)*dsm.PageSize > n.ino.Size {
+			continue
+		}
+		c := n.kernel.fault(p)
+		w := n.area.mu.mem.Working(p)
+		for i := range dsm.PageSize {
+			var want byte
+			if i < hotBytes {
+				want = r.bytes[int64(p)*dsm.PageSize+int64(i)]
+			}
+			if w[i] != want || c.data[i] != want {
+				r.t.Fatalf("node %d page %d byte %d (of writer %d): working %#x, in the page cache %#x, want %#x",
+					n.i, p, i, r.owner(int64(i)), w[i], c.data[i], want)
+			}
+		}
+	}
+}
+
+func addInts(r *simRun, n *simNode) {
+	p := hot[r.rng.IntN(len(hot))]
+	c := n.kernel.fault(p)
+	if c == nil {
+		return
+	}
+	for range 1 + r.rng.IntN(4) {
+		i := r.rng.IntN(hotElems)
+		d := int32(r.rng.IntN(2000) - 1000)
+		b := c.data[4*i:]
+		binary.LittleEndian.PutUint32(b, uint32(int32(binary.LittleEndian.Uint32(b))+d))
+		r.sums[int(p)*hotElems+i] += d
+		c.dirty = true
+	}
+}
+
+func checkInts(r *simRun, n *simNode) {
+	for _, p := range hot {
+		c := n.kernel.fault(p)
+		w := n.area.mu.mem.Working(p)
+		for i := range hotElems {
+			want := r.sums[int(p)*hotElems+i]
+			work, got := int32(binary.LittleEndian.Uint32(w[4*i:])), int32(binary.LittleEndian.Uint32(c.data[4*i:]))
+			if work != want || got != want {
+				r.t.Fatalf("node %d page %d element %d: working %d, in the page cache %d, want %d", n.i, p, i, work, got, want)
+			}
+		}
+	}
+}
+
+func addFloats(r *simRun, n *simNode) {
+	p := hot[r.rng.IntN(len(hot))]
+	c := n.kernel.fault(p)
+	if c == nil {
+		return
+	}
+	i := r.rng.IntN(hotElems)
+	d := float32(r.rng.NormFloat64() * 1000)
+	b := c.data[4*i:]
+	binary.LittleEndian.PutUint32(b, math.Float32bits(math.Float32frombits(binary.LittleEndian.Uint32(b))+d))
+	r.fsums[int(p)*hotElems+i] += float64(d)
+	c.dirty = true
+}
+
+// checkFloats: every node has the same bits, and they are the sum but for rounding.
+func checkFloats(r *simRun, n *simNode) {
+	for _, p := range hot {
+		c := n.kernel.fault(p)
+		for i := range hotElems {
+			ref := binary.LittleEndian.Uint32(r.nodes[0].area.mu.mem.Working(p)[4*i:])
+			work, got := binary.LittleEndian.Uint32(n.area.mu.mem.Working(p)[4*i:]), binary.LittleEndian.Uint32(c.data[4*i:])
+			want := r.fsums[int(p)*hotElems+i]
+			if work != ref || got != ref || math.Abs(float64(math.Float32frombits(ref))-want) > 0.05 {
+				r.t.Fatalf("node %d page %d element %d: working %x, in the page cache %x, on node 0 %x (%v), want about %v", n.i, p, i, work, got, ref, math.Float32frombits(ref), want)
+			}
+		}
+	}
+}
+
+func sumOf(t dsm.DType, apply dsm.Apply) dsm.Inode {
+	return dsm.Inode{Size: simSize, Spec: dsm.Spec{Merge: dsm.MergeSum, DType: t, Apply: apply}, Layout: dsm.Layout{DType: t}}
+}
+
+var simCases = []simCase{
+	{name: "last", ino: dsm.Inode{Size: simSize}, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "last-resize", ino: dsm.Inode{Size: simSize}, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "sum-sync", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), rules: applyRule, store: addInts, check: checkInts},
+	{name: "sum-float", ino: sumOf(dsm.DTypeF32, dsm.ApplyAuto), rules: applyRule, store: addFloats, check: checkFloats},
+	{name: "sum-arrival", ino: sumOf(dsm.DTypeI32, dsm.ApplyArrival), rules: applyRule, store: addInts, check: checkInts},
+}

@@ -1,0 +1,157 @@
+package coherence
+
+import (
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// link is one direction between two nodes: the indices of sender and receiver.
+type link [2]int
+
+type frame struct {
+	msg     any
+	payload []byte
+}
+
+// sessionEnd stands in a link where the receiver learns that the session broke.
+// What is sent behind it is of the next session.
+type sessionEnd struct{}
+
+func (n *simNode) Send(to dsm.NodeID, m any, payload [][]byte) {
+	k := link{n.i, int(to) - 1}
+	n.sim.net[k] = append(n.sim.net[k], frame{m, flat(append([][]byte{nil}, payload...))})
+}
+
+// deliver delivers the oldest message of a random link.
+func (s *sim) deliver() bool {
+	var links []link
+	for a := range s.nodes {
+		for b := range s.nodes {
+			if len(s.net[link{a, b}]) > 0 {
+				links = append(links, link{a, b})
+			}
+		}
+	}
+	if len(links) == 0 {
+		return false
+	}
+	s.deliverOn(links[s.rng.IntN(len(links))])
+	return true
+}
+
+// deliverOn delivers the oldest message of a link.
+func (s *sim) deliverOn(k link) {
+	f := s.net[k][0]
+	s.net[k] = s.net[k][1:]
+	from, to := s.nodes[k[0]], s.nodes[k[1]]
+	switch m := f.msg.(type) {
+	case sessionEnd:
+		s.tellSender(k)
+		to.reset(from)
+	case *wire.HandoverAck:
+		to.handedOver(from, m)
+	default:
+		if err := to.node.Handle(from.id, m, f.payload); err != nil {
+			s.t.Fatalf("%T from %d to %d: %v", m, from.i, to.i, err)
+		}
+	}
+}
+
+// drain delivers until nothing is under way.
+func (s *sim) drain() {
+	for i := 1; s.deliver(); i++ {
+		if i%20 == 0 { // a session that broke may have taken a part of a handover with it
+			for _, n := range s.nodes {
+				n.handOver()
+			}
+		}
+		if i == 200_000 {
+			s.explain()
+			s.t.Fatalf("no rest after %d messages", i)
+		}
+	}
+}
+
+// until delivers everything until cond holds.
+func (s *sim) until(what string, cond func() bool) {
+	for !cond() {
+		if !s.deliver() {
+			s.explain()
+			s.t.Fatalf("%s: nothing more to deliver", what)
+		}
+	}
+}
+
+// explain logs the state of a cluster that is stuck.
+func (s *sim) explain() {
+	for _, n := range s.nodes {
+		if n.area != nil {
+			r := &n.area.mu.replica
+			s.t.Logf("node %d: applied %d of %d, parked %d, pubs %d, hold %v, syncing %d, writers %d", n.i, n.applied, len(s.log),
+				len(n.area.mu.parked), r.nPubs, r.hold, r.syncing, r.writers)
+		}
+	}
+	for k, q := range s.net {
+		for _, f := range q {
+			s.t.Logf("from %d to %d: %T %+v", k[0], k[1], f.msg, f.msg)
+		}
+	}
+}
+
+// breakSession loses the tail of what is under way between two nodes, in one
+// direction or in both. The receiver hears of it when it has handled what had
+// arrived, or before. The sender hears of it at any time before the next session begins, and
+// what it sends in between goes by that one.
+func (s *sim) breakSession() {
+	a, b := s.rng.IntN(len(s.nodes)), s.rng.IntN(len(s.nodes))
+	if a == b {
+		return
+	}
+	s.breakLink(link{a, b})
+	if s.rng.IntN(2) == 0 {
+		s.breakLink(link{b, a})
+	}
+}
+
+func (s *sim) breakLink(k link) {
+	if s.deaf[k] {
+		return
+	}
+	q := s.net[k]
+	q = q[:s.rng.IntN(len(q)+1)]
+	end := len(q)
+	if s.rng.IntN(2) == 0 {
+		end = s.rng.IntN(len(q) + 1)
+	}
+	s.net[k] = slices.Insert(slices.Clip(q), end, frame{msg: sessionEnd{}})
+	s.deaf[k] = true
+}
+
+// tellSender tells the sender of a broken link, if it was not told yet.
+func (s *sim) tellSender(k link) {
+	if s.deaf[k] {
+		delete(s.deaf, k)
+		s.nodes[k[0]].reset(s.nodes[k[1]])
+	}
+}
+
+// tellASender tells the sender of one of the broken links.
+func (s *sim) tellASender() {
+	first := s.rng.IntN(len(s.nodes))
+	for a := range s.nodes {
+		for b := range s.nodes {
+			if k := (link{(first + a) % len(s.nodes), b}); s.deaf[k] {
+				s.tellSender(k)
+				return
+			}
+		}
+	}
+}
+
+// reset tells a node that a session with the peer broke.
+func (n *simNode) reset(peer *simNode) {
+	delete(n.handing, peer.id)
+	n.node.SessionReset(peer.id)
+}

@@ -1,0 +1,92 @@
+package coherence
+
+// open opens the area on a node, running the network until it is open. A
+// program always has it open for reading.
+func (n *simNode) open(write bool) {
+	n.find()
+	n.startOpen(false)
+	if write {
+		n.startOpen(true)
+	}
+	n.sim.until("open", func() bool { return len(n.area.mu.replica.subs) == 0 })
+	n.letIn()
+}
+
+func (n *simNode) find() {
+	a, err := n.node.area(simArea)
+	if err != nil {
+		n.sim.t.Fatal(err)
+	}
+	n.area = a
+}
+
+// startOpen does what an open does before it waits.
+func (n *simNode) startOpen(write bool) {
+	n.area.step(func() {
+		if err := n.area.opened(write); err != nil {
+			n.sim.t.Fatal(err)
+		}
+	})
+	n.opening = n.opening || write
+}
+
+// letIn answers an open for writing, if it may be answered.
+func (n *simNode) letIn() {
+	if n.opening && n.area.mu.cached.Writable() {
+		n.opening, n.writer = false, true
+	}
+}
+
+// toggle opens the area for writing, or closes it, whether the open was
+// answered or gives up.
+func (n *simNode) toggle() {
+	if !n.writer && !n.opening {
+		n.startOpen(true)
+		return
+	}
+	n.closeWriter()
+}
+
+func (n *simNode) closeWriter() {
+	if n.writer || n.opening {
+		n.kernel.harvest(1) // the kernel delivers every store before RELEASE
+		n.area.Close(true)
+		n.writer, n.opening = false, false
+	}
+}
+
+// closeAll closes every handle of the node.
+func (n *simNode) closeAll() {
+	n.closeWriter()
+	n.area.Close(false)
+}
+
+// reopen closes every handle, lets the replica expire, which it does if
+// nothing of it is unpublished, and opens the area again.
+func (n *simNode) reopen(write bool) {
+	n.kernel.finishNotices()
+	n.endAcquires()
+	n.closeAll()
+	n.area.expire()
+	if !n.area.mu.replica.subscribed {
+		clear(n.kernel.cache)
+	}
+	n.startOpen(false)
+	if write {
+		n.startOpen(true)
+	}
+}
+
+// startAcquire does what an acquire does before it waits.
+func (n *simNode) startAcquire() *acquiring {
+	var op *acquiring
+	n.area.step(func() { op = n.area.startAcquire() })
+	return op
+}
+
+func (n *simNode) endAcquires() {
+	for _, r := range n.acq {
+		n.area.step(func() { n.area.endAcquire(r) })
+	}
+	n.acq = nil
+}
