@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -181,10 +182,15 @@ func (c *Cluster) Close() {
 	for _, cl := range clients {
 		cl.Close()
 	}
-	for _, n := range c.nodes {
-		n.signalStop()
+	if c.bereaved {
+		for _, n := range c.nodes {
+			n.signalStop()
+		}
 	}
-	for _, n := range c.nodes {
+	// One after the other, the last that joined first, as dsmfs dev does: each
+	// hands its slots to those that stay.
+	for _, n := range slices.Backward(c.nodes) {
+		n.signalStop()
 		n.awaitStop()
 	}
 	c.checkNothingLeft()
