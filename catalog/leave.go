@@ -19,10 +19,20 @@ func (c *Catalog) Leave(ctx context.Context) error {
 	if _, err := c.propose(ctx, leavingOp{c.self.ID}); err != nil {
 		return err
 	}
+	removed := false
 	for try := 0; ; try++ {
 		reign, ring := c.reign.ctx(), c.news.hear()
 		v := c.Current()
-		if _, member := v.Member(c.self.ID); !member {
+		if _, member := v.Member(c.self.ID); !member && !removed {
+			// No member any more, but raft may still count on this node's vote: to go
+			// now could leave the others without a majority, in the middle of changing
+			// the voters. So the leader is asked again, unless there is none to ask.
+			removed = true
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, lastWords)
+			defer cancel()
+		}
+		if removed && ctx.Err() != nil {
 			return nil
 		}
 		if !slices.ContainsFunc(v.Members, func(m dsm.Member) bool { return !m.Leaving }) {
@@ -38,6 +48,9 @@ func (c *Catalog) Leave(ctx context.Context) error {
 			case <-ctx.Done():
 			case <-c.life.Done():
 			}
+			if removed {
+				return nil
+			}
 			return named("leave", gaveUp(ctx))
 		}
 		if id != 0 {
@@ -48,8 +61,11 @@ func (c *Catalog) Leave(ctx context.Context) error {
 				return nil
 			}
 		}
-		if !c.pause(ctx, reign, try) {
+		if !c.pause(ctx, reign, try) && !removed {
 			return named("leave", gaveUp(ctx))
+		}
+		if removed && c.life.Err() != nil {
+			return nil
 		}
 	}
 }

@@ -208,7 +208,7 @@ func (a *Area) catchUp() {
 	if a.mu.removed {
 		return
 	}
-	a.homeViewChanged(old)
+	a.homeViewChanged()
 	a.replicaViewChanged(old)
 	a.mu.wake = true
 }

@@ -2,7 +2,6 @@ package coherence
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -316,13 +315,4 @@ func (h *handovers) sessionReset(peer dsm.NodeID) {
 	}
 	h.mu.Unlock()
 	h.viewChanged(v)
-}
-
-// Departed reports whether this node is neither home nor source of any slot, so that
-// it may leave the cluster without taking data along.
-func (n *Node) Departed() bool {
-	v := n.cfg.View.Current()
-	return !slices.ContainsFunc(v.Slots[:], func(r dsm.SlotHome) bool {
-		return r.Primary == n.cfg.Self || r.Source == n.cfg.Self
-	})
 }

@@ -177,7 +177,7 @@ func (a *Area) subscribers() []dsm.NodeID {
 // homeViewChanged forgets subscribers that are no members any more. Slots that
 // went to another home are handed over by handovers, which frees them when the
 // new home has them.
-func (a *Area) homeViewChanged(old *dsm.View) {
+func (a *Area) homeViewChanged() {
 	for id := range a.mu.home.subs {
 		if _, ok := a.mu.view.Member(id); !ok {
 			delete(a.mu.home.subs, id)
@@ -194,7 +194,6 @@ func (a *Area) homeViewChanged(old *dsm.View) {
 			}
 		}
 	}
-	_ = old
 }
 
 // resign frees the home copy of an extent that the new home has received.
