@@ -172,8 +172,10 @@ func (n *notifier) tellSize(ctx context.Context, a *openArea) {
 		s.mu.asked = make(chan struct{})
 	}
 	asked := s.mu.asked
+	a.sizeStale.Store(true)
+	s.mu.attr = true // together with asked, or the worker might answer without asking
 	s.mu.Unlock()
-	n.attrChanged(a)
+	n.kick(a)
 	select {
 	case <-asked:
 	case <-ctx.Done():
