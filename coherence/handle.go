@@ -121,29 +121,28 @@ func (a *Area) expire() {
 // read: n is short.
 func (a *Area) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
 	done := false
-	read := func() bool {
-		size := a.mu.ino.Size
-		if off >= size {
-			n, done = 0, true
-			return true
-		}
-		want := p[:min(int64(len(p)), size-off)]
-		if !a.present(off, len(want)) {
-			return false
-		}
-		a.mu.cached.Read(off, want)
-		n, done = len(want), true
-		return true
-	}
 	a.step(func() {
-		if !read() {
+		if n, done = a.read(p, off); !done {
 			a.fetch(off, len(p))
 		}
 	})
 	if !done {
-		err = a.await(ctx, "read", read)
+		err = a.await(ctx, "read", func() bool {
+			n, done = a.read(p, off)
+			return done
+		})
 	}
 	return n, err
+}
+
+// read is ReadAt if the pages are here. The kernel fills what the reply lacks with
+// zeroes and keeps those pages too, when it asks by a size that is out of date: they
+// are given like any others, for the area may grow again before it learns.
+func (a *Area) read(p []byte, off int64) (n int, ok bool) {
+	if n = int(min(int64(len(p)), a.mu.ino.Size-off)); n > 0 && !a.present(off, n) {
+		return 0, false
+	}
+	return a.mu.cached.Read(off, p), true
 }
 
 // present reports whether the pages of [off, off+n) are here.

@@ -33,24 +33,31 @@ func (k *fakeKernel) fault(p dsm.PageIndex) *cachedPage {
 		return c
 	}
 	c := &cachedPage{}
-	a, ok := k.n.area, false
 	off := int64(p) * dsm.PageSize
-	if off >= k.n.ino.Size {
-		return nil // SIGBUS
-	}
-	a.step(func() {
-		if a.present(off, 1) {
-			a.mu.cached.Read(off, c.data[:min(dsm.PageSize, a.mu.ino.Size-off)])
-			ok = true
-		} else {
-			a.fetch(off, dsm.PageSize)
-		}
-	})
-	if !ok {
-		return nil
+	if off >= k.n.ino.Size || !k.read(off, c.data[:]) {
+		return nil // SIGBUS, or wait
 	}
 	k.cache[p] = c
 	return c
+}
+
+// read does one READ; ok is false if the page has to be fetched first.
+func (k *fakeKernel) read(off int64, to []byte) (ok bool) {
+	a := k.n.area
+	a.step(func() {
+		if _, ok = a.read(to, off); !ok {
+			a.fetch(off, len(to))
+		}
+	})
+	return ok
+}
+
+// readPast is a READ of a page by a size that is out of date: what lies past the
+// end comes as zeroes, and stays in the page cache.
+func (k *fakeKernel) readPast(p dsm.PageIndex) {
+	if c := new(cachedPage); k.cache[p] == nil && k.read(int64(p)*dsm.PageSize, c.data[:]) {
+		k.cache[p] = c
+	}
 }
 
 // harvest delivers each dirty page with the probability.

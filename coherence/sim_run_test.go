@@ -69,6 +69,8 @@ func (r *simRun) event(n *simNode) {
 		} else {
 			n.kernel.fault(hot[r.rng.IntN(4)])
 		}
+	case x < 26:
+		n.kernel.readPast(hot[r.rng.IntN(4)])
 	case x < 35:
 		n.kernel.harvest(0.5)
 	case x < 43:
