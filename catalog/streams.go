@@ -16,6 +16,8 @@ import (
 // that started at the address of a dead one would acknowledge, with an empty
 // log, entries in the other's name.
 type Streams interface {
+	// Open lets connections in, which then wait for Accept.
+	Open()
 	Accept() (net.Conn, error)
 	Close() error
 	Addr() net.Addr
@@ -52,6 +54,7 @@ func newLayer(s Streams, self dsm.Member) *layer {
 	l := &layer{Streams: s, self: self}
 	l.mu.Init("catalog.layer")
 	l.mu.open = make(map[net.Conn]struct{})
+	s.Open()
 	return l
 }
 

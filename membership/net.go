@@ -21,6 +21,8 @@ type Net interface {
 	ReadFrom(b []byte) (int, net.Addr, error)
 	// Dial opens a byte stream to host:port.
 	Dial(addr string, timeout time.Duration) (net.Conn, error)
+	// Open lets byte streams of other nodes in, which then wait for Accept.
+	Open()
 	// Accept waits for a byte stream of another node.
 	Accept() (net.Conn, error)
 	// Addr returns the host:port at which the others reach this node.
@@ -44,6 +46,7 @@ type carrier struct {
 
 func newCarrier(n Net) *carrier {
 	c := &carrier{net: n, packets: make(chan *memberlist.Packet), streams: make(chan net.Conn), done: make(chan struct{})}
+	n.Open() // now: who sees this node started may dial it
 	c.wg.Go(c.read)
 	c.wg.Go(c.accept)
 	return c

@@ -84,11 +84,12 @@ func (t *table) suspect(id dsm.NodeID) {
 	}
 }
 
-// leaving notes the peer's good-bye.
+// leaving notes the peer's good-bye. It may come after the news that the peer is
+// gone: memberlist takes the youngest of the datagrams that wait first.
 func (t *table) leaving(id dsm.NodeID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.mu.peers[id]; e != nil && e.State < Dead {
+	if e := t.mu.peers[id]; e != nil {
 		e.leaving = true
 		t.setLocked(e, Left, time.Now())
 	}

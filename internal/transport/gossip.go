@@ -64,6 +64,9 @@ func (g *Gossip) ReadFrom(b []byte) (int, net.Addr, error) {
 	}
 }
 
+// Open lets byte streams of other nodes in; before, they are refused.
+func (g *Gossip) Open() { g.streams.Open() }
+
 // Accept waits for a byte stream of another node.
 func (g *Gossip) Accept() (net.Conn, error) { return g.streams.Accept() }
 

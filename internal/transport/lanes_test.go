@@ -61,8 +61,9 @@ func TestRaftStreams(t *testing.T) {
 		t.Fatalf("address %q", name)
 	}
 	if _, err := a.RaftLayer().Dial(name, time.Second); !errs.Is(err, errs.Unavailable) {
-		t.Fatalf("before anybody accepts: %v", err)
+		t.Fatalf("before it is open: %v", err)
 	}
+	b.RaftLayer().Open()
 	accepted := make(chan net.Conn)
 	acceptErr := make(chan error, 1)
 	go func() {
@@ -75,14 +76,9 @@ func TestRaftStreams(t *testing.T) {
 			accepted <- c
 		}
 	}()
-	var out net.Conn
-	for { // until Accept runs
-		var err error
-		if out, err = a.RaftLayer().Dial(name, time.Second); err == nil {
-			break
-		} else if !errs.Is(err, errs.Unavailable) {
-			t.Fatal(err)
-		}
+	out, err := a.RaftLayer().Dial(name, time.Second)
+	if err != nil {
+		t.Fatal(err)
 	}
 	in := next(t, "stream", accepted)
 	text := bytes.Repeat([]byte("log"), 100000)

@@ -10,7 +10,7 @@ import (
 )
 
 // Streams is a lane of byte streams: what raft's StreamLayer and the stream half of
-// gossip want. Connections are refused until Accept was called once.
+// gossip want. Connections are refused until Open.
 type Streams struct {
 	t        *Transport
 	lane     lane
@@ -32,11 +32,15 @@ func newStreams(t *Transport, l lane) *Streams {
 // RaftLayer returns the byte streams of the consensus.
 func (t *Transport) RaftLayer() *Streams { return t.raft }
 
+// Open lets connections in, which from then on wait for Accept.
+func (s *Streams) Open() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.open = !s.mu.closed
+}
+
 // Accept waits for a connection of another node.
 func (s *Streams) Accept() (net.Conn, error) {
-	s.mu.Lock()
-	s.mu.open = true
-	s.mu.Unlock()
 	select {
 	case c := <-s.incoming:
 		return &stream{Conn: c, t: s.t}, nil
