@@ -208,9 +208,16 @@ func (a *Area) catchUp() {
 	if a.mu.removed {
 		return
 	}
-	a.homeViewChanged()
+	a.homeViewChanged(old)
 	a.replicaViewChanged(old)
 	a.mu.wake = true
+}
+
+// moved reports whether the extent has another home than in the view old, or the
+// same one that others may have replaced in between.
+func (a *Area) moved(old *dsm.View, e dsm.ExtentIndex) bool {
+	was, is := &old.Slots[dsm.SlotOf(a.id, e)], a.row(e)
+	return was.Primary != is.Primary || was.Epoch != is.Epoch
 }
 
 // inodeChanged takes over a new size, spec or layout.

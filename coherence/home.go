@@ -108,8 +108,6 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 		if l := sub.extents[m.Extent]; l != nil {
 			sub.lack(m.Extent, l.lacks.Or(l.sent).And(m.Pages))
 			ack.Complete = l.lacks.Empty() && len(l.pushes) == 0
-		} else {
-			ack.Complete = true
 		}
 	}
 	a.send(from, ack)
@@ -148,7 +146,7 @@ func (a *Area) keepBase(from dsm.NodeID, m *wire.Publish, i int) bool {
 		return true
 	}
 	s := a.mu.home.subs[a.node.cfg.Self]
-	if s == nil || s.hold || s.inFlight >= pushWindow || len(s.lag(m.Extent).pushes) > 0 {
+	if s == nil || s.hold || s.inFlight >= pushWindow || s.extents[m.Extent] == nil || len(s.extents[m.Extent].pushes) > 0 {
 		return true // no push follows in this step
 	}
 	return r.hold || !x.live || x.dirty.Has(i)
@@ -174,24 +172,26 @@ func (a *Area) subscribers() []dsm.NodeID {
 	return ids
 }
 
-// homeViewChanged forgets subscribers that are no members any more. Slots that
-// went to another home are handed over by handovers, which frees them when the
-// new home has them.
-func (a *Area) homeViewChanged() {
-	for id := range a.mu.home.subs {
+// homeViewChanged forgets subscribers that are no members any more, and what those
+// that stay lack of extents that moved: they subscribe again, here too if this node
+// is the new home, which knows nothing of them until it has been handed the slot.
+// Slots that went to another home are handed over by handovers, which frees them
+// when the new home has them.
+func (a *Area) homeViewChanged(old *dsm.View) {
+	for id, s := range a.mu.home.subs {
 		if _, ok := a.mu.view.Member(id); !ok {
 			delete(a.mu.home.subs, id)
+			continue
+		}
+		for e := range s.extents {
+			if a.moved(old, e) {
+				s.forget(e)
+			}
 		}
 	}
 	for e := range a.mu.home.extents {
-		row := a.row(e)
-		if !a.isSelf(row.Primary) {
-			for _, s := range a.mu.home.subs {
-				s.forget(e)
-			}
-			if !a.isSelf(row.Source) {
-				a.resign(e)
-			}
+		if row := a.row(e); !a.isSelf(row.Primary) && !a.isSelf(row.Source) {
+			a.resign(e)
 		}
 	}
 }

@@ -15,7 +15,7 @@ const pushWindow = 4 << 20
 // costs two bits for each page, gets the newest bytes once, and holds up nobody.
 type subscriber struct {
 	hold     bool // push only what Acquire asks for
-	extents  map[dsm.ExtentIndex]*lag
+	extents  map[dsm.ExtentIndex]*lag // from its Subscribe until the extent moves
 	order    []dsm.ExtentIndex // extents with lacking pages, oldest first
 	inFlight int               // bytes pushed and not acked
 	acquires []*acquireWait
@@ -44,21 +44,13 @@ func newSubscriber() *subscriber {
 	return &subscriber{extents: make(map[dsm.ExtentIndex]*lag)}
 }
 
-func (s *subscriber) lag(e dsm.ExtentIndex) *lag {
-	l := s.extents[e]
-	if l == nil {
-		l = &lag{}
-		s.extents[e] = l
-	}
-	return l
-}
-
-// lack adds pages to what the subscriber lacks.
+// lack adds pages to what the subscriber lacks. If it has not subscribed to the
+// extent its Subscribe will tell.
 func (s *subscriber) lack(e dsm.ExtentIndex, p dsm.PageSet) {
-	if p.Empty() {
+	l := s.extents[e]
+	if l == nil || p.Empty() {
 		return
 	}
-	l := s.lag(e)
 	l.lacks = l.lacks.Or(p)
 	if !l.queued {
 		l.queued = true
@@ -103,14 +95,12 @@ func (s *subscriber) lostAll() {
 	}
 }
 
-// forget drops an extent that has another home now.
+// forget drops an extent that moved to another home.
 func (s *subscriber) forget(e dsm.ExtentIndex) {
-	if l := s.extents[e]; l != nil {
-		for _, p := range l.pushes {
-			s.inFlight -= p.bytes
-		}
-		l.lacks, l.sent, l.pushes = dsm.PageSet{}, dsm.PageSet{}, nil
+	for _, p := range s.extents[e].pushes {
+		s.inFlight -= p.bytes
 	}
+	delete(s.extents, e)
 }
 
 // forgetPage drops a page past the area's end.
@@ -148,6 +138,8 @@ func (a *Area) homeSubscribe(from dsm.NodeID, m *wire.Subscribe) {
 		if l := s.extents[x.Extent]; l != nil { // subscribed before: what it did not ack may be lost
 			s.lost(x.Extent)
 			lacks = lacks.Or(l.lacks)
+		} else {
+			s.extents[x.Extent] = &lag{}
 		}
 		s.lack(x.Extent, lacks)
 		r.Full = append(r.Full, x.Extent)
@@ -172,7 +164,7 @@ func (a *Area) homeAcquire(from dsm.NodeID, m *wire.Acquire) {
 	}
 	w := &acquireWait{round: m.Round, pending: make(map[dsm.ExtentIndex]struct{})}
 	for _, e := range s.order {
-		if l := s.extents[e]; !l.lacks.Empty() {
+		if l := s.extents[e]; l != nil && !l.lacks.Empty() {
 			w.pending[e] = struct{}{}
 		}
 	}
@@ -182,7 +174,7 @@ func (a *Area) homeAcquire(from dsm.NodeID, m *wire.Acquire) {
 
 // homeFetch pushes pages that a program waits for, past the window and Hold.
 func (a *Area) homeFetch(from dsm.NodeID, m *wire.Fetch) {
-	if s := a.mu.home.subs[from]; s != nil {
+	if s := a.mu.home.subs[from]; s != nil && s.extents[m.Extent] != nil {
 		a.push(from, s, m.Extent, m.Pages)
 		a.pump(from, s)
 	}
@@ -210,6 +202,9 @@ func (a *Area) pump(to dsm.NodeID, s *subscriber) {
 	kept := s.order[:0]
 	for _, e := range s.order {
 		l := s.extents[e]
+		if l == nil {
+			continue // moved
+		}
 		if l.lacks.Empty() {
 			l.queued = false
 			continue
@@ -226,7 +221,7 @@ func (a *Area) pump(to dsm.NodeID, s *subscriber) {
 	waiting := s.acquires[:0]
 	for _, w := range s.acquires {
 		for e := range w.pending {
-			if l := s.extents[e]; l.lacks.Empty() {
+			if l := s.extents[e]; l == nil || l.lacks.Empty() {
 				delete(w.pending, e)
 			}
 		}
@@ -241,7 +236,7 @@ func (a *Area) pump(to dsm.NodeID, s *subscriber) {
 
 // push sends pages of an extent with the bytes they have now.
 func (a *Area) push(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set dsm.PageSet) {
-	x, l := a.mu.home.extents[e], s.lag(e)
+	x, l := a.mu.home.extents[e], s.extents[e]
 	a.mu.home.lastPush++
 	m := &wire.Push{Stamp: a.stamp(), Extent: e, ID: a.mu.home.lastPush, Pages: set}
 	bytes := 0

@@ -155,9 +155,12 @@ func (a *Area) allExtents() []dsm.ExtentIndex {
 	return list
 }
 
+// growReplica adds what the replica lacks of extents. Pages past the end are here:
+// they are zero everywhere, and the kernel may have read them as such.
 func (a *Area) growReplica() {
 	for r := &a.mu.replica; len(r.extents) < a.extents(); {
-		r.extents = append(r.extents, &replicaExtent{})
+		e := dsm.ExtentIndex(len(r.extents))
+		r.extents = append(r.extents, &replicaExtent{have: dsm.AllPages.Minus(a.within(e))})
 	}
 }
 
@@ -341,8 +344,7 @@ func (a *Area) replicaViewChanged(old *dsm.View) {
 	}
 	var moved []dsm.ExtentIndex
 	for e := range dsm.ExtentIndex(a.extents()) {
-		s := dsm.SlotOf(a.id, e)
-		if old.Slots[s].Primary != a.mu.view.Slots[s].Primary || old.Slots[s].Epoch != a.mu.view.Slots[s].Epoch {
+		if a.moved(old, e) {
 			moved = append(moved, e)
 		}
 	}

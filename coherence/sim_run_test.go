@@ -12,7 +12,7 @@ import (
 
 var (
 	simSeed  = flag.Uint64("sim.seed", 0, "seed of the simulation; 0: draw one")
-	simRuns  = flag.Int("sim.runs", 60, "simulations of each kind")
+	simRuns  = flag.Int("sim.runs", 200, "simulations of each kind")
 	simSteps = flag.Int("sim.steps", 1500, "events of a simulation")
 )
 
