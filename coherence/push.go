@@ -14,10 +14,10 @@ const pushWindow = 4 << 20
 // *set* of pages that it lacks, not a queue of updates. However slow it is, it
 // costs two bits for each page, gets the newest bytes once, and holds up nobody.
 type subscriber struct {
-	hold     bool // push only what Acquire asks for
+	hold     bool                     // push only what Acquire asks for
 	extents  map[dsm.ExtentIndex]*lag // from its Subscribe until the extent moves
-	order    []dsm.ExtentIndex // extents with lacking pages, oldest first
-	inFlight int               // bytes pushed and not acked
+	order    []dsm.ExtentIndex        // extents with lacking pages, oldest first
+	inFlight int                      // bytes pushed and not acked
 	acquires []*acquireWait
 }
 

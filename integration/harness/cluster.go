@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -182,15 +181,10 @@ func (c *Cluster) Close() {
 	for _, cl := range clients {
 		cl.Close()
 	}
-	if c.bereaved {
-		for _, n := range c.nodes {
-			n.signalStop()
-		}
-	}
-	// One after the other, the last that joined first, as dsmfs dev does: each
-	// hands its slots to those that stay.
-	for _, n := range slices.Backward(c.nodes) {
+	for _, n := range c.nodes {
 		n.signalStop()
+	}
+	for _, n := range c.nodes {
 		n.awaitStop()
 	}
 	c.checkNothingLeft()
