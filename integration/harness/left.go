@@ -112,13 +112,15 @@ func (c *Cluster) checkNothingLeft() {
 		_ = syscall.Unmount(m, syscall.MNT_DETACH)
 	}
 	const goodbye = 5 * time.Second // a child ends a moment after its parent
-	if Eventually(goodbye, func() bool { return len(tagged(c.tag)) == 0 }) {
+	gone := func() bool { return len(tagged(c.tag)) == 0 }
+	if Eventually(goodbye, gone) {
 		return
 	}
 	for _, p := range tagged(c.tag) {
 		c.t.Errorf("process %v is left", p)
 		_ = syscall.Kill(p.pid, syscall.SIGKILL)
 	}
+	Eventually(goodbye, gone) // one in state D stays; it was reported
 }
 
 // dumpLogs prints the end of every node's log and output, and of a crash or a
