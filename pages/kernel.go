@@ -105,22 +105,13 @@ func (k Kernel) AppendDelta(d *Delta, p dsm.PageIndex, base, working []byte) (ch
 	at := pageAt{index: len(d.Index), data: len(d.Data)}
 	secs, n := k.sections(p)
 	for _, s := range secs[:n] {
-		var (
-			m    mask
-			snap [dsm.PageSize]byte
-		)
-		if !m.diff(s, base, working, &snap) {
-			d.Index = append(d.Index, tagNone)
-			continue
-		}
-		changed = true
-		count := d.appendIndex(&m, s)
-		out := d.growData(count * s.unit)
+		some, off := false, false
 		if s.sum {
-			inexact = k.subtract(&m, base, snap[:], out) || inexact
+			some, off = k.appendSum(d, s, base, working)
 		} else {
-			gatherUnits(&m, s.unit, snap[:], out)
+			some = d.appendLast(s, base, working)
 		}
+		changed, inexact = changed || some, inexact || off
 	}
 	if !changed {
 		d.Index = d.Index[:at.index]
@@ -129,6 +120,45 @@ func (k Kernel) AppendDelta(d *Delta, p dsm.PageIndex, base, working []byte) (ch
 	d.Pages.Add(i)
 	d.at = append(d.at, at)
 	return changed, inexact
+}
+
+// appendLast is AppendDelta for a section of the rule last. What is compared is read
+// straight to where it is sent from and moved together there: a page of which all
+// was stored to, as in a dense publish, is written once and not twice.
+func (d *Delta) appendLast(s section, base, working []byte) (changed bool) {
+	var m mask
+	at := len(d.Data)
+	snap := d.growData(dsm.PageSize)
+	count := 0
+	if m.diff(s, base, working, snap) {
+		from := len(d.Index)
+		count = d.appendIndex(&m, s)
+		switch {
+		case count*s.unit == dsm.PageSize: // it is where it belongs
+		case d.Index[from] == tagRuns:
+			gatherRuns(d.Index[from:], s.unit, snap)
+		default:
+			gatherUnits(&m, s.unit, snap, snap)
+		}
+	} else {
+		d.Index = append(d.Index, tagNone)
+	}
+	d.Data = d.Data[:at+count*s.unit]
+	return count > 0
+}
+
+// appendSum is AppendDelta for a section of the rule sum.
+func (k Kernel) appendSum(d *Delta, s section, base, working []byte) (changed, inexact bool) {
+	var (
+		m    mask
+		snap [dsm.PageSize]byte
+	)
+	if !m.diff(s, base, working, snap[:]) {
+		d.Index = append(d.Index, tagNone)
+		return false, false
+	}
+	count := d.appendIndex(&m, s)
+	return true, k.subtract(&m, base, snap[:], d.growData(count*s.unit))
 }
 
 // Apply merges d into the pages of its extent at the home: last copies, sum adds.
@@ -158,6 +188,11 @@ func (k Kernel) applyPage(d *Delta, n, i int, dst []byte) {
 		if index[0] == tagAll && !s.sum {
 			copy(dst[s.from:s.to], data)
 			index, data = index[1:], data[s.to-s.from:]
+			continue
+		}
+		if index[0] == tagRuns && !s.sum {
+			used, size := scatterRuns(index, s.unit, dst, data)
+			index, data = index[used:], data[size:]
 			continue
 		}
 		var m mask
@@ -191,7 +226,7 @@ func (k Kernel) Merge(p dsm.PageIndex, base, working, incoming []byte, changed *
 		)
 		copy(old[:], working)
 		k.mergeSection(s, base, working, incoming)
-		if m.diff(s, old[:], working, &snap) {
+		if m.diff(s, old[:], working, snap[:]) {
 			m.appendRuns(changed, int64(p)*dsm.PageSize, s.unit)
 		}
 	}

@@ -1,6 +1,9 @@
 package pages
 
-import "math/bits"
+import (
+	"encoding/binary"
+	"math/bits"
+)
 
 // word is an element that is only moved.
 type word interface {
@@ -41,7 +44,8 @@ func mergeWords[T word](base, working, incoming []byte) {
 	}
 }
 
-// gatherUnits copies the units of m, one after the other, from page to out.
+// gatherUnits copies the units of m, one after the other, from page to out. out may
+// be the start of page: no unit is written before it was read, since none moves up.
 func gatherUnits(m *mask, unit int, page, out []byte) {
 	switch unit {
 	case 1:
@@ -73,6 +77,28 @@ func scatterUnits(m *mask, unit int, page, data []byte) {
 // longRuns reports whether the units of a mask word come in runs that are worth
 // a call of copy each.
 func longRuns(w uint64) bool { return bits.OnesCount64(w) >= 8*bits.OnesCount64(w&^(w<<1)) }
+
+// gatherRuns is gatherUnits within a page, for units whose index is of runs. Runs are
+// what scattered equal units leave of a page that was stored to all over: a copy for each is
+// faster than a look at every unit.
+func gatherRuns(index []byte, unit int, page []byte) {
+	n := 0
+	for r := index[3:]; len(r) > 0; r = r[4:] {
+		start, length := runAt(r)
+		n += copy(page[n:], page[start*unit:(start+length)*unit])
+	}
+}
+
+// scatterRuns is scatterUnits for units whose index is of runs; index and data may go
+// on beyond them. It returns how much of both they are.
+func scatterRuns(index []byte, unit int, page, data []byte) (used, size int) {
+	used = 3 + 4*int(binary.LittleEndian.Uint16(index[1:]))
+	for r := index[3:used]; len(r) > 0; r = r[4:] {
+		start, length := runAt(r)
+		size += copy(page[start*unit:(start+length)*unit], data[size:])
+	}
+	return used, size
+}
 
 func gather[T word](m *mask, page, out []T) {
 	n := 0

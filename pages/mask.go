@@ -71,9 +71,9 @@ func view[T any](b []byte) []T {
 
 // diff sets m, which is empty, to the units of section s in which the pages base
 // and working differ, and reports whether there are any. Each word of working
-// that may hold a difference is read once, compared and left in snap; words of
-// snap without one are undefined.
-func (m *mask) diff(s section, base, working []byte, snap *[dsm.PageSize]byte) bool {
+// that may hold a difference is read once, compared and left in snap, which is a
+// page too; words of snap without one are undefined.
+func (m *mask) diff(s section, base, working, snap []byte) bool {
 	found := false
 	for from := s.from &^ (blockSize - 1); from < s.to; from += blockSize {
 		b, w := base[from:from+blockSize], working[from:from+blockSize]
@@ -84,11 +84,11 @@ func (m *mask) diff(s section, base, working []byte, snap *[dsm.PageSize]byte) b
 		out, units := snap[from:from+blockSize], m[from/s.unit/64:]
 		switch s.unit {
 		case 1:
-			diffBlock[uint8](units, words(b), words(w), words(out))
+			diffBlock1(units, b, w, out)
 		case 2:
 			diffBlock[uint16](units, words(b), words(w), words(out))
 		case 4:
-			diffBlock[uint32](units, words(b), words(w), words(out))
+			diffBlock4(units, b, w, out)
 		case 8:
 			diffBlock[uint64](units, words(b), words(w), words(out))
 		}
@@ -102,20 +102,37 @@ func (m *mask) diff(s section, base, working []byte, snap *[dsm.PageSize]byte) b
 	return *m != mask{}
 }
 
-// diffBlock is diff for one block.
+// diffBlock is diff for one block. In a dense publish all units differ nearly
+// everywhere: that there is no zero lane in a word of units takes a third of the time
+// of finding out which lanes are zero.
 func diffBlock[T word](units []uint64, base, working, snap []uint64) {
 	var t T
 	lanes := 8 / int(unsafe.Sizeof(t))
 	chunk := 64 / lanes // words of eight bytes to a word of units
+	low := lowBits[T]()
+	high := low << (unsafe.Sizeof(t)*8 - 1)
 	for n := 0; len(working) >= chunk; n++ {
 		b, w, s := base[:chunk], working[:chunk], snap[:chunk]
-		var acc uint64
+		var any, zero uint64
 		for i := range w {
 			v := w[i]
 			s[i] = v
-			acc |= pack[T](nonzero[T](v^b[i])) << (i * lanes & 63)
+			x := v ^ b[i]
+			any |= x
+			zero |= (x - low) &^ x & high // 0 if and only if no lane of x is zero
 		}
-		units[n] = acc
+		switch {
+		case zero == 0:
+			units[n] = ^uint64(0)
+		case any == 0:
+			units[n] = 0
+		default:
+			var acc uint64
+			for i, v := range s {
+				acc |= pack[T](nonzero[T](v^b[i])) << (i * lanes & 63)
+			}
+			units[n] = acc
+		}
 		base, working, snap = base[chunk:], working[chunk:], snap[chunk:]
 	}
 }

@@ -33,10 +33,12 @@ type batch struct {
 type cut struct {
 	at      int
 	payload [][]byte
+	shared  *wire.Shared // what payload is part of, or nil
 }
 
-// add appends the frame of m. On error the batch is as before.
-func (b *batch) add(m any, payload [][]byte) error {
+// add appends the frame of m. shared, if there is one, is released when payload is not
+// read any more. On error the batch is as before.
+func (b *batch) add(m any, payload [][]byte, shared *wire.Shared) error {
 	n := 0
 	for _, p := range payload {
 		n += len(p)
@@ -45,16 +47,19 @@ func (b *batch) add(m any, payload [][]byte) error {
 	heads, err := wire.Append(b.heads, m, 0, false, n)
 	b.heads = heads
 	if err != nil {
+		release(shared)
 		return err
 	}
 	switch {
 	case n == 0:
+		release(shared)
 	case n <= copyPayload:
 		for _, p := range payload {
 			b.heads = append(b.heads, p...)
 		}
+		release(shared)
 	default:
-		b.cuts = append(b.cuts, cut{at: len(b.heads), payload: payload})
+		b.cuts = append(b.cuts, cut{at: len(b.heads), payload: payload, shared: shared})
 		b.bytes += n
 	}
 	b.frames++
@@ -62,8 +67,17 @@ func (b *batch) add(m any, payload [][]byte) error {
 	return nil
 }
 
-// reset empties the batch and lets go of the payloads.
+func release(s *wire.Shared) {
+	if s != nil {
+		s.Release()
+	}
+}
+
+// reset empties the batch and lets go of the payloads: they are written, or lost.
 func (b *batch) reset() {
+	for i := range b.cuts {
+		release(b.cuts[i].shared)
+	}
 	clear(b.cuts)
 	b.cuts = b.cuts[:0]
 	b.heads = b.heads[:0]

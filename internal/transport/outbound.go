@@ -4,6 +4,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/invariants"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // outbound is the way to one node: a queue and a goroutine that connects and
@@ -61,21 +62,31 @@ func (t *Transport) SetPeers(peers map[dsm.NodeID]string) {
 // must never change from then on: they may be read until the session ends.
 //
 // A message that cannot be encoded is a bug of the caller: it is logged and lost.
-func (t *Transport) Send(to dsm.NodeID, m any, payload [][]byte) {
+func (t *Transport) Send(to dsm.NodeID, m any, payload [][]byte) { t.send(to, m, payload, nil) }
+
+// SendShared is Send of a payload that the caller's hold of goes over to the
+// transport, which releases it when the bytes are written or lost.
+func (t *Transport) SendShared(to dsm.NodeID, m any, payload *wire.Shared) {
+	t.send(to, m, [][]byte{payload.Bytes}, payload)
+}
+
+func (t *Transport) send(to dsm.NodeID, m any, payload [][]byte, shared *wire.Shared) {
 	if to == t.cfg.Self || to == 0 {
 		invariants.Check(false, "%T sent to %v by itself", m, to)
 		t.cfg.Log.Error("message to no other node dropped", "to", to)
+		release(shared)
 		return
 	}
 	for {
 		t.mu.Lock()
 		if t.mu.closed {
 			t.mu.Unlock()
+			release(shared)
 			return
 		}
 		o := t.outboundLocked(to)
 		t.mu.Unlock()
-		if o.send(m, payload) {
+		if o.send(m, payload, shared) {
 			return
 		}
 		// o was closed since: there is a new one by now, or will be.
@@ -136,17 +147,18 @@ func (o *outbound) poke() {
 	}
 }
 
-// send queues a frame. It returns false if o is closed.
-func (o *outbound) send(m any, payload [][]byte) bool {
+// send queues a frame. It returns false, and has not taken shared over, if o is closed.
+func (o *outbound) send(m any, payload [][]byte, shared *wire.Shared) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.mu.closed {
 		return false
 	}
 	if o.mu.broken {
+		release(shared)
 		return true
 	}
-	if err := o.mu.queue.add(m, payload); err != nil {
+	if err := o.mu.queue.add(m, payload, shared); err != nil {
 		invariants.Check(false, "send to %v: %v", o.id, err)
 		o.t.cfg.Log.Error("message lost", "peer", o.id, "err", err)
 		return true

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/dsmfs/dsmfs/internal/invariants"
 )
@@ -40,5 +41,39 @@ func Free(b []byte) {
 			bufferPools[i].Put(&b)
 			return
 		}
+	}
+}
+
+// Shared is a buffer that several hold at a time: who made a payload, and each
+// message that is queued with it. It goes back to the pool when the last of them
+// has released it, not before: that the other node has received the bytes does not
+// say that this one is done with reading them. One that is lost, as with an area that
+// was removed, is left to the garbage collector.
+type Shared struct {
+	Bytes   []byte
+	holders atomic.Int32
+}
+
+// Share returns a buffer of n bytes with any content, held once.
+func Share(n int) *Shared {
+	s := &Shared{Bytes: Alloc(n)}
+	s.holders.Store(1)
+	return s
+}
+
+// Hold adds a holder. The caller is one already.
+func (s *Shared) Hold() *Shared {
+	s.holders.Add(1)
+	return s
+}
+
+// Release ends what Share or Hold began. The caller does not touch the bytes
+// afterwards.
+func (s *Shared) Release() {
+	n := s.holders.Add(-1)
+	invariants.Check(n >= 0, "a shared buffer is released more often than held")
+	if n == 0 {
+		Free(s.Bytes)
+		s.Bytes = nil
 	}
 }

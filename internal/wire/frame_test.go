@@ -174,6 +174,25 @@ func TestAllocSizes(t *testing.T) {
 }
 
 // What the catalog stores survives Marshal and Unmarshal.
+// TestShared counts the holders of a buffer: the last one makes it free, not before.
+func TestShared(t *testing.T) {
+	s := Share(100)
+	if len(s.Bytes) != 100 {
+		t.Fatalf("%d bytes", len(s.Bytes))
+	}
+	b := s.Bytes
+	b[7] = 42
+	held := s.Hold()
+	s.Release()
+	if held != s || s.Bytes == nil || s.Bytes[7] != 42 {
+		t.Error("the buffer is free while it is held")
+	}
+	held.Release()
+	if s.Bytes != nil {
+		t.Error("the buffer is not free after the last release")
+	}
+}
+
 func TestMarshalRoundTrips(t *testing.T) {
 	r := newRand(t)
 	for _, typ := range []reflect.Type{
