@@ -27,12 +27,18 @@ const imports = `
 	< membership;
 
 	internal/errs internal/invariants internal/lockrank
+	< internal/uffd;
+
+	internal/errs internal/invariants internal/lockrank internal/uffd
 	< pages;
 
 	internal/wire pages
 	< coherence;
 
 	internal/errs internal/invariants internal/lockrank
+	< internal/uffd;
+
+	internal/uffd
 	< fs;
 
 	internal/transport catalog membership coherence fs

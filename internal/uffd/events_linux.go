@@ -1,0 +1,118 @@
+package uffd
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// watch reads the userfaultfd whenever there is something, until it is closed.
+// Threads of the process wait for it, in munmap, in mremap and, in Sync, in
+// their first store to a page.
+func (r *Range) watch() {
+	defer r.watcher.Done()
+	// The error is that the file was closed, which is how watching ends.
+	_ = r.raw.Read(func(uintptr) bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.mu.state == closed {
+			return true
+		}
+		r.drainLocked()
+		return false
+	})
+}
+
+// drainLocked reads and handles all messages that are there.
+func (r *Range) drainLocked() {
+	const size = int(unsafe.Sizeof(message{}))
+	buf := unsafe.Slice((*byte)(unsafe.Pointer(&r.mu.batch)), len(r.mu.batch)*size)
+	for r.mu.state != closed {
+		n, err := r.readNoWait(buf)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN:
+			return
+		case err != nil:
+			if r.mu.state <= disarmed {
+				r.loseLocked(errs.E(errs.Other, "read userfaultfd", "%w", err))
+			}
+			return
+		}
+		for i := range r.mu.batch[:n/size] {
+			r.handleLocked(&r.mu.batch[i])
+		}
+	}
+}
+
+// readNoWait reads without waiting whatever the flags of the file are: the process
+// may have kept a copy of the descriptor and could clear O_NONBLOCK, which would
+// stop this goroutine with the lock. Kernels without RWF_NOWAIT here are older than 6.10.
+func (r *Range) readNoWait(buf []byte) (int, error) {
+	n, err := unix.Preadv2(r.uffd, [][]byte{buf}, -1, unix.RWF_NOWAIT)
+	if err == unix.EOPNOTSUPP {
+		return unix.Read(r.uffd, buf)
+	}
+	return n, err
+}
+
+func (r *Range) handleLocked(m *message) {
+	switch m.event {
+	case eventPagefault:
+		r.faultLocked(m.args[1])
+	case eventUnmap:
+		r.unmappedLocked(m.args[0], m.args[1])
+	case eventRemap:
+		r.movedLocked(m.args[0], m.args[1], m.args[2])
+	}
+}
+
+// faultLocked notes the page and lets the thread go on. If the protection cannot
+// be taken away now, because the process is within a munmap, the thread tries
+// again and comes back here.
+func (r *Range) faultLocked(addr uint64) {
+	addr &^= pageSize - 1
+	for _, p := range r.mu.pieces {
+		if off, n := p.within(addr, addr+pageSize); n > 0 && r.mode == Sync {
+			r.mu.noted.add(r.page(off))
+		}
+	}
+	if protect(r.uffd, addr, pageSize, false) != nil {
+		// Fails only if the process is gone.
+		_ = wake(r.uffd, addr, pageSize)
+	}
+}
+
+// unmappedLocked takes addresses out of the range. What was stored there before
+// is known to nobody.
+func (r *Range) unmappedLocked(start, end uint64) {
+	r.mu.events++
+	r.mu.pieces = cut(r.mu.pieces, start, end, func(p piece) {
+		r.mu.suspect = extend(r.mu.suspect, p.off, int64(p.end-p.start))
+	})
+}
+
+// movedLocked follows the mapping to its new address. The kernel keeps registration
+// and protection of what moved, but this does not build on it: all of it is
+// suspect, and in Sync noted, so that the next Scan protects it.
+func (r *Range) movedLocked(from, to, length uint64) {
+	r.mu.events++
+	var moved []piece
+	left := cut(r.mu.pieces, from, from+length, func(p piece) {
+		moved = append(moved, piece{p.start - from + to, p.end - from + to, p.off})
+	})
+	r.mu.pieces = append(left, moved...)
+	for _, p := range moved {
+		n := int64(p.end - p.start)
+		r.mu.suspect = extend(r.mu.suspect, p.off, n)
+		if r.mode == Sync {
+			r.mu.noted.addRun(r.page(p.off), r.page(p.off+n))
+		}
+	}
+}
+
+// page is the index in noted of the page at an offset of the area.
+func (r *Range) page(off int64) int64 { return (off - r.off) / int64(pageSize) }

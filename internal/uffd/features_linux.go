@@ -1,0 +1,58 @@
+package uffd
+
+import "sync"
+
+// Feature is whether something works on this kernel, for this process.
+type Feature struct {
+	OK     bool
+	Reason string // why not, or a detail for people
+}
+
+// Features are what Probe found.
+type Features struct {
+	// Async is WP_ASYNC with PAGEMAP_SCAN, WP_MATCHING and CHECK_WPASYNC, on shared memory.
+	Async Feature
+	// Dropped is whether PAGEMAP_SCAN, as this package calls it, reports pages that were
+	// stored to and then dropped from the page table with no event, as by reclaim to swap.
+	Dropped Feature
+	// Tables is whether it does so at the first question; see scanner.
+	Tables  Feature
+	Sync    Feature // write faults on shared memory, served by this process
+	Poison  Feature // UFFDIO_POISON: SIGBUS instead of a silent zero page
+	Missing Feature // faults on pages of shared memory that are not there yet
+	Unmap   Feature // EVENT_UNMAP and EVENT_REMAP, which Async and Sync need
+	Remove  Feature // EVENT_REMOVE, which nothing here needs
+	Kernel  Feature // a userfaultfd of this user may also stop the kernel's own accesses
+	Swap    Feature // OK: swap is on
+}
+
+// Line is one feature as `dsmfs doctor` prints it.
+type Line struct {
+	Name   string
+	OK     bool
+	Reason string
+}
+
+// Lines returns the features in the order in which people want to read them.
+func (f Features) Lines() []Line {
+	line := func(name string, x Feature) Line { return Line{name, x.OK, x.Reason} }
+	return []Line{
+		line("stores found by the kernel (WP_ASYNC, PAGEMAP_SCAN)", f.Async),
+		line("stores found in pages that were dropped or swapped out", f.Dropped),
+		line("the same with one question", f.Tables),
+		line("stores found by write faults", f.Sync),
+		line("munmap and mremap are told (EVENT_UNMAP, EVENT_REMAP)", f.Unmap),
+		line("madvise is told (EVENT_REMOVE)", f.Remove),
+		line("missing pages on demand", f.Missing),
+		line("poisoned pages", f.Poison),
+		line("write faults of system calls too", f.Kernel),
+		line("swap is on", f.Swap),
+	}
+}
+
+// Probe finds out what works, by system calls on a small memory of this
+// process. The first call does it, later calls return the same. None of the pages
+// that it touches can fault into a handler, so no thread of this process can stop.
+func Probe() Features { return probed() }
+
+var probed = sync.OnceValue(probe)

@@ -1,0 +1,84 @@
+package uffd
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// Scan appends to s what was stored to since the last Scan, and arms it again.
+//
+// A store made while Scan runs is in this Scan or in the next. Nothing is reported
+// twice as Suspect, but a range that is disarmed or lost is Suspect as a whole each
+// time, and the first Scan after Track and after Arm returns the whole too. No
+// thread of the process is stopped, and one that is stopped does not stop Scan.
+// The only error is that the range is closed.
+//
+// # Deadlocks
+//
+// Scan waits for the lock of the memory map of the process. A thread of it that
+// holds that lock may wait for a file of a FUSE mount, so the caller must not
+// hold what answering such a request needs.
+func (r *Range) Scan(s *Stores) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mu.state == closed {
+		return errClosed("scan")
+	}
+	r.drainLocked()
+	if r.mu.state == armed {
+		if r.mode == Async {
+			r.scanAsyncLocked(s)
+		} else {
+			r.scanSyncLocked(s)
+		}
+	}
+	// A mapping that was taken away before it was scanned left no trace in the scan,
+	// but its event is there now, or there is no memory any more.
+	r.settleLocked()
+	if !memoryLives(r.pagemap) {
+		r.dieLocked()
+	}
+	if r.mu.state == disarmed || r.mu.state == lost {
+		r.suspectAllLocked()
+	}
+	s.Suspect = append(s.Suspect, r.mu.suspect...)
+	r.mu.suspect = r.mu.suspect[:0]
+	return nil
+}
+
+func (r *Range) scanAsyncLocked(s *Stores) {
+	for _, p := range r.mu.pieces {
+		err := r.mu.scanner.scan(p.start, p.end, func(from, to uint64) {
+			off, n := p.within(from, to)
+			s.Written = extend(s.Written, off, n)
+		})
+		if err == nil {
+			continue
+		}
+		if !memoryLives(r.pagemap) {
+			r.dieLocked()
+			return
+		}
+		// What was armed before the error is not known.
+		r.mu.suspect = extend(r.mu.suspect, p.off, int64(p.end-p.start))
+		events := r.mu.events
+		if err == unix.EPERM && r.settleLocked() && r.mu.events != events {
+			continue // something else was mapped there; the next scan arms what is left
+		}
+		r.loseLocked(errs.E(errs.Other, "scan mapping", "PAGEMAP_SCAN: %w", err))
+		return
+	}
+}
+
+// scanSyncLocked takes a page out of noted, protects it and reports it, in this
+// order: a store after that is noted again.
+func (r *Range) scanSyncLocked(s *Stores) {
+	page := int64(pageSize)
+	r.mu.noted.runs(r.length/page, func(from, to int64) {
+		off, n := r.off+from*page, (to-from)*page
+		r.mu.noted.removeRun(from, to)
+		r.protectLocked(off, n, true)
+		s.Written = extend(s.Written, off, n)
+	})
+}

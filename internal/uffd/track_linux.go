@@ -1,0 +1,224 @@
+package uffd
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// Config is a mapping of a memfd in another process.
+type Config struct {
+	// UFFD is a userfaultfd that the process made, with nothing done to it. Track owns
+	// it, also when it fails.
+	UFFD int
+	// PidFD is a pidfd of the process. It stays the caller's.
+	PidFD int
+	// Addr and Length are where the process has mapped the memfd, and Off the offset in
+	// the memfd that is at Addr: multiples of the page size.
+	Addr, Length uint64
+	Off          int64
+	// Dev and Ino are those of the memfd, as fstat has them.
+	Dev, Ino uint64
+	// Mode is Async or Sync. Compare has nothing to track.
+	Mode Mode
+}
+
+const opTrack = "track mapping"
+
+// Track begins to track the stores through a mapping. It believes nothing that the
+// process says: what is at the address is read from the kernel, before and
+// after the userfaultfd is registered, and so is whether the registration is of
+// that process. The first Scan returns the whole range as Suspect, so that a
+// store made before Track is found too.
+//
+// Errors: Invalid if what the process sent is wrong, Access if this process may not look into
+// it, Unsupported if the kernel has not what the mode takes.
+func Track(c Config) (*Range, error) {
+	r, err := track(c)
+	if err != nil {
+		closeFD(c.UFFD)
+		return nil, err
+	}
+	return r, nil
+}
+
+func track(c Config) (_ *Range, err error) {
+	end := c.Addr + c.Length
+	switch {
+	case c.Mode != Async && c.Mode != Sync:
+		return nil, errs.E(errs.Invalid, opTrack, "mode %v takes no userfaultfd", c.Mode)
+	case c.Length == 0:
+		return nil, errs.E(errs.Invalid, opTrack, "the length is 0")
+	case (c.Addr|c.Length|uint64(c.Off))%pageSize != 0:
+		return nil, errs.E(errs.Invalid, opTrack, "address %#x, length %#x and offset %#x must be multiples of %d", c.Addr, c.Length, c.Off, pageSize)
+	case end < c.Addr || end > math.MaxInt64 || c.Off < 0 || c.Off > math.MaxInt64-int64(c.Length):
+		return nil, errs.E(errs.Invalid, opTrack, "address %#x, length %#x and offset %#x are too large", c.Addr, c.Length, c.Off)
+	}
+	if err := isUserfaultfd(c.UFFD); err != nil {
+		return nil, err
+	}
+	r := newRange(c)
+	if r.process, err = newProcess(c.PidFD); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			r.process.close()
+			if r.pagemap >= 0 {
+				closeFD(r.pagemap)
+			}
+		}
+	}()
+	if r.pagemap, err = unix.Open(fmt.Sprintf("/proc/%d/pagemap", r.process.pid), unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return nil, r.lookFailed(err)
+	}
+	if err := r.check(c); err != nil {
+		return nil, err
+	}
+	if err := shake(c.UFFD, c.Mode); err != nil {
+		return nil, err
+	}
+	if c.Mode == Sync {
+		r.mu.noted = newPageSet(r.length / int64(pageSize))
+	}
+	r.mu.scanner = scanner{pagemap: r.pagemap, tables: c.Mode == Async && !Probe().Tables.OK}
+	if err := r.begin(c); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// begin registers and arms the mapping, which is all that changes the process, and
+// starts the goroutines. The caller closes the userfaultfd on error, which undoes it.
+func (r *Range) begin(c Config) error {
+	if on, err := r.tracked(c); err != nil {
+		return r.lookFailed(err)
+	} else if on {
+		return errs.E(errs.Invalid, opTrack, "a userfaultfd is registered for the range already")
+	}
+	if err := register(c.UFFD, c.Addr, c.Length, registerWP); err != nil {
+		return errs.E(errs.Invalid, opTrack, "UFFDIO_REGISTER: %w; is the userfaultfd of the process that has the mapping, and no other registered for it?", err)
+	}
+	// Whoever changes the mapping after the registration makes an event.
+	if err := r.check(c); err != nil {
+		return err
+	}
+	if err := protect(c.UFFD, c.Addr, c.Length, true); err != nil {
+		return errs.E(errs.Invalid, opTrack, "UFFDIO_WRITEPROTECT: %w", err)
+	}
+	if on, err := r.tracked(c); err != nil {
+		return r.lookFailed(err)
+	} else if !on {
+		return errs.E(errs.Invalid, opTrack, "the userfaultfd is not of process %d", r.process.pid)
+	}
+	// The file is shared with the process, but reading does not rely on the flag.
+	if err := unix.SetNonblock(c.UFFD, true); err != nil {
+		return errs.E(errs.Other, opTrack, "O_NONBLOCK: %w", err)
+	}
+	r.file = os.NewFile(uintptr(c.UFFD), "userfaultfd")
+	raw, err := r.file.SyscallConn()
+	if err != nil {
+		return errs.E(errs.Other, opTrack, "userfaultfd: %w", err)
+	}
+	r.raw = raw
+	r.process.watch(r.goneOnce)
+	r.watcher.Add(1)
+	go r.watch()
+	return nil
+}
+
+// check holds what the process said against what the kernel says is mapped.
+func (r *Range) check(c Config) error {
+	err := shows(r.process.pid, c.Addr, c.Addr+c.Length, c.Off, c.Dev, c.Ino)
+	// While it has not ended its number is its own, also for the files opened before.
+	if r.process.ended() || !memoryLives(r.pagemap) {
+		return errs.E(errs.Invalid, opTrack, "the process has ended")
+	}
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, os.ErrPermission):
+		return r.lookFailed(err)
+	}
+	return errs.E(errs.Invalid, opTrack, "%w", err)
+}
+
+// tracked reports whether the kernel says of the memory of the process that it is
+// registered (Async) or protected (Sync; what the registration is of is shown
+// nowhere else than in smaps, which takes long to read). Threads of the process that
+// store at that moment do not matter: in Sync they wait, as nobody reads yet.
+func (r *Range) tracked(c Config) (bool, error) {
+	if c.Mode == Sync {
+		return protected(r.pagemap, c.Addr)
+	}
+	s := scanner{pagemap: r.pagemap}
+	err := s.asynchronous(c.Addr, c.Addr+c.Length)
+	if errors.Is(err, unix.EPERM) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// lookFailed is an error of reading /proc/PID.
+func (r *Range) lookFailed(err error) error {
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		return errs.E(errs.Access, opTrack, "this process may not look into process %d (ptrace(2), PTRACE_MODE_READ): %w", r.process.pid, err)
+	case r.process.ended():
+		return errs.E(errs.Invalid, opTrack, "the process has ended")
+	}
+	return errs.E(errs.Other, opTrack, "process %d: %w", r.process.pid, err)
+}
+
+// isUserfaultfd refuses what is none, so that no ioctl is ever tried on a file of another kind.
+func isUserfaultfd(fd int) error {
+	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+	if err == nil && name != "anon_inode:[userfaultfd]" {
+		err = fmt.Errorf("it is %s", name)
+	}
+	if err != nil {
+		return errs.E(errs.Invalid, opTrack, "the descriptor is no userfaultfd: %w", err)
+	}
+	return nil
+}
+
+// shake does the handshake. None of these features takes a privilege, also not
+// on a userfaultfd that was made with USER_MODE_ONLY.
+func shake(fd int, mode Mode) error {
+	features := uint64(featureWPShmem | featureEventUnmap | featureEventRemap)
+	if mode == Async {
+		features |= featureWPAsync | featureWPUnpopulated
+	}
+	if shaken(fd) {
+		return errs.E(errs.Invalid, opTrack, "the handshake (UFFDIO_API) of the userfaultfd was done already: send a new one")
+	}
+	if _, err := handshake(fd, features); err != nil {
+		if shaken(fd) {
+			return errs.E(errs.Invalid, opTrack, "the handshake (UFFDIO_API) of the userfaultfd was done meanwhile")
+		}
+		return errs.E(errs.Unsupported, opTrack, "the kernel has not all of mode %v: UFFDIO_API: %w", mode, err)
+	}
+	return nil
+}
+
+// shaken reads whether the handshake of a userfaultfd was done: the second number of
+// "API: aa:features:all" in its fdinfo is then not 0.
+func shaken(fd int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, "API:"); ok {
+			fields := strings.Split(strings.TrimSpace(value), ":")
+			return len(fields) > 1 && strings.Trim(fields[1], "0") != ""
+		}
+	}
+	return false
+}
