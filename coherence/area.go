@@ -13,8 +13,9 @@ import (
 // Area is one area on one node: its replica, the extents it is the home of,
 // and the messages between the two and the rest of the world.
 type Area struct {
-	id   dsm.AreaID
-	node *Node
+	id       dsm.AreaID
+	node     *Node
+	attached attached
 
 	mu struct {
 		lockrank.Mutex
@@ -43,11 +44,13 @@ type message struct {
 	peer    dsm.NodeID // receiver or sender
 	msg     any
 	payload [][]byte
+	shared  *wire.Shared // the payload, held by the message; nil: it is payload
 }
 
 func newArea(n *Node, ino dsm.Inode) *Area {
 	a := &Area{id: ino.Area(), node: n}
 	a.mu.Init("coherence.Area")
+	a.attached.mu.Init("coherence.attached")
 	a.mu.ino = ino
 	a.mu.view = n.cfg.View.Current()
 	a.mu.changed = make(chan struct{})
@@ -110,6 +113,10 @@ func (a *Area) deliverLocked() {
 		a.mu.out = nil
 		a.mu.Unlock()
 		for _, m := range out {
+			if m.shared != nil {
+				a.node.cfg.Sender.SendShared(m.peer, m.msg, m.shared)
+				continue
+			}
 			a.node.cfg.Sender.Send(m.peer, m.msg, m.payload)
 		}
 		a.mu.Lock()
@@ -126,6 +133,11 @@ func (a *Area) local() {
 		}
 		m := a.mu.out[i]
 		a.mu.out[i].msg = nil
+		if m.shared != nil {
+			a.receive(self, m.msg, [][]byte{m.shared.Bytes})
+			m.shared.Release()
+			continue
+		}
 		a.receive(self, m.msg, m.payload)
 	}
 	rest := a.mu.out[:0]
@@ -138,7 +150,13 @@ func (a *Area) local() {
 }
 
 func (a *Area) send(to dsm.NodeID, msg any, payload ...[]byte) {
-	a.mu.out = append(a.mu.out, message{to, msg, payload})
+	a.mu.out = append(a.mu.out, message{peer: to, msg: msg, payload: payload})
+}
+
+// sendShared sends a message with a payload from the pool, of which it takes over
+// the caller's hold.
+func (a *Area) sendShared(to dsm.NodeID, msg any, payload *wire.Shared) {
+	a.mu.out = append(a.mu.out, message{peer: to, msg: msg, shared: payload})
 }
 
 func (a *Area) isSelf(n dsm.NodeID) bool { return n == a.node.cfg.Self }

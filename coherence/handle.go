@@ -270,9 +270,9 @@ func (a *Area) Acquire(ctx context.Context) error {
 	if err == nil {
 		// Until the kernel has heard of everything the homes wait with more, or this
 		// might never end.
-		a.step(func() { a.mu.replica.draining++ })
+		a.step(a.drain)
 		err = a.await(ctx, "acquire", func() bool { return a.mu.cached == nil || a.mu.cached.Idle() })
-		a.step(func() { a.mu.replica.draining-- })
+		a.step(a.drained)
 	}
 	a.step(func() { a.endAcquire(op) })
 	return err

@@ -16,6 +16,8 @@ type lossy struct {
 	dones int
 }
 
+func (l *lossy) SendShared(dsm.NodeID, any, *wire.Shared) {}
+
 func (l *lossy) Send(to dsm.NodeID, m any, _ [][]byte) {
 	if _, ok := m.(*wire.HandoverDone); !ok {
 		return

@@ -149,7 +149,7 @@ func (a *Area) keepBase(from dsm.NodeID, m *wire.Publish, i int) bool {
 	if s == nil || s.hold || s.inFlight >= pushWindow || s.extents[m.Extent] == nil || len(s.extents[m.Extent].pushes) > 0 {
 		return true // no push follows in this step
 	}
-	return r.hold || !x.live || x.dirty.Has(i)
+	return r.hold || !x.live || x.dirty.Has(i) || a.shared()
 }
 
 // subscribers returns who is subscribed, in a fixed order: others first, so that their

@@ -56,7 +56,9 @@ func TestPublishSentAgainIsMergedOnce(t *testing.T) {
 	put(t, replica, 5)
 	publish(replica)
 	k := link{1, 0}
-	s.net[k] = append(s.net[k], s.net[k][0]) // the network of a broken session delivers it, and it is sent again
+	again := s.net[k][0] // the network of a broken session delivers it, and it is sent again
+	again.shared.Hold()
+	s.net[k] = append(s.net[k], again)
 	s.drain()
 	want(t, home, 5)
 	want(t, replica, 5)

@@ -25,11 +25,20 @@ func newGate(n *simNode, stop func(msg any) bool) *gate {
 }
 
 func (g *gate) Send(to dsm.NodeID, m any, payload [][]byte) {
+	g.pass(m)
+	g.simNode.Send(to, m, payload)
+}
+
+func (g *gate) SendShared(to dsm.NodeID, m any, payload *wire.Shared) {
+	g.pass(m)
+	g.simNode.SendShared(to, m, payload)
+}
+
+func (g *gate) pass(m any) {
 	if g.stop(m) && g.closed.CompareAndSwap(false, true) {
 		close(g.stuck)
 		<-g.release
 	}
-	g.simNode.Send(to, m, payload)
 }
 
 // during runs f while the message that step sends is stuck, then lets it go.

@@ -22,8 +22,8 @@ type publication struct {
 	stamp  wire.Stamp // it was made under; a resend keeps Gen, so that a home with newer rules refuses it
 	pages  dsm.PageSet
 	sent   dsm.PageSet // pages as sent; pages loses those whose effect came back by a push
-	sends  int
 	delta  pages.Delta
+	data   *wire.Shared // that of delta
 	kernel pages.Kernel
 	// snap has the working bytes at the time of the diff for pages where adding
 	// the published difference to the base does not give them exactly (floating-point rounding).
@@ -91,10 +91,19 @@ func (a *Area) startPublication(e dsm.ExtentIndex, x *replicaExtent) {
 	mem := a.mu.mem
 	pub := &publication{kernel: a.mu.kernel, stamp: a.stamp(), limit: dsm.ExtentSize}
 	pub.delta.Reset(e)
-	pub.delta.Data = wire.Alloc(x.dirty.Len() * dsm.PageSize)[:0]
+	pub.data = wire.Share(x.dirty.Len() * dsm.PageSize)
+	pub.delta.Data = pub.data.Bytes[:0]
+	var snap [dsm.PageSize]byte
 	for i := range x.dirty.And(x.have).All() {
 		p := page(e, i)
-		changed, inexact := pub.kernel.AppendDelta(&pub.delta, p, mem.Base(p), mem.Working(p))
+		var changed, inexact bool
+		w := mem.Working(p)
+		if a.shared() {
+			changed, inexact = pub.kernel.AppendShared(&pub.delta, p, mem.Base(p), a.bytesOf(p), snap[:])
+			w = snap[:] // what was sent is what is accounted for
+		} else {
+			changed, inexact = pub.kernel.AppendDelta(&pub.delta, p, mem.Base(p), w)
+		}
 		if changed {
 			pub.pages.Add(i)
 		}
@@ -102,12 +111,14 @@ func (a *Area) startPublication(e dsm.ExtentIndex, x *replicaExtent) {
 			if pub.snap == nil {
 				pub.snap = make(map[int][]byte)
 			}
-			pub.snap[i] = bytes.Clone(mem.Working(p))
+			pub.snap[i] = bytes.Clone(w)
 		}
 	}
 	x.dirty = x.dirty.Minus(x.have)
 	x.started++
+	pub.data.Bytes = pub.delta.Data
 	if pub.pages.Empty() {
+		pub.data.Release()
 		x.acked = x.started
 		a.mu.wake = true
 		return
@@ -124,9 +135,8 @@ func (a *Area) startPublication(e dsm.ExtentIndex, x *replicaExtent) {
 func (a *Area) sendPublication(e dsm.ExtentIndex, pub *publication) {
 	st := a.stamp()
 	st.Gen = pub.stamp.Gen
-	pub.sends++
-	a.send(a.row(e).Primary, &wire.Publish{Stamp: st, Extent: e, Seq: pub.seq, Pages: pub.sent, Index: pub.delta.Index},
-		pub.delta.Data)
+	a.sendShared(a.row(e).Primary, &wire.Publish{Stamp: st, Extent: e, Seq: pub.seq, Pages: pub.sent, Index: pub.delta.Index},
+		pub.data.Hold())
 }
 
 // replicaPublishAck ends a publication: the base copy takes it over, or, if the
@@ -148,6 +158,7 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 		x.dirty = x.dirty.Or(pub.sent).And(a.within(m.Extent))
 		x.started--
 		x.wanted = true
+		pub.data.Release()
 		a.startPublications()
 		return
 	}
@@ -169,7 +180,7 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 			// The home's result is rounded differently: bring it into memory too.
 			a.mu.cached.BeforeMerge(p)
 			a.mu.notify = true
-			pub.kernel.Merge(p, s, mem.Working(p), n[:], nil)
+			a.merge(pub.kernel, p, s, n[:])
 		}
 		mem.SetBase(p, n[:])
 	}
@@ -177,11 +188,7 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 		x.version = max(x.version, m.Version)
 	}
 	x.acked = x.started
-	if pub.sends == 1 {
-		// The home has all of it, so nobody reads the bytes any more. Of a publication
-		// that was sent again a copy may still be in a queue.
-		wire.Free(pub.delta.Data)
-	}
+	pub.data.Release()
 	a.startPublications()
 }
 
@@ -259,6 +266,7 @@ func (a *Area) reached(g publishGoal) bool {
 // did not answer before ctx ended; the stores stay dirty and are sent again.
 // errs.Invalid: the area's rules do not fit its bytes.
 func (a *Area) Publish(ctx context.Context) error {
+	a.collect()
 	if err := a.detectLayout(ctx); err != nil {
 		return err
 	}

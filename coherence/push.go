@@ -247,11 +247,9 @@ func (a *Area) push(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set dsm.Pag
 			bytes += dsm.PageSize
 		}
 	}
-	var payload [][]byte
 	if x != nil {
 		m.Version = x.version
 		m.Contains = x.writers[to]
-		payload = a.pushPayload(to, e, set.Minus(m.Zero), bytes)
 	}
 	l.lacks = l.lacks.Minus(set)
 	l.sent = l.sent.Or(set)
@@ -264,23 +262,30 @@ func (a *Area) push(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set dsm.Pag
 		}
 	}
 	a.node.stats.pushes.Add(1)
-	a.send(to, m, payload...)
+	a.sendPages(to, m, bytes)
 }
 
-// pushPayload returns the bytes of the pages: a copy, since the home copy goes
-// on changing; but for this node itself, which handles the push in this step, the pages themselves.
-func (a *Area) pushPayload(to dsm.NodeID, e dsm.ExtentIndex, set dsm.PageSet, bytes int) [][]byte {
+// sendPages sends m with the bytes of its pages: a copy, since the home copy goes
+// on changing; but to this node itself, which handles the push in this step, the pages themselves.
+func (a *Area) sendPages(to dsm.NodeID, m *wire.Push, bytes int) {
+	if bytes == 0 {
+		a.send(to, m)
+		return
+	}
 	mem := a.mustMemory()
+	set := m.Pages.Minus(m.Zero)
 	if a.isSelf(to) {
-		var p [][]byte
+		p := make([][]byte, 0, bytes/dsm.PageSize)
 		for i := range set.All() {
-			p = append(p, mem.Home(page(e, i)))
+			p = append(p, mem.Home(page(m.Extent, i)))
 		}
-		return p
+		a.send(to, m, p...)
+		return
 	}
-	b := make([]byte, 0, bytes)
+	s := wire.Share(bytes)
+	b := s.Bytes[:0]
 	for i := range set.All() {
-		b = append(b, mem.Home(page(e, i))...)
+		b = append(b, mem.Home(page(m.Extent, i))...)
 	}
-	return [][]byte{b}
+	a.sendShared(to, m, s)
 }

@@ -17,6 +17,7 @@ type replica struct {
 	subscribed bool // from the first open until dropped
 	opens      int  // open handles
 	writers    int  // of them, those that may store
+	attached   int  // of those, programs that store into the working copy itself
 	syncing    int  // program sync calls under way: updates may enter memory
 	draining   int  // of them, those that wait for the kernel to have been told
 	hold       bool // what the homes were last told
@@ -47,6 +48,7 @@ type replicaExtent struct {
 	started uint64            // publications started
 	acked   uint64            // and acked: all up to here
 	stash   map[int][]stashed // stores to pages that are not here yet
+	untold  dsm.PageSet       // stored to by attached programs, and the ledger was not told
 }
 
 // stashed is a store to a page that is not here; it takes effect when the page comes.
@@ -313,7 +315,6 @@ func (a *Area) install(e dsm.ExtentIndex, i int, n []byte, zero bool) {
 func (a *Area) mergePage(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, contains dsm.Seq) {
 	p := page(e, i)
 	mem := a.mu.mem
-	w := mem.Working(p)
 	a.mu.cached.BeforeMerge(p)
 	a.mu.notify = true
 	if pub := x.pub; pub != nil && pub.pages.Has(i) {
@@ -325,12 +326,12 @@ func (a *Area) mergePage(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, c
 		} else {
 			pub.overlay(incoming[:], i)
 		}
-		a.mu.kernel.Merge(p, mine[:], w, incoming[:], nil)
+		a.merge(a.mu.kernel, p, mine[:], incoming[:])
 		delete(pub.snap, i) // from here on the new base with the overlay is what is accounted for
-	} else if !x.dirty.Has(i) {
-		copy(w, n)
+	} else if !x.dirty.Has(i) && !a.shared() {
+		copy(mem.Working(p), n)
 	} else {
-		a.mu.kernel.Merge(p, mem.Base(p), w, n, nil)
+		a.merge(a.mu.kernel, p, mem.Base(p), n)
 	}
 	mem.SetBase(p, n)
 }

@@ -105,9 +105,13 @@ func (a *Area) replicaInquired(from dsm.NodeID, m *wire.Inquired) {
 }
 
 // Version returns the newest version that is wholly here, of any extent.
-func (a *Area) Version() (v dsm.Version) {
+func (a *Area) Version() dsm.Version {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	return a.versionLocked()
+}
+
+func (a *Area) versionLocked() (v dsm.Version) {
 	for _, x := range a.mu.replica.extents {
 		v = max(v, x.version)
 	}

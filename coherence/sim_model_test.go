@@ -39,6 +39,10 @@ const (
 
 func (r *simRun) owner(off int64) int { return int(off) % len(r.nodes) }
 
+// toAttached says which of the node's programs stores to the byte: of two that store to
+// one byte at the same time by different ways either may be the last.
+func (r *simRun) toAttached(off int64) bool { return int(off)/len(r.nodes)%2 == 1 }
+
 // shrunk forgets the bytes past the end of the writer that has heard of it.
 func (r *simRun) shrunk(n *simNode, size int64) {
 	for off := range r.bytes {
@@ -72,17 +76,16 @@ func storeBytes(r *simRun, n *simNode) {
 	if int64(p+1)*dsm.PageSize > n.ino.Size {
 		return
 	}
-	c := n.kernel.fault(p)
-	if c == nil {
+	b, attached := n.stores(p)
+	if b == nil {
 		return
 	}
 	for range 1 + r.rng.IntN(8) {
 		off := int64(p)*dsm.PageSize + int64(r.rng.IntN(hotBytes))
-		if r.owner(off) == n.i {
+		if r.owner(off) == n.i && r.toAttached(off) == attached {
 			v := byte(1 + r.rng.IntN(255))
-			c.data[off%dsm.PageSize] = v
+			b[off%dsm.PageSize] = v
 			r.bytes[off] = v
-			c.dirty = true
 		}
 	}
 }
@@ -109,17 +112,16 @@ func checkBytes(r *simRun, n *simNode) {
 
 func addInts(r *simRun, n *simNode) {
 	p := hot[r.rng.IntN(len(hot))]
-	c := n.kernel.fault(p)
-	if c == nil {
+	page, _ := n.stores(p)
+	if page == nil {
 		return
 	}
 	for range 1 + r.rng.IntN(4) {
 		i := r.rng.IntN(hotElems)
 		d := int32(r.rng.IntN(2000) - 1000)
-		b := c.data[4*i:]
+		b := page[4*i:]
 		binary.LittleEndian.PutUint32(b, uint32(int32(binary.LittleEndian.Uint32(b))+d))
 		r.sums[int(p)*hotElems+i] += d
-		c.dirty = true
 	}
 }
 
@@ -139,16 +141,15 @@ func checkInts(r *simRun, n *simNode) {
 
 func addFloats(r *simRun, n *simNode) {
 	p := hot[r.rng.IntN(len(hot))]
-	c := n.kernel.fault(p)
-	if c == nil {
+	page, _ := n.stores(p)
+	if page == nil {
 		return
 	}
 	i := r.rng.IntN(hotElems)
 	d := float32(r.rng.NormFloat64() * 1000)
-	b := c.data[4*i:]
+	b := page[4*i:]
 	binary.LittleEndian.PutUint32(b, math.Float32bits(math.Float32frombits(binary.LittleEndian.Uint32(b))+d))
 	r.fsums[int(p)*hotElems+i] += float64(d)
-	c.dirty = true
 }
 
 // checkFloats: every node has the same bits, and they are the sum but for rounding.

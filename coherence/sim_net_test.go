@@ -13,6 +13,7 @@ type link [2]int
 type frame struct {
 	msg     any
 	payload []byte
+	shared  *wire.Shared // nil, or what payload is until the frame is delivered
 }
 
 // sessionEnd stands in a link where the receiver learns that the session broke.
@@ -21,7 +22,13 @@ type sessionEnd struct{}
 
 func (n *simNode) Send(to dsm.NodeID, m any, payload [][]byte) {
 	k := link{n.i, int(to) - 1}
-	n.sim.net[k] = append(n.sim.net[k], frame{m, flat(append([][]byte{nil}, payload...))})
+	n.sim.net[k] = append(n.sim.net[k], frame{msg: m, payload: flat(append([][]byte{nil}, payload...))})
+}
+
+// SendShared keeps the payload as long as a slow connection would: until it is delivered.
+func (n *simNode) SendShared(to dsm.NodeID, m any, payload *wire.Shared) {
+	k := link{n.i, int(to) - 1}
+	n.sim.net[k] = append(n.sim.net[k], frame{msg: m, payload: payload.Bytes, shared: payload})
 }
 
 // deliver delivers the oldest message of a random link.
@@ -56,6 +63,9 @@ func (s *sim) deliverOn(k link) {
 		if err := to.node.Handle(from.id, m, f.payload); err != nil {
 			s.t.Fatalf("%T from %d to %d: %v", m, from.i, to.i, err)
 		}
+	}
+	if f.shared != nil {
+		f.shared.Release()
 	}
 }
 

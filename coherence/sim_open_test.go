@@ -35,6 +35,9 @@ func (n *simNode) letIn() {
 	if n.opening && n.area.mu.cached.Writable() {
 		n.opening, n.writer = false, true
 	}
+	if n.attaching && n.area.mu.cached.Writable() {
+		n.attaching, n.attached = false, true
+	}
 }
 
 // toggle opens the area for writing, or closes it, whether the open was
@@ -57,6 +60,7 @@ func (n *simNode) closeWriter() {
 
 // closeAll closes every handle of the node.
 func (n *simNode) closeAll() {
+	n.detach()
 	n.closeWriter()
 	n.area.Close(false)
 }

@@ -62,9 +62,9 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 
 // event makes something happen, on node n if it is not in between nodes.
 func (r *simRun) event(n *simNode) {
-	switch x := r.rng.IntN(104); {
+	switch x := r.rng.IntN(108); {
 	case x < 25:
-		if n.writer {
+		if n.writer || n.attached {
 			r.kind.store(r, n)
 		} else {
 			n.kernel.fault(hot[r.rng.IntN(4)])
@@ -111,6 +111,10 @@ func (r *simRun) event(n *simNode) {
 		if r.kind.resize && n.applied == len(r.log) {
 			r.resize(simSize - int64(r.rng.IntN(773))*dsm.PageSize)
 		}
+	case x < 106:
+		n.collect(r.rng.IntN(2) == 0)
+	case x < 107:
+		n.toggleAttach()
 	default:
 		if r.rng.IntN(4) == 0 && n.applied == len(r.log) {
 			r.changeRules(func(ino *dsm.Inode) { r.kind.rules(r, ino) })

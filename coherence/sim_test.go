@@ -47,8 +47,11 @@ type simNode struct {
 	kernel  *fakeKernel
 	opening bool // an open for writing waits to be let in
 	writer  bool // a program may store
-	acq     []*acquiring
-	handing map[dsm.NodeID]*handing
+	// A program waits to be let attach, or has, and what it stored since a collect.
+	attaching, attached bool
+	found               map[dsm.PageIndex]bool
+	acq                 []*acquiring
+	handing             map[dsm.NodeID]*handing
 }
 
 const simArea = dsm.AreaID(7)
@@ -197,6 +200,7 @@ func (s *sim) settle() {
 			s.t.Fatalf("node %d: an open for writing is never let in", n.i)
 		}
 		n.kernel.harvest(1)
+		n.collect(s.rng.IntN(2) == 0)
 		var goal publishGoal
 		n.area.step(func() { goal = n.area.requestPublish() })
 		s.until(fmt.Sprintf("last publish of %d", n.i), func() bool { return n.area.reached(goal) })

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // View is what the engine knows of the cluster: who is the home of which slot
@@ -28,5 +29,9 @@ type View interface {
 // back. Messages to one node arrive in order, each once, or the session breaks and
 // both ends get Node.SessionReset.
 type Sender interface {
+	// Send sends a message with a payload whose bytes never change from then on.
 	Send(to dsm.NodeID, m any, payload [][]byte)
+	// SendShared takes over the caller's hold of the payload and releases it when the
+	// bytes are not read any more.
+	SendShared(to dsm.NodeID, m any, payload *wire.Shared)
 }

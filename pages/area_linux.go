@@ -81,6 +81,9 @@ func (a *Area) Resize(size int64) error {
 			}
 		}
 		a.truncateTwins(size)
+	} else if tail := a.size % dsm.PageSize; tail > 0 && size > a.size {
+		// Programs that have the working copy mapped can store past the end, in its last page.
+		clear(a.working.page(dsm.PageIndex(a.size / dsm.PageSize))[tail:])
 	}
 	for _, c := range []*copyFile{a.working, a.base} {
 		if err := c.resize(end); err != nil {
@@ -105,7 +108,8 @@ func (a *Area) Close() error {
 }
 
 // Working returns page p as the node's programs see it. Bytes past the end of the
-// area, in its last page, must stay zero.
+// area, in its last page, must stay zero; what attached programs store there is
+// not part of the area, and becomes zero when it grows.
 func (a *Area) Working(p dsm.PageIndex) []byte { return a.working.page(p) }
 
 // ReadWorking copies bytes of the working copy from off on and returns how many:

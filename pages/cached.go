@@ -28,6 +28,7 @@ import (
 //	             until then the page cache holds older bytes, or none
 //	blind        given, K unknown, and no program can have stored to it
 //	doubtful     given, and cut by a truncation that the kernel may not know of
+//	bare         only while the working copy is shared: given, K = W, g not kept yet
 //
 // and while an invalidation is in flight, "given" is no longer sure but possible.
 //
@@ -65,6 +66,33 @@ import (
 // them. Then no copy is kept and the state is blind: for a subscriber that only
 // reads, a backlog of notices takes no memory.
 //
+// # When programs store into the working copy
+//
+// Programs that attached store into W itself, at any time, and the ledger hears
+// of it by Touched, when a scan has found the pages. While there may be such
+// programs, since SetShared, W may move away from K unseen, so there is no state
+// clean: every page that is given keeps its g, whether a notice of it is
+// pending (K differs from W, as far as is known) or not.
+//
+// A READ takes the bytes of a page from memory once. They are the reply and g, so
+// K = g whatever is stored meanwhile. A WRITE brings the change from g to its
+// bytes into W by compare-and-swap, never as a copy: bytes that it does not
+// change may have been stored to since the READ. A page without g was not given, so
+// only write(2) sends its bytes, and all of them are its: they are put into W,
+// and what W holds after that, with them, is g.
+//
+// A notice is dropped when g is found equal to W. Stores that come after the
+// comparison are found by a later scan than the comparison, and Touched compares again.
+// Stores that come before a READ may be found after it; they are in its bytes, and
+// the comparison finds nothing to tell. So every store is told of, or was given.
+//
+// All notices are invalidations, and no page becomes blind, as with writers. What
+// was given before SetShared has no g kept, unless a notice is pending: it is bare.
+// Its baseline is W until the first store of an attached program. Each bare page
+// gets an invalidation; a READ, a WRITE and an update make g known sooner. When no
+// page is bare, blind, storing or doubtful an attached program may be let in: see
+// Writable. A truncation leaves g zero where it cut, since W is zero there.
+//
 // # What is not covered
 //
 // A program that mixes write(2) with stores through a mapping to one element at
@@ -80,6 +108,7 @@ type Cached struct {
 	area    *Area
 	size    int64 // of the area, at the last Truncate
 	writers bool
+	shared  bool // attached programs may store into the working copy
 	extents map[dsm.ExtentIndex]*cachedExtent
 	given   map[dsm.PageIndex]frame // g of the pages in state entry
 	queue   []*cachedExtent         // with pages that may be pending
@@ -87,7 +116,8 @@ type Cached struct {
 	spare   []byte // buffer of a store notice that is done
 
 	open    int // pages pending + pages in flight
-	unready int // pages blind + storing + doubtful
+	unready int // pages blind + storing + doubtful + bare
+	held    int // pages with g that are pending or in flight
 }
 
 // cachedExtent is the ledger of the pages of one extent.
@@ -101,6 +131,8 @@ type cachedExtent struct {
 	regiven  dsm.PageSet // of flying: a READ or WRITE came meanwhile
 	blind    dsm.PageSet
 	doubtful dsm.PageSet
+	bare     dsm.PageSet
+	held     dsm.PageSet // with g, and pending or flying
 }
 
 // NewCached returns the ledger of a with nothing given: the kernel holds nothing
@@ -137,11 +169,12 @@ func (c *Cached) Writable() bool { return c.unready == 0 }
 // and stores that were not delivered yet: no notice is pending or in flight.
 func (c *Cached) Idle() bool { return c.open == 0 }
 
-// HeldBytes returns the memory that the ledger's copies of pages take. It grows
-// with the backlog of notices while there are writers: whoever merges faster
-// than the kernel takes notices has to pause.
+// HeldBytes returns the memory that copies of pages take whose notices are pending
+// or in flight. It grows with the backlog of notices while there are writers: whoever
+// merges faster than the kernel takes notices has to pause. Copies that are kept
+// because the working copy is shared do not become fewer by that and do not count.
 func (c *Cached) HeldBytes() int64 {
-	n := int64(len(c.given)) * dsm.PageSize
+	n := int64(c.held) * dsm.PageSize
 	for _, f := range c.flights {
 		n += int64(len(f.data))
 	}
@@ -154,26 +187,39 @@ func (c *Cached) HeldBytes() int64 {
 // is as long as the READ asks for: the kernel fills what the reply lacks with
 // zeroes, and holds that too.
 func (c *Cached) Read(off int64, dst []byte) int {
-	n := c.area.ReadWorking(dst, off)
+	n := 0
+	if c.shared {
+		n = int(min(max(c.area.size-off, 0), int64(len(dst))))
+	} else {
+		n = c.area.ReadWorking(dst, off)
+	}
 	for at := off; at < off+int64(len(dst)); {
 		p := dsm.PageIndex(at / dsm.PageSize)
 		start := int64(p) * dsm.PageSize
 		end := min(start+dsm.PageSize, off+int64(len(dst)))
+		has := max(min(end, off+int64(n)), at) // of the page, the reply has [at, has)
 		x, i := c.page(p)
+		whole := at == start && (end == start+dsm.PageSize || end >= c.area.size)
+		if c.shared {
+			c.readShared(x, i, int(at-start), dst[at-off:has-off], whole)
+		}
 		x.given.Add(i)
-		switch whole := at == start && (end == start+dsm.PageSize || end >= c.area.size); {
+		switch {
 		case x.storing.Has(i):
 			s := c.flightOf(p).page(p)
-			has := min(end, off+int64(n))
 			if skip := at - start; skip < int64(len(s)) {
 				copy(dst[at-off:has-off], s[skip:])
 			}
-			if has-start > int64(len(s)) {
+			if has > at && has-start > int64(len(s)) {
 				c.doubt(x, i) // the area grew: is the rest this reply's, or zero?
 			}
 		case whole:
 			// Part of a page may be a read that leaves nothing in the page cache.
-			c.clean(x, i)
+			if c.shared {
+				c.known(x, i)
+			} else {
+				c.clean(x, i)
+			}
 			if x.flying.Has(i) {
 				x.regiven.Add(i)
 			}
@@ -204,30 +250,35 @@ func (c *Cached) wrotePage(k Kernel, p dsm.PageIndex, lo int, data []byte) {
 	if x.flying.Has(i) {
 		x.regiven.Add(i)
 	}
-	w := c.area.Working(p)
 	g, ok := c.given[p]
 	if !ok {
 		if x.blind.Has(i) || x.storing.Has(i) {
 			c.doubt(x, i) // a writer that nobody announced
 		}
-		copy(w[lo:], data)
+		c.overwrite(x, i, lo, data)
 		return
 	}
 	// The three-way merge with g as the base, what the kernel holds now as the
 	// local stores, and the working copy as what comes in.
+	w := c.area.Working(p)
 	var merged [dsm.PageSize]byte
 	copy(merged[:], g.mem)
 	copy(merged[lo:], data)
-	k.Merge(p, g.mem, merged[:], w, nil)
-	copy(w, merged[:])
-	copy(g.mem[lo:], data)
-	if string(g.mem) != string(w) {
-		c.want(x, i) // if an invalidation is in flight, this may be after the drop
-		return
+	if c.shared {
+		k.storeShared(p, g.mem, w, merged[:])
+	} else {
+		k.Merge(p, g.mem, merged[:], w, nil)
+		copy(w, merged[:])
 	}
-	c.forget(p)
-	if !x.doubtful.Has(i) {
-		c.remove(&x.pending, i, &c.open)
+	copy(g.mem[lo:], data)
+	switch {
+	case !c.current(p, g):
+		c.want(x, i) // if an invalidation is in flight, this may be after the drop
+	case c.shared:
+		c.settle(x, i)
+	default:
+		c.forget(x, i)
+		c.settle(x, i)
 	}
 }
 
@@ -243,14 +294,16 @@ func (c *Cached) BeforeMerge(p dsm.PageIndex) {
 		c.want(x, i)
 		return
 	}
-	if _, ok := c.given[p]; ok || x.blind.Has(i) {
+	switch _, ok := c.given[p]; {
+	case x.blind.Has(i):
 		return // pending, or about to be dropped by the invalidation in flight
-	}
-	if c.writers {
-		g := c.area.frames.take()
-		copy(g.mem, c.area.Working(p))
-		c.given[p] = g
-	} else {
+	case ok && !c.shared:
+		return // the same
+	case ok:
+	case c.writers || c.shared:
+		c.snapshot(c.keep(x, i).mem, p)
+		c.remove(&x.bare, i, &c.unready)
+	default:
 		c.add(&x.blind, i, &c.unready)
 	}
 	c.want(x, i)
@@ -281,17 +334,21 @@ func (c *Cached) Truncate(size int64) {
 		}
 		for i := range x.given.All() {
 			p := dsm.PageIndex(e)*dsm.ExtentPages + dsm.PageIndex(i)
-			switch {
-			case p < first:
+			if p < first {
 				continue
-			case p == first && cut > 0:
-				if g, ok := c.given[p]; ok {
-					clear(g.mem[cut:])
-				}
-			default:
-				c.forget(p)
+			}
+			from := 0 // of the page, that is cut off
+			if p == first {
+				from = cut
+			}
+			switch g, ok := c.given[p]; {
+			case ok && (from > 0 || c.shared):
+				clear(g.mem[from:])
+			case from == 0:
+				c.forget(x, i)
 				c.remove(&x.blind, i, &c.unready)
 			}
+			c.remove(&x.bare, i, &c.unready)
 			c.doubt(x, i)
 		}
 	}

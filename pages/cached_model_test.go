@@ -11,9 +11,9 @@ import (
 )
 
 // The model is a kernel page cache, the programs above it and the nodes beside
-// it, in every order that the kernel's locks allow. Elements are eight bytes; those
-// with even numbers belong to the local programs and those with odd numbers to
-// other nodes where the rule is last, and with sum both add to all.
+// it, in every order that the kernel's locks allow. Elements are eight bytes; where
+// the rule is last each belongs to the programs above the page cache, to attached
+// programs, or to other nodes, and with sum all add to all.
 
 // modelPage is a page in the page cache, with the requests that hold it.
 type modelPage struct {
@@ -54,6 +54,11 @@ type ledgerModel struct {
 	done    []Notice
 	opening bool // an OPEN for writing waits
 	writer  bool
+
+	attaching bool // an attached program waits
+	attached  bool
+	touched   map[dsm.PageIndex]struct{} // that it stored into since the last scan
+
 	counter uint64
 }
 
@@ -80,16 +85,21 @@ func (m *ledgerModel) anyPage() (dsm.PageIndex, bool) {
 	return dsm.PageIndex(max(0, n-1-m.rng.IntN(6))), true
 }
 
-// anyElement picks the offset of an element of p.
-func (m *ledgerModel) anyElement(p dsm.PageIndex, odd bool) (off int64, ok bool) {
+// Who stores to an element.
+const (
+	aboveCache = iota
+	elsewhere
+	byAttached
+)
+
+// anyElement picks the offset of an element of p for who.
+func (m *ledgerModel) anyElement(p dsm.PageIndex, who int64) (off int64, ok bool) {
 	i := int64(m.rng.IntN(4))
 	if m.rng.IntN(4) == 0 {
 		i = int64(m.rng.IntN(dsm.PageSize / 8))
 	}
 	if !m.sum {
-		if i &^= 1; odd {
-			i |= 1
-		}
+		i = i&^3 | who
 	}
 	off = int64(p)*dsm.PageSize + i*8
 	return off, off+8 <= m.area.Size()
@@ -171,7 +181,7 @@ func (m *ledgerModel) writeBack(p dsm.PageIndex) {
 func (m *ledgerModel) store(p dsm.PageIndex) {
 	c := m.page(p)
 	_, stale := m.stale[p]
-	off, ok := m.anyElement(p, false)
+	off, ok := m.anyElement(p, aboveCache)
 	if !m.writer || stale || !ok {
 		return
 	}
@@ -191,7 +201,7 @@ func (m *ledgerModel) store(p dsm.PageIndex) {
 func (m *ledgerModel) write(p dsm.PageIndex) {
 	c := m.page(p)
 	_, stale := m.stale[p]
-	off, ok := m.anyElement(p, false)
+	off, ok := m.anyElement(p, aboveCache)
 	if !m.writer || stale || !ok || c.data == nil || c.reading || c.dirty || c.writing != nil || off+8 > m.size {
 		return
 	}
@@ -208,9 +218,10 @@ func (m *ledgerModel) write(p dsm.PageIndex) {
 // program makes it of what it knows by other means, so nobody may update the page meanwhile.
 func (m *ledgerModel) overwrite(p dsm.PageIndex) {
 	c := m.page(p)
-	off, ok := m.anyElement(p, false)
+	off, ok := m.anyElement(p, aboveCache)
 	_, stale := m.stale[p]
-	_, entry := m.c.given[p]
+	g, entry := m.c.given[p]
+	entry = entry && !m.c.current(p, g)
 	end := (int64(p) + 1) * dsm.PageSize
 	if !m.writer || !ok || stale || entry || c.data != nil || c.reading || c.writing != nil || end > min(m.size, m.area.Size()) {
 		return
@@ -233,7 +244,7 @@ func (m *ledgerModel) update(p dsm.PageIndex) {
 	if w := m.page(p).writing; w != nil && w.all {
 		return
 	}
-	if off, ok := m.anyElement(p, true); ok {
+	if off, ok := m.anyElement(p, elsewhere); ok {
 		m.c.BeforeMerge(p)
 		m.change(m.area.Working(p), off)
 	}
@@ -411,6 +422,7 @@ func (m *ledgerModel) learnSize() {
 
 // settle lets everything that is under way end, and checks what all see.
 func (m *ledgerModel) settle() {
+	m.scan()
 	for range 3 {
 		for _, p := range m.pages() {
 			for m.cache[p].reading {
@@ -432,9 +444,12 @@ func (m *ledgerModel) settle() {
 	if !m.c.Idle() || !m.c.Writable() || m.c.HeldBytes() != 0 {
 		m.t.Fatalf("not idle with nothing to do: open %d, unready %d, held %d", m.c.open, m.c.unready, m.c.HeldBytes())
 	}
+	if !m.c.shared && len(m.c.given) != 0 {
+		m.t.Fatalf("%d copies are kept", len(m.c.given))
+	}
 	for p := range m.pageCount() {
 		w := m.area.Working(p)
-		for i := int64(0); i < dsm.PageSize/8; i++ {
+		for i := int64(0); i < min(m.area.Size()-int64(p)*dsm.PageSize, dsm.PageSize)/8; i++ {
 			e := int64(p)*dsm.PageSize/8 + i
 			if got, want := binary.LittleEndian.Uint64(w[i*8:]), m.want[e]; got != want {
 				m.t.Fatalf("element %d of page %d is %d, want %d", i, p, got, want)
@@ -468,20 +483,29 @@ func (m *ledgerModel) run(steps int, truncates bool) {
 			m.writeBack(p)
 		case r < 53:
 			m.evict(p)
-		case r < 68:
+		case r < 62:
 			m.update(p)
+		case r < 67:
+			m.attachedStore(p)
+		case r < 68:
+			m.scan()
 		case r < 76:
 			m.takeNotice()
 		case r < 90:
 			m.stepNotices()
 		case r < 96:
 			m.endNotice()
-		case r < 98:
+		case r < 97:
 			m.open()
+		case r < 98:
+			m.attach()
 		case truncates && m.rng.IntN(3) == 0:
 			m.truncate()
 		case m.rng.IntN(10) == 0:
 			m.settle()
+		}
+		if m.rng.IntN(8) == 0 {
+			m.checkKept()
 		}
 	}
 	m.settle()
@@ -500,7 +524,7 @@ func newLedgerModel(t *testing.T, rng *rand.Rand, k Kernel) *ledgerModel {
 	})
 	return &ledgerModel{t: t, rng: rng, k: k, sum: k.sum, area: a, c: NewCached(a), size: size,
 		cache: map[dsm.PageIndex]*modelPage{}, want: map[int64]uint64{}, shown: map[int64]uint64{},
-		stale: map[dsm.PageIndex]struct{}{}}
+		stale: map[dsm.PageIndex]struct{}{}, touched: map[dsm.PageIndex]struct{}{}}
 }
 
 // TestLedgerModel: whatever the order, no store is lost and none counted twice,

@@ -12,7 +12,9 @@
 //
 // The package is pure memory: it does no network, starts no goroutine and takes
 // no lock. Whoever calls it (coherence) holds the lock of the area for every
-// call on the area's Area and Cached. A Kernel is an immutable value.
+// call on the area's Area and Cached. A Kernel is an immutable value. Programs that
+// attached store into working copies and hold no lock: shared.go and
+// Cached.SetShared are for that.
 //
 // # Memory
 //
@@ -20,7 +22,8 @@
 // are page-aligned windows of its mappings: they are valid until the Area's next
 // Resize or Close, and never beyond the caller's hold of the lock. The merge
 // functions cast pages to arrays of words; they work for any alignment that
-// amd64 and arm64 can load from, which is all, and are fastest on aligned pages.
+// amd64 and arm64 can load from, which is all, and are fastest on aligned pages;
+// memory that others store to must be aligned.
 // Elements are little-endian in memory and in deltas, as .npy files and both
 // architectures have them.
 package pages

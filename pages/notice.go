@@ -73,8 +73,12 @@ func (c *Cached) NextNotice() (n Notice, ok bool) {
 func (c *Cached) nextRun(x *cachedExtent) (from, to int) {
 	for i := range x.pending.Minus(x.flying).All() {
 		p := x.page(i)
-		if g, ok := c.given[p]; ok && !x.doubtful.Has(i) && string(g.mem) == string(c.area.Working(p)) {
-			c.clean(x, i)
+		if g, ok := c.given[p]; ok && !x.doubtful.Has(i) && c.current(p, g) {
+			if c.shared {
+				c.settle(x, i)
+			} else {
+				c.clean(x, i)
+			}
 		}
 	}
 	ready := x.pending.Minus(x.flying)
@@ -88,7 +92,7 @@ func (c *Cached) nextRun(x *cachedExtent) (from, to int) {
 
 // kind returns how the page cache is to be told of page i.
 func (c *Cached) kind(x *cachedExtent, i int) NoticeKind {
-	if c.writers || x.doubtful.Has(i) {
+	if c.writers || c.shared || x.doubtful.Has(i) {
 		return NoticeInvalidate
 	}
 	return NoticeStore
@@ -111,8 +115,9 @@ func (c *Cached) launch(x *cachedExtent, from, to int) Notice {
 	for i := from; i < to; i++ {
 		c.remove(&x.pending, i, &c.open)
 		c.add(&x.flying, i, &c.open)
+		c.weigh(x, i)
 		if n.Kind == NoticeStore {
-			c.forget(x.page(i))
+			c.forget(x, i)
 			c.remove(&x.blind, i, &c.unready)
 			c.add(&x.storing, i, &c.unready)
 		}
@@ -131,6 +136,7 @@ func (c *Cached) Done(n Notice) {
 	c.flights = slices.Delete(c.flights, at, at+1)
 	for i := f.from; i < f.to; i++ {
 		c.remove(&f.x.flying, i, &c.open)
+		c.weigh(f.x, i)
 		if n.Kind == NoticeStore {
 			c.stored(f, i)
 		} else {
@@ -148,11 +154,16 @@ func (c *Cached) Done(n Notice) {
 func (c *Cached) stored(f *flight, i int) {
 	x, p := f.x, f.x.page(i)
 	c.remove(&x.storing, i, &c.unready)
-	if x.doubtful.Has(i) || !x.pending.Has(i) {
+	if x.doubtful.Has(i) || !x.pending.Has(i) && !c.shared {
 		return // wants an invalidation, or is clean
 	}
-	w, s := c.area.Working(p), f.page(p)
-	if string(w[:len(s)]) == string(s) && allZero(w[len(s):]) {
+	s := f.page(p)
+	if c.shared {
+		g := c.keep(x, i)
+		clear(g.mem[copy(g.mem, s):])
+		return
+	}
+	if w := c.area.Working(p); string(w[:len(s)]) == string(s) && allZero(w[len(s):]) {
 		c.clean(x, i)
 		return
 	}
@@ -160,9 +171,8 @@ func (c *Cached) stored(f *flight, i int) {
 		c.add(&x.blind, i, &c.unready)
 		return
 	}
-	g := c.area.frames.take()
+	g := c.keep(x, i)
 	clear(g.mem[copy(g.mem, s):])
-	c.given[p] = g
 }
 
 // dropped ends an invalidation of page i.
@@ -212,10 +222,25 @@ func (c *Cached) flightOf(p dsm.PageIndex) *flight {
 // clean records that the page cache holds page i, if at all, as the working copy
 // has it.
 func (c *Cached) clean(x *cachedExtent, i int) {
-	c.forget(x.page(i))
-	c.remove(&x.pending, i, &c.open)
+	c.forget(x, i)
+	c.known(x, i)
+}
+
+// known records that what the page cache holds of page i is known, and needs no
+// notice.
+func (c *Cached) known(x *cachedExtent, i int) {
 	c.remove(&x.blind, i, &c.unready)
 	c.remove(&x.doubtful, i, &c.unready)
+	c.remove(&x.bare, i, &c.unready)
+	c.settle(x, i)
+}
+
+// settle records that page i needs no notice, unless it is doubtful.
+func (c *Cached) settle(x *cachedExtent, i int) {
+	if !x.doubtful.Has(i) {
+		c.remove(&x.pending, i, &c.open)
+		c.weigh(x, i)
+	}
 }
 
 // doubt makes page i doubtful.
@@ -224,17 +249,42 @@ func (c *Cached) doubt(x *cachedExtent, i int) {
 	c.want(x, i)
 }
 
-// forget drops the bytes last given of page p, if they are kept.
-func (c *Cached) forget(p dsm.PageIndex) {
+// keep returns the frame for the bytes last given of page i. Those of a new one
+// are undefined.
+func (c *Cached) keep(x *cachedExtent, i int) frame {
+	p := x.page(i)
+	g, ok := c.given[p]
+	if !ok {
+		g = c.area.frames.take()
+		c.given[p] = g
+		c.weigh(x, i)
+	}
+	return g
+}
+
+// forget drops the bytes last given of page i, if they are kept.
+func (c *Cached) forget(x *cachedExtent, i int) {
+	p := x.page(i)
 	if g, ok := c.given[p]; ok {
 		delete(c.given, p)
 		c.area.frames.put(g)
+		c.weigh(x, i)
+	}
+}
+
+// weigh follows a change of what is kept, pending or in flight of page i.
+func (c *Cached) weigh(x *cachedExtent, i int) {
+	if _, ok := c.given[x.page(i)]; ok && (x.pending.Has(i) || x.flying.Has(i)) {
+		c.add(&x.held, i, &c.held)
+	} else {
+		c.remove(&x.held, i, &c.held)
 	}
 }
 
 // want makes a notice of page i pending.
 func (c *Cached) want(x *cachedExtent, i int) {
 	c.add(&x.pending, i, &c.open)
+	c.weigh(x, i)
 	c.enqueue(x)
 }
 

@@ -1,0 +1,251 @@
+package coherence
+
+import (
+	"context"
+	"os"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// attached is what programs of this node that map the working copy itself have
+// mapped for writing. They store at any time, with no word to anybody: so as long as
+// there are any, the working copy is merged into by compare-and-swap, every
+// page counts as one that may have unpublished stores, and what was stored is collected
+// before each publish.
+//
+// mu is held over the scans of the programs' memory and the step that takes note of
+// what they found, so that whoever publishes next finds all that was collected before.
+// A scan may wait for a program that waits for a READ: the area's lock is not held.
+type attached struct {
+	mu struct {
+		lockrank.Mutex
+		tracking pages.Tracking
+	}
+}
+
+// attachWindow is how many extents are fetched at once before a program may map them.
+const attachWindow = 8
+
+// Attach readies the area, which the caller has opened, for one more program that maps the
+// working copy, and returns a descriptor of it: when all bytes are here and, for
+// write, the kernel's page cache holds nothing of which it is not known what it
+// was given. Detach ends it.
+func (a *Area) Attach(ctx context.Context, write bool) (*os.File, error) {
+	if err := a.fetchAll(ctx); err != nil {
+		return nil, err
+	}
+	if write {
+		a.step(func() { a.countAttached(+1) })
+		if err := a.await(ctx, "attach", func() bool { return a.mu.cached.Writable() }); err != nil {
+			a.Detach(true)
+			return nil, err
+		}
+	}
+	var f *os.File
+	var err error
+	a.step(func() { f, err = a.mu.mem.OpenWorking(write) })
+	if f == nil && err == nil {
+		err = &errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist}
+	}
+	if err != nil && write {
+		a.Detach(true)
+	}
+	return f, err
+}
+
+// Detach ends an Attach. What was mapped has been removed by Untrack before.
+func (a *Area) Detach(write bool) {
+	if write {
+		a.step(func() { a.countAttached(-1) })
+	}
+}
+
+func (a *Area) countAttached(by int) {
+	r := &a.mu.replica
+	was := a.shared()
+	r.attached += by
+	if now := a.shared(); now != was {
+		a.mu.cached.SetShared(now)
+		a.mu.notify = true
+	}
+}
+
+// shared reports whether programs may be storing into the working copy now.
+func (a *Area) shared() bool { return a.mu.replica.attached > 0 }
+
+// fetchAll returns when every page of the area is here. What comes to the area
+// later is here from the start.
+func (a *Area) fetchAll(ctx context.Context) error {
+	const window = attachWindow * dsm.ExtentSize
+	for off := int64(0); ; off += window {
+		size := int64(0)
+		a.step(func() {
+			if size = a.mu.ino.Size; off < size {
+				a.fetch(off, window)
+			}
+		})
+		if off >= size {
+			return nil
+		}
+		if err := a.await(ctx, "attach", func() bool {
+			return a.present(off, int(max(min(window, a.mu.ino.Size-off), 0)))
+		}); err != nil {
+			return err
+		}
+	}
+}
+
+// Track takes up a mapping of [off, off+n) in a program that has attached for
+// writing. source finds what the program stores; without one the range is compared
+// each time. stop is called when the program cannot store through it any more:
+// what it stored last is found by comparing.
+func (a *Area) Track(source pages.Source, off, n int64) (stop func()) {
+	t := &a.attached
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := t.mu.tracking.Add(source, off, n)
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.mu.tracking.Remove(m)
+		a.step(func() { a.compared(m.Range()) })
+	}
+}
+
+// TrackingStats says how stores of attached programs were found.
+func (a *Area) TrackingStats() pages.TrackingStats {
+	a.attached.mu.Lock()
+	defer a.attached.mu.Unlock()
+	return a.attached.mu.tracking.Stats()
+}
+
+// collect takes note of what attached programs have stored.
+func (a *Area) collect() {
+	t := &a.attached
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.tracking.Empty() {
+		return
+	}
+	type run struct{ off, n int64 }
+	var runs []run
+	t.mu.tracking.Collect(
+		func(off, n int64) { runs = append(runs, run{off, n}) },
+		func(off, n int64) (looked, changed int) {
+			a.step(func() { looked, changed = a.compared(off, n) })
+			return looked, changed
+		})
+	if len(runs) > 0 {
+		a.step(func() {
+			for _, r := range runs {
+				a.storedTo(r.off, r.n)
+			}
+		})
+	}
+}
+
+// storedTo takes note that an attached program stored to pages of [off, off+n).
+func (a *Area) storedTo(off, n int64) {
+	r := &a.mu.replica
+	if n = min(n, a.mu.ino.Size-off); !r.subscribed || n <= 0 {
+		return
+	}
+	r.lastStore = a.now()
+	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+n; e++ {
+		p := pagesOf(e, off, int(n))
+		r.extents[e].dirty = r.extents[e].dirty.Or(p)
+		a.touched(e, p)
+	}
+}
+
+// touched makes sure that the kernel is told what attached programs stored to the
+// pages: later, while somebody waits for it to have been told of everything else, or
+// that would never end while they store.
+func (a *Area) touched(e dsm.ExtentIndex, p dsm.PageSet) {
+	r := &a.mu.replica
+	if r.draining > 0 {
+		r.extents[e].untold = r.extents[e].untold.Or(p)
+		return
+	}
+	a.mu.cached.Touched(e, p)
+	a.mu.notify = true
+}
+
+// drain begins such a wait, for all that is known now, also if another goes on; drained ends it.
+func (a *Area) drain() {
+	a.tellUntold()
+	a.mu.replica.draining++
+}
+
+func (a *Area) drained() {
+	if a.mu.replica.draining--; a.mu.replica.draining == 0 {
+		a.tellUntold()
+	}
+}
+
+func (a *Area) tellUntold() {
+	for e, x := range a.mu.replica.extents {
+		if !x.untold.Empty() {
+			a.mu.cached.Touched(dsm.ExtentIndex(e), x.untold)
+			a.mu.notify = true
+			x.untold = dsm.PageSet{}
+		}
+	}
+}
+
+// compared looks which pages of [off, off+n) differ from the base copy, takes note of
+// them as stored to, and returns how many it looked at and how many differ. Those that
+// do not may have been stored to as well, and published with something else: the
+// kernel may have to be told.
+func (a *Area) compared(off, n int64) (looked, changed int) {
+	n = min(n, a.mu.ino.Size-off)
+	if !a.mu.replica.subscribed || n <= 0 {
+		return 0, 0
+	}
+	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+n; e++ {
+		a.touched(e, pagesOf(e, off, int(n)))
+	}
+	err := a.mu.mem.DataRanges(off, n, func(off, n int64) {
+		for p := dsm.PageIndex(off / dsm.PageSize); int64(p)*dsm.PageSize < off+n; p++ {
+			looked++
+			if string(a.mu.mem.Working(p)) != string(a.mu.mem.Base(p)) {
+				changed++
+				a.storedTo(int64(p)*dsm.PageSize, dsm.PageSize)
+			}
+		}
+	})
+	if err != nil {
+		a.node.cfg.Log.Warn("compare an attached area", "area", a.id, "err", err)
+		a.storedTo(off, n) // all of it may be
+	}
+	return looked, changed
+}
+
+// Wait returns when version v of the area, or a later one, is here, with all that
+// was published before it: other extents than the one whose version it is may still be on
+// their way then.
+func (a *Area) Wait(ctx context.Context, v dsm.Version) error {
+	if err := a.await(ctx, "wait", func() bool { return a.versionLocked() >= v }); err != nil {
+		return err
+	}
+	return a.Acquire(ctx)
+}
+
+// bytesOf returns the bytes of page p of the working copy up to the area's end:
+// attached programs can store past it in its last page, which means nothing.
+func (a *Area) bytesOf(p dsm.PageIndex) []byte {
+	w := a.mu.mem.Working(p)
+	return w[:min(int64(len(w)), a.mu.ino.Size-int64(p)*dsm.PageSize)]
+}
+
+// merge brings the incoming bytes of a page into the working copy: see pages.Kernel.
+func (a *Area) merge(k pages.Kernel, p dsm.PageIndex, base, incoming []byte) {
+	if a.shared() {
+		k.MergeShared(p, base, a.mu.mem.Working(p), incoming)
+		return
+	}
+	k.Merge(p, base, a.mu.mem.Working(p), incoming, nil)
+}

@@ -1,0 +1,146 @@
+package pages
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// SetShared says whether attached programs may store into the working copy. It is
+// set before the first of them is let in, which then waits for Writable, and unset when
+// the last one is gone and its stores are in memory. Every page that was given, and of which
+// no copy is kept, gets an invalidation.
+//
+// While it is set the bytes of every page that is given are kept: at most the size of the
+// area, and only of what programs read through the page cache.
+func (c *Cached) SetShared(on bool) {
+	if c.shared == on {
+		return
+	}
+	c.shared = on
+	for _, e := range slices.Sorted(maps.Keys(c.extents)) {
+		x := c.extents[e]
+		for i := range x.given.All() {
+			if on {
+				c.share(x, i)
+			} else {
+				c.unshare(x, i)
+			}
+		}
+	}
+}
+
+// share makes page i bare if what the page cache holds of it is not kept.
+func (c *Cached) share(x *cachedExtent, i int) {
+	_, kept := c.given[x.page(i)]
+	if !kept && !x.blind.Has(i) && !x.storing.Has(i) && !x.doubtful.Has(i) {
+		c.add(&x.bare, i, &c.unready)
+		c.want(x, i)
+	}
+}
+
+// unshare drops the copy of page i if it is the working copy's bytes.
+func (c *Cached) unshare(x *cachedExtent, i int) {
+	if x.bare.Has(i) {
+		c.clean(x, i)
+		return
+	}
+	c.compare(x, i)
+	if g, ok := c.given[x.page(i)]; ok && c.current(x.page(i), g) {
+		c.forget(x, i)
+	}
+}
+
+// Touched says that attached programs have stored into pages of extent e. Those
+// that the page cache holds differently get a notice.
+func (c *Cached) Touched(e dsm.ExtentIndex, pages dsm.PageSet) {
+	x := c.extents[e]
+	if x == nil || !c.shared {
+		return
+	}
+	for i := range pages.And(x.given).All() {
+		switch {
+		case x.bare.Has(i):
+			c.remove(&x.bare, i, &c.unready)
+			c.doubt(x, i) // a program that was let in too early
+		case x.storing.Has(i):
+			c.want(x, i)
+		default:
+			c.compare(x, i)
+		}
+	}
+}
+
+// compare makes a notice of page i pending if the working copy has other bytes
+// than the page cache, and takes it back if not. Without g it does nothing: the page
+// waits for its invalidation anyway.
+func (c *Cached) compare(x *cachedExtent, i int) {
+	g, ok := c.given[x.page(i)]
+	switch {
+	case !ok:
+	case c.current(x.page(i), g):
+		c.settle(x, i)
+	default:
+		c.want(x, i)
+	}
+}
+
+// readShared reads page i, from byte lo on, into dst, and keeps it if the page cache
+// will hold it. dst is shorter than the page only at the end of the area, or where
+// part of the page is asked for.
+func (c *Cached) readShared(x *cachedExtent, i, lo int, dst []byte, whole bool) {
+	var now [dsm.PageSize]byte
+	read := now[:]
+	if !x.storing.Has(i) && (whole || !x.given.Has(i)) {
+		read = c.keep(x, i).mem
+	}
+	c.snapshot(read, x.page(i))
+	copy(dst, read[lo:])
+}
+
+// overwrite takes a WRITE of a page of which nothing is known to be in the page cache, or
+// only what the working copy has.
+func (c *Cached) overwrite(x *cachedExtent, i, lo int, data []byte) {
+	p := x.page(i)
+	w := c.area.Working(p)
+	if !c.shared {
+		copy(w[lo:], data)
+		return
+	}
+	overwriteShared(w, lo, data)
+	if x.doubtful.Has(i) {
+		return
+	}
+	g := c.keep(x, i).mem
+	c.snapshot(g, p)
+	copy(g[lo:], data)
+	c.remove(&x.bare, i, &c.unready)
+	c.compare(x, i)
+}
+
+// snapshot sets dst to what a READ of page p gives: the working copy up to the
+// end of the area, and zeroes.
+func (c *Cached) snapshot(dst []byte, p dsm.PageIndex) {
+	n := c.within(p)
+	if n == 0 {
+		clear(dst)
+		return
+	}
+	Snapshot(dst, c.area.Working(p)[:n])
+}
+
+// current reports whether g, what the page cache was given of page p, is what a
+// READ would give now.
+func (c *Cached) current(p dsm.PageIndex, g frame) bool {
+	n := c.within(p)
+	if n == dsm.PageSize {
+		return string(g.mem) == string(c.area.Working(p))
+	}
+	return allZero(g.mem[n:]) && (n == 0 || string(g.mem[:n]) == string(c.area.Working(p)[:n]))
+}
+
+// within returns how many bytes of page p are before the end of the area.
+func (c *Cached) within(p dsm.PageIndex) int {
+	return int(min(max(c.area.size-int64(p)*dsm.PageSize, 0), dsm.PageSize))
+}
