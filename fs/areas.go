@@ -2,6 +2,7 @@ package fs
 
 import (
 	"context"
+	"os"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -47,10 +48,28 @@ type Area interface {
 	// NextNotice returns what the kernel must be told next; NoticeDone ends it.
 	NextNotice() (Notice, bool)
 	NoticeDone(n Notice)
+	// Attach readies the area, opened before, for a program that maps the working
+	// copy, and returns a descriptor of it. Detach ends it, before Close.
+	Attach(ctx context.Context, write bool) (*os.File, error)
+	Detach(write bool)
+	// Track takes up a mapping of a program that has attached for writing: source finds
+	// what is stored; nil: comparing does. stop takes note of the last stores and ends it.
+	Track(source Source, off, n int64) (stop func())
+	// TrackingStats says how stores of attached programs were found.
+	TrackingStats() []Stat
+	// Wait returns when the version, or a later one, is here.
+	Wait(ctx context.Context, v dsm.Version) error
 	Version() dsm.Version
 	ResidentBytes() int64
 	// ModTime returns when the bytes here last changed, zero if they did not.
 	ModTime() time.Time
+}
+
+// Source finds what a program stores into a mapping: see pages.Source.
+type Source interface {
+	Scan(stored, suspect func(off, n int64)) error
+	Disarm() error
+	Arm() error
 }
 
 // AreaReport is what the homes of an area know of it.

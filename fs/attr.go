@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"context"
 	"syscall"
 	"time"
 
@@ -148,7 +149,7 @@ func (b *bridge) setAttr(r *request, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, er
 }
 
 // resize is SetAttr, tried again if there may be more memory now.
-func (b *bridge) resize(r *request, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
+func (b *bridge) resize(r context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
 	i, err := b.cfg.Names.SetAttr(r, ino, ch)
 	if errs.Is(err, errs.NoSpace) && b.releases.settle(r) {
 		i, err = b.cfg.Names.SetAttr(r, ino, ch)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/uffd"
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
@@ -13,7 +14,8 @@ const DefaultFaultTimeout = 30 * time.Second
 
 // Config is what a mount needs.
 type Config struct {
-	// Mountpoint is an existing directory; Mount makes it absolute.
+	// Mountpoint is an existing directory; Mount makes it absolute. "": nothing is
+	// mounted, and only programs that attach use the filesystem.
 	Mountpoint string
 	Names      Names
 	Areas      Areas
@@ -22,6 +24,12 @@ type Config struct {
 	// HarvestArgv is the command of the harvester's child: a process that calls
 	// HarvestMain with its standard input and output.
 	HarvestArgv []string
+	// AttachSocket is where programs ask for the memory itself; "": nowhere.
+	AttachSocket string
+	// Tracking is how stores of those programs are found.
+	Tracking uffd.Mode
+	// TrackingReason says why not by a better way; "" if there is none.
+	TrackingReason string
 	// FaultTimeout ends every request of the kernel; 0 means DefaultFaultTimeout.
 	FaultTimeout time.Duration
 	// UnmountTimeout is how long Unmount waits for a mount that is in use; 0

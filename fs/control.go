@@ -21,9 +21,11 @@ import (
 //	      members             nested keyed, by node id
 //	      stats               flat keyed
 //	      log_level           debug, info, warn or error
+//	      attach              path of the socket of the memory plane
 //	      areas/PATH/mode merge dtype apply interval       as user.dsm.*
 //	                 version home subscribers              read-only
 //	                 publish acquire                       write 1
+//	                 stats                                 of this node, flat keyed
 //	      ino/NUMBER          the inode itself, for the harvester's child only
 //
 // areas mirrors the tree; a file is a directory there. A control file may be

@@ -34,6 +34,12 @@ var topFiles = []controlFile{
 		}
 		return err
 	}},
+	{name: "attach", perm: 0o444, read: func(_ context.Context, b *bridge, _ dsm.Ino) (string, error) {
+		if b.cfg.AttachSocket == "" {
+			return "", errs.E(errs.Unsupported, "attach", "this node lets no program attach")
+		}
+		return b.cfg.AttachSocket + "\n", nil
+	}},
 }
 
 // areaFiles are the control files of an area; the order is part of their inode numbers.
@@ -45,6 +51,12 @@ var areaFiles = []controlFile{
 	}},
 	{name: "acquire", perm: 0o222, write: func(ctx context.Context, b *bridge, ino dsm.Ino, value string) error {
 		return trigger(b, ino, value, func(a *openArea) error { return a.current().Acquire(ctx) })
+	}},
+	{name: "stats", perm: 0o444, read: func(_ context.Context, b *bridge, ino dsm.Ino) (string, error) {
+		if a := b.opens.find(dsm.AreaID(ino)); a != nil && a.current() != nil {
+			return b.areaStats(a), nil
+		}
+		return "", nil // nobody here has had it open lately
 	}},
 }
 

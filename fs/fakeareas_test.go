@@ -3,6 +3,7 @@ package fs
 import (
 	"bytes"
 	"context"
+	"os"
 	"sync"
 	"time"
 
@@ -258,3 +259,13 @@ func (a *fakeArea) ModTime() time.Time {
 	defer a.mu.Unlock()
 	return a.modTime
 }
+
+// The memory plane is tested with the real data plane.
+
+func (a *fakeArea) Attach(context.Context, bool) (*os.File, error) {
+	return nil, errs.E(errs.Unsupported, "attach", "")
+}
+func (a *fakeArea) Detach(bool)                             {}
+func (a *fakeArea) Track(Source, int64, int64) func()       { return func() {} }
+func (a *fakeArea) TrackingStats() []Stat                   { return nil }
+func (a *fakeArea) Wait(context.Context, dsm.Version) error { return nil }

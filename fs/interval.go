@@ -111,9 +111,10 @@ func (n intervals) stored(a *openArea, w wish) {
 	}
 }
 
-// unpublished reports whether the area's interval has something to do.
+// unpublished reports whether the area's interval has something to do. Of programs
+// that have attached nobody knows before looking.
 func (a *openArea) unpublished() bool {
-	return a.interval() > 0 && a.live.Load() > 0 && a.stored.Load() != a.published.Load()
+	return a.interval() > 0 && (a.live.Load() > 0 && a.stored.Load() != a.published.Load() || a.attached.Load() > 0)
 }
 
 // armLocked sets the timer for the area's wish.
@@ -149,7 +150,7 @@ func (n intervals) fire(a *openArea) {
 	w := p.wish.Load()
 	switch {
 	case p.mu.busy || w == notAtAll:
-	case !a.unpublished() || a.published.Load() >= p.mu.covers:
+	case !a.unpublished() || a.published.Load() >= p.mu.covers && a.attached.Load() == 0:
 		// What the timer was set for is published. If there is more, a program is at it
 		// that publishes by itself, and gets as much time for that as before.
 		p.mu.start = p.mu.set // as if it had been a round

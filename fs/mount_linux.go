@@ -21,7 +21,8 @@ import (
 // FS is a mounted filesystem.
 type FS struct {
 	b      *bridge
-	device string // major:minor of the mount
+	attach *attachServer // nil if there is none
+	device string        // major:minor of the mount
 	served chan struct{}
 	end    sync.Once
 }
@@ -30,6 +31,9 @@ type FS struct {
 func Mount(cfg Config) (*FS, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
+	}
+	if cfg.Mountpoint == "" {
+		return serveAttachOnly(cfg)
 	}
 	if err := CheckMountpoint(cfg.Mountpoint); err != nil {
 		return nil, err
@@ -60,6 +64,11 @@ func Mount(cfg Config) (*FS, error) {
 		close(f.served)
 	}()
 	tuneWriteback(f.device, b.log)
+	if cfg.AttachSocket != "" {
+		if f.attach, err = startAttach(b, cfg.AttachSocket); err != nil {
+			return nil, errors.Join(err, f.Unmount(true))
+		}
+	}
 	return f, nil
 }
 
@@ -204,6 +213,9 @@ func (f *FS) Unmount(force bool) error {
 	if err := f.detach(force); err != nil {
 		return err
 	}
+	if f.attach != nil {
+		f.attach.close()
+	}
 	f.b.releases.close() // publishes what programs have just closed
 	f.end.Do(func() { close(f.b.closing) })
 	f.b.harvest.stop()
@@ -215,6 +227,9 @@ func (f *FS) Unmount(force bool) error {
 // kernel has nothing to ask any more.
 func (f *FS) detach(force bool) error {
 	path := f.b.cfg.Mountpoint
+	if path == "" {
+		return nil
+	}
 	deadline := time.Now().Add(f.b.cfg.UnmountTimeout)
 	for {
 		err := f.unmountOwn(false)

@@ -140,7 +140,7 @@ func (n *notifier) refresh(a *openArea) {
 		a.kernelGen.Store(uint64(inode.Gen))
 		a.current().KernelTold(0, inode.Gen)
 	}
-	if inode.Size == a.kernelSize.Load() {
+	if inode.Size == a.kernelSize.Load() || n.b.cfg.Mountpoint == "" {
 		return
 	}
 	if err := n.b.harvest.stat(a); err != nil {

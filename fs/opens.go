@@ -2,6 +2,7 @@ package fs
 
 import (
 	"context"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -42,6 +43,8 @@ type openArea struct {
 	publishing atomic.Int32
 	// live is the number of writable handles whose RELEASE has not come.
 	live atomic.Int32
+	// attached is the number of programs that have attached for writing.
+	attached atomic.Int32
 	// kernelSize is the size that the kernel surely knows of, at least: see tellSize.
 	kernelSize atomic.Int64
 	// kernelGen is the generation up to which the kernel has dropped what shrinks made void.
@@ -54,8 +57,8 @@ type openArea struct {
 	mu struct {
 		lockrank.Mutex
 		area     Area // nil before the first open
-		handles  int
-		writers  int
+		handles  int  // of the mount, and attachments
+		kernel   int  // of the mount
 		closedAt time.Time
 		// size, gen and every are as of rev, the newest the kernel was told.
 		size     int64
@@ -143,58 +146,95 @@ func (o *opens) all(want func(*openArea) bool) []*openArea {
 	return out
 }
 
-// open opens an area for one more handle. held is the inode if the catalog
-// holds it for this handle already, as Create did. first reports that no handle
-// was open before: pages that the kernel has kept from earlier are then stale.
+// open opens an area for one more handle of the mount. held is the inode if the
+// catalog holds it for this handle already, as Create did. first reports that the
+// mount had no handle before: pages that the kernel has kept from earlier are then stale.
 func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Inode) (_ *openArea, first bool, err error) {
-	a, err := o.get(ctx, dsm.AreaID(ino))
+	a, err := o.enter(ctx, ino, write, held)
 	if err != nil {
 		return nil, false, err
 	}
 	defer func() { <-a.gate }()
-	first = a.handles() == 0
-	switch {
-	case held != nil:
+	a.mu.Lock()
+	first = a.mu.kernel == 0
+	a.mu.kernel++
+	a.mu.Unlock()
+	if write && a.live.Add(1) == 1 {
+		// The data plane stores into pages of an area without writers, which would
+		// overwrite what this handle stores: the one that may be under way must be over.
+		if err := a.notices.delivered(ctx); err != nil {
+			a.live.Add(-1)
+			o.closeLocked(a, true, true)
+			return nil, false, err
+		}
+		o.b.intervals.opened(a)
+	}
+	return a, first, nil
+}
+
+// attach opens an area for a program that maps its working copy; detach ends it.
+func (o *opens) attach(ctx context.Context, ino dsm.Ino, write bool) (*openArea, error) {
+	a, err := o.enter(ctx, ino, write, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { <-a.gate }()
+	if write && a.attached.Add(1) == 1 {
+		o.b.intervals.opened(a)
+	}
+	return a, nil
+}
+
+func (o *opens) detach(a *openArea, write bool) {
+	if write {
+		a.attached.Add(-1)
+		ctx, cancel := context.WithTimeout(context.Background(), o.b.cfg.FaultTimeout)
+		o.b.keepModTime(ctx, a)
+		cancel()
+	}
+	a.gate <- struct{}{}
+	defer func() { <-a.gate }()
+	o.closeLocked(a, write, false)
+}
+
+// enter counts one more handle of an area, and returns with its gate taken unless it fails.
+func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Inode) (_ *openArea, err error) {
+	a, err := o.get(ctx, dsm.AreaID(ino))
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			<-a.gate
+		}
+	}()
+	first := a.handles() == 0
+	if held == nil && first {
+		inode, err := o.b.cfg.Names.Hold(ctx, ino)
+		if err != nil {
+			return nil, err
+		}
+		held = &inode
+	}
+	if held != nil {
 		a.note(*held)
 		a.kernelSize.Store(held.Size)
 		a.kernelGen.Store(uint64(held.Gen))
 		a.settle(held.Ctime)
-	case first:
-		inode, err := o.b.cfg.Names.Hold(ctx, ino)
-		if err != nil {
-			return nil, false, err
-		}
-		a.note(inode)
-		a.kernelSize.Store(inode.Size)
-		a.kernelGen.Store(uint64(inode.Gen))
-		a.settle(inode.Ctime)
 	}
 	area, err := o.b.cfg.Areas.Open(ctx, a.id, write)
 	if err != nil {
 		if first {
 			o.unhold(a)
 		}
-		return nil, false, err
+		return nil, err
 	}
 	a.mu.Lock()
 	a.mu.area = area
 	a.mu.handles++
-	if write {
-		a.mu.writers++
-	}
 	a.mu.Unlock()
 	o.b.notify.kick(a)
-	if write && a.live.Add(1) == 1 {
-		// The data plane stores into pages of an area without writers, which would
-		// overwrite what this handle stores: the one that may be under way must be over.
-		if err := a.notices.delivered(ctx); err != nil {
-			a.live.Add(-1)
-			o.closeLocked(a, true)
-			return nil, false, err
-		}
-		o.b.intervals.opened(a)
-	}
-	return a, first, nil
+	return a, nil
 }
 
 // release ends a handle: its stores are published, then the data plane and, at the
@@ -213,16 +253,17 @@ func (o *opens) release(a *openArea, write bool) {
 	}
 	a.gate <- struct{}{}
 	defer func() { <-a.gate }()
-	o.closeLocked(a, write)
+	o.closeLocked(a, write, true)
 }
 
-// closeLocked ends a handle in the data plane. The caller has the gate.
-func (o *opens) closeLocked(a *openArea, write bool) {
+// closeLocked ends a handle in the data plane; kernel says that it was one of the
+// mount. The caller has the gate.
+func (o *opens) closeLocked(a *openArea, write, kernel bool) {
 	a.mu.Lock()
 	area := a.mu.area
 	a.mu.handles--
-	if write {
-		a.mu.writers--
+	if kernel {
+		a.mu.kernel--
 	}
 	last := a.mu.handles == 0
 	if last {
@@ -317,6 +358,21 @@ func (a *openArea) noted() (size int64, gen dsm.Generation) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.mu.size, a.mu.gen
+}
+
+// stats returns the figures of an area that is or was open, flat keyed.
+func (b *bridge) areaStats(a *openArea) string {
+	a.mu.Lock()
+	area, handles := a.mu.area, a.mu.handles
+	a.mu.Unlock()
+	return flatKeyed(append([]Stat{
+		stat("version", uint64(area.Version())),
+		stat("resident_bytes", area.ResidentBytes()),
+		stat("handles", handles),
+		stat("writable_handles", a.live.Load()),
+		stat("attached_writers", a.attached.Load()),
+		stat("tracking", strings.TrimSpace(b.cfg.Tracking.String()+" "+b.cfg.TrackingReason)),
+	}, area.TrackingStats()...))
 }
 
 // interval returns how often the area's stores are to be published.

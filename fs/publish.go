@@ -9,7 +9,7 @@ import (
 // publish publishes what was stored to the area before, if anything was.
 func (b *bridge) publish(ctx context.Context, a *openArea) error {
 	stored := a.stored.Load()
-	if stored == a.published.Load() {
+	if stored == a.published.Load() && a.attached.Load() == 0 {
 		return nil
 	}
 	a.publishing.Add(1)

@@ -89,6 +89,9 @@ func (d *dev) prepare(count int) error {
 	if d.temp, err = os.MkdirTemp("", "dsmfs-dev-"); err != nil {
 		return err
 	}
+	if err := os.Chmod(d.temp, 0o711); err != nil { // the attach sockets in it are for every user
+		return errors.Join(err, d.clean())
+	}
 	for i := range count {
 		n := &devNode{name: fmt.Sprintf("node%d", i+1)}
 		n.mount, n.state = filepath.Join(d.dir, n.name), filepath.Join(d.temp, n.name)

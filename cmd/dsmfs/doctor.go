@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
 // finding is what doctor says about one thing.
@@ -27,8 +29,7 @@ func examine() []finding {
 		privilegeFinding(),
 		memfdFinding(),
 		writebackFinding(),
-		sinceFinding(kernel, "userfaultfd WP_ASYNC", 6, 7,
-			"this version does not use it yet", "plain mmap does not need it"),
+		trackingFinding(),
 		sinceFinding(kernel, "FUSE passthrough", 6, 9,
 			"this version does not use it yet", "plain mmap does not need it"),
 	}
@@ -159,6 +160,24 @@ func writebackFinding() finding {
 	if os.Geteuid() != 0 || unix.Access("/sys/class/bdi", unix.W_OK) != nil {
 		f.ok = false
 		f.text = "cannot be set: it takes root and a writable /sys; programs that store much into mappings are slower, and as correct"
+	}
+	return f
+}
+
+// trackingFinding is about how stores of attached programs are found, best first.
+func trackingFinding() finding {
+	features := uffd.Probe()
+	mode, err := uffd.Choose(features, "")
+	f := finding{what: "stores of attached", ok: err == nil && mode == uffd.Async}
+	switch {
+	case err != nil:
+		f.text = err.Error()
+	case f.ok:
+		f.text = "tracked by the kernel (userfaultfd WP_ASYNC and PAGEMAP_SCAN)"
+	case mode == uffd.Sync:
+		f.text = "tracked by write faults, which stop the program for some microseconds each: " + features.Async.Reason
+	default:
+		f.text = "found by comparing memory, which costs time even when nothing is stored: " + features.Async.Reason + "; " + features.Sync.Reason
 	}
 	return f
 }

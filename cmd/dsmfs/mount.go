@@ -49,14 +49,11 @@ func runMount(p *program, c mountConfig, parent *reporter) error {
 	stop := make(chan os.Signal, 2)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
-	point, err := checkPoint(c.point, c.force)
+	point, err := c.place()
 	if err != nil {
 		return err
 	}
 	c.point = point
-	if err := checkMachine(); err != nil {
-		return err
-	}
 	st, err := openState(c.state, point)
 	if err != nil {
 		return err
@@ -78,7 +75,7 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, stop cha
 	if err != nil {
 		return err
 	}
-	if c.force {
+	if c.force && !c.noMount {
 		if err := replaceDead(c.point, log); err != nil {
 			return err
 		}
@@ -148,6 +145,20 @@ func startInTime(cfg nodeConfig, stop chan os.Signal) (*node, error) {
 		}
 	}()
 	return startNode(ctx, cfg)
+}
+
+// place returns the absolute path that the node is known by, if this machine can have a mount
+// there, or if it is to have none.
+func (c *mountConfig) place() (string, error) {
+	if c.noMount {
+		point, err := filepath.Abs(c.point)
+		return point, withCode(exitPoint, err)
+	}
+	point, err := checkPoint(c.point, c.force)
+	if err != nil {
+		return "", err
+	}
+	return point, checkMachine()
 }
 
 // checkPoint returns the absolute mount point if it can be mounted on, or with

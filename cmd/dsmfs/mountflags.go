@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
 // mountConfig is what mount is told. background and its kin are about the
@@ -23,9 +25,11 @@ type mountConfig struct {
 	memory     byteSize
 	state      string
 	timeout    time.Duration
+	tracking   string
 	logLevel   string
 	logFile    string
 	allowOther bool
+	noMount    bool
 	force      bool
 	foreground bool
 	detached   bool // this is the child of background
@@ -51,9 +55,11 @@ func registerMountFlags(f *pflag.FlagSet, c *mountConfig) {
 	f.Var(&c.memory, "memory", "bytes of files that this node can hold; a file takes up to twice its size")
 	f.StringVar(&c.state, "state", "", "`DIR` for the lock, process id and log of this mount; default: "+stateBase()+"/NAME-OF-MNT")
 	f.DurationVar(&c.timeout, "fault-timeout", 30*time.Second, "end accesses that wait for other nodes after this")
+	f.StringVar(&c.tracking, "tracking", "auto", "how stores of attached programs are found: auto, async, sync or compare; see dsmfs doctor")
 	f.StringVar(&c.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&c.logFile, "log-file", "", "`FILE` to append the log to; default: DIR/log of --state, with -f standard error")
 	f.BoolVar(&c.allowOther, "allow-other", os.Geteuid() == 0, "let other users in, as far as owner and mode of the files allow")
+	f.BoolVar(&c.noMount, "no-mount", false, "mount nothing: programs attach at DIR/attach of --state; MNT, which need not exist, only names the node")
 	f.BoolVar(&c.force, "force", false, "replace a dead mount at MNT")
 	f.BoolVarP(&c.foreground, "foreground", "f", false, "do not go into the background")
 	f.BoolVar(&c.detached, detachedFlag, false, "")
@@ -155,6 +161,9 @@ func (c *mountConfig) check() error {
 		return fail(exitUsage, "--allow-other=%v: a mount made by root is for every user whom owner and mode of a file let in, any other for its user alone; "+
 			"this cannot be changed yet", c.allowOther)
 	}
+	if _, _, err := c.trackingMode(); err != nil {
+		return fail(exitUsage, "--tracking: %w", err)
+	}
 	if _, err := parseLevel(c.logLevel); err != nil {
 		return err
 	}
@@ -217,4 +226,27 @@ func mountHelperVerb(p *program, args []string) error {
 		return err
 	}
 	return mountVerb(p, rest)
+}
+
+// trackingMode returns how stores of attached programs are found on this machine, and
+// why not by a better way.
+func (c *mountConfig) trackingMode() (mode uffd.Mode, reason string, err error) {
+	forced := c.tracking
+	if forced == "auto" {
+		forced = ""
+	}
+	features := uffd.Probe()
+	if mode, err = uffd.Choose(features, forced); err != nil {
+		return 0, "", err
+	}
+	best, err := uffd.Choose(features, "")
+	switch {
+	case err == nil && best != mode:
+		reason = "--tracking says so"
+	case mode == uffd.Sync:
+		reason = features.Async.Reason
+	case mode == uffd.Compare:
+		reason = features.Async.Reason + "; " + features.Sync.Reason
+	}
+	return mode, reason, nil
 }

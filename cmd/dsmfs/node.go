@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -145,10 +146,18 @@ func (n *node) enter(ctx context.Context) error {
 
 // mount makes it all visible.
 func (n *node) mount(context.Context) error {
-	var err error
+	tracking, reason, err := n.cfg.trackingMode()
+	if err != nil {
+		return err
+	}
+	point := n.cfg.point
+	if n.cfg.noMount {
+		point = ""
+	}
 	n.fs, err = fs.Mount(fs.Config{
-		Mountpoint: n.cfg.point, Names: n.cat, Areas: areas{n}, Info: info{n}, Log: n.log.With("part", "fs"),
+		Mountpoint: point, Names: n.cat, Areas: areas{n}, Info: info{n}, Log: n.log.With("part", "fs"),
 		HarvestArgv: []string{selfPath, harvestVerbName}, FaultTimeout: n.cfg.timeout,
+		AttachSocket: filepath.Join(n.cfg.state, "attach"), Tracking: tracking, TrackingReason: reason,
 	})
 	switch {
 	case errs.Is(err, errs.Busy):

@@ -123,6 +123,26 @@ func (a *area) NextNotice() (fs.Notice, bool) {
 // NoticeDone implements fs.Area.
 func (a *area) NoticeDone(fs.Notice) { a.Area.NoticeDone(a.taken) }
 
+// Track implements fs.Area.
+func (a *area) Track(source fs.Source, off, n int64) (stop func()) {
+	if source == nil {
+		return a.Area.Track(nil, off, n)
+	}
+	return a.Area.Track(source, off, n)
+}
+
+// TrackingStats implements fs.Area.
+func (a *area) TrackingStats() []fs.Stat {
+	t := a.Area.TrackingStats()
+	return []fs.Stat{
+		{Name: "mappings", Value: strconv.Itoa(t.Mappings)},
+		{Name: "mappings_compared", Value: strconv.Itoa(t.Comparing)},
+		{Name: "scans", Value: strconv.FormatUint(t.Scans, 10)},
+		{Name: "pages_found", Value: strconv.FormatUint(t.Found, 10)},
+		{Name: "pages_compared", Value: strconv.FormatUint(t.Compared, 10)},
+	}
+}
+
 // info is what /.dsm shows of the rest.
 type info struct{ n *node }
 
@@ -145,6 +165,15 @@ func (i info) Members() []fs.Member {
 	return members
 }
 
+// tracking says how stores of attached programs are found.
+func (n *node) tracking() string {
+	mode, _, err := n.cfg.trackingMode()
+	if err != nil {
+		return err.Error() // it was chosen at the start, so this does not happen
+	}
+	return mode.String()
+}
+
 // Config implements fs.Info.
 func (i info) Config() []fs.Stat {
 	c := i.n.cfg
@@ -159,6 +188,7 @@ func (i info) Config() []fs.Stat {
 		{Name: "listen", Value: c.listen},
 		{Name: "memory", Value: strconv.FormatInt(int64(c.memory), 10)},
 		{Name: "fault_timeout", Value: c.timeout.String()},
+		{Name: "tracking", Value: i.n.tracking()},
 		{Name: "insecure", Value: strconv.FormatBool(c.insecure)},
 	}
 }

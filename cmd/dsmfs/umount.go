@@ -34,6 +34,9 @@ func umountVerb(p *program, args []string) error {
 		return err
 	}
 	m, err := findMount(f.Arg(0))
+	if pid := bareNode(f.Arg(0)); err != nil && pid != 0 {
+		return endBareNode(f.Arg(0), pid, *wait)
+	}
 	if err != nil {
 		return err
 	}
@@ -62,6 +65,32 @@ func umountVerb(p *program, args []string) error {
 	}
 	if text, err := os.ReadFile(filepath.Join(dir, failedFile)); err == nil {
 		return fail(exitLeave, "%s is unmounted, but the node did not leave its cluster cleanly: %s", m.point, strings.TrimSpace(string(text)))
+	}
+	return nil
+}
+
+// bareNode returns the process of a node that runs under the path with --no-mount, 0 if there is none.
+func bareNode(path string) int {
+	point, err := filepath.Abs(path)
+	if err != nil {
+		return 0
+	}
+	pid, _ := daemonOf(point)
+	return pid
+}
+
+// endBareNode tells a node without a mount to leave its cluster, and waits until it has.
+func endBareNode(path string, pid int, limit time.Duration) error {
+	w, err := watchProcess(pid)
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	if err := unix.Kill(pid, unix.SIGTERM); err != nil {
+		return fmt.Errorf("end the daemon (pid %d): %w", pid, err)
+	}
+	if !w.wait(limit) {
+		return fail(exitLeave, "the node %s (pid %d) has not left the cluster after %v", path, pid, limit)
 	}
 	return nil
 }

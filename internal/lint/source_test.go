@@ -16,9 +16,14 @@ import (
 // maxLines bounds a file of code: split it before.
 const maxLines = 600
 
+// long are the files that may be longer, with the reason.
+var long = map[string]string{
+	"include/dsmfs.h": "programs copy one file and include it",
+}
+
 func TestFilesAreShort(t *testing.T) {
 	for _, f := range filesOf(t, ".go", ".py", ".c", ".h", ".sh") {
-		if n := strings.Count(f.text, "\n"); n >= maxLines {
+		if n := strings.Count(f.text, "\n"); n >= maxLines && long[f.path] == "" {
 			t.Errorf("%s has %d lines: split it before %d", f.path, n, maxLines)
 		}
 	}

@@ -1,0 +1,277 @@
+package fs
+
+import (
+	"context"
+	"net"
+	"os"
+	"sync"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"golang.org/x/sys/unix"
+)
+
+// attachServer hands the working copies of areas to programs of this node, which
+// map them: the memory plane. It needs no mount.
+type attachServer struct {
+	b  *bridge
+	ln *net.UnixListener
+	wg sync.WaitGroup
+
+	mu struct {
+		lockrank.Mutex
+		conns  map[*attachConn]struct{}
+		closed bool
+	}
+}
+
+// attachConn is one connection of a program.
+//
+// mu guards the attachments; requests of one connection run at the same time.
+type attachConn struct {
+	b     *bridge
+	conn  *net.UnixConn
+	cred  credentials
+	pidfd *os.File
+	ctx   context.Context // ends with the connection
+	end   context.CancelFunc
+	slots chan struct{} // one for each request that may run
+
+	mu struct {
+		lockrank.Mutex
+		last        uint64
+		attachments map[uint64]*attachment
+	}
+}
+
+// attachRequests is how many requests of a connection run at the same time.
+const attachRequests = 64
+
+func startAttach(b *bridge, path string) (*attachServer, error) {
+	ln, err := listenAttach(path)
+	if err != nil {
+		return nil, &errs.Error{Op: "listen for programs that attach", Path: path, Err: err}
+	}
+	s := &attachServer{b: b, ln: ln}
+	s.mu.Init("fs.attachServer")
+	s.mu.conns = make(map[*attachConn]struct{})
+	s.wg.Go(s.accept)
+	return s, nil
+}
+
+func (s *attachServer) accept() {
+	for {
+		c, err := s.ln.AcceptUnix()
+		if err != nil {
+			return // closed
+		}
+		cred, pidfd, err := peer(c)
+		if err != nil { // it has gone again, most likely
+			s.b.log.Info("attach: connection refused", "err", err)
+			_ = c.Close()
+			continue
+		}
+		a := &attachConn{b: s.b, conn: c, cred: cred, pidfd: pidfd, slots: make(chan struct{}, attachRequests)}
+		a.ctx, a.end = context.WithCancel(context.Background())
+		a.mu.Init("fs.attachConn")
+		a.mu.attachments = make(map[uint64]*attachment)
+		s.mu.Lock()
+		refuse := s.mu.closed
+		if !refuse {
+			s.mu.conns[a] = struct{}{}
+			s.wg.Go(func() { s.serve(a) })
+		}
+		s.mu.Unlock()
+		if refuse {
+			a.close()
+			_ = pidfd.Close()
+		}
+	}
+}
+
+// serve reads requests until the connection or the process ends, and then ends
+// all its attachments: a child may have inherited the connection, but not the mappings.
+func (s *attachServer) serve(a *attachConn) {
+	var running sync.WaitGroup
+	running.Go(func() {
+		awaitExit(a.pidfd)
+		a.close()
+	})
+	buf := make([]byte, attachHead+maxAttachPayload+1)
+	for {
+		packet, files, err := receive(a.conn, buf)
+		if err != nil {
+			break
+		}
+		h, payload, err := decodeAttach(packet)
+		if err != nil {
+			closeAll(files)
+			s.b.log.Warn("attach: bad packet", "pid", a.cred.pid, "err", err)
+			break
+		}
+		q := &attachRequest{attachHeader: h, payload: string(payload)}
+		if len(files) > 0 {
+			q.file = files[0]
+		}
+		a.slots <- struct{}{}
+		running.Go(func() {
+			defer func() { <-a.slots }()
+			a.answer(q)
+		})
+	}
+	a.close()
+	_ = a.pidfd.Close() // ends awaitExit
+	running.Wait()
+	a.detachAll()
+	s.mu.Lock()
+	delete(s.mu.conns, a)
+	s.mu.Unlock()
+}
+
+// close ends the connection, from any goroutine.
+func (a *attachConn) close() {
+	a.end()
+	_ = a.conn.Close() // its error is that it was closed
+}
+
+// close ends all attachments and returns when their stores are taken note of.
+func (s *attachServer) close() {
+	_ = s.ln.Close() // removes the socket; nobody could do anything about an error
+	s.mu.Lock()
+	s.mu.closed = true
+	for a := range s.mu.conns {
+		a.close()
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+}
+
+// attachRequest is one request.
+type attachRequest struct {
+	attachHeader
+	payload string
+	file    *os.File // that came with it; whoever takes it sets nil
+}
+
+// attachReply is the answer to one.
+type attachReply struct {
+	attachment uint64
+	arg        [4]uint64
+	payload    string
+	file       *os.File // sent along, then closed
+}
+
+// answer serves one request.
+func (a *attachConn) answer(q *attachRequest) {
+	r, err := a.serve(q)
+	if q.file != nil {
+		_ = q.file.Close() // nothing was written to it
+	}
+	h := attachHeader{op: q.op, tag: q.tag, attachment: q.attachment}
+	if err != nil {
+		h.errno = attachErrno(err)
+		r.payload = err.Error()
+		a.b.log.Info("attach", "pid", a.cred.pid, "op", q.op, "err", err)
+	}
+	if r.attachment != 0 {
+		h.attachment = r.attachment
+	}
+	h.arg = r.arg
+	packet := h.encode([]byte(r.payload[:min(len(r.payload), maxAttachPayload)]))
+	err = transmit(a.conn, packet, r.file) // a packet is sent as a whole, whoever else sends
+	if r.file != nil {
+		_ = r.file.Close() // the program has its own now
+	}
+	if err != nil {
+		a.close()
+	}
+}
+
+// attachErrno is errno, but where the memory plane tells programs more than a mount can.
+func attachErrno(err error) unix.Errno {
+	switch errs.KindOf(err) {
+	case errs.Timeout, errs.Unavailable:
+		return unix.ETIMEDOUT
+	case errs.Unsupported:
+		return unix.ENODEV
+	case errs.Closed:
+		return unix.ENOTCONN
+	}
+	return errno(err)
+}
+
+func (a *attachConn) serve(q *attachRequest) (attachReply, error) {
+	ctx, cancel := context.WithTimeout(a.ctx, a.b.cfg.FaultTimeout)
+	defer cancel()
+	switch q.op {
+	case opAttach:
+		return a.attach(ctx, q)
+	case opCreate:
+		return a.create(ctx, q)
+	}
+	x, err := a.find(q.attachment)
+	if err != nil {
+		return attachReply{}, err
+	}
+	switch q.op {
+	case opTrack:
+		return x.track(q)
+	case opUntrack:
+		return attachReply{}, x.untrack(q.arg[0], q.arg[1])
+	case opPublish:
+		err = x.publish(ctx)
+	case opAcquire:
+		err = x.area.current().Acquire(ctx)
+	case opSync:
+		err = x.sync(ctx)
+	case opWait:
+		err = x.wait(a.ctx, q.arg[0], q.arg[1])
+	case opStats:
+		return attachReply{payload: a.b.areaStats(x.area)}, nil
+	case opDetach:
+		return attachReply{}, a.detach(x)
+	case opResize:
+		return x.resize(ctx, int64(q.arg[0]))
+	default:
+		return attachReply{}, errs.E(errs.Invalid, "attach", "unknown request %d", q.op)
+	}
+	return attachReply{arg: [4]uint64{uint64(x.area.current().Version())}}, err
+}
+
+// find returns an attachment by its number.
+func (a *attachConn) find(id uint64) (*attachment, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if x := a.mu.attachments[id]; x != nil {
+		return x, nil
+	}
+	return nil, &errs.Error{Op: "attach", Err: unix.ENOTCONN}
+}
+
+// detach ends one attachment.
+func (a *attachConn) detach(x *attachment) error {
+	a.mu.Lock()
+	_, ok := a.mu.attachments[x.id]
+	delete(a.mu.attachments, x.id)
+	a.mu.Unlock()
+	if !ok { // by a request at the same time
+		return &errs.Error{Op: "attach", Err: unix.ENOTCONN}
+	}
+	x.end()
+	return nil
+}
+
+func (a *attachConn) detachAll() {
+	for {
+		a.mu.Lock()
+		var x *attachment
+		for _, x = range a.mu.attachments {
+			break
+		}
+		a.mu.Unlock()
+		if x == nil {
+			return
+		}
+		_ = a.detach(x) // it is there
+	}
+}

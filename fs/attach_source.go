@@ -1,0 +1,87 @@
+package fs
+
+import (
+	"os"
+	"syscall"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/uffd"
+)
+
+// uffdSource is the Source of a mapping of which a userfaultfd tells.
+type uffdSource struct {
+	*uffd.Range
+	stores uffd.Stores
+}
+
+// Scan implements Source. It is called by one goroutine at a time.
+func (s *uffdSource) Scan(stored, suspect func(off, n int64)) error {
+	s.stores.Reset()
+	if err := s.Range.Scan(&s.stores); err != nil {
+		return err
+	}
+	for _, r := range s.stores.Written {
+		stored(r.Off, r.Len)
+	}
+	for _, r := range s.stores.Suspect {
+		suspect(r.Off, r.Len)
+	}
+	return nil
+}
+
+// Values of ATTACH's reply: whether TRACK wants a userfaultfd.
+const (
+	wantsUffd = 1
+	wantsNone = 2
+)
+
+func (b *bridge) wantsUffd() uint64 {
+	if b.cfg.Tracking == uffd.Compare {
+		return wantsNone
+	}
+	return wantsUffd
+}
+
+// source begins to track a mapping, and takes the userfaultfd over. Where this
+// daemon may not look into the program, which the program cannot help, comparing has to
+// do: then there is no source.
+func (x *attachment) source(file *os.File, addr, n uint64, off int64) (*uffdSource, uffd.Mode, error) {
+	mode := x.conn.b.cfg.Tracking
+	switch {
+	case mode == uffd.Compare:
+		if file != nil {
+			_ = file.Close() // nothing was written to it
+		}
+		return nil, mode, nil
+	case file == nil:
+		return nil, 0, errs.E(errs.Invalid, "track", "no userfaultfd came with the request")
+	}
+	// The Range polls the descriptor itself, so it gets one that no os.File has.
+	fd, err := syscall.Dup(int(file.Fd()))
+	_ = file.Close() // nothing was written to it
+	if err != nil {
+		return nil, 0, os.NewSyscallError("dup", err)
+	}
+	syscall.CloseOnExec(fd)
+	var pidfd int
+	raw, err := x.conn.pidfd.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { pidfd, err = syscall.Dup(int(fd)) })
+	}
+	if err != nil {
+		_ = syscall.Close(fd)
+		return nil, 0, err
+	}
+	defer func() { _ = syscall.Close(pidfd) }() // Track has its own
+	r, err := uffd.Track(uffd.Config{
+		UFFD: fd, PidFD: pidfd, Addr: addr, Length: n, Off: off, Dev: x.dev, Ino: x.ino, Mode: mode,
+	})
+	switch {
+	case errs.Is(err, errs.Access), errs.Is(err, errs.Unsupported):
+		x.conn.b.log.Warn("stores of a program are found by comparing", "path", x.path, "pid", x.conn.cred.pid, "err", err)
+		return nil, uffd.Compare, nil
+	case err != nil:
+		return nil, 0, err
+	}
+	return &uffdSource{Range: r}, mode, nil
+}

@@ -1,0 +1,227 @@
+package fs
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"golang.org/x/sys/unix"
+)
+
+// attachment is one area that a program has attached: a handle of it like an open
+// file, and what the program has mapped for writing.
+type attachment struct {
+	id    uint64
+	conn  *attachConn
+	area  *openArea
+	path  string
+	write bool
+	// dev and ino are those of the memfd.
+	dev, ino uint64
+
+	mu struct {
+		lockrank.Mutex
+		ended  bool
+		ranges []*mappedRange
+	}
+}
+
+// mappedRange is one mapping of the program.
+type mappedRange struct {
+	addr, n uint64
+	stop    func() // ends the tracking; what was stored last is found
+}
+
+// attach serves ATTACH: it opens the area as a program would.
+func (a *attachConn) attach(ctx context.Context, q *attachRequest) (attachReply, error) {
+	access := q.arg[0]
+	want, write := uint32(mayRead), access == attachWrite
+	switch {
+	case write:
+		want |= mayWrite
+	case access != attachRead:
+		return attachReply{}, errs.E(errs.Invalid, "attach", "access %d: want 1 to read, 3 to read and write", access)
+	}
+	i, err := a.b.file(ctx, &a.cred, q.payload, want)
+	if ino := dsm.Ino(q.arg[1]); ino != 0 && (errs.Is(err, errs.NotExist) || err == nil && i.Ino != ino) {
+		i, err = a.b.openFile(ctx, &a.cred, ino, want)
+	}
+	if err != nil {
+		return attachReply{}, err
+	}
+	oa, err := a.b.opens.attach(ctx, i.Ino, write)
+	if err != nil {
+		return attachReply{}, err
+	}
+	f, err := oa.current().Attach(ctx, write)
+	if err != nil {
+		a.b.opens.detach(oa, write)
+		return attachReply{}, err
+	}
+	x := &attachment{conn: a, area: oa, path: q.payload, write: write}
+	x.mu.Init("fs.attachment")
+	if x.dev, x.ino, err = identity(f); err != nil {
+		_ = f.Close() // nothing was written to it
+		x.end()
+		return attachReply{}, err
+	}
+	a.mu.Lock()
+	a.mu.last++
+	x.id = a.mu.last
+	a.mu.attachments[x.id] = x
+	a.mu.Unlock()
+	i, err = a.b.cfg.Names.Getattr(ctx, i.Ino)
+	if err != nil {
+		_ = f.Close() // nothing was written to it
+		return attachReply{}, err
+	}
+	a.b.log.Debug("attached", "path", q.payload, "pid", a.cred.pid, "write", write)
+	return attachReply{attachment: x.id, arg: [4]uint64{uint64(i.Size), uint64(i.Ino), access, a.b.wantsUffd()}, file: f}, nil
+}
+
+// Accesses of ATTACH.
+const (
+	attachRead  = 1
+	attachWrite = 3
+)
+
+// end ends the attachment: nothing that was stored is lost, and the area is closed
+// as by close(2), in the background.
+func (x *attachment) end() {
+	x.mu.Lock()
+	x.mu.ended = true
+	ranges := x.mu.ranges
+	x.mu.ranges = nil
+	x.mu.Unlock()
+	for _, r := range ranges {
+		r.stop()
+	}
+	b := x.conn.b
+	area := x.area.current()
+	b.releases.run(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), b.cfg.FaultTimeout)
+		defer cancel()
+		if x.write {
+			if err := b.publish(ctx, x.area); err != nil {
+				b.log.Warn("stores of a program that has detached are not published yet", "path", x.path, "err", err)
+			}
+		}
+		area.Detach(x.write)
+		b.opens.detach(x.area, x.write)
+	})
+}
+
+// track serves TRACK.
+func (x *attachment) track(q *attachRequest) (attachReply, error) {
+	addr, n, off := q.arg[0], q.arg[1], q.arg[2]
+	switch {
+	case !x.write:
+		return attachReply{}, errs.E(errs.Access, "track", "attached for reading only")
+	case addr%dsm.PageSize != 0 || n%dsm.PageSize != 0 || off%dsm.PageSize != 0 || n == 0:
+		return attachReply{}, errs.E(errs.Invalid, "track", "address %#x, length %d and offset %d must be multiples of %d, the length not 0", addr, n, off, dsm.PageSize)
+	case n > dsm.MaxAreaSize || off > dsm.MaxAreaSize || addr+n < addr:
+		return attachReply{}, errs.E(errs.Invalid, "track", "length %d at offset %d is more than an area can have", n, off)
+	}
+	file := q.file
+	q.file = nil
+	source, how, err := x.source(file, addr, n, int64(off))
+	if err != nil {
+		return attachReply{}, err
+	}
+	r := &mappedRange{addr: addr, n: n}
+	if area := x.area.current(); source == nil {
+		r.stop = area.Track(nil, int64(off), int64(n))
+	} else {
+		stop := area.Track(source, int64(off), int64(n))
+		r.stop = func() {
+			stop()
+			if err := source.Close(); err != nil {
+				x.conn.b.log.Debug("end of tracking", "path", x.path, "err", err)
+			}
+		}
+	}
+	x.mu.Lock()
+	ended := x.mu.ended
+	if !ended {
+		x.mu.ranges = append(x.mu.ranges, r)
+	}
+	x.mu.Unlock()
+	if ended {
+		r.stop()
+		return attachReply{}, &errs.Error{Op: "track", Err: unix.ENOTCONN}
+	}
+	return attachReply{arg: [4]uint64{uint64(how)}}, nil
+}
+
+// untrack serves UNTRACK: it ends what lies in the range, which may be several mappings.
+func (x *attachment) untrack(addr, n uint64) error {
+	var found []*mappedRange
+	x.mu.Lock()
+	kept := x.mu.ranges[:0]
+	for _, r := range x.mu.ranges {
+		if addr <= r.addr && r.addr+r.n <= addr+n {
+			found = append(found, r)
+		} else {
+			kept = append(kept, r)
+		}
+	}
+	x.mu.ranges = kept
+	x.mu.Unlock()
+	for _, r := range found {
+		r.stop()
+	}
+	if len(found) == 0 {
+		return errs.E(errs.Invalid, "untrack", "no mapping of this attachment lies in %#x and the %d bytes from there on", addr, n)
+	}
+	return nil
+}
+
+func (x *attachment) publish(ctx context.Context) error { return x.conn.b.publish(ctx, x.area) }
+
+func (x *attachment) sync(ctx context.Context) error { return x.conn.b.sync(ctx, x.area) }
+
+// wait serves WAIT.
+func (x *attachment) wait(ctx context.Context, version, ms uint64) error {
+	if ms > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(min(ms, maxWaitMillis))*time.Millisecond)
+		defer cancel()
+	}
+	area := x.area.current()
+	err := area.Wait(ctx, dsm.Version(version))
+	if errs.Is(err, errs.Timeout) {
+		return errs.E(errs.Timeout, "wait", "version %d has not come in time; the newest here is %d", version, area.Version())
+	}
+	return err
+}
+
+// maxWaitMillis is a century: more would overflow a time.Duration.
+const maxWaitMillis = 100 * 365 * 24 * 3600 * 1000
+
+// resize serves RESIZE.
+func (x *attachment) resize(ctx context.Context, size int64) (attachReply, error) {
+	switch {
+	case !x.write:
+		return attachReply{}, errs.E(errs.Access, "resize", "attached for reading only")
+	case size < 0 || size > dsm.MaxAreaSize:
+		return attachReply{}, errs.E(errs.TooLarge, "resize", "")
+	}
+	i, err := x.conn.b.resize(ctx, dsm.Ino(x.area.id), dsm.SetAttr{Size: &size})
+	if err != nil {
+		return attachReply{}, err
+	}
+	x.conn.b.notify.attrChanged(x.area) // the mount's kernel does not know yet
+	return attachReply{arg: [4]uint64{uint64(i.Size)}}, nil
+}
+
+// identity returns which file a descriptor is of.
+func identity(f *os.File) (dev, ino uint64, err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return 0, 0, os.NewSyscallError("fstat", err)
+	}
+	return st.Dev, st.Ino, nil
+}

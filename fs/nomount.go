@@ -1,0 +1,24 @@
+package fs
+
+import (
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// serveAttachOnly is Mount without a mount.
+func serveAttachOnly(cfg Config) (*FS, error) {
+	if cfg.AttachSocket == "" {
+		return nil, errs.E(errs.Invalid, "mount", "neither a mount point nor a socket to attach at")
+	}
+	f := &FS{b: newBridge(cfg), served: make(chan struct{})}
+	f.b.notify.server = noKernel{}
+	var err error
+	f.attach, err = startAttach(f.b, cfg.AttachSocket)
+	return f, err
+}
+
+// noKernel is the kernel's page cache where nothing is mounted: it has no inode.
+type noKernel struct{}
+
+func (noKernel) InodeNotify(uint64, int64, int64) fuse.Status            { return fuse.ENOENT }
+func (noKernel) InodeNotifyStoreCache(uint64, int64, []byte) fuse.Status { return fuse.ENOENT }
