@@ -22,8 +22,18 @@ PRODUCT = $$(go list ./... | grep -v -e /integration -e /internal/lint$$)
 SUM = .venv/bin/python scripts/gotest.py
 
 .PHONY: build
-build: # Static: it runs on any Linux of the architecture. go build is quick when nothing changed.
+build: shim # Static: it runs on any Linux of the architecture. go build is quick when nothing changed.
 	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/dsmfs ./cmd/dsmfs
+
+# The library that dsmfs run preloads is embedded in the binary; without a C compiler the verb says so.
+SHIM = cmd/dsmfs/shim/libdsmfs.so
+
+.PHONY: shim
+shim:
+	@if command -v gcc >/dev/null; then $(MAKE) $(SHIM); fi
+
+$(SHIM): shim/client.c shim/shim.c shim/shim.h include/dsmfs.h
+	@gcc -O2 -fPIC -shared -Wall -Wextra -Werror -fvisibility=hidden -ftls-model=initial-exec -o $@ shim/client.c shim/shim.c -pthread
 
 .PHONY: test
 test: deps lint unit race invariants integration python
@@ -52,15 +62,15 @@ lint: deps
 	@go test -count=1 -json ./internal/lint | $(SUM) "checks of the source"
 
 .PHONY: unit
-unit: deps
+unit: deps shim
 	@go test -timeout 10m -json $(PRODUCT) | $(SUM) "unit tests"
 
 .PHONY: race
-race: deps
+race: deps shim
 	@go test -race -timeout 20m -json $(PRODUCT) | $(SUM) "unit tests with the race detector"
 
 .PHONY: invariants
-invariants: deps
+invariants: deps shim
 	@go test -tags invariants -timeout 15m -json $(PRODUCT) | $(SUM) "unit tests with invariants checked"
 
 # One package at a time: they mount, and make network namespaces.
@@ -86,5 +96,5 @@ fuzz:
 
 .PHONY: clean
 clean:
-	@rm -rf bin .venv .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf bin $(SHIM) .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -33,6 +33,7 @@ func verbs() []verb {
 		{"status", "[MNT] [flags]", "how the node of a mount is", statusVerb},
 		{"members", "[MNT] [flags]", "the nodes of the cluster", membersVerb},
 		{"areas", "[MNT] [flags]", "the files and how they are shared", areasVerb},
+		{"run", "[flags] -- PROGRAM [ARGS]", "run a program with the memory plane: what it maps of a mount is memory itself", runVerb},
 		{"dev", "--nodes N DIR [flags]", "a cluster of N nodes on this machine, mounted at DIR/node1 ...", devVerb},
 		{"doctor", "", "what this machine can do, and what is missing", doctorVerb},
 		{"version", "", "the version of the program", versionVerb},

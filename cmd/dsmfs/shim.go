@@ -1,0 +1,115 @@
+package main
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// shimFiles has the preloaded library if this program was built with it: the
+// directory is there in any case.
+//
+//go:embed shim
+var shimFiles embed.FS
+
+// shimName is the library in shimFiles.
+const shimName = "shim/libdsmfs.so"
+
+// shimPath returns the path of a file that has the library, for LD_PRELOAD. The
+// file stays: programs that are started by programs open it at any time, also as
+// another user. Its name has the hash of what is in it, so that versions do not
+// meet, and it appears there whole.
+func shimPath(library []byte, dirs []string) (string, error) {
+	var all error
+	for _, dir := range dirs {
+		path, err := storeShim(library, dir)
+		if err == nil {
+			return path, nil
+		}
+		all = errors.Join(all, err)
+	}
+	return "", all
+}
+
+// shimDirs is where the library may be, the best first. They lie beside the
+// states, where no mount point's name can be in the way.
+func shimDirs() []string {
+	dirs := []string{stateBase() + "-lib"}
+	if cache, err := os.UserCacheDir(); err == nil {
+		dirs = append(dirs, filepath.Join(cache, "dsmfs"))
+	}
+	return append(dirs, filepath.Join(os.TempDir(), fmt.Sprintf("dsmfs-%d-lib", os.Getuid())))
+}
+
+// storeShim puts the library into a directory unless it is there. The directory
+// must be such that nobody else can have put something else there, and that the loader
+// can map a library from it: /run is noexec on some systems.
+func storeShim(library []byte, dir string) (string, error) {
+	if !filepath.IsAbs(dir) || strings.ContainsAny(dir, ": \t\n") {
+		return "", fmt.Errorf("%q: LD_PRELOAD cannot have such a path", dir)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	if err := onlyOurs(dir); err != nil {
+		return "", err
+	}
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return "", fmt.Errorf("%s: %w", dir, err)
+	}
+	if s.Flags&unix.ST_NOEXEC != 0 {
+		return "", fmt.Errorf("%s is mounted noexec", dir)
+	}
+	sum := sha256.Sum256(library)
+	path := filepath.Join(dir, "libdsmfs-"+hex.EncodeToString(sum[:8])+".so")
+	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, library) {
+		return path, nil
+	}
+	f, err := os.CreateTemp(dir, "new-*")
+	if err != nil {
+		return "", err
+	}
+	_, err = f.Write(library)
+	err = errors.Join(err, f.Chmod(0o755), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return "", errors.Join(err, os.Remove(f.Name()))
+	}
+	return path, nil
+}
+
+// onlyOurs makes sure that nobody else can change what is in a directory: the
+// library that lies there is run by every program that is started.
+func onlyOurs(dir string) error {
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	owner := info.Sys().(*syscall.Stat_t).Uid
+	if !info.IsDir() || info.Mode()&0o022 != 0 || int(owner) != os.Geteuid() && owner != 0 {
+		return fmt.Errorf("%s: %v of user %d: others could change the library there", dir, info.Mode(), owner)
+	}
+	return nil
+}
+
+// embeddedShim returns the library, nil if there is none.
+func embeddedShim() ([]byte, error) {
+	library, err := shimFiles.ReadFile(shimName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return library, err
+}

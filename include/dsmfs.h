@@ -1,0 +1,1040 @@
+/*
+dsmfs.h - memory that many machines share, at the speed of memory. One header, C99 and up, Linux, 64 bits.
+
+In one C file of the program, before anything else is included (it defines _GNU_SOURCE):
+
+    #define DSMFS_IMPLEMENTATION
+    #include "dsmfs.h"
+
+and plain #include "dsmfs.h" elsewhere, also in C++. Link with -pthread. An area is a file of a dsmfs mount:
+
+    dsmfs *w;
+    if (dsmfs_attach(NULL, "/mnt/dsm/w", DSMFS_WRITE, &w) < 0)
+        errx(1, "%s", dsmfs_error());
+    float *x = dsmfs_data(w);
+    x[0] += 1;              // a plain store: no system call, no copy
+    dsmfs_sync(w);          // others see it, and their stores are in x
+
+Results: 0 or a version, or -errno; dsmfs_error() then has a text for people. All functions but dsmfs_detach may be
+called by any number of threads at the same time. Signal handlers may call dsmfs_publish, dsmfs_acquire, dsmfs_sync and nothing else.
+
+fork: the child attaches again at the same addresses before fork returns in it, and is then tracked like its parent. Where that fails its memory
+there is PROT_NONE: SIGSEGV, never zeroes, and requests fail with -ENOTCONN. A child made by a bare clone(2) has no mapping at all.
+
+When the daemon ends, requests fail with -ENOTCONN; the memory stays readable and writable, but is this process's own.
+
+Settings, as macros: DSMFS_MALLOC(n) and DSMFS_FREE(p), used on attach and detach only; DSMFS_API, before every function,
+such as static; DSMFS_LOST(path, text), called in a child of fork for each area that could not be attached again.
+The protocol is in docs/attach.md.
+*/
+#ifndef DSMFS_H
+#define DSMFS_H
+
+#if defined DSMFS_IMPLEMENTATION && !defined _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef DSMFS_API
+#define DSMFS_API
+#endif
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dsmfs dsmfs; /* an attached area, mapped as a whole */
+
+enum { DSMFS_READ = 1, DSMFS_WRITE = 3 }; /* access; DSMFS_WRITE may read, too */
+enum { DSMFS_EXCL = 1 };                  /* flag of dsmfs_create: fail with -EEXIST */
+
+/* Attaches and maps an existing area. With socket NULL it is found: $DSMFS_ATTACH if set, or that of the mount in which path
+   lies. With a socket, or $DSMFS_ATTACH and a path in no mount, path is from the root of the filesystem: "/w". */
+DSMFS_API int dsmfs_attach(const char *socket, const char *path, int access, dsmfs **out);
+
+/* Makes a file of size zero bytes; attach it then. settings is NULL or lines "mode relaxed\nmerge sum\ndtype f32\n". */
+DSMFS_API int dsmfs_create(const char *socket, const char *path, uint64_t size, unsigned perm, int flags, const char *settings);
+
+/* Where it is mapped, until dsmfs_detach or dsmfs_resize, and its length. NULL for an empty area. */
+DSMFS_API void *dsmfs_data(dsmfs *a);
+DSMFS_API size_t dsmfs_size(dsmfs *a);
+
+DSMFS_API int64_t dsmfs_publish(dsmfs *a); /* returns once others can see what was stored before */
+DSMFS_API int64_t dsmfs_acquire(dsmfs *a); /* returns once what others published before is in memory */
+DSMFS_API int64_t dsmfs_sync(dsmfs *a);    /* what msync does: publish, and acquire where user.dsm.apply is sync */
+
+/* Waits until the area has the version, at most timeout_ms; 0: without limit. -ETIMEDOUT. Signal handlers run meanwhile;
+   they must not longjmp out of it. */
+DSMFS_API int64_t dsmfs_wait(dsmfs *a, int64_t version, int64_t timeout_ms);
+
+DSMFS_API int64_t dsmfs_version(dsmfs *a); /* that is here now */
+
+/* Writes "name value" lines to buf, ended by a zero byte; returns their length without it. What does not fit is cut. */
+DSMFS_API int dsmfs_stats(dsmfs *a, char *buf, size_t n);
+
+/* Changes the size for everybody and maps the area anew: dsmfs_data and dsmfs_size change, so no other thread may use it. */
+DSMFS_API int dsmfs_resize(dsmfs *a, uint64_t size);
+
+/* Unmaps and forgets; the handle is gone whatever is returned. What was not published stays in the working copy of this
+   machine and is published later: dsmfs_publish before, to know that it was. */
+DSMFS_API int dsmfs_detach(dsmfs *a);
+
+/* Why the last call of this thread failed. Valid until its next call that fails. */
+DSMFS_API const char *dsmfs_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* DSMFS_H */
+
+#ifdef DSMFS_IMPLEMENTATION
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#if !defined __linux__ || !defined __LP64__ || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "dsmfs.h needs Linux, 64 bits, little-endian"
+#endif
+#ifndef DSMFS_MALLOC
+#define DSMFS_MALLOC(n) malloc(n)
+#define DSMFS_FREE(p) free(p)
+#endif
+#ifndef DSMFS_LOST
+#define DSMFS_LOST(path, text) ((void)(path), (void)(text))
+#endif
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+/* Locks. dsmfs__maps guards the lists of areas, links and ranges, and is held over everything that changes what is mapped,
+   requests included; fork takes it. Before it, never inside it, all signals are blocked, so no handler can want it of the
+   thread that holds it. link.mu is inside it, guards the waiters, and is held for moments.
+
+   System calls go by syscall(2) where libc's own function is a cancellation point, which would leave a link without its
+   reader, or is one that the preloaded library replaces. */
+
+enum { DSMFS__ATTACH = 1, DSMFS__TRACK, DSMFS__UNTRACK, DSMFS__PUBLISH, DSMFS__ACQUIRE, DSMFS__SYNC,
+       DSMFS__WAIT, DSMFS__STATS, DSMFS__DETACH, DSMFS__CREATE, DSMFS__RESIZE };
+enum { DSMFS__PAYLOAD = 4096, DSMFS__PAGE = 4096, DSMFS__GUARDED = 8 };
+enum { DSMFS__MAPPING_LIMIT = 60000 }; /* ms for requests with signals blocked; the daemon's own limit is 30 s */
+enum { DSMFS__PATIENCE = 5000 };       /* ms after which signals are let in to a request that is not answered */
+
+struct dsmfs__head { /* of every packet, as on the wire */
+    uint32_t magic;
+    uint16_t version, op;
+    uint64_t tag, attachment, a, b, c, d;
+    uint32_t length;
+    int32_t error;
+};
+
+struct dsmfs__waiter { /* a request under way, on the stack of its thread */
+    struct dsmfs__waiter *next;
+    struct dsmfs__head head, reply; /* the reply is written with link.mu held */
+    char *text;              /* where the payload of the reply goes, zero-terminated */
+    size_t room;
+    int fd;         /* received, or -1 */
+    uint32_t state; /* a futex: DSMFS__OPEN ... */
+};
+enum { DSMFS__OPEN, DSMFS__NUDGED, DSMFS__DONE };
+
+struct dsmfs__link { /* the connection to one daemon, shared by all areas of it */
+    struct dsmfs__link *next;
+    pthread_mutex_t mu;
+    struct dsmfs__waiter *waiters;
+    uint64_t tags;
+    pid_t reader; /* the thread that receives for all, or 0 */
+    int fd, dead, areas, guard;
+    struct stat id; /* of the socket: the program may have closed it and opened something else */
+    struct sockaddr_un at;
+};
+
+struct dsmfs {
+    struct dsmfs *next;
+    struct dsmfs__link *link;
+    uint64_t id, number, size; /* number: of the area, its inode; where the path leads elsewhere by now, the number counts */
+    int access, uffd, refs;
+    int lost; /* why a child of fork has no attachment, as -errno */
+    dev_t device; /* of the mount, where the preloaded library found it */
+    struct dsmfs__range *whole;
+    char path[]; /* from the root of the filesystem */
+};
+
+struct dsmfs__range { /* one mapping */
+    struct dsmfs__range *next;
+    dsmfs *area;
+    char *addr;
+    size_t len; /* a multiple of the page size */
+    uint64_t off;
+    int prot, tracked, nofork, upgradable;
+};
+
+static pthread_mutex_t dsmfs__maps = PTHREAD_MUTEX_INITIALIZER;
+static struct dsmfs__link *dsmfs__links;
+static dsmfs *dsmfs__areas;
+static struct dsmfs__range *dsmfs__ranges;
+static int dsmfs__guarded[DSMFS__GUARDED]; /* descriptors of links plus 1, for who wants to keep them from being closed */
+static pid_t dsmfs__pid;
+static uint64_t dsmfs__signals; /* of the thread that forks */
+static __thread char dsmfs__text[512];
+
+static int dsmfs__fail(int err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static int dsmfs__fail(int err, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(dsmfs__text, sizeof dsmfs__text, format, args);
+    va_end(args);
+    return -err;
+}
+
+DSMFS_API const char *dsmfs_error(void) { return dsmfs__text; }
+
+static int64_t dsmfs__now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * (int64_t)1000 + t.tv_nsec / 1000000;
+}
+
+static void dsmfs__restore(uint64_t mask) { syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof mask); }
+
+/* Blocks what may run a handler, but not what the thread itself causes nor what libc uses for itself. */
+static uint64_t dsmfs__block(void)
+{
+    static const int open[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGABRT, 32, 33};
+    uint64_t all = ~(uint64_t)0, old;
+    for (size_t i = 0; i < sizeof open / sizeof *open; i++)
+        all &= ~((uint64_t)1 << (open[i] - 1));
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &old, sizeof all);
+    return old;
+}
+
+static uint64_t dsmfs__lock(void)
+{
+    uint64_t old = dsmfs__block();
+    pthread_mutex_lock(&dsmfs__maps);
+    return old;
+}
+
+static void dsmfs__unlock(uint64_t old)
+{
+    pthread_mutex_unlock(&dsmfs__maps);
+    dsmfs__restore(old);
+}
+
+static int dsmfs__close(int fd) { return fd < 0 ? 0 : (int)syscall(SYS_close, fd); }
+
+static void *dsmfs__mmap(void *at, size_t n, int prot, int flags, int fd, uint64_t off)
+{
+    return (void *)syscall(SYS_mmap, at, n, prot, flags, fd, off);
+}
+
+/* Whether the link's descriptor is still its own. */
+static int dsmfs__own(struct dsmfs__link *l)
+{
+    struct stat s;
+    return l->fd >= 0 && fstat(l->fd, &s) == 0 && s.st_dev == l->id.st_dev && s.st_ino == l->id.st_ino;
+}
+
+static void dsmfs__done(struct dsmfs__waiter *w, uint32_t state)
+{
+    if (__atomic_load_n(&w->state, __ATOMIC_RELAXED) != DSMFS__DONE)
+        __atomic_store_n(&w->state, state, __ATOMIC_RELEASE);
+    syscall(SYS_futex, &w->state, 129 /* FUTEX_WAKE_PRIVATE */, 1, NULL, NULL, 0);
+}
+
+/* Ends the link: everybody who waits learns it. link.mu is held. */
+static void dsmfs__hangup(struct dsmfs__link *l)
+{
+    struct dsmfs__waiter *w, *next;
+    l->dead = 1;
+    for (w = l->waiters; w; w = next) {
+        next = w->next; /* a waiter that is done may be gone */
+        w->reply.error = ENOTCONN;
+        snprintf(w->text, w->room, "the daemon of %s has ended the connection, or is gone", l->at.sun_path);
+        dsmfs__done(w, DSMFS__DONE);
+    }
+    l->waiters = NULL;
+}
+
+/* Receives what is there and gives it to those who wait for it. link.mu is held. */
+static void dsmfs__receive(struct dsmfs__link *l)
+{
+    for (;;) {
+        struct dsmfs__head h;
+        struct dsmfs__waiter **at, *w;
+        char text[DSMFS__PAYLOAD];
+        union { char bytes[CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control;
+        struct iovec part[2] = {{&h, sizeof h}, {text, sizeof text}};
+        struct msghdr m = {0};
+        struct cmsghdr *c;
+        ssize_t n;
+        int fd = -1;
+        m.msg_iov = part;
+        m.msg_iovlen = 2;
+        m.msg_control = &control;
+        m.msg_controllen = sizeof control;
+        n = syscall(SYS_recvmsg, l->fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR))
+            return;
+        if (n > 0)
+            for (c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c))
+                if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len >= CMSG_LEN(sizeof fd))
+                    memcpy(&fd, CMSG_DATA(c), sizeof fd);
+        if (n < (ssize_t)sizeof h || h.magic != 0x414d5344 || h.version != 1 || h.length != n - sizeof h) {
+            dsmfs__close(fd);
+            dsmfs__hangup(l);
+            return;
+        }
+        for (at = &l->waiters; (w = *at) && w->head.tag != h.tag;)
+            at = &w->next;
+        if (!w) { /* it does not wait any more */
+            dsmfs__close(fd);
+            continue;
+        }
+        *at = w->next;
+        n = h.length < w->room ? h.length : w->room - 1;
+        memcpy(w->text, text, n);
+        w->text[n] = 0;
+        h.length = n;
+        w->reply = h;
+        w->fd = fd;
+        dsmfs__done(w, DSMFS__DONE);
+    }
+}
+
+static int dsmfs__poll(int fd, int events, int64_t ms, const uint64_t *mask)
+{
+    struct pollfd p = {fd, (short)events, 0};
+    struct timespec t = {ms / 1000, ms % 1000 * 1000000};
+    return (int)syscall(SYS_ppoll, &p, 1, &t, mask, sizeof *mask);
+}
+
+static int dsmfs__post(struct dsmfs__link *l, struct dsmfs__waiter *w, const char *payload, int fd, int64_t limit)
+{
+    union { char bytes[CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control;
+    struct iovec part[2] = {{&w->head, sizeof w->head}, {(void *)(uintptr_t)payload, w->head.length}};
+    struct msghdr m = {0};
+    m.msg_iov = part;
+    m.msg_iovlen = 2;
+    if (fd >= 0) {
+        struct cmsghdr *c;
+        memset(&control, 0, sizeof control);
+        m.msg_control = &control;
+        m.msg_controllen = sizeof control;
+        c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof fd);
+        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    }
+    for (;;) {
+        if (syscall(SYS_sendmsg, l->fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0)
+            return 0;
+        if (errno != EAGAIN)
+            return -(errno == EPIPE || errno == ECONNRESET ? ENOTCONN : errno);
+        if (dsmfs__now() > limit)
+            return -ETIMEDOUT;
+        dsmfs__poll(l->fd, POLLOUT, 100, NULL);
+    }
+}
+
+/* Sends a request and waits for its reply: 0, or -errno with a text. limit is in ms, 0 for none; with mapping set dsmfs__maps is
+   held. One of the threads that wait receives for all; when it has its own reply, it wakes the others. A signal handler
+   that asks in the middle of a request of its thread receives in that one's stead. */
+static int dsmfs__call(struct dsmfs__link *l, struct dsmfs__waiter *w, const char *payload, int fd, int64_t limit, int mapping)
+{
+    char small[256];
+    uint64_t old = dsmfs__block();
+    int64_t start = dsmfs__now(), patience = w->head.op == DSMFS__WAIT ? 0 : DSMFS__PATIENCE, end;
+    pid_t self = (pid_t)syscall(SYS_gettid);
+    struct dsmfs__waiter **at, *o;
+    int err = 0, saved = errno;
+    if (mapping)
+        limit = DSMFS__MAPPING_LIMIT;
+    end = start + (limit ? limit : INT64_MAX / 4);
+    w->head.magic = 0x414d5344;
+    w->head.version = 1;
+    w->head.length = payload ? (uint32_t)strlen(payload) : 0;
+    w->fd = -1;
+    if (!w->text) {
+        w->text = small;
+        w->room = sizeof small;
+    }
+    pthread_mutex_lock(&l->mu);
+    w->head.tag = ++l->tags;
+    if (getpid() == dsmfs__pid && !dsmfs__own(l))
+        l->dead = 1;
+    if (l->dead || getpid() != dsmfs__pid) {
+        err = dsmfs__fail(ENOTCONN, "the connection to %s has ended: attach again", l->at.sun_path);
+    } else {
+        w->next = l->waiters;
+        l->waiters = w;
+    }
+    pthread_mutex_unlock(&l->mu);
+    if (!err && (err = dsmfs__post(l, w, payload, fd, end)) < 0)
+        dsmfs__fail(-err, "%s does not take requests: %s", l->at.sun_path, strerror(-err));
+    pthread_mutex_lock(&l->mu);
+    while (!err && __atomic_load_n(&w->state, __ATOMIC_ACQUIRE) != DSMFS__DONE) {
+        int64_t now = dsmfs__now(), slice = now - start < patience ? start + patience - now : end - now;
+        int handlers = !mapping && now - start >= patience;
+        pid_t before = l->reader;
+        if (now >= end) {
+            err = dsmfs__fail(ETIMEDOUT, "no answer from %s within %lld ms", l->at.sun_path, (long long)limit);
+            break;
+        }
+        slice = slice > end - now ? end - now : slice;
+        w->state = DSMFS__OPEN;
+        if (before == 0 || before == self) {
+            l->reader = self;
+            pthread_mutex_unlock(&l->mu);
+            dsmfs__poll(l->fd, POLLIN, slice, handlers ? &old : NULL);
+            pthread_mutex_lock(&l->mu);
+            dsmfs__receive(l);
+            l->reader = before;
+        } else {
+            struct timespec t = {slice / 1000, slice % 1000 * 1000000};
+            pthread_mutex_unlock(&l->mu);
+            if (handlers)
+                dsmfs__restore(old);
+            syscall(SYS_futex, &w->state, 128 /* FUTEX_WAIT_PRIVATE */, DSMFS__OPEN, &t, NULL, 0);
+            if (handlers)
+                dsmfs__block();
+            pthread_mutex_lock(&l->mu);
+        }
+    }
+    if (err)
+        for (at = &l->waiters; *at; at = &(*at)->next)
+            if (*at == w) {
+                *at = w->next;
+                break;
+            }
+    if (l->reader == 0)
+        for (o = l->waiters; o; o = o->next)
+            dsmfs__done(o, DSMFS__NUDGED);
+    pthread_mutex_unlock(&l->mu);
+    if (!err && (w->reply.error || w->reply.op != w->head.op))
+        err = dsmfs__fail(w->reply.error ? w->reply.error : EPROTO, "%s", w->text[0] ? w->text : strerror(w->reply.error));
+    errno = saved;
+    dsmfs__restore(old);
+    return err;
+}
+
+/* Where a file of a mount is. */
+struct dsmfs__place {
+    char path[2 * DSMFS__PAYLOAD]; /* from the root of the filesystem */
+    char socket[sizeof(((struct sockaddr_un *)0)->sun_path)];
+    char line[DSMFS__PAYLOAD], field[3][DSMFS__PAYLOAD]; /* scratch */
+};
+
+static int dsmfs__read(const char *path, char *buf, size_t n)
+{
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC), got;
+    if (fd < 0)
+        return -errno;
+    got = (int)syscall(SYS_read, fd, buf, n - 1);
+    buf[got < 0 ? 0 : got] = 0;
+    got = got < 0 ? -errno : got;
+    dsmfs__close(fd);
+    return got;
+}
+
+/* Undoes the octal escapes of mountinfo, in place. */
+static void dsmfs__unescape(char *s)
+{
+    char *to = s;
+    for (; *s; *to++ = *s++)
+        if (s[0] == '\\' && s[1] >= '0' && s[1] <= '3' && s[2] && s[3]) {
+            s[3] = (char)((s[1] - '0') << 6 | (s[2] - '0') << 3 | (s[3] - '0'));
+            s += 3;
+        }
+    *to = 0;
+}
+
+/* Finds in mountinfo the mount id, or with id < 0 the mount of the same device (field 0) that shows the root of its filesystem. Leaves
+   device, root and point in field[0] to field[2]. Returns 0, -ENOENT, or -ENODEV for a mount that is not of dsmfs. */
+static int dsmfs__mount(struct dsmfs__place *p, int id)
+{
+    char chunk[1024], device[32];
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/mountinfo", O_RDONLY | O_CLOEXEC), result = -ENOENT;
+    size_t have = 0;
+    long n = 0, i = 0;
+    if (fd < 0)
+        return -errno;
+    memcpy(device, p->field[0], sizeof device);
+    device[sizeof device - 1] = 0;
+    while (result == -ENOENT && (i < n || (n = syscall(SYS_read, fd, chunk, sizeof chunk)) > 0)) {
+        char *type, c;
+        int at;
+        if (i >= n)
+            i = 0;
+        c = chunk[i++];
+        if (c != '\n') {
+            if (have < sizeof p->line - 1)
+                p->line[have++] = c;
+            continue;
+        }
+        p->line[have] = 0;
+        have = 0;
+        if (sscanf(p->line, "%d %*d %31s %4095s %4095s", &at, p->field[0], p->field[1], p->field[2]) != 4 || !(type = strstr(p->line, " - ")))
+            continue;
+        if (id < 0 ? strcmp(device, p->field[0]) || strcmp(p->field[1], "/") : at != id)
+            continue;
+        dsmfs__unescape(p->field[1]);
+        dsmfs__unescape(p->field[2]);
+        result = strncmp(type, " - fuse.dsmfs ", 14) ? -ENODEV : 0;
+    }
+    dsmfs__close(fd);
+    return result;
+}
+
+/* Finds out where an open file lies. -ENODEV: in no dsmfs mount. */
+static int dsmfs__find(int fd, const char *name, struct dsmfs__place *p)
+{
+    struct stat s;
+    char proc[64], *id;
+    const char *env = getenv("DSMFS_ATTACH"), *root;
+    size_t point;
+    int n;
+    snprintf(proc, sizeof proc, "/proc/self/fdinfo/%d", fd);
+    if ((n = dsmfs__read(proc, p->line, sizeof p->line)) < 0 || !(id = strstr(p->line, "mnt_id:")))
+        return dsmfs__fail(n < 0 ? -n : ENODEV, "%s tells no mount", proc);
+    if ((n = dsmfs__mount(p, atoi(id + 7))) < 0)
+        return dsmfs__fail(-n, "it is not in a dsmfs mount");
+    snprintf(proc, sizeof proc, "/proc/self/fd/%d", fd);
+    if ((n = (int)readlink(proc, p->line, sizeof p->line - 1)) < 0)
+        return dsmfs__fail(errno, "%s: %s", proc, strerror(errno));
+    p->line[n] = 0;
+    if (n > 10 && !strcmp(p->line + n - 10, " (deleted)") && fstatat(AT_FDCWD, p->line, &s, AT_SYMLINK_NOFOLLOW) < 0)
+        p->line[n - 10] = 0; /* the daemon may know it by its number */
+    root = strcmp(p->field[1], "/") ? p->field[1] : "";
+    point = strcmp(p->field[2], "/") ? strlen(p->field[2]) : 0;
+    if (strncmp(p->line, p->field[2], point))
+        return dsmfs__fail(ENOENT, "%s is not below %s", p->line, p->field[2]);
+    n = snprintf(p->path, sizeof p->path, "%s%s%s%s", root, p->line + point, name ? "/" : "", name ? name : "");
+    if (n < 2 || n >= DSMFS__PAYLOAD)
+        return dsmfs__fail(n < 2 ? EISDIR : ENAMETOOLONG, "%s: no path of an area", p->path);
+    if (env && *env) {
+        n = snprintf(p->socket, sizeof p->socket, "%s", env);
+        return n < (int)sizeof p->socket ? 0 : dsmfs__fail(ENAMETOOLONG, "$DSMFS_ATTACH is too long for a socket");
+    }
+    if (*root && (n = dsmfs__mount(p, -1)) < 0)
+        return dsmfs__fail(-n, "it is in a bind mount, and the whole filesystem is not mounted");
+    snprintf(p->line, sizeof p->line, "%.4000s/.dsm/attach", p->field[2]);
+    if ((n = dsmfs__read(p->line, p->socket, sizeof p->socket)) <= 0)
+        return dsmfs__fail(n ? -n : ENODEV, "%.400s: %s", p->line, n ? strerror(-n) : "empty");
+    p->socket[strcspn(p->socket, "\n")] = 0;
+    return 0;
+}
+
+/* The same for a path; with new set, for one that is yet to be made. */
+static int dsmfs__look(const char *socket, const char *path, int new, struct dsmfs__place *p)
+{
+    const char *env = getenv("DSMFS_ATTACH"), *name = NULL, *slash = strrchr(path, '/');
+    int fd, n;
+    if (!socket) {
+        snprintf(p->path, sizeof p->path, "%s", path);
+        if (new) {
+            snprintf(p->path, sizeof p->path, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
+            name = slash ? slash + 1 : path;
+        }
+        fd = (int)syscall(SYS_openat, AT_FDCWD, p->path, O_PATH | O_CLOEXEC);
+        n = fd < 0 ? dsmfs__fail(errno, "%s: %s", path, strerror(errno)) : dsmfs__find(fd, name, p);
+        dsmfs__close(fd);
+        if (n == 0 || !env || !*env)
+            return n;
+        socket = env;
+    }
+    n = snprintf(p->socket, sizeof p->socket, "%s", socket);
+    if (n >= (int)sizeof p->socket || strlen(path) >= DSMFS__PAYLOAD || *path != '/')
+        return dsmfs__fail(EINVAL, "%s: want a path from the root of the filesystem, and a shorter socket than %d bytes", path, (int)sizeof p->socket);
+    snprintf(p->path, sizeof p->path, "%s", path);
+    return 0;
+}
+
+static void dsmfs__prepare(void) { dsmfs__signals = dsmfs__lock(); }
+static void dsmfs__parent(void) { dsmfs__unlock(dsmfs__signals); }
+static void dsmfs__child(void);
+static void dsmfs__hook(void) { pthread_atfork(dsmfs__prepare, dsmfs__parent, dsmfs__child); }
+
+static void dsmfs__cut(struct dsmfs__link *l)
+{
+    if (dsmfs__own(l))
+        dsmfs__close(l->fd);
+    l->fd = -1;
+    l->dead = 1;
+    if (l->guard >= 0)
+        __atomic_store_n(&dsmfs__guarded[l->guard], 0, __ATOMIC_RELEASE);
+    l->guard = -1;
+}
+
+/* Returns a link to the daemon: the one there is, or a new one. dsmfs__maps is held. */
+static int dsmfs__connect(const char *socket_path, struct dsmfs__link **out)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    struct dsmfs__link *l;
+    int fd, high, i;
+    for (l = dsmfs__links; l; l = l->next)
+        if (!l->dead && !strcmp(l->at.sun_path, socket_path) && dsmfs__pid == getpid() && dsmfs__own(l)) {
+            *out = l;
+            return 0;
+        }
+    pthread_once(&once, dsmfs__hook);
+    if (dsmfs__pid != getpid()) /* a child by clone(2): what it has of its parent is not its own */
+        for (l = dsmfs__links; l; l = l->next)
+            dsmfs__cut(l);
+    if (!(l = DSMFS_MALLOC(sizeof *l)))
+        return dsmfs__fail(ENOMEM, "out of memory");
+    memset(l, 0, sizeof *l);
+    pthread_mutex_init(&l->mu, NULL);
+    l->at.sun_family = AF_UNIX;
+    snprintf(l->at.sun_path, sizeof l->at.sun_path, "%s", socket_path);
+    l->guard = -1;
+    fd = (int)syscall(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (fd < 0 || syscall(SYS_connect, fd, &l->at, sizeof l->at) < 0 || fstat(fd, &l->id) < 0) {
+        int err = errno;
+        dsmfs__close(fd);
+        DSMFS_FREE(l);
+        return dsmfs__fail(err, "connect to %s: %s", socket_path, strerror(err));
+    }
+    high = (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 900); /* out of the way of programs that choose numbers */
+    if (high >= 0) {
+        dsmfs__close(fd);
+        fd = high;
+    }
+    l->fd = fd;
+    for (i = 0; i < DSMFS__GUARDED && l->guard < 0; i++)
+        if (!dsmfs__guarded[i]) {
+            l->guard = i;
+            __atomic_store_n(&dsmfs__guarded[i], fd + 1, __ATOMIC_RELEASE);
+        }
+    dsmfs__pid = getpid();
+    l->next = dsmfs__links;
+    *out = dsmfs__links = l;
+    return 0;
+}
+
+/* Ends links that nobody uses any more. dsmfs__maps is held. */
+static void dsmfs__sweep(void)
+{
+    struct dsmfs__link **at = &dsmfs__links, *l;
+    while ((l = *at)) {
+        if (l->areas) {
+            at = &l->next;
+            continue;
+        }
+        *at = l->next;
+        dsmfs__cut(l);
+        DSMFS_FREE(l);
+    }
+}
+
+/* A userfaultfd, or -1. User mode is enough for write-protection that the kernel resolves itself. */
+static int dsmfs__uffd(void)
+{
+    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK), dev;
+    if (fd < 0 && (dev = (int)syscall(SYS_openat, AT_FDCWD, "/dev/userfaultfd", O_RDWR | O_CLOEXEC)) >= 0) {
+        fd = ioctl(dev, 0xAA00 /* USERFAULTFD_IOC_NEW */, O_CLOEXEC | O_NONBLOCK);
+        dsmfs__close(dev);
+    }
+    if (fd < 0)
+        fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | 1 /* UFFD_USER_MODE_ONLY */);
+    return fd;
+}
+
+/* Has the stores to a range found, from now on and those before, too. dsmfs__maps is held, as in the functions below. */
+static int dsmfs__track(struct dsmfs__range *r)
+{
+    struct dsmfs__waiter w = {0};
+    int fd = r->area->uffd == 1 ? dsmfs__uffd() : -1, err;
+    w.head.op = DSMFS__TRACK;
+    w.head.attachment = r->area->id;
+    w.head.a = (uintptr_t)r->addr;
+    w.head.b = r->len;
+    w.head.c = r->off;
+    err = dsmfs__call(r->area->link, &w, NULL, fd, 0, 1);
+    dsmfs__close(fd);
+    r->tracked = !err;
+    return err;
+}
+
+/* Takes a range out of the daemon's care, before its mapping goes. Its stores are found first. */
+static void dsmfs__untrack(struct dsmfs__range *r)
+{
+    struct dsmfs__waiter w = {0};
+    w.head.op = DSMFS__UNTRACK;
+    w.head.attachment = r->area->id;
+    w.head.a = (uintptr_t)r->addr;
+    w.head.b = r->len;
+    if (r->tracked && !r->area->lost)
+        dsmfs__call(r->area->link, &w, NULL, -1, 0, 1); /* fails only if there is no daemon to care */
+    r->tracked = 0;
+}
+
+static void dsmfs__end(dsmfs *a)
+{
+    struct dsmfs__waiter w = {0};
+    w.head.op = DSMFS__DETACH;
+    w.head.attachment = a->id;
+    dsmfs__call(a->link, &w, NULL, -1, 0, 1); /* likewise */
+}
+
+/* Sends ATTACH for the path and takes the reply; returns the memfd or -errno. With a->number set it must be that area. */
+static int dsmfs__ask(dsmfs *a)
+{
+    struct dsmfs__waiter w = {0};
+    uint64_t number = a->number;
+    int err;
+    w.head.op = DSMFS__ATTACH;
+    w.head.a = (uint64_t)a->access;
+    w.head.b = number;
+    if ((err = dsmfs__call(a->link, &w, a->path, -1, 0, 1)) < 0) {
+        dsmfs__close(w.fd);
+        return err;
+    }
+    if (w.fd < 0)
+        return dsmfs__fail(EPROTO, "%s: the daemon sent no memory", a->path);
+    a->id = w.reply.attachment;
+    a->size = w.reply.a;
+    a->number = w.reply.b;
+    a->uffd = (int)w.reply.d;
+    if (!number || a->number == number)
+        return w.fd;
+    dsmfs__close(w.fd);
+    w.fd = -1;
+    dsmfs__end(a);
+    a->number = number;
+    return dsmfs__fail(ESTALE, "the path %s is another area now", a->path);
+}
+
+/* Ends a use of the area, and with the last one the attachment. */
+static void dsmfs__release(dsmfs *a)
+{
+    dsmfs **at = &dsmfs__areas;
+    if (--a->refs > 0)
+        return;
+    if (!a->lost)
+        dsmfs__end(a);
+    while (*at != a)
+        at = &(*at)->next;
+    *at = a->next;
+    a->link->areas--;
+    DSMFS_FREE(a);
+    dsmfs__sweep();
+}
+
+/* Attaches without mapping; *memfd is the caller's to close. number is 0, or that of the area that it must be. */
+static int dsmfs__open(const char *socket, const char *path, uint64_t number, int access, dsmfs **out, int *memfd)
+{
+    struct dsmfs__link *l;
+    size_t n = strlen(path) + 1;
+    dsmfs *a;
+    int err = dsmfs__connect(socket, &l);
+    if (err < 0)
+        return err;
+    if (!(a = DSMFS_MALLOC(sizeof *a + n))) {
+        dsmfs__sweep();
+        return dsmfs__fail(ENOMEM, "out of memory");
+    }
+    memset(a, 0, sizeof *a);
+    memcpy(a->path, path, n);
+    a->access = access;
+    a->number = number;
+    a->refs = 1;
+    a->link = l;
+    if ((*memfd = dsmfs__ask(a)) < 0) {
+        err = *memfd;
+        DSMFS_FREE(a);
+        dsmfs__sweep();
+        return err;
+    }
+    l->areas++;
+    a->next = dsmfs__areas;
+    *out = dsmfs__areas = a;
+    return 0;
+}
+
+/* Adds a range to the list, which takes a use of the area. */
+static struct dsmfs__range *dsmfs__range(dsmfs *a, char *addr, size_t len, uint64_t off, int prot)
+{
+    struct dsmfs__range *r = DSMFS_MALLOC(sizeof *r);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (!r)
+        return NULL;
+    memset(r, 0, sizeof *r);
+    r->area = a;
+    r->addr = addr;
+    r->len = (len + page - 1) / page * page;
+    r->off = off;
+    r->prot = prot;
+    r->next = dsmfs__ranges;
+    a->refs++;
+    __atomic_store_n(&dsmfs__ranges, r, __ATOMIC_RELEASE);
+    return r;
+}
+
+static void dsmfs__drop(struct dsmfs__range *r)
+{
+    struct dsmfs__range **at = &dsmfs__ranges;
+    dsmfs *a = r->area;
+    while (*at != r)
+        at = &(*at)->next;
+    __atomic_store_n(at, r->next, __ATOMIC_RELEASE);
+    DSMFS_FREE(r);
+    dsmfs__release(a);
+}
+
+/* Maps a part of the area, tracked if it may be stored to. After an error with addr and MAP_FIXED, something may be mapped there. */
+static int dsmfs__map(dsmfs *a, int memfd, void *addr, size_t len, int prot, int flags, uint64_t off, struct dsmfs__range **out)
+{
+    struct dsmfs__range *r = NULL;
+    char *p = dsmfs__mmap(addr, len, prot, flags, memfd, off);
+    int err = 0;
+    if (p == MAP_FAILED)
+        return dsmfs__fail(errno, "map %zu bytes of %s: %s", len, a->path, strerror(errno));
+    if (!(r = dsmfs__range(a, p, len, off, prot)))
+        err = dsmfs__fail(ENOMEM, "out of memory");
+    else if (syscall(SYS_madvise, p, r->len, MADV_DONTFORK) < 0)
+        err = dsmfs__fail(errno, "MADV_DONTFORK: %s", strerror(errno));
+    else if (prot & PROT_WRITE)
+        err = dsmfs__track(r);
+    if (err < 0) {
+        syscall(SYS_munmap, p, len);
+        if (r)
+            dsmfs__drop(r);
+        return err;
+    }
+    *out = r;
+    return 0;
+}
+
+/* Attaches an area again in the child of a fork, where its parent had it. */
+static int dsmfs__again(dsmfs *a)
+{
+    uint64_t size = a->size;
+    struct dsmfs__range *r;
+    struct dsmfs__link *l;
+    int memfd, err = dsmfs__connect(a->link->at.sun_path, &l);
+    if (err < 0)
+        return err;
+    a->link->areas--;
+    (a->link = l)->areas++;
+    if ((memfd = dsmfs__ask(a)) < 0)
+        return memfd;
+    a->size = size; /* what is mapped */
+    for (r = dsmfs__ranges; r && !err; r = r->next) {
+        if (r->area != a)
+            continue;
+        if (dsmfs__mmap(r->addr, r->len, r->prot, MAP_SHARED | MAP_FIXED, memfd, r->off) == MAP_FAILED ||
+            syscall(SYS_madvise, r->addr, r->len, MADV_DONTFORK) < 0)
+            err = dsmfs__fail(errno, "map %s: %s", a->path, strerror(errno));
+        else if (r->prot & PROT_WRITE)
+            err = dsmfs__track(r);
+    }
+    dsmfs__close(memfd);
+    return err;
+}
+
+/* A child has none of the mappings: first their places are taken, so that nothing else gets there, then each area is attached
+   again. A place that is taken already belongs to who was first. */
+static void dsmfs__child(void)
+{
+    const int none = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    struct dsmfs__range *r, *next;
+    struct dsmfs__link *l;
+    dsmfs *a;
+    for (l = dsmfs__links; l; l = l->next) {
+        dsmfs__cut(l);
+        l->waiters = NULL;
+        l->reader = 0;
+        pthread_mutex_init(&l->mu, NULL);
+    }
+    dsmfs__pid = getpid();
+    for (a = dsmfs__areas; a; a = a->next)
+        a->refs++; /* until all is done */
+    for (r = dsmfs__ranges; r; r = next) {
+        char *p = MAP_FAILED;
+        next = r->next;
+        r->tracked = 0;
+        if (!r->nofork)
+            p = dsmfs__mmap(r->addr, r->len, PROT_NONE, none | MAP_FIXED_NOREPLACE, -1, 0);
+        if (p == r->addr)
+            continue;
+        if (p != MAP_FAILED) /* before Linux 4.17 */
+            syscall(SYS_munmap, p, r->len);
+        if (r->area->whole == r)
+            r->area->whole = NULL;
+        r->area->lost = r->nofork ? r->area->lost : -EEXIST;
+        dsmfs__drop(r);
+    }
+    for (a = dsmfs__areas; a; a = a->next) {
+        if (a->refs > 1 && !a->lost && (a->lost = dsmfs__again(a)) < 0)
+            for (r = dsmfs__ranges; r; r = r->next)
+                if (r->area == a)
+                    dsmfs__mmap(r->addr, r->len, PROT_NONE, none | MAP_FIXED, -1, 0);
+        if (a->lost)
+            DSMFS_LOST(a->path, a->lost == -EEXIST ? "its place is taken" : dsmfs__text);
+    }
+    for (a = dsmfs__areas; a;) {
+        dsmfs *after = a->next;
+        if (a->refs == 1)
+            a->lost = a->lost ? a->lost : -ENOTCONN;
+        dsmfs__release(a);
+        a = after;
+    }
+    dsmfs__sweep();
+    dsmfs__unlock(dsmfs__signals);
+}
+
+static void dsmfs__unmap(dsmfs *a)
+{
+    if (!a->whole)
+        return;
+    dsmfs__untrack(a->whole);
+    syscall(SYS_munmap, a->whole->addr, a->whole->len);
+    dsmfs__drop(a->whole);
+    a->whole = NULL;
+}
+
+/* One request about an area; the reply's a or -errno. */
+static int64_t dsmfs__request(dsmfs *a, int op, uint64_t arg, char *text, size_t room, int64_t limit)
+{
+    struct dsmfs__waiter w = {0};
+    int err;
+    if (a->lost)
+        return dsmfs__fail(ENOTCONN, "%s could not be attached again after fork", a->path);
+    w.head.op = (uint16_t)op;
+    w.head.attachment = a->id;
+    w.head.a = arg;
+    w.head.b = (uint64_t)limit;
+    w.text = text;
+    w.room = room;
+    err = dsmfs__call(a->link, &w, NULL, -1, limit ? limit + DSMFS__PATIENCE : 0, 0); /* the daemon's clock decides */
+    return err < 0 ? err : (int64_t)(op == DSMFS__STATS ? w.reply.length : w.reply.a);
+}
+
+DSMFS_API int dsmfs_attach(const char *socket, const char *path, int access, dsmfs **out)
+{
+    struct dsmfs__place *p = DSMFS_MALLOC(sizeof *p);
+    int memfd = -1, err = p ? dsmfs__look(socket, path, 0, p) : dsmfs__fail(ENOMEM, "out of memory");
+    int prot = access == DSMFS_WRITE ? PROT_READ | PROT_WRITE : PROT_READ;
+    uint64_t old = dsmfs__lock();
+    dsmfs *a = NULL;
+    *out = NULL;
+    if (!err)
+        err = dsmfs__open(p->socket, p->path, 0, access, &a, &memfd);
+    if (!err && a->size)
+        err = dsmfs__map(a, memfd, NULL, a->size, prot, MAP_SHARED, 0, &a->whole);
+    if (err < 0 && a)
+        dsmfs__release(a);
+    dsmfs__close(memfd);
+    dsmfs__unlock(old);
+    DSMFS_FREE(p);
+    if (!err)
+        *out = a;
+    return err;
+}
+
+DSMFS_API int dsmfs_create(const char *socket, const char *path, uint64_t size, unsigned perm, int flags, const char *settings)
+{
+    struct dsmfs__place *p = DSMFS_MALLOC(sizeof *p);
+    struct dsmfs__waiter w = {0};
+    struct dsmfs__link *l;
+    int n, err = p ? dsmfs__look(socket, path, 1, p) : dsmfs__fail(ENOMEM, "out of memory");
+    uint64_t old = dsmfs__lock();
+    if (!err) {
+        n = snprintf(p->line, sizeof p->line, "%s\n%s", p->path, settings ? settings : "");
+        if (n >= (int)sizeof p->line)
+            err = dsmfs__fail(ENAMETOOLONG, "path and settings are longer than %d bytes", (int)sizeof p->line - 1);
+    }
+    if (!err && !(err = dsmfs__connect(p->socket, &l))) {
+        w.head.op = DSMFS__CREATE;
+        w.head.a = size;
+        w.head.b = perm;
+        w.head.c = flags & DSMFS_EXCL;
+        err = dsmfs__call(l, &w, p->line, -1, 0, 1);
+        dsmfs__sweep();
+    }
+    dsmfs__unlock(old);
+    DSMFS_FREE(p);
+    return err;
+}
+
+DSMFS_API void *dsmfs_data(dsmfs *a) { return a->whole ? a->whole->addr : NULL; }
+DSMFS_API size_t dsmfs_size(dsmfs *a) { return a->size; }
+DSMFS_API int64_t dsmfs_publish(dsmfs *a) { return dsmfs__request(a, DSMFS__PUBLISH, 0, NULL, 0, 0); }
+DSMFS_API int64_t dsmfs_acquire(dsmfs *a) { return dsmfs__request(a, DSMFS__ACQUIRE, 0, NULL, 0, 0); }
+DSMFS_API int64_t dsmfs_sync(dsmfs *a) { return dsmfs__request(a, DSMFS__SYNC, 0, NULL, 0, 0); }
+
+DSMFS_API int64_t dsmfs_wait(dsmfs *a, int64_t version, int64_t timeout_ms)
+{
+    return dsmfs__request(a, DSMFS__WAIT, (uint64_t)version, NULL, 0, timeout_ms);
+}
+
+DSMFS_API int64_t dsmfs_version(dsmfs *a)
+{
+    char text[DSMFS__PAYLOAD + 1], *line;
+    int64_t n = dsmfs__request(a, DSMFS__STATS, 0, text, sizeof text, 0);
+    if (n < 0)
+        return n;
+    for (line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
+        if (!strncmp(line, "version ", 8))
+            return strtoll(line + 8, NULL, 10);
+    return dsmfs__fail(EPROTO, "the stats of %s have no version", a->path);
+}
+
+DSMFS_API int dsmfs_stats(dsmfs *a, char *buf, size_t n)
+{
+    return n ? (int)dsmfs__request(a, DSMFS__STATS, 0, buf, n, 0) : dsmfs__fail(EINVAL, "no room");
+}
+
+DSMFS_API int dsmfs_resize(dsmfs *a, uint64_t size)
+{
+    int64_t got = dsmfs__request(a, DSMFS__RESIZE, size, NULL, 0, 0);
+    int prot = a->access == DSMFS_WRITE ? PROT_READ | PROT_WRITE : PROT_READ, memfd, err;
+    uint64_t old, before;
+    if (got < 0)
+        return (int)got;
+    old = dsmfs__lock();
+    dsmfs__unmap(a);
+    before = a->id;
+    err = memfd = dsmfs__ask(a);
+    if (memfd >= 0) {
+        uint64_t id = a->id;
+        a->id = before;
+        dsmfs__end(a);
+        a->id = id;
+        err = a->size ? dsmfs__map(a, memfd, NULL, a->size, prot, MAP_SHARED, 0, &a->whole) : 0;
+    }
+    if (err < 0)
+        a->size = 0;
+    dsmfs__close(memfd);
+    dsmfs__unlock(old);
+    return err;
+}
+
+DSMFS_API int dsmfs_detach(dsmfs *a)
+{
+    uint64_t old = dsmfs__lock();
+    dsmfs__unmap(a);
+    dsmfs__release(a);
+    dsmfs__unlock(old);
+    return 0;
+}
+
+#endif /* DSMFS_IMPLEMENTATION */

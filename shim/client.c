@@ -1,0 +1,442 @@
+/* The memory side of the preloaded library: which ranges of the program are attached, kept in dsmfs.h's own lists under its
+   lock. Ranges are split where the program unmaps, protects or moves a part of one. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stddef.h>
+
+static void *shim_alloc(size_t n);
+static void shim_free(void *p);
+static void shim_lost(const char *path, const char *text);
+
+#define DSMFS_IMPLEMENTATION
+#define DSMFS_API static __attribute__((unused))
+#define DSMFS_MALLOC(n) shim_alloc(n)
+#define DSMFS_FREE(p) shim_free(p)
+#define DSMFS_LOST(path, text) shim_lost(path, text)
+#include "../include/dsmfs.h"
+
+#include <sys/vfs.h>
+
+#include "shim.h"
+
+_Static_assert((int)SHIM_GUARDED == (int)DSMFS__GUARDED, "one table");
+
+typedef struct dsmfs__range range;
+
+/* The program's malloc may be one that unmaps, which would want the lock that its caller holds. So there is none: every
+   object has pages of its own. They are few. */
+static void *shim_alloc(size_t n)
+{
+    size_t *p = dsmfs__mmap(NULL, n + 16, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return NULL;
+    *p = n + 16;
+    return p + 2;
+}
+
+static void shim_free(void *p)
+{
+    if (p)
+        syscall(SYS_munmap, (size_t *)p - 2, ((size_t *)p)[-2]);
+}
+
+static int is_set(const char *name)
+{
+    const char *v = getenv(name);
+    return v && *v && strcmp(v, "0");
+}
+
+/* Says something once per process, in one write. */
+static void say(const char *format, const char *path, const char *text)
+{
+    static int said;
+    char line[700];
+    int n;
+    if (is_set("DSMFS_QUIET") || __atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
+        return;
+    n = snprintf(line, sizeof line, format, path, text);
+    n = n < (int)sizeof line ? n : (int)sizeof line - 1;
+    line[n - 1] = '\n';
+    if (syscall(SYS_write, 2, line, (size_t)n) < 0)
+        return; /* there is nobody to tell */
+}
+
+static void shim_lost(const char *path, const char *text)
+{
+    say("dsmfs: %.200s is not in the memory of this child of fork: %.400s\n", path, text);
+}
+
+int shim_active(void) { return __atomic_load_n(&dsmfs__ranges, __ATOMIC_ACQUIRE) && getpid() == dsmfs__pid; }
+
+int shim_guarded(int i) { return __atomic_load_n(&dsmfs__guarded[i], __ATOMIC_ACQUIRE) - 1; }
+
+/* Gives a descriptor of ours, whose number the program wants, another number. In a child of vfork that does not hold, for
+   it has the parent's memory and its own descriptors: there the number is free. */
+int shim_move_guarded(int fd)
+{
+    uint64_t old;
+    struct dsmfs__link *l;
+    int to = 0;
+    if (getpid() != dsmfs__pid)
+        return 1;
+    old = dsmfs__lock();
+    for (l = dsmfs__links; l; l = l->next)
+        if (l->fd == fd && l->guard >= 0) {
+            pthread_mutex_lock(&l->mu);
+            to = (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 900);
+            if (to >= 0) {
+                l->fd = to;
+                __atomic_store_n(&dsmfs__guarded[l->guard], to + 1, __ATOMIC_RELEASE);
+            }
+            pthread_mutex_unlock(&l->mu);
+        }
+    dsmfs__unlock(old);
+    return to >= 0;
+}
+
+static long code(long r) { return r == -1 ? -errno : r; }
+
+static char *end_of(const range *r) { return r->addr + r->len; }
+
+static size_t whole_pages(size_t n)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (n + page - 1) / page * page;
+}
+
+static int aligned(const void *p) { return (uintptr_t)p % (size_t)sysconf(_SC_PAGESIZE) == 0; }
+
+static int meets(const range *r, const char *lo, const char *hi) { return r->addr < hi && lo < end_of(r); }
+
+/* Whether [lo, hi) shows something of ours. The lock is held, as in all that follows. */
+static range *first_in(const char *lo, const char *hi)
+{
+    range *r = dsmfs__ranges;
+    while (r && !meets(r, lo, hi))
+        r = r->next;
+    return r;
+}
+
+/* Splits a range at an address in its middle. Its halves are not tracked. */
+static int split(range *r, char *at)
+{
+    range *second = dsmfs__range(r->area, at, (size_t)(end_of(r) - at), r->off + (uint64_t)(at - r->addr), r->prot);
+    if (!second)
+        return -ENOMEM;
+    dsmfs__untrack(r);
+    second->nofork = r->nofork;
+    second->upgradable = r->upgradable;
+    r->len = (size_t)(at - r->addr);
+    return 0;
+}
+
+/* Splits what crosses lo or hi, so that every range is inside or outside of [lo, hi). */
+static int isolate(char *lo, char *hi)
+{
+    range *r = dsmfs__ranges;
+    int err = 0;
+    while (r && !err) {
+        char *at = r->addr < lo && lo < end_of(r) ? lo : r->addr < hi && hi < end_of(r) ? hi : NULL;
+        if (!at) {
+            r = r->next;
+            continue;
+        }
+        err = split(r, at);
+        r = dsmfs__ranges; /* the new half is at the front */
+    }
+    return err;
+}
+
+/* Tracks what can be stored to and is not tracked. */
+static void retrack(void)
+{
+    for (range *r = dsmfs__ranges; r; r = r->next)
+        if ((r->prot & PROT_WRITE) && !r->tracked && !r->area->lost && dsmfs__track(r) < 0)
+            say("dsmfs: stores to %.200s are not seen any more: %.400s\n", r->area->path, dsmfs__text);
+}
+
+/* Takes [lo, hi), which is about to be unmapped, out of the daemon's care, but not yet off the list. */
+static int untrack_in(char *lo, char *hi)
+{
+    int err = isolate(lo, hi);
+    for (range *r = dsmfs__ranges; r && !err; r = r->next)
+        if (meets(r, lo, hi))
+            dsmfs__untrack(r);
+    return err;
+}
+
+static void drop_in(char *lo, char *hi)
+{
+    range *r;
+    while ((r = first_in(lo, hi)))
+        dsmfs__drop(r);
+}
+
+long shim_unmap(void *addr, size_t len)
+{
+    char *lo = addr, *hi = lo + whole_pages(len);
+    int saved = errno;
+    uint64_t old = dsmfs__lock();
+    long r = 0;
+    int ours = aligned(addr) && lo < hi && first_in(lo, hi);
+    if (ours)
+        r = untrack_in(lo, hi);
+    if (!r)
+        r = code(syscall(SYS_munmap, addr, len));
+    if (ours && !r)
+        drop_in(lo, hi);
+    if (ours)
+        retrack();
+    dsmfs__unlock(old);
+    errno = saved;
+    return r;
+}
+
+/* An mmap with MAP_FIXED that is none of ours, over what may be. */
+long shim_map_over(void *addr, size_t len, int prot, int flags, int fd, off_t off)
+{
+    char *lo = addr, *hi = lo + whole_pages(len);
+    int saved = errno;
+    uint64_t old = dsmfs__lock();
+    long r = 0;
+    int ours = aligned(addr) && lo < hi && first_in(lo, hi);
+    if (ours)
+        r = untrack_in(lo, hi);
+    if (!r)
+        r = code((long)dsmfs__mmap(addr, len, prot, flags, fd, (uint64_t)off));
+    if (ours && (r >= 0 || r < -4095))
+        drop_in(lo, hi);
+    if (ours)
+        retrack();
+    dsmfs__unlock(old);
+    errno = saved;
+    return r;
+}
+
+int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, void **out)
+{
+    struct statfs fs;
+    struct stat s;
+    struct dsmfs__place *p;
+    uint64_t old;
+    int saved = errno, err, mode, memfd = -1, access = prot & PROT_WRITE ? DSMFS_WRITE : DSMFS_READ;
+    char *lo = addr, *hi = lo + whole_pages(len);
+    dsmfs *a = NULL;
+    range *r = NULL;
+    if (syscall(SYS_fstatfs, fd, &fs) < 0 || fs.f_type != 0x65735546 /* FUSE_SUPER_MAGIC */ || fstat(fd, &s) < 0 || !S_ISREG(s.st_mode) ||
+        off < 0 || off % (off_t)sysconf(_SC_PAGESIZE) || (mode = (int)syscall(SYS_fcntl, fd, F_GETFL)) < 0 || (mode & O_PATH) ||
+        (mode & O_ACCMODE) == O_WRONLY || (access == DSMFS_WRITE && (mode & O_ACCMODE) != O_RDWR) || !(p = shim_alloc(sizeof *p))) {
+        errno = saved;
+        return -ENODEV; /* or an error that the kernel finds as well */
+    }
+    err = dsmfs__find(fd, NULL, p);
+    if (err == -ENODEV && !p->path[0]) {
+        shim_free(p);
+        errno = saved;
+        return err;
+    }
+    old = dsmfs__lock();
+    if (!err)
+        err = dsmfs__open(p->socket, p->path, s.st_ino, access, &a, &memfd);
+    if (!err && (flags & MAP_FIXED) && aligned(addr) && lo < hi) {
+        err = untrack_in(lo, hi);
+        if (!err)
+            drop_in(lo, hi);
+    }
+    if (!err)
+        err = dsmfs__map(a, memfd, addr, len, prot, flags, (uint64_t)off, &r);
+    if (!err) {
+        r->upgradable = (mode & O_ACCMODE) == O_RDWR;
+        *out = r->addr;
+    }
+    if (a) {
+        a->device = s.st_dev;
+        dsmfs__release(a); /* its ranges keep it */
+    }
+    dsmfs__close(memfd);
+    retrack();
+    dsmfs__unlock(old);
+    if (err)
+        say("dsmfs: %.200s stays on the page cache: %.400s\n", p->path, dsmfs__text);
+    else if (is_set("DSMFS_VERBOSE"))
+        say("dsmfs: %.200s is attached: %.400s\n", p->path, access == DSMFS_WRITE ? "for reading and writing" : "for reading");
+    shim_free(p);
+    errno = saved;
+    return err;
+}
+
+/* Puts in the place of a read-only mapping one that may be stored to: the same memory by a descriptor that allows it. */
+static int upgrade(range *r)
+{
+    dsmfs *a, *before = r->area;
+    int memfd, err = dsmfs__open(before->link->at.sun_path, before->path, before->number, DSMFS_WRITE, &a, &memfd);
+    if (err)
+        return err;
+    a->device = before->device;
+    if (dsmfs__mmap(r->addr, r->len, r->prot, MAP_SHARED | MAP_FIXED, memfd, r->off) == MAP_FAILED ||
+             syscall(SYS_madvise, r->addr, r->len, MADV_DONTFORK) < 0)
+        err = -errno;
+    dsmfs__close(memfd);
+    if (err) {
+        dsmfs__release(a);
+        return err;
+    }
+    r->area = a; /* the use that open took */
+    dsmfs__release(before);
+    return 0;
+}
+
+long shim_protect(void *addr, size_t len, int prot)
+{
+    char *lo = addr, *hi = lo + whole_pages(len);
+    int saved = errno;
+    uint64_t old = dsmfs__lock();
+    long err = 0;
+    int ours = aligned(addr) && lo < hi && first_in(lo, hi);
+    if (ours)
+        err = isolate(lo, hi);
+    for (range *r = dsmfs__ranges; ours && r && !err; r = r->next)
+        if (meets(r, lo, hi) && (prot & PROT_WRITE) && r->area->access == DSMFS_READ && r->upgradable && upgrade(r) < 0)
+            err = -EACCES;
+    if (!err)
+        err = code(syscall(SYS_mprotect, addr, len, prot));
+    for (range *r = dsmfs__ranges; ours && r && !err; r = r->next)
+        if (meets(r, lo, hi))
+            r->prot = prot;
+    if (ours)
+        retrack();
+    dsmfs__unlock(old);
+    errno = saved;
+    return err;
+}
+
+/* Takes note of where a moved or copied range is now. */
+static long moved(range *r, long p, size_t new_len, int copy)
+{
+    if (copy) {
+        range *second = dsmfs__range(r->area, (char *)p, new_len, r->off, r->prot);
+        if (!second) {
+            syscall(SYS_munmap, p, new_len);
+            return -ENOMEM;
+        }
+        second->nofork = r->nofork;
+        second->upgradable = r->upgradable;
+    } else {
+        r->addr = (char *)p;
+        r->len = whole_pages(new_len);
+    }
+    syscall(SYS_madvise, p, new_len, MADV_DONTFORK);
+    return p;
+}
+
+long shim_remap(void *addr, size_t old_len, size_t new_len, int flags, void *at)
+{
+    char *lo = addr, *hi = lo + (old_len ? whole_pages(old_len) : 1), *to = at, *to_end = to + whole_pages(new_len);
+    int saved = errno, copy = !old_len || (flags & MREMAP_DONTUNMAP);
+    uint64_t old = dsmfs__lock();
+    range *r = aligned(addr) ? first_in(lo, hi) : NULL;
+    long p = 0;
+    if (r && (lo < r->addr || end_of(r) < hi))
+        p = -EFAULT; /* as for several mappings of the kernel */
+    if (!p && r && old_len)
+        p = isolate(lo, hi);
+    if (!p && r) {
+        r = first_in(lo, hi);
+        dsmfs__untrack(r); /* also to copy it: the kernel would hand the tracking on */
+    }
+    if (!p && (flags & MREMAP_FIXED) && aligned(at) && to < to_end && (to >= hi || to_end <= lo)) {
+        p = untrack_in(to, to_end);
+        if (!p)
+            drop_in(to, to_end);
+    }
+    if (!p) {
+        p = code((long)syscall(SYS_mremap, addr, old_len, new_len, flags, at));
+        if (r && (p >= 0 || p < -4095))
+            p = moved(r, p, new_len, copy);
+    }
+    retrack();
+    dsmfs__unlock(old);
+    errno = saved;
+    return p;
+}
+
+int shim_set_fork(void *addr, size_t len, int fork)
+{
+    char *lo = addr, *hi = lo + whole_pages(len);
+    int saved = errno;
+    uint64_t old = dsmfs__lock();
+    size_t found = 0;
+    if (aligned(addr) && lo < hi && first_in(lo, hi) && !isolate(lo, hi))
+        for (range *r = dsmfs__ranges; r; r = r->next)
+            if (meets(r, lo, hi)) {
+                r->nofork = !fork;
+                found += r->len;
+            }
+    retrack();
+    dsmfs__unlock(old);
+    errno = saved;
+    return found && found == (size_t)(hi - lo);
+}
+
+/* Publishes each area that is chosen, by one of its attachments, with no lock held: in the order of mount and number, so that
+   what others attach and detach meanwhile confuses nobody. */
+static int sync_areas(int (*chosen)(const dsmfs *, const void *), const void *arg)
+{
+    int saved = errno, err = 0, any = 0;
+    dev_t device = 0;
+    uint64_t number = 0, old = dsmfs__lock();
+    for (;;) {
+        dsmfs *next = NULL, *a;
+        for (a = dsmfs__areas; a; a = a->next)
+            if (chosen(a, arg) && (!any || a->device > device || (a->device == device && a->number > number)) &&
+                (!next || a->device < next->device || (a->device == next->device && a->number < next->number) ||
+                 (a->device == next->device && a->number == next->number && a->access > next->access)))
+                next = a;
+        if (!next)
+            break;
+        any = 1;
+        device = next->device;
+        number = next->number;
+        next->refs++;
+        dsmfs__unlock(old);
+        int64_t r = dsmfs_sync(next);
+        err = r < 0 && !err ? (int)r : err;
+        old = dsmfs__lock();
+        dsmfs__release(next);
+    }
+    dsmfs__unlock(old);
+    errno = saved;
+    return err;
+}
+
+struct interval { char *lo, *hi; };
+
+static int shows(const dsmfs *a, const void *arg)
+{
+    const struct interval *i = arg;
+    for (range *r = dsmfs__ranges; r; r = r->next)
+        if (r->area == a && meets(r, i->lo, i->hi))
+            return 1;
+    return 0;
+}
+
+int shim_sync_range(void *addr, size_t len)
+{
+    struct interval i = {addr, (char *)addr + whole_pages(len)};
+    return sync_areas(shows, &i);
+}
+
+struct inode { dev_t dev; ino_t ino; };
+
+static int is_inode(const dsmfs *a, const void *arg)
+{
+    const struct inode *i = arg;
+    return a->number == i->ino && a->device == i->dev;
+}
+
+int shim_sync_inode(dev_t dev, ino_t ino)
+{
+    struct inode i = {dev, ino};
+    return sync_areas(is_inode, &i);
+}

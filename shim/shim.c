@@ -1,0 +1,177 @@
+/*
+The library that dsmfs run preloads into programs. It takes the place of the calls of libc by which programs map files, so that a
+shared mapping of a file of a dsmfs mount is the node's working copy itself: the memory plane, with nothing changed in the program.
+
+    program ── mmap(fd, MAP_SHARED) ──> attach, memfd, mmap at the same place with the same flags
+            ── msync, fsync ─────────-> SYNC, then the kernel's call
+            ── munmap, mremap, mprotect, madvise: the daemon is told, then the kernel's call
+            ── read, write, ftruncate: not touched; FUSE serves them from the same working copy
+
+Whatever cannot be attached stays a mapping of the kernel's page cache, and one line on stderr says why. A child of fork attaches again
+by itself (dsmfs.h). All real calls are raw system calls: no dlsym, so no call comes back here, none is too early, and none
+allocates. The price is that msync, fsync and close are no cancellation points of threads.
+
+DSMFS_QUIET=1 silences the line, DSMFS_VERBOSE=1 prints one, too, when all is well.
+*/
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "shim.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/close_range.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* result is what libc makes of a system call's. */
+static long result(long r)
+{
+    if (r >= 0 || r < -4095)
+        return r;
+    errno = (int)-r;
+    return -1;
+}
+
+/* raw is syscall(2) with -errno as the result, and errno left alone. */
+static long raw(long number, long a, long b, long c, long d, long e, long f)
+{
+    int saved = errno;
+    long r = syscall(number, a, b, c, d, e, f);
+    if (r == -1)
+        r = -errno;
+    errno = saved;
+    return r;
+}
+
+#define RAW(number, a, b, c, d, e, f) raw(number, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
+
+EXPORT void *mmap(void *addr, size_t len, int prot, int flags, int fd, off_t off)
+{
+    int type = flags & MAP_TYPE;
+    void *p;
+    if (fd >= 0 && len && (type == MAP_SHARED || type == MAP_SHARED_VALIDATE) &&
+        !(flags & (MAP_ANONYMOUS | MAP_HUGETLB | MAP_SYNC)) && !(prot & PROT_EXEC) && shim_map(addr, len, prot, flags, fd, off, &p) == 0)
+        return p;
+    if ((flags & MAP_FIXED) && shim_active())
+        return (void *)result(shim_map_over(addr, len, prot, flags, fd, off));
+    return (void *)result(RAW(SYS_mmap, addr, len, prot, flags, fd, off));
+}
+
+EXPORT void *mmap64(void *addr, size_t len, int prot, int flags, int fd, off_t off) __attribute__((alias("mmap")));
+
+EXPORT int munmap(void *addr, size_t len)
+{
+    return (int)result(shim_active() ? shim_unmap(addr, len) : RAW(SYS_munmap, addr, len, 0, 0, 0, 0));
+}
+
+EXPORT void *mremap(void *old, size_t old_len, size_t new_len, int flags, ...)
+{
+    void *at = NULL;
+    if (flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) {
+        va_list args;
+        va_start(args, flags);
+        at = va_arg(args, void *);
+        va_end(args);
+    }
+    return (void *)result(shim_active() ? shim_remap(old, old_len, new_len, flags, at) : RAW(SYS_mremap, old, old_len, new_len, flags, at, 0));
+}
+
+EXPORT int mprotect(void *addr, size_t len, int prot)
+{
+    return (int)result(shim_active() ? shim_protect(addr, len, prot) : RAW(SYS_mprotect, addr, len, prot, 0, 0, 0));
+}
+
+/* The kernel checks the arguments; MS_ASYNC publishes like MS_SYNC, for nobody else would. */
+EXPORT int msync(void *addr, size_t len, int flags)
+{
+    long r = RAW(SYS_msync, addr, len, flags, 0, 0, 0);
+    if (r == 0 && shim_active() && flags & (MS_SYNC | MS_ASYNC))
+        r = shim_sync_range(addr, len);
+    return (int)result(r);
+}
+
+/* What a program says of fork is kept here, for all of ours have MADV_DONTFORK in the kernel. The rest acts on a memfd as on
+   a file: DONTNEED drops what is mapped and not what is stored, REMOVE punches a hole. */
+EXPORT int madvise(void *addr, size_t len, int advice)
+{
+    if ((advice == MADV_DOFORK || advice == MADV_DONTFORK) && shim_active() && shim_set_fork(addr, len, advice == MADV_DOFORK))
+        return 0;
+    return (int)result(RAW(SYS_madvise, addr, len, advice, 0, 0, 0));
+}
+
+static int sync_file(int fd, long number)
+{
+    struct stat s;
+    int saved = errno;
+    long r = 0, real;
+    if (shim_active() && fstat(fd, &s) == 0 && S_ISREG(s.st_mode))
+        r = shim_sync_inode(s.st_dev, s.st_ino);
+    errno = saved;
+    real = RAW(number, fd, 0, 0, 0, 0, 0);
+    return (int)result(r < 0 ? r : real);
+}
+
+EXPORT int fsync(int fd) { return sync_file(fd, SYS_fsync); }
+EXPORT int fdatasync(int fd) { return sync_file(fd, SYS_fdatasync); }
+
+/* Programs that become daemons close all descriptors, and with the library's own they would end the attachments in
+   silence. So those are not to be closed: for the program they are none. */
+
+static int is_guarded(int fd)
+{
+    for (int i = 0; fd >= 0 && i < SHIM_GUARDED; i++)
+        if (shim_guarded(i) == fd)
+            return 1;
+    return 0;
+}
+
+EXPORT int close(int fd) { return (int)result(is_guarded(fd) ? -EBADF : RAW(SYS_close, fd, 0, 0, 0, 0, 0)); }
+
+EXPORT int close_range(unsigned int first, unsigned int last, int flags)
+{
+    while (first <= last) {
+        unsigned int end = last;
+        long r = 0;
+        for (int i = 0; i < SHIM_GUARDED && !(flags & CLOSE_RANGE_CLOEXEC); i++) {
+            int fd = shim_guarded(i);
+            if (fd >= 0 && (unsigned int)fd >= first && (unsigned int)fd <= end)
+                end = (unsigned int)fd;
+        }
+        if (is_guarded((int)end) && !(flags & CLOSE_RANGE_CLOEXEC))
+            r = end > first ? RAW(SYS_close_range, first, end - 1, flags, 0, 0, 0) : 0;
+        else
+            r = RAW(SYS_close_range, first, end, flags, 0, 0, 0);
+        if (r < 0 || end == last)
+            return (int)result(r);
+        first = end + 1;
+    }
+    return (int)result(RAW(SYS_close_range, first, last, flags, 0, 0, 0)); /* EINVAL */
+}
+
+EXPORT void closefrom(int first)
+{
+    int saved = errno;
+    if (first < 0)
+        first = 0;
+    if (close_range((unsigned int)first, UINT_MAX, 0) < 0) /* before Linux 5.9 */
+        for (long fd = first, end = sysconf(_SC_OPEN_MAX); fd < end; fd++)
+            close((int)fd);
+    errno = saved;
+}
+
+EXPORT int dup2(int old, int new)
+{
+    if (old != new && is_guarded(new) && !shim_move_guarded(new))
+        return (int)result(-EBUSY);
+    return (int)result(old == new ? RAW(SYS_fcntl, old, 1 /* F_GETFD */, 0, 0, 0, 0) < 0 ? -EBADF : new : RAW(SYS_dup3, old, new, 0, 0, 0, 0));
+}
+
+EXPORT int dup3(int old, int new, int flags)
+{
+    if (old != new && is_guarded(new) && !shim_move_guarded(new))
+        return (int)result(-EBUSY);
+    return (int)result(RAW(SYS_dup3, old, new, flags, 0, 0, 0));
+}
