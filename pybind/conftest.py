@@ -1,0 +1,98 @@
+"""Fixtures: a cluster of three nodes for all tests, and programs that run beside them.
+
+pytest puts this directory into sys.path because of this file: the tests need no installation.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dsmfs
+import hypothesis
+import pytest
+
+HERE = Path(__file__).parent
+BUILT = HERE.parent / "bin" / "dsmfs"
+if "DSMFS_BINARY" not in os.environ and BUILT.exists():
+    os.environ["DSMFS_BINARY"] = str(BUILT)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+os.environ.pop("DSMFS_ATTACH", None)
+
+# Examples that failed are printed, so that nothing needs to be kept in the tree.
+hypothesis.settings.register_profile("dsmfs", database=None, print_blob=True)
+hypothesis.settings.load_profile("dsmfs")
+
+LIMIT = 60  # seconds that a program of a test may take
+
+
+def missing() -> str | None:
+    """Return why this machine cannot mount, None if it can."""
+    if os.geteuid() != 0:
+        return "mounting needs root"
+    if not os.path.exists("/dev/fuse"):
+        return "there is no /dev/fuse"
+    try:
+        dsmfs.find_binary()
+    except dsmfs.NotFoundError as e:
+        return str(e.strerror)
+    return None
+
+
+@pytest.fixture(scope="session")
+def binary() -> str:
+    """The path of dsmfs, on a machine that can mount."""
+    why = missing()
+    if why is not None:
+        pytest.skip(why)
+    return dsmfs.find_binary()
+
+
+@pytest.fixture(scope="session")
+def cluster_of_three(binary: str) -> Iterator[dsmfs.Cluster]:
+    """One cluster for all tests."""
+    with dsmfs.cluster(3, memory="512MiB") as nodes:
+        yield nodes
+    assert nodes.directory not in Path("/proc/self/mountinfo").read_text(), "the cluster left a mount"
+    assert not os.path.exists(nodes.directory)
+
+
+@pytest.fixture(params=["page-cache", "memory"])
+def nodes(
+    cluster_of_three: dsmfs.Cluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dsmfs.Cluster]:
+    """Three nodes of one filesystem, which is empty before and after the test; on either plane."""
+    if request.param == "memory" and not os.path.exists(cluster_of_three[0] / ".dsm/attach"):
+        pytest.skip("this dsmfs has no /.dsm/attach")
+    monkeypatch.setenv("DSMFS_PLANE", request.param)
+    assert list(cluster_of_three[0].areas) == []
+    yield cluster_of_three
+    for directory, below, files in os.walk(cluster_of_three[0].path, topdown=False):
+        for name in files:
+            os.unlink(os.path.join(directory, name))
+        for name in below:
+            os.rmdir(os.path.join(directory, name))
+
+
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def program() -> Program:
+    """Runs Python code with arguments in a process of its own; fails the test if that fails."""
+
+    def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
+        assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}{done.stderr}"
+        return done
+
+    return run

@@ -1,0 +1,62 @@
+"""Memory shared between machines, as NumPy arrays and torch tensors.
+
+>>> import dsmfs
+>>> with dsmfs.open("/mnt/dsm/w.npy") as w:  # doctest: +SKIP
+...     w.array[:] += gradient
+...     w.sync()
+
+An area is a file of a dsmfs mount. :func:`open` and :func:`create` give its memory: at the speed of DRAM if
+the daemon hands it out (the memory plane), else through the kernel's page cache.
+"""
+
+from ._area import Area, version_time
+from ._binary import find_binary
+from ._cluster import Cluster, cluster
+from ._errors import (
+    AccessError,
+    ClosedError,
+    DirectoryError,
+    DisconnectedError,
+    Error,
+    ExistsError,
+    FormatError,
+    NodeError,
+    NotFoundError,
+    NotMountedError,
+    OperationError,
+    PlaneUnavailableError,
+    TimedOutError,
+)
+from ._filesystem import AreaInfo, Areas, Filesystem, Member, mount
+from ._open import PlaneWarning, create, open
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccessError",
+    "Area",
+    "AreaInfo",
+    "Areas",
+    "ClosedError",
+    "Cluster",
+    "DirectoryError",
+    "DisconnectedError",
+    "Error",
+    "ExistsError",
+    "Filesystem",
+    "FormatError",
+    "Member",
+    "NodeError",
+    "NotFoundError",
+    "NotMountedError",
+    "OperationError",
+    "PlaneUnavailableError",
+    "PlaneWarning",
+    "TimedOutError",
+    "cluster",
+    "create",
+    "find_binary",
+    "mount",
+    "open",
+    "version_time",
+]

@@ -1,0 +1,355 @@
+"""One area, open in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import html
+import math
+import os
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._errors import ClosedError, DisconnectedError, OperationError, translated
+from ._mounts import Location
+from ._npy import is_bfloat16
+from ._plane import Mapping, Plane
+
+if TYPE_CHECKING:
+    import torch
+
+_LOGICAL_BITS = 12
+SETTINGS = ("mode", "merge", "dtype", "apply", "interval")
+
+
+def version_time(version: int) -> float:
+    """Return when a version was made.
+
+    Parameters
+    ----------
+    version
+        A hybrid logical clock: the upper 52 bits are microseconds since 1970, the lower 12 count
+        events within one.
+
+    Returns
+    -------
+    float
+        Seconds since 1970, as of `time.time`, by the clock of the node that made it.
+        0.0 for version 0, which is before every publish.
+    """
+    return (version >> _LOGICAL_BITS) / 1e6
+
+
+def interval_value(interval: float | str) -> str:
+    """Return an interval as dsmfs takes it; numbers are seconds."""
+    return interval if isinstance(interval, str) else f"{interval:.6f}s"
+
+
+class Area:
+    """An area: an array in memory that all nodes share.
+
+    Made by :func:`dsmfs.open` and :func:`dsmfs.create`. It is a context manager that closes it. Methods
+    may be called from any thread.
+
+    Attributes
+    ----------
+    array : numpy.ndarray
+        The shared memory itself, of the shape and type in the ``.npy`` header. Read-only for mode ``r``. It (or
+        any view of it) keeps the memory mapped, tracked and published, even without the Area.
+    mode : str
+        ``r`` or ``r+``.
+    """
+
+    def __init__(self, where: Location, mode: str, plane: Plane, mapping: Mapping, array: npt.NDArray[Any]) -> None:
+        self._where = where
+        self._plane: Plane | None = plane
+        self._mapping: Mapping | None = mapping
+        self._array = array
+        self._name = plane.name
+        self.mode = mode
+
+    @property
+    def path(self) -> str:
+        """The path in the mount, or from the root of the filesystem where there is no mount."""
+        return str(self._where)
+
+    @property
+    def plane(self) -> str:
+        """``memory`` or ``page-cache``."""
+        return self._name
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._plane is None
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The shared memory, of any shape and element type.
+
+        Assigning to it stores into the memory: ``w.array += 1``, ``w.array = 0``.
+        """
+        self._open()
+        return self._array
+
+    @array.setter
+    def array(self, values: npt.ArrayLike) -> None:
+        self._open()
+        if values is not self._array:  # it is after +=
+            self._array[...] = values
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The lengths of the array's dimensions."""
+        return self._array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the array's elements; for bfloat16 see :meth:`tensor`."""
+        return self._array.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the array."""
+        return self._array.nbytes
+
+    def tensor(self) -> torch.Tensor:
+        """Return a torch tensor in the same memory, of the shape of the array.
+
+        bfloat16 areas are ``torch.bfloat16``. There are no read-only tensors: with mode ``r`` a store to it is a
+        SIGSEGV.
+
+        Raises
+        ------
+        ImportError
+            PyTorch is not installed.
+        TypeError
+            It has no such element type.
+        """
+        import warnings
+
+        import torch
+
+        array = self.array
+        brain = is_bfloat16(array.dtype)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*not writable", category=UserWarning)
+            tensor = torch.from_numpy(array.view(np.int16) if brain else array)
+        return tensor.view(torch.bfloat16) if brain else tensor
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Return the shared memory itself, or a copy if one is wanted or another type is."""
+        if dtype is not None and np.dtype(dtype) != self.dtype:
+            if copy is False:
+                raise ValueError(f"{self.dtype} as {np.dtype(dtype)} needs a copy")
+            return self.array.astype(dtype)
+        return self.array.copy() if copy else self.array
+
+    def publish(self) -> int:
+        """Make this node's stores to the area visible to all nodes.
+
+        Returns once the homes have merged them. What others published does not enter memory by it if the
+        area is one of those where that happens in :meth:`sync` only (``apply=sync``, the default of ``sum``).
+
+        Returns
+        -------
+        int
+            A version that contains the stores made before.
+
+        Raises
+        ------
+        AccessError
+            Mode is ``r``.
+        TimedOutError
+            A home does not answer. The stores stay and are published later.
+        DisconnectedError
+            The daemon of this node has ended.
+        """
+        return self._open().publish()
+
+    def acquire(self) -> int:
+        """Bring memory up to every publish, on any node, that completed before the call.
+
+        Returns
+        -------
+        int
+            A version that memory has now.
+
+        Raises
+        ------
+        TimedOutError, DisconnectedError
+            As for :meth:`publish`.
+        """
+        return self._open().acquire()
+
+    def sync(self) -> int:
+        """Publish, and let others' updates in: what msync and ``numpy.memmap.flush`` do.
+
+        In a loop that loads, computes and stores on an area that is summed, call it where the loop can
+        take changed values. With mode ``r`` it is :meth:`acquire`.
+
+        Returns
+        -------
+        int
+            A version that contains the stores made before.
+
+        Raises
+        ------
+        TimedOutError, DisconnectedError
+            As for :meth:`publish`.
+        """
+        return self._open().sync()
+
+    def wait(self, version: int, timeout: float | None = None) -> int:
+        """Wait until memory has a version.
+
+        Parameters
+        ----------
+        version
+            Of this area, from :meth:`publish`, :meth:`sync` or :attr:`version` on any node.
+        timeout
+            Seconds; None: no limit.
+
+        Returns
+        -------
+        int
+            The version that memory has, at least `version`.
+
+        Raises
+        ------
+        TimedOutError
+            It did not come in time.
+        """
+        return self._open().wait(version, timeout)
+
+    @property
+    def version(self) -> int:
+        """The newest version of the area that this node knows of; 0 before every publish.
+
+        In the memory plane that is what memory has. In the page-cache plane it is what the
+        homes have, which is in memory after :meth:`acquire`. Versions of an area grow.
+        """
+        return self._open().version()
+
+    @property
+    def staleness(self) -> float:
+        """Seconds since the newest update of the area that this node knows of was made.
+
+        The time is in :attr:`version`; the clock of the node that made it may differ from
+        this one's. ``inf`` before every publish.
+        """
+        version = self.version
+        return max(0.0, time.time() - version_time(version)) if version else math.inf
+
+    @property
+    def stats(self) -> dict[str, int | float | str]:
+        """Figures about the area on this node, by name; times and sizes say their unit in the name."""
+        return {"plane": self._name, **self._open().stats()}
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The rules of the area: `mode`, `merge`, `dtype`, `apply` and `interval`, as ``user.dsm.*`` has them."""
+        path = self._file()
+        with translated(path, "settings"):
+            return {k: os.getxattr(path, f"user.dsm.{k}").decode() for k in SETTINGS}
+
+    def configure(
+        self, *, merge: str | None = None, apply: str | None = None, interval: float | str | None = None
+    ) -> None:
+        """Change rules of the area, on all nodes.
+
+        Parameters
+        ----------
+        merge, apply, interval
+            As in :func:`dsmfs.create`. None leaves a rule as it is.
+
+        Raises
+        ------
+        OperationError
+            EINVAL: there is no such rule or value.
+        """
+        path = self._file()
+        values = {"merge": merge, "apply": apply, "interval": None if interval is None else interval_value(interval)}
+        for key, value in values.items():
+            if value is not None:
+                with translated(path, f"{key}={value}"):
+                    os.setxattr(path, f"user.dsm.{key}", value.encode())
+
+    def close(self) -> None:
+        """Publish what is not yet, and end the area here. More calls do nothing.
+
+        Arrays and tensors that are left stay valid memory, but what is stored into them afterwards may be published by
+        nobody; :attr:`array` itself becomes read-only.
+
+        Raises
+        ------
+        TimedOutError
+            As for :meth:`publish`; the area is closed all the same.
+        """
+        plane, self._plane = self._plane, None
+        if plane is None:
+            return
+        self._mapping = None
+        # Shape and type stay, the memory goes with its last user.
+        array, self._array = self._array, np.broadcast_to(np.empty((), self._array.dtype), self._array.shape)
+        try:
+            if plane.writable:
+                array.flags.writeable = False
+                # Said by every call before: the memory is this process's own.
+                with contextlib.suppress(DisconnectedError):
+                    plane.publish()
+        finally:
+            plane.close()
+
+    def __enter__(self) -> Area:
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else self._name
+        return f"<dsmfs.Area {self.path!r} {self.shape} {self.dtype} {self.mode!r} {state}>"
+
+    def _repr_html_(self) -> str:
+        rows: dict[str, object] = {
+            "shape": self.shape,
+            "dtype": self.dtype,
+            "bytes": f"{self.nbytes:,}",
+            "mode": self.mode,
+            "plane": "closed" if self.closed else self._name,
+        }
+        if not self.closed:
+            try:
+                rows["version"] = self.version
+                rows["staleness"] = f"{self.staleness:.3f} s"
+                rows.update(self.settings)
+            except OperationError as e:
+                rows["error"] = e
+        return html_table(self.path, rows)
+
+    def _open(self) -> Plane:
+        if self._plane is None:
+            raise ClosedError(f"{self.path} is closed")
+        return self._plane
+
+    def _file(self) -> str:
+        self._open()
+        if self._where.path is None:
+            raise OperationError(
+                errno.EOPNOTSUPP, "the rules of an area are reached through a mount, and there is none here", self.path
+            )
+        return self._where.path
+
+
+def html_table(title: str, rows: dict[str, object]) -> str:
+    """Return a table with a line for each of `rows`."""
+    body = "".join(f"<tr><th>{html.escape(str(k))}</th><td>{html.escape(str(v))}</td></tr>" for k, v in rows.items())
+    return f"<table><caption>{html.escape(title)}</caption>{body}</table>"

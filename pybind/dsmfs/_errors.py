@@ -1,0 +1,123 @@
+"""What goes wrong, in one hierarchy below :class:`Error`.
+
+What the system reports is also the built-in exception that belongs to its
+errno: ``except PermissionError`` catches :class:`AccessError`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Error(Exception):
+    """Every exception that this package raises on purpose."""
+
+
+class OperationError(Error, OSError):
+    """The daemon or the kernel refused; ``errno`` and ``strerror`` say why."""
+
+
+class NotFoundError(OperationError, FileNotFoundError):
+    """There is no such area, or no such directory."""
+
+
+class ExistsError(OperationError, FileExistsError):
+    """The area is there already."""
+
+
+class AccessError(OperationError, PermissionError):
+    """Owner, group and mode of the area do not allow it."""
+
+
+class DirectoryError(OperationError, IsADirectoryError):
+    """The path is a directory, not an area."""
+
+
+class TimedOutError(OperationError, TimeoutError):
+    """It took longer than allowed. Stores stay and are published later."""
+
+
+class DisconnectedError(OperationError, ConnectionError):
+    """The daemon of this node has ended. Attached memory is this process's own from then on."""
+
+
+class NotMountedError(OperationError):
+    """The path is in no dsmfs mount."""
+
+
+class PlaneUnavailableError(OperationError):
+    """The memory plane was asked for and is not to be had; the text says why."""
+
+
+class ClosedError(Error, ValueError):
+    """The area was closed."""
+
+
+class FormatError(Error, ValueError):
+    """The area holds something else than was asked for, or elements that cannot be merged so."""
+
+
+class NodeError(Error, RuntimeError):
+    """A node did not start, or did not end cleanly.
+
+    Attributes
+    ----------
+    code : int
+        Exit code of ``dsmfs``; ``dsmfs help`` lists them.
+    """
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+_CLASSES: dict[int, type[OperationError]] = {
+    errno.ENOENT: NotFoundError,
+    errno.ENOTDIR: NotFoundError,
+    errno.EEXIST: ExistsError,
+    errno.EACCES: AccessError,
+    errno.EPERM: AccessError,
+    errno.EROFS: AccessError,
+    errno.EISDIR: DirectoryError,
+    errno.ETIMEDOUT: TimedOutError,
+    errno.ENOTCONN: DisconnectedError,
+    errno.EPIPE: DisconnectedError,
+    errno.ECONNRESET: DisconnectedError,
+    errno.ECONNREFUSED: DisconnectedError,
+    errno.ECONNABORTED: DisconnectedError,
+}
+
+
+def from_errno(code: int, text: str = "", path: str | None = None) -> OperationError:
+    """Return the exception for an errno.
+
+    Parameters
+    ----------
+    code
+        An errno.
+    text
+        What went wrong, for people; without one, what the system says of `code`.
+    path
+        Of the area.
+    """
+    cls = _CLASSES.get(code, OperationError)
+    text = text.strip() or os.strerror(code)
+    return cls(code, text) if path is None else cls(code, text, path)
+
+
+@contextmanager
+def translated(path: str | None = None, doing: str = "") -> Iterator[None]:
+    """Turn an OSError of the body into the :class:`Error` of its errno, and say in each what it is about."""
+    try:
+        yield
+    except OperationError as e:
+        if e.filename is None:
+            e.filename = path
+            e.strerror = f"{doing}: {e.strerror}" if doing else e.strerror
+        raise
+    except OSError as e:
+        text = e.strerror or str(e)
+        raise from_errno(e.errno or errno.EIO, f"{doing}: {text}" if doing else text, path) from e

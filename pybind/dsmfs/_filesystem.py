@@ -1,0 +1,270 @@
+"""A mount as a whole: its members and its areas."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ._area import SETTINGS, Area, html_table
+from ._binary import run_binary
+from ._errors import NotMountedError, translated
+from ._mounts import CONTROL, find_mount
+from ._open import create, open
+from ._plane import parse_stats
+
+_START_LIMIT, _STOP_LIMIT = 120.0, 120.0  # seconds for dsmfs mount and umount
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node of the cluster, as ``/.dsm/members`` shows it. `budget` is its memory for areas, in bytes."""
+
+    id: str
+    name: str
+    address: str
+    state: str
+    voter: bool
+    leaving: bool
+    budget: int
+
+    @classmethod
+    def parse(cls, line: str) -> Member:
+        """Read a line ``ID key=value ...``; keys of newer daemons are skipped."""
+        ident, *pairs = line.split()
+        has = dict(p.split("=", 1) for p in pairs)
+        return cls(
+            id=ident,
+            name=has.get("name", ""),
+            address=has.get("addr", ""),
+            state=has.get("state", ""),
+            voter=has.get("voter") == "1",
+            leaving=has.get("leaving") == "1",
+            budget=int(has.get("budget", "0")),
+        )
+
+
+@dataclass(frozen=True)
+class AreaInfo:
+    """An area that need not be open. Sizes are in bytes; `resident` is what of it is in memory on this node."""
+
+    name: str
+    path: str
+    size: int
+    resident: int
+    settings: dict[str, str]
+
+    def open(self, mode: str = "r+", **options: Any) -> Area:
+        """Open it: see :func:`dsmfs.open`."""
+        return open(self.path, mode, **options)
+
+
+class Areas(Mapping[str, AreaInfo]):
+    """The areas of a filesystem by name: the path from its root, without a slash at the start.
+
+    A live view: every use looks at the mount.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def __iter__(self) -> Iterator[str]:
+        for directory, below, files in os.walk(self._root):
+            below.sort()
+            for name in sorted(files):
+                path = os.path.join(directory, name)
+                if not os.path.islink(path):
+                    yield os.path.relpath(path, self._root)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, name: str) -> AreaInfo:
+        path = os.path.join(self._root, name)
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise KeyError(name) from None
+        if not stat.S_ISREG(status.st_mode):
+            raise KeyError(name)
+        with translated(path):
+            settings = {k: os.getxattr(path, f"user.dsm.{k}").decode() for k in SETTINGS}
+        return AreaInfo(name, path, status.st_size, 512 * status.st_blocks, settings)
+
+    def __repr__(self) -> str:
+        return f"<dsmfs.Areas of {self._root!r}: {len(self)}>"
+
+    def _repr_html_(self) -> str:
+        rows: dict[str, object] = {}
+        for name in self:
+            try:
+                area = self[name]
+            except KeyError:  # gone meanwhile
+                continue
+            rows[name] = (
+                f"{area.size:,} bytes, {area.resident:,} here, {area.settings['merge']}, {area.settings['dtype']}"
+            )
+        return html_table(f"areas of {self._root}", rows)
+
+
+class Filesystem:
+    """A dsmfs mount of this machine.
+
+    It is path-like (``os.path.join(fs, 'w.npy')``). As a context manager it unmounts if :func:`mount`
+    mounted it.
+
+    Parameters
+    ----------
+    path
+        Anything in the mount.
+
+    Raises
+    ------
+    NotMountedError
+        The path is in no dsmfs mount.
+
+    Attributes
+    ----------
+    path : str
+        The mount point.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        given = os.fsdecode(path)
+        found = find_mount(os.path.realpath(given))
+        if found is None:
+            raise NotMountedError(errno.ENODEV, "in no dsmfs mount of this machine", given)
+        self.path = found.point
+        self._owned = False
+
+    @property
+    def version(self) -> str:
+        """The version of the daemon."""
+        return self._control("version").strip()
+
+    @property
+    def config(self) -> dict[str, int | float | str]:
+        """What the daemon was started with, by name."""
+        return parse_stats(self._control("config"))
+
+    @property
+    def stats(self) -> dict[str, int | float | str]:
+        """Counters of this node since its start, by name."""
+        return parse_stats(self._control("stats"))
+
+    @property
+    def members(self) -> list[Member]:
+        """The nodes of the cluster."""
+        return [Member.parse(line) for line in self._control("members").splitlines() if line.strip()]
+
+    @property
+    def areas(self) -> Areas:
+        """The areas, by name."""
+        return Areas(self.path)
+
+    def open(self, name: str, mode: str = "r+", **options: Any) -> Area:
+        """Open an area by its path from the root: see :func:`dsmfs.open`."""
+        return open(self / name, mode, **options)
+
+    def create(self, name: str, shape: int | tuple[int, ...], dtype: Any, **options: Any) -> Area:
+        """Make an area by its path from the root, and the directories above it: see :func:`dsmfs.create`."""
+        path = self / name
+        with translated(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        return create(path, shape, dtype, **options)
+
+    def unmount(self) -> None:
+        """Publish everything, leave the cluster, unmount.
+
+        Raises
+        ------
+        NodeError
+            Something uses the mount, or the node did not leave cleanly; the text says what.
+        """
+        self._owned = False
+        run_binary(["umount", self.path], _STOP_LIMIT)
+
+    def __enter__(self) -> Filesystem:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._owned:
+            self.unmount()
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def __truediv__(self, name: str) -> str:
+        return os.path.join(self.path, name.lstrip("/"))
+
+    def __repr__(self) -> str:
+        return f"<dsmfs.Filesystem {self.path!r}>"
+
+    def _repr_html_(self) -> str:
+        members: dict[str, object] = {
+            m.name: f"{m.address}, {m.state}{', votes' if m.voter else ''}{', leaving' if m.leaving else ''}"
+            for m in self.members
+        }
+        return html_table(f"dsmfs {self.version} at {self.path}", members) + self.areas._repr_html_()
+
+    def _control(self, name: str) -> str:
+        path = os.path.join(self.path, CONTROL, name)
+        with translated(path):
+            return Path(path).read_text(encoding="utf-8")
+
+
+def mount(
+    path: str | os.PathLike[str],
+    *,
+    join: str | Sequence[str] = (),
+    listen: str | None = None,
+    memory: int | str | None = None,
+    name: str | None = None,
+    insecure: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> Filesystem:
+    """Start a node of this machine, or find the one that is there.
+
+    Parameters
+    ----------
+    path
+        The mount point; made if it is missing. If it is a dsmfs mount already, the other parameters mean nothing,
+        and the end of the context does not unmount it.
+    join
+        ``HOST[:PORT]`` of nodes of the cluster. None: the first node of a new one.
+    listen, memory, name, insecure
+        As the flags of ``dsmfs mount``; `memory` in bytes, or text such as ``2GiB``.
+    options
+        Other flags by name, as ``-o`` takes them.
+
+    Raises
+    ------
+    NodeError
+        It did not start; the text is what the daemon said, `code` the exit code.
+    """
+    point = os.path.realpath(os.fsdecode(path))
+    there = find_mount(point)
+    if there is not None and there.point == point:
+        return Filesystem(point)
+    with translated(point):
+        os.makedirs(point, exist_ok=True)
+    command = ["mount", point]
+    for host in [join] if isinstance(join, str) else join:
+        command += ["--join", host]
+    flags = {"listen": listen, "memory": None if memory is None else str(memory), "name": name, **(options or {})}
+    for flag, value in flags.items():
+        if value is not None:
+            command += [f"--{flag}", value]
+    if insecure:
+        command.append("--insecure")
+    run_binary(command, _START_LIMIT)
+    filesystem = Filesystem(point)
+    filesystem._owned = True
+    return filesystem

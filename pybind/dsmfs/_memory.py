@@ -1,0 +1,258 @@
+"""The memory plane: the daemon hands out the memory of an area itself (docs/attach.md)."""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import threading
+import warnings
+import weakref
+
+import numpy as np
+
+from . import _linux
+from ._errors import AccessError, DisconnectedError, OperationError, PlaneUnavailableError, TimedOutError, translated
+from ._plane import Mapping, parse_stats
+from ._wire import Connection, Op
+
+_READ, _WRITE = 1, 3
+_WANTS_USERFAULTFD = 1
+#: How stores are found, by the number that TRACK answers.
+TRACKING = {0: "none", 1: "wp-async", 2: "wp-faults", 3: "comparing"}
+
+_registry = threading.RLock()  # guards _planes; held across fork
+_planes: weakref.WeakSet[MemoryPlane] = weakref.WeakSet()
+
+
+class MemoryPlane:
+    """An area that this process is attached to, by a connection of its own.
+
+    Parameters
+    ----------
+    socket
+        Path of the daemon's socket.
+    path
+        Of the area, from the root of the filesystem.
+    shown
+        The path for error texts.
+    writable
+        Whether to attach for writing.
+
+    Raises
+    ------
+    PlaneUnavailableError
+        There is no memory plane for this area, daemon or machine.
+    OperationError
+        The daemon refuses this program: see docs/attach.md.
+
+    Notes
+    -----
+    A forked child is attached again at the same address before Python code of it runs, by a connection of its
+    own. If that fails its mapping is made inaccessible: SIGSEGV, never stores that nobody sees.
+    """
+
+    name = "memory"
+
+    def __init__(self, socket: str, path: str, shown: str, writable: bool) -> None:
+        self._socket = socket
+        self._inside = path
+        self._path = shown
+        self.writable = writable
+        self._address = 0
+        self.tracking = TRACKING[0]
+        self._connection: Connection | None = None
+        self._memory = -1
+        self._attach()
+        with _registry:
+            _planes.add(self)
+
+    def _attach(self) -> None:
+        try:
+            connection = Connection(self._socket)
+        except OSError as e:
+            raise PlaneUnavailableError(
+                e.errno or errno.EIO, f"nobody answers at {self._socket}: {e.strerror}", self._path
+            ) from e
+        try:
+            access = _WRITE if self.writable else _READ
+            with translated(self._path, "attach"):
+                reply = connection.call(Op.ATTACH, args=(access,), payload=os.fsencode(self._inside))
+            if len(reply.fds) != 1:
+                reply.close()
+                raise PlaneUnavailableError(errno.EPROTO, "the daemon sent no memory", self._path)
+        except OperationError as e:
+            connection.close()
+            if e.errno == errno.ENODEV:
+                raise PlaneUnavailableError(errno.ENODEV, e.strerror, self._path) from e
+            raise
+        except BaseException:
+            connection.close()
+            raise
+        self._connection, self._attachment = connection, reply.attachment
+        self._memory = reply.fds.pop()
+        self.size, self._wants = reply.args[0], reply.args[3]
+
+    def map(self) -> Mapping:
+        """Map the whole area and have stores tracked."""
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if self.writable else 0)
+        with translated(self._path, "attach"):
+            mapping = Mapping(self._memory, self.size, mmap.MAP_SHARED, protection)
+            mapping.madvise(_linux.MADV_DONTFORK)
+        self._address = np.frombuffer(mapping, np.uint8).ctypes.data
+        self._track()
+        mapping.plane = self
+        return mapping
+
+    @property
+    def _length(self) -> int:
+        """The mapping's length: whole pages."""
+        return -(-self.size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    def _track(self) -> None:
+        if not self.writable:
+            return
+        fds = []
+        if self._wants == _WANTS_USERFAULTFD:
+            try:
+                fds.append(_linux.userfaultfd())
+            except OSError as e:
+                raise PlaneUnavailableError(e.errno or errno.EIO, f"no userfaultfd: {e.strerror}", self._path) from e
+        try:
+            with translated(self._path, "track"):
+                reply = self._live().call(Op.TRACK, self._attachment, (self._address, self._length, 0), fds=fds)
+        finally:
+            # The daemon's is the only one: when it ends no store may wait for an answer.
+            for fd in fds:
+                os.close(fd)
+        self.tracking = TRACKING.get(reply.args[0], str(reply.args[0]))
+
+    def _live(self) -> Connection:
+        if self._connection is None:
+            raise DisconnectedError(errno.ENOTCONN, "not attached", self._path)
+        return self._connection
+
+    def _ask(self, op: Op, doing: str) -> int:
+        with translated(self._path, doing):
+            return self._live().call(op, self._attachment).args[0]
+
+    def publish(self) -> int:
+        """Publish."""
+        if not self.writable:
+            raise AccessError(errno.EACCES, "publish: the area is open for reading only", self._path)
+        return self._ask(Op.PUBLISH, "publish")
+
+    def acquire(self) -> int:
+        """Acquire."""
+        return self._ask(Op.ACQUIRE, "acquire")
+
+    def sync(self) -> int:
+        """Sync."""
+        return self._ask(Op.SYNC, "sync") if self.writable else self.acquire()
+
+    def version(self) -> int:
+        """Return the version that memory has: waiting for version 0 never waits."""
+        return self.wait(0, None)
+
+    def wait(self, version: int, timeout: float | None) -> int:
+        """Let the daemon wait."""
+        if timeout is not None and timeout <= 0:
+            return self._look(version)
+        milliseconds = 0 if timeout is None else max(1, math.ceil(1000 * timeout))
+        try:
+            with translated(self._path, "wait"):
+                return self._live().call(Op.WAIT, self._attachment, (version, milliseconds)).args[0]
+        except TimedOutError as e:
+            text = f"wait: version {version} did not come within {timeout:g} s" if timeout else e.strerror
+            raise TimedOutError(errno.ETIMEDOUT, text, self._path) from e
+
+    def _look(self, version: int) -> int:
+        has = self.version()
+        if has < version:
+            raise TimedOutError(errno.ETIMEDOUT, f"wait: version {version} did not come; {has} is here", self._path)
+        return has
+
+    def stats(self) -> dict[str, int | float | str]:
+        """Ask the daemon."""
+        with translated(self._path, "stats"):
+            return parse_stats(self._live().call(Op.STATS, self._attachment).payload.decode("utf-8", "replace"))
+
+    def close(self) -> None:
+        """Detach: the memory stays mapped, but is not published any more."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.call(Op.DETACH, self._attachment)
+            except DisconnectedError:
+                pass  # it has ended by itself
+            finally:
+                connection.close()
+        if self._memory >= 0:
+            fd, self._memory = self._memory, -1
+            os.close(fd)
+
+    def __del__(self) -> None:
+        # The daemon takes the end of the connection for a DETACH.
+        if getattr(self, "_connection", None) is not None:
+            self._live().close()
+        if getattr(self, "_memory", -1) >= 0:
+            os.close(self._memory)
+
+    def before_fork(self) -> None:
+        """Let the child have the mapping, so that nothing else takes its addresses before it is attached."""
+        if self._address and self._connection is not None:
+            _linux.advise(self._address, self._length, _linux.MADV_DOFORK)
+
+    def after_fork(self) -> None:
+        """Undo :meth:`before_fork` in the parent."""
+        if self._address and self._connection is not None:
+            _linux.advise(self._address, self._length, _linux.MADV_DONTFORK)
+
+    def again_in_child(self) -> None:
+        """Attach the forked child at the same address."""
+        if self._connection is None:
+            return
+        self._connection.forget()
+        self._connection = None
+        os.close(self._memory)
+        self._memory = -1
+        size = self.size
+        try:
+            self._attach()
+            if self.size < size:
+                raise OperationError(errno.ENXIO, "the area has shrunk", self._path)
+            self.size = size
+            if self._address:
+                _linux.map_over(self._address, self._length, self.writable, self._memory)
+                _linux.advise(self._address, self._length, _linux.MADV_DONTFORK)
+                self._track()
+        except OSError as e:
+            if self._address:
+                _linux.seal_off(self._address, self._length)
+            warnings.warn(
+                f"{self._path} is not mapped in this forked process (an access is SIGSEGV): {e}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _before_fork() -> None:
+    _registry.acquire()
+    for plane in _planes:
+        plane.before_fork()
+
+
+def _after_fork() -> None:
+    for plane in _planes:
+        plane.after_fork()
+    _registry.release()
+
+
+def _in_child() -> None:
+    for plane in _planes:
+        plane.again_in_child()
+    _registry.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

@@ -1,0 +1,154 @@
+"""Element types, and the header of ``.npy`` files (NEP 1)."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import math
+from typing import Any
+
+import numpy as np
+
+from ._errors import FormatError
+
+MAGIC = b"\x93NUMPY"
+_MOST_HEADER = 1 << 16
+
+#: What `user.dsm.dtype` calls the types whose elements can be merged other than by the last store.
+_MERGED = {
+    "f8": "f64",
+    "f4": "f32",
+    "f2": "f16",
+    "i1": "i8",
+    "i2": "i16",
+    "i4": "i32",
+    "i8": "i64",
+    "u1": "u8",
+    "u2": "u16",
+    "u4": "u32",
+    "u8": "u64",
+}
+_COMPLEX = {"c8": "f32", "c16": "f64"}
+
+
+def bfloat16() -> np.dtype[Any]:
+    """Return the type of bfloat16 arrays: that of `ml_dtypes` if it is installed, else two opaque bytes.
+
+    NumPy refuses arithmetic on opaque bytes, so nothing is added up wrongly;
+    :meth:`Area.tensor` and ``.array.view(np.uint16)`` work in any case.
+    """
+    try:
+        found: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+        return found
+    except ImportError:
+        return np.dtype("V2")
+
+
+def is_bfloat16(dtype: np.dtype[Any]) -> bool:
+    """Tell whether elements are bfloat16: in ``.npy`` files they are two opaque bytes, as `ml_dtypes` saves them."""
+    return dtype.name == "bfloat16" or (dtype.kind == "V" and dtype.itemsize == 2 and dtype.names is None)
+
+
+def element_type(dtype: Any) -> np.dtype[Any]:
+    """Return the type of an array's elements.
+
+    Parameters
+    ----------
+    dtype
+        Whatever ``numpy.dtype`` takes, a ``torch.dtype``, or ``bfloat16`` or ``bf16``.
+
+    Raises
+    ------
+    TypeError
+        It means nothing, or Python objects, which cannot be shared.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name in ("bfloat16", "bf16"):
+        return bfloat16()
+    found = np.dtype(name) if str(dtype).startswith("torch.") else np.dtype(dtype)
+    if found.hasobject:
+        raise TypeError(f"{found}: objects cannot be shared between processes")
+    if found.itemsize == 0:
+        raise TypeError(f"{dtype}: elements without bytes")
+    return bfloat16() if is_bfloat16(found) else found
+
+
+def merge_type(dtype: np.dtype[Any]) -> tuple[str | None, bool]:
+    """Return how dsmfs can merge elements.
+
+    Returns
+    -------
+    kind : str or None
+        The value of ``user.dsm.dtype``; None if only the last store can win.
+    told : bool
+        Whether the ``.npy`` header says it; if not the attribute must.
+    """
+    if is_bfloat16(dtype):
+        return "bf16", False
+    code = f"{dtype.kind}{dtype.itemsize}"
+    if dtype.byteorder == ">" or dtype.subdtype is not None:
+        return None, True
+    if code in _COMPLEX:
+        return _COMPLEX[code], False
+    return _MERGED.get(code), True
+
+
+def header(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> bytes:
+    """Return the header of a ``.npy`` file, a multiple of 64 bytes.
+
+    Raises
+    ------
+    FormatError
+        It is too large, as that of a type with hundreds of fields.
+    """
+    described = "<V2" if is_bfloat16(dtype) else np.lib.format.dtype_to_descr(dtype)
+    f = io.BytesIO()
+    try:
+        np.lib.format.write_array_header_1_0(f, {"descr": described, "fortran_order": fortran, "shape": shape})
+    except ValueError as e:
+        raise FormatError(f"{dtype}: {e}") from e
+    return f.getvalue()
+
+
+def read_header(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int] | None:
+    """Read the header of a ``.npy`` file.
+
+    Parameters
+    ----------
+    head
+        The start of the file, of at least 64 KiB if it has so much.
+
+    Returns
+    -------
+    (dtype, shape, fortran, offset) or None
+        `offset`, in bytes, is where the data start. None if it is no ``.npy`` file.
+
+    Raises
+    ------
+    FormatError
+        The header is damaged, or of a type that cannot be mapped.
+    """
+    if not head.startswith(MAGIC):
+        return None
+    f = io.BytesIO(head)
+    try:
+        version = np.lib.format.read_magic(f)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(f)
+        else:
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(f)
+    except (ValueError, TypeError) as e:
+        raise FormatError(f"a damaged .npy header: {e}") from e
+    if dtype.hasobject:
+        raise FormatError(f"{dtype}: Python objects cannot be mapped")
+    return (bfloat16() if is_bfloat16(dtype) else dtype), shape, fortran, f.tell()
+
+
+def start(memory: Any, size: int) -> bytes:
+    """Return as much of a mapping as a header may take."""
+    return bytes(memory[: min(size, _MOST_HEADER)])
+
+
+def nbytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """Return the bytes of an array."""
+    return dtype.itemsize * math.prod(shape)

@@ -1,0 +1,149 @@
+"""The page-cache plane: plain open and mmap of a file of a mount."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+import time
+
+from ._errors import AccessError, DirectoryError, TimedOutError, translated
+from ._mounts import Location
+from ._plane import Mapping, parse_stats
+
+_FIRST_PAUSE, _LAST_PAUSE = 0.001, 0.05  # seconds between two looks of wait
+
+
+class PageCachePlane:
+    """An area through the kernel's page cache, with the control files of the mount.
+
+    Parameters
+    ----------
+    where
+        The area, in a mount.
+    writable
+        Whether to open it for writing.
+    """
+
+    name = "page-cache"
+
+    def __init__(self, where: Location, writable: bool) -> None:
+        if where.path is None:
+            raise ValueError("a path in no mount has no page-cache plane")
+        self._where = where
+        self._path = where.path
+        self.writable = writable
+        with translated(self._path):
+            self._fd = os.open(self._path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        try:
+            mode = os.fstat(self._fd).st_mode
+            if stat.S_ISDIR(mode):
+                raise DirectoryError(errno.EISDIR, "a directory: only files are areas", self._path)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def map(self) -> Mapping:
+        """Map the whole area."""
+        with translated(self._path):
+            size = os.fstat(self._fd).st_size
+            protection = mmap.PROT_READ | (mmap.PROT_WRITE if self.writable else 0)
+            mapping = Mapping(self._fd, size, mmap.MAP_SHARED, protection)
+        mapping.plane = self
+        return mapping
+
+    def publish(self) -> int:
+        """Publish; what others published enters memory only if that needs no sync call."""
+        if not self.writable:
+            raise AccessError(errno.EACCES, "publish: the area is open for reading only", self._path)
+        with translated(self._path, "publish"):
+            if not self._order("publish"):
+                os.fsync(self._fd)
+            return self.version()
+
+    def acquire(self) -> int:
+        """Acquire, through the control file or, for whom may only read, by one more open."""
+        with translated(self._path, "acquire"):
+            version = self.version()
+            if not self._order("acquire"):
+                os.close(os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC))
+            return version
+
+    def sync(self) -> int:
+        """fsync(2), which on this plane is also msync: unlike mmap.flush it lets other threads run."""
+        if not self.writable:
+            return self.acquire()
+        with translated(self._path, "sync"):
+            os.fsync(self._fd)
+            return self.version()
+
+    def version(self) -> int:
+        """Ask the homes."""
+        with translated(self._path, "version"):
+            return int(os.getxattr(self._fd, "user.dsm.version"))
+
+    def wait(self, version: int, timeout: float | None) -> int:
+        """Look at growing intervals, then acquire."""
+        end = None if timeout is None else time.monotonic() + timeout
+        pause = _FIRST_PAUSE
+        while (newest := self.version()) < version:
+            left = pause if end is None else end - time.monotonic()
+            if left <= 0:
+                raise TimedOutError(
+                    errno.ETIMEDOUT,
+                    f"version {version} did not come within {timeout} s; the newest is {newest}",
+                    self._path,
+                )
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LAST_PAUSE)
+        return self.acquire()
+
+    def stats(self) -> dict[str, int | float | str]:
+        """What the control file has; with a daemon that has none, what else is known."""
+        control = self._where.control("stats")
+        if control is not None:
+            try:
+                with translated(self._path, "stats"), open(control, encoding="utf-8") as f:
+                    return parse_stats(f.read())
+            except FileNotFoundError:
+                pass
+        with translated(self._path, "stats"):
+            status = os.fstat(self._fd)
+            names = ("version", "home", "subscribers")
+            found = {n: os.getxattr(self._fd, f"user.dsm.{n}").decode() for n in names}
+        return {
+            "size": status.st_size,
+            "resident_bytes": 512 * status.st_blocks,
+            "version": int(found["version"]),
+            "homes": len(found["home"].split()),
+            "subscribers": len(found["subscribers"].split()),
+        }
+
+    def close(self) -> None:
+        """Close the descriptor; the mapping has one of its own."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            with translated(self._path, "close"):
+                os.close(fd)
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            os.close(self._fd)
+
+    def _order(self, name: str) -> bool:
+        """Write 1 to a control file, unless it is out of reach or the path now leads to another area."""
+        control = self._where.control(name)
+        if control is None:
+            return False
+        try:
+            if not os.path.samestat(os.stat(self._path), os.fstat(self._fd)):
+                return False
+            fd = os.open(control, os.O_WRONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError, NotADirectoryError):
+            return False
+        try:
+            os.write(fd, b"1\n")
+        finally:
+            os.close(fd)
+        return True

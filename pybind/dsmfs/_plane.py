@@ -1,0 +1,71 @@
+"""What the two ways to an area's memory have in common."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Protocol
+
+
+class Mapping(mmap.mmap):
+    """Shared memory of a whole area.
+
+    Arrays refer to it and it refers to its plane, so that the memory of an array is mapped, tracked and
+    published for as long as somebody has the array, whatever became of the :class:`Area`.
+    """
+
+    plane: Plane
+
+
+class Plane(Protocol):
+    """A way to the memory of one area. Versions are hybrid logical clocks, see :attr:`Area.version`."""
+
+    @property
+    def name(self) -> str:
+        """``memory`` or ``page-cache``."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether the program may store."""
+
+    def map(self) -> Mapping:
+        """Map the whole area. Called once."""
+
+    def publish(self) -> int:
+        """Make stores visible to other nodes; return the version."""
+
+    def acquire(self) -> int:
+        """Let every publish that completed before into memory; return the version."""
+
+    def sync(self) -> int:
+        """Do what msync does; return the version."""
+
+    def version(self) -> int:
+        """Return the newest version that this node knows of."""
+
+    def wait(self, version: int, timeout: float | None) -> int:
+        """Return once memory has `version` or a newer one; `timeout` is in seconds."""
+
+    def stats(self) -> dict[str, int | float | str]:
+        """Return figures about the area on this node."""
+
+    def close(self) -> None:
+        """End it. What is mapped stays mapped."""
+
+
+def parse_stats(text: str) -> dict[str, int | float | str]:
+    """Read lines ``name value``; values that look like numbers become numbers."""
+    out: dict[str, int | float | str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        out[name] = number(value)
+    return out
+
+
+def number(value: str) -> int | float | str:
+    """Return a number if `value` looks like one."""
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value

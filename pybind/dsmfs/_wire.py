@@ -1,0 +1,252 @@
+"""The packets between a program and the daemon of its node (docs/attach.md)."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ._errors import DisconnectedError, from_errno
+
+HEADER = struct.Struct("<IHHQQQQQQIi")
+MAGIC = 0x414D5344
+VERSION = 1
+MAX_PAYLOAD = 4096
+_MAX_FDS = 4
+
+
+class Op(IntEnum):
+    """What a packet asks for, or answers."""
+
+    ATTACH = 1
+    TRACK = 2
+    UNTRACK = 3
+    PUBLISH = 4
+    ACQUIRE = 5
+    SYNC = 6
+    WAIT = 7
+    STATS = 8
+    DETACH = 9
+    CREATE = 10
+    RESIZE = 11
+
+
+@dataclass
+class Reply:
+    """An answer of the daemon. The descriptors in `fds` belong to whoever holds it."""
+
+    op: int
+    tag: int
+    attachment: int
+    args: tuple[int, int, int, int]
+    payload: bytes
+    error: int
+    fds: list[int]
+
+    def close(self) -> None:
+        """Close the descriptors that nobody has taken."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def pack(
+    op: int,
+    tag: int,
+    attachment: int = 0,
+    args: Sequence[int] = (),
+    payload: bytes = b"",
+    error: int = 0,
+) -> bytes:
+    """Return a packet; missing `args` are 0."""
+    a, b, c, d = (*args, 0, 0, 0, 0)[:4]
+    return HEADER.pack(MAGIC, VERSION, op, tag, attachment, a, b, c, d, len(payload), error) + payload
+
+
+def unpack(packet: bytes, fds: list[int]) -> Reply:
+    """Read a packet.
+
+    Raises
+    ------
+    ValueError
+        It is no message of this version of the protocol.
+    """
+    if len(packet) < HEADER.size:
+        raise ValueError(f"a packet of {len(packet)} bytes")
+    magic, version, op, tag, attachment, a, b, c, d, length, error = HEADER.unpack_from(packet)
+    if magic != MAGIC or version != VERSION:
+        raise ValueError(f"magic {magic:#x}, version {version}: want {MAGIC:#x}, {VERSION}")
+    if length != len(packet) - HEADER.size or length > MAX_PAYLOAD:
+        raise ValueError(f"a payload of {len(packet) - HEADER.size} bytes that says it has {length}")
+    return Reply(op, tag, attachment, (a, b, c, d), packet[HEADER.size :], error, fds)
+
+
+class Connection:
+    """A connection to the daemon that any number of threads may use at once.
+
+    There is no thread for reading: of the callers that wait, one at a time reads for all, and
+    hands each reply to whom its tag belongs. The lock is never held in a system call that may block.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            self._sock.connect(path)
+        except BaseException:
+            self._sock.close()
+            raise
+        self._changed = threading.Condition()
+        # Guarded by the condition's lock.
+        self._tag = 0
+        self._waiting: set[int] = set()
+        self._replies: dict[int, Reply] = {}
+        self._reading = False
+        self._broken: str | None = None
+
+    def call(
+        self,
+        op: Op,
+        attachment: int = 0,
+        args: Sequence[int] = (),
+        payload: bytes = b"",
+        fds: Sequence[int] = (),
+    ) -> Reply:
+        """Ask the daemon and wait for its answer.
+
+        Parameters
+        ----------
+        op, attachment, args, payload
+            The fields of the request; missing `args` are 0.
+        fds
+            Descriptors to hand over; they stay open here.
+
+        Raises
+        ------
+        OperationError
+            What the daemon answered, of the class that belongs to its errno.
+        DisconnectedError
+            The connection ended before the answer came.
+        """
+        if len(payload) > MAX_PAYLOAD:
+            raise from_errno(errno.ENAMETOOLONG)
+        with self._changed:
+            self._tag += 1
+            tag = self._tag
+            self._waiting.add(tag)
+        try:
+            self._send(pack(op, tag, attachment, args, payload), fds)
+            reply = self._receive(tag)
+        finally:
+            with self._changed:
+                self._waiting.discard(tag)
+                late = self._replies.pop(tag, None)
+            if late is not None:
+                late.close()
+        if reply.error:
+            reply.close()
+            raise from_errno(reply.error, reply.payload.decode("utf-8", "replace"))
+        return reply
+
+    def close(self) -> None:
+        """End the connection, and with it what was attached through it."""
+        self._break("it was closed")
+        self._sock.close()
+
+    def forget(self) -> None:
+        """Close this process's copy of a connection that belongs to its parent."""
+        self._broken = "it belongs to the process that forked this one"
+        self._sock.close()
+
+    def _send(self, packet: bytes, fds: Sequence[int]) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            self._sock.sendmsg([packet], rights)
+        except OSError as e:
+            self._break(os.strerror(e.errno or errno.EIO))
+            raise self._ended() from e
+
+    def _receive(self, tag: int) -> Reply:
+        while True:
+            with self._changed:
+                while True:
+                    if tag in self._replies:
+                        return self._replies.pop(tag)
+                    if self._broken is not None:
+                        raise self._ended()
+                    if not self._reading:
+                        self._reading = True
+                        break
+                    self._changed.wait()
+            try:
+                self._poll()  # an interrupt here loses nothing
+                self._take()
+            finally:
+                with self._changed:
+                    self._reading = False
+                    self._changed.notify_all()
+
+    def _poll(self) -> None:
+        ready = select.poll()
+        try:
+            ready.register(self._sock, select.POLLIN)
+        except ValueError:  # closed meanwhile
+            return
+        ready.poll()
+
+    def _take(self) -> None:
+        try:
+            reply = self._packet()
+            with self._changed:
+                if reply.tag in self._waiting:
+                    self._replies[reply.tag] = reply
+                    return
+            reply.close()  # whoever asked was interrupted
+        except BlockingIOError:
+            return
+        except (OSError, ValueError) as e:
+            self._break(str(e))
+        except BaseException:
+            self._break("reading it was interrupted")  # a packet may be lost, and somebody waits for it
+            raise
+
+    def _packet(self) -> Reply:
+        room = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
+        how = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        packet, ancillary, flags, _ = self._sock.recvmsg(HEADER.size + MAX_PAYLOAD, room, how)
+        fds = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        try:
+            if not packet:
+                raise ConnectionResetError("the daemon ended it")
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise ValueError("a packet larger than the protocol has")
+            return unpack(packet, list(fds))
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+
+    def _break(self, why: str) -> None:
+        with self._changed:
+            if self._broken is None:
+                self._broken = why
+            for reply in self._replies.values():
+                reply.close()
+            self._replies.clear()
+            self._changed.notify_all()
+        with contextlib.suppress(OSError):  # not connected any more
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _ended(self) -> DisconnectedError:
+        return DisconnectedError(
+            errno.ENOTCONN, f"no connection to the daemon: {self._broken}; what is mapped is this process's own now"
+        )

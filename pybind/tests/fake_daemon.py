@@ -1,0 +1,213 @@
+"""The daemon's side of docs/attach.md over one memfd, for tests of the client without mounts."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import mmap
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+
+from dsmfs._wire import HEADER, MAX_PAYLOAD, Op, Reply, pack, unpack
+
+
+@dataclass
+class Request:
+    """What a client asked, and what came with it."""
+
+    message: Reply
+    kinds: list[str]  # what the descriptors are, as /proc has it
+
+
+@dataclass
+class Area:
+    """A file: its memory, and the newest version."""
+
+    memory: int
+    size: int
+    version: int = 0
+    settings: list[str] = field(default_factory=list)
+
+
+class FakeDaemon:
+    """Answers clients at `path` until it is closed.
+
+    `refuse` makes it answer an op with an errno and a text. WAIT for a version that is not there is answered
+    when :meth:`publish` makes it, or ETIMEDOUT.
+    """
+
+    def __init__(self, path: str, wants: int = 1) -> None:
+        self.path = path
+        self.wants = wants
+        self.areas: dict[str, Area] = {}
+        self.requests: list[Request] = []
+        self.refuse: dict[Op, tuple[int, str]] = {}
+        self.changed = threading.Condition()
+        self._closed = False
+        self._attached: dict[int, Area] = {}
+        self._clients: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(path)
+        self._listener.listen()
+        self._start(self._accept)
+
+    def make(self, path: str, content: bytes) -> Area:
+        """Make an area."""
+        memory = os.memfd_create("fake", os.MFD_CLOEXEC)
+        os.ftruncate(memory, len(content))
+        os.pwrite(memory, content, 0)
+        self.areas[path] = Area(memory, len(content))
+        return self.areas[path]
+
+    def publish(self, area: Area) -> int:
+        """Give an area a new version, made now."""
+        with self.changed:
+            area.version = max(area.version + 1, int(time.time() * 1e6) << 12)
+            self.changed.notify_all()
+            return area.version
+
+    def asked(self, op: Op) -> list[Request]:
+        """Return the requests of a kind."""
+        with self.changed:
+            return [r for r in self.requests if r.message.op == op]
+
+    def await_asked(self, op: Op, count: int) -> None:
+        """Wait until there were so many requests of a kind."""
+        with self.changed:
+            done = self.changed.wait_for(lambda: sum(r.message.op == op for r in self.requests) >= count, 30)
+        assert done, f"{op.name} was not asked {count} times"
+
+    def hang_up(self) -> None:
+        """End all connections, as the end of a daemon does."""
+        for c in self._clients:
+            with contextlib.suppress(OSError):
+                c.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self.hang_up()
+        with self.changed:
+            self._closed = True
+            self.changed.notify_all()
+        for t in self._threads:
+            t.join(30)
+            assert not t.is_alive()
+        self._listener.close()
+        for c in self._clients:
+            c.close()
+        for a in self.areas.values():
+            os.close(a.memory)
+
+    def _start(self, target: object, *args: object) -> None:
+        t = threading.Thread(target=target, args=args)  # type: ignore[arg-type]
+        self._threads.append(t)
+        t.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self._clients.append(client)
+            self._start(self._serve, client)
+
+    def _serve(self, client: socket.socket) -> None:
+        while True:
+            try:
+                packet, ancillary, _, _ = client.recvmsg(HEADER.size + MAX_PAYLOAD, 1024, socket.MSG_CMSG_CLOEXEC)
+            except OSError:
+                return
+            if not packet:
+                return
+            fds = array.array("i")
+            for _, _, data in ancillary:
+                fds.frombytes(data)
+            message = unpack(packet, [])
+            with self.changed:
+                self.requests.append(Request(message, [os.readlink(f"/proc/self/fd/{fd}") for fd in fds]))
+                self.changed.notify_all()
+            for fd in fds:
+                os.close(fd)
+            self._start(self._answer, client, message)
+
+    def _answer(self, client: socket.socket, m: Reply) -> None:
+        op = Op(m.op)
+        fd = None
+        args: tuple[int, ...] = ()
+        payload, error = b"", 0
+        attachment = m.attachment
+        try:
+            if op in self.refuse:
+                error, text = self.refuse[op]
+                raise OSError(error, text)
+            if op is Op.ATTACH:
+                area = self._area(m.payload.decode())
+                fd = area.memory
+                if m.args[0] == 1:
+                    fd = os.open(f"/proc/self/fd/{area.memory}", os.O_RDONLY | os.O_CLOEXEC)
+                attachment = len(self._attached) + 1
+                self._attached[attachment] = area
+                args = (area.size, 7, m.args[0], self.wants)
+            elif op is Op.CREATE:
+                path, *settings, _ = m.payload.decode().split("\n")
+                if path in self.areas:
+                    raise OSError(errno.EEXIST, "there is one")
+                self.make(path, bytes(m.args[0])).settings = settings
+                args = (m.args[0], 7)
+            elif op is Op.TRACK:
+                args = (1 if self.wants == 1 else 3,)
+            elif op is Op.STATS:
+                payload = (
+                    f"version {self._attached[m.attachment].version}\npublish_seconds 0.5\ntracking wp-async\n".encode()
+                )
+            elif op is Op.WAIT:
+                args = (self._wait(self._attached[m.attachment], m.args[0], m.args[1]),)
+            elif op in (Op.PUBLISH, Op.SYNC):
+                args = (self.publish(self._attached[m.attachment]),)
+            elif op is Op.ACQUIRE:
+                args = (self._attached[m.attachment].version,)
+        except OSError as e:
+            error, payload = e.errno or errno.EIO, (e.strerror or "").encode()
+        rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        with contextlib.suppress(OSError):  # it has gone
+            client.sendmsg([pack(op, m.tag, attachment, args, payload, error)], rights)
+        if op is Op.ATTACH and fd is not None and m.args[0] == 1:
+            os.close(fd)
+
+    def _area(self, path: str) -> Area:
+        if path not in self.areas:
+            raise OSError(errno.ENOENT, f"{path}: no such area")
+        return self.areas[path]
+
+    def _wait(self, area: Area, version: int, milliseconds: int) -> int:
+        with self.changed:
+            limit = milliseconds / 1000 or 30
+            there = self.changed.wait_for(lambda: self._closed or area.version >= version, limit)
+        if not there:
+            raise OSError(errno.ETIMEDOUT, f"version {version} did not come")
+        return area.version
+
+
+def page_of(address: int) -> str:
+    """Return the VmFlags of the mapping of this process that an address is in."""
+    inside = False
+    with open("/proc/self/smaps", encoding="ascii") as f:
+        for line in f:
+            first = line.split(" ")[0]
+            if "-" in first and not first.endswith(":"):
+                low, high = (int(x, 16) for x in first.split("-"))
+                inside = low <= address < high
+            elif inside and line.startswith("VmFlags:"):
+                return line
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+assert mmap.PAGESIZE == 4096, "the protocol's pages"

@@ -1,0 +1,321 @@
+"""Areas on real mounts, with programs on other nodes."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import dsmfs
+import numpy as np
+import pytest
+from conftest import Program
+
+ADD = """
+import sys, numpy as np, dsmfs
+with dsmfs.open(sys.argv[1]) as w:
+    for _ in range(int(sys.argv[2])):
+        w.array += 1
+        w.sync()
+"""
+
+
+def test_a_store_is_seen_on_another_node_after_publish(nodes: dsmfs.Cluster, program: Program) -> None:
+    with nodes[0].create("w.npy", (3, 4), "f8", interval=0) as w:
+        w.array[1, 2] = 42
+        version = w.publish()
+        code = """
+import sys, dsmfs
+with dsmfs.open(sys.argv[1], 'r') as w:
+    assert w.wait(int(sys.argv[2]), 30) >= int(sys.argv[2])
+    print(w.shape, w.dtype, w.array[1, 2], w.array.sum(), w.array.flags.writeable)
+"""
+        assert program(code, nodes[1] / "w.npy", version).stdout == "(3, 4) float64 42.0 42.0 False\n"
+
+
+def test_sums_of_programs_on_all_nodes_lose_nothing(nodes: dsmfs.Cluster, program: Program) -> None:
+    with nodes[0].create("w.npy", 5000, "i8", merge="sum") as w:
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda n: program(ADD, n / "w.npy", 20), nodes))
+        w.sync()
+        assert (w.array == 60).all()
+
+
+def test_numpy_maps_what_create_made(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", (7, 3), "<i4", merge="sum") as w:
+        w.array = np.arange(21).reshape(7, 3)
+        w.publish()
+        plain = np.load(nodes[1] / "w.npy", mmap_mode="r+")
+        assert isinstance(plain, np.memmap) and plain.offset % 64 == 0
+        assert np.array_equal(plain, np.arange(21).reshape(7, 3))
+        plain += 1
+        plain.flush()
+        w.sync()
+        assert np.array_equal(w.array, np.arange(1, 22).reshape(7, 3))
+        del plain
+
+
+def test_sync_lets_the_updates_of_a_sum_in_and_publish_does_not(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", 4, "f4", merge="sum", interval=0) as a, nodes[1].open("w.npy") as b:
+        a.array += 1
+        a.publish()
+        b.array += 10
+        b.publish()
+        assert a.array.tolist() == [1] * 4
+        a.sync()
+        assert a.array.tolist() == [11] * 4
+        b.acquire()
+        assert b.array.tolist() == [11] * 4
+
+
+def test_versions_grow_and_say_their_time(nodes: dsmfs.Cluster) -> None:
+    before = time.time()
+    with nodes[0].create("w.npy", 4, "f4") as w:
+        seen = [w.version]
+        for i in range(5):
+            w.array += i + 1
+            seen.append(w.publish())
+        assert seen == sorted(set(seen))
+        assert before - 1 < dsmfs.version_time(seen[-1]) < time.time() + 1
+        assert 0 <= w.staleness <= time.time() - before + 1
+    assert dsmfs.version_time(0) == 0
+
+
+def test_waiting_for_a_version(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", 4, "f4") as a, nodes[1].open("w.npy", "r") as b:
+        with pytest.raises(TimeoutError, match="did not come"):
+            b.wait(a.version + 1, 0.05)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(b.wait, a.version + 1, 30)
+            a.array[0] = 5
+            version = a.publish()
+            assert waiting.result() >= version
+            assert b.array[0] == 5
+
+
+def test_threads_use_one_area_at_once(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", 64, "i8", merge="sum") as w:
+        start = threading.Barrier(4)
+
+        def work(me: int) -> None:
+            start.wait()
+            for _ in range(20):
+                w.array[me] += 1
+                w.publish()
+                w.acquire()
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+        with nodes[2].open("w.npy", "r") as r:
+            assert r.array[:4].tolist() == [20] * 4
+
+
+def test_only_one_of_many_makes_an_area(nodes: dsmfs.Cluster) -> None:
+    start = threading.Barrier(6)
+
+    def make(i: int) -> bool:
+        start.wait()
+        try:
+            nodes[i % 3].create("w.npy", 10, "f4").close()
+        except FileExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(make, range(6))) == 1
+    assert os.listdir(nodes[0].path) == ["w.npy"], "no draft is left"
+
+
+def test_exist_ok(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", (2, 2), "f4") as w:
+        w.array[:] = 3
+        w.publish()
+        with nodes[1].create("w.npy", (2, 2), "f4", exist_ok=True) as again:
+            assert (again.array == 3).all()
+        for shape, dtype in (((2, 3), "f4"), ((2, 2), "i4")):
+            with pytest.raises(dsmfs.FormatError):
+                nodes[1].create("w.npy", shape, dtype, exist_ok=True)
+        with pytest.raises(dsmfs.ExistsError):
+            nodes[1].create("w.npy", (2, 2), "f4")
+
+
+def test_rules(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", 3, "f4", mode="relaxed", merge="sum", apply="arrival", interval=0.25) as w:
+        assert w.settings == {
+            "mode": "relaxed",
+            "merge": "sum",
+            "dtype": "auto",
+            "apply": "arrival",
+            "interval": "250ms",
+        }
+        w.configure(merge="last", interval="1s", apply="sync")
+        with nodes[2].open("w.npy") as other:
+            assert [other.settings[k] for k in ("merge", "interval", "apply")] == ["last", "1s", "sync"]
+        with pytest.raises(OSError, match="merge=magic"):
+            w.configure(merge="magic")
+    for wrong in ({"mode": "psychic"}, {"merge": "magic"}, {"apply": "never"}, {"interval": -1.0}):
+        with pytest.raises(dsmfs.OperationError, match=next(iter(wrong))):
+            nodes[0].create("x.npy", 3, "f4", **wrong)
+    assert os.listdir(nodes[0].path) == ["w.npy"]
+
+
+def test_elements_that_cannot_be_added_up(nodes: dsmfs.Cluster) -> None:
+    for dtype in ("?", ">f4", "S3", [("a", "f4")]):
+        with pytest.raises(dsmfs.FormatError, match="merged"):
+            nodes[0].create("x.npy", 3, dtype, merge="sum")
+        nodes[0].create("x.npy", 3, dtype).close()
+        os.unlink(nodes[0] / "x.npy")
+    os.setxattr(nodes[0].path, "user.dsm.merge", b"sum")
+    try:
+        with pytest.raises(dsmfs.FormatError, match="merged"):
+            nodes[0].create("x.npy", 3, "?")
+    finally:
+        os.setxattr(nodes[0].path, "user.dsm.merge", b"last")
+    with pytest.raises(TypeError):
+        nodes[0].create("x.npy", 3, object)
+
+
+def test_complex_elements_add_up(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", 100, "c16", merge="sum") as a, nodes[1].open("w.npy") as b:
+        a.array += 1 + 2j
+        b.array += 10 - 1j
+        a.publish()
+        b.sync()
+        assert (np.load(nodes[2] / "w.npy", mmap_mode="r") == 11 + 1j).all()
+
+
+def test_bfloat16(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", (4, 3), "bfloat16", merge="sum") as a, nodes[1].open("w.npy") as b:
+        assert a.settings["dtype"] == "bf16"
+        plain = np.load(nodes[2] / "w.npy", mmap_mode="r")
+        assert plain.shape == (4, 3) and plain.dtype.itemsize == 2
+        a.array.view(np.uint16)[:] = 0x3F80  # 1.0
+        b.array.view(np.uint16)[:] = 0x4000  # 2.0
+        a.publish()
+        b.sync()
+        assert (b.array.view(np.uint16) == 0x4040).all()  # 3.0
+        assert bytes(np.load(nodes[2] / "w.npy", mmap_mode="r")[0, 0]) == b"\x40\x40"
+
+
+def test_tensors_share_the_memory(nodes: dsmfs.Cluster) -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.float16):
+        with nodes[0].create("t.npy", (4, 3), dtype, merge="sum") as a, nodes[1].open("t.npy") as b:
+            x, y = a.tensor(), b.tensor()
+            assert x.dtype == dtype and x.shape == (4, 3)
+            x += 1
+            y += 2
+            a.publish()
+            b.sync()
+            assert (y == 3).all()
+            assert x.data_ptr() == a.array.ctypes.data
+            with nodes[2].open("t.npy", "r") as c:
+                assert (c.tensor() == 3).all()
+            del x, y
+        os.unlink(nodes[0] / "t.npy")
+
+
+def test_errors_are_those_of_the_system_too(nodes: dsmfs.Cluster, program: Program) -> None:
+    os.mkdir(nodes[0] / "d")
+    with pytest.raises(FileNotFoundError):
+        nodes[0].open("nothing.npy")
+    with pytest.raises(FileNotFoundError):
+        dsmfs.create(nodes[0] / "no/such/w.npy", 3, "f4")
+    with pytest.raises(IsADirectoryError) as e:
+        nodes[0].open("d")
+    assert isinstance(e.value, dsmfs.Error) and e.value.filename == nodes[0] / "d"
+    with pytest.raises(dsmfs.NotMountedError):
+        dsmfs.open("/etc/passwd")
+    nodes[0].create("secret.npy", 3, "f4", permissions=0o600).close()
+    nodes[0].create("public.npy", 3, "f4", permissions=0o644).close()
+    code = """
+import os, sys, dsmfs
+dsmfs.open(f"{sys.argv[1]}/public.npy", "r").close()  # imports what only root may read
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+for name, mode in (("secret.npy", "r"), ("public.npy", "r+")):
+    try:
+        dsmfs.open(f"{sys.argv[1]}/{name}", mode)
+    except PermissionError as e:
+        assert isinstance(e, dsmfs.AccessError), e
+        print("refused", name, mode)
+w = dsmfs.open(f"{sys.argv[1]}/public.npy", "r")
+w.acquire(); w.sync(); w.wait(w.version, 5)
+print(w.array.tolist())
+"""
+    os.chmod(nodes.directory, 0o755)
+    if os.environ["DSMFS_PLANE"] == "memory":  # others may connect, but need a way to the socket
+        os.chmod(Path(Path(nodes[1] / ".dsm/attach").read_text()).parents[1], 0o711)
+    out = program(code, nodes[1].path).stdout
+    assert out == "refused secret.npy r\nrefused public.npy r+\n[0.0, 0.0, 0.0]\n"
+
+
+def test_a_closed_area(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", 3, "f4", interval=0) as w:
+        array = w.array
+        array[0] = 8
+    assert w.closed and "closed" in repr(w) and "closed" in w._repr_html_()
+    with nodes[1].open("w.npy", "r") as r:
+        assert r.array[0] == 8, "close publishes"
+    assert array[0] == 8
+    for use in (w.publish, w.sync, w.acquire, lambda: w.stats, lambda: w.version, lambda: w.array, w.tensor):
+        with pytest.raises((dsmfs.ClosedError, ImportError)):
+            use()
+    with pytest.raises(dsmfs.ClosedError), w:
+        pass
+    del array
+
+
+def test_an_area_that_was_renamed_or_replaced(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", 3, "f4", interval=0) as w:
+        os.rename(nodes[0] / "w.npy", nodes[0] / "v.npy")
+        nodes[0].create("w.npy", 3, "f4", interval=0).close()
+        w.array[:] = 5
+        w.publish()
+        w.acquire()
+        assert (np.load(nodes[1] / "v.npy", mmap_mode="r") == 5).all()
+        assert (np.load(nodes[1] / "w.npy", mmap_mode="r") == 0).all()
+        os.unlink(nodes[0] / "v.npy")
+        w.array[:] = 6
+        w.sync()
+
+
+def test_one_warning_says_why_there_is_no_memory_plane(nodes: dsmfs.Cluster, program: Program) -> None:
+    code = """
+import os, sys, warnings, dsmfs
+path, socket = sys.argv[1:]
+os.environ["DSMFS_PLANE"] = "auto"
+warnings.simplefilter("always")
+with warnings.catch_warnings(record=True) as said:
+    dsmfs.create(path, 3, "f4", plane="page-cache").close()
+    assert not said, "page-cache was asked for"
+    os.environ["DSMFS_ATTACH"] = socket
+    for _ in range(3):
+        with dsmfs.open(path) as w:
+            assert w.plane == "page-cache"
+            w.array += 1
+            w.sync()
+    try:
+        dsmfs.open(path, plane="memory")
+    except dsmfs.PlaneUnavailableError as e:
+        assert "nobody answers" in str(e)
+[w] = said
+assert w.category is dsmfs.PlaneWarning and "nobody answers" in str(w.message) and w.filename == "<string>", w
+print("ok")
+"""
+    assert program(code, nodes[0] / "w.npy", "/nonexistent/socket").stdout == "ok\n"
+
+
+def test_pictures_for_notebooks(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("<w>.npy", (3, 4), "f4", merge="sum") as w:
+        page = w._repr_html_()
+        assert "&lt;w&gt;.npy" in page and "<w>" not in page and "sum" in page and "(3, 4)" in page
+        assert "(3, 4) float32" in repr(w)
+        assert np.asarray(w) is w.array
+        assert np.array(w) is not w.array
+        assert np.asarray(w, "f8").dtype == np.float64
+        assert math.isfinite(w.staleness)
+        figures = w.stats
+        assert figures["plane"] == w.plane and len(figures) > 1

@@ -1,0 +1,114 @@
+"""A cluster of this machine, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import dsmfs
+import pytest
+
+LIMIT = 60.0
+
+
+def left(directory: str) -> list[str]:
+    """Return what is left of a cluster: its directory, mounts and processes."""
+    found = [directory] if os.path.exists(directory) else []
+    found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if directory in line]
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if directory in command and int(pid) != os.getpid():
+            found.append(command)
+    return found
+
+
+def await_nothing_left(directory: str) -> None:
+    """Fail if a cluster whose owner has ended does not end too."""
+    end = time.monotonic() + LIMIT
+    while left(directory):
+        assert time.monotonic() < end, left(directory)
+        time.sleep(0.02)
+
+
+def test_the_end_of_the_context_leaves_nothing(binary: str) -> None:
+    with dsmfs.cluster(2, memory="64MiB") as nodes:
+        assert len(nodes) == 2 and nodes[1].path == f"{nodes.directory}/node2" and len(nodes[:1]) == 1
+        assert "node1" in nodes._repr_html_() and "of 2" in repr(nodes)
+        assert left(nodes.directory)
+    nodes.close()
+    assert not left(nodes.directory) and not os.path.exists(nodes.directory)
+
+
+def test_a_given_directory_stays(binary: str, tmp_path: Path) -> None:
+    with dsmfs.cluster(1, str(tmp_path), memory="64MiB") as nodes:
+        assert nodes[0].path == str(tmp_path / "node1")
+    assert os.listdir(tmp_path) == []
+
+
+def test_arrays_and_descriptors_in_use_do_not_keep_a_mount(binary: str) -> None:
+    with dsmfs.cluster(1, memory="64MiB") as nodes:
+        area = nodes[0].create("w.npy", 5000, "f4", plane="page-cache")
+        area.array += 1
+        area.publish()
+        fd = os.open(nodes[0] / "w.npy", os.O_RDONLY)
+    assert not left(nodes.directory)
+    os.close(fd)
+    with pytest.raises(OSError):
+        area.close()
+
+
+def test_dropping_it_ends_it(binary: str) -> None:
+    directory = dsmfs.cluster(1, memory="64MiB").directory
+    assert not left(directory)
+
+
+@pytest.mark.parametrize(
+    "how", ["os._exit(1)", "os.kill(os.getpid(), 9)", "sys.exit()", "1 / 0", "os.fork(); sys.exit()"]
+)
+def test_the_end_of_the_program_ends_it(binary: str, how: str) -> None:
+    code = f"import os, sys, dsmfs; c = dsmfs.cluster(2, memory='64MiB'); print(c.directory, flush=True); {how}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT, check=False)
+    directory = done.stdout.split()[0]
+    await_nothing_left(directory)
+
+
+def test_a_node_that_dies_is_reported_and_leaves_nothing(binary: str) -> None:
+    nodes = dsmfs.cluster(2, memory="64MiB")
+    os.kill(int(nodes[1].config["pid"]), signal.SIGKILL)
+    nodes._guard.wait(LIMIT)
+    with pytest.raises(dsmfs.NodeError, match="node2") as e:
+        nodes.close()
+    assert e.value.code == 14
+    assert not left(nodes.directory) and not os.path.exists(nodes.directory)
+
+
+def test_nodes_that_hang_are_killed(binary: str) -> None:
+    """Kill dsmfs dev and stop its node: only the guard is left to clean up."""
+    nodes = dsmfs.cluster(1, memory="64MiB")
+    node = int(nodes[0].config["pid"])
+    dev = int(Path(f"/proc/{node}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(node, signal.SIGSTOP)
+    os.kill(dev, signal.SIGKILL)
+    with pytest.raises(dsmfs.NodeError):
+        nodes.close()
+    await_nothing_left(nodes.directory)
+
+
+def test_a_cluster_that_does_not_start(binary: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(dsmfs.NodeError, match="--nodes") as e:
+        dsmfs.cluster(1000)
+    assert e.value.code == 2
+    silent = tmp_path / "dsmfs"
+    silent.write_text("#!/bin/sh\nexec sleep 1000\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv("DSMFS_BINARY", str(silent))
+    with pytest.raises(dsmfs.NodeError, match="not ready within"):
+        dsmfs.cluster(1, str(tmp_path / "c"), timeout=0.2)
+    assert left(str(tmp_path / "c")) in ([], [str(tmp_path / "c")])
