@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"syscall"
 	"time"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
@@ -39,6 +41,20 @@ func growDirty(o options) ([]line, error) {
 	return lines, err
 }
 
+// filesPerArea is what a daemon has open for each area: its two copies.
+const filesPerArea = 2
+
+// possible returns how many of so many areas a daemon can have with the open files that it
+// may have. It takes all that it may.
+func possible(areas int) (int, error) {
+	const others = 1000
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return 0, os.NewSyscallError("getrlimit", err)
+	}
+	return int(min(uint64(areas), (max(limit.Max, others)-others)/filesPerArea)), nil
+}
+
 // growAreas holds more and more areas on two nodes.
 func growAreas(o options) ([]line, error) {
 	counts := []int{1, 100, 10000}
@@ -47,7 +63,11 @@ func growAreas(o options) ([]line, error) {
 	}
 	var lines []line
 	for _, areas := range counts {
-		err := act(func(s *stage) error {
+		areas, err := possible(areas)
+		if err != nil {
+			return lines, err
+		}
+		err = act(func(s *stage) error {
 			c := harness.New(s, harness.Options{Nodes: 2})
 			before := c.Node(1).Memory()
 			made, err := hold(s, c.Node(1), areas, page)

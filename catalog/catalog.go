@@ -86,10 +86,16 @@ const (
 	// electionTimeout is how long followers wait for a leader before they elect
 	// another: names are frozen for one to two of it when a leader dies.
 	electionTimeout = 1250 * time.Millisecond
-	leaderLease     = electionTimeout / 2
+	// heartbeat is the least time between two heartbeats to a follower, the most is
+	// twice that: a message, its answer and some wake-ups on both nodes,
+	// which is most of what an idle cluster does. See pace.
+	heartbeat = 200 * time.Millisecond
+	// leaderLease is how long a leader that hears of no majority goes on. It is shorter
+	// than electionTimeout, see Bootstrap.
+	leaderLease = time.Second
 	// commitTimeout bounds when a follower learns that an entry is committed if
 	// the push that tells it is lost; an idle leader sends one message per
-	// follower this often, and a heartbeat every electionTimeout/10.
+	// follower this often.
 	commitTimeout = 500 * time.Millisecond
 	// rpcTimeout bounds a message of raft, and what waits for a dead node.
 	rpcTimeout = 2 * time.Second

@@ -24,18 +24,14 @@ func (c *Catalog) Bootstrap(ctx context.Context, root dsm.Inode) error {
 	}
 	// A follower waits for a leader before it thinks of an election; a shorter
 	// timeout ends the wait at once (raft restarts the timer at zero). There is
-	// nobody to wait for.
+	// nobody to wait for. When it leads it goes at the pace of leaders.
 	conf := c.raft.ReloadableConfig()
-	patient := conf
 	conf.HeartbeatTimeout = leaderLease
 	if err := c.raft.ReloadConfig(conf); err != nil {
 		return errs.E(errs.Other, "bootstrap", "%w", err)
 	}
 	if err := c.news.until(ctx, c.life, func() bool { return c.leads() != 0 }); err != nil {
 		return named("bootstrap", err)
-	}
-	if err := c.raft.ReloadConfig(patient); err != nil {
-		return errs.E(errs.Other, "bootstrap", "%w", err)
 	}
 	self := c.self
 	self.Voter, self.Leaving = true, false

@@ -20,9 +20,8 @@ import (
 // it may block on the mount without anyone else blocking; what it holds of the
 // mount are read-only descriptors of areas that a program may store into.
 //
-// It does everything in one goroutine that sleeps in one system call, for
-// input and for the next round alike: woken ten times a second, a timer of the runtime and
-// its poller would cost more than the harvests.
+// It does everything in one goroutine, which waits for input and for the next
+// round in one place: see alarm.
 func HarvestMain(in, out *os.File) error {
 	c := harvestChild{
 		began:    time.Now(),
@@ -31,7 +30,11 @@ func HarvestMain(in, out *os.File) error {
 	}
 	c.schedule.places = make(map[uint64]int)
 	defer c.closeAll()
-	c.poll[0] = unix.PollFd{Fd: int32(in.Fd()), Events: unix.POLLIN} // Fd makes reads block
+	var err error
+	if c.alarm, err = newAlarm(int(in.Fd())); err != nil { // Fd makes reads block
+		return err
+	}
+	defer c.alarm.close()
 	requests := bufio.NewReader(in)
 	for {
 		c.round()
@@ -63,10 +66,7 @@ type harvestChild struct {
 	fds      map[uint64]int // by inode number
 	schedule schedule
 	reported map[uint64]time.Duration // when an area's last error was reported
-
-	// What wait gives to the kernel: here and not on the heap each time.
-	poll    [1]unix.PollFd
-	timeout unix.Timespec
+	alarm    *alarm
 }
 
 // reportPause is the least time between two reports of errors of one area.
@@ -76,16 +76,11 @@ func (c *harvestChild) now() time.Duration { return time.Since(c.began) }
 
 // wait returns when there is input, or when the next area is due.
 func (c *harvestChild) wait() (ready bool, err error) {
-	var timeout *unix.Timespec
-	if at, ok := c.schedule.next(); ok {
-		c.timeout = unix.NsecToTimespec(int64(max(at-c.now(), 0)))
-		timeout = &c.timeout
+	at, ok := c.schedule.next()
+	if !ok {
+		return c.alarm.wait(never)
 	}
-	n, err := unix.Ppoll(c.poll[:], timeout, nil)
-	if err != nil && !errors.Is(err, unix.EINTR) {
-		return false, os.NewSyscallError("ppoll", err)
-	}
-	return n > 0, nil
+	return c.alarm.wait(max(at-c.now(), 0))
 }
 
 // round harvests the areas that are due.
@@ -139,7 +134,9 @@ func (c *harvestChild) do(q harvestRequest) []byte {
 }
 
 // sync makes the kernel send what programs have stored into their mappings as
-// WRITE requests, and returns when these are answered.
+// WRITE requests, and returns when these are answered. The system call is raw, although it can
+// block: nearly always there is nothing to send, see alarm for what it would
+// cost otherwise, and no other goroutine of the child has anything to do.
 func (c *harvestChild) sync(it harvestItem) syscall.Errno {
 	fd, ok := c.fds[it.ino]
 	if !ok {
@@ -151,9 +148,9 @@ func (c *harvestChild) sync(it harvestItem) syscall.Errno {
 	}
 	const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
 	for {
-		err := unix.SyncFileRange(fd, int64(it.off), int64(it.n), all)
-		if !errors.Is(err, unix.EINTR) {
-			return errno(err)
+		_, _, e := unix.RawSyscall6(unix.SYS_SYNC_FILE_RANGE, uintptr(fd), uintptr(it.off), uintptr(it.n), all, 0, 0)
+		if e != unix.EINTR {
+			return e
 		}
 	}
 }

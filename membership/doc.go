@@ -13,9 +13,10 @@
 // # Cost
 //
 // An idle node probes one peer every 500 ms (a datagram and its ack, 250 ms
-// until it asks others to try), looks for news to gossip every 200 ms (nothing is
+// until it asks others to try), looks for news to repeat every second (nothing is
 // sent when there is none) and exchanges all state with one peer over TCP every
-// 30 s: below 0.1 % of a core. A crash is dead after 2 to 5 s in small clusters.
+// 30 s: below 0.1 % of a core. News is passed on at once. A crash is dead after 2
+// to 5 s in small clusters.
 //
 // # Concurrency
 //

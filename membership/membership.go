@@ -5,6 +5,7 @@ import (
 	"log"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"time"
 
@@ -16,6 +17,8 @@ import (
 )
 
 const (
+	// gossipInterval is how often a node looks for news to pass on once more; see spread.
+	gossipInterval = time.Second
 	rejoinInterval = 5 * time.Second
 	rejoinAtOnce   = 3 // one that answers tells of all others
 	streamTimeout  = 2 * time.Second
@@ -77,6 +80,7 @@ func Start(cfg Config) (*Membership, error) {
 	c.UDPBufferSize = maxPacket
 	c.TCPTimeout = streamTimeout
 	c.ProbeInterval, c.ProbeTimeout = 500*time.Millisecond, 250*time.Millisecond
+	c.GossipInterval = gossipInterval
 	c.SuspicionMult, c.SuspicionMaxTimeoutMult = 3, 2
 	c.EnableCompression = false // packets are small
 	if m.list, err = memberlist.Create(c); err != nil {
@@ -119,6 +123,11 @@ func (m *Membership) Leave(ctx context.Context) error {
 			_ = m.list.SendBestEffort(n, goodbyeOf(m.cfg.Self)) // a lost one costs the reason, not the news
 		}
 	}
+	m.wg.Go(func() {
+		for range leaveRounds {
+			m.spread()
+		}
+	})
 	if err := m.list.Leave(timeout); err != nil {
 		return errs.E(errs.Timeout, "leave gossip", "%w", err)
 	}
@@ -150,13 +159,46 @@ func (m *Membership) announce() {
 		case <-m.ctx.Done():
 			return
 		}
-		for _, p := range m.table.take() {
+		changes := m.table.take()
+		if len(changes) > 0 {
+			m.wg.Go(m.spread)
+		}
+		for _, p := range changes {
 			m.cfg.Log.Info("peer", "state", p.State, "id", p.ID, "name", p.Name, "addr", p.Addr)
 			if m.cfg.OnChange != nil {
 				m.cfg.OnChange(p, p.State)
 			}
 		}
 	}
+}
+
+const (
+	// spreadTo is how many peers are told of news at once. They tell others.
+	spreadTo = 3
+	// leaveRounds times spreadTo is at least as often as memberlist repeats the news that a
+	// node leaves, with up to 999 nodes; then its Leave returns.
+	leaveRounds = 4
+)
+
+// spread passes on news at once, to some peers. memberlist has no call for that, but puts its
+// news into whatever datagram it sends: so the peers are pinged. This keeps the
+// ticker of the gossip, which wakes every idle node, for what gets lost. It
+// returns when all have answered or could have.
+func (m *Membership) spread() {
+	var peers []*memberlist.Node
+	for _, n := range m.list.Members() {
+		if n.Name != m.cfg.Self.String() {
+			peers = append(peers, n)
+		}
+	}
+	rand.Shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })
+	var pings sync.WaitGroup
+	for _, n := range peers[:min(len(peers), spreadTo)] {
+		pings.Go(func() {
+			_, _ = m.list.Ping(n.Name, &net.UDPAddr{IP: n.Addr, Port: int(n.Port)}) // probes find out who does not answer
+		})
+	}
+	pings.Wait()
 }
 
 // rejoin joins seeds that no living peer is at.
