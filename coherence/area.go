@@ -92,6 +92,17 @@ func (a *Area) step(event func()) {
 	}
 }
 
+// note runs an event whose consequences, messages and notices, the next step
+// carries out: for callers that hold a lock, who then take that step without it.
+func (a *Area) note(event func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.catchUp()
+	if !a.mu.removed {
+		event()
+	}
+}
+
 // told reports whether the kernel knows all there is to know, and whether an open for
 // writing may be answered.
 func (a *Area) told() (all, writable bool) {

@@ -16,7 +16,7 @@ import (
 // page counts as one that may have unpublished stores, and what was stored is collected
 // before each publish.
 //
-// mu is held over the scans of the programs' memory and the step that takes note of
+// mu is held over the scans of the programs' memory and the event that takes note of
 // what they found, so that whoever publishes next finds all that was collected before.
 // A scan may wait for a program that waits for a READ: the area's lock is not held.
 type attached struct {
@@ -109,9 +109,10 @@ func (a *Area) Track(source pages.Source, off, n int64) (stop func()) {
 	m := t.mu.tracking.Add(source, off, n)
 	return func() {
 		t.mu.Lock()
-		defer t.mu.Unlock()
 		t.mu.tracking.Remove(m)
-		a.step(func() { a.compared(m.Range()) })
+		a.note(func() { a.compared(m.Range()) })
+		t.mu.Unlock()
+		a.step(func() {})
 	}
 }
 
@@ -124,27 +125,33 @@ func (a *Area) TrackingStats() pages.TrackingStats {
 
 // collect takes note of what attached programs have stored.
 func (a *Area) collect() {
+	if a.scan() {
+		a.step(func() {})
+	}
+}
+
+// scan is collect without the step that follows; false if nobody can have stored.
+func (a *Area) scan() bool {
 	t := &a.attached
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.mu.tracking.Empty() {
-		return
+		return false
 	}
 	type run struct{ off, n int64 }
 	var runs []run
 	t.mu.tracking.Collect(
 		func(off, n int64) { runs = append(runs, run{off, n}) },
 		func(off, n int64) (looked, changed int) {
-			a.step(func() { looked, changed = a.compared(off, n) })
+			a.note(func() { looked, changed = a.compared(off, n) })
 			return looked, changed
 		})
-	if len(runs) > 0 {
-		a.step(func() {
-			for _, r := range runs {
-				a.storedTo(r.off, r.n)
-			}
-		})
-	}
+	a.note(func() {
+		for _, r := range runs {
+			a.storedTo(r.off, r.n)
+		}
+	})
+	return true
 }
 
 // storedTo takes note that an attached program stored to pages of [off, off+n).
