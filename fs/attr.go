@@ -64,6 +64,12 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 		return status(b.controlAttr(r, c, &out.Attr))
 	}
 	i, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
+	if errs.Is(err, errs.NotExist) {
+		if was, ok := b.lookups.gone(r.tid, dsm.Ino(in.NodeId)); ok {
+			b.attr(was, &out.Attr)
+			return fuse.OK
+		}
+	}
 	if err != nil {
 		return b.walkStatus(r.tid, err)
 	}

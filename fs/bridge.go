@@ -21,6 +21,7 @@ type bridge struct {
 	opens     *opens
 	handles   handleTable
 	stale     recently[uint32, struct{}]
+	lookups   lookups
 	failed    recently[uint32, failedRead]
 	notify    *notifier
 	harvest   *harvester
@@ -43,6 +44,7 @@ type counts struct {
 func newBridge(cfg Config) *bridge {
 	b := &bridge{RawFileSystem: fuse.NewDefaultRawFileSystem(), cfg: cfg, log: cfg.Log, closing: make(chan struct{})}
 	b.stale.init(staleWindow)
+	b.lookups.init()
 	b.failed.init(failedWindow)
 	b.background.init()
 	b.releases.init()

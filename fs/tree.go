@@ -27,6 +27,7 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 	if err != nil {
 		return status(err)
 	}
+	b.lookups.put(r.tid, i)
 	b.entry(i, out)
 	return fuse.OK
 }
