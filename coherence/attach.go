@@ -203,6 +203,11 @@ func (a *Area) tellUntold() {
 	}
 }
 
+// denseSample: of an area of which nearly all changed at the last comparison all
+// counts as stored to, as the diff compares it anyway, and a page in so many is looked at to
+// see whether that goes on.
+const denseSample = 16
+
 // compared looks which pages of [off, off+n) differ from the base copy, takes note of
 // them as stored to, and returns how many it looked at and how many differ. Those that
 // do not may have been stored to as well, and published with something else: the
@@ -215,18 +220,31 @@ func (a *Area) compared(off, n int64) (looked, changed int) {
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+n; e++ {
 		a.touched(e, pagesOf(e, off, int(n)))
 	}
+	r := &a.mu.replica
+	all := r.dense
 	err := a.mu.mem.DataRanges(off, n, func(off, n int64) {
 		for p := dsm.PageIndex(off / dsm.PageSize); int64(p)*dsm.PageSize < off+n; p++ {
+			e, i := p.Extent()
+			if all {
+				r.extents[e].dirty.Add(i)
+				if p%denseSample != 0 {
+					continue
+				}
+			}
 			looked++
 			if string(a.mu.mem.Working(p)) != string(a.mu.mem.Base(p)) {
 				changed++
-				a.storedTo(int64(p)*dsm.PageSize, dsm.PageSize)
+				r.extents[e].dirty.Add(i)
 			}
 		}
 	})
+	r.dense = looked >= denseSample && changed*8 > looked*7
 	if err != nil {
 		a.node.cfg.Log.Warn("compare an attached area", "area", a.id, "err", err)
 		a.storedTo(off, n) // all of it may be
+	}
+	if changed > 0 {
+		r.lastStore = a.now()
 	}
 	return looked, changed
 }

@@ -31,6 +31,7 @@ type replica struct {
 	acquires map[uint64]*acquiring
 	inquiry  map[uint64]*inquiring
 
+	dense     bool // nearly all had changed at the last comparison: see compared
 	lastStore time.Time
 	lateAcks  []message // PushAcks held back until the kernel has taken more notices
 }
