@@ -44,6 +44,18 @@ void *map_file(const char *path, size_t size)
 	return p;
 }
 
+const void *map_to_read(const char *path, size_t size)
+{
+	int fd = open(path, O_RDONLY);
+	if (fd < 0)
+		die(path);
+	const void *p = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+	if (p == MAP_FAILED)
+		die("mmap");
+	close(fd);
+	return p;
+}
+
 static int ascending(const void *a, const void *b)
 {
 	int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;

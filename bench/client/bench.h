@@ -11,6 +11,9 @@ int64_t now(void);
 void die(const char *what) __attribute__((noreturn));
 /* map_file maps size bytes of a file for reading and writing, and grows the file if it is smaller. */
 void *map_file(const char *path, size_t size);
+
+/* map_to_read maps size bytes of a file that has them for reading only. */
+const void *map_to_read(const char *path, size_t size);
 /* median sorts v. */
 int64_t median(int64_t *v, size_t n);
 

@@ -31,14 +31,14 @@ void bulk_writer(char **a)
 }
 
 /*
- * bulk-reader PATH BYTES ROUND: maps and touches the area, prints "ready", and
+ * bulk-reader PATH BYTES ROUND: maps the area for reading and touches it, prints "ready", and
  * prints when it had seen the new value in the last word of every page. Then it checks every word.
  */
 void bulk_reader(char **a)
 {
 	size_t bytes = (size_t)atoll(a[1]), words = PAGE / 8;
 	uint64_t round = (uint64_t)atoll(a[2]);
-	volatile uint64_t *p = map_file(a[0], bytes);
+	const volatile uint64_t *p = map_to_read(a[0], bytes);
 	uint64_t touched = 0;
 	for (size_t i = 0; i < bytes / 8; i += words)
 		touched += p[i];
