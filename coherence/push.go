@@ -236,21 +236,10 @@ func (a *Area) pump(to dsm.NodeID, s *subscriber) {
 
 // push sends pages of an extent with the bytes they have now.
 func (a *Area) push(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set dsm.PageSet) {
-	x, l := a.mu.home.extents[e], s.extents[e]
+	l := s.extents[e]
 	a.mu.home.lastPush++
 	m := &wire.Push{Stamp: a.stamp(), Extent: e, ID: a.mu.home.lastPush, Pages: set}
-	bytes := 0
-	for i := range set.All() {
-		if x == nil || x.pages[i] == 0 {
-			m.Zero.Add(i)
-		} else {
-			bytes += dsm.PageSize
-		}
-	}
-	if x != nil {
-		m.Version = x.version
-		m.Contains = x.writers[to]
-	}
+	bytes := a.describe(m, to)
 	l.lacks = l.lacks.Minus(set)
 	l.sent = l.sent.Or(set)
 	m.Complete = l.lacks.Empty() && len(l.pushes) == 0
@@ -265,26 +254,62 @@ func (a *Area) push(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set dsm.Pag
 	a.sendPages(to, m, bytes)
 }
 
+// describe fills in what m says of the bytes that its pages have now, and returns
+// how many bytes those take that are not zero.
+func (a *Area) describe(m *wire.Push, to dsm.NodeID) (bytes int) {
+	x := a.mu.home.extents[m.Extent]
+	m.Zero = dsm.PageSet{}
+	for i := range m.Pages.All() {
+		if x == nil || x.pages[i] == 0 {
+			m.Zero.Add(i)
+		} else {
+			bytes += dsm.PageSize
+		}
+	}
+	if x != nil {
+		m.Version = x.version
+		m.Contains = x.writers[to]
+	}
+	return bytes
+}
+
+// current returns the payload of a push of this node to itself. If a publish
+// was merged since, in this same step, the push is described anew: its bytes, which are the
+// home copy's, contain that publish.
+func (a *Area) current(m *wire.Push, payload [][]byte) [][]byte {
+	x := a.mu.home.extents[m.Extent]
+	if x == nil || x.version == m.Version {
+		return payload
+	}
+	a.describe(m, a.node.cfg.Self)
+	m.Complete = false // there may be other pages
+	return a.homePages(m)
+}
+
+// homePages returns the pages of m that are not zero: the home copy's own bytes.
+func (a *Area) homePages(m *wire.Push) (p [][]byte) {
+	for i := range m.Pages.Minus(m.Zero).All() {
+		p = append(p, a.mustMemory().Home(page(m.Extent, i)))
+	}
+	return p
+}
+
 // sendPages sends m with the bytes of its pages: a copy, since the home copy goes
-// on changing; but to this node itself, which handles the push in this step, the pages themselves.
+// on changing; but to this node itself, which handles the push in this step, the pages
+// themselves: see current.
 func (a *Area) sendPages(to dsm.NodeID, m *wire.Push, bytes int) {
 	if bytes == 0 {
 		a.send(to, m)
 		return
 	}
-	mem := a.mustMemory()
-	set := m.Pages.Minus(m.Zero)
 	if a.isSelf(to) {
-		p := make([][]byte, 0, bytes/dsm.PageSize)
-		for i := range set.All() {
-			p = append(p, mem.Home(page(m.Extent, i)))
-		}
-		a.send(to, m, p...)
+		a.send(to, m, a.homePages(m)...)
 		return
 	}
+	mem := a.mustMemory()
 	s := wire.Share(bytes)
 	b := s.Bytes[:0]
-	for i := range set.All() {
+	for i := range m.Pages.Minus(m.Zero).All() {
 		b = append(b, mem.Home(page(m.Extent, i))...)
 	}
 	a.sendShared(to, m, s)

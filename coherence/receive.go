@@ -108,6 +108,9 @@ func (a *Area) receive(from dsm.NodeID, msg any, payload [][]byte) error {
 		a.homePushAck(from, m)
 	case *wire.Push:
 		if a.fromHome(from, m.Epoch, m.Extent) {
+			if a.isSelf(from) {
+				payload = a.current(m, payload)
+			}
 			return a.replicaPush(from, m, payload)
 		}
 	case *wire.PublishAck:
