@@ -98,7 +98,8 @@ func (a *Area) startPublication(e dsm.ExtentIndex, x *replicaExtent) {
 		p := page(e, i)
 		var changed, inexact bool
 		w := mem.Working(p)
-		if a.shared() {
+		// A program that has detached may have left bytes past the end.
+		if a.shared() || int64(p+1)*dsm.PageSize > a.mu.ino.Size {
 			changed, inexact = pub.kernel.AppendShared(&pub.delta, p, mem.Base(p), a.bytesOf(p), snap[:])
 			w = snap[:] // what was sent is what is accounted for
 		} else {

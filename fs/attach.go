@@ -2,9 +2,12 @@ package fs
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
@@ -36,6 +39,7 @@ type attachConn struct {
 	ctx   context.Context // ends with the connection
 	end   context.CancelFunc
 	slots chan struct{} // one for each request that may run
+	waits chan struct{} // and for each WAIT
 
 	mu struct {
 		lockrank.Mutex
@@ -44,8 +48,14 @@ type attachConn struct {
 	}
 }
 
-// attachRequests is how many requests of a connection run at the same time.
-const attachRequests = 64
+const (
+	// attachRequests is how many requests of a connection run at the same time.
+	attachRequests = 64
+	// attachWaits is how many WAITs of one do.
+	attachWaits = 1024
+)
+
+var errTooMany = &errs.Error{Op: "wait", Err: fmt.Errorf("%w: more than %d at once", unix.EAGAIN, attachWaits)}
 
 func startAttach(b *bridge, path string) (*attachServer, error) {
 	ln, err := listenAttach(path)
@@ -62,8 +72,17 @@ func startAttach(b *bridge, path string) (*attachServer, error) {
 func (s *attachServer) accept() {
 	for {
 		c, err := s.ln.AcceptUnix()
-		if err != nil {
-			return // closed
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // no descriptors left: others may end
+			s.b.log.Warn("attach: accept", "err", err)
+			select {
+			case <-s.b.closing:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+			continue
 		}
 		cred, pidfd, err := peer(c)
 		if err != nil { // it has gone again, most likely
@@ -71,7 +90,7 @@ func (s *attachServer) accept() {
 			_ = c.Close()
 			continue
 		}
-		a := &attachConn{b: s.b, conn: c, cred: cred, pidfd: pidfd, slots: make(chan struct{}, attachRequests)}
+		a := &attachConn{b: s.b, conn: c, cred: cred, pidfd: pidfd, slots: make(chan struct{}, attachRequests), waits: make(chan struct{}, attachWaits)}
 		a.ctx, a.end = context.WithCancel(context.Background())
 		a.mu.Init("fs.attachConn")
 		a.mu.attachments = make(map[uint64]*attachment)
@@ -111,11 +130,34 @@ func (s *attachServer) serve(a *attachConn) {
 		}
 		q := &attachRequest{attachHeader: h, payload: string(payload)}
 		if len(files) > 0 {
+			if h.op != opTrack || !isUffd(files[0]) {
+				// Closing it may wait for whoever serves it, so nobody here does.
+				go closeAll(files)
+				s.b.log.Warn("attach: a descriptor that is no userfaultfd of a TRACK", "pid", a.cred.pid)
+				break
+			}
 			q.file = files[0]
 		}
-		a.slots <- struct{}{}
+		slots := a.slots
+		if h.op == opWait {
+			slots = a.waits // without limit of time: they do not hold up the others
+		}
+		select {
+		case slots <- struct{}{}:
+		default:
+			if h.op == opWait {
+				running.Go(func() { a.reply(q, attachReply{}, errTooMany) })
+				continue
+			}
+			select {
+			case slots <- struct{}{}:
+			case <-a.ctx.Done():
+				closeAll(files)
+				continue // the next receive fails
+			}
+		}
 		running.Go(func() {
-			defer func() { <-a.slots }()
+			defer func() { <-slots }()
 			a.answer(q)
 		})
 	}
@@ -167,6 +209,11 @@ func (a *attachConn) answer(q *attachRequest) {
 	if q.file != nil {
 		_ = q.file.Close() // nothing was written to it
 	}
+	a.reply(q, r, err)
+}
+
+// reply sends the answer.
+func (a *attachConn) reply(q *attachRequest, r attachReply, err error) {
 	h := attachHeader{op: q.op, tag: q.tag, attachment: q.attachment}
 	if err != nil {
 		h.errno = attachErrno(err)

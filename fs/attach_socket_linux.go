@@ -119,6 +119,12 @@ func receive(c *net.UnixConn, buf []byte) (packet []byte, files []*os.File, err 
 	return buf[:n], files, nil
 }
 
+// isUffd reports whether a descriptor is a userfaultfd, without a call to whoever serves it.
+func isUffd(f *os.File) bool {
+	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	return err == nil && name == "anon_inode:[userfaultfd]"
+}
+
 // maxDescriptors is how many descriptors of one packet are looked at; one is allowed.
 const maxDescriptors = 4
 

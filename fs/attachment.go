@@ -26,6 +26,7 @@ type attachment struct {
 		lockrank.Mutex
 		ended  bool
 		ranges []*mappedRange
+		told   int64 // the largest size that the program was told
 	}
 }
 
@@ -75,9 +76,11 @@ func (a *attachConn) attach(ctx context.Context, q *attachRequest) (attachReply,
 	a.mu.Unlock()
 	i, err = a.b.cfg.Names.Getattr(ctx, i.Ino)
 	if err != nil {
-		_ = f.Close() // nothing was written to it
+		_ = f.Close()   // nothing was written to it
+		_ = a.detach(x) // it is there
 		return attachReply{}, err
 	}
+	x.grew(i.Size)
 	a.b.log.Debug("attached", "path", q.payload, "pid", a.cred.pid, "write", write)
 	return attachReply{attachment: x.id, arg: [4]uint64{uint64(i.Size), uint64(i.Ino), access, a.b.wantsUffd()}, file: f}, nil
 }
@@ -114,6 +117,25 @@ func (x *attachment) end() {
 	})
 }
 
+// maxRanges is how many mappings of an attachment are tracked: each takes some descriptors.
+const maxRanges = 1024
+
+// grew notes a size that the program is told.
+func (x *attachment) grew(size int64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.mu.told = max(x.mu.told, size)
+}
+
+// largest returns how many bytes the program may map: all that the area had since it
+// attached or was told of, in whole pages. More would be page tables for nothing.
+func (x *attachment) largest() uint64 {
+	now, _ := x.area.noted()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return (uint64(max(x.mu.told, now)) + dsm.PageSize - 1) &^ (dsm.PageSize - 1)
+}
+
 // track serves TRACK.
 func (x *attachment) track(q *attachRequest) (attachReply, error) {
 	addr, n, off := q.arg[0], q.arg[1], q.arg[2]
@@ -122,8 +144,14 @@ func (x *attachment) track(q *attachRequest) (attachReply, error) {
 		return attachReply{}, errs.E(errs.Access, "track", "attached for reading only")
 	case addr%dsm.PageSize != 0 || n%dsm.PageSize != 0 || off%dsm.PageSize != 0 || n == 0:
 		return attachReply{}, errs.E(errs.Invalid, "track", "address %#x, length %d and offset %d must be multiples of %d, the length not 0", addr, n, off, dsm.PageSize)
-	case n > dsm.MaxAreaSize || off > dsm.MaxAreaSize || addr+n < addr:
-		return attachReply{}, errs.E(errs.Invalid, "track", "length %d at offset %d is more than an area can have", n, off)
+	case n > dsm.MaxAreaSize || off > dsm.MaxAreaSize || addr+n < addr || off+n > x.largest():
+		return attachReply{}, errs.E(errs.Invalid, "track", "length %d at offset %d is more than the area has", n, off)
+	}
+	x.mu.Lock()
+	many := len(x.mu.ranges) >= maxRanges
+	x.mu.Unlock()
+	if many {
+		return attachReply{}, errs.E(errs.NoSpace, "track", "more than %d mappings of one attachment", maxRanges)
 	}
 	file := q.file
 	q.file = nil
@@ -213,6 +241,7 @@ func (x *attachment) resize(ctx context.Context, size int64) (attachReply, error
 	if err != nil {
 		return attachReply{}, err
 	}
+	x.grew(i.Size)
 	x.conn.b.notify.attrChanged(x.area) // the mount's kernel does not know yet
 	return attachReply{arg: [4]uint64{uint64(i.Size)}}, nil
 }

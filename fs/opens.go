@@ -195,10 +195,10 @@ func (o *opens) attach(ctx context.Context, ino dsm.Ino, write bool) (*openArea,
 
 func (o *opens) detach(a *openArea, write bool) {
 	if write {
-		a.attached.Add(-1)
 		ctx, cancel := context.WithTimeout(context.Background(), o.b.cfg.FaultTimeout)
 		o.b.keepModTime(ctx, a)
 		cancel()
+		a.attached.Add(-1)
 	}
 	a.gate <- struct{}{}
 	defer func() { <-a.gate }()

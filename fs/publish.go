@@ -58,7 +58,7 @@ func (b *bridge) harvestAndPublish(ctx context.Context, a *openArea) error {
 // when the area is closed.
 func (b *bridge) keepModTime(ctx context.Context, a *openArea) {
 	stored := a.stored.Load()
-	if stored == a.timed.Load() {
+	if stored == a.timed.Load() && a.attached.Load() == 0 {
 		return
 	}
 	i, err := b.cfg.Names.Getattr(ctx, dsm.Ino(a.id))

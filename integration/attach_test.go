@@ -348,3 +348,28 @@ func TestAttachedProgramEnds(t *testing.T) {
 		}
 	})
 }
+
+// TestAttachedPastTheEnd: what an attached program stores past the end, in the last page, is
+// no part of the file, also after others wrote to the page and the file grew.
+func TestAttachedPastTheEnd(t *testing.T) {
+	c := nodes(t, 2)
+	all := clients(c)
+	f := all[0].Open("w", "rw,creat,excl")
+	f.Truncate(100)
+	a := c.Node(1).Attach("/w", true)
+	copy(a.Mem[90:], "the end: and this is past it")
+	ok(t, "publish")(a.Call(harness.PublishOp))
+	ok(t, "detach")(a.Call(harness.DetachOp))
+	f.Write(0, []byte("x"))
+	f.Sync()
+	g := all[1].Open("w", "rw")
+	g.Truncate(page)
+	want := make([]byte, page)
+	want[0] = 'x'
+	copy(want[90:100], "the end: and this")
+	for i, f := range []*harness.File{f, g} {
+		if got := f.Read(0, page); !bytes.Equal(got, want) {
+			t.Errorf("node %d: %q", i+1, got[80:140])
+		}
+	}
+}

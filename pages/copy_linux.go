@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -29,6 +30,11 @@ func newCopy(id dsm.AreaID, suffix string) (*copyFile, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	// A memfd is of mode 0777: whoever gets a read-only descriptor could open it
+	// again by /proc/self/fd for writing.
+	if err := unix.Fchmod(fd, 0o600); err != nil {
+		return nil, errors.Join(os.NewSyscallError("fchmod", err), unix.Close(fd))
 	}
 	return &copyFile{fd: fd, name: name}, nil
 }

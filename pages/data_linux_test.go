@@ -1,0 +1,52 @@
+package pages
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// A program that was given a descriptor to read with cannot open the memory for
+// writing by /proc/self/fd: only the daemon's user can.
+func TestMemoryIsPrivate(t *testing.T) {
+	a, err := NewArea(1, 3*dsm.PageSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	f, err := a.OpenWorking(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	if st.Mode&0o777 != 0o600 {
+		t.Errorf("the memory has mode %o, want 600", st.Mode&0o777)
+	}
+	if _, err := unix.Mmap(int(f.Fd()), 0, dsm.PageSize, unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
+		t.Error("a descriptor to read with can be mapped for writing")
+	}
+}
+
+func TestDataRanges(t *testing.T) {
+	a, err := NewArea(1, 10*dsm.PageSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	for _, p := range []dsm.PageIndex{1, 2, 7} {
+		a.Working(p)[5] = 1
+	}
+	var got []int64
+	if err := a.DataRanges(dsm.PageSize, 8*dsm.PageSize, func(off, n int64) { got = append(got, off/dsm.PageSize, n/dsm.PageSize) }); err != nil {
+		t.Fatal(err)
+	}
+	if want := []int64{1, 2, 7, 1}; len(got) != 4 || got[0] != want[0] || got[1] != want[1] || got[2] != want[2] || got[3] != want[3] {
+		t.Errorf("data at pages, lengths %v, want %v", got, want)
+	}
+}
