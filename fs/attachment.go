@@ -127,13 +127,17 @@ func (x *attachment) grew(size int64) {
 	x.mu.told = max(x.mu.told, size)
 }
 
+// trackAhead is how far past the end a mapping may reach: some programs map more than there
+// is and let the file grow. What is protected there takes page tables, 2 MiB for this.
+const trackAhead = 1 << 30
+
 // largest returns how many bytes the program may map: all that the area had since it
-// attached or was told of, in whole pages. More would be page tables for nothing.
+// attached or was told of, and trackAhead.
 func (x *attachment) largest() uint64 {
 	now, _ := x.area.noted()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return (uint64(max(x.mu.told, now)) + dsm.PageSize - 1) &^ (dsm.PageSize - 1)
+	return (uint64(max(x.mu.told, now))+dsm.PageSize-1)&^(dsm.PageSize-1) + trackAhead
 }
 
 // track serves TRACK.
@@ -145,7 +149,7 @@ func (x *attachment) track(q *attachRequest) (attachReply, error) {
 	case addr%dsm.PageSize != 0 || n%dsm.PageSize != 0 || off%dsm.PageSize != 0 || n == 0:
 		return attachReply{}, errs.E(errs.Invalid, "track", "address %#x, length %d and offset %d must be multiples of %d, the length not 0", addr, n, off, dsm.PageSize)
 	case n > dsm.MaxAreaSize || off > dsm.MaxAreaSize || addr+n < addr || off+n > x.largest():
-		return attachReply{}, errs.E(errs.Invalid, "track", "length %d at offset %d is more than the area has", n, off)
+		return attachReply{}, errs.E(errs.Invalid, "track", "length %d at offset %d is more than %d bytes past the end of the area", n, off, trackAhead)
 	}
 	x.mu.Lock()
 	many := len(x.mu.ranges) >= maxRanges
