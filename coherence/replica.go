@@ -418,8 +418,8 @@ func (a *Area) replicaResized(was, is int64) {
 		return
 	}
 	if is > was {
-		// What was added is zero everywhere, so it is here; its homes take this node for
-		// subscribed once they have pushed or been asked.
+		// What was added is zero everywhere, so it is here; only the stream of updates is
+		// to be asked for.
 		first := len(r.extents)
 		a.growReplica()
 		for _, x := range r.extents[first:] {

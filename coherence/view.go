@@ -9,7 +9,7 @@ import (
 
 // View is what the engine knows of the cluster: who is the home of which slot
 // and what the areas are. The catalog implements it from its own replica, so
-// every method but WaitGeneration is a memory read.
+// Current and Area are memory reads, the others may wait for the network.
 type View interface {
 	// Current returns the newest view this node has applied.
 	Current() *dsm.View

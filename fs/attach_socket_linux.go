@@ -136,7 +136,6 @@ func closeAll(files []*os.File) {
 
 // transmit sends one packet, with a descriptor if there is one.
 func transmit(c *net.UnixConn, packet []byte, f *os.File) error {
-	var oob []byte
 	if f != nil {
 		raw, err := f.SyscallConn()
 		if err != nil {
@@ -148,7 +147,7 @@ func transmit(c *net.UnixConn, packet []byte, f *os.File) error {
 		})
 		return errors.Join(err, werr)
 	}
-	_, _, err := c.WriteMsgUnix(packet, oob, nil)
+	_, _, err := c.WriteMsgUnix(packet, nil, nil)
 	return err
 }
 

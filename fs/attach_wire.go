@@ -24,7 +24,6 @@ type attachHeader struct {
 	tag        uint64
 	attachment uint64
 	arg        [4]uint64
-	length     uint32
 	errno      syscall.Errno // in replies
 }
 
@@ -82,7 +81,7 @@ func decodeAttach(b []byte) (h attachHeader, payload []byte, err error) {
 	case int64(le.Uint32(b[56:])) != int64(len(b)-attachHead):
 		return h, nil, errs.E(errs.Corrupt, "attach", "%d bytes after the header, which says %d", len(b)-attachHead, le.Uint32(b[56:]))
 	}
-	h = attachHeader{op: attachOp(le.Uint16(b[6:])), tag: le.Uint64(b[8:]), attachment: le.Uint64(b[16:]), length: le.Uint32(b[56:])}
+	h = attachHeader{op: attachOp(le.Uint16(b[6:])), tag: le.Uint64(b[8:]), attachment: le.Uint64(b[16:])}
 	for i := range h.arg {
 		h.arg[i] = le.Uint64(b[24+8*i:])
 	}

@@ -91,8 +91,8 @@ const (
 	attachWrite = 3
 )
 
-// end ends the attachment: nothing that was stored is lost, and the area is closed
-// as by close(2), in the background.
+// end ends the attachment: what was stored is taken note of when it returns, and is
+// published, and the area closed, in the background.
 func (x *attachment) end() {
 	x.mu.Lock()
 	x.mu.ended = true

@@ -10,7 +10,8 @@ import (
 
 // intervals publishes what programs have stored at every area's interval. Nothing
 // runs while nobody stores: the harvester's child finds stores to mappings by itself, and
-// a WRITE, whoever made it, sets its area's timer unless that is set already. So a
+// a WRITE, whoever made it, sets its area's timer unless that is set already. But while a
+// program is attached for writing every interval looks: of its stores nobody is told. So a
 // WRITE costs a look at one word, and a program that publishes by msync all the time
 // one timer in a while.
 //

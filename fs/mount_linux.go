@@ -55,7 +55,7 @@ func Mount(cfg Config) (*FS, error) {
 		err = errors.New("mounted, but not in /proc/self/mountinfo")
 	}
 	if err != nil {
-		return nil, errMount(cfg.Mountpoint, err)
+		return nil, errors.Join(errMount(cfg.Mountpoint, err), unmount(cfg.Mountpoint, true)) // nobody serves it yet
 	}
 	b.notify.server = server
 	f := &FS{b: b, device: m.device, served: make(chan struct{})}

@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"errors"
+
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
@@ -13,8 +15,10 @@ func serveAttachOnly(cfg Config) (*FS, error) {
 	f := &FS{b: newBridge(cfg), served: make(chan struct{})}
 	f.b.notify.server = noKernel{}
 	var err error
-	f.attach, err = startAttach(f.b, cfg.AttachSocket)
-	return f, err
+	if f.attach, err = startAttach(f.b, cfg.AttachSocket); err != nil {
+		return nil, errors.Join(err, f.Unmount(true))
+	}
+	return f, nil
 }
 
 // noKernel is the kernel's page cache where nothing is mounted: it has no inode.

@@ -99,7 +99,7 @@ func (t *Tracking) Collect(stored func(off, n int64), compared func(off, n int64
 			found += changed
 		})
 		t.sum.Found += uint64(found)
-		if err != nil { // its process is gone, or about to be
+		if err != nil { // the Source was closed: compare from now on
 			m.compare = true
 			m.compareWith(t, compared)
 			continue

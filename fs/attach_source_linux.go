@@ -1,11 +1,12 @@
 package fs
 
 import (
+	"errors"
 	"os"
-	"syscall"
 
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/uffd"
+	"golang.org/x/sys/unix"
 )
 
 // uffdSource is the Source of a mapping of which a userfaultfd tells.
@@ -57,22 +58,24 @@ func (x *attachment) source(file *os.File, addr, n uint64, off int64) (*uffdSour
 		return nil, 0, errs.E(errs.Invalid, "track", "no userfaultfd came with the request")
 	}
 	// The Range polls the descriptor itself, so it gets one that no os.File has.
-	fd, err := syscall.Dup(int(file.Fd()))
+	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	_ = file.Close() // nothing was written to it
 	if err != nil {
 		return nil, 0, os.NewSyscallError("dup", err)
 	}
-	syscall.CloseOnExec(fd)
 	var pidfd int
 	raw, err := x.conn.pidfd.SyscallConn()
 	if err == nil {
-		err = raw.Control(func(fd uintptr) { pidfd, err = syscall.Dup(int(fd)) })
+		var derr error
+		err = raw.Control(func(fd uintptr) { pidfd, derr = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) })
+		if err == nil {
+			err = derr
+		}
 	}
 	if err != nil {
-		_ = syscall.Close(fd)
-		return nil, 0, err
+		return nil, 0, errors.Join(err, unix.Close(fd))
 	}
-	defer func() { _ = syscall.Close(pidfd) }() // Track has its own
+	defer func() { _ = unix.Close(pidfd) }() // Track has its own
 	r, err := uffd.Track(uffd.Config{
 		UFFD: fd, PidFD: pidfd, Addr: addr, Length: n, Off: off, Dev: x.dev, Ino: x.ino, Mode: mode,
 	})
