@@ -373,3 +373,83 @@ func TestAttachedPastTheEnd(t *testing.T) {
 		}
 	}
 }
+
+// TestAttachedWaits: programs that wait hold up neither other requests of their connection
+// nor the end of it.
+func TestAttachedWaits(t *testing.T) {
+	c := nodes(t, 1)
+	cl := clients(c)[0]
+	cl.Create("w", page)
+	a := c.Node(1).Attach("/w", true)
+	const never = 1 << 63
+	for range 200 { // more than run at once
+		if err := a.Post(harness.WaitOp, never, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	copy(a.Mem, "published past them")
+	ok(t, "publish")(a.Call(harness.PublishOp))
+	a.Close()
+	if !harness.Eventually(limit, func() bool { return strings.Contains(cl.Control("areas/w/stats"), "attached_writers 0\n") }) {
+		t.Errorf("the end of the connection is not seen:\n%s", cl.Control("areas/w/stats"))
+	}
+	if got := string(cl.Open("w", "r").Read(0, 19)); got != "published past them" {
+		t.Errorf("the file has %q", got)
+	}
+}
+
+// TestAttachByNumber: a file that its name does not lead to any more is attached by its
+// number, while somebody has it open.
+func TestAttachByNumber(t *testing.T) {
+	c := nodes(t, 1)
+	cl := clients(c)[0]
+	f, m := cl.Create("w", page)
+	ino := f.Stat().Ino
+	cl.Must("unlink %s", cl.Path("w"))
+	if _, err := c.Node(1).TryAttach("/w", true); !errors.Is(err, syscall.ENOENT) {
+		t.Fatalf("by its path: %v", err)
+	}
+	a, err := harness.AttachFile(c.Node(1).AttachSocket(), "/w", ino, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	copy(a.Mem, "still there")
+	ok(t, "publish")(a.Call(harness.PublishOp))
+	m.Await(0, []byte("still there"), limit)
+	if _, err := harness.AttachFile(c.Node(1).AttachSocket(), "/w", ino+1000, true); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("a number of no file: %v", err)
+	}
+}
+
+// TestAttachCreateResize: files are made and grown at the socket as at a mount.
+func TestAttachCreateResize(t *testing.T) {
+	c := nodes(t, 2)
+	cl := clients(c)[1]
+	if _, err := harness.CreateAt(c.Node(1).AttachSocket(), "/made\nmerge sum\ndtype i64\n", page, 0o640, true); err != nil {
+		t.Fatal(err)
+	}
+	if st := cl.Stat("made"); st.Size != page || st.Mode&0o777 != 0o640 || cl.Xattr("made", "user.dsm.merge") != "sum" {
+		t.Errorf("%+v, merge %s", st, cl.Xattr("made", "user.dsm.merge"))
+	}
+	for _, x := range []struct {
+		text string
+		excl bool
+		want syscall.Errno
+	}{
+		{"/made\n", true, syscall.EEXIST}, {"/none/made\n", false, syscall.ENOENT}, {"/a\ncolour red\n", false, syscall.EINVAL},
+		{"/a\nmerge\n", false, syscall.EINVAL}, {"/a", false, syscall.EINVAL}, {"/.dsm\n", false, syscall.EPERM},
+	} {
+		if _, err := harness.CreateAt(c.Node(1).AttachSocket(), x.text, page, 0o600, x.excl); !errors.Is(err, x.want) {
+			t.Errorf("create %q: %v, want %v", x.text, err, x.want)
+		}
+	}
+	a := c.Node(1).Attach("/made", true)
+	ok(t, "resize")(a.Call(harness.ResizeOp, 5*page))
+	if st := cl.Stat("made"); st.Size != 5*page {
+		t.Errorf("size %d after a resize", st.Size)
+	}
+	if _, err := cl.Do("stat %s", cl.Path("a")); err == nil {
+		t.Error("a file that could not be made as asked is there")
+	}
+}

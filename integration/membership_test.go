@@ -143,14 +143,7 @@ func TestPausedSubscriber(t *testing.T) {
 	c.Node(3).Pause()
 	resumed := time.AfterFunc(pausable, c.Node(3).Resume)
 	const rounds = 60 // of 1 MiB, all changed
-	for i := range rounds {
-		am.Fill(0, size, 101+i)
-		am.Sync()
-		mark := fmt.Appendf(nil, "%08d", i)
-		am.Store(0, mark)
-		am.Sync()
-		maps[1].Await(0, mark, limit)
-	}
+	publishAll(am, maps[1], size, rounds, 101)
 	if !resumed.Stop() {
 		t.Logf("%d rounds took longer than the pause of %v", rounds, pausable)
 	} else {
@@ -231,14 +224,7 @@ func TestSlowSubscriber(t *testing.T) {
 	c.Node(3).Rate(mbit)
 	before := c.Node(3).Received()
 	const rounds = 40
-	for i := range rounds {
-		am.Fill(0, size, 200+i)
-		am.Sync()
-		mark := fmt.Appendf(nil, "%08d", i)
-		am.Store(0, mark)
-		am.Sync()
-		maps[1].Await(0, mark, limit)
-	}
+	publishAll(am, maps[1], size, rounds, 200)
 	maps[2].Await(0, fmt.Appendf(nil, "%08d", rounds-1), time.Minute)
 	if !harness.Eventually(time.Minute, func() bool { return maps[2].Check(8, size-8, 199+rounds) < 0 }) {
 		t.Error("the slow subscriber never has all of the newest")
@@ -249,4 +235,17 @@ func TestSlowSubscriber(t *testing.T) {
 		t.Errorf("%d bytes went over the thin link of %d published: old versions are sent", got, rounds*size)
 	}
 	c.Node(3).Rate(0)
+}
+
+// publishAll changes all of an area in each round, from the seed on, and waits until a
+// reader has its number.
+func publishAll(from, reader *harness.Map, size int64, rounds, seed int) {
+	for i := range rounds {
+		from.Fill(0, size, seed+i)
+		from.Sync()
+		mark := fmt.Appendf(nil, "%08d", i)
+		from.Store(0, mark)
+		from.Sync()
+		reader.Await(0, mark, limit)
+	}
 }

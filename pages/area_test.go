@@ -78,7 +78,7 @@ func TestShrinkAndGrowReadsZero(t *testing.T) {
 		a.InstallHome(p, pageOf(3), true)
 	}
 	resize(t, a, 4*dsm.PageSize+100)
-	if got, want := a.TwinBytes(), int64(5*dsm.PageSize); got != want {
+	if got, want := twinBytes(a), int64(5*dsm.PageSize); got != want {
 		t.Errorf("twins take %d bytes, want %d", got, want)
 	}
 	resize(t, a, 3<<20) // past the mapping's length
@@ -204,8 +204,8 @@ func TestTwins(t *testing.T) {
 				wantPage(t, "home", a.Home(p), m[i].home)
 			}
 		}
-		if a.TwinBytes() != twins*dsm.PageSize || !a.Homed(0) && twins != 0 {
-			t.Fatalf("%d twins of %d bytes, homed %v", twins, a.TwinBytes(), a.Homed(0))
+		if twinBytes(a) != twins*dsm.PageSize || !a.Homed(0) && twins != 0 {
+			t.Fatalf("%d twins of %d bytes, homed %v", twins, twinBytes(a), a.Homed(0))
 		}
 	}
 }
@@ -341,3 +341,6 @@ func storeRandom(rng *rand.Rand, b []byte) {
 		b[i] = byte(rng.Uint32())
 	}
 }
+
+// twinBytes returns the memory that twins take.
+func twinBytes(a *Area) int64 { return int64(len(a.twins)) * dsm.PageSize }

@@ -177,13 +177,11 @@ func FuzzDelta(f *testing.F) {
 	})
 }
 
-// FuzzMerge compares the merge of arbitrary pages with the reference.
-func FuzzMerge(f *testing.F) {
-	f.Add(uint8(2), uint16(8), []byte{1, 2, 3}, []byte{4, 5, 6}, []byte{7, 8, 9})
-	f.Add(uint8(15), uint16(4), []byte{0, 0, 128, 127}, []byte{0, 0, 128, 255}, []byte{1, 0, 128, 127})
+// fuzzPages gives a test arbitrary kernels, by their references, and whole pages.
+func fuzzPages(f *testing.F, test func(t *testing.T, ref naive, base, working, incoming []byte)) {
 	f.Fuzz(func(t *testing.T, kind uint8, head uint16, base, working, incoming []byte) {
-		l := dsm.Layout{DType: dsm.DType(kind % 13), DataOffset: int64(head)}
-		k, err := KernelFor(dsm.MergeRule(kind/13%2), l)
+		rule, l := dsm.MergeRule(kind/13%2), dsm.Layout{DType: dsm.DType(kind % 13), DataOffset: int64(head)}
+		k, err := KernelFor(rule, l)
 		if err != nil {
 			return
 		}
@@ -194,8 +192,13 @@ func FuzzMerge(f *testing.F) {
 			}
 			return p
 		}
-		b, w, n := whole(base), whole(working), whole(incoming)
-		ref := naive{kernelCase{k, dsm.MergeRule(kind / 13 % 2), l.DType, l.DataOffset}}
-		checkMergePages(t, ref, 0, b, w, n)
+		test(t, naive{kernelCase{k, rule, l.DType, l.DataOffset}}, whole(base), whole(working), whole(incoming))
 	})
+}
+
+// FuzzMerge compares the merge of arbitrary pages with the reference.
+func FuzzMerge(f *testing.F) {
+	f.Add(uint8(2), uint16(8), []byte{1, 2, 3}, []byte{4, 5, 6}, []byte{7, 8, 9})
+	f.Add(uint8(15), uint16(4), []byte{0, 0, 128, 127}, []byte{0, 0, 128, 255}, []byte{1, 0, 128, 127})
+	fuzzPages(f, func(t *testing.T, ref naive, b, w, n []byte) { checkMergePages(t, ref, 0, b, w, n) })
 }

@@ -142,7 +142,7 @@ func (r attachedRole) store(mem []byte, e int, v uint16) {
 // store; ended becomes true when it has, and wait says how that went.
 func (r attachedRole) start(t *testing.T, a *Area, seed uint64) (ended *atomic.Bool, wait func()) {
 	t.Helper()
-	fd, err := unix.Dup(a.WorkingFD())
+	fd, err := unix.Dup(a.working.fd)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,22 +64,7 @@ func FuzzMergeShared(f *testing.F) {
 	f.Add(uint8(2), uint16(8), []byte{1, 2, 3}, []byte{4, 5, 6}, []byte{7, 8, 9})
 	f.Add(uint8(15), uint16(4), []byte{0, 0, 128, 127}, []byte{0, 0, 128, 255}, []byte{1, 0, 128, 127})
 	f.Add(uint8(17), uint16(2), []byte{0, 60}, []byte{1, 60}, []byte{2, 60})
-	f.Fuzz(func(t *testing.T, kind uint8, head uint16, base, working, incoming []byte) {
-		l := dsm.Layout{DType: dsm.DType(kind % 13), DataOffset: int64(head)}
-		k, err := KernelFor(dsm.MergeRule(kind/13%2), l)
-		if err != nil {
-			return
-		}
-		whole := func(b []byte) []byte {
-			p := make([]byte, dsm.PageSize)
-			for i := 0; len(b) > 0 && i < len(p); {
-				i += copy(p[i:], b)
-			}
-			return p
-		}
-		ref := naive{kernelCase{k, dsm.MergeRule(kind / 13 % 2), l.DType, l.DataOffset}}
-		checkShared(t, ref, 0, whole(base), whole(working), whole(incoming))
-	})
+	fuzzPages(f, func(t *testing.T, ref naive, b, w, n []byte) { checkShared(t, ref, 0, b, w, n) })
 }
 
 // TestMergeSharedLeavesAlone: memory is not touched where nothing came in, and not

@@ -77,24 +77,46 @@ func (n *Node) TryAttach(path string, write bool) (*Attachment, error) {
 
 // AttachAt attaches at a socket.
 func AttachAt(socket, path string, write bool) (*Attachment, error) {
+	return AttachFile(socket, path, 0, write)
+}
+
+// CreateAt makes a file at a socket; text is its path and settings, as the protocol
+// has them. It returns the number of the file.
+func CreateAt(socket, text string, size int64, perm uint32, excl bool) (ino uint64, err error) {
+	conn, err := AttachDial(socket)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = conn.Close() }() // nothing is left to say
+	a := &Attachment{conn: conn}
+	flags := uint64(0)
+	if excl {
+		flags = 1
+	}
+	r, _, err := a.call(CreateOp, []byte(text), -1, uint64(size), uint64(perm), flags)
+	return r.arg[1], err
+}
+
+// AttachFile attaches the file of a number, 0: of whatever the path leads to.
+func AttachFile(socket, path string, ino uint64, write bool) (*Attachment, error) {
 	conn, err := AttachDial(socket)
 	if err != nil {
 		return nil, err
 	}
 	a := &Attachment{conn: conn}
-	if err := a.attach(path, write); err != nil {
+	if err := a.attach(path, ino, write); err != nil {
 		_ = conn.Close() // the other error matters
 		return nil, err
 	}
 	return a, nil
 }
 
-func (a *Attachment) attach(path string, write bool) error {
+func (a *Attachment) attach(path string, ino uint64, write bool) error {
 	access, prot := uint64(1), unix.PROT_READ
 	if write {
 		access, prot = 3, unix.PROT_READ|unix.PROT_WRITE
 	}
-	r, fd, err := a.call(AttachOp, []byte(path), -1, access)
+	r, fd, err := a.call(AttachOp, []byte(path), -1, access, ino)
 	if err != nil {
 		return err
 	}
@@ -151,7 +173,7 @@ func (a *Attachment) Close() {
 	}
 }
 
-// Call makes a request about the attachment and returns a of the reply.
+// Call makes a request about the attachment and returns the first argument of the reply.
 func (a *Attachment) Call(op uint16, args ...uint64) (uint64, error) {
 	r, _, err := a.call(op, nil, -1, args...)
 	return r.arg[0], err
@@ -173,6 +195,21 @@ type attachReply struct {
 func (a *Attachment) call(op uint16, payload []byte, file int, args ...uint64) (r attachReply, fd int, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if err := a.send(op, payload, file, args); err != nil {
+		return r, -1, err
+	}
+	return a.receive()
+}
+
+// Post sends a request whose reply nobody waits for: one that comes in spite of that
+// breaks the next Call.
+func (a *Attachment) Post(op uint16, args ...uint64) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.send(op, nil, -1, args)
+}
+
+func (a *Attachment) send(op uint16, payload []byte, file int, args []uint64) error {
 	a.tag++
 	le := binary.LittleEndian
 	b := make([]byte, 64, 64+len(payload))
@@ -189,13 +226,20 @@ func (a *Attachment) call(op uint16, payload []byte, file int, args ...uint64) (
 	if file >= 0 {
 		oob = unix.UnixRights(file)
 	}
-	if _, _, err := a.conn.WriteMsgUnix(append(b, payload...), oob, nil); err != nil {
-		return r, -1, err
-	}
+	_, _, err := a.conn.WriteMsgUnix(append(b, payload...), oob, nil)
+	return err
+}
+
+// receive takes the reply to the last request.
+func (a *Attachment) receive() (r attachReply, fd int, err error) {
+	le := binary.LittleEndian
 	in, ancillary := make([]byte, 64+4096), make([]byte, unix.CmsgSpace(4))
 	n, on, _, _, err := a.conn.ReadMsgUnix(in, ancillary)
-	if err != nil || n < 64 {
-		return r, -1, fmt.Errorf("a reply of %d bytes: %w", n, err)
+	if err != nil {
+		return r, -1, err
+	}
+	if n < 64 {
+		return r, -1, fmt.Errorf("a reply of %d bytes", n)
 	}
 	fd = -1
 	if messages, _ := unix.ParseSocketControlMessage(ancillary[:on]); len(messages) == 1 {
