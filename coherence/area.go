@@ -5,6 +5,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/invariants"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
@@ -144,12 +145,17 @@ func (a *Area) local() {
 		}
 		m := a.mu.out[i]
 		a.mu.out[i].msg = nil
+		payload := m.payload
 		if m.shared != nil {
-			a.receive(self, m.msg, [][]byte{m.shared.Bytes})
-			m.shared.Release()
-			continue
+			payload = [][]byte{m.shared.Bytes}
 		}
-		a.receive(self, m.msg, m.payload)
+		if err := a.receive(self, m.msg, payload); err != nil {
+			a.node.cfg.Log.Error("a message of this node to itself", "area", a.id, "err", err)
+			invariants.Check(false, "a message of this node to itself: %v", err)
+		}
+		if m.shared != nil {
+			m.shared.Release()
+		}
 	}
 	rest := a.mu.out[:0]
 	for _, m := range a.mu.out {
@@ -289,10 +295,16 @@ func (a *Area) remove() {
 	a.mu.home.init()
 	a.mu.replica.init()
 	if a.mu.mem != nil {
-		a.mu.mem.Close()
-		a.mu.mem, a.mu.cached = nil, nil
+		a.closeMemory()
 	}
 	a.mu.wake = true
+}
+
+func (a *Area) closeMemory() {
+	if err := a.mu.mem.Close(); err != nil {
+		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "err", err)
+	}
+	a.mu.mem, a.mu.cached = nil, nil
 }
 
 // forget gives back the replica's bytes of an extent.
@@ -305,8 +317,7 @@ func (a *Area) forget(e dsm.ExtentIndex) {
 // freeIfUnused gives the memory back when neither a replica nor a home needs it.
 func (a *Area) freeIfUnused() {
 	if a.mu.mem != nil && !a.mu.replica.subscribed && len(a.mu.home.extents) == 0 {
-		a.mu.mem.Close()
-		a.mu.mem, a.mu.cached = nil, nil
+		a.closeMemory()
 	}
 }
 

@@ -5,10 +5,10 @@
 //
 // An area on a node plays up to two parts:
 //
-//   - the replica (replica.go, publish.go, fetch.go) serves the programs of the
-//     node: it subscribes to the area's homes, merges what they push into the
-//     working copy, and publishes local changes;
-//   - the home (home.go, push.go) orders the publishes to the extents whose
+//   - the replica (replica.go, handle.go, publish.go, attach.go) serves the
+//     programs of the node: it subscribes to the area's homes, merges what they
+//     push into the working copy, and publishes local changes;
+//   - the home (home.go, push.go, handover.go) orders the publishes to the extents whose
 //     slot the view assigns to this node, merges them, gives them versions and
 //     pushes the result to the subscribers.
 //
@@ -41,6 +41,11 @@
 // # Locks
 //
 // Area.mu guards one area; Node.mu guards the map of areas and is never held
-// while an area is locked. No lock is held over Send, a kernel notification,
+// while an area is locked. attached.mu guards what attached programs have mapped; it is held over
+// scans of their memory, and Area.mu is taken under it (Area.note). handovers.mu
+// guards which slots are on their way. No lock is held over Send, a kernel notification,
 // a callback, or the catalog but for a look into its memory.
+//
+// Nearly every unexported method of Area runs within a step and so with Area.mu held. Those that
+// take it themselves are step, note, await, collect, scan, fetchAll, expire and handOver.
 package coherence

@@ -41,7 +41,8 @@ type Area interface {
 	// Sync publishes and, where updates enter memory in sync calls only, lets
 	// them in: it returns when the kernel has been told of them.
 	Sync(ctx context.Context) error
-	// Publish makes the stores taken over so far visible to other nodes.
+	// Publish makes the stores taken over so far visible to other nodes. Those of attached
+	// programs are looked for first, for which ctx is no bound: see docs/attach.md.
 	Publish(ctx context.Context) error
 	// Acquire brings this node up to every publish that completed before.
 	Acquire(ctx context.Context) error
@@ -57,7 +58,8 @@ type Area interface {
 	Track(source Source, off, n int64) (stop func())
 	// TrackingStats says how stores of attached programs were found.
 	TrackingStats() []Stat
-	// Wait returns when the version, or a later one, is here.
+	// Wait returns when the version, or a later one, is here, and has acquired;
+	// errs.Timeout when ctx ends before.
 	Wait(ctx context.Context, v dsm.Version) error
 	Version() dsm.Version
 	ResidentBytes() int64

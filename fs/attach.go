@@ -11,11 +11,12 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"github.com/dsmfs/dsmfs/internal/uffd"
 	"golang.org/x/sys/unix"
 )
 
 // attachServer hands the working copies of areas to programs of this node, which
-// map them: the memory plane. It needs no mount.
+// map them: the memory plane. It needs no mount. mu guards which connections there are.
 type attachServer struct {
 	b  *bridge
 	ln *net.UnixListener
@@ -113,7 +114,9 @@ func (s *attachServer) accept() {
 func (s *attachServer) serve(a *attachConn) {
 	var running sync.WaitGroup
 	running.Go(func() {
-		awaitExit(a.pidfd)
+		if raw, err := a.pidfd.SyscallConn(); err == nil {
+			uffd.AwaitExit(raw)
+		}
 		a.close()
 	})
 	buf := make([]byte, attachHead+maxAttachPayload+1)
@@ -130,7 +133,7 @@ func (s *attachServer) serve(a *attachConn) {
 		}
 		q := &attachRequest{attachHeader: h, payload: string(payload)}
 		if len(files) > 0 {
-			if h.op != opTrack || !isUffd(files[0]) {
+			if h.op != opTrack || uffd.IsUserfaultfd(int(files[0].Fd())) != nil {
 				// Closing it may wait for whoever serves it, so nobody here does.
 				go closeAll(files)
 				s.b.log.Warn("attach: a descriptor that is no userfaultfd of a TRACK", "pid", a.cred.pid)
@@ -162,7 +165,7 @@ func (s *attachServer) serve(a *attachConn) {
 		})
 	}
 	a.close()
-	_ = a.pidfd.Close() // ends awaitExit
+	_ = a.pidfd.Close() // ends AwaitExit
 	running.Wait()
 	a.detachAll()
 	s.mu.Lock()

@@ -32,10 +32,15 @@ func (c *credentials) may(i dsm.Inode, want uint32) bool {
 		return true
 	case c.uid == i.UID:
 		perm >>= 6
-	case c.gid == i.GID || slices.Contains(c.groups, i.GID):
+	case c.in(i.GID):
 		perm >>= 3
 	}
 	return perm&want == want
+}
+
+// in reports whether the group is one of the program's.
+func (c *credentials) in(group uint32) bool {
+	return c.gid == group || slices.Contains(c.groups, group)
 }
 
 // walk resolves a path from the root of the filesystem to the directory of its last

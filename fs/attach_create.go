@@ -28,9 +28,9 @@ func (a *attachConn) create(ctx context.Context, q *attachRequest) (attachReply,
 	case !a.cred.may(dir, mayWrite|maySearch):
 		return attachReply{}, errs.E(errs.Access, op, "%s: no write permission for its directory", path)
 	}
-	n := dsm.Inode{Kind: dsm.KindFile, Perm: uint32(q.arg[1]) & 0o7777, UID: a.cred.uid, GID: a.cred.gid}
-	if dir.Perm&unix.S_ISGID != 0 {
-		n.GID = dir.GID
+	n := owned(dsm.Inode{Kind: dsm.KindFile, Perm: uint32(q.arg[1]) & 0o7777}, dir, a.cred.uid, a.cred.gid)
+	if a.cred.uid != 0 && !a.cred.in(n.GID) { // the kernel does this for a mount
+		n.Perm &^= unix.S_ISGID
 	}
 	i, err := a.b.cfg.Names.Create(ctx, dir.Ino, name, n, false)
 	if errs.Is(err, errs.Exist) && q.arg[2] == 0 {

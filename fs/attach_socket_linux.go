@@ -74,19 +74,6 @@ func peerGroups(s int) []uint32 {
 	return slices.Clone(list[:size/4])
 }
 
-// awaitExit returns when the process has ended or the descriptor is closed.
-func awaitExit(pidfd *os.File) {
-	raw, err := pidfd.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = raw.Read(func(fd uintptr) bool { // its error says that the file is closed
-		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, err := unix.Poll(p, 0)
-		return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
-	})
-}
-
 // receive reads one packet and the descriptors with it.
 func receive(c *net.UnixConn, buf []byte) (packet []byte, files []*os.File, err error) {
 	oob := make([]byte, unix.CmsgSpace(4*maxDescriptors))
@@ -117,12 +104,6 @@ func receive(c *net.UnixConn, buf []byte) (packet []byte, files []*os.File, err 
 		return nil, nil, err
 	}
 	return buf[:n], files, nil
-}
-
-// isUffd reports whether a descriptor is a userfaultfd, without a call to whoever serves it.
-func isUffd(f *os.File) bool {
-	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
-	return err == nil && name == "anon_inode:[userfaultfd]"
 }
 
 // maxDescriptors is how many descriptors of one packet are looked at; one is allowed.

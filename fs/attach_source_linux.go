@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"log/slog"
 	"os"
 
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -13,6 +14,8 @@ import (
 type uffdSource struct {
 	*uffd.Range
 	stores uffd.Stores
+	log    *slog.Logger
+	said   bool // that tracking is lost
 }
 
 // Scan implements Source. It is called by one goroutine at a time.
@@ -20,6 +23,10 @@ func (s *uffdSource) Scan(stored, suspect func(off, n int64)) error {
 	s.stores.Reset()
 	if err := s.Range.Scan(&s.stores); err != nil {
 		return err
+	}
+	if err := s.Lost(); err != nil && !s.said {
+		s.said = true
+		s.log.Warn("stores of a program are found by comparing from now on", "err", err)
 	}
 	for _, r := range s.stores.Written {
 		stored(r.Off, r.Len)
@@ -86,5 +93,5 @@ func (x *attachment) source(file *os.File, addr, n uint64, off int64) (*uffdSour
 	case err != nil:
 		return nil, 0, err
 	}
-	return &uffdSource{Range: r}, mode, nil
+	return &uffdSource{Range: r, log: x.conn.b.log.With("path", x.path, "pid", x.conn.cred.pid)}, mode, nil
 }

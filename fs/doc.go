@@ -13,8 +13,9 @@
 // the size that the kernel was last told, and how far its stores are published.
 // The harvester (harvest.go), a child process that by itself makes the kernel hand
 // over at every area's interval what programs stored into their mappings, and the
-// timers by which that is published (interval.go); a node on which nobody stores does
-// nothing. The queue of what the kernel must be told (notify.go). The tree of
+// timers by which that is published (interval.go); a node on which nobody stores, or is
+// attached for writing, does nothing. The attach socket (attach.go), at which programs get
+// the working copy itself; it works without a mount too (nomount.go). The queue of what the kernel must be told (notify.go). The tree of
 // control files /.dsm (control.go).
 //
 // # Deadlocks
@@ -28,7 +29,7 @@
 // SETATTR, nor with a lock held; each area has a worker for them. The handler of a
 // WRITE waits for nothing but, if the file must grow, the catalog.
 //
-// Every request ends by Config.FaultTimeout: an unanswered READ makes other
+// Every request of the kernel ends by Config.FaultTimeout: an unanswered READ makes other
 // opens of the file unkillable, an unanswered WRITE the exit of the process.
 //
 // # What is not supported

@@ -71,7 +71,9 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 		return status(err)
 	}
 	if held == nil {
-		if !mayOpen(i, in.Uid, in.Gid, in.Flags) {
+		// The kernel has left this check out because it believed that the file was new.
+		// Supplementary groups do not count here: it does not tell them.
+		if c := (credentials{uid: in.Uid, gid: in.Gid}); !c.may(i, wanted(in.Flags)) {
 			return fuse.EACCES
 		}
 		if in.Flags&syscall.O_TRUNC != 0 && i.Size > 0 { // nor does it cut off a new file
@@ -87,19 +89,15 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 	return fuse.OK
 }
 
-// mayOpen is the check that the kernel has left out because it believed that the
-// file was new. Supplementary groups do not count here: the kernel does not tell them.
-func mayOpen(i dsm.Inode, uid, gid, flags uint32) bool {
-	want := map[uint32]uint32{syscall.O_RDONLY: 4, syscall.O_WRONLY: 2, syscall.O_RDWR: 6}[flags&syscall.O_ACCMODE]
-	switch {
-	case uid == 0:
-		return true
-	case uid == i.UID:
-		return i.Perm>>6&want == want
-	case gid == i.GID:
-		return i.Perm>>3&want == want
+// wanted is what an open with the flags needs of the mode.
+func wanted(flags uint32) uint32 {
+	switch flags & syscall.O_ACCMODE {
+	case syscall.O_RDONLY:
+		return mayRead
+	case syscall.O_WRONLY:
+		return mayWrite
 	}
-	return i.Perm&want == want
+	return mayRead | mayWrite
 }
 
 // Read fills pages. It may wait for another node; the handler itself never notifies.

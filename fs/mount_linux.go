@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FS is a mounted filesystem.
+// FS is a mounted filesystem, or one that programs only attach to.
 type FS struct {
 	b      *bridge
 	attach *attachServer // nil if there is none
@@ -66,7 +66,7 @@ func Mount(cfg Config) (*FS, error) {
 	tuneWriteback(f.device, b.log)
 	if cfg.AttachSocket != "" {
 		if f.attach, err = startAttach(b, cfg.AttachSocket); err != nil {
-			return nil, errors.Join(err, f.Unmount(true))
+			return nil, errors.Join(err, f.Unmount(context.Background(), true))
 		}
 	}
 	return f, nil
@@ -173,10 +173,11 @@ func (f *FS) AttrChanged(id dsm.AreaID) {
 }
 
 // Done is closed when the mount is gone: by Unmount or by somebody's umount(8).
+// Without a mount it never is.
 // Unmount must be called in either case.
 func (f *FS) Done() <-chan struct{} { return f.served }
 
-// Mountpoint returns where the filesystem is mounted.
+// Mountpoint returns where the filesystem is mounted, "" if it is not.
 func (f *FS) Mountpoint() string { return f.b.cfg.Mountpoint }
 
 // PublishAll publishes everything that the programs of this node have stored.
@@ -200,13 +201,11 @@ func (f *FS) PublishAll(ctx context.Context) error {
 // unmountRetry is how often a busy mount is tried again.
 const unmountRetry = 20 * time.Millisecond
 
-// Unmount publishes what is stored and unmounts. If programs use the mount until
+// Unmount publishes what is stored, as far as ctx leaves time, and unmounts. If programs use the mount until
 // the timeout it fails with errs.Busy, and the filesystem goes on working; with
 // force it is taken away from them, and their requests fail. After a return
 // of nil nothing of the filesystem works any more, and Names and Areas can be closed.
-func (f *FS) Unmount(force bool) error {
-	ctx, cancel := context.WithTimeout(context.Background(), f.b.cfg.FaultTimeout)
-	defer cancel()
+func (f *FS) Unmount(ctx context.Context, force bool) error {
 	if err := f.PublishAll(ctx); err != nil {
 		f.b.log.Warn("unmount: not everything is published", "err", err)
 	}

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -127,9 +128,9 @@ func mountTest(t *testing.T, change ...func(*Config)) *fixture {
 
 func (f *fixture) cleanup() {
 	if !f.gone {
-		if err := f.fs.Unmount(false); err != nil {
+		if err := f.fs.Unmount(context.Background(), false); err != nil {
 			f.t.Errorf("unmount: %v", err)
-			if err := f.fs.Unmount(true); err != nil {
+			if err := f.fs.Unmount(context.Background(), true); err != nil {
 				f.t.Errorf("unmount by force: %v", err)
 			}
 		}
@@ -233,7 +234,7 @@ func daemonMain() {
 	fmt.Println("ready")
 	var b [1]byte
 	os.Stdin.Read(b[:])
-	if err := f.Unmount(false); err != nil {
+	if err := f.Unmount(context.Background(), false); err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}

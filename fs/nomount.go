@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"context"
 	"errors"
 
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -16,7 +17,7 @@ func serveAttachOnly(cfg Config) (*FS, error) {
 	f.b.notify.server = noKernel{}
 	var err error
 	if f.attach, err = startAttach(f.b, cfg.AttachSocket); err != nil {
-		return nil, errors.Join(err, f.Unmount(true))
+		return nil, errors.Join(err, f.Unmount(context.Background(), true))
 	}
 	return f, nil
 }

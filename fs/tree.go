@@ -43,21 +43,26 @@ func writable(dir uint64, name string) fuse.Status {
 	return fuse.OK
 }
 
-// create makes an inode for the caller. In a directory with the set-group-ID bit
-// it belongs to the directory's group, as POSIX has it.
-func (b *bridge) create(ctx context.Context, in *fuse.InHeader, name string, n dsm.Inode, hold bool) (dsm.Inode, error) {
-	dir, err := b.cfg.Names.Getattr(ctx, dsm.Ino(in.NodeId))
-	if err != nil {
-		return dsm.Inode{}, err
-	}
-	n.UID, n.GID = in.Uid, in.Gid
+// owned makes the inode, which is to be in dir, the caller's. In a directory with the
+// set-group-ID bit it belongs to the directory's group, as POSIX has it.
+func owned(n dsm.Inode, dir dsm.Inode, uid, gid uint32) dsm.Inode {
+	n.UID, n.GID = uid, gid
 	if dir.Perm&syscall.S_ISGID != 0 {
 		n.GID = dir.GID
 		if n.Kind == dsm.KindDir {
 			n.Perm |= syscall.S_ISGID
 		}
 	}
-	return b.cfg.Names.Create(ctx, dir.Ino, name, n, hold)
+	return n
+}
+
+// create makes an inode for the caller.
+func (b *bridge) create(ctx context.Context, in *fuse.InHeader, name string, n dsm.Inode, hold bool) (dsm.Inode, error) {
+	dir, err := b.cfg.Names.Getattr(ctx, dsm.Ino(in.NodeId))
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	return b.cfg.Names.Create(ctx, dir.Ino, name, owned(n, dir, in.Uid, in.Gid), hold)
 }
 
 // make is create without an open handle.

@@ -3,6 +3,7 @@ package fs
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -24,7 +25,7 @@ func TestUnmountPublishesAndWaits(t *testing.T) {
 	_, m := f.mapFile(c, "w", 8)
 	c.must(clientCall{Op: "store", FD: m, Data: []byte("unsynced")})
 	done := make(chan error, 1)
-	go func() { done <- f.fs.Unmount(false) }()
+	go func() { done <- f.fs.Unmount(context.Background(), false) }()
 	if !a.await(clientTimeout, func() bool { return string(a.published) == "unsynced" }) {
 		t.Error("not published")
 	}
@@ -48,7 +49,7 @@ func TestUnmountBusyAndForce(t *testing.T) {
 	c := startClient(t)
 	a := f.file(c, "w", make([]byte, 8192))
 	fd, m := f.mapFile(c, "w", 8192)
-	err := f.fs.Unmount(false)
+	err := f.fs.Unmount(context.Background(), false)
 	if !errs.Is(err, errs.Busy) || !strings.Contains(err.Error(), "--force") {
 		t.Fatalf("busy mount: %v", err)
 	}
@@ -67,7 +68,7 @@ func TestUnmountBusyAndForce(t *testing.T) {
 	_, m2 := f.mapFile(c2, "w", 8192)
 	c2.start(clientCall{Op: "load", FD: m2, Off: 4096, Len: 1})
 	eventually(t, "the READ is here", func() bool { return f.fs.b.count.reads.Load() > reads })
-	if err := f.fs.Unmount(true); err != nil {
+	if err := f.fs.Unmount(context.Background(), true); err != nil {
 		t.Fatal(err)
 	}
 	f.gone = true
@@ -86,7 +87,7 @@ func TestUnmountedBySomebody(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-f.fs.Done()
-	if err := f.fs.Unmount(false); err != nil {
+	if err := f.fs.Unmount(context.Background(), false); err != nil {
 		t.Error(err)
 	}
 	f.gone = true
@@ -98,10 +99,10 @@ func TestUnmountedBySomebody(t *testing.T) {
 	if err := unix.Unmount(f.mnt, unix.MNT_DETACH); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.fs.Unmount(false); !errs.Is(err, errs.Busy) {
+	if err := f.fs.Unmount(context.Background(), false); !errs.Is(err, errs.Busy) {
 		t.Errorf("detached with a program inside: %v", err)
 	}
-	if err := f.fs.Unmount(true); err != nil {
+	if err := f.fs.Unmount(context.Background(), true); err != nil {
 		t.Error(err)
 	}
 	f.gone = true

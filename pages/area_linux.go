@@ -121,10 +121,6 @@ func (a *Area) ReadWorking(dst []byte, off int64) int {
 	return copy(dst, a.working.mem[off:a.size])
 }
 
-// WorkingFD returns the memfd of the working copy. It stays the Area's: whoever
-// wants to keep it duplicates it.
-func (a *Area) WorkingFD() int { return a.working.fd }
-
 // ResidentBytes returns the memory that both copies, the twins and the copies of
 // the ledger take now.
 func (a *Area) ResidentBytes() (int64, error) {

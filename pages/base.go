@@ -114,9 +114,6 @@ func (a *Area) ResignHome(e dsm.ExtentIndex) {
 	delete(a.homed, e)
 }
 
-// TwinBytes returns the memory that twins take.
-func (a *Area) TwinBytes() int64 { return int64(len(a.twins)) * dsm.PageSize }
-
 // twin returns the twin of page p, making one with undefined bytes if need be.
 func (a *Area) twin(p dsm.PageIndex) []byte {
 	t, ok := a.twins[p]

@@ -105,7 +105,11 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, stop cha
 	err = st.write(addrFile, n.self.Addr)
 	if err == nil {
 		parent.tell(news{Ready: true, Addr: n.self.Addr})
-		log.Info("mounted", "mount", c.point, "addr", n.self.Addr, "node", n.self.ID, "version", programVersion())
+		what := "mounted"
+		if c.noMount {
+			what = "ready, without a mount"
+		}
+		log.Info(what, "mount", c.point, "addr", n.self.Addr, "node", n.self.ID, "version", programVersion())
 		select {
 		case s := <-stop:
 			log.Info("told to end", "signal", s.String())

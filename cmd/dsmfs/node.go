@@ -193,7 +193,7 @@ func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 	}
 	if n.fs != nil {
 		note("publish", n.fs.PublishAll(ctx))
-		note("unmount", n.unmount(ctx))
+		note("unmount", n.unmount(ctx)) // publishes what is stored meanwhile
 	}
 	if n.member {
 		note("leave the cluster", n.cat.Leave(ctx))
@@ -217,13 +217,13 @@ func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 // mount away from them.
 func (n *node) unmount(ctx context.Context) error {
 	if ctx.Err() == nil {
-		err := n.fs.Unmount(false)
+		err := n.fs.Unmount(ctx, false)
 		if !errs.Is(err, errs.Busy) {
 			return err
 		}
 		n.log.Warn("taking the mount away from programs that use it", "err", err)
 	}
-	return n.fs.Unmount(true)
+	return n.fs.Unmount(ctx, true)
 }
 
 // onFrame, onReset and onCall hand over what comes in from other nodes.

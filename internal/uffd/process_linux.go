@@ -105,11 +105,15 @@ func pollIn(fd uintptr) bool {
 // watch calls f when the process ends, unless close comes first.
 func (p *process) watch(f func()) {
 	p.done.Go(func() {
-		if p.raw.Read(pollIn) == nil {
+		if AwaitExit(p.raw) {
 			f()
 		}
 	})
 }
+
+// AwaitExit returns true when the process of a pidfd, which does not block, has
+// ended, and false when the descriptor was closed before.
+func AwaitExit(pidfd syscall.RawConn) bool { return pidfd.Read(pollIn) == nil }
 
 // close ends the watching.
 func (p *process) close() {

@@ -60,7 +60,7 @@ func track(c Config) (_ *Range, err error) {
 	case end < c.Addr || end > math.MaxInt64 || c.Off < 0 || c.Off > math.MaxInt64-int64(c.Length):
 		return nil, errs.E(errs.Invalid, opTrack, "address %#x, length %#x and offset %#x are too large", c.Addr, c.Length, c.Off)
 	}
-	if err := isUserfaultfd(c.UFFD); err != nil {
+	if err := IsUserfaultfd(c.UFFD); err != nil {
 		return nil, err
 	}
 	r := newRange(c)
@@ -176,8 +176,9 @@ func (r *Range) lookFailed(err error) error {
 	return errs.E(errs.Other, opTrack, "process %d: %w", r.process.pid, err)
 }
 
-// isUserfaultfd refuses what is none, so that no ioctl is ever tried on a file of another kind.
-func isUserfaultfd(fd int) error {
+// IsUserfaultfd refuses what is none, with errs.Invalid, by its name: no call reaches
+// whoever serves a file of another kind.
+func IsUserfaultfd(fd int) error {
 	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err == nil && name != "anon_inode:[userfaultfd]" {
 		err = fmt.Errorf("it is %s", name)
