@@ -25,8 +25,9 @@ func (o setSpecOp) apply(s *state, st step) (dsm.Inode, error) {
 	}
 	before := in.Inode
 	if in.Kind == dsm.KindFile {
-		if spec.Mode != in.Spec.Mode && in.Size > 0 {
-			return dsm.Inode{}, fail(errs.Busy, "the mode of a file of %d bytes: truncate it to 0 first", in.Size)
+		fixed := spec.Mode != in.Spec.Mode || spec.Residency != in.Spec.Residency || spec.Access != in.Spec.Access
+		if fixed && in.Size > 0 {
+			return dsm.Inode{}, fail(errs.Busy, "the %s of a file of %d bytes: truncate it to 0 first", o.Key, in.Size)
 		}
 		if spec.DType != in.Spec.DType {
 			if err := checkElements(spec.DType, in.Size); err != nil {
@@ -55,11 +56,18 @@ func respec(spec dsm.Spec, key, value string) (dsm.Spec, error) {
 		spec.Apply, err = dsm.ParseApply(value)
 	case "interval":
 		return respecInterval(spec, value)
+	case "residency":
+		spec.Residency, err = dsm.ParseResidency(value)
+	case "access":
+		spec.Access, err = dsm.ParseAccess(value)
 	default:
-		return spec, fail(errs.Invalid, "unknown attribute %q: want one of mode merge dtype apply interval", key)
+		return spec, fail(errs.Invalid, "unknown attribute %q: want one of mode merge dtype apply interval residency access", key)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return spec, fail(errs.Invalid, "%w", err)
+	case !spec.Valid():
+		return spec, fail(errs.Invalid, "access direct is for areas of residency full: a program that has the memory itself, with nobody to fetch what is missing, would read zeroes")
 	}
 	return spec, nil
 }

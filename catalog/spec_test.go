@@ -41,11 +41,18 @@ func TestSetSpec(t *testing.T) {
 			t.Errorf("%s=%s again: %+v", x.key, x.value, again)
 		}
 	}
-	m.fails(errs.Invalid, set("colour", "red"), "colour", "mode merge dtype apply interval")
+	m.fails(errs.Invalid, set("colour", "red"), "colour", "mode merge dtype apply interval residency access")
 	m.fails(errs.Invalid, set("mode", "psychic"), "psychic", "relaxed")
 	m.fails(errs.Invalid, set("merge", "max"), "last sum")
 	m.fails(errs.Invalid, set("dtype", "f31"), "f31", "bf16")
 	m.fails(errs.Invalid, set("apply", "never"), "arrival")
+	m.fails(errs.Invalid, set("residency", "some"), "full demand")
+	m.fails(errs.Invalid, set("access", "shut"), "cached direct")
+	m.must(nodeA, set("residency", "demand"))
+	m.fails(errs.Invalid, set("access", "direct"), "residency full")
+	m.must(nodeA, set("residency", "full"))
+	m.must(nodeA, set("access", "direct"))
+	m.fails(errs.Invalid, set("residency", "demand"), "residency full")
 	for _, v := range []string{"", "-1", "-1ms", "soon", "2h", "3600001", "99999999999999999999"} {
 		m.fails(errs.Invalid, set("interval", v), "250ms")
 	}

@@ -44,7 +44,7 @@ var topFiles = []controlFile{
 
 // areaFiles are the control files of an area; the order is part of their inode numbers.
 var areaFiles = []controlFile{
-	specFile("mode"), specFile("merge"), specFile("dtype"), specFile("apply"), specFile("interval"),
+	specFile("mode"), specFile("merge"), specFile("dtype"), specFile("apply"), specFile("interval"), specFile("residency"), specFile("access"),
 	liveFile("version"), liveFile("home"), liveFile("subscribers"),
 	{name: "publish", perm: 0o222, write: func(ctx context.Context, b *bridge, ino dsm.Ino, value string) error {
 		return trigger(b, ino, value, func(a *openArea) error { return b.harvestAndPublish(ctx, a) })

@@ -34,8 +34,8 @@ func TestControlFiles(t *testing.T) {
 	if got := list(".dsm", "areas", "d"); !slices.Equal(got, []string{"w"}) {
 		t.Errorf("areas/d lists %q", got)
 	}
-	if got, want := list(".dsm", "areas", "d", "w"), []string{"acquire", "apply", "dtype", "home", "interval", "merge", "mode",
-		"publish", "stats", "subscribers", "version"}; !slices.Equal(got, want) {
+	if got, want := list(".dsm", "areas", "d", "w"), []string{"access", "acquire", "apply", "dtype", "home", "interval", "merge", "mode",
+		"publish", "residency", "stats", "subscribers", "version"}; !slices.Equal(got, want) {
 		t.Errorf("areas/d/w lists %q, want %q", got, want)
 	}
 

@@ -328,6 +328,10 @@ func (n *fakeNames) SetSpec(_ context.Context, ino dsm.Ino, key, value string) (
 		s.Apply, err = dsm.ParseApply(value)
 	case "interval":
 		s.Interval, err = time.ParseDuration(value)
+	case "residency":
+		s.Residency, err = dsm.ParseResidency(value)
+	case "access":
+		s.Access, err = dsm.ParseAccess(value)
 	}
 	if err != nil {
 		return dsm.Inode{}, errs.E(errs.Invalid, "fake", "%w", err)

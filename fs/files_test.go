@@ -315,13 +315,14 @@ func TestXattrs(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"mode": "relaxed", "merge": "last", "dtype": "auto", "apply": "auto", "interval": "100ms",
+		"residency": "full", "access": "cached",
 		"version": "4711", "home": "000000000000000a\n000000000000000b", "subscribers": "000000000000000c",
 	} {
 		if got := get(w, dsmPrefix+name); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}
 	}
-	for name, value := range map[string]string{"merge": "sum", "dtype": "f32", "apply": "sync", "interval": "2s", "mode": "relaxed"} {
+	for name, value := range map[string]string{"merge": "sum", "dtype": "f32", "apply": "sync", "interval": "2s", "mode": "relaxed", "residency": "demand"} {
 		c.must(clientCall{Op: "setxattr", Path: w, To: dsmPrefix + name, Data: []byte(value)})
 		if got := get(w, dsmPrefix+name); got != value {
 			t.Errorf("%s is %q after it was set to %q", name, got, value)

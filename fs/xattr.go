@@ -22,7 +22,7 @@ import (
 const dsmPrefix = "user.dsm."
 
 // specKeys are the settings, in the order they are shown.
-var specKeys = []string{"mode", "merge", "dtype", "apply", "interval"}
+var specKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access"}
 
 // liveKeys are what is known of an area and cannot be set.
 var liveKeys = []string{"version", "home", "subscribers"}
@@ -40,6 +40,10 @@ func specValue(s dsm.Spec, key string) (string, bool) {
 		return s.Apply.String(), true
 	case "interval":
 		return s.Interval.String(), true
+	case "residency":
+		return s.Residency.String(), true
+	case "access":
+		return s.Access.String(), true
 	}
 	return "", false
 }

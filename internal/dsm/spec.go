@@ -66,6 +66,31 @@ const (
 
 var applyNames = []string{"auto", "arrival", "sync"}
 
+// Residency says how much of an area a node keeps whose programs use it.
+type Residency uint8
+
+const (
+	// ResidencyFull keeps all of it: every node's budget must be able to hold it.
+	ResidencyFull Residency = iota
+	// ResidencyDemand fetches pages when programs touch them and gives those back that
+	// nobody needs: only the homes must be able to hold the area, each its share.
+	ResidencyDemand
+)
+
+var residencyNames = []string{"full", "demand"}
+
+// Access says how a mount serves plain opens of a file.
+type Access uint8
+
+const (
+	// AccessCached goes through the kernel's page cache of the mount.
+	AccessCached Access = iota
+	// AccessDirect gives programs the working copy itself (FUSE passthrough, root only).
+	AccessDirect
+)
+
+var accessNames = []string{"cached", "direct"}
+
 // DefaultInterval is the period at which unpublished stores are published.
 const DefaultInterval = 100 * time.Millisecond
 
@@ -75,11 +100,13 @@ const MaxInterval = time.Hour
 // Spec is what the user chose for an area: the values behind user.dsm.*. A
 // directory has one too, which new entries inherit.
 type Spec struct {
-	Mode     Mode
-	Merge    MergeRule
-	DType    DType
-	Apply    Apply
-	Interval time.Duration // 0: publish on request only
+	Mode      Mode
+	Merge     MergeRule
+	DType     DType
+	Apply     Apply
+	Interval  time.Duration // 0: publish on request only
+	Residency Residency
+	Access    Access
 }
 
 // DefaultSpec is the spec of the root directory of a new cluster.
@@ -111,6 +138,8 @@ func (m Mode) String() string      { return name(modeNames, int(m)) }
 func (m MergeRule) String() string { return name(mergeNames, int(m)) }
 func (d DType) String() string     { return name(dtypeNames, int(d)) }
 func (a Apply) String() string     { return name(applyNames, int(a)) }
+func (r Residency) String() string { return name(residencyNames, int(r)) }
+func (a Access) String() string    { return name(accessNames, int(a)) }
 
 // Size returns the bytes of an element; 1 for auto.
 func (d DType) Size() int { return dtypeSizes[d] }
@@ -136,8 +165,22 @@ func ParseApply(s string) (Apply, error) {
 	return Apply(v), err
 }
 
+// ParseResidency reads a residency; the error lists the known ones.
+func ParseResidency(s string) (Residency, error) {
+	v, err := parse("residency", residencyNames, s)
+	return Residency(v), err
+}
+
+// ParseAccess reads a way of access; the error lists the known ones.
+func ParseAccess(s string) (Access, error) {
+	v, err := parse("access", accessNames, s)
+	return Access(v), err
+}
+
 // Valid reports whether every field of s is one this version knows.
 func (s Spec) Valid() bool {
 	return int(s.Mode) < len(modeNames) && int(s.Merge) < len(mergeNames) && int(s.DType) < len(dtypeNames) &&
-		int(s.Apply) < len(applyNames) && s.Interval >= 0 && s.Interval <= MaxInterval
+		int(s.Apply) < len(applyNames) && s.Interval >= 0 && s.Interval <= MaxInterval &&
+		int(s.Residency) < len(residencyNames) && int(s.Access) < len(accessNames) &&
+		(s.Residency == ResidencyFull || s.Access == AccessCached)
 }
