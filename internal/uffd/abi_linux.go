@@ -21,6 +21,7 @@ const (
 	ioctlRegister     = 0xC020AA00
 	ioctlUnregister   = 0x8010AA01
 	ioctlWake         = 0x8010AA02
+	ioctlCopy         = 0xC028AA03
 	ioctlWriteProtect = 0xC018AA06
 	ioctlPoison       = 0xC020AA08
 	ioctlPagemapScan  = 0xC0606610
@@ -40,6 +41,9 @@ const (
 	registerWP      = 1 << 1
 
 	writeProtect = 1 << 0 // mode of ioctlWriteProtect
+	copyDontWake = 1 << 0 // mode of ioctlCopy
+
+	faultWP = 1 << 1 // flag of a page fault; without it the page is missing
 
 	eventPagefault = 0x12
 	eventRemap     = 0x14
@@ -66,6 +70,13 @@ type writeProtectArg struct{ start, length, mode uint64 }
 type poisonArg struct {
 	start, length, mode uint64
 	updated             int64
+}
+
+type copyArg struct {
+	dst          uint64
+	src          unsafe.Pointer // a pointer, as a slice may be on a stack that moves
+	length, mode uint64
+	copied       int64
 }
 
 // message is struct uffd_msg. The arguments of a page fault are flags and
@@ -149,6 +160,16 @@ func protect(fd int, start, length uint64, on bool) error {
 	}
 	_, err := ioctl(fd, ioctlWriteProtect, unsafe.Pointer(&a))
 	return err
+}
+
+// poison makes accesses to [start, start+length) fail and wakes who waits there. It stops
+// at the first page that has an entry in the page table, with EEXIST if that is the first
+// page, else with EAGAIN; done is how much it did. EAGAIN and nothing done: the process
+// is within a munmap or mremap. ENOENT: the range is not registered, or is not one mapping.
+func poison(fd int, start, length uint64) (done uint64, err error) {
+	a := poisonArg{start: start, length: length}
+	_, err = ioctl(fd, ioctlPoison, unsafe.Pointer(&a))
+	return uint64(max(a.updated, 0)), err
 }
 
 // changing reports whether the process is within a munmap or mremap whose event

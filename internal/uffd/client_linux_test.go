@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,10 +36,17 @@ type clientState struct {
 	uffd    int
 	stop    atomic.Bool
 	writers sync.WaitGroup
+
+	touching              sync.WaitGroup
+	touched, faulted, sum atomic.Uint64
 }
 
 func clientMain() {
 	unix.CloseOnExec(3) // so that the parent sees an exec
+	// A thread that waits in a page fault keeps its place in the scheduler, and can
+	// not be stopped for a garbage collection.
+	runtime.GOMAXPROCS(256)
+	debug.SetGCPercent(-1)
 	var s clientState
 	buf := make([]byte, 4096)
 	for {
@@ -95,6 +103,8 @@ func (s *clientState) obey(name string, a []uint64) (uint64, syscall.Errno) {
 		return v, errno
 	case "munmap": // addr length
 		return call(unix.SYS_MUNMAP, a[0], a[1], 0, 0, 0, 0)
+	case "mprotect": // addr length prot
+		return call(unix.SYS_MPROTECT, a[0], a[1], a[2], 0, 0, 0)
 	case "mremap": // addr length newlength flags newaddr
 		return call(unix.SYS_MREMAP, a[0], a[1], a[2], a[3], a[4], 0)
 	case "madvise": // addr length advice
@@ -122,6 +132,15 @@ func (s *clientState) obey(name string, a []uint64) (uint64, syscall.Errno) {
 		}
 	case "load": // addr
 		return word(a[0]).Load(), 0
+	case "touch": // addr count step value: threads that each load, or store the value if it is not 0
+		for i := range a[1] {
+			s.touching.Go(func() { s.touch(a[0]+i*a[2], a[3]) })
+		}
+	case "touched": // waits for them: how many did it, how many got SIGBUS
+		s.touching.Wait()
+		return s.faulted.Swap(0)<<32 | s.touched.Swap(0), 0
+	case "sum": // of what they loaded
+		return s.sum.Swap(0), 0
 	case "sysread": // addr length: the kernel stores
 		return call(unix.SYS_PREAD64, a[2], a[0], a[1], 0, 0, 0)
 	case "open": // /dev/zero
@@ -148,6 +167,23 @@ func (s *clientState) obey(name string, a []uint64) (uint64, syscall.Errno) {
 		panic("client: " + name)
 	}
 	return 0, 0
+}
+
+// touch counts how it went.
+func (s *clientState) touch(addr, value uint64) {
+	runtime.LockOSThread()
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if recover() != nil {
+			s.faulted.Add(1)
+		}
+	}()
+	if value != 0 {
+		word(addr).Store(value)
+	} else {
+		s.sum.Add(word(addr).Load())
+	}
+	s.touched.Add(1)
 }
 
 // spin stores at random: mostly to few pages, sometimes anywhere.

@@ -3,6 +3,9 @@
 // it over a Unix socket; Track takes it, and Scan tells what was stored to since
 // the Scan before. The process needs no further help and notices nothing.
 //
+// With Config.Missing it also serves pages that are not there: a thread that touches
+// a hole of the memfd waits until the page is filled (Filler) and it is woken.
+//
 // It owns the userfaultfd, and the fact of which pages were stored to. It never
 // looks at the bytes: what is Suspect the caller compares with what it had.
 //
@@ -38,10 +41,38 @@
 // munmap and mremap do wait until it has read their event: what they took away is
 // Suspect, which is exact because events are read under the lock of the Range.
 //
+// # Missing pages
+//
+//	program                  kernel                    this process
+//	touches a hole    ->     the thread waits    ->    Missing(off)
+//	                                                   ... fetches the page ...
+//	                         the page is there   <-    Filler.Fill
+//	tries again       <-     the thread goes on  <-    Range.Wake
+//
+// Only holes of the memfd are missing: what is swapped out, or not in the page table of this
+// program, is not. A hole that anybody touches in a mapping that is not registered is
+// filled with a zero page, for all: this process never reads or writes a hole through a mapping, and a
+// program that has mapped the memfd and not asked for Track can plant one.
+//
+// Who cannot be served gets SIGBUS by Poison, never a zero. The poison is an entry in the
+// program's page table. It stays there when the mapping is unregistered, the userfaultfd
+// closed and the page filled (TestCloseMissing, on Linux 6.18), until the program does
+// MADV_DONTNEED on the page, unmaps it or ends; mremap takes it along.
+// But a page that was not poisoned, and a poison that was taken away, reads zero once the mapping is
+// not registered any more. So a Range is kept as long as the mapping, or everything is poisoned
+// before it is closed (Range.Close).
+//
+// UFFDIO_POISON refuses a page that has an entry, also if that is but the mark of
+// write-protection, so that is taken away before. For the same reason a page that
+// the program has touched cannot be poisoned.
+//
+// Where tracking is lost, or mode Sync cannot take a protection away, the mapping
+// stays registered and missing pages are served on.
+//
 // # Privilege
 //
 // The process needs none: with USER_MODE_ONLY everything works, but in Sync its system calls
-// that store into an armed page fail with EFAULT. This process must be allowed to look
+// that store into an armed page fail with EFAULT, and in every mode those that touch a missing page. This process must be allowed to look
 // into the other one (ptrace(2), PTRACE_MODE_READ): the same user, or CAP_SYS_PTRACE.
 //
 // A process that keeps a copy of its userfaultfd can read its events away, unregister the

@@ -14,19 +14,35 @@ import (
 func (r *Range) watch() {
 	defer r.watcher.Done()
 	// The error is that the file was closed, which is how watching ends.
+	var missed []int64
 	_ = r.raw.Read(func(uintptr) bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.mu.state == closed {
-			return true
-		}
-		r.drainLocked()
-		return false
+		end := false
+		missed, end = r.take(missed[:0])
+		r.call(missed)
+		return end
 	})
+}
+
+// take reads all messages that are there and returns the missing pages among them, in
+// the memory of a list that is done with.
+func (r *Range) take(done []int64) (missed []int64, end bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mu.state == closed {
+		return nil, true
+	}
+	r.readLocked()
+	missed, r.mu.missed = r.mu.missed, done
+	return missed, false
 }
 
 // drainLocked reads and handles all messages that are there.
 func (r *Range) drainLocked() {
+	r.readLocked()
+	r.handOnLocked()
+}
+
+func (r *Range) readLocked() {
 	const size = int(unsafe.Sizeof(message{}))
 	buf := unsafe.Slice((*byte)(unsafe.Pointer(&r.mu.batch)), len(r.mu.batch)*size)
 	for r.mu.state != closed {
@@ -37,9 +53,7 @@ func (r *Range) drainLocked() {
 		case err == unix.EAGAIN:
 			return
 		case err != nil:
-			if r.mu.state <= disarmed {
-				r.loseLocked(errs.E(errs.Other, "read userfaultfd", "%w", err))
-			}
+			r.deafLocked(errs.E(errs.Other, "read userfaultfd", "%w", err))
 			return
 		}
 		for i := range r.mu.batch[:n/size] {
@@ -62,7 +76,11 @@ func (r *Range) readNoWait(buf []byte) (int, error) {
 func (r *Range) handleLocked(m *message) {
 	switch m.event {
 	case eventPagefault:
-		r.faultLocked(m.args[1])
+		if addr := m.args[1] &^ (pageSize - 1); m.args[0]&faultWP != 0 {
+			r.storedLocked(addr)
+		} else {
+			r.missingLocked(addr)
+		}
 	case eventUnmap:
 		r.unmappedLocked(m.args[0], m.args[1])
 	case eventRemap:
@@ -70,15 +88,12 @@ func (r *Range) handleLocked(m *message) {
 	}
 }
 
-// faultLocked notes the page and lets the thread go on. If the protection cannot
+// storedLocked notes the page and lets the thread go on. If the protection cannot
 // be taken away now, because the process is within a munmap, the thread tries
 // again and comes back here.
-func (r *Range) faultLocked(addr uint64) {
-	addr &^= pageSize - 1
-	for _, p := range r.mu.pieces {
-		if off, n := p.within(addr, addr+pageSize); n > 0 && r.mode == Sync {
-			r.mu.noted.add(r.page(off))
-		}
+func (r *Range) storedLocked(addr uint64) {
+	if off, ok := r.offset(addr); ok && r.mode == Sync {
+		r.mu.noted.add(r.page(off))
 	}
 	if protect(r.uffd, addr, pageSize, false) != nil {
 		// Fails only if the process is gone.
@@ -90,9 +105,8 @@ func (r *Range) faultLocked(addr uint64) {
 // is known to nobody.
 func (r *Range) unmappedLocked(start, end uint64) {
 	r.mu.events++
-	r.mu.pieces = cut(r.mu.pieces, start, end, func(p piece) {
-		r.mu.suspect = extend(r.mu.suspect, p.off, int64(p.end-p.start))
-	})
+	r.setPiecesLocked(cut(r.pieces(), start, end, func(p piece) { r.suspectLocked(p.off, int64(p.end-p.start)) }))
+	r.strandedLocked(start, end)
 }
 
 // movedLocked follows the mapping to its new address. The kernel keeps registration
@@ -101,17 +115,28 @@ func (r *Range) unmappedLocked(start, end uint64) {
 func (r *Range) movedLocked(from, to, length uint64) {
 	r.mu.events++
 	var moved []piece
-	left := cut(r.mu.pieces, from, from+length, func(p piece) {
+	left := cut(r.pieces(), from, from+length, func(p piece) {
 		moved = append(moved, piece{p.start - from + to, p.end - from + to, p.off})
 	})
-	r.mu.pieces = append(left, moved...)
+	r.setPiecesLocked(append(left, moved...))
+	r.strandedLocked(from, from+length)
 	for _, p := range moved {
 		n := int64(p.end - p.start)
-		r.mu.suspect = extend(r.mu.suspect, p.off, n)
+		r.suspectLocked(p.off, n)
 		if r.mode == Sync {
 			r.mu.noted.addRun(r.page(p.off), r.page(p.off+n))
 		}
 	}
+}
+
+// offset is that in the area of what is mapped at the address.
+func (r *Range) offset(addr uint64) (off int64, ok bool) {
+	for _, p := range r.pieces() {
+		if off, n := p.within(addr, addr+pageSize); n > 0 {
+			return off, true
+		}
+	}
+	return 0, false
 }
 
 // page is the index in noted of the page at an offset of the area.

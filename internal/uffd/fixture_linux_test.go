@@ -2,9 +2,11 @@ package uffd
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,6 +43,85 @@ func (a *area) config(c *client, mode Mode, addr uint64, length, off int64) Conf
 		UFFD: c.descriptor("uffd", 0), PidFD: c.pidfd(), Addr: addr, Length: uint64(length), Off: off,
 		Dev: a.stat.Dev, Ino: a.stat.Ino, Mode: mode,
 	}
+}
+
+// missing is a Range with Missing, and what is called.
+type missing struct {
+	*Range
+	t     testing.TB
+	fill  *Filler
+	calls chan int64 // page numbers
+}
+
+// demand tracks a mapping of which pages can be missing. The first scan is taken.
+func (a *area) demand(c *client, mode Mode, addr uint64, change func(*Config)) *missing {
+	a.t.Helper()
+	config := a.config(c, mode, addr, a.size, 0)
+	m := &missing{t: a.t, calls: make(chan int64, 1<<16)}
+	config.Memfd, config.Missing = a.fd, func(off int64) { m.calls <- off / int64(pageSize) }
+	if change != nil {
+		change(&config)
+	}
+	var err error
+	if m.Range, err = Track(config); err != nil {
+		a.t.Fatal(err)
+	}
+	a.t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			a.t.Error(err)
+		}
+	})
+	if m.fill, err = NewFiller(a.fd, a.size); err != nil {
+		a.t.Fatal(err)
+	}
+	a.t.Cleanup(func() { _ = m.fill.Close() })
+	var s Stores
+	if err := m.Scan(&s); err != nil {
+		a.t.Fatal(err)
+	}
+	return m
+}
+
+// called waits for a call and returns its page.
+func (m *missing) called() int64 {
+	m.t.Helper()
+	select {
+	case page := <-m.calls:
+		return page
+	case <-time.After(30 * time.Second):
+		m.t.Fatal("Missing is not called")
+		return 0
+	}
+}
+
+// put fills a page with a word, which is the first of it, and wakes.
+func (m *missing) put(page int64, value uint64) {
+	m.t.Helper()
+	m.putOnly(page, value)
+	m.Wake(page*int64(pageSize), int64(pageSize))
+}
+
+func (m *missing) putOnly(page int64, value uint64) {
+	m.t.Helper()
+	src := make([]byte, pageSize)
+	binary.NativeEndian.PutUint64(src, value)
+	if n, err := m.fill.Fill(page*int64(pageSize), src); err != nil || n != len(src) {
+		m.t.Fatal(n, err)
+	}
+}
+
+// expectTouched waits for the threads of the client.
+func expectTouched(t testing.TB, c *client, done, faulted uint64) {
+	t.Helper()
+	if v := c.do("touched"); v != faulted<<32|done {
+		t.Errorf("%d touched and %d got SIGBUS, want %d and %d", v&0xffffffff, v>>32, done, faulted)
+	}
+}
+
+// allModes is modes with Compare.
+func allModes(t *testing.T, f func(t *testing.T, mode Mode)) {
+	modes(t, f)
+	t.Run(Compare.String(), func(t *testing.T) { f(t, Compare) })
 }
 
 // track maps all of the area in the client and tracks it. The first scan, of all as

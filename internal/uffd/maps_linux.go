@@ -40,9 +40,9 @@ func parseMapping(line string) (m mapping, err error) {
 	return m, err
 }
 
-// shows returns nil if [start, end) of the process is a shared writable mapping of
-// the file dev, ino from offset off on, and else says what is there.
-func shows(pid int, start, end uint64, off int64, dev, ino uint64) error {
+// shows returns nil if [start, end) of the process is a mapping of the file dev, ino from
+// offset off on, shared and writable or else any, and says what is there if not.
+func shows(pid int, start, end uint64, off int64, dev, ino uint64, any bool) error {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return err
@@ -68,7 +68,7 @@ func shows(pid int, start, end uint64, off int64, dev, ino uint64) error {
 			return fmt.Errorf("nothing is mapped at %#x", at)
 		case m.dev != dev || m.ino != ino:
 			return fmt.Errorf("at %#x another file is mapped", at)
-		case len(m.perms) < 4 || m.perms[1] != 'w' || m.perms[3] != 's':
+		case len(m.perms) < 4 || !any && (m.perms[1] != 'w' || m.perms[3] != 's'):
 			return fmt.Errorf("at %#x the mapping is %s: want shared and writable", at, m.perms)
 		case m.off+(at-m.start) != uint64(off)+(at-start):
 			return fmt.Errorf("at %#x offset %d of the area is mapped, not %d", at, m.off+(at-m.start), uint64(off)+(at-start))
@@ -79,4 +79,24 @@ func shows(pid int, start, end uint64, off int64, dev, ino uint64) error {
 		return fmt.Errorf("nothing is mapped at %#x", at)
 	}
 	return nil
+}
+
+// mapped lists where the process has mapped the file dev, ino.
+func mapped(pid int, dev, ino uint64) (pieces []piece, err error) {
+	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		m, err := parseMapping(lines.Text())
+		if err != nil {
+			return nil, err
+		}
+		if m.dev == dev && m.ino == ino {
+			pieces = append(pieces, piece{m.start, m.end, int64(m.off)})
+		}
+	}
+	return pieces, lines.Err()
 }

@@ -14,6 +14,13 @@ func (p piece) within(from, to uint64) (off, n int64) {
 	return p.off + int64(from-p.start), int64(to) - int64(from)
 }
 
+// addresses are those of the bytes [from, to) of the area. The first is not
+// below the second if they are not in the piece.
+func (p piece) addresses(from, to int64) (start, end uint64) {
+	from, to = max(from, p.off), min(to, p.off+int64(p.end-p.start))
+	return p.start + uint64(from-p.off), p.start + uint64(to-p.off)
+}
+
 // cut takes [from, to) out of the pieces and tells gone of the parts that it took.
 func cut(pieces []piece, from, to uint64, gone func(piece)) []piece {
 	var left []piece

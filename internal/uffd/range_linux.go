@@ -3,6 +3,7 @@ package uffd
 import (
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -33,19 +34,33 @@ type Range struct {
 	length  int64
 	watcher sync.WaitGroup
 
-	gone     chan struct{}
-	goneOnce func()
+	missing  func(off int64) // Config.Missing
+	memory   memory          // with missing
+	readOnly bool
+	waits    waits
+
+	gone         chan struct{}
+	goneOnce     func()
+	unmapped     chan struct{}
+	unmappedOnce func()
+
+	// mapped are the pieces, a slice that does not change: Wake reads it without the lock,
+	// under which it is replaced.
+	mapped atomic.Pointer[[]piece]
 
 	mu struct {
 		lockrank.Mutex
 		state   state
-		lost    error // why state is lost
-		pieces  []piece
-		events  int // how often pieces changed
+		lost    error   // why state is lost
+		events  int     // how often the pieces changed
+		missed  []int64 // offsets that Missing must be called for
 		suspect []Run
 		scanner scanner
 		noted   pageSet // Sync: pages that were stored to since the last Scan
-		batch   [64]message
+		// Sync: offsets of poisoned pages. The kernel does not protect one, so it is
+		// without protection when the program clears the poison.
+		poisoned map[int64]struct{}
+		batch    [64]message
 	}
 }
 
@@ -63,11 +78,22 @@ const (
 // newRange returns the Range of a mapping of which nothing is checked yet, so it
 // allocates nothing of the length that the process said.
 func newRange(c Config) *Range {
-	r := &Range{uffd: c.UFFD, pagemap: -1, mode: c.Mode, off: c.Off, length: int64(c.Length), gone: make(chan struct{})}
-	r.goneOnce = sync.OnceFunc(func() { close(r.gone) })
+	r := &Range{
+		uffd: c.UFFD, pagemap: -1, mode: c.Mode, off: c.Off, length: int64(c.Length),
+		missing: c.Missing, memory: memory{-1, c.Dev, c.Ino}, readOnly: c.ReadOnly, gone: make(chan struct{}), unmapped: make(chan struct{}),
+	}
+	r.unmappedOnce = sync.OnceFunc(func() { close(r.unmapped) })
+	r.goneOnce = sync.OnceFunc(func() {
+		close(r.gone)
+		r.unmappedOnce()
+	})
 	r.mu.Init("uffd.Range")
-	r.mu.pieces = []piece{{c.Addr, c.Addr + c.Length, c.Off}}
-	r.mu.suspect = []Run{{c.Off, r.length}}
+	r.waits.init()
+	r.mapped.Store(&[]piece{{c.Addr, c.Addr + c.Length, c.Off}})
+	r.suspectAllLocked()
+	if r.mode == Compare {
+		r.mu.state = disarmed
+	}
 	return r
 }
 
@@ -88,7 +114,8 @@ func (r *Range) Lost() error {
 }
 
 // Arm starts tracking again after Disarm. The next Scan returns the whole as Suspect.
-// It is an error to call it on a range that is closed; where tracking is lost it does nothing.
+// It is an error to call it on a range that is closed; where tracking is lost, and in
+// mode Compare, it does nothing.
 func (r *Range) Arm() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -96,6 +123,9 @@ func (r *Range) Arm() error {
 	case closed:
 		return errClosed("arm")
 	case disarmed:
+		if r.mode == Compare {
+			break
+		}
 		r.mu.state = armed
 		clear(r.mu.noted)
 		r.drainLocked()
@@ -125,24 +155,47 @@ func (r *Range) Disarm() error {
 // Close ends the tracking and waits until nothing uses the userfaultfd. Threads
 // of the process that wait for this package go on. What was stored to and not scanned is
 // forgotten: a caller that needs it scans before, or compares after.
+//
+// With Missing it first poisons every mapped page that is a hole of the memfd: who
+// waits for one, or touches it later, gets SIGBUS and never a zero. Pages that are there can be
+// used on. So nothing may be punched out of the memfd any more, neither while Close
+// runs nor after it, as long as the process has the mapping; where that cannot be promised
+// the Range is kept until Unmapped. Close must not be called by Missing. If a thread of the process does not
+// end a munmap within two seconds nothing can be poisoned: Close then fails with errs.Timeout
+// and the Range is as before.
 func (r *Range) Close() error {
-	r.mu.Lock()
-	if r.mu.state == closed {
-		r.mu.Unlock()
-		return nil
+	if closed, err := r.shut(); closed || err != nil {
+		return err
 	}
-	r.releaseLocked()
-	r.mu.state = closed
-	r.mu.Unlock()
 	// Closing wakes the watcher, which must be able to take the lock to end.
 	err := r.file.Close()
 	r.process.close()
 	r.watcher.Wait()
 	closeFD(r.pagemap)
+	if r.memory.fd >= 0 {
+		closeFD(r.memory.fd)
+	}
 	if err != nil {
 		return errs.E(errs.Other, "close userfaultfd", "%w", err)
 	}
 	return nil
+}
+
+// shut poisons and unregisters, once.
+func (r *Range) shut() (already bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mu.state == closed {
+		return true, nil
+	}
+	if r.missing != nil {
+		if err := r.sealLocked(); err != nil {
+			return false, err
+		}
+	}
+	r.releaseLocked()
+	r.mu.state = closed
+	return false, nil
 }
 
 func errClosed(op string) error {
@@ -153,17 +206,38 @@ func errClosed(op string) error {
 // and reads the events that threads wait for. What fails is gone already.
 func (r *Range) releaseLocked() {
 	r.drainLocked()
-	for _, p := range r.mu.pieces {
+	for _, p := range r.pieces() {
 		_ = unregister(r.uffd, p.start, p.end-p.start)
 	}
 	r.drainLocked()
 }
 
-// loseLocked gives the tracking up: the process runs freely and all is suspect.
+// loseLocked gives the tracking up: the process runs freely and all is suspect. Where
+// pages can be missing the mapping stays registered, as else the process would read
+// zeroes; protection that cannot be taken away is taken away at the store.
 func (r *Range) loseLocked(err error) {
-	if r.mu.state == armed || r.mu.state == disarmed {
-		r.mu.state, r.mu.lost = lost, err
+	if r.mu.state > disarmed {
+		return
+	}
+	r.mu.state, r.mu.lost = lost, err
+	if r.missing == nil {
 		r.releaseLocked()
+		return
+	}
+	for _, p := range r.pieces() {
+		_ = protect(r.uffd, p.start, p.end-p.start, false)
+	}
+}
+
+// deafLocked gives up when events cannot be read: nobody would serve a missing page.
+func (r *Range) deafLocked(err error) {
+	if r.mu.state > disarmed {
+		return
+	}
+	r.loseLocked(err)
+	if r.missing != nil {
+		// What cannot be poisoned blocks for ever, but reads no zero.
+		_, _ = r.tryPoisonHolesLocked()
 	}
 }
 
@@ -174,13 +248,29 @@ func (r *Range) dieLocked() {
 	}
 	r.suspectAllLocked()
 	r.mu.state = dead
-	r.mu.pieces = nil
+	r.setPiecesLocked(nil)
 	r.goneOnce()
 }
 
 func (r *Range) suspectAllLocked() {
-	for _, p := range r.mu.pieces {
-		r.mu.suspect = extend(r.mu.suspect, p.off, int64(p.end-p.start))
+	for _, p := range r.pieces() {
+		r.suspectLocked(p.off, int64(p.end-p.start))
+	}
+}
+
+func (r *Range) suspectLocked(off, n int64) {
+	if !r.readOnly {
+		r.mu.suspect = extend(r.mu.suspect, off, n)
+	}
+}
+
+// pieces are what is mapped.
+func (r *Range) pieces() []piece { return *r.mapped.Load() }
+
+func (r *Range) setPiecesLocked(pieces []piece) {
+	r.mapped.Store(&pieces)
+	if len(pieces) == 0 {
+		r.unmappedOnce()
 	}
 }
 
@@ -212,13 +302,11 @@ func (r *Range) protectLocked(off, n int64, on bool) {
 }
 
 func (r *Range) tryProtectLocked(off, n int64, on bool) error {
-	for _, p := range r.mu.pieces {
-		from, to := max(off, p.off), min(off+n, p.off+int64(p.end-p.start))
-		if from >= to {
-			continue
-		}
-		if err := protect(r.uffd, p.start+uint64(from-p.off), uint64(to-from), on); err != nil {
-			return err
+	for _, p := range r.pieces() {
+		if start, end := p.addresses(off, off+n); start < end {
+			if err := protect(r.uffd, start, end-start, on); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -234,26 +322,36 @@ const settleTime = 2 * time.Second
 // reports whether the range is still tracked. So every munmap that began before is
 // known when it returns.
 func (r *Range) settleLocked() bool {
+	if r.mu.state > disarmed {
+		return false
+	}
+	if err := r.quietLocked(); err != nil {
+		r.loseLocked(err)
+	}
+	return r.mu.state <= disarmed
+}
+
+// quietLocked does so whatever the state is.
+func (r *Range) quietLocked() error {
 	var deadline time.Time
-	for r.mu.state <= disarmed {
+	for r.mu.state < dead {
 		r.drainLocked()
 		if !changing(r.uffd) {
-			return r.mu.state <= disarmed
+			break
 		}
 		if !memoryLives(r.pagemap) {
 			r.dieLocked()
-			return false
+			break
 		}
 		now := time.Now()
 		if deadline.IsZero() {
 			deadline = now.Add(settleTime)
 		} else if now.After(deadline) {
-			r.loseLocked(errs.E(errs.Timeout, "protect mapping", "the process does not end a munmap or mremap"))
-			return false
+			return errs.E(errs.Timeout, "protect mapping", "the process does not end a munmap or mremap")
 		}
 		// An event ends the wait; that the thread has gone on after it makes none.
 		wait := unix.Timespec{Nsec: int64(100 * time.Microsecond)}
 		_, _ = unix.Ppoll([]unix.PollFd{{Fd: int32(r.uffd), Events: unix.POLLIN}}, &wait, nil)
 	}
-	return false
+	return nil
 }

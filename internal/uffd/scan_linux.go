@@ -48,7 +48,7 @@ func (r *Range) Scan(s *Stores) error {
 }
 
 func (r *Range) scanAsyncLocked(s *Stores) {
-	for _, p := range r.mu.pieces {
+	for _, p := range r.pieces() {
 		err := r.mu.scanner.scan(p.start, p.end, func(from, to uint64) {
 			off, n := p.within(from, to)
 			s.Written = extend(s.Written, off, n)
@@ -61,7 +61,7 @@ func (r *Range) scanAsyncLocked(s *Stores) {
 			return
 		}
 		// What was armed before the error is not known.
-		r.mu.suspect = extend(r.mu.suspect, p.off, int64(p.end-p.start))
+		r.suspectLocked(p.off, int64(p.end-p.start))
 		events := r.mu.events
 		if err == unix.EPERM && r.settleLocked() && r.mu.events != events {
 			continue // something else was mapped there; the next scan arms what is left
@@ -81,4 +81,37 @@ func (r *Range) scanSyncLocked(s *Stores) {
 		r.protectLocked(off, n, true)
 		s.Written = extend(s.Written, off, n)
 	})
+	for off := range r.mu.poisoned {
+		r.scanPoisonedLocked(s, off)
+	}
+}
+
+// scanPoisonedLocked protects the page as soon as it is poisoned no more, which the
+// page table then shows, and reports it. While it is poisoned nobody stores to it.
+func (r *Range) scanPoisonedLocked(s *Stores, off int64) {
+	r.protectLocked(off, int64(pageSize), true)
+	for _, p := range r.pieces() {
+		start, end := p.addresses(off, off+int64(pageSize))
+		if start >= end {
+			continue
+		}
+		if on, err := protected(r.pagemap, start); err != nil || !on {
+			return
+		}
+		s.Written = extend(s.Written, off, int64(pageSize))
+	}
+	delete(r.mu.poisoned, off)
+}
+
+// Punched says that the pages [off, off+n), offsets in the memfd, were punched out of it; it
+// is called after the punch and before they are filled again. In mode Sync the kernel
+// forgets the protection of a page that is touched while it is punched out, so the next
+// Scan protects these again and returns them. It may wait for a Scan.
+func (r *Range) Punched(off, n int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	from, to := max(off, r.off), min(off+n, r.off+r.length)
+	if r.mode == Sync && from < to {
+		r.mu.noted.addRun(r.page(from), r.page(to))
+	}
 }

@@ -25,8 +25,24 @@ type Config struct {
 	Off          int64
 	// Dev and Ino are those of the memfd, as fstat has them.
 	Dev, Ino uint64
-	// Mode is Async or Sync. Compare has nothing to track.
+	// Mode is Async or Sync. Compare, which has nothing to track, takes Missing.
 	Mode Mode
+
+	// Missing, if set, is called for a page, by its offset in the memfd, that is a hole of it and
+	// that a thread of the process waits for. It is called with no lock held, maybe before
+	// Track returns, and must not block: all other faults of the Range wait behind it. It is
+	// called once for each page, however many threads wait, until Wake or Poison covers the
+	// page; a thread that comes to wait after that makes another call. So each call must
+	// be followed by a Wake or Poison that begins after it, also if the page is
+	// there: a thread can begin to wait just when the page is filled. A page that was filled once can be missing again,
+	// by the program's own MADV_REMOVE or fallocate.
+	Missing func(off int64)
+	// Memfd, with Missing, is a descriptor of the memfd. It stays the caller's.
+	Memfd int
+	// ReadOnly, with Missing and Compare, is for a program that only reads: Scan
+	// finds nothing. The mapping may be of any protection, shared or private, but must be one that
+	// mprotect could make writable: of a descriptor that is open for writing, or MAP_PRIVATE.
+	ReadOnly bool
 }
 
 const opTrack = "track mapping"
@@ -51,8 +67,13 @@ func Track(c Config) (*Range, error) {
 func track(c Config) (_ *Range, err error) {
 	end := c.Addr + c.Length
 	switch {
+	case c.Mode == Compare && c.Missing != nil:
+	case c.ReadOnly:
+		return nil, errs.E(errs.Invalid, opTrack, "ReadOnly is for mode %v with Missing", Compare)
 	case c.Mode != Async && c.Mode != Sync:
 		return nil, errs.E(errs.Invalid, opTrack, "mode %v takes no userfaultfd", c.Mode)
+	}
+	switch {
 	case c.Length == 0:
 		return nil, errs.E(errs.Invalid, opTrack, "the length is 0")
 	case (c.Addr|c.Length|uint64(c.Off))%pageSize != 0:
@@ -70,22 +91,29 @@ func track(c Config) (_ *Range, err error) {
 	defer func() {
 		if err != nil {
 			r.process.close()
-			if r.pagemap >= 0 {
-				closeFD(r.pagemap)
+			for _, fd := range []int{r.pagemap, r.memory.fd} {
+				if fd >= 0 {
+					closeFD(fd)
+				}
 			}
 		}
 	}()
 	if r.pagemap, err = unix.Open(fmt.Sprintf("/proc/%d/pagemap", r.process.pid), unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, r.lookFailed(err)
 	}
+	if c.Missing != nil {
+		if r.memory.fd, err = reopen(c); err != nil {
+			return nil, err
+		}
+	}
 	if err := r.check(c); err != nil {
 		return nil, err
 	}
-	if err := shake(c.UFFD, c.Mode); err != nil {
+	if err := shake(c.UFFD, c.Mode, c.Missing != nil); err != nil {
 		return nil, err
 	}
 	if c.Mode == Sync {
-		r.mu.noted = newPageSet(r.length / int64(pageSize))
+		r.mu.noted, r.mu.poisoned = newPageSet(r.length/int64(pageSize)), make(map[int64]struct{})
 	}
 	r.mu.scanner = scanner{pagemap: r.pagemap, tables: c.Mode == Async && !Probe().Tables.OK}
 	if err := r.begin(c); err != nil {
@@ -102,20 +130,37 @@ func (r *Range) begin(c Config) error {
 	} else if on {
 		return errs.E(errs.Invalid, opTrack, "a userfaultfd is registered for the range already")
 	}
-	if err := register(c.UFFD, c.Addr, c.Length, registerWP); err != nil {
-		return errs.E(errs.Invalid, opTrack, "UFFDIO_REGISTER: %w; is the userfaultfd of the process that has the mapping, and no other registered for it?", err)
+	// In Compare one page is protected for a moment, to see whose memory it is.
+	mode, proof := uint64(registerWP), c.Length
+	switch {
+	case c.Mode == Compare:
+		proof = pageSize
+	case c.Missing != nil:
+		mode |= registerMissing
+	}
+	if err := register(c.UFFD, c.Addr, c.Length, mode); err != nil {
+		return registerFailed(err)
 	}
 	// Whoever changes the mapping after the registration makes an event.
 	if err := r.check(c); err != nil {
 		return err
 	}
-	if err := protect(c.UFFD, c.Addr, c.Length, true); err != nil {
+	if err := protect(c.UFFD, c.Addr, proof, true); err != nil {
 		return errs.E(errs.Invalid, opTrack, "UFFDIO_WRITEPROTECT: %w", err)
 	}
 	if on, err := r.tracked(c); err != nil {
 		return r.lookFailed(err)
 	} else if !on {
 		return errs.E(errs.Invalid, opTrack, "the userfaultfd is not of process %d", r.process.pid)
+	}
+	if c.Mode == Compare {
+		if err := protect(c.UFFD, c.Addr, proof, false); err != nil {
+			return errs.E(errs.Invalid, opTrack, "UFFDIO_WRITEPROTECT: %w", err)
+		}
+		// This takes the place of the registration before.
+		if err := register(c.UFFD, c.Addr, c.Length, registerMissing); err != nil {
+			return registerFailed(err)
+		}
 	}
 	// The file is shared with the process, but reading does not rely on the flag.
 	if err := unix.SetNonblock(c.UFFD, true); err != nil {
@@ -133,9 +178,31 @@ func (r *Range) begin(c Config) error {
 	return nil
 }
 
+func registerFailed(err error) error {
+	if errors.Is(err, unix.EPERM) {
+		return errs.E(errs.Invalid, opTrack, "the mapping can never be made writable (VM_MAYWRITE), and the kernel registers no such: "+
+			"map it from a descriptor that is open for writing, for which PROT_READ is enough, or with MAP_PRIVATE")
+	}
+	return errs.E(errs.Invalid, opTrack, "UFFDIO_REGISTER: %w; is the userfaultfd of the process that has the mapping, and no other registered for it?", err)
+}
+
+// reopen returns a descriptor of the memfd with a file position of its own.
+func reopen(c Config) (int, error) {
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", c.Memfd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, errs.E(errs.Invalid, opTrack, "the memfd: %w", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Dev != c.Dev || st.Ino != c.Ino {
+		closeFD(fd)
+		return -1, errs.E(errs.Invalid, opTrack, "the memfd is another file than what is said to be mapped")
+	}
+	return fd, nil
+}
+
 // check holds what the process said against what the kernel says is mapped.
 func (r *Range) check(c Config) error {
-	err := shows(r.process.pid, c.Addr, c.Addr+c.Length, c.Off, c.Dev, c.Ino)
+	err := shows(r.process.pid, c.Addr, c.Addr+c.Length, c.Off, c.Dev, c.Ino, c.ReadOnly)
 	// While it has not ended its number is its own, also for the files opened before.
 	if r.process.ended() || !memoryLives(r.pagemap) {
 		return errs.E(errs.Invalid, opTrack, "the process has ended")
@@ -150,11 +217,11 @@ func (r *Range) check(c Config) error {
 }
 
 // tracked reports whether the kernel says of the memory of the process that it is
-// registered (Async) or protected (Sync; what the registration is of is shown
+// registered (Async) or protected (else; what the registration is of is shown
 // nowhere else than in smaps, which takes long to read). Threads of the process that
-// store at that moment do not matter: in Sync they wait, as nobody reads yet.
+// store at that moment do not matter: they wait, as nobody reads yet.
 func (r *Range) tracked(c Config) (bool, error) {
-	if c.Mode == Sync {
+	if c.Mode != Async {
 		return protected(r.pagemap, c.Addr)
 	}
 	s := scanner{pagemap: r.pagemap}
@@ -191,8 +258,11 @@ func IsUserfaultfd(fd int) error {
 
 // shake does the handshake. None of these features takes a privilege, also not
 // on a userfaultfd that was made with USER_MODE_ONLY.
-func shake(fd int, mode Mode) error {
+func shake(fd int, mode Mode, missing bool) error {
 	features := uint64(featureWPShmem | featureEventUnmap | featureEventRemap)
+	if missing {
+		features |= featureMissingShmem | featurePoison
+	}
 	if mode == Async {
 		features |= featureWPAsync | featureWPUnpopulated
 	}

@@ -1,0 +1,181 @@
+package uffd
+
+import (
+	"errors"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+const opPoison = "poison pages"
+
+// Poison makes every touch of the pages [off, off+n), offsets in the memfd, a SIGBUS (EFAULT for a
+// system call), for those that the process has not in its page table: a page that it
+// has touched stays as it is. Threads that wait for one of them go on. A poisoned page
+// stays so, also when it is filled, until the program does MADV_DONTNEED on it, unmaps it or
+// ends; then it is like any other. It may wait for a Scan and for the memory map of the
+// process.
+//
+// Errors: Closed; Invalid for a Range without Missing; Timeout if a thread of the process
+// does not end a munmap: then nothing has changed, and the threads wait still.
+func (r *Range) Poison(off, n int64) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.mu.state == closed:
+		return errClosed(opPoison)
+	case r.missing == nil:
+		return errs.E(errs.Invalid, opPoison, "the Range has no Missing")
+	}
+	for r.mu.state < dead {
+		err := r.tryPoisonLocked(off, n)
+		switch {
+		case err == nil:
+			r.waits.remove(off, off+n)
+			r.wakeMapped(r.uffd, off, n)
+			return nil
+		case !errors.Is(err, unix.EAGAIN):
+			return errs.E(errs.Other, opPoison, "UFFDIO_POISON: %w", err)
+		}
+		if err := r.quietLocked(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tryPoisonLocked poisons page by page, as a run may be of several mappings.
+func (r *Range) tryPoisonLocked(off, n int64) error {
+	for _, p := range r.pieces() {
+		start, end := p.addresses(off, off+n)
+		for ; start < end; start += pageSize {
+			if r.mode == Sync {
+				off, _ := p.within(start, start+pageSize)
+				r.mu.poisoned[off] = struct{}{}
+			}
+			if err := poisonRun(r.uffd, start, start+pageSize); err != nil && !errors.Is(err, unix.ENOENT) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// sealLocked poisons all that is mapped and is a hole of the memfd, and lets all
+// threads go on that wait.
+func (r *Range) sealLocked() error {
+	for r.mu.state < dead {
+		r.drainLocked()
+		again, err := r.tryPoisonHolesLocked()
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			if err := r.quietLocked(); err != nil {
+				return err
+			}
+		case !memoryLives(r.pagemap):
+			r.dieLocked()
+		case err != nil:
+			return errs.E(errs.Other, opPoison, "%w", err)
+		case !again:
+			for _, p := range r.pieces() {
+				_ = wake(r.uffd, p.start, p.end-p.start)
+			}
+			return nil
+		}
+	}
+	return nil
+}
+
+// tryPoisonHolesLocked reports with again that the mappings have changed meanwhile.
+func (r *Range) tryPoisonHolesLocked() (again bool, err error) {
+	shown, err := mapped(r.process.pid, r.memory.dev, r.memory.ino)
+	if err != nil {
+		return false, err
+	}
+	var at []piece
+	for _, p := range r.pieces() {
+		cut(shown, p.start, p.end, func(q piece) { at = append(at, q) })
+	}
+	return poisonHoles(r.uffd, r.process.pid, r.memory, at)
+}
+
+// memory is a memfd: a descriptor with a file position of its own, and which file it is.
+type memory struct {
+	fd       int
+	dev, ino uint64
+}
+
+// poisonHoles poisons what is a hole of the memfd in mappings of it that the process was
+// just seen to have. It reports with again that it met one that is not registered any
+// more, or is cut in parts (by mprotect, of which no event tells), and that the process has others now.
+// EAGAIN: the process is within a munmap or mremap.
+func poisonHoles(fd, pid int, m memory, at []piece) (again bool, err error) {
+	lacking := false
+	for _, p := range at {
+		err := holes(m.fd, p.off, p.off+int64(p.end-p.start), func(from, to int64) error {
+			start, end := p.addresses(from, to)
+			return poisonRun(fd, start, end)
+		})
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			lacking = true
+		case err != nil:
+			return false, err
+		}
+	}
+	if !lacking {
+		return false, nil
+	}
+	now, err := mapped(pid, m.dev, m.ino)
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(at, func(p piece) bool { return !slices.Contains(now, p) }), nil
+}
+
+// poisonRun poisons [start, end), which lies in one mapping, but for the pages that the
+// page table has: those that are there, and those that were poisoned before.
+func poisonRun(fd int, start, end uint64) error {
+	// A mark of write-protection is an entry too. What is not registered for it has none.
+	if err := protect(fd, start, end-start, false); errors.Is(err, unix.EAGAIN) {
+		return err
+	}
+	for start < end {
+		done, err := poison(fd, start, end-start)
+		start += done
+		switch {
+		case err == nil, done > 0:
+		case errors.Is(err, unix.EEXIST):
+			start += pageSize
+		default:
+			return err
+		}
+	}
+	return nil
+}
+
+// holes calls f with each run of [from, to) that is a hole of the file, or lies past its end.
+func holes(fd int, from, to int64, f func(from, to int64) error) error {
+	for from < to {
+		data, err := unix.Seek(fd, from, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			data, err = to, nil
+		}
+		if err != nil {
+			return err
+		}
+		if data = min(data, to); from < data {
+			if err := f(from, data); err != nil {
+				return err
+			}
+		}
+		if from = data; from < to {
+			if from, err = unix.Seek(fd, data, unix.SEEK_HOLE); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
