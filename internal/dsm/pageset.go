@@ -69,6 +69,31 @@ func (s PageSet) All() iter.Seq[int] {
 	}
 }
 
+// Runs yields the runs [from, to) of adjacent pages in increasing order.
+func (s PageSet) Runs() iter.Seq2[int, int] {
+	return func(yield func(from, to int) bool) {
+		for from := s.next(0, 0); from < ExtentPages; {
+			to := s.next(from, ^uint64(0))
+			if !yield(from, to) {
+				return
+			}
+			from = s.next(to, 0)
+		}
+	}
+}
+
+// next returns the first page from i on that is in the set, or, with flip all ones,
+// that is not.
+func (s *PageSet) next(i int, flip uint64) int {
+	for w := i / 64; w < len(s); w++ {
+		if x := (s[w] ^ flip) >> (i % 64); x != 0 {
+			return i + bits.TrailingZeros64(x)
+		}
+		i = (w + 1) * 64
+	}
+	return ExtentPages
+}
+
 // Range returns the pages [from, to).
 func Range(from, to int) PageSet {
 	var s PageSet

@@ -19,3 +19,25 @@ func TestRangeIsItsPages(t *testing.T) {
 		}
 	}
 }
+
+func TestRunsAreTheSet(t *testing.T) {
+	for round := range 2000 {
+		var s PageSet
+		for range round % 9 {
+			from := rand.IntN(ExtentPages + 1)
+			s = s.Or(Range(from, min(from+rand.IntN(100), ExtentPages)))
+		}
+		var got PageSet
+		last := -1
+		for from, to := range s.Runs() {
+			if from <= last || to <= from {
+				t.Fatalf("%x: run [%d, %d) after %d", s, from, to, last)
+			}
+			got = got.Or(Range(from, to))
+			last = to
+		}
+		if got != s {
+			t.Fatalf("runs of %x are %x", s, got)
+		}
+	}
+}
