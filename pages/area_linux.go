@@ -27,12 +27,16 @@ type Area struct {
 	homed   map[dsm.ExtentIndex]struct{}
 	twins   map[dsm.PageIndex]frame // only of pages of homed extents
 	frames  frames                  // of twins and of ledger
+	demand  *demand                 // of an area of demand kind; else nil
 	ledger  *Cached                 // the newest one; nil before the first
 	notices uint64                  // id of the last notice of any ledger
 }
 
 // NewArea returns the memory of an area of size bytes, all zero.
-func NewArea(id dsm.AreaID, size int64) (*Area, error) {
+func NewArea(id dsm.AreaID, size int64) (*Area, error) { return newArea(id, size, nil) }
+
+// newArea makes an area, of demand kind if d is not nil.
+func newArea(id dsm.AreaID, size int64, d *demand) (*Area, error) {
 	a := &Area{id: id, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}}
 	var err error
 	if a.working, err = newCopy(id, "w"); err != nil {
@@ -40,6 +44,9 @@ func NewArea(id dsm.AreaID, size int64) (*Area, error) {
 	}
 	if a.base, err = newCopy(id, "b"); err != nil {
 		return nil, errors.Join(a.fail("new", err), a.working.close())
+	}
+	if d != nil {
+		d.memfd, a.demand = a.working.fd, d
 	}
 	if err := a.Resize(size); err != nil {
 		return nil, errors.Join(err, a.Close())
@@ -73,6 +80,11 @@ func (a *Area) Resize(size int64) error {
 			return a.fail("resize", err)
 		}
 	}
+	if a.demand != nil {
+		if err := a.demand.reserve(end); err != nil {
+			return a.fail("resize", err)
+		}
+	}
 	if size < a.size {
 		// Only the last page is left with bytes past the end; ftruncate drops the others.
 		for _, c := range []*copyFile{a.working, a.base} {
@@ -81,9 +93,11 @@ func (a *Area) Resize(size int64) error {
 			}
 		}
 		a.truncateTwins(size)
-	} else if tail := a.size % dsm.PageSize; tail > 0 && size > a.size {
+	} else if size > a.size {
 		// Programs that have the working copy mapped can store past the end, in its last page.
-		clear(a.working.page(dsm.PageIndex(a.size / dsm.PageSize))[tail:])
+		if err := a.working.zero(a.size, a.working.len); err != nil {
+			return a.fail("resize", err)
+		}
 	}
 	for _, c := range []*copyFile{a.working, a.base} {
 		if err := c.resize(end); err != nil {
@@ -101,7 +115,7 @@ func (a *Area) Size() int64 { return a.size }
 func (a *Area) Close() error {
 	clear(a.twins)
 	a.frames.close()
-	if err := errors.Join(a.working.close(), a.base.close()); err != nil {
+	if err := errors.Join(a.demand.close(), a.working.close(), a.base.close()); err != nil {
 		return a.fail("close", err)
 	}
 	return nil
@@ -109,16 +123,23 @@ func (a *Area) Close() error {
 
 // Working returns page p as the node's programs see it. Bytes past the end of the
 // area, in its last page, must stay zero; what attached programs store there is
-// not part of the area, and becomes zero when it grows.
-func (a *Area) Working(p dsm.PageIndex) []byte { return a.working.page(p) }
+// not part of the area, and becomes zero when it grows. In a demand area the page is
+// here: see NewDemandArea.
+func (a *Area) Working(p dsm.PageIndex) []byte {
+	a.checkHere(p, p+1)
+	return a.working.page(p)
+}
 
 // ReadWorking copies bytes of the working copy from off on and returns how many:
-// fewer than len(dst) at the end of the area, none past it.
+// fewer than len(dst) at the end of the area, none past it. In a demand area the
+// pages are here: see NewDemandArea.
 func (a *Area) ReadWorking(dst []byte, off int64) int {
 	if off < 0 || off >= a.size {
 		return 0
 	}
-	return copy(dst, a.working.mem[off:a.size])
+	end := min(off+int64(len(dst)), a.size)
+	a.checkHere(dsm.PageIndex(off/dsm.PageSize), dsm.PageIndex(wholePages(end)/dsm.PageSize))
+	return copy(dst, a.working.mem[off:end])
 }
 
 // ResidentBytes returns the memory that both copies, the twins and the copies of

@@ -9,22 +9,30 @@ import (
 )
 
 // DataRanges calls f for the parts of [off, off+n) of the working copy that take
-// memory; all else was never touched and is zero.
+// memory; all else was never touched, or given up, and is zero. None of it is touched by that.
 func (a *Area) DataRanges(off, n int64, f func(off, n int64)) error {
-	for end := min(off+n, a.working.len); off < end; {
-		from, err := unix.Seek(a.working.fd, off, unix.SEEK_DATA)
+	if err := a.working.data(off, n, f); err != nil {
+		return a.fail("seek", err)
+	}
+	return nil
+}
+
+// data calls f for the parts of [off, off+n) that take memory. It touches none.
+func (c *copyFile) data(off, n int64, f func(off, n int64)) error {
+	for end := min(off+n, c.len); off < end; {
+		from, err := unix.Seek(c.fd, off, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			return nil
 		}
 		if err != nil {
-			return a.fail("seek", os.NewSyscallError("lseek", err))
-		}
-		to, err := unix.Seek(a.working.fd, from, unix.SEEK_HOLE)
-		if err != nil {
-			return a.fail("seek", os.NewSyscallError("lseek", err))
+			return os.NewSyscallError("lseek", err)
 		}
 		if from >= end {
 			return nil
+		}
+		to, err := unix.Seek(c.fd, from, unix.SEEK_HOLE)
+		if err != nil {
+			return os.NewSyscallError("lseek", err)
 		}
 		f(from, min(to, end)-from)
 		off = to

@@ -3,7 +3,8 @@
 //
 // It owns five nouns. An Area is the two copies that a node has of an area: the
 // working copy that programs see and store into, and the base copy that their
-// stores are compared with. A Kernel is the rule by which the elements of an
+// stores are compared with. In an area of demand kind only some pages are here: Install brings
+// pages, Evict gives them up. A Kernel is the rule by which the elements of an
 // area merge. A Delta is the changed elements of one extent, as they travel from
 // a replica to the home. Cached is the ledger of what the kernel's page cache
 // was last given, which is the third baseline beside the base copy and the home. Tracking
@@ -12,7 +13,7 @@
 // # Concurrency
 //
 // The package is pure memory: it does no network, starts no goroutine and takes
-// no lock. Whoever calls it (coherence) holds the lock of the area for every
+// no lock but that of a Filler of internal/uffd. Whoever calls it (coherence) holds the lock of the area for every
 // call on the area's Area and Cached; a Tracking is under a lock of its own, for its
 // Sources make system calls that may wait. A Kernel is an immutable value. Programs that
 // attached store into working copies and hold no lock: shared.go and

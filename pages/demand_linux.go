@@ -1,0 +1,169 @@
+package pages
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/invariants"
+	"github.com/dsmfs/dsmfs/internal/uffd"
+)
+
+// demand is what an area of demand kind has more than another. In such an area
+// pages come and go: one that is not here is a hole in the working copy. A program
+// that touches the hole waits for the page; if this process touched it through
+// its own mapping, even by a load, the kernel would put a zero page there, and
+// programs would take it for the page. So nothing here loads from or stores to
+// a working page but by name of a caller who knows that it is here; what must be known of
+// others is asked of the file (SEEK_DATA, PUNCH_HOLE, splice), which changes nothing.
+// In builds with the tag invariants a page that is named and not here panics.
+type demand struct {
+	memfd  int
+	filler filler
+	mapped int64 // length of the filler's mapping
+	none   error // why there is no filler
+}
+
+// filler puts whole pages at once where there are none: uffd.Filler.
+type filler interface {
+	// Fill puts src, whole pages, at off and returns how many bytes it did:
+	// all, or those before a page that is there already (errs.Exist) or that failed.
+	Fill(off int64, src []byte) (n int, err error)
+	Resize(length int64) error
+	Close() error
+}
+
+// NewDemandArea returns the memory of an area of size bytes of which no page is here,
+// see Install and Evict. Working, ReadWorking, Base and the Cached of the area take
+// only pages that are here. Base copies of pages that are not here are holes as well, unless
+// the extent is homed here.
+func NewDemandArea(id dsm.AreaID, size int64) (*Area, error) {
+	return newArea(id, size, &demand{none: missing()})
+}
+
+// missing says why programs cannot be made to wait for pages.
+func missing() error {
+	if n := os.Getpagesize(); n != dsm.PageSize {
+		return errs.E(errs.Unsupported, "demand paging", "this kernel's pages have %d bytes", n)
+	}
+	if f := uffd.Probe().Missing; !f.OK {
+		return errs.E(errs.Unsupported, "demand paging", "%s", f.Reason)
+	}
+	return nil
+}
+
+// Attachable returns nil if programs may map the working copy: for a demand area they
+// need userfaultfd. Where there is none the page-cache plane works all the same.
+func (a *Area) Attachable() error {
+	if a.demand == nil {
+		return nil
+	}
+	return a.demand.none
+}
+
+// reserve readies the area for n bytes of pages. The filler's mapping is as long as
+// those of the copies, so that it seldom changes.
+func (d *demand) reserve(n int64) error {
+	c := capacityFor(n)
+	if d.none != nil || c <= d.mapped {
+		return nil
+	}
+	if d.filler != nil {
+		if err := d.filler.Resize(c); err != nil {
+			return err
+		}
+	} else {
+		f, err := uffd.NewFiller(d.memfd, c)
+		if err != nil {
+			return err
+		}
+		d.filler = f
+	}
+	d.mapped = c
+	return nil
+}
+
+func (d *demand) close() error {
+	if d == nil || d.filler == nil {
+		return nil
+	}
+	return d.filler.Close()
+}
+
+// Install makes n, one or more pages of one extent from page p on, the working bytes
+// and the base of pages that are not here; a page of zeroes takes memory like any other.
+// Programs see each page appear as a whole. n may be the home's bytes.
+//
+// A page of which there are bytes all the same was put there by a program against the
+// rules: it mapped the memory without being tracked, or gave pages back and touched
+// them. Nothing of that is lost: the bytes count as stored on top of zeroes, and n
+// is merged with them by k. Such pages are returned as stored, if they differ from n.
+//
+// After an error those pages that are not in here are not here, as before.
+func (a *Area) Install(k Kernel, p dsm.PageIndex, n []byte) (here, stored dsm.PageSet, err error) {
+	_, i := p.Extent()
+	if end := int64(p)*dsm.PageSize + int64(len(n)); len(n)%dsm.PageSize != 0 || i+len(n)/dsm.PageSize > dsm.ExtentPages || end > a.working.len {
+		panic(fmt.Sprintf("%v: install of %d bytes from page %d on", a, len(n), p))
+	}
+	for len(n) > 0 {
+		filled, err := a.fill(p, n)
+		done := filled / dsm.PageSize
+		for j := range done {
+			a.installBase(p+dsm.PageIndex(j), n[j*dsm.PageSize:][:dsm.PageSize])
+		}
+		if errs.Is(err, errs.Exist) {
+			page := n[filled:][:dsm.PageSize]
+			q := p + dsm.PageIndex(done)
+			k.MergeShared(q, zeroPage, a.working.page(q), page)
+			a.installBase(q, page)
+			if string(a.working.page(q)) != string(page) {
+				stored.Add(i + done)
+			}
+			done, err = done+1, nil
+		}
+		here = here.Or(dsm.Range(i, i+done))
+		if err != nil {
+			return here, stored, a.fail("install", err)
+		}
+		p, i, n = p+dsm.PageIndex(done), i+done, n[done*dsm.PageSize:]
+	}
+	return here, stored, nil
+}
+
+var zeroPage = make([]byte, dsm.PageSize)
+
+// fill puts pages where there are none, and returns how many bytes it did.
+func (a *Area) fill(p dsm.PageIndex, n []byte) (int, error) {
+	off := int64(p) * dsm.PageSize
+	if a.demand != nil && a.demand.filler != nil {
+		return a.demand.filler.Fill(off, n)
+	}
+	return copy(a.working.mem[off:a.working.len], n), nil // no program waits for it
+}
+
+// installBase makes n the base of page p. Zeroes on top of nothing stay nothing.
+func (a *Area) installBase(p dsm.PageIndex, n []byte) {
+	if allZero(n) && !a.base.has(p, p+1) {
+		a.dropTwin(p)
+		return
+	}
+	a.SetBase(p, n)
+}
+
+// has reports whether all of the pages [from, to) take memory.
+func (c *copyFile) has(from, to dsm.PageIndex) bool {
+	off, n := int64(from)*dsm.PageSize, int64(to-from)*dsm.PageSize
+	found := int64(0)
+	if err := c.data(off, n, func(_, n int64) { found += n }); err != nil {
+		return true // nobody knows: it may
+	}
+	return found == n
+}
+
+// checkHere panics in an invariants build if one of the pages [from, to) is named though it is not here.
+func (a *Area) checkHere(from, to dsm.PageIndex) {
+	if invariants.Enabled && a.demand != nil {
+		invariants.Check(a.working.has(from, to), "%v: pages [%d,%d) are named, and not all are here", a, from, to)
+	}
+}

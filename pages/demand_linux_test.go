@@ -1,0 +1,136 @@
+package pages
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+func newTestDemandArea(t testing.TB, size int64) *Area {
+	t.Helper()
+	a, err := NewDemandArea(43, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return a
+}
+
+// install puts a page in place that is not here.
+func install(t testing.TB, a *Area, p dsm.PageIndex, n []byte) {
+	t.Helper()
+	_, i := p.Extent()
+	here, stored, err := a.Install(Kernel{}, p, n)
+	if err != nil || here != dsm.Range(i, i+len(n)/dsm.PageSize) || !stored.Empty() {
+		t.Fatalf("install of %d bytes at page %d: %x here, %x stored, %v", len(n), p, here, stored, err)
+	}
+}
+
+// resident fails the test unless exactly the pages of the set are here, in the copy.
+func wantResident(t testing.TB, what string, c *copyFile, want dsm.PageSet) {
+	t.Helper()
+	var got dsm.PageSet
+	if err := c.data(0, c.len, func(off, n int64) {
+		got = got.Or(dsm.Range(int(off/dsm.PageSize), int((off+n)/dsm.PageSize)))
+	}); err != nil || got != want {
+		t.Fatalf("%s: pages %x take memory, want %x (%v)", what, got, want, err)
+	}
+}
+
+// TestInstall: pages and their base appear, zeroes too; nothing else does.
+func TestInstall(t *testing.T) {
+	a := newTestDemandArea(t, 20*dsm.PageSize)
+	if err := a.Attachable(); err != nil {
+		t.Skip(err)
+	}
+	wantResident(t, "working copy", a.working, dsm.PageSet{})
+	install(t, a, 3, slices.Concat(pageOf(1), pageOf(0), pageOf(2)))
+	wantResident(t, "working copy", a.working, dsm.Range(3, 6))
+	for i, b := range []byte{1, 0, 2} {
+		wantPage(t, "working", a.Working(dsm.PageIndex(3+i)), pageOf(b))
+		if b > 0 {
+			wantPage(t, "base", a.Base(dsm.PageIndex(3+i)), pageOf(b))
+		}
+	}
+	wantResident(t, "base copy", a.base, dsm.Range(3, 4).Or(dsm.Range(5, 6)))
+	a.BecomeHome(0)
+	a.InstallHome(7, pageOf(7), false)
+	install(t, a, 7, a.Home(7))
+	install(t, a, 8, pageOf(0))
+	wantPage(t, "base", a.Base(7), pageOf(7))
+	if a.HasTwin(7) || a.HasTwin(8) || a.base.has(8, 9) {
+		t.Error("a page that is the home's has a twin, or one of zeroes memory")
+	}
+	install(t, a, 9, pageOf(9)) // older or newer than the home's
+	wantPage(t, "base", a.Base(9), pageOf(9))
+	wantPage(t, "home", a.Home(9), pageOf(0))
+}
+
+// TestInstallOnPlanted: what a program stored where nothing should be is merged.
+func TestInstallOnPlanted(t *testing.T) {
+	a := newTestDemandArea(t, 20*dsm.PageSize)
+	if err := a.Attachable(); err != nil {
+		t.Skip(err)
+	}
+	a.working.page(4)[5] = 1 // stored
+	clear(a.working.page(5)) // only there
+	k := mustKernel(t, dsm.MergeSum, dsm.DTypeU8, 0)
+	here, stored, err := a.Install(k, 3, slices.Concat(pageOf(1), pageOf(2), pageOf(3), pageOf(4)))
+	if err != nil || here != dsm.Range(3, 7) || stored != dsm.Range(4, 5) {
+		t.Fatalf("%x here, %x stored, %v", here, stored, err)
+	}
+	for i := range 4 {
+		want := pageOf(byte(i + 1))
+		wantPage(t, "base", a.Base(dsm.PageIndex(3+i)), want)
+		if i == 1 {
+			want[5]++
+		}
+		wantPage(t, "working", a.Working(dsm.PageIndex(3+i)), want)
+	}
+}
+
+// TestResizeKeepsHoles: growing and shrinking touch no page.
+func TestResizeKeepsHoles(t *testing.T) {
+	a := newTestDemandArea(t, 3*dsm.PageSize+100)
+	resize(t, a, 5*dsm.PageSize+7)
+	resize(t, a, 3<<20+9)
+	resize(t, a, 2*dsm.PageSize+50)
+	resize(t, a, 2*dsm.PageSize+90)
+	wantResident(t, "working copy", a.working, dsm.PageSet{})
+	wantResident(t, "base copy", a.base, dsm.PageSet{})
+	resize(t, a, 3<<20)
+	install(t, a, dsm.ExtentPages*2+7, pageOf(3))
+	if n, err := a.ResidentBytes(); err != nil || n != 2*dsm.PageSize {
+		t.Errorf("%d bytes for a page and its base (%v)", n, err)
+	}
+	copy(a.Working(dsm.ExtentPages*2 + 7)[90:], "stored past the end")
+	resize(t, a, (dsm.ExtentPages*2+7)*dsm.PageSize+90)
+	copy(a.Working(dsm.ExtentPages*2 + 7)[90:], "stored past the end")
+	resize(t, a, 3<<20)
+	wantPage(t, "the tail", a.Working(dsm.ExtentPages*2 + 7)[90:], make([]byte, dsm.PageSize-90))
+}
+
+// TestWithoutUserfaultfd: the page-cache plane works.
+func TestWithoutUserfaultfd(t *testing.T) {
+	a, err := newArea(1, 9*dsm.PageSize, &demand{none: errs.E(errs.Unsupported, "", "none")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	if !errs.Is(a.Attachable(), errs.Unsupported) || newTestArea(t, 1).Attachable() != nil {
+		t.Error("the wrong kind can be attached")
+	}
+	install(t, a, 3, slices.Concat(pageOf(0), pageOf(1)))
+	wantResident(t, "working copy", a.working, dsm.Range(3, 5))
+	wantPage(t, "base", a.Base(4), pageOf(1))
+	if stored, err := a.Evict(Kernel{}, 0, dsm.Range(3, 5), true); !errs.Is(err, errs.Unsupported) || stored != dsm.Range(3, 5) {
+		t.Errorf("%x stay: %v", stored, err)
+	}
+	evict(t, a, dsm.Range(3, 5), false, dsm.PageSet{})
+}
