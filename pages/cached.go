@@ -30,7 +30,8 @@ import (
 //	doubtful     given, and cut by a truncation that the kernel may not know of
 //	bare         only while the working copy is shared: given, K = W, g not kept yet
 //
-// and while an invalidation is in flight, "given" is no longer sure but possible.
+// and while an invalidation is in flight, "given" is no longer sure but possible. Beside its
+// state a page may be leaving: Drop was called for it.
 //
 // # Why no store is lost or doubled
 //
@@ -93,6 +94,29 @@ import (
 // page is bare, blind, storing or doubtful an attached program may be let in: see
 // Writable. A truncation leaves g zero where it cut, since W is zero there.
 //
+// # When pages leave
+//
+// In a demand area a page can be evicted: then W is at the home only, and nothing
+// here may look at it (see NewDemandArea). Not given is the one state in which that does no
+// harm, so Drop tells which pages are not given, and has the kernel drop the others:
+// they are leaving, which is an invalidation whatever else their state wants, and never
+// dropped for lack of a difference. K and its baseline stay what they are until Done:
+// the WRITE that the invalidation delivers is merged as any other.
+//
+// A page that is leaving is out when an invalidation of it is Done that no READ and no
+// WRITE came after, by the argument above: the page cache does not hold it, and gets it
+// again only by a READ that the ledger answers. Done returns it, so that it can be evicted
+// before anything else happens. A READ or WRITE after Drop ends the leaving: a program uses the page. Of
+// one that came between NextNotice and Drop it is not known whether the drop was before or after it, so
+// the page is invalidated once more. Nothing is left of a page that is out, nor of an extent.
+//
+// A drop tells the kernel nothing new, so nobody waits for it: Idle does not count it.
+//
+// Where a demand area grows, what is added may have been stored to elsewhere before
+// anything of it comes here, and the kernel may hold zeroes for it, from a READ past the old
+// end. So K = 0 and W is unknown: the state becomes entry with a g of zeroes, or blind, and the page is
+// leaving, with a notice that counts. Its W is looked at when a READ or WRITE comes, as the page is here then.
+//
 // # What is not covered
 //
 // A program that mixes write(2) with stores through a mapping to one element at
@@ -133,6 +157,8 @@ type cachedExtent struct {
 	doubtful dsm.PageSet
 	bare     dsm.PageSet
 	held     dsm.PageSet // with g, and pending or flying
+	leaving  dsm.PageSet // to be invalidated because of Drop
+	quiet    dsm.PageSet // of flying: for Drop only
 }
 
 // NewCached returns the ledger of a with nothing given: the kernel holds nothing
@@ -166,7 +192,8 @@ func (c *Cached) SetWriters(on bool) { c.writers = on }
 func (c *Cached) Writable() bool { return c.unready == 0 }
 
 // Idle reports whether the page cache holds nothing but the working copy's bytes
-// and stores that were not delivered yet: no notice is pending or in flight.
+// and stores that were not delivered yet: no notice is pending or in flight, but for
+// those that only make pages leave.
 func (c *Cached) Idle() bool { return c.open == 0 }
 
 // HeldBytes returns the memory that copies of pages take whose notices are pending
@@ -206,6 +233,9 @@ func (c *Cached) Read(off int64, dst []byte) int {
 		x.given.Add(i)
 		switch {
 		case x.storing.Has(i):
+			if whole {
+				x.leaving.Remove(i)
+			}
 			s := c.flightOf(p).page(p)
 			if skip := at - start; skip < int64(len(s)) {
 				copy(dst[at-off:has-off], s[skip:])
@@ -215,6 +245,7 @@ func (c *Cached) Read(off int64, dst []byte) int {
 			}
 		case whole:
 			// Part of a page may be a read that leaves nothing in the page cache.
+			x.leaving.Remove(i)
 			if c.shared {
 				c.known(x, i)
 			} else {
@@ -247,6 +278,7 @@ func (c *Cached) Wrote(k Kernel, off int64, data []byte) (from, to dsm.PageIndex
 func (c *Cached) wrotePage(k Kernel, p dsm.PageIndex, lo int, data []byte) {
 	x, i := c.page(p)
 	x.given.Add(i)
+	x.leaving.Remove(i)
 	if x.flying.Has(i) {
 		x.regiven.Add(i)
 	}
@@ -309,16 +341,20 @@ func (c *Cached) BeforeMerge(p dsm.PageIndex) {
 	c.want(x, i)
 }
 
-// Truncate is called after every Resize. A smaller size makes all given pages
+// Truncate is called after every Resize. A larger size of a demand area makes what was given
+// past the old end leave. A smaller size makes all given pages
 // from the new end on doubtful: they get an invalidation, in case the kernel does
 // not learn of the size before the area grows again.
 //
 // The kernel may hold back WRITEs of the file until the SETATTR that shrinks it is
 // answered, and with them an invalidation: the answer must not wait for Idle.
 func (c *Cached) Truncate(size int64) {
-	shrunk := size < c.size
+	was := c.size
 	c.size = size
-	if !shrunk {
+	if size > was {
+		c.grown(dsm.PageIndex(wholePages(was) / dsm.PageSize))
+	}
+	if size >= was {
 		return
 	}
 	for _, f := range c.flights {

@@ -13,10 +13,11 @@ func (m *ledgerModel) attachedStore(p dsm.PageIndex) {
 		return
 	}
 	if off, ok := m.anyElement(p, byAttached); ok {
+		m.fetch(p)
 		m.change(m.area.Working(p), off)
 		m.touched[p] = struct{}{}
 	}
-	if end := m.area.Size() % dsm.PageSize; end > 0 && p == m.pageCount()-1 && m.rng.IntN(2) == 0 {
+	if end := m.area.Size() % dsm.PageSize; end > 0 && m.isHere(p) && p == m.pageCount()-1 && m.rng.IntN(2) == 0 {
 		m.area.Working(p)[end+m.rng.Int64N(dsm.PageSize-end)] ^= 1 // past the end
 		m.touched[p] = struct{}{}
 	}
@@ -70,7 +71,7 @@ func (m *ledgerModel) checkKept() {
 			case m.c.shared && !ok && !x.bare.Has(i) && !x.blind.Has(i) && !x.storing.Has(i) && !x.doubtful.Has(i):
 				m.t.Fatalf("page %d is shared and given, and nothing is kept of it", x.page(i))
 			}
-			if _, found := m.touched[x.page(i)]; ok && !open && !found && !m.c.current(x.page(i), g) {
+			if _, found := m.touched[x.page(i)]; ok && !open && !found && !x.leaving.Has(i) && !m.c.current(x.page(i), g) {
 				m.t.Fatalf("page %d was given other bytes and has no notice", x.page(i))
 			}
 		}

@@ -59,6 +59,8 @@ type ledgerModel struct {
 	attached  bool
 	touched   map[dsm.PageIndex]struct{} // that it stored into since the last scan
 
+	away *awayModel // of a demand area
+
 	counter uint64
 }
 
@@ -143,6 +145,7 @@ func (m *ledgerModel) read(p dsm.PageIndex) {
 		c.reading = true
 	case c.reading && c.reply == nil:
 		c.reply = make([]byte, dsm.PageSize)
+		m.fetch(p)
 		m.c.Read(int64(p)*dsm.PageSize, c.reply)
 		if !m.oldStore(p) {
 			delete(m.stale, p)
@@ -168,6 +171,7 @@ func (m *ledgerModel) writeBack(p dsm.PageIndex) {
 	switch {
 	case c.writing != nil:
 		if n := min(int64(len(c.writing.data)), m.area.Size()-c.writing.off); n > 0 {
+			m.fetch(p)
 			m.c.Wrote(m.k, c.writing.off, c.writing.data[:n])
 		}
 		c.writing = nil
@@ -221,19 +225,19 @@ func (m *ledgerModel) overwrite(p dsm.PageIndex) {
 	off, ok := m.anyElement(p, aboveCache)
 	_, stale := m.stale[p]
 	g, entry := m.c.given[p]
-	entry = entry && !m.c.current(p, g)
+	entry = entry && (!m.isHere(p) || !m.c.current(p, g))
 	end := (int64(p) + 1) * dsm.PageSize
 	if !m.writer || !ok || stale || entry || c.data != nil || c.reading || c.writing != nil || end > min(m.size, m.area.Size()) {
 		return
 	}
-	c.data = append([]byte(nil), m.area.Working(p)...)
+	c.data = append([]byte(nil), m.value(p)...)
 	m.change(c.data, off)
 	m.see(p, c.data)
 	c.writing = &modelIO{int64(p) * dsm.PageSize, append([]byte(nil), c.data...), true}
 }
 
-// evict drops a clean page.
-func (m *ledgerModel) evict(p dsm.PageIndex) {
+// reclaim drops a clean page.
+func (m *ledgerModel) reclaim(p dsm.PageIndex) {
 	if c := m.page(p); !c.dirty && !c.reading && c.writing == nil {
 		c.data = nil
 	}
@@ -245,8 +249,10 @@ func (m *ledgerModel) update(p dsm.PageIndex) {
 		return
 	}
 	if off, ok := m.anyElement(p, elsewhere); ok {
-		m.c.BeforeMerge(p)
-		m.change(m.area.Working(p), off)
+		if m.isHere(p) {
+			m.c.BeforeMerge(p)
+		}
+		m.change(m.value(p), off)
 	}
 }
 
@@ -318,7 +324,7 @@ func (m *ledgerModel) takeNotice() {
 func (m *ledgerModel) endNotice() {
 	if len(m.done) > 0 {
 		i := m.rng.IntN(len(m.done))
-		m.c.Done(m.done[i])
+		m.evict(m.c.Done(m.done[i]))
 		m.done = append(m.done[:i], m.done[i+1:]...)
 	}
 }
@@ -367,6 +373,7 @@ func (m *ledgerModel) truncate() {
 	}
 	m.c.Truncate(size)
 	if shrinks {
+		m.cutAway(size)
 		for e := range m.want {
 			if e*8 >= size {
 				delete(m.want, e)
@@ -444,11 +451,16 @@ func (m *ledgerModel) settle() {
 	if !m.c.Idle() || !m.c.Writable() || m.c.HeldBytes() != 0 {
 		m.t.Fatalf("not idle with nothing to do: open %d, unready %d, held %d", m.c.open, m.c.unready, m.c.HeldBytes())
 	}
+	for e, x := range m.c.extents {
+		if !x.leaving.Empty() || x.given.Empty() {
+			m.t.Fatalf("extent %d: pages %x are leaving, %x are given", e, x.leaving, x.given)
+		}
+	}
 	if !m.c.shared && len(m.c.given) != 0 {
 		m.t.Fatalf("%d copies are kept", len(m.c.given))
 	}
 	for p := range m.pageCount() {
-		w := m.area.Working(p)
+		w := m.value(p)
 		for i := int64(0); i < min(m.area.Size()-int64(p)*dsm.PageSize, dsm.PageSize)/8; i++ {
 			e := int64(p)*dsm.PageSize/8 + i
 			if got, want := binary.LittleEndian.Uint64(w[i*8:]), m.want[e]; got != want {
@@ -473,16 +485,21 @@ func (m *ledgerModel) run(steps int, truncates bool) {
 		}
 		switch r := m.rng.IntN(100); {
 		case r < 20:
+			if m.away != nil && m.rng.IntN(4) == 0 {
+				p = m.pastEnd(p)
+			}
 			m.read(p)
 		case r < 35:
 			m.store(p)
 		case r < 40:
 			m.write(p)
 			m.overwrite(p)
-		case r < 50:
+		case r < 48:
 			m.writeBack(p)
+		case r < 50:
+			m.drop(p)
 		case r < 53:
-			m.evict(p)
+			m.reclaim(p)
 		case r < 62:
 			m.update(p)
 		case r < 67:
@@ -506,14 +523,19 @@ func (m *ledgerModel) run(steps int, truncates bool) {
 		}
 		if m.rng.IntN(8) == 0 {
 			m.checkKept()
+			m.checkAway()
 		}
 	}
 	m.settle()
 }
 
-func newLedgerModel(t *testing.T, rng *rand.Rand, k Kernel) *ledgerModel {
+func newLedgerModel(t *testing.T, rng *rand.Rand, k Kernel, demand bool) *ledgerModel {
 	size := int64(dsm.ExtentSize + 2*dsm.PageSize + 1000)
-	a, err := NewArea(7, size)
+	newArea, away := NewArea, (*awayModel)(nil)
+	if demand {
+		newArea, away = NewDemandArea, &awayModel{here: map[dsm.PageIndex]struct{}{}, bytes: map[dsm.PageIndex][]byte{}}
+	}
+	a, err := newArea(7, size)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -524,14 +546,14 @@ func newLedgerModel(t *testing.T, rng *rand.Rand, k Kernel) *ledgerModel {
 	})
 	return &ledgerModel{t: t, rng: rng, k: k, sum: k.sum, area: a, c: NewCached(a), size: size,
 		cache: map[dsm.PageIndex]*modelPage{}, want: map[int64]uint64{}, shown: map[int64]uint64{},
-		stale: map[dsm.PageIndex]struct{}{}, touched: map[dsm.PageIndex]struct{}{}}
+		stale: map[dsm.PageIndex]struct{}{}, touched: map[dsm.PageIndex]struct{}{}, away: away}
 }
 
 // TestLedgerModel: whatever the order, no store is lost and none counted twice,
 // nothing goes back in time, and in the end the page cache and the working copy agree.
 func TestLedgerModel(t *testing.T) {
 	rng := newRand(t)
-	rounds := 60
+	rounds := 40
 	if testing.Short() {
 		rounds = 10
 	}
@@ -543,9 +565,10 @@ func TestLedgerModel(t *testing.T) {
 		{"last", mustKernel(t, dsm.MergeLast, dsm.DTypeU64, 0)},
 		{"last of bytes", mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)},
 	} {
-		for _, truncates := range []bool{false, true} {
+		for variant := range 4 {
+			truncates, demand := variant&1 != 0, variant&2 != 0
 			for range rounds {
-				m := newLedgerModel(t, rng, c.k)
+				m := newLedgerModel(t, rng, c.k, demand)
 				t.Run(c.name, func(t *testing.T) {
 					m.t = t
 					m.run(3000, truncates)

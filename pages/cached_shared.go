@@ -46,9 +46,15 @@ func (c *Cached) unshare(x *cachedExtent, i int) {
 		c.clean(x, i)
 		return
 	}
-	c.compare(x, i)
-	if g, ok := c.given[x.page(i)]; ok && c.current(x.page(i), g) {
+	g, ok := c.given[x.page(i)]
+	switch {
+	case ok && x.leaving.Has(i):
+		c.want(x, i) // its working bytes may not be here
+	case ok && c.current(x.page(i), g):
+		c.settle(x, i)
 		c.forget(x, i)
+	case ok:
+		c.want(x, i)
 	}
 }
 
@@ -73,12 +79,12 @@ func (c *Cached) Touched(e dsm.ExtentIndex, pages dsm.PageSet) {
 }
 
 // compare makes a notice of page i pending if the working copy has other bytes
-// than the page cache, and takes it back if not. Without g it does nothing: the page
-// waits for its invalidation anyway.
+// than the page cache, and takes it back if not. Without g, and while the page is leaving, it does
+// nothing: the page waits for its invalidation anyway.
 func (c *Cached) compare(x *cachedExtent, i int) {
 	g, ok := c.given[x.page(i)]
 	switch {
-	case !ok:
+	case !ok || x.leaving.Has(i):
 	case c.current(x.page(i), g):
 		c.settle(x, i)
 	default:

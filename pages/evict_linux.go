@@ -7,6 +7,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/invariants"
 )
 
 // A page that is clean as far as anyone knows can be stored to at any moment by
@@ -39,6 +40,10 @@ import (
 //
 // After an error the pages that it concerns are among those returned.
 func (a *Area) Evict(k Kernel, e dsm.ExtentIndex, set dsm.PageSet, shared bool) (stored dsm.PageSet, err error) {
+	if a.ledger != nil {
+		given := a.ledger.holds(e, set)
+		invariants.Check(given.Empty(), "%v: pages %x of extent %d leave, and the page cache holds them", a, given, e)
+	}
 	inFile := max(a.working.len-int64(e)*dsm.ExtentSize, 0) / dsm.PageSize
 	set = set.And(dsm.Range(0, int(min(inFile, dsm.ExtentPages))))
 	if shared {

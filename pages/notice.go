@@ -59,6 +59,7 @@ func (c *Cached) NextNotice() (n Notice, ok bool) {
 		x.queued = false
 		from, to := c.nextRun(x)
 		if from == to {
+			c.retire(x)
 			continue
 		}
 		n = c.launch(x, from, to)
@@ -71,7 +72,7 @@ func (c *Cached) NextNotice() (n Notice, ok bool) {
 // nextRun returns the first run of pages of x that get one notice, after
 // dropping those that the page cache has up to date.
 func (c *Cached) nextRun(x *cachedExtent) (from, to int) {
-	for i := range x.pending.Minus(x.flying).All() {
+	for i := range x.pending.Minus(x.flying).Minus(x.leaving).All() {
 		p := x.page(i)
 		if g, ok := c.given[p]; ok && !x.doubtful.Has(i) && c.current(p, g) {
 			if c.shared {
@@ -81,7 +82,7 @@ func (c *Cached) nextRun(x *cachedExtent) (from, to int) {
 			}
 		}
 	}
-	ready := x.pending.Minus(x.flying)
+	ready := x.ready()
 	for i := range ready.All() {
 		for to = i + 1; to < dsm.ExtentPages && ready.Has(to) && c.kind(x, to) == c.kind(x, i); to++ {
 		}
@@ -92,7 +93,7 @@ func (c *Cached) nextRun(x *cachedExtent) (from, to int) {
 
 // kind returns how the page cache is to be told of page i.
 func (c *Cached) kind(x *cachedExtent, i int) NoticeKind {
-	if c.writers || c.shared || x.doubtful.Has(i) {
+	if c.writers || c.shared || x.doubtful.Has(i) || x.leaving.Has(i) {
 		return NoticeInvalidate
 	}
 	return NoticeStore
@@ -113,8 +114,13 @@ func (c *Cached) launch(x *cachedExtent, from, to int) Notice {
 		n.Data = f.data
 	}
 	for i := from; i < to; i++ {
-		c.remove(&x.pending, i, &c.open)
-		c.add(&x.flying, i, &c.open)
+		if x.pending.Has(i) {
+			c.remove(&x.pending, i, &c.open)
+			c.add(&x.flying, i, &c.open)
+		} else {
+			x.flying.Add(i)
+			x.quiet.Add(i)
+		}
 		c.weigh(x, i)
 		if n.Kind == NoticeStore {
 			c.forget(x, i)
@@ -126,21 +132,27 @@ func (c *Cached) launch(x *cachedExtent, from, to int) Notice {
 	return n
 }
 
-// Done records that the kernel was told n.
-func (c *Cached) Done(n Notice) {
+// Done records that the kernel was told n, and returns the pages of extent e that Drop
+// was called for and that the page cache does not hold now.
+func (c *Cached) Done(n Notice) (e dsm.ExtentIndex, out dsm.PageSet) {
 	at := slices.IndexFunc(c.flights, func(f *flight) bool { return f.id == n.id })
 	if at < 0 {
-		return // of a ledger that is gone
+		return 0, out // of a ledger that is gone
 	}
 	f := c.flights[at]
 	c.flights = slices.Delete(c.flights, at, at+1)
 	for i := f.from; i < f.to; i++ {
-		c.remove(&f.x.flying, i, &c.open)
+		if f.x.quiet.Has(i) {
+			f.x.quiet.Remove(i)
+			f.x.flying.Remove(i)
+		} else {
+			c.remove(&f.x.flying, i, &c.open)
+		}
 		c.weigh(f.x, i)
 		if n.Kind == NoticeStore {
 			c.stored(f, i)
-		} else {
-			c.dropped(f.x, i)
+		} else if c.dropped(f.x, i) {
+			out.Add(i)
 		}
 		f.x.regiven.Remove(i)
 	}
@@ -148,6 +160,8 @@ func (c *Cached) Done(n Notice) {
 		c.spare = f.data
 	}
 	c.enqueue(f.x)
+	c.retire(f.x)
+	return f.x.extent, out
 }
 
 // stored ends a store of page i: the page cache has the bytes of the flight.
@@ -163,9 +177,11 @@ func (c *Cached) stored(f *flight, i int) {
 		clear(g.mem[copy(g.mem, s):])
 		return
 	}
-	if w := c.area.Working(p); string(w[:len(s)]) == string(s) && allZero(w[len(s):]) {
-		c.clean(x, i)
-		return
+	if !x.leaving.Has(i) {
+		if w := c.area.Working(p); string(w[:len(s)]) == string(s) && allZero(w[len(s):]) {
+			c.clean(x, i)
+			return
+		}
 	}
 	if !c.writers {
 		c.add(&x.blind, i, &c.unready)
@@ -175,15 +191,18 @@ func (c *Cached) stored(f *flight, i int) {
 	clear(g.mem[copy(g.mem, s):])
 }
 
-// dropped ends an invalidation of page i.
-func (c *Cached) dropped(x *cachedExtent, i int) {
+// dropped ends an invalidation of page i, and reports whether it was leaving and is out.
+func (c *Cached) dropped(x *cachedExtent, i int) (out bool) {
 	switch {
 	case !x.regiven.Has(i):
+		out = x.leaving.Has(i)
+		x.leaving.Remove(i)
 		c.clean(x, i)
 		x.given.Remove(i)
 	case x.doubtful.Has(i):
 		c.want(x, i) // only a WRITE came, which says nothing of the rest of the page
 	}
+	return out
 }
 
 // allZero reports whether b, at most a page, is zero.
@@ -290,7 +309,7 @@ func (c *Cached) want(x *cachedExtent, i int) {
 
 // enqueue lines x up for NextNotice if it has a page for it.
 func (c *Cached) enqueue(x *cachedExtent) {
-	if ready := x.pending.Minus(x.flying); !x.queued && !ready.Empty() {
+	if ready := x.ready(); !x.queued && !ready.Empty() {
 		x.queued = true
 		c.queue = append(c.queue, x)
 	}

@@ -1,0 +1,64 @@
+package pages
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// Drop is called for pages of extent e that the caller wants to evict. It returns those
+// that the kernel's page cache does not hold: they can go now. The others leave as soon as the
+// kernel has been told: see Done, which does not return those that were used again.
+func (c *Cached) Drop(e dsm.ExtentIndex, set dsm.PageSet) (out dsm.PageSet) {
+	held := c.holds(e, set)
+	if x := c.extents[e]; x != nil {
+		x.leaving = x.leaving.Or(held)
+		c.enqueue(x)
+	}
+	return set.Minus(held)
+}
+
+// holds returns which pages of the set the page cache may hold.
+func (c *Cached) holds(e dsm.ExtentIndex, set dsm.PageSet) dsm.PageSet {
+	if x := c.extents[e]; x != nil {
+		return set.And(x.given)
+	}
+	return dsm.PageSet{}
+}
+
+// grown makes the pages from the old end on leave, of which the kernel was given zeroes, in a
+// demand area: there the pages that a growth adds are not here.
+func (c *Cached) grown(first dsm.PageIndex) {
+	if c.area.demand == nil {
+		return
+	}
+	for _, e := range slices.Sorted(maps.Keys(c.extents)) {
+		x := c.extents[e]
+		for i := range x.given.All() {
+			if x.page(i) < first {
+				continue
+			}
+			switch _, ok := c.given[x.page(i)]; {
+			case ok || x.doubtful.Has(i) || x.blind.Has(i):
+			case c.writers || c.shared:
+				clear(c.keep(x, i).mem)
+				c.remove(&x.bare, i, &c.unready)
+			default:
+				c.add(&x.blind, i, &c.unready)
+			}
+			x.leaving.Add(i)
+			c.want(x, i)
+		}
+	}
+}
+
+// ready returns the pages that may get a notice.
+func (x *cachedExtent) ready() dsm.PageSet { return x.pending.Or(x.leaving).Minus(x.flying) }
+
+// retire forgets x if nothing of it is known any more.
+func (c *Cached) retire(x *cachedExtent) {
+	if x.given.Empty() && x.flying.Empty() && !x.queued {
+		delete(c.extents, x.extent)
+	}
+}
