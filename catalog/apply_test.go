@@ -146,6 +146,8 @@ func TestRestoreRefusesNonsense(t *testing.T) {
 		"parent":          func(i *image) { i.Inodes[2].Parent = d },
 		"links":           func(i *image) { i.Inodes[0].Inode.Nlink = 9 },
 		"negative size":   func(i *image) { i.Inodes[1].Inode.Size = -1 },
+		"no memory":       func(i *image) { i.Members[0].Budget = 0 },
+		"great memory":    func(i *image) { i.Members[0].Budget = maxBudget + 1 },
 		"entries of file": func(i *image) { i.Inodes[1].Entries = []entryImage{{"x", d}} },
 		"spec":            func(i *image) { i.Inodes[1].Inode.Spec.Merge = 200 },
 		"inode number":    func(i *image) { i.NextIno = 2 },

@@ -96,6 +96,9 @@ func (s *state) checkView() error {
 		if i > 0 && s.view.Members[i-1].ID >= m.ID {
 			return fmt.Errorf("members out of order at %s", m.ID)
 		}
+		if m.Budget <= 0 || m.Budget > maxBudget {
+			return fmt.Errorf("member %s offers %d bytes", m.ID, m.Budget)
+		}
 	}
 	for i, h := range s.view.Slots {
 		_, primary := s.view.Member(h.Primary)

@@ -41,9 +41,15 @@ func (o bootstrapOp) apply(s *state, st step) (dsm.Inode, error) {
 	return dsm.Inode{}, nil
 }
 
+// maxBudget bounds the memory of a member, in bytes: far from where sums overflow.
+const maxBudget = 1 << 50
+
 func checkMember(m dsm.Member) error {
 	if m.ID == 0 || m.Name == "" || m.Addr == "" || m.Budget <= 0 {
 		return fail(errs.Invalid, "member %+v lacks an id, a name, an address or memory", m)
+	}
+	if m.Budget > maxBudget {
+		return fail(errs.Invalid, "--memory of %d bytes: the most is %d", m.Budget, int64(maxBudget))
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package catalog
 
 import (
-	"math/rand/v2"
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -154,73 +153,4 @@ func TestVotersInView(t *testing.T) {
 	if e := m.configure(m.index+2, func(n dsm.NodeID) bool { return n == nodeB }); e.view != nil {
 		t.Error("the same voters are a new view")
 	}
-}
-
-// TestBalance checks, over random joins and leaves, that the shares are even
-// and that no move was needless.
-func TestBalance(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
-	m := newMachine(t)
-	next := dsm.NodeID(0x100)
-	for range 60 {
-		before := *m.view
-		staying := 0
-		for _, x := range before.Members {
-			if !x.Leaving {
-				staying++
-			}
-		}
-		if staying == 1 || rng.IntN(2) == 0 && staying < 12 {
-			next += dsm.NodeID(rng.IntN(9) + 1)
-			x := member(next)
-			m.must(before.Members[0].ID, addMemberOp{x})
-		} else {
-			x := before.Members[rng.IntN(len(before.Members))]
-			m.must(x.ID, leavingOp{x.ID})
-		}
-		moved, pending := 0, 0
-		for i, h := range before.Slots {
-			if m.view.Slots[i].Primary != h.Primary {
-				moved++
-			}
-			if h.Source != 0 {
-				pending++
-			}
-		}
-		want := 0
-		after := *m.view
-		after.Slots = before.Slots // the shares that the new members want of the old slots
-		for id, n := range quotas(&after) {
-			want += max(0, n-countPrimary(&before, id))
-		}
-		if moved > want || pending == 0 && moved < want {
-			t.Fatalf("%d slots moved, %d had to, %d could not", moved, want, pending)
-		}
-		if rng.IntN(4) == 0 {
-			continue // the next change comes before the slots are handed over
-		}
-		ready(m)
-		for _, x := range m.view.Members {
-			if x.Leaving {
-				m.must(m.view.Members[0].ID, removeMemberOp{x.ID})
-			}
-		}
-		for id, n := range quotas(m.view) {
-			if slotsOf(m.view, id) != n {
-				t.Fatalf("node %s has %d slots, want %d", id, slotsOf(m.view, id), n)
-			}
-		}
-	}
-}
-
-func countPrimary(v *dsm.View, n dsm.NodeID) int {
-	c := 0
-	for _, h := range v.Slots {
-		if h.Primary == n {
-			c++
-		}
-	}
-	return c
 }

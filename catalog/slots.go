@@ -7,22 +7,14 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// balance gives every member that stays its share of the slots, floor or ceiling
-// of slots/members, by moving as few as possible: only the surplus of those
-// that have too many, all of those that leave. A slot that is still being handed
-// over stays where it goes until its new primary is ready; then balance is
-// called again. If everybody leaves, nothing moves.
+// balance gives every member its quota of the slots by moving as few as possible:
+// only the surplus of those that have too many, all of those that leave. A slot
+// that is still being handed over stays where it goes until its new primary is
+// ready; then balance is called again. If everybody leaves, nothing moves.
 //
 // It depends on nothing but v and moves slots under v's epoch.
 func balance(v *dsm.View) {
-	quota := quotas(v)
-	if len(quota) == 0 {
-		return
-	}
-	count := make(map[dsm.NodeID]int)
-	for _, h := range v.Slots {
-		count[h.Primary]++
-	}
+	quota, count := quotas(v), homes(v)
 	for i := range v.Slots {
 		h := &v.Slots[i]
 		if h.Source != 0 || count[h.Primary] <= quota[h.Primary] {
@@ -38,30 +30,59 @@ func balance(v *dsm.View) {
 	}
 }
 
-// quotas returns how many slots each member that stays gets. The larger shares
-// go to those that have most, which moves least.
+// quotas returns how many slots each member is to have: those that stay parts in
+// proportion to their budgets, by largest remainder (Hamilton's method), so each is
+// less than one slot off. Equal remainders are rounded up for those that have most
+// slots too many, which moves least. Members that leave are not in it, unless all do:
+// then each keeps what it has.
+//
+// A member with less than about a slot's part gets none. It reads and writes as
+// the others do; a slot all the same would let its little memory bound the demand files of all.
+//
+// No part is bounded: demand files are as large as the memory that homes them, and a bound
+// would leave a big node's idle. One whose network is too slow for its part says a smaller --memory.
 func quotas(v *dsm.View) map[dsm.NodeID]int {
-	have := make(map[dsm.NodeID]int)
-	for _, h := range v.Slots {
-		have[h.Primary]++
-	}
+	have := homes(v)
+	quota := make(map[dsm.NodeID]int)
+	rest := make(map[dsm.NodeID]int64) // of the division
 	var stay []dsm.NodeID
+	var sum int64
 	for _, m := range v.Members {
 		if !m.Leaving {
 			stay = append(stay, m.ID)
+			sum += m.Budget
+		}
+	}
+	if len(stay) == 0 {
+		for _, m := range v.Members {
+			quota[m.ID] = have[m.ID]
+		}
+		return quota
+	}
+	left := dsm.Slots
+	for _, m := range v.Members {
+		if !m.Leaving {
+			quota[m.ID], rest[m.ID] = int(dsm.Slots*m.Budget/sum), dsm.Slots*m.Budget%sum
+			left -= quota[m.ID]
 		}
 	}
 	slices.SortFunc(stay, func(a, b dsm.NodeID) int {
-		return cmp.Or(cmp.Compare(have[b], have[a]), cmp.Compare(a, b))
+		surplus := cmp.Compare(have[b]-quota[b], have[a]-quota[a])
+		return cmp.Or(cmp.Compare(rest[b], rest[a]), surplus, cmp.Compare(a, b))
 	})
-	quota := make(map[dsm.NodeID]int)
-	for i, id := range stay {
-		quota[id] = dsm.Slots / len(stay)
-		if i < dsm.Slots%len(stay) {
-			quota[id]++
-		}
+	for _, id := range stay[:left] {
+		quota[id]++
 	}
 	return quota
+}
+
+// homes counts the slots that each node is primary of.
+func homes(v *dsm.View) map[dsm.NodeID]int {
+	count := make(map[dsm.NodeID]int)
+	for _, h := range v.Slots {
+		count[h.Primary]++
+	}
+	return count
 }
 
 // neediest returns the member that lacks most slots, the first of equals, or 0

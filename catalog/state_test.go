@@ -30,10 +30,25 @@ func member(id dsm.NodeID) dsm.Member {
 	return dsm.Member{ID: id, Name: fmt.Sprintf("n%x", uint64(id)), Addr: fmt.Sprintf("10.0.0.%d:1", uint64(id)), Budget: 1 << 30}
 }
 
+// sized is a member with so many bytes of memory.
+func sized(id dsm.NodeID, budget int64) dsm.Member {
+	m := member(id)
+	m.Budget = budget
+	return m
+}
+
 // newMachine returns a state with node A as its only member.
-func newMachine(t testing.TB) *machine {
+func newMachine(t testing.TB) *machine { return newSized(t, 1<<30) }
+
+// newSized returns a state with members A, B, C... of the budgets, and their slots.
+func newSized(t testing.TB, budgets ...int64) *machine {
+	t.Helper()
 	m := &machine{TB: t, state: newState(), reqs: make(map[dsm.NodeID]uint64), now: 1e18}
-	m.must(nodeA, bootstrapOp{Cluster: 1, Member: member(nodeA), RootPerm: 0o755})
+	m.must(nodeA, bootstrapOp{Cluster: 1, Member: sized(nodeA, budgets[0]), RootPerm: 0o755})
+	for i, b := range budgets[1:] {
+		m.must(nodeA, addMemberOp{sized(nodeB+dsm.NodeID(i), b)})
+	}
+	ready(m)
 	return m
 }
 
