@@ -3,6 +3,7 @@ package catalog
 import (
 	"bytes"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -65,13 +66,22 @@ func script(t *testing.T, rng *rand.Rand, m *machine, steps int) {
 		case 0:
 			if len(members) < 6 {
 				next++
-				m.must(n, addMemberOp{member(next)})
+				x := member(next)
+				x.Budget = 1<<29 + rng.Int64N(1<<30)
+				if _, err := m.do(n, addMemberOp{x}); err != nil && !errs.Is(err, errs.NoSpace) {
+					t.Fatal(err)
+				}
 			}
 		case 1:
 			if len(members) > 2 {
 				m.must(n, leavingOp{n})
 				ready(m)
-				m.must(n, removeMemberOp{n}) // also its own
+				_, err := m.do(n, removeMemberOp{n}) // also its own
+				stays := func(x dsm.Member) bool { return !x.Leaving }
+				stuck := m.checkLeaving(n)
+				if slices.ContainsFunc(m.view.Members, stays) && (err != nil) != (stuck != nil) {
+					t.Fatalf("%v: %v", err, stuck)
+				}
 				if len(m.view.Members) == 0 {
 					t.Fatal("nobody is left")
 				}
@@ -134,6 +144,7 @@ func TestImageIsACopy(t *testing.T) {
 
 func TestRestoreRefusesNonsense(t *testing.T) {
 	m := newMachine(t)
+	m.must(nodeA, addMemberOp{member(nodeB)})
 	f := m.file("f")
 	d := m.mkdir(dsm.RootIno, "d")
 	for name, break_ := range map[string]func(*image){
@@ -146,8 +157,10 @@ func TestRestoreRefusesNonsense(t *testing.T) {
 		"parent":          func(i *image) { i.Inodes[2].Parent = d },
 		"links":           func(i *image) { i.Inodes[0].Inode.Nlink = 9 },
 		"negative size":   func(i *image) { i.Inodes[1].Inode.Size = -1 },
+		"great size":      func(i *image) { i.Inodes[1].Inode.Size = dsm.MaxAreaSize + 1 },
 		"no memory":       func(i *image) { i.Members[0].Budget = 0 },
 		"great memory":    func(i *image) { i.Members[0].Budget = maxBudget + 1 },
+		"keeps slots":     func(i *image) { i.Members[0].Leaving = true },
 		"entries of file": func(i *image) { i.Inodes[1].Entries = []entryImage{{"x", d}} },
 		"spec":            func(i *image) { i.Inodes[1].Inode.Spec.Merge = 200 },
 		"inode number":    func(i *image) { i.NextIno = 2 },

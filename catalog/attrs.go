@@ -25,8 +25,8 @@ func (o setAttrOp) apply(s *state, st step) (dsm.Inode, error) {
 		}
 		size = max(size, *o.GrowTo)
 	}
-	if grow := size - in.Size; grow > 0 && in.Kind == dsm.KindFile && grow > s.budget()-s.reserved {
-		return dsm.Inode{}, fail(errs.NoSpace, "growing by %d bytes: %d of the budget of %d are reserved", grow, s.reserved, s.budget())
+	if err := s.checkGrowth(in, size-in.Size); err != nil {
+		return dsm.Inode{}, err
 	}
 
 	if size == in.Size && o.without(o.GrowTo) {
@@ -112,7 +112,7 @@ func (s *state) resize(st step, in *inode, size int64) {
 		return
 	}
 	before := in.Inode
-	s.reserved += size - in.Size
+	s.reserve(in, size-in.Size)
 	in.Size = size
 	shrunk := size < before.Size
 	if shrunk && in.Spec.DType == dsm.DTypeAuto && (size == 0 || size < in.Layout.DataOffset) {

@@ -40,7 +40,7 @@ func (c *Catalog) SetAttr(ctx context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm
 	return c.propose(ctx, setAttrOp{ino, ch})
 }
 
-// SetSpec sets one of mode, merge, dtype, apply and interval.
+// SetSpec sets one of mode, merge, dtype, apply, interval, residency and access.
 func (c *Catalog) SetSpec(ctx context.Context, ino dsm.Ino, key, value string) (dsm.Inode, error) {
 	return c.propose(ctx, setSpecOp{ino, key, value})
 }

@@ -38,17 +38,17 @@ func (s *state) check() error {
 	if n := s.below(root); n != len(names) {
 		return fmt.Errorf("%d inodes are below the root, %d have names", n, len(names))
 	}
-	var reserved int64
+	var reserved reservation
 	for ino, in := range s.inodes {
 		if err := s.checkInode(in, names[ino], subdirs[ino]); err != nil {
 			return fmt.Errorf("inode %d: %w", ino, err)
 		}
 		if in.Kind == dsm.KindFile {
-			reserved += in.Size
+			reserved = reserved.with(in.Spec.Residency, in.Size)
 		}
 	}
 	if reserved != s.reserved {
-		return fmt.Errorf("%d bytes are reserved, the sizes add up to %d", s.reserved, reserved)
+		return fmt.Errorf("%+v bytes are reserved, the sizes add up to %+v", s.reserved, reserved)
 	}
 	return s.checkView()
 }
@@ -68,7 +68,7 @@ func (s *state) below(d *inode) int {
 }
 
 func (s *state) checkInode(in *inode, names int, subdirs uint32) error {
-	if in.Kind < dsm.KindFile || in.Kind > dsm.KindSymlink || !in.Spec.Valid() || in.Size < 0 || in.Ino >= s.nextIno || s.inodes[in.Ino] != in ||
+	if in.Kind < dsm.KindFile || in.Kind > dsm.KindSymlink || !in.Spec.Valid() || in.Size < 0 || in.Size > dsm.MaxAreaSize || in.Ino >= s.nextIno || s.inodes[in.Ino] != in ||
 		in.Layout.DType > dsm.DTypeU64 || in.Layout.DataOffset < 0 {
 		return fmt.Errorf("out of range: %+v", in.Inode)
 	}
@@ -106,6 +106,9 @@ func (s *state) checkView() error {
 		if !primary || h.Source != 0 && !source || h.Source == h.Primary || h.Epoch > s.view.Epoch {
 			return fmt.Errorf("slot %d: %+v in epoch %d", i, h, s.view.Epoch)
 		}
+	}
+	if n := stranded(s.view); len(n) > 0 && s.reserved.room(s.view) > roomNone {
+		return fmt.Errorf("members that leave keep slots that others have memory for: %v", n)
 	}
 	return nil
 }

@@ -35,7 +35,30 @@ type node struct {
 	*Catalog
 	net      *transport.Transport
 	observer *recorder
+	warned   chan string // what the catalog warned of
 	stopped  sync.Once
+}
+
+// warnings is the catalog's log, which hands warnings out too. Those of raft, which
+// logs with attributes, it does not.
+type warnings struct {
+	slog.Handler
+	to chan string
+}
+
+func (w warnings) Enabled(context.Context, slog.Level) bool { return true }
+
+func (w warnings) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level == slog.LevelWarn {
+		select {
+		case w.to <- r.Message:
+		default:
+		}
+	}
+	if !w.Handler.Enabled(ctx, r.Level) {
+		return nil
+	}
+	return w.Handler.Handle(ctx, r)
 }
 
 // recorder is an Observer that keeps what it is told, and plays the data plane:
@@ -108,7 +131,7 @@ func start(t testing.TB, name string) *node {
 // startAt starts the node at an address that it must have.
 func startAt(t testing.TB, name, listen string) *node {
 	t.Helper()
-	n := &node{observer: &recorder{views: make(chan struct{}, 1)}}
+	n := &node{observer: &recorder{views: make(chan struct{}, 1)}, warned: make(chan string, 64)}
 	id := dsm.NodeID(rand.Uint64() | 1)
 	var err error
 	ready := make(chan struct{})
@@ -125,7 +148,7 @@ func startAt(t testing.TB, name, listen string) *node {
 	n.Catalog, err = New(Config{
 		Self:   dsm.Member{ID: id, Name: name, Addr: n.net.Addr(), Budget: 1 << 30},
 		Caller: n.net, Streams: n.net.RaftLayer(), Observer: n.observer, OnCluster: n.net.SetCluster,
-		Log: testLog(t, name),
+		Log: slog.New(warnings{testLog(t, name).Handler(), n.warned}),
 	})
 	if err != nil {
 		t.Fatal(err)

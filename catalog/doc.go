@@ -3,7 +3,8 @@
 // the cluster and the slot table. It owns one small deterministic state machine,
 // replicated by raft to every node; it is the only importer of raft.
 //
-//	names.go attrs.go spec.go xattr.go members.go slots.go    what a command does
+//	names.go attrs.go spec.go xattr.go                        what a command does,
+//	members.go slots.go reserve.go                            of names and of memory
 //	state.go command.go session.go apply.go snapshot.go       the state machine around them
 //	catalog.go fsm.go reign.go voters.go push.go              raft around that
 //	change.go propose.go                                      changes

@@ -160,6 +160,75 @@ func TestLeaveTogether(t *testing.T) {
 	}
 }
 
+// TestLeaveWaitsForMemory has a node leave, leader or not, whose part of a demand
+// file the other cannot hold: it waits until the file is removed.
+func TestLeaveWaitsForMemory(t *testing.T) {
+	for _, leads := range []bool{false, true} {
+		nodes := cluster(t, 2)
+		ctx := patient(t)
+		goes, stays := nodes[0], nodes[1]
+		if (leaderOf(t, nodes) == goes) != leads {
+			goes, stays = stays, goes
+		}
+		in, err := stays.Create(ctx, dsm.RootIno, "f", file, false)
+		ok(t, err)
+		_, err = stays.SetSpec(ctx, in.Ino, "residency", "demand")
+		ok(t, err)
+		_, err = stays.SetAttr(ctx, in.Ino, dsm.SetAttr{Size: ptr(int64(3 << 29))})
+		ok(t, err)
+
+		short, cancel := context.WithCancel(ctx)
+		gone := make(chan error, 1)
+		go func() { gone <- goes.Leave(short) }()
+		goes.warns(ctx, t, "waiting for memory")
+		cancel()
+		refused(t, <-gone, errs.NoSpace, "256 slots", "node "+stays.self.Name, "at least 1610612736", "offers 1073741824", "remove files or add a node")
+
+		go func() { gone <- goes.Leave(ctx) }()
+		goes.warns(ctx, t, "waiting for memory")
+		ok(t, stays.Unlink(ctx, dsm.RootIno, "f"))
+		ok(t, <-gone)
+		goes.stop()
+		settle(t, []*node{stays})
+	}
+}
+
+// warns waits until the node logs a warning that begins with text.
+func (n *node) warns(ctx context.Context, t *testing.T, text string) {
+	t.Helper()
+	for {
+		select {
+		case w := <-n.warned:
+			if strings.HasPrefix(w, text) {
+				return
+			}
+		case <-ctx.Done():
+			t.Fatalf("no warning %q", text)
+		}
+	}
+}
+
+// TestLeaveTogetherWithoutRoom ends a cluster whose file no single node can hold.
+func TestLeaveTogetherWithoutRoom(t *testing.T) {
+	nodes := cluster(t, 2)
+	ctx := patient(t)
+	in, err := nodes[0].Create(ctx, dsm.RootIno, "f", file, false)
+	ok(t, err)
+	_, err = nodes[0].SetSpec(ctx, in.Ino, "residency", "demand")
+	ok(t, err)
+	_, err = nodes[0].SetAttr(ctx, in.Ino, dsm.SetAttr{Size: ptr(int64(3 << 29))})
+	ok(t, err)
+	gone := make(chan error, 1)
+	go func() {
+		err := nodes[0].Leave(ctx)
+		nodes[0].stop()
+		gone <- err
+	}()
+	nodes[0].warns(ctx, t, "waiting for memory")
+	ok(t, nodes[1].Leave(ctx))
+	ok(t, <-gone)
+}
+
 // TestDeadVoter goes on without one of three voters, also with new members, and
 // without a node that died before it got its vote.
 func TestDeadVoter(t *testing.T) {

@@ -15,11 +15,15 @@ import (
 // and the leadership go to others, its holds vanish. It returns when this node
 // is not needed any more. If no node stays, nobody takes over: then it returns
 // once the other nodes know.
+//
+// If those that stay lack the memory for the slots, Leave waits: for files to be
+// removed, for a node that joins, for all others to leave, too. When ctx ends before, the
+// error is errs.NoSpace and says what lacks, and the node stays marked as leaving.
 func (c *Catalog) Leave(ctx context.Context) error {
 	if _, err := c.propose(ctx, leavingOp{c.self.ID}); err != nil {
 		return err
 	}
-	removed := false
+	removed, told := false, false
 	for try := 0; ; try++ {
 		reign, ring := c.reign.ctx(), c.news.hear()
 		v := c.Current()
@@ -42,14 +46,22 @@ func (c *Catalog) Leave(ctx context.Context) error {
 		id, addr := c.leader()
 		if slotsOf(v, c.self.ID) > 0 || id == c.self.ID {
 			// Until the slots are gone, and reconcile has found another leader.
+			stuck := c.stuck()
+			if stuck != nil && !told {
+				told = true
+				c.log.Warn("waiting for memory on other nodes before leaving", "err", stuck)
+			}
 			select {
 			case <-ring:
 				continue
 			case <-ctx.Done():
 			case <-c.life.Done():
 			}
-			if removed {
+			switch {
+			case removed:
 				return nil
+			case stuck != nil:
+				return named("leave", stuck)
 			}
 			return named("leave", gaveUp(ctx))
 		}
@@ -68,6 +80,13 @@ func (c *Catalog) Leave(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// stuck says why this node cannot hand its slots over, if it cannot.
+func (c *Catalog) stuck() error {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.mu.state.checkLeaving(c.self.ID)
 }
 
 // lastWords bounds how long a node of a cluster that ends waits for the others

@@ -9,13 +9,17 @@ import (
 )
 
 // reviewed replaces the view by one in which change has been made, of the next
-// epoch, with the slots balanced.
+// epoch, with the slots balanced if those that are to have them have memory for it.
+// They have, unless a member leaves: then its slots stay until there is room (reserve),
+// everybody leaves, or it goes without handing them over.
 func (s *state) reviewed(change func(v *dsm.View)) {
 	v := *s.view
 	v.Members = slices.Clone(v.Members)
 	v.Epoch++
 	change(&v)
-	balance(&v)
+	if s.reserved.room(&v) > roomNone {
+		balance(&v)
+	}
 	s.view = &v
 	s.effects.view = s.view
 }
@@ -85,10 +89,7 @@ func (s *state) admissible(m dsm.Member) error {
 			return fail(errs.Exist, "there is a member %s at %s already: choose another name with --name", x.Name, x.Addr)
 		}
 	}
-	if m.Budget < s.reserved {
-		return fail(errs.NoSpace, "the cluster's files need --memory at least %d bytes, the node offers %d", s.reserved, m.Budget)
-	}
-	return nil
+	return s.checkRoom(m)
 }
 
 func (o leavingOp) apply(s *state, st step) (dsm.Inode, error) {

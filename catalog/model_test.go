@@ -14,6 +14,7 @@ import (
 type model struct {
 	kinds   map[dsm.Ino]dsm.FileKind
 	sizes   map[dsm.Ino]int64
+	demand  map[dsm.Ino]bool // of residency demand
 	names   map[place]dsm.Ino
 	removed map[dsm.Ino]bool // had a name once
 	holds   map[holding]bool
@@ -32,7 +33,7 @@ type holding struct {
 
 func newModel() *model {
 	return &model{
-		kinds: map[dsm.Ino]dsm.FileKind{dsm.RootIno: dsm.KindDir}, sizes: make(map[dsm.Ino]int64),
+		kinds: map[dsm.Ino]dsm.FileKind{dsm.RootIno: dsm.KindDir}, sizes: make(map[dsm.Ino]int64), demand: make(map[dsm.Ino]bool),
 		names: make(map[place]dsm.Ino), removed: make(map[dsm.Ino]bool), holds: make(map[holding]bool), next: dsm.RootIno + 1,
 	}
 }
@@ -118,6 +119,7 @@ func (m *model) do(n dsm.NodeID, o op) errs.Kind {
 			return errs.Exist
 		}
 		m.kinds[m.next], m.names[p] = o.Kind, m.next
+		m.demand[m.next] = m.demand[o.Dir]
 		if o.Hold {
 			m.holds[holding{n, m.next}] = true
 		}
@@ -158,10 +160,24 @@ func (m *model) do(n dsm.NodeID, o op) errs.Kind {
 			return errs.IsDir
 		case m.kinds[o.Ino] == dsm.KindSymlink:
 			return errs.Invalid
-		case m.reserved()+*o.Size-m.sizes[o.Ino] > modelBudget && *o.Size > m.sizes[o.Ino]:
+		}
+		before := m.sizes[o.Ino]
+		m.sizes[o.Ino] = *o.Size
+		if *o.Size > before && !m.fits() {
+			m.sizes[o.Ino] = before
 			return errs.NoSpace
 		}
-		m.sizes[o.Ino] = *o.Size
+	case setSpecOp:
+		demand := o.Value == "demand"
+		switch {
+		case !m.exists(o.Ino):
+			return errs.NotExist
+		case m.kinds[o.Ino] == dsm.KindSymlink:
+			return errs.Unsupported
+		case m.demand[o.Ino] != demand && m.sizes[o.Ino] > 0:
+			return errs.Busy
+		}
+		m.demand[o.Ino] = demand
 	case holdOp:
 		if !m.exists(o.Ino) {
 			return errs.NotExist
@@ -216,14 +232,29 @@ func (m *model) rename(o renameOp) errs.Kind {
 
 const modelBudget = 1 << 30 // of member
 
-func (m *model) reserved() int64 {
-	var sum int64
+func (m *model) reserved() (r reservation) {
 	for ino, n := range m.sizes {
-		if m.exists(ino) {
-			sum += n
+		switch {
+		case !m.exists(ino):
+		case m.demand[ino]:
+			r.demand += n
+		default:
+			r.full += n
 		}
 	}
-	return sum
+	return r
+}
+
+// fits reports whether each of three members of modelBudget holds its files: the
+// larger parts are of 171 slots.
+func (m *model) fits() bool {
+	r := m.reserved()
+	left := modelBudget - r.full
+	if r.demand == 0 {
+		return left >= 0
+	}
+	pages := left - (r.demand*171+dsm.Slots-1)/dsm.Slots
+	return pages >= dsm.ExtentSize && pages*8 >= left
 }
 
 // differs says how s is not what the model says, or "".
@@ -252,7 +283,7 @@ func (m *model) differs(s *state) string {
 		}
 	}
 	if entries != len(m.names) || s.reserved != m.reserved() {
-		return fmt.Sprintf("%d entries and %d bytes, want %d and %d", entries, s.reserved, len(m.names), m.reserved())
+		return fmt.Sprintf("%d entries and %+v bytes, want %d and %+v", entries, s.reserved, len(m.names), m.reserved())
 	}
 	return ""
 }
@@ -266,7 +297,7 @@ func randomOp(rng *rand.Rand, last dsm.Ino) op {
 		return dsm.Ino(1 + rng.Uint64N(uint64(last)))
 	}
 	name := func() string { return string(rune('a' + rng.IntN(5))) }
-	switch rng.IntN(12) {
+	switch rng.IntN(13) {
 	case 0, 1, 2:
 		kind := dsm.FileKind(1 + rng.IntN(3))
 		o := createOp{Dir: ino(), Name: name(), Kind: kind, Hold: rng.IntN(3) == 0}
@@ -284,6 +315,8 @@ func randomOp(rng *rand.Rand, last dsm.Ino) op {
 		return setAttrOp{ino(), dsm.SetAttr{Size: ptr(rng.Int64N(modelBudget))}}
 	case 10:
 		return holdOp{ino()}
+	case 11:
+		return setSpecOp{ino(), "residency", []string{"full", "demand"}[rng.IntN(2)]}
 	}
 	return unholdOp{ino()}
 }

@@ -94,11 +94,16 @@ func (c *Catalog) ListXattr(ctx context.Context, ino dsm.Ino) (names []string, e
 	return names, err
 }
 
-// Usage returns the bytes that the areas reserve, the most that they may, and
-// the number of inodes.
+// Usage returns the memory that files take, the memory that there is for them, and the
+// number of inodes. It looks through the eyes of one who makes full files: budget is the
+// least memory of a node, and budget - reserved is what full files may still grow
+// by. Demand files count by what they leave of that, so a demand file is often larger than what it
+// takes here, and one that is larger than budget may find room. The difference is
+// negative when a node has left and others are short of room for pages on demand.
 func (c *Catalog) Usage(ctx context.Context) (reserved, budget int64, inodes uint64, err error) {
 	err = c.read(ctx, "statfs", func(s *state) error {
-		reserved, budget, inodes = s.reserved, s.budget(), uint64(len(s.inodes))
+		reserved, budget = s.usage()
+		inodes = uint64(len(s.inodes))
 		return nil
 	})
 	return reserved, budget, inodes, err

@@ -123,7 +123,7 @@ func restore(b []byte) (*state, error) {
 			in.hold(n)
 		}
 		if in.Kind == dsm.KindFile {
-			s.reserved += in.Size
+			s.reserved = s.reserved.with(in.Spec.Residency, in.Size)
 		}
 		s.inodes[in.Ino] = in
 	}

@@ -66,12 +66,12 @@ func TestModeIsFixedWhileNotEmpty(t *testing.T) {
 	m := newMachine(t)
 	f := m.file("f")
 	m.inodes[f.Ino].Spec.Mode = dsm.ModeRelaxed + 1
-	m.inodes[f.Ino].Size, m.reserved = 10, 10
+	m.inodes[f.Ino].Size, m.reserved.full = 10, 10
 	s := m.state
 	if _, err := (setSpecOp{f.Ino, "mode", "relaxed"}).apply(s, step{index: 9}); !errs.Is(err, errs.Busy) {
 		t.Errorf("the mode of a file of 10 bytes: %v", err)
 	}
-	m.inodes[f.Ino].Size, m.reserved = 0, 0
+	m.inodes[f.Ino].Size, m.reserved.full = 0, 0
 	if in, err := (setSpecOp{f.Ino, "mode", "relaxed"}).apply(s, step{index: 9}); err != nil || in.Spec.Mode != dsm.ModeRelaxed {
 		t.Errorf("the mode of an empty file: %v", err)
 	}

@@ -1,7 +1,6 @@
 package catalog
 
 import (
-	"slices"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -15,12 +14,13 @@ import (
 //
 // Invariants: every entry of a directory names an inode in inodes; an inode
 // with Nlink 0 is held by a member; reserved is the sum of the sizes of the
-// regular files; view is never changed, only replaced.
+// regular files; view is never changed, only replaced; members that leave keep
+// no slot that those that stay have memory for.
 type state struct {
 	applied  uint64
 	inodes   map[dsm.Ino]*inode
 	nextIno  dsm.Ino
-	reserved int64 // bytes
+	reserved reservation
 	sessions map[dsm.NodeID]*session
 	view     *dsm.View // Cluster is 0 before the bootstrap command
 
@@ -128,7 +128,7 @@ func (s *state) drop(in *inode) {
 	}
 	delete(s.inodes, in.Ino)
 	if in.Kind == dsm.KindFile {
-		s.reserved -= in.Size
+		s.reserve(in, -in.Size)
 		s.effects.removed = append(s.effects.removed, in.Ino)
 	}
 }
@@ -194,13 +194,4 @@ func (s *state) list(d *inode) []dsm.DirEntry {
 		entries = append(entries, dsm.DirEntry{Name: name, Ino: in.Ino, Kind: in.Kind})
 	}
 	return entries
-}
-
-// budget returns the most bytes that areas may reserve: every member must be
-// able to hold all of them.
-func (s *state) budget() int64 {
-	if len(s.view.Members) == 0 {
-		return 0
-	}
-	return slices.MinFunc(s.view.Members, func(a, b dsm.Member) int { return int(max(-1, min(1, a.Budget-b.Budget))) }).Budget
 }

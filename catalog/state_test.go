@@ -206,8 +206,8 @@ func TestUnlinkAndHolds(t *testing.T) {
 	m.must(nodeB, holdOp{f.Ino})
 	m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: ptr(int64(100))}})
 	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
-	if in := m.at(f.Ino); in.Nlink != 0 || len(m.last.effects.removed) != 0 || m.reserved != 100 {
-		t.Errorf("unlinked and held: %+v, reserved %d", in, m.reserved)
+	if in := m.at(f.Ino); in.Nlink != 0 || len(m.last.effects.removed) != 0 || m.reserved.full != 100 {
+		t.Errorf("unlinked and held: %+v, reserved %+v", in, m.reserved)
 	}
 	m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: ptr(int64(50))}}) // as through an open file
 	m.must(nodeA, unholdOp{f.Ino})
@@ -215,8 +215,8 @@ func TestUnlinkAndHolds(t *testing.T) {
 	m.at(f.Ino)
 	m.must(nodeB, unholdOp{f.Ino})
 	m.fails(errs.NotExist, holdOp{f.Ino})
-	if m.reserved != 0 {
-		t.Errorf("%d bytes reserved", m.reserved)
+	if m.reserved.full != 0 {
+		t.Errorf("%+v bytes reserved", m.reserved)
 	}
 	m.must(nodeB, unholdOp{f.Ino})
 
@@ -376,8 +376,8 @@ func TestSize(t *testing.T) {
 	if in = m.must(nodeA, grow(2000)); in.Size != 2000 || in.Gen != f.Gen {
 		t.Errorf("grown: %+v", in)
 	}
-	if in = m.must(nodeA, size(10)); in.Size != 10 || in.Gen != dsm.Generation(m.index) || in.Rev != in.Gen || m.reserved != 10 {
-		t.Errorf("shrunk: %+v, reserved %d", in, m.reserved)
+	if in = m.must(nodeA, size(10)); in.Size != 10 || in.Gen != dsm.Generation(m.index) || in.Rev != in.Gen || m.reserved.full != 10 {
+		t.Errorf("shrunk: %+v, reserved %+v", in, m.reserved)
 	}
 	rev := in.Rev
 	if in = m.must(nodeA, size(10)); in.Rev != rev || !in.Mtime.Equal(in.Ctime) {
@@ -399,7 +399,7 @@ func TestBudget(t *testing.T) {
 	size := func(in dsm.Inode, n int64) setAttrOp { return setAttrOp{in.Ino, dsm.SetAttr{Size: &n}} }
 	m.must(nodeA, size(f, 1<<30-100))
 	m.must(nodeA, size(g, 100))
-	m.fails(errs.NoSpace, size(g, 101), "budget of 1073741824")
+	m.fails(errs.NoSpace, size(g, 101), "growing by 1 bytes", "--memory at least 1073741825", "offers 1073741824", "remove files")
 	m.fails(errs.NoSpace, setAttrOp{g.Ino, dsm.SetAttr{GrowTo: ptr(int64(101))}})
 
 	small := member(nodeB)
@@ -408,7 +408,7 @@ func TestBudget(t *testing.T) {
 	m.must(nodeA, size(f, 1000))
 	small.Budget = 2000
 	m.must(nodeA, addMemberOp{small})
-	m.fails(errs.NoSpace, size(g, 1001), "budget of 2000")
+	m.fails(errs.NoSpace, size(g, 1001), "node nb", "at least 2001", "offers 2000")
 	m.must(nodeA, size(g, 1000))
 	m.must(nodeA, size(g, 999))
 	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})

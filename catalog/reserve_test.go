@@ -1,0 +1,351 @@
+package catalog
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+const mib = 1 << 20
+
+// newFiles returns newSized with an empty full file and an empty demand file.
+func newFiles(t testing.TB, budgets ...int64) (m *machine, full, demand dsm.Inode) {
+	t.Helper()
+	m = newSized(t, budgets...)
+	full, demand = m.file("full"), m.file("demand")
+	m.must(nodeA, setSpecOp{demand.Ino, "residency", "demand"})
+	return m, full, demand
+}
+
+func resize(in dsm.Inode, n int64) setAttrOp { return setAttrOp{in.Ino, dsm.SetAttr{Size: &n}} }
+
+// TestReservationIsExact fills clusters with a full file, then a demand file to
+// the last byte.
+func TestReservationIsExact(t *testing.T) {
+	for _, x := range []struct {
+		budgets []int64
+		full    int64
+		most    int64 // of the demand file
+	}{
+		{[]int64{64 * mib}, 0, 56 * mib},
+		{[]int64{64 * mib}, 32 * mib, 28 * mib},
+		{[]int64{64 * mib, 64 * mib}, 0, 112 * mib},
+		{[]int64{64 * mib, 192 * mib}, 0, 224 * mib},
+		{[]int64{64 * mib, 192 * mib}, 32 * mib, 112 * mib}, // the small one has a quarter of the slots
+		{[]int64{4 * mib}, 0, 3 * mib},                      // an extent is more than an eighth
+		{[]int64{4 * mib}, 3 * mib, 0},
+		{[]int64{4 * mib}, 4 * mib, 0},
+		{[]int64{mib, 1023 * mib}, 0, 0},                // half a slot's part, rounded up for who has more
+		{[]int64{mib + 1, 2048 * mib}, 0, 1792 * mib},   // no slot, and room for an extent
+		{[]int64{mib + 1, 2048 * mib}, 1, 1792*mib - 1}, // the other loses a byte of all it has
+		{[]int64{1 << 50, 1 << 50}, 0, dsm.MaxAreaSize},
+	} {
+		t.Run(fmt.Sprint(x.budgets, x.full), func(t *testing.T) {
+			m, full, demand := newFiles(t, x.budgets...)
+			m.must(nodeA, resize(full, x.full))
+			m.must(nodeA, resize(demand, x.most))
+			if x.most < dsm.MaxAreaSize {
+				m.fails(errs.NoSpace, resize(demand, x.most+1), "growing by 1 bytes", "--memory at least", "remove files")
+				m.fails(errs.NoSpace, setAttrOp{demand.Ino, dsm.SetAttr{GrowTo: ptr(x.most + 1)}})
+			}
+			if x.most == 0 {
+				return
+			}
+			if s, err := restore(mustEncode(t, m.image())); err != nil || s.reserved != (reservation{x.full, x.most}) {
+				t.Errorf("restored: %v", err)
+			}
+			// What is unlinked and held is reserved still, by its own residency.
+			m.must(nodeA, holdOp{demand.Ino})
+			m.must(nodeA, unlinkOp{dsm.RootIno, "demand"})
+			if m.reserved.demand != x.most {
+				t.Errorf("unlinked and held: %+v", m.reserved)
+			}
+			m.must(nodeA, unholdOp{demand.Ino})
+			if m.reserved != (reservation{full: x.full}) {
+				t.Errorf("removed: %+v", m.reserved)
+			}
+		})
+	}
+}
+
+// TestGrowthSaysWhoLacks reads the texts of refused growth.
+func TestGrowthSaysWhoLacks(t *testing.T) {
+	m, full, demand := newFiles(t, 64*mib, 192*mib)
+	m.must(nodeA, resize(full, 32*mib))
+	m.fails(errs.NoSpace, resize(demand, 120*mib), "node na", "at least 69505610 bytes and offers 67108864",
+		"33554432 for the full files", "31457280 for its part of the demand files", "4493898 for pages on demand", "add a node")
+	m.must(nodeA, resize(demand, 112*mib))
+	m.fails(errs.NoSpace, resize(full, 32*mib+1), "node na", "at least 67108865")
+	m.fails(errs.Busy, setSpecOp{demand.Ino, "residency", "full"}, "truncate it to 0")
+	m.must(nodeA, resize(demand, 0))
+	m.must(nodeA, setSpecOp{demand.Ino, "residency", "full"})
+	m.fails(errs.NoSpace, resize(demand, 33*mib), "node na", "remove files")
+	m.must(nodeA, resize(demand, 32*mib))
+	if m.reserved != (reservation{full: 64 * mib}) {
+		t.Errorf("%+v", m.reserved)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	if reserved, budget := newState().usage(); reserved != 0 || budget != 0 {
+		t.Errorf("of nobody: %d of %d", reserved, budget)
+	}
+	m, full, demand := newFiles(t, 64*mib, 192*mib)
+	for _, x := range []struct{ full, demand, reserved int64 }{
+		{0, 0, 0},
+		{10 * mib, 0, 10 * mib},
+		{0, 112 * mib, 32 * mib}, // 28 MiB homed at the small node, 4 MiB for pages
+		{10 * mib, 112 * mib, 42 * mib},
+		{32 * mib, 112 * mib, 64 * mib},
+		{0, 1, mib + 1},
+	} {
+		m.must(nodeA, resize(full, 0))
+		m.must(nodeA, resize(demand, x.demand))
+		m.must(nodeA, resize(full, x.full))
+		if reserved, budget := m.usage(); reserved != x.reserved || budget != 64*mib {
+			t.Errorf("%+v: %d of %d", x, reserved, budget)
+		}
+	}
+	m.must(nodeA, leavingOp{nodeA})
+	if _, budget := m.usage(); budget != 192*mib {
+		t.Errorf("budget %d of those that stay", budget)
+	}
+}
+
+func TestJoinNeedsRoom(t *testing.T) {
+	m, full, demand := newFiles(t, 64*mib)
+	m.must(nodeA, resize(full, 32*mib))
+	m.must(nodeA, resize(demand, 28*mib))
+	m.fails(errs.NoSpace, addMemberOp{sized(nodeB, 32*mib)}, "node nb", "at least 34603008", "offers 33554432", "33554432 for the full files")
+	m.fails(errs.Invalid, addMemberOp{sized(nodeB, 1<<50+1)}, "--memory", "the most is")
+
+	// What it needs grows with the slots it gets for it: the text says what suffices.
+	x := sized(nodeB, 33*mib)
+	err := m.admissible(x)
+	var suffices int64
+	if _, serr := fmt.Sscanf(err.Error(), "node nb needs --memory at least %d bytes and offers 34603008:", &suffices); serr != nil {
+		t.Fatalf("%v: %v", err, serr)
+	}
+	m.fails(errs.NoSpace, addMemberOp{x}, "its part of the demand files", "pages on demand")
+	m.fails(errs.NoSpace, addMemberOp{sized(nodeB, suffices-1)})
+	m.must(nodeA, addMemberOp{sized(nodeB, suffices)})
+	ready(m)
+	if got, want := countPrimary(m.view, nodeB), quotas(m.view)[nodeB]; got != want || m.reserved.room(m.view) != roomPages {
+		t.Errorf("%d slots, want %d", got, want)
+	}
+}
+
+// TestLeaveWithoutRoom has a member leave whose slots nobody has memory for.
+func TestLeaveWithoutRoom(t *testing.T) {
+	stuck := func(t *testing.T) (*machine, dsm.Inode) {
+		m, _, demand := newFiles(t, 64*mib, 64*mib)
+		m.must(nodeA, resize(demand, 100*mib))
+		m.must(nodeB, leavingOp{nodeB})
+		if n := stranded(m.view)[nodeB]; n != 256 || countPrimary(m.view, nodeB) != 256 {
+			t.Fatalf("%d slots rest with the one who leaves", n)
+		}
+		if err := m.checkLeaving(nodeB); !errs.Is(err, errs.NoSpace) {
+			t.Fatal(err)
+		}
+		if err := m.checkLeaving(nodeA); err != nil {
+			t.Fatal(err)
+		}
+		m.fails(errs.Busy, removeMemberOp{nodeB}, "256 slots")
+		m.fails(errs.NoSpace, resize(demand, 100*mib+1))
+		m.must(nodeA, resize(demand, 99*mib))
+		if len(stranded(m.view)) == 0 {
+			t.Fatal("99 MiB on 64")
+		}
+		return m, demand
+	}
+	left := func(t *testing.T, m *machine) {
+		t.Helper()
+		if err := m.checkLeaving(nodeB); err != nil {
+			t.Fatal(err)
+		}
+		ready(m)
+		m.must(nodeA, removeMemberOp{nodeB})
+	}
+	t.Run("shrink", func(t *testing.T) {
+		m, demand := stuck(t)
+		m.must(nodeA, resize(demand, 64*mib+1))
+		m.must(nodeA, resize(demand, 64*mib)) // the homes fit, pages do not
+		left(t, m)
+	})
+	t.Run("unlink", func(t *testing.T) {
+		m, demand := stuck(t)
+		m.must(nodeA, holdOp{demand.Ino})
+		m.must(nodeA, unlinkOp{dsm.RootIno, "demand"})
+		if len(stranded(m.view)) == 0 {
+			t.Error("an unlinked file that is held takes no memory")
+		}
+		m.must(nodeA, unholdOp{demand.Ino})
+		left(t, m)
+	})
+	t.Run("join", func(t *testing.T) {
+		m, _ := stuck(t)
+		m.fails(errs.NoSpace, addMemberOp{sized(nodeC, mib-1)}) // no room for a page
+		m.must(nodeA, addMemberOp{sized(nodeC, 8*mib)})         // a little
+		if len(stranded(m.view)) == 0 || countPrimary(m.view, nodeC) != 0 {
+			t.Fatal("99 MiB on 72")
+		}
+		m.must(nodeA, addMemberOp{sized(nodeC+1, 64*mib)})
+		left(t, m)
+	})
+	t.Run("all", func(t *testing.T) {
+		m, _ := stuck(t)
+		view := m.view
+		m.must(nodeA, leavingOp{nodeA})
+		if m.view.Slots != view.Slots || len(stranded(m.view)) != 0 {
+			t.Error("slots move though everybody leaves")
+		}
+		if err := m.checkLeaving(nodeB); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestLeaveTakesTheRoomForPages has a member leave whose slots fit, at the cost
+// of pages on demand: then files may only shrink, until a node joins.
+func TestLeaveTakesTheRoomForPages(t *testing.T) {
+	m, full, demand := newFiles(t, 64*mib, 64*mib)
+	m.must(nodeA, resize(demand, 60*mib))
+	m.must(nodeB, leavingOp{nodeB})
+	ready(m)
+	m.must(nodeA, removeMemberOp{nodeB})
+	if r := m.reserved.room(m.view); r != roomHomes {
+		t.Fatalf("room %d", r)
+	}
+	if reserved, budget := m.usage(); reserved <= budget {
+		t.Errorf("usage %d of %d", reserved, budget)
+	}
+	m.fails(errs.NoSpace, resize(full, 1))
+	m.must(nodeA, resize(demand, 59*mib))
+	m.fails(errs.NoSpace, resize(demand, 60*mib))
+	m.must(nodeA, addMemberOp{sized(nodeC, 4*mib)}) // has no room for pages either, but it helps
+	if r := m.reserved.room(m.view); r != roomHomes {
+		t.Fatalf("room %d", r)
+	}
+	m.must(nodeA, addMemberOp{sized(nodeC+1, 64*mib)})
+	if r := m.reserved.room(m.view); r != roomPages {
+		t.Fatalf("room %d", r)
+	}
+	m.must(nodeA, resize(full, 1))
+}
+
+// TestReservationAtRandom makes random changes and holds them against the rule,
+// written down anew: nothing but a leave makes the room of a cluster worse.
+func TestReservationAtRandom(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for round := range uint64(10) {
+		rng := rand.New(rand.NewPCG(seed, round))
+		m := newSized(t, 32*mib+rng.Int64N(256*mib))
+		var files [2][]dsm.Inode // by residency
+		for i := range 3 {
+			for x := range files {
+				in := m.file(fmt.Sprint(i, x))
+				m.must(nodeA, setSpecOp{in.Ino, "residency", dsm.Residency(x).String()})
+				files[x] = append(files[x], in)
+			}
+		}
+		next := dsm.NodeID(0x100)
+		for range 200 {
+			before := roomByHand(m)
+			leave := false
+			var o op
+			switch n := rng.IntN(10); {
+			case n == 0 && len(m.view.Members) < 12:
+				next++
+				o = addMemberOp{sized(next, 16*mib+rng.Int64N(256*mib)>>rng.IntN(6))}
+			case n <= 2:
+				x := m.view.Members[rng.IntN(len(m.view.Members))]
+				leave = x.ID != nodeA
+				o = noopOp{}
+				if leave {
+					o = leavingOp{x.ID}
+				}
+			default:
+				x := rng.IntN(2)
+				in := m.at(files[x][rng.IntN(3)].Ino)
+				most := []int64{32 * mib, sum(m.view)}[x]
+				o = resize(in, rng.Int64N(most)>>rng.IntN(6))
+			}
+			_, err := m.do(nodeA, o)
+			after := roomByHand(m)
+			if m.reserved.room(m.view) != after {
+				t.Fatalf("after %T %+v the room is %d, want %d", o, o, m.reserved.room(m.view), after)
+			}
+			if after < before && !leave {
+				t.Fatalf("%T %+v: room %d after %d", o, o, after, before)
+			}
+			if s, is := o.(setAttrOp); is && err != nil {
+				if in := m.at(s.Ino); !errs.Is(err, errs.NoSpace) || *s.Size <= in.Size {
+					t.Fatalf("from %d to %d: %v", in.Size, *s.Size, err)
+				}
+				grown := *m.state // the same, but for what is reserved
+				in := m.at(s.Ino)
+				grown.reserved = grown.reserved.with(in.Spec.Residency, *s.Size-in.Size)
+				if r := roomByHand(&machine{TB: t, state: &grown}); r == roomPages {
+					t.Fatalf("from %d to %d: refused though it fits: %v", in.Size, *s.Size, err)
+				}
+			}
+			if rng.IntN(3) == 0 {
+				ready(m)
+				for _, x := range m.view.Members {
+					if x.Leaving && slotsOf(m.view, x.ID) == 0 {
+						m.must(nodeA, removeMemberOp{x.ID})
+					}
+				}
+			}
+			probeUsage(m, m.at(files[dsm.ResidencyFull][0].Ino))
+		}
+	}
+}
+
+// roomByHand is reservation.room by another way of reckoning.
+func roomByHand(m *machine) room {
+	worst := roomPages
+	full, demand := m.reserved.full, m.reserved.demand
+	for id, slots := range quotas(m.view) {
+		x, _ := m.view.Member(id)
+		left := x.Budget - full
+		pages := left*dsm.Slots - demand*int64(slots) // in parts of 512
+		switch {
+		case pages < 0:
+			worst = roomNone
+		case demand > 0 && (pages/dsm.Slots*8 < left || pages/dsm.Slots < dsm.ExtentSize):
+			worst = min(worst, roomHomes)
+		}
+	}
+	return worst
+}
+
+// probeUsage grows the full file by all that there is for it, not by a byte
+// more, and takes that back.
+func probeUsage(m *machine, in dsm.Inode) {
+	m.Helper()
+	reserved, budget := m.usage()
+	least := slices.MinFunc(m.view.Members, func(a, b dsm.Member) int {
+		switch {
+		case a.Leaving != b.Leaving && b.Leaving:
+			return -1
+		case a.Leaving != b.Leaving:
+			return 1
+		}
+		return int(a.Budget - b.Budget)
+	})
+	if budget != least.Budget || reserved < m.reserved.full {
+		m.Fatalf("%d of %d: %+v, the least budget is %d", reserved, budget, m.reserved, least.Budget)
+	}
+	free := max(budget-reserved, 0)
+	if free > 0 {
+		m.must(nodeA, resize(in, in.Size+free))
+	}
+	m.fails(errs.NoSpace, resize(in, in.Size+free+1))
+	m.must(nodeA, resize(in, in.Size))
+}
