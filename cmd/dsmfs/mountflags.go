@@ -52,7 +52,7 @@ func registerMountFlags(f *pflag.FlagSet, c *mountConfig) {
 	f.StringVar(&c.advertise, "advertise", "", "`HOST[:PORT]` at which other nodes reach this one, if not that of --listen")
 	f.BoolVar(&c.insecure, "insecure", false, "talk to other machines without encryption or authentication")
 	f.StringVar(&c.name, "name", "", "`NAME` of the node; default: that of the machine, and the port if it is another than "+defaultPort)
-	f.Var(&c.memory, "memory", "bytes of files that this node can hold; a file takes up to twice its size")
+	f.Var(&c.memory, "memory", "bytes of files that this node can hold: all full files and its part of the demand files; up to twice that is used")
 	f.StringVar(&c.state, "state", "", "`DIR` for the lock, process id and log of this mount; default: "+stateBase()+"/NAME-OF-MNT")
 	f.DurationVar(&c.timeout, "fault-timeout", 30*time.Second, "end accesses that wait for other nodes after this")
 	f.StringVar(&c.tracking, "tracking", "auto", "how stores of attached programs are found: auto, async, sync or compare; see dsmfs doctor")
