@@ -6,7 +6,6 @@ import (
 	"os"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
-	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/invariants"
 )
 
@@ -28,6 +27,15 @@ import (
 // the pipe as well. Pages that Install brought are small, but a program can have the kernel collapse
 // 512 of them into one (MADV_COLLAPSE, or khugepaged where shmem_enabled allows). So between splice
 // and punch the pages are looked at: while the pipe holds one it cannot be collapsed.
+
+// Measured on Linux 6.18, 2 cores, a virtual machine, for a page with its base, by the pages of a call:
+//
+//	                      1        16       256
+//	run, not shared       8 us     1.9 us   1.4 us
+//	run, shared           23 us    4.6 us   3.3 us
+//	scattered, shared     23 us    11 us    -
+//
+// Bringing such a page takes 4 to 5 us. Half of the 23 us is the look for large pages, once a call.
 
 // Evict gives up the working bytes of the pages of extent e in set, and their base: pages
 // that the caller knows to be here and, as far as anyone knows, clean, and that the
@@ -105,65 +113,65 @@ func (a *Area) evictShared(k Kernel, e dsm.ExtentIndex, set dsm.PageSet) (stored
 		return set, err
 	}
 	stored = set
-	for from, to := range set.Runs() {
-		for from < to {
-			p := pageOfExtent(e, from)
-			n, err := v.splice(a.working.fd, p, to-from)
-			if err == nil {
-				err = v.small(a.working.fd, p, n)
-			}
-			if err == nil {
-				off := int64(p) * dsm.PageSize
-				err = a.working.zero(off, off+int64(n)*dsm.PageSize)
-			}
-			if err != nil {
-				return stored, errors.Join(err, v.close()) // with what is in its pipe
-			}
-			differ, err := a.takeBack(k, v, p, n)
-			stored = stored.Minus(dsm.Range(from, from+n)).Or(differ)
-			if err != nil {
-				return stored, errors.Join(err, v.close())
-			}
-			from += n
+	for left := set; !left.Empty() && err == nil; {
+		taken, err := v.take(a.working.fd, e, left)
+		if err == nil {
+			err = v.small(a.working.fd, e, taken)
 		}
+		holes := dsm.PageSet{}
+		if err == nil {
+			in, punchErr := a.working.punch(e, taken)
+			holes, err = taken.Minus(in), punchErr
+			stored = stored.Minus(holes).Or(a.takeBack(k, v, e, taken, holes))
+		}
+		if err != nil {
+			return stored, errors.Join(err, v.close()) // with what is in its pipe
+		}
+		left = left.Minus(taken)
 	}
 	return stored, v.put()
 }
 
-// takeBack reads n pages from p on, which are holes by now, from the pipe, and puts those back
-// that differ from their base.
-func (a *Area) takeBack(k Kernel, v *evictor, p dsm.PageIndex, n int) (differ dsm.PageSet, err error) {
-	_, first := p.Extent()
-	var has dsm.PageSet // in the base copy: a load would make a hole a page
-	off := int64(p) * dsm.PageSize
-	if err := a.base.data(off, int64(n)*dsm.PageSize, func(off, n int64) {
+// takeBack reads the pages in taken from the pipe, and puts those of holes back that differ from
+// their base. It returns them.
+func (a *Area) takeBack(k Kernel, v *evictor, e dsm.ExtentIndex, taken, holes dsm.PageSet) (differ dsm.PageSet) {
+	base := a.base.present(e) // a load would make a hole a page
+	for from, to := range taken.Runs() {
+		for from < to {
+			n := min(to-from, len(v.buf)/dsm.PageSize)
+			part := v.buf[:n*dsm.PageSize]
+			if _, err := io.ReadFull(v, part); err != nil {
+				panic(os.NewSyscallError("read of evicted pages", err)) // they are nowhere else
+			}
+			for i := from; i < from+n; i++ {
+				is, p := part[(i-from)*dsm.PageSize:][:dsm.PageSize], pageOfExtent(e, i)
+				end := int(min(a.size-int64(p)*dsm.PageSize, dsm.PageSize))
+				same := false
+				if base.Has(i) || a.HasTwin(p) {
+					same = string(is[:end]) == string(a.Base(p)[:end])
+				} else {
+					same = allZero(is[:end])
+				}
+				if !same && holes.Has(i) {
+					differ.Add(i)
+					a.putBack(k, p, is)
+				}
+			}
+			from += n
+		}
+	}
+	return differ
+}
+
+// present returns the pages of extent e that take memory, or all if that cannot be found out.
+func (c *copyFile) present(e dsm.ExtentIndex) (set dsm.PageSet) {
+	if err := c.data(int64(e)*dsm.ExtentSize, dsm.ExtentSize, func(off, n int64) {
 		_, i := dsm.PageIndex(off / dsm.PageSize).Extent()
-		has = has.Or(dsm.Range(i, i+int(n/dsm.PageSize)))
+		set = set.Or(dsm.Range(i, i+int(n/dsm.PageSize)))
 	}); err != nil {
-		has = dsm.AllPages // a load is only a waste
+		return dsm.AllPages
 	}
-	for done := 0; done < n; {
-		part := v.buf[:min(len(v.buf), (n-done)*dsm.PageSize)]
-		if _, err := io.ReadFull(v, part); err != nil {
-			panic(os.NewSyscallError("read of evicted pages", err)) // they are nowhere else
-		}
-		for ; len(part) > 0; part, done = part[dsm.PageSize:], done+1 {
-			q := p + dsm.PageIndex(done)
-			is := part[:dsm.PageSize]
-			end := int(min(a.size-int64(q)*dsm.PageSize, dsm.PageSize))
-			same := false
-			if a.HasTwin(q) || has.Has(first+done) {
-				same = string(is[:end]) == string(a.Base(q)[:end])
-			} else {
-				same = allZero(is[:end])
-			}
-			if !same {
-				differ.Add(first + done)
-				a.putBack(k, q, is)
-			}
-		}
-	}
-	return differ, nil
+	return set
 }
 
 // putBack puts back what a program stored to page p while it was taken out. If it cannot be
@@ -173,13 +181,4 @@ func (a *Area) putBack(k Kernel, p dsm.PageIndex, is []byte) {
 	if done, _ := a.fill(p, is); done < dsm.PageSize {
 		k.MergeShared(p, zeroPage, a.working.page(p), is)
 	}
-}
-
-// small returns an error if pages cannot be taken out while a pipe holds them.
-func (v *evictor) small(fd int, p dsm.PageIndex, n int) error {
-	large, err := v.large(fd, p, n)
-	if large {
-		return errs.E(errs.Busy, "", "a program, or the kernel for it, has made a huge page of them (MADV_COLLAPSE, shmem_enabled)")
-	}
-	return err
 }

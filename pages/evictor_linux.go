@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
 // evictor is what it takes to evict: a pipe that pages are spliced into, and a window that
@@ -95,22 +96,32 @@ func (v *evictor) close() error {
 	return err
 }
 
-// splice puts pages of the file from p on into the pipe, which is empty, and returns how
-// many: at least one, at most n.
-func (v *evictor) splice(fd int, p dsm.PageIndex, n int) (int, error) {
-	off := int64(p) * dsm.PageSize
-	for {
-		got, err := unix.Splice(fd, &off, v.w, nil, min(n, v.room)*dsm.PageSize, unix.SPLICE_F_NONBLOCK)
+// take puts pages of extent e in set into the pipe, which is empty, and returns which: at
+// least one, and the first ones.
+func (v *evictor) take(fd int, e dsm.ExtentIndex, set dsm.PageSet) (taken dsm.PageSet, err error) {
+	room := v.room
+	for from, to := range set.Runs() {
+		off := int64(pageOfExtent(e, from)) * dsm.PageSize
+		want := min(to-from, room)
+		got, err := unix.Splice(fd, &off, v.w, nil, want*dsm.PageSize, unix.SPLICE_F_NONBLOCK)
+		for err == unix.EINTR {
+			got, err = unix.Splice(fd, &off, v.w, nil, want*dsm.PageSize, unix.SPLICE_F_NONBLOCK)
+		}
 		switch {
-		case err == unix.EINTR:
+		case err == nil && (got <= 0 || got%dsm.PageSize != 0):
+			return taken, os.NewSyscallError("splice", io.ErrUnexpectedEOF) // the file was cut
+		case err != nil && taken.Empty():
+			return taken, os.NewSyscallError("splice", err)
 		case err != nil:
-			return 0, os.NewSyscallError("splice", err)
-		case got < dsm.PageSize || got%dsm.PageSize != 0:
-			return 0, os.NewSyscallError("splice", io.ErrUnexpectedEOF) // the file was cut
-		default:
-			return int(got / dsm.PageSize), nil
+			return taken, nil // next time
+		}
+		n := int(got / dsm.PageSize)
+		taken = taken.Or(dsm.Range(from, from+n))
+		if room -= n; room == 0 || n < to-from {
+			break
 		}
 	}
+	return taken, nil
 }
 
 // Read reads from the pipe.
@@ -124,7 +135,7 @@ func (v *evictor) Read(b []byte) (int, error) {
 	}
 }
 
-// large reports whether one of the n pages from p on, which are here, is part of a large page: of
+// small returns an error if one of the pages of extent e in set, which are here, is part of a large page: of
 // 2 MiB, or what is left of one after a part was split off.
 //
 // It maps the block anew and has the kernel map some of the pages, as if to store to them; for a load it
@@ -132,32 +143,40 @@ func (v *evictor) Read(b []byte) (int, error) {
 // that leave such (6.15 does not split into small pages only; from 6.12 on all of it is mapped). Large pages are
 // aligned to their size, so it has two pages of the same pair: of each pair
 // one page is asked for, and looked whether the other came with it.
-func (v *evictor) large(fd int, p dsm.PageIndex, n int) (bool, error) {
-	const fixed, blockPages = unix.MAP_FIXED, blockBytes / dsm.PageSize
+func (v *evictor) small(fd int, e dsm.ExtentIndex, set dsm.PageSet) error {
+	const fixed = unix.MAP_FIXED
 	window := unsafe.Add(v.mapping, -uintptr(v.mapping)%blockBytes)
-	off := int64(p) * dsm.PageSize &^ (blockBytes - 1)
-	if _, err := unix.MmapPtr(fd, off, window, blockBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|fixed); err != nil {
-		return false, os.NewSyscallError("mmap", err)
+	off := int64(e) * dsm.ExtentSize
+	extent := unsafe.Add(window, off%blockBytes)
+	if _, err := unix.MmapPtr(fd, off&^(blockBytes-1), window, blockBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|fixed); err != nil {
+		return os.NewSyscallError("mmap", err)
 	}
 	var err error
-	from := int(p % blockPages)
-	for i := from; i < from+n && err == nil; i = (i + 2) &^ 1 {
-		err = unix.Madvise(unsafe.Slice((*byte)(unsafe.Add(window, i*dsm.PageSize)), dsm.PageSize), unix.MADV_POPULATE_WRITE)
+	first, next := -1, 0
+	for i := range set.All() {
+		if i < next || err != nil {
+			continue
+		}
+		if first < 0 {
+			first = i &^ 1
+		}
+		next = i&^1 + 2
+		err = unix.Madvise(unsafe.Slice((*byte)(unsafe.Add(extent, i*dsm.PageSize)), dsm.PageSize), unix.MADV_POPULATE_WRITE)
 	}
 	err = os.NewSyscallError("madvise", err)
 	var entries [dsm.ExtentPages * 8]byte
-	first := from &^ 1
-	part := entries[:(from+n+1-first)&^1*8]
+	pairs := entries[first*8 : next*8]
 	if err == nil {
-		_, err = unix.Pread(v.pagemap, part, int64(uintptr(window)/dsm.PageSize+uintptr(first))*8)
+		_, err = unix.Pread(v.pagemap, pairs, int64(uintptr(extent)/dsm.PageSize+uintptr(first))*8)
 		err = os.NewSyscallError("pread", err)
 	}
 	_, unmapErr := unix.MmapPtr(-1, 0, window, blockBytes, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|fixed)
 	const present = 1 << 63
-	for ; len(part) > 0; part = part[16:] {
-		if binary.LittleEndian.Uint64(part)&binary.LittleEndian.Uint64(part[8:])&present != 0 {
-			return true, nil
+	for ; len(pairs) > 0; pairs = pairs[16:] {
+		if binary.LittleEndian.Uint64(pairs)&binary.LittleEndian.Uint64(pairs[8:])&present != 0 {
+			err = errors.Join(err, errs.E(errs.Busy, "", "a program, or the kernel for it, has made a huge page of them (MADV_COLLAPSE, shmem_enabled)"))
+			break
 		}
 	}
-	return false, errors.Join(err, os.NewSyscallError("mmap", unmapErr))
+	return errors.Join(err, os.NewSyscallError("mmap", unmapErr))
 }
