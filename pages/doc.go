@@ -8,12 +8,14 @@
 // area merge. A Delta is the changed elements of one extent, as they travel from
 // a replica to the home. Cached is the ledger of what the kernel's page cache
 // was last given, which is the third baseline beside the base copy and the home. Tracking
-// knows what attached programs have mapped for writing, and finds what they stored.
+// knows what attached programs have mapped for writing, and finds what they stored. Residency, for all
+// areas of the node, says which pages should leave first.
 //
 // # Concurrency
 //
 // The package is pure memory: it does no network, starts no goroutine and takes
-// no lock but that of a Filler of internal/uffd. Whoever calls it (coherence) holds the lock of the area for every
+// no lock but that of a Filler of internal/uffd. (A Residency is the exception: it has a lock of
+// its own, and the goroutines of ristretto.) Whoever calls it (coherence) holds the lock of the area for every
 // call on the area's Area and Cached; a Tracking is under a lock of its own, for its
 // Sources make system calls that may wait. A Kernel is an immutable value. Programs that
 // attached store into working copies and hold no lock: shared.go and

@@ -62,6 +62,7 @@ var libraries = map[string][]string{
 	"github.com/hashicorp/memberlist":   {"membership"},
 	"github.com/hanwen/go-fuse/v2":      {"fs", "bench/barefuse"}, // the yardstick of the benchmark is a bare server
 	"github.com/spf13/pflag":            {"cmd/dsmfs"},
+	"github.com/dgraph-io/ristretto/v2": {"pages"},
 }
 
 // testLibraries are imported by tests only, by any.
