@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,6 +27,14 @@ const clientEnv = "DSMFS_UFFD_TEST_CLIENT"
 func TestMain(m *testing.M) {
 	if os.Getenv(clientEnv) != "" {
 		clientMain()
+		return
+	}
+	if words := os.Getenv(daemonEnv); words != "" {
+		daemonMain(words)
+		return
+	}
+	if os.Getenv(guardEnv) != "" {
+		guardMain()
 		return
 	}
 	os.Exit(m.Run())
@@ -139,6 +148,20 @@ func (s *clientState) obey(name string, a []uint64) (uint64, syscall.Errno) {
 	case "touched": // waits for them: how many did it, how many got SIGBUS
 		s.touching.Wait()
 		return s.faulted.Swap(0)<<32 | s.touched.Swap(0), 0
+	case "roam": // addr length threads seed: loads, and stores beside, until "rest"
+		s.stop.Store(false)
+		for i := range a[2] {
+			s.writers.Go(func() { s.roam(a[0], a[1], a[3]+i) })
+		}
+	case "latencies": // addr count step: the median of touching each in turn, in ns
+		times := make([]time.Duration, a[1])
+		for i := range times {
+			begin := time.Now()
+			word(a[0] + uint64(i)*a[2]).Load()
+			times[i] = time.Since(begin)
+		}
+		slices.Sort(times)
+		return uint64(times[len(times)/2]), 0
 	case "sum": // of what they loaded
 		return s.sum.Swap(0), 0
 	case "sysread": // addr length: the kernel stores
@@ -186,6 +209,22 @@ func (s *clientState) touch(addr, value uint64) {
 	s.touched.Add(1)
 }
 
+// roam counts pages of which the first word is not their number plus one.
+func (s *clientState) roam(addr, length, seed uint64) {
+	runtime.LockOSThread()
+	random := rand.New(rand.NewPCG(seed, 1))
+	for !s.stop.Load() {
+		page := random.Uint64N(length / pageSize)
+		if random.IntN(4) == 0 {
+			word(addr + page*pageSize + 8).Store(seed)
+		}
+		if v := word(addr + page*pageSize).Load(); v != page+1 {
+			s.sum.Add(1)
+		}
+		s.touched.Add(1)
+	}
+}
+
 // spin stores at random: mostly to few pages, sometimes anywhere.
 func (s *clientState) spin(addr, length, seed uint64, dropping bool) {
 	runtime.LockOSThread()
@@ -230,7 +269,9 @@ func newClient(t testing.TB, memfd int) *client {
 	}
 	memFile := os.NewFile(uintptr(mem), "memfd")
 	c := &client{t: t, socket: pair[0], cmd: exec.Command("/proc/self/exe")}
-	c.cmd.Env = append(os.Environ(), clientEnv+"=1")
+	// A signal ends a wait in a page fault, and the thread begins another. So the runtime of the
+	// client sends itself none; see disturb.
+	c.cmd.Env = append(os.Environ(), clientEnv+"=1", "GODEBUG=asyncpreemptoff=1")
 	c.cmd.ExtraFiles = []*os.File{theirs, memFile}
 	c.cmd.Stderr = os.Stderr
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -317,6 +358,25 @@ func (c *client) mmap(length, off int64) uint64 {
 func (c *client) store(addr uint64, value uint64) {
 	c.t.Helper()
 	c.do("store", addr, 8, 8, value)
+}
+
+// disturb sends a signal to every thread.
+func (c *client) disturb() {
+	c.t.Helper()
+	pid := c.cmd.Process.Pid
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, task := range tasks {
+		tid, err := strconv.Atoi(task.Name())
+		if err == nil {
+			err = unix.Tgkill(pid, tid, unix.SIGURG)
+		}
+		if err != nil && err != unix.ESRCH {
+			c.t.Fatal(err)
+		}
+	}
 }
 
 func (c *client) pidfd() int {

@@ -101,3 +101,35 @@ func TestCloseMissingRaces(t *testing.T) {
 		}
 	})
 }
+
+// TestPoisonWhatChanges: mappings that are not what was just seen are looked at again.
+func TestPoisonWhatChanges(t *testing.T) {
+	needMissing(t)
+	a := newArea(t, 64)
+	c := newClient(t, a.fd)
+	addr := c.mmap(a.size, 0)
+	m := a.demand(c, Compare, addr, nil)
+	seen := []piece{{addr, addr + uint64(a.size), 0}}
+	try := func(want bool) {
+		t.Helper()
+		if again, err := poisonHoles(m.uffd, c.cmd.Process.Pid, m.memory, seen); again != want || err != nil {
+			t.Errorf("again is %v, want %v: %v", again, want, err)
+		}
+	}
+	try(false)
+	c.do("mprotect", addr+8*pageSize, pageSize, unix.PROT_READ)
+	c.do("madvise", addr, a.size, unix.MADV_DONTNEED)
+	try(true)
+	var err error
+	if seen, err = mapped(c.cmd.Process.Pid, a.stat.Dev, a.stat.Ino); err != nil || len(seen) != 3 {
+		t.Fatal(seen, err)
+	}
+	try(false)
+	c.do("touch", addr, 64, pageSize, 0)
+	expectTouched(t, c, 0, 64)
+	// What is not registered any more cannot be poisoned, and does not change.
+	if err := unregister(m.uffd, seen[1].start, pageSize); err != nil {
+		t.Fatal(err)
+	}
+	try(false)
+}

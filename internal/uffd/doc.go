@@ -67,7 +67,11 @@
 // the program has touched cannot be poisoned.
 //
 // Where tracking is lost, or mode Sync cannot take a protection away, the mapping
-// stays registered and missing pages are served on.
+// stays registered and missing pages are served on. If this process is killed a Guard, a process
+// that has copies of the descriptors, poisons what is not there.
+//
+// Measured as above: a missing page that a goroutine here fills and wakes, 17 us (p50, seen
+// by the program); Filler, 2.3 us for a page alone and 1.5 us in runs of 64 or more.
 //
 // # Privilege
 //
@@ -81,7 +85,10 @@
 //
 // # Concurrency
 //
-// A Range may be used by any goroutine. Its lock (uffd.Range) is the only one and calls nobody
-// while it is held, but system calls that wait for the memory map of the process; see
-// Range.Scan. One goroutine of each Range waits for events, one for the end of the process.
+// A Range may be used by any goroutine. While its lock (uffd.Range) is held nobody is called,
+// but system calls that wait for the memory map of the process; see Range.Scan. Events are read
+// under it, so Missing is called late when a Scan waits so. Wake does not take it: it reads the
+// pieces, a slice that is replaced and never changed, after it has taken the pages out of the waits
+// (a lock that is held for that only). One goroutine of each Range waits for events and calls Missing, one
+// waits for the end of the process.
 package uffd

@@ -46,7 +46,7 @@ func (r *Range) readLocked() {
 	const size = int(unsafe.Sizeof(message{}))
 	buf := unsafe.Slice((*byte)(unsafe.Pointer(&r.mu.batch)), len(r.mu.batch)*size)
 	for r.mu.state != closed {
-		n, err := r.readNoWait(buf)
+		n, err := readNoWait(r.uffd, buf)
 		switch {
 		case err == unix.EINTR:
 			continue
@@ -65,10 +65,10 @@ func (r *Range) readLocked() {
 // readNoWait reads without waiting whatever the flags of the file are: the process
 // may have kept a copy of the descriptor and could clear O_NONBLOCK, which would
 // stop this goroutine with the lock. Kernels without RWF_NOWAIT here are older than 6.10.
-func (r *Range) readNoWait(buf []byte) (int, error) {
-	n, err := unix.Preadv2(r.uffd, [][]byte{buf}, -1, unix.RWF_NOWAIT)
+func readNoWait(fd int, buf []byte) (int, error) {
+	n, err := unix.Preadv2(fd, [][]byte{buf}, -1, unix.RWF_NOWAIT)
 	if err == unix.EOPNOTSUPP {
-		return unix.Read(r.uffd, buf)
+		return unix.Read(fd, buf)
 	}
 	return n, err
 }

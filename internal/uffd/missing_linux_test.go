@@ -109,6 +109,12 @@ func TestMissingMany(t *testing.T) {
 		for page := range int64(pages) {
 			want += uint64(page) * 3
 			m.putOnly(page, uint64(page)*3)
+			if page%64 == 0 {
+				c.disturb() // who waits does so again, which is no reason for a call
+			}
+		}
+		if n := len(m.calls); n > 0 {
+			t.Error(n, "calls more")
 		}
 		m.Wake(0, a.size)
 		expectTouched(t, c, pages, 0)
@@ -187,6 +193,18 @@ func TestPoison(t *testing.T) {
 			}
 			c.do("touch", addr+5*pageSize, 1, 0, 5)
 			expectTouched(t, c, 0, 1)
+		}
+		// A page that is there cannot be poisoned, and who waits for it goes on.
+		c.do("touch", addr+8*pageSize, 1, 8, 0)
+		m.called()
+		m.putOnly(8, 80)
+		c.store(addr+8*pageSize+8, 1)
+		if err := m.Poison(8*page, page); err != nil {
+			t.Fatal(err)
+		}
+		expectTouched(t, c, 1, 0)
+		if v := c.do("sum"); v != 80 {
+			t.Error("loaded", v)
 		}
 		// Filled, it is poisoned still.
 		m.putOnly(5, 50)

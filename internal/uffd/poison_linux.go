@@ -36,6 +36,8 @@ func (r *Range) Poison(off, n int64) error {
 			r.waits.remove(off, off+n)
 			r.wakeMapped(r.uffd, off, n)
 			return nil
+		case !memoryLives(r.pagemap):
+			r.dieLocked()
 		case !errors.Is(err, unix.EAGAIN):
 			return errs.E(errs.Other, opPoison, "UFFDIO_POISON: %w", err)
 		}
@@ -63,25 +65,20 @@ func (r *Range) tryPoisonLocked(off, n int64) error {
 	return nil
 }
 
-// sealLocked poisons all that is mapped and is a hole of the memfd, and lets all
-// threads go on that wait.
+// sealLocked poisons all that is mapped and is a hole of the memfd.
 func (r *Range) sealLocked() error {
 	for r.mu.state < dead {
-		r.drainLocked()
+		if err := r.quietLocked(); err != nil {
+			return err
+		}
 		again, err := r.tryPoisonHolesLocked()
 		switch {
 		case errors.Is(err, unix.EAGAIN):
-			if err := r.quietLocked(); err != nil {
-				return err
-			}
 		case !memoryLives(r.pagemap):
 			r.dieLocked()
 		case err != nil:
 			return errs.E(errs.Other, opPoison, "%w", err)
 		case !again:
-			for _, p := range r.pieces() {
-				_ = wake(r.uffd, p.start, p.end-p.start)
-			}
 			return nil
 		}
 	}
@@ -108,9 +105,9 @@ type memory struct {
 }
 
 // poisonHoles poisons what is a hole of the memfd in mappings of it that the process was
-// just seen to have. It reports with again that it met one that is not registered any
-// more, or is cut in parts (by mprotect, of which no event tells), and that the process has others now.
-// EAGAIN: the process is within a munmap or mremap.
+// just seen to have. It reports with again that the process changes them, or has changed
+// those that it did not find so: cut in parts (by mprotect, of which no event tells) or
+// unmapped. EAGAIN: the process is within a munmap or mremap.
 func poisonHoles(fd, pid int, m memory, at []piece) (again bool, err error) {
 	lacking := false
 	for _, p := range at {
@@ -124,6 +121,9 @@ func poisonHoles(fd, pid int, m memory, at []piece) (again bool, err error) {
 		case err != nil:
 			return false, err
 		}
+	}
+	if changing(fd) {
+		return true, nil
 	}
 	if !lacking {
 		return false, nil

@@ -39,17 +39,21 @@ func probe() Features {
 	if f.Sync.OK {
 		f.Sync = tried(trySync())
 	}
+	// Stores and missing pages are of one userfaultfd, in the best mode that works.
+	tracking, mode := uint64(0), uint64(0)
+	switch {
+	case f.Async.OK:
+		tracking, mode = featureWPAsync|featureWPUnpopulated|featureWPShmem, registerWP
+	case f.Sync.OK:
+		tracking, mode = featureWPShmem, registerWP
+	}
 	f.Missing = bit(has, featureMissingShmem, "needs Linux 4.11")
 	if f.Missing.OK {
-		f.Missing = tried(tryMissing(0, func(*scratch) error { return nil }))
+		f.Missing = tried(tryMissing(tracking|featureMissingShmem, mode|registerMissing, (*scratch).fillOne))
 	}
 	f.Poison = bit(has, featurePoison, "needs Linux 6.6")
 	if f.Poison.OK {
-		f.Poison = tried(tryMissing(featurePoison, func(s *scratch) error {
-			a := poisonArg{start: s.addr(), length: pageSize}
-			_, err := ioctl(s.fd, ioctlPoison, unsafe.Pointer(&a))
-			return step("UFFDIO_POISON", err)
-		}))
+		f.Poison = tried(tryMissing(tracking|featureMissingShmem|featurePoison, mode|registerMissing, (*scratch).poisonOne))
 	}
 	f.Swap = swap()
 	return f
@@ -237,11 +241,51 @@ func trySync() error {
 	return nil
 }
 
-func tryMissing(features uint64, then func(*scratch) error) error {
-	s, err := newScratch(1, featureMissingShmem|features, registerMissing)
+// tryMissing calls then with pages that are missing, and protected if stores are tracked.
+func tryMissing(features, mode uint64, then func(*scratch) error) error {
+	s, err := newScratch(2, features, mode)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	return then(s)
+	if mode&registerWP != 0 {
+		if err := protect(s.fd, s.addr(), uint64(len(s.mem)), true); err != nil {
+			return step("UFFDIO_WRITEPROTECT", err)
+		}
+	}
+	if features&featureWPAsync != 0 {
+		if err := s.expect(0); err != nil {
+			return err
+		}
+	}
+	if err := then(s); err != nil || features&featureWPAsync == 0 {
+		return err
+	}
+	// What was filled is not protected, what was poisoned neither; the rest is.
+	return s.expect(1)
+}
+
+// fillOne fills a page, and loads from it what it was filled with.
+func (s *scratch) fillOne() error {
+	src := make([]byte, pageSize)
+	src[7] = 7
+	a := copyArg{dst: s.addr(), src: unsafe.Pointer(unsafe.SliceData(src)), length: pageSize}
+	if _, err := ioctl(s.fd, ioctlCopy, unsafe.Pointer(&a)); err != nil {
+		return step("UFFDIO_COPY", err)
+	}
+	if s.mem[7] != 7 {
+		return fmt.Errorf("UFFDIO_COPY: the page has other bytes")
+	}
+	return nil
+}
+
+// poisonOne poisons a page, which must then have an entry in the page table.
+func (s *scratch) poisonOne() error {
+	if err := poisonRun(s.fd, s.addr(), s.addr()+pageSize); err != nil {
+		return step("UFFDIO_POISON", err)
+	}
+	if _, err := poison(s.fd, s.addr(), pageSize); err != unix.EEXIST {
+		return fmt.Errorf("UFFDIO_POISON: the page is not poisoned: %w", err)
+	}
+	return nil
 }
