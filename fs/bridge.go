@@ -25,6 +25,7 @@ type bridge struct {
 	failed    recently[uint32, failedRead]
 	notify    *notifier
 	harvest   *harvester
+	guard     *guardProcess
 	intervals intervals
 	count     counts
 
@@ -52,6 +53,7 @@ func newBridge(cfg Config) *bridge {
 	b.handles.init()
 	b.notify = &notifier{b: b}
 	b.harvest = newHarvester(b)
+	b.guard = newGuard(cfg.GuardArgv, b.log)
 	b.intervals = intervals{b}
 	return b
 }

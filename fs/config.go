@@ -24,6 +24,9 @@ type Config struct {
 	// HarvestArgv is the command of the harvester's child: a process that calls
 	// HarvestMain with its standard input and output.
 	HarvestArgv []string
+	// GuardArgv is the command of the guard: a process that calls GuardMain with its
+	// standard input. It is run if a program attaches an area of which pages can be missing.
+	GuardArgv []string
 	// AttachSocket is where programs ask for the memory itself; "": nowhere.
 	AttachSocket string
 	// Tracking is how stores of those programs are found.

@@ -81,7 +81,7 @@ func (h *harvester) startLocked() error {
 	// terminal from ending it before the daemon's last harvest.
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Stderr = &lineLogger{log: h.b.log}
+	cmd.Stderr = &lineLogger{log: h.b.log, child: "harvest child"}
 	c := &child{cmd: cmd, started: time.Now(), exited: make(chan struct{})}
 	if err := c.start(); err != nil {
 		h.b.background.run(func() { h.restart(c.started) })
@@ -218,11 +218,14 @@ func (h *harvester) isChild(tid uint32) bool {
 }
 
 // lineLogger writes what a child prints to the log.
-type lineLogger struct{ log *slog.Logger }
+type lineLogger struct {
+	log   *slog.Logger
+	child string
+}
 
 func (l *lineLogger) Write(p []byte) (int, error) {
 	for line := range strings.Lines(string(p)) {
-		l.log.Warn("harvest child", "stderr", strings.TrimSuffix(line, "\n"))
+		l.log.Warn(l.child, "stderr", strings.TrimSuffix(line, "\n"))
 	}
 	return len(p), nil
 }

@@ -218,6 +218,7 @@ func (f *FS) Unmount(ctx context.Context, force bool) error {
 	f.b.releases.close() // publishes what programs have just closed
 	f.end.Do(func() { close(f.b.closing) })
 	f.b.harvest.stop()
+	f.b.guard.stop()
 	f.b.background.close()
 	return nil
 }

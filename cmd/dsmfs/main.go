@@ -39,6 +39,7 @@ func verbs() []verb {
 		{"version", "", "the version of the program", versionVerb},
 		{"help", "[VERB]", "this text, or that of a verb", helpVerb},
 		{harvestVerbName, "", "", harvestVerb},
+		{guardVerbName, "", "", guardVerb},
 	}
 }
 

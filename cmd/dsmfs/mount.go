@@ -241,6 +241,12 @@ func dup(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
+// guardVerbName is the hidden verb of the child process that outlives a daemon which is
+// killed; see fs.GuardMain.
+const guardVerbName = "guard"
+
+func guardVerb(*program, []string) error { return fs.GuardMain(os.Stdin) }
+
 // harvestVerbName is the hidden verb of the child process that makes the
 // kernel hand over what programs stored; see fs.HarvestMain.
 const harvestVerbName = "harvest"

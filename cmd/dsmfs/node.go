@@ -156,7 +156,7 @@ func (n *node) mount(context.Context) error {
 	}
 	n.fs, err = fs.Mount(fs.Config{
 		Mountpoint: point, Names: n.cat, Areas: areas{n}, Info: info{n}, Log: n.log.With("part", "fs"),
-		HarvestArgv: []string{selfPath, harvestVerbName}, FaultTimeout: n.cfg.timeout,
+		HarvestArgv: []string{selfPath, harvestVerbName}, GuardArgv: []string{selfPath, guardVerbName}, FaultTimeout: n.cfg.timeout,
 		AttachSocket: filepath.Join(n.cfg.state, "attach"), Tracking: tracking, TrackingReason: reason,
 	})
 	switch {

@@ -1,0 +1,97 @@
+package fs
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/uffd"
+)
+
+// GuardMain is the guard of a daemon: a child process that outlives it, so that programs
+// which wait for missing pages get SIGBUS and not zeroes when the daemon is killed. cmd calls
+// it for the hidden verb of Config.GuardArgv, with the socket as standard input. What
+// ends a whole service or terminal does not end it: its daemon does.
+func GuardMain(socket *os.File) error {
+	// SIGPIPE: what it prints goes to the daemon, which is dead when it has work to do.
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	return uffd.GuardMain(socket)
+}
+
+// guardProcess runs the guard; its process is started at the first Add.
+type guardProcess struct {
+	*uffd.Guard
+	argv []string
+	log  *slog.Logger
+	// exited is that of the last process, nil if there was none. Only the goroutine of the Guard
+	// sets it, so it can be read after Close.
+	exited chan struct{}
+	child  *exec.Cmd
+}
+
+func newGuard(argv []string, log *slog.Logger) *guardProcess {
+	g := &guardProcess{argv: argv, log: log}
+	g.Guard = uffd.NewGuard(g.start)
+	return g
+}
+
+// start implements uffd.GuardStart.
+func (g *guardProcess) start() (_ *os.File, kill func(), err error) {
+	defer func() {
+		if err != nil {
+			g.log.Warn("start guard", "err", err)
+		}
+	}()
+	if len(g.argv) == 0 {
+		return nil, nil, errs.E(errs.Invalid, "start guard", "no command for it")
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	ours, theirs := os.NewFile(uintptr(pair[0]), "guard"), os.NewFile(uintptr(pair[1]), "guard")
+	defer theirs.Close()
+	cmd := exec.Command(g.argv[0], g.argv[1:]...)
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // as the harvester's
+	cmd.Stdin, cmd.Stderr = theirs, &lineLogger{log: g.log, child: "guard"}
+	if err := cmd.Start(); err != nil {
+		_ = ours.Close() // nothing was sent
+		return nil, nil, fmt.Errorf("start %s: %w", g.argv[0], err)
+	}
+	exited := make(chan struct{})
+	g.child, g.exited = cmd, exited
+	go func() {
+		err := cmd.Wait()
+		g.log.Debug("guard ended", "pid", cmd.Process.Pid, "err", err)
+		close(exited)
+	}()
+	return ours, func() {
+		g.log.Warn("the guard does not answer; killing it", "pid", cmd.Process.Pid)
+		_ = cmd.Process.Kill() // it may have ended
+	}, nil
+}
+
+// stop ends the process and waits for it. What it guarded is closed before.
+func (g *guardProcess) stop() {
+	g.Close()
+	if g.exited == nil {
+		return
+	}
+	select {
+	case <-g.exited:
+		return
+	case <-time.After(childStopTimeout):
+	}
+	g.log.Warn("guard does not end; killing it", "pid", g.child.Process.Pid)
+	_ = g.child.Process.Kill() // it may have ended
+	<-g.exited
+}
