@@ -70,6 +70,9 @@ func wholePages(size int64) int64 { return (size + dsm.PageSize - 1) &^ (dsm.Pag
 // homed here does not change. All page slices that were handed out are invalid
 // afterwards. After an error the size is the old one, and the caller tries again;
 // bytes past the end asked for may be zero already.
+//
+// What programs have written past the end (see Extended) stays when the area grows, while
+// it is shared.
 func (a *Area) Resize(size int64) error {
 	if size < 0 || size > dsm.MaxAreaSize {
 		return errs.E(errs.TooLarge, "resize", "size of %d bytes", size)
@@ -80,7 +83,13 @@ func (a *Area) Resize(size int64) error {
 			return a.fail("resize", err)
 		}
 	}
+	had, err := a.working.end()
+	if err != nil {
+		return a.fail("resize", err)
+	}
+	resize, length := a.working.resize, size
 	if a.demand != nil {
+		length = end // nobody has the file open to see its end
 		if err := a.demand.reserve(end); err != nil {
 			return a.fail("resize", err)
 		}
@@ -93,18 +102,51 @@ func (a *Area) Resize(size int64) error {
 			}
 		}
 		a.truncateTwins(size)
-	} else if size > a.size {
-		// Programs that have the working copy mapped can store past the end, in its last page.
+	} else if a.demand != nil {
 		if err := a.working.zero(a.size, a.working.len); err != nil {
 			return a.fail("resize", err)
 		}
-	}
-	for _, c := range []*copyFile{a.working, a.base} {
-		if err := c.resize(end); err != nil {
-			return a.fail("resize", err)
+	} else {
+		if written := max(a.size, had); written < size {
+			// Programs that have the working copy mapped can store past its end, in its last page.
+			clear(a.working.mem[written:wholePages(written)])
+		}
+		if a.ledger != nil && a.ledger.shared {
+			resize = a.working.extend
 		}
 	}
+	if err := resize(length); err != nil {
+		return a.fail("resize", err)
+	}
+	if err := a.base.resize(length); err != nil {
+		return a.fail("resize", err)
+	}
 	a.size = size
+	return nil
+}
+
+// Extended returns the end of the working copy's file: more than Size after programs that
+// have it open (FUSE passthrough) have written past the end by write(2), which tells
+// nobody. Resize to it makes what they wrote part of the area, Trim cuts it off.
+func (a *Area) Extended() (int64, error) {
+	if a.demand != nil {
+		return a.size, nil
+	}
+	end, err := a.working.end()
+	if err != nil {
+		return 0, a.fail("fstat", err)
+	}
+	return end, nil
+}
+
+// Trim cuts off what programs have written past the end.
+func (a *Area) Trim() error {
+	if a.demand != nil {
+		return nil
+	}
+	if err := a.working.resize(a.size); err != nil {
+		return a.fail("trim", err)
+	}
 	return nil
 }
 

@@ -15,11 +15,12 @@ import (
 const minCapacity = 1 << 20
 
 // copyFile is one copy of an area: a memfd and this process's mapping of it. The
-// file is a whole number of pages long; the mapping has the length capacity,
-// which may be more, and is never touched past the end of the file (SIGBUS).
+// file is as long as the area, to the byte: programs that have it open see its end as
+// that of their file. The mapping has the length capacity, which may be more, and is
+// never touched past the last page of the file (SIGBUS).
 type copyFile struct {
 	fd   int
-	len  int64
+	len  int64 // whole pages
 	mem  []byte
 	name string
 }
@@ -67,14 +68,38 @@ func (c *copyFile) reserve(n int64) error {
 	return os.NewSyscallError("munmap", unix.Munmap(old))
 }
 
-// resize makes the file n bytes long, a whole number of pages that the mapping
-// is long enough for. Pages that are added read zero and take no memory.
+// resize makes the file n bytes long, for which the mapping is long enough.
+// Pages that are added read zero and take no memory.
 func (c *copyFile) resize(n int64) error {
 	if err := unix.Ftruncate(c.fd, n); err != nil {
 		return os.NewSyscallError("ftruncate", err)
 	}
-	c.len = n
+	c.len = wholePages(n)
 	return nil
+}
+
+// extend is resize to at least n bytes of a file that programs may be making longer at the
+// same moment, by write(2): ftruncate would cut off what they have just written. It takes
+// the memory of one page.
+func (c *copyFile) extend(n int64) error {
+	had, err := c.end()
+	if err == nil && had < n {
+		err = os.NewSyscallError("fallocate", unix.Fallocate(c.fd, 0, n-1, 1))
+	}
+	if err != nil {
+		return err
+	}
+	c.len = wholePages(n)
+	return nil
+}
+
+// end returns the length of the file in bytes.
+func (c *copyFile) end() (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(c.fd, &st); err != nil {
+		return 0, os.NewSyscallError("fstat", err)
+	}
+	return st.Size, nil
 }
 
 // zero makes the bytes [from, to) read zero. Whole pages are given back, and

@@ -1,6 +1,8 @@
 package pages
 
 import (
+	"time"
+
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
@@ -47,6 +49,8 @@ type TrackingStats struct {
 	Scans     uint64
 	Compared  uint64 // pages
 	Found     uint64 // pages that a Source reported
+	// CompareTime is what comparing whole mappings took.
+	CompareTime time.Duration
 }
 
 // How many of a mapping's pages make a round dense or sparse. Between them it goes on
@@ -117,7 +121,9 @@ func (t *Tracking) Collect(stored func(off, n int64), compared func(off, n int64
 
 // compareWith compares all of the mapping, and goes back to its source if little of it changed.
 func (m *Mapping) compareWith(t *Tracking, compared func(off, n int64) (looked, changed int)) {
+	began := time.Now()
 	looked, changed := compared(m.off, m.n)
+	t.sum.CompareTime += time.Since(began)
 	t.sum.Compared += uint64(looked)
 	if m.source != nil && m.compare && changed*sparseShare < looked+sparseShare && m.source.Arm() == nil {
 		m.compare = false

@@ -1,0 +1,36 @@
+package coherence
+
+// Programs that have the file of the working copy itself open, by FUSE passthrough, map
+// it as attached programs do, and besides write(2) to it: past its end that makes the
+// file longer than the area, and nobody is told.
+
+// Extended returns the end of what such programs have written past the end of the area, or
+// 0. To make the area as long is up to the caller, in the catalog; Trim takes it back.
+func (a *Area) Extended() (end int64) {
+	a.note(func() {
+		if a.mu.mem == nil {
+			return
+		}
+		n, err := a.mu.mem.Extended()
+		if err != nil {
+			a.node.cfg.Log.Warn("look for writes past the end", "area", a.id, "err", err)
+			return
+		}
+		if n > a.mu.ino.Size {
+			end = n
+		}
+	})
+	return end
+}
+
+// Trim cuts off what programs have written past the end of the area.
+func (a *Area) Trim() {
+	a.note(func() {
+		if a.mu.mem == nil {
+			return
+		}
+		if err := a.mu.mem.Trim(); err != nil {
+			a.node.cfg.Log.Warn("cut off writes past the end", "area", a.id, "err", err)
+		}
+	})
+}
