@@ -58,6 +58,12 @@ type Area interface {
 	Track(source Source, off, n int64) (stop func())
 	// TrackingStats says how stores of attached programs were found.
 	TrackingStats() []Stat
+	// CompareTime is what comparing took since the start.
+	CompareTime() time.Duration
+	// Extended returns the end of what programs have written past the end of the area into
+	// the file that Attach returned, 0 for nothing; Trim cuts it off.
+	Extended() int64
+	Trim()
 	// Wait returns when the version, or a later one, is here, and has acquired;
 	// errs.Timeout when ctx ends before.
 	Wait(ctx context.Context, v dsm.Version) error

@@ -63,6 +63,10 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 	if c, ok := controlOf(in.NodeId); ok {
 		return status(b.controlAttr(r, c, &out.Attr))
 	}
+	a := b.opens.find(dsm.AreaID(in.NodeId))
+	if a != nil {
+		_ = b.grown(r, a) // the next fsync or close says so
+	}
 	i, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
 	if errs.Is(err, errs.NotExist) {
 		if was, ok := b.lookups.gone(r.tid, dsm.Ino(in.NodeId)); ok {
@@ -73,7 +77,8 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 	if err != nil {
 		return b.walkStatus(r.tid, err)
 	}
-	if a := b.opens.find(i.Area()); a != nil && (i.Size > a.kernelSize.Load() || uint64(i.Gen) > a.kernelGen.Load()) && !b.harvest.isChild(r.tid) {
+	// Of a direct area the kernel asks the memfd.
+	if a != nil && !a.direct.on.Load() && (i.Size > a.kernelSize.Load() || uint64(i.Gen) > a.kernelGen.Load()) && !b.harvest.isChild(r.tid) {
 		b.notify.tellSize(r, a)
 	}
 	b.attr(i, &out.Attr)
@@ -113,6 +118,9 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 		}
 		size := int64(v)
 		ch.Size = &size
+		if a := b.opens.find(dsm.AreaID(in.NodeId)); a != nil {
+			_ = b.grown(r, a) // or it would not be cut off; the next fsync or close says what is wrong
+		}
 		if ch.Mtime == nil {
 			now := time.Now()
 			ch.Mtime = &now

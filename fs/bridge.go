@@ -29,6 +29,8 @@ type bridge struct {
 	intervals intervals
 	count     counts
 
+	passthrough passthrough
+
 	closing    chan struct{} // closed when the filesystem is going away
 	background tasks
 	// releases are the handles that the kernel has closed and that are still to be
@@ -65,7 +67,7 @@ func (b *bridge) stats() []Stat {
 	open := b.opens.all(func(a *openArea) bool { return a.handles() > 0 })
 	writable := 0
 	for _, a := range open {
-		if a.live.Load() > 0 {
+		if a.live.Load() > 0 || a.direct.writers.Load() > 0 {
 			writable++
 		}
 	}

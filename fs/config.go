@@ -33,6 +33,8 @@ type Config struct {
 	Tracking uffd.Mode
 	// TrackingReason says why not by a better way; "" if there is none.
 	TrackingReason string
+	// PassthroughOff says why no file is to be direct, even if the kernel can; "" if it may.
+	PassthroughOff string
 	// FaultTimeout ends every request of the kernel; 0 means DefaultFaultTimeout.
 	FaultTimeout time.Duration
 	// UnmountTimeout is how long Unmount waits for a mount that is in use; 0

@@ -47,6 +47,8 @@ type fakeArea struct {
 	gave func(p []byte, off int64)
 	// block, if not nil, is waited for by ReadAt.
 	block chan struct{}
+	// attach is Attach; nil: it is refused.
+	attach func() (*os.File, error)
 	// onSync is called by Sync, without mu.
 	onSync func()
 }
@@ -263,9 +265,15 @@ func (a *fakeArea) ModTime() time.Time {
 // The memory plane is tested with the real data plane.
 
 func (a *fakeArea) Attach(context.Context, bool) (*os.File, error) {
-	return nil, errs.E(errs.Unsupported, "attach", "")
+	if a.attach == nil {
+		return nil, errs.E(errs.Unsupported, "attach", "")
+	}
+	return a.attach()
 }
 func (a *fakeArea) Detach(bool)                             {}
 func (a *fakeArea) Track(Source, int64, int64) func()       { return func() {} }
 func (a *fakeArea) TrackingStats() []Stat                   { return nil }
+func (a *fakeArea) CompareTime() time.Duration              { return 0 }
+func (a *fakeArea) Extended() int64                         { return 0 }
+func (a *fakeArea) Trim()                                   {}
 func (a *fakeArea) Wait(context.Context, dsm.Version) error { return nil }

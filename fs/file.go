@@ -25,17 +25,23 @@ func (b *bridge) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 }
 
 func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, out *fuse.OpenOut) fuse.Status {
-	if flags&syscall.O_DIRECT != 0 {
-		return fuse.EINVAL
-	}
 	write := flags&syscall.O_ACCMODE != syscall.O_RDONLY
 	a, first, err := b.opens.open(r, ino, write, held)
 	if err != nil {
 		return b.walkStatus(r.tid, err)
 	}
 	b.stale.drop(r.tid)
+	direct := a.direct.on.Load()
+	if flags&syscall.O_DIRECT != 0 && !direct {
+		b.releases.run(func() { b.opens.release(a, write) })
+		return fuse.EINVAL
+	}
 	out.Fh = b.handles.add(&fileHandle{area: a, write: write})
-	if !first {
+	switch {
+	case direct:
+		out.OpenFlags |= fuse.FOPEN_PASSTHROUGH // the kernel refuses KEEP_CACHE beside it
+		out.BackingID = a.direct.backing.Load()
+	case !first:
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
 	}
 	if !write {

@@ -18,6 +18,7 @@ import (
 // When it fires depends on how long the stores have waited: see wish. A
 // round that took T is followed by a rest of 4T, so that an area whose publishes are
 // slow spends at most a fifth of the time on them, and an area has one round at a time.
+// Comparing, which is how stores to direct areas are found, gets less: see restAfter.
 type intervals struct{ b *bridge }
 
 // wish is when the stores of an area are to be published; a greater one is earlier.
@@ -170,14 +171,16 @@ func (n intervals) fire(a *openArea) {
 func (n intervals) round(a *openArea) {
 	ctx, cancel := context.WithTimeout(context.Background(), n.b.cfg.FaultTimeout)
 	defer cancel()
+	compared := a.current().CompareTime()
 	if err := n.b.publish(ctx, a); err != nil {
 		n.b.log.Warn("publish at interval", "area", a.id, "err", err)
 	}
+	rest := n.b.restAfter(a, a.current().CompareTime()-compared)
 	p := &a.pace
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
-	p.mu.busy, p.mu.rest = false, now.Add(restFactor*now.Sub(p.mu.start))
+	p.mu.busy, p.mu.rest = false, now.Add(max(restFactor*now.Sub(p.mu.start), rest))
 	n.nextLocked(a)
 }
 

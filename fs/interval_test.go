@@ -13,13 +13,19 @@ import (
 // publishedArea is an area whose publishes take a while. The other methods are not called.
 type publishedArea struct {
 	Area
-	took time.Duration
-	at   []time.Time // starts of the publishes
+	took     time.Duration
+	compare  time.Duration // of took
+	compared time.Duration // in all
+	at       []time.Time   // starts of the publishes
 }
+
+func (p *publishedArea) CompareTime() time.Duration { return p.compared }
+func (p *publishedArea) Extended() int64            { return 0 }
 
 func (p *publishedArea) Publish(context.Context) error {
 	p.at = append(p.at, time.Now())
 	time.Sleep(p.took)
+	p.compared += p.compare
 	return nil
 }
 

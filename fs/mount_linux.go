@@ -58,6 +58,7 @@ func Mount(cfg Config) (*FS, error) {
 		return nil, errors.Join(errMount(cfg.Mountpoint, err), unmount(cfg.Mountpoint, true)) // nobody serves it yet
 	}
 	b.notify.server = server
+	b.passthrough.init(server, cfg.PassthroughOff)
 	f := &FS{b: b, device: m.device, served: make(chan struct{})}
 	go func() {
 		server.Serve()
@@ -215,6 +216,7 @@ func (f *FS) Unmount(ctx context.Context, force bool) error {
 	if f.attach != nil {
 		f.attach.close()
 	}
+	f.b.opens.endDirect()
 	f.b.releases.close() // publishes what programs have just closed
 	f.end.Do(func() { close(f.b.closing) })
 	f.b.harvest.stop()

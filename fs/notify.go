@@ -143,8 +143,14 @@ func (n *notifier) refresh(a *openArea) {
 	if inode.Size == a.kernelSize.Load() || n.b.cfg.Mountpoint == "" {
 		return
 	}
-	if err := n.b.harvest.stat(a); err != nil {
-		n.b.log.Debug("the kernel is not made to ask for the size", "area", a.id, "err", err)
+	told := !a.direct.on.Load() // or it is enough that the next stat asks: mappings end where the memfd does
+	if told {
+		if err := n.b.harvest.stat(a); err != nil {
+			n.b.log.Debug("the kernel is not made to ask for the size", "area", a.id, "err", err)
+			told = false
+		}
+	}
+	if !told {
 		n.log(a, "invalidate attributes", n.server.InodeNotify(uint64(a.id), -1, 0))
 		return
 	}

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -65,15 +66,17 @@ type openArea struct {
 		handles  int  // of the mount, and attachments
 		kernel   int  // of the mount
 		closedAt time.Time
-		// size, gen and every are as of rev, the newest the kernel was told.
+		// size, gen, access and every are as of rev, the newest the kernel was told.
 		size     int64
 		gen, rev dsm.Generation
+		access   dsm.Access
 		// settled is the time up to which the catalog's time of modification
 		// is right: what the data plane says counts only if it is later.
 		settled time.Time
 	}
 	notices noticeState
 	pace    intervalState
+	direct  directState
 }
 
 func newOpens(b *bridge) *opens {
@@ -166,18 +169,42 @@ func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Ino
 	a.mu.Lock()
 	first = a.mu.kernel == 0
 	a.mu.kernel++
+	alone := a.mu.handles == 1
 	a.mu.Unlock()
+	if first {
+		err = o.choose(ctx, a, alone)
+	}
+	if err == nil {
+		err = o.enterPlane(ctx, a, write)
+	}
+	if err != nil {
+		o.closeLocked(a, write, true)
+		o.lookLocked(a)
+		return nil, false, err
+	}
+	return a, first, nil
+}
+
+// enterPlane readies the area for one more handle of the mount, which has been counted.
+func (o *opens) enterPlane(ctx context.Context, a *openArea, write bool) error {
+	if a.direct.on.Load() {
+		err := o.enterDirect(ctx, a, write)
+		if !errors.Is(err, errRefused) {
+			return err
+		}
+		a.direct.on.Store(false)
+		o.lookLocked(a)
+	}
 	if write && a.live.Add(1) == 1 {
 		// The data plane stores into pages of an area without writers, which would
 		// overwrite what this handle stores: the one that may be under way must be over.
 		if err := a.notices.delivered(ctx); err != nil {
 			a.live.Add(-1)
-			o.closeLocked(a, true, true)
-			return nil, false, err
+			return err
 		}
 		o.b.intervals.opened(a)
 	}
-	return a, first, nil
+	return nil
 }
 
 // attach opens an area for a program that maps its working copy; detach ends it.
@@ -230,24 +257,36 @@ func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.In
 		a.kernelGen.Store(uint64(held.Gen))
 		a.settle(held.Ctime)
 	}
-	area, err := o.b.cfg.Areas.Open(ctx, a.id, write)
-	if err != nil {
+	if err := o.addLocked(ctx, a, write); err != nil {
 		if first {
 			o.unhold(a)
 		}
 		return nil, err
+	}
+	return a, nil
+}
+
+// addLocked counts one more handle in the data plane. The caller has the gate.
+func (o *opens) addLocked(ctx context.Context, a *openArea, write bool) error {
+	area, err := o.b.cfg.Areas.Open(ctx, a.id, write)
+	if err != nil {
+		return err
 	}
 	a.mu.Lock()
 	a.mu.area = area
 	a.mu.handles++
 	a.mu.Unlock()
 	o.b.notify.kick(a)
-	return a, nil
+	return nil
 }
 
 // release ends a handle: its stores are published, then the data plane and, at the
 // last handle, the catalog let go of it. The kernel does not wait for it.
 func (o *opens) release(a *openArea, write bool) {
+	if a.direct.on.Load() {
+		o.releaseDirect(a, write)
+		return
+	}
 	if write {
 		if a.live.Add(-1) == 0 {
 			o.b.harvest.forget(a)
@@ -333,7 +372,7 @@ func (a *openArea) note(i dsm.Inode) {
 	if i.Rev < a.mu.rev {
 		return
 	}
-	a.mu.rev, a.mu.gen, a.mu.size = i.Rev, i.Gen, i.Size
+	a.mu.rev, a.mu.gen, a.mu.size, a.mu.access = i.Rev, i.Gen, i.Size, i.Spec.Access
 	a.every.Store(int64(i.Spec.Interval))
 }
 
@@ -377,9 +416,12 @@ func (b *bridge) areaStats(a *openArea) string {
 		stat("version", uint64(area.Version())),
 		stat("resident_bytes", area.ResidentBytes()),
 		stat("handles", handles),
-		stat("writable_handles", a.live.Load()),
+		stat("writable_handles", a.live.Load()+a.direct.writers.Load()),
+		stat("access", b.accessNow(a)),
 		stat("attached_writers", a.attached.Load()),
 		stat("tracking", strings.TrimSpace(b.cfg.Tracking.String()+" "+b.cfg.TrackingReason)),
+		stat("compare_ms", area.CompareTime().Milliseconds()),
+		stat("compare_rest_ms", time.Duration(a.direct.rest.Load()).Milliseconds()),
 	}, area.TrackingStats()...))
 }
 

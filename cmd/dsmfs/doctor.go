@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dsmfs/dsmfs/fs"
 	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
@@ -30,8 +31,7 @@ func examine() []finding {
 		memfdFinding(),
 		writebackFinding(),
 		trackingFinding(),
-		sinceFinding(kernel, "FUSE passthrough", 6, 9,
-			"this version does not use it yet", "plain mmap does not need it"),
+		passthroughFinding(),
 	}
 }
 
@@ -80,15 +80,6 @@ func kernelRelease() string {
 		return "unknown"
 	}
 	return unix.ByteSliceToString(u.Release[:])
-}
-
-// kernelAtLeast compares releases such as 6.18.44-fc; one that cannot be read is old.
-func kernelAtLeast(release string, major, minor int) bool {
-	var a, b int
-	if _, err := fmt.Sscanf(release, "%d.%d", &a, &b); err != nil {
-		return false
-	}
-	return a > major || a == major && b >= minor
 }
 
 func fuseFinding(kernel string) finding {
@@ -182,13 +173,12 @@ func trackingFinding() finding {
 	return f
 }
 
-// sinceFinding is about a feature that a kernel has from a release on.
-func sinceFinding(kernel, what string, major, minor int, gain, loss string) finding {
-	f := finding{what: what, ok: kernelAtLeast(kernel, major, minor)}
-	if f.ok {
-		f.text = fmt.Sprintf("there (Linux %d.%d or later): %s", major, minor, gain)
-	} else {
-		f.text = fmt.Sprintf("not there (needs Linux %d.%d, this is %s): %s", major, minor, kernel, loss)
+// passthroughFinding is about files with user.dsm.access=direct.
+func passthroughFinding() finding {
+	f := finding{what: "FUSE passthrough", ok: true, text: "there: plain opens of files with user.dsm.access=direct get the memory itself"}
+	if err := fs.ProbePassthrough(); err != nil {
+		f.ok = false
+		f.text = "not there: files with user.dsm.access=direct are served through the page cache like all others: " + err.Error()
 	}
 	return f
 }

@@ -16,23 +16,24 @@ import (
 // mountConfig is what mount is told. background and its kin are about the
 // process, the rest about the node.
 type mountConfig struct {
-	point      string
-	join       []string
-	listen     string
-	advertise  string
-	name       string
-	insecure   bool
-	memory     byteSize
-	state      string
-	timeout    time.Duration
-	tracking   string
-	logLevel   string
-	logFile    string
-	allowOther bool
-	noMount    bool
-	force      bool
-	foreground bool
-	detached   bool // this is the child of background
+	point       string
+	join        []string
+	listen      string
+	advertise   string
+	name        string
+	insecure    bool
+	memory      byteSize
+	state       string
+	timeout     time.Duration
+	tracking    string
+	passthrough string
+	logLevel    string
+	logFile     string
+	allowOther  bool
+	noMount     bool
+	force       bool
+	foreground  bool
+	detached    bool // this is the child of background
 }
 
 // maxName bounds the name of a node: gossip has no room for more.
@@ -56,6 +57,7 @@ func registerMountFlags(f *pflag.FlagSet, c *mountConfig) {
 	f.StringVar(&c.state, "state", "", "`DIR` for the lock, process id and log of this mount; default: "+stateBase()+"/NAME-OF-MNT")
 	f.DurationVar(&c.timeout, "fault-timeout", 30*time.Second, "end accesses that wait for other nodes after this")
 	f.StringVar(&c.tracking, "tracking", "auto", "how stores of attached programs are found: auto, async, sync or compare; see dsmfs doctor")
+	f.StringVar(&c.passthrough, "passthrough", "auto", "let programs have the memory of files with user.dsm.access=direct: auto, where it works, or off; see dsmfs doctor")
 	f.StringVar(&c.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&c.logFile, "log-file", "", "`FILE` to append the log to; default: DIR/log of --state, with -f standard error")
 	f.BoolVar(&c.allowOther, "allow-other", os.Geteuid() == 0, "let other users in, as far as owner and mode of the files allow")
@@ -164,6 +166,9 @@ func (c *mountConfig) check() error {
 	if _, _, err := c.trackingMode(); err != nil {
 		return fail(exitUsage, "--tracking: %w", err)
 	}
+	if !slices.Contains([]string{"auto", "off"}, c.passthrough) {
+		return fail(exitUsage, "--passthrough %q: want auto or off", c.passthrough)
+	}
 	if _, err := parseLevel(c.logLevel); err != nil {
 		return err
 	}
@@ -226,6 +231,14 @@ func mountHelperVerb(p *program, args []string) error {
 		return err
 	}
 	return mountVerb(p, rest)
+}
+
+// passthroughOff says why no file is direct although the kernel may be able to; "" if they may be.
+func (c *mountConfig) passthroughOff() string {
+	if c.passthrough == "off" {
+		return "--passthrough=off"
+	}
+	return ""
 }
 
 // trackingMode returns how stores of attached programs are found on this machine, and

@@ -158,6 +158,7 @@ func (n *node) mount(context.Context) error {
 		Mountpoint: point, Names: n.cat, Areas: areas{n}, Info: info{n}, Log: n.log.With("part", "fs"),
 		HarvestArgv: []string{selfPath, harvestVerbName}, GuardArgv: []string{selfPath, guardVerbName}, FaultTimeout: n.cfg.timeout,
 		AttachSocket: filepath.Join(n.cfg.state, "attach"), Tracking: tracking, TrackingReason: reason,
+		PassthroughOff: n.cfg.passthroughOff(),
 	})
 	switch {
 	case errs.Is(err, errs.Busy):

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/dsmfs/dsmfs/catalog"
 	"github.com/dsmfs/dsmfs/coherence"
@@ -131,6 +132,9 @@ func (a *area) Track(source fs.Source, off, n int64) (stop func()) {
 	return a.Area.Track(source, off, n)
 }
 
+// CompareTime implements fs.Area.
+func (a *area) CompareTime() time.Duration { return a.Area.TrackingStats().CompareTime }
+
 // TrackingStats implements fs.Area.
 func (a *area) TrackingStats() []fs.Stat {
 	t := a.Area.TrackingStats()
@@ -189,6 +193,7 @@ func (i info) Config() []fs.Stat {
 		{Name: "memory", Value: strconv.FormatInt(int64(c.memory), 10)},
 		{Name: "fault_timeout", Value: c.timeout.String()},
 		{Name: "tracking", Value: i.n.tracking()},
+		{Name: "passthrough", Value: c.passthrough},
 		{Name: "insecure", Value: strconv.FormatBool(c.insecure)},
 	}
 }

@@ -151,14 +151,6 @@ func TestResolveMount(t *testing.T) {
 	}
 }
 
-func TestKernelAtLeast(t *testing.T) {
-	for release, want := range map[string]bool{"6.9.0": true, "6.18.44-fc": true, "7.0": true, "6.8.12": false, "5.19": false, "odd": false} {
-		if kernelAtLeast(release, 6, 9) != want {
-			t.Errorf("%s at least 6.9: %v", release, !want)
-		}
-	}
-}
-
 func TestNodeName(t *testing.T) {
 	host, err := os.Hostname()
 	if err != nil {

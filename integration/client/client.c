@@ -240,6 +240,19 @@ static void cmd_pwrite(char **a)
 	free(p);
 }
 
+/* write FD HEX: at the file's own offset, or its end. */
+static void cmd_write(char **a)
+{
+	size_t n;
+	unsigned char *p = bytes_of(a[1], &n);
+	ssize_t r = write(atoi(a[0]), p, n);
+	if (r < 0)
+		answer_errno();
+	else
+		answer("ok %zd", r);
+	free(p);
+}
+
 static const struct command commands[] = {
 	{"open", 2, cmd_open}, {"close", 1, cmd_close}, {"fsync", 1, cmd_fsync},
 	{"ftruncate", 2, cmd_ftruncate}, {"truncate", 2, cmd_truncate}, {"fallocate", 3, cmd_fallocate},
@@ -248,7 +261,7 @@ static const struct command commands[] = {
 	{"chmod", 2, cmd_chmod}, {"chown", 3, cmd_chown}, {"utimens", 2, cmd_utimens},
 	{"setxattr", 3, cmd_setxattr}, {"getxattr", 2, cmd_getxattr}, {"removexattr", 2, cmd_removexattr}, {"listxattr", 1, cmd_listxattr},
 	{"stat", 1, cmd_stat}, {"fstat", 1, cmd_fstat}, {"statfs", 1, cmd_statfs}, {"ls", 1, cmd_ls},
-	{"pread", 3, cmd_pread}, {"pwrite", 3, cmd_pwrite},
+	{"pread", 3, cmd_pread}, {"pwrite", 3, cmd_pwrite}, {"write", 2, cmd_write},
 	{NULL, 0, NULL},
 };
 

@@ -7,13 +7,17 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <linux/io_uring.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
+#include <unistd.h>
 
 #define MAX_MAPS 64
 #define MAX_JOBS 64
@@ -295,9 +299,38 @@ static void cmd_join(char **a)
 		answer("ok %ld", syncs);
 }
 
+/* pin MAP OFF LEN: pins the memory for good, as a driver of a GPU or a network card does: here the
+ * registered buffer of an io_uring, which goes with its descriptor. */
+static void cmd_pin(char **a)
+{
+	struct io_uring_params p = {0};
+	int fd = (int)syscall(SYS_io_uring_setup, 1, &p);
+	if (fd < 0) {
+		answer_errno();
+		return;
+	}
+	struct iovec v = {at(a[0], a[1]), (size_t)atoll(a[2])};
+	if (syscall(SYS_io_uring_register, fd, IORING_REGISTER_BUFFERS, &v, 1) < 0) {
+		answer_errno();
+		close(fd);
+	} else
+		answer("ok %d", fd);
+}
+
+/* mlock MAP */
+static void cmd_mlock(char **a)
+{
+	int id = atoi(a[0]) % MAX_MAPS;
+	if (mlock(maps[id].p, maps[id].n) < 0)
+		answer_errno();
+	else
+		answer("ok");
+}
+
 const struct command memory_commands[] = {
 	{"mmap", 4, cmd_mmap}, {"munmap", 1, cmd_munmap}, {"msync", 1, cmd_msync},
 	{"load", 3, cmd_load}, {"store", 3, cmd_store}, {"fill", 4, cmd_fill}, {"check", 4, cmd_check},
 	{"spin", 4, cmd_spin}, {"range", 4, cmd_range}, {"add", 6, cmd_add}, {"join", 1, cmd_join},
+	{"pin", 3, cmd_pin}, {"mlock", 1, cmd_mlock},
 	{NULL, 0, NULL},
 };

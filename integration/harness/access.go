@@ -124,6 +124,12 @@ func (f *File) Map(size int64) *Map {
 	return &Map{f.c, int(number(f.c.Must("mmap %d 0 %d rw", f.FD, size)[0])), size}
 }
 
+// MapRead maps size bytes for reading.
+func (f *File) MapRead(size int64) *Map {
+	f.c.n.c.t.Helper()
+	return &Map{f.c, int(number(f.c.Must("mmap %d 0 %d r", f.FD, size)[0])), size}
+}
+
 // Truncate sets the size.
 func (f *File) Truncate(size int64) {
 	f.c.n.c.t.Helper()
@@ -147,6 +153,14 @@ func (f *File) Write(off int64, p []byte) {
 	f.c.n.c.t.Helper()
 	if n := number(f.c.Must("pwrite %d %d %s", f.FD, off, digits(p))[0]); n != int64(len(p)) {
 		f.c.n.c.t.Fatalf("%s: pwrite of %d bytes wrote %d", f.c.n.Name, len(p), n)
+	}
+}
+
+// Append is write(2) of a file that was opened to append.
+func (f *File) Append(p []byte) {
+	f.c.n.c.t.Helper()
+	if n := number(f.c.Must("write %d %s", f.FD, digits(p))[0]); n != int64(len(p)) {
+		f.c.n.c.t.Fatalf("%s: write of %d bytes wrote %d", f.c.n.Name, len(p), n)
 	}
 }
 
@@ -231,6 +245,19 @@ func (m *Map) Range(dtype string, off int64, count int) (lo, hi int64) {
 	m.c.n.c.t.Helper()
 	words := m.c.Must("range %s %d %d %d", dtype, m.id, off, count)
 	return number(words[0]), number(words[1])
+}
+
+// Pin pins memory for good, until the client ends: EFAULT, EINVAL or
+// EOPNOTSUPP if it cannot be pinned.
+func (m *Map) Pin(off, n int64) error {
+	_, err := m.c.Do("pin %d %d %d", m.id, off, n)
+	return err
+}
+
+// Lock is mlock(2).
+func (m *Map) Lock() {
+	m.c.n.c.t.Helper()
+	m.c.Must("mlock %d", m.id)
 }
 
 // Unmap unmaps.

@@ -29,9 +29,10 @@ type Node struct {
 	exited  chan struct{} // closed when the daemon is gone
 	killed  bool          // by the test, so a dead mount is expected
 	paused  atomic.Bool
-	Name    string // n1, n2, ...
-	Mount   string // the mount point
-	Address string // host:port that it listens on
+	Name    string   // n1, n2, ...
+	Mount   string   // the mount point
+	Address string   // host:port that it listens on
+	Flags   []string // more flags of dsmfs mount, of this node alone
 }
 
 // index counts the nodes from 1.
@@ -53,7 +54,7 @@ func (n *Node) Arguments() []string {
 			break
 		}
 	}
-	return append(args, n.c.opts.Flags...)
+	return append(append(args, n.c.opts.Flags...), n.Flags...)
 }
 
 // State is the node's state directory.

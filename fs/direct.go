@@ -1,0 +1,311 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// directState is what an area has of programs whose plain opens got the memfd of the
+// working copy itself (user.dsm.access=direct, K17): the kernel then passes their reads,
+// writes and mappings on to the memfd. To the data plane that is what a program is that has
+// attached, of whose stores nobody tells: they are found by comparing.
+//
+// The kernel's RELEASE comes at close(2), but a mapping lives on, is stored to, and has to
+// be kept up to date. So what holds the area here is not the handles but two sessions
+// beside them, one as long as anybody has the memfd open or mapped, and one as long as
+// anybody has it so for writing: unused asks the kernel, who knows.
+//
+// All but the atomic fields is guarded by the area's gate.
+type directState struct {
+	// on says how the mount's handles have the area open. An inode cannot be open
+	// in both ways (EIO), so what the first open chose is so until the last is closed.
+	on atomic.Bool
+	// writers is the number of handles of the mount that may store.
+	writers atomic.Int32
+	// writing is the number of sessions for writing, one that is ending included.
+	writing atomic.Int32
+	// rest is for how long the last comparison kept the next away.
+	rest atomic.Int64
+	// backing is the memfd's number in the kernel while the mount has handles, else 0.
+	backing atomic.Int32
+
+	file  *os.File // the memfd, for reading; nil: nobody has it
+	stop  func()   // ends the tracking; nil: nobody can store
+	timer *time.Timer
+	pause time.Duration // until it fires
+}
+
+const (
+	// firstLook and lastLook are the pauses between looks whether the last mapping is
+	// gone: each is twice the one before.
+	firstLook = 5 * time.Millisecond
+	lastLook  = time.Second
+	// compareShare is the part of one core, one in so many, that a node spends on
+	// comparing direct areas at their intervals. It is what programs pay for not telling of
+	// their stores, whether they make any or not. With a tenth 256 MiB that do not
+	// change (K24: 40 ms) are looked at two or three times a second.
+	compareShare = 10
+)
+
+// errRefused says that the kernel does not take a memfd.
+var errRefused = errors.New("no passthrough")
+
+// choose decides at the first open of the mount how it has the area open. alone
+// says that what is noted of it is of just now.
+func (o *opens) choose(ctx context.Context, a *openArea, alone bool) error {
+	if !alone {
+		i, err := o.b.cfg.Names.Getattr(ctx, dsm.Ino(a.id))
+		if err != nil {
+			return err
+		}
+		a.note(i)
+	}
+	wanted := a.access() == dsm.AccessDirect
+	if wanted && o.b.passthrough.reason() != "" {
+		o.b.passthrough.refused(o.b.log)
+		wanted = false
+	}
+	a.direct.on.Store(wanted)
+	return nil
+}
+
+// enterDirect readies the memfd for one more handle of the mount. errRefused, which
+// only the first can get, says that the area is to be opened through the page cache.
+func (o *opens) enterDirect(ctx context.Context, a *openArea, write bool) error {
+	d := &a.direct
+	if d.file == nil {
+		if err := o.addLocked(ctx, a, false); err != nil {
+			return err
+		}
+		f, err := a.current().Attach(ctx, false)
+		if err != nil {
+			o.closeLocked(a, false, false)
+			return err
+		}
+		d.file = f
+	}
+	if d.backing.Load() == 0 {
+		id, err := o.b.passthrough.register(d.file)
+		if err != nil {
+			o.b.passthrough.refused(o.b.log)
+			return errRefused
+		}
+		d.backing.Store(id)
+	}
+	if write {
+		if err := o.startWriting(ctx, a); err != nil {
+			return err
+		}
+		d.writers.Add(1)
+	}
+	return nil
+}
+
+// startWriting begins the session for writing unless there is one.
+func (o *opens) startWriting(ctx context.Context, a *openArea) error {
+	d := &a.direct
+	if d.stop != nil {
+		return nil
+	}
+	if err := o.addLocked(ctx, a, true); err != nil {
+		return err
+	}
+	f, err := a.current().Attach(ctx, true)
+	if err != nil {
+		o.closeLocked(a, true, false)
+		return err
+	}
+	_ = f.Close() // the kernel opens it for the program by the other one
+	d.stop = a.current().Track(nil, 0, dsm.MaxAreaSize)
+	if d.writing.Add(1) == 1 {
+		o.b.passthrough.writing.Add(1)
+	}
+	if a.attached.Add(1) == 1 {
+		o.b.intervals.opened(a)
+	}
+	return nil
+}
+
+// stopWriting ends the session for writing, in the background: what was stored last is
+// found and published first.
+func (o *opens) stopWriting(a *openArea) {
+	d := &a.direct
+	stop := d.stop
+	d.stop = nil
+	o.b.releases.run(func() {
+		stop()
+		ctx, cancel := context.WithTimeout(context.Background(), o.b.cfg.FaultTimeout)
+		err := o.b.publish(ctx, a)
+		cancel()
+		if err != nil {
+			o.b.log.Warn("stores of a closed file are not published yet", "area", a.id, "err", err)
+		}
+		if d.writing.Add(-1) == 0 {
+			o.b.passthrough.writing.Add(-1)
+			a.current().Trim() // what could not be taken note of
+		}
+		a.current().Detach(true)
+		o.detach(a, true)
+	})
+}
+
+// releaseDirect ends a handle of the mount. Its stores were published at close(2), and
+// later ones, of a mapping that is left, are when the last is gone, or at the interval.
+func (o *opens) releaseDirect(a *openArea, write bool) {
+	a.gate <- struct{}{}
+	defer func() { <-a.gate }()
+	if write {
+		a.direct.writers.Add(-1)
+	}
+	o.closeLocked(a, write, true)
+	a.direct.pause = 0
+	o.lookLocked(a)
+}
+
+// lookLocked ends what nobody uses any more, and looks again later if only mappings are left.
+func (o *opens) lookLocked(a *openArea) {
+	d := &a.direct
+	if d.file == nil {
+		return
+	}
+	open := d.on.Load() && a.kernelHandles() > 0
+	if id := d.backing.Load(); !open && id != 0 {
+		if e := o.b.passthrough.server.UnregisterBackingFd(id); e != 0 {
+			o.b.log.Debug("the kernel does not give up a memory file", "area", a.id, "err", e)
+		}
+		d.backing.Store(0)
+	}
+	gone := !open && o.unused(a, unix.F_WRLCK)
+	if d.stop != nil && d.writers.Load() == 0 && (gone || o.unused(a, unix.F_RDLCK)) {
+		o.stopWriting(a)
+	}
+	if gone {
+		o.dropLocked(a)
+		return
+	}
+	if open && (d.stop == nil || d.writers.Load() > 0) {
+		return // the next RELEASE looks
+	}
+	d.pause = min(max(2*d.pause, firstLook), lastLook)
+	if d.timer == nil {
+		d.timer = time.AfterFunc(d.pause, func() { o.b.background.run(func() { o.look(a) }) })
+		return
+	}
+	d.timer.Reset(d.pause)
+}
+
+func (o *opens) look(a *openArea) {
+	a.gate <- struct{}{}
+	defer func() { <-a.gate }()
+	o.lookLocked(a)
+}
+
+func (o *opens) unused(a *openArea, kind int) bool {
+	free, err := unused(a.direct.file, kind)
+	if err != nil {
+		o.b.log.Debug("cannot tell whether a file is still mapped", "area", a.id, "err", err)
+	}
+	return free
+}
+
+// dropLocked ends the session for reading.
+func (o *opens) dropLocked(a *openArea) {
+	_ = a.direct.file.Close() // only read
+	a.direct.file = nil
+	o.closeLocked(a, false, false)
+}
+
+// endDirect ends all sessions when the mount is gone. The memory of programs
+// that are left is their own from then on.
+func (o *opens) endDirect() {
+	for _, a := range o.all(func(*openArea) bool { return true }) {
+		a.gate <- struct{}{}
+		if a.direct.stop != nil {
+			o.stopWriting(a)
+		}
+		if a.direct.file != nil {
+			o.dropLocked(a)
+		}
+		<-a.gate
+	}
+}
+
+// grown takes note of what programs have written past the end of an area that they have
+// open directly, which nobody told. What there is no room for is cut off again, which
+// is errs.NoSpace or errs.TooLarge.
+func (b *bridge) grown(ctx context.Context, a *openArea) error {
+	if a.direct.writing.Load() == 0 {
+		return nil
+	}
+	area := a.current()
+	end := area.Extended()
+	if end == 0 {
+		return nil
+	}
+	var i dsm.Inode
+	err := error(errs.E(errs.TooLarge, "write", ""))
+	if end <= dsm.MaxAreaSize {
+		i, err = b.resize(ctx, dsm.Ino(a.id), dsm.SetAttr{GrowTo: &end})
+	}
+	switch {
+	case errs.Is(err, errs.NoSpace), errs.Is(err, errs.TooLarge):
+		area.Trim()
+		b.log.Error("what was written past the end of a direct file is cut off again", "area", a.id, "end", end, "err", err)
+		b.notify.attrChanged(a) // the kernel believes that it is there
+	case err != nil:
+		b.log.Warn("what was written past the end of a direct file is not part of it yet", "area", a.id, "end", end, "err", err)
+	default:
+		a.note(i)
+		a.kernelSize.Store(i.Size) // it knew before
+	}
+	return err
+}
+
+// restAfter returns how long the area's interval rests after a round in which
+// comparing took that long: all areas of the node together get their share.
+func (b *bridge) restAfter(a *openArea, compared time.Duration) time.Duration {
+	if a.direct.writing.Load() == 0 {
+		return 0
+	}
+	n := max(b.passthrough.writing.Load(), 1)
+	rest := (compareShare*time.Duration(n) - 1) * compared
+	a.direct.rest.Store(int64(rest))
+	return rest
+}
+
+// accessNow says how plain opens of the area are served, and if not as it says itself, why.
+func (b *bridge) accessNow(a *openArea) string {
+	if a.direct.on.Load() {
+		return dsm.AccessDirect.String()
+	}
+	cached := dsm.AccessCached.String()
+	switch why := b.passthrough.reason(); {
+	case a.access() == dsm.AccessCached:
+		return cached
+	case why != "":
+		return cached + " " + why
+	case a.kernelHandles() > 0:
+		return cached + " until all that have it open have closed it"
+	}
+	return dsm.AccessDirect.String()
+}
+
+func (a *openArea) access() dsm.Access {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.access
+}
+
+func (a *openArea) kernelHandles() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.kernel
+}

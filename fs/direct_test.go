@@ -1,0 +1,197 @@
+package fs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// memfd returns a memory file of one page, and one to open it anew.
+func memfd(t *testing.T) (f *os.File, open func(flags int) *os.File) {
+	t.Helper()
+	fd, err := unix.MemfdCreate("dsmfs-test", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f = os.NewFile(uintptr(fd), "memfd")
+	t.Cleanup(func() { _ = f.Close() })
+	if err := f.Truncate(dsm.PageSize); err != nil {
+		t.Fatal(err)
+	}
+	return f, func(flags int) *os.File {
+		t.Helper()
+		o, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), flags, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = o.Close() })
+		return o
+	}
+}
+
+// TestUnused asks the kernel who has a memory file: the one that made it and the one that
+// asks do not count, nor do mappings of the first; all else does, to its last mapping.
+func TestUnused(t *testing.T) {
+	made, open := memfd(t)
+	own, err := unix.Mmap(int(made.Fd()), 0, dsm.PageSize, rw, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(own)
+	ask := open(os.O_RDONLY)
+	want := func(when string, forWriting, atAll bool) {
+		t.Helper()
+		for kind, want := range map[int]bool{unix.F_RDLCK: forWriting, unix.F_WRLCK: atAll} {
+			if got, err := unused(ask, kind); got != want || err != nil {
+				t.Errorf("%s: unused(%d) = %v, %v, want %v", when, kind, got, err, want)
+			}
+		}
+	}
+	want("nobody has it", true, true)
+	for _, c := range []struct {
+		name     string
+		flags    int
+		prot     int
+		forWrite bool
+	}{{"to read", os.O_RDONLY, unix.PROT_READ, true}, {"to read and write", os.O_RDWR, rw, false}} {
+		f := open(c.flags)
+		want("open "+c.name, c.forWrite, false)
+		m, err := unix.Mmap(int(f.Fd()), 0, dsm.PageSize, c.prot, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		want("mapped "+c.name, c.forWrite, false)
+		if err := unix.Munmap(m); err != nil {
+			t.Fatal(err)
+		}
+		want("no more mapped "+c.name, true, true)
+	}
+}
+
+// TestCompareRest: the areas of a node that are compared share a tenth of a core.
+func TestCompareRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, a, p := pacedArea(10 * time.Millisecond)
+		a.live.Store(0)
+		a.attached.Store(1)
+		a.direct.writing.Store(1)
+		b.passthrough.writing.Store(1)
+		p.took, p.compare = 50*time.Millisecond, 40*time.Millisecond
+		b.intervals.opened(a)
+		time.Sleep(2 * time.Second)
+		first := p.starts()
+		if len(first) < 4 {
+			t.Fatalf("%d publishes in 2 s", len(first))
+		}
+		between := func(at []time.Time) time.Duration {
+			synctest.Wait()
+			return at[len(at)-1].Sub(at[len(at)-2]) - p.took
+		}
+		if got, want := between(first), 9*p.compare; got < want || got > want+togetherness(a.interval()) {
+			t.Errorf("%v between comparisons of %v", got, p.compare)
+		}
+		b.passthrough.writing.Store(3)
+		time.Sleep(10 * time.Second)
+		if got, want := between(p.starts()), 29*p.compare; got < want || got > want+togetherness(a.interval()) {
+			t.Errorf("%v between comparisons of %v in one of three areas", got, p.compare)
+		}
+		a.attached.Store(0) // the timer finds nothing to do
+		time.Sleep(10 * time.Second)
+	})
+}
+
+// refusing is a kernel that takes a number of memory files and no more.
+type refusing struct {
+	asked atomic.Int32
+	takes int32
+}
+
+func (r *refusing) RegisterBackingFd(*fuse.BackingMap) (int32, syscall.Errno) {
+	if n := r.asked.Add(1); n <= r.takes {
+		return n, 0
+	}
+	return 0, syscall.ENOMEM
+}
+func (r *refusing) UnregisterBackingFd(int32) syscall.Errno { return 0 }
+
+// TestPassthroughRefused: where the kernel takes no memory files, which shows at the start
+// or only later, direct files are served through the page cache, and the log says so once.
+func TestPassthroughRefused(t *testing.T) {
+	for _, c := range []struct {
+		name, off string
+		asked     int32
+		why       string
+	}{
+		{"from the start", "the test says so", 0, "the test says so"},
+		{"later", "", 1, "the kernel refused a memory file"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := mountTest(t, func(cfg *Config) { cfg.PassthroughOff = c.off })
+			server := &refusing{}
+			f.fs.b.passthrough.server = server
+			if c.off == "" {
+				f.fs.b.passthrough.why.Store(nil) // also of a kernel that has no passthrough
+			}
+			_, open := memfd(t)
+			cl := startClient(t)
+			for _, name := range []string{"v", "w"} {
+				a := f.file(cl, name, nil)
+				a.attach = func() (*os.File, error) { return open(os.O_RDONLY), nil }
+				f.names.mu.Lock()
+				f.names.nodes[dsm.Ino(a.id)].Spec.Access = dsm.AccessDirect
+				f.names.mu.Unlock()
+				fd := cl.open(f.path(name), unix.O_RDWR)
+				cl.must(clientCall{Op: "pwrite", FD: fd, Data: []byte("cached")})
+				again := cl.open(f.path(name), unix.O_RDONLY)
+				if got := cl.must(clientCall{Op: "pread", FD: again, Len: 6}); string(got.Data) != "cached" {
+					t.Errorf("%s: read %q", name, got.Data)
+				}
+				if s := a.state(); s.opens != 2 {
+					t.Errorf("%s: the data plane has %d handles, want 2", name, s.opens)
+				}
+				cl.wantErrno(syscall.EINVAL, clientCall{Op: "open", Path: f.path(name), Flag: unix.O_RDWR | unix.O_DIRECT})
+				stats := f.fs.b.areaStats(f.fs.b.opens.find(a.id))
+				if !strings.Contains(stats, "access cached "+c.why) {
+					t.Errorf("%s: stats:\n%s", name, stats)
+				}
+			}
+			if got := strings.Count(f.log.String(), "served through the page cache"); got != 1 {
+				t.Errorf("the log says %d times that files are not direct, want once", got)
+			}
+			if got := server.asked.Load(); got != c.asked {
+				t.Errorf("the kernel was asked %d times, want %d", got, c.asked)
+			}
+		})
+	}
+}
+
+// TestProbePassthrough: the probe and a mount agree.
+func TestProbePassthrough(t *testing.T) {
+	f := mountTest(t)
+	if err, why := ProbePassthrough(), f.fs.b.passthrough.reason(); (err == nil) != (why == "") {
+		t.Errorf("the probe says %v, the mount %q", err, why)
+	}
+	server := &refusing{}
+	var p passthrough
+	p.init(server, "")
+	if got := p.reason(); !strings.Contains(got, syscall.ENOMEM.Error()) {
+		t.Errorf("a kernel that refuses: %q", got)
+	}
+	if err := tryPassthrough(&refusing{takes: 1}); err != nil && !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("a kernel that takes one: %v", err)
+	}
+}
