@@ -65,7 +65,7 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 	}
 	a := b.opens.find(dsm.AreaID(in.NodeId))
 	if a != nil {
-		_ = b.grown(r, a) // the next fsync or close says so
+		b.grown(r, a)
 	}
 	i, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
 	if errs.Is(err, errs.NotExist) {
@@ -119,7 +119,7 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 		size := int64(v)
 		ch.Size = &size
 		if a := b.opens.find(dsm.AreaID(in.NodeId)); a != nil {
-			_ = b.grown(r, a) // or it would not be cut off; the next fsync or close says what is wrong
+			b.grown(r, a) // or it would not be cut off
 		}
 		if ch.Mtime == nil {
 			now := time.Now()

@@ -34,6 +34,8 @@ type directState struct {
 	writing atomic.Int32
 	// rest is for how long the last comparison kept the next away.
 	rest atomic.Int64
+	// cut is why what was written past the end has been cut off, until a program is told.
+	cut atomic.Pointer[error]
 	// backing is the memfd's number in the kernel while the mount has handles, else 0.
 	backing atomic.Int32
 
@@ -239,25 +241,27 @@ func (o *opens) endDirect() {
 }
 
 // grown takes note of what programs have written past the end of an area that they have
-// open directly, which nobody told. What there is no room for is cut off again, which
-// is errs.NoSpace or errs.TooLarge.
-func (b *bridge) grown(ctx context.Context, a *openArea) error {
+// open directly, which nobody told. What there is no room for is cut off again, and the next
+// fsync or close says so.
+func (b *bridge) grown(ctx context.Context, a *openArea) {
 	if a.direct.writing.Load() == 0 {
-		return nil
+		return
 	}
 	area := a.current()
 	end := area.Extended()
 	if end == 0 {
-		return nil
+		return
 	}
 	var i dsm.Inode
 	err := error(errs.E(errs.TooLarge, "write", ""))
 	if end <= dsm.MaxAreaSize {
-		i, err = b.resize(ctx, dsm.Ino(a.id), dsm.SetAttr{GrowTo: &end})
+		// Not resize, which waits for releases: one of them may be here.
+		i, err = b.cfg.Names.SetAttr(ctx, dsm.Ino(a.id), dsm.SetAttr{GrowTo: &end})
 	}
 	switch {
 	case errs.Is(err, errs.NoSpace), errs.Is(err, errs.TooLarge):
 		area.Trim()
+		a.direct.cut.Store(&err)
 		b.log.Error("what was written past the end of a direct file is cut off again", "area", a.id, "end", end, "err", err)
 		b.notify.attrChanged(a) // the kernel believes that it is there
 	case err != nil:
@@ -266,7 +270,14 @@ func (b *bridge) grown(ctx context.Context, a *openArea) error {
 		a.note(i)
 		a.kernelSize.Store(i.Size) // it knew before
 	}
-	return err
+}
+
+// cutOff returns, once, why something that was written past the end is not there any more.
+func (d *directState) cutOff() error {
+	if err := d.cut.Swap(nil); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // restAfter returns how long the area's interval rests after a round in which

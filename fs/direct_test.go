@@ -84,34 +84,30 @@ func TestUnused(t *testing.T) {
 
 // TestCompareRest: the areas of a node that are compared share a tenth of a core.
 func TestCompareRest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, a, p := pacedArea(10 * time.Millisecond)
-		a.live.Store(0)
-		a.attached.Store(1)
-		a.direct.writing.Store(1)
-		b.passthrough.writing.Store(1)
-		p.took, p.compare = 50*time.Millisecond, 40*time.Millisecond
-		b.intervals.opened(a)
-		time.Sleep(2 * time.Second)
-		first := p.starts()
-		if len(first) < 4 {
-			t.Fatalf("%d publishes in 2 s", len(first))
-		}
-		between := func(at []time.Time) time.Duration {
-			synctest.Wait()
-			return at[len(at)-1].Sub(at[len(at)-2]) - p.took
-		}
-		if got, want := between(first), 9*p.compare; got < want || got > want+togetherness(a.interval()) {
-			t.Errorf("%v between comparisons of %v", got, p.compare)
-		}
-		b.passthrough.writing.Store(3)
-		time.Sleep(10 * time.Second)
-		if got, want := between(p.starts()), 29*p.compare; got < want || got > want+togetherness(a.interval()) {
-			t.Errorf("%v between comparisons of %v in one of three areas", got, p.compare)
-		}
-		a.attached.Store(0) // the timer finds nothing to do
-		time.Sleep(10 * time.Second)
-	})
+	for n, rest := range map[int32]time.Duration{1: 9, 3: 29} {
+		synctest.Test(t, func(t *testing.T) {
+			b, a, p := pacedArea(10 * time.Millisecond)
+			a.live.Store(0)
+			a.attached.Store(1)
+			a.direct.writing.Store(1)
+			b.passthrough.writing.Store(n)
+			p.took, p.compare = 50*time.Millisecond, 40*time.Millisecond
+			b.intervals.opened(a)
+			time.Sleep(10 * time.Second)
+			at := p.starts()
+			if len(at) < 4 {
+				t.Fatalf("%d publishes in 10 s", len(at))
+			}
+			for i := range at[1:] {
+				got, want := at[i+1].Sub(at[i])-p.took, rest*p.compare
+				if got < want || got > want+togetherness(a.interval()) {
+					t.Errorf("%d areas: %v between comparisons of %v", n, got, p.compare)
+				}
+			}
+			a.attached.Store(0) // the timer finds nothing to do
+			time.Sleep(10 * time.Second)
+		})
+	}
 }
 
 // refusing is a kernel that takes a number of memory files and no more.

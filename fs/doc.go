@@ -16,7 +16,8 @@
 // timers by which that is published (interval.go); a node on which nobody stores, or is
 // attached for writing, does nothing. The attach socket (attach.go), at which programs get
 // the working copy itself; it works without a mount too (nomount.go). The guard (guard_process_linux.go), a child process that keeps
-// programs from reading zeroes when the daemon is killed. The queue of what the kernel must be told (notify.go). The tree of
+// programs from reading zeroes when the daemon is killed. The files that
+// plain opens get as the memory itself (direct.go). The queue of what the kernel must be told (notify.go). The tree of
 // control files /.dsm (control.go).
 //
 // # Deadlocks
@@ -36,10 +37,11 @@
 // # What is not supported
 //
 //   - Hard links and device nodes, sockets, fifos: EPERM.
-//   - O_DIRECT: EINVAL. What the page cache was given of an area must be known
-//     exactly (sums are taken against it); a read around it would make that a guess.
+//   - O_DIRECT: EINVAL, but of direct files. What the page cache was given of an area must be
+//     known exactly (sums are taken against it); a read around it would make that a guess.
 //   - flock and fcntl locks hold among the programs of one node only.
-//   - O_APPEND appends at the end of file that this node's kernel last saw.
+//   - O_APPEND appends at the end of file that this node's kernel last saw, of direct
+//     files at that which the node knows.
 //   - O_TMPFILE and fallocate modes other than growing and punching: EOPNOTSUPP.
 //   - access times do not change by reading.
 package fs

@@ -209,6 +209,9 @@ func (b *bridge) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	err := b.publish(r, h.area)
+	if err == nil {
+		err = h.area.direct.cutOff()
+	}
 	if err != nil {
 		b.log.Warn("publish at close", "area", h.area.id, "err", err)
 	}
@@ -224,6 +227,9 @@ func (b *bridge) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	err := b.sync(r, h.area)
+	if err == nil && h.write {
+		err = h.area.direct.cutOff()
+	}
 	if err != nil {
 		b.log.Warn("sync", "area", h.area.id, "err", err)
 	}

@@ -14,12 +14,12 @@ func (b *bridge) publish(ctx context.Context, a *openArea) error {
 	}
 	a.publishing.Add(1)
 	defer a.publishing.Add(-1)
-	grown := b.grown(ctx, a)
+	b.grown(ctx, a)
 	if err := a.current().Publish(ctx); err != nil {
 		return err
 	}
 	a.reached(stored)
-	return grown
+	return nil
 }
 
 // sync is fsync and msync.
@@ -27,12 +27,12 @@ func (b *bridge) sync(ctx context.Context, a *openArea) error {
 	stored := a.stored.Load()
 	a.publishing.Add(1)
 	defer a.publishing.Add(-1)
-	grown := b.grown(ctx, a)
+	b.grown(ctx, a)
 	if err := a.current().Sync(ctx); err != nil {
 		return err
 	}
 	a.reached(stored)
-	return grown
+	return nil
 }
 
 // reached records that the first n stores are published.
