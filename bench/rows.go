@@ -30,6 +30,7 @@ var rows = []row{
 	{"attach-sparse", attachSparseRow},
 	{"attach-half", attachHalfRow},
 	{"attach-bulk", attachBulkRow},
+	{"direct-stores", directStoresRow},
 	{"grow-dirty", growDirty},
 	{"grow-areas", growAreas},
 	{"grow-nodes", growNodes},
@@ -254,5 +255,31 @@ func storesRow(o options) ([]line, error) {
 		})
 		return func() (float64, error) { return one(a, "repeat-stores", area, size, length) },
 			func() (float64, error) { return one(a, "repeat-stores", shm, size, length) }, nil
+	})
+}
+
+func directStoresRow(o options) ([]line, error) {
+	size := o.pick(256*mib, 16*mib)
+	l := line{Name: fmt.Sprintf("steady stores and loads, plain mmap of a direct file, %d MiB", size/mib), Unit: "B/s", Measure: "the same on /dev/shm", Bound: 0.97, AtLeast: true}
+	return compare(l, harness.Options{Nodes: 2, Memory: "2G"}, o.rounds, func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+		n := c.Node(1)
+		res := n.Run(patience, "sh", "-ec", fmt.Sprintf("cd %s; touch w; echo direct > .dsm/areas/w/access; exec 3<w; grep -x 'access direct' .dsm/areas/w/stats", n.Mount))
+		if res.Err != nil {
+			return nil, nil, fmt.Errorf("a direct file: %w: %s%s", res.Err, res.Stdout, res.Stderr)
+		}
+		if err := onRequest(n, "w", size); err != nil {
+			return nil, nil, err
+		}
+		shm := filepath.Join("/dev/shm", filepath.Base(filepath.Dir(filepath.Dir(n.Mount))))
+		s.Cleanup(func() { _ = os.Remove(shm) }) // absent if nothing was measured
+		const times = 4
+		return func() (float64, error) {
+				v, err := one(n, "sweep", filepath.Join(n.Mount, "w"), size, times)
+				if err == nil { // what it stored is published by then, and the yardstick has the machine to itself
+					err = n.Run(patience, "sh", "-c", fmt.Sprintf("until grep -qx 'handles 0' %s/.dsm/areas/w/stats; do sleep .01; done", n.Mount)).Err
+				}
+				return v, err
+			},
+			func() (float64, error) { return one(n, "sweep", shm, size, times) }, nil
 	})
 }

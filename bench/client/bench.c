@@ -77,7 +77,7 @@ static const struct {
 	{"write-fsync", 2, write_fsync}, {"store-msync", 2, store_msync},
 	{"latency-writer", 4, latency_writer}, {"latency-reader", 3, latency_reader},
 	{"bulk-writer", 3, bulk_writer}, {"bulk-reader", 3, bulk_reader},
-	{"repeat-stores", 3, repeat_stores}, {"hold-areas", 3, hold_areas},
+	{"repeat-stores", 3, repeat_stores}, {"sweep", 3, sweep}, {"hold-areas", 3, hold_areas},
 	{"hold-file", 2, hold_file}, {"page-latency", 3, page_latency},
 };
 

@@ -26,6 +26,7 @@ void latency_reader(char **a);
 void bulk_writer(char **a);
 void bulk_reader(char **a);
 void repeat_stores(char **a);
+void sweep(char **a);
 void hold_areas(char **a);
 void hold_file(char **a);
 void page_latency(char **a);

@@ -77,6 +77,27 @@ void repeat_stores(char **a)
 	printf("%.0f\n", stored * 1e9 / (double)(end - start));
 }
 
+/* sweep PATH BYTES TIMES: stores to every word and loads all of them, again and again; bytes per second. */
+void sweep(char **a)
+{
+	size_t words = (size_t)atoll(a[1]) / 8;
+	volatile uint64_t *p = map_file(a[0], words * 8);
+	uint64_t times = (uint64_t)atoll(a[2]), sum = 0;
+	int64_t start = 0;
+	for (uint64_t v = 0; v <= times; v++) {
+		if (v == 1)
+			start = now(); /* the first takes memory */
+		for (size_t i = 0; i < words; i++)
+			p[i] = v;
+		for (size_t i = 0; i < words; i++)
+			sum += p[i];
+	}
+	int64_t took = now() - start;
+	if (sum != times * (times + 1) / 2 * words)
+		die("the sum of what was stored");
+	printf("%.0f\n", 2.0 * (double)times * (double)words * 8 * 1e9 / (double)took);
+}
+
 static void until_input_ends(void)
 {
 	char c;
