@@ -29,8 +29,11 @@ var unsupported = map[string]string{
 // TestPosix runs go-fuse's conformance tests in a child process on one node of three.
 func TestPosix(t *testing.T) {
 	long(t)
-	c := nodes(t, 3)
-	n := c.Node(2)
+	posix(t, nodes(t, 3).Node(2))
+}
+
+func posix(t *testing.T, n *harness.Node) {
+	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
