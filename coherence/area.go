@@ -36,6 +36,8 @@ type Area struct {
 		sending bool          // a goroutine is sending, in order
 		changed chan struct{} // closed and replaced when a waiter should look again
 		wake    bool          // this step did something that waiters wait for
+		charged charged       // what room knows of this area
+		cleaner bool          // this step made pages clean, or the kernel let go of some
 		notify  bool          // this step made notices for the kernel
 	}
 }
@@ -77,6 +79,7 @@ func (a *Area) step(event func()) {
 			a.mu.wake = true
 		}
 	}
+	more := a.charge()
 	notify := a.mu.notify
 	a.mu.notify = false
 	if a.mu.wake {
@@ -86,6 +89,9 @@ func (a *Area) step(event func()) {
 	}
 	a.deliverLocked()
 	a.mu.Unlock()
+	if more {
+		a.node.room.ring()
+	}
 	if notify {
 		if c := a.node.cache.Load(); c != nil {
 			(*c).Changed(a.id)
@@ -208,7 +214,11 @@ func page(e dsm.ExtentIndex, i int) dsm.PageIndex {
 // memory returns the copies of the area, making them at first use.
 func (a *Area) memory() (*pages.Area, error) {
 	if a.mu.mem == nil {
-		mem, err := pages.NewArea(a.id, a.mu.ino.Size)
+		make := pages.NewArea
+		if a.mu.ino.Spec.Residency == dsm.ResidencyDemand {
+			make = pages.NewDemandArea
+		}
+		mem, err := make(a.id, a.mu.ino.Size)
 		if err != nil {
 			return nil, &errs.Error{Op: "reserve memory", Area: a.id, Kind: errs.NoSpace, Err: err}
 		}
@@ -277,6 +287,9 @@ func (a *Area) inodeChanged(now dsm.Inode) {
 	if now.Gen != old.Gen {
 		a.homeGenChanged()
 	}
+	if now.Spec.Residency != old.Spec.Residency {
+		a.residencyChanged()
+	}
 	a.replicaResized(old.Size, now.Size)
 	a.replicaHoldChanged()
 	a.mu.wake = true
@@ -293,6 +306,9 @@ func (a *Area) remove() {
 	a.mu.removed = true
 	a.mu.out, a.mu.parked = nil, nil
 	a.mu.home.init()
+	for e, x := range a.mu.replica.extents {
+		a.node.room.forget(a.id, dsm.ExtentIndex(e), x.have)
+	}
 	a.mu.replica.init()
 	if a.mu.mem != nil {
 		a.closeMemory()

@@ -30,37 +30,43 @@ type attached struct {
 const attachWindow = 8
 
 // Attach readies the area, which the caller has opened, for one more program that maps the
-// working copy, and returns a descriptor of it: when all bytes are here and, for
-// write, the kernel's page cache holds nothing of which it is not known what it
+// working copy, and returns a descriptor of it: when all bytes are here (or, of an area on
+// demand, those that are not are found missing) and, for write, the kernel's page cache holds nothing of which it is not known what it
 // was given. Detach ends it.
 func (a *Area) Attach(ctx context.Context, write bool) (*os.File, error) {
-	if err := a.fetchAll(ctx); err != nil {
+	if err := a.readyToAttach(ctx); err != nil {
 		return nil, err
 	}
 	if write {
 		a.step(func() { a.countAttached(+1) })
 		if err := a.await(ctx, "attach", func() bool { return a.mu.cached.Writable() }); err != nil {
-			a.Detach(true)
+			a.step(func() { a.countAttached(-1) })
 			return nil, err
 		}
 	}
 	var f *os.File
 	var err error
-	a.step(func() { f, err = a.mu.mem.OpenWorking(write) })
+	a.step(func() { f, err = a.mu.mem.OpenWorking(write || a.mu.replica.demand) })
 	if f == nil && err == nil {
 		err = &errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist}
 	}
-	if err != nil && write {
-		a.Detach(true)
+	switch {
+	case err == nil:
+		a.step(func() { a.mu.replica.mapped++ })
+	case write:
+		a.step(func() { a.countAttached(-1) })
 	}
 	return f, err
 }
 
 // Detach ends an Attach. What was mapped has been removed by Untrack before.
 func (a *Area) Detach(write bool) {
-	if write {
-		a.step(func() { a.countAttached(-1) })
-	}
+	a.step(func() {
+		a.mu.replica.mapped--
+		if write {
+			a.countAttached(-1)
+		}
+	})
 }
 
 func (a *Area) countAttached(by int) {
@@ -75,6 +81,22 @@ func (a *Area) countAttached(by int) {
 
 // shared reports whether programs may be storing into the working copy now.
 func (a *Area) shared() bool { return a.mu.replica.attached > 0 }
+
+// readyToAttach returns when programs may map the working copy: all pages are here, or
+// those that are not are found missing.
+func (a *Area) readyToAttach(ctx context.Context) error {
+	demand := false
+	var err error
+	a.step(func() {
+		if demand = a.mu.replica.demand; demand {
+			err = a.mu.mem.Attachable()
+		}
+	})
+	if demand {
+		return err
+	}
+	return a.fetchAll(ctx)
+}
 
 // fetchAll returns when every page of the area is here. What comes to the area
 // later is here from the start.
@@ -162,7 +184,7 @@ func (a *Area) storedTo(off, n int64) {
 	}
 	r.lastStore = a.now()
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+n; e++ {
-		p := pagesOf(e, off, int(n))
+		p := a.here(e, pagesOf(e, off, int(n)))
 		r.extents[e].dirty = r.extents[e].dirty.Or(p)
 		a.touched(e, p)
 	}
@@ -218,13 +240,16 @@ func (a *Area) compared(off, n int64) (looked, changed int) {
 		return 0, 0
 	}
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+n; e++ {
-		a.touched(e, pagesOf(e, off, int(n)))
+		a.touched(e, a.here(e, pagesOf(e, off, int(n))))
 	}
 	r := &a.mu.replica
 	all := r.dense
 	err := a.mu.mem.DataRanges(off, n, func(off, n int64) {
 		for p := dsm.PageIndex(off / dsm.PageSize); int64(p)*dsm.PageSize < off+n; p++ {
 			e, i := p.Extent()
+			if !r.extents[e].have.Has(i) {
+				continue // a program that broke the protocol has touched it
+			}
 			if all {
 				r.extents[e].dirty.Add(i)
 				if p%denseSample != 0 {

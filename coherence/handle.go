@@ -120,19 +120,27 @@ func (a *Area) expire() {
 // if their home does not send them before ctx ends. Bytes past the end are not
 // read: n is short.
 func (a *Area) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
-	done := false
-	a.step(func() {
-		if n, done = a.read(p, off); !done {
-			a.fetch(off, len(p))
-		}
-	})
-	if !done {
-		err = a.await(ctx, "read", func() bool {
-			n, done = a.read(p, off)
-			return done
+	for {
+		done, demand := false, false
+		a.step(func() {
+			demand = a.mu.replica.demand
+			if n, done = a.read(p, off); !done && !demand {
+				a.fetch(off, len(p))
+			}
 		})
+		switch {
+		case done:
+			return n, nil
+		case !demand:
+			return n, a.await(ctx, "read", func() bool {
+				n, done = a.read(p, off)
+				return done
+			})
+		}
+		if err := a.bring(ctx, off, len(p)); err != nil {
+			return 0, err
+		}
 	}
-	return n, err
 }
 
 // read is ReadAt if the pages are here. The kernel fills what the reply lacks with
@@ -142,7 +150,18 @@ func (a *Area) read(p []byte, off int64) (n int, ok bool) {
 	if n = int(min(int64(len(p)), a.mu.ino.Size-off)); n > 0 && !a.present(off, n) {
 		return 0, false
 	}
+	a.use(off, n)
 	return a.mu.cached.Read(off, p), true
+}
+
+// use says of pages on demand that they are of use.
+func (a *Area) use(off int64, n int) {
+	if !a.mu.replica.demand || n <= 0 {
+		return
+	}
+	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(n); e++ {
+		a.node.room.used(a.id, e, pagesOf(e, off, n))
+	}
 }
 
 // present reports whether the pages of [off, off+n) are here.
@@ -176,18 +195,41 @@ func (a *Area) fetch(off int64, n int) {
 	end := min(off+int64(n), a.mu.ino.Size)
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < end && int(e) < len(r.extents); e++ {
 		x := r.extents[e]
-		miss := pagesOf(e, off, int(end-off)).Minus(x.have).Minus(x.asked)
-		if !miss.Empty() {
-			x.asked = x.asked.Or(miss)
-			a.send(a.row(e).Primary, &wire.Fetch{Stamp: a.stamp(), Extent: e, Pages: miss})
-		}
+		a.ask(e, x, pagesOf(e, off, int(end-off)))
 	}
 }
 
-// WriteAt takes over a WRITE of the kernel. It never waits: a store to a page that is
+// ask asks the home for those pages of an extent that are not here.
+func (a *Area) ask(e dsm.ExtentIndex, x *replicaExtent, p dsm.PageSet) {
+	miss := p.Minus(x.have).Minus(x.asked)
+	if miss.Empty() {
+		return
+	}
+	x.asked = x.asked.Or(miss)
+	if r := &a.mu.replica; r.demand {
+		r.units += miss.Len()
+	}
+	a.send(a.row(e).Primary, &wire.Fetch{Stamp: a.stamp(), Extent: e, Pages: miss})
+}
+
+// WriteAt takes over a WRITE of the kernel. It does not wait for the network: a store to a page that is
 // not here is kept apart until the page comes. Bytes past the area's end are dropped:
-// another node has just cut them off.
-func (a *Area) WriteAt(p []byte, off int64) error { return a.write(p, off, false) }
+// another node has just cut them off. Of an area on demand it waits until there is room for
+// the pages that are not here: errs.NoSpace if there is none before ctx ends.
+func (a *Area) WriteAt(ctx context.Context, p []byte, off int64) error {
+	lacks := 0
+	a.step(func() {
+		if r := &a.mu.replica; r.demand && r.subscribed {
+			list := a.missing(nil, dsm.PageIndex(off/dsm.PageSize), 1, int((off+int64(len(p))-1)/dsm.PageSize-off/dsm.PageSize)+1)
+			lacks = count(list)
+		}
+	})
+	if err := a.node.room.take(ctx, lacks); err != nil {
+		return &errs.Error{Op: "write", Area: a.id, Kind: errs.NoSpace, Err: err}
+	}
+	defer a.node.room.give(lacks)
+	return a.write(p, off, false)
+}
 
 // write takes a WRITE; back says that it comes from the page cache.
 func (a *Area) write(p []byte, off int64, back bool) error {
@@ -237,10 +279,12 @@ func (a *Area) store(p []byte, off int64) {
 		if x.stash == nil {
 			x.stash = make(map[int][]stashed)
 		}
+		a.mu.cached.Expect(page(e, i))
 		x.stash[i] = append(x.stash[i], stashed{off, bytes.Clone(p)})
 		a.fetch(off, len(p))
 		return
 	}
+	a.use(off, len(p))
 	a.mu.cached.Wrote(a.mu.kernel, off, p)
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(len(p)); e++ {
 		r.extents[e].dirty = r.extents[e].dirty.Or(pagesOf(e, off, len(p)))
@@ -347,7 +391,7 @@ func (a *Area) NextNotice() (n Notice, ok bool) {
 func (a *Area) NoticeDone(n Notice) {
 	a.step(func() {
 		if a.mu.cached != nil {
-			a.mu.cached.Done(n)
+			a.dropped(a.mu.cached.Done(n))
 		}
 	})
 }

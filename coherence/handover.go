@@ -222,6 +222,9 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 
 func (a *Area) installExtent(m *wire.HandoverExtent, payload []byte) {
 	x := a.homeExtent(m.Extent)
+	for i := range x.pages {
+		a.mu.home.setVersion(x, i, 0)
+	}
 	*x = homeExtent{version: m.Version, writers: make(map[dsm.NodeID]dsm.Seq)}
 	for _, w := range m.Writers {
 		x.writers[w.Node] = w.Seq
@@ -229,7 +232,7 @@ func (a *Area) installExtent(m *wire.HandoverExtent, payload []byte) {
 	k := 0
 	for i := range m.Pages.All() {
 		if a.inArea(m.Extent, i) {
-			x.pages[i] = m.Versions[k]
+			a.mu.home.setVersion(x, i, m.Versions[k])
 			a.mu.mem.InstallHome(page(m.Extent, i), payload[k*dsm.PageSize:][:dsm.PageSize], a.replicaHas(m.Extent, i))
 		}
 		k++

@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"context"
 	"log/slog"
 	"testing"
 	"testing/synctest"
@@ -83,7 +84,7 @@ func TestPublishParkedBehindAnOpen(t *testing.T) {
 	}
 	before.handOver()
 	s.drain()
-	if err := after.area.WriteAt([]byte{1, 0, 0, 0}, 8); err != nil { // to another element
+	if err := after.area.WriteAt(context.Background(), []byte{1, 0, 0, 0}, 8); err != nil { // to another element
 		t.Fatal(err)
 	}
 	s.settle()

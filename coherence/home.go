@@ -14,6 +14,7 @@ import (
 // the area's home copy in pages.
 type home struct {
 	extents map[dsm.ExtentIndex]*homeExtent // those that were ever published to
+	pages   int                             // of them, pages that were
 	subs    map[dsm.NodeID]*subscriber
 
 	lastPush uint64 // id of the last push; ids are not reused, so that a late ack matches nothing
@@ -27,8 +28,20 @@ type homeExtent struct {
 }
 
 func (h *home) init() {
+	h.pages = 0
 	h.extents = make(map[dsm.ExtentIndex]*homeExtent)
 	h.subs = make(map[dsm.NodeID]*subscriber)
+}
+
+// setVersion records the version of page i; 0: it has none, and is all zero.
+func (h *home) setVersion(x *homeExtent, i int, v dsm.Version) {
+	switch was := x.pages[i]; {
+	case was == 0 && v != 0:
+		h.pages++
+	case was != 0 && v == 0:
+		h.pages--
+	}
+	x.pages[i] = v
 }
 
 // newer returns the pages that changed after v.
@@ -96,7 +109,7 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 	a.mu.kernel.Apply(&delta, func(i int) []byte { return mem.Home(page(m.Extent, i)) })
 	x.version = x.version.Next(a.now())
 	for i := range m.Pages.All() {
-		x.pages[i] = x.version
+		a.mu.home.setVersion(x, i, x.version)
 	}
 	x.writers[from] = m.Seq
 	a.node.stats.publishesMerged.Add(1)
@@ -136,7 +149,7 @@ func (a *Area) keepBase(from dsm.NodeID, m *wire.Publish, i int) bool {
 	if !x.have.Has(i) {
 		// The answer to its Subscribe may be on its way in this step, and say that
 		// nothing is lacking.
-		return !x.live
+		return !x.live && !r.demand
 	}
 	if pub := x.pub; pub != nil && pub.pages.Has(i) {
 		if a.isSelf(from) && pub.seq == m.Seq && pub.snap[i] == nil && !a.mu.mem.HasTwin(page(m.Extent, i)) {
@@ -198,11 +211,18 @@ func (a *Area) homeViewChanged(old *dsm.View) {
 
 // resign frees the home copy of an extent that the new home has received.
 func (a *Area) resign(e dsm.ExtentIndex) {
-	delete(a.mu.home.extents, e)
+	h := &a.mu.home
+	for i := range h.extents[e].pages {
+		h.setVersion(h.extents[e], i, 0)
+	}
+	delete(h.extents, e)
 	if a.mu.mem != nil {
 		a.mu.mem.ResignHome(e)
-		if !a.mu.replica.subscribed {
+		switch r := &a.mu.replica; {
+		case !r.subscribed:
 			a.forget(e)
+		case r.demand:
+			a.forgetAllBut(e)
 		}
 	}
 	a.freeIfUnused()
@@ -218,7 +238,7 @@ func (a *Area) homeGenChanged() {
 	for e, x := range a.mu.home.extents {
 		for i := range x.pages {
 			if page(e, i) >= last {
-				x.pages[i] = 0
+				a.mu.home.setVersion(x, i, 0)
 				for _, s := range a.mu.home.subs {
 					s.forgetPage(e, i)
 				}

@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"context"
 	"encoding/binary"
 	"testing"
 
@@ -35,7 +36,7 @@ func put(t *testing.T, n *simNode, v int32) {
 	t.Helper()
 	var b [4]byte
 	binary.LittleEndian.PutUint32(b[:], uint32(v))
-	if err := n.area.WriteAt(b[:], 0); err != nil {
+	if err := n.area.WriteAt(context.Background(), b[:], 0); err != nil {
 		t.Fatal(err)
 	}
 }

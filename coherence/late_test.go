@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"testing"
 	"time"
@@ -20,7 +21,7 @@ func TestHomeWithLateAcksKeepsItsBase(t *testing.T) {
 		home.kernel.fault(p)
 	}
 	store := func(off int64, b []byte) {
-		if err := replica.area.WriteAt(b, off); err != nil {
+		if err := replica.area.WriteAt(context.Background(), b, off); err != nil {
 			t.Fatal(err)
 		}
 	}

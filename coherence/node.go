@@ -29,6 +29,9 @@ type Config struct {
 	// Linger is how long an area that no program has open stays subscribed; 0
 	// means DefaultLinger.
 	Linger time.Duration
+	// Memory is how many bytes areas may take on this node, of which pages on demand get what
+	// the others leave; 0: no bound.
+	Memory int64
 	// Now is the clock that versions are made of; nil means time.Now.
 	Now func() time.Time
 }
@@ -53,6 +56,7 @@ type Node struct {
 		closed bool
 	}
 	handovers handovers
+	room      room
 }
 
 // New returns a data plane with no areas. It starts no goroutine.
@@ -67,6 +71,7 @@ func New(cfg Config) *Node {
 	n.mu.Init("coherence.Node")
 	n.mu.areas = make(map[dsm.AreaID]*Area)
 	n.handovers.init(n)
+	n.room.init(n)
 	return n
 }
 
@@ -179,6 +184,7 @@ func (n *Node) Close() {
 	for _, a := range n.all() {
 		n.AreaRemoved(dsm.Ino(a.id))
 	}
+	n.room.close()
 }
 
 // waitApplied brings the catalog up to what the message was made under.

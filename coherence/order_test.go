@@ -59,7 +59,7 @@ func TestAcquireDoesNotOvertakeAPush(t *testing.T) {
 	put(t, home, 5)
 	g := newGate(home, func(m any) bool { _, ok := m.(*wire.Push); return ok })
 	g.during(func() { publish(home) }, func() {
-		if home.area.mu.replica.nPubs != 0 {
+		if home.area.mu.replica.underWay != 0 {
 			t.Fatal("the publish is not complete")
 		}
 		op := replica.startAcquire()

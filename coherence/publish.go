@@ -10,9 +10,9 @@ import (
 	"github.com/dsmfs/dsmfs/pages"
 )
 
-// publishWindow bounds the extents of one area whose publications are under
-// way: at most this many MiB wait for acks, which is what a fast link needs.
-const publishWindow = 8
+// publishWindow bounds the bytes of one area whose publications are under
+// way: at most this many wait for acks, which is what a fast link needs.
+const publishWindow = 8 << 20
 
 // publication is a publish of one extent that the home has not acked. There is
 // at most one for each extent. Until the ack the base copy stays what the home
@@ -32,6 +32,9 @@ type publication struct {
 	// was published past it is void.
 	limit int
 }
+
+// weight is what the publication counts in the window.
+func (p *publication) weight() int { return len(p.delta.Data) + len(p.delta.Index) }
 
 // overlay applies the publication to the bytes of page i.
 func (p *publication) overlay(dst []byte, i int) {
@@ -74,7 +77,7 @@ func (a *Area) startPublications() {
 		if !x.wanted || x.pub != nil {
 			continue
 		}
-		if r.nPubs >= publishWindow {
+		if r.underWay >= publishWindow {
 			return
 		}
 		if x.dirty.Empty() && len(x.stash) > 0 {
@@ -125,7 +128,7 @@ func (a *Area) startPublication(e dsm.ExtentIndex, x *replicaExtent) {
 		return
 	}
 	r.seq++
-	r.nPubs++
+	r.underWay += pub.weight()
 	pub.seq, pub.sent = r.seq, pub.pages
 	x.pub = pub
 	a.node.stats.publishes.Add(1)
@@ -153,7 +156,7 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 		return
 	}
 	x.pub = nil
-	r.nPubs--
+	r.underWay -= pub.weight()
 	a.mu.wake = true
 	if m.Stale {
 		x.dirty = x.dirty.Or(pub.sent).And(a.within(m.Extent))
@@ -185,6 +188,7 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 		}
 		mem.SetBase(p, n[:])
 	}
+	a.mu.cleaner = r.demand
 	if m.Complete && x.behind.Empty() {
 		x.version = max(x.version, m.Version)
 	}
@@ -201,10 +205,10 @@ const aheadBytes = 256 << 10
 // for, as at an interval, and whether a goroutine should be started for it.
 func (a *Area) canPublishAhead() bool {
 	r := &a.mu.replica
-	if r.ahead || a.mu.ino.Spec.Interval == 0 || r.nPubs >= publishWindow {
+	if r.early || a.mu.ino.Spec.Interval == 0 || r.underWay >= publishWindow {
 		return false
 	}
-	r.ahead = true
+	r.early = true
 	return true
 }
 
@@ -213,7 +217,7 @@ func (a *Area) canPublishAhead() bool {
 // overlap with the kernel's delivering of the rest.
 func (a *Area) publishAhead() {
 	r := &a.mu.replica
-	r.ahead = false
+	r.early = false
 	for _, x := range r.extents {
 		if x.dirty == dsm.AllPages {
 			x.wanted = true

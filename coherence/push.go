@@ -15,6 +15,7 @@ const pushWindow = 4 << 20
 // costs two bits for each page, gets the newest bytes once, and holds up nobody.
 type subscriber struct {
 	hold     bool                     // push only what Acquire asks for
+	partial  bool                     // push only what it holds
 	extents  map[dsm.ExtentIndex]*lag // from its Subscribe until the extent moves
 	order    []dsm.ExtentIndex        // extents with lacking pages, oldest first
 	inFlight int                      // bytes pushed and not acked
@@ -23,6 +24,8 @@ type subscriber struct {
 
 // lag is what a subscriber lacks of an extent.
 type lag struct {
+	holds  dsm.PageSet // of a partial subscriber: fetched and not released
+	asked  dsm.PageSet // by a Fetch whose answer was not acked
 	lacks  dsm.PageSet // to be pushed
 	sent   dsm.PageSet // pushed, not acked: the subscriber has an older or this value
 	pushes []pushed    // not acked
@@ -30,8 +33,9 @@ type lag struct {
 }
 
 type pushed struct {
-	id    uint64
-	bytes int
+	id     uint64
+	bytes  int
+	answer dsm.PageSet
 }
 
 // acquireWait is an Acquire that is answered when its extents have been pushed.
@@ -48,6 +52,9 @@ func newSubscriber() *subscriber {
 // extent its Subscribe will tell.
 func (s *subscriber) lack(e dsm.ExtentIndex, p dsm.PageSet) {
 	l := s.extents[e]
+	if l != nil && s.partial {
+		p = p.And(l.holds)
+	}
 	if l == nil || p.Empty() {
 		return
 	}
@@ -67,6 +74,7 @@ func (s *subscriber) acked(e dsm.ExtentIndex, id uint64, declined dsm.PageSet) {
 	for i, p := range l.pushes {
 		if p.id == id {
 			s.inFlight -= p.bytes
+			l.asked = l.asked.Minus(p.answer)
 			l.pushes = append(l.pushes[:i], l.pushes[i+1:]...)
 			if len(l.pushes) == 0 {
 				l.sent = dsm.PageSet{}
@@ -108,6 +116,7 @@ func (s *subscriber) forgetPage(e dsm.ExtentIndex, i int) {
 	if l := s.extents[e]; l != nil {
 		l.lacks.Remove(i)
 		l.sent.Remove(i)
+		l.holds.Remove(i)
 	}
 }
 
@@ -128,18 +137,24 @@ func (a *Area) homeSubscribe(from dsm.NodeID, m *wire.Subscribe) {
 		s = newSubscriber()
 		a.mu.home.subs[from] = s
 	}
-	s.hold = m.Hold
+	s.hold, s.partial = m.Hold, m.Partial
 	r := &wire.Subscribed{Stamp: a.stamp(), Round: m.Round}
 	for _, x := range m.Extents {
 		if a.serve(m.Epoch, x.Extent) != serve {
 			continue
 		}
 		lacks := a.mu.home.extents[x.Extent].newer(x.Version)
-		if l := s.extents[x.Extent]; l != nil { // subscribed before: what it did not ack may be lost
-			s.lost(x.Extent)
-			lacks = lacks.Or(l.lacks)
-		} else {
-			s.extents[x.Extent] = &lag{}
+		l := s.extents[x.Extent]
+		if l == nil {
+			l = &lag{}
+			s.extents[x.Extent] = l
+		}
+		l.holds, l.asked = x.Holds, dsm.PageSet{}
+		s.lost(x.Extent) // subscribed before: what it did not ack may be lost
+		lacks = lacks.Or(l.lacks)
+		if s.partial {
+			lacks = lacks.And(l.holds)
+			l.lacks = lacks
 		}
 		s.lack(x.Extent, lacks)
 		r.Full = append(r.Full, x.Extent)
@@ -175,9 +190,24 @@ func (a *Area) homeAcquire(from dsm.NodeID, m *wire.Acquire) {
 // homeFetch pushes pages that a program waits for, past the window and Hold.
 func (a *Area) homeFetch(from dsm.NodeID, m *wire.Fetch) {
 	if s := a.mu.home.subs[from]; s != nil && s.extents[m.Extent] != nil {
+		l := s.extents[m.Extent]
+		l.holds, l.asked = l.holds.Or(m.Pages), l.asked.Or(m.Pages)
 		a.push(from, s, m.Extent, m.Pages)
 		a.pump(from, s)
 	}
+}
+
+// homeRelease takes note of pages that a partial subscriber gave up. Those on their way to
+// it mean nothing when they come.
+func (a *Area) homeRelease(from dsm.NodeID, m *wire.Release) {
+	s := a.mu.home.subs[from]
+	if s == nil || s.extents[m.Extent] == nil {
+		return
+	}
+	l := s.extents[m.Extent]
+	l.holds, l.asked = l.holds.Minus(m.Pages), l.asked.Minus(m.Pages)
+	l.lacks, l.sent = l.lacks.Minus(m.Pages), l.sent.Minus(m.Pages)
+	a.pump(from, s) // an Acquire may have waited for these only
 }
 
 func (a *Area) homePushAck(from dsm.NodeID, m *wire.PushAck) {
@@ -238,12 +268,12 @@ func (a *Area) pump(to dsm.NodeID, s *subscriber) {
 func (a *Area) push(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set dsm.PageSet) {
 	l := s.extents[e]
 	a.mu.home.lastPush++
-	m := &wire.Push{Stamp: a.stamp(), Extent: e, ID: a.mu.home.lastPush, Pages: set}
+	m := &wire.Push{Stamp: a.stamp(), Extent: e, ID: a.mu.home.lastPush, Pages: set, Answer: set.And(l.asked)}
 	bytes := a.describe(m, to)
 	l.lacks = l.lacks.Minus(set)
 	l.sent = l.sent.Or(set)
 	m.Complete = l.lacks.Empty() && len(l.pushes) == 0
-	l.pushes = append(l.pushes, pushed{m.ID, bytes})
+	l.pushes = append(l.pushes, pushed{m.ID, bytes, m.Answer})
 	s.inFlight += bytes
 	for _, w := range s.acquires {
 		if l.lacks.Empty() {

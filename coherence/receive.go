@@ -28,6 +28,8 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 		st = &m.Stamp
 	case *wire.Fetch:
 		st = &m.Stamp
+	case *wire.Release:
+		st = &m.Stamp
 	case *wire.Push:
 		st = &m.Stamp
 	case *wire.PushAck:
@@ -96,6 +98,13 @@ func (a *Area) receive(from dsm.NodeID, msg any, payload [][]byte) error {
 			a.park(from, msg, nil)
 		case serve:
 			a.homeFetch(from, m)
+		}
+	case *wire.Release:
+		switch a.serve(m.Epoch, m.Extent) {
+		case park:
+			a.park(from, msg, nil)
+		case serve:
+			a.homeRelease(from, m)
 		}
 	case *wire.Publish:
 		switch a.serve(m.Epoch, m.Extent) {
@@ -206,7 +215,7 @@ func (a *Area) park(from dsm.NodeID, msg any, payload []byte) {
 // the same node is: they are served in order.
 func (a *Area) parkedFrom(from dsm.NodeID, msg any) bool {
 	switch msg.(type) {
-	case *wire.Subscribe, *wire.Unsubscribe, *wire.Fetch, *wire.Publish, *wire.Acquire, *wire.Inquire:
+	case *wire.Subscribe, *wire.Unsubscribe, *wire.Fetch, *wire.Release, *wire.Publish, *wire.Acquire, *wire.Inquire:
 		return slices.ContainsFunc(a.mu.parked, func(m message) bool { return m.peer == from })
 	}
 	return false

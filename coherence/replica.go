@@ -18,14 +18,18 @@ type replica struct {
 	opens      int  // open handles
 	writers    int  // of them, those that may store
 	attached   int  // of those, programs that store into the working copy itself
+	mapped     int  // programs that have the working copy mapped, also those that only read
 	syncing    int  // program sync calls under way: updates may enter memory
 	draining   int  // of them, those that wait for the kernel to have been told
 	hold       bool // what the homes were last told
+	demand     bool // pages are here only while they are needed: see demand.go
+	units      int  // of demand: pages that are here or asked for
+	ahead      readahead
 
 	extents  []*replicaExtent // one for each extent of the area while subscribed
 	seq      dsm.Seq          // of the last publication
-	nPubs    int              // publications under way
-	ahead    bool             // publishAhead is about to run
+	underWay int              // bytes of publications under way
+	early    bool             // publishAhead is about to run
 	round    uint64
 	subs     map[uint64]subscribing // Subscribes not answered, by round
 	acquires map[uint64]*acquiring
@@ -127,12 +131,17 @@ func (a *Area) subscribe(list []dsm.ExtentIndex) {
 		if by[home] == nil {
 			order = append(order, home)
 		}
-		by[home] = append(by[home], wire.ExtentVersion{Extent: e, Version: r.extents[e].version})
+		v := wire.ExtentVersion{Extent: e, Version: r.extents[e].version}
+		if r.demand {
+			v.Holds = r.extents[e].have
+			r.extents[e].live = false
+		}
+		by[home] = append(by[home], v)
 	}
 	for _, home := range order {
 		r.round++
 		r.subs[r.round] = subscribing{home, by[home]}
-		a.send(home, &wire.Subscribe{Stamp: a.stamp(), Round: r.round, Hold: r.hold, Extents: by[home]})
+		a.send(home, &wire.Subscribe{Stamp: a.stamp(), Round: r.round, Hold: r.hold, Partial: r.demand, Extents: by[home]})
 	}
 }
 
@@ -143,6 +152,7 @@ func (a *Area) startReplica() error {
 	}
 	r := &a.mu.replica
 	r.subscribed = true
+	r.demand = a.mu.mem.Demand()
 	r.hold = a.holding()
 	r.extents = nil
 	a.growReplica()
@@ -159,11 +169,15 @@ func (a *Area) allExtents() []dsm.ExtentIndex {
 }
 
 // growReplica adds what the replica lacks of extents. Pages past the end are here:
-// they are zero everywhere, and the kernel may have read them as such.
+// they are zero everywhere, and the kernel may have read them as such. (Pages on demand
+// are not: they have no memory.)
 func (a *Area) growReplica() {
 	for r := &a.mu.replica; len(r.extents) < a.extents(); {
-		e := dsm.ExtentIndex(len(r.extents))
-		r.extents = append(r.extents, &replicaExtent{have: dsm.AllPages.Minus(a.within(e))})
+		e, x := dsm.ExtentIndex(len(r.extents)), &replicaExtent{}
+		if !r.demand {
+			x.have = dsm.AllPages.Minus(a.within(e))
+		}
+		r.extents = append(r.extents, x)
 	}
 }
 
@@ -172,8 +186,9 @@ func (a *Area) dropReplica() {
 	for _, home := range a.homes(0, a.extents()) {
 		a.send(home, &wire.Unsubscribe{Stamp: a.stamp()})
 	}
-	for e := range a.mu.replica.extents {
+	for e, x := range a.mu.replica.extents {
 		a.forget(dsm.ExtentIndex(e))
+		a.node.room.forget(a.id, dsm.ExtentIndex(e), x.have)
 	}
 	a.mu.cached = pages.NewCached(a.mu.mem)
 	a.mu.replica.init()
@@ -200,6 +215,10 @@ func (a *Area) replicaSubscribed(from dsm.NodeID, m *wire.Subscribed) {
 		x := r.extents[e]
 		x.live = true
 		x.behind = lacks[e]
+		if r.demand {
+			x.behind = x.behind.And(x.have)
+			continue
+		}
 		arrived := dsm.AllPages.Minus(x.behind).Minus(x.have)
 		x.have = x.have.Or(arrived)
 		a.unstash(e, arrived)
@@ -225,8 +244,9 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 	ack := &wire.PushAck{Stamp: a.stamp(), Extent: m.Extent, ID: m.ID}
 	hold := a.holding() && r.syncing == 0
 	var came dsm.PageSet
+	fresh := arrivals{extent: m.Extent}
 	for i := range m.Pages.All() {
-		n := zeroPage
+		n := zeroPages[i*dsm.PageSize:][:dsm.PageSize]
 		if !m.Zero.Has(i) {
 			if n = next(); n == nil {
 				return errs.E(errs.Corrupt, "push", "payload of area %d is short", a.id)
@@ -234,6 +254,10 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 		}
 		switch {
 		case !a.inArea(m.Extent, i):
+		case r.demand && !x.have.Has(i):
+			if m.Answer.Has(i) && x.asked.Has(i) { // else it was given up since
+				fresh.add(a, i, n)
+			}
 		case !x.have.Has(i):
 			a.install(m.Extent, i, n, m.Zero.Has(i))
 			came.Add(i)
@@ -245,7 +269,12 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 		}
 		x.behind.Remove(i)
 	}
-	x.asked = x.asked.Minus(m.Pages)
+	came = came.Or(fresh.installed(a))
+	if r.demand {
+		x.asked = a.answered(x, m.Answer, came)
+	} else {
+		x.asked = x.asked.Minus(m.Pages)
+	}
 	x.have = x.have.Or(came)
 	x.behind = x.behind.Or(ack.Declined)
 	if m.Complete && x.behind.Empty() {
@@ -285,7 +314,7 @@ func (a *Area) ackLate() bool {
 	return true
 }
 
-var zeroPage = make([]byte, dsm.PageSize)
+var zeroPages = make([]byte, dsm.ExtentSize)
 
 // pageReader returns the pages of a payload one after the other, then nil.
 func pageReader(payload [][]byte) func() []byte {
@@ -423,7 +452,9 @@ func (a *Area) replicaResized(was, is int64) {
 		first := len(r.extents)
 		a.growReplica()
 		for _, x := range r.extents[first:] {
-			x.have = dsm.AllPages
+			if !r.demand {
+				x.have = dsm.AllPages
+			}
 		}
 		if first < len(r.extents) {
 			list := a.allExtents()[first:]
@@ -434,6 +465,10 @@ func (a *Area) replicaResized(was, is int64) {
 	for e, x := range r.extents {
 		if x.pub != nil {
 			x.pub.shrink(dsm.ExtentIndex(e), is)
+		}
+		if r.demand {
+			a.cutOnDemand(dsm.ExtentIndex(e), x)
+			continue
 		}
 		for i := range dsm.ExtentPages {
 			if !a.inArea(dsm.ExtentIndex(e), i) {
@@ -446,9 +481,8 @@ func (a *Area) replicaResized(was, is int64) {
 		}
 	}
 	for e := a.extents(); e < len(r.extents); e++ {
-		x := r.extents[e]
-		if x.pub != nil {
-			r.nPubs--
+		if x := r.extents[e]; x.pub != nil {
+			r.underWay -= x.pub.weight()
 		}
 	}
 	r.extents = r.extents[:a.extents()]
@@ -463,6 +497,6 @@ func (a *Area) replicaHoldChanged() {
 	}
 	r.hold = a.holding()
 	for _, home := range a.homes(0, a.extents()) {
-		a.send(home, &wire.Subscribe{Stamp: a.stamp(), Hold: r.hold})
+		a.send(home, &wire.Subscribe{Stamp: a.stamp(), Hold: r.hold, Partial: r.demand})
 	}
 }

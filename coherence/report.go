@@ -25,7 +25,7 @@ type Report struct {
 type Stat struct{ Name, Value string }
 
 type stats struct {
-	publishes, publishedBytes, publishesMerged, pushes, pagesReceived atomic.Uint64
+	publishes, publishedBytes, publishesMerged, pushes, pagesReceived, pagesEvicted, faults atomic.Uint64
 }
 
 // Stats returns the figures of the data plane since the start, in a fixed order.
@@ -41,6 +41,9 @@ func (n *Node) Stats() []Stat {
 		u("publishes_merged", &n.stats.publishesMerged),
 		u("pushes", &n.stats.pushes),
 		u("pages_received", &n.stats.pagesReceived),
+		u("faults", &n.stats.faults),
+		u("pages_evicted", &n.stats.pagesEvicted),
+		{"pages_on_demand", fmt.Sprint(n.room.taken.Load())},
 	}
 }
 

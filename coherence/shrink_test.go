@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"bytes"
+	"context"
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -33,7 +34,7 @@ func TestWritePastAShrunkEnd(t *testing.T) {
 			n.open(true)
 			s.resize(c.size)
 			s.catchUp()
-			if err := n.area.WriteAt([]byte(c.data), c.off); err != nil {
+			if err := n.area.WriteAt(context.Background(), []byte(c.data), c.off); err != nil {
 				t.Fatal(err)
 			}
 			publish(n)

@@ -17,7 +17,7 @@ func (n *simNode) startAttach() {
 		if a.mu.replica.opens == 0 {
 			return
 		}
-		if !a.present(0, int(a.mu.ino.Size)) {
+		if !a.mu.replica.demand && !a.present(0, int(a.mu.ino.Size)) {
 			a.fetch(0, int(a.mu.ino.Size))
 			return
 		}
@@ -25,6 +25,7 @@ func (n *simNode) startAttach() {
 			n.sim.t.Fatal(err)
 		}
 		a.countAttached(+1)
+		a.mu.replica.mapped++
 		n.attaching = true
 		n.found = make(map[dsm.PageIndex]bool)
 	})
@@ -46,6 +47,7 @@ func (n *simNode) detach() {
 	n.area.step(func() {
 		n.area.compared(0, n.area.mu.ino.Size)
 		n.area.countAttached(-1)
+		n.area.mu.replica.mapped--
 	})
 	n.area.Close(true)
 	n.attaching, n.attached = false, false
@@ -73,6 +75,9 @@ func (n *simNode) collect(compare bool) {
 // it has to wait or there is none; and whether it is one that has attached.
 func (n *simNode) stores(p dsm.PageIndex) (b []byte, attached bool) {
 	if n.attached && (!n.writer || n.sim.rng.IntN(2) == 0) {
+		if !n.here(p) {
+			return nil, true
+		}
 		n.found[p] = true
 		return n.area.mu.mem.Working(p), true
 	}

@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"bytes"
+	"context"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/pages"
@@ -72,7 +73,7 @@ func (k *fakeKernel) harvest(prob float64) {
 func (k *fakeKernel) writeBack(p dsm.PageIndex, c *cachedPage) {
 	off := int64(p) * dsm.PageSize
 	c.dirty = false
-	if err := k.n.area.WriteAt(bytes.Clone(c.data[:min(dsm.PageSize, k.n.ino.Size-off)]), off); err != nil {
+	if err := k.n.area.WriteAt(context.Background(), bytes.Clone(c.data[:min(dsm.PageSize, k.n.ino.Size-off)]), off); err != nil {
 		k.n.sim.t.Fatal(err)
 	}
 }

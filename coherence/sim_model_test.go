@@ -95,8 +95,7 @@ func checkBytes(r *simRun, n *simNode) {
 		if int64(p+1)*dsm.PageSize > n.ino.Size {
 			continue
 		}
-		c := n.kernel.fault(p)
-		w := n.area.mu.mem.Working(p)
+		w, c := n.page(p)
 		for i := range dsm.PageSize {
 			var want byte
 			if i < hotBytes {
@@ -127,8 +126,7 @@ func addInts(r *simRun, n *simNode) {
 
 func checkInts(r *simRun, n *simNode) {
 	for _, p := range hot {
-		c := n.kernel.fault(p)
-		w := n.area.mu.mem.Working(p)
+		w, c := n.page(p)
 		for i := range hotElems {
 			want := r.sums[int(p)*hotElems+i]
 			work, got := int32(binary.LittleEndian.Uint32(w[4*i:])), int32(binary.LittleEndian.Uint32(c.data[4*i:]))
@@ -155,16 +153,23 @@ func addFloats(r *simRun, n *simNode) {
 // checkFloats: every node has the same bits, and they are the sum but for rounding.
 func checkFloats(r *simRun, n *simNode) {
 	for _, p := range hot {
-		c := n.kernel.fault(p)
+		w, c := n.page(p)
+		first, _ := r.nodes[0].page(p)
 		for i := range hotElems {
-			ref := binary.LittleEndian.Uint32(r.nodes[0].area.mu.mem.Working(p)[4*i:])
-			work, got := binary.LittleEndian.Uint32(n.area.mu.mem.Working(p)[4*i:]), binary.LittleEndian.Uint32(c.data[4*i:])
+			ref := binary.LittleEndian.Uint32(first[4*i:])
+			work, got := binary.LittleEndian.Uint32(w[4*i:]), binary.LittleEndian.Uint32(c.data[4*i:])
 			want := r.fsums[int(p)*hotElems+i]
 			if work != ref || got != ref || math.Abs(float64(math.Float32frombits(ref))-want) > 0.05 {
 				r.t.Fatalf("node %d page %d element %d: working %x, in the page cache %x, on node 0 %x (%v), want about %v", n.i, p, i, work, got, ref, math.Float32frombits(ref), want)
 			}
 		}
 	}
+}
+
+// onDemand is the area with pages that come and go.
+func onDemand(ino dsm.Inode) dsm.Inode {
+	ino.Spec.Residency = dsm.ResidencyDemand
+	return ino
 }
 
 func sumOf(t dsm.DType, apply dsm.Apply) dsm.Inode {
@@ -176,5 +181,8 @@ var simCases = []simCase{
 	{name: "last-resize", ino: dsm.Inode{Size: simSize}, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "sum-sync", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), rules: applyRule, store: addInts, check: checkInts},
 	{name: "sum-float", ino: sumOf(dsm.DTypeF32, dsm.ApplyAuto), rules: applyRule, store: addFloats, check: checkFloats},
+	{name: "last-demand", ino: onDemand(dsm.Inode{Size: simSize}), resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "sum-demand", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), rules: applyRule, store: addInts, check: checkInts},
+	{name: "float-demand", ino: onDemand(sumOf(dsm.DTypeF32, dsm.ApplyAuto)), rules: applyRule, store: addFloats, check: checkFloats},
 	{name: "sum-arrival", ino: sumOf(dsm.DTypeI32, dsm.ApplyArrival), rules: applyRule, store: addInts, check: checkInts},
 }

@@ -100,7 +100,7 @@ func (s *sim) explain() {
 		if n.area != nil {
 			r := &n.area.mu.replica
 			s.t.Logf("node %d: applied %d of %d, parked %d, pubs %d, hold %v, syncing %d, writers %d", n.i, n.applied, len(s.log),
-				len(n.area.mu.parked), r.nPubs, r.hold, r.syncing, r.writers)
+				len(n.area.mu.parked), r.underWay, r.hold, r.syncing, r.writers)
 		}
 	}
 	for k, q := range s.net {

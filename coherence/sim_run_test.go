@@ -62,7 +62,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 
 // event makes something happen, on node n if it is not in between nodes.
 func (r *simRun) event(n *simNode) {
-	switch x := r.rng.IntN(108); {
+	switch x := r.rng.IntN(112); {
 	case x < 25:
 		if n.writer || n.attached {
 			r.kind.store(r, n)
@@ -115,6 +115,8 @@ func (r *simRun) event(n *simNode) {
 		n.collect(r.rng.IntN(2) == 0)
 	case x < 107:
 		n.toggleAttach()
+	case x < 111:
+		n.evict()
 	default:
 		if r.rng.IntN(4) == 0 && n.applied == len(r.log) {
 			r.changeRules(func(ino *dsm.Inode) { r.kind.rules(r, ino) })

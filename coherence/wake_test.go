@@ -118,7 +118,7 @@ func TestReadLetsAnOpenIn(t *testing.T) {
 		s.drain()
 		replica.startOpen(true)
 		// From now on updates leave pages that are pending, but whose bytes are known.
-		if err := home.area.WriteAt([]byte{5}, dsm.PageSize); err != nil {
+		if err := home.area.WriteAt(context.Background(), []byte{5}, dsm.PageSize); err != nil {
 			t.Fatal(err)
 		}
 		publish(home)
@@ -153,7 +153,7 @@ func TestAcquireEndsUnderASteadyStream(t *testing.T) {
 		updates := 0
 		update := func(p dsm.PageIndex) {
 			updates++
-			if err := home.area.WriteAt([]byte{byte(updates), byte(updates >> 8), 0, 0}, int64(p)*dsm.PageSize); err != nil {
+			if err := home.area.WriteAt(context.Background(), []byte{byte(updates), byte(updates >> 8), 0, 0}, int64(p)*dsm.PageSize); err != nil {
 				t.Fatal(err)
 			}
 			publish(home)

@@ -29,10 +29,11 @@ type Area interface {
 	// It may fetch, and ends with errs.Timeout when ctx does. n is short at the end
 	// of the area: the kernel then takes what it read for the whole file.
 	ReadAt(ctx context.Context, p []byte, off int64) (n int, err error)
-	// WriteAt takes over stores. It never waits for the network. Bytes past the
+	// WriteAt takes over stores. It does not wait for the network, but of an area on demand for
+	// room: errs.NoSpace if there is none before ctx ends. Bytes past the
 	// end are dropped: somebody has just cut them off.
-	WriteAt(p []byte, off int64) error
-	// WriteBack is WriteAt for stores to mappings. Those past a smaller size that
+	WriteAt(ctx context.Context, p []byte, off int64) error
+	// WriteBack is WriteAt for stores to mappings, and never waits. Those past a smaller size that
 	// the area had meanwhile are dropped until KernelTold.
 	WriteBack(p []byte, off int64) error
 	// KernelTold says that the kernel has dropped its pages past size since the
@@ -49,21 +50,28 @@ type Area interface {
 	// NextNotice returns what the kernel must be told next; NoticeDone ends it.
 	NextNotice() (Notice, bool)
 	NoticeDone(n Notice)
+	// Demand reports whether pages are in memory only while programs need them: then a program that
+	// maps the working copy finds pages missing, and Fault serves it.
+	Demand() bool
+	// Fault returns when the page at off, that a program waits for, is in the working copy;
+	// errs.Timeout when ctx ends before.
+	Fault(ctx context.Context, off int64) error
 	// Attach readies the area, opened before, for a program that maps the working
-	// copy, and returns a descriptor of it. Detach ends it, before Close.
+	// copy, and returns a descriptor of it, writable if write or the area is on demand.
+	// Detach ends it, before Close.
 	Attach(ctx context.Context, write bool) (*os.File, error)
 	Detach(write bool)
 	// Track takes up a mapping of a program that has attached for writing: source finds
 	// what is stored; nil: comparing does. stop takes note of the last stores and ends it.
 	Track(source Source, off, n int64) (stop func())
-	// TrackingStats says how stores of attached programs were found.
-	TrackingStats() []Stat
 	// CompareTime is what comparing took since the start.
 	CompareTime() time.Duration
 	// Extended returns the end of what programs have written past the end of the area into
 	// the file that Attach returned, 0 for nothing; Trim cuts it off.
 	Extended() int64
 	Trim()
+	// Figures says how stores of attached programs were found, and what is in memory.
+	Figures() []Stat
 	// Wait returns when the version, or a later one, is here, and has acquired;
 	// errs.Timeout when ctx ends before.
 	Wait(ctx context.Context, v dsm.Version) error

@@ -177,11 +177,13 @@ func (a *fakeArea) ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 	return n, nil
 }
 
-func (a *fakeArea) WriteBack(p []byte, off int64) error { return a.WriteAt(p, off) }
+func (a *fakeArea) WriteBack(p []byte, off int64) error {
+	return a.WriteAt(context.Background(), p, off)
+}
 
 func (a *fakeArea) KernelTold(int64, dsm.Generation) {}
 
-func (a *fakeArea) WriteAt(p []byte, off int64) error {
+func (a *fakeArea) WriteAt(_ context.Context, p []byte, off int64) error {
 	a.update(func() {
 		a.fitLocked()
 		a.modTime = time.Now()
@@ -270,10 +272,12 @@ func (a *fakeArea) Attach(context.Context, bool) (*os.File, error) {
 	}
 	return a.attach()
 }
+func (a *fakeArea) Demand() bool                            { return false }
+func (a *fakeArea) Fault(context.Context, int64) error      { return nil }
 func (a *fakeArea) Detach(bool)                             {}
 func (a *fakeArea) Track(Source, int64, int64) func()       { return func() {} }
-func (a *fakeArea) TrackingStats() []Stat                   { return nil }
 func (a *fakeArea) CompareTime() time.Duration              { return 0 }
 func (a *fakeArea) Extended() int64                         { return 0 }
 func (a *fakeArea) Trim()                                   {}
+func (a *fakeArea) Figures() []Stat                         { return nil }
 func (a *fakeArea) Wait(context.Context, dsm.Version) error { return nil }

@@ -30,7 +30,7 @@ func (b *bridge) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.St
 		i, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
 		for end = min(end, i.Size); err == nil && off < end; {
 			n := min(end-off, int64(len(zeroes)))
-			err = h.area.write(zeroes[:n], off, false)
+			err = h.area.write(r, zeroes[:n], off, false)
 			off += n
 		}
 		return inodeStatus(err)

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"context"
 	"syscall"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -158,7 +159,7 @@ func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 				return 0, status(err)
 			}
 		}
-		if err := h.area.write(data, off, w == soon); err != nil {
+		if err := h.area.write(r, data, off, w == soon); err != nil {
 			return 0, status(err)
 		}
 		b.intervals.stored(h.area, w)
@@ -168,13 +169,15 @@ func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 }
 
 // write takes stores over; back says that the kernel writes them back.
-func (a *openArea) write(data []byte, off int64, back bool) error {
+func (a *openArea) write(ctx context.Context, data []byte, off int64, back bool) error {
 	area := a.current()
-	take := area.WriteAt
+	var err error
 	if back {
-		take = area.WriteBack
+		err = area.WriteBack(data, off)
+	} else {
+		err = area.WriteAt(ctx, data, off)
 	}
-	if err := take(data, off); err != nil {
+	if err != nil {
 		return err
 	}
 	a.stored.Add(1)

@@ -222,7 +222,7 @@ func (o *opens) attach(ctx context.Context, ino dsm.Ino, write bool) (*openArea,
 
 func (o *opens) detach(a *openArea, write bool) {
 	if write {
-		ctx, cancel := context.WithTimeout(context.Background(), o.b.cfg.FaultTimeout)
+		ctx, cancel := o.b.lasting()
 		o.b.keepModTime(ctx, a)
 		cancel()
 		a.attached.Add(-1)
@@ -291,7 +291,7 @@ func (o *opens) release(a *openArea, write bool) {
 		if a.live.Add(-1) == 0 {
 			o.b.harvest.forget(a)
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), o.b.cfg.FaultTimeout)
+		ctx, cancel := o.b.lasting()
 		if err := o.b.publish(ctx, a); err != nil {
 			o.b.log.Warn("stores of a closed file are not published yet", "area", a.id, "err", err)
 		}
@@ -327,7 +327,7 @@ func (o *opens) closeLocked(a *openArea, write, kernel bool) {
 // gate. If the catalog does not answer it is tried again later, for else
 // the memory of an unlinked area would stay reserved as long as this node lives.
 func (o *opens) unhold(a *openArea) {
-	ctx, cancel := context.WithTimeout(context.Background(), o.b.cfg.FaultTimeout)
+	ctx, cancel := o.b.lasting()
 	err := o.b.cfg.Names.Unhold(ctx, dsm.Ino(a.id))
 	cancel()
 	if err == nil || errs.Is(err, errs.NotExist) || errs.Is(err, errs.Closed) {
@@ -422,7 +422,15 @@ func (b *bridge) areaStats(a *openArea) string {
 		stat("tracking", strings.TrimSpace(b.cfg.Tracking.String()+" "+b.cfg.TrackingReason)),
 		stat("compare_ms", area.CompareTime().Milliseconds()),
 		stat("compare_rest_ms", time.Duration(a.direct.rest.Load()).Milliseconds()),
-	}, area.TrackingStats()...))
+		stat("residency", residency(area)),
+	}, area.Figures()...))
+}
+
+func residency(a Area) dsm.Residency {
+	if a.Demand() {
+		return dsm.ResidencyDemand
+	}
+	return dsm.ResidencyFull
 }
 
 // interval returns how often the area's stores are to be published.

@@ -116,6 +116,7 @@ import (
 // anything of it comes here, and the kernel may hold zeroes for it, from a READ past the old
 // end. So K = 0 and W is unknown: the state becomes entry with a g of zeroes, or blind, and the page is
 // leaving, with a notice that counts. Its W is looked at when a READ or WRITE comes, as the page is here then.
+// A program can have stored to those zeroes: then the WRITE waits for the page, and g with it (Expect).
 //
 // # What is not covered
 //
@@ -159,6 +160,7 @@ type cachedExtent struct {
 	held     dsm.PageSet // with g, and pending or flying
 	leaving  dsm.PageSet // to be invalidated because of Drop
 	quiet    dsm.PageSet // of flying: for Drop only
+	expected dsm.PageSet // Expect was called, and Wrote not yet
 }
 
 // NewCached returns the ledger of a with nothing given: the kernel holds nothing
@@ -277,6 +279,7 @@ func (c *Cached) Wrote(k Kernel, off int64, data []byte) (from, to dsm.PageIndex
 // wrotePage takes the bytes data at offset lo of page p.
 func (c *Cached) wrotePage(k Kernel, p dsm.PageIndex, lo int, data []byte) {
 	x, i := c.page(p)
+	x.expected.Remove(i)
 	x.given.Add(i)
 	x.leaving.Remove(i)
 	if x.flying.Has(i) {
@@ -383,6 +386,9 @@ func (c *Cached) Truncate(size int64) {
 			case from == 0:
 				c.forget(x, i)
 				c.remove(&x.blind, i, &c.unready)
+			}
+			if from == 0 {
+				x.expected.Remove(i)
 			}
 			c.remove(&x.bare, i, &c.unready)
 			c.doubt(x, i)

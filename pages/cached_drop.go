@@ -19,6 +19,17 @@ func (c *Cached) Drop(e dsm.ExtentIndex, set dsm.PageSet) (out dsm.PageSet) {
 	return set.Minus(held)
 }
 
+// Expect says that the kernel has sent a WRITE of page p, which is not here: Wrote follows when
+// it is. Until then what the page cache was given of the page is kept, as the baseline
+// of that WRITE, even if the page cache drops the page.
+func (c *Cached) Expect(p dsm.PageIndex) {
+	e, i := p.Extent()
+	if x := c.extents[e]; x != nil && x.given.Has(i) {
+		x.expected.Add(i)
+		x.leaving.Remove(i)
+	}
+}
+
 // holds returns which pages of the set the page cache may hold.
 func (c *Cached) holds(e dsm.ExtentIndex, set dsm.PageSet) dsm.PageSet {
 	if x := c.extents[e]; x != nil {
@@ -52,6 +63,9 @@ func (c *Cached) grown(first dsm.PageIndex) {
 		}
 	}
 }
+
+// away reports whether the working bytes of page i may not be here: they are not to be looked at.
+func (x *cachedExtent) away(i int) bool { return x.leaving.Has(i) || x.expected.Has(i) }
 
 // ready returns the pages that may get a notice.
 func (x *cachedExtent) ready() dsm.PageSet { return x.pending.Or(x.leaving).Minus(x.flying) }

@@ -48,8 +48,8 @@ func (c *Cached) unshare(x *cachedExtent, i int) {
 	}
 	g, ok := c.given[x.page(i)]
 	switch {
-	case ok && x.leaving.Has(i):
-		c.want(x, i) // its working bytes may not be here
+	case ok && x.away(i):
+		c.want(x, i)
 	case ok && c.current(x.page(i), g):
 		c.settle(x, i)
 		c.forget(x, i)
@@ -84,7 +84,7 @@ func (c *Cached) Touched(e dsm.ExtentIndex, pages dsm.PageSet) {
 func (c *Cached) compare(x *cachedExtent, i int) {
 	g, ok := c.given[x.page(i)]
 	switch {
-	case !ok || x.leaving.Has(i):
+	case !ok || x.away(i):
 	case c.current(x.page(i), g):
 		c.settle(x, i)
 	default:

@@ -72,9 +72,9 @@ func (c *Cached) NextNotice() (n Notice, ok bool) {
 // nextRun returns the first run of pages of x that get one notice, after
 // dropping those that the page cache has up to date.
 func (c *Cached) nextRun(x *cachedExtent) (from, to int) {
-	for i := range x.pending.Minus(x.flying).Minus(x.leaving).All() {
+	for i := range x.pending.Minus(x.flying).All() {
 		p := x.page(i)
-		if g, ok := c.given[p]; ok && !x.doubtful.Has(i) && c.current(p, g) {
+		if g, ok := c.given[p]; ok && !x.away(i) && !x.doubtful.Has(i) && c.current(p, g) {
 			if c.shared {
 				c.settle(x, i)
 			} else {
@@ -93,7 +93,7 @@ func (c *Cached) nextRun(x *cachedExtent) (from, to int) {
 
 // kind returns how the page cache is to be told of page i.
 func (c *Cached) kind(x *cachedExtent, i int) NoticeKind {
-	if c.writers || c.shared || x.doubtful.Has(i) || x.leaving.Has(i) {
+	if c.writers || c.shared || x.doubtful.Has(i) || x.away(i) {
 		return NoticeInvalidate
 	}
 	return NoticeStore
@@ -177,7 +177,7 @@ func (c *Cached) stored(f *flight, i int) {
 		clear(g.mem[copy(g.mem, s):])
 		return
 	}
-	if !x.leaving.Has(i) {
+	if !x.away(i) {
 		if w := c.area.Working(p); string(w[:len(s)]) == string(s) && allZero(w[len(s):]) {
 			c.clean(x, i)
 			return
@@ -193,7 +193,9 @@ func (c *Cached) stored(f *flight, i int) {
 
 // dropped ends an invalidation of page i, and reports whether it was leaving and is out.
 func (c *Cached) dropped(x *cachedExtent, i int) (out bool) {
+	_, kept := c.given[x.page(i)]
 	switch {
+	case kept && x.expected.Has(i):
 	case !x.regiven.Has(i):
 		out = x.leaving.Has(i)
 		x.leaving.Remove(i)

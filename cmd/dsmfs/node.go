@@ -110,7 +110,7 @@ func (n *node) build(context.Context) error {
 		return err
 	}
 	n.data = coherence.New(coherence.Config{
-		Self: n.self.ID, View: n.cat, Sender: n.net, Log: n.log.With("part", "coherence"),
+		Self: n.self.ID, View: n.cat, Sender: n.net, Log: n.log.With("part", "coherence"), Memory: int64(n.cfg.memory),
 	})
 	close(n.built)
 	return nil

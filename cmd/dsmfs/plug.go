@@ -135,10 +135,12 @@ func (a *area) Track(source fs.Source, off, n int64) (stop func()) {
 // CompareTime implements fs.Area.
 func (a *area) CompareTime() time.Duration { return a.Area.TrackingStats().CompareTime }
 
-// TrackingStats implements fs.Area.
-func (a *area) TrackingStats() []fs.Stat {
-	t := a.Area.TrackingStats()
+// Figures implements fs.Area.
+func (a *area) Figures() []fs.Stat {
+	t, d := a.Area.TrackingStats(), a.DemandStats()
 	return []fs.Stat{
+		{Name: "pages_here", Value: strconv.Itoa(d.Here)},
+		{Name: "pages_asked", Value: strconv.Itoa(d.Asked)},
 		{Name: "mappings", Value: strconv.Itoa(t.Mappings)},
 		{Name: "mappings_compared", Value: strconv.Itoa(t.Comparing)},
 		{Name: "scans", Value: strconv.FormatUint(t.Scans, 10)},

@@ -16,6 +16,7 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 //	   |<----------------------- PublishAck    |
 //	   | Acquire ----------------------------->|  push all that the replica lacks
 //	   |<------------------- Push ... Acquired |
+//	   | Release (pages) --------------------->|  no more of these: see Subscribe.Partial
 //	   | Unsubscribe ------------------------->|
 //
 // and between the old and the new home of a slot:
@@ -35,10 +36,12 @@ type Stamp struct {
 	Epoch dsm.Epoch      // likewise; and refuses those from before the slot moved
 }
 
-// ExtentVersion says that all changes to the extent up to Version are known.
+// ExtentVersion says that all changes to the extent up to Version are known; of a
+// partial subscription, all changes to the pages of Holds.
 type ExtentVersion struct {
 	Extent  dsm.ExtentIndex
 	Version dsm.Version
+	Holds   dsm.PageSet
 }
 
 // ExtentPages names pages of an extent.
@@ -48,11 +51,14 @@ type ExtentPages struct {
 }
 
 // Subscribe asks for a stream of the updates of the extents, newer than the
-// versions; with no extents it only changes Hold.
+// versions; with no extents it only changes Hold. A partial one is of those pages only
+// that the subscriber holds: those of Holds, and each that it fetches, until it
+// releases it.
 type Subscribe struct {
 	Stamp
 	Round   uint64
 	Hold    bool // push only when asked by Acquire or Fetch
+	Partial bool
 	Extents []ExtentVersion
 }
 
@@ -75,6 +81,13 @@ type Fetch struct {
 	Pages  dsm.PageSet
 }
 
+// Release says that the sender, whose subscription is partial, holds the pages no more.
+type Release struct {
+	Stamp
+	Extent dsm.ExtentIndex
+	Pages  dsm.PageSet
+}
+
 // Push carries the newest bytes of pages. The payload is the pages in order,
 // less those in Zero.
 type Push struct {
@@ -85,6 +98,7 @@ type Push struct {
 	Contains dsm.Seq // the receiver's own publishes up to here are in the bytes
 	Complete bool    // after it the receiver knows the extent up to Version
 	Pages    dsm.PageSet
+	Answer   dsm.PageSet // those of Pages that were fetched
 	Zero     dsm.PageSet
 }
 

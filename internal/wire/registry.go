@@ -27,6 +27,7 @@ var dataMessages = map[uint16]any{
 	22: HandoverAck{},
 	23: Inquire{},
 	24: Inquired{},
+	25: Release{},
 }
 
 // laneMessages belong to the request lane itself.

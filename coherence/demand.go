@@ -1,0 +1,354 @@
+package coherence
+
+import (
+	"context"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/invariants"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// Pages on demand: a replica of an area of residency demand has a page only from when
+// a program needed it until it is evicted.
+//
+//	not here   a hole in the working copy; the home pushes nothing of it
+//	asked      Fetch under way
+//	here       as in any other replica: pushed to, stored to, published
+//	evicted    not here again, after Release has told the home
+//
+// The directory entry at the home (lag.holds) says which pages the replica has; messages of
+// one pair of nodes are in order, so it is right but for what is on its way. Pages that are not here
+// come by the answer to a Fetch only. A page that was pushed before a Release came is ignored, also if it is
+// asked for again by then: the home may have published it since, and have told of versions (Complete)
+// at which it took the page for given up. Likewise nothing is taken between a Subscribe
+// and its answer: what was pushed before is pushed again.
+//
+// Where updates enter memory in sync calls only (apply=sync), a page that had to leave comes
+// back as its home has it then. Pages that are known to be newer at their home do not leave while
+// others can.
+
+// arrivals are pages of one extent that were asked for and came. Those that follow each other in the
+// area and in the message are put in place by one call.
+type arrivals struct {
+	extent dsm.ExtentIndex
+	first  int
+	bytes  []byte
+	here   dsm.PageSet
+}
+
+// add takes the bytes of page i, in increasing order.
+func (r *arrivals) add(a *Area, i int, n []byte) {
+	if k := len(r.bytes); k > 0 && i == r.first+k/dsm.PageSize && cap(r.bytes) >= k+dsm.PageSize && &r.bytes[:k+1][k] == &n[0] {
+		r.bytes = r.bytes[:k+dsm.PageSize]
+		return
+	}
+	r.install(a)
+	r.first, r.bytes = i, n
+}
+
+// install puts what add has taken in place.
+func (r *arrivals) install(a *Area) {
+	if len(r.bytes) == 0 {
+		return
+	}
+	here, stored, err := a.mu.mem.Install(a.mu.kernel, page(r.extent, r.first), r.bytes)
+	if err != nil {
+		a.node.cfg.Log.Error("pages that were fetched are lost", "area", a.id, "extent", r.extent, "err", err)
+	}
+	x := a.mu.replica.extents[r.extent]
+	x.dirty = x.dirty.Or(stored)
+	r.here, r.bytes = r.here.Or(here), nil
+	a.node.room.used(a.id, r.extent, here)
+}
+
+// installed returns all that are in place.
+func (r *arrivals) installed(a *Area) dsm.PageSet {
+	r.install(a)
+	return r.here
+}
+
+// answered returns what is still asked for of an extent after an answer of which the pages that
+// came are in place. The others could not be, and are not here.
+func (a *Area) answered(x *replicaExtent, answer, came dsm.PageSet) (asked dsm.PageSet) {
+	failed := x.asked.And(answer).Minus(came)
+	a.mu.replica.units -= failed.Len()
+	return x.asked.Minus(answer)
+}
+
+// Demand reports whether pages are here only while they are needed.
+func (a *Area) Demand() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.replica.demand
+}
+
+// DemandStats counts pages of an area.
+type DemandStats struct{ Here, Asked int }
+
+// DemandStats returns how many pages are here, and how many are on their way.
+func (a *Area) DemandStats() (d DemandStats) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, x := range a.mu.replica.extents {
+		d.Here += x.have.Len()
+		d.Asked += x.asked.Len()
+	}
+	return d
+}
+
+// here returns those of the pages that are here.
+func (a *Area) here(e dsm.ExtentIndex, p dsm.PageSet) dsm.PageSet {
+	if !a.mu.replica.demand {
+		return p
+	}
+	return p.And(a.mu.replica.extents[e].have)
+}
+
+// residencyChanged follows a change of the setting, which the catalog allows of empty areas
+// only. Programs that have the empty memory mapped would not find pages missing: for them it
+// stays what it was.
+func (a *Area) residencyChanged() {
+	if a.mu.mem == nil {
+		return
+	}
+	if a.mu.replica.mapped > 0 {
+		a.node.cfg.Log.Warn("the residency of an area changes here when the programs that have attached it are gone", "area", a.id)
+		return
+	}
+	if err := a.mu.mem.SetDemand(a.mu.ino.Spec.Residency == dsm.ResidencyDemand); err != nil {
+		a.node.cfg.Log.Error("change the residency", "area", a.id, "err", err)
+	}
+	a.mu.replica.demand = a.mu.mem.Demand()
+}
+
+// cutOnDemand forgets the pages of an extent past the end.
+func (a *Area) cutOnDemand(e dsm.ExtentIndex, x *replicaExtent) {
+	in := a.within(e)
+	gone := x.have.Or(x.asked).Minus(in)
+	a.mu.replica.units -= gone.Len()
+	a.node.room.forget(a.id, e, x.have.Minus(in))
+	for i := range gone.All() {
+		delete(x.stash, i)
+	}
+	x.have, x.asked, x.dirty, x.behind = x.have.And(in), x.asked.And(in), x.dirty.And(in), x.behind.And(in)
+}
+
+// forgetAllBut gives back the base bytes of pages that are not here, of an extent that this
+// node is the home of no more.
+func (a *Area) forgetAllBut(e dsm.ExtentIndex) {
+	var keep dsm.PageSet
+	if r := &a.mu.replica; int(e) < len(r.extents) {
+		keep = r.extents[e].have
+	}
+	if err := a.mu.mem.KeepBase(e, keep); err != nil {
+		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "extent", e, "err", err)
+	}
+}
+
+// evict gives up those pages of a set that nothing needs, and returns them. Those that the kernel's page
+// cache holds follow when it has dropped them. hard takes pages too that would better stay.
+func (a *Area) evict(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (gone dsm.PageSet) {
+	free, _ := a.evictable(e, set, hard)
+	if free.Empty() {
+		return gone
+	}
+	now := a.mu.cached.Drop(e, free)
+	if now != free {
+		a.mu.notify = true
+	}
+	return a.giveUp(e, now)
+}
+
+// evictable splits pages that are here into those that may go, and those with something
+// to publish first.
+func (a *Area) evictable(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (free, dirty dsm.PageSet) {
+	r := &a.mu.replica
+	if !r.demand || !r.subscribed || int(e) >= len(r.extents) {
+		return free, dirty
+	}
+	x := r.extents[e]
+	free = set.And(x.have).And(a.within(e))
+	dirty = free.And(x.dirty)
+	if x.pub != nil {
+		dirty = dirty.Or(free.And(x.pub.sent))
+	}
+	free = free.Minus(dirty)
+	if a.holding() && !hard {
+		free = free.Minus(x.behind)
+	}
+	return free, dirty
+}
+
+// giveUp gives up clean pages that the kernel does not hold, and returns them. A page
+// that a program has stored to at the last moment stays.
+func (a *Area) giveUp(e dsm.ExtentIndex, p dsm.PageSet) (gone dsm.PageSet) {
+	if p.Empty() {
+		return p
+	}
+	r := &a.mu.replica
+	x := r.extents[e]
+	stored, err := a.mu.mem.Evict(a.mu.kernel, e, p, r.mapped > 0)
+	if err != nil {
+		a.node.cfg.Log.Error("evict pages", "area", a.id, "extent", e, "err", err)
+	}
+	gone = p.Minus(stored)
+	x.dirty = x.dirty.Or(stored)
+	x.have, x.behind = x.have.Minus(gone), x.behind.Minus(gone)
+	r.units -= gone.Len()
+	if !gone.Empty() {
+		a.send(a.row(e).Primary, &wire.Release{Stamp: a.stamp(), Extent: e, Pages: gone})
+		a.node.room.forget(a.id, e, gone)
+		a.node.stats.pagesEvicted.Add(uint64(gone.Len()))
+	}
+	return gone
+}
+
+// dropped gives up pages that the kernel has dropped for that.
+func (a *Area) dropped(e dsm.ExtentIndex, out dsm.PageSet) {
+	if out.Empty() || !a.mu.replica.demand {
+		return
+	}
+	free, _ := a.evictable(e, out, true)
+	a.giveUp(e, free)
+	a.mu.cleaner = true
+}
+
+// lost reports whether any page of [off, off+n) is neither here nor asked for.
+func (a *Area) lost(off int64, n int) bool {
+	r := &a.mu.replica
+	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(n) && int(e) < len(r.extents); e++ {
+		if x := r.extents[e]; pagesOf(e, off, n).Minus(x.have).Minus(x.asked) != (dsm.PageSet{}) {
+			return true
+		}
+	}
+	return false
+}
+
+// bring fetches the pages of [off, off+n), and what is likely to be wanted next, as far as
+// there is room. It returns when they are here, or some have gone again: the caller looks.
+func (a *Area) bring(ctx context.Context, off int64, n int) error {
+	var want, ahead []wire.ExtentPages
+	a.step(func() {
+		r := &a.mu.replica
+		n = int(min(int64(n), a.mu.ino.Size-off))
+		if n <= 0 || !r.subscribed {
+			return
+		}
+		want = a.missing(want, dsm.PageIndex(off/dsm.PageSize), 1, int((off+int64(n)-1)/dsm.PageSize-off/dsm.PageSize)+1)
+		first, stride, count := r.ahead.next(off, n, a.node.room.window())
+		ahead = a.missing(ahead, first, stride, count)
+	})
+	must, may := count(want), count(ahead)
+	if err := a.node.room.take(ctx, must); err != nil {
+		return &errs.Error{Op: "fetch", Area: a.id, Kind: errs.Timeout, Err: err}
+	}
+	if may > 0 && !a.node.room.tryTake(may) {
+		may, ahead = 0, nil
+	}
+	a.step(func() {
+		for _, x := range append(want, ahead...) {
+			if int(x.Extent) < len(a.mu.replica.extents) {
+				a.ask(x.Extent, a.mu.replica.extents[x.Extent], x.Pages.And(a.within(x.Extent)))
+			}
+		}
+	})
+	a.node.room.give(must + may) // what was asked for has been charged to the area
+	a.node.room.keepFree()
+	return a.await(ctx, "fetch", func() bool {
+		left := int(min(int64(n), a.mu.ino.Size-off))
+		return left <= 0 || a.present(off, left) || a.lost(off, left)
+	})
+}
+
+// missing adds to list the pages first, first+stride ... of the area that are neither here nor
+// asked for.
+func (a *Area) missing(list []wire.ExtentPages, first dsm.PageIndex, stride int64, n int) []wire.ExtentPages {
+	r := &a.mu.replica
+	for p := int64(first); n > 0 && p >= 0 && p*dsm.PageSize < a.mu.ino.Size; n, p = n-1, p+stride {
+		e, i := dsm.PageIndex(p).Extent()
+		if int(e) >= len(r.extents) || r.extents[e].have.Has(i) || r.extents[e].asked.Has(i) {
+			continue
+		}
+		if k := len(list) - 1; k < 0 || list[k].Extent != e {
+			list = append(list, wire.ExtentPages{Extent: e})
+		}
+		list[len(list)-1].Pages.Add(i)
+	}
+	return list
+}
+
+func count(list []wire.ExtentPages) (n int) {
+	for _, x := range list {
+		n += x.Pages.Len()
+	}
+	return n
+}
+
+// Fault serves a fault of an attached program on the page at off that was missing: it
+// returns when the page is in memory, or errs.Timeout when ctx ends.
+func (a *Area) Fault(ctx context.Context, off int64) error {
+	a.node.stats.faults.Add(1)
+	for {
+		there := false
+		var err error
+		a.step(func() {
+			r := &a.mu.replica
+			switch {
+			case !r.subscribed:
+				err = &errs.Error{Op: "fetch", Area: a.id, Kind: errs.Closed}
+				return
+			case off >= a.mu.ino.Size:
+				there = true // SIGBUS is the kernel's business
+				return
+			}
+			e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
+			if there = r.extents[e].have.Has(i); there && a.mu.mem.Hole(page(e, i)) {
+				// The program has punched the hole itself: it has stored zeroes.
+				err = a.mu.mem.Refill(page(e, i))
+				r.extents[e].dirty.Add(i)
+			}
+		})
+		if there || err != nil {
+			return err
+		}
+		if err := a.bring(ctx, off, dsm.PageSize); err != nil {
+			return err
+		}
+	}
+}
+
+// charged is what room has been told that an area takes.
+type charged struct {
+	pages int
+	fixed int64
+}
+
+// charge tells room what the area takes now, and reports whether somebody who waits for room
+// should look again.
+func (a *Area) charge() (more bool) {
+	now := charged{pages: a.mu.replica.units}
+	switch {
+	case a.mu.mem == nil:
+	case a.mu.mem.Demand():
+		now.fixed = int64(a.mu.home.pages) * dsm.PageSize
+	default:
+		now.fixed = a.mu.ino.Size
+	}
+	if invariants.Enabled && a.mu.replica.demand {
+		n := 0
+		for _, x := range a.mu.replica.extents {
+			both := x.have.Or(x.asked)
+			n += both.Len()
+		}
+		invariants.Check(n == now.pages, "%d pages on demand, counted as %d", n, now.pages)
+	}
+	was := a.mu.charged
+	if now != was {
+		a.node.room.charge(now.pages-was.pages, now.fixed-was.fixed)
+		a.mu.charged = now
+	}
+	more = a.mu.cleaner || now.pages < was.pages || now.fixed < was.fixed
+	a.mu.cleaner = false
+	return more
+}

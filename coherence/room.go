@@ -1,0 +1,236 @@
+package coherence
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// room is the memory that pages on demand may take on this node: what full areas, and the
+// pages that this node is the home of, leave of the budget. A page takes two: its working and its
+// base bytes. Who wants to fetch takes room first, and what cannot be had is made by
+// evicting; so the pages here, and those on their way, are never more than there is room for. (The
+// exception is a store that the kernel hands over: it is never refused.)
+//
+// mu guards the bell that those hear who wait for room. Nothing is called with it held.
+type room struct {
+	node   *Node
+	budget int64         // bytes; 0: no bound, and nothing is evicted
+	taken  atomic.Int64  // pages here, on their way, or about to be
+	fixed  atomic.Int64  // bytes that nothing can evict
+	gate   chan struct{} // held by whoever evicts
+	behind atomic.Bool   // keepFree is at it
+	// policy is which pages go: made for the first page on demand, as it takes memory.
+	policy atomic.Pointer[pages.Residency]
+	once   sync.Once
+	tasks  sync.WaitGroup
+	mu     struct {
+		lockrank.Mutex
+		bell chan struct{} // closed and replaced when there may be more room
+	}
+}
+
+const (
+	pageCost = 2 * dsm.PageSize
+	// leastRoom is what pages on demand may take however little the rest leaves:
+	// with none at all no program could go on.
+	leastRoom = 4 << 20
+	// evictBatch is how many pages are evicted at once: each time costs system calls and a
+	// message for each extent.
+	evictBatch = 64
+)
+
+func (m *room) init(n *Node) {
+	m.node, m.budget = n, n.cfg.Memory
+	m.gate = make(chan struct{}, 1)
+	m.mu.Init("coherence.room")
+	m.mu.bell = make(chan struct{})
+}
+
+func (m *room) close() {
+	m.tasks.Wait()
+	if p := m.policy.Load(); p != nil {
+		p.Close()
+	}
+}
+
+// limit returns how many pages there is room for.
+func (m *room) limit() int64 {
+	if m.budget == 0 {
+		return 1 << 62
+	}
+	return max(m.budget-m.fixed.Load(), leastRoom) / pageCost
+}
+
+// window returns how many pages to read ahead at most: few enough that they are still here
+// when the program comes to them.
+func (m *room) window() int { return int(min(m.limit()/32, mostAhead)) }
+
+// mostAhead is 4 MiB: at 2 GB/s what 2 ms bring.
+const mostAhead = 4 << 20 / dsm.PageSize
+
+// tryTake takes room for n pages if there is as much.
+func (m *room) tryTake(n int) bool {
+	for {
+		was := m.taken.Load()
+		if was > 0 && was+int64(n) > m.limit() {
+			return false
+		}
+		if m.taken.CompareAndSwap(was, was+int64(n)) {
+			return true
+		}
+	}
+}
+
+// take takes room for n pages, and evicts others for it. It waits, until ctx ends, while
+// all that is here has to be published first.
+func (m *room) take(ctx context.Context, n int) error {
+	for {
+		if n == 0 || m.tryTake(n) {
+			return nil
+		}
+		bell := m.hear()
+		if m.evict(ctx, n) || m.free(n) {
+			continue
+		}
+		select {
+		case <-bell:
+		case <-ctx.Done():
+			return fmt.Errorf("no room for %d pages: of %d that there is room for %d are taken and wait to be published: %w",
+				n, m.limit(), m.taken.Load(), ctx.Err())
+		}
+	}
+}
+
+// free reports whether there is room for n pages.
+func (m *room) free(n int) bool { return m.taken.Load()+int64(n) <= m.limit() }
+
+// give gives back room that was taken.
+func (m *room) give(n int) {
+	if n > 0 {
+		m.taken.Add(int64(-n))
+		m.ring()
+	}
+}
+
+// charge takes note of what an area takes more, or less.
+func (m *room) charge(pages int, fixed int64) {
+	m.taken.Add(int64(pages))
+	if fixed != 0 {
+		m.fixed.Add(fixed)
+		if p := m.policy.Load(); p != nil {
+			p.SetLimit(m.limit())
+		}
+	}
+}
+
+// ring lets those look again who wait for room.
+func (m *room) ring() {
+	m.mu.Lock()
+	bell := m.mu.bell
+	m.mu.bell = make(chan struct{})
+	m.mu.Unlock()
+	close(bell)
+}
+
+func (m *room) hear() <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.mu.bell
+}
+
+// used says that pages that are here are of use.
+func (m *room) used(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
+	if m.budget == 0 {
+		return
+	}
+	m.once.Do(func() {
+		p, err := pages.NewResidency(m.limit())
+		if err != nil {
+			m.node.cfg.Log.Error("no page on demand will be evicted", "err", err)
+			return
+		}
+		m.policy.Store(p)
+	})
+	if p := m.policy.Load(); p != nil {
+		p.Used(a, e, set)
+	}
+}
+
+// forget says that pages are not here any more.
+func (m *room) forget(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
+	if p := m.policy.Load(); p != nil && !set.Empty() {
+		p.Forget(a, e, set)
+	}
+}
+
+// evict evicts pages until there is room for n more, and reports whether any went. What
+// has to be published first is published, in the background.
+func (m *room) evict(ctx context.Context, n int) bool {
+	policy := m.policy.Load()
+	if policy == nil {
+		return false
+	}
+	select {
+	case m.gate <- struct{}{}:
+	case <-ctx.Done():
+		return false
+	}
+	defer func() { <-m.gate }()
+	went := false
+	for _, hard := range []bool{false, true} {
+		for looked := int64(0); looked <= m.taken.Load() && !m.free(n); {
+			victims := policy.Victims(max(n, evictBatch))
+			if len(victims) == 0 {
+				break
+			}
+			for _, v := range victims {
+				looked += int64(v.Pages.Len())
+				went = m.evictFrom(v, hard) || went
+			}
+		}
+		if went {
+			break
+		}
+	}
+	return went
+}
+
+// evictFrom evicts what can be of the victim, and gives the rest back to the policy.
+func (m *room) evictFrom(v pages.Victim, hard bool) (went bool) {
+	a := m.node.known(v.Area)
+	if a == nil {
+		return false
+	}
+	a.step(func() {
+		free, dirty := a.evictable(v.Extent, v.Pages, hard)
+		if !dirty.Empty() && a.publishable() == nil {
+			a.mu.replica.extents[v.Extent].wanted = true
+			a.startPublications()
+		}
+		gone := a.evict(v.Extent, free, hard)
+		went = !gone.Empty()
+		if a.mu.replica.demand && int(v.Extent) < len(a.mu.replica.extents) {
+			m.used(v.Area, v.Extent, a.here(v.Extent, v.Pages))
+		}
+	})
+	return went
+}
+
+// keepFree evicts, in the background, what was taken of the last part of the room, so that the
+// next fault finds some.
+func (m *room) keepFree() {
+	spare := int(m.limit() / 16)
+	if m.policy.Load() == nil || m.free(spare) || !m.behind.CompareAndSwap(false, true) {
+		return
+	}
+	m.tasks.Go(func() {
+		m.evict(context.Background(), spare)
+		m.behind.Store(false)
+	})
+}

@@ -1,0 +1,38 @@
+package pages
+
+import (
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// Demand reports whether the area is of demand kind.
+func (a *Area) Demand() bool { return a.demand != nil }
+
+// SetDemand makes an empty area one of demand kind, or one of which all is here. No program has mapped it.
+func (a *Area) SetDemand(on bool) error {
+	if a.size > 0 {
+		panic("the kind of an area with bytes does not change")
+	}
+	if on == a.Demand() {
+		return nil
+	}
+	if !on {
+		err := a.demand.close()
+		a.demand = nil
+		return err
+	}
+	a.demand = &demand{none: missing(), memfd: a.working.fd}
+	return nil
+}
+
+// Hole reports whether page p is a hole of the working copy.
+func (a *Area) Hole(p dsm.PageIndex) bool { return !a.working.has(p, p+1) }
+
+// Refill makes zeroes the working bytes of page p, which is here, but which a program has made a
+// hole: it has stored zeroes.
+func (a *Area) Refill(p dsm.PageIndex) error {
+	if _, err := a.fill(p, zeroPage); err != nil && !errs.Is(err, errs.Exist) {
+		return a.fail("refill", err)
+	}
+	return nil
+}
