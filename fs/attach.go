@@ -18,9 +18,11 @@ import (
 // attachServer hands the working copies of areas to programs of this node, which
 // map them: the memory plane. It needs no mount. mu guards which connections there are.
 type attachServer struct {
-	b  *bridge
-	ln *net.UnixListener
-	wg sync.WaitGroup
+	b   *bridge
+	ln  *net.UnixListener
+	wg  sync.WaitGroup
+	ctx context.Context // of faults: ends when pages are fetched for nobody any more
+	end context.CancelFunc
 
 	mu struct {
 		lockrank.Mutex
@@ -33,14 +35,15 @@ type attachServer struct {
 //
 // mu guards the attachments; requests of one connection run at the same time.
 type attachConn struct {
-	b     *bridge
-	conn  *net.UnixConn
-	cred  credentials
-	pidfd *os.File
-	ctx   context.Context // ends with the connection
-	end   context.CancelFunc
-	slots chan struct{} // one for each request that may run
-	waits chan struct{} // and for each WAIT
+	b      *bridge
+	faults context.Context // of the server
+	conn   *net.UnixConn
+	cred   credentials
+	pidfd  *os.File
+	ctx    context.Context // ends with the connection
+	end    context.CancelFunc
+	slots  chan struct{} // one for each request that may run
+	waits  chan struct{} // and for each WAIT
 
 	mu struct {
 		lockrank.Mutex
@@ -64,6 +67,7 @@ func startAttach(b *bridge, path string) (*attachServer, error) {
 		return nil, &errs.Error{Op: "listen for programs that attach", Path: path, Err: err}
 	}
 	s := &attachServer{b: b, ln: ln}
+	s.ctx, s.end = context.WithCancel(context.Background())
 	s.mu.Init("fs.attachServer")
 	s.mu.conns = make(map[*attachConn]struct{})
 	s.wg.Go(s.accept)
@@ -91,7 +95,7 @@ func (s *attachServer) accept() {
 			_ = c.Close()
 			continue
 		}
-		a := &attachConn{b: s.b, conn: c, cred: cred, pidfd: pidfd, slots: make(chan struct{}, attachRequests), waits: make(chan struct{}, attachWaits)}
+		a := &attachConn{b: s.b, faults: s.ctx, conn: c, cred: cred, pidfd: pidfd, slots: make(chan struct{}, attachRequests), waits: make(chan struct{}, attachWaits)}
 		a.ctx, a.end = context.WithCancel(context.Background())
 		a.mu.Init("fs.attachConn")
 		a.mu.attachments = make(map[uint64]*attachment)
@@ -188,6 +192,7 @@ func (s *attachServer) close() {
 		a.close()
 	}
 	s.mu.Unlock()
+	s.end()
 	s.wg.Wait()
 }
 

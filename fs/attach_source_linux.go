@@ -37,14 +37,18 @@ func (s *uffdSource) Scan(stored, suspect func(off, n int64)) error {
 	return nil
 }
 
-// Values of ATTACH's reply: whether TRACK wants a userfaultfd.
+// Bits of ATTACH's reply: whether TRACK wants a userfaultfd, and whether the memory has holes.
 const (
 	wantsUffd = 1
 	wantsNone = 2
+	hasHoles  = 4
 )
 
-func (b *bridge) wantsUffd() uint64 {
-	if b.cfg.Tracking == uffd.Compare {
+func (x *attachment) wantsUffd() uint64 {
+	switch {
+	case x.memory != nil:
+		return wantsUffd | hasHoles
+	case x.conn.b.cfg.Tracking == uffd.Compare:
 		return wantsNone
 	}
 	return wantsUffd
@@ -55,8 +59,11 @@ func (b *bridge) wantsUffd() uint64 {
 // do: then there is no source.
 func (x *attachment) source(file *os.File, addr, n uint64, off int64) (*uffdSource, uffd.Mode, error) {
 	mode := x.conn.b.cfg.Tracking
+	if !x.write {
+		mode = uffd.Compare
+	}
 	switch {
-	case mode == uffd.Compare:
+	case mode == uffd.Compare && x.memory == nil:
 		if file != nil {
 			_ = file.Close() // nothing was written to it
 		}
@@ -83,9 +90,11 @@ func (x *attachment) source(file *os.File, addr, n uint64, off int64) (*uffdSour
 		return nil, 0, errors.Join(err, unix.Close(fd))
 	}
 	defer func() { _ = unix.Close(pidfd) }() // Track has its own
-	r, err := uffd.Track(uffd.Config{
-		UFFD: fd, PidFD: pidfd, Addr: addr, Length: n, Off: off, Dev: x.dev, Ino: x.ino, Mode: mode,
-	})
+	c := uffd.Config{UFFD: fd, PidFD: pidfd, Addr: addr, Length: n, Off: off, Dev: x.dev, Ino: x.ino, Mode: mode}
+	if x.memory != nil {
+		return x.onDemand(c)
+	}
+	r, err := uffd.Track(c)
 	switch {
 	case errs.Is(err, errs.Access), errs.Is(err, errs.Unsupported):
 		x.conn.b.log.Warn("stores of a program are found by comparing", "path", x.path, "pid", x.conn.cred.pid, "err", err)

@@ -3,6 +3,7 @@ package fs
 import (
 	"context"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -21,6 +22,9 @@ type attachment struct {
 	write bool
 	// dev and ino are those of the memfd.
 	dev, ino uint64
+	// memory, of an area on demand, is a descriptor of the memfd, and serving are its mappings.
+	memory  *os.File
+	serving sync.WaitGroup
 
 	mu struct {
 		lockrank.Mutex
@@ -57,14 +61,25 @@ func (a *attachConn) attach(ctx context.Context, q *attachRequest) (attachReply,
 	if err != nil {
 		return attachReply{}, err
 	}
-	f, err := oa.current().Attach(ctx, write)
+	demand := oa.current().Demand()
+	if demand && !a.cred.may(i, mayWrite) {
+		err = errOnDemand(q.payload)
+	}
+	var f *os.File
+	if err == nil {
+		f, err = oa.current().Attach(ctx, write)
+	}
 	if err != nil {
 		a.b.opens.detach(oa, write)
 		return attachReply{}, err
 	}
 	x := &attachment{conn: a, area: oa, path: q.payload, write: write}
 	x.mu.Init("fs.attachment")
-	if x.dev, x.ino, err = identity(f); err != nil {
+	x.dev, x.ino, err = identity(f)
+	if err == nil && demand {
+		x.memory, err = duplicate(f)
+	}
+	if err != nil {
 		_ = f.Close() // nothing was written to it
 		x.end()
 		return attachReply{}, err
@@ -82,7 +97,7 @@ func (a *attachConn) attach(ctx context.Context, q *attachRequest) (attachReply,
 	}
 	x.grew(i.Size)
 	a.b.log.Debug("attached", "path", q.payload, "pid", a.cred.pid, "write", write)
-	return attachReply{attachment: x.id, arg: [4]uint64{uint64(i.Size), uint64(i.Ino), access, a.b.wantsUffd()}, file: f}, nil
+	return attachReply{attachment: x.id, arg: [4]uint64{uint64(i.Size), uint64(i.Ino), access, x.wantsUffd()}, file: f}, nil
 }
 
 // Accesses of ATTACH.
@@ -103,18 +118,31 @@ func (x *attachment) end() {
 		r.stop()
 	}
 	b := x.conn.b
-	area := x.area.current()
 	b.releases.run(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), b.cfg.FaultTimeout)
+		ctx, cancel := b.lasting()
 		defer cancel()
 		if x.write {
 			if err := b.publish(ctx, x.area); err != nil {
 				b.log.Warn("stores of a program that has detached are not published yet", "path", x.path, "err", err)
 			}
 		}
-		area.Detach(x.write)
-		b.opens.detach(x.area, x.write)
+		if x.memory == nil {
+			x.letGo()
+		}
 	})
+	if x.memory != nil {
+		b.background.run(func() {
+			x.serving.Wait()
+			_ = x.memory.Close() // nothing was written to it
+			x.letGo()
+		})
+	}
+}
+
+// letGo closes the area, of which the program has nothing any more.
+func (x *attachment) letGo() {
+	x.area.current().Detach(x.write)
+	x.conn.b.opens.detach(x.area, x.write)
 }
 
 // maxRanges is how many mappings of an attachment are tracked: each takes some descriptors.
@@ -144,7 +172,7 @@ func (x *attachment) largest() uint64 {
 func (x *attachment) track(q *attachRequest) (attachReply, error) {
 	addr, n, off := q.arg[0], q.arg[1], q.arg[2]
 	switch {
-	case !x.write:
+	case !x.write && x.memory == nil:
 		return attachReply{}, errs.E(errs.Access, "track", "attached for reading only")
 	case addr%dsm.PageSize != 0 || n%dsm.PageSize != 0 || off%dsm.PageSize != 0 || n == 0:
 		return attachReply{}, errs.E(errs.Invalid, "track", "address %#x, length %d and offset %d must be multiples of %d, the length not 0", addr, n, off, dsm.PageSize)
@@ -163,26 +191,33 @@ func (x *attachment) track(q *attachRequest) (attachReply, error) {
 	if err != nil {
 		return attachReply{}, err
 	}
-	r := &mappedRange{addr: addr, n: n}
-	if area := x.area.current(); source == nil {
+	r := &mappedRange{addr: addr, n: n, stop: func() {}}
+	switch area := x.area.current(); {
+	case source == nil:
 		r.stop = area.Track(nil, int64(off), int64(n))
-	} else {
-		stop := area.Track(source, int64(off), int64(n))
-		r.stop = func() {
-			stop()
-			if err := source.Close(); err != nil {
-				x.conn.b.log.Debug("end of tracking", "path", x.path, "err", err)
-			}
+	case x.write:
+		r.stop = area.Track(source, int64(off), int64(n))
+	}
+	stop := r.stop
+	end := func() {
+		stop()
+		if source != nil {
+			x.close(source.Range)
 		}
 	}
+	r.stop = end
 	x.mu.Lock()
 	ended := x.mu.ended
 	if !ended {
 		x.mu.ranges = append(x.mu.ranges, r)
+		if x.memory != nil {
+			r.stop = sync.OnceFunc(stop)
+			x.serving.Go(func() { x.serve(source.Range, r) })
+		}
 	}
 	x.mu.Unlock()
 	if ended {
-		r.stop()
+		end()
 		return attachReply{}, &errs.Error{Op: "track", Err: unix.ENOTCONN}
 	}
 	return attachReply{arg: [4]uint64{uint64(how)}}, nil

@@ -144,7 +144,7 @@ func (o *opens) stopWriting(a *openArea) {
 	d.stop = nil
 	o.b.releases.run(func() {
 		stop()
-		ctx, cancel := context.WithTimeout(context.Background(), o.b.cfg.FaultTimeout)
+		ctx, cancel := o.b.lasting()
 		err := o.b.publish(ctx, a)
 		cancel()
 		if err != nil {

@@ -1,7 +1,6 @@
 package fs
 
 import (
-	"context"
 	"sync/atomic"
 	"time"
 
@@ -169,7 +168,7 @@ func (n intervals) fire(a *openArea) {
 }
 
 func (n intervals) round(a *openArea) {
-	ctx, cancel := context.WithTimeout(context.Background(), n.b.cfg.FaultTimeout)
+	ctx, cancel := n.b.lasting()
 	defer cancel()
 	compared := a.current().CompareTime()
 	if err := n.b.publish(ctx, a); err != nil {

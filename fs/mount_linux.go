@@ -213,15 +213,18 @@ func (f *FS) Unmount(ctx context.Context, force bool) error {
 	if err := f.detach(force); err != nil {
 		return err
 	}
+	if at, ok := ctx.Deadline(); ok { // the rest must not take all the time that is left
+		defer time.AfterFunc(time.Until(at)/2, func() { f.end.Do(f.b.end) }).Stop()
+	}
 	if f.attach != nil {
 		f.attach.close()
 	}
 	f.b.opens.endDirect()
 	f.b.releases.close() // publishes what programs have just closed
-	f.end.Do(func() { close(f.b.closing) })
+	f.end.Do(f.b.end)
 	f.b.harvest.stop()
-	f.b.guard.stop()
 	f.b.background.close()
+	f.b.guard.stop()
 	return nil
 }
 
@@ -245,7 +248,7 @@ func (f *FS) detach(force bool) error {
 			return &errs.Error{Op: "umount", Path: path, Kind: errs.Busy, Err: errBusy}
 		case late:
 			f.b.log.Warn("unmount by force: programs that use the mount will fail", "path", path)
-			f.end.Do(func() { close(f.b.closing) }) // requests that wait end now
+			f.end.Do(f.b.end) // requests that wait end now
 			if err := f.unmountOwn(true); err != nil {
 				return &errs.Error{Op: "umount", Path: path, Err: err}
 			}

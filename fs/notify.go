@@ -122,7 +122,7 @@ func (n *notifier) deliver(a *openArea, notice Notice) {
 // refresh asks for the inode and drops what a change elsewhere made wrong. A
 // shrink that was followed by a growth shows in the generation only.
 func (n *notifier) refresh(a *openArea) {
-	ctx, cancel := context.WithTimeout(context.Background(), n.b.cfg.FaultTimeout)
+	ctx, cancel := n.b.lasting()
 	defer cancel()
 	oldSize, _ := a.noted()
 	a.sizeStale.Store(false) // before asking: a change from here on sets it again

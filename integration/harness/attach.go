@@ -21,6 +21,8 @@ type Attachment struct {
 	Mem  []byte
 	Size int64
 	How  uint64 // as TRACK says; 0 if only read
+	// Demand says that pages are there only while they are needed.
+	Demand bool
 
 	conn *net.UnixConn
 	id   uint64
@@ -121,7 +123,7 @@ func (a *Attachment) attach(path string, ino uint64, write bool) error {
 		return err
 	}
 	defer func() { _ = unix.Close(fd) }() // the mapping stays
-	a.id, a.Size = r.attachment, int64(r.arg[0])
+	a.id, a.Size, a.Demand = r.attachment, int64(r.arg[0]), r.arg[3]&4 != 0
 	length := (a.Size + 4095) &^ 4095
 	if a.Mem, err = unix.Mmap(fd, 0, int(length), prot, unix.MAP_SHARED); err != nil {
 		return os.NewSyscallError("mmap", err)
@@ -129,11 +131,11 @@ func (a *Attachment) attach(path string, ino uint64, write bool) error {
 	if err := unix.Madvise(a.Mem, unix.MADV_DONTFORK); err != nil {
 		return os.NewSyscallError("madvise", err)
 	}
-	if !write {
+	if !write && !a.Demand {
 		return nil
 	}
 	uffd := -1
-	if r.arg[3] == 1 {
+	if r.arg[3]&1 != 0 {
 		if uffd, err = Userfaultfd(); err != nil {
 			return err
 		}
@@ -161,6 +163,12 @@ func Userfaultfd() (int, error) {
 
 // Addr returns the address of the mapping.
 func (a *Attachment) Addr() uint64 { return uint64(uintptr(unsafe.Pointer(&a.Mem[0]))) }
+
+// GiveUp drops bytes [off, off+n) from the page table: those that could not be had, and are
+// SIGBUS since, are asked for again at the next touch.
+func (a *Attachment) GiveUp(off, n int) {
+	_ = unix.Madvise(a.Mem[off:off+n], unix.MADV_DONTNEED) // fails for no mapping of ours
+}
 
 // Close ends the attachment and the mapping. It may be called again.
 func (a *Attachment) Close() {

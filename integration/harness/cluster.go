@@ -27,6 +27,8 @@ type Options struct {
 	Network Network  // where they talk
 	Memory  string   // --memory of every node; empty: 256M
 	Flags   []string // more flags of dsmfs mount
+	// Memories is --memory of the first nodes; of the others it is Memory.
+	Memories []string
 }
 
 // tagVariable is set to the cluster's tag in every process of a cluster.

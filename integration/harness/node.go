@@ -43,7 +43,11 @@ func (n *Node) index() int {
 
 // Arguments are those of dsmfs mount for this node.
 func (n *Node) Arguments() []string {
-	args := []string{"mount", n.Mount, "-f", "--listen", n.Address, "--name", n.Name, "--memory", n.c.opts.Memory,
+	memory := n.c.opts.Memory
+	if i := n.index(); i <= len(n.c.opts.Memories) {
+		memory = n.c.opts.Memories[i-1]
+	}
+	args := []string{"mount", n.Mount, "-f", "--listen", n.Address, "--name", n.Name, "--memory", memory,
 		"--state", n.State(), "--log-level", logLevel(), "--log-file", n.LogFile()}
 	if n.c.opts.Network == Namespaces {
 		args = append(args, "--insecure")

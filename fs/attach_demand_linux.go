@@ -1,0 +1,107 @@
+package fs
+
+import (
+	"context"
+	"os"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/uffd"
+	"golang.org/x/sys/unix"
+)
+
+// The mappings of areas on demand. A program that touches a page which is not in memory waits
+// until fault has brought it. A mapping is served as long as it is there, also when the
+// program has detached: who went on with one that nobody serves would read zeroes, and
+// plant them in memory that others use.
+
+// onDemand begins to track a mapping, or, for a program that only reads, to serve it. There is
+// no way to do without: errs.Unsupported where the kernel or its rules do not allow it.
+func (x *attachment) onDemand(c uffd.Config) (*uffdSource, uffd.Mode, error) {
+	var r *uffd.Range
+	ready := make(chan struct{})
+	c.Memfd, c.ReadOnly = int(x.memory.Fd()), !x.write
+	if c.Mode == uffd.Sync {
+		// A page that is evicted while it is being touched can lose its protection, and to
+		// protect it again could mean to wait for the program: see uffd.Range.Punched.
+		c.Mode = uffd.Compare
+	}
+	c.Missing = func(off int64) {
+		x.serving.Go(func() {
+			<-ready
+			if r != nil {
+				x.fault(r, off)
+			}
+		})
+	}
+	var err error
+	r, err = uffd.Track(c)
+	close(ready)
+	switch {
+	case errs.Is(err, errs.Access):
+		return nil, 0, errs.E(errs.Unsupported, "track", "missing pages of %s cannot be found: %w", x.path, err)
+	case err != nil:
+		return nil, 0, err
+	}
+	x.conn.b.guard.Add(r)
+	return &uffdSource{Range: r, log: x.conn.b.log.With("path", x.path, "pid", x.conn.cred.pid)}, c.Mode, nil
+}
+
+// fault brings the page at off, or lets the thread have SIGBUS if it does not come in time.
+func (x *attachment) fault(r *uffd.Range, off int64) {
+	ctx, cancel := context.WithTimeout(x.conn.faults, x.conn.b.cfg.FaultTimeout)
+	defer cancel()
+	err := x.area.current().Fault(ctx, off)
+	if err == nil {
+		r.Wake(off, dsm.PageSize)
+		return
+	}
+	log := x.conn.b.log.With("path", x.path, "pid", x.conn.cred.pid, "off", off)
+	log.Warn("a program gets SIGBUS for a page that does not come", "err", err)
+	if err := r.Poison(off, dsm.PageSize); err != nil && !errs.Is(err, errs.Closed) {
+		log.Warn("poison", "err", err)
+	}
+}
+
+// serve ends the tracking of a mapping on demand when it is gone, or when the daemon ends: pages
+// that are not there are SIGBUS then.
+func (x *attachment) serve(r *uffd.Range, m *mappedRange) {
+	select {
+	case <-r.Unmapped():
+	case <-x.conn.faults.Done():
+	}
+	m.stop()
+	x.close(r)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for i, o := range x.mu.ranges {
+		if o == m {
+			x.mu.ranges = append(x.mu.ranges[:i], x.mu.ranges[i+1:]...)
+			return
+		}
+	}
+}
+
+func (x *attachment) close(r *uffd.Range) {
+	if err := r.Close(); err != nil {
+		x.conn.b.log.Warn("end of tracking", "path", x.path, "pid", x.conn.cred.pid, "err", err)
+	}
+	if x.memory != nil {
+		x.conn.b.guard.Remove(r)
+	}
+}
+
+// errOnDemand refuses a program that may only read a file on demand: the kernel finds missing
+// pages only in mappings that could be written to.
+func errOnDemand(path string) error {
+	return errs.E(errs.Unsupported, "attach", "%s has residency demand: only programs that may write it attach it, others map it through the mount", path)
+}
+
+// duplicate returns one more descriptor of a file.
+func duplicate(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("dup", err)
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
