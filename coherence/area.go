@@ -37,6 +37,7 @@ type Area struct {
 		changed chan struct{} // closed and replaced when a waiter should look again
 		wake    bool          // this step did something that waiters wait for
 		charged charged       // what room knows of this area
+		arrived []func()      // to call when the step is over: see onArrival
 		cleaner bool          // this step made pages clean, or the kernel let go of some
 		notify  bool          // this step made notices for the kernel
 	}
@@ -86,6 +87,14 @@ func (a *Area) step(event func()) {
 		a.mu.wake = false
 		close(a.mu.changed)
 		a.mu.changed = make(chan struct{})
+	}
+	if arrived := a.mu.arrived; len(arrived) > 0 {
+		a.mu.arrived = nil
+		a.mu.Unlock()
+		for _, f := range arrived {
+			f()
+		}
+		a.mu.Lock()
 	}
 	a.deliverLocked()
 	a.mu.Unlock()

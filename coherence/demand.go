@@ -130,6 +130,7 @@ func (a *Area) cutOnDemand(e dsm.ExtentIndex, x *replicaExtent) {
 	a.node.room.forget(a.id, e, x.have.Minus(in))
 	for i := range gone.All() {
 		delete(x.stash, i)
+		delete(a.mu.replica.awaited, page(e, i)) // who waits finds that the page is past the end
 	}
 	x.have, x.asked, x.dirty, x.behind = x.have.And(in), x.asked.And(in), x.dirty.And(in), x.behind.And(in)
 }
@@ -226,39 +227,78 @@ func (a *Area) lost(off int64, n int) bool {
 }
 
 // bring fetches the pages of [off, off+n), and what is likely to be wanted next, as far as
-// there is room. It returns when they are here, or some have gone again: the caller looks.
-func (a *Area) bring(ctx context.Context, off int64, n int) error {
-	var want, ahead []wire.ExtentPages
+// there is room. It returns when they are here, or some have gone again: the caller looks. then, if
+// not nil, is called as soon as the first page comes.
+func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
+	room := &a.node.room
+	taken, lacks := 0, 0
 	a.step(func() {
 		r := &a.mu.replica
 		n = int(min(int64(n), a.mu.ino.Size-off))
 		if n <= 0 || !r.subscribed {
 			return
 		}
-		want = a.missing(want, dsm.PageIndex(off/dsm.PageSize), 1, int((off+int64(n)-1)/dsm.PageSize-off/dsm.PageSize)+1)
-		first, stride, count := r.ahead.next(off, n, a.node.room.window())
-		ahead = a.missing(ahead, first, stride, count)
-	})
-	must, may := count(want), count(ahead)
-	if err := a.node.room.take(ctx, must); err != nil {
-		return &errs.Error{Op: "fetch", Area: a.id, Kind: errs.Timeout, Err: err}
-	}
-	if may > 0 && !a.node.room.tryTake(may) {
-		may, ahead = 0, nil
-	}
-	a.step(func() {
-		for _, x := range append(want, ahead...) {
-			if int(x.Extent) < len(a.mu.replica.extents) {
-				a.ask(x.Extent, a.mu.replica.extents[x.Extent], x.Pages.And(a.within(x.Extent)))
-			}
+		want := a.missing(nil, dsm.PageIndex(off/dsm.PageSize), 1, int((off+int64(n)-1)/dsm.PageSize-off/dsm.PageSize)+1)
+		if lacks = count(want); !room.tryTake(lacks) {
+			return
+		}
+		taken, lacks = lacks, 0
+		a.askAll(want)
+		first, stride, pages := r.ahead.next(off, n, room.window())
+		if ahead := a.missing(nil, first, stride, pages); len(ahead) > 0 && room.tryTake(count(ahead)) {
+			taken += count(ahead)
+			a.askAll(ahead)
+		}
+		if then != nil {
+			a.onArrival(dsm.PageIndex(off/dsm.PageSize), then)
 		}
 	})
-	a.node.room.give(must + may) // what was asked for has been charged to the area
-	a.node.room.keepFree()
+	room.give(taken) // what was asked for has been charged to the area
+	room.keepFree()
+	if lacks > 0 {
+		// The next try may find that others have taken what is made now.
+		if err := room.make(ctx, lacks); err != nil {
+			return &errs.Error{Op: "fetch", Area: a.id, Kind: errs.Timeout, Err: err}
+		}
+		return nil
+	}
 	return a.await(ctx, "fetch", func() bool {
 		left := int(min(int64(n), a.mu.ino.Size-off))
 		return left <= 0 || a.present(off, left) || a.lost(off, left)
 	})
+}
+
+// askAll asks for pages.
+func (a *Area) askAll(list []wire.ExtentPages) {
+	for _, x := range list {
+		a.ask(x.Extent, a.mu.replica.extents[x.Extent], x.Pages)
+	}
+}
+
+// onArrival has f called, with no lock held, when page p comes; at once if it is here.
+func (a *Area) onArrival(p dsm.PageIndex, f func()) {
+	r := &a.mu.replica
+	if e, i := p.Extent(); r.extents[e].have.Has(i) {
+		a.mu.arrived = append(a.mu.arrived, f)
+		return
+	}
+	if r.awaited == nil {
+		r.awaited = make(map[dsm.PageIndex][]func())
+	}
+	r.awaited[p] = append(r.awaited[p], f)
+}
+
+// arrive takes note that pages have come.
+func (a *Area) arrive(e dsm.ExtentIndex, came dsm.PageSet) {
+	r := &a.mu.replica
+	if len(r.awaited) == 0 {
+		return
+	}
+	for i := range came.All() {
+		p := page(e, i)
+		a.mu.arrived = append(a.mu.arrived, r.awaited[p]...)
+		delete(r.awaited, p)
+	}
 }
 
 // missing adds to list the pages first, first+stride ... of the area that are neither here nor
@@ -286,11 +326,12 @@ func count(list []wire.ExtentPages) (n int) {
 }
 
 // Fault serves a fault of an attached program on the page at off that was missing: it
-// returns when the page is in memory, or errs.Timeout when ctx ends.
-func (a *Area) Fault(ctx context.Context, off int64) error {
+// returns when the page is in memory, or errs.Timeout when ctx ends. there is called, by any goroutine and at least
+// once, when the page is in memory: the program goes on before the home has its ack.
+func (a *Area) Fault(ctx context.Context, off int64, there func()) error {
 	a.node.stats.faults.Add(1)
 	for {
-		there := false
+		here := false
 		var err error
 		a.step(func() {
 			r := &a.mu.replica
@@ -299,20 +340,24 @@ func (a *Area) Fault(ctx context.Context, off int64) error {
 				err = &errs.Error{Op: "fetch", Area: a.id, Kind: errs.Closed}
 				return
 			case off >= a.mu.ino.Size:
-				there = true // SIGBUS is the kernel's business
+				here = true // SIGBUS is the kernel's business
 				return
 			}
 			e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
-			if there = r.extents[e].have.Has(i); there && a.mu.mem.Hole(page(e, i)) {
+			if here = r.extents[e].have.Has(i); here && a.mu.mem.Hole(page(e, i)) {
 				// The program has punched the hole itself: it has stored zeroes.
 				err = a.mu.mem.Refill(page(e, i))
 				r.extents[e].dirty.Add(i)
 			}
 		})
-		if there || err != nil {
+		switch {
+		case err != nil:
 			return err
+		case here:
+			there() // it may have come and gone and come again
+			return nil
 		}
-		if err := a.bring(ctx, off, dsm.PageSize); err != nil {
+		if err := a.bring(ctx, off, dsm.PageSize, there); err != nil {
 			return err
 		}
 	}

@@ -137,7 +137,7 @@ func (a *Area) ReadAt(ctx context.Context, p []byte, off int64) (n int, err erro
 				return done
 			})
 		}
-		if err := a.bring(ctx, off, len(p)); err != nil {
+		if err := a.bring(ctx, off, len(p), nil); err != nil {
 			return 0, err
 		}
 	}

@@ -25,6 +25,7 @@ type replica struct {
 	demand     bool // pages are here only while they are needed: see demand.go
 	units      int  // of demand: pages that are here or asked for
 	ahead      readahead
+	awaited    map[dsm.PageIndex][]func() // what to call when the page comes
 
 	extents  []*replicaExtent // one for each extent of the area while subscribed
 	seq      dsm.Seq          // of the last publication
@@ -281,6 +282,7 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 		x.version = max(x.version, m.Version)
 	}
 	a.unstash(m.Extent, came)
+	a.arrive(m.Extent, came)
 	if ack.Declined.Empty() && a.behind() {
 		r.lateAcks = append(r.lateAcks, message{peer: from, msg: ack})
 	} else {

@@ -25,6 +25,8 @@ type room struct {
 	fixed  atomic.Int64  // bytes that nothing can evict
 	gate   chan struct{} // held by whoever evicts
 	behind atomic.Bool   // keepFree is at it
+	// waiters are those in make.
+	waiters atomic.Int64
 	// policy is which pages go: made for the first page on demand, as it takes memory.
 	policy atomic.Pointer[pages.Residency]
 	once   sync.Once
@@ -87,16 +89,25 @@ func (m *room) tryTake(n int) bool {
 	}
 }
 
-// take takes room for n pages, and evicts others for it. It waits, until ctx ends, while
-// all that is here has to be published first.
+// take takes room for n pages, and makes it if need be.
 func (m *room) take(ctx context.Context, n int) error {
-	for {
-		if n == 0 || m.tryTake(n) {
-			return nil
+	for n > 0 && !m.tryTake(n) {
+		if err := m.make(ctx, n); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// make evicts pages until there is room for n. It waits, until ctx ends, while all that is
+// here has to be published first.
+func (m *room) make(ctx context.Context, n int) error {
+	m.waiters.Add(1)
+	defer m.waiters.Add(-1)
+	for {
 		bell := m.hear()
-		if m.evict(ctx, n) || m.free(n) {
-			continue
+		if m.free(n) || m.evict(ctx, n) {
+			return nil
 		}
 		select {
 		case <-bell:
@@ -129,8 +140,11 @@ func (m *room) charge(pages int, fixed int64) {
 	}
 }
 
-// ring lets those look again who wait for room.
+// ring lets those look again who wait for room: they counted themselves before they looked.
 func (m *room) ring() {
+	if m.waiters.Load() == 0 {
+		return
+	}
 	m.mu.Lock()
 	bell := m.mu.bell
 	m.mu.bell = make(chan struct{})

@@ -54,8 +54,8 @@ type Area interface {
 	// maps the working copy finds pages missing, and Fault serves it.
 	Demand() bool
 	// Fault returns when the page at off, that a program waits for, is in the working copy;
-	// errs.Timeout when ctx ends before.
-	Fault(ctx context.Context, off int64) error
+	// errs.Timeout when ctx ends before. there is called, with no lock held, as soon as it is.
+	Fault(ctx context.Context, off int64, there func()) error
 	// Attach readies the area, opened before, for a program that maps the working
 	// copy, and returns a descriptor of it, writable if write or the area is on demand.
 	// Detach ends it, before Close.

@@ -51,9 +51,8 @@ func (x *attachment) onDemand(c uffd.Config) (*uffdSource, uffd.Mode, error) {
 func (x *attachment) fault(r *uffd.Range, off int64) {
 	ctx, cancel := context.WithTimeout(x.conn.faults, x.conn.b.cfg.FaultTimeout)
 	defer cancel()
-	err := x.area.current().Fault(ctx, off)
+	err := x.area.current().Fault(ctx, off, func() { r.Wake(off, dsm.PageSize) })
 	if err == nil {
-		r.Wake(off, dsm.PageSize)
 		return
 	}
 	log := x.conn.b.log.With("path", x.path, "pid", x.conn.cred.pid, "off", off)

@@ -272,12 +272,12 @@ func (a *fakeArea) Attach(context.Context, bool) (*os.File, error) {
 	}
 	return a.attach()
 }
-func (a *fakeArea) Demand() bool                            { return false }
-func (a *fakeArea) Fault(context.Context, int64) error      { return nil }
-func (a *fakeArea) Detach(bool)                             {}
-func (a *fakeArea) Track(Source, int64, int64) func()       { return func() {} }
-func (a *fakeArea) CompareTime() time.Duration              { return 0 }
-func (a *fakeArea) Extended() int64                         { return 0 }
-func (a *fakeArea) Trim()                                   {}
-func (a *fakeArea) Figures() []Stat                         { return nil }
-func (a *fakeArea) Wait(context.Context, dsm.Version) error { return nil }
+func (a *fakeArea) Demand() bool                               { return false }
+func (a *fakeArea) Fault(context.Context, int64, func()) error { return nil }
+func (a *fakeArea) Detach(bool)                                {}
+func (a *fakeArea) Track(Source, int64, int64) func()          { return func() {} }
+func (a *fakeArea) CompareTime() time.Duration                 { return 0 }
+func (a *fakeArea) Extended() int64                            { return 0 }
+func (a *fakeArea) Trim()                                      {}
+func (a *fakeArea) Figures() []Stat                            { return nil }
+func (a *fakeArea) Wait(context.Context, dsm.Version) error    { return nil }
