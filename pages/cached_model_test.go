@@ -553,7 +553,7 @@ func newLedgerModel(t *testing.T, rng *rand.Rand, k Kernel, demand bool) *ledger
 // nothing goes back in time, and in the end the page cache and the working copy agree.
 func TestLedgerModel(t *testing.T) {
 	rng := newRand(t)
-	rounds := 40
+	rounds := 30
 	if testing.Short() {
 		rounds = 10
 	}

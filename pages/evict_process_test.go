@@ -41,9 +41,9 @@ const (
 // demandStores is how many stores each program makes.
 func demandStores() int {
 	if testing.Short() {
-		return 100_000
+		return 50_000
 	}
-	return 1_000_000
+	return 300_000
 }
 
 // TestDemandProgram is such a program. Descriptor 3 is the memfd, 4 a socket: it
