@@ -177,11 +177,9 @@ func (c *Cached) stored(f *flight, i int) {
 		clear(g.mem[copy(g.mem, s):])
 		return
 	}
-	if !x.away(i) {
-		if w := c.area.Working(p); string(w[:len(s)]) == string(s) && allZero(w[len(s):]) {
-			c.clean(x, i)
-			return
-		}
+	if w := c.area.Working(p); string(w[:len(s)]) == string(s) && allZero(w[len(s):]) {
+		c.clean(x, i)
+		return
 	}
 	if !c.writers {
 		c.add(&x.blind, i, &c.unready)

@@ -185,6 +185,31 @@ func TestResidencyKeepsDropped(t *testing.T) {
 	}
 }
 
+// TestUsedWhileForgotten: a page that is used again before ristretto was told to forget it is somewhere, also
+// if ristretto has evicted it meanwhile.
+func TestUsedWhileForgotten(t *testing.T) {
+	r := newTestResidency(t, 100)
+	page := dsm.Range(3, 4)
+	r.Used(1, 0, page)
+	for range 2 {
+		r.mu.Lock()
+		x := r.mu.extents[residentKey{1, 0}]
+		r.leaveLocked(x, page.And(x.held))
+		r.mu.Unlock()
+		r.cache.Del(residentPage{x, 3}.key())
+		r.cache.Wait()
+		r.Used(1, 0, page)
+		r.left(x, page)
+		if n := r.known(t); n != 1 {
+			t.Errorf("%d pages are known", n)
+		}
+		r.Used(1, 0, page)
+	}
+	if got := r.Victims(2); len(got) != 1 || got[0] != (Victim{1, 0, page}) {
+		t.Errorf("victims %v", got)
+	}
+}
+
 // TestVictimsInOrder: the queue goes first, in order and by extents; a page that is used leaves it. Below the limit
 // those go first that were not used lately.
 func TestVictimsInOrder(t *testing.T) {
