@@ -59,7 +59,7 @@ func (r *arrivals) install(a *Area) {
 	x := a.mu.replica.extents[r.extent]
 	x.dirty = x.dirty.Or(stored)
 	r.here, r.bytes = r.here.Or(here), nil
-	a.node.room.used(a.id, r.extent, here)
+	a.node.room.brought(a.id, r.extent, here)
 }
 
 // installed returns all that are in place.
@@ -189,7 +189,7 @@ func (a *Area) giveUp(e dsm.ExtentIndex, p dsm.PageSet) (gone dsm.PageSet) {
 	}
 	r := &a.mu.replica
 	x := r.extents[e]
-	stored, err := a.mu.mem.Evict(a.mu.kernel, e, p, r.mapped > 0)
+	stored, err := a.mu.mem.Evict(a.mu.kernel, e, p, a.shared())
 	if err != nil {
 		a.node.cfg.Log.Error("evict pages", "area", a.id, "extent", e, "err", err)
 	}
@@ -245,9 +245,14 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
 		taken, lacks = lacks, 0
 		a.askAll(want)
 		first, stride, pages := r.ahead.next(off, n, room.window())
-		if ahead := a.missing(nil, first, stride, pages); len(ahead) > 0 && room.tryTake(count(ahead)) {
+		switch ahead := a.missing(nil, first, stride, pages); {
+		case len(ahead) == 0:
+		case room.tryTake(count(ahead)):
 			taken += count(ahead)
 			a.askAll(ahead)
+		case !r.making:
+			r.making = true
+			room.tasks.Go(func() { a.bringAhead(first, stride, pages, count(ahead)) })
 		}
 		if then != nil {
 			a.onArrival(dsm.PageIndex(off/dsm.PageSize), then)
@@ -266,6 +271,22 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
 		left := int(min(int64(n), a.mu.ino.Size-off))
 		return left <= 0 || a.present(off, left) || a.lost(off, left)
 	})
+}
+
+// bringAhead fetches pages that no program waits for yet when room has been made for them.
+func (a *Area) bringAhead(first dsm.PageIndex, stride int64, pages, n int) {
+	err := a.node.room.take(a.node.room.ctx, n)
+	a.step(func() {
+		r := &a.mu.replica
+		r.making = false
+		if err == nil && r.subscribed {
+			ahead := a.missing(nil, first, stride, pages)
+			a.askAll(ahead)
+		}
+	})
+	if err == nil {
+		a.node.room.give(n)
+	}
 }
 
 // askAll asks for pages.
@@ -294,11 +315,15 @@ func (a *Area) arrive(e dsm.ExtentIndex, came dsm.PageSet) {
 	if len(r.awaited) == 0 {
 		return
 	}
+	var used dsm.PageSet
 	for i := range came.All() {
-		p := page(e, i)
-		a.mu.arrived = append(a.mu.arrived, r.awaited[p]...)
-		delete(r.awaited, p)
+		if f := r.awaited[page(e, i)]; f != nil {
+			a.mu.arrived = append(a.mu.arrived, f...)
+			delete(r.awaited, page(e, i))
+			used.Add(i)
+		}
 	}
+	a.node.room.used(a.id, e, used)
 }
 
 // missing adds to list the pages first, first+stride ... of the area that are neither here nor

@@ -52,10 +52,14 @@ func (r *readahead) next(off int64, n, window int) (first dsm.PageIndex, stride 
 	if ahead := (s.front - end) * sign(s.stride); ahead <= 0 { // it has overtaken
 		s.front = end + s.stride
 	}
+	// What is on its way already counts. A program that waits for each message would else ask for as
+	// much as that brought, and messages would stay as small as the first.
+	under := int((s.front-end)/s.stride) - 1
+	if under > s.size/2 {
+		return 0, 1, 0
+	}
 	s.size = min(max(2*s.size, firstAhead), window)
-	// What is on its way already counts.
-	count = s.size - int((s.front-end)/s.stride) + 1
-	if count <= 0 {
+	if count = s.size - under; count <= 0 {
 		return 0, 1, 0
 	}
 	first, stride = dsm.PageIndex(s.front), s.stride

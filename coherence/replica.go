@@ -25,6 +25,7 @@ type replica struct {
 	demand     bool // pages are here only while they are needed: see demand.go
 	units      int  // of demand: pages that are here or asked for
 	ahead      readahead
+	making     bool                       // bringAhead is about to ask
 	awaited    map[dsm.PageIndex][]func() // what to call when the page comes
 
 	extents  []*replicaExtent // one for each extent of the area while subscribed

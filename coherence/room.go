@@ -31,6 +31,8 @@ type room struct {
 	policy atomic.Pointer[pages.Residency]
 	once   sync.Once
 	tasks  sync.WaitGroup
+	ctx    context.Context // of tasks
+	end    context.CancelFunc
 	mu     struct {
 		lockrank.Mutex
 		bell chan struct{} // closed and replaced when there may be more room
@@ -49,12 +51,14 @@ const (
 
 func (m *room) init(n *Node) {
 	m.node, m.budget = n, n.cfg.Memory
+	m.ctx, m.end = context.WithCancel(context.Background())
 	m.gate = make(chan struct{}, 1)
 	m.mu.Init("coherence.room")
 	m.mu.bell = make(chan struct{})
 }
 
 func (m *room) close() {
+	m.end()
 	m.tasks.Wait()
 	if p := m.policy.Load(); p != nil {
 		p.Close()
@@ -71,7 +75,7 @@ func (m *room) limit() int64 {
 
 // window returns how many pages to read ahead at most: few enough that they are still here
 // when the program comes to them.
-func (m *room) window() int { return int(min(m.limit()/32, mostAhead)) }
+func (m *room) window() int { return int(min(m.limit()/16, mostAhead)) }
 
 // mostAhead is 4 MiB: at 2 GB/s what 2 ms bring.
 const mostAhead = 4 << 20 / dsm.PageSize
@@ -160,8 +164,22 @@ func (m *room) hear() <-chan struct{} {
 
 // used says that pages that are here are of use.
 func (m *room) used(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
+	if p := m.choice(); p != nil {
+		p.Used(a, e, set)
+	}
+}
+
+// brought says that pages are here that nobody has used yet.
+func (m *room) brought(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
+	if p := m.choice(); p != nil {
+		p.Brought(a, e, set)
+	}
+}
+
+// choice returns the policy, making it at first use; nil if nothing is evicted.
+func (m *room) choice() *pages.Residency {
 	if m.budget == 0 {
-		return
+		return nil
 	}
 	m.once.Do(func() {
 		p, err := pages.NewResidency(m.limit())
@@ -171,9 +189,7 @@ func (m *room) used(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
 		}
 		m.policy.Store(p)
 	})
-	if p := m.policy.Load(); p != nil {
-		p.Used(a, e, set)
-	}
+	return m.policy.Load()
 }
 
 // forget says that pages are not here any more.
@@ -239,12 +255,12 @@ func (m *room) evictFrom(v pages.Victim, hard bool) (went bool) {
 // keepFree evicts, in the background, what was taken of the last part of the room, so that the
 // next fault finds some.
 func (m *room) keepFree() {
-	spare := int(m.limit() / 16)
+	spare := int(m.limit() / 8)
 	if m.policy.Load() == nil || m.free(spare) || !m.behind.CompareAndSwap(false, true) {
 		return
 	}
 	m.tasks.Go(func() {
-		m.evict(context.Background(), spare)
+		m.evict(m.ctx, spare)
 		m.behind.Store(false)
 	})
 }

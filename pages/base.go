@@ -19,8 +19,10 @@ import (
 // Base returns the bytes that this node's stores to page p are compared with.
 // They are not for writing.
 func (a *Area) Base(p dsm.PageIndex) []byte {
-	if t, ok := a.twins[p]; ok {
-		return t.mem
+	if len(a.twins) > 0 {
+		if t, ok := a.twins[p]; ok {
+			return t.mem
+		}
 	}
 	return a.base.page(p)
 }
@@ -52,6 +54,9 @@ func (a *Area) OwnBase(p dsm.PageIndex) []byte {
 // HasTwin reports whether the base of page p is not the home's bytes though its
 // extent is homed here.
 func (a *Area) HasTwin(p dsm.PageIndex) bool {
+	if len(a.twins) == 0 {
+		return false
+	}
 	_, ok := a.twins[p]
 	return ok
 }
@@ -125,6 +130,9 @@ func (a *Area) twin(p dsm.PageIndex) []byte {
 }
 
 func (a *Area) dropTwin(p dsm.PageIndex) {
+	if len(a.twins) == 0 {
+		return
+	}
 	if t, ok := a.twins[p]; ok {
 		delete(a.twins, p)
 		a.frames.put(t)

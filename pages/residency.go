@@ -22,7 +22,8 @@ import (
 // page is is kept here. A page is in one of these places:
 //
 //	held      ristretto has it, or will find it in the buffer of its insertions
-//	queued    ristretto has evicted or refused it, or dropped the insertion: it waits in a queue to leave
+//	queued    it was brought and not used, or ristretto has evicted or refused it, or dropped the insertion:
+//	          it waits in a queue to leave
 //	nowhere   never used, forgotten, or handed out as a victim
 //
 // Used makes it held: a page in the queue leaves the queue. Only a page that is not held is
@@ -128,13 +129,35 @@ func keptOf(limit int64) int64 { return max(limit-limit/8, 1) }
 // SetLimit changes the limit. The counters of frequency stay as many as they were.
 func (r *Residency) SetLimit(limit int64) { r.cache.UpdateMaxCost(keptOf(limit)) }
 
-// Used says that pages of an extent are here and were used: installed, read, or faulted on.
+// Used says that pages of an extent are here and were used: read, or faulted on.
 func (r *Residency) Used(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.mu.closed || pages.Empty() {
 		return
 	}
+	x := r.extentLocked(area, e)
+	x.recent = x.recent.Or(pages)
+	for i := range pages.All() {
+		r.usedLocked(residentPage{x, i})
+	}
+}
+
+// Brought says that pages of an extent are here that nobody has used yet, such as readahead brings. Those
+// that are nowhere are queued: a scan goes by ristretto, in the order in which it came.
+func (r *Residency) Brought(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mu.closed || pages.Empty() {
+		return
+	}
+	x := r.extentLocked(area, e)
+	for i := range pages.Minus(x.held).All() {
+		r.queueLocked(residentPage{x, i})
+	}
+}
+
+func (r *Residency) extentLocked(area dsm.AreaID, e dsm.ExtentIndex) *residentExtent {
 	k := residentKey{area, e}
 	x := r.mu.extents[k]
 	if x == nil {
@@ -142,10 +165,7 @@ func (r *Residency) Used(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) 
 		r.mu.extents[k] = x
 		r.mu.clock = append(r.mu.clock, x)
 	}
-	x.recent = x.recent.Or(pages)
-	for i := range pages.All() {
-		r.usedLocked(residentPage{x, i})
-	}
+	return x
 }
 
 func (r *Residency) usedLocked(p residentPage) {
