@@ -124,13 +124,15 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 		}
 	}
 	a.send(from, ack)
+	f := forwarding{publish: m, payload: payload}
 	for _, id := range a.subscribers() {
 		s := a.mu.home.subs[id]
-		if id != from {
+		if id != from && !a.forward(id, s, &f) {
 			s.lack(m.Extent, m.Pages)
 		}
 		a.pump(id, s)
 	}
+	f.end()
 	return nil
 }
 

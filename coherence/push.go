@@ -284,6 +284,53 @@ func (a *Area) push(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set dsm.Pag
 	a.sendPages(to, m, bytes)
 }
 
+// forwarding is a publish on its way to the subscribers.
+type forwarding struct {
+	publish *wire.Publish
+	payload []byte
+	shared  *wire.Shared // a copy of payload, once somebody gets it
+}
+
+// forward pushes a publish that was just merged as it came, where that is less than the
+// pages that it changed. The subscriber must have exactly what the home had before: it
+// lacks nothing of the extent, and nothing is on its way to it. Should the push be lost, the pages are lacking.
+func (a *Area) forward(to dsm.NodeID, s *subscriber, f *forwarding) bool {
+	m := f.publish
+	l := s.extents[m.Extent]
+	switch {
+	case a.isSelf(to) || s.hold || l == nil || s.inFlight >= pushWindow:
+		return false
+	case len(l.pushes) > 0 || !l.lacks.Empty():
+		return false
+	case s.partial && m.Pages.And(l.holds) != m.Pages:
+		return false
+	case 2*(len(m.Index)+len(f.payload)) > m.Pages.Len()*dsm.PageSize:
+		return false
+	}
+	if f.shared == nil {
+		f.shared = wire.Share(len(f.payload))
+		copy(f.shared.Bytes, f.payload)
+	}
+	x := a.mu.home.extents[m.Extent]
+	a.mu.home.lastPush++
+	p := &wire.Push{Stamp: a.stamp(), Extent: m.Extent, ID: a.mu.home.lastPush, Version: x.version, Contains: x.writers[to],
+		Complete: true, Pages: m.Pages, Index: m.Index}
+	bytes := len(m.Index) + len(f.payload)
+	l.sent = m.Pages
+	l.pushes = append(l.pushes, pushed{p.ID, bytes, dsm.PageSet{}})
+	s.inFlight += bytes
+	a.node.stats.forwards.Add(1)
+	a.sendShared(to, p, f.shared.Hold())
+	return true
+}
+
+// end gives the copy up.
+func (f *forwarding) end() {
+	if f.shared != nil {
+		f.shared.Release()
+	}
+}
+
 // describe fills in what m says of the bytes that its pages have now, and returns
 // how many bytes those take that are not zero.
 func (a *Area) describe(m *wire.Push, to dsm.NodeID) (bytes int) {

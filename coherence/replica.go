@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"bytes"
 	"maps"
 	"slices"
 	"time"
@@ -238,18 +239,21 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 	if m.Gen < a.mu.ino.Gen {
 		return nil // the home finds out when it applies the same catalog entry
 	}
-	next := pageReader(payload)
 	x := r.extents[m.Extent]
 	if !x.live {
 		return nil
 	}
 	ack := &wire.PushAck{Stamp: a.stamp(), Extent: m.Extent, ID: m.ID}
 	hold := a.holding() && r.syncing == 0
+	next, delta, err := a.pushedPages(m, payload)
+	if err != nil {
+		return err
+	}
 	var came dsm.PageSet
 	fresh := arrivals{extent: m.Extent}
 	for i := range m.Pages.All() {
 		n := zeroPages[i*dsm.PageSize:][:dsm.PageSize]
-		if !m.Zero.Has(i) {
+		if !m.Zero.Has(i) && delta == nil {
 			if n = next(); n == nil {
 				return errs.E(errs.Corrupt, "push", "payload of area %d is short", a.id)
 			}
@@ -260,6 +264,8 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 			if m.Answer.Has(i) && x.asked.Has(i) { // else it was given up since
 				fresh.add(a, i, n)
 			}
+		case !x.have.Has(i) && delta != nil:
+			return errs.E(errs.Corrupt, "push", "a publish of page %d of area %d, which is not here", page(m.Extent, i), a.id)
 		case !x.have.Has(i):
 			a.install(m.Extent, i, n, m.Zero.Has(i))
 			came.Add(i)
@@ -267,7 +273,7 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 			ack.Declined.Add(i)
 			continue
 		default:
-			a.mergePage(m.Extent, i, x, n, m.Contains)
+			a.mergePage(m.Extent, i, x, n, delta, m.Contains)
 		}
 		x.behind.Remove(i)
 	}
@@ -319,6 +325,16 @@ func (a *Area) ackLate() bool {
 
 var zeroPages = make([]byte, dsm.ExtentSize)
 
+// pushedPages returns the pages of a push one after the other, then nil; or the publish that
+// was pushed in their place.
+func (a *Area) pushedPages(m *wire.Push, payload [][]byte) (next func() []byte, delta *pages.Delta, err error) {
+	if len(m.Index) == 0 {
+		return pageReader(payload), nil, nil
+	}
+	delta = &pages.Delta{Extent: m.Extent, Pages: m.Pages, Index: m.Index, Data: flat(payload)}
+	return nil, delta, delta.Validate(a.mu.kernel)
+}
+
 // pageReader returns the pages of a payload one after the other, then nil.
 func pageReader(payload [][]byte) func() []byte {
 	return func() []byte {
@@ -344,12 +360,22 @@ func (a *Area) install(e dsm.ExtentIndex, i int, n []byte, zero bool) {
 }
 
 // mergePage brings a newer home value n of a page into the working copy: the
-// three-way merge of what this node last accounted for, the working copy, and n.
-func (a *Area) mergePage(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, contains dsm.Seq) {
+// three-way merge of what this node last accounted for, the working copy, and n. With a delta, n
+// is the base copy with that.
+func (a *Area) mergePage(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, delta *pages.Delta, contains dsm.Seq) {
 	p := page(e, i)
 	mem := a.mu.mem
 	a.mu.cached.BeforeMerge(p)
 	a.mu.notify = true
+	if delta != nil {
+		if clean := (x.pub == nil || !x.pub.pages.Has(i)) && !x.dirty.Has(i) && !a.shared(); clean && !mem.Homed(e) {
+			a.mu.kernel.Overlay(delta, i, mem.Working(p))
+			a.mu.kernel.Overlay(delta, i, mem.OwnBase(p))
+			return
+		}
+		n = bytes.Clone(mem.Base(p))
+		a.mu.kernel.Overlay(delta, i, n)
+	}
 	if pub := x.pub; pub != nil && pub.pages.Has(i) {
 		var mine, incoming [dsm.PageSize]byte
 		pub.accounted(mine[:], i, mem.Base(p))

@@ -25,7 +25,7 @@ type Report struct {
 type Stat struct{ Name, Value string }
 
 type stats struct {
-	publishes, publishedBytes, publishesMerged, pushes, pagesReceived, pagesEvicted, faults atomic.Uint64
+	publishes, publishedBytes, publishesMerged, pushes, forwards, pagesReceived, pagesEvicted, faults atomic.Uint64
 }
 
 // Stats returns the figures of the data plane since the start, in a fixed order.
@@ -40,6 +40,7 @@ func (n *Node) Stats() []Stat {
 		u("published_bytes", &n.stats.publishedBytes),
 		u("publishes_merged", &n.stats.publishesMerged),
 		u("pushes", &n.stats.pushes),
+		u("publishes_forwarded", &n.stats.forwards),
 		u("pages_received", &n.stats.pagesReceived),
 		u("faults", &n.stats.faults),
 		u("pages_evicted", &n.stats.pagesEvicted),

@@ -89,7 +89,8 @@ type Release struct {
 }
 
 // Push carries the newest bytes of pages. The payload is the pages in order,
-// less those in Zero.
+// less those in Zero; or, with an Index, what a Publish changed in them: the receiver has their
+// bytes of just before it.
 type Push struct {
 	Stamp
 	Extent   dsm.ExtentIndex
@@ -99,6 +100,7 @@ type Push struct {
 	Complete bool    // after it the receiver knows the extent up to Version
 	Pages    dsm.PageSet
 	Answer   dsm.PageSet // those of Pages that were fetched
+	Index    []byte
 	Zero     dsm.PageSet
 }
 
