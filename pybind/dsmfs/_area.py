@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 _LOGICAL_BITS = 12
-SETTINGS = ("mode", "merge", "dtype", "apply", "interval")
+SETTINGS = ("mode", "merge", "dtype", "apply", "interval", "residency", "access")
 
 
 def version_time(version: int) -> float:
@@ -252,7 +252,7 @@ class Area:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The rules of the area: `mode`, `merge`, `dtype`, `apply` and `interval`, as ``user.dsm.*`` has them."""
+        """The rules of the area: `mode`, `merge`, `dtype`, `apply`, `interval`, `residency` and `access`, as ``user.dsm.*`` has them."""
         path = self._file()
         with translated(path, "settings"):
             return {k: os.getxattr(path, f"user.dsm.{k}").decode() for k in SETTINGS}

@@ -40,6 +40,20 @@ class TimedOutError(OperationError, TimeoutError):
     """It took longer than allowed. Stores stay and are published later."""
 
 
+class FaultError(TimedOutError):
+    """A page that a load or a store touched did not come from its home in time.
+
+    What the operation read is not its result, and what it stored may be there in part. Doing it again asks again.
+
+    Attributes
+    ----------
+    offset : int
+        Of the page in the file of the area, in bytes.
+    """
+
+    offset = -1
+
+
 class DisconnectedError(OperationError, ConnectionError):
     """The daemon of this node has ended. Attached memory is this process's own from then on."""
 

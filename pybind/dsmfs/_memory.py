@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import math
 import mmap
 import os
@@ -12,17 +13,25 @@ import weakref
 
 import numpy as np
 
-from . import _linux
-from ._errors import AccessError, DisconnectedError, OperationError, PlaneUnavailableError, TimedOutError, translated
+from . import _faults, _linux
+from ._errors import (
+    AccessError,
+    DisconnectedError,
+    OperationError,
+    PlaneUnavailableError,
+    TimedOutError,
+    from_errno,
+    translated,
+)
 from ._plane import Mapping, parse_stats
 from ._wire import Connection, Op
 
 _READ, _WRITE = 1, 3
-_WANTS_USERFAULTFD = 1
+_WANTS_USERFAULTFD, _DEMAND = 1, 4
 #: How stores are found, by the number that TRACK answers.
 TRACKING = {0: "none", 1: "wp-async", 2: "wp-faults", 3: "comparing"}
 
-_registry = threading.RLock()  # guards _planes; held across fork
+_registry = threading.RLock()  # guards _planes and the regions of _faults; held across fork
 _planes: weakref.WeakSet[MemoryPlane] = weakref.WeakSet()
 
 
@@ -39,6 +48,8 @@ class MemoryPlane:
         The path for error texts.
     writable
         Whether to attach for writing.
+    number
+        Of the area if it must be a certain one, wherever the path leads by now; 0: the one at the path.
 
     Raises
     ------
@@ -51,11 +62,14 @@ class MemoryPlane:
     -----
     A forked child is attached again at the same address before Python code of it runs, by a connection of its
     own. If that fails its mapping is made inaccessible: SIGSEGV, never stores that nobody sees.
+
+    Of an area with ``residency=demand`` pages come when they are touched. Nothing may touch the mapping before the daemon has
+    said that it serves it: a page that nobody serves is one of zeroes, for all programs of the node.
     """
 
     name = "memory"
 
-    def __init__(self, socket: str, path: str, shown: str, writable: bool) -> None:
+    def __init__(self, socket: str, path: str, shown: str, writable: bool, number: int = 0) -> None:
         self._socket = socket
         self._inside = path
         self._path = shown
@@ -64,6 +78,8 @@ class MemoryPlane:
         self.tracking = TRACKING[0]
         self._connection: Connection | None = None
         self._memory = -1
+        self._number = number
+        self._region: _faults.Region | None = None
         self._attach()
         with _registry:
             _planes.add(self)
@@ -78,10 +94,13 @@ class MemoryPlane:
         try:
             access = _WRITE if self.writable else _READ
             with translated(self._path, "attach"):
-                reply = connection.call(Op.ATTACH, args=(access,), payload=os.fsencode(self._inside))
+                reply = connection.call(Op.ATTACH, args=(access, self._number), payload=os.fsencode(self._inside))
             if len(reply.fds) != 1:
                 reply.close()
                 raise PlaneUnavailableError(errno.EPROTO, "the daemon sent no memory", self._path)
+            if self._number not in (0, reply.args[1]):
+                reply.close()
+                raise from_errno(errno.ESTALE, "the path leads to another area now", self._path)
         except OperationError as e:
             connection.close()
             if e.errno == errno.ENODEV:
@@ -92,7 +111,12 @@ class MemoryPlane:
             raise
         self._connection, self._attachment = connection, reply.attachment
         self._memory = reply.fds.pop()
-        self.size, self._wants = reply.args[0], reply.args[3]
+        self.size, self._number, _, self._wants = reply.args
+
+    @property
+    def demand(self) -> bool:
+        """Whether pages come when they are touched."""
+        return bool(self._wants & _DEMAND)
 
     def map(self) -> Mapping:
         """Map the whole area and have stores tracked."""
@@ -102,6 +126,12 @@ class MemoryPlane:
             mapping.madvise(_linux.MADV_DONTFORK)
         self._address = np.frombuffer(mapping, np.uint8).ctypes.data
         self._track()
+        if self.demand:
+            size = functools.partial(_size, weakref.ref(mapping))
+            self._region = _faults.Region(self._address, self._length, self._path, size, self._live())
+            with _registry:
+                _faults.watch(self._region)
+            weakref.finalize(mapping, _forget, self._region).atexit = False
         mapping.plane = self
         return mapping
 
@@ -111,10 +141,10 @@ class MemoryPlane:
         return -(-self.size // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def _track(self) -> None:
-        if not self.writable:
+        if not self.writable and not self.demand:
             return
         fds = []
-        if self._wants == _WANTS_USERFAULTFD:
+        if self._wants & (_WANTS_USERFAULTFD | _DEMAND):
             try:
                 fds.append(_linux.userfaultfd())
             except OSError as e:
@@ -178,6 +208,13 @@ class MemoryPlane:
         with translated(self._path, "stats"):
             return parse_stats(self._live().call(Op.STATS, self._attachment).payload.decode("utf-8", "replace"))
 
+    def resize(self, nbytes: int) -> tuple[MemoryPlane, Mapping]:
+        """Have the area resized, and attach it anew: who has the old mapping keeps it."""
+        with translated(self._path, "resize"):
+            self._live().call(Op.RESIZE, self._attachment, (nbytes,))
+        again = MemoryPlane(self._socket, self._inside, self._path, self.writable, self._number)
+        return again, again.map()
+
     def close(self) -> None:
         """Detach: the memory stays mapped, but is not published any more."""
         connection, self._connection = self._connection, None
@@ -187,15 +224,20 @@ class MemoryPlane:
             except DisconnectedError:
                 pass  # it has ended by itself
             finally:
-                connection.close()
+                if self._region is None:  # which needs to know whether somebody serves it
+                    connection.close()
         if self._memory >= 0:
             fd, self._memory = self._memory, -1
             os.close(fd)
 
     def __del__(self) -> None:
         # The daemon takes the end of the connection for a DETACH.
-        if getattr(self, "_connection", None) is not None:
-            self._live().close()
+        connection = getattr(self, "_connection", None)
+        region = getattr(self, "_region", None)
+        if region is not None:
+            connection = region.connection
+        if connection is not None:
+            connection.close()
         if getattr(self, "_memory", -1) >= 0:
             os.close(self._memory)
 
@@ -212,6 +254,9 @@ class MemoryPlane:
     def again_in_child(self) -> None:
         """Attach the forked child at the same address."""
         if self._connection is None:
+            if self._region is not None:  # it was closed, and has MADV_DONTFORK
+                self._region.connection.forget()
+                _faults.forget(self._region)
             return
         self._connection.forget()
         self._connection = None
@@ -227,6 +272,8 @@ class MemoryPlane:
                 _linux.map_over(self._address, self._length, self.writable, self._memory)
                 _linux.advise(self._address, self._length, _linux.MADV_DONTFORK)
                 self._track()
+            if self._region is not None:
+                self._region.again_in_child(self._live())
         except OSError as e:
             if self._address:
                 _linux.seal_off(self._address, self._length)
@@ -235,6 +282,16 @@ class MemoryPlane:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _size(mapping: weakref.ref[Mapping]) -> int:
+    found = mapping()
+    return 0 if found is None else found.size()
+
+
+def _forget(region: _faults.Region) -> None:
+    with _registry:
+        _faults.forget(region)
 
 
 def _before_fork() -> None:

@@ -13,6 +13,7 @@ from ._errors import FormatError
 
 MAGIC = b"\x93NUMPY"
 _MOST_HEADER = 1 << 16
+_PREFIX = 12  # bytes: magic, version, and in all versions the length of the rest
 
 #: What `user.dsm.dtype` calls the types whose elements can be merged other than by the last store.
 _MERGED = {
@@ -116,7 +117,7 @@ def read_header(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]
     Parameters
     ----------
     head
-        The start of the file, of at least 64 KiB if it has so much.
+        The start of the file, with the whole header: see :func:`start`.
 
     Returns
     -------
@@ -145,8 +146,13 @@ def read_header(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]
 
 
 def start(memory: Any, size: int) -> bytes:
-    """Return as much of a mapping as a header may take."""
-    return bytes(memory[: min(size, _MOST_HEADER)])
+    """Return as much of a mapping as its header takes, and no more: pages may have to come from elsewhere."""
+    head = bytes(memory[: min(size, _PREFIX)])
+    if not head.startswith(MAGIC) or len(head) < _PREFIX:
+        return head
+    wide = head[len(MAGIC)] > 1
+    length = int.from_bytes(head[8 : 12 if wide else 10], "little")
+    return bytes(memory[: min(size, _PREFIX + length, _MOST_HEADER)])
 
 
 def nbytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:

@@ -159,6 +159,15 @@ class Connection:
         self._break("it was closed")
         self._sock.close()
 
+    def ended(self) -> bool:
+        """Tell whether the daemon's end is closed; does not wait."""
+        ready = select.poll()
+        try:
+            ready.register(self._sock, 0)  # POLLHUP and POLLERR come unasked
+        except ValueError:
+            return True
+        return bool(ready.poll(0))
+
     def forget(self) -> None:
         """Close this process's copy of a connection that belongs to its parent."""
         self._broken = "it belongs to the process that forked this one"

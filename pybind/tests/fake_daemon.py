@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 
 from dsmfs._wire import HEADER, MAX_PAYLOAD, Op, Reply, pack, unpack
 
+from .fake_demand import Home, Served
+
+FULL, DEMAND, COMPARES = 1, 5, 2  # what ATTACH says of the userfaultfd
+
 
 @dataclass
 class Request:
@@ -31,6 +35,16 @@ class Area:
     size: int
     version: int = 0
     settings: list[str] = field(default_factory=list)
+    number: int = 7
+    home: Home | None = None  # of an area of which only a part is here
+    served: list[Served] = field(default_factory=list)
+
+    def home_is(self, up: bool) -> None:
+        """Have the home answer, or not."""
+        assert self.home is not None
+        self.home.up = up
+        for s in self.served:
+            s.home_is(up)
 
 
 class FakeDaemon:
@@ -63,6 +77,21 @@ class FakeDaemon:
         os.pwrite(memory, content, 0)
         self.areas[path] = Area(memory, len(content))
         return self.areas[path]
+
+    def make_absent(self, path: str, content: bytes, limit: float = 0.05) -> Area:
+        """Make an area of which nothing is here yet. Its programs must be other processes: who waits for a page may have the GIL."""
+        area = self.make(path, b"")
+        area.size = len(content)
+        os.ftruncate(area.memory, area.size)
+        area.home = Home(bytearray(content), limit)
+        return area
+
+    def end_serving(self) -> None:
+        """End as a daemon does that serves faults."""
+        self.hang_up()
+        for a in self.areas.values():
+            while a.served:
+                a.served.pop().end()
 
     def publish(self, area: Area) -> int:
         """Give an area a new version, made now."""
@@ -102,6 +131,7 @@ class FakeDaemon:
         self._listener.close()
         for c in self._clients:
             c.close()
+        self.end_serving()
         for a in self.areas.values():
             os.close(a.memory)
 
@@ -134,11 +164,9 @@ class FakeDaemon:
             with self.changed:
                 self.requests.append(Request(message, [os.readlink(f"/proc/self/fd/{fd}") for fd in fds]))
                 self.changed.notify_all()
-            for fd in fds:
-                os.close(fd)
-            self._start(self._answer, client, message)
+            self._start(self._answer, client, message, fds.tolist())
 
-    def _answer(self, client: socket.socket, m: Reply) -> None:
+    def _answer(self, client: socket.socket, m: Reply, fds: list[int]) -> None:
         op = Op(m.op)
         fd = None
         args: tuple[int, ...] = ()
@@ -151,11 +179,11 @@ class FakeDaemon:
             if op is Op.ATTACH:
                 area = self._area(m.payload.decode())
                 fd = area.memory
-                if m.args[0] == 1:
+                if m.args[0] == 1 and area.home is None:
                     fd = os.open(f"/proc/self/fd/{area.memory}", os.O_RDONLY | os.O_CLOEXEC)
                 attachment = len(self._attached) + 1
                 self._attached[attachment] = area
-                args = (area.size, 7, m.args[0], self.wants)
+                args = (area.size, area.number, m.args[0], self.wants if area.home is None else DEMAND)
             elif op is Op.CREATE:
                 path, *settings, _ = m.payload.decode().split("\n")
                 if path in self.areas:
@@ -163,7 +191,18 @@ class FakeDaemon:
                 self.make(path, bytes(m.args[0])).settings = settings
                 args = (m.args[0], 7)
             elif op is Op.TRACK:
+                area = self._attached[m.attachment]
+                if area.home is not None:
+                    address, length, offset, _ = m.args
+                    area.served.append(Served(fds.pop(), address, length, offset, area.memory, area.home))
                 args = (1 if self.wants == 1 else 3,)
+            elif op is Op.RESIZE:
+                area = self._attached[m.attachment]
+                area.size = m.args[0]
+                os.ftruncate(area.memory, area.size)
+                if area.home is not None:
+                    area.home.content = area.home.content[: area.size].ljust(area.size, b"\0")
+                args = (area.size,)
             elif op is Op.STATS:
                 payload = (
                     f"version {self._attached[m.attachment].version}\npublish_seconds 0.5\ntracking wp-async\n".encode()
@@ -176,10 +215,12 @@ class FakeDaemon:
                 args = (self._attached[m.attachment].version,)
         except OSError as e:
             error, payload = e.errno or errno.EIO, (e.strerror or "").encode()
+        for x in fds:
+            os.close(x)
         rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         with contextlib.suppress(OSError):  # it has gone
             client.sendmsg([pack(op, m.tag, attachment, args, payload, error)], rights)
-        if op is Op.ATTACH and fd is not None and m.args[0] == 1:
+        if op is Op.ATTACH and fd is not None and fd != area.memory:
             os.close(fd)
 
     def _area(self, path: str) -> Area:
