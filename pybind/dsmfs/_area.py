@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ._errors import ClosedError, DisconnectedError, OperationError, translated
+from ._errors import AccessError, ClosedError, DisconnectedError, OperationError, translated
+from ._layout import Layout
 from ._mounts import Location
 from ._npy import is_bfloat16
 from ._plane import Mapping, Plane
@@ -60,17 +61,24 @@ class Area:
     array : numpy.ndarray
         The shared memory itself, of the shape and type in the ``.npy`` header. Read-only for mode ``r``. It (or
         any view of it) keeps the memory mapped, tracked and published, even without the Area.
+    tensors : dict of str to numpy.ndarray
+        Those of a ``.safetensors`` file by name, likewise; :attr:`array` is then the bytes behind its header. Of others empty.
     mode : str
         ``r`` or ``r+``.
     """
 
-    def __init__(self, where: Location, mode: str, plane: Plane, mapping: Mapping, array: npt.NDArray[Any]) -> None:
+    def __init__(self, where: Location, mode: str, plane: Plane, mapping: Mapping, layout: Layout) -> None:
         self._where = where
         self._plane: Plane | None = plane
-        self._mapping: Mapping | None = mapping
-        self._array = array
+        self._show(mapping, layout)
         self._name = plane.name
         self.mode = mode
+
+    def _show(self, mapping: Mapping, layout: Layout) -> None:
+        self._mapping: Mapping | None = mapping
+        self._layout = layout
+        self._array = layout.array(mapping)
+        self._tensors = layout.views(mapping)
 
     @property
     def path(self) -> str:
@@ -103,6 +111,12 @@ class Area:
             self._array[...] = values
 
     @property
+    def tensors(self) -> dict[str, npt.NDArray[Any]]:
+        """The tensors of a ``.safetensors`` file by name: each an array in the shared memory. Of other files empty."""
+        self._open()
+        return dict(self._tensors)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The lengths of the array's dimensions."""
         return self._array.shape
@@ -117,11 +131,16 @@ class Area:
         """The bytes of the array."""
         return self._array.nbytes
 
-    def tensor(self) -> torch.Tensor:
+    def tensor(self, name: str | None = None) -> torch.Tensor:
         """Return a torch tensor in the same memory, of the shape of the array.
 
         bfloat16 areas are ``torch.bfloat16``. There are no read-only tensors: with mode ``r`` a store to it is a
         SIGSEGV.
+
+        Parameters
+        ----------
+        name
+            Of one of :attr:`tensors`. None: the array.
 
         Raises
         ------
@@ -129,12 +148,14 @@ class Area:
             PyTorch is not installed.
         TypeError
             It has no such element type.
+        KeyError
+            There is no tensor of that name.
         """
         import warnings
 
         import torch
 
-        array = self.array
+        array = self.array if name is None else self.tensors[name]
         brain = is_bfloat16(array.dtype)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*not writable", category=UserWarning)
@@ -148,6 +169,51 @@ class Area:
                 raise ValueError(f"{self.dtype} as {np.dtype(dtype)} needs a copy")
             return self.array.astype(dtype)
         return self.array.copy() if copy else self.array
+
+    def resize(self, shape: int | tuple[int, ...]) -> None:
+        """Change the length of the array, on all nodes: as of `numpy.ndarray.resize`, but no element moves.
+
+        :attr:`array` is another array afterwards; new elements are zero. Arrays and tensors that were made before show the old length,
+        here and on other nodes, until they are made again; of one that became shorter, touching what is beyond the end is SIGBUS. Let one program
+        do it at a time.
+
+        Parameters
+        ----------
+        shape
+            The new one. Only the first dimension may change, or the last of an array in order ``F``.
+
+        Raises
+        ------
+        ValueError
+            Another dimension would change.
+        AccessError
+            Mode is ``r``.
+        FormatError
+            It is a ``.safetensors`` file; or there is no room for the shape in the header.
+        OperationError
+            ENOSPC: there is not enough memory.
+        """
+        plane = self._open()
+        if not plane.writable:
+            raise AccessError(errno.EACCES, "resize: the area is open for reading only", self.path)
+        lengths = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+        layout = self._layout.resized(lengths)
+        if layout.size == 0:
+            raise ValueError(f"shape {lengths}: nothing would be left of the file")
+        head = layout.header()
+        # The header never says more than there is.
+        shrinks = layout.size < self._layout.size
+        if shrinks:
+            self._store(plane, head)
+        self._plane, mapping = plane.resize(layout.size)
+        self._show(mapping, layout)
+        if not shrinks:
+            self._store(self._plane, head)
+
+    def _store(self, plane: Plane, head: bytes) -> None:
+        if head and self._mapping is not None:
+            self._mapping[: len(head)] = head
+            plane.publish()
 
     def publish(self) -> int:
         """Make this node's stores to the area visible to all nodes.
@@ -295,10 +361,13 @@ class Area:
             return
         self._mapping = None
         # Shape and type stay, the memory goes with its last user.
-        array, self._array = self._array, np.broadcast_to(np.empty((), self._array.dtype), self._array.shape)
+        arrays = [self._array, *self._tensors.values()]
+        self._array = np.broadcast_to(np.empty((), self._array.dtype), self._array.shape)
+        self._tensors = {}
         try:
             if plane.writable:
-                array.flags.writeable = False
+                for array in arrays:
+                    array.flags.writeable = False
                 # Said by every call before: the memory is this process's own.
                 with contextlib.suppress(DisconnectedError):
                     plane.publish()

@@ -13,6 +13,7 @@ from ._errors import FormatError
 
 MAGIC = b"\x93NUMPY"
 _MOST_HEADER = 1 << 16
+_NARROW = 10  # bytes before the text of a header of version 1
 _PREFIX = 12  # bytes: magic, version, and in all versions the length of the rest
 
 #: What `user.dsm.dtype` calls the types whose elements can be merged other than by the last store.
@@ -94,8 +95,8 @@ def merge_type(dtype: np.dtype[Any]) -> tuple[str | None, bool]:
     return _MERGED.get(code), True
 
 
-def header(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> bytes:
-    """Return the header of a ``.npy`` file, a multiple of 64 bytes.
+def header(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool, length: int | None = None) -> bytes:
+    """Return the header of a ``.npy`` file: of `length` bytes, or as many as NumPy likes, a multiple of 64.
 
     Raises
     ------
@@ -108,7 +109,13 @@ def header(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> bytes
         np.lib.format.write_array_header_1_0(f, {"descr": described, "fortran_order": fortran, "shape": shape})
     except ValueError as e:
         raise FormatError(f"{dtype}: {e}") from e
-    return f.getvalue()
+    if length is None or length == f.tell():
+        return f.getvalue()
+    text = f.getvalue()[_NARROW:].rstrip()
+    room = length - _NARROW - 1
+    if not len(text) <= room < (1 << 16) - 1:
+        raise FormatError(f"there is no room for shape {shape} in a header of {length} bytes")
+    return MAGIC + bytes((1, 0)) + (room + 1).to_bytes(2, "little") + text.ljust(room) + b"\n"
 
 
 def read_header(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int] | None:

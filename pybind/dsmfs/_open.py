@@ -9,12 +9,11 @@ import secrets
 import sys
 import threading
 import warnings
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from . import _npy
+from . import _layout, _npy
 from ._area import Area, interval_value
 from ._errors import ExistsError, FormatError, NotMountedError, OperationError, PlaneUnavailableError, translated
 from ._linux import rename_new
@@ -56,6 +55,7 @@ def open(
     dtype, shape, offset, order
         What is in a file with no ``.npy`` header, as for `numpy.memmap`; `offset` in bytes. Without a shape the
         array has one dimension and reaches to the end. With a header, a `dtype` or `shape` must agree with it.
+        A file whose name ends in ``.safetensors`` says itself what is in it: see :attr:`Area.tensors`.
     plane
         ``memory``, ``page-cache``, or ``auto``: the memory plane if it is to be had, else the page-cache
         plane, with one :class:`PlaneWarning` in the life of the process that says why. None: what
@@ -94,11 +94,11 @@ def open(
     where = locate(path)
     way, mapping = _way(where, _MODES[mode], plane)
     try:
-        array = _array(where, mapping, wanted, _tuple(shape), offset, order)
+        layout = _layout.read(str(where), mapping, wanted, _tuple(shape), offset, order)
+        return Area(where, mode, way, mapping, layout)
     except BaseException:
         way.close()
         raise
-    return Area(where, mode, way, mapping, array)
 
 
 def create(
@@ -110,6 +110,7 @@ def create(
     merge: str | None = None,
     apply: str | None = None,
     interval: float | str | None = None,
+    residency: str | None = None,
     order: str = "C",
     permissions: int = 0o666,
     exist_ok: bool = False,
@@ -137,6 +138,9 @@ def create(
         When others' updates enter memory: ``arrival``, ``sync`` or ``auto``.
     interval
         After which time stores are published that no call has published: seconds, or text such as ``250ms``. 0: never.
+    residency
+        How much of it a node keeps whose programs use it: ``full``, or ``demand``: what they touch, and as much of it as its memory has
+        room for. A page that does not come in time is a :class:`FaultError`.
     order
         ``C`` or ``F``.
     permissions
@@ -158,7 +162,7 @@ def create(
     FormatError
         What is there is another array; or the elements have no such `merge`.
     OperationError
-        EINVAL: there is no such mode, merge, apply or interval. ENOSPC: it is larger than a node's memory.
+        EINVAL: there is no such mode, merge, apply, interval or residency. ENOSPC: there is not enough memory for it.
     """
     if order not in ("C", "F"):
         raise ValueError(f"order {order!r}: want 'C' or 'F'")
@@ -166,7 +170,7 @@ def create(
     lengths = _tuple(shape)
     if lengths is None or any(n < 0 for n in lengths):
         raise ValueError(f"shape {shape!r}: want lengths, none negative")
-    rules = {"mode": mode, "merge": merge, "apply": apply}
+    rules = {"mode": mode, "merge": merge, "apply": apply, "residency": residency}
     settings = {k: v for k, v in rules.items() if v is not None}
     if interval is not None:
         settings["interval"] = interval_value(interval)
@@ -284,35 +288,6 @@ def _mapped(where: Location, way: Plane) -> tuple[Plane, Mapping]:
         with contextlib.suppress(OperationError):
             way.close()
         raise
-
-
-def _array(
-    where: Location,
-    mapping: Mapping,
-    dtype: np.dtype[Any] | None,
-    shape: tuple[int, ...] | None,
-    offset: int,
-    order: str,
-) -> npt.NDArray[Any]:
-    """Return the array that a mapping holds."""
-    size = len(mapping)
-    described = _npy.read_header(_npy.start(mapping, size)) if offset == 0 else None
-    if described is not None:
-        has, lengths, fortran, offset = described
-        if (dtype is not None and dtype != has) or (shape is not None and shape != lengths):
-            raise FormatError(
-                f"{where} has shape {lengths} of {has}, not {'this shape' if shape is None else shape} of {dtype or 'this'}"
-            )
-        dtype, shape, order = has, lengths, "F" if fortran else "C"
-    elif dtype is None:
-        raise FormatError(f"{where} has no .npy header: say with dtype= (and shape=) what is in it")
-    elif shape is None:
-        shape = ((size - offset) // dtype.itemsize,)
-    if offset < 0 or offset + _npy.nbytes(dtype, shape) > size:
-        raise FormatError(f"{where} has {size} bytes: too few for {shape} of {dtype} from {offset} on")
-    layout: Literal["C", "F"] = "F" if order == "F" else "C"
-    array: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=mapping, offset=offset, order=layout)
-    return array
 
 
 def _tuple(shape: int | tuple[int, ...] | None) -> tuple[int, ...] | None:

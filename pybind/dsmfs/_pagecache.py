@@ -53,6 +53,12 @@ class PageCachePlane:
         mapping.plane = self
         return mapping
 
+    def resize(self, nbytes: int) -> tuple[PageCachePlane, Mapping]:
+        """ftruncate(2), and map it once more."""
+        with translated(self._path, "resize"):
+            os.ftruncate(self._fd, nbytes)
+        return self, self.map()
+
     def publish(self) -> int:
         """Publish; what others published enters memory only if that needs no sync call."""
         if not self.writable:

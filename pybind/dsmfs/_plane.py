@@ -30,6 +30,9 @@ class Plane(Protocol):
     def map(self) -> Mapping:
         """Map the whole area. Called once."""
 
+    def resize(self, nbytes: int) -> tuple[Plane, Mapping]:
+        """Give the area another size; return a way to all of it, and that mapped. What was mapped stays mapped."""
+
     def publish(self) -> int:
         """Make stores visible to other nodes; return the version."""
 

@@ -150,16 +150,53 @@ def test_rules(nodes: dsmfs.Cluster) -> None:
             "dtype": "auto",
             "apply": "arrival",
             "interval": "250ms",
+            "residency": "full",
+            "access": "cached",
         }
         w.configure(merge="last", interval="1s", apply="sync")
         with nodes[2].open("w.npy") as other:
             assert [other.settings[k] for k in ("merge", "interval", "apply")] == ["last", "1s", "sync"]
         with pytest.raises(OSError, match="merge=magic"):
             w.configure(merge="magic")
-    for wrong in ({"mode": "psychic"}, {"merge": "magic"}, {"apply": "never"}, {"interval": -1.0}):
+    for wrong in (
+        {"mode": "psychic"},
+        {"merge": "magic"},
+        {"apply": "never"},
+        {"interval": -1.0},
+        {"residency": "some"},
+    ):
         with pytest.raises(dsmfs.OperationError, match=next(iter(wrong))):
             nodes[0].create("x.npy", 3, "f4", **wrong)
     assert os.listdir(nodes[0].path) == ["w.npy"]
+
+
+def test_an_area_is_resized_for_all_nodes(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", (10, 50), "i8") as w:
+        w.array[:] = 1
+        w.publish()
+        with nodes[1].open("w.npy") as there:
+            w.resize((3000, 50))
+            w.array[2999] = 2
+            w.publish()
+            there.acquire()
+            assert there.shape == (10, 50) and there.array.sum() == 500
+        with nodes[1].open("w.npy") as there:
+            assert there.shape == (3000, 50) and there.array.sum() == 600
+            there.resize((5, 50))
+        with nodes[2].open("w.npy") as late:
+            assert late.shape == (5, 50) and late.array.sum() == 250
+        assert np.load(nodes[2] / "w.npy").shape == (5, 50)
+
+
+def test_tensors_are_shared(nodes: dsmfs.Cluster) -> None:
+    header = b'{"w": {"dtype": "F32", "shape": [1000], "data_offsets": [0, 4000]}}      '
+    with open(nodes[0] / "m.safetensors", "wb") as f:
+        f.write(len(header).to_bytes(8, "little") + header + bytes(4000))
+    with nodes[0].open("m.safetensors") as m, nodes[1].open("m.safetensors") as there:
+        m.tensors["w"][:] = 3
+        m.publish()
+        there.acquire()
+        assert there.tensors["w"].sum() == 3000
 
 
 def test_elements_that_cannot_be_added_up(nodes: dsmfs.Cluster) -> None:

@@ -1,0 +1,120 @@
+"""What is where in the file of an area."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _npy, _safetensors
+from ._errors import FormatError
+from ._plane import Mapping
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An array in a file. `offset`, in bytes, is where it starts; `headed`: a ``.npy`` header is before it.
+
+    `tensors` are those of a ``.safetensors`` file, by name: type, shape and offset; the array is then all bytes behind the header.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    fortran: bool
+    headed: bool = False
+    tensors: dict[str, tuple[np.dtype[Any], tuple[int, ...], int]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """The bytes of a file that ends with the array."""
+        return self.offset + _npy.nbytes(self.dtype, self.shape)
+
+    def array(self, mapping: Mapping) -> npt.NDArray[Any]:
+        """Return the array in a mapping of the file."""
+        order: Literal["C", "F"] = "F" if self.fortran else "C"
+        array: npt.NDArray[Any] = np.ndarray(self.shape, self.dtype, buffer=mapping, offset=self.offset, order=order)
+        return array
+
+    def views(self, mapping: Mapping) -> dict[str, npt.NDArray[Any]]:
+        """Return the tensors in a mapping of the file."""
+        return {
+            name: np.ndarray(shape, dtype, buffer=mapping, offset=offset)
+            for name, (dtype, shape, offset) in self.tensors.items()
+        }
+
+    def resized(self, shape: tuple[int, ...]) -> Layout:
+        """Return the layout of another length in the dimension in which no element moves.
+
+        Raises
+        ------
+        ValueError
+            Another dimension would change.
+        FormatError
+            The file has more than an array.
+        """
+        if self.tensors:
+            raise FormatError("a .safetensors file has the size that its header says")
+        grows = len(self.shape) - 1 if self.fortran else 0
+        same = [n for i, n in enumerate(self.shape) if i != grows]
+        if not shape or len(shape) != len(self.shape) or [n for i, n in enumerate(shape) if i != grows] != same:
+            raise ValueError(f"shape {shape}: of {self.shape} only dimension {grows} can change")
+        if any(n < 0 for n in shape):
+            raise ValueError(f"shape {shape}: want lengths, none negative")
+        return replace(self, shape=shape)
+
+    def header(self) -> bytes:
+        """Return the header of the file; b"" if it has none.
+
+        Raises
+        ------
+        FormatError
+            There is no room for it before the array.
+        """
+        return _npy.header(self.dtype, self.shape, self.fortran, self.offset) if self.headed else b""
+
+
+def read(
+    name: str,
+    mapping: Mapping,
+    dtype: np.dtype[Any] | None,
+    shape: tuple[int, ...] | None,
+    offset: int,
+    order: str,
+) -> Layout:
+    """Find out what is in a file.
+
+    Parameters
+    ----------
+    name
+        Of the file, for its ending and for error texts.
+    mapping
+        Of the whole file; no more of it is touched than its header.
+    dtype, shape, offset, order
+        What the caller says of it: see :func:`dsmfs.open`.
+
+    Raises
+    ------
+    FormatError
+        It is something else, or nothing that says what it is.
+    """
+    size = len(mapping)
+    if name.endswith(".safetensors") and dtype is None and shape is None and offset == 0:
+        data, tensors = _safetensors.read_header(mapping, size)
+        return Layout(np.dtype("u1"), (size - data,), data, False, tensors=tensors)
+    described = _npy.read_header(_npy.start(mapping, size)) if offset == 0 else None
+    if described is not None:
+        has, lengths, fortran, offset = described
+        if (dtype is not None and dtype != has) or (shape is not None and shape != lengths):
+            wanted = f"{'this shape' if shape is None else shape} of {dtype or 'this'}"
+            raise FormatError(f"{name} has shape {lengths} of {has}, not {wanted}")
+        layout = Layout(has, lengths, offset, fortran, headed=True)
+    elif dtype is None:
+        raise FormatError(f"{name} has no .npy header: say with dtype= (and shape=) what is in it")
+    else:
+        layout = Layout(dtype, ((size - offset) // dtype.itemsize,) if shape is None else shape, offset, order == "F")
+    if offset < 0 or layout.size > size:
+        raise FormatError(f"{name} has {size} bytes: too few for {layout.shape} of {layout.dtype} from {offset} on")
+    return layout
