@@ -23,6 +23,13 @@ there is PROT_NONE: SIGSEGV, never zeroes, and requests fail with -ENOTCONN. A c
 
 When the daemon ends, requests fail with -ENOTCONN; the memory stays readable and writable, but is this process's own.
 
+Of an area with user.dsm.residency=demand a node keeps what its programs touch, and the rest comes when it is touched: the thread waits. What does not come
+within --fault-timeout of the daemon is SIGBUS at that page, until madvise(page, 4096, MADV_DONTNEED); then the next touch asks again. So is, for good,
+what was not there when the daemon ended. A handler (SA_SIGINFO; si_addr is the address) may siglongjmp out of a loop of the program's own; without one the
+process ends. System calls that touch such a page fail with EFAULT, and where userfaultfd is allowed without privilege only (no CAP_SYS_PTRACE,
+/dev/userfaultfd not open to the user) so do those that touch one which is not there yet: touch it first. Attaching it, also with DSMFS_READ, takes permission to write
+the file: -ENODEV without. Nothing may be done to its mapping that makes another of it: no mremap that grows or doubles it; moving it is fine.
+
 Settings, as macros: DSMFS_MALLOC(n) and DSMFS_FREE(p), used on attach and detach only; DSMFS_API, before every function,
 such as static; DSMFS_LOST(path, text), called in a child of fork for each area that could not be attached again.
 The protocol is in docs/attach.md.
@@ -133,6 +140,7 @@ enum { DSMFS__ATTACH = 1, DSMFS__TRACK, DSMFS__UNTRACK, DSMFS__PUBLISH, DSMFS__A
 enum { DSMFS__PAYLOAD = 4096, DSMFS__PAGE = 4096, DSMFS__GUARDED = 8 };
 enum { DSMFS__MAPPING_LIMIT = 60000 }; /* ms for requests with signals blocked; the daemon's own limit is 30 s */
 enum { DSMFS__PATIENCE = 5000 };       /* ms after which signals are let in to a request that is not answered */
+enum { DSMFS__UFFD = 1, DSMFS__DEMAND = 4 }; /* of ATTACH's d: TRACK wants a userfaultfd; pages come when they are touched */
 
 struct dsmfs__head { /* of every packet, as on the wire */
     uint32_t magic;
@@ -167,7 +175,7 @@ struct dsmfs {
     struct dsmfs *next;
     struct dsmfs__link *link;
     uint64_t id, number, size; /* number: of the area, its inode; where the path leads elsewhere by now, the number counts */
-    int access, uffd, refs;
+    int access, kind, refs; /* kind: ATTACH's d */
     int lost; /* why a child of fork has no attachment, as -errno */
     dev_t device; /* of the mount, where the preloaded library found it */
     struct dsmfs__range *whole;
@@ -644,7 +652,8 @@ static void dsmfs__sweep(void)
     }
 }
 
-/* A userfaultfd, or -1. User mode is enough for write-protection that the kernel resolves itself. */
+/* A userfaultfd, or -1. User mode is enough for write-protection that the kernel resolves itself; of what is missing it sees
+   only touches by the program itself. */
 static int dsmfs__uffd(void)
 {
     int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK), dev;
@@ -657,11 +666,28 @@ static int dsmfs__uffd(void)
     return fd;
 }
 
+/* Whether a mapping must be tracked: what is stored to, and what pages come for when they are touched. Until then nobody may touch
+   the latter: it would make pages of zeroes, for all programs of the node. */
+static int dsmfs__wants(const dsmfs *a, int prot) { return (prot & PROT_WRITE) || (a->kind & DSMFS__DEMAND); }
+
+/* What a mapping is to be mapped with to be tracked; it gets its own protection behind. */
+static int dsmfs__first(const dsmfs *a, int prot)
+{
+    return (a->kind & DSMFS__DEMAND) && a->access == DSMFS_WRITE ? prot | PROT_READ | PROT_WRITE : prot;
+}
+
+static int dsmfs__protect(const struct dsmfs__range *r)
+{
+    if (dsmfs__first(r->area, r->prot) == r->prot || syscall(SYS_mprotect, r->addr, r->len, r->prot) == 0)
+        return 0;
+    return dsmfs__fail(errno, "mprotect: %s", strerror(errno));
+}
+
 /* Has the stores to a range found, from now on and those before, too. dsmfs__maps is held, as in the functions below. */
 static int dsmfs__track(struct dsmfs__range *r)
 {
     struct dsmfs__waiter w = {0};
-    int fd = r->area->uffd == 1 ? dsmfs__uffd() : -1, err;
+    int fd = r->area->kind & (DSMFS__UFFD | DSMFS__DEMAND) ? dsmfs__uffd() : -1, err;
     w.head.op = DSMFS__TRACK;
     w.head.attachment = r->area->id;
     w.head.a = (uintptr_t)r->addr;
@@ -673,10 +699,13 @@ static int dsmfs__track(struct dsmfs__range *r)
     return err;
 }
 
-/* Takes a range out of the daemon's care, before its mapping goes. Its stores are found first. */
+/* Takes a range out of the daemon's care, before its mapping goes. Its stores are found first. One that pages come for stays in
+   it until it is unmapped, which the kernel tells the daemon. */
 static void dsmfs__untrack(struct dsmfs__range *r)
 {
     struct dsmfs__waiter w = {0};
+    if (r->area->kind & DSMFS__DEMAND)
+        return;
     w.head.op = DSMFS__UNTRACK;
     w.head.attachment = r->area->id;
     w.head.a = (uintptr_t)r->addr;
@@ -712,7 +741,7 @@ static int dsmfs__ask(dsmfs *a)
     a->id = w.reply.attachment;
     a->size = w.reply.a;
     a->number = w.reply.b;
-    a->uffd = (int)w.reply.d;
+    a->kind = (int)w.reply.d;
     if (!number || a->number == number)
         return w.fd;
     dsmfs__close(w.fd);
@@ -799,20 +828,20 @@ static void dsmfs__drop(struct dsmfs__range *r)
     dsmfs__release(a);
 }
 
-/* Maps a part of the area, tracked if it may be stored to. After an error with addr and MAP_FIXED, something may be mapped there. */
+/* Maps a part of the area, tracked if that is wanted. After an error with addr and MAP_FIXED, something may be mapped there. */
 static int dsmfs__map(dsmfs *a, int memfd, void *addr, size_t len, int prot, int flags, uint64_t off, struct dsmfs__range **out)
 {
     struct dsmfs__range *r = NULL;
-    char *p = dsmfs__mmap(addr, len, prot, flags, memfd, off);
-    int err = 0;
+    int early = a->kind & DSMFS__DEMAND ? MAP_POPULATE | MAP_LOCKED : 0, err = 0; /* these would touch it */
+    char *p = dsmfs__mmap(addr, len, dsmfs__first(a, prot), flags & ~early, memfd, off);
     if (p == MAP_FAILED)
         return dsmfs__fail(errno, "map %zu bytes of %s: %s", len, a->path, strerror(errno));
     if (!(r = dsmfs__range(a, p, len, off, prot)))
         err = dsmfs__fail(ENOMEM, "out of memory");
     else if (syscall(SYS_madvise, p, r->len, MADV_DONTFORK) < 0)
         err = dsmfs__fail(errno, "MADV_DONTFORK: %s", strerror(errno));
-    else if (prot & PROT_WRITE)
-        err = dsmfs__track(r);
+    else if (dsmfs__wants(a, prot) && (err = dsmfs__track(r)) == 0)
+        err = dsmfs__protect(r);
     if (err < 0) {
         syscall(SYS_munmap, p, len);
         if (r)
@@ -840,11 +869,11 @@ static int dsmfs__again(dsmfs *a)
     for (r = dsmfs__ranges; r && !err; r = r->next) {
         if (r->area != a)
             continue;
-        if (dsmfs__mmap(r->addr, r->len, r->prot, MAP_SHARED | MAP_FIXED, memfd, r->off) == MAP_FAILED ||
+        if (dsmfs__mmap(r->addr, r->len, dsmfs__first(a, r->prot), MAP_SHARED | MAP_FIXED, memfd, r->off) == MAP_FAILED ||
             syscall(SYS_madvise, r->addr, r->len, MADV_DONTFORK) < 0)
             err = dsmfs__fail(errno, "map %s: %s", a->path, strerror(errno));
-        else if (r->prot & PROT_WRITE)
-            err = dsmfs__track(r);
+        else if (dsmfs__wants(a, r->prot) && (err = dsmfs__track(r)) == 0)
+            err = dsmfs__protect(r);
     }
     dsmfs__close(memfd);
     return err;

@@ -118,13 +118,18 @@ static range *first_in(const char *lo, const char *hi)
     return r;
 }
 
-/* Splits a range at an address in its middle. Its halves are not tracked. */
+/* Whether pages of a range come when they are touched. It is never without a daemon that serves it: what others touch meanwhile
+   would become zeroes. So it is not untracked, and changes are left to the kernel, which tells the daemon. */
+static int on_demand(const range *r) { return r->area->kind & DSMFS__DEMAND; }
+
+/* Splits a range at an address in its middle. Its halves are not tracked, unless they are on demand. */
 static int split(range *r, char *at)
 {
     range *second = dsmfs__range(r->area, at, (size_t)(end_of(r) - at), r->off + (uint64_t)(at - r->addr), r->prot);
     if (!second)
         return -ENOMEM;
     dsmfs__untrack(r);
+    second->tracked = r->tracked;
     second->nofork = r->nofork;
     second->upgradable = r->upgradable;
     r->len = (size_t)(at - r->addr);
@@ -148,11 +153,11 @@ static int isolate(char *lo, char *hi)
     return err;
 }
 
-/* Tracks what can be stored to and is not tracked. */
+/* Tracks what is to be tracked and is not. */
 static void retrack(void)
 {
     for (range *r = dsmfs__ranges; r; r = r->next)
-        if ((r->prot & PROT_WRITE) && !r->tracked && !r->area->lost && dsmfs__track(r) < 0)
+        if (dsmfs__wants(r->area, r->prot) && !r->tracked && !r->area->lost && dsmfs__track(r) < 0)
             say("dsmfs: stores to %.200s are not seen any more: %.400s\n", r->area->path, dsmfs__text);
 }
 
@@ -266,25 +271,52 @@ int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, voi
     return err;
 }
 
-/* Puts in the place of a read-only mapping one that may be stored to: the same memory by a descriptor that allows it. */
-static int upgrade(range *r)
+/* Moves a mapping over what is mapped elsewhere, in one step. */
+static int place(range *r, char *at)
+{
+    if ((char *)syscall(SYS_mremap, r->addr, r->len, r->len, MREMAP_MAYMOVE | MREMAP_FIXED, at) == MAP_FAILED)
+        return -errno;
+    r->addr = at;
+    return 0;
+}
+
+/* Maps a part of the area of r anew by an attachment of its own, for at least what r may. */
+static int again(const range *r, int access, size_t len, uint64_t off, range **out)
 {
     dsmfs *a, *before = r->area;
-    int memfd, err = dsmfs__open(before->link->at.sun_path, before->path, before->number, DSMFS_WRITE, &a, &memfd);
+    int memfd, prot = access == DSMFS_WRITE && on_demand(r) ? r->prot | PROT_WRITE : r->prot;
+    int err = dsmfs__open(before->link->at.sun_path, before->path, before->number, access, &a, &memfd);
     if (err)
         return err;
     a->device = before->device;
-    if (dsmfs__mmap(r->addr, r->len, r->prot, MAP_SHARED | MAP_FIXED, memfd, r->off) == MAP_FAILED ||
-             syscall(SYS_madvise, r->addr, r->len, MADV_DONTFORK) < 0)
-        err = -errno;
+    err = dsmfs__map(a, memfd, NULL, len, prot, MAP_SHARED, off, out);
     dsmfs__close(memfd);
-    if (err) {
-        dsmfs__release(a);
-        return err;
+    if (!err) {
+        (*out)->nofork = r->nofork;
+        (*out)->upgradable = r->upgradable;
     }
-    r->area = a; /* the use that open took */
-    dsmfs__release(before);
-    return 0;
+    dsmfs__release(a); /* its range keeps it */
+    return err;
+}
+
+static void discard(range *r)
+{
+    dsmfs__untrack(r);
+    syscall(SYS_munmap, r->addr, r->len);
+    dsmfs__drop(r);
+}
+
+/* Puts in the place of a read-only mapping one that may be stored to: the same memory by a descriptor that allows it. The
+   old range is gone afterwards. */
+static int upgrade(range *r)
+{
+    range *fresh;
+    int err = again(r, DSMFS_WRITE, r->len, r->off, &fresh);
+    if (!err && (err = place(fresh, r->addr)) < 0)
+        discard(fresh);
+    if (!err)
+        dsmfs__drop(r);
+    return err;
 }
 
 long shim_protect(void *addr, size_t len, int prot)
@@ -296,9 +328,11 @@ long shim_protect(void *addr, size_t len, int prot)
     int ours = aligned(addr) && lo < hi && first_in(lo, hi);
     if (ours)
         err = isolate(lo, hi);
-    for (range *r = dsmfs__ranges; ours && r && !err; r = r->next)
-        if (meets(r, lo, hi) && (prot & PROT_WRITE) && r->area->access == DSMFS_READ && r->upgradable && upgrade(r) < 0)
+    for (range *r = dsmfs__ranges, *next; ours && r && !err; r = next) {
+        next = r->next;
+        if (meets(r, lo, hi) && (prot & PROT_WRITE) && r->area->access == DSMFS_READ && (!r->upgradable || upgrade(r) < 0))
             err = -EACCES;
+    }
     if (!err)
         err = code(syscall(SYS_mprotect, addr, len, prot));
     for (range *r = dsmfs__ranges; ours && r && !err; r = r->next)
@@ -309,6 +343,27 @@ long shim_protect(void *addr, size_t len, int prot)
     dsmfs__unlock(old);
     errno = saved;
     return err;
+}
+
+/* mremap of what is on demand to more than it was, or to a second mapping: nobody would serve what the kernel makes of it. So it is
+   mapped anew, and the old is unmapped. */
+static long regrown(range *r, char *lo, size_t new_len, int flags, char *at)
+{
+    range *fresh;
+    int err;
+    if (!(flags & MREMAP_MAYMOVE))
+        return -ENOMEM; /* as if there were no room behind it */
+    if ((flags & MREMAP_FIXED) && at < end_of(r) && r->addr < at + whole_pages(new_len))
+        return -EINVAL;
+    if (again(r, r->area->access, new_len, r->off + (uint64_t)(lo - r->addr), &fresh) < 0)
+        return -ENOMEM;
+    if ((flags & MREMAP_FIXED) && (err = place(fresh, at)) < 0) {
+        discard(fresh);
+        return err;
+    }
+    if (fresh->prot != r->prot && syscall(SYS_mprotect, fresh->addr, fresh->len, r->prot) == 0)
+        fresh->prot = r->prot;
+    return (long)fresh->addr;
 }
 
 /* Takes note of where a moved or copied range is now. */
@@ -350,7 +405,11 @@ long shim_remap(void *addr, size_t old_len, size_t new_len, int flags, void *at)
         if (!p)
             drop_in(to, to_end);
     }
-    if (!p) {
+    if (!p && r && on_demand(r) && (copy || whole_pages(new_len) > whole_pages(old_len))) {
+        p = regrown(r, lo, new_len, flags, to);
+        if (!copy && (p >= 0 || p < -4095))
+            discard(r);
+    } else if (!p) {
         p = code((long)syscall(SYS_mremap, addr, old_len, new_len, flags, at));
         if (r && (p >= 0 || p < -4095))
             p = moved(r, p, new_len, copy);
@@ -359,6 +418,18 @@ long shim_remap(void *addr, size_t old_len, size_t new_len, int flags, void *at)
     dsmfs__unlock(old);
     errno = saved;
     return p;
+}
+
+int shim_keeps(void *addr, size_t len)
+{
+    char *lo = addr, *hi = lo + whole_pages(len);
+    int saved = errno, found = 0;
+    uint64_t old = dsmfs__lock();
+    for (range *r = dsmfs__ranges; r; r = r->next)
+        found |= meets(r, lo, hi) && on_demand(r);
+    dsmfs__unlock(old);
+    errno = saved;
+    return found;
 }
 
 int shim_set_fork(void *addr, size_t len, int fork)

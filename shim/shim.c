@@ -94,11 +94,14 @@ EXPORT int msync(void *addr, size_t len, int flags)
 }
 
 /* What a program says of fork is kept here, for all of ours have MADV_DONTFORK in the kernel. The rest acts on a memfd as on
-   a file: DONTNEED drops what is mapped and not what is stored, REMOVE punches a hole. */
+   a file: DONTNEED drops what is mapped and not what is stored, REMOVE punches a hole, which is no page of zeroes where pages come when
+   they are touched. */
 EXPORT int madvise(void *addr, size_t len, int advice)
 {
     if ((advice == MADV_DOFORK || advice == MADV_DONTFORK) && shim_active() && shim_set_fork(addr, len, advice == MADV_DOFORK))
         return 0;
+    if (advice == MADV_REMOVE && shim_active() && shim_keeps(addr, len))
+        return (int)result(-EOPNOTSUPP);
     return (int)result(RAW(SYS_madvise, addr, len, advice, 0, 0, 0));
 }
 

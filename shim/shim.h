@@ -31,6 +31,9 @@ long shim_remap(void *old, size_t old_len, size_t new_len, int flags, void *at);
 /* Before fork: whether a child is to have [addr, addr+len). Returns 1 if all of it is ours, and so needs no call of the kernel. */
 int shim_set_fork(void *addr, size_t len, int fork);
 
+/* Whether [addr, addr+len) shows an area of which pages come when they are touched: a hole in its memory is a page that is not here. */
+int shim_keeps(void *addr, size_t len);
+
 /* Publishes the areas that [addr, addr+len) shows, or those of the inode. */
 int shim_sync_range(void *addr, size_t len);
 int shim_sync_inode(dev_t dev, ino_t ino);

@@ -1,0 +1,207 @@
+"""The C library and the preloaded one with areas whose pages come when they are touched, against both daemons."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dsmfs
+import numpy as np
+import pytest
+from conftest import LIMIT
+
+from .fake_daemon import FakeDaemon
+from .test_demand import home as home  # fixtures
+from .test_demand import small as small
+from .test_faults import daemon as daemon
+
+ROOT = Path(__file__).parents[2]
+WORDS = 1 << 16
+
+pytestmark = pytest.mark.skipif(not (ROOT / "include").exists(), reason="the sources of the C library are not here")
+
+
+def compiled(out: Path, flags: str, *sources: str) -> str:
+    """Compile C sources of the tree; return the path of what they make."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    command = [
+        "cc",
+        "-g",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        *flags.split(),
+        "-o",
+        str(out),
+        *(str(ROOT / s) for s in sources),
+    ]
+    done = subprocess.run([*command, "-pthread"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return str(out)
+
+
+@pytest.fixture(scope="module")
+def demand(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return compiled(
+        tmp_path_factory.mktemp("c") / "demand", "-std=c99 -O1 -fsanitize=undefined", "include/test/demand.c"
+    )
+
+
+class Talk:
+    """A program that says a word and reads a line."""
+
+    def __init__(self, *command: str) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+    def until(self, what: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == what + "\n"
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+
+    def ends_well(self) -> None:
+        assert self.process.wait(LIMIT) == 0
+
+
+@pytest.fixture
+def talk() -> Iterator[Callable[..., Talk]]:
+    started: list[Talk] = []
+
+    def start(*command: str) -> Talk:
+        started.append(Talk(*command))
+        return started[-1]
+
+    yield start
+    for t in started:
+        t.process.kill()
+        t.process.communicate()
+
+
+@pytest.fixture
+def fake(daemon: FakeDaemon) -> FakeDaemon:
+    """A daemon of Python with the words."""
+    daemon.make_absent("/words", np.arange(WORDS, dtype="u8").tobytes())
+    return daemon
+
+
+@pytest.fixture
+def words(home: dsmfs.Filesystem) -> str:
+    """A file of words at the home; where the small node has it."""
+    path = home / "words"
+    with open(path, "wb") as f:
+        os.setxattr(path, "user.dsm.residency", b"demand")
+        f.write(np.arange(2 * COUNT_OF_PARTS, dtype="u8").tobytes())
+    return "/words"
+
+
+COUNT_OF_PARTS = 1 << 20  # words: 8 MiB, as much as the small node has memory
+
+
+def attach_socket(node: dsmfs.Filesystem) -> str:
+    return (Path(node.path) / ".dsm/attach").read_text().strip()
+
+
+def test_served_by_python(fake: FakeDaemon, demand: str) -> None:
+    subprocess.run([demand, "served", fake.path, "/words"], check=True, timeout=LIMIT)
+
+
+def test_fails_by_python(fake: FakeDaemon, demand: str, talk: Callable[..., Talk]) -> None:
+    t = talk(demand, "fails", fake.path, "/words")
+    t.until("ready")
+    fake.areas["/words"].home_is(False)
+    t.go()
+    t.until("failed")
+    fake.areas["/words"].home_is(True)
+    t.go()
+    t.ends_well()
+
+
+def test_gone_by_python(fake: FakeDaemon, demand: str, talk: Callable[..., Talk]) -> None:
+    t = talk(demand, "gone", fake.path, "/words")
+    t.until("ready")
+    fake.end_serving()
+    t.go()
+    t.ends_well()
+
+
+def test_served(small: dsmfs.Filesystem, words: str, demand: str) -> None:
+    subprocess.run([demand, "served", attach_socket(small), words], check=True, timeout=LIMIT)
+
+
+def test_fails(
+    small: dsmfs.Filesystem, home: dsmfs.Filesystem, words: str, demand: str, talk: Callable[..., Talk]
+) -> None:
+    t = talk(demand, "fails", attach_socket(small), words)
+    t.until("ready")
+    pid = int(home.config["pid"])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        t.go()
+        t.until("failed")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    t.go()
+    t.ends_well()
+
+
+def test_gone(small: dsmfs.Filesystem, words: str, demand: str, talk: Callable[..., Talk]) -> None:
+    t = talk(demand, "gone", attach_socket(small), words)
+    t.until("ready")
+    pid = int(small.config["pid"])
+    gone = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([gone], [], [], 30)[0]
+    os.close(gone)
+    t.go()
+    t.ends_well()
+
+
+@pytest.fixture(scope="module")
+def preloaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
+    """The program of the preloaded library, and the environment to run it in."""
+    made = tmp_path_factory.mktemp("shim")
+    flags = "-O2 -fPIC -shared -fvisibility=hidden -ftls-model=initial-exec"
+    shim = compiled(made / "shim.so", flags, "shim/client.c", "shim/shim.c")
+    environment = {k: v for k, v in os.environ.items() if k != "DSMFS_ATTACH"} | {"LD_PRELOAD": shim}
+    return compiled(made / "program", "-O1", "shim/test/demand.c"), environment
+
+
+def test_preloaded(small: dsmfs.Filesystem, words: str, preloaded: tuple[str, dict[str, str]]) -> None:
+    program, environment = preloaded
+    environment = {k: v for k, v in environment.items() if k != "DSMFS_ATTACH"}
+    command = [program, small.path + words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_preloaded_for_one_who_may_only_read(
+    small: dsmfs.Filesystem, words: str, preloaded: tuple[str, dict[str, str]]
+) -> None:
+    program, environment = preloaded
+    file = small.path + words
+    os.chmod(file, 0o644)
+    for path in (program, environment["LD_PRELOAD"], small.path, attach_socket(small)):
+        for directory in Path(path).parents:
+            if os.stat(directory).st_mode & 0o5 != 0o5:
+                os.chmod(directory, 0o755)
+    done = subprocess.run(
+        [program, file, "reads"],
+        env=environment,
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{words} stays on the page cache: attach: {words} has residency demand" in done.stderr
