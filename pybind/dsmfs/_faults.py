@@ -20,7 +20,8 @@ daemon is gone nobody would answer: the empty file stays there instead.
 What holds, and what does not:
 
 * A thread with Python code under the operation gets the exception between two steps of it. As of KeyboardInterrupt that can be after the end of
-  a ``try`` block that the operation was the last thing in (``try: a[i] = x``, ``return a[i]``): CPython 3.11 and later have no step there.
+  a ``try`` block that the operation was the last thing in (``return np.dot(a, b)``): CPython from 3.11 on has no step there. Loads and stores of elements have
+  one because their arrays are of a class of their own, see DemandArray. Python code that the operation itself calls goes on to its end.
 * A thread that has none, of a pool of BLAS or OpenMP, cannot raise. It goes on likewise, and the exception is raised in the thread that may
   be waiting for it, at its next call or turn of a loop: in the only one there is, else in all whose code at that moment is not the
   standard library's. If there is none the process ends as it would without this module.

@@ -13,6 +13,31 @@ from ._errors import FormatError
 from ._plane import Mapping
 
 
+class DemandArray(np.ndarray[Any, np.dtype[Any]]):
+    """An array whose elements come when they are touched: an `numpy.ndarray`, but what fails fails where it stands.
+
+    The exception for a page that does not come is raised between two steps of Python code, and CPython from 3.11 on has none between a store
+    that ends a ``try`` block and the end of the block. So loads and stores of elements are Python functions here,
+    which have steps of their own. Results of arithmetic are plain arrays, as of `numpy.memmap`.
+    """
+
+    __array_priority__ = -100.0
+
+    def __getitem__(self, index: Any, /) -> Any:
+        found = np.ndarray.__getitem__(self, index)
+        if isinstance(found, DemandArray) and not np.may_share_memory(found, self):
+            return found.view(np.ndarray)
+        return found
+
+    def __setitem__(self, index: Any, value: Any, /) -> None:
+        np.ndarray.__setitem__(self, index, value)
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False, /) -> Any:
+        if array is self:
+            return array
+        return array[()] if return_scalar or array.shape == () else array.view(np.ndarray)
+
+
 @dataclass(frozen=True)
 class Layout:
     """An array in a file. `offset`, in bytes, is where it starts; `headed`: a ``.npy`` header is before it.
@@ -35,13 +60,13 @@ class Layout:
     def array(self, mapping: Mapping) -> npt.NDArray[Any]:
         """Return the array in a mapping of the file."""
         order: Literal["C", "F"] = "F" if self.fortran else "C"
-        array: npt.NDArray[Any] = np.ndarray(self.shape, self.dtype, buffer=mapping, offset=self.offset, order=order)
-        return array
+        kind: type[npt.NDArray[Any]] = DemandArray if mapping.plane.demand else np.ndarray
+        return kind(self.shape, self.dtype, buffer=mapping, offset=self.offset, order=order)
 
     def views(self, mapping: Mapping) -> dict[str, npt.NDArray[Any]]:
         """Return the tensors in a mapping of the file."""
         return {
-            name: np.ndarray(shape, dtype, buffer=mapping, offset=offset)
+            name: Layout(dtype, shape, offset, False).array(mapping)
             for name, (dtype, shape, offset) in self.tensors.items()
         }
 

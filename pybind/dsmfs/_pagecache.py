@@ -27,6 +27,7 @@ class PageCachePlane:
     """
 
     name = "page-cache"
+    demand = False
 
     def __init__(self, where: Location, writable: bool) -> None:
         if where.path is None:

@@ -27,6 +27,10 @@ class Plane(Protocol):
     def writable(self) -> bool:
         """Whether the program may store."""
 
+    @property
+    def demand(self) -> bool:
+        """Whether a page that is touched may fail to come, which is an exception then."""
+
     def map(self) -> Mapping:
         """Map the whole area. Called once."""
 

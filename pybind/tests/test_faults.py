@@ -201,6 +201,68 @@ assert len(seen) == 2 and other[0] == 1
     c.ends_well()
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "a[20_000] = 1",
+        "a[20_000:] = 1",
+        "x = a[20_000]",
+        "return a[20_000]",
+        "a[20_000:] += 1",
+        "a[20_000:].sum()",
+        "return a[20_000:].sum()",
+        "x = np.dot(a, a)",
+        "a.fill(1)",
+        "for x in a: pass",
+        "del a[20_000]",
+        "assert 20_000 in a",
+        "view[:] = 1",
+        "m[5, 5] = 1",
+    ],
+)
+def test_the_exception_does_not_leave_its_block(
+    daemon: FakeDaemon, client: Callable[[str], Client], statement: str
+) -> None:
+    c = client(f"""
+assert a[0] == 0
+def tried(view, m):
+    try:
+        {statement}
+    except (dsmfs.FaultError, ValueError) as e:
+        return e
+def within(view, m):
+    import contextlib
+    with contextlib.suppress(dsmfs.FaultError, ValueError):
+        {statement}
+    return "suppressed"
+tell("open")
+e = tried(a[20_000:], a[:90_000].reshape(300, 300)[100:])
+assert isinstance(e, dsmfs.FaultError) == {statement != "del a[20_000]"}, e
+if not {"return" in statement}:
+    assert within(a[30_000:], a[:90_000].reshape(300, 300)[200:]) == "suppressed"
+""")
+    c.until("open")
+    daemon.areas["/w.npy"].home_is(False)
+    c.go()
+    c.ends_well()
+
+
+def test_arrays_on_demand_are_arrays(daemon: FakeDaemon, program: Program) -> None:
+    program("""
+import pickle, numpy as np, dsmfs
+w = dsmfs.open("/w.npy")
+a = w.array
+assert isinstance(a, np.ndarray) and isinstance(w.array[5:], type(a)) and a[5:].base is not None
+for plain in (a + 1, a[[1, 2]], a > 3, np.sqrt(a[:5]), a[:4].reshape(2, 2) @ np.eye(2), np.asarray(a)):
+    assert type(plain) is np.ndarray, type(plain)
+assert type(a.sum()) is type(a[3]) is np.float64 and np.add.reduce(a) == a.sum()
+a += 1
+assert type(a) is type(w.array) and np.add(a, 1, out=a) is a and a[0] == 2
+w.array += 1
+assert a[0] == 3 and pickle.loads(pickle.dumps(a[:3])).tolist() == [3, 4, 5]
+""")
+
+
 def test_stores_behind_a_fault_stay(daemon: FakeDaemon, client: Callable[[str], Client]) -> None:
     area = daemon.areas["/w.npy"]
     c = client("""
