@@ -165,7 +165,7 @@ func (a *Area) evict(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (gone dsm.Pa
 // to publish first.
 func (a *Area) evictable(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (free, dirty dsm.PageSet) {
 	r := &a.mu.replica
-	if !r.demand || !r.subscribed || int(e) >= len(r.extents) {
+	if !r.demand || !r.subscribed || a.node.keeps.Load() || int(e) >= len(r.extents) {
 		return free, dirty
 	}
 	x := r.extents[e]

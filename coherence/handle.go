@@ -102,7 +102,7 @@ func (a *Area) expire() {
 	retry := false
 	a.step(func() {
 		r := &a.mu.replica
-		if !r.subscribed || r.opens > 0 {
+		if !r.subscribed || r.opens > 0 || a.node.keeps.Load() {
 			return
 		}
 		goal := a.requestPublish()

@@ -57,6 +57,7 @@ type Node struct {
 	}
 	handovers handovers
 	room      room
+	keeps     atomic.Bool // since KeepPages
 }
 
 // New returns a data plane with no areas. It starts no goroutine.
@@ -173,6 +174,17 @@ func (n *Node) SessionReset(peer dsm.NodeID) {
 		a.step(func() { a.sessionReset(peer) })
 	}
 	n.handovers.sessionReset(peer)
+}
+
+// KeepPages ends the giving back of pages, for good: when it returns none leaves the working
+// copies any more, neither by eviction nor because nobody has an area open. It is called before the
+// faults of programs are served for the last time: they keep what they have mapped, and would read
+// zeroes where a page left after that. Leaving the cluster may take much longer than Linger.
+func (n *Node) KeepPages() {
+	n.keeps.Store(true)
+	for _, a := range n.all() {
+		a.step(func() {}) // after those that have not seen it
+	}
 }
 
 // Close releases the memory of every area. Programs must be gone.

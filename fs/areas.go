@@ -16,6 +16,9 @@ type Areas interface {
 	Open(ctx context.Context, id dsm.AreaID, write bool) (Area, error)
 	// Inspect asks the homes about an area, which need not be open here.
 	Inspect(ctx context.Context, id dsm.AreaID) (AreaReport, error)
+	// KeepPages is called when the filesystem ends, before faults are served for the last time: when
+	// it returns no page leaves the working copies any more, which programs keep.
+	KeepPages()
 	// Stats returns figures since the start, in a fixed order.
 	Stats() []Stat
 }

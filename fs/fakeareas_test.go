@@ -91,6 +91,8 @@ func (p *fakeAreas) Inspect(_ context.Context, id dsm.AreaID) (AreaReport, error
 	return AreaReport{Version: 4711, Homes: []dsm.NodeID{0xa, 0xb}, Subscribers: []dsm.NodeID{0xc}}, nil
 }
 
+func (p *fakeAreas) KeepPages() {}
+
 func (p *fakeAreas) Stats() []Stat { return []Stat{{"publishes", "3"}, {"pushes", "4"}} }
 
 // update changes the area and wakes await.

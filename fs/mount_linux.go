@@ -217,6 +217,7 @@ func (f *FS) Unmount(ctx context.Context, force bool) error {
 		defer time.AfterFunc(time.Until(at)/2, func() { f.end.Do(f.b.end) }).Stop()
 	}
 	if f.attach != nil {
+		f.b.cfg.Areas.KeepPages()
 		f.attach.close()
 	}
 	f.b.opens.endDirect()

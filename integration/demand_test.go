@@ -322,6 +322,35 @@ func TestDemandDaemonKilled(t *testing.T) {
 	}
 }
 
+// A daemon that is told to end does so while programs fault all the time: what is not here is
+// SIGBUS for them from then on, and never zero.
+func TestDemandDaemonStops(t *testing.T) {
+	const size, threads = 48 * mib, 8
+	c := harness.New(t, harness.Options{Nodes: 2, Memory: "512M", Memories: []string{"16M"}})
+	onDemand(t, c.Node(2), "w", size)
+	number(t, c.Node(2).Attach("/w", true), 1<<60)
+	var wg sync.WaitGroup
+	for i := range threads {
+		a := c.Node(1).Attach("/w", i%2 == 0)
+		rng := rand.New(rand.NewPCG(1, uint64(i)))
+		wg.Go(func() {
+			faults := 0
+			for faults < 20_000 { // half of them or so after the daemon has gone
+				at := rng.IntN(size/8) * 8
+				switch v, fault := touch(a.Mem, at); {
+				case fault:
+					faults++
+				case v != uint64(at/8)^1<<60:
+					t.Errorf("word %d is %#x", at/8, v)
+					return
+				}
+			}
+		})
+	}
+	c.Node(1).Stop()
+	wg.Wait()
+}
+
 // What a program stores into a mapping that it goes on using after it detached is not lost to
 // eviction, nor is zero read.
 func TestDemandAfterDetach(t *testing.T) {

@@ -73,6 +73,9 @@ func (a areas) Inspect(ctx context.Context, id dsm.AreaID) (fs.AreaReport, error
 	return fs.AreaReport{Version: r.Version, Homes: r.Homes, Subscribers: r.Subscribers}, err
 }
 
+// KeepPages implements fs.Areas.
+func (a areas) KeepPages() { a.n.data.KeepPages() }
+
 // Stats implements fs.Areas: the figures of everything below fs.
 func (a areas) Stats() []fs.Stat {
 	v := a.n.cat.Current()
