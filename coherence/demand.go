@@ -229,6 +229,11 @@ func (a *Area) lost(off int64, n int) bool {
 // bring fetches the pages of [off, off+n), and what is likely to be wanted next, as far as
 // there is room. It returns when they are here, or some have gone again: the caller looks. then, if
 // not nil, is called as soon as the first page comes.
+//
+// A READ of pages some of which the page cache was given before does not wait for room: a notice of
+// those, or one that is to come, waits in the kernel until the READ is answered, and behind it all
+// notices that make pages leave. The kernel drops pages by itself when memory is short, or for
+// a program (fadvise).
 func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
 	room := &a.node.room
 	taken, lacks := 0, 0
@@ -239,7 +244,12 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
 			return
 		}
 		want := a.missing(nil, dsm.PageIndex(off/dsm.PageSize), 1, int((off+int64(n)-1)/dsm.PageSize-off/dsm.PageSize)+1)
-		if lacks = count(want); !room.tryTake(lacks) {
+		lacks = count(want)
+		switch {
+		case room.tryTake(lacks):
+		case then == nil && a.mu.cached.Given(off, int64(n)):
+			room.overtake(lacks)
+		default:
 			return
 		}
 		taken, lacks = lacks, 0

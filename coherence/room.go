@@ -15,7 +15,8 @@ import (
 // pages that this node is the home of, leave of the budget. A page takes two: its working and its
 // base bytes. Who wants to fetch takes room first, and what cannot be had is made by
 // evicting; so the pages here, and those on their way, are never more than there is room for. (The
-// exception is a store that the kernel hands over: it is never refused.)
+// exceptions are a store that the kernel hands over, which is never refused, and a READ that notices
+// would wait for: see bring.)
 //
 // mu guards the bell that those hear who wait for room. Nothing is called with it held.
 type room struct {
@@ -92,6 +93,9 @@ func (m *room) tryTake(n int) bool {
 		}
 	}
 }
+
+// overtake takes room for n pages that there may not be.
+func (m *room) overtake(n int) { m.taken.Add(int64(n)) }
 
 // take takes room for n pages, and makes it if need be.
 func (m *room) take(ctx context.Context, n int) error {

@@ -30,6 +30,20 @@ func (c *Cached) Expect(p dsm.PageIndex) {
 	}
 }
 
+// Given reports whether the page cache may hold any page of [off, off+n), or a notice of one be in flight.
+func (c *Cached) Given(off, n int64) bool {
+	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+n; e++ {
+		first := max(off-int64(e)*dsm.ExtentSize, 0) / dsm.PageSize
+		end := (min(off+n-int64(e)*dsm.ExtentSize, dsm.ExtentSize) + dsm.PageSize - 1) / dsm.PageSize
+		if x := c.extents[e]; x != nil {
+			if set := dsm.Range(int(first), int(end)).And(x.given.Or(x.flying)); !set.Empty() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // holds returns which pages of the set the page cache may hold.
 func (c *Cached) holds(e dsm.ExtentIndex, set dsm.PageSet) dsm.PageSet {
 	if x := c.extents[e]; x != nil {
