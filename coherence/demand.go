@@ -148,17 +148,18 @@ func (a *Area) forgetAllBut(e dsm.ExtentIndex) {
 }
 
 // evict gives up those pages of a set that nothing needs, and returns them. Those that the kernel's page
-// cache holds follow when it has dropped them. hard takes pages too that would better stay.
-func (a *Area) evict(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (gone dsm.PageSet) {
+// cache holds follow when it has dropped them, as most of them do: leaving. hard takes pages too that
+// would better stay.
+func (a *Area) evict(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (gone, leaving dsm.PageSet) {
 	free, _ := a.evictable(e, set, hard)
 	if free.Empty() {
-		return gone
+		return gone, leaving
 	}
 	now := a.mu.cached.Drop(e, free)
-	if now != free {
+	if leaving = free.Minus(now); !leaving.Empty() {
 		a.mu.notify = true
 	}
-	return a.giveUp(e, now)
+	return a.giveUp(e, now), leaving
 }
 
 // evictable splits pages that are here into those that may go, and those with something
@@ -207,12 +208,12 @@ func (a *Area) giveUp(e dsm.ExtentIndex, p dsm.PageSet) (gone dsm.PageSet) {
 
 // dropped gives up pages that the kernel has dropped for that.
 func (a *Area) dropped(e dsm.ExtentIndex, out dsm.PageSet) {
-	if out.Empty() || !a.mu.replica.demand {
+	if !a.mu.replica.demand {
 		return
 	}
+	a.mu.cleaner = true // also if they stay, because somebody used them: others have to go
 	free, _ := a.evictable(e, out, true)
 	a.giveUp(e, free)
-	a.mu.cleaner = true
 }
 
 // lost reports whether any page of [off, off+n) is neither here nor asked for.

@@ -29,7 +29,7 @@ func TestKeepPages(t *testing.T) {
 			defer func() { _ = program.Close() }() // only read
 			n.node.KeepPages()
 			n.area.step(func() {
-				if gone := n.area.evict(0, dsm.AllPages, true); !gone.Empty() {
+				if gone, _ := n.area.evict(0, dsm.AllPages, true); !gone.Empty() {
 					t.Errorf("pages %x were evicted", gone)
 				}
 			})
@@ -44,5 +44,50 @@ func TestKeepPages(t *testing.T) {
 				t.Errorf("the program has %x, %v; want %x", got[:16], err, want[:16])
 			}
 		})
+	}
+}
+
+// TestEvictWaitsForTheKernel: of the pages that the page cache holds no more are told to leave than there is
+// room wanted for, though none has left before the kernel answers; and who waits for room looks
+// again when pages stay, because somebody used them.
+func TestEvictWaitsForTheKernel(t *testing.T) {
+	s := newSim(t, 1, 1, onDemand(dsm.Inode{Size: simSize}))
+	n := s.nodes[0]
+	room := &n.node.room
+	room.budget = leastRoom
+	n.open(false)
+	for p := range dsm.PageIndex(room.limit()) {
+		for n.kernel.fault(p) == nil {
+			s.drain()
+		}
+	}
+	if room.evict(t.Context(), evictBatch/2) {
+		t.Error("pages have left that the page cache holds")
+	}
+	leaving := 0
+	for {
+		k := len(n.kernel.out)
+		n.kernel.takeNotice()
+		if len(n.kernel.out) == k {
+			break
+		}
+		leaving += int(n.kernel.out[k].Len / dsm.PageSize)
+	}
+	if leaving < evictBatch/2 || leaving > evictBatch {
+		t.Errorf("%d pages are told to leave, for %d", leaving, evictBatch/2)
+	}
+	for len(n.kernel.out) > 0 {
+		n.kernel.carryOut()
+	}
+	for p := range dsm.PageIndex(room.limit()) {
+		n.kernel.fault(p)
+	}
+	room.waiters.Add(1)
+	bell := room.hear()
+	n.kernel.finishNotices()
+	select {
+	case <-bell:
+	default:
+		t.Error("who waits for room is not told that pages have not left")
 	}
 }

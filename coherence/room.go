@@ -203,8 +203,8 @@ func (m *room) forget(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
 	}
 }
 
-// evict evicts pages until there is room for n more, and reports whether any went. What
-// has to be published first is published, in the background.
+// evict evicts pages until there is room for n more, or will be when the kernel has dropped what
+// it was told to, and reports whether any went. What has to be published first is published, in the background.
 func (m *room) evict(ctx context.Context, n int) bool {
 	policy := m.policy.Load()
 	if policy == nil {
@@ -216,16 +216,17 @@ func (m *room) evict(ctx context.Context, n int) bool {
 		return false
 	}
 	defer func() { <-m.gate }()
-	went := false
+	went, leaving := false, 0
 	for _, hard := range []bool{false, true} {
-		for looked := int64(0); looked <= m.taken.Load() && !m.free(n); {
+		for looked := int64(0); looked <= m.taken.Load() && !m.free(n-leaving); {
 			victims := policy.Victims(max(n, evictBatch))
 			if len(victims) == 0 {
 				break
 			}
 			for _, v := range victims {
 				looked += int64(v.Pages.Len())
-				went = m.evictFrom(v, hard) || went
+				gone, left := m.evictFrom(v, hard)
+				went, leaving = went || gone, leaving+left
 			}
 		}
 		if went {
@@ -235,11 +236,12 @@ func (m *room) evict(ctx context.Context, n int) bool {
 	return went
 }
 
-// evictFrom evicts what can be of the victim, and gives the rest back to the policy.
-func (m *room) evictFrom(v pages.Victim, hard bool) (went bool) {
+// evictFrom evicts what can be of the victim, and gives the rest back to the policy; leaving is how
+// many pages the kernel is told to drop.
+func (m *room) evictFrom(v pages.Victim, hard bool) (went bool, leaving int) {
 	a := m.node.known(v.Area)
 	if a == nil {
-		return false
+		return false, 0
 	}
 	a.step(func() {
 		free, dirty := a.evictable(v.Extent, v.Pages, hard)
@@ -247,13 +249,13 @@ func (m *room) evictFrom(v pages.Victim, hard bool) (went bool) {
 			a.mu.replica.extents[v.Extent].wanted = true
 			a.startPublications()
 		}
-		gone := a.evict(v.Extent, free, hard)
-		went = !gone.Empty()
+		gone, left := a.evict(v.Extent, free, hard)
+		went, leaving = !gone.Empty(), left.Len()
 		if a.mu.replica.demand && int(v.Extent) < len(a.mu.replica.extents) {
 			m.used(v.Area, v.Extent, a.here(v.Extent, v.Pages))
 		}
 	})
-	return went
+	return went, leaving
 }
 
 // keepFree evicts, in the background, what was taken of the last part of the room, so that the
