@@ -51,8 +51,8 @@ func TestJudge(t *testing.T) {
 	}{
 		{"data", testCluster, func(*hello) {}, 0, ""},
 		{"a range of versions", testCluster, func(h *hello) { h.min, h.max = 0, 9 }, 0, ""},
-		{"newer only", testCluster, func(h *hello) { h.min, h.max = 2, 9 }, errs.Unsupported, "version 1"},
-		{"older only", testCluster, func(h *hello) { h.min, h.max = 0, 0 }, errs.Unsupported, "version 1"},
+		{"newer only", testCluster, func(h *hello) { h.min, h.max = wire.Version+1, 9 }, errs.Unsupported, "protocol version"},
+		{"older only", testCluster, func(h *hello) { h.min, h.max = 0, 0 }, errs.Unsupported, "protocol version"},
 		{"no lane", testCluster, func(h *hello) { h.lane = 0 }, errs.Unsupported, "lane"},
 		{"unknown lane", testCluster, func(h *hello) { h.lane = 5 }, errs.Unsupported, "lane"},
 		{"no sender", testCluster, func(h *hello) { h.from = 0 }, errs.Invalid, "sender"},
@@ -86,7 +86,7 @@ func TestJudge(t *testing.T) {
 // Whoever says the magic and is refused hears why.
 func TestRefusalSaysWhy(t *testing.T) {
 	n := newNode(t, 1, nil)
-	_, err := dialHello(t, n, hello{min: 1, max: 1, lane: laneData, cluster: 5, from: 2, to: 1})
+	_, err := dialHello(t, n, hello{min: wire.Version, max: wire.Version, lane: laneData, cluster: 5, from: 2, to: 1})
 	if !errs.Is(err, errs.Access) || !strings.Contains(err.Error(), "this is cluster 00000000000000c1, not 0000000000000005") {
 		t.Fatalf("refused with %v", err)
 	}
@@ -151,7 +151,7 @@ func isReset(err error) bool {
 // Garbage behind a good hello ends that session and counts as a bad frame.
 func TestGarbageAfterHello(t *testing.T) {
 	n := newNode(t, 1, nil)
-	c, err := dialHello(t, n, hello{min: 1, max: 1, lane: laneData, cluster: testCluster, from: 2, to: 1})
+	c, err := dialHello(t, n, hello{min: wire.Version, max: wire.Version, lane: laneData, cluster: testCluster, from: 2, to: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func TestGarbageAfterHello(t *testing.T) {
 // Neither half of the handshake panics on any bytes.
 func FuzzHello(f *testing.F) {
 	f.Add([]byte("GET / HTTP/1.1\r\n"))
-	f.Add(hello{min: 1, max: 1, lane: laneData, cluster: 1, from: 2, to: 1}.bytes())
+	f.Add(hello{min: wire.Version, max: wire.Version, lane: laneData, cluster: 1, from: 2, to: 1}.bytes())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if h, err := readHello(strings.NewReader(string(b))); err == nil {
 			_ = h.judge(1, testCluster)

@@ -193,7 +193,7 @@ func TestResetBeforeFrames(t *testing.T) {
 	})
 	// Two sessions by hand, so that the second replaces the first.
 	for i := range 2 {
-		c, _ := dialHello(t, b, hello{min: 1, max: 1, lane: laneData, cluster: testCluster, from: 1, to: 2})
+		c, _ := dialHello(t, b, hello{min: wire.Version, max: wire.Version, lane: laneData, cluster: testCluster, from: 1, to: 2})
 		m, err := wire.Append(nil, &wire.PushAck{}, 0, false, 0)
 		if err != nil {
 			t.Fatal(err)
