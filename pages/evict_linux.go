@@ -135,7 +135,7 @@ func (a *Area) evictShared(k Kernel, e dsm.ExtentIndex, set dsm.PageSet) (stored
 // takeBack reads the pages in taken from the pipe, and puts those of holes back that differ from
 // their base. It returns them.
 func (a *Area) takeBack(k Kernel, v *evictor, e dsm.ExtentIndex, taken, holes dsm.PageSet) (differ dsm.PageSet) {
-	base := a.base.present(e) // a load would make a hole a page
+	base := a.base.present(e, taken) // a load would make a hole a page
 	for from, to := range taken.Runs() {
 		for from < to {
 			n := min(to-from, len(v.buf)/dsm.PageSize)
@@ -163,13 +163,12 @@ func (a *Area) takeBack(k Kernel, v *evictor, e dsm.ExtentIndex, taken, holes ds
 	return differ
 }
 
-// present returns the pages of extent e that take memory, or all if that cannot be found out.
-func (c *copyFile) present(e dsm.ExtentIndex) (set dsm.PageSet) {
-	if err := c.data(int64(e)*dsm.ExtentSize, dsm.ExtentSize, func(off, n int64) {
-		_, i := dsm.PageIndex(off / dsm.PageSize).Extent()
-		set = set.Or(dsm.Range(i, i+int(n/dsm.PageSize)))
-	}); err != nil {
-		return dsm.AllPages
+// present returns those pages of extent e in of that take memory.
+func (c *copyFile) present(e dsm.ExtentIndex, of dsm.PageSet) (set dsm.PageSet) {
+	for i := range of.All() {
+		if c.takes(pageOfExtent(e, i)) {
+			set.Add(i)
+		}
 	}
 	return set
 }
