@@ -147,6 +147,52 @@ func BenchmarkMerge(b *testing.B) {
 	}
 }
 
+var maskCases = []struct {
+	name string
+	word func(rng *rand.Rand) uint64
+}{
+	{"second", func(*rand.Rand) uint64 { return 0x5555555555555555 }},
+	{"eighth", func(*rand.Rand) uint64 { return 0x0101010101010101 }},
+	{"half", func(rng *rand.Rand) uint64 { return rng.Uint64() }},
+	{"dense", func(rng *rand.Rand) uint64 { return ^uint64(1 << rng.IntN(64)) }},
+}
+
+// benchMasks measures move for masks of each kind, as many as it takes for the
+// processor not to know them by heart.
+func benchMasks(b *testing.B, move func(m *mask, page, data []byte)) {
+	page, data := make([]byte, dsm.PageSize), make([]byte, dsm.PageSize)
+	for _, c := range maskCases {
+		b.Run(c.name, func(b *testing.B) {
+			rng := rand.New(rand.NewPCG(1, 2))
+			var ms [benchSet]mask
+			for i := range ms {
+				for j := range ms[i] {
+					ms[i][j] = c.word(rng)
+				}
+			}
+			for i := 0; b.Loop(); i++ {
+				move(&ms[i%benchSet], page, data)
+			}
+			perPage(b)
+		})
+	}
+}
+
+func BenchmarkGather(b *testing.B) {
+	benchMasks(b, func(m *mask, page, _ []byte) { gatherBytes(m, page) })
+}
+
+func BenchmarkScatter(b *testing.B) { benchMasks(b, scatterBytes) }
+
+// BenchmarkGatherOctets and BenchmarkScatterOctets are what other processors do.
+func BenchmarkGatherOctets(b *testing.B) {
+	benchMasks(b, func(m *mask, page, _ []byte) { gatherOctets(m, page) })
+}
+
+func BenchmarkScatterOctets(b *testing.B) {
+	benchMasks(b, func(m *mask, page, data []byte) { scatterOctets(m[:], page, data) })
+}
+
 // BenchmarkLedger is a page that is updated, stored into the page cache, and so on.
 func BenchmarkLedger(b *testing.B) {
 	for _, writers := range []bool{false, true} {

@@ -138,7 +138,7 @@ func (d *Delta) appendLast(s section, base, working []byte) (changed bool) {
 		case d.Index[from] == tagRuns:
 			gatherRuns(d.Index[from:], s.unit, snap)
 		default:
-			gatherUnits(&m, s.unit, snap, snap)
+			gatherUnits(&m, s.unit, snap)
 		}
 	} else {
 		d.Index = append(d.Index, tagNone)

@@ -44,18 +44,18 @@ func mergeWords[T word](base, working, incoming []byte) {
 	}
 }
 
-// gatherUnits copies the units of m, one after the other, from page to out. out may
-// be the start of page: no unit is written before it was read, since none moves up.
-func gatherUnits(m *mask, unit int, page, out []byte) {
+// gatherUnits moves the units of m together at the start of page; what follows them
+// is undefined. No unit is written before it was read, since none moves up.
+func gatherUnits(m *mask, unit int, page []byte) {
 	switch unit {
 	case 1:
-		gatherBytes(m, page, out)
+		gatherBytes(m, page)
 	case 2:
-		gather(m, view[uint16](page), view[uint16](out))
+		gather(m, view[uint16](page))
 	case 4:
-		gather(m, view[uint32](page), view[uint32](out))
+		gather(m, view[uint32](page))
 	case 8:
-		gather(m, view[uint64](page), view[uint64](out))
+		gather(m, view[uint64](page))
 	}
 }
 
@@ -100,7 +100,7 @@ func scatterRuns(index []byte, unit int, page, data []byte) (used, size int) {
 	return used, size
 }
 
-func gather[T word](m *mask, page, out []T) {
+func gather[T word](m *mask, page []T) {
 	n := 0
 	for i, w := range m {
 		if w == 0 {
@@ -111,13 +111,13 @@ func gather[T word](m *mask, page, out []T) {
 			for w != 0 {
 				s := bits.TrailingZeros64(w)
 				c := bits.TrailingZeros64(^(w >> s))
-				n += copy(out[n:], from[s:s+c])
+				n += copy(page[n:], from[s:s+c])
 				w &^= span(s, s+c)
 			}
 			continue
 		}
 		for ; w != 0; w &= w - 1 {
-			out[n] = from[bits.TrailingZeros64(w)]
+			page[n] = from[bits.TrailingZeros64(w)]
 			n++
 		}
 	}
@@ -142,67 +142,6 @@ func scatter[T word](m *mask, page, data []T) {
 		for ; w != 0; w &= w - 1 {
 			to[bits.TrailingZeros64(w)] = data[n]
 			n++
-		}
-	}
-}
-
-// gatherBytes is gather for bytes, whose runs are short: eight at a time, either
-// as a word or, with no branch, one by one.
-func gatherBytes(m *mask, page, out []byte) {
-	n := 0
-	for i, w := range m {
-		if w == ^uint64(0) {
-			n += copy(out[n:], page[i*64:i*64+64])
-			continue
-		}
-		for at := i * 64; w != 0; at, w = at+8, w>>8 {
-			switch set := uint8(w); {
-			case set == 0:
-			case n+8 > len(out):
-				for ; set != 0; set &= set - 1 {
-					out[n] = page[at+bits.TrailingZeros8(set)]
-					n++
-				}
-			case set == 0xff:
-				copy(out[n:n+8], page[at:at+8])
-				n += 8
-			default:
-				from, o := (*[8]byte)(page[at:]), (*[8]byte)(out[n:])
-				k := 0
-				o[k&7], k = from[0], k+int(set&1)
-				o[k&7], k = from[1], k+int(set>>1&1)
-				o[k&7], k = from[2], k+int(set>>2&1)
-				o[k&7], k = from[3], k+int(set>>3&1)
-				o[k&7], k = from[4], k+int(set>>4&1)
-				o[k&7], k = from[5], k+int(set>>5&1)
-				o[k&7], k = from[6], k+int(set>>6&1)
-				o[k&7], k = from[7], k+int(set>>7)
-				n += k
-			}
-		}
-	}
-}
-
-// scatterBytes is the inverse of gatherBytes.
-func scatterBytes(m *mask, page, data []byte) {
-	n := 0
-	for i, w := range m {
-		if w == ^uint64(0) {
-			n += copy(page[i*64:i*64+64], data[n:])
-			continue
-		}
-		for at := i * 64; w != 0; at, w = at+8, w>>8 {
-			switch set := uint8(w); {
-			case set == 0:
-			case set == 0xff:
-				copy(page[at:at+8], data[n:n+8])
-				n += 8
-			default:
-				for ; set != 0; set &= set - 1 {
-					page[at+bits.TrailingZeros8(set)] = data[n]
-					n++
-				}
-			}
 		}
 	}
 }
