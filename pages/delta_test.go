@@ -73,6 +73,7 @@ func TestValidateRefuses(t *testing.T) {
 	full := make([]byte, dsm.PageSize)
 	bytewise := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
 	f32 := mustKernel(t, dsm.MergeSum, dsm.DTypeF32, 64)
+	short := mustKernel(t, dsm.MergeLast, dsm.DTypeF32, 4) // a header of less than a byte of mask
 	maskOf := func(n int, set ...int) []byte {
 		m := make([]byte, 1+n)
 		m[0] = tagMask
@@ -113,6 +114,10 @@ func TestValidateRefuses(t *testing.T) {
 		{"run in the header", f32, Delta{Pages: one, Index: append([]byte{tagNone}, run(1, 15, 1)...), Data: full[:4]}, false},
 		{"header run in the elements", f32, Delta{Pages: one, Index: append(run(1, 64, 1), tagNone), Data: full[:1]}, false},
 		{"mask cut", bytewise, Delta{Pages: one, Index: maskOf(511, 0), Data: full[:1]}, false},
+		{"mask of the last of a short header", short, Delta{Pages: one, Index: append(maskOf(1, 3), tagNone), Data: full[:1]}, true},
+		{"mask past a short header", short, Delta{Pages: one, Index: append(maskOf(1, 3, 4), tagNone), Data: full[:2]}, false},
+		{"mask after a short header", short, Delta{Pages: one, Index: append([]byte{tagNone}, maskOf(128, 1)...), Data: full[:4]}, true},
+		{"mask before the elements", short, Delta{Pages: one, Index: append([]byte{tagNone}, maskOf(128, 0, 1)...), Data: full[:8]}, false},
 		{"empty mask", bytewise, Delta{Pages: one, Index: maskOf(512)}, false},
 	} {
 		err := c.d.Validate(c.k)

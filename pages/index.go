@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/bits"
 )
 
 // The index of a delta says for each section of each page (a page has one, or
@@ -79,10 +78,7 @@ func (m *mask) decode(index []byte, s section) (used, count int) {
 	case tagMask:
 		from, to := s.maskBytes()
 		copy(m.bytes()[from:to], index[1:])
-		for _, w := range m {
-			count += bits.OnesCount64(w)
-		}
-		return 1 + to - from, count
+		return 1 + to - from, m.len()
 	}
 	return 1, 0
 }
@@ -125,14 +121,13 @@ func checkIndex(index []byte, s section) (used, count int, err error) {
 		if len(index) < used {
 			return 0, 0, errShort
 		}
-		var m, in mask
+		var m mask
 		copy(m.bytes()[from:to], index[1:])
-		in = m
-		in.keep(u0, u1)
-		if in != m || in == (mask{}) {
+		count = m.len()
+		below, above := m[u0/64]&(1<<(u0%64)-1), m[(u1-1)/64]>>((u1-1)%64)>>1
+		if count == 0 || below|above != 0 { // others fit only in its first and last byte
 			return 0, 0, errMasked
 		}
-		count, _ = m.count()
 		return used, count, nil
 	}
 	return 0, 0, fmt.Errorf("unknown index tag %d", index[0])

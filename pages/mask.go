@@ -162,6 +162,14 @@ func (m *mask) set(from, to int) {
 // span returns the bits [lo, hi), lo < hi <= 64.
 func span(lo, hi int) uint64 { return ^uint64(0) >> (64 - hi + lo) << lo }
 
+// len returns the number of units in m.
+func (m *mask) len() (units int) {
+	for _, w := range m {
+		units += bits.OnesCount64(w)
+	}
+	return units
+}
+
 // count returns the number of units in m and of runs of adjacent ones.
 func (m *mask) count() (units, runs int) {
 	var carry uint64
