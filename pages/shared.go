@@ -157,12 +157,17 @@ func Snapshot(dst, working []byte) {
 }
 
 // AppendShared is AppendDelta of a page that other processes store to. working is
-// as in Snapshot, and snap is a page of the caller's. If anything changed, snap has
-// exactly the bytes that were diffed: what the delta accounts for, where it is inexact.
+// as in Snapshot, and snap is a page of the caller's. If the result is inexact, snap has
+// exactly the bytes that were diffed: what the delta accounts for.
 //
 // AppendDelta reads each word only once as well, but where it is inexact its caller
-// needs those bytes, and reading them again would account for stores that were not diffed.
+// needs those bytes, and reading them again would account for stores that were not
+// diffed. The rule last never is, so a whole page needs no snapshot there.
 func (k Kernel) AppendShared(d *Delta, p dsm.PageIndex, base, working, snap []byte) (changed, inexact bool) {
+	if !k.sum && len(working) == dsm.PageSize {
+		checkAligned(working)
+		return k.AppendDelta(d, p, base, working)
+	}
 	if string(base[:len(working)]) == string(working) {
 		return false, false
 	}

@@ -246,12 +246,20 @@ func (r attachedRole) mergeAdds(t *testing.T, rng *rand.Rand, a *Area, seed uint
 	t.Logf("%d merges, %d publications", merges, published)
 }
 
-// mergeStores brings changes into the even elements, and checks them; the program checks its own.
+// mergeStores brings changes into the even elements, and checks them; the program checks
+// its own. With the rule last, it also publishes all of them, to a page that must end as
+// the working copy.
 func (r attachedRole) mergeStores(t *testing.T, rng *rand.Rand, a *Area, ended *atomic.Bool) {
 	k := mustKernel(t, r.rule, r.dt, r.head)
 	working := a.Working(0)
 	base := make([]byte, dsm.PageSize)
 	incoming := make([]byte, dsm.PageSize)
+	published, snap := make([]byte, dsm.PageSize), make([]byte, dsm.PageSize)
+	publish := func() {
+		var d Delta
+		k.AppendShared(&d, 0, published, working, snap)
+		k.Overlay(&d, 0, published)
+	}
 	steps := 0
 	for ; !ended.Load() || steps < 100; steps++ {
 		for range 50 {
@@ -273,6 +281,19 @@ func (r attachedRole) mergeStores(t *testing.T, rng *rand.Rand, a *Area, ended *
 			}
 		}
 		copy(base, incoming)
+		if k.sum {
+			continue
+		}
+		publish()
+		for e := 0; e < dsm.PageSize/r.bytes; e += 2 {
+			if got, want := r.load(published, e), r.load(incoming, e); got != want {
+				t.Fatalf("step %d: element %d was published as %#x, want %#x", steps, e, got, want)
+			}
+		}
+	}
+	if !k.sum {
+		publish()
+		wantPage(t, "published", published, working)
 	}
 	t.Logf("%d merges", steps)
 }

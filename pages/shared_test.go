@@ -111,7 +111,12 @@ func TestSnapshotEndsWithArea(t *testing.T) {
 		if changed, _ := k.AppendShared(&d, 0, make([]byte, dsm.PageSize), page[:n], snap); changed != (n > 0) || len(d.Data) != n {
 			t.Errorf("page of %d bytes: changed %v, %d bytes of data", n, changed, len(d.Data))
 		} else if changed {
-			wantPage(t, "what was diffed", snap, want)
+			got := make([]byte, dsm.PageSize)
+			k.Overlay(&d, 0, got)
+			wantPage(t, "what was diffed", got, want)
+			if n < dsm.PageSize {
+				wantPage(t, "what it was diffed from", snap, want)
+			}
 		}
 	}
 }
