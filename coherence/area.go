@@ -280,6 +280,20 @@ func (a *Area) inodeChanged(now dsm.Inode) {
 	if now.Rev < old.Rev {
 		return
 	}
+	if now.Spec.Residency != old.Spec.Residency {
+		// It was empty when that changed, which a snapshot of the catalog skips.
+		empty := now
+		empty.Size = 0
+		if old.Size > 0 {
+			empty.Spec.Residency = old.Spec.Residency
+			a.inodeChanged(empty)
+			old, empty.Spec.Residency = empty, now.Spec.Residency
+		}
+		if now.Size > 0 {
+			a.inodeChanged(empty)
+			old = empty
+		}
+	}
 	a.mu.ino = now
 	if now.Size < old.Size {
 		a.mu.cut.add(now.Size, now.Gen)

@@ -91,3 +91,33 @@ func TestEvictWaitsForTheKernel(t *testing.T) {
 		t.Error("who waits for room is not told that pages have not left")
 	}
 }
+
+// TestResidencyBySnapshot: a node that gets the catalog as a snapshot sees an area change its kind and
+// its size at once, there and back.
+func TestResidencyBySnapshot(t *testing.T) {
+	for _, c := range []struct{ from, to int64 }{{0, simSize}, {dsm.ExtentSize, simSize}, {dsm.ExtentSize, 0}} {
+		s := newSim(t, 1, 1, dsm.Inode{Size: c.from})
+		n := s.nodes[0]
+		n.open(true)
+		for _, kind := range []dsm.Residency{dsm.ResidencyDemand, dsm.ResidencyFull} {
+			if c.from > 0 {
+				s.resize(c.from)
+				s.catchUp()
+				put(t, n, 5)
+				publish(n)
+				s.settle()
+			}
+			s.changeRules(func(ino *dsm.Inode) { ino.Spec.Residency, ino.Size = kind, c.to })
+			s.catchUp()
+			if is := n.area.Demand(); is != (kind == dsm.ResidencyDemand) {
+				t.Errorf("from %d to %d bytes, %v: on demand is %v", c.from, c.to, kind, is)
+			}
+			if c.to > 0 {
+				for !n.here(0) {
+					s.drain()
+				}
+				want(t, n, 0)
+			}
+		}
+	}
+}
