@@ -46,14 +46,15 @@ func (a *Area) Attach(ctx context.Context, write bool) (*os.File, error) {
 	}
 	var f *os.File
 	var err error
-	a.step(func() { f, err = a.mu.mem.OpenWorking(write || a.mu.replica.demand) })
+	a.step(func() {
+		if f, err = a.mu.mem.OpenWorking(write || a.mu.replica.demand); err == nil {
+			a.mu.replica.mapped++ // from here on the residency stays what it is
+		}
+	})
 	if f == nil && err == nil {
 		err = &errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist}
 	}
-	switch {
-	case err == nil:
-		a.step(func() { a.mu.replica.mapped++ })
-	case write:
+	if err != nil && write {
 		a.step(func() { a.countAttached(-1) })
 	}
 	return f, err

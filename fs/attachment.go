@@ -61,14 +61,7 @@ func (a *attachConn) attach(ctx context.Context, q *attachRequest) (attachReply,
 	if err != nil {
 		return attachReply{}, err
 	}
-	demand := oa.current().Demand()
-	if demand && !a.cred.may(i, mayWrite) {
-		err = errOnDemand(q.payload)
-	}
-	var f *os.File
-	if err == nil {
-		f, err = oa.current().Attach(ctx, write)
-	}
+	f, err := oa.current().Attach(ctx, write)
 	if err != nil {
 		a.b.opens.detach(oa, write)
 		return attachReply{}, err
@@ -76,7 +69,12 @@ func (a *attachConn) attach(ctx context.Context, q *attachRequest) (attachReply,
 	x := &attachment{conn: a, area: oa, path: q.payload, write: write}
 	x.mu.Init("fs.attachment")
 	x.dev, x.ino, err = identity(f)
-	if err == nil && demand {
+	demand := oa.current().Demand() // which may have changed until Attach, and not since
+	switch {
+	case err != nil || !demand:
+	case !a.cred.may(i, mayWrite):
+		err = errOnDemand(q.payload)
+	default:
 		x.memory, err = duplicate(f)
 	}
 	if err != nil {
