@@ -121,3 +121,21 @@ func TestResidencyBySnapshot(t *testing.T) {
 		}
 	}
 }
+
+// TestStoreToAPageThatFailed: a store that waits for a page is not forgotten when the page has come and could
+// not be put in place: a publish asks for it again.
+func TestStoreToAPageThatFailed(t *testing.T) {
+	s := newSim(t, 1, 1, onDemand(dsm.Inode{Size: dsm.ExtentSize}))
+	n := s.nodes[0]
+	n.open(true)
+	n.area.note(func() {
+		n.area.store([]byte{5}, 0)
+		x := n.area.mu.replica.extents[0]
+		x.asked = n.area.answered(x, x.asked, dsm.PageSet{})
+		n.area.mu.out = nil // the Fetch has been answered
+	})
+	var goal publishGoal
+	n.area.step(func() { goal = n.area.requestPublish() })
+	s.until("publish", func() bool { return n.area.reached(goal) })
+	want(t, n, 5)
+}

@@ -235,18 +235,24 @@ func (a *Area) requestPublish() publishGoal {
 	r := &a.mu.replica
 	var goal publishGoal
 	for e, x := range r.extents {
+		e := dsm.ExtentIndex(e)
 		switch {
 		case !x.dirty.Empty() || len(x.stash) > 0:
 			x.wanted = true
+			var stored dsm.PageSet
+			for i := range x.stash {
+				stored.Add(i)
+			}
+			a.ask(e, x, stored) // again, if they came and could not be put in place
 		case x.pub == nil:
 			continue
 		}
 		if goal == nil {
 			goal = make(publishGoal)
 		}
-		goal[dsm.ExtentIndex(e)] = x.started
+		goal[e] = x.started
 		if x.wanted {
-			goal[dsm.ExtentIndex(e)]++
+			goal[e]++
 		}
 	}
 	if goal != nil {
