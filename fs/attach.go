@@ -83,7 +83,7 @@ func (s *attachServer) accept() {
 		if err != nil { // no descriptors left: others may end
 			s.b.log.Warn("attach: accept", "err", err)
 			select {
-			case <-s.b.closing:
+			case <-s.b.life.Done():
 				return
 			case <-time.After(100 * time.Millisecond):
 			}

@@ -32,9 +32,8 @@ type bridge struct {
 
 	passthrough passthrough
 
-	closing    chan struct{}   // closed when the filesystem is going away
-	life       context.Context // ends then
-	die        context.CancelFunc
+	life       context.Context // ends when the filesystem is going away
+	end        context.CancelFunc
 	background tasks
 	// releases are the handles that the kernel has closed and that are still to be
 	// closed behind it. A file removed a moment ago gives its memory back only then,
@@ -48,8 +47,8 @@ type counts struct {
 }
 
 func newBridge(cfg Config) *bridge {
-	b := &bridge{RawFileSystem: fuse.NewDefaultRawFileSystem(), cfg: cfg, log: cfg.Log, closing: make(chan struct{})}
-	b.life, b.die = context.WithCancel(context.Background())
+	b := &bridge{RawFileSystem: fuse.NewDefaultRawFileSystem(), cfg: cfg, log: cfg.Log}
+	b.life, b.end = context.WithCancel(context.Background())
 	b.stale.init(staleWindow)
 	b.lookups.init()
 	b.failed.init(failedWindow)
@@ -62,12 +61,6 @@ func newBridge(cfg Config) *bridge {
 	b.guard = newGuard(cfg.GuardArgv, b.log)
 	b.intervals = intervals{b}
 	return b
-}
-
-// end ends what waits, once, when the filesystem is going away.
-func (b *bridge) end() {
-	close(b.closing)
-	b.die()
 }
 
 // lasting returns a context for what is done behind a program's back.

@@ -145,7 +145,7 @@ func (h *harvester) ended(c *child) {
 // one was started at a time that may be just now.
 func (h *harvester) restart(last time.Time) {
 	select {
-	case <-h.b.closing:
+	case <-h.b.life.Done():
 		return
 	case <-time.After(time.Until(last.Add(childRestartPause))):
 	}

@@ -9,7 +9,6 @@ import (
 	"os"
 	"runtime/debug"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -24,7 +23,6 @@ type FS struct {
 	attach *attachServer // nil if there is none
 	device string        // major:minor of the mount
 	served chan struct{}
-	end    sync.Once
 }
 
 // Mount mounts the filesystem and returns when programs can use it.
@@ -214,7 +212,7 @@ func (f *FS) Unmount(ctx context.Context, force bool) error {
 		return err
 	}
 	if at, ok := ctx.Deadline(); ok { // the rest must not take all the time that is left
-		defer time.AfterFunc(time.Until(at)/2, func() { f.end.Do(f.b.end) }).Stop()
+		defer time.AfterFunc(time.Until(at)/2, f.b.end).Stop()
 	}
 	if f.attach != nil {
 		f.b.cfg.Areas.KeepPages()
@@ -222,7 +220,7 @@ func (f *FS) Unmount(ctx context.Context, force bool) error {
 	}
 	f.b.opens.endDirect()
 	f.b.releases.close() // publishes what programs have just closed
-	f.end.Do(f.b.end)
+	f.b.end()
 	f.b.harvest.stop()
 	f.b.background.close()
 	f.b.guard.stop()
@@ -249,7 +247,7 @@ func (f *FS) detach(force bool) error {
 			return &errs.Error{Op: "umount", Path: path, Kind: errs.Busy, Err: errBusy}
 		case late:
 			f.b.log.Warn("unmount by force: programs that use the mount will fail", "path", path)
-			f.end.Do(f.b.end) // requests that wait end now
+			f.b.end() // requests that wait end now
 			if err := f.unmountOwn(true); err != nil {
 				return &errs.Error{Op: "umount", Path: path, Err: err}
 			}

@@ -336,7 +336,7 @@ func (o *opens) unhold(a *openArea) {
 	o.b.log.Warn("cannot give up the hold of a closed file; trying again", "area", a.id, "err", err)
 	o.b.background.run(func() {
 		select {
-		case <-o.b.closing:
+		case <-o.b.life.Done():
 			return
 		case <-time.After(o.b.cfg.FaultTimeout):
 		}

@@ -46,7 +46,7 @@ var _ context.Context = (*request)(nil)
 const recheck = 50 * time.Millisecond
 
 func (b *bridge) begin(cancel <-chan struct{}, h *fuse.InHeader) *request {
-	r := &request{deadline: time.Now().Add(b.cfg.FaultTimeout), cancel: cancel, closing: b.closing, tid: h.Pid}
+	r := &request{deadline: time.Now().Add(b.cfg.FaultTimeout), cancel: cancel, closing: b.life.Done(), tid: h.Pid}
 	r.mu.Init("fs.request")
 	return r
 }

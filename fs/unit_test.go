@@ -116,7 +116,7 @@ func TestRequestEnds(t *testing.T) {
 		r.end()
 		r = b.begin(cancel, headerOf(0))
 		done := r.Done()
-		close(b.closing)
+		b.end()
 		<-done
 		r.end()
 
