@@ -22,7 +22,8 @@ type attachment struct {
 	write bool
 	// dev and ino are those of the memfd.
 	dev, ino uint64
-	// memory, of an area on demand, is a descriptor of the memfd, and serving are its mappings.
+	// memory, of an area on demand only, is a descriptor of the memfd, and serving counts what
+	// keeps the area open: mappings, the faults on them, and TRACKs under way.
 	memory  *os.File
 	serving sync.WaitGroup
 
@@ -178,9 +179,16 @@ func (x *attachment) track(q *attachRequest) (attachReply, error) {
 		return attachReply{}, errs.E(errs.Invalid, "track", "length %d at offset %d is more than %d bytes past the end of the area", n, off, trackAhead)
 	}
 	x.mu.Lock()
-	many := len(x.mu.ranges) >= maxRanges
+	ended, many := x.mu.ended, len(x.mu.ranges) >= maxRanges
+	if !ended && !many {
+		x.serving.Add(1) // end waits: the first faults may come before the reply
+		defer x.serving.Done()
+	}
 	x.mu.Unlock()
-	if many {
+	switch {
+	case ended:
+		return attachReply{}, &errs.Error{Op: "track", Err: unix.ENOTCONN}
+	case many:
 		return attachReply{}, errs.E(errs.NoSpace, "track", "more than %d mappings of one attachment", maxRanges)
 	}
 	file := q.file
@@ -205,8 +213,7 @@ func (x *attachment) track(q *attachRequest) (attachReply, error) {
 	}
 	r.stop = end
 	x.mu.Lock()
-	ended := x.mu.ended
-	if !ended {
+	if ended = x.mu.ended; !ended {
 		x.mu.ranges = append(x.mu.ranges, r)
 		if x.memory != nil {
 			r.stop = sync.OnceFunc(stop)
