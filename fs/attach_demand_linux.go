@@ -43,7 +43,7 @@ func (x *attachment) onDemand(c uffd.Config) (*uffdSource, uffd.Mode, error) {
 	case err != nil:
 		return nil, 0, err
 	}
-	x.conn.b.guard.Add(r)
+	_ = x.conn.b.guard.Add(r) // it has said why not; the program is served all the same
 	return &uffdSource{Range: r, log: x.conn.b.log.With("path", x.path, "pid", x.conn.cred.pid)}, c.Mode, nil
 }
 
@@ -81,6 +81,7 @@ func (x *attachment) serve(r *uffd.Range, m *mappedRange) {
 	}
 }
 
+// close ends the tracking of a mapping, and its guarding.
 func (x *attachment) close(r *uffd.Range) {
 	if err := r.Close(); err != nil {
 		x.conn.b.log.Warn("end of tracking", "path", x.path, "pid", x.conn.cred.pid, "err", err)
@@ -90,8 +91,8 @@ func (x *attachment) close(r *uffd.Range) {
 	}
 }
 
-// errOnDemand refuses a program that may only read a file on demand: the kernel finds missing
-// pages only in mappings that could be written to.
+// errOnDemand refuses a program that may only read a file on demand: the kernel tells of missing
+// pages only in mappings that could be made writable.
 func errOnDemand(path string) error {
 	return errs.E(errs.Unsupported, "attach", "%s has residency demand: only programs that may write it attach it, others map it through the mount", path)
 }

@@ -57,7 +57,7 @@ const (
 	compareShare = 10
 )
 
-// errRefused says that the kernel does not take a memfd.
+// errRefused says that the kernel has refused the memfd: the area goes through the page cache.
 var errRefused = errors.New("no passthrough")
 
 // choose decides at the first open of the mount how it has the area open. alone
@@ -125,7 +125,7 @@ func (o *opens) startWriting(ctx context.Context, a *openArea) error {
 		o.closeLocked(a, true, false)
 		return err
 	}
-	_ = f.Close() // the kernel opens it for the program by the other one
+	_ = f.Close() // d.file is what the kernel opens the memfd by, also for writing
 	d.stop = a.current().Track(nil, 0, dsm.MaxAreaSize)
 	if d.writing.Add(1) == 1 {
 		o.b.passthrough.writing.Add(1)

@@ -30,10 +30,10 @@ type guardProcess struct {
 	*uffd.Guard
 	argv []string
 	log  *slog.Logger
-	// exited is that of the last process, nil if there was none. Only the goroutine of the Guard
-	// sets it, so it can be read after Close.
-	exited chan struct{}
+	// child is the last process, nil if there was none, and exited is closed when it has ended.
+	// Only the goroutine of the Guard sets them, so they can be read after Close.
 	child  *exec.Cmd
+	exited chan struct{}
 }
 
 func newGuard(argv []string, log *slog.Logger) *guardProcess {
@@ -42,7 +42,7 @@ func newGuard(argv []string, log *slog.Logger) *guardProcess {
 	return g
 }
 
-// start implements uffd.GuardStart.
+// start is the uffd.GuardStart of the guard.
 func (g *guardProcess) start() (_ *os.File, kill func(), err error) {
 	defer func() {
 		if err != nil {
@@ -75,7 +75,7 @@ func (g *guardProcess) start() (_ *os.File, kill func(), err error) {
 		close(exited)
 	}()
 	return ours, func() {
-		g.log.Warn("the guard does not answer; killing it", "pid", cmd.Process.Pid)
+		g.log.Warn("the guard has ended, or does not read; it is killed if it still runs", "pid", cmd.Process.Pid)
 		_ = cmd.Process.Kill() // it may have ended
 	}, nil
 }
@@ -83,7 +83,7 @@ func (g *guardProcess) start() (_ *os.File, kill func(), err error) {
 // stop ends the process and waits for it. What it guarded is closed before.
 func (g *guardProcess) stop() {
 	g.Close()
-	if g.exited == nil {
+	if g.child == nil {
 		return
 	}
 	select {
