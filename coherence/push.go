@@ -12,7 +12,7 @@ const pushWindow = 4 << 20
 
 // subscriber is what a home knows of one node that wants an area's updates: the
 // *set* of pages that it lacks, not a queue of updates. However slow it is, it
-// costs two bits for each page, gets the newest bytes once, and holds up nobody.
+// costs four bits for each page, gets the newest bytes once, and holds up nobody.
 type subscriber struct {
 	hold     bool                     // push only what Acquire asks for
 	partial  bool                     // push only what it holds
