@@ -98,8 +98,9 @@ func (f *Filler) failed(off int64, err error) error {
 	return errs.E(kind, opFill, "offset %d: UFFDIO_COPY: %w", off, err)
 }
 
-// Resize changes how much of the memfd can be filled. Pages that are there stay. It waits
-// for calls of Fill.
+// Resize changes how much of the memfd can be filled to length bytes, a multiple of the page
+// size. Pages that are there stay. It waits for calls of Fill. Errors: Invalid, Closed; the length
+// is the old one then.
 func (f *Filler) Resize(length int64) error {
 	if length < 0 || length > math.MaxInt64-int64(pageSize) || uint64(length)%pageSize != 0 {
 		return errs.E(errs.Invalid, opFill, "length %d must be a multiple of %d", length, pageSize)
@@ -144,7 +145,7 @@ func (f *Filler) unmapLocked() {
 	}
 }
 
-// Close gives the mapping back. It waits for calls of Fill; pages that are there stay.
+// Close gives the mapping back, once. It waits for calls of Fill; pages that are there stay. The error is nil.
 func (f *Filler) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

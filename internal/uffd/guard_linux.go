@@ -32,10 +32,10 @@ import (
 type Guard struct {
 	start   GuardStart
 	changes chan guardChange
-	closing chan struct{}
-	begin   func()
-	end     func()
-	done    sync.WaitGroup
+	closing chan struct{}  // closed by Close
+	begin   func()         // starts the goroutine, once
+	end     func()         // closes closing, once
+	done    sync.WaitGroup // of the goroutine
 }
 
 // guardChange adds a Range, or removes it.
@@ -109,12 +109,12 @@ func (g *Guard) change(r *Range, add bool) error {
 	}
 }
 
-// guardState is what the goroutine has.
+// guardState is what only the goroutine has.
 type guardState struct {
 	start   GuardStart
-	ids     map[*Range]uint64
-	last    uint64
-	socket  *os.File // nil: no process runs
+	ids     map[*Range]uint64 // what is guarded, by the number that the process knows it by
+	last    uint64            // of these numbers
+	socket  *os.File          // nil: no process runs
 	kill    func()
 	ended   chan struct{} // closed when the process has ended
 	started time.Time
@@ -203,12 +203,12 @@ func (s *guardState) add(r *Range) error {
 	if s.socket == nil {
 		return nil // the process that is started next gets it
 	}
-	err := s.hand(r, s.last)
-	if errs.Is(err, errs.Closed) {
+	switch err := s.hand(r, s.last); {
+	case errs.Is(err, errs.Closed):
 		delete(s.ids, r)
 		return err
-	} else if err != nil {
-		s.drop()
+	case err != nil:
+		s.drop() // as above
 	}
 	return nil
 }

@@ -41,8 +41,8 @@ func parseMapping(line string) (m mapping, err error) {
 }
 
 // shows returns nil if [start, end) of the process is a mapping of the file dev, ino from
-// offset off on, shared and writable or else any, and says what is there if not.
-func shows(pid int, start, end uint64, off int64, dev, ino uint64, any bool) error {
+// offset off on, shared and writable unless readOnly, and says what is there if not.
+func shows(pid int, start, end uint64, off int64, dev, ino uint64, readOnly bool) error {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return err
@@ -68,7 +68,7 @@ func shows(pid int, start, end uint64, off int64, dev, ino uint64, any bool) err
 			return fmt.Errorf("nothing is mapped at %#x", at)
 		case m.dev != dev || m.ino != ino:
 			return fmt.Errorf("at %#x another file is mapped", at)
-		case len(m.perms) < 4 || !any && (m.perms[1] != 'w' || m.perms[3] != 's'):
+		case len(m.perms) < 4 || !readOnly && (m.perms[1] != 'w' || m.perms[3] != 's'):
 			return fmt.Errorf("at %#x the mapping is %s: want shared and writable", at, m.perms)
 		case m.off+(at-m.start) != uint64(off)+(at-start):
 			return fmt.Errorf("at %#x offset %d of the area is mapped, not %d", at, m.off+(at-m.start), uint64(off)+(at-start))

@@ -19,7 +19,8 @@ import (
 // is in the Stores of that Scan or of an earlier one. It holds through munmap,
 // mremap, MADV_DONTNEED, reclaim, exit, exec and SIGKILL of the process.
 //
-// All methods may be called by any goroutine at any time. They take the lock of
+// All methods may be called by any goroutine at any time. Those that look at what was stored,
+// or change what is tracked, take the lock of
 // the Range, under which the userfaultfd is also read. That makes the promise exact:
 // the kernel lets a munmap go on when its event is read, so a process that has
 // seen munmap return finds that the event has been taken in.
@@ -30,19 +31,19 @@ type Range struct {
 	pagemap int
 	process *process
 	mode    Mode
-	off     int64
-	length  int64
-	watcher sync.WaitGroup
+	off     int64          // in the memfd, in bytes, of what Track was called for
+	length  int64          // of that, in bytes
+	watcher sync.WaitGroup // the goroutines that read events, or call Missing
 
 	missing  func(off int64) // Config.Missing
 	memory   memory          // with missing
-	readOnly bool
+	readOnly bool            // Config.ReadOnly
 	waits    waits
 
 	gone         chan struct{}
-	goneOnce     func()
+	goneOnce     func() // closes gone and unmapped
 	unmapped     chan struct{}
-	unmappedOnce func()
+	unmappedOnce func() // closes unmapped
 
 	// mapped are the pieces, a slice that does not change: Wake reads it without the lock,
 	// under which it is replaced.
@@ -164,7 +165,7 @@ func (r *Range) Disarm() error {
 // end a munmap within two seconds nothing can be poisoned: Close then fails with errs.Timeout
 // and the Range is as before.
 func (r *Range) Close() error {
-	if closed, err := r.shut(); closed || err != nil {
+	if already, err := r.shut(); already || err != nil {
 		return err
 	}
 	// Closing wakes the watcher, which must be able to take the lock to end.
