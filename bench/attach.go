@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -205,5 +206,43 @@ func attachBulkRow(o options) ([]line, error) {
 			}
 			return float64(size) / ns * 1e9, err
 		}, func() (float64, error) { return iperf(c) }, nil
+	})
+}
+
+// scans returns how many scans STATS counts.
+func scans(a *harness.Attachment) (n float64, err error) {
+	text, err := a.Stats()
+	for l := range strings.Lines(text) {
+		if v, ok := strings.CutPrefix(l, "scans "); ok {
+			_, err = fmt.Sscan(v, &n)
+		}
+	}
+	return n, err
+}
+
+// attachIdleRow measures how often an area is looked at that a program has attached for
+// writing but not mapped, while nothing happens.
+func attachIdleRow(o options) ([]line, error) {
+	l := line{Name: "scans of an area that nobody has mapped for writing, a second", Measure: "allowed: none, shown as 1", Bound: 0.0001}
+	return compare(l, harness.Options{Nodes: 2}, min(o.rounds, 3), func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+		res := c.Node(1).Run(patience, "truncate", "-s", "16M", c.Node(1).Mount+"/w")
+		if res.Err != nil {
+			return nil, nil, fmt.Errorf("%w: %s", res.Err, res.Stderr)
+		}
+		a := c.Node(1).Attach("/w", true)
+		words(a.Mem)[0]++
+		if _, err := a.Call(harness.UntrackOp, a.Addr(), uint64(len(a.Mem))); err != nil {
+			return nil, nil, err
+		}
+		return func() (float64, error) {
+			before, err := scans(a)
+			if err != nil {
+				return 0, err
+			}
+			length := time.Duration(o.pick(5, 2)) * time.Second
+			time.Sleep(length) // the measurement: nothing happens
+			after, err := scans(a)
+			return (after - before) / length.Seconds(), err
+		}, func() (float64, error) { return 1, nil }, nil
 	})
 }

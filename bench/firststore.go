@@ -23,7 +23,7 @@ const (
 	uffdAPI          = 0xC018AA3F
 	uffdRegister     = 0xC020AA00
 	uffdWriteProtect = 0xC018AA06
-	featureWPAsync   = 1<<15 | 1<<13 | 1<<12 // WP_ASYNC, WP_UNPOPULATED, WP_HUGETLBFS_SHMEM
+	featuresAsync    = 1<<15 | 1<<13 | 1<<12 // WP_ASYNC, WP_UNPOPULATED, WP_HUGETLBFS_SHMEM
 )
 
 func newArmedMemory(s *stage, size int) (*armedMemory, error) {
@@ -47,7 +47,7 @@ func newArmedMemory(s *stage, size int) (*armedMemory, error) {
 	for i := range words(m.mem) {
 		words(m.mem)[i] = uint64(i)
 	}
-	if err := m.ioctl(uffdAPI, &[4]uint64{0xAA, featureWPAsync}); err != nil {
+	if err := m.ioctl(uffdAPI, &[4]uint64{0xAA, featuresAsync}); err != nil {
 		return nil, fmt.Errorf("UFFDIO_API: %w", err)
 	}
 	if err := m.ioctl(uffdRegister, &[4]uint64{m.addr(), uint64(size), 2}); err != nil {
