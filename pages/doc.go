@@ -1,7 +1,7 @@
 // Package pages keeps the memory of the areas on this node and knows how
 // their elements merge.
 //
-// It owns five nouns. An Area is the two copies that a node has of an area: the
+// It owns six nouns. An Area is the two copies that a node has of an area: the
 // working copy that programs see and store into, and the base copy that their
 // stores are compared with. In an area of demand kind only some pages are here: Install brings
 // pages, Evict gives them up. A Kernel is the rule by which the elements of an

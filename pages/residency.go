@@ -30,9 +30,9 @@ import (
 // inserted, so there is one insertion of it at a time, and what comes of that is told: ristretto
 // keeps it, or calls back, and the page is queued. So no page is ever in no place that ought to be in one.
 //
-// ristretto is given seven eighths of the limit. So the queue is an eighth long when the node
-// is at its limit, and a page that is refused at once, like most that readahead brings, stays
-// for as many installs: it would leave before it is read otherwise.
+// ristretto is given seven eighths of the limit. So the queue is an eighth of it long when the node
+// is at its limit, and a page that readahead brought, or that ristretto refused, stays until as many
+// others have come: else it would leave before it is read.
 //
 // Victims come from the queue, the oldest first. If it is empty, because ristretto is
 // behind, or has room for all it knows, they are found by a second chance: a hand goes over the
@@ -47,9 +47,9 @@ type Residency struct {
 		lockrank.Mutex // guards all that follows, and the order of insertions
 		closed         bool
 		extents        map[residentKey]*residentExtent
-		clock          []*residentExtent
-		hand           int
-		queue          list.List // of residentPage
+		clock          []*residentExtent // those of extents, in the order in which the hand goes over them
+		hand           int               // where in clock it is, modulo its length
+		queue          list.List         // of residentPage, the oldest first
 		queued         map[residentPage]*list.Element
 	}
 }
@@ -98,7 +98,7 @@ type Victim struct {
 // 44 %, with 16 47 %; first in, first out has 29 %.
 const countersPerPage = 8
 
-// NewResidency returns a Residency for a node that wants to keep limit pages.
+// NewResidency returns a Residency for a node that wants to keep limit pages. Close ends it.
 func NewResidency(limit int64) (*Residency, error) {
 	r := &Residency{}
 	r.mu.Init("pages.Residency")
@@ -126,7 +126,7 @@ func NewResidency(limit int64) (*Residency, error) {
 // keptOf is what ristretto keeps of a limit.
 func keptOf(limit int64) int64 { return max(limit-limit/8, 1) }
 
-// SetLimit changes the limit. The counters of frequency stay as many as they were.
+// SetLimit changes the limit, in pages. The counters of frequency stay as many as they were.
 func (r *Residency) SetLimit(limit int64) { r.cache.UpdateMaxCost(keptOf(limit)) }
 
 // Used says that pages of an extent are here and were used: read, or faulted on.
