@@ -223,11 +223,11 @@ func page(e dsm.ExtentIndex, i int) dsm.PageIndex {
 // memory returns the copies of the area, making them at first use.
 func (a *Area) memory() (*pages.Area, error) {
 	if a.mu.mem == nil {
-		make := pages.NewArea
+		newArea := pages.NewArea
 		if a.mu.ino.Spec.Residency == dsm.ResidencyDemand {
-			make = pages.NewDemandArea
+			newArea = pages.NewDemandArea
 		}
-		mem, err := make(a.id, a.mu.ino.Size)
+		mem, err := newArea(a.id, a.mu.ino.Size)
 		if err != nil {
 			return nil, &errs.Error{Op: "reserve memory", Area: a.id, Kind: errs.NoSpace, Err: err}
 		}

@@ -113,7 +113,7 @@ func (a *Area) residencyChanged() {
 		return
 	}
 	if a.mu.replica.mapped > 0 {
-		a.node.cfg.Log.Warn("the residency of an area changes here when the programs that have attached it are gone", "area", a.id)
+		a.node.cfg.Log.Warn("the residency of an area changes on this node when no program has the area open any more", "area", a.id)
 		return
 	}
 	if err := a.mu.mem.SetDemand(a.mu.ino.Spec.Residency == dsm.ResidencyDemand); err != nil {

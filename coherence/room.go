@@ -26,7 +26,7 @@ type room struct {
 	fixed  atomic.Int64  // bytes that nothing can evict
 	gate   chan struct{} // held by whoever evicts
 	behind atomic.Bool   // keepFree is at it
-	// waiters are those in make.
+	// waiters is the number of calls of make under way.
 	waiters atomic.Int64
 	// policy is which pages go: made for the first page on demand, as it takes memory.
 	policy atomic.Pointer[pages.Residency]
@@ -78,10 +78,10 @@ func (m *room) limit() int64 {
 // when the program comes to them.
 func (m *room) window() int { return int(min(m.limit()/16, mostAhead)) }
 
-// mostAhead is 4 MiB: at 2 GB/s what 2 ms bring.
+// mostAhead is 4 MiB, in pages: at 2 GB/s what 2 ms bring.
 const mostAhead = 4 << 20 / dsm.PageSize
 
-// tryTake takes room for n pages if there is as much.
+// tryTake takes room for n pages if there is as much, or nothing is taken.
 func (m *room) tryTake(n int) bool {
 	for {
 		was := m.taken.Load()
