@@ -191,8 +191,13 @@ func (a *Area) giveUp(e dsm.ExtentIndex, p dsm.PageSet) (gone dsm.PageSet) {
 	r := &a.mu.replica
 	x := r.extents[e]
 	stored, err := a.mu.mem.Evict(a.mu.kernel, e, p, a.shared())
-	if err != nil {
+	switch {
+	case err == nil:
+	case !errs.Is(err, errs.Busy):
 		a.node.cfg.Log.Error("evict pages", "area", a.id, "extent", e, "err", err)
+	case !r.stuck:
+		r.stuck = true
+		a.node.cfg.Log.Warn("pages cannot be evicted as long as programs have the area attached", "area", a.id, "extent", e, "err", err)
 	}
 	gone = p.Minus(stored)
 	x.dirty = x.dirty.Or(stored)

@@ -27,6 +27,7 @@ type replica struct {
 	units      int  // of demand: pages that are here or asked for
 	ahead      readahead
 	making     bool                       // bringAhead is about to ask
+	stuck      bool                       // it was said that pages cannot be evicted
 	awaited    map[dsm.PageIndex][]func() // what to call when the page comes
 
 	extents  []*replicaExtent // one for each extent of the area while subscribed

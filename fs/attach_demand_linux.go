@@ -83,10 +83,11 @@ func (x *attachment) serve(r *uffd.Range, m *mappedRange) {
 
 // close ends the tracking of a mapping, and its guarding.
 func (x *attachment) close(r *uffd.Range) {
-	if err := r.Close(); err != nil {
+	err := r.Close()
+	if err != nil {
 		x.conn.b.log.Warn("end of tracking", "path", x.path, "pid", x.conn.cred.pid, "err", err)
 	}
-	if x.memory != nil {
+	if x.memory != nil && err == nil { // what could not be closed the guard sees to
 		x.conn.b.guard.Remove(r)
 	}
 }

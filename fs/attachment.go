@@ -234,9 +234,11 @@ func (x *attachment) untrack(addr, n uint64) error {
 	x.mu.Lock()
 	kept := x.mu.ranges[:0]
 	for _, r := range x.mu.ranges {
-		if addr <= r.addr && r.addr+r.n <= addr+n {
+		in := addr <= r.addr && r.addr+r.n <= addr+n
+		if in {
 			found = append(found, r)
-		} else {
+		}
+		if !in || x.memory != nil { // on demand it is served until it is unmapped
 			kept = append(kept, r)
 		}
 	}
