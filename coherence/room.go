@@ -85,7 +85,7 @@ const mostAhead = 4 << 20 / dsm.PageSize
 func (m *room) tryTake(n int) bool {
 	for {
 		was := m.taken.Load()
-		if was > 0 && was+int64(n) > m.limit() {
+		if !m.fits(was, n) {
 			return false
 		}
 		if m.taken.CompareAndSwap(was, was+int64(n)) {
@@ -127,7 +127,11 @@ func (m *room) make(ctx context.Context, n int) error {
 }
 
 // free reports whether there is room for n pages.
-func (m *room) free(n int) bool { return m.taken.Load()+int64(n) <= m.limit() }
+func (m *room) free(n int) bool { return m.fits(m.taken.Load(), n) }
+
+// fits reports whether n pages fit beside those that are taken. The first ones always do: with more than
+// the limit at once nobody could go on else.
+func (m *room) fits(taken int64, n int) bool { return taken == 0 || taken+int64(n) <= m.limit() }
 
 // give gives back room that was taken.
 func (m *room) give(n int) {

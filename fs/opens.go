@@ -330,7 +330,7 @@ func (o *opens) unhold(a *openArea) {
 	ctx, cancel := o.b.lasting()
 	err := o.b.cfg.Names.Unhold(ctx, dsm.Ino(a.id))
 	cancel()
-	if err == nil || errs.Is(err, errs.NotExist) || errs.Is(err, errs.Closed) {
+	if err == nil || errs.Is(err, errs.NotExist) || errs.Is(err, errs.Closed) || o.b.life.Err() != nil {
 		return
 	}
 	o.b.log.Warn("cannot give up the hold of a closed file; trying again", "area", a.id, "err", err)
