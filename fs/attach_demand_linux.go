@@ -3,6 +3,7 @@ package fs
 import (
 	"context"
 	"os"
+	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -64,21 +65,16 @@ func (x *attachment) fault(r *uffd.Range, off int64) {
 
 // serve ends the tracking of a mapping on demand when it is gone, or when the daemon ends: pages
 // that are not there are SIGBUS then.
-func (x *attachment) serve(r *uffd.Range, m *mappedRange) {
+func (x *attachment) serve(r *mappedRange) {
 	select {
-	case <-r.Unmapped():
+	case <-r.watched.Unmapped():
 	case <-x.conn.faults.Done():
 	}
-	m.stop()
-	x.close(r)
+	r.note()
+	x.close(r.watched)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for i, o := range x.mu.ranges {
-		if o == m {
-			x.mu.ranges = append(x.mu.ranges[:i], x.mu.ranges[i+1:]...)
-			return
-		}
-	}
+	x.mu.ranges = slices.DeleteFunc(x.mu.ranges, func(o *mappedRange) bool { return o == r })
 }
 
 // close ends the tracking of a mapping, and its guarding.

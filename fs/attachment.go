@@ -9,6 +9,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"github.com/dsmfs/dsmfs/internal/uffd"
 	"golang.org/x/sys/unix"
 )
 
@@ -38,7 +39,8 @@ type attachment struct {
 // mappedRange is one mapping of the program.
 type mappedRange struct {
 	addr, n uint64
-	stop    func() // ends the tracking; what was stored last is found
+	note    func()      // ends the tracking: what was stored last is found
+	watched *uffd.Range // nil: compared
 }
 
 // attach serves ATTACH: it opens the area as a program would.
@@ -114,12 +116,17 @@ func (x *attachment) end() {
 	x.mu.ranges = nil
 	x.mu.Unlock()
 	for _, r := range ranges {
-		r.stop()
+		x.forgo(r)
+		if x.memory != nil {
+			r.watched.Mapped() // after an exec nobody else would look, and serve would wait
+		}
 	}
 	b := x.conn.b
-	b.releases.run(func() {
+	published := make(chan struct{})
+	b.releases.run(func() { // which are closed after the last attachment has ended
 		ctx, cancel := b.lasting()
 		defer cancel()
+		defer close(published)
 		if x.write {
 			if err := b.publish(ctx, x.area); err != nil {
 				b.log.Warn("stores of a program that has detached are not published yet", "path", x.path, "err", err)
@@ -131,6 +138,7 @@ func (x *attachment) end() {
 	})
 	if x.memory != nil {
 		b.background.run(func() {
+			<-published
 			x.serving.Wait()
 			_ = x.memory.Close() // nothing was written to it
 			x.letGo()
@@ -197,35 +205,37 @@ func (x *attachment) track(q *attachRequest) (attachReply, error) {
 	if err != nil {
 		return attachReply{}, err
 	}
-	r := &mappedRange{addr: addr, n: n, stop: func() {}}
+	r := &mappedRange{addr: addr, n: n, note: func() {}}
 	switch area := x.area.current(); {
 	case source == nil:
-		r.stop = area.Track(nil, int64(off), int64(n))
+		r.note = area.Track(nil, int64(off), int64(n))
 	case x.write:
-		r.stop = area.Track(source, int64(off), int64(n))
+		r.note = sync.OnceFunc(area.Track(source, int64(off), int64(n)))
+		fallthrough
+	default:
+		r.watched = source.Range
 	}
-	stop := r.stop
-	end := func() {
-		stop()
-		if source != nil {
-			x.close(source.Range)
-		}
+	if x.memory != nil {
+		x.serving.Go(func() { x.serve(r) })
 	}
-	r.stop = end
 	x.mu.Lock()
 	if ended = x.mu.ended; !ended {
 		x.mu.ranges = append(x.mu.ranges, r)
-		if x.memory != nil {
-			r.stop = sync.OnceFunc(stop)
-			x.serving.Go(func() { x.serve(source.Range, r) })
-		}
 	}
 	x.mu.Unlock()
 	if ended {
-		end()
+		x.forgo(r)
 		return attachReply{}, &errs.Error{Op: "track", Err: unix.ENOTCONN}
 	}
 	return attachReply{arg: [4]uint64{uint64(how)}}, nil
+}
+
+// forgo ends the tracking of a mapping. One on demand is served as long as it is there.
+func (x *attachment) forgo(r *mappedRange) {
+	r.note()
+	if r.watched != nil && x.memory == nil {
+		x.close(r.watched)
+	}
 }
 
 // untrack serves UNTRACK: it ends what lies in the range, which may be several mappings.
@@ -245,7 +255,7 @@ func (x *attachment) untrack(addr, n uint64) error {
 	x.mu.ranges = kept
 	x.mu.Unlock()
 	for _, r := range found {
-		r.stop()
+		x.forgo(r)
 	}
 	if len(found) == 0 {
 		return errs.E(errs.Invalid, "untrack", "no mapping of this attachment lies in %#x and the %d bytes from there on", addr, n)

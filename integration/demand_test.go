@@ -1,6 +1,8 @@
 package integration
 
 import (
+	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -349,6 +351,65 @@ func TestDemandDaemonStops(t *testing.T) {
 	}
 	c.Node(1).Stop()
 	wg.Wait()
+}
+
+// However a program ends that has an area on demand attached, what it stored is published, and the area is
+// let go of, also where no scan looks at what it had mapped.
+func TestDemandProgramEnds(t *testing.T) {
+	const pages = 50
+	writer, err := harness.Compile("attached-writer", "gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-Iinclude", "-o", "{out}", "integration/attached/writer.c", "-pthread")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := harness.New(t, harness.Options{Nodes: 2, Memory: "512M", Memories: []string{"16M"}})
+	n := c.Node(1)
+	for _, how := range []string{"killed", "exit", "exec", "munmap", "fork"} {
+		onDemand(t, n, how, pages*4096, "interval", "0")
+		cmd := n.Command(t.Context(), writer, filepath.Join(n.Mount, how), how)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var said bytes.Buffer
+		cmd.Stderr = &said
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+			t.Fatalf("%s: %q, %v: %s", how, line, err, said.Bytes())
+		}
+		kill := func() {
+			if err := cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		switch how {
+		case "killed", "fork":
+			kill()
+		case "munmap":
+			sh(t, n, "echo 1 > .dsm/areas/%s/publish", how)
+			kill()
+		}
+		if !harness.Eventually(limit, func() bool {
+			return strings.Contains(sh(t, n, "cat .dsm/areas/%s/stats", how), "\nattached_writers 0\n")
+		}) {
+			t.Errorf("%s: the area is still attached: %s", how, sh(t, n, "cat .dsm/areas/%s/stats", how))
+		}
+		if how == "exec" {
+			kill()
+		}
+		_ = cmd.Wait() // it was killed, or has ended
+		b := c.Node(2).Attach("/"+how, false)
+		if _, err := b.Call(harness.AcquireOp); err != nil {
+			t.Fatal(err)
+		}
+		for p := range pages - 1 {
+			w := words64(b.Mem)[p*512:]
+			if w[0] != uint64(p+1) || how == "fork" && w[1] != uint64(100+p) {
+				t.Errorf("%s: page %d has %d and %d", how, p, w[0], w[1])
+			}
+		}
+	}
 }
 
 // What a program stores into a mapping that it goes on using after it detached is not lost to
