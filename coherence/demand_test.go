@@ -29,8 +29,8 @@ func TestKeepPages(t *testing.T) {
 			defer func() { _ = program.Close() }() // only read
 			n.node.KeepPages()
 			n.area.step(func() {
-				if gone, _ := n.area.evict(0, dsm.AllPages, true); !gone.Empty() {
-					t.Errorf("pages %x were evicted", gone)
+				if v := n.area.evict(0, dsm.AllPages, true); !v.gone.Empty() {
+					t.Errorf("pages %x were evicted", v.gone)
 				}
 			})
 			n.kernel.finishNotices()

@@ -244,54 +244,24 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 	if !x.live {
 		return nil
 	}
-	ack := &wire.PushAck{Stamp: a.stamp(), Extent: m.Extent, ID: m.ID}
-	hold := a.holding() && r.syncing == 0
-	next, delta, err := a.pushedPages(m, payload)
+	came, declined, err := a.place(m, x, payload)
 	if err != nil {
 		return err
 	}
-	var came dsm.PageSet
-	fresh := arrivals{extent: m.Extent}
-	for i := range m.Pages.All() {
-		n := zeroPages[i*dsm.PageSize:][:dsm.PageSize]
-		if !m.Zero.Has(i) && delta == nil {
-			if n = next(); n == nil {
-				return errs.E(errs.Corrupt, "push", "payload of area %d is short", a.id)
-			}
-		}
-		switch {
-		case !a.inArea(m.Extent, i):
-		case r.demand && !x.have.Has(i):
-			if m.Answer.Has(i) && x.asked.Has(i) { // else it was given up since
-				fresh.add(a, i, n)
-			}
-		case !x.have.Has(i) && delta != nil:
-			return errs.E(errs.Corrupt, "push", "a publish of page %d of area %d, which is not here", page(m.Extent, i), a.id)
-		case !x.have.Has(i):
-			a.install(m.Extent, i, n, m.Zero.Has(i))
-			came.Add(i)
-		case hold:
-			ack.Declined.Add(i)
-			continue
-		default:
-			a.mergePage(m.Extent, i, x, n, delta, m.Contains)
-		}
-		x.behind.Remove(i)
-	}
-	came = came.Or(fresh.installed(a))
+	ack := &wire.PushAck{Stamp: a.stamp(), Extent: m.Extent, ID: m.ID, Declined: declined}
 	if r.demand {
 		x.asked = a.answered(x, m.Answer, came)
 	} else {
 		x.asked = x.asked.Minus(m.Pages)
 	}
 	x.have = x.have.Or(came)
-	x.behind = x.behind.Or(ack.Declined)
+	x.behind = x.behind.Or(declined)
 	if m.Complete && x.behind.Empty() {
 		x.version = max(x.version, m.Version)
 	}
 	a.unstash(m.Extent, came)
 	a.arrive(m.Extent, came)
-	if ack.Declined.Empty() && a.behind() {
+	if declined.Empty() && a.behind() {
 		r.lateAcks = append(r.lateAcks, message{peer: from, msg: ack})
 	} else {
 		a.send(from, ack)
@@ -302,6 +272,45 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 		a.startPublications()
 	}
 	return nil
+}
+
+// place puts the pages of a push in the working copy: those that came are new here; those that were
+// declined must stay out of memory now.
+func (a *Area) place(m *wire.Push, x *replicaExtent, payload [][]byte) (came, declined dsm.PageSet, err error) {
+	r := &a.mu.replica
+	hold := a.holding() && r.syncing == 0
+	next, delta, err := a.pushedPages(m, payload)
+	if err != nil {
+		return came, declined, err
+	}
+	fresh := arrivals{extent: m.Extent}
+	for i := range m.Pages.All() {
+		n := zeroPages[i*dsm.PageSize:][:dsm.PageSize]
+		if !m.Zero.Has(i) && delta == nil {
+			if n = next(); n == nil {
+				return came, declined, errs.E(errs.Corrupt, "push", "payload of area %d is short", a.id)
+			}
+		}
+		switch {
+		case !a.inArea(m.Extent, i):
+		case r.demand && !x.have.Has(i):
+			if m.Answer.Has(i) && x.asked.Has(i) { // else it was given up since
+				fresh.add(a, i, n)
+			}
+		case !x.have.Has(i) && delta != nil:
+			return came, declined, errs.E(errs.Corrupt, "push", "a publish of page %d of area %d, which is not here", page(m.Extent, i), a.id)
+		case !x.have.Has(i):
+			a.install(m.Extent, i, n, m.Zero.Has(i))
+			came.Add(i)
+		case hold:
+			declined.Add(i)
+			continue
+		default:
+			a.mergePage(m.Extent, i, x, n, delta, m.Contains)
+		}
+		x.behind.Remove(i)
+	}
+	return came.Or(fresh.installed(a)), declined, nil
 }
 
 // heldLimit is how many bytes of pages that the kernel has not been told of are

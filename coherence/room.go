@@ -248,13 +248,12 @@ func (m *room) evictFrom(v pages.Victim, hard bool) (went bool, leaving int) {
 		return false, 0
 	}
 	a.step(func() {
-		free, dirty := a.evictable(v.Extent, v.Pages, hard)
-		if !dirty.Empty() && a.publishable() == nil {
+		done := a.evict(v.Extent, v.Pages, hard)
+		if !done.dirty.Empty() && a.publishable() == nil {
 			a.mu.replica.extents[v.Extent].wanted = true
 			a.startPublications()
 		}
-		gone, left := a.evict(v.Extent, free, hard)
-		went, leaving = !gone.Empty(), left.Len()
+		went, leaving = !done.gone.Empty(), done.leaving.Len()
 		if a.mu.replica.demand && int(v.Extent) < len(a.mu.replica.extents) {
 			m.used(v.Area, v.Extent, a.here(v.Extent, v.Pages))
 		}

@@ -158,7 +158,7 @@ func (f *fixture) cleanup() {
 func hanging() string {
 	self, _ := os.Readlink("/proc/self/exe")
 	var left []string
-	for range 20 { // a page fault on the way out passes through D
+	poll(200*time.Millisecond, func() bool { // a page fault on the way out passes through D
 		left = nil
 		procs, _ := filepath.Glob("/proc/[0-9]*")
 		for _, p := range procs {
@@ -168,11 +168,8 @@ func hanging() string {
 				left = append(left, p)
 			}
 		}
-		if left == nil {
-			return ""
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return left == nil
+	})
 	return strings.Join(left, " ")
 }
 
@@ -211,15 +208,22 @@ func (f *fixture) wantLog(parts ...string) {
 	f.t.Errorf("no line of the log has all of %q", parts)
 }
 
-// eventually polls a condition that nothing announces.
+// eventually waits for what nothing announces.
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	for end := time.Now().Add(clientTimeout); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+	if !poll(clientTimeout, cond) {
+		t.Fatalf("%s: still not", what)
+	}
+}
+
+// poll reports whether a condition came true in time.
+func poll(limit time.Duration, cond func() bool) bool {
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		if cond() {
-			return
+			return true
 		}
 	}
-	t.Fatalf("%s: still not", what)
+	return false
 }
 
 // daemonMain is a daemon with fakes as a process of its own, to be killed. It
