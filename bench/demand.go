@@ -81,10 +81,26 @@ func demandScanRow(o options) ([]line, error) {
 			if err != nil {
 				return 0, err
 			}
-			defer a.Close()
-			return scan(a)
+			v, err := scan(a)
+			a.Close()
+			if err != nil {
+				return 0, err
+			}
+			return v, gone(c, name) // the next one is to find room, not to make it
 		}, func() (float64, error) { return iperf(c) }, nil
 	})
+}
+
+// gone removes a file and returns when the first node has given its memory back.
+func gone(c *harness.Cluster, name string) error {
+	n := c.Node(1)
+	if res := n.Run(patience, "rm", n.Mount+"/"+name); res.Err != nil {
+		return fmt.Errorf("rm: %w: %s", res.Err, res.Stderr)
+	}
+	if !harness.Eventually(patience, func() bool { return n.Memory().Memfds < mib }) {
+		return fmt.Errorf("%d bytes of %s are not given back", n.Memory().Memfds, name)
+	}
+	return nil
 }
 
 // scan loads every word and returns bytes per second.
