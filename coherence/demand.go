@@ -53,7 +53,7 @@ func (r *arrivals) install(a *Area) {
 	if len(r.bytes) == 0 {
 		return
 	}
-	here, stored, err := a.mu.mem.Install(a.mu.kernel, page(r.extent, r.first), r.bytes)
+	here, stored, err := a.mu.mem.Install(a.mu.kernel, page(r.extent, r.first), r.bytes, !a.mu.replica.bare)
 	if err != nil {
 		a.node.cfg.Log.Error("pages that were fetched are lost", "area", a.id, "extent", r.extent, "err", err)
 	}
@@ -98,6 +98,23 @@ func (a *Area) DemandStats() (d DemandStats) {
 	return d
 }
 
+// keepBases is called before the first program can store: from then on stores are compared with the
+// base copy. Until then a page needs none, which spares a third of the time of a fetch.
+func (a *Area) keepBases() {
+	r := &a.mu.replica
+	if !r.bare {
+		return
+	}
+	r.bare = false
+	for e, x := range r.extents {
+		clean := x.have.Minus(x.dirty)
+		if x.pub != nil { // a page that a program broke the protocol with
+			clean = clean.Minus(x.pub.sent)
+		}
+		a.mu.mem.KeepBases(dsm.ExtentIndex(e), clean)
+	}
+}
+
 // here returns those of the pages that are here.
 func (a *Area) here(e dsm.ExtentIndex, p dsm.PageSet) dsm.PageSet {
 	if !a.mu.replica.demand {
@@ -121,6 +138,7 @@ func (a *Area) residencyChanged() {
 		a.node.cfg.Log.Error("change the residency", "area", a.id, "err", err)
 	}
 	a.mu.replica.demand = a.mu.mem.Demand()
+	a.mu.replica.bare = a.mu.mem.Demand() && a.mu.replica.writers == 0
 }
 
 // cutOnDemand forgets the pages of an extent past the end.
@@ -292,25 +310,9 @@ func (a *Area) Fault(ctx context.Context, off int64, there func()) error {
 		there()
 	}
 	for {
-		here := false
+		var here bool
 		var err error
-		a.step(func() {
-			r := &a.mu.replica
-			switch {
-			case !r.subscribed:
-				err = &errs.Error{Op: "fetch", Area: a.id, Kind: errs.Closed}
-				return
-			case off >= a.mu.ino.Size:
-				here = true // SIGBUS is the kernel's business
-				return
-			}
-			e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
-			if here = r.extents[e].have.Has(i); here && a.mu.mem.Hole(page(e, i)) {
-				// The program has punched the hole itself: it has stored zeroes.
-				err = a.mu.mem.Refill(page(e, i))
-				r.extents[e].dirty.Add(i)
-			}
-		})
+		a.step(func() { here, err = a.faulted(off) })
 		switch {
 		case err != nil:
 			return err
@@ -324,6 +326,33 @@ func (a *Area) Fault(ctx context.Context, off int64, there func()) error {
 			return err
 		}
 	}
+}
+
+// faulted reports whether the page at off, that a program found missing, is here by now. One
+// that is, but of which the program has punched the memory (MADV_REMOVE), holds zeroes that it stored; a
+// program that may only read has stored nothing, so for that the page comes again.
+func (a *Area) faulted(off int64) (here bool, err error) {
+	r := &a.mu.replica
+	switch {
+	case !r.subscribed:
+		return false, &errs.Error{Op: "fetch", Area: a.id, Kind: errs.Closed}
+	case off >= a.mu.ino.Size:
+		return true, nil // SIGBUS is the kernel's business
+	}
+	e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
+	x := r.extents[e]
+	if !x.have.Has(i) || !a.mu.mem.Hole(page(e, i)) {
+		return x.have.Has(i), nil
+	}
+	if !r.bare {
+		x.dirty.Add(i)
+		return true, a.mu.mem.Refill(page(e, i))
+	}
+	a.evict(e, dsm.Range(i, i+1), true)
+	if x.have.Has(i) {
+		return false, errs.E(errs.Busy, "fetch", "a program has punched page %d out of the memory, and the kernel's page cache still has it", page(e, i))
+	}
+	return false, nil
 }
 
 // charged is what room has been told that an area takes.

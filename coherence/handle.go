@@ -7,6 +7,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/invariants"
 	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
 )
@@ -71,6 +72,7 @@ func (a *Area) opened(write bool) error {
 	r.opens++
 	if write {
 		r.writers++
+		a.keepBases()
 		a.mu.cached.SetWriters(true)
 		a.mu.notify = true
 	}
@@ -284,6 +286,7 @@ func (a *Area) store(p []byte, off int64) {
 		a.fetch(off, len(p))
 		return
 	}
+	invariants.Check(!r.bare, "area %d: a store with no base copies", a.id)
 	a.use(off, len(p))
 	a.mu.cached.Wrote(a.mu.kernel, off, p)
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(len(p)); e++ {

@@ -25,6 +25,7 @@ type replica struct {
 	hold       bool // what the homes were last told
 	demand     bool // pages are here only while they are needed: see demand.go
 	units      int  // of demand: pages that are here or asked for
+	bare       bool // of demand: no program has been able to store yet, so no base copies are kept
 	ahead      readahead
 	making     bool                       // bringAhead is about to ask
 	stuck      bool                       // it was said that pages cannot be evicted
@@ -157,6 +158,7 @@ func (a *Area) startReplica() error {
 	r := &a.mu.replica
 	r.subscribed = true
 	r.demand = a.mu.mem.Demand()
+	r.bare = r.demand
 	r.hold = a.holding()
 	r.extents = nil
 	a.growReplica()
@@ -380,7 +382,9 @@ func (a *Area) mergePage(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, d
 	if delta != nil {
 		if clean := (x.pub == nil || !x.pub.pages.Has(i)) && !x.dirty.Has(i) && !a.shared(); clean && !mem.Homed(e) {
 			a.mu.kernel.Overlay(delta, i, mem.Working(p))
-			a.mu.kernel.Overlay(delta, i, mem.OwnBase(p))
+			if !a.mu.replica.bare {
+				a.mu.kernel.Overlay(delta, i, mem.OwnBase(p))
+			}
 			return
 		}
 		n = bytes.Clone(mem.Base(p))
@@ -399,6 +403,9 @@ func (a *Area) mergePage(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, d
 		delete(pub.snap, i) // from here on the new base with the overlay is what is accounted for
 	} else if !x.dirty.Has(i) && !a.shared() {
 		copy(mem.Working(p), n)
+		if a.mu.replica.bare && !mem.Homed(e) {
+			return
+		}
 	} else {
 		a.merge(a.mu.kernel, p, mem.Base(p), n)
 	}

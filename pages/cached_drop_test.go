@@ -38,7 +38,7 @@ func (m *ledgerModel) fetch(p dsm.PageIndex) {
 		return
 	}
 	e, i := p.Extent()
-	here, stored, err := m.area.Install(m.k, p, m.value(p))
+	here, stored, err := m.area.Install(m.k, p, m.value(p), true)
 	if err != nil || here != dsm.Range(i, i+1) || !stored.Empty() {
 		m.t.Fatalf("install of page %d of extent %d: %x, %x, %v", i, e, here, stored, err)
 	}

@@ -103,16 +103,20 @@ func (d *demand) close() error {
 // them. Nothing of that is lost: the bytes count as stored on top of zeroes, and n
 // is merged with them by k. Such pages are returned as stored, if they differ from n.
 //
+// keep says that the base is kept; it need not be as long as no program of the node can store: see KeepBases.
+//
 // After an error those pages that are not in here are not here, as before.
-func (a *Area) Install(k Kernel, p dsm.PageIndex, n []byte) (here, stored dsm.PageSet, err error) {
-	_, i := p.Extent()
+func (a *Area) Install(k Kernel, p dsm.PageIndex, n []byte, keep bool) (here, stored dsm.PageSet, err error) {
+	e, i := p.Extent()
 	if end := int64(p)*dsm.PageSize + int64(len(n)); len(n)%dsm.PageSize != 0 || i+len(n)/dsm.PageSize > dsm.ExtentPages || end > a.working.len {
 		panic(fmt.Sprintf("%v: install of %d bytes from page %d on", a, len(n), p))
 	}
 	for len(n) > 0 {
 		filled, err := a.fill(p, n)
 		done := filled / dsm.PageSize
-		a.installBase(p, n[:filled])
+		if keep || a.Homed(e) {
+			a.installBase(p, n[:filled])
+		}
 		if errs.Is(err, errs.Exist) {
 			page := n[filled:][:dsm.PageSize]
 			q := p + dsm.PageIndex(done)
@@ -163,6 +167,22 @@ func (a *Area) installBase(p dsm.PageIndex, n []byte) {
 		run = end + dsm.PageSize
 	}
 	a.base.write(p, n[run:], run)
+}
+
+// KeepBases makes the working bytes the base of pages of extent e that are here and that nobody has
+// stored to: of those that came without.
+func (a *Area) KeepBases(e dsm.ExtentIndex, set dsm.PageSet) {
+	for from, to := range set.Runs() {
+		first, last := pageOfExtent(e, from), pageOfExtent(e, to)
+		a.checkHere(first, last)
+		if !a.Homed(e) {
+			a.base.write(first, a.working.mem[int64(first)*dsm.PageSize:int64(last)*dsm.PageSize], 0)
+			continue
+		}
+		for p := first; p < last; p++ {
+			a.SetBase(p, a.working.page(p))
+		}
+	}
 }
 
 // write puts n at the offset at from page p on.

@@ -26,7 +26,7 @@ func newTestDemandArea(t testing.TB, size int64) *Area {
 func install(t testing.TB, a *Area, p dsm.PageIndex, n []byte) {
 	t.Helper()
 	_, i := p.Extent()
-	here, stored, err := a.Install(Kernel{}, p, n)
+	here, stored, err := a.Install(Kernel{}, p, n, true)
 	if err != nil || here != dsm.Range(i, i+len(n)/dsm.PageSize) || !stored.Empty() {
 		t.Fatalf("install of %d bytes at page %d: %x here, %x stored, %v", len(n), p, here, stored, err)
 	}
@@ -81,7 +81,7 @@ func TestInstallOnPlanted(t *testing.T) {
 	a.working.page(4)[5] = 1 // stored
 	clear(a.working.page(5)) // only there
 	k := mustKernel(t, dsm.MergeSum, dsm.DTypeU8, 0)
-	here, stored, err := a.Install(k, 3, slices.Concat(pageOf(1), pageOf(2), pageOf(3), pageOf(4)))
+	here, stored, err := a.Install(k, 3, slices.Concat(pageOf(1), pageOf(2), pageOf(3), pageOf(4)), true)
 	if err != nil || here != dsm.Range(3, 7) || stored != dsm.Range(4, 5) {
 		t.Fatalf("%x here, %x stored, %v", here, stored, err)
 	}

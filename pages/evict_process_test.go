@@ -201,7 +201,7 @@ func (m *demandModel) install(p int) {
 	for ; to < min(p+1+m.rng.IntN(4), demandPages) && !m.here.Has(to); to++ {
 		n = append(n, m.home[to]...)
 	}
-	here, stored, err := m.area.Install(Kernel{}, dsm.PageIndex(p), n)
+	here, stored, err := m.area.Install(Kernel{}, dsm.PageIndex(p), n, true)
 	if err != nil || here != dsm.Range(p, to) || stored != (dsm.PageSet{}) {
 		m.t.Errorf("install of pages [%d, %d): %x here, %x stored, %v", p, to, here, stored, err)
 	}
