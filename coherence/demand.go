@@ -156,13 +156,7 @@ func (a *Area) cutOnDemand(e dsm.ExtentIndex, x *replicaExtent) {
 
 // lost reports whether any page of [off, off+n) is neither here nor asked for.
 func (a *Area) lost(off int64, n int) bool {
-	r := &a.mu.replica
-	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(n) && int(e) < len(r.extents); e++ {
-		if x := r.extents[e]; pagesOf(e, off, n).Minus(x.have).Minus(x.asked) != (dsm.PageSet{}) {
-			return true
-		}
-	}
-	return false
+	return !a.every(off, n, func(x *replicaExtent) dsm.PageSet { return x.have.Or(x.asked) })
 }
 
 // bring fetches the pages of [off, off+n), and what is likely to be wanted next, as far as
@@ -182,7 +176,7 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
 		if n <= 0 || !r.subscribed {
 			return
 		}
-		want := a.missing(nil, dsm.PageIndex(off/dsm.PageSize), 1, int((off+int64(n)-1)/dsm.PageSize-off/dsm.PageSize)+1)
+		want := a.missingOf(off, n)
 		lacks = count(want)
 		switch {
 		case room.tryTake(lacks):
@@ -194,7 +188,7 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
 		taken, lacks = lacks, 0
 		a.askAll(want)
 		first, stride, pages := r.ahead.next(off, n, room.window())
-		switch ahead := a.missing(nil, first, stride, pages); {
+		switch ahead := a.missing(first, stride, pages); {
 		case len(ahead) == 0:
 		case room.tryTake(count(ahead)):
 			taken += count(ahead)
@@ -229,7 +223,7 @@ func (a *Area) bringAhead(first dsm.PageIndex, stride int64, pages, n int) {
 		r := &a.mu.replica
 		r.making = false
 		if err == nil && r.subscribed {
-			ahead := a.missing(nil, first, stride, pages)
+			ahead := a.missing(first, stride, pages)
 			a.askAll(ahead)
 		}
 	})
@@ -275,9 +269,15 @@ func (a *Area) arrive(e dsm.ExtentIndex, came dsm.PageSet) {
 	a.node.room.used(a.id, e, used)
 }
 
-// missing adds to list the pages first, first+stride ... of the area that are neither here nor
+// missingOf returns the pages of [off, off+n) that are neither here nor asked for.
+func (a *Area) missingOf(off int64, n int) []wire.ExtentPages {
+	first, last := off/dsm.PageSize, (off+int64(n)-1)/dsm.PageSize
+	return a.missing(dsm.PageIndex(first), 1, int(last-first)+1)
+}
+
+// missing returns those of the n pages first, first+stride ... of the area that are neither here nor
 // asked for.
-func (a *Area) missing(list []wire.ExtentPages, first dsm.PageIndex, stride int64, n int) []wire.ExtentPages {
+func (a *Area) missing(first dsm.PageIndex, stride int64, n int) (list []wire.ExtentPages) {
 	r := &a.mu.replica
 	for p := int64(first); n > 0 && p >= 0 && p*dsm.PageSize < a.mu.ino.Size; n, p = n-1, p+stride {
 		e, i := dsm.PageIndex(p).Extent()

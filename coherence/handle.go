@@ -168,12 +168,17 @@ func (a *Area) use(off int64, n int) {
 
 // present reports whether the pages of [off, off+n) are here.
 func (a *Area) present(off int64, n int) bool {
+	return a.every(off, n, func(x *replicaExtent) dsm.PageSet { return x.have })
+}
+
+// every reports whether all pages of [off, off+n) are in the sets of their extents.
+func (a *Area) every(off int64, n int, in func(x *replicaExtent) dsm.PageSet) bool {
 	r := &a.mu.replica
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(n); e++ {
 		if int(e) >= len(r.extents) {
 			return false
 		}
-		if pagesOf(e, off, n).Minus(r.extents[e].have) != (dsm.PageSet{}) {
+		if pagesOf(e, off, n).Minus(in(r.extents[e])) != (dsm.PageSet{}) {
 			return false
 		}
 	}
@@ -222,8 +227,7 @@ func (a *Area) WriteAt(ctx context.Context, p []byte, off int64) error {
 	lacks := 0
 	a.step(func() {
 		if r := &a.mu.replica; r.demand && r.subscribed {
-			list := a.missing(nil, dsm.PageIndex(off/dsm.PageSize), 1, int((off+int64(len(p))-1)/dsm.PageSize-off/dsm.PageSize)+1)
-			lacks = count(list)
+			lacks = count(a.missingOf(off, len(p)))
 		}
 	})
 	if err := a.node.room.take(ctx, lacks); err != nil {
