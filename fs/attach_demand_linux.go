@@ -24,7 +24,7 @@ func (x *attachment) onDemand(c uffd.Config) (*uffdSource, uffd.Mode, error) {
 	c.Memfd, c.ReadOnly = int(x.memory.Fd()), !x.write
 	if c.Mode == uffd.Sync {
 		// A page that is evicted while it is being touched can lose its protection, and to
-		// protect it again could mean to wait for the program: see uffd.Range.Punched.
+		// protect it again could mean to wait for the program: see uffd.Config.Mode.
 		c.Mode = uffd.Compare
 	}
 	c.Missing = func(off int64) {

@@ -15,8 +15,7 @@ import (
 
 // TestMissingKilled ends the program while its threads wait.
 func TestMissingKilled(t *testing.T) {
-	needMissing(t)
-	allModes(t, func(t *testing.T, mode Mode) {
+	missingModes(t, func(t *testing.T, mode Mode) {
 		a := newArea(t, 64)
 		c := newClient(t, a.fd)
 		addr := c.mmap(a.size, 0)
@@ -80,8 +79,7 @@ func expectEnded(t *testing.T, c *client, n uint64) {
 
 // TestMunmapWhileBlocked: the threads go on, which is their end, as it is without us.
 func TestMunmapWhileBlocked(t *testing.T) {
-	needMissing(t)
-	allModes(t, func(t *testing.T, mode Mode) {
+	missingModes(t, func(t *testing.T, mode Mode) {
 		a := newArea(t, 64)
 		c := newClient(t, a.fd)
 		addr := c.mmap(a.size, 0)
@@ -109,8 +107,7 @@ func TestMunmapWhileBlocked(t *testing.T) {
 // TestMremapWhileBlocked: threads that wait at the old address end, those at the new one are served,
 // also when the page was asked for before.
 func TestMremapWhileBlocked(t *testing.T) {
-	needMissing(t)
-	allModes(t, func(t *testing.T, mode Mode) {
+	missingModes(t, func(t *testing.T, mode Mode) {
 		a := newArea(t, 64)
 		c := newClient(t, a.fd)
 		addr := c.mmap(a.size, 0)
@@ -131,9 +128,9 @@ func TestMremapWhileBlocked(t *testing.T) {
 		if v := c.do("sum"); v != 8 {
 			t.Error("sum", v)
 		}
-		expect(t, m.Range, map[Mode]string{Sync: "[0+64]"}[mode], "[0+64]"+map[Mode]string{Compare: "[0+64]"}[mode])
+		expect(t, m.Range, "", "[0+64]"+map[Mode]string{Compare: "[0+64]"}[mode])
 		c.store(to+6*pageSize, 1)
-		found := map[Mode]string{Async: "[6+1]", Sync: "[6+1]"}[mode]
+		found := map[Mode]string{Async: "[6+1]"}[mode]
 		expect(t, m.Range, found, map[Mode]string{Compare: "[0+64]"}[mode])
 	})
 }
@@ -175,8 +172,7 @@ func TestRemovedByTheProgram(t *testing.T) {
 // TestMissingWithoutTracking: missing pages are served while stores are not found, and when
 // tracking is lost.
 func TestMissingWithoutTracking(t *testing.T) {
-	needMissing(t)
-	allModes(t, func(t *testing.T, mode Mode) {
+	missingModes(t, func(t *testing.T, mode Mode) {
 		a := newArea(t, 64)
 		c := newClient(t, a.fd)
 		addr := c.mmap(a.size, 0)
@@ -208,8 +204,7 @@ func TestMissingWithoutTracking(t *testing.T) {
 // TestWakeDuringScan: Wake needs nothing that a Scan has which waits for the memory map. What a
 // Scan has read is handed on though it holds the lock.
 func TestWakeDuringScan(t *testing.T) {
-	needMissing(t)
-	allModes(t, func(t *testing.T, mode Mode) {
+	missingModes(t, func(t *testing.T, mode Mode) {
 		a := newArea(t, 64)
 		c := newClient(t, a.fd)
 		addr := c.mmap(a.size, 0)
@@ -234,29 +229,11 @@ func TestWakeDuringScan(t *testing.T) {
 	})
 }
 
-// TestPunchedAgain: what was punched out is found in mode Sync, which may have lost the protection.
-func TestPunchedAgain(t *testing.T) {
-	needMissing(t)
-	modes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 64)
-		c := newClient(t, a.fd)
-		addr := c.mmap(a.size, 0)
-		m := a.demand(c, mode, addr, nil)
-		page := int64(pageSize)
-		m.Punched(3*page, 2*page)
-		m.Punched(-page, page)
-		m.Punched(62*page, 9*page)
-		expect(t, m.Range, map[Mode]string{Sync: "[3+2][62+2]"}[mode], "")
-		expect(t, m.Range, "", "")
-	})
-}
-
 // TestMissingStress lets threads of two programs load and store at random while pages are
 // served, punched out and scanned. No load may show anything but what a page was filled with, and
 // in rest every store is found.
 func TestMissingStress(t *testing.T) {
-	needMissing(t)
-	allModes(t, func(t *testing.T, mode Mode) {
+	missingModes(t, func(t *testing.T, mode Mode) {
 		seed := uint64(time.Now().UnixNano())
 		t.Logf("seed %d", seed)
 		random := rand.New(rand.NewPCG(seed, 5))
@@ -302,7 +279,6 @@ func TestMissingStress(t *testing.T) {
 			page, n := random.Int64N(pages-8), 1+random.Int64N(8)
 			punch(t, a, page, n)
 			for _, p := range programs {
-				p.Punched(page*int64(pageSize), n*int64(pageSize))
 				if random.IntN(4) == 0 {
 					if err := p.Scan(new(Stores)); err != nil {
 						t.Error(err)

@@ -10,8 +10,7 @@ import (
 // TestCloseMissing: who waits gets SIGBUS, and so does who comes later; pages that are there stay. So
 // this is also the proof that a poisoned page stays so after the userfaultfd is closed.
 func TestCloseMissing(t *testing.T) {
-	needMissing(t)
-	allModes(t, func(t *testing.T, mode Mode) {
+	missingModes(t, func(t *testing.T, mode Mode) {
 		const pages = 700
 		a := newArea(t, pages)
 		c := newClient(t, a.fd)
@@ -61,8 +60,7 @@ func TestCloseMissing(t *testing.T) {
 // TestCloseMissingRaces closes while threads begin to wait, and while the program changes
 // its mapping: nobody reads a zero, nobody waits for ever.
 func TestCloseMissingRaces(t *testing.T) {
-	needMissing(t)
-	allModes(t, func(t *testing.T, mode Mode) {
+	missingModes(t, func(t *testing.T, mode Mode) {
 		const pages = 64
 		for i := range 20 {
 			a := newArea(t, pages)

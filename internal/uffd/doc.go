@@ -66,9 +66,10 @@
 // write-protection, so that is taken away before. For the same reason a page that
 // the program has touched cannot be poisoned.
 //
-// Where tracking is lost, or mode Sync cannot take a protection away, the mapping
-// stays registered and missing pages are served on. If this process is killed a Guard, a process
-// that has copies of the descriptors, poisons what is not there.
+// Missing goes with Async and Compare; why not with Sync, Config says.
+//
+// Where tracking is lost the mapping stays registered and missing pages are served on. If this
+// process is killed a Guard, a process that has copies of the descriptors, poisons what is not there.
 //
 // Measured as above: a missing page that a goroutine here fills and wakes, 17 us (p50, seen
 // by the program); Filler, 2.3 us for a page alone and 1.5 us in runs of 64 or more.

@@ -18,8 +18,8 @@ type Features struct {
 	// Tables is whether it does so at the first question; see scanner.
 	Tables  Feature
 	Sync    Feature // write faults on shared memory, served by this process
-	Poison  Feature // UFFDIO_POISON: SIGBUS instead of a silent zero page, in what is tracked
-	Missing Feature // faults on pages of shared memory that are not there yet, in what is tracked
+	Poison  Feature // UFFDIO_POISON: SIGBUS instead of a silent zero page, in what Async tracks where that works
+	Missing Feature // faults on pages of shared memory that are not there yet, in the same
 	Unmap   Feature // EVENT_UNMAP and EVENT_REMAP, which Async and Sync need
 	Remove  Feature // EVENT_REMOVE, which nothing here needs
 	Kernel  Feature // a userfaultfd of this user may also stop the kernel's own accesses

@@ -118,12 +118,6 @@ func expectTouched(t testing.TB, c *client, done, faulted uint64) {
 	}
 }
 
-// allModes is modes with Compare.
-func allModes(t *testing.T, f func(t *testing.T, mode Mode)) {
-	modes(t, f)
-	t.Run(Compare.String(), func(t *testing.T) { f(t, Compare) })
-}
-
 // track maps all of the area in the client and tracks it. The first scan, of all as
 // suspect, is taken.
 func (a *area) track(c *client, mode Mode) (*Range, uint64) {
@@ -183,9 +177,17 @@ func expect(t testing.TB, r *Range, written, suspect string) {
 	}
 }
 
-// modes runs a test in each mode that works here.
-func modes(t *testing.T, f func(t *testing.T, mode Mode)) {
-	for _, mode := range []Mode{Async, Sync} {
+// modes runs a test in each mode that works here and tracks.
+func modes(t *testing.T, f func(t *testing.T, mode Mode)) { inModes(t, f, Async, Sync) }
+
+// missingModes runs a test in each mode that works here with Missing.
+func missingModes(t *testing.T, f func(t *testing.T, mode Mode)) {
+	needMissing(t)
+	inModes(t, f, Async, Compare)
+}
+
+func inModes(t *testing.T, f func(t *testing.T, mode Mode), modes ...Mode) {
+	for _, mode := range modes {
 		t.Run(mode.String(), func(t *testing.T) {
 			if _, err := Choose(Probe(), mode.String()); err != nil {
 				t.Skip(err)

@@ -189,8 +189,7 @@ func awaitEnd(t testing.TB, pidfd int) {
 // TestGuard kills a daemon: threads that wait get SIGBUS, and so does who comes later; what was
 // there stays.
 func TestGuard(t *testing.T) {
-	needMissing(t)
-	allModes(t, func(t *testing.T, mode Mode) {
+	missingModes(t, func(t *testing.T, mode Mode) {
 		const pages = 700
 		a := newArea(t, pages)
 		f := newFiller(t, a, a.size)

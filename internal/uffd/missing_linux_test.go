@@ -18,8 +18,7 @@ func needMissing(t testing.TB) {
 
 // TestMissing: a thread waits until the page is filled, and a store after that is found.
 func TestMissing(t *testing.T) {
-	needMissing(t)
-	allModes(t, func(t *testing.T, mode Mode) {
+	missingModes(t, func(t *testing.T, mode Mode) {
 		a := newArea(t, 700)
 		c := newClient(t, a.fd)
 		addr := c.mmap(a.size, 0)
@@ -43,7 +42,7 @@ func TestMissing(t *testing.T) {
 		m.putOnly(699, 1)
 		c.store(addr+699*pageSize+8, 3)
 		c.store(addr+5*pageSize, 3)
-		found := map[Mode]string{Async: "[5+1][9+1][699+1]", Sync: "[5+1][9+1][699+1]"}[mode]
+		found := map[Mode]string{Async: "[5+1][9+1][699+1]"}[mode]
 		all := map[Mode]string{Compare: "[0+700]"}[mode]
 		expect(t, m.Range, found, all)
 		expect(t, m.Range, "", all)
@@ -56,8 +55,7 @@ func TestMissing(t *testing.T) {
 // TestMissingOnce: many threads on one page make one call, and one that comes after the
 // Wake another.
 func TestMissingOnce(t *testing.T) {
-	needMissing(t)
-	allModes(t, func(t *testing.T, mode Mode) {
+	missingModes(t, func(t *testing.T, mode Mode) {
 		a := newArea(t, 64)
 		c := newClient(t, a.fd)
 		addr := c.mmap(a.size, 0)
@@ -89,8 +87,7 @@ func TestMissingOnce(t *testing.T) {
 
 // TestMissingMany: many threads on many pages.
 func TestMissingMany(t *testing.T) {
-	needMissing(t)
-	allModes(t, func(t *testing.T, mode Mode) {
+	missingModes(t, func(t *testing.T, mode Mode) {
 		const pages = 200
 		a := newArea(t, pages)
 		c := newClient(t, a.fd)
@@ -126,8 +123,7 @@ func TestMissingMany(t *testing.T) {
 
 // TestPunched takes a page out of the memfd while it is mapped and protected.
 func TestPunched(t *testing.T) {
-	needMissing(t)
-	allModes(t, func(t *testing.T, mode Mode) {
+	missingModes(t, func(t *testing.T, mode Mode) {
 		a := newArea(t, 64)
 		c := newClient(t, a.fd)
 		addr := c.mmap(a.size, 0)
@@ -136,7 +132,7 @@ func TestPunched(t *testing.T) {
 		for i := range uint64(3) {
 			m.putOnly(7, 1)
 			c.store(addr+7*pageSize+8, i+1)
-			found := map[Mode]string{Async: "[7+1]", Sync: "[7+1]"}[mode]
+			found := map[Mode]string{Async: "[7+1]"}[mode]
 			expect(t, m.Range, found, all)
 			punch(t, a, 7, 1)
 			c.do("touch", addr+7*pageSize, 1, 0, 0)
@@ -167,8 +163,7 @@ func punch(t testing.TB, a *area, page, n int64) {
 
 // TestPoison: SIGBUS for who waits and who comes later, until MADV_DONTNEED.
 func TestPoison(t *testing.T) {
-	needMissing(t)
-	allModes(t, func(t *testing.T, mode Mode) {
+	missingModes(t, func(t *testing.T, mode Mode) {
 		a := newArea(t, 64)
 		c := newClient(t, a.fd)
 		addr := c.mmap(a.size, 0)
@@ -225,7 +220,7 @@ func TestPoison(t *testing.T) {
 		}
 		m.put(6, 1)
 		expectTouched(t, c, 2, 0)
-		found := map[Mode]string{Async: "[5+2]", Sync: "[5+2]"}[mode]
+		found := map[Mode]string{Async: "[5+2]"}[mode]
 		expect(t, m.Range, found, map[Mode]string{Compare: "[0+64]"}[mode])
 	})
 }
@@ -282,26 +277,26 @@ func TestMissingRefuses(t *testing.T) {
 	defer closeFD(readonly.fd)
 	c, reader := newClient(t, a.fd), newClient(t, readonly.fd)
 	addr := c.mmap(a.size, 0)
+	readOnlyAt := func(c *client) uint64 { return c.do("mmap", a.size, 0, unix.PROT_READ, unix.MAP_SHARED) }
 	cases := []struct {
 		name, says string
-		config     Config
+		c          *client
+		addr       uint64
+		change     func(*Config)
 	}{
-		{"never writable", "can never be made writable", a.config(reader, Compare, reader.do("mmap", a.size, 0, unix.PROT_READ, unix.MAP_SHARED), a.size, 0)},
-		{"another memfd", "another file", a.config(c, Compare, addr, a.size, 0)},
-		{"no memfd", "the memfd", a.config(c, Compare, addr, a.size, 0)},
-		{"read-only with a mode", "ReadOnly is for", a.config(c, Async, addr, a.size, 0)},
-		{"not read-only", "want shared and writable", a.config(c, Compare, c.do("mmap", a.size, 0, unix.PROT_READ, unix.MAP_SHARED), a.size, 0)},
+		{"sync", "use compare", c, addr, func(x *Config) { x.Mode, x.ReadOnly = Sync, false }},
+		{"never writable", "can never be made writable", reader, readOnlyAt(reader), func(x *Config) {}},
+		{"another memfd", "another file", c, addr, func(x *Config) { x.Memfd = other.fd }},
+		{"no memfd", "the memfd", c, addr, func(x *Config) { x.Memfd = 1 << 20 }},
+		{"read-only with a mode", "ReadOnly is for", c, addr, func(x *Config) { x.Mode = Async }},
+		{"not read-only", "want shared and writable", c, readOnlyAt(c), func(x *Config) { x.ReadOnly = false }},
 	}
 	for _, tt := range cases {
 		t.Run(tt.name, func(t *testing.T) {
-			tt.config.Memfd, tt.config.Missing, tt.config.ReadOnly = a.fd, func(int64) {}, tt.name != "not read-only"
-			switch tt.name {
-			case "another memfd":
-				tt.config.Memfd = other.fd
-			case "no memfd":
-				tt.config.Memfd = 1 << 20
-			}
-			r, err := Track(tt.config)
+			config := a.config(tt.c, Compare, tt.addr, a.size, 0)
+			config.Memfd, config.Missing, config.ReadOnly = a.fd, func(int64) {}, true
+			tt.change(&config)
+			r, err := Track(config)
 			if err == nil {
 				_ = r.Close()
 				t.Fatal("tracked")

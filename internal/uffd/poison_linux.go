@@ -53,10 +53,6 @@ func (r *Range) tryPoisonLocked(off, n int64) error {
 	for _, p := range r.pieces() {
 		start, end := p.addresses(off, off+n)
 		for ; start < end; start += pageSize {
-			if r.mode == Sync {
-				off, _ := p.within(start, start+pageSize)
-				r.mu.poisoned[off] = struct{}{}
-			}
 			if err := poisonRun(r.uffd, start, start+pageSize); err != nil && !errors.Is(err, unix.ENOENT) {
 				return err
 			}

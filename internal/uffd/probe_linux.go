@@ -39,21 +39,13 @@ func probe() Features {
 	if f.Sync.OK {
 		f.Sync = tried(trySync())
 	}
-	// Stores and missing pages are of one userfaultfd, in the best mode that works.
-	tracking, mode := uint64(0), uint64(0)
-	switch {
-	case f.Async.OK:
-		tracking, mode = featureWPAsync|featureWPUnpopulated|featureWPShmem, registerWP
-	case f.Sync.OK:
-		tracking, mode = featureWPShmem, registerWP
-	}
-	f.Missing = bit(has, featureMissingShmem, "needs Linux 4.11")
+	f.Missing = bit(has, featureMissingShmem|featureWPShmem, "needs Linux 5.19")
 	if f.Missing.OK {
-		f.Missing = tried(tryMissing(tracking|featureMissingShmem, mode|registerMissing, (*scratch).fillOne))
+		f.Missing = tried(tryMissing(f.Async.OK, 0, (*scratch).fillOne))
 	}
-	f.Poison = bit(has, featurePoison, "needs Linux 6.6")
+	f.Poison = bit(has, featureMissingShmem|featureWPShmem|featurePoison, "needs Linux 6.6")
 	if f.Poison.OK {
-		f.Poison = tried(tryMissing(tracking|featureMissingShmem|featurePoison, mode|registerMissing, (*scratch).poisonOne))
+		f.Poison = tried(tryMissing(f.Async.OK, featurePoison, (*scratch).poisonOne))
 	}
 	f.Swap = swap()
 	return f
@@ -241,24 +233,28 @@ func trySync() error {
 	return nil
 }
 
-// tryMissing calls then with pages that are missing, and protected if stores are tracked.
-func tryMissing(features, mode uint64, then func(*scratch) error) error {
+// tryMissing calls then with pages that are missing, for one feature more. In Async stores and
+// missing pages are of one userfaultfd; where that does not work missing pages are served in Compare.
+func tryMissing(async bool, feature uint64, then func(*scratch) error) error {
+	features, mode := featureWPShmem|featureMissingShmem|feature, uint64(registerMissing)
+	if async {
+		features, mode = features|featureWPAsync|featureWPUnpopulated, mode|registerWP
+	}
 	s, err := newScratch(2, features, mode)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	if mode&registerWP != 0 {
-		if err := protect(s.fd, s.addr(), uint64(len(s.mem)), true); err != nil {
-			return step("UFFDIO_WRITEPROTECT", err)
-		}
+	if !async {
+		return then(s)
 	}
-	if features&featureWPAsync != 0 {
-		if err := s.expect(0); err != nil {
-			return err
-		}
+	if err := protect(s.fd, s.addr(), uint64(len(s.mem)), true); err != nil {
+		return step("UFFDIO_WRITEPROTECT", err)
 	}
-	if err := then(s); err != nil || features&featureWPAsync == 0 {
+	if err := s.expect(0); err != nil {
+		return err
+	}
+	if err := then(s); err != nil {
 		return err
 	}
 	// What was filled is not protected, what was poisoned neither; the rest is.

@@ -58,10 +58,7 @@ type Range struct {
 		suspect []Run
 		scanner scanner
 		noted   pageSet // Sync: pages that were stored to since the last Scan
-		// Sync: offsets of poisoned pages. The kernel does not protect one, so it is
-		// without protection when the program clears the poison.
-		poisoned map[int64]struct{}
-		batch    [64]message
+		batch   [64]message
 	}
 }
 
@@ -215,7 +212,7 @@ func (r *Range) releaseLocked() {
 
 // loseLocked gives the tracking up: the process runs freely and all is suspect. Where
 // pages can be missing the mapping stays registered, as else the process would read
-// zeroes; protection that cannot be taken away is taken away at the store.
+// zeroes; protection that cannot be taken away the kernel takes away at the store.
 func (r *Range) loseLocked(err error) {
 	if r.mu.state > disarmed {
 		return

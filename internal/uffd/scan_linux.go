@@ -81,37 +81,4 @@ func (r *Range) scanSyncLocked(s *Stores) {
 		r.protectLocked(off, n, true)
 		s.Written = extend(s.Written, off, n)
 	})
-	for off := range r.mu.poisoned {
-		r.scanPoisonedLocked(s, off)
-	}
-}
-
-// scanPoisonedLocked protects the page as soon as it is poisoned no more, which the
-// page table then shows, and reports it. While it is poisoned nobody stores to it.
-func (r *Range) scanPoisonedLocked(s *Stores, off int64) {
-	r.protectLocked(off, int64(pageSize), true)
-	for _, p := range r.pieces() {
-		start, end := p.addresses(off, off+int64(pageSize))
-		if start >= end {
-			continue
-		}
-		if on, err := protected(r.pagemap, start); err != nil || !on {
-			return
-		}
-		s.Written = extend(s.Written, off, int64(pageSize))
-	}
-	delete(r.mu.poisoned, off)
-}
-
-// Punched says that the pages [off, off+n), offsets in the memfd, were punched out of it; it
-// is called after the punch and before they are filled again. In mode Sync the kernel
-// forgets the protection of a page that is touched while it is punched out, so the next
-// Scan protects these again and returns them. It may wait for a Scan.
-func (r *Range) Punched(off, n int64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	from, to := max(off, r.off), min(off+n, r.off+r.length)
-	if r.mode == Sync && from < to {
-		r.mu.noted.addRun(r.page(from), r.page(to))
-	}
 }

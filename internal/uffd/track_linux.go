@@ -25,7 +25,12 @@ type Config struct {
 	Off          int64
 	// Dev and Ino are those of the memfd, as fstat has them.
 	Dev, Ino uint64
-	// Mode is Async or Sync. Compare, which has nothing to track, takes Missing.
+	// Mode is Async or Sync. With Missing it is Async or Compare, which tracks nothing.
+	//
+	// Sync with Missing would lose stores. A page that is touched at the moment in which it is punched out
+	// of the memfd can lose its protection, and a store to it then makes no fault and is not noted. (In
+	// Async what is not protected counts as stored to.) Whoever punches would have to protect it again,
+	// which takes the lock of the memory map of the process, so it could wait for the program.
 	Mode Mode
 
 	// Missing, if set, is called for a page, by its offset in the memfd, that is a hole of it and
@@ -67,6 +72,9 @@ func Track(c Config) (*Range, error) {
 func track(c Config) (_ *Range, err error) {
 	end := c.Addr + c.Length
 	switch {
+	case c.Mode == Sync && c.Missing != nil:
+		return nil, errs.E(errs.Invalid, opTrack, "Missing does not go with mode %v: a page that is punched out while it is touched can lose its "+
+			"protection, and stores to it would not be found; use %v", Sync, Compare)
 	case c.Mode == Compare && c.Missing != nil:
 	case c.ReadOnly:
 		return nil, errs.E(errs.Invalid, opTrack, "ReadOnly is for mode %v with Missing", Compare)
@@ -113,7 +121,7 @@ func track(c Config) (_ *Range, err error) {
 		return nil, err
 	}
 	if c.Mode == Sync {
-		r.mu.noted, r.mu.poisoned = newPageSet(r.length/int64(pageSize)), make(map[int64]struct{})
+		r.mu.noted = newPageSet(r.length / int64(pageSize))
 	}
 	r.mu.scanner = scanner{pagemap: r.pagemap, tables: c.Mode == Async && !Probe().Tables.OK}
 	if err := r.begin(c); err != nil {
