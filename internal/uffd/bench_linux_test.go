@@ -12,17 +12,15 @@ func benchScan(b *testing.B, mode Mode, dirty uint64) {
 		b.Skip(err)
 	}
 	const pages = 65536
-	a := newArea(b, pages)
-	c := newClient(b, a.fd)
-	addr := c.mmap(a.size, 0)
-	c.do("store", addr, a.size, pageSize, 1)
-	r := a.trackAt(c, mode, addr, a.size, 0)
+	a, c := newProgram(b, pages)
+	c.do("store", c.addr, a.size, pageSize, 1)
+	r := a.trackAt(c, mode, c.addr, a.size, 0)
 	var s Stores
 	var storing, scanning time.Duration
 	for b.Loop() {
 		start := time.Now()
 		if dirty > 0 {
-			c.do("store", addr, a.size, pages/dirty*pageSize, 1)
+			c.do("store", c.addr, a.size, pages/dirty*pageSize, 1)
 		}
 		stored := time.Now()
 		s.Reset()
@@ -53,11 +51,9 @@ func BenchmarkScanSyncClean(b *testing.B) { benchScan(b, Sync, 0) }
 func BenchmarkScanSync4096(b *testing.B)  { benchScan(b, Sync, 4096) }
 
 func BenchmarkArm(b *testing.B) {
-	a := newArea(b, 65536)
-	c := newClient(b, a.fd)
-	addr := c.mmap(a.size, 0)
-	c.do("store", addr, a.size, pageSize, 1)
-	r := a.trackAt(c, Async, addr, a.size, 0)
+	a, c := newProgram(b, 65536)
+	c.do("store", c.addr, a.size, pageSize, 1)
+	r := a.trackAt(c, Async, c.addr, a.size, 0)
 	var disarming time.Duration
 	for b.Loop() {
 		start := time.Now()

@@ -1,7 +1,6 @@
 package uffd
 
 import (
-	"encoding/binary"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -15,15 +14,11 @@ import (
 
 // TestMissingKilled ends the program while its threads wait.
 func TestMissingKilled(t *testing.T) {
-	missingModes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 64)
-		c := newClient(t, a.fd)
-		addr := c.mmap(a.size, 0)
-		m := a.demand(c, mode, addr, nil)
+	demandModes(t, 64, func(t *testing.T, c *client, m *missing) {
 		if !m.Mapped() {
 			t.Error("nothing is mapped at the begin")
 		}
-		c.do("touch", addr, 8, pageSize, 0)
+		c.do("touch", c.addr, 8, pageSize, 0)
 		for range 8 {
 			m.called()
 		}
@@ -34,7 +29,7 @@ func TestMissingKilled(t *testing.T) {
 			t.Error("it is mapped after the end")
 		}
 		m.put(3, 1)
-		if err := m.Poison(0, a.size); err != nil {
+		if err := m.Poison(0, m.length); err != nil {
 			t.Error(err)
 		}
 		expect(t, m.Range, "", "[0+64]")
@@ -44,23 +39,19 @@ func TestMissingKilled(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if err := m.Poison(0, a.size); !errs.Is(err, errs.Closed) {
+		if err := m.Poison(0, m.length); !errs.Is(err, errs.Closed) {
 			t.Error(err)
 		}
-		m.Wake(0, a.size)
+		m.Wake(0, m.length)
 	})
 }
 
 // TestMissingExec: the memory goes and the process stays.
 func TestMissingExec(t *testing.T) {
 	needMissing(t)
-	a := newArea(t, 64)
-	c := newClient(t, a.fd)
-	m := a.demand(c, Compare, c.mmap(a.size, 0), nil)
-	c.begin("exec")
-	if n, err := unix.Read(c.socket, make([]byte, 64)); err != nil || n != 0 {
-		t.Fatal("the client answers: ", n, err)
-	}
+	a, c := newProgram(t, 64)
+	m := a.demand(c, Compare, c.addr, nil)
+	c.exec()
 	if m.Mapped() {
 		t.Error("it is mapped after exec")
 	}
@@ -70,33 +61,29 @@ func TestMissingExec(t *testing.T) {
 // expectEnded waits for threads of which the memory has gone. Mostly that is SIGSEGV, which is
 // counted too, but the runtime of the client may have mapped something else there by then. (That no
 // page was planted shows in that it can be filled.)
-func expectEnded(t *testing.T, c *client, n uint64) {
-	t.Helper()
+func (c *client) expectEnded(n uint64) {
+	c.t.Helper()
 	if v := c.do("touched"); v&0xffffffff+v>>32 != n {
-		t.Errorf("%d touched and %d did not, want %d", v&0xffffffff, v>>32, n)
+		c.t.Errorf("%d touched and %d did not, want %d", v&0xffffffff, v>>32, n)
 	}
 }
 
 // TestMunmapWhileBlocked: the threads go on, which is their end, as it is without us.
 func TestMunmapWhileBlocked(t *testing.T) {
-	missingModes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 64)
-		c := newClient(t, a.fd)
-		addr := c.mmap(a.size, 0)
-		m := a.demand(c, mode, addr, nil)
-		c.do("touch", addr+5*pageSize, 3, 8, 0)
-		c.do("touch", addr+40*pageSize, 1, 8, 0)
+	demandModes(t, 64, func(t *testing.T, c *client, m *missing) {
+		c.do("touch", c.at(5), 3, 8, 0)
+		c.do("touch", c.at(40), 1, 8, 0)
 		m.called()
 		m.called()
-		c.do("munmap", addr, 10*pageSize)
+		c.do("munmap", c.addr, 10*pageSize)
 		m.put(40, 1)
-		expectEnded(t, c, 4)
+		c.expectEnded(4)
 		if !m.Mapped() {
 			t.Error("what is left is not mapped")
 		}
 		// The page can be asked for again, through what is left or not at all.
 		m.put(5, 1)
-		c.do("munmap", addr+10*pageSize, 54*pageSize)
+		c.do("munmap", c.at(10), 54*pageSize)
 		<-m.Unmapped()
 		if m.Mapped() {
 			t.Error("it is mapped")
@@ -107,31 +94,22 @@ func TestMunmapWhileBlocked(t *testing.T) {
 // TestMremapWhileBlocked: threads that wait at the old address end, those at the new one are served,
 // also when the page was asked for before.
 func TestMremapWhileBlocked(t *testing.T) {
-	missingModes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 64)
-		c := newClient(t, a.fd)
-		addr := c.mmap(a.size, 0)
-		m := a.demand(c, mode, addr, nil)
-		c.do("touch", addr+5*pageSize, 3, 8, 0)
+	demandModes(t, 64, func(t *testing.T, c *client, m *missing) {
+		c.do("touch", c.at(5), 3, 8, 0)
 		m.called()
 		to := c.do("mmap", 128*pageSize, 0, unix.PROT_NONE, unix.MAP_SHARED)
-		c.do("mremap", addr, 64*pageSize, 64*pageSize, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, to)
-		expectEnded(t, c, 3)
+		c.do("mremap", c.addr, 64*pageSize, 64*pageSize, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, to)
+		c.expectEnded(3)
 		c.do("touch", to+5*pageSize, 3, 8, 0)
 		c.do("touch", to+6*pageSize, 1, 8, 0)
-		if page := m.called(); page != 6 {
-			t.Error("called for", page)
-		}
+		m.expectCall(6)
 		m.put(5, 7)
 		m.put(6, 1)
-		expectTouched(t, c, 4, 0)
-		if v := c.do("sum"); v != 8 {
-			t.Error("sum", v)
-		}
-		expect(t, m.Range, "", "[0+64]"+map[Mode]string{Compare: "[0+64]"}[mode])
+		c.expectTouched(4, 0)
+		c.expectSum(8)
+		expect(t, m.Range, "", "[0+64]"+map[Mode]string{Compare: "[0+64]"}[m.mode])
 		c.store(to+6*pageSize, 1)
-		found := map[Mode]string{Async: "[6+1]"}[mode]
-		expect(t, m.Range, found, map[Mode]string{Compare: "[0+64]"}[mode])
+		m.expectStored("[6+1]")
 	})
 }
 
@@ -145,44 +123,36 @@ func TestGrownMapping(t *testing.T) {
 	m := a.demand(c, Compare, addr, func(x *Config) { x.Length = uint64(half) })
 	at := c.do("mremap", addr, half, a.size, unix.MREMAP_MAYMOVE)
 	c.do("touch", at+40*pageSize, 2, pageSize, 3)
-	expectTouched(t, c, 0, 2)
+	c.expectTouched(0, 2)
 	c.do("touch", at+31*pageSize, 1, 0, 0)
 	m.put(m.called(), 1)
-	expectTouched(t, c, 1, 0)
+	c.expectTouched(1, 0)
 }
 
 // TestRemovedByTheProgram: MADV_REMOVE makes a page missing that was there.
 func TestRemovedByTheProgram(t *testing.T) {
 	needMissing(t)
-	a := newArea(t, 64)
-	c := newClient(t, a.fd)
-	addr := c.mmap(a.size, 0)
-	m := a.demand(c, Compare, addr, nil)
+	a, c := newProgram(t, 64)
+	m := a.demand(c, Compare, c.addr, nil)
 	m.putOnly(3, 5)
-	c.store(addr+3*pageSize, 6)
-	c.do("madvise", addr+3*pageSize, pageSize, unix.MADV_REMOVE)
-	c.do("touch", addr+3*pageSize, 1, 0, 0)
+	c.store(c.at(3), 6)
+	c.do("madvise", c.at(3), pageSize, unix.MADV_REMOVE)
+	c.do("touch", c.at(3), 1, 0, 0)
 	m.put(m.called(), 8)
-	expectTouched(t, c, 1, 0)
-	if v := c.do("sum"); v != 8 {
-		t.Error("loaded", v)
-	}
+	c.expectTouched(1, 0)
+	c.expectSum(8)
 }
 
 // TestMissingWithoutTracking: missing pages are served while stores are not found, and when
 // tracking is lost.
 func TestMissingWithoutTracking(t *testing.T) {
-	missingModes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 64)
-		c := newClient(t, a.fd)
-		addr := c.mmap(a.size, 0)
-		m := a.demand(c, mode, addr, nil)
+	demandModes(t, 64, func(t *testing.T, c *client, m *missing) {
 		serve := func(page uint64) {
 			t.Helper()
 			for _, at := range []uint64{page, page + 1} {
-				c.do("touch", addr+at*pageSize, 1, 0, at%2)
+				c.do("touch", c.at(at), 1, 0, at%2)
 				m.put(m.called(), 1)
-				expectTouched(t, c, 1, 0)
+				c.expectTouched(1, 0)
 			}
 		}
 		if err := m.Disarm(); err != nil {
@@ -204,13 +174,9 @@ func TestMissingWithoutTracking(t *testing.T) {
 // TestWakeDuringScan: Wake needs nothing that a Scan has which waits for the memory map. What a
 // Scan has read is handed on though it holds the lock.
 func TestWakeDuringScan(t *testing.T) {
-	missingModes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 64)
-		c := newClient(t, a.fd)
-		addr := c.mmap(a.size, 0)
-		m := a.demand(c, mode, addr, nil)
+	demandModes(t, 64, func(t *testing.T, c *client, m *missing) {
 		m.mu.Lock()
-		c.begin("touch", addr+5*pageSize, 3, 8, 0)
+		c.begin("touch", c.at(5), 3, 8, 0)
 		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(m.uffd), Events: unix.POLLIN}}, -1); err != nil && err != unix.EINTR {
 			t.Fatal(err)
 		}
@@ -222,7 +188,7 @@ func TestWakeDuringScan(t *testing.T) {
 		var other sync.WaitGroup
 		other.Go(func() {
 			m.put(m.called(), 3)
-			expectTouched(t, c, 3, 0)
+			c.expectTouched(3, 0)
 		})
 		other.Wait()
 		m.mu.Unlock()
@@ -242,31 +208,13 @@ func TestMissingStress(t *testing.T) {
 		type program struct {
 			*client
 			*missing
-			addr uint64
 		}
 		var programs []program
-		var serving sync.WaitGroup
-		stop := make(chan struct{})
 		for range 2 {
-			c := newClient(t, a.fd)
-			addr := c.mmap(a.size, 0)
-			m := a.demand(c, mode, addr, nil)
-			programs = append(programs, program{c, m, addr})
-			serving.Go(func() {
-				src := make([]byte, pageSize)
-				for {
-					select {
-					case page := <-m.calls:
-						binary.NativeEndian.PutUint64(src, uint64(page)+1)
-						if _, err := m.fill.Fill(page*int64(pageSize), src); err != nil && !errs.Is(err, errs.Exist) {
-							t.Error(err)
-						}
-						m.Wake(page*int64(pageSize), int64(pageSize))
-					case <-stop:
-						return
-					}
-				}
-			})
+			c := a.program()
+			m := a.demand(c, mode, c.addr, nil)
+			programs = append(programs, program{c, m})
+			defer m.serve()()
 		}
 		for _, p := range programs {
 			p.do("roam", p.addr, a.size, 3, random.Uint64()>>1)
@@ -277,7 +225,7 @@ func TestMissingStress(t *testing.T) {
 		}
 		for range rounds {
 			page, n := random.Int64N(pages-8), 1+random.Int64N(8)
-			punch(t, a, page, n)
+			a.punch(page, n)
 			for _, p := range programs {
 				if random.IntN(4) == 0 {
 					if err := p.Scan(new(Stores)); err != nil {
@@ -301,14 +249,12 @@ func TestMissingStress(t *testing.T) {
 		}
 		for range 50 {
 			p, page := programs[random.IntN(2)], random.Int64N(pages)
-			p.store(p.addr+uint64(page)*pageSize+8, 1)
+			p.store(p.at(uint64(page))+8, 1)
 			var s Stores
 			if err := p.Scan(&s); err != nil || !covers(append(s.Written, s.Suspect...), page) {
 				t.Errorf("seed %d: page %d is not in %s %s: %v", seed, page, text(s.Written), text(s.Suspect), err)
 			}
 		}
-		close(stop)
-		serving.Wait()
 		for _, p := range programs {
 			if err := p.Lost(); err != nil {
 				t.Error(err)
@@ -321,33 +267,14 @@ func TestMissingStress(t *testing.T) {
 func BenchmarkMissing(b *testing.B) {
 	needMissing(b)
 	const pages = 4096
-	a := newArea(b, pages)
-	c := newClient(b, a.fd)
-	addr := c.mmap(a.size, 0)
-	m := a.demand(c, Async, addr, nil)
-	stop := make(chan struct{})
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		src := make([]byte, pageSize)
-		for {
-			select {
-			case page := <-m.calls:
-				if _, err := m.fill.Fill(page*int64(pageSize), src); err != nil && !errs.Is(err, errs.Exist) {
-					b.Error(err)
-				}
-				m.Wake(page*int64(pageSize), int64(pageSize))
-			case <-stop:
-				return
-			}
-		}
-	})
+	a, c := newProgram(b, pages)
+	m := a.demand(c, Async, c.addr, nil)
+	defer m.serve()()
 	var sum, n uint64
 	for b.Loop() {
-		punch(b, a, 0, pages)
-		sum += c.do("latencies", addr, pages, pageSize)
+		a.punch(0, pages)
+		sum += c.do("latencies", c.addr, pages, pageSize)
 		n++
 	}
-	close(stop)
-	serving.Wait()
 	b.ReportMetric(float64(sum)/float64(n), "ns/fault(p50)")
 }

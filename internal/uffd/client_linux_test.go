@@ -254,6 +254,9 @@ type client struct {
 	cmd    *exec.Cmd
 	socket int
 	ended  func() // kills if need be and waits
+	// Of area.program: an area and where all of it is mapped.
+	area *area
+	addr uint64
 }
 
 func newClient(t testing.TB, memfd int) *client {
@@ -353,6 +356,41 @@ func (c *client) descriptor(name string, args ...any) int {
 func (c *client) mmap(length, off int64) uint64 {
 	c.t.Helper()
 	return c.do("mmap", length, off, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+}
+
+// at is the address of a page of the area.
+func (c *client) at(page uint64) uint64 { return c.addr + page*pageSize }
+
+// exec ends the memory and not the process. It closes the socket, as exit does.
+func (c *client) exec() {
+	c.t.Helper()
+	c.begin("exec")
+	if n, err := unix.Read(c.socket, make([]byte, 64)); err != nil || n != 0 {
+		c.t.Fatal("the client answers: ", n, err)
+	}
+}
+
+// expectTouched waits for the threads that touch.
+func (c *client) expectTouched(done, faulted uint64) {
+	c.t.Helper()
+	if v := c.do("touched"); v != faulted<<32|done {
+		c.t.Errorf("%d touched and %d got SIGBUS, want %d and %d", v&0xffffffff, v>>32, done, faulted)
+	}
+}
+
+// expectSum: what the threads that touch have loaded since the last call.
+func (c *client) expectSum(want uint64) {
+	c.t.Helper()
+	if v := c.do("sum"); v != want {
+		c.t.Errorf("they loaded %d, want %d", v, want)
+	}
+}
+
+func (c *client) expectWord(addr, want uint64) {
+	c.t.Helper()
+	if v := c.do("load", addr); v != want {
+		c.t.Errorf("loaded %d, want %d", v, want)
+	}
 }
 
 func (c *client) store(addr uint64, value uint64) {

@@ -10,47 +10,37 @@ import (
 // TestCloseMissing: who waits gets SIGBUS, and so does who comes later; pages that are there stay. So
 // this is also the proof that a poisoned page stays so after the userfaultfd is closed.
 func TestCloseMissing(t *testing.T) {
-	missingModes(t, func(t *testing.T, mode Mode) {
-		const pages = 700
-		a := newArea(t, pages)
-		c := newClient(t, a.fd)
-		addr := c.mmap(a.size, 0)
-		m := a.demand(c, mode, addr, nil)
+	const pages = 700
+	demandModes(t, pages, func(t *testing.T, c *client, m *missing) {
 		for _, page := range []int64{5, 6, 100, 512} {
 			m.putOnly(page, uint64(page))
 		}
-		c.store(addr+5*pageSize, 50) // the others are not in the page table
+		c.store(c.at(5), 50) // the others are not in the page table
 		// A hole in the mapping, and a part of another protection, of which no event tells.
-		c.do("munmap", addr+30*pageSize, 10*pageSize)
-		c.do("mprotect", addr+200*pageSize, 20*pageSize, unix.PROT_READ)
-		c.do("touch", addr+10*pageSize, 5, pageSize, 0)
-		c.do("touch", addr+10*pageSize, 5, pageSize, 3)
+		c.do("munmap", c.at(30), 10*pageSize)
+		c.do("mprotect", c.at(200), 20*pageSize, unix.PROT_READ)
+		c.do("touch", c.at(10), 5, pageSize, 0)
+		c.do("touch", c.at(10), 5, pageSize, 3)
 		for range 5 {
 			m.called()
 		}
 		if err := m.Close(); err != nil {
 			t.Fatal(err)
 		}
-		expectTouched(t, c, 0, 10)
-		c.do("touch", addr, 30, pageSize, 0)
-		expectTouched(t, c, 2, 28)
-		if v := c.do("sum"); v != 56 {
-			t.Error("sum", v)
-		}
-		c.do("touch", addr+40*pageSize, pages-40, pageSize, 0)
-		expectTouched(t, c, 2, pages-42)
-		if v := c.do("sum"); v != 612 {
-			t.Error("sum", v)
-		}
-		c.store(addr+6*pageSize, 60)
-		if v := c.do("load", addr+6*pageSize); v != 60 {
-			t.Error("loaded", v)
-		}
-		c.do("madvise", addr+6*pageSize, pageSize, unix.MADV_DONTNEED)
-		if v := c.do("load", addr+6*pageSize); v != 60 {
+		c.expectTouched(0, 10)
+		c.do("touch", c.addr, 30, pageSize, 0)
+		c.expectTouched(2, 28)
+		c.expectSum(56)
+		c.do("touch", c.at(40), pages-40, pageSize, 0)
+		c.expectTouched(2, pages-42)
+		c.expectSum(612)
+		c.store(c.at(6), 60)
+		c.expectWord(c.at(6), 60)
+		c.do("madvise", c.at(6), pageSize, unix.MADV_DONTNEED)
+		if v := c.do("load", c.at(6)); v != 60 {
 			t.Error("loaded", v, "after MADV_DONTNEED")
 		}
-		m.Wake(0, a.size) // does nothing
+		m.Wake(0, m.length) // does nothing
 		if n := len(m.calls); n > 0 {
 			t.Error(n, "calls more")
 		}
@@ -63,17 +53,15 @@ func TestCloseMissingRaces(t *testing.T) {
 	missingModes(t, func(t *testing.T, mode Mode) {
 		const pages = 64
 		for i := range 20 {
-			a := newArea(t, pages)
-			c := newClient(t, a.fd)
-			addr := c.mmap(a.size, 0)
-			m := a.demand(c, mode, addr, nil)
+			a, c := newProgram(t, pages)
+			m := a.demand(c, mode, c.addr, nil)
 			for page := range int64(8) {
 				m.putOnly(page, 1)
 			}
-			c.begin("touch", addr, pages-8, pageSize, 0)
+			c.begin("touch", c.addr, pages-8, pageSize, 0)
 			if i%2 == 1 {
-				c.begin("munmap", addr+(pages-8)*pageSize, 4*pageSize)
-				c.begin("mprotect", addr+(pages-4)*pageSize, pageSize, unix.PROT_READ)
+				c.begin("munmap", c.at(pages-8), 4*pageSize)
+				c.begin("mprotect", c.at(pages-4), pageSize, unix.PROT_READ)
 			}
 			var scans sync.WaitGroup
 			scans.Go(func() {
@@ -90,10 +78,8 @@ func TestCloseMissingRaces(t *testing.T) {
 					t.Fatal(errno)
 				}
 			}
-			expectTouched(t, c, 8, pages-16)
-			if v := c.do("sum"); v != 8 {
-				t.Error("sum", v)
-			}
+			c.expectTouched(8, pages-16)
+			c.expectSum(8)
 			scans.Wait()
 			c.ended()
 		}
@@ -103,11 +89,9 @@ func TestCloseMissingRaces(t *testing.T) {
 // TestPoisonWhatChanges: mappings that are not what was just seen are looked at again.
 func TestPoisonWhatChanges(t *testing.T) {
 	needMissing(t)
-	a := newArea(t, 64)
-	c := newClient(t, a.fd)
-	addr := c.mmap(a.size, 0)
-	m := a.demand(c, Compare, addr, nil)
-	seen := []piece{{addr, addr + uint64(a.size), 0}}
+	a, c := newProgram(t, 64)
+	m := a.demand(c, Compare, c.addr, nil)
+	seen := []piece{{c.addr, c.addr + uint64(a.size), 0}}
 	try := func(want bool) {
 		t.Helper()
 		if again, err := poisonHoles(m.uffd, c.cmd.Process.Pid, m.memory, seen); again != want || err != nil {
@@ -115,16 +99,16 @@ func TestPoisonWhatChanges(t *testing.T) {
 		}
 	}
 	try(false)
-	c.do("mprotect", addr+8*pageSize, pageSize, unix.PROT_READ)
-	c.do("madvise", addr, a.size, unix.MADV_DONTNEED)
+	c.do("mprotect", c.at(8), pageSize, unix.PROT_READ)
+	c.do("madvise", c.addr, a.size, unix.MADV_DONTNEED)
 	try(true)
 	var err error
 	if seen, err = mapped(c.cmd.Process.Pid, a.stat.Dev, a.stat.Ino); err != nil || len(seen) != 3 {
 		t.Fatal(seen, err)
 	}
 	try(false)
-	c.do("touch", addr, 64, pageSize, 0)
-	expectTouched(t, c, 0, 64)
+	c.do("touch", c.addr, 64, pageSize, 0)
+	c.expectTouched(0, 64)
 	// What is not registered any more cannot be poisoned, and does not change.
 	if err := unregister(m.uffd, seen[1].start, pageSize); err != nil {
 		t.Fatal(err)

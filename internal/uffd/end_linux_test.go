@@ -27,19 +27,15 @@ func TestEndOfTheProcess(t *testing.T) {
 	modes(t, func(t *testing.T, mode Mode) {
 		for name, end := range ends {
 			t.Run(name, func(t *testing.T) {
-				a := newArea(t, 64)
-				c := newClient(t, a.fd)
-				r, addr := a.track(c, mode)
-				c.do("munmap", addr+60*pageSize, 4*pageSize)
+				a, c := newProgram(t, 64)
+				r := a.trackAt(c, mode, c.addr, a.size, 0)
+				c.do("munmap", c.at(60), 4*pageSize)
 				if name == "kill while storing" {
-					c.do("spin", addr, 60*pageSize, 2, 1, 0)
+					c.do("spin", c.addr, 60*pageSize, 2, 1, 0)
 				}
 				end(c)
 				<-r.Gone()
-				var s Stores
-				if err := r.Scan(&s); err != nil {
-					t.Fatal(err)
-				}
+				s := scan(t, r)
 				if got := sorted(s.Suspect); got != "[0+60][60+4]" {
 					t.Errorf("suspect %s", got)
 				}
@@ -54,17 +50,13 @@ func TestEndOfTheProcess(t *testing.T) {
 func TestScanWhileDying(t *testing.T) {
 	modes(t, func(t *testing.T, mode Mode) {
 		for range 20 {
-			a := newArea(t, 512)
-			c := newClient(t, a.fd)
-			r, addr := a.track(c, mode)
-			c.store(addr+5*pageSize, 77)
+			a, c := newProgram(t, 512)
+			r := a.trackAt(c, mode, c.addr, a.size, 0)
+			c.store(c.at(5), 77)
 			_ = c.cmd.Process.Kill()
 			found, suspect := false, ""
 			for suspect == "" {
-				var s Stores
-				if err := r.Scan(&s); err != nil {
-					t.Fatal(err)
-				}
+				s := scan(t, r)
 				suspect += text(s.Suspect)
 				if !found && !covers(append(s.Written, s.Suspect...), 5) {
 					t.Fatal("the first scan after a store did not find it")
@@ -82,15 +74,8 @@ func TestScanWhileDying(t *testing.T) {
 
 // TestExec ends the memory and not the process.
 func TestExec(t *testing.T) {
-	modes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 64)
-		c := newClient(t, a.fd)
-		r, _ := a.track(c, mode)
-		c.begin("exec")
-		// The socket is closed by exec as by exit.
-		if n, err := unix.Read(c.socket, make([]byte, 64)); err != nil || n != 0 {
-			t.Fatal("the client answers: ", n, err)
-		}
+	trackModes(t, 64, func(t *testing.T, c *client, r *Range) {
+		c.exec()
 		if c.cmd.ProcessState != nil {
 			t.Fatal("the client ended")
 		}
@@ -102,11 +87,8 @@ func TestExec(t *testing.T) {
 
 // TestStopped scans a process that is stopped.
 func TestStopped(t *testing.T) {
-	modes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 64)
-		c := newClient(t, a.fd)
-		r, addr := a.track(c, mode)
-		c.store(addr+7*pageSize, 1)
+	trackModes(t, 64, func(t *testing.T, c *client, r *Range) {
+		c.store(c.at(7), 1)
 		if err := c.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
@@ -125,7 +107,7 @@ func TestStopped(t *testing.T) {
 		if err := c.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
-		c.store(addr+8*pageSize, 1)
+		c.store(c.at(8), 1)
 		expect(t, r, "[8+1]", "")
 	})
 }
@@ -133,12 +115,10 @@ func TestStopped(t *testing.T) {
 // TestCloseWhileStoring leaves no thread of the process waiting.
 func TestCloseWhileStoring(t *testing.T) {
 	modes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 512)
-		c := newClient(t, a.fd)
-		addr := c.mmap(a.size, 0)
+		a, c := newProgram(t, 512)
 		for i := range 20 {
-			r := a.trackAt(c, mode, addr, a.size, 0)
-			c.do("spin", addr, a.size, 4, i, 1)
+			r := a.trackAt(c, mode, c.addr, a.size, 0)
+			c.do("spin", c.addr, a.size, 4, i, 1)
 			var s Stores
 			for range i {
 				if err := r.Scan(&s); err != nil {
@@ -158,7 +138,7 @@ func TestCloseWhileStoring(t *testing.T) {
 			}
 		}
 		// A munmap has nobody to wait for.
-		c.do("munmap", addr, a.size)
+		c.do("munmap", c.addr, a.size)
 	})
 }
 
@@ -168,7 +148,8 @@ func TestCloseAndUnmap(t *testing.T) {
 		a := newArea(t, 512)
 		c := newClient(t, a.fd)
 		for range 50 {
-			r, addr := a.track(c, mode)
+			addr := c.mmap(a.size, 0)
+			r := a.trackAt(c, mode, addr, a.size, 0)
 			c.begin("munmap", addr, a.size)
 			var scans sync.WaitGroup
 			for range 2 {
@@ -192,17 +173,11 @@ func TestCloseAndUnmap(t *testing.T) {
 // TestUnmapIsTaken: when munmap has returned, the next scan knows it, whatever the
 // goroutine that reads events is doing.
 func TestUnmapIsTaken(t *testing.T) {
-	modes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 512)
-		c := newClient(t, a.fd)
-		r, addr := a.track(c, mode)
+	trackModes(t, 512, func(t *testing.T, c *client, r *Range) {
 		for i := range uint64(512) {
-			c.store(addr+i*pageSize, 1)
-			c.do("munmap", addr+i*pageSize, pageSize)
-			var s Stores
-			if err := r.Scan(&s); err != nil {
-				t.Fatal(err)
-			}
+			c.store(c.at(i), 1)
+			c.do("munmap", c.at(i), pageSize)
+			s := scan(t, r)
 			if text(s.Suspect) != pagesOf(int64(i), 1) {
 				t.Fatalf("munmap of page %d: suspect %s", i, text(s.Suspect))
 			}
@@ -213,20 +188,14 @@ func TestUnmapIsTaken(t *testing.T) {
 // TestUnregistered is a program that kept a copy of its userfaultfd and undoes
 // the registration: the caller is told and compares everything from then on.
 func TestUnregistered(t *testing.T) {
-	modes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 64)
-		c := newClient(t, a.fd)
-		r, addr := a.track(c, mode)
-		c.store(addr, 1)
-		if err := unregister(r.uffd, addr, uint64(a.size)); err != nil {
+	trackModes(t, 64, func(t *testing.T, c *client, r *Range) {
+		c.store(c.addr, 1)
+		if err := unregister(r.uffd, c.addr, uint64(r.length)); err != nil {
 			t.Fatal(err)
 		}
-		c.store(addr+pageSize, 1)
+		c.store(c.at(1), 1)
 		for range 2 {
-			var s Stores
-			if err := r.Scan(&s); err != nil {
-				t.Fatal(err)
-			}
+			s := scan(t, r)
 			if !covers(s.Suspect, 0) || !covers(s.Suspect, 63) || r.Lost() == nil {
 				t.Error(text(s.Suspect), r.Lost())
 			}
@@ -254,13 +223,12 @@ func expectLostEnd(t *testing.T, r *Range) {
 
 // TestGoneOfClosed: closing is not the end of the process.
 func TestGoneOfClosed(t *testing.T) {
-	a := newArea(t, 8)
-	c := newClient(t, a.fd)
+	a, c := newProgram(t, 8)
 	mode, err := Choose(Probe(), "")
 	if err != nil || mode == Compare {
 		t.Skip(mode, err)
 	}
-	r, _ := a.track(c, mode)
+	r := a.trackAt(c, mode, c.addr, a.size, 0)
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -275,10 +243,7 @@ func TestGoneOfClosed(t *testing.T) {
 // TestBlockingDescriptor is a program that kept a copy and clears O_NONBLOCK, which
 // is a flag of the file that both have. No read waits for it.
 func TestBlockingDescriptor(t *testing.T) {
-	modes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 64)
-		c := newClient(t, a.fd)
-		r, addr := a.track(c, mode)
+	trackModes(t, 64, func(t *testing.T, c *client, r *Range) {
 		if _, err := unix.Preadv2(r.uffd, [][]byte{make([]byte, 32)}, -1, unix.RWF_NOWAIT); err == unix.EOPNOTSUPP {
 			t.Skip("no RWF_NOWAIT for userfaultfd before Linux 6.10")
 		}
@@ -286,13 +251,10 @@ func TestBlockingDescriptor(t *testing.T) {
 			t.Fatal(err)
 		}
 		expect(t, r, "", "")
-		c.begin("munmap", addr, pageSize)
+		c.begin("munmap", c.addr, pageSize)
 		// Who reads the event may be this scan or the goroutine.
 		for suspect := ""; suspect == ""; {
-			var s Stores
-			if err := r.Scan(&s); err != nil {
-				t.Fatal(err)
-			}
+			s := scan(t, r)
 			suspect = text(s.Suspect)
 		}
 		c.answer()

@@ -69,7 +69,7 @@ func TestFill(t *testing.T) {
 	if n, err := f.Fill(20*page, pattern(1, 1)); n != 0 || !errs.Is(err, errs.Exist) {
 		t.Error(n, err)
 	}
-	punch(t, a, 10, 1)
+	a.punch(10, 1)
 	if n, err := f.Fill(10*page, pattern(3, 2)); n != int(2*page) || err != nil {
 		t.Error(n, err)
 	}
@@ -221,7 +221,7 @@ func BenchmarkFill(b *testing.B) {
 			for b.Loop() {
 				if page+run > pages {
 					b.StopTimer()
-					punch(b, a, 0, pages)
+					a.punch(0, pages)
 					page = 0
 					b.StartTimer()
 				}

@@ -5,10 +5,13 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
 // area is a memfd.
@@ -34,6 +37,15 @@ func newArea(t testing.TB, pages int64) *area {
 		t.Fatal(err)
 	}
 	return a
+}
+
+// punch takes n pages out.
+func (a *area) punch(page, n int64) {
+	a.t.Helper()
+	const mode = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+	if err := unix.Fallocate(a.fd, mode, page*int64(pageSize), n*int64(pageSize)); err != nil {
+		a.t.Fatal(err)
+	}
 }
 
 // config is what a client says of a mapping, with a new userfaultfd.
@@ -75,11 +87,33 @@ func (a *area) demand(c *client, mode Mode, addr uint64, change func(*Config)) *
 		a.t.Fatal(err)
 	}
 	a.t.Cleanup(func() { _ = m.fill.Close() })
-	var s Stores
-	if err := m.Scan(&s); err != nil {
-		a.t.Fatal(err)
-	}
+	scan(a.t, m.Range)
 	return m
+}
+
+// serve fills the pages that are called for, each with its number plus one, until stop.
+func (m *missing) serve() (stop func()) {
+	var serving sync.WaitGroup
+	done := make(chan struct{})
+	serving.Go(func() {
+		src := make([]byte, pageSize)
+		for {
+			select {
+			case page := <-m.calls:
+				binary.NativeEndian.PutUint64(src, uint64(page)+1)
+				if _, err := m.fill.Fill(page*int64(pageSize), src); err != nil && !errs.Is(err, errs.Exist) {
+					m.t.Error(err)
+				}
+				m.Wake(page*int64(pageSize), int64(pageSize))
+			case <-done:
+				return
+			}
+		}
+	})
+	return func() {
+		close(done)
+		serving.Wait()
+	}
 }
 
 // called waits for a call and returns its page.
@@ -91,6 +125,14 @@ func (m *missing) called() int64 {
 	case <-time.After(30 * time.Second):
 		m.t.Fatal("Missing is not called")
 		return 0
+	}
+}
+
+// expectCall waits for a call, which must be for the page.
+func (m *missing) expectCall(page int64) {
+	m.t.Helper()
+	if got := m.called(); got != page {
+		m.t.Fatalf("called for page %d, want %d", got, page)
 	}
 }
 
@@ -110,22 +152,32 @@ func (m *missing) putOnly(page int64, value uint64) {
 	}
 }
 
-// expectTouched waits for the threads of the client.
-func expectTouched(t testing.TB, c *client, done, faulted uint64) {
-	t.Helper()
-	if v := c.do("touched"); v != faulted<<32|done {
-		t.Errorf("%d touched and %d got SIGBUS, want %d and %d", v&0xffffffff, v>>32, done, faulted)
+// expectStored scans: these pages were stored to, which Compare cannot tell.
+func (m *missing) expectStored(pages string) {
+	m.t.Helper()
+	if m.mode == Compare {
+		expect(m.t, m.Range, "", pagesOf(0, m.length/int64(pageSize)))
+	} else {
+		expect(m.t, m.Range, pages, "")
 	}
 }
 
-// track maps all of the area in the client and tracks it. The first scan, of all as
-// suspect, is taken.
-func (a *area) track(c *client, mode Mode) (*Range, uint64) {
-	a.t.Helper()
-	addr := c.mmap(a.size, 0)
-	return a.trackAt(c, mode, addr, a.size, 0), addr
+// newProgram returns a new area and a client that has all of it mapped.
+func newProgram(t testing.TB, pages int64) (*area, *client) {
+	t.Helper()
+	a := newArea(t, pages)
+	return a, a.program()
 }
 
+// program returns a new client that has all of the area mapped.
+func (a *area) program() *client {
+	a.t.Helper()
+	c := newClient(a.t, a.fd)
+	c.area, c.addr = a, c.mmap(a.size, 0)
+	return c
+}
+
+// trackAt tracks a mapping. The first scan, of all as suspect, is taken.
 func (a *area) trackAt(c *client, mode Mode, addr uint64, length, off int64) *Range {
 	a.t.Helper()
 	r, err := Track(a.config(c, mode, addr, length, off))
@@ -159,13 +211,18 @@ func sorted(runs []Run) string {
 	return text(runs)
 }
 
-// expect scans and compares.
-func expect(t testing.TB, r *Range, written, suspect string) {
+func scan(t testing.TB, r *Range) (s Stores) {
 	t.Helper()
-	var s Stores
 	if err := r.Scan(&s); err != nil {
 		t.Fatal(err)
 	}
+	return s
+}
+
+// expect scans and compares.
+func expect(t testing.TB, r *Range, written, suspect string) {
+	t.Helper()
+	s := scan(t, r)
 	if got := text(s.Written); got != written {
 		t.Errorf("written %q, want %q", got, written)
 	}
@@ -184,6 +241,22 @@ func modes(t *testing.T, f func(t *testing.T, mode Mode)) { inModes(t, f, Async,
 func missingModes(t *testing.T, f func(t *testing.T, mode Mode)) {
 	needMissing(t)
 	inModes(t, f, Async, Compare)
+}
+
+// trackModes is modes with a program whose mapping of a new area is tracked.
+func trackModes(t *testing.T, pages int64, f func(t *testing.T, c *client, r *Range)) {
+	modes(t, func(t *testing.T, mode Mode) {
+		a, c := newProgram(t, pages)
+		f(t, c, a.trackAt(c, mode, c.addr, a.size, 0))
+	})
+}
+
+// demandModes is missingModes with a program in whose mapping of a new area all pages are missing.
+func demandModes(t *testing.T, pages int64, f func(t *testing.T, c *client, m *missing)) {
+	missingModes(t, func(t *testing.T, mode Mode) {
+		a, c := newProgram(t, pages)
+		f(t, c, a.demand(c, mode, c.addr, nil))
+	})
 }
 
 func inModes(t *testing.T, f func(t *testing.T, mode Mode), modes ...Mode) {

@@ -230,14 +230,14 @@ func TestGuard(t *testing.T) {
 		if _, _, errno := c.answer(); errno != 0 {
 			t.Fatal(errno)
 		}
-		expectTouched(t, c, 0, 6)
+		c.expectTouched(0, 6)
 		awaitEnd(t, guard)
 		c.do("touch", addr, 300, pageSize, 0)
-		expectTouched(t, c, 4, 296)
+		c.expectTouched(4, 296)
 		c.do("touch", addr+310*pageSize, 290, pageSize, 0)
-		expectTouched(t, c, 0, 290)
+		c.expectTouched(0, 290)
 		c.do("touch", to, 100, pageSize, 1)
-		expectTouched(t, c, 0, 100)
+		c.expectTouched(0, 100)
 		for i := range uint64(4) {
 			c.store(addr+(10+i)*pageSize+8, i)
 		}
@@ -250,13 +250,11 @@ func TestGuard(t *testing.T) {
 // TestGuardDies: the daemon starts another, which gets all.
 func TestGuardDies(t *testing.T) {
 	needMissing(t)
-	a := newArea(t, 64)
-	c := newClient(t, a.fd)
-	addr := c.mmap(a.size, 0)
-	d := a.daemon(c, Compare, addr)
+	a, c := newProgram(t, 64)
+	d := a.daemon(c, Compare, c.addr)
 	first := openProcess(t, d.said("guard"))
 	d.said("ready")
-	c.do("touch", addr+7*pageSize, 1, 8, 0)
+	c.do("touch", c.at(7), 1, 8, 0)
 	d.said("missing")
 	if err := unix.PidfdSendSignal(first, unix.SIGKILL, nil, 0); err != nil {
 		t.Fatal(err)
@@ -266,22 +264,20 @@ func TestGuardDies(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.said("handed")
-	c.do("touch", addr+8*pageSize, 1, 8, 0)
+	c.do("touch", c.at(8), 1, 8, 0)
 	d.said("missing")
 	d.ended()
-	expectTouched(t, c, 0, 2)
+	c.expectTouched(0, 2)
 	awaitEnd(t, second)
-	c.do("touch", addr, 64, pageSize, 1)
-	expectTouched(t, c, 0, 64)
+	c.do("touch", c.addr, 64, pageSize, 1)
+	c.expectTouched(0, 64)
 }
 
 // TestGuardGoodbye: a daemon that ends in order ends its guard too.
 func TestGuardGoodbye(t *testing.T) {
 	needMissing(t)
-	a := newArea(t, 64)
-	c := newClient(t, a.fd)
-	addr := c.mmap(a.size, 0)
-	d := a.daemon(c, Compare, addr)
+	a, c := newProgram(t, 64)
+	d := a.daemon(c, Compare, c.addr)
 	guard := openProcess(t, d.said("guard"))
 	d.said("ready")
 	if err := unix.Shutdown(d.socket, unix.SHUT_WR); err != nil {
@@ -291,8 +287,8 @@ func TestGuardGoodbye(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitEnd(t, guard)
-	c.do("touch", addr, 64, pageSize, 1)
-	expectTouched(t, c, 0, 64)
+	c.do("touch", c.addr, 64, pageSize, 1)
+	c.expectTouched(0, 64)
 }
 
 // TestGuardRemove: what was removed is left alone, and nothing stays open.
@@ -347,7 +343,7 @@ func TestGuardRemove(t *testing.T) {
 	for _, m := range []*missing{kept, x} {
 		m.put(m.called(), 1)
 	}
-	expectTouched(t, c, 2, 0)
+	c.expectTouched(2, 0)
 	g.Close()
 	if err := g.Add(kept.Range); !errs.Is(err, errs.Closed) {
 		t.Error(err)

@@ -1,12 +1,9 @@
 package uffd
 
 import (
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
 // needMissing skips where pages on demand do not work.
@@ -18,34 +15,22 @@ func needMissing(t testing.TB) {
 
 // TestMissing: a thread waits until the page is filled, and a store after that is found.
 func TestMissing(t *testing.T) {
-	missingModes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 700)
-		c := newClient(t, a.fd)
-		addr := c.mmap(a.size, 0)
-		m := a.demand(c, mode, addr, nil)
-		c.do("touch", addr+5*pageSize, 1, 0, 0)
-		if page := m.called(); page != 5 {
-			t.Fatal("page", page)
-		}
+	demandModes(t, 700, func(t *testing.T, c *client, m *missing) {
+		c.do("touch", c.at(5), 1, 0, 0)
+		m.expectCall(5)
 		m.put(5, 77)
-		expectTouched(t, c, 1, 0)
-		if v := c.do("sum"); v != 77 {
-			t.Error("loaded", v)
-		}
+		c.expectTouched(1, 0)
+		c.expectSum(77)
 		// A store to a page that is missing, to one that came without a fault, and to one that was loaded.
-		c.do("touch", addr+9*pageSize+8, 1, 0, 3)
-		if page := m.called(); page != 9 {
-			t.Fatal("page", page)
-		}
+		c.do("touch", c.at(9)+8, 1, 0, 3)
+		m.expectCall(9)
 		m.put(9, 1)
-		expectTouched(t, c, 1, 0)
+		c.expectTouched(1, 0)
 		m.putOnly(699, 1)
-		c.store(addr+699*pageSize+8, 3)
-		c.store(addr+5*pageSize, 3)
-		found := map[Mode]string{Async: "[5+1][9+1][699+1]"}[mode]
-		all := map[Mode]string{Compare: "[0+700]"}[mode]
-		expect(t, m.Range, found, all)
-		expect(t, m.Range, "", all)
+		c.store(c.at(699)+8, 3)
+		c.store(c.at(5), 3)
+		m.expectStored("[5+1][9+1][699+1]")
+		m.expectStored("")
 		if len(m.calls) > 0 {
 			t.Error("called for", <-m.calls)
 		}
@@ -55,27 +40,19 @@ func TestMissing(t *testing.T) {
 // TestMissingOnce: many threads on one page make one call, and one that comes after the
 // Wake another.
 func TestMissingOnce(t *testing.T) {
-	missingModes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 64)
-		c := newClient(t, a.fd)
-		addr := c.mmap(a.size, 0)
-		m := a.demand(c, mode, addr, nil)
-		c.do("touch", addr+3*pageSize, 40, 8, 0)
+	demandModes(t, 64, func(t *testing.T, c *client, m *missing) {
+		c.do("touch", c.at(3), 40, 8, 0)
 		for i := range 3 {
-			if page := m.called(); page != 3 {
-				t.Fatal("page", page)
-			}
+			m.expectCall(3)
 			if i < 2 {
 				// They find nothing and wait again.
-				m.Wake(0, a.size)
+				m.Wake(0, m.length)
 			}
 		}
 		m.putOnly(3, 7)
 		m.Wake(3*int64(pageSize), int64(pageSize))
-		expectTouched(t, c, 40, 0)
-		if v := c.do("sum"); v != 7 {
-			t.Error("sum", v)
-		}
+		c.expectTouched(40, 0)
+		c.expectSum(7)
 		// What comes now may have been read after the Wake, but is about that page.
 		for len(m.calls) > 0 {
 			if page := <-m.calls; page != 3 {
@@ -87,13 +64,9 @@ func TestMissingOnce(t *testing.T) {
 
 // TestMissingMany: many threads on many pages.
 func TestMissingMany(t *testing.T) {
-	missingModes(t, func(t *testing.T, mode Mode) {
-		const pages = 200
-		a := newArea(t, pages)
-		c := newClient(t, a.fd)
-		addr := c.mmap(a.size, 0)
-		m := a.demand(c, mode, addr, nil)
-		c.do("touch", addr, pages, pageSize, 0)
+	const pages = 200
+	demandModes(t, pages, func(t *testing.T, c *client, m *missing) {
+		c.do("touch", c.addr, pages, pageSize, 0)
 		seen := map[int64]bool{}
 		for len(seen) < pages {
 			page := m.called()
@@ -113,115 +86,78 @@ func TestMissingMany(t *testing.T) {
 		if n := len(m.calls); n > 0 {
 			t.Error(n, "calls more")
 		}
-		m.Wake(0, a.size)
-		expectTouched(t, c, pages, 0)
-		if v := c.do("sum"); v != want {
-			t.Error("sum", v, "want", want)
-		}
+		m.Wake(0, m.length)
+		c.expectTouched(pages, 0)
+		c.expectSum(want)
 	})
 }
 
 // TestPunched takes a page out of the memfd while it is mapped and protected.
 func TestPunched(t *testing.T) {
-	missingModes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 64)
-		c := newClient(t, a.fd)
-		addr := c.mmap(a.size, 0)
-		m := a.demand(c, mode, addr, nil)
-		all := map[Mode]string{Compare: "[0+64]"}[mode]
+	demandModes(t, 64, func(t *testing.T, c *client, m *missing) {
 		for i := range uint64(3) {
 			m.putOnly(7, 1)
-			c.store(addr+7*pageSize+8, i+1)
-			found := map[Mode]string{Async: "[7+1]"}[mode]
-			expect(t, m.Range, found, all)
-			punch(t, a, 7, 1)
-			c.do("touch", addr+7*pageSize, 1, 0, 0)
-			if page := m.called(); page != 7 {
-				t.Fatal("page", page)
-			}
+			c.store(c.at(7)+8, i+1)
+			m.expectStored("[7+1]")
+			c.area.punch(7, 1)
+			c.do("touch", c.at(7), 1, 0, 0)
+			m.expectCall(7)
 			m.put(7, 100+i)
-			expectTouched(t, c, 1, 0)
-			if v := c.do("sum"); v != 100+i {
-				t.Error("loaded", v)
-			}
-			expect(t, m.Range, "", all)
-			c.store(addr+7*pageSize, 3)
-			expect(t, m.Range, found, all)
-			punch(t, a, 7, 1)
-			expect(t, m.Range, "", all)
+			c.expectTouched(1, 0)
+			c.expectSum(100 + i)
+			m.expectStored("")
+			c.store(c.at(7), 3)
+			m.expectStored("[7+1]")
+			c.area.punch(7, 1)
+			m.expectStored("")
 		}
 	})
 }
 
-func punch(t testing.TB, a *area, page, n int64) {
-	t.Helper()
-	const mode = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
-	if err := unix.Fallocate(a.fd, mode, page*int64(pageSize), n*int64(pageSize)); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestPoison: SIGBUS for who waits and who comes later, until MADV_DONTNEED.
 func TestPoison(t *testing.T) {
-	missingModes(t, func(t *testing.T, mode Mode) {
-		a := newArea(t, 64)
-		c := newClient(t, a.fd)
-		addr := c.mmap(a.size, 0)
-		m := a.demand(c, mode, addr, nil)
+	demandModes(t, 64, func(t *testing.T, c *client, m *missing) {
 		page := int64(pageSize)
 		m.putOnly(4, 1)
-		c.store(addr+4*pageSize, 9)
-		c.do("touch", addr+5*pageSize, 3, 8, 0)
+		c.store(c.at(4), 9)
+		c.do("touch", c.at(5), 3, 8, 0)
 		m.called()
 		if err := m.Poison(3*page, 4*page); err != nil {
 			t.Fatal(err)
 		}
-		expectTouched(t, c, 0, 3)
-		c.do("touch", addr+3*pageSize, 4, pageSize, 0)
-		expectTouched(t, c, 1, 3)
-		if v := c.do("sum"); v != 9 {
-			t.Error("the page that was there has", v)
-		}
+		c.expectTouched(0, 3)
+		c.do("touch", c.at(3), 4, pageSize, 0)
+		c.expectTouched(1, 3)
+		c.expectSum(9)
 		for range 2 { // scans leave it poisoned
-			if err := m.Scan(new(Stores)); err != nil {
-				t.Fatal(err)
-			}
-			c.do("touch", addr+5*pageSize, 1, 0, 5)
-			expectTouched(t, c, 0, 1)
+			scan(t, m.Range)
+			c.do("touch", c.at(5), 1, 0, 5)
+			c.expectTouched(0, 1)
 		}
 		// A page that is there cannot be poisoned, and who waits for it goes on.
-		c.do("touch", addr+8*pageSize, 1, 8, 0)
+		c.do("touch", c.at(8), 1, 8, 0)
 		m.called()
 		m.putOnly(8, 80)
-		c.store(addr+8*pageSize+8, 1)
+		c.store(c.at(8)+8, 1)
 		if err := m.Poison(8*page, page); err != nil {
 			t.Fatal(err)
 		}
-		expectTouched(t, c, 1, 0)
-		if v := c.do("sum"); v != 80 {
-			t.Error("loaded", v)
-		}
+		c.expectTouched(1, 0)
+		c.expectSum(80)
 		// Filled, it is poisoned still.
 		m.putOnly(5, 50)
-		c.do("touch", addr+5*pageSize, 1, 0, 0)
-		expectTouched(t, c, 0, 1)
-		c.do("madvise", addr+5*pageSize, 2*pageSize, unix.MADV_DONTNEED)
-		c.do("touch", addr+5*pageSize, 1, 0, 0)
-		expectTouched(t, c, 1, 0)
-		if v := c.do("sum"); v != 50 {
-			t.Error("loaded", v)
-		}
-		if err := m.Scan(new(Stores)); err != nil {
-			t.Fatal(err)
-		}
-		c.do("touch", addr+5*pageSize, 2, pageSize, 60)
-		if p := m.called(); p != 6 {
-			t.Error("called for", p)
-		}
+		c.do("touch", c.at(5), 1, 0, 0)
+		c.expectTouched(0, 1)
+		c.do("madvise", c.at(5), 2*pageSize, unix.MADV_DONTNEED)
+		c.do("touch", c.at(5), 1, 0, 0)
+		c.expectTouched(1, 0)
+		c.expectSum(50)
+		scan(t, m.Range)
+		c.do("touch", c.at(5), 2, pageSize, 60)
+		m.expectCall(6)
 		m.put(6, 1)
-		expectTouched(t, c, 2, 0)
-		found := map[Mode]string{Async: "[5+2]"}[mode]
-		expect(t, m.Range, found, map[Mode]string{Compare: "[0+64]"}[mode])
+		c.expectTouched(2, 0)
+		m.expectStored("[5+2]")
 	})
 }
 
@@ -241,23 +177,19 @@ func TestReadOnly(t *testing.T) {
 				m.put(page, uint64(page))
 				want += uint64(page)
 			}
-			expectTouched(t, c, 4, 0)
-			if v := c.do("sum"); v != want {
-				t.Error("sum", v)
-			}
+			c.expectTouched(4, 0)
+			c.expectSum(want)
 			// A page that is there shows what is stored by others.
 			if _, err := unix.Pwrite(a.fd, []byte{200}, 5*int64(pageSize)); err != nil {
 				t.Fatal(err)
 			}
-			if v := c.do("load", addr+5*pageSize); v != 200 {
-				t.Error("loaded", v)
-			}
+			c.expectWord(addr+5*pageSize, 200)
 			expect(t, m.Range, "", "")
 			if err := m.Poison(20*int64(pageSize), int64(pageSize)); err != nil {
 				t.Fatal(err)
 			}
 			c.do("touch", addr+20*pageSize, 1, 0, 0)
-			expectTouched(t, c, 0, 1)
+			c.expectTouched(0, 1)
 			c.do("munmap", addr, a.size)
 			<-m.Unmapped()
 			expect(t, m.Range, "", "")
@@ -296,14 +228,7 @@ func TestMissingRefuses(t *testing.T) {
 			config := a.config(tt.c, Compare, tt.addr, a.size, 0)
 			config.Memfd, config.Missing, config.ReadOnly = a.fd, func(int64) {}, true
 			tt.change(&config)
-			r, err := Track(config)
-			if err == nil {
-				_ = r.Close()
-				t.Fatal("tracked")
-			}
-			if !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), tt.says) {
-				t.Error(errs.KindOf(err), err)
-			}
+			expectRefused(t, config, tt.says)
 		})
 	}
 }

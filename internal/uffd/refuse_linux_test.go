@@ -65,17 +65,7 @@ func TestTrackRefuses(t *testing.T) {
 			t.Run(tt.name, func(t *testing.T) {
 				config := a.config(c, mode, addr, a.size, 0)
 				tt.change(&config)
-				r, err := Track(config)
-				if err == nil {
-					_ = r.Close()
-					t.Fatal("tracked")
-				}
-				if !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), tt.says) {
-					t.Errorf("%v: %v", errs.KindOf(err), err)
-				}
-				if _, err := unix.FcntlInt(uintptr(config.UFFD), unix.F_GETFD, 0); err != unix.EBADF {
-					t.Error("the descriptor is still open: ", err)
-				}
+				expectRefused(t, config, tt.says)
 			})
 		}
 		t.Run("stranger with the same address", func(t *testing.T) {
@@ -102,6 +92,22 @@ func TestTrackRefuses(t *testing.T) {
 			expect(t, r, "[0+1]", "")
 		})
 	})
+}
+
+// expectRefused: Track says that the config is invalid, and why, and closes the descriptor.
+func expectRefused(t *testing.T, config Config, says string) {
+	t.Helper()
+	r, err := Track(config)
+	if err == nil {
+		_ = r.Close()
+		t.Fatal("tracked")
+	}
+	if !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), says) {
+		t.Errorf("%v: %v", errs.KindOf(err), err)
+	}
+	if _, err := unix.FcntlInt(uintptr(config.UFFD), unix.F_GETFD, 0); err != unix.EBADF {
+		t.Error("the descriptor is still open: ", err)
+	}
 }
 
 func TestPartOfAnArea(t *testing.T) {
