@@ -4,7 +4,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -236,7 +235,7 @@ func TestGoneOfClosed(t *testing.T) {
 	select {
 	case <-r.Gone():
 		t.Error("gone after close")
-	case <-time.After(0):
+	default:
 	}
 }
 
