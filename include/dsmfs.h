@@ -137,7 +137,8 @@ DSMFS_API const char *dsmfs_error(void);
 
 enum { DSMFS__ATTACH = 1, DSMFS__TRACK, DSMFS__UNTRACK, DSMFS__PUBLISH, DSMFS__ACQUIRE, DSMFS__SYNC,
        DSMFS__WAIT, DSMFS__STATS, DSMFS__DETACH, DSMFS__CREATE, DSMFS__RESIZE };
-enum { DSMFS__PAYLOAD = 4096, DSMFS__PAGE = 4096, DSMFS__GUARDED = 8 };
+enum { DSMFS__MAGIC = 0x414d5344, DSMFS__VERSION = 1 }; /* of the protocol */
+enum { DSMFS__PAYLOAD = 4096, DSMFS__GUARDED = 8 };
 enum { DSMFS__MAPPING_LIMIT = 60000 }; /* ms for requests with signals blocked; the daemon's own limit is 30 s */
 enum { DSMFS__PATIENCE = 5000 };       /* ms after which signals are let in to a request that is not answered */
 enum { DSMFS__UFFD = 1, DSMFS__DEMAND = 4 }; /* of ATTACH's d: TRACK wants a userfaultfd; pages come when they are touched */
@@ -304,7 +305,7 @@ static void dsmfs__receive(struct dsmfs__link *l)
             for (c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c))
                 if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len >= CMSG_LEN(sizeof fd))
                     memcpy(&fd, CMSG_DATA(c), sizeof fd);
-        if (n < (ssize_t)sizeof h || h.magic != 0x414d5344 || h.version != 1 || h.length != n - sizeof h) {
+        if (n < (ssize_t)sizeof h || h.magic != DSMFS__MAGIC || h.version != DSMFS__VERSION || h.length != n - sizeof h) {
             dsmfs__close(fd);
             dsmfs__hangup(l);
             return;
@@ -376,8 +377,8 @@ static int dsmfs__call(struct dsmfs__link *l, struct dsmfs__waiter *w, const cha
     if (mapping)
         limit = DSMFS__MAPPING_LIMIT;
     end = start + (limit ? limit : INT64_MAX / 4);
-    w->head.magic = 0x414d5344;
-    w->head.version = 1;
+    w->head.magic = DSMFS__MAGIC;
+    w->head.version = DSMFS__VERSION;
     w->head.length = payload ? (uint32_t)strlen(payload) : 0;
     w->fd = -1;
     if (!w->text) {
@@ -798,17 +799,23 @@ static int dsmfs__open(const char *socket, const char *path, uint64_t number, in
     return 0;
 }
 
+/* The length of the pages that n bytes take. */
+static size_t dsmfs__pages(size_t n)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (n + page - 1) / page * page;
+}
+
 /* Adds a range to the list, which takes a use of the area. */
 static struct dsmfs__range *dsmfs__range(dsmfs *a, char *addr, size_t len, uint64_t off, int prot)
 {
     struct dsmfs__range *r = DSMFS_MALLOC(sizeof *r);
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
     if (!r)
         return NULL;
     memset(r, 0, sizeof *r);
     r->area = a;
     r->addr = addr;
-    r->len = (len + page - 1) / page * page;
+    r->len = dsmfs__pages(len);
     r->off = off;
     r->prot = prot;
     r->next = dsmfs__ranges;
@@ -828,6 +835,25 @@ static void dsmfs__drop(struct dsmfs__range *r)
     dsmfs__release(a);
 }
 
+/* Unmaps a range and takes it off the list. */
+static void dsmfs__discard(struct dsmfs__range *r)
+{
+    dsmfs__untrack(r);
+    syscall(SYS_munmap, r->addr, r->len);
+    dsmfs__drop(r);
+}
+
+/* Makes of what was just mapped for a range what it is to be: not in children of fork, and tracked if that is wanted. */
+static int dsmfs__settle(struct dsmfs__range *r)
+{
+    int err = 0;
+    if (syscall(SYS_madvise, r->addr, r->len, MADV_DONTFORK) < 0)
+        return dsmfs__fail(errno, "MADV_DONTFORK: %s", strerror(errno));
+    if (dsmfs__wants(r->area, r->prot) && (err = dsmfs__track(r)) == 0)
+        err = dsmfs__protect(r);
+    return err;
+}
+
 /* Maps a part of the area, tracked if that is wanted. After an error with addr and MAP_FIXED, something may be mapped there. */
 static int dsmfs__map(dsmfs *a, int memfd, void *addr, size_t len, int prot, int flags, uint64_t off, struct dsmfs__range **out)
 {
@@ -838,10 +864,8 @@ static int dsmfs__map(dsmfs *a, int memfd, void *addr, size_t len, int prot, int
         return dsmfs__fail(errno, "map %zu bytes of %s: %s", len, a->path, strerror(errno));
     if (!(r = dsmfs__range(a, p, len, off, prot)))
         err = dsmfs__fail(ENOMEM, "out of memory");
-    else if (syscall(SYS_madvise, p, r->len, MADV_DONTFORK) < 0)
-        err = dsmfs__fail(errno, "MADV_DONTFORK: %s", strerror(errno));
-    else if (dsmfs__wants(a, prot) && (err = dsmfs__track(r)) == 0)
-        err = dsmfs__protect(r);
+    else
+        err = dsmfs__settle(r);
     if (err < 0) {
         syscall(SYS_munmap, p, len);
         if (r)
@@ -850,6 +874,13 @@ static int dsmfs__map(dsmfs *a, int memfd, void *addr, size_t len, int prot, int
     }
     *out = r;
     return 0;
+}
+
+/* Maps the whole area, if it is not empty. */
+static int dsmfs__map_whole(dsmfs *a, int memfd)
+{
+    int prot = a->access == DSMFS_WRITE ? PROT_READ | PROT_WRITE : PROT_READ;
+    return a->size ? dsmfs__map(a, memfd, NULL, a->size, prot, MAP_SHARED, 0, &a->whole) : 0;
 }
 
 /* Attaches an area again in the child of a fork, where its parent had it. */
@@ -869,11 +900,10 @@ static int dsmfs__again(dsmfs *a)
     for (r = dsmfs__ranges; r && !err; r = r->next) {
         if (r->area != a)
             continue;
-        if (dsmfs__mmap(r->addr, r->len, dsmfs__first(a, r->prot), MAP_SHARED | MAP_FIXED, memfd, r->off) == MAP_FAILED ||
-            syscall(SYS_madvise, r->addr, r->len, MADV_DONTFORK) < 0)
+        if (dsmfs__mmap(r->addr, r->len, dsmfs__first(a, r->prot), MAP_SHARED | MAP_FIXED, memfd, r->off) == MAP_FAILED)
             err = dsmfs__fail(errno, "map %s: %s", a->path, strerror(errno));
-        else if (dsmfs__wants(a, r->prot) && (err = dsmfs__track(r)) == 0)
-            err = dsmfs__protect(r);
+        else
+            err = dsmfs__settle(r);
     }
     dsmfs__close(memfd);
     return err;
@@ -932,11 +962,8 @@ static void dsmfs__child(void)
 
 static void dsmfs__unmap(dsmfs *a)
 {
-    if (!a->whole)
-        return;
-    dsmfs__untrack(a->whole);
-    syscall(SYS_munmap, a->whole->addr, a->whole->len);
-    dsmfs__drop(a->whole);
+    if (a->whole)
+        dsmfs__discard(a->whole);
     a->whole = NULL;
 }
 
@@ -961,14 +988,13 @@ DSMFS_API int dsmfs_attach(const char *socket, const char *path, int access, dsm
 {
     struct dsmfs__place *p = DSMFS_MALLOC(sizeof *p);
     int memfd = -1, err = p ? dsmfs__look(socket, path, 0, p) : dsmfs__fail(ENOMEM, "out of memory");
-    int prot = access == DSMFS_WRITE ? PROT_READ | PROT_WRITE : PROT_READ;
     uint64_t old = dsmfs__lock();
     dsmfs *a = NULL;
     *out = NULL;
     if (!err)
         err = dsmfs__open(p->socket, p->path, 0, access, &a, &memfd);
-    if (!err && a->size)
-        err = dsmfs__map(a, memfd, NULL, a->size, prot, MAP_SHARED, 0, &a->whole);
+    if (!err)
+        err = dsmfs__map_whole(a, memfd);
     if (err < 0 && a)
         dsmfs__release(a);
     dsmfs__close(memfd);
@@ -1035,7 +1061,7 @@ DSMFS_API int dsmfs_stats(dsmfs *a, char *buf, size_t n)
 DSMFS_API int dsmfs_resize(dsmfs *a, uint64_t size)
 {
     int64_t got = dsmfs__request(a, DSMFS__RESIZE, size, NULL, 0, 0);
-    int prot = a->access == DSMFS_WRITE ? PROT_READ | PROT_WRITE : PROT_READ, memfd, err;
+    int memfd, err;
     uint64_t old, before;
     if (got < 0)
         return (int)got;
@@ -1048,7 +1074,7 @@ DSMFS_API int dsmfs_resize(dsmfs *a, uint64_t size)
         a->id = before;
         dsmfs__end(a);
         a->id = id;
-        err = a->size ? dsmfs__map(a, memfd, NULL, a->size, prot, MAP_SHARED, 0, &a->whole) : 0;
+        err = dsmfs__map_whole(a, memfd);
     }
     if (err < 0)
         a->size = 0;

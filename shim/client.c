@@ -99,12 +99,6 @@ static long code(long r) { return r == -1 ? -errno : r; }
 
 static char *end_of(const range *r) { return r->addr + r->len; }
 
-static size_t whole_pages(size_t n)
-{
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    return (n + page - 1) / page * page;
-}
-
 static int aligned(const void *p) { return (uintptr_t)p % (size_t)sysconf(_SC_PAGESIZE) == 0; }
 
 static int meets(const range *r, const char *lo, const char *hi) { return r->addr < hi && lo < end_of(r); }
@@ -122,6 +116,13 @@ static range *first_in(const char *lo, const char *hi)
    would become zeroes. So it is not untracked, and changes are left to the kernel, which tells the daemon. */
 static int on_demand(const range *r) { return r->area->kind & DSMFS__DEMAND; }
 
+/* What the program said of a mapping holds of what is made of it. */
+static void inherit(range *made, const range *from)
+{
+    made->nofork = from->nofork;
+    made->upgradable = from->upgradable;
+}
+
 /* Splits a range at an address in its middle. Its halves are not tracked, unless they are on demand. */
 static int split(range *r, char *at)
 {
@@ -130,8 +131,7 @@ static int split(range *r, char *at)
         return -ENOMEM;
     dsmfs__untrack(r);
     second->tracked = r->tracked;
-    second->nofork = r->nofork;
-    second->upgradable = r->upgradable;
+    inherit(second, r);
     r->len = (size_t)(at - r->addr);
     return 0;
 }
@@ -178,45 +178,52 @@ static void drop_in(char *lo, char *hi)
         dsmfs__drop(r);
 }
 
+/* A call of the program about the pages from lo to hi. From enter to leave the lock is held; errno is as before then. */
+struct visit {
+    char *lo, *hi;
+    int ours; /* whether they show something of ours */
+    int saved;
+    uint64_t signals;
+};
+
+static struct visit enter(void *addr, size_t len)
+{
+    struct visit v = {.lo = addr, .hi = (char *)addr + dsmfs__pages(len), .saved = errno};
+    v.signals = dsmfs__lock();
+    v.ours = aligned(addr) && v.lo < v.hi && first_in(v.lo, v.hi);
+    return v;
+}
+
+static void leave(const struct visit *v)
+{
+    dsmfs__unlock(v->signals);
+    errno = v->saved;
+}
+
+/* Ends a call that was to take away what was mapped: if it succeeded, it is off the list. */
+static long replaced(const struct visit *v, long r)
+{
+    if (v->ours && !shim_failed(r))
+        drop_in(v->lo, v->hi);
+    if (v->ours)
+        retrack();
+    leave(v);
+    return r;
+}
+
 long shim_unmap(void *addr, size_t len)
 {
-    char *lo = addr, *hi = lo + whole_pages(len);
-    int saved = errno;
-    uint64_t old = dsmfs__lock();
-    long r = 0;
-    int ours = aligned(addr) && lo < hi && first_in(lo, hi);
-    if (ours)
-        r = untrack_in(lo, hi);
-    if (!r)
-        r = code(syscall(SYS_munmap, addr, len));
-    if (ours && !r)
-        drop_in(lo, hi);
-    if (ours)
-        retrack();
-    dsmfs__unlock(old);
-    errno = saved;
-    return r;
+    struct visit v = enter(addr, len);
+    long r = v.ours ? untrack_in(v.lo, v.hi) : 0;
+    return replaced(&v, r ? r : code(syscall(SYS_munmap, addr, len)));
 }
 
 /* An mmap with MAP_FIXED that is none of ours, over what may be. */
 long shim_map_over(void *addr, size_t len, int prot, int flags, int fd, off_t off)
 {
-    char *lo = addr, *hi = lo + whole_pages(len);
-    int saved = errno;
-    uint64_t old = dsmfs__lock();
-    long r = 0;
-    int ours = aligned(addr) && lo < hi && first_in(lo, hi);
-    if (ours)
-        r = untrack_in(lo, hi);
-    if (!r)
-        r = code((long)dsmfs__mmap(addr, len, prot, flags, fd, (uint64_t)off));
-    if (ours && (r >= 0 || r < -4095))
-        drop_in(lo, hi);
-    if (ours)
-        retrack();
-    dsmfs__unlock(old);
-    errno = saved;
-    return r;
+    struct visit v = enter(addr, len);
+    long r = v.ours ? untrack_in(v.lo, v.hi) : 0;
+    return replaced(&v, r ? r : code((long)dsmfs__mmap(addr, len, prot, flags, fd, (uint64_t)off)));
 }
 
 int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, void **out)
@@ -226,7 +233,7 @@ int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, voi
     struct dsmfs__place *p;
     uint64_t old;
     int saved = errno, err, mode, memfd = -1, access = prot & PROT_WRITE ? DSMFS_WRITE : DSMFS_READ;
-    char *lo = addr, *hi = lo + whole_pages(len);
+    char *lo = addr, *hi = lo + dsmfs__pages(len);
     dsmfs *a = NULL;
     range *r = NULL;
     if (syscall(SYS_fstatfs, fd, &fs) < 0 || fs.f_type != 0x65735546 /* FUSE_SUPER_MAGIC */ || fstat(fd, &s) < 0 || !S_ISREG(s.st_mode) ||
@@ -291,19 +298,10 @@ static int again(const range *r, int access, size_t len, uint64_t off, range **o
     a->device = before->device;
     err = dsmfs__map(a, memfd, NULL, len, prot, MAP_SHARED, off, out);
     dsmfs__close(memfd);
-    if (!err) {
-        (*out)->nofork = r->nofork;
-        (*out)->upgradable = r->upgradable;
-    }
+    if (!err)
+        inherit(*out, r);
     dsmfs__release(a); /* its range keeps it */
     return err;
-}
-
-static void discard(range *r)
-{
-    dsmfs__untrack(r);
-    syscall(SYS_munmap, r->addr, r->len);
-    dsmfs__drop(r);
 }
 
 /* Puts in the place of a read-only mapping one that may be stored to: the same memory by a descriptor that allows it. The
@@ -313,7 +311,7 @@ static int upgrade(range *r)
     range *fresh;
     int err = again(r, DSMFS_WRITE, r->len, r->off, &fresh);
     if (!err && (err = place(fresh, r->addr)) < 0)
-        discard(fresh);
+        dsmfs__discard(fresh);
     if (!err)
         dsmfs__drop(r);
     return err;
@@ -321,27 +319,21 @@ static int upgrade(range *r)
 
 long shim_protect(void *addr, size_t len, int prot)
 {
-    char *lo = addr, *hi = lo + whole_pages(len);
-    int saved = errno;
-    uint64_t old = dsmfs__lock();
-    long err = 0;
-    int ours = aligned(addr) && lo < hi && first_in(lo, hi);
-    if (ours)
-        err = isolate(lo, hi);
-    for (range *r = dsmfs__ranges, *next; ours && r && !err; r = next) {
+    struct visit v = enter(addr, len);
+    long err = v.ours ? isolate(v.lo, v.hi) : 0;
+    for (range *r = dsmfs__ranges, *next; v.ours && r && !err; r = next) {
         next = r->next;
-        if (meets(r, lo, hi) && (prot & PROT_WRITE) && r->area->access == DSMFS_READ && (!r->upgradable || upgrade(r) < 0))
+        if (meets(r, v.lo, v.hi) && (prot & PROT_WRITE) && r->area->access == DSMFS_READ && (!r->upgradable || upgrade(r) < 0))
             err = -EACCES;
     }
     if (!err)
         err = code(syscall(SYS_mprotect, addr, len, prot));
-    for (range *r = dsmfs__ranges; ours && r && !err; r = r->next)
-        if (meets(r, lo, hi))
+    for (range *r = dsmfs__ranges; v.ours && r && !err; r = r->next)
+        if (meets(r, v.lo, v.hi))
             r->prot = prot;
-    if (ours)
+    if (v.ours)
         retrack();
-    dsmfs__unlock(old);
-    errno = saved;
+    leave(&v);
     return err;
 }
 
@@ -353,12 +345,12 @@ static long regrown(range *r, char *lo, size_t new_len, int flags, char *at)
     int err;
     if (!(flags & MREMAP_MAYMOVE))
         return -ENOMEM; /* as if there were no room behind it */
-    if ((flags & MREMAP_FIXED) && at < end_of(r) && r->addr < at + whole_pages(new_len))
+    if ((flags & MREMAP_FIXED) && at < end_of(r) && r->addr < at + dsmfs__pages(new_len))
         return -EINVAL;
     if (again(r, r->area->access, new_len, r->off + (uint64_t)(lo - r->addr), &fresh) < 0)
         return -ENOMEM;
     if ((flags & MREMAP_FIXED) && (err = place(fresh, at)) < 0) {
-        discard(fresh);
+        dsmfs__discard(fresh);
         return err;
     }
     if (fresh->prot != r->prot && syscall(SYS_mprotect, fresh->addr, fresh->len, r->prot) == 0)
@@ -375,11 +367,10 @@ static long moved(range *r, long p, size_t new_len, int copy)
             syscall(SYS_munmap, p, new_len);
             return -ENOMEM;
         }
-        second->nofork = r->nofork;
-        second->upgradable = r->upgradable;
+        inherit(second, r);
     } else {
         r->addr = (char *)p;
-        r->len = whole_pages(new_len);
+        r->len = dsmfs__pages(new_len);
     }
     syscall(SYS_madvise, p, new_len, MADV_DONTFORK);
     return p;
@@ -387,7 +378,7 @@ static long moved(range *r, long p, size_t new_len, int copy)
 
 long shim_remap(void *addr, size_t old_len, size_t new_len, int flags, void *at)
 {
-    char *lo = addr, *hi = lo + (old_len ? whole_pages(old_len) : 1), *to = at, *to_end = to + whole_pages(new_len);
+    char *lo = addr, *hi = lo + (old_len ? dsmfs__pages(old_len) : 1), *to = at, *to_end = to + dsmfs__pages(new_len);
     int saved = errno, copy = !old_len || (flags & MREMAP_DONTUNMAP);
     uint64_t old = dsmfs__lock();
     range *r = aligned(addr) ? first_in(lo, hi) : NULL;
@@ -405,13 +396,13 @@ long shim_remap(void *addr, size_t old_len, size_t new_len, int flags, void *at)
         if (!p)
             drop_in(to, to_end);
     }
-    if (!p && r && on_demand(r) && (copy || whole_pages(new_len) > whole_pages(old_len))) {
+    if (!p && r && on_demand(r) && (copy || dsmfs__pages(new_len) > dsmfs__pages(old_len))) {
         p = regrown(r, lo, new_len, flags, to);
-        if (!copy && (p >= 0 || p < -4095))
-            discard(r);
+        if (!copy && !shim_failed(p))
+            dsmfs__discard(r);
     } else if (!p) {
         p = code((long)syscall(SYS_mremap, addr, old_len, new_len, flags, at));
-        if (r && (p >= 0 || p < -4095))
+        if (r && !shim_failed(p))
             p = moved(r, p, new_len, copy);
     }
     retrack();
@@ -422,32 +413,28 @@ long shim_remap(void *addr, size_t old_len, size_t new_len, int flags, void *at)
 
 int shim_keeps(void *addr, size_t len)
 {
-    char *lo = addr, *hi = lo + whole_pages(len);
-    int saved = errno, found = 0;
-    uint64_t old = dsmfs__lock();
+    struct visit v = enter(addr, len);
+    int found = 0;
     for (range *r = dsmfs__ranges; r; r = r->next)
-        found |= meets(r, lo, hi) && on_demand(r);
-    dsmfs__unlock(old);
-    errno = saved;
+        found |= meets(r, v.lo, v.hi) && on_demand(r);
+    leave(&v);
     return found;
 }
 
 int shim_set_fork(void *addr, size_t len, int fork)
 {
-    char *lo = addr, *hi = lo + whole_pages(len);
-    int saved = errno;
-    uint64_t old = dsmfs__lock();
+    struct visit v = enter(addr, len);
     size_t found = 0;
-    if (aligned(addr) && lo < hi && first_in(lo, hi) && !isolate(lo, hi))
+    if (v.ours && !isolate(v.lo, v.hi))
         for (range *r = dsmfs__ranges; r; r = r->next)
-            if (meets(r, lo, hi)) {
+            if (meets(r, v.lo, v.hi)) {
                 r->nofork = !fork;
                 found += r->len;
             }
-    retrack();
-    dsmfs__unlock(old);
-    errno = saved;
-    return found && found == (size_t)(hi - lo);
+    if (v.ours)
+        retrack();
+    leave(&v);
+    return found && found == (size_t)(v.hi - v.lo);
 }
 
 /* Publishes each area that is chosen, by one of its attachments, with no lock held: in the order of mount and number, so that
@@ -494,7 +481,7 @@ static int shows(const dsmfs *a, const void *arg)
 
 int shim_sync_range(void *addr, size_t len)
 {
-    struct interval i = {addr, (char *)addr + whole_pages(len)};
+    struct interval i = {addr, (char *)addr + dsmfs__pages(len)};
     return sync_areas(shows, &i);
 }
 

@@ -29,7 +29,7 @@ DSMFS_QUIET=1 silences the line, DSMFS_VERBOSE=1 prints one, too, when all is we
 /* result is what libc makes of a system call's. */
 static long result(long r)
 {
-    if (r >= 0 || r < -4095)
+    if (!shim_failed(r))
         return r;
     errno = (int)-r;
     return -1;

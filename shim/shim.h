@@ -23,6 +23,7 @@ int shim_move_guarded(int fd);
 int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, void **out);
 
 /* Those that the kernel's calls need: each does the call, too, and returns its result, -errno for an error. */
+static inline int shim_failed(long result) { return result < 0 && result >= -4095; }
 long shim_unmap(void *addr, size_t len);
 long shim_map_over(void *addr, size_t len, int prot, int flags, int fd, off_t off);
 long shim_protect(void *addr, size_t len, int prot);
