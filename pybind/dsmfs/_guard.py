@@ -17,11 +17,11 @@ import select
 import signal
 import subprocess
 import sys
-import time
 
 _PR_SET_PDEATHSIG = 1
 _MNT_DETACH = 2
 _LEAVE, _HURRY = 60.0, 10.0  # seconds to end when told once, and when told again
+_KILLED = 5  # seconds for what was killed to be gone
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -88,15 +88,18 @@ def _until_the_end(dev: subprocess.Popen[bytes], wake: int) -> list[int]:
 
 def _end_node(pid: int, directory: str) -> None:
     """Kill a node that has outlived dsmfs dev, if `pid` is still that node."""
-    for _ in range(100):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        node = os.pidfd_open(pid)
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as f:
                 if os.fsencode(directory) not in f.read():
                     return
-            os.kill(pid, signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        time.sleep(0.05)
+            signal.pidfd_send_signal(node, signal.SIGKILL)
+            ended = select.poll()
+            ended.register(node, select.POLLIN)
+            ended.poll(1000 * _KILLED)
+        finally:
+            os.close(node)
 
 
 def _mounted_below(directory: str) -> list[str]:
