@@ -178,16 +178,14 @@ class _Failure:
 
     def __init__(self, error: OperationError) -> None:
         self.error = error
-        self._reach = 1
         self._settled = False
         self._pieces: list[tuple[Region, _Piece]] = []
 
     def step_over(self, region: Region, page: int) -> None:
         """Let the thread go on behind a page."""
-        piece = region.piece_at(page, self._reach)
+        piece = region.piece_at(page, min(_GROWTH ** len(self._pieces), _MOST))
         if all(p is not piece for _, p in self._pieces):
             self._pieces.append((region, piece))
-            self._reach = min(_GROWTH * self._reach, _MOST)
         region.cover(piece, page)
         if self._settled:  # meanwhile, by another thread
             self.settle()
