@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._errors import AccessError, ClosedError, DisconnectedError, OperationError, translated
-from ._layout import Layout
+from ._layout import Layout, lengths
 from ._mounts import Location
 from ._npy import is_bfloat16
 from ._plane import Mapping, Plane
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 _LOGICAL_BITS = 12
-SETTINGS = ("mode", "merge", "dtype", "apply", "interval", "residency", "access")
+_SETTINGS = ("mode", "merge", "dtype", "apply", "interval", "residency", "access")
 
 
 def version_time(version: int) -> float:
@@ -43,6 +43,18 @@ def version_time(version: int) -> float:
         0.0 for version 0, which is before every publish.
     """
     return (version >> _LOGICAL_BITS) / 1e6
+
+
+def read_settings(path: str) -> dict[str, str]:
+    """Return the rules of the area in a file of a mount, by name.
+
+    Raises
+    ------
+    OperationError
+        The file has none, or is gone.
+    """
+    with translated(path, "settings"):
+        return {k: os.getxattr(path, f"user.dsm.{k}").decode() for k in _SETTINGS}
 
 
 def interval_value(interval: float | str) -> str:
@@ -193,13 +205,10 @@ class Area:
         OperationError
             ENOSPC: there is not enough memory.
         """
-        plane = self._open()
-        if not plane.writable:
-            raise AccessError(errno.EACCES, "resize: the area is open for reading only", self.path)
-        lengths = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
-        layout = self._layout.resized(lengths)
+        plane = self._to_store("resize")
+        layout = self._layout.resized(lengths(shape))
         if layout.size == 0:
-            raise ValueError(f"shape {lengths}: nothing would be left of the file")
+            raise ValueError(f"shape {layout.shape}: nothing would be left of the file")
         head = layout.header()
         # The header never says more than there is.
         shrinks = layout.size < self._layout.size
@@ -235,7 +244,7 @@ class Area:
         DisconnectedError
             The daemon of this node has ended.
         """
-        return self._open().publish()
+        return self._to_store("publish").publish()
 
     def acquire(self) -> int:
         """Bring memory up to every publish, on any node, that completed before the call.
@@ -268,7 +277,8 @@ class Area:
         TimedOutError, DisconnectedError
             As for :meth:`publish`.
         """
-        return self._open().sync()
+        plane = self._open()
+        return plane.sync() if plane.writable else plane.acquire()
 
     def wait(self, version: int, timeout: float | None = None) -> int:
         """Wait until memory has a version.
@@ -319,9 +329,7 @@ class Area:
     @property
     def settings(self) -> dict[str, str]:
         """The rules of the area: `mode`, `merge`, `dtype`, `apply`, `interval`, `residency` and `access`, as ``user.dsm.*`` has them."""
-        path = self._file()
-        with translated(path, "settings"):
-            return {k: os.getxattr(path, f"user.dsm.{k}").decode() for k in SETTINGS}
+        return read_settings(self._file())
 
     def configure(
         self, *, merge: str | None = None, apply: str | None = None, interval: float | str | None = None
@@ -408,6 +416,12 @@ class Area:
         if self._plane is None:
             raise ClosedError(f"{self.path} is closed")
         return self._plane
+
+    def _to_store(self, doing: str) -> Plane:
+        plane = self._open()
+        if not plane.writable:
+            raise AccessError(errno.EACCES, f"{doing}: the area is open for reading only", self.path)
+        return plane
 
     def _file(self) -> str:
         self._open()

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ._area import SETTINGS, Area, html_table
+from ._area import Area, html_table, read_settings
 from ._binary import run_binary
 from ._errors import NotMountedError, translated
 from ._mounts import CONTROL, find_mount
@@ -92,9 +92,7 @@ class Areas(Mapping[str, AreaInfo]):
             raise KeyError(name) from None
         if not stat.S_ISREG(status.st_mode):
             raise KeyError(name)
-        with translated(path):
-            settings = {k: os.getxattr(path, f"user.dsm.{k}").decode() for k in SETTINGS}
-        return AreaInfo(name, path, status.st_size, 512 * status.st_blocks, settings)
+        return AreaInfo(name, path, status.st_size, 512 * status.st_blocks, read_settings(path))
 
     def __repr__(self) -> str:
         return f"<dsmfs.Areas of {self._root!r}: {len(self)}>"

@@ -38,6 +38,11 @@ class DemandArray(np.ndarray[Any, np.dtype[Any]]):
         return array[()] if return_scalar or array.shape == () else array.view(np.ndarray)
 
 
+def lengths(shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Return the lengths of the dimensions of a shape as callers give it: one number is one dimension."""
+    return (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+
+
 @dataclass(frozen=True)
 class Layout:
     """An array in a file. `offset`, in bytes, is where it starts; `headed`: a ``.npy`` header is before it.
@@ -131,11 +136,11 @@ def read(
         return Layout(np.dtype("u1"), (size - data,), data, False, tensors=tensors)
     described = _npy.read_header(_npy.start(mapping, size)) if offset == 0 else None
     if described is not None:
-        has, lengths, fortran, offset = described
-        if (dtype is not None and dtype != has) or (shape is not None and shape != lengths):
+        has, there, fortran, offset = described
+        if (dtype is not None and dtype != has) or (shape is not None and shape != there):
             wanted = f"{'this shape' if shape is None else shape} of {dtype or 'this'}"
-            raise FormatError(f"{name} has shape {lengths} of {has}, not {wanted}")
-        layout = Layout(has, lengths, offset, fortran, headed=True)
+            raise FormatError(f"{name} has shape {there} of {has}, not {wanted}")
+        layout = Layout(has, there, offset, fortran, headed=True)
     elif dtype is None:
         raise FormatError(f"{name} has no .npy header: say with dtype= (and shape=) what is in it")
     else:

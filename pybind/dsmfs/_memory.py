@@ -15,7 +15,6 @@ import numpy as np
 
 from . import _faults, _linux
 from ._errors import (
-    AccessError,
     DisconnectedError,
     OperationError,
     PlaneUnavailableError,
@@ -169,8 +168,6 @@ class MemoryPlane:
 
     def publish(self) -> int:
         """Publish."""
-        if not self.writable:
-            raise AccessError(errno.EACCES, "publish: the area is open for reading only", self._path)
         return self._ask(Op.PUBLISH, "publish")
 
     def acquire(self) -> int:
@@ -179,7 +176,7 @@ class MemoryPlane:
 
     def sync(self) -> int:
         """Sync."""
-        return self._ask(Op.SYNC, "sync") if self.writable else self.acquire()
+        return self._ask(Op.SYNC, "sync")
 
     def version(self) -> int:
         """Return the version that memory has: waiting for version 0 never waits."""

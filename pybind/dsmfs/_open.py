@@ -11,8 +11,6 @@ import threading
 import warnings
 from typing import Any
 
-import numpy as np
-
 from . import _layout, _npy
 from ._area import Area, interval_value
 from ._errors import ExistsError, FormatError, NotMountedError, OperationError, PlaneUnavailableError, translated
@@ -94,7 +92,8 @@ def open(
     where = locate(path)
     way, mapping = _way(where, _MODES[mode], plane)
     try:
-        layout = _layout.read(str(where), mapping, wanted, _tuple(shape), offset, order)
+        given = None if shape is None else _layout.lengths(shape)
+        layout = _layout.read(str(where), mapping, wanted, given, offset, order)
         return Area(where, mode, way, mapping, layout)
     except BaseException:
         way.close()
@@ -167,8 +166,8 @@ def create(
     if order not in ("C", "F"):
         raise ValueError(f"order {order!r}: want 'C' or 'F'")
     wanted = _npy.element_type(dtype)
-    lengths = _tuple(shape)
-    if lengths is None or any(n < 0 for n in lengths):
+    lengths = _layout.lengths(shape)
+    if any(n < 0 for n in lengths):
         raise ValueError(f"shape {shape!r}: want lengths, none negative")
     rules = {"mode": mode, "merge": merge, "apply": apply, "residency": residency}
     settings = {k: v for k, v in rules.items() if v is not None}
@@ -288,9 +287,3 @@ def _mapped(where: Location, way: Plane) -> tuple[Plane, Mapping]:
         with contextlib.suppress(OperationError):
             way.close()
         raise
-
-
-def _tuple(shape: int | tuple[int, ...] | None) -> tuple[int, ...] | None:
-    if shape is None:
-        return None
-    return (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)

@@ -8,7 +8,7 @@ import os
 import stat
 import time
 
-from ._errors import AccessError, DirectoryError, TimedOutError, translated
+from ._errors import DirectoryError, TimedOutError, translated
 from ._mounts import Location
 from ._plane import Mapping, parse_stats
 
@@ -62,8 +62,6 @@ class PageCachePlane:
 
     def publish(self) -> int:
         """Publish; what others published enters memory only if that needs no sync call."""
-        if not self.writable:
-            raise AccessError(errno.EACCES, "publish: the area is open for reading only", self._path)
         with translated(self._path, "publish"):
             if not self._order("publish"):
                 os.fsync(self._fd)
@@ -79,8 +77,6 @@ class PageCachePlane:
 
     def sync(self) -> int:
         """fsync(2), which on this plane is also msync: unlike mmap.flush it lets other threads run."""
-        if not self.writable:
-            return self.acquire()
         with translated(self._path, "sync"):
             os.fsync(self._fd)
             return self.version()

@@ -38,13 +38,13 @@ class Plane(Protocol):
         """Give the area another size; return a way to all of it, and that mapped. What was mapped stays mapped."""
 
     def publish(self) -> int:
-        """Make stores visible to other nodes; return the version."""
+        """Make stores visible to other nodes; return the version. Only of a writable one."""
 
     def acquire(self) -> int:
         """Let every publish that completed before into memory; return the version."""
 
     def sync(self) -> int:
-        """Do what msync does; return the version."""
+        """Do what msync does; return the version. Only of a writable one."""
 
     def version(self) -> int:
         """Return the newest version that this node knows of."""
