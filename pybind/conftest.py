@@ -6,9 +6,12 @@ pytest puts this directory into sys.path because of this file: the tests need no
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import dsmfs
@@ -96,3 +99,94 @@ def program() -> Program:
         return done
 
     return run
+
+
+class Talk:
+    """A program that talks with its test: it says a word, a line of its output, and goes on when it has a line of input."""
+
+    def __init__(self, *command: str) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def said(self) -> str:
+        """Wait until it has said something, or ended; return what, or nothing."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().decode().strip()
+
+    def until(self, what: str) -> None:
+        """Wait until it has said something, which must be that."""
+        line = self.said()
+        assert line == what, f"it said {line!r}\n{self.end()[1]}"
+
+    def go(self) -> None:
+        """Let it go on."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+
+    def end(self) -> tuple[int, str]:
+        """Wait until it has ended; return how, and what it said of errors."""
+        _, text = self.process.communicate(timeout=LIMIT)
+        return self.process.returncode, text.decode()
+
+    def ends_well(self) -> None:
+        """Wait until it has ended without an error."""
+        code, text = self.end()
+        assert code == 0, text
+
+    def ends_well_in(self, trouble: AbstractContextManager[None], before: str = "open") -> None:
+        """Let it go from a word to its end in trouble."""
+        self.until(before)
+        with trouble:
+            self.go()
+            self.ends_well()
+
+    def ends_well_after(
+        self, trouble: AbstractContextManager[None], before: str = "open", after: str = "failed"
+    ) -> None:
+        """Let it go from a word to the next in trouble, and to its end without."""
+        self.until(before)
+        with trouble:
+            self.go()
+            self.until(after)
+        self.go()
+        self.ends_well()
+
+
+@pytest.fixture
+def talk() -> Iterator[Callable[..., Talk]]:
+    """Starts a program by its command; it does not outlive the test."""
+    started: list[Talk] = []
+
+    def start(*command: str) -> Talk:
+        started.append(Talk(*command))
+        return started[-1]
+
+    yield start
+    for t in started:
+        t.process.kill()
+        t.process.communicate()
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Have a process do nothing meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def has_ended(pidfd: int) -> bool:
+    """Wait until a process has ended, and close its descriptor; tell whether it has in time."""
+    try:
+        return bool(select.select([pidfd], [], [], LIMIT)[0])
+    finally:
+        os.close(pidfd)
+
+
+def kill(pid: int) -> None:
+    """Kill a process, and wait until it has ended."""
+    process = os.pidfd_open(pid)
+    signal.pidfd_send_signal(process, signal.SIGKILL)
+    assert has_ended(process)

@@ -10,13 +10,14 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dsmfs._wire import HEADER, MAX_PAYLOAD, Op, Reply, pack, unpack
 
 from .fake_demand import Home, Served
 
-FULL, DEMAND, COMPARES = 1, 5, 2  # what ATTACH says of the userfaultfd
+TRACKS, DEMAND, COMPARES = 1, 5, 2  # what ATTACH says of the userfaultfd
 
 
 @dataclass
@@ -39,8 +40,16 @@ class Area:
     home: Home | None = None  # of an area of which only a part is here
     served: list[Served] = field(default_factory=list)
 
-    def home_is(self, up: bool) -> None:
-        """Have the home answer, or not."""
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """Have the home not answer meanwhile."""
+        self._home_is(False)
+        try:
+            yield
+        finally:
+            self._home_is(True)
+
+    def _home_is(self, up: bool) -> None:
         assert self.home is not None
         self.home.up = up
         for s in self.served:
@@ -54,7 +63,7 @@ class FakeDaemon:
     when :meth:`publish` makes it, or ETIMEDOUT.
     """
 
-    def __init__(self, path: str, wants: int = 1) -> None:
+    def __init__(self, path: str, wants: int = TRACKS) -> None:
         self.path = path
         self.wants = wants
         self.areas: dict[str, Area] = {}
@@ -195,7 +204,7 @@ class FakeDaemon:
                 if area.home is not None:
                     address, length, offset, _ = m.args
                     area.served.append(Served(fds.pop(), address, length, offset, area.memory, area.home))
-                args = (1 if self.wants == 1 else 3,)
+                args = (1 if self.wants == TRACKS else 3,)
             elif op is Op.RESIZE:
                 area = self._attached[m.attachment]
                 area.size = m.args[0]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
-import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import dsmfs
 import numpy as np
 import pytest
-from conftest import LIMIT
+from conftest import LIMIT, Talk, kill, stopped
 
 from .fake_daemon import FakeDaemon
 from .test_demand import home as home  # fixtures
@@ -21,7 +19,8 @@ from .test_demand import small as small
 from .test_faults import daemon as daemon
 
 ROOT = Path(__file__).parents[2]
-WORDS = 1 << 16
+WORDS = 1 << 16  # of the daemon of Python
+REAL_WORDS = 2 << 20  # 16 MiB, twice the memory of the small node
 
 pytestmark = pytest.mark.skipif(not (ROOT / "include").exists(), reason="the sources of the C library are not here")
 
@@ -49,40 +48,10 @@ def compiled(out: Path, flags: str, *sources: str) -> str:
 @pytest.fixture(scope="module")
 def demand(tmp_path_factory: pytest.TempPathFactory) -> str:
     return compiled(
-        tmp_path_factory.mktemp("c") / "demand", "-std=c99 -O1 -fsanitize=undefined", "include/test/demand.c"
+        tmp_path_factory.mktemp("c") / "demand",
+        "-std=c99 -O1 -fsanitize=undefined -fno-sanitize-recover=undefined",
+        "include/test/demand.c",
     )
-
-
-class Talk:
-    """A program that says a word and reads a line."""
-
-    def __init__(self, *command: str) -> None:
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-
-    def until(self, what: str) -> None:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == what + "\n"
-
-    def go(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-
-    def ends_well(self) -> None:
-        assert self.process.wait(LIMIT) == 0
-
-
-@pytest.fixture
-def talk() -> Iterator[Callable[..., Talk]]:
-    started: list[Talk] = []
-
-    def start(*command: str) -> Talk:
-        started.append(Talk(*command))
-        return started[-1]
-
-    yield start
-    for t in started:
-        t.process.kill()
-        t.process.communicate()
 
 
 @pytest.fixture
@@ -98,11 +67,8 @@ def words(home: dsmfs.Filesystem) -> str:
     path = home / "words"
     with open(path, "wb") as f:
         os.setxattr(path, "user.dsm.residency", b"demand")
-        f.write(np.arange(2 * COUNT_OF_PARTS, dtype="u8").tobytes())
+        f.write(np.arange(REAL_WORDS, dtype="u8").tobytes())
     return "/words"
-
-
-COUNT_OF_PARTS = 1 << 20  # words: 8 MiB, as much as the small node has memory
 
 
 def attach_socket(node: dsmfs.Filesystem) -> str:
@@ -115,13 +81,7 @@ def test_served_by_python(fake: FakeDaemon, demand: str) -> None:
 
 def test_fails_by_python(fake: FakeDaemon, demand: str, talk: Callable[..., Talk]) -> None:
     t = talk(demand, "fails", fake.path, "/words")
-    t.until("ready")
-    fake.areas["/words"].home_is(False)
-    t.go()
-    t.until("failed")
-    fake.areas["/words"].home_is(True)
-    t.go()
-    t.ends_well()
+    t.ends_well_after(fake.areas["/words"].silent(), "ready")
 
 
 def test_gone_by_python(fake: FakeDaemon, demand: str, talk: Callable[..., Talk]) -> None:
@@ -140,26 +100,13 @@ def test_fails(
     small: dsmfs.Filesystem, home: dsmfs.Filesystem, words: str, demand: str, talk: Callable[..., Talk]
 ) -> None:
     t = talk(demand, "fails", attach_socket(small), words)
-    t.until("ready")
-    pid = int(home.config["pid"])
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        t.go()
-        t.until("failed")
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    t.go()
-    t.ends_well()
+    t.ends_well_after(stopped(int(home.config["pid"])), "ready")
 
 
 def test_gone(small: dsmfs.Filesystem, words: str, demand: str, talk: Callable[..., Talk]) -> None:
     t = talk(demand, "gone", attach_socket(small), words)
     t.until("ready")
-    pid = int(small.config["pid"])
-    gone = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    assert select.select([gone], [], [], 30)[0]
-    os.close(gone)
+    kill(int(small.config["pid"]))
     t.go()
     t.ends_well()
 
@@ -176,7 +123,6 @@ def preloaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, 
 
 def test_preloaded(small: dsmfs.Filesystem, words: str, preloaded: tuple[str, dict[str, str]]) -> None:
     program, environment = preloaded
-    environment = {k: v for k, v in environment.items() if k != "DSMFS_ATTACH"}
     command = [program, small.path + words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert (done.returncode, done.stderr) == (0, "")

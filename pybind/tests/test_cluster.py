@@ -4,37 +4,46 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import dsmfs
 import pytest
+from conftest import LIMIT, Talk, has_ended
 
-LIMIT = 60.0
+
+def processes(directory: str) -> dict[int, str]:
+    """Return the commands of the processes of a cluster, by pid."""
+    found = {}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if directory in command and pid != os.getpid():
+            found[pid] = command
+    return found
 
 
 def left(directory: str) -> list[str]:
     """Return what is left of a cluster: its directory, mounts and processes."""
     found = [directory] if os.path.exists(directory) else []
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if directory in line]
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if directory in command and int(pid) != os.getpid():
-            found.append(command)
-    return found
+    return found + list(processes(directory).values())
 
 
-def await_nothing_left(directory: str) -> None:
+def watched(directory: str) -> list[int]:
+    """Return descriptors of the processes of a cluster that is up."""
+    pids = processes(directory)
+    assert len(pids) >= 3, "the guard, dsmfs dev and a node"
+    return [os.pidfd_open(pid) for pid in pids]  # none ends by itself
+
+
+def await_nothing_left(directory: str, watched: list[int]) -> None:
     """Fail if a cluster whose owner has ended does not end too."""
-    end = time.monotonic() + LIMIT
-    while left(directory):
-        assert time.monotonic() < end, left(directory)
-        time.sleep(0.02)
+    assert all([has_ended(fd) for fd in watched]), processes(directory)
+    assert not left(directory)
 
 
 def test_the_end_of_the_context_leaves_nothing(binary: str) -> None:
@@ -72,11 +81,16 @@ def test_dropping_it_ends_it(binary: str) -> None:
 @pytest.mark.parametrize(
     "how", ["os._exit(1)", "os.kill(os.getpid(), 9)", "sys.exit()", "1 / 0", "os.fork(); sys.exit()"]
 )
-def test_the_end_of_the_program_ends_it(binary: str, how: str) -> None:
-    code = f"import os, sys, dsmfs; c = dsmfs.cluster(2, memory='64MiB'); print(c.directory, flush=True); {how}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT, check=False)
-    directory = done.stdout.split()[0]
-    await_nothing_left(directory)
+def test_the_end_of_the_program_ends_it(binary: str, talk: Callable[..., Talk], how: str) -> None:
+    code = (
+        f"import os, sys, dsmfs; c = dsmfs.cluster(2, memory='64MiB'); print(c.directory, flush=True); input(); {how}"
+    )
+    program = talk(sys.executable, "-c", code)
+    directory = program.said()
+    there = watched(directory)
+    program.go()
+    program.end()
+    await_nothing_left(directory, there)
 
 
 def test_a_node_that_dies_is_reported_and_leaves_nothing(binary: str) -> None:
@@ -94,11 +108,12 @@ def test_nodes_that_hang_are_killed(binary: str) -> None:
     nodes = dsmfs.cluster(1, memory="64MiB")
     node = int(nodes[0].config["pid"])
     dev = int(Path(f"/proc/{node}/stat").read_text().rpartition(")")[2].split()[1])
+    there = watched(nodes.directory)
     os.kill(node, signal.SIGSTOP)
     os.kill(dev, signal.SIGKILL)
     with pytest.raises(dsmfs.NodeError):
         nodes.close()
-    await_nothing_left(nodes.directory)
+    await_nothing_left(nodes.directory, there)
 
 
 def test_a_cluster_that_does_not_start(binary: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

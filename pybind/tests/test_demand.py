@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import select
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import dsmfs
 import numpy as np
 import pytest
-from conftest import Program
+from conftest import Program, kill, stopped
 
 from .test_faults import WORKER, Client
 from .test_faults import client as client  # a fixture
@@ -105,7 +102,7 @@ def test_it_grows_and_shrinks(small: dsmfs.Filesystem, home: dsmfs.Filesystem) -
 
 @pytest.mark.parametrize("operation", ["[int(a[i]) for i in places]", "a.sum()", "[work(i + 1) for i in places]"])
 def test_a_home_that_does_not_answer(
-    small: dsmfs.Filesystem, home: dsmfs.Filesystem, client: Callable[[str], Client], operation: str
+    small: dsmfs.Filesystem, home: dsmfs.Filesystem, client: Client, operation: str
 ) -> None:
     c = client(f"""
 {AGAIN}
@@ -120,19 +117,10 @@ tell("failed")
 again(lambda: {operation})
 assert a.sum() == {TOTAL}
 """)
-    c.until("open")
-    pid = int(home.config["pid"])
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        c.go()
-        c.until("failed")
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    c.go()
-    c.ends_well()
+    c.ends_well_after(stopped(int(home.config["pid"])))
 
 
-def test_a_daemon_that_is_killed(small: dsmfs.Filesystem, client: Callable[[str], Client]) -> None:
+def test_a_daemon_that_is_killed(small: dsmfs.Filesystem, client: Client) -> None:
     c = client(f"""
 reader = dsmfs.open("/w.npy", "r").array
 assert a[5] == reader[5] == 5
@@ -150,10 +138,6 @@ e = fails(lambda: a.sum())
 assert isinstance(e, dsmfs.DisconnectedError), e
 """)
     c.until("open")
-    pid = int(small.config["pid"])
-    gone = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    assert select.select([gone], [], [], 30)[0]
-    os.close(gone)
+    kill(int(small.config["pid"]))
     c.go()
     c.ends_well()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import dsmfs
 import numpy as np
 import pytest
-from conftest import LIMIT, Program
+from conftest import Program, Talk
 from dsmfs import _linux, _npy
 from dsmfs._wire import Op
 
@@ -49,36 +48,6 @@ a = w.array
 """
 
 
-class Client:
-    """A program with `w` and `a` that talks with the test."""
-
-    def __init__(self, code: str) -> None:
-        command = [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", PREPARE + code]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-    def until(self, what: str) -> None:
-        """Wait until it has said something."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline().decode().strip()
-        assert line == what, f"it said {line!r}\n{self.end()[1]}"
-
-    def go(self) -> None:
-        """Let it go on."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(b"\n")
-        self.process.stdin.flush()
-
-    def end(self) -> tuple[int, str]:
-        """Wait until it has ended; return how, and what it said of errors."""
-        _, text = self.process.communicate(timeout=LIMIT)
-        return self.process.returncode, text.decode()
-
-    def ends_well(self) -> None:
-        """Wait until it has ended without an error."""
-        code, text = self.end()
-        assert code == 0, text
-
-
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
     try:
@@ -92,18 +61,13 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaem
     d.close()
 
 
+Client = Callable[[str], Talk]
+
+
 @pytest.fixture
-def client() -> Iterator[Callable[[str], Client]]:
-    started: list[Client] = []
-
-    def start(code: str) -> Client:
-        started.append(Client(code))
-        return started[-1]
-
-    yield start
-    for c in started:
-        c.process.kill()
-        c.process.communicate()
+def client(talk: Callable[..., Talk]) -> Client:
+    """Starts a program with `w` and `a`."""
+    return lambda code: talk(sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", PREPARE + code)
 
 
 def test_pages_come_when_they_are_touched(daemon: FakeDaemon, program: Program) -> None:
@@ -134,9 +98,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("where", ["main", "thread"])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_page_that_does_not_come_is_an_exception(
-    daemon: FakeDaemon, client: Callable[[str], Client], name: str, where: str
-) -> None:
+def test_a_page_that_does_not_come_is_an_exception(daemon: FakeDaemon, client: Client, name: str, where: str) -> None:
     area = daemon.areas["/w.npy"]
     system_call = name == "system call"
     c = client(f"""
@@ -168,16 +130,10 @@ else:
     t.join()
 assert done
 """)
-    c.until("open")
-    area.home_is(False)
-    c.go()
-    c.until("failed")
-    area.home_is(True)
-    c.go()
-    c.ends_well()
+    c.ends_well_after(area.silent())
 
 
-def test_the_result_of_a_step_is_not_used(daemon: FakeDaemon, client: Callable[[str], Client]) -> None:
+def test_the_result_of_a_step_is_not_used(daemon: FakeDaemon, client: Client) -> None:
     c = client("""
 tell("open")
 other, seen = np.ones(3), []
@@ -195,10 +151,7 @@ except dsmfs.FaultError:
     seen.append(1)
 assert len(seen) == 2 and other[0] == 1
 """)
-    c.until("open")
-    daemon.areas["/w.npy"].home_is(False)
-    c.go()
-    c.ends_well()
+    c.ends_well_in(daemon.areas["/w.npy"].silent())
 
 
 @pytest.mark.parametrize(
@@ -220,9 +173,7 @@ assert len(seen) == 2 and other[0] == 1
         "m[5, 5] = 1",
     ],
 )
-def test_the_exception_does_not_leave_its_block(
-    daemon: FakeDaemon, client: Callable[[str], Client], statement: str
-) -> None:
+def test_the_exception_does_not_leave_its_block(daemon: FakeDaemon, client: Client, statement: str) -> None:
     c = client(f"""
 assert a[0] == 0
 def tried(view, m):
@@ -241,10 +192,7 @@ assert isinstance(e, dsmfs.FaultError) == {statement != "del a[20_000]"}, e
 if not {"return" in statement}:
     assert within(a[30_000:], a[:90_000].reshape(300, 300)[200:]) == "suppressed"
 """)
-    c.until("open")
-    daemon.areas["/w.npy"].home_is(False)
-    c.go()
-    c.ends_well()
+    c.ends_well_in(daemon.areas["/w.npy"].silent())
 
 
 def test_arrays_on_demand_are_arrays(daemon: FakeDaemon, program: Program) -> None:
@@ -263,7 +211,7 @@ assert a[0] == 3 and pickle.loads(pickle.dumps(a[:3])).tolist() == [3, 4, 5]
 """)
 
 
-def test_stores_behind_a_fault_stay(daemon: FakeDaemon, client: Callable[[str], Client]) -> None:
+def test_stores_behind_a_fault_stay(daemon: FakeDaemon, client: Client) -> None:
     area = daemon.areas["/w.npy"]
     c = client("""
 a[:1000] = 5
@@ -273,16 +221,15 @@ tell("failed")
 assert np.array_equal(a[496:], np.arange(496, 100_000)) or a[496] == 9
 """)
     c.until("open")
-    area.home_is(False)
-    c.go()
-    c.until("failed")
-    assert np.frombuffer(os.pread(area.memory, 800, len(HEAD))).tolist() == [9] * 100, "what it stored before"
-    area.home_is(True)
+    with area.silent():
+        c.go()
+        c.until("failed")
+        assert np.frombuffer(os.pread(area.memory, 800, len(HEAD))).tolist() == [9] * 100, "what it stored before"
     c.go()
     c.ends_well()
 
 
-def test_threads_fail_each_for_itself(daemon: FakeDaemon, client: Callable[[str], Client]) -> None:
+def test_threads_fail_each_for_itself(daemon: FakeDaemon, client: Client) -> None:
     area = daemon.areas["/w.npy"]
     c = client("""
 tell("open")
@@ -300,13 +247,7 @@ assert w._plane._region._aside == []
 tell("failed")
 assert a.sum() == sum(range(100_000))
 """)
-    c.until("open")
-    area.home_is(False)
-    c.go()
-    c.until("failed")
-    area.home_is(True)
-    c.go()
-    c.ends_well()
+    c.ends_well_after(area.silent())
 
 
 WORKER = """
@@ -319,7 +260,7 @@ def work(i):
 """
 
 
-def test_a_worker_fails_who_waits_for_it(daemon: FakeDaemon, client: Callable[[str], Client]) -> None:
+def test_a_worker_fails_who_waits_for_it(daemon: FakeDaemon, client: Client) -> None:
     area = daemon.areas["/w.npy"]
     c = client(f"""
 {WORKER}
@@ -338,16 +279,10 @@ tell("failed")
 work(20_000)
 assert a.sum() == sum(range(100_000))
 """)
-    c.until("open")
-    area.home_is(False)
-    c.go()
-    c.until("failed")
-    area.home_is(True)
-    c.go()
-    c.ends_well()
+    c.ends_well_after(area.silent())
 
 
-def test_many_absent_pages_take_a_few_times_the_limit(daemon: FakeDaemon, client: Callable[[str], Client]) -> None:
+def test_many_absent_pages_take_a_few_times_the_limit(daemon: FakeDaemon, client: Client) -> None:
     area = daemon.make_absent("/large", bytes(64 << 20))
     c = client("""
 big = dsmfs.open("/large", dtype="u1")
@@ -358,16 +293,15 @@ tell("failed")
 assert big.array[::4096].sum() == 0
 """)
     c.until("open")
-    area.home_is(False)
-    c.go()
-    c.until("failed")
-    assert area.served[0].poisoned < 20, "16384 pages were not there"
-    area.home_is(True)
+    with area.silent():
+        c.go()
+        c.until("failed")
+        assert area.served[0].poisoned < 20, "16384 pages were not there"
     c.go()
     c.ends_well()
 
 
-def test_without_a_daemon_what_is_not_here_is_gone(daemon: FakeDaemon, client: Callable[[str], Client]) -> None:
+def test_without_a_daemon_what_is_not_here_is_gone(daemon: FakeDaemon, client: Client) -> None:
     c = client("""
 assert a[5000] == 5000
 closed = dsmfs.open("/w.npy")
@@ -389,7 +323,7 @@ assert view[5000] == 1
     c.ends_well()
 
 
-def test_a_closed_area_is_served_on(daemon: FakeDaemon, client: Callable[[str], Client]) -> None:
+def test_a_closed_area_is_served_on(daemon: FakeDaemon, client: Client) -> None:
     area = daemon.areas["/w.npy"]
     c = client("""
 w.close()
@@ -400,16 +334,10 @@ assert isinstance(e, dsmfs.FaultError), e
 tell("failed")
 assert a[30_000] == 30_000
 """)
-    c.until("closed")
-    area.home_is(False)
-    c.go()
-    c.until("failed")
-    area.home_is(True)
-    c.go()
-    c.ends_well()
+    c.ends_well_after(area.silent(), "closed")
 
 
-def test_beyond_the_end_of_a_shrunk_area(daemon: FakeDaemon, client: Callable[[str], Client]) -> None:
+def test_beyond_the_end_of_a_shrunk_area(daemon: FakeDaemon, client: Client) -> None:
     area = daemon.areas["/w.npy"]
     c = client("""
 tell("open")
@@ -437,14 +365,14 @@ assert a[90_000] == 0 and a[10] == 10
         "import mmap; f = os.memfd_create('x'); os.ftruncate(f, 4096); m = mmap.mmap(f, 4096); os.ftruncate(f, 0); m[0]",
     ],
 )
-def test_other_bus_errors_kill_as_ever(daemon: FakeDaemon, client: Callable[[str], Client], how: str) -> None:
+def test_other_bus_errors_kill_as_ever(daemon: FakeDaemon, client: Client, how: str) -> None:
     c = client(f"import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); {how}")
     code, text = c.end()
     assert code == -signal.SIGBUS, text
     assert "Fatal Python error: Bus error" in text, "whoever had the signal before gets it"
 
 
-def test_a_forked_child_is_served(daemon: FakeDaemon, client: Callable[[str], Client]) -> None:
+def test_a_forked_child_is_served(daemon: FakeDaemon, client: Client) -> None:
     area = daemon.areas["/w.npy"]
     c = client("""
 reader = dsmfs.open("/w.npy", "r")
@@ -460,17 +388,11 @@ assert os.waitstatus_to_exitcode(status) == 7
 tell("parent")
 assert a[40_000] == 40_000
 """)
-    c.until("child")
-    area.home_is(False)
-    c.go()
-    c.until("parent")
-    area.home_is(True)
-    c.go()
-    c.ends_well()
+    c.ends_well_after(area.silent(), "child", "parent")
     assert len(daemon.asked(Op.TRACK)) == 4
 
 
-def test_a_debugger_is_not_disturbed_but_by_the_exception(daemon: FakeDaemon, client: Callable[[str], Client]) -> None:
+def test_a_debugger_is_not_disturbed_but_by_the_exception(daemon: FakeDaemon, client: Client) -> None:
     c = client("""
 events = []
 def trace(frame, event, arg):
@@ -485,10 +407,7 @@ sys.settrace(trace)
 e = fails(touch)
 assert isinstance(e, dsmfs.FaultError) and events[:2] == ["call", "line"], events
 """)
-    c.until("open")
-    daemon.areas["/w.npy"].home_is(False)
-    c.go()
-    c.ends_well()
+    c.ends_well_in(daemon.areas["/w.npy"].silent())
 
 
 def test_nothing_is_left_of_an_area(daemon: FakeDaemon, program: Program) -> None:

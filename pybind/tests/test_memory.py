@@ -18,7 +18,7 @@ from conftest import Program
 from dsmfs import _linux, _npy
 from dsmfs._wire import Op
 
-from .fake_daemon import FakeDaemon, page_of
+from .fake_daemon import COMPARES, FakeDaemon, page_of
 
 
 def npy(values: npt.NDArray[Any]) -> bytes:
@@ -67,7 +67,7 @@ def test_tracking_gets_a_userfaultfd_that_the_program_keeps_no_copy_of(daemon: F
 
 
 def test_a_daemon_that_compares_gets_no_userfaultfd(daemon: FakeDaemon) -> None:
-    daemon.wants = 2
+    daemon.wants = COMPARES
     with dsmfs.open("/w.npy"):
         [track] = daemon.asked(Op.TRACK)
         assert track.kinds == []
@@ -86,7 +86,7 @@ def test_a_reader_is_not_tracked_and_cannot_store(daemon: FakeDaemon) -> None:
 
 def test_versions_waits_and_figures(daemon: FakeDaemon) -> None:
     area = daemon.areas["/w.npy"]
-    daemon.wants = 2
+    daemon.wants = COMPARES
     with dsmfs.open("/w.npy") as w:
         assert w.version == 0 and w.staleness == float("inf")
         v = w.publish()
@@ -145,7 +145,7 @@ def test_a_machine_without_userfaultfd(daemon: FakeDaemon, monkeypatch: pytest.M
 
 
 def test_closing_publishes_detaches_and_leaves_arrays_valid(daemon: FakeDaemon) -> None:
-    daemon.wants = 2
+    daemon.wants = COMPARES
     w = dsmfs.open("/w.npy")
     array = w.array
     view = array[10:20]
@@ -162,7 +162,7 @@ def test_closing_publishes_detaches_and_leaves_arrays_valid(daemon: FakeDaemon) 
 
 
 def test_an_array_keeps_the_area_attached(daemon: FakeDaemon) -> None:
-    daemon.wants = 2
+    daemon.wants = COMPARES
     view = dsmfs.open("/w.npy").array[10:20]
     gc.collect()
     assert daemon.asked(Op.DETACH) == []
@@ -186,7 +186,7 @@ def mine(kind: str) -> list[str]:
 
 
 def test_after_the_end_of_the_daemon_memory_stays_and_calls_fail(daemon: FakeDaemon) -> None:
-    daemon.wants = 2
+    daemon.wants = COMPARES
     w = dsmfs.open("/w.npy")
     daemon.hang_up()
     for call in (w.publish, w.acquire, w.sync):
@@ -198,7 +198,7 @@ def test_after_the_end_of_the_daemon_memory_stays_and_calls_fail(daemon: FakeDae
 
 
 def test_what_is_no_array_needs_a_type(daemon: FakeDaemon) -> None:
-    daemon.wants = 2
+    daemon.wants = COMPARES
     daemon.make("/raw", bytes(range(64)))
     daemon.make("/empty", b"")
     with pytest.raises(dsmfs.FormatError, match="dtype="):
@@ -219,7 +219,7 @@ def test_what_is_no_array_needs_a_type(daemon: FakeDaemon) -> None:
 
 
 def test_create_without_a_mount(daemon: FakeDaemon) -> None:
-    daemon.wants = 2
+    daemon.wants = COMPARES
     with dsmfs.create("/new", (3, 4), "bfloat16", merge="sum", interval=0.02) as w:
         assert w.shape == (3, 4)
         assert daemon.areas["/new"].settings == ["merge sum", "interval 0.020000s", "dtype bf16"]
@@ -277,7 +277,7 @@ def test_fork_of_a_closed_area_does_nothing(daemon: FakeDaemon, program: Program
 
 
 def test_errors_leave_no_descriptor(daemon: FakeDaemon) -> None:
-    daemon.wants = 2
+    daemon.wants = COMPARES
     before = len(mine("anon_inode:")), len(mine("/memfd:"))
     for op in (Op.ATTACH, Op.TRACK, Op.PUBLISH, Op.DETACH):
         daemon.refuse = {op: (errno.EIO, "no")}

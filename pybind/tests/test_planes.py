@@ -76,7 +76,6 @@ def test_statistics_are_numbers_with_names(nodes: dsmfs.Cluster) -> None:
     with nodes[0].create("w.npy", 1000, "f4") as w:
         w.array += 1
         w.publish()
-        print(w.stats)
         assert w.stats["plane"] == "memory" and len(w.stats) > 3
         assert w._plane.tracking in ("wp-async", "wp-faults", "comparing")  # type: ignore[union-attr]
 
