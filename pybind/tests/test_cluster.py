@@ -11,6 +11,7 @@ from pathlib import Path
 import dsmfs
 import pytest
 from conftest import LIMIT, Talk, has_ended
+from dsmfs._guard import _end_node
 
 
 def processes(directory: str) -> dict[int, str]:
@@ -103,8 +104,8 @@ def test_a_node_that_dies_is_reported_and_leaves_nothing(binary: str) -> None:
     assert not left(nodes.directory) and not os.path.exists(nodes.directory)
 
 
-def test_nodes_that_hang_are_killed(binary: str) -> None:
-    """Kill dsmfs dev and stop its node: only the guard is left to clean up."""
+def test_a_node_that_is_stopped_outlives_nobody(binary: str) -> None:
+    """Stop a node and kill its dsmfs dev. The kernel lets it go on then, for it is in an orphaned process group."""
     nodes = dsmfs.cluster(1, memory="64MiB")
     node = int(nodes[0].config["pid"])
     dev = int(Path(f"/proc/{node}/stat").read_text().rpartition(")")[2].split()[1])
@@ -114,6 +115,19 @@ def test_nodes_that_hang_are_killed(binary: str) -> None:
     with pytest.raises(dsmfs.NodeError):
         nodes.close()
     await_nothing_left(nodes.directory, there)
+
+
+def test_the_guard_kills_a_node_that_hangs_and_nobody_else(talk: Callable[..., Talk], tmp_path: Path) -> None:
+    directory = str(tmp_path / "cluster")
+    node = talk(sys.executable, "-c", "print('up', flush=True); input()", directory)
+    other = talk(sys.executable, "-c", "print('up', flush=True); input()", str(tmp_path / "another"))
+    for t in (node, other):
+        t.until("up")
+        _end_node(t.process.pid, directory)
+    assert node.process.wait(LIMIT) == -signal.SIGKILL
+    other.go()
+    other.ends_well()
+    _end_node(node.process.pid, directory)  # gone
 
 
 def test_a_cluster_that_does_not_start(binary: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
