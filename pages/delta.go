@@ -32,6 +32,13 @@ func (d *Delta) Reset(e dsm.ExtentIndex) {
 	*d = Delta{Extent: e, Index: d.Index[:0], Data: d.Data[:0], at: d.at[:0]}
 }
 
+// Grow makes room for so many more pages with few changes each.
+func (d *Delta) Grow(pages int) {
+	const few = 8 // a tag and a run
+	d.Index = slices.Grow(d.Index, pages*few)
+	d.at = slices.Grow(d.at, pages)
+}
+
 // Size returns the bytes of the index and the data.
 func (d *Delta) Size() int { return len(d.Index) + len(d.Data) }
 

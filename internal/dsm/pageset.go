@@ -82,6 +82,14 @@ func (s PageSet) Runs() iter.Seq2[int, int] {
 	}
 }
 
+// Next returns the first page from i on that is in the set, ExtentPages if there is none.
+func (s *PageSet) Next(i int) int {
+	if i >= ExtentPages {
+		return ExtentPages
+	}
+	return s.next(i, 0)
+}
+
 // next returns the first page from i on that is in the set, or, with flip all ones,
 // that is not.
 func (s *PageSet) next(i int, flip uint64) int {

@@ -61,6 +61,18 @@ func Share(n int) *Shared {
 	return s
 }
 
+// Trim moves bytes that are few to a smaller buffer: the large one is of use to others at once,
+// while it is in the processor's caches. The caller alone holds it.
+func (s *Shared) Trim() {
+	if len(s.Bytes) > cap(s.Bytes)/4 {
+		return
+	}
+	large := s.Bytes
+	s.Bytes = Alloc(len(large))
+	copy(s.Bytes, large)
+	Free(large)
+}
+
 // Hold adds a holder. The caller is one already.
 func (s *Shared) Hold() *Shared {
 	s.holders.Add(1)
