@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"slices"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -40,6 +41,8 @@ type Area struct {
 		arrived []func()      // to call when the step is over: see onArrival
 		cleaner bool          // this step made pages clean, or the kernel let go of some
 		notify  bool          // this step made notices for the kernel
+		diffed  int           // pages that this step diffed
+		again   func()        // the event of a step that is to follow this one, or nil
 	}
 }
 
@@ -65,8 +68,19 @@ func newArea(n *Node, ino dsm.Inode) *Area {
 }
 
 // step runs one event under the area's lock, then the messages that it sent to
-// this node itself, and when the lock is released sends the others.
-func (a *Area) step(event func()) {
+// this node itself, and when the lock is released sends the others. An event that left
+// something for later makes further steps: between them others have their turn, and what was sent is on its way.
+func (a *Area) step(event func()) { a.steps(0, event) }
+
+// steps is step in Handle: what goes back to the node that a message came from may wait.
+func (a *Area) steps(from dsm.NodeID, event func()) {
+	for event != nil {
+		event = a.oneStep(from, event)
+	}
+}
+
+// oneStep is one step; then is the event of the next.
+func (a *Area) oneStep(from dsm.NodeID, event func()) (then func()) {
 	a.mu.Lock()
 	a.catchUp()
 	if !a.mu.removed {
@@ -96,7 +110,8 @@ func (a *Area) step(event func()) {
 		}
 		a.mu.Lock()
 	}
-	a.deliverLocked()
+	then, a.mu.again, a.mu.diffed = a.mu.again, nil, 0
+	a.deliverLocked(from)
 	a.mu.Unlock()
 	if more {
 		a.node.room.ring()
@@ -106,6 +121,7 @@ func (a *Area) step(event func()) {
 			(*c).Changed(a.id)
 		}
 	}
+	return then
 }
 
 // note runs an event whose consequences, messages and notices, the next step
@@ -129,8 +145,8 @@ func (a *Area) told() (all, writable bool) {
 }
 
 // deliverLocked hands the messages of the steps so far to the Sender, without the lock but in the order
-// of the steps: while one goroutine is at it, others leave theirs to it.
-func (a *Area) deliverLocked() {
+// of the steps: while one goroutine is at it, others leave theirs to it. Those to the node from may wait.
+func (a *Area) deliverLocked(from dsm.NodeID) {
 	if a.mu.sending {
 		return
 	}
@@ -139,12 +155,13 @@ func (a *Area) deliverLocked() {
 		out := a.mu.out
 		a.mu.out = nil
 		a.mu.Unlock()
-		for _, m := range out {
+		for i, m := range out {
+			more := m.peer == from || slices.ContainsFunc(out[i+1:], func(o message) bool { return o.peer == m.peer })
 			if m.shared != nil {
-				a.node.cfg.Sender.SendShared(m.peer, m.msg, m.shared)
+				a.node.cfg.Sender.SendShared(m.peer, m.msg, m.shared, more)
 				continue
 			}
-			a.node.cfg.Sender.Send(m.peer, m.msg, m.payload)
+			a.node.cfg.Sender.Send(m.peer, m.msg, m.payload, more)
 		}
 		a.mu.Lock()
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
 )
 
@@ -23,6 +24,7 @@ type attached struct {
 	mu struct {
 		lockrank.Mutex
 		tracking pages.Tracking
+		found    []wire.ExtentPages // by the scan under way; kept for its memory
 	}
 }
 
@@ -161,33 +163,45 @@ func (a *Area) scan() bool {
 	if t.mu.tracking.Empty() {
 		return false
 	}
-	type run struct{ off, n int64 }
-	var runs []run
+	t.mu.found = t.mu.found[:0]
 	t.mu.tracking.Collect(
-		func(off, n int64) { runs = append(runs, run{off, n}) },
+		func(off, n int64) { t.mu.found = appendRange(t.mu.found, off, n) },
 		func(off, n int64) (looked, changed int) {
 			a.note(func() { looked, changed = a.compared(off, n) })
 			return looked, changed
 		})
-	a.note(func() {
-		for _, r := range runs {
-			a.storedTo(r.off, r.n)
-		}
-	})
+	a.note(func() { a.storedTo(t.mu.found) })
 	return true
 }
 
-// storedTo takes note that an attached program stored to pages of [off, off+n).
-func (a *Area) storedTo(off, n int64) {
+// appendRange adds the pages of [off, off+n) to a list, which names an extent once if it is
+// added to in increasing order.
+func appendRange(list []wire.ExtentPages, off, n int64) []wire.ExtentPages {
+	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+n; e++ {
+		p := pagesOf(e, off, int(n))
+		if k := len(list) - 1; k >= 0 && list[k].Extent == e {
+			list[k].Pages = list[k].Pages.Or(p)
+			continue
+		}
+		list = append(list, wire.ExtentPages{Extent: e, Pages: p})
+	}
+	return list
+}
+
+// storedTo takes note that an attached program stored to pages.
+func (a *Area) storedTo(list []wire.ExtentPages) {
 	r := &a.mu.replica
-	if n = min(n, a.mu.ino.Size-off); !r.subscribed || n <= 0 {
+	if !r.subscribed || len(list) == 0 {
 		return
 	}
 	r.lastStore = a.now()
-	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+n; e++ {
-		p := a.here(e, pagesOf(e, off, int(n)))
-		r.extents[e].dirty = r.extents[e].dirty.Or(p)
-		a.touched(e, p)
+	for _, s := range list {
+		if int(s.Extent) >= len(r.extents) {
+			continue // past the end
+		}
+		p := a.here(s.Extent, s.Pages.And(a.within(s.Extent)))
+		r.extents[s.Extent].dirty = r.extents[s.Extent].dirty.Or(p)
+		a.touched(s.Extent, p)
 	}
 }
 
@@ -267,7 +281,7 @@ func (a *Area) compared(off, n int64) (looked, changed int) {
 	r.dense = looked >= denseSample && changed*8 > looked*7
 	if err != nil {
 		a.node.cfg.Log.Warn("compare an attached area", "area", a.id, "err", err)
-		a.storedTo(off, n) // all of it may be
+		a.storedTo(appendRange(nil, off, n)) // all of it may be
 	}
 	if changed > 0 {
 		r.lastStore = a.now()

@@ -20,8 +20,9 @@
 // Everything an area does is a step: an event (a message, a call of fs, a change of
 // the view or of the catalog, a broken session) taken under the area's lock
 // turns state into state and messages. A step does no I/O, reads no clock but
-// the one it is given and starts no goroutine; its messages are handed to the
-// Sender after the lock is released. So the same code runs in the
+// the one it is given and leaves no goroutine behind (spread diffs several extents at once, and what
+// comes of it does not depend on which was first); its messages are handed to the
+// Sender after the lock is released. A publish of much is several steps. So the same code runs in the
 // simulator of the tests, where the order of events comes from a seed.
 // What has to wait (a reader for a page, an fsync for its acks) waits outside
 // for the area's next change and looks again.
@@ -47,5 +48,5 @@
 // a callback, or the catalog but for a look into its memory.
 //
 // Nearly every unexported method of Area runs within a step and so with Area.mu held. Those that
-// take it themselves are step, note, await, collect, scan, fetchAll, expire and handOver.
+// take it themselves are steps, note, await, collect, scan, fetchAll, expire and handOver.
 package coherence

@@ -106,7 +106,7 @@ func (h *handovers) run(r *handoverRun) {
 			h.mu.sent[s] = v.Slots[s].Epoch // before the message: a reset from now on takes it back
 		}
 		h.mu.Unlock()
-		h.node.cfg.Sender.Send(r.to, &wire.HandoverDone{Epoch: v.Epoch, Slots: slots}, nil)
+		h.node.cfg.Sender.Send(r.to, &wire.HandoverDone{Epoch: v.Epoch, Slots: slots}, nil, false)
 	}
 }
 
@@ -196,7 +196,7 @@ func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (sent bool)
 // extent installs the state of an extent that this node is the new home of.
 func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []byte) error {
 	n := h.node
-	if err := n.waitApplied(m.Rev, m.Epoch); err != nil {
+	if err := n.waitApplied(from, m.Rev, m.Epoch); err != nil {
 		return err
 	}
 	if m.Pages.Len() != len(m.Versions) || len(payload) != m.Pages.Len()*dsm.PageSize || dsm.SlotOf(m.Area, m.Extent) != m.Slot {
@@ -216,7 +216,7 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 			}
 		})
 	}
-	n.cfg.Sender.Send(from, ack, nil)
+	n.cfg.Sender.Send(from, ack, nil, false)
 	return nil
 }
 
@@ -255,7 +255,7 @@ func (h *handovers) acked(from dsm.NodeID, m *wire.HandoverAck) {
 // done opens slots for business: all their state is here.
 func (h *handovers) done(from dsm.NodeID, m *wire.HandoverDone) error {
 	n := h.node
-	if err := n.waitApplied(0, m.Epoch); err != nil {
+	if err := n.waitApplied(from, 0, m.Epoch); err != nil {
 		return err
 	}
 	v := n.cfg.View.Current()

@@ -17,9 +17,10 @@ type lossy struct {
 	dones int
 }
 
-func (l *lossy) SendShared(dsm.NodeID, any, *wire.Shared) {}
+func (l *lossy) Flush(dsm.NodeID)                               {}
+func (l *lossy) SendShared(dsm.NodeID, any, *wire.Shared, bool) {}
 
-func (l *lossy) Send(to dsm.NodeID, m any, _ [][]byte) {
+func (l *lossy) Send(to dsm.NodeID, m any, _ [][]byte, _ bool) {
 	if _, ok := m.(*wire.HandoverDone); !ok {
 		return
 	}

@@ -106,7 +106,10 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 	for i := range m.Pages.All() {
 		mem.BeforeHomeWrite(page(m.Extent, i), a.keepBase(from, m, i))
 	}
-	a.mu.kernel.Apply(&delta, func(i int) []byte { return mem.Home(page(m.Extent, i)) })
+	a.mu.kernel.Apply(&delta, func(i int) []byte {
+		mem.PrefetchNext(m.Extent, &m.Pages, i)
+		return mem.Home(page(m.Extent, i))
+	})
 	x.version = x.version.Next(a.now())
 	for i := range m.Pages.All() {
 		a.mu.home.setVersion(x, i, x.version)

@@ -199,7 +199,19 @@ func (n *Node) Close() {
 	n.room.close()
 }
 
-// waitApplied brings the catalog up to what the message was made under.
-func (n *Node) waitApplied(rev dsm.Generation, e dsm.Epoch) error {
+// waitApplied brings the catalog up to what the message was made under. If that takes time, what is
+// to be sent to the node that sent it leaves first.
+func (n *Node) waitApplied(from dsm.NodeID, rev dsm.Generation, e dsm.Epoch) error {
+	if n.cfg.View.WaitApplied(ended, rev, e) == nil {
+		return nil
+	}
+	n.cfg.Sender.Flush(from)
 	return n.cfg.View.WaitApplied(context.Background(), rev, e)
 }
+
+// ended is a context that has ended.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()

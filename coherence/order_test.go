@@ -24,14 +24,14 @@ func newGate(n *simNode, stop func(msg any) bool) *gate {
 	return g
 }
 
-func (g *gate) Send(to dsm.NodeID, m any, payload [][]byte) {
+func (g *gate) Send(to dsm.NodeID, m any, payload [][]byte, more bool) {
 	g.pass(m)
-	g.simNode.Send(to, m, payload)
+	g.simNode.Send(to, m, payload, more)
 }
 
-func (g *gate) SendShared(to dsm.NodeID, m any, payload *wire.Shared) {
+func (g *gate) SendShared(to dsm.NodeID, m any, payload *wire.Shared, more bool) {
 	g.pass(m)
-	g.simNode.SendShared(to, m, payload)
+	g.simNode.SendShared(to, m, payload, more)
 }
 
 func (g *gate) pass(m any) {

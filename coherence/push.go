@@ -298,7 +298,7 @@ func (a *Area) forward(to dsm.NodeID, s *subscriber, f *forwarding) bool {
 	m := f.publish
 	l := s.extents[m.Extent]
 	switch {
-	case a.isSelf(to) || s.hold || l == nil || s.inFlight >= pushWindow:
+	case s.hold || l == nil || s.inFlight >= pushWindow:
 		return false
 	case len(l.pushes) > 0 || !l.lacks.Empty():
 		return false
@@ -306,10 +306,6 @@ func (a *Area) forward(to dsm.NodeID, s *subscriber, f *forwarding) bool {
 		return false
 	case 2*(len(m.Index)+len(f.payload)) > m.Pages.Len()*dsm.PageSize:
 		return false
-	}
-	if f.shared == nil {
-		f.shared = wire.Share(len(f.payload))
-		copy(f.shared.Bytes, f.payload)
 	}
 	x := a.mu.home.extents[m.Extent]
 	a.mu.home.lastPush++
@@ -320,6 +316,14 @@ func (a *Area) forward(to dsm.NodeID, s *subscriber, f *forwarding) bool {
 	l.pushes = append(l.pushes, pushed{p.ID, bytes, dsm.PageSet{}})
 	s.inFlight += bytes
 	a.node.stats.forwards.Add(1)
+	if a.isSelf(to) {
+		a.send(to, p, f.payload) // it is handled in this step
+		return true
+	}
+	if f.shared == nil {
+		f.shared = wire.Share(len(f.payload))
+		copy(f.shared.Bytes, f.payload)
+	}
 	a.sendShared(to, p, f.shared.Hold())
 	return true
 }
@@ -351,11 +355,11 @@ func (a *Area) describe(m *wire.Push, to dsm.NodeID) (bytes int) {
 }
 
 // current returns the payload of a push of this node to itself. If a publish
-// was merged since, in this same step, the push is described anew: its bytes, which are the
+// was merged since, in this same step, a push of pages is described anew: its bytes, which are the
 // home copy's, contain that publish.
 func (a *Area) current(m *wire.Push, payload [][]byte) [][]byte {
 	x := a.mu.home.extents[m.Extent]
-	if x == nil || x.version == m.Version {
+	if x == nil || x.version == m.Version || len(m.Index) > 0 {
 		return payload
 	}
 	a.describe(m, a.node.cfg.Self)

@@ -49,7 +49,7 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 	default:
 		return errUnexpected(from, msg)
 	}
-	if err := n.waitApplied(st.Rev, st.Epoch); err != nil {
+	if err := n.waitApplied(from, st.Rev, st.Epoch); err != nil {
 		return err
 	}
 	a, err := n.area(st.Area)
@@ -57,7 +57,7 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 		return nil // removed meanwhile: whoever asked has heard it from the catalog
 	}
 	var bad error
-	a.step(func() { bad = a.receive(from, msg, [][]byte{payload}) })
+	a.steps(from, func() { bad = a.receive(from, msg, [][]byte{payload}) })
 	return bad
 }
 

@@ -287,6 +287,7 @@ func (a *Area) place(m *wire.Push, x *replicaExtent, payload [][]byte) (came, de
 	}
 	fresh := arrivals{extent: m.Extent}
 	for i := range m.Pages.All() {
+		a.mu.mem.PrefetchNext(m.Extent, &m.Pages, i)
 		n := zeroPages[i*dsm.PageSize:][:dsm.PageSize]
 		if !m.Zero.Has(i) && delta == nil {
 			if n = next(); n == nil {
@@ -380,7 +381,12 @@ func (a *Area) mergePage(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, d
 	a.mu.cached.BeforeMerge(p)
 	a.mu.notify = true
 	if delta != nil {
-		if clean := (x.pub == nil || !x.pub.pages.Has(i)) && !x.dirty.Has(i) && !a.shared(); clean && !mem.Homed(e) {
+		clean := (x.pub == nil || !x.pub.pages.Has(i)) && !x.dirty.Has(i) && !a.shared()
+		switch {
+		case clean && a.isSelf(a.row(e).Primary) && !mem.HasTwin(p): // the base is the home's bytes, which contain it
+			a.mu.kernel.Overlay(delta, i, mem.Working(p))
+			return
+		case clean && !mem.Homed(e):
 			a.mu.kernel.Overlay(delta, i, mem.Working(p))
 			if !a.mu.replica.bare {
 				a.mu.kernel.Overlay(delta, i, mem.OwnBase(p))

@@ -64,7 +64,7 @@ func (n *simNode) collect(compare bool) {
 		}
 		for p := range n.found {
 			if !compare {
-				n.area.storedTo(int64(p)*dsm.PageSize, dsm.PageSize)
+				n.area.storedTo(appendRange(nil, int64(p)*dsm.PageSize, dsm.PageSize))
 			}
 		}
 		clear(n.found)

@@ -88,7 +88,7 @@ func (n *simNode) endHandover(to *simNode, g *handing) {
 	for _, sl := range g.slots {
 		n.node.handovers.mu.sent[sl] = n.view.Slots[sl].Epoch
 	}
-	n.Send(to.id, &wire.HandoverDone{Epoch: g.epoch, Slots: g.slots}, nil)
+	n.Send(to.id, &wire.HandoverDone{Epoch: g.epoch, Slots: g.slots}, nil, false)
 }
 
 func (n *simNode) handedOver(to *simNode, ack *wire.HandoverAck) {

@@ -20,13 +20,16 @@ type frame struct {
 // What is sent behind it is of the next session.
 type sessionEnd struct{}
 
-func (n *simNode) Send(to dsm.NodeID, m any, payload [][]byte) {
+func (n *simNode) Send(to dsm.NodeID, m any, payload [][]byte, _ bool) {
 	k := link{n.i, int(to) - 1}
 	n.sim.net[k] = append(n.sim.net[k], frame{msg: m, payload: flat(append([][]byte{nil}, payload...))})
 }
 
+// Flush has nothing to do: no message waits for another.
+func (n *simNode) Flush(dsm.NodeID) {}
+
 // SendShared keeps the payload as long as a slow connection would: until it is delivered.
-func (n *simNode) SendShared(to dsm.NodeID, m any, payload *wire.Shared) {
+func (n *simNode) SendShared(to dsm.NodeID, m any, payload *wire.Shared, _ bool) {
 	k := link{n.i, int(to) - 1}
 	n.sim.net[k] = append(n.sim.net[k], frame{msg: m, payload: payload.Bytes, shared: payload})
 }

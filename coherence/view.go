@@ -29,9 +29,13 @@ type View interface {
 // back. Messages to one node arrive in order, each once, or the session breaks and
 // both ends get Node.SessionReset.
 type Sender interface {
-	// Send sends a message with a payload whose bytes never change from then on.
-	Send(to dsm.NodeID, m any, payload [][]byte)
+	// Send sends a message with a payload whose bytes never change from then on. more says
+	// that the message may wait: the caller sends the node another one at once, or it was made in
+	// Node.Handle for the node that Handle was called for, and is sent when it has no more to say.
+	Send(to dsm.NodeID, m any, payload [][]byte, more bool)
 	// SendShared takes over the caller's hold of the payload and releases it when the
 	// bytes are not read any more.
-	SendShared(to dsm.NodeID, m any, payload *wire.Shared)
+	SendShared(to dsm.NodeID, m any, payload *wire.Shared, more bool)
+	// Flush has messages leave that wait for more.
+	Flush(to dsm.NodeID)
 }

@@ -25,6 +25,7 @@ const (
 type batch struct {
 	heads  []byte
 	cuts   []cut
+	pieces int // of cuts
 	frames int
 	bytes  int
 }
@@ -60,6 +61,7 @@ func (b *batch) add(m any, payload [][]byte, shared *wire.Shared) error {
 		release(shared)
 	default:
 		b.cuts = append(b.cuts, cut{at: len(b.heads), payload: payload, shared: shared})
+		b.pieces += 1 + len(payload)
 		b.bytes += n
 	}
 	b.frames++
@@ -84,7 +86,21 @@ func (b *batch) reset() {
 	if cap(b.heads) > keepHeads {
 		b.heads = nil
 	}
-	b.frames, b.bytes = 0, 0
+	b.pieces, b.frames, b.bytes = 0, 0, 0
+}
+
+// appendTo appends the pieces of memory that b is in, in order.
+func (b *batch) appendTo(parts [][]byte) [][]byte {
+	from := 0
+	for i := range b.cuts {
+		parts = append(parts, b.heads[from:b.cuts[i].at])
+		parts = append(parts, b.cuts[i].payload...)
+		from = b.cuts[i].at
+	}
+	if from < len(b.heads) {
+		parts = append(parts, b.heads[from:])
+	}
+	return parts
 }
 
 // chunker writes batches to a connection.
@@ -93,26 +109,19 @@ type chunker struct {
 	timeout time.Duration
 	wrote   func(bytes int) // called after each chunk
 	armed   time.Time       // when the deadline was last set
+	batch   [][]byte
 	parts   net.Buffers
 	bytes   int
 }
 
 // write writes all of b.
 func (c *chunker) write(b *batch) error {
-	from := 0
-	for i := range b.cuts {
-		if err := c.put(b.heads[from:b.cuts[i].at]); err != nil {
+	c.batch = b.appendTo(c.batch[:0])
+	defer func() { clear(c.batch) }()
+	for _, p := range c.batch {
+		if err := c.put(p); err != nil {
 			return err
 		}
-		from = b.cuts[i].at
-		for _, p := range b.cuts[i].payload {
-			if err := c.put(p); err != nil {
-				return err
-			}
-		}
-	}
-	if err := c.put(b.heads[from:]); err != nil {
-		return err
 	}
 	return c.flush()
 }

@@ -57,7 +57,7 @@ func BenchmarkPingPong(b *testing.B) {
 		var bn *node
 		bn = newNode(b, 2, func(c *Config) {
 			c.OnFrame = func(from dsm.NodeID, f *wire.Frame) error {
-				bn.Send(from, f.Msg, [][]byte{f.Take()})
+				bn.Send(from, f.Msg, [][]byte{f.Take()}, false)
 				return nil
 			}
 		})
@@ -71,7 +71,7 @@ func BenchmarkPingPong(b *testing.B) {
 				if left--; left < 0 {
 					close(done)
 				} else {
-					a.Send(2, m, payload)
+					a.Send(2, m, payload, false)
 				}
 				return nil
 			}
@@ -82,7 +82,7 @@ func BenchmarkPingPong(b *testing.B) {
 		}
 		left = b.N
 		b.ResetTimer()
-		a.Send(2, m, payload)
+		a.Send(2, m, payload, false)
 		<-done
 	})
 }
@@ -136,7 +136,7 @@ func BenchmarkThroughput(b *testing.B) {
 		b.SetBytes(size)
 		for b.Loop() {
 			room <- struct{}{}
-			a.Send(2, &wire.Push{}, payload)
+			a.Send(2, &wire.Push{}, payload, false)
 		}
 	})
 }

@@ -196,7 +196,7 @@ func TestCallClosed(t *testing.T) {
 	if _, err := a.Call(t.Context(), b.Addr(), &wire.PushAck{}); !errs.Is(err, errs.Closed) {
 		t.Errorf("afterwards: %v", err)
 	}
-	a.Send(2, &wire.PushAck{}, nil)
+	a.Send(2, &wire.PushAck{}, nil, false)
 	a.SetPeers(map[dsm.NodeID]string{2: b.Addr()})
 }
 

@@ -5,6 +5,9 @@ import (
 	"io"
 	"net"
 	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -65,16 +68,27 @@ func (t *Transport) reset(peer dsm.NodeID, in *inbound) {
 	}
 }
 
+// answerBytes is how much of a session is handled, while there is more to read, before the answers leave.
+const answerBytes = 256 << 10
+
 // readFrames hands over the frames of one session. The error is nil at the
-// end of the stream.
+// end of the stream. Answers leave together, when there is nothing to read: each alone would cost a system call, and
+// wake the other node.
 func (t *Transport) readFrames(from dsm.NodeID, in *inbound, conn net.Conn) error {
-	r := wire.NewReader(&counted{r: conn, n: &in.flow.bytes})
+	answer := func() { t.Flush(from) }
+	defer answer()
+	c := newSource(conn, &in.flow.bytes, answer)
+	r := wire.NewReader(c)
 	for {
 		f, err := r.Read()
 		if err == nil {
 			in.flow.frames.Add(1)
 			err = t.cfg.OnFrame(from, f)
 			f.Release()
+			if c.unanswered >= answerBytes {
+				c.unanswered = 0
+				answer()
+			}
 			if err == nil {
 				continue
 			}
@@ -91,14 +105,46 @@ func (t *Transport) readFrames(from dsm.NodeID, in *inbound, conn net.Conn) erro
 	}
 }
 
-// counted counts what is read.
-type counted struct {
-	r io.Reader
-	n *atomic.Uint64
+// source reads a connection, and calls idle before it waits for bytes.
+type source struct {
+	conn       net.Conn
+	raw        syscall.RawConn // nil: idle is called before each Read
+	n          *atomic.Uint64  // counts what is read
+	unanswered int             // bytes since the last call of idle
+	idle       func()
 }
 
-func (c *counted) Read(b []byte) (int, error) {
-	n, err := c.r.Read(b)
-	c.n.Add(uint64(n))
+func newSource(conn net.Conn, n *atomic.Uint64, idle func()) *source {
+	s := &source{conn: conn, n: n, idle: idle}
+	if c, ok := conn.(syscall.Conn); ok {
+		s.raw, _ = c.SyscallConn()
+	}
+	return s
+}
+
+func (s *source) Read(b []byte) (n int, err error) {
+	if n = s.readNow(b); n == 0 {
+		s.unanswered = 0
+		s.idle() // it takes locks that are held while the connection is closed, so it is not called from within raw.Read
+		n, err = s.conn.Read(b)
+	}
+	s.unanswered += n
+	s.n.Add(uint64(n))
 	return n, err
+}
+
+// readNow reads what is there. An end and errors are left to conn.Read, which will meet them again.
+func (s *source) readNow(b []byte) (n int) {
+	if s.raw == nil {
+		return 0
+	}
+	_ = s.raw.Read(func(fd uintptr) bool {
+		for {
+			var err error
+			if n, err = unix.Read(int(fd), b); err != unix.EINTR {
+				return true
+			}
+		}
+	})
+	return max(n, 0)
 }

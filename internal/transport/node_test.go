@@ -104,7 +104,7 @@ func know(nodes ...*node) {
 
 // send sends a numbered message.
 func (n *node) send(to *node, id uint64, payload ...[]byte) {
-	n.Send(to.cfg.Self, &wire.PushAck{ID: id}, payload)
+	n.Send(to.cfg.Self, &wire.PushAck{ID: id}, payload, false)
 }
 
 // next waits for one event.

@@ -16,6 +16,8 @@ type outbound struct {
 	flow flow
 	wake chan struct{} // holds one token when there is something new to look at
 
+	parts [][]byte // of the write inline; who is busy has it
+
 	mu struct {
 		lockrank.Mutex
 		addr    string // "" until SetPeers names the node
@@ -61,16 +63,32 @@ func (t *Transport) SetPeers(peers map[dsm.NodeID]string) {
 // calls back. The message is encoded before Send returns. The payload's bytes
 // must never change from then on: they may be read until the session ends.
 //
+// more says that this message may wait: the caller sends the node another one at once, as
+// MSG_MORE does of send(2), or calls Flush. What is sent to a node from OnFrame for a frame of that node
+// needs no Flush: it leaves when the frames that have come are all handled, or many are.
+//
 // A message that cannot be encoded is a bug of the caller: it is logged and lost.
-func (t *Transport) Send(to dsm.NodeID, m any, payload [][]byte) { t.send(to, m, payload, nil) }
+func (t *Transport) Send(to dsm.NodeID, m any, payload [][]byte, more bool) {
+	t.send(to, m, payload, nil, more)
+}
 
 // SendShared is Send of a payload that the caller's hold of goes over to the
 // transport, which releases it when the bytes are written or lost.
-func (t *Transport) SendShared(to dsm.NodeID, m any, payload *wire.Shared) {
-	t.send(to, m, [][]byte{payload.Bytes}, payload)
+func (t *Transport) SendShared(to dsm.NodeID, m any, payload *wire.Shared, more bool) {
+	t.send(to, m, [][]byte{payload.Bytes}, payload, more)
 }
 
-func (t *Transport) send(to dsm.NodeID, m any, payload [][]byte, shared *wire.Shared) {
+// Flush has messages leave that wait for more.
+func (t *Transport) Flush(to dsm.NodeID) {
+	t.mu.Lock()
+	o := t.mu.out[to]
+	t.mu.Unlock()
+	if o != nil {
+		o.flush()
+	}
+}
+
+func (t *Transport) send(to dsm.NodeID, m any, payload [][]byte, shared *wire.Shared, more bool) {
 	if to == t.cfg.Self || to == 0 {
 		invariants.Check(false, "%T sent to %v by itself", m, to)
 		t.cfg.Log.Error("message to no other node dropped", "to", to)
@@ -86,7 +104,7 @@ func (t *Transport) send(to dsm.NodeID, m any, payload [][]byte, shared *wire.Sh
 		}
 		o := t.outboundLocked(to)
 		t.mu.Unlock()
-		if o.send(m, payload, shared) {
+		if o.send(m, payload, shared, more) {
 			return
 		}
 		// o was closed since: there is a new one by now, or will be.
@@ -148,7 +166,7 @@ func (o *outbound) poke() {
 }
 
 // send queues a frame. It returns false, and has not taken shared over, if o is closed.
-func (o *outbound) send(m any, payload [][]byte, shared *wire.Shared) bool {
+func (o *outbound) send(m any, payload [][]byte, shared *wire.Shared, more bool) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.mu.closed {
@@ -161,20 +179,33 @@ func (o *outbound) send(m any, payload [][]byte, shared *wire.Shared) bool {
 	if err := o.mu.queue.add(m, payload, shared); err != nil {
 		invariants.Check(false, "send to %v: %v", o.id, err)
 		o.t.cfg.Log.Error("message lost", "peer", o.id, "err", err)
-		return true
 	}
 	if waiting := o.mu.queue.bytes + o.mu.writing; waiting > o.t.cfg.QueueBytes {
 		o.t.cfg.Log.Warn("session broken: the peer takes too little", "peer", o.id, "waiting", waiting)
 		o.breakLocked()
 		return true
 	}
-	switch {
-	case o.aloneLocked():
-		o.writeInlineLocked()
-	case o.mu.queue.frames == 1 && !o.mu.busy: // who is busy looks again by himself
-		o.poke()
+	if !more {
+		o.flushLocked()
 	}
 	return true
+}
+
+func (o *outbound) flush() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.flushLocked()
+}
+
+// flushLocked has the queue written.
+func (o *outbound) flushLocked() {
+	switch {
+	case o.mu.busy || o.mu.queue.frames == 0: // who is busy looks again by himself
+	case o.inlineLocked():
+		o.writeInlineLocked()
+	default:
+		o.poke()
+	}
 }
 
 // breakLocked drops what is queued and ends the session.

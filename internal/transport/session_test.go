@@ -104,7 +104,7 @@ func TestSendBeforePeerListens(t *testing.T) {
 	b.Close()
 	a := newNode(t, 1, nil)
 	a.SetPeers(map[dsm.NodeID]string{3: addr})
-	a.Send(3, &wire.PushAck{ID: 77}, nil)
+	a.Send(3, &wire.PushAck{ID: 77}, nil, false)
 	c := newNode(t, 3, func(c *Config) { c.Listen = addr })
 	if f := c.frame(); f.id != 77 {
 		t.Fatalf("frame %d, want 77", f.id)
@@ -117,7 +117,7 @@ func TestSendBeforePeerListens(t *testing.T) {
 // A node that is never named is given up, with a reset for what was sent.
 func TestStranger(t *testing.T) {
 	a := newNode(t, 1, func(c *Config) { c.StrangerWait = time.Millisecond })
-	a.Send(9, &wire.PushAck{}, nil)
+	a.Send(9, &wire.PushAck{}, nil, false)
 	if got := a.reset(); got != 9 {
 		t.Fatalf("reset of %v, want 9", got)
 	}
@@ -283,12 +283,12 @@ func TestRestartAtTheSameAddress(t *testing.T) {
 	b.Close()
 	a.reset()
 	c := newNode(t, 3, func(c *Config) { c.Listen = addr })
-	a.Send(2, &wire.PushAck{ID: 5}, nil)
+	a.Send(2, &wire.PushAck{ID: 5}, nil, false)
 	for c.Stats().Rejected == 0 { // a goes on trying
 		runtime.Gosched()
 	}
 	a.SetPeers(map[dsm.NodeID]string{3: addr})
-	a.Send(3, &wire.PushAck{ID: 6}, nil)
+	a.Send(3, &wire.PushAck{ID: 6}, nil, false)
 	if f := c.frame(); f.id != 6 {
 		t.Fatalf("the new incarnation got frame %d of the old one", f.id)
 	}

@@ -19,7 +19,7 @@ func TestSharedIsWrittenBeforeItIsUsedAgain(t *testing.T) {
 		for j := range s.Bytes {
 			s.Bytes[j] = byte(i)
 		}
-		a.SendShared(2, &wire.PushAck{ID: uint64(i)}, s)
+		a.SendShared(2, &wire.PushAck{ID: uint64(i)}, s, i%20%3 == 0)
 		if i%20 == 19 { // not more than the queue may hold
 			for k := i - 19; k <= i; k++ {
 				f := b.frame()
@@ -41,7 +41,7 @@ func TestSharedIsReleased(t *testing.T) {
 		"written": {1 << 20, func(a, b *node, to dsm.NodeID, s *wire.Shared) { know(a, b); a.sendShared(to, s); b.frame() }},
 		"queued":  {1 << 20, func(a, _ *node, to dsm.NodeID, s *wire.Shared) { a.sendShared(to, s) }},
 		"broken": {1 << 20, func(a, _ *node, to dsm.NodeID, s *wire.Shared) {
-			a.Send(to, &wire.PushAck{}, [][]byte{make([]byte, 1<<20)})
+			a.Send(to, &wire.PushAck{}, [][]byte{make([]byte, 1<<20)}, false)
 			a.sendShared(to, s) // one too many
 			a.sendShared(to, s.Hold())
 		}},
@@ -60,4 +60,4 @@ func TestSharedIsReleased(t *testing.T) {
 	}
 }
 
-func (n *node) sendShared(to dsm.NodeID, s *wire.Shared) { n.SendShared(to, &wire.PushAck{}, s) }
+func (n *node) sendShared(to dsm.NodeID, s *wire.Shared) { n.SendShared(to, &wire.PushAck{}, s, false) }

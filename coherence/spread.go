@@ -1,0 +1,32 @@
+package coherence
+
+import (
+	"runtime"
+	"sync/atomic"
+)
+
+// spread calls f for 0 to n-1, on as many processors as are idle, and returns when all calls have. It does not wait for
+// a goroutine that has not begun.
+func spread(n int, f func(i int)) {
+	var next, done atomic.Int64
+	all := make(chan struct{})
+	work := func() {
+		for {
+			i := next.Add(1) - 1
+			if i >= int64(n) {
+				return
+			}
+			f(int(i))
+			if done.Add(1) == int64(n) {
+				close(all)
+			}
+		}
+	}
+	for range min(runtime.GOMAXPROCS(0), n) - 1 {
+		go work()
+	}
+	work()
+	if n > 0 {
+		<-all
+	}
+}

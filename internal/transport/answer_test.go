@@ -1,0 +1,86 @@
+package transport
+
+import (
+	"testing"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// echoing returns a node 1 and a node 2 that calls answer, in OnFrame, for each frame of node 1.
+func echoing(t *testing.T, answer func(b *node, id uint64)) (a *node) {
+	var b *node
+	ready := make(chan struct{})
+	a = newNode(t, 1, nil)
+	b = newNode(t, 2, func(c *Config) {
+		c.OnFrame = func(_ dsm.NodeID, f *wire.Frame) error {
+			<-ready
+			answer(b, f.Msg.(*wire.PushAck).ID)
+			return nil
+		}
+	})
+	close(ready)
+	know(a, b)
+	return a
+}
+
+// TestAnswersLeave has answers wait for more that never comes: they leave all the same when there
+// is nothing to read.
+func TestAnswersLeave(t *testing.T) {
+	a := echoing(t, func(b *node, id uint64) { b.Send(1, &wire.PushAck{ID: id}, nil, true) })
+	for from, n := 0, 1; n <= 1000; from, n = from+n, n*10 {
+		for i := range n {
+			a.Send(2, &wire.PushAck{ID: uint64(from + i)}, nil, i%2 == 0 && i < n-1)
+		}
+		for i := range n {
+			if f := a.frame(); f.id != uint64(from+i) {
+				t.Fatalf("answer %d is %d", from+i, f.id)
+			}
+		}
+	}
+}
+
+// TestAnswersLeaveWhileThereIsMore sends without a pause: the first answers come long before the last
+// frame is handled.
+func TestAnswersLeaveWhileThereIsMore(t *testing.T) {
+	const frames, size = 64, 64 << 10
+	early := make(chan struct{})
+	a := echoing(t, func(b *node, id uint64) {
+		b.Send(1, &wire.PushAck{ID: id}, nil, true)
+		if id == frames-1 { // more than answerBytes are behind
+			select {
+			case <-early:
+			case <-time.After(20 * time.Second):
+				t.Error("no answer before all frames were handled")
+			}
+		}
+	})
+	for i := range frames {
+		a.Send(2, &wire.PushAck{ID: uint64(i)}, [][]byte{make([]byte, size)}, i < frames-1)
+	}
+	a.frame()
+	close(early)
+	for range frames - 1 {
+		a.frame()
+	}
+}
+
+// TestFlush waits, in the handler, for what the handler sent.
+func TestFlush(t *testing.T) {
+	got := make(chan struct{})
+	a := echoing(t, func(b *node, id uint64) {
+		b.Send(1, &wire.PushAck{ID: id}, nil, true)
+		b.Flush(1)
+		select {
+		case <-got:
+		case <-time.After(20 * time.Second):
+			t.Error("no answer after Flush")
+		}
+	})
+	a.Send(2, &wire.PushAck{ID: 7}, nil, false)
+	if f := a.frame(); f.id != 7 {
+		t.Errorf("answer %d, want 7", f.id)
+	}
+	close(got)
+}
