@@ -20,7 +20,7 @@
 // Everything an area does is a step: an event (a message, a call of fs, a change of
 // the view or of the catalog, a broken session) taken under the area's lock
 // turns state into state and messages. A step does no I/O, reads no clock but
-// the one it is given and leaves no goroutine behind (spread diffs several extents at once, and what
+// the one it is given and leaves no goroutine behind (several extents are diffed at once, and what
 // comes of it does not depend on which was first); its messages are handed to the
 // Sender after the lock is released. A publish of much is several steps. So the same code runs in the
 // simulator of the tests, where the order of events comes from a seed.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/spread"
 	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
 )
@@ -110,7 +111,7 @@ func (a *Area) startPublicationsTo(here bool) (rest bool) {
 		x.wanted = len(x.stash) > 0 // those pages come later
 		list = append(list, a.newPublication(e, x))
 	}
-	spread(len(list), func(i int) { a.diff(list[i]) })
+	spread.Over(len(list), func(i int) { a.diff(list[i]) })
 	for _, pub := range list {
 		a.startPublication(pub)
 	}

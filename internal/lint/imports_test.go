@@ -12,7 +12,7 @@ import (
 // may import a and b. "NONE" is the standard library and golang.org/x/sys.
 const imports = `
 	NONE
-	< internal/dsm internal/invariants internal/lockrank internal/lint;
+	< internal/dsm internal/invariants internal/lockrank internal/lint internal/spread;
 
 	internal/dsm
 	< internal/errs;
@@ -29,7 +29,7 @@ const imports = `
 	internal/errs internal/invariants internal/lockrank
 	< internal/uffd;
 
-	internal/errs internal/invariants internal/lockrank internal/uffd
+	internal/errs internal/invariants internal/lockrank internal/uffd internal/spread
 	< pages;
 
 	internal/wire pages

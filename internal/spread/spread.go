@@ -1,13 +1,18 @@
-package coherence
+// Package spread has several processors do one job.
+package spread
 
 import (
 	"runtime"
 	"sync/atomic"
 )
 
-// spread calls f for 0 to n-1, on as many processors as are idle, and returns when all calls have. It does not wait for
-// a goroutine that has not begun.
-func spread(n int, f func(i int)) {
+// Over calls f for 0 to n-1, on as many processors as are idle, and returns when all calls have.
+// The caller takes part, so nothing waits for a goroutine that has not begun.
+func Over(n int, f func(i int)) {
+	if n == 1 {
+		f(0)
+		return
+	}
 	var next, done atomic.Int64
 	all := make(chan struct{})
 	work := func() {
@@ -25,8 +30,8 @@ func spread(n int, f func(i int)) {
 	for range min(runtime.GOMAXPROCS(0), n) - 1 {
 		go work()
 	}
-	work()
 	if n > 0 {
+		work()
 		<-all
 	}
 }
