@@ -2,6 +2,7 @@ package pages
 
 import (
 	"container/list"
+	"slices"
 	"sync"
 
 	"github.com/dgraph-io/ristretto/v2"
@@ -49,8 +50,7 @@ type Residency struct {
 		extents        map[residentKey]*residentExtent
 		clock          []*residentExtent // those of extents, in the order in which the hand goes over them
 		hand           int               // where in clock it is, modulo its length
-		queue          list.List         // of residentPage, the oldest first
-		queued         map[residentPage]*list.Element
+		queue          list.List         // of *queuedPages, the oldest first
 	}
 }
 
@@ -63,11 +63,18 @@ type residentKey struct {
 // residentExtent is an extent with pages that are somewhere.
 type residentExtent struct {
 	residentKey
-	at     int         // in the clock
-	held   dsm.PageSet // ristretto has them
-	queued dsm.PageSet
-	leaves dsm.PageSet // ristretto is about to be told to forget them
-	recent dsm.PageSet // used since the hand came by
+	at     int             // in the clock
+	held   dsm.PageSet     // ristretto has them
+	queued dsm.PageSet     // each in one of queue
+	queue  []*list.Element // its elements of the queue
+	leaves dsm.PageSet     // ristretto is about to be told to forget them
+	recent dsm.PageSet     // used since the hand came by
+}
+
+// queuedPages are pages of an extent that were queued one after the other.
+type queuedPages struct {
+	x     *residentExtent
+	pages dsm.PageSet
 }
 
 // residentPage is page i of an extent.
@@ -75,6 +82,8 @@ type residentPage struct {
 	x *residentExtent
 	i int
 }
+
+func (p residentPage) set() dsm.PageSet { return dsm.Range(p.i, p.i+1) }
 
 // key names the page to ristretto, which wants keys that are spread over all 64 bits. Should two pages
 // have one key they share a frequency, and one of them is refused.
@@ -103,7 +112,6 @@ func NewResidency(limit int64) (*Residency, error) {
 	r := &Residency{}
 	r.mu.Init("pages.Residency")
 	r.mu.extents = map[residentKey]*residentExtent{}
-	r.mu.queued = map[residentPage]*list.Element{}
 	var err error
 	r.cache, err = ristretto.NewCache(&ristretto.Config[uint64, residentPage]{
 		NumCounters:        max(limit, 128) * countersPerPage,
@@ -152,9 +160,7 @@ func (r *Residency) Brought(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSe
 		return
 	}
 	x := r.extentLocked(area, e)
-	for i := range pages.Minus(x.held).All() {
-		r.queueLocked(residentPage{x, i})
-	}
+	r.queueLocked(x, pages.Minus(x.held))
 }
 
 func (r *Residency) extentLocked(area dsm.AreaID, e dsm.ExtentIndex) *residentExtent {
@@ -174,12 +180,12 @@ func (r *Residency) usedLocked(p residentPage) {
 	switch {
 	case p.x.held.Has(p.i):
 	case p.x.leaves.Has(p.i):
-		r.queueLocked(p) // held again by the next use
+		r.queueLocked(p.x, p.set()) // held again by the next use
 	default:
-		r.unqueueLocked(p)
+		r.unqueueLocked(p.x, p.set())
 		p.x.held.Add(p.i)
 		if !r.cache.Set(key, p, 1) {
-			r.queueLocked(p)
+			r.queueLocked(p.x, p.set())
 		}
 	}
 }
@@ -189,7 +195,7 @@ func (r *Residency) refused(item *ristretto.Item[residentPage]) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if p := item.Value; p.x != nil && p.x.held.Has(p.i) {
-		r.queueLocked(p)
+		r.queueLocked(p.x, p.set())
 	}
 }
 
@@ -201,9 +207,7 @@ func (r *Residency) Forget(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet
 		r.mu.Unlock()
 		return
 	}
-	for i := range pages.And(x.queued).All() {
-		r.unqueueLocked(residentPage{x, i})
-	}
+	r.unqueueLocked(x, pages)
 	held := pages.And(x.held)
 	r.leaveLocked(x, held)
 	r.retireLocked(x)
@@ -237,10 +241,11 @@ func (r *Residency) Victims(n int) []Victim {
 		return nil
 	}
 	for n > 0 && r.mu.queue.Len() > 0 {
-		p := r.mu.queue.Front().Value.(residentPage)
-		r.unqueueLocked(p)
-		add(p.x, dsm.Range(p.i, p.i+1))
-		r.retireLocked(p.x)
+		oldest := r.mu.queue.Front().Value.(*queuedPages)
+		x, pages := oldest.x, first(n, oldest.pages)
+		r.unqueueLocked(x, pages)
+		add(x, pages)
+		r.retireLocked(x)
 	}
 	for turns := 2 * len(r.mu.clock); n > 0 && turns > 0; turns-- {
 		x := r.mu.clock[r.mu.hand%len(r.mu.clock)]
@@ -286,22 +291,37 @@ func (r *Residency) Close() {
 	}
 }
 
-// queueLocked puts a page at the end of the queue, if it is not in it.
-func (r *Residency) queueLocked(p residentPage) {
-	p.x.held.Remove(p.i)
-	if !p.x.queued.Has(p.i) {
-		p.x.queued.Add(p.i)
-		r.mu.queued[p] = r.mu.queue.PushBack(p)
+// queueLocked puts pages at the end of the queue, those that are not in it.
+func (r *Residency) queueLocked(x *residentExtent, pages dsm.PageSet) {
+	x.held = x.held.Minus(pages)
+	pages = pages.Minus(x.queued)
+	if pages.Empty() {
+		return
 	}
+	x.queued = x.queued.Or(pages)
+	if last := r.mu.queue.Back(); last != nil && last.Value.(*queuedPages).x == x {
+		q := last.Value.(*queuedPages)
+		q.pages = q.pages.Or(pages)
+		return
+	}
+	x.queue = append(x.queue, r.mu.queue.PushBack(&queuedPages{x, pages}))
 }
 
-// unqueueLocked takes a page out of the queue, if it is in it.
-func (r *Residency) unqueueLocked(p residentPage) {
-	if p.x.queued.Has(p.i) {
-		p.x.queued.Remove(p.i)
-		r.mu.queue.Remove(r.mu.queued[p])
-		delete(r.mu.queued, p)
+// unqueueLocked takes pages out of the queue, those that are in it.
+func (r *Residency) unqueueLocked(x *residentExtent, pages dsm.PageSet) {
+	if pages = pages.And(x.queued); pages.Empty() {
+		return
 	}
+	x.queued = x.queued.Minus(pages)
+	x.queue = slices.DeleteFunc(x.queue, func(e *list.Element) bool {
+		q := e.Value.(*queuedPages)
+		q.pages = q.pages.Minus(pages)
+		if !q.pages.Empty() {
+			return false
+		}
+		r.mu.queue.Remove(e)
+		return true
+	})
 }
 
 // leaveLocked begins to make ristretto forget pages that it holds; left ends that, without

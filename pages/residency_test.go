@@ -27,13 +27,24 @@ func (r *Residency) known(t testing.TB) int {
 	r.cache.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.mu.clock) != len(r.mu.extents) || r.mu.queue.Len() != len(r.mu.queued) {
-		t.Fatalf("%d extents in the clock, of %d; %d pages in the queue, of %d", len(r.mu.clock), len(r.mu.extents), r.mu.queue.Len(), len(r.mu.queued))
+	if len(r.mu.clock) != len(r.mu.extents) {
+		t.Fatalf("%d extents in the clock, of %d", len(r.mu.clock), len(r.mu.extents))
+	}
+	queued := map[*residentExtent]dsm.PageSet{}
+	for e := r.mu.queue.Front(); e != nil; e = e.Next() {
+		q := e.Value.(*queuedPages)
+		if q.pages.Empty() || q.pages.And(queued[q.x]) != (dsm.PageSet{}) || !slices.Contains(q.x.queue, e) {
+			t.Fatalf("the queue has %+v, and %v of it before", q, queued[q.x])
+		}
+		queued[q.x] = queued[q.x].Or(q.pages)
 	}
 	n := 0
 	for k, x := range r.mu.extents {
 		if r.mu.clock[x.at] != x || x.residentKey != k || x.held.And(x.queued) != (dsm.PageSet{}) || x.held.Or(x.queued).Or(x.leaves) == (dsm.PageSet{}) {
 			t.Fatalf("extent %v: %+v", k, x)
+		}
+		if x.queued != queued[x] {
+			t.Fatalf("extent %v: queued %v, in the queue %v", k, x.queued, queued[x])
 		}
 		for i := range x.held.All() {
 			if _, ok := r.cache.Get(residentPage{x, i}.key()); !ok {
@@ -226,7 +237,7 @@ func TestVictimsInOrder(t *testing.T) {
 	r.mu.Lock()
 	refused := []residentPage{{r.mu.extents[residentKey{1, 1}], 2}, {r.mu.extents[residentKey{1, 0}], 3}, {r.mu.extents[residentKey{1, 1}], 1}}
 	for _, p := range refused {
-		r.queueLocked(p)
+		r.queueLocked(p.x, p.set())
 	}
 	r.mu.Unlock()
 	for _, p := range refused {
