@@ -55,7 +55,7 @@ func (r *readahead) next(off int64, n, window int) (first dsm.PageIndex, stride 
 	// What is on its way already counts. A program that waits for each message would else ask for as
 	// much as that brought, and messages would stay as small as the first.
 	under := int((s.front-end)/s.stride) - 1
-	if under > s.size/2 {
+	if under > s.size*3/4 {
 		return 0, 1, 0
 	}
 	s.size = min(max(2*s.size, firstAhead), window)
