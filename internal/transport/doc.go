@@ -22,6 +22,13 @@
 // around it. The receiver hears of a break twice when it notices it before the
 // sender does: what it asked for in between may have been lost too.
 //
+// # Who writes
+//
+// What is sent to a node waits in a queue, which the sender himself writes if that takes one system call and
+// no waiting, else a goroutine. A sender with more to say says so, and the messages leave together; so do the
+// answers that OnFrame makes, when the frames that have come are handled. So a message waits for another
+// only while somebody is at it who will flush the queue.
+//
 // # Concurrency
 //
 // Every callback runs on a goroutine of its own connection with no lock held,
