@@ -85,22 +85,34 @@ func (a *Area) startPublications() {
 	}
 }
 
+// want has an extent published.
+func (a *Area) want(e dsm.ExtentIndex, x *replicaExtent) {
+	r := &a.mu.replica
+	x.wanted = true
+	r.wanted.here, r.wanted.elsewhere = min(r.wanted.here, e), min(r.wanted.elsewhere, e)
+}
+
 // startPublicationsTo makes the publications whose home is this node, or is another. It returns
 // false when the batch is full.
 func (a *Area) startPublicationsTo(here bool) (rest bool) {
 	r := &a.mu.replica
+	from := &r.wanted.elsewhere
+	if here {
+		from = &r.wanted.here
+	}
 	var list []*publication
-	rest = true
-	for e, x := range r.extents {
-		e := dsm.ExtentIndex(e)
-		if !x.wanted || x.pub != nil || a.isSelf(a.row(e).Primary) != here {
+	e, left, rest := *from, dsm.ExtentIndex(len(r.extents)), true
+	for ; int(e) < len(r.extents); e++ {
+		x := r.extents[e]
+		if !x.wanted || a.isSelf(a.row(e).Primary) != here {
+			continue
+		}
+		if x.pub != nil || x.dirty.Empty() && len(x.stash) > 0 { // until the ack, or the pages, come
+			left = min(left, e)
 			continue
 		}
 		if !here && r.underWay >= publishWindow {
 			break
-		}
-		if x.dirty.Empty() && len(x.stash) > 0 {
-			continue // until the pages come
 		}
 		if a.mu.diffed >= publishBatch {
 			a.mu.again = a.startPublications
@@ -108,9 +120,12 @@ func (a *Area) startPublicationsTo(here bool) (rest bool) {
 			break
 		}
 		a.mu.diffed += x.dirty.Len()
-		x.wanted = len(x.stash) > 0 // those pages come later
+		if x.wanted = len(x.stash) > 0; x.wanted { // those pages come later
+			left = min(left, e)
+		}
 		list = append(list, a.newPublication(e, x))
 	}
+	*from = min(left, e)
 	spread.Over(len(list), func(i int) { a.diff(list[i]) })
 	for _, pub := range list {
 		a.startPublication(pub)
@@ -208,7 +223,7 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 	if m.Stale {
 		x.dirty = x.dirty.Or(pub.sent).And(a.within(m.Extent))
 		x.started--
-		x.wanted = true
+		a.want(m.Extent, x)
 		pub.data.Release()
 		a.startPublications()
 		return
@@ -266,9 +281,9 @@ func (a *Area) canPublishAhead() bool {
 func (a *Area) publishAhead() {
 	r := &a.mu.replica
 	r.early = false
-	for _, x := range r.extents {
+	for e, x := range r.extents {
 		if x.dirty == dsm.AllPages {
-			x.wanted = true
+			a.want(dsm.ExtentIndex(e), x)
 		}
 	}
 	a.startPublications()
@@ -286,7 +301,7 @@ func (a *Area) requestPublish() publishGoal {
 		e := dsm.ExtentIndex(e)
 		switch {
 		case !x.dirty.Empty() || len(x.stash) > 0:
-			x.wanted = true
+			a.want(e, x)
 			var stored dsm.PageSet
 			for i := range x.stash {
 				stored.Add(i)

@@ -31,10 +31,11 @@ type replica struct {
 	stuck      bool                       // it was said that pages cannot be evicted
 	awaited    map[dsm.PageIndex][]func() // what to call when the page comes
 
-	extents  []*replicaExtent // one for each extent of the area while subscribed
-	seq      dsm.Seq          // of the last publication
-	underWay int              // bytes of publications under way
-	early    bool             // publishAhead is about to run
+	extents  []*replicaExtent                          // one for each extent of the area while subscribed
+	seq      dsm.Seq                                   // of the last publication
+	underWay int                                       // bytes of publications under way
+	wanted   struct{ here, elsewhere dsm.ExtentIndex } // extents before these are not wanted, of those homed here, and elsewhere
+	early    bool                                      // publishAhead is about to run
 	round    uint64
 	subs     map[uint64]subscribing // Subscribes not answered, by round
 	acquires map[uint64]*acquiring
@@ -425,6 +426,7 @@ func (a *Area) replicaViewChanged(old *dsm.View) {
 		a.restartInquiries()
 		return
 	}
+	r.wanted.here, r.wanted.elsewhere = 0, 0
 	var moved []dsm.ExtentIndex
 	for e := range dsm.ExtentIndex(a.extents()) {
 		if a.moved(old, e) {

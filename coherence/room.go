@@ -252,7 +252,7 @@ func (m *room) evictFrom(v pages.Victim, hard bool) (went bool, leaving int) {
 	a.step(func() {
 		done := a.evict(v.Extent, v.Pages, hard)
 		if !done.dirty.Empty() && a.publishable() == nil {
-			a.mu.replica.extents[v.Extent].wanted = true
+			a.want(v.Extent, a.mu.replica.extents[v.Extent])
 			a.startPublications()
 		}
 		went, leaving = !done.gone.Empty(), done.leaving.Len()
