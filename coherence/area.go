@@ -111,6 +111,9 @@ func (a *Area) oneStep(from dsm.NodeID, event func()) (then func()) {
 		a.mu.Lock()
 	}
 	then, a.mu.again, a.mu.diffed = a.mu.again, nil, 0
+	if then != nil {
+		from = 0 // it takes a while until Handle returns
+	}
 	a.deliverLocked(from)
 	a.mu.Unlock()
 	if more {
@@ -132,6 +135,7 @@ func (a *Area) note(event func()) {
 	a.catchUp()
 	if !a.mu.removed {
 		event()
+		a.local() // what catchUp sent: who delivers at this moment sends all that is there
 	}
 }
 

@@ -120,3 +120,28 @@ func TestUnsubscribeIsRepeated(t *testing.T) {
 		t.Error("the home still pushes to a node that let the area go")
 	}
 }
+
+// TestNoteWhileSending: note is the first to see a view, while another goroutine sends: what this node
+// says to itself then must not go to the Sender.
+func TestNoteWhileSending(t *testing.T) {
+	s, home, _ := pair(t, dsm.ApplyArrival)
+	put(t, home, 5)
+	g := newGate(home, func(m any) bool { _, ok := m.(*wire.Push); return ok })
+	g.during(func() { publish(home) }, func() {
+		v := *home.view
+		v.Epoch++
+		for i := range v.Slots {
+			v.Slots[i] = dsm.SlotHome{Primary: home.id, Epoch: v.Epoch}
+		}
+		home.view = &v
+		home.area.note(func() {}) // of a scan
+	})
+	for _, f := range s.net[link{0, 0}] {
+		t.Errorf("%T sent to itself", f.msg)
+	}
+	delete(s.net, link{0, 0})
+	home.area.step(func() {})
+	if n := len(home.area.mu.replica.subs); n != 0 {
+		t.Errorf("%d Subscribes are never answered", n)
+	}
+}

@@ -111,8 +111,11 @@ func (a *Area) startPublicationsTo(here bool) (rest bool) {
 			left = min(left, e)
 			continue
 		}
-		if !here && r.underWay >= publishWindow {
+		if full := r.underWay >= publishWindow; full && !here {
 			break
+		} else if full && !a.node.slotReady(dsm.SlotOf(a.id, e), a.row(e)) { // it would be parked
+			left = min(left, e)
+			continue
 		}
 		if a.mu.diffed >= publishBatch {
 			a.mu.again = a.startPublications

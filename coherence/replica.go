@@ -394,7 +394,13 @@ func (a *Area) mergePage(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, d
 			}
 			return
 		}
-		n = bytes.Clone(mem.Base(p))
+		from := mem.Base(p)
+		if clean {
+			// The same bytes, but for two cases of a home: one that keeps no base copies has a twin that says
+			// nothing, and one that was published to again in this step has a twin that contains this publish.
+			from = mem.Working(p)
+		}
+		n = bytes.Clone(from)
 		a.mu.kernel.Overlay(delta, i, n)
 	}
 	if pub := x.pub; pub != nil && pub.pages.Has(i) {

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"runtime"
 	"testing"
 	"time"
 
@@ -83,4 +84,33 @@ func TestFlush(t *testing.T) {
 		t.Errorf("answer %d, want 7", f.id)
 	}
 	close(got)
+}
+
+// TestLargeAnswersLeave has answers wait for more, each of which takes as long to send as to make: no
+// more than a few wait, or a burst of requests would fill the queue and break the session.
+func TestLargeAnswersLeave(t *testing.T) {
+	const requests, size = 30, 1 << 20
+	a := echoing(t, func(b *node, id uint64) {
+		b.SendShared(1, &wire.PushAck{ID: id}, wire.Share(size), true)
+		b.Transport.mu.Lock()
+		o := b.Transport.mu.out[1]
+		b.Transport.mu.Unlock()
+		for deadline := time.Now().Add(20 * time.Second); ; runtime.Gosched() {
+			if waiting, live := o.load(); live && waiting < 2*size {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Error("large answers wait for more")
+				return
+			}
+		}
+	})
+	for i := range requests {
+		a.Send(2, &wire.PushAck{ID: uint64(i)}, nil, i < requests-1)
+	}
+	for i := range requests {
+		if f := a.frame(); f.id != uint64(i) {
+			t.Fatalf("answer %d is %d", i, f.id)
+		}
+	}
 }

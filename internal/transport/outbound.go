@@ -185,7 +185,7 @@ func (o *outbound) send(m any, payload [][]byte, shared *wire.Shared, more bool)
 		o.breakLocked()
 		return true
 	}
-	if !more {
+	if !more || o.mu.queue.bytes >= inlineBytes { // so much gains nothing by waiting
 		o.flushLocked()
 	}
 	return true

@@ -1,0 +1,97 @@
+package coherence
+
+import (
+	"context"
+	"encoding/binary"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// TestTwoParkedPublishesOfAPage: two nodes publish to a page while its slot is on its way to a
+// third one, which has the area open. Both are merged in one step when the slot is here: the first is forwarded
+// to the home's own replica, the second makes a twin of a page that contains the first already.
+func TestTwoParkedPublishesOfAPage(t *testing.T) {
+	s := newSim(t, 1, 3, dsm.Inode{Size: dsm.ExtentSize, Spec: dsm.Spec{Merge: dsm.MergeSum, DType: dsm.DTypeI32, Apply: dsm.ApplyArrival},
+		Layout: dsm.Layout{DType: dsm.DTypeI32}})
+	before, after, third := s.nodes[0], s.nodes[1], s.nodes[2]
+	v := *s.lastView()
+	v.Epoch++
+	for i := range v.Slots {
+		v.Slots[i].Primary = before.id
+	}
+	s.commit(&v)
+	for _, n := range s.nodes {
+		n.open(n != after)
+	}
+	s.drain()
+	w := v
+	w.Epoch++
+	w.Slots[dsm.SlotOf(simArea, 0)] = dsm.SlotHome{Primary: after.id, Source: before.id, Epoch: w.Epoch}
+	s.commit(&w)
+
+	put(t, before, 5)
+	publish(before)
+	put(t, third, 70)
+	publish(third)
+	for _, k := range []link{{0, 1}, {2, 1}} {
+		for len(s.net[k]) > 0 {
+			s.deliverOn(k)
+		}
+	}
+	// A program of the new home waits, in an open or an acquire, for the kernel to have been told of everything.
+	after.area.step(after.area.drain)
+	before.handOver()
+	s.drain()
+
+	b := make([]byte, 4)
+	if _, err := after.area.ReadAt(context.Background(), b, 0); err != nil {
+		t.Fatal(err)
+	}
+	if got := binary.LittleEndian.Uint32(b); got != 0 && got != 5 && got != 70 && got != 75 {
+		t.Errorf("a program of the home reads %d, want 0, 5, 70 or 75", got)
+	}
+	after.area.step(after.area.drained)
+	s.settle()
+	for _, n := range s.nodes {
+		want(t, n, 75)
+	}
+}
+
+// TestForwardToAHomeWithoutBases: a node that only reads an area on demand keeps no base copies. It becomes
+// the home, and another node publishes: the twin, made of a base that says nothing, is not what the publish is put on.
+func TestForwardToAHomeWithoutBases(t *testing.T) {
+	s := newSim(t, 1, 2, onDemand(dsm.Inode{Size: dsm.ExtentSize, Spec: dsm.Spec{Merge: dsm.MergeSum, DType: dsm.DTypeI32, Apply: dsm.ApplyArrival},
+		Layout: dsm.Layout{DType: dsm.DTypeI32}}))
+	before, after := s.nodes[0], s.nodes[1]
+	v := *s.lastView()
+	v.Epoch++
+	for i := range v.Slots {
+		v.Slots[i].Primary = before.id
+	}
+	s.commit(&v)
+	before.open(true)
+	after.open(false)
+	s.drain()
+	put(t, before, 1000)
+	s.drain()
+	publish(before)
+	s.drain()
+	after.kernel.fault(0)
+	s.drain()
+	want(t, after, 1000)
+	w := v
+	w.Epoch++
+	w.Slots[dsm.SlotOf(simArea, 0)] = dsm.SlotHome{Primary: after.id, Source: before.id, Epoch: w.Epoch}
+	s.commit(&w)
+	put(t, before, 1005)
+	publish(before) // parked behind the Subscribe of the new home to itself
+	for len(s.net[link{0, 1}]) > 0 {
+		s.deliverOn(link{0, 1})
+	}
+	before.handOver()
+	s.drain()
+	s.settle()
+	want(t, before, 1005)
+	want(t, after, 1005)
+}
