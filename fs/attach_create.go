@@ -2,6 +2,8 @@ package fs
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
 	"strings"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -32,29 +34,50 @@ func (a *attachConn) create(ctx context.Context, q *attachRequest) (attachReply,
 	if a.cred.uid != 0 && !a.cred.in(n.GID) { // the kernel does this for a mount
 		n.Perm &^= unix.S_ISGID
 	}
-	i, err := a.b.cfg.Names.Create(ctx, dir.Ino, name, n, false)
+	i, err := a.b.createWhole(ctx, dir, name, n, int64(q.arg[0]), settings)
 	if errs.Is(err, errs.Exist) && q.arg[2] == 0 {
 		i, err = a.b.file(ctx, &a.cred, path, mayRead|mayWrite)
-		return attachReply{arg: [4]uint64{uint64(i.Size), uint64(i.Ino)}}, err
 	}
 	if err != nil {
 		return attachReply{}, err
 	}
-	for _, s := range settings {
-		if err = a.b.setSpec(ctx, i.Ino, s.Name, s.Value); err != nil {
-			break
-		}
-	}
-	if size := int64(q.arg[0]); err == nil && size > 0 {
-		i, err = a.b.resize(ctx, i.Ino, dsm.SetAttr{Size: &size})
-	}
-	if err != nil { // nobody is to find it half made
-		if uerr := a.b.cfg.Names.Unlink(ctx, dir.Ino, name); uerr != nil {
-			a.b.log.Warn("create: a file that could not be made as asked stays", "path", path, "err", uerr)
-		}
-		return attachReply{}, err
-	}
 	return attachReply{arg: [4]uint64{uint64(i.Size), uint64(i.Ino)}}, nil
+}
+
+// createWhole makes a file with a size and settings. Nobody finds it half made: it has a name of its
+// own until it is as asked.
+func (b *bridge) createWhole(ctx context.Context, dir dsm.Inode, name string, n dsm.Inode, size int64, settings []Stat) (dsm.Inode, error) {
+	if size == 0 && len(settings) == 0 {
+		return b.cfg.Names.Create(ctx, dir.Ino, name, n, false)
+	}
+	if _, err := b.cfg.Names.Lookup(ctx, dir.Ino, name); err == nil {
+		return dsm.Inode{}, errs.E(errs.Exist, "create", "")
+	} else if !errs.Is(err, errs.NotExist) {
+		return dsm.Inode{}, err
+	}
+	making := fmt.Sprintf(".dsmfs-%016x", rand.Uint64())
+	i, err := b.cfg.Names.Create(ctx, dir.Ino, making, n, false)
+	if err != nil {
+		return i, err
+	}
+	for _, s := range settings {
+		if err == nil {
+			err = b.setSpec(ctx, i.Ino, s.Name, s.Value)
+		}
+	}
+	if err == nil && size > 0 {
+		i, err = b.resize(ctx, i.Ino, dsm.SetAttr{Size: &size})
+	}
+	if err == nil {
+		err = b.cfg.Names.Rename(ctx, dir.Ino, making, dir.Ino, name, dsm.RenameNoReplace)
+	}
+	if err == nil {
+		return i, nil
+	}
+	if uerr := b.cfg.Names.Unlink(ctx, dir.Ino, making); uerr != nil {
+		b.log.Warn("create: a file that could not be made as asked stays", "name", making, "err", uerr)
+	}
+	return dsm.Inode{}, err
 }
 
 // parseCreate takes the payload of CREATE apart: a path, then lines "key value", each

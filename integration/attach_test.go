@@ -5,14 +5,17 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
@@ -451,5 +454,44 @@ func TestAttachCreateResize(t *testing.T) {
 	}
 	if _, err := cl.Do("stat %s", cl.Path("a")); err == nil {
 		t.Error("a file that could not be made as asked is there")
+	}
+}
+
+// TestAttachCreateAtOnce: of all who make a file at the same moment one does, and nobody finds it
+// half made.
+func TestAttachCreateAtOnce(t *testing.T) {
+	c := nodes(t, 2)
+	for i := range 50 {
+		path := fmt.Sprintf("/w%d", i)
+		var both sync.WaitGroup
+		inos := make([]uint64, 4)
+		for k := range inos {
+			both.Go(func() {
+				n := c.Node(1 + k%2)
+				ino, err := harness.CreateAt(n.AttachSocket(), path+"\nmerge sum\ndtype i64\n", page, 0o644, false)
+				if err != nil {
+					t.Errorf("create %s: %v", path, err)
+					return
+				}
+				inos[k] = ino
+				a, err := n.TryAttach(path, true)
+				if err != nil {
+					t.Errorf("attach %s: %v", path, err)
+					return
+				}
+				if len(a.Mem) != page {
+					t.Errorf("%s has %d bytes", path, len(a.Mem))
+				}
+				a.Close()
+			})
+		}
+		both.Wait()
+		if slices.Min(inos) != slices.Max(inos) {
+			t.Fatalf("files %v at %s", inos, path)
+		}
+	}
+	res := c.Node(1).Run(time.Minute, "ls", "-A", c.Node(1).Mount)
+	if names := strings.Fields(res.Stdout); res.Err != nil || len(names) != 50 {
+		t.Errorf("%v: left: %v", res.Err, names)
 	}
 }
