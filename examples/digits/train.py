@@ -158,8 +158,13 @@ def distributed(a, data, before, size):
         f"{'epoch':>5} {'loss':>8} {'serial':>8}   {'accuracy':>8} {'serial':>8}   {'steps behind':>12} {'ms behind':>9}",
         flush=True,
     )
+    early = []  # a queue keeps the order of each worker, not that of all: some may be an epoch ahead
     for epoch in range(a.epochs):
-        results = [next_result(shared["results"], processes) for _ in range(workers)]
+        results = [r for r in early if r["epoch"] == epoch]
+        early = [r for r in early if r["epoch"] != epoch]
+        while len(results) < workers:
+            r = next_result(shared["results"], processes)
+            (results if r["epoch"] == epoch else early).append(r)
         first = next(r for r in results if r["worker"] == 0)
         if first["missing"]:
             sys.exit(
