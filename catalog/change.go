@@ -10,10 +10,11 @@ import (
 // they return without an error; with errs.Timeout or errs.Closed it may still happen.
 
 // Create makes a file, directory or symbolic link of n's Kind with n's Perm,
-// UID, GID and Target, and with hold holds it.
-func (c *Catalog) Create(ctx context.Context, dir dsm.Ino, name string, n dsm.Inode, hold bool) (dsm.Inode, error) {
+// UID, GID and Target, and with hold holds it. A file gets n's Size and the settings, as SetSpec would set them.
+func (c *Catalog) Create(ctx context.Context, dir dsm.Ino, name string, n dsm.Inode, hold bool, settings ...dsm.Setting) (dsm.Inode, error) {
 	return c.propose(ctx, createOp{
 		Dir: dir, Name: name, Kind: n.Kind, Perm: n.Perm, UID: n.UID, GID: n.GID, Target: n.Target, Hold: hold,
+		Size: n.Size, Settings: settings,
 	})
 }
 

@@ -76,6 +76,8 @@ type (
 		UID, GID uint32
 		Target   string
 		Hold     bool
+		Size     int64         // of a file
+		Settings []dsm.Setting // of a file, on top of the directory's
 	}
 	unlinkOp struct {
 		Dir  dsm.Ino

@@ -118,8 +118,21 @@ func (m *model) do(n dsm.NodeID, o op) errs.Kind {
 		if m.names[p] != 0 {
 			return errs.Exist
 		}
-		m.kinds[m.next], m.names[p] = o.Kind, m.next
-		m.demand[m.next] = m.demand[o.Dir]
+		demand := m.demand[o.Dir]
+		for _, x := range o.Settings {
+			demand = x.Value == "demand"
+		}
+		m.kinds[m.next], m.names[p], m.demand[m.next] = o.Kind, m.next, demand
+		if o.Kind == dsm.KindFile && o.Size > 0 {
+			m.sizes[m.next] = o.Size
+			if !m.fits() {
+				delete(m.sizes, m.next)
+				delete(m.kinds, m.next)
+				delete(m.names, p)
+				delete(m.demand, m.next)
+				return errs.NoSpace
+			}
+		}
 		if o.Hold {
 			m.holds[holding{n, m.next}] = true
 		}
@@ -297,12 +310,21 @@ func randomOp(rng *rand.Rand, last dsm.Ino) op {
 		return dsm.Ino(1 + rng.Uint64N(uint64(last)))
 	}
 	name := func() string { return string(rune('a' + rng.IntN(5))) }
+	residency := func() string { return []string{"full", "demand"}[rng.IntN(2)] }
 	switch rng.IntN(13) {
 	case 0, 1, 2:
 		kind := dsm.FileKind(1 + rng.IntN(3))
 		o := createOp{Dir: ino(), Name: name(), Kind: kind, Hold: rng.IntN(3) == 0}
-		if kind == dsm.KindSymlink {
+		switch kind {
+		case dsm.KindSymlink:
 			o.Target = "t"
+		case dsm.KindFile:
+			if rng.IntN(2) == 0 {
+				o.Size = rng.Int64N(modelBudget)
+			}
+			if rng.IntN(2) == 0 {
+				o.Settings = []dsm.Setting{{Key: "residency", Value: residency()}}
+			}
 		}
 		return o
 	case 3:
@@ -316,7 +338,7 @@ func randomOp(rng *rand.Rand, last dsm.Ino) op {
 	case 10:
 		return holdOp{ino()}
 	case 11:
-		return setSpecOp{ino(), "residency", []string{"full", "demand"}[rng.IntN(2)]}
+		return setSpecOp{ino(), "residency", residency()}
 	}
 	return unholdOp{ino()}
 }

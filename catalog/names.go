@@ -40,7 +40,17 @@ func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
 	n := dsm.Inode{Kind: o.Kind, Perm: o.Perm & permMask, UID: o.UID, GID: o.GID, Spec: d.Spec}
 	switch o.Kind {
 	case dsm.KindFile:
+		if n.Spec, err = respecAll(n.Spec, o.Settings); err != nil {
+			return dsm.Inode{}, err
+		}
 		n.Layout = explicitLayout(n.Spec)
+		empty := &inode{Inode: n}
+		if err := s.checkTruncate(empty, o.Size); err != nil {
+			return dsm.Inode{}, err
+		}
+		if err := s.checkGrowth(empty, o.Size); err != nil {
+			return dsm.Inode{}, err
+		}
 	case dsm.KindDir:
 		d.Nlink++
 	case dsm.KindSymlink:
@@ -63,6 +73,9 @@ func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
 	in := s.add(st, n)
 	if in.Kind == dsm.KindDir {
 		in.parent = d.Ino
+	}
+	if in.Kind == dsm.KindFile {
+		s.resize(st, in, o.Size)
 	}
 	if o.Hold {
 		in.hold(st.node)

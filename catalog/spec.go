@@ -42,6 +42,16 @@ func (o setSpecOp) apply(s *state, st step) (dsm.Inode, error) {
 	return in.Inode, nil
 }
 
+// respecAll is respec for several fields, in order.
+func respecAll(spec dsm.Spec, settings []dsm.Setting) (_ dsm.Spec, err error) {
+	for _, x := range settings {
+		if spec, err = respec(spec, x.Key, x.Value); err != nil {
+			return spec, err
+		}
+	}
+	return spec, nil
+}
+
 // respec returns spec with the field that key names set to what value says.
 func respec(spec dsm.Spec, key, value string) (dsm.Spec, error) {
 	var err error

@@ -166,6 +166,26 @@ func TestCreate(t *testing.T) {
 	if link.Size != 4 || link.Target != "../x" || link.Perm != 0o777 {
 		t.Errorf("symlink %+v", link)
 	}
+	whole := createOp{Dir: dsm.RootIno, Name: "w", Kind: dsm.KindFile, Size: 24, Settings: []dsm.Setting{{Key: "merge", Value: "sum"}, {Key: "dtype", Value: "i64"}}}
+	for kind, change := range map[errs.Kind]func(o *createOp){
+		errs.Invalid:  func(o *createOp) { o.Size = 20 }, // not of whole elements
+		errs.TooLarge: func(o *createOp) { o.Size = dsm.MaxAreaSize + 8 },
+		errs.NoSpace:  func(o *createOp) { o.Size = dsm.MaxAreaSize },
+		errs.Exist:    func(o *createOp) { o.Name = long },
+	} {
+		bad := whole
+		change(&bad)
+		m.fails(kind, bad)
+	}
+	for _, x := range []dsm.Setting{{Key: "colour", Value: "red"}, {Key: "merge", Value: "red"}} {
+		bad := whole
+		bad.Settings = []dsm.Setting{x}
+		m.fails(errs.Invalid, bad)
+	}
+	if w := m.must(nodeA, whole); w.Size != 24 || w.Spec.Merge != dsm.MergeSum || w.Layout.DType != dsm.DTypeI64 || m.reserved.full != 24 {
+		t.Errorf("made whole: %+v; %+v reserved", w, m.reserved)
+	}
+
 	m.fails(errs.NotExist, createOp{Dir: dsm.RootIno, Name: "m", Kind: dsm.KindSymlink})
 	m.fails(errs.NameTooLong, createOp{Dir: dsm.RootIno, Name: "m", Kind: dsm.KindSymlink, Target: strings.Repeat("x", 4096)})
 

@@ -164,9 +164,14 @@ func (b *bridge) setAttr(r *request, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, er
 
 // resize is SetAttr, tried again if there may be more memory now.
 func (b *bridge) resize(r context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
-	i, err := b.cfg.Names.SetAttr(r, ino, ch)
-	if errs.Is(err, errs.NoSpace) && b.releases.settle(r) {
-		i, err = b.cfg.Names.SetAttr(r, ino, ch)
+	return b.withRoom(r, func() (dsm.Inode, error) { return b.cfg.Names.SetAttr(r, ino, ch) })
+}
+
+// withRoom makes a change that takes memory, and tries again if there may be more now.
+func (b *bridge) withRoom(ctx context.Context, change func() (dsm.Inode, error)) (dsm.Inode, error) {
+	i, err := change()
+	if errs.Is(err, errs.NoSpace) && b.releases.settle(ctx) {
+		i, err = change()
 	}
 	return i, err
 }

@@ -142,7 +142,7 @@ func (n *fakeNames) ReadDir(_ context.Context, dir dsm.Ino) ([]dsm.DirEntry, err
 	return out, nil
 }
 
-func (n *fakeNames) Create(_ context.Context, dir dsm.Ino, name string, in dsm.Inode, hold bool) (dsm.Inode, error) {
+func (n *fakeNames) Create(_ context.Context, dir dsm.Ino, name string, in dsm.Inode, hold bool, settings ...dsm.Setting) (dsm.Inode, error) {
 	defer n.mu.Unlock()
 	if err := n.lock("Create"); err != nil {
 		return dsm.Inode{}, err
@@ -157,10 +157,19 @@ func (n *fakeNames) Create(_ context.Context, dir dsm.Ino, name string, in dsm.I
 	if d.Nlink == 0 {
 		return dsm.Inode{}, errs.E(errs.NotExist, "fake", "")
 	}
+	if n.reserved()+in.Size > n.budget {
+		return dsm.Inode{}, errs.E(errs.NoSpace, "fake", "")
+	}
+	in.Spec = d.Spec
+	for _, x := range settings {
+		if in.Spec, err = fakeSpec(in.Spec, x.Key, x.Value); err != nil {
+			return dsm.Inode{}, err
+		}
+	}
 	n.next++
 	n.rev++
 	i = &fakeInode{Inode: in, held: hold, entries: make(map[string]dsm.Ino), xattrs: make(map[string][]byte)}
-	i.Ino, i.Nlink, i.Spec, i.Gen, i.Rev = n.next, 1, d.Spec, n.rev, n.rev
+	i.Ino, i.Nlink, i.Gen, i.Rev = n.next, 1, n.rev, n.rev
 	n.touch(i)
 	i.Atime = i.Mtime
 	if i.Kind == dsm.KindDir {
@@ -316,7 +325,16 @@ func (n *fakeNames) SetSpec(_ context.Context, ino dsm.Ino, key, value string) (
 	if err != nil {
 		return dsm.Inode{}, err
 	}
-	s := i.Spec
+	if i.Spec, err = fakeSpec(i.Spec, key, value); err != nil {
+		return dsm.Inode{}, err
+	}
+	n.rev++
+	i.Rev, i.Gen = n.rev, n.rev
+	return i.Inode, nil
+}
+
+func fakeSpec(s dsm.Spec, key, value string) (_ dsm.Spec, err error) {
+	was := s
 	switch key {
 	case "mode":
 		s.Mode, err = dsm.ParseMode(value)
@@ -334,11 +352,9 @@ func (n *fakeNames) SetSpec(_ context.Context, ino dsm.Ino, key, value string) (
 		s.Access, err = dsm.ParseAccess(value)
 	}
 	if err != nil {
-		return dsm.Inode{}, errs.E(errs.Invalid, "fake", "%w", err)
+		return was, errs.E(errs.Invalid, "fake", "%w", err)
 	}
-	n.rev++
-	i.Spec, i.Rev, i.Gen = s, n.rev, n.rev
-	return i.Inode, nil
+	return s, nil
 }
 
 func (n *fakeNames) GetXattr(_ context.Context, ino dsm.Ino, name string) ([]byte, error) {

@@ -15,9 +15,10 @@ type Names interface {
 	Getattr(ctx context.Context, ino dsm.Ino) (dsm.Inode, error)
 	ReadDir(ctx context.Context, dir dsm.Ino) ([]dsm.DirEntry, error)
 	// Create makes a file, directory or symlink (n.Kind); n's Perm, UID, GID and
-	// Target are taken, its Spec is inherited from dir. errs.Exist if the name is taken.
+	// Target, and the Size of a regular file, are taken. Its Spec is inherited from dir, and changed by
+	// the settings of a regular file. errs.Exist if the name is taken; nobody finds it half made.
 	// With hold, a regular file is held open by this node in the same step.
-	Create(ctx context.Context, dir dsm.Ino, name string, n dsm.Inode, hold bool) (dsm.Inode, error)
+	Create(ctx context.Context, dir dsm.Ino, name string, n dsm.Inode, hold bool, settings ...dsm.Setting) (dsm.Inode, error)
 	Unlink(ctx context.Context, dir dsm.Ino, name string) error
 	Rmdir(ctx context.Context, dir dsm.Ino, name string) error
 	// Rename moves a name over an existing one if there is one.

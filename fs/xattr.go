@@ -164,13 +164,21 @@ func (b *bridge) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name stri
 	return inodeStatus(b.cfg.Names.SetXattr(r, dsm.Ino(in.NodeId), name, append([]byte(nil), value...), how))
 }
 
+// checkSetting refuses what is no setting.
+func checkSetting(key string) error {
+	switch _, ok := specValue(dsm.Spec{}, key); {
+	case ok:
+		return nil
+	case slices.Contains(liveKeys, key):
+		return errs.E(errs.Invalid, "set attribute", "%s%s cannot be set: it says how things are", dsmPrefix, key)
+	}
+	return errNoKey("set attribute", key)
+}
+
 // setSpec changes a setting of an area or a directory.
 func (b *bridge) setSpec(ctx context.Context, ino dsm.Ino, key, value string) error {
-	if _, ok := specValue(dsm.Spec{}, key); !ok {
-		if slices.Contains(liveKeys, key) {
-			return errs.E(errs.Invalid, "set attribute", "%s%s cannot be set: it says how things are", dsmPrefix, key)
-		}
-		return errNoKey("set attribute", key)
+	if err := checkSetting(key); err != nil {
+		return err
 	}
 	i, err := b.cfg.Names.SetSpec(ctx, ino, key, value)
 	if err != nil {

@@ -97,6 +97,9 @@ const DefaultInterval = 100 * time.Millisecond
 // MaxInterval bounds the interval.
 const MaxInterval = time.Hour
 
+// Setting is a field of a Spec by its name, and its value, as users write them.
+type Setting struct{ Key, Value string }
+
 // Spec is what the user chose for an area: the values behind user.dsm.*. A
 // directory has one too, which new entries inherit.
 type Spec struct {
