@@ -42,7 +42,7 @@ type Area struct {
 		cleaner bool          // this step made pages clean, or the kernel let go of some
 		notify  bool          // this step made notices for the kernel
 		diffed  int           // pages that this step diffed
-		again   func()        // the event of a step that is to follow this one, or nil
+		again   bool          // there are publications to start in a step of their own
 	}
 }
 
@@ -68,19 +68,19 @@ func newArea(n *Node, ino dsm.Inode) *Area {
 }
 
 // step runs one event under the area's lock, then the messages that it sent to
-// this node itself, and when the lock is released sends the others. An event that left
-// something for later makes further steps: between them others have their turn, and what was sent is on its way.
+// this node itself, and when the lock is released sends the others. Publications that are more than a
+// batch are started in further steps: between them others have their turn, and what was sent is on its way.
 func (a *Area) step(event func()) { a.steps(0, event) }
 
 // steps is step in Handle: what goes back to the node that a message came from may wait.
 func (a *Area) steps(from dsm.NodeID, event func()) {
-	for event != nil {
-		event = a.oneStep(from, event)
+	for a.oneStep(from, event) {
+		event = a.startPublications
 	}
 }
 
-// oneStep is one step; then is the event of the next.
-func (a *Area) oneStep(from dsm.NodeID, event func()) (then func()) {
+// oneStep is one step. It returns true if there are publications left to start.
+func (a *Area) oneStep(from dsm.NodeID, event func()) (again bool) {
 	a.mu.Lock()
 	a.catchUp()
 	if !a.mu.removed {
@@ -110,8 +110,8 @@ func (a *Area) oneStep(from dsm.NodeID, event func()) (then func()) {
 		}
 		a.mu.Lock()
 	}
-	then, a.mu.again, a.mu.diffed = a.mu.again, nil, 0
-	if then != nil {
+	again, a.mu.again, a.mu.diffed = a.mu.again, false, 0
+	if again {
 		from = 0 // it takes a while until Handle returns
 	}
 	a.deliverLocked(from)
@@ -124,7 +124,7 @@ func (a *Area) oneStep(from dsm.NodeID, event func()) (then func()) {
 			(*c).Changed(a.id)
 		}
 	}
-	return then
+	return again
 }
 
 // note runs an event whose consequences, messages and notices, the next step

@@ -12,33 +12,20 @@ import (
 // third one, which has the area open. Both are merged in one step when the slot is here: the first is forwarded
 // to the home's own replica, the second makes a twin of a page that contains the first already.
 func TestTwoParkedPublishesOfAPage(t *testing.T) {
-	s := newSim(t, 1, 3, dsm.Inode{Size: dsm.ExtentSize, Spec: dsm.Spec{Merge: dsm.MergeSum, DType: dsm.DTypeI32, Apply: dsm.ApplyArrival},
-		Layout: dsm.Layout{DType: dsm.DTypeI32}})
+	s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
 	before, after, third := s.nodes[0], s.nodes[1], s.nodes[2]
-	v := *s.lastView()
-	v.Epoch++
-	for i := range v.Slots {
-		v.Slots[i].Primary = before.id
-	}
-	s.commit(&v)
 	for _, n := range s.nodes {
 		n.open(n != after)
 	}
 	s.drain()
-	w := v
-	w.Epoch++
-	w.Slots[dsm.SlotOf(simArea, 0)] = dsm.SlotHome{Primary: after.id, Source: before.id, Epoch: w.Epoch}
-	s.commit(&w)
+	s.move(after, 1)
 
 	put(t, before, 5)
 	publish(before)
 	put(t, third, 70)
 	publish(third)
-	for _, k := range []link{{0, 1}, {2, 1}} {
-		for len(s.net[k]) > 0 {
-			s.deliverOn(k)
-		}
-	}
+	s.deliverAll(link{0, 1})
+	s.deliverAll(link{2, 1})
 	// A program of the new home waits, in an open or an acquire, for the kernel to have been told of everything.
 	after.area.step(after.area.drain)
 	before.handOver()
@@ -61,15 +48,8 @@ func TestTwoParkedPublishesOfAPage(t *testing.T) {
 // TestForwardToAHomeWithoutBases: a node that only reads an area on demand keeps no base copies. It becomes
 // the home, and another node publishes: the twin, made of a base that says nothing, is not what the publish is put on.
 func TestForwardToAHomeWithoutBases(t *testing.T) {
-	s := newSim(t, 1, 2, onDemand(dsm.Inode{Size: dsm.ExtentSize, Spec: dsm.Spec{Merge: dsm.MergeSum, DType: dsm.DTypeI32, Apply: dsm.ApplyArrival},
-		Layout: dsm.Layout{DType: dsm.DTypeI32}}))
+	s := newHomed(t, 2, onDemand(sums(1, dsm.ApplyArrival)))
 	before, after := s.nodes[0], s.nodes[1]
-	v := *s.lastView()
-	v.Epoch++
-	for i := range v.Slots {
-		v.Slots[i].Primary = before.id
-	}
-	s.commit(&v)
 	before.open(true)
 	after.open(false)
 	s.drain()
@@ -80,15 +60,10 @@ func TestForwardToAHomeWithoutBases(t *testing.T) {
 	after.kernel.fault(0)
 	s.drain()
 	want(t, after, 1000)
-	w := v
-	w.Epoch++
-	w.Slots[dsm.SlotOf(simArea, 0)] = dsm.SlotHome{Primary: after.id, Source: before.id, Epoch: w.Epoch}
-	s.commit(&w)
+	s.move(after, 1)
 	put(t, before, 1005)
 	publish(before) // parked behind the Subscribe of the new home to itself
-	for len(s.net[link{0, 1}]) > 0 {
-		s.deliverOn(link{0, 1})
-	}
+	s.deliverAll(link{0, 1})
 	before.handOver()
 	s.drain()
 	s.settle()

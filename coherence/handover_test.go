@@ -60,29 +60,17 @@ func TestLostHandoverDoneIsSentAgain(t *testing.T) {
 // its way, and another node publishes. Both are served when the slot is here: the Subscribe,
 // whose answer says that nothing is lacking, and then the publish, which makes that untrue.
 func TestPublishParkedBehindAnOpen(t *testing.T) {
-	s := newSim(t, 1, 2, dsm.Inode{Size: dsm.ExtentSize, Spec: dsm.Spec{Merge: dsm.MergeSum, DType: dsm.DTypeI32},
-		Layout: dsm.Layout{DType: dsm.DTypeI32}})
+	s := newHomed(t, 2, sums(1, dsm.ApplyAuto))
 	before, after := s.nodes[0], s.nodes[1]
-	v := *s.lastView()
-	v.Epoch++
-	for i := range v.Slots {
-		v.Slots[i].Primary = before.id
-	}
-	s.commit(&v)
 	before.open(true)
-	w := v
-	w.Epoch++
-	w.Slots[dsm.SlotOf(simArea, 0)] = dsm.SlotHome{Primary: after.id, Source: before.id, Epoch: w.Epoch}
-	s.commit(&w)
+	s.move(after, 1)
 
 	after.find()
 	after.startOpen(false)
 	after.startOpen(true)
 	put(t, before, 5)
 	publish(before)
-	for len(s.net[link{0, 1}]) > 0 {
-		s.deliverOn(link{0, 1})
-	}
+	s.deliverAll(link{0, 1})
 	before.handOver()
 	s.drain()
 	if err := after.area.WriteAt(context.Background(), []byte{1, 0, 0, 0}, 8); err != nil { // to another element

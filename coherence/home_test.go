@@ -12,24 +12,24 @@ import (
 // pair is a home (node 0) and a replica (node 1) of an area of 32-bit integers,
 // one extent long, that are added up, with the messages between them in the test's hands.
 func pair(t *testing.T, apply dsm.Apply) (*sim, *simNode, *simNode) {
-	return pairOf(t, dsm.Inode{Size: dsm.ExtentSize, Spec: dsm.Spec{Merge: dsm.MergeSum, DType: dsm.DTypeI32, Apply: apply},
-		Layout: dsm.Layout{DType: dsm.DTypeI32}})
+	return pairOf(t, sums(1, apply))
 }
 
 // pairOf is pair for any area.
 func pairOf(t *testing.T, ino dsm.Inode) (*sim, *simNode, *simNode) {
-	s := newSim(t, 1, 2, ino)
-	v := *s.lastView()
-	v.Epoch++
-	for i := range v.Slots {
-		v.Slots[i].Primary = 1
-	}
-	s.commit(&v)
+	s := newHomed(t, 2, ino)
 	for _, n := range s.nodes {
 		n.open(true)
 	}
 	s.drain()
 	return s, s.nodes[0], s.nodes[1]
+}
+
+// sums is an area of so many extents that adds up numbers of four bytes.
+func sums(extents int64, apply dsm.Apply) dsm.Inode {
+	ino := sumOf(dsm.DTypeI32, apply)
+	ino.Size = extents * dsm.ExtentSize
+	return ino
 }
 
 func put(t *testing.T, n *simNode, v int32) {

@@ -15,8 +15,7 @@ import (
 // push to it in the same step, and its base must not follow the home copy.
 func TestHomeWithLateAcksKeepsItsBase(t *testing.T) {
 	const extents = heldLimit/dsm.ExtentSize + 4
-	s, home, replica := pairOf(t, dsm.Inode{Size: extents * dsm.ExtentSize, Layout: dsm.Layout{DType: dsm.DTypeI32},
-		Spec: dsm.Spec{Merge: dsm.MergeSum, DType: dsm.DTypeI32, Apply: dsm.ApplyArrival}})
+	s, home, replica := pairOf(t, sums(extents, dsm.ApplyArrival))
 	for p := range dsm.PageIndex(extents * dsm.ExtentPages) {
 		home.kernel.fault(p)
 	}
@@ -61,36 +60,27 @@ func TestHomeWithLateAcksKeepsItsBase(t *testing.T) {
 // well and opens the area for writing. Its Subscribe that says that it holds is parked until the
 // handover is over; its own pushes to itself are declined before.
 func TestDeclinedPushIsNotRepeated(t *testing.T) {
-	s := newSim(t, 1, 2, dsm.Inode{Size: 2 * dsm.ExtentSize, Spec: dsm.Spec{Merge: dsm.MergeSum, DType: dsm.DTypeI32},
-		Layout: dsm.Layout{DType: dsm.DTypeI32}})
+	s := newHomed(t, 2, sums(2, dsm.ApplyAuto))
 	home, other := s.nodes[0], s.nodes[1]
 	moving := dsm.SlotOf(simArea, 1)
 	if moving == dsm.SlotOf(simArea, 0) {
 		t.Fatal("both extents are in one slot")
 	}
-	v := *s.lastView()
-	v.Epoch++
-	for i := range v.Slots {
-		v.Slots[i].Primary = home.id
-	}
-	v.Slots[moving].Primary = other.id
-	s.commit(&v)
+	s.changeView(func(v *dsm.View) { v.Slots[moving].Primary = other.id })
+	s.catchUp()
 	home.open(false)
 	other.open(true)
 	s.drain()
-	w := v
-	w.Epoch++
-	w.Slots[moving] = dsm.SlotHome{Primary: home.id, Source: other.id, Epoch: w.Epoch}
-	s.log = append(s.log, entry{nil, &w})
+	s.changeView(func(v *dsm.View) {
+		v.Slots[moving] = dsm.SlotHome{Primary: home.id, Source: other.id, Epoch: v.Epoch}
+	})
 	home.apply() // and the other has not heard of it, or its publish would be parked as well
 	home.startOpen(true)
 	put(t, other, 5)
 	failsafe := time.AfterFunc(20*time.Second, func() { panic("the step does not end") })
 	defer failsafe.Stop()
 	publish(other)
-	for len(s.net[link{1, 0}]) > 0 {
-		s.deliverOn(link{1, 0})
-	}
+	s.deliverAll(link{1, 0})
 	want(t, home, 0)
 	s.settle()
 	want(t, home, 5)

@@ -27,7 +27,7 @@ type publication struct {
 	seq    dsm.Seq
 	stamp  wire.Stamp // it was made under; a resend keeps Gen, so that a home with newer rules refuses it
 	pages  dsm.PageSet
-	sent   dsm.PageSet // pages as sent; pages loses those whose effect came back by a push
+	sent   dsm.PageSet // pages as sent, before the diff those to look at; pages loses those whose effect came back by a push
 	delta  pages.Delta
 	data   *wire.Shared // that of delta
 	kernel pages.Kernel
@@ -101,25 +101,19 @@ func (a *Area) startPublicationsTo(here bool) (rest bool) {
 		from = &r.wanted.here
 	}
 	var list []*publication
-	e, left, rest := *from, dsm.ExtentIndex(len(r.extents)), true
+	e, left := *from, dsm.ExtentIndex(len(r.extents))
 	for ; int(e) < len(r.extents); e++ {
 		x := r.extents[e]
 		if !x.wanted || a.isSelf(a.row(e).Primary) != here {
 			continue
 		}
-		if x.pub != nil || x.dirty.Empty() && len(x.stash) > 0 { // until the ack, or the pages, come
+		full := r.underWay >= publishWindow
+		parked := full && here && !a.node.slotReady(dsm.SlotOf(a.id, e), a.row(e)) // it would be
+		if x.pub != nil || parked || x.dirty.Empty() && len(x.stash) > 0 {         // until the ack, the slot, or the pages, come
 			left = min(left, e)
 			continue
 		}
-		if full := r.underWay >= publishWindow; full && !here {
-			break
-		} else if full && !a.node.slotReady(dsm.SlotOf(a.id, e), a.row(e)) { // it would be parked
-			left = min(left, e)
-			continue
-		}
-		if a.mu.diffed >= publishBatch {
-			a.mu.again = a.startPublications
-			rest = false
+		if a.mu.again = a.mu.diffed >= publishBatch; a.mu.again || full && !here {
 			break
 		}
 		a.mu.diffed += x.dirty.Len()
@@ -133,7 +127,7 @@ func (a *Area) startPublicationsTo(here bool) (rest bool) {
 	for _, pub := range list {
 		a.startPublication(pub)
 	}
-	return rest
+	return !a.mu.again
 }
 
 // newPublication takes the dirty pages of an extent for a publication.

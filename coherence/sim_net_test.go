@@ -51,6 +51,13 @@ func (s *sim) deliver() bool {
 	return true
 }
 
+// deliverAll delivers what is on a link until nothing is.
+func (s *sim) deliverAll(k link) {
+	for len(s.net[k]) > 0 {
+		s.deliverOn(k)
+	}
+}
+
 // deliverOn delivers the oldest message of a link.
 func (s *sim) deliverOn(k link) {
 	f := s.net[k][0]

@@ -168,9 +168,36 @@ func (s *sim) changeRules(change func(ino *dsm.Inode)) {
 	s.log = append(s.log, entry{&ino, nil})
 }
 
-// commit makes a view the catalog's newest and lets every node act on it.
-func (s *sim) commit(v *dsm.View) {
-	s.log = append(s.log, entry{nil, v})
+// newHomed is newSim with all slots at the first node.
+func newHomed(t *testing.T, nodes int, ino dsm.Inode) *sim {
+	s := newSim(t, 1, nodes, ino)
+	s.changeView(func(v *dsm.View) {
+		for i := range v.Slots {
+			v.Slots[i].Primary = s.nodes[0].id
+		}
+	})
+	s.catchUp()
+	return s
+}
+
+// changeView commits a view that differs from the last one.
+func (s *sim) changeView(change func(v *dsm.View)) {
+	v := *s.lastView()
+	v.Epoch++
+	change(&v)
+	s.log = append(s.log, entry{nil, &v})
+}
+
+// move commits a view in which the slots of the first extents are on their way to a node.
+func (s *sim) move(to *simNode, extents dsm.ExtentIndex) {
+	s.changeView(func(v *dsm.View) {
+		for e := range extents {
+			row := &v.Slots[dsm.SlotOf(simArea, e)]
+			if row.Primary != to.id {
+				*row = dsm.SlotHome{Primary: to.id, Source: row.Primary, Epoch: v.Epoch}
+			}
+		}
+	})
 	s.catchUp()
 }
 

@@ -6,37 +6,27 @@ import (
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
+
+// storeAll adds one to every element of an area.
+func storeAll(t *testing.T, n *simNode, extents int64) {
+	t.Helper()
+	ones := bytes.Repeat([]byte{1, 0, 0, 0}, dsm.ExtentSize/4)
+	for e := range extents {
+		if err := n.area.WriteAt(context.Background(), ones, e*dsm.ExtentSize); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
 
 // TestParkedPublishesAreBounded: the slots of all extents are on their way to this node, a publish of
 // a large area to itself waits: no more than a window of it is copied and parked.
 func TestParkedPublishesAreBounded(t *testing.T) {
 	const extents = 64
-	s := newSim(t, 1, 2, dsm.Inode{Size: extents * dsm.ExtentSize, Layout: dsm.Layout{DType: dsm.DTypeI32},
-		Spec: dsm.Spec{Merge: dsm.MergeSum, DType: dsm.DTypeI32, Apply: dsm.ApplyArrival}})
-	before, after := s.nodes[0], s.nodes[1]
-	v := *s.lastView()
-	v.Epoch++
-	for i := range v.Slots {
-		v.Slots[i].Primary = before.id
-	}
-	s.commit(&v)
-	for _, n := range s.nodes {
-		n.open(true)
-	}
-	s.drain()
-	ones := bytes.Repeat([]byte{1, 0, 0, 0}, dsm.ExtentSize/4)
-	for e := range int64(extents) {
-		if err := after.area.WriteAt(context.Background(), ones, e*dsm.ExtentSize); err != nil {
-			t.Fatal(err)
-		}
-	}
-	w := v
-	w.Epoch++
-	for i := range w.Slots {
-		w.Slots[i] = dsm.SlotHome{Primary: after.id, Source: before.id, Epoch: w.Epoch}
-	}
-	s.commit(&w)
+	s, before, after := pairOf(t, sums(extents, dsm.ApplyArrival))
+	storeAll(t, after, extents)
+	s.move(after, extents)
 	publish(after)
 	parked := 0
 	for _, m := range after.area.mu.parked {
@@ -44,10 +34,35 @@ func TestParkedPublishesAreBounded(t *testing.T) {
 			parked += len(p)
 		}
 	}
-	t.Logf("%d MiB under way, %d MiB parked", after.area.mu.replica.underWay>>20, parked>>20)
-	if parked > publishWindow+(publishBatch/dsm.ExtentPages+1)*dsm.ExtentSize {
+	if parked == 0 || parked > 2*publishWindow {
 		t.Errorf("%d MiB parked, the window is %d MiB", parked>>20, publishWindow>>20)
 	}
 	before.handOver()
 	s.settle()
+}
+
+// TestPublishIsSentInParts: the first extents of a publish are sent before the others are diffed.
+func TestPublishIsSentInParts(t *testing.T) {
+	const extents = publishWindow / dsm.ExtentSize
+	s, home, replica := pairOf(t, sums(extents, dsm.ApplyArrival))
+	storeAll(t, replica, extents)
+	diffed := func() (n int) {
+		for _, x := range replica.area.mu.replica.extents {
+			if x.pub != nil {
+				n++
+			}
+		}
+		return n
+	}
+	g := newGate(replica, func(m any) bool { _, ok := m.(*wire.Publish); return ok })
+	g.during(func() { publish(replica) }, func() {
+		if n := diffed(); n == 0 || n > extents/2 {
+			t.Errorf("%d of %d extents are diffed when the first is sent, want at most half", n, extents)
+		}
+	})
+	if n := diffed(); n != extents {
+		t.Errorf("%d extents are sent, want %d", n, extents)
+	}
+	s.settle()
+	want(t, home, 1)
 }

@@ -114,3 +114,30 @@ func TestLargeAnswersLeave(t *testing.T) {
 		}
 	}
 }
+
+// TestMore sends on a way whose writer does not run: it is woken by what does not wait for more, and by what is too much to.
+func TestMore(t *testing.T) {
+	o := &outbound{t: &Transport{cfg: Config{QueueBytes: 64 << 20}}, id: 2, wake: make(chan struct{}, 1)}
+	o.mu.Init("transport.outbound")
+	for _, x := range []struct {
+		size int
+		more bool
+		want bool
+	}{
+		{0, true, false}, {100, true, false}, {copyPayload + 1, true, false}, {0, false, true},
+		{0, true, false}, {inlineBytes, true, true},
+	} {
+		o.send(&wire.PushAck{}, [][]byte{make([]byte, x.size)}, nil, x.more)
+		if woken := len(o.wake) > 0; woken != x.want {
+			t.Errorf("%d bytes, more %v: woken %v", x.size, x.more, woken)
+		} else if woken {
+			<-o.wake
+			o.mu.queue.reset() // as the writer does
+		}
+	}
+	o.send(&wire.PushAck{}, nil, nil, true)
+	o.flush()
+	if len(o.wake) == 0 {
+		t.Error("not woken by a flush")
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"sync/atomic"
 	"syscall"
 
@@ -123,7 +124,7 @@ func newSource(conn net.Conn, n *atomic.Uint64, idle func()) *source {
 }
 
 func (s *source) Read(b []byte) (n int, err error) {
-	if n = s.readNow(b); n == 0 {
+	if n, err = s.readNow(b); n == 0 && err == nil {
 		s.unanswered = 0
 		s.idle() // it takes locks that are held while the connection is closed, so it is not called from within raw.Read
 		n, err = s.conn.Read(b)
@@ -133,18 +134,20 @@ func (s *source) Read(b []byte) (n int, err error) {
 	return n, err
 }
 
-// readNow reads what is there. An end and errors are left to conn.Read, which will meet them again.
-func (s *source) readNow(b []byte) (n int) {
+// readNow reads what is there, or nothing. The end is left to conn.Read, which will meet it again; an
+// error is told once.
+func (s *source) readNow(b []byte) (n int, err error) {
 	if s.raw == nil {
-		return 0
+		return 0, nil
 	}
-	_ = s.raw.Read(func(fd uintptr) bool {
+	if broken := s.raw.Read(func(fd uintptr) bool {
 		for {
-			var err error
 			if n, err = unix.Read(int(fd), b); err != unix.EINTR {
 				return true
 			}
 		}
-	})
-	return max(n, 0)
+	}); broken != nil || err == unix.EAGAIN {
+		return 0, nil
+	}
+	return max(n, 0), os.NewSyscallError("read", err)
 }
