@@ -298,41 +298,59 @@ func TestNoMount(t *testing.T) {
 	ended = true
 }
 
+// writerEnds are the ways in which a writer ends.
+var writerEnds = []string{"killed", "exit", "exec", "munmap", "fork"}
+
+var compiledWriter = sync.OnceValues(func() (string, error) {
+	return harness.Compile("attached-writer", "gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-Iinclude", "-o", "{out}", "integration/attached/writer.c", "-pthread")
+})
+
+// startWriter starts a program that attaches the file of the name of a way to end, stores into
+// it, and ends that way. It has stored when this returns.
+func startWriter(t *testing.T, n *harness.Node, how string) (cmd *exec.Cmd, kill func()) {
+	t.Helper()
+	writer, err := compiledWriter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd = n.Command(t.Context(), writer, filepath.Join(n.Mount, how), how)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatalf("%s: %q, %v: %s", how, line, err, said.Bytes())
+	}
+	return cmd, func() {
+		t.Helper()
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestAttachedProgramEnds: whatever becomes of a program that has attached, what it
 // had stored is there, on every node, though it published nothing.
 func TestAttachedProgramEnds(t *testing.T) {
 	eachTracking(t, 2, func(t *testing.T, c *harness.Cluster) {
-		writer, err := harness.Compile("attached-writer", "gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-Iinclude", "-o", "{out}", "integration/attached/writer.c", "-pthread")
-		if err != nil {
-			t.Fatal(err)
-		}
 		const pages = 50
 		cl := clients(c)[1]
-		for _, how := range []string{"killed", "exit", "exec", "munmap", "fork"} {
+		for _, how := range writerEnds {
 			f, m := cl.Create(how, pages*page)
 			cl.SetXattr(how, "user.dsm.interval", "0") // nothing publishes but the end of the program, or the test
-			cmd := c.Node(1).Command(t.Context(), writer, filepath.Join(c.Node(1).Mount, how), how)
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			var said bytes.Buffer
-			cmd.Stderr = &said
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-				t.Fatalf("%s: %q, %v: %s", how, line, err, said.Bytes())
-			}
+			cmd, kill := startWriter(t, c.Node(1), how)
 			want := make([]byte, 16)
 			if how == "munmap" {
 				if err := clients(c)[0].SetControl("areas/"+how+"/publish", "1"); err != nil {
 					t.Fatal(err)
 				}
 			} else if how != "exit" {
-				if err := cmd.Process.Kill(); err != nil {
-					t.Fatal(err)
-				}
+				kill()
 			}
 			for p := range pages - 1 {
 				binary.LittleEndian.PutUint64(want, uint64(p+1))
@@ -342,9 +360,7 @@ func TestAttachedProgramEnds(t *testing.T) {
 				m.Await(int64(p)*page, want, limit)
 			}
 			if how == "munmap" {
-				if err := cmd.Process.Kill(); err != nil {
-					t.Fatal(err)
-				}
+				kill()
 			}
 			_ = cmd.Wait() // it was killed, or has ended
 			f.Close()

@@ -1,8 +1,6 @@
 package integration
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -357,32 +355,11 @@ func TestDemandDaemonStops(t *testing.T) {
 // let go of, also where no scan looks at what it had mapped.
 func TestDemandProgramEnds(t *testing.T) {
 	const pages = 50
-	writer, err := harness.Compile("attached-writer", "gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-Iinclude", "-o", "{out}", "integration/attached/writer.c", "-pthread")
-	if err != nil {
-		t.Fatal(err)
-	}
 	c := harness.New(t, harness.Options{Nodes: 2, Memory: "512M", Memories: []string{"16M"}})
 	n := c.Node(1)
-	for _, how := range []string{"killed", "exit", "exec", "munmap", "fork"} {
+	for _, how := range writerEnds {
 		onDemand(t, n, how, pages*4096, "interval", "0")
-		cmd := n.Command(t.Context(), writer, filepath.Join(n.Mount, how), how)
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var said bytes.Buffer
-		cmd.Stderr = &said
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-			t.Fatalf("%s: %q, %v: %s", how, line, err, said.Bytes())
-		}
-		kill := func() {
-			if err := cmd.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
-		}
+		cmd, kill := startWriter(t, n, how)
 		switch how {
 		case "killed", "fork":
 			kill()

@@ -60,6 +60,15 @@ func fillRandom(rng *rand.Rand, b []byte) {
 	}
 }
 
+// somewhere returns where a page is in one and 64 bytes: at its end as often as anywhere.
+func somewhere(rng *rand.Rand) (at, end int) {
+	at = 64
+	if rng.IntN(2) == 0 {
+		at = rng.IntN(64)
+	}
+	return at, at + dsm.PageSize
+}
+
 // TestGatherBytes compares both ways of gathering with the definition, at every
 // alignment: within the page, and with its end where memory ends.
 func TestGatherBytes(t *testing.T) {
@@ -71,11 +80,7 @@ func TestGatherBytes(t *testing.T) {
 		for name, gather := range map[string]func(*mask, []byte){"processor": gatherBytes, "any": gatherOctets} {
 			fillRandom(rng, buf)
 			copy(was, buf)
-			at := 64
-			if rng.IntN(2) == 0 {
-				at = rng.IntN(64)
-			}
-			end := at + dsm.PageSize
+			at, end := somewhere(rng)
 			var want []byte
 			for i, b := range was[at:end] {
 				if m[i/64]>>(i%64)&1 != 0 {
@@ -106,11 +111,7 @@ func TestScatterBytes(t *testing.T) {
 		fillRandom(rng, buf)
 		copy(was, buf)
 		copy(other, buf)
-		at := 64
-		if rng.IntN(2) == 0 {
-			at = rng.IntN(64)
-		}
-		end := at + dsm.PageSize
+		at, end := somewhere(rng)
 		want := bytes.Clone(was)
 		n := 0
 		for i := range dsm.PageSize {
