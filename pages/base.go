@@ -29,7 +29,8 @@ func (a *Area) Base(p dsm.PageIndex) []byte {
 
 // PrefetchNext has the processor begin to get the page of set that follows page i of extent e, of both
 // copies, into its caches. A page that a program has stored to is in no cache of this processor, and its base copy
-// in none at all: waiting for them is half of the time of a diff. The page after this one the processor gets by itself.
+// in none at all: its diff takes 1 us, of which 0.2 is work, and this spares 0.2 (BenchmarkAppendDeltaCold). An adjacent page
+// the processor gets by itself.
 func (a *Area) PrefetchNext(e dsm.ExtentIndex, set *dsm.PageSet, i int) {
 	n := set.Next(i + 1)
 	if p := pageOfExtent(e, n); n > i+1 && n < dsm.ExtentPages && int64(p)*dsm.PageSize < a.size {

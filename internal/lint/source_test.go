@@ -116,6 +116,39 @@ func TestBannedCalls(t *testing.T) {
 	}
 }
 
+// realSleeps are the tests that sleep in real time.
+var realSleeps = map[string]string{
+	"membership/net_test.go":  "the network of tests in a bubble",
+	"catalog/bench_test.go":   "what nodes use that do nothing is measured",
+	"membership/real_test.go": "the same",
+	"fs/mount_test.go":        "facts of the kernel and of other processes, which no channel tells of",
+}
+
+// TestSleepsAreOfABubble: where a test sleeps, time is synctest's, in which a sleep ends as soon as
+// everybody waits.
+func TestSleepsAreOfABubble(t *testing.T) {
+	sleeps := map[string]bool{}
+	for _, f := range filesOf(t, ".go") {
+		if !strings.HasSuffix(f.path, "_test.go") || strings.Contains(f.text, `"testing/synctest"`) {
+			continue
+		}
+		for _, use := range calls(t, f) {
+			if use.name != "time.Sleep" {
+				continue
+			}
+			sleeps[f.path] = true
+			if realSleeps[f.path] == "" {
+				t.Errorf("%s:%d: wait for the event, or let time be that of testing/synctest", f.path, use.line)
+			}
+		}
+	}
+	for path := range realSleeps {
+		if !sleeps[path] {
+			t.Errorf("%s does not sleep any more", path)
+		}
+	}
+}
+
 type use struct {
 	name string
 	line int
