@@ -90,7 +90,9 @@ func TestFlush(t *testing.T) {
 // more than a few wait, or a burst of requests would fill the queue and break the session.
 func TestLargeAnswersLeave(t *testing.T) {
 	const requests, size = 30, 1 << 20
+	left := make(chan struct{}, requests)
 	a := echoing(t, func(b *node, id uint64) {
+		defer func() { left <- struct{}{} }()
 		b.SendShared(1, &wire.PushAck{ID: id}, wire.Share(size), true)
 		b.Transport.mu.Lock()
 		o := b.Transport.mu.out[1]
@@ -112,6 +114,7 @@ func TestLargeAnswersLeave(t *testing.T) {
 		if f := a.frame(); f.id != uint64(i) {
 			t.Fatalf("answer %d is %d", i, f.id)
 		}
+		<-left // while there is a session
 	}
 }
 
