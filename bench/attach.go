@@ -40,7 +40,8 @@ func anonymous(s *stage, name string, size int) ([]byte, error) {
 	return b, err
 }
 
-// attached makes an area of size bytes and attaches it on both of two nodes. Only calls publish.
+// attached makes an area of size bytes and attaches it on both of two nodes, which have all of it when
+// it returns. Only calls publish.
 func attached(c *harness.Cluster, size int) (a, b *harness.Attachment, err error) {
 	if err := onRequest(c.Node(1), "w", size); err != nil {
 		return nil, nil, err
@@ -49,7 +50,9 @@ func attached(c *harness.Cluster, size int) (a, b *harness.Attachment, err error
 	for i := range words(a.Mem) {
 		words(a.Mem)[i] = uint64(i)
 	}
-	_, err = a.Call(harness.PublishOp)
+	if _, err = a.Call(harness.PublishOp); err == nil {
+		_, err = b.Call(harness.AcquireOp)
+	}
 	return a, b, err
 }
 
