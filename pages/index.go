@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/bits"
+	"slices"
 )
 
 // The index of a delta says for each section of each page (a page has one, or
@@ -48,15 +50,38 @@ func (d *Delta) appendIndex(m *mask, s section) (count int) {
 	case 2+4*runs <= to-from:
 		d.Index = append(d.Index, tagRuns)
 		d.Index = binary.LittleEndian.AppendUint16(d.Index, uint16(runs))
-		for i, end := m.next(u0); i < u1; i, end = m.next(end) {
-			d.Index = binary.LittleEndian.AppendUint16(d.Index, uint16(i))
-			d.Index = binary.LittleEndian.AppendUint16(d.Index, uint16(end-i))
-		}
+		d.Index = m.appendRunsTo(slices.Grow(d.Index, 4*runs))
 	default:
 		d.Index = append(d.Index, tagMask)
 		d.Index = append(d.Index, m.bytes()[from:to]...)
 	}
 	return count
+}
+
+// appendRunsTo appends the runs of m, as the index has them, to b. Words of which all units are like those
+// before them, most words of most pages, cost it next to nothing.
+func (m *mask) appendRunsTo(b []byte) []byte {
+	start, within := 0, uint64(0) // whether the unit before is in m
+	for i, w := range m {
+		edges := w ^ (w<<1 | within)
+		within = w >> 63
+		for ; edges != 0; edges &= edges - 1 {
+			at := i*64 + bits.TrailingZeros64(edges)
+			if w>>(at&63)&1 != 0 {
+				start = at
+				continue
+			}
+			b = appendRun(b, start, at)
+		}
+	}
+	if within != 0 {
+		b = appendRun(b, start, len(m)*64)
+	}
+	return b
+}
+
+func appendRun(b []byte, start, end int) []byte {
+	return binary.LittleEndian.AppendUint32(b, uint32(start)|uint32(end-start)<<16)
 }
 
 // decode sets m, which is empty, to the changed units of section s, and returns
