@@ -33,16 +33,15 @@ type Area struct {
 		removed bool
 		cut     cut
 
-		out     []message     // to send when the step is over
-		sending bool          // a goroutine is sending, in order
-		changed chan struct{} // closed and replaced when a waiter should look again
-		wake    bool          // this step did something that waiters wait for
-		charged charged       // what room knows of this area
-		arrived []func()      // to call when the step is over: see onArrival
-		cleaner bool          // this step made pages clean, or the kernel let go of some
-		notify  bool          // this step made notices for the kernel
-		diffed  int           // pages that this step diffed
-		again   bool          // there are publications to start in a step of their own
+		out     []message // to send when the step is over
+		sending bool      // a goroutine is sending, in order
+		waiters []*waiter
+		wake    bool     // this step did something that waiters wait for
+		charged charged  // what room knows of this area
+		arrived []func() // to call when the step is over: see onArrival
+		cleaner bool     // this step made pages clean, or the kernel let go of some
+		diffed  int      // pages that this step diffed
+		again   bool     // there are publications to start in a step of their own
 	}
 }
 
@@ -60,7 +59,6 @@ func newArea(n *Node, ino dsm.Inode) *Area {
 	a.attached.mu.Init("coherence.attached")
 	a.mu.ino = ino
 	a.mu.view = n.cfg.View.Current()
-	a.mu.changed = make(chan struct{})
 	a.mu.kernel, a.mu.ruleErr = pages.KernelFor(ino.Spec.Merge, ino.Layout)
 	a.mu.replica.init()
 	a.mu.home.init()
@@ -95,12 +93,10 @@ func (a *Area) oneStep(from dsm.NodeID, event func()) (again bool) {
 		}
 	}
 	more := a.charge()
-	notify := a.mu.notify
-	a.mu.notify = false
+	notify := a.mu.cached != nil && a.mu.cached.Pending()
 	if a.mu.wake {
 		a.mu.wake = false
-		close(a.mu.changed)
-		a.mu.changed = make(chan struct{})
+		a.mu.waiters = slices.DeleteFunc(a.mu.waiters, a.over)
 	}
 	if arrived := a.mu.arrived; len(arrived) > 0 {
 		a.mu.arrived = nil

@@ -78,7 +78,6 @@ func (a *Area) countAttached(by int) {
 	r.attached += by
 	if now := a.shared(); now != was {
 		a.mu.cached.SetShared(now)
-		a.mu.notify = true
 	}
 }
 
@@ -215,7 +214,6 @@ func (a *Area) touched(e dsm.ExtentIndex, p dsm.PageSet) {
 		return
 	}
 	a.mu.cached.Touched(e, p)
-	a.mu.notify = true
 }
 
 // drain begins such a wait, for all that is known now, also if another goes on; drained ends it.
@@ -234,7 +232,6 @@ func (a *Area) tellUntold() {
 	for e, x := range a.mu.replica.extents {
 		if !x.untold.Empty() {
 			a.mu.cached.Touched(dsm.ExtentIndex(e), x.untold)
-			a.mu.notify = true
 			x.untold = dsm.PageSet{}
 		}
 	}

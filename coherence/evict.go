@@ -32,9 +32,7 @@ func (a *Area) evict(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (v eviction)
 		return v
 	}
 	now := a.mu.cached.Drop(e, free)
-	if v.leaving = free.Minus(now); !v.leaving.Empty() {
-		a.mu.notify = true
-	}
+	v.leaving = free.Minus(now)
 	v.gone = a.giveUp(e, now)
 	return v
 }

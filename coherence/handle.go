@@ -3,6 +3,7 @@ package coherence
 import (
 	"bytes"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -12,26 +13,50 @@ import (
 	"github.com/dsmfs/dsmfs/pages"
 )
 
-// await returns when cond, called under the area's lock, holds; or with
-// errs.Timeout when ctx ends; or with errs.NotExist when the area is removed.
+// waiter is a call that waits for the area to change.
+type waiter struct {
+	cond func() bool
+	done chan struct{} // closed when the wait is over
+	gone bool          // because the area was removed
+}
+
+// await returns when cond holds; or with errs.Timeout when ctx ends; or with errs.NotExist when the
+// area is removed. cond is called under the area's lock, by the steps that change the area, and must change
+// nothing of it: a publish that was woken at each of its acks, of which there may be thousands, would
+// be in their way.
 func (a *Area) await(ctx context.Context, op string, cond func() bool) error {
-	for {
-		a.mu.Lock()
-		gone, changed := a.mu.removed, a.mu.changed
-		ok := !gone && cond()
-		a.mu.Unlock()
-		switch {
-		case gone:
-			return &errs.Error{Op: op, Area: a.id, Kind: errs.NotExist}
-		case ok:
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return &errs.Error{Op: op, Area: a.id, Kind: errs.Timeout, Err: a.blame(ctx.Err())}
-		}
+	w := &waiter{cond: cond, done: make(chan struct{})}
+	a.mu.Lock()
+	if !a.over(w) {
+		a.mu.waiters = append(a.mu.waiters, w)
 	}
+	a.mu.Unlock()
+	select {
+	case <-w.done:
+	case <-ctx.Done():
+		a.mu.Lock()
+		a.mu.waiters = slices.DeleteFunc(a.mu.waiters, func(o *waiter) bool { return o == w })
+		a.mu.Unlock()
+	}
+	select {
+	case <-w.done: // be it at the last moment
+	default:
+		return &errs.Error{Op: op, Area: a.id, Kind: errs.Timeout, Err: a.blame(ctx.Err())}
+	}
+	if w.gone {
+		return &errs.Error{Op: op, Area: a.id, Kind: errs.NotExist}
+	}
+	return nil
+}
+
+// over ends a wait if it is over.
+func (a *Area) over(w *waiter) bool {
+	w.gone = a.mu.removed
+	over := w.gone || w.cond()
+	if over {
+		close(w.done)
+	}
+	return over
 }
 
 // Open opens the area for one more file handle: it subscribes if this is the
@@ -74,7 +99,6 @@ func (a *Area) opened(write bool) error {
 		r.writers++
 		a.keepBases()
 		a.mu.cached.SetWriters(true)
-		a.mu.notify = true
 	}
 	a.replicaHoldChanged()
 	return nil
@@ -133,13 +157,12 @@ func (a *Area) ReadAt(ctx context.Context, p []byte, off int64) (n int, err erro
 		switch {
 		case done:
 			return n, nil
-		case !demand:
-			return n, a.await(ctx, "read", func() bool {
-				n, done = a.read(p, off)
-				return done
-			})
+		case demand:
+			err = a.bring(ctx, off, len(p), nil)
+		default:
+			err = a.await(ctx, "read", func() bool { return a.present(off, int(min(int64(len(p)), a.mu.ino.Size-off))) })
 		}
-		if err := a.bring(ctx, off, len(p), nil); err != nil {
+		if err != nil {
 			return 0, err
 		}
 	}

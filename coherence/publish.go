@@ -243,7 +243,6 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 		if s != nil {
 			// The home's result is rounded differently: bring it into memory too.
 			a.mu.cached.BeforeMerge(p)
-			a.mu.notify = true
 			a.merge(pub.kernel, p, s, n[:])
 		}
 		mem.SetBase(p, n[:])
@@ -321,13 +320,15 @@ func (a *Area) requestPublish() publishGoal {
 	return goal
 }
 
-// reached reports whether the goal is reached; extents cut off count as reached.
+// reached reports whether the goal is reached; extents cut off count as reached. What is reached need not be
+// looked at again, and is taken out of the goal.
 func (a *Area) reached(g publishGoal) bool {
 	r := &a.mu.replica
 	for e, n := range g {
 		if int(e) < len(r.extents) && r.extents[e].acked < n {
 			return false
 		}
+		delete(g, e)
 	}
 	return true
 }

@@ -380,7 +380,6 @@ func (a *Area) mergePage(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, d
 	p := page(e, i)
 	mem := a.mu.mem
 	a.mu.cached.BeforeMerge(p)
-	a.mu.notify = true
 	if delta != nil {
 		clean := (x.pub == nil || !x.pub.pages.Has(i)) && !x.dirty.Has(i) && !a.shared()
 		switch {

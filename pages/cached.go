@@ -198,6 +198,9 @@ func (c *Cached) Writable() bool { return c.unready == 0 }
 // those that only make pages leave.
 func (c *Cached) Idle() bool { return c.open == 0 }
 
+// Pending reports whether NextNotice may have a notice.
+func (c *Cached) Pending() bool { return len(c.queue) > 0 }
+
 // HeldBytes returns the memory that copies of pages take whose notices are pending
 // or in flight. It grows with the backlog of notices while there are writers: whoever
 // merges faster than the kernel takes notices has to pause. Copies that are kept
