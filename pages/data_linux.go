@@ -17,9 +17,15 @@ func (a *Area) DataRanges(off, n int64, f func(off, n int64)) error {
 	return nil
 }
 
-// data calls f for the parts of [off, off+n) that take memory. It touches none.
+// data calls f for the parts of [off, off+n) that take memory. It touches none. The search for a hole looks at
+// every page, 80 ns each, and is spared where the file has none.
 func (c *copyFile) data(off, n int64, f func(off, n int64)) error {
-	for end := min(off+n, c.len); off < end; {
+	end := min(off+n, c.len)
+	if has, err := c.resident(); err == nil && has >= c.len && off < end {
+		f(off, end-off)
+		return nil
+	}
+	for off < end {
 		from, err := unix.Seek(c.fd, off, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			return nil
