@@ -223,8 +223,29 @@ func BenchmarkLedger(b *testing.B) {
 	}
 }
 
-// BenchmarkAppendDeltaCold diffs pages of an area that are in no cache, each changed in one byte, in random order.
+// BenchmarkAppendDeltaCold diffs pages of an area that are in no cache, in random order.
 func BenchmarkAppendDeltaCold(b *testing.B) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, c := range []struct {
+		name  string
+		store func(page []byte)
+	}{
+		{"byte", func(p []byte) { p[100]++ }},
+		{"random", func(p []byte) {
+			for i := range words(p) {
+				words(p)[i] = rng.Uint64()
+			}
+		}},
+	} {
+		for _, prefetched := range []bool{false, true} {
+			b.Run(fmt.Sprintf("%s/prefetched=%v", c.name, prefetched), func(b *testing.B) {
+				benchCold(b, rng, c.store, prefetched)
+			})
+		}
+	}
+}
+
+func benchCold(b *testing.B, rng *rand.Rand, store func(page []byte), prefetched bool) {
 	const size, changed = 256 << 20, 8000
 	a, err := NewArea(1, size)
 	if err != nil {
@@ -239,32 +260,27 @@ func BenchmarkAppendDeltaCold(b *testing.B) {
 		a.Working(p)[0] = 1
 		a.SetBase(p, a.Working(p))
 	}
-	rng := rand.New(rand.NewPCG(1, 2))
-	for _, prefetched := range []bool{false, true} {
-		b.Run(map[bool]string{false: "plain", true: "prefetched"}[prefetched], func(b *testing.B) {
-			var d Delta
-			for b.Loop() {
-				b.StopTimer()
-				sets := make([]dsm.PageSet, dsm.Extents(size))
-				for _, p := range rng.Perm(size / dsm.PageSize)[:changed] {
-					a.Working(dsm.PageIndex(p))[100]++
-					e, i := dsm.PageIndex(p).Extent()
-					sets[e].Add(i)
+	var d Delta
+	for b.Loop() {
+		b.StopTimer()
+		sets := make([]dsm.PageSet, dsm.Extents(size))
+		for _, p := range rng.Perm(size / dsm.PageSize)[:changed] {
+			store(a.Working(dsm.PageIndex(p)))
+			e, i := dsm.PageIndex(p).Extent()
+			sets[e].Add(i)
+		}
+		b.StartTimer()
+		for e, set := range sets {
+			e := dsm.ExtentIndex(e)
+			d.Reset(e)
+			for i := range set.All() {
+				if prefetched {
+					a.PrefetchNext(e, &set, i)
 				}
-				b.StartTimer()
-				for e, set := range sets {
-					e := dsm.ExtentIndex(e)
-					d.Reset(e)
-					for i := range set.All() {
-						if prefetched {
-							a.PrefetchNext(e, &set, i)
-						}
-						p := pageOfExtent(e, i)
-						Kernel{}.AppendDelta(&d, p, a.Base(p), a.Working(p))
-					}
-				}
+				p := pageOfExtent(e, i)
+				Kernel{}.AppendDelta(&d, p, a.Base(p), a.Working(p))
 			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/changed, "ns/page")
-		})
+		}
 	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/changed, "ns/page")
 }

@@ -58,23 +58,30 @@ func (d *Delta) appendIndex(m *mask, s section) (count int) {
 	return count
 }
 
-// appendRunsTo appends the runs of m, as the index has them, to b. Words of which all units are like those
-// before them, most words of most pages, cost it next to nothing.
+// appendRunsTo appends the runs of m, as the index has them, to b. Where they begin and end is as good as random to
+// the processor, so that the walk has no branch that depends on it, but for how many edges a word has.
 func (m *mask) appendRunsTo(b []byte) []byte {
-	start, within := 0, uint64(0) // whether the unit before is in m
+	var edges mask // units that are in m where the one before is not, or the other way round
+	var some, before uint64
 	for i, w := range m {
-		edges := w ^ (w<<1 | within)
-		within = w >> 63
-		for ; edges != 0; edges &= edges - 1 {
-			at := i*64 + bits.TrailingZeros64(edges)
-			if w>>(at&63)&1 != 0 {
+		e := w ^ (w<<1 | before)
+		before = w >> 63
+		edges[i] = e
+		some |= (e | -e) >> 63 << i
+	}
+	start, within := 0, false
+	for ; some != 0; some &= some - 1 {
+		i := bits.TrailingZeros64(some)
+		for e := edges[i]; e != 0; e &= e - 1 {
+			at := i*64 + bits.TrailingZeros64(e)
+			if within = !within; within {
 				start = at
-				continue
+			} else {
+				b = appendRun(b, start, at)
 			}
-			b = appendRun(b, start, at)
 		}
 	}
-	if within != 0 {
+	if within {
 		b = appendRun(b, start, len(m)*64)
 	}
 	return b
