@@ -36,12 +36,13 @@ type Area struct {
 		out     []message // to send when the step is over
 		sending bool      // a goroutine is sending, in order
 		waiters []*waiter
-		wake    bool     // this step did something that waiters wait for
-		charged charged  // what room knows of this area
-		arrived []func() // to call when the step is over: see onArrival
-		cleaner bool     // this step made pages clean, or the kernel let go of some
-		diffed  int      // pages that this step diffed
-		again   bool     // there are publications to start in a step of their own
+		wake    bool               // this step did something that waiters wait for
+		charged charged            // what room knows of this area
+		arrived []func()           // to call when the step is over: see onArrival
+		awaited []wire.ExtentPages // pages that those waited for
+		cleaner bool               // this step made pages clean, or the kernel let go of some
+		diffed  int                // pages that this step diffed
+		again   bool               // there are publications to start in a step of their own
 	}
 }
 
@@ -105,6 +106,7 @@ func (a *Area) oneStep(from dsm.NodeID, event func()) (again bool) {
 			f()
 		}
 		a.mu.Lock()
+		a.tellUsed()
 	}
 	again, a.mu.again, a.mu.diffed = a.mu.again, false, 0
 	if again {

@@ -169,10 +169,32 @@ func (a *Area) lost(off int64, n int) bool {
 // a program (fadvise).
 func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
 	room := &a.node.room
-	taken, lacks := 0, 0
+	lacks := a.request(func() (int64, int) {
+		n = int(min(int64(n), a.mu.ino.Size-off))
+		return off, n
+	}, then)
+	if lacks > 0 {
+		// The next try may find that others have taken what is made now.
+		if err := room.make(ctx, lacks); err != nil {
+			return &errs.Error{Op: "fetch", Area: a.id, Kind: errs.Timeout, Err: err}
+		}
+		return nil
+	}
+	return a.await(ctx, "fetch", func() bool {
+		left := int(min(int64(n), a.mu.ino.Size-off))
+		return left <= 0 || a.present(off, left) || a.lost(off, left)
+	})
+}
+
+// request asks, in a step, for the pages that are not here of what the step is to look for, and for what is
+// likely to be wanted next; or, if there is no room for the former, it returns how many those are. then, if
+// not nil, is called when the first page comes.
+func (a *Area) request(look func() (off int64, n int), then func()) (lacks int) {
+	room := &a.node.room
+	taken := 0
 	a.step(func() {
 		r := &a.mu.replica
-		n = int(min(int64(n), a.mu.ino.Size-off))
+		off, n := look()
 		if n <= 0 || !r.subscribed {
 			return
 		}
@@ -203,17 +225,7 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
 	})
 	room.give(taken) // what was asked for has been charged to the area
 	room.keepFree()
-	if lacks > 0 {
-		// The next try may find that others have taken what is made now.
-		if err := room.make(ctx, lacks); err != nil {
-			return &errs.Error{Op: "fetch", Area: a.id, Kind: errs.Timeout, Err: err}
-		}
-		return nil
-	}
-	return a.await(ctx, "fetch", func() bool {
-		left := int(min(int64(n), a.mu.ino.Size-off))
-		return left <= 0 || a.present(off, left) || a.lost(off, left)
-	})
+	return lacks
 }
 
 // bringAhead fetches pages that no program waits for yet when room has been made for them.
@@ -266,7 +278,18 @@ func (a *Area) arrive(e dsm.ExtentIndex, came dsm.PageSet) {
 			used.Add(i)
 		}
 	}
-	a.node.room.used(a.id, e, used)
+	a.mu.awaited = append(a.mu.awaited, wire.ExtentPages{Extent: e, Pages: used})
+}
+
+// tellUsed tells who evicts of pages that programs have waited for, after those were woken: it has another goroutine run,
+// and to wake a processor for that takes 10 us.
+func (a *Area) tellUsed() {
+	for _, x := range a.mu.awaited {
+		if int(x.Extent) < len(a.mu.replica.extents) {
+			a.node.room.used(a.id, x.Extent, x.Pages.And(a.mu.replica.extents[x.Extent].have))
+		}
+	}
+	a.mu.awaited = nil
 }
 
 // missingOf returns the pages of [off, off+n) that are neither here nor asked for.
@@ -303,7 +326,6 @@ func count(list []wire.ExtentPages) (n int) {
 // returns when the page is in memory, or errs.Timeout when ctx ends. there is called, by any goroutine and at least
 // once, when the page is in memory: the program goes on before the home has its ack.
 func (a *Area) Fault(ctx context.Context, off int64, there func()) error {
-	a.node.stats.faults.Add(1)
 	var told atomic.Bool // once is enough: a thread that comes too late for the page faults again
 	then := func() {
 		told.Store(true)
@@ -326,6 +348,26 @@ func (a *Area) Fault(ctx context.Context, off int64, there func()) error {
 			return err
 		}
 	}
+}
+
+// Expect begins what Fault does, and does not wait: it has the page asked for, and there called
+// when it comes. It returns false, and there is not called, if that takes more than to ask. A page may not come after true
+// either: who does not hear of it for long calls Fault.
+func (a *Area) Expect(off int64, there func()) bool {
+	a.node.stats.faults.Add(1)
+	lacking := false
+	lacks := a.request(func() (int64, int) {
+		r := &a.mu.replica
+		if !r.subscribed || off >= a.mu.ino.Size {
+			return off, 0
+		}
+		e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
+		if lacking = !r.extents[e].have.Has(i); !lacking {
+			return off, 0 // see faulted
+		}
+		return off, dsm.PageSize
+	}, there)
+	return lacking && lacks == 0
 }
 
 // faulted reports whether the page at off, that a program found missing, is here by now. One

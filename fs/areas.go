@@ -56,6 +56,9 @@ type Area interface {
 	// Demand reports whether pages are in memory only while programs need them: then a program that
 	// maps the working copy finds pages missing, and Fault serves it.
 	Demand() bool
+	// Expect begins what Fault does, and does not wait: it has there called when the page comes. False: that
+	// takes more, and Fault is to be called. So it is when the page has not come for long.
+	Expect(off int64, there func()) bool
 	// Fault returns when the page at off, that a program waits for, is in the working copy;
 	// errs.Timeout when ctx ends before. there is called, with no lock held, as soon as it is.
 	Fault(ctx context.Context, off int64, there func()) error

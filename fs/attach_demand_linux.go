@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -28,12 +29,10 @@ func (x *attachment) onDemand(c uffd.Config) (*uffdSource, uffd.Mode, error) {
 		c.Mode = uffd.Compare
 	}
 	c.Missing = func(off int64) {
-		x.serving.Go(func() {
-			<-ready
-			if r != nil {
-				x.fault(r, off)
-			}
-		})
+		<-ready
+		if r != nil {
+			x.missing(r, off)
+		}
 	}
 	var err error
 	r, err = uffd.Track(c)
@@ -48,9 +47,27 @@ func (x *attachment) onDemand(c uffd.Config) (*uffdSource, uffd.Mode, error) {
 	return &uffdSource{Range: r, log: x.conn.b.log.With("path", x.path, "pid", x.conn.cred.pid)}, c.Mode, nil
 }
 
-// fault brings the page at off, or lets the thread have SIGBUS if it does not come in time.
-func (x *attachment) fault(r *uffd.Range, off int64) {
-	ctx, cancel := context.WithTimeout(x.conn.faults, x.conn.b.cfg.FaultTimeout)
+// missing has the page at off asked for by the goroutine that was told of the fault: another would have to be woken
+// first. Whether it comes overdue looks.
+func (x *attachment) missing(r *uffd.Range, off int64) {
+	f := &fault{x: x, r: r, off: off, since: time.Now()}
+	o := &x.overdue
+	o.add(f)
+	if x.area.current().Expect(off, func() {
+		o.remove(f)
+		r.Wake(off, dsm.PageSize)
+	}) {
+		return
+	}
+	if o.remove(f) {
+		x.serving.Go(f.serve) // Track, or serve, is one that is served meanwhile
+	}
+}
+
+// serve brings the page, or lets the thread have SIGBUS if it does not come in time.
+func (f *fault) serve() {
+	x, r, off := f.x, f.r, f.off
+	ctx, cancel := context.WithDeadline(x.conn.faults, f.since.Add(x.conn.b.cfg.FaultTimeout))
 	defer cancel()
 	err := x.area.current().Fault(ctx, off, func() { r.Wake(off, dsm.PageSize) })
 	if err == nil {
@@ -80,6 +97,7 @@ func (x *attachment) serve(r *mappedRange) {
 // close ends the tracking of a mapping, and its guarding.
 func (x *attachment) close(r *uffd.Range) {
 	err := r.Close()
+	x.overdue.forget(r)
 	if err != nil {
 		x.conn.b.log.Warn("end of tracking", "path", x.path, "pid", x.conn.cred.pid, "err", err)
 	}

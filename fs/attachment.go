@@ -27,6 +27,7 @@ type attachment struct {
 	// keeps the area open: mappings, the faults on them, and TRACKs under way.
 	memory  *os.File
 	serving sync.WaitGroup
+	overdue overdue
 
 	mu struct {
 		lockrank.Mutex
@@ -71,6 +72,7 @@ func (a *attachConn) attach(ctx context.Context, q *attachRequest) (attachReply,
 	}
 	x := &attachment{conn: a, area: oa, path: q.payload, write: write}
 	x.mu.Init("fs.attachment")
+	x.overdue.mu.Init("fs.overdue")
 	x.dev, x.ino, err = identity(f)
 	demand := oa.current().Demand() // which may have changed until Attach, and not since
 	switch {
