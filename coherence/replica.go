@@ -288,7 +288,9 @@ func (a *Area) place(m *wire.Push, x *replicaExtent, payload [][]byte) (came, de
 	}
 	fresh := arrivals{extent: m.Extent}
 	for i := range m.Pages.All() {
-		a.mu.mem.PrefetchNext(m.Extent, &m.Pages, i)
+		if x.have.Has(i) { // what is not here is in no memory
+			a.mu.mem.PrefetchNext(m.Extent, &m.Pages, i)
+		}
 		n := zeroPages[i*dsm.PageSize:][:dsm.PageSize]
 		if !m.Zero.Has(i) && delta == nil {
 			if n = next(); n == nil {
