@@ -3,6 +3,7 @@ package pages
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -153,10 +154,17 @@ func (a *Area) fill(p dsm.PageIndex, n []byte) (int, error) {
 func (a *Area) installBase(p dsm.PageIndex, n []byte) {
 	e, _ := p.Extent()
 	run := 0
+	data := p // no page from where this was looked for up to it takes memory
+	hole := func(q dsm.PageIndex) bool {
+		if q >= data {
+			data = a.base.nextData(q)
+		}
+		return q < data
+	}
 	for end := 0; end < len(n); end += dsm.PageSize {
 		q, page := p+dsm.PageIndex(end/dsm.PageSize), n[end:][:dsm.PageSize]
 		switch {
-		case allZero(page) && !a.base.has(q, q+1):
+		case allZero(page) && hole(q):
 			a.dropTwin(q)
 		case a.Homed(e):
 			a.SetBase(q, page)
@@ -207,15 +215,20 @@ func (c *copyFile) has(from, to dsm.PageIndex) bool {
 	return true
 }
 
-// takes reports whether page p takes memory, or may. It asks for data and never for the end of it
+// takes reports whether page p takes memory, or may.
+func (c *copyFile) takes(p dsm.PageIndex) bool { return c.nextData(p) == p }
+
+// nextData returns the first page from p on that takes memory, or may. It asks for data and never for the end of it
 // (SEEK_HOLE), which the kernel goes on looking for until there is a hole: 20 ms for each GiB.
-func (c *copyFile) takes(p dsm.PageIndex) bool {
-	off := int64(p) * dsm.PageSize
-	from, err := unix.Seek(c.fd, off, unix.SEEK_DATA)
-	if errors.Is(err, unix.ENXIO) {
-		return false // there is none from here to the end
+func (c *copyFile) nextData(p dsm.PageIndex) dsm.PageIndex {
+	off, err := unix.Seek(c.fd, int64(p)*dsm.PageSize, unix.SEEK_DATA)
+	switch {
+	case errors.Is(err, unix.ENXIO):
+		return math.MaxInt64 // there is none from here to the end
+	case err != nil:
+		return p
 	}
-	return err != nil || from == off
+	return dsm.PageIndex(off / dsm.PageSize)
 }
 
 // checkHere panics in an invariants build if one of the pages [from, to) is named though it is not here.
