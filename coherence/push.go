@@ -367,10 +367,11 @@ func (a *Area) current(m *wire.Push, payload [][]byte) [][]byte {
 	return a.homePages(m)
 }
 
-// homePages returns the pages of m that are not zero: the home copy's own bytes.
+// homePages returns the pages of m that are not zero: the home copy's own bytes, those that follow each other in
+// one piece.
 func (a *Area) homePages(m *wire.Push) (p [][]byte) {
-	for i := range m.Pages.Minus(m.Zero).All() {
-		p = append(p, a.mustMemory().Home(page(m.Extent, i)))
+	for from, to := range m.Pages.Minus(m.Zero).Runs() {
+		p = append(p, a.mustMemory().HomeRun(page(m.Extent, from), to-from))
 	}
 	return p
 }
@@ -387,11 +388,10 @@ func (a *Area) sendPages(to dsm.NodeID, m *wire.Push, bytes int) {
 		a.send(to, m, a.homePages(m)...)
 		return
 	}
-	mem := a.mustMemory()
 	s := wire.Share(bytes)
 	b := s.Bytes[:0]
-	for i := range m.Pages.Minus(m.Zero).All() {
-		b = append(b, mem.Home(page(m.Extent, i))...)
+	for _, p := range a.homePages(m) {
+		b = append(b, p...)
 	}
 	a.sendShared(to, m, s)
 }

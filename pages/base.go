@@ -81,11 +81,14 @@ func (a *Area) Homed(e dsm.ExtentIndex) bool {
 
 // Home returns the home's bytes of page p of an extent that is homed here. They
 // are written only after BeforeHomeWrite.
-func (a *Area) Home(p dsm.PageIndex) []byte {
+func (a *Area) Home(p dsm.PageIndex) []byte { return a.HomeRun(p, 1) }
+
+// HomeRun returns the home's bytes of n pages of one extent, from p on, as Home does of one.
+func (a *Area) HomeRun(p dsm.PageIndex, n int) []byte {
 	if e, _ := p.Extent(); !a.Homed(e) {
 		panic(fmt.Sprintf("%v: extent %d is not homed here", a, e))
 	}
-	return a.base.page(p)
+	return a.base.pages(p, n)
 }
 
 // BeforeHomeWrite is called before the home's bytes of page p change. keepTwin

@@ -113,12 +113,15 @@ func (c *copyFile) zero(from, to int64) error {
 }
 
 // page returns page p. It must be before the end of the file.
-func (c *copyFile) page(p dsm.PageIndex) []byte {
-	off := int64(p) * dsm.PageSize
-	if off >= c.len {
-		panic(fmt.Sprintf("page %d of %s, which has %d", p, c.name, c.len/dsm.PageSize))
+func (c *copyFile) page(p dsm.PageIndex) []byte { return c.pages(p, 1) }
+
+// pages returns n pages from p on. They must be before the end of the file.
+func (c *copyFile) pages(p dsm.PageIndex, n int) []byte {
+	off, end := int64(p)*dsm.PageSize, (int64(p)+int64(n))*dsm.PageSize
+	if end > c.len {
+		panic(fmt.Sprintf("%d pages from %d on of %s, which has %d", n, p, c.name, c.len/dsm.PageSize))
 	}
-	return c.mem[off : off+dsm.PageSize : off+dsm.PageSize]
+	return c.mem[off:end:end]
 }
 
 // resident returns the bytes of memory that the file takes.
