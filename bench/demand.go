@@ -19,9 +19,9 @@ func far(small string) harness.Options {
 	return harness.Options{Nodes: 2, Network: harness.Namespaces, Memory: "2G", Memories: []string{small}}
 }
 
-// backed has the machine have as much memory at hand as a measurement is going to use. The pages that a virtual
-// machine frees its host takes back after some seconds (free page reporting): the first touch then costs 11 us
-// and not 1.2, whoever does it.
+// backed makes sure that the machine has the memory that a measurement is going to use. A virtual machine's
+// host takes back pages that are free for some seconds (free page reporting): the first touch then costs
+// 11 us and not 1.2, whoever does it.
 func backed(size int) error {
 	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
 	if err != nil {
@@ -62,7 +62,7 @@ func demandFaultRow(o options) ([]line, error) {
 		rng := rand.New(rand.NewPCG(1, 2))
 		pages := rng.Perm(size / page) // each is touched once
 		return func() (float64, error) {
-			if err := backed(4 * n * page); err != nil {
+			if err := backed(4 * n * page); err != nil { // the pages, and buffers on their way
 				return 0, err
 			}
 			took := make([]time.Duration, 0, n)
@@ -97,7 +97,7 @@ func demandScanRow(o options) ([]line, error) {
 			if err != nil {
 				return 0, err
 			}
-			if err := backed(2 * size); err != nil {
+			if err := backed(2 * size); err != nil { // the pages, and buffers on their way
 				return 0, err
 			}
 			v, err := scan(a)

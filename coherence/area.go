@@ -39,7 +39,7 @@ type Area struct {
 		wake    bool               // this step did something that waiters wait for
 		charged charged            // what room knows of this area
 		arrived []func()           // to call when the step is over: see onArrival
-		awaited []wire.ExtentPages // pages that those waited for
+		used    []wire.ExtentPages // pages that those waited for: see tellUsed
 		cleaner bool               // this step made pages clean, or the kernel let go of some
 		diffed  int                // pages that this step diffed
 		again   bool               // there are publications to start in a step of their own

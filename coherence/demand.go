@@ -169,10 +169,7 @@ func (a *Area) lost(off int64, n int) bool {
 // a program (fadvise).
 func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
 	room := &a.node.room
-	lacks := a.request(func() (int64, int) {
-		n = int(min(int64(n), a.mu.ino.Size-off))
-		return off, n
-	}, then)
+	_, lacks := a.request(off, n, then)
 	if lacks > 0 {
 		// The next try may find that others have taken what is made now.
 		if err := room.make(ctx, lacks); err != nil {
@@ -186,16 +183,16 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
 	})
 }
 
-// request asks, in a step, for the pages that are not here of what the step is to look for, and for what is
-// likely to be wanted next; or, if there is no room for the former, it returns how many those are. then, if
-// not nil, is called when the first page comes.
-func (a *Area) request(look func() (off int64, n int), then func()) (lacks int) {
+// request asks for the pages of [off, off+n) that are not here, and for what is likely to be wanted next, and
+// reports whether any is missing. If there is no room for the former it asks for nothing, and returns how
+// many they are. then, if not nil, is called when the first page comes.
+func (a *Area) request(off int64, n int, then func()) (missing bool, lacks int) {
 	room := &a.node.room
 	taken := 0
 	a.step(func() {
 		r := &a.mu.replica
-		off, n := look()
-		if n <= 0 || !r.subscribed {
+		n = int(min(int64(n), a.mu.ino.Size-off))
+		if missing = n > 0 && r.subscribed && !a.present(off, n); !missing {
 			return
 		}
 		want := a.missingOf(off, n)
@@ -225,7 +222,7 @@ func (a *Area) request(look func() (off int64, n int), then func()) (lacks int) 
 	})
 	room.give(taken) // what was asked for has been charged to the area
 	room.keepFree()
-	return lacks
+	return missing, lacks
 }
 
 // bringAhead fetches pages that no program waits for yet when room has been made for them.
@@ -278,18 +275,20 @@ func (a *Area) arrive(e dsm.ExtentIndex, came dsm.PageSet) {
 			used.Add(i)
 		}
 	}
-	a.mu.awaited = append(a.mu.awaited, wire.ExtentPages{Extent: e, Pages: used})
+	if !used.Empty() {
+		a.mu.used = append(a.mu.used, wire.ExtentPages{Extent: e, Pages: used})
+	}
 }
 
-// tellUsed tells who evicts of pages that programs have waited for, after those were woken: it has another goroutine run,
-// and to wake a processor for that takes 10 us.
+// tellUsed tells room of the pages that programs have waited for. It does so after they were woken, since
+// room then wakes another goroutine, which takes 10 us.
 func (a *Area) tellUsed() {
-	for _, x := range a.mu.awaited {
+	for _, x := range a.mu.used {
 		if int(x.Extent) < len(a.mu.replica.extents) {
 			a.node.room.used(a.id, x.Extent, x.Pages.And(a.mu.replica.extents[x.Extent].have))
 		}
 	}
-	a.mu.awaited = nil
+	a.mu.used = nil
 }
 
 // missingOf returns the pages of [off, off+n) that are neither here nor asked for.
@@ -324,7 +323,7 @@ func count(list []wire.ExtentPages) (n int) {
 
 // Fault serves a fault of an attached program on the page at off that was missing: it
 // returns when the page is in memory, or errs.Timeout when ctx ends. there is called, by any goroutine and at least
-// once, when the page is in memory: the program goes on before the home has its ack.
+// once, when the page is in memory: the program goes on before the home has its ack. BeginFault has counted it.
 func (a *Area) Fault(ctx context.Context, off int64, there func()) error {
 	var told atomic.Bool // once is enough: a thread that comes too late for the page faults again
 	then := func() {
@@ -350,24 +349,13 @@ func (a *Area) Fault(ctx context.Context, off int64, there func()) error {
 	}
 }
 
-// Expect begins what Fault does, and does not wait: it has the page asked for, and there called
-// when it comes. It returns false, and there is not called, if that takes more than to ask. A page may not come after true
-// either: who does not hear of it for long calls Fault.
-func (a *Area) Expect(off int64, there func()) bool {
+// BeginFault begins what Fault does and does not wait: it asks for the page and has there called when it
+// comes. It returns false, and there is not called, if asking is not enough: then the caller calls Fault. It
+// does so also if there has not been called for long.
+func (a *Area) BeginFault(off int64, there func()) bool {
 	a.node.stats.faults.Add(1)
-	lacking := false
-	lacks := a.request(func() (int64, int) {
-		r := &a.mu.replica
-		if !r.subscribed || off >= a.mu.ino.Size {
-			return off, 0
-		}
-		e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
-		if lacking = !r.extents[e].have.Has(i); !lacking {
-			return off, 0 // see faulted
-		}
-		return off, dsm.PageSize
-	}, there)
-	return lacking && lacks == 0
+	missing, lacks := a.request(off, dsm.PageSize, there)
+	return missing && lacks == 0 // one that is here by now may be a hole: see faulted
 }
 
 // faulted reports whether the page at off, that a program found missing, is here by now. One

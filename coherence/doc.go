@@ -24,8 +24,8 @@
 // comes of it does not depend on which was first); its messages are handed to the
 // Sender after the lock is released. A publish of much is several steps. So the same code runs in the
 // simulator of the tests, where the order of events comes from a seed.
-// What has to wait (a reader for a page, an fsync for its acks) waits outside
-// for the area's next change and looks again.
+// What has to wait (a reader for a page, an fsync for its acks) waits outside; the steps that change the area
+// look whether its wait is over, and wake it only then (await).
 //
 // # The baselines
 //
@@ -48,5 +48,6 @@
 // a callback, or the catalog but for a look into its memory.
 //
 // Nearly every unexported method of Area runs within a step and so with Area.mu held. Those that
-// take it themselves are steps, note, await, collect, scan, fetchAll, expire and handOver.
+// take it themselves, or take steps, are step, steps, oneStep, note, await, collect, scan, readyToAttach, fetchAll,
+// request, bring, bringAhead, write, detectLayout, blame, expire and handOver.
 package coherence

@@ -21,9 +21,9 @@ type waiter struct {
 }
 
 // await returns when cond holds; or with errs.Timeout when ctx ends; or with errs.NotExist when the
-// area is removed. cond is called under the area's lock, by the steps that change the area, and must change
-// nothing of it: a publish that was woken at each of its acks, of which there may be thousands, would
-// be in their way.
+// area is removed. The steps that change the area call cond, under its lock, so it must be quick and change
+// nothing of the area. (Were the caller woken by each change to look itself, a publish would be woken by
+// each of its acks, thousands at times.)
 func (a *Area) await(ctx context.Context, op string, cond func() bool) error {
 	w := &waiter{cond: cond, done: make(chan struct{})}
 	a.mu.Lock()
@@ -35,13 +35,14 @@ func (a *Area) await(ctx context.Context, op string, cond func() bool) error {
 	case <-w.done:
 	case <-ctx.Done():
 		a.mu.Lock()
-		a.mu.waiters = slices.DeleteFunc(a.mu.waiters, func(o *waiter) bool { return o == w })
+		i := slices.Index(a.mu.waiters, w) // -1: it was over at the last moment
+		if i >= 0 {
+			a.mu.waiters = slices.Delete(a.mu.waiters, i, i+1)
+		}
 		a.mu.Unlock()
-	}
-	select {
-	case <-w.done: // be it at the last moment
-	default:
-		return &errs.Error{Op: op, Area: a.id, Kind: errs.Timeout, Err: a.blame(ctx.Err())}
+		if i >= 0 {
+			return &errs.Error{Op: op, Area: a.id, Kind: errs.Timeout, Err: a.blame(ctx.Err())}
+		}
 	}
 	if w.gone {
 		return &errs.Error{Op: op, Area: a.id, Kind: errs.NotExist}
@@ -49,7 +50,7 @@ func (a *Area) await(ctx context.Context, op string, cond func() bool) error {
 	return nil
 }
 
-// over ends a wait if it is over.
+// over reports whether a wait is over, and ends it then.
 func (a *Area) over(w *waiter) bool {
 	w.gone = a.mu.removed
 	over := w.gone || w.cond()

@@ -14,7 +14,7 @@ import (
 // PageCache is the kernel's page cache as the data plane needs it. Its methods
 // are called with no lock held and never block.
 type PageCache interface {
-	// Changed says that Area.NextNotice has something.
+	// Changed says that Area.NextNotice may have something. It is called again while it may.
 	Changed(id dsm.AreaID)
 	// AttrChanged says that the size or the rules of the area changed.
 	AttrChanged(id dsm.AreaID)

@@ -288,7 +288,7 @@ func (a *Area) place(m *wire.Push, x *replicaExtent, payload [][]byte) (came, de
 	}
 	fresh := arrivals{extent: m.Extent}
 	for i := range m.Pages.All() {
-		if x.have.Has(i) { // what is not here is in no memory
+		if x.have.Has(i) { // else it has no memory
 			a.mu.mem.PrefetchNext(m.Extent, &m.Pages, i)
 		}
 		n := zeroPages[i*dsm.PageSize:][:dsm.PageSize]

@@ -183,3 +183,51 @@ func TestAcquireEndsUnderASteadyStream(t *testing.T) {
 		want(t, replica, get(home))
 	})
 }
+
+type bell struct{ rung int }
+
+func (b *bell) Changed(dsm.AreaID)     { b.rung++ }
+func (b *bell) AttrChanged(dsm.AreaID) {}
+
+// TestNotifierIsKicked: when there is a notice, and not for pages that no page cache has.
+func TestNotifierIsKicked(t *testing.T) {
+	s, home, replica := pairOf(t, dsm.Inode{Size: dsm.ExtentSize, Layout: dsm.Layout{DType: dsm.DTypeI32}})
+	b := &bell{}
+	s.drain()
+	replica.kernel.finishNotices()
+	replica.node.SetPageCache(b)
+	b.rung = 0 // it announces all areas
+	put(t, home, 5)
+	publish(home)
+	s.drain()
+	if b.rung > 0 {
+		t.Errorf("kicked %d times for pages that the page cache does not have", b.rung)
+	}
+	replica.kernel.fault(0)
+	put(t, home, 6)
+	publish(home)
+	s.drain()
+	if b.rung == 0 {
+		t.Error("not kicked")
+	}
+}
+
+// TestAwaitEnds: a call that gave up is not looked at any more, one that is over at the last moment is not a
+// timeout.
+func TestAwaitEnds(t *testing.T) {
+	s := newSim(t, 1, 1, dsm.Inode{Size: dsm.ExtentSize})
+	n := s.nodes[0]
+	n.open(false)
+	s.drain()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := n.area.await(ctx, "test", func() bool { return true }); err != nil {
+		t.Error(err)
+	}
+	if err := n.area.await(ctx, "test", func() bool { return false }); err == nil {
+		t.Error("no error")
+	}
+	if k := len(n.area.mu.waiters); k > 0 {
+		t.Errorf("%d waiters are left", k)
+	}
+}

@@ -54,11 +54,11 @@ type Area interface {
 	NextNotice() (Notice, bool)
 	NoticeDone(n Notice)
 	// Demand reports whether pages are in memory only while programs need them: then a program that
-	// maps the working copy finds pages missing, and Fault serves it.
+	// maps the working copy finds pages missing, and BeginFault and Fault serve it.
 	Demand() bool
-	// Expect begins what Fault does, and does not wait: it has there called when the page comes. False: that
-	// takes more, and Fault is to be called. So it is when the page has not come for long.
-	Expect(off int64, there func()) bool
+	// BeginFault begins what Fault does and does not wait: it has there called when the page comes. False: that
+	// takes more, and the caller calls Fault. It does so also if the page has not come for long.
+	BeginFault(off int64, there func()) bool
 	// Fault returns when the page at off, that a program waits for, is in the working copy;
 	// errs.Timeout when ctx ends before. there is called, with no lock held, as soon as it is.
 	Fault(ctx context.Context, off int64, there func()) error
@@ -107,7 +107,7 @@ type Stat struct{ Name, Value string }
 // PageCache is what fs gives the data plane. Its methods never block; they are
 // called with no lock held. *FS implements it.
 type PageCache interface {
-	// Changed says that Area.NextNotice has something.
+	// Changed says that Area.NextNotice may have something. It is called again while it may.
 	Changed(id dsm.AreaID)
 	// AttrChanged says that the size or the spec of the area changed.
 	AttrChanged(id dsm.AreaID)

@@ -13,7 +13,7 @@ import (
 )
 
 // The mappings of areas on demand. A program that touches a page which is not in memory waits
-// until fault has brought it. A mapping is served as long as it is there, also when the
+// until the page is there (missing asks for it). A mapping is served as long as it is there, also when the
 // program has detached: who went on with one that nobody serves would read zeroes, and
 // plant them in memory that others use.
 
@@ -29,10 +29,8 @@ func (x *attachment) onDemand(c uffd.Config) (*uffdSource, uffd.Mode, error) {
 		c.Mode = uffd.Compare
 	}
 	c.Missing = func(off int64) {
-		<-ready
-		if r != nil {
-			x.missing(r, off)
-		}
+		<-ready // r is there then: Track tells of pages when nothing can fail any more
+		x.missing(r, off)
 	}
 	var err error
 	r, err = uffd.Track(c)
@@ -47,25 +45,26 @@ func (x *attachment) onDemand(c uffd.Config) (*uffdSource, uffd.Mode, error) {
 	return &uffdSource{Range: r, log: x.conn.b.log.With("path", x.path, "pid", x.conn.cred.pid)}, c.Mode, nil
 }
 
-// missing has the page at off asked for by the goroutine that was told of the fault: another would have to be woken
-// first. Whether it comes overdue looks.
+// missing asks for the page at off in the goroutine that was told of the fault, as to wake another takes
+// longer than to ask. It waits for the area's lock and for no message. If the page does not come, overdue has
+// it brought.
 func (x *attachment) missing(r *uffd.Range, off int64) {
 	f := &fault{x: x, r: r, off: off, since: time.Now()}
 	o := &x.overdue
 	o.add(f)
-	if x.area.current().Expect(off, func() {
+	if x.area.current().BeginFault(off, func() {
 		o.remove(f)
 		r.Wake(off, dsm.PageSize)
 	}) {
 		return
 	}
 	if o.remove(f) {
-		x.serving.Go(f.serve) // Track, or serve, is one that is served meanwhile
+		x.serving.Go(f.bring) // serving is not 0: track, or serve, counts
 	}
 }
 
-// serve brings the page, or lets the thread have SIGBUS if it does not come in time.
-func (f *fault) serve() {
+// bring brings the page, or lets the thread have SIGBUS if it does not come in time.
+func (f *fault) bring() {
 	x, r, off := f.x, f.r, f.off
 	ctx, cancel := context.WithDeadline(x.conn.faults, f.since.Add(x.conn.b.cfg.FaultTimeout))
 	defer cancel()
@@ -97,7 +96,11 @@ func (x *attachment) serve(r *mappedRange) {
 // close ends the tracking of a mapping, and its guarding.
 func (x *attachment) close(r *uffd.Range) {
 	err := r.Close()
-	x.overdue.forget(r)
+	for _, f := range x.overdue.take(r) {
+		if err != nil { // then the Range is as before
+			x.serving.Go(f.bring)
+		}
+	}
 	if err != nil {
 		x.conn.b.log.Warn("end of tracking", "path", x.path, "pid", x.conn.cred.pid, "err", err)
 	}

@@ -275,7 +275,7 @@ func (a *fakeArea) Attach(context.Context, bool) (*os.File, error) {
 	return a.attach()
 }
 func (a *fakeArea) Demand() bool                               { return false }
-func (a *fakeArea) Expect(int64, func()) bool                  { return false }
+func (a *fakeArea) BeginFault(int64, func()) bool              { return false }
 func (a *fakeArea) Fault(context.Context, int64, func()) error { return nil }
 func (a *fakeArea) Detach(bool)                                {}
 func (a *fakeArea) Track(Source, int64, int64) func()          { return func() {} }

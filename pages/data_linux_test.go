@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -48,5 +49,29 @@ func TestDataRanges(t *testing.T) {
 	}
 	if want := []int64{1, 2, 7, 1}; len(got) != 4 || got[0] != want[0] || got[1] != want[1] || got[2] != want[2] || got[3] != want[3] {
 		t.Errorf("data at pages, lengths %v, want %v", got, want)
+	}
+}
+
+// TestDataRangesFull is TestDataRanges of a file that has no holes.
+func TestDataRangesFull(t *testing.T) {
+	a, err := NewArea(1, 10*dsm.PageSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	for p := range dsm.PageIndex(10) {
+		a.Working(p)[5] = 1
+	}
+	for _, c := range []struct {
+		off, n int64
+		want   []int64
+	}{{2, 3, []int64{2, 3}}, {8, 5, []int64{8, 2}}, {10, 2, nil}} {
+		var got []int64
+		if err := a.DataRanges(c.off*dsm.PageSize, c.n*dsm.PageSize, func(off, n int64) { got = append(got, off/dsm.PageSize, n/dsm.PageSize) }); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("data at pages, lengths %v, want %v", got, c.want)
+		}
 	}
 }

@@ -154,7 +154,7 @@ func (a *Area) fill(p dsm.PageIndex, n []byte) (int, error) {
 func (a *Area) installBase(p dsm.PageIndex, n []byte) {
 	e, _ := p.Extent()
 	run := 0
-	data := p // no page from where this was looked for up to it takes memory
+	data := p // the next page of the base copy with memory, as far as was looked: none before it has any
 	hole := func(q dsm.PageIndex) bool {
 		if q >= data {
 			data = a.base.nextData(q)

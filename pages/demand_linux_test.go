@@ -134,3 +134,20 @@ func TestWithoutUserfaultfd(t *testing.T) {
 	}
 	evict(t, a, dsm.Range(3, 5), false, dsm.PageSet{})
 }
+
+// TestInstallZeroes: zeroes become the base also where the base copy has something else, and take memory nowhere else.
+func TestInstallZeroes(t *testing.T) {
+	a := newTestDemandArea(t, 20*dsm.PageSize)
+	if err := a.Attachable(); err != nil {
+		t.Skip(err)
+	}
+	a.BecomeHome(0)
+	for _, p := range []dsm.PageIndex{4, 7} {
+		a.InstallHome(p, pageOf(9), false)
+	}
+	install(t, a, 2, make([]byte, 8*dsm.PageSize))
+	wantResident(t, "base copy", a.base, dsm.Range(4, 5).Or(dsm.Range(7, 8)))
+	for p := range dsm.PageIndex(8) {
+		wantPage(t, "base", a.Base(2+p), pageOf(0))
+	}
+}

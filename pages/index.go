@@ -58,8 +58,8 @@ func (d *Delta) appendIndex(m *mask, s section) (count int) {
 	return count
 }
 
-// appendRunsTo appends the runs of m, as the index has them, to b. Where they begin and end is as good as random to
-// the processor, so that the walk has no branch that depends on it, but for how many edges a word has.
+// appendRunsTo appends the runs of m to b, as the index has them. The processor cannot predict where they
+// begin and end, so the only branch that depends on it is how many edges a word has.
 func (m *mask) appendRunsTo(b []byte) []byte {
 	var edges mask // units that are in m where the one before is not, or the other way round
 	var some, before uint64

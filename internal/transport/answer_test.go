@@ -114,7 +114,7 @@ func TestLargeAnswersLeave(t *testing.T) {
 		if f := a.frame(); f.id != uint64(i) {
 			t.Fatalf("answer %d is %d", i, f.id)
 		}
-		<-left // while there is a session
+		<-left // the handler looks at the session, so the test must not end before
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
-// fault is one of a program on demand whose page was asked for.
+// fault is a thread's wait for a page of an area on demand.
 type fault struct {
 	x     *attachment
 	r     *uffd.Range
@@ -15,8 +15,8 @@ type fault struct {
 	since time.Time
 }
 
-// patience is how long a page may take until somebody looks whether it will come at all. Nearly all
-// come within a millisecond.
+// patience is how long a page may take, up to twice that, until a goroutine sees to it. Nearly all come
+// within a millisecond.
 const patience = 20 * time.Millisecond
 
 // overdue finds the faults of an attachment whose pages do not come. A timer and a goroutine for
@@ -26,9 +26,7 @@ type overdue struct {
 	mu struct {
 		lockrank.Mutex
 		waiting map[*fault]struct{}
-		timer   *time.Timer
-		running bool
-		busy    bool // there was a fault since the timer was set
+		running bool // the timer
 	}
 }
 
@@ -39,10 +37,9 @@ func (o *overdue) add(f *fault) {
 		o.mu.waiting = make(map[*fault]struct{})
 	}
 	o.mu.waiting[f] = struct{}{}
-	o.mu.busy = true
 	if !o.mu.running {
 		o.mu.running = true
-		o.mu.timer = time.AfterFunc(patience, o.look)
+		time.AfterFunc(patience, o.look)
 	}
 }
 
@@ -55,19 +52,21 @@ func (o *overdue) remove(f *fault) bool {
 	return ok
 }
 
-// forget ends the faults of a Range that is closed.
-func (o *overdue) forget(r *uffd.Range) {
+// take removes the faults of a Range, and returns them.
+func (o *overdue) take(r *uffd.Range) (taken []*fault) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for f := range o.mu.waiting {
 		if f.r == r {
 			delete(o.mu.waiting, f)
+			taken = append(taken, f)
 		}
 	}
+	return taken
 }
 
-// look has those served that have waited for long. While a fault is here its Range is not
-// forgotten, and whoever is to do that counts in serving.
+// look has those pages brought that threads have waited for for long. Nobody has taken the faults of their
+// Range yet, and who is to do that counts in serving: track, or serve.
 func (o *overdue) look() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -75,12 +74,10 @@ func (o *overdue) look() {
 	for f := range o.mu.waiting {
 		if now.Sub(f.since) >= patience {
 			delete(o.mu.waiting, f)
-			f.x.serving.Go(f.serve)
+			f.x.serving.Go(f.bring)
 		}
 	}
-	o.mu.running = o.mu.busy || len(o.mu.waiting) > 0
-	o.mu.busy = false
-	if o.mu.running {
-		o.mu.timer.Reset(patience)
+	if o.mu.running = len(o.mu.waiting) > 0; o.mu.running {
+		time.AfterFunc(patience, o.look)
 	}
 }

@@ -1,0 +1,62 @@
+package coherence
+
+import (
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// TestBeginFault: a fault that takes no more than to ask is told of when the page comes; all others are
+// Fault's.
+func TestBeginFault(t *testing.T) {
+	s := newSim(t, 2, 1, onDemand(dsm.Inode{Size: 4 * dsm.ExtentSize}))
+	n := s.nodes[0]
+	n.open(false)
+	s.drain()
+	told := 0
+	begin := func(p dsm.PageIndex) bool { return n.area.BeginFault(int64(p)*dsm.PageSize, func() { told++ }) }
+	if !begin(0) {
+		t.Fatal("a page that is not here is not asked for")
+	}
+	s.drain()
+	if told != 1 || !n.area.present(0, dsm.PageSize) {
+		t.Errorf("told %d times, here %v", told, n.area.present(0, dsm.PageSize))
+	}
+	if begin(0) {
+		t.Error("of a page that is here a call is promised")
+	}
+	if begin(4 * dsm.ExtentPages) {
+		t.Error("of a page past the end a call is promised")
+	}
+	n.node.room.budget = leastRoom
+	n.node.room.taken.Add(n.node.room.limit()) // full
+	if begin(100) {
+		t.Error("with no room a call is promised")
+	}
+	n.node.room.taken.Add(-n.node.room.limit())
+	s.drain()
+	if told != 1 {
+		t.Errorf("told %d times of one page", told)
+	}
+	if got := n.node.stats.faults.Load(); got != 4 {
+		t.Errorf("%d faults counted, want 4", got)
+	}
+}
+
+// TestArrivalsAreForgotten: pages that come while another is waited for leave nothing behind.
+func TestArrivalsAreForgotten(t *testing.T) {
+	s := newSim(t, 2, 1, onDemand(dsm.Inode{Size: 4 * dsm.ExtentSize}))
+	n := s.nodes[0]
+	n.open(false)
+	s.drain()
+	a := n.area
+	a.step(func() { a.onArrival(dsm.PageIndex(3*dsm.ExtentPages), func() {}) }) // its home is silent
+	for p := range dsm.PageIndex(50) {
+		for !n.here(p) {
+			s.drain()
+		}
+	}
+	if k := len(a.mu.used); k > 0 {
+		t.Errorf("%d arrivals are kept", k)
+	}
+}
