@@ -71,15 +71,24 @@ func newArea(n *Node, ino dsm.Inode) *Area {
 // batch are started in further steps: between them others have their turn, and what was sent is on its way.
 func (a *Area) step(event func()) { a.steps(0, event) }
 
+// stepBriefly is step for a goroutine that others wait for: what is left to publish then, and to send for others,
+// another one does.
+func (a *Area) stepBriefly(event func()) {
+	if a.oneStep(0, true, event) {
+		go a.step(a.startPublications)
+	}
+}
+
 // steps is step in Handle: what goes back to the node that a message came from may wait.
 func (a *Area) steps(from dsm.NodeID, event func()) {
-	for a.oneStep(from, event) {
+	for a.oneStep(from, false, event) {
 		event = a.startPublications
 	}
 }
 
-// oneStep is one step. It returns true if there are publications left to start.
-func (a *Area) oneStep(from dsm.NodeID, event func()) (again bool) {
+// oneStep is one step. It returns true if there are publications left to start. from and brief are those of
+// deliverLocked.
+func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 	a.mu.Lock()
 	a.catchUp()
 	if !a.mu.removed {
@@ -112,7 +121,7 @@ func (a *Area) oneStep(from dsm.NodeID, event func()) (again bool) {
 	if again {
 		from = 0 // it takes a while until Handle returns
 	}
-	a.deliverLocked(from)
+	a.deliverLocked(from, brief)
 	a.mu.Unlock()
 	if more {
 		a.node.room.ring()
@@ -147,8 +156,9 @@ func (a *Area) told() (all, writable bool) {
 }
 
 // deliverLocked hands the messages of the steps so far to the Sender, without the lock but in the order
-// of the steps: while one goroutine is at it, others leave theirs to it. Those to the node from may wait.
-func (a *Area) deliverLocked(from dsm.NodeID) {
+// of the steps: while one goroutine is at it, others leave theirs to it. One that is to be brief leaves those to
+// yet another. Messages to the node from may wait.
+func (a *Area) deliverLocked(from dsm.NodeID, brief bool) {
 	if a.mu.sending {
 		return
 	}
@@ -166,6 +176,10 @@ func (a *Area) deliverLocked(from dsm.NodeID) {
 			a.node.cfg.Sender.Send(m.peer, m.msg, m.payload, more)
 		}
 		a.mu.Lock()
+		if brief && len(a.mu.out) > 0 {
+			go a.step(func() {})
+			break
+		}
 	}
 	a.mu.sending = false
 }
@@ -341,6 +355,7 @@ func (a *Area) inodeChanged(now dsm.Inode) {
 func (a *Area) sessionReset(peer dsm.NodeID) {
 	a.homeReset(peer)
 	a.replicaReset(peer)
+	a.mu.wake = true // a subscription that is not needed any more is not repeated
 }
 
 // remove frees the area for good; the catalog has forgotten it.

@@ -169,7 +169,7 @@ func (a *Area) lost(off int64, n int) bool {
 // a program (fadvise).
 func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
 	room := &a.node.room
-	_, lacks := a.request(off, n, then)
+	_, lacks := a.request(a.step, off, n, then)
 	if lacks > 0 {
 		// The next try may find that others have taken what is made now.
 		if err := room.make(ctx, lacks); err != nil {
@@ -185,11 +185,11 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
 
 // request asks for the pages of [off, off+n) that are not here, and for what is likely to be wanted next, and
 // reports whether any is missing. If there is no room for the former it asks for nothing, and returns how
-// many they are. then, if not nil, is called when the first page comes.
-func (a *Area) request(off int64, n int, then func()) (missing bool, lacks int) {
+// many they are. then, if not nil, is called when the first page comes. step is that of the caller.
+func (a *Area) request(step func(event func()), off int64, n int, then func()) (missing bool, lacks int) {
 	room := &a.node.room
 	taken := 0
-	a.step(func() {
+	step(func() {
 		r := &a.mu.replica
 		n = int(min(int64(n), a.mu.ino.Size-off))
 		if missing = n > 0 && r.subscribed && !a.present(off, n); !missing {
@@ -198,7 +198,7 @@ func (a *Area) request(off int64, n int, then func()) (missing bool, lacks int) 
 		want := a.missingOf(off, n)
 		lacks = count(want)
 		switch {
-		case room.tryTake(lacks):
+		case lacks == 0 || room.tryTake(lacks): // what was asked for already has its room
 		case then == nil && a.mu.cached.Given(off, int64(n)):
 			room.overtake(lacks)
 		default:
@@ -354,7 +354,7 @@ func (a *Area) Fault(ctx context.Context, off int64, there func()) error {
 // does so also if there has not been called for long.
 func (a *Area) BeginFault(off int64, there func()) bool {
 	a.node.stats.faults.Add(1)
-	missing, lacks := a.request(off, dsm.PageSize, there)
+	missing, lacks := a.request(a.stepBriefly, off, dsm.PageSize, there)
 	return missing && lacks == 0 // one that is here by now may be a hole: see faulted
 }
 

@@ -1,7 +1,10 @@
 package coherence
 
 import (
+	"bytes"
+	"context"
 	"testing"
+	"testing/synctest"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -59,4 +62,53 @@ func TestArrivalsAreForgotten(t *testing.T) {
 	if k := len(a.mu.used); k > 0 {
 		t.Errorf("%d arrivals are kept", k)
 	}
+}
+
+// TestBeginFaultOverLimit: the page was asked for already, by readahead, and since there is more here than there is
+// room for.
+func TestBeginFaultOverLimit(t *testing.T) {
+	s, _, n := pairOf(t, onDemand(dsm.Inode{Size: dsm.ExtentSize}))
+	room := &n.node.room
+	room.budget = leastRoom
+	n.area.step(func() { n.area.fetch(0, dsm.PageSize) })
+	room.overtake(int(room.limit()))
+	told := false
+	if !n.area.BeginFault(0, func() { told = true }) {
+		t.Fatal("a page that is on its way is not waited for")
+	}
+	if s.drain(); !told {
+		t.Error("not told of the page")
+	}
+}
+
+// TestBeginFaultIsBrief: it does not publish for others, nor send what others have to send meanwhile.
+func TestBeginFaultIsBrief(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const extents = 64
+		s := newHomed(t, 1, onDemand(dsm.Inode{Size: extents * dsm.ExtentSize}))
+		n := s.nodes[0]
+		n.open(true)
+		s.drain()
+		for e := range int64(extents) {
+			b := bytes.Repeat([]byte{byte(e + 1)}, dsm.ExtentSize-dsm.PageSize)
+			if err := n.area.WriteAt(context.Background(), b, e*dsm.ExtentSize); err != nil {
+				t.Fatal(err)
+			}
+			s.drain()
+		}
+		n.area.note(func() { // a publish is between two steps
+			for e, x := range n.area.mu.replica.extents {
+				n.area.want(dsm.ExtentIndex(e), x)
+			}
+		})
+		before := n.node.stats.publishes.Load()
+		n.area.BeginFault(dsm.ExtentSize-dsm.PageSize, func() {})
+		if k := n.node.stats.publishes.Load() - before; k > 2*publishBatch/dsm.ExtentPages {
+			t.Errorf("%d extents are published", k)
+		}
+		synctest.Wait() // somebody does
+		if k := n.node.stats.publishes.Load() - before; k != extents {
+			t.Errorf("%d extents are published in the end, want %d", k, extents)
+		}
+	})
 }

@@ -477,9 +477,6 @@ func (a *Area) homedAt(n dsm.NodeID) []dsm.ExtentIndex {
 
 // resubscribe subscribes to the extents and repeats everything under way for them.
 func (a *Area) resubscribe(list []dsm.ExtentIndex) {
-	if len(list) == 0 {
-		return
-	}
 	r := &a.mu.replica
 	slices.Sort(list)
 	list = slices.Compact(list)

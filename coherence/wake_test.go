@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 
@@ -229,5 +230,42 @@ func TestAwaitEnds(t *testing.T) {
 	}
 	if k := len(n.area.mu.waiters); k > 0 {
 		t.Errorf("%d waiters are left", k)
+	}
+}
+
+// TestWaitForCutHome: a subscription, or an acquire, is lost on its way to a home that the area has nothing left at
+// when that is noticed.
+func TestWaitForCutHome(t *testing.T) {
+	for _, acquire := range []bool{false, true} {
+		t.Run(fmt.Sprintf("acquire=%v", acquire), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newHomed(t, 2, dsm.Inode{Size: dsm.ExtentSize})
+				n := s.nodes[1]
+				wait := func(ctx context.Context) error {
+					_, err := n.node.Open(ctx, simArea, false)
+					return err
+				}
+				if acquire {
+					n.open(false)
+					s.drain()
+					wait = n.area.Acquire
+				}
+				ctx, cancel := context.WithCancel(context.Background())
+				w := &waiting{cancel, make(chan error, 1)}
+				go func() { w.done <- wait(ctx) }()
+				synctest.Wait()
+				clear(s.net)
+				s.resize(0)
+				s.catchUp()
+				synctest.Wait()
+				n.node.SessionReset(s.nodes[0].id)
+				for synctest.Wait(); s.deliver(); synctest.Wait() {
+				}
+				if !w.over(t) {
+					t.Error("it waits for what nobody will send")
+				}
+				w.end()
+			})
+		})
 	}
 }

@@ -18,11 +18,10 @@ func (a *Area) DataRanges(off, n int64, f func(off, n int64)) error {
 }
 
 // data calls f for the parts of [off, off+n) that take memory. It touches none. The search for a hole looks at
-// every page, 80 ns each, and is spared where the file takes as much memory as it is long. (If a program has
-// written past the end that may be wrong: then some holes count as data.)
+// every page, 80 ns each, and is spared where the file takes as much memory as it is long.
 func (c *copyFile) data(off, n int64, f func(off, n int64)) error {
 	end := min(off+n, c.len)
-	if has, err := c.resident(); err == nil && has >= c.len && off < end {
+	if off < end && c.whole() {
 		f(off, end-off)
 		return nil
 	}
@@ -45,6 +44,13 @@ func (c *copyFile) data(off, n int64, f func(off, n int64)) error {
 		off = to
 	}
 	return nil
+}
+
+// whole reports whether the file has no holes. It says so of one with a huge page that goes on past its end, too, if
+// the holes are no larger than that: then some count as data, and reading them takes memory.
+func (c *copyFile) whole() bool {
+	var st unix.Stat_t
+	return unix.Fstat(c.fd, &st) == nil && st.Blocks*512 >= c.len && st.Size <= c.len // a program may write past it
 }
 
 // OpenWorking opens the memfd of the working copy once more, for a program of this

@@ -75,3 +75,23 @@ func TestDataRangesFull(t *testing.T) {
 		}
 	}
 }
+
+// TestDataRangesExtended: memory past the end, where a program has written, says nothing of the holes before it.
+func TestDataRangesExtended(t *testing.T) {
+	a, err := NewArea(1, 4*dsm.PageSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	f, err := a.OpenWorking(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt(make([]byte, 4*dsm.PageSize), 4*dsm.PageSize); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.DataRanges(0, 4*dsm.PageSize, func(off, n int64) { t.Errorf("[%d,%d) is a hole", off, off+n) }); err != nil {
+		t.Fatal(err)
+	}
+}

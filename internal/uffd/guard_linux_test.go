@@ -310,8 +310,9 @@ func TestGuardRemove(t *testing.T) {
 		}
 		theirs := os.NewFile(uintptr(sockets[1]), "guard")
 		go func() {
-			defer theirs.Close()
-			ended <- GuardMain(theirs)
+			err := GuardMain(theirs)
+			theirs.Close()
+			ended <- err
 		}()
 		err = unix.SetNonblock(sockets[0], true)
 		return os.NewFile(uintptr(sockets[0]), "guard"), func() {}, err
