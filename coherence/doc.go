@@ -48,6 +48,6 @@
 // a callback, or the catalog but for a look into its memory.
 //
 // Nearly every unexported method of Area runs within a step and so with Area.mu held. Those that
-// take it themselves, or take steps, are step, steps, oneStep, note, await, collect, scan, readyToAttach, fetchAll,
+// take it themselves, or take steps, are step, stepBriefly, steps, oneStep, note, await, collect, scan, readyToAttach, fetchAll,
 // request, bring, bringAhead, write, detectLayout, blame, expire and handOver.
 package coherence

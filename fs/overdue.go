@@ -23,13 +23,14 @@ const patience = 20 * time.Millisecond
 // each fault would take a fifth of its time, most of it for waking the threads that they run on: there is one timer,
 // which runs while there are faults.
 type overdue struct {
-	mu struct {
+	mu struct { // guards all that follows; nothing is taken while it is held
 		lockrank.Mutex
 		waiting map[*fault]struct{}
 		running bool // the timer
 	}
 }
 
+// add makes a fault wait, and has look called if nothing else has.
 func (o *overdue) add(f *fault) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

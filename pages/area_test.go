@@ -13,7 +13,13 @@ import (
 
 func newTestArea(t testing.TB, size int64) *Area {
 	t.Helper()
-	a, err := NewArea(42, size)
+	return openTestArea(t, NewArea, size)
+}
+
+// openTestArea makes an area that ends with the test.
+func openTestArea(t testing.TB, newArea func(dsm.AreaID, int64) (*Area, error), size int64) *Area {
+	t.Helper()
+	a, err := newArea(42, size)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -197,11 +197,7 @@ func BenchmarkScatterOctets(b *testing.B) {
 func BenchmarkLedger(b *testing.B) {
 	for _, writers := range []bool{false, true} {
 		b.Run(fmt.Sprintf("writers=%v", writers), func(b *testing.B) {
-			a, err := NewArea(1, dsm.ExtentSize)
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer a.Close()
+			a := newTestArea(b, dsm.ExtentSize)
 			c := NewCached(a)
 			c.SetWriters(writers)
 			all := make([]byte, dsm.ExtentSize)
@@ -247,15 +243,7 @@ func BenchmarkAppendDeltaCold(b *testing.B) {
 
 func benchCold(b *testing.B, rng *rand.Rand, store func(page []byte), prefetched bool) {
 	const size, changed = 256 << 20, 8000
-	a, err := NewArea(1, size)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		if err := a.Close(); err != nil {
-			b.Error(err)
-		}
-	})
+	a := newTestArea(b, size)
 	for p := range dsm.PageIndex(size / dsm.PageSize) {
 		a.Working(p)[0] = 1
 		a.SetBase(p, a.Working(p))

@@ -535,15 +535,7 @@ func newLedgerModel(t *testing.T, rng *rand.Rand, k Kernel, demand bool) *ledger
 	if demand {
 		newArea, away = NewDemandArea, &awayModel{here: map[dsm.PageIndex]struct{}{}, bytes: map[dsm.PageIndex][]byte{}}
 	}
-	a, err := newArea(7, size)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := a.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	a := openTestArea(t, newArea, size)
 	return &ledgerModel{t: t, rng: rng, k: k, sum: k.sum, area: a, c: NewCached(a), size: size,
 		cache: map[dsm.PageIndex]*modelPage{}, want: map[int64]uint64{}, shown: map[int64]uint64{},
 		stale: map[dsm.PageIndex]struct{}{}, touched: map[dsm.PageIndex]struct{}{}, away: away}

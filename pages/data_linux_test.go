@@ -12,11 +12,7 @@ import (
 // A program that was given a descriptor to read with cannot open the memory for
 // writing by /proc/self/fd: only the daemon's user can.
 func TestMemoryIsPrivate(t *testing.T) {
-	a, err := NewArea(1, 3*dsm.PageSize)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
+	a := newTestArea(t, 3*dsm.PageSize)
 	f, err := a.OpenWorking(false)
 	if err != nil {
 		t.Fatal(err)
@@ -35,54 +31,39 @@ func TestMemoryIsPrivate(t *testing.T) {
 }
 
 func TestDataRanges(t *testing.T) {
-	a, err := NewArea(1, 10*dsm.PageSize)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	for _, p := range []dsm.PageIndex{1, 2, 7} {
-		a.Working(p)[5] = 1
-	}
-	var got []int64
-	if err := a.DataRanges(dsm.PageSize, 8*dsm.PageSize, func(off, n int64) { got = append(got, off/dsm.PageSize, n/dsm.PageSize) }); err != nil {
-		t.Fatal(err)
-	}
-	if want := []int64{1, 2, 7, 1}; len(got) != 4 || got[0] != want[0] || got[1] != want[1] || got[2] != want[2] || got[3] != want[3] {
-		t.Errorf("data at pages, lengths %v, want %v", got, want)
-	}
-}
-
-// TestDataRangesFull is TestDataRanges of a file that has no holes.
-func TestDataRangesFull(t *testing.T) {
-	a, err := NewArea(1, 10*dsm.PageSize)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	for p := range dsm.PageIndex(10) {
-		a.Working(p)[5] = 1
-	}
+	all := []dsm.PageIndex{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
 	for _, c := range []struct {
-		off, n int64
-		want   []int64
-	}{{2, 3, []int64{2, 3}}, {8, 5, []int64{8, 2}}, {10, 2, nil}} {
-		var got []int64
-		if err := a.DataRanges(c.off*dsm.PageSize, c.n*dsm.PageSize, func(off, n int64) { got = append(got, off/dsm.PageSize, n/dsm.PageSize) }); err != nil {
-			t.Fatal(err)
-		}
-		if !slices.Equal(got, c.want) {
-			t.Errorf("data at pages, lengths %v, want %v", got, c.want)
-		}
+		name   string
+		pages  []dsm.PageIndex // that were stored to, of ten
+		off, n int64           // in pages
+		want   []int64         // where, how many, where ...
+	}{
+		{"holes", []dsm.PageIndex{1, 2, 7}, 1, 8, []int64{1, 2, 7, 1}},
+		{"no hole", all, 2, 3, []int64{2, 3}},
+		{"no hole, past the end", all, 8, 5, []int64{8, 2}},
+		{"no hole, at the end", all, 10, 2, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := newTestArea(t, 10*dsm.PageSize)
+			for _, p := range c.pages {
+				a.Working(p)[5] = 1
+			}
+			var got []int64
+			if err := a.DataRanges(c.off*dsm.PageSize, c.n*dsm.PageSize, func(off, n int64) {
+				got = append(got, off/dsm.PageSize, n/dsm.PageSize)
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("data at pages, lengths %v, want %v", got, c.want)
+			}
+		})
 	}
 }
 
 // TestDataRangesExtended: memory past the end, where a program has written, says nothing of the holes before it.
 func TestDataRangesExtended(t *testing.T) {
-	a, err := NewArea(1, 4*dsm.PageSize)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
+	a := newTestArea(t, 4*dsm.PageSize)
 	f, err := a.OpenWorking(true)
 	if err != nil {
 		t.Fatal(err)

@@ -10,16 +10,7 @@ import (
 
 func newTestDemandArea(t testing.TB, size int64) *Area {
 	t.Helper()
-	a, err := NewDemandArea(43, size)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := a.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return a
+	return openTestArea(t, NewDemandArea, size)
 }
 
 // install puts a page in place that is not here.

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/bits"
 	"slices"
 )
 
@@ -50,45 +49,15 @@ func (d *Delta) appendIndex(m *mask, s section) (count int) {
 	case 2+4*runs <= to-from:
 		d.Index = append(d.Index, tagRuns)
 		d.Index = binary.LittleEndian.AppendUint16(d.Index, uint16(runs))
-		d.Index = m.appendRunsTo(slices.Grow(d.Index, 4*runs))
+		d.Index = slices.Grow(d.Index, 4*runs)
+		for start, end := range m.runs() {
+			d.Index = binary.LittleEndian.AppendUint32(d.Index, uint32(start)|uint32(end-start)<<16)
+		}
 	default:
 		d.Index = append(d.Index, tagMask)
 		d.Index = append(d.Index, m.bytes()[from:to]...)
 	}
 	return count
-}
-
-// appendRunsTo appends the runs of m to b, as the index has them. The processor cannot predict where they
-// begin and end, so the only branch that depends on it is how many edges a word has.
-func (m *mask) appendRunsTo(b []byte) []byte {
-	var edges mask // units that are in m where the one before is not, or the other way round
-	var some, before uint64
-	for i, w := range m {
-		e := w ^ (w<<1 | before)
-		before = w >> 63
-		edges[i] = e
-		some |= (e | -e) >> 63 << i
-	}
-	start, within := 0, false
-	for ; some != 0; some &= some - 1 {
-		i := bits.TrailingZeros64(some)
-		for e := edges[i]; e != 0; e &= e - 1 {
-			at := i*64 + bits.TrailingZeros64(e)
-			if within = !within; within {
-				start = at
-			} else {
-				b = appendRun(b, start, at)
-			}
-		}
-	}
-	if within {
-		b = appendRun(b, start, len(m)*64)
-	}
-	return b
-}
-
-func appendRun(b []byte, start, end int) []byte {
-	return binary.LittleEndian.AppendUint32(b, uint32(start)|uint32(end-start)<<16)
 }
 
 // decode sets m, which is empty, to the changed units of section s, and returns

@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"iter"
 	"math/bits"
 	"unsafe"
 
@@ -185,35 +186,39 @@ func (m *mask) count() (units, runs int) {
 	return units, runs
 }
 
-// next returns the first run of units at or after i; start is past every unit if
-// there is none.
-func (m *mask) next(i int) (start, end int) {
-	const past = len(m) * 64
-	w := i / 64
-	if i >= past {
-		return past, past
-	}
-	x := m[w] >> (i & 63) << (i & 63)
-	for x == 0 {
-		if w++; w == len(m) {
-			return past, past
+// runs yields the runs of adjacent units, [start, end) each. The processor cannot predict where they begin and
+// end, so the only branch that depends on it is how many edges a word has.
+func (m *mask) runs() iter.Seq2[int, int] {
+	return func(yield func(start, end int) bool) {
+		var edges mask // units that are in m where the one before is not, or the other way round
+		var some, before uint64
+		for i, w := range m {
+			e := w ^ (w<<1 | before)
+			before = w >> 63
+			edges[i] = e
+			some |= (e | -e) >> 63 << i
 		}
-		x = m[w]
-	}
-	start = w*64 + bits.TrailingZeros64(x)
-	x = ^m[w] >> (start & 63) << (start & 63)
-	for x == 0 {
-		if w++; w == len(m) {
-			return start, past
+		start, within := 0, false
+		for ; some != 0; some &= some - 1 {
+			i := bits.TrailingZeros64(some)
+			for e := edges[i]; e != 0; e &= e - 1 {
+				at := i*64 + bits.TrailingZeros64(e)
+				if within = !within; within {
+					start = at
+				} else if !yield(start, at) {
+					return
+				}
+			}
 		}
-		x = ^m[w]
+		if within {
+			yield(start, len(m)*64)
+		}
 	}
-	return start, w*64 + bits.TrailingZeros64(x)
 }
 
 // appendRuns adds the runs of m, of units at byte off of the area, to r.
 func (m *mask) appendRuns(r *Runs, off int64, unit int) {
-	for start, end := m.next(0); start < len(m)*64; start, end = m.next(end) {
+	for start, end := range m.runs() {
 		r.Add(off+int64(start*unit), int64((end-start)*unit))
 	}
 }

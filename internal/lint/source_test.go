@@ -1,7 +1,6 @@
 package lint
 
 import (
-	"fmt"
 	"go/ast"
 	"go/format"
 	"go/parser"
@@ -116,42 +115,48 @@ func TestBannedCalls(t *testing.T) {
 	}
 }
 
-// realSleeps are the tests that sleep in real time.
-var realSleeps = map[string]string{
-	"membership/net_test.go":  "the network of tests in a bubble",
-	"catalog/bench_test.go":   "what nodes use that do nothing is measured",
-	"membership/real_test.go": "the same",
-	"fs/mount_test.go":        "facts of the kernel and of other processes, which no channel tells of",
+// mayNap are the functions that sleep and are not themselves in a call of synctest.Test.
+var mayNap = map[string]string{
+	"catalog/bench_test.go BenchmarkIdle":   "what nodes use that do nothing is measured",
+	"membership/real_test.go BenchmarkIdle": "the same",
+	"fs/mount_test.go poll":                 "facts of the kernel and of other processes, which no channel tells of",
+	"fs/interval_test.go Publish":           "a fake, called in bubbles",
+	"membership/membership_test.go stop":    "called in bubbles",
+	"membership/membership_test.go within":  "called in bubbles",
+	"membership/net_test.go Dial":           "the network of tests in a bubble",
 }
 
 // TestSleepsAreOfABubble: where a test sleeps, time is synctest's, in which a sleep ends as soon as
 // everybody waits.
 func TestSleepsAreOfABubble(t *testing.T) {
-	sleeps := map[string]bool{}
+	naps := map[string]bool{}
 	for _, f := range filesOf(t, ".go") {
-		if !strings.HasSuffix(f.path, "_test.go") || strings.Contains(f.text, `"testing/synctest"`) {
+		if !strings.HasSuffix(f.path, "_test.go") {
 			continue
 		}
 		for _, use := range calls(t, f) {
-			if use.name != "time.Sleep" {
+			if use.name != "time.Sleep" || use.bubble {
 				continue
 			}
-			sleeps[f.path] = true
-			if realSleeps[f.path] == "" {
+			where := f.path + " " + use.in
+			naps[where] = true
+			if mayNap[where] == "" {
 				t.Errorf("%s:%d: wait for the event, or let time be that of testing/synctest", f.path, use.line)
 			}
 		}
 	}
-	for path := range realSleeps {
-		if !sleeps[path] {
-			t.Errorf("%s does not sleep any more", path)
+	for where := range mayNap {
+		if !naps[where] {
+			t.Errorf("%s does not sleep any more", where)
 		}
 	}
 }
 
 type use struct {
-	name string
-	line int
+	name   string
+	line   int
+	in     string // the function or method of the file
+	bubble bool   // within a call of synctest.Test
 }
 
 // calls returns the functions of imported packages that a file mentions.
@@ -175,15 +180,35 @@ func calls(t *testing.T, f file) []use {
 			names[path.Base(p)] = path.Base(p)
 		}
 	}
-	var uses []use
-	ast.Inspect(tree, func(n ast.Node) bool {
-		if s, ok := n.(*ast.SelectorExpr); ok {
+	name := func(e ast.Expr) string {
+		if s, ok := e.(*ast.SelectorExpr); ok {
 			if x, ok := s.X.(*ast.Ident); ok && names[x.Name] != "" {
-				uses = append(uses, use{fmt.Sprintf("%s.%s", names[x.Name], s.Sel.Name), set.Position(s.Pos()).Line})
+				return names[x.Name] + "." + s.Sel.Name
 			}
 		}
-		return true
-	})
+		return ""
+	}
+	var uses []use
+	for _, d := range tree.Decls {
+		var in string
+		if f, ok := d.(*ast.FuncDecl); ok {
+			in = f.Name.Name
+		}
+		var bubble token.Pos // the end of the last call of synctest.Test
+		ast.Inspect(d, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.CallExpr:
+				if name(n.Fun) == "synctest.Test" {
+					bubble = n.End()
+				}
+			case *ast.SelectorExpr:
+				if name := name(n); name != "" {
+					uses = append(uses, use{name, set.Position(n.Pos()).Line, in, n.Pos() < bubble})
+				}
+			}
+			return true
+		})
+	}
 	return uses
 }
 
