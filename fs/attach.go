@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dsmfs/dsmfs/fs/errno"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/uffd"
@@ -252,7 +253,7 @@ func attachErrno(err error) unix.Errno {
 	case errs.Closed:
 		return unix.ENOTCONN
 	}
-	return errno(err)
+	return errno.Of(err)
 }
 
 func (a *attachConn) serve(q *attachRequest) (attachReply, error) {

@@ -78,7 +78,7 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 		return b.walkStatus(r.tid, err)
 	}
 	// Of a direct area the kernel asks the memfd.
-	if a != nil && !a.direct.on.Load() && (i.Size > a.kernelSize.Load() || uint64(i.Gen) > a.kernelGen.Load()) && !b.harvest.isChild(r.tid) {
+	if a != nil && !a.direct.on.Load() && (i.Size > a.kernelSize.Load() || uint64(i.Gen) > a.kernelGen.Load()) && !b.harvest.IsChild(r.tid) {
 		b.notify.tellSize(r, a)
 	}
 	b.attr(i, &out.Attr)

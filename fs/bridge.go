@@ -3,8 +3,10 @@ package fs
 import (
 	"context"
 	"log/slog"
+	"path/filepath"
 	"sync/atomic"
 
+	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -25,7 +27,7 @@ type bridge struct {
 	lookups   lookups
 	failed    recently[uint32, failedRead]
 	notify    *notifier
-	harvest   *harvester
+	harvest   *harvest.Harvester
 	guard     *guardProcess
 	intervals intervals
 	count     counts
@@ -43,7 +45,7 @@ type bridge struct {
 
 // counts are the figures of fs in /.dsm/stats.
 type counts struct {
-	reads, writes, harvests, stored, invalidated atomic.Uint64
+	reads, writes, stored, invalidated atomic.Uint64
 }
 
 func newBridge(cfg Config) *bridge {
@@ -57,7 +59,10 @@ func newBridge(cfg Config) *bridge {
 	b.opens = newOpens(b)
 	b.handles.init()
 	b.notify = &notifier{b: b}
-	b.harvest = newHarvester(b)
+	b.harvest = harvest.New(harvest.Config{
+		Argv: cfg.HarvestArgv, Dir: filepath.Join(cfg.Mountpoint, controlName, inoDirName), Log: b.log, Timeout: cfg.FaultTimeout,
+		Life: b.life, Live: b.liveAreas, Background: b.background.run,
+	})
 	b.guard = newGuard(cfg.GuardArgv, b.log)
 	b.intervals = intervals{b}
 	return b
@@ -69,6 +74,14 @@ func (b *bridge) lasting() (context.Context, context.CancelFunc) {
 }
 
 func (b *bridge) String() string { return "dsmfs" }
+
+// liveAreas returns what the harvester is for.
+func (b *bridge) liveAreas() (live []harvest.Area) {
+	for _, a := range b.opens.all((*openArea).Live) {
+		live = append(live, a)
+	}
+	return live
+}
 
 // stats returns the figures of fs.
 func (b *bridge) stats() []Stat {
@@ -84,7 +97,7 @@ func (b *bridge) stats() []Stat {
 		stat("writable_areas", writable),
 		stat("reads", b.count.reads.Load()),
 		stat("writes", b.count.writes.Load()),
-		stat("requested_harvests", b.count.harvests.Load()),
+		stat("requested_harvests", b.harvest.Asked()),
 		stat("kernel_stores", b.count.stored.Load()),
 		stat("kernel_invalidations", b.count.invalidated.Load()),
 	}

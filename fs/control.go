@@ -138,7 +138,7 @@ func (b *bridge) controlLookup(ctx context.Context, dir control, name string, ti
 		switch {
 		case name == areasDirName:
 			return b.controlEntry(ctx, control{controlAreas, dsm.RootIno}, out)
-		case name == inoDirName && b.harvest.isChild(tid):
+		case name == inoDirName && b.harvest.IsChild(tid):
 			return b.controlEntry(ctx, control{kind: controlInoDir}, out)
 		}
 		for i, f := range topFiles {
@@ -148,7 +148,7 @@ func (b *bridge) controlLookup(ctx context.Context, dir control, name string, ti
 		}
 	case controlInoDir:
 		ino, err := strconv.ParseUint(name, 10, 64)
-		if err != nil || !b.harvest.isChild(tid) {
+		if err != nil || !b.harvest.IsChild(tid) {
 			return errNotHere
 		}
 		i, err := b.cfg.Names.Getattr(ctx, dsm.Ino(ino))

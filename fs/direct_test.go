@@ -14,6 +14,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
@@ -100,7 +101,7 @@ func TestCompareRest(t *testing.T) {
 			}
 			for i := range at[1:] {
 				got, want := at[i+1].Sub(at[i])-p.took, rest*p.compare
-				if got < want || got > want+togetherness(a.interval()) {
+				if got < want || got > want+harvest.Togetherness(a.Interval()) {
 					t.Errorf("%d areas: %v between comparisons of %v", n, got, p.compare)
 				}
 			}

@@ -11,7 +11,7 @@
 //
 // One openArea per area that a program has open here (opens.go): its handles,
 // the size that the kernel was last told, and how far its stores are published.
-// The harvester (harvest.go), a child process that by itself makes the kernel hand
+// The harvester (package harvest), a child process that by itself makes the kernel hand
 // over at every area's interval what programs stored into their mappings, and the
 // timers by which that is published (interval.go); a node on which nobody stores, or is
 // attached for writing, does nothing. The attach socket (attach.go), at which programs get

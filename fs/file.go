@@ -18,7 +18,7 @@ func (b *bridge) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	if c, ok := controlOf(in.NodeId); ok {
 		return status(b.controlOpen(r, c, in.Flags, out))
 	}
-	if b.harvest.isChild(in.Pid) {
+	if b.harvest.IsChild(in.Pid) {
 		out.Fh, out.OpenFlags = b.handles.add(childHandle{}), fuse.FOPEN_KEEP_CACHE|fuse.FOPEN_NOFLUSH
 		return fuse.OK
 	}

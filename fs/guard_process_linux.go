@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dsmfs/dsmfs/internal/child"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/uffd"
 )
@@ -30,9 +31,9 @@ type guardProcess struct {
 	*uffd.Guard
 	argv []string
 	log  *slog.Logger
-	// child is the last process, nil if there was none, and exited is closed when it has ended.
+	// last is the last process, nil if there was none, and exited is closed when it has ended.
 	// Only the goroutine of the Guard sets them, so they can be read after Close.
-	child  *exec.Cmd
+	last   *exec.Cmd
 	exited chan struct{}
 }
 
@@ -58,17 +59,14 @@ func (g *guardProcess) start() (_ *os.File, kill func(), err error) {
 	}
 	ours, theirs := os.NewFile(uintptr(pair[0]), "guard"), os.NewFile(uintptr(pair[1]), "guard")
 	defer theirs.Close()
-	cmd := exec.Command(g.argv[0], g.argv[1:]...)
-	cmd.Dir = "/"
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // as the harvester's
-	cmd.Stdin, cmd.Stderr = theirs, &lineLogger{log: g.log, child: "guard"}
+	cmd := child.Command(g.log, "guard", g.argv)
+	cmd.Stdin = theirs
 	if err := cmd.Start(); err != nil {
 		_ = ours.Close() // nothing was sent
 		return nil, nil, fmt.Errorf("start %s: %w", g.argv[0], err)
 	}
 	exited := make(chan struct{})
-	g.child, g.exited = cmd, exited
+	g.last, g.exited = cmd, exited
 	go func() {
 		err := cmd.Wait()
 		g.log.Debug("guard ended", "pid", cmd.Process.Pid, "err", err)
@@ -83,15 +81,15 @@ func (g *guardProcess) start() (_ *os.File, kill func(), err error) {
 // stop ends the process and waits for it. What it guarded is closed before.
 func (g *guardProcess) stop() {
 	g.Close()
-	if g.child == nil {
+	if g.last == nil {
 		return
 	}
 	select {
 	case <-g.exited:
 		return
-	case <-time.After(childStopTimeout):
+	case <-time.After(child.StopTimeout):
 	}
-	g.log.Warn("guard does not end; killing it", "pid", g.child.Process.Pid)
-	_ = g.child.Process.Kill() // it may have ended
+	g.log.Warn("guard does not end; killing it", "pid", g.last.Process.Pid)
+	_ = g.last.Process.Kill() // it may have ended
 	<-g.exited
 }

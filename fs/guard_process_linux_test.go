@@ -33,7 +33,7 @@ func guardedMain() {
 	r, err := uffd.Track(c)
 	must(err)
 	must(b.guard.Add(r))
-	fmt.Println("guard", b.guard.child.Process.Pid)
+	fmt.Println("guard", b.guard.last.Process.Pid)
 	_, err = io.Copy(io.Discard, os.Stdin)
 	must(err)
 	must(r.Close())

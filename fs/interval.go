@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
@@ -54,29 +55,18 @@ type intervalState struct {
 	}
 }
 
-const (
-	// restFactor is 4 for a duty cycle of at most 20 %.
-	restFactor = 4
-	// mostTogetherness bounds togetherness.
-	mostTogetherness = 5 * time.Millisecond
-)
-
-// togetherness is by how much what happens at an interval may be moved to happen
-// together with something else.
-func togetherness(every time.Duration) time.Duration { return min(mostTogetherness, every/10) }
-
 // opened says that the area has become one that programs may store into.
 func (n intervals) opened(a *openArea) {
-	a.pace.every.Store(int64(a.interval()))
-	n.b.harvest.watch(a)
+	a.pace.every.Store(int64(a.Interval()))
+	n.b.harvest.Watch(a)
 	n.wake(a)
 }
 
 // changed makes a new interval count, if the area has one.
 func (n intervals) changed(a *openArea) {
-	every := int64(a.interval())
+	every := int64(a.Interval())
 	if a.pace.every.Swap(every) != every {
-		n.b.harvest.watch(a)
+		n.b.harvest.Watch(a)
 		n.wake(a)
 	}
 }
@@ -98,7 +88,7 @@ func (n intervals) wake(a *openArea) {
 // stored says that a store was taken over. It is called for every WRITE.
 func (n intervals) stored(a *openArea, w wish) {
 	p := &a.pace
-	if p.wish.Load() >= w || a.interval() == 0 {
+	if p.wish.Load() >= w || a.Interval() == 0 {
 		return
 	}
 	p.mu.Lock()
@@ -115,7 +105,7 @@ func (n intervals) stored(a *openArea, w wish) {
 // unpublished reports whether the area's interval has something to do. Of programs
 // that have attached nobody knows before looking.
 func (a *openArea) unpublished() bool {
-	return a.interval() > 0 && (a.live.Load() > 0 && a.stored.Load() != a.published.Load() || a.attached.Load() > 0)
+	return a.Interval() > 0 && (a.live.Load() > 0 && a.stored.Load() != a.published.Load() || a.attached.Load() > 0)
 }
 
 // armLocked sets the timer for the area's wish.
@@ -127,8 +117,8 @@ func (n intervals) armLocked(a *openArea) {
 // setLocked sets the timer, perhaps once more for the same wish.
 func (n intervals) setLocked(a *openArea) {
 	p := &a.pace
-	now, every := time.Now(), a.interval()
-	at := now.Add(togetherness(every))
+	now, every := time.Now(), a.Interval()
+	at := now.Add(harvest.Togetherness(every))
 	if t := p.mu.start.Add(every); p.wish.Load() == atInterval && t.After(at) {
 		at = t
 	}
@@ -158,7 +148,7 @@ func (n intervals) fire(a *openArea) {
 		n.nextLocked(a)
 	case a.publishing.Load() > 0:
 		n.setLocked(a)
-	case w == soon && a.stored.Load() != p.mu.covers && time.Since(p.mu.first) < a.interval():
+	case w == soon && a.stored.Load() != p.mu.covers && time.Since(p.mu.first) < a.Interval():
 		n.setLocked(a) // the harvest is not over: one round for all of it
 	default:
 		p.mu.busy, p.mu.start = true, time.Now()
@@ -179,7 +169,7 @@ func (n intervals) round(a *openArea) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
-	p.mu.busy, p.mu.rest = false, now.Add(max(restFactor*now.Sub(p.mu.start), rest))
+	p.mu.busy, p.mu.rest = false, now.Add(max(harvest.RestFactor*now.Sub(p.mu.start), rest))
 	n.nextLocked(a)
 }
 

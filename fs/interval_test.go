@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
@@ -42,7 +43,7 @@ func (p *publishedArea) starts() []time.Time {
 // pacedArea returns an area that programs may store into, without a harvester.
 func pacedArea(every time.Duration) (*bridge, *openArea, *publishedArea) {
 	b := newBridge(Config{FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
-	b.harvest.mu.stopped = true
+	b.harvest.Stop()
 	p := &publishedArea{}
 	a := newOpenArea(1)
 	a.mu.area = p
@@ -114,7 +115,7 @@ func TestPublishRests(t *testing.T) {
 			t.Errorf("%d publishes of %v in %v", len(at), p.took, 300*ms)
 		}
 		for i := 1; i < len(at); i++ {
-			if gap := at[i].Sub(at[i-1]); gap < (1+restFactor)*p.took {
+			if gap := at[i].Sub(at[i-1]); gap < (1+harvest.RestFactor)*p.took {
 				t.Errorf("publish %d comes %v after the one before", i, gap)
 			}
 		}

@@ -72,7 +72,7 @@ func TestHarvest(t *testing.T) {
 			t.Fatalf("%q is not published", word)
 		}
 	}
-	pid := f.fs.b.harvest.pid.Load()
+	pid := int64(f.fs.b.harvest.Pid())
 	if pid == 0 || childFiles(pid, f.mnt) != 1 {
 		t.Errorf("child %d has %d files of the mount, want 1", pid, childFiles(pid, f.mnt))
 	}
@@ -108,15 +108,10 @@ func TestNoWakeups(t *testing.T) {
 		return len(f.fs.b.opens.all(func(a *openArea) bool { return a.live.Load() > 0 })) == 0
 	})
 	h := f.fs.b.harvest
-	watched := func() int {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return len(h.mu.told)
-	}
 	a := f.fs.b.opens.find(dsm.AreaID(f.names.inoOf("w")))
-	eventually(t, "nothing is watched", func() bool { return watched() == 0 && a.pace.wish.Load() == notAtAll })
+	eventually(t, "nothing is watched", func() bool { return h.Watched() == 0 && a.pace.wish.Load() == notAtAll })
 	c.open(f.path("w"), unix.O_RDWR)
-	eventually(t, "the area is watched", func() bool { return watched() == 1 })
+	eventually(t, "the area is watched", func() bool { return h.Watched() == 1 })
 	if a.pace.wish.Load() != notAtAll {
 		t.Error("a timer is set though nobody stores")
 	}
@@ -143,10 +138,10 @@ func TestHarvestChildDies(t *testing.T) {
 				t.Fatalf("round %d: %s is not published", i, names[j])
 			}
 		}
-		if n := f.fs.b.count.harvests.Load(); n != 0 {
+		if n := f.fs.b.harvest.Asked(); n != 0 {
 			t.Errorf("%d harvests asked for", n)
 		}
-		if err := syscall.Kill(int(f.fs.b.harvest.pid.Load()), syscall.SIGKILL); err != nil {
+		if err := syscall.Kill(f.fs.b.harvest.Pid(), syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -181,7 +176,7 @@ func TestWatchEndsAtClose(t *testing.T) {
 		c.must(clientCall{Op: "munmap", FD: m})
 		c.must(clientCall{Op: "close", FD: fd})
 	}
-	pid := f.fs.b.harvest.pid.Load()
+	pid := int64(f.fs.b.harvest.Pid())
 	eventually(t, "the child closes its file", func() bool { return childFiles(pid, f.mnt) == 0 })
 	if !a.await(clientTimeout, func() bool { return a.published[0] == 'a'+19 }) {
 		t.Errorf("%c is published", a.state().published[0])

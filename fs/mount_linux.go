@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -182,11 +183,11 @@ func (f *FS) Mountpoint() string { return f.b.cfg.Mountpoint }
 // PublishAll publishes everything that the programs of this node have stored.
 func (f *FS) PublishAll(ctx context.Context) error {
 	open := f.b.opens.all(func(a *openArea) bool { return a.current() != nil })
-	targets := make([]target, len(open))
+	targets := make([]harvest.Target, len(open))
 	for i, a := range open {
-		targets[i].area = a
+		targets[i].Area = a
 	}
-	failed := f.b.harvest.sync(targets)
+	failed := f.b.harvest.Sync(targets)
 	results := make(chan error)
 	for _, a := range open {
 		go func() { results <- f.b.publish(ctx, a) }()
@@ -221,7 +222,7 @@ func (f *FS) Unmount(ctx context.Context, force bool) error {
 	f.b.opens.endDirect()
 	f.b.releases.close() // publishes what programs have just closed
 	f.b.end()
-	f.b.harvest.stop()
+	f.b.harvest.Stop()
 	f.b.background.close()
 	f.b.guard.stop()
 	return nil

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"golang.org/x/sys/unix"
 )
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) {
 	case "":
 		os.Exit(m.Run())
 	case "harvest":
-		if err := HarvestMain(os.Stdin, os.Stdout); err != nil {
+		if err := harvest.Main(os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, "harvest child:", err)
 			os.Exit(1)
 		}

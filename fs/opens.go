@@ -289,7 +289,7 @@ func (o *opens) release(a *openArea, write bool) {
 	}
 	if write {
 		if a.live.Add(-1) == 0 {
-			o.b.harvest.forget(a)
+			o.b.harvest.Forget(a)
 		}
 		ctx, cancel := o.b.lasting()
 		if err := o.b.publish(ctx, a); err != nil {
@@ -433,5 +433,11 @@ func residency(a Area) dsm.Residency {
 	return dsm.ResidencyFull
 }
 
-// interval returns how often the area's stores are to be published.
-func (a *openArea) interval() time.Duration { return time.Duration(a.every.Load()) }
+// ID, Live and Interval make it a harvest.Area.
+func (a *openArea) ID() dsm.AreaID { return a.id }
+
+// Live reports whether the mount has handles of the area that may store.
+func (a *openArea) Live() bool { return a.live.Load() > 0 }
+
+// Interval returns how often the area's stores are to be published.
+func (a *openArea) Interval() time.Duration { return time.Duration(a.every.Load()) }

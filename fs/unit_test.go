@@ -3,7 +3,6 @@ package fs
 import (
 	"context"
 	"errors"
-	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -30,31 +29,7 @@ func (s slowCache) InodeNotifyStoreCache(uint64, int64, []byte) fuse.Status {
 	return fuse.OK
 }
 
-// TestErrnoIsTotal: every kind of error is in the table.
-func TestErrnoIsTotal(t *testing.T) {
-	for k := errs.Kind(0); !strings.HasPrefix(k.String(), "kind "); k++ {
-		if int(k) >= len(errnoOf) || errnoOf[k] == 0 {
-			t.Errorf("no errno for kind %d, %q", k, k)
-		}
-	}
-	for _, tt := range []struct {
-		err  error
-		want syscall.Errno
-	}{
-		{nil, 0},
-		{errs.E(errs.NoSpace, "x", ""), syscall.ENOSPC},
-		{&errs.Error{Op: "outer", Err: errs.E(errs.Exist, "x", "")}, syscall.EEXIST},
-		{&errs.Error{Op: "read", Kind: errs.Timeout, Err: context.DeadlineExceeded}, syscall.EIO},
-		{&errs.Error{Op: "x", Err: syscall.ENOLCK}, syscall.ENOLCK},
-		{context.Canceled, syscall.EINTR},
-		{context.DeadlineExceeded, syscall.EIO},
-		{errors.New("x"), syscall.EIO},
-		{errs.E(errs.Kind(250), "x", ""), syscall.EIO},
-	} {
-		if got := errno(tt.err); got != tt.want {
-			t.Errorf("%v: %v, want %v", tt.err, got, tt.want)
-		}
-	}
+func TestInodeStatus(t *testing.T) {
 	if got := inodeStatus(errs.E(errs.NotExist, "x", "")); got != fuse.Status(syscall.ESTALE) {
 		t.Errorf("inode that is gone: %v", got)
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/fs"
+	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
@@ -248,12 +249,12 @@ const guardVerbName = "guard"
 func guardVerb(*program, []string) error { return fs.GuardMain(os.Stdin) }
 
 // harvestVerbName is the hidden verb of the child process that makes the
-// kernel hand over what programs stored; see fs.HarvestMain.
+// kernel hand over what programs stored; see harvest.Main.
 const harvestVerbName = "harvest"
 
 func harvestVerb(*program, []string) error {
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP) // it ends with its input
-	err := fs.HarvestMain(os.Stdin, os.Stdout)
+	err := harvest.Main(os.Stdin, os.Stdout)
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return nil // the daemon was killed in the middle of a request
 	}

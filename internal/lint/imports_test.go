@@ -38,7 +38,13 @@ const imports = `
 	internal/errs internal/invariants internal/lockrank
 	< internal/uffd;
 
-	internal/uffd
+	internal/errs internal/lockrank
+	< internal/child fs/errno;
+
+	internal/child fs/errno
+	< fs/harvest;
+
+	internal/uffd fs/harvest
 	< fs;
 
 	internal/transport catalog membership coherence fs

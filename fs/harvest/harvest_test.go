@@ -1,4 +1,4 @@
-package fs
+package harvest
 
 import (
 	"bytes"
@@ -13,47 +13,47 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-func TestHarvestWire(t *testing.T) {
-	for _, q := range []harvestRequest{
-		{op: harvestHello, mount: "/mnt/dsm"},
-		{op: harvestSync, items: []harvestItem{{ino: 1, off: 2, n: 3}, {ino: 1 << 60}}},
-		{op: harvestWatch, items: []harvestItem{{ino: 1, every: uint64(dsm.MaxInterval)}, {ino: 2}}},
-		{op: harvestClose, items: []harvestItem{{ino: 9}}},
+func TestWire(t *testing.T) {
+	for _, q := range []request{
+		{op: opHello, dir: "/mnt/dsm"},
+		{op: opSync, items: []item{{ino: 1, off: 2, n: 3}, {ino: 1 << 60}}},
+		{op: opWatch, items: []item{{ino: 1, every: uint64(dsm.MaxInterval)}, {ino: 2}}},
+		{op: opClose, items: []item{{ino: 9}}},
 	} {
-		got, err := readHarvestRequest(bytes.NewReader(q.append(nil)))
+		got, err := readRequest(bytes.NewReader(q.append(nil)))
 		if err != nil || !reflect.DeepEqual(got, q) {
 			t.Errorf("%+v became %+v, %v", q, got, err)
 		}
 	}
 	results := []uint32{0, 5}
-	got, err := readHarvestReply(bytes.NewReader(appendHarvestReply(nil, results)), 2)
+	got, err := readReply(bytes.NewReader(appendReply(nil, results)), 2)
 	if err != nil || !reflect.DeepEqual(got, results) {
 		t.Errorf("%+v became %+v, %v", results, got, err)
 	}
-	if _, err := readHarvestReply(bytes.NewReader(appendHarvestReply(nil, results)), 1); err == nil {
+	if _, err := readReply(bytes.NewReader(appendReply(nil, results)), 1); err == nil {
 		t.Error("reply to another request accepted")
 	}
-	never := harvestRequest{op: harvestWatch, items: []harvestItem{{ino: 1, every: uint64(dsm.MaxInterval) + 1}}}
-	if _, err := readHarvestRequest(bytes.NewReader(never.append(nil))); err == nil {
+	never := request{op: opWatch, items: []item{{ino: 1, every: uint64(dsm.MaxInterval) + 1}}}
+	if _, err := readRequest(bytes.NewReader(never.append(nil))); err == nil {
 		t.Error("an interval that no area can have accepted")
 	}
 }
 
-func FuzzHarvestRequest(f *testing.F) {
+func FuzzRequest(f *testing.F) {
 	f.Add([]byte("H\x00\x00\x00\x04/mnt"))
 	f.Add([]byte("S\xff\xff\xff\xff"))
-	f.Add(harvestRequest{op: harvestSync, items: []harvestItem{{ino: 1, off: 2, n: 3}}}.append(nil))
-	f.Add(harvestRequest{op: harvestWatch, items: []harvestItem{{ino: 1, every: 5}}}.append(nil))
+	f.Add(request{op: opSync, items: []item{{ino: 1, off: 2, n: 3}}}.append(nil))
+	f.Add(request{op: opWatch, items: []item{{ino: 1, every: 5}}}.append(nil))
 	f.Fuzz(func(t *testing.T, p []byte) {
-		q, err := readHarvestRequest(bytes.NewReader(p))
+		q, err := readRequest(bytes.NewReader(p))
 		if err == nil && !bytes.HasPrefix(p, q.append(nil)) {
 			t.Errorf("%+v is not what %q says", q, p)
 		}
 	})
 }
 
-// runHarvestMain gives the child that input and returns what it answers.
-func runHarvestMain(t *testing.T, input []byte) ([]byte, error) {
+// runMain gives the child that input and returns what it answers.
+func runMain(t *testing.T, input []byte) ([]byte, error) {
 	t.Helper()
 	in, toChild, err := os.Pipe()
 	if err != nil {
@@ -69,7 +69,7 @@ func runHarvestMain(t *testing.T, input []byte) ([]byte, error) {
 		t.Fatal(err)
 	}
 	toChild.Close()
-	mainErr := HarvestMain(in, out)
+	mainErr := Main(in, out)
 	out.Close()
 	answers, err := io.ReadAll(fromChild)
 	if err != nil {
@@ -78,26 +78,26 @@ func runHarvestMain(t *testing.T, input []byte) ([]byte, error) {
 	return answers, mainErr
 }
 
-// TestHarvestMainEnds: with its input, also while it watches, and at nonsense.
-func TestHarvestMainEnds(t *testing.T) {
-	if _, err := runHarvestMain(t, nil); err != nil {
+// TestMainEnds: with its input, also while it watches, and at nonsense.
+func TestMainEnds(t *testing.T) {
+	if _, err := runMain(t, nil); err != nil {
 		t.Error(err)
 	}
-	in := harvestRequest{op: harvestHello, mount: "/nowhere"}.append(nil)
-	in = harvestRequest{op: harvestWatch, items: []harvestItem{{ino: 5, every: uint64(time.Hour)}}}.append(in)
-	in = harvestRequest{op: harvestSync, items: []harvestItem{{ino: 5}}}.append(in)
-	in = harvestRequest{op: harvestClose, items: []harvestItem{{ino: 5}}}.append(in)
-	answers, err := runHarvestMain(t, in)
+	in := request{op: opHello, dir: "/nowhere"}.append(nil)
+	in = request{op: opWatch, items: []item{{ino: 5, every: uint64(time.Hour)}}}.append(in)
+	in = request{op: opSync, items: []item{{ino: 5}}}.append(in)
+	in = request{op: opClose, items: []item{{ino: 5}}}.append(in)
+	answers, err := runMain(t, in)
 	if err != nil {
 		t.Error(err)
 	}
 	r := bytes.NewReader(answers)
 	for _, want := range []uint32{uint32(syscall.ENOENT), 0} {
-		if got, err := readHarvestReply(r, 1); err != nil || got[0] != want {
+		if got, err := readReply(r, 1); err != nil || got[0] != want {
 			t.Errorf("%v, %v; want errno %d", got, err, want)
 		}
 	}
-	if _, err := runHarvestMain(t, []byte("Xabcd")); err == nil {
+	if _, err := runMain(t, []byte("Xabcd")); err == nil {
 		t.Error("nonsense accepted")
 	}
 }
@@ -173,7 +173,7 @@ func TestScheduleRests(t *testing.T) {
 		return 0
 	})
 	for i := 1; i < len(starts[1]); i++ {
-		if gap := starts[1][i] - starts[1][i-1]; gap < (1+restFactor)*slow {
+		if gap := starts[1][i] - starts[1][i-1]; gap < (1+RestFactor)*slow {
 			t.Errorf("harvests of %v are %v apart", slow, gap)
 		}
 	}

@@ -1,4 +1,4 @@
-package fs
+package harvest
 
 import (
 	"bufio"
@@ -7,16 +7,16 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"strings"
-	"syscall"
+	"slices"
 	"time"
 
+	"github.com/dsmfs/dsmfs/internal/child"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// child is a running child process.
-type child struct {
+// process is a running child process.
+type process struct {
 	cmd     *exec.Cmd
 	in      *os.File
 	out     *os.File
@@ -25,17 +25,12 @@ type child struct {
 	exited  chan struct{}
 }
 
-const (
-	// childStopTimeout is how long a child may take to end at the end of its input.
-	childStopTimeout = 5 * time.Second
-	// childRestartPause is the least time from start to start: a child that
-	// dies at once does so again.
-	childRestartPause = time.Second
-)
+// restartPause is the least time from start to start: a child that dies at once does so again.
+const restartPause = time.Second
 
 // askLocked makes one round trip, with a new child if there is none. A child
 // that does not answer is killed.
-func (h *harvester) askLocked(q harvestRequest) ([]uint32, error) {
+func (h *Harvester) askLocked(q request) ([]uint32, error) {
 	if h.mu.stopped {
 		return nil, errs.E(errs.Closed, "harvest", "")
 	}
@@ -45,7 +40,7 @@ func (h *harvester) askLocked(q harvestRequest) ([]uint32, error) {
 		}
 	}
 	c := h.mu.child
-	results, err := c.ask(q, h.b.cfg.FaultTimeout)
+	results, err := c.ask(q, h.cfg.Timeout)
 	if err != nil {
 		h.killLocked(err)
 		return nil, fmt.Errorf("harvest: %w", err)
@@ -54,7 +49,7 @@ func (h *harvester) askLocked(q harvestRequest) ([]uint32, error) {
 }
 
 // send sends a request.
-func (c *child) send(q harvestRequest, timeout time.Duration) error {
+func (c *process) send(q request, timeout time.Duration) error {
 	if err := c.in.SetWriteDeadline(time.Now().Add(timeout)); err != nil {
 		return err
 	}
@@ -62,29 +57,22 @@ func (c *child) send(q harvestRequest, timeout time.Duration) error {
 	return err
 }
 
-func (c *child) ask(q harvestRequest, timeout time.Duration) ([]uint32, error) {
+func (c *process) ask(q request, timeout time.Duration) ([]uint32, error) {
 	if err := c.send(q, timeout); err != nil {
 		return nil, err
 	}
 	if err := c.out.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, err
 	}
-	return readHarvestReply(c.replies, len(q.items))
+	return readReply(c.replies, len(q.items))
 }
 
 // startLocked starts a child and tells it what to watch.
-func (h *harvester) startLocked() error {
-	argv := h.b.cfg.HarvestArgv
-	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Dir = "/"
-	// One thread does all the work; its own process group keeps a Ctrl-C in the
-	// terminal from ending it before the daemon's last harvest.
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Stderr = &lineLogger{log: h.b.log, child: "harvest child"}
-	c := &child{cmd: cmd, started: time.Now(), exited: make(chan struct{})}
+func (h *Harvester) startLocked() error {
+	cmd := child.Command(h.cfg.Log, "harvest child", h.cfg.Argv)
+	c := &process{cmd: cmd, started: time.Now(), exited: make(chan struct{})}
 	if err := c.start(); err != nil {
-		h.b.background.run(func() { h.restart(c.started) })
+		h.cfg.Background(func() { h.restart(c.started) })
 		return fmt.Errorf("start harvest child: %w", err)
 	}
 	pid := int64(cmd.Process.Pid)
@@ -92,14 +80,14 @@ func (h *harvester) startLocked() error {
 	go func() {
 		err := cmd.Wait()
 		h.pid.CompareAndSwap(pid, 0)
-		h.b.log.Debug("harvest child ended", "pid", pid, "err", err)
+		h.cfg.Log.Debug("harvest child ended", "pid", pid, "err", err)
 		close(c.exited)
-		h.b.background.run(func() { h.ended(c) })
+		h.cfg.Background(func() { h.ended(c) })
 	}()
 	h.mu.child, h.mu.told = c, make(map[dsm.AreaID]time.Duration)
-	err := c.send(harvestRequest{op: harvestHello, mount: h.b.cfg.Mountpoint}, h.b.cfg.FaultTimeout)
+	err := c.send(request{op: opHello, dir: h.cfg.Dir}, h.cfg.Timeout)
 	if q := h.watchAllLocked(); err == nil && len(q.items) > 0 {
-		err = c.send(q, h.b.cfg.FaultTimeout)
+		err = c.send(q, h.cfg.Timeout)
 	}
 	if err != nil {
 		h.killLocked(err)
@@ -108,7 +96,7 @@ func (h *harvester) startLocked() error {
 }
 
 // start starts the process, with pipes that have deadlines.
-func (c *child) start() error {
+func (c *process) start() error {
 	in, toChild, err := os.Pipe()
 	if err != nil {
 		return err
@@ -131,10 +119,10 @@ func (c *child) start() error {
 }
 
 // ended sees to it that there is another child if a child ended by itself.
-func (h *harvester) ended(c *child) {
+func (h *Harvester) ended(c *process) {
 	h.mu.Lock()
 	if h.mu.child == c {
-		h.b.log.Warn("harvest child ended; starting another", "pid", c.cmd.Process.Pid)
+		h.cfg.Log.Warn("harvest child ended; starting another", "pid", c.cmd.Process.Pid)
 		h.endLocked()
 	}
 	h.mu.Unlock()
@@ -143,25 +131,25 @@ func (h *harvester) ended(c *child) {
 
 // restart starts a child if there is something to watch and none does. The last
 // one was started at a time that may be just now.
-func (h *harvester) restart(last time.Time) {
+func (h *Harvester) restart(last time.Time) {
 	select {
-	case <-h.b.life.Done():
+	case <-h.cfg.Life.Done():
 		return
-	case <-time.After(time.Until(last.Add(childRestartPause))):
+	case <-time.After(time.Until(last.Add(restartPause))):
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	watched := h.b.opens.all(func(a *openArea) bool { return a.live.Load() > 0 && a.interval() > 0 })
-	if h.mu.stopped || h.mu.child != nil || len(watched) == 0 {
+	watched := slices.ContainsFunc(h.cfg.Live(), func(a Area) bool { return a.Interval() > 0 })
+	if h.mu.stopped || h.mu.child != nil || !watched {
 		return
 	}
 	if err := h.startLocked(); err != nil {
-		h.b.log.Warn("harvest", "err", err)
+		h.cfg.Log.Warn("harvest", "err", err)
 	}
 }
 
-// stop ends the child, which closes every file.
-func (h *harvester) stop() {
+// Stop ends the child, which closes every file.
+func (h *Harvester) Stop() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.mu.stopped = true
@@ -169,15 +157,15 @@ func (h *harvester) stop() {
 }
 
 // killLocked ends a child that does not do what it is there for. There will be another.
-func (h *harvester) killLocked(why error) {
+func (h *Harvester) killLocked(why error) {
 	c := h.mu.child
-	h.b.log.Warn("harvest child does not answer; starting another", "pid", c.cmd.Process.Pid, "err", why)
-	c.kill(h.b.log)
+	h.cfg.Log.Warn("harvest child does not answer; starting another", "pid", c.cmd.Process.Pid, "err", why)
+	c.kill(h.cfg.Log)
 	h.endLocked()
 }
 
 // endLocked ends the child, if there is one, and waits for it.
-func (h *harvester) endLocked() {
+func (h *Harvester) endLocked() {
 	c := h.mu.child
 	if c == nil {
 		return
@@ -188,24 +176,24 @@ func (h *harvester) endLocked() {
 	select {
 	case <-c.exited:
 		return
-	case <-time.After(childStopTimeout):
+	case <-time.After(child.StopTimeout):
 	}
-	h.b.log.Warn("harvest child does not end; killing it", "pid", c.cmd.Process.Pid)
-	c.kill(h.b.log)
+	h.cfg.Log.Warn("harvest child does not end; killing it", "pid", c.cmd.Process.Pid)
+	c.kill(h.cfg.Log)
 	select {
 	case <-c.exited:
-	case <-time.After(childStopTimeout): // in the kernel, waiting for a mount that hangs
+	case <-time.After(child.StopTimeout): // in the kernel, waiting for a mount that hangs
 	}
 }
 
-func (c *child) kill(log *slog.Logger) {
+func (c *process) kill(log *slog.Logger) {
 	if err := c.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		log.Warn("kill harvest child", "err", err)
 	}
 }
 
-// isChild reports whether a thread is one of the child's.
-func (h *harvester) isChild(tid uint32) bool {
+// IsChild reports whether a thread is one of the child's.
+func (h *Harvester) IsChild(tid uint32) bool {
 	pid := h.pid.Load()
 	if pid == 0 || tid == 0 {
 		return false
@@ -217,15 +205,5 @@ func (h *harvester) isChild(tid uint32) bool {
 	return err == nil
 }
 
-// lineLogger writes what a child prints to the log.
-type lineLogger struct {
-	log   *slog.Logger
-	child string
-}
-
-func (l *lineLogger) Write(p []byte) (int, error) {
-	for line := range strings.Lines(string(p)) {
-		l.log.Warn(l.child, "stderr", strings.TrimSuffix(line, "\n"))
-	}
-	return len(p), nil
-}
+// Pid returns the process of the child, 0 if there is none.
+func (h *Harvester) Pid() int { return int(h.pid.Load()) }

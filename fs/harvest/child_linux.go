@@ -1,4 +1,4 @@
-package fs
+package harvest
 
 import (
 	"bufio"
@@ -12,18 +12,20 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/fs/errno"
 )
 
-// HarvestMain is the child process that harvests for a daemon: it reads
+// Main is the child process that harvests for a daemon: it reads
 // requests from in and answers on out until in ends. cmd calls it for the
-// hidden verb of Config.HarvestArgv. The child has no descriptor of /dev/fuse, so
+// hidden verb of Config.Argv. The child has no descriptor of /dev/fuse, so
 // it may block on the mount without anyone else blocking; what it holds of the
 // mount are read-only descriptors of areas that a program may store into.
 //
 // It does everything in one goroutine, which waits for input and for the next
 // round in one place: see alarm.
-func HarvestMain(in, out *os.File) error {
-	c := harvestChild{
+func Main(in, out *os.File) error {
+	c := worker{
 		began:    time.Now(),
 		fds:      make(map[uint64]int),
 		reported: make(map[uint64]time.Duration),
@@ -45,7 +47,7 @@ func HarvestMain(in, out *os.File) error {
 				continue
 			}
 		}
-		q, err := readHarvestRequest(requests)
+		q, err := readRequest(requests)
 		switch {
 		case errors.Is(err, io.EOF):
 			return nil
@@ -60,9 +62,9 @@ func HarvestMain(in, out *os.File) error {
 	}
 }
 
-type harvestChild struct {
+type worker struct {
 	began    time.Time
-	mount    string
+	dir      string
 	fds      map[uint64]int // by inode number
 	schedule schedule
 	reported map[uint64]time.Duration // when an area's last error was reported
@@ -72,10 +74,10 @@ type harvestChild struct {
 // reportPause is the least time between two reports of errors of one area.
 const reportPause = time.Minute
 
-func (c *harvestChild) now() time.Duration { return time.Since(c.began) }
+func (c *worker) now() time.Duration { return time.Since(c.began) }
 
 // wait returns when there is input, or when the next area is due.
-func (c *harvestChild) wait() (ready bool, err error) {
+func (c *worker) wait() (ready bool, err error) {
 	at, ok := c.schedule.next()
 	if !ok {
 		return c.alarm.wait(never)
@@ -84,7 +86,7 @@ func (c *harvestChild) wait() (ready bool, err error) {
 }
 
 // round harvests the areas that are due.
-func (c *harvestChild) round() {
+func (c *worker) round() {
 	began := c.now()
 	start := began
 	for i := range c.schedule.watches {
@@ -92,7 +94,7 @@ func (c *harvestChild) round() {
 		if !w.isDue(began) {
 			continue
 		}
-		e := c.sync(harvestItem{ino: w.ino})
+		e := c.sync(item{ino: w.ino})
 		end := c.now()
 		w.harvested(start, end-start)
 		if e != 0 {
@@ -103,46 +105,46 @@ func (c *harvestChild) round() {
 }
 
 // do does what the daemon asks for and returns the answer, if there is one.
-func (c *harvestChild) do(q harvestRequest) []byte {
+func (c *worker) do(q request) []byte {
 	results := make([]uint32, len(q.items))
 	switch q.op {
-	case harvestHello:
-		c.mount = q.mount
+	case opHello:
+		c.dir = q.dir
 		return nil
-	case harvestWatch:
+	case opWatch:
 		now := c.now()
 		for _, it := range q.items {
 			c.schedule.set(it.ino, time.Duration(it.every), now)
 		}
 		return nil
-	case harvestSync:
+	case opSync:
 		for i, it := range q.items {
 			results[i] = uint32(c.sync(it))
 		}
-	case harvestStat:
+	case opStat:
 		for i, it := range q.items {
 			var st unix.Stat_t
-			results[i] = uint32(errno(unix.Stat(c.path(it.ino), &st)))
+			results[i] = uint32(errno.Of(unix.Stat(c.path(it.ino), &st)))
 		}
-	case harvestClose:
+	case opClose:
 		for _, it := range q.items {
 			c.schedule.remove(it.ino)
 			c.close(it.ino)
 		}
 	}
-	return appendHarvestReply(nil, results)
+	return appendReply(nil, results)
 }
 
 // sync makes the kernel send what programs have stored into their mappings as
 // WRITE requests, and returns when these are answered. The system call is raw, although it can
 // block: nearly always there is nothing to send, see alarm for what it would
 // cost otherwise, and no other goroutine of the child has anything to do.
-func (c *harvestChild) sync(it harvestItem) syscall.Errno {
+func (c *worker) sync(it item) syscall.Errno {
 	fd, ok := c.fds[it.ino]
 	if !ok {
 		var err error
 		if fd, err = unix.Open(c.path(it.ino), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0); err != nil {
-			return errno(err)
+			return errno.Of(err)
 		}
 		c.fds[it.ino] = fd
 	}
@@ -156,7 +158,7 @@ func (c *harvestChild) sync(it harvestItem) syscall.Errno {
 }
 
 // report tells the daemon's log of an error that nobody waits for.
-func (c *harvestChild) report(ino uint64, e syscall.Errno, now time.Duration) {
+func (c *worker) report(ino uint64, e syscall.Errno, now time.Duration) {
 	if last, ok := c.reported[ino]; ok && now-last < reportPause {
 		return
 	}
@@ -164,11 +166,11 @@ func (c *harvestChild) report(ino uint64, e syscall.Errno, now time.Duration) {
 	fmt.Fprintf(os.Stderr, "harvest area %d: %v\n", ino, e)
 }
 
-func (c *harvestChild) path(ino uint64) string {
-	return filepath.Join(c.mount, controlName, inoDirName, strconv.FormatUint(ino, 10))
+func (c *worker) path(ino uint64) string {
+	return filepath.Join(c.dir, strconv.FormatUint(ino, 10))
 }
 
-func (c *harvestChild) close(ino uint64) {
+func (c *worker) close(ino uint64) {
 	delete(c.reported, ino)
 	if fd, ok := c.fds[ino]; ok {
 		unix.Close(fd)
@@ -176,7 +178,7 @@ func (c *harvestChild) close(ino uint64) {
 	}
 }
 
-func (c *harvestChild) closeAll() {
+func (c *worker) closeAll() {
 	for ino := range c.fds {
 		c.close(ino)
 	}

@@ -1,6 +1,17 @@
-package fs
+package harvest
 
 import "time"
+
+const (
+	// RestFactor is 4 for a duty cycle of at most 20 %: what took T is followed by 4T without.
+	RestFactor = 4
+	// mostTogetherness bounds Togetherness.
+	mostTogetherness = 5 * time.Millisecond
+)
+
+// Togetherness is by how much what happens at an interval may be moved to happen
+// together with something else.
+func Togetherness(every time.Duration) time.Duration { return min(mostTogetherness, every/10) }
 
 // schedule says when the harvester's child harvests which of the areas it watches.
 // Times are since the start of the child.
@@ -36,7 +47,7 @@ func (s *schedule) set(ino uint64, every, now time.Duration) {
 	}
 	w := &s.watches[i]
 	w.every = every
-	w.harvested(now-togetherness(every), 0)
+	w.harvested(now-Togetherness(every), 0)
 }
 
 func (s *schedule) remove(ino uint64) {
@@ -63,16 +74,16 @@ func (s *schedule) next() (at time.Duration, ok bool) {
 
 // isDue reports whether the area is harvested in a round that starts now.
 func (w *watch) isDue(now time.Duration) bool {
-	early := togetherness(w.every)
+	early := Togetherness(w.every)
 	return w.due-early <= now && w.restedUntil <= now
 }
 
 // harvested notes a harvest.
 func (w *watch) harvested(start, took time.Duration) {
 	at := start + w.every
-	if aligned := at.Truncate(w.every); aligned-start > togetherness(w.every) {
+	if aligned := at.Truncate(w.every); aligned-start > Togetherness(w.every) {
 		at = aligned
 	}
-	w.restedUntil = max(w.restedUntil, start+(1+restFactor)*took)
+	w.restedUntil = max(w.restedUntil, start+(1+RestFactor)*took)
 	w.due = max(at, w.restedUntil)
 }

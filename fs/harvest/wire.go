@@ -1,4 +1,4 @@
-package fs
+package harvest
 
 import (
 	"encoding/binary"
@@ -12,7 +12,7 @@ import (
 // input and output. The daemon asks one thing at a time; numbers are big endian.
 //
 //	daemon                                   child
-//	  | hello: 'H' length32 mount point ------>|
+//	  | hello: 'H' length32 directory -------->|
 //	  | watch: 'W' count32 (ino64 every64)* -->|  from now on opens and syncs them at that
 //	  |                                        |  interval, in nanoseconds; 0: no more
 //	  | sync:  'S' count32 (ino64 off64 n64)*->|  opens what is not open, syncs
@@ -26,83 +26,83 @@ import (
 // A watch has no answer, so that a harvest that finds nothing wakes nobody. What
 // goes wrong in one is a line on the child's standard error.
 const (
-	harvestHello = 'H'
-	harvestWatch = 'W'
-	harvestSync  = 'S'
-	harvestStat  = 'A'
-	harvestClose = 'C'
+	opHello = 'H'
+	opWatch = 'W'
+	opSync  = 'S'
+	opStat  = 'A'
+	opClose = 'C'
 
-	maxMountpoint   = 4096    // PATH_MAX
-	maxHarvestBatch = 1 << 20 // areas in one request
+	maxDir   = 4096    // PATH_MAX
+	maxBatch = 1 << 20 // areas in one request
 )
 
-// harvestItem is an area in a request: in a sync with a range, of which n = 0 is
+// item is an area in a request: in a sync with a range, of which n = 0 is
 // up to the end, in a watch with an interval.
-type harvestItem struct{ ino, off, n, every uint64 }
+type item struct{ ino, off, n, every uint64 }
 
-// harvestRequest is one message of the daemon.
-type harvestRequest struct {
+// request is one message of the daemon.
+type request struct {
 	op    byte
-	mount string        // of hello
-	items []harvestItem // of the others
+	dir   string // of hello: where the files are
+	items []item // of the others
 }
 
-func (q harvestRequest) append(p []byte) []byte {
+func (q request) append(p []byte) []byte {
 	p = append(p, q.op)
-	if q.op == harvestHello {
-		p = binary.BigEndian.AppendUint32(p, uint32(len(q.mount)))
-		return append(p, q.mount...)
+	if q.op == opHello {
+		p = binary.BigEndian.AppendUint32(p, uint32(len(q.dir)))
+		return append(p, q.dir...)
 	}
 	p = binary.BigEndian.AppendUint32(p, uint32(len(q.items)))
 	for _, it := range q.items {
 		p = binary.BigEndian.AppendUint64(p, it.ino)
 		switch q.op {
-		case harvestSync:
+		case opSync:
 			p = binary.BigEndian.AppendUint64(p, it.off)
 			p = binary.BigEndian.AppendUint64(p, it.n)
-		case harvestWatch:
+		case opWatch:
 			p = binary.BigEndian.AppendUint64(p, it.every)
 		}
 	}
 	return p
 }
 
-// readHarvestRequest reads one request; io.EOF if the daemon has gone.
-func readHarvestRequest(r io.Reader) (harvestRequest, error) {
+// readRequest reads one request; io.EOF if the daemon has gone.
+func readRequest(r io.Reader) (request, error) {
 	var head [5]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return harvestRequest{}, err
+		return request{}, err
 	}
-	q := harvestRequest{op: head[0]}
-	n, item, most := int(binary.BigEndian.Uint32(head[1:])), 8, maxHarvestBatch
+	q := request{op: head[0]}
+	n, size, most := int(binary.BigEndian.Uint32(head[1:])), 8, maxBatch
 	switch q.op {
-	case harvestHello:
-		item, most = 1, maxMountpoint
-	case harvestSync:
-		item = 24
-	case harvestWatch:
-		item = 16
-	case harvestClose, harvestStat:
+	case opHello:
+		size, most = 1, maxDir
+	case opSync:
+		size = 24
+	case opWatch:
+		size = 16
+	case opClose, opStat:
 	default:
 		return q, fmt.Errorf("harvest request of unknown kind %q", q.op)
 	}
 	if n > most {
 		return q, fmt.Errorf("harvest request %q of %d items: want at most %d", q.op, n, most)
 	}
-	body := make([]byte, n*item)
+	body := make([]byte, n*size)
 	if _, err := io.ReadFull(r, body); err != nil {
 		return q, fmt.Errorf("harvest request %q cut short: %w", q.op, err)
 	}
-	if q.op == harvestHello {
-		q.mount = string(body)
+	if q.op == opHello {
+		q.dir = string(body)
 		return q, nil
 	}
-	for ; len(body) > 0; body = body[item:] {
-		it := harvestItem{ino: binary.BigEndian.Uint64(body)}
+	for ; len(body) > 0; body = body[size:] {
+		it := item{ino: binary.BigEndian.Uint64(body)}
 		switch q.op {
-		case harvestSync:
+		case opSync:
 			it.off, it.n = binary.BigEndian.Uint64(body[8:]), binary.BigEndian.Uint64(body[16:])
-		case harvestWatch:
+		case opWatch:
 			if it.every = binary.BigEndian.Uint64(body[8:]); it.every > uint64(dsm.MaxInterval) {
 				return q, fmt.Errorf("watch at an interval of %d ns: want at most %v", it.every, dsm.MaxInterval)
 			}
@@ -112,8 +112,8 @@ func readHarvestRequest(r io.Reader) (harvestRequest, error) {
 	return q, nil
 }
 
-// appendHarvestReply appends the answer to a request: an errno for each item.
-func appendHarvestReply(p []byte, errnos []uint32) []byte {
+// appendReply appends the answer to a request: an errno for each item.
+func appendReply(p []byte, errnos []uint32) []byte {
 	p = binary.BigEndian.AppendUint32(p, uint32(len(errnos)))
 	for _, e := range errnos {
 		p = binary.BigEndian.AppendUint32(p, e)
@@ -121,8 +121,8 @@ func appendHarvestReply(p []byte, errnos []uint32) []byte {
 	return p
 }
 
-// readHarvestReply reads the answer to a request of n items.
-func readHarvestReply(r io.Reader, n int) ([]uint32, error) {
+// readReply reads the answer to a request of n items.
+func readReply(r io.Reader, n int) ([]uint32, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return nil, err

@@ -1,4 +1,5 @@
-package fs
+// Package errno says which number a program sees for an error.
+package errno
 
 import (
 	"context"
@@ -6,12 +7,11 @@ import (
 	"syscall"
 
 	"github.com/dsmfs/dsmfs/internal/errs"
-	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// errnoOf is the one table from a kind of error to what a program sees. A kind
+// table is the one from a kind of error to what a program sees. A kind
 // with no line here becomes EIO; the test finds it.
-var errnoOf = [...]syscall.Errno{
+var table = [...]syscall.Errno{
 	errs.Other:        syscall.EIO,
 	errs.Invalid:      syscall.EINVAL,
 	errs.NotExist:     syscall.ENOENT,
@@ -39,15 +39,15 @@ var errnoOf = [...]syscall.Errno{
 	errs.TooManyLinks: syscall.EMLINK,
 }
 
-// errno returns what a program sees of err. An error of the operating system
+// Of returns what a program sees of err. An error of the operating system
 // keeps its number; EINTR is only ever seen by a program that is being killed.
-func errno(err error) syscall.Errno {
+func Of(err error) syscall.Errno {
 	if err == nil {
 		return 0
 	}
 	if k := errs.KindOf(err); k != errs.Other {
-		if int(k) < len(errnoOf) {
-			return errnoOf[k]
+		if int(k) < len(table) {
+			return table[k]
 		}
 		return syscall.EIO
 	}
@@ -59,17 +59,4 @@ func errno(err error) syscall.Errno {
 		return syscall.EINTR
 	}
 	return syscall.EIO
-}
-
-// status is errno for the answer to a request.
-func status(err error) fuse.Status { return fuse.Status(errno(err)) }
-
-// inodeStatus is status for a request that names an inode rather than a path:
-// an inode that is gone is ESTALE, at which the kernel walks the path again.
-// So an open that races with a rename over the name finds the new file.
-func inodeStatus(err error) fuse.Status {
-	if errs.Is(err, errs.NotExist) {
-		return fuse.Status(syscall.ESTALE)
-	}
-	return status(err)
 }

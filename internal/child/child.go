@@ -1,0 +1,38 @@
+// Package child starts the daemon's own child processes, the harvester's and the guard, alike.
+package child
+
+import (
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// StopTimeout is how long a child may take to end at the end of its input.
+const StopTimeout = 5 * time.Second
+
+// Command returns the command of a child, of which the log speaks by that name. A thread or two do its
+// work; its own process group keeps a Ctrl-C in the terminal from ending it before the daemon.
+func Command(log *slog.Logger, name string, argv []string) *exec.Cmd {
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Stderr = &lineLogger{log, name}
+	return cmd
+}
+
+// lineLogger writes what a child prints to the log.
+type lineLogger struct {
+	log   *slog.Logger
+	child string
+}
+
+func (l *lineLogger) Write(p []byte) (int, error) {
+	for line := range strings.Lines(string(p)) {
+		l.log.Warn(l.child, "stderr", strings.TrimSuffix(line, "\n"))
+	}
+	return len(p), nil
+}
