@@ -12,10 +12,7 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 FUZZTIME ?= 20s
-VERSION := $(shell git describe --tags --match 'v*' --dirty 2>/dev/null | sed 's/^v//' || true)
-ifeq ($(VERSION),)
-VERSION := 0.0.0-$(shell git rev-parse --short=12 HEAD 2>/dev/null || echo dev)
-endif
+VERSION := $(shell scripts/version.sh)
 
 # Everything but the black-box tests and the checks of the source.
 PRODUCT = $$(go list ./... | grep -v -e /integration -e /internal/lint$$)
@@ -30,7 +27,7 @@ SHIM = cmd/dsmfs/shim/libdsmfs.so
 
 .PHONY: shim
 shim:
-	@if command -v gcc >/dev/null; then $(MAKE) $(SHIM); fi
+	@if command -v gcc >/dev/null; then $(MAKE) --silent $(SHIM); fi
 
 $(SHIM): shim/client.c shim/shim.c shim/shim.h include/dsmfs.h
 	@gcc -O2 -fPIC -shared -Wall -Wextra -Werror -fvisibility=hidden -ftls-model=initial-exec -o $@ shim/client.c shim/shim.c -pthread

@@ -39,7 +39,7 @@ if ! cmp -s requirements.txt "$stamp"; then
 fi
 
 say "building bin/dsmfs"
-go build -o bin/dsmfs ./cmd/dsmfs || die "the build failed (Go $(sed -n 's/^go //p' go.mod) or later is needed)"
+go build -ldflags "-X main.version=$(scripts/version.sh)" -o bin/dsmfs ./cmd/dsmfs || die "the build failed (Go $(sed -n 's/^go //p' go.mod) or later is needed)"
 
 dir=$(mktemp -d /tmp/dsmfs-demo.XXXXXX)
 cluster=

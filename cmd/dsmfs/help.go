@@ -8,7 +8,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// version is set by the linker; builds without it tell their revision.
+// version is set by the linker to what scripts/version.sh prints; builds without it tell their revision
+// in the same form.
 var version = ""
 
 // programVersion returns the version of the program.
@@ -22,10 +23,10 @@ func programVersion() string {
 	}
 	for _, s := range info.Settings {
 		if s.Key == "vcs.revision" {
-			return "0.0.0-" + s.Value[:min(12, len(s.Value))]
+			return "0.0.0+g" + s.Value[:min(12, len(s.Value))]
 		}
 	}
-	return "0.0.0-dev"
+	return "0.0.0+unknown"
 }
 
 func versionVerb(p *program, args []string) error {
