@@ -154,9 +154,24 @@ type childHandle struct{}
 // dirHandle is an open directory: its entries as they were when it was opened or
 // rewound. The place of an entry is its offset.
 type dirHandle struct {
-	mu      lockrank.Mutex
-	entries []dsm.DirEntry
-	read    bool
+	mu struct {
+		lockrank.Mutex
+		entries []dsm.DirEntry // not changed, only replaced
+		listed  bool
+	}
+}
+
+// listed returns the entries; ok is false if they have not been asked for.
+func (h *dirHandle) listed() (entries []dsm.DirEntry, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.mu.entries, h.mu.listed
+}
+
+func (h *dirHandle) list(entries []dsm.DirEntry) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.mu.entries, h.mu.listed = entries, true
 }
 
 func newDirHandle() *dirHandle {

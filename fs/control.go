@@ -233,13 +233,16 @@ func (b *bridge) controlOpen(_ context.Context, c control, flags uint32, out *fu
 }
 
 func (h *controlHandle) read(ctx context.Context, b *bridge, off uint64) (string, error) {
+	var text string
+	if off == 0 {
+		var err error
+		if text, err = h.file.read(ctx, b, h.c.ino); err != nil {
+			return "", err
+		}
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if off == 0 {
-		text, err := h.file.read(ctx, b, h.c.ino)
-		if err != nil {
-			return "", err
-		}
 		h.text = text
 	}
 	return h.text[min(off, uint64(len(h.text))):], nil

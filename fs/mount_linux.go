@@ -187,7 +187,7 @@ func (f *FS) PublishAll(ctx context.Context) error {
 	for i, a := range open {
 		targets[i].Area = a
 	}
-	failed := f.b.harvest.Sync(targets)
+	failed := f.b.harvest.Sync(ctx, targets)
 	results := make(chan error)
 	for _, a := range open {
 		go func() { results <- f.b.publish(ctx, a) }()

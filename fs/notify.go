@@ -145,7 +145,7 @@ func (n *notifier) refresh(a *openArea) {
 	}
 	told := !a.direct.on.Load() // or it is enough that the next stat asks: mappings end where the memfd does
 	if told {
-		if err := n.b.harvest.Stat(a); err != nil {
+		if err := n.b.harvest.Stat(ctx, a); err != nil {
 			n.b.log.Debug("the kernel is not made to ask for the size", "area", a.id, "err", err)
 			told = false
 		}

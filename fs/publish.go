@@ -50,7 +50,7 @@ func (a *openArea) reached(n uint64) {
 // mappings without telling anyone.
 func (b *bridge) harvestAndPublish(ctx context.Context, a *openArea) error {
 	if a.live.Load() > 0 {
-		if err := b.harvest.Sync([]harvest.Target{{Area: a}})[0]; err != nil {
+		if err := b.harvest.Sync(ctx, []harvest.Target{{Area: a}})[0]; err != nil {
 			return err
 		}
 	}

@@ -169,17 +169,16 @@ func (b *bridge) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirE
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.read || in.Offset == 0 {
-		entries, err := b.list(r, in.NodeId)
-		if err != nil {
+	entries, ok := h.listed()
+	if !ok || in.Offset == 0 {
+		var err error
+		if entries, err = b.list(r, in.NodeId); err != nil {
 			return inodeStatus(err)
 		}
-		h.entries, h.read = entries, true
+		h.list(entries)
 	}
-	for at := in.Offset; at < uint64(len(h.entries)); at++ {
-		e := h.entries[at]
+	for at := in.Offset; at < uint64(len(entries)); at++ {
+		e := entries[at]
 		if !out.AddDirEntry(fuse.DirEntry{Name: e.Name, Ino: uint64(e.Ino), Mode: modeOf[e.Kind], Off: at + 1}) {
 			break
 		}

@@ -8,6 +8,7 @@ package harvest
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"syscall"
@@ -54,20 +55,20 @@ type Config struct {
 //
 // The child is started for the first area to watch or harvest, and again when it
 // died. It has a file open only while a program of this node has it open for writing:
-// mu is held over a round trip, and from looking at whether an area is live to telling
+// the turn is had from looking at whether an area is live to telling
 // the child, so that Forget comes after whatever might make it open the file.
 type Harvester struct {
 	cfg   Config
 	pid   atomic.Int64 // of the child, 0 if there is none
 	asked atomic.Uint64
 
-	mu struct {
-		lockrank.Mutex
-		child *process // nil if there is none
-		// told are the areas the child may have open, and the interval it watches each at.
-		told    map[dsm.AreaID]time.Duration
-		stopped bool
-	}
+	// turn is had by whoever talks to the child, one at a time: it waits for answers, so it is no
+	// lock. What follows belongs to who has it.
+	turn    chan struct{}
+	child   *process                     // nil if there is none
+	told    map[dsm.AreaID]time.Duration // the areas the child may have open, and the interval it watches each at
+	stopped bool
+
 	changes watchChanges
 }
 
@@ -90,8 +91,7 @@ type Target struct {
 
 // New returns a harvester whose child is not started yet.
 func New(cfg Config) *Harvester {
-	h := &Harvester{cfg: cfg}
-	h.mu.Init("harvest.Harvester")
+	h := &Harvester{cfg: cfg, turn: make(chan struct{}, 1)}
 	h.changes.mu.Init("harvest.watchChanges")
 	h.changes.mu.areas = make(map[Area]struct{})
 	return h
@@ -128,31 +128,31 @@ func (c *watchChanges) take() map[Area]struct{} {
 
 // tell tells the child of the changes.
 func (h *Harvester) tell() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.mu.stopped {
+	h.takeTurn()
+	defer h.endTurn()
+	if h.stopped {
 		return
 	}
 	var items []item
 	for a := range h.changes.take() {
 		every := a.Interval()
-		if a.Live() && h.mu.told[a.ID()] != every { // not told of: 0
+		if a.Live() && h.told[a.ID()] != every { // not told of: 0
 			items = append(items, item{ino: uint64(a.ID()), every: uint64(every)})
 		}
 	}
 	if len(items) == 0 {
 		return
 	}
-	if h.mu.child == nil {
+	if h.child == nil {
 		if err := h.startLocked(); err != nil { // tells all; exited tries again
 			h.cfg.Log.Warn("harvest", "err", err)
 		}
 		return
 	}
 	for _, it := range items {
-		h.mu.told[dsm.AreaID(it.ino)] = time.Duration(it.every)
+		h.told[dsm.AreaID(it.ino)] = time.Duration(it.every)
 	}
-	if err := h.mu.child.send(request{op: opWatch, items: items}, h.cfg.Timeout); err != nil {
+	if err := h.child.send(request{op: opWatch, items: items}, h.cfg.Timeout); err != nil {
 		h.killLocked(err)
 	}
 }
@@ -165,18 +165,38 @@ func (h *Harvester) watchAllLocked() request {
 		if every == 0 {
 			continue
 		}
-		h.mu.told[a.ID()] = every
+		h.told[a.ID()] = every
 		q.items = append(q.items, item{ino: uint64(a.ID()), every: uint64(every)})
 	}
 	return q
 }
 
+// takeTurn waits for the turn, for at most about as long as the child may take for an answer.
+func (h *Harvester) takeTurn() { h.turn <- struct{}{} }
+
+func (h *Harvester) endTurn() { <-h.turn }
+
+// take is takeTurn for who may lose patience.
+func (h *Harvester) take(ctx context.Context) error {
+	select {
+	case h.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("harvest: %w", ctx.Err())
+	}
+}
+
 // Sync harvests the targets in one round trip, and returns an error for each. Areas
 // that no program can store into any more are skipped: nothing of theirs is left with the kernel.
-func (h *Harvester) Sync(targets []Target) []error {
+func (h *Harvester) Sync(ctx context.Context, targets []Target) []error {
 	out := make([]error, len(targets))
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	if err := h.take(ctx); err != nil {
+		for i := range out {
+			out[i] = err
+		}
+		return out
+	}
+	defer h.endTurn()
 	q := request{op: opSync}
 	var at []int
 	for i, t := range targets {
@@ -195,8 +215,8 @@ func (h *Harvester) Sync(targets []Target) []error {
 			continue
 		}
 		id := targets[i].Area.ID()
-		if _, ok := h.mu.told[id]; !ok {
-			h.mu.told[id] = 0 // it has the file open now
+		if _, ok := h.told[id]; !ok {
+			h.told[id] = 0 // it has the file open now
 		}
 		if e := syscall.Errno(results[j]); e != 0 {
 			out[i] = &errs.Error{Op: "harvest", Area: id, Err: e}
@@ -209,12 +229,12 @@ func (h *Harvester) Sync(targets []Target) []error {
 // Forget makes the child close its file of the area, so that it does not keep the
 // mount busy, unless a program has opened the area for writing again.
 func (h *Harvester) Forget(a Area) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if _, ok := h.mu.told[a.ID()]; !ok || a.Live() {
+	h.takeTurn()
+	defer h.endTurn()
+	if _, ok := h.told[a.ID()]; !ok || a.Live() {
 		return
 	}
-	delete(h.mu.told, a.ID())
+	delete(h.told, a.ID())
 	if _, err := h.askLocked(request{op: opClose, items: []item{{ino: uint64(a.ID())}}}); err != nil {
 		h.cfg.Log.Debug("harvest child", "err", err)
 	}
@@ -222,9 +242,11 @@ func (h *Harvester) Forget(a Area) {
 
 // Stat makes the kernel ask for the attributes of the area, and returns when it
 // has them.
-func (h *Harvester) Stat(a Area) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+func (h *Harvester) Stat(ctx context.Context, a Area) error {
+	if err := h.take(ctx); err != nil {
+		return err
+	}
+	defer h.endTurn()
 	results, err := h.askLocked(request{op: opStat, items: []item{{ino: uint64(a.ID())}}})
 	if err != nil {
 		return err
@@ -240,7 +262,7 @@ func (h *Harvester) Asked() uint64 { return h.asked.Load() }
 
 // Watched returns how many areas the child may have open.
 func (h *Harvester) Watched() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.mu.told)
+	h.takeTurn()
+	defer h.endTurn()
+	return len(h.told)
 }

@@ -28,18 +28,18 @@ type process struct {
 // restartPause is the least time from start to start: a child that dies at once does so again.
 const restartPause = time.Second
 
-// askLocked makes one round trip, with a new child if there is none. A child
+// askLocked, as all whose names end so, is for who has the turn. It makes one round trip, with a new child if there is none. A child
 // that does not answer is killed.
 func (h *Harvester) askLocked(q request) ([]uint32, error) {
-	if h.mu.stopped {
+	if h.stopped {
 		return nil, errs.E(errs.Closed, "harvest", "")
 	}
-	if h.mu.child == nil {
+	if h.child == nil {
 		if err := h.startLocked(); err != nil {
 			return nil, err
 		}
 	}
-	c := h.mu.child
+	c := h.child
 	results, err := c.ask(q, h.cfg.Timeout)
 	if err != nil {
 		h.killLocked(err)
@@ -84,7 +84,7 @@ func (h *Harvester) startLocked() error {
 		close(c.exited)
 		h.cfg.Background(func() { h.ended(c) })
 	}()
-	h.mu.child, h.mu.told = c, make(map[dsm.AreaID]time.Duration)
+	h.child, h.told = c, make(map[dsm.AreaID]time.Duration)
 	err := c.send(request{op: opHello, dir: h.cfg.Dir}, h.cfg.Timeout)
 	if q := h.watchAllLocked(); err == nil && len(q.items) > 0 {
 		err = c.send(q, h.cfg.Timeout)
@@ -120,12 +120,12 @@ func (c *process) start() error {
 
 // ended sees to it that there is another child if a child ended by itself.
 func (h *Harvester) ended(c *process) {
-	h.mu.Lock()
-	if h.mu.child == c {
+	h.takeTurn()
+	if h.child == c {
 		h.cfg.Log.Warn("harvest child ended; starting another", "pid", c.cmd.Process.Pid)
 		h.endLocked()
 	}
-	h.mu.Unlock()
+	h.endTurn()
 	h.restart(c.started)
 }
 
@@ -137,10 +137,10 @@ func (h *Harvester) restart(last time.Time) {
 		return
 	case <-time.After(time.Until(last.Add(restartPause))):
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	h.takeTurn()
+	defer h.endTurn()
 	watched := slices.ContainsFunc(h.cfg.Live(), func(a Area) bool { return a.Interval() > 0 })
-	if h.mu.stopped || h.mu.child != nil || !watched {
+	if h.stopped || h.child != nil || !watched {
 		return
 	}
 	if err := h.startLocked(); err != nil {
@@ -150,15 +150,15 @@ func (h *Harvester) restart(last time.Time) {
 
 // Stop ends the child, which closes every file.
 func (h *Harvester) Stop() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.mu.stopped = true
+	h.takeTurn()
+	defer h.endTurn()
+	h.stopped = true
 	h.endLocked()
 }
 
 // killLocked ends a child that does not do what it is there for. There will be another.
 func (h *Harvester) killLocked(why error) {
-	c := h.mu.child
+	c := h.child
 	h.cfg.Log.Warn("harvest child does not answer; starting another", "pid", c.cmd.Process.Pid, "err", why)
 	c.kill(h.cfg.Log)
 	h.endLocked()
@@ -166,11 +166,11 @@ func (h *Harvester) killLocked(why error) {
 
 // endLocked ends the child, if there is one, and waits for it.
 func (h *Harvester) endLocked() {
-	c := h.mu.child
+	c := h.child
 	if c == nil {
 		return
 	}
-	h.mu.child, h.mu.told = nil, nil
+	h.child, h.told = nil, nil
 	c.in.Close()
 	defer c.out.Close()
 	select {
