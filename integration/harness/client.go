@@ -40,8 +40,14 @@ type Client struct {
 // Client starts a client process.
 func (n *Node) Client() *Client {
 	n.c.t.Helper()
+	return n.Program(tools.client)
+}
+
+// Program starts a program of a test's own that answers each line with a line, as a client does.
+func (n *Node) Program(name string, args ...string) *Client {
+	n.c.t.Helper()
 	c := &Client{n: n, answers: make(chan string, 1)}
-	c.cmd = n.Command(context.Background(), tools.client)
+	c.cmd = n.Command(context.Background(), name, args...)
 	in, err := c.cmd.StdinPipe()
 	if err != nil {
 		n.c.t.Fatalf("client: %v", err)

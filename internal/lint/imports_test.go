@@ -54,7 +54,7 @@ const imports = `
 	< integration/harness;
 
 	internal/dsm integration/harness
-	< integration bench;
+	< integration integration/differential bench;
 
 	NONE
 	< bench/barefuse;
