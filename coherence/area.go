@@ -10,6 +10,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
+	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
 // Area is one area on one node: its replica, the extents it is the home of,
@@ -25,7 +26,7 @@ type Area struct {
 		view    *dsm.View // the view that replica and home act on
 		mem     *pages.Area
 		cached  *pages.Cached
-		kernel  pages.Kernel
+		kernel  merge.Kernel
 		ruleErr error // why there is no kernel: nothing can be published
 		replica replica
 		home    home
@@ -60,7 +61,7 @@ func newArea(n *Node, ino dsm.Inode) *Area {
 	a.attached.mu.Init("coherence.attached")
 	a.mu.ino = ino
 	a.mu.view = n.cfg.View.Current()
-	a.mu.kernel, a.mu.ruleErr = pages.KernelFor(ino.Spec.Merge, ino.Layout)
+	a.mu.kernel, a.mu.ruleErr = merge.KernelFor(ino.Spec.Merge, ino.Layout)
 	a.mu.replica.init()
 	a.mu.home.init()
 	return a
@@ -338,7 +339,7 @@ func (a *Area) inodeChanged(now dsm.Inode) {
 		a.mu.cached.Truncate(now.Size)
 	}
 	if now.Spec.Merge != old.Spec.Merge || now.Layout != old.Layout {
-		a.mu.kernel, a.mu.ruleErr = pages.KernelFor(now.Spec.Merge, now.Layout)
+		a.mu.kernel, a.mu.ruleErr = merge.KernelFor(now.Spec.Merge, now.Layout)
 	}
 	if now.Gen != old.Gen {
 		a.homeGenChanged()

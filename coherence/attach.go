@@ -9,6 +9,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
+	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
 // attached is what programs of this node that map the working copy itself have
@@ -303,8 +304,8 @@ func (a *Area) bytesOf(p dsm.PageIndex) []byte {
 	return w[:min(int64(len(w)), a.mu.ino.Size-int64(p)*dsm.PageSize)]
 }
 
-// merge brings the incoming bytes of a page into the working copy: see pages.Kernel.
-func (a *Area) merge(k pages.Kernel, p dsm.PageIndex, base, incoming []byte) {
+// merge brings the incoming bytes of a page into the working copy: see merge.Kernel.
+func (a *Area) merge(k merge.Kernel, p dsm.PageIndex, base, incoming []byte) {
 	if a.shared() {
 		k.MergeShared(p, base, a.mu.mem.Working(p), incoming)
 		return

@@ -6,7 +6,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/wire"
-	"github.com/dsmfs/dsmfs/pages"
+	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
 // home is what this node knows as the home of extents of one area: their
@@ -89,7 +89,7 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 		a.send(from, ack)
 		return nil
 	}
-	delta := pages.Delta{Extent: m.Extent, Pages: m.Pages, Index: m.Index, Data: payload}
+	delta := merge.Delta{Extent: m.Extent, Pages: m.Pages, Index: m.Index, Data: payload}
 	if a.mu.ruleErr != nil {
 		return errs.E(errs.Corrupt, "publish", "an area without a merge rule: %w", a.mu.ruleErr)
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/spread"
 	"github.com/dsmfs/dsmfs/internal/wire"
-	"github.com/dsmfs/dsmfs/pages"
+	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
 // publishWindow bounds the bytes of one area whose publications are under
@@ -28,9 +28,9 @@ type publication struct {
 	stamp  wire.Stamp // it was made under; a resend keeps Gen, so that a home with newer rules refuses it
 	pages  dsm.PageSet
 	sent   dsm.PageSet // pages as sent, before the diff those to look at; pages loses those whose effect came back by a push
-	delta  pages.Delta
+	delta  merge.Delta
 	data   *wire.Shared // that of delta
-	kernel pages.Kernel
+	kernel merge.Kernel
 	// snap has the working bytes at the time of the diff for pages where adding
 	// the published difference to the base does not give them exactly (floating-point rounding).
 	snap map[int][]byte

@@ -10,6 +10,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
+	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
 // replica serves the programs of this node: it knows which pages are here, which
@@ -343,11 +344,11 @@ var zeroPages = make([]byte, dsm.ExtentSize)
 
 // pushedPages returns the pages of a push one after the other, then nil; or the publish that
 // was pushed in their place.
-func (a *Area) pushedPages(m *wire.Push, payload [][]byte) (next func() []byte, delta *pages.Delta, err error) {
+func (a *Area) pushedPages(m *wire.Push, payload [][]byte) (next func() []byte, delta *merge.Delta, err error) {
 	if len(m.Index) == 0 {
 		return pageReader(payload), nil, nil
 	}
-	delta = &pages.Delta{Extent: m.Extent, Pages: m.Pages, Index: m.Index, Data: flat(payload)}
+	delta = &merge.Delta{Extent: m.Extent, Pages: m.Pages, Index: m.Index, Data: flat(payload)}
 	return nil, delta, delta.Validate(a.mu.kernel)
 }
 
@@ -378,7 +379,7 @@ func (a *Area) install(e dsm.ExtentIndex, i int, n []byte, zero bool) {
 // mergePage brings a newer home value n of a page into the working copy: the
 // three-way merge of what this node last accounted for, the working copy, and n. With a delta, n
 // is the base copy with that.
-func (a *Area) mergePage(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, delta *pages.Delta, contains dsm.Seq) {
+func (a *Area) mergePage(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, delta *merge.Delta, contains dsm.Seq) {
 	p := page(e, i)
 	mem := a.mu.mem
 	a.mu.cached.BeforeMerge(p)

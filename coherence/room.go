@@ -8,7 +8,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
-	"github.com/dsmfs/dsmfs/pages"
+	"github.com/dsmfs/dsmfs/pages/residency"
 )
 
 // room is the memory that pages on demand may take on this node: what full areas, and the
@@ -29,7 +29,7 @@ type room struct {
 	// waiters is the number of calls of make under way.
 	waiters atomic.Int64
 	// policy is which pages go: made for the first page on demand, as it takes memory.
-	policy atomic.Pointer[pages.Residency]
+	policy atomic.Pointer[residency.Residency]
 	once   sync.Once
 	tasks  sync.WaitGroup
 	ctx    context.Context // of tasks
@@ -187,12 +187,12 @@ func (m *room) brought(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
 }
 
 // choice returns the policy, making it at first use; nil if nothing is evicted.
-func (m *room) choice() *pages.Residency {
+func (m *room) choice() *residency.Residency {
 	if m.budget == 0 {
 		return nil
 	}
 	m.once.Do(func() {
-		p, err := pages.NewResidency(m.limit())
+		p, err := residency.New(m.limit())
 		if err != nil {
 			m.node.cfg.Log.Error("no page on demand will be evicted", "err", err)
 			return
@@ -244,7 +244,7 @@ func (m *room) evict(ctx context.Context, n int) bool {
 
 // evictFrom evicts what can be of the victim, and gives the rest back to the policy; leaving is how
 // many pages the kernel is told to drop.
-func (m *room) evictFrom(v pages.Victim, hard bool) (went bool, leaving int) {
+func (m *room) evictFrom(v residency.Victim, hard bool) (went bool, leaving int) {
 	a := m.node.known(v.Area)
 	if a == nil {
 		return false, 0

@@ -1,14 +1,14 @@
 package pages
 
 import (
-	"bytes"
-	"math/rand/v2"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/pages/merge"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 func newTestArea(t testing.TB, size int64) *Area {
@@ -62,26 +62,22 @@ func resize(t testing.TB, a *Area, size int64) {
 	}
 }
 
-// pageOf returns a page full of b.
-func pageOf(b byte) []byte { return bytes.Repeat([]byte{b}, dsm.PageSize) }
-
-// wantPage fails the test unless got is want, shown by its first difference.
-func wantPage(t testing.TB, what string, got, want []byte) {
+func mustKernel(t testing.TB, rule dsm.MergeRule, dt dsm.DType, head int64) merge.Kernel {
 	t.Helper()
-	for i := range want {
-		if len(got) != len(want) || got[i] != want[i] {
-			t.Fatalf("%s: byte %d is %d, want %d", what, i, got[i], want[i])
-		}
+	k, err := merge.KernelFor(rule, dsm.Layout{DType: dt, DataOffset: head})
+	if err != nil {
+		t.Fatal(err)
 	}
+	return k
 }
 
 func TestShrinkAndGrowReadsZero(t *testing.T) {
 	a := newTestArea(t, 10*dsm.PageSize)
 	a.BecomeHome(0)
 	for p := range dsm.PageIndex(10) {
-		copy(a.Working(p), pageOf(1))
-		a.SetBase(p, pageOf(2))
-		a.InstallHome(p, pageOf(3), true)
+		copy(a.Working(p), pagetest.PageOf(1))
+		a.SetBase(p, pagetest.PageOf(2))
+		a.InstallHome(p, pagetest.PageOf(3), true)
 	}
 	resize(t, a, 4*dsm.PageSize+100)
 	if got, want := twinBytes(a), int64(5*dsm.PageSize); got != want {
@@ -89,26 +85,26 @@ func TestShrinkAndGrowReadsZero(t *testing.T) {
 	}
 	resize(t, a, 3<<20) // past the mapping's length
 	for p := range dsm.PageIndex(3 << 20 / dsm.PageSize) {
-		w, h, b := pageOf(1), pageOf(3), pageOf(2)
+		w, h, b := pagetest.PageOf(1), pagetest.PageOf(3), pagetest.PageOf(2)
 		switch {
 		case p == 4:
 			clear(w[100:])
 			clear(h[100:])
 			clear(b[100:])
 		case p > 4:
-			w, h, b = pageOf(0), pageOf(0), pageOf(0)
+			w, h, b = pagetest.PageOf(0), pagetest.PageOf(0), pagetest.PageOf(0)
 		}
-		wantPage(t, "working", a.Working(p), w)
-		wantPage(t, "base", a.Base(p), b)
+		pagetest.WantPage(t, "working", a.Working(p), w)
+		pagetest.WantPage(t, "base", a.Base(p), b)
 		if p < dsm.ExtentPages {
-			wantPage(t, "home", a.Home(p), h)
+			pagetest.WantPage(t, "home", a.Home(p), h)
 		}
 	}
 }
 
 func TestReadWorking(t *testing.T) {
 	a := newTestArea(t, dsm.PageSize+10)
-	copy(a.Working(0), pageOf(1))
+	copy(a.Working(0), pagetest.PageOf(1))
 	a.Working(1)[9] = 7
 	for _, c := range []struct {
 		off  int64
@@ -155,15 +151,15 @@ type twinModel struct {
 
 // TestTwins does random operations on a few pages beside the model.
 func TestTwins(t *testing.T) {
-	rng := newRand(t)
+	rng := pagetest.Rand(t)
 	const n = 5
 	a := newTestArea(t, n*dsm.PageSize)
 	var m [n]twinModel
 	for i := range m {
-		m[i] = twinModel{base: pageOf(0), home: pageOf(0)}
+		m[i] = twinModel{base: pagetest.PageOf(0), home: pagetest.PageOf(0)}
 	}
 	for range 5000 {
-		i, b := rng.IntN(n), pageOf(byte(rng.IntN(3)))
+		i, b := rng.IntN(n), pagetest.PageOf(byte(rng.IntN(3)))
 		p, keep := dsm.PageIndex(i), rng.IntN(3) > 0
 		x := &m[i]
 		switch op := rng.IntN(5); {
@@ -202,12 +198,12 @@ func TestTwins(t *testing.T) {
 		twins := int64(0)
 		for i := range m {
 			p := dsm.PageIndex(i)
-			wantPage(t, "base", a.Base(p), m[i].base)
+			pagetest.WantPage(t, "base", a.Base(p), m[i].base)
 			if _, ok := a.twins[p]; ok {
 				twins++
 			}
 			if a.Homed(0) {
-				wantPage(t, "home", a.Home(p), m[i].home)
+				pagetest.WantPage(t, "home", a.Home(p), m[i].home)
 			}
 		}
 		if twinBytes(a) != twins*dsm.PageSize || !a.Homed(0) && twins != 0 {
@@ -227,7 +223,7 @@ func TestHomeElsewherePanics(t *testing.T) {
 }
 
 func TestFrames(t *testing.T) {
-	rng := newRand(t)
+	rng := pagetest.Rand(t)
 	var f frames
 	var held []frame
 	for range 20000 {
@@ -261,91 +257,6 @@ func TestFrames(t *testing.T) {
 		t.Error("closed frames are not ready again")
 	}
 	f.close()
-}
-
-// replica is a node of the convergence test: what it last received, and its stores.
-type replica struct{ base, working []byte }
-
-// publish returns what the replica stored since it last did, for a home to merge.
-func (r *replica) publish(k Kernel) *Delta {
-	d := new(Delta)
-	k.AppendDelta(d, 0, r.base, r.working)
-	return d
-}
-
-// receive takes the home's bytes, in which the deltas are that the replica published.
-func (r *replica) receive(k Kernel, home []byte) {
-	k.Merge(0, r.base, r.working, home, nil)
-	copy(r.base, home)
-}
-
-// TestConvergence lets nodes store, publish and receive in any order: in the end
-// all hold the sum of what was added, or every byte that was stored.
-func TestConvergence(t *testing.T) {
-	rng := newRand(t)
-	for _, kc := range kernelCases(t) {
-		float := kc.dt >= dsm.DTypeF64 && kc.dt <= dsm.DTypeBF16
-		if kc.head != 0 || kc.rule == dsm.MergeSum && float {
-			continue // floats round: their sum depends on the order
-		}
-		k, size := kc.Kernel, kc.dt.Size()
-		home, want := make([]byte, dsm.PageSize), make([]byte, dsm.PageSize)
-		var nodes [3]replica
-		for i := range nodes {
-			nodes[i] = replica{make([]byte, dsm.PageSize), make([]byte, dsm.PageSize)}
-		}
-		sync := func(r *replica) {
-			k.Apply(r.publish(k), func(int) []byte { return home })
-			copy(r.base, r.working) // as if the home had nothing else
-			if kc.rule == dsm.MergeSum {
-				copy(r.base, home)
-				copy(r.working, home)
-				return
-			}
-			r.receive(k, home)
-		}
-		for range 300 {
-			i := rng.IntN(len(nodes))
-			r := &nodes[i]
-			if rng.IntN(3) == 0 {
-				sync(r)
-				continue
-			}
-			if rng.IntN(3) == 0 { // others' updates, beneath own stores
-				r.receive(k, home)
-				continue
-			}
-			e := rng.IntN(dsm.PageSize/size/8) * size
-			if kc.rule == dsm.MergeLast {
-				e = e*len(nodes) + i*size // its own elements
-				storeRandom(rng, r.working[e:e+size])
-				copy(want[e:], r.working[e:e+size])
-				continue
-			}
-			add := make([]byte, size)
-			storeRandom(rng, add)
-			n := naive{kc}
-			copy(r.working[e:], n.op(r.working[e:e+size], add, 1))
-			copy(want[e:], n.op(want[e:e+size], add, 1))
-		}
-		for range 2 {
-			for i := range nodes {
-				sync(&nodes[i])
-			}
-		}
-		wantPage(t, kc.String()+": home", home, want)
-		for i := range nodes {
-			wantPage(t, kc.String()+": working", nodes[i].working, want)
-			nodes[i].receive(k, home)
-			wantPage(t, kc.String()+": received twice", nodes[i].working, want)
-		}
-	}
-}
-
-func storeRandom(rng *rand.Rand, b []byte) {
-	for i := range b {
-		b[i] = byte(rng.Uint32())
-	}
 }
 
 // twinBytes returns the memory that twins take.

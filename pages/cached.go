@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
 // Cached is the ledger of what the kernel's page cache was last given of an area:
@@ -268,7 +269,7 @@ func (c *Cached) Read(off int64, dst []byte) int {
 // Wrote takes a WRITE of the kernel, of any range of bytes that ends at or before
 // the end of the area, into the working copy. It returns the pages [from, to)
 // that the range lies in. The pages are here: fetched, or written as a whole.
-func (c *Cached) Wrote(k Kernel, off int64, data []byte) (from, to dsm.PageIndex) {
+func (c *Cached) Wrote(k merge.Kernel, off int64, data []byte) (from, to dsm.PageIndex) {
 	from, to = dsm.PageIndex(off/dsm.PageSize), dsm.PageIndex((off+int64(len(data))+dsm.PageSize-1)/dsm.PageSize)
 	for p := from; p < to; p++ {
 		lo := max(off-int64(p)*dsm.PageSize, 0)
@@ -280,7 +281,7 @@ func (c *Cached) Wrote(k Kernel, off int64, data []byte) (from, to dsm.PageIndex
 }
 
 // wrotePage takes the bytes data at offset lo of page p.
-func (c *Cached) wrotePage(k Kernel, p dsm.PageIndex, lo int, data []byte) {
+func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte) {
 	x, i := c.page(p)
 	x.expected.Remove(i)
 	x.given.Add(i)
@@ -303,7 +304,7 @@ func (c *Cached) wrotePage(k Kernel, p dsm.PageIndex, lo int, data []byte) {
 	copy(merged[:], g.mem)
 	copy(merged[lo:], data)
 	if c.shared {
-		k.storeShared(p, g.mem, w, merged[:])
+		k.StoreShared(p, g.mem, w, merged[:])
 	} else {
 		k.Merge(p, g.mem, merged[:], w, nil)
 		copy(w, merged[:])

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 // awayModel is a demand area in the model: which pages are here, and the bytes of the others.
@@ -82,7 +83,7 @@ func (m *ledgerModel) evict(e dsm.ExtentIndex, out dsm.PageSet) {
 	for i := range set.All() {
 		p := pageOfExtent(e, i)
 		if stored.Has(i) {
-			wantPage(m.t, "a page that stays", m.area.Working(p), was[i])
+			pagetest.WantPage(m.t, "a page that stays", m.area.Working(p), was[i])
 			continue
 		}
 		if end := m.area.Size() - int64(p)*dsm.PageSize; end < dsm.PageSize {
@@ -264,9 +265,9 @@ func TestGrownPagesLeave(t *testing.T) {
 		if s.area.working.has(1, 2) || s.area.working.has(2, 3) || s.area.working.has(3, 4) {
 			t.Error("a page that is not here was touched")
 		}
-		install(t, s.area, 2, pageOf(8))
-		s.Wrote(s.k, 2*dsm.PageSize, pageOf(1)) // on top of zeroes
-		wantPage(t, "the working copy", s.area.Working(2), pageOf(9))
+		install(t, s.area, 2, pagetest.PageOf(8))
+		s.Wrote(s.k, 2*dsm.PageSize, pagetest.PageOf(1)) // on top of zeroes
+		pagetest.WantPage(t, "the working copy", s.area.Working(2), pagetest.PageOf(9))
 		s.done(n, dsm.Range(1, 2).Or(dsm.Range(3, 4)))
 		s.done(s.notice(NoticeInvalidate, 2, 3), dsm.PageSet{})
 		s.SetShared(false)

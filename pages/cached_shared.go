@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
 // SetShared says whether attached programs may store into the working copy. It is
@@ -114,7 +115,7 @@ func (c *Cached) overwrite(x *cachedExtent, i, lo int, data []byte) {
 		copy(w[lo:], data)
 		return
 	}
-	overwriteShared(w, lo, data)
+	merge.OverwriteShared(w, lo, data)
 	if x.doubtful.Has(i) {
 		return
 	}
@@ -133,7 +134,7 @@ func (c *Cached) snapshot(dst []byte, p dsm.PageIndex) {
 		clear(dst)
 		return
 	}
-	Snapshot(dst, c.area.Working(p)[:n])
+	merge.Snapshot(dst, c.area.Working(p)[:n])
 }
 
 // current reports whether g, what the page cache was given of page p, is what a

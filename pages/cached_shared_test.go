@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 // touched says that an attached program has stored into page p.
@@ -159,7 +160,7 @@ func TestSharedResize(t *testing.T) {
 	s := newLedgerScript(t, 2*dsm.PageSize+8)
 	s.SetWriters(true)
 	s.SetShared(true)
-	old := pageOf(9)
+	old := pagetest.PageOf(9)
 	copy(s.area.Working(1), old)
 	s.read(1)
 	s.read(2)
@@ -195,22 +196,25 @@ func TestSharedResize(t *testing.T) {
 	s.quiet()
 }
 
+// TestAttachedProgram is the program of TestLedgerWithProgram, in a process of its own.
+func TestAttachedProgram(t *testing.T) { pagetest.RunProgram(t) }
+
 // TestLedgerWithProgram: a page cache reads and writes a page, updates come, and
 // another process adds to its elements all the time. The sum of all is exact, and
 // in the end the page cache has it.
 func TestLedgerWithProgram(t *testing.T) {
-	rng := newRand(t)
-	for _, r := range attachedRoles[:3] {
-		t.Run(r.name, func(t *testing.T) {
+	rng := pagetest.Rand(t)
+	for _, r := range pagetest.Programs[:3] {
+		t.Run(r.Name, func(t *testing.T) {
 			a := newTestArea(t, dsm.PageSize)
-			k := mustKernel(t, r.rule, r.dt, r.head)
+			k := mustKernel(t, r.Rule, r.DType, r.Head)
 			c := NewCached(a)
 			c.SetWriters(true)
 			c.SetShared(true)
 			seed := rng.Uint64()
-			ended, wait := r.start(t, a, seed)
+			ended, wait := r.Start(t, a.working.fd, seed)
 			defer wait()
-			totals := make([]int, dsm.PageSize/r.dt.Size())
+			totals := make([]int, dsm.PageSize/r.DType.Size())
 			base := make([]byte, dsm.PageSize)
 			var cache []byte // nil: the page cache does not hold the page
 			drop := func() {
@@ -219,7 +223,7 @@ func TestLedgerWithProgram(t *testing.T) {
 						t.Fatalf("notice %+v", n)
 					}
 					if rng.IntN(2) == 0 && cache != nil { // delivers stores before it drops the page
-						randomIncrements(rng, r.dt, cache, 0, totals)
+						pagetest.RandomIncrements(rng, r.DType, cache, 0, totals)
 						c.Wrote(k, 0, cache)
 					}
 					cache = nil
@@ -230,14 +234,14 @@ func TestLedgerWithProgram(t *testing.T) {
 				switch rng.IntN(4) {
 				case 0:
 					if cache == nil {
-						cache = alignedPage(nil)
+						cache = pagetest.AlignedPage(nil)
 						c.Read(0, cache)
 					}
-					randomIncrements(rng, r.dt, cache, 0, totals)
+					pagetest.RandomIncrements(rng, r.DType, cache, 0, totals)
 					c.Wrote(k, 0, cache)
 				case 1:
-					incoming := alignedPage(base)
-					randomIncrements(rng, r.dt, incoming, 0, totals)
+					incoming := pagetest.AlignedPage(base)
+					pagetest.RandomIncrements(rng, r.DType, incoming, 0, totals)
 					c.BeforeMerge(0)
 					k.MergeShared(0, base, a.Working(0), incoming)
 					base = incoming
@@ -248,18 +252,18 @@ func TestLedgerWithProgram(t *testing.T) {
 				}
 			}
 			mine := rand.New(rand.NewPCG(seed, 1))
-			for range attachedStores() {
-				totals[r.element(mine)]++
+			for range pagetest.Stores() {
+				totals[r.Element(mine)]++
 			}
 			for e, want := range totals {
-				if got := elementAt(r.dt, a.Working(0)[e*r.dt.Size():]); got != want {
+				if got := pagetest.ElementAt(r.DType, a.Working(0)[e*r.DType.Size():]); got != want {
 					t.Fatalf("element %d is %d, want %d", e, got, want)
 				}
 			}
 			c.SetShared(false)
 			drop()
 			if cache != nil {
-				wantPage(t, "page cache", cache, a.Working(0))
+				pagetest.WantPage(t, "page cache", cache, a.Working(0))
 			}
 			if !c.Idle() || a.frames.used != 0 {
 				t.Errorf("idle %v, %d frames in use", c.Idle(), a.frames.used)

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/merge"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 // ledgerScript is a ledger with the steps that the tests below are written in. The
@@ -13,7 +15,7 @@ import (
 type ledgerScript struct {
 	*Cached
 	t *testing.T
-	k Kernel
+	k merge.Kernel
 }
 
 func newLedgerScript(t *testing.T, size int64) ledgerScript {
@@ -196,7 +198,7 @@ func TestGrowthUnderStore(t *testing.T) {
 func TestTruncateUnderNotices(t *testing.T) {
 	s := newLedgerScript(t, 4*dsm.PageSize)
 	for p := range dsm.PageIndex(4) {
-		copy(s.area.Working(p), pageOf(9))
+		copy(s.area.Working(p), pagetest.PageOf(9))
 		s.read(p)
 	}
 	s.update(3, 0)
@@ -217,7 +219,7 @@ func TestTruncateUnderNotices(t *testing.T) {
 	s.Wrote(s.k, dsm.PageSize, k)
 	want := append(bytes.Repeat([]byte{9}, 100), make([]byte, dsm.PageSize-100)...)
 	want[0], want[1] = 10, 10
-	wantPage(t, "working", s.area.Working(1), want)
+	pagetest.WantPage(t, "working", s.area.Working(1), want)
 	n := s.notice(NoticeInvalidate, 1, 3)
 	s.Wrote(s.k, dsm.PageSize+2, []byte{10})
 	s.Done(n)

@@ -12,6 +12,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/invariants"
 	"github.com/dsmfs/dsmfs/internal/uffd"
+	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
 // demand is what an area of demand kind has more than another. In such an area
@@ -107,7 +108,7 @@ func (d *demand) close() error {
 // keep says that the base is kept; it need not be as long as no program of the node can store: see KeepBases.
 //
 // After an error those pages that are not in here are not here, as before.
-func (a *Area) Install(k Kernel, p dsm.PageIndex, n []byte, keep bool) (here, stored dsm.PageSet, err error) {
+func (a *Area) Install(k merge.Kernel, p dsm.PageIndex, n []byte, keep bool) (here, stored dsm.PageSet, err error) {
 	e, i := p.Extent()
 	if end := int64(p)*dsm.PageSize + int64(len(n)); len(n)%dsm.PageSize != 0 || i+len(n)/dsm.PageSize > dsm.ExtentPages || end > a.working.len {
 		panic(fmt.Sprintf("%v: install of %d bytes from page %d on", a, len(n), p))

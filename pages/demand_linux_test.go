@@ -6,6 +6,8 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/pages/merge"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 func newTestDemandArea(t testing.TB, size int64) *Area {
@@ -17,7 +19,7 @@ func newTestDemandArea(t testing.TB, size int64) *Area {
 func install(t testing.TB, a *Area, p dsm.PageIndex, n []byte) {
 	t.Helper()
 	_, i := p.Extent()
-	here, stored, err := a.Install(Kernel{}, p, n, true)
+	here, stored, err := a.Install(merge.Kernel{}, p, n, true)
 	if err != nil || here != dsm.Range(i, i+len(n)/dsm.PageSize) || !stored.Empty() {
 		t.Fatalf("install of %d bytes at page %d: %x here, %x stored, %v", len(n), p, here, stored, err)
 	}
@@ -41,26 +43,26 @@ func TestInstall(t *testing.T) {
 		t.Skip(err)
 	}
 	wantResident(t, "working copy", a.working, dsm.PageSet{})
-	install(t, a, 3, slices.Concat(pageOf(1), pageOf(0), pageOf(2)))
+	install(t, a, 3, slices.Concat(pagetest.PageOf(1), pagetest.PageOf(0), pagetest.PageOf(2)))
 	wantResident(t, "working copy", a.working, dsm.Range(3, 6))
 	for i, b := range []byte{1, 0, 2} {
-		wantPage(t, "working", a.Working(dsm.PageIndex(3+i)), pageOf(b))
+		pagetest.WantPage(t, "working", a.Working(dsm.PageIndex(3+i)), pagetest.PageOf(b))
 		if b > 0 {
-			wantPage(t, "base", a.Base(dsm.PageIndex(3+i)), pageOf(b))
+			pagetest.WantPage(t, "base", a.Base(dsm.PageIndex(3+i)), pagetest.PageOf(b))
 		}
 	}
 	wantResident(t, "base copy", a.base, dsm.Range(3, 4).Or(dsm.Range(5, 6)))
 	a.BecomeHome(0)
-	a.InstallHome(7, pageOf(7), false)
+	a.InstallHome(7, pagetest.PageOf(7), false)
 	install(t, a, 7, a.Home(7))
-	install(t, a, 8, pageOf(0))
-	wantPage(t, "base", a.Base(7), pageOf(7))
+	install(t, a, 8, pagetest.PageOf(0))
+	pagetest.WantPage(t, "base", a.Base(7), pagetest.PageOf(7))
 	if a.HasTwin(7) || a.HasTwin(8) || a.base.has(8, 9) {
 		t.Error("a page that is the home's has a twin, or one of zeroes memory")
 	}
-	install(t, a, 9, pageOf(9)) // older or newer than the home's
-	wantPage(t, "base", a.Base(9), pageOf(9))
-	wantPage(t, "home", a.Home(9), pageOf(0))
+	install(t, a, 9, pagetest.PageOf(9)) // older or newer than the home's
+	pagetest.WantPage(t, "base", a.Base(9), pagetest.PageOf(9))
+	pagetest.WantPage(t, "home", a.Home(9), pagetest.PageOf(0))
 }
 
 // TestInstallOnPlanted: what a program stored where nothing should be is merged.
@@ -72,17 +74,17 @@ func TestInstallOnPlanted(t *testing.T) {
 	a.working.page(4)[5] = 1 // stored
 	clear(a.working.page(5)) // only there
 	k := mustKernel(t, dsm.MergeSum, dsm.DTypeU8, 0)
-	here, stored, err := a.Install(k, 3, slices.Concat(pageOf(1), pageOf(2), pageOf(3), pageOf(4)), true)
+	here, stored, err := a.Install(k, 3, slices.Concat(pagetest.PageOf(1), pagetest.PageOf(2), pagetest.PageOf(3), pagetest.PageOf(4)), true)
 	if err != nil || here != dsm.Range(3, 7) || stored != dsm.Range(4, 5) {
 		t.Fatalf("%x here, %x stored, %v", here, stored, err)
 	}
 	for i := range 4 {
-		want := pageOf(byte(i + 1))
-		wantPage(t, "base", a.Base(dsm.PageIndex(3+i)), want)
+		want := pagetest.PageOf(byte(i + 1))
+		pagetest.WantPage(t, "base", a.Base(dsm.PageIndex(3+i)), want)
 		if i == 1 {
 			want[5]++
 		}
-		wantPage(t, "working", a.Working(dsm.PageIndex(3+i)), want)
+		pagetest.WantPage(t, "working", a.Working(dsm.PageIndex(3+i)), want)
 	}
 }
 
@@ -96,7 +98,7 @@ func TestResizeKeepsHoles(t *testing.T) {
 	wantResident(t, "working copy", a.working, dsm.PageSet{})
 	wantResident(t, "base copy", a.base, dsm.PageSet{})
 	resize(t, a, 3<<20)
-	install(t, a, dsm.ExtentPages*2+7, pageOf(3))
+	install(t, a, dsm.ExtentPages*2+7, pagetest.PageOf(3))
 	if n, err := a.ResidentBytes(); err != nil || n != 2*dsm.PageSize {
 		t.Errorf("%d bytes for a page and its base (%v)", n, err)
 	}
@@ -104,7 +106,7 @@ func TestResizeKeepsHoles(t *testing.T) {
 	resize(t, a, (dsm.ExtentPages*2+7)*dsm.PageSize+90)
 	copy(a.Working(dsm.ExtentPages*2 + 7)[90:], "stored past the end")
 	resize(t, a, 3<<20)
-	wantPage(t, "the tail", a.Working(dsm.ExtentPages*2 + 7)[90:], make([]byte, dsm.PageSize-90))
+	pagetest.WantPage(t, "the tail", a.Working(dsm.ExtentPages*2 + 7)[90:], make([]byte, dsm.PageSize-90))
 }
 
 // TestWithoutUserfaultfd: the page-cache plane works.
@@ -117,10 +119,10 @@ func TestWithoutUserfaultfd(t *testing.T) {
 	if !errs.Is(a.Attachable(), errs.Unsupported) || newTestArea(t, 1).Attachable() != nil {
 		t.Error("the wrong kind can be attached")
 	}
-	install(t, a, 3, slices.Concat(pageOf(0), pageOf(1)))
+	install(t, a, 3, slices.Concat(pagetest.PageOf(0), pagetest.PageOf(1)))
 	wantResident(t, "working copy", a.working, dsm.Range(3, 5))
-	wantPage(t, "base", a.Base(4), pageOf(1))
-	if stored, err := a.Evict(Kernel{}, 0, dsm.Range(3, 5), true); !errs.Is(err, errs.Unsupported) || stored != dsm.Range(3, 5) {
+	pagetest.WantPage(t, "base", a.Base(4), pagetest.PageOf(1))
+	if stored, err := a.Evict(merge.Kernel{}, 0, dsm.Range(3, 5), true); !errs.Is(err, errs.Unsupported) || stored != dsm.Range(3, 5) {
 		t.Errorf("%x stay: %v", stored, err)
 	}
 	evict(t, a, dsm.Range(3, 5), false, dsm.PageSet{})
@@ -134,11 +136,11 @@ func TestInstallZeroes(t *testing.T) {
 	}
 	a.BecomeHome(0)
 	for _, p := range []dsm.PageIndex{4, 7} {
-		a.InstallHome(p, pageOf(9), false)
+		a.InstallHome(p, pagetest.PageOf(9), false)
 	}
 	install(t, a, 2, make([]byte, 8*dsm.PageSize))
 	wantResident(t, "base copy", a.base, dsm.Range(4, 5).Or(dsm.Range(7, 8)))
 	for p := range dsm.PageIndex(8) {
-		wantPage(t, "base", a.Base(2+p), pageOf(0))
+		pagetest.WantPage(t, "base", a.Base(2+p), pagetest.PageOf(0))
 	}
 }

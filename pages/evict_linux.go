@@ -7,6 +7,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/invariants"
+	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
 // A page that is clean as far as anyone knows can be stored to at any moment by
@@ -47,7 +48,7 @@ import (
 // a moment and store to it against the rules, k merges that, as in Install.
 //
 // After an error the pages that it concerns are among those returned.
-func (a *Area) Evict(k Kernel, e dsm.ExtentIndex, set dsm.PageSet, shared bool) (stored dsm.PageSet, err error) {
+func (a *Area) Evict(k merge.Kernel, e dsm.ExtentIndex, set dsm.PageSet, shared bool) (stored dsm.PageSet, err error) {
 	if a.ledger != nil {
 		given := a.ledger.holds(e, set)
 		invariants.Check(given.Empty(), "%v: pages %x of extent %d leave, and the page cache holds them", a, given, e)
@@ -104,7 +105,7 @@ func (c *copyFile) punch(e dsm.ExtentIndex, set dsm.PageSet) (left dsm.PageSet, 
 }
 
 // evictShared is Evict of the working bytes while programs may be storing into them.
-func (a *Area) evictShared(k Kernel, e dsm.ExtentIndex, set dsm.PageSet) (stored dsm.PageSet, err error) {
+func (a *Area) evictShared(k merge.Kernel, e dsm.ExtentIndex, set dsm.PageSet) (stored dsm.PageSet, err error) {
 	if err := a.Attachable(); err != nil {
 		return set, err
 	}
@@ -134,7 +135,7 @@ func (a *Area) evictShared(k Kernel, e dsm.ExtentIndex, set dsm.PageSet) (stored
 
 // takeBack reads the pages in taken from the pipe, and puts those of holes back that differ from
 // their base. It returns them.
-func (a *Area) takeBack(k Kernel, v *evictor, e dsm.ExtentIndex, taken, holes dsm.PageSet) (differ dsm.PageSet) {
+func (a *Area) takeBack(k merge.Kernel, v *evictor, e dsm.ExtentIndex, taken, holes dsm.PageSet) (differ dsm.PageSet) {
 	base := a.base.present(e, taken) // a load would make a hole a page
 	for from, to := range taken.Runs() {
 		for from < to {
@@ -176,7 +177,7 @@ func (c *copyFile) present(e dsm.ExtentIndex, of dsm.PageSet) (set dsm.PageSet) 
 // putBack puts back what a program stored to page p while it was taken out. If it cannot be
 // put there as a whole it is merged into what is there: a page that a program put there against the
 // rules, or, if the memory ran out, one of zeroes which programs see for a moment.
-func (a *Area) putBack(k Kernel, p dsm.PageIndex, is []byte) {
+func (a *Area) putBack(k merge.Kernel, p dsm.PageIndex, is []byte) {
 	if done, _ := a.fill(p, is); done < dsm.PageSize {
 		k.MergeShared(p, zeroPage, a.working.page(p), is)
 	}

@@ -9,12 +9,14 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/pages/merge"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 // evict evicts pages of extent 0, of which those of stored stay.
 func evict(t testing.TB, a *Area, set dsm.PageSet, shared bool, stored dsm.PageSet) {
 	t.Helper()
-	if got, err := a.Evict(Kernel{}, 0, set, shared); err != nil || got != stored {
+	if got, err := a.Evict(merge.Kernel{}, 0, set, shared); err != nil || got != stored {
 		t.Fatalf("evict %x, shared %v: %x stay, want %x (%v)", set, shared, got, stored, err)
 	}
 }
@@ -67,7 +69,7 @@ func TestEvict(t *testing.T) {
 					t.Error("a store is lost")
 				}
 				install(t, a, 1, all[dsm.PageSize:][:8*dsm.PageSize])
-				wantPage(t, "a page that came again", a.Working(7), all[7*dsm.PageSize:][:dsm.PageSize])
+				pagetest.WantPage(t, "a page that came again", a.Working(7), all[7*dsm.PageSize:][:dsm.PageSize])
 			})
 		}
 	}
@@ -79,11 +81,11 @@ func TestEvictLastPage(t *testing.T) {
 	if err := a.Attachable(); err != nil {
 		t.Skip(err)
 	}
-	install(t, a, 2, append(pageOf(1)[:100:100], make([]byte, dsm.PageSize-100)...))
+	install(t, a, 2, append(pagetest.PageOf(1)[:100:100], make([]byte, dsm.PageSize-100)...))
 	a.Working(2)[100] = 1
 	evict(t, a, dsm.Range(2, 9), true, dsm.PageSet{})
 	wantResident(t, "working copy", a.working, dsm.PageSet{})
-	install(t, a, 2, pageOf(0))
+	install(t, a, 2, pagetest.PageOf(0))
 	a.Working(2)[99] = 1
 	evict(t, a, dsm.Range(2, 3), true, dsm.Range(2, 3))
 }
@@ -94,13 +96,13 @@ func TestEvictPunched(t *testing.T) {
 	if err := a.Attachable(); err != nil {
 		t.Skip(err)
 	}
-	install(t, a, 0, pageOf(1))
-	install(t, a, 1, pageOf(0))
+	install(t, a, 0, pagetest.PageOf(1))
+	install(t, a, 1, pagetest.PageOf(0))
 	if err := a.working.zero(0, 2*dsm.PageSize); err != nil {
 		t.Fatal(err)
 	}
 	evict(t, a, dsm.Range(0, 2), true, dsm.Range(0, 1))
-	wantPage(t, "working", a.Working(0), pageOf(0))
+	pagetest.WantPage(t, "working", a.Working(0), pagetest.PageOf(0))
 	wantResident(t, "working copy", a.working, dsm.Range(0, 1))
 }
 
@@ -109,7 +111,7 @@ func TestKeepBase(t *testing.T) {
 	a := newTestDemandArea(t, dsm.ExtentSize)
 	a.BecomeHome(0)
 	for p := range dsm.PageIndex(6) {
-		a.InstallHome(p, pageOf(byte(p+1)), false)
+		a.InstallHome(p, pagetest.PageOf(byte(p+1)), false)
 	}
 	install(t, a, 2, a.Home(2))
 	install(t, a, 3, a.Home(3))
@@ -120,8 +122,8 @@ func TestKeepBase(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantResident(t, "base copy", a.base, dsm.Range(2, 4))
-	wantPage(t, "base", a.Base(2), pageOf(3))
-	wantPage(t, "base", a.Base(3), pageOf(4))
+	pagetest.WantPage(t, "base", a.Base(2), pagetest.PageOf(3))
+	pagetest.WantPage(t, "base", a.Base(3), pagetest.PageOf(4))
 	evict(t, a, dsm.Range(2, 4), true, dsm.PageSet{})
 	wantResident(t, "base copy", a.base, dsm.PageSet{})
 }
@@ -189,18 +191,18 @@ func TestEvictHugePage(t *testing.T) {
 		t.Skip("no huge page to be had: ", err)
 	}
 	mem[5*dsm.PageSize]++
-	if stored, err := a.Evict(Kernel{}, 0, dsm.Range(3, 9), true); !errs.Is(err, errs.Busy) || stored != dsm.Range(3, 9) {
+	if stored, err := a.Evict(merge.Kernel{}, 0, dsm.Range(3, 9), true); !errs.Is(err, errs.Busy) || stored != dsm.Range(3, 9) {
 		t.Errorf("%x stay: %v", stored, err)
 	}
 	if mem[5*dsm.PageSize] != 1 {
 		t.Error("a store is lost")
 	}
-	if stored, err := a.Evict(Kernel{}, 2, dsm.Range(3, 9), true); err != nil || stored != (dsm.PageSet{}) {
+	if stored, err := a.Evict(merge.Kernel{}, 2, dsm.Range(3, 9), true); err != nil || stored != (dsm.PageSet{}) {
 		t.Errorf("of small pages beside it %x stay: %v", stored, err)
 	}
 	// What is left of a huge page can be of large pages, too.
 	for e, set := range []dsm.PageSet{dsm.Range(17, 23), dsm.Range(100, 101)} {
-		if stored, err := a.Evict(Kernel{}, dsm.ExtentIndex(e), set, false); err != nil || stored != (dsm.PageSet{}) {
+		if stored, err := a.Evict(merge.Kernel{}, dsm.ExtentIndex(e), set, false); err != nil || stored != (dsm.PageSet{}) {
 			t.Fatalf("%x stay: %v", stored, err)
 		}
 	}
@@ -210,10 +212,10 @@ func TestEvictHugePage(t *testing.T) {
 	for e := range dsm.ExtentIndex(2) {
 		for i := range dsm.ExtentPages {
 			set := dsm.Range(i, i+1)
-			if stored, err := a.Evict(Kernel{}, e, set, true); stored != set {
+			if stored, err := a.Evict(merge.Kernel{}, e, set, true); stored != set {
 				t.Fatalf("page %d of extent %d is gone, %v", i, e, err)
 			}
-			wantPage(t, "page", a.working.page(pageOfExtent(e, i)), pageOf(5))
+			pagetest.WantPage(t, "page", a.working.page(pageOfExtent(e, i)), pagetest.PageOf(5))
 		}
 	}
 }
@@ -241,7 +243,7 @@ func BenchmarkEvict(b *testing.B) {
 						sum += mem[i*dsm.PageSize] // a program has it mapped
 					}
 					b.StartTimer()
-					if _, err := a.Evict(Kernel{}, dsm.ExtentIndex(e), dsm.Range(0, run), shared); err != nil {
+					if _, err := a.Evict(merge.Kernel{}, dsm.ExtentIndex(e), dsm.Range(0, run), shared); err != nil {
 						b.Fatal(sum, err)
 					}
 				}
@@ -263,7 +265,7 @@ func BenchmarkInstall(b *testing.B) {
 			for b.Loop() {
 				install(b, a, 0, all[:run*dsm.PageSize])
 				b.StopTimer()
-				if _, err := a.Evict(Kernel{}, 0, dsm.Range(0, run), false); err != nil {
+				if _, err := a.Evict(merge.Kernel{}, 0, dsm.Range(0, run), false); err != nil {
 					b.Fatal(err)
 				}
 				b.StartTimer()

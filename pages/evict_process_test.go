@@ -20,6 +20,8 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/uffd"
+	"github.com/dsmfs/dsmfs/pages/merge"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 // Programs that are processes of their own, this test binary once more, map a demand
@@ -201,7 +203,7 @@ func (m *demandModel) install(p int) {
 	for ; to < min(p+1+m.rng.IntN(4), demandPages) && !m.here.Has(to); to++ {
 		n = append(n, m.home[to]...)
 	}
-	here, stored, err := m.area.Install(Kernel{}, dsm.PageIndex(p), n, true)
+	here, stored, err := m.area.Install(merge.Kernel{}, dsm.PageIndex(p), n, true)
 	if err != nil || here != dsm.Range(p, to) || stored != (dsm.PageSet{}) {
 		m.t.Errorf("install of pages [%d, %d): %x here, %x stored, %v", p, to, here, stored, err)
 	}
@@ -231,7 +233,7 @@ func (m *demandModel) evict() (scan bool) {
 	defer m.mu.Unlock()
 	from := m.rng.IntN(demandPages)
 	set := dsm.Range(from, min(from+1+m.rng.IntN(1+m.rng.IntN(demandPages)), demandPages)).And(m.here)
-	stored, err := m.area.Evict(Kernel{}, 0, set, true)
+	stored, err := m.area.Evict(merge.Kernel{}, 0, set, true)
 	if err != nil {
 		m.t.Errorf("evict %x: %v", set, err)
 	}
@@ -239,7 +241,7 @@ func (m *demandModel) evict() (scan bool) {
 	m.gone += set.Len() - stored.Len()
 	m.kept += stored.Len()
 	for i := range stored.All() {
-		Snapshot(m.home[i], m.area.Working(dsm.PageIndex(i)))
+		merge.Snapshot(m.home[i], m.area.Working(dsm.PageIndex(i)))
 		m.area.SetBase(dsm.PageIndex(i), m.home[i])
 	}
 	if p := m.rng.IntN(demandPages); m.rng.IntN(4) == 0 && !m.here.Has(p) {
@@ -252,7 +254,7 @@ func (m *demandModel) evict() (scan bool) {
 func TestEvictWithPrograms(t *testing.T) {
 	for _, mode := range []uffd.Mode{uffd.Async, uffd.Compare} {
 		t.Run(mode.String(), func(t *testing.T) {
-			m := &demandModel{t: t, rng: newRand(t), area: newTestDemandArea(t, demandPages*dsm.PageSize), missing: make(chan int64, demandPages*demandPrograms)}
+			m := &demandModel{t: t, rng: pagetest.Rand(t), area: newTestDemandArea(t, demandPages*dsm.PageSize), missing: make(chan int64, demandPages*demandPrograms)}
 			if err := m.area.Attachable(); err != nil {
 				t.Skip(err)
 			}
@@ -333,7 +335,7 @@ func (m *demandModel) check() {
 		if m.here.Has(p) {
 			page = m.area.Working(dsm.PageIndex(p))
 		}
-		w := words(page)
+		w := unsafe.Slice((*uint64)(unsafe.Pointer(&page[0])), dsm.PageSize/8)
 		sum += w[addWord]
 		for me := range demandPrograms {
 			if got, want := w[ownWord+me], own[p*demandPrograms+me]; got != want {

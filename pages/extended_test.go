@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 // length fails the test unless the memfd of the working copy is n bytes long.
@@ -46,7 +47,7 @@ func TestFileIsAsLongAsTheArea(t *testing.T) {
 func TestWrittenPastTheEnd(t *testing.T) {
 	for _, size := range []int64{150, 250, dsm.PageSize + 10, 3 << 20} {
 		a, f := sharedFile(t, 100)
-		if _, err := f.WriteAt(pageOf(7)[:100], 100); err != nil {
+		if _, err := f.WriteAt(pagetest.PageOf(7)[:100], 100); err != nil {
 			t.Fatal(err)
 		}
 		length(t, a, 200)
@@ -54,17 +55,17 @@ func TestWrittenPastTheEnd(t *testing.T) {
 		w[300] = 9
 		resize(t, a, size)
 		length(t, a, max(size, 200))
-		want := append(make([]byte, 100), append(pageOf(7)[:100], make([]byte, dsm.PageSize-200)...)...)
+		want := append(make([]byte, 100), append(pagetest.PageOf(7)[:100], make([]byte, dsm.PageSize-200)...)...)
 		if size == 150 {
 			want[300] = 9 // past the end of the file still
 		}
-		wantPage(t, "working", a.Working(0), want)
+		pagetest.WantPage(t, "working", a.Working(0), want)
 	}
 }
 
 func TestTrim(t *testing.T) {
 	a, f := sharedFile(t, 100)
-	if _, err := f.WriteAt(pageOf(7), 5*dsm.PageSize); err != nil {
+	if _, err := f.WriteAt(pagetest.PageOf(7), 5*dsm.PageSize); err != nil {
 		t.Fatal(err)
 	}
 	length(t, a, 6*dsm.PageSize)
@@ -73,7 +74,7 @@ func TestTrim(t *testing.T) {
 	}
 	length(t, a, 100)
 	resize(t, a, 6*dsm.PageSize)
-	wantPage(t, "working", a.Working(5), pageOf(0))
+	pagetest.WantPage(t, "working", a.Working(5), pagetest.PageOf(0))
 }
 
 // A program that makes the file longer all the time loses nothing to an area that

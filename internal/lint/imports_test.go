@@ -29,11 +29,20 @@ const imports = `
 	internal/errs internal/invariants internal/lockrank
 	< internal/uffd;
 
-	internal/errs internal/invariants internal/lockrank internal/uffd internal/spread
+	internal/errs internal/invariants internal/spread
+	< pages/merge;
+
+	internal/errs internal/lockrank
+	< pages/residency;
+
+	internal/lockrank internal/uffd pages/merge
 	< pages;
 
-	internal/wire pages
+	internal/wire pages pages/residency
 	< coherence;
+
+	internal/dsm
+	< pages/pagetest;
 
 	internal/errs internal/invariants internal/lockrank
 	< internal/uffd;
@@ -68,7 +77,7 @@ var libraries = map[string][]string{
 	"github.com/hashicorp/memberlist":   {"membership"},
 	"github.com/hanwen/go-fuse/v2":      {"fs", "bench/barefuse"}, // the yardstick of the benchmark is a bare server
 	"github.com/spf13/pflag":            {"cmd/dsmfs"},
-	"github.com/dgraph-io/ristretto/v2": {"pages"},
+	"github.com/dgraph-io/ristretto/v2": {"pages/residency"},
 }
 
 // testLibraries are imported by tests only, by any.
@@ -76,7 +85,10 @@ var testLibraries = []string{"github.com/anishathalye/porcupine", "go.uber.org/g
 
 // testExceptions are imports that tests make against the DAG, with the reason.
 var testExceptions = map[string][]string{
-	"integration": {"github.com/hanwen/go-fuse/v2"}, // posixtest
+	"integration":     {"github.com/hanwen/go-fuse/v2"}, // posixtest
+	"pages":           {"pages/pagetest"},
+	"pages/merge":     {"pages/pagetest"},
+	"pages/residency": {"pages/pagetest"},
 	// The tests of the layers above run on the real transport.
 	"catalog":    {"internal/transport"},
 	"membership": {"internal/transport", "github.com/hashicorp/memberlist"},

@@ -1,4 +1,4 @@
-package pages
+package merge
 
 import (
 	"bytes"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 // TestIndexIsShortest checks which form the index takes.
@@ -22,7 +23,7 @@ func TestIndexIsShortest(t *testing.T) {
 	}{
 		{"one byte", bytewise, func(p []byte) { p[5] = 1 }, 7, 1},
 		{"one byte of f32", f32, func(p []byte) { p[5] = 1 }, 7, 4},
-		{"all", bytewise, func(p []byte) { copy(p, pageOf(1)) }, 1, 4096},
+		{"all", bytewise, func(p []byte) { copy(p, pagetest.PageOf(1)) }, 1, 4096},
 		{"every second byte", bytewise, func(p []byte) {
 			for i := 0; i < len(p); i += 2 {
 				p[i] = 1
@@ -33,10 +34,10 @@ func TestIndexIsShortest(t *testing.T) {
 				p[i] = 1
 			}
 		}, 129, 2048},
-		{"two runs", bytewise, func(p []byte) { copy(p[10:20], pageOf(1)); copy(p[30:50], pageOf(1)) }, 11, 30},
+		{"two runs", bytewise, func(p []byte) { copy(p[10:20], pagetest.PageOf(1)); copy(p[30:50], pagetest.PageOf(1)) }, 11, 30},
 		{"header only", mixed, func(p []byte) { p[127] = 1 }, 8, 1},
 		{"elements only", mixed, func(p []byte) { p[128] = 1 }, 8, 8},
-		{"both", mixed, func(p []byte) { copy(p, pageOf(1)) }, 2, 4096},
+		{"both", mixed, func(p []byte) { copy(p, pagetest.PageOf(1)) }, 2, 4096},
 	} {
 		var d Delta
 		base, working := make([]byte, dsm.PageSize), make([]byte, dsm.PageSize)
@@ -173,7 +174,7 @@ func FuzzDelta(f *testing.F) {
 		k.Apply(&again, func(i int) []byte {
 			want := pages[i]
 			pages[i] = make([]byte, dsm.PageSize)
-			t.Cleanup(func() { wantPage(t, "found again", pages[i], want) })
+			t.Cleanup(func() { pagetest.WantPage(t, "found again", pages[i], want) })
 			return pages[i]
 		})
 		if again.Size() > d.Size()+2*d.Pages.Len() {

@@ -1,4 +1,4 @@
-package pages
+package merge
 
 // diffUnits1 and diffUnits4 are diffBlock for units of one and of four bytes, the
 // ones that most areas have: n words of units, of 64 units each. Each 8 aligned bytes of

@@ -1,6 +1,6 @@
 //go:build !amd64
 
-package pages
+package merge
 
 // diffBlock1 is diffBlock for bytes.
 func diffBlock1(units []uint64, base, working, snap []byte) {

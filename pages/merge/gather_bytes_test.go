@@ -1,4 +1,4 @@
-package pages
+package merge
 
 import (
 	"bytes"
@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 // cliff returns n bytes in front of memory that cannot be touched.
@@ -72,7 +73,7 @@ func somewhere(rng *rand.Rand) (at, end int) {
 // TestGatherBytes compares both ways of gathering with the definition, at every
 // alignment: within the page, and with its end where memory ends.
 func TestGatherBytes(t *testing.T) {
-	rng := newRand(t)
+	rng := pagetest.Rand(t)
 	buf := cliff(t, dsm.PageSize+64)
 	was := make([]byte, len(buf))
 	for range 4000 {
@@ -101,7 +102,7 @@ func TestGatherBytes(t *testing.T) {
 // TestScatterBytes is TestGatherBytes for scattering: data ends where memory ends, with
 // the bytes of the mask or some time after them.
 func TestScatterBytes(t *testing.T) {
-	rng := newRand(t)
+	rng := pagetest.Rand(t)
 	buf, all := cliff(t, dsm.PageSize+64), cliff(t, 2*dsm.PageSize)
 	was, other := make([]byte, len(buf)), make([]byte, len(buf))
 	fillRandom(rng, all)

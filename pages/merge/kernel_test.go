@@ -1,30 +1,16 @@
-package pages
+package merge
 
 import (
 	"encoding/binary"
-	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
-	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
-
-var seedFlag = flag.Uint64("seed", 0, "seed of the random tests; 0 draws one")
-
-// newRand returns a seeded source and logs the seed.
-func newRand(t testing.TB) *rand.Rand {
-	t.Helper()
-	seed := *seedFlag
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("seed %d", seed)
-	return rand.New(rand.NewPCG(seed, 0))
-}
 
 func mustKernel(t testing.TB, merge dsm.MergeRule, dt dsm.DType, head int64) Kernel {
 	t.Helper()
@@ -209,7 +195,7 @@ func page(e dsm.ExtentIndex, i int) dsm.PageIndex {
 // TestKernelsAgainstReference compares every operation of every kernel with the
 // reference, on random pages.
 func TestKernelsAgainstReference(t *testing.T) {
-	rng := newRand(t)
+	rng := pagetest.Rand(t)
 	rounds := 12
 	if testing.Short() {
 		rounds = 3

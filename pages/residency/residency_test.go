@@ -1,4 +1,4 @@
-package pages
+package residency
 
 import (
 	"container/list"
@@ -9,11 +9,12 @@ import (
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 func newTestResidency(t testing.TB, limit int64) *Residency {
 	t.Helper()
-	r, err := NewResidency(limit)
+	r, err := New(limit)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,6 +63,10 @@ type pageKey struct {
 	page dsm.PageIndex
 }
 
+func pageOfExtent(e dsm.ExtentIndex, i int) dsm.PageIndex {
+	return dsm.PageIndex(e)*dsm.ExtentPages + dsm.PageIndex(i)
+}
+
 // victims takes n victims and returns them one by one.
 func victims(r *Residency, n int) (pages []pageKey) {
 	for _, v := range r.Victims(n) {
@@ -75,7 +80,7 @@ func victims(r *Residency, n int) (pages []pageKey) {
 // TestResidencyLosesNothing: whatever was used and not forgotten comes out as a victim, once, and
 // n of them whenever there are n.
 func TestResidencyLosesNothing(t *testing.T) {
-	rng := newRand(t)
+	rng := pagetest.Rand(t)
 	for _, limit := range []int64{0, 1, 2, 9, 100, 5000} {
 		r := newTestResidency(t, limit)
 		model := map[pageKey]struct{}{}
@@ -125,7 +130,7 @@ func TestResidencyLosesNothing(t *testing.T) {
 
 // TestResidencyConcurrent: the same with all at once, about the pages that are used last.
 func TestResidencyConcurrent(t *testing.T) {
-	rng := newRand(t)
+	rng := pagetest.Rand(t)
 	for _, limit := range []int64{1, 50, 1000} {
 		r := newTestResidency(t, limit)
 		const areas = 4
@@ -307,7 +312,7 @@ func raceDetector() bool {
 
 // TestResidencyKeepsWhatIsHot: a scan of everything does not wash out what is used all the time.
 func TestResidencyKeepsWhatIsHot(t *testing.T) {
-	rng := newRand(t)
+	rng := pagetest.Rand(t)
 	const limit = 2000
 	var trace []dsm.PageIndex
 	scan := dsm.PageIndex(limit)
@@ -330,7 +335,7 @@ func TestResidencyKeepsWhatIsHot(t *testing.T) {
 
 // TestResidencyWithoutPattern: where nothing is worth more than another, no harm is done.
 func TestResidencyWithoutPattern(t *testing.T) {
-	rng := newRand(t)
+	rng := pagetest.Rand(t)
 	const limit = 2000
 	trace := make([]dsm.PageIndex, 200_000)
 	for i := range trace {

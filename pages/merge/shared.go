@@ -1,4 +1,4 @@
-package pages
+package merge
 
 import (
 	"sync/atomic"
@@ -43,10 +43,10 @@ func (k Kernel) MergeShared(p dsm.PageIndex, base, working, incoming []byte) {
 	k.swapPage(p, working, base, incoming, false)
 }
 
-// storeShared merges stored, which was made by stores on top of base, into page p
+// StoreShared merges stored, which was made by stores on top of base, into page p
 // of memory that other processes store to: Merge with the memory as what comes
 // in and as the place of the result.
-func (k Kernel) storeShared(p dsm.PageIndex, base, working, stored []byte) {
+func (k Kernel) StoreShared(p dsm.PageIndex, base, working, stored []byte) {
 	k.swapPage(p, working, base, stored, true)
 }
 
@@ -102,10 +102,10 @@ func swapWords(memory, base, other []byte, from, to int, own bool, merge wordMer
 	}
 }
 
-// overwriteShared puts data at offset lo of a page that other processes store to,
+// OverwriteShared puts data at offset lo of a page that other processes store to,
 // each word once: a copy may write bytes twice, and undo the store that a program
 // made on top of the first time.
-func overwriteShared(working []byte, lo int, data []byte) {
+func OverwriteShared(working []byte, lo int, data []byte) {
 	checkAligned(working)
 	w := words(working)
 	for len(data) > 0 {

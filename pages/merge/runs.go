@@ -1,4 +1,4 @@
-package pages
+package merge
 
 // Run is a range of bytes of an area.
 type Run struct {

@@ -1,4 +1,5 @@
-package pages
+// Package residency says which pages of demand areas, of all areas of the node, should leave first.
+package residency
 
 import (
 	"container/list"
@@ -88,7 +89,7 @@ func (p residentPage) set() dsm.PageSet { return dsm.Range(p.i, p.i+1) }
 // key names the page to ristretto, which wants keys that are spread over all 64 bits. Should two pages
 // have one key they share a frequency, and one of them is refused.
 func (p residentPage) key() uint64 {
-	h := uint64(p.x.area)*0x9e3779b97f4a7c15 + uint64(pageOfExtent(p.x.extent, p.i))
+	h := uint64(p.x.area)*0x9e3779b97f4a7c15 + uint64(p.x.extent)*dsm.ExtentPages + uint64(p.i)
 	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9 // the finalizer of SplitMix64
 	h = (h ^ h>>27) * 0x94d049bb133111eb
 	return h ^ h>>31
@@ -107,10 +108,10 @@ type Victim struct {
 // 44 %, with 16 47 %; first in, first out has 29 %.
 const countersPerPage = 8
 
-// NewResidency returns a Residency for a node that wants to keep limit pages. Close ends it.
-func NewResidency(limit int64) (*Residency, error) {
+// New returns a Residency for a node that wants to keep limit pages. Close ends it.
+func New(limit int64) (*Residency, error) {
 	r := &Residency{}
-	r.mu.Init("pages.Residency")
+	r.mu.Init("residency.Residency")
 	r.mu.extents = map[residentKey]*residentExtent{}
 	var err error
 	r.cache, err = ristretto.NewCache(&ristretto.Config[uint64, residentPage]{

@@ -1,28 +1,19 @@
-package pages
+package merge
 
 import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"math"
-	"math/rand/v2"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
-
-// alignedPage returns a copy of b, a page, that begins on a word.
-func alignedPage(b []byte) []byte {
-	p := unsafe.Slice((*byte)(unsafe.Pointer(&make([]uint64, dsm.PageSize/8)[0])), dsm.PageSize)
-	copy(p, b)
-	return p
-}
 
 // TestLittleEndian: the lanes of a word are in the order of the elements in memory.
 func TestLittleEndian(t *testing.T) {
@@ -37,16 +28,16 @@ func checkShared(t *testing.T, k naive, p dsm.PageIndex, base, working, incoming
 	t.Helper()
 	want := bytes.Clone(working)
 	k.Merge(p, base, want, incoming, nil)
-	got := alignedPage(working)
+	got := pagetest.AlignedPage(working)
 	k.MergeShared(p, base, got, incoming)
 	k.check(t, "shared merge", p, got, want)
-	got = alignedPage(incoming)
-	k.storeShared(p, base, got, working)
+	got = pagetest.AlignedPage(incoming)
+	k.StoreShared(p, base, got, working)
 	k.check(t, "shared store", p, got, want)
 }
 
 func TestMergeSharedIsMerge(t *testing.T) {
-	rng := newRand(t)
+	rng := pagetest.Rand(t)
 	for _, kc := range kernelCases(t) {
 		k := naive{kc}
 		for range 10 {
@@ -84,8 +75,8 @@ func TestMergeSharedLeavesAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	copy(mem, pageOf(3))
-	base, incoming := pageOf(1), pageOf(2)
+	copy(mem, pagetest.PageOf(3))
+	base, incoming := pagetest.PageOf(1), pagetest.PageOf(2)
 	protect(unix.PROT_NONE) // a touch ends the test
 	for _, kc := range kernelCases(t) {
 		kc.MergeShared(1, base, mem, base)
@@ -93,29 +84,29 @@ func TestMergeSharedLeavesAlone(t *testing.T) {
 	protect(unix.PROT_READ)
 	mustKernel(t, dsm.MergeLast, dsm.DTypeF32, 0).MergeShared(0, base, mem, incoming)
 	protect(unix.PROT_READ | unix.PROT_WRITE)
-	wantPage(t, "working", mem, pageOf(3))
+	pagetest.WantPage(t, "working", mem, pagetest.PageOf(3))
 }
 
 // TestSnapshotEndsWithArea: what is past the end does not get out, at any end.
 func TestSnapshotEndsWithArea(t *testing.T) {
-	page := alignedPage(pageOf(7))
+	page := pagetest.AlignedPage(pagetest.PageOf(7))
 	k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
 	for _, n := range []int{0, 1, 7, 8, 9, 2049, dsm.PageSize - 8, dsm.PageSize - 1, dsm.PageSize} {
-		dst := pageOf(9)
+		dst := pagetest.PageOf(9)
 		Snapshot(dst, page[:n])
 		want := make([]byte, dsm.PageSize)
 		copy(want, page[:n])
-		wantPage(t, "snapshot", dst, want)
+		pagetest.WantPage(t, "snapshot", dst, want)
 		var d Delta
-		snap := pageOf(9)
+		snap := pagetest.PageOf(9)
 		if changed, _ := k.AppendShared(&d, 0, make([]byte, dsm.PageSize), page[:n], snap); changed != (n > 0) || len(d.Data) != n {
 			t.Errorf("page of %d bytes: changed %v, %d bytes of data", n, changed, len(d.Data))
 		} else if changed {
 			got := make([]byte, dsm.PageSize)
 			k.Overlay(&d, 0, got)
-			wantPage(t, "what was diffed", got, want)
+			pagetest.WantPage(t, "what was diffed", got, want)
 			if n < dsm.PageSize {
-				wantPage(t, "what it was diffed from", snap, want)
+				pagetest.WantPage(t, "what it was diffed from", snap, want)
 			}
 		}
 	}
@@ -123,18 +114,18 @@ func TestSnapshotEndsWithArea(t *testing.T) {
 
 // TestOverwriteShared puts ranges of every alignment in place and nothing else.
 func TestOverwriteShared(t *testing.T) {
-	rng := newRand(t)
+	rng := pagetest.Rand(t)
 	for range 2000 {
 		lo := rng.IntN(dsm.PageSize)
 		n := rng.IntN(min(dsm.PageSize-lo, 40) + 1)
-		got, want, data := alignedPage(pageOf(1)), pageOf(1), pageOf(2)[:n]
-		overwriteShared(got, lo, data)
+		got, want, data := pagetest.AlignedPage(pagetest.PageOf(1)), pagetest.PageOf(1), pagetest.PageOf(2)[:n]
+		OverwriteShared(got, lo, data)
 		copy(want[lo:], data)
-		wantPage(t, "page", got, want)
+		pagetest.WantPage(t, "page", got, want)
 	}
-	got := alignedPage(pageOf(1))
-	overwriteShared(got, 0, pageOf(2))
-	wantPage(t, "page", got, pageOf(2))
+	got := pagetest.AlignedPage(pagetest.PageOf(1))
+	OverwriteShared(got, 0, pagetest.PageOf(2))
+	pagetest.WantPage(t, "page", got, pagetest.PageOf(2))
 }
 
 // TestMergeSharedUnderAtomics lets goroutines add while increments come in, where
@@ -144,7 +135,7 @@ func TestMergeSharedUnderAtomics(t *testing.T) {
 	for _, dt := range []dsm.DType{dsm.DTypeI32, dsm.DTypeI64, dsm.DTypeF32, dsm.DTypeF64} {
 		k := mustKernel(t, dsm.MergeSum, dt, 0)
 		size := dt.Size()
-		mem := alignedPage(make([]byte, dsm.PageSize))
+		mem := pagetest.AlignedPage(make([]byte, dsm.PageSize))
 		var wg sync.WaitGroup
 		var running atomic.Int32
 		running.Store(adders)
@@ -152,7 +143,7 @@ func TestMergeSharedUnderAtomics(t *testing.T) {
 			wg.Go(func() {
 				defer running.Add(-1)
 				for i := range adds {
-					addOne(dt, mem[(element+(i+a)%2)*size:])
+					pagetest.AddOne(dt, mem[(element+(i+a)%2)*size:])
 					if i%64 == 0 {
 						runtime.Gosched()
 					}
@@ -163,7 +154,7 @@ func TestMergeSharedUnderAtomics(t *testing.T) {
 		for running.Load() > 0 || merges < 100 {
 			incoming := bytes.Clone(base)
 			for e := element; e < element+3; e++ {
-				addOne(dt, incoming[e*size:])
+				pagetest.AddOne(dt, incoming[e*size:])
 			}
 			k.MergeShared(0, base, mem, incoming)
 			base = incoming
@@ -172,48 +163,10 @@ func TestMergeSharedUnderAtomics(t *testing.T) {
 		}
 		wg.Wait()
 		for i, want := range []int{merges + adders*adds/2, merges + adders*adds/2, merges, 0} {
-			if got := elementAt(dt, mem[(element+i)*size:]); got != want {
+			if got := pagetest.ElementAt(dt, mem[(element+i)*size:]); got != want {
 				t.Errorf("%v: element %d is %d, want %d after %d merges", dt, element+i, got, want, merges)
 			}
 		}
-	}
-}
-
-// addOne adds 1 to the element at the start of b, atomically.
-func addOne(dt dsm.DType, b []byte) {
-	switch p := unsafe.Pointer(&b[0]); dt {
-	case dsm.DTypeI32:
-		atomic.AddInt32((*int32)(p), 1)
-	case dsm.DTypeI64:
-		atomic.AddInt64((*int64)(p), 1)
-	case dsm.DTypeF32:
-		for p := (*uint32)(p); ; {
-			old := atomic.LoadUint32(p)
-			if atomic.CompareAndSwapUint32(p, old, math.Float32bits(math.Float32frombits(old)+1)) {
-				return
-			}
-		}
-	case dsm.DTypeF64:
-		for p := (*uint64)(p); ; {
-			old := atomic.LoadUint64(p)
-			if atomic.CompareAndSwapUint64(p, old, math.Float64bits(math.Float64frombits(old)+1)) {
-				return
-			}
-		}
-	}
-}
-
-// elementAt returns the whole number in the element at the start of b.
-func elementAt(dt dsm.DType, b []byte) int {
-	switch le := binary.LittleEndian; dt {
-	case dsm.DTypeI32:
-		return int(int32(le.Uint32(b)))
-	case dsm.DTypeI64:
-		return int(le.Uint64(b))
-	case dsm.DTypeF32:
-		return int(math.Float32frombits(le.Uint32(b)))
-	default:
-		return int(math.Float64frombits(le.Uint64(b)))
 	}
 }
 
@@ -223,7 +176,7 @@ func BenchmarkMergeShared(b *testing.B) {
 	for _, c := range benchCases {
 		k := mustKernel(b, c.rule, c.dt, 0)
 		base, incoming := benchPages(benchSet, c.dt, c.store)
-		working := alignedPage(nil)
+		working := pagetest.AlignedPage(nil)
 		for _, merge := range []struct {
 			name string
 			f    func(p int)
@@ -243,7 +196,7 @@ func BenchmarkMergeShared(b *testing.B) {
 						}
 						merge.f(p)
 					}
-					perPage(b)
+					pagetest.PerPage(b)
 				})
 			}
 		}
@@ -251,27 +204,10 @@ func BenchmarkMergeShared(b *testing.B) {
 }
 
 func BenchmarkSnapshot(b *testing.B) {
-	src := alignedPage(pageOf(1))
+	src := pagetest.AlignedPage(pagetest.PageOf(1))
 	dst := make([]byte, dsm.PageSize)
 	for b.Loop() {
 		Snapshot(dst, src)
 	}
-	perPage(b)
-}
-
-// randomIncrements adds 1 to some elements of page, from one to all, and to their totals.
-func randomIncrements(rng *rand.Rand, dt dsm.DType, page []byte, first int, totals []int) {
-	add := func(e int) {
-		addOne(dt, page[e*dt.Size():])
-		totals[e]++
-	}
-	if rng.IntN(3) == 0 {
-		for e := first; e < len(totals); e++ {
-			add(e)
-		}
-		return
-	}
-	for range 1 + rng.IntN(10) {
-		add(first + rng.IntN(len(totals)-first))
-	}
+	pagetest.PerPage(b)
 }

@@ -1,6 +1,6 @@
 //go:build !amd64
 
-package pages
+package merge
 
 // gatherBytes moves the bytes of m together at the start of page, a whole one.
 func gatherBytes(m *mask, page []byte) { gatherOctets(m, page) }

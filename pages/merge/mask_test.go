@@ -1,15 +1,17 @@
-package pages
+package merge
 
 import (
 	"bytes"
 	"fmt"
 	"testing"
+
+	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
 // TestDiffBlocks compares what is in assembly with what it stands for: blocks of which
 // nothing, a little, nearly all and all differs, at every alignment to 8 bytes.
 func TestDiffBlocks(t *testing.T) {
-	rng := newRand(t)
+	rng := pagetest.Rand(t)
 	for _, c := range []struct {
 		unit         int
 		fast, simple func(units []uint64, base, working, snap []byte)
