@@ -5,6 +5,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
@@ -20,7 +21,7 @@ type Areas interface {
 	// it returns no page leaves the working copies any more, which programs keep.
 	KeepPages()
 	// Stats returns figures since the start, in a fixed order.
-	Stats() []Stat
+	Stats() []control.Stat
 }
 
 // Area is an open area: the same one for every handle on this node. It may be
@@ -77,7 +78,7 @@ type Area interface {
 	Extended() int64
 	Trim()
 	// Figures says how stores of attached programs were found, and what is in memory.
-	Figures() []Stat
+	Figures() []control.Stat
 	// Wait returns when the version, or a later one, is here, and has acquired;
 	// errs.Timeout when ctx ends before.
 	Wait(ctx context.Context, v dsm.Version) error
@@ -100,9 +101,6 @@ type AreaReport struct {
 	Homes       []dsm.NodeID // distinct, sorted
 	Subscribers []dsm.NodeID // distinct, sorted
 }
-
-// Stat is a named figure.
-type Stat struct{ Name, Value string }
 
 // PageCache is what fs gives the data plane. Its methods never block; they are
 // called with no lock held. *FS implements it.

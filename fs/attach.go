@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/fs/errno"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
@@ -283,7 +284,7 @@ func (a *attachConn) serve(q *attachRequest) (attachReply, error) {
 	case opWait:
 		err = x.wait(a.ctx, q.arg[0], q.arg[1])
 	case opStats:
-		return attachReply{payload: a.b.areaStats(x.area)}, nil
+		return attachReply{payload: control.FlatKeyed(a.b.areaStats(x.area))}, nil
 	case opDetach:
 		return attachReply{}, a.detach(x)
 	case opResize:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"golang.org/x/sys/unix"
@@ -23,7 +24,7 @@ func (a *attachConn) create(ctx context.Context, q *attachRequest) (attachReply,
 	switch {
 	case err != nil:
 		return attachReply{}, err
-	case dir.Ino == dsm.RootIno && name == controlName:
+	case dir.Ino == dsm.RootIno && name == control.Name:
 		return attachReply{}, errs.E(errs.Permission, op, "%s is where the control files are", path)
 	case !a.cred.may(dir, mayWrite|maySearch):
 		return attachReply{}, errs.E(errs.Access, op, "%s: no write permission for its directory", path)

@@ -5,6 +5,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -60,7 +61,7 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	*out = fuse.AttrOut{}
-	if c, ok := controlOf(in.NodeId); ok {
+	if c, ok := control.Of(in.NodeId); ok {
 		return status(b.controlAttr(r, c, &out.Attr))
 	}
 	a := b.opens.find(dsm.AreaID(in.NodeId))
@@ -89,7 +90,7 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	*out = fuse.AttrOut{}
-	if c, ok := controlOf(in.NodeId); ok {
+	if c, ok := control.Of(in.NodeId); ok {
 		// A shell opens with O_TRUNC what it redirects to: nothing to cut off here.
 		if in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) != 0 {
 			return fuse.EPERM

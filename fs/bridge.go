@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"sync/atomic"
 
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
@@ -27,6 +28,7 @@ type bridge struct {
 	lookups   lookups
 	failed    recently[uint32, failedRead]
 	notify    *notifier
+	control   *control.Tree
 	harvest   *harvest.Harvester
 	guard     *guardProcess
 	intervals intervals
@@ -60,9 +62,10 @@ func newBridge(cfg Config) *bridge {
 	b.handles.init()
 	b.notify = &notifier{b: b}
 	b.harvest = harvest.New(harvest.Config{
-		Argv: cfg.HarvestArgv, Dir: filepath.Join(cfg.Mountpoint, controlName, inoDirName), Log: b.log, Timeout: cfg.FaultTimeout,
+		Argv: cfg.HarvestArgv, Dir: filepath.Join(cfg.Mountpoint, control.Name, control.InoDirName), Log: b.log, Timeout: cfg.FaultTimeout,
 		Life: b.life, Live: b.liveAreas, Background: b.background.run,
 	})
+	b.control = b.newControl()
 	b.guard = newGuard(cfg.GuardArgv, b.log)
 	b.intervals = intervals{b}
 	return b
@@ -84,7 +87,7 @@ func (b *bridge) liveAreas() (live []harvest.Area) {
 }
 
 // stats returns the figures of fs.
-func (b *bridge) stats() []Stat {
+func (b *bridge) stats() []control.Stat {
 	open := b.opens.all(func(a *openArea) bool { return a.handles() > 0 })
 	writable := 0
 	for _, a := range open {
@@ -92,14 +95,14 @@ func (b *bridge) stats() []Stat {
 			writable++
 		}
 	}
-	return []Stat{
-		stat("open_areas", len(open)),
-		stat("writable_areas", writable),
-		stat("reads", b.count.reads.Load()),
-		stat("writes", b.count.writes.Load()),
-		stat("requested_harvests", b.harvest.Asked()),
-		stat("kernel_stores", b.count.stored.Load()),
-		stat("kernel_invalidations", b.count.invalidated.Load()),
+	return []control.Stat{
+		control.Figure("open_areas", len(open)),
+		control.Figure("writable_areas", writable),
+		control.Figure("reads", b.count.reads.Load()),
+		control.Figure("writes", b.count.writes.Load()),
+		control.Figure("requested_harvests", b.harvest.Asked()),
+		control.Figure("kernel_stores", b.count.stored.Load()),
+		control.Figure("kernel_invalidations", b.count.invalidated.Load()),
 	}
 }
 
@@ -180,7 +183,7 @@ func newDirHandle() *dirHandle {
 	return h
 }
 
-func (*fileHandle) isHandle()    {}
-func (childHandle) isHandle()    {}
-func (*dirHandle) isHandle()     {}
-func (*controlHandle) isHandle() {}
+func (*fileHandle) isHandle()   {}
+func (childHandle) isHandle()   {}
+func (*dirHandle) isHandle()    {}
+func (controlHandle) isHandle() {}

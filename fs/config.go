@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/uffd"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -19,7 +20,7 @@ type Config struct {
 	Mountpoint string
 	Names      Names
 	Areas      Areas
-	Info       Info
+	Info       control.Info
 	Log        *slog.Logger
 	// HarvestArgv is the command of the harvester's child: a process that calls
 	// HarvestMain with its standard input and output.

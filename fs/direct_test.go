@@ -14,6 +14,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -161,7 +162,7 @@ func TestPassthroughRefused(t *testing.T) {
 					t.Errorf("%s: the data plane has %d handles, want 2", name, s.opens)
 				}
 				cl.wantErrno(syscall.EINVAL, clientCall{Op: "open", Path: f.path(name), Flag: unix.O_RDWR | unix.O_DIRECT})
-				stats := f.fs.b.areaStats(f.fs.b.opens.find(a.id))
+				stats := control.FlatKeyed(f.fs.b.areaStats(f.fs.b.opens.find(a.id)))
 				if !strings.Contains(stats, "access cached "+c.why) {
 					t.Errorf("%s: stats:\n%s", name, stats)
 				}

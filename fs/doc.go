@@ -18,7 +18,7 @@
 // the working copy itself; it works without a mount too (nomount.go). The guard (guard_process_linux.go), a child process that keeps
 // programs from reading zeroes when the daemon is killed. The files that
 // plain opens get as the memory itself (direct.go). The queue of what the kernel must be told (notify.go). The tree of
-// control files /.dsm (control.go).
+// control files /.dsm (package control).
 //
 // # Deadlocks
 //

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
@@ -93,7 +94,9 @@ func (p *fakeAreas) Inspect(_ context.Context, id dsm.AreaID) (AreaReport, error
 
 func (p *fakeAreas) KeepPages() {}
 
-func (p *fakeAreas) Stats() []Stat { return []Stat{{"publishes", "3"}, {"pushes", "4"}} }
+func (p *fakeAreas) Stats() []control.Stat {
+	return []control.Stat{{Name: "publishes", Value: "3"}, {Name: "pushes", Value: "4"}}
+}
 
 // update changes the area and wakes await.
 func (a *fakeArea) update(f func()) {
@@ -282,5 +285,5 @@ func (a *fakeArea) Track(Source, int64, int64) func()          { return func() {
 func (a *fakeArea) CompareTime() time.Duration                 { return 0 }
 func (a *fakeArea) Extended() int64                            { return 0 }
 func (a *fakeArea) Trim()                                      {}
-func (a *fakeArea) Figures() []Stat                            { return nil }
+func (a *fakeArea) Figures() []control.Stat                    { return nil }
 func (a *fakeArea) Wait(context.Context, dsm.Version) error    { return nil }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"syscall"
 
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -15,8 +16,8 @@ import (
 func (b *bridge) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
-	if c, ok := controlOf(in.NodeId); ok {
-		return status(b.controlOpen(r, c, in.Flags, out))
+	if c, ok := control.Of(in.NodeId); ok {
+		return status(b.controlOpen(c, in.Flags, out))
 	}
 	if b.harvest.IsChild(in.Pid) {
 		out.Fh, out.OpenFlags = b.handles.add(childHandle{}), fuse.FOPEN_KEEP_CACHE|fuse.FOPEN_NOFLUSH
@@ -112,8 +113,8 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	switch h := b.handles.get(in.Fh).(type) {
-	case *controlHandle:
-		text, err := h.read(r, b, in.Offset)
+	case controlHandle:
+		text, err := h.Read(r, in.Offset)
 		if err != nil {
 			return nil, status(err)
 		}
@@ -144,8 +145,8 @@ func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	switch h := b.handles.get(in.Fh).(type) {
-	case *controlHandle:
-		return uint32(len(data)), status(h.write(r, b, data))
+	case controlHandle:
+		return uint32(len(data)), status(h.Write(r, data))
 	case *fileHandle:
 		if in.Flags&syscall.O_DIRECT != 0 {
 			return 0, fuse.EINVAL

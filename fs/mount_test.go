@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"golang.org/x/sys/unix"
@@ -61,13 +62,15 @@ func harvestArgv() []string {
 type fakeInfo struct{ level slog.LevelVar }
 
 func (*fakeInfo) Version() string { return "1.2.3" }
-func (*fakeInfo) Members() []Member {
-	return []Member{
+func (*fakeInfo) Members() []control.Member {
+	return []control.Member{
 		{Member: dsm.Member{ID: 0xa, Name: "one", Addr: "10.0.0.1:7946", Budget: 1 << 30, Voter: true}, State: "alive"},
 		{Member: dsm.Member{ID: 0xb, Name: "two", Addr: "10.0.0.2:7946", Budget: 1 << 20, Leaving: true}, State: "suspect"},
 	}
 }
-func (*fakeInfo) Config() []Stat             { return []Stat{{"mountpoint", "/mnt"}, {"replicas", "2"}} }
+func (*fakeInfo) Config() []control.Stat {
+	return []control.Stat{{Name: "mountpoint", Value: "/mnt"}, {Name: "replicas", Value: "2"}}
+}
 func (i *fakeInfo) LogLevel() slog.Level     { return i.level.Level() }
 func (i *fakeInfo) SetLogLevel(l slog.Level) { i.level.Set(l) }
 

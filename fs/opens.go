@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
@@ -407,23 +408,23 @@ func (a *openArea) noted() (size int64, gen dsm.Generation) {
 	return a.mu.size, a.mu.gen
 }
 
-// stats returns the figures of an area that is or was open, flat keyed.
-func (b *bridge) areaStats(a *openArea) string {
+// areaStats returns the figures of an area that is or was open.
+func (b *bridge) areaStats(a *openArea) []control.Stat {
 	a.mu.Lock()
 	area, handles := a.mu.area, a.mu.handles
 	a.mu.Unlock()
-	return flatKeyed(append([]Stat{
-		stat("version", uint64(area.Version())),
-		stat("resident_bytes", area.ResidentBytes()),
-		stat("handles", handles),
-		stat("writable_handles", a.live.Load()+a.direct.writers.Load()),
-		stat("access", b.accessNow(a)),
-		stat("attached_writers", a.attached.Load()),
-		stat("tracking", strings.TrimSpace(b.cfg.Tracking.String()+" "+b.cfg.TrackingReason)),
-		stat("compare_ms", area.CompareTime().Milliseconds()),
-		stat("compare_rest_ms", time.Duration(a.direct.rest.Load()).Milliseconds()),
-		stat("residency", residency(area)),
-	}, area.Figures()...))
+	return append([]control.Stat{
+		control.Figure("version", uint64(area.Version())),
+		control.Figure("resident_bytes", area.ResidentBytes()),
+		control.Figure("handles", handles),
+		control.Figure("writable_handles", a.live.Load()+a.direct.writers.Load()),
+		control.Figure("access", b.accessNow(a)),
+		control.Figure("attached_writers", a.attached.Load()),
+		control.Figure("tracking", strings.TrimSpace(b.cfg.Tracking.String()+" "+b.cfg.TrackingReason)),
+		control.Figure("compare_ms", area.CompareTime().Milliseconds()),
+		control.Figure("compare_rest_ms", time.Duration(a.direct.rest.Load()).Milliseconds()),
+		control.Figure("residency", residency(area)),
+	}, area.Figures()...)
 }
 
 func residency(a Area) dsm.Residency {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"syscall"
 
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -14,11 +15,11 @@ import (
 func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	r := b.begin(cancel, in)
 	defer r.end()
-	if c, ok := controlOf(in.NodeId); ok {
+	if c, ok := control.Of(in.NodeId); ok {
 		return status(b.controlLookup(r, c, name, in.Pid, out))
 	}
-	if in.NodeId == uint64(dsm.RootIno) && name == controlName {
-		return status(b.controlEntry(r, control{kind: controlRoot}, out))
+	if in.NodeId == uint64(dsm.RootIno) && name == control.Name {
+		return status(b.controlEntry(r, control.Root, out))
 	}
 	if len(name) > maxName {
 		return fuse.Status(syscall.ENAMETOOLONG)
@@ -34,7 +35,7 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 
 // writable refuses changes in /.dsm, and of its name.
 func writable(dir uint64, name string) fuse.Status {
-	if _, ok := controlOf(dir); ok || dir == uint64(dsm.RootIno) && name == controlName {
+	if _, ok := control.Of(dir); ok || dir == uint64(dsm.RootIno) && name == control.Name {
 		return fuse.EPERM
 	}
 	if len(name) > maxName {
@@ -192,8 +193,8 @@ func (b *bridge) list(ctx context.Context, node uint64) ([]dsm.DirEntry, error) 
 	dots := []dsm.DirEntry{{Name: ".", Ino: dsm.Ino(node), Kind: dsm.KindDir}, {Name: "..", Ino: dsm.Ino(node), Kind: dsm.KindDir}}
 	var entries []dsm.DirEntry
 	var err error
-	if c, ok := controlOf(node); ok {
-		entries, err = b.controlList(ctx, c)
+	if c, ok := control.Of(node); ok {
+		entries, err = b.control.List(ctx, c)
 	} else {
 		entries, err = b.cfg.Names.ReadDir(ctx, dsm.Ino(node))
 	}

@@ -148,17 +148,3 @@ func TestParseMountinfo(t *testing.T) {
 		t.Error("nonsense accepted")
 	}
 }
-
-func TestControlNumbers(t *testing.T) {
-	for _, c := range []control{{controlRoot, 0}, {controlAreas, 1}, {controlAreaFile + 3, 1<<56 - 1}} {
-		if got, ok := controlOf(c.node()); !ok || got != c {
-			t.Errorf("%+v became %+v", c, got)
-		}
-	}
-	if _, ok := controlOf(1<<62 + 5); ok {
-		t.Error("an inode of the catalog taken for a control file")
-	}
-	if controlTopFile+controlKind(len(topFiles)) > controlAreaFile || controlAreaFile+controlKind(len(areaFiles)) > controlKindEnd {
-		t.Error("too many control files")
-	}
-}

@@ -3,9 +3,11 @@ package fs
 import (
 	"context"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -21,37 +23,13 @@ import (
 
 const dsmPrefix = "user.dsm."
 
-// specKeys are the settings, in the order they are shown.
-var specKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access"}
-
 // liveKeys are what is known of an area and cannot be set.
 var liveKeys = []string{"version", "home", "subscribers"}
-
-// specValue returns a setting in the format in which it is set.
-func specValue(s dsm.Spec, key string) (string, bool) {
-	switch key {
-	case "mode":
-		return s.Mode.String(), true
-	case "merge":
-		return s.Merge.String(), true
-	case "dtype":
-		return s.DType.String(), true
-	case "apply":
-		return s.Apply.String(), true
-	case "interval":
-		return s.Interval.String(), true
-	case "residency":
-		return s.Residency.String(), true
-	case "access":
-		return s.Access.String(), true
-	}
-	return "", false
-}
 
 // errNoKey is about a name below user.dsm that means nothing.
 func errNoKey(op, key string) error {
 	return errs.E(errs.Invalid, op, "unknown attribute %s%s: want one of %s%s (or, only to read, %s)",
-		dsmPrefix, key, dsmPrefix, strings.Join(specKeys, " "), strings.Join(liveKeys, " "))
+		dsmPrefix, key, dsmPrefix, strings.Join(dsm.SettingKeys, " "), strings.Join(liveKeys, " "))
 }
 
 // liveValue returns what the homes of an area know of it: key is one of liveKeys.
@@ -73,6 +51,17 @@ func (b *bridge) liveValue(ctx context.Context, i dsm.Inode, key string) (string
 	}
 }
 
+// formatNodes is a line per node; the last line has no newline.
+func formatNodes(ids []dsm.NodeID) string {
+	lines := make([]string, len(ids))
+	for i, id := range ids {
+		lines[i] = id.String()
+	}
+	return strings.Join(lines, "\n")
+}
+
+func formatVersion(v dsm.Version) string { return strconv.FormatUint(uint64(v), 10) }
+
 // supported reports whether attributes of the name's namespace are kept. The
 // others mean something to a kernel (capabilities, ACLs) and would only be believed.
 func supported(name string) bool {
@@ -91,7 +80,7 @@ func (b *bridge) xattr(ctx context.Context, ino dsm.Ino, name string) ([]byte, e
 	if i.Kind == dsm.KindSymlink {
 		return nil, errs.E(errs.NoAttr, "get attribute", "")
 	}
-	if v, ok := specValue(i.Spec, key); ok {
+	if v, ok := i.Spec.Setting(key); ok {
 		return []byte(v), nil
 	}
 	if !slices.Contains(liveKeys, key) {
@@ -104,7 +93,7 @@ func (b *bridge) xattr(ctx context.Context, ino dsm.Ino, name string) ([]byte, e
 }
 
 func (b *bridge) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string, dest []byte) (uint32, fuse.Status) {
-	if _, ok := controlOf(in.NodeId); ok || !supported(name) {
+	if _, ok := control.Of(in.NodeId); ok || !supported(name) {
 		return 0, fuse.ENODATA
 	}
 	r := b.begin(cancel, in)
@@ -125,7 +114,7 @@ func fill(dest, value []byte) (uint32, fuse.Status) {
 }
 
 func (b *bridge) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
-	if _, ok := controlOf(in.NodeId); ok {
+	if _, ok := control.Of(in.NodeId); ok {
 		return 0, fuse.OK
 	}
 	r := b.begin(cancel, in)
@@ -142,7 +131,7 @@ func (b *bridge) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest []byt
 }
 
 func (b *bridge) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name string, data []byte) fuse.Status {
-	if _, ok := controlOf(in.NodeId); ok || !supported(name) {
+	if _, ok := control.Of(in.NodeId); ok || !supported(name) {
 		return fuse.Status(syscall.EOPNOTSUPP)
 	}
 	r := b.begin(cancel, &in.InHeader)
@@ -166,7 +155,7 @@ func (b *bridge) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name stri
 
 // checkSetting refuses what is no setting.
 func checkSetting(key string) error {
-	switch _, ok := specValue(dsm.Spec{}, key); {
+	switch _, ok := (dsm.Spec{}).Setting(key); {
 	case ok:
 		return nil
 	case slices.Contains(liveKeys, key):
@@ -192,7 +181,7 @@ func (b *bridge) setSpec(ctx context.Context, ino dsm.Ino, key, value string) er
 }
 
 func (b *bridge) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
-	if _, ok := controlOf(in.NodeId); ok || !supported(name) {
+	if _, ok := control.Of(in.NodeId); ok || !supported(name) {
 		return fuse.Status(syscall.EOPNOTSUPP)
 	}
 	if strings.HasPrefix(name, dsmPrefix) {

@@ -11,6 +11,7 @@ import (
 	"github.com/dsmfs/dsmfs/catalog"
 	"github.com/dsmfs/dsmfs/coherence"
 	"github.com/dsmfs/dsmfs/fs"
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/transport"
 	"github.com/dsmfs/dsmfs/membership"
@@ -25,7 +26,7 @@ var (
 	_ membership.Net      = (*transport.Gossip)(nil)
 	_ fs.Names            = (*catalog.Catalog)(nil)
 	_ fs.Areas            = areas{}
-	_ fs.Info             = info{}
+	_ control.Info        = info{}
 )
 
 // AreaChanged implements catalog.Observer, as the next three methods do.
@@ -77,15 +78,15 @@ func (a areas) Inspect(ctx context.Context, id dsm.AreaID) (fs.AreaReport, error
 func (a areas) KeepPages() { a.n.data.KeepPages() }
 
 // Stats implements fs.Areas: the figures of everything below fs.
-func (a areas) Stats() []fs.Stat {
+func (a areas) Stats() []control.Stat {
 	v := a.n.cat.Current()
-	stats := []fs.Stat{
+	stats := []control.Stat{
 		{Name: "cluster", Value: v.Cluster.String()},
 		{Name: "epoch", Value: strconv.FormatUint(uint64(v.Epoch), 10)},
 		{Name: "leader", Value: a.n.cat.Leader().String()},
 	}
 	for _, s := range a.n.data.Stats() {
-		stats = append(stats, fs.Stat{Name: s.Name, Value: s.Value})
+		stats = append(stats, control.Stat{Name: s.Name, Value: s.Value})
 	}
 	t := a.n.net.Stats()
 	var in, out, resets uint64
@@ -103,7 +104,7 @@ func (a areas) Stats() []fs.Stat {
 		{"bytes_received", in}, {"bytes_sent", out}, {"bytes_queued", queued}, {"sessions", connected},
 		{"session_resets", resets}, {"connections_rejected", t.Rejected}, {"frames_bad", t.Bad}, {"datagrams_foreign", t.Foreign},
 	} {
-		stats = append(stats, fs.Stat{Name: s.name, Value: fmt.Sprint(s.value)})
+		stats = append(stats, control.Stat{Name: s.name, Value: fmt.Sprint(s.value)})
 	}
 	return stats
 }
@@ -139,9 +140,9 @@ func (a *area) Track(source fs.Source, off, n int64) (stop func()) {
 func (a *area) CompareTime() time.Duration { return a.Area.TrackingStats().CompareTime }
 
 // Figures implements fs.Area.
-func (a *area) Figures() []fs.Stat {
+func (a *area) Figures() []control.Stat {
 	t, d := a.Area.TrackingStats(), a.DemandStats()
-	return []fs.Stat{
+	return []control.Stat{
 		{Name: "pages_here", Value: strconv.Itoa(d.Here)},
 		{Name: "pages_asked", Value: strconv.Itoa(d.Asked)},
 		{Name: "mappings", Value: strconv.Itoa(t.Mappings)},
@@ -155,21 +156,21 @@ func (a *area) Figures() []fs.Stat {
 // info is what /.dsm shows of the rest.
 type info struct{ n *node }
 
-// Version implements fs.Info.
+// Version implements control.Info.
 func (info) Version() string { return programVersion() }
 
-// LogLevel implements fs.Info.
+// LogLevel implements control.Info.
 func (i info) LogLevel() slog.Level { return i.n.cfg.level.Level() }
 
-// SetLogLevel implements fs.Info.
+// SetLogLevel implements control.Info.
 func (i info) SetLogLevel(l slog.Level) { i.n.cfg.level.Set(l) }
 
-// Members implements fs.Info.
-func (i info) Members() []fs.Member {
+// Members implements control.Info.
+func (i info) Members() []control.Member {
 	v, peers := i.n.cat.Current(), i.n.gossip.Peers()
-	members := make([]fs.Member, len(v.Members))
+	members := make([]control.Member, len(v.Members))
 	for j, m := range v.Members {
-		members[j] = fs.Member{Member: m, State: i.n.stateIn(peers, m.ID)}
+		members[j] = control.Member{Member: m, State: i.n.stateIn(peers, m.ID)}
 	}
 	return members
 }
@@ -183,10 +184,10 @@ func (n *node) tracking() string {
 	return mode.String()
 }
 
-// Config implements fs.Info.
-func (i info) Config() []fs.Stat {
+// Config implements control.Info.
+func (i info) Config() []control.Stat {
 	c := i.n.cfg
-	return []fs.Stat{
+	return []control.Stat{
 		{Name: "id", Value: i.n.self.ID.String()},
 		{Name: "name", Value: i.n.self.Name},
 		{Name: "addr", Value: i.n.self.Addr},

@@ -53,7 +53,10 @@ const imports = `
 	internal/child fs/errno
 	< fs/harvest;
 
-	internal/uffd fs/harvest
+	internal/errs internal/lockrank
+	< fs/control;
+
+	internal/uffd fs/control fs/harvest
 	< fs;
 
 	internal/transport catalog membership coherence fs

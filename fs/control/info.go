@@ -1,6 +1,7 @@
-package fs
+package control
 
 import (
+	"fmt"
 	"log/slog"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -23,3 +24,9 @@ type Member struct {
 	dsm.Member
 	State string // alive, suspect, dead, left
 }
+
+// Stat is a named figure.
+type Stat struct{ Name, Value string }
+
+// Figure returns the Stat of a value as fmt prints it.
+func Figure[V any](name string, v V) Stat { return Stat{name, fmt.Sprint(v)} }

@@ -1,0 +1,239 @@
+// Package control is the tree of control files /.dsm: what is in it, who may use it, and what its files say.
+// It answers in its own words; package fs makes answers to the kernel of them.
+//
+// The files are in the formats of cgroup v2: one value, a line per value, a
+// line "key value" (flat keyed) or "key name=value ..." (nested keyed). What can be
+// written is written in the format in which it is read.
+//
+//	/.dsm/version             of the program
+//	      config              flat keyed
+//	      members             nested keyed, by node id
+//	      stats               flat keyed
+//	      log_level           debug, info, warn or error
+//	      attach              path of the socket of the memory plane
+//	      areas/PATH/mode merge dtype apply interval       as user.dsm.*
+//	                 version home subscribers              read-only
+//	                 publish acquire                       write 1
+//	                 stats                                 of this node, flat keyed
+//	      ino/NUMBER          the inode itself, for the harvester's child only
+//
+// areas mirrors the tree; a file is a directory there. A control file may be
+// used by whom the file's owner and mode let read or write the file.
+package control
+
+import (
+	"context"
+	"log/slog"
+	"syscall"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+const (
+	// Name is that of the tree, in the root of the mount.
+	Name = ".dsm"
+	// InoDirName is where the harvester's child finds inodes by number.
+	InoDirName   = "ino"
+	areasDirName = "areas"
+
+	maxWrite = 4096
+)
+
+// Mount is what the control files need of the mount.
+type Mount interface {
+	Lookup(ctx context.Context, dir dsm.Ino, name string) (dsm.Inode, error)
+	Getattr(ctx context.Context, ino dsm.Ino) (dsm.Inode, error)
+	ReadDir(ctx context.Context, dir dsm.Ino) ([]dsm.DirEntry, error)
+	SetSpec(ctx context.Context, ino dsm.Ino, key, value string) error
+	// Inspect returns what the homes of an area know of it: its version, home or subscribers, without a newline.
+	Inspect(ctx context.Context, i dsm.Inode, key string) (string, error)
+	// Publish and Acquire do nothing to an area that is not open here: it has nothing to
+	// publish, and acquires when it is opened.
+	Publish(ctx context.Context, id dsm.AreaID) error
+	Acquire(ctx context.Context, id dsm.AreaID) error
+	// Stats returns the figures of this node, AreaStats those of an area, none if nobody here has had it open lately.
+	Stats() []Stat
+	AreaStats(id dsm.AreaID) []Stat
+}
+
+// Config is what a Tree is made of.
+type Config struct {
+	Mount Mount
+	Info  Info
+	Log   *slog.Logger
+	// AttachSocket is what the file attach says; "": programs cannot attach.
+	AttachSocket string
+	// UID and GID own what is not of an area.
+	UID, GID uint32
+}
+
+// Tree answers for all nodes of /.dsm.
+type Tree struct{ cfg Config }
+
+// New returns the tree.
+func New(cfg Config) *Tree { return &Tree{cfg} }
+
+// Node is a node of /.dsm. It has no state of its own: its inode number says
+// what it is (bit 63, and the kind from bit 56 on) and of which inode of the catalog.
+type Node struct {
+	kind kind
+	ino  dsm.Ino
+}
+
+type kind uint8
+
+const (
+	rootDir kind = iota
+	inoDir
+	areasDir // a directory in areas/
+	areaDir  // a file in areas/: the directory of its control files
+	topFile  // + index in topFiles
+	areaFile = topFile + 32
+	kindEnd  = areaFile + 32
+)
+
+const (
+	nodeBit   = 1 << 63
+	kindShift = 56
+	inoMask   = 1<<kindShift - 1
+)
+
+// Root is /.dsm itself, and InoDir the directory of inodes by number.
+var (
+	Root   = Node{kind: rootDir}
+	InoDir = Node{kind: inoDir}
+)
+
+// ID returns the node's number in the mount.
+func (c Node) ID() uint64 {
+	return nodeBit | uint64(c.kind)<<kindShift | uint64(c.ino)&inoMask
+}
+
+// Of returns what a node of /.dsm is; ok is false for any other node.
+func Of(node uint64) (c Node, ok bool) {
+	if node&nodeBit == 0 {
+		return Node{}, false
+	}
+	return Node{kind: kind(node >> kindShift & 0x7f), ino: dsm.Ino(node & inoMask)}, true
+}
+
+// file is a kind of control file.
+type file struct {
+	name string
+	perm uint32 // of an area's: as far as the area's own mode allows
+	// read returns the text, with its newline; nil if the file is only written.
+	read func(ctx context.Context, t *Tree, ino dsm.Ino) (string, error)
+	// write takes a value, without its newline; nil if the file is only read.
+	write func(ctx context.Context, t *Tree, ino dsm.Ino, value string) error
+}
+
+// file returns the kind of control file that c is, nil if c is a directory.
+func (c Node) file() *file {
+	switch {
+	case c.kind >= topFile && int(c.kind-topFile) < len(topFiles):
+		return &topFiles[c.kind-topFile]
+	case c.kind >= areaFile && int(c.kind-areaFile) < len(areaFiles):
+		return &areaFiles[c.kind-areaFile]
+	}
+	return nil
+}
+
+// Attr is what stat(2) shows of a node.
+type Attr struct{ Mode, Nlink, UID, GID uint32 }
+
+// Attr returns it.
+func (t *Tree) Attr(ctx context.Context, c Node) (Attr, error) {
+	out := Attr{Nlink: 1, UID: t.cfg.UID, GID: t.cfg.GID}
+	mask := uint32(0o7777)
+	if c.kind == areasDir || c.kind == areaDir || c.kind >= areaFile {
+		i, err := t.cfg.Mount.Getattr(ctx, c.ino)
+		if err != nil {
+			return Attr{}, err
+		}
+		out.UID, out.GID = i.UID, i.GID
+		mask = i.Perm
+	}
+	switch f := c.file(); {
+	case f != nil:
+		out.Mode = syscall.S_IFREG | f.perm&mask
+		return out, nil
+	case c.kind == inoDir:
+		out.Mode = 0o500
+	case c.kind == areaDir: // whoever may read or write the file may come in
+		out.Mode = mask&0o444 | mask&0o444>>2 | mask&0o222>>1
+	default:
+		out.Mode = 0o555 & mask
+	}
+	out.Mode |= syscall.S_IFDIR
+	out.Nlink = 2
+	return out, nil
+}
+
+var errNotHere = errs.E(errs.NotExist, "look up", "")
+
+// Lookup resolves a name in a directory of /.dsm. What is in InoDir it does not know.
+func (t *Tree) Lookup(ctx context.Context, dir Node, name string) (Node, error) {
+	switch dir.kind {
+	case rootDir:
+		switch name {
+		case areasDirName:
+			return Node{areasDir, dsm.RootIno}, nil
+		case InoDirName:
+			return InoDir, nil
+		}
+		for i, f := range topFiles {
+			if f.name == name {
+				return Node{kind: topFile + kind(i)}, nil
+			}
+		}
+	case areasDir:
+		i, err := t.cfg.Mount.Lookup(ctx, dir.ino, name)
+		if err != nil {
+			return Node{}, err
+		}
+		if kind, ok := mirrored[i.Kind]; ok {
+			return Node{kind, i.Ino}, nil
+		}
+	case areaDir:
+		for i, f := range areaFiles {
+			if f.name == name {
+				return Node{areaFile + kind(i), dir.ino}, nil
+			}
+		}
+	}
+	return Node{}, errNotHere
+}
+
+// mirrored says what an inode is in areas/. Symlinks are not there.
+var mirrored = map[dsm.FileKind]kind{dsm.KindDir: areasDir, dsm.KindFile: areaDir}
+
+// List lists a directory of /.dsm. InoDir is not shown.
+func (t *Tree) List(ctx context.Context, dir Node) ([]dsm.DirEntry, error) {
+	var out []dsm.DirEntry
+	add := func(name string, c Node, kind dsm.FileKind) {
+		out = append(out, dsm.DirEntry{Name: name, Ino: dsm.Ino(c.ID()), Kind: kind})
+	}
+	switch dir.kind {
+	case rootDir:
+		add(areasDirName, Node{areasDir, dsm.RootIno}, dsm.KindDir)
+		for i, f := range topFiles {
+			add(f.name, Node{kind: topFile + kind(i)}, dsm.KindFile)
+		}
+	case areasDir:
+		entries, err := t.cfg.Mount.ReadDir(ctx, dir.ino)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			if kind, ok := mirrored[e.Kind]; ok {
+				add(e.Name, Node{kind, e.Ino}, dsm.KindDir)
+			}
+		}
+	case areaDir:
+		for i, f := range areaFiles {
+			add(f.name, Node{areaFile + kind(i), dir.ino}, dsm.KindFile)
+		}
+	}
+	return out, nil
+}
