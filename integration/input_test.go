@@ -38,7 +38,7 @@ func TestBadMounts(t *testing.T) {
 	mount := func(where string, more ...string) harness.Result {
 		return n.CLI(append(append([]string{"mount", where}, flags...), more...)...)
 	}
-	missing := filepath.Join(filepath.Dir(n.Mount), "missing")
+	missing := filepath.Join(filepath.Dir(n.Mount), "missing", "mnt")
 	file := filepath.Join(filepath.Dir(n.Mount), "file")
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)

@@ -34,7 +34,7 @@ var exitTexts = []string{
 	exitOK:       "done; after mount: the mount is usable",
 	exitOther:    "any other error",
 	exitUsage:    "unknown verb, flag, option or value",
-	exitPoint:    "the mount point is missing or not a directory",
+	exitPoint:    "the mount point cannot be made or is not a directory",
 	exitBusy:     "the mount point is mounted or in use",
 	exitState:    "the state directory is in use or not writable",
 	exitJoin:     "no node to join answered, or the cluster refused this node",

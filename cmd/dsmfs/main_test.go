@@ -57,6 +57,9 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"mount", "/a", "-o", "memory=lots"}, exitUsage, `"lots" is no size`},
 		{[]string{"mount", "/a", "--listen", ":7480"}, exitInsecure, "--insecure"},
 		{[]string{"mount", "/a", "--join", "host1"}, exitInsecure, "--join host1:7480 is not on this machine"},
+		{[]string{"mount", "/a", "--join", "host1"}, exitInsecure, "type: dsmfs mount /a --listen :7480 --insecure --join host1:7480"},
+		{[]string{"mount", "/a", "--listen", ":9"}, exitInsecure, "type: dsmfs mount /a --listen :9 --insecure"},
+		{[]string{"mount", "/a", "--join", "host1", "--insecure"}, exitUsage, "Type: dsmfs mount /a --listen :7480 --insecure --join host1:7480"},
 		{[]string{"mount", "/a", "--join", "127.0.0.1:0"}, exitUsage, "no port"},
 		{[]string{"mount", "/a", "--join", "a:b:c"}, exitUsage, "no address"},
 		{[]string{"status", "/"}, exitNoMount, "/ is not a dsmfs mount"},
@@ -139,7 +142,7 @@ func TestCodeOf(t *testing.T) {
 // TestBackgroundTellsTheChildsError mounts where it cannot work, in a real child.
 func TestBackgroundTellsTheChildsError(t *testing.T) {
 	t.Setenv(actVariable, "dsmfs")
-	missing := filepath.Join(t.TempDir(), "missing")
+	missing := filepath.Join(t.TempDir(), "missing", "mnt")
 	code, _, errOut := cli("mount", missing, "--state", t.TempDir())
 	if code != exitPoint || !strings.Contains(errOut, missing) || !strings.Contains(errOut, "no such") {
 		t.Errorf("code %d, %q", code, errOut)

@@ -50,17 +50,19 @@ func runMount(p *program, c mountConfig, parent *reporter) error {
 	stop := make(chan os.Signal, 2)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
-	point, err := c.place()
+	point, made, err := c.place(stop)
 	if err != nil {
 		return err
 	}
 	c.point = point
 	st, err := openState(c.state, point)
 	if err != nil {
-		return err
+		return errors.Join(err, removeMade(made, point))
 	}
 	c.state = st.dir
-	err = serveMount(p, c, st, parent, stop)
+	if err = st.note(c.noMount, made); err == nil {
+		err = serveMount(p, c, st, parent, stop)
+	}
 	st.close() // not deferred: after a crash the log in it is what there is to look at
 	return err
 }
@@ -153,17 +155,69 @@ func startInTime(cfg nodeConfig, stop chan os.Signal) (*node, error) {
 }
 
 // place returns the absolute path that the node is known by, if this machine can have a mount
-// there, or if it is to have none.
-func (c *mountConfig) place() (string, error) {
+// there, or if it is to have none. It waits for a daemon that is about to leave it, and makes the directory
+// if only that is missing.
+func (c *mountConfig) place(stop chan os.Signal) (point string, made bool, err error) {
 	if c.noMount {
-		point, err := filepath.Abs(c.point)
-		return point, withCode(exitPoint, err)
+		point, err = filepath.Abs(c.point)
+		return point, false, withCode(exitPoint, err)
 	}
-	point, err := checkPoint(c.point, c.force)
+	if err := checkMachine(); err != nil {
+		return "", false, err
+	}
+	if err := awaitLeaving(c.point, stop); err != nil {
+		return "", false, err
+	}
+	err = os.Mkdir(c.point, 0o755)
+	made = err == nil
+	if err != nil && !errors.Is(err, os.ErrExist) {
+		return "", false, fail(exitPoint, "the mount point cannot be made: %w", err)
+	}
+	if point, err = checkPoint(c.point, c.force); err != nil {
+		return "", false, errors.Join(err, removeMade(made, c.point))
+	}
+	return point, made, nil
+}
+
+// removeMade removes a mount point that was made for the mount, unless somebody has put something there.
+func removeMade(made bool, point string) error {
+	if !made {
+		return nil
+	}
+	return withCode(exitPoint, removeEmpty(point))
+}
+
+// awaitLeaving waits for the daemon of a mount that is gone already: until it has published and left
+// its cluster it has the port and the state, and it removes the mount point if it has made it.
+func awaitLeaving(path string, stop chan os.Signal) error {
+	all, err := mounts()
 	if err != nil {
-		return "", err
+		return err
 	}
-	return point, checkMachine()
+	point, err := resolveMount(path, all)
+	if err != nil {
+		return nil // the directory above is missing, and who makes the mount point says so
+	}
+	pid, dir := daemonOf(point)
+	if _, mounted := topMount(all, point); mounted || pid == 0 || !isLeaving(dir) {
+		return nil
+	}
+	w, err := watchProcess(pid)
+	if err != nil {
+		return err
+	}
+	gone := make(chan struct{})
+	go func() {
+		w.wait(leaveLimit + leaveLimit/2) // who has the state then is told by openState
+		w.close()
+		close(gone)
+	}()
+	select {
+	case <-gone:
+		return nil
+	case s := <-stop:
+		return fail(exitOther, "told to end (%v) while a daemon (pid %d) was still leaving %s", s, pid, point)
+	}
 }
 
 // checkPoint returns the absolute mount point if it can be mounted on, or with
@@ -174,8 +228,6 @@ func checkPoint(path string, force bool) (string, error) {
 	case errors.Is(err, fs.ErrDeadMount) && force:
 	case errors.Is(err, fs.ErrDeadMount), errs.Is(err, errs.Busy):
 		return "", withCode(exitBusy, err)
-	case errs.Is(err, errs.NotExist), errs.Is(err, errs.NotDir):
-		return "", withCode(exitPoint, err)
 	case err != nil:
 		return "", withCode(exitPoint, err)
 	}

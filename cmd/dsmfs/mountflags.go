@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -175,22 +176,36 @@ func (c *mountConfig) check() error {
 	return c.checkSecurity()
 }
 
-// checkSecurity refuses to talk to other machines in clear text unasked.
+// checkSecurity refuses to talk to other machines in clear text unasked, and to join those that could
+// not answer. The error says what to type.
 func (c *mountConfig) checkSecurity() error {
-	if c.insecure {
+	other := slices.IndexFunc(c.join, func(addr string) bool { return !isLoopback(addr) })
+	const why = "is not on this machine, and dsmfs does not encrypt or authenticate yet: anybody who reaches the port can read and change everything. " +
+		"In a network where that is fine, type: "
+	switch {
+	case c.insecure && other >= 0 && isLoopback(c.listen):
+		return fail(exitUsage, "--join %s is another machine, and could not reach this one at %s. Type: %s", c.join[other], c.listen, c.openCommand())
+	case c.insecure:
 		return nil
-	}
-	const why = "is not on this machine, and dsmfs does not encrypt or authenticate yet: anybody who reaches the port can read and change everything; " +
-		"in a network where that is fine, say --insecure"
-	if !isLoopback(c.listen) {
-		return fail(exitInsecure, "--listen %s %s", c.listen, why)
-	}
-	for _, j := range c.join {
-		if !isLoopback(j) {
-			return fail(exitInsecure, "--join %s %s", j, why)
-		}
+	case other >= 0:
+		return fail(exitInsecure, "--join %s %s%s", c.join[other], why, c.openCommand())
+	case !isLoopback(c.listen):
+		return fail(exitInsecure, "--listen %s %s%s", c.listen, why, c.openCommand())
 	}
 	return nil
+}
+
+// openCommand is the command that opens the node to other machines.
+func (c *mountConfig) openCommand() string {
+	listen := c.listen
+	if host, port, err := net.SplitHostPort(listen); err == nil && host != "" && isLoopback(listen) {
+		listen = ":" + port
+	}
+	words := []string{"dsmfs mount", c.point, "--listen", listen, "--insecure"}
+	for _, addr := range c.join {
+		words = append(words, "--join", addr)
+	}
+	return strings.Join(words, " ")
 }
 
 // parseLevel reads a level of the log.

@@ -136,8 +136,13 @@ func (n *node) enter(ctx context.Context) error {
 			n.member = true
 			return nil
 		}
+		k := errs.KindOf(err)
+		silent := k == errs.Unavailable || k == errs.Timeout
+		if silent && !isLoopback(addr) {
+			err = fmt.Errorf("%w (a node takes others only if it was mounted with --listen :PORT --insecure)", err)
+		}
 		failed = append(failed, fmt.Errorf("--join %s: %w", addr, err))
-		if k := errs.KindOf(err); ctx.Err() != nil || k != errs.Unavailable && k != errs.Timeout {
+		if ctx.Err() != nil || !silent {
 			break // it answered: the others are of the same cluster
 		}
 	}

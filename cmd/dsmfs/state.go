@@ -20,6 +20,8 @@ const (
 	addrFile   = "addr"   // host:port at which others reach the node
 	logFile    = "log"    // unless --log-file says otherwise
 	failedFile = "failed" // why leaving the cluster failed, after it did
+	madeFile   = "made"   // there if the daemon has made the mount point, which goes with the mount
+	bareFile   = "bare"   // there if the node has no mount
 )
 
 // state is the state directory of a mount, held by its daemon: the lock on
@@ -32,6 +34,8 @@ type state struct {
 	dir   string // absolute
 	link  string // at the default place, or empty
 	made  bool   // dir was not there before
+	point string // the mount point
+	own   bool   // point was made for the mount
 	lock  *os.File
 	files []string // to remove in the end
 }
@@ -72,7 +76,7 @@ func hash(s string) uint64 {
 // openState takes the state directory of a mount; empty means the default one.
 func openState(dir, point string) (*state, error) {
 	place := defaultState(point)
-	s := &state{}
+	s := &state{point: point}
 	if dir != "" {
 		var err error
 		if s.dir, err = filepath.Abs(dir); err != nil {
@@ -105,18 +109,57 @@ func openState(dir, point string) (*state, error) {
 	}
 	s.lock = lock
 	s.files = []string{lockFile}
+	s.own = madePoint(s.dir, point)
+	for _, name := range []string{failedFile, madeFile, bareFile} { // of a daemon before; usually none
+		_ = os.Remove(filepath.Join(s.dir, name))
+	}
 	for _, f := range []struct{ name, text string }{{pidFile, strconv.Itoa(os.Getpid())}, {pointFile, point}} {
 		if err := s.write(f.name, f.text); err != nil {
 			s.close()
 			return nil, err
 		}
 	}
-	_ = os.Remove(filepath.Join(s.dir, failedFile)) // of a daemon before; usually none
 	sweepLinks()
 	if s.dir != place {
 		s.leaveLink(place)
 	}
 	return s, nil
+}
+
+// note says what is special about the mount: that there is none, or that its point was made for it, now or
+// by a daemon that died.
+func (s *state) note(bare, made bool) error {
+	s.own = !bare && (s.own || made)
+	var failed error
+	if bare {
+		failed = s.write(bareFile, "")
+	}
+	if s.own {
+		failed = s.write(madeFile, s.point)
+	}
+	return failed
+}
+
+// madePoint reports whether the daemon of a state directory has made its mount point.
+func madePoint(dir, point string) bool {
+	text, err := os.ReadFile(filepath.Join(dir, madeFile))
+	return err == nil && strings.TrimSuffix(string(text), "\n") == point
+}
+
+// isLeaving reports whether the daemon of a state directory, whose mount is not there, once had it.
+func isLeaving(dir string) bool {
+	_, ready := os.Stat(filepath.Join(dir, addrFile))
+	_, bare := os.Stat(filepath.Join(dir, bareFile))
+	return ready == nil && bare != nil
+}
+
+// forgetMount removes the mount point of a dead mount that was taken away if its daemon had made it.
+func forgetMount(point string) error {
+	dir := defaultState(point)
+	if holder(dir) != 0 || !madePoint(dir, point) {
+		return nil
+	}
+	return errors.Join(removeMade(true, point), os.Remove(filepath.Join(dir, madeFile)))
 }
 
 // leaveLink makes the default place point to the directory. It is a
@@ -171,8 +214,11 @@ func (s *state) keep(name string) {
 }
 
 // close removes the files of the state, and the directory if it was made by it
-// and is empty, and frees the lock last.
+// and is empty, likewise the mount point, and frees the lock last.
 func (s *state) close() {
+	if s.own {
+		_ = unix.Rmdir(s.point) // not if something is in it, or mounted on it
+	}
 	if s.link != "" {
 		if target, err := os.Readlink(s.link); err == nil && target == s.dir {
 			_ = os.Remove(s.link) // what stays is taken over by the next mount

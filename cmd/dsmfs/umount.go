@@ -34,8 +34,8 @@ func umountVerb(p *program, args []string) error {
 		return err
 	}
 	m, err := findMount(f.Arg(0))
-	if pid := bareNode(f.Arg(0)); err != nil && pid != 0 {
-		return endBareNode(f.Arg(0), pid, *wait)
+	if pid, leaving := bareNode(f.Arg(0)); err != nil && pid != 0 {
+		return endBareNode(f.Arg(0), pid, leaving, *wait)
 	}
 	if err != nil {
 		return err
@@ -52,7 +52,10 @@ func umountVerb(p *program, args []string) error {
 		defer watch.close()
 	}
 	if pid == 0 && errors.Is(fs.CheckMountpoint(m.point), fs.ErrDeadMount) {
-		return withCode(exitBusy, fs.UnmountPath(m.point, true))
+		if err := fs.UnmountPath(m.point, true); err != nil {
+			return withCode(exitBusy, err)
+		}
+		return forgetMount(m.point)
 	}
 	if err := umountIdle(m.point); err != nil {
 		return err
@@ -69,25 +72,28 @@ func umountVerb(p *program, args []string) error {
 	return nil
 }
 
-// bareNode returns the process of a node that runs under the path with --no-mount, 0 if there is none.
-func bareNode(path string) int {
+// bareNode returns the process of a node that runs under the path without a mount, 0 if there is none:
+// that was never mounted, or is leaving because it is not any more.
+func bareNode(path string) (pid int, leaving bool) {
 	point, err := filepath.Abs(path)
 	if err != nil {
-		return 0
+		return 0, false
 	}
-	pid, _ := daemonOf(point)
-	return pid
+	pid, dir := daemonOf(point)
+	return pid, isLeaving(dir)
 }
 
-// endBareNode tells a node without a mount to leave its cluster, and waits until it has.
-func endBareNode(path string, pid int, limit time.Duration) error {
+// endBareNode tells a node without a mount to leave its cluster, unless it does so already, and waits until it has.
+func endBareNode(path string, pid int, leaving bool, limit time.Duration) error {
 	w, err := watchProcess(pid)
 	if err != nil {
 		return err
 	}
 	defer w.close()
-	if err := unix.Kill(pid, unix.SIGTERM); err != nil {
-		return fmt.Errorf("end the daemon (pid %d): %w", pid, err)
+	if !leaving { // a second order to end would make it leave without order
+		if err := unix.Kill(pid, unix.SIGTERM); err != nil {
+			return fmt.Errorf("end the daemon (pid %d): %w", pid, err)
+		}
 	}
 	if !w.wait(limit) {
 		return fail(exitLeave, "the node %s (pid %d) has not left the cluster after %v", path, pid, limit)
@@ -125,7 +131,10 @@ func umountForce(point string, pid int, dir string, limit time.Duration) error {
 	if err := fs.UnmountPath(point, true); err != nil {
 		return withCode(exitBusy, err)
 	}
-	if gone == nil || !isStopped(pid) && gone.wait(limit) {
+	if gone == nil {
+		return forgetMount(point)
+	}
+	if !isStopped(pid) && gone.wait(limit) {
 		return nil
 	}
 	if err := gone.kill(); err != nil {
@@ -134,7 +143,8 @@ func umountForce(point string, pid int, dir string, limit time.Duration) error {
 	if !gone.wait(busyLimit) {
 		return fail(exitLeave, "%s is unmounted, but its daemon (pid %d) cannot be killed; see %s", point, pid, filepath.Join(dir, logFile))
 	}
-	return fail(exitLeave, "%s is unmounted; its daemon (pid %d) did not leave the cluster in time and was killed", point, pid)
+	return errors.Join(forgetMount(point),
+		fail(exitLeave, "%s is unmounted; its daemon (pid %d) did not leave the cluster in time and was killed", point, pid))
 }
 
 // isStopped reports whether the process was stopped by a signal, and so answers nobody.

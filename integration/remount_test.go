@@ -1,0 +1,126 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/integration/harness"
+)
+
+// background mounts at a node's mount point without staying in the foreground, as people do.
+func background(n *harness.Node, more ...string) harness.Result {
+	return n.CLI(append([]string{"mount", n.Mount, "--listen", n.Address, "--name", n.Name, "--memory", "64M", "--state", n.State()}, more...)...)
+}
+
+// done fails the test unless the command went well.
+func done(t *testing.T, what string, res harness.Result) {
+	t.Helper()
+	if res.Err != nil {
+		t.Fatalf("%s: %v\n%s%s", what, res.Err, res.Stdout, res.Stderr)
+	}
+}
+
+// TestMountPointIsMade: mount makes the directory, and it goes with the mount, however that ends.
+func TestMountPointIsMade(t *testing.T) {
+	c := cluster(t, harness.Options{})
+	n := c.Declare()
+	gone := func(how string) {
+		t.Helper()
+		if !harness.Eventually(limit, func() bool { _, err := os.Lstat(n.Mount); return os.IsNotExist(err) }) {
+			t.Errorf("%s: %s is left", how, n.Mount)
+		}
+	}
+	if err := os.Remove(n.Mount); err != nil {
+		t.Fatal(err)
+	}
+	done(t, "mount", background(n))
+	done(t, "umount", n.CLI("umount", n.Mount))
+	gone("dsmfs umount")
+
+	done(t, "mount", background(n))
+	done(t, "umount(8)", n.Run(limit, "umount", n.Mount))
+	gone("umount(8)")
+
+	done(t, "mount", background(n))
+	pid, err := os.ReadFile(filepath.Join(n.State(), "pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	done(t, "kill", n.Run(limit, "kill", "-KILL", strings.TrimSpace(string(pid))))
+	dead := func() bool { return n.Run(limit, "stat", "-f", n.Mount).Err != nil }
+	if !harness.Eventually(limit, dead) {
+		t.Fatal("the mount is not dead")
+	}
+	done(t, "umount", n.CLI("umount", n.Mount))
+	gone("umount of a dead mount")
+
+	refuses(t, background(n, "--join", "127.0.0.1:1"), "join")
+	gone("a mount that failed")
+
+	if err := os.Mkdir(n.Mount, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	done(t, "mount", background(n))
+	done(t, "umount", n.CLI("umount", n.Mount))
+	if _, err := os.Stat(n.Mount); err != nil {
+		t.Errorf("a directory that was there before: %v", err)
+	}
+}
+
+// TestRemount mounts right after an unmount, by dsmfs and by umount(8), which comes back before the node has
+// left: alone and as one of two, with stores to publish.
+func TestRemount(t *testing.T) {
+	for _, others := range []int{0, 1} {
+		t.Run(fmt.Sprintf("%d others", others), func(t *testing.T) {
+			c := nodes(t, others)
+			n := c.Declare()
+			var join []string
+			if others > 0 {
+				join = []string{"--join", c.Node(1).Address}
+			}
+			for i := range 5 {
+				done(t, fmt.Sprint("mount ", i), background(n, join...))
+				done(t, "store", n.Run(limit, "dd", "if=/dev/urandom", "of="+filepath.Join(n.Mount, "f"), "bs=1M", "count=20", "status=none"))
+				if i%2 == 0 {
+					done(t, "umount(8)", n.Run(limit, "umount", n.Mount))
+				} else {
+					done(t, "umount", n.CLI("umount", n.Mount))
+				}
+			}
+			done(t, "the last mount", background(n, join...))
+			done(t, "umount", n.CLI("umount", n.Mount))
+		})
+	}
+}
+
+// TestUmountOfOneThatLeaves: after umount(8) dsmfs umount waits for the daemon and does not hurry it.
+func TestUmountOfOneThatLeaves(t *testing.T) {
+	c := cluster(t, harness.Options{})
+	n := c.Declare()
+	done(t, "mount", background(n))
+	text, err := os.ReadFile(filepath.Join(n.State(), "pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Sscan(string(text), &pid); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	done(t, "umount(8)", n.Run(limit, "umount", "-l", n.Mount))
+	refuses(t, n.CLI("umount", n.Mount, "--timeout", "200ms"), "has not left")
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	done(t, "umount", n.CLI("umount", n.Mount))
+	log, err := os.ReadFile(filepath.Join(n.State(), "log"))
+	if err == nil && strings.Contains(string(log), "without order") {
+		t.Errorf("the node was hurried:\n%s", log)
+	}
+}
