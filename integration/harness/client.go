@@ -23,6 +23,9 @@ func (f Failure) Error() string { return string(f) }
 // aborted and the client killed by then.
 var ErrHung = errors.New("no answer: the access hangs")
 
+// ErrDied is the answer of a client that gave none because it ended, as by SIGBUS.
+var ErrDied = errors.New("the client died")
+
 // Client is a process on a node's mount that does what it is told. One goroutine
 // at a time may use it; different clients do not wait for each other.
 type Client struct {
@@ -88,7 +91,7 @@ func (c *Client) do(limit time.Duration, line string) ([]string, error) {
 	select {
 	case answer, ok := <-c.answers:
 		if !ok {
-			return nil, fmt.Errorf("client on %s died", c.n.Name)
+			return nil, fmt.Errorf("client on %s: %.80s: %w", c.n.Name, line, ErrDied)
 		}
 		words := strings.Split(answer, " ")
 		if words[0] == "ok" {
