@@ -33,6 +33,7 @@ type Area struct {
 		parked  []message // to slots that are still being handed to this node
 		removed bool
 		cut     cut
+		telling int // calls of awaitTold
 
 		out     []message // to send when the step is over
 		sending bool      // a goroutine is sending, in order
@@ -99,7 +100,7 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 		for a.ackLate() {
 			a.local()
 		}
-		if t, w := a.told(); t && !told || w && !writable {
+		if t, w := a.told(); t && !told || w && !writable || a.mu.telling > 0 {
 			a.mu.wake = true
 		}
 	}

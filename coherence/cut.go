@@ -31,5 +31,5 @@ func (a *Area) KernelTold(size int64, gen dsm.Generation) {
 
 // WriteBack is WriteAt for what the kernel writes back of its page cache.
 func (a *Area) WriteBack(p []byte, off int64) error {
-	return a.write(p, off, true)
+	return a.write(p, off, writtenBack)
 }

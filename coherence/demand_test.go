@@ -129,7 +129,7 @@ func TestStoreToAPageThatFailed(t *testing.T) {
 	n := s.nodes[0]
 	n.open(true)
 	n.area.note(func() {
-		n.area.store([]byte{5}, 0)
+		n.area.store([]byte{5}, 0, writtenThrough)
 		x := n.area.mu.replica.extents[0]
 		x.asked = n.area.answered(x, x.asked, dsm.PageSet{})
 		n.area.mu.out = nil // the Fetch has been answered

@@ -147,11 +147,16 @@ func (a *Area) expire() {
 // if their home does not send them before ctx ends. Bytes past the end are not
 // read: n is short.
 func (a *Area) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
+	return a.readBy(ctx, p, off, a.read)
+}
+
+// readBy brings the pages of [off, off+len(p)) here and calls read, until it says that they are.
+func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []byte, off int64) (n int, ok bool)) (n int, err error) {
 	for {
 		done, demand := false, false
 		a.step(func() {
 			demand = a.mu.replica.demand
-			if n, done = a.read(p, off); !done && !demand {
+			if n, done = read(p, off); !done && !demand {
 				a.fetch(off, len(p))
 			}
 		})
@@ -248,6 +253,11 @@ func (a *Area) ask(e dsm.ExtentIndex, x *replicaExtent, p dsm.PageSet) {
 // another node has just cut them off. Of an area on demand it waits until there is room for
 // the pages that are not here: errs.NoSpace if there is none before ctx ends.
 func (a *Area) WriteAt(ctx context.Context, p []byte, off int64) error {
+	return a.writeWithRoom(ctx, p, off, writtenThrough)
+}
+
+// writeWithRoom is write when there is room for the pages that are not here.
+func (a *Area) writeWithRoom(ctx context.Context, p []byte, off int64, w way) error {
 	lacks := 0
 	a.step(func() {
 		if r := &a.mu.replica; r.demand && r.subscribed {
@@ -258,11 +268,11 @@ func (a *Area) WriteAt(ctx context.Context, p []byte, off int64) error {
 		return &errs.Error{Op: "write", Area: a.id, Kind: errs.NoSpace, Err: err}
 	}
 	defer a.node.room.give(lacks)
-	return a.write(p, off, false)
+	return a.write(p, off, w)
 }
 
-// write takes a WRITE; back says that it comes from the page cache.
-func (a *Area) write(p []byte, off int64, back bool) error {
+// write takes a WRITE.
+func (a *Area) write(p []byte, off int64, w way) error {
 	var err error
 	ahead := false
 	defer func() {
@@ -277,7 +287,7 @@ func (a *Area) write(p []byte, off int64, back bool) error {
 			return
 		}
 		room := a.mu.ino.Size - off
-		if back && a.mu.cut.set {
+		if w == writtenBack && a.mu.cut.set {
 			room = min(room, a.mu.cut.size-off)
 		}
 		if int64(len(p)) > room {
@@ -288,13 +298,13 @@ func (a *Area) write(p []byte, off int64, back bool) error {
 		}
 		r.lastStore = a.now()
 		if a.present(off, len(p)) {
-			a.store(p, off)
+			a.store(p, off, w)
 			ahead = len(p) >= aheadBytes && a.canPublishAhead()
 			return
 		}
 		for len(p) > 0 {
 			n := min(len(p), dsm.PageSize-int(off%dsm.PageSize))
-			a.store(p[:n], off)
+			a.store(p[:n], off, w)
 			p, off = p[n:], off+int64(n)
 		}
 	})
@@ -302,21 +312,27 @@ func (a *Area) write(p []byte, off int64, back bool) error {
 }
 
 // store takes stores to pages that are all here, or to one page that is not.
-func (a *Area) store(p []byte, off int64) {
+func (a *Area) store(p []byte, off int64, w way) {
 	r := &a.mu.replica
 	e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
 	if x := r.extents[e]; !x.have.Has(i) {
 		if x.stash == nil {
 			x.stash = make(map[int][]stashed)
 		}
-		a.mu.cached.Expect(page(e, i))
-		x.stash[i] = append(x.stash[i], stashed{off, bytes.Clone(p)})
+		if w != writtenPast {
+			a.mu.cached.Expect(page(e, i))
+		}
+		x.stash[i] = append(x.stash[i], stashed{off, bytes.Clone(p), w})
 		a.fetch(off, len(p))
 		return
 	}
 	invariants.Check(!r.bare, "area %d: a store with no base copies", a.id)
 	a.use(off, len(p))
-	a.mu.cached.Wrote(a.mu.kernel, off, p)
+	if w == writtenPast {
+		a.mu.cached.WroteDirect(off, p)
+	} else {
+		a.mu.cached.Wrote(a.mu.kernel, off, p)
+	}
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(len(p)); e++ {
 		r.extents[e].dirty = r.extents[e].dirty.Or(pagesOf(e, off, len(p)))
 	}
@@ -330,7 +346,7 @@ func (a *Area) unstash(e dsm.ExtentIndex, came dsm.PageSet) {
 	}
 	for i := range came.All() {
 		for _, s := range x.stash[i] {
-			a.store(s.data, s.off)
+			a.store(s.data, s.off, s.way)
 		}
 		delete(x.stash, i)
 	}

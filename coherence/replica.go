@@ -67,6 +67,7 @@ type replicaExtent struct {
 type stashed struct {
 	off  int64
 	data []byte
+	way  way
 }
 
 // subscribing is a Subscribe that the home has not answered.

@@ -81,7 +81,7 @@ func (n *simNode) stores(p dsm.PageIndex) (b []byte, attached bool) {
 		n.found[p] = true
 		return n.area.mu.mem.Working(p), true
 	}
-	if !n.writer {
+	if !n.writer || n.kernel.waits(p) {
 		return nil, false
 	}
 	c := n.kernel.fault(p)

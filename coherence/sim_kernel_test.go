@@ -15,8 +15,9 @@ import (
 type fakeKernel struct {
 	n     *simNode
 	cache map[dsm.PageIndex]*cachedPage
-	out   []pages.Notice // taken, not yet carried out
-	done  []pages.Notice // carried out, not yet reported
+	out   []pages.Notice         // taken, not yet carried out
+	done  []pages.Notice         // carried out, not yet reported
+	past  map[dsm.PageIndex]bool // with a write past the page cache that may not be answered yet
 }
 
 type cachedPage struct {
@@ -25,7 +26,7 @@ type cachedPage struct {
 }
 
 func newFakeKernel(n *simNode) *fakeKernel {
-	return &fakeKernel{n: n, cache: make(map[dsm.PageIndex]*cachedPage)}
+	return &fakeKernel{n: n, cache: make(map[dsm.PageIndex]*cachedPage), past: make(map[dsm.PageIndex]bool)}
 }
 
 // fault returns the page, reading it if need be; nil if it has to be fetched first.
@@ -76,6 +77,32 @@ func (k *fakeKernel) writeBack(p dsm.PageIndex, c *cachedPage) {
 	if err := k.n.area.WriteAt(context.Background(), bytes.Clone(c.data[:min(dsm.PageSize, k.n.ino.Size-off)]), off); err != nil {
 		k.n.sim.t.Fatal(err)
 	}
+}
+
+// writePast is a write(2) past the page cache. Another program may read the page between the drop and the WRITE.
+func (k *fakeKernel) writePast(off int64, b byte) {
+	p := dsm.PageIndex(off / dsm.PageSize)
+	if c := k.cache[p]; c != nil {
+		if c.dirty {
+			k.writeBack(p, c)
+		}
+		delete(k.cache, p)
+	}
+	if k.n.sim.rng.IntN(2) == 0 {
+		k.fault(p)
+	}
+	if err := k.n.area.write([]byte{b}, off, writtenPast); err != nil {
+		k.n.sim.t.Fatal(err)
+	}
+	k.past[p] = true
+}
+
+// waits reports whether a write past the page cache to page p waits for its answer.
+func (k *fakeKernel) waits(p dsm.PageIndex) bool {
+	if k.past[p] && k.n.area.mu.cached.Told(int64(p)*dsm.PageSize, dsm.PageSize) {
+		delete(k.past, p)
+	}
+	return k.past[p]
 }
 
 func (k *fakeKernel) takeNotice() {

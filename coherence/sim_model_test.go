@@ -76,6 +76,13 @@ func storeBytes(r *simRun, n *simNode) {
 	if int64(p+1)*dsm.PageSize > n.ino.Size {
 		return
 	}
+	if n.writer && r.rng.IntN(8) == 0 {
+		if off := int64(p)*dsm.PageSize + int64(r.rng.IntN(hotBytes)); r.owner(off) == n.i && !r.toAttached(off) {
+			r.bytes[off] = byte(1 + r.rng.IntN(255))
+			n.kernel.writePast(off, r.bytes[off])
+		}
+		return
+	}
 	b, attached := n.stores(p)
 	if b == nil {
 		return

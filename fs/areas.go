@@ -37,6 +37,11 @@ type Area interface {
 	// room: errs.NoSpace if there is none before ctx ends. Bytes past the
 	// end are dropped: somebody has just cut them off.
 	WriteAt(ctx context.Context, p []byte, off int64) error
+	// ReadDirect and WriteDirect are ReadAt and WriteAt for what the kernel reads and writes past its page cache.
+	// WriteDirect returns when the page cache does not show the bytes of before any more: it may
+	// wait for notices, and for READs that those wait for.
+	ReadDirect(ctx context.Context, p []byte, off int64) (n int, err error)
+	WriteDirect(ctx context.Context, p []byte, off int64) error
 	// WriteBack is WriteAt for stores to mappings, and never waits. Those past a smaller size that
 	// the area had meanwhile are dropped until KernelTold.
 	WriteBack(p []byte, off int64) error

@@ -182,6 +182,14 @@ func (a *fakeArea) ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 	return n, nil
 }
 
+func (a *fakeArea) ReadDirect(ctx context.Context, p []byte, off int64) (int, error) {
+	return a.ReadAt(ctx, p, off)
+}
+
+func (a *fakeArea) WriteDirect(ctx context.Context, p []byte, off int64) error {
+	return a.WriteAt(ctx, p, off)
+}
+
 func (a *fakeArea) WriteBack(p []byte, off int64) error {
 	return a.WriteAt(context.Background(), p, off)
 }

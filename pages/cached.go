@@ -122,8 +122,7 @@ import (
 // # What is not covered
 //
 // A program that mixes write(2) with stores through a mapping to one element at
-// the same time gets either. Direct reads leave nothing in the page cache and use
-// Area.ReadWorking. A WRITE by write(2) that the kernel has put into its page
+// the same time gets either. A WRITE by write(2) that the kernel has put into its page
 // cache but not sent yet, while the page is invalidated and read again, leaves
 // the page cache with the bytes of before the write until the page's next notice.
 // A program that stores to a page while another node cuts that page off, and the
@@ -270,7 +269,7 @@ func (c *Cached) Read(off int64, dst []byte) int {
 // the end of the area, into the working copy. It returns the pages [from, to)
 // that the range lies in. The pages are here: fetched, or written as a whole.
 func (c *Cached) Wrote(k merge.Kernel, off int64, data []byte) (from, to dsm.PageIndex) {
-	from, to = dsm.PageIndex(off/dsm.PageSize), dsm.PageIndex((off+int64(len(data))+dsm.PageSize-1)/dsm.PageSize)
+	from, to = pagesOf(off, int64(len(data)))
 	for p := from; p < to; p++ {
 		lo := max(off-int64(p)*dsm.PageSize, 0)
 		n := min(dsm.PageSize-lo, int64(len(data)))

@@ -94,6 +94,7 @@ const (
 	aboveCache = iota
 	elsewhere
 	byAttached
+	pastCache
 )
 
 // anyElement picks the offset of an element of p for who.
@@ -256,6 +257,21 @@ func (m *ledgerModel) update(p dsm.PageIndex) {
 		}
 		m.change(m.value(p), off)
 	}
+}
+
+// writeDirect is a write(2) past the page cache. What the program writes follows from what it
+// read the same way.
+func (m *ledgerModel) writeDirect(p dsm.PageIndex) {
+	_, stale := m.stale[p]
+	off, ok := m.anyElement(p, pastCache)
+	if w := m.page(p).writing; w != nil && w.all || !m.writer || stale || !ok {
+		return
+	}
+	m.fetch(p)
+	b := make([]byte, dsm.PageSize)
+	m.area.ReadWorking(b, int64(p)*dsm.PageSize)
+	m.change(b, off)
+	m.c.WroteDirect(off, b[off%dsm.PageSize:][:8])
 }
 
 // step carries a notice one step further, as far as the page's locks allow.
@@ -502,8 +518,10 @@ func (m *ledgerModel) run(steps int, truncates bool) {
 			m.drop(p)
 		case r < 53:
 			m.reclaim(p)
-		case r < 62:
+		case r < 60:
 			m.update(p)
+		case r < 62:
+			m.writeDirect(p)
 		case r < 67:
 			m.attachedStore(p)
 		case r < 68:

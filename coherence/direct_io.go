@@ -1,0 +1,63 @@
+package coherence
+
+import (
+	"context"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// way is how stores of a program come here.
+type way uint8
+
+const (
+	writtenThrough way = iota // by write(2), through the page cache
+	writtenBack               // through a mapping, and written back by the page cache
+	writtenPast               // by write(2), past the page cache
+)
+
+// WriteDirect is WriteAt for a write(2) that the kernel sends past its page cache. It returns when the page
+// cache does not show the bytes of before any more: after that the programs of this node find what
+// was written, by whatever way. It may wait for notices, and for READs that those wait for. If ctx ends before
+// that it is no error, for the stores are taken over.
+func (a *Area) WriteDirect(ctx context.Context, p []byte, off int64) error {
+	if err := a.writeWithRoom(ctx, p, off, writtenPast); err != nil {
+		return err
+	}
+	if err := a.awaitTold(ctx, off, int64(len(p))); err != nil && !errs.Is(err, errs.Timeout) {
+		return err
+	}
+	return nil
+}
+
+// awaitTold returns when the kernel has been told all there is to tell of [off, off+n).
+func (a *Area) awaitTold(ctx context.Context, off, n int64) error {
+	told := func() bool { return a.mu.cached == nil || a.mu.cached.Told(off, n) }
+	now := false
+	a.note(func() {
+		now = told()
+		a.mu.telling++
+	})
+	defer a.note(func() { a.mu.telling-- })
+	if now {
+		return nil
+	}
+	return a.await(ctx, "write", told)
+}
+
+// ReadDirect is ReadAt for a read(2) that the kernel makes past its page cache: it leaves nothing there.
+func (a *Area) ReadDirect(ctx context.Context, p []byte, off int64) (n int, err error) {
+	return a.readBy(ctx, p, off, a.readDirectLocked)
+}
+
+// readDirectLocked is ReadDirect if the pages are here.
+func (a *Area) readDirectLocked(p []byte, off int64) (n int, ok bool) {
+	n = int(max(min(int64(len(p)), a.mu.ino.Size-off), 0))
+	if n == 0 {
+		return 0, true
+	}
+	if !a.mu.replica.subscribed || !a.present(off, n) {
+		return 0, false
+	}
+	a.use(off, n)
+	return a.mu.mem.ReadWorking(p[:n], off), true
+}

@@ -1,0 +1,76 @@
+package coherence
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// TestWriteDirectWaitsForTheKernel: as long as the page cache may show the bytes of before, the write is not answered.
+func TestWriteDirectWaitsForTheKernel(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		tell func(n *simNode)
+	}{
+		{"notice", func(n *simNode) { n.kernel.finishNotices() }},
+		{"read", func(n *simNode) {
+			if _, err := n.area.ReadAt(context.Background(), make([]byte, dsm.PageSize), 0); err != nil {
+				n.sim.t.Error(err)
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newHomed(t, 1, dsm.Inode{Size: 3 * dsm.PageSize})
+				n := s.nodes[0]
+				n.open(true)
+				s.drain()
+				n.kernel.fault(0)
+				w := start(s, func(ctx context.Context) error { return n.area.WriteDirect(ctx, []byte{5}, 0) })
+				if w.over(t) {
+					t.Error("answered while the page cache shows the byte of before")
+				}
+				c.tell(n)
+				if !w.over(t) {
+					t.Error("not answered")
+				}
+				w.end()
+				w = start(s, func(ctx context.Context) error { return n.area.WriteDirect(ctx, []byte{6}, dsm.PageSize) })
+				if !w.over(t) {
+					t.Error("a write to a page that the page cache does not hold waits")
+				}
+				w.end()
+			})
+		})
+	}
+}
+
+// TestReadDirectLeavesNothing: what is read past the page cache is the working copy, and nobody is told of
+// changes of it.
+func TestReadDirectLeavesNothing(t *testing.T) {
+	s := newHomed(t, 1, dsm.Inode{Size: 2*dsm.PageSize - 10})
+	n := s.nodes[0]
+	n.open(true)
+	s.drain()
+	if err := n.area.WriteDirect(context.Background(), []byte{5}, 5); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 2*dsm.PageSize)
+	if k, err := n.area.ReadDirect(context.Background(), got, 4); err != nil || k != 2*dsm.PageSize-14 {
+		t.Fatalf("read %d bytes: %v", k, err)
+	}
+	working := make([]byte, 2*dsm.PageSize)
+	n.area.mu.mem.ReadWorking(working, 4)
+	if !bytes.Equal(got, working) || got[1] != 5 {
+		t.Error("not the bytes of the working copy")
+	}
+	if n.area.mu.cached.Given(0, dsm.PageSize) {
+		t.Error("the page cache is taken to hold what was read past it")
+	}
+	if k, err := n.area.ReadDirect(context.Background(), got, 2*dsm.PageSize); err != nil || k != 0 {
+		t.Errorf("past the end: read %d bytes: %v", k, err)
+	}
+}

@@ -1,0 +1,55 @@
+package pages
+
+import (
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/merge"
+)
+
+// A file that is open with FOPEN_DIRECT_IO, or O_DIRECT, is read and written past the page cache. What is
+// read that way leaves nothing there: Area.ReadWorking, of which the ledger hears nothing.
+
+// WroteDirect takes a write(2) that did not go through the page cache into the working copy. To the ledger it
+// is an update from elsewhere: the page cache keeps what it was given, and is told. It returns the pages
+// [from, to) that the range lies in. The pages are here.
+//
+// The kernel drops the range from its page cache around such a write, but a READ may bring pages back before
+// the write is done. The write is to be answered when they are Told: a program that stores to its mapping after
+// that stores on top of the bytes that were written. If it stored what was there before, the ledger
+// would not see a store.
+func (c *Cached) WroteDirect(off int64, data []byte) (from, to dsm.PageIndex) {
+	from, to = pagesOf(off, int64(len(data)))
+	for p := from; p < to; p++ {
+		lo := int(max(off-int64(p)*dsm.PageSize, 0))
+		n := min(dsm.PageSize-lo, len(data))
+		c.BeforeMerge(p)
+		w := c.area.Working(p)
+		if c.shared {
+			merge.OverwriteShared(w, lo, data[:n])
+		} else {
+			copy(w[lo:], data[:n])
+		}
+		data = data[n:]
+	}
+	return from, to
+}
+
+// Told reports whether no notice of a page of [off, off+n) is pending or in flight.
+func (c *Cached) Told(off, n int64) bool {
+	from, to := pagesOf(off, n)
+	for p := from; p < to; {
+		e, i := p.Extent()
+		end := min(i+int(to-p), dsm.ExtentPages)
+		if x := c.extents[e]; x != nil {
+			if set := x.pending.Or(x.flying.Minus(x.quiet)).And(dsm.Range(i, end)); !set.Empty() {
+				return false
+			}
+		}
+		p += dsm.PageIndex(end - i)
+	}
+	return true
+}
+
+// pagesOf returns the pages [from, to) that [off, off+n) lies in.
+func pagesOf(off, n int64) (from, to dsm.PageIndex) {
+	return dsm.PageIndex(off / dsm.PageSize), dsm.PageIndex(wholePages(off+n) / dsm.PageSize)
+}
