@@ -294,7 +294,7 @@ func (a *Area) Wait(ctx context.Context, v dsm.Version) error {
 	if err := a.await(ctx, "wait", func() bool { return a.versionLocked() >= v }); err != nil {
 		return err
 	}
-	return a.Acquire(ctx)
+	return a.Acquire(ctx, false)
 }
 
 // bytesOf returns the bytes of page p of the working copy up to the area's end:

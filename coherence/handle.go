@@ -68,11 +68,15 @@ func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, erro
 	if err != nil {
 		return nil, err
 	}
-	a.step(func() { err = a.opened(write) })
+	first := false // who is the first that may store has not stored yet
+	a.step(func() {
+		first = write && a.mu.replica.writers == 0
+		err = a.opened(write)
+	})
 	if err == nil {
 		err = a.await(ctx, "open", func() bool { return len(a.mu.replica.subs) == 0 })
 		if err == nil {
-			err = a.Acquire(ctx)
+			err = a.Acquire(ctx, first)
 		}
 		if err == nil && write {
 			err = a.await(ctx, "open", func() bool { return a.mu.cached.Writable() })
@@ -353,11 +357,19 @@ func (a *Area) unstash(e dsm.ExtentIndex, came dsm.PageSet) {
 }
 
 // Acquire brings this node up to every publish that completed before: it
-// returns when they are in the working copy and the kernel's page cache has heard of them.
-func (a *Area) Acquire(ctx context.Context) error {
+// returns when they are in the working copy and the kernel's page cache has heard of them. storing says that it is a call
+// of a program that stores to the area. Where updates enter memory only in such calls, the others leave it as it is.
+func (a *Area) Acquire(ctx context.Context, storing bool) error {
 	var op *acquiring
-	a.step(func() { op = a.startAcquire() })
-	err := a.await(ctx, "acquire", func() bool { return len(op.pending) == 0 })
+	a.step(func() {
+		if storing || !a.holding() {
+			op = a.startAcquire(storing)
+		}
+	})
+	var err error
+	if op != nil {
+		err = a.await(ctx, "acquire", func() bool { return len(op.pending) == 0 })
+	}
 	if err == nil {
 		// Until the kernel has heard of everything the homes wait with more, or this
 		// might never end.
@@ -365,34 +377,40 @@ func (a *Area) Acquire(ctx context.Context) error {
 		err = a.await(ctx, "acquire", func() bool { return a.mu.cached == nil || a.mu.cached.Idle() })
 		a.step(a.drained)
 	}
-	a.step(func() { a.endAcquire(op) })
+	if op != nil {
+		a.step(func() { a.endAcquire(op) })
+	}
 	return err
 }
 
-// startAcquire asks all homes; until endAcquire updates may enter memory.
-func (a *Area) startAcquire() *acquiring {
-	op := &acquiring{}
-	a.mu.replica.syncing++
+// startAcquire asks all homes; until endAcquire updates may enter memory, if the caller stores.
+func (a *Area) startAcquire(storing bool) *acquiring {
+	op := &acquiring{storing: storing}
+	if storing {
+		a.mu.replica.syncing++
+	}
 	a.sendAcquire(op)
 	return op
 }
 
 func (a *Area) endAcquire(op *acquiring) {
 	r := &a.mu.replica
-	r.syncing--
+	if op.storing {
+		r.syncing--
+	}
 	delete(r.acquires, op.round)
 }
 
 // Sync is fsync and msync: it publishes and, where updates enter memory in sync
-// calls only, lets them in.
-func (a *Area) Sync(ctx context.Context) error {
+// calls of programs that store only, and this is one, lets them in.
+func (a *Area) Sync(ctx context.Context, storing bool) error {
 	if err := a.Publish(ctx); err != nil {
 		return err
 	}
 	hold := false
 	a.step(func() { hold = a.holding() })
-	if hold {
-		return a.Acquire(ctx)
+	if hold && storing {
+		return a.Acquire(ctx, storing)
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ type replica struct {
 	writers    int  // of them, those that may store
 	attached   int  // of those, programs that store into the working copy itself
 	mapped     int  // programs that have the working copy mapped, also those that only read
-	syncing    int  // program sync calls under way: updates may enter memory
+	syncing    int  // sync calls of programs that store under way: updates may enter memory
 	draining   int  // of them, those that wait for the kernel to have been told
 	hold       bool // what the homes were last told
 	demand     bool // pages are here only while they are needed: see demand.go
@@ -78,6 +78,7 @@ type subscribing struct {
 
 // acquiring is an Acquire that not all homes have answered.
 type acquiring struct {
+	storing bool // the caller stores: updates may enter memory that is held back
 	round   uint64
 	pending map[dsm.NodeID]struct{}
 }
@@ -113,20 +114,7 @@ func (a *Area) replicaHas(e dsm.ExtentIndex, i int) bool {
 // holding reports whether updates must stay out of memory now: the area
 // applies them in sync calls only, and the node has a writer.
 func (a *Area) holding() bool {
-	return a.applySync() && a.mu.replica.writers > 0
-}
-
-// applySync reports whether updates enter memory only in sync calls. It is so
-// by default for sum: a program that loads, adds and stores back an element that
-// changed meanwhile would publish the difference as an undo of the others' updates.
-func (a *Area) applySync() bool {
-	switch a.mu.ino.Spec.Apply {
-	case dsm.ApplySync:
-		return true
-	case dsm.ApplyArrival:
-		return false
-	}
-	return a.mu.ino.Spec.Merge == dsm.MergeSum
+	return a.mu.ino.Spec.AppliesInSync() && a.mu.replica.writers > 0
 }
 
 // subscribe asks the homes for the stream of updates of the extents in list.

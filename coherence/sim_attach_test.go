@@ -44,6 +44,7 @@ func (n *simNode) detach() {
 	if !n.attaching && !n.attached {
 		return
 	}
+	n.temporaries = nil
 	n.area.step(func() {
 		n.area.compared(0, n.area.mu.ino.Size)
 		n.area.countAttached(-1)

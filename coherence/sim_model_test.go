@@ -9,12 +9,13 @@ import (
 
 // simCase is a kind of run: what the area is and what programs store.
 type simCase struct {
-	name   string
-	ino    dsm.Inode
-	resize bool
-	rules  func(r *simRun, ino *dsm.Inode) // changes what the model allows to change
-	store  func(r *simRun, n *simNode)
-	check  func(r *simRun, n *simNode)
+	name    string
+	ino     dsm.Inode
+	resize  bool
+	careful bool                            // see sim
+	rules   func(r *simRun, ino *dsm.Inode) // changes what the model allows to change
+	store   func(r *simRun, n *simNode)
+	check   func(r *simRun, n *simNode)
 }
 
 // simRun is one simulation with its model of what the bytes must be.
@@ -191,5 +192,6 @@ var simCases = []simCase{
 	{name: "last-demand", ino: onDemand(dsm.Inode{Size: simSize}), resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "sum-demand", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), rules: applyRule, store: addInts, check: checkInts},
 	{name: "float-demand", ino: onDemand(sumOf(dsm.DTypeF32, dsm.ApplyAuto)), rules: applyRule, store: addFloats, check: checkFloats},
+	sumOfTemporaries,
 	{name: "sum-arrival", ino: sumOf(dsm.DTypeI32, dsm.ApplyArrival), rules: applyRule, store: addInts, check: checkInts},
 }

@@ -30,12 +30,16 @@ func (n *simNode) startOpen(write bool) {
 	n.opening = n.opening || write
 }
 
-// letIn answers an open for writing, if it may be answered.
+// letIn answers an open for writing, if it may be answered. A careful program goes on when the kernel has heard of all that
+// there was then, as Node.Open has it.
 func (n *simNode) letIn() {
-	if n.opening && n.area.mu.cached.Writable() {
+	if !n.area.mu.cached.Writable() || n.sim.careful && !n.area.mu.cached.Idle() {
+		return
+	}
+	if n.opening {
 		n.opening, n.writer = false, true
 	}
-	if n.attaching && n.area.mu.cached.Writable() {
+	if n.attaching {
 		n.attaching, n.attached = false, true
 	}
 }
@@ -51,6 +55,7 @@ func (n *simNode) toggle() {
 }
 
 func (n *simNode) closeWriter() {
+	n.temporaries = nil
 	if n.writer || n.opening {
 		n.kernel.harvest(1) // the kernel delivers every store before RELEASE
 		n.area.Close(true)
@@ -81,11 +86,35 @@ func (n *simNode) reopen(write bool) {
 	}
 }
 
-// startAcquire does what an acquire does before it waits.
+// startAcquire does what an acquire of a program that stores does before it waits.
 func (n *simNode) startAcquire() *acquiring {
 	var op *acquiring
-	n.area.step(func() { op = n.area.startAcquire() })
+	n.area.step(func() { op = n.area.startAcquire(true) })
 	return op
+}
+
+// anAcquire is the start of one of the program that stores, unless it is between a load and a store, or of another program.
+func (n *simNode) anAcquire() {
+	if n.temporaries == nil && n.sim.rng.IntN(2) == 0 {
+		n.acq = append(n.acq, n.startAcquire())
+		return
+	}
+	n.area.step(func() {
+		if !n.area.holding() {
+			n.acq = append(n.acq, n.area.startAcquire(false))
+		}
+	})
+}
+
+// returnFromSync ends the acquires that have what they asked for, when the kernel has heard of it.
+func (n *simNode) returnFromSync() {
+	for _, op := range n.acq {
+		if len(op.pending) > 0 {
+			return
+		}
+	}
+	n.kernel.finishNotices()
+	n.endAcquires()
 }
 
 func (n *simNode) endAcquires() {

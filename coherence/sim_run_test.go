@@ -42,7 +42,7 @@ func TestSimulation(t *testing.T) {
 func runSim(t *testing.T, seed uint64, c simCase) {
 	r := &simRun{sim: newSim(t, seed, simNodes, c.ino), kind: c,
 		bytes: make(map[int64]byte), sums: make(map[int]int32), fsums: make(map[int]float64)}
-	r.onShrink = r.shrunk
+	r.onShrink, r.careful = r.shrunk, c.careful
 	for i, n := range r.nodes {
 		// At times a node only reads, and its page cache is stored into in place.
 		n.open(i < 2 || r.rng.IntN(2) == 0)
@@ -90,11 +90,17 @@ func (r *simRun) event(n *simNode) {
 			n.reopen(r.rng.IntN(2) == 0)
 		}
 	case x < 95:
-		n.toggle()
+		if !r.careful || !n.attaching && !n.attached {
+			n.toggle()
+		}
 	case x < 96:
-		n.acq = append(n.acq, n.startAcquire())
+		n.anAcquire()
 	case x < 97:
-		n.endAcquires()
+		if r.careful {
+			n.returnFromSync()
+		} else {
+			n.endAcquires()
+		}
 	case x < 98:
 		r.breakSession()
 	case x < 99:
@@ -114,7 +120,9 @@ func (r *simRun) event(n *simNode) {
 	case x < 106:
 		n.collect(r.rng.IntN(2) == 0)
 	case x < 107:
-		n.toggleAttach()
+		if !r.careful || !n.opening && !n.writer {
+			n.toggleAttach()
+		}
 	case x < 111:
 		n.evict()
 	default:

@@ -25,6 +25,8 @@ type sim struct {
 	// onShrink is told when a node has applied a smaller size.
 	onShrink func(n *simNode, size int64)
 	lastID   uint64
+	// careful says that programs load, and store back later; a node has one that stores.
+	careful bool
 }
 
 // entry is a committed catalog entry: a new state of the inode or of the view.
@@ -51,6 +53,7 @@ type simNode struct {
 	attaching, attached bool
 	found               map[dsm.PageIndex]bool
 	acq                 []*acquiring
+	temporaries         *temporaries // that the program has loaded and not stored back
 	handing             map[dsm.NodeID]*handing
 }
 
@@ -222,6 +225,7 @@ func (s *sim) settle() {
 	}
 	for _, n := range s.nodes {
 		n.endAcquires()
+		n.temporaries = nil
 		n.kernel.finishNotices()
 		if n.letIn(); n.opening {
 			s.t.Fatalf("node %d: an open for writing is never let in", n.i)
@@ -234,7 +238,7 @@ func (s *sim) settle() {
 	}
 	for _, n := range s.nodes {
 		var op *acquiring
-		n.area.step(func() { op = n.area.startAcquire() })
+		n.area.step(func() { op = n.area.startAcquire(true) })
 		s.until("last acquire", func() bool { return len(op.pending) == 0 })
 		n.kernel.finishNotices()
 		n.area.step(func() { n.area.endAcquire(op) })

@@ -88,7 +88,7 @@ func TestWaitersAreWoken(t *testing.T) {
 				}
 				w := start(s, func(ctx context.Context) error {
 					if !c.open {
-						return replica.area.Acquire(ctx)
+						return replica.area.Acquire(ctx, true)
 					}
 					_, err := replica.node.Open(ctx, simArea, true)
 					return err
@@ -163,7 +163,7 @@ func TestAcquireEndsUnderASteadyStream(t *testing.T) {
 		replica.kernel.fault(0)
 		replica.kernel.fault(1)
 		update(0)
-		w := start(s, replica.area.Acquire)
+		w := start(s, func(ctx context.Context) error { return replica.area.Acquire(ctx, true) })
 		defer w.end()
 		for !w.over(t) {
 			if updates == stream {
@@ -248,7 +248,7 @@ func TestWaitForCutHome(t *testing.T) {
 				if acquire {
 					n.open(false)
 					s.drain()
-					wait = n.area.Acquire
+					wait = func(ctx context.Context) error { return n.area.Acquire(ctx, true) }
 				}
 				ctx, cancel := context.WithCancel(context.Background())
 				w := &waiting{cancel, make(chan error, 1)}

@@ -48,14 +48,15 @@ type Area interface {
 	// KernelTold says that the kernel has dropped its pages past size since the
 	// shrink of generation gen.
 	KernelTold(size int64, gen dsm.Generation)
-	// Sync publishes and, where updates enter memory in sync calls only, lets
-	// them in: it returns when the kernel has been told of them.
-	Sync(ctx context.Context) error
+	// Sync publishes and, where updates enter memory only in sync calls of programs that store, and
+	// storing says that this is one, lets them in: it returns when the kernel has been told of them.
+	Sync(ctx context.Context, storing bool) error
 	// Publish makes the stores taken over so far visible to other nodes. Those of attached
 	// programs are looked for first, for which ctx is no bound: see docs/attach.md.
 	Publish(ctx context.Context) error
-	// Acquire brings this node up to every publish that completed before.
-	Acquire(ctx context.Context) error
+	// Acquire brings this node up to every publish that completed before; but memory that lets updates in
+	// only in sync calls of programs that store stays as it is unless storing.
+	Acquire(ctx context.Context, storing bool) error
 	// NextNotice returns what the kernel must be told next; NoticeDone ends it.
 	NextNotice() (Notice, bool)
 	NoticeDone(n Notice)

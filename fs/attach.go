@@ -278,7 +278,7 @@ func (a *attachConn) serve(q *attachRequest) (attachReply, error) {
 	case opPublish:
 		err = x.publish(ctx)
 	case opAcquire:
-		err = x.area.current().Acquire(ctx)
+		err = x.area.current().Acquire(ctx, x.write)
 	case opSync:
 		err = x.sync(ctx)
 	case opWait:

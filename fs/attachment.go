@@ -267,7 +267,7 @@ func (x *attachment) untrack(addr, n uint64) error {
 
 func (x *attachment) publish(ctx context.Context) error { return x.conn.b.publish(ctx, x.area) }
 
-func (x *attachment) sync(ctx context.Context) error { return x.conn.b.sync(ctx, x.area) }
+func (x *attachment) sync(ctx context.Context) error { return x.conn.b.sync(ctx, x.area, x.write) }
 
 // wait serves WAIT.
 func (x *attachment) wait(ctx context.Context, version, ms uint64) error {

@@ -44,7 +44,7 @@ func (m controlMount) Publish(ctx context.Context, id dsm.AreaID) error {
 
 func (m controlMount) Acquire(ctx context.Context, id dsm.AreaID) error {
 	if a := m.b.opens.find(id); a != nil && a.handles() > 0 {
-		return a.current().Acquire(ctx)
+		return a.current().Acquire(ctx, false)
 	}
 	return nil
 }

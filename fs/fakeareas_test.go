@@ -211,7 +211,7 @@ func (a *fakeArea) WriteAt(_ context.Context, p []byte, off int64) error {
 	return nil
 }
 
-func (a *fakeArea) Sync(ctx context.Context) error {
+func (a *fakeArea) Sync(ctx context.Context, _ bool) error {
 	a.mu.Lock()
 	onSync := a.onSync
 	a.mu.Unlock()
@@ -239,7 +239,7 @@ func (a *fakeArea) Publish(ctx context.Context) error {
 	return err
 }
 
-func (a *fakeArea) Acquire(context.Context) error {
+func (a *fakeArea) Acquire(context.Context, bool) error {
 	a.update(func() { a.acquires++ })
 	return nil
 }

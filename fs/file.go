@@ -230,7 +230,7 @@ func (b *bridge) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
-	err := b.sync(r, h.area)
+	err := b.sync(r, h.area, h.write)
 	if err == nil && h.write {
 		err = h.area.direct.cutOff()
 	}

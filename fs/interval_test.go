@@ -30,7 +30,7 @@ func (p *publishedArea) Publish(context.Context) error {
 	return nil
 }
 
-func (p *publishedArea) Sync(ctx context.Context) error { return p.Publish(ctx) }
+func (p *publishedArea) Sync(ctx context.Context, _ bool) error { return p.Publish(ctx) }
 
 // starts returns when the publishes so far began, and forgets them.
 func (p *publishedArea) starts() []time.Time {
@@ -138,7 +138,7 @@ func TestPublishLeavesSyncAlone(t *testing.T) {
 		for range syncs {
 			a.stored.Add(1)
 			b.intervals.stored(a, soon)
-			if err := b.sync(r, a); err != nil {
+			if err := b.sync(r, a, true); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -124,6 +124,12 @@ func (f *File) Map(size int64) *Map {
 	return &Map{f.c, int(number(f.c.Must("mmap %d 0 %d rw", f.FD, size)[0])), size}
 }
 
+// MapForReading maps size bytes for reading.
+func (f *File) MapForReading(size int64) *Map {
+	f.c.n.c.t.Helper()
+	return &Map{f.c, int(number(f.c.Must("mmap %d 0 %d r", f.FD, size)[0])), size}
+}
+
 // MapRead maps size bytes for reading.
 func (f *File) MapRead(size int64) *Map {
 	f.c.n.c.t.Helper()

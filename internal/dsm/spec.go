@@ -204,6 +204,13 @@ func ParseAccess(s string) (Access, error) {
 	return Access(v), err
 }
 
+// AppliesInSync reports whether updates of other nodes enter memory only in sync calls of the programs that store to
+// it. It is so by default for sum: a program that loads, adds and stores back an element that
+// changed meanwhile would publish the difference as an undo of the others' updates.
+func (s Spec) AppliesInSync() bool {
+	return s.Apply == ApplySync || s.Apply == ApplyAuto && s.Merge == MergeSum
+}
+
 // Valid reports whether every field of s is one this version knows.
 func (s Spec) Valid() bool {
 	return int(s.Mode) < len(modeNames) && int(s.Merge) < len(mergeNames) && int(s.DType) < len(dtypeNames) &&
