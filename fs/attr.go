@@ -196,6 +196,5 @@ func (b *bridge) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.Sta
 const (
 	// maxInodesFree stands for no limit: programs take 0 for full.
 	maxInodesFree = 1 << 30
-	// maxName is the length of the longest name, in bytes.
-	maxName = 255
+	maxName       = dsm.MaxName
 )

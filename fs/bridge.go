@@ -30,7 +30,6 @@ type bridge struct {
 	notify    *notifier
 	control   *control.Tree
 	harvest   *harvest.Harvester
-	guard     *guardProcess
 	intervals intervals
 	count     counts
 
@@ -66,7 +65,6 @@ func newBridge(cfg Config) *bridge {
 		Life: b.life, Live: b.liveAreas, Background: b.background.run,
 	})
 	b.control = b.newControl()
-	b.guard = newGuard(cfg.GuardArgv, b.log)
 	b.intervals = intervals{b}
 	return b
 }

@@ -23,9 +23,9 @@ type Config struct {
 	Info       control.Info
 	Log        *slog.Logger
 	// HarvestArgv is the command of the harvester's child: a process that calls
-	// HarvestMain with its standard input and output.
+	// harvest.Main with its standard input and output.
 	HarvestArgv []string
-	// GuardArgv is the command of the guard: a process that calls GuardMain with its
+	// GuardArgv is the command of the guard: a process that calls attach.GuardMain with its
 	// standard input. It is run if a program attaches an area of which pages can be missing.
 	GuardArgv []string
 	// AttachSocket is where programs ask for the memory itself; "": nowhere.

@@ -14,9 +14,8 @@
 // The harvester (package harvest), a child process that by itself makes the kernel hand
 // over at every area's interval what programs stored into their mappings, and the
 // timers by which that is published (interval.go); a node on which nobody stores, or is
-// attached for writing, does nothing. The attach socket (attach.go), at which programs get
-// the working copy itself; it works without a mount too (nomount.go). The guard (guard_process_linux.go), a child process that keeps
-// programs from reading zeroes when the daemon is killed. The files that
+// attached for writing, does nothing. The memory plane (package attach), where programs get
+// the working copy itself; it works without a mount too (nomount.go). The files that
 // plain opens get as the memory itself (direct.go). The queue of what the kernel must be told (notify.go). The tree of
 // control files /.dsm (package control).
 //

@@ -81,7 +81,7 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 	if held == nil {
 		// The kernel has left this check out because it believed that the file was new.
 		// Supplementary groups do not count here: it does not tell them.
-		if c := (credentials{uid: in.Uid, gid: in.Gid}); !c.may(i, wanted(in.Flags)) {
+		if c := (dsm.Credentials{UID: in.Uid, GID: in.Gid}); !c.May(i, wanted(in.Flags)) {
 			return fuse.EACCES
 		}
 		if in.Flags&syscall.O_TRUNC != 0 && i.Size > 0 { // nor does it cut off a new file
@@ -101,11 +101,11 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 func wanted(flags uint32) uint32 {
 	switch flags & syscall.O_ACCMODE {
 	case syscall.O_RDONLY:
-		return mayRead
+		return dsm.MayRead
 	case syscall.O_WRONLY:
-		return mayWrite
+		return dsm.MayWrite
 	}
-	return mayRead | mayWrite
+	return dsm.MayRead | dsm.MayWrite
 }
 
 // Read fills pages. It may wait for another node; the handler itself never notifies.

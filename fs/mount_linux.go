@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dsmfs/dsmfs/fs/attach"
 	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -21,8 +22,8 @@ import (
 // FS is a mounted filesystem, or one that programs only attach to.
 type FS struct {
 	b      *bridge
-	attach *attachServer // nil if there is none
-	device string        // major:minor of the mount
+	attach *attach.Server // nil if there is none
+	device string         // major:minor of the mount
 	served chan struct{}
 }
 
@@ -65,7 +66,7 @@ func Mount(cfg Config) (*FS, error) {
 	}()
 	tuneWriteback(f.device, b.log)
 	if cfg.AttachSocket != "" {
-		if f.attach, err = startAttach(b, cfg.AttachSocket); err != nil {
+		if f.attach, err = b.startAttach(); err != nil {
 			return nil, errors.Join(err, f.Unmount(context.Background(), true))
 		}
 	}
@@ -217,14 +218,16 @@ func (f *FS) Unmount(ctx context.Context, force bool) error {
 	}
 	if f.attach != nil {
 		f.b.cfg.Areas.KeepPages()
-		f.attach.close()
+		f.attach.Close()
 	}
 	f.b.opens.endDirect()
 	f.b.releases.close() // publishes what programs have just closed
 	f.b.end()
 	f.b.harvest.Stop()
 	f.b.background.close()
-	f.b.guard.stop()
+	if f.attach != nil {
+		f.attach.EndGuard()
+	}
 	return nil
 }
 

@@ -34,13 +34,6 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, "harvest child:", err)
 			os.Exit(1)
 		}
-	case "guard":
-		if err := GuardMain(os.Stdin); err != nil {
-			fmt.Fprintln(os.Stderr, "guard:", err)
-			os.Exit(1)
-		}
-	case "guarded":
-		guardedMain()
 	case "client":
 		clientMain()
 	case "daemon":

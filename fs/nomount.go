@@ -16,7 +16,7 @@ func serveAttachOnly(cfg Config) (*FS, error) {
 	f := &FS{b: newBridge(cfg), served: make(chan struct{})}
 	f.b.notify.server = noKernel{}
 	var err error
-	if f.attach, err = startAttach(f.b, cfg.AttachSocket); err != nil {
+	if f.attach, err = f.b.startAttach(); err != nil {
 		return nil, errors.Join(err, f.Unmount(context.Background(), true))
 	}
 	return f, nil

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/fs"
+	"github.com/dsmfs/dsmfs/fs/attach"
 	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
@@ -295,10 +296,10 @@ func dup(f *os.File) (*os.File, error) {
 }
 
 // guardVerbName is the hidden verb of the child process that outlives a daemon which is
-// killed; see fs.GuardMain.
+// killed; see attach.GuardMain.
 const guardVerbName = "guard"
 
-func guardVerb(*program, []string) error { return fs.GuardMain(os.Stdin) }
+func guardVerb(*program, []string) error { return attach.GuardMain(os.Stdin) }
 
 // harvestVerbName is the hidden verb of the child process that makes the
 // kernel hand over what programs stored; see harvest.Main.

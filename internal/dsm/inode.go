@@ -36,6 +36,9 @@ type Inode struct {
 // Area returns the identifier of a regular file's memory.
 func (i Inode) Area() AreaID { return AreaID(i.Ino) }
 
+// MaxName is the length of the longest name, in bytes.
+const MaxName = 255
+
 // DirEntry is one name in a directory.
 type DirEntry struct {
 	Name string

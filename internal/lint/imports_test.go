@@ -56,7 +56,10 @@ const imports = `
 	internal/errs internal/lockrank
 	< fs/control;
 
-	internal/uffd fs/control fs/harvest
+	internal/uffd internal/child fs/errno
+	< fs/attach;
+
+	fs/attach fs/control fs/harvest
 	< fs;
 
 	internal/transport catalog membership coherence fs

@@ -1,4 +1,4 @@
-package fs
+package attach
 
 import (
 	"context"
@@ -17,8 +17,8 @@ import (
 // file, and what the program has mapped for writing.
 type attachment struct {
 	id    uint64
-	conn  *attachConn
-	area  *openArea
+	conn  *conn
+	area  Area
 	path  string
 	write bool
 	// dev and ino are those of the memfd.
@@ -45,39 +45,39 @@ type mappedRange struct {
 }
 
 // attach serves ATTACH: it opens the area as a program would.
-func (a *attachConn) attach(ctx context.Context, q *attachRequest) (attachReply, error) {
+func (a *conn) attach(ctx context.Context, q *request) (reply, error) {
 	access := q.arg[0]
-	want, write := uint32(mayRead), access == attachWrite
+	want, write := uint32(dsm.MayRead), access == accessWrite
 	switch {
 	case write:
-		want |= mayWrite
-	case access != attachRead:
-		return attachReply{}, errs.E(errs.Invalid, "attach", "access %d: want 1 to read, 3 to read and write", access)
+		want |= dsm.MayWrite
+	case access != accessRead:
+		return reply{}, errs.E(errs.Invalid, "attach", "access %d: want 1 to read, 3 to read and write", access)
 	}
-	i, err := a.b.file(ctx, &a.cred, q.payload, want)
+	i, err := a.s.file(ctx, &a.who, q.payload, want)
 	if ino := dsm.Ino(q.arg[1]); ino != 0 && (errs.Is(err, errs.NotExist) || err == nil && i.Ino != ino) {
-		i, err = a.b.openFile(ctx, &a.cred, ino, want)
+		i, err = a.s.openFile(ctx, &a.who, ino, want)
 	}
 	if err != nil {
-		return attachReply{}, err
+		return reply{}, err
 	}
-	oa, err := a.b.opens.attach(ctx, i.Ino, write)
+	area, err := a.s.cfg.Mount.Open(ctx, i.Ino, write)
 	if err != nil {
-		return attachReply{}, err
+		return reply{}, err
 	}
-	f, err := oa.current().Attach(ctx, write)
+	f, err := area.Attach(ctx, write)
 	if err != nil {
-		a.b.opens.detach(oa, write)
-		return attachReply{}, err
+		area.Close(write)
+		return reply{}, err
 	}
-	x := &attachment{conn: a, area: oa, path: q.payload, write: write}
-	x.mu.Init("fs.attachment")
-	x.overdue.mu.Init("fs.overdue")
+	x := &attachment{conn: a, area: area, path: q.payload, write: write}
+	x.mu.Init("attach.attachment")
+	x.overdue.mu.Init("attach.overdue")
 	x.dev, x.ino, err = identity(f)
-	demand := oa.current().Demand() // which may have changed until Attach, and not since
+	demand := area.Demand() // which may have changed until Attach, and not since
 	switch {
 	case err != nil || !demand:
-	case !a.cred.may(i, mayWrite):
+	case !a.who.May(i, dsm.MayWrite):
 		err = errOnDemand(q.payload)
 	default:
 		x.memory, err = duplicate(f)
@@ -85,28 +85,28 @@ func (a *attachConn) attach(ctx context.Context, q *attachRequest) (attachReply,
 	if err != nil {
 		_ = f.Close() // nothing was written to it
 		x.end()
-		return attachReply{}, err
+		return reply{}, err
 	}
 	a.mu.Lock()
 	a.mu.last++
 	x.id = a.mu.last
 	a.mu.attachments[x.id] = x
 	a.mu.Unlock()
-	i, err = a.b.cfg.Names.Getattr(ctx, i.Ino)
+	i, err = a.s.cfg.Mount.Getattr(ctx, i.Ino)
 	if err != nil {
 		_ = f.Close()   // nothing was written to it
 		_ = a.detach(x) // it is there
-		return attachReply{}, err
+		return reply{}, err
 	}
 	x.grew(i.Size)
-	a.b.log.Debug("attached", "path", q.payload, "pid", a.cred.pid, "write", write)
-	return attachReply{attachment: x.id, arg: [4]uint64{uint64(i.Size), uint64(i.Ino), access, x.wantsUffd()}, file: f}, nil
+	a.s.log.Debug("attached", "path", q.payload, "pid", a.who.pid, "write", write)
+	return reply{attachment: x.id, arg: [4]uint64{uint64(i.Size), uint64(i.Ino), access, x.wantsUffd()}, file: f}, nil
 }
 
 // Accesses of ATTACH.
 const (
-	attachRead  = 1
-	attachWrite = 3
+	accessRead  = 1
+	accessWrite = 3
 )
 
 // end ends the attachment: what was stored is taken note of when it returns, and is
@@ -123,15 +123,15 @@ func (x *attachment) end() {
 			r.watched.Mapped() // after an exec nobody else would look, and serve would wait
 		}
 	}
-	b := x.conn.b
+	m := x.conn.s.cfg.Mount
 	published := make(chan struct{})
-	b.releases.run(func() { // which are closed after the last attachment has ended
-		ctx, cancel := b.lasting()
+	m.Release(func() {
+		ctx, cancel := m.Lasting()
 		defer cancel()
 		defer close(published)
 		if x.write {
-			if err := b.publish(ctx, x.area); err != nil {
-				b.log.Warn("stores of a program that has detached are not published yet", "path", x.path, "err", err)
+			if err := x.area.Publish(ctx); err != nil {
+				x.conn.s.log.Warn("stores of a program that has detached are not published yet", "path", x.path, "err", err)
 			}
 		}
 		if x.memory == nil {
@@ -139,7 +139,7 @@ func (x *attachment) end() {
 		}
 	})
 	if x.memory != nil {
-		b.background.run(func() {
+		m.Background(func() {
 			<-published
 			x.serving.Wait()
 			_ = x.memory.Close() // nothing was written to it
@@ -150,8 +150,8 @@ func (x *attachment) end() {
 
 // letGo closes the area, of which the program has nothing any more.
 func (x *attachment) letGo() {
-	x.area.current().Detach(x.write)
-	x.conn.b.opens.detach(x.area, x.write)
+	x.area.Detach(x.write)
+	x.area.Close(x.write)
 }
 
 // maxRanges is how many mappings of an attachment are tracked: each takes some descriptors.
@@ -171,22 +171,22 @@ const trackAhead = 1 << 30
 // largest returns how many bytes the program may map: all that the area had since it
 // attached or was told of, and trackAhead.
 func (x *attachment) largest() uint64 {
-	now, _ := x.area.noted()
+	now := x.area.Size()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return (uint64(max(x.mu.told, now))+dsm.PageSize-1)&^(dsm.PageSize-1) + trackAhead
 }
 
 // track serves TRACK.
-func (x *attachment) track(q *attachRequest) (attachReply, error) {
+func (x *attachment) track(q *request) (reply, error) {
 	addr, n, off := q.arg[0], q.arg[1], q.arg[2]
 	switch {
 	case !x.write && x.memory == nil:
-		return attachReply{}, errs.E(errs.Access, "track", "attached for reading only")
+		return reply{}, errs.E(errs.Access, "track", "attached for reading only")
 	case addr%dsm.PageSize != 0 || n%dsm.PageSize != 0 || off%dsm.PageSize != 0 || n == 0:
-		return attachReply{}, errs.E(errs.Invalid, "track", "address %#x, length %d and offset %d must be multiples of %d, the length not 0", addr, n, off, dsm.PageSize)
+		return reply{}, errs.E(errs.Invalid, "track", "address %#x, length %d and offset %d must be multiples of %d, the length not 0", addr, n, off, dsm.PageSize)
 	case n > dsm.MaxAreaSize || off > dsm.MaxAreaSize || addr+n < addr || off+n > x.largest():
-		return attachReply{}, errs.E(errs.Invalid, "track", "length %d at offset %d is more than %d bytes past the end of the area", n, off, trackAhead)
+		return reply{}, errs.E(errs.Invalid, "track", "length %d at offset %d is more than %d bytes past the end of the area", n, off, trackAhead)
 	}
 	x.mu.Lock()
 	ended, many := x.mu.ended, len(x.mu.ranges) >= maxRanges
@@ -197,22 +197,22 @@ func (x *attachment) track(q *attachRequest) (attachReply, error) {
 	x.mu.Unlock()
 	switch {
 	case ended:
-		return attachReply{}, &errs.Error{Op: "track", Err: unix.ENOTCONN}
+		return reply{}, &errs.Error{Op: "track", Err: unix.ENOTCONN}
 	case many:
-		return attachReply{}, errs.E(errs.NoSpace, "track", "more than %d mappings of one attachment", maxRanges)
+		return reply{}, errs.E(errs.NoSpace, "track", "more than %d mappings of one attachment", maxRanges)
 	}
 	file := q.file
 	q.file = nil
 	source, how, err := x.source(file, addr, n, int64(off))
 	if err != nil {
-		return attachReply{}, err
+		return reply{}, err
 	}
 	r := &mappedRange{addr: addr, n: n, note: func() {}}
-	switch area := x.area.current(); {
+	switch {
 	case source == nil:
-		r.note = area.Track(nil, int64(off), int64(n))
+		r.note = x.area.Track(nil, int64(off), int64(n))
 	case x.write:
-		r.note = sync.OnceFunc(area.Track(source, int64(off), int64(n)))
+		r.note = sync.OnceFunc(x.area.Track(source, int64(off), int64(n)))
 		fallthrough
 	default:
 		r.watched = source.Range
@@ -227,9 +227,9 @@ func (x *attachment) track(q *attachRequest) (attachReply, error) {
 	x.mu.Unlock()
 	if ended {
 		x.forgo(r)
-		return attachReply{}, &errs.Error{Op: "track", Err: unix.ENOTCONN}
+		return reply{}, &errs.Error{Op: "track", Err: unix.ENOTCONN}
 	}
-	return attachReply{arg: [4]uint64{uint64(how)}}, nil
+	return reply{arg: [4]uint64{uint64(how)}}, nil
 }
 
 // forgo ends the tracking of a mapping. One on demand is served as long as it is there.
@@ -265,10 +265,6 @@ func (x *attachment) untrack(addr, n uint64) error {
 	return nil
 }
 
-func (x *attachment) publish(ctx context.Context) error { return x.conn.b.publish(ctx, x.area) }
-
-func (x *attachment) sync(ctx context.Context) error { return x.conn.b.sync(ctx, x.area, x.write) }
-
 // wait serves WAIT.
 func (x *attachment) wait(ctx context.Context, version, ms uint64) error {
 	if ms > 0 {
@@ -276,10 +272,9 @@ func (x *attachment) wait(ctx context.Context, version, ms uint64) error {
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(min(ms, maxWaitMillis))*time.Millisecond)
 		defer cancel()
 	}
-	area := x.area.current()
-	err := area.Wait(ctx, dsm.Version(version))
+	err := x.area.Wait(ctx, dsm.Version(version))
 	if errs.Is(err, errs.Timeout) {
-		return errs.E(errs.Timeout, "wait", "version %d has not come in time; the newest here is %d", version, area.Version())
+		return errs.E(errs.Timeout, "wait", "version %d has not come in time; the newest here is %d", version, x.area.Version())
 	}
 	return err
 }
@@ -288,20 +283,19 @@ func (x *attachment) wait(ctx context.Context, version, ms uint64) error {
 const maxWaitMillis = 100 * 365 * 24 * 3600 * 1000
 
 // resize serves RESIZE.
-func (x *attachment) resize(ctx context.Context, size int64) (attachReply, error) {
+func (x *attachment) resize(ctx context.Context, size int64) (reply, error) {
 	switch {
 	case !x.write:
-		return attachReply{}, errs.E(errs.Access, "resize", "attached for reading only")
+		return reply{}, errs.E(errs.Access, "resize", "attached for reading only")
 	case size < 0 || size > dsm.MaxAreaSize:
-		return attachReply{}, errs.E(errs.TooLarge, "resize", "")
+		return reply{}, errs.E(errs.TooLarge, "resize", "")
 	}
-	i, err := x.conn.b.resize(ctx, dsm.Ino(x.area.id), dsm.SetAttr{Size: &size})
+	i, err := x.area.Resize(ctx, size)
 	if err != nil {
-		return attachReply{}, err
+		return reply{}, err
 	}
 	x.grew(i.Size)
-	x.conn.b.notify.attrChanged(x.area) // the mount's kernel does not know yet
-	return attachReply{arg: [4]uint64{uint64(i.Size)}}, nil
+	return reply{arg: [4]uint64{uint64(i.Size)}}, nil
 }
 
 // identity returns which file a descriptor is of.

@@ -1,4 +1,4 @@
-package fs
+package attach
 
 import (
 	"context"
@@ -41,8 +41,8 @@ func (x *attachment) onDemand(c uffd.Config) (*uffdSource, uffd.Mode, error) {
 	case err != nil:
 		return nil, 0, err
 	}
-	_ = x.conn.b.guard.Add(r) // it has said why not; the program is served all the same
-	return &uffdSource{Range: r, log: x.conn.b.log.With("path", x.path, "pid", x.conn.cred.pid)}, c.Mode, nil
+	_ = x.conn.s.guard.Add(r) // it has said why not; the program is served all the same
+	return &uffdSource{Range: r, log: x.conn.s.log.With("path", x.path, "pid", x.conn.who.pid)}, c.Mode, nil
 }
 
 // missing asks for the page at off in the goroutine that was told of the fault, as to wake another takes
@@ -52,7 +52,7 @@ func (x *attachment) missing(r *uffd.Range, off int64) {
 	f := &fault{x: x, r: r, off: off, since: time.Now()}
 	o := &x.overdue
 	o.add(f)
-	if x.area.current().BeginFault(off, func() {
+	if x.area.BeginFault(off, func() {
 		o.remove(f)
 		r.Wake(off, dsm.PageSize)
 	}) {
@@ -66,13 +66,13 @@ func (x *attachment) missing(r *uffd.Range, off int64) {
 // bring brings the page, or lets the thread have SIGBUS if it does not come in time.
 func (f *fault) bring() {
 	x, r, off := f.x, f.r, f.off
-	ctx, cancel := context.WithDeadline(x.conn.faults, f.since.Add(x.conn.b.cfg.FaultTimeout))
+	ctx, cancel := context.WithDeadline(x.conn.s.ctx, f.since.Add(x.conn.s.cfg.Timeout))
 	defer cancel()
-	err := x.area.current().Fault(ctx, off, func() { r.Wake(off, dsm.PageSize) })
+	err := x.area.Fault(ctx, off, func() { r.Wake(off, dsm.PageSize) })
 	if err == nil {
 		return
 	}
-	log := x.conn.b.log.With("path", x.path, "pid", x.conn.cred.pid, "off", off)
+	log := x.conn.s.log.With("path", x.path, "pid", x.conn.who.pid, "off", off)
 	log.Warn("a program gets SIGBUS for a page that does not come", "err", err)
 	if err := r.Poison(off, dsm.PageSize); err != nil && !errs.Is(err, errs.Closed) {
 		log.Warn("poison", "err", err)
@@ -84,7 +84,7 @@ func (f *fault) bring() {
 func (x *attachment) serve(r *mappedRange) {
 	select {
 	case <-r.watched.Unmapped():
-	case <-x.conn.faults.Done():
+	case <-x.conn.s.ctx.Done():
 	}
 	r.note()
 	x.close(r.watched)
@@ -102,10 +102,10 @@ func (x *attachment) close(r *uffd.Range) {
 		}
 	}
 	if err != nil {
-		x.conn.b.log.Warn("end of tracking", "path", x.path, "pid", x.conn.cred.pid, "err", err)
+		x.conn.s.log.Warn("end of tracking", "path", x.path, "pid", x.conn.who.pid, "err", err)
 	}
 	if x.memory != nil && err == nil { // what could not be closed the guard sees to
-		x.conn.b.guard.Remove(r)
+		x.conn.s.guard.Remove(r)
 	}
 }
 

@@ -1,4 +1,4 @@
-package fs
+package attach
 
 import (
 	"context"
@@ -24,10 +24,8 @@ func (f *faulting) Fault(_ context.Context, off int64, _ func()) error {
 func TestOverdue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		area := &faulting{served: make(chan int64, 9)}
-		x := &attachment{conn: &attachConn{b: newBridge(Config{FaultTimeout: time.Minute}), faults: t.Context()}, area: &openArea{}}
-		x.area.mu.Init("fs.openArea")
-		x.overdue.mu.Init("fs.overdue")
-		x.area.mu.area = area
+		x := &attachment{conn: &conn{s: &Server{cfg: Config{Timeout: time.Minute}, ctx: t.Context()}}, area: area}
+		x.overdue.mu.Init("attach.overdue")
 		came, gone, late := new(uffd.Range), new(uffd.Range), new(uffd.Range)
 		at := func(r *uffd.Range, off int64) *fault {
 			f := &fault{x: x, r: r, off: off, since: time.Now()}

@@ -1,4 +1,4 @@
-package fs
+package attach
 
 import (
 	"errors"
@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenAttach makes the attach socket. One that an earlier daemon of the same state
+// listen makes the attach socket. One that an earlier daemon of the same state
 // directory left, which its lock keeps for us, is replaced.
-func listenAttach(path string) (*net.UnixListener, error) {
+func listen(path string) (*net.UnixListener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
@@ -35,10 +35,10 @@ func listenAttach(path string) (*net.UnixListener, error) {
 
 // peer returns who is at the other end of the connection, and a descriptor of the
 // process, which becomes readable when it ends.
-func peer(c *net.UnixConn) (cred credentials, pidfd *os.File, err error) {
+func peer(c *net.UnixConn) (who program, pidfd *os.File, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return cred, nil, err
+		return who, nil, err
 	}
 	fd := -1
 	cerr := raw.Control(func(s uintptr) {
@@ -46,19 +46,19 @@ func peer(c *net.UnixConn) (cred credentials, pidfd *os.File, err error) {
 		if u, err = unix.GetsockoptUcred(int(s), unix.SOL_SOCKET, unix.SO_PEERCRED); err != nil {
 			return
 		}
-		cred = credentials{pid: int(u.Pid), uid: u.Uid, gid: u.Gid, groups: peerGroups(int(s))}
+		who = program{dsm.Credentials{UID: u.Uid, GID: u.Gid, Groups: peerGroups(int(s))}, int(u.Pid)}
 		fd, err = uffd.PeerPidFD(int(s))
 	})
 	if err == nil {
 		err = cerr
 	}
 	if err != nil {
-		return cred, nil, fmt.Errorf("who is it: %w", err)
+		return who, nil, fmt.Errorf("who is it: %w", err)
 	}
 	if err := unix.SetNonblock(fd, true); err != nil { // so that the runtime polls it
-		return cred, nil, errors.Join(err, unix.Close(fd))
+		return who, nil, errors.Join(err, unix.Close(fd))
 	}
-	return cred, os.NewFile(uintptr(fd), "pidfd"), nil
+	return who, os.NewFile(uintptr(fd), "pidfd"), nil
 }
 
 // peerGroups returns the supplementary groups of the program, none if the kernel

@@ -1,4 +1,4 @@
-package fs
+package attach
 
 import (
 	"bufio"
@@ -13,6 +13,29 @@ import (
 	"github.com/dsmfs/dsmfs/internal/uffd"
 	"golang.org/x/sys/unix"
 )
+
+// verbEnv makes the test binary one of the processes that a test is about; what is
+// built with -race would sleep for a second before it ends.
+const (
+	verbEnv    = "DSMFS_ATTACH_TEST_VERB"
+	noRaceWait = "GORACE=atexit_sleep_ms=0"
+)
+
+func TestMain(m *testing.M) {
+	switch verb := os.Getenv(verbEnv); verb {
+	case "":
+		os.Exit(m.Run())
+	case "guard":
+		if err := GuardMain(os.Stdin); err != nil {
+			fmt.Fprintln(os.Stderr, "guard:", err)
+			os.Exit(1)
+		}
+	case "guarded":
+		guardedMain()
+	default:
+		panic("unknown verb " + verb)
+	}
+}
 
 func guardArgv() []string {
 	return []string{"/usr/bin/env", verbEnv + "=guard", noRaceWait, os.Args[0]}
@@ -29,16 +52,16 @@ func guardedMain() {
 	c := uffd.Config{UFFD: 3, PidFD: 4, Memfd: 5, Mode: uffd.Compare, Missing: func(off int64) { fmt.Println("missing", off) }}
 	_, err := fmt.Sscan(os.Args[1], &c.Addr, &c.Length, &c.Dev, &c.Ino)
 	must(err)
-	b := newBridge(Config{GuardArgv: guardArgv(), Log: slog.New(slog.DiscardHandler)})
+	g := newGuard(guardArgv(), slog.New(slog.DiscardHandler))
 	r, err := uffd.Track(c)
 	must(err)
-	must(b.guard.Add(r))
-	fmt.Println("guard", b.guard.last.Process.Pid)
+	must(g.Add(r))
+	fmt.Println("guard", g.last.Process.Pid)
 	_, err = io.Copy(io.Discard, os.Stdin)
 	must(err)
 	must(r.Close())
-	b.guard.Remove(r)
-	b.guard.stop()
+	g.Remove(r)
+	g.stop()
 }
 
 // TestGuardProcess: a system call that waits for a missing page fails when the daemon is
@@ -66,7 +89,7 @@ func TestGuardProcess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			mem, err := unix.Mmap(int(memfd.Fd()), 0, 16*page, rw, unix.MAP_SHARED)
+			mem, err := unix.Mmap(int(memfd.Fd()), 0, 16*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 			if err != nil {
 				t.Fatal(err)
 			}

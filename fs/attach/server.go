@@ -1,15 +1,19 @@
-package fs
+// Package attach is the memory plane: it hands the working copies of areas to programs of this
+// node, which map them. It owns the socket and its connections, what each program has attached and
+// mapped, the threads that wait for pages of areas on demand (overdue.go), and the guard, a child process that keeps
+// them from reading zeroes when the daemon is killed (guard_linux.go). docs/attach.md has the protocol.
+package attach
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"sync"
 	"time"
 
-	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/fs/errno"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
@@ -17,35 +21,52 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attachServer hands the working copies of areas to programs of this node, which
+// Config is what a Server needs of the daemon.
+type Config struct {
+	Mount Mount
+	Log   *slog.Logger
+	// Socket is where programs connect.
+	Socket string
+	// GuardArgv is the command of the guard: a process that calls GuardMain.
+	GuardArgv []string
+	// Tracking is how stores are found.
+	Tracking uffd.Mode
+	// Timeout ends requests and waits for pages.
+	Timeout time.Duration
+	// Life ends when the daemon is about to end.
+	Life context.Context
+}
+
+// Server hands the working copies of areas to programs of this node, which
 // map them: the memory plane. It needs no mount. mu guards which connections there are.
-type attachServer struct {
-	b   *bridge
-	ln  *net.UnixListener
-	wg  sync.WaitGroup
-	ctx context.Context // of faults: ends when pages are fetched for nobody any more
-	end context.CancelFunc
+type Server struct {
+	cfg   Config
+	log   *slog.Logger
+	guard *guardProcess
+	ln    *net.UnixListener
+	wg    sync.WaitGroup
+	ctx   context.Context // of faults: ends when pages are fetched for nobody any more
+	end   context.CancelFunc
 
 	mu struct {
 		lockrank.Mutex
-		conns  map[*attachConn]struct{}
+		conns  map[*conn]struct{}
 		closed bool
 	}
 }
 
-// attachConn is one connection of a program.
+// conn is one connection of a program.
 //
 // mu guards the attachments; requests of one connection run at the same time.
-type attachConn struct {
-	b      *bridge
-	faults context.Context // of the server
-	conn   *net.UnixConn
-	cred   credentials
-	pidfd  *os.File
-	ctx    context.Context // ends with the connection
-	end    context.CancelFunc
-	slots  chan struct{} // one for each request that may run
-	waits  chan struct{} // and for each WAIT
+type conn struct {
+	s     *Server
+	conn  *net.UnixConn
+	who   program
+	pidfd *os.File
+	ctx   context.Context // ends with the connection
+	end   context.CancelFunc
+	slots chan struct{} // one for each request that may run
+	waits chan struct{} // and for each WAIT
 
 	mu struct {
 		lockrank.Mutex
@@ -55,51 +76,52 @@ type attachConn struct {
 }
 
 const (
-	// attachRequests is how many requests of a connection run at the same time.
-	attachRequests = 64
-	// attachWaits is how many WAITs of one do.
-	attachWaits = 1024
+	// maxRequests is how many requests of a connection run at the same time.
+	maxRequests = 64
+	// maxWaits is how many WAITs of one do.
+	maxWaits = 1024
 )
 
-var errTooMany = &errs.Error{Op: "wait", Err: fmt.Errorf("%w: more than %d at once", unix.EAGAIN, attachWaits)}
+var errTooMany = &errs.Error{Op: "wait", Err: fmt.Errorf("%w: more than %d at once", unix.EAGAIN, maxWaits)}
 
-func startAttach(b *bridge, path string) (*attachServer, error) {
-	ln, err := listenAttach(path)
+// Listen makes the socket and serves whoever connects.
+func Listen(cfg Config) (*Server, error) {
+	ln, err := listen(cfg.Socket)
 	if err != nil {
-		return nil, &errs.Error{Op: "listen for programs that attach", Path: path, Err: err}
+		return nil, &errs.Error{Op: "listen for programs that attach", Path: cfg.Socket, Err: err}
 	}
-	s := &attachServer{b: b, ln: ln}
+	s := &Server{cfg: cfg, log: cfg.Log, guard: newGuard(cfg.GuardArgv, cfg.Log), ln: ln}
 	s.ctx, s.end = context.WithCancel(context.Background())
-	s.mu.Init("fs.attachServer")
-	s.mu.conns = make(map[*attachConn]struct{})
+	s.mu.Init("attach.Server")
+	s.mu.conns = make(map[*conn]struct{})
 	s.wg.Go(s.accept)
 	return s, nil
 }
 
-func (s *attachServer) accept() {
+func (s *Server) accept() {
 	for {
 		c, err := s.ln.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil { // no descriptors left: others may end
-			s.b.log.Warn("attach: accept", "err", err)
+			s.log.Warn("attach: accept", "err", err)
 			select {
-			case <-s.b.life.Done():
+			case <-s.cfg.Life.Done():
 				return
 			case <-time.After(100 * time.Millisecond):
 			}
 			continue
 		}
-		cred, pidfd, err := peer(c)
+		who, pidfd, err := peer(c)
 		if err != nil { // it has gone again, most likely
-			s.b.log.Info("attach: connection refused", "err", err)
+			s.log.Info("attach: connection refused", "err", err)
 			_ = c.Close()
 			continue
 		}
-		a := &attachConn{b: s.b, faults: s.ctx, conn: c, cred: cred, pidfd: pidfd, slots: make(chan struct{}, attachRequests), waits: make(chan struct{}, attachWaits)}
+		a := &conn{s: s, conn: c, who: who, pidfd: pidfd, slots: make(chan struct{}, maxRequests), waits: make(chan struct{}, maxWaits)}
 		a.ctx, a.end = context.WithCancel(context.Background())
-		a.mu.Init("fs.attachConn")
+		a.mu.Init("attach.conn")
 		a.mu.attachments = make(map[uint64]*attachment)
 		s.mu.Lock()
 		refuse := s.mu.closed
@@ -117,7 +139,7 @@ func (s *attachServer) accept() {
 
 // serve reads requests until the connection or the process ends, and then ends
 // all its attachments: a child may have inherited the connection, but not the mappings.
-func (s *attachServer) serve(a *attachConn) {
+func (s *Server) serve(a *conn) {
 	var running sync.WaitGroup
 	running.Go(func() {
 		if raw, err := a.pidfd.SyscallConn(); err == nil {
@@ -125,24 +147,24 @@ func (s *attachServer) serve(a *attachConn) {
 		}
 		a.close()
 	})
-	buf := make([]byte, attachHead+maxAttachPayload+1)
+	buf := make([]byte, headSize+maxPayload+1)
 	for {
 		packet, files, err := receive(a.conn, buf)
 		if err != nil {
 			break
 		}
-		h, payload, err := decodeAttach(packet)
+		h, payload, err := decode(packet)
 		if err != nil {
 			closeAll(files)
-			s.b.log.Warn("attach: bad packet", "pid", a.cred.pid, "err", err)
+			s.log.Warn("attach: bad packet", "pid", a.who.pid, "err", err)
 			break
 		}
-		q := &attachRequest{attachHeader: h, payload: string(payload)}
+		q := &request{header: h, payload: string(payload)}
 		if len(files) > 0 {
 			if h.op != opTrack || uffd.IsUserfaultfd(int(files[0].Fd())) != nil {
 				// Closing it may wait for whoever serves it, so nobody here does.
 				go closeAll(files)
-				s.b.log.Warn("attach: a descriptor that is no userfaultfd of a TRACK", "pid", a.cred.pid)
+				s.log.Warn("attach: a descriptor that is no userfaultfd of a TRACK", "pid", a.who.pid)
 				break
 			}
 			q.file = files[0]
@@ -155,7 +177,7 @@ func (s *attachServer) serve(a *attachConn) {
 		case slots <- struct{}{}:
 		default:
 			if h.op == opWait {
-				running.Go(func() { a.reply(q, attachReply{}, errTooMany) })
+				running.Go(func() { a.reply(q, reply{}, errTooMany) })
 				continue
 			}
 			select {
@@ -180,13 +202,13 @@ func (s *attachServer) serve(a *attachConn) {
 }
 
 // close ends the connection, from any goroutine.
-func (a *attachConn) close() {
+func (a *conn) close() {
 	a.end()
 	_ = a.conn.Close() // its error is that it was closed
 }
 
-// close ends all attachments and returns when their stores are taken note of.
-func (s *attachServer) close() {
+// Close ends all attachments and returns when their stores are taken note of.
+func (s *Server) Close() {
 	_ = s.ln.Close() // removes the socket; nobody could do anything about an error
 	s.mu.Lock()
 	s.mu.closed = true
@@ -198,15 +220,15 @@ func (s *attachServer) close() {
 	s.wg.Wait()
 }
 
-// attachRequest is one request.
-type attachRequest struct {
-	attachHeader
+// request is one request.
+type request struct {
+	header
 	payload string
 	file    *os.File // that came with it; whoever takes it sets nil
 }
 
-// attachReply is the answer to one.
-type attachReply struct {
+// reply is the answer to one.
+type reply struct {
 	attachment uint64
 	arg        [4]uint64
 	payload    string
@@ -214,7 +236,7 @@ type attachReply struct {
 }
 
 // answer serves one request.
-func (a *attachConn) answer(q *attachRequest) {
+func (a *conn) answer(q *request) {
 	r, err := a.serve(q)
 	if q.file != nil {
 		_ = q.file.Close() // nothing was written to it
@@ -223,18 +245,18 @@ func (a *attachConn) answer(q *attachRequest) {
 }
 
 // reply sends the answer.
-func (a *attachConn) reply(q *attachRequest, r attachReply, err error) {
-	h := attachHeader{op: q.op, tag: q.tag, attachment: q.attachment}
+func (a *conn) reply(q *request, r reply, err error) {
+	h := header{op: q.op, tag: q.tag, attachment: q.attachment}
 	if err != nil {
-		h.errno = attachErrno(err)
+		h.errno = errnoOf(err)
 		r.payload = err.Error()
-		a.b.log.Info("attach", "pid", a.cred.pid, "op", q.op, "err", err)
+		a.s.log.Info("attach", "pid", a.who.pid, "op", q.op, "err", err)
 	}
 	if r.attachment != 0 {
 		h.attachment = r.attachment
 	}
 	h.arg = r.arg
-	packet := h.encode([]byte(r.payload[:min(len(r.payload), maxAttachPayload)]))
+	packet := h.encode([]byte(r.payload[:min(len(r.payload), maxPayload)]))
 	err = transmit(a.conn, packet, r.file) // a packet is sent as a whole, whoever else sends
 	if r.file != nil {
 		_ = r.file.Close() // the program has its own now
@@ -244,8 +266,8 @@ func (a *attachConn) reply(q *attachRequest, r attachReply, err error) {
 	}
 }
 
-// attachErrno is errno, but where the memory plane tells programs more than a mount can.
-func attachErrno(err error) unix.Errno {
+// errnoOf is errno, but where the memory plane tells programs more than a mount can.
+func errnoOf(err error) unix.Errno {
 	switch errs.KindOf(err) {
 	case errs.Timeout, errs.Unavailable:
 		return unix.ETIMEDOUT
@@ -257,8 +279,8 @@ func attachErrno(err error) unix.Errno {
 	return errno.Of(err)
 }
 
-func (a *attachConn) serve(q *attachRequest) (attachReply, error) {
-	ctx, cancel := context.WithTimeout(a.ctx, a.b.cfg.FaultTimeout)
+func (a *conn) serve(q *request) (reply, error) {
+	ctx, cancel := context.WithTimeout(a.ctx, a.s.cfg.Timeout)
 	defer cancel()
 	switch q.op {
 	case opAttach:
@@ -268,35 +290,35 @@ func (a *attachConn) serve(q *attachRequest) (attachReply, error) {
 	}
 	x, err := a.find(q.attachment)
 	if err != nil {
-		return attachReply{}, err
+		return reply{}, err
 	}
 	switch q.op {
 	case opTrack:
 		return x.track(q)
 	case opUntrack:
-		return attachReply{}, x.untrack(q.arg[0], q.arg[1])
+		return reply{}, x.untrack(q.arg[0], q.arg[1])
 	case opPublish:
-		err = x.publish(ctx)
+		err = x.area.Publish(ctx)
 	case opAcquire:
-		err = x.area.current().Acquire(ctx, x.write)
+		err = x.area.Acquire(ctx, x.write)
 	case opSync:
-		err = x.sync(ctx)
+		err = x.area.Sync(ctx, x.write)
 	case opWait:
 		err = x.wait(a.ctx, q.arg[0], q.arg[1])
 	case opStats:
-		return attachReply{payload: control.FlatKeyed(a.b.areaStats(x.area))}, nil
+		return reply{payload: x.area.Stats()}, nil
 	case opDetach:
-		return attachReply{}, a.detach(x)
+		return reply{}, a.detach(x)
 	case opResize:
 		return x.resize(ctx, int64(q.arg[0]))
 	default:
-		return attachReply{}, errs.E(errs.Invalid, "attach", "unknown request %d", q.op)
+		return reply{}, errs.E(errs.Invalid, "attach", "unknown request %d", q.op)
 	}
-	return attachReply{arg: [4]uint64{uint64(x.area.current().Version())}}, err
+	return reply{arg: [4]uint64{uint64(x.area.Version())}}, err
 }
 
 // find returns an attachment by its number.
-func (a *attachConn) find(id uint64) (*attachment, error) {
+func (a *conn) find(id uint64) (*attachment, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if x := a.mu.attachments[id]; x != nil {
@@ -306,7 +328,7 @@ func (a *attachConn) find(id uint64) (*attachment, error) {
 }
 
 // detach ends one attachment.
-func (a *attachConn) detach(x *attachment) error {
+func (a *conn) detach(x *attachment) error {
 	a.mu.Lock()
 	_, ok := a.mu.attachments[x.id]
 	delete(a.mu.attachments, x.id)
@@ -318,7 +340,7 @@ func (a *attachConn) detach(x *attachment) error {
 	return nil
 }
 
-func (a *attachConn) detachAll() {
+func (a *conn) detachAll() {
 	for {
 		a.mu.Lock()
 		var x *attachment
@@ -332,3 +354,6 @@ func (a *attachConn) detachAll() {
 		_ = a.detach(x) // it is there
 	}
 }
+
+// EndGuard ends the guard, when nobody waits for pages any more, and waits for it.
+func (s *Server) EndGuard() { s.guard.stop() }

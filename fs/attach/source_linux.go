@@ -1,4 +1,4 @@
-package fs
+package attach
 
 import (
 	"errors"
@@ -48,7 +48,7 @@ func (x *attachment) wantsUffd() uint64 {
 	switch {
 	case x.memory != nil:
 		return wantsUffd | hasHoles
-	case x.conn.b.cfg.Tracking == uffd.Compare:
+	case x.conn.s.cfg.Tracking == uffd.Compare:
 		return wantsNone
 	}
 	return wantsUffd
@@ -58,7 +58,7 @@ func (x *attachment) wantsUffd() uint64 {
 // daemon may not look into the program, which the program cannot help, comparing has to
 // do: then there is no source.
 func (x *attachment) source(file *os.File, addr, n uint64, off int64) (*uffdSource, uffd.Mode, error) {
-	mode := x.conn.b.cfg.Tracking
+	mode := x.conn.s.cfg.Tracking
 	if !x.write {
 		mode = uffd.Compare
 	}
@@ -97,10 +97,10 @@ func (x *attachment) source(file *os.File, addr, n uint64, off int64) (*uffdSour
 	r, err := uffd.Track(c)
 	switch {
 	case errs.Is(err, errs.Access), errs.Is(err, errs.Unsupported):
-		x.conn.b.log.Warn("stores of a program are found by comparing", "path", x.path, "pid", x.conn.cred.pid, "err", err)
+		x.conn.s.log.Warn("stores of a program are found by comparing", "path", x.path, "pid", x.conn.who.pid, "err", err)
 		return nil, uffd.Compare, nil
 	case err != nil:
 		return nil, 0, err
 	}
-	return &uffdSource{Range: r, log: x.conn.b.log.With("path", x.path, "pid", x.conn.cred.pid)}, mode, nil
+	return &uffdSource{Range: r, log: x.conn.s.log.With("path", x.path, "pid", x.conn.who.pid)}, mode, nil
 }

@@ -1,0 +1,90 @@
+package fs
+
+import (
+	"context"
+	"syscall"
+
+	"github.com/dsmfs/dsmfs/fs/attach"
+	"github.com/dsmfs/dsmfs/fs/control"
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// attachMount is what package attach sees of the filesystem.
+type attachMount struct {
+	Names
+	b *bridge
+}
+
+var _ attach.Mount = attachMount{}
+
+// startAttach serves programs that attach.
+func (b *bridge) startAttach() (*attach.Server, error) {
+	return attach.Listen(attach.Config{
+		Mount: attachMount{b.cfg.Names, b}, Log: b.log, Socket: b.cfg.AttachSocket, GuardArgv: b.cfg.GuardArgv,
+		Tracking: b.cfg.Tracking, Timeout: b.cfg.FaultTimeout, Life: b.life,
+	})
+}
+
+func (m attachMount) Create(ctx context.Context, who *dsm.Credentials, dir dsm.Inode, name string, n dsm.Inode, settings []dsm.Setting) (dsm.Inode, error) {
+	if dir.Ino == dsm.RootIno && name == control.Name {
+		return dsm.Inode{}, errs.E(errs.Permission, "create", "/%s is where the control files are", name)
+	}
+	n = owned(n, dir, who.UID, who.GID)
+	if who.UID != 0 && !who.In(n.GID) { // the kernel does this for a mount
+		n.Perm &^= syscall.S_ISGID
+	}
+	return m.b.withRoom(ctx, func() (dsm.Inode, error) {
+		return m.Names.Create(ctx, dir.Ino, name, n, false, settings...)
+	})
+}
+
+func (attachMount) CheckSetting(key string) error { return checkSetting(key) }
+
+func (m attachMount) IsOpen(ino dsm.Ino) bool {
+	a := m.b.opens.find(dsm.AreaID(ino))
+	return a != nil && a.handles() > 0
+}
+
+func (m attachMount) Open(ctx context.Context, ino dsm.Ino, write bool) (attach.Area, error) {
+	a, err := m.b.opens.attach(ctx, ino, write)
+	if err != nil {
+		return nil, err
+	}
+	return attachedArea{a.current(), m.b, a}, nil
+}
+
+func (m attachMount) Release(f func())    { m.b.releases.run(f) }
+func (m attachMount) Background(f func()) { m.b.background.run(f) }
+
+func (m attachMount) Lasting() (context.Context, context.CancelFunc) { return m.b.lasting() }
+
+// attachedArea is an area that a program has attached.
+type attachedArea struct {
+	Area // the same as long as the program has it open
+	b    *bridge
+	a    *openArea
+}
+
+func (x attachedArea) Close(write bool) { x.b.opens.detach(x.a, write) }
+
+func (x attachedArea) Size() int64 {
+	size, _ := x.a.noted()
+	return size
+}
+
+func (x attachedArea) Resize(ctx context.Context, size int64) (dsm.Inode, error) {
+	i, err := x.b.resize(ctx, dsm.Ino(x.a.id), dsm.SetAttr{Size: &size})
+	if err == nil {
+		x.b.notify.attrChanged(x.a) // the mount's kernel does not know yet
+	}
+	return i, err
+}
+
+func (x attachedArea) Publish(ctx context.Context) error          { return x.b.publish(ctx, x.a) }
+func (x attachedArea) Sync(ctx context.Context, write bool) error { return x.b.sync(ctx, x.a, write) }
+func (x attachedArea) Stats() string                              { return control.FlatKeyed(x.b.areaStats(x.a)) }
+
+func (x attachedArea) Track(source attach.Source, off, n int64) (stop func()) {
+	return x.Area.Track(source, off, n)
+}

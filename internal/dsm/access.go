@@ -1,0 +1,35 @@
+package dsm
+
+import "slices"
+
+// Credentials say on whose behalf something is asked for.
+type Credentials struct {
+	UID, GID uint32
+	Groups   []uint32 // the supplementary ones
+}
+
+// Bits of what is asked for, as in a mode.
+const (
+	MayRead   = 4
+	MayWrite  = 2
+	MaySearch = 1
+)
+
+// May reports whether owner, group and mode of the inode allow all of want.
+func (c *Credentials) May(i Inode, want uint32) bool {
+	perm := i.Perm
+	switch {
+	case c.UID == 0:
+		return true
+	case c.UID == i.UID:
+		perm >>= 6
+	case c.In(i.GID):
+		perm >>= 3
+	}
+	return perm&want == want
+}
+
+// In reports whether the group is one of theirs.
+func (c *Credentials) In(group uint32) bool {
+	return c.GID == group || slices.Contains(c.Groups, group)
+}
