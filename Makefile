@@ -3,6 +3,8 @@
 # make demo    trains a classifier on three mounts of this machine
 # make bench   measures against yardsticks of the same machine
 # make fuzz    every fuzz target for a while; FUZZTIME=20s
+# make install the program, its mount helper, manual, completions and systemd unit: PREFIX=/usr/local, DESTDIR=
+# make uninstall  removes what install has put there
 # make clean   removes what the others made here
 
 SHELL := bash
@@ -90,6 +92,46 @@ bench: deps build
 .PHONY: fuzz
 fuzz:
 	@scripts/fuzz.sh $(FUZZTIME)
+
+# mount(8) looks for helpers in /sbin alone, so that does not follow PREFIX.
+PREFIX ?= /usr/local
+DESTDIR ?=
+HELPERDIR ?= /sbin
+BINARY ?= bin/dsmfs
+
+PROGRAM = $(PREFIX)/bin/dsmfs
+HELPER = $(HELPERDIR)/mount.dsmfs
+HEADER = $(PREFIX)/include/dsmfs.h
+MANUAL = $(PREFIX)/share/man/man8/dsmfs.8
+HELPERMANUAL = $(PREFIX)/share/man/man8/mount.dsmfs.8
+LICENSECOPY = $(PREFIX)/share/doc/dsmfs/LICENSE
+BASHSCRIPT = $(PREFIX)/share/bash-completion/completions/dsmfs
+ZSHSCRIPT = $(PREFIX)/share/zsh/site-functions/_dsmfs
+FISHSCRIPT = $(PREFIX)/share/fish/vendor_completions.d/dsmfs.fish
+UNIT = $(PREFIX)/lib/systemd/system/dsmfs@.service
+INSTALLED = $(PROGRAM) $(HELPER) $(HEADER) $(MANUAL) $(HELPERMANUAL) $(LICENSECOPY) $(BASHSCRIPT) $(ZSHSCRIPT) $(FISHSCRIPT) $(UNIT)
+PUT = install -D -m 644
+
+# What is built is installed as it is: root need not have Go.
+.PHONY: install
+install:
+	@test -x $(BINARY) || $(MAKE) build
+	@install -D -m 755 $(BINARY) '$(DESTDIR)$(PROGRAM)'
+	@mkdir -p '$(DESTDIR)$(HELPERDIR)'
+	@ln -sf '$(PROGRAM)' '$(DESTDIR)$(HELPER)'
+	@$(PUT) include/dsmfs.h '$(DESTDIR)$(HEADER)'
+	@$(PUT) LICENSE '$(DESTDIR)$(LICENSECOPY)'
+	@$(BINARY) manual | $(PUT) /dev/stdin '$(DESTDIR)$(MANUAL)'
+	@echo '.so man8/dsmfs.8' | $(PUT) /dev/stdin '$(DESTDIR)$(HELPERMANUAL)'
+	@$(BINARY) completion bash | $(PUT) /dev/stdin '$(DESTDIR)$(BASHSCRIPT)'
+	@$(BINARY) completion zsh | $(PUT) /dev/stdin '$(DESTDIR)$(ZSHSCRIPT)'
+	@$(BINARY) completion fish | $(PUT) /dev/stdin '$(DESTDIR)$(FISHSCRIPT)'
+	@sed 's|@PROGRAM@|$(PROGRAM)|' scripts/dsmfs@.service | $(PUT) /dev/stdin '$(DESTDIR)$(UNIT)'
+
+.PHONY: uninstall
+uninstall:
+	@rm -f $(foreach f,$(INSTALLED),'$(DESTDIR)$(f)')
+	@rmdir '$(DESTDIR)$(dir $(LICENSECOPY))' 2>/dev/null || true
 
 .PHONY: clean
 clean:

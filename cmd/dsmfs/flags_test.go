@@ -76,7 +76,7 @@ func TestAddresses(t *testing.T) {
 
 func parsed(t *testing.T, args ...string) mountConfig {
 	t.Helper()
-	c, err := parseMount(&program{nil, new(bytes.Buffer), new(bytes.Buffer)}, args)
+	c, err := parseMount(&program{out: new(bytes.Buffer), err: new(bytes.Buffer)}, args)
 	if err != nil {
 		t.Fatalf("mount %v: %v", args, err)
 	}
@@ -107,7 +107,7 @@ func TestOptionsEqualFlags(t *testing.T) {
 }
 
 func TestMountHelper(t *testing.T) {
-	p := &program{nil, new(bytes.Buffer), new(bytes.Buffer)}
+	p := &program{out: new(bytes.Buffer), err: new(bytes.Buffer)}
 	for _, args := range [][]string{
 		{"mount.dsmfs", "dsmfs", "/mnt", "-f", "-o", "rw,memory=64M"},
 		{"/sbin/mount.dsmfs", "127.0.0.1:99", "/mnt", "-sfnv", "-t", "dsmfs", "-o", "rw"},

@@ -61,7 +61,7 @@ func helpVerb(p *program, args []string) error {
 		"verbs:\n")
 	for _, v := range verbs() {
 		if v.summary != "" {
-			fmt.Fprintf(p.out, "  %-8s %-22s %s\n", v.name, v.args, v.summary)
+			fmt.Fprintf(p.out, "  %-10s %-26s %s\n", v.name, v.args, v.summary)
 		}
 	}
 	fmt.Fprint(p.out, "\ndsmfs help VERB lists the flags of a verb.\n\nexit codes:\n")

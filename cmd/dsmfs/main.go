@@ -15,6 +15,7 @@ import (
 type program struct {
 	in       io.Reader
 	out, err io.Writer
+	table    **pflag.FlagSet // unless nil gets the flags of the verb that is run; see verb.flags
 }
 
 // verb is one subcommand.
@@ -23,6 +24,16 @@ type verb struct {
 	args    string // of the usage line
 	summary string // one line; empty: hidden
 	run     func(p *program, args []string) error
+}
+
+// flags returns the flags of the verb, as its own code declares them before it looks at any argument.
+func (v verb) flags() (*pflag.FlagSet, error) {
+	var table *pflag.FlagSet
+	p := &program{out: io.Discard, err: io.Discard, table: &table}
+	if err := v.run(p, []string{"--help"}); !errors.Is(err, pflag.ErrHelp) {
+		return nil, fmt.Errorf("the flags of %s: %w", v.name, err)
+	}
+	return table, nil
 }
 
 // verbs returns the subcommands in the order help lists them.
@@ -37,6 +48,8 @@ func verbs() []verb {
 		{"dev", "--nodes N DIR [flags]", "a cluster of N nodes on this machine, mounted at DIR/node1 ...", devVerb},
 		{"doctor", "", "what this machine can do, and what is missing", doctorVerb},
 		{"version", "", "the version of the program", versionVerb},
+		{"completion", "bash|zsh|fish", "a script that lets a shell complete command lines", completionVerb},
+		{"manual", "", "the manual page, for man -l -", manualVerb},
 		{"help", "[VERB]", "this text, or that of a verb", helpVerb},
 		{harvestVerbName, "", "", harvestVerb},
 		{guardVerbName, "", "", guardVerb},
@@ -44,7 +57,7 @@ func verbs() []verb {
 }
 
 func main() {
-	p := &program{os.Stdin, os.Stdout, os.Stderr}
+	p := &program{in: os.Stdin, out: os.Stdout, err: os.Stderr}
 	os.Exit(int(p.main(os.Args)))
 }
 
@@ -88,6 +101,9 @@ func (p *program) flags(name string) *pflag.FlagSet {
 	f := pflag.NewFlagSet(name, pflag.ContinueOnError)
 	f.SortFlags = false
 	f.SetOutput(p.err)
+	if p.table != nil {
+		*p.table = f
+	}
 	f.Usage = func() {
 		for _, v := range verbs() {
 			if v.name == name {

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 // cli runs a command line in this process.
 func cli(args ...string) (code exitCode, out, errOut string) {
 	var o, e bytes.Buffer
-	p := &program{strings.NewReader(""), &o, &e}
+	p := &program{in: strings.NewReader(""), out: &o, err: &e}
 	code = p.main(append([]string{"dsmfs"}, args...))
 	return code, o.String(), e.String()
 }
@@ -160,7 +160,7 @@ func TestBackgroundShowsACrash(t *testing.T) {
 func TestSuperviseForwards(t *testing.T) {
 	t.Setenv(actVariable, "dsmfs")
 	var o, e bytes.Buffer
-	p := &program{nil, &o, &e}
+	p := &program{out: &o, err: &e}
 	if err := p.supervise("/mnt", time.Minute, "version"); err != nil || !strings.HasPrefix(o.String(), "dsmfs ") {
 		t.Errorf("%v, printed %q", err, o.String())
 	}
@@ -171,7 +171,7 @@ func TestSuperviseForwards(t *testing.T) {
 
 func TestSuperviseGivesUp(t *testing.T) {
 	t.Setenv(actVariable, "hang")
-	p := &program{nil, new(bytes.Buffer), new(bytes.Buffer)}
+	p := &program{out: new(bytes.Buffer), err: new(bytes.Buffer)}
 	err := p.supervise("/mnt/x", time.Millisecond, "version")
 	if codeOf(err) != exitSilent || !strings.Contains(err.Error(), "umount --force /mnt/x") {
 		t.Errorf("%v", err)

@@ -38,7 +38,11 @@ func mountVerb(p *program, args []string) error {
 	if err != nil {
 		return err
 	}
-	err = runMount(p, c, parent)
+	service, err := newService()
+	if err != nil {
+		return err
+	}
+	err = runMount(p, c, parent, service)
 	if err != nil && parent.tell(news{Error: err.Error(), Code: codeOf(err)}) {
 		return &exitError{codeOf(err), errPrinted} // the parent prints it
 	}
@@ -47,7 +51,7 @@ func mountVerb(p *program, args []string) error {
 
 // runMount is the life of a daemon: it takes what the mount needs, in the order
 // of what is cheapest to refuse, serves until it is told to end, and gives all back.
-func runMount(p *program, c mountConfig, parent *reporter) error {
+func runMount(p *program, c mountConfig, parent *reporter, service *service) error {
 	stop := make(chan os.Signal, 2)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
@@ -62,14 +66,14 @@ func runMount(p *program, c mountConfig, parent *reporter) error {
 	}
 	c.state = st.dir
 	if err = st.note(c.noMount, made); err == nil {
-		err = serveMount(p, c, st, parent, stop)
+		err = serveMount(p, c, st, parent, service, stop)
 	}
 	st.close() // not deferred: after a crash the log in it is what there is to look at
 	return err
 }
 
 // serveMount is runMount once the state is taken.
-func serveMount(p *program, c mountConfig, st *state, parent *reporter, stop chan os.Signal) error {
+func serveMount(p *program, c mountConfig, st *state, parent *reporter, service *service, stop chan os.Signal) error {
 	out, err := openLog(p, &c, st)
 	if err != nil {
 		return err
@@ -109,6 +113,9 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, stop cha
 	err = st.write(addrFile, n.self.Addr)
 	if err == nil {
 		parent.tell(news{Ready: true, Addr: n.self.Addr})
+		if serr := service.tell("READY=1\nSTATUS=serving " + c.point + " at " + n.self.Addr); serr != nil {
+			log.Warn("the service manager cannot be told", "err", serr)
+		}
 		what := "mounted"
 		if c.noMount {
 			what = "ready, without a mount"
@@ -121,6 +128,7 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, stop cha
 			log.Info("unmounted by somebody else")
 		}
 	}
+	_ = service.tell("STOPPING=1\nSTATUS=publishing and leaving the cluster") // one that is gone does not wait
 	ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)
 	defer cancel()
 	if serr := n.stop(ctx, stop); serr != nil {

@@ -54,12 +54,12 @@ func registerMountFlags(f *pflag.FlagSet, c *mountConfig) {
 	f.StringVar(&c.advertise, "advertise", "", "`HOST[:PORT]` at which other nodes reach this one, if not that of --listen")
 	f.BoolVar(&c.insecure, "insecure", false, "talk to other machines without encryption or authentication")
 	f.StringVar(&c.name, "name", "", "`NAME` of the node; default: that of the machine, and the port if it is another than "+defaultPort)
-	f.Var(&c.memory, "memory", "bytes of files that this node can hold: all full files and its part of the demand files; up to twice that is used")
-	f.StringVar(&c.state, "state", "", "`DIR` for the lock, process id and log of this mount; default: "+stateBase()+"/NAME-OF-MNT")
+	f.Var(&c.memory, "memory", "bytes of files that this node can hold: all full files and its part of the demand files; up to twice that is used; a quarter of what there is unless set")
+	f.StringVar(&c.state, "state", "", "`DIR` for the lock, process id and socket of this mount; default: /run/dsmfs/NAME-OF-MNT, without root below $XDG_RUNTIME_DIR")
 	f.DurationVar(&c.timeout, "fault-timeout", 30*time.Second, "end accesses that wait for other nodes after this")
-	f.StringVar(&c.tracking, "tracking", "auto", "how stores of attached programs are found: auto, async, sync or compare; see dsmfs doctor")
-	f.StringVar(&c.passthrough, "passthrough", "auto", "let programs have the memory of files with user.dsm.access=direct: auto, where it works, or off; see dsmfs doctor")
-	f.StringVar(&c.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&c.tracking, "tracking", "auto", "`WAY` in which stores of attached programs are found: auto, async, sync or compare; see dsmfs doctor")
+	f.StringVar(&c.passthrough, "passthrough", "auto", "`WHEN` to let programs have the memory of files with user.dsm.access=direct: auto, where it works, or off; see dsmfs doctor")
+	f.StringVar(&c.logLevel, "log-level", "info", "`LEVEL`: debug, info, warn or error")
 	f.StringVar(&c.logFile, "log-file", "", "`FILE` to append the log to; default: DIR/log of --state, with -f standard error")
 	f.BoolVar(&c.allowOther, "allow-other", os.Geteuid() == 0, "let other users in, as far as owner and mode of the files allow")
 	f.BoolVar(&c.noMount, "no-mount", false, "mount nothing: programs attach at DIR/attach of --state; MNT, which need not exist, only names the node")
@@ -167,7 +167,7 @@ func (c *mountConfig) check() error {
 	if _, _, err := c.trackingMode(); err != nil {
 		return fail(exitUsage, "--tracking: %w", err)
 	}
-	if !slices.Contains([]string{"auto", "off"}, c.passthrough) {
+	if !slices.Contains(flagValues["passthrough"], c.passthrough) {
 		return fail(exitUsage, "--passthrough %q: want auto or off", c.passthrough)
 	}
 	if _, err := parseLevel(c.logLevel); err != nil {
@@ -211,7 +211,7 @@ func (c *mountConfig) openCommand() string {
 // parseLevel reads a level of the log.
 func parseLevel(s string) (slog.Level, error) {
 	var l slog.Level
-	if !slices.Contains([]string{"debug", "info", "warn", "error"}, s) {
+	if !slices.Contains(flagValues["log-level"], s) {
 		return 0, fail(exitUsage, "--log-level %q: want debug, info, warn or error", s)
 	}
 	if err := l.UnmarshalText([]byte(s)); err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -24,7 +25,7 @@ func (p *program) report(name string, args []string, look func(point string) (re
 	if err := parse(f, args, 0, 1, "[MNT] [flags]"); err != nil {
 		return err
 	}
-	if *output != "text" && *output != "json" {
+	if !slices.Contains(flagValues["output"], *output) {
 		return fail(exitUsage, "%s: --output %q: want text or json", name, *output)
 	}
 	m, err := findMount(f.Arg(0))

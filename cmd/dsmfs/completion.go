@@ -1,0 +1,284 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// flagValues are what a flag takes if that is one of a few words; no two verbs differ in it.
+var flagValues = map[string][]string{
+	"output":      {"text", "json"},
+	"log-level":   {"debug", "info", "warn", "error"},
+	"tracking":    {"auto", "async", "sync", "compare"},
+	"passthrough": {"auto", "off"},
+}
+
+// kind is what stands at a place of a command line, as far as a shell can complete it.
+type kind int
+
+const (
+	anything kind = iota
+	someWords
+	directory
+	anyFile
+	mountPoint
+	aProgram
+)
+
+// argument is what a flag or a verb takes.
+type argument struct {
+	kind  kind
+	words []string
+}
+
+// argumentOf returns what the verb takes besides flags.
+func argumentOf(v verb) argument {
+	switch v.name {
+	case "mount", "dev":
+		return argument{kind: directory}
+	case "umount":
+		return argument{kind: mountPoint}
+	case "status", "members", "areas":
+		return argument{kind: mountPoint}
+	case "run":
+		return argument{kind: aProgram}
+	case "help":
+		return argument{someWords, verbNames()}
+	case "completion":
+		return argument{someWords, shells}
+	}
+	return argument{}
+}
+
+// valueOf returns what a flag takes.
+func valueOf(f *pflag.Flag) argument {
+	what, _ := pflag.UnquoteUsage(f)
+	switch {
+	case flagValues[f.Name] != nil:
+		return argument{someWords, flagValues[f.Name]}
+	case what == "DIR":
+		return argument{kind: directory}
+	case what == "FILE":
+		return argument{kind: anyFile}
+	}
+	return argument{}
+}
+
+func verbNames() []string {
+	var names []string
+	for _, v := range shown() {
+		names = append(names, v.name)
+	}
+	return names
+}
+
+// shown are the verbs that help lists.
+func shown() []verb {
+	return slices.DeleteFunc(verbs(), func(v verb) bool { return v.summary == "" })
+}
+
+// shells are those that there is a script for.
+var shells = []string{"bash", "zsh", "fish"}
+
+func completionVerb(p *program, args []string) error {
+	f := p.flags("completion")
+	if err := parse(f, args, 1, 1, "bash|zsh|fish"); err != nil {
+		return err
+	}
+	write := map[string]func(*strings.Builder) error{"bash": completeBash, "zsh": completeZsh, "fish": completeFish}[f.Arg(0)]
+	if write == nil {
+		return fail(exitUsage, "completion: unknown shell %q: want one of %s", f.Arg(0), strings.Join(shells, " "))
+	}
+	var b strings.Builder
+	if err := write(&b); err != nil {
+		return err
+	}
+	_, err := fmt.Fprint(p.out, b.String())
+	return err
+}
+
+// eachFlag calls do for every flag that help shows.
+func eachFlag(v verb, do func(f *pflag.Flag)) error {
+	table, err := v.flags()
+	if err != nil {
+		return err
+	}
+	table.VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			do(f)
+		}
+	})
+	return nil
+}
+
+// takesValue reports whether the next word belongs to the flag.
+func takesValue(f *pflag.Flag) bool { return f.NoOptDefVal == "" }
+
+// listMounts is a command that prints the mount points without touching one.
+const listMounts = `awk '/ - fuse\.dsmfs / { print $5 }' /proc/self/mountinfo`
+
+// completeBash writes the script for bash.
+func completeBash(b *strings.Builder) error {
+	of := func(a argument) string {
+		switch a.kind {
+		case someWords:
+			return `-W "` + strings.Join(a.words, " ") + `"`
+		case directory:
+			return "-d"
+		case anyFile:
+			return "-f"
+		case mountPoint:
+			return `-W "$(` + listMounts + `)"`
+		case aProgram:
+			return "-c"
+		}
+		return ""
+	}
+	b.WriteString(`# bash completion of dsmfs; made by dsmfs completion bash
+_dsmfs() {
+    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} verb=${COMP_WORDS[1]}
+    COMPREPLY=()
+    if [ "$COMP_CWORD" = 1 ]; then
+        COMPREPLY=($(compgen -W "` + strings.Join(verbNames(), " ") + `" -- "$cur"))
+        return
+    fi
+    case $verb in
+`)
+	for _, v := range shown() {
+		fmt.Fprintf(b, "    %s)\n        case $prev in\n", v.name)
+		var flags []string
+		err := eachFlag(v, func(f *pflag.Flag) {
+			names := "--" + f.Name
+			flags = append(flags, names)
+			if f.Shorthand != "" {
+				names += " | -" + f.Shorthand
+			}
+			if takesValue(f) {
+				values := ":"
+				if how := of(valueOf(f)); how != "" {
+					values = "COMPREPLY=($(compgen " + how + ` -- "$cur"))`
+				}
+				fmt.Fprintf(b, "        %s) %s; return ;;\n", names, values)
+			}
+		})
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(b, "        esac\n        case $cur in\n        -*) COMPREPLY=($(compgen -W %q -- \"$cur\")); return ;;\n        esac\n", strings.Join(flags, " "))
+		if how := of(argumentOf(v)); how != "" {
+			fmt.Fprintf(b, "        COMPREPLY=($(compgen %s -- \"$cur\"))\n", how)
+		}
+		b.WriteString("        ;;\n")
+	}
+	b.WriteString("    esac\n}\ncomplete -o filenames -F _dsmfs dsmfs\n")
+	return nil
+}
+
+// completeZsh writes the script for zsh.
+func completeZsh(b *strings.Builder) error {
+	plain := strings.NewReplacer("'", `'\''`, "[", `\[`, "]", `\]`, ":", `\:`).Replace
+	of := func(a argument) string {
+		switch a.kind {
+		case someWords:
+			return "(" + strings.Join(a.words, " ") + ")"
+		case directory:
+			return "_directories"
+		case anyFile:
+			return "_files"
+		case mountPoint:
+			return "_dsmfs_mounts"
+		case aProgram:
+			return "_command_names -e"
+		}
+		return ""
+	}
+	b.WriteString("#compdef dsmfs\n# made by dsmfs completion zsh\n" +
+		"_dsmfs_mounts() {\n    local -a points=(${(f)\"$(" + listMounts + ")\"})\n    compadd -a points\n}\n" +
+		"_dsmfs() {\n    local -a verbs=(\n")
+	for _, v := range shown() {
+		fmt.Fprintf(b, "        '%s:%s'\n", v.name, plain(v.summary))
+	}
+	b.WriteString("    )\n    if (( CURRENT == 2 )); then\n        _describe verb verbs\n        return\n    fi\n" +
+		"    local verb=$words[2]\n    shift words\n    (( CURRENT-- ))\n    case $verb in\n")
+	for _, v := range shown() {
+		fmt.Fprintf(b, "    %s)\n        _arguments -s", v.name)
+		err := eachFlag(v, func(f *pflag.Flag) {
+			what, usage := pflag.UnquoteUsage(f)
+			value := ""
+			if takesValue(f) {
+				value = ":" + plain(what) + ":" + of(valueOf(f))
+			}
+			many := ""
+			if strings.HasSuffix(f.Value.Type(), "Array") {
+				many = "*"
+			}
+			fmt.Fprintf(b, " \\\n            '%s--%s[%s]%s'", many, f.Name, plain(usage), value)
+			if f.Shorthand != "" {
+				fmt.Fprintf(b, " \\\n            '%s-%s[%s]%s'", many, f.Shorthand, plain(usage), value)
+			}
+		})
+		if err != nil {
+			return err
+		}
+		if how := of(argumentOf(v)); how != "" {
+			fmt.Fprintf(b, " \\\n            '*: :%s'", how)
+		}
+		b.WriteString("\n        ;;\n")
+	}
+	b.WriteString("    esac\n}\n_dsmfs \"$@\"\n")
+	return nil
+}
+
+// completeFish writes the script for fish.
+func completeFish(b *strings.Builder) error {
+	quote := func(s string) string {
+		return "'" + strings.NewReplacer(`\`, `\\`, "'", `\'`).Replace(s) + "'"
+	}
+	of := func(a argument) string {
+		switch a.kind {
+		case someWords:
+			return " -x -a " + quote(strings.Join(a.words, " "))
+		case directory:
+			return " -x -a '(__fish_complete_directories)'"
+		case anyFile:
+			return " -r -F"
+		case mountPoint:
+			return " -x -a " + quote("("+listMounts+")")
+		case aProgram:
+			return " -x -a '(__fish_complete_command)'"
+		}
+		return ""
+	}
+	b.WriteString("# fish completion of dsmfs; made by dsmfs completion fish\ncomplete -c dsmfs -f\n")
+	for _, v := range shown() {
+		fmt.Fprintf(b, "complete -c dsmfs -n __fish_use_subcommand -a %s -d %s\n", v.name, quote(v.summary))
+	}
+	for _, v := range shown() {
+		head := "complete -c dsmfs -n '__fish_seen_subcommand_from " + v.name + "'"
+		if how := of(argumentOf(v)); how != "" {
+			b.WriteString(head + how + "\n")
+		}
+		err := eachFlag(v, func(f *pflag.Flag) {
+			_, usage := pflag.UnquoteUsage(f)
+			line := head + " -l " + f.Name
+			if f.Shorthand != "" {
+				line += " -s " + f.Shorthand
+			}
+			if takesValue(f) {
+				how := of(valueOf(f))
+				if how == "" {
+					how = " -x"
+				}
+				line += how
+			}
+			b.WriteString(line + " -d " + quote(usage) + "\n")
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
