@@ -30,6 +30,7 @@ from ._errors import (
 )
 from ._filesystem import AreaInfo, Areas, Filesystem, Member, mount
 from ._open import PlaneWarning, create, open
+from ._tensors import MovedWarning
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ __all__ = [
     "Filesystem",
     "FormatError",
     "Member",
+    "MovedWarning",
     "NodeError",
     "NotFoundError",
     "NotMountedError",

@@ -6,25 +6,27 @@ import contextlib
 import errno
 import html
 import math
-import os
+import operator
 import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ._errors import AccessError, ClosedError, DisconnectedError, OperationError, translated
+from . import _rules
+from ._errors import AccessError, ClosedError, DisconnectedError, FormatError, OperationError
 from ._layout import Layout, lengths
 from ._mounts import Location
 from ._npy import is_bfloat16
 from ._plane import Mapping, Plane
+from ._tensors import Lent, Tensors, address
 
 if TYPE_CHECKING:
     import torch
 
 _LOGICAL_BITS = 12
-_SETTINGS = ("mode", "merge", "dtype", "apply", "interval", "residency", "access")
 
 
 def version_time(version: int) -> float:
@@ -45,35 +47,22 @@ def version_time(version: int) -> float:
     return (version >> _LOGICAL_BITS) / 1e6
 
 
-def read_settings(path: str) -> dict[str, str]:
-    """Return the rules of the area in a file of a mount, by name.
-
-    Raises
-    ------
-    OperationError
-        The file has none, or is gone.
-    """
-    with translated(path, "settings"):
-        return {k: os.getxattr(path, f"user.dsm.{k}").decode() for k in _SETTINGS}
-
-
-def interval_value(interval: float | str) -> str:
-    """Return an interval as dsmfs takes it; numbers are seconds."""
-    return interval if isinstance(interval, str) else f"{interval:.6f}s"
-
-
 class Area:
     """An area: an array in memory that all nodes share.
 
     Made by :func:`dsmfs.open` and :func:`dsmfs.create`. It is a context manager that closes it. Methods
     may be called from any thread.
 
+    ``len``, ``[]`` and iteration are those of :attr:`array`. ``numpy.asarray``, ``torch.as_tensor`` and whatever else takes
+    DLPack share its memory. An Area that is pickled, such as one that goes to a worker process, is opened by its path where it
+    arrives: publish before, what it sees is the same.
+
     Attributes
     ----------
     array : numpy.ndarray
         The shared memory itself, of the shape and type in the ``.npy`` header. Read-only for mode ``r``. It (or
         any view of it) keeps the memory mapped, tracked and published, even without the Area.
-    tensors : dict of str to numpy.ndarray
+    tensors : Mapping of str to numpy.ndarray
         Those of a ``.safetensors`` file by name, likewise; :attr:`array` is then the bytes behind its header. Of others empty.
     mode : str
         ``r`` or ``r+``.
@@ -84,13 +73,16 @@ class Area:
         self._plane: Plane | None = plane
         self._show(mapping, layout)
         self._name = plane.name
+        self._consistency: str | None = None
         self.mode = mode
 
     def _show(self, mapping: Mapping, layout: Layout) -> None:
         self._mapping: Mapping | None = mapping
         self._layout = layout
         self._array = layout.array(mapping)
-        self._tensors = layout.views(mapping)
+        self._tensors = Tensors(layout.views(mapping))
+        self._address = address(np.frombuffer(mapping, np.uint8))
+        self._lent = Lent(self.path)
 
     @property
     def path(self) -> str:
@@ -123,14 +115,23 @@ class Area:
             self._array[...] = values
 
     @property
-    def tensors(self) -> dict[str, npt.NDArray[Any]]:
-        """The tensors of a ``.safetensors`` file by name: each an array in the shared memory. Of other files empty."""
+    def tensors(self) -> Tensors:
+        """The tensors of a ``.safetensors`` file by name: each an array in the shared memory. Of other files empty.
+
+        Assigning to one stores into the memory: ``w.tensors['a'] = 5``.
+        """
         self._open()
-        return dict(self._tensors)
+        return self._tensors
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The lengths of the array's dimensions."""
+        """The lengths of the area's dimensions now.
+
+        After a :meth:`resize` by another program it is not that of :attr:`array`, until :meth:`remap`.
+        """
+        if self._plane is not None:
+            with contextlib.suppress(OperationError):
+                return self._layout.grown(self._plane.size_now()).shape
         return self._array.shape
 
     @property
@@ -163,16 +164,23 @@ class Area:
         KeyError
             There is no tensor of that name.
         """
-        import warnings
-
-        import torch
-
         array = self.array if name is None else self.tensors[name]
-        brain = is_bfloat16(array.dtype)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*not writable", category=UserWarning)
-            tensor = torch.from_numpy(array.view(np.int16) if brain else array)
-        return tensor.view(torch.bfloat16) if brain else tensor
+        return self._lent.tensor(name, array)
+
+    def owns(self, memory: Any) -> bool:
+        """Tell whether a tensor or an array is in the memory of this area.
+
+        ``tensor.share_memory_()``, ``model.share_memory()`` and sending a tensor to another process move its storage, and that of all that share
+        it, elsewhere without a word: then it is not. :meth:`publish`, :meth:`sync` and :meth:`acquire` warn of what :meth:`tensor` gave out
+        (:class:`MovedWarning`).
+
+        Parameters
+        ----------
+        memory
+            A torch tensor or parameter, or what NumPy takes for an array.
+        """
+        self._open()
+        return self._mapping is not None and 0 <= address(memory) - self._address < len(self._mapping)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         """Return the shared memory itself, or a copy if one is wanted or another type is."""
@@ -182,12 +190,46 @@ class Area:
             return self.array.astype(dtype)
         return self.array.copy() if copy else self.array
 
+    def __dlpack__(self, **options: Any) -> Any:
+        """Return the shared memory for another library, as of `numpy.ndarray.__dlpack__`."""
+        source = self.tensor() if is_bfloat16(self.dtype) else self.array
+        return source.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the device of DLPack that the memory is on: the CPU."""
+        return 1, 0
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __bool__(self) -> bool:
+        return True  # also of an area of length 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.array)
+
+    def __contains__(self, value: object) -> bool:
+        return value in self.array
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self.array[index]
+        return found
+
+    def __setitem__(self, index: Any, values: npt.ArrayLike) -> None:
+        self.array[index] = values
+
+    def __reduce__(self) -> tuple[Callable[..., Area], tuple[Any, ...]]:
+        from ._open import again
+
+        self._open()
+        return again, (self.path, self.mode, self._layout.described(), "auto" if self._name == "memory" else self._name)
+
     def resize(self, shape: int | tuple[int, ...]) -> None:
         """Change the length of the array, on all nodes: as of `numpy.ndarray.resize`, but no element moves.
 
         :attr:`array` is another array afterwards; new elements are zero. Arrays and tensors that were made before show the old length,
-        here and on other nodes, until they are made again; of one that became shorter, touching what is beyond the end is SIGBUS. Let one program
-        do it at a time.
+        here and on other nodes, until they are made again (:meth:`remap`); of one that became shorter, touching what is beyond the end is SIGBUS.
+        Let one program do it at a time.
 
         Parameters
         ----------
@@ -219,6 +261,20 @@ class Area:
         if not shrinks:
             self._store(self._plane, head)
 
+    def remap(self) -> npt.NDArray[Any]:
+        """Let :attr:`array` have the length that :attr:`shape` tells, after another program's :meth:`resize`.
+
+        Returns
+        -------
+        numpy.ndarray
+            :attr:`array`: another one if the length has changed.
+        """
+        plane = self._open()
+        if self.shape != self._array.shape:
+            self._plane, mapping = plane.again()
+            self._show(mapping, self._layout.grown(len(mapping)))
+        return self._array
+
     def _store(self, plane: Plane, head: bytes) -> None:
         if head and self._mapping is not None:
             self._mapping[: len(head)] = head
@@ -244,7 +300,9 @@ class Area:
         DisconnectedError
             The daemon of this node has ended.
         """
-        return self._to_store("publish").publish()
+        plane = self._to_store("publish")
+        self._lent.look()
+        return plane.publish()
 
     def acquire(self) -> int:
         """Bring memory up to every publish, on any node, that completed before the call.
@@ -259,7 +317,9 @@ class Area:
         TimedOutError, DisconnectedError
             As for :meth:`publish`.
         """
-        return self._open().acquire()
+        plane = self._open()
+        self._lent.look()
+        return plane.acquire()
 
     def sync(self) -> int:
         """Publish, and let others' updates in: what msync and ``numpy.memmap.flush`` do.
@@ -278,6 +338,7 @@ class Area:
             As for :meth:`publish`.
         """
         plane = self._open()
+        self._lent.look()
         return plane.sync() if plane.writable else plane.acquire()
 
     def wait(self, version: int, timeout: float | None = None) -> int:
@@ -299,8 +360,15 @@ class Area:
         ------
         TimedOutError
             It did not come in time.
+        ValueError
+            There are no such versions, or `timeout` is no number.
         """
-        return self._open().wait(version, timeout)
+        version = operator.index(version)
+        if not 0 <= version < 1 << 64:
+            raise ValueError(f"version {version}: versions are from 0 to 2**64 - 1")
+        if timeout is not None and math.isnan(timeout):
+            raise ValueError(f"timeout {timeout}: want seconds, or None")
+        return self._open().wait(version, None if timeout == math.inf else timeout)
 
     @property
     def version(self) -> int:
@@ -327,9 +395,16 @@ class Area:
         return {"plane": self._name, **self._open().stats()}
 
     @property
-    def settings(self) -> dict[str, str]:
-        """The rules of the area: `mode`, `merge`, `dtype`, `apply`, `interval`, `residency` and `access`, as ``user.dsm.*`` has them."""
-        return read_settings(self._file())
+    def settings(self) -> _rules.Settings:
+        """The rules of the area: `consistency`, `merge`, `dtype`, `apply`, `interval`, `residency` and `access`, as ``user.dsm.*`` has them."""
+        return _rules.read(self._file())
+
+    @property
+    def consistency(self) -> str:
+        """How the nodes agree about the memory: ``relaxed``."""
+        if self._consistency is None:  # it never changes
+            self._consistency = self.settings["consistency"]
+        return self._consistency
 
     def configure(
         self, *, merge: str | None = None, apply: str | None = None, interval: float | str | None = None
@@ -344,14 +419,15 @@ class Area:
         Raises
         ------
         OperationError
-            EINVAL: there is no such rule or value.
+            EINVAL: there is no such value.
         """
         path = self._file()
-        values = {"merge": merge, "apply": apply, "interval": None if interval is None else interval_value(interval)}
-        for key, value in values.items():
-            if value is not None:
-                with translated(path, f"{key}={value}"):
-                    os.setxattr(path, f"user.dsm.{key}", value.encode())
+        rules = {
+            "merge": merge,
+            "apply": apply,
+            "interval": None if interval is None else _rules.interval_value(interval),
+        }
+        _rules.write(path, path, {rule: value for rule, value in rules.items() if value is not None})
 
     def close(self) -> None:
         """Publish what is not yet, and end the area here. More calls do nothing.
@@ -371,7 +447,9 @@ class Area:
         # Shape and type stay, the memory goes with its last user.
         arrays = [self._array, *self._tensors.values()]
         self._array = np.broadcast_to(np.empty((), self._array.dtype), self._array.shape)
-        self._tensors = {}
+        self._tensors = Tensors({})
+        self._lent.look()
+        self._lent = Lent(self.path)
         try:
             if plane.writable:
                 for array in arrays:
@@ -393,7 +471,9 @@ class Area:
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else self._name
-        return f"<dsmfs.Area {self.path!r} {self.shape} {self.dtype} {self.mode!r} {state}>"
+        with contextlib.suppress(OperationError, ClosedError):
+            state = f"{self.consistency} {state}"
+        return f"<dsmfs.Area {self.path!r} {self._array.shape} {self.dtype} {self.mode!r} {state}>"
 
     def _repr_html_(self) -> str:
         rows: dict[str, object] = {
@@ -411,6 +491,16 @@ class Area:
             except OperationError as e:
                 rows["error"] = e
         return html_table(self.path, rows)
+
+    def _must_be(self, described: tuple[Any, ...]) -> None:
+        """Fail if this is not the array, or the tensors, that :func:`dsmfs.create` was told to make."""
+        layout = self._layout
+        if layout.tensors or len(described) == 1:
+            same = described == ({name: about[:2] for name, about in layout.tensors.items()},)
+        else:
+            same = described == (layout.dtype, layout.shape, layout.fortran)
+        if not same:
+            raise FormatError(f"{self.path} is there, but is another: {layout}, not {described}")
 
     def _open(self) -> Plane:
         if self._plane is None:

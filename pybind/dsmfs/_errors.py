@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -105,6 +106,13 @@ _CLASSES: dict[int, type[OperationError]] = {
 }
 
 
+#: Better words than the system's for what the kernel says of a file of a mount.
+_WORDS = {
+    errno.ENOSPC: "the nodes have not enough memory for it: 'dsmfs status' shows what they have",
+    errno.EFBIG: "larger than a file can be",
+}
+
+
 def from_errno(code: int, text: str = "", path: str | None = None) -> OperationError:
     """Return the exception for an errno.
 
@@ -133,5 +141,14 @@ def translated(path: str | None = None, doing: str = "") -> Iterator[None]:
             e.strerror = f"{doing}: {e.strerror}" if doing else e.strerror
         raise
     except OSError as e:
-        text = e.strerror or str(e)
+        text = _WORDS.get(e.errno or 0) or e.strerror or str(e)
         raise from_errno(e.errno or errno.EIO, f"{doing}: {text}" if doing else text, path) from e
+
+
+def outside() -> int:
+    """Return the stacklevel for a warning of the caller about the code that called this package."""
+    here, level = os.path.dirname(__file__), 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == here:
+        frame, level = frame.f_back, level + 1
+    return level

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ._area import Area, html_table, read_settings
+from . import _rules
+from ._area import Area, html_table
 from ._binary import run_binary
 from ._errors import NotMountedError, translated
 from ._mounts import CONTROL, find_mount
@@ -57,7 +58,7 @@ class AreaInfo:
     path: str
     size: int
     resident: int
-    settings: dict[str, str]
+    settings: _rules.Settings
 
     def open(self, mode: str = "r+", **options: Any) -> Area:
         """Open it: see :func:`dsmfs.open`."""
@@ -92,7 +93,7 @@ class Areas(Mapping[str, AreaInfo]):
             raise KeyError(name) from None
         if not stat.S_ISREG(status.st_mode):
             raise KeyError(name)
-        return AreaInfo(name, path, status.st_size, 512 * status.st_blocks, read_settings(path))
+        return AreaInfo(name, path, status.st_size, 512 * status.st_blocks, _rules.read(path))
 
     def __repr__(self) -> str:
         return f"<dsmfs.Areas of {self._root!r}: {len(self)}>"
@@ -169,7 +170,7 @@ class Filesystem:
         """Open an area by its path from the root: see :func:`dsmfs.open`."""
         return open(self / name, mode, **options)
 
-    def create(self, name: str, shape: int | tuple[int, ...], dtype: Any, **options: Any) -> Area:
+    def create(self, name: str, shape: int | tuple[int, ...] | None = None, dtype: Any = None, **options: Any) -> Area:
         """Make an area by its path from the root, and the directories above it: see :func:`dsmfs.create`."""
         path = self / name
         with translated(path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -11,6 +14,9 @@ import numpy.typing as npt
 from . import _npy, _safetensors
 from ._errors import FormatError
 from ._plane import Mapping
+
+SAFETENSORS = ".safetensors"  # the ending of such files
+_MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 
 
 class DemandArray(np.ndarray[Any, np.dtype[Any]]):
@@ -39,13 +45,29 @@ class DemandArray(np.ndarray[Any, np.dtype[Any]]):
 
 
 def lengths(shape: int | tuple[int, ...]) -> tuple[int, ...]:
-    """Return the lengths of the dimensions of a shape as callers give it: one number is one dimension."""
-    return (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+    """Return the lengths of the dimensions of a shape as callers give it: one number is one dimension.
+
+    Raises
+    ------
+    ValueError
+        NumPy has no such arrays.
+    """
+    try:
+        found = tuple(operator.index(n) for n in shape) if isinstance(shape, Iterable) else (operator.index(shape),)
+    except TypeError:
+        raise ValueError(f"shape {shape!r}: want whole numbers") from None
+    if any(n < 0 for n in found):
+        raise ValueError(f"shape {shape!r}: want lengths, none negative")
+    if len(found) > _MOST_DIMENSIONS:
+        raise ValueError(f"a shape of {len(found)} dimensions: NumPy has {_MOST_DIMENSIONS} at most")
+    if math.prod(filter(None, found)) >= 1 << 63:
+        raise ValueError(f"shape {shape!r}: too large")
+    return found
 
 
 @dataclass(frozen=True)
 class Layout:
-    """An array in a file. `offset`, in bytes, is where it starts; `headed`: a ``.npy`` header is before it.
+    """An array in a file. `offset`, in bytes, is where it starts; `headed`: a ``.npy`` header is before it; `whole`: it ends where the file does.
 
     `tensors` are those of a ``.safetensors`` file, by name: type, shape and offset; the array is then all bytes behind the header.
     """
@@ -55,6 +77,7 @@ class Layout:
     offset: int
     fortran: bool
     headed: bool = False
+    whole: bool = False
     tensors: dict[str, tuple[np.dtype[Any], tuple[int, ...], int]] = field(default_factory=dict)
 
     @property
@@ -75,6 +98,24 @@ class Layout:
             for name, (dtype, shape, offset) in self.tensors.items()
         }
 
+    def described(self) -> dict[str, Any]:
+        """Return what :func:`dsmfs.open` must be told to find this array: what the file does not say itself."""
+        if self.headed or self.tensors:
+            return {}
+        shape = None if self.whole and len(self.shape) == 1 else self.shape
+        return {"dtype": self.dtype, "shape": shape, "offset": self.offset, "order": "F" if self.fortran else "C"}
+
+    def grown(self, size: int) -> Layout:
+        """Return the layout once the file has another size, which moves no element: itself if the array does not reach to the end."""
+        if not self.whole or not self.shape:
+            return self
+        grows = len(self.shape) - 1 if self.fortran else 0
+        row = _npy.nbytes(self.dtype, (*self.shape[:grows], *self.shape[grows + 1 :]))
+        if row == 0 or size < self.offset or (self.headed and (size - self.offset) % row != 0):
+            return self
+        length = (size - self.offset) // row
+        return replace(self, shape=(*self.shape[:grows], length, *self.shape[grows + 1 :]))
+
     def resized(self, shape: tuple[int, ...]) -> Layout:
         """Return the layout of another length in the dimension in which no element moves.
 
@@ -91,9 +132,7 @@ class Layout:
         same = [n for i, n in enumerate(self.shape) if i != grows]
         if not shape or len(shape) != len(self.shape) or [n for i, n in enumerate(shape) if i != grows] != same:
             raise ValueError(f"shape {shape}: of {self.shape} only dimension {grows} can change")
-        if any(n < 0 for n in shape):
-            raise ValueError(f"shape {shape}: want lengths, none negative")
-        return replace(self, shape=shape)
+        return replace(self, shape=shape, whole=True)
 
     def header(self) -> bytes:
         """Return the header of the file; b"" if it has none.
@@ -131,7 +170,7 @@ def read(
         It is something else, or nothing that says what it is.
     """
     size = len(mapping)
-    if name.endswith(".safetensors") and dtype is None and shape is None and offset == 0:
+    if name.endswith(SAFETENSORS) and dtype is None and shape is None and offset == 0:
         data, tensors = _safetensors.read_header(mapping, size)
         return Layout(np.dtype("u1"), (size - data,), data, False, tensors=tensors)
     described = _npy.read_header(_npy.start(mapping, size)) if offset == 0 else None
@@ -140,11 +179,12 @@ def read(
         if (dtype is not None and dtype != has) or (shape is not None and shape != there):
             wanted = f"{'this shape' if shape is None else shape} of {dtype or 'this'}"
             raise FormatError(f"{name} has shape {there} of {has}, not {wanted}")
-        layout = Layout(has, there, offset, fortran, headed=True)
+        layout = Layout(has, there, offset, fortran, headed=True, whole=True)
     elif dtype is None:
         raise FormatError(f"{name} has no .npy header: say with dtype= (and shape=) what is in it")
     else:
-        layout = Layout(dtype, ((size - offset) // dtype.itemsize,) if shape is None else shape, offset, order == "F")
+        fits = (max(0, size - offset) // dtype.itemsize,)
+        layout = Layout(dtype, fits if shape is None else shape, offset, order == "F", whole=shape is None)
     if offset < 0 or layout.size > size:
         raise FormatError(f"{name} has {size} bytes: too few for {layout.shape} of {layout.dtype} from {offset} on")
     return layout

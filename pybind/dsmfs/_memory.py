@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import math
@@ -13,7 +14,7 @@ import weakref
 
 import numpy as np
 
-from . import _faults, _linux
+from . import _faults, _linux, _mounts
 from ._errors import (
     DisconnectedError,
     OperationError,
@@ -205,12 +206,26 @@ class MemoryPlane:
         with translated(self._path, "stats"):
             return parse_stats(self._live().call(Op.STATS, self._attachment).payload.decode("utf-8", "replace"))
 
-    def resize(self, nbytes: int) -> tuple[MemoryPlane, Mapping]:
-        """Have the area resized, and attach it anew: who has the old mapping keeps it."""
-        with translated(self._path, "resize"):
-            self._live().call(Op.RESIZE, self._attachment, (nbytes,))
+    def size_now(self) -> int:
+        """Look at the file; where the path leads elsewhere, ask by attaching once more."""
+        with contextlib.suppress(OSError):
+            status = os.stat(self._path)
+            if status.st_ino == self._number and _mounts.is_area(status):
+                return status.st_size
+        now = MemoryPlane(self._socket, self._inside, self._path, False, self._number)
+        now.close()
+        return now.size
+
+    def again(self) -> tuple[MemoryPlane, Mapping]:
+        """Attach it anew: who has the old mapping keeps it."""
         again = MemoryPlane(self._socket, self._inside, self._path, self.writable, self._number)
         return again, again.map()
+
+    def resize(self, nbytes: int) -> tuple[MemoryPlane, Mapping]:
+        """Have the area resized, and attach it anew."""
+        with translated(self._path, "resize"):
+            self._live().call(Op.RESIZE, self._attachment, (nbytes,))
+        return self.again()
 
     def close(self) -> None:
         """Detach: the memory stays mapped, but is not published any more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -89,6 +90,12 @@ def mounts() -> Iterator[Mount]:
 
 def _below(path: str, point: str) -> bool:
     return path == point or path.startswith(point.rstrip("/") + "/")
+
+
+def is_area(status: os.stat_result) -> bool:
+    """Tell whether a file is in a dsmfs mount."""
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    return stat.S_ISREG(status.st_mode) and any(m.device == device for m in mounts())
 
 
 def find_mount(path: str) -> Mount | None:

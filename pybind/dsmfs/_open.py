@@ -6,14 +6,23 @@ import contextlib
 import errno
 import os
 import secrets
-import sys
 import threading
 import warnings
+from collections.abc import Mapping as Dictionary
+from dataclasses import dataclass
 from typing import Any
 
-from . import _layout, _npy
-from ._area import Area, interval_value
-from ._errors import ExistsError, FormatError, NotMountedError, OperationError, PlaneUnavailableError, translated
+from . import _layout, _npy, _rules, _safetensors
+from ._area import Area
+from ._errors import (
+    ExistsError,
+    FormatError,
+    NotMountedError,
+    OperationError,
+    PlaneUnavailableError,
+    outside,
+    translated,
+)
 from ._linux import rename_new
 from ._memory import MemoryPlane
 from ._mounts import Location, locate
@@ -89,10 +98,12 @@ def open(
     if order not in ("C", "F"):
         raise ValueError(f"order {order!r}: want 'C' or 'F'")
     wanted = None if dtype is None else _npy.element_type(dtype)
+    given = None if shape is None else _layout.lengths(shape)
+    if offset < 0:
+        raise ValueError(f"offset {offset}: want bytes, not negative")
     where = locate(path)
     way, mapping = _way(where, _MODES[mode], plane)
     try:
-        given = None if shape is None else _layout.lengths(shape)
         layout = _layout.read(str(where), mapping, wanted, given, offset, order)
         return Area(where, mode, way, mapping, layout)
     except BaseException:
@@ -100,12 +111,18 @@ def open(
         raise
 
 
+def again(path: str, mode: str, described: dict[str, Any], plane: str) -> Area:
+    """Open an area that was open elsewhere: what a pickled one becomes."""
+    return open(path, mode, plane=plane, **described)
+
+
 def create(
     path: str | os.PathLike[str],
-    shape: int | tuple[int, ...],
-    dtype: Any,
+    shape: int | tuple[int, ...] | None = None,
+    dtype: Any = None,
     *,
-    mode: str | None = None,
+    tensors: Dictionary[str, tuple[int | tuple[int, ...], Any]] | None = None,
+    consistency: str | None = None,
     merge: str | None = None,
     apply: str | None = None,
     interval: float | str | None = None,
@@ -114,11 +131,12 @@ def create(
     permissions: int = 0o666,
     exist_ok: bool = False,
     plane: str | None = None,
+    mode: str | None = None,
 ) -> Area:
     """Make an area of zeroes, and open it for reading and writing.
 
-    It is a ``.npy`` file that ``numpy.load(path, mmap_mode='r+')`` maps just as well. It appears at `path` whole: nobody
-    sees one without its header.
+    It is a ``.npy`` file that ``numpy.load(path, mmap_mode='r+')`` maps just as well, or with `tensors` a ``.safetensors`` file. It
+    appears at `path` whole: nobody sees one without its header.
 
     Parameters
     ----------
@@ -128,9 +146,11 @@ def create(
         Of the array.
     dtype
         Of its elements: what `numpy.dtype` takes, a ``torch.dtype``, or ``bfloat16``, which is stored as two
-        opaque bytes (``<V2``, as `ml_dtypes` does) with ``user.dsm.dtype=bf16``.
-    mode
-        Of consistency: ``relaxed``.
+        bytes (``<V2``, as `ml_dtypes` does) with ``user.dsm.dtype=bf16``.
+    tensors
+        Instead of `shape` and `dtype`: those of each tensor of a ``.safetensors`` file, by name, such as ``{'w': ((10, 50), 'f4')}``.
+    consistency
+        How the nodes agree about the memory: ``relaxed``.
     merge
         What becomes of an element that several nodes changed: ``last`` or ``sum``.
     apply
@@ -145,9 +165,11 @@ def create(
     permissions
         Of the file, less the umask.
     exist_ok
-        Open an area that is there already if it has this shape and type. Its rules stay as they are.
+        Open an area that is there already if it has this shape, type and order, and the rules that are given here.
     plane
         As for :func:`open`.
+    mode
+        The old name of `consistency`: gone in the next release.
 
     Returns
     -------
@@ -159,39 +181,90 @@ def create(
     ExistsError
         There is something at `path`, and not `exist_ok`.
     FormatError
-        What is there is another array; or the elements have no such `merge`.
+        What is there is another array, or has other rules; or the elements have no such `merge`.
+    ValueError
+        There are no such arrays; or the ending of `path` says another format.
     OperationError
-        EINVAL: there is no such mode, merge, apply, interval or residency. ENOSPC: there is not enough memory for it.
+        EINVAL: there is no such consistency, merge, apply, interval or residency. ENOSPC: there is not enough memory for it.
     """
     if order not in ("C", "F"):
         raise ValueError(f"order {order!r}: want 'C' or 'F'")
-    wanted = _npy.element_type(dtype)
-    lengths = _layout.lengths(shape)
-    if any(n < 0 for n in lengths):
-        raise ValueError(f"shape {shape!r}: want lengths, none negative")
-    rules = {"mode": mode, "merge": merge, "apply": apply, "residency": residency}
-    settings = {k: v for k, v in rules.items() if v is not None}
+    if mode is not None:
+        warnings.warn("create(mode=) is called consistency= now", DeprecationWarning, stacklevel=outside())
+        consistency = consistency or mode
+    plan = _plan(os.fsdecode(path), shape, dtype, tensors, order)
+    rules = {"consistency": consistency, "merge": merge, "apply": apply, "residency": residency}
+    wanted = {k: v for k, v in rules.items() if v is not None}
     if interval is not None:
-        settings["interval"] = interval_value(interval)
+        wanted["interval"] = _rules.interval_value(interval)
     where = locate(path)
-    head = _npy.header(wanted, lengths, order == "F" and len(lengths) > 1)
-    kind, told = _npy.merge_type(wanted)
-    settings["dtype"] = "auto" if told or kind is None else kind
+    settings = {**wanted, "dtype": plan.rule}
     try:
         if where.path is None:
-            _create_by_socket(where, settings, kind, head, _npy.nbytes(wanted, lengths), permissions)
+            _create_by_socket(where, settings, plan, permissions)
         else:
-            _create_file(where.path, settings, kind, head, _npy.nbytes(wanted, lengths), permissions)
+            _create_file(where.path, settings, plan, permissions)
     except ExistsError:
         if not exist_ok:
             raise
-        return open(path, "r+", dtype=wanted, shape=lengths, plane=plane)
+        return _there(path, plan, wanted, plane)
     return open(path, "r+", plane=plane)
 
 
-def _create_file(
-    path: str, settings: dict[str, str], kind: str | None, head: bytes, nbytes: int, permissions: int
-) -> None:
+@dataclass(frozen=True)
+class _Plan:
+    """A file to make: its header, its size, and what :mod:`_npy` says of merging its elements."""
+
+    head: bytes
+    size: int
+    kind: str | None
+    rule: str
+    described: tuple[Any, ...]
+
+
+def _plan(
+    path: str,
+    shape: int | tuple[int, ...] | None,
+    dtype: Any,
+    tensors: Dictionary[str, tuple[int | tuple[int, ...], Any]] | None,
+    order: str,
+) -> _Plan:
+    if path.endswith(_layout.SAFETENSORS) != (tensors is not None):
+        raise ValueError(f"{path}: a file with tensors= is a .safetensors file, and another is not")
+    if tensors is not None:
+        if shape is not None or dtype is not None:
+            raise ValueError("tensors= has the shape and the dtype of each: leave shape and dtype out")
+        described = {k: (_npy.element_type(d), _layout.lengths(n)) for k, (n, d) in tensors.items()}
+        head, size = _safetensors.header(described)
+        kinds = {_npy.merge_type(d)[0] for d, _ in described.values()}
+        one = kinds.pop() if len(kinds) == 1 else None  # the daemon does not read such headers
+        return _Plan(head, size, one, one or "auto", (described,))
+    if shape is None or dtype is None:
+        raise TypeError("create() takes a shape and a dtype, or tensors=")
+    wanted, lengths = _npy.element_type(dtype), _layout.lengths(shape)
+    fortran = order == "F" and len(lengths) > 1
+    head = _npy.header(wanted, lengths, fortran)
+    size = len(head) + _npy.nbytes(wanted, lengths)
+    if size >= 1 << 63:
+        raise ValueError(f"shape {lengths} of {wanted}: too large")
+    kind, told = _npy.merge_type(wanted)
+    return _Plan(head, size, kind, "auto" if told or kind is None else kind, (wanted, lengths, fortran))
+
+
+def _there(path: str | os.PathLike[str], plan: _Plan, rules: dict[str, str], plane: str | None) -> Area:
+    """Open what is there already, if it is what somebody wanted to make."""
+    area = open(path, "r+", plane=plane)
+    try:
+        area._must_be(plan.described)
+        if rules:
+            _rules.compare(area.path, area.settings, rules)
+    except BaseException:
+        area.close()
+        raise
+    return area
+
+
+def _create_file(path: str, settings: dict[str, str], plan: _Plan, permissions: int) -> None:
     """Make the file under another name, and give it its own when it is whole."""
     directory, name = os.path.split(path)
     if os.path.lexists(path):
@@ -201,13 +274,11 @@ def _create_file(
         fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions)
     try:
         try:
-            for key, value in settings.items():
-                with translated(path, f"{key}={value}"):
-                    os.setxattr(fd, f"user.dsm.{key}", value.encode())
+            _rules.write(fd, path, settings)
             with translated(path, "create"):
-                _check_merge(os.getxattr(fd, "user.dsm.merge").decode(), kind, path)
-                os.ftruncate(fd, len(head) + nbytes)
-                os.pwrite(fd, head, 0)
+                _check_merge(os.getxattr(fd, "user.dsm.merge").decode(), plan.kind, path)
+                os.ftruncate(fd, plan.size)
+                os.pwrite(fd, plan.head, 0)
                 os.fsync(fd)
                 rename_new(draft, path)
         finally:
@@ -218,25 +289,23 @@ def _create_file(
         raise
 
 
-def _create_by_socket(
-    where: Location, settings: dict[str, str], kind: str | None, head: bytes, nbytes: int, permissions: int
-) -> None:
+def _create_by_socket(where: Location, settings: dict[str, str], plan: _Plan, permissions: int) -> None:
     """Have the daemon make the file, and store its header."""
-    _check_merge(settings.get("merge", "last"), kind, where.inside)
+    _check_merge(settings.get("merge", "last"), plan.kind, where.inside)
     umask = os.umask(0)
     os.umask(umask)
-    lines = "".join(f"\n{k} {v}" for k, v in settings.items())
+    lines = "".join(f"\n{_rules.attribute(k).removeprefix('user.dsm.')} {v}" for k, v in settings.items())
     socket = where.attach_socket()
     with translated(str(where), "create"):
         connection = Connection(socket)
         try:
-            arguments = (len(head) + nbytes, permissions & ~umask, 1)
+            arguments = (plan.size, permissions & ~umask, 1)
             connection.call(Op.CREATE, args=arguments, payload=f"{where.inside}{lines}\n".encode())
         finally:
             connection.close()
     plane, mapping = _way(where, True, "memory")
     try:
-        mapping[: len(head)] = head
+        mapping[: len(plan.head)] = plan.head
         plane.publish()
     finally:
         plane.close()
@@ -244,7 +313,9 @@ def _create_by_socket(
 
 def _check_merge(merge: str, kind: str | None, path: str) -> None:
     if merge != "last" and kind is None:
-        raise FormatError(f"{path}: elements of this type cannot be merged by {merge!r}, only by 'last'")
+        raise FormatError(
+            f"{path}: elements of this type, or of several, cannot be merged by {merge!r}, only by 'last'"
+        )
 
 
 def _way(where: Location, writable: bool, plane: str) -> tuple[Plane, Mapping]:
@@ -257,20 +328,11 @@ def _way(where: Location, writable: bool, plane: str) -> tuple[Plane, Mapping]:
                 raise
             why = e.strerror
         if _warned.acquire(blocking=False):
-            warnings.warn(f"dsmfs is on the slower page-cache plane: {why}", PlaneWarning, stacklevel=_outside())
+            warnings.warn(f"dsmfs is on the slower page-cache plane: {why}", PlaneWarning, stacklevel=outside())
     if where.path is None:
         raise NotMountedError(errno.ENODEV, "the page-cache plane needs a mount", where.inside)
     way: Plane = PageCachePlane(where, writable)
     return _mapped(where, way)
-
-
-def _outside() -> int:
-    """Return the stacklevel for a warning of the caller about the code that called this package."""
-    here, level = os.path.dirname(__file__), 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == here:
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _memory(where: Location, writable: bool) -> tuple[Plane, Mapping]:

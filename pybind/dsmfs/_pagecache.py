@@ -54,11 +54,20 @@ class PageCachePlane:
         mapping.plane = self
         return mapping
 
+    def size_now(self) -> int:
+        """fstat(2)."""
+        with translated(self._path):
+            return os.fstat(self._fd).st_size
+
+    def again(self) -> tuple[PageCachePlane, Mapping]:
+        """Map it once more."""
+        return self, self.map()
+
     def resize(self, nbytes: int) -> tuple[PageCachePlane, Mapping]:
         """ftruncate(2), and map it once more."""
         with translated(self._path, "resize"):
             os.ftruncate(self._fd, nbytes)
-        return self, self.map()
+        return self.again()
 
     def publish(self) -> int:
         """Publish; what others published enters memory only if that needs no sync call."""

@@ -34,8 +34,14 @@ class Plane(Protocol):
     def map(self) -> Mapping:
         """Map the whole area. Called once."""
 
+    def size_now(self) -> int:
+        """Return the size of the file, in bytes, which others may have changed."""
+
+    def again(self) -> tuple[Plane, Mapping]:
+        """Return a way to all that the area has now, and that mapped. What was mapped stays mapped."""
+
     def resize(self, nbytes: int) -> tuple[Plane, Mapping]:
-        """Give the area another size; return a way to all of it, and that mapped. What was mapped stays mapped."""
+        """Give the area another size, and do what :meth:`again` does."""
 
     def publish(self) -> int:
         """Make stores visible to other nodes; return the version. Only of a writable one."""

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from ._errors import FormatError
-from ._npy import bfloat16, nbytes
+from ._npy import bfloat16, is_bfloat16, nbytes
 
 _PREFIX = 8  # bytes: the length of the JSON text, little-endian
+_ALIGNED = 64  # bytes: where the data of what is made here start
 _MOST_HEADER = 100_000_000  # the limit of the format
 
 _TYPES = {
@@ -89,3 +90,36 @@ def read_header(memory: Any, size: int) -> tuple[int, dict[str, tuple[np.dtype[A
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
         raise FormatError(f"a damaged .safetensors header: {e}") from e
     return data, found
+
+
+def header(tensors: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> tuple[bytes, int]:
+    """Return the header of a ``.safetensors`` file, which has the tensors in an order in which all are aligned.
+
+    Returns
+    -------
+    head : bytes
+        The header.
+    size : int
+        The bytes of the file.
+
+    Raises
+    ------
+    FormatError
+        There are no such elements in the format.
+    """
+    names: dict[np.dtype[Any], str] = {np.dtype(code): name for name, code in _TYPES.items()}
+    described: dict[str, Any] = {}
+    end = 0
+    for tensor, (dtype, shape) in sorted(tensors.items(), key=lambda t: (-t[1][0].itemsize, t[0])):
+        name = "BF16" if is_bfloat16(dtype) else names.get(dtype) or _small_name(dtype)
+        if name is None or tensor == "__metadata__":
+            raise FormatError(f"tensor {tensor!r} of {dtype}: .safetensors files have no such")
+        begin, end = end, end + nbytes(dtype, shape)
+        described[tensor] = {"dtype": name, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text = text.ljust(len(text) + -(len(text) + _PREFIX) % _ALIGNED)
+    return len(text).to_bytes(_PREFIX, "little") + text, _PREFIX + len(text) + end
+
+
+def _small_name(dtype: np.dtype[Any]) -> str | None:
+    return next((name for name, small in _SMALL.items() if small == dtype.name), None)

@@ -1,0 +1,213 @@
+"""Making areas: what is made, with which rules, and what is left if that fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import dsmfs
+import pytest
+from dsmfs import _rules
+from dsmfs._wire import Connection, Op
+
+
+def test_only_one_of_many_makes_an_area(nodes: dsmfs.Cluster) -> None:
+    start = threading.Barrier(6)
+
+    def make(i: int) -> bool:
+        start.wait()
+        try:
+            nodes[i % 3].create("w.npy", 10, "f4").close()
+        except FileExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(make, range(6))) == 1
+    assert os.listdir(nodes[0].path) == ["w.npy"], "no draft is left"
+
+
+def test_exist_ok(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", (2, 2), "f4") as w:
+        w.array[:] = 3
+        w.publish()
+        with nodes[1].create("w.npy", (2, 2), "f4", exist_ok=True) as again:
+            assert (again.array == 3).all()
+        for shape, dtype in (((2, 3), "f4"), ((2, 2), "i4")):
+            with pytest.raises(dsmfs.FormatError):
+                nodes[1].create("w.npy", shape, dtype, exist_ok=True)
+        with pytest.raises(dsmfs.ExistsError):
+            nodes[1].create("w.npy", (2, 2), "f4")
+
+
+def test_exist_ok_with_other_rules(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", 4, "f4", merge="sum", interval=0.25):
+        for same in ({}, {"merge": "sum"}, {"interval": "250ms"}, {"interval": 0.25}, {"residency": "full"}):
+            nodes[1].create("w.npy", 4, "f4", exist_ok=True, **same).close()
+        for other in ({"merge": "last"}, {"interval": 1}, {"apply": "arrival"}, {"residency": "demand"}):
+            with pytest.raises(dsmfs.FormatError, match=next(iter(other))):
+                nodes[1].create("w.npy", 4, "f4", exist_ok=True, **other)
+    nodes[0].create("f.npy", (4, 3), "f4", order="F").close()
+    with pytest.raises(dsmfs.FormatError):
+        nodes[1].create("f.npy", (4, 3), "f4", exist_ok=True)
+    nodes[1].create("f.npy", (4, 3), "f4", order="F", exist_ok=True).close()
+
+
+def test_rules(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", 3, "f4", consistency="relaxed", merge="sum", apply="arrival", interval=0.25) as w:
+        assert w.settings == {
+            "consistency": "relaxed",
+            "merge": "sum",
+            "dtype": "auto",
+            "apply": "arrival",
+            "interval": "250ms",
+            "residency": "full",
+            "access": "cached",
+        }
+        w.configure(merge="last", interval="1s", apply="sync")
+        with nodes[2].open("w.npy") as other:
+            assert [other.settings[k] for k in ("merge", "interval", "apply")] == ["last", "1s", "sync"]
+        with pytest.raises(OSError, match="merge=magic"):
+            w.configure(merge="magic")
+    for wrong in (
+        {"consistency": "psychic"},
+        {"merge": "magic"},
+        {"apply": "never"},
+        {"interval": -1.0},
+        {"residency": "some"},
+    ):
+        with pytest.raises(dsmfs.OperationError, match=next(iter(wrong))):
+            nodes[0].create("x.npy", 3, "f4", **wrong)
+    assert os.listdir(nodes[0].path) == ["w.npy"]
+
+
+def test_the_old_name_of_consistency_warns(nodes: dsmfs.Cluster) -> None:
+    with pytest.warns(DeprecationWarning, match="consistency"):
+        w = nodes[0].create("w.npy", 3, "f4", mode="relaxed")
+    with w:
+        assert w.mode == "r+" and w.consistency == "relaxed"
+        with pytest.warns(DeprecationWarning, match="consistency"):
+            assert w.settings["mode"] == "relaxed"
+        with pytest.raises(KeyError):
+            w.settings["mood"]
+
+
+@pytest.mark.parametrize(
+    "shape", [-1, (3, -1), 2.5, (2.5,), "12", None, (1,) * 65, 1 << 63, (1 << 40, 1 << 40), (0, 1 << 62, 8)]
+)
+def test_shapes_that_are_none(nodes: dsmfs.Cluster, shape: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        nodes[0].create("w.npy", shape, "f4")
+    assert os.listdir(nodes[0].path) == []
+    with open(nodes[0] / "raw", "wb") as f:
+        f.write(bytes(64))
+    if shape is not None:
+        with pytest.raises(ValueError):
+            nodes[0].open("raw", dtype="f4", shape=shape)
+    with pytest.raises(ValueError, match="offset"):
+        nodes[0].open("raw", dtype="f4", offset=-4)
+    with pytest.raises(dsmfs.FormatError, match="too few"):
+        nodes[0].open("raw", dtype="f4", offset=65)
+
+
+def test_more_than_there_is_memory_for(nodes: dsmfs.Cluster) -> None:
+    with pytest.raises(dsmfs.OperationError, match="memory for it") as e:
+        nodes[0].create("w.npy", 1 << 32, "f4")
+    assert e.value.errno == errno.ENOSPC
+    assert os.listdir(nodes[0].path) == []
+    with nodes[0].create("w.npy", 10, "f4") as w:
+        with pytest.raises(dsmfs.OperationError, match=r"memory|budget"):
+            w.resize(1 << 32)
+        assert w.shape == (10,)
+    with pytest.raises(OSError, match="larger than a file"):
+        nodes[0].create("x.npy", 1 << 60, "u1")
+
+
+def test_what_is_wrong_with_a_rule_is_said_as_the_daemon_does(nodes: dsmfs.Cluster) -> None:
+    connection = Connection(Path(nodes[0] / ".dsm/attach").read_text().strip())
+    try:
+        for rule, known in _rules.VALUES.items():
+            name = _rules.attribute(rule).removeprefix("user.dsm.")
+            with pytest.raises(OSError, match="want one of") as said:
+                connection.call(Op.CREATE, args=(1, 0o600, 1), payload=f"/x\n{name} wrong\n".encode())
+            assert re.findall(r"want one of (.*)", str(said.value.strerror)) == [" ".join(known)]
+            if rule != "dtype":
+                nodes[0].create("w.npy", 3, "f4").close()
+                with pytest.raises(OSError, match=f"{rule}=wrong: want {' or '.join(known)}"):
+                    _rules.write(nodes[0] / "w.npy", "w.npy", {rule: "wrong"})
+                os.unlink(nodes[0] / "w.npy")
+    finally:
+        connection.close()
+
+
+def test_safetensors(nodes: dsmfs.Cluster) -> None:
+    described = {"w": ((10, 3), "f4"), "none": ((0, 4), "f4"), "one": ((), "f4")}
+    with nodes[0].create("m.safetensors", tensors=described, merge="sum") as m, nodes[1].open("m.safetensors") as there:
+        m.tensors["w"] = 1
+        there.tensors["w"] += 2
+        m.publish()
+        there.sync()
+        assert (there.tensors["w"] == 3).all()
+        assert {n: a.shape for n, a in there.tensors.items()} == {
+            "w": (10, 3),
+            "none": (0, 4),
+            "one": (),
+        }
+        assert all(a.flags.aligned for a in there.tensors.values())
+        nodes[2].create("m.safetensors", tensors=described, exist_ok=True).close()
+        with pytest.raises(dsmfs.FormatError):
+            nodes[2].create("m.safetensors", tensors={"w": ((10, 3), "f4")}, exist_ok=True)
+        plain = pytest.importorskip("safetensors.numpy").load_file(nodes[2] / "m.safetensors")
+        assert plain["w"].sum() == 90 and plain["one"].shape == ()
+
+
+def test_safetensors_of_several_types(nodes: dsmfs.Cluster) -> None:
+    described = {"flags": (7, "?"), "b": ((3,), "bfloat16"), "none": ((0, 4), "i8"), "one": ((), "f8")}
+    with nodes[0].create("m.safetensors", tensors=described) as m:
+        assert {n: (a.shape, a.dtype.itemsize) for n, a in m.tensors.items()} == {
+            "flags": ((7,), 1),
+            "b": ((3,), 2),
+            "none": ((0, 4), 8),
+            "one": ((), 8),
+        }
+        assert all(a.flags.aligned for a in m.tensors.values())
+    with pytest.raises(dsmfs.FormatError, match="several"):
+        nodes[0].create("n.safetensors", tensors=described, merge="sum")
+
+
+def test_what_is_no_safetensors_file(nodes: dsmfs.Cluster) -> None:
+    for path, options in (
+        ("x.safetensors", {"shape": 3, "dtype": "f4"}),
+        ("x.npy", {"tensors": {"w": (3, "f4")}}),
+        ("x.safetensors", {"tensors": {"w": (3, "f4")}, "shape": 3}),
+        ("x.safetensors", {"tensors": {"w": (3, ">f4")}}),
+        ("x.safetensors", {"tensors": {"w": (3, "S3")}}),
+        ("x.safetensors", {"tensors": {"w": (-3, "f4")}}),
+        ("x.safetensors", {"tensors": {"__metadata__": (3, "f4")}}),
+    ):
+        with pytest.raises(ValueError):
+            nodes[0].create(path, **options)
+    with pytest.raises(TypeError):
+        nodes[0].create("x.npy")
+    assert os.listdir(nodes[0].path) == []
+
+
+def test_elements_that_cannot_be_added_up(nodes: dsmfs.Cluster) -> None:
+    for dtype in ("?", ">f4", "S3", [("a", "f4")]):
+        with pytest.raises(dsmfs.FormatError, match="merged"):
+            nodes[0].create("x.npy", 3, dtype, merge="sum")
+        nodes[0].create("x.npy", 3, dtype).close()
+        os.unlink(nodes[0] / "x.npy")
+    os.setxattr(nodes[0].path, "user.dsm.merge", b"sum")
+    try:
+        with pytest.raises(dsmfs.FormatError, match="merged"):
+            nodes[0].create("x.npy", 3, "?")
+    finally:
+        os.setxattr(nodes[0].path, "user.dsm.merge", b"last")
+    with pytest.raises(TypeError):
+        nodes[0].create("x.npy", 3, object)
