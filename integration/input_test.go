@@ -47,6 +47,8 @@ func TestBadMounts(t *testing.T) {
 	refuses(t, mount(file), "file", "not a directory")
 	refuses(t, mount(n.Mount, "--join", "127.0.0.1:1"), "join", `127\.0\.0\.1:1`, "refused|answer|reach")
 	refuses(t, mount(n.Mount, "--memory", "much"), "memory", "much")
+	refuses(t, mount(n.Mount, "--memory", "1000T"), "memory", "more than")
+	refuses(t, mount(n.Mount, "--memory", "12"), "memory", "12G")
 	refuses(t, mount(n.Mount, "--no-such-flag"), "no-such-flag")
 	refuses(t, mount(n.Mount, "-o", "colour=blue"), "colour")
 	refuses(t, n.CLI("mount"), "usage|mount ?point|MNT")

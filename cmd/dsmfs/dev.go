@@ -55,6 +55,8 @@ func devVerb(p *program, args []string) error {
 	}
 	if memory == 0 {
 		memory = max(defaultMemory()/byteSize(*count), 64<<20)
+	} else if err := checkMemory(memory, usableMemory()); err != nil {
+		return err
 	}
 	if err := checkMachine(); err != nil {
 		return err

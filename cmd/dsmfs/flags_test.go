@@ -30,9 +30,6 @@ func TestSizes(t *testing.T) {
 			t.Errorf("%d: %q, want %q", int64(n), got, want)
 		}
 	}
-	if got := defaultMemory(); got < 64<<20 {
-		t.Errorf("the default is %d", got)
-	}
 }
 
 func TestFormatSize(t *testing.T) {

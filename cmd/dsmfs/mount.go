@@ -96,6 +96,10 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 			return err
 		}
 	}
+	if most := usableMemory(); int64(c.memory) > most.bytes/2 {
+		log.Warn("full files take up to twice their size: filled with them this node needs more memory than there is",
+			"memory", c.memory.String(), "there", formatSize(most.bytes))
+	}
 	profiled, err := startProfile()
 	if err != nil {
 		return err

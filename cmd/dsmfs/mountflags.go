@@ -154,6 +154,9 @@ func (c *mountConfig) check() error {
 			return err
 		}
 	}
+	if err := checkMemory(c.memory, usableMemory()); err != nil {
+		return err
+	}
 	if c.timeout <= 0 {
 		return fail(exitUsage, "--fault-timeout %v: want more than 0, for example 30s", c.timeout)
 	}

@@ -3,11 +3,8 @@ package main
 import (
 	"fmt"
 	"math"
-	"os"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // byteSize is a flag value: bytes, with a binary suffix as in 64M or 1.5GiB.
@@ -47,27 +44,6 @@ func (b *byteSize) String() string {
 
 // Type names the value in help.
 func (*byteSize) Type() string { return "SIZE" }
-
-// defaultMemory returns a quarter of what this process may use: an area takes
-// twice its size, and the programs want memory too.
-func defaultMemory() byteSize {
-	var info unix.Sysinfo_t
-	total := int64(1 << 30)
-	if err := unix.Sysinfo(&info); err == nil {
-		total = int64(info.Totalram) * int64(info.Unit)
-	}
-	for _, file := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			continue
-		}
-		if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && n > 0 {
-			total = min(total, n)
-		}
-	}
-	const mib = 1 << 20
-	return byteSize(max(total/4/mib, 64) * mib)
-}
 
 // formatSize returns n as people read it.
 func formatSize(n int64) string {
