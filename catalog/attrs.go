@@ -99,8 +99,8 @@ func (s *state) checkTruncate(in *inode, size int64) error {
 
 // checkElements refuses a size that is no whole number of elements.
 func checkElements(t dsm.DType, size int64) error {
-	if n := int64(t.Size()); size%n != 0 {
-		return fail(errs.Invalid, "a size of %d bytes is no multiple of the %d bytes of a %s element", size, n, t)
+	if err := t.CheckSize(size); err != nil {
+		return fail(errs.Invalid, "%w", err)
 	}
 	return nil
 }

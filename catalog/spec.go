@@ -1,8 +1,7 @@
 package catalog
 
 import (
-	"strconv"
-	"time"
+	"errors"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -25,14 +24,13 @@ func (o setSpecOp) apply(s *state, st step) (dsm.Inode, error) {
 	}
 	before := in.Inode
 	if in.Kind == dsm.KindFile {
-		fixed := spec.Mode != in.Spec.Mode || spec.Residency != in.Spec.Residency || spec.Access != in.Spec.Access
-		if fixed && in.Size > 0 {
-			return dsm.Inode{}, fail(errs.Busy, "the %s of a file of %d bytes: truncate it to 0 first", o.Key, in.Size)
+		switch err := in.Spec.CheckChange(spec, in.Size); {
+		case errors.Is(err, dsm.ErrFixed):
+			return dsm.Inode{}, fail(errs.Busy, "%w", err)
+		case err != nil:
+			return dsm.Inode{}, fail(errs.Invalid, "%w", err)
 		}
 		if spec.DType != in.Spec.DType {
-			if err := checkElements(spec.DType, in.Size); err != nil {
-				return dsm.Inode{}, err
-			}
 			in.Layout = explicitLayout(spec)
 		}
 	}
@@ -54,44 +52,10 @@ func respecAll(spec dsm.Spec, settings []dsm.Setting) (_ dsm.Spec, err error) {
 
 // respec returns spec with the field that key names set to what value says.
 func respec(spec dsm.Spec, key, value string) (dsm.Spec, error) {
-	var err error
-	switch key {
-	case "mode":
-		spec.Mode, err = dsm.ParseMode(value)
-	case "merge":
-		spec.Merge, err = dsm.ParseMerge(value)
-	case "dtype":
-		spec.DType, err = dsm.ParseDType(value)
-	case "apply":
-		spec.Apply, err = dsm.ParseApply(value)
-	case "interval":
-		return respecInterval(spec, value)
-	case "residency":
-		spec.Residency, err = dsm.ParseResidency(value)
-	case "access":
-		spec.Access, err = dsm.ParseAccess(value)
-	default:
-		return spec, fail(errs.Invalid, "unknown attribute %q: want one of mode merge dtype apply interval residency access", key)
-	}
-	switch {
-	case err != nil:
+	spec, err := spec.With(key, value)
+	if err != nil {
 		return spec, fail(errs.Invalid, "%w", err)
-	case !spec.Valid():
-		return spec, fail(errs.Invalid, "access direct is for areas of residency full: a program that has the memory itself, with nobody to fetch what is missing, would read zeroes")
 	}
-	return spec, nil
-}
-
-// respecInterval reads a Go duration or a number of milliseconds.
-func respecInterval(spec dsm.Spec, value string) (dsm.Spec, error) {
-	d, err := time.ParseDuration(value)
-	if ms, numErr := strconv.ParseInt(value, 10, 64); numErr == nil {
-		d, err = time.Duration(max(-1, min(ms, dsm.MaxInterval.Milliseconds()+1)))*time.Millisecond, nil
-	}
-	if err != nil || d < 0 || d > dsm.MaxInterval {
-		return spec, fail(errs.Invalid, "interval %q: want milliseconds or a duration such as 250ms, from 0 (on request only) to %v", value, dsm.MaxInterval)
-	}
-	spec.Interval = d
 	return spec, nil
 }
 

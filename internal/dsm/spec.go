@@ -97,9 +97,6 @@ const DefaultInterval = 100 * time.Millisecond
 // MaxInterval bounds the interval.
 const MaxInterval = time.Hour
 
-// Setting is a field of a Spec by its name, and its value, as users write them.
-type Setting struct{ Key, Value string }
-
 // Spec is what the user chose for an area: the values behind user.dsm.*. A
 // directory has one too, which new entries inherit.
 type Spec struct {
@@ -114,30 +111,6 @@ type Spec struct {
 
 // DefaultSpec is the spec of the root directory of a new cluster.
 func DefaultSpec() Spec { return Spec{Interval: DefaultInterval} }
-
-// SettingKeys are the keys of the settings, in the order they are shown.
-var SettingKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access"}
-
-// Setting returns the value of a key in the format in which it is set; ok is false if there is no such key.
-func (s Spec) Setting(key string) (value string, ok bool) {
-	switch key {
-	case "mode":
-		return s.Mode.String(), true
-	case "merge":
-		return s.Merge.String(), true
-	case "dtype":
-		return s.DType.String(), true
-	case "apply":
-		return s.Apply.String(), true
-	case "interval":
-		return s.Interval.String(), true
-	case "residency":
-		return s.Residency.String(), true
-	case "access":
-		return s.Access.String(), true
-	}
-	return "", false
-}
 
 // Layout is how the bytes of an area are elements: those from DataOffset on
 // are elements of DType, those before are the file's own header and are never

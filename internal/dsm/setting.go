@@ -1,0 +1,107 @@
+package dsm
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Setting is a field of a Spec by its name, and its value, as users write them.
+type Setting struct{ Key, Value string }
+
+// SettingKeys are the keys of the settings, in the order they are shown.
+var SettingKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access"}
+
+// Setting returns the value of a key in the format in which it is set; ok is false if there is no such key.
+func (s Spec) Setting(key string) (value string, ok bool) {
+	switch key {
+	case "mode":
+		return s.Mode.String(), true
+	case "merge":
+		return s.Merge.String(), true
+	case "dtype":
+		return s.DType.String(), true
+	case "apply":
+		return s.Apply.String(), true
+	case "interval":
+		return s.Interval.String(), true
+	case "residency":
+		return s.Residency.String(), true
+	case "access":
+		return s.Access.String(), true
+	}
+	return "", false
+}
+
+// With returns s with the field that key names set to what value says. The error says what is allowed.
+func (s Spec) With(key, value string) (Spec, error) {
+	was := s
+	var err error
+	switch key {
+	case "mode":
+		s.Mode, err = ParseMode(value)
+	case "merge":
+		s.Merge, err = ParseMerge(value)
+	case "dtype":
+		s.DType, err = ParseDType(value)
+	case "apply":
+		s.Apply, err = ParseApply(value)
+	case "interval":
+		s.Interval, err = parseInterval(value)
+	case "residency":
+		s.Residency, err = ParseResidency(value)
+	case "access":
+		s.Access, err = ParseAccess(value)
+	default:
+		return was, fmt.Errorf("unknown attribute %q: want one of %s", key, strings.Join(SettingKeys, " "))
+	}
+	switch {
+	case err != nil:
+		return was, err
+	case !s.Valid():
+		return was, errors.New("access direct is for areas of residency full: a program that has the memory itself, with nobody to fetch what is missing, would read zeroes")
+	}
+	return s, nil
+}
+
+// parseInterval reads a Go duration or a number of milliseconds.
+func parseInterval(value string) (time.Duration, error) {
+	d, err := time.ParseDuration(value)
+	if ms, numErr := strconv.ParseInt(value, 10, 64); numErr == nil {
+		d, err = time.Duration(max(-1, min(ms, MaxInterval.Milliseconds()+1)))*time.Millisecond, nil
+	}
+	if err != nil || d < 0 || d > MaxInterval {
+		return 0, fmt.Errorf("interval %q: want milliseconds or a duration such as 250ms, from 0 (on request only) to %v", value, MaxInterval)
+	}
+	return d, nil
+}
+
+// ErrFixed is in the chain of an error about a setting that only an empty file can be given.
+var ErrFixed = errors.New("fixed while the file is not empty: truncate it to 0 first")
+
+// CheckChange says why a file of size bytes cannot have its spec changed to another.
+func (s Spec) CheckChange(to Spec, size int64) error {
+	if size == 0 {
+		return nil
+	}
+	for _, key := range []string{"mode", "residency", "access"} {
+		was, _ := s.Setting(key)
+		if now, _ := to.Setting(key); now != was {
+			return fmt.Errorf("the %s of a file of %d bytes is %s and %w", key, size, was, ErrFixed)
+		}
+	}
+	if to.DType != s.DType {
+		return to.DType.CheckSize(size)
+	}
+	return nil
+}
+
+// CheckSize refuses a size that is no whole number of elements.
+func (d DType) CheckSize(size int64) error {
+	if n := int64(d.Size()); size%n != 0 {
+		return fmt.Errorf("a size of %d bytes is no multiple of the %d bytes of a %s element", size, n, d)
+	}
+	return nil
+}
