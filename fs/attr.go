@@ -32,6 +32,10 @@ func (b *bridge) attr(i dsm.Inode, out *fuse.Attr) {
 		Ino: uint64(i.Ino), Size: uint64(i.Size), Mode: modeOf[i.Kind] | i.Perm&07777, Nlink: i.Nlink,
 		Owner: fuse.Owner{Uid: i.UID, Gid: i.GID}, Blksize: dsm.PageSize,
 	}
+	if i.Ino == dsm.RootIno {
+		root := i // so that i stays off the heap
+		b.root.Store(&root)
+	}
 	if i.Kind == dsm.KindFile {
 		if i.Size > 0 {
 			out.Blocks = 1
@@ -64,6 +68,12 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 	if c, ok := control.Of(in.NodeId); ok {
 		return status(b.controlAttr(r, c, &out.Attr))
 	}
+	if b.harvest.SeemsChild(r.tid) {
+		if i, ok := b.known(dsm.Ino(in.NodeId)); ok {
+			b.attr(i, &out.Attr)
+			return fuse.OK
+		}
+	}
 	a := b.opens.find(dsm.AreaID(in.NodeId))
 	if a != nil {
 		b.grown(r, a)
@@ -79,7 +89,7 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 		return b.walkStatus(r.tid, err)
 	}
 	// Of a direct area the kernel asks the memfd.
-	if a != nil && !a.direct.on.Load() && (i.Size > a.kernelSize.Load() || uint64(i.Gen) > a.kernelGen.Load()) && !b.harvest.IsChild(r.tid) {
+	if a != nil && !a.direct.on.Load() && (i.Size > a.kernelSize.Load() || uint64(i.Gen) > a.kernelGen.Load()) {
 		b.notify.tellSize(r, a)
 	}
 	b.attr(i, &out.Attr)

@@ -26,6 +26,7 @@ type bridge struct {
 	handles   handleTable
 	stale     recently[uint32, struct{}]
 	lookups   lookups
+	root      atomic.Pointer[dsm.Inode] // as the kernel was last told, nil before that
 	failed    recently[uint32, failedRead]
 	notify    *notifier
 	control   *control.Tree

@@ -3,6 +3,7 @@ package fs
 import (
 	"context"
 	"strconv"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
@@ -87,9 +88,9 @@ func (b *bridge) controlLookup(ctx context.Context, dir control.Node, name strin
 		if err != nil || !b.harvest.IsChild(tid) {
 			return errNotHere
 		}
-		i, err := b.cfg.Names.Getattr(ctx, dsm.Ino(ino))
-		if err != nil {
-			return err
+		i, ok := b.known(dsm.Ino(ino))
+		if !ok {
+			return errNotHere // the child has nothing to do with what is not open here
 		}
 		b.entry(i, out) // the very inode, under a second name
 		return nil
@@ -101,7 +102,35 @@ func (b *bridge) controlLookup(ctx context.Context, dir control.Node, name strin
 	if c == control.InoDir && !b.harvest.IsChild(tid) {
 		return errNotHere
 	}
-	return b.controlEntry(ctx, c, out)
+	err = b.controlEntry(ctx, c, out)
+	if c == control.InoDir {
+		out.SetEntryTimeout(nameTimeout)
+	}
+	return err
+}
+
+// nameTimeout is how long the kernel remembers the names on the child's way to its files, which never
+// change: to look one up it would wait for whoever creates something in the same directory, and
+// that may be waiting for the catalog.
+const nameTimeout = time.Hour
+
+// known returns what the kernel was last told of an inode, as far as the harvest child needs it: of the root, and
+// of what is open here. The child is answered by that, so that it harvests though the catalog
+// answers nobody; and as it has one thread, one area whose inode it waited for would stop the
+// intervals of all.
+func (b *bridge) known(ino dsm.Ino) (i dsm.Inode, ok bool) {
+	if ino == dsm.RootIno {
+		if i := b.root.Load(); i != nil {
+			return *i, true
+		}
+		return i, false
+	}
+	if a := b.opens.find(dsm.AreaID(ino)); a != nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.mu.inode, a.mu.inode.Ino != 0
+	}
+	return i, false
 }
 
 func (b *bridge) controlOpen(c control.Node, flags uint32, out *fuse.OpenOut) error {

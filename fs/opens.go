@@ -67,7 +67,8 @@ type openArea struct {
 		handles  int  // of the mount, and attachments
 		kernel   int  // of the mount
 		closedAt time.Time
-		// size, gen, access and every are as of rev, the newest the kernel was told.
+		// inode is the newest the kernel was told; size, gen, access and every are as of its rev.
+		inode    dsm.Inode
 		size     int64
 		gen, rev dsm.Generation
 		access   dsm.Access
@@ -373,6 +374,7 @@ func (a *openArea) note(i dsm.Inode) {
 	if i.Rev < a.mu.rev {
 		return
 	}
+	a.mu.inode = i
 	a.mu.rev, a.mu.gen, a.mu.size, a.mu.access = i.Rev, i.Gen, i.Size, i.Spec.Access
 	a.every.Store(int64(i.Spec.Interval))
 }

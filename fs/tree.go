@@ -19,7 +19,9 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 		return status(b.controlLookup(r, c, name, in.Pid, out))
 	}
 	if in.NodeId == uint64(dsm.RootIno) && name == control.Name {
-		return status(b.controlEntry(r, control.Root, out))
+		err := b.controlEntry(r, control.Root, out)
+		out.SetEntryTimeout(nameTimeout)
+		return status(err)
 	}
 	if len(name) > maxName {
 		return fuse.Status(syscall.ENAMETOOLONG)

@@ -61,6 +61,8 @@ type Harvester struct {
 	cfg   Config
 	pid   atomic.Int64 // of the child, 0 if there is none
 	asked atomic.Uint64
+	// others are threads that are none of the child's, each at its number's place: see SeemsChild.
+	others [256]atomic.Uint32
 
 	// turn is had by whoever talks to the child, one at a time: it waits for answers, so it is no
 	// lock. What follows belongs to who has it.

@@ -75,6 +75,9 @@ func (h *Harvester) startLocked() error {
 		h.cfg.Background(func() { h.restart(c.started) })
 		return fmt.Errorf("start harvest child: %w", err)
 	}
+	for i := range h.others {
+		h.others[i].Store(0)
+	}
 	pid := int64(cmd.Process.Pid)
 	h.pid.Store(pid)
 	go func() {
@@ -203,6 +206,21 @@ func (h *Harvester) IsChild(tid uint32) bool {
 	}
 	_, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", pid, tid))
 	return err == nil
+}
+
+// SeemsChild is IsChild for requests that are answered right in either case, but for the child without
+// waiting. It remembers other threads instead of asking the kernel each time: a thread of the child that
+// gets such a number is not recognized.
+func (h *Harvester) SeemsChild(tid uint32) bool {
+	other := &h.others[tid%uint32(len(h.others))]
+	if other.Load() == tid {
+		return false
+	}
+	is := h.IsChild(tid)
+	if !is && h.pid.Load() != 0 {
+		other.Store(tid)
+	}
+	return is
 }
 
 // Pid returns the process of the child, 0 if there is none.

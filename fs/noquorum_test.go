@@ -1,0 +1,102 @@
+package fs
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// cutNames is a catalog that is cut off from the others when a channel is closed: first it finds no
+// names, and then it does not answer at all, until it is mended.
+type cutNames struct {
+	*fakeNames
+	noLookup, cut, mend chan struct{}
+	waiting             atomic.Int32
+}
+
+func newCutNames(n *fakeNames) *cutNames {
+	return &cutNames{fakeNames: n, noLookup: make(chan struct{}), cut: make(chan struct{}), mend: make(chan struct{})}
+}
+
+func (n *cutNames) wait(ctx context.Context, cut <-chan struct{}) error {
+	select {
+	case <-cut:
+	default:
+		return nil
+	}
+	n.waiting.Add(1)
+	select {
+	case <-n.mend:
+		return nil
+	case <-ctx.Done():
+		return &errs.Error{Op: "catalog", Kind: errs.Timeout, Err: ctx.Err()}
+	}
+}
+
+func (n *cutNames) Lookup(ctx context.Context, dir dsm.Ino, name string) (dsm.Inode, error) {
+	if err := n.wait(ctx, n.noLookup); err != nil {
+		return dsm.Inode{}, err
+	}
+	return n.fakeNames.Lookup(ctx, dir, name)
+}
+
+func (n *cutNames) Getattr(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) {
+	if err := n.wait(ctx, n.cut); err != nil {
+		return dsm.Inode{}, err
+	}
+	return n.fakeNames.Getattr(ctx, ino)
+}
+
+func (n *cutNames) Create(ctx context.Context, dir dsm.Ino, name string, in dsm.Inode, hold bool, settings ...dsm.Setting) (dsm.Inode, error) {
+	if err := n.wait(ctx, n.cut); err != nil {
+		return dsm.Inode{}, err
+	}
+	return n.fakeNames.Create(ctx, dir, name, in, hold, settings...)
+}
+
+// TestHarvestWithoutQuorum: the child gets at its files while the catalog answers nobody, also while
+// the kernel keeps the root directory locked for a program that waits for it.
+func TestHarvestWithoutQuorum(t *testing.T) {
+	var names *cutNames
+	f := mountTest(t, func(c *Config) {
+		names = newCutNames(c.Names.(*fakeNames))
+		c.Names, c.FaultTimeout = names, 10*clientTimeout
+	})
+	mend := sync.OnceFunc(func() { close(names.mend) })
+	c, blocked := startClient(t), startClient(t)
+	var areas []*fakeArea
+	var maps []int
+	for _, name := range []string{"w", "v"} {
+		areas = append(areas, f.file(c, name, make([]byte, dsm.PageSize)))
+		_, m := f.mapFile(c, name, dsm.PageSize)
+		maps = append(maps, m)
+	}
+	published := func(word string) {
+		t.Helper()
+		for i, a := range areas {
+			c.must(clientCall{Op: "store", FD: maps[i], Data: []byte(word)})
+			if !a.await(clientTimeout, func() bool { return len(a.published) > 0 && a.published[0] == word[0] }) {
+				t.Fatalf("%s of area %d is not published", word, i)
+			}
+		}
+	}
+	published("before")
+	t.Cleanup(mend)
+	close(names.noLookup)
+	blocked.start(clientCall{Op: "mkdir", Path: f.path("d"), Mode: 0o755})
+	eventually(t, "mkdir waits", func() bool { return names.waiting.Load() > 0 })
+	close(names.cut)
+	if err := syscall.Kill(f.fs.b.harvest.Pid(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	published("cut off")
+	mend()
+	if r := blocked.reply(); r.Errno != 0 {
+		t.Errorf("mkdir: %v", r.Errno)
+	}
+}
