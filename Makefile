@@ -77,8 +77,13 @@ invariants: deps shim
 integration: deps build
 	@go test -p 1 -timeout 40m -count=1 -json ./integration/... | $(SUM) "integration tests"
 
+# PyTorch is outside the tree: make clean leaves it.
+.PHONY: torch
+torch: deps
+	@scripts/torch.sh >/dev/null
+
 .PHONY: python
-python: deps build
+python: deps torch build
 	@if find pybind examples -name 'test_*.py' 2>/dev/null | grep -q .; then .venv/bin/python -m pytest --quiet; fi
 
 .PHONY: demo

@@ -22,7 +22,11 @@ HERE = Path(__file__).parent
 BUILT = HERE.parent / "bin" / "dsmfs"
 if "DSMFS_BINARY" not in os.environ and BUILT.exists():
     os.environ["DSMFS_BINARY"] = str(BUILT)
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+TORCH = HERE.parent / "scripts" / "torch.sh"  # not in the sdist
+packages = subprocess.check_output([TORCH, "--where"], text=True).strip() if TORCH.exists() else ""
+if packages:
+    sys.path.append(packages)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), packages, os.environ.get("PYTHONPATH")]))
 os.environ.pop("DSMFS_ATTACH", None)
 
 # Examples that failed are printed, so that nothing needs to be kept in the tree.
