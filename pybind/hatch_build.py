@@ -1,10 +1,9 @@
-"""Puts the Go binary into the wheel.
+"""Puts the Go binary into the wheel, and gives the wheel its version.
 
-The binary is, the first that there is: the file that ``$DSMFS_BINARY`` names,
-``../bin/dsmfs`` (``make build``), or what ``go build`` makes of the sources
-around this directory. It goes where scripts go, so that ``dsmfs`` is a command after
-the installation. Without any the wheel has Python only, and the binary is looked for
-when it is needed.
+The binary is the file that ``$DSMFS_BINARY`` names, else what ``make build`` makes of the sources around
+this directory, with the library for ``dsmfs run`` in it, else ``../bin/dsmfs``. It goes where scripts go, so that ``dsmfs``
+is a command after the installation. Without any the wheel has Python only, and the binary is looked for
+when it is needed. Both have the version that ``../scripts/version.sh`` prints.
 """
 
 import os
@@ -20,6 +19,19 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 MACHINES = {62: "linux_x86_64", 183: "linux_aarch64", 243: "linux_riscv64"}
 
 
+TOP = Path(__file__).resolve().parents[1]
+
+
+def version() -> str:
+    """Return the version of the tree, or of the sdist that this is in."""
+    script, told = TOP / "scripts" / "version.sh", Path(__file__).resolve().with_name("PKG-INFO")
+    if told.exists():
+        return next(line.split()[1] for line in told.read_text().splitlines() if line.startswith("Version:"))
+    if script.exists():
+        return subprocess.check_output([script], text=True).strip()
+    return "0.0.0+unknown"
+
+
 class BinaryHook(BuildHookInterface):  # type: ignore[type-arg]
     """Adds the binary to ``build_data`` and tags the wheel with its platform."""
 
@@ -29,7 +41,9 @@ class BinaryHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         binary = self.find()
         if binary is None:
-            self.app.display_warning("no bin/dsmfs, $DSMFS_BINARY or go: the wheel is without the dsmfs binary")
+            self.app.display_warning(
+                "no go and make, $DSMFS_BINARY or bin/dsmfs: the wheel is without the dsmfs binary"
+            )
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform(binary)}"
@@ -40,31 +54,13 @@ class BinaryHook(BuildHookInterface):  # type: ignore[type-arg]
         named = os.environ.get("DSMFS_BINARY")
         if named:
             return Path(named).resolve(strict=True)
-        top = Path(self.root).parent
-        made = top / "bin" / "dsmfs"
-        if made.exists():
-            return made
-        go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
-        if go is None or not (top / "go.mod").exists():
-            return None
-        # In the hook's directory below pybind: hatchling reads it after this method has returned.
-        built = Path(self.directory) / "dsmfs-binary"
-        built.parent.mkdir(parents=True, exist_ok=True)
-        command = [go, "build", "-trimpath", "-ldflags", f"-s -w -X main.version={self.metadata.version}"]
-        subprocess.run(
-            [*command, "-o", str(built), "./cmd/dsmfs"],
-            cwd=top,
-            env={**os.environ, "CGO_ENABLED": "0"},
-            check=True,
-        )
-        self.built = built
-        return built
-
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what find built."""
-        built = getattr(self, "built", None)
-        if built is not None:
-            built.unlink()
+        made = TOP / "bin" / "dsmfs"
+        path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/go/bin"])
+        if (TOP / "Makefile").exists() and shutil.which("go", path=path) and shutil.which("make", path=path):
+            if not shutil.which("gcc", path=path):
+                self.app.display_warning("no gcc: the dsmfs binary is without the library for 'dsmfs run'")
+            subprocess.run(["make", "build"], cwd=TOP, env={**os.environ, "PATH": path}, check=True)
+        return made if made.exists() else None
 
 
 def platform(binary: Path) -> str:

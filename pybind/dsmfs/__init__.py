@@ -9,6 +9,8 @@ An area is a file of a dsmfs mount. :func:`open` and :func:`create` give its mem
 the daemon hands it out (the memory plane), else through the kernel's page cache.
 """
 
+from typing import Any
+
 from ._area import Area, version_time
 from ._binary import find_binary
 from ._cluster import Cluster, cluster
@@ -31,8 +33,6 @@ from ._errors import (
 from ._filesystem import AreaInfo, Areas, Filesystem, Member, mount
 from ._open import PlaneWarning, create, open
 from ._tensors import MovedWarning
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AccessError",
@@ -64,3 +64,14 @@ __all__ = [
     "open",
     "version_time",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib.metadata
+
+    try:  # here, because it takes longer than all other imports
+        return importlib.metadata.version("dsmfs")
+    except importlib.metadata.PackageNotFoundError:
+        return "0.0.0+unknown"

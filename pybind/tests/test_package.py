@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import doctest
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 PYBIND = Path(__file__).parents[1]
 
 
-def wheel(tmp_path: Path, **environment: str) -> Path:
+def wheel(tmp_path: Path, source: Path = PYBIND, **environment: str) -> Path:
     """Build the wheel as pip does, but without fetching anything."""
     pytest.importorskip("hatchling")
     command = [
@@ -31,7 +33,7 @@ def wheel(tmp_path: Path, **environment: str) -> Path:
         str(tmp_path),
     ]
     done = subprocess.run(
-        [*command, str(PYBIND)],
+        [*command, str(source)],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -75,6 +77,55 @@ def test_the_wheel_carries_the_binary(tmp_path: Path) -> None:
     package, program = found.stdout.split()
     assert package.startswith(str(fresh)) and program == str(fresh / "bin" / "dsmfs")
     assert os.access(program, os.X_OK)
+
+
+def clone(tmp_path: Path) -> Path:
+    """Return a fresh clone of the tree, with what is not committed."""
+    if shutil.which("go") is None or not (PYBIND.parent / ".git").exists():
+        pytest.skip("no Go, or no clone")
+    fresh = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", str(PYBIND.parent), str(fresh)], check=True, timeout=120)
+    listed = subprocess.check_output(["git", "ls-files", "-moz", "--exclude-standard"], cwd=PYBIND.parent, text=True)
+    for name in filter(None, listed.split("\0")):
+        if (PYBIND.parent / name).exists():
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(PYBIND.parent / name, fresh / name)
+    return fresh
+
+
+def test_a_wheel_of_a_fresh_clone_is_what_make_builds(tmp_path: Path) -> None:
+    fresh = clone(tmp_path)
+    environment = {"DSMFS_BINARY": "", "MAKEFLAGS": ""}
+    path = wheel(tmp_path, fresh / "pybind", **environment)
+    with zipfile.ZipFile(path) as z:
+        [script] = [n for n in z.namelist() if n.endswith(".data/scripts/dsmfs")]
+        program = tmp_path / "dsmfs"
+        program.write_bytes(z.read(script))
+        [metadata] = [n for n in z.namelist() if n.endswith(".dist-info/METADATA")]
+        [version] = [line.split()[1] for line in z.read(metadata).decode().splitlines() if line.startswith("Version:")]
+    assert version == subprocess.check_output([fresh / "scripts" / "version.sh"], text=True).strip()
+    program.chmod(0o755)
+    assert subprocess.check_output([program, "version"], text=True).split()[1] == version
+    subprocess.run(["make", "build"], cwd=fresh, env={**os.environ, **environment}, check=True, timeout=300)
+    assert program.read_bytes() == (fresh / "bin" / "dsmfs").read_bytes()
+    if shutil.which("gcc"):
+        preloaded = subprocess.check_output([program, "run", "--", "sh", "-c", "echo $LD_PRELOAD"], text=True)
+        assert "libdsmfs" in preloaded
+
+
+def test_the_sdist_keeps_the_version(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=PYBIND, check=True, capture_output=True, timeout=120)
+    [archive] = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as t:
+        t.extractall(tmp_path, filter="data")
+    [source] = [p for p in tmp_path.iterdir() if p.is_dir()]
+    path = wheel(tmp_path, source, DSMFS_BINARY="")
+    version = source.name.removeprefix("dsmfs-")
+    assert path.name == f"dsmfs-{version}-py3-none-any.whl"
+    if (PYBIND.parent / "scripts").exists():
+        script = PYBIND.parent / "scripts" / "version.sh"
+        assert version == subprocess.check_output([script], text=True).strip()
 
 
 @pytest.mark.usefixtures("binary")
