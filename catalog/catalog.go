@@ -75,6 +75,8 @@ type Catalog struct {
 	progress progress
 	calls    calls
 	rounds   rounds
+	lease    lease
+	grants   grants
 	reign    reign
 	// news rings when the view, the voters or the leader change.
 	news bell
@@ -118,6 +120,8 @@ func New(cfg Config) (*Catalog, error) {
 	c.progress.init()
 	c.calls.init()
 	c.rounds.init()
+	c.lease.init()
+	c.grants.init()
 	c.reign.init(c.life)
 	c.news.init()
 	c.push.init()

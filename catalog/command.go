@@ -126,24 +126,25 @@ func (noopOp) apply(*state, step) (dsm.Inode, error) { return dsm.Inode{}, nil }
 var ops = map[opKind]struct {
 	name string
 	op   op
+	seen bool // others may see what it does in a name or an attribute
 }{
-	kindNoop:         {"noop", noopOp{}},
-	kindBootstrap:    {"bootstrap", bootstrapOp{}},
-	kindAddMember:    {"join", addMemberOp{}},
-	kindLeaving:      {"leave", leavingOp{}},
-	kindRemoveMember: {"leave", removeMemberOp{}},
-	kindSlotsReady:   {"slots ready", slotsReadyOp{}},
-	kindCreate:       {"create", createOp{}},
-	kindUnlink:       {"unlink", unlinkOp{}},
-	kindRmdir:        {"rmdir", rmdirOp{}},
-	kindRename:       {"rename", renameOp{}},
-	kindSetAttr:      {"setattr", setAttrOp{}},
-	kindSetSpec:      {"setattr", setSpecOp{}},
-	kindSetLayout:    {"set layout", setLayoutOp{}},
-	kindSetXattr:     {"setxattr", setXattrOp{}},
-	kindRemoveXattr:  {"removexattr", removeXattrOp{}},
-	kindHold:         {"open", holdOp{}},
-	kindUnhold:       {"release", unholdOp{}},
+	kindNoop:         {"noop", noopOp{}, false},
+	kindBootstrap:    {"bootstrap", bootstrapOp{}, false},
+	kindAddMember:    {"join", addMemberOp{}, false},
+	kindLeaving:      {"leave", leavingOp{}, false},
+	kindRemoveMember: {"leave", removeMemberOp{}, false},
+	kindSlotsReady:   {"slots ready", slotsReadyOp{}, false},
+	kindCreate:       {"create", createOp{}, true},
+	kindUnlink:       {"unlink", unlinkOp{}, true},
+	kindRmdir:        {"rmdir", rmdirOp{}, true},
+	kindRename:       {"rename", renameOp{}, true},
+	kindSetAttr:      {"setattr", setAttrOp{}, true},
+	kindSetSpec:      {"setattr", setSpecOp{}, true},
+	kindSetLayout:    {"set layout", setLayoutOp{}, true},
+	kindSetXattr:     {"setxattr", setXattrOp{}, true},
+	kindRemoveXattr:  {"removexattr", removeXattrOp{}, true},
+	kindHold:         {"open", holdOp{}, false},
+	kindUnhold:       {"release", unholdOp{}, false},
 }
 
 var opKinds = func() map[reflect.Type]opKind {
@@ -164,16 +165,25 @@ func (c command) encode(o op) ([]byte, error) {
 	return wire.Marshal(c)
 }
 
-// decodeCommand is the inverse of encode.
-func decodeCommand(b []byte) (command, op, error) {
+// decodeEnvelope returns the command without its operation.
+func decodeEnvelope(b []byte) (command, error) {
 	var c command
 	if err := wire.Unmarshal(b, &c); err != nil {
+		return c, err
+	}
+	if _, ok := ops[c.Kind]; !ok {
+		return c, errs.E(errs.Corrupt, "decode command", "unknown kind %d", c.Kind)
+	}
+	return c, nil
+}
+
+// decodeCommand is the inverse of encode.
+func decodeCommand(b []byte) (command, op, error) {
+	c, err := decodeEnvelope(b)
+	if err != nil {
 		return c, nil, err
 	}
-	known, ok := ops[c.Kind]
-	if !ok {
-		return c, nil, errs.E(errs.Corrupt, "decode command", "unknown kind %d", c.Kind)
-	}
+	known := ops[c.Kind]
 	v := reflect.New(reflect.TypeOf(known.op))
 	if err := wire.Unmarshal(c.Body, v.Interface()); err != nil {
 		return c, nil, err

@@ -8,7 +8,7 @@
 //	state.go command.go session.go apply.go snapshot.go       the state machine around them
 //	catalog.go fsm.go reign.go voters.go push.go              raft around that
 //	change.go propose.go                                      changes
-//	query.go reads.go                                         reads
+//	query.go reads.go lease.go grants.go                      reads
 //	join.go leave.go serve.go                                 members
 //
 // # Promises
@@ -21,9 +21,10 @@
 // that proposes, but an inode's ctime never goes back.
 //
 // A change costs the way to the leader, one round from there to a majority of
-// the voters, and one message back (push.go). A read costs one round to
-// the leader and, unless that suffices, one from there to the voters
-// (reads.go); on a node that leads alone it costs no message.
+// the voters, and one message back (push.go). A read under a lease costs nothing (lease.go).
+// Without, it costs one round to the leader and, unless that suffices, one from there to
+// the voters (reads.go); on a node that leads alone it costs no message. A change takes the
+// leases of the other nodes away first.
 //
 // # Members and voters
 //
@@ -52,7 +53,7 @@
 // One goroutine of raft applies the log, changes the state under Catalog.mu,
 // and calls the Observer after it has let go of it; only then the applied index that
 // reads and changes wait for advances. Readers hold mu for reading, for the
-// length of a map access. The other mutexes (progress, calls, rounds, reign,
+// length of a map access. The other mutexes (progress, calls, rounds, lease, grants, reign,
 // bell, pushers, layer) guard their own fields, and no two are held at once,
 // but that pushers.mu and reign's are held over calls of context and raft that do
 // not block. Nothing is held over the network.

@@ -32,6 +32,10 @@ func (f fsm) Apply(l *raft.Log) any {
 		c.log.Error("the catalog's log has an entry that is no command", "index", l.Index, "err", err)
 	}
 	c.applied(l.Index, out.effects)
+	c.grants.close(out.Node, out.Req)
+	if out.Node == c.self.ID {
+		c.calls.passed(out.Low)
+	}
 	if out.Node == c.self.ID && out.fate != ignored {
 		c.calls.deliver(out.Req, answer{out.result, l.Index, l.Term})
 	}

@@ -20,6 +20,10 @@ type calls struct {
 		last    uint64 // number of the newest
 		waiting map[uint64]chan answer
 		low     uint64 // no smaller number is in waiting
+		// seen are those that others may see the effect of, see settle; given up of them,
+		// the one with the highest number that may still happen.
+		seen    map[uint64]chan struct{}
+		givenUp uint64
 	}
 }
 
@@ -33,27 +37,76 @@ type answer struct {
 func (cs *calls) init() { cs.mu.Init("catalog.calls") }
 
 // begin numbers a command. low is the smallest number that is waited for.
-func (cs *calls) begin() (req, low uint64, done <-chan answer) {
+func (cs *calls) begin(seen bool) (req, low uint64, done <-chan answer) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if cs.mu.waiting == nil {
 		cs.mu.waiting = make(map[uint64]chan answer)
+		cs.mu.seen = make(map[uint64]chan struct{})
 		cs.mu.low = 1
 	}
 	cs.mu.last++
 	ch := make(chan answer, 1)
 	cs.mu.waiting[cs.mu.last] = ch
+	if seen {
+		cs.mu.seen[cs.mu.last] = make(chan struct{})
+	}
 	return cs.mu.last, cs.mu.low, ch
 }
 
-// finish says that nobody waits for the command any more.
-func (cs *calls) finish(req uint64) {
+// finish says that nobody waits for the command any more: it has been applied, or
+// given up.
+func (cs *calls) finish(req uint64, applied bool) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	delete(cs.mu.waiting, req)
+	if done, seen := cs.mu.seen[req]; seen {
+		close(done)
+		delete(cs.mu.seen, req)
+		if !applied {
+			cs.mu.givenUp = max(cs.mu.givenUp, req)
+		}
+	}
 	for cs.mu.low <= cs.mu.last && cs.mu.waiting[cs.mu.low] == nil {
 		cs.mu.low++
 	}
+}
+
+// passed says that commands with numbers below low can happen no more.
+func (cs *calls) passed(low uint64) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if low > cs.mu.givenUp {
+		cs.mu.givenUp = 0
+	}
+}
+
+// lost reports whether a command that was given up may still happen.
+func (cs *calls) lost() bool {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return cs.mu.givenUp != 0
+}
+
+// settle returns when all commands that were under way at the call, and that others may see the
+// effect of, are applied here. Others may have seen it already.
+func (cs *calls) settle(ctx, life context.Context) error {
+	cs.mu.Lock()
+	var wait []chan struct{}
+	for _, done := range cs.mu.seen {
+		wait = append(wait, done)
+	}
+	cs.mu.Unlock()
+	for _, done := range wait {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return gaveUp(ctx)
+		case <-life.Done():
+			return gaveUp(ctx)
+		}
+	}
+	return ctx.Err()
 }
 
 // deliver hands the answer to who waits for it, if anybody does.
@@ -86,8 +139,9 @@ func (c *Catalog) propose(ctx context.Context, o op) (dsm.Inode, error) {
 
 // commit sends o to the leader until this node has applied it.
 func (c *Catalog) commit(ctx context.Context, o op) (answer, error) {
-	req, low, done := c.calls.begin()
-	defer c.calls.finish(req)
+	req, low, done := c.calls.begin(ops[opKinds[reflect.TypeOf(o)]].seen)
+	applied := false
+	defer func() { c.calls.finish(req, applied) }()
 	data, err := command{Node: c.self.ID, Req: req, Low: low, Now: time.Now().UnixNano()}.encode(o)
 	if err != nil {
 		return answer{}, err
@@ -101,6 +155,7 @@ func (c *Catalog) commit(ctx context.Context, o op) (answer, error) {
 			select {
 			case a := <-done:
 				wait.Stop()
+				applied = true
 				return a, nil
 			case err := <-sent:
 				if err == nil {
@@ -140,9 +195,14 @@ func (c *Catalog) submit(reign, ctx context.Context, data []byte) <-chan error {
 	sent := make(chan error, 1)
 	id, addr := c.leader()
 	switch {
+	case c.raft.State() == raft.Leader && c.grants.none(c.self.ID, c.raft.CurrentTerm()):
+		sent <- c.take(ctx, data)
 	case c.raft.State() == raft.Leader:
-		c.raft.Apply(data, 0)
-		sent <- nil
+		go func() {
+			ctx, cancel := during(reign, ctx)
+			defer cancel()
+			sent <- c.take(ctx, data)
+		}()
 	case id == 0 || id == c.self.ID:
 		sent <- errs.E(errs.Unavailable, "", "the catalog has no leader")
 	default:

@@ -12,7 +12,12 @@ import (
 // saw the Observer has been told of when read returns: who learns of a size from
 // here finds the data plane knowing it too.
 func (c *Catalog) read(ctx context.Context, op string, f func(*state) error) error {
-	if err := c.sync(ctx); err != nil {
+	return c.readAfter(ctx, op, c.sync, f)
+}
+
+// readAfter is read with another way to have what was committed.
+func (c *Catalog) readAfter(ctx context.Context, op string, sync func(context.Context) error, f func(*state) error) error {
+	if err := sync(ctx); err != nil {
 		return named(op, err)
 	}
 	c.mu.RLock()
@@ -43,13 +48,16 @@ func (c *Catalog) Lookup(ctx context.Context, dir dsm.Ino, name string) (n dsm.I
 
 // Getattr returns the inode.
 func (c *Catalog) Getattr(ctx context.Context, ino dsm.Ino) (n dsm.Inode, err error) {
-	err = c.read(ctx, "getattr", func(s *state) error {
+	get := func(s *state) error {
 		in, err := s.get(ino)
 		if err == nil {
 			n = in.Inode
 		}
 		return err
-	})
+	}
+	if err = c.read(ctx, "getattr", get); err == nil && n.Nlink == 0 {
+		err = c.readAfter(ctx, "getattr", c.ask, get) // no lease covers when the last hold ends
+	}
 	return n, err
 }
 
@@ -63,6 +71,25 @@ func (c *Catalog) ReadDir(ctx context.Context, dir dsm.Ino) (entries []dsm.DirEn
 		return err
 	})
 	return entries, err
+}
+
+// Stat returns the inodes of entries of dir, a zero one where a name is not of the entry's
+// inode any more.
+func (c *Catalog) Stat(ctx context.Context, dir dsm.Ino, entries []dsm.DirEntry) (inodes []dsm.Inode, err error) {
+	err = c.read(ctx, "readdir", func(s *state) error {
+		d, err := s.dir(dir)
+		if err != nil {
+			return err
+		}
+		inodes = make([]dsm.Inode, len(entries))
+		for i, e := range entries {
+			if ino, ok := d.entries[e.Name]; ok && ino == e.Ino {
+				inodes[i] = s.inodes[ino].Inode
+			}
+		}
+		return nil
+	})
+	return inodes, err
 }
 
 // GetXattr returns the value of an extended attribute; it is the caller's.
@@ -101,7 +128,7 @@ func (c *Catalog) ListXattr(ctx context.Context, ino dsm.Ino) (names []string, e
 // takes here, and one that is larger than budget may find room. The difference is
 // negative when a node has left and others are short of room for pages on demand.
 func (c *Catalog) Usage(ctx context.Context) (reserved, budget int64, inodes uint64, err error) {
-	err = c.read(ctx, "statfs", func(s *state) error {
+	err = c.readAfter(ctx, "statfs", c.ask, func(s *state) error {
 		reserved, budget = s.usage()
 		inodes = uint64(len(s.inodes))
 		return nil

@@ -20,8 +20,10 @@ import (
 //
 // A majority that did not know a later leader when asked means that none had been
 // elected before, hence that nothing was committed that this leader does not
-// know. Clocks play no part. raft's VerifyLeader is not used: it counts the
+// know. Clocks play no part in that. raft's VerifyLeader is not used: it counts the
 // answers of followers without a vote, which prove nothing.
+//
+// With the index may come a lease, under which reads that follow ask nobody (lease.go).
 //
 // Reads that begin while a round of questions is under way share the next one.
 // The leader that is the only voter, as in a cluster of one, asks nobody.
@@ -77,6 +79,14 @@ func (rs *rounds) run(ask func() (uint64, error)) {
 // sync returns when this node has applied all that was committed anywhere
 // before the call.
 func (c *Catalog) sync(ctx context.Context) error {
+	if c.leased(ctx) {
+		return nil
+	}
+	return c.ask(ctx)
+}
+
+// ask is sync without a lease.
+func (c *Catalog) ask(ctx context.Context) error {
 	if index, ok := c.soleIndex(); ok {
 		return c.progress.wait(ctx, c.life, index, 0)
 	}
@@ -89,7 +99,8 @@ func (c *Catalog) sync(ctx context.Context) error {
 
 // soleIndex returns the read index if this node leads and is the only voter.
 func (c *Catalog) soleIndex() (uint64, bool) {
-	if c.leads() == 0 {
+	term := c.leads()
+	if term == 0 {
 		return 0, false
 	}
 	for _, s := range c.servers() {
@@ -97,7 +108,17 @@ func (c *Catalog) soleIndex() (uint64, bool) {
 			return 0, false
 		}
 	}
-	return c.raft.CommitIndex(), true
+	return c.granted(c.lease.request(), term, c.raft.CommitIndex()), true
+}
+
+// granted has this node, which leads in the term, take a lease from itself if it can. It returns the
+// read index, which is index without.
+func (c *Catalog) granted(r leaseRequest, term, index uint64) uint64 {
+	later, ok := c.grant(c.self.ID, term)
+	if ok {
+		c.lease.accept(r, later)
+	}
+	return max(index, later)
 }
 
 // sharedIndex returns the read index from a round that begins after the call.
@@ -129,12 +150,13 @@ func (c *Catalog) askIndex() (uint64, error) {
 func (c *Catalog) tryIndex(reign context.Context) (uint64, error) {
 	ctx, cancel := during(reign, c.life)
 	defer cancel()
+	request := c.lease.request()
 	if term := c.leads(); term != 0 {
 		index := c.raft.CommitIndex()
 		if !c.confirm(ctx, term) {
 			return 0, errs.E(errs.NotLeader, "", "")
 		}
-		return index, nil
+		return c.granted(request, term, index), nil
 	}
 	// The term is read before the question is asked, so it is this node's word
 	// if it has a vote.
@@ -150,6 +172,9 @@ func (c *Catalog) tryIndex(reign context.Context) (uint64, error) {
 	r, ok := reply.(*wire.ReadIndexed)
 	if !ok {
 		return 0, errs.E(errs.Corrupt, "", "%T answers ReadIndex", reply)
+	}
+	if r.Lease {
+		c.lease.accept(request, r.Index)
 	}
 	return r.Index, nil
 }
@@ -167,7 +192,8 @@ func (c *Catalog) serveIndex(ctx context.Context, req *wire.ReadIndex) (any, err
 			return nil, err
 		}
 	}
-	return &wire.ReadIndexed{Index: index}, nil
+	later, lease := c.grant(req.From, term)
+	return &wire.ReadIndexed{Index: max(index, later), Lease: lease}, nil
 }
 
 // majority reports whether this node and the one that asks, at its term, are

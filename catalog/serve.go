@@ -10,6 +10,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
+func errNotLeader() error { return errs.E(errs.NotLeader, "propose", "") }
+
 // OnCall answers the requests of other catalogs; any other request is
 // errs.Unsupported. It returns when ctx ends or the catalog is closed.
 func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error) {
@@ -21,10 +23,17 @@ func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error
 		return c.serveJoin(ctx, r)
 	case *wire.Propose:
 		if c.raft.State() != raft.Leader {
-			return nil, errs.E(errs.NotLeader, "propose", "")
+			return nil, errNotLeader()
 		}
-		c.raft.Apply(r.Command, 0)
+		if err := c.take(ctx, r.Command); err != nil {
+			return nil, err
+		}
 		return &wire.Proposed{}, nil
+	case *wire.Recall:
+		if err := c.lease.giveBack(ctx); err != nil {
+			return nil, err
+		}
+		return &wire.Recalled{}, nil
 	case *wire.ReadIndex:
 		return c.serveIndex(ctx, r)
 	case *wire.Probe:

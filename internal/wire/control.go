@@ -10,6 +10,9 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 //	   | ReadIndex --------------------------->|  am I still the leader?
 //	   |                  Probe to the voters  |
 //	   |<------------------------- ReadIndexed |  read your replica once it is there
+//	   |                                       |
+//	   |<------------------------------ Recall |  another node makes a change
+//	   | Recalled ---------------------------->|
 //	   | Leave ------------------------------->|  after its last slot is handed over
 //	   |<-------------------------------- Left |
 //
@@ -22,7 +25,7 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 
 // JoinProtocol is the version of the commands and snapshots of the catalog. All
 // members of a cluster speak the same one.
-const JoinProtocol = 1
+const JoinProtocol = 2
 
 // Join asks to make Member a member of the cluster.
 type Join struct {
@@ -50,7 +53,16 @@ type ReadIndex struct {
 }
 
 // ReadIndexed answers ReadIndex.
-type ReadIndexed struct{ Index uint64 }
+type ReadIndexed struct {
+	Index uint64
+	Lease bool // and the sender has a lease
+}
+
+// Recall asks for the lease back.
+type Recall struct{}
+
+// Recalled says that the sender reads by the lease no more.
+type Recalled struct{}
 
 // Probe asks a node how it is. A node that is joining learns from it which
 // cluster it will belong to.
@@ -81,4 +93,6 @@ var controlMessages = map[uint16]any{
 	107: Probed{},
 	108: Leave{},
 	109: Left{},
+	110: Recall{},
+	111: Recalled{},
 }

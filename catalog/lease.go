@@ -1,0 +1,176 @@
+package catalog
+
+import (
+	"context"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/lockrank"
+)
+
+// A lease is the leader's word that no change of another node is made before this
+// node has given the lease back. While it lasts, what this node has applied is all
+// there is, but for changes of its own that are under way, and a read costs no
+// message. The leader's side is in grants.go.
+//
+//	node                                leader                        other node
+//	   | ReadIndex --------------------->|                                 |
+//	   |<------- ReadIndexed, with lease |                                 |
+//	   | reads by itself                 |<---------------------- Propose  |
+//	   |<------------------------ Recall |                                 |
+//	   | Recalled ---------------------->|  append it to the log           |
+//
+// It ends by itself after leaseTime, counted by its holder from before it asked and by
+// the leader from after it was asked, so that the holder's ends first. What must
+// agree between the nodes is how long a second is, not what time it is.
+//
+// Under a lease the kernel may keep names and attributes for a moment (Keep). There is no
+// way to take them back that neither blocks, nor makes open files look deleted, so a lease is
+// given back only when that moment is over. Nodes that are recalled often do not ask
+// their kernel to keep anything.
+
+const (
+	// leaseTime is how long changes wait for a holder that does not answer.
+	leaseTime = 300 * time.Millisecond
+	// keepTime is how long the kernel may keep what it is told.
+	keepTime = 50 * time.Millisecond
+	// keepGrace is how much later the kernel may begin to count: it does so when the
+	// thread that asked runs again. The clock of the kernel ticks every 10 ms at worst.
+	keepGrace = 50 * time.Millisecond
+	// minCalm and maxCalm bound for how long nobody must have recalled a lease before the
+	// kernel may keep anything, after a change had to wait for that.
+	minCalm, maxCalm = 100 * time.Millisecond, time.Second
+	// calmAfter is when such waits are forgotten.
+	calmAfter = 5 * maxCalm
+)
+
+// lease is this node's.
+type lease struct {
+	mu struct {
+		lockrank.Mutex
+		until    time.Time // when it ends; zero: there is none
+		index    uint64    // of the log, to be applied before anything is read
+		recalls  uint64    // how often it was recalled, or might have been
+		recalled time.Time // when it last was
+		kept     time.Time // until when the kernel may have something kept
+		calm     time.Duration
+		renewing bool
+	}
+}
+
+func (l *lease) init() { l.mu.Init("catalog.lease") }
+
+// request is a question for the read index that may bring a lease.
+type leaseRequest struct {
+	asked   time.Time
+	recalls uint64
+}
+
+// request begins a question. It is called before anything is asked of anybody.
+func (l *lease) request() leaseRequest {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return leaseRequest{time.Now(), l.mu.recalls}
+}
+
+// accept takes the lease that came with the index, unless it was recalled meanwhile:
+// the recall may have overtaken it.
+func (l *lease) accept(r leaseRequest, index uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.recalls != r.recalls {
+		return
+	}
+	if until := r.asked.Add(leaseTime); until.After(l.mu.until) {
+		l.mu.until, l.mu.index = until, max(l.mu.index, index)
+	}
+}
+
+// held returns the index to be applied before anything is read by the lease, if there
+// is one; renew says that the caller, and nobody else, is to ask for the next.
+func (l *lease) held() (index uint64, held, renew bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	left := time.Until(l.mu.until)
+	if left <= 0 {
+		return 0, false, false
+	}
+	renew = left < leaseTime/2 && !l.mu.renewing
+	l.mu.renewing = l.mu.renewing || renew
+	return l.mu.index, true, renew
+}
+
+func (l *lease) renewed() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.renewing = false
+}
+
+// keep returns for how long the kernel may keep what a read that begins now
+// returns, if it is told within keepGrace.
+func (l *lease) keep() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	kept := now.Add(keepTime + keepGrace)
+	if kept.After(l.mu.until) || now.Sub(l.mu.recalled) < l.mu.calm {
+		return 0
+	}
+	l.mu.kept = kept
+	return keepTime
+}
+
+// giveBack ends the lease, and returns when the kernel keeps nothing any more, or ctx ends.
+func (l *lease) giveBack(ctx context.Context) error {
+	l.mu.Lock()
+	now := time.Now()
+	if now.Sub(l.mu.recalled) > calmAfter {
+		l.mu.calm = 0
+	}
+	wait := l.mu.kept.Sub(now)
+	if wait > 0 {
+		l.mu.calm = min(max(2*l.mu.calm, minCalm), maxCalm)
+	}
+	l.mu.until = time.Time{}
+	l.mu.recalls++
+	l.mu.recalled = now
+	l.mu.Unlock()
+	if wait <= 0 {
+		return nil
+	}
+	over := time.NewTimer(wait)
+	defer over.Stop()
+	select {
+	case <-over.C:
+		return nil
+	case <-ctx.Done():
+		return gaveUp(ctx)
+	}
+}
+
+// Keep returns for how long the kernel of this node may keep what a read that begins
+// now returns; 0: not at all. Nobody else changes it before.
+func (c *Catalog) Keep() time.Duration {
+	if c.calls.lost() {
+		return 0
+	}
+	return c.lease.keep()
+}
+
+// leased returns true, when the read that is called for may look at what this node has
+// applied, without asking anybody.
+func (c *Catalog) leased(ctx context.Context) bool {
+	index, held, renew := c.lease.held()
+	if !held {
+		return false
+	}
+	if renew {
+		go func() {
+			defer c.lease.renewed()
+			ctx, cancel := context.WithTimeout(c.life, leaseTime)
+			defer cancel()
+			_ = c.ask(ctx) // without an answer the lease runs out
+		}()
+	}
+	// Own changes first, and then whether one was given up.
+	return c.calls.settle(ctx, c.life) == nil && !c.calls.lost() && c.progress.wait(ctx, c.life, index, 0) == nil
+}
