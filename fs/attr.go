@@ -61,6 +61,48 @@ func (b *bridge) entry(i dsm.Inode, out *fuse.EntryOut) {
 	b.attr(i, &out.Attr)
 }
 
+// keep is for how long the kernel may keep what it is told, from when the request began.
+type keep struct {
+	began time.Time
+	valid time.Duration
+}
+
+// keepLimit is how long a request may take for its answer to be kept: less than what
+// Names.Keep allows for the way to the program.
+const keepLimit = 10 * time.Millisecond
+
+// keep is called before anything is read.
+func (b *bridge) keep() keep { return keep{time.Now(), b.cfg.Names.Keep()} }
+
+// left returns what the kernel is told.
+func (k keep) left() time.Duration {
+	if k.valid == 0 || time.Since(k.began) > keepLimit {
+		return 0
+	}
+	return k.valid
+}
+
+// keptEntry is entry for an answer that the kernel may keep. The attributes of a file that is open here
+// it asks for each time: it must never take a size for known that it was told of
+// long ago (notifier.tellSize).
+func (b *bridge) keptEntry(i dsm.Inode, k keep, out *fuse.EntryOut) {
+	b.entry(i, out)
+	left := k.left()
+	out.SetEntryTimeout(left)
+	if !b.isOpen(i) {
+		out.SetAttrTimeout(left)
+	}
+}
+
+// isOpen reports whether programs of this node have the file open.
+func (b *bridge) isOpen(i dsm.Inode) bool {
+	if i.Kind != dsm.KindFile {
+		return false
+	}
+	a := b.opens.find(i.Area())
+	return a != nil && a.handles() > 0
+}
+
 func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
@@ -78,6 +120,7 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 	if a != nil {
 		b.grown(r, a)
 	}
+	k := b.keep()
 	i, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
 	if errs.Is(err, errs.NotExist) {
 		if was, ok := b.lookups.gone(r.tid, dsm.Ino(in.NodeId)); ok {
@@ -93,6 +136,9 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 		b.notify.tellSize(r, a)
 	}
 	b.attr(i, &out.Attr)
+	if i.Nlink > 0 && !b.isOpen(i) {
+		out.SetTimeout(k.left())
+	}
 	return fuse.OK
 }
 

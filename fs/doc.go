@@ -3,9 +3,9 @@
 // tells the kernel what other nodes changed. It is the only importer of go-fuse.
 //
 // The kernel knows an inode by its number in the catalog, which is never used
-// twice, and is told to remember neither names nor attributes: every path walk
-// asks the catalog, so a name that another node changed is seen at the next use.
-// Only pages stay in the kernel's cache, and these the data plane keeps coherent.
+// twice. It keeps names and attributes only for the moments in which the catalog
+// says that no other node changes them (Names.Keep): else every path walk asks the
+// catalog. Pages stay in the kernel's cache, and these the data plane keeps coherent.
 //
 // # What it owns
 //

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -23,6 +24,7 @@ type fakeNames struct {
 	fail    map[string]error // by method, until deleted
 	changed func(dsm.Ino)    // called with mu free, after a size changed elsewhere
 	resized func(dsm.Ino)    // called with mu free, after any change
+	kept    atomic.Int64     // what Keep returns
 }
 
 type fakeInode struct {
@@ -30,6 +32,28 @@ type fakeInode struct {
 	entries map[string]dsm.Ino
 	xattrs  map[string][]byte
 	held    bool
+}
+
+// Keep returns what a test says; without it nothing is kept, for tests change the fake behind
+// the kernel's back.
+func (n *fakeNames) Keep() time.Duration { return time.Duration(n.kept.Load()) }
+
+func (n *fakeNames) Stat(_ context.Context, dir dsm.Ino, entries []dsm.DirEntry) ([]dsm.Inode, error) {
+	defer n.mu.Unlock()
+	if err := n.lock("Stat"); err != nil {
+		return nil, err
+	}
+	d, err := n.dir(dir)
+	if err != nil {
+		return nil, err
+	}
+	inodes := make([]dsm.Inode, len(entries))
+	for i, e := range entries {
+		if ino, ok := d.entries[e.Name]; ok && ino == e.Ino {
+			inodes[i] = n.nodes[ino].Inode
+		}
+	}
+	return inodes, nil
 }
 
 func newFakeNames() *fakeNames {

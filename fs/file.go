@@ -64,6 +64,7 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
+	k := b.keep()
 	i, err := b.create(r, &in.InHeader, name, dsm.Inode{Kind: dsm.KindFile, Perm: in.Mode & 07777}, true)
 	held := &i
 	if errs.Is(err, errs.Exist) && in.Flags&syscall.O_EXCL == 0 {
@@ -93,7 +94,7 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 	if st := b.open(r, i.Ino, in.Flags, held, &out.OpenOut); !st.Ok() {
 		return st
 	}
-	b.entry(i, &out.EntryOut)
+	b.keptEntry(i, k, &out.EntryOut)
 	return fuse.OK
 }
 

@@ -3,6 +3,7 @@ package fs
 import (
 	"bytes"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -342,7 +343,7 @@ func TestXattrs(t *testing.T) {
 	f.wantLog("level=WARN", "user.dsm.version cannot be set")
 	c.wantErrno(syscall.EPERM, clientCall{Op: "removexattr", Path: w, To: "user.dsm.merge"})
 	c.wantErrno(syscall.EOPNOTSUPP, set("security.x", "x"))
-	c.wantErrno(syscall.ENODATA, clientCall{Op: "getxattr", Path: w, To: "security.capability"})
+	c.wantErrno(syscall.EOPNOTSUPP, clientCall{Op: "getxattr", Path: w, To: "security.capability"})
 
 	// A directory's settings are for what is made in it; it has no version.
 	c.must(clientCall{Op: "mkdir", Path: f.path("d"), Mode: 0o755})
@@ -373,5 +374,34 @@ func TestIntervalChanges(t *testing.T) {
 	c.must(clientCall{Op: "setxattr", Path: f.path("w"), To: "user.dsm.interval", Data: []byte("10ms")})
 	if !a.await(clientTimeout, func() bool { return len(a.published) > 0 && a.published[0] == 'x' }) {
 		t.Error("not published")
+	}
+}
+
+// TestListingBringsAttributes lists a directory while the kernel may keep what it is told, as a
+// node's lease allows: nothing more is asked about the entries.
+func TestListingBringsAttributes(t *testing.T) {
+	f := mountTest(t)
+	c := startClient(t)
+	c.must(clientCall{Op: "mkdir", Path: f.path("d"), Mode: 0o755})
+	const files = 64
+	for i := range files {
+		f.file(c, "d/"+strconv.Itoa(i), nil)
+	}
+	f.names.kept.Store(int64(time.Hour))
+	if n := len(c.must(clientCall{Op: "readdir", Path: f.path("d")}).Names); n != files {
+		t.Errorf("%d entries", n)
+	}
+	looked, asked := f.names.count("Lookup"), f.names.count("Getattr")
+	for i := range files {
+		if mode := c.must(clientCall{Op: "stat", Path: f.path("d", strconv.Itoa(i))}).Stat.Mode; mode&syscall.S_IFREG == 0 {
+			t.Errorf("mode %o", mode)
+		}
+	}
+	looked, asked = f.names.count("Lookup")-looked, f.names.count("Getattr")-asked
+	if looked+asked > 4 {
+		t.Errorf("%d lookups and %d questions for attributes of %d files that were listed", looked, asked, files)
+	}
+	if n := f.names.count("Stat"); n > 2 {
+		t.Errorf("the catalog was asked %d times for the attributes of one listing", n)
 	}
 }

@@ -87,14 +87,9 @@ func serve(b *bridge, mountpoint string) (*fuse.Server, error) {
 		MaxBackground: 4096,
 		// Otherwise a changed mtime drops every page of the file.
 		ExplicitDataCacheControl: true,
-		// Attributes are not kept, so those that READDIRPLUS brings would be
-		// asked for again.
-		DisableReadDirPlus: true,
 		// The answers are in memory; splicing only costs pipes.
 		DisableSplice: true,
-		// write(2) asks for security.capability each time.
-		IgnoreSecurityLabels: true,
-		PanicHandler:         crash,
+		PanicHandler:  crash,
 	}
 	if os.Geteuid() != 0 {
 		// fusermount3 would say why on standard error and return a number.

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"context"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -14,6 +15,12 @@ type Names interface {
 	Lookup(ctx context.Context, dir dsm.Ino, name string) (dsm.Inode, error)
 	Getattr(ctx context.Context, ino dsm.Ino) (dsm.Inode, error)
 	ReadDir(ctx context.Context, dir dsm.Ino) ([]dsm.DirEntry, error)
+	// Stat returns the inodes of entries of dir in one step, a zero one for a name that
+	// is not of the entry's inode any more.
+	Stat(ctx context.Context, dir dsm.Ino, entries []dsm.DirEntry) ([]dsm.Inode, error)
+	// Keep returns for how long the kernel may keep what a read that begins now returns, 0
+	// for not at all: no other node changes it before.
+	Keep() time.Duration
 	// Create makes a file, directory or symlink (n.Kind); n's Perm, UID, GID and
 	// Target, and the Size of a regular file, are taken. Its Spec is inherited from dir, and changed by
 	// the settings of a regular file. errs.Exist if the name is taken; nobody finds it half made.

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lookup resolves a name, every time anew: no name is remembered.
+// Lookup resolves a name, anew each time but for the moment that the kernel may keep it.
 func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	r := b.begin(cancel, in)
 	defer r.end()
@@ -26,12 +26,13 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 	if len(name) > maxName {
 		return fuse.Status(syscall.ENAMETOOLONG)
 	}
+	k := b.keep()
 	i, err := b.cfg.Names.Lookup(r, dsm.Ino(in.NodeId), name)
 	if err != nil {
 		return status(err)
 	}
 	b.lookups.put(r.tid, i)
-	b.entry(i, out)
+	b.keptEntry(i, k, out)
 	return fuse.OK
 }
 
@@ -75,11 +76,12 @@ func (b *bridge) make(cancel <-chan struct{}, in *fuse.InHeader, name string, n 
 	}
 	r := b.begin(cancel, in)
 	defer r.end()
+	k := b.keep()
 	i, err := b.create(r, in, name, n, false)
 	if err != nil {
 		return status(err)
 	}
-	b.entry(i, out)
+	b.keptEntry(i, k, out)
 	return fuse.OK
 }
 
@@ -151,59 +153,6 @@ func (b *bridge) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newN
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	return status(b.cfg.Names.Rename(r, dsm.Ino(in.NodeId), oldName, dsm.Ino(in.Newdir), newName, how))
-}
-
-func (b *bridge) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	out.Fh = b.handles.add(newDirHandle())
-	return fuse.OK
-}
-
-func (b *bridge) ReleaseDir(in *fuse.ReleaseIn) { b.handles.remove(in.Fh) }
-
-// FsyncDir has nothing to do: a change of names is in the catalog when it returns.
-func (b *bridge) FsyncDir(<-chan struct{}, *fuse.FsyncIn) fuse.Status { return fuse.OK }
-
-// ReadDir lists a directory. READDIRPLUS is off: the kernel keeps no attributes,
-// so what it would bring along would be asked for again.
-func (b *bridge) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	h, ok := b.handles.get(in.Fh).(*dirHandle)
-	if !ok {
-		return fuse.EBADF
-	}
-	r := b.begin(cancel, &in.InHeader)
-	defer r.end()
-	entries, ok := h.listed()
-	if !ok || in.Offset == 0 {
-		var err error
-		if entries, err = b.list(r, in.NodeId); err != nil {
-			return inodeStatus(err)
-		}
-		h.list(entries)
-	}
-	for at := in.Offset; at < uint64(len(entries)); at++ {
-		e := entries[at]
-		if !out.AddDirEntry(fuse.DirEntry{Name: e.Name, Ino: uint64(e.Ino), Mode: modeOf[e.Kind], Off: at + 1}) {
-			break
-		}
-	}
-	return fuse.OK
-}
-
-// list returns the entries of a directory. /.dsm is not among those of the root,
-// so that nobody who walks the tree walks into it.
-func (b *bridge) list(ctx context.Context, node uint64) ([]dsm.DirEntry, error) {
-	dots := []dsm.DirEntry{{Name: ".", Ino: dsm.Ino(node), Kind: dsm.KindDir}, {Name: "..", Ino: dsm.Ino(node), Kind: dsm.KindDir}}
-	var entries []dsm.DirEntry
-	var err error
-	if c, ok := control.Of(node); ok {
-		entries, err = b.control.List(ctx, c)
-	} else {
-		entries, err = b.cfg.Names.ReadDir(ctx, dsm.Ino(node))
-	}
-	if err != nil {
-		return nil, err
-	}
-	return append(dots, entries...), nil
 }
 
 var errNotHere = errs.E(errs.NotExist, "look up", "")

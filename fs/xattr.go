@@ -94,7 +94,7 @@ func (b *bridge) xattr(ctx context.Context, ino dsm.Ino, name string) ([]byte, e
 
 func (b *bridge) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string, dest []byte) (uint32, fuse.Status) {
 	if _, ok := control.Of(in.NodeId); ok || !supported(name) {
-		return 0, fuse.ENODATA
+		return 0, fuse.Status(syscall.EOPNOTSUPP) // ls -l then does not ask for the next file's
 	}
 	r := b.begin(cancel, in)
 	defer r.end()

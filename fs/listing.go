@@ -1,0 +1,101 @@
+package fs
+
+import (
+	"context"
+
+	"github.com/dsmfs/dsmfs/fs/control"
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+func (b *bridge) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	out.Fh = b.handles.add(newDirHandle())
+	return fuse.OK
+}
+
+func (b *bridge) ReleaseDir(in *fuse.ReleaseIn) { b.handles.remove(in.Fh) }
+
+// FsyncDir has nothing to do: a change of names is in the catalog when it returns.
+func (b *bridge) FsyncDir(<-chan struct{}, *fuse.FsyncIn) fuse.Status { return fuse.OK }
+
+// ReadDir lists a directory.
+func (b *bridge) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	entries, st := b.rest(r, in)
+	for i, e := range entries {
+		at := in.Offset + uint64(i)
+		if !out.AddDirEntry(fuse.DirEntry{Name: e.Name, Ino: uint64(e.Ino), Mode: modeOf[e.Kind], Off: at + 1}) {
+			break
+		}
+	}
+	return st
+}
+
+// statBatch is how many entries READDIRPLUS asks for at once: the kernel has room for about as many.
+const statBatch = 256
+
+// ReadDirPlus lists a directory with the attributes of its entries, if the kernel may
+// keep these until the program asks for them.
+func (b *bridge) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	entries, st := b.rest(r, in)
+	if !st.Ok() {
+		return st
+	}
+	entries = entries[:min(len(entries), statBatch)]
+	inodes := make([]dsm.Inode, len(entries))
+	k := b.keep()
+	if _, ok := control.Of(in.NodeId); !ok && len(entries) > 0 && k.left() > 0 {
+		var err error
+		if inodes, err = b.cfg.Names.Stat(r, dsm.Ino(in.NodeId), entries); err != nil {
+			return inodeStatus(err)
+		}
+	}
+	for i, e := range entries {
+		at := in.Offset + uint64(i)
+		entry := out.AddDirLookupEntry(fuse.DirEntry{Name: e.Name, Ino: uint64(e.Ino), Mode: modeOf[e.Kind], Off: at + 1})
+		if entry == nil {
+			break
+		}
+		if inodes[i].Ino != 0 {
+			b.keptEntry(inodes[i], k, entry)
+		}
+	}
+	return fuse.OK
+}
+
+// rest returns what is left to list at the offset of the request.
+func (b *bridge) rest(ctx context.Context, in *fuse.ReadIn) ([]dsm.DirEntry, fuse.Status) {
+	h, ok := b.handles.get(in.Fh).(*dirHandle)
+	if !ok {
+		return nil, fuse.EBADF
+	}
+	entries, ok := h.listed()
+	if !ok || in.Offset == 0 {
+		var err error
+		if entries, err = b.list(ctx, in.NodeId); err != nil {
+			return nil, inodeStatus(err)
+		}
+		h.list(entries)
+	}
+	return entries[min(in.Offset, uint64(len(entries))):], fuse.OK
+}
+
+// list returns the entries of a directory. /.dsm is not among those of the root,
+// so that nobody who walks the tree walks into it.
+func (b *bridge) list(ctx context.Context, node uint64) ([]dsm.DirEntry, error) {
+	dots := []dsm.DirEntry{{Name: ".", Ino: dsm.Ino(node), Kind: dsm.KindDir}, {Name: "..", Ino: dsm.Ino(node), Kind: dsm.KindDir}}
+	var entries []dsm.DirEntry
+	var err error
+	if c, ok := control.Of(node); ok {
+		entries, err = b.control.List(ctx, c)
+	} else {
+		entries, err = b.cfg.Names.ReadDir(ctx, dsm.Ino(node))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return append(dots, entries...), nil
+}
