@@ -28,14 +28,15 @@ type areaRow struct {
 type areaRows []areaRow
 
 func areasVerb(p *program, args []string) error {
-	return p.report("areas", args, func(point string) (report, error) { return lookAreas(point) })
+	return p.report("areas", args, func(point, inside string) (report, error) { return lookAreas(point, inside) })
 }
 
-// lookAreas walks the tree; files that go away meanwhile are left out.
-func lookAreas(point string) (areaRows, error) {
+// lookAreas walks the tree below a path in the mount; files that go away meanwhile are left out.
+func lookAreas(point, inside string) (areaRows, error) {
 	rows := areaRows{}
-	err := filepath.WalkDir(point, func(path string, d iofs.DirEntry, err error) error {
-		if errors.Is(err, iofs.ErrNotExist) && path != point || err == nil && !d.Type().IsRegular() {
+	top := filepath.Join(point, inside)
+	err := filepath.WalkDir(top, func(path string, d iofs.DirEntry, err error) error {
+		if errors.Is(err, iofs.ErrNotExist) && path != top || err == nil && !d.Type().IsRegular() {
 			return nil
 		}
 		if err != nil {

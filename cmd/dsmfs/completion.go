@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
 // flagValues are what a flag takes if that is one of a few words; no two verbs differ in it.
@@ -28,7 +30,8 @@ const (
 	aProgram
 )
 
-// argument is what a flag or a verb takes.
+// argument is what a flag or a verb takes: a kind of thing, and of someWords which. A file may be followed by some
+// of the words.
 type argument struct {
 	kind  kind
 	words []string
@@ -43,6 +46,12 @@ func argumentOf(v verb) argument {
 		return argument{kind: mountPoint}
 	case "status", "members", "areas":
 		return argument{kind: mountPoint}
+	case "get":
+		return argument{anyFile, slices.Concat(dsm.SettingKeys, liveKeys)}
+	case "set":
+		return argument{anyFile, strings.Fields(strings.Join(dsm.SettingKeys, "= ") + "=")}
+	case "unset":
+		return argument{anyFile, dsm.SettingKeys}
 	case "run":
 		return argument{kind: aProgram}
 	case "help":
@@ -129,7 +138,7 @@ func completeBash(b *strings.Builder) error {
 		case directory:
 			return "-d"
 		case anyFile:
-			return "-f"
+			return strings.TrimSuffix(`-f -W "`+strings.Join(a.words, " ")+`"`, ` -W ""`)
 		case mountPoint:
 			return `-W "$(` + listMounts + `)"`
 		case aProgram:
@@ -223,7 +232,11 @@ func completeZsh(b *strings.Builder) error {
 		if err != nil {
 			return err
 		}
-		if how := of(argumentOf(v)); how != "" {
+		takes := argumentOf(v)
+		switch how := of(takes); {
+		case takes.kind == anyFile && takes.words != nil:
+			fmt.Fprintf(b, " \\\n            '1: :%s' '*: :(%s)'", how, strings.Join(takes.words, " "))
+		case how != "":
 			fmt.Fprintf(b, " \\\n            '*: :%s'", how)
 		}
 		b.WriteString("\n        ;;\n")
@@ -244,6 +257,9 @@ func completeFish(b *strings.Builder) error {
 		case directory:
 			return " -x -a '(__fish_complete_directories)'"
 		case anyFile:
+			if a.words != nil {
+				return " -F -a " + quote(strings.Join(a.words, " "))
+			}
 			return " -r -F"
 		case mountPoint:
 			return " -x -a " + quote("("+listMounts+")")

@@ -107,6 +107,8 @@ func TestBashCompletes(t *testing.T) {
 		"dsmfs mount --tracking async /pro": "/proc",
 		"dsmfs mount --join ":               "",
 		"dsmfs status --output j":           "json",
+		"dsmfs set / mer":                   "merge=",
+		"dsmfs get /pro":                    "/proc",
 		"dsmfs help doc":                    "doctor",
 		"dsmfs run bas":                     "bash",
 		"dsmfs version ":                    "",

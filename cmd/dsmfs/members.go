@@ -22,7 +22,7 @@ type memberRow struct {
 type memberRows []memberRow
 
 func membersVerb(p *program, args []string) error {
-	return p.report("members", args, func(point string) (report, error) { return lookMembers(point) })
+	return p.report("members", args, func(point, _ string) (report, error) { return lookMembers(point) })
 }
 
 func lookMembers(point string) (memberRows, error) {

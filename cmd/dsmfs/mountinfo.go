@@ -121,6 +121,9 @@ func findMount(path string) (mountEntry, error) {
 		if m, ok := topMount(all, point); ok && m.typ == mountType {
 			return m, nil
 		}
+		if m, _, err := locate(point, all); err == nil {
+			return mountEntry{}, fail(exitNoMount, "%s is not a dsmfs mount; it is in the one at %s", point, m.point)
+		}
 		return mountEntry{}, fail(exitNoMount, "%s is not a dsmfs mount", point)
 	}
 	var ours []mountEntry

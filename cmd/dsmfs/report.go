@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -16,26 +17,26 @@ type report interface {
 	text(w io.Writer) error
 }
 
-// report runs a verb that looks at one mount. The looking is done by a child
-// process; see supervise.
-func (p *program) report(name string, args []string, look func(point string) (report, error)) error {
+// report runs a verb that looks at the mount in which a path lies; inside is the path within. The looking is
+// done by a child process; see supervise.
+func (p *program) report(name string, args []string, look func(point, inside string) (report, error)) error {
 	f := p.flags(name)
 	output := f.String("output", "text", "`FORMAT`: text, for people, or json, for programs")
 	limit := f.Duration("timeout", 15*time.Second, "how long to wait for the daemon of the mount")
-	if err := parse(f, args, 0, 1, "[MNT] [flags]"); err != nil {
+	if err := parse(f, args, 0, 1, "[PATH] [flags]"); err != nil {
 		return err
 	}
 	if !slices.Contains(flagValues["output"], *output) {
 		return fail(exitUsage, "%s: --output %q: want text or json", name, *output)
 	}
-	m, err := findMount(f.Arg(0))
+	m, inside, err := findPath(f.Arg(0))
 	if err != nil {
 		return err
 	}
 	if !isSupervised() {
-		return p.supervise(m.point, *limit, name, m.point, "--output", *output)
+		return p.supervise(m.point, *limit, name, "--output", *output, "--", filepath.Join(m.point, inside))
 	}
-	r, err := look(m.point)
+	r, err := look(m.point, inside)
 	if err != nil {
 		return touched(m.point, err)
 	}

@@ -95,11 +95,14 @@ func TestAreasOfATree(t *testing.T) {
 	if err := os.Symlink("sub/w", filepath.Join(dir, "link")); err != nil {
 		t.Fatal(err)
 	}
-	rows, err := lookAreas(dir)
+	rows, err := lookAreas(dir, ".")
 	if err != nil || len(rows) != 1 || rows[0].Path != "sub/w" || rows[0].Size != 5000 || rows[0].Mode != "-" {
 		t.Errorf("%+v, %v", rows, err)
 	}
-	if _, err := lookAreas(filepath.Join(dir, "absent")); err == nil {
+	if rows, err := lookAreas(dir, "sub/w"); err != nil || len(rows) != 1 || rows[0].Path != "sub/w" {
+		t.Errorf("of one file: %+v, %v", rows, err)
+	}
+	if _, err := lookAreas(dir, "absent"); err == nil {
 		t.Error("no error for a missing directory")
 	}
 }

@@ -29,7 +29,7 @@ type statusReport struct {
 }
 
 func statusVerb(p *program, args []string) error {
-	return p.report("status", args, func(point string) (report, error) { return lookStatus(point) })
+	return p.report("status", args, func(point, _ string) (report, error) { return lookStatus(point) })
 }
 
 func lookStatus(point string) (*statusReport, error) {

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// locate returns the dsmfs mount in which a path lies, and the path within it, "." for the mount itself. It
+// follows the path, symbolic links too, as far as the mount and touches nothing of what is mounted there.
+func locate(path string, all []mountEntry) (m mountEntry, inside string, err error) {
+	const maxLinks = 40 // as the kernel
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return m, "", err
+	}
+	links, at, todo := 0, "/", components(abs)
+	for {
+		if m, ok := topMount(all, at); ok && m.typ == mountType {
+			if rest := filepath.Join(".", filepath.Join(todo...)); rest != ".." && !strings.HasPrefix(rest, "../") {
+				return m, rest, nil
+			}
+		}
+		if len(todo) == 0 {
+			return m, "", fail(exitNoMount, "%s is in no dsmfs mount", path)
+		}
+		next := filepath.Join(at, todo[0])
+		todo = todo[1:]
+		if m, ok := topMount(all, next); ok && m.typ == mountType {
+			at = next
+			continue
+		}
+		info, err := os.Lstat(next)
+		if err != nil {
+			return m, "", withCode(exitNoMount, err)
+		}
+		if info.Mode()&os.ModeSymlink == 0 {
+			at = next
+			continue
+		}
+		if links++; links > maxLinks {
+			return m, "", fail(exitNoMount, "%s: %w", path, errors.New("too many symbolic links"))
+		}
+		target, err := os.Readlink(next)
+		if err != nil {
+			return m, "", withCode(exitNoMount, err)
+		}
+		todo = append(components(target), todo...)
+		if filepath.IsAbs(target) {
+			at = "/"
+		}
+	}
+}
+
+// components are the names of a path, which may have "..".
+func components(path string) []string {
+	return slices.DeleteFunc(strings.Split(path, "/"), func(s string) bool { return s == "" || s == "." })
+}
+
+// findPath returns the dsmfs mount in which the path lies and the path within; if it is empty
+// the only mount there is.
+func findPath(path string) (m mountEntry, inside string, err error) {
+	if path == "" {
+		m, err = findMount("")
+		return m, ".", err
+	}
+	all, err := mounts()
+	if err != nil {
+		return m, "", err
+	}
+	return locate(path, all)
+}

@@ -1,0 +1,239 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// The verbs about the settings of files, and of directories for what is made in them: user.dsm.KEY.
+// What is wrong with a value is found here, by the code that the daemon uses, because a system call that
+// sets an attribute answers with a number alone.
+
+const attributePrefix = "user.dsm."
+
+// liveKeys are what is known of a file and cannot be set.
+var liveKeys = []string{"version", "home", "subscribers"}
+
+func getVerb(p *program, args []string) error {
+	f := p.flags("get")
+	output := f.String("output", "text", "`FORMAT`: text, for people, or json, for programs")
+	if err := parse(f, args, 1, 100, "PATH [KEY...]"); err != nil {
+		return err
+	}
+	if !slices.Contains(flagValues["output"], *output) {
+		return fail(exitUsage, "get: --output %q: want text or json", *output)
+	}
+	keys := make([]string, 0, f.NArg()-1)
+	for _, key := range f.Args()[1:] {
+		key = strings.TrimPrefix(key, attributePrefix)
+		if !slices.Contains(dsm.SettingKeys, key) && !slices.Contains(liveKeys, key) {
+			return fail(exitUsage, "get: unknown setting %q: want one of %s, or of a file %s", key, strings.Join(dsm.SettingKeys, " "), strings.Join(liveKeys, " "))
+		}
+		keys = append(keys, key)
+	}
+	return p.atPath([]string{"get", "--output", *output}, f.Args(), func(path string) error {
+		return p.showSettings(path, keys, *output)
+	})
+}
+
+// showSettings prints the values of the keys, or of all settings: of one key the value alone, of more in
+// the form in which set takes them.
+func (p *program) showSettings(path string, keys []string, output string) error {
+	wanted := keys
+	if len(keys) == 0 {
+		wanted = dsm.SettingKeys
+	}
+	values := make(map[string]string)
+	var text strings.Builder
+	for _, key := range wanted {
+		value, err := readSetting(path, key)
+		if err != nil {
+			return err
+		}
+		values[key] = value
+		if len(keys) != 1 {
+			text.WriteString(key + "=")
+		}
+		text.WriteString(value + "\n")
+	}
+	if output == "json" {
+		e := json.NewEncoder(p.out)
+		e.SetIndent("", "  ")
+		return e.Encode(values)
+	}
+	_, err := fmt.Fprint(p.out, text.String())
+	return err
+}
+
+func setVerb(p *program, args []string) error {
+	f := p.flags("set")
+	if err := parse(f, args, 2, 100, "PATH KEY=VALUE..."); err != nil {
+		return err
+	}
+	var changes []dsm.Setting
+	for _, arg := range f.Args()[1:] {
+		key, value, ok := strings.Cut(strings.TrimPrefix(arg, attributePrefix), "=")
+		if !ok {
+			return fail(exitUsage, "set: %q: want KEY=VALUE, with one of the keys %s", arg, strings.Join(dsm.SettingKeys, " "))
+		}
+		if err := checkKey("set", key); err != nil {
+			return err
+		}
+		changes = append(changes, dsm.Setting{Key: key, Value: value})
+	}
+	return p.atPath([]string{"set"}, f.Args(), func(path string) error { return changeSettings(path, changes) })
+}
+
+func unsetVerb(p *program, args []string) error {
+	f := p.flags("unset")
+	if err := parse(f, args, 2, 100, "PATH KEY..."); err != nil {
+		return err
+	}
+	var changes []dsm.Setting
+	for _, arg := range f.Args()[1:] {
+		key := strings.TrimPrefix(arg, attributePrefix)
+		if err := checkKey("unset", key); err != nil {
+			return err
+		}
+		changes = append(changes, dsm.Setting{Key: key})
+	}
+	return p.atPath([]string{"unset"}, f.Args(), func(path string) error { return changeSettings(path, changes) })
+}
+
+// checkKey refuses what is no setting.
+func checkKey(verb, key string) error {
+	switch {
+	case slices.Contains(dsm.SettingKeys, key):
+		return nil
+	case slices.Contains(liveKeys, key):
+		return fail(exitUsage, "%s: %s cannot be set: it says how things are", verb, key)
+	}
+	return fail(exitUsage, "%s: unknown setting %q: want one of %s", verb, key, strings.Join(dsm.SettingKeys, " "))
+}
+
+// pathLimit is how long the daemon may take to answer about a path.
+const pathLimit = 15 * time.Second
+
+// atPath runs a verb about a path in a mount, the first of args, in a child that can be left behind; see supervise.
+func (p *program) atPath(verb, args []string, do func(path string) error) error {
+	m, inside, err := findPath(args[0])
+	if err != nil {
+		return err
+	}
+	at := filepath.Join(m.point, inside)
+	if !isSupervised() {
+		return p.supervise(m.point, pathLimit, slices.Concat(verb, []string{"--", at}, args[1:])...)
+	}
+	if _, err := os.Stat(at); err != nil {
+		return touched(m.point, err)
+	}
+	return touched(m.point, do(at))
+}
+
+// readSetting reads user.dsm.KEY.
+func readSetting(path, key string) (string, error) {
+	var buf [64 << 10]byte // a list of nodes can be long
+	n, err := unix.Getxattr(path, attributePrefix+key, buf[:])
+	switch {
+	case errors.Is(err, unix.ENODATA) && slices.Contains(liveKeys, key):
+		return "", fail(exitUsage, "get: %s has no %s: only files have", path, key)
+	case err != nil:
+		return "", fmt.Errorf("%s: get %s: %w%s", path, key, err, inWords(err))
+	}
+	return string(buf[:n]), nil
+}
+
+// readSpec reads all settings.
+func readSpec(path string) (dsm.Spec, error) {
+	var spec dsm.Spec
+	for _, key := range dsm.SettingKeys {
+		value, err := readSetting(path, key)
+		if err == nil {
+			spec, err = spec.With(key, value)
+		}
+		if err != nil {
+			return spec, err
+		}
+	}
+	return spec, nil
+}
+
+// changeSettings makes all changes if all of them can be made. An empty value is what the path would have if it were
+// made now: that of the directory that it is in, and of the root of the filesystem what a new cluster has.
+func changeSettings(path string, changes []dsm.Setting) error {
+	spec, err := readSpec(path)
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	before := spec
+	for i, c := range changes {
+		if c.Value == "" {
+			if changes[i].Value, err = inherited(path, c.Key); err != nil {
+				return err
+			}
+		}
+		if spec, err = spec.With(c.Key, changes[i].Value); err != nil {
+			return fail(exitUsage, "%s: %s=%s: %w", path, c.Key, changes[i].Value, err)
+		}
+	}
+	if info.Mode().IsRegular() {
+		if err := before.CheckChange(spec, info.Size()); err != nil {
+			return fail(exitUsage, "%s: %w", path, err)
+		}
+	}
+	for _, c := range changes {
+		if err := unix.Setxattr(path, attributePrefix+c.Key, []byte(c.Value), 0); err != nil {
+			return fmt.Errorf("%s: set %s=%s: %w%s", path, c.Key, c.Value, err, inWords(err))
+		}
+	}
+	return nil
+}
+
+// inherited is the value of a setting that the path would have if it were made now.
+func inherited(path, key string) (string, error) {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return "", err
+	}
+	all, err := mounts()
+	if err != nil {
+		return "", err
+	}
+	if m, ok := topMount(all, real); ok && m.typ == mountType {
+		value, _ := dsm.DefaultSpec().Setting(key)
+		return value, nil
+	}
+	return readSetting(filepath.Dir(real), key)
+}
+
+// inWords says what an answer of the daemon means where the number alone does not.
+func inWords(err error) string {
+	for errno, words := range map[error]string{
+		unix.EACCES:    "; that takes the right to write the file or directory",
+		unix.EPERM:     "; that takes the right to write the file or directory",
+		unix.EBUSY:     "; it is fixed while the file is not empty",
+		unix.EINVAL:    "; the log of the daemon says what was expected (dsmfs status shows log_file)",
+		unix.ENOSPC:    "; a node has too little memory for it, the log of the daemon says which (dsmfs members shows what they have)",
+		unix.EIO:       "; too few nodes that vote on names answer, or the home of the file does not (dsmfs members)",
+		unix.ETIMEDOUT: "; too few nodes that vote on names answer, or the home of the file does not (dsmfs members)",
+	} {
+		if errors.Is(err, errno) {
+			return words
+		}
+	}
+	return ""
+}
