@@ -18,10 +18,12 @@ type Config struct {
 	// Mountpoint is an existing directory; Mount makes it absolute. "": nothing is
 	// mounted, and only programs that attach use the filesystem.
 	Mountpoint string
-	Names      Names
-	Areas      Areas
-	Info       control.Info
-	Log        *slog.Logger
+	// Source is what df and mount(8) show before it; "" means dsmfs.
+	Source string
+	Names  Names
+	Areas  Areas
+	Info   control.Info
+	Log    *slog.Logger
 	// HarvestArgv is the command of the harvester's child: a process that calls
 	// harvest.Main with its standard input and output.
 	HarvestArgv []string
@@ -56,6 +58,9 @@ func (c *Config) check() error {
 		return errs.E(errs.Invalid, "mount", "incomplete configuration")
 	case len(c.HarvestArgv) == 0:
 		return errs.E(errs.Invalid, "mount", "no command for the harvest child")
+	}
+	if c.Source == "" {
+		c.Source = "dsmfs"
 	}
 	if c.FaultTimeout == 0 {
 		c.FaultTimeout = DefaultFaultTimeout

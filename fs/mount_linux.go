@@ -77,7 +77,7 @@ func Mount(cfg Config) (*FS, error) {
 // /dev/fuse open in every child process, and the mount with it alive as long as the child.
 func serve(b *bridge, mountpoint string) (*fuse.Server, error) {
 	opts := &fuse.MountOptions{
-		FsName: "dsmfs", Name: "dsmfs",
+		FsName: b.cfg.Source, Name: "dsmfs",
 		Options: []string{"default_permissions"},
 		Logger:  log.New(&debugWriter{b.log}, "", 0),
 		// One READ or WRITE of 1 MiB costs less than eight of 128 KiB.
@@ -110,7 +110,7 @@ func serve(b *bridge, mountpoint string) (*fuse.Server, error) {
 		fmt.Sprintf("fd=%d", fd), "rootmode=40000", "user_id=0", "group_id=0",
 		"default_permissions", "allow_other", fmt.Sprintf("max_read=%d", opts.MaxWrite),
 	}, ",")
-	if err := unix.Mount("dsmfs", mountpoint, "fuse.dsmfs", unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
+	if err := unix.Mount(b.cfg.Source, mountpoint, "fuse.dsmfs", unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
 		unix.Close(fd)
 		return nil, errMount(mountpoint, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -172,6 +173,7 @@ func TestMountHelper(t *testing.T) {
 		echo shared > "$a/f"
 		cat "$b/f"
 		findmnt --noheadings --output FSTYPE "$a"
+		df --output=source "$b" | tail -1
 		umount "$b"
 		mount --types dsmfs --options "`+options(b, "rw,nosuid")+`" "`+a.Address+`" "$b"
 		cat "$b/f"
@@ -183,8 +185,11 @@ func TestMountHelper(t *testing.T) {
 	if res.Err != nil {
 		t.Fatalf("%v\n%s%s", res.Err, res.Stdout, res.Stderr)
 	}
-	if want := "shared\nfuse.dsmfs\nshared\n"; !strings.HasPrefix(res.Stdout, want) {
-		t.Errorf("printed %q, want %q first", res.Stdout, want)
+	if want := `^shared\nfuse.dsmfs\ndsmfs:[0-9a-f]{16}/n2\nshared\n`; !regexp.MustCompile(want).MatchString(res.Stdout) {
+		t.Errorf("printed %q, want %s first", res.Stdout, want)
+	}
+	if !strings.Contains(res.Stderr, a.Mount+" is mounted already") {
+		t.Errorf("the second mount --all says %q", res.Stderr)
 	}
 	if !strings.Contains(res.Stdout, "unknown option -o ro") || !strings.Contains(res.Stdout, "code 2") {
 		t.Errorf("of a wrong option: %q", res.Stdout)

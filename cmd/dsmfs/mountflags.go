@@ -244,11 +244,26 @@ func mountHelperVerb(p *program, args []string) error {
 	for _, l := range *lists {
 		rest = append(rest, "-o", l)
 	}
-	if *fake {
-		_, err := parseMount(p, rest)
+	c, err := parseMount(p, rest)
+	if err != nil || *fake {
 		return err
 	}
+	if isMounted(c.point) {
+		fmt.Fprintf(p.err, "dsmfs: %s is mounted already\n", c.point)
+		return nil
+	}
 	return mountVerb(p, rest)
+}
+
+// isMounted reports whether a dsmfs whose daemon lives is mounted at the path. mount --all calls the helper for every
+// line of fstab whose source is not that of a mount, and a mount says which cluster and node it is instead.
+func isMounted(path string) bool {
+	m, err := findMount(path)
+	if err != nil {
+		return false
+	}
+	pid, _ := daemonOf(m.point)
+	return pid != 0
 }
 
 // passthroughOff says why no file is direct although the kernel may be able to; "" if they may be.

@@ -160,7 +160,7 @@ func (n *node) mount(context.Context) error {
 		point = ""
 	}
 	n.fs, err = fs.Mount(fs.Config{
-		Mountpoint: point, Names: n.cat, Areas: areas{n}, Info: info{n}, Log: n.log.With("part", "fs"),
+		Mountpoint: point, Source: fmt.Sprintf("dsmfs:%s/%s", n.cat.Current().Cluster, n.self.Name), Names: n.cat, Areas: areas{n}, Info: info{n}, Log: n.log.With("part", "fs"),
 		HarvestArgv: []string{selfPath, harvestVerbName}, GuardArgv: []string{selfPath, guardVerbName}, FaultTimeout: n.cfg.timeout,
 		AttachSocket: filepath.Join(n.cfg.state, "attach"), Tracking: tracking, TrackingReason: reason,
 		PassthroughOff: n.cfg.passthroughOff(),
