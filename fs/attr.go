@@ -127,6 +127,10 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 			b.attr(was, &out.Attr)
 			return fuse.OK
 		}
+		if was, ok := b.dirs.removed(dsm.Ino(in.NodeId)); ok {
+			b.attr(was, &out.Attr)
+			return fuse.OK
+		}
 	}
 	if err != nil {
 		return b.walkStatus(r.tid, err)

@@ -24,6 +24,7 @@ type bridge struct {
 	log       *slog.Logger
 	opens     *opens
 	handles   handleTable
+	dirs      openDirs
 	stale     recently[uint32, struct{}]
 	lookups   lookups
 	root      atomic.Pointer[dsm.Inode] // as the kernel was last told, nil before that
@@ -60,6 +61,7 @@ func newBridge(cfg Config) *bridge {
 	b.releases.init()
 	b.opens = newOpens(b)
 	b.handles.init()
+	b.dirs.init()
 	b.notify = &notifier{b: b}
 	b.harvest = harvest.New(harvest.Config{
 		Argv: cfg.HarvestArgv, Dir: filepath.Join(cfg.Mountpoint, control.Name, control.InoDirName), Log: b.log, Timeout: cfg.FaultTimeout,

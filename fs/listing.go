@@ -9,11 +9,24 @@ import (
 )
 
 func (b *bridge) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	if _, ok := control.Of(in.NodeId); !ok {
+		r := b.begin(cancel, &in.InHeader)
+		defer r.end()
+		i, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
+		if err != nil {
+			return b.walkStatus(r.tid, err)
+		}
+		b.stale.drop(r.tid)
+		b.dirs.opened(i)
+	}
 	out.Fh = b.handles.add(newDirHandle())
 	return fuse.OK
 }
 
-func (b *bridge) ReleaseDir(in *fuse.ReleaseIn) { b.handles.remove(in.Fh) }
+func (b *bridge) ReleaseDir(in *fuse.ReleaseIn) {
+	b.handles.remove(in.Fh)
+	b.dirs.released(dsm.Ino(in.NodeId))
+}
 
 // FsyncDir has nothing to do: a change of names is in the catalog when it returns.
 func (b *bridge) FsyncDir(<-chan struct{}, *fuse.FsyncIn) fuse.Status { return fuse.OK }
@@ -50,7 +63,7 @@ func (b *bridge) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 	if _, ok := control.Of(in.NodeId); !ok && len(entries) > 0 && k.left() > 0 {
 		var err error
 		if inodes, err = b.cfg.Names.Stat(r, dsm.Ino(in.NodeId), entries); err != nil {
-			return inodeStatus(err)
+			return status(err)
 		}
 	}
 	for i, e := range entries {
@@ -76,7 +89,7 @@ func (b *bridge) rest(ctx context.Context, in *fuse.ReadIn) ([]dsm.DirEntry, fus
 	if !ok || in.Offset == 0 {
 		var err error
 		if entries, err = b.list(ctx, in.NodeId); err != nil {
-			return nil, inodeStatus(err)
+			return nil, status(err) // ENOENT: removed, as on a local filesystem
 		}
 		h.list(entries)
 	}

@@ -95,6 +95,8 @@ def op_write(n: int, data: str) -> int:
 
 
 def op_lseek(n: int, off: int, whence: str) -> int:
+    if not stat.S_ISREG(os.fstat(fds[n]).st_mode):
+        raise Refused  # filesystems differ in what a place in a directory is
     return os.lseek(fds[n], off, getattr(os, whence))
 
 

@@ -1,0 +1,61 @@
+package fs
+
+import (
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
+)
+
+// openDirs knows the directories that programs of this node have open. The catalog
+// forgets a directory when it is removed, wherever that is done; a program that has it open may
+// still ask what it was, as on a local filesystem.
+type openDirs struct {
+	mu struct {
+		lockrank.Mutex
+		dirs map[dsm.Ino]*openDir
+	}
+}
+
+type openDir struct {
+	handles int
+	inode   dsm.Inode // as of the newest open
+}
+
+func (d *openDirs) init() {
+	d.mu.Init("fs.openDirs")
+	d.mu.dirs = make(map[dsm.Ino]*openDir)
+}
+
+func (d *openDirs) opened(i dsm.Inode) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	o := d.mu.dirs[i.Ino]
+	if o == nil {
+		o = new(openDir)
+		d.mu.dirs[i.Ino] = o
+	}
+	o.handles++
+	o.inode = i
+}
+
+func (d *openDirs) released(ino dsm.Ino) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if o := d.mu.dirs[ino]; o != nil {
+		if o.handles--; o.handles == 0 {
+			delete(d.mu.dirs, ino)
+		}
+	}
+}
+
+// removed returns what a directory was that the catalog does not know any more.
+func (d *openDirs) removed(ino dsm.Ino) (i dsm.Inode, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	o := d.mu.dirs[ino]
+	if o == nil {
+		return i, false
+	}
+	i = o.inode
+	i.Nlink = 0
+	return i, true
+}
