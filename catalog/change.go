@@ -63,9 +63,9 @@ func (c *Catalog) Hold(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) {
 	return c.propose(ctx, holdOp{ino})
 }
 
-// Unhold ends Hold.
-func (c *Catalog) Unhold(ctx context.Context, ino dsm.Ino) error {
-	_, err := c.propose(ctx, unholdOp{ino})
+// Unhold ends Hold, of inodes that are gone too.
+func (c *Catalog) Unhold(ctx context.Context, inos ...dsm.Ino) error {
+	_, err := c.propose(ctx, unholdOp{inos})
 	return err
 }
 

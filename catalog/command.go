@@ -117,7 +117,7 @@ type (
 		Name string
 	}
 	holdOp   struct{ Ino dsm.Ino }
-	unholdOp struct{ Ino dsm.Ino }
+	unholdOp struct{ Inos []dsm.Ino }
 )
 
 func (noopOp) apply(*state, step) (dsm.Inode, error) { return dsm.Inode{}, nil }

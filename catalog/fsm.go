@@ -32,6 +32,13 @@ func (f fsm) Apply(l *raft.Log) any {
 		c.log.Error("the catalog's log has an entry that is no command", "index", l.Index, "err", err)
 	}
 	c.applied(l.Index, out.effects)
+	if c.reign.term() != 0 {
+		if e := out.effects; e.view != nil || len(e.changed) > 0 {
+			c.push.kick()
+		} else {
+			c.push.kickFor(out.Node, l.Index)
+		}
+	}
 	c.grants.close(out.Node, out.Req)
 	if out.Node == c.self.ID {
 		c.calls.passed(out.Low)
@@ -56,6 +63,9 @@ func (f fsm) StoreConfiguration(index uint64, conf raft.Configuration) {
 	e := c.mu.state.configure(index, func(n dsm.NodeID) bool { return voters[n] })
 	c.mu.Unlock()
 	c.applied(index, e)
+	if c.reign.term() != 0 {
+		c.push.kick()
+	}
 	c.news.ring()
 }
 
@@ -77,9 +87,6 @@ func (c *Catalog) applied(index uint64, e effects) {
 	c.progress.advance(index, c.view.Load().Epoch)
 	if e.view != nil {
 		c.news.ring()
-	}
-	if c.reign.term() != 0 {
-		c.push.kick()
 	}
 }
 

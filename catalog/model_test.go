@@ -197,9 +197,11 @@ func (m *model) do(n dsm.NodeID, o op) errs.Kind {
 		}
 		m.holds[holding{n, o.Ino}] = true
 	case unholdOp:
-		delete(m.holds, holding{n, o.Ino})
-		if m.kinds[o.Ino] != 0 && !m.exists(o.Ino) {
-			delete(m.kinds, o.Ino)
+		for _, ino := range o.Inos {
+			delete(m.holds, holding{n, ino})
+			if m.kinds[ino] != 0 && !m.exists(ino) {
+				delete(m.kinds, ino)
+			}
 		}
 	}
 	return 0
@@ -340,7 +342,7 @@ func randomOp(rng *rand.Rand, last dsm.Ino) op {
 	case 11:
 		return setSpecOp{ino(), "residency", residency()}
 	}
-	return unholdOp{ino()}
+	return unholdOp{[]dsm.Ino{ino(), ino()}}
 }
 
 // TestAgainstModel makes random changes by three nodes and compares everything

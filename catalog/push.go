@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -18,6 +19,10 @@ import (
 // one that has not refuses, exactly as if raft had sent it. Under load one message
 // reports many entries.
 //
+// Who waits is told at once: the node whose change it is, nodes that ask for the read index, and all of them
+// when an area or the view changed, of which messages of the data plane speak. The others are told
+// within tellSoon: of the files that one node makes one after the other, of several at once.
+//
 // The simple ways: a commitTimeout of 1 ms costs several percent of a core on an
 // idle cluster; appending another entry behind every command to carry its
 // commit index doubles the log.
@@ -25,13 +30,18 @@ type pushers struct {
 	mu struct {
 		lockrank.Mutex
 		peers map[dsm.NodeID]*pusher // nil unless this node leads
+		soon  bool                   // all are going to be kicked
 	}
 }
 
 type pusher struct {
 	kick chan struct{}
 	stop context.CancelFunc
+	told atomic.Uint64 // the index that was last reported
 }
+
+// tellSoon is how much later those are told who do not wait.
+const tellSoon = time.Millisecond
 
 func (ps *pushers) init() { ps.mu.Init("catalog.pushers") }
 
@@ -53,7 +63,7 @@ func (c *Catalog) meet(ctx context.Context) {
 			p.kick <- struct{}{}
 			ctx, stop := context.WithCancel(ctx)
 			p.stop = stop
-			c.tasks.Go(func() { c.pushTo(ctx, s, p.kick) })
+			c.tasks.Go(func() { c.pushTo(ctx, s, p) })
 		}
 		c.push.mu.peers[s.id] = p
 	}
@@ -76,11 +86,38 @@ func (ps *pushers) dismiss() {
 func (ps *pushers) kick() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
+	ps.mu.soon = false
 	for _, p := range ps.mu.peers {
-		select {
-		case p.kick <- struct{}{}:
-		default:
-		}
+		p.wake()
+	}
+}
+
+// kickFor is kick at once for the node, if it is behind the index, and soon for the others.
+func (ps *pushers) kickFor(n dsm.NodeID, index uint64) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if p := ps.mu.peers[n]; p != nil && p.told.Load() < index {
+		p.wake()
+	}
+	if !ps.mu.soon && len(ps.mu.peers) > 0 {
+		ps.mu.soon = true
+		time.AfterFunc(tellSoon, ps.kick)
+	}
+}
+
+// kickOne has the node told if it is behind the index.
+func (ps *pushers) kickOne(n dsm.NodeID, index uint64) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if p := ps.mu.peers[n]; p != nil && p.told.Load() < index {
+		p.wake()
+	}
+}
+
+func (p *pusher) wake() {
+	select {
+	case p.kick <- struct{}{}:
+	default:
 	}
 }
 
@@ -89,15 +126,15 @@ func (ps *pushers) kick() {
 const refusals = 8
 
 // pushTo reports to one follower until ctx ends.
-func (c *Catalog) pushTo(ctx context.Context, s server, kick <-chan struct{}) {
+func (c *Catalog) pushTo(ctx context.Context, s server, p *pusher) {
 	for {
 		select {
-		case <-kick:
+		case <-p.kick:
 		case <-ctx.Done():
 			return
 		}
 		for try := range refusals {
-			if c.report(s) {
+			if c.report(s, p) {
 				break
 			}
 			wait := time.NewTimer(200 * time.Microsecond << try)
@@ -112,10 +149,10 @@ func (c *Catalog) pushTo(ctx context.Context, s server, kick <-chan struct{}) {
 }
 
 // report tells a follower what is committed; false if it should be told again.
-func (c *Catalog) report(s server) bool {
+func (c *Catalog) report(s server, p *pusher) bool {
 	var last raft.Log
 	term, commit := c.leads(), c.raft.CommitIndex()
-	if term == 0 || c.logs.GetLog(commit, &last) != nil {
+	if term == 0 || commit <= p.told.Load() || c.logs.GetLog(commit, &last) != nil {
 		return true
 	}
 	self := c.trans.EncodePeer(serverID(c.self.ID), c.trans.LocalAddr())
@@ -127,5 +164,8 @@ func (c *Catalog) report(s server) bool {
 	var resp raft.AppendEntriesResponse
 	// raft finds out by itself what a failure or a later term means.
 	err := c.trans.AppendEntries(serverID(s.id), serverAddress(s.id, s.addr), &req, &resp)
+	if err == nil && resp.Success {
+		p.told.Store(commit)
+	}
 	return err != nil || resp.Success || resp.Term > term
 }

@@ -193,6 +193,7 @@ func (c *Catalog) serveIndex(ctx context.Context, req *wire.ReadIndex) (any, err
 		}
 	}
 	later, lease := c.grant(req.From, term)
+	c.push.kickOne(req.From, max(index, later))
 	return &wire.ReadIndexed{Index: max(index, later), Lease: lease}, nil
 }
 

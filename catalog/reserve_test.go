@@ -64,7 +64,7 @@ func TestReservationIsExact(t *testing.T) {
 			if m.reserved.demand != x.most {
 				t.Errorf("unlinked and held: %+v", m.reserved)
 			}
-			m.must(nodeA, unholdOp{demand.Ino})
+			m.must(nodeA, unholdOp{[]dsm.Ino{demand.Ino}})
 			if m.reserved != (reservation{full: x.full}) {
 				t.Errorf("removed: %+v", m.reserved)
 			}
@@ -183,7 +183,7 @@ func TestLeaveWithoutRoom(t *testing.T) {
 		if len(stranded(m.view)) == 0 {
 			t.Error("an unlinked file that is held takes no memory")
 		}
-		m.must(nodeA, unholdOp{demand.Ino})
+		m.must(nodeA, unholdOp{[]dsm.Ino{demand.Ino}})
 		left(t, m)
 	})
 	t.Run("join", func(t *testing.T) {

@@ -172,9 +172,11 @@ func (o holdOp) apply(s *state, st step) (dsm.Inode, error) {
 }
 
 func (o unholdOp) apply(s *state, st step) (dsm.Inode, error) {
-	if in := s.inodes[o.Ino]; in != nil {
-		delete(in.holds, st.node)
-		s.drop(in)
+	for _, ino := range o.Inos {
+		if in := s.inodes[ino]; in != nil {
+			delete(in.holds, st.node)
+			s.drop(in)
+		}
 	}
 	return dsm.Inode{}, nil
 }

@@ -230,20 +230,20 @@ func TestUnlinkAndHolds(t *testing.T) {
 		t.Errorf("unlinked and held: %+v, reserved %+v", in, m.reserved)
 	}
 	m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: ptr(int64(50))}}) // as through an open file
-	m.must(nodeA, unholdOp{f.Ino})
-	m.must(nodeA, unholdOp{f.Ino})
+	m.must(nodeA, unholdOp{[]dsm.Ino{f.Ino}})
+	m.must(nodeA, unholdOp{[]dsm.Ino{f.Ino}})
 	m.at(f.Ino)
-	m.must(nodeB, unholdOp{f.Ino})
+	m.must(nodeB, unholdOp{[]dsm.Ino{f.Ino}})
 	m.fails(errs.NotExist, holdOp{f.Ino})
 	if m.reserved.full != 0 {
 		t.Errorf("%+v bytes reserved", m.reserved)
 	}
-	m.must(nodeB, unholdOp{f.Ino})
+	m.must(nodeB, unholdOp{[]dsm.Ino{f.Ino}})
 
 	g := m.must(nodeB, createOp{Dir: dsm.RootIno, Name: "g", Kind: dsm.KindFile, Hold: true})
 	m.must(nodeA, unlinkOp{dsm.RootIno, "g"})
 	m.at(g.Ino)
-	m.must(nodeB, unholdOp{g.Ino})
+	m.must(nodeB, unholdOp{[]dsm.Ino{g.Ino}})
 	if got := m.last.effects.removed; len(got) != 1 || got[0] != g.Ino {
 		t.Errorf("removed %v, want %d", got, g.Ino)
 	}
@@ -256,7 +256,7 @@ func TestUnlinkAndHolds(t *testing.T) {
 	if in, err := m.dir(d); err != nil || len(m.list(in)) != 0 {
 		t.Errorf("list of a removed directory: %v", err)
 	}
-	m.must(nodeA, unholdOp{d})
+	m.must(nodeA, unholdOp{[]dsm.Ino{d}})
 	if len(m.last.effects.removed) != 0 {
 		t.Error("a directory was reported as an area")
 	}

@@ -33,6 +33,7 @@ type bridge struct {
 	control   *control.Tree
 	harvest   *harvest.Harvester
 	intervals intervals
+	holds     holds
 	count     counts
 
 	passthrough passthrough
@@ -59,6 +60,7 @@ func newBridge(cfg Config) *bridge {
 	b.failed.init(failedWindow)
 	b.background.init()
 	b.releases.init()
+	b.holds.init(b)
 	b.opens = newOpens(b)
 	b.handles.init()
 	b.dirs.init()

@@ -456,17 +456,17 @@ func (n *fakeNames) Hold(_ context.Context, ino dsm.Ino) (dsm.Inode, error) {
 	return i.Inode, nil
 }
 
-func (n *fakeNames) Unhold(_ context.Context, ino dsm.Ino) error {
+func (n *fakeNames) Unhold(_ context.Context, inos ...dsm.Ino) error {
 	defer n.mu.Unlock()
 	if err := n.lock("Unhold"); err != nil {
 		return err
 	}
-	i, err := n.get(ino)
-	if err != nil {
-		return err
+	for _, ino := range inos {
+		if i, err := n.get(ino); err == nil {
+			i.held = false
+			n.drop(i)
+		}
 	}
-	i.held = false
-	n.drop(i)
 	return nil
 }
 

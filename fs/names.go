@@ -39,7 +39,7 @@ type Names interface {
 	// Hold keeps the inode alive, unlinked or not, until this node's Unhold.
 	// It returns errs.NotExist if the inode is gone already. Holds do not nest.
 	Hold(ctx context.Context, ino dsm.Ino) (dsm.Inode, error)
-	Unhold(ctx context.Context, ino dsm.Ino) error
+	Unhold(ctx context.Context, inos ...dsm.Ino) error
 	// Usage returns the bytes reserved by all areas and the most they may reserve,
 	// the number of inodes.
 	Usage(ctx context.Context) (reserved, budget int64, inodes uint64, err error)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
-	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
@@ -34,11 +33,12 @@ type opens struct {
 // openArea is one area of this node with all its handles.
 //
 // gate serializes opening and closing: the first open holds the inode in the
-// catalog, the last close gives it up, and the one never overtakes the other.
+// catalog, and some time after the last close it is given up (holds).
 // Whoever has the gate may wait for the network, so it is no mutex.
 type openArea struct {
 	id   dsm.AreaID
 	gate chan struct{}
+	held bool // by this node in the catalog; whoever has the gate may look
 
 	// stored counts the stores taken over, published those of them that are
 	// published: a close or an interval that finds them equal has nothing to do.
@@ -247,13 +247,18 @@ func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.In
 	}()
 	first := a.handles() == 0
 	if held == nil && first {
-		inode, err := o.b.cfg.Names.Hold(ctx, ino)
+		hold := o.b.cfg.Names.Hold
+		if a.held { // since it was closed a moment ago
+			hold = o.b.cfg.Names.Getattr
+		}
+		inode, err := hold(ctx, ino)
 		if err != nil {
 			return nil, err
 		}
 		held = &inode
 	}
 	if held != nil {
+		a.held = true
 		a.note(*held)
 		a.kernelSize.Store(held.Size)
 		a.kernelGen.Store(uint64(held.Gen))
@@ -261,7 +266,7 @@ func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.In
 	}
 	if err := o.addLocked(ctx, a, write); err != nil {
 		if first {
-			o.unhold(a)
+			o.b.holds.giveUp(a)
 		}
 		return nil, err
 	}
@@ -321,36 +326,8 @@ func (o *opens) closeLocked(a *openArea, write, kernel bool) {
 	a.mu.Unlock()
 	area.Close(write)
 	if last {
-		o.unhold(a)
+		o.b.holds.giveUp(a)
 	}
-}
-
-// unhold lets the catalog forget the inode if it is unlinked. The caller has the
-// gate. If the catalog does not answer it is tried again later, for else
-// the memory of an unlinked area would stay reserved as long as this node lives.
-func (o *opens) unhold(a *openArea) {
-	ctx, cancel := o.b.lasting()
-	err := o.b.cfg.Names.Unhold(ctx, dsm.Ino(a.id))
-	cancel()
-	if err == nil || errs.Is(err, errs.NotExist) || errs.Is(err, errs.Closed) || o.b.life.Err() != nil {
-		return
-	}
-	o.b.log.Warn("cannot give up the hold of a closed file; trying again", "area", a.id, "err", err)
-	o.b.background.run(func() {
-		select {
-		case <-o.b.life.Done():
-			return
-		case <-time.After(o.b.cfg.FaultTimeout):
-		}
-		now, err := o.get(context.Background(), a.id) // it may have been forgotten and opened anew
-		if err != nil {
-			return
-		}
-		defer func() { <-now.gate }()
-		if now.handles() == 0 {
-			o.unhold(now)
-		}
-	})
 }
 
 func (a *openArea) handles() int {
