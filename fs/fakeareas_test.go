@@ -52,6 +52,9 @@ type fakeArea struct {
 	attach func() (*os.File, error)
 	// onSync is called by Sync, without mu.
 	onSync func()
+	// stall, if not nil, is waited for by Sync and Publish, whose context is sent to stalled.
+	stall   chan struct{}
+	stalled chan context.Context
 }
 
 func newFakeAreas(names *fakeNames) *fakeAreas {
@@ -211,7 +214,27 @@ func (a *fakeArea) WriteAt(_ context.Context, p []byte, off int64) error {
 	return nil
 }
 
+// wait waits while the area's home is silent.
+func (a *fakeArea) wait(ctx context.Context) error {
+	a.mu.Lock()
+	stall := a.stall
+	a.mu.Unlock()
+	if stall == nil {
+		return nil
+	}
+	a.stalled <- ctx
+	select {
+	case <-stall:
+		return nil
+	case <-ctx.Done():
+		return &errs.Error{Op: "publish", Area: a.id, Kind: errs.Timeout, Err: ctx.Err()}
+	}
+}
+
 func (a *fakeArea) Sync(ctx context.Context, _ bool) error {
+	if err := a.wait(ctx); err != nil {
+		return err
+	}
 	a.mu.Lock()
 	onSync := a.onSync
 	a.mu.Unlock()
@@ -229,6 +252,9 @@ func (a *fakeArea) Sync(ctx context.Context, _ bool) error {
 }
 
 func (a *fakeArea) Publish(ctx context.Context) error {
+	if err := a.wait(ctx); err != nil {
+		return err
+	}
 	var err error
 	a.update(func() {
 		a.publishes++

@@ -213,9 +213,13 @@ func (b *bridge) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
+	r.breakable, r.flush = true, true
 	err := b.publish(r, h.area)
 	if err == nil {
 		err = h.area.direct.cutOff()
+	}
+	if err != nil && r.broken() {
+		return fuse.EINTR // nobody waits for it any more; Release publishes
 	}
 	if err != nil {
 		b.log.Warn("publish at close", "area", h.area.id, "err", err)
@@ -231,9 +235,13 @@ func (b *bridge) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
+	r.breakable = true
 	err := b.sync(r, h.area, h.write)
 	if err == nil && h.write {
 		err = h.area.direct.cutOff()
+	}
+	if err != nil && r.broken() {
+		return fuse.EINTR
 	}
 	if err != nil {
 		b.log.Warn("sync", "area", h.area.id, "err", err)

@@ -20,8 +20,10 @@ import (
 // The kernel interrupts a request at any signal, and a Go program sends itself
 // SIGURG all the time. EINTR would make a page fault a SIGBUS and read(2) of a
 // file fail as no program expects, and for a change in the catalog it would be
-// a lie, since it may still happen. So an interrupt only makes the request look whether the
-// process has a fatal signal pending, and go on if it has not.
+// a lie, since it may still happen. So an interrupt only makes the request look what signals the
+// thread has pending. One that is fatal ends it. One that asks the program to end
+// does so too if the request is breakable, which msync, fsync and close are: they may be
+// called again, and what they did not publish is published later. Others do nothing.
 //
 // Most requests are answered without waiting; so no timer or goroutine exists
 // before somebody asks for Done.
@@ -30,20 +32,28 @@ type request struct {
 	cancel   <-chan struct{} // closed by go-fuse at the first signal
 	closing  <-chan struct{} // closed when the filesystem is going away
 	tid      uint32          // thread that waits, 0 if unknown
+	// Both are set before the request is used. A FLUSH looks for signals by itself: of one in the exit of a
+	// process the kernel tells none.
+	breakable, flush bool
 
 	mu struct {
 		lockrank.Mutex
-		done  chan struct{}
-		ended chan struct{}
-		err   error
+		done   chan struct{}
+		ended  chan struct{}
+		err    error
+		signal bool // is why
 	}
 }
 
 var _ context.Context = (*request)(nil)
 
-// recheck is how often an interrupted request looks whether its process is
-// being killed: the kernel tells of the first signal only.
-const recheck = 50 * time.Millisecond
+const (
+	// recheck is how often an interrupted request looks what signals there are: the kernel tells
+	// of the first only. A request that is to be broken is when it still waits then.
+	recheck = 50 * time.Millisecond
+	// flushCheck is when a FLUSH looks for the first time. A process has many files.
+	flushCheck = 5 * time.Millisecond
+)
 
 func (b *bridge) begin(cancel <-chan struct{}, h *fuse.InHeader) *request {
 	r := &request{deadline: time.Now().Add(b.cfg.FaultTimeout), cancel: cancel, closing: b.life.Done(), tid: h.Pid}
@@ -89,6 +99,10 @@ func (r *request) watch(ended <-chan struct{}) {
 	defer timer.Stop()
 	cancel := r.cancel
 	var again <-chan time.Time
+	if r.flush {
+		again = time.After(flushCheck)
+	}
+	asked := false // to end, when it was looked last
 	for {
 		select {
 		case <-ended:
@@ -107,9 +121,16 @@ func (r *request) watch(ended <-chan struct{}) {
 			return
 		default:
 		}
-		if r.tid != 0 && dying(r.tid) {
-			r.finish(context.Canceled)
-			return
+		if r.tid != 0 {
+			w := waiterOf(r.tid)
+			if w.dying || w.asked && asked && r.breakable {
+				r.mu.Lock()
+				r.mu.signal = true
+				r.mu.Unlock()
+				r.finish(context.Canceled)
+				return
+			}
+			asked = w.asked
 		}
 		again = time.After(recheck)
 	}
@@ -122,22 +143,59 @@ func (r *request) finish(err error) {
 	close(r.mu.done)
 }
 
-// dying reports whether a thread has SIGKILL pending: the kernel gives it to every
-// thread of a process that any fatal signal ends. A thread that is gone is dying.
-func dying(tid uint32) bool {
+// broken reports whether the request has ended because of a signal.
+func (r *request) broken() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mu.signal
+}
+
+// waiter is a thread that waits for a request.
+type waiter struct {
+	dying bool // a signal has ended its process, or it is gone
+	asked bool // a signal that asks its process to end is pending
+}
+
+// Signals that ask a program to end. They are pending only if the program has a handler for them.
+const askToEnd = 1<<(syscall.SIGINT-1) | 1<<(syscall.SIGTERM-1) | 1<<(syscall.SIGHUP-1) | 1<<(syscall.SIGQUIT-1)
+
+// waiterOf looks at a thread. The kernel gives SIGKILL to every thread of a process that a fatal
+// signal ends, but takes it away again as the thread exits (K48).
+func waiterOf(tid uint32) (w waiter) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
+	if err != nil {
+		return waiter{dying: os.IsNotExist(err)}
+	}
+	var pending, blocked uint64
+	for line := range bytes.Lines(text) {
+		name, value, _ := bytes.Cut(line, []byte(":"))
+		set, err := strconv.ParseUint(string(bytes.TrimSpace(value)), 16, 64)
+		if err != nil {
+			continue
+		}
+		switch string(name) {
+		case "SigPnd", "ShdPnd":
+			pending |= set
+		case "SigBlk":
+			blocked = set
+		}
+	}
+	w.dying = pending>>(syscall.SIGKILL-1)&1 != 0 || signaled(tid)
+	w.asked = pending&^blocked&askToEnd != 0
+	return w
+}
+
+// signaled reports whether a signal has ended the thread's process, which is exiting.
+func signaled(tid uint32) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", tid))
 	if err != nil {
 		return os.IsNotExist(err)
 	}
-	for line := range bytes.Lines(text) {
-		name, value, ok := bytes.Cut(line, []byte(":"))
-		if !ok || string(name) != "SigPnd" && string(name) != "ShdPnd" {
-			continue
-		}
-		set, err := strconv.ParseUint(string(bytes.TrimSpace(value)), 16, 64)
-		if err == nil && set>>(syscall.SIGKILL-1)&1 != 0 {
-			return true
-		}
+	const pfSignaled = 0x400
+	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:]) // from the third on: the state
+	if len(fields) < 7 {
+		return false
 	}
-	return false
+	flags, err := strconv.ParseUint(string(fields[6]), 10, 64)
+	return err == nil && flags&pfSignaled != 0
 }
