@@ -118,9 +118,44 @@ func TestUmountOfOneThatLeaves(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	done(t, "umount", n.CLI("umount", n.Mount))
+	const noMount = 11 // it has left meanwhile
+	if res := n.CLI("umount", n.Mount); res.Err != nil && res.Code != noMount {
+		t.Errorf("umount: %v %s", res.Err, res.Stderr)
+	}
 	log, err := os.ReadFile(filepath.Join(n.State(), "log"))
-	if err == nil && strings.Contains(string(log), "without order") {
-		t.Errorf("the node was hurried:\n%s", log)
+	if err != nil || strings.Contains(string(log), "without order") || !strings.Contains(string(log), "msg=left") {
+		t.Errorf("the log of the node, which is not to be hurried: %v\n%s", err, log)
+	}
+}
+
+// TestLogStays: the log of a mount is there when the mount is not any more, and goes on with the next one.
+func TestLogStays(t *testing.T) {
+	c := cluster(t, harness.Options{})
+	n := c.Declare()
+	name := strings.NewReplacer("-", `\x2d`, "/", "-").Replace(strings.Trim(n.Mount, "/"))
+	usual := filepath.Join("/var/log/dsmfs", name+".log")
+	t.Cleanup(func() { _ = os.Remove(usual) })
+	for _, x := range []struct {
+		log   string
+		flags []string
+	}{{usual, nil}, {filepath.Join(n.State(), "log"), []string{"--state", n.State()}}} {
+		for i := range 2 {
+			done(t, "mount", n.CLI(append([]string{"mount", n.Mount, "--listen", n.Address, "--memory", "64M"}, x.flags...)...))
+			if got := report[row](t, n, "status")["config"].(map[string]any)["log_file"]; got != x.log {
+				t.Errorf("status shows the log %v, want %s", got, x.log)
+			}
+			state := filepath.Join("/run/dsmfs", name)
+			if linked, err := os.ReadFile(filepath.Join(state, "log")); err != nil || !strings.Contains(string(linked), "msg=mounted") {
+				t.Errorf("%s/log: %q, %v", state, linked, err)
+			}
+			done(t, "umount", n.CLI("umount", n.Mount))
+			if _, err := os.Lstat(state); !os.IsNotExist(err) {
+				t.Errorf("%s is left: %v", state, err)
+			}
+			text, err := os.ReadFile(x.log)
+			if got := strings.Count(string(text), "msg=left"); err != nil || got != i+1 {
+				t.Errorf("the log has %d ends after %d mounts, %v:\n%s", got, i+1, err, text)
+			}
+		}
 	}
 }

@@ -67,6 +67,7 @@ type daemon struct {
 	ready  *os.File      // the news arrive here
 	output *bytes.Buffer // its standard error, as long as that is not its log
 	log    string        // where its log is
+	before int64         // bytes of it that others have written
 	exited chan struct{} // closed when it is gone, with cmd.ProcessState set
 }
 
@@ -88,6 +89,9 @@ func startDaemon(args []string, log string, attr *syscall.SysProcAttr) (*daemon,
 		return nil, fmt.Errorf("close_range: %w", err)
 	}
 	d := &daemon{ready: r, output: new(bytes.Buffer), log: log, exited: make(chan struct{})}
+	if info, err := os.Stat(log); err == nil {
+		d.before = info.Size()
+	}
 	d.cmd = exec.Command(selfPath, append([]string{"mount", "-f"}, args...)...)
 	d.cmd.Env = append(os.Environ(), readyVariable+"=3")
 	d.cmd.ExtraFiles = []*os.File{w}
@@ -114,7 +118,7 @@ func (d *daemon) await() (addr string, err error) {
 		<-d.exited
 		text := strings.TrimSpace(d.output.String())
 		if text == "" {
-			text = lastLines(d.log, 30)
+			text = lastLines(d.log, d.before, 30)
 		}
 		return "", fail(exitDied, "the daemon ended before the mount was usable (%v):\n%s", d.cmd.ProcessState, text)
 	case err != nil:
@@ -129,12 +133,8 @@ func (d *daemon) await() (addr string, err error) {
 // background mounts in a process of its own and returns when the mount is usable.
 func background(c mountConfig, args []string) error {
 	log := c.logFile
-	if log == "" {
-		dir := c.state
-		if abs, err := filepath.Abs(c.point); err == nil && dir == "" {
-			dir = defaultState(abs)
-		}
-		log = filepath.Join(dir, logFile)
+	if point, err := filepath.Abs(c.point); err == nil && log == "" {
+		log = logPlace(c.state, point)
 	}
 	d, err := startDaemon(append([]string{"--" + detachedFlag}, args...), log, &syscall.SysProcAttr{Setsid: true})
 	if err != nil {
@@ -142,20 +142,4 @@ func background(c mountConfig, args []string) error {
 	}
 	_, err = d.await()
 	return err
-}
-
-// divert makes standard input and output of this process /dev/null, and
-// standard error, where the runtime prints a crash, the log.
-func divert(log *os.File) error {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = null.Close() }() // its copies stay
-	for to, from := range []*os.File{null, null, log} {
-		if err := unix.Dup3(int(from.Fd()), to, 0); err != nil {
-			return fmt.Errorf("redirect descriptor %d: %w", to, err)
-		}
-	}
-	return nil
 }

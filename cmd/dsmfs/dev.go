@@ -176,7 +176,7 @@ func (n *devNode) died(what string) string {
 	if out := strings.TrimSpace(n.d.output.String()); out != "" {
 		text += "\n" + out
 	}
-	if log := lastLines(n.state+".log", 10); log != "" {
+	if log := lastLines(n.state+".log", 0, 10); log != "" {
 		text += "\nthe end of its log:\n" + log
 	}
 	return text

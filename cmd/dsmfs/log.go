@@ -2,10 +2,25 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// logLimit is how long a log at a default place gets before it becomes FILE.1, and the one before that goes.
+	logLimit = 8 << 20
+	// logAge is how long the log of a mount stays that nobody mounts any more.
+	logAge = 30 * 24 * time.Hour
 )
 
 // newLog returns the log of a daemon and its level, which can be changed.
@@ -19,16 +34,182 @@ func newLog(w io.Writer, level string) (*slog.Logger, *slog.LevelVar, error) {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: v})), v, nil
 }
 
-// lastLines returns the end of a text file, empty if it cannot be read.
-func lastLines(file string, n int) string {
+// logBase is where the logs are by default; "" if there is no such place. Unlike the states they stay when a
+// mount ends and when the machine does.
+func logBase() string {
+	if os.Geteuid() == 0 {
+		return "/var/log/dsmfs"
+	}
+	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "dsmfs")
+	}
+	if home, err := os.UserHomeDir(); err == nil {
+		return filepath.Join(home, ".local", "state", "dsmfs")
+	}
+	return ""
+}
+
+// logPlace returns the path of the log of a mount unless it is told another: in its state directory if that is
+// not the default one, or if the place for logs cannot be used.
+func logPlace(state, point string) string {
+	if state != "" {
+		return filepath.Join(state, logFile)
+	}
+	place := defaultState(point)
+	if base := logBase(); base != "" && os.MkdirAll(base, 0o755) == nil && unix.Access(base, unix.W_OK) == nil {
+		return filepath.Join(base, filepath.Base(place)+".log")
+	}
+	return filepath.Join(place, logFile)
+}
+
+// sweepLogs removes the logs of mounts that are not there and have not been for long.
+func sweepLogs(base string, now time.Time) {
+	entries, err := os.ReadDir(base)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(strings.TrimSuffix(e.Name(), ".1"), ".log")
+		info, err := e.Info()
+		if ok && err == nil && now.Sub(info.ModTime()) > logAge && holder(filepath.Join(stateBase(), name)) == 0 {
+			_ = os.Remove(filepath.Join(base, e.Name())) // the next mount tries again
+		}
+	}
+}
+
+// logWriter is where the log of a daemon goes. slog gives it one line at a time.
+type logWriter struct {
+	file     *os.File
+	size     int64 // of the file, as far as lines came from here
+	limit    int64 // 0: it grows as long as it likes
+	diverted bool  // standard error goes there, too
+}
+
+// openLog opens the log of the daemon. Its name is made absolute, and the state has a link to it.
+func openLog(p *program, c *mountConfig, st *state) (*logWriter, error) {
+	limit := int64(0)
+	switch {
+	case c.logFile == "" && !c.detached:
+		if f, ok := p.err.(*os.File); ok {
+			own, err := dup(f)
+			return &logWriter{file: own}, err
+		}
+		return nil, fail(exitUsage, "-f without --log-file wants standard error to be a file")
+	case c.logFile == "":
+		dir := c.state
+		if dir == defaultState(st.point) {
+			dir = ""
+		}
+		c.logFile, limit = logPlace(dir, st.point), logLimit
+		if base := logBase(); filepath.Dir(c.logFile) == base {
+			sweepLogs(base, time.Now())
+		}
+	}
+	var err error
+	if c.logFile, err = filepath.Abs(c.logFile); err != nil {
+		return nil, err
+	}
+	w, err := newLogWriter(c.logFile, limit)
+	if err != nil {
+		return nil, err
+	}
+	if link := st.path(logFile); link != c.logFile {
+		if _, err := os.Readlink(link); err == nil {
+			_ = os.Remove(link) // of a daemon that died
+		}
+		if os.Symlink(c.logFile, link) == nil {
+			st.files = append(st.files, logFile)
+		}
+	}
+	return w, nil
+}
+
+// newLogWriter appends to a file.
+func newLogWriter(path string, limit int64) (*logWriter, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, fail(exitState, "log: %w", err)
+	}
+	w := &logWriter{file: f, limit: limit}
+	if info, err := f.Stat(); err == nil {
+		w.size = info.Size()
+	}
+	return w, nil
+}
+
+// Write implements io.Writer.
+func (w *logWriter) Write(line []byte) (int, error) {
+	if w.limit > 0 && w.size > 0 && w.size+int64(len(line)) > w.limit {
+		if err := w.rotate(); err != nil {
+			w.size = 0 // go on in the same file and try again later
+		}
+	}
+	n, err := w.file.Write(line)
+	w.size += int64(n)
+	return n, err
+}
+
+// rotate gives the file the name FILE.1 and starts anew.
+func (w *logWriter) rotate() error {
+	path := w.file.Name()
+	if err := os.Rename(path, path+".1"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	next, err := newLogWriter(path, w.limit)
+	if err != nil {
+		return err
+	}
+	_ = w.file.Close() // every line was written when it was logged
+	w.file, w.size = next.file, next.size
+	if w.diverted {
+		return unix.Dup3(int(w.file.Fd()), 2, 0)
+	}
+	return nil
+}
+
+// divert makes standard input and output of this process /dev/null, and
+// standard error, where the runtime prints a crash, the log.
+func (w *logWriter) divert() error {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = null.Close() }() // its copies stay
+	for to, from := range []*os.File{null, null, w.file} {
+		if err := unix.Dup3(int(from.Fd()), to, 0); err != nil {
+			return fmt.Errorf("redirect descriptor %d: %w", to, err)
+		}
+	}
+	w.diverted = true
+	return nil
+}
+
+func (w *logWriter) close() { _ = w.file.Close() } // every line was written when it was logged
+
+// dup returns a file of its own for what f writes to.
+func dup(f *os.File) (*os.File, error) {
+	fd, err := syscall.Dup(int(f.Fd()))
+	if err != nil {
+		return nil, err
+	}
+	syscall.CloseOnExec(fd)
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+// lastLines returns the end of a text file, without its first bytes; empty if it cannot be read. A file that
+// is shorter is a new one.
+func lastLines(file string, without int64, n int) string {
 	const most = 64 << 10
 	f, err := os.Open(file)
 	if err != nil {
 		return ""
 	}
 	defer func() { _ = f.Close() }() // only read
-	if info, err := f.Stat(); err == nil && info.Size() > most {
-		if _, err := f.Seek(-most, io.SeekEnd); err != nil {
+	if info, err := f.Stat(); err == nil {
+		if info.Size() < without {
+			without = 0
+		}
+		if _, err := f.Seek(max(without, info.Size()-most), io.SeekStart); err != nil {
 			return ""
 		}
 	}

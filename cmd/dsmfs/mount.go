@@ -68,7 +68,7 @@ func runMount(p *program, c mountConfig, parent *reporter, service *service) err
 	if err = st.note(c.noMount, made); err == nil {
 		err = serveMount(p, c, st, parent, service, stop)
 	}
-	st.close() // not deferred: after a crash the log in it is what there is to look at
+	st.close()
 	return err
 }
 
@@ -78,7 +78,7 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 	if err != nil {
 		return err
 	}
-	defer func() { _ = out.Close() }() // every line is written when it is logged
+	defer out.close()
 	log, level, err := newLog(out, c.logLevel)
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 		}
 	}
 	if c.detached {
-		if err := divert(out); err != nil {
+		if err := out.divert(); err != nil {
 			return err
 		}
 		if err := os.Chdir("/"); err != nil { // keep no other filesystem busy
@@ -139,7 +139,6 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 		log.Error("did not leave cleanly", "err", serr)
 		if st.write(failedFile, serr.Error()) == nil {
 			st.keep(failedFile)
-			st.keep(logFile)
 		}
 		err = errors.Join(err, withCode(exitLeave, serr))
 	}
@@ -264,47 +263,6 @@ func replaceDead(point string, log *slog.Logger) error {
 			return withCode(exitBusy, err)
 		}
 	}
-}
-
-// openLog opens the log of the daemon. Its name is made absolute.
-func openLog(p *program, c *mountConfig, st *state) (*os.File, error) {
-	name := c.logFile
-	switch {
-	case name == "" && !c.detached:
-		if f, ok := p.err.(*os.File); ok {
-			return dup(f)
-		}
-		return nil, fail(exitUsage, "-f without --log-file wants standard error to be a file")
-	case name == "":
-		name = st.path(logFile)
-		st.files = append(st.files, logFile)
-	}
-	abs, err := filepath.Abs(name)
-	if err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(abs, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		return nil, fail(exitState, "log: %w", err)
-	}
-	if c.logFile == "" {
-		if err := f.Truncate(0); err != nil { // that of a daemon that died is not this one's
-			_ = f.Close()
-			return nil, fail(exitState, "log: %w", err)
-		}
-	}
-	c.logFile = abs
-	return f, nil
-}
-
-// dup returns a file of its own for what f writes to.
-func dup(f *os.File) (*os.File, error) {
-	fd, err := syscall.Dup(int(f.Fd()))
-	if err != nil {
-		return nil, err
-	}
-	syscall.CloseOnExec(fd)
-	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
 // guardVerbName is the hidden verb of the child process that outlives a daemon which is

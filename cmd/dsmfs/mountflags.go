@@ -60,7 +60,7 @@ func registerMountFlags(f *pflag.FlagSet, c *mountConfig) {
 	f.StringVar(&c.tracking, "tracking", "auto", "`WAY` in which stores of attached programs are found: auto, async, sync or compare; see dsmfs doctor")
 	f.StringVar(&c.passthrough, "passthrough", "auto", "`WHEN` to let programs have the memory of files with user.dsm.access=direct: auto, where it works, or off; see dsmfs doctor")
 	f.StringVar(&c.logLevel, "log-level", "info", "`LEVEL`: debug, info, warn or error")
-	f.StringVar(&c.logFile, "log-file", "", "`FILE` to append the log to; default: DIR/log of --state, with -f standard error")
+	f.StringVar(&c.logFile, "log-file", "", "`FILE` to append the log to; default: /var/log/dsmfs/NAME-OF-MNT.log, without root below $XDG_STATE_HOME, with --state DIR/log, with -f standard error")
 	f.BoolVar(&c.allowOther, "allow-other", os.Geteuid() == 0, "let other users in, as far as owner and mode of the files allow")
 	f.BoolVar(&c.noMount, "no-mount", false, "mount nothing: programs attach at DIR/attach of --state; MNT, which need not exist, only names the node")
 	f.BoolVar(&c.force, "force", false, "replace a dead mount at MNT")

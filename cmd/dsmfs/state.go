@@ -18,7 +18,7 @@ const (
 	pidFile    = "pid"    // of the daemon
 	pointFile  = "mount"  // the mount point
 	addrFile   = "addr"   // host:port at which others reach the node
-	logFile    = "log"    // unless --log-file says otherwise
+	logFile    = "log"    // the log, or a link to it
 	failedFile = "failed" // why leaving the cluster failed, after it did
 	madeFile   = "made"   // there if the daemon has made the mount point, which goes with the mount
 	bareFile   = "bare"   // there if the node has no mount
@@ -58,7 +58,7 @@ func defaultState(point string) string {
 	if name == "" {
 		name = "-"
 	}
-	if len(name) > 255 { // longer than a name of a file may be
+	if len(name) > 240 { // with an ending longer than a name of a file may be
 		name = fmt.Sprintf("%s-%016x", name[:200], hash(point))
 	}
 	return filepath.Join(stateBase(), name)
@@ -252,6 +252,15 @@ func holder(dir string) int {
 		return 0
 	}
 	return pid
+}
+
+// logOf returns where the daemon of a state directory logs.
+func logOf(dir string) string {
+	path := filepath.Join(dir, logFile)
+	if target, err := os.Readlink(path); err == nil {
+		return target
+	}
+	return path
 }
 
 // daemonOf returns the daemon of a mount point and its state directory; pid is

@@ -103,16 +103,3 @@ func TestNoStateWithoutPermission(t *testing.T) {
 		t.Errorf("below a file: %v", err)
 	}
 }
-
-func TestLastLines(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "log")
-	if err := os.WriteFile(file, []byte(strings.Repeat("old\n", 100000)+"one\ntwo\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if got := lastLines(file, 2); got != "one\ntwo" {
-		t.Errorf("%q", got)
-	}
-	if got := lastLines(file+"x", 2); got != "" {
-		t.Errorf("of no file: %q", got)
-	}
-}

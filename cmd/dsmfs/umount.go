@@ -64,7 +64,7 @@ func umountVerb(p *program, args []string) error {
 		return nil
 	}
 	if !watch.wait(*wait) {
-		return fail(exitLeave, "%s is unmounted, but its daemon (pid %d) has not left the cluster after %v; see %s", m.point, pid, *wait, filepath.Join(dir, logFile))
+		return fail(exitLeave, "%s is unmounted, but its daemon (pid %d) has not left the cluster after %v; see %s", m.point, pid, *wait, logOf(dir))
 	}
 	if text, err := os.ReadFile(filepath.Join(dir, failedFile)); err == nil {
 		return fail(exitLeave, "%s is unmounted, but the node did not leave its cluster cleanly: %s", m.point, strings.TrimSpace(string(text)))
@@ -141,7 +141,7 @@ func umountForce(point string, pid int, dir string, limit time.Duration) error {
 		return fmt.Errorf("end the daemon (pid %d): %w", pid, err)
 	}
 	if !gone.wait(busyLimit) {
-		return fail(exitLeave, "%s is unmounted, but its daemon (pid %d) cannot be killed; see %s", point, pid, filepath.Join(dir, logFile))
+		return fail(exitLeave, "%s is unmounted, but its daemon (pid %d) cannot be killed; see %s", point, pid, logOf(dir))
 	}
 	return errors.Join(forgetMount(point),
 		fail(exitLeave, "%s is unmounted; its daemon (pid %d) did not leave the cluster in time and was killed", point, pid))
