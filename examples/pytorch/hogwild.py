@@ -19,7 +19,7 @@ except ImportError:
     print("hogwild.py: skipped, PyTorch is not installed (pip install torch)")
     sys.exit(0)
 
-STEPS, BATCH, FEATURES = 300, 32, 20
+STEPS, BATCH, FEATURES = int(os.environ.get("STEPS", "300")), 32, 20
 
 
 def build():
