@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -55,8 +57,8 @@ func doctorVerb(p *program, args []string) error {
 	if err := parse(f, args, 0, 0, ""); err != nil {
 		return err
 	}
-	fmt.Fprintf(p.out, "dsmfs %s on Linux %s\n\n", programVersion(), kernelRelease())
-	for _, x := range examine() {
+	fmt.Fprintf(p.out, "dsmfs %s, %s, on Linux %s\n\n", programVersion(), runtime.Version(), kernelRelease())
+	for _, x := range slices.Concat(examine(), advise()) {
 		mark := "ok     "
 		switch {
 		case !x.ok && x.needs:
