@@ -61,13 +61,18 @@ func (a *conn) attach(ctx context.Context, q *request) (reply, error) {
 	if err != nil {
 		return reply{}, err
 	}
+	if err := a.s.attached(a.user); err != nil {
+		return reply{}, err
+	}
 	area, err := a.s.cfg.Mount.Open(ctx, i.Ino, write)
 	if err != nil {
+		a.s.endAttachment(a.user)
 		return reply{}, err
 	}
 	f, err := area.Attach(ctx, write)
 	if err != nil {
 		area.Close(write)
+		a.s.endAttachment(a.user)
 		return reply{}, err
 	}
 	x := &attachment{conn: a, area: area, path: q.payload, write: write}
@@ -152,6 +157,7 @@ func (x *attachment) end() {
 func (x *attachment) letGo() {
 	x.area.Detach(x.write)
 	x.area.Close(x.write)
+	x.conn.s.endAttachment(x.conn.user)
 }
 
 // maxRanges is how many mappings of an attachment are tracked: each takes some descriptors.

@@ -7,7 +7,6 @@ package attach
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -38,19 +37,23 @@ type Config struct {
 }
 
 // Server hands the working copies of areas to programs of this node, which
-// map them: the memory plane. It needs no mount. mu guards which connections there are.
+// map them: the memory plane. It needs no mount. mu guards which connections there are, and what
+// each user has.
 type Server struct {
-	cfg   Config
-	log   *slog.Logger
-	guard *guardProcess
-	ln    *net.UnixListener
-	wg    sync.WaitGroup
-	ctx   context.Context // of faults: ends when pages are fetched for nobody any more
-	end   context.CancelFunc
+	cfg      Config
+	limits   limits
+	refusals chan struct{} // one for each connection that is being told no
+	log      *slog.Logger
+	guard    *guardProcess
+	ln       *net.UnixListener
+	wg       sync.WaitGroup
+	ctx      context.Context // of faults: ends when pages are fetched for nobody any more
+	end      context.CancelFunc
 
 	mu struct {
 		lockrank.Mutex
 		conns  map[*conn]struct{}
+		users  map[uint32]*user
 		closed bool
 	}
 }
@@ -62,6 +65,7 @@ type conn struct {
 	s     *Server
 	conn  *net.UnixConn
 	who   program
+	user  *user
 	pidfd *os.File
 	ctx   context.Context // ends with the connection
 	end   context.CancelFunc
@@ -75,25 +79,19 @@ type conn struct {
 	}
 }
 
-const (
-	// maxRequests is how many requests of a connection run at the same time.
-	maxRequests = 64
-	// maxWaits is how many WAITs of one do.
-	maxWaits = 1024
-)
-
-var errTooMany = &errs.Error{Op: "wait", Err: fmt.Errorf("%w: more than %d at once", unix.EAGAIN, maxWaits)}
-
 // Listen makes the socket and serves whoever connects.
-func Listen(cfg Config) (*Server, error) {
+func Listen(cfg Config) (*Server, error) { return listenWithin(defaultLimits, cfg) }
+
+func listenWithin(l limits, cfg Config) (*Server, error) {
 	ln, err := listen(cfg.Socket)
 	if err != nil {
 		return nil, &errs.Error{Op: "listen for programs that attach", Path: cfg.Socket, Err: err}
 	}
-	s := &Server{cfg: cfg, log: cfg.Log, guard: newGuard(cfg.GuardArgv, cfg.Log), ln: ln}
+	s := &Server{cfg: cfg, limits: l, refusals: make(chan struct{}, l.refusals), log: cfg.Log, guard: newGuard(cfg.GuardArgv, cfg.Log), ln: ln}
 	s.ctx, s.end = context.WithCancel(context.Background())
 	s.mu.Init("attach.Server")
 	s.mu.conns = make(map[*conn]struct{})
+	s.mu.users = make(map[uint32]*user)
 	s.wg.Go(s.accept)
 	return s, nil
 }
@@ -119,13 +117,26 @@ func (s *Server) accept() {
 			_ = c.Close()
 			continue
 		}
-		a := &conn{s: s, conn: c, who: who, pidfd: pidfd, slots: make(chan struct{}, maxRequests), waits: make(chan struct{}, maxWaits)}
+		a := &conn{s: s, conn: c, who: who, pidfd: pidfd, slots: make(chan struct{}, s.limits.connRequests), waits: make(chan struct{}, s.limits.connWaits)}
 		a.ctx, a.end = context.WithCancel(context.Background())
 		a.mu.Init("attach.conn")
 		a.mu.attachments = make(map[uint64]*attachment)
 		s.mu.Lock()
 		refuse := s.mu.closed
-		if !refuse {
+		a.user = s.userLocked(who.UID)
+		many := a.user.conns >= s.limits.conns
+		switch {
+		case refuse:
+			s.forgetLocked(a.user)
+		case many:
+			select {
+			case s.refusals <- struct{}{}:
+				s.wg.Go(func() { s.refuse(a) })
+			default:
+				refuse = true
+			}
+		default:
+			a.user.conns++
 			s.mu.conns[a] = struct{}{}
 			s.wg.Go(func() { s.serve(a) })
 		}
@@ -135,6 +146,25 @@ func (s *Server) accept() {
 			_ = pidfd.Close()
 		}
 	}
+}
+
+// refusalLimit is how long a connection that is one too many has time to ask for something, so that the
+// program gets the reason.
+const refusalLimit = time.Second
+
+// refuse answers the first request of a connection that is one too many.
+func (s *Server) refuse(a *conn) {
+	defer func() { <-s.refusals }()
+	err := s.refused(a.user, errTooMany(unix.EMFILE, "connections of one user", s.limits.conns))
+	if e := a.conn.SetDeadline(time.Now().Add(refusalLimit)); e == nil {
+		packet, files, e := receive(a.conn, make([]byte, headSize+maxPayload+1))
+		closeAll(files)
+		if h, _, derr := decode(packet); e == nil && derr == nil {
+			a.reply(&request{header: h}, reply{}, err)
+		}
+	}
+	a.close()
+	_ = a.pidfd.Close() // nothing was written to it
 }
 
 // serve reads requests until the connection or the process ends, and then ends
@@ -169,26 +199,24 @@ func (s *Server) serve(a *conn) {
 			}
 			q.file = files[0]
 		}
-		slots := a.slots
-		if h.op == opWait {
-			slots = a.waits // without limit of time: they do not hold up the others
-		}
-		select {
-		case slots <- struct{}{}:
-		default:
-			if h.op == opWait {
-				running.Go(func() { a.reply(q, reply{}, errTooMany) })
+		if h.op == opWait { // without limit of time: it does not hold up the others
+			if err := a.takeWait(); err != nil {
+				// In this goroutine: of a program that reads no answers no more requests are read.
+				a.reply(q, reply{}, err)
 				continue
 			}
-			select {
-			case slots <- struct{}{}:
-			case <-a.ctx.Done():
-				closeAll(files)
-				continue // the next receive fails
-			}
+			running.Go(func() {
+				defer a.endWait()
+				a.answer(q)
+			})
+			continue
+		}
+		if !a.takeSlot() {
+			closeAll(files)
+			continue // the next receive fails
 		}
 		running.Go(func() {
-			defer func() { <-slots }()
+			defer a.endSlot()
 			a.answer(q)
 		})
 	}
@@ -197,8 +225,52 @@ func (s *Server) serve(a *conn) {
 	running.Wait()
 	a.detachAll()
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	delete(s.mu.conns, a)
-	s.mu.Unlock()
+	a.user.conns--
+	s.forgetLocked(a.user)
+}
+
+// takeSlot waits until one more request of the connection, and of the user, may run; false: the connection ends.
+func (a *conn) takeSlot() bool {
+	select {
+	case a.slots <- struct{}{}:
+	case <-a.ctx.Done():
+		return false
+	}
+	select {
+	case a.user.requests <- struct{}{}:
+		return true
+	case <-a.ctx.Done():
+		<-a.slots
+		return false
+	}
+}
+
+func (a *conn) endSlot() {
+	<-a.user.requests
+	<-a.slots
+}
+
+// takeWait allows one more WAIT, or says why not.
+func (a *conn) takeWait() error {
+	select {
+	case a.waits <- struct{}{}:
+	default:
+		return errTooMany(unix.EAGAIN, "WAITs of one connection at once", a.s.limits.connWaits)
+	}
+	select {
+	case a.user.waits <- struct{}{}:
+		return nil
+	default:
+		<-a.waits
+		return a.s.refused(a.user, errTooMany(unix.EAGAIN, "WAITs of one user at once", a.s.limits.waits))
+	}
+}
+
+func (a *conn) endWait() {
+	<-a.user.waits
+	<-a.waits
 }
 
 // close ends the connection, from any goroutine.
@@ -250,7 +322,7 @@ func (a *conn) reply(q *request, r reply, err error) {
 	if err != nil {
 		h.errno = errnoOf(err)
 		r.payload = err.Error()
-		a.s.log.Info("attach", "pid", a.who.pid, "op", q.op, "err", err)
+		a.s.log.Debug("attach", "pid", a.who.pid, "op", q.op, "err", err)
 	}
 	if r.attachment != 0 {
 		h.attachment = r.attachment

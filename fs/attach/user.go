@@ -1,0 +1,91 @@
+package attach
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// limits are what the socket, which everybody may connect to, grants. Each thing costs the daemon
+// memory or descriptors: a connection some 20 KiB and two descriptors, a request or a WAIT
+// a goroutine, an attachment a handle of its area.
+type limits struct {
+	// Of a connection: how many requests are served at the same time, and how many WAITs beside them.
+	connRequests, connWaits int
+	// Of all programs of a user.
+	conns, attachments, requests, waits int
+	// refusals is how many connections are being told at the same time that they are too many.
+	refusals int
+}
+
+var defaultLimits = limits{
+	connRequests: 64, connWaits: 1024,
+	conns: 4096, attachments: 16384, requests: 1024, waits: 8192,
+	refusals: 64,
+}
+
+// user is what the programs of a user have. The Server's lock guards the numbers.
+type user struct {
+	id                 uint32
+	conns, attachments int
+	warned             bool          // that a bound was passed
+	requests, waits    chan struct{} // one for each that is served
+}
+
+// userLocked returns what the user has.
+func (s *Server) userLocked(id uint32) *user {
+	u := s.mu.users[id]
+	if u == nil {
+		u = &user{id: id, requests: make(chan struct{}, s.limits.requests), waits: make(chan struct{}, s.limits.waits)}
+		s.mu.users[id] = u
+	}
+	return u
+}
+
+// forgetLocked forgets a user who has nothing.
+func (s *Server) forgetLocked(u *user) {
+	if u.conns == 0 && u.attachments == 0 {
+		delete(s.mu.users, u.id)
+	}
+}
+
+// errTooMany says which bound was passed. Programs that use what they have passed it by mistake, as a
+// leak of areas; so it names the figure.
+func errTooMany(number error, of string, most int) error {
+	return &errs.Error{Op: "attach", Err: fmt.Errorf("%w: more than %d %s", number, most, of)}
+}
+
+// refused warns once of a user who passes bounds, and returns the error.
+func (s *Server) refused(u *user, err error) error {
+	s.mu.Lock()
+	first := !u.warned
+	u.warned = true
+	s.mu.Unlock()
+	if first {
+		s.log.Warn("attach: a user wants more than programs may have", "uid", u.id, "err", err)
+	}
+	return err
+}
+
+// attached counts one more attachment of the user; endAttachment takes it back when nothing is left of it.
+func (s *Server) attached(u *user) error {
+	s.mu.Lock()
+	full := u.attachments >= s.limits.attachments
+	if !full {
+		u.attachments++
+	}
+	s.mu.Unlock()
+	if full {
+		return s.refused(u, errTooMany(unix.EMFILE, "attachments of one user, those that are ending included", s.limits.attachments))
+	}
+	return nil
+}
+
+func (s *Server) endAttachment(u *user) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u.attachments--
+	s.forgetLocked(u)
+}
