@@ -34,6 +34,7 @@ type bridge struct {
 	harvest   *harvest.Harvester
 	intervals intervals
 	holds     holds
+	aliases   aliases
 	count     counts
 
 	passthrough passthrough
@@ -57,6 +58,7 @@ func newBridge(cfg Config) *bridge {
 	b.life, b.end = context.WithCancel(context.Background())
 	b.stale.init(staleWindow)
 	b.lookups.init()
+	b.aliases.init()
 	b.failed.init(failedWindow)
 	b.background.init()
 	b.releases.init()

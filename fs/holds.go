@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"context"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -30,6 +31,42 @@ const (
 func (h *holds) init(b *bridge) {
 	h.b = b
 	h.mu.Init("fs.holds")
+}
+
+// heldFor is for how long a file that was looked up stays for the OPEN that is to come.
+const heldFor = time.Second
+
+// findHeld is Lookup for a thread whose last open found that the file was gone, since another
+// node had renamed over its name: the file that it finds now is held.
+func (b *bridge) findHeld(ctx context.Context, dir dsm.Ino, name string) (dsm.Inode, error) {
+	for {
+		i, err := b.cfg.Names.Lookup(ctx, dir, name)
+		if err != nil || i.Kind != dsm.KindFile {
+			return i, err
+		}
+		held, err := b.holds.keep(ctx, i.Ino)
+		if !errs.Is(err, errs.NotExist) {
+			return held, err
+		}
+	}
+}
+
+// keep holds the file until it is opened, but not for longer than heldFor.
+func (h *holds) keep(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) {
+	a, err := h.b.opens.get(ctx, dsm.AreaID(ino))
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	defer func() { <-a.gate }()
+	i, err := h.b.cfg.Names.Hold(ctx, ino)
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	a.held, a.heldUntil = true, time.Now().Add(heldFor)
+	if a.handles() == 0 {
+		h.giveUp(a)
+	}
+	return i, nil
 }
 
 // giveUp lets the catalog forget the inode some time later, unless it is open then. The caller has the
@@ -64,7 +101,7 @@ func (h *holds) run() {
 }
 
 // unhold gives up the holds of those areas that are closed. An area of which somebody has the
-// gate is left for the next time.
+// gate, or that is to stay for a while, is left for the next time.
 func (h *holds) unhold(areas []*openArea) {
 	var busy, idle []*openArea
 	var inos []dsm.Ino
@@ -76,6 +113,11 @@ func (h *holds) unhold(areas []*openArea) {
 			continue
 		}
 		if a.handles() > 0 || !a.held {
+			<-a.gate
+			continue
+		}
+		if time.Now().Before(a.heldUntil) && h.b.life.Err() == nil {
+			busy = append(busy, a)
 			<-a.gate
 			continue
 		}

@@ -72,7 +72,8 @@ func (b *bridge) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 		if entry == nil {
 			break
 		}
-		if inodes[i].Ino != 0 {
+		// A directory that was moved is told of by a LOOKUP, which sees to the old name.
+		if inodes[i].Ino != 0 && b.aliases.stays(inodes[i].Ino, place{dsm.Ino(in.NodeId), e.Name}) {
 			b.keptEntry(inodes[i], k, entry)
 		}
 	}

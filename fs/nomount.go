@@ -25,5 +25,7 @@ func serveAttachOnly(cfg Config) (*FS, error) {
 // noKernel is the kernel's page cache where nothing is mounted: it has no inode.
 type noKernel struct{}
 
-func (noKernel) InodeNotify(uint64, int64, int64) fuse.Status            { return fuse.ENOENT }
+func (noKernel) InodeNotify(uint64, int64, int64) fuse.Status { return fuse.ENOENT }
+func (noKernel) EntryNotify(uint64, string) fuse.Status       { return fuse.OK }
+
 func (noKernel) InodeNotifyStoreCache(uint64, int64, []byte) fuse.Status { return fuse.ENOENT }

@@ -22,6 +22,7 @@ type notifier struct {
 // kernelCache is the part of fuse.Server that notifies; tests replace it.
 type kernelCache interface {
 	InodeNotify(node uint64, off int64, length int64) fuse.Status
+	EntryNotify(parent uint64, name string) fuse.Status
 	InodeNotifyStoreCache(node uint64, offset int64, data []byte) fuse.Status
 }
 
@@ -194,6 +195,14 @@ func (n *notifier) log(a *openArea, what string, st fuse.Status) {
 		return
 	}
 	n.b.log.Debug("the kernel refused a notification", "what", what, "area", a.id, "errno", st.String())
+}
+
+// forget has the kernel drop a name. It waits for the lock of the directory.
+func (n *notifier) forget(p place) {
+	st := n.server.EntryNotify(uint64(p.dir), p.name)
+	if !st.Ok() && st != fuse.ENOENT {
+		n.b.log.Debug("the kernel refused a notification", "what", "forget a name", "dir", p.dir, "name", p.name, "errno", st.String())
+	}
 }
 
 func (s *noticeState) setUnder(c chan struct{}) {

@@ -38,7 +38,10 @@ type opens struct {
 type openArea struct {
 	id   dsm.AreaID
 	gate chan struct{}
-	held bool // by this node in the catalog; whoever has the gate may look
+	// held says that this node holds the inode in the catalog, heldUntil that it stays so without handles.
+	// Whoever has the gate may look.
+	held      bool
+	heldUntil time.Time
 
 	// stored counts the stores taken over, published those of them that are
 	// published: a close or an interval that finds them equal has nothing to do.
@@ -258,7 +261,7 @@ func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.In
 		held = &inode
 	}
 	if held != nil {
-		a.held = true
+		a.held, a.heldUntil = true, time.Time{}
 		a.note(*held)
 		a.kernelSize.Store(held.Size)
 		a.kernelGen.Store(uint64(held.Gen))

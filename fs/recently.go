@@ -14,7 +14,7 @@ import (
 
 const (
 	// staleWindow is within which a second ESTALE is of the kernel's second try.
-	staleWindow = 100 * time.Millisecond
+	staleWindow = 500 * time.Millisecond
 	// failedWindow is within which a second READ is.
 	failedWindow = time.Second
 )
@@ -68,8 +68,8 @@ func (r *recently[K, V]) drop(k K) {
 }
 
 // walkStatus is inodeStatus for what is part of walking a path. At ESTALE the
-// kernel walks it once more, not twice: a thread that loses the race again is told
-// ENOENT, which programs know what to make of.
+// kernel walks it once more, not twice. That time a file that it finds stays (findHeld); a thread that loses
+// the race again all the same is told ENOENT, which programs know what to make of.
 func (b *bridge) walkStatus(tid uint32, err error) fuse.Status {
 	st := inodeStatus(err)
 	if st != fuse.Status(syscall.ESTALE) {

@@ -27,10 +27,15 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 		return fuse.Status(syscall.ENAMETOOLONG)
 	}
 	k := b.keep()
-	i, err := b.cfg.Names.Lookup(r, dsm.Ino(in.NodeId), name)
+	find := b.cfg.Names.Lookup
+	if _, lost := b.stale.get(r.tid); lost {
+		find = b.findHeld
+	}
+	i, err := find(r, dsm.Ino(in.NodeId), name)
 	if err != nil {
 		return status(err)
 	}
+	b.toldOf(r, i, place{dsm.Ino(in.NodeId), name})
 	b.lookups.put(r.tid, i)
 	b.keptEntry(i, k, out)
 	return fuse.OK
@@ -81,6 +86,7 @@ func (b *bridge) make(cancel <-chan struct{}, in *fuse.InHeader, name string, n 
 	if err != nil {
 		return status(err)
 	}
+	b.toldOf(r, i, place{dsm.Ino(in.NodeId), name})
 	b.keptEntry(i, k, out)
 	return fuse.OK
 }
@@ -152,7 +158,11 @@ func (b *bridge) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newN
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
-	return status(b.cfg.Names.Rename(r, dsm.Ino(in.NodeId), oldName, dsm.Ino(in.Newdir), newName, how))
+	err := b.cfg.Names.Rename(r, dsm.Ino(in.NodeId), oldName, dsm.Ino(in.Newdir), newName, how)
+	if err == nil {
+		b.aliases.renamed(place{dsm.Ino(in.NodeId), oldName}, place{dsm.Ino(in.Newdir), newName}, how == dsm.RenameExchange)
+	}
+	return status(err)
 }
 
 var errNotHere = errs.E(errs.NotExist, "look up", "")

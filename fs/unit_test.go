@@ -24,6 +24,8 @@ func (s slowCache) InodeNotify(uint64, int64, int64) fuse.Status {
 	return fuse.OK
 }
 
+func (s slowCache) EntryNotify(uint64, string) fuse.Status { return fuse.OK }
+
 func (s slowCache) InodeNotifyStoreCache(uint64, int64, []byte) fuse.Status {
 	s.wait()
 	return fuse.OK

@@ -1,0 +1,123 @@
+package fs
+
+import (
+	"context"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
+)
+
+// aliases remembers under which name the kernel was last told of each directory.
+//
+// The kernel knows a directory under one name only. If another node has moved it, the
+// kernel finds that out when it looks up the new name, and moves its own; but within a rename(2)
+// it cannot, because it holds the locks for that, and the program gets ESTALE (Linux 6.18). So
+// before a LOOKUP tells of a directory in a new place, the kernel is told to forget the old.
+type aliases struct {
+	mu struct {
+		lockrank.Mutex
+		of map[dsm.Ino]place
+		at map[place]dsm.Ino
+	}
+}
+
+// place is an entry of a directory.
+type place struct {
+	dir  dsm.Ino
+	name string
+}
+
+// aliasLimit is how long a LOOKUP waits for the kernel to forget. The notice waits for the lock of the
+// old directory, which the program that looks up may hold itself: then it goes through when
+// rename(2), after the first ESTALE, lets go of its locks to try again.
+const aliasLimit = 20 * time.Millisecond
+
+func (x *aliases) init() {
+	x.mu.Init("fs.aliases")
+	x.mu.of, x.mu.at = make(map[dsm.Ino]place), make(map[place]dsm.Ino)
+}
+
+// put records where the directory is, and returns where it was if that is elsewhere.
+func (x *aliases) put(ino dsm.Ino, p place) (old place, moved bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	old, known := x.mu.of[ino]
+	if known && old == p {
+		return old, false
+	}
+	x.dropLocked(ino)
+	x.mu.of[ino], x.mu.at[p] = p, ino
+	return old, known
+}
+
+// stays reports whether the kernel knows the directory at p, or not at all.
+func (x *aliases) stays(ino dsm.Ino, p place) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	old, known := x.mu.of[ino]
+	return !known || old == p
+}
+
+// drop says that the kernel has forgotten the directory.
+func (x *aliases) drop(ino dsm.Ino) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.dropLocked(ino)
+}
+
+func (x *aliases) dropLocked(ino dsm.Ino) {
+	if p, known := x.mu.of[ino]; known {
+		delete(x.mu.of, ino)
+		if x.mu.at[p] == ino {
+			delete(x.mu.at, p)
+		}
+	}
+}
+
+// renamed says that the kernel itself has moved what was at from, and what was at to
+// there if the two were exchanged.
+func (x *aliases) renamed(from, to place, exchanged bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	a, isDir := x.mu.at[from]
+	b, isDir2 := x.mu.at[to]
+	if isDir {
+		x.dropLocked(a)
+	}
+	if isDir2 {
+		x.dropLocked(b)
+	}
+	if isDir {
+		x.mu.of[a], x.mu.at[to] = to, a
+	}
+	if isDir2 && exchanged {
+		x.mu.of[b], x.mu.at[from] = from, b
+	}
+}
+
+// toldOf is called before the kernel is told that the inode is at p.
+func (b *bridge) toldOf(ctx context.Context, i dsm.Inode, p place) {
+	if i.Kind != dsm.KindDir {
+		return
+	}
+	old, moved := b.aliases.put(i.Ino, p)
+	if !moved {
+		return
+	}
+	done := make(chan struct{})
+	b.background.run(func() {
+		defer close(done)
+		b.notify.forget(old)
+	})
+	limit := time.NewTimer(aliasLimit)
+	defer limit.Stop()
+	select {
+	case <-done:
+	case <-limit.C:
+	case <-ctx.Done():
+	}
+}
+
+// Forget is called when the kernel drops an inode.
+func (b *bridge) Forget(node, _ uint64) { b.aliases.drop(dsm.Ino(node)) }
