@@ -12,6 +12,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"github.com/dsmfs/dsmfs/locks"
 )
 
 // Caller makes requests of the node at addr: host:port, or id@host:port to have
@@ -32,6 +33,8 @@ type Observer interface {
 	AreaRemoved(ino dsm.Ino)
 	// ViewChanged says that v is the view now. This node may not be in it.
 	ViewChanged(v *dsm.View)
+	// LocksChanged tells of what became of locks.
+	LocksChanged(events []locks.Event)
 	// Reset says that everything may have changed.
 	Reset()
 }
@@ -78,6 +81,7 @@ type Catalog struct {
 	lease    lease
 	grants   grants
 	reign    reign
+	signs    signs
 	// news rings when the view, the voters or the leader change.
 	news bell
 	push pushers
@@ -123,6 +127,7 @@ func New(cfg Config) (*Catalog, error) {
 	c.lease.init()
 	c.grants.init()
 	c.reign.init(c.life)
+	c.signs.init()
 	c.news.init()
 	c.push.init()
 

@@ -50,6 +50,9 @@ func (s *state) check() error {
 	if reserved != s.reserved {
 		return fmt.Errorf("%+v bytes are reserved, the sizes add up to %+v", s.reserved, reserved)
 	}
+	if err := s.book.Check(); err != nil {
+		return err
+	}
 	return s.checkView()
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/transport"
+	"github.com/dsmfs/dsmfs/locks"
 )
 
 // patience bounds everything in a test that waits. Nothing is asserted of how
@@ -90,6 +91,9 @@ func (r *recorder) ViewChanged(v *dsm.View) {
 	r.mu.Unlock()
 	r.wake()
 }
+
+// LocksChanged is for nobody.
+func (r *recorder) LocksChanged([]locks.Event) {}
 
 func (r *recorder) Reset() {
 	r.mu.Lock()

@@ -42,6 +42,10 @@ const (
 	kindRemoveXattr
 	kindHold
 	kindUnhold
+	kindAskLock
+	kindSurrenderLocks
+	kindCancelLock
+	kindDropLocks
 )
 
 // op is an operation on the state. apply returns the inode that the caller is
@@ -145,6 +149,11 @@ var ops = map[opKind]struct {
 	kindRemoveXattr:  {"removexattr", removeXattrOp{}, true},
 	kindHold:         {"open", holdOp{}, false},
 	kindUnhold:       {"release", unholdOp{}, false},
+
+	kindAskLock:        {"lock", askLockOp{}, false},
+	kindSurrenderLocks: {"lock", surrenderLocksOp{}, false},
+	kindCancelLock:     {"lock", cancelLockOp{}, false},
+	kindDropLocks:      {"lock", dropLocksOp{}, false},
 }
 
 var opKinds = func() map[reflect.Type]opKind {

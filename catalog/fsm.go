@@ -84,6 +84,10 @@ func (c *Catalog) applied(index uint64, e effects) {
 	if e.view != nil {
 		c.observer.ViewChanged(e.view)
 	}
+	if len(e.locks) > 0 {
+		c.observer.LocksChanged(e.locks)
+		c.signs.lockers.ring()
+	}
 	c.progress.advance(index, c.view.Load().Epoch)
 	if e.view != nil {
 		c.news.ring()

@@ -119,6 +119,7 @@ func (o removeMemberOp) apply(s *state, st step) (dsm.Inode, error) {
 		v.Members = slices.DeleteFunc(v.Members, func(m dsm.Member) bool { return m.ID == o.Node })
 	})
 	delete(s.sessions, o.Node)
+	s.effects.locks = append(s.effects.locks, s.book.Drop(o.Node)...)
 	for _, ino := range sortedKeys(s.inodes) {
 		in := s.inodes[ino]
 		delete(in.holds, o.Node)

@@ -173,6 +173,7 @@ func (c *Catalog) tryIndex(reign context.Context) (uint64, error) {
 	if !ok {
 		return 0, errs.E(errs.Corrupt, "", "%T answers ReadIndex", reply)
 	}
+	c.signs.confirm(request.asked)
 	if r.Lease {
 		c.lease.accept(request, r.Index)
 	}
@@ -185,6 +186,7 @@ func (c *Catalog) serveIndex(ctx context.Context, req *wire.ReadIndex) (any, err
 	if term == 0 {
 		return nil, errs.E(errs.NotLeader, "read", "")
 	}
+	c.signs.hear(req.From)
 	index := c.raft.CommitIndex()
 	if !c.majority(term, req.From, req.Term) {
 		var err error

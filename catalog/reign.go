@@ -129,6 +129,7 @@ func (c *Catalog) lead(ctx context.Context) {
 	c.log.Info("leading the catalog", "term", c.leads())
 	c.news.ring()
 	defer c.push.dismiss()
+	c.tasks.Go(func() { c.watchLockers(ctx) })
 	c.reconcile(ctx)
 }
 

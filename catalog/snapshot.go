@@ -7,6 +7,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/locks"
 )
 
 // imageFormat is the version of image.
@@ -24,6 +25,7 @@ type image struct {
 	Slots    []dsm.SlotHome
 	Inodes   []inodeImage
 	Sessions []sessionImage
+	Locks    []locks.Page
 }
 
 type inodeImage struct {
@@ -84,6 +86,7 @@ func (s *state) image() *image {
 		}
 		img.Sessions = append(img.Sessions, x)
 	}
+	img.Locks = s.book.Pages()
 	return img
 }
 
@@ -134,6 +137,11 @@ func restore(b []byte) (*state, error) {
 		}
 		s.sessions[x.Node] = ses
 	}
+	book, err := locks.ReadBook(img.Locks)
+	if err != nil {
+		return nil, errs.E(errs.Corrupt, "restore snapshot", "%w", err)
+	}
+	s.book = book
 	if err := s.check(); err != nil {
 		return nil, errs.E(errs.Corrupt, "restore snapshot", "%w", err)
 	}

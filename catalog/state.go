@@ -5,6 +5,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/locks"
 )
 
 // state is the replicated state: what the log of commands up to applied makes
@@ -23,6 +24,7 @@ type state struct {
 	reserved reservation
 	sessions map[dsm.NodeID]*session
 	view     *dsm.View // Cluster is 0 before the bootstrap command
+	book     *locks.Book
 
 	effects effects // of the command being applied
 }
@@ -48,6 +50,7 @@ type effects struct {
 	changed []areaChange
 	removed []dsm.Ino
 	view    *dsm.View // if it changed
+	locks   []locks.Event
 }
 
 type areaChange struct{ before, after dsm.Inode }
@@ -58,6 +61,7 @@ func newState() *state {
 		nextIno:  dsm.RootIno,
 		sessions: make(map[dsm.NodeID]*session),
 		view:     &dsm.View{},
+		book:     locks.NewBook(),
 	}
 }
 
@@ -127,6 +131,7 @@ func (s *state) drop(in *inode) {
 		return
 	}
 	delete(s.inodes, in.Ino)
+	s.book.Remove(in.Ino)
 	if in.Kind == dsm.KindFile {
 		s.reserve(in, -in.Size)
 		s.effects.removed = append(s.effects.removed, in.Ino)
@@ -175,6 +180,7 @@ func (o unholdOp) apply(s *state, st step) (dsm.Inode, error) {
 	for _, ino := range o.Inos {
 		if in := s.inodes[ino]; in != nil {
 			delete(in.holds, st.node)
+			s.effects.locks = append(s.effects.locks, s.book.Close(ino, st.node)...)
 			s.drop(in)
 		}
 	}

@@ -152,8 +152,15 @@ func (t *handleTable) get(fh uint64) handle {
 
 // fileHandle is an open area.
 type fileHandle struct {
-	area  *openArea
-	write bool
+	area   *openArea
+	write  bool
+	owners lockOwners
+}
+
+func newFileHandle(a *openArea, write bool) *fileHandle {
+	h := &fileHandle{area: a, write: write}
+	h.owners.mu.Init("fs.lockOwners")
+	return h
 }
 
 // childHandle is the harvester's: it does not count as one.

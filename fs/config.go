@@ -7,6 +7,7 @@ import (
 	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/uffd"
+	"github.com/dsmfs/dsmfs/locks"
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
@@ -23,7 +24,9 @@ type Config struct {
 	Names  Names
 	Areas  Areas
 	Info   control.Info
-	Log    *slog.Logger
+	// Locks are those of this node's programs; nil: the kernel's, which no other node sees.
+	Locks *locks.Node
+	Log   *slog.Logger
 	// HarvestArgv is the command of the harvester's child: a process that calls
 	// harvest.Main with its standard input and output.
 	HarvestArgv []string

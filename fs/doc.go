@@ -38,7 +38,7 @@
 //   - Hard links and device nodes, sockets, fifos: EPERM.
 //   - O_DIRECT: EINVAL, but of direct files. What the page cache was given of an area must be
 //     known exactly (sums are taken against it); a read around it would make that a guess.
-//   - flock and fcntl locks hold among the programs of one node only.
+//   - Locks of directories and of the files of /.dsm hold on one node only, or not at all (ENOLCK).
 //   - O_APPEND appends at the end of file that this node's kernel last saw, of direct
 //     files at that which the node knows.
 //   - O_TMPFILE and fallocate modes other than growing and punching: EOPNOTSUPP.

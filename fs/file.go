@@ -38,16 +38,13 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 		b.releases.run(func() { b.opens.release(a, write) })
 		return fuse.EINVAL
 	}
-	out.Fh = b.handles.add(&fileHandle{area: a, write: write})
+	out.Fh = b.handles.add(newFileHandle(a, write))
 	switch {
 	case direct:
 		out.OpenFlags |= fuse.FOPEN_PASSTHROUGH // the kernel refuses KEEP_CACHE beside it
 		out.BackingID = a.direct.backing.Load()
 	case !first:
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
-	}
-	if !write {
-		out.OpenFlags |= fuse.FOPEN_NOFLUSH // its close has nothing to publish
 	}
 	return fuse.OK
 }
@@ -208,14 +205,18 @@ func (b *bridge) ensureSize(r *request, a *openArea, end int64) error {
 // has delivered the stores to mappings before it.
 func (b *bridge) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	h, ok := b.handles.get(in.Fh).(*fileHandle)
-	if !ok || !h.write {
+	if !ok {
 		return fuse.OK
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	r.breakable, r.flush = true, true
-	err := b.publish(r, h.area)
-	if err == nil {
+	var err error
+	if h.write {
+		err = b.publish(r, h.area)
+	}
+	b.unlockFlushed(h, in.LockOwner, err == nil)
+	if err == nil && h.write {
 		err = h.area.direct.cutOff()
 	}
 	if err != nil && r.broken() {
@@ -256,5 +257,9 @@ func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	if !ok {
 		return
 	}
-	b.releases.run(func() { b.opens.release(h.area, h.write) })
+	unlock := b.unlockReleased(h)
+	b.releases.run(func() {
+		unlock()
+		b.opens.release(h.area, h.write)
+	})
 }

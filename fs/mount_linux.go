@@ -90,6 +90,7 @@ func serve(b *bridge, mountpoint string) (*fuse.Server, error) {
 		// The answers are in memory; splicing only costs pipes.
 		DisableSplice: true,
 		PanicHandler:  crash,
+		EnableLocks:   b.cfg.Locks != nil,
 	}
 	if os.Geteuid() != 0 {
 		// fusermount3 would say why on standard error and return a number.

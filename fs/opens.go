@@ -59,6 +59,8 @@ type openArea struct {
 	kernelSize atomic.Int64
 	// kernelGen is the generation up to which the kernel has dropped what shrinks made void.
 	kernelGen atomic.Uint64
+	// writeLocked says that a program of this node has had a lock for writing.
+	writeLocked atomic.Bool
 	// sizeStale says that the size changed elsewhere after it was noted.
 	sizeStale atomic.Bool
 	// every is the interval in nanoseconds, written with mu held.

@@ -35,6 +35,8 @@ type request struct {
 	// Both are set before the request is used. A FLUSH looks for signals by itself: of one in the exit of a
 	// process the kernel tells none.
 	breakable, flush bool
+	// interruptible: any signal ends it.
+	interruptible bool
 
 	mu struct {
 		lockrank.Mutex
@@ -112,6 +114,10 @@ func (r *request) watch(ended <-chan struct{}) {
 			r.finish(context.DeadlineExceeded)
 			return
 		case <-cancel:
+			if r.interruptible {
+				r.finish(context.Canceled)
+				return
+			}
 			cancel = nil
 		case <-again:
 		}

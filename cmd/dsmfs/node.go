@@ -19,6 +19,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/transport"
 	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/locks"
 	"github.com/dsmfs/dsmfs/membership"
 )
 
@@ -38,6 +39,7 @@ type node struct {
 	net    *transport.Transport
 	cat    *catalog.Catalog
 	data   *coherence.Node
+	locks  *locks.Node
 	member bool // of a cluster
 	gossip *membership.Membership
 	fs     *fs.FS
@@ -112,6 +114,7 @@ func (n *node) build(context.Context) error {
 	n.data = coherence.New(coherence.Config{
 		Self: n.self.ID, View: n.cat, Sender: n.net, Log: n.log.With("part", "coherence"), Memory: int64(n.cfg.memory),
 	})
+	n.locks = locks.NewNode(locks.Config{Self: n.self.ID, Cluster: n.cat, Log: n.log.With("part", "locks"), Patience: n.cfg.timeout})
 	close(n.built)
 	return nil
 }
@@ -160,7 +163,7 @@ func (n *node) mount(context.Context) error {
 		point = ""
 	}
 	n.fs, err = fs.Mount(fs.Config{
-		Mountpoint: point, Source: fmt.Sprintf("dsmfs:%s/%s", n.cat.Current().Cluster, n.self.Name), Names: n.cat, Areas: areas{n}, Info: info{n}, Log: n.log.With("part", "fs"),
+		Mountpoint: point, Source: fmt.Sprintf("dsmfs:%s/%s", n.cat.Current().Cluster, n.self.Name), Names: n.cat, Areas: areas{n}, Locks: n.locks, Info: info{n}, Log: n.log.With("part", "fs"),
 		HarvestArgv: []string{selfPath, harvestVerbName}, GuardArgv: []string{selfPath, guardVerbName}, FaultTimeout: n.cfg.timeout,
 		AttachSocket: filepath.Join(n.cfg.state, "attach"), Tracking: tracking, TrackingReason: reason,
 		PassthroughOff: n.cfg.passthroughOff(),
@@ -206,6 +209,9 @@ func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 	}
 	if n.gossip != nil {
 		note("end the gossip", n.stopGossip(ctx))
+	}
+	if n.locks != nil {
+		n.locks.Close()
 	}
 	if n.cat != nil {
 		n.cat.Close()

@@ -14,6 +14,7 @@ import (
 	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/transport"
+	"github.com/dsmfs/dsmfs/locks"
 	"github.com/dsmfs/dsmfs/membership"
 )
 
@@ -22,6 +23,7 @@ var (
 	_ catalog.Caller      = (*transport.Transport)(nil)
 	_ coherence.Sender    = (*transport.Transport)(nil)
 	_ coherence.View      = (*catalog.Catalog)(nil)
+	_ locks.Cluster       = (*catalog.Catalog)(nil)
 	_ coherence.PageCache = (*fs.FS)(nil)
 	_ membership.Net      = (*transport.Gossip)(nil)
 	_ fs.Names            = (*catalog.Catalog)(nil)
@@ -41,10 +43,14 @@ func (n *node) ViewChanged(v *dsm.View) {
 	n.data.ViewChanged(v)
 }
 
+// LocksChanged implements catalog.Observer.
+func (n *node) LocksChanged(events []locks.Event) { n.locks.LocksChanged(events) }
+
 // Reset implements catalog.Observer.
 func (n *node) Reset() {
 	n.connect(n.cat.Current())
 	n.data.Reset()
+	n.locks.LocksReset()
 }
 
 // connect tells the transport who the members are.

@@ -37,6 +37,8 @@ var table = [...]syscall.Errno{
 	errs.Interrupted:  syscall.EINTR,
 	errs.CrossesDir:   syscall.EINVAL,
 	errs.TooManyLinks: syscall.EMLINK,
+	errs.WouldBlock:   syscall.EAGAIN,
+	errs.Deadlock:     syscall.EDEADLK,
 }
 
 // Of returns what a program sees of err. An error of the operating system

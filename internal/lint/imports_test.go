@@ -23,6 +23,12 @@ const imports = `
 	internal/wire
 	< internal/transport catalog;
 
+	internal/errs internal/lockrank
+	< locks;
+
+	locks
+	< catalog fs;
+
 	internal/errs internal/invariants internal/lockrank
 	< membership;
 

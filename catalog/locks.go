@@ -1,0 +1,88 @@
+package catalog
+
+import (
+	"context"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/locks"
+)
+
+// The locks of files are a book in the state machine. What a command does to it the nodes are told by
+// the Observer: a request that waits is answered long after its command.
+
+type (
+	askLockOp struct {
+		Ino     dsm.Ino
+		Request locks.Request
+	}
+	surrenderLocksOp struct {
+		Ino     dsm.Ino
+		Held    []locks.Lock
+		Waiting []locks.Request
+	}
+	cancelLockOp struct {
+		Ino    dsm.Ino
+		Ticket uint64
+	}
+	// dropLocksOp takes the locks of a node away that has given no sign of life.
+	dropLocksOp struct{ Node dsm.NodeID }
+)
+
+func (o askLockOp) apply(s *state, st step) (dsm.Inode, error) {
+	in, err := s.get(o.Ino)
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	if in.Kind != dsm.KindFile {
+		return dsm.Inode{}, fail(errs.Unsupported, "locks of inode %d, which is no file", o.Ino)
+	}
+	return s.lock(s.book.Ask(o.Ino, st.node, o.Request))
+}
+
+func (o surrenderLocksOp) apply(s *state, st step) (dsm.Inode, error) {
+	return s.lock(s.book.Surrender(o.Ino, st.node, o.Held, o.Waiting))
+}
+
+func (o cancelLockOp) apply(s *state, st step) (dsm.Inode, error) {
+	return s.lock(s.book.Cancel(o.Ino, st.node, o.Ticket), nil)
+}
+
+func (o dropLocksOp) apply(s *state, _ step) (dsm.Inode, error) {
+	return s.lock(s.book.Drop(o.Node), nil)
+}
+
+func (s *state) lock(events []locks.Event, err error) (dsm.Inode, error) {
+	s.effects.locks = append(s.effects.locks, events...)
+	if err != nil {
+		err = fail(errs.Invalid, "%w", err)
+	}
+	return dsm.Inode{}, err
+}
+
+var _ locks.Cluster = (*Catalog)(nil)
+
+// AskLock asks for a lock of a file. The answer is an event.
+func (c *Catalog) AskLock(ctx context.Context, ino dsm.Ino, r locks.Request) error {
+	_, err := c.propose(ctx, askLockOp{ino, r})
+	return err
+}
+
+// SurrenderLocks ends the delegation of a file to this node.
+func (c *Catalog) SurrenderLocks(ctx context.Context, ino dsm.Ino, held []locks.Lock, waiting []locks.Request) error {
+	_, err := c.propose(ctx, surrenderLocksOp{ino, held, waiting})
+	return err
+}
+
+// CancelLock ends a request that waits.
+func (c *Catalog) CancelLock(ctx context.Context, ino dsm.Ino, ticket uint64) error {
+	_, err := c.propose(ctx, cancelLockOp{ino, ticket})
+	return err
+}
+
+// LockStanding is what this node has of the locks of a file, as far as it has applied the log.
+func (c *Catalog) LockStanding(ino dsm.Ino) locks.Standing {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.mu.state.book.Standing(ino, c.self.ID)
+}

@@ -1,0 +1,214 @@
+package fs
+
+import (
+	"context"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"github.com/dsmfs/dsmfs/locks"
+)
+
+// Locks are decided by package locks. What is done here is to find out whose they are, and to make
+// them points where nodes meet: before a lock is given up what was stored is published, and
+// before a lock that others may have had is granted the area is acquired.
+//
+// The kernel keeps no locks of its own, and does not say when they end (K48):
+//
+//	fcntl of a process     FLUSH, at each close(2), has the owner: its locks of the file go
+//	flock                  RELEASE, behind the last close(2)
+//	fcntl of an open file  the same, but nothing says that there were any, nor whose
+//
+// So each handle remembers who asked for locks by it; those whose FLUSH did not come are open files.
+
+// lockOwners are who asked for locks by a handle.
+type lockOwners struct {
+	mu struct {
+		lockrank.Mutex
+		set map[locks.Owner]struct{}
+	}
+}
+
+func (l *lockOwners) add(o locks.Owner) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.set == nil {
+		l.mu.set = make(map[locks.Owner]struct{})
+	}
+	l.mu.set[o] = struct{}{}
+}
+
+func (l *lockOwners) remove(o locks.Owner) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.mu.set, o)
+}
+
+func (l *lockOwners) all() (owners []locks.Owner) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for o := range l.mu.set {
+		owners = append(owners, o)
+	}
+	return owners
+}
+
+var lockTypes = map[uint32]locks.Type{syscall.F_RDLCK: locks.Read, syscall.F_WRLCK: locks.Write, syscall.F_UNLCK: locks.Unlock}
+
+// lockOf returns the lock that the kernel asks for, and by which handle.
+func (b *bridge) lockOf(in *fuse.LkIn) (h *fileHandle, l locks.Lock, st fuse.Status) {
+	h, ok := b.handles.get(in.Fh).(*fileHandle)
+	t, known := lockTypes[in.Lk.Typ]
+	switch {
+	case b.cfg.Locks == nil || !ok:
+		return nil, l, fuse.Status(syscall.ENOLCK) // the files of /.dsm have none
+	case !known:
+		return nil, l, fuse.EINVAL
+	}
+	l = locks.Lock{
+		Owner: b.cfg.Locks.Owner(in.Owner, in.LkFlags&fuse.FUSE_LK_FLOCK != 0), Type: t,
+		First: in.Lk.Start, Last: min(in.Lk.End, locks.End), PID: in.Lk.Pid,
+	}
+	if l.Owner.Flock {
+		l.First, l.Last = 0, locks.End
+	}
+	if l.First > l.Last {
+		return nil, l, fuse.EINVAL
+	}
+	return h, l, fuse.OK
+}
+
+// GetLk tells of a lock that is in the way. Of one of another node there is no process to name.
+func (b *bridge) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse.Status {
+	h, l, st := b.lockOf(in)
+	if !st.Ok() {
+		return st
+	}
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	found, blocked, err := b.cfg.Locks.Test(r, dsm.Ino(h.area.id), l)
+	out.Lk = fuse.FileLock{Typ: syscall.F_UNLCK}
+	if blocked {
+		out.Lk = fuse.FileLock{Start: found.First, End: found.Last, Typ: syscall.F_RDLCK, Pid: found.PID}
+		if found.Type == locks.Write {
+			out.Lk.Typ = syscall.F_WRLCK
+		}
+	}
+	return status(err)
+}
+
+// SetLk is a lock that is not waited for, or an unlock.
+func (b *bridge) SetLk(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	return b.setLock(r, in, false)
+}
+
+// SetLkw waits for the lock, however long. Any signal ends it: if its handler is to restart system calls the kernel asks again.
+func (b *bridge) SetLkw(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
+	r := b.begin(cancel, &in.InHeader)
+	r.deadline, r.interruptible = time.Now().Add(forever), true
+	defer r.end()
+	return b.setLock(r, in, true)
+}
+
+// forever is the time limit of what has none.
+const forever = 100 * 365 * 24 * time.Hour
+
+func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
+	h, l, st := b.lockOf(in)
+	if !st.Ok() {
+		return st
+	}
+	a, ino := h.area, dsm.Ino(h.area.id)
+	// What is not a lock for writing may be less than the owner has, and so is any change of a flock.
+	if (l.Type != locks.Write || l.Owner.Flock) && b.cfg.Locks.Holds(ino, l.Owner) {
+		if err := b.publishLocked(r, a); err != nil {
+			b.log.Warn("publish before unlock; the lock stays", "area", a.id, "err", err)
+			return status(err)
+		}
+	}
+	if l.Type != locks.Unlock {
+		h.owners.add(l.Owner)
+	}
+	err := b.cfg.Locks.Set(r, ino, l, wait, func() error {
+		ctx, cancel := b.lasting()
+		defer cancel()
+		return a.current().Acquire(ctx, h.write)
+	})
+	switch {
+	case err == nil && l.Type == locks.Write:
+		a.writeLocked.Store(true)
+	case err != nil && !errs.Is(err, errs.WouldBlock) && !errs.Is(err, errs.Deadlock) && !errs.Is(err, errs.Interrupted):
+		b.log.Warn("lock", "area", a.id, "err", err)
+	}
+	return status(err)
+}
+
+// publishLocked publishes what was stored under a lock. Stores to mappings, which take asking the kernel for, count if
+// the area was ever locked for writing here.
+func (b *bridge) publishLocked(ctx context.Context, a *openArea) error {
+	if size, _ := a.noted(); a.writeLocked.Load() && size > 0 {
+		return b.harvestAndPublish(ctx, a)
+	}
+	return b.publish(ctx, a)
+}
+
+// unlockFlushed gives up the locks of a process that has closed a descriptor of the file. If what it stored
+// is not published yet that is tried once more, behind the close.
+func (b *bridge) unlockFlushed(h *fileHandle, owner uint64, published bool) {
+	if b.cfg.Locks == nil {
+		return
+	}
+	o := b.cfg.Locks.Owner(owner, false)
+	h.owners.remove(o)
+	if !b.cfg.Locks.Holds(dsm.Ino(h.area.id), o) {
+		return
+	}
+	if !published {
+		b.releases.run(b.unlocking(h.area, []locks.Owner{o}))
+		return
+	}
+	ctx, cancel := b.lasting() // of the process it may be the end
+	defer cancel()
+	b.unlock(ctx, h.area, o)
+}
+
+func (b *bridge) unlock(ctx context.Context, a *openArea, o locks.Owner) {
+	if !b.cfg.Locks.Holds(dsm.Ino(a.id), o) {
+		return
+	}
+	if err := b.cfg.Locks.Release(ctx, dsm.Ino(a.id), o); err != nil {
+		b.log.Warn("the locks of a closed file are not given up", "area", a.id, "err", err)
+	}
+}
+
+// unlockReleased takes note that the locks of a handle that is gone are about to go, and returns what
+// makes them go.
+func (b *bridge) unlockReleased(h *fileHandle) func() {
+	owners := h.owners.all()
+	if len(owners) == 0 {
+		return func() {}
+	}
+	return b.unlocking(h.area, owners)
+}
+
+// unlocking takes note that the locks of these are about to go, and returns what publishes, and makes them go.
+func (b *bridge) unlocking(a *openArea, owners []locks.Owner) func() {
+	done := b.cfg.Locks.Releasing(dsm.Ino(a.id))
+	return func() {
+		defer done()
+		ctx, cancel := b.lasting()
+		defer cancel()
+		if err := b.publishLocked(ctx, a); err != nil {
+			b.log.Warn("publish before the locks of a closed file are given up", "area", a.id, "err", err)
+		}
+		for _, o := range owners {
+			b.unlock(ctx, a, o)
+		}
+	}
+}

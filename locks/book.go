@@ -1,0 +1,294 @@
+package locks
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// Book is what the cluster agrees on. It is part of the catalog's state machine: plain data, changed by
+// commands in their one order, each of which returns the events that nodes are told of.
+type Book struct {
+	set       set // of the files that are not delegated; of those that are, who waits for the recall
+	delegated map[dsm.Ino]delegation
+}
+
+type delegation struct {
+	node     dsm.NodeID
+	recalled bool
+}
+
+// What is what an event is about.
+type What uint8
+
+const (
+	// Answered is an answer to a request of the node.
+	Answered What = iota
+	// Delegated: the node decides on locks of the file by itself now, first on the request of the ticket.
+	Delegated
+	// Recalled: the node is to surrender the file.
+	Recalled
+	// Surrendered: it has.
+	Surrendered
+	// Ended: the node has closed the file, and has no locks of it.
+	Ended
+	// Dropped: the node was taken for dead. Ino is 0.
+	Dropped
+)
+
+// Event is what a node is told of, in the order of the commands.
+type Event struct {
+	What   What
+	Ino    dsm.Ino
+	Node   dsm.NodeID
+	Ticket uint64
+	Answer Answer // to the ticket
+}
+
+// NewBook returns an empty book.
+func NewBook() *Book {
+	b := &Book{delegated: make(map[dsm.Ino]delegation)}
+	b.set.init()
+	return b
+}
+
+func answered(ino dsm.Ino, answers []Answer) (events []Event) {
+	for _, a := range answers {
+		events = append(events, Event{What: Answered, Ino: ino, Node: a.Node, Ticket: a.Ticket, Answer: a})
+	}
+	return events
+}
+
+// Ask is a request of a node for a lock of a file.
+func (b *Book) Ask(ino dsm.Ino, node dsm.NodeID, r Request) ([]Event, error) {
+	if r.Lock.Owner.Node != node || !r.Lock.valid() || r.How > Test {
+		return nil, fmt.Errorf("a request of node %s: %+v", node, r)
+	}
+	b.set.cancel(ino, node, r.Ticket) // it is asked again
+	d, delegated := b.delegated[ino]
+	switch {
+	case delegated && d.node == node && !d.recalled:
+		return []Event{{What: Delegated, Ino: ino, Node: node, Ticket: r.Ticket}}, nil
+	case delegated && r.Lock.Type == Unlock:
+		return answered(ino, []Answer{r.answer(Granted)}), nil // it can have none
+	case delegated:
+		t := b.set.table(ino)
+		t.queue = append(t.queue, r)
+		events := answered(ino, []Answer{r.answer(Queued)})
+		if !d.recalled {
+			events = append(events, Event{What: Recalled, Ino: ino, Node: d.node})
+		}
+		d.recalled = true
+		b.delegated[ino] = d
+		return events, nil
+	case b.set.tables[ino] == nil && r.How != Test && r.Lock.Type != Unlock:
+		b.delegated[ino] = delegation{node: node}
+		return []Event{{What: Delegated, Ino: ino, Node: node, Ticket: r.Ticket}}, nil
+	}
+	return answered(ino, b.set.ask(ino, r)), nil
+}
+
+// Surrender ends the delegation of a file to the node, whose programs hold and wait for these.
+func (b *Book) Surrender(ino dsm.Ino, node dsm.NodeID, held []Lock, waiting []Request) ([]Event, error) {
+	for _, l := range held {
+		if l.Owner.Node != node || !l.valid() || l.Type == Unlock {
+			return nil, fmt.Errorf("a lock of node %s: %+v", node, l)
+		}
+	}
+	for _, r := range waiting {
+		if r.Lock.Owner.Node != node || !r.Lock.valid() || r.How != Wait {
+			return nil, fmt.Errorf("a request of node %s: %+v", node, r)
+		}
+	}
+	if b.delegated[ino].node != node {
+		return nil, nil // it was dropped
+	}
+	delete(b.delegated, ino)
+	t := b.set.table(ino)
+	for _, l := range held {
+		t.place(l)
+	}
+	t.queue = append(slices.Clone(waiting), t.queue...)
+	events := []Event{{What: Surrendered, Ino: ino, Node: node}}
+	if next, ok := t.heir(); ok {
+		b.delegated[ino] = delegation{node: next}
+		for _, r := range t.queue {
+			events = append(events, Event{What: Delegated, Ino: ino, Node: next, Ticket: r.Ticket})
+		}
+		delete(b.set.tables, ino)
+		return events, nil
+	}
+	return append(events, answered(ino, b.set.settle(ino))...), nil
+}
+
+// heir returns the node that can be delegated the file next: nobody holds anything, and
+// only programs of this node wait.
+func (t *table) heir() (node dsm.NodeID, ok bool) {
+	if len(t.held) > 0 || len(t.queue) == 0 {
+		return 0, false
+	}
+	node = t.queue[0].Lock.Owner.Node
+	return node, !slices.ContainsFunc(t.queue, func(r Request) bool { return r.Lock.Owner.Node != node || r.How == Test })
+}
+
+// Cancel ends a request that waits. It is answered, if it was not before.
+func (b *Book) Cancel(ino dsm.Ino, node dsm.NodeID, ticket uint64) []Event {
+	if !b.set.cancel(ino, node, ticket) {
+		return nil
+	}
+	return answered(ino, []Answer{{Node: node, Ticket: ticket, Verdict: Cancelled}})
+}
+
+// Close says that the node has the file open no more.
+func (b *Book) Close(ino dsm.Ino, node dsm.NodeID) []Event {
+	if _, delegated := b.delegated[ino]; !delegated && b.set.tables[ino] == nil {
+		return nil
+	}
+	return append([]Event{{What: Ended, Ino: ino, Node: node}}, b.forget(ino, node)...)
+}
+
+// Drop takes away all that a node has.
+func (b *Book) Drop(node dsm.NodeID) (events []Event) {
+	events = append(events, Event{What: Dropped, Node: node})
+	for _, ino := range b.files() {
+		events = append(events, b.forget(ino, node)...)
+	}
+	return events
+}
+
+// forget takes away what a node has of a file.
+func (b *Book) forget(ino dsm.Ino, node dsm.NodeID) []Event {
+	d, delegated := b.delegated[ino]
+	if delegated && d.node != node {
+		if t := b.set.tables[ino]; t != nil {
+			t.queue = slices.DeleteFunc(t.queue, func(r Request) bool { return r.Lock.Owner.Node == node })
+			b.set.tidy(ino)
+		}
+		return nil
+	}
+	delete(b.delegated, ino)
+	return answered(ino, b.set.drop(ino, node))
+}
+
+// Remove forgets a file that is no more. Nobody has it open.
+func (b *Book) Remove(ino dsm.Ino) {
+	delete(b.delegated, ino)
+	delete(b.set.tables, ino)
+}
+
+// Nodes returns the nodes that have anything, in order.
+func (b *Book) Nodes() []dsm.NodeID {
+	nodes := make(map[dsm.NodeID]struct{})
+	for _, d := range b.delegated {
+		nodes[d.node] = struct{}{}
+	}
+	for _, t := range b.set.tables {
+		for _, l := range t.held {
+			nodes[l.Owner.Node] = struct{}{}
+		}
+		for _, r := range t.queue {
+			nodes[r.Lock.Owner.Node] = struct{}{}
+		}
+	}
+	return slices.Sorted(maps.Keys(nodes))
+}
+
+// Standing is what the book has of a node and a file.
+type Standing struct {
+	Delegated, Recalled bool
+	Holds               bool
+}
+
+// Standing says how things are.
+func (b *Book) Standing(ino dsm.Ino, node dsm.NodeID) (s Standing) {
+	if d := b.delegated[ino]; d.node == node {
+		s.Delegated, s.Recalled = true, d.recalled
+	}
+	if t := b.set.tables[ino]; t != nil {
+		s.Holds = slices.ContainsFunc(t.held, func(l Lock) bool { return l.Owner.Node == node })
+	}
+	return s
+}
+
+func (b *Book) files() []dsm.Ino {
+	all := slices.Concat(b.set.files(), slices.Collect(maps.Keys(b.delegated)))
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// Page is a file's part of the book, as snapshots have it.
+type Page struct {
+	Ino      dsm.Ino
+	Holder   dsm.NodeID // of the delegation
+	Recalled bool
+	Held     []Lock
+	Queue    []Request
+}
+
+// Pages returns a copy of the book.
+func (b *Book) Pages() (pages []Page) {
+	for _, ino := range b.files() {
+		d := b.delegated[ino]
+		p := Page{Ino: ino, Holder: d.node, Recalled: d.recalled}
+		if t := b.set.tables[ino]; t != nil {
+			p.Held, p.Queue = slices.Clone(t.held), slices.Clone(t.queue)
+		}
+		pages = append(pages, p)
+	}
+	return pages
+}
+
+// ReadBook returns the book of the pages. They may be another node's.
+func ReadBook(pages []Page) (*Book, error) {
+	b := NewBook()
+	for _, p := range pages {
+		if p.Holder != 0 {
+			b.delegated[p.Ino] = delegation{p.Holder, p.Recalled}
+		}
+		if len(p.Held)+len(p.Queue) > 0 {
+			b.set.tables[p.Ino] = &table{slices.Clone(p.Held), slices.Clone(p.Queue)}
+		}
+	}
+	return b, b.Check()
+}
+
+// Check returns an error if the book is not as it can be.
+func (b *Book) Check() error {
+	for _, ino := range b.files() {
+		d, delegated := b.delegated[ino]
+		t := b.set.tables[ino]
+		switch {
+		case t == nil:
+			if d.recalled && !delegated {
+				return fmt.Errorf("locks of inode %d: recalled from nobody", ino)
+			}
+			continue
+		case t.empty():
+			return fmt.Errorf("locks of inode %d: an empty table", ino)
+		case delegated && (len(t.held) > 0 || !d.recalled):
+			return fmt.Errorf("locks of inode %d: delegated with %d locks held", ino, len(t.held))
+		}
+		if !slices.IsSortedFunc(t.held, compareLocks) {
+			return fmt.Errorf("locks of inode %d are out of order", ino)
+		}
+		for i, l := range t.held {
+			if !l.valid() || l.Type == Unlock {
+				return fmt.Errorf("locks of inode %d: %+v", ino, l)
+			}
+			for _, o := range t.held[i+1:] {
+				if l.conflicts(o) || l.Owner == o.Owner && o.First <= l.Last {
+					return fmt.Errorf("locks of inode %d: %+v and %+v", ino, l, o)
+				}
+			}
+		}
+		for _, r := range t.queue {
+			_, blocked := t.conflict(r.Lock)
+			if !r.Lock.valid() || !delegated && (r.How != Wait || !blocked) {
+				return fmt.Errorf("locks of inode %d: %+v waits", ino, r)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+package locks
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// Type is what a lock allows others.
+type Type uint8
+
+const (
+	// Unlock is no lock: a request for it gives locks up.
+	Unlock Type = iota
+	// Read lets others read.
+	Read
+	// Write lets nobody else do anything.
+	Write
+)
+
+// End is the last byte that can be locked: the end of every file.
+const End = math.MaxInt64
+
+const (
+	// GrantFor is how long a node may grant locks after it asked the leader something that was answered.
+	GrantFor = 3 * time.Second
+	// DropAfter is how long the leader waits for a sign of life before it drops a node's
+	// locks. It is longer than GrantFor by more than a leader takes to know that it is none any more.
+	DropAfter = 5 * time.Second
+)
+
+// Owner is who holds locks: a process, an open file, or, with Flock, an open file as flock(2) sees it.
+// ID is the kernel's, unique on its node only.
+type Owner struct {
+	Node  dsm.NodeID
+	ID    uint64
+	Flock bool
+}
+
+// Lock is the bytes from First to Last, locked by Owner.
+type Lock struct {
+	Owner       Owner
+	Type        Type
+	First, Last uint64
+	PID         uint32 // of the process, on its node
+}
+
+// conflicts reports whether two owners cannot have these locks at the same time.
+func (l Lock) conflicts(o Lock) bool {
+	return l.Owner != o.Owner && l.Owner.Flock == o.Owner.Flock && (l.Type == Write || o.Type == Write) &&
+		l.First <= o.Last && o.First <= l.Last
+}
+
+func (l Lock) valid() bool {
+	return l.Owner.Node != 0 && l.Type <= Write && l.First <= l.Last && l.Last <= End && (!l.Owner.Flock || l.First == 0 && l.Last == End)
+}
+
+// How is what becomes of a request that something is in the way of.
+type How uint8
+
+const (
+	// Try is refused.
+	Try How = iota
+	// Wait waits.
+	Wait
+	// Test is refused too, and gets no lock if nothing is in the way.
+	Test
+)
+
+// Request is a lock that is asked for. Ticket names it among those of its node.
+type Request struct {
+	Lock   Lock
+	How    How
+	Ticket uint64
+}
+
+// Verdict is what became of a request.
+type Verdict uint8
+
+const (
+	// Queued: it waits.
+	Queued Verdict = iota
+	// Granted: the owner has the lock.
+	Granted
+	// Refused: another lock is in the way.
+	Refused
+	// Deadlock: the owner would wait for itself.
+	Deadlock
+	// Cancelled: it does not wait any more.
+	Cancelled
+	// Lost: the node was taken for dead, and its locks were dropped.
+	Lost
+)
+
+// String returns the verdict in words.
+func (v Verdict) String() string {
+	names := [...]string{"queued", "granted", "refused", "deadlock", "cancelled", "lost"}
+	if int(v) < len(names) {
+		return names[v]
+	}
+	return fmt.Sprintf("verdict %d", v)
+}
+
+// Answer is the verdict on a request. Conflict is the lock in the way of one that is refused.
+type Answer struct {
+	Node     dsm.NodeID
+	Ticket   uint64
+	Verdict  Verdict
+	Conflict Lock
+}
+
+func (r Request) answer(v Verdict) Answer {
+	return Answer{Node: r.Lock.Owner.Node, Ticket: r.Ticket, Verdict: v}
+}

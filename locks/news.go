@@ -1,0 +1,126 @@
+package locks
+
+import (
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// LocksChanged tells of events, in the order of the catalog's log. It does not wait.
+func (n *Node) LocksChanged(events []Event) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, e := range events {
+		if e.Node != n.cfg.Self {
+			continue
+		}
+		switch e.What {
+		case Answered:
+			n.answerLocked(e.Ino, []Answer{e.Answer})
+		case Delegated:
+			n.delegatedLocked(e.Ino, e.Ticket)
+		case Recalled:
+			if f := n.mu.files[e.Ino]; f == nil || !f.delegated {
+				n.delegatedLocked(e.Ino, 0)
+			}
+			n.surrenderLocked(e.Ino)
+		case Surrendered:
+			n.surrenderedLocked(e.Ino)
+		case Ended:
+			n.endedLocked(e.Ino)
+		case Dropped:
+			n.cfg.Log.Warn("the cluster took this node for dead: locks of its programs are lost")
+			for ino := range n.mu.files {
+				n.dropLocked(ino)
+			}
+		}
+	}
+}
+
+// delegatedLocked takes a file over. The request of the ticket is decided at once, so that it is ahead of a recall.
+func (n *Node) delegatedLocked(ino dsm.Ino, ticket uint64) {
+	f := n.fileLocked(ino)
+	if !f.delegated {
+		f.delegated, f.stale = true, true
+		f.term++
+	}
+	w := n.mu.asked[ticket]
+	if w == nil {
+		return
+	}
+	w.local = true
+	if w.abandoned {
+		delete(n.mu.asked, ticket)
+		return
+	}
+	n.askLocalLocked(w)
+}
+
+// surrenderedLocked: from here on the book decides. Those that wait do so there.
+func (n *Node) surrenderedLocked(ino dsm.Ino) {
+	f := n.fileLocked(ino)
+	f.delegated, f.surrendering = false, false
+	delete(n.mu.local.tables, ino)
+	for _, w := range n.mu.asked {
+		if w.ino == ino && w.local {
+			w.local, w.entered, w.stale = false, true, true
+		}
+	}
+	f.ring()
+	n.tidyLocked(ino)
+}
+
+func (n *Node) endedLocked(ino dsm.Ino) {
+	f := n.fileLocked(ino)
+	f.delegated, f.surrendering, f.lost = false, false, false
+	delete(n.mu.local.tables, ino)
+	clear(f.owners)
+	f.ring()
+	n.tidyLocked(ino)
+}
+
+// dropLocked takes note that all locks of the file are gone.
+func (n *Node) dropLocked(ino dsm.Ino) {
+	f := n.mu.files[ino]
+	f.delegated, f.surrendering = false, false
+	f.lost = len(f.owners) > 0
+	delete(n.mu.local.tables, ino)
+	for ticket, w := range n.mu.asked {
+		if w.ino == ino && (w.local || w.entered) {
+			n.answerLocked(ino, []Answer{{Node: n.cfg.Self, Ticket: ticket, Verdict: Lost}})
+		}
+	}
+	f.ring()
+	n.tidyLocked(ino)
+}
+
+// LocksReset says that events may have been missed: this node was so far behind that it got
+// the catalog's state as a whole.
+func (n *Node) LocksReset() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for ino, f := range n.mu.files {
+		st := n.cfg.Cluster.LockStanding(ino)
+		t := n.mu.local.tables[ino]
+		switch {
+		case f.surrendering && !st.Delegated && (st.Holds || t == nil || len(t.held) == 0):
+			n.surrenderedLocked(ino)
+		case !st.Delegated && (f.delegated || !st.Holds && len(f.owners) > 0):
+			n.dropLocked(ino)
+		case st.Delegated && !f.delegated:
+			n.delegatedLocked(ino, 0)
+		}
+		if st.Delegated && st.Recalled && f.delegated {
+			n.surrenderLocked(ino)
+		}
+	}
+	for _, w := range n.mu.asked {
+		if !w.local && !w.abandoned {
+			n.runLocked(func() {
+				ctx, cancel := n.patient()
+				defer cancel()
+				if err := n.cfg.Cluster.AskLock(ctx, w.ino, w.req); err != nil {
+					n.cfg.Log.Warn("locks: ask again", "ino", w.ino, "err", err)
+				}
+			})
+		}
+	}
+}

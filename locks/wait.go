@@ -1,0 +1,332 @@
+package locks
+
+import (
+	"context"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// Set gives the owner of l this lock in place of what it had of these bytes. Without wait,
+// errs.WouldBlock says that another lock is in the way. With it, errs.Deadlock that the
+// owner would wait for itself, and errs.Interrupted that ctx ended before: then nothing is left of the request.
+// A lock of the file that other nodes may have had before is granted after acquire, whose error is returned
+// with nothing locked of these bytes. What was stored under a lock must be published before it is given up.
+func (n *Node) Set(ctx context.Context, ino dsm.Ino, l Lock, wait bool, acquire func() error) error {
+	r := Request{Lock: l}
+	if wait {
+		r.How = Wait
+	}
+	w, a, err := n.ask(ctx, ino, r, false)
+	if err != nil || l.Type == Unlock {
+		return err
+	}
+	if err := errorOf(a); err != nil {
+		return err
+	}
+	if w.stale {
+		if err = acquire(); err == nil {
+			n.acquired(ino, w.term)
+		}
+	}
+	if err == nil && !n.cfg.Cluster.MayGrant() {
+		err = n.cfg.Cluster.ShowLife(ctx) // it may have been taken for dead since
+	}
+	if err == nil && n.isLost(ino) {
+		err = errLost
+	}
+	if err != nil {
+		n.mu.Lock()
+		n.undoLocked(ino, l)
+		n.mu.Unlock()
+	}
+	return err
+}
+
+// Test returns a lock that is in the way of l, with no process if it is another node's.
+func (n *Node) Test(ctx context.Context, ino dsm.Ino, l Lock) (in Lock, blocked bool, err error) {
+	_, a, err := n.ask(ctx, ino, Request{Lock: l, How: Test}, false)
+	if in = a.Conflict; in.Owner.Node != n.cfg.Self {
+		in.PID = 0
+	}
+	return in, a.Verdict == Refused, err
+}
+
+// Release gives up all locks of the owner. What was stored under them must have been published.
+func (n *Node) Release(ctx context.Context, ino dsm.Ino, o Owner) error {
+	return n.Set(ctx, ino, Lock{Owner: o, Last: End}, false, nil)
+}
+
+var errLost = errs.E(errs.Unavailable, "lock", "the cluster took this node for dead and dropped its locks; close the file and open it again")
+
+func errorOf(a Answer) error {
+	switch a.Verdict {
+	case Granted:
+		return nil
+	case Refused:
+		return errs.E(errs.WouldBlock, "lock", "")
+	case Deadlock:
+		return errs.E(errs.Deadlock, "lock", "")
+	case Cancelled:
+		return errs.E(errs.Interrupted, "lock", "")
+	}
+	return errLost
+}
+
+func (n *Node) isLost(ino dsm.Ino) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f := n.mu.files[ino]
+	return f != nil && f.lost
+}
+
+// acquired says that the area was acquired since it was delegated for the term'th time.
+func (n *Node) acquired(ino dsm.Ino, term uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if f := n.mu.files[ino]; f != nil && f.term == term {
+		f.stale = false
+	}
+}
+
+// ask returns the answer to a request: by the local table if the file is delegated, or by the book. undo
+// says that the request gives up a lock that no program knows of.
+func (n *Node) ask(ctx context.Context, ino dsm.Ino, r Request, undo bool) (*waiting, Answer, error) {
+	for {
+		n.mu.Lock()
+		f := n.fileLocked(ino)
+		_, owner := f.owners[r.Lock.Owner]
+		var ready func() error // returns when it is worth trying again
+		switch {
+		case r.Lock.Type == Unlock && !owner && !undo:
+			n.tidyLocked(ino)
+			n.mu.Unlock()
+			return nil, r.answer(Granted), nil
+		case f.lost && !undo:
+			a, err := n.lostLocked(f, ino, r)
+			n.mu.Unlock()
+			return nil, a, err
+		case f.surrendering, f.releases > 0 && r.Lock.Type != Unlock:
+			changed := f.hear()
+			ready = func() error { return n.until(ctx, changed) }
+		case f.delegated && r.Lock.Type != Unlock && !n.cfg.Cluster.MayGrant():
+			ready = func() error { return n.showLife(ctx) }
+		}
+		if ready != nil {
+			n.mu.Unlock()
+			if err := ready(); err != nil {
+				return nil, Answer{}, err
+			}
+			continue
+		}
+		w := n.enterLocked(ino, f, r)
+		local := w.local
+		n.mu.Unlock()
+		if !local {
+			cmd, cancel := context.WithTimeout(ctx, n.cfg.Patience)
+			err := n.cfg.Cluster.AskLock(cmd, ino, w.req)
+			cancel()
+			if err != nil && ctx.Err() == nil {
+				a, err := n.giveUp(w, err)
+				return w, a, err
+			}
+		}
+		select {
+		case a := <-w.done:
+			return w, a, nil
+		default: // to listen to ctx may cost something
+		}
+		select {
+		case a := <-w.done:
+			return w, a, nil
+		case <-ctx.Done():
+		case <-n.life.Done():
+		}
+		a, err := n.cancel(w)
+		return w, a, err
+	}
+}
+
+// lostLocked answers for a file of which the locks were dropped: all fails until its owners have given up what they
+// believe to have.
+func (n *Node) lostLocked(f *file, ino dsm.Ino, r Request) (Answer, error) {
+	if r.Lock.Type != Unlock {
+		return Answer{}, errLost
+	}
+	if r.Lock.First == 0 && r.Lock.Last == End {
+		delete(f.owners, r.Lock.Owner)
+		f.lost = len(f.owners) > 0
+		n.tidyLocked(ino)
+	}
+	return r.answer(Granted), nil
+}
+
+func (n *Node) showLife(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, GrantFor)
+	defer cancel()
+	if err := n.cfg.Cluster.ShowLife(ctx); err != nil {
+		return errs.E(errs.Unavailable, "lock", "no answer from the leader: %w", err)
+	}
+	return nil
+}
+
+func (n *Node) until(ctx context.Context, changed <-chan struct{}) error {
+	select {
+	case <-changed:
+		return nil
+	case <-ctx.Done():
+	case <-n.life.Done():
+	}
+	return errs.E(errs.Interrupted, "lock", "")
+}
+
+// enterLocked makes the request one that is waited for, and decides it if the file is delegated.
+func (n *Node) enterLocked(ino dsm.Ino, f *file, r Request) *waiting {
+	n.mu.last++
+	r.Ticket = n.mu.last
+	w := &waiting{ino: ino, req: r, local: f.delegated, done: make(chan Answer, 1), stale: true}
+	n.mu.asked[r.Ticket] = w
+	if r.How != Test && r.Lock.Type != Unlock {
+		f.owners[r.Lock.Owner] = struct{}{}
+	}
+	if w.local {
+		n.askLocalLocked(w)
+	} else if r.How == Wait {
+		n.surrenderWaitsLocked()
+	}
+	return w
+}
+
+// askLocalLocked asks the local table. Who waits there while another program of this node waits in the book might wait
+// for that one: only the book sees such a circle, so it is told of both.
+func (n *Node) askLocalLocked(w *waiting) {
+	n.answerLocked(w.ino, n.mu.local.ask(w.ino, w.req))
+	if n.mu.asked[w.req.Ticket] == nil {
+		return
+	}
+	for _, o := range n.mu.asked {
+		if !o.local && o.req.How == Wait {
+			n.surrenderLocked(w.ino)
+			return
+		}
+	}
+}
+
+// answerLocked hands answers to those that wait for them.
+func (n *Node) answerLocked(ino dsm.Ino, answers []Answer) {
+	for _, a := range answers {
+		if a.Node != n.cfg.Self {
+			continue
+		}
+		w := n.mu.asked[a.Ticket]
+		if w == nil {
+			continue
+		}
+		if a.Verdict == Queued {
+			w.entered = true
+			continue
+		}
+		delete(n.mu.asked, a.Ticket)
+		n.recordLocked(ino, w, a)
+		w.done <- a
+	}
+}
+
+// recordLocked takes note of what the answer means for the file.
+func (n *Node) recordLocked(ino dsm.Ino, w *waiting, a Answer) {
+	f, l := n.fileLocked(ino), w.req.Lock
+	if w.local {
+		w.stale = f.stale
+	}
+	w.term = f.term
+	switch {
+	case a.Verdict != Granted || w.req.How == Test:
+	case l.Type != Unlock:
+		f.owners[l.Owner] = struct{}{}
+		if w.abandoned {
+			n.undoLocked(ino, l)
+		}
+	case l.First == 0 && l.Last == End:
+		delete(f.owners, l.Owner)
+	}
+	n.tidyLocked(ino)
+}
+
+// undoLocked gives a lock up that was granted and that nobody is to have.
+func (n *Node) undoLocked(ino dsm.Ino, l Lock) {
+	l.Type = Unlock
+	n.runLocked(func() {
+		n.insist("give up a lock", func(ctx context.Context) error {
+			_, _, err := n.ask(ctx, ino, Request{Lock: l}, true)
+			return err
+		})
+	})
+}
+
+// giveUp ends a request that the cluster may not know of: why says why.
+func (n *Node) giveUp(w *waiting, why error) (Answer, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mu.asked[w.req.Ticket] == nil {
+		return <-w.done, nil // at the last moment
+	}
+	n.abandonLocked(w)
+	return Answer{}, why
+}
+
+// abandonLocked sees to it that nothing is left of a request that nobody waits for any more.
+func (n *Node) abandonLocked(w *waiting) {
+	w.abandoned = true
+	n.runLocked(func() {
+		n.insist("cancel a request for a lock", func(ctx context.Context) error {
+			return n.cfg.Cluster.CancelLock(ctx, w.ino, w.req.Ticket)
+		})
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.mu.asked, w.req.Ticket) // if it is there, it never got to the book
+	})
+}
+
+// cancel ends a request whose program waits no more. It may have been granted at the last moment.
+func (n *Node) cancel(w *waiting) (Answer, error) {
+	for {
+		n.mu.Lock()
+		f := n.mu.files[w.ino]
+		switch {
+		case n.mu.asked[w.req.Ticket] == nil:
+			n.mu.Unlock()
+			return <-w.done, nil
+		case w.local && !f.surrendering:
+			n.mu.local.cancel(w.ino, n.cfg.Self, w.req.Ticket)
+			n.answerLocked(w.ino, []Answer{{Node: n.cfg.Self, Ticket: w.req.Ticket, Verdict: Cancelled}})
+			n.mu.Unlock()
+			return <-w.done, nil
+		case w.local:
+			changed := f.hear()
+			n.mu.Unlock()
+			if err := n.until(n.life, changed); err != nil {
+				return Answer{}, err
+			}
+			continue
+		}
+		n.mu.Unlock()
+		ctx, cancel := n.patient()
+		err := n.cfg.Cluster.CancelLock(ctx, w.ino, w.req.Ticket)
+		cancel()
+		n.mu.Lock()
+		if n.mu.asked[w.req.Ticket] != nil && w.local { // delegated meanwhile
+			n.mu.Unlock()
+			continue
+		}
+		defer n.mu.Unlock()
+		if n.mu.asked[w.req.Ticket] == nil {
+			return <-w.done, nil
+		}
+		if err != nil {
+			n.abandonLocked(w)
+			return Answer{}, errs.E(errs.Interrupted, "lock", "")
+		}
+		delete(n.mu.asked, w.req.Ticket) // the book knows nothing of it: its own command did not happen
+		return Answer{Verdict: Cancelled}, nil
+	}
+}
