@@ -28,6 +28,7 @@ type Area struct {
 		cached  *pages.Cached
 		kernel  merge.Kernel
 		ruleErr error // why there is no kernel: nothing can be published
+		drafts  []*draft
 		replica replica
 		home    home
 		parked  []message // to slots that are still being handed to this node
@@ -338,6 +339,7 @@ func (a *Area) inodeChanged(now dsm.Inode) {
 			a.node.cfg.Log.Error("resize", "area", a.id, "size", now.Size, "err", err)
 		}
 		a.mu.cached.Truncate(now.Size)
+		a.resizeDrafts()
 	}
 	if now.Spec.Merge != old.Spec.Merge || now.Layout != old.Layout {
 		a.mu.kernel, a.mu.ruleErr = merge.KernelFor(now.Spec.Merge, now.Layout)
@@ -376,6 +378,10 @@ func (a *Area) remove() {
 }
 
 func (a *Area) closeMemory() {
+	for _, d := range a.mu.drafts {
+		a.closeDraft(d)
+	}
+	a.mu.drafts = nil
 	if err := a.mu.mem.Close(); err != nil {
 		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "err", err)
 	}

@@ -32,45 +32,119 @@ type attached struct {
 // attachWindow is how many extents are fetched at once before a program may map them.
 const attachWindow = 8
 
-// Attach readies the area, which the caller has opened, for one more program that maps the
-// working copy, and returns a descriptor of it: when all bytes are here (or, of an area on
+// Attachment is a program's hold on an area of which it maps the memory: the working copy, or a draft.
+type Attachment struct {
+	area  *Area
+	write bool
+	draft *draft // nil: the working copy
+	first bool   // when it came no program could store
+}
+
+// Attach readies the area, which the caller has opened for reading, for one more program (0: several) that maps its
+// memory, and returns a descriptor of that: when all bytes are here (or, of an area on
 // demand, those that are not are found missing) and, for write, the kernel's page cache holds nothing of which it is not known what it
 // was given. Detach ends it.
-func (a *Area) Attach(ctx context.Context, write bool) (*os.File, error) {
+func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment, *os.File, error) {
 	if err := a.readyToAttach(ctx); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if write {
-		a.step(func() { a.countAttached(+1) })
-		if err := a.await(ctx, "attach", func() bool { return a.mu.cached.Writable() }); err != nil {
-			a.step(func() { a.countAttached(-1) })
-			return nil, err
+	a.collect() // a child of fork gets what its parent has stored
+	t := &Attachment{area: a, write: write}
+	err := error(&errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist})
+	fresh := false
+	a.step(func() {
+		had := len(a.mu.drafts)
+		if t.draft, err = a.draftOf(program, write); err != nil {
+			return
+		}
+		fresh = len(a.mu.drafts) > had
+		a.enter(t)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	switch {
+	case fresh:
+		err = a.fill(t.draft)
+	case t.draft != nil:
+		err = a.await(ctx, "attach", func() bool { return t.draft.filled })
+	case write:
+		if err = a.Acquire(ctx, t.first); err == nil {
+			err = a.await(ctx, "attach", func() bool { return a.mu.cached.Writable() })
 		}
 	}
 	var f *os.File
-	var err error
-	a.step(func() {
-		if f, err = a.mu.mem.OpenWorking(write || a.mu.replica.demand); err == nil {
-			a.mu.replica.mapped++ // from here on the residency stays what it is
-		}
-	})
-	if f == nil && err == nil {
+	if err == nil {
 		err = &errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist}
+		a.step(func() {
+			if t.draft != nil {
+				f, err = t.draft.mem.Open(write)
+			} else {
+				f, err = a.mu.mem.OpenWorking(write || a.mu.replica.demand)
+			}
+		})
 	}
-	if err != nil && write {
-		a.step(func() { a.countAttached(-1) })
+	if err != nil {
+		t.Detach()
+		return nil, nil, err
 	}
-	return f, err
+	return t, f, nil
+}
+
+// enter counts an attachment; leave ends that.
+func (a *Area) enter(t *Attachment) {
+	a.mu.replica.mapped++ // from here on the residency stays what it is
+	switch {
+	case t.draft != nil:
+		t.draft.attachments++
+	case t.write:
+		t.first = a.mu.replica.writers == 0
+		a.beginWriting()
+		a.countAttached(+1)
+	}
+}
+
+func (a *Area) leave(t *Attachment) {
+	a.mu.replica.mapped--
+	switch {
+	case t.draft != nil:
+		t.draft.attachments--
+	case t.write:
+		a.countAttached(-1)
+		a.endWriting()
+	}
 }
 
 // Detach ends an Attach. What was mapped has been removed by Untrack before.
-func (a *Area) Detach(write bool) {
-	a.step(func() {
-		a.mu.replica.mapped--
-		if write {
-			a.countAttached(-1)
-		}
+func (t *Attachment) Detach() {
+	last := false
+	t.area.step(func() {
+		t.area.leave(t)
+		last = t.draft != nil && t.draft.attachments == 0
 	})
+	if last {
+		t.area.endDraft(t.draft)
+	}
+}
+
+// Sync is Area.Sync by the program, and what it brings is in the memory of the program.
+func (t *Attachment) Sync(ctx context.Context) error {
+	if t.draft == nil || !t.write {
+		return t.area.Sync(ctx, t.write)
+	}
+	if err := t.area.Publish(ctx); err != nil {
+		return err
+	}
+	return t.Acquire(ctx)
+}
+
+// Acquire is Area.Acquire, likewise.
+func (t *Attachment) Acquire(ctx context.Context) error {
+	err := t.area.Acquire(ctx, t.write)
+	if err == nil && t.draft != nil && t.write {
+		t.area.refresh(t.draft)
+	}
+	return err
 }
 
 func (a *Area) countAttached(by int) {
@@ -123,20 +197,29 @@ func (a *Area) fetchAll(ctx context.Context) error {
 	}
 }
 
-// Track takes up a mapping of [off, off+n) in a program that has attached for
+// Track takes up a mapping of [off, off+n) in the program, which has attached for
 // writing. source finds what the program stores; without one the range is compared
 // each time. stop is called when the program cannot store through it any more:
 // what it stored last is found by comparing.
-func (a *Area) Track(source pages.Source, off, n int64) (stop func()) {
-	t := &a.attached
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	m := t.mu.tracking.Add(source, off, n)
+func (t *Attachment) Track(source pages.Source, off, n int64) (stop func()) {
+	a := t.area
+	at := &a.attached
+	at.mu.Lock()
+	defer at.mu.Unlock()
+	tracking := &at.mu.tracking
+	if t.draft != nil {
+		tracking = &t.draft.tracking
+	}
+	m := tracking.Add(source, off, n)
 	return func() {
-		t.mu.Lock()
-		t.mu.tracking.Remove(m)
-		a.note(func() { a.compared(m.Range()) })
-		t.mu.Unlock()
+		at.mu.Lock()
+		tracking.Remove(m)
+		if t.draft != nil {
+			a.takeRange(t.draft, off, n)
+		} else {
+			a.note(func() { a.compared(off, n) })
+		}
+		at.mu.Unlock()
 		a.step(func() {})
 	}
 }
@@ -145,7 +228,13 @@ func (a *Area) Track(source pages.Source, off, n int64) (stop func()) {
 func (a *Area) TrackingStats() pages.TrackingStats {
 	a.attached.mu.Lock()
 	defer a.attached.mu.Unlock()
-	return a.attached.mu.tracking.Stats()
+	sum := a.attached.mu.tracking.Stats()
+	a.note(func() {
+		for _, d := range a.mu.drafts {
+			sum.Add(d.tracking.Stats())
+		}
+	})
+	return sum
 }
 
 // collect takes note of what attached programs have stored.
@@ -160,8 +249,9 @@ func (a *Area) scan() bool {
 	t := &a.attached
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	drafts := a.takeAll()
 	if t.mu.tracking.Empty() {
-		return false
+		return drafts
 	}
 	t.mu.found = t.mu.found[:0]
 	t.mu.tracking.Collect(
@@ -209,6 +299,7 @@ func (a *Area) storedTo(list []wire.ExtentPages) {
 // pages: later, while somebody waits for it to have been told of everything else, or
 // that would never end while they store.
 func (a *Area) touched(e dsm.ExtentIndex, p dsm.PageSet) {
+	a.changed(e, p, nil)
 	r := &a.mu.replica
 	if r.draining > 0 {
 		r.extents[e].untold = r.extents[e].untold.Or(p)

@@ -400,7 +400,7 @@ func (a *Area) charge() (more bool) {
 	case a.mu.mem.Demand():
 		now.fixed = int64(a.mu.home.pages) * dsm.PageSize
 	default:
-		now.fixed = a.mu.ino.Size
+		now.fixed = a.mu.ino.Size * int64(1+len(a.mu.drafts))
 	}
 	if invariants.Enabled && a.mu.replica.demand {
 		n := 0

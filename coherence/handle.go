@@ -101,12 +101,34 @@ func (a *Area) opened(write bool) error {
 	}
 	r.opens++
 	if write {
-		r.writers++
-		a.keepBases()
-		a.mu.cached.SetWriters(true)
+		a.beginWriting()
 	}
-	a.replicaHoldChanged()
 	return nil
+}
+
+// beginWriting counts one more program that may store to the page cache or to the working copy; endWriting ends it.
+func (a *Area) beginWriting() {
+	a.mu.replica.writers++
+	a.keepBases()
+	a.mu.cached.SetWriters(true)
+	a.replicaHoldChanged()
+}
+
+func (a *Area) endWriting() {
+	r := &a.mu.replica
+	r.writers--
+	r.released = max(r.released-1, 0)
+	a.mu.cached.SetWriters(r.writers > 0)
+	a.replicaHoldChanged()
+}
+
+// Released says that no more stores come by a handle for writing, of which Close follows: what takes its time to be published need
+// not be waited for by who opens the area next to see what others have published.
+func (a *Area) Released() {
+	a.step(func() {
+		a.mu.replica.released++
+		a.replicaHoldChanged()
+	})
 }
 
 // Close ends a handle. The last one lets the replica go after a while.
@@ -116,10 +138,8 @@ func (a *Area) Close(write bool) {
 		r := &a.mu.replica
 		r.opens--
 		if write {
-			r.writers--
-			a.mu.cached.SetWriters(r.writers > 0)
+			a.endWriting()
 		}
-		a.replicaHoldChanged()
 		last = r.opens == 0
 	})
 	if last {
@@ -339,6 +359,7 @@ func (a *Area) store(p []byte, off int64, w way) {
 	}
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(len(p)); e++ {
 		r.extents[e].dirty = r.extents[e].dirty.Or(pagesOf(e, off, len(p)))
+		a.changed(e, pagesOf(e, off, len(p)), nil)
 	}
 }
 

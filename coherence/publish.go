@@ -244,6 +244,7 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 			// The home's result is rounded differently: bring it into memory too.
 			a.mu.cached.BeforeMerge(p)
 			a.merge(pub.kernel, p, s, n[:])
+			a.changed(m.Extent, dsm.Range(i, i+1), nil)
 		}
 		mem.SetBase(p, n[:])
 	}
@@ -339,6 +340,7 @@ func (a *Area) reached(g publishGoal) bool {
 // errs.Invalid: the area's rules do not fit its bytes.
 func (a *Area) Publish(ctx context.Context) error {
 	a.collect()
+	a.refreshAll()
 	if err := a.detectLayout(ctx); err != nil {
 		return err
 	}

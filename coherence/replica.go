@@ -19,6 +19,7 @@ type replica struct {
 	subscribed bool // from the first open until dropped
 	opens      int  // open handles
 	writers    int  // of them, those that may store
+	released   int  // of those, that cannot any more: see Released
 	attached   int  // of those, programs that store into the working copy itself
 	mapped     int  // programs that have the working copy mapped, also those that only read
 	syncing    int  // sync calls of programs that store under way: updates may enter memory
@@ -114,7 +115,7 @@ func (a *Area) replicaHas(e dsm.ExtentIndex, i int) bool {
 // holding reports whether updates must stay out of memory now: the area
 // applies them in sync calls only, and the node has a writer.
 func (a *Area) holding() bool {
-	return a.mu.ino.Spec.AppliesInSync() && a.mu.replica.writers > 0
+	return a.mu.ino.Spec.AppliesInSync() && a.mu.replica.writers > a.mu.replica.released
 }
 
 // subscribe asks the homes for the stream of updates of the extents in list.
@@ -241,6 +242,7 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 	if err != nil {
 		return err
 	}
+	a.changed(m.Extent, m.Pages.Minus(declined), nil)
 	ack := &wire.PushAck{Stamp: a.stamp(), Extent: m.Extent, ID: m.ID, Declined: declined}
 	if r.demand {
 		x.asked = a.answered(x, m.Answer, came)

@@ -39,8 +39,8 @@ func (n *simNode) letIn() {
 	if n.opening {
 		n.opening, n.writer = false, true
 	}
-	if n.attaching {
-		n.attaching, n.attached = false, true
+	for _, p := range n.attached {
+		p.waiting = false
 	}
 }
 
@@ -55,7 +55,8 @@ func (n *simNode) toggle() {
 }
 
 func (n *simNode) closeWriter() {
-	n.temporaries = nil
+	n.giveUpSync(n.cached)
+	n.cached = new(simProgram)
 	if n.writer || n.opening {
 		n.kernel.harvest(1) // the kernel delivers every store before RELEASE
 		n.area.Close(true)
@@ -65,7 +66,7 @@ func (n *simNode) closeWriter() {
 
 // closeAll closes every handle of the node.
 func (n *simNode) closeAll() {
-	n.detach()
+	n.detachAll()
 	n.closeWriter()
 	n.area.Close(false)
 }
@@ -93,23 +94,36 @@ func (n *simNode) startAcquire() *acquiring {
 	return op
 }
 
-// anAcquire is the start of one of the program that stores, unless it is between a load and a store, or of another program.
+// simSync is an acquire under way.
+type simSync struct {
+	op      *acquiring
+	program *simProgram // nil: of one that does not store
+}
+
+// anAcquire is the start of one, of a program that stores, unless that is between a load and a store, or of another one.
 func (n *simNode) anAcquire() {
-	if n.temporaries == nil && n.sim.rng.IntN(2) == 0 {
-		n.acq = append(n.acq, n.startAcquire())
+	prog := n.aProgram()
+	if n.sim.rng.IntN(2) == 0 || prog == nil && n.sim.careful {
+		n.area.step(func() {
+			if !n.area.holding() {
+				n.acq = append(n.acq, simSync{op: n.area.startAcquire(false)})
+			}
+		})
 		return
 	}
-	n.area.step(func() {
-		if !n.area.holding() {
-			n.acq = append(n.acq, n.area.startAcquire(false))
-		}
-	})
+	if prog == nil {
+		prog = new(simProgram)
+	}
+	if prog.temporaries == nil {
+		prog.syncing++
+		n.acq = append(n.acq, simSync{n.startAcquire(), prog})
+	}
 }
 
 // returnFromSync ends the acquires that have what they asked for, when the kernel has heard of it.
 func (n *simNode) returnFromSync() {
-	for _, op := range n.acq {
-		if len(op.pending) > 0 {
+	for _, s := range n.acq {
+		if len(s.op.pending) > 0 {
 			return
 		}
 	}
@@ -118,8 +132,15 @@ func (n *simNode) returnFromSync() {
 }
 
 func (n *simNode) endAcquires() {
-	for _, r := range n.acq {
-		n.area.step(func() { n.area.endAcquire(r) })
+	for _, s := range n.acq {
+		n.area.step(func() { n.area.endAcquire(s.op) })
+		if s.program == nil {
+			continue
+		}
+		s.program.syncing--
+		if t := s.program.at; t != nil && t.draft != nil {
+			n.area.refresh(t.draft)
+		}
 	}
 	n.acq = nil
 }

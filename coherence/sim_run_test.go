@@ -64,7 +64,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 func (r *simRun) event(n *simNode) {
 	switch x := r.rng.IntN(112); {
 	case x < 25:
-		if n.writer || n.attached {
+		if n.writer || len(n.attached) > 0 {
 			r.kind.store(r, n)
 		} else {
 			n.kernel.fault(hot[r.rng.IntN(4)])
@@ -90,7 +90,7 @@ func (r *simRun) event(n *simNode) {
 			n.reopen(r.rng.IntN(2) == 0)
 		}
 	case x < 95:
-		if !r.careful || !n.attaching && !n.attached {
+		if !r.careful || len(n.attached) == 0 {
 			n.toggle()
 		}
 	case x < 96:

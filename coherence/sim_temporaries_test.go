@@ -13,8 +13,8 @@ type temporaries struct {
 	values [hotElems]int32
 }
 
-// sumOfTemporaries is an area that such programs add to: a node has one that stores, either through the page cache
-// or attached, and others that read.
+// sumOfTemporaries is an area that such programs add to: a node has one that stores through the page cache, or several that
+// are attached, and others that read.
 var sumOfTemporaries = simCase{name: "sum-temporaries", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), careful: true,
 	rules: func(r *simRun, ino *dsm.Inode) {
 		ino.Spec.Apply = []dsm.Apply{dsm.ApplyAuto, dsm.ApplySync}[r.rng.IntN(2)]
@@ -23,9 +23,13 @@ var sumOfTemporaries = simCase{name: "sum-temporaries", ino: sumOf(dsm.DTypeI32,
 
 // addTemporaries loads, or adds to what was loaded and stores it back.
 func addTemporaries(r *simRun, n *simNode) {
-	if t := n.temporaries; t != nil {
-		if b, _ := n.stores(t.page); b != nil {
-			n.temporaries = nil
+	prog := n.aProgram()
+	if prog == nil || prog.syncing > 0 {
+		return
+	}
+	if t := prog.temporaries; t != nil {
+		if b := n.memory(prog, t.page); b != nil {
+			prog.temporaries = nil
 			for i := range t.values {
 				d := int32(r.rng.IntN(2000) - 1000)
 				binary.LittleEndian.PutUint32(b[4*i:], uint32(t.values[i]+d))
@@ -34,24 +38,11 @@ func addTemporaries(r *simRun, n *simNode) {
 		}
 		return
 	}
-	if n.inSync() {
-		return
-	}
 	t := &temporaries{page: hot[r.rng.IntN(len(hot))]}
-	if b, _ := n.stores(t.page); b != nil {
+	if b := n.memory(prog, t.page); b != nil {
 		for i := range t.values {
 			t.values[i] = int32(binary.LittleEndian.Uint32(b[4*i:]))
 		}
-		n.temporaries = t
+		prog.temporaries = t
 	}
-}
-
-// inSync reports whether the program that stores is in a sync call.
-func (n *simNode) inSync() bool {
-	for _, op := range n.acq {
-		if op.storing {
-			return true
-		}
-	}
-	return false
 }

@@ -25,6 +25,8 @@ type sim struct {
 	// onShrink is told when a node has applied a smaller size.
 	onShrink func(n *simNode, size int64)
 	lastID   uint64
+	// lastProgram numbers the programs that attach.
+	lastProgram int
 	// careful says that programs load, and store back later; a node has one that stores.
 	careful bool
 }
@@ -38,23 +40,21 @@ type entry struct {
 // simNode is a node with one area, a fake kernel page cache and the View and
 // Sender that its data plane needs.
 type simNode struct {
-	sim     *sim
-	i       int
-	id      dsm.NodeID
-	node    *Node
-	area    *Area
-	applied int // entries of the catalog
-	ino     dsm.Inode
-	view    *dsm.View
-	kernel  *fakeKernel
-	opening bool // an open for writing waits to be let in
-	writer  bool // a program may store
-	// A program waits to be let attach, or has, and what it stored since a collect.
-	attaching, attached bool
-	found               map[dsm.PageIndex]bool
-	acq                 []*acquiring
-	temporaries         *temporaries // that the program has loaded and not stored back
-	handing             map[dsm.NodeID]*handing
+	sim      *sim
+	i        int
+	id       dsm.NodeID
+	node     *Node
+	area     *Area
+	applied  int // entries of the catalog
+	ino      dsm.Inode
+	view     *dsm.View
+	kernel   *fakeKernel
+	opening  bool        // an open for writing waits to be let in
+	writer   bool        // a program may store
+	cached   *simProgram // the program that stores through the page cache, if writer
+	attached []*simProgram
+	acq      []simSync
+	handing  map[dsm.NodeID]*handing
 }
 
 const simArea = dsm.AreaID(7)
@@ -71,7 +71,7 @@ func newSim(t *testing.T, seed uint64, nodes int, ino dsm.Inode) *sim {
 	}
 	s.log = []entry{{&ino, nil}, {nil, view}}
 	for i := range nodes {
-		n := &simNode{sim: s, i: i, id: dsm.NodeID(i + 1), applied: 2, ino: ino, view: view,
+		n := &simNode{sim: s, i: i, id: dsm.NodeID(i + 1), applied: 2, ino: ino, view: view, cached: new(simProgram),
 			handing: make(map[dsm.NodeID]*handing)}
 		n.node = New(Config{Self: n.id, View: n, Sender: n, Log: slog.New(slog.DiscardHandler), Linger: time.Hour,
 			Now: func() time.Time { return s.now }})
@@ -225,7 +225,6 @@ func (s *sim) settle() {
 	}
 	for _, n := range s.nodes {
 		n.endAcquires()
-		n.temporaries = nil
 		n.kernel.finishNotices()
 		if n.letIn(); n.opening {
 			s.t.Fatalf("node %d: an open for writing is never let in", n.i)
@@ -242,6 +241,9 @@ func (s *sim) settle() {
 		s.until("last acquire", func() bool { return len(op.pending) == 0 })
 		n.kernel.finishNotices()
 		n.area.step(func() { n.area.endAcquire(op) })
+	}
+	for _, n := range s.nodes {
+		n.checkDrafts()
 	}
 	s.drain()
 	for _, n := range s.nodes {

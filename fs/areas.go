@@ -29,6 +29,8 @@ type Areas interface {
 type Area interface {
 	// Close ends one handle that Open was called for with the same write.
 	Close(write bool)
+	// Released says that no more stores come by a handle for writing; Close follows.
+	Released()
 	// ReadAt fills p for the kernel's page cache, which is told of later changes.
 	// It may fetch, and ends with errs.Timeout when ctx does. n is short at the end
 	// of the area: the kernel then takes what it read for the whole file.
@@ -69,14 +71,9 @@ type Area interface {
 	// Fault returns when the page at off, that a program waits for, is in the working copy;
 	// errs.Timeout when ctx ends before. there is called, with no lock held, as soon as it is.
 	Fault(ctx context.Context, off int64, there func()) error
-	// Attach readies the area, opened before, for a program that maps the working
-	// copy, and returns a descriptor of it, writable if write or the area is on demand.
-	// Detach ends it, before Close.
-	Attach(ctx context.Context, write bool) (*os.File, error)
-	Detach(write bool)
-	// Track takes up a mapping of a program that has attached for writing: source finds
-	// what is stored; nil: comparing does. stop takes note of the last stores and ends it.
-	Track(source Source, off, n int64) (stop func())
+	// Attach readies the area, opened before for reading, for a program (a process; 0: several) that maps its
+	// memory, and returns a descriptor of that, writable if write or the area is on demand.
+	Attach(ctx context.Context, program int, write bool) (Attachment, *os.File, error)
 	// CompareTime is what comparing took since the start.
 	CompareTime() time.Duration
 	// Extended returns the end of what programs have written past the end of the area into
@@ -92,6 +89,19 @@ type Area interface {
 	ResidentBytes() int64
 	// ModTime returns when the bytes here last changed, zero if they did not.
 	ModTime() time.Time
+}
+
+// Attachment is a program's hold on an area of which it maps the memory. Where updates enter memory in sync calls only, a
+// program that stores has memory of its own.
+type Attachment interface {
+	// Track takes up a mapping of a program that has attached for writing: source finds
+	// what is stored; nil: comparing does. stop takes note of the last stores and ends it.
+	Track(source Source, off, n int64) (stop func())
+	// Sync and Acquire are those of the area, by this program.
+	Sync(ctx context.Context) error
+	Acquire(ctx context.Context) error
+	// Detach ends it, before Area.Close.
+	Detach()
 }
 
 // Source finds what a program stores into a mapping: see pages.Source.

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"context"
+	"os"
 	"syscall"
 
 	"github.com/dsmfs/dsmfs/fs/attach"
@@ -81,10 +82,27 @@ func (x attachedArea) Resize(ctx context.Context, size int64) (dsm.Inode, error)
 	return i, err
 }
 
-func (x attachedArea) Publish(ctx context.Context) error          { return x.b.publish(ctx, x.a) }
-func (x attachedArea) Sync(ctx context.Context, write bool) error { return x.b.sync(ctx, x.a, write) }
-func (x attachedArea) Stats() string                              { return control.FlatKeyed(x.b.areaStats(x.a)) }
+func (x attachedArea) Publish(ctx context.Context) error { return x.b.publish(ctx, x.a) }
+func (x attachedArea) Stats() string                     { return control.FlatKeyed(x.b.areaStats(x.a)) }
 
-func (x attachedArea) Track(source attach.Source, off, n int64) (stop func()) {
-	return x.Area.Track(source, off, n)
+func (x attachedArea) Attach(ctx context.Context, program int, write bool) (attach.Attachment, *os.File, error) {
+	t, f, err := x.Area.Attach(ctx, program, write)
+	if err != nil {
+		return nil, nil, err
+	}
+	return attachment{t, x}, f, nil
+}
+
+// attachment is what a program has attached.
+type attachment struct {
+	Attachment
+	area attachedArea
+}
+
+func (t attachment) Track(source attach.Source, off, n int64) (stop func()) {
+	return t.Attachment.Track(source, off, n)
+}
+
+func (t attachment) Sync(ctx context.Context) error {
+	return t.area.b.sync(ctx, t.area.a, t.Attachment.Sync)
 }

@@ -39,6 +39,8 @@ type directState struct {
 	// backing is the memfd's number in the kernel while the mount has handles, else 0.
 	backing atomic.Int32
 
+	reading, storing Attachment // of the sessions
+
 	file  *os.File // the memfd, for reading; nil: nobody has it
 	stop  func()   // ends the tracking; nil: nobody can store
 	timer *time.Timer
@@ -87,12 +89,12 @@ func (o *opens) enterDirect(ctx context.Context, a *openArea, write bool) error 
 		if err := o.addLocked(ctx, a, false); err != nil {
 			return err
 		}
-		f, err := a.current().Attach(ctx, false)
+		at, f, err := a.current().Attach(ctx, 0, false)
 		if err != nil {
 			o.closeLocked(a, false, false)
 			return err
 		}
-		d.file = f
+		d.reading, d.file = at, f
 	}
 	if d.backing.Load() == 0 {
 		id, err := o.b.passthrough.register(d.file)
@@ -117,16 +119,16 @@ func (o *opens) startWriting(ctx context.Context, a *openArea) error {
 	if d.stop != nil {
 		return nil
 	}
-	if err := o.addLocked(ctx, a, true); err != nil {
+	if err := o.addLocked(ctx, a, false); err != nil {
 		return err
 	}
-	f, err := a.current().Attach(ctx, true)
+	at, f, err := a.current().Attach(ctx, 0, true)
 	if err != nil {
-		o.closeLocked(a, true, false)
+		o.closeLocked(a, false, false)
 		return err
 	}
 	_ = f.Close() // d.file is what the kernel opens the memfd by, also for writing
-	d.stop = a.current().Track(nil, 0, dsm.MaxAreaSize)
+	d.storing, d.stop = at, at.Track(nil, 0, dsm.MaxAreaSize)
 	if d.writing.Add(1) == 1 {
 		o.b.passthrough.writing.Add(1)
 	}
@@ -140,7 +142,7 @@ func (o *opens) startWriting(ctx context.Context, a *openArea) error {
 // found and published first.
 func (o *opens) stopWriting(a *openArea) {
 	d := &a.direct
-	stop := d.stop
+	stop, at := d.stop, d.storing
 	d.stop = nil
 	o.b.releases.run(func() {
 		stop()
@@ -154,7 +156,7 @@ func (o *opens) stopWriting(a *openArea) {
 			o.b.passthrough.writing.Add(-1)
 			a.current().Trim() // what could not be taken note of
 		}
-		a.current().Detach(true)
+		at.Detach()
 		o.detach(a, true)
 	})
 }
@@ -222,6 +224,7 @@ func (o *opens) unused(a *openArea, kind int) bool {
 func (o *opens) dropLocked(a *openArea) {
 	_ = a.direct.file.Close() // only read
 	a.direct.file = nil
+	a.direct.reading.Detach()
 	o.closeLocked(a, false, false)
 }
 

@@ -305,17 +305,24 @@ func (a *fakeArea) ModTime() time.Time {
 
 // The memory plane is tested with the real data plane.
 
-func (a *fakeArea) Attach(context.Context, bool) (*os.File, error) {
+func (a *fakeArea) Attach(context.Context, int, bool) (Attachment, *os.File, error) {
 	if a.attach == nil {
-		return nil, errs.E(errs.Unsupported, "attach", "")
+		return nil, nil, errs.E(errs.Unsupported, "attach", "")
 	}
-	return a.attach()
+	f, err := a.attach()
+	return fakeAttachment{a}, f, err
 }
+
+type fakeAttachment struct{ *fakeArea }
+
+func (t fakeAttachment) Sync(ctx context.Context) error        { return t.fakeArea.Sync(ctx, true) }
+func (t fakeAttachment) Acquire(ctx context.Context) error     { return t.fakeArea.Acquire(ctx, true) }
+func (fakeAttachment) Detach()                                 {}
+func (fakeAttachment) Track(Source, int64, int64) func()       { return func() {} }
+func (a *fakeArea) Released()                                  {}
 func (a *fakeArea) Demand() bool                               { return false }
 func (a *fakeArea) BeginFault(int64, func()) bool              { return false }
 func (a *fakeArea) Fault(context.Context, int64, func()) error { return nil }
-func (a *fakeArea) Detach(bool)                                {}
-func (a *fakeArea) Track(Source, int64, int64) func()          { return func() {} }
 func (a *fakeArea) CompareTime() time.Duration                 { return 0 }
 func (a *fakeArea) Extended() int64                            { return 0 }
 func (a *fakeArea) Trim()                                      {}

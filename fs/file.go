@@ -237,7 +237,7 @@ func (b *bridge) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	r.breakable = true
-	err := b.sync(r, h.area, h.write)
+	err := b.sync(r, h.area, func(ctx context.Context) error { return h.area.current().Sync(ctx, h.write) })
 	if err == nil && h.write {
 		err = h.area.direct.cutOff()
 	}
@@ -256,6 +256,9 @@ func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	h, ok := b.handles.remove(in.Fh).(*fileHandle)
 	if !ok {
 		return
+	}
+	if h.write && !h.area.direct.on.Load() {
+		h.area.current().Released() // at once: the next open may be of somebody who waits for what other nodes have published
 	}
 	unlock := b.unlockReleased(h)
 	b.releases.run(func() {

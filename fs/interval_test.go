@@ -138,7 +138,7 @@ func TestPublishLeavesSyncAlone(t *testing.T) {
 		for range syncs {
 			a.stored.Add(1)
 			b.intervals.stored(a, soon)
-			if err := b.sync(r, a, true); err != nil {
+			if err := b.sync(r, a, func(ctx context.Context) error { return a.current().Sync(ctx, true) }); err != nil {
 				t.Fatal(err)
 			}
 		}

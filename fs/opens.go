@@ -216,7 +216,7 @@ func (o *opens) enterPlane(ctx context.Context, a *openArea, write bool) error {
 
 // attach opens an area for a program that maps its working copy; detach ends it.
 func (o *opens) attach(ctx context.Context, ino dsm.Ino, write bool) (*openArea, error) {
-	a, err := o.enter(ctx, ino, write, nil)
+	a, err := o.enter(ctx, ino, false, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -236,7 +236,7 @@ func (o *opens) detach(a *openArea, write bool) {
 	}
 	a.gate <- struct{}{}
 	defer func() { <-a.gate }()
-	o.closeLocked(a, write, false)
+	o.closeLocked(a, false, false)
 }
 
 // enter counts one more handle of an area, and returns with its gate taken unless it fails.

@@ -23,13 +23,13 @@ func (b *bridge) publish(ctx context.Context, a *openArea) error {
 	return nil
 }
 
-// sync is fsync and msync. storing says that the program has the area open for writing.
-func (b *bridge) sync(ctx context.Context, a *openArea, storing bool) error {
+// sync is fsync and msync, which do does in the data plane.
+func (b *bridge) sync(ctx context.Context, a *openArea, do func(context.Context) error) error {
 	stored := a.stored.Load()
 	a.publishing.Add(1)
 	defer a.publishing.Add(-1)
 	b.grown(ctx, a)
-	if err := a.current().Sync(ctx, storing); err != nil {
+	if err := do(ctx); err != nil {
 		return err
 	}
 	a.reached(stored)

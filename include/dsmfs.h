@@ -941,14 +941,17 @@ static void dsmfs__child(void)
         r->area->lost = r->nofork ? r->area->lost : -EEXIST;
         dsmfs__drop(r);
     }
-    for (a = dsmfs__areas; a; a = a->next) {
-        if (a->refs > 1 && !a->lost && (a->lost = dsmfs__again(a)) < 0)
-            for (r = dsmfs__ranges; r; r = r->next)
-                if (r->area == a)
-                    dsmfs__mmap(r->addr, r->len, PROT_NONE, none | MAP_FIXED, -1, 0);
-        if (a->lost)
-            DSMFS_LOST(a->path, a->lost == -EEXIST ? "its place is taken" : dsmfs__text);
-    }
+    for (int reads = 0; reads < 2; reads++) /* who stores first: then those for reading show the same memory */
+        for (a = dsmfs__areas; a; a = a->next) {
+            if ((a->access == DSMFS_READ) != reads)
+                continue;
+            if (a->refs > 1 && !a->lost && (a->lost = dsmfs__again(a)) < 0)
+                for (r = dsmfs__ranges; r; r = r->next)
+                    if (r->area == a)
+                        dsmfs__mmap(r->addr, r->len, PROT_NONE, none | MAP_FIXED, -1, 0);
+            if (a->lost)
+                DSMFS_LOST(a->path, a->lost == -EEXIST ? "its place is taken" : dsmfs__text);
+        }
     for (a = dsmfs__areas; a;) {
         dsmfs *after = a->next;
         if (a->refs == 1)

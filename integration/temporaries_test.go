@@ -33,14 +33,15 @@ func startReader(t *testing.T, n *harness.Node, worker, name string) (stop func(
 }
 
 // TestSumWithTemporaries: workers that load, compute and store back what they add to, as any array program does,
-// lose nothing, while others on their node open and read the file all the time.
+// lose nothing, while others on their node open and read the file all the time: on the page cache with one worker on
+// a node, on the memory plane with several that add to the same elements.
 func TestSumWithTemporaries(t *testing.T) {
 	for _, test := range []struct {
 		plane   string
 		workers int // on each node
 		short   bool
 	}{
-		{"cache", 1, true}, {"memory", 1, false},
+		{"cache", 1, true}, {"memory", 1, false}, {"memory", 2, true}, {"memory", 4, false},
 	} {
 		t.Run(fmt.Sprintf("%s-%d", test.plane, test.workers), func(t *testing.T) {
 			if !test.short {

@@ -57,13 +57,17 @@ func (c *copyFile) whole() bool {
 // node: with its own file offset, and, unless write, such that it can only be read. The
 // caller closes it.
 func (a *Area) OpenWorking(write bool) (*os.File, error) {
-	flags := unix.O_RDONLY
-	if write {
-		flags = unix.O_RDWR
-	}
-	f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", a.working.fd), flags, 0)
+	f, err := a.working.open(write)
 	if err != nil {
 		return nil, a.fail("open", err)
 	}
 	return f, nil
+}
+
+func (c *copyFile) open(write bool) (*os.File, error) {
+	flags := unix.O_RDONLY
+	if write {
+		flags = unix.O_RDWR
+	}
+	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", c.fd), flags, 0)
 }

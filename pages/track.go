@@ -130,6 +130,16 @@ func (m *Mapping) compareWith(t *Tracking, compared func(off, n int64) (looked, 
 	}
 }
 
+// Add adds the counts of o.
+func (s *TrackingStats) Add(o TrackingStats) {
+	s.Mappings += o.Mappings
+	s.Comparing += o.Comparing
+	s.Scans += o.Scans
+	s.Compared += o.Compared
+	s.Found += o.Found
+	s.CompareTime += o.CompareTime
+}
+
 // Stats returns the counts.
 func (t *Tracking) Stats() TrackingStats {
 	s := t.sum

@@ -134,12 +134,24 @@ func (a *area) NextNotice() (fs.Notice, bool) {
 // NoticeDone implements fs.Area.
 func (a *area) NoticeDone(fs.Notice) { a.Area.NoticeDone(a.taken) }
 
-// Track implements fs.Area.
-func (a *area) Track(source fs.Source, off, n int64) (stop func()) {
-	if source == nil {
-		return a.Area.Track(nil, off, n)
+// Attach implements fs.Area.
+func (a *area) Attach(ctx context.Context, program int, write bool) (fs.Attachment, *os.File, error) {
+	t, f, err := a.Area.Attach(ctx, program, write)
+	if err != nil {
+		return nil, nil, err
 	}
-	return a.Area.Track(source, off, n)
+	return attachment{t}, f, nil
+}
+
+// attachment is one as fs wants it.
+type attachment struct{ *coherence.Attachment }
+
+// Track implements fs.Attachment.
+func (t attachment) Track(source fs.Source, off, n int64) (stop func()) {
+	if source == nil {
+		return t.Attachment.Track(nil, off, n)
+	}
+	return t.Attachment.Track(source, off, n)
 }
 
 // CompareTime implements fs.Area.
@@ -148,9 +160,12 @@ func (a *area) CompareTime() time.Duration { return a.Area.TrackingStats().Compa
 // Figures implements fs.Area.
 func (a *area) Figures() []control.Stat {
 	t, d := a.Area.TrackingStats(), a.DemandStats()
+	drafts, bytes := a.DraftStats()
 	return []control.Stat{
 		{Name: "pages_here", Value: strconv.Itoa(d.Here)},
 		{Name: "pages_asked", Value: strconv.Itoa(d.Asked)},
+		{Name: "drafts", Value: strconv.Itoa(drafts)},
+		{Name: "draft_bytes", Value: strconv.FormatInt(bytes, 10)},
 		{Name: "mappings", Value: strconv.Itoa(t.Mappings)},
 		{Name: "mappings_compared", Value: strconv.Itoa(t.Comparing)},
 		{Name: "scans", Value: strconv.FormatUint(t.Scans, 10)},

@@ -19,6 +19,7 @@ type attachment struct {
 	id    uint64
 	conn  *conn
 	area  Area
+	at    Attachment
 	path  string
 	write bool
 	// dev and ino are those of the memfd.
@@ -69,13 +70,13 @@ func (a *conn) attach(ctx context.Context, q *request) (reply, error) {
 		a.s.endAttachment(a.user)
 		return reply{}, err
 	}
-	f, err := area.Attach(ctx, write)
+	at, f, err := area.Attach(ctx, a.who.pid, write)
 	if err != nil {
 		area.Close(write)
 		a.s.endAttachment(a.user)
 		return reply{}, err
 	}
-	x := &attachment{conn: a, area: area, path: q.payload, write: write}
+	x := &attachment{conn: a, area: area, at: at, path: q.payload, write: write}
 	x.mu.Init("attach.attachment")
 	x.overdue.mu.Init("attach.overdue")
 	x.dev, x.ino, err = identity(f)
@@ -155,7 +156,7 @@ func (x *attachment) end() {
 
 // letGo closes the area, of which the program has nothing any more.
 func (x *attachment) letGo() {
-	x.area.Detach(x.write)
+	x.at.Detach()
 	x.area.Close(x.write)
 	x.conn.s.endAttachment(x.conn.user)
 }
@@ -216,9 +217,9 @@ func (x *attachment) track(q *request) (reply, error) {
 	r := &mappedRange{addr: addr, n: n, note: func() {}}
 	switch {
 	case source == nil:
-		r.note = x.area.Track(nil, int64(off), int64(n))
+		r.note = x.at.Track(nil, int64(off), int64(n))
 	case x.write:
-		r.note = sync.OnceFunc(x.area.Track(source, int64(off), int64(n)))
+		r.note = sync.OnceFunc(x.at.Track(source, int64(off), int64(n)))
 		fallthrough
 	default:
 		r.watched = source.Range

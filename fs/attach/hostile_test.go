@@ -49,12 +49,15 @@ func (*openMount) Lasting() (context.Context, context.CancelFunc) {
 // idleArea is an area of which nothing comes.
 type idleArea struct{ Area }
 
-func (idleArea) Attach(context.Context, bool) (*os.File, error) {
+func (idleArea) Attach(context.Context, int, bool) (Attachment, *os.File, error) {
 	fd, err := unix.MemfdCreate("area", unix.MFD_CLOEXEC)
-	return os.NewFile(uintptr(fd), "area"), err
+	return idleAttachment{}, os.NewFile(uintptr(fd), "area"), err
 }
 
-func (idleArea) Detach(bool)                   {}
+type idleAttachment struct{ Attachment }
+
+func (idleAttachment) Detach() {}
+
 func (idleArea) Close(bool)                    {}
 func (idleArea) Demand() bool                  { return false }
 func (idleArea) Size() int64                   { return dsm.PageSize }

@@ -35,23 +35,29 @@ type Area interface {
 	Size() int64
 	// Resize changes the size; the kernel's idea of it follows.
 	Resize(ctx context.Context, size int64) (dsm.Inode, error)
-	// Publish makes all stores so far visible to other nodes, those to mappings too. Sync is msync(2).
+	// Publish makes all stores so far visible to other nodes, those to mappings too.
 	Publish(ctx context.Context) error
-	Sync(ctx context.Context, storing bool) error
 	// Stats returns figures, a line for each.
 	Stats() string
 
 	// What follows is of the data plane: see fs.Area.
 
-	Attach(ctx context.Context, write bool) (*os.File, error)
-	Detach(write bool)
+	// Attach readies the area for the program, and returns a descriptor of the memory for it to map.
+	Attach(ctx context.Context, program int, write bool) (Attachment, *os.File, error)
 	Demand() bool
 	BeginFault(off int64, there func()) bool
 	Fault(ctx context.Context, off int64, there func()) error
-	Track(source Source, off, n int64) (stop func())
-	Acquire(ctx context.Context, storing bool) error
 	Wait(ctx context.Context, v dsm.Version) error
 	Version() dsm.Version
+}
+
+// Attachment is what a program has attached: see fs.Attachment.
+type Attachment interface {
+	Track(source Source, off, n int64) (stop func())
+	// Sync is msync(2).
+	Sync(ctx context.Context) error
+	Acquire(ctx context.Context) error
+	Detach()
 }
 
 // Source finds what a program stores into a mapping: see pages.Source.

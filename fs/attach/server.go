@@ -372,9 +372,9 @@ func (a *conn) serve(q *request) (reply, error) {
 	case opPublish:
 		err = x.area.Publish(ctx)
 	case opAcquire:
-		err = x.area.Acquire(ctx, x.write)
+		err = x.at.Acquire(ctx)
 	case opSync:
-		err = x.area.Sync(ctx, x.write)
+		err = x.at.Sync(ctx)
 	case opWait:
 		err = x.wait(a.ctx, q.arg[0], q.arg[1])
 	case opStats:

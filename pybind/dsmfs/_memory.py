@@ -319,7 +319,7 @@ def _after_fork() -> None:
 
 
 def _in_child() -> None:
-    for plane in _planes:
+    for plane in sorted(_planes, key=lambda p: not p.writable):  # then those for reading show the same memory
         plane.again_in_child()
     _registry.release()
 

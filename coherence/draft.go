@@ -1,0 +1,280 @@
+package coherence
+
+import (
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
+	"github.com/dsmfs/dsmfs/pages/merge"
+)
+
+// draft is a working copy of a program's own. Where updates enter memory in sync calls only (apply=sync), each program
+// that attaches for writing gets one: several programs of a node could not load, compute and store back in one memory
+// without undoing each other.
+//
+// A draft is to the node's working copy what that is to the home:
+//
+//	take       what the program has stored since is merged into the working copy, and is in the draft's base then
+//	refresh    what the working copy has more is merged into the draft, in sync calls of its own program only
+//
+// Between the two a draft's base is what the program's stores are compared with: the difference is never
+// counted twice, and what the program has stored while others' updates came in is not lost. To the homes the node is one
+// publisher. Nobody stores into the working copy itself as long as all programs that store have drafts, so it
+// takes updates as they arrive, and those who read see them.
+//
+// All programs of a process have one draft: the process never sees two values of one byte.
+type draft struct {
+	program     int // the process
+	mem         *pages.Draft
+	attachments int
+	filled      bool           // it has the bytes of the working copy
+	stale       []dsm.PageSet  // by extent: pages where the working copy may differ from the base
+	tracking    pages.Tracking // guarded by attached.mu
+}
+
+// draftOf returns the draft that an attachment of the program is to use, nil if it is to use the working copy.
+func (a *Area) draftOf(program int, write bool) (*draft, error) {
+	for _, d := range a.mu.drafts {
+		if d.program == program {
+			return d, nil
+		}
+	}
+	if !write || program == 0 || a.mu.replica.demand || !a.mu.ino.Spec.AppliesInSync() {
+		return nil, nil
+	}
+	if m := &a.node.room; m.budget > 0 && m.fixed.Load()+a.mu.ino.Size > m.budget {
+		return nil, errs.E(errs.NoSpace, "attach", "a program that stores where apply=sync needs a copy of its own, and there is no room in --memory for %d bytes more", a.mu.ino.Size)
+	}
+	mem, err := a.mu.mem.NewDraft()
+	if err != nil {
+		return nil, err
+	}
+	d := &draft{program: program, mem: mem}
+	d.resized(a)
+	a.mu.drafts = append(a.mu.drafts, d)
+	return d, nil
+}
+
+// draftBatch is how many pages are copied, taken or refreshed in one step.
+const draftBatch = publishBatch
+
+// fill gives a new draft the bytes of the working copy.
+func (a *Area) fill(d *draft) (err error) {
+	const n = draftBatch * dsm.PageSize
+	for off, more := int64(0), true; more && err == nil; off += n {
+		more = false // also if the area is gone
+		a.step(func() {
+			if more = off < a.mu.ino.Size; more {
+				err = d.mem.Fill(a.mu.mem, off, n)
+			}
+			d.filled = !more
+			a.mu.wake = true
+		})
+	}
+	return err
+}
+
+// resized follows the size of the area.
+func (d *draft) resized(a *Area) {
+	for len(d.stale) < a.extents() {
+		d.stale = append(d.stale, dsm.PageSet{})
+	}
+	d.stale = d.stale[:a.extents()]
+	for e := range d.stale {
+		d.stale[e] = d.stale[e].And(a.within(dsm.ExtentIndex(e)))
+	}
+}
+
+// resizeDrafts follows the size of the area.
+func (a *Area) resizeDrafts() {
+	for _, d := range a.mu.drafts {
+		if err := d.mem.Resize(a.mu.ino.Size); err != nil {
+			a.node.cfg.Log.Error("resize", "area", a.id, "size", a.mu.ino.Size, "err", err)
+		}
+		d.resized(a)
+	}
+}
+
+// changed takes note that pages of the working copy changed, in a way that no draft has but the one given.
+func (a *Area) changed(e dsm.ExtentIndex, p dsm.PageSet, has *draft) {
+	for _, d := range a.mu.drafts {
+		if d != has && int(e) < len(d.stale) {
+			d.stale[e] = d.stale[e].Or(p)
+		}
+	}
+}
+
+// take merges what the program has stored to the pages of an extent into the working copy, and returns how many it changed.
+func (a *Area) take(d *draft, e dsm.ExtentIndex, set dsm.PageSet) (changed int) {
+	r := &a.mu.replica
+	if !r.subscribed || int(e) >= len(r.extents) {
+		return 0
+	}
+	x := r.extents[e]
+	var came dsm.PageSet
+	var now [dsm.PageSize]byte
+	for i := range set.And(a.within(e)).And(x.have).All() {
+		p := page(e, i)
+		memory, base := d.mem.Memory(p), d.mem.Base(p)
+		if string(memory) == string(base[:len(memory)]) {
+			continue
+		}
+		merge.Snapshot(now[:], memory)
+		a.mu.cached.BeforeMerge(p)
+		w := a.mu.mem.Working(p)
+		if a.shared() {
+			a.mu.kernel.StoreShared(p, base, w, now[:])
+		} else {
+			merged := now
+			a.mu.kernel.Merge(p, base, merged[:], w, nil)
+			copy(w, merged[:])
+		}
+		copy(base, now[:])
+		came.Add(i)
+	}
+	if came.Empty() {
+		return 0
+	}
+	x.dirty = x.dirty.Or(came)
+	r.lastStore = a.now()
+	a.changed(e, came, d)
+	return came.Len()
+}
+
+// takeRange is take for a range of bytes, of which it looks at what takes memory.
+func (a *Area) takeRange(d *draft, off, n int64) (looked, changed int) {
+	const batch = draftBatch * dsm.PageSize
+	for ; n > 0; off, n = off+batch, n-batch {
+		more := false
+		a.note(func() {
+			if more = off < a.mu.ino.Size; !more {
+				return
+			}
+			err := d.mem.Ranges(off, min(n, batch), func(off, n int64) {
+				for _, s := range appendRange(nil, off, n) {
+					looked += s.Pages.Len()
+					changed += a.take(d, s.Extent, s.Pages)
+				}
+			})
+			if err != nil {
+				a.node.cfg.Log.Warn("compare the memory of a program", "area", a.id, "err", err)
+			}
+		})
+		if !more {
+			break
+		}
+	}
+	return looked, changed
+}
+
+// takeAll takes what the programs of all drafts have stored. The caller has attached.mu.
+func (a *Area) takeAll() (any bool) {
+	var drafts []*draft
+	var found []wire.ExtentPages
+	a.note(func() { drafts = append(drafts, a.mu.drafts...) })
+	for _, d := range drafts {
+		if d.tracking.Empty() {
+			continue
+		}
+		any = true
+		found = found[:0]
+		d.tracking.Collect(
+			func(off, n int64) { found = appendRange(found, off, n) },
+			func(off, n int64) (looked, changed int) { return a.takeRange(d, off, n) })
+		for len(found) > 0 {
+			n := 0
+			a.note(func() {
+				for pages := 0; n < len(found) && pages < draftBatch; n++ {
+					pages += found[n].Pages.Len()
+					a.take(d, found[n].Extent, found[n].Pages)
+				}
+			})
+			if n == 0 {
+				break // the area is gone
+			}
+			found = found[n:]
+		}
+	}
+	return any
+}
+
+// refresh merges into a draft what the working copy has more.
+func (a *Area) refresh(d *draft) {
+	for e, more := 0, true; more; {
+		more = false // also if the area is gone
+		a.step(func() {
+			n := 0
+			for ; e < len(d.stale) && n < draftBatch; e++ {
+				n += a.refreshExtent(d, dsm.ExtentIndex(e))
+			}
+			more = e < len(d.stale)
+		})
+	}
+}
+
+// refreshAll is for programs that got a draft before the area came to apply updates as they arrive.
+func (a *Area) refreshAll() {
+	var drafts []*draft
+	a.note(func() {
+		if !a.mu.ino.Spec.AppliesInSync() {
+			drafts = append(drafts, a.mu.drafts...)
+		}
+	})
+	for _, d := range drafts {
+		a.refresh(d)
+	}
+}
+
+func (a *Area) refreshExtent(d *draft, e dsm.ExtentIndex) int {
+	set := d.stale[e]
+	d.stale[e] = dsm.PageSet{}
+	var now [dsm.PageSize]byte
+	for i := range set.All() {
+		p := page(e, i)
+		base := d.mem.Base(p)
+		merge.Snapshot(now[:], a.bytesOf(p))
+		a.mu.kernel.MergeShared(p, base, d.mem.Page(p), now[:])
+		copy(base, now[:])
+	}
+	return set.Len()
+}
+
+// endDraft ends a draft that no attachment uses any more: what was stored last is taken before.
+func (a *Area) endDraft(d *draft) {
+	t := &a.attached
+	t.mu.Lock()
+	a.takeRange(d, 0, dsm.MaxAreaSize)
+	a.note(func() {
+		if d.attachments == 0 {
+			a.dropDraft(d)
+		}
+	})
+	t.mu.Unlock()
+	a.step(func() {})
+}
+
+func (a *Area) dropDraft(d *draft) {
+	for i, o := range a.mu.drafts {
+		if o == d {
+			a.mu.drafts = append(a.mu.drafts[:i:i], a.mu.drafts[i+1:]...)
+			a.closeDraft(d)
+			return
+		}
+	}
+}
+
+func (a *Area) closeDraft(d *draft) {
+	if err := d.mem.Close(); err != nil {
+		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "err", err)
+	}
+}
+
+// DraftStats returns how many programs have a draft, and the memory that those take.
+func (a *Area) DraftStats() (drafts int, bytes int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, d := range a.mu.drafts {
+		bytes += d.mem.ResidentBytes()
+	}
+	return len(a.mu.drafts), bytes
+}

@@ -1,0 +1,108 @@
+package pages
+
+import (
+	"errors"
+	"os"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/merge"
+)
+
+// Draft is a working copy of one program's own: the memory that the program sees and stores into, and the base
+// that its stores are compared with. It is to the working copy of the node what that is to the home: what
+// differs from the base has not been taken over.
+//
+// It takes up to twice the size of the area. Where neither the area nor the program has bytes it takes nothing.
+type Draft struct {
+	memory *copyFile
+	base   *copyFile
+	size   int64
+}
+
+// NewDraft returns a draft as large as the area, all zero.
+func (a *Area) NewDraft() (*Draft, error) {
+	d := &Draft{}
+	var err error
+	if d.memory, err = newCopy(a.id, "d"); err != nil {
+		return nil, a.fail("new draft", err)
+	}
+	if d.base, err = newCopy(a.id, "db"); err != nil {
+		return nil, errors.Join(a.fail("new draft", err), d.memory.close())
+	}
+	if err := d.Resize(a.size); err != nil {
+		return nil, errors.Join(a.fail("new draft", err), d.Close())
+	}
+	return d, nil
+}
+
+// Resize follows the area. What is cut off is zero should the area grow again.
+func (d *Draft) Resize(size int64) error {
+	end := wholePages(size)
+	if size > d.size && d.size < d.memory.len {
+		// The program can store past the end, in its last page.
+		clear(d.memory.mem[d.size:d.memory.len])
+	}
+	for _, c := range []*copyFile{d.memory, d.base} {
+		if err := c.reserve(end); err != nil {
+			return err
+		}
+		if size < d.size {
+			if err := c.zero(size, min(end, c.len)); err != nil {
+				return err
+			}
+		}
+		if err := c.resize(size); err != nil {
+			return err
+		}
+	}
+	d.size = size
+	return nil
+}
+
+// Fill makes the bytes of the area's working copy in [off, off+n) those of the draft. The program has not been given the draft yet.
+func (d *Draft) Fill(a *Area, off, n int64) error {
+	return a.DataRanges(off, n, func(off, n int64) {
+		for p := dsm.PageIndex(off / dsm.PageSize); int64(p)*dsm.PageSize < off+n; p++ {
+			b := d.base.page(p)
+			merge.Snapshot(b, a.within(p))
+			copy(d.memory.page(p), b)
+		}
+	})
+}
+
+// within returns page p of the working copy up to the end of the area.
+func (a *Area) within(p dsm.PageIndex) []byte {
+	w := a.Working(p)
+	return w[:min(int64(len(w)), a.size-int64(p)*dsm.PageSize)]
+}
+
+// Memory returns page p as the program sees it, which it may be storing to, up to the end of the area.
+func (d *Draft) Memory(p dsm.PageIndex) []byte {
+	w := d.memory.page(p)
+	return w[:min(int64(len(w)), d.size-int64(p)*dsm.PageSize)]
+}
+
+// Page is Memory with what is past the end of the area: the whole page.
+func (d *Draft) Page(p dsm.PageIndex) []byte { return d.memory.page(p) }
+
+// Base returns the bytes that the program's stores to page p are compared with. They are the caller's to change.
+func (d *Draft) Base(p dsm.PageIndex) []byte { return d.base.page(p) }
+
+// Ranges calls f for the parts of [off, off+n) in which the program may have stored: what takes memory.
+func (d *Draft) Ranges(off, n int64, f func(off, n int64)) error { return d.memory.data(off, n, f) }
+
+// Open opens the memory for the program, as OpenWorking does that of the node.
+func (d *Draft) Open(write bool) (*os.File, error) { return d.memory.open(write) }
+
+// ResidentBytes returns the memory that the draft takes now.
+func (d *Draft) ResidentBytes() int64 {
+	m, err := d.memory.resident()
+	b, err2 := d.base.resident()
+	if errors.Join(err, err2) != nil {
+		return 0 // fstat of an own memfd does not fail
+	}
+	return m + b
+}
+
+// Close gives the memory back; what programs have mapped stays theirs.
+func (d *Draft) Close() error { return errors.Join(d.memory.close(), d.base.close()) }
