@@ -115,6 +115,9 @@ func (a *Area) leave(t *Attachment) {
 	}
 }
 
+// Own reports whether the program has a draft.
+func (t *Attachment) Own() bool { return t.draft != nil }
+
 // Detach ends an Attach. What was mapped has been removed by Untrack before.
 func (t *Attachment) Detach() {
 	last := false

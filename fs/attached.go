@@ -90,13 +90,29 @@ func (x attachedArea) Attach(ctx context.Context, program int, write bool) (atta
 	if err != nil {
 		return nil, nil, err
 	}
-	return attachment{t, x}, f, nil
+	if !write {
+		program = 0
+	}
+	if program != 0 {
+		x.a.programs.enter(program, t.Own())
+		x.b.warnOfSums(x.a)
+	}
+	return attachment{t, x, program}, f, nil
 }
 
 // attachment is what a program has attached.
 type attachment struct {
 	Attachment
-	area attachedArea
+	area    attachedArea
+	program int // that may store, or 0
+}
+
+func (t attachment) Detach() {
+	own := t.Own()
+	t.Attachment.Detach()
+	if t.program != 0 {
+		t.area.a.programs.leave(t.program, own)
+	}
 }
 
 func (t attachment) Track(source attach.Source, off, n int64) (stop func()) {

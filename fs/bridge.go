@@ -152,9 +152,10 @@ func (t *handleTable) get(fh uint64) handle {
 
 // fileHandle is an open area.
 type fileHandle struct {
-	area   *openArea
-	write  bool
-	owners lockOwners
+	area    *openArea
+	write   bool
+	owners  lockOwners
+	program int // that opened it to write; a thread where that is enough
 }
 
 func newFileHandle(a *openArea, write bool) *fileHandle {

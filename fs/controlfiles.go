@@ -45,7 +45,8 @@ func (m controlMount) Publish(ctx context.Context, id dsm.AreaID) error {
 
 func (m controlMount) Acquire(ctx context.Context, id dsm.AreaID) error {
 	if a := m.b.opens.find(id); a != nil && a.handles() > 0 {
-		return a.current().Acquire(ctx, false)
+		r, ok := ctx.(*request)
+		return a.current().Acquire(ctx, ok && a.programs.has(processOf(int(r.tid))))
 	}
 	return nil
 }

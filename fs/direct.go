@@ -315,7 +315,13 @@ func (b *bridge) accessNow(a *openArea) string {
 func (a *openArea) access() dsm.Access {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.mu.access
+	return a.mu.spec.Access
+}
+
+func (a *openArea) spec() dsm.Spec {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.spec
 }
 
 func (a *openArea) kernelHandles() int {

@@ -38,7 +38,15 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 		b.releases.run(func() { b.opens.release(a, write) })
 		return fuse.EINVAL
 	}
-	out.Fh = b.handles.add(newFileHandle(a, write))
+	h := newFileHandle(a, write)
+	if write {
+		if h.program = int(r.tid); a.spec().AppliesInSync() {
+			h.program = processOf(h.program) // now, for the thread may end
+		}
+		a.programs.enter(h.program, false)
+		b.warnOfSums(a)
+	}
+	out.Fh = b.handles.add(h)
 	switch {
 	case direct:
 		out.OpenFlags |= fuse.FOPEN_PASSTHROUGH // the kernel refuses KEEP_CACHE beside it
@@ -256,6 +264,9 @@ func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	h, ok := b.handles.remove(in.Fh).(*fileHandle)
 	if !ok {
 		return
+	}
+	if h.write {
+		h.area.programs.leave(h.program, false)
 	}
 	if h.write && !h.area.direct.on.Load() {
 		h.area.current().Released() // at once: the next open may be of somebody who waits for what other nodes have published

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -72,18 +73,19 @@ type openArea struct {
 		handles  int  // of the mount, and attachments
 		kernel   int  // of the mount
 		closedAt time.Time
-		// inode is the newest the kernel was told; size, gen, access and every are as of its rev.
+		// inode is the newest the kernel was told; size, gen, spec and every are as of its rev.
 		inode    dsm.Inode
 		size     int64
 		gen, rev dsm.Generation
-		access   dsm.Access
+		spec     dsm.Spec
 		// settled is the time up to which the catalog's time of modification
 		// is right: what the data plane says counts only if it is later.
 		settled time.Time
 	}
-	notices noticeState
-	pace    intervalState
-	direct  directState
+	programs programs
+	notices  noticeState
+	pace     intervalState
+	direct   directState
 }
 
 func newOpens(b *bridge) *opens {
@@ -96,6 +98,7 @@ func newOpens(b *bridge) *opens {
 func newOpenArea(id dsm.AreaID) *openArea {
 	a := &openArea{id: id, gate: make(chan struct{}, 1)}
 	a.mu.Init("fs.openArea")
+	a.programs.init()
 	a.notices.mu.Init("fs.noticeState")
 	a.pace.mu.Init("fs.intervalState")
 	return a
@@ -357,7 +360,7 @@ func (a *openArea) note(i dsm.Inode) {
 		return
 	}
 	a.mu.inode = i
-	a.mu.rev, a.mu.gen, a.mu.size, a.mu.access = i.Rev, i.Gen, i.Size, i.Spec.Access
+	a.mu.rev, a.mu.gen, a.mu.size, a.mu.spec = i.Rev, i.Gen, i.Size, i.Spec
 	a.every.Store(int64(i.Spec.Interval))
 }
 
@@ -397,12 +400,15 @@ func (b *bridge) areaStats(a *openArea) []control.Stat {
 	a.mu.Lock()
 	area, handles := a.mu.area, a.mu.handles
 	a.mu.Unlock()
+	_, storing := a.programs.counts()
 	return append([]control.Stat{
 		control.Figure("version", uint64(area.Version())),
 		control.Figure("resident_bytes", area.ResidentBytes()),
 		control.Figure("handles", handles),
 		control.Figure("writable_handles", a.live.Load()+a.direct.writers.Load()),
 		control.Figure("access", b.accessNow(a)),
+		control.Figure("storing_programs", storing),
+		control.Figure("sums", cmp.Or(a.sums(), "none")),
 		control.Figure("attached_writers", a.attached.Load()),
 		control.Figure("tracking", strings.TrimSpace(b.cfg.Tracking.String()+" "+b.cfg.TrackingReason)),
 		control.Figure("compare_ms", area.CompareTime().Milliseconds()),

@@ -3,9 +3,11 @@ package integration
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -86,5 +88,52 @@ func TestSumWithTemporaries(t *testing.T) {
 func runWorker(t *testing.T, cmd *exec.Cmd) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("worker: %v: %s", err, out)
+	}
+}
+
+// TestSumsThatAreNotExact: where programs undo what others add the file's stats say so, and why.
+func TestSumsThatAreNotExact(t *testing.T) {
+	c := nodes(t, 1)
+	n := c.Node(1)
+	one, other := n.Client(), n.Client()
+	says := func(want string) {
+		t.Helper()
+		if !harness.Eventually(limit, func() bool { return strings.Contains(one.Control("areas/w/stats"), "\nsums "+want) }) {
+			t.Errorf("no %q in the stats:\n%s", want, one.Control("areas/w/stats"))
+		}
+	}
+	f := one.Open("w", "rw,creat,excl")
+	f.Truncate(page)
+	says("none\n")
+	one.SetXattr("w", "user.dsm.dtype", "i64")
+	one.SetXattr("w", "user.dsm.merge", "sum")
+	says("exact\n")
+	one.Attach("w", page) // the same program once more
+	says("exact\n")
+	g := other.Open("w", "r")
+	says("exact\n")
+	g.Close()
+	g = other.Open("w", "rw")
+	says("undone: 2 programs of this node store, 2 of them into one memory")
+	g.Close()
+	says("exact\n")
+	a := n.Attach("/w", true)
+	says("undone: 2 programs of this node store, 1 of them into one memory")
+	f.Close()
+	one.Close()
+	one = other
+	says("exact\n")
+	a.Close()
+	one.SetXattr("w", "user.dsm.apply", "arrival")
+	other.Open("w", "rw")
+	says("atomic-only: ")
+	log, err := os.ReadFile(n.LogFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []string{"undone:", "atomic-only:"} {
+		if k := strings.Count(string(log), kind); k != 1 {
+			t.Errorf("the log says %q %d times, want once", kind, k)
+		}
 	}
 }

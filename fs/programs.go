@@ -1,0 +1,119 @@
+package fs
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
+)
+
+// programs are the processes of this node that have an area open for writing. Those that store into one memory, the page
+// cache's or the working copy, are counted apart from those that have memory of their own: where updates enter memory in sync
+// calls only, the sync of one brings them in between a load and a store of another, and nobody can help that but the user.
+//
+// Children that inherit a mapping are not seen.
+type programs struct {
+	mu struct {
+		lockrank.Mutex
+		shared map[int]int // by process, or by thread where it is not known yet
+		own    map[int]int
+		said   string
+	}
+}
+
+func (p *programs) init() {
+	p.mu.Init("fs.programs")
+	p.mu.shared, p.mu.own = make(map[int]int), make(map[int]int)
+}
+
+// enter counts a handle, or an attachment, by which a process may store; own says that it has memory of its own.
+func (p *programs) enter(pid int, own bool) { p.add(pid, own, +1) }
+func (p *programs) leave(pid int, own bool) { p.add(pid, own, -1) }
+
+func (p *programs) add(pid int, own bool, n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m := p.mu.shared
+	if own {
+		m = p.mu.own
+	}
+	if m[pid] += n; m[pid] == 0 {
+		delete(m, pid)
+	}
+}
+
+// has reports whether the process stores into memory that it may share.
+func (p *programs) has(pid int) bool {
+	p.mu.Lock()
+	shared := slices.Collect(maps.Keys(p.mu.shared))
+	p.mu.Unlock()
+	return slices.ContainsFunc(shared, func(other int) bool { return processOf(other) == pid })
+}
+
+// counts returns how many processes share one memory, and how many there are in all.
+func (p *programs) counts() (shared, all int) {
+	p.mu.Lock()
+	one, own := slices.Collect(maps.Keys(p.mu.shared)), slices.Collect(maps.Keys(p.mu.own))
+	p.mu.Unlock()
+	seen := make(map[int]bool)
+	for _, pid := range one {
+		seen[processOf(pid)] = true
+	}
+	shared = len(seen)
+	for _, pid := range own {
+		seen[pid] = true
+	}
+	return shared, len(seen)
+}
+
+// sums says in words whether programs of this node that load, add and store back may lose what others add, "" if they do not or if the
+// area does not apply.
+func (a *openArea) sums() string {
+	spec := a.spec()
+	if spec.Merge != dsm.MergeSum {
+		return ""
+	}
+	if !spec.AppliesInSync() {
+		return "atomic-only: with apply=arrival a load, an add and a store back undo what arrives in between"
+	}
+	if shared, all := a.programs.counts(); shared > 0 && all > 1 {
+		return fmt.Sprintf("undone: %d programs of this node store, %d of them into one memory; attach them all", all, shared)
+	}
+	return "exact"
+}
+
+// warnOfSums logs, once for each way, that sums are not exact.
+func (b *bridge) warnOfSums(a *openArea) {
+	text := a.sums()
+	if text == "" || text == "exact" {
+		return
+	}
+	kind, _, _ := bytes.Cut([]byte(text), []byte(":"))
+	p := &a.programs
+	p.mu.Lock()
+	said := p.mu.said == string(kind)
+	p.mu.said = string(kind)
+	p.mu.Unlock()
+	if !said {
+		b.log.Warn("what programs of this node add to an area may be lost", "area", a.id, "sums", text)
+	}
+}
+
+// processOf returns the process of a thread; the thread's own number if it is gone.
+func processOf(tid int) int {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
+	if err != nil {
+		return tid
+	}
+	_, rest, _ := bytes.Cut(text, []byte("\nTgid:\t"))
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	if pid, err := strconv.Atoi(string(line)); err == nil {
+		return pid
+	}
+	return tid
+}
