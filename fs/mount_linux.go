@@ -199,14 +199,14 @@ func (f *FS) PublishAll(ctx context.Context) error {
 const unmountRetry = 20 * time.Millisecond
 
 // Unmount publishes what is stored, as far as ctx leaves time, and unmounts. If programs use the mount until
-// the timeout it fails with errs.Busy, and the filesystem goes on working; with
+// the timeout, or the end of ctx, it fails with errs.Busy, and the filesystem goes on working; with
 // force it is taken away from them, and their requests fail. After a return
 // of nil nothing of the filesystem works any more, and Names and Areas can be closed.
 func (f *FS) Unmount(ctx context.Context, force bool) error {
 	if err := f.PublishAll(ctx); err != nil {
 		f.b.log.Warn("unmount: not everything is published", "err", err)
 	}
-	if err := f.detach(force); err != nil {
+	if err := f.detach(ctx, force); err != nil {
 		return err
 	}
 	if at, ok := ctx.Deadline(); ok { // the rest must not take all the time that is left
@@ -229,7 +229,7 @@ func (f *FS) Unmount(ctx context.Context, force bool) error {
 
 // detach takes the mount away, unless somebody else did, and returns when the
 // kernel has nothing to ask any more.
-func (f *FS) detach(force bool) error {
+func (f *FS) detach(ctx context.Context, force bool) error {
 	path := f.b.cfg.Mountpoint
 	if path == "" {
 		return nil
@@ -237,7 +237,7 @@ func (f *FS) detach(force bool) error {
 	deadline := time.Now().Add(f.b.cfg.UnmountTimeout)
 	for {
 		err := f.unmountOwn(false)
-		late := time.Now().After(deadline)
+		late := time.Now().After(deadline) || ctx.Err() != nil
 		switch {
 		case err == nil && f.gone(unmountRetry):
 			return nil

@@ -80,6 +80,27 @@ func TestUnmountBusyAndForce(t *testing.T) {
 	}
 }
 
+// TestUnmountByForceAtOnce: without time left nobody waits for programs.
+func TestUnmountByForceAtOnce(t *testing.T) {
+	f := mountTest(t, func(c *Config) { c.UnmountTimeout = 10 * clientTimeout })
+	c := startClient(t)
+	fd := c.open(f.path("w"), unix.O_RDWR|unix.O_CREAT)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	done := make(chan error)
+	go func() { done <- f.fs.Unmount(ctx, true) }()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(clientTimeout):
+		t.Fatal("it waits for the program")
+	}
+	f.gone = true
+	c.wantErrno(syscall.ENOTCONN, clientCall{Op: "fstat", FD: fd})
+}
+
 // TestUnmountedBySomebody: umount(8), also lazily while a program is inside.
 func TestUnmountedBySomebody(t *testing.T) {
 	f := mountTest(t)

@@ -168,6 +168,22 @@ func TestDev(t *testing.T) {
 			t.Errorf("written at %s, read at %s: %q %v %s", from, to, res.Stdout, res.Err, res.Stderr)
 		}
 	}
+	// A program that keeps a file open has it taken away.
+	holder := n.Command(ctx, "sh", "-c", "exec 3<>"+dir+"/node2/f; echo; exec sleep 1000")
+	opened, err := holder.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = holder.Process.Kill()
+		_ = holder.Wait() // killed
+	}()
+	if !bufio.NewScanner(opened).Scan() {
+		t.Error("the program that is to keep a file open does not")
+	}
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}

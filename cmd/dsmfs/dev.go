@@ -38,6 +38,9 @@ type startResult struct {
 	err  error
 }
 
+// devUnmount is how long programs may use a mount that is to end. The nodes end one after the other.
+const devUnmount = time.Second
+
 // devVerb runs a cluster until it is told to end.
 func devVerb(p *program, args []string) error {
 	f := p.flags("dev")
@@ -76,7 +79,7 @@ func devVerb(p *program, args []string) error {
 	if err := d.prepare(*count); err != nil {
 		return err
 	}
-	flags := []string{"--memory", strconv.FormatInt(int64(memory), 10), "--fault-timeout", timeout.String(), "--log-level", *level}
+	flags := []string{"--unmount-timeout", devUnmount.String(), "--memory", strconv.FormatInt(int64(memory), 10), "--fault-timeout", timeout.String(), "--log-level", *level}
 	err = d.run(flags)
 	return errors.Join(err, d.clean())
 }

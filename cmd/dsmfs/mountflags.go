@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/dsmfs/dsmfs/fs"
 	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
@@ -26,6 +27,7 @@ type mountConfig struct {
 	memory      byteSize
 	state       string
 	timeout     time.Duration
+	unmount     time.Duration
 	tracking    string
 	passthrough string
 	logLevel    string
@@ -57,6 +59,7 @@ func registerMountFlags(f *pflag.FlagSet, c *mountConfig) {
 	f.Var(&c.memory, "memory", "bytes of files that this node can hold: all full files and its part of the demand files; up to twice that is used; a quarter of what there is unless set")
 	f.StringVar(&c.state, "state", "", "`DIR` for the lock, process id and socket of this mount; default: /run/dsmfs/NAME-OF-MNT, without root below $XDG_RUNTIME_DIR")
 	f.DurationVar(&c.timeout, "fault-timeout", 30*time.Second, "end accesses that wait for other nodes after this")
+	f.DurationVar(&c.unmount, "unmount-timeout", fs.DefaultUnmountTimeout, "when the node is told to end, let programs use the mount this long before it is taken away from them")
 	f.StringVar(&c.tracking, "tracking", "auto", "`WAY` in which stores of attached programs are found: auto, async, sync or compare; see dsmfs doctor")
 	f.StringVar(&c.passthrough, "passthrough", "auto", "`WHEN` to let programs have the memory of files with user.dsm.access=direct: auto, where it works, or off; see dsmfs doctor")
 	f.StringVar(&c.logLevel, "log-level", "info", "`LEVEL`: debug, info, warn or error")
@@ -159,6 +162,9 @@ func (c *mountConfig) check() error {
 	}
 	if c.timeout <= 0 {
 		return fail(exitUsage, "--fault-timeout %v: want more than 0, for example 30s", c.timeout)
+	}
+	if c.unmount <= 0 {
+		return fail(exitUsage, "--unmount-timeout %v: want more than 0, for example 5s", c.unmount)
 	}
 	if strings.ContainsAny(c.name, " \t\n=") || len(c.name) > maxName {
 		return fail(exitUsage, "--name %q: want at most %d bytes without blanks and =", c.name, maxName)

@@ -164,7 +164,7 @@ func (n *node) mount(context.Context) error {
 	}
 	n.fs, err = fs.Mount(fs.Config{
 		Mountpoint: point, Source: fmt.Sprintf("dsmfs:%s/%s", n.cat.Current().Cluster, n.self.Name), Names: n.cat, Areas: areas{n}, Locks: n.locks, Info: info{n}, Log: n.log.With("part", "fs"),
-		HarvestArgv: []string{selfPath, harvestVerbName}, GuardArgv: []string{selfPath, guardVerbName}, FaultTimeout: n.cfg.timeout,
+		HarvestArgv: []string{selfPath, harvestVerbName}, GuardArgv: []string{selfPath, guardVerbName}, FaultTimeout: n.cfg.timeout, UnmountTimeout: n.cfg.unmount,
 		AttachSocket: filepath.Join(n.cfg.state, "attach"), Tracking: tracking, TrackingReason: reason,
 		PassthroughOff: n.cfg.passthroughOff(),
 	})
@@ -202,7 +202,7 @@ func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 	}
 	if n.fs != nil {
 		note("publish", n.fs.PublishAll(ctx))
-		note("unmount", n.unmount(ctx)) // publishes what is stored meanwhile
+		note("unmount", n.fs.Unmount(ctx, true)) // waits for programs that were told to end too, and publishes what they store
 	}
 	if n.member {
 		note("leave the cluster", n.cat.Leave(ctx))
@@ -223,19 +223,6 @@ func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 		n.data.Close()
 	}
 	return errors.Join(failed...)
-}
-
-// unmount waits for programs that were told to end too, and then takes the
-// mount away from them.
-func (n *node) unmount(ctx context.Context) error {
-	if ctx.Err() == nil {
-		err := n.fs.Unmount(ctx, false)
-		if !errs.Is(err, errs.Busy) {
-			return err
-		}
-		n.log.Warn("taking the mount away from programs that use it", "err", err)
-	}
-	return n.fs.Unmount(ctx, true)
 }
 
 // onFrame, onReset and onCall hand over what comes in from other nodes.
