@@ -307,6 +307,9 @@ class Area:
     def acquire(self) -> int:
         """Bring memory up to every publish, on any node, that completed before the call.
 
+        In the page-cache plane that publishes too, if the area is opened for writing and is one of those where updates enter memory in
+        sync calls only. Opened for reading, it brings nothing into such an area while another program of the node has it open for writing.
+
         Returns
         -------
         int

@@ -206,6 +206,12 @@ class MemoryPlane:
         with translated(self._path, "stats"):
             return parse_stats(self._live().call(Op.STATS, self._attachment).payload.decode("utf-8", "replace"))
 
+    def renamed(self, where: _mounts.Location) -> None:
+        """Take note that the file has another name now."""
+        self._inside, self._path = where.inside, str(where)
+        if self._region is not None:
+            self._region.path = self._path
+
     def size_now(self) -> int:
         """Look at the file; where the path leads elsewhere, ask by attaching once more."""
         with contextlib.suppress(OSError):

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ._errors import NotMountedError, PlaneUnavailableError
@@ -40,6 +40,11 @@ class Location:
     inside: str
     top: str | None
 
+    def beside(self, name: str) -> Location:
+        """Return the place of another file in the same directory."""
+        path = None if self.path is None else os.path.join(os.path.dirname(self.path), name)
+        return Location(path, os.path.join(os.path.dirname(self.inside), name), self.top)
+
     def control(self, name: str) -> str | None:
         """Return the path of a control file of the area, None if it is out of reach."""
         return None if self.top is None else os.path.join(self.top, CONTROL, "areas", self.inside.lstrip("/"), name)
@@ -72,6 +77,8 @@ class Location:
 
 
 def _unescape(s: str) -> str:
+    if "\\" not in s and s.isascii():
+        return s
     return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), s).encode("latin-1").decode("utf-8", "surrogateescape")
 
 
@@ -100,8 +107,12 @@ def is_area(status: os.stat_result) -> bool:
 
 def find_mount(path: str) -> Mount | None:
     """Return the dsmfs mount that a path with no symlinks is in."""
+    return _find(path, _table())
+
+
+def _find(path: str, table: Iterable[tuple[str, Mount]]) -> Mount | None:
     best: tuple[str, Mount] | None = None
-    for kind, m in _table():  # a later mount hides an earlier one at the same point
+    for kind, m in table:  # a later mount hides an earlier one at the same point
         if _below(path, m.point) and (best is None or len(m.point) >= len(best[1].point)):
             best = kind, m
     return best[1] if best is not None and best[0] == FSTYPE else None
@@ -126,11 +137,12 @@ def locate(path: str | os.PathLike[str]) -> Location:
     real = os.path.join(os.path.realpath(directory), name)
     if os.path.islink(real):
         real = os.path.realpath(real)
-    mount = find_mount(real)
+    table = list(_table())
+    mount = _find(real, table)
     if mount is not None:
         rest = real[len(mount.point.rstrip("/")) :]
         inside = os.path.normpath(mount.root.rstrip("/") + "/" + rest.lstrip("/"))
-        whole = [m.point for m in mounts() if m.device == mount.device and m.root == "/"]
+        whole = [m.point for k, m in table if k == FSTYPE and m.device == mount.device and m.root == "/"]
         return Location(real, inside, whole[0] if whole else None)
     if os.environ.get("DSMFS_ATTACH"):
         return Location(None, os.path.normpath("/" + given.lstrip("/")), None)

@@ -12,6 +12,8 @@ from collections.abc import Mapping as Dictionary
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from . import _layout, _npy, _rules, _safetensors
 from ._area import Area
 from ._errors import (
@@ -92,9 +94,7 @@ def open(
     """
     if mode not in _MODES:
         raise ValueError(f"mode {mode!r}: want 'r' or 'r+'")
-    plane = plane or os.environ.get("DSMFS_PLANE") or "auto"
-    if plane not in _PLANES:
-        raise ValueError(f"plane {plane!r}: want one of {', '.join(_PLANES)}")
+    plane = _plane(plane)
     if order not in ("C", "F"):
         raise ValueError(f"order {order!r}: want 'C' or 'F'")
     wanted = None if dtype is None else _npy.element_type(dtype)
@@ -103,9 +103,28 @@ def open(
         raise ValueError(f"offset {offset}: want bytes, not negative")
     where = locate(path)
     way, mapping = _way(where, _MODES[mode], plane)
+    return _area(where, mode, way, mapping, wanted, given, offset, order)
+
+
+def _plane(asked: str | None) -> str:
+    plane = asked or os.environ.get("DSMFS_PLANE") or "auto"
+    if plane not in _PLANES:
+        raise ValueError(f"plane {plane!r}: want one of {', '.join(_PLANES)}")
+    return plane
+
+
+def _area(
+    where: Location,
+    mode: str,
+    way: Plane,
+    mapping: Mapping,
+    dtype: np.dtype[Any] | None = None,
+    shape: tuple[int, ...] | None = None,
+    offset: int = 0,
+    order: str = "C",
+) -> Area:
     try:
-        layout = _layout.read(str(where), mapping, wanted, given, offset, order)
-        return Area(where, mode, way, mapping, layout)
+        return Area(where, mode, way, mapping, _layout.read(str(where), mapping, dtype, shape, offset, order))
     except BaseException:
         way.close()
         raise
@@ -197,18 +216,15 @@ def create(
     wanted = {k: v for k, v in rules.items() if v is not None}
     if interval is not None:
         wanted["interval"] = _rules.interval_value(interval)
+    plane = _plane(plane)
     where = locate(path)
-    settings = {**wanted, "dtype": plan.rule}
     try:
-        if where.path is None:
-            _create_by_socket(where, settings, plan, permissions)
-        else:
-            _create_file(where.path, settings, plan, permissions)
+        way, mapping = _make(where, {**wanted, "dtype": plan.rule}, plan, permissions, plane)
     except ExistsError:
         if not exist_ok:
             raise
         return _there(path, plan, wanted, plane)
-    return open(path, "r+", plane=plane)
+    return _area(where, "r+", way, mapping)
 
 
 @dataclass(frozen=True)
@@ -264,51 +280,91 @@ def _there(path: str | os.PathLike[str], plan: _Plan, rules: dict[str, str], pla
     return area
 
 
-def _create_file(path: str, settings: dict[str, str], plan: _Plan, permissions: int) -> None:
-    """Make the file under another name, and give it its own when it is whole."""
-    directory, name = os.path.split(path)
-    if os.path.lexists(path):
-        raise ExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-    draft = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(6)}")
+def _make(
+    where: Location, settings: dict[str, str], plan: _Plan, permissions: int, plane: str
+) -> tuple[Plane, Mapping]:
+    """Make a file, under another name until it is whole, and open it.
+
+    A change of names takes a round of the catalog, so there are two: for the file with all its rules, and for its name.
+    """
+    if where.path is None:  # nobody here can rename it
+        _create_by_socket(where, settings, plan, permissions, where.attach_socket())
+        way, mapping = _way(where, True, plane)
+        _store_header(way, mapping, plan)
+        return way, mapping
+    if os.path.lexists(where.path):
+        raise ExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where.path)
+    draft = where.beside(f".{os.path.basename(where.path)[:200]}.{secrets.token_hex(6)}")
+    assert draft.path is not None
+    socket = None
+    try:
+        try:
+            socket = where.attach_socket()
+            _create_by_socket(where, settings, plan, permissions, socket, draft)
+        except PlaneUnavailableError:
+            _create_file(where.path, settings, plan, permissions, draft.path)
+        if plan.kind is None and "merge" not in settings:
+            with translated(where.path, "create"):
+                _check_merge(os.getxattr(draft.path, "user.dsm.merge").decode(), plan.kind, where.path)
+        way, mapping = _way(draft, True, plane, socket)
+        try:
+            _store_header(way, mapping, plan)
+            with translated(where.path, "create"):
+                rename_new(draft.path, where.path)
+        except BaseException:
+            way.close()
+            raise
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft.path)
+        raise
+    way.renamed(where)
+    return way, mapping
+
+
+def _store_header(way: Plane, mapping: Mapping, plan: _Plan) -> None:
+    mapping[: len(plan.head)] = plan.head
+    way.publish()
+
+
+def _create_file(path: str, settings: dict[str, str], plan: _Plan, permissions: int, draft: str) -> None:
+    """Make a file with calls of the system."""
     with translated(path, "create"):
         fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions)
     try:
-        try:
-            _rules.write(fd, path, settings)
-            with translated(path, "create"):
-                _check_merge(os.getxattr(fd, "user.dsm.merge").decode(), plan.kind, path)
-                os.ftruncate(fd, plan.size)
-                os.pwrite(fd, plan.head, 0)
-                os.fsync(fd)
-                rename_new(draft, path)
-        finally:
-            os.close(fd)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft)
-        raise
+        _rules.write(fd, path, settings)
+        with translated(path, "create"):
+            os.ftruncate(fd, plan.size)
+    finally:
+        os.close(fd)
 
 
-def _create_by_socket(where: Location, settings: dict[str, str], plan: _Plan, permissions: int) -> None:
-    """Have the daemon make the file, and store its header."""
-    _check_merge(settings.get("merge", "last"), plan.kind, where.inside)
+def _create_by_socket(
+    where: Location,
+    settings: dict[str, str],
+    plan: _Plan,
+    permissions: int,
+    socket: str,
+    draft: Location | None = None,
+) -> None:
+    """Have the daemon make a file, in one round of the catalog."""
+    _check_merge(settings.get("merge", "last"), plan.kind, str(where))
+    _rules.check(settings, str(where))
     umask = os.umask(0)
     os.umask(umask)
     lines = "".join(f"\n{_rules.attribute(k).removeprefix('user.dsm.')} {v}" for k, v in settings.items())
-    socket = where.attach_socket()
-    with translated(str(where), "create"):
-        connection = Connection(socket)
-        try:
-            arguments = (plan.size, permissions & ~umask, 1)
-            connection.call(Op.CREATE, args=arguments, payload=f"{where.inside}{lines}\n".encode())
-        finally:
-            connection.close()
-    plane, mapping = _way(where, True, "memory")
     try:
-        mapping[: len(plan.head)] = plan.head
-        plane.publish()
+        connection = Connection(socket)
+    except OSError as e:
+        raise PlaneUnavailableError(
+            e.errno or errno.EIO, f"nobody answers at {socket}: {e.strerror}", str(where)
+        ) from e
+    try:
+        with translated(str(where), "create"):
+            arguments = (plan.size, permissions & ~umask, 1)
+            connection.call(Op.CREATE, args=arguments, payload=os.fsencode(f"{(draft or where).inside}{lines}\n"))
     finally:
-        plane.close()
+        connection.close()
 
 
 def _check_merge(merge: str, kind: str | None, path: str) -> None:
@@ -318,11 +374,11 @@ def _check_merge(merge: str, kind: str | None, path: str) -> None:
         )
 
 
-def _way(where: Location, writable: bool, plane: str) -> tuple[Plane, Mapping]:
+def _way(where: Location, writable: bool, plane: str, socket: str | None = None) -> tuple[Plane, Mapping]:
     """Return the plane to use and the whole area mapped through it."""
     if plane != "page-cache":
         try:
-            return _memory(where, writable)
+            return _mapped(where, MemoryPlane(socket or where.attach_socket(), where.inside, str(where), writable))
         except PlaneUnavailableError as e:
             if plane == "memory" or where.path is None:
                 raise
@@ -333,10 +389,6 @@ def _way(where: Location, writable: bool, plane: str) -> tuple[Plane, Mapping]:
         raise NotMountedError(errno.ENODEV, "the page-cache plane needs a mount", where.inside)
     way: Plane = PageCachePlane(where, writable)
     return _mapped(where, way)
-
-
-def _memory(where: Location, writable: bool) -> tuple[Plane, Mapping]:
-    return _mapped(where, MemoryPlane(where.attach_socket(), where.inside, str(where), writable))
 
 
 def _mapped(where: Location, way: Plane) -> tuple[Plane, Mapping]:

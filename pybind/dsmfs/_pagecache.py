@@ -54,6 +54,11 @@ class PageCachePlane:
         mapping.plane = self
         return mapping
 
+    def renamed(self, where: Location) -> None:
+        """Take note that the file has another name now."""
+        assert where.path is not None
+        self._where, self._path = where, where.path
+
     def size_now(self) -> int:
         """fstat(2)."""
         with translated(self._path):
@@ -77,8 +82,13 @@ class PageCachePlane:
             return self.version()
 
     def acquire(self) -> int:
-        """Acquire, through the control file or, for whom may only read, by one more open."""
+        """Acquire: through the control file or, for whom may only read, by one more open.
+
+        While programs store to an area that is applied in sync calls only, nothing else brings anything in: so one of them has to publish too.
+        """
         with translated(self._path, "acquire"):
+            if self.writable and self._waits_for_sync():
+                return self.sync()
             version = self.version()
             if not self._order("acquire"):
                 os.close(os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC))
@@ -142,6 +152,10 @@ class PageCachePlane:
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
             os.close(self._fd)
+
+    def _waits_for_sync(self) -> bool:
+        apply = os.getxattr(self._fd, "user.dsm.apply")
+        return apply == b"sync" or (apply == b"auto" and os.getxattr(self._fd, "user.dsm.merge") == b"sum")
 
     def _order(self, name: str) -> bool:
         """Write 1 to a control file, unless it is out of reach or the path now leads to another area."""

@@ -77,6 +77,19 @@ def write(target: str | int, path: str, rules: Mapping[str, str]) -> None:
             raise from_errno(e.errno or errno.EIO, f"{rule}={value}: {why}", path) from e
 
 
+def check(rules: Mapping[str, str], path: str) -> None:
+    """Fail if a rule is none that any file has.
+
+    Raises
+    ------
+    OperationError
+        EINVAL.
+    """
+    for rule, value in rules.items():
+        if value not in VALUES.get(rule, (value,)):
+            raise from_errno(errno.EINVAL, f"{rule}={value}: {_why(rule, value)}", path)
+
+
 def _why(rule: str, value: str) -> str:
     known = VALUES.get(rule)
     if rule == "interval":
