@@ -33,7 +33,6 @@ type Area struct {
 		home    home
 		parked  []message // to slots that are still being handed to this node
 		removed bool
-		cut     cut
 		telling int // calls of awaitTold
 
 		out     []message // to send when the step is over
@@ -331,10 +330,10 @@ func (a *Area) inodeChanged(now dsm.Inode) {
 		}
 	}
 	a.mu.ino = now
-	if now.Size < old.Size {
-		a.mu.cut.add(now.Size, now.Gen)
-	}
 	if now.Size != old.Size && a.mu.mem != nil {
+		if now.Size < old.Size {
+			a.mu.cached.BeforeCut(now.Size)
+		}
 		if err := a.mu.mem.Resize(now.Size); err != nil {
 			a.node.cfg.Log.Error("resize", "area", a.id, "size", now.Size, "err", err)
 		}

@@ -157,7 +157,8 @@ func (a *Area) expire() {
 			return
 		}
 		goal := a.requestPublish()
-		if retry = !a.reached(goal) || r.syncing > 0; !retry {
+		waits := slices.ContainsFunc(r.extents, func(x *replicaExtent) bool { return len(x.stash) > 0 })
+		if retry = waits || !a.reached(goal) || r.syncing > 0; !retry {
 			a.dropReplica()
 		}
 	})
@@ -310,25 +311,24 @@ func (a *Area) write(p []byte, off int64, w way) error {
 			err = &errs.Error{Op: "write", Area: a.id, Kind: errs.Closed}
 			return
 		}
-		room := a.mu.ino.Size - off
-		if w == writtenBack && a.mu.cut.set {
-			room = min(room, a.mu.cut.size-off)
-		}
-		if int64(len(p)) > room {
-			p = p[:max(room, 0)]
+		if room := max(a.mu.ino.Size-off, 0); int64(len(p)) > room {
+			a.mu.cached.WrotePast(off+room, p[room:])
+			p = p[:room]
 		}
 		if len(p) == 0 {
 			return
 		}
 		r.lastStore = a.now()
 		if a.present(off, len(p)) {
-			a.store(p, off, w)
+			err = a.store(p, off, w)
 			ahead = len(p) >= aheadBytes && a.canPublishAhead()
 			return
 		}
 		for len(p) > 0 {
 			n := min(len(p), dsm.PageSize-int(off%dsm.PageSize))
-			a.store(p[:n], off, w)
+			if e := a.store(p[:n], off, w); e != nil {
+				err = e
+			}
 			p, off = p[n:], off+int64(n)
 		}
 	})
@@ -336,7 +336,7 @@ func (a *Area) write(p []byte, off int64, w way) error {
 }
 
 // store takes stores to pages that are all here, or to one page that is not.
-func (a *Area) store(p []byte, off int64, w way) {
+func (a *Area) store(p []byte, off int64, w way) error {
 	r := &a.mu.replica
 	e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
 	if x := r.extents[e]; !x.have.Has(i) {
@@ -348,19 +348,24 @@ func (a *Area) store(p []byte, off int64, w way) {
 		}
 		x.stash[i] = append(x.stash[i], stashed{off, bytes.Clone(p), w})
 		a.fetch(off, len(p))
-		return
+		return nil
 	}
 	invariants.Check(!r.bare, "area %d: a store with no base copies", a.id)
 	a.use(off, len(p))
+	ok := true
 	if w == writtenPast {
 		a.mu.cached.WroteDirect(off, p)
 	} else {
-		a.mu.cached.Wrote(a.mu.kernel, off, p)
+		_, _, ok = a.mu.cached.Wrote(a.mu.kernel, off, p, w == writtenBack)
 	}
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(len(p)); e++ {
 		r.extents[e].dirty = r.extents[e].dirty.Or(pagesOf(e, off, len(p)))
 		a.changed(e, pagesOf(e, off, len(p)), nil)
 	}
+	if !ok {
+		return errs.E(errs.Unavailable, "write", "stores to memory that another node has cut off meanwhile, of which too much was in use to tell them from what was there")
+	}
+	return nil
 }
 
 // unstash carries out the stores that waited for pages.
@@ -371,7 +376,12 @@ func (a *Area) unstash(e dsm.ExtentIndex, came dsm.PageSet) {
 	}
 	for i := range came.All() {
 		for _, s := range x.stash[i] {
-			a.store(s.data, s.off, s.way)
+			if left := a.mu.ino.Size - s.off; left < int64(len(s.data)) { // it was cut off since
+				s.data = s.data[:max(left, 0)]
+			}
+			if err := a.store(s.data, s.off, s.way); err != nil {
+				a.node.cfg.Log.Error("stores are lost", "area", a.id, "offset", s.off, "err", err)
+			}
 		}
 		delete(x.stash, i)
 	}

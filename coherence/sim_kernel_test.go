@@ -2,7 +2,6 @@ package coherence
 
 import (
 	"bytes"
-	"context"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/pages"
@@ -18,6 +17,8 @@ type fakeKernel struct {
 	out   []pages.Notice         // taken, not yet carried out
 	done  []pages.Notice         // carried out, not yet reported
 	past  map[dsm.PageIndex]bool // with a write past the page cache that may not be answered yet
+	size  int64                  // that it knows: of a shrink elsewhere it is told at some time
+	gen   dsm.Generation
 }
 
 type cachedPage struct {
@@ -31,13 +32,16 @@ func newFakeKernel(n *simNode) *fakeKernel {
 
 // fault returns the page, reading it if need be; nil if it has to be fetched first.
 func (k *fakeKernel) fault(p dsm.PageIndex) *cachedPage {
+	off := int64(p) * dsm.PageSize
+	if off >= k.size {
+		return nil // SIGBUS
+	}
 	if c := k.cache[p]; c != nil {
 		return c
 	}
 	c := &cachedPage{}
-	off := int64(p) * dsm.PageSize
 	if off >= k.n.ino.Size || !k.read(off, c.data[:]) {
-		return nil // SIGBUS, or wait
+		return nil // the same, or wait
 	}
 	k.cache[p] = c
 	return c
@@ -64,7 +68,7 @@ func (k *fakeKernel) readPast(p dsm.PageIndex) {
 
 // harvest delivers each dirty page with the probability.
 func (k *fakeKernel) harvest(prob float64) {
-	for p := range dsm.PageIndex(k.n.ino.Size+dsm.PageSize-1) / dsm.PageSize {
+	for p := range dsm.PageIndex(k.size+dsm.PageSize-1) / dsm.PageSize {
 		if c := k.cache[p]; c != nil && c.dirty && k.n.sim.rng.Float64() < prob {
 			k.writeBack(p, c)
 		}
@@ -74,8 +78,10 @@ func (k *fakeKernel) harvest(prob float64) {
 func (k *fakeKernel) writeBack(p dsm.PageIndex, c *cachedPage) {
 	off := int64(p) * dsm.PageSize
 	c.dirty = false
-	if err := k.n.area.WriteAt(context.Background(), bytes.Clone(c.data[:min(dsm.PageSize, k.n.ino.Size-off)]), off); err != nil {
-		k.n.sim.t.Fatal(err)
+	if n := min(dsm.PageSize, k.size-off); n > 0 {
+		if err := k.n.area.WriteBack(bytes.Clone(c.data[:n]), off); err != nil {
+			k.n.sim.t.Fatal(err)
+		}
 	}
 }
 
@@ -135,6 +141,7 @@ func (k *fakeKernel) carryOut() {
 		if int64(p)*dsm.PageSize >= k.n.ino.Size {
 			continue
 		}
+		k.size = max(k.size, min(n.Off+n.Len, k.n.ino.Size))
 		if c == nil {
 			c = &cachedPage{}
 			k.cache[p] = c
@@ -166,6 +173,30 @@ func (k *fakeKernel) finishNotices() {
 		k.carryOut()
 		k.reportDone()
 	}
+}
+
+// learn has the kernel told of the attributes, as fs does it: before those of another generation everything is
+// invalidated.
+func (k *fakeKernel) learn() {
+	if k.gen != k.n.ino.Gen {
+		for p, c := range k.cache {
+			if c.dirty {
+				k.writeBack(p, c)
+			}
+		}
+		clear(k.cache)
+	}
+	k.size, k.gen = k.n.ino.Size, k.n.ino.Gen
+	k.truncate(k.size)
+}
+
+// setattr is what a program of this node does to the kernel by a truncate(2).
+func (k *fakeKernel) setattr() {
+	if k.n.area != nil {
+		k.n.area.KernelCuts(k.n.ino.Size)
+	}
+	k.size, k.gen = k.n.ino.Size, k.n.ino.Gen
+	k.truncate(k.size)
 }
 
 // truncate is what the kernel does when it learns of a smaller size.

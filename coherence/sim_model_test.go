@@ -12,6 +12,7 @@ type simCase struct {
 	name    string
 	ino     dsm.Inode
 	resize  bool
+	unaware bool                            // see sim
 	careful bool                            // see sim
 	rules   func(r *simRun, ino *dsm.Inode) // changes what the model allows to change
 	store   func(r *simRun, n *simNode)
@@ -23,6 +24,7 @@ type simRun struct {
 	*sim
 	kind  simCase
 	bytes map[int64]byte // last: the value of each byte; byte i belongs to writer owner(i)
+	maybe map[int64]bool // that byte or zero: it was cut off, and the kernel had the store
 	sums  map[int]int32  // sum: the total of each element
 	fsums map[int]float64
 }
@@ -48,7 +50,12 @@ func (r *simRun) toAttached(off int64) bool { return int(off)/len(r.nodes)%2 == 
 func (r *simRun) shrunk(n *simNode, size int64) {
 	for off := range r.bytes {
 		if off >= size && r.owner(off) == n.i {
+			if c := n.kernel.cache[dsm.PageIndex(off/dsm.PageSize)]; r.unaware && c != nil && c.dirty {
+				r.maybe[off] = true
+				continue
+			}
 			delete(r.bytes, off)
+			delete(r.maybe, off)
 		}
 	}
 }
@@ -74,12 +81,14 @@ func bytesRule(r *simRun, ino *dsm.Inode) {
 
 func storeBytes(r *simRun, n *simNode) {
 	p := hot[r.rng.IntN(len(hot))]
-	if int64(p+1)*dsm.PageSize > n.ino.Size {
+	past := int64(p+1)*dsm.PageSize > n.ino.Size
+	if past && (len(n.attached) > 0 || n.kernel.cache[p] == nil || int64(p+1)*dsm.PageSize > n.kernel.size) {
 		return
 	}
-	if n.writer && r.rng.IntN(8) == 0 {
+	if n.writer && !past && r.rng.IntN(8) == 0 {
 		if off := int64(p)*dsm.PageSize + int64(r.rng.IntN(hotBytes)); r.owner(off) == n.i && !r.toAttached(off) {
 			r.bytes[off] = byte(1 + r.rng.IntN(255))
+			delete(r.maybe, off)
 			n.kernel.writePast(off, r.bytes[off])
 		}
 		return
@@ -92,8 +101,15 @@ func storeBytes(r *simRun, n *simNode) {
 		off := int64(p)*dsm.PageSize + int64(r.rng.IntN(hotBytes))
 		if r.owner(off) == n.i && r.toAttached(off) == attached {
 			v := byte(1 + r.rng.IntN(255))
+			if b[off%dsm.PageSize] == v {
+				continue // stores what it sees: that is no store
+			}
 			b[off%dsm.PageSize] = v
 			r.bytes[off] = v
+			delete(r.maybe, off)
+			if past { // it may be delivered before or after the area grows
+				r.maybe[off] = true
+			}
 		}
 	}
 }
@@ -109,6 +125,12 @@ func checkBytes(r *simRun, n *simNode) {
 			if i < hotBytes {
 				want = r.bytes[int64(p)*dsm.PageSize+int64(i)]
 			}
+			off := int64(p)*dsm.PageSize + int64(i)
+			if r.maybe[off] && w[i] == 0 {
+				delete(r.bytes, off) // then it is zero everywhere
+				want = 0
+			}
+			delete(r.maybe, off)
 			if w[i] != want || c.data[i] != want {
 				r.t.Fatalf("node %d page %d byte %d (of writer %d): working %#x, in the page cache %#x, want %#x",
 					n.i, p, i, r.owner(int64(i)), w[i], c.data[i], want)
@@ -186,9 +208,11 @@ func sumOf(t dsm.DType, apply dsm.Apply) dsm.Inode {
 
 var simCases = []simCase{
 	{name: "last", ino: dsm.Inode{Size: simSize}, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "last-cut", ino: dsm.Inode{Size: simSize}, resize: true, unaware: true, rules: applyRule, store: storeBytes, check: checkBytes},
 	{name: "last-resize", ino: dsm.Inode{Size: simSize}, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "sum-sync", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), rules: applyRule, store: addInts, check: checkInts},
 	{name: "sum-float", ino: sumOf(dsm.DTypeF32, dsm.ApplyAuto), rules: applyRule, store: addFloats, check: checkFloats},
+	{name: "demand-cut", ino: onDemand(dsm.Inode{Size: simSize}), resize: true, unaware: true, rules: applyRule, store: storeBytes, check: checkBytes},
 	{name: "last-demand", ino: onDemand(dsm.Inode{Size: simSize}), resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "sum-demand", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), rules: applyRule, store: addInts, check: checkInts},
 	{name: "float-demand", ino: onDemand(sumOf(dsm.DTypeF32, dsm.ApplyAuto)), rules: applyRule, store: addFloats, check: checkFloats},

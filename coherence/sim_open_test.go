@@ -78,10 +78,9 @@ func (n *simNode) reopen(write bool) {
 	n.endAcquires()
 	n.closeAll()
 	n.area.expire()
-	if !n.area.mu.replica.subscribed {
-		clear(n.kernel.cache)
-	}
 	n.startOpen(false)
+	clear(n.kernel.cache) // the first OPEN has the kernel drop what it kept
+	n.kernel.learn()
 	if write {
 		n.startOpen(true)
 	}

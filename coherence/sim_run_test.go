@@ -41,8 +41,8 @@ func TestSimulation(t *testing.T) {
 
 func runSim(t *testing.T, seed uint64, c simCase) {
 	r := &simRun{sim: newSim(t, seed, simNodes, c.ino), kind: c,
-		bytes: make(map[int64]byte), sums: make(map[int]int32), fsums: make(map[int]float64)}
-	r.onShrink, r.careful = r.shrunk, c.careful
+		bytes: make(map[int64]byte), maybe: make(map[int64]bool), sums: make(map[int]int32), fsums: make(map[int]float64)}
+	r.onShrink, r.careful, r.unaware = r.shrunk, c.careful, c.unaware
 	for i, n := range r.nodes {
 		// At times a node only reads, and its page cache is stored into in place.
 		n.open(i < 2 || r.rng.IntN(2) == 0)
@@ -70,7 +70,11 @@ func (r *simRun) event(n *simNode) {
 			n.kernel.fault(hot[r.rng.IntN(4)])
 		}
 	case x < 26:
-		n.kernel.readPast(hot[r.rng.IntN(4)])
+		if r.rng.IntN(2) == 0 {
+			n.kernel.readPast(hot[r.rng.IntN(4)])
+		} else {
+			n.kernel.learn()
+		}
 	case x < 35:
 		n.kernel.harvest(0.5)
 	case x < 43:

@@ -24,6 +24,7 @@ type sim struct {
 	now   time.Time
 	// onShrink is told when a node has applied a smaller size.
 	onShrink func(n *simNode, size int64)
+	unaware  bool // kernels are told of sizes some time after their node
 	lastID   uint64
 	// lastProgram numbers the programs that attach.
 	lastProgram int
@@ -77,6 +78,7 @@ func newSim(t *testing.T, seed uint64, nodes int, ino dsm.Inode) *sim {
 			Now: func() time.Time { return s.now }})
 		n.node.handovers.stepped = true
 		n.kernel = newFakeKernel(n)
+		n.kernel.size, n.kernel.gen = ino.Size, ino.Gen
 		s.nodes = append(s.nodes, n)
 	}
 	t.Cleanup(s.close)
@@ -123,9 +125,13 @@ func (n *simNode) apply() {
 		old := n.ino
 		n.ino = *e.ino
 		n.node.AreaChanged(old, n.ino)
-		n.kernel.truncate(n.ino.Size)
 		if n.ino.Size < old.Size && n.sim.onShrink != nil {
 			n.sim.onShrink(n, n.ino.Size)
+		}
+		if n.ino.Size != old.Size && (!n.sim.unaware || n.sim.rng.IntN(4) == 0) {
+			n.kernel.setattr()
+		} else if n.ino.Size == old.Size {
+			n.kernel.gen = max(n.kernel.gen, n.ino.Gen)
 		}
 		return
 	}
@@ -225,6 +231,7 @@ func (s *sim) settle() {
 	}
 	for _, n := range s.nodes {
 		n.endAcquires()
+		n.kernel.learn()
 		n.kernel.finishNotices()
 		if n.letIn(); n.opening {
 			s.t.Fatalf("node %d: an open for writing is never let in", n.i)

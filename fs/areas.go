@@ -44,12 +44,11 @@ type Area interface {
 	// wait for notices, and for READs that those wait for.
 	ReadDirect(ctx context.Context, p []byte, off int64) (n int, err error)
 	WriteDirect(ctx context.Context, p []byte, off int64) error
-	// WriteBack is WriteAt for stores to mappings, and never waits. Those past a smaller size that
-	// the area had meanwhile are dropped until KernelTold.
+	// WriteBack is WriteAt for stores to mappings, and never waits.
 	WriteBack(p []byte, off int64) error
-	// KernelTold says that the kernel has dropped its pages past size since the
-	// shrink of generation gen.
-	KernelTold(size int64, gen dsm.Generation)
+	// KernelCuts says that the answer to a SETATTR is about to tell the kernel of the size: it writes back
+	// nothing past it any more that is from before.
+	KernelCuts(size int64)
 	// Sync publishes and, where updates enter memory only in sync calls of programs that store, and
 	// storing says that this is one, lets them in: it returns when the kernel has been told of them.
 	Sync(ctx context.Context, storing bool) error

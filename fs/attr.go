@@ -146,6 +146,24 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 	return fuse.OK
 }
 
+// beforeTold returns when the kernel has dropped what a shrink on another node made void, or after sizeLimit. Its answer
+// is about to tell the kernel of the size, which then clears the rest of the last page in place: what
+// programs have stored there is the change from what the page was given only until then.
+func (b *bridge) beforeTold(r *request, i dsm.Inode) {
+	if b.unheard(r, i) {
+		b.notify.tellSize(r, b.opens.find(i.Area()))
+	}
+}
+
+// unheard reports whether the file is open and was shrunk, or its rules changed, since the kernel last heard of it.
+func (b *bridge) unheard(r *request, i dsm.Inode) bool {
+	if i.Ino == 0 || i.Kind != dsm.KindFile {
+		return false
+	}
+	a := b.opens.find(i.Area())
+	return a != nil && a.handles() > 0 && !a.direct.on.Load() && uint64(i.Gen) > a.kernelGen.Load() && !b.harvest.IsChild(r.tid)
+}
+
 func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
@@ -194,10 +212,13 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 		}
 		return inodeStatus(err)
 	}
+	if ch.Size == nil {
+		b.beforeTold(r, i)
+	}
 	if a := b.opens.find(i.Area()); a != nil && ch.Size != nil {
 		a.kernelSize.Store(i.Size) // the reply tells it, whatever else is under way
 		if area := a.current(); area != nil {
-			area.KernelTold(i.Size, i.Gen) // it writes nothing back until it has cut its pages off too
+			area.KernelCuts(i.Size) // it writes nothing back until it has cut its pages off too
 		}
 	}
 	b.attr(i, &out.Attr)

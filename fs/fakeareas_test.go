@@ -197,7 +197,7 @@ func (a *fakeArea) WriteBack(p []byte, off int64) error {
 	return a.WriteAt(context.Background(), p, off)
 }
 
-func (a *fakeArea) KernelTold(int64, dsm.Generation) {}
+func (a *fakeArea) KernelCuts(int64) {}
 
 func (a *fakeArea) WriteAt(_ context.Context, p []byte, off int64) error {
 	a.update(func() {

@@ -72,7 +72,11 @@ func (b *bridge) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 		if entry == nil {
 			break
 		}
-		// A directory that was moved is told of by a LOOKUP, which sees to the old name.
+		// A directory that was moved, and a shrink of an open file, are told of by a LOOKUP, which sees to
+		// the old name, and to the old pages.
+		if b.unheard(r, inodes[i]) {
+			continue
+		}
 		if inodes[i].Ino != 0 && b.aliases.stays(inodes[i].Ino, place{dsm.Ino(in.NodeId), e.Name}) {
 			b.keptEntry(inodes[i], k, entry)
 		}

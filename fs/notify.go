@@ -139,7 +139,6 @@ func (n *notifier) refresh(a *openArea) {
 		// All of it: since then the area may have been smaller than it is now.
 		n.log(a, "invalidate", n.server.InodeNotify(uint64(a.id), 0, 0))
 		a.kernelGen.Store(uint64(inode.Gen))
-		a.current().KernelTold(0, inode.Gen)
 	}
 	if inode.Size == a.kernelSize.Load() || n.b.cfg.Mountpoint == "" {
 		return

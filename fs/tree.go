@@ -37,6 +37,7 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 	}
 	b.toldOf(r, i, place{dsm.Ino(in.NodeId), name})
 	b.lookups.put(r.tid, i)
+	b.beforeTold(r, i)
 	b.keptEntry(i, k, out)
 	return fuse.OK
 }

@@ -54,7 +54,7 @@ func TestTruncateIsSeenEverywhere(t *testing.T) {
 }
 
 // TestShrinkDropsUnpublishedStores has stores beyond the new end that nobody has
-// published when another node shrinks the area: they are gone for good.
+// published when another node shrinks the area: they are gone for good once their node has seen the shrink.
 func TestShrinkDropsUnpublishedStores(t *testing.T) {
 	c := nodes(t, 2)
 	all := clients(c)
@@ -64,6 +64,9 @@ func TestShrinkDropsUnpublishedStores(t *testing.T) {
 	maps[1].Store(page+5, []byte("beyond"))
 	maps[1].Store(5, []byte("within"))
 	all[0].Must("truncate %s %d", all[0].Path("w"), page)
+	if st := all[1].Stat("w"); st.Size != page {
+		t.Fatalf("size %d on the other node", st.Size)
+	}
 	all[0].Must("truncate %s %d", all[0].Path("w"), 2*page)
 	all[1].Stat("w")
 	maps[1].Sync()

@@ -1,9 +1,6 @@
 package pages
 
 import (
-	"maps"
-	"slices"
-
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
@@ -28,7 +25,8 @@ import (
 //	storing      a store notice with the bytes s is in flight: K = s soon, and
 //	             until then the page cache holds older bytes, or none
 //	blind        given, K unknown, and no program can have stored to it
-//	doubtful     given, and cut by a truncation that the kernel may not know of
+//	cut          given, and cut by a truncation that the kernel may not know of; with
+//	             g, or, if that is not known, without
 //	bare         only while the working copy is shared: given, K = W, g not kept yet
 //
 // and while an invalidation is in flight, "given" is no longer sure but possible. Beside its
@@ -38,9 +36,9 @@ import (
 //
 // A WRITE of a page in state clean has K = W as its baseline: taking its bytes is
 // exact. In state entry its baseline is g, so W gets the change from g to the
-// bytes, by the area's kernel, and the bytes become the new g: K holds them. In
-// states not given and doubtful the bytes are taken as they are: only write(2)
-// sends such a WRITE, or a program that stores past the end it was told of.
+// bytes, by the area's kernel, and the bytes become the new g: K holds them. (What write(2) brings is stored also where
+// it is as g, but for elements that add up.) In
+// state not given the bytes are taken as they are: only write(2) sends such a WRITE.
 // States storing and blind exclude writers: see Writable.
 //
 // A READ makes its page clean, since the kernel only asks for what it does not
@@ -63,6 +61,15 @@ import (
 // kernel writes all of them back before it releases that handle. So there are
 // store notices only while there is no writer, and a writer is let in only when
 // none is in flight.
+//
+// # When the area shrinks
+//
+// A shrink on another node takes the working copy's bytes at once, and the kernel's when it is told. Until then
+// a program goes on storing to pages that show the bytes of before, and the area may have grown again:
+// those stores are good, and the bytes beneath them are void. So BeforeCut keeps g of the pages that are cut, as they
+// were, and a WRITE brings the change from g, as ever. Stores that the kernel held before the shrink, and that
+// nobody had heard of, count as made after it. Where there is no room for g, a WRITE of a mapping is refused.
+// Each page that was cut gets an invalidation, which ends the doubt, as a READ does.
 //
 // Without writers no entry needs its bytes, since no WRITE will be merged against
 // them. Then no copy is kept and the state is blind: for a subscriber that only
@@ -92,8 +99,8 @@ import (
 // was given before SetShared has no g kept, unless a notice is pending: it is bare.
 // Its baseline is W until the first store of an attached program. Each bare page
 // gets an invalidation; a READ, a WRITE and an update make g known sooner. When no
-// page is bare, blind, storing or doubtful an attached program may be let in: see
-// Writable. A truncation leaves g zero where it cut, since W is zero there.
+// page is bare, blind, storing or cut an attached program may be let in: see
+// Writable.
 //
 // # When pages leave
 //
@@ -125,13 +132,12 @@ import (
 // the same time gets either. A WRITE by write(2) that the kernel has put into its page
 // cache but not sent yet, while the page is invalidated and read again, leaves
 // the page cache with the bytes of before the write until the page's next notice.
-// A program that stores to a page while another node cuts that page off, and the
-// area grows again before the kernel was told, stores the page's old bytes back.
 //
 // The K numbers are measured facts of the kernel: docs/kernel.md lists them.
 type Cached struct {
 	area    *Area
 	size    int64 // of the area, at the last Truncate
+	cut     int64 // the least size since a page was cut, if one is
 	writers bool
 	shared  bool // attached programs may store into the working copy
 	extents map[dsm.ExtentIndex]*cachedExtent
@@ -155,7 +161,7 @@ type cachedExtent struct {
 	storing  dsm.PageSet // of flying: a store
 	regiven  dsm.PageSet // of flying: a READ or WRITE came meanwhile
 	blind    dsm.PageSet
-	doubtful dsm.PageSet
+	doubtful dsm.PageSet // cut
 	bare     dsm.PageSet
 	held     dsm.PageSet // with g, and pending or flying
 	leaving  dsm.PageSet // to be invalidated because of Drop
@@ -267,20 +273,22 @@ func (c *Cached) Read(off int64, dst []byte) int {
 
 // Wrote takes a WRITE of the kernel, of any range of bytes that ends at or before
 // the end of the area, into the working copy. It returns the pages [from, to)
-// that the range lies in. The pages are here: fetched, or written as a whole.
-func (c *Cached) Wrote(k merge.Kernel, off int64, data []byte) (from, to dsm.PageIndex) {
+// that the range lies in. The pages are here: fetched, or written as a whole. back says that it carries
+// stores to mappings. If it is not known what those were made on top of, ok is false and the page is left as it is.
+func (c *Cached) Wrote(k merge.Kernel, off int64, data []byte, back bool) (from, to dsm.PageIndex, ok bool) {
+	ok = true
 	from, to = pagesOf(off, int64(len(data)))
 	for p := from; p < to; p++ {
 		lo := max(off-int64(p)*dsm.PageSize, 0)
 		n := min(dsm.PageSize-lo, int64(len(data)))
-		c.wrotePage(k, p, int(lo), data[:n])
+		ok = c.wrotePage(k, p, int(lo), data[:n], back) && ok
 		data = data[n:]
 	}
-	return from, to
+	return from, to, ok
 }
 
 // wrotePage takes the bytes data at offset lo of page p.
-func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte) {
+func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte, back bool) bool {
 	x, i := c.page(p)
 	x.expected.Remove(i)
 	x.given.Add(i)
@@ -293,24 +301,36 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte)
 		if x.blind.Has(i) || x.storing.Has(i) {
 			c.doubt(x, i) // a writer that nobody announced
 		}
+		if back && x.doubtful.Has(i) {
+			return false
+		}
 		c.overwrite(x, i, lo, data)
-		return
+		return true
 	}
 	// The three-way merge with g as the base, what the kernel holds now as the
 	// local stores, and the working copy as what comes in.
 	w := c.area.Working(p)
-	var merged [dsm.PageSize]byte
+	var base, merged [dsm.PageSize]byte
+	copy(base[:], g.mem)
 	copy(merged[:], g.mem)
 	copy(merged[lo:], data)
+	if !back {
+		if x.doubtful.Has(i) { // it is no change of bytes that are void
+			clear(base[min(max(c.cut-int64(p)*dsm.PageSize, 0), dsm.PageSize):])
+			copy(merged[:lo], base[:lo])
+			copy(merged[lo+len(data):], base[lo+len(data):])
+		}
+		k.Overwriting(p, base[:], merged[:], lo, lo+len(data))
+	}
 	if c.shared {
-		k.StoreShared(p, g.mem, w, merged[:])
+		k.StoreShared(p, base[:], w, merged[:])
 	} else {
-		k.Merge(p, g.mem, merged[:], w, nil)
+		k.Merge(p, base[:], merged[:], w, nil)
 		copy(w, merged[:])
 	}
 	copy(g.mem[lo:], data)
 	switch {
-	case !c.current(p, g):
+	case x.doubtful.Has(i) || !c.current(p, g):
 		c.want(x, i) // if an invalidation is in flight, this may be after the drop
 	case c.shared:
 		c.settle(x, i)
@@ -318,6 +338,7 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte)
 		c.forget(x, i)
 		c.settle(x, i)
 	}
+	return true
 }
 
 // BeforeMerge is called before an update from elsewhere changes working page p.
@@ -333,7 +354,7 @@ func (c *Cached) BeforeMerge(p dsm.PageIndex) {
 		return
 	}
 	switch _, ok := c.given[p]; {
-	case x.blind.Has(i):
+	case x.blind.Has(i) || x.doubtful.Has(i) && !ok:
 		return // pending, or about to be dropped by the invalidation in flight
 	case ok && !c.shared:
 		return // the same
@@ -345,56 +366,4 @@ func (c *Cached) BeforeMerge(p dsm.PageIndex) {
 		c.add(&x.blind, i, &c.unready)
 	}
 	c.want(x, i)
-}
-
-// Truncate is called after every Resize. A larger size of a demand area makes what was given
-// past the old end leave. A smaller size makes all given pages
-// from the new end on doubtful: they get an invalidation, in case the kernel does
-// not learn of the size before the area grows again.
-//
-// The kernel may hold back WRITEs of the file until the SETATTR that shrinks it is
-// answered, and with them an invalidation: the answer must not wait for Idle.
-func (c *Cached) Truncate(size int64) {
-	was := c.size
-	c.size = size
-	if size > was {
-		c.grown(dsm.PageIndex(wholePages(was) / dsm.PageSize))
-	}
-	if size >= was {
-		return
-	}
-	for _, f := range c.flights {
-		off := int64(f.x.page(f.from)) * dsm.PageSize
-		f.valid = int(min(int64(f.valid), max(size-off, 0)))
-	}
-	first := dsm.PageIndex(size / dsm.PageSize) // the last page, if it is cut
-	cut := int(size % dsm.PageSize)
-	for _, e := range slices.Sorted(maps.Keys(c.extents)) { // in order: runs repeat from their seed
-		x := c.extents[e]
-		if (dsm.PageIndex(e)+1)*dsm.ExtentPages <= first {
-			continue
-		}
-		for i := range x.given.All() {
-			p := dsm.PageIndex(e)*dsm.ExtentPages + dsm.PageIndex(i)
-			if p < first {
-				continue
-			}
-			from := 0 // of the page, that is cut off
-			if p == first {
-				from = cut
-			}
-			switch g, ok := c.given[p]; {
-			case ok && (from > 0 || c.shared):
-				clear(g.mem[from:])
-			case from == 0:
-				c.forget(x, i)
-				c.remove(&x.blind, i, &c.unready)
-			}
-			if from == 0 {
-				x.expected.Remove(i)
-			}
-			c.remove(&x.bare, i, &c.unready)
-			c.doubt(x, i)
-		}
-	}
 }

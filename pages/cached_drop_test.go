@@ -209,8 +209,8 @@ func TestUsedAgainIsNotDropped(t *testing.T) {
 	s.drop(dsm.Range(0, 4), dsm.PageSet{})
 	s.read(0)
 	n := s.notice(NoticeInvalidate, 1, 4)
-	s.Wrote(s.k, dsm.PageSize, append([]byte{1}, make([]byte, dsm.PageSize-1)...)) // delivered by it
-	s.read(2)                                                                      // after it, or before
+	s.Wrote(s.k, dsm.PageSize, append([]byte{1}, make([]byte, dsm.PageSize-1)...), true) // delivered by it
+	s.read(2)                                                                            // after it, or before
 	s.drop(dsm.Range(2, 3), dsm.PageSet{})
 	s.done(n, dsm.Range(3, 4))
 	s.done(s.notice(NoticeInvalidate, 2, 3), dsm.Range(2, 3))
@@ -234,7 +234,7 @@ func TestDropDuringStore(t *testing.T) {
 	n = s.notice(NoticeInvalidate, 0, 1)
 	k := make([]byte, dsm.PageSize)
 	k[7] = 1 + 3 // on top of the store
-	s.Wrote(s.k, 0, k)
+	s.Wrote(s.k, 0, k, true)
 	s.done(n, dsm.PageSet{})
 	if got := s.area.Working(0)[7]; got != 2+3 {
 		t.Errorf("the working copy has %d, want 5", got)
@@ -266,7 +266,7 @@ func TestGrownPagesLeave(t *testing.T) {
 			t.Error("a page that is not here was touched")
 		}
 		install(t, s.area, 2, pagetest.PageOf(8))
-		s.Wrote(s.k, 2*dsm.PageSize, pagetest.PageOf(1)) // on top of zeroes
+		s.Wrote(s.k, 2*dsm.PageSize, pagetest.PageOf(1), true) // on top of zeroes
 		pagetest.WantPage(t, "the working copy", s.area.Working(2), pagetest.PageOf(9))
 		s.done(n, dsm.Range(1, 2).Or(dsm.Range(3, 4)))
 		s.done(s.notice(NoticeInvalidate, 2, 3), dsm.PageSet{})

@@ -24,6 +24,7 @@ type modelPage struct {
 	reading bool     // a READ is under way: the page is locked
 	reply   []byte   // answered, not yet received
 	writing *modelIO // a WRITE is under way: no store, no drop
+	cut     []int64  // sizes that the kernel has learned of while reading: it cuts the page when that ends
 }
 
 // modelIO is a WRITE that was sent.
@@ -31,6 +32,7 @@ type modelIO struct {
 	off  int64
 	data []byte
 	all  bool // a page that the program made without reading it
+	back bool // of a mapping; else of a write(2)
 }
 
 // modelNotice is a notice that the kernel is carrying out, page by page.
@@ -156,6 +158,10 @@ func (m *ledgerModel) read(p dsm.PageIndex) {
 	case c.reply != nil:
 		c.data, c.reply, c.reading = c.reply, nil, false
 		m.see(p, c.data)
+		for _, size := range c.cut {
+			c.truncate(p, size)
+		}
+		c.cut = nil
 	}
 }
 
@@ -173,13 +179,19 @@ func (m *ledgerModel) writeBack(p dsm.PageIndex) {
 	off := int64(p) * dsm.PageSize
 	switch {
 	case c.writing != nil:
-		if n := min(int64(len(c.writing.data)), m.area.Size()-c.writing.off); n > 0 {
+		n := max(min(int64(len(c.writing.data)), m.area.Size()-c.writing.off), 0)
+		if n < int64(len(c.writing.data)) {
+			m.c.WrotePast(c.writing.off+n, c.writing.data[n:])
+		}
+		if n > 0 {
 			m.fetch(p)
-			m.c.Wrote(m.k, c.writing.off, c.writing.data[:n])
+			if _, _, ok := m.c.Wrote(m.k, c.writing.off, c.writing.data[:n], c.writing.back); !ok {
+				m.t.Fatalf("the WRITE of page %d is refused", p)
+			}
 		}
 		c.writing = nil
 	case c.dirty && !c.reading:
-		c.writing = &modelIO{off, append([]byte(nil), c.data...), false}
+		c.writing = &modelIO{off, append([]byte(nil), c.data[:min(dsm.PageSize, max(m.size-off, 0))]...), false, true}
 		c.dirty = false
 	}
 }
@@ -187,9 +199,8 @@ func (m *ledgerModel) writeBack(p dsm.PageIndex) {
 // store is a store of a program through its mapping.
 func (m *ledgerModel) store(p dsm.PageIndex) {
 	c := m.page(p)
-	_, stale := m.stale[p]
 	off, ok := m.anyElement(p, aboveCache)
-	if !m.writer || stale || !ok {
+	if !m.writer || !ok {
 		return
 	}
 	if c.data == nil {
@@ -218,7 +229,7 @@ func (m *ledgerModel) write(p dsm.PageIndex) {
 	if m.sum && m.rng.IntN(3) == 0 {
 		off, n = int64(p)*dsm.PageSize, min(dsm.PageSize, m.area.Size()-int64(p)*dsm.PageSize)
 	}
-	c.writing = &modelIO{off, append([]byte(nil), c.data[off%dsm.PageSize:][:n]...), false}
+	c.writing = &modelIO{off, append([]byte(nil), c.data[off%dsm.PageSize:][:n]...), false, false}
 }
 
 // overwrite is a write(2) of a whole page that the page cache does not hold. The
@@ -236,7 +247,7 @@ func (m *ledgerModel) overwrite(p dsm.PageIndex) {
 	c.data = append([]byte(nil), m.value(p)...)
 	m.change(c.data, off)
 	m.see(p, c.data)
-	c.writing = &modelIO{int64(p) * dsm.PageSize, append([]byte(nil), c.data...), true}
+	c.writing = &modelIO{int64(p) * dsm.PageSize, append([]byte(nil), c.data...), true, false}
 }
 
 // reclaim drops a clean page.
@@ -366,82 +377,6 @@ func (m *ledgerModel) open() {
 		m.c.SetWriters(true)
 	case m.c.Writable():
 		m.opening, m.writer = false, true
-	}
-}
-
-// truncate changes the size, here or on another node. Nobody has stores there
-// that were not delivered: what becomes of those is not defined.
-func (m *ledgerModel) truncate() {
-	size := m.area.Size() - int64(m.rng.IntN(3*dsm.PageSize))&^7
-	if m.rng.IntN(2) == 0 {
-		size = m.area.Size() + int64(m.rng.IntN(3*dsm.PageSize))&^7
-	}
-	size = min(max(size, dsm.ExtentSize-3*dsm.PageSize), dsm.ExtentSize+5*dsm.PageSize)
-	from := dsm.PageIndex(size / dsm.PageSize)
-	for p, c := range m.cache {
-		if p >= from && (c.dirty || c.writing != nil) {
-			return
-		}
-	}
-	local := m.rng.IntN(2) == 0
-	before := maps.Clone(m.stale)
-	shrinks := size < m.area.Size()
-	if err := m.area.Resize(size); err != nil {
-		m.t.Fatal(err)
-	}
-	m.c.Truncate(size)
-	if shrinks {
-		m.cutAway(size)
-		for e := range m.want {
-			if e*8 >= size {
-				delete(m.want, e)
-			}
-		}
-		for e := range m.shown {
-			if e*8 >= size {
-				delete(m.shown, e)
-			}
-		}
-		for p, c := range m.cache {
-			if p < from {
-				continue
-			}
-			if c.data != nil || c.reading {
-				m.stale[p] = struct{}{}
-			}
-		}
-		for _, n := range m.notices {
-			n.old = true
-			for p := from; int64(p)*dsm.PageSize < n.Off+n.Len; p++ {
-				m.stale[p] = struct{}{}
-			}
-		}
-	}
-	if local || size > m.size {
-		m.learnSize()
-	}
-	if local { // the kernel has cut its pages itself, but for those on their way
-		maps.DeleteFunc(m.stale, func(p dsm.PageIndex, _ struct{}) bool {
-			_, old := before[p]
-			return !old && !m.page(p).reading && !m.oldStore(p)
-		})
-	}
-}
-
-// learnSize is the kernel learning the area's size: it cuts its page cache.
-func (m *ledgerModel) learnSize() {
-	m.size = m.area.Size()
-	from, cut := dsm.PageIndex(m.size/dsm.PageSize), m.size%dsm.PageSize
-	for p, c := range m.cache {
-		if p < from || c.reading || c.writing != nil || c.data == nil {
-			continue
-		}
-		if p == from && cut > 0 {
-			clear(c.data[cut:])
-		} else {
-			c.data = nil
-			c.dirty = false
-		}
 	}
 }
 

@@ -49,7 +49,7 @@ func (c *Cached) unshare(x *cachedExtent, i int) {
 	}
 	g, ok := c.given[x.page(i)]
 	switch {
-	case ok && x.away(i):
+	case ok && (x.away(i) || x.doubtful.Has(i)):
 		c.want(x, i)
 	case ok && c.current(x.page(i), g):
 		c.settle(x, i)
@@ -68,9 +68,7 @@ func (c *Cached) Touched(e dsm.ExtentIndex, pages dsm.PageSet) {
 	}
 	for i := range pages.And(x.given).All() {
 		switch {
-		case x.bare.Has(i):
-			c.remove(&x.bare, i, &c.unready)
-			c.doubt(x, i) // a program that was let in too early
+		case x.bare.Has(i): // no program has been let in yet: what was found is a WRITE of the kernel
 		case x.storing.Has(i):
 			c.want(x, i)
 		default:

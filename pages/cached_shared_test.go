@@ -39,8 +39,8 @@ func TestShareWhatWasGiven(t *testing.T) {
 	s.read(5)      // needs nothing
 	s.read(2)      // makes it known
 	s.update(3, 7) // the same
-	s.Wrote(s.k, 3*dsm.PageSize, append([]byte{4}, make([]byte, dsm.PageSize-1)...))
-	s.Wrote(s.k, 4*dsm.PageSize, append([]byte{4}, make([]byte, dsm.PageSize-1)...))
+	s.Wrote(s.k, 3*dsm.PageSize, append([]byte{4}, make([]byte, dsm.PageSize-1)...), true)
+	s.Wrote(s.k, 4*dsm.PageSize, append([]byte{4}, make([]byte, dsm.PageSize-1)...), true)
 	if got := s.area.Working(3); got[0] != 4 || got[7] != 1 {
 		t.Errorf("the working copy has %d and %d", got[0], got[7])
 	}
@@ -110,18 +110,18 @@ func TestSharedWriteUndoesNothing(t *testing.T) {
 	s.area.Working(0)[8]++ // by an attached program
 	s.area.Working(0)[9] = 7
 	k[8]++
-	s.Wrote(s.k, 0, k)
+	s.Wrote(s.k, 0, k, true)
 	if got := s.area.Working(0)[8:10]; !bytes.Equal(got, []byte{2, 7}) {
 		t.Errorf("the working copy has %v, want 2 and 7", got)
 	}
 	s.Done(s.notice(NoticeInvalidate, 0, 1))
 	s.quiet()
 
-	s.Wrote(s.k, dsm.PageSize+3, []byte{1, 2, 3}) // write(2) of a page that was not read
+	s.Wrote(s.k, dsm.PageSize+3, []byte{1, 2, 3}, false) // write(2) of a page that was not read
 	s.quiet()
 	s.area.Working(1)[4]++
 	s.touched(1)
-	s.Wrote(s.k, dsm.PageSize+3, []byte{1, 2 + 5, 3})
+	s.Wrote(s.k, dsm.PageSize+3, []byte{1, 2 + 5, 3}, false)
 	if got := s.area.Working(1)[3:6]; !bytes.Equal(got, []byte{1, 3 + 5, 3}) {
 		t.Errorf("the working copy has %v", got)
 	}
@@ -148,7 +148,7 @@ func TestShareUnderStore(t *testing.T) {
 	s.quiet()
 	s.inUse(1)
 	s.area.Working(0)[0]++
-	s.Wrote(s.k, 0, []byte{1 + 3})
+	s.Wrote(s.k, 0, []byte{1 + 3}, true)
 	if got := s.area.Working(0)[0]; got != 1+1+3 {
 		t.Errorf("the working copy has %d, want 5", got)
 	}
@@ -179,7 +179,7 @@ func TestSharedResize(t *testing.T) {
 	if s.Writable() {
 		t.Error("writable with a doubtful page")
 	}
-	s.Wrote(s.k, dsm.PageSize, make([]byte, dsm.PageSize)) // of a page that the kernel made of nothing
+	s.Wrote(s.k, dsm.PageSize, make([]byte, dsm.PageSize), false) // of a page that the kernel made of nothing
 	if got := s.area.Working(1)[8]; got != 5 {
 		t.Errorf("the attached program's store has become %d", got)
 	}
@@ -224,7 +224,7 @@ func TestLedgerWithProgram(t *testing.T) {
 					}
 					if rng.IntN(2) == 0 && cache != nil { // delivers stores before it drops the page
 						pagetest.RandomIncrements(rng, r.DType, cache, 0, totals)
-						c.Wrote(k, 0, cache)
+						c.Wrote(k, 0, cache, true)
 					}
 					cache = nil
 					c.Done(n)
@@ -238,7 +238,7 @@ func TestLedgerWithProgram(t *testing.T) {
 						c.Read(0, cache)
 					}
 					pagetest.RandomIncrements(rng, r.DType, cache, 0, totals)
-					c.Wrote(k, 0, cache)
+					c.Wrote(k, 0, cache, true)
 				case 1:
 					incoming := pagetest.AlignedPage(base)
 					pagetest.RandomIncrements(rng, r.DType, incoming, 0, totals)

@@ -59,6 +59,9 @@ func (s ledgerScript) quiet() {
 
 func (s ledgerScript) resize(size int64) {
 	s.t.Helper()
+	if size < s.area.Size() {
+		s.BeforeCut(size)
+	}
 	resize(s.t, s.area, size)
 	s.Truncate(size)
 }
@@ -115,7 +118,7 @@ func TestStoreCarriesWhatItCaptured(t *testing.T) {
 	if !s.Writable() || s.Idle() {
 		t.Errorf("after the store: writable %v, idle %v", s.Writable(), s.Idle())
 	}
-	s.Wrote(s.k, dsm.PageSize, []byte{1 + 5}) // on top of 1
+	s.Wrote(s.k, dsm.PageSize, []byte{1 + 5}, true) // on top of 1
 	if got := s.area.Working(1)[0]; got != 2+5 {
 		t.Errorf("the working copy has %d, want 7", got)
 	}
@@ -152,7 +155,7 @@ func TestWriteAfterDrop(t *testing.T) {
 	s.read(0)
 	s.update(0, 0)
 	n := s.notice(NoticeInvalidate, 0, 1)
-	s.Wrote(s.k, 0, append([]byte{0, 1}, make([]byte, dsm.PageSize-2)...))
+	s.Wrote(s.k, 0, append([]byte{0, 1}, make([]byte, dsm.PageSize-2)...), true)
 	s.Done(n)
 	if got := s.area.Working(0)[:2]; !bytes.Equal(got, []byte{1, 1}) {
 		t.Errorf("the working copy has %v", got)
@@ -164,7 +167,7 @@ func TestWriteAfterDrop(t *testing.T) {
 	s.update(0, 0)
 	n = s.notice(NoticeInvalidate, 0, 1)
 	s.read(0)
-	s.Wrote(s.k, 1, []byte{5})
+	s.Wrote(s.k, 1, []byte{5}, true)
 	s.Done(n)
 	s.quiet() // up to date, and still given:
 	s.update(0, 2)
@@ -213,15 +216,16 @@ func TestTruncateUnderNotices(t *testing.T) {
 	if got := s.read(3); got[0] != 0 {
 		t.Errorf("READ gets %d from before the truncation", got[0])
 	}
-	// What the kernel has of page 1 after learning of the size, and a store:
+	s.KernelCuts(dsm.PageSize + 100)
+	// What the kernel has of page 1 after that, and a store:
 	k := append(bytes.Repeat([]byte{9}, 100), make([]byte, dsm.PageSize-100)...)
 	k[1]++
-	s.Wrote(s.k, dsm.PageSize, k)
+	s.Wrote(s.k, dsm.PageSize, k, true)
 	want := append(bytes.Repeat([]byte{9}, 100), make([]byte, dsm.PageSize-100)...)
 	want[0], want[1] = 10, 10
 	pagetest.WantPage(t, "working", s.area.Working(1), want)
 	n := s.notice(NoticeInvalidate, 1, 3)
-	s.Wrote(s.k, dsm.PageSize+2, []byte{10})
+	s.Wrote(s.k, dsm.PageSize+2, []byte{10}, true)
 	s.Done(n)
 	s.Done(s.notice(NoticeInvalidate, 1, 2)) // only a WRITE came
 	s.Done(store)
@@ -232,11 +236,11 @@ func TestTruncateUnderNotices(t *testing.T) {
 	}
 
 	s.read(1)
-	s.resize(dsm.PageSize + 40) // page 1 is doubtful with nothing kept
+	s.resize(dsm.PageSize + 40)
 	n = s.notice(NoticeInvalidate, 1, 2)
-	s.Wrote(s.k, dsm.PageSize+2, []byte{12})
+	s.Wrote(s.k, dsm.PageSize+2, []byte{12}, true)
 	s.Done(n)
-	s.Done(s.notice(NoticeInvalidate, 1, 2))
+	s.Done(s.notice(NoticeInvalidate, 1, 2)) // of the page cache's bytes past the end
 	s.quiet()
 }
 
@@ -262,4 +266,71 @@ func TestNewLedger(t *testing.T) {
 	}
 	s.Done(n)
 	s.quiet()
+}
+
+// TestStoreAfterACut: another node cuts the area off and it grows again, and a program that the kernel has not told stores
+// to a page that still shows the bytes of before. The store stays, and none of the bytes beneath it. What a
+// write(2) brings is stored, also where it is what the page cache shows.
+func TestStoreAfterACut(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		for _, sum := range []bool{false, true} {
+			s := newLedgerScript(t, 3*dsm.PageSize)
+			if !sum {
+				s.k = merge.Kernel{}
+			}
+			s.SetWriters(true)
+			s.SetShared(shared)
+			for p := range dsm.PageIndex(3) {
+				copy(s.area.Working(p), pagetest.PageOf(7))
+				s.read(p)
+			}
+			s.resize(dsm.PageSize + 100)
+			s.resize(3 * dsm.PageSize)
+			s.BeforeMerge(1)
+			s.area.Working(1)[200] = 4 // another node has stored there since
+			k := pagetest.PageOf(7)
+			k[50]++
+			k[150]++
+			if _, _, ok := s.Wrote(s.k, dsm.PageSize, k, true); !ok {
+				t.Fatal("refused")
+			}
+			s.Wrote(s.k, 2*dsm.PageSize+10, []byte{7, 7}, false)
+			want := pagetest.PageOf(0)
+			copy(want, pagetest.PageOf(7)[:100])
+			want[50], want[150], want[200] = 8, 8, 4
+			if sum {
+				want[150] = 1
+			}
+			pagetest.WantPage(t, "page that is cut", s.area.Working(1), want)
+			want = pagetest.PageOf(0)
+			want[10], want[11] = 7, 7
+			pagetest.WantPage(t, "page that was written to", s.area.Working(2), want)
+			for range 2 { // the WRITEs may have come after the drop
+				for n, ok := s.NextNotice(); ok; n, ok = s.NextNotice() {
+					s.Done(n)
+				}
+			}
+			s.quiet()
+		}
+	}
+}
+
+// TestStoreOnWhatIsNotKnown: where no room was left to keep what the page cache was given, a WRITE of a mapping is
+// refused, and one of write(2) is not.
+func TestStoreOnWhatIsNotKnown(t *testing.T) {
+	s := newLedgerScript(t, cutLimit+2*dsm.PageSize)
+	s.SetWriters(true)
+	s.Read(0, make([]byte, s.area.Size()))
+	s.resize(0)
+	s.resize(cutLimit + 2*dsm.PageSize)
+	last := dsm.PageIndex(cutLimit/dsm.PageSize + 1)
+	for _, c := range []struct {
+		p    dsm.PageIndex
+		back bool
+		ok   bool
+	}{{0, true, true}, {last, true, false}, {last, false, true}} {
+		if _, _, ok := s.Wrote(s.k, int64(c.p)*dsm.PageSize, pagetest.PageOf(3), c.back); ok != c.ok {
+			t.Errorf("WRITE of page %d, of a mapping %v: taken %v", c.p, c.back, ok)
+		}
+	}
 }

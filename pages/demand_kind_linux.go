@@ -28,6 +28,9 @@ func (a *Area) SetDemand(on bool) error {
 // Hole reports whether page p is a hole of the working copy.
 func (a *Area) Hole(p dsm.PageIndex) bool { return !a.working.has(p, p+1) }
 
+// isHere reports whether page p may be looked at: whether it is here, in a demand area.
+func (a *Area) isHere(p dsm.PageIndex) bool { return a.demand == nil || a.working.takes(p) }
+
 // Refill makes zeroes the working bytes of page p, which is here, but which a program has made a
 // hole: it has stored zeroes.
 func (a *Area) Refill(p dsm.PageIndex) error {

@@ -96,6 +96,9 @@ func (c *Cached) kind(x *cachedExtent, i int) NoticeKind {
 	if c.writers || c.shared || x.doubtful.Has(i) || x.away(i) {
 		return NoticeInvalidate
 	}
+	if _, kept := c.given[x.page(i)]; kept && c.within(x.page(i)) < dsm.PageSize {
+		return NoticeInvalidate // a store ends where the area does, and leaves what the page has past that
+	}
 	return NoticeStore
 }
 
@@ -199,8 +202,12 @@ func (c *Cached) dropped(x *cachedExtent, i int) (out bool) {
 		x.leaving.Remove(i)
 		c.clean(x, i)
 		x.given.Remove(i)
+	case x.doubtful.Has(i) && kept:
+		// Only WRITEs came. Either the drop was after them, or they brought what the page cache has; g is that.
+		c.remove(&x.doubtful, i, &c.unready)
+		c.want(x, i)
 	case x.doubtful.Has(i):
-		c.want(x, i) // only a WRITE came, which says nothing of the rest of the page
+		c.want(x, i)
 	}
 	return out
 }

@@ -232,6 +232,22 @@ func (k Kernel) Merge(p dsm.PageIndex, base, working, incoming []byte, changed *
 	}
 }
 
+// Overwriting changes base, of page p, such that Merge and StoreShared take the bytes [from, to) of stored for stored
+// to, whether base had them already or not. Elements that add up stay what they are: for them it
+// is the difference that counts; so do elements that are not all within.
+func (k Kernel) Overwriting(p dsm.PageIndex, base, stored []byte, from, to int) {
+	secs, n := k.sections(p)
+	for _, s := range secs[:n] {
+		if s.sum {
+			continue
+		}
+		lo := max(from, s.from) + s.unit - 1
+		for at := lo - lo%s.unit; at+s.unit <= min(to, s.to); at += s.unit {
+			base[at] = ^stored[at]
+		}
+	}
+}
+
 // mergeSection is Merge for one section. Blocks in which only one side changed
 // anything, which is nearly all of them, cost a comparison and a copy.
 func (k Kernel) mergeSection(s section, base, working, incoming []byte) {

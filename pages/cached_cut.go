@@ -1,0 +1,126 @@
+package pages
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// cutLimit is how many bytes of pages are kept for the stores that the kernel may write back of them.
+const cutLimit = 64 << 20
+
+// BeforeCut is called before a Resize to a smaller size: it keeps what the page cache was given of the pages
+// that are cut.
+func (c *Cached) BeforeCut(size int64) {
+	if !c.writers && !c.shared {
+		return // nobody can have stored to them
+	}
+	room := (cutLimit - c.HeldBytes()) / dsm.PageSize
+	c.cutPages(size, func(x *cachedExtent, i, _ int) {
+		_, kept := c.given[x.page(i)]
+		if kept || x.blind.Has(i) || x.storing.Has(i) || x.doubtful.Has(i) || room <= 0 || !c.area.isHere(x.page(i)) {
+			return
+		}
+		c.snapshot(c.keep(x, i).mem, x.page(i))
+		c.remove(&x.bare, i, &c.unready)
+		room--
+	})
+}
+
+// Truncate is called after every Resize. A larger size of a demand area makes what was given
+// past the old end leave. A smaller size makes all given pages
+// from the new end on cut: they get an invalidation.
+//
+// The kernel may hold back WRITEs of the file until the SETATTR that shrinks it is
+// answered, and with them an invalidation: the answer must not wait for Idle.
+func (c *Cached) Truncate(size int64) {
+	was := c.size
+	c.size = size
+	if size > was {
+		c.grown(dsm.PageIndex(wholePages(was) / dsm.PageSize))
+	}
+	if size >= was {
+		return
+	}
+	for _, f := range c.flights {
+		off := int64(f.x.page(f.from)) * dsm.PageSize
+		f.valid = int(min(int64(f.valid), max(size-off, 0)))
+	}
+	c.cutAt(size)
+	c.cutPages(size, func(x *cachedExtent, i, from int) {
+		if from == 0 {
+			c.remove(&x.blind, i, &c.unready)
+			x.expected.Remove(i)
+		}
+		c.remove(&x.bare, i, &c.unready)
+		c.doubt(x, i)
+	})
+}
+
+// WrotePast says that a WRITE brought bytes past the end, from off on, which are dropped: the kernel has not heard that the area
+// was cut off. The page cache holds them, and must not show them should the area grow.
+func (c *Cached) WrotePast(off int64, data []byte) {
+	c.cutAt(c.size)
+	from, to := pagesOf(off, int64(len(data)))
+	for p := from; p < to; p++ {
+		lo := int(max(off-int64(p)*dsm.PageSize, 0))
+		n := min(dsm.PageSize-lo, len(data))
+		x, i := c.page(p)
+		x.given.Add(i)
+		if x.flying.Has(i) {
+			x.regiven.Add(i)
+		}
+		g, kept := c.given[p]
+		if !kept && !x.blind.Has(i) && !x.storing.Has(i) && !x.doubtful.Has(i) && (c.within(p) == 0 || c.area.isHere(p)) {
+			g, kept = c.keep(x, i), true
+			c.snapshot(g.mem, p)
+			c.remove(&x.bare, i, &c.unready)
+		}
+		if kept {
+			copy(g.mem[lo:], data[:n])
+		}
+		c.doubt(x, i)
+		data = data[n:]
+	}
+}
+
+// KernelCuts says that the kernel drops what it holds past size before it writes anything back: a SETATTR of the
+// size, by a program of this node, is about to be answered.
+func (c *Cached) KernelCuts(size int64) {
+	c.cutPages(size, func(x *cachedExtent, i, from int) {
+		if g, ok := c.given[x.page(i)]; ok {
+			clear(g.mem[from:])
+		}
+	})
+}
+
+// cutAt takes note that pages are cut at size.
+func (c *Cached) cutAt(size int64) {
+	for _, x := range c.extents {
+		if !x.doubtful.Empty() {
+			c.cut = min(c.cut, size)
+			return
+		}
+	}
+	c.cut = size
+}
+
+// cutPages calls f for each given page that goes on past size, with the offset in it from which on it does.
+func (c *Cached) cutPages(size int64, f func(x *cachedExtent, i, from int)) {
+	first := dsm.PageIndex(size / dsm.PageSize)             // the last page, if it is cut
+	for _, e := range slices.Sorted(maps.Keys(c.extents)) { // in order: runs repeat from their seed
+		x := c.extents[e]
+		if (dsm.PageIndex(e)+1)*dsm.ExtentPages <= first {
+			continue
+		}
+		for i := range x.given.All() {
+			switch p := x.page(i); {
+			case p > first:
+				f(x, i, 0)
+			case p == first:
+				f(x, i, int(size%dsm.PageSize))
+			}
+		}
+	}
+}
