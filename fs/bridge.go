@@ -29,6 +29,7 @@ type bridge struct {
 	lookups   lookups
 	root      atomic.Pointer[dsm.Inode] // as the kernel was last told, nil before that
 	failed    recently[uint32, failedRead]
+	unfound   recently[uint32, place]
 	notify    *notifier
 	control   *control.Tree
 	harvest   *harvest.Harvester
@@ -60,6 +61,7 @@ func newBridge(cfg Config) *bridge {
 	b.lookups.init()
 	b.aliases.init()
 	b.failed.init(failedWindow)
+	b.unfound.init(unfoundWindow)
 	b.background.init()
 	b.releases.init()
 	b.holds.init(b)

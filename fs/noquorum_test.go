@@ -6,6 +6,9 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -99,4 +102,24 @@ func TestHarvestWithoutQuorum(t *testing.T) {
 	if r := blocked.reply(); r.Errno != 0 {
 		t.Errorf("mkdir: %v", r.Errno)
 	}
+}
+
+// TestNameAskedOnce: a stat while the catalog does not answer ends after one timeout, though the kernel asks
+// twice for a name that a program has open.
+func TestNameAskedOnce(t *testing.T) {
+	var names *cutNames
+	f := mountTest(t, func(c *Config) {
+		names = newCutNames(c.Names.(*fakeNames))
+		c.Names, c.FaultTimeout = names, 100*time.Millisecond
+	})
+	c, open := startClient(t), startClient(t)
+	f.file(c, "w", []byte("x"))
+	open.open(f.path("w"), unix.O_RDONLY)
+	close(names.noLookup)
+	c.wantErrno(syscall.EIO, clientCall{Op: "stat", Path: f.path("w")})
+	if n := names.waiting.Load(); n != 1 {
+		t.Errorf("the catalog was asked %d times for one name, want once", n)
+	}
+	close(names.mend)
+	eventually(t, "the name is found", func() bool { return c.call(clientCall{Op: "stat", Path: f.path("w")}).Errno == 0 })
 }

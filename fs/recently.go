@@ -6,6 +6,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
@@ -15,6 +16,9 @@ import (
 const (
 	// staleWindow is within which a second ESTALE is of the kernel's second try.
 	staleWindow = 500 * time.Millisecond
+	// unfoundWindow is within which a second LOOKUP is. What a program asks itself so soon after it was told of
+	// a timeout fails once without waiting.
+	unfoundWindow = 100 * time.Millisecond
 	// failedWindow is within which a second READ is.
 	failedWindow = time.Second
 )
@@ -81,6 +85,24 @@ func (b *bridge) walkStatus(tid uint32, err error) fuse.Status {
 	}
 	b.stale.put(tid, struct{}{})
 	return st
+}
+
+// unfoundBefore reports whether the LOOKUP repeats one that the catalog did not answer in time. The kernel asks again for a name
+// that it knows and that it could not confirm, which would take the program twice the timeout.
+func (b *bridge) unfoundBefore(tid uint32, at place) bool {
+	was, ok := b.unfound.get(tid)
+	if !ok || was != at {
+		return false
+	}
+	b.unfound.drop(tid)
+	return true
+}
+
+// unfoundNow remembers that the catalog did not answer a LOOKUP.
+func (b *bridge) unfoundNow(tid uint32, at place, err error) {
+	if errs.Is(err, errs.Timeout) || errs.Is(err, errs.Unavailable) {
+		b.unfound.put(tid, at)
+	}
 }
 
 // failedRead is a READ that a thread was told has failed.

@@ -166,7 +166,7 @@ type waiter struct {
 const askToEnd = 1<<(syscall.SIGINT-1) | 1<<(syscall.SIGTERM-1) | 1<<(syscall.SIGHUP-1) | 1<<(syscall.SIGQUIT-1)
 
 // waiterOf looks at a thread. The kernel gives SIGKILL to every thread of a process that a fatal
-// signal ends, but takes it away again as the thread exits (K48).
+// signal ends, but takes it away again as the thread exits (K49).
 func waiterOf(tid uint32) (w waiter) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	if err != nil {

@@ -26,6 +26,10 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 	if len(name) > maxName {
 		return fuse.Status(syscall.ENAMETOOLONG)
 	}
+	at := place{dsm.Ino(in.NodeId), name}
+	if b.unfoundBefore(r.tid, at) {
+		return fuse.EIO
+	}
 	k := b.keep()
 	find := b.cfg.Names.Lookup
 	if _, lost := b.stale.get(r.tid); lost {
@@ -33,9 +37,10 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 	}
 	i, err := find(r, dsm.Ino(in.NodeId), name)
 	if err != nil {
+		b.unfoundNow(r.tid, at, err)
 		return status(err)
 	}
-	b.toldOf(r, i, place{dsm.Ino(in.NodeId), name})
+	b.toldOf(r, i, at)
 	b.lookups.put(r.tid, i)
 	b.beforeTold(r, i)
 	b.keptEntry(i, k, out)
