@@ -18,7 +18,17 @@ func (c *Catalog) Create(ctx context.Context, dir dsm.Ino, name string, n dsm.In
 	})
 }
 
-// Unlink removes the name of a file or symbolic link.
+// CreateTemp makes a file like those made in dir, without a name, and holds it. Link may give it one.
+func (c *Catalog) CreateTemp(ctx context.Context, dir dsm.Ino, n dsm.Inode) (dsm.Inode, error) {
+	return c.propose(ctx, createOp{Dir: dir, Temp: true, Kind: dsm.KindFile, Perm: n.Perm, UID: n.UID, GID: n.GID, Hold: true})
+}
+
+// Link gives a file or symbolic link a further name.
+func (c *Catalog) Link(ctx context.Context, ino, dir dsm.Ino, name string) (dsm.Inode, error) {
+	return c.propose(ctx, linkOp{ino, dir, name})
+}
+
+// Unlink removes a name of a file or symbolic link.
 func (c *Catalog) Unlink(ctx context.Context, dir dsm.Ino, name string) error {
 	_, err := c.propose(ctx, unlinkOp{dir, name})
 	return err

@@ -16,7 +16,7 @@ func (s *state) check() error {
 	if root == nil || root.Kind != dsm.KindDir || root.parent != dsm.RootIno {
 		return fmt.Errorf("no root directory")
 	}
-	names := make(map[dsm.Ino]int)
+	names, entries := make(map[dsm.Ino]int), 0
 	subdirs := make(map[dsm.Ino]uint32)
 	for _, d := range s.inodes {
 		for name, ino := range d.entries {
@@ -24,8 +24,9 @@ func (s *state) check() error {
 			if in == nil || checkName(name) != nil {
 				return fmt.Errorf("entry %q of directory %d names inode %d", name, d.Ino, ino)
 			}
-			if names[ino]++; names[ino] > 1 || ino == dsm.RootIno {
-				return fmt.Errorf("inode %d has more than one name", ino)
+			entries++
+			if names[ino]++; names[ino] > 1 && in.Kind == dsm.KindDir || ino == dsm.RootIno {
+				return fmt.Errorf("directory %d has more than one name", ino)
 			}
 			if in.Kind == dsm.KindDir {
 				subdirs[d.Ino]++
@@ -35,8 +36,8 @@ func (s *state) check() error {
 			}
 		}
 	}
-	if n := s.below(root); n != len(names) {
-		return fmt.Errorf("%d inodes are below the root, %d have names", n, len(names))
+	if n := s.below(root); n != entries {
+		return fmt.Errorf("%d entries are below the root, there are %d", n, entries)
 	}
 	var reserved reservation
 	for ino, in := range s.inodes {
@@ -56,7 +57,7 @@ func (s *state) check() error {
 	return s.checkView()
 }
 
-// below counts the inodes below d. Every entry is known to name an inode.
+// below counts the entries below d. Every entry is known to name an inode.
 func (s *state) below(d *inode) int {
 	n := 0
 	for todo := []*inode{d}; len(todo) > 0; {
@@ -75,13 +76,13 @@ func (s *state) checkInode(in *inode, names int, subdirs uint32) error {
 		in.Layout.DType > dsm.DTypeU64 || in.Layout.DataOffset < 0 {
 		return fmt.Errorf("out of range: %+v", in.Inode)
 	}
-	links := uint32(1)
+	links := uint32(names)
 	if in.Kind == dsm.KindDir {
 		links = 2 + subdirs
 	}
 	switch {
 	case in.Ino == dsm.RootIno && names == 0 && in.Nlink == links:
-	case names == 1 && in.Nlink == links:
+	case names > 0 && in.Nlink == links && !in.temp:
 	case names == 0 && in.Nlink == 0 && len(in.holds) > 0 && len(in.entries) == 0:
 	default:
 		return fmt.Errorf("%d names, %d links (want %d), %d holds, %d entries", names, in.Nlink, links, len(in.holds), len(in.entries))

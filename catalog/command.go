@@ -46,6 +46,7 @@ const (
 	kindSurrenderLocks
 	kindCancelLock
 	kindDropLocks
+	kindLink
 )
 
 // op is an operation on the state. apply returns the inode that the caller is
@@ -74,7 +75,8 @@ type (
 	}
 	createOp struct {
 		Dir      dsm.Ino
-		Name     string
+		Name     string // "" with Temp
+		Temp     bool   // a held file that has no name yet
 		Kind     dsm.FileKind
 		Perm     uint32
 		UID, GID uint32
@@ -82,6 +84,11 @@ type (
 		Hold     bool
 		Size     int64         // of a file
 		Settings []dsm.Setting // of a file, on top of the directory's
+	}
+	linkOp struct {
+		Ino  dsm.Ino
+		Dir  dsm.Ino
+		Name string
 	}
 	unlinkOp struct {
 		Dir  dsm.Ino
@@ -154,6 +161,7 @@ var ops = map[opKind]struct {
 	kindSurrenderLocks: {"lock", surrenderLocksOp{}, false},
 	kindCancelLock:     {"lock", cancelLockOp{}, false},
 	kindDropLocks:      {"lock", dropLocksOp{}, false},
+	kindLink:           {"link", linkOp{}, true},
 }
 
 var opKinds = func() map[reflect.Type]opKind {

@@ -16,7 +16,8 @@ type model struct {
 	sizes   map[dsm.Ino]int64
 	demand  map[dsm.Ino]bool // of residency demand
 	names   map[place]dsm.Ino
-	removed map[dsm.Ino]bool // had a name once
+	removed map[dsm.Ino]bool // has no name any more, or not yet
+	temp    map[dsm.Ino]bool // not yet
 	holds   map[holding]bool
 	next    dsm.Ino
 }
@@ -34,7 +35,7 @@ type holding struct {
 func newModel() *model {
 	return &model{
 		kinds: map[dsm.Ino]dsm.FileKind{dsm.RootIno: dsm.KindDir}, sizes: make(map[dsm.Ino]int64), demand: make(map[dsm.Ino]bool),
-		names: make(map[place]dsm.Ino), removed: make(map[dsm.Ino]bool), holds: make(map[holding]bool), next: dsm.RootIno + 1,
+		names: make(map[place]dsm.Ino), removed: make(map[dsm.Ino]bool), temp: make(map[dsm.Ino]bool), holds: make(map[holding]bool), next: dsm.RootIno + 1,
 	}
 }
 
@@ -57,11 +58,21 @@ func (m *model) links(ino dsm.Ino) uint32 {
 		return 0
 	}
 	if m.kinds[ino] != dsm.KindDir {
-		return 1
+		return m.count(ino)
 	}
 	n := uint32(2)
 	for p, child := range m.names {
 		if p.dir == ino && m.kinds[child] == dsm.KindDir {
+			n++
+		}
+	}
+	return n
+}
+
+// count returns how many names the inode has.
+func (m *model) count(ino dsm.Ino) (n uint32) {
+	for _, named := range m.names {
+		if named == ino {
 			n++
 		}
 	}
@@ -103,8 +114,9 @@ func (m *model) dir(ino dsm.Ino, alive bool) errs.Kind {
 }
 
 func (m *model) remove(p place) {
-	m.removed[m.names[p]] = true
+	ino := m.names[p]
 	delete(m.names, p)
+	m.removed[ino] = m.count(ino) == 0
 }
 
 // do returns the kind of the error, 0 if there is none.
@@ -117,6 +129,9 @@ func (m *model) do(n dsm.NodeID, o op) errs.Kind {
 		}
 		if m.names[p] != 0 {
 			return errs.Exist
+		}
+		if o.Temp && (o.Kind != dsm.KindFile || !o.Hold) {
+			return errs.Invalid
 		}
 		demand := m.demand[o.Dir]
 		for _, x := range o.Settings {
@@ -136,7 +151,30 @@ func (m *model) do(n dsm.NodeID, o op) errs.Kind {
 		if o.Hold {
 			m.holds[holding{n, m.next}] = true
 		}
+		if o.Temp {
+			delete(m.names, p)
+			m.removed[m.next], m.temp[m.next] = true, true
+		}
 		m.next++
+	case linkOp:
+		p := place{o.Dir, o.Name}
+		if !m.exists(o.Ino) {
+			return errs.NotExist
+		}
+		if k := m.dir(o.Dir, true); k != 0 {
+			return k
+		}
+		switch {
+		case m.names[p] != 0:
+			return errs.Exist
+		case m.kinds[o.Ino] == dsm.KindDir:
+			return errs.Permission
+		case m.removed[o.Ino] && !m.temp[o.Ino]:
+			return errs.NotExist
+		}
+		m.names[p] = o.Ino
+		delete(m.removed, o.Ino)
+		delete(m.temp, o.Ino)
 	case unlinkOp:
 		p := place{o.Dir, o.Name}
 		if k := m.dir(o.Dir, false); k != 0 {
@@ -223,7 +261,7 @@ func (m *model) rename(o renameOp) errs.Kind {
 		return errs.NotExist
 	case dst != 0 && o.How == dsm.RenameNoReplace:
 		return errs.Exist
-	case from == to:
+	case src == dst:
 		return 0
 	case isDir(src) && m.under(src, o.NewDir) || swap && isDir(dst) && m.under(dst, o.Dir):
 		return errs.CrossesDir
@@ -313,7 +351,11 @@ func randomOp(rng *rand.Rand, last dsm.Ino) op {
 	}
 	name := func() string { return string(rune('a' + rng.IntN(5))) }
 	residency := func() string { return []string{"full", "demand"}[rng.IntN(2)] }
-	switch rng.IntN(13) {
+	switch rng.IntN(16) {
+	case 12, 13:
+		return linkOp{ino(), ino(), name()}
+	case 14:
+		return createOp{Dir: ino(), Temp: true, Kind: dsm.KindFile, Hold: rng.IntN(4) != 0, Size: rng.Int64N(modelBudget)}
 	case 0, 1, 2:
 		kind := dsm.FileKind(1 + rng.IntN(3))
 		o := createOp{Dir: ino(), Name: name(), Kind: kind, Hold: rng.IntN(3) == 0}

@@ -31,11 +31,13 @@ func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
 	if err != nil {
 		return dsm.Inode{}, err
 	}
-	if err := checkName(o.Name); err != nil {
-		return dsm.Inode{}, err
-	}
-	if _, ok := d.entries[o.Name]; ok {
-		return dsm.Inode{}, fail(errs.Exist, "%q", o.Name)
+	switch {
+	case !o.Temp:
+		if err := s.free(d, o.Name); err != nil {
+			return dsm.Inode{}, err
+		}
+	case o.Kind != dsm.KindFile || !o.Hold || o.Name != "":
+		return dsm.Inode{}, fail(errs.Invalid, "only a file that is held needs no name")
 	}
 	n := dsm.Inode{Kind: o.Kind, Perm: o.Perm & permMask, UID: o.UID, GID: o.GID, Spec: d.Spec}
 	switch o.Kind {
@@ -71,6 +73,9 @@ func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
 		}
 	}
 	in := s.add(st, n)
+	if o.Temp {
+		in.Nlink, in.temp = 0, true
+	}
 	if in.Kind == dsm.KindDir {
 		in.parent = d.Ino
 	}
@@ -80,6 +85,50 @@ func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
 	if o.Hold {
 		in.hold(st.node)
 	}
+	if !o.Temp {
+		d.entries[o.Name] = in.Ino
+		d.modified(st)
+	}
+	return in.Inode, nil
+}
+
+// free refuses a name that is taken in the directory, or can be none.
+func (s *state) free(d *inode, name string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	if _, ok := d.entries[name]; ok {
+		return fail(errs.Exist, "%q", name)
+	}
+	return nil
+}
+
+// maxLinks is the most names of an inode.
+const maxLinks = 65000
+
+func (o linkOp) apply(s *state, st step) (dsm.Inode, error) {
+	in, err := s.get(o.Ino)
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	d, err := s.liveDir(o.Dir)
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	if err := s.free(d, o.Name); err != nil {
+		return dsm.Inode{}, err
+	}
+	switch {
+	case in.Kind == dsm.KindDir:
+		return dsm.Inode{}, fail(errs.Permission, "a second name for directory %d", o.Ino)
+	case in.Nlink == 0 && !in.temp:
+		return dsm.Inode{}, fail(errs.NotExist, "inode %d is removed", o.Ino)
+	case in.Nlink >= maxLinks:
+		return dsm.Inode{}, fail(errs.TooManyLinks, "%d names of inode %d", in.Nlink, o.Ino)
+	}
+	in.Nlink++
+	in.temp = false
+	in.changed(st)
 	d.entries[o.Name] = in.Ino
 	d.modified(st)
 	return in.Inode, nil
@@ -120,14 +169,15 @@ func (o rmdirOp) apply(s *state, st step) (dsm.Inode, error) {
 	return dsm.Inode{}, nil
 }
 
-// unname takes the only name of in, a file or an empty directory, away.
+// unname takes a name of in, a file or an empty directory, away.
 func (s *state) unname(st step, d *inode, name string, in *inode) {
 	delete(d.entries, name)
 	if in.Kind == dsm.KindDir {
 		d.Nlink--
+		in.Nlink = 1 // but for its own dot
 	}
 	d.modified(st)
-	in.Nlink = 0
+	in.Nlink--
 	in.changed(st)
 	s.drop(in)
 }
@@ -159,7 +209,7 @@ func (s *state) rename(st step, o renameOp) error {
 	if dst != nil && o.How == dsm.RenameNoReplace {
 		return fail(errs.Exist, "%q", o.NewName)
 	}
-	if src == dst {
+	if src == dst { // as POSIX has it, also if these are two names
 		return nil
 	}
 	if s.within(to, src) || o.How == dsm.RenameExchange && s.within(from, dst) {

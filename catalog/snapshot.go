@@ -11,7 +11,7 @@ import (
 )
 
 // imageFormat is the version of image.
-const imageFormat = 1
+const imageFormat = 2
 
 // image is a state as a value, every set in order: equal states have equal
 // images, byte for byte.
@@ -34,6 +34,7 @@ type inodeImage struct {
 	Entries []entryImage
 	Xattrs  []xattrImage
 	Holds   []dsm.NodeID
+	Temp    bool
 }
 
 type entryImage struct {
@@ -67,7 +68,7 @@ func (s *state) image() *image {
 	}
 	for _, ino := range sortedKeys(s.inodes) {
 		in := s.inodes[ino]
-		x := inodeImage{Inode: in.Inode, Parent: in.parent, Holds: sortedKeys(in.holds)}
+		x := inodeImage{Inode: in.Inode, Parent: in.parent, Holds: sortedKeys(in.holds), Temp: in.temp}
 		for name, ino := range in.entries {
 			x.Entries = append(x.Entries, entryImage{name, ino})
 		}
@@ -106,7 +107,7 @@ func restore(b []byte) (*state, error) {
 	s.applied, s.nextIno = img.Applied, img.NextIno
 	s.view = &dsm.View{Cluster: img.Cluster, Epoch: img.Epoch, Members: img.Members, Slots: [dsm.Slots]dsm.SlotHome(img.Slots)}
 	for _, x := range img.Inodes {
-		in := &inode{Inode: x.Inode, parent: x.Parent}
+		in := &inode{Inode: x.Inode, parent: x.Parent, temp: x.Temp}
 		if x.Inode.Kind == dsm.KindDir {
 			in.entries = make(map[string]dsm.Ino)
 		}

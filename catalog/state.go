@@ -36,6 +36,7 @@ type inode struct {
 	entries map[string]dsm.Ino      // of a directory
 	xattrs  map[string][]byte       // the values are never changed
 	holds   map[dsm.NodeID]struct{} // the nodes that keep the inode
+	temp    bool                    // of a file that never had a name, and may get one
 }
 
 // step is the circumstances of a command.

@@ -16,7 +16,7 @@ import (
 // bridge answers the requests of the kernel. Its methods with the kernel's
 // names are called by go-fuse, each in its own goroutine; what is not there is
 // ENOSYS, at which the kernel does without: SEEK_DATA and SEEK_HOLE then see
-// no holes, copy_file_range reads and writes, O_TMPFILE is EOPNOTSUPP.
+// no holes, copy_file_range reads and writes.
 type bridge struct {
 	fuse.RawFileSystem // ENOSYS
 

@@ -34,6 +34,41 @@ type fakeInode struct {
 	held    bool
 }
 
+func (n *fakeNames) CreateTemp(ctx context.Context, dir dsm.Ino, i dsm.Inode) (dsm.Inode, error) {
+	const name = "\x00temporary"
+	i.Kind = dsm.KindFile
+	if _, err := n.Create(ctx, dir, name, i, true); err != nil {
+		return i, err
+	}
+	if err := n.Unlink(ctx, dir, name); err != nil {
+		return i, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.nodes[n.next].Inode, nil
+}
+
+func (n *fakeNames) Link(_ context.Context, ino, dir dsm.Ino, name string) (dsm.Inode, error) {
+	defer n.mu.Unlock()
+	if err := n.lock("Link"); err != nil {
+		return dsm.Inode{}, err
+	}
+	d, err := n.dir(dir)
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	i, err := n.get(ino)
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	if _, taken := d.entries[name]; taken {
+		return dsm.Inode{}, errs.E(errs.Exist, "fake", "")
+	}
+	i.Nlink++
+	d.entries[name] = ino
+	return i.Inode, nil
+}
+
 // Keep returns what a test says; without it nothing is kept, for tests change the fake behind
 // the kernel's back.
 func (n *fakeNames) Keep() time.Duration { return time.Duration(n.kept.Load()) }
@@ -221,7 +256,10 @@ func (n *fakeNames) remove(dir dsm.Ino, name string, isDir bool) error {
 	if isDir {
 		d.Nlink--
 	}
-	i.Nlink = 0
+	if i.Kind == dsm.KindDir {
+		i.Nlink = 1
+	}
+	i.Nlink--
 	i.Ctime = time.Now()
 	n.touch(d)
 	n.drop(i)

@@ -103,6 +103,29 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 	return fuse.OK
 }
 
+// Tmpfile makes a file without a name (O_TMPFILE), which linkat(2) may give it.
+func (b *bridge) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.CreateOut) fuse.Status {
+	if _, ok := control.Of(in.NodeId); ok {
+		return fuse.EPERM
+	}
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	dir, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
+	if err != nil {
+		return inodeStatus(err)
+	}
+	n := owned(dsm.Inode{Kind: dsm.KindFile, Perm: in.Mode & 07777}, dir, in.Uid, in.Gid)
+	i, err := b.cfg.Names.CreateTemp(r, dir.Ino, n)
+	if err != nil {
+		return status(err)
+	}
+	if st := b.open(r, i.Ino, in.Flags, &i, &out.OpenOut); !st.Ok() {
+		return st
+	}
+	b.entry(i, &out.EntryOut)
+	return fuse.OK
+}
+
 // wanted is what an open with the flags needs of the mode.
 func wanted(flags uint32) uint32 {
 	switch flags & syscall.O_ACCMODE {

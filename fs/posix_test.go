@@ -17,8 +17,6 @@ const posixDirEnv = "DSMFS_FS_TEST_POSIX_DIR"
 
 // posixExceptions are the tests of posixtest that do not pass, and why.
 var posixExceptions = map[string]string{
-	"Link":             "hard links are refused: link: operation not permitted",
-	"LinkUnlinkRename": "hard links are refused",
 	// go-fuse leaves it out of its own run on a local filesystem too.
 	"FcntlFlockLocksFile": "wants a POSIX lock to conflict with one of the same process",
 }
@@ -26,7 +24,6 @@ var posixExceptions = map[string]string{
 // posixSkipped are those that find out by themselves that they do not apply.
 var posixSkipped = map[string]string{
 	"DirectIO": "O_DIRECT is refused: what the page cache was given must be known exactly",
-	"Tmpfile":  "O_TMPFILE is refused",
 }
 
 // posixChance are those that skip themselves by chance.

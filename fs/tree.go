@@ -114,9 +114,22 @@ func (b *bridge) Symlink(cancel <-chan struct{}, in *fuse.InHeader, target, name
 	return b.make(cancel, in, name, dsm.Inode{Kind: dsm.KindSymlink, Perm: 0o777, Target: target, Size: int64(len(target))}, out)
 }
 
-// Link refuses hard links: EPERM, as link(2) says of a filesystem without them.
-func (b *bridge) Link(<-chan struct{}, *fuse.LinkIn, string, *fuse.EntryOut) fuse.Status {
-	return fuse.EPERM
+func (b *bridge) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
+	if st := writable(in.NodeId, name); !st.Ok() {
+		return st
+	}
+	if _, ok := control.Of(in.Oldnodeid); ok {
+		return fuse.EPERM
+	}
+	r := b.begin(cancel, &in.InHeader)
+	defer r.end()
+	k := b.keep()
+	i, err := b.cfg.Names.Link(r, dsm.Ino(in.Oldnodeid), dsm.Ino(in.NodeId), name)
+	if err != nil {
+		return status(err)
+	}
+	b.keptEntry(i, k, out)
+	return fuse.OK
 }
 
 func (b *bridge) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte, fuse.Status) {

@@ -20,8 +20,6 @@ const posixMount = "DSMFS_TEST_POSIX_MOUNT"
 
 // unsupported are the tests of what dsmfs does not have.
 var unsupported = map[string]string{
-	"Link":             "no hard links",
-	"LinkUnlinkRename": "no hard links",
 	// go-fuse leaves it out of its own run on a local filesystem too.
 	"FcntlFlockLocksFile": "wants a POSIX lock to conflict with one of the same process",
 }
