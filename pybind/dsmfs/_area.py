@@ -435,8 +435,8 @@ class Area:
     def close(self) -> None:
         """Publish what is not yet, and end the area here. More calls do nothing.
 
-        Arrays and tensors that are left stay valid memory, but what is stored into them afterwards may be published by
-        nobody; :attr:`array` itself becomes read-only.
+        Arrays and tensors that are left stay valid memory, and what is stored into them is published at the area's interval until the
+        last of them goes, and then; :attr:`array` itself becomes read-only.
 
         Raises
         ------
@@ -455,12 +455,12 @@ class Area:
         self._lent = Lent(self.path)
         try:
             if plane.writable:
-                for array in arrays:
-                    array.flags.writeable = False
+                _protect(arrays)
                 # Said by every call before: the memory is this process's own.
                 with contextlib.suppress(DisconnectedError):
                     plane.publish()
         finally:
+            arrays.clear()  # or they would be left
             plane.close()
 
     def __enter__(self) -> Area:
@@ -523,6 +523,11 @@ class Area:
                 errno.EOPNOTSUPP, "the rules of an area are reached through a mount, and there is none here", self.path
             )
         return self._where.path
+
+
+def _protect(arrays: list[npt.NDArray[Any]]) -> None:
+    for array in arrays:
+        array.flags.writeable = False
 
 
 def html_table(title: str, rows: dict[str, object]) -> str:

@@ -80,6 +80,7 @@ class MemoryPlane:
         self._memory = -1
         self._number = number
         self._region: _faults.Region | None = None
+        self._mapping: weakref.ref[Mapping] | None = None
         self._attach()
         with _registry:
             _planes.add(self)
@@ -133,6 +134,7 @@ class MemoryPlane:
                 _faults.watch(self._region)
             weakref.finalize(mapping, _forget, self._region).atexit = False
         mapping.plane = self
+        self._mapping = weakref.ref(mapping)
         return mapping
 
     @property
@@ -234,7 +236,9 @@ class MemoryPlane:
         return self.again()
 
     def close(self) -> None:
-        """Detach: the memory stays mapped, but is not published any more."""
+        """Detach, unless arrays are left: what is stored into them is published until the last one goes."""
+        if self._mapping is not None and self._mapping() is not None:
+            return
         connection, self._connection = self._connection, None
         if connection is not None:
             try:

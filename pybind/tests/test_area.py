@@ -12,7 +12,7 @@ from pathlib import Path
 import dsmfs
 import numpy as np
 import pytest
-from conftest import Program
+from conftest import LIMIT, Program
 
 ADD = """
 import sys, numpy as np, dsmfs
@@ -229,6 +229,18 @@ def test_a_closed_area(nodes: dsmfs.Cluster) -> None:
     with pytest.raises(dsmfs.ClosedError), w:
         pass
     del array
+
+
+def test_what_is_stored_through_older_views_after_close_is_published(nodes: dsmfs.Cluster) -> None:
+    w = nodes[0].create("w.npy", 3, "f4", interval=0.01)
+    view = w.array[1:]
+    w.close()
+    view[0] = 5
+    end = time.monotonic() + LIMIT
+    with nodes[1].open("w.npy", "r") as r:
+        while r.array[1] != 5:
+            assert time.monotonic() < end, "the store is never seen on the other node"
+            time.sleep(0.01)
 
 
 def test_an_area_that_was_renamed_or_replaced(nodes: dsmfs.Cluster) -> None:
