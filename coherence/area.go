@@ -22,18 +22,19 @@ type Area struct {
 
 	mu struct {
 		lockrank.Mutex
-		ino     dsm.Inode
-		view    *dsm.View // the view that replica and home act on
-		mem     *pages.Area
-		cached  *pages.Cached
-		kernel  merge.Kernel
-		ruleErr error // why there is no kernel: nothing can be published
-		drafts  []*draft
-		replica replica
-		home    home
-		parked  []message // to slots that are still being handed to this node
-		removed bool
-		telling int // calls of awaitTold
+		ino       dsm.Inode
+		view      *dsm.View // the view that replica and home act on
+		mem       *pages.Area
+		cached    *pages.Cached
+		kernel    merge.Kernel
+		ruleErr   error // why there is no kernel: nothing can be published
+		drafts    []*draft
+		replica   replica
+		home      home
+		lingering lingering
+		parked    []message // to slots that are still being handed to this node
+		removed   bool
+		telling   int // calls of awaitTold
 
 		out     []message // to send when the step is over
 		sending bool      // a goroutine is sending, in order

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"slices"
-	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -133,38 +132,16 @@ func (a *Area) Released() {
 
 // Close ends a handle. The last one lets the replica go after a while.
 func (a *Area) Close(write bool) {
-	last := false
 	a.step(func() {
 		r := &a.mu.replica
 		r.opens--
 		if write {
 			a.endWriting()
 		}
-		last = r.opens == 0
-	})
-	if last {
-		time.AfterFunc(a.node.cfg.Linger, a.expire)
-	}
-}
-
-// expire drops the replica if nobody opened it again and nothing in it waits to be
-// published; what cannot be published yet is kept and tried again.
-func (a *Area) expire() {
-	retry := false
-	a.step(func() {
-		r := &a.mu.replica
-		if !r.subscribed || r.opens > 0 || a.node.keeps.Load() {
-			return
-		}
-		goal := a.requestPublish()
-		waits := slices.ContainsFunc(r.extents, func(x *replicaExtent) bool { return len(x.stash) > 0 })
-		if retry = waits || !a.reached(goal) || r.syncing > 0; !retry {
-			a.dropReplica()
+		if r.opens == 0 {
+			a.linger()
 		}
 	})
-	if retry {
-		time.AfterFunc(a.node.cfg.Linger, a.expire)
-	}
 }
 
 // ReadAt fills p with the bytes from off on for the kernel's page cache, which

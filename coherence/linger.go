@@ -1,0 +1,53 @@
+package coherence
+
+import (
+	"slices"
+	"time"
+)
+
+// lingering is how long the replica of a closed area still stays. It has one timer, which every last Close
+// sets anew: else each would leave one behind, and the oldest would end the stay of the newest.
+type lingering struct {
+	timer *time.Timer // nil before the first Close
+	until time.Time
+}
+
+// linger sets the timer. It is called in a step.
+func (a *Area) linger() {
+	l := &a.mu.lingering
+	d := a.node.cfg.Linger
+	l.until = time.Now().Add(d)
+	if l.timer == nil {
+		l.timer = time.AfterFunc(d, a.lingered)
+		return
+	}
+	l.timer.Reset(d)
+}
+
+func (a *Area) lingered() {
+	a.mu.Lock()
+	early := time.Now().Before(a.mu.lingering.until) // it was set anew just when it fired
+	a.mu.Unlock()
+	if !early {
+		a.expire()
+	}
+}
+
+// expire drops the replica if nobody opened it again and nothing in it waits to be
+// published; what cannot be published yet is kept and tried again.
+func (a *Area) expire() {
+	a.step(func() {
+		r := &a.mu.replica
+		if !r.subscribed || r.opens > 0 || a.node.keeps.Load() {
+			return
+		}
+		goal := a.requestPublish()
+		waits := slices.ContainsFunc(r.extents, func(x *replicaExtent) bool { return len(x.stash) > 0 })
+		if waits || !a.reached(goal) || r.syncing > 0 {
+			a.node.cfg.Log.Debug("a closed area is not published yet", "area", a.id)
+			a.linger()
+			return
+		}
+		a.dropReplica()
+	})
+}
