@@ -37,8 +37,6 @@
 //
 //   - Device nodes, sockets, fifos: EPERM.
 //   - Extended attributes other than user.* and trusted.*: EOPNOTSUPP. File flags (chattr): EOPNOTSUPP.
-//   - O_DIRECT: EINVAL, but of direct files. What the page cache was given of an area must be
-//     known exactly (sums are taken against it); a read around it would make that a guess.
 //   - Locks of directories and of the files of /.dsm hold on one node only, or not at all (ENOLCK).
 //   - O_APPEND appends at the end of file that this node's kernel last saw, of direct
 //     files at that which the node knows.

@@ -30,7 +30,8 @@ func (b *bridge) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.St
 		i, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
 		for end = min(end, i.Size); err == nil && off < end; {
 			n := min(end-off, int64(len(zeroes)))
-			err = h.area.write(r, zeroes[:n], off, false)
+			err = h.area.current().WriteAt(r, zeroes[:n], off)
+			h.area.stored.Add(1)
 			off += n
 		}
 		return inodeStatus(err)

@@ -34,10 +34,6 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 	}
 	b.stale.drop(r.tid)
 	direct := a.direct.on.Load()
-	if flags&syscall.O_DIRECT != 0 && !direct {
-		b.releases.run(func() { b.opens.release(a, write) })
-		return fuse.EINVAL
-	}
 	h := newFileHandle(a, write)
 	if write {
 		if h.program = int(r.tid); a.spec().AppliesInSync() {
@@ -63,9 +59,6 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
 	if st := writable(in.NodeId, name); !st.Ok() {
 		return st
-	}
-	if in.Flags&syscall.O_DIRECT != 0 {
-		return fuse.EINVAL
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
@@ -137,7 +130,8 @@ func wanted(flags uint32) uint32 {
 	return dsm.MayRead | dsm.MayWrite
 }
 
-// Read fills pages. It may wait for another node; the handler itself never notifies.
+// Read fills pages, or the program's buffer past the page cache (O_DIRECT). It may wait for another
+// node; the handler itself never notifies.
 func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
@@ -149,14 +143,15 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 		}
 		return fuse.ReadResultData(buf[:copy(buf, text)]), fuse.OK
 	case *fileHandle:
-		if in.Flags&syscall.O_DIRECT != 0 { // set by fcntl after open
-			return nil, fuse.EINVAL
-		}
 		b.count.reads.Add(1)
 		if b.failedBefore(in) {
 			return nil, fuse.EIO
 		}
-		n, err := h.area.current().ReadAt(r, buf, int64(in.Offset))
+		read := h.area.current().ReadAt
+		if in.Flags&syscall.O_DIRECT != 0 { // since open, or by fcntl
+			read = h.area.current().ReadDirect
+		}
+		n, err := read(r, buf, int64(in.Offset))
 		if err != nil {
 			b.log.Warn("read", "area", h.area.id, "offset", in.Offset, "err", err)
 			b.failedNow(in)
@@ -177,41 +172,29 @@ func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 	case controlHandle:
 		return uint32(len(data)), status(h.Write(r, data))
 	case *fileHandle:
-		if in.Flags&syscall.O_DIRECT != 0 {
-			return 0, fuse.EINVAL
-		}
 		b.count.writes.Add(1)
 		off := int64(in.Offset)
 		w := soon
-		if in.WriteFlags&fuse.WRITE_CACHE == 0 {
+		take := h.area.current().WriteAt
+		if in.Flags&syscall.O_DIRECT != 0 {
+			take = h.area.current().WriteDirect
+		}
+		if in.WriteFlags&fuse.WRITE_CACHE != 0 {
+			take = func(_ context.Context, data []byte, off int64) error { return h.area.current().WriteBack(data, off) }
+		} else {
 			w = atInterval
 			if err := b.ensureSize(r, h.area, off+int64(len(data))); err != nil {
 				return 0, status(err)
 			}
 		}
-		if err := h.area.write(r, data, off, w == soon); err != nil {
+		if err := take(r, data, off); err != nil {
 			return 0, status(err)
 		}
+		h.area.stored.Add(1)
 		b.intervals.stored(h.area, w)
 		return uint32(len(data)), fuse.OK
 	}
 	return 0, fuse.EBADF
-}
-
-// write takes stores over; back says that the kernel writes them back.
-func (a *openArea) write(ctx context.Context, data []byte, off int64, back bool) error {
-	area := a.current()
-	var err error
-	if back {
-		err = area.WriteBack(data, off)
-	} else {
-		err = area.WriteAt(ctx, data, off)
-	}
-	if err != nil {
-		return err
-	}
-	a.stored.Add(1)
-	return nil
 }
 
 // ensureSize makes the area at least end bytes long. Inside of it, which is nearly

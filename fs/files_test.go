@@ -216,9 +216,6 @@ func TestWhatIsRefused(t *testing.T) {
 		c.wantErrno(syscall.EPERM, clientCall{Op: "mknod", Path: n, Mode: kind | 0o644})
 	}
 	c.must(clientCall{Op: "mknod", Path: n, Mode: syscall.S_IFREG | 0o644})
-	c.wantErrno(syscall.EINVAL, clientCall{Op: "open", Path: w, Flag: unix.O_RDONLY | unix.O_DIRECT})
-	c.wantErrno(syscall.EINVAL, clientCall{Op: "open", Path: f.path("o"), Flag: unix.O_RDWR | unix.O_CREAT | unix.O_DIRECT})
-	c.wantErrno(syscall.ENOENT, clientCall{Op: "stat", Path: f.path("o")})
 	c.wantErrno(syscall.EEXIST, clientCall{Op: "open", Path: w, Flag: unix.O_CREAT | unix.O_EXCL})
 	c.wantErrno(syscall.ENAMETOOLONG, clientCall{Op: "mkdir", Path: f.path(strings.Repeat("x", 256))})
 	c.wantErrno(syscall.ENAMETOOLONG, clientCall{Op: "stat", Path: f.path(strings.Repeat("x", 256))})

@@ -22,9 +22,7 @@ var posixExceptions = map[string]string{
 }
 
 // posixSkipped are those that find out by themselves that they do not apply.
-var posixSkipped = map[string]string{
-	"DirectIO": "O_DIRECT is refused: what the page cache was given must be known exactly",
-}
+var posixSkipped = map[string]string{}
 
 // posixChance are those that skip themselves by chance.
 var posixChance = map[string]string{

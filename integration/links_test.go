@@ -100,3 +100,53 @@ func TestGitOnTwoNodes(t *testing.T) {
 		}
 	}
 }
+
+// TestDirectIO reads and writes a file with O_DIRECT while the same program has it mapped, another reads
+// it through the page cache, and a third on the other node has it open.
+func TestDirectIO(t *testing.T) {
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("needs python3")
+	}
+	c := nodes(t, 2)
+	a, b := c.Node(1), c.Node(2)
+	const script = `
+import mmap, os, sys
+here, there = sys.argv[1] + '/f', sys.argv[2] + '/f'
+page = 4096
+fd = os.open(here, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_DIRECT)
+buf = mmap.mmap(-1, page)  # aligned
+def write(at, c):
+    buf[:] = c * page
+    assert os.pwritev(fd, [buf], at) == page
+def acquire(path):
+    os.close(os.open(path, os.O_RDONLY))
+def read(at):
+    assert os.preadv(fd, [buf], at) == page
+    return buf[:1]
+for i in range(16):
+    write(i * page, bytes([65 + i]))
+assert os.fstat(fd).st_size == 16 * page
+plain = os.open(here, os.O_RDWR)
+m = mmap.mmap(plain, 16 * page)
+other = os.open(there, os.O_RDWR)
+for i in range(16):
+    at = i * page
+    assert m[at] == 65 + i, (i, m[at])
+    write(at, b'1')
+    assert m[at:at+1] == b'1' and os.pread(plain, 1, at) == b'1', (i, m[at])
+    m[at + 1] = ord('2')
+    assert read(at) == b'1' and buf[:2] == b'12', buf[:2]
+    os.fsync(fd)
+    acquire(there)
+    assert os.pread(other, 2, at) == b'12', (i, os.pread(other, 2, at))
+    os.pwrite(other, b'3', at + 2)
+    os.fsync(other)
+    acquire(here)
+    assert read(at) == b'1' and buf[:3] == b'123', buf[:3]
+    assert m[at:at+3] == b'123'
+assert os.preadv(fd, [buf], 16 * page) == 0
+`
+	if res := a.Run(time.Minute, "python3", "-c", script, a.Mount, b.Mount); res.Err != nil {
+		t.Errorf("%v: %s", res.Err, res.Stderr)
+	}
+}
