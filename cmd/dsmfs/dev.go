@@ -17,9 +17,10 @@ import (
 
 // devNode is a child process of dev: one node of the local cluster.
 type devNode struct {
-	name, mount, state string
-	made               bool // the mount point was not there before
-	d                  *daemon
+	name, mount, state, addr string
+	made                     bool // the mount point was not there before
+	killed                   bool // by an order
+	d                        *daemon
 }
 
 // dev is a cluster of real processes on this machine.
@@ -29,8 +30,10 @@ type dev struct {
 	made    bool // dir was not there before
 	temp    string
 	nodes   []*devNode
+	flags   []string // of every node
 	stop    chan os.Signal
 	started chan startResult
+	ended   chan *devNode
 }
 
 type startResult struct {
@@ -41,6 +44,8 @@ type startResult struct {
 // devUnmount is how long programs may use a mount that is to end. The nodes end one after the other.
 const devUnmount = time.Second
 
+const most = 64 // nodes
+
 // devVerb runs a cluster until it is told to end.
 func devVerb(p *program, args []string) error {
 	f := p.flags("dev")
@@ -49,10 +54,10 @@ func devVerb(p *program, args []string) error {
 	f.Var(&memory, "memory", "of each node, as in mount; default: an equal part of what mount takes")
 	timeout := f.Duration("fault-timeout", fs.DefaultFaultTimeout, "as in mount")
 	level := f.String("log-level", "info", "as in mount")
+	orders := f.Bool("orders", false, "obey lines of standard input, to see what failures do: 'kill NAME', such as node2, and 'add'")
 	if err := parse(f, args, 1, 1, "--nodes N DIR [flags]"); err != nil {
 		return err
 	}
-	const most = 64
 	if *count < 1 || *count > most {
 		return fail(exitUsage, "dev: --nodes %d: want 1 to %d", *count, most)
 	}
@@ -73,14 +78,18 @@ func devVerb(p *program, args []string) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
-	d := &dev{p: p, dir: dir, stop: make(chan os.Signal, 2), started: make(chan startResult, 1)}
+	d := &dev{p: p, dir: dir, stop: make(chan os.Signal, 2), started: make(chan startResult, 1), ended: make(chan *devNode, most)}
 	signal.Notify(d.stop, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(d.stop)
 	if err := d.prepare(*count); err != nil {
 		return err
 	}
-	flags := []string{"--unmount-timeout", devUnmount.String(), "--memory", strconv.FormatInt(int64(memory), 10), "--fault-timeout", timeout.String(), "--log-level", *level}
-	err = d.run(flags)
+	d.flags = []string{"--unmount-timeout", devUnmount.String(), "--memory", strconv.FormatInt(int64(memory), 10), "--fault-timeout", timeout.String(), "--log-level", *level}
+	var obeyed <-chan string
+	if *orders {
+		obeyed = readOrders(p.in)
+	}
+	err = d.run(obeyed)
 	return errors.Join(err, d.clean())
 }
 
@@ -97,65 +106,70 @@ func (d *dev) prepare(count int) error {
 	if err := os.Chmod(d.temp, 0o711); err != nil { // the attach sockets in it are for every user
 		return errors.Join(err, d.clean())
 	}
-	for i := range count {
-		n := &devNode{name: fmt.Sprintf("node%d", i+1)}
-		n.mount, n.state = filepath.Join(d.dir, n.name), filepath.Join(d.temp, n.name)
-		err := os.Mkdir(n.mount, 0o755)
-		n.made = err == nil
-		if err != nil && !errors.Is(err, os.ErrExist) {
-			return errors.Join(withCode(exitPoint, err), d.clean())
+	for range count {
+		if _, err := d.newNode(); err != nil {
+			return errors.Join(err, d.clean())
 		}
-		d.nodes = append(d.nodes, n)
 	}
 	return nil
 }
 
-// run starts the nodes, each joining the first, waits for the order to end or
-// for a node that ends by itself, and stops them all.
-func (d *dev) run(flags []string) error {
-	first := ""
+// newNode makes the directory of one more node.
+func (d *dev) newNode() (*devNode, error) {
+	n := &devNode{name: fmt.Sprintf("node%d", len(d.nodes)+1)}
+	n.mount, n.state = filepath.Join(d.dir, n.name), filepath.Join(d.temp, n.name)
+	err := os.Mkdir(n.mount, 0o755)
+	n.made = err == nil
+	if err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, withCode(exitPoint, err)
+	}
+	d.nodes = append(d.nodes, n)
+	return n, nil
+}
+
+// run starts the nodes, each joining the first, obeys orders until it is told to end or
+// a node ends by itself, and stops them all.
+func (d *dev) run(orders <-chan string) error {
 	for _, n := range d.nodes {
-		addr, err := d.start(n, first, flags)
+		stopped, err := d.start(n, d.nodes[0].addr)
 		if err != nil {
 			d.abandon()
 			return err
 		}
-		if addr == "" { // told to end
+		if stopped {
 			return d.stopAll()
 		}
-		if first == "" {
-			first = addr
-		}
-		fmt.Fprintf(d.p.out, "%s  %s  %s  pid %d\n", n.name, n.mount, addr, n.d.cmd.Process.Pid)
 	}
 	fmt.Fprintln(d.p.out, "ready: end with Ctrl-C")
-	ended := make(chan *devNode, len(d.nodes))
-	for _, n := range d.nodes {
-		go func() {
-			<-n.d.exited
-			ended <- n
-		}()
-	}
-	select {
-	case <-d.stop:
-		return d.stopAll()
-	case n := <-ended:
-		d.abandon()
-		return fail(exitDev, "%s", n.died("ended by itself"))
+	for {
+		select {
+		case <-d.stop:
+			return d.end()
+		case order := <-orders:
+			if d.obey(order) {
+				return d.end()
+			}
+		case n := <-d.ended:
+			if n.killed {
+				continue
+			}
+			d.abandon()
+			return fail(exitDev, "%s", n.died("ended by itself"))
+		}
 	}
 }
 
-// start starts one node and waits until it is usable; without an address it was told to end.
-func (d *dev) start(n *devNode, first string, flags []string) (addr string, err error) {
+// start starts one node, waits until it is usable, and says so. stopped: it was told to end meanwhile.
+func (d *dev) start(n *devNode, first string) (stopped bool, err error) {
 	args := append([]string{n.mount, "--listen", "127.0.0.1:0", "--name", n.name, "--state", n.state,
-		"--log-file", n.state + ".log", "--force"}, flags...)
+		"--log-file", n.state + ".log", "--force"}, d.flags...)
 	if first != "" {
 		args = append(args, "--join", first)
 	}
 	// Its own process group: Ctrl-C is for dev, which then stops the nodes in order.
 	n.d, err = startDaemon(args, n.state+".log", &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM})
 	if err != nil {
-		return "", fmt.Errorf("start %s: %w", n.name, err)
+		return false, fmt.Errorf("start %s: %w", n.name, err)
 	}
 	go func() {
 		addr, err := n.d.await()
@@ -164,12 +178,18 @@ func (d *dev) start(n *devNode, first string, flags []string) (addr string, err 
 	select {
 	case r := <-d.started:
 		if r.err != nil {
-			return "", &exitError{codeOf(r.err), fmt.Errorf("%s: %w", n.name, r.err)}
+			return false, &exitError{codeOf(r.err), fmt.Errorf("%s: %w", n.name, r.err)}
 		}
-		return r.addr, nil
+		n.addr = r.addr
+		fmt.Fprintf(d.p.out, "%s  %s  %s  pid %d\n", n.name, n.mount, n.addr, n.d.cmd.Process.Pid)
+		go func() {
+			<-n.d.exited
+			d.ended <- n
+		}()
+		return false, nil
 	case s := <-d.stop:
 		d.stop <- s
-		return "", nil
+		return true, nil
 	}
 }
 

@@ -26,7 +26,7 @@ _STOP_LIMIT = 120.0  # seconds; the guard kills what it must before
 class Cluster(Sequence[Filesystem]):
     """Nodes of one cluster, each with a mount, in processes of this machine: see :func:`cluster`.
 
-    A sequence of the nodes' :class:`Filesystem`.
+    A sequence of the nodes' :class:`Filesystem`. :meth:`kill` and :meth:`add` rehearse failures.
 
     Attributes
     ----------
@@ -39,6 +39,7 @@ class Cluster(Sequence[Filesystem]):
         self.directory = os.path.realpath(tempfile.mkdtemp(prefix="dsmfs-py-") if directory is None else directory)
         then = "remove" if directory is None else "keep"
         self._nodes: list[Filesystem] = []
+        self._printed = b""
         flags = ["--nodes", str(nodes)]
         if memory is not None:
             flags += ["--memory", str(memory)]
@@ -62,19 +63,69 @@ class Cluster(Sequence[Filesystem]):
                 self.close()
             raise
 
-    def _await_ready(self, nodes: int, timeout: float) -> None:
+    def _line(self, what: str, timeout: float) -> str:
+        """Wait for the next line that dsmfs prints."""
         assert self._guard.stdout is not None
-        out, said, end = self._guard.stdout.fileno(), b"", time.monotonic() + timeout
-        while b"\nready" not in said:
+        out, end = self._guard.stdout.fileno(), time.monotonic() + timeout
+        while b"\n" not in self._printed:
             ready, _, _ = select.select([out], [], [], max(0.0, end - time.monotonic()))
             if not ready:
-                raise NodeError(f"{nodes} nodes were not ready within {timeout:g} s\n{self._said()}")
+                raise NodeError(f"{what} within {timeout:g} s\n{self._said()}")
             data = os.read(out, 4096)
             if not data:
                 self._guard.wait()
                 raise NodeError(self._said(), self._guard.returncode)
-            said += data
+            self._printed += data
+        line, _, self._printed = self._printed.partition(b"\n")
+        return line.decode()
+
+    def _await_ready(self, nodes: int, timeout: float) -> None:
+        while not self._line(f"{nodes} nodes were not ready", timeout).startswith("ready"):
+            pass
         self._nodes = [Filesystem(os.path.join(self.directory, f"node{i + 1}")) for i in range(nodes)]
+
+    def _order(self, order: str, what: str, timeout: float) -> str:
+        if not self._stop.alive:
+            raise NodeError("the cluster has ended")
+        assert self._guard.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # _line says why
+            self._guard.stdin.write(f"{order}\n".encode())
+            self._guard.stdin.flush()
+        line = self._line(what, timeout)
+        if line.startswith("refused: "):
+            raise NodeError(line.removeprefix("refused: "))
+        return line
+
+    def kill(self, index: int) -> None:
+        """End a node at once, as the loss of its machine would: it leaves nobody a word, and what only it had is gone.
+
+        Its mount goes too, and the node is none of the sequence any more. The others take it for dead after a few seconds.
+
+        Parameters
+        ----------
+        index
+            Of the node in the sequence.
+        """
+        node = self._nodes[index]
+        self._order(f"kill {os.path.basename(node.path)}", f"{node!r} did not end", _STOP_LIMIT)
+        self._nodes.remove(node)
+
+    def add(self, timeout: float = 120.0) -> Filesystem:
+        """Start one more node, which is the last of the sequence then.
+
+        Parameters
+        ----------
+        timeout
+            Seconds until it must be ready.
+
+        Raises
+        ------
+        NodeError
+            It did not start; the text is what the daemon said.
+        """
+        line = self._order("add", "the node was not ready", timeout)
+        self._nodes.append(Filesystem(os.path.join(self.directory, line.split()[0])))
+        return self._nodes[-1]
 
     def _said(self) -> str:
         self._errors.seek(0)
@@ -127,7 +178,7 @@ class Cluster(Sequence[Filesystem]):
         return f"<dsmfs.Cluster of {len(self)} in {self.directory!r}>"
 
     def _repr_html_(self) -> str:
-        rows: dict[str, object] = {f"node{i + 1}": n.path for i, n in enumerate(self._nodes)}
+        rows: dict[str, object] = {os.path.basename(n.path): n.path for n in self._nodes}
         return html_table(f"cluster of {len(self)}", rows)
 
 

@@ -2,8 +2,8 @@
 
 usage: _guard.py BINARY DIR keep|remove ARGUMENT...
 
-Runs ``BINARY dev ARGUMENT... DIR`` and passes on what it prints. It ends it when standard input ends, which
-also happens when the program is killed. What does not end in time is killed, and what is then still mounted below
+Runs ``BINARY dev --orders ARGUMENT... DIR`` and passes on what it prints, and to it the lines of standard input. It ends it when that
+ends, which also happens when the program is killed, or has an empty line. What does not end in time is killed, and what is then still mounted below
 DIR is unmounted; with `remove` DIR goes too. The exit code is that of dsmfs. Only the standard library, so that it starts quickly.
 """
 
@@ -34,8 +34,8 @@ def main(binary: str, directory: str, then: str, arguments: list[str]) -> int:
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
     dev = subprocess.Popen(
-        [binary, "dev", *arguments, directory],
-        stdin=subprocess.DEVNULL,
+        [binary, "dev", "--orders", *arguments, directory],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         preexec_fn=_die_with_parent,
         start_new_session=True,
@@ -66,7 +66,7 @@ def _die_with_parent() -> None:
 
 def _until_the_end(dev: subprocess.Popen[bytes], wake: int) -> list[int]:
     """Pass on output until dsmfs or standard input ends, or a signal comes; return the pids of the nodes."""
-    assert dev.stdout is not None
+    assert dev.stdout is not None and dev.stdin is not None
     out = dev.stdout.fileno()
     ended = os.pidfd_open(dev.pid)
     poll = select.poll()
@@ -82,6 +82,9 @@ def _until_the_end(dev: subprocess.Popen[bytes], wake: int) -> list[int]:
                 os.write(1, data)
             if not data:
                 poll.unregister(out)
+        elif ready == {0} and (order := os.read(0, 4096).rstrip(b"\n")):
+            with contextlib.suppress(BrokenPipeError):
+                os.write(dev.stdin.fileno(), order + b"\n")
         elif ready:
             return [int(p) for p in re.findall(rb"pid (\d+)", said)]
 

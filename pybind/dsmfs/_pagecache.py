@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -151,7 +152,8 @@ class PageCachePlane:
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
-            os.close(self._fd)
+            with contextlib.suppress(OSError):  # the daemon may have ended
+                os.close(self._fd)
 
     def _waits_for_sync(self) -> bool:
         apply = os.getxattr(self._fd, "user.dsm.apply")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -69,7 +70,8 @@ def test_arrays_and_descriptors_in_use_do_not_keep_a_mount(binary: str) -> None:
         area.publish()
         fd = os.open(nodes[0] / "w.npy", os.O_RDONLY)
     assert not left(nodes.directory)
-    os.close(fd)
+    with contextlib.suppress(OSError):
+        os.close(fd)
     with pytest.raises(OSError):
         area.close()
 
@@ -102,6 +104,26 @@ def test_a_node_that_dies_is_reported_and_leaves_nothing(binary: str) -> None:
         nodes.close()
     assert e.value.code == 14
     assert not left(nodes.directory) and not os.path.exists(nodes.directory)
+
+
+def test_nodes_are_killed_and_added(binary: str) -> None:
+    with dsmfs.cluster(3, memory="64MiB") as nodes:
+        pid = int(nodes[2].config["pid"])
+        gone = nodes[2].path
+        process = os.pidfd_open(pid)
+        nodes.kill(2)
+        assert has_ended(process) and len(nodes) == 2 and os.listdir(gone) == []
+        more = nodes.add()
+        assert more is nodes[-1] and len(nodes) == 3 and more.path == f"{nodes.directory}/node4"
+        assert "node4" in nodes._repr_html_() and "node3" not in nodes._repr_html_()
+        os.mkdir(more / "d")
+        assert os.path.isdir(nodes[0] / "d") and os.path.isdir(nodes[1] / "d")
+        assert {"node1", "node2", "node4"} <= {m.name for m in more.members}
+        with pytest.raises(IndexError):
+            nodes.kill(3)
+    assert not left(nodes.directory) and not os.path.exists(nodes.directory)
+    with pytest.raises(dsmfs.NodeError, match="ended"):
+        nodes.add()
 
 
 def test_a_node_that_is_stopped_outlives_nobody(binary: str) -> None:
