@@ -165,7 +165,7 @@ func (n *node) mount(context.Context) error {
 	n.fs, err = fs.Mount(fs.Config{
 		Mountpoint: point, Source: fmt.Sprintf("dsmfs:%s/%s", n.cat.Current().Cluster, n.self.Name), Names: n.cat, Areas: areas{n}, Locks: n.locks, Info: info{n}, Log: n.log.With("part", "fs"),
 		HarvestArgv: []string{selfPath, harvestVerbName}, GuardArgv: []string{selfPath, guardVerbName}, FaultTimeout: n.cfg.timeout, UnmountTimeout: n.cfg.unmount,
-		AttachSocket: filepath.Join(n.cfg.state, "attach"), Tracking: tracking, TrackingReason: reason,
+		AttachSocket: filepath.Join(n.cfg.state, attachFile), Tracking: tracking, TrackingReason: reason,
 		PassthroughOff: n.cfg.passthroughOff(),
 	})
 	switch {

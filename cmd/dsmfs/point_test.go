@@ -69,6 +69,11 @@ func TestDeadMadePoint(t *testing.T) {
 	if err := s.note(false, true); err != nil {
 		t.Fatal(err)
 	}
+	for _, name := range []string{addrFile, attachFile, logFile} {
+		if err := s.write(name, "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := forgetMount(point); err != nil {
 		t.Error(err)
 	}
@@ -82,7 +87,12 @@ func TestDeadMadePoint(t *testing.T) {
 	if _, err := os.Stat(point); !os.IsNotExist(err) {
 		t.Errorf("the mount point of a dead one: %v", err)
 	}
-	_ = os.Remove(defaultState(point))
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 || left[0].Name() != logFile {
+		t.Errorf("in the state of a dead one: %v, %v", left, err)
+	}
+	if _, err := os.Lstat(defaultState(point)); !os.IsNotExist(err) {
+		t.Errorf("the link to the state of a dead one: %v", err)
+	}
 }
 
 // TestPlaceMakesNoTree: a directory is made, one above it is not.

@@ -19,6 +19,7 @@ const (
 	pointFile  = "mount"  // the mount point
 	addrFile   = "addr"   // host:port at which others reach the node
 	logFile    = "log"    // the log, or a link to it
+	attachFile = "attach" // the socket of programs that attach
 	failedFile = "failed" // why leaving the cluster failed, after it did
 	madeFile   = "made"   // there if the daemon has made the mount point, which goes with the mount
 	bareFile   = "bare"   // there if the node has no mount
@@ -153,13 +154,29 @@ func isLeaving(dir string) bool {
 	return ready == nil && bare != nil
 }
 
-// forgetMount removes the mount point of a dead mount that was taken away if its daemon had made it.
+// forgetMount removes what a daemon that died has left of a mount that was taken away: its state, and the mount point
+// if it had made it. The log stays.
 func forgetMount(point string) error {
-	dir := defaultState(point)
-	if holder(dir) != 0 || !madePoint(dir, point) {
+	place := defaultState(point)
+	dir := place
+	if target, err := os.Readlink(place); err == nil {
+		dir = target
+	}
+	at, err := os.ReadFile(filepath.Join(dir, pointFile))
+	if err != nil || strings.TrimSpace(string(at)) != point || holder(dir) != 0 {
 		return nil
 	}
-	return errors.Join(removeMade(true, point), os.Remove(filepath.Join(dir, madeFile)))
+	s, err := openState(dir, point)
+	if err != nil {
+		return err
+	}
+	s.made = dir == place
+	s.files = append(s.files, addrFile, attachFile)
+	if _, err := os.Readlink(s.path(logFile)); err == nil {
+		s.files = append(s.files, logFile)
+	}
+	s.close()
+	return nil
 }
 
 // leaveLink makes the default place point to the directory. It is a
@@ -168,7 +185,12 @@ func (s *state) leaveLink(place string) {
 	if os.MkdirAll(filepath.Dir(place), 0o755) != nil {
 		return
 	}
-	if target, err := os.Readlink(place); err == nil && holder(target) == 0 {
+	target, err := os.Readlink(place)
+	if err == nil && target == s.dir { // of a daemon before
+		s.link = place
+		return
+	}
+	if err == nil && holder(target) == 0 {
 		_ = os.Remove(place) // then Symlink says so
 	}
 	if os.Symlink(s.dir, place) == nil {
