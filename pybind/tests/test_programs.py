@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import dsmfs
 import pytest
-from conftest import HERE, Program
+from conftest import HERE, Program, Talk
 
 ROUNDS = 20
 
@@ -29,6 +31,23 @@ m.flush()
 """
     for i in range(ROUNDS):
         program(code, mounts[i % 2] / "a.npy", i)
+
+
+def test_a_mapping_of_a_file_that_another_node_has_saved_twice(mounts: dsmfs.Cluster, program: Program) -> None:
+    """A node that never had the file open maps it and stores: the other reads what was stored."""
+    save = "import sys, numpy as np; [np.save(sys.argv[1], np.full(5000, i)) for i in (1, 2)]"
+    store = """
+import sys, numpy as np
+m = np.load(sys.argv[1], mmap_mode="r+")
+assert (m == 2).all()
+m[::7] = 3
+m.flush()
+"""
+    load = "import sys, numpy as np; a = np.load(sys.argv[1]); assert (a[::7] == 3).all() and a[1] == 2, a"
+    for i in range(ROUNDS // 2):
+        program(save, mounts[1] / f"{i}.npy")
+        program(store, mounts[0] / f"{i}.npy")
+        program(load, mounts[1] / f"{i}.npy")
 
 
 def test_zarr(mounts: dsmfs.Cluster, program: Program) -> None:
@@ -92,6 +111,36 @@ with h5py.File(sys.argv[1], "r") as f:
     program(change, mounts[1] / "a.h5")
     for node in mounts:
         program(read, node / "a.h5")
+
+
+def test_hdf5_locks_its_files(mounts: dsmfs.Cluster, program: Program, talk: Callable[..., Talk]) -> None:
+    """A file that is open for writing on one node is refused on another, until it is closed."""
+    pytest.importorskip("h5py")
+    write = """
+import sys, h5py
+with h5py.File(sys.argv[1], "w") as f:
+    f["d"] = 1
+    f.flush()
+    print("open", flush=True)
+    input()
+    f["d"][()] = 2
+print("closed", flush=True)
+"""
+    read = """
+import sys, h5py
+try:
+    with h5py.File(sys.argv[1], "r") as f:
+        print(f["d"][()])
+except BlockingIOError:
+    print("locked")
+"""
+    writer = talk(sys.executable, "-c", write, mounts[0] / "a.h5")
+    writer.until("open")
+    assert program(read, mounts[1] / "a.h5").stdout == "locked\n"
+    writer.go()
+    writer.until("closed")
+    assert program(read, mounts[1] / "a.h5").stdout == "2\n"
+    writer.ends_well()
 
 
 def test_lmdb_read_only(mounts: dsmfs.Cluster, program: Program) -> None:
