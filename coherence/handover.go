@@ -3,6 +3,7 @@ package coherence
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -28,6 +29,10 @@ type handovers struct {
 	wg      sync.WaitGroup
 	stepped bool // simulated: its steps are taken by the test, not by goroutines
 
+	// lastID is that of the last extent sent to anybody. It is not reused: a late ack to an earlier run
+	// would open a slot whose extent the new home has refused.
+	lastID atomic.Uint64
+
 	mu struct {
 		lockrank.Mutex
 		sent map[dsm.Slot]dsm.Epoch // handed over, under which epoch of the slot
@@ -41,7 +46,6 @@ type handoverRun struct {
 	to      dsm.NodeID
 	acks    chan *wire.HandoverAck
 	restart chan struct{} // capacity 1: the session broke
-	lastID  uint64        // of the last extent sent; never reused, so that late acks match nothing
 }
 
 func (h *handovers) init(n *Node) {
@@ -134,11 +138,10 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 	under := make(map[uint64]item)
 	for len(todo) > 0 || len(under) > 0 {
 		for len(todo) > 0 && len(under) < handoverWindow {
-			r.lastID++
-			it := todo[0]
+			id, it := h.lastID.Add(1), todo[0]
 			todo = todo[1:]
-			if it.area.handOver(r.to, it.extent, r.lastID) {
-				under[r.lastID] = it
+			if it.area.handOver(r.to, it.extent, id) {
+				under[id] = it
 			}
 		}
 		if len(under) == 0 {

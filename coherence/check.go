@@ -1,0 +1,178 @@
+package coherence
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/invariants"
+)
+
+// checkLocked looks, in builds that check invariants, at a part of the area after each step, in turn: all of it would
+// make steps of large areas take forever. The simulator looks at all after each event.
+func (a *Area) checkLocked() {
+	if !invariants.Enabled || a.mu.removed {
+		return
+	}
+	const part = 16
+	var look []dsm.PageIndex
+	for range part {
+		if a.mu.looked++; int64(a.mu.looked)*dsm.PageSize >= a.mu.ino.Size {
+			a.mu.looked = 0
+		}
+		look = append(look, a.mu.looked)
+	}
+	if len(a.mu.replica.extents) > 64 {
+		return
+	}
+	if bad := a.problemLocked(look); bad != "" {
+		panic(fmt.Sprintf("invariant broken: area %d: %s", a.id, bad))
+	}
+}
+
+// problemLocked looks between steps whether the parts of the area agree, and says what does not: the sets of pages, the publications, the
+// windows, the directory, the ledger of the page cache, and of some pages the bytes.
+func (a *Area) problemLocked(look []dsm.PageIndex) string {
+	if a.mu.removed {
+		return ""
+	}
+	if bad := a.replicaProblemLocked(); bad != "" {
+		return "the replica: " + bad
+	}
+	if bad := a.homeProblemLocked(); bad != "" {
+		return "the home: " + bad
+	}
+	if a.mu.mem == nil {
+		return ""
+	}
+	if bad := a.mu.cached.Problem(); bad != "" {
+		return "the ledger: " + bad
+	}
+	for _, p := range look {
+		if bad := a.bytesProblemLocked(p); bad != "" {
+			return fmt.Sprintf("page %d: %s", p, bad)
+		}
+	}
+	return ""
+}
+
+func (a *Area) replicaProblemLocked() string {
+	r := &a.mu.replica
+	if !r.subscribed {
+		if len(r.extents)+r.underWay+r.units+len(r.subs) > 0 {
+			return "something is left of one that was dropped"
+		}
+		return ""
+	}
+	if len(r.extents) != a.extents() {
+		return fmt.Sprintf("%d extents, the area has %d", len(r.extents), a.extents())
+	}
+	underWay, units := 0, 0
+	for e, x := range r.extents {
+		if bad := a.extentProblemLocked(dsm.ExtentIndex(e), x); bad != "" {
+			return fmt.Sprintf("extent %d: %s", e, bad)
+		}
+		if x.pub != nil {
+			underWay += x.pub.weight()
+		}
+		both := x.have.Or(x.asked)
+		units += both.Len()
+	}
+	switch {
+	case underWay != r.underWay:
+		return fmt.Sprintf("%d bytes of publications, counted as %d", underWay, r.underWay)
+	case r.demand && units != r.units:
+		return fmt.Sprintf("%d pages on demand, counted as %d", units, r.units)
+	}
+	return ""
+}
+
+// extentProblemLocked looks at the replica's side of an extent.
+func (a *Area) extentProblemLocked(e dsm.ExtentIndex, x *replicaExtent) string {
+	r := &a.mu.replica
+	none := dsm.PageSet{}
+	switch {
+	case x.acked > x.started || x.pub != nil && x.acked == x.started || x.pub == nil && x.acked < x.started && !x.wanted:
+		return fmt.Sprintf("publications started %d, acked %d, one under way: %v", x.started, x.acked, x.pub != nil)
+	case x.pub != nil && x.pub.pages.Minus(x.pub.sent) != none:
+		return "a publication accounts for pages that it has not sent"
+	case x.dirty.Minus(x.have) != none:
+		return fmt.Sprintf("pages %v are dirty and not here", x.dirty.Minus(x.have))
+	case r.demand && x.have.And(x.asked) != none:
+		return fmt.Sprintf("pages %v are here and asked for", x.have.And(x.asked))
+	case r.demand && x.behind.Minus(x.have) != none:
+		return fmt.Sprintf("pages %v have newer bytes at the home and are not here", x.behind.Minus(x.have))
+	}
+	for i := range x.stash {
+		if x.have.Has(i) {
+			return fmt.Sprintf("stores to page %d wait, which is here", i)
+		}
+	}
+	return ""
+}
+
+func (a *Area) homeProblemLocked() string {
+	h := &a.mu.home
+	n := 0
+	for e, x := range h.extents {
+		for i, v := range x.pages {
+			switch {
+			case v > x.version:
+				return fmt.Sprintf("page %d of extent %d is of version %d, the extent of %d", i, e, v, x.version)
+			case v != 0:
+				n++
+			}
+		}
+		if !a.mu.mem.Homed(e) {
+			return fmt.Sprintf("extent %d has no home copy", e)
+		}
+	}
+	if n != h.pages {
+		return fmt.Sprintf("%d pages, counted as %d", n, h.pages)
+	}
+	for id, s := range h.subs {
+		if bad := s.problem(); bad != "" {
+			return fmt.Sprintf("subscriber %v: %s", id, bad)
+		}
+	}
+	return ""
+}
+
+// problem looks at what is known of a subscriber.
+func (s *subscriber) problem() string {
+	inFlight := 0
+	for e, l := range s.extents {
+		for _, p := range l.pushes {
+			inFlight += p.bytes
+		}
+		switch {
+		case !l.lacks.Empty() && !l.queued:
+			return fmt.Sprintf("nobody will push what it lacks of extent %d", e)
+		case l.queued != slices.Contains(s.order, e):
+			return fmt.Sprintf("extent %d: queued is %v", e, l.queued)
+		case len(l.pushes) == 0 && !l.sent.Empty():
+			return fmt.Sprintf("extent %d: pages were sent by no push", e)
+		case s.partial && l.lacks.Minus(l.holds) != dsm.PageSet{}:
+			return fmt.Sprintf("extent %d: it lacks pages that it does not hold", e)
+		}
+	}
+	if inFlight != s.inFlight {
+		return fmt.Sprintf("%d bytes pushed, counted as %d", inFlight, s.inFlight)
+	}
+	return ""
+}
+
+// bytesProblemLocked compares the copies of a page that must be equal.
+func (a *Area) bytesProblemLocked(p dsm.PageIndex) string {
+	e, i := p.Extent()
+	if !a.replicaHas(e, i) || int64(p)*dsm.PageSize >= a.mu.ino.Size {
+		return ""
+	}
+	x := a.mu.replica.extents[e]
+	switch {
+	case x.dirty.Has(i) || x.pub != nil && x.pub.pages.Has(i) || a.shared() || a.mu.replica.bare:
+	case string(a.mu.mem.Working(p)) != string(a.mu.mem.Base(p)):
+		return "nothing of it is unpublished, and it is not the base copy"
+	}
+	return ""
+}

@@ -1,0 +1,51 @@
+package pages
+
+import (
+	"fmt"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// Problem looks whether the ledger adds up, and says what does not. It is for tests and for builds that check
+// invariants.
+func (c *Cached) Problem() string {
+	var open, unready, held int
+	for e, x := range c.extents {
+		told := x.flying.Minus(x.quiet)
+		open += x.pending.Len() + told.Len()
+		unready += x.blind.Len() + x.storing.Len() + x.doubtful.Len() + x.bare.Len()
+		held += x.held.Len()
+		if s := x.storing.Minus(x.flying); !s.Empty() {
+			return fmt.Sprintf("extent %d: pages %v are stored by no notice", e, s)
+		}
+		if ready := x.ready(); !ready.Empty() && !x.queued {
+			return fmt.Sprintf("extent %d: pages %v wait for a notice that nobody will ask for", e, ready)
+		}
+	}
+	if open != c.open || unready != c.unready || held != c.held {
+		return fmt.Sprintf("pages that wait for a notice, are not ready, and are held: %d, %d, %d; counted as %d, %d, %d", open, unready, held, c.open, c.unready, c.held)
+	}
+	for p := range c.given {
+		if e, i := p.Extent(); c.extents[e] == nil || !c.extents[e].given.Has(i) {
+			return fmt.Sprintf("page %d: bytes are kept that the page cache was not given", p)
+		}
+	}
+	return ""
+}
+
+// Believed returns the bytes that the page cache holds of page p, if at all, less the stores that were not delivered yet,
+// as far as the ledger knows them. It is for tests.
+func (c *Cached) Believed(p dsm.PageIndex) (b []byte, known bool) {
+	e, i := p.Extent()
+	x := c.extents[e]
+	if x == nil || !x.given.Has(i) || x.flying.Has(i) || x.expected.Has(i) || x.blind.Has(i) || x.doubtful.Has(i) || int64(p)*dsm.PageSize >= c.area.size {
+		return nil, false
+	}
+	if g, ok := c.given[p]; ok {
+		return g.mem, true
+	}
+	if c.shared || x.away(i) {
+		return nil, false
+	}
+	return c.area.Working(p), true
+}
