@@ -45,6 +45,7 @@ type Area struct {
 		used    []wire.ExtentPages // pages that those waited for: see tellUsed
 		cleaner bool               // this step made pages clean, or the kernel let go of some
 		diffed  int                // pages that this step diffed
+		looked  dsm.PageIndex      // the last page that checkLocked compared
 		again   bool               // there are publications to start in a step of their own
 	}
 }
@@ -95,17 +96,16 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 	a.mu.Lock()
 	a.catchUp()
 	if !a.mu.removed {
-		told, writable := a.told()
-		event()
-		a.local()
-		for a.ackLate() {
+		a.wakingWhenTold(func() {
+			event()
 			a.local()
-		}
-		if t, w := a.told(); t && !told || w && !writable || a.mu.telling > 0 {
-			a.mu.wake = true
-		}
+			for a.ackLate() {
+				a.local()
+			}
+		})
 	}
 	more := a.charge()
+	a.checkLocked()
 	notify := a.mu.cached != nil && a.mu.cached.Pending()
 	if a.mu.wake {
 		a.mu.wake = false
@@ -144,8 +144,17 @@ func (a *Area) note(event func()) {
 	defer a.mu.Unlock()
 	a.catchUp()
 	if !a.mu.removed {
-		event()
+		a.wakingWhenTold(event)
 		a.local() // what catchUp sent: who delivers at this moment sends all that is there
+	}
+}
+
+// wakingWhenTold has those look who wait for the kernel, if by the event it knows all, or a writer may be let in.
+func (a *Area) wakingWhenTold(event func()) {
+	told, writable := a.told()
+	event()
+	if t, w := a.told(); t && !told || w && !writable || a.mu.telling > 0 {
+		a.mu.wake = true
 	}
 }
 

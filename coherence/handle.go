@@ -187,11 +187,13 @@ func (a *Area) read(p []byte, off int64) (n int, ok bool) {
 	return a.mu.cached.Read(off, p), true
 }
 
-// use says of pages on demand that they are of use.
+// use says of pages on demand that they are of use. The kernel then does not drop those that it was told to drop, so who
+// waits for room looks for others.
 func (a *Area) use(off int64, n int) {
 	if !a.mu.replica.demand || n <= 0 {
 		return
 	}
+	a.mu.cleaner = true
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(n); e++ {
 		a.node.room.used(a.id, e, pagesOf(e, off, n))
 	}
@@ -374,8 +376,12 @@ func (a *Area) Acquire(ctx context.Context, storing bool) error {
 			op = a.startAcquire(storing)
 		}
 	})
-	var err error
-	if op != nil {
+	return a.finishAcquire(ctx, op, nil)
+}
+
+// finishAcquire waits for an acquire, if there is one, and for the kernel; unless there is an error already.
+func (a *Area) finishAcquire(ctx context.Context, op *acquiring, err error) error {
+	if err == nil && op != nil {
 		err = a.await(ctx, "acquire", func() bool { return len(op.pending) == 0 })
 	}
 	if err == nil {
@@ -409,18 +415,17 @@ func (a *Area) endAcquire(op *acquiring) {
 	delete(r.acquires, op.round)
 }
 
-// Sync is fsync and msync: it publishes and, where updates enter memory in sync
-// calls of programs that store only, and this is one, lets them in.
+// Sync is fsync and msync: it publishes and, at the same time, acquires: the homes take an Acquire behind what was published to them. Where
+// updates enter memory in sync calls of programs that store only, those of others publish only.
 func (a *Area) Sync(ctx context.Context, storing bool) error {
-	if err := a.Publish(ctx); err != nil {
-		return err
+	var op *acquiring
+	begin := func() {
+		if storing || !a.holding() {
+			op = a.startAcquire(storing)
+		}
 	}
-	hold := false
-	a.step(func() { hold = a.holding() })
-	if hold && storing {
-		return a.Acquire(ctx, storing)
-	}
-	return nil
+	err := a.publish(ctx, begin)
+	return a.finishAcquire(ctx, op, err)
 }
 
 // sendAcquire asks all homes, under a new number: after a broken session an answer
@@ -440,7 +445,12 @@ func (a *Area) sendAcquire(op *acquiring) {
 }
 
 func (a *Area) replicaAcquired(from dsm.NodeID, m *wire.Acquired) {
-	if op := a.mu.replica.acquires[m.Round]; op != nil {
+	op := a.mu.replica.acquires[m.Round]
+	switch {
+	case op == nil:
+	case m.Gen < a.mu.ino.Gen: // so were the pushes before it, which were refused: the home is to apply the catalog's entry, and push again
+		a.send(from, &wire.Acquire{Stamp: a.stamp(), Round: op.round})
+	default:
 		delete(op.pending, from)
 		a.mu.wake = true
 	}

@@ -238,15 +238,16 @@ func (a *Area) resign(e dsm.ExtentIndex) {
 func (a *Area) homeGenChanged() {
 	for _, s := range a.mu.home.subs {
 		s.lostAll()
+		for e, l := range s.extents { // also of extents that were only fetched from
+			in := a.within(e)
+			l.lacks, l.holds, l.asked = l.lacks.And(in), l.holds.And(in), l.asked.And(in)
+		}
 	}
 	last := dsm.PageIndex((a.mu.ino.Size + dsm.PageSize - 1) / dsm.PageSize)
 	for e, x := range a.mu.home.extents {
 		for i := range x.pages {
 			if page(e, i) >= last {
 				a.mu.home.setVersion(x, i, 0)
-				for _, s := range a.mu.home.subs {
-					s.forgetPage(e, i)
-				}
 			}
 		}
 	}

@@ -3,6 +3,7 @@ package coherence
 import (
 	"bytes"
 	"context"
+	"math"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -183,7 +184,7 @@ func (a *Area) startPublication(pub *publication) {
 	if pub.pages.Empty() {
 		pub.data.Release()
 		x.acked = x.started
-		a.mu.wake = true
+		a.mu.wake, a.mu.cleaner = true, r.demand
 		return
 	}
 	r.seq++
@@ -218,9 +219,8 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 	r.underWay -= pub.weight()
 	a.mu.wake = true
 	if m.Stale {
-		x.dirty = x.dirty.Or(pub.sent).And(a.within(m.Extent))
-		x.started--
-		a.want(m.Extent, x)
+		x.dirty = x.dirty.Or(pub.sent.And(x.have)).And(a.within(m.Extent)) // on demand, what was cut off is not here
+		a.want(m.Extent, x)                                                // whoever waits for this number is content with the next one, which has all of it
 		pub.data.Release()
 		a.startPublications()
 		return
@@ -287,8 +287,12 @@ func (a *Area) publishAhead() {
 }
 
 // publishGoal says when the publish that a caller waits for is complete: the
-// publications of the extents up to these numbers are acked.
-type publishGoal map[dsm.ExtentIndex]uint64
+// publications of the extents up to these numbers are acked. An extent that is cut off is another one if the
+// area grows again.
+type publishGoal map[*replicaExtent]uint64
+
+// cutOff ends the wait for publications of an extent that the area has no more.
+func (x *replicaExtent) cutOff() { x.acked = math.MaxUint64 }
 
 // requestPublish wants all dirty extents published.
 func (a *Area) requestPublish() publishGoal {
@@ -310,9 +314,9 @@ func (a *Area) requestPublish() publishGoal {
 		if goal == nil {
 			goal = make(publishGoal)
 		}
-		goal[e] = x.started
+		goal[x] = x.started
 		if x.wanted {
-			goal[e]++
+			goal[x]++
 		}
 	}
 	if goal != nil {
@@ -321,24 +325,24 @@ func (a *Area) requestPublish() publishGoal {
 	return goal
 }
 
-// reached reports whether the goal is reached; extents cut off count as reached. What is reached need not be
-// looked at again, and is taken out of the goal.
+// reached reports whether the goal is reached. What is reached need not be looked at again, and is taken out of the goal.
 func (a *Area) reached(g publishGoal) bool {
-	r := &a.mu.replica
-	for e, n := range g {
-		if int(e) < len(r.extents) && r.extents[e].acked < n {
-			return false
+	for x, n := range g {
+		if x.acked >= n {
+			delete(g, x)
 		}
-		delete(g, e)
 	}
-	return true
+	return len(g) == 0
 }
 
 // Publish makes the stores that this node has received so far visible to the
 // other nodes: it returns when the homes have merged them. errs.Timeout: some home
 // did not answer before ctx ended; the stores stay dirty and are sent again.
 // errs.Invalid: the area's rules do not fit its bytes.
-func (a *Area) Publish(ctx context.Context) error {
+func (a *Area) Publish(ctx context.Context) error { return a.publish(ctx, func() {}) }
+
+// publish is Publish. and is called in the step that sends the first publications, behind them.
+func (a *Area) publish(ctx context.Context, and func()) error {
 	a.collect()
 	a.refreshAll()
 	if err := a.detectLayout(ctx); err != nil {
@@ -350,6 +354,7 @@ func (a *Area) Publish(ctx context.Context) error {
 		if goal = a.requestPublish(); goal != nil {
 			rule = a.publishable()
 		}
+		and()
 	})
 	if goal == nil {
 		return nil

@@ -111,15 +111,6 @@ func (s *subscriber) forget(e dsm.ExtentIndex) {
 	delete(s.extents, e)
 }
 
-// forgetPage drops a page past the area's end.
-func (s *subscriber) forgetPage(e dsm.ExtentIndex, i int) {
-	if l := s.extents[e]; l != nil {
-		l.lacks.Remove(i)
-		l.sent.Remove(i)
-		l.holds.Remove(i)
-	}
-}
-
 // wanted reports whether an Acquire waits for the extent.
 func (s *subscriber) wanted(e dsm.ExtentIndex) bool {
 	for _, w := range s.acquires {
@@ -239,13 +230,16 @@ func (a *Area) pump(to dsm.NodeID, s *subscriber) {
 			l.queued = false
 			continue
 		}
-		blocked := len(l.pushes) > 0 || s.inFlight >= pushWindow
-		if blocked || (s.hold && !s.wanted(e)) {
-			kept = append(kept, e)
-			continue
+		set := l.lacks
+		if s.hold && !s.wanted(e) {
+			set = set.And(l.asked) // the answer to a Fetch that was refused, as it was made before new rules
 		}
-		l.queued = false
-		a.push(to, s, e, l.lacks)
+		if len(l.pushes) == 0 && s.inFlight < pushWindow && !set.Empty() {
+			a.push(to, s, e, set)
+		}
+		if l.queued = !l.lacks.Empty(); l.queued {
+			kept = append(kept, e)
+		}
 	}
 	s.order = kept
 	waiting := s.acquires[:0]

@@ -58,8 +58,8 @@ type replicaExtent struct {
 	asked   dsm.PageSet // Fetch under way
 	pub     *publication
 	wanted  bool              // publish as soon as pub is nil
-	started uint64            // publications started
-	acked   uint64            // and acked: all up to here
+	started uint64            // publications started; numbers are not given out twice
+	acked   uint64            // the stores in all up to here are published
 	stash   map[int][]stashed // stores to pages that are not here yet
 	untold  dsm.PageSet       // stored to by attached programs, and the ledger was not told
 }
@@ -250,6 +250,7 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 		x.asked = x.asked.Minus(m.Pages)
 	}
 	x.have = x.have.Or(came)
+	a.mu.cleaner = a.mu.cleaner || r.demand && !came.Empty() // those that were on their way may leave now
 	x.behind = x.behind.Or(declined)
 	if m.Complete && x.behind.Empty() {
 		x.version = max(x.version, m.Version)
@@ -530,10 +531,11 @@ func (a *Area) replicaResized(was, is int64) {
 			}
 		}
 	}
-	for e := a.extents(); e < len(r.extents); e++ {
-		if x := r.extents[e]; x.pub != nil {
+	for _, x := range r.extents[a.extents():] {
+		if x.pub != nil {
 			r.underWay -= x.pub.weight()
 		}
+		x.cutOff()
 	}
 	r.extents = r.extents[:a.extents()]
 	a.startPublications()

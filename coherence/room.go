@@ -22,6 +22,7 @@ import (
 type room struct {
 	node   *Node
 	budget int64         // bytes; 0: no bound, and nothing is evicted
+	least  int64         // leastRoom
 	taken  atomic.Int64  // pages here, on their way, or about to be
 	fixed  atomic.Int64  // bytes that nothing can evict
 	gate   chan struct{} // held by whoever evicts
@@ -51,7 +52,7 @@ const (
 )
 
 func (m *room) init(n *Node) {
-	m.node, m.budget = n, n.cfg.Memory
+	m.node, m.budget, m.least = n, n.cfg.Memory, leastRoom
 	m.ctx, m.end = context.WithCancel(context.Background())
 	m.gate = make(chan struct{}, 1)
 	m.mu.Init("coherence.room")
@@ -71,7 +72,7 @@ func (m *room) limit() int64 {
 	if m.budget == 0 {
 		return 1 << 62
 	}
-	return max(m.budget-m.fixed.Load(), leastRoom) / pageCost
+	return max(m.budget-m.fixed.Load(), m.least) / pageCost
 }
 
 // window returns how many pages to read ahead at most: few enough that they are still here

@@ -49,8 +49,8 @@ type Area interface {
 	// KernelCuts says that the answer to a SETATTR is about to tell the kernel of the size: it writes back
 	// nothing past it any more that is from before.
 	KernelCuts(size int64)
-	// Sync publishes and, where updates enter memory only in sync calls of programs that store, and
-	// storing says that this is one, lets them in: it returns when the kernel has been told of them.
+	// Sync publishes and acquires. Where updates enter memory only in sync calls of programs that store it only publishes,
+	// unless storing says that this is one.
 	Sync(ctx context.Context, storing bool) error
 	// Publish makes the stores taken over so far visible to other nodes. Those of attached
 	// programs are looked for first, for which ctx is no bound: see docs/attach.md.
