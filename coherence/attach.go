@@ -41,9 +41,9 @@ type Attachment struct {
 }
 
 // Attach readies the area, which the caller has opened for reading, for one more program (0: several) that maps its
-// memory, and returns a descriptor of that: when all bytes are here (or, of an area on
-// demand, those that are not are found missing) and, for write, the kernel's page cache holds nothing of which it is not known what it
-// was given. Detach ends it.
+// memory, and returns a descriptor of that memory. It waits until all bytes are here; of an area on
+// demand, until those that are not are found missing when they are touched. For write it also waits until it is known,
+// for each page in the kernel's page cache, which bytes the kernel was given. Detach ends it.
 func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment, *os.File, error) {
 	if err := a.readyToAttach(ctx); err != nil {
 		return nil, nil, err

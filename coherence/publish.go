@@ -25,10 +25,12 @@ const publishBatch = 512
 // at most one for each extent. Until the ack the base copy stays what the home
 // had; the publication is overlaid where the two must be seen together.
 type publication struct {
-	seq    dsm.Seq
-	stamp  wire.Stamp // it was made under; a resend keeps Gen, so that a home with newer rules refuses it
-	pages  dsm.PageSet
-	sent   dsm.PageSet // pages as sent, before the diff those to look at; pages loses those whose effect came back by a push
+	seq   dsm.Seq
+	stamp wire.Stamp // it was made under; a resend keeps Gen, so that a home with newer rules refuses it
+	// pages are those of which no push has brought the effect back yet.
+	pages dsm.PageSet
+	// sent are all pages of the message, which do not change; before the diff, all that it is to look at.
+	sent   dsm.PageSet
 	delta  merge.Delta
 	data   *wire.Shared // that of delta
 	kernel merge.Kernel

@@ -64,11 +64,12 @@ type Area interface {
 	// Demand reports whether pages are in memory only while programs need them: then a program that
 	// maps the working copy finds pages missing, and BeginFault and Fault serve it.
 	Demand() bool
-	// BeginFault begins what Fault does and does not wait: it has there called when the page comes. False: that
-	// takes more, and the caller calls Fault. It does so also if the page has not come for long.
+	// BeginFault asks for the page at off, which a program waits for, and does not wait itself: there is called when the
+	// page has come. False: it takes more than asking, and the caller is to call Fault; the caller
+	// does that too if the page has not come after a while.
 	BeginFault(off int64, there func()) bool
-	// Fault returns when the page at off, that a program waits for, is in the working copy;
-	// errs.Timeout when ctx ends before. there is called, with no lock held, as soon as it is.
+	// Fault returns when the page at off is in the working copy; errs.Timeout when ctx ends before. As soon
+	// as the page is there it calls there, with no lock held.
 	Fault(ctx context.Context, off int64, there func()) error
 	// Attach readies the area, opened before for reading, for a program (a process; 0: several) that maps its
 	// memory, and returns a descriptor of that, writable if write or the area is on demand.

@@ -43,9 +43,8 @@ type bridge struct {
 	life       context.Context // ends when the filesystem is going away
 	end        context.CancelFunc
 	background tasks
-	// releases are the handles that the kernel has closed and that are still to be
-	// closed behind it. A file removed a moment ago gives its memory back only then,
-	// so that whoever is told that memory is short tries once more after it.
+	// releases close handles in the background which the kernel has closed. A removed file gives its
+	// memory back only then. So whoever is told that memory is short waits for them and tries once more.
 	releases tasks
 }
 
@@ -78,7 +77,7 @@ func newBridge(cfg Config) *bridge {
 	return b
 }
 
-// lasting returns a context for what is done behind a program's back.
+// lasting returns a context for what is done when no program waits for it.
 func (b *bridge) lasting() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(b.life, b.cfg.FaultTimeout)
 }

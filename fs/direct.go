@@ -13,15 +13,14 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// directState is what an area has of programs whose plain opens got the memfd of the
-// working copy itself (user.dsm.access=direct, K17): the kernel then passes their reads,
-// writes and mappings on to the memfd. To the data plane that is what a program is that has
-// attached, of whose stores nobody tells: they are found by comparing.
+// directState is about an area with user.dsm.access=direct: plain opens get the memfd of the working copy
+// itself, and the kernel passes reads, writes and mappings on to it (K17). The data plane treats
+// these programs like one that has attached and whose stores nobody reports: it compares.
 //
-// The kernel's RELEASE comes at close(2), but a mapping lives on, is stored to, and has to
-// be kept up to date. So what holds the area here is not the handles but two sessions
-// beside them, one as long as anybody has the memfd open or mapped, and one as long as
-// anybody has it so for writing: unused asks the kernel, who knows.
+// The kernel's RELEASE comes at close(2), but a mapping stays, is stored to, and must be
+// kept up to date. So the handles do not keep the area open. Two sessions do: one while anybody
+// has the memfd open or mapped, and one while anybody has it so for writing. Function unused
+// asks the kernel whether that is so.
 //
 // All but the atomic fields is guarded by the area's gate.
 type directState struct {
@@ -34,8 +33,8 @@ type directState struct {
 	writing atomic.Int32
 	// rest is for how long the last comparison kept the next away.
 	rest atomic.Int64
-	// cut is why what was written past the end has been cut off, until a program is told.
-	cut atomic.Pointer[error]
+	// noRoom is why something that was written past the end was cut off, until a program is told.
+	noRoom atomic.Pointer[error]
 	// backing is the memfd's number in the kernel while the mount has handles, else 0.
 	backing atomic.Int32
 
@@ -264,7 +263,7 @@ func (b *bridge) grown(ctx context.Context, a *openArea) {
 	switch {
 	case errs.Is(err, errs.NoSpace), errs.Is(err, errs.TooLarge):
 		area.Trim()
-		a.direct.cut.Store(&err)
+		a.direct.noRoom.Store(&err)
 		b.log.Error("what was written past the end of a direct file is cut off again", "area", a.id, "end", end, "err", err)
 		b.notify.attrChanged(a) // the kernel believes that it is there
 	case err != nil:
@@ -275,9 +274,9 @@ func (b *bridge) grown(ctx context.Context, a *openArea) {
 	}
 }
 
-// cutOff returns, once, why something that was written past the end is not there any more.
-func (d *directState) cutOff() error {
-	if err := d.cut.Swap(nil); err != nil {
+// takeNoRoom returns, once, why something that was written past the end is not there any more.
+func (d *directState) takeNoRoom() error {
+	if err := d.noRoom.Swap(nil); err != nil {
 		return *err
 	}
 	return nil

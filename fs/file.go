@@ -231,7 +231,7 @@ func (b *bridge) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	}
 	b.unlockFlushed(h, in.LockOwner, err == nil)
 	if err == nil && h.write {
-		err = h.area.direct.cutOff()
+		err = h.area.direct.takeNoRoom()
 	}
 	if err != nil && r.broken() {
 		return fuse.EINTR // nobody waits for it any more; Release publishes
@@ -253,7 +253,7 @@ func (b *bridge) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	r.breakable = true
 	err := b.sync(r, h.area, func(ctx context.Context) error { return h.area.current().Sync(ctx, h.write) })
 	if err == nil && h.write {
-		err = h.area.direct.cutOff()
+		err = h.area.direct.takeNoRoom()
 	}
 	if err != nil && r.broken() {
 		return fuse.EINTR

@@ -20,7 +20,7 @@ import (
 // The kernel keeps no locks of its own, and does not say when they end (K48):
 //
 //	fcntl of a process     FLUSH, at each close(2), has the owner: its locks of the file go
-//	flock                  RELEASE, behind the last close(2)
+//	flock                  RELEASE, after the last close(2) has returned
 //	fcntl of an open file  the same, but nothing says that there were any, nor whose
 //
 // So each handle remembers who asked for locks by it; those whose FLUSH did not come are open files.
@@ -159,7 +159,7 @@ func (b *bridge) publishLocked(ctx context.Context, a *openArea) error {
 }
 
 // unlockFlushed gives up the locks of a process that has closed a descriptor of the file. If what it stored
-// is not published yet that is tried once more, behind the close.
+// is not published yet that is tried once more, after the close has returned.
 func (b *bridge) unlockFlushed(h *fileHandle, owner uint64, published bool) {
 	if b.cfg.Locks == nil {
 		return

@@ -24,8 +24,8 @@ type attachment struct {
 	write bool
 	// dev and ino are those of the memfd.
 	dev, ino uint64
-	// memory, of an area on demand only, is a descriptor of the memfd, and serving counts what
-	// keeps the area open: mappings, the faults on them, and TRACKs under way.
+	// memory is a descriptor of the memfd, of an area on demand only. serving counts what keeps such an area
+	// open after the program has detached: its mappings, the faults on them, and TRACKs under way.
 	memory  *os.File
 	serving sync.WaitGroup
 	overdue overdue

@@ -45,9 +45,9 @@ func (x *attachment) onDemand(c uffd.Config) (*uffdSource, uffd.Mode, error) {
 	return &uffdSource{Range: r, log: x.conn.s.log.With("path", x.path, "pid", x.conn.who.pid)}, c.Mode, nil
 }
 
-// missing asks for the page at off in the goroutine that was told of the fault, as to wake another takes
-// longer than to ask. It waits for the area's lock and for no message. If the page does not come, overdue has
-// it brought.
+// missing asks for the page at off. It does so in the goroutine that was told of the fault, because to wake
+// another one takes longer; so it may wait for the area's lock, but for no message. If the page
+// does not come, overdue starts a goroutine that waits for it.
 func (x *attachment) missing(r *uffd.Range, off int64) {
 	f := &fault{x: x, r: r, off: off, since: time.Now()}
 	o := &x.overdue
@@ -59,7 +59,7 @@ func (x *attachment) missing(r *uffd.Range, off int64) {
 		return
 	}
 	if o.remove(f) {
-		x.serving.Go(f.bring) // serving is not 0: track, or serve, counts
+		x.serving.Go(f.bring) // serving is not 0: track, or serve, which watches this mapping, is counted
 	}
 }
 

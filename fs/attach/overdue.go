@@ -15,13 +15,12 @@ type fault struct {
 	since time.Time
 }
 
-// patience is how long a page may take, up to twice that, until a goroutine sees to it. Nearly all come
-// within a millisecond.
+// patience is how long a fault waits before a goroutine takes care of it; the timer makes that once to twice as
+// long. Nearly all pages come within a millisecond.
 const patience = 20 * time.Millisecond
 
-// overdue finds the faults of an attachment whose pages do not come. A timer and a goroutine for
-// each fault would take a fifth of its time, most of it for waking the threads that they run on: there is one timer,
-// which runs while there are faults.
+// overdue finds the faults of an attachment whose pages do not come. It has one timer, which runs while
+// there are faults: a timer and a goroutine for each would make a fault a fifth slower, mostly by waking threads.
 type overdue struct {
 	mu struct { // guards all that follows; nothing is taken while it is held
 		lockrank.Mutex
@@ -30,7 +29,7 @@ type overdue struct {
 	}
 }
 
-// add makes a fault wait, and has look called if nothing else has.
+// add makes a fault wait, and starts the timer unless it runs.
 func (o *overdue) add(f *fault) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -66,8 +65,8 @@ func (o *overdue) take(r *uffd.Range) (taken []*fault) {
 	return taken
 }
 
-// look has those pages brought that threads have waited for for long. Nobody has taken the faults of their
-// Range yet, and who is to do that counts in serving: track, or serve.
+// look starts a goroutine for each fault that has waited for patience. It may add to serving: a fault is in
+// waiting only until its Range is closed, and whoever will close the Range counts in serving itself.
 func (o *overdue) look() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

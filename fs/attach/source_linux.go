@@ -15,7 +15,7 @@ type uffdSource struct {
 	*uffd.Range
 	stores uffd.Stores
 	log    *slog.Logger
-	said   bool // that tracking is lost
+	said   bool // that the kernel tells of stores no more
 }
 
 // Scan implements Source. It is called by one goroutine at a time.

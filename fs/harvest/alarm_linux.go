@@ -13,7 +13,7 @@ import (
 // alarm waits for input or for a time, whatever is first, at the least cost: the
 // child of an idle node does little else, ten times a second.
 //
-// The time is a timerfd; it and the input are behind an epoll of the alarm's own, and that is
+// The time is a timerfd; it and the input are watched by an epoll of the alarm's own, and that is
 // what the poller of the runtime waits for. So the runtime knows of no timer, and of no
 // system call either, as wait makes its own raw. At each of these its monitor thread would
 // wake up and go on for some rounds, and might take the processor of a goroutine that is in one:
