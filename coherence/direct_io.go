@@ -61,3 +61,39 @@ func (a *Area) readDirectLocked(p []byte, off int64) (n int, ok bool) {
 	a.use(off, n)
 	return a.mu.mem.ReadWorking(p[:n], off), true
 }
+
+// ReadBy is ReadDirect by a program: what it has stored to its memory it reads, also where that is a draft.
+func (a *Area) ReadBy(ctx context.Context, program int, p []byte, off int64) (n int, err error) {
+	own := false
+	a.note(func() {
+		if d := a.draftWith(program); d != nil {
+			own, n = true, int(max(min(int64(len(p)), a.mu.ino.Size-off), 0))
+			d.mem.Read(p[:n], off)
+		}
+	})
+	if own {
+		return n, nil
+	}
+	return a.ReadDirect(ctx, p, off)
+}
+
+// WriteBy is WriteDirect by a program: it finds what is written in its memory at once.
+func (a *Area) WriteBy(ctx context.Context, program int, p []byte, off int64) error {
+	own := false
+	a.step(func() {
+		d := a.draftWith(program)
+		if d == nil {
+			return
+		}
+		own = true
+		p = p[:max(min(int64(len(p)), a.mu.ino.Size-off), 0)]
+		d.mem.Write(p, off)
+		for _, s := range appendRange(nil, off, int64(len(p))) {
+			a.take(d, s.Extent, s.Pages)
+		}
+	})
+	if own {
+		return nil
+	}
+	return a.WriteDirect(ctx, p, off)
+}

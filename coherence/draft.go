@@ -55,6 +55,16 @@ func (a *Area) draftOf(program int, write bool) (*draft, error) {
 	return d, nil
 }
 
+// draftWith returns the draft of a process that is ready, or nil.
+func (a *Area) draftWith(program int) *draft {
+	for _, d := range a.mu.drafts {
+		if program != 0 && d.program == program && d.filled {
+			return d
+		}
+	}
+	return nil
+}
+
 // draftBatch is how many pages are copied, taken or refreshed in one step.
 const draftBatch = publishBatch
 

@@ -39,11 +39,12 @@ type Area interface {
 	// room: errs.NoSpace if there is none before ctx ends. Bytes past the
 	// end are dropped: somebody has just cut them off.
 	WriteAt(ctx context.Context, p []byte, off int64) error
-	// ReadDirect and WriteDirect are ReadAt and WriteAt for what the kernel reads and writes past its page cache.
-	// WriteDirect returns when the page cache does not show the bytes of before any more: it may
+	// ReadBy and WriteBy are ReadAt and WriteAt for what the kernel reads and writes past its page cache, by a program (a process, or
+	// 0): it finds in the one what it has stored to memory of its own, and in that what the other wrote.
+	// WriteBy returns when the page cache does not show the bytes of before any more: it may
 	// wait for notices, and for READs that those wait for.
-	ReadDirect(ctx context.Context, p []byte, off int64) (n int, err error)
-	WriteDirect(ctx context.Context, p []byte, off int64) error
+	ReadBy(ctx context.Context, program int, p []byte, off int64) (n int, err error)
+	WriteBy(ctx context.Context, program int, p []byte, off int64) error
 	// WriteBack is WriteAt for stores to mappings, and never waits.
 	WriteBack(p []byte, off int64) error
 	// KernelCuts says that the answer to a SETATTR is about to tell the kernel of the size: it writes back

@@ -185,11 +185,11 @@ func (a *fakeArea) ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 	return n, nil
 }
 
-func (a *fakeArea) ReadDirect(ctx context.Context, p []byte, off int64) (int, error) {
+func (a *fakeArea) ReadBy(ctx context.Context, _ int, p []byte, off int64) (int, error) {
 	return a.ReadAt(ctx, p, off)
 }
 
-func (a *fakeArea) WriteDirect(ctx context.Context, p []byte, off int64) error {
+func (a *fakeArea) WriteBy(ctx context.Context, _ int, p []byte, off int64) error {
 	return a.WriteAt(ctx, p, off)
 }
 

@@ -149,7 +149,9 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 		}
 		read := h.area.current().ReadAt
 		if in.Flags&syscall.O_DIRECT != 0 { // since open, or by fcntl
-			read = h.area.current().ReadDirect
+			read = func(ctx context.Context, p []byte, off int64) (int, error) {
+				return h.area.current().ReadBy(ctx, h.area.programs.owner(in.Pid), p, off)
+			}
 		}
 		n, err := read(r, buf, int64(in.Offset))
 		if err != nil {
@@ -177,7 +179,9 @@ func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 		w := soon
 		take := h.area.current().WriteAt
 		if in.Flags&syscall.O_DIRECT != 0 {
-			take = h.area.current().WriteDirect
+			take = func(ctx context.Context, data []byte, off int64) error {
+				return h.area.current().WriteBy(ctx, h.area.programs.owner(in.Pid), data, off)
+			}
 		}
 		if in.WriteFlags&fuse.WRITE_CACHE != 0 {
 			take = func(_ context.Context, data []byte, off int64) error { return h.area.current().WriteBack(data, off) }

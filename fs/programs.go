@@ -55,20 +55,31 @@ func (p *programs) has(pid int) bool {
 	return slices.ContainsFunc(shared, func(other int) bool { return processOf(other) == pid })
 }
 
+// owner returns the process of a thread if any has memory of its own, else 0.
+func (p *programs) owner(tid uint32) int {
+	p.mu.Lock()
+	any := len(p.mu.own) > 0
+	p.mu.Unlock()
+	if !any {
+		return 0
+	}
+	return processOf(int(tid))
+}
+
 // counts returns how many processes share one memory, and how many there are in all.
 func (p *programs) counts() (shared, all int) {
 	p.mu.Lock()
 	one, own := slices.Collect(maps.Keys(p.mu.shared)), slices.Collect(maps.Keys(p.mu.own))
 	p.mu.Unlock()
 	seen := make(map[int]bool)
-	for _, pid := range one {
-		seen[processOf(pid)] = true
-	}
-	shared = len(seen)
 	for _, pid := range own {
 		seen[pid] = true
 	}
-	return shared, len(seen)
+	all = len(seen)
+	for _, pid := range one {
+		seen[processOf(pid)] = true // one with memory of its own has the file open beside it, as under dsmfs run
+	}
+	return len(seen) - all, len(seen)
 }
 
 // sums says in words whether programs of this node that load, add and store back may lose what others add, "" if they do not or if the

@@ -85,6 +85,27 @@ func (d *Draft) Memory(p dsm.PageIndex) []byte {
 // Page is Memory with what is past the end of the area: the whole page.
 func (d *Draft) Page(p dsm.PageIndex) []byte { return d.memory.page(p) }
 
+// Read copies bytes of the memory; all are before the end of the area.
+func (d *Draft) Read(dst []byte, off int64) {
+	var now [dsm.PageSize]byte
+	for len(dst) > 0 {
+		p, lo := dsm.PageIndex(off/dsm.PageSize), int(off%dsm.PageSize)
+		merge.Snapshot(now[:], d.Memory(p))
+		n := copy(dst, now[lo:])
+		dst, off = dst[n:], off+int64(n)
+	}
+}
+
+// Write stores bytes as the program itself would; all are before the end of the area.
+func (d *Draft) Write(data []byte, off int64) {
+	for len(data) > 0 {
+		p, lo := dsm.PageIndex(off/dsm.PageSize), int(off%dsm.PageSize)
+		n := min(dsm.PageSize-lo, len(data))
+		merge.OverwriteShared(d.Page(p), lo, data[:n])
+		data, off = data[n:], off+int64(n)
+	}
+}
+
 // Base returns the bytes that the program's stores to page p are compared with. They are the caller's to change.
 func (d *Draft) Base(p dsm.PageIndex) []byte { return d.base.page(p) }
 

@@ -226,6 +226,55 @@ long shim_map_over(void *addr, size_t len, int prot, int flags, int fd, off_t of
     return replaced(&v, r ? r : code((long)dsmfs__mmap(addr, len, prot, flags, fd, (uint64_t)off)));
 }
 
+/* From now on read and write of a descriptor go past the page cache, to the daemon, which has what the program has stored: O_DIRECT, which
+   on a dsmfs file aligns nothing. */
+static void bypass(int fd)
+{
+    int mode = (int)syscall(SYS_fcntl, fd, F_GETFL);
+    if (mode >= 0 && !(mode & (O_PATH | O_DIRECT)))
+        syscall(SYS_fcntl, fd, F_SETFL, mode | O_DIRECT);
+}
+
+/* The same for all descriptors of a file that the program has by now. */
+static void bypass_all(dev_t dev, ino_t ino)
+{
+    char buf[2048];
+    struct stat s;
+    int dir = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    long n;
+    while (dir >= 0 && (n = syscall(SYS_getdents64, dir, buf, sizeof buf)) > 0)
+        for (long at = 0; at < n;) {
+            unsigned short len;
+            const char *name = buf + at + 19; /* struct linux_dirent64 */
+            int fd = 0;
+            memcpy(&len, buf + at + 16, sizeof len);
+            at += len;
+            if (*name < '0' || *name > '9')
+                continue;
+            for (; *name; name++)
+                fd = 10 * fd + (*name - '0');
+            if (fstat(fd, &s) == 0 && s.st_dev == dev && s.st_ino == ino)
+                bypass(fd);
+        }
+    dsmfs__close(dir);
+}
+
+void shim_opened(int fd)
+{
+    struct stat s;
+    int saved = errno, found = 0;
+    uint64_t old;
+    if (fstat(fd, &s) == 0 && S_ISREG(s.st_mode)) {
+        old = dsmfs__lock();
+        for (dsmfs *a = dsmfs__areas; a; a = a->next)
+            found |= a->number == s.st_ino && a->device == s.st_dev;
+        dsmfs__unlock(old);
+        if (found)
+            bypass(fd);
+    }
+    errno = saved;
+}
+
 int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, void **out)
 {
     struct statfs fs;
@@ -266,6 +315,8 @@ int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, voi
         a->device = s.st_dev;
         dsmfs__release(a); /* its ranges keep it */
     }
+    if (!err)
+        bypass_all(s.st_dev, s.st_ino);
     dsmfs__close(memfd);
     retrack();
     dsmfs__unlock(old);

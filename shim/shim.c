@@ -5,11 +5,12 @@ shared mapping of a file of a dsmfs mount is the node's working copy itself: the
     program ── mmap(fd, MAP_SHARED) ──> attach, memfd, mmap at the same place with the same flags
             ── msync, fsync ─────────-> SYNC, then the kernel's call
             ── munmap, mremap, mprotect, madvise: the daemon is told, then the kernel's call
-            ── read, write, ftruncate: not touched; FUSE serves them from the same working copy
+            ── open, fopen of a file that is mapped: O_DIRECT, so that read and write see what the mapping has
+            ── read, write, ftruncate: not touched; FUSE serves them from the same memory
 
 Whatever cannot be attached stays a mapping of the kernel's page cache, and one line on stderr says why. A child of fork attaches again
-by itself (dsmfs.h). All real calls are raw system calls: no dlsym, so no call comes back here, none is too early, and none
-allocates. The price is that msync, fsync and close are no cancellation points of threads.
+by itself (dsmfs.h). All real calls but fopen's are raw system calls: no dlsym, so no call comes back here, none is too early, and none
+allocates. The price is that open, msync, fsync and close are no cancellation points of threads.
 
 DSMFS_QUIET=1 silences the line, DSMFS_VERBOSE=1 prints one, too, when all is well.
 */
@@ -18,10 +19,13 @@ DSMFS_QUIET=1 silences the line, DSMFS_VERBOSE=1 prints one, too, when all is we
 #endif
 #include "shim.h"
 
+#include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <linux/close_range.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -104,6 +108,77 @@ EXPORT int madvise(void *addr, size_t len, int advice)
         return (int)result(-EOPNOTSUPP);
     return (int)result(RAW(SYS_madvise, addr, len, advice, 0, 0, 0));
 }
+
+static int opened(long fd)
+{
+    if (fd >= 0 && shim_active())
+        shim_opened((int)fd);
+    return (int)result(fd);
+}
+
+/* The mode of a file that an open may make. */
+#define MODE(mode, flags)                                \
+    do {                                                 \
+        if ((flags) & (O_CREAT | __O_TMPFILE)) {         \
+            va_list args;                                \
+            va_start(args, flags);                       \
+            mode = va_arg(args, mode_t);                 \
+            va_end(args);                                \
+        }                                                \
+    } while (0)
+
+EXPORT int open(const char *path, int flags, ...)
+{
+    mode_t mode = 0;
+    MODE(mode, flags);
+    return opened(RAW(SYS_openat, AT_FDCWD, path, flags, mode, 0, 0));
+}
+
+EXPORT int openat(int dir, const char *path, int flags, ...)
+{
+    mode_t mode = 0;
+    MODE(mode, flags);
+    return opened(RAW(SYS_openat, dir, path, flags, mode, 0, 0));
+}
+
+EXPORT int open64(const char *path, int flags, ...) __attribute__((alias("open")));
+EXPORT int openat64(int dir, const char *path, int flags, ...) __attribute__((alias("openat")));
+
+EXPORT int creat(const char *path, mode_t mode)
+{
+    return opened(RAW(SYS_openat, AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, mode, 0, 0));
+}
+
+EXPORT int creat64(const char *path, mode_t mode) __attribute__((alias("creat")));
+
+/* Those of _FORTIFY_SOURCE. */
+EXPORT int __open_2(const char *path, int flags) { return opened(RAW(SYS_openat, AT_FDCWD, path, flags, 0, 0, 0)); }
+EXPORT int __open64_2(const char *path, int flags) { return opened(RAW(SYS_openat, AT_FDCWD, path, flags, 0, 0, 0)); }
+EXPORT int __openat_2(int dir, const char *path, int flags) { return opened(RAW(SYS_openat, dir, path, flags, 0, 0, 0)); }
+EXPORT int __openat64_2(int dir, const char *path, int flags) { return opened(RAW(SYS_openat, dir, path, flags, 0, 0, 0)); }
+
+static FILE *opened_file(FILE *f)
+{
+    if (f && shim_active())
+        shim_opened(fileno(f));
+    return f;
+}
+
+EXPORT FILE *fopen(const char *path, const char *mode)
+{
+    FILE *(*real)(const char *, const char *) = dlsym(RTLD_NEXT, "fopen64");
+    return opened_file(real(path, mode));
+}
+
+EXPORT FILE *fopen64(const char *path, const char *mode) __attribute__((alias("fopen")));
+
+EXPORT FILE *freopen(const char *path, const char *mode, FILE *f)
+{
+    FILE *(*real)(const char *, const char *, FILE *) = dlsym(RTLD_NEXT, "freopen64");
+    return opened_file(real(path, mode, f));
+}
+
+EXPORT FILE *freopen64(const char *path, const char *mode, FILE *f) __attribute__((alias("freopen")));
 
 static int sync_file(int fd, long number)
 {

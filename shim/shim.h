@@ -35,6 +35,9 @@ int shim_set_fork(void *addr, size_t len, int fork);
 /* Whether [addr, addr+len) shows an area of which pages come when they are touched: a hole in its memory is a page that is not here. */
 int shim_keeps(void *addr, size_t len);
 
+/* Has read and write of a descriptor that was just opened see what the program stores to its mappings, if it has the file attached. */
+void shim_opened(int fd);
+
 /* Publishes the areas that [addr, addr+len) shows, or those of the inode. */
 int shim_sync_range(void *addr, size_t len);
 int shim_sync_inode(dev_t dev, ino_t ino);

@@ -16,6 +16,7 @@
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 enum { PAGE = 4096 };
@@ -351,11 +352,73 @@ static void signals(void)
     published(shared, 0, 3);
 }
 
+/* Stores to the mapping and reads by every other way, and the other way round, 200 times: never is there another value. Returns how often
+   there was. */
+static int disagree(volatile char *p, int fd, FILE *f)
+{
+    int wrong = 0;
+    char buf[3 * PAGE];
+    for (int n = 1; n <= 200; n++) {
+        off_t off = (off_t)n * 37 % (2 * PAGE); /* some reads cross a page */
+        char was = (char)n;
+        p[off] = was;
+        CHECK(pread(fd, buf, 1, off) == 1);
+        wrong += buf[0] != was;
+        p[off] = (char)(was + 1);
+        CHECK(pread(fd, buf, sizeof buf, 0) >= 2 * PAGE);
+        wrong += buf[off] != (char)(was + 1);
+        p[off] = (char)(was + 2);
+        CHECK(lseek(fd, off, SEEK_SET) == off && read(fd, buf, 7) == 7);
+        wrong += buf[0] != (char)(was + 2);
+        memset(buf, n, 100);
+        CHECK(pwrite(fd, buf, 100, off) == 100);
+        wrong += p[off] != (char)n || p[off + 99] != (char)n;
+        p[off] = (char)(was + 3);
+        CHECK(fseek(f, off, SEEK_SET) == 0 && fflush(f) == 0);
+        setvbuf(f, NULL, _IONBF, 0);
+        wrong += getc(f) != (unsigned char)(was + 3);
+        CHECK(fseek(f, off, SEEK_SET) == 0 && putc(n + 5, f) != EOF && fflush(f) == 0);
+        wrong += p[off] != (char)(n + 5);
+    }
+    return wrong;
+}
+
+static void two_ways(const char *merge)
+{
+    int fd = open_file(O_RDWR | O_CREAT | O_TRUNC, 3 * PAGE), late;
+    FILE *f = fopen(file, "r+"), *after;
+    volatile char *p;
+    pid_t pid;
+    int status;
+    if (merge)
+        CHECK(fsetxattr(fd, "user.dsm.dtype", "u8", 2, 0) == 0 && fsetxattr(fd, "user.dsm.merge", merge, strlen(merge), 0) == 0);
+    CHECK(f);
+    p = map(fd, 4 * PAGE, PROT_READ | PROT_WRITE);
+    CHECK(kind((void *)p) == 'm');
+    CHECK(disagree(p, fd, f) == 0);
+    CHECK((late = open(file, O_RDWR)) >= 0 && (after = fopen(file, "r+")) != NULL);
+    CHECK(disagree(p, late, after) == 0);
+    CHECK((pid = fork()) >= 0);
+    if (pid == 0) {
+        CHECK(disagree(p, late, after) == 0);
+        _exit(0);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    CHECK(pwrite(late, "grown", 5, 3 * PAGE + 10) == 5); /* past the end */
+    CHECK(!memcmp((char *)p + 3 * PAGE + 10, "grown", 5));
+    p[3 * PAGE + 14] = 'N';
+    CHECK(pread(fd, (char[6]){0}, 5, 3 * PAGE + 10) == 5);
+    CHECK(fsync(fd) == 0 && peer_byte(3 * PAGE + 14) == 'N');
+}
+
+static void both(void) { two_ways(NULL); }
+static void both_summed(void) { two_ways("sum"); }
+
 int main(int argc, char **argv)
 {
     static const struct { const char *name; void (*run)(void); } steps[] = {
         {"basic", basic}, {"parts", parts}, {"moves", moves}, {"protects", protects}, {"forks", forks}, {"forks_after_removal", forks_after_removal},
-        {"tail", tail}, {"closes", closes}, {"threads", threads}, {"signals", signals},
+        {"tail", tail}, {"closes", closes}, {"threads", threads}, {"signals", signals}, {"both", both}, {"both_summed", both_summed},
     };
     CHECK(argc == 4);
     self = argv[0];
