@@ -230,7 +230,9 @@ func (a *Area) installExtent(m *wire.HandoverExtent, payload []byte) {
 	}
 	*x = homeExtent{version: m.Version, writers: make(map[dsm.NodeID]dsm.Seq)}
 	for _, w := range m.Writers {
-		x.writers[w.Node] = w.Seq
+		if !a.leftLocked(w.Node, w.Seq) {
+			x.writers[w.Node] = w.Seq
+		}
 	}
 	k := 0
 	for i := range m.Pages.All() {

@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -73,6 +74,9 @@ func (a *Area) homeExtent(e dsm.ExtentIndex) *homeExtent {
 
 // homePublish merges a publish: the one place where versions are made.
 func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) error {
+	if a.leftLocked(from, 0) {
+		return nil
+	}
 	ack := &wire.PublishAck{Stamp: a.stamp(), Extent: m.Extent, Seq: m.Seq}
 	if x := a.mu.home.extents[m.Extent]; x != nil && m.Seq <= x.writers[from] {
 		// Sent again: merged already, be it under older rules.
@@ -207,11 +211,20 @@ func (a *Area) homeViewChanged(old *dsm.View) {
 			}
 		}
 	}
-	for e := range a.mu.home.extents {
+	for e, x := range a.mu.home.extents {
 		if row := a.row(e); !a.isSelf(row.Primary) && !a.isSelf(row.Source) {
 			a.resign(e)
+			continue
 		}
+		maps.DeleteFunc(x.writers, a.leftLocked)
 	}
+}
+
+// leftLocked reports whether a publisher is no member any more. Nothing of it is merged from then on: what it sent again, at a
+// handover, would count twice once the home has forgotten what it had merged.
+func (a *Area) leftLocked(n dsm.NodeID, _ dsm.Seq) bool {
+	_, ok := a.mu.view.Member(n)
+	return !ok
 }
 
 // resign frees the home copy of an extent that the new home has received.

@@ -118,6 +118,10 @@ func (a *Area) holding() bool {
 	return a.mu.ino.Spec.AppliesInSync() && a.mu.replica.writers > a.mu.replica.released
 }
 
+// subscribePart is how many extents one Subscribe names at most. Neither it, nor its answer, which may name some pages of each,
+// takes more than half of wire.MaxMessage.
+const subscribePart = 8192
+
 // subscribe asks the homes for the stream of updates of the extents in list.
 func (a *Area) subscribe(list []dsm.ExtentIndex) {
 	r := &a.mu.replica
@@ -136,9 +140,11 @@ func (a *Area) subscribe(list []dsm.ExtentIndex) {
 		by[home] = append(by[home], v)
 	}
 	for _, home := range order {
-		r.round++
-		r.subs[r.round] = subscribing{home, by[home]}
-		a.send(home, &wire.Subscribe{Stamp: a.stamp(), Round: r.round, Hold: r.hold, Partial: r.demand, Extents: by[home]})
+		for part := range slices.Chunk(by[home], subscribePart) {
+			r.round++
+			r.subs[r.round] = subscribing{home, part}
+			a.send(home, &wire.Subscribe{Stamp: a.stamp(), Round: r.round, Hold: r.hold, Partial: r.demand, Extents: part})
+		}
 	}
 }
 
