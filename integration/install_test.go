@@ -28,6 +28,8 @@ func install(t *testing.T, target string, variables ...string) {
 		t.Skip(skip)
 	}
 	cmd := exec.Command("make", append([]string{"-C", root, "--no-print-directory", target, "BINARY=" + harness.Binary()}, variables...)...)
+	// The tests may be run by make themselves, whose flags are not for this one.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS=") })
 	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
 		t.Fatalf("make %s %v: %v\n%s", target, variables, err, out)
 	}
