@@ -25,6 +25,15 @@ func (o setAttrOp) apply(s *state, st step) (dsm.Inode, error) {
 		}
 		size = max(size, *o.GrowTo)
 	}
+	if o.GrowBy != nil {
+		if *o.GrowBy < 0 || *o.GrowBy > dsm.MaxAreaSize {
+			return dsm.Inode{}, fail(errs.Invalid, "growth by %d bytes", *o.GrowBy)
+		}
+		size += *o.GrowBy
+		if err := s.checkSize(in, size); err != nil {
+			return dsm.Inode{}, err
+		}
+	}
 	if err := s.checkGrowth(in, size-in.Size); err != nil {
 		return dsm.Inode{}, err
 	}

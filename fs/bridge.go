@@ -155,6 +155,7 @@ func (t *handleTable) get(fh uint64) handle {
 type fileHandle struct {
 	area    *openArea
 	write   bool
+	past    bool // the kernel reads and writes by it past its page cache
 	owners  lockOwners
 	program int // that opened it to write; a thread where that is enough
 }

@@ -344,6 +344,10 @@ func (n *fakeNames) setAttr(ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
 	if ch.GrowTo != nil && *ch.GrowTo > i.Size {
 		ch.Size = ch.GrowTo
 	}
+	if ch.GrowBy != nil {
+		size := i.Size + *ch.GrowBy
+		ch.Size = &size
+	}
 	if ch.Size != nil && *ch.Size != i.Size {
 		if n.reserved()+*ch.Size-i.Size > n.budget {
 			return dsm.Inode{}, errs.E(errs.NoSpace, "fake", "")

@@ -42,6 +42,7 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 		a.programs.enter(h.program, false)
 		b.warnOfSums(a)
 	}
+	h.appending(flags, out)
 	out.Fh = b.handles.add(h)
 	switch {
 	case direct:
@@ -148,7 +149,7 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 			return nil, fuse.EIO
 		}
 		read := h.area.current().ReadAt
-		if in.Flags&syscall.O_DIRECT != 0 { // since open, or by fcntl
+		if in.ReadFlags&fuse.READ_LOCKOWNER != 0 && h.goesPast(in.Flags) { // a mapping's READs have none
 			read = func(ctx context.Context, p []byte, off int64) (int, error) {
 				return h.area.current().ReadBy(ctx, h.area.programs.owner(in.Pid), p, off)
 			}
@@ -175,23 +176,15 @@ func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 		return uint32(len(data)), status(h.Write(r, data))
 	case *fileHandle:
 		b.count.writes.Add(1)
-		off := int64(in.Offset)
 		w := soon
-		take := h.area.current().WriteAt
-		if in.Flags&syscall.O_DIRECT != 0 {
-			take = func(ctx context.Context, data []byte, off int64) error {
-				return h.area.current().WriteBy(ctx, h.area.programs.owner(in.Pid), data, off)
-			}
-		}
+		var err error
 		if in.WriteFlags&fuse.WRITE_CACHE != 0 {
-			take = func(_ context.Context, data []byte, off int64) error { return h.area.current().WriteBack(data, off) }
+			err = h.area.current().WriteBack(data, int64(in.Offset))
 		} else {
 			w = atInterval
-			if err := b.ensureSize(r, h.area, off+int64(len(data))); err != nil {
-				return 0, status(err)
-			}
+			err = b.write(r, h, in, data)
 		}
-		if err := take(r, data, off); err != nil {
+		if err != nil {
 			return 0, status(err)
 		}
 		h.area.stored.Add(1)

@@ -91,6 +91,8 @@ func serve(b *bridge, mountpoint string) (*fuse.Server, error) {
 		DisableSplice: true,
 		PanicHandler:  crash,
 		EnableLocks:   b.cfg.Locks != nil,
+		// What is open with O_APPEND can be mapped (Linux 6.6; ENODEV without).
+		ExtraCapabilities: fuse.CAP_DIRECT_IO_ALLOW_MMAP,
 	}
 	if os.Geteuid() != 0 {
 		// fusermount3 would say why on standard error and return a number.

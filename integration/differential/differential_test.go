@@ -27,7 +27,7 @@ var (
 	seedFlag  = flag.Uint64("seed", 0, "seed of the test; 0 draws one")
 	opsFlag   = flag.Int("ops", 1500, "operations of the test")
 	traceFlag = flag.Int("trace", 80, "operations to show of a failure")
-	leaveOut  = flag.String("without", "link,O_DIRECT,O_APPEND,append,ESTALE", "operations, flags of open and errors to leave out, with commas between")
+	leaveOut  = flag.String("without", "link,O_DIRECT,ESTALE", "operations, flags of open and errors to leave out, with commas between")
 )
 
 func TestMain(m *testing.M) {
