@@ -75,14 +75,7 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	}
 	var f *os.File
 	if err == nil {
-		err = &errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist}
-		a.step(func() {
-			if t.draft != nil {
-				f, err = t.draft.mem.Open(write)
-			} else {
-				f, err = a.mu.mem.OpenWorking(write || a.mu.replica.demand)
-			}
-		})
+		f, err = t.open(write)
 	}
 	if err != nil {
 		t.Detach()
@@ -90,6 +83,23 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	}
 	return t, f, nil
 }
+
+// open opens the memory, for writing also what is on demand.
+func (t *Attachment) open(write bool) (f *os.File, err error) {
+	a := t.area
+	err = &errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist}
+	a.step(func() {
+		if t.draft != nil {
+			f, err = t.draft.mem.Open(write)
+		} else {
+			f, err = a.mu.mem.OpenWorking(write || a.mu.replica.demand)
+		}
+	})
+	return f, err
+}
+
+// Memory opens the memory once more, for reading.
+func (t *Attachment) Memory() (*os.File, error) { return t.open(false) }
 
 // enter counts an attachment; leave ends that.
 func (a *Area) enter(t *Attachment) {

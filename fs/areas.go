@@ -101,6 +101,8 @@ type Attachment interface {
 	// Sync and Acquire are those of the area, by this program.
 	Sync(ctx context.Context) error
 	Acquire(ctx context.Context) error
+	// Memory opens the memory once more, for reading.
+	Memory() (*os.File, error)
 	// Own reports whether the program has memory of its own.
 	Own() bool
 	// Detach ends it, before Area.Close.

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dsmfs/dsmfs/fs/attach"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
@@ -212,7 +213,7 @@ func (o *opens) look(a *openArea) {
 }
 
 func (o *opens) unused(a *openArea, kind int) bool {
-	free, err := unused(a.direct.file, kind)
+	free, err := attach.Unused(a.direct.file, kind)
 	if err != nil {
 		o.b.log.Debug("cannot tell whether a file is still mapped", "area", a.id, "err", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/dsmfs/dsmfs/fs/attach"
 	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -55,7 +56,7 @@ func TestUnused(t *testing.T) {
 	want := func(when string, forWriting, atAll bool) {
 		t.Helper()
 		for kind, want := range map[int]bool{unix.F_RDLCK: forWriting, unix.F_WRLCK: atAll} {
-			if got, err := unused(ask, kind); got != want || err != nil {
+			if got, err := attach.Unused(ask, kind); got != want || err != nil {
 				t.Errorf("%s: unused(%d) = %v, %v, want %v", when, kind, got, err, want)
 			}
 		}

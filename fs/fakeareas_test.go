@@ -317,6 +317,7 @@ type fakeAttachment struct{ *fakeArea }
 
 func (t fakeAttachment) Sync(ctx context.Context) error        { return t.fakeArea.Sync(ctx, true) }
 func (t fakeAttachment) Acquire(ctx context.Context) error     { return t.fakeArea.Acquire(ctx, true) }
+func (fakeAttachment) Memory() (*os.File, error)               { return nil, errs.E(errs.NotExist, "memory", "") }
 func (fakeAttachment) Own() bool                               { return false }
 func (fakeAttachment) Detach()                                 {}
 func (fakeAttachment) Track(Source, int64, int64) func()       { return func() {} }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/dsmfs/dsmfs/fs/attach"
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 )
@@ -92,7 +93,7 @@ func tryPassthrough(server backings) error {
 		return fmt.Errorf("FUSE passthrough: %w", e)
 	}
 	defer server.UnregisterBackingFd(id)
-	free, err := unused(f, unix.F_WRLCK)
+	free, err := attach.Unused(f, unix.F_WRLCK)
 	if err == nil && !free {
 		err = errors.New("a lease of an unused one is refused")
 	}
@@ -100,22 +101,6 @@ func tryPassthrough(server backings) error {
 		return fmt.Errorf("the kernel does not tell whether a memory file is mapped (fs.leases-enable): %w", err)
 	}
 	return nil
-}
-
-// unused reports whether nobody has the memfd of f open, or mapped from an open file, for
-// writing (F_RDLCK), or at all (F_WRLCK); f itself, opened for reading, and the memfd as it
-// was created, do not count. The kernel grants a lease only then (fcntl(2)): it
-// counts open files, which live as long as their last descriptor or mapping, of whatever
-// process. The lease is given back at once; who opens the memfd in between waits for that.
-func unused(f *os.File, kind int) (bool, error) {
-	switch _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, kind); {
-	case errors.Is(err, unix.EAGAIN):
-		return false, nil
-	case err != nil:
-		return false, os.NewSyscallError("F_SETLEASE", err)
-	}
-	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
-	return true, os.NewSyscallError("F_SETLEASE", err)
 }
 
 // ProbePassthrough returns nil if mounts of this process can have direct areas, and else

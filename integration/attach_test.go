@@ -511,3 +511,42 @@ func TestAttachCreateAtOnce(t *testing.T) {
 		t.Errorf("%v: left: %v", res.Err, names)
 	}
 }
+
+// TestStoresAfterDetach: what a program stores to a mapping that it kept when it detached is seen on the other node all the same,
+// until the mapping is gone, whether others are attached meanwhile or not.
+func TestStoresAfterDetach(t *testing.T) {
+	c := nodes(t, 2)
+	all := clients(c)
+	for _, merge := range []string{"last", "sum"} {
+		t.Run(merge, func(t *testing.T) {
+			f := all[1].Open(merge, "rw,creat,excl")
+			all[1].SetXattr(merge, "user.dsm.dtype", "u8")
+			all[1].SetXattr(merge, "user.dsm.merge", merge)
+			f.Truncate(2 * page)
+			f.Close()
+			m := all[1].Open(merge, "r").MapForReading(2 * page)
+			a := c.Node(1).Attach("/"+merge, true)
+			a.Mem[0] = 1
+			ok(t, "detach")(a.Call(harness.DetachOp))
+			m.Await(0, []byte{1}, limit)
+			a.Mem[0] = 2
+			m.Await(0, []byte{2}, limit)
+			worker, err := compiledWriter()
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd := c.Node(1).Command(t.Context(), worker, filepath.Join(c.Node(1).Mount, merge))
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			a.Mem[100] = 3
+			m.Await(100, []byte{3}, limit)
+			_ = cmd.Process.Kill() // it may have ended
+			_ = cmd.Wait()
+			a.Close()
+			if !harness.Eventually(limit, func() bool { return strings.Contains(all[0].Control("areas/"+merge+"/stats"), "attached_writers 0\n") }) {
+				t.Errorf("the end of the mapping is not seen:\n%s", all[0].Control("areas/"+merge+"/stats"))
+			}
+		})
+	}
+}

@@ -140,7 +140,14 @@ func (x *attachment) end() {
 				x.conn.s.log.Warn("stores of a program that has detached are not published yet", "path", x.path, "err", err)
 			}
 		}
-		if x.memory == nil {
+		switch {
+		case x.memory != nil:
+		case x.write && x.inUse():
+			m.Background(func() {
+				x.outlast()
+				x.letGo()
+			})
+		default:
 			x.letGo()
 		}
 	})

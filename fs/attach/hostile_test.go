@@ -58,6 +58,8 @@ type idleAttachment struct{ Attachment }
 
 func (idleAttachment) Detach() {}
 
+func (idleAttachment) Memory() (*os.File, error) { return nil, errs.E(errs.NotExist, "memory", "") }
+
 func (idleArea) Close(bool)                    {}
 func (idleArea) Demand() bool                  { return false }
 func (idleArea) Size() int64                   { return dsm.PageSize }

@@ -57,6 +57,8 @@ type Attachment interface {
 	// Sync is msync(2).
 	Sync(ctx context.Context) error
 	Acquire(ctx context.Context) error
+	// Memory opens what was attached once more, for reading.
+	Memory() (*os.File, error)
 	Detach()
 }
 

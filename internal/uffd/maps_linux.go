@@ -100,3 +100,33 @@ func mapped(pid int, dev, ino uint64) (pieces []piece, err error) {
 	}
 	return pieces, lines.Err()
 }
+
+// MapsElsewhere reports whether the process has the file dev, ino mapped, shared and writable, outside of the ranges
+// [start, end), which are in order.
+func MapsElsewhere(pid int, dev, ino uint64, ranges [][2]uint64) (bool, error) {
+	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		m, err := parseMapping(lines.Text())
+		if err != nil {
+			return false, err
+		}
+		if m.dev != dev || m.ino != ino || len(m.perms) < 4 || m.perms[1] != 'w' || m.perms[3] != 's' {
+			continue
+		}
+		at := m.start
+		for _, r := range ranges {
+			if r[0] <= at && at < r[1] {
+				at = r[1]
+			}
+		}
+		if at < m.end {
+			return true, nil
+		}
+	}
+	return false, lines.Err()
+}

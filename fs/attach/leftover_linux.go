@@ -1,0 +1,129 @@
+package attach
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/uffd"
+)
+
+// Unused reports whether nobody has the memfd of f open, or mapped from an open file, for
+// writing (F_RDLCK), or at all (F_WRLCK); f itself, opened for reading, and the memfd as it
+// was created, do not count. The kernel grants a lease only then (fcntl(2)): it
+// counts open files, which live as long as their last descriptor or mapping, of whatever
+// process. The lease is given back at once; who opens the memfd in between waits for that.
+func Unused(f *os.File, kind int) (bool, error) {
+	switch _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, kind); {
+	case errors.Is(err, unix.EAGAIN):
+		return false, nil
+	case err != nil:
+		return false, os.NewSyscallError("F_SETLEASE", err)
+	}
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+	return true, os.NewSyscallError("F_SETLEASE", err)
+}
+
+const (
+	// firstLook and lastLook are the pauses between looks whether the last mapping is gone: each is twice the one before.
+	firstLook = 5 * time.Millisecond
+	lastLook  = time.Second
+)
+
+// outlast returns when nobody can store any more to the memory of an attachment that has ended. A mapping may be left: the
+// program has told that it detaches and stores on, or a process that nobody knows of has inherited it. Until it is
+// gone stores are found by comparing, for else this node would have bytes that no other node ever gets.
+//
+// Most often the program is about to unmap, or to close its descriptor: that is waited for first.
+func (x *attachment) outlast() {
+	f, err := x.at.Memory()
+	if err != nil {
+		return // the area is gone
+	}
+	defer func() { _ = f.Close() }() // only asked
+	var stop func()
+	for pause := firstLook; x.left(f); pause = min(2*pause, lastLook) {
+		if stop == nil && pause > firstLook {
+			stop = x.at.Track(nil, 0, 1<<62)
+		}
+		select {
+		case <-time.After(pause):
+		case <-x.conn.s.cfg.Life.Done():
+			return
+		}
+	}
+	if stop == nil {
+		return
+	}
+	stop()
+	ctx, cancel := x.conn.s.cfg.Mount.Lasting()
+	defer cancel()
+	if err := x.area.Publish(ctx); err != nil {
+		x.conn.s.log.Warn("stores to what was left of a mapping are not published yet", "path", x.path, "err", err)
+	}
+}
+
+// inUse reports whether somebody may still store to the memory.
+func (x *attachment) inUse() bool {
+	f, err := x.at.Memory()
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }() // only asked
+	return x.left(f)
+}
+
+// left reports whether somebody may still store to the memory unseen. Where others are attached for writing as well the kernel's
+// answer says nothing, and only the program itself is looked at: those that are left then are found when the last attachment ends.
+func (x *attachment) left(f *os.File) bool {
+	if free, err := Unused(f, unix.F_RDLCK); free || err != nil {
+		return false
+	}
+	tracked, others := x.conn.s.tracked(x)
+	if !others {
+		return true
+	}
+	left, err := uffd.MapsElsewhere(x.conn.who.pid, x.dev, x.ino, tracked)
+	return left && err == nil
+}
+
+// tracked returns what the process of an attachment has mapped and is seen to store to, in order, and whether there are others attached for
+// writing to the same memory.
+func (s *Server) tracked(x *attachment) (ranges [][2]uint64, others bool) {
+	for _, c := range s.connections() {
+		c.mu.Lock()
+		var list []*attachment
+		for _, o := range c.mu.attachments {
+			if o != x && o.write && o.dev == x.dev && o.ino == x.ino {
+				list = append(list, o)
+			}
+		}
+		c.mu.Unlock()
+		others = others || len(list) > 0
+		if c.who.pid != x.conn.who.pid {
+			continue
+		}
+		for _, o := range list {
+			o.mu.Lock()
+			for _, r := range o.mu.ranges {
+				ranges = append(ranges, [2]uint64{r.addr, r.addr + r.n})
+			}
+			o.mu.Unlock()
+		}
+	}
+	slices.SortFunc(ranges, func(a, b [2]uint64) int { return int(int64(a[0] - b[0])) })
+	return ranges, others
+}
+
+func (s *Server) connections() []*conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]*conn, 0, len(s.mu.conns))
+	for c := range s.mu.conns {
+		list = append(list, c)
+	}
+	return list
+}
