@@ -1,0 +1,205 @@
+package coherence
+
+import (
+	"context"
+	"reflect"
+	"sync/atomic"
+	"testing/synctest"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// A live simulation runs in a synctest bubble. What programs ask for are calls of Node and Area in
+// goroutines of their own, as in production, and so are handovers, expiry and the making of room. One event
+// happens at a time: the next one comes when every goroutine waits for something. Only the goroutine of the test
+// uses the generator of random numbers, applies the catalog's entries and delivers messages.
+
+// request is a call under way.
+type request struct {
+	n      *liveNode
+	what   string
+	cancel context.CancelFunc
+	gaveUp bool // cancel was called
+	firm   bool // it is not given up
+	over   atomic.Bool
+	err    error
+	finish func(err error) // by the goroutine of the test, when the call has returned
+}
+
+// ask starts a call. finish, if not nil, is called with its error, which is nil or that of a call that was given up.
+func (n *liveNode) ask(what string, call func(ctx context.Context) error, finish func(err error)) *request {
+	ctx, cancel := context.WithCancel(context.Background())
+	q := &request{n: n, what: what, cancel: cancel, finish: finish}
+	n.cluster.requests = append(n.cluster.requests, q)
+	go func() {
+		q.err = call(ctx)
+		q.over.Store(true)
+	}()
+	return q
+}
+
+// giveUp ends a call as a signal or a deadline does.
+func (q *request) giveUp() {
+	if q.firm {
+		return
+	}
+	q.gaveUp = true
+	q.cancel()
+}
+
+// rest lets everything run that waits for nothing, and finishes the calls that have returned.
+func (s *cluster) rest() {
+	for {
+		synctest.Wait()
+		i := 0
+		for ; i < len(s.requests) && !s.requests[i].over.Load(); i++ {
+		}
+		if i == len(s.requests) {
+			return
+		}
+		q := s.requests[i]
+		s.requests = append(s.requests[:i:i], s.requests[i+1:]...)
+		q.cancel()
+		if q.err != nil && !(q.gaveUp && (errs.Is(q.err, errs.Timeout) || errs.Is(q.err, errs.NoSpace))) {
+			s.t.Fatalf("node %d: %s: %v", q.n.i, q.what, q.err)
+		}
+		if q.finish != nil {
+			q.finish(q.err)
+		}
+	}
+}
+
+// pass lets time go by.
+func (s *cluster) pass(d time.Duration) {
+	<-time.After(d)
+	s.rest()
+}
+
+// outstanding returns how many calls of the node are under way.
+func (n *liveNode) outstanding() (k int) {
+	for _, q := range n.cluster.requests {
+		if q.n == n {
+			k++
+		}
+	}
+	return k
+}
+
+// WaitApplied waits, in a live simulation, until the test applies the commitment. Before it delivers a message it
+// applies what that was made under: see ahead.
+func (n *liveNode) WaitApplied(ctx context.Context, rev dsm.Generation, e dsm.Epoch) error {
+	for {
+		s := n.cluster
+		s.mu.Lock()
+		done, changed := n.ino.Rev >= rev && n.view.Epoch >= e, n.changed
+		s.mu.Unlock()
+		switch {
+		case done:
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// ahead applies what a message to the node was made under.
+func (n *liveNode) ahead(msg any) {
+	m := reflect.ValueOf(msg).Elem()
+	for {
+		rev, epoch := m.FieldByName("Rev"), m.FieldByName("Epoch")
+		if m.Type().Name() == "HandoverAck" {
+			rev = reflect.Value{} // for the goroutine that waits for the ack
+		}
+		if !(rev.IsValid() && rev.Uint() > uint64(n.ino.Rev) || epoch.IsValid() && epoch.Uint() > uint64(n.view.Epoch)) {
+			return
+		}
+		n.apply()
+	}
+}
+
+// SlotsReady commits a view in which the handover of the slots is over.
+func (n *liveNode) SlotsReady(_ context.Context, slots []dsm.Slot, e dsm.Epoch) error {
+	s := n.cluster
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := *s.lastView()
+	for _, sl := range slots {
+		if row := &v.Slots[sl]; row.Primary == n.id && row.Source != 0 && e >= row.Epoch {
+			row.Source = 0
+			v.Epoch++
+		}
+	}
+	if v.Epoch != s.lastView().Epoch {
+		s.log = append(s.log, commitment{nil, &v})
+	}
+	return nil
+}
+
+// Changed is the bell of the node's notifier.
+func (n *liveNode) Changed(dsm.AreaID) { n.kernel.bell.Store(true) }
+
+// AttrChanged is nothing to a kernel that learns of sizes at once.
+func (n *liveNode) AttrChanged(dsm.AreaID) {}
+
+// calm lets the cluster run, with no more faults and with nothing new asked for, until nothing is left to happen. Calls that
+// wait for something that is still to be stored may be left, all others must have returned.
+func (s *cluster) calm(left ...string) {
+	for i := 0; ; i++ {
+		if i == 200_000 {
+			s.t.Errorf("no rest after %d events", i)
+			s.explain()
+			s.t.FailNow()
+		}
+		s.rest()
+		moved := s.deliver()
+		for _, n := range s.nodes {
+			if n.behindCatalog() {
+				n.apply()
+				moved = true
+			}
+			moved = n.kernel.work() || moved
+		}
+		if moved {
+			continue
+		}
+		s.check()
+		stuck := 0
+		for _, q := range s.requests {
+			if len(left) > 0 && q.what == left[0] {
+				continue
+			}
+			stuck++
+			s.t.Errorf("node %d: %s is never answered", q.n.i, q.what)
+		}
+		if stuck > 0 {
+			s.explain()
+			s.t.FailNow()
+		}
+		return
+	}
+}
+
+// check has every node's area look at itself.
+func (s *cluster) check() {
+	for _, n := range s.nodes {
+		if n.area == nil {
+			continue
+		}
+		n.area.mu.Lock()
+		bad := n.area.problemLocked(hot)
+		if bad == "" {
+			bad = n.kernel.problem()
+		}
+		n.area.mu.Unlock()
+		if bad != "" {
+			s.t.Errorf("node %d: %s", n.i, bad)
+			s.explain()
+			s.t.FailNow()
+		}
+	}
+}

@@ -1,0 +1,238 @@
+package coherence
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// liveKernel is the page cache of a node as kernel.md measured it: programs
+// store without telling anyone, a harvest delivers whole dirty pages, an
+// invalidation delivers a dirty page before it drops it, a store notice changes the
+// page in place.
+type liveKernel struct {
+	n     *liveNode
+	cache map[dsm.PageIndex]*livePage
+	out   []pages.Notice         // taken, not yet carried out
+	done  []pages.Notice         // carried out, not yet reported
+	past  map[dsm.PageIndex]bool // with a write past the page cache that may not be answered yet
+	bell  atomic.Bool            // there may be a notice
+	// reading has the pages that wait for a READ, of a live simulation: notices of them wait too.
+	reading map[dsm.PageIndex]*reading
+}
+
+type livePage struct {
+	data  [dsm.PageSize]byte
+	given [dsm.PageSize]byte // data without the stores that were not delivered
+	dirty bool
+}
+
+// reading is a READ under way. valid is how much of the page no truncation has cut off since.
+type reading struct{ valid int }
+
+func newLiveKernel(n *liveNode) *liveKernel {
+	return &liveKernel{n: n, cache: make(map[dsm.PageIndex]*livePage), past: make(map[dsm.PageIndex]bool), reading: make(map[dsm.PageIndex]*reading)}
+}
+
+// fault returns the page, reading it if need be; nil if it has to be fetched first.
+func (k *liveKernel) fault(p dsm.PageIndex) *livePage {
+	if c := k.cache[p]; c != nil {
+		return c
+	}
+	off := int64(p) * dsm.PageSize
+	if off >= k.n.ino.Size {
+		return nil // SIGBUS
+	}
+	k.ask(p)
+	k.n.cluster.rest()
+	return k.cache[p]
+}
+
+// ask starts a READ of a page.
+func (k *liveKernel) ask(p dsm.PageIndex) {
+	if k.reading[p] != nil || k.cache[p] != nil || !k.n.isOpen() {
+		return
+	}
+	r, c := &reading{valid: dsm.PageSize}, &livePage{}
+	k.reading[p] = r
+	k.n.ask("read", func(ctx context.Context) error {
+		_, err := k.n.area.ReadAt(ctx, c.data[:], int64(p)*dsm.PageSize)
+		return err
+	}, func(err error) {
+		delete(k.reading, p)
+		if clear(c.data[r.valid:]); err == nil && r.valid > 0 {
+			c.given = c.data
+			k.cache[p] = c
+		}
+	})
+}
+
+// readPast is a READ of a page by a size that is out of date: what lies past the
+// end comes as zeroes, and stays in the page cache.
+func (k *liveKernel) readPast(p dsm.PageIndex) { k.ask(p) }
+
+// harvest delivers each dirty page with the probability.
+func (k *liveKernel) harvest(prob float64) {
+	for p := range dsm.PageIndex(k.n.ino.Size+dsm.PageSize-1) / dsm.PageSize {
+		if c := k.cache[p]; c != nil && c.dirty && k.n.cluster.rng.Float64() < prob {
+			k.writeBack(p, c)
+		}
+	}
+}
+
+func (k *liveKernel) writeBack(p dsm.PageIndex, c *livePage) {
+	off := int64(p) * dsm.PageSize
+	c.dirty, c.given = false, c.data
+	k.n.deliveredTo(p, c.data[:])
+	if err := k.n.area.WriteBack(bytes.Clone(c.data[:min(dsm.PageSize, k.n.ino.Size-off)]), off); err != nil {
+		k.n.cluster.t.Fatal(err)
+	}
+}
+
+// writePast is a write(2) past the page cache. Another program may read the page between the drop and the WRITE.
+func (k *liveKernel) writePast(off int64, b byte) {
+	p := dsm.PageIndex(off / dsm.PageSize)
+	if c := k.cache[p]; c != nil {
+		if c.dirty {
+			k.writeBack(p, c)
+		}
+		delete(k.cache, p)
+	}
+	if k.n.cluster.rng.IntN(2) == 0 {
+		k.fault(p)
+	}
+	k.past[p] = true
+	cuts, stays := k.n.cluster.seen.cuts, k.n.applied > k.n.cluster.seen.lastCut
+	k.n.ask("write", func(ctx context.Context) error { return k.n.area.WriteDirect(ctx, []byte{b}, off) }, func(error) {
+		delete(k.past, p)
+		if stays && cuts == k.n.cluster.seen.cuts {
+			k.n.given[off] = k.n.cluster.seen.storeOf(off, b)
+		}
+	}).firm = true
+}
+
+// waits reports whether a write past the page cache to page p waits for its answer.
+func (k *liveKernel) waits(p dsm.PageIndex) bool {
+	return k.past[p]
+}
+
+// takeNotice takes a notice; a live node is told when there may be one.
+func (k *liveKernel) takeNotice() {
+	if !k.bell.Swap(false) {
+		return
+	}
+	if n, ok := k.n.area.NextNotice(); ok {
+		k.out = append(k.out, n)
+		k.bell.Store(true)
+	}
+}
+
+// carryOut does one of the taken notices.
+func (k *liveKernel) carryOut() {
+	if len(k.out) == 0 {
+		return
+	}
+	i := k.n.cluster.rng.IntN(len(k.out))
+	n := k.out[i]
+	first, last := dsm.PageIndex(n.Off/dsm.PageSize), dsm.PageIndex((n.Off+n.Len-1)/dsm.PageSize)
+	for p := range k.reading {
+		if p >= first && p <= last {
+			return // it waits for the page's lock
+		}
+	}
+	k.out = append(k.out[:i], k.out[i+1:]...)
+	for p := first; p <= last; p++ {
+		c := k.cache[p]
+		if n.Kind == pages.NoticeInvalidate {
+			if c != nil && c.dirty {
+				k.writeBack(p, c)
+			}
+			delete(k.cache, p)
+			continue
+		}
+		if c != nil && c.dirty {
+			k.n.cluster.t.Fatalf("store notice on dirty page %d", p)
+		}
+		if int64(p)*dsm.PageSize >= k.n.ino.Size {
+			continue
+		}
+		if c == nil {
+			c = &livePage{}
+			k.cache[p] = c
+		}
+		at := int64(p) * dsm.PageSize
+		for j := range c.data {
+			if o := at + int64(j) - n.Off; o >= 0 && o < n.Len && at+int64(j) < k.n.ino.Size {
+				c.data[j] = n.Data[o]
+			}
+		}
+		c.given = c.data
+	}
+	k.done = append(k.done, n)
+}
+
+func (k *liveKernel) reportDone() {
+	if len(k.done) > 0 {
+		n := k.done[0]
+		k.done = k.done[1:]
+		k.n.area.NoticeDone(n)
+	}
+}
+
+func (k *liveKernel) finishNotices() {
+	for k.work() {
+	}
+}
+
+// truncate is what the kernel does when it learns of a smaller size.
+func (k *liveKernel) truncate(size int64) {
+	for p, c := range k.cache {
+		switch at := int64(p) * dsm.PageSize; {
+		case at >= size:
+			delete(k.cache, p)
+		case at+dsm.PageSize > size:
+			clear(c.data[size-at:])
+			clear(c.given[size-at:])
+		}
+	}
+	for p, r := range k.reading {
+		r.valid = int(min(int64(r.valid), max(size-int64(p)*dsm.PageSize, 0)))
+	}
+}
+
+// work does what the kernel has to do, and reports whether there was anything.
+func (k *liveKernel) work() bool {
+	if k.n.area == nil {
+		return false
+	}
+	before := len(k.out)
+	moved := k.bell.Load() || len(k.done) > 0
+	k.takeNotice()
+	moved = moved || len(k.out) > before
+	before = len(k.out)
+	k.carryOut()
+	moved = moved || len(k.out) < before || len(k.done) > 0
+	k.reportDone()
+	return moved
+}
+
+// problem compares the page cache with what the ledger says that it holds.
+func (k *liveKernel) problem() string {
+	if k.n.area.mu.cached == nil {
+		return ""
+	}
+	for _, p := range hot {
+		c := k.cache[p]
+		if c == nil || k.reading[p] != nil {
+			continue
+		}
+		if g, known := k.n.area.mu.cached.Believed(p); known && string(g) != string(c.given[:len(g)]) {
+			return fmt.Sprintf("the ledger is wrong about what the page cache was given of page %d", p)
+		}
+	}
+	return ""
+}

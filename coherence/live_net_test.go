@@ -1,0 +1,178 @@
+package coherence
+
+import (
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// lane is one direction between two nodes: the indices of sender and receiver.
+type lane [2]int
+
+type parcel struct {
+	msg     any
+	payload []byte
+	shared  *wire.Shared // nil, or what payload is until the parcel is delivered
+}
+
+// laneEnd stands in a lane where the receiver learns that the session broke.
+// What is sent behind it is of the next session.
+type laneEnd struct{}
+
+func (n *liveNode) Send(to dsm.NodeID, m any, payload [][]byte, _ bool) {
+	n.cluster.put(lane{n.i, int(to) - 1}, parcel{msg: m, payload: flat(append([][]byte{nil}, payload...))})
+}
+
+// Flush has nothing to do: no message waits for another.
+func (n *liveNode) Flush(dsm.NodeID) {}
+
+// SendShared keeps the payload as long as a slow connection would: until it is delivered.
+func (n *liveNode) SendShared(to dsm.NodeID, m any, payload *wire.Shared, _ bool) {
+	n.cluster.put(lane{n.i, int(to) - 1}, parcel{msg: m, payload: payload.Bytes, shared: payload})
+}
+
+// put queues a parcel on a lane.
+func (s *cluster) put(k lane, f parcel) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.net[k] = append(s.net[k], f)
+}
+
+// take takes the oldest parcel of a lane.
+func (s *cluster) take(k lane) parcel {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.net[k][0]
+	s.net[k] = s.net[k][1:]
+	return f
+}
+
+// deliver delivers the oldest message of a random lane.
+func (s *cluster) deliver() bool {
+	var links []lane
+	s.mu.Lock()
+	for a := range s.nodes {
+		for b := range s.nodes {
+			if len(s.net[lane{a, b}]) > 0 {
+				links = append(links, lane{a, b})
+			}
+		}
+	}
+	s.mu.Unlock()
+	if len(links) == 0 {
+		return false
+	}
+	s.deliverOn(links[s.rng.IntN(len(links))])
+	return true
+}
+
+// deliverOn delivers the oldest message of a lane.
+func (s *cluster) deliverOn(k lane) {
+	f := s.take(k)
+	from, to := s.nodes[k[0]], s.nodes[k[1]]
+	switch m := f.msg.(type) {
+	case laneEnd:
+		s.tellSender(k)
+		to.reset(from)
+	default:
+		to.ahead(m)
+		if err := to.node.Handle(from.id, m, f.payload); err != nil {
+			s.t.Fatalf("%T from %d to %d: %v", m, from.i, to.i, err)
+		}
+	}
+	if f.shared != nil {
+		f.shared.Release()
+	}
+	s.rest()
+}
+
+// explain logs the state of a cluster that is stuck.
+func (s *cluster) explain() {
+	for _, n := range s.nodes {
+		if n.area != nil {
+			r := &n.area.mu.replica
+			s.t.Logf("node %d: applied %d of %d, parked %d, pubs %d, hold %v, syncing %d, writers %d", n.i, n.applied, len(s.log),
+				len(n.area.mu.parked), r.underWay, r.hold, r.syncing, r.writers)
+			if c := n.area.mu.cached; c != nil {
+				s.t.Logf("the kernel was told all: %v, writable: %v, pending: %v; rung %v, notices %d, carried out %d, reads %d", c.Idle(), c.Writable(), c.Pending(),
+					n.kernel.bell.Load(), len(n.kernel.out), len(n.kernel.done), len(n.kernel.reading))
+			}
+			for _, op := range r.acquires {
+				s.t.Logf("acquire %d waits for %v", op.round, op.pending)
+			}
+			for id, sub := range n.area.mu.home.subs {
+				s.t.Logf("subscriber %v: hold %v, in flight %d, acquires %d, order %v", id, sub.hold, sub.inFlight, len(sub.acquires), sub.order)
+			}
+			for e, x := range r.extents {
+				s.t.Logf("extent %d: live %v have %x dirty %x behind %x asked %x wanted %v pub %v stash %d", e, x.live, x.have, x.dirty, x.behind, x.asked, x.wanted, x.pub != nil, len(x.stash))
+			}
+			if r.demand {
+				s.t.Logf("room for %d pages, %d taken, %d of them by the area, %d callers make room", n.node.room.limit(), n.node.room.taken.Load(),
+					r.units, n.node.room.waiters.Load())
+			}
+		}
+	}
+	for k, q := range s.net {
+		for _, f := range q {
+			s.t.Logf("from %d to %d: %T %+v", k[0], k[1], f.msg, f.msg)
+		}
+	}
+}
+
+// breakSession loses the tail of what is under way between two nodes, in one
+// direction or in both. The receiver hears of it when it has handled what had
+// arrived, or before. The sender hears of it at any time before the next session begins, and
+// what it sends in between goes by that one.
+func (s *cluster) breakSession() {
+	a, b := s.rng.IntN(len(s.nodes)), s.rng.IntN(len(s.nodes))
+	if a == b {
+		return
+	}
+	s.breakLink(lane{a, b})
+	if s.rng.IntN(2) == 0 {
+		s.breakLink(lane{b, a})
+	}
+}
+
+func (s *cluster) breakLink(k lane) {
+	if s.deaf[k] {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q := s.net[k]
+	q = q[:s.rng.IntN(len(q)+1)]
+	end := len(q)
+	if s.rng.IntN(2) == 0 {
+		end = s.rng.IntN(len(q) + 1)
+	}
+	s.net[k] = slices.Insert(slices.Clip(q), end, parcel{msg: laneEnd{}})
+	s.deaf[k] = true
+}
+
+// tellSender tells the sender of a broken lane, if it was not told yet.
+func (s *cluster) tellSender(k lane) {
+	if s.deaf[k] {
+		delete(s.deaf, k)
+		s.nodes[k[0]].reset(s.nodes[k[1]])
+	}
+}
+
+// tellASender tells the sender of one of the broken links.
+func (s *cluster) tellASender() {
+	first := s.rng.IntN(len(s.nodes))
+	for a := range s.nodes {
+		for b := range s.nodes {
+			if k := (lane{(first + a) % len(s.nodes), b}); s.deaf[k] {
+				s.tellSender(k)
+				return
+			}
+		}
+	}
+}
+
+// reset tells a node that a session with the peer broke.
+func (n *liveNode) reset(peer *liveNode) {
+	n.node.SessionReset(peer.id)
+}

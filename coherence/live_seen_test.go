@@ -1,0 +1,114 @@
+package coherence
+
+import (
+	"maps"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// seen is what a live simulation knows of who must see what: a byte has one writer, whose k-th store
+// is of the value (k-1)%255+1, so that a value says how old it is.
+type seen struct {
+	stores    map[int64]int // to each byte
+	published map[int64]int // of them, those that a call which has returned published
+	cuts      int
+	lastCut   int // index in the catalog
+}
+
+// snapshot is counts of stores as they were at some moment.
+type snapshot struct {
+	counts map[int64]int
+	cuts   int
+	gen    dsm.Generation
+	size   int64
+	held   bool // updates enter memory in sync calls only
+}
+
+// cut follows a shrink at an index of the catalog: what was published before is not known any more.
+func (k *seen) cut(index int) {
+	k.cuts++
+	k.lastCut = index
+	clear(k.published)
+}
+
+// store returns the value of the next store to a byte.
+func (k *seen) store(off int64) byte {
+	k.stores[off]++
+	return byte((k.stores[off]-1)%255 + 1)
+}
+
+// storeOf returns which of the stores to a byte its value is of.
+func (k *seen) storeOf(off int64, v byte) int {
+	n := k.stores[off]
+	if v == 0 || n == 0 {
+		return 0
+	}
+	return n - ((n-1)%255+1-int(v)+255)%255
+}
+
+// deliveredTo says that the node's area has what its programs have stored to a page of the page cache.
+func (n *liveNode) deliveredTo(p dsm.PageIndex, b []byte) {
+	for i, v := range b[:hotBytes] {
+		if off := int64(p)*dsm.PageSize + int64(i); v != 0 && n.cluster.owner(off) == n.i && !n.cluster.toAttached(off) {
+			n.given[off] = n.cluster.seen.storeOf(off, v)
+		}
+	}
+}
+
+// delivered returns the stores that the node's area has: a publish that begins now publishes them.
+func (n *liveNode) delivered() snapshot {
+	s := snapshot{cuts: n.cluster.seen.cuts}
+	if n.applied > n.cluster.seen.lastCut {
+		s.counts = maps.Clone(n.given)
+	}
+	return s
+}
+
+// ack says that a publish which began at the snapshot has returned.
+func (s *cluster) ack(mine snapshot) {
+	if mine.cuts != s.seen.cuts {
+		return
+	}
+	for off, k := range mine.counts {
+		s.seen.published[off] = max(s.seen.published[off], k)
+	}
+}
+
+// acked returns what every acquire that begins now must see.
+func (n *liveNode) acked() snapshot {
+	s := n.cluster
+	return snapshot{maps.Clone(s.seen.published), s.seen.cuts, n.ino.Gen, n.ino.Size, n.ino.Spec.AppliesInSync()}
+}
+
+// sees checks that the programs of the node see what was published at the snapshot. If updates enter memory in sync calls only, that
+// is so after those of programs that store.
+func (n *liveNode) sees(began snapshot, what string, storing bool) {
+	s := n.cluster
+	if began.held && !storing || began.gen != n.ino.Gen || began.cuts != s.seen.cuts || began.gen != s.lastInode().Gen {
+		return
+	}
+	check := func(where string, off int64, v byte, least int) {
+		if k := s.seen.storeOf(off, v); k < least {
+			s.t.Fatalf("node %d: %s has returned, and byte %d %s is that of store %d; store %d was published before it began", n.i, what, off, where, k, least)
+		}
+	}
+	for off, least := range began.counts {
+		p := dsm.PageIndex(off / dsm.PageSize)
+		if s.owner(off) == n.i || int64(p+1)*dsm.PageSize > min(began.size, n.ino.Size) { // of extents that it has not heard of it asks nobody
+			continue
+		}
+		n.area.mu.Lock()
+		e, i := p.Extent()
+		here, v := n.area.replicaHas(e, i), byte(0)
+		if here {
+			v = n.area.mu.mem.Working(p)[off%dsm.PageSize]
+		}
+		n.area.mu.Unlock() // a failed check ends the test, which takes the lock
+		if here {
+			check("in memory", off, v, least)
+		}
+		if c := n.kernel.cache[p]; c != nil && n.kernel.reading[p] == nil {
+			check("in the page cache", off, c.data[off%dsm.PageSize], least)
+		}
+	}
+}
