@@ -213,7 +213,7 @@ class Area:
 
     def __getitem__(self, index: Any) -> Any:
         found = self.array[index]
-        return found
+        return found  # a step of its own, in which a FaultError can come: see DemandArray
 
     def __setitem__(self, index: Any, values: npt.ArrayLike) -> None:
         self.array[index] = values
@@ -443,6 +443,7 @@ class Area:
         TimedOutError
             As for :meth:`publish`; the area is closed all the same.
         """
+        self._lent.look()  # before anything is undone: a warning may be an exception
         plane, self._plane = self._plane, None
         if plane is None:
             return
@@ -451,7 +452,6 @@ class Area:
         arrays = [self._array, *self._tensors.values()]
         self._array = np.broadcast_to(np.empty((), self._array.dtype), self._array.shape)
         self._tensors = Tensors({})
-        self._lent.look()
         self._lent = Lent(self.path)
         try:
             if plane.writable:
