@@ -76,12 +76,20 @@ func (m *ledgerModel) learnSize() {
 	m.size = m.area.Size()
 	for p, c := range m.cache {
 		switch {
-		case c.reading:
+		case c.reading || c.writing != nil:
 			c.cut = append(c.cut, m.size)
-		case c.writing == nil:
+		default:
 			c.truncate(p, m.size)
 		}
 	}
+}
+
+// cutNow cuts page p, which was locked, to the sizes that the kernel has learned of meanwhile.
+func (c *modelPage) cutNow(p dsm.PageIndex) {
+	for _, size := range c.cut {
+		c.truncate(p, size)
+	}
+	c.cut = nil
 }
 
 // truncate is what becomes of page p when the kernel cuts the file off.
