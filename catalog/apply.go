@@ -37,7 +37,7 @@ func (s *state) apply(index uint64, data []byte) (outcome, error) {
 		return out, err
 	}
 	first := c.Kind == kindBootstrap && s.view.Cluster == 0
-	if _, member := s.view.Member(c.Node); !member && !first {
+	if m, member := s.view.Member(c.Node); (!member || m.Gone) && !first {
 		// The results of those that left are forgotten, so what they sent
 		// must not happen: it may have happened before.
 		out.result = resultOf(dsm.Inode{}, fail(errs.Unavailable, "node %s is no member", c.Node))

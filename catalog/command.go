@@ -47,6 +47,8 @@ const (
 	kindCancelLock
 	kindDropLocks
 	kindLink
+	kindGone
+	kindSettle
 )
 
 // op is an operation on the state. apply returns the inode that the caller is
@@ -69,6 +71,8 @@ type (
 	addMemberOp    struct{ Member dsm.Member }
 	leavingOp      struct{ Node dsm.NodeID }
 	removeMemberOp struct{ Node dsm.NodeID }
+	goneOp         struct{ Node dsm.NodeID }
+	settleOp       struct{}
 	slotsReadyOp   struct {
 		Slots []dsm.Slot
 		Epoch dsm.Epoch
@@ -162,6 +166,8 @@ var ops = map[opKind]struct {
 	kindCancelLock:     {"lock", cancelLockOp{}, false},
 	kindDropLocks:      {"lock", dropLocksOp{}, false},
 	kindLink:           {"link", linkOp{}, true},
+	kindGone:           {"gone", goneOp{}, false},
+	kindSettle:         {"gone", settleOp{}, false},
 }
 
 var opKinds = func() map[reflect.Type]opKind {

@@ -9,7 +9,7 @@
 //	catalog.go fsm.go reign.go voters.go push.go              raft around that
 //	change.go propose.go                                      changes
 //	query.go reads.go lease.go grants.go                      reads
-//	join.go leave.go serve.go                                 members
+//	join.go leave.go gone.go serve.go                         members
 //
 // # Promises
 //
@@ -30,7 +30,7 @@
 //
 // Every member has a replica. One votes in a cluster of one or two, three from
 // three on, five from five on; the leader appoints them as members come and go
-// (voters.go). A dead member stays a member and keeps its address; a dead
+// (voters.go). A dead member stays one until it is certain that its process has ended (gone.go); a dead
 // minority of the voters stops nothing.
 //
 // # Memory only

@@ -119,14 +119,26 @@ func (c *Catalog) admit(ctx context.Context, req *wire.Join) (any, error) {
 	if err := c.sync(ctx); err != nil {
 		return nil, err
 	}
-	c.mu.RLock()
-	err := c.mu.state.admissible(m)
-	c.mu.RUnlock()
-	if err != nil {
-		return nil, named("join", err)
+	check := func() error {
+		c.mu.RLock()
+		defer c.mu.RUnlock()
+		return c.mu.state.admissible(m)
+	}
+	refused := check()
+	if refused != nil && !errs.Is(refused, errs.Exist) {
+		return nil, named("join", refused)
 	}
 	if _, err := c.probe(ctx, m.ID, m.Addr); err != nil {
+		if refused != nil {
+			return nil, named("join", refused)
+		}
 		return nil, errs.E(errs.Invalid, "join", "the cluster cannot reach the node at %s, which it says is its address (%w)", m.Addr, err)
+	}
+	if refused != nil {
+		c.replace(ctx, m)
+		if err := check(); err != nil {
+			return nil, named("join", err)
+		}
 	}
 	if _, err := c.propose(ctx, addMemberOp{m}); err != nil {
 		return nil, err
@@ -139,6 +151,21 @@ func (c *Catalog) admit(ctx context.Context, req *wire.Join) (any, error) {
 	}
 	c.log.Info("node joined", "node", m.ID, "name", m.Name, "addr", m.Addr)
 	return &wire.Joined{Cluster: c.Current().Cluster}, nil
+}
+
+// replace marks the members as gone whose name or address m takes, if their processes have ended.
+func (c *Catalog) replace(ctx context.Context, m dsm.Member) {
+	for _, x := range present(c.Current()) {
+		switch {
+		case x.ID == m.ID:
+		case x.Addr == m.Addr: // m answers there
+			if _, err := c.propose(ctx, goneOp{x.ID}); err == nil {
+				c.log.Warn("another process has the address of a member, which has died: what it was the home of is lost", "node", x.ID, "name", x.Name, "addr", x.Addr)
+			}
+		case x.Name == m.Name:
+			c.bury(ctx, []dsm.Member{x})
+		}
+	}
 }
 
 // replicates reports whether the node gets the log.

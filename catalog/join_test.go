@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -275,32 +276,87 @@ func TestDeadNodeGetsNoVote(t *testing.T) {
 	}
 }
 
-// TestRestartAtTheSameAddress starts a process where a member died: it is
-// nobody, gets nothing that was meant for the dead one, and answers for nobody.
+// TestRestartAtTheSameAddress starts a process where a member died: it becomes a member at once,
+// gets nothing that was meant for the dead one, and answers for nobody else.
 func TestRestartAtTheSameAddress(t *testing.T) {
-	nodes := cluster(t, 3)
-	ctx := patient(t)
-	lead := leaderOf(t, nodes)
-	alive := []*node{lead}
-	var dead *node
-	for _, n := range nodes {
-		if n != lead && dead == nil {
-			dead = n
-		} else if n != lead {
-			alive = append(alive, n)
-		}
-	}
-	dead.stop()
-	again := startAt(t, "again", dead.self.Addr)
-	refused(t, again.Join(ctx, lead.self.Addr), errs.Exist, dead.self.Name, "has not left")
-	for i, n := range alive {
-		for j := range 20 {
-			_, err := n.Create(ctx, dsm.RootIno, fmt.Sprint(i, "-", j), file, false)
+	for _, x := range []struct {
+		name           string
+		sameName, data bool
+	}{{"same address", false, false}, {"same name and address", true, false}, {"with data at the dead one", true, true}} {
+		t.Run(x.name, func(t *testing.T) {
+			nodes := cluster(t, 3)
+			ctx := patient(t)
+			lead := leaderOf(t, nodes)
+			dead := follower(t, nodes)
+			alive := slices.DeleteFunc(slices.Clone(nodes), func(n *node) bool { return n == dead })
+			_, err := dead.Create(ctx, dsm.RootIno, "held", file, true)
 			ok(t, err)
+			if x.data {
+				big := file
+				big.Size = dsm.Slots * dsm.ExtentSize // bytes in every slot
+				_, err := lead.Create(ctx, dsm.RootIno, "big", big, false)
+				ok(t, err)
+			}
+			dead.stop()
+			name := "again"
+			if x.sameName {
+				name = dead.self.Name
+			}
+			again := startAt(t, name, dead.self.Addr)
+			ok(t, again.Join(ctx, lead.self.Addr))
+			for i, n := range append(alive, again) {
+				for j := range 20 {
+					_, err := n.Create(ctx, dsm.RootIno, fmt.Sprint(i, "-", j), file, false)
+					ok(t, err)
+				}
+			}
+			same(t, append(alive, again))
+			ok(t, lead.Unlink(ctx, dsm.RootIno, "held"))
+			old, known := lead.Current().Member(dead.self.ID)
+			if known != x.data || known && !old.Gone {
+				t.Errorf("the dead member: %v, %+v", known, old)
+			}
+			lost := slotsOf(lead.Current(), dead.self.ID)
+			if x.data != (lost > 0) {
+				t.Errorf("%d slots are with the dead member", lost)
+			}
+			if x.data { // nobody else leaves with less for that
+				ok(t, lead.Unlink(ctx, dsm.RootIno, "big"))
+				_, err := lead.propose(ctx, settleOp{})
+				ok(t, err)
+			}
+			if v := lead.Current(); slotsOf(v, dead.self.ID) != 0 || len(v.Members) != 3 {
+				t.Errorf("in the end %d slots are with the dead, and there are %d members", slotsOf(v, dead.self.ID), len(v.Members))
+			}
+		})
+	}
+}
+
+// TestNameOfALivingMember: who answers keeps his name.
+func TestNameOfALivingMember(t *testing.T) {
+	nodes := cluster(t, 2)
+	ctx := patient(t)
+	again := start(t, nodes[1].self.Name)
+	refused(t, again.Join(ctx, nodes[0].self.Addr), errs.Exist, nodes[1].self.Name, "choose another name")
+	nodes[1].stop()
+	ok(t, again.Join(ctx, nodes[0].self.Addr))
+}
+
+// TestLeaveAfterACrash: a node leaves though another has died, and hands nothing over to that one.
+func TestLeaveAfterACrash(t *testing.T) {
+	nodes := cluster(t, 4)
+	ctx := patient(t)
+	dead := follower(t, nodes)
+	dead.stop()
+	var leaves *node
+	for _, n := range nodes {
+		if n != dead && n.leads() == 0 {
+			leaves = n
 		}
 	}
-	same(t, alive)
-	if last, _ := again.logs.LastIndex(); last != 0 || again.raft.CurrentTerm() != 0 {
-		t.Errorf("the new process has a log up to %d and term %d", last, again.raft.CurrentTerm())
+	ok(t, leaves.Leave(ctx))
+	lead := leaderOf(t, slices.DeleteFunc(slices.Clone(nodes), func(n *node) bool { return n == dead || n == leaves }))
+	if v := lead.Current(); len(v.Members) != 2 || slotsOf(v, dead.self.ID)+slotsOf(v, leaves.self.ID) != 0 {
+		t.Errorf("members %+v", v.Members)
 	}
 }

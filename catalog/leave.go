@@ -20,6 +20,9 @@ import (
 // removed, for a node that joins, for all others to leave, too. When ctx ends before, the
 // error is errs.NoSpace and says what lacks, and the node stays marked as leaving.
 func (c *Catalog) Leave(ctx context.Context) error {
+	dead, cancel := context.WithTimeout(ctx, lastWords)
+	c.bury(dead, present(c.Current())) // or it would hand slots over to them
+	cancel()
 	if _, err := c.propose(ctx, leavingOp{c.self.ID}); err != nil {
 		return err
 	}

@@ -81,8 +81,9 @@ func (s *state) admissible(m dsm.Member) error {
 	}
 	for _, x := range s.view.Members {
 		switch {
-		case x.ID == m.ID:
+		case x.ID == m.ID && !x.Gone:
 			return nil
+		case x.Gone:
 		case x.Addr == m.Addr:
 			return fail(errs.Exist, "the address %s belongs to member %s (%s), which has not left", m.Addr, x.Name, x.ID)
 		case x.Name == m.Name:
@@ -118,14 +119,19 @@ func (o removeMemberOp) apply(s *state, st step) (dsm.Inode, error) {
 	s.reviewed(func(v *dsm.View) {
 		v.Members = slices.DeleteFunc(v.Members, func(m dsm.Member) bool { return m.ID == o.Node })
 	})
-	delete(s.sessions, o.Node)
-	s.effects.locks = append(s.effects.locks, s.book.Drop(o.Node)...)
+	s.release(o.Node)
+	return dsm.Inode{}, nil
+}
+
+// release takes from a node, which makes no change any more, what it has of files.
+func (s *state) release(n dsm.NodeID) {
+	delete(s.sessions, n)
+	s.effects.locks = append(s.effects.locks, s.book.Drop(n)...)
 	for _, ino := range sortedKeys(s.inodes) {
 		in := s.inodes[ino]
-		delete(in.holds, o.Node)
+		delete(in.holds, n)
 		s.drop(in)
 	}
-	return dsm.Inode{}, nil
 }
 
 // setVoters records which members vote, as the configuration of raft has it.

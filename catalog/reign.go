@@ -130,6 +130,7 @@ func (c *Catalog) lead(ctx context.Context) {
 	c.news.ring()
 	defer c.push.dismiss()
 	c.tasks.Go(func() { c.watchLockers(ctx) })
+	c.tasks.Go(func() { c.watchDead(ctx) })
 	c.reconcile(ctx)
 }
 

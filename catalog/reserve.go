@@ -170,11 +170,11 @@ func (s *state) checkRoom(m dsm.Member) error {
 func stranded(v *dsm.View) map[dsm.NodeID]int {
 	count := make(map[dsm.NodeID]int)
 	for _, m := range v.Members {
-		if m.Leaving {
+		if m.Leaving && !m.Gone {
 			count[m.ID] = 0
 		}
 	}
-	if len(count) == len(v.Members) {
+	if !slices.ContainsFunc(v.Members, func(m dsm.Member) bool { return !m.Leaving }) {
 		return nil
 	}
 	for _, h := range v.Slots {

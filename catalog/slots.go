@@ -12,12 +12,12 @@ import (
 // that is still being handed over stays where it goes until its new primary is
 // ready; then balance is called again. If everybody leaves, nothing moves.
 //
-// It depends on nothing but v and moves slots under v's epoch.
+// The slots of a member that is gone stay, see settleOp. It depends on nothing but v and moves slots under v's epoch.
 func balance(v *dsm.View) {
 	quota, count := quotas(v), homes(v)
 	for i := range v.Slots {
 		h := &v.Slots[i]
-		if h.Source != 0 || count[h.Primary] <= quota[h.Primary] {
+		if h.Source != 0 || count[h.Primary] <= quota[h.Primary] || isGone(v, h.Primary) {
 			continue
 		}
 		to := neediest(v, quota, count)

@@ -130,8 +130,8 @@ func (c *Catalog) reconcile(ctx context.Context) {
 		ring := c.news.hear()
 		c.meet(ctx)
 		var again <-chan time.Time
-		if nextChange(c.Current().Members, c.servers(), c.self.ID, anybody).kind != changeNone {
-			next := nextChange(c.Current().Members, c.servers(), c.self.ID, c.roll(ctx))
+		if nextChange(present(c.Current()), c.servers(), c.self.ID, anybody).kind != changeNone {
+			next := nextChange(present(c.Current()), c.servers(), c.self.ID, c.roll(ctx))
 			c.make(next)
 			again = time.After(100 * time.Millisecond)
 			if next.kind == changeNone {

@@ -54,6 +54,7 @@ type Member struct {
 	Budget  int64  // bytes of areas it can hold
 	Voter   bool   // votes in the consensus of the catalog
 	Leaving bool   // is handing its slots over
+	Gone    bool   // its process has ended without: what it was the home of is lost
 }
 
 // SlotHome is the row of a slot in the view.

@@ -1,0 +1,189 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// A member whose process has ended without leaving is marked as gone: its name and
+// address are free at once, its locks and holds are dropped, and it makes no change any more. What it was the
+// home of is lost. Its slots stay with it as long as a file has bytes in them: those cannot be read
+// (EIO), never are zero, and the file can be removed or truncated. When none is left the slots
+// go to others, which loses nothing, and the member is forgotten.
+//
+// That a process has ended must be certain, for it may have unpublished stores, and be reachable
+// again. It is if another process has its address, or if its machine says that nobody listens
+// there. A node that does not answer may be on the other side of a partition.
+
+func isGone(v *dsm.View, n dsm.NodeID) bool {
+	m, ok := v.Member(n)
+	return ok && m.Gone
+}
+
+// present returns the members that are not gone.
+func present(v *dsm.View) []dsm.Member {
+	return slices.DeleteFunc(slices.Clone(v.Members), func(m dsm.Member) bool { return m.Gone })
+}
+
+func (o goneOp) apply(s *state, st step) (dsm.Inode, error) {
+	m, ok := s.view.Member(o.Node)
+	if !ok || m.Gone || o.Node == st.node {
+		return dsm.Inode{}, nil
+	}
+	s.reviewed(func(v *dsm.View) {
+		for i := range v.Members {
+			if v.Members[i].ID == o.Node {
+				v.Members[i].Gone, v.Members[i].Leaving = true, true
+			}
+		}
+	})
+	s.release(o.Node)
+	return settleOp{}.apply(s, st)
+}
+
+// settleOp forgets the members that are gone and of which no file has any bytes.
+func (settleOp) apply(s *state, _ step) (dsm.Inode, error) {
+	free := s.settled()
+	if len(free) == 0 {
+		return dsm.Inode{}, nil
+	}
+	s.reviewed(func(v *dsm.View) {
+		v.Members = slices.DeleteFunc(v.Members, func(m dsm.Member) bool { return slices.Contains(free, m.ID) })
+		quota, count := quotas(v), homes(v)
+		for i := range v.Slots {
+			h := &v.Slots[i]
+			if slices.Contains(free, h.Primary) {
+				to := neediest(v, quota, count)
+				if to == 0 {
+					to = present(v)[0].ID
+				}
+				count[to]++
+				*h = dsm.SlotHome{Primary: to, Epoch: v.Epoch}
+			}
+			if slices.Contains(free, h.Source) {
+				h.Source = 0
+			}
+		}
+	})
+	return dsm.Inode{}, nil
+}
+
+// settled returns the members that are gone and in whose slots no file has bytes.
+func (s *state) settled() (free []dsm.NodeID) {
+	lost := make(map[dsm.NodeID]bool) // and whether something of theirs is
+	for _, m := range s.view.Members {
+		if m.Gone {
+			lost[m.ID] = false
+		}
+	}
+	if len(lost) == 0 || len(lost) == len(s.view.Members) {
+		return nil
+	}
+	for _, in := range s.inodes {
+		if in.Kind != dsm.KindFile {
+			continue
+		}
+		for e := range min(dsm.Extents(in.Size), dsm.Slots) {
+			h := s.view.Slots[dsm.SlotOf(in.Area(), dsm.ExtentIndex(e))]
+			for _, n := range []dsm.NodeID{h.Primary, h.Source} {
+				if _, gone := lost[n]; gone {
+					lost[n] = true
+				}
+			}
+		}
+	}
+	for _, n := range sortedKeys(lost) {
+		if !lost[n] {
+			free = append(free, n)
+		}
+	}
+	return free
+}
+
+// ended reports whether the member's process certainly has.
+func (c *Catalog) ended(ctx context.Context, m dsm.Member) bool {
+	ctx, cancel := context.WithTimeout(ctx, attempt/2)
+	defer cancel()
+	for try := range 3 {
+		_, err := c.probe(ctx, m.ID, m.Addr)
+		switch {
+		case err == nil:
+			return false
+		case errors.Is(err, syscall.ECONNREFUSED):
+			return true
+		}
+		if !c.pause(ctx, c.life, try) { // it may be that a connection from before has broken
+			break
+		}
+	}
+	return false
+}
+
+// bury marks those of the members as gone that certainly are.
+func (c *Catalog) bury(ctx context.Context, members []dsm.Member) {
+	var asked sync.WaitGroup
+	for _, m := range members {
+		if m.ID == c.self.ID {
+			continue
+		}
+		asked.Go(func() {
+			if !c.ended(ctx, m) {
+				return
+			}
+			if _, err := c.propose(ctx, goneOp{m.ID}); err != nil && !errs.Is(err, errs.Timeout) {
+				c.log.Warn("mark a dead member as gone", "node", m.ID, "name", m.Name, "err", err)
+				return
+			}
+			c.log.Warn("a member has died: what it was the home of is lost", "node", m.ID, "name", m.Name, "addr", m.Addr)
+		})
+	}
+	asked.Wait()
+}
+
+const (
+	// lookForDead is how often the leader looks whether members have died.
+	lookForDead = 5 * time.Second
+	// deadFor is for how many looks a member must have been dead before it is marked as gone
+	// though nobody wants its name: the host of a process that is restarted may be slow.
+	deadFor = 6
+)
+
+// watchDead marks members as gone that have been dead for some time, and forgets them when nothing of
+// theirs is left, until ctx ends.
+func (c *Catalog) watchDead(ctx context.Context) {
+	dead := make(map[dsm.NodeID]int)
+	look := time.NewTicker(lookForDead)
+	defer look.Stop()
+	for {
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return
+		}
+		var gone []dsm.Member
+		for _, m := range present(c.Current()) {
+			if m.ID == c.self.ID || !c.ended(ctx, m) {
+				delete(dead, m.ID)
+			} else if dead[m.ID]++; dead[m.ID] >= deadFor {
+				gone = append(gone, m)
+			}
+		}
+		c.bury(ctx, gone)
+		c.mu.RLock()
+		free := len(c.mu.state.settled())
+		c.mu.RUnlock()
+		if free == 0 {
+			continue
+		}
+		if _, err := c.propose(ctx, settleOp{}); err != nil {
+			c.log.Debug("forget dead members", "err", err)
+		}
+	}
+}
