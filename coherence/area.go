@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
-	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/invariants"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
@@ -32,7 +31,7 @@ type Area struct {
 		replica   replica
 		home      home
 		lingering lingering
-		parked    []message // to slots that are still being handed to this node
+		parked    []message // to slots that are still being handed to this node, or that want memory
 		removed   bool
 		telling   int // calls of awaitTold
 
@@ -47,6 +46,8 @@ type Area struct {
 		diffed  int                // pages that this step diffed
 		looked  dsm.PageIndex      // the last page that checkLocked compared
 		again   bool               // there are publications to start in a step of their own
+
+		memoryRetry *time.Timer // not nil: it handles again what is parked for want of memory
 	}
 }
 
@@ -263,37 +264,6 @@ func (a *Area) within(e dsm.ExtentIndex) dsm.PageSet {
 // page returns the index in the area of page i of extent e.
 func page(e dsm.ExtentIndex, i int) dsm.PageIndex {
 	return dsm.PageIndex(e)*dsm.ExtentPages + dsm.PageIndex(i)
-}
-
-// memory returns the copies of the area, making them at first use.
-func (a *Area) memory() (*pages.Area, error) {
-	if a.mu.mem == nil {
-		newArea := pages.NewArea
-		if a.mu.ino.Spec.Residency == dsm.ResidencyDemand {
-			newArea = pages.NewDemandArea
-		}
-		mem, err := newArea(a.id, a.mu.ino.Size)
-		if err != nil {
-			return nil, &errs.Error{Op: "reserve memory", Area: a.id, Kind: errs.NoSpace, Err: err}
-		}
-		a.mu.mem = mem
-		a.mu.cached = pages.NewCached(mem)
-		for e := range a.mu.home.extents {
-			mem.BecomeHome(e)
-		}
-	}
-	return a.mu.mem, nil
-}
-
-// mustMemory is memory in the middle of a step that cannot be refused any more.
-// Sizes were reserved against the budget by the catalog, so failure means that
-// the node's own limits (descriptors, mappings) are exhausted.
-func (a *Area) mustMemory() *pages.Area {
-	mem, err := a.memory()
-	if err != nil {
-		panic(err)
-	}
-	return mem
 }
 
 // catchUp makes the area act on the newest view.

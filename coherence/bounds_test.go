@@ -33,6 +33,9 @@ func TestOpenOfAVeryLargeFile(t *testing.T) {
 	}
 	a := home.area
 	a.step(func() {
+		if _, err := a.memory(); err != nil {
+			t.Fatal(err)
+		}
 		for e := range dsm.ExtentIndex(extents) {
 			x := a.homeExtent(e)
 			x.version = dsm.VersionAt(s.now)

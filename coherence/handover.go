@@ -206,6 +206,7 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 		return errs.E(errs.Corrupt, "handover", "extent %d of area %d does not add up", m.Extent, m.Area)
 	}
 	ack := &wire.HandoverAck{ID: m.ID}
+	later := false
 	if a, err := n.area(m.Area); err == nil {
 		a.step(func() {
 			row := a.row(m.Extent)
@@ -215,14 +216,39 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 			case m.Gen < a.mu.ino.Gen:
 				ack.Stale, ack.Rev = true, a.mu.ino.Rev
 			case int(m.Extent) < a.extents():
+				if _, err := a.memory(); err != nil {
+					ack.Stale, ack.Rev, later = true, a.mu.ino.Rev, true
+					return
+				}
 				a.installExtent(m, payload)
 			}
 		})
+	}
+	if later {
+		h.sendLater(from, ack)
+		return nil
 	}
 	n.cfg.Sender.Send(from, ack, nil, false)
 	return nil
 }
 
+// sendLater has an extent sent again after a while: there is no memory for it now.
+func (h *handovers) sendLater(to dsm.NodeID, ack *wire.HandoverAck) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ctx.Err() != nil {
+		return
+	}
+	h.wg.Go(func() {
+		select {
+		case <-time.After(memoryRetry):
+			h.node.cfg.Sender.Send(to, ack, nil, false)
+		case <-h.ctx.Done():
+		}
+	})
+}
+
+// installExtent takes over the state of an extent. The area has memory.
 func (a *Area) installExtent(m *wire.HandoverExtent, payload []byte) {
 	x := a.homeExtent(m.Extent)
 	for i := range x.pages {

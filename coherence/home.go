@@ -58,15 +58,15 @@ func (x *homeExtent) newer(v dsm.Version) (s dsm.PageSet) {
 	return s
 }
 
-// homeExtent returns the directory entry of e, making it at the first publish.
+// homeExtent returns the directory entry of e, making it at the first publish. The area has memory.
 func (a *Area) homeExtent(e dsm.ExtentIndex) *homeExtent {
 	x := a.mu.home.extents[e]
 	if x == nil {
 		x = &homeExtent{writers: make(map[dsm.NodeID]dsm.Seq)}
 		a.mu.home.extents[e] = x
 		// The base copy of the extent, still all zero, becomes the home copy.
-		if mem := a.mustMemory(); !mem.Homed(e) {
-			mem.BecomeHome(e)
+		if !a.mu.mem.Homed(e) {
+			a.mu.mem.BecomeHome(e)
 		}
 	}
 	return x
@@ -105,8 +105,12 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 	if err := delta.Validate(a.mu.kernel); err != nil {
 		return err
 	}
+	mem, err := a.memory()
+	if err != nil {
+		a.parkForMemory(from, m, payload)
+		return nil
+	}
 	x := a.homeExtent(m.Extent)
-	mem := a.mustMemory()
 	for i := range m.Pages.All() {
 		mem.BeforeHomeWrite(page(m.Extent, i), a.keepBase(from, m, i))
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"github.com/dsmfs/dsmfs/pages"
 )
 
 // PageCache is the kernel's page cache as the data plane needs it. Its methods
@@ -58,6 +59,9 @@ type Node struct {
 	handovers handovers
 	room      room
 	keeps     atomic.Bool // since KeepPages
+
+	newMemory func(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) // tests have it fail
+	warned    atomic.Int64                                                      // when it was last said that it fails
 }
 
 // New returns a data plane with no areas. It starts no goroutine.
@@ -68,7 +72,7 @@ func New(cfg Config) *Node {
 	if cfg.Linger == 0 {
 		cfg.Linger = DefaultLinger
 	}
-	n := &Node{cfg: cfg}
+	n := &Node{cfg: cfg, newMemory: newMemory}
 	n.mu.Init("coherence.Node")
 	n.mu.areas = make(map[dsm.AreaID]*Area)
 	n.handovers.init(n)

@@ -365,7 +365,7 @@ func (a *Area) current(m *wire.Push, payload [][]byte) [][]byte {
 // one piece.
 func (a *Area) homePages(m *wire.Push) (p [][]byte) {
 	for from, to := range m.Pages.Minus(m.Zero).Runs() {
-		p = append(p, a.mustMemory().HomeRun(page(m.Extent, from), to-from))
+		p = append(p, a.mu.mem.HomeRun(page(m.Extent, from), to-from))
 	}
 	return p
 }

@@ -201,9 +201,15 @@ func (a *Area) fromHome(from dsm.NodeID, epoch dsm.Epoch, e dsm.ExtentIndex) boo
 	return row.Primary == from && epoch >= row.Epoch && int(e) < a.extents()
 }
 
-// park keeps a message until a handover is over. Senders have few messages
-// under way, so what is parked is bounded by their windows.
+// park keeps a message until a handover is over, or there is memory. Senders have few messages
+// under way, so what is parked is bounded by their windows: what a publisher sends again is kept once.
 func (a *Area) park(from dsm.NodeID, msg any, payload []byte) {
+	if p, ok := msg.(*wire.Publish); ok && slices.ContainsFunc(a.mu.parked, func(m message) bool {
+		q, ok := m.msg.(*wire.Publish)
+		return ok && m.peer == from && q.Extent == p.Extent && q.Seq == p.Seq && q.Epoch == p.Epoch
+	}) {
+		return
+	}
 	m := message{peer: from, msg: msg}
 	if payload != nil {
 		m.payload = [][]byte{append([]byte(nil), payload...)}

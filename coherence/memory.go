@@ -1,0 +1,75 @@
+package coherence
+
+import (
+	"errors"
+	"syscall"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/invariants"
+	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// memoryRetry is how long what needs the memory of an area waits after it could not be made.
+const memoryRetry = time.Second
+
+// warnPause is the least time between two warnings that memory cannot be made.
+const warnPause = time.Minute
+
+// newMemory makes the memory of an area.
+func newMemory(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) {
+	if demand {
+		return pages.NewDemandArea(id, size)
+	}
+	return pages.NewArea(id, size)
+}
+
+// memory returns the copies of the area, making them at first use. Sizes were reserved
+// against the budget by the catalog, so failure means that the node's own limits
+// (descriptors, mappings) are exhausted.
+func (a *Area) memory() (*pages.Area, error) {
+	if a.mu.mem != nil {
+		return a.mu.mem, nil
+	}
+	mem, err := a.node.newMemory(a.id, a.mu.ino.Size, a.mu.ino.Spec.Residency == dsm.ResidencyDemand)
+	if err != nil {
+		a.node.warnOfMemory(a.id, err)
+		return nil, &errs.Error{Op: "reserve memory", Area: a.id, Err: err}
+	}
+	a.mu.mem = mem
+	a.mu.cached = pages.NewCached(mem)
+	invariants.Check(len(a.mu.home.extents) == 0, "area %d is the home of extents that had no memory", a.id)
+	return mem, nil
+}
+
+// warnOfMemory says that memory cannot be made, now and then: whoever needs it tries again.
+func (n *Node) warnOfMemory(id dsm.AreaID, err error) {
+	now, last := time.Now().UnixNano(), n.warned.Load()
+	if last != 0 && now-last < int64(warnPause) || !n.warned.CompareAndSwap(last, now) {
+		return
+	}
+	todo := "free memory or mappings (vm.max_map_count)"
+	switch {
+	case errors.Is(err, syscall.EMFILE):
+		todo = "the daemon has no more file descriptors: raise RLIMIT_NOFILE (ulimit -n, in a unit LimitNOFILE)"
+	case errors.Is(err, syscall.ENFILE):
+		todo = "the machine has no more open files: raise the sysctl fs.file-max; RLIMIT_NOFILE bounds each process"
+	}
+	n.cfg.Log.Warn("the memory of an area cannot be made", "area", id, "err", err, "todo", todo)
+}
+
+// parkForMemory keeps a publish that there is no memory for. It is tried again until there is, and what its node
+// asks after it waits with it. Nobody is told: the publisher's fsync ends by its deadline, and its bytes stay there.
+func (a *Area) parkForMemory(from dsm.NodeID, m *wire.Publish, payload []byte) {
+	a.park(from, m, payload)
+	if a.mu.memoryRetry == nil {
+		a.mu.memoryRetry = time.AfterFunc(memoryRetry, func() {
+			a.step(func() {
+				a.mu.memoryRetry = nil
+				a.unpark()
+			})
+		})
+	}
+}

@@ -1,0 +1,124 @@
+package coherence
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// starve takes the descriptors from a node, until feed is called. The log is what it says of that.
+func (n *simNode) starve() (log *bytes.Buffer, feed func()) {
+	log = new(bytes.Buffer)
+	n.node.cfg.Log = slog.New(slog.NewTextHandler(log, nil))
+	n.node.newMemory = func(dsm.AreaID, int64, bool) (*pages.Area, error) {
+		return nil, &errs.Error{Op: "memory: new", Err: os.NewSyscallError("memfd_create", syscall.EMFILE)}
+	}
+	return log, func() { n.node.newMemory = newMemory }
+}
+
+// retried lets the time pass after which a node tries again to make memory.
+func (s *sim) retried() {
+	<-time.After(memoryRetry + 1)
+	synctest.Wait()
+	s.drain()
+}
+
+// TestOpenWithoutDescriptors: who opens is told of the limit, not of the budget; the log names it once.
+func TestOpenWithoutDescriptors(t *testing.T) {
+	n := newHomed(t, 1, dsm.Inode{Size: dsm.ExtentSize}).nodes[0]
+	n.find()
+	log, _ := n.starve()
+	for range 3 {
+		var err error
+		n.area.step(func() { err = n.area.opened(true) })
+		if !errors.Is(err, syscall.EMFILE) || errs.KindOf(err) != errs.Other {
+			t.Errorf("%v, kind %v", err, errs.KindOf(err))
+		}
+	}
+	if k := strings.Count(log.String(), "RLIMIT_NOFILE"); k != 1 {
+		t.Errorf("%d warnings name the limit:\n%s", k, log)
+	}
+}
+
+// TestPublishToAHomeWithoutDescriptors: it waits until there are some. Its publisher may send it again meanwhile.
+func TestPublishToAHomeWithoutDescriptors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
+		home, replica := s.nodes[0], s.nodes[1]
+		_, feed := home.starve()
+		replica.open(true)
+		home.find()
+		put(t, replica, 5)
+		var goal publishGoal
+		replica.area.step(func() { goal = replica.area.requestPublish() })
+		s.retried()
+		for range 3 {
+			home.reset(replica)
+			replica.reset(home)
+			s.retried()
+		}
+		if replica.area.reached(goal) {
+			t.Fatal("the publish is over, and its home has no memory")
+		}
+		publishes := 0
+		for _, m := range home.area.mu.parked {
+			if _, ok := m.msg.(*wire.Publish); ok {
+				publishes++
+			}
+		}
+		if publishes != 1 {
+			t.Errorf("the one publish is kept %d times", publishes)
+		}
+		feed()
+		s.retried()
+		if !replica.area.reached(goal) {
+			t.Fatal("the publish is not taken when there is memory again")
+		}
+		home.open(false)
+		s.drain()
+		want(t, home, 5)
+	})
+}
+
+// TestHandoverToAHomeWithoutDescriptors: the extent is sent again until there are some.
+func TestHandoverToAHomeWithoutDescriptors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		from, to, replica := s.nodes[0], s.nodes[1], s.nodes[2]
+		replica.open(true)
+		put(t, replica, 5)
+		publish(replica)
+		s.drain()
+		_, feed := to.starve()
+		s.move(to, 1)
+		from.handOver()
+		s.drain()
+		s.retried()
+		put(t, replica, 7)
+		var goal publishGoal
+		replica.area.step(func() { goal = replica.area.requestPublish() })
+		s.retried()
+		if replica.area.reached(goal) {
+			t.Fatal("the new home takes a publish without memory")
+		}
+		feed()
+		s.retried()
+		if !replica.area.reached(goal) {
+			t.Fatal("the extent is not handed over when there is memory again")
+		}
+		to.open(false)
+		s.drain()
+		want(t, to, 7)
+	})
+}
