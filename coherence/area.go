@@ -47,6 +47,7 @@ type Area struct {
 		looked  dsm.PageIndex      // the last page that checkLocked compared
 		again   bool               // there are publications to start in a step of their own
 
+		toldOfCut   bool        // a program has cut the memory, and the log says so
 		memoryRetry *time.Timer // not nil: it handles again what is parked for want of memory
 	}
 }
@@ -95,6 +96,7 @@ func (a *Area) steps(from dsm.NodeID, event func()) {
 // deliverLocked.
 func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 	a.mu.Lock()
+	a.restore()
 	a.catchUp()
 	if !a.mu.removed {
 		a.wakingWhenTold(func() {
@@ -143,6 +145,7 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 func (a *Area) note(event func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.restore()
 	a.catchUp()
 	if !a.mu.removed {
 		a.wakingWhenTold(event)

@@ -37,6 +37,12 @@ func newCopy(id dsm.AreaID, suffix string) (*copyFile, error) {
 	if err := unix.Fchmod(fd, 0o600); err != nil {
 		return nil, errors.Join(os.NewSyscallError("fchmod", err), unix.Close(fd))
 	}
+	// Nobody can add a seal: that would keep this process from its own memory. (Without MFD_ALLOW_SEALING some could, where
+	// the sysctl vm.memfd_noexec is set.) F_SEAL_SHRINK, against ftruncate by programs, would keep this process from
+	// cutting, too, and memory past a new end is SIGBUS: see Restore.
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SEAL); err != nil {
+		return nil, errors.Join(os.NewSyscallError("fcntl", err), unix.Close(fd))
+	}
 	return &copyFile{fd: fd, name: name}, nil
 }
 

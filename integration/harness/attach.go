@@ -146,6 +146,12 @@ func (a *Attachment) attach(path string, ino uint64, write bool) error {
 	return err
 }
 
+// Memfd attaches the area once more, for writing, and returns the descriptor that comes with that. The caller closes it.
+func (a *Attachment) Memfd(path string) (int, error) {
+	_, fd, err := a.call(AttachOp, []byte(path), -1, 3, 0)
+	return fd, err
+}
+
 // Userfaultfd makes one, with the flags that this process may use.
 func Userfaultfd() (int, error) {
 	const userModeOnly = 1

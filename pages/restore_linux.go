@@ -1,0 +1,63 @@
+package pages
+
+import "github.com/dsmfs/dsmfs/internal/dsm"
+
+// A program that may write an area has a descriptor of its memory, and so can cut it by ftruncate. This
+// process would then get SIGBUS. Restore is called before memory is touched: what is cut while it is being touched is
+// still fatal.
+
+// Restore makes the working copy as long as the area again, if a program has cut it, and reports
+// whether it was. Pages that are here get the bytes of the base: what was stored to them and not published is lost. Where
+// a demand area keeps no base they are zero.
+func (a *Area) Restore(here func(p dsm.PageIndex) bool) (cut bool, err error) {
+	had, err := a.working.end()
+	if err != nil || had >= a.size {
+		return false, a.failed("restore", err)
+	}
+	fill := func(off, n int64) {
+		for p := dsm.PageIndex(off / dsm.PageSize); int64(p)*dsm.PageSize < off+n; p++ {
+			if here(p) {
+				kept := min(max(had-int64(p)*dsm.PageSize, 0), dsm.PageSize)
+				copy(a.working.page(p)[kept:], a.Base(p)[kept:])
+			}
+		}
+	}
+	from := had &^ (dsm.PageSize - 1)
+	if a.demand != nil {
+		if err := a.working.resize(wholePages(a.size)); err != nil {
+			return true, a.fail("restore", err)
+		}
+		fill(from, a.working.len-from)
+		return true, nil
+	}
+	if err := a.working.extend(a.size); err != nil {
+		return true, a.fail("restore", err)
+	}
+	return true, a.failed("restore", a.base.data(from, a.base.len-from, fill))
+}
+
+// failed is fail if there is an error.
+func (a *Area) failed(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return a.fail(op, err)
+}
+
+// Restore is that of Area.
+func (d *Draft) Restore() (cut bool, err error) {
+	had, err := d.memory.end()
+	if err != nil || had >= d.size {
+		return false, err
+	}
+	if err := d.memory.extend(d.size); err != nil {
+		return true, err
+	}
+	from := had &^ (dsm.PageSize - 1)
+	return true, d.base.data(from, d.base.len-from, func(off, n int64) {
+		for p := dsm.PageIndex(off / dsm.PageSize); int64(p)*dsm.PageSize < off+n; p++ {
+			kept := min(max(had-int64(p)*dsm.PageSize, 0), dsm.PageSize)
+			copy(d.memory.page(p)[kept:], d.base.page(p)[kept:])
+		}
+	})
+}
