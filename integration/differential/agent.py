@@ -51,6 +51,9 @@ def told(s: os.stat_result) -> list[Any]:
 
 def op_open(n: int, name: str, words: str, mode: int) -> None:
     fd = os.open(path(name), flags(words) | os.O_CLOEXEC, mode)
+    if PLAIN and "O_DIRECT" in words.split(",") and stat.S_ISDIR(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "a directory")  # as where O_DIRECT is not left out
     if n in fds:
         os.close(fds.pop(n))
     fds[n] = fd
