@@ -61,7 +61,7 @@ type Catalog struct {
 	log      *slog.Logger
 
 	raft   *raft.Raft
-	trans  *raft.NetworkTransport
+	trans  raftTransport
 	layer  *layer
 	logs   *logStore
 	life   context.Context // ends with Close
@@ -132,9 +132,9 @@ func New(cfg Config) (*Catalog, error) {
 	c.push.init()
 
 	rlog := raftLog{cfg.Log.With("part", "raft"), "raft"}
-	c.trans = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+	c.trans = raftTransport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: c.layer, MaxPool: 4, Timeout: rpcTimeout, Logger: rlog, MsgpackUseNewTimeFormat: true,
-	})
+	})}
 	conf := raft.DefaultConfig()
 	conf.LocalID = serverID(c.self.ID)
 	conf.Logger = rlog
