@@ -106,7 +106,9 @@ func (a *Area) resizeDrafts() {
 }
 
 // changed takes note that pages of the working copy changed, in a way that no draft has but the one given.
+// Some may be past the end: pages that were cut off while they were on their way are here.
 func (a *Area) changed(e dsm.ExtentIndex, p dsm.PageSet, has *draft) {
+	p = p.And(a.within(e))
 	for _, d := range a.mu.drafts {
 		if d != has && int(e) < len(d.stale) {
 			d.stale[e] = d.stale[e].Or(p)
