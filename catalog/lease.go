@@ -30,12 +30,12 @@ import (
 
 const (
 	// leaseTime is how long changes wait for a holder that does not answer.
-	leaseTime = 300 * time.Millisecond
+	leaseTime = 400 * time.Millisecond
 	// keepTime is how long the kernel may keep what it is told.
 	keepTime = 50 * time.Millisecond
 	// keepGrace is how much later the kernel may begin to count: it does so when the
-	// thread that asked runs again. The clock of the kernel ticks every 10 ms at worst.
-	keepGrace = 50 * time.Millisecond
+	// thread that asked runs again, on a machine that may be busy.
+	keepGrace = 150 * time.Millisecond
 	// minCalm and maxCalm bound for how long nobody must have recalled a lease before the
 	// kernel may keep anything, after a change had to wait for that.
 	minCalm, maxCalm = 100 * time.Millisecond, time.Second

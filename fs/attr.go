@@ -82,7 +82,9 @@ func (k keep) left() time.Duration {
 	return k.valid
 }
 
-// keptEntry is entry for an answer that the kernel may keep. The attributes of a file that is open here
+// keptEntry is entry for an answer that the kernel may keep: of READDIRPLUS, and of directories, or ls -l would send
+// several requests for each file. How late the thread that asked reads the answer, and the kernel begins to count,
+// nobody can bound; so what is told of a file that somebody looks for is not kept. The attributes of a file that is open here
 // it asks for each time: it must never take a size for known that it was told of
 // long ago (notifier.tellSize).
 func (b *bridge) keptEntry(i dsm.Inode, k keep, out *fuse.EntryOut) {
@@ -140,7 +142,7 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 		b.notify.tellSize(r, a)
 	}
 	b.attr(i, &out.Attr)
-	if i.Nlink > 0 && !b.isOpen(i) {
+	if i.Nlink > 0 && i.Kind == dsm.KindDir {
 		out.SetTimeout(k.left())
 	}
 	return fuse.OK

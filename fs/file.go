@@ -63,7 +63,6 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
-	k := b.keep()
 	i, err := b.create(r, &in.InHeader, name, dsm.Inode{Kind: dsm.KindFile, Perm: in.Mode & 07777}, true)
 	held := &i
 	if errs.Is(err, errs.Exist) && in.Flags&syscall.O_EXCL == 0 {
@@ -93,7 +92,7 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 	if st := b.open(r, i.Ino, in.Flags, held, &out.OpenOut); !st.Ok() {
 		return st
 	}
-	b.keptEntry(i, k, &out.EntryOut)
+	b.entry(i, &out.EntryOut)
 	return fuse.OK
 }
 

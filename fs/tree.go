@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lookup resolves a name, anew each time but for the moment that the kernel may keep it.
+// Lookup resolves a name, anew each time but for the moment that the kernel may keep a directory, or what a listing brought.
 func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	r := b.begin(cancel, in)
 	defer r.end()
@@ -43,7 +43,11 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 	b.toldOf(r, i, at)
 	b.lookups.put(r.tid, i)
 	b.beforeTold(r, i)
-	b.keptEntry(i, k, out)
+	if i.Kind == dsm.KindDir {
+		b.keptEntry(i, k, out)
+	} else {
+		b.entry(i, out)
+	}
 	return fuse.OK
 }
 
@@ -87,13 +91,12 @@ func (b *bridge) make(cancel <-chan struct{}, in *fuse.InHeader, name string, n 
 	}
 	r := b.begin(cancel, in)
 	defer r.end()
-	k := b.keep()
 	i, err := b.create(r, in, name, n, false)
 	if err != nil {
 		return status(err)
 	}
 	b.toldOf(r, i, place{dsm.Ino(in.NodeId), name})
-	b.keptEntry(i, k, out)
+	b.entry(i, out)
 	return fuse.OK
 }
 
@@ -123,12 +126,11 @@ func (b *bridge) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out 
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
-	k := b.keep()
 	i, err := b.cfg.Names.Link(r, dsm.Ino(in.Oldnodeid), dsm.Ino(in.NodeId), name)
 	if err != nil {
 		return status(err)
 	}
-	b.keptEntry(i, k, out)
+	b.entry(i, out)
 	return fuse.OK
 }
 
