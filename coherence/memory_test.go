@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -21,10 +22,19 @@ import (
 func (n *simNode) starve() (log *bytes.Buffer, feed func()) {
 	log = new(bytes.Buffer)
 	n.node.cfg.Log = slog.New(slog.NewTextHandler(log, nil))
-	n.node.newMemory = func(dsm.AreaID, int64, bool) (*pages.Area, error) {
+	var fed atomic.Bool // timers make memory, too
+	n.node.newMemory = func(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) {
+		if fed.Load() {
+			return newMemory(id, size, demand)
+		}
 		return nil, &errs.Error{Op: "memory: new", Err: os.NewSyscallError("memfd_create", syscall.EMFILE)}
 	}
-	return log, func() { n.node.newMemory = newMemory }
+	return log, func() { fed.Store(true) }
+}
+
+func (n *simNode) reached(g publishGoal) (over bool) {
+	n.area.step(func() { over = n.area.reached(g) })
+	return over
 }
 
 // retried lets the time pass after which a node tries again to make memory.
@@ -68,21 +78,23 @@ func TestPublishToAHomeWithoutDescriptors(t *testing.T) {
 			replica.reset(home)
 			s.retried()
 		}
-		if replica.area.reached(goal) {
+		if replica.reached(goal) {
 			t.Fatal("the publish is over, and its home has no memory")
 		}
 		publishes := 0
-		for _, m := range home.area.mu.parked {
-			if _, ok := m.msg.(*wire.Publish); ok {
-				publishes++
+		home.area.step(func() {
+			for _, m := range home.area.mu.parked {
+				if _, ok := m.msg.(*wire.Publish); ok {
+					publishes++
+				}
 			}
-		}
+		})
 		if publishes != 1 {
 			t.Errorf("the one publish is kept %d times", publishes)
 		}
 		feed()
 		s.retried()
-		if !replica.area.reached(goal) {
+		if !replica.reached(goal) {
 			t.Fatal("the publish is not taken when there is memory again")
 		}
 		home.open(false)
@@ -109,12 +121,12 @@ func TestHandoverToAHomeWithoutDescriptors(t *testing.T) {
 		var goal publishGoal
 		replica.area.step(func() { goal = replica.area.requestPublish() })
 		s.retried()
-		if replica.area.reached(goal) {
+		if replica.reached(goal) {
 			t.Fatal("the new home takes a publish without memory")
 		}
 		feed()
 		s.retried()
-		if !replica.area.reached(goal) {
+		if !replica.reached(goal) {
 			t.Fatal("the extent is not handed over when there is memory again")
 		}
 		to.open(false)

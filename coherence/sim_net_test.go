@@ -21,8 +21,7 @@ type frame struct {
 type sessionEnd struct{}
 
 func (n *simNode) Send(to dsm.NodeID, m any, payload [][]byte, _ bool) {
-	k := link{n.i, int(to) - 1}
-	n.sim.net[k] = append(n.sim.net[k], frame{msg: m, payload: flat(append([][]byte{nil}, payload...))})
+	n.sim.put(link{n.i, int(to) - 1}, frame{msg: m, payload: flat(append([][]byte{nil}, payload...))})
 }
 
 // Flush has nothing to do: no message waits for another.
@@ -30,13 +29,28 @@ func (n *simNode) Flush(dsm.NodeID) {}
 
 // SendShared keeps the payload as long as a slow connection would: until it is delivered.
 func (n *simNode) SendShared(to dsm.NodeID, m any, payload *wire.Shared, _ bool) {
-	k := link{n.i, int(to) - 1}
-	n.sim.net[k] = append(n.sim.net[k], frame{msg: m, payload: payload.Bytes, shared: payload})
+	n.sim.put(link{n.i, int(to) - 1}, frame{msg: m, payload: payload.Bytes, shared: payload})
 }
 
-// deliver delivers the oldest message of a random link.
-func (s *sim) deliver() bool {
-	var links []link
+func (s *sim) put(k link, f frame) {
+	s.netMu.Lock()
+	defer s.netMu.Unlock()
+	s.net[k] = append(s.net[k], f)
+}
+
+// take takes the oldest message of a link.
+func (s *sim) take(k link) frame {
+	s.netMu.Lock()
+	defer s.netMu.Unlock()
+	f := s.net[k][0]
+	s.net[k] = s.net[k][1:]
+	return f
+}
+
+// busy returns the links with messages, in order.
+func (s *sim) busy() (links []link) {
+	s.netMu.Lock()
+	defer s.netMu.Unlock()
 	for a := range s.nodes {
 		for b := range s.nodes {
 			if len(s.net[link{a, b}]) > 0 {
@@ -44,6 +58,12 @@ func (s *sim) deliver() bool {
 			}
 		}
 	}
+	return links
+}
+
+// deliver delivers the oldest message of a random link.
+func (s *sim) deliver() bool {
+	links := s.busy()
 	if len(links) == 0 {
 		return false
 	}
@@ -60,8 +80,7 @@ func (s *sim) deliverAll(k link) {
 
 // deliverOn delivers the oldest message of a link.
 func (s *sim) deliverOn(k link) {
-	f := s.net[k][0]
-	s.net[k] = s.net[k][1:]
+	f := s.take(k)
 	from, to := s.nodes[k[0]], s.nodes[k[1]]
 	switch m := f.msg.(type) {
 	case sessionEnd:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ type sim struct {
 	t     *testing.T
 	rng   *rand.Rand
 	nodes []*simNode
+	netMu sync.Mutex // guards net where timers of the product send, too
 	net   map[link][]frame
 	deaf  map[link]bool // broken, and the sender was not told yet
 	log   []entry       // the catalog

@@ -161,9 +161,6 @@ func TestNamesOnEveryNode(t *testing.T) {
 	everywhere("truncate", func(cl *harness.Client) bool { return cl.Stat("d/g").Size == 3 })
 
 	// What does not exist here says so clearly.
-	if _, err := a.Do("link %s %s", a.Path("d/g"), a.Path("d/h")); err != harness.Failure("EOPNOTSUPP") && err != harness.Failure("EPERM") {
-		t.Errorf("hard link: %v, want EOPNOTSUPP or EPERM", err)
-	}
 	if _, err := a.Do("mkfifo %s", a.Path("d/p")); err != harness.Failure("EOPNOTSUPP") && err != harness.Failure("EPERM") {
 		t.Errorf("fifo: %v, want EOPNOTSUPP or EPERM", err)
 	}
