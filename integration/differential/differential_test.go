@@ -24,10 +24,10 @@ import (
 )
 
 var (
-	seedFlag  = flag.Uint64("seed", 0, "seed of the test; 0 draws one")
-	opsFlag   = flag.Int("ops", 1500, "operations of the test")
-	traceFlag = flag.Int("trace", 80, "operations to show of a failure")
-	leaveOut  = flag.String("without", "ESTALE", "operations, flags of open and errors to leave out, with commas between")
+	seedFlag = flag.Uint64("seed", 0, "seed of the test; 0 draws one")
+	opsFlag  = flag.Int("ops", 1500, "operations of the test")
+	showFlag = flag.Int("show", 80, "operations to show of a failure")
+	leaveOut = flag.String("without", "ESTALE", "operations, flags of open and errors to leave out, with commas between")
 )
 
 func TestMain(m *testing.M) {
@@ -116,7 +116,7 @@ func newWorld(t *testing.T, nodes int) *world {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the end of %d operations:\n%s", len(w.trace), strings.Join(w.trace[max(0, len(w.trace)-*traceFlag):], "\n"))
+			t.Logf("the end of %d operations:\n%s", len(w.trace), strings.Join(w.trace[max(0, len(w.trace)-*showFlag):], "\n"))
 		}
 	})
 	return w
