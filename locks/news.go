@@ -27,10 +27,7 @@ func (n *Node) LocksChanged(events []Event) {
 		case Ended:
 			n.endedLocked(e.Ino)
 		case Dropped:
-			n.cfg.Log.Warn("the cluster took this node for dead: locks of its programs are lost")
-			for ino := range n.mu.files {
-				n.dropLocked(ino)
-			}
+			n.droppedLocked()
 		}
 	}
 }
@@ -77,8 +74,21 @@ func (n *Node) endedLocked(ino dsm.Ino) {
 	n.tidyLocked(ino)
 }
 
-// dropLocked takes note that all locks of the file are gone.
-func (n *Node) dropLocked(ino dsm.Ino) {
+// droppedLocked takes note that all locks are gone. That is so as well for a node that leaves, of which nobody has any.
+func (n *Node) droppedLocked() {
+	lost := 0
+	for ino := range n.mu.files {
+		if n.dropLocked(ino) {
+			lost++
+		}
+	}
+	if lost > 0 {
+		n.cfg.Log.Warn("the cluster took this node for dead: locks of its programs are lost", "files", lost)
+	}
+}
+
+// dropLocked takes note that all locks of the file are gone, and reports whether programs believe to have some.
+func (n *Node) dropLocked(ino dsm.Ino) (lost bool) {
 	f := n.mu.files[ino]
 	f.delegated, f.surrendering = false, false
 	f.lost = len(f.owners) > 0
@@ -90,6 +100,7 @@ func (n *Node) dropLocked(ino dsm.Ino) {
 	}
 	f.ring()
 	n.tidyLocked(ino)
+	return f.lost
 }
 
 // LocksReset says that events may have been missed: this node was so far behind that it got

@@ -39,6 +39,13 @@ type member struct {
 	commands atomic.Int64
 	acquires atomic.Int64
 	fail     atomic.Bool // the area cannot be acquired
+	warned   atomic.Int64
+}
+
+// Write is for the log of the node, of which only warnings get here.
+func (m *member) Write(line []byte) (int, error) {
+	m.warned.Add(1)
+	return len(line), nil
 }
 
 func newBench(t testing.TB, nodes int) *bench {
@@ -47,7 +54,7 @@ func newBench(t testing.TB, nodes int) *bench {
 	var tasks sync.WaitGroup
 	for i := range nodes {
 		m := &member{bench: c, id: nodeA + dsm.NodeID(i)}
-		m.Node = NewNode(Config{Self: m.id, Cluster: m, Log: slog.New(slog.DiscardHandler), Patience: patience})
+		m.Node = NewNode(Config{Self: m.id, Cluster: m, Log: slog.New(slog.NewTextHandler(m, &slog.HandlerOptions{Level: slog.LevelWarn})), Patience: patience})
 		c.members = append(c.members, m)
 		tasks.Go(m.apply)
 	}
@@ -417,6 +424,22 @@ func TestDeadNode(t *testing.T) {
 	a.must(1, lock(a.owner(2), Unlock, 0, End))
 	a.must(1, lock(a.owner(2), Read, 20, 20))
 	a.refused(1, lock(a.owner(2), Read, 5, 5), errs.WouldBlock)
+	if n := a.warned.Load(); n != 1 {
+		t.Errorf("%d warnings of lost locks, want one", n)
+	}
+}
+
+// TestLeaverWarnsOfNothing: the locks of a node that leaves are dropped as well, though nobody has any.
+func TestLeaverWarnsOfNothing(t *testing.T) {
+	c := newBench(t, 1)
+	a := c.members[0]
+	a.must(1, lock(a.owner(1), Write, 0, 9))
+	a.must(1, lock(a.owner(1), Unlock, 0, End))
+	c.drop(a)
+	c.until(func() bool { return a.applied == len(c.log) })
+	if n := a.warned.Load(); n != 0 {
+		t.Errorf("%d warnings of locks that nobody had", n)
+	}
 }
 
 func TestResetMakesUpForEvents(t *testing.T) {
