@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"encoding/binary"
 	"testing"
 	"testing/synctest"
 
@@ -173,5 +174,35 @@ func TestSyncAcquires(t *testing.T) {
 			want(t, replica, 5)
 			w.end()
 		})
+	}
+}
+
+// TestPublishWithAStoreThatWaits: an extent has a page that was stored to and a store to a page that is not here yet. What
+// can be published is, and an fsync waits for both.
+func TestPublishWithAStoreThatWaits(t *testing.T) {
+	s, home, replica := pairOf(t, onDemand(sums(1, dsm.ApplyArrival)))
+	a := replica.area
+	put(t, replica, 1)
+	s.drain() // page 0 has come
+	put(t, replica, 5)
+	if err := a.WriteAt(t.Context(), []byte{7, 0, 0, 0}, dsm.PageSize); err != nil { // this one has not
+		t.Fatal(err)
+	}
+	var goal publishGoal
+	a.step(func() { goal = a.requestPublish() })
+	homed := func() int32 { return int32(binary.LittleEndian.Uint32(home.area.mu.mem.Home(0))) }
+	fetch := s.net[link{1, 0}][0]
+	s.net[link{1, 0}] = s.net[link{1, 0}][1:]
+	s.drain()
+	if homed() != 5 {
+		t.Errorf("what was here is not published: the home has %d", homed())
+	}
+	if a.reached(goal) {
+		t.Error("the fsync returns, and a store is not published")
+	}
+	s.net[link{1, 0}] = append(s.net[link{1, 0}], fetch)
+	s.drain()
+	if b := home.area.mu.mem.Home(1); !a.reached(goal) || b[0] != 7 {
+		t.Errorf("the fsync has returned: %v; the home has %d, want 7", a.reached(goal), b[0])
 	}
 }

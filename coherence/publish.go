@@ -40,6 +40,9 @@ type publication struct {
 	// limit is the smallest size, within the extent and in bytes, that the area had since: what
 	// was published past it is void.
 	limit int
+	// number is what acked becomes with the ack: of all stores up to that publication of the extent. One that leaves stores behind,
+	// as their pages are not here yet, has none of its own.
+	number uint64
 }
 
 // weight is what the publication counts in the window.
@@ -137,7 +140,10 @@ func (a *Area) startPublicationsTo(here bool) (rest bool) {
 func (a *Area) newPublication(e dsm.ExtentIndex, x *replicaExtent) *publication {
 	pub := &publication{kernel: a.mu.kernel, stamp: a.stamp(), limit: dsm.ExtentSize, sent: x.dirty.And(x.have)}
 	x.dirty = x.dirty.Minus(pub.sent)
-	x.started++
+	if len(x.stash) == 0 {
+		x.started++
+	}
+	pub.number = x.started
 	pub.delta.Reset(e)
 	pub.delta.Grow(pub.sent.Len())
 	return pub
@@ -185,7 +191,7 @@ func (a *Area) startPublication(pub *publication) {
 	x := r.extents[e]
 	if pub.pages.Empty() {
 		pub.data.Release()
-		x.acked = x.started
+		x.acked = pub.number
 		a.mu.wake, a.mu.cleaner = true, r.demand
 		return
 	}
@@ -254,7 +260,7 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 	if m.Complete && x.behind.Empty() {
 		x.version = max(x.version, m.Version)
 	}
-	x.acked = x.started
+	x.acked = pub.number
 	pub.data.Release()
 	a.startPublications()
 }
