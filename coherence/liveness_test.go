@@ -206,3 +206,30 @@ func TestPublishWithAStoreThatWaits(t *testing.T) {
 		t.Errorf("the fsync has returned: %v; the home has %d, want 7", a.reached(goal), b[0])
 	}
 }
+
+// TestFetchAgainBeforeALateAck: a page came, left and was asked for again before the ack of the first answer, which was held back. The
+// second answer is refused, as it was made before new rules; the home sends it again all the same.
+func TestFetchAgainBeforeALateAck(t *testing.T) {
+	s, home, replica := pairOf(t, onDemand(sums(1, dsm.ApplySync)))
+	a := replica.area
+	a.step(a.drain) // acks wait
+	replica.here(3)
+	s.drain()
+	a.step(func() {
+		if v := a.evict(0, dsm.Range(3, 4), true); v.gone.Empty() {
+			t.Error("the page does not leave")
+		}
+	})
+	replica.here(3)
+	s.deliverAll(link{1, 0})
+	a.step(a.drained)
+	s.deliverAll(link{1, 0})
+	s.changeRules(func(*dsm.Inode) {})
+	replica.apply()
+	s.drain() // the second answer is refused
+	home.apply()
+	s.drain()
+	if !replica.here(3) {
+		t.Error("the page never comes")
+	}
+}

@@ -183,6 +183,9 @@ func (a *Area) homeFetch(from dsm.NodeID, m *wire.Fetch) {
 	if s := a.mu.home.subs[from]; s != nil && s.extents[m.Extent] != nil {
 		l := s.extents[m.Extent]
 		l.holds, l.asked = l.holds.Or(m.Pages), l.asked.Or(m.Pages)
+		for i := range l.pushes { // an ack of what was pushed before is none of this answer
+			l.pushes[i].answer = l.pushes[i].answer.Minus(m.Pages)
+		}
 		a.push(from, s, m.Extent, m.Pages)
 		a.pump(from, s)
 	}
