@@ -8,10 +8,11 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// Book is what the cluster agrees on. It is part of the catalog's state machine: plain data, changed by
-// commands in their one order, each of which returns the events that nodes are told of.
+// Book is the state of all locks that the cluster agrees on. It is part of the catalog's state
+// machine: plain data, changed only by commands, which all nodes apply in the same order. Each
+// command returns the events that nodes must be told of.
 type Book struct {
-	set       set // of the files that are not delegated; of those that are, who waits for the recall
+	set       set // the locks of files that are not delegated; for delegated files, the requests that wait for the recall
 	delegated map[dsm.Ino]delegation
 }
 
@@ -20,25 +21,26 @@ type delegation struct {
 	recalled bool
 }
 
-// What is what an event is about.
+// What is the kind of an event.
 type What uint8
 
 const (
 	// Answered is an answer to a request of the node.
 	Answered What = iota
-	// Delegated: the node decides on locks of the file by itself now, first on the request of the ticket.
+	// Delegated: from now on the node decides on locks of the file by itself, beginning with the
+	// request of the ticket.
 	Delegated
-	// Recalled: the node is to surrender the file.
+	// Recalled: the node must surrender the file.
 	Recalled
-	// Surrendered: it has.
+	// Surrendered: the node has surrendered the file.
 	Surrendered
-	// Ended: the node has closed the file, and has no locks of it.
+	// Ended: the node has closed the file and has no locks of it.
 	Ended
 	// Dropped: the node was taken for dead. Ino is 0.
 	Dropped
 )
 
-// Event is what a node is told of, in the order of the commands.
+// Event is something that a node must be told. Events come in the order of the commands.
 type Event struct {
 	What   What
 	Ino    dsm.Ino
@@ -66,7 +68,7 @@ func (b *Book) Ask(ino dsm.Ino, node dsm.NodeID, r Request) ([]Event, error) {
 	if r.Lock.Owner.Node != node || !r.Lock.valid() || r.How > Test {
 		return nil, fmt.Errorf("a request of node %s: %+v", node, r)
 	}
-	b.set.cancel(ino, node, r.Ticket) // it is asked again
+	b.set.cancel(ino, node, r.Ticket) // in case this is a repetition of an earlier request
 	d, delegated := b.delegated[ino]
 	switch {
 	case delegated && d.node == node && !d.recalled:
@@ -90,7 +92,8 @@ func (b *Book) Ask(ino dsm.Ino, node dsm.NodeID, r Request) ([]Event, error) {
 	return answered(ino, b.set.ask(ino, r)), nil
 }
 
-// Surrender ends the delegation of a file to the node, whose programs hold and wait for these.
+// Surrender ends the delegation of a file to the node. held and waiting are what its programs hold
+// and wait for.
 func (b *Book) Surrender(ino dsm.Ino, node dsm.NodeID, held []Lock, waiting []Request) ([]Event, error) {
 	for _, l := range held {
 		if l.Owner.Node != node || !l.valid() || l.Type == Unlock {
@@ -123,8 +126,8 @@ func (b *Book) Surrender(ino dsm.Ino, node dsm.NodeID, held []Lock, waiting []Re
 	return append(events, answered(ino, b.set.settle(ino))...), nil
 }
 
-// heir returns the node that can be delegated the file next: nobody holds anything, and
-// only programs of this node wait.
+// heir returns the node to which the file can be delegated next: nobody holds a lock of the file,
+// and only programs of this node wait for one.
 func (t *table) heir() (node dsm.NodeID, ok bool) {
 	if len(t.held) > 0 || len(t.queue) == 0 {
 		return 0, false
@@ -133,7 +136,7 @@ func (t *table) heir() (node dsm.NodeID, ok bool) {
 	return node, !slices.ContainsFunc(t.queue, func(r Request) bool { return r.Lock.Owner.Node != node || r.How == Test })
 }
 
-// Cancel ends a request that waits. It is answered, if it was not before.
+// Cancel ends a request that waits. It is answered, unless it was answered before.
 func (b *Book) Cancel(ino dsm.Ino, node dsm.NodeID, ticket uint64) []Event {
 	if !b.set.cancel(ino, node, ticket) {
 		return nil
@@ -141,7 +144,7 @@ func (b *Book) Cancel(ino dsm.Ino, node dsm.NodeID, ticket uint64) []Event {
 	return answered(ino, []Answer{{Node: node, Ticket: ticket, Verdict: Cancelled}})
 }
 
-// Close says that the node has the file open no more.
+// Close says that the node does not have the file open any more.
 func (b *Book) Close(ino dsm.Ino, node dsm.NodeID) []Event {
 	if _, delegated := b.delegated[ino]; !delegated && b.set.tables[ino] == nil {
 		return nil
@@ -149,7 +152,7 @@ func (b *Book) Close(ino dsm.Ino, node dsm.NodeID) []Event {
 	return append([]Event{{What: Ended, Ino: ino, Node: node}}, b.forget(ino, node)...)
 }
 
-// Drop takes away all that a node has.
+// Drop removes all locks and requests of a node.
 func (b *Book) Drop(node dsm.NodeID) (events []Event) {
 	events = append(events, Event{What: Dropped, Node: node})
 	for _, ino := range b.files() {
@@ -158,7 +161,7 @@ func (b *Book) Drop(node dsm.NodeID) (events []Event) {
 	return events
 }
 
-// forget takes away what a node has of a file.
+// forget removes all that a node has of a file.
 func (b *Book) forget(ino dsm.Ino, node dsm.NodeID) []Event {
 	d, delegated := b.delegated[ino]
 	if delegated && d.node != node {
@@ -172,13 +175,13 @@ func (b *Book) forget(ino dsm.Ino, node dsm.NodeID) []Event {
 	return answered(ino, b.set.drop(ino, node))
 }
 
-// Remove forgets a file that is no more. Nobody has it open.
+// Remove forgets a file that was deleted. No node has it open.
 func (b *Book) Remove(ino dsm.Ino) {
 	delete(b.delegated, ino)
 	delete(b.set.tables, ino)
 }
 
-// Nodes returns the nodes that have anything, in order.
+// Nodes returns the nodes that have a delegation, a lock or a request, in order.
 func (b *Book) Nodes() []dsm.NodeID {
 	nodes := make(map[dsm.NodeID]struct{})
 	for _, d := range b.delegated {
@@ -195,13 +198,13 @@ func (b *Book) Nodes() []dsm.NodeID {
 	return slices.Sorted(maps.Keys(nodes))
 }
 
-// Standing is what the book has of a node and a file.
+// Standing is the state of one file in the book, as one node sees it.
 type Standing struct {
 	Delegated, Recalled bool
 	Holds               bool
 }
 
-// Standing says how things are.
+// Standing returns the state of a file for a node.
 func (b *Book) Standing(ino dsm.Ino, node dsm.NodeID) (s Standing) {
 	if d := b.delegated[ino]; d.node == node {
 		s.Delegated, s.Recalled = true, d.recalled
@@ -218,7 +221,7 @@ func (b *Book) files() []dsm.Ino {
 	return slices.Compact(all)
 }
 
-// Page is a file's part of the book, as snapshots have it.
+// Page is one file's part of the book, as it is stored in snapshots.
 type Page struct {
 	Ino      dsm.Ino
 	Holder   dsm.NodeID // of the delegation
@@ -227,7 +230,7 @@ type Page struct {
 	Queue    []Request
 }
 
-// Pages returns a copy of the book.
+// Pages returns a copy of the book, one Page for each file.
 func (b *Book) Pages() (pages []Page) {
 	for _, ino := range b.files() {
 		d := b.delegated[ino]
@@ -240,7 +243,7 @@ func (b *Book) Pages() (pages []Page) {
 	return pages
 }
 
-// ReadBook returns the book of the pages. They may be another node's.
+// ReadBook makes a book from pages, which may come from another node and are checked.
 func ReadBook(pages []Page) (*Book, error) {
 	b := NewBook()
 	for _, p := range pages {
@@ -254,7 +257,7 @@ func ReadBook(pages []Page) (*Book, error) {
 	return b, b.Check()
 }
 
-// Check returns an error if the book is not as it can be.
+// Check returns an error if an invariant of the book is violated.
 func (b *Book) Check() error {
 	for _, ino := range b.files() {
 		d, delegated := b.delegated[ino]

@@ -8,11 +8,11 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// Type is what a lock allows others.
+// Type says what a lock allows others to do.
 type Type uint8
 
 const (
-	// Unlock is no lock: a request for it gives locks up.
+	// Unlock is not a lock: a request for it releases locks.
 	Unlock Type = iota
 	// Read lets others read.
 	Read
@@ -26,13 +26,13 @@ const End = math.MaxInt64
 const (
 	// GrantFor is how long a node may grant locks after it asked the leader something that was answered.
 	GrantFor = 3 * time.Second
-	// DropAfter is how long the leader waits for a sign of life before it drops a node's
-	// locks. It is longer than GrantFor by more than a leader takes to know that it is none any more.
+	// DropAfter is how long the leader waits for a sign of life before it drops a node's locks. It
+	// exceeds GrantFor by more than the time in which a leader learns that it has been replaced.
 	DropAfter = 5 * time.Second
 )
 
-// Owner is who holds locks: a process, an open file, or, with Flock, an open file as flock(2) sees it.
-// ID is the kernel's, unique on its node only.
+// Owner is the owner of locks: a process, an open file, or, with Flock, an open file as flock(2)
+// sees it. ID comes from the kernel and is unique on its node only.
 type Owner struct {
 	Node  dsm.NodeID
 	ID    uint64
@@ -57,26 +57,26 @@ func (l Lock) valid() bool {
 	return l.Owner.Node != 0 && l.Type <= Write && l.First <= l.Last && l.Last <= End && (!l.Owner.Flock || l.First == 0 && l.Last == End)
 }
 
-// How is what becomes of a request that something is in the way of.
+// How says what happens to a request that conflicts with a lock.
 type How uint8
 
 const (
-	// Try is refused.
+	// Try: it is refused.
 	Try How = iota
-	// Wait waits.
+	// Wait: it waits.
 	Wait
-	// Test is refused too, and gets no lock if nothing is in the way.
+	// Test: it is refused; without a conflict it is granted nothing either.
 	Test
 )
 
-// Request is a lock that is asked for. Ticket names it among those of its node.
+// Request asks for a lock. Ticket identifies it among the requests of its node.
 type Request struct {
 	Lock   Lock
 	How    How
 	Ticket uint64
 }
 
-// Verdict is what became of a request.
+// Verdict is the outcome of a request.
 type Verdict uint8
 
 const (
@@ -84,26 +84,27 @@ const (
 	Queued Verdict = iota
 	// Granted: the owner has the lock.
 	Granted
-	// Refused: another lock is in the way.
+	// Refused: the request conflicts with another lock.
 	Refused
 	// Deadlock: the owner would wait for itself.
 	Deadlock
-	// Cancelled: it does not wait any more.
+	// Cancelled: the request does not wait any more.
 	Cancelled
-	// Lost: the node was taken for dead, and its locks were dropped.
-	Lost
+	// NodeDropped: the node was taken for dead, and its locks were dropped.
+	NodeDropped
 )
 
 // String returns the verdict in words.
 func (v Verdict) String() string {
-	names := [...]string{"queued", "granted", "refused", "deadlock", "cancelled", "lost"}
+	names := [...]string{"queued", "granted", "refused", "deadlock", "cancelled", "dropped"}
 	if int(v) < len(names) {
 		return names[v]
 	}
 	return fmt.Sprintf("verdict %d", v)
 }
 
-// Answer is the verdict on a request. Conflict is the lock in the way of one that is refused.
+// Answer is the verdict on a request. If it was refused, Conflict is the lock that it conflicts
+// with.
 type Answer struct {
 	Node     dsm.NodeID
 	Ticket   uint64

@@ -4,7 +4,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// LocksChanged tells of events, in the order of the catalog's log. It does not wait.
+// LocksChanged handles events, in the order of the catalog's log. It does not wait.
 func (n *Node) LocksChanged(events []Event) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -32,7 +32,8 @@ func (n *Node) LocksChanged(events []Event) {
 	}
 }
 
-// delegatedLocked takes a file over. The request of the ticket is decided at once, so that it is ahead of a recall.
+// delegatedLocked begins a delegation. The request of the ticket is decided at once, so that it
+// comes before a recall.
 func (n *Node) delegatedLocked(ino dsm.Ino, ticket uint64) {
 	f := n.fileLocked(ino)
 	if !f.delegated {
@@ -51,7 +52,7 @@ func (n *Node) delegatedLocked(ino dsm.Ino, ticket uint64) {
 	n.askLocalLocked(w)
 }
 
-// surrenderedLocked: from here on the book decides. Those that wait do so there.
+// surrenderedLocked: from now on the book decides. The requests that wait, wait there.
 func (n *Node) surrenderedLocked(ino dsm.Ino) {
 	f := n.fileLocked(ino)
 	f.delegated, f.surrendering = false, false
@@ -67,44 +68,44 @@ func (n *Node) surrenderedLocked(ino dsm.Ino) {
 
 func (n *Node) endedLocked(ino dsm.Ino) {
 	f := n.fileLocked(ino)
-	f.delegated, f.surrendering, f.lost = false, false, false
+	f.delegated, f.surrendering, f.dropped = false, false, false
 	delete(n.mu.local.tables, ino)
 	clear(f.owners)
 	f.ring()
 	n.tidyLocked(ino)
 }
 
-// droppedLocked takes note that all locks are gone. That is so as well for a node that leaves, of which nobody has any.
+// droppedLocked records that all locks are gone. It also runs on a node that leaves, which has none.
 func (n *Node) droppedLocked() {
-	lost := 0
+	files := 0
 	for ino := range n.mu.files {
 		if n.dropLocked(ino) {
-			lost++
+			files++
 		}
 	}
-	if lost > 0 {
-		n.cfg.Log.Warn("the cluster took this node for dead: locks of its programs are lost", "files", lost)
+	if files > 0 {
+		n.cfg.Log.Warn("the cluster took this node for dead: locks of its programs are lost", "files", files)
 	}
 }
 
-// dropLocked takes note that all locks of the file are gone, and reports whether programs believe to have some.
-func (n *Node) dropLocked(ino dsm.Ino) (lost bool) {
+// dropLocked records that all locks of the file are gone, and reports whether programs believe to have some.
+func (n *Node) dropLocked(ino dsm.Ino) (believed bool) {
 	f := n.mu.files[ino]
 	f.delegated, f.surrendering = false, false
-	f.lost = len(f.owners) > 0
+	f.dropped = len(f.owners) > 0
 	delete(n.mu.local.tables, ino)
 	for ticket, w := range n.mu.asked {
 		if w.ino == ino && (w.local || w.entered) {
-			n.answerLocked(ino, []Answer{{Node: n.cfg.Self, Ticket: ticket, Verdict: Lost}})
+			n.answerLocked(ino, []Answer{{Node: n.cfg.Self, Ticket: ticket, Verdict: NodeDropped}})
 		}
 	}
 	f.ring()
 	n.tidyLocked(ino)
-	return f.lost
+	return f.dropped
 }
 
-// LocksReset says that events may have been missed: this node was so far behind that it got
-// the catalog's state as a whole.
+// LocksReset says that events may have been missed, because this node had to load a snapshot of the
+// catalog's state instead of following its log.
 func (n *Node) LocksReset() {
 	n.mu.Lock()
 	defer n.mu.Unlock()

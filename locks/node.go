@@ -13,13 +13,14 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// Cluster is the catalog as a node's locks need it. When a command returns, the node has been told of
-// its events.
+// Cluster is what the locks of a node need of the catalog. When a command returns, the node has
+// handled its events.
 type Cluster interface {
 	AskLock(ctx context.Context, ino dsm.Ino, r Request) error
 	SurrenderLocks(ctx context.Context, ino dsm.Ino, held []Lock, waiting []Request) error
 	CancelLock(ctx context.Context, ino dsm.Ino, ticket uint64) error
-	// LockStanding is what this node has applied.
+	// LockStanding returns the file's state for this node, as of the last command that this node
+	// has applied.
 	LockStanding(ino dsm.Ino) Standing
 	// MayGrant reports whether the leader has answered this node within GrantFor.
 	MayGrant() bool
@@ -36,7 +37,7 @@ type Config struct {
 	Patience time.Duration
 }
 
-// Node is the locks of one node's programs. Its methods may be called by any goroutine.
+// Node keeps the locks of one node's programs. Its methods may be called by any goroutine.
 type Node struct {
 	cfg   Config
 	life  context.Context // ends with Close
@@ -54,20 +55,20 @@ type Node struct {
 	}
 }
 
-// file is what a node knows of the locks of one file.
+// file is what a node knows about the locks of one file.
 type file struct {
 	delegated    bool
 	term         uint64 // counts the delegations
-	stale        bool   // nobody has acquired the area since it was delegated
+	stale        bool   // no program has acquired the area since the delegation began
 	surrendering bool
-	lost         bool // the locks were dropped, and programs do not know
-	releases     int  // under way, by programs that have closed the file
+	dropped      bool // the locks were dropped, and programs do not know
+	releases     int  // calls under way for programs that have closed the file
 	// owners have locks, or may have some.
 	owners  map[Owner]struct{}
-	changed chan struct{} // closed at a change, if anybody waits for one
+	changed chan struct{} // closed at the next change; nil if nobody waits for one
 }
 
-// waiting is a request that is not answered.
+// waiting is a request that has no answer yet.
 type waiting struct {
 	ino       dsm.Ino
 	req       Request
@@ -79,7 +80,7 @@ type waiting struct {
 	done      chan Answer
 }
 
-// NewNode returns the locks of a node whose programs have none.
+// NewNode returns a Node without any locks.
 func NewNode(cfg Config) *Node {
 	n := &Node{cfg: cfg}
 	n.life, n.end = context.WithCancel(context.Background())
@@ -102,14 +103,14 @@ func (n *Node) Close() {
 	n.tasks.Wait()
 }
 
-// run does something in the background, unless the node is closed.
+// runLocked runs f in the background, unless the node is closed.
 func (n *Node) runLocked(f func()) {
 	if !n.mu.closed {
 		n.tasks.Go(f)
 	}
 }
 
-// patient returns a context for a command that somebody other than a program waits for.
+// patient returns the context for a command that no program waits for.
 func (n *Node) patient() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(n.life, n.cfg.Patience)
 }
@@ -124,7 +125,7 @@ func (n *Node) fileLocked(ino dsm.Ino) *file {
 	return f
 }
 
-// tidyLocked forgets the file if there is nothing to know of it.
+// tidyLocked forgets the file if there is nothing left to remember about it.
 func (n *Node) tidyLocked(ino dsm.Ino) {
 	f := n.mu.files[ino]
 	if f == nil || f.delegated || f.releases > 0 || f.changed != nil || len(f.owners) > 0 {
@@ -147,7 +148,7 @@ func (f *file) ring() {
 	}
 }
 
-// Owner returns the owner that the kernel of this node calls id.
+// Owner returns the owner with the kernel's number id on this node.
 func (n *Node) Owner(id uint64, flock bool) Owner {
 	return Owner{Node: n.cfg.Self, ID: id, Flock: flock}
 }
@@ -164,8 +165,9 @@ func (n *Node) Holds(ino dsm.Ino, o Owner) bool {
 	return ok
 }
 
-// Releasing says that a program has closed the file and locks of it are about to go. Until
-// the returned function is called others of this node wait, as they would not see these locks on a local filesystem.
+// Releasing says that a program has closed the file and that its locks are about to be released.
+// Until done is called, other programs of this node that ask for a lock wait: on a local filesystem
+// they would not see these locks any more.
 func (n *Node) Releasing(ino dsm.Ino) (done func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -180,7 +182,7 @@ func (n *Node) Releasing(ino dsm.Ino) (done func()) {
 	}
 }
 
-// Figures counts what there is: files delegated to this node, and requests that wait.
+// Figures returns the number of files delegated to this node and of requests that wait.
 func (n *Node) Figures() (delegated, waiting int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -195,7 +197,7 @@ func (n *Node) Figures() (delegated, waiting int) {
 // renewEvery is how often a node that has locks shows the leader a sign of life.
 const renewEvery = time.Second
 
-// keepAliveLocked shows the leader signs of life as long as there is anything to lose.
+// keepAliveLocked shows the leader signs of life as long as this node has any locks.
 func (n *Node) keepAliveLocked() {
 	if n.mu.closed || len(n.mu.files) == 0 {
 		return
@@ -227,7 +229,7 @@ func (n *Node) renew() {
 	})
 }
 
-// surrenderLocked gives a delegation up. Until that is done nothing changes in the file's local table.
+// surrenderLocked gives up a delegation. Until that is done the file's local table does not change.
 func (n *Node) surrenderLocked(ino dsm.Ino) {
 	f := n.mu.files[ino]
 	if f.surrendering {
@@ -244,8 +246,9 @@ func (n *Node) surrenderLocked(ino dsm.Ino) {
 	})
 }
 
-// surrenderWaitsLocked surrenders the files that programs of this node wait for while others of them wait
-// in the book: only one who sees both finds a circle of them.
+// surrenderWaitsLocked surrenders the files that programs of this node wait for, because other
+// programs of this node wait in the book: only the book, which then sees all of these waits, can
+// find a circle among them.
 func (n *Node) surrenderWaitsLocked() {
 	for _, ino := range slices.Sorted(maps.Keys(n.mu.local.tables)) {
 		if len(n.mu.local.tables[ino].queue) > 0 {

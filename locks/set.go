@@ -7,8 +7,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// set is the locks of several files. It is plain data: what happens depends on nothing
-// but the calls.
+// set is the locks of several files. It is plain data: results depend on nothing but the calls.
 type set struct {
 	tables map[dsm.Ino]*table
 }
@@ -24,21 +23,21 @@ func (s *set) table(ino dsm.Ino) *table {
 	return t
 }
 
-// tidy forgets the file if nobody holds anything of it or waits.
+// tidy forgets the file if it has no locks and no waiting requests.
 func (s *set) tidy(ino dsm.Ino) {
 	if t := s.tables[ino]; t != nil && t.empty() {
 		delete(s.tables, ino)
 	}
 }
 
-// ask decides a request, as far as it can be decided now: the answers are to it, and to
-// those that do not wait any more because of it.
+// ask decides a request, if it can be decided now. It returns the answers to it, and to waiting
+// requests that it allowed to be decided.
 func (s *set) ask(ino dsm.Ino, r Request) []Answer {
 	t := s.table(ino)
 	defer s.tidy(ino)
 	less := false
 	if own := t.heldBy(r.Lock.Owner); r.Lock.Owner.Flock && r.How != Test && len(own) > 0 && own[0].Type != r.Lock.Type {
-		// A flock that changes is given up first, even if the new one is refused.
+		// A flock that changes its type is released first, even if the new one is then refused.
 		gone := r.Lock
 		gone.Type = Unlock
 		less = t.place(gone)
@@ -54,7 +53,7 @@ func (s *set) ask(ino dsm.Ino, r Request) []Answer {
 	return answers
 }
 
-// decide places the request if nothing is in the way; it is not done if it is to wait.
+// decide grants or refuses the request; done is false if it has to wait.
 func (s *set) decide(ino dsm.Ino, r Request) (a Answer, done bool) {
 	t := s.tables[ino]
 	in, blocked := t.conflict(r.Lock)
@@ -74,8 +73,8 @@ func (s *set) decide(ino dsm.Ino, r Request) (a Answer, done bool) {
 	return r.answer(Queued), false
 }
 
-// settle decides those of the file that wait and can be decided now, the first first. A lock that is granted
-// may close a circle of others that wait for it.
+// settle decides the waiting requests of the file that can be decided now, oldest first. A lock
+// that is granted may close a circle of others that wait for it.
 func (s *set) settle(ino dsm.Ino) (answers []Answer) {
 	t := s.tables[ino]
 	if t == nil {
@@ -85,7 +84,7 @@ func (s *set) settle(ino dsm.Ino) (answers []Answer) {
 		again = false
 		for i := 0; i < len(t.queue); {
 			r := t.queue[i]
-			t.queue = slices.Delete(t.queue, i, i+1) // it must not find itself in the circle
+			t.queue = slices.Delete(t.queue, i, i+1) // so that the search for a circle does not find it
 			a, done := s.decide(ino, r)
 			if !done {
 				t.queue = slices.Insert(t.queue, i, r)
@@ -93,15 +92,15 @@ func (s *set) settle(ino dsm.Ino) (answers []Answer) {
 				continue
 			}
 			answers = append(answers, a)
-			again = again || a.Verdict == Granted // it may be less than its owner had
+			again = again || a.Verdict == Granted // its owner may have less than before
 		}
 	}
 	s.tidy(ino)
 	return answers
 }
 
-// circle reports whether the owner of l would wait for itself: for an owner of a lock in
-// the way that waits, in any of the files, for another, and so on.
+// circle reports whether the owner of l would wait for itself: it would wait for the owner of a
+// conflicting lock, who waits, in any file, for another, and so on.
 func (s *set) circle(ino dsm.Ino, l Lock) bool {
 	if l.Owner.Flock {
 		return false
@@ -130,7 +129,7 @@ func (s *set) circle(ino dsm.Ino, l Lock) bool {
 	return reaches(ino, l)
 }
 
-// cancel takes a request that waits out of the queue, if it does.
+// cancel removes a waiting request from the queue. It reports whether it was there.
 func (s *set) cancel(ino dsm.Ino, node dsm.NodeID, ticket uint64) bool {
 	t := s.tables[ino]
 	if t == nil {
@@ -143,7 +142,7 @@ func (s *set) cancel(ino dsm.Ino, node dsm.NodeID, ticket uint64) bool {
 	return was
 }
 
-// drop takes away all that a node holds and waits for in a file.
+// drop removes all that a node holds and waits for in a file.
 func (s *set) drop(ino dsm.Ino, node dsm.NodeID) []Answer {
 	t := s.tables[ino]
 	if t == nil {
@@ -154,5 +153,5 @@ func (s *set) drop(ino dsm.Ino, node dsm.NodeID) []Answer {
 	return s.settle(ino)
 }
 
-// files returns the files that anybody holds locks of or waits for, in order.
+// files returns the files that have locks or waiting requests, in order.
 func (s *set) files() []dsm.Ino { return slices.Sorted(maps.Keys(s.tables)) }

@@ -5,15 +5,15 @@ import (
 	"slices"
 )
 
-// table is the locks of one file, and who waits for some, the first first.
+// table is the locks of one file, and the requests that wait, oldest first.
 type table struct {
-	held  []Lock // by owner and place; those of an owner do not touch, or differ in type
+	held  []Lock // sorted by owner and position; two of one owner neither touch nor overlap, unless they differ in type
 	queue []Request
 }
 
 func (t *table) empty() bool { return len(t.held) == 0 && len(t.queue) == 0 }
 
-// conflict returns a lock that is in the way of l: the one that starts first.
+// conflict returns a lock that l conflicts with: the one that starts first.
 func (t *table) conflict(l Lock) (in Lock, ok bool) {
 	for _, h := range t.held {
 		if h.conflicts(l) && (!ok || h.First < in.First) {
@@ -23,8 +23,8 @@ func (t *table) conflict(l Lock) (in Lock, ok bool) {
 	return in, ok
 }
 
-// place gives l's owner l, in place of what it had of these bytes. It reports whether the owner
-// has less now than before, so that others may have room.
+// place gives l to its owner, in place of the locks that the owner had on these bytes. It reports
+// whether the owner has less now than before, so that others may be granted something.
 func (t *table) place(l Lock) (less bool) {
 	var own, rest []Lock
 	for _, h := range t.held {

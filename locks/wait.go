@@ -7,11 +7,13 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// Set gives the owner of l this lock in place of what it had of these bytes. Without wait,
-// errs.WouldBlock says that another lock is in the way. With it, errs.Deadlock that the
-// owner would wait for itself, and errs.Interrupted that ctx ended before: then nothing is left of the request.
-// A lock of the file that other nodes may have had before is granted after acquire, whose error is returned
-// with nothing locked of these bytes. What was stored under a lock must be published before it is given up.
+// Set gives the lock l to its owner, in place of the locks that the owner had on these bytes.
+// Without wait, a conflict is errs.WouldBlock. With wait, errs.Deadlock says that the owner would
+// wait for itself, and errs.Interrupted that ctx ended first; then nothing is left of the request.
+//
+// If other nodes may have had locks of the file in the meantime, Set calls acquire before it
+// returns. When that fails, Set returns its error, and nothing is locked on these bytes. The caller
+// must publish what was stored under a lock before it releases the lock.
 func (n *Node) Set(ctx context.Context, ino dsm.Ino, l Lock, wait bool, acquire func() error) error {
 	r := Request{Lock: l}
 	if wait {
@@ -30,10 +32,10 @@ func (n *Node) Set(ctx context.Context, ino dsm.Ino, l Lock, wait bool, acquire 
 		}
 	}
 	if err == nil && !n.cfg.Cluster.MayGrant() {
-		err = n.cfg.Cluster.ShowLife(ctx) // it may have been taken for dead since
+		err = n.cfg.Cluster.ShowLife(ctx) // the leader may have dropped this node since the request was granted
 	}
-	if err == nil && n.isLost(ino) {
-		err = errLost
+	if err == nil && n.wasDropped(ino) {
+		err = errDropped
 	}
 	if err != nil {
 		n.mu.Lock()
@@ -43,7 +45,7 @@ func (n *Node) Set(ctx context.Context, ino dsm.Ino, l Lock, wait bool, acquire 
 	return err
 }
 
-// Test returns a lock that is in the way of l, with no process if it is another node's.
+// Test returns a lock that l conflicts with. PID is 0 if it is another node's.
 func (n *Node) Test(ctx context.Context, ino dsm.Ino, l Lock) (in Lock, blocked bool, err error) {
 	_, a, err := n.ask(ctx, ino, Request{Lock: l, How: Test}, false)
 	if in = a.Conflict; in.Owner.Node != n.cfg.Self {
@@ -52,12 +54,13 @@ func (n *Node) Test(ctx context.Context, ino dsm.Ino, l Lock) (in Lock, blocked 
 	return in, a.Verdict == Refused, err
 }
 
-// Release gives up all locks of the owner. What was stored under them must have been published.
+// Release releases all locks of the owner. The caller must have published what was stored under
+// them.
 func (n *Node) Release(ctx context.Context, ino dsm.Ino, o Owner) error {
 	return n.Set(ctx, ino, Lock{Owner: o, Last: End}, false, nil)
 }
 
-var errLost = errs.E(errs.Unavailable, "lock", "the cluster took this node for dead and dropped its locks; close the file and open it again")
+var errDropped = errs.E(errs.Unavailable, "lock", "the cluster took this node for dead and dropped its locks; close the file and open it again")
 
 func errorOf(a Answer) error {
 	switch a.Verdict {
@@ -70,17 +73,17 @@ func errorOf(a Answer) error {
 	case Cancelled:
 		return errs.E(errs.Interrupted, "lock", "")
 	}
-	return errLost
+	return errDropped
 }
 
-func (n *Node) isLost(ino dsm.Ino) bool {
+func (n *Node) wasDropped(ino dsm.Ino) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	f := n.mu.files[ino]
-	return f != nil && f.lost
+	return f != nil && f.dropped
 }
 
-// acquired says that the area was acquired since it was delegated for the term'th time.
+// acquired records that the area was acquired during the delegation number term.
 func (n *Node) acquired(ino dsm.Ino, term uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -89,8 +92,8 @@ func (n *Node) acquired(ino dsm.Ino, term uint64) {
 	}
 }
 
-// ask returns the answer to a request: by the local table if the file is delegated, or by the book. undo
-// says that the request gives up a lock that no program knows of.
+// ask returns the answer to a request: from the local table if the file is delegated to this node,
+// otherwise from the book. undo says that the request releases a lock that no program knows of.
 func (n *Node) ask(ctx context.Context, ino dsm.Ino, r Request, undo bool) (*waiting, Answer, error) {
 	for {
 		n.mu.Lock()
@@ -102,8 +105,8 @@ func (n *Node) ask(ctx context.Context, ino dsm.Ino, r Request, undo bool) (*wai
 			n.tidyLocked(ino)
 			n.mu.Unlock()
 			return nil, r.answer(Granted), nil
-		case f.lost && !undo:
-			a, err := n.lostLocked(f, ino, r)
+		case f.dropped && !undo:
+			a, err := n.refuseLocked(f, ino, r)
 			n.mu.Unlock()
 			return nil, a, err
 		case f.surrendering, f.releases > 0 && r.Lock.Type != Unlock:
@@ -134,7 +137,7 @@ func (n *Node) ask(ctx context.Context, ino dsm.Ino, r Request, undo bool) (*wai
 		select {
 		case a := <-w.done:
 			return w, a, nil
-		default: // to listen to ctx may cost something
+		default: // checked only here, because ctx.Done may be costly
 		}
 		select {
 		case a := <-w.done:
@@ -147,15 +150,15 @@ func (n *Node) ask(ctx context.Context, ino dsm.Ino, r Request, undo bool) (*wai
 	}
 }
 
-// lostLocked answers for a file of which the locks were dropped: all fails until its owners have given up what they
-// believe to have.
-func (n *Node) lostLocked(f *file, ino dsm.Ino, r Request) (Answer, error) {
+// refuseLocked answers a request for a file whose locks were dropped: everything fails until all
+// owners have released what they believe to have.
+func (n *Node) refuseLocked(f *file, ino dsm.Ino, r Request) (Answer, error) {
 	if r.Lock.Type != Unlock {
-		return Answer{}, errLost
+		return Answer{}, errDropped
 	}
 	if r.Lock.First == 0 && r.Lock.Last == End {
 		delete(f.owners, r.Lock.Owner)
-		f.lost = len(f.owners) > 0
+		f.dropped = len(f.owners) > 0
 		n.tidyLocked(ino)
 	}
 	return r.answer(Granted), nil
@@ -180,7 +183,7 @@ func (n *Node) until(ctx context.Context, changed <-chan struct{}) error {
 	return errs.E(errs.Interrupted, "lock", "")
 }
 
-// enterLocked makes the request one that is waited for, and decides it if the file is delegated.
+// enterLocked records a request as waiting, and decides it if the file is delegated.
 func (n *Node) enterLocked(ino dsm.Ino, f *file, r Request) *waiting {
 	n.mu.last++
 	r.Ticket = n.mu.last
@@ -197,8 +200,9 @@ func (n *Node) enterLocked(ino dsm.Ino, f *file, r Request) *waiting {
 	return w
 }
 
-// askLocalLocked asks the local table. Who waits there while another program of this node waits in the book might wait
-// for that one: only the book sees such a circle, so it is told of both.
+// askLocalLocked asks the local table. If another program of this node waits in the book, the two
+// might wait for each other. Only the book can see such a circle, so this wait is entered there as
+// well.
 func (n *Node) askLocalLocked(w *waiting) {
 	n.answerLocked(w.ino, n.mu.local.ask(w.ino, w.req))
 	if n.mu.asked[w.req.Ticket] == nil {
@@ -212,7 +216,7 @@ func (n *Node) askLocalLocked(w *waiting) {
 	}
 }
 
-// answerLocked hands answers to those that wait for them.
+// answerLocked delivers answers to the requests that wait for them.
 func (n *Node) answerLocked(ino dsm.Ino, answers []Answer) {
 	for _, a := range answers {
 		if a.Node != n.cfg.Self {
@@ -232,7 +236,7 @@ func (n *Node) answerLocked(ino dsm.Ino, answers []Answer) {
 	}
 }
 
-// recordLocked takes note of what the answer means for the file.
+// recordLocked records what the answer means for the file.
 func (n *Node) recordLocked(ino dsm.Ino, w *waiting, a Answer) {
 	f, l := n.fileLocked(ino), w.req.Lock
 	if w.local {
@@ -252,7 +256,7 @@ func (n *Node) recordLocked(ino dsm.Ino, w *waiting, a Answer) {
 	n.tidyLocked(ino)
 }
 
-// undoLocked gives a lock up that was granted and that nobody is to have.
+// undoLocked releases a lock that was granted although no program will get it.
 func (n *Node) undoLocked(ino dsm.Ino, l Lock) {
 	l.Type = Unlock
 	n.runLocked(func() {
@@ -263,18 +267,18 @@ func (n *Node) undoLocked(ino dsm.Ino, l Lock) {
 	})
 }
 
-// giveUp ends a request that the cluster may not know of: why says why.
+// giveUp ends a request that may not have reached the cluster. why is the reason.
 func (n *Node) giveUp(w *waiting, why error) (Answer, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.mu.asked[w.req.Ticket] == nil {
-		return <-w.done, nil // at the last moment
+		return <-w.done, nil // answered at the last moment
 	}
 	n.abandonLocked(w)
 	return Answer{}, why
 }
 
-// abandonLocked sees to it that nothing is left of a request that nobody waits for any more.
+// abandonLocked makes sure that nothing is left of a request that nobody waits for any more.
 func (n *Node) abandonLocked(w *waiting) {
 	w.abandoned = true
 	n.runLocked(func() {
@@ -283,11 +287,12 @@ func (n *Node) abandonLocked(w *waiting) {
 		})
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		delete(n.mu.asked, w.req.Ticket) // if it is there, it never got to the book
+		delete(n.mu.asked, w.req.Ticket) // if it is there, the book does not have it
 	})
 }
 
-// cancel ends a request whose program waits no more. It may have been granted at the last moment.
+// cancel ends a request because its program stopped waiting. It may have been granted at the last
+// moment.
 func (n *Node) cancel(w *waiting) (Answer, error) {
 	for {
 		n.mu.Lock()
@@ -326,7 +331,7 @@ func (n *Node) cancel(w *waiting) (Answer, error) {
 			n.abandonLocked(w)
 			return Answer{}, errs.E(errs.Interrupted, "lock", "")
 		}
-		delete(n.mu.asked, w.req.Ticket) // the book knows nothing of it: its own command did not happen
+		delete(n.mu.asked, w.req.Ticket) // the book does not have it: its command did not take effect
 		return Answer{Verdict: Cancelled}, nil
 	}
 }
