@@ -9,17 +9,17 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// delegate is what memberlist calls, often with its lock held: every method
-// notes something in the table and returns.
+// delegate receives the callbacks of memberlist, often with memberlist's lock held: every method
+// records something in the table and returns.
 //
-// memberlist says of a node that is gone only that it is gone. So a node that
-// leaves says so to every peer by itself: goodbye, in a user message.
+// When a node is gone, memberlist does not tell whether it left or died. So a node that leaves
+// sends each peer a user message of its own: goodbye.
 type delegate struct {
 	meta  []byte
 	table *table
 }
 
-const goodbye = 'L' // and 8 bytes of dsm.NodeID
+const goodbye = 'L' // followed by 8 bytes of dsm.NodeID
 
 func goodbyeOf(id dsm.NodeID) []byte {
 	return binary.BigEndian.AppendUint64([]byte{goodbye}, uint64(id))
@@ -28,44 +28,44 @@ func goodbyeOf(id dsm.NodeID) []byte {
 // NodeMeta returns the name and address of this node.
 func (d *delegate) NodeMeta(int) []byte { return d.meta }
 
-// NotifyMsg takes a user message.
+// NotifyMsg receives a user message.
 func (d *delegate) NotifyMsg(b []byte) {
 	if len(b) == 9 && b[0] == goodbye {
 		d.table.leaving(dsm.NodeID(binary.BigEndian.Uint64(b[1:])))
 	}
 }
 
-// NotifyAlive refuses nodes that are none of ours.
+// NotifyAlive refuses nodes that do not belong to this cluster.
 func (d *delegate) NotifyAlive(n *memberlist.Node) error {
 	_, err := decodePeer(n.Name, n.Meta)
 	return err
 }
 
-// NotifyJoin notes a node that is new or back.
+// NotifyJoin records a node that is new or has come back.
 func (d *delegate) NotifyJoin(n *memberlist.Node) {
-	if p, err := decodePeer(n.Name, n.Meta); err == nil { // else NotifyAlive has refused it
+	if p, err := decodePeer(n.Name, n.Meta); err == nil { // if it fails, NotifyAlive has refused the node
 		d.table.alive(p)
 	}
 }
 
-// NotifyUpdate notes new metadata.
+// NotifyUpdate records new metadata.
 func (d *delegate) NotifyUpdate(n *memberlist.Node) { d.NotifyJoin(n) }
 
-// NotifyLeave notes a node that is dead or left.
+// NotifyLeave records a node that died or left.
 func (d *delegate) NotifyLeave(n *memberlist.Node) {
 	if id, err := dsm.ParseNodeID(n.Name); err == nil {
 		d.table.gone(id)
 	}
 }
 
-// NotifyPingComplete notes that a probe was answered.
+// NotifyPingComplete records that a probe was answered.
 func (d *delegate) NotifyPingComplete(n *memberlist.Node, _ time.Duration, _ []byte) {
 	if id, err := dsm.ParseNodeID(n.Name); err == nil {
 		d.table.answered(id)
 	}
 }
 
-// The rest of memberlist.Delegate and PingDelegate is not used.
+// memberlist.Delegate and PingDelegate have more methods, which are not used.
 
 func (d *delegate) AckPayload() []byte              { return nil }
 func (d *delegate) GetBroadcasts(_, _ int) [][]byte { return nil }

@@ -8,12 +8,11 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// logLines takes the lines that memberlist logs, each in one Write, to slog:
-// one level lower than memberlist thinks, which calls an unanswered probe an error.
+// logLines passes the lines that memberlist logs, each in one Write, on to slog, one level lower:
+// memberlist calls an unanswered probe an error.
 //
-// It also reads the suspicion out of them. memberlist 0.7.0 has no event for
-// it: the state in memberlist.Node is never set. Another version that words the
-// line differently fails TestSuspicion.
+// It also extracts the suspicions. memberlist 0.7.0 has no event for them, and never sets the state
+// in memberlist.Node. If another version words the line differently, TestSuspicion fails.
 type logLines struct {
 	log   *slog.Logger
 	table *table

@@ -17,10 +17,10 @@ import (
 )
 
 const (
-	// gossipInterval is how often a node looks for news to pass on once more; see spread.
+	// gossipInterval is how often a node looks for news to repeat; see spread.
 	gossipInterval = time.Second
 	rejoinInterval = 5 * time.Second
-	rejoinAtOnce   = 3 // one that answers tells of all others
+	rejoinAtOnce   = 3 // one that answers knows all others
 	streamTimeout  = 2 * time.Second
 	leaveTimeout   = 2 * time.Second // if the context has no deadline
 )
@@ -31,13 +31,13 @@ type Config struct {
 	Name string // for people
 	Net  Net    // closed by Close
 	Log  *slog.Logger
-	// Seeds returns the addresses of the nodes that should be known. It may be nil.
+	// Seeds returns the addresses at which nodes should be. It may be nil.
 	Seeds func() []string
-	// OnChange is told of every change, in order, from one goroutine. It may be nil.
+	// OnChange is called for every change, in order, from one goroutine. It may be nil.
 	OnChange func(Peer, State)
 }
 
-// Membership is this node's part in the gossip.
+// Membership is this node's part of the gossip.
 type Membership struct {
 	cfg    Config
 	list   *memberlist.Memberlist
@@ -46,15 +46,15 @@ type Membership struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	// mu orders Leave and Close: memberlist panics on a leave after shutdown. It
-	// is held while a Leave waits.
+	// mu orders Leave and Close: memberlist panics if it is told to leave after its shutdown. mu is
+	// held while a Leave waits.
 	mu struct {
 		lockrank.Mutex
 		closed bool
 	}
 }
 
-// Start begins to gossip. The node is alone until it joins others or they it.
+// Start begins to gossip. The node is alone until it joins others or others join it.
 func Start(cfg Config) (*Membership, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -84,7 +84,7 @@ func Start(cfg Config) (*Membership, error) {
 	c.SuspicionMult, c.SuspicionMaxTimeoutMult = 3, 2
 	c.EnableCompression = false // packets are small
 	if m.list, err = memberlist.Create(c); err != nil {
-		_ = carrier.Shutdown() // its errors are those of the net that is given up
+		_ = carrier.Shutdown() // its errors would be about the net, which is being given up
 		return nil, errs.E(errs.Other, "gossip", "%w", err)
 	}
 	m.wg.Go(m.announce)
@@ -92,8 +92,7 @@ func Start(cfg Config) (*Membership, error) {
 	return m, nil
 }
 
-// Join exchanges all that is known with the nodes at the addresses. It fails
-// if none answers.
+// Join exchanges state with the nodes at the addresses. It fails if none of them answers.
 func (m *Membership) Join(addrs []string) error {
 	if _, err := m.list.Join(addrs); err != nil {
 		return errs.E(errs.Unavailable, "join gossip", "%w", err)
@@ -101,13 +100,13 @@ func (m *Membership) Join(addrs []string) error {
 	return nil
 }
 
-// Peers returns all other nodes, by id; those that are dead or left for some
-// minutes.
+// Peers returns all other nodes, ordered by id. Dead nodes and those that left stay in the list for
+// some minutes.
 func (m *Membership) Peers() []Peer { return m.table.list() }
 
-// Leave says good-bye to the others, who then take this node's silence for no
-// failure. It waits until the news is out, or the deadline of ctx. After Close it
-// does nothing.
+// Leave says goodbye to the others, so that they do not take this node's silence for a failure. It
+// waits until the message has been passed on, or until the deadline of ctx. After Close it does
+// nothing.
 func (m *Membership) Leave(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -116,11 +115,11 @@ func (m *Membership) Leave(ctx context.Context) error {
 	}
 	timeout := leaveTimeout
 	if d, ok := ctx.Deadline(); ok {
-		timeout = max(time.Until(d), time.Millisecond) // 0 would be for ever
+		timeout = max(time.Until(d), time.Millisecond) // 0 would mean for ever
 	}
 	for _, n := range m.list.Members() {
 		if n.Name != m.cfg.Self.String() {
-			_ = m.list.SendBestEffort(n, goodbyeOf(m.cfg.Self)) // a lost one costs the reason, not the news
+			_ = m.list.SendBestEffort(n, goodbyeOf(m.cfg.Self)) // if it is lost, the peer only does not learn the reason
 		}
 	}
 	m.wg.Go(func() {
@@ -134,8 +133,8 @@ func (m *Membership) Leave(ctx context.Context) error {
 	return nil
 }
 
-// Close ends the gossip and waits for OnChange. To the others it looks like a
-// crash if Leave was not called before. It may be called again.
+// Close ends the gossip and waits for OnChange. Without a Leave before, it looks to the others like
+// a crash. It may be called again.
 func (m *Membership) Close() error {
 	m.mu.Lock()
 	closed := m.mu.closed
@@ -151,7 +150,7 @@ func (m *Membership) Close() error {
 	return err
 }
 
-// announce tells OnChange of the changes.
+// announce calls OnChange for the changes.
 func (m *Membership) announce() {
 	for {
 		select {
@@ -173,17 +172,17 @@ func (m *Membership) announce() {
 }
 
 const (
-	// spreadTo is how many peers are told of news at once. They tell others.
+	// spreadTo is how many peers get news at once. They pass it on.
 	spreadTo = 3
-	// leaveRounds times spreadTo is at least as often as memberlist repeats the news that a
-	// node leaves, with up to 999 nodes; then its Leave returns.
+	// leaveRounds times spreadTo is at least as often as memberlist repeats, in a cluster of up to
+	// 999 nodes, the news that a node leaves. After that many its Leave returns.
 	leaveRounds = 4
 )
 
-// spread passes on news at once, to some peers. memberlist has no call for that, but puts its
-// news into whatever datagram it sends: so the peers are pinged. This keeps the
-// ticker of the gossip, which wakes every idle node, for what gets lost. It
-// returns when all have answered or could have.
+// spread passes news on at once, to some peers. memberlist has no call for that, but it adds its
+// news to every datagram that it sends; so the peers are pinged. The ticker of the gossip, which
+// wakes every idle node, is then needed only for news that got lost. spread returns when all have
+// answered or have had the time to.
 func (m *Membership) spread() {
 	var peers []*memberlist.Node
 	for _, n := range m.list.Members() {
@@ -201,7 +200,7 @@ func (m *Membership) spread() {
 	pings.Wait()
 }
 
-// rejoin joins seeds that no living peer is at.
+// rejoin joins seeds at which there is no living peer.
 func (m *Membership) rejoin() {
 	tick := time.NewTicker(rejoinInterval)
 	defer tick.Stop()
@@ -222,7 +221,7 @@ func (m *Membership) rejoin() {
 	}
 }
 
-// missing returns a few of the seeds that no living peer is at.
+// missing returns a few of the seeds at which there is no living peer.
 func (m *Membership) missing() []string {
 	if m.cfg.Seeds == nil {
 		return nil

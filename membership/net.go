@@ -12,8 +12,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// Net carries gossip: datagrams of up to maxPacket bytes, which may get lost,
-// and byte streams. Transport.Gossip is one.
+// Net carries gossip: datagrams of up to maxPacket bytes, which may get lost, and byte streams.
+// Transport.Gossip is one.
 type Net interface {
 	// WriteTo sends a datagram to host:port.
 	WriteTo(b []byte, addr string) error
@@ -21,7 +21,7 @@ type Net interface {
 	ReadFrom(b []byte) (int, net.Addr, error)
 	// Dial opens a byte stream to host:port.
 	Dial(addr string, timeout time.Duration) (net.Conn, error)
-	// Open lets byte streams of other nodes in, which then wait for Accept.
+	// Open admits byte streams of other nodes, which then wait for Accept.
 	Open()
 	// Accept waits for a byte stream of another node.
 	Accept() (net.Conn, error)
@@ -34,25 +34,25 @@ type Net interface {
 // maxPacket bounds a datagram.
 const maxPacket = 1400
 
-// carrier is a Net as memberlist wants it.
+// carrier makes a Net into the transport that memberlist expects.
 type carrier struct {
 	net     Net
 	packets chan *memberlist.Packet
 	streams chan net.Conn
 	done    chan struct{}
-	once    sync.Once // memberlist shuts down what Start shuts down too, if Create fails
+	once    sync.Once // if Create fails, memberlist shuts down as well as Start
 	wg      sync.WaitGroup
 }
 
 func newCarrier(n Net) *carrier {
 	c := &carrier{net: n, packets: make(chan *memberlist.Packet), streams: make(chan net.Conn), done: make(chan struct{})}
-	n.Open() // now: who sees this node started may dial it
+	n.Open() // before anybody can see this node and dial it
 	c.wg.Go(c.read)
 	c.wg.Go(c.accept)
 	return c
 }
 
-// read hands on datagrams until the net is closed.
+// read passes datagrams on until the net is closed.
 func (c *carrier) read() {
 	buf := make([]byte, 64<<10)
 	for {
@@ -60,7 +60,7 @@ func (c *carrier) read() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // of the kernel, and none of them lasts
+		if err != nil { // errors of the kernel, all of them transient
 			select {
 			case <-time.After(100 * time.Millisecond):
 				continue
@@ -70,7 +70,7 @@ func (c *carrier) read() {
 		}
 		p := &memberlist.Packet{Buf: append([]byte(nil), buf[:n]...), From: from, Timestamp: time.Now()}
 		if n == 0 {
-			continue // memberlist logs an error for what anybody may send
+			continue // otherwise memberlist would log an error for what anybody can send
 		}
 		select {
 		case c.packets <- p:
@@ -80,7 +80,7 @@ func (c *carrier) read() {
 	}
 }
 
-// accept hands on streams until the net is closed.
+// accept passes streams on until the net is closed.
 func (c *carrier) accept() {
 	for {
 		conn, err := c.net.Accept()
@@ -96,7 +96,7 @@ func (c *carrier) accept() {
 	}
 }
 
-// FinalAdvertiseAddr returns the advertised address; memberlist wants it numeric.
+// FinalAdvertiseAddr returns the advertised address. memberlist requires it to be numeric.
 func (c *carrier) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
 	host, port, err := net.SplitHostPort(c.net.Addr())
 	if err != nil {
@@ -122,7 +122,7 @@ func (c *carrier) WriteTo(b []byte, addr string) (time.Time, error) {
 	return now, c.net.WriteTo(b, addr)
 }
 
-// PacketCh gives the incoming datagrams.
+// PacketCh returns the channel of incoming datagrams.
 func (c *carrier) PacketCh() <-chan *memberlist.Packet { return c.packets }
 
 // DialTimeout opens a stream.
@@ -130,7 +130,7 @@ func (c *carrier) DialTimeout(addr string, timeout time.Duration) (net.Conn, err
 	return c.net.Dial(addr, timeout)
 }
 
-// StreamCh gives the incoming streams.
+// StreamCh returns the channel of incoming streams.
 func (c *carrier) StreamCh() <-chan net.Conn { return c.streams }
 
 // WriteToAddress is WriteTo; the name adds nothing.

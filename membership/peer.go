@@ -8,17 +8,17 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// State is what this node believes of another.
+// State is what this node believes about another.
 type State uint8
 
 const (
-	// Alive answers.
+	// Alive: it answers.
 	Alive State = iota
-	// Suspect did not answer this node, or another process took its address.
+	// Suspect: it did not answer this node, or another process took its address.
 	Suspect
-	// Dead did not refute the suspicion in time.
+	// Dead: it did not refute the suspicion in time.
 	Dead
-	// Left said good-bye.
+	// Left: it said goodbye.
 	Left
 )
 
@@ -31,7 +31,7 @@ func (s State) String() string {
 	return fmt.Sprintf("state %d", s)
 }
 
-// Peer is another node, as believed Since then to be in State.
+// Peer is another node. It has been in State, as far as this node knows, since Since.
 type Peer struct {
 	ID    dsm.NodeID
 	Name  string // for people
@@ -40,14 +40,14 @@ type Peer struct {
 	Since time.Time
 }
 
-// Names and addresses travel in memberlist's metadata, of at most 512 bytes.
+// Names and addresses travel in memberlist's metadata, which has at most 512 bytes.
 const (
 	metaVersion = 1
 	maxName     = 200
-	maxAddr     = 260 // a host name of 253 and a port
+	maxAddr     = 260 // a host name of 253 bytes and a port
 )
 
-// encodeMeta puts the name and the advertised address into metadata.
+// encodeMeta encodes the name and the advertised address as metadata.
 func encodeMeta(name, addr string) ([]byte, error) {
 	if len(name) > maxName || len(addr) > maxAddr {
 		return nil, errs.E(errs.Invalid, "gossip", "name %q at %q: want at most %d and %d bytes", name, addr, maxName, maxAddr)
@@ -56,7 +56,7 @@ func encodeMeta(name, addr string) ([]byte, error) {
 	return append(append(b, name...), addr...), nil
 }
 
-// decodePeer reads a node's memberlist name and metadata.
+// decodePeer decodes a node's memberlist name and metadata.
 func decodePeer(node string, meta []byte) (Peer, error) {
 	id, err := dsm.ParseNodeID(node)
 	if err != nil || id.String() != node {

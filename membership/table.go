@@ -9,13 +9,12 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// remember is how long a peer that is dead or left stays in the table, for
-// people to see.
+// remember is how long a peer that died or left stays in the table, so that people can see it.
 const remember = 5 * time.Minute
 
-// table is what is believed of each peer, and the changes that OnChange has
-// not been told of yet. Its methods may be called under any lock: they take only
-// the table's and never call out.
+// table is what this node believes about each peer, and the changes that OnChange has not been told
+// of yet. Its methods may be called under any lock: they take only the table's own and call nothing
+// outside.
 type table struct {
 	self dsm.NodeID
 	wake chan struct{} // holds a token while there are changes
@@ -29,7 +28,7 @@ type table struct {
 
 type entry struct {
 	Peer
-	leaving bool // said good-bye; its death is then no surprise
+	leaving bool // it said goodbye, so its death is expected
 }
 
 func newTable(self dsm.NodeID) *table {
@@ -39,8 +38,8 @@ func newTable(self dsm.NodeID) *table {
 	return t
 }
 
-// alive notes that the peer has joined or changed its metadata. If it has the
-// address of another one, that process is most likely gone: it is suspect.
+// alive records that the peer has joined or changed its metadata. If another peer has the same
+// address, that process is most likely gone: it becomes suspect.
 func (t *table) alive(p Peer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -66,7 +65,7 @@ func (t *table) alive(p Peer) {
 	t.setLocked(e, Alive, now)
 }
 
-// answered notes that the peer answered a probe.
+// answered records that the peer answered a probe.
 func (t *table) answered(id dsm.NodeID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -75,7 +74,7 @@ func (t *table) answered(id dsm.NodeID) {
 	}
 }
 
-// suspect notes that the peer answered no probe.
+// suspect records that the peer answered no probe.
 func (t *table) suspect(id dsm.NodeID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -84,8 +83,8 @@ func (t *table) suspect(id dsm.NodeID) {
 	}
 }
 
-// leaving notes the peer's good-bye. It may come after the news that the peer is
-// gone: memberlist takes the youngest of the datagrams that wait first.
+// leaving records the peer's goodbye. It may come after the news that the peer is gone, because
+// memberlist handles the youngest waiting datagram first.
 func (t *table) leaving(id dsm.NodeID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -95,7 +94,7 @@ func (t *table) leaving(id dsm.NodeID) {
 	}
 }
 
-// gone notes that memberlist gave the peer up.
+// gone records that memberlist gave the peer up.
 func (t *table) gone(id dsm.NodeID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -104,7 +103,7 @@ func (t *table) gone(id dsm.NodeID) {
 	}
 }
 
-// setLocked changes the state of an entry, and notes the change.
+// setLocked changes the state of an entry, and records the change.
 func (t *table) setLocked(e *entry, s State, now time.Time) {
 	if e.State == s || t.mu.closed {
 		return
@@ -126,14 +125,14 @@ func (t *table) take() []Peer {
 	return c
 }
 
-// close drops all further changes.
+// close discards all further changes.
 func (t *table) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.mu.closed = true
 }
 
-// list returns the peers by id.
+// list returns the peers, ordered by id.
 func (t *table) list() []Peer {
 	t.mu.Lock()
 	defer t.mu.Unlock()

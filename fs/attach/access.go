@@ -9,15 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// program is who is at the other end of a connection, as the kernel tells by its socket.
+// program is the program at the other end of a connection. The kernel says who it is.
 type program struct {
 	dsm.Credentials
 	pid int
 }
 
-// walk resolves a path from the root of the filesystem to the directory of its last
-// name, on behalf of the program. Symlinks are the program's own business: it resolves them
-// before it asks.
+// walk resolves a path from the root of the filesystem to the directory of its last name, with the
+// permissions of the program. It does not follow symlinks: the program resolves these before it
+// asks.
 func (s *Server) walk(ctx context.Context, c *program, path string) (dir dsm.Inode, name string, err error) {
 	const op = "attach"
 	if !strings.HasPrefix(path, "/") || strings.ContainsRune(path, 0) {
@@ -49,7 +49,7 @@ func (s *Server) walk(ctx context.Context, c *program, path string) (dir dsm.Ino
 	return dir, "", err
 }
 
-// file resolves a path to a regular file which the program may use as it wants.
+// file resolves a path to a regular file, and checks that the program may use it as wanted.
 func (s *Server) file(ctx context.Context, c *program, path string, want uint32) (dsm.Inode, error) {
 	const op = "attach"
 	dir, name, err := s.walk(ctx, c, path)
@@ -70,9 +70,9 @@ func (s *Server) file(ctx context.Context, c *program, path string, want uint32)
 	return i, nil
 }
 
-// openFile returns a file by its number: one that the program has open, but that its
-// name does not lead to any more. The directories above it are not there to let
-// somebody in, so it must be the program's owner's, or open in the program.
+// openFile returns a file by its number, for a program that has the file open although its name
+// does not lead to it any more. No directory's permissions protect the file here, so it must belong
+// to the program's owner, or be open in the program.
 func (s *Server) openFile(ctx context.Context, c *program, ino dsm.Ino, want uint32) (dsm.Inode, error) {
 	const op = "attach"
 	if !s.cfg.Mount.IsOpen(ino) {

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attachment is one area that a program has attached: a handle of it like an open
-// file, and what the program has mapped for writing.
+// attachment is one area that a program has attached: a handle of the area, as for an open file,
+// and what the program has mapped for writing.
 type attachment struct {
 	id    uint64
 	conn  *conn
@@ -22,10 +22,11 @@ type attachment struct {
 	at    Attachment
 	path  string
 	write bool
-	// dev and ino are those of the memfd.
+	// dev and ino identify the memfd.
 	dev, ino uint64
-	// memory is a descriptor of the memfd, of an area on demand only. serving counts what keeps such an area
-	// open after the program has detached: its mappings, the faults on them, and TRACKs under way.
+	// memory is a descriptor of the memfd; only areas on demand have it. serving counts what keeps
+	// such an area open after the program has detached: its mappings, the faults on them, and
+	// TRACKs under way.
 	memory  *os.File
 	serving sync.WaitGroup
 	overdue overdue
@@ -34,18 +35,18 @@ type attachment struct {
 		lockrank.Mutex
 		ended  bool
 		ranges []*mappedRange
-		told   int64 // the largest size that the program was told
+		told   int64 // the largest size that the program has been told
 	}
 }
 
 // mappedRange is one mapping of the program.
 type mappedRange struct {
 	addr, n uint64
-	note    func()      // ends the tracking: what was stored last is found
-	watched *uffd.Range // nil: compared
+	note    func()      // ends the tracking, after the last stores have been found
+	watched *uffd.Range // nil if stores are found by comparing
 }
 
-// attach serves ATTACH: it opens the area as a program would.
+// attach serves ATTACH: it opens the area as open(2) would.
 func (a *conn) attach(ctx context.Context, q *request) (reply, error) {
 	access := q.arg[0]
 	want, write := uint32(dsm.MayRead), access == accessWrite
@@ -80,7 +81,7 @@ func (a *conn) attach(ctx context.Context, q *request) (reply, error) {
 	x.mu.Init("attach.attachment")
 	x.overdue.mu.Init("attach.overdue")
 	x.dev, x.ino, err = identity(f)
-	demand := area.Demand() // which may have changed until Attach, and not since
+	demand := area.Demand() // it may have changed before Attach, but cannot any more
 	switch {
 	case err != nil || !demand:
 	case !a.who.May(i, dsm.MayWrite):
@@ -101,7 +102,7 @@ func (a *conn) attach(ctx context.Context, q *request) (reply, error) {
 	i, err = a.s.cfg.Mount.Getattr(ctx, i.Ino)
 	if err != nil {
 		_ = f.Close()   // nothing was written to it
-		_ = a.detach(x) // it is there
+		_ = a.detach(x) // cannot fail: the attachment is there
 		return reply{}, err
 	}
 	x.grew(i.Size)
@@ -109,14 +110,14 @@ func (a *conn) attach(ctx context.Context, q *request) (reply, error) {
 	return reply{attachment: x.id, arg: [4]uint64{uint64(i.Size), uint64(i.Ino), access, x.wantsUffd()}, file: f}, nil
 }
 
-// Accesses of ATTACH.
+// Values of ATTACH's access.
 const (
 	accessRead  = 1
 	accessWrite = 3
 )
 
-// end ends the attachment: what was stored is taken note of when it returns, and is
-// published, and the area closed, in the background.
+// end ends the attachment. When it returns, the last stores have been found. They are published,
+// and the area is closed, in the background.
 func (x *attachment) end() {
 	x.mu.Lock()
 	x.mu.ended = true
@@ -126,7 +127,7 @@ func (x *attachment) end() {
 	for _, r := range ranges {
 		x.forgo(r)
 		if x.memory != nil {
-			r.watched.Mapped() // after an exec nobody else would look, and serve would wait
+			r.watched.Mapped() // after an exec nothing else would notice that the mapping is gone, and serve would wait
 		}
 	}
 	m := x.conn.s.cfg.Mount
@@ -161,29 +162,30 @@ func (x *attachment) end() {
 	}
 }
 
-// letGo closes the area, of which the program has nothing any more.
+// letGo closes the area. The program must have nothing of it mapped any more.
 func (x *attachment) letGo() {
 	x.at.Detach()
 	x.area.Close(x.write)
 	x.conn.s.endAttachment(x.conn.user)
 }
 
-// maxRanges is how many mappings of an attachment are tracked: each takes some descriptors.
+// maxRanges bounds the tracked mappings of an attachment: each takes some descriptors.
 const maxRanges = 1024
 
-// grew notes a size that the program is told.
+// grew records a size that the program is told.
 func (x *attachment) grew(size int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.mu.told = max(x.mu.told, size)
 }
 
-// trackAhead is how far past the end a mapping may reach: some programs map more than there
-// is and let the file grow. What is protected there takes page tables, 2 MiB for this.
+// trackAhead is how far past the end of the area a mapping may reach: some programs map more than
+// there is and then let the file grow. Protecting the part beyond the end takes page tables, 2 MiB
+// for this much.
 const trackAhead = 1 << 30
 
-// largest returns how many bytes the program may map: all that the area had since it
-// attached or was told of, and trackAhead.
+// largest returns how many bytes the program may map: the largest size that the area had since it
+// was attached, and trackAhead.
 func (x *attachment) largest() uint64 {
 	now := x.area.Size()
 	x.mu.Lock()
@@ -205,7 +207,7 @@ func (x *attachment) track(q *request) (reply, error) {
 	x.mu.Lock()
 	ended, many := x.mu.ended, len(x.mu.ranges) >= maxRanges
 	if !ended && !many {
-		x.serving.Add(1) // end waits: the first faults may come before the reply
+		x.serving.Add(1) // end waits for it: the first faults may come before the reply
 		defer x.serving.Done()
 	}
 	x.mu.Unlock()
@@ -246,7 +248,7 @@ func (x *attachment) track(q *request) (reply, error) {
 	return reply{arg: [4]uint64{uint64(how)}}, nil
 }
 
-// forgo ends the tracking of a mapping. One on demand is served as long as it is there.
+// forgo ends the tracking of a mapping. A mapping on demand is still served as long as it exists.
 func (x *attachment) forgo(r *mappedRange) {
 	r.note()
 	if r.watched != nil && x.memory == nil {
@@ -254,7 +256,7 @@ func (x *attachment) forgo(r *mappedRange) {
 	}
 }
 
-// untrack serves UNTRACK: it ends what lies in the range, which may be several mappings.
+// untrack serves UNTRACK: it ends all mappings in the range.
 func (x *attachment) untrack(addr, n uint64) error {
 	var found []*mappedRange
 	x.mu.Lock()
@@ -264,7 +266,7 @@ func (x *attachment) untrack(addr, n uint64) error {
 		if in {
 			found = append(found, r)
 		}
-		if !in || x.memory != nil { // on demand it is served until it is unmapped
+		if !in || x.memory != nil { // on demand a mapping is served until it is unmapped
 			kept = append(kept, r)
 		}
 	}
@@ -312,7 +314,7 @@ func (x *attachment) resize(ctx context.Context, size int64) (reply, error) {
 	return reply{arg: [4]uint64{uint64(i.Size)}}, nil
 }
 
-// identity returns which file a descriptor is of.
+// identity returns device and inode number of an open file.
 func identity(f *os.File) (dev, ino uint64, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {

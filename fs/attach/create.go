@@ -8,7 +8,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// create makes a file for the program, as its creat(2) on a mount would.
+// create makes a file for the program, as creat(2) on a mount would.
 func (a *conn) create(ctx context.Context, q *request) (reply, error) {
 	const op = "create"
 	path, settings, err := a.s.parseCreate(q.payload)
@@ -36,8 +36,8 @@ func (a *conn) create(ctx context.Context, q *request) (reply, error) {
 	return reply{arg: [4]uint64{uint64(i.Size), uint64(i.Ino)}}, nil
 }
 
-// parseCreate takes the payload of CREATE apart: a path, then lines "key value", each
-// ended by a newline.
+// parseCreate splits the payload of CREATE: a path, then lines "key value", each ended by a
+// newline.
 func (s *Server) parseCreate(payload string) (path string, settings []dsm.Setting, err error) {
 	path, rest, ok := strings.Cut(payload, "\n")
 	if !ok {

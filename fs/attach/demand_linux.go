@@ -12,24 +12,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The mappings of areas on demand. A program that touches a page which is not in memory waits
-// until the page is there (missing asks for it). A mapping is served as long as it is there, also when the
-// program has detached: who went on with one that nobody serves would read zeroes, and
-// plant them in memory that others use.
+// This file serves the mappings of areas on demand. A program that touches a page which is not in
+// memory waits until the page is there; missing asks for it. A mapping is served as long as it
+// exists, even after the program has detached: a touch of a mapping that nobody serves would read
+// zeroes, and put a page of zeroes into memory that others use.
 
-// onDemand begins to track a mapping, or, for a program that only reads, to serve it. There is
-// no way to do without: errs.Unsupported where the kernel or its rules do not allow it.
+// onDemand begins to track a mapping, or, for a program that only reads, to serve it. Comparing
+// cannot replace this, so where the kernel or its rules do not allow it the error is
+// errs.Unsupported.
 func (x *attachment) onDemand(c uffd.Config) (*uffdSource, uffd.Mode, error) {
 	var r *uffd.Range
 	ready := make(chan struct{})
 	c.Memfd, c.ReadOnly = int(x.memory.Fd()), !x.write
 	if c.Mode == uffd.Sync {
-		// A page that is evicted while it is being touched can lose its protection, and to
-		// protect it again could mean to wait for the program: see uffd.Config.Mode.
+		// A page that is evicted while a program touches it can lose its write protection, and
+		// protecting it again might have to wait for the program: see uffd.Config.Mode.
 		c.Mode = uffd.Compare
 	}
 	c.Missing = func(off int64) {
-		<-ready // r is there then: Track tells of pages when nothing can fail any more
+		<-ready // wait until r is set
 		x.missing(r, off)
 	}
 	var err error
@@ -41,13 +42,13 @@ func (x *attachment) onDemand(c uffd.Config) (*uffdSource, uffd.Mode, error) {
 	case err != nil:
 		return nil, 0, err
 	}
-	_ = x.conn.s.guard.Add(r) // it has said why not; the program is served all the same
+	_ = x.conn.s.guard.Add(r) // Add logs its failure; the program is served even without the guard
 	return &uffdSource{Range: r, log: x.conn.s.log.With("path", x.path, "pid", x.conn.who.pid)}, c.Mode, nil
 }
 
-// missing asks for the page at off. It does so in the goroutine that was told of the fault, because to wake
-// another one takes longer; so it may wait for the area's lock, but for no message. If the page
-// does not come, overdue starts a goroutine that waits for it.
+// missing asks for the page at off. It runs in the goroutine that received the fault, because
+// waking another one takes longer. So it may wait for the area's lock, but not for a message. If
+// the page does not come, overdue starts a goroutine that waits for it.
 func (x *attachment) missing(r *uffd.Range, off int64) {
 	f := &fault{x: x, r: r, off: off, since: time.Now()}
 	o := &x.overdue
@@ -59,7 +60,7 @@ func (x *attachment) missing(r *uffd.Range, off int64) {
 		return
 	}
 	if o.remove(f) {
-		x.serving.Go(f.bring) // serving is not 0: track, or serve, which watches this mapping, is counted
+		x.serving.Go(f.bring) // the counter is not 0: track, or serve for this mapping, is counted
 	}
 }
 
@@ -93,29 +94,29 @@ func (x *attachment) serve(r *mappedRange) {
 	x.mu.ranges = slices.DeleteFunc(x.mu.ranges, func(o *mappedRange) bool { return o == r })
 }
 
-// close ends the tracking of a mapping, and its guarding.
+// close ends the tracking of a mapping, and its entry with the guard.
 func (x *attachment) close(r *uffd.Range) {
 	err := r.Close()
 	for _, f := range x.overdue.take(r) {
-		if err != nil { // then the Range is as before
+		if err != nil { // the Range is unchanged
 			x.serving.Go(f.bring)
 		}
 	}
 	if err != nil {
 		x.conn.s.log.Warn("end of tracking", "path", x.path, "pid", x.conn.who.pid, "err", err)
 	}
-	if x.memory != nil && err == nil { // what could not be closed the guard sees to
+	if x.memory != nil && err == nil { // if Close failed, the guard must keep it
 		x.conn.s.guard.Remove(r)
 	}
 }
 
-// errOnDemand refuses a program that may only read a file on demand: the kernel tells of missing
-// pages only in mappings that could be made writable.
+// errOnDemand refuses a program that may only read a file on demand: the kernel reports missing
+// pages only for mappings that could be made writable.
 func errOnDemand(path string) error {
 	return errs.E(errs.Unsupported, "attach", "%s has residency demand: only programs that may write it attach it, others map it through the mount", path)
 }
 
-// duplicate returns one more descriptor of a file.
+// duplicate returns another descriptor of a file.
 func duplicate(f *os.File) (*os.File, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

@@ -16,23 +16,23 @@ import (
 	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
-// GuardMain is the guard of a daemon: a child process that outlives it, so that programs
-// which wait for missing pages get SIGBUS and not zeroes when the daemon is killed. cmd calls
-// it for the hidden verb of Config.GuardArgv, with the socket as standard input. What
-// ends a whole service or terminal does not end it: its daemon does.
+// GuardMain runs the guard of a daemon: a child process that outlives the daemon, so that programs
+// waiting for missing pages get SIGBUS and not zeroes when the daemon is killed. cmd calls it for
+// the hidden verb in Config.GuardArgv, with the socket as standard input. Signals that end a whole
+// service or terminal do not end the guard; its daemon does.
 func GuardMain(socket *os.File) error {
-	// SIGPIPE: what it prints goes to the daemon, which is dead when it has work to do.
+	// SIGPIPE: the guard's output goes to the daemon, which is dead when the guard has work to do.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	return uffd.GuardMain(socket)
 }
 
-// guardProcess runs the guard; its process is started at the first Add.
+// guardProcess starts the guard's process at the first Add, and ends it.
 type guardProcess struct {
 	*uffd.Guard
 	argv []string
 	log  *slog.Logger
-	// last is the last process, nil if there was none, and exited is closed when it has ended.
-	// Only the goroutine of the Guard sets them, so they can be read after Close.
+	// last is the last process, nil if there was none, and exited is closed when it has ended. Only
+	// the goroutine of the Guard sets them, so they may be read after Close.
 	last   *exec.Cmd
 	exited chan struct{}
 }
@@ -43,7 +43,7 @@ func newGuard(argv []string, log *slog.Logger) *guardProcess {
 	return g
 }
 
-// start is the uffd.GuardStart of the guard.
+// start is the uffd.GuardStart.
 func (g *guardProcess) start() (_ *os.File, kill func(), err error) {
 	defer func() {
 		if err != nil {
@@ -78,7 +78,7 @@ func (g *guardProcess) start() (_ *os.File, kill func(), err error) {
 	}, nil
 }
 
-// stop ends the process and waits for it. What it guarded is closed before.
+// stop ends the process and waits for it. All that it guarded must be closed.
 func (g *guardProcess) stop() {
 	g.Close()
 	if g.last == nil {

@@ -11,11 +11,13 @@ import (
 	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
-// Unused reports whether nobody has the memfd of f open, or mapped from an open file, for
-// writing (F_RDLCK), or at all (F_WRLCK); f itself, opened for reading, and the memfd as it
-// was created, do not count. The kernel grants a lease only then (fcntl(2)): it
-// counts open files, which live as long as their last descriptor or mapping, of whatever
-// process. The lease is given back at once; who opens the memfd in between waits for that.
+// Unused reports whether no file on the memfd of f is open for writing (F_RDLCK), or at all
+// (F_WRLCK). A mapping made from an open file counts as that open file until the last process has
+// unmapped it. Neither f itself, if it is open for reading, nor the file that created the memfd
+// counts.
+//
+// It asks the kernel for a lease (fcntl(2)), which is granted only if there is no such file, and
+// gives it back at once. Whoever opens the memfd in between waits for that.
 func Unused(f *os.File, kind int) (bool, error) {
 	switch _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, kind); {
 	case errors.Is(err, unix.EAGAIN):
@@ -28,22 +30,25 @@ func Unused(f *os.File, kind int) (bool, error) {
 }
 
 const (
-	// firstLook and lastLook are the pauses between looks whether the last mapping is gone: each is twice the one before.
+	// The pauses between looks for remaining mappings start with firstLook and double up to
+	// lastLook.
 	firstLook = 5 * time.Millisecond
 	lastLook  = time.Second
 )
 
-// outlast returns when nobody can store any more to the memory of an attachment that has ended. A mapping may be left: the
-// program has told that it detaches and stores on, or a process that nobody knows of has inherited it. Until it is
-// gone stores are found by comparing, for else this node would have bytes that no other node ever gets.
+// outlast returns when nobody can store any more to the memory of an attachment that has ended. A
+// mapping may remain: in the program, if it detached and goes on storing, or in an unknown process
+// that inherited it. As long as there is one, stores are found by comparing; otherwise this node
+// would have bytes that no other node ever gets.
 //
-// Most often the program is about to unmap, or to close its descriptor: that is waited for first.
+// Most programs are about to unmap, or to close their descriptor, so outlast waits a moment before
+// it begins to compare.
 func (x *attachment) outlast() {
 	f, err := x.at.Memory()
 	if err != nil {
 		return // the area is gone
 	}
-	defer func() { _ = f.Close() }() // only asked
+	defer func() { _ = f.Close() }() // only for asking the kernel
 	var stop func()
 	for pause := firstLook; x.left(f); pause = min(2*pause, lastLook) {
 		if stop == nil && pause > firstLook {
@@ -72,12 +77,13 @@ func (x *attachment) inUse() bool {
 	if err != nil {
 		return false
 	}
-	defer func() { _ = f.Close() }() // only asked
+	defer func() { _ = f.Close() }() // only for asking the kernel
 	return x.left(f)
 }
 
-// left reports whether somebody may still store to the memory unseen. Where others are attached for writing as well the kernel's
-// answer says nothing, and only the program itself is looked at: those that are left then are found when the last attachment ends.
+// left reports whether somebody may still store to the memory without being tracked. If others have
+// attached the memory for writing, the kernel's answer says nothing, so only the mappings of the
+// program itself are checked. Any other mappings are found when the last attachment ends.
 func (x *attachment) left(f *os.File) bool {
 	if free, err := Unused(f, unix.F_RDLCK); free || err != nil {
 		return false
@@ -90,8 +96,8 @@ func (x *attachment) left(f *os.File) bool {
 	return left && err == nil
 }
 
-// tracked returns what the process of an attachment has mapped and is seen to store to, in order, and whether there are others attached for
-// writing to the same memory.
+// tracked returns the tracked mappings that the attachment's process has of its memory, in order,
+// and whether there are other attachments for writing to the same memory.
 func (s *Server) tracked(x *attachment) (ranges [][2]uint64, others bool) {
 	for _, c := range s.connections() {
 		c.mu.Lock()

@@ -11,38 +11,41 @@ import (
 type Mount interface {
 	Getattr(ctx context.Context, ino dsm.Ino) (dsm.Inode, error)
 	Lookup(ctx context.Context, dir dsm.Ino, name string) (dsm.Inode, error)
-	// Create makes a regular file as creat(2) of a program with these credentials does, which may write in dir.
+	// Create makes a regular file, as creat(2) of a program with these credentials would. The
+	// caller has checked that the program may write in dir.
 	Create(ctx context.Context, who *dsm.Credentials, dir dsm.Inode, name string, n dsm.Inode, settings []dsm.Setting) (dsm.Inode, error)
-	// CheckSetting refuses what is no setting.
+	// CheckSetting refuses a key that is not a setting.
 	CheckSetting(key string) error
 	// IsOpen reports whether a program of this node has the file open.
 	IsOpen(ino dsm.Ino) bool
-	// Open opens a file for a program that maps its working copy, as a handle of the mount would be.
+	// Open opens a file for a program that will map its working copy, as an open file of the mount
+	// would.
 	Open(ctx context.Context, ino dsm.Ino, write bool) (Area, error)
-	// Release runs the end of an attachment in the background: whoever is told that memory is short
-	// waits for it. Background runs what may take as long as a program keeps a mapping.
+	// Release runs the end of an attachment in the background; a node that is short of memory waits
+	// for such ends. Background runs what may take as long as a program keeps a mapping.
 	Release(func())
 	Background(func())
-	// Lasting returns a context for what is done when no program waits for it any more.
+	// Lasting returns a context for work that no program waits for any more.
 	Lasting() (context.Context, context.CancelFunc)
 }
 
-// Area is an open area. Its methods are safe for concurrent use.
+// Area is an open area. Its methods may be called from any goroutine.
 type Area interface {
-	// Close ends what Open, with the same write, began.
+	// Close undoes an Open with the same write.
 	Close(write bool)
-	// Size is the newest known here.
+	// Size is the newest size known on this node.
 	Size() int64
-	// Resize changes the size; the kernel's idea of it follows.
+	// Resize changes the size, and the kernel is told of it.
 	Resize(ctx context.Context, size int64) (dsm.Inode, error)
-	// Publish makes all stores so far visible to other nodes, those to mappings too.
+	// Publish makes all stores made so far visible to other nodes, including stores to mappings.
 	Publish(ctx context.Context) error
-	// Stats returns figures, a line for each.
+	// Stats returns figures, one on each line.
 	Stats() string
 
-	// What follows is of the data plane: see fs.Area.
+	// The methods below are those of fs.Area.
 
-	// Attach readies the area for the program, and returns a descriptor of the memory for it to map.
+	// Attach prepares the area for the program, and returns a descriptor of the memory that the
+	// program maps.
 	Attach(ctx context.Context, program int, write bool) (Attachment, *os.File, error)
 	Demand() bool
 	BeginFault(off int64, there func()) bool
@@ -51,13 +54,13 @@ type Area interface {
 	Version() dsm.Version
 }
 
-// Attachment is what a program has attached: see fs.Attachment.
+// Attachment is fs.Attachment.
 type Attachment interface {
 	Track(source Source, off, n int64) (stop func())
-	// Sync is msync(2).
+	// Sync does what msync(2) does.
 	Sync(ctx context.Context) error
 	Acquire(ctx context.Context) error
-	// Memory opens what was attached once more, for reading.
+	// Memory opens the attached memory again, for reading.
 	Memory() (*os.File, error)
 	Detach()
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
-// fault is a thread's wait for a page of an area on demand.
+// fault is a thread that waits for a page of an area on demand.
 type fault struct {
 	x     *attachment
 	r     *uffd.Range
@@ -15,21 +15,22 @@ type fault struct {
 	since time.Time
 }
 
-// patience is how long a fault waits before a goroutine takes care of it; the timer makes that once to twice as
-// long. Nearly all pages come within a millisecond.
+// patience is how long a fault waits before a goroutine takes care of it; because of the timer's
+// rhythm it may be twice as long. Nearly all pages come within a millisecond.
 const patience = 20 * time.Millisecond
 
-// overdue finds the faults of an attachment whose pages do not come. It has one timer, which runs while
-// there are faults: a timer and a goroutine for each would make a fault a fifth slower, mostly by waking threads.
+// overdue finds the faults of an attachment whose pages do not come. It has one timer, which runs
+// while there are faults. A timer and a goroutine for each fault would make faults a fifth slower,
+// mostly by waking threads.
 type overdue struct {
-	mu struct { // guards all that follows; nothing is taken while it is held
+	mu struct { // guards all fields; no other lock is taken under it
 		lockrank.Mutex
 		waiting map[*fault]struct{}
 		running bool // the timer
 	}
 }
 
-// add makes a fault wait, and starts the timer unless it runs.
+// add adds a fault, and starts the timer unless it runs.
 func (o *overdue) add(f *fault) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -43,7 +44,7 @@ func (o *overdue) add(f *fault) {
 	}
 }
 
-// remove reports whether the fault was still waiting.
+// remove removes a fault, and reports whether it was there.
 func (o *overdue) remove(f *fault) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -65,8 +66,9 @@ func (o *overdue) take(r *uffd.Range) (taken []*fault) {
 	return taken
 }
 
-// look starts a goroutine for each fault that has waited for patience. It may add to serving: a fault is in
-// waiting only until its Range is closed, and whoever will close the Range counts in serving itself.
+// look starts a goroutine for each fault that has waited for patience. It may add to serving,
+// because serving is not 0 then: a fault is in waiting only until its Range is closed, and whoever
+// closes the Range is counted in serving.
 func (o *overdue) look() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

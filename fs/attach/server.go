@@ -1,7 +1,8 @@
-// Package attach is the memory plane: it hands the working copies of areas to programs of this
-// node, which map them. It owns the socket and its connections, what each program has attached and
-// mapped, the threads that wait for pages of areas on demand (overdue.go), and the guard, a child process that keeps
-// them from reading zeroes when the daemon is killed (guard_linux.go). docs/attach.md has the protocol.
+// Package attach implements the memory plane: it gives programs of this node the working copies of
+// areas, which they map. It owns the socket and its connections, what each program has attached and
+// mapped, the threads that wait for pages of areas on demand (overdue.go), and the guard, a child
+// process that keeps these threads from reading zeroes when the daemon is killed (guard_linux.go).
+// docs/attach.md describes the protocol.
 package attach
 
 import (
@@ -36,18 +37,17 @@ type Config struct {
 	Life context.Context
 }
 
-// Server hands the working copies of areas to programs of this node, which
-// map them: the memory plane. It needs no mount. mu guards which connections there are, and what
-// each user has.
+// Server serves the attach socket. It needs no mount. mu guards the set of connections and the
+// counters of each user.
 type Server struct {
 	cfg      Config
 	limits   limits
-	refusals chan struct{} // one for each connection that is being told no
+	refusals chan struct{} // one token for each connection that is being refused
 	log      *slog.Logger
 	guard    *guardProcess
 	ln       *net.UnixListener
 	wg       sync.WaitGroup
-	ctx      context.Context // of faults: ends when pages are fetched for nobody any more
+	ctx      context.Context // of faults; ends when no program needs pages any more
 	end      context.CancelFunc
 
 	mu struct {
@@ -60,7 +60,7 @@ type Server struct {
 
 // conn is one connection of a program.
 //
-// mu guards the attachments; requests of one connection run at the same time.
+// mu guards the attachments; requests of one connection run concurrently.
 type conn struct {
 	s     *Server
 	conn  *net.UnixConn
@@ -69,8 +69,8 @@ type conn struct {
 	pidfd *os.File
 	ctx   context.Context // ends with the connection
 	end   context.CancelFunc
-	slots chan struct{} // one for each request that may run
-	waits chan struct{} // and for each WAIT
+	slots chan struct{} // one token for each request that runs
+	waits chan struct{} // one token for each WAIT
 
 	mu struct {
 		lockrank.Mutex
@@ -79,7 +79,7 @@ type conn struct {
 	}
 }
 
-// Listen makes the socket and serves whoever connects.
+// Listen makes the socket and serves all programs that connect.
 func Listen(cfg Config) (*Server, error) { return listenWithin(defaultLimits, cfg) }
 
 func listenWithin(l limits, cfg Config) (*Server, error) {
@@ -102,7 +102,7 @@ func (s *Server) accept() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // no descriptors left: others may end
+		if err != nil { // out of descriptors, perhaps: others may close some
 			s.log.Warn("attach: accept", "err", err)
 			select {
 			case <-s.cfg.Life.Done():
@@ -112,7 +112,7 @@ func (s *Server) accept() {
 			continue
 		}
 		who, pidfd, err := peer(c)
-		if err != nil { // it has gone again, most likely
+		if err != nil { // most likely it is gone again
 			s.log.Info("attach: connection refused", "err", err)
 			_ = c.Close()
 			continue
@@ -148,11 +148,11 @@ func (s *Server) accept() {
 	}
 }
 
-// refusalLimit is how long a connection that is one too many has time to ask for something, so that the
-// program gets the reason.
+// refusalLimit is how long a refused connection has time for a first request, so that the program
+// learns the reason.
 const refusalLimit = time.Second
 
-// refuse answers the first request of a connection that is one too many.
+// refuse answers the first request of a connection that is beyond a limit.
 func (s *Server) refuse(a *conn) {
 	defer func() { <-s.refusals }()
 	err := s.refused(a.user, errTooMany(unix.EMFILE, "connections of one user", s.limits.conns))
@@ -167,8 +167,9 @@ func (s *Server) refuse(a *conn) {
 	_ = a.pidfd.Close() // nothing was written to it
 }
 
-// serve reads requests until the connection or the process ends, and then ends
-// all its attachments: a child may have inherited the connection, but not the mappings.
+// serve reads requests until the connection or the process ends, and then ends all attachments. The
+// end of the process counts because a child may have inherited the connection, but not the
+// mappings.
 func (s *Server) serve(a *conn) {
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -192,16 +193,18 @@ func (s *Server) serve(a *conn) {
 		q := &request{header: h, payload: string(payload)}
 		if len(files) > 0 {
 			if h.op != opTrack || uffd.IsUserfaultfd(int(files[0].Fd())) != nil {
-				// Closing it may wait for whoever serves it, so nobody here does.
+				// Closing a descriptor can wait for the filesystem that serves it, so it is done in
+				// another goroutine.
 				go closeAll(files)
 				s.log.Warn("attach: a descriptor that is no userfaultfd of a TRACK", "pid", a.who.pid)
 				break
 			}
 			q.file = files[0]
 		}
-		if h.op == opWait { // without limit of time: it does not hold up the others
+		if h.op == opWait { // it has no time limit, so it must not hold up the others
 			if err := a.takeWait(); err != nil {
-				// In this goroutine: of a program that reads no answers no more requests are read.
+				// In this goroutine: if a program reads no answers, no more of its requests are
+				// read.
 				a.reply(q, reply{}, err)
 				continue
 			}
@@ -213,7 +216,7 @@ func (s *Server) serve(a *conn) {
 		}
 		if !a.takeSlot() {
 			closeAll(files)
-			continue // the next receive fails
+			continue // then the next receive fails
 		}
 		running.Go(func() {
 			defer a.endSlot()
@@ -231,7 +234,8 @@ func (s *Server) serve(a *conn) {
 	s.forgetLocked(a.user)
 }
 
-// takeSlot waits until one more request of the connection, and of the user, may run; false: the connection ends.
+// takeSlot waits until another request of the connection and of the user may run. It returns false
+// when the connection ends.
 func (a *conn) takeSlot() bool {
 	select {
 	case a.slots <- struct{}{}:
@@ -252,7 +256,7 @@ func (a *conn) endSlot() {
 	<-a.slots
 }
 
-// takeWait allows one more WAIT, or says why not.
+// takeWait admits another WAIT, or returns why it may not run.
 func (a *conn) takeWait() error {
 	select {
 	case a.waits <- struct{}{}:
@@ -273,15 +277,15 @@ func (a *conn) endWait() {
 	<-a.waits
 }
 
-// close ends the connection, from any goroutine.
+// close ends the connection. Any goroutine may call it.
 func (a *conn) close() {
 	a.end()
 	_ = a.conn.Close() // its error is that it was closed
 }
 
-// Close ends all attachments and returns when their stores are taken note of.
+// Close ends all attachments and returns when their last stores have been found.
 func (s *Server) Close() {
-	_ = s.ln.Close() // removes the socket; nobody could do anything about an error
+	_ = s.ln.Close() // removes the socket; an error could not be handled
 	s.mu.Lock()
 	s.mu.closed = true
 	for a := range s.mu.conns {
@@ -292,14 +296,14 @@ func (s *Server) Close() {
 	s.wg.Wait()
 }
 
-// request is one request.
+// request is a request of a program.
 type request struct {
 	header
 	payload string
-	file    *os.File // that came with it; whoever takes it sets nil
+	file    *os.File // the descriptor that came with it; set to nil by whoever takes it
 }
 
-// reply is the answer to one.
+// reply is the answer to a request.
 type reply struct {
 	attachment uint64
 	arg        [4]uint64
@@ -329,7 +333,7 @@ func (a *conn) reply(q *request, r reply, err error) {
 	}
 	h.arg = r.arg
 	packet := h.encode([]byte(r.payload[:min(len(r.payload), maxPayload)]))
-	err = transmit(a.conn, packet, r.file) // a packet is sent as a whole, whoever else sends
+	err = transmit(a.conn, packet, r.file) // packets are sent whole, so concurrent senders do not mix
 	if r.file != nil {
 		_ = r.file.Close() // the program has its own now
 	}
@@ -338,7 +342,8 @@ func (a *conn) reply(q *request, r reply, err error) {
 	}
 }
 
-// errnoOf is errno, but where the memory plane tells programs more than a mount can.
+// errnoOf returns the error number for err. It differs from package errno where the memory plane
+// can tell programs more than a mount can.
 func errnoOf(err error) unix.Errno {
 	switch errs.KindOf(err) {
 	case errs.Timeout, errs.Unavailable:
@@ -405,7 +410,7 @@ func (a *conn) detach(x *attachment) error {
 	_, ok := a.mu.attachments[x.id]
 	delete(a.mu.attachments, x.id)
 	a.mu.Unlock()
-	if !ok { // by a request at the same time
+	if !ok { // another request has detached it
 		return &errs.Error{Op: "attach", Err: unix.ENOTCONN}
 	}
 	x.end()
@@ -423,9 +428,9 @@ func (a *conn) detachAll() {
 		if x == nil {
 			return
 		}
-		_ = a.detach(x) // it is there
+		_ = a.detach(x) // cannot fail: the attachment is there
 	}
 }
 
-// EndGuard ends the guard, when nobody waits for pages any more, and waits for it.
+// EndGuard ends the guard and waits for it. It is called when no thread waits for pages any more.
 func (s *Server) EndGuard() { s.guard.stop() }

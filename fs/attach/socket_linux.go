@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listen makes the attach socket. One that an earlier daemon of the same state
-// directory left, which its lock keeps for us, is replaced.
+// listen makes the attach socket. If an earlier daemon left one in the state directory it is
+// replaced; the lock of the state directory makes sure that the earlier daemon is gone.
 func listen(path string) (*net.UnixListener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -27,14 +27,14 @@ func listen(path string) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(path, 0o666); err != nil { // who may what is decided for each file
+	if err := os.Chmod(path, 0o666); err != nil { // each file's own permissions decide what a program may do
 		return nil, errors.Join(err, ln.Close())
 	}
 	return ln, nil
 }
 
-// peer returns who is at the other end of the connection, and a descriptor of the
-// process, which becomes readable when it ends.
+// peer returns the program at the other end of the connection, and a pidfd of its process, which
+// becomes readable when the process ends.
 func peer(c *net.UnixConn) (who program, pidfd *os.File, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -61,8 +61,8 @@ func peer(c *net.UnixConn) (who program, pidfd *os.File, err error) {
 	return who, os.NewFile(uintptr(fd), "pidfd"), nil
 }
 
-// peerGroups returns the supplementary groups of the program, none if the kernel
-// does not tell: then they let it do nothing.
+// peerGroups returns the supplementary groups of the program. It returns none if the kernel does
+// not tell; then they give no permissions.
 func peerGroups(s int) []uint32 {
 	list := make([]uint32, 1<<16) // the most a process can have
 	size := uint32(4 * len(list))
@@ -93,7 +93,7 @@ func receive(c *net.UnixConn, buf []byte) (packet []byte, files []*os.File, err 
 	}
 	switch {
 	case n == 0:
-		err = net.ErrClosed // an empty packet, or the end: no difference to us
+		err = net.ErrClosed // an empty packet or the end of the connection; both are treated as the end
 	case perr != nil:
 		err = perr
 	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || len(files) > 1:
@@ -106,7 +106,7 @@ func receive(c *net.UnixConn, buf []byte) (packet []byte, files []*os.File, err 
 	return buf[:n], files, nil
 }
 
-// maxDescriptors is how many descriptors of one packet are looked at; one is allowed.
+// maxDescriptors is how many descriptors are received with one packet; one is allowed.
 const maxDescriptors = 4
 
 func closeAll(files []*os.File) {
@@ -132,9 +132,9 @@ func transmit(c *net.UnixConn, packet []byte, f *os.File) error {
 	return err
 }
 
-// hasOpen reports whether the process has a file of the number open: fdinfo says so
-// without touching the file, which may be of this very mount. Another filesystem's file of that number
-// would do too, and lets in nobody whom the mode of the file does not.
+// hasOpen reports whether the process has a file with the number open. It reads fdinfo, because the
+// file itself, which may be on this very mount, must not be touched. A file of another filesystem
+// with the same number would pass too, but the file's mode is still checked.
 func hasOpen(pid int, ino dsm.Ino) bool {
 	infos, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
 	if err != nil {

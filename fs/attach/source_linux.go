@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// uffdSource is the Source of a mapping of which a userfaultfd tells.
+// uffdSource is a Source that learns of stores from a userfaultfd.
 type uffdSource struct {
 	*uffd.Range
 	stores uffd.Stores
 	log    *slog.Logger
-	said   bool // that the kernel tells of stores no more
+	said   bool // the log says that the kernel does not report stores any more
 }
 
 // Scan implements Source. It is called by one goroutine at a time.
@@ -37,7 +37,7 @@ func (s *uffdSource) Scan(stored, suspect func(off, n int64)) error {
 	return nil
 }
 
-// Bits of ATTACH's reply: whether TRACK wants a userfaultfd, and whether the memory has holes.
+// Bits in ATTACH's reply: whether TRACK needs a userfaultfd, and whether the memory has holes.
 const (
 	wantsUffd = 1
 	wantsNone = 2
@@ -54,9 +54,9 @@ func (x *attachment) wantsUffd() uint64 {
 	return wantsUffd
 }
 
-// source begins to track a mapping, and takes the userfaultfd over. Where this
-// daemon may not look into the program, which the program cannot help, comparing has to
-// do: then there is no source.
+// source begins to track a mapping, and takes over the userfaultfd. If this daemon may not inspect
+// the program, which the program cannot change, it returns no source, and stores are found by
+// comparing.
 func (x *attachment) source(file *os.File, addr, n uint64, off int64) (*uffdSource, uffd.Mode, error) {
 	mode := x.conn.s.cfg.Tracking
 	if !x.write {
@@ -71,7 +71,7 @@ func (x *attachment) source(file *os.File, addr, n uint64, off int64) (*uffdSour
 	case file == nil:
 		return nil, 0, errs.E(errs.Invalid, "track", "no userfaultfd came with the request")
 	}
-	// The Range polls the descriptor itself, so it gets one that no os.File has.
+	// The Range polls the descriptor itself, so it needs one that no os.File owns.
 	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	_ = file.Close() // nothing was written to it
 	if err != nil {

@@ -8,15 +8,16 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// limits are what the socket, which everybody may connect to, grants. Each thing costs the daemon
-// memory or descriptors: a connection some 20 KiB and two descriptors, a request or a WAIT
-// a goroutine, an attachment a handle of its area.
+// limits bounds what programs may use through the socket, to which everybody can connect.
+// Everything costs the daemon memory or descriptors: a connection some 20 KiB and two descriptors,
+// a request or a WAIT a goroutine, an attachment a handle of its area.
 type limits struct {
-	// Of a connection: how many requests are served at the same time, and how many WAITs beside them.
+	// For each connection: how many requests are served at the same time, and how many WAITs
+	// besides.
 	connRequests, connWaits int
-	// Of all programs of a user.
+	// For all programs of a user together.
 	conns, attachments, requests, waits int
-	// refusals is how many connections are being told at the same time that they are too many.
+	// refusals is how many connections beyond the limit are told the reason at the same time.
 	refusals int
 }
 
@@ -26,15 +27,15 @@ var defaultLimits = limits{
 	refusals: 64,
 }
 
-// user is what the programs of a user have. The Server's lock guards the numbers.
+// user counts what the programs of a user have. The Server's lock guards the numbers.
 type user struct {
 	id                 uint32
 	conns, attachments int
-	warned             bool          // that a bound was passed
-	requests, waits    chan struct{} // one for each that is served
+	warned             bool          // the log says that the user reached a limit
+	requests, waits    chan struct{} // one token for each that is served
 }
 
-// userLocked returns what the user has.
+// userLocked returns the counters of a user.
 func (s *Server) userLocked(id uint32) *user {
 	u := s.mu.users[id]
 	if u == nil {
@@ -44,20 +45,20 @@ func (s *Server) userLocked(id uint32) *user {
 	return u
 }
 
-// forgetLocked forgets a user who has nothing.
+// forgetLocked removes the counters of a user who has nothing.
 func (s *Server) forgetLocked(u *user) {
 	if u.conns == 0 && u.attachments == 0 {
 		delete(s.mu.users, u.id)
 	}
 }
 
-// errTooMany says which bound was passed. Programs that use what they have passed it by mistake, as a
-// leak of areas; so it names the figure.
+// errTooMany says which limit was reached, with the figure. Programs that use what they open reach
+// it by mistake, for instance by leaking areas.
 func errTooMany(number error, of string, most int) error {
 	return &errs.Error{Op: "attach", Err: fmt.Errorf("%w: more than %d %s", number, most, of)}
 }
 
-// refused warns once of a user who passes bounds, and returns the error.
+// refused warns once of a user who reaches a limit, and returns the error.
 func (s *Server) refused(u *user, err error) error {
 	s.mu.Lock()
 	first := !u.warned
@@ -69,7 +70,8 @@ func (s *Server) refused(u *user, err error) error {
 	return err
 }
 
-// attached counts one more attachment of the user; endAttachment takes it back when nothing is left of it.
+// attached counts one more attachment of the user; endAttachment takes it back when the attachment
+// has gone.
 func (s *Server) attached(u *user) error {
 	s.mu.Lock()
 	full := u.attachments >= s.limits.attachments

@@ -7,17 +7,17 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// header is the header of every packet between a program and the attach
-// socket: docs/attach.md has the protocol.
+// header is the header of every packet between a program and the attach socket. docs/attach.md
+// describes the protocol.
 //
 //	program                                daemon
-//	ATTACH /w              ->              may it? all bytes here?
+//	ATTACH /w              ->              is it allowed? are all bytes on this node?
 //	                       <-              the memfd
 //	mmap; userfaultfd
 //	TRACK address, uffd    ->              registers and arms it
-//	                       <-              stores count from here on
+//	                       <-              from now on stores are found
 //	stores ...
-//	PUBLISH                ->              scan, diff, homes
+//	PUBLISH                ->              scan, diff, send to the homes
 //	                       <-              merged
 type header struct {
 	op         op
@@ -51,7 +51,7 @@ const (
 	opResize
 )
 
-// encode returns the packet with the payload.
+// encode returns a packet with this header and the payload.
 func (h *header) encode(payload []byte) []byte {
 	b := make([]byte, headSize, headSize+len(payload))
 	le := binary.LittleEndian
@@ -68,7 +68,7 @@ func (h *header) encode(payload []byte) []byte {
 	return append(b, payload...)
 }
 
-// decode takes a packet apart.
+// decode splits a packet into header and payload.
 func decode(b []byte) (h header, payload []byte, err error) {
 	le := binary.LittleEndian
 	switch {

@@ -56,7 +56,7 @@ var areaFiles = []file{
 	}},
 }
 
-// specFile is the control file of a setting.
+// specFile returns the control file of a setting.
 func specFile(key string) file {
 	return file{name: key, perm: 0o666,
 		read: func(ctx context.Context, t *Tree, ino dsm.Ino) (string, error) {
@@ -73,7 +73,7 @@ func specFile(key string) file {
 	}
 }
 
-// liveFile is the control file of what the homes of an area know.
+// liveFile returns the control file of a value that the homes of an area know.
 func liveFile(key string) file {
 	return file{name: key, perm: 0o444, read: func(ctx context.Context, t *Tree, ino dsm.Ino) (string, error) {
 		i, err := t.cfg.Mount.Getattr(ctx, ino)
@@ -88,7 +88,7 @@ func liveFile(key string) file {
 	}}
 }
 
-// trigger does what writing a 1 asks for.
+// trigger calls do if the value written is 1.
 func trigger(ctx context.Context, ino dsm.Ino, value string, do func(context.Context, dsm.AreaID) error) error {
 	if value != "1" {
 		return errs.E(errs.Invalid, "write", "%q: want 1", value)
@@ -96,7 +96,7 @@ func trigger(ctx context.Context, ino dsm.Ino, value string, do func(context.Con
 	return do(ctx, dsm.AreaID(ino))
 }
 
-// FlatKeyed is a line "name value" for each figure.
+// FlatKeyed returns one line "name value" for each figure.
 func FlatKeyed(stats []Stat) string {
 	var text strings.Builder
 	for _, s := range stats {

@@ -16,7 +16,7 @@ type Handle struct {
 	file *file
 
 	mu   lockrank.Mutex
-	text string // as of the last read from the start
+	text string // as of the last read at offset 0
 }
 
 // Open opens a control file.
@@ -27,14 +27,15 @@ func (t *Tree) Open(c Node, flags uint32) (*Handle, error) {
 	}
 	access := flags & syscall.O_ACCMODE
 	if f.read == nil && access != syscall.O_WRONLY || f.write == nil && access != syscall.O_RDONLY {
-		return nil, errs.E(errs.Access, "open", "") // root is not stopped by the mode
+		return nil, errs.E(errs.Access, "open", "") // the mode does not stop root
 	}
 	h := &Handle{tree: t, c: c, file: f}
 	h.mu.Init("control.Handle")
 	return h, nil
 }
 
-// Read returns the text from off on: as it is now, or at a later offset as it was then.
+// Read returns the text from off on. A read at offset 0 takes the current text; reads at later
+// offsets continue in that text.
 func (h *Handle) Read(ctx context.Context, off uint64) (string, error) {
 	var text string
 	if off == 0 {
@@ -51,8 +52,7 @@ func (h *Handle) Read(ctx context.Context, off uint64) (string, error) {
 	return h.text[min(off, uint64(len(h.text))):], nil
 }
 
-// Write takes one write(2) as one value, whatever the offset, as the kernel's
-// own control files do.
+// Write takes one write(2) as one value, whatever its offset, as the kernel's own control files do.
 func (h *Handle) Write(ctx context.Context, data []byte) error {
 	value := strings.TrimSuffix(string(data), "\n")
 	err := error(errs.E(errs.Invalid, "write", "%d bytes: want one short value", len(data)))

@@ -7,19 +7,19 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// Info is what /.dsm shows of the rest of the daemon.
+// Info is what /.dsm shows of other parts of the daemon.
 type Info interface {
 	// Version returns the version of the program.
 	Version() string
 	// Members returns the nodes of the cluster, by id.
 	Members() []Member
-	// Config returns the settings the daemon runs with, in a fixed order.
+	// Config returns the settings that the daemon runs with, in a fixed order.
 	Config() []Stat
 	LogLevel() slog.Level
 	SetLogLevel(slog.Level)
 }
 
-// Member is a node and what gossip thinks of it.
+// Member is a node, with its state according to gossip.
 type Member struct {
 	dsm.Member
 	State string // alive, suspect, dead, left

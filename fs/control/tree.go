@@ -1,9 +1,10 @@
-// Package control is the tree of control files /.dsm: what is in it, who may use it, and what its files say.
-// It answers in its own words; package fs makes answers to the kernel of them.
+// Package control implements /.dsm, the tree of control files: what is in it, who may use it, and
+// what its files say. It does not know FUSE; package fs translates between the kernel and this
+// package.
 //
-// The files are in the formats of cgroup v2: one value, a line per value, a
-// line "key value" (flat keyed) or "key name=value ..." (nested keyed). What can be
-// written is written in the format in which it is read.
+// The files have the formats of cgroup v2: one value, one value a line, one line "key value" for
+// each (flat keyed), or one line "key name=value ..." for each (nested keyed). What can be written
+// is written in the format in which it is read.
 //
 //	/.dsm/version             of the program
 //	      config              flat keyed
@@ -11,14 +12,14 @@
 //	      stats               flat keyed
 //	      log_level           debug, info, warn or error
 //	      attach              path of the socket of the memory plane
-//	      areas/PATH/mode merge dtype apply interval       as user.dsm.*
+//	      areas/PATH/mode merge dtype apply interval residency access   as user.dsm.*
 //	                 version home subscribers              read-only
 //	                 publish acquire                       write 1
 //	                 stats                                 of this node, flat keyed
 //	      ino/NUMBER          the inode itself, for the harvester's child only
 //
-// areas mirrors the tree; a file is a directory there. A control file may be
-// used by whom the file's owner and mode let read or write the file.
+// areas mirrors the tree of the filesystem; each file is a directory there. Whoever may read or
+// write a file, by its owner and mode, may read or write its control files.
 package control
 
 import (
@@ -31,9 +32,9 @@ import (
 )
 
 const (
-	// Name is that of the tree, in the root of the mount.
+	// Name is the name of the tree in the root of the mount.
 	Name = ".dsm"
-	// InoDirName is where the harvester's child finds inodes by number.
+	// InoDirName is the directory in which the harvester's child finds inodes by number.
 	InoDirName   = "ino"
 	areasDirName = "areas"
 
@@ -46,36 +47,39 @@ type Mount interface {
 	Getattr(ctx context.Context, ino dsm.Ino) (dsm.Inode, error)
 	ReadDir(ctx context.Context, dir dsm.Ino) ([]dsm.DirEntry, error)
 	SetSpec(ctx context.Context, ino dsm.Ino, key, value string) error
-	// Inspect returns what the homes of an area know of it: its version, home or subscribers, without a newline.
+	// Inspect returns a value that the homes of an area know: its version, home or subscribers,
+	// without a newline.
 	Inspect(ctx context.Context, i dsm.Inode, key string) (string, error)
-	// Publish and Acquire do nothing to an area that is not open here: it has nothing to
-	// publish, and acquires when it is opened.
+	// Publish and Acquire do nothing to an area that is not open on this node: it has nothing to
+	// publish, and will acquire when it is opened.
 	Publish(ctx context.Context, id dsm.AreaID) error
 	Acquire(ctx context.Context, id dsm.AreaID) error
-	// Stats returns the figures of this node, AreaStats those of an area, none if nobody here has had it open lately.
+	// Stats returns the figures of this node, AreaStats those of an area: none if no program of
+	// this node has had it open lately.
 	Stats() []Stat
 	AreaStats(id dsm.AreaID) []Stat
 }
 
-// Config is what a Tree is made of.
+// Config is what a Tree needs.
 type Config struct {
 	Mount Mount
 	Info  Info
 	Log   *slog.Logger
-	// AttachSocket is what the file attach says; "": programs cannot attach.
+	// AttachSocket is the content of the file attach; empty if programs cannot attach.
 	AttachSocket string
-	// UID and GID own what is not of an area.
+	// UID and GID own everything that does not belong to an area.
 	UID, GID uint32
 }
 
-// Tree answers for all nodes of /.dsm.
+// Tree serves all of /.dsm.
 type Tree struct{ cfg Config }
 
 // New returns the tree.
 func New(cfg Config) *Tree { return &Tree{cfg} }
 
-// Node is a node of /.dsm. It has no state of its own: its inode number says
-// what it is (bit 63, and the kind from bit 56 on) and of which inode of the catalog.
+// Node is a file or directory of /.dsm. It has no state of its own: its inode number says what it
+// is (bit 63 is set, the kind is in the bits from 56 on) and which inode of the catalog it belongs
+// to.
 type Node struct {
 	kind kind
 	ino  dsm.Ino
@@ -110,7 +114,7 @@ func (c Node) ID() uint64 {
 	return nodeBit | uint64(c.kind)<<kindShift | uint64(c.ino)&inoMask
 }
 
-// Of returns what a node of /.dsm is; ok is false for any other node.
+// Of returns the Node with an inode number; ok is false if the number is not one of /.dsm.
 func Of(node uint64) (c Node, ok bool) {
 	if node&nodeBit == 0 {
 		return Node{}, false
@@ -121,14 +125,14 @@ func Of(node uint64) (c Node, ok bool) {
 // file is a kind of control file.
 type file struct {
 	name string
-	perm uint32 // of an area's: as far as the area's own mode allows
+	perm uint32 // for an area's control file: as far as the area's own mode allows
 	// read returns the text, with its newline; nil if the file is only written.
 	read func(ctx context.Context, t *Tree, ino dsm.Ino) (string, error)
 	// write takes a value, without its newline; nil if the file is only read.
 	write func(ctx context.Context, t *Tree, ino dsm.Ino, value string) error
 }
 
-// file returns the kind of control file that c is, nil if c is a directory.
+// file returns the kind of control file that c is, nil for a directory.
 func (c Node) file() *file {
 	switch {
 	case c.kind >= topFile && int(c.kind-topFile) < len(topFiles):
@@ -142,7 +146,7 @@ func (c Node) file() *file {
 // Attr is what stat(2) shows of a node.
 type Attr struct{ Mode, Nlink, UID, GID uint32 }
 
-// Attr returns it.
+// Attr returns the attributes of a node.
 func (t *Tree) Attr(ctx context.Context, c Node) (Attr, error) {
 	out := Attr{Nlink: 1, UID: t.cfg.UID, GID: t.cfg.GID}
 	mask := uint32(0o7777)
@@ -172,7 +176,7 @@ func (t *Tree) Attr(ctx context.Context, c Node) (Attr, error) {
 
 var errNotHere = errs.E(errs.NotExist, "look up", "")
 
-// Lookup resolves a name in a directory of /.dsm. What is in InoDir it does not know.
+// Lookup resolves a name in a directory of /.dsm. It does not know the contents of InoDir.
 func (t *Tree) Lookup(ctx context.Context, dir Node, name string) (Node, error) {
 	switch dir.kind {
 	case rootDir:
@@ -205,7 +209,7 @@ func (t *Tree) Lookup(ctx context.Context, dir Node, name string) (Node, error) 
 	return Node{}, errNotHere
 }
 
-// mirrored says what an inode is in areas/. Symlinks are not there.
+// mirrored maps kinds of inodes to what they are in areas/. Symlinks do not appear there.
 var mirrored = map[dsm.FileKind]kind{dsm.KindDir: areasDir, dsm.KindFile: areaDir}
 
 // List lists a directory of /.dsm. InoDir is not shown.

@@ -1,4 +1,4 @@
-// Package errno says which number a program sees for an error.
+// Package errno maps errors to the error numbers that programs see.
 package errno
 
 import (
@@ -9,8 +9,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// table is the one from a kind of error to what a program sees. A kind
-// with no line here becomes EIO; the test finds it.
+// table maps kinds of errors to error numbers. A kind without a line here becomes EIO, and a test
+// reports it.
 var table = [...]syscall.Errno{
 	errs.Other:        syscall.EIO,
 	errs.Invalid:      syscall.EINVAL,
@@ -41,8 +41,8 @@ var table = [...]syscall.Errno{
 	errs.Deadlock:     syscall.EDEADLK,
 }
 
-// Of returns what a program sees of err. An error of the operating system
-// keeps its number; EINTR is only ever seen by a program that is being killed.
+// Of returns the error number that a program sees for err. An error of the operating system keeps
+// its number. A program sees EINTR only when it is being killed or has been interrupted.
 func Of(err error) syscall.Errno {
 	if err == nil {
 		return 0

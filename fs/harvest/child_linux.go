@@ -16,14 +16,13 @@ import (
 	"github.com/dsmfs/dsmfs/fs/errno"
 )
 
-// Main is the child process that harvests for a daemon: it reads
-// requests from in and answers on out until in ends. cmd calls it for the
-// hidden verb of Config.Argv. The child has no descriptor of /dev/fuse, so
-// it may block on the mount without anyone else blocking; what it holds of the
-// mount are read-only descriptors of areas that a program may store into.
+// Main runs the child process that harvests for a daemon. It reads requests from in and writes
+// answers to out until in ends. cmd calls it for the hidden verb in Config.Argv. The child has no
+// descriptor of /dev/fuse, so it may block on the mount without blocking anybody else. Its only
+// open files of the mount are read-only descriptors of areas that a program may store into.
 //
-// It does everything in one goroutine, which waits for input and for the next
-// round in one place: see alarm.
+// Everything happens in one goroutine. It waits for input and for the next round at a single place:
+// see alarm.
 func Main(in, out *os.File) error {
 	c := worker{
 		began:    time.Now(),
@@ -67,11 +66,11 @@ type worker struct {
 	dir      string
 	fds      map[uint64]int // by inode number
 	schedule schedule
-	reported map[uint64]time.Duration // when an area's last error was reported
+	reported map[uint64]time.Duration // when the last error of an area was reported
 	alarm    *alarm
 }
 
-// reportPause is the least time between two reports of errors of one area.
+// reportPause is the least time between two reports of errors for one area.
 const reportPause = time.Minute
 
 func (c *worker) now() time.Duration { return time.Since(c.began) }
@@ -104,7 +103,7 @@ func (c *worker) round() {
 	}
 }
 
-// do does what the daemon asks for and returns the answer, if there is one.
+// do carries out a request of the daemon and returns the answer, if the request has one.
 func (c *worker) do(q request) []byte {
 	results := make([]uint32, len(q.items))
 	switch q.op {
@@ -135,10 +134,10 @@ func (c *worker) do(q request) []byte {
 	return appendReply(nil, results)
 }
 
-// sync makes the kernel send what programs have stored into their mappings as
-// WRITE requests, and returns when these are answered. The system call is raw, although it can
-// block: nearly always there is nothing to send, see alarm for what it would
-// cost otherwise, and no other goroutine of the child has anything to do.
+// sync makes the kernel send, as WRITE requests, what programs have stored into their mappings, and
+// returns when the daemon has answered these. The system call can block, but it is raw all the
+// same: nearly always there is nothing to send, a normal call would cost what alarm describes, and
+// no other goroutine of the child has anything to do.
 func (c *worker) sync(it item) syscall.Errno {
 	fd, ok := c.fds[it.ino]
 	if !ok {
@@ -157,7 +156,7 @@ func (c *worker) sync(it item) syscall.Errno {
 	}
 }
 
-// report tells the daemon's log of an error that nobody waits for.
+// report logs an error of a harvest that nobody waits for.
 func (c *worker) report(ino uint64, e syscall.Errno, now time.Duration) {
 	if last, ok := c.reported[ino]; ok && now-last < reportPause {
 		return

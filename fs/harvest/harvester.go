@@ -1,9 +1,9 @@
-// Package harvest gets at the stores that programs make into their mappings.
+// Package harvest collects the stores that programs make into their mappings.
 //
-// The kernel tells nobody of a store to a page that is mapped already, but
-// sync_file_range makes it send the dirty pages as WRITE requests. That
-// takes an open file of the mount, which the daemon must not have (see package fs);
-// so a child process has it (Main). The package owns that process: what it is told, and that there is one.
+// The kernel tells nobody of a store to a page that is already mapped, but sync_file_range makes it
+// send the dirty pages as WRITE requests. That takes an open file of the mount, which the daemon
+// itself must not have (see package fs). So a child process has it: Main. This package starts that
+// process, starts it again when it dies, and tells it what to do.
 package harvest
 
 import (
@@ -19,13 +19,14 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// Area is an area that programs of this node have open, as the harvester needs it. It is comparable.
+// Area is what the harvester needs of an area that programs of this node have open. It must be
+// comparable.
 type Area interface {
 	ID() dsm.AreaID
 	// Live reports whether a program may have a mapping that it stores into: only then is there
 	// anything to harvest, and only then may the child have the file open.
 	Live() bool
-	// Interval is how often the area is to be harvested; 0: only when it is asked for.
+	// Interval is how often the area is harvested; 0 means only on request.
 	Interval() time.Duration
 }
 
@@ -33,7 +34,8 @@ type Area interface {
 type Config struct {
 	// Argv is the command of the child: a process that calls Main.
 	Argv []string
-	// Dir is where the child, and nobody else, finds each area's file under its number.
+	// Dir is the directory in which the child finds each area's file by its number. No other
+	// process can look into it.
 	Dir string
 	Log *slog.Logger
 	// Timeout is how long the child may take for an answer.
@@ -46,36 +48,38 @@ type Config struct {
 	Background func(func())
 }
 
-// Harvester has the child process do what it is for.
+// Harvester runs the child process.
 //
-// The child is told which areas to watch at which interval, and then does so by
-// itself: to ask it each time would wake the daemon ten times a second for nothing,
-// and cost several times as much as the harvest of a hundred clean areas.
-// Beyond that the daemon asks for a harvest when somebody waits for it.
+// The daemon tells the child which areas to harvest at which interval, and the child does so
+// without being asked each time: asking would wake the daemon ten times a second for nothing, and
+// cost several times as much as harvesting a hundred clean areas. In addition the daemon requests a
+// harvest when somebody waits for one.
 //
-// The child is started for the first area to watch or harvest, and again when it
-// died. It has a file open only while a program of this node has it open for writing:
-// the turn is had from looking at whether an area is live to telling
-// the child, so that Forget comes after whatever might make it open the file.
+// The child is started when the first area is watched or harvested, and again after it died. It has
+// a file open only while a program of this node has that file open for writing. To keep this true,
+// the turn is held from the moment an area is found live until the child has been told; so Forget
+// always comes after whatever may make the child open the file.
 type Harvester struct {
 	cfg   Config
 	pid   atomic.Int64 // of the child, 0 if there is none
 	asked atomic.Uint64
-	// others are threads that are none of the child's, each at its number's place: see SeemsChild.
+	// others caches threads that do not belong to the child, at their number modulo its length: see
+	// SeemsChild.
 	others [256]atomic.Uint32
 
-	// turn is had by whoever talks to the child, one at a time: it waits for answers, so it is no
-	// lock. What follows belongs to who has it.
+	// turn is held by the goroutine that talks to the child, one at a time. It is a channel and not
+	// a lock because its holder waits for answers of the child. The fields below belong to the
+	// holder of the turn. Methods whose names end in Locked expect the turn.
 	turn    chan struct{}
 	child   *process                     // nil if there is none
-	told    map[dsm.AreaID]time.Duration // the areas the child may have open, and the interval it watches each at
+	told    map[dsm.AreaID]time.Duration // areas that the child may have open, and at which interval it watches each
 	stopped bool
 
 	changes watchChanges
 }
 
-// watchChanges are the areas whose watch the child is to be told of. It
-// is told a little late, of many at once, and never of a file that is closed by then.
+// watchChanges collects the areas for which the child must be told a new interval. It is told a
+// little later, of many areas at once; areas that are closed by then are left out.
 type watchChanges struct {
 	mu struct {
 		lockrank.Mutex
@@ -85,13 +89,13 @@ type watchChanges struct {
 	}
 }
 
-// Target is what to harvest; N = 0 is up to the end.
+// Target is a range to harvest; N = 0 means up to the end.
 type Target struct {
 	Area   Area
 	Off, N int64
 }
 
-// New returns a harvester whose child is not started yet.
+// New returns a harvester. The child is not started yet.
 func New(cfg Config) *Harvester {
 	h := &Harvester{cfg: cfg, turn: make(chan struct{}, 1)}
 	h.changes.mu.Init("harvest.watchChanges")
@@ -99,12 +103,12 @@ func New(cfg Config) *Harvester {
 	return h
 }
 
-// Watch makes the child harvest the area at its interval, or no more if that is 0.
-// The first time is at most an interval from now.
+// Watch makes the child harvest the area at its interval, or stop if that is 0. The first harvest
+// is at most one interval from now.
 func (h *Harvester) Watch(a Area) {
 	c := &h.changes
 	now := time.Now()
-	at := now.Add(Togetherness(a.Interval())) // the child takes account of that
+	at := now.Add(Togetherness(a.Interval())) // the child allows for this delay: see schedule.set
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	none := len(c.mu.areas) == 0
@@ -138,7 +142,7 @@ func (h *Harvester) tell() {
 	var items []item
 	for a := range h.changes.take() {
 		every := a.Interval()
-		if a.Live() && h.told[a.ID()] != every { // not told of: 0
+		if a.Live() && h.told[a.ID()] != every { // an area that the child does not know counts as 0
 			items = append(items, item{ino: uint64(a.ID()), every: uint64(every)})
 		}
 	}
@@ -146,7 +150,7 @@ func (h *Harvester) tell() {
 		return
 	}
 	if h.child == nil {
-		if err := h.startLocked(); err != nil { // tells all; exited tries again
+		if err := h.startLocked(); err != nil { // startLocked tells the child everything; if it fails, ended tries again
 			h.cfg.Log.Warn("harvest", "err", err)
 		}
 		return
@@ -159,7 +163,7 @@ func (h *Harvester) tell() {
 	}
 }
 
-// watchAllLocked returns the request that tells a new child of everything.
+// watchAllLocked returns the request that tells a new child everything.
 func (h *Harvester) watchAllLocked() request {
 	q := request{op: opWatch}
 	for _, a := range h.cfg.Live() {
@@ -173,12 +177,12 @@ func (h *Harvester) watchAllLocked() request {
 	return q
 }
 
-// takeTurn waits for the turn, for at most about as long as the child may take for an answer.
+// takeTurn waits for the turn, at most about as long as the child may take for an answer.
 func (h *Harvester) takeTurn() { h.turn <- struct{}{} }
 
 func (h *Harvester) endTurn() { <-h.turn }
 
-// take is takeTurn for who may lose patience.
+// take is takeTurn with a context.
 func (h *Harvester) take(ctx context.Context) error {
 	select {
 	case h.turn <- struct{}{}:
@@ -188,8 +192,8 @@ func (h *Harvester) take(ctx context.Context) error {
 	}
 }
 
-// Sync harvests the targets in one round trip, and returns an error for each. Areas
-// that no program can store into any more are skipped: nothing of theirs is left with the kernel.
+// Sync harvests the targets in one round trip and returns an error for each. It skips areas that no
+// program can store into any more: the kernel has nothing left to send for these.
 func (h *Harvester) Sync(ctx context.Context, targets []Target) []error {
 	out := make([]error, len(targets))
 	if err := h.take(ctx); err != nil {
@@ -218,7 +222,7 @@ func (h *Harvester) Sync(ctx context.Context, targets []Target) []error {
 		}
 		id := targets[i].Area.ID()
 		if _, ok := h.told[id]; !ok {
-			h.told[id] = 0 // it has the file open now
+			h.told[id] = 0 // the child has the file open now
 		}
 		if e := syscall.Errno(results[j]); e != 0 {
 			out[i] = &errs.Error{Op: "harvest", Area: id, Err: e}
@@ -228,8 +232,8 @@ func (h *Harvester) Sync(ctx context.Context, targets []Target) []error {
 	return out
 }
 
-// Forget makes the child close its file of the area, so that it does not keep the
-// mount busy, unless a program has opened the area for writing again.
+// Forget makes the child close its file of the area, so that it does not keep the mount busy. It
+// does nothing if a program has opened the area for writing again.
 func (h *Harvester) Forget(a Area) {
 	h.takeTurn()
 	defer h.endTurn()
@@ -242,8 +246,7 @@ func (h *Harvester) Forget(a Area) {
 	}
 }
 
-// Stat makes the kernel ask for the attributes of the area, and returns when it
-// has them.
+// Stat makes the kernel ask the daemon for the area's attributes, and returns when it has them.
 func (h *Harvester) Stat(ctx context.Context, a Area) error {
 	if err := h.take(ctx); err != nil {
 		return err
@@ -259,7 +262,7 @@ func (h *Harvester) Stat(ctx context.Context, a Area) error {
 	return nil
 }
 
-// Asked returns how many areas were harvested because somebody waited for it.
+// Asked returns how many harvests were made because somebody waited for one.
 func (h *Harvester) Asked() uint64 { return h.asked.Load() }
 
 // Watched returns how many areas the child may have open.

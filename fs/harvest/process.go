@@ -25,11 +25,12 @@ type process struct {
 	exited  chan struct{}
 }
 
-// restartPause is the least time from start to start: a child that dies at once does so again.
+// restartPause is the least time between two starts, for a child that dies as soon as it is
+// started.
 const restartPause = time.Second
 
-// askLocked, as all whose names end so, is for who has the turn. It makes one round trip, with a new child if there is none. A child
-// that does not answer is killed.
+// askLocked makes one round trip to the child, and starts one if there is none. A child that does
+// not answer is killed.
 func (h *Harvester) askLocked(q request) ([]uint32, error) {
 	if h.stopped {
 		return nil, errs.E(errs.Closed, "harvest", "")
@@ -98,7 +99,7 @@ func (h *Harvester) startLocked() error {
 	return err
 }
 
-// start starts the process, with pipes that have deadlines.
+// start starts the process, connected by pipes that have deadlines.
 func (c *process) start() error {
 	in, toChild, err := os.Pipe()
 	if err != nil {
@@ -121,7 +122,7 @@ func (c *process) start() error {
 	return nil
 }
 
-// ended sees to it that there is another child if a child ended by itself.
+// ended starts another child when one has ended by itself.
 func (h *Harvester) ended(c *process) {
 	h.takeTurn()
 	if h.child == c {
@@ -132,8 +133,8 @@ func (h *Harvester) ended(c *process) {
 	h.restart(c.started)
 }
 
-// restart starts a child if there is something to watch and none does. The last
-// one was started at a time that may be just now.
+// restart starts a child if there is something to watch and no child does. last is when the
+// previous child was started, which may be just now.
 func (h *Harvester) restart(last time.Time) {
 	select {
 	case <-h.cfg.Life.Done():
@@ -151,7 +152,7 @@ func (h *Harvester) restart(last time.Time) {
 	}
 }
 
-// Stop ends the child, which closes every file.
+// Stop ends the child, which closes all its files.
 func (h *Harvester) Stop() {
 	h.takeTurn()
 	defer h.endTurn()
@@ -159,7 +160,7 @@ func (h *Harvester) Stop() {
 	h.endLocked()
 }
 
-// killLocked ends a child that does not do what it is there for. There will be another.
+// killLocked ends a child that does not work as it should. Another one will be started.
 func (h *Harvester) killLocked(why error) {
 	c := h.child
 	h.cfg.Log.Warn("harvest child does not answer; starting another", "pid", c.cmd.Process.Pid, "err", why)
@@ -185,7 +186,7 @@ func (h *Harvester) endLocked() {
 	c.kill(h.cfg.Log)
 	select {
 	case <-c.exited:
-	case <-time.After(child.StopTimeout): // in the kernel, waiting for a mount that hangs
+	case <-time.After(child.StopTimeout): // it is stuck in the kernel, on a mount that hangs
 	}
 }
 
@@ -195,7 +196,7 @@ func (c *process) kill(log *slog.Logger) {
 	}
 }
 
-// IsChild reports whether a thread is one of the child's.
+// IsChild reports whether the thread belongs to the child.
 func (h *Harvester) IsChild(tid uint32) bool {
 	pid := h.pid.Load()
 	if pid == 0 || tid == 0 {
@@ -208,9 +209,10 @@ func (h *Harvester) IsChild(tid uint32) bool {
 	return err == nil
 }
 
-// SeemsChild is IsChild for requests that are answered right in either case, but for the child without
-// waiting. It remembers other threads instead of asking the kernel each time: a thread of the child that
-// gets such a number is not recognized.
+// SeemsChild is a cheaper IsChild, for requests that get a correct answer either way, but that the
+// child should not have to wait for. It caches threads that do not belong to the child instead of
+// asking the kernel each time. If the child later gets a thread with a cached number, that thread
+// is not recognized.
 func (h *Harvester) SeemsChild(tid uint32) bool {
 	other := &h.others[tid%uint32(len(h.others))]
 	if other.Load() == tid {
@@ -223,5 +225,5 @@ func (h *Harvester) SeemsChild(tid uint32) bool {
 	return is
 }
 
-// Pid returns the process of the child, 0 if there is none.
+// Pid returns the process number of the child, 0 if there is none.
 func (h *Harvester) Pid() int { return int(h.pid.Load()) }

@@ -3,23 +3,24 @@ package harvest
 import "time"
 
 const (
-	// RestFactor is 4 for a duty cycle of at most 20 %: what took T is followed by 4T without.
+	// RestFactor 4 makes a duty cycle of at most 20 %: after a harvest that took T comes a rest of
+	// 4T.
 	RestFactor = 4
 	// mostTogetherness bounds Togetherness.
 	mostTogetherness = 5 * time.Millisecond
 )
 
-// Togetherness is by how much what happens at an interval may be moved to happen
+// Togetherness is how much something that happens at an interval may be shifted so that it happens
 // together with something else.
 func Togetherness(every time.Duration) time.Duration { return min(mostTogetherness, every/10) }
 
-// schedule says when the harvester's child harvests which of the areas it watches.
-// Times are since the start of the child.
+// schedule says when the child harvests which of the areas it watches. Times count from the start
+// of the child.
 //
-// An area is due at the multiples of its interval, so that all with the same one
-// are due together: what a wake-up costs is the wake-up. An area that is due a little later than
-// another is harvested with it. Neither makes the time from harvest to
-// harvest longer than the interval; only rest does: a harvest that took T is followed by 4T without.
+// An area is due at multiples of its interval, so that all areas with the same interval are due
+// together: nearly all the cost is in waking up. An area that is due a little later is harvested
+// together with one that is due now. Neither rule makes the time between two harvests longer than
+// the interval. Only a rest does: a harvest that took T is followed by a rest of 4T.
 type schedule struct {
 	watches []watch
 	places  map[uint64]int // in watches, by inode
@@ -32,8 +33,8 @@ type watch struct {
 	restedUntil time.Duration
 }
 
-// set changes the interval of an area, from or to 0 if it is not watched. It is due
-// at most an interval after the daemon began to wait for company to tell it, see watchChanges.
+// set changes the interval of an area; 0 means that it is not watched. The area is due at most one
+// interval after the daemon began to collect changes for the child, see watchChanges.
 func (s *schedule) set(ino uint64, every, now time.Duration) {
 	i, ok := s.places[ino]
 	switch {
@@ -78,7 +79,7 @@ func (w *watch) isDue(now time.Duration) bool {
 	return w.due-early <= now && w.restedUntil <= now
 }
 
-// harvested notes a harvest.
+// harvested records a harvest.
 func (w *watch) harvested(start, took time.Duration) {
 	at := start + w.every
 	if aligned := at.Truncate(w.every); aligned-start > Togetherness(w.every) {

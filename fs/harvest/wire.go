@@ -36,15 +36,15 @@ const (
 	maxBatch = 1 << 20 // areas in one request
 )
 
-// item is an area in a request: in a sync with a range, of which n = 0 is
-// up to the end, in a watch with an interval.
+// item is an area in a request: with a range in a sync, where n = 0 means up to the end, and with
+// an interval in a watch.
 type item struct{ ino, off, n, every uint64 }
 
 // request is one message of the daemon.
 type request struct {
 	op    byte
-	dir   string // of hello: where the files are
-	items []item // of the others
+	dir   string // of a hello: the directory with the files
+	items []item // of all other requests
 }
 
 func (q request) append(p []byte) []byte {
