@@ -33,7 +33,8 @@ type Area struct {
 		lingering lingering
 		parked    []message // to slots that are still being handed to this node, or that want memory
 		removed   bool
-		telling   int // calls of awaitTold
+		newest    dsm.Version // heard of: see heardLocked
+		telling   int         // calls of awaitTold
 
 		out     []message // to send when the step is over
 		sending bool      // a goroutine is sending, in order
@@ -244,7 +245,7 @@ func (a *Area) isSelf(n dsm.NodeID) bool { return n == a.node.cfg.Self }
 
 // stamp returns the stamp of a message made now.
 func (a *Area) stamp() wire.Stamp {
-	return wire.Stamp{Area: a.id, Gen: a.mu.ino.Gen, Rev: a.mu.ino.Rev, Epoch: a.mu.view.Epoch}
+	return wire.Stamp{Area: a.id, Gen: a.mu.ino.Gen, Rev: a.mu.ino.Rev, Epoch: a.mu.view.Epoch, Newest: a.mu.newest}
 }
 
 // row returns the home of an extent in the view that the area acts on.

@@ -391,16 +391,6 @@ func (a *Area) compared(off, n int64) (looked, changed int) {
 	return looked, changed
 }
 
-// Wait returns when version v of the area, or a later one, is here, with all that
-// was published before it: other extents than the one whose version it is may still be on
-// their way then.
-func (a *Area) Wait(ctx context.Context, v dsm.Version) error {
-	if err := a.await(ctx, "wait", func() bool { return a.versionLocked() >= v }); err != nil {
-		return err
-	}
-	return a.Acquire(ctx, false)
-}
-
 // bytesOf returns the bytes of page p of the working copy up to the area's end:
 // attached programs can store past it in its last page, which means nothing.
 func (a *Area) bytesOf(p dsm.PageIndex) []byte {

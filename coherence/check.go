@@ -67,6 +67,9 @@ func (a *Area) replicaProblemLocked() string {
 	if len(r.extents) != a.extents() {
 		return fmt.Sprintf("%d extents, the area has %d", len(r.extents), a.extents())
 	}
+	if r.version > a.mu.newest {
+		return fmt.Sprintf("version %d is here, and nobody has heard of a later one than %d", r.version, a.mu.newest)
+	}
 	underWay, units := 0, 0
 	for e, x := range r.extents {
 		if bad := a.extentProblemLocked(dsm.ExtentIndex(e), x); bad != "" {
@@ -115,6 +118,9 @@ func (a *Area) homeProblemLocked() string {
 	h := &a.mu.home
 	n := 0
 	for e, x := range h.extents {
+		if x.version > a.mu.newest {
+			return fmt.Sprintf("extent %d is of version %d, and nobody has heard of a later one than %d", e, x.version, a.mu.newest)
+		}
 		for i, v := range x.pages {
 			switch {
 			case v > x.version:

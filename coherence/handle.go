@@ -3,6 +3,7 @@ package coherence
 import (
 	"bytes"
 	"context"
+	"math"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -438,6 +439,7 @@ func (a *Area) sendAcquire(op *acquiring) {
 	op.round = r.round
 	r.acquires[op.round] = op
 	op.pending = make(map[dsm.NodeID]struct{})
+	op.version, op.partly = math.MaxUint64, false
 	for _, home := range a.homes(0, a.extents()) {
 		op.pending[home] = struct{}{}
 		a.send(home, &wire.Acquire{Stamp: a.stamp(), Round: op.round})
@@ -452,6 +454,10 @@ func (a *Area) replicaAcquired(from dsm.NodeID, m *wire.Acquired) {
 		a.send(from, &wire.Acquire{Stamp: a.stamp(), Round: op.round})
 	default:
 		delete(op.pending, from)
+		op.version = min(op.version, m.Newest)
+		if len(op.pending) == 0 && !op.partly {
+			a.mu.replica.version = max(a.mu.replica.version, op.version)
+		}
 		a.mu.wake = true
 	}
 }

@@ -254,6 +254,7 @@ func (a *Area) installExtent(m *wire.HandoverExtent, payload []byte) {
 	for i := range x.pages {
 		a.mu.home.setVersion(x, i, 0)
 	}
+	a.heardLocked(m.Version)
 	*x = homeExtent{version: m.Version, writers: make(map[dsm.NodeID]dsm.Seq)}
 	for _, w := range m.Writers {
 		if !a.leftLocked(w.Node, w.Seq) {

@@ -17,6 +17,7 @@ type home struct {
 	extents map[dsm.ExtentIndex]*homeExtent // those that were ever published to
 	pages   int                             // of them, pages that were
 	subs    map[dsm.NodeID]*subscriber
+	untils  map[dsm.NodeID]*wire.Inquire // of those that wait for a version
 
 	lastPush uint64 // id of the last push; ids are not reused, so that a late ack matches nothing
 }
@@ -32,6 +33,7 @@ func (h *home) init() {
 	h.pages = 0
 	h.extents = make(map[dsm.ExtentIndex]*homeExtent)
 	h.subs = make(map[dsm.NodeID]*subscriber)
+	h.untils = make(map[dsm.NodeID]*wire.Inquire)
 }
 
 // setVersion records the version of page i; 0: it has none, and is all zero.
@@ -118,7 +120,7 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 		mem.PrefetchNext(m.Extent, &m.Pages, i)
 		return mem.Home(page(m.Extent, i))
 	})
-	x.version = x.version.Next(a.now())
+	x.version = a.drawLocked()
 	for i := range m.Pages.All() {
 		a.mu.home.setVersion(x, i, x.version)
 	}
@@ -215,6 +217,11 @@ func (a *Area) homeViewChanged(old *dsm.View) {
 			}
 		}
 	}
+	for id := range a.mu.home.untils {
+		if a.leftLocked(id, 0) {
+			delete(a.mu.home.untils, id)
+		}
+	}
 	for e, x := range a.mu.home.extents {
 		if row := a.row(e); !a.isSelf(row.Primary) && !a.isSelf(row.Source) {
 			a.resign(e)
@@ -275,20 +282,9 @@ func (a *Area) homeGenChanged() {
 
 // homeReset follows a broken session: what was pushed may not have arrived.
 func (a *Area) homeReset(peer dsm.NodeID) {
+	delete(a.mu.home.untils, peer) // it asks again
 	if s := a.mu.home.subs[peer]; s != nil {
 		s.lostAll()
 		a.pump(peer, s)
 	}
-}
-
-// homeInquire answers what this home knows of the area.
-func (a *Area) homeInquire(from dsm.NodeID, m *wire.Inquire) {
-	r := &wire.Inquired{Stamp: a.stamp(), Round: m.Round, Subscribers: a.subscribers()}
-	slices.Sort(r.Subscribers)
-	for e, x := range a.mu.home.extents {
-		if a.isSelf(a.row(e).Primary) {
-			r.Version = max(r.Version, x.version)
-		}
-	}
-	a.send(from, r)
 }

@@ -230,9 +230,6 @@ func (s *cluster) settle(store func(n *liveNode)) {
 		n.sync(true)
 		s.calm("wait")
 	}
-	for _, q := range s.requests { // versions of different homes are in no order
-		q.giveUp()
-	}
 	s.calm()
 	for _, n := range s.nodes {
 		n.acquire(true)

@@ -199,7 +199,8 @@ func (n *liveNode) acquire(storing bool) {
 func (n *liveNode) wait() {
 	if n.isOpen() {
 		v := n.area.Version()
-		n.ask("wait", func(ctx context.Context) error { return n.area.Wait(ctx, v+1) }, nil)
+		storing := n.mayStore() && n.cluster.rng.IntN(2) == 0
+		n.ask("wait", func(ctx context.Context) error { return n.area.Wait(ctx, v+1, storing) }, nil)
 	}
 }
 

@@ -215,6 +215,7 @@ func (a *Area) sendPublication(e dsm.ExtentIndex, pub *publication) {
 // rules changed meanwhile, the stores are dirty again and are diffed anew.
 func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 	r := &a.mu.replica
+	a.heardLocked(m.Version)
 	if !r.subscribed || int(m.Extent) >= len(r.extents) {
 		return
 	}
@@ -259,6 +260,7 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 	a.mu.cleaner = r.demand
 	if m.Complete && x.behind.Empty() {
 		x.version = max(x.version, m.Version)
+		r.version = max(r.version, m.Version)
 	}
 	x.acked = pub.number
 	pub.data.Release()

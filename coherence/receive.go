@@ -57,7 +57,10 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 		return nil // removed meanwhile: whoever asked has heard it from the catalog
 	}
 	var bad error
-	a.steps(from, func() { bad = a.receive(from, msg, [][]byte{payload}) })
+	a.steps(from, func() {
+		a.heardLocked(st.Newest)
+		bad = a.receive(from, msg, [][]byte{payload})
+	})
 	return bad
 }
 

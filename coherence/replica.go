@@ -39,9 +39,11 @@ type replica struct {
 	wanted   struct{ here, elsewhere dsm.ExtentIndex } // extents before these are not wanted, of those homed here, and elsewhere
 	early    bool                                      // publishAhead is about to run
 	round    uint64
+	version  dsm.Version            // of what is here: see arrivedLocked
 	subs     map[uint64]subscribing // Subscribes not answered, by round
 	acquires map[uint64]*acquiring
 	inquiry  map[uint64]*inquiring
+	waits    waits
 
 	dense     bool // nearly all had changed at the last comparison: see compared
 	lastStore time.Time
@@ -82,6 +84,8 @@ type acquiring struct {
 	storing bool // the caller stores: updates may enter memory that is held back
 	round   uint64
 	pending map[dsm.NodeID]struct{}
+	version dsm.Version // the least of those that homes have answered with
+	partly  bool        // some pages were kept out of memory meanwhile
 }
 
 func (r *replica) init() {
@@ -90,7 +94,7 @@ func (r *replica) init() {
 		inquiry = make(map[uint64]*inquiring)
 	}
 	// Numbers go on, so that late answers to an earlier replica match nothing.
-	*r = replica{seq: r.seq, round: r.round, inquiry: inquiry,
+	*r = replica{seq: r.seq, round: r.round, inquiry: inquiry, waits: r.waits,
 		subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring)}
 }
 
@@ -233,6 +237,7 @@ func (a *Area) replicaSubscribed(from dsm.NodeID, m *wire.Subscribed) {
 // replicaPush merges pushed pages into the working copy and makes them the base.
 func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) error {
 	r := &a.mu.replica
+	a.heardLocked(m.Version)
 	if !r.subscribed {
 		a.send(from, &wire.Unsubscribe{Stamp: a.stamp()}) // an earlier one was lost
 		return nil
@@ -258,8 +263,12 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 	x.have = x.have.Or(came)
 	a.mu.cleaner = a.mu.cleaner || r.demand && !came.Empty() // those that were on their way may leave now
 	x.behind = x.behind.Or(declined)
-	if m.Complete && x.behind.Empty() {
-		x.version = max(x.version, m.Version)
+	if m.Complete && x.behind.Empty() && m.Version > x.version {
+		x.version = m.Version
+		a.arrivedLocked(m.Version)
+	}
+	for _, op := range r.acquires {
+		op.partly = op.partly || !declined.Empty()
 	}
 	a.unstash(m.Extent, came)
 	a.arrive(m.Extent, came)

@@ -1,9 +1,7 @@
 package coherence
 
 import (
-	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -11,7 +9,6 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
-	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // Report is what the homes of an area know of it.
@@ -46,80 +43,6 @@ func (n *Node) Stats() []Stat {
 		u("pages_evicted", &n.stats.pagesEvicted),
 		{"pages_on_demand", fmt.Sprint(n.room.taken.Load())},
 	}
-}
-
-// inquiring is an Inquire that not all homes have answered.
-type inquiring struct {
-	pending map[dsm.NodeID]struct{}
-	version dsm.Version
-	subs    map[dsm.NodeID]struct{}
-}
-
-// Inspect asks the homes of an area what they know. errs.Timeout if one does
-// not answer before ctx ends.
-func (n *Node) Inspect(ctx context.Context, id dsm.AreaID) (Report, error) {
-	a, err := n.area(id)
-	if err != nil {
-		return Report{}, err
-	}
-	q := &inquiring{}
-	var round uint64
-	a.step(func() {
-		r := &a.mu.replica
-		r.round++
-		round = r.round
-		r.inquiry[round] = q
-		a.sendInquire(round, q)
-	})
-	err = a.await(ctx, "inspect", func() bool { return len(q.pending) == 0 })
-	var rep Report
-	a.step(func() {
-		delete(a.mu.replica.inquiry, round)
-		rep = Report{Version: q.version, Homes: a.homes(0, a.extents()), Subscribers: slices.Sorted(maps.Keys(q.subs))}
-	})
-	return rep, err
-}
-
-func (a *Area) sendInquire(round uint64, q *inquiring) {
-	q.pending, q.subs = make(map[dsm.NodeID]struct{}), make(map[dsm.NodeID]struct{})
-	for _, home := range a.homes(0, a.extents()) {
-		q.pending[home] = struct{}{}
-		a.send(home, &wire.Inquire{Stamp: a.stamp(), Round: round})
-	}
-}
-
-// restartInquiries asks again after the homes changed or a session broke.
-func (a *Area) restartInquiries() {
-	for round, q := range a.mu.replica.inquiry {
-		a.sendInquire(round, q)
-	}
-}
-
-func (a *Area) replicaInquired(from dsm.NodeID, m *wire.Inquired) {
-	q := a.mu.replica.inquiry[m.Round]
-	if q == nil {
-		return
-	}
-	delete(q.pending, from)
-	q.version = max(q.version, m.Version)
-	for _, s := range m.Subscribers {
-		q.subs[s] = struct{}{}
-	}
-	a.mu.wake = true
-}
-
-// Version returns the newest version that is wholly here, of any extent.
-func (a *Area) Version() dsm.Version {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.versionLocked()
-}
-
-func (a *Area) versionLocked() (v dsm.Version) {
-	for _, x := range a.mu.replica.extents {
-		v = max(v, x.version)
-	}
-	return v
 }
 
 // ModTime returns when the bytes here last changed: by a local store or by a

@@ -83,9 +83,6 @@ type Area interface {
 	Trim()
 	// Figures says how stores of attached programs were found, and what is in memory.
 	Figures() []control.Stat
-	// Wait returns when the version, or a later one, is here, and has acquired;
-	// errs.Timeout when ctx ends before.
-	Wait(ctx context.Context, v dsm.Version) error
 	Version() dsm.Version
 	ResidentBytes() int64
 	// ModTime returns when the bytes here last changed, zero if they did not.
@@ -101,6 +98,9 @@ type Attachment interface {
 	// Sync and Acquire are those of the area, by this program.
 	Sync(ctx context.Context) error
 	Acquire(ctx context.Context) error
+	// Wait returns when the version, or a later one, exists, and acquires then, unless it is 0;
+	// errs.Timeout when ctx ends before.
+	Wait(ctx context.Context, v dsm.Version) error
 	// Memory opens the memory once more, for reading.
 	Memory() (*os.File, error)
 	// Own reports whether the program has memory of its own.

@@ -317,6 +317,7 @@ type fakeAttachment struct{ *fakeArea }
 
 func (t fakeAttachment) Sync(ctx context.Context) error        { return t.fakeArea.Sync(ctx, true) }
 func (t fakeAttachment) Acquire(ctx context.Context) error     { return t.fakeArea.Acquire(ctx, true) }
+func (fakeAttachment) Wait(context.Context, dsm.Version) error { return nil }
 func (fakeAttachment) Memory() (*os.File, error)               { return nil, errs.E(errs.NotExist, "memory", "") }
 func (fakeAttachment) Own() bool                               { return false }
 func (fakeAttachment) Detach()                                 {}
@@ -329,4 +330,3 @@ func (a *fakeArea) CompareTime() time.Duration                 { return 0 }
 func (a *fakeArea) Extended() int64                            { return 0 }
 func (a *fakeArea) Trim()                                      {}
 func (a *fakeArea) Figures() []control.Stat                    { return nil }
-func (a *fakeArea) Wait(context.Context, dsm.Version) error    { return nil }

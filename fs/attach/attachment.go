@@ -288,7 +288,7 @@ func (x *attachment) wait(ctx context.Context, version, ms uint64) error {
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(min(ms, maxWaitMillis))*time.Millisecond)
 		defer cancel()
 	}
-	err := x.area.Wait(ctx, dsm.Version(version))
+	err := x.at.Wait(ctx, dsm.Version(version))
 	if errs.Is(err, errs.Timeout) {
 		return errs.E(errs.Timeout, "wait", "version %d has not come in time; the newest here is %d", version, x.area.Version())
 	}

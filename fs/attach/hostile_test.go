@@ -65,7 +65,7 @@ func (idleArea) Demand() bool                  { return false }
 func (idleArea) Size() int64                   { return dsm.PageSize }
 func (idleArea) Version() dsm.Version          { return 1 }
 func (idleArea) Publish(context.Context) error { return nil }
-func (idleArea) Wait(ctx context.Context, _ dsm.Version) error {
+func (idleAttachment) Wait(ctx context.Context, _ dsm.Version) error {
 	<-ctx.Done()
 	return &errs.Error{Op: "wait", Kind: errs.Timeout, Err: ctx.Err()}
 }

@@ -50,7 +50,6 @@ type Area interface {
 	Demand() bool
 	BeginFault(off int64, there func()) bool
 	Fault(ctx context.Context, off int64, there func()) error
-	Wait(ctx context.Context, v dsm.Version) error
 	Version() dsm.Version
 }
 
@@ -60,6 +59,7 @@ type Attachment interface {
 	// Sync does what msync(2) does.
 	Sync(ctx context.Context) error
 	Acquire(ctx context.Context) error
+	Wait(ctx context.Context, v dsm.Version) error
 	// Memory opens the attached memory again, for reading.
 	Memory() (*os.File, error)
 	Detach()

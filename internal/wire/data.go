@@ -34,6 +34,8 @@ type Stamp struct {
 	Gen   dsm.Generation // the receiver refuses an older one than its own
 	Rev   dsm.Generation // the receiver first applies the catalog up to here
 	Epoch dsm.Epoch      // likewise; and refuses those from before the slot moved
+	// Newest is the newest version of the area that the sender has heard of: the receiver draws later ones.
+	Newest dsm.Version
 }
 
 // ExtentVersion says that all changes to the extent up to Version are known; of a
@@ -142,7 +144,7 @@ type Acquire struct {
 	Round uint64
 }
 
-// Acquired follows the pushes that Acquire asked for.
+// Acquired follows the pushes that Acquire asked for: the receiver has all of the sender's up to version Newest.
 type Acquired struct {
 	Stamp
 	Round uint64
@@ -182,17 +184,18 @@ type HandoverAck struct {
 	Rev   dsm.Generation
 }
 
-// Inquire asks a home what it knows of an area; Inquired answers.
+// Inquire asks a home what it knows of an area; Inquired answers, when the home has heard of version Until. A home keeps
+// one Inquire of a node that waits, the last.
 type Inquire struct {
 	Stamp
 	Round uint64
+	Until dsm.Version
 }
 
-// Inquired is the newest version among the area's extents homed at the sender,
-// and who is subscribed to them.
+// Inquired says who is subscribed to the area at the sender. Its Newest is the version of the area there: what the home
+// merges from then on has a later one.
 type Inquired struct {
 	Stamp
 	Round       uint64
-	Version     dsm.Version
 	Subscribers []dsm.NodeID
 }

@@ -345,7 +345,7 @@ class Area:
         return plane.sync() if plane.writable else plane.acquire()
 
     def wait(self, version: int, timeout: float | None = None) -> int:
-        """Wait until memory has a version.
+        """Wait until there is a version, then acquire: what was published with it is in memory.
 
         Parameters
         ----------

@@ -201,7 +201,7 @@ class MemoryPlane:
         has = self.version()
         if has < version:
             raise TimedOutError(errno.ETIMEDOUT, f"wait: version {version} did not come; {has} is here", self._path)
-        return has
+        return self.acquire() if version else has
 
     def stats(self) -> dict[str, int | float | str]:
         """Ask the daemon."""

@@ -99,6 +99,21 @@ def test_waiting_for_a_version(nodes: dsmfs.Cluster) -> None:
             assert b.array[0] == 5
 
 
+@pytest.mark.parametrize("plane", ["memory", "page-cache"])
+@pytest.mark.parametrize("merge", ["last", "sum"])
+def test_who_waits_has_what_was_published(nodes: dsmfs.Cluster, merge: str, plane: str) -> None:
+    with nodes[0].create("w.npy", 4, "f4", merge=merge) as a, nodes[1].open("w.npy", plane=plane) as b:
+        b.array[1] = 2
+        b.sync()
+        version = b.version
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(b.wait, version + 1, 30)
+            a.array[0] = 5
+            a.publish()
+            assert waiting.result() > version
+        assert list(b.array) == [5, 2, 0, 0]
+
+
 def test_threads_use_one_area_at_once(nodes: dsmfs.Cluster) -> None:
     with nodes[0].create("w.npy", 64, "i8", merge="sum") as w:
         start = threading.Barrier(4)

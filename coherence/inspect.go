@@ -1,0 +1,100 @@
+package coherence
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// inquiring is an Inquire that not all homes have answered.
+type inquiring struct {
+	pending map[dsm.NodeID]struct{}
+	answers map[dsm.NodeID]dsm.Version
+	again   bool // the homes that had not heard of what others answered were asked once more: now they have
+	subs    map[dsm.NodeID]struct{}
+}
+
+// Inspect asks the homes of an area what they know. What is published from then on has a later version. errs.Timeout if one does
+// not answer before ctx ends.
+func (n *Node) Inspect(ctx context.Context, id dsm.AreaID) (Report, error) {
+	a, err := n.area(id)
+	if err != nil {
+		return Report{}, err
+	}
+	q := &inquiring{}
+	var round uint64
+	a.step(func() {
+		r := &a.mu.replica
+		r.round++
+		round = r.round
+		r.inquiry[round] = q
+		a.sendInquire(round, q)
+	})
+	err = a.await(ctx, "inspect", func() bool { return len(q.pending) == 0 })
+	var rep Report
+	a.step(func() {
+		delete(a.mu.replica.inquiry, round)
+		rep = Report{Version: q.version(), Homes: a.homes(0, a.extents()), Subscribers: slices.Sorted(maps.Keys(q.subs))}
+	})
+	return rep, err
+}
+
+func (a *Area) sendInquire(round uint64, q *inquiring) {
+	*q = inquiring{pending: make(map[dsm.NodeID]struct{}), answers: make(map[dsm.NodeID]dsm.Version), subs: make(map[dsm.NodeID]struct{})}
+	a.inquire(round, q, a.homes(0, a.extents()))
+}
+
+func (a *Area) inquire(round uint64, q *inquiring, homes []dsm.NodeID) {
+	for _, home := range homes {
+		q.pending[home] = struct{}{}
+		a.send(home, &wire.Inquire{Stamp: a.stamp(), Round: round})
+	}
+}
+
+// restartInquiries asks again after the homes changed or a session broke.
+func (a *Area) restartInquiries() {
+	for round, q := range a.mu.replica.inquiry {
+		a.sendInquire(round, q)
+	}
+	a.askUntilLocked()
+}
+
+func (a *Area) replicaInquired(from dsm.NodeID, m *wire.Inquired) {
+	q := a.mu.replica.inquiry[m.Round]
+	if q == nil {
+		return
+	}
+	delete(q.pending, from)
+	q.answers[from] = m.Newest
+	for _, s := range m.Subscribers {
+		q.subs[s] = struct{}{}
+	}
+	if len(q.pending) == 0 && !q.again {
+		q.again = true
+		a.inquire(m.Round, q, q.behind())
+	}
+	a.mu.wake = true
+}
+
+// version is the newest of the answers.
+func (q *inquiring) version() (v dsm.Version) {
+	for _, w := range q.answers {
+		v = max(v, w)
+	}
+	return v
+}
+
+// behind returns the homes that have not heard of it.
+func (q *inquiring) behind() (homes []dsm.NodeID) {
+	newest := q.version()
+	for home, v := range q.answers {
+		if v < newest {
+			homes = append(homes, home)
+		}
+	}
+	slices.Sort(homes)
+	return homes
+}
