@@ -24,7 +24,7 @@ func (s *uffdSource) Scan(stored, suspect func(off, n int64)) error {
 	if err := s.Range.Scan(&s.stores); err != nil {
 		return err
 	}
-	if err := s.Lost(); err != nil && !s.said {
+	if err := s.Failure(); err != nil && !s.said {
 		s.said = true
 		s.log.Warn("stores of a program are found by comparing from now on", "err", err)
 	}

@@ -1,4 +1,5 @@
-// Package child starts the daemon's own child processes, the harvester's and the guard, alike.
+// Package child starts the daemon's own child processes, the harvester's child and the guard, in
+// the same way.
 package child
 
 import (
@@ -10,11 +11,12 @@ import (
 	"time"
 )
 
-// StopTimeout is how long a child may take to end at the end of its input.
+// StopTimeout is how long a child may take to end after its input has ended.
 const StopTimeout = 5 * time.Second
 
-// Command returns the command of a child, of which the log speaks by that name. A thread or two do its
-// work; its own process group keeps a Ctrl-C in the terminal from ending it before the daemon.
+// Command returns the command of a child; name is what the log calls it. One processor is
+// enough for it. It has a process group of its own, so that a Ctrl-C in the terminal does not end it
+// before the daemon.
 func Command(log *slog.Logger, name string, argv []string) *exec.Cmd {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Dir = "/"
@@ -24,7 +26,7 @@ func Command(log *slog.Logger, name string, argv []string) *exec.Cmd {
 	return cmd
 }
 
-// lineLogger writes what a child prints to the log.
+// lineLogger writes the output of a child to the log.
 type lineLogger struct {
 	log   *slog.Logger
 	child string

@@ -2,13 +2,13 @@ package dsm
 
 import "slices"
 
-// Credentials say on whose behalf something is asked for.
+// Credentials say on whose behalf a request is made.
 type Credentials struct {
 	UID, GID uint32
-	Groups   []uint32 // the supplementary ones
+	Groups   []uint32 // supplementary groups
 }
 
-// Bits of what is asked for, as in a mode.
+// Bits of the permissions that are wanted, as in a mode.
 const (
 	MayRead   = 4
 	MayWrite  = 2
@@ -29,7 +29,7 @@ func (c *Credentials) May(i Inode, want uint32) bool {
 	return perm&want == want
 }
 
-// In reports whether the group is one of theirs.
+// In reports whether the credentials include the group.
 func (c *Credentials) In(group uint32) bool {
 	return c.GID == group || slices.Contains(c.Groups, group)
 }

@@ -32,6 +32,6 @@ type SetAttr struct {
 	UID, GID     *uint32
 	Size         *int64 // bytes: an exact size, for truncate
 	GrowTo       *int64 // bytes: at least this size, for writes past the end and fallocate
-	GrowBy       *int64 // bytes: so many more, for appends, which are the last of the size that comes back
+	GrowBy       *int64 // bytes: grow by this much, for appends, which get the last GrowBy bytes of the resulting size
 	Atime, Mtime *time.Time
 }

@@ -1,6 +1,6 @@
-// Package dsm holds the nouns of dsmfs: the typed identifiers, the attributes
-// of an area and the facts about a file that every other package speaks of.
+// Package dsm defines the nouns of dsmfs: the typed identifiers, the attributes of an area, and the
+// facts about a file that all other packages use.
 //
-// It imports nothing of the project, owns no state and takes no lock, so that
-// any package may use its words without learning about any other package.
+// It imports nothing of the project, owns no state and takes no lock, so that any package may use
+// it without depending on another package.
 package dsm

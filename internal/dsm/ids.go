@@ -5,9 +5,9 @@ import (
 	"strconv"
 )
 
-// NodeID names one incarnation of a node: it is drawn at random when the
-// process starts, so a node that restarts is a new node and nothing that was
-// said to or by its predecessor can be mistaken for it. Zero is no node.
+// NodeID names one incarnation of a node. It is drawn at random when the process starts, so a node
+// that restarts is a new node, and no message to or from its predecessor can be mistaken for one of
+// its own. Zero is no node.
 type NodeID uint64
 
 // String returns the id as it appears in logs, /.dsm and the command line.
@@ -40,8 +40,8 @@ const RootIno Ino = 1
 // Epoch counts the changes of the view (members and slot table).
 type Epoch uint64
 
-// Generation is the catalog index of the last change to an area's rules or of
-// its last shrink. A message that was made under an older one is refused.
+// Generation is the catalog index of the last change to an area's rules or of its last shrink,
+// whichever is newer. A message made under an older one is refused.
 type Generation uint64
 
 // Seq numbers the publishes of one node to one area, from 1.

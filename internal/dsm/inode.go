@@ -14,7 +14,7 @@ const (
 	KindSymlink
 )
 
-// Inode is what the catalog knows of a file: a value, safe to keep.
+// Inode is what the catalog knows about a file: a value, safe to keep.
 type Inode struct {
 	Ino    Ino
 	Kind   FileKind
@@ -53,8 +53,8 @@ type Member struct {
 	Addr    string // host:port of its one TCP and UDP port
 	Budget  int64  // bytes of areas it can hold
 	Voter   bool   // votes in the consensus of the catalog
-	Leaving bool   // is handing its slots over
-	Gone    bool   // its process has ended without: what it was the home of is lost
+	Leaving bool   // it is handing its slots over
+	Gone    bool   // its process ended without leaving: what it was the home of is lost
 }
 
 // SlotHome is the row of a slot in the view.

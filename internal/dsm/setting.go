@@ -14,7 +14,8 @@ type Setting struct{ Key, Value string }
 // SettingKeys are the keys of the settings, in the order they are shown.
 var SettingKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access"}
 
-// Setting returns the value of a key in the format in which it is set; ok is false if there is no such key.
+// Setting returns the value of a key, in the format in which it is set; ok is false if there is no
+// such key.
 func (s Spec) Setting(key string) (value string, ok bool) {
 	switch key {
 	case "mode":
@@ -35,7 +36,7 @@ func (s Spec) Setting(key string) (value string, ok bool) {
 	return "", false
 }
 
-// With returns s with the field that key names set to what value says. The error says what is allowed.
+// With returns s with the field named by key set to value. The error says which values are allowed.
 func (s Spec) With(key, value string) (Spec, error) {
 	was := s
 	var err error
@@ -78,10 +79,11 @@ func parseInterval(value string) (time.Duration, error) {
 	return d, nil
 }
 
-// ErrFixed is in the chain of an error about a setting that only an empty file can be given.
+// ErrFixed is in the chain of an error about a setting that can be changed only while the file is
+// empty.
 var ErrFixed = errors.New("fixed while the file is not empty: truncate it to 0 first")
 
-// CheckChange says why a file of size bytes cannot have its spec changed to another.
+// CheckChange returns why the spec of a file of size bytes cannot be changed to another, or nil.
 func (s Spec) CheckChange(to Spec, size int64) error {
 	if size == 0 {
 		return nil
@@ -98,7 +100,7 @@ func (s Spec) CheckChange(to Spec, size int64) error {
 	return nil
 }
 
-// CheckSize refuses a size that is no whole number of elements.
+// CheckSize refuses a size that is not a whole number of elements.
 func (d DType) CheckSize(size int64) error {
 	if n := int64(d.Size()); size%n != 0 {
 		return fmt.Errorf("a size of %d bytes is no multiple of the %d bytes of a %s element", size, n, d)

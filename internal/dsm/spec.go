@@ -15,7 +15,7 @@ const ModeRelaxed Mode = 0
 
 var modeNames = []string{"relaxed"}
 
-// MergeRule says what becomes of an element that several nodes changed.
+// MergeRule decides the result where several nodes changed the same element.
 type MergeRule uint8
 
 const (
@@ -66,14 +66,15 @@ const (
 
 var applyNames = []string{"auto", "arrival", "sync"}
 
-// Residency says how much of an area a node keeps whose programs use it.
+// Residency decides how much of an area a node keeps while its programs use the area.
 type Residency uint8
 
 const (
 	// ResidencyFull keeps all of it: every node's budget must be able to hold it.
 	ResidencyFull Residency = iota
-	// ResidencyDemand fetches pages when programs touch them and gives those back that
-	// nobody needs: only the homes must be able to hold the area, each its share.
+	// ResidencyDemand fetches pages when programs touch them, and gives pages back when they are
+	// not needed. Each home must be able to hold its share of the area; no node needs room for all
+	// of it.
 	ResidencyDemand
 )
 
@@ -97,8 +98,8 @@ const DefaultInterval = 100 * time.Millisecond
 // MaxInterval bounds the interval.
 const MaxInterval = time.Hour
 
-// Spec is what the user chose for an area: the values behind user.dsm.*. A
-// directory has one too, which new entries inherit.
+// Spec is what the user chose for an area: the values of user.dsm.*. A directory has one too, which
+// entries created in it inherit.
 type Spec struct {
 	Mode      Mode
 	Merge     MergeRule
@@ -112,9 +113,9 @@ type Spec struct {
 // DefaultSpec is the spec of the root directory of a new cluster.
 func DefaultSpec() Spec { return Spec{Interval: DefaultInterval} }
 
-// Layout is how the bytes of an area are elements: those from DataOffset on
-// are elements of DType, those before are the file's own header and are never
-// merged. It is the explicit type of the Spec at offset 0 or what the header says.
+// Layout says how the bytes of an area form elements. The bytes from DataOffset on are elements of
+// DType; those before it are the file's own header and are never merged. It comes from the explicit
+// type in the Spec, with offset 0, or from the header.
 type Layout struct {
 	DType      DType
 	DataOffset int64
@@ -177,9 +178,10 @@ func ParseAccess(s string) (Access, error) {
 	return Access(v), err
 }
 
-// AppliesInSync reports whether updates of other nodes enter memory only in sync calls of the programs that store to
-// it. It is so by default for sum: a program that loads, adds and stores back an element that
-// changed meanwhile would publish the difference as an undo of the others' updates.
+// AppliesInSync reports whether updates of other nodes enter memory only in sync calls of the
+// programs that store to it. This is the default for sum: a program loads an element, adds to it
+// and stores it back. If an update came in between, the store would take the update back again, and
+// the next publish would send that as a difference.
 func (s Spec) AppliesInSync() bool {
 	return s.Apply == ApplySync || s.Apply == ApplyAuto && s.Merge == MergeSum
 }

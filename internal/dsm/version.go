@@ -2,10 +2,10 @@ package dsm
 
 import "time"
 
-// Version is a hybrid logical clock reading (Kulkarni et al., "Logical Physical
-// Clocks", 2014): the upper 52 bits are microseconds since the Unix epoch, the lower 12
-// count events within one. Homes draw it; within an extent it strictly grows.
-// Zero is before every publish: the page is still all zeroes.
+// Version is a reading of a hybrid logical clock (Kulkarni et al., "Logical Physical Clocks",
+// 2014). The upper 52 bits are microseconds since the Unix epoch, the lower 12 count events within
+// a microsecond. Homes assign versions; within an extent they strictly grow. Zero is before every
+// publish: the page is still all zeroes.
 type Version uint64
 
 const versionLogicalBits = 12

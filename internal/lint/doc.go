@@ -1,5 +1,4 @@
-// Package lint has no code of its own: its tests hold the tree to the rules of
-// the house, as part of go test ./... What they say is said once, with the file
-// and the line, and there is no way to silence one but to change the list beside it,
-// where the reason stands.
+// Package lint contains tests only. They check the whole tree against the rules of the house, as
+// part of go test ./... Each finding is reported once, with file and line. The only way to silence
+// one is to change the list in the test, which gives the reason.
 package lint

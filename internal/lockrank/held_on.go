@@ -41,8 +41,8 @@ var held struct {
 	by map[uint64][]holding // by goroutine
 }
 
-// acquire notes that the calling goroutine is taking the lock, before it waits
-// for it: an order that is wrong is told even when it would block for ever.
+// acquire records that the calling goroutine is taking the lock, before it waits for it: so a wrong
+// order is reported even if the wait would never end.
 func acquire(lock any, r Rank) {
 	if r == "" {
 		panic("lockrank: a lock is used before Init")
@@ -64,8 +64,8 @@ func acquire(lock any, r Rank) {
 	held.by[me] = append(held.by[me], holding{lock, r, at})
 }
 
-// release forgets the lock. A mutex may be unlocked by another goroutine than
-// the one that took it; a read lock is looked for in the own ones first.
+// release forgets the lock. A mutex may be unlocked by a goroutine that did not lock it; for a read
+// lock the goroutine's own list is searched first.
 func release(lock any) {
 	me := goroutine()
 	held.Lock()
@@ -80,7 +80,7 @@ func release(lock any) {
 	}
 }
 
-// forgetLocked takes the newest holding of the lock from a goroutine's list.
+// forgetLocked removes the newest entry of the lock from a goroutine's list.
 func forgetLocked(g uint64, lock any) bool {
 	list := held.by[g]
 	for i := len(list) - 1; i >= 0; i-- {
@@ -97,8 +97,8 @@ func forgetLocked(g uint64, lock any) bool {
 	return false
 }
 
-// goroutine returns the number of the calling goroutine, which the runtime
-// shows nowhere but at the head of a stack trace: "goroutine 18 [running]:".
+// goroutine returns the number of the calling goroutine. The runtime shows it only at the head of a
+// stack trace: "goroutine 18 [running]:".
 func goroutine() uint64 {
 	var buf [32]byte
 	text := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))

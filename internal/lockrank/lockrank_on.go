@@ -19,8 +19,8 @@ func (m *Mutex) Lock() {
 	m.mu.Lock()
 }
 
-// TryLock takes the lock if it is free. It cannot deadlock, but the lock is in
-// the order of what is taken next.
+// TryLock takes the lock if it is free. It cannot deadlock itself, but counts as held for the locks
+// taken after it.
 func (m *Mutex) TryLock() bool {
 	if !m.mu.TryLock() {
 		return false

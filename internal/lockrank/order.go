@@ -14,12 +14,12 @@ type Rank string
 //go:embed order.txt
 var orderText string
 
-// order is a parsed text: for each rank all those that may be taken while it is held.
+// order is a parsed text: for each rank, the ranks that may be taken while it is held.
 type order map[Rank]map[Rank]bool
 
-// parse reads an order: a line for each rank, with "a < b c" if b and c may be
-// taken while a is held, and "a" alone if nothing may. "#" starts a comment. The order
-// is closed under transitivity; a cycle is an error.
+// parse reads an order. Each rank has a line: "a < b c" if b and c may be taken while a is held,
+// "a" alone if nothing may. "#" starts a comment. The result is transitively closed; a cycle is an
+// error.
 func parse(text string) (order, error) {
 	direct := order{}
 	declared := map[Rank]bool{}

@@ -11,9 +11,9 @@ import (
 // pageSize is the kernel's unit of tracking.
 var pageSize = uint64(os.Getpagesize())
 
-// What follows is include/uapi/linux/userfaultfd.h and the PAGEMAP_SCAN part of
-// include/uapi/linux/fs.h, which golang.org/x/sys does not have. The numbers of
-// the ioctls are those of the generic encoding (amd64, arm64, riscv64).
+// The rest is include/uapi/linux/userfaultfd.h and the PAGEMAP_SCAN part of
+// include/uapi/linux/fs.h, which golang.org/x/sys does not have. The numbers of the ioctls are
+// those of the generic encoding (amd64, arm64, riscv64).
 const (
 	apiVersion = 0xAA
 
@@ -74,13 +74,13 @@ type poisonArg struct {
 
 type copyArg struct {
 	dst          uint64
-	src          unsafe.Pointer // a pointer, as a slice may be on a stack that moves
+	src          unsafe.Pointer // a pointer, because a slice may be on a stack that moves
 	length, mode uint64
 	copied       int64
 }
 
-// message is struct uffd_msg. The arguments of a page fault are flags and
-// address, those of a remap from, to and length, those of an unmap start and end.
+// message is struct uffd_msg. The arguments of a page fault are flags and address; those of a remap
+// are from, to and length; those of an unmap are start and end.
 type message struct {
 	event byte
 	_     [7]byte
@@ -96,7 +96,7 @@ type scanArg struct {
 	inverted, mask, anyOf, returnWhich uint64
 }
 
-// ioctl calls the ioctl again after a signal.
+// ioctl calls the ioctl, again if a signal interrupts it.
 func ioctl(fd int, request uintptr, arg unsafe.Pointer) (int, error) {
 	for {
 		n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg))
@@ -110,8 +110,8 @@ func ioctl(fd int, request uintptr, arg unsafe.Pointer) (int, error) {
 	}
 }
 
-// create makes a userfaultfd of this process; full reports whether it also stops
-// the kernel's own accesses, which takes CAP_SYS_PTRACE or vm.unprivileged_userfaultfd.
+// create makes a userfaultfd of this process. full reports whether it also stops the kernel's own
+// accesses, which takes CAP_SYS_PTRACE or vm.unprivileged_userfaultfd.
 func create() (fd int, full bool, err error) {
 	for _, flag := range []uintptr{0, userModeOnly} {
 		n, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK|flag, 0, 0)
@@ -126,8 +126,8 @@ func create() (fd int, full bool, err error) {
 	return -1, false, err
 }
 
-// handshake asks for the features and returns what the kernel has. It can
-// succeed once on a userfaultfd.
+// handshake asks for the features and returns what the kernel has. On each userfaultfd it can
+// succeed only once.
 func handshake(fd int, features uint64) (uint64, error) {
 	a := apiArg{api: apiVersion, features: features}
 	_, err := ioctl(fd, ioctlAPI, unsafe.Pointer(&a))
@@ -152,7 +152,7 @@ func wake(fd int, start, length uint64) error {
 	return err
 }
 
-// protect sets or takes away write-protection; the latter wakes who waits.
+// protect sets or removes write protection. Removing it wakes the threads that wait.
 func protect(fd int, start, length uint64, on bool) error {
 	a := writeProtectArg{start: start, length: length}
 	if on {
@@ -162,19 +162,20 @@ func protect(fd int, start, length uint64, on bool) error {
 	return err
 }
 
-// poison makes accesses to [start, start+length) fail and wakes who waits there. It stops
-// at the first page that has an entry in the page table, with EEXIST if that is the first
-// page, else with EAGAIN; done is how much it did. EAGAIN and nothing done: the process
-// is within a munmap or mremap. ENOENT: the range is not registered, or is not one mapping.
+// poison makes accesses to [start, start+length) fail, and wakes threads that wait there. It stops
+// at the first page that has an entry in the page table; done is how far it came. The error is
+// EEXIST if that was the first page, EAGAIN otherwise. EAGAIN with nothing done means that the
+// process is within a munmap or mremap. ENOENT means that the range is not registered, or is not a
+// single mapping.
 func poison(fd int, start, length uint64) (done uint64, err error) {
 	a := poisonArg{start: start, length: length}
 	_, err = ioctl(fd, ioctlPoison, unsafe.Pointer(&a))
 	return uint64(max(a.updated, 0)), err
 }
 
-// changing reports whether the process is within a munmap or mremap whose event
-// was not read, or was read and the thread has not gone on. The kernel looks at that
-// before it looks at the range, and an empty range is EINVAL and does nothing.
+// changing reports whether the process is within a munmap or mremap whose event has not been read,
+// or has been read but the thread has not gone on. The kernel checks this before it checks the
+// range, and an empty range is EINVAL and does nothing.
 func changing(fd int) bool { return errors.Is(protect(fd, 0, 0, false), unix.EAGAIN) }
 
 // protected reads whether the page of the pagemap is write-protected by a userfaultfd.
@@ -187,9 +188,9 @@ func protected(pagemap int, addr uint64) (bool, error) {
 	return *(*uint64)(unsafe.Pointer(&e))&pagemapUffdWP != 0, err
 }
 
-// memoryLives reports whether the memory that the pagemap is of still exists.
-// Reading it is the one cheap operation that needs a user of that memory: once it
-// has no user (exit, exec) and before the first mapping of it goes, reads end.
+// memoryLives reports whether the memory that the pagemap describes still exists. Reading the
+// pagemap is the one cheap operation that needs a user of that memory: it fails as soon as the
+// memory has no user (exit, exec), even before the first mapping of it goes.
 func memoryLives(pagemap int) bool {
 	var e [8]byte
 	n, err := unix.Pread(pagemap, e[:], 0)

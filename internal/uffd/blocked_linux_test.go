@@ -165,7 +165,7 @@ func TestMissingWithoutTracking(t *testing.T) {
 		}
 		serve(10)
 		m.mu.Lock()
-		m.loseLocked(errs.E(errs.Other, "test", "lost"))
+		m.failLocked(errs.E(errs.Other, "test", "lost"))
 		m.mu.Unlock()
 		serve(20)
 	})
@@ -256,7 +256,7 @@ func TestMissingStress(t *testing.T) {
 			}
 		}
 		for _, p := range programs {
-			if err := p.Lost(); err != nil {
+			if err := p.Failure(); err != nil {
 				t.Error(err)
 			}
 		}

@@ -195,17 +195,17 @@ func TestUnregistered(t *testing.T) {
 		c.store(c.at(1), 1)
 		for range 2 {
 			s := scan(t, r)
-			if !covers(s.Suspect, 0) || !covers(s.Suspect, 63) || r.Lost() == nil {
-				t.Error(text(s.Suspect), r.Lost())
+			if !covers(s.Suspect, 0) || !covers(s.Suspect, 63) || r.Failure() == nil {
+				t.Error(text(s.Suspect), r.Failure())
 			}
 		}
 		c.ended()
-		expectLostEnd(t, r)
+		expectFailedEnd(t, r)
 	})
 }
 
-// expectLostEnd: the end of a process whose tracking was lost is its end all the same.
-func expectLostEnd(t *testing.T, r *Range) {
+// expectFailedEnd: the end of a process whose tracking was lost is its end all the same.
+func expectFailedEnd(t *testing.T, r *Range) {
 	t.Helper()
 	<-r.Gone()
 	var s Stores

@@ -8,12 +8,11 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// watch reads the userfaultfd whenever there is something, until it is closed.
-// Threads of the process wait for it, in munmap, in mremap and, in Sync, in
-// their first store to a page.
+// watch reads the userfaultfd whenever there is something to read, until it is closed. Threads of
+// the process wait for that in munmap, in mremap and, in Sync, in their first store to a page.
 func (r *Range) watch() {
 	defer r.watcher.Done()
-	// The error is that the file was closed, which is how watching ends.
+	// The error means that the file was closed; this is how watching ends.
 	var missed []int64
 	_ = r.raw.Read(func(uintptr) bool {
 		end := false
@@ -23,8 +22,8 @@ func (r *Range) watch() {
 	})
 }
 
-// take reads all messages that are there and returns the missing pages among them, in
-// the memory of a list that is done with.
+// take reads all messages that are there and returns the missing pages among them, reusing the
+// memory of done.
 func (r *Range) take(done []int64) (missed []int64, end bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -62,9 +61,9 @@ func (r *Range) readLocked() {
 	}
 }
 
-// readNoWait reads without waiting whatever the flags of the file are: the process
-// may have kept a copy of the descriptor and could clear O_NONBLOCK, which would
-// stop this goroutine with the lock. Kernels without RWF_NOWAIT here are older than 6.10.
+// readNoWait never waits, whatever the flags of the file are: the process may have kept a copy of
+// the descriptor and could clear O_NONBLOCK, which would stop this goroutine while it holds the
+// lock. Kernels without RWF_NOWAIT here are older than 6.10.
 func readNoWait(fd int, buf []byte) (int, error) {
 	n, err := unix.Preadv2(fd, [][]byte{buf}, -1, unix.RWF_NOWAIT)
 	if err == unix.EOPNOTSUPP {
@@ -88,34 +87,32 @@ func (r *Range) handleLocked(m *message) {
 	}
 }
 
-// storedLocked notes the page and lets the thread go on. If the protection cannot
-// be taken away now, because the process is within a munmap, the thread tries
-// again and comes back here.
+// storedLocked records the page and lets the thread go on. If the protection cannot be removed now,
+// because the process is within a munmap, the thread faults again.
 func (r *Range) storedLocked(addr uint64) {
 	if off, ok := r.offset(addr); ok && r.mode == Sync {
 		r.mu.noted.add(r.page(off))
 	}
 	if protect(r.uffd, addr, pageSize, false) != nil {
-		// Fails only if the process is gone.
+		// This fails only if the process is gone.
 		_ = wake(r.uffd, addr, pageSize)
 	}
 }
 
-// unmappedLocked takes addresses out of the range. What was stored there before
-// is known to nobody.
+// unmappedLocked removes addresses from the range. Nobody knows what was stored there before.
 func (r *Range) unmappedLocked(start, end uint64) {
 	r.mu.events++
-	r.setPiecesLocked(cut(r.pieces(), start, end, func(p piece) { r.suspectLocked(p.off, int64(p.end-p.start)) }))
+	r.setPiecesLocked(without(r.pieces(), start, end, func(p piece) { r.suspectLocked(p.off, int64(p.end-p.start)) }))
 	r.strandedLocked(start, end)
 }
 
-// movedLocked follows the mapping to its new address. The kernel keeps registration
-// and protection of what moved, but this does not build on it: all of it is
-// suspect, and in Sync noted, so that the next Scan protects it.
+// movedLocked follows the mapping to its new address. The kernel keeps registration and protection
+// of what moved, but this code does not rely on that: all of it becomes suspect, and in Sync noted,
+// so that the next Scan protects it.
 func (r *Range) movedLocked(from, to, length uint64) {
 	r.mu.events++
 	var moved []piece
-	left := cut(r.pieces(), from, from+length, func(p piece) {
+	left := without(r.pieces(), from, from+length, func(p piece) {
 		moved = append(moved, piece{p.start - from + to, p.end - from + to, p.off})
 	})
 	r.setPiecesLocked(append(left, moved...))
@@ -129,7 +126,7 @@ func (r *Range) movedLocked(from, to, length uint64) {
 	}
 }
 
-// offset is that in the area of what is mapped at the address.
+// offset returns the offset in the area of what is mapped at the address.
 func (r *Range) offset(addr uint64) (off int64, ok bool) {
 	for _, p := range r.pieces() {
 		if off, n := p.within(addr, addr+pageSize); n > 0 {
@@ -139,5 +136,5 @@ func (r *Range) offset(addr uint64) (off int64, ok bool) {
 	return 0, false
 }
 
-// page is the index in noted of the page at an offset of the area.
+// page returns the index in noted of the page at an offset of the area.
 func (r *Range) page(off int64) int64 { return (off - r.off) / int64(pageSize) }

@@ -2,20 +2,20 @@ package uffd
 
 import "sync"
 
-// Feature is whether something works on this kernel, for this process.
+// Feature says whether something works on this kernel, for this process.
 type Feature struct {
 	OK     bool
 	Reason string // why not, or a detail for people
 }
 
-// Features are what Probe found.
+// Features is what Probe found.
 type Features struct {
-	// Async is WP_ASYNC with PAGEMAP_SCAN, WP_MATCHING and CHECK_WPASYNC, on shared memory.
+	// Async: WP_ASYNC with PAGEMAP_SCAN, WP_MATCHING and CHECK_WPASYNC works on shared memory.
 	Async Feature
-	// Dropped is whether PAGEMAP_SCAN, as this package calls it, reports pages that were
-	// stored to and then dropped from the page table with no event, as by reclaim to swap.
+	// Dropped: PAGEMAP_SCAN, as this package calls it, reports pages that were stored to and then
+	// left the page table without an event, for instance by reclaim to swap.
 	Dropped Feature
-	// Tables is whether it does so at the first question; see scanner.
+	// Tables: it reports them at the first question; see scanner.
 	Tables  Feature
 	Sync    Feature // write faults on shared memory, served by this process
 	Poison  Feature // UFFDIO_POISON: SIGBUS instead of a silent zero page, in what Async tracks where that works
@@ -33,7 +33,7 @@ type Line struct {
 	Reason string
 }
 
-// Lines returns the features in the order in which people want to read them.
+// Lines returns the features in the order in which doctor prints them.
 func (f Features) Lines() []Line {
 	line := func(name string, x Feature) Line { return Line{name, x.OK, x.Reason} }
 	return []Line{
@@ -50,9 +50,9 @@ func (f Features) Lines() []Line {
 	}
 }
 
-// Probe finds out what works, by system calls on a small memory of this
-// process. The first call does it, later calls return the same. None of the pages
-// that it touches can fault into a handler, so no thread of this process can stop.
+// Probe finds out what works, by system calls on a small memory of this process. The first call
+// does so, later calls return the same result. No page that it touches can fault into a handler, so
+// no thread of this process can stop.
 func Probe() Features { return probed() }
 
 var probed = sync.OnceValue(probe)

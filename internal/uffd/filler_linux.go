@@ -11,13 +11,13 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// Filler puts pages into the holes of a memfd, each at once and whole: a process that
-// has the page mapped sees nothing of it or all. It maps the memfd for itself alone, with
-// no access, so that nobody touches that mapping by mistake, and uses UFFDIO_COPY
-// (include/uapi/linux/userfaultfd.h). write(2) does not do: it shows a page while it copies,
-// and one that was there is written over.
+// Filler puts pages into the holes of a memfd, each at once and whole: a process that has the page
+// mapped sees either no page or all of it. It has a mapping of the memfd of its own, without access
+// rights so that nobody touches it by mistake, and uses UFFDIO_COPY
+// (include/uapi/linux/userfaultfd.h). write(2) would not work: it shows a page while it copies, and
+// overwrites a page that is there.
 //
-// All methods may be called by any goroutine at any time; Fill by several at once.
+// All methods may be called by any goroutine at any time, Fill also concurrently.
 type Filler struct {
 	memfd int
 	uffd  int
@@ -31,9 +31,9 @@ type Filler struct {
 
 const opFill = "fill pages"
 
-// NewFiller returns a Filler of the first length bytes of a memfd, a multiple of the page
-// size, also past its end. The descriptor must be open for writing and stays the caller's.
-// It needs no privilege. Errors: Invalid, Unsupported.
+// NewFiller returns a Filler for the first length bytes of a memfd, a multiple of the page size,
+// which may reach past its end. The descriptor must be open for writing and stays the caller's. It
+// needs no privilege. Errors: Invalid, Unsupported.
 func NewFiller(memfd int, length int64) (_ *Filler, err error) {
 	f := &Filler{memfd: -1, uffd: -1}
 	f.mu.Init("uffd.Filler")
@@ -56,10 +56,10 @@ func NewFiller(memfd int, length int64) (_ *Filler, err error) {
 	return f, f.Resize(length)
 }
 
-// Fill puts whole pages at an offset of the memfd that is a multiple of the page size; n is how many
-// bytes were put. The error is of kind Exist if the page after those is there already,
-// NoSpace if there is no memory, Invalid for offsets past the length of the Filler or the end
-// of the memfd, Closed. src may be in any memory and is not kept.
+// Fill puts whole pages at an offset of the memfd that is a multiple of the page size; n is how
+// many bytes it put. The error is of kind Exist if the next page is there already, NoSpace if there
+// is no memory, Invalid for offsets past the length of the Filler or the end of the memfd, or
+// Closed. src may be in any memory and is not kept.
 func (f *Filler) Fill(off int64, src []byte) (n int, err error) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -74,7 +74,7 @@ func (f *Filler) Fill(off int64, src []byte) (n int, err error) {
 	for n < len(src) {
 		a := copyArg{
 			dst: uint64(f.mu.start) + uint64(off) + uint64(n), src: unsafe.Pointer(&src[n]),
-			length: uint64(len(src) - n), mode: copyDontWake, // nobody waits in this mapping
+			length: uint64(len(src) - n), mode: copyDontWake, // no thread waits in this mapping
 		}
 		_, err := ioctl(f.uffd, ioctlCopy, unsafe.Pointer(&a))
 		n += int(max(a.copied, 0))
@@ -98,9 +98,9 @@ func (f *Filler) failed(off int64, err error) error {
 	return errs.E(kind, opFill, "offset %d: UFFDIO_COPY: %w", off, err)
 }
 
-// Resize changes how much of the memfd can be filled to length bytes, a multiple of the page
-// size. Pages that are there stay. It waits for calls of Fill. Errors: Invalid, Closed; the length
-// is the old one then.
+// Resize changes how many bytes of the memfd can be filled, to a multiple of the page size. Pages
+// that are there stay. It waits for calls of Fill. On errors, Invalid or Closed, the length stays
+// the old one.
 func (f *Filler) Resize(length int64) error {
 	if length < 0 || length > math.MaxInt64-int64(pageSize) || uint64(length)%pageSize != 0 {
 		return errs.E(errs.Invalid, opFill, "length %d must be a multiple of %d", length, pageSize)
@@ -119,7 +119,7 @@ func (f *Filler) Resize(length int64) error {
 	return nil
 }
 
-// mapping maps the memfd and registers that.
+// mapping maps the memfd and registers the mapping.
 func (f *Filler) mapping(length uintptr) (uintptr, error) {
 	if length == 0 {
 		return 0, nil
@@ -145,7 +145,8 @@ func (f *Filler) unmapLocked() {
 	}
 }
 
-// Close gives the mapping back, once. It waits for calls of Fill; pages that are there stay. The error is nil.
+// Close unmaps the memfd, once. It waits for calls of Fill. Pages that are there stay. The error is
+// nil.
 func (f *Filler) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -229,7 +229,7 @@ func expect(t testing.TB, r *Range, written, suspect string) {
 	if got := text(s.Suspect); got != suspect {
 		t.Errorf("suspect %q, want %q", got, suspect)
 	}
-	if err := r.Lost(); err != nil {
+	if err := r.Failure(); err != nil {
 		t.Errorf("tracking is lost: %v", err)
 	}
 }

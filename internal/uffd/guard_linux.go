@@ -13,12 +13,12 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// Guard is another process that has a copy of the userfaultfd of each Range with Missing. If
-// this process ends without Close, also by SIGKILL, it poisons what is not there, as
-// Range.Close does, so that no program reads zeroes. The process runs GuardMain.
+// Guard runs another process, which has a copy of the userfaultfd of each Range with Missing. If
+// this process ends without Close, even by SIGKILL, the guard poisons the missing pages, as
+// Range.Close does, so that no program reads zeroes. The guard's process runs GuardMain.
 //
-// This process and the guard speak over a socket of type SOCK_SEQPACKET; numbers are in
-// the byte order of the machine.
+// Both processes speak over a socket of type SOCK_SEQPACKET; numbers are in the byte order of the
+// machine.
 //
 //	this process                                      guard
 //	  | add: 'A' id64 dev64 ino64 and descriptors of -->|
@@ -27,8 +27,8 @@ import (
 //	  | goodbye: 'B' ---------------------------------->|  exits
 //	  | end of file ----------------------------------->|  poisons and exits
 //
-// One goroutine owns the connection, from the first Add to Close. A message that is sent
-// needs no answer: the guard reads it before the end of file.
+// One goroutine owns the connection, from the first Add to Close. Messages have no answers: what
+// was sent, the guard reads before it sees the end of file.
 type Guard struct {
 	start   GuardStart
 	changes chan guardChange
@@ -38,7 +38,7 @@ type Guard struct {
 	done    sync.WaitGroup // of the goroutine
 }
 
-// guardChange adds a Range, or removes it.
+// guardChange adds or removes a Range.
 type guardChange struct {
 	r    *Range
 	add  bool
@@ -52,19 +52,19 @@ const (
 
 	opGuard = "guard mapping"
 
-	// guardRestartPause is the least time from start to start.
+	// guardRestartPause is the least time between two starts.
 	guardRestartPause = time.Second
-	// guardSendTimeout is how long a guard may take to read.
+	// guardSendTimeout is how long a guard may take to read a message.
 	guardSendTimeout = 5 * time.Second
 )
 
-// GuardStart runs the process of a Guard. It returns this end of a socket of which GuardMain has
-// the other, a descriptor that does not block, and what kills the process with SIGKILL if it
-// still runs. It says itself why it failed, and that the process ended.
+// GuardStart starts the process of a Guard. It returns one end of a socket whose other end
+// GuardMain has, as a descriptor that does not block, and a function that kills the process with
+// SIGKILL if it still runs. It logs by itself why it failed, and that the process ended.
 type GuardStart func() (socket *os.File, kill func(), err error)
 
-// NewGuard returns a Guard that starts its process at the first Add, and another, at most
-// once a second, when it ends.
+// NewGuard returns a Guard that starts its process at the first Add, and another one, at most once
+// a second, when it ends.
 func NewGuard(start GuardStart) *Guard {
 	g := &Guard{start: start, changes: make(chan guardChange), closing: make(chan struct{})}
 	g.begin = sync.OnceFunc(func() { g.done.Go(g.run) })
@@ -72,9 +72,9 @@ func NewGuard(start GuardStart) *Guard {
 	return g
 }
 
-// Add hands a Range over. When it returns nil the Range is guarded, but for the moments in which
-// a process that has ended is replaced. Errors: Closed if the Range or the Guard is, Invalid
-// for a Range without Missing, Exist, and what start returns: the Range is not guarded then.
+// Add hands over a Range. When it returns nil the Range is guarded, except for the moments in which
+// a process that ended is being replaced. Otherwise it is not guarded. Errors: Closed if the Range
+// or the Guard is closed, Invalid for a Range without Missing, Exist, and what start returns.
 func (g *Guard) Add(r *Range) error {
 	if r.missing == nil {
 		return errs.E(errs.Invalid, opGuard, "the Range has no Missing")
@@ -82,11 +82,11 @@ func (g *Guard) Add(r *Range) error {
 	return g.change(r, true)
 }
 
-// Remove ends the guarding of a Range that is closed, or of which nothing is mapped. It does nothing for
+// Remove stops guarding a Range that is closed, or of which nothing is mapped. It does nothing for
 // one that is not guarded.
 func (g *Guard) Remove(r *Range) { _ = g.change(r, false) } // what is closed guards nothing
 
-// Close ends the process, which poisons nothing: the Ranges are closed before.
+// Close ends the process without poisoning anything: the Ranges must be closed already.
 func (g *Guard) Close() {
 	g.begin() // so that an Add at the same time finds it to have begun
 	g.end()
@@ -109,11 +109,11 @@ func (g *Guard) change(r *Range, add bool) error {
 	}
 }
 
-// guardState is what only the goroutine has.
+// guardState belongs to the Guard's goroutine.
 type guardState struct {
 	start   GuardStart
-	ids     map[*Range]uint64 // what is guarded, by the number that the process knows it by
-	last    uint64            // of these numbers
+	ids     map[*Range]uint64 // what is guarded, with the number by which the process knows it
+	last    uint64            // the newest of these numbers
 	socket  *os.File          // nil: no process runs
 	kill    func()
 	ended   chan struct{} // closed when the process has ended
@@ -123,7 +123,7 @@ type guardState struct {
 func (g *Guard) run() {
 	s := &guardState{start: g.start, ids: make(map[*Range]uint64)}
 	for {
-		// Without a process and with something to guard, another is started.
+		// Without a process, but with something to guard, another process is started.
 		var restart <-chan time.Time
 		if s.socket == nil && len(s.ids) > 0 {
 			restart = time.After(time.Until(s.started.Add(guardRestartPause)))
@@ -139,7 +139,7 @@ func (g *Guard) run() {
 		case <-s.ended:
 			s.drop()
 		case <-restart:
-			_ = s.connect() // start has said why; it is tried again
+			_ = s.connect() // start has logged why; it is tried again
 		case <-g.closing:
 			if s.socket != nil {
 				if s.send([]byte{guardGoodbye}) != nil {
@@ -152,7 +152,7 @@ func (g *Guard) run() {
 	}
 }
 
-// connect starts a process and hands everything over.
+// connect starts a process and hands it everything.
 func (s *guardState) connect() error {
 	s.started = time.Now()
 	socket, kill, err := s.start()
@@ -163,7 +163,7 @@ func (s *guardState) connect() error {
 	s.socket, s.kill, s.ended = socket, kill, ended
 	go func() {
 		defer close(ended)
-		_, _ = io.Copy(io.Discard, socket) // it says nothing, and ends
+		_, _ = io.Copy(io.Discard, socket) // the process sends nothing; this returns when it ends
 	}()
 	for r, id := range s.ids {
 		if err := s.hand(r, id); errs.Is(err, errs.Closed) {
@@ -176,15 +176,15 @@ func (s *guardState) connect() error {
 	return nil
 }
 
-// drop ends the process. It is killed before the connection ends, which it would take for
-// the end of this process.
+// drop ends the process. It kills it before it closes the connection, which the process would take
+// for the end of this process.
 func (s *guardState) drop() {
 	s.kill()
 	s.hangUp()
 }
 
 func (s *guardState) hangUp() {
-	_ = s.socket.Close() // nothing is in it that could be lost
+	_ = s.socket.Close() // nothing in it needs to be written out
 	<-s.ended
 	s.socket, s.kill, s.ended = nil, nil, nil
 }
@@ -201,14 +201,14 @@ func (s *guardState) add(r *Range) error {
 	s.last++
 	s.ids[r] = s.last
 	if s.socket == nil {
-		return nil // the process that is started next gets it
+		return nil // the process that is started next will get it
 	}
 	switch err := s.hand(r, s.last); {
 	case errs.Is(err, errs.Closed):
 		delete(s.ids, r)
 		return err
 	case err != nil:
-		s.drop() // as above
+		s.drop() // see above
 	}
 	return nil
 }
@@ -224,7 +224,7 @@ func (s *guardState) remove(r *Range) {
 	}
 }
 
-// hand sends the descriptors of a Range, which stay open meanwhile.
+// hand sends the descriptors of a Range. The caller keeps them open meanwhile.
 func (s *guardState) hand(r *Range, id uint64) error {
 	p := []byte{guardAdd}
 	for _, v := range []uint64{id, r.memory.dev, r.memory.ino} {

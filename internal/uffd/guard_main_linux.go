@@ -14,16 +14,16 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// guarded is a Range of the process that is guarded.
+// guarded is a Range of the guarded process.
 type guarded struct {
 	uffd    int
 	process *process
 	memory  memory
 }
 
-// GuardMain is the process of a Guard; see there. It returns when the other end says goodbye
-// or, after it has poisoned what it guards, ends without. The caller ignores the signals
-// by which a whole service or terminal is ended.
+// GuardMain runs in the process of a Guard. It returns when the other end says goodbye. If the
+// other end ends without that, it first poisons what it guards. The caller ignores the signals that
+// end a whole service or terminal.
 func GuardMain(socket *os.File) error {
 	ranges := make(map[uint64]*guarded)
 	defer func() {
@@ -39,7 +39,7 @@ func GuardMain(socket *os.File) error {
 		p, fds, err := receiveGuard(fd)
 		switch {
 		case err != nil:
-			// The other process lives and starts another guard.
+			// The other process lives, and starts another guard.
 			return errs.E(errs.Other, opGuard, "%w", err)
 		case len(p) == 0:
 			sealAll(ranges)
@@ -69,7 +69,7 @@ func GuardMain(socket *os.File) error {
 	}
 }
 
-// receiveGuard returns one message, an empty one at the end.
+// receiveGuard returns one message, or an empty one at the end.
 func receiveGuard(fd int) (p []byte, fds []int, err error) {
 	buf, oob := make([]byte, 64), make([]byte, unix.CmsgSpace(3*4))
 	n, oobn, flags := 0, 0, 0
@@ -104,7 +104,7 @@ func closeAll(fds []int) {
 	}
 }
 
-// newGuarded takes the descriptors over.
+// newGuarded takes over the descriptors.
 func newGuarded(fd, pidfd int, m memory) (*guarded, error) {
 	p, err := newProcess(pidfd)
 	closeFD(pidfd)
@@ -115,7 +115,7 @@ func newGuarded(fd, pidfd int, m memory) (*guarded, error) {
 	return &guarded{fd, p, m}, nil
 }
 
-// processGone reports that a pidfd is of a process that has ended.
+// processGone reports whether the error of a pidfd means that its process has ended.
 func processGone(err error) bool { return errors.Is(err, unix.ESRCH) }
 
 func (x *guarded) close() {
@@ -123,7 +123,7 @@ func (x *guarded) close() {
 	closeAll([]int{x.uffd, x.memory.fd})
 }
 
-// sealAll poisons all at once, so that no process waits for another.
+// sealAll poisons everything concurrently, so that no process waits for another.
 func sealAll(ranges map[uint64]*guarded) {
 	var done sync.WaitGroup
 	for id, x := range ranges {
@@ -136,14 +136,15 @@ func sealAll(ranges map[uint64]*guarded) {
 	done.Wait()
 }
 
-// sealPause is how long seal waits before it tries again, if no event comes before.
+// sealPause is how long seal waits before it tries again, if no event comes earlier.
 const sealPause = 10 * time.Millisecond
 
-// seal poisons all that the process has mapped and that is a hole of the memfd; threads that
-// wait for other pages go on when the userfaultfd is closed. It tries until that is done or the process has ended: threads that wait
-// for a page wait on meanwhile, which is better than that they read zeroes.
+// seal poisons every page that the process has mapped and that is a hole of the memfd. Threads that
+// wait for other pages go on when the userfaultfd is closed. It tries until all is done or the
+// process has ended. Meanwhile threads that wait for a page keep waiting, which is better than
+// reading zeroes.
 func (x *guarded) seal() {
-	// The flag is needed to wait for events, and the process may have cleared it.
+	// Waiting for events needs the flag, and the process may have cleared it.
 	_ = unix.SetNonblock(x.uffd, true)
 	said := false
 	for !x.process.ended() {
@@ -165,7 +166,7 @@ func (x *guarded) seal() {
 	}
 }
 
-// drain reads the events, for which threads in munmap and mremap wait, and the faults.
+// drain reads faults, and the events that threads in munmap and mremap wait for.
 func (x *guarded) drain() {
 	batch := make([]message, 64)
 	buf := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(batch))), len(batch)*int(unsafe.Sizeof(message{})))

@@ -40,8 +40,8 @@ func parseMapping(line string) (m mapping, err error) {
 	return m, err
 }
 
-// shows returns nil if [start, end) of the process is a mapping of the file dev, ino from
-// offset off on, shared and writable unless readOnly, and says what is there if not.
+// shows returns nil if [start, end) of the process is a mapping of the file dev, ino from offset
+// off on, shared and writable unless readOnly. Otherwise the error says what is there.
 func shows(pid int, start, end uint64, off int64, dev, ino uint64, readOnly bool) error {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
@@ -101,8 +101,8 @@ func mapped(pid int, dev, ino uint64) (pieces []piece, err error) {
 	return pieces, lines.Err()
 }
 
-// MapsElsewhere reports whether the process has the file dev, ino mapped, shared and writable, outside of the ranges
-// [start, end), which are in order.
+// MapsElsewhere reports whether the process has mapped the file dev, ino, shared and writable,
+// outside of the ranges [start, end), which must be in order.
 func MapsElsewhere(pid int, dev, ino uint64, ranges [][2]uint64) (bool, error) {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {

@@ -2,10 +2,10 @@ package uffd
 
 import "github.com/dsmfs/dsmfs/internal/lockrank"
 
-// waits are the pages that Missing was called for and that no Wake or Poison has
-// covered since. A page is taken out before the threads that wait for it are
-// woken: a thread of which the event is read before was waiting by then and is woken, and one
-// of which it is read after finds the page not here and makes a new call.
+// waits is the set of pages for which Missing was called and which no Wake or Poison has covered
+// since. A page is removed before the threads that wait for it are woken. A thread whose event was
+// read earlier is waiting by then, and is woken. A thread whose event is read later does not find
+// the page here, and makes a new call.
 type waits struct {
 	mu struct {
 		lockrank.Mutex
@@ -18,7 +18,7 @@ func (w *waits) init() {
 	w.mu.pages = make(map[int64]struct{})
 }
 
-// add reports whether the page was not here before.
+// add adds a page, and reports whether it was not there before.
 func (w *waits) add(off int64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -27,7 +27,8 @@ func (w *waits) add(off int64) bool {
 	return !had
 }
 
-// remove takes out the pages in [off, end), in the time of the shorter of the two lists.
+// remove removes the pages in [off, end), in time proportional to the smaller of that range and the
+// set.
 func (w *waits) remove(off, end int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -44,7 +45,7 @@ func (w *waits) remove(off, end int64) {
 	}
 }
 
-// missingLocked notes that Missing must be called for the page at the address.
+// missingLocked records that Missing must be called for the page at the address.
 func (r *Range) missingLocked(addr uint64) {
 	off, ok := r.offset(addr)
 	switch {
@@ -55,24 +56,24 @@ func (r *Range) missingLocked(addr uint64) {
 	}
 }
 
-// strayLocked serves a fault at an address that this does not know. Either the mapping is
-// being moved there and the event comes next: then nothing can be poisoned yet, and the thread
-// tries again. Or the program has grown its mapping, or doubled it, by an mremap that makes no
-// event: nobody fills it, so it is poisoned.
+// strayLocked handles a fault at an unknown address. Either the mapping is being moved there, and
+// the event comes next: then nothing can be poisoned yet, and the thread tries again. Or the
+// program has grown or doubled its mapping by an mremap that makes no event: nobody fills such a
+// page, so it is poisoned.
 func (r *Range) strayLocked(addr uint64) {
 	_ = poisonRun(r.uffd, addr, addr+pageSize)
 	_ = wake(r.uffd, addr, pageSize)
 }
 
-// strandedLocked wakes the threads that waited for pages that are not at these
-// addresses any more.
+// strandedLocked wakes threads that waited for pages that are not at these addresses any more.
 func (r *Range) strandedLocked(start, end uint64) {
 	if r.missing != nil {
 		_ = wake(r.uffd, start, end-start)
 	}
 }
 
-// handOnLocked sees to it that Missing is called when others than the watcher have read.
+// handOnLocked makes sure that Missing is called when another goroutine than the watcher has read
+// the events.
 func (r *Range) handOnLocked() {
 	if len(r.mu.missed) == 0 {
 		return
@@ -88,17 +89,18 @@ func (r *Range) call(missed []int64) {
 	}
 }
 
-// Wake lets the threads go on that wait for missing pages of [off, off+n), offsets in the
-// memfd. It does nothing to a Range that is closed. It takes neither the lock of the Range nor that of
-// the memory map, so it waits for no Scan.
+// Wake lets threads go on that wait for missing pages of [off, off+n), offsets in the memfd. It
+// does nothing to a Range that is closed. It takes neither the lock of the Range nor that of the
+// memory map, so it does not wait for a Scan.
 func (r *Range) Wake(off, n int64) {
 	r.waits.remove(off, off+n)
-	// The pieces are read after that: a call that was not made because the page was
-	// among the waits was not made after the pieces had become what they are now.
+	// The pieces are read after the pages were removed from the waits. So if a call was left out
+	// because its page was still among the waits, the pieces read here are those of that moment or
+	// newer.
 	_ = r.raw.Control(func(fd uintptr) { r.wakeMapped(int(fd), off, n) })
 }
 
-// wakeMapped wakes at the addresses of [off, off+n). What fails is gone.
+// wakeMapped wakes at the addresses of [off, off+n). Where that fails, the mapping is gone.
 func (r *Range) wakeMapped(fd int, off, n int64) {
 	for _, p := range r.pieces() {
 		if start, end := p.addresses(off, off+n); start < end {
@@ -107,19 +109,19 @@ func (r *Range) wakeMapped(fd int, off, n int64) {
 	}
 }
 
-// Unmapped is closed when the process has nothing of the Range mapped any more: it
-// has unmapped it, or has ended, or a Scan or Mapped has seen its memory to be gone (exec).
+// Unmapped is closed when the process has nothing of the Range mapped any more: because it has
+// unmapped it or ended, or because a Scan or Mapped has seen that its memory is gone (exec).
 func (r *Range) Unmapped() <-chan struct{} { return r.unmapped }
 
-// Mapped reports whether anything is still mapped. Like Scan it may wait for the memory
-// map of the process, but not for a Scan.
+// Mapped reports whether anything is still mapped. Like Scan it may wait for the memory map of the
+// process, but it does not wait for a Scan.
 func (r *Range) Mapped() bool {
 	select {
 	case <-r.unmapped:
 		return false
 	default:
 	}
-	// The descriptors stay open meanwhile.
+	// The descriptors stay open until this returns.
 	lives := true
 	err := r.raw.Control(func(uintptr) { lives = memoryLives(r.pagemap) })
 	if err == nil && !lives {

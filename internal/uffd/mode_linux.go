@@ -6,14 +6,14 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// Mode is how the pages that a program stored to are found. The values are
-// those of the reply to TRACK (docs/attach.md).
+// Mode is how the pages that a program stored to are found. The values appear in the reply to TRACK
+// (docs/attach.md).
 type Mode uint8
 
 // The modes, best first.
 const (
-	Async   Mode = 1 // the kernel notes the store and goes on; PAGEMAP_SCAN asks it
-	Sync    Mode = 2 // the first store to a page waits until this process has noted it
+	Async   Mode = 1 // the kernel records the store and goes on; PAGEMAP_SCAN asks it
+	Sync    Mode = 2 // the first store to a page waits until this process has recorded it
 	Compare Mode = 3 // no userfaultfd: the caller compares the area with its base copy
 )
 
@@ -30,13 +30,12 @@ func (m Mode) String() string {
 	return fmt.Sprintf("mode %d", uint8(m))
 }
 
-// Choose returns the best mode that works with the features, or the one that
-// was forced by name ("" forces none). Forcing one that does not work is an error of
-// kind Unsupported.
+// Choose returns the best mode that works with the features, or the one named by forced unless that
+// is empty. Forcing one that does not work is an error of kind Unsupported.
 func Choose(f Features, forced string) (Mode, error) {
 	async := f.Async
 	if async.OK && !f.Dropped.OK {
-		// Swap may be off, but can be turned on at any time.
+		// Swap may be off now, but can be turned on at any time.
 		async = Feature{Reason: "stores to pages that are swapped out later would be lost: " + f.Dropped.Reason}
 	}
 	switch forced {

@@ -1,28 +1,28 @@
 package uffd
 
-// piece is a part of a range that is still mapped: addresses [start, end) of the
-// process show the area from off on.
+// piece is a part of a range that is still mapped: the addresses [start, end) of the process show
+// the area from off on.
 type piece struct {
 	start, end uint64
 	off        int64
 }
 
-// within cuts [from, to) to the piece and returns the offset of its begin.
-// The length is 0 or less if they do not meet.
+// within returns the part of [from, to) that is in the piece, as an offset in the area and a
+// length. The length is 0 or less if there is none.
 func (p piece) within(from, to uint64) (off, n int64) {
 	from, to = max(from, p.start), min(to, p.end)
 	return p.off + int64(from-p.start), int64(to) - int64(from)
 }
 
-// addresses are those of the bytes [from, to) of the area. The first is not
-// below the second if they are not in the piece.
+// addresses returns the addresses of the bytes [from, to) of the area that are in the piece; start
+// is not below end if there are none.
 func (p piece) addresses(from, to int64) (start, end uint64) {
 	from, to = max(from, p.off), min(to, p.off+int64(p.end-p.start))
 	return p.start + uint64(from-p.off), p.start + uint64(to-p.off)
 }
 
-// cut takes [from, to) out of the pieces and tells gone of the parts that it took.
-func cut(pieces []piece, from, to uint64, gone func(piece)) []piece {
+// without removes [from, to) from the pieces and calls gone for each part that it removed.
+func without(pieces []piece, from, to uint64, gone func(piece)) []piece {
 	var left []piece
 	for _, p := range pieces {
 		off, n := p.within(from, to)

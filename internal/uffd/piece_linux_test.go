@@ -21,7 +21,7 @@ func TestPieces(t *testing.T) {
 		for range 6 {
 			from := first - 10 + random.Uint64N(size+20)
 			to := from + random.Uint64N(20)
-			pieces = cut(pieces, from, to, func(p piece) {
+			pieces = without(pieces, from, to, func(p piece) {
 				for a := p.start; a < p.end; a++ {
 					if a < from || a >= to || model[a] != p.off+int64(a-p.start) {
 						t.Fatalf("seed %d: [%d,%d) took %+v", seed, from, to, p)

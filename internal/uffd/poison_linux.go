@@ -12,14 +12,13 @@ import (
 const opPoison = "poison pages"
 
 // Poison makes every touch of the pages [off, off+n), offsets in the memfd, a SIGBUS (EFAULT for a
-// system call), for those that the process has not in its page table: a page that it
-// has touched stays as it is. Threads that wait for one of them go on. A poisoned page
-// stays so, also when it is filled, until the program does MADV_DONTNEED on it, unmaps it or
-// ends; then it is like any other. It may wait for a Scan and for the memory map of the
-// process.
+// system call), except for pages that are in the process's page table: a page that it has touched
+// stays as it is. Threads that wait for one of the pages go on. A poisoned page stays poisoned,
+// even when it is filled, until the program uses MADV_DONTNEED on it, unmaps it or ends; then it is
+// like any other. Poison may wait for a Scan and for the memory map of the process.
 //
-// Errors: Closed; Invalid for a Range without Missing; Timeout if a thread of the process
-// does not end a munmap: then nothing has changed, and the threads wait still.
+// Errors: Closed; Invalid for a Range without Missing; Timeout if a thread of the process does not
+// end a munmap: then nothing has changed, and the threads still wait.
 func (r *Range) Poison(off, n int64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -48,7 +47,7 @@ func (r *Range) Poison(off, n int64) error {
 	return nil
 }
 
-// tryPoisonLocked poisons page by page, as a run may be of several mappings.
+// tryPoisonLocked poisons page by page, because a run may consist of several mappings.
 func (r *Range) tryPoisonLocked(off, n int64) error {
 	for _, p := range r.pieces() {
 		start, end := p.addresses(off, off+n)
@@ -81,7 +80,7 @@ func (r *Range) sealLocked() error {
 	return nil
 }
 
-// tryPoisonHolesLocked reports with again that the mappings have changed meanwhile.
+// tryPoisonHolesLocked poisons once; again reports that the mappings have changed meanwhile.
 func (r *Range) tryPoisonHolesLocked() (again bool, err error) {
 	shown, err := mapped(r.process.pid, r.memory.dev, r.memory.ino)
 	if err != nil {
@@ -89,21 +88,21 @@ func (r *Range) tryPoisonHolesLocked() (again bool, err error) {
 	}
 	var at []piece
 	for _, p := range r.pieces() {
-		cut(shown, p.start, p.end, func(q piece) { at = append(at, q) })
+		without(shown, p.start, p.end, func(q piece) { at = append(at, q) })
 	}
 	return poisonHoles(r.uffd, r.process.pid, r.memory, at)
 }
 
-// memory is a memfd: a descriptor with a file position of its own, and which file it is.
+// memory is a memfd: a descriptor with a file position of its own, and the identity of the file.
 type memory struct {
 	fd       int
 	dev, ino uint64
 }
 
-// poisonHoles poisons what is a hole of the memfd in mappings of it that the process was
-// just seen to have. It reports with again that the process changes them, or has changed
-// those that it did not find so: cut in parts (by mprotect, of which no event tells) or
-// unmapped. EAGAIN: the process is within a munmap or mremap.
+// poisonHoles poisons the holes of the memfd in mappings of it that the process was just seen to
+// have. again reports that the process is changing its mappings, or that some are not as they were
+// seen: split by mprotect, which makes no event, or unmapped. EAGAIN: the process is within a
+// munmap or mremap.
 func poisonHoles(fd, pid int, m memory, at []piece) (again bool, err error) {
 	lacking := false
 	for _, p := range at {
@@ -131,10 +130,11 @@ func poisonHoles(fd, pid int, m memory, at []piece) (again bool, err error) {
 	return slices.ContainsFunc(at, func(p piece) bool { return !slices.Contains(now, p) }), nil
 }
 
-// poisonRun poisons [start, end), which lies in one mapping, but for the pages that the
-// page table has: those that are there, and those that were poisoned before.
+// poisonRun poisons [start, end), which lies in one mapping, except for pages with an entry in the
+// page table: those that are there, and those that were poisoned before.
 func poisonRun(fd int, start, end uint64) error {
-	// A mark of write-protection is an entry too. What is not registered for it has none.
+	// A mark of write protection is an entry too. A mapping that is not registered for write
+	// protection has none.
 	if err := protect(fd, start, end-start, false); errors.Is(err, unix.EAGAIN) {
 		return err
 	}

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// probe makes a userfaultfd and a memory for each thing that it tries, because
-// a handshake can be done once and a range registered once.
+// probe makes a userfaultfd and a memory for each thing that it tries, because a handshake can be
+// done only once and a range registered only once.
 func probe() Features {
 	var f Features
 	fd, full, err := create()
@@ -87,7 +87,7 @@ func swap() Feature {
 	return Feature{OK: len(names) > 0, Reason: strings.Join(names, " ")}
 }
 
-// scratch is a userfaultfd and a small shared memory that it watches.
+// scratch is a userfaultfd and a small shared memory that is registered with it.
 type scratch struct {
 	fd, pagemap int
 	mem         []byte
@@ -126,7 +126,7 @@ func newScratch(pages int, features, mode uint64) (s *scratch, err error) {
 
 func (s *scratch) addr() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(s.mem)))) }
 
-// close closes the userfaultfd first, so that the rest can wait for nobody.
+// close closes the userfaultfd first, so that nothing after that can wait for a handler.
 func (s *scratch) close() {
 	for _, fd := range []int{s.fd, s.pagemap} {
 		if fd >= 0 {
@@ -139,7 +139,7 @@ func (s *scratch) close() {
 	}
 }
 
-// closeFD closes a descriptor of the kinds used here, whose close cannot fail.
+// closeFD closes a descriptor of a kind whose close cannot fail.
 func closeFD(fd int) { _ = unix.Close(fd) }
 
 // written returns how many pages PAGEMAP_SCAN says were stored to, and arms them again.
@@ -149,7 +149,7 @@ func (s *scratch) written() (pages int, err error) {
 	return pages, step("PAGEMAP_SCAN", err)
 }
 
-// expect is an error if it says anything else.
+// expect returns an error if written is not want.
 func (s *scratch) expect(want int) error {
 	got, err := s.written()
 	if err == nil && got != want {
@@ -158,12 +158,12 @@ func (s *scratch) expect(want int) error {
 	return err
 }
 
-// twoTables is a number of pages that has a whole page table in it, however aligned
-// (of 512 pages, where pages have 4 KiB).
+// twoTables is a number of pages that contains a whole page table (of 512 pages, where pages have 4
+// KiB), however it is aligned.
 const twoTables = 1024
 
-// tryAsync stores and scans, in pages that are there and in pages that are not;
-// then it drops what was stored to, a page and whole page tables.
+// tryAsync stores and scans, in pages that are there and in pages that are not. Then it drops what
+// was stored to: a page, and whole page tables.
 func tryAsync() (async, dropped, tables Feature) {
 	s, err := newScratch(twoTables, featureWPAsync|featureWPUnpopulated|featureWPShmem, registerWP)
 	if err != nil {
@@ -211,7 +211,7 @@ func tryAsync() (async, dropped, tables Feature) {
 	return yes, tried(lose()), tables
 }
 
-// trySync asks the page table instead of storing: a store would stop this thread.
+// trySync asks the page table instead of storing, because a store would stop this thread.
 func trySync() error {
 	s, err := newScratch(8, featureWPShmem, registerWP)
 	if err != nil {
@@ -233,8 +233,9 @@ func trySync() error {
 	return nil
 }
 
-// tryMissing calls then with pages that are missing, for one feature more. In Async stores and
-// missing pages are of one userfaultfd; where that does not work missing pages are served in Compare.
+// tryMissing calls then with pages that are missing, with one additional feature. In Async the same
+// userfaultfd serves stores and missing pages; where that does not work missing pages are served in
+// Compare.
 func tryMissing(async bool, feature uint64, then func(*scratch) error) error {
 	features, mode := featureWPShmem|featureMissingShmem|feature, uint64(registerMissing)
 	if async {
@@ -257,11 +258,11 @@ func tryMissing(async bool, feature uint64, then func(*scratch) error) error {
 	if err := then(s); err != nil {
 		return err
 	}
-	// What was filled is not protected, what was poisoned neither; the rest is.
+	// A page that was filled or poisoned is not protected; the rest is.
 	return s.expect(1)
 }
 
-// fillOne fills a page, and loads from it what it was filled with.
+// fillOne fills a page, and checks its content.
 func (s *scratch) fillOne() error {
 	src := make([]byte, pageSize)
 	src[7] = 7
@@ -275,7 +276,7 @@ func (s *scratch) fillOne() error {
 	return nil
 }
 
-// poisonOne poisons a page, which must then have an entry in the page table.
+// poisonOne poisons a page, and checks that it has an entry in the page table.
 func (s *scratch) poisonOne() error {
 	if err := poisonRun(s.fd, s.addr(), s.addr()+pageSize); err != nil {
 		return step("UFFDIO_POISON", err)

@@ -13,9 +13,9 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// PeerPidFD returns a pidfd of the process at the other end of a Unix socket.
-// Linux has one of the process itself from 6.5 on; before, it is opened by the
-// number, which another process may have by then if the peer has ended.
+// PeerPidFD returns a pidfd of the process at the other end of a Unix socket. From 6.5 on Linux
+// hands out one of that very process. Before, it is opened by the process number, which another
+// process may have by then if the peer has ended.
 func PeerPidFD(socket int) (int, error) {
 	fd, err := unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 	if err == nil {
@@ -51,7 +51,7 @@ func newProcess(pidfd int) (*process, error) {
 	}
 	p := &process{}
 	if p.pid, err = pidOf(fd); err == nil {
-		// The runtime's poller takes a descriptor only if it does not block.
+		// The runtime's poller needs a descriptor that does not block.
 		err = unix.SetNonblock(fd, true)
 	}
 	if err == nil {
@@ -65,8 +65,8 @@ func newProcess(pidfd int) (*process, error) {
 	return p, nil
 }
 
-// pidOf reads the number of the process. It is that of no other while the process
-// has not been waited for, which ended checks.
+// pidOf returns the number of the process. No other process can have it until this one has been
+// waited for, which ended checks.
 func pidOf(pidfd int) (int, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", pidfd))
 	if err != nil {
@@ -84,14 +84,14 @@ func pidOf(pidfd int) (int, error) {
 	return 0, fmt.Errorf("is no pidfd: %w", unix.EINVAL)
 }
 
-// ended reports whether the process has ended; if not, pid is its number now.
+// ended reports whether the process has ended; if not, pid is its number.
 func (p *process) ended() bool {
 	ended := true
 	err := p.raw.Control(func(fd uintptr) { ended = pollIn(fd) })
 	return err != nil || ended
 }
 
-// pollIn reports whether a descriptor is readable; so is a pidfd whose process has ended.
+// pollIn reports whether a descriptor is readable. A pidfd is when its process has ended.
 func pollIn(fd uintptr) bool {
 	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	for {
@@ -102,7 +102,7 @@ func pollIn(fd uintptr) bool {
 	}
 }
 
-// watch calls f when the process ends, unless close comes first.
+// watch calls f when the process ends, unless close is called first.
 func (p *process) watch(f func()) {
 	p.done.Go(func() {
 		if AwaitExit(p.raw) {
@@ -111,13 +111,13 @@ func (p *process) watch(f func()) {
 	})
 }
 
-// AwaitExit returns true when the process of a pidfd, which does not block, has
-// ended, and false when the descriptor was closed before.
+// AwaitExit returns true when the process of a pidfd, which must not block, has ended, and false
+// when the descriptor was closed before that.
 func AwaitExit(pidfd syscall.RawConn) bool { return pidfd.Read(pollIn) == nil }
 
-// close ends the watching.
+// close stops watching.
 func (p *process) close() {
-	// A pidfd has nothing that closing could fail at.
+	// Closing a pidfd cannot fail.
 	_ = p.file.Close()
 	p.done.Wait()
 }

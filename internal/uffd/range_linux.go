@@ -15,24 +15,23 @@ import (
 
 // Range is a mapping in another process whose stores are tracked.
 //
-// The promise: every store that was made through the mapping before a Scan began
-// is in the Stores of that Scan or of an earlier one. It holds through munmap,
-// mremap, MADV_DONTNEED, reclaim, exit, exec and SIGKILL of the process.
+// The promise: every store that was made through the mapping before a Scan began is in the Stores
+// of that Scan or of an earlier one. It holds through munmap, mremap, MADV_DONTNEED, reclaim, exit,
+// exec and SIGKILL of the process.
 //
-// All methods may be called by any goroutine at any time. Those that look at what was stored,
-// or change what is tracked, take the lock of
-// the Range, under which the userfaultfd is also read. That makes the promise exact:
-// the kernel lets a munmap go on when its event is read, so a process that has
-// seen munmap return finds that the event has been taken in.
+// All methods may be called by any goroutine at any time. Methods that look at what was stored, or
+// change what is tracked, take the lock of the Range, under which the userfaultfd is also read.
+// That makes the promise exact: the kernel lets a munmap go on when its event is read, so when a
+// process has seen munmap return, its event has been handled.
 type Range struct {
-	uffd    int // valid until file is closed, which is after closed is set
+	uffd    int // valid until file is closed, which happens after closed is set
 	file    *os.File
 	raw     syscall.RawConn
 	pagemap int
 	process *process
 	mode    Mode
-	off     int64          // in the memfd, in bytes, of what Track was called for
-	length  int64          // of that, in bytes
+	off     int64          // offset in the memfd, in bytes, of the range given to Track
+	length  int64          // its length, in bytes
 	watcher sync.WaitGroup // the goroutines that read events, or call Missing
 
 	missing  func(off int64) // Config.Missing
@@ -45,16 +44,16 @@ type Range struct {
 	unmapped     chan struct{}
 	unmappedOnce func() // closes unmapped
 
-	// mapped are the pieces, a slice that does not change: Wake reads it without the lock,
-	// under which it is replaced.
+	// mapped has the pieces that are mapped. The slice is never changed; it is replaced under the
+	// lock, and Wake reads it without.
 	mapped atomic.Pointer[[]piece]
 
 	mu struct {
 		lockrank.Mutex
 		state   state
-		lost    error   // why state is lost
-		events  int     // how often the pieces changed
-		missed  []int64 // offsets that Missing must be called for
+		failure error   // why state is failed
+		events  int     // how often the pieces have changed
+		missed  []int64 // offsets for which Missing must be called
 		suspect []Run
 		scanner scanner
 		noted   pageSet // Sync: pages that were stored to since the last Scan
@@ -62,19 +61,19 @@ type Range struct {
 	}
 }
 
-// state is what the protection of the pieces is.
+// state is the state of the pieces' protection.
 type state uint8
 
 const (
 	armed    state = iota
-	disarmed       // by Disarm: all that is mapped is suspect in each Scan
-	lost           // tracking failed: like disarmed, for good
-	dead           // the memory is gone: nothing more to find
+	disarmed       // by Disarm: in each Scan all that is mapped is suspect
+	failed         // tracking failed: like disarmed, for good
+	dead           // the memory is gone: there is nothing more to find
 	closed
 )
 
-// newRange returns the Range of a mapping of which nothing is checked yet, so it
-// allocates nothing of the length that the process said.
+// newRange returns the Range of a mapping. As nothing of it has been checked yet, it allocates
+// nothing in proportion to the length that the process gave.
 func newRange(c Config) *Range {
 	r := &Range{
 		uffd: c.UFFD, pagemap: -1, mode: c.Mode, off: c.Off, length: int64(c.Length),
@@ -98,22 +97,21 @@ func newRange(c Config) *Range {
 // Mode returns how stores are found.
 func (r *Range) Mode() Mode { return r.mode }
 
-// Gone is closed when the process has ended, or its memory was seen to be gone
-// (exec). One Scan after that returns what is suspect because of it.
+// Gone is closed when the process has ended, or its memory was seen to be gone (exec). One Scan
+// after that returns what is suspect because of it.
 func (r *Range) Gone() <-chan struct{} { return r.gone }
 
-// Lost returns why nothing is tracked any more though the mapping may still be
-// there, or nil. Each Scan then returns the whole as Suspect. It is for people: a
-// program that undid the registration itself, or a kernel that fails.
-func (r *Range) Lost() error {
+// Failure returns why nothing is tracked any more though the mapping may still exist, or nil. Each
+// Scan then returns the whole as Suspect. Reasons, meant for people, are a program that undid the
+// registration, or a kernel that fails.
+func (r *Range) Failure() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.mu.lost
+	return r.mu.failure
 }
 
-// Arm starts tracking again after Disarm. The next Scan returns the whole as Suspect.
-// It is an error to call it on a range that is closed; where tracking is lost, and in
-// mode Compare, it does nothing.
+// Arm starts tracking again after Disarm. The next Scan returns the whole as Suspect. It is an
+// error to call it on a closed Range. After a failure, and in mode Compare, it does nothing.
 func (r *Range) Arm() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,9 +131,9 @@ func (r *Range) Arm() error {
 	return nil
 }
 
-// Disarm takes the protection away, so that stores cost nothing. Until Arm, each Scan
-// returns all that is mapped as Suspect. It is for areas of which most pages
-// are stored to between two scans: comparing is cheaper than a fault for each page.
+// Disarm removes the protection, so that stores cost nothing. Until Arm, each Scan returns all that
+// is mapped as Suspect. Use it for areas most of whose pages are stored to between two scans:
+// comparing is then cheaper than a fault for each page.
 func (r *Range) Disarm() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -150,22 +148,23 @@ func (r *Range) Disarm() error {
 	return nil
 }
 
-// Close ends the tracking and waits until nothing uses the userfaultfd. Threads
-// of the process that wait for this package go on. What was stored to and not scanned is
-// forgotten: a caller that needs it scans before, or compares after.
+// Close ends the tracking and waits until nothing uses the userfaultfd. Threads of the process that
+// wait for this package go on. Stores that were not scanned are forgotten: a caller that needs them
+// scans before, or compares after.
 //
-// With Missing it first poisons every mapped page that is a hole of the memfd: who
-// waits for one, or touches it later, gets SIGBUS and never a zero. Pages that are there can be
-// used on. So nothing may be punched out of the memfd any more, neither while Close
-// runs nor after it, as long as the process has the mapping; where that cannot be promised
-// the Range is kept until Unmapped. Close must not be called by Missing. If a thread of the process does not
-// end a munmap within two seconds nothing can be poisoned: Close then fails with errs.Timeout
-// and the Range is as before.
+// With Missing it first poisons every mapped page that is a hole of the memfd: a thread that waits
+// for one, or touches it later, gets SIGBUS and never a zero. Pages that are there can still be
+// used. So nothing may be punched out of the memfd any more, during Close or after it, as long as
+// the process has the mapping; where that cannot be promised, the Range must be kept until
+// Unmapped. Missing must not call Close.
+//
+// If a thread of the process does not end a munmap within two seconds nothing can be poisoned. Then
+// Close fails with errs.Timeout and the Range stays as it was.
 func (r *Range) Close() error {
 	if already, err := r.shut(); already || err != nil {
 		return err
 	}
-	// Closing wakes the watcher, which must be able to take the lock to end.
+	// Closing wakes the watcher, which needs the lock in order to end.
 	err := r.file.Close()
 	r.process.close()
 	r.watcher.Wait()
@@ -200,8 +199,8 @@ func errClosed(op string) error {
 	return errs.E(errs.Closed, op, "the mapping is not tracked any more")
 }
 
-// releaseLocked unregisters the mapping, which wakes threads that wait in a fault,
-// and reads the events that threads wait for. What fails is gone already.
+// releaseLocked unregisters the mapping, which wakes threads that wait in a fault, and reads the
+// events that threads wait for. If something fails the process is gone.
 func (r *Range) releaseLocked() {
 	r.drainLocked()
 	for _, p := range r.pieces() {
@@ -210,14 +209,14 @@ func (r *Range) releaseLocked() {
 	r.drainLocked()
 }
 
-// loseLocked gives the tracking up: the process runs freely and all is suspect. Where
-// pages can be missing the mapping stays registered, as else the process would read
-// zeroes; protection that cannot be taken away the kernel takes away at the store.
-func (r *Range) loseLocked(err error) {
+// failLocked gives up tracking: the process runs freely and all is suspect. Where pages can be
+// missing the mapping stays registered, because otherwise the process would read zeroes. Protection
+// that cannot be removed here is removed by the kernel at the store.
+func (r *Range) failLocked(err error) {
 	if r.mu.state > disarmed {
 		return
 	}
-	r.mu.state, r.mu.lost = lost, err
+	r.mu.state, r.mu.failure = failed, err
 	if r.missing == nil {
 		r.releaseLocked()
 		return
@@ -227,19 +226,19 @@ func (r *Range) loseLocked(err error) {
 	}
 }
 
-// deafLocked gives up when events cannot be read: nobody would serve a missing page.
+// deafLocked gives up because events cannot be read: nobody would serve a missing page.
 func (r *Range) deafLocked(err error) {
 	if r.mu.state > disarmed {
 		return
 	}
-	r.loseLocked(err)
+	r.failLocked(err)
 	if r.missing != nil {
-		// What cannot be poisoned blocks for ever, but reads no zero.
+		// Threads block for ever on what cannot be poisoned, but read no zero.
 		_, _ = r.tryPoisonHolesLocked()
 	}
 }
 
-// dieLocked notes that the memory of the process is gone.
+// dieLocked records that the memory of the process is gone.
 func (r *Range) dieLocked() {
 	if r.mu.state == closed || r.mu.state == dead {
 		return
@@ -262,7 +261,7 @@ func (r *Range) suspectLocked(off, n int64) {
 	}
 }
 
-// pieces are what is mapped.
+// pieces returns what is mapped.
 func (r *Range) pieces() []piece { return *r.mapped.Load() }
 
 func (r *Range) setPiecesLocked(pieces []piece) {
@@ -272,11 +271,11 @@ func (r *Range) setPiecesLocked(pieces []piece) {
 	}
 }
 
-// protectAllLocked sets or takes away the protection of all that is mapped.
+// protectAllLocked sets or removes the protection of all that is mapped.
 func (r *Range) protectAllLocked(on bool) { r.protectLocked(r.off, r.length, on) }
 
-// protectLocked sets or takes away the protection of those pages of the area that are
-// mapped. If that fails, the tracking is lost or the process dead, and nothing waits.
+// protectLocked sets or removes the protection of those pages of the area that are mapped. If that
+// fails, either the tracking has failed or the process is dead, and nothing waits.
 func (r *Range) protectLocked(off, n int64, on bool) {
 	for r.mu.state <= disarmed {
 		events := r.mu.events
@@ -287,14 +286,14 @@ func (r *Range) protectLocked(off, n int64, on bool) {
 		case !r.settleLocked():
 			return
 		case err == unix.EAGAIN:
-			// It was within a munmap or mremap, and is not now.
+			// It was within a munmap or mremap that has ended.
 		case r.mu.events == events:
-			// The pieces are what is mapped, so it was unregistered behind our back.
+			// The pieces are what is mapped, so the process itself must have unregistered it.
 			if !memoryLives(r.pagemap) {
 				r.dieLocked()
 				return
 			}
-			r.loseLocked(errs.E(errs.Other, "protect mapping", "UFFDIO_WRITEPROTECT: %w", err))
+			r.failLocked(errs.E(errs.Other, "protect mapping", "UFFDIO_WRITEPROTECT: %w", err))
 		}
 	}
 }
@@ -310,26 +309,24 @@ func (r *Range) tryProtectLocked(off, n int64, on bool) error {
 	return nil
 }
 
-// settleTime bounds how long a thread of the process may take between the begin
-// of a munmap and its event, and from the event back to running. It needs no more than
-// to be scheduled; it is also not stopped there by SIGSTOP. Linux before 6.12
-// forgets to end the state after an mremap that failed.
+// settleTime bounds how long a thread of the process may take from the beginning of a munmap to its
+// event, and from the event until it runs again. It only needs to be scheduled; SIGSTOP does not
+// stop it there. Linux before 6.12 forgets to end the state after an mremap that failed.
 const settleTime = 2 * time.Second
 
-// settleLocked reads events until the process is within no munmap or mremap, and
-// reports whether the range is still tracked. So every munmap that began before is
-// known when it returns.
+// settleLocked reads events until the process is not within a munmap or mremap, and reports whether
+// the range is still tracked. So every munmap that began earlier is known when it returns.
 func (r *Range) settleLocked() bool {
 	if r.mu.state > disarmed {
 		return false
 	}
 	if err := r.quietLocked(); err != nil {
-		r.loseLocked(err)
+		r.failLocked(err)
 	}
 	return r.mu.state <= disarmed
 }
 
-// quietLocked does so whatever the state is.
+// quietLocked does so in every state.
 func (r *Range) quietLocked() error {
 	var deadline time.Time
 	for r.mu.state < dead {
@@ -347,7 +344,7 @@ func (r *Range) quietLocked() error {
 		} else if now.After(deadline) {
 			return errs.E(errs.Timeout, "protect mapping", "the process does not end a munmap or mremap")
 		}
-		// An event ends the wait; that the thread has gone on after it makes none.
+		// An event ends the wait; but the thread makes none when it has gone on after its event.
 		wait := unix.Timespec{Nsec: int64(100 * time.Microsecond)}
 		_, _ = unix.Ppoll([]unix.PollFd{{Fd: int32(r.uffd), Events: unix.POLLIN}}, &wait, nil)
 	}

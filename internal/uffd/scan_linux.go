@@ -8,17 +8,16 @@ import (
 
 // Scan appends to s what was stored to since the last Scan, and arms it again.
 //
-// A store made while Scan runs is in this Scan or in the next. Nothing is reported
-// twice as Suspect, but a range that is disarmed or lost is Suspect as a whole each
-// time, and the first Scan after Track and after Arm returns the whole too. No
-// thread of the process is stopped, and one that is stopped does not stop Scan.
-// The only error is that the range is closed.
+// A store made while Scan runs is in this Scan or in the next. Nothing is reported twice as
+// Suspect, except that a range that is disarmed or has failed is Suspect as a whole each time, as
+// it is in the first Scan after Track and after Arm. No thread of the process is stopped, and one
+// that is stopped does not stop Scan. The only error is that the range is closed.
 //
 // # Deadlocks
 //
-// Scan waits for the lock of the memory map of the process. A thread of it that
-// holds that lock may wait for a file of a FUSE mount, so the caller must not
-// hold what answering such a request needs.
+// Scan waits for the lock of the memory map of the process. A thread of the process that holds that
+// lock may be waiting for a file of a FUSE mount, so the caller must not hold anything that
+// answering such a request needs.
 func (r *Range) Scan(s *Stores) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -33,13 +32,13 @@ func (r *Range) Scan(s *Stores) error {
 			r.scanSyncLocked(s)
 		}
 	}
-	// A mapping that was taken away before it was scanned left no trace in the scan,
-	// but its event is there now, or there is no memory any more.
+	// A mapping that was removed before it was scanned left no trace in the scan. But its event is
+	// there now, or the whole memory is gone.
 	r.settleLocked()
 	if !memoryLives(r.pagemap) {
 		r.dieLocked()
 	}
-	if r.mu.state == disarmed || r.mu.state == lost {
+	if r.mu.state == disarmed || r.mu.state == failed {
 		r.suspectAllLocked()
 	}
 	s.Suspect = append(s.Suspect, r.mu.suspect...)
@@ -60,19 +59,19 @@ func (r *Range) scanAsyncLocked(s *Stores) {
 			r.dieLocked()
 			return
 		}
-		// What was armed before the error is not known.
+		// It is not known what was armed before the error.
 		r.suspectLocked(p.off, int64(p.end-p.start))
 		events := r.mu.events
 		if err == unix.EPERM && r.settleLocked() && r.mu.events != events {
 			continue // something else was mapped there; the next scan arms what is left
 		}
-		r.loseLocked(errs.E(errs.Other, "scan mapping", "PAGEMAP_SCAN: %w", err))
+		r.failLocked(errs.E(errs.Other, "scan mapping", "PAGEMAP_SCAN: %w", err))
 		return
 	}
 }
 
-// scanSyncLocked takes a page out of noted, protects it and reports it, in this
-// order: a store after that is noted again.
+// scanSyncLocked removes a page from noted, protects it and reports it, in this order, so that a
+// store after that is noted again.
 func (r *Range) scanSyncLocked(s *Stores) {
 	page := int64(pageSize)
 	r.mu.noted.runs(r.length/page, func(from, to int64) {

@@ -15,26 +15,24 @@ type scanner struct {
 	regions []pageRegion
 }
 
-// scan calls found with each run of addresses in [start, end) that is not
-// write-protected, which is what was stored to since it was armed, and arms it, in
-// one step for each page. EPERM: part of it is not registered for WP_ASYNC.
-// After an error what was armed is not known: all of it must be compared.
+// scan calls found with each run of addresses in [start, end) that is not write-protected, that is,
+// was stored to since it was armed. It arms each page in the same step. EPERM: part of the range is
+// not registered for WP_ASYNC. After an error it is not known what was armed: all of it must be
+// compared.
 //
-// It asks for the pages that are PAGE_IS_WRITTEN and nothing else. For exactly
-// this question Linux takes a path of its own (pagemap_scan_pmd_entry, from 6.7)
-// that calls written whatever is not write-protected, also an empty entry of a page
-// table: a page that was stored to and then dropped with no event, by MADV_DONTNEED or
-// by reclaim to swap. In the path for other questions many kernels say nothing of an
-// empty entry, which would lose that store. (The entry of a protected page that is
-// dropped is a marker, not empty; so is that of a page never touched, once it was armed.)
+// It asks for the pages that are PAGE_IS_WRITTEN and nothing else. For exactly this question Linux
+// has a special path (pagemap_scan_pmd_entry, from 6.7) that takes everything not write-protected
+// for written, including an empty entry of a page table: a page that was stored to and then dropped
+// without an event, by MADV_DONTNEED or by reclaim to swap. For other questions many kernels do not
+// report an empty entry, which would lose that store. (A protected page that is dropped leaves a
+// marker, not an empty entry; so does a page that was armed and never touched.)
 //
-// A page table that is missing as a whole is written only for kernels with a fix of
-// 2026 (6.18.44 has it). Linux 6.14 and later frees one when MADV_DONTNEED has
-// emptied it, that is when all of its 512 pages had been stored to. Where Probe
-// finds no fix, a second question asks for what is neither present nor swapped: an
-// empty entry or a missing table. That costs 0.14 ms for 256 MiB, and there a page that
-// goes from one to the other between the questions (another thread drops it and
-// touches it again) is found by the next scan.
+// A page table that is missing as a whole counts as written only in kernels with a fix of 2026
+// (6.18.44 has it). Linux 6.14 and later free a page table when MADV_DONTNEED has emptied it, that
+// is, when all of its 512 pages had been stored to. If Probe finds that the fix is missing, a
+// second question asks for what is neither present nor swapped: empty entries and missing tables.
+// That costs 0.14 ms for 256 MiB. A page that changes from one to the other between the two
+// questions (another thread drops it and touches it again) is then found by the next scan.
 func (s *scanner) scan(start, end uint64, found func(from, to uint64)) error {
 	written := scanArg{mask: pageIsWritten, returnWhich: pageIsWritten}
 	if err := s.ask(written, start, end, found); err != nil || !s.tables {
@@ -69,8 +67,8 @@ func (s *scanner) ask(a scanArg, start, end uint64, found func(from, to uint64))
 	return nil
 }
 
-// asynchronous reports with nil that all that is mapped in [start, end) is registered
-// for WP_ASYNC, with EPERM that some of it is not. It changes nothing.
+// asynchronous returns nil if all that is mapped in [start, end) is registered for WP_ASYNC, and
+// EPERM if some of it is not. It changes nothing.
 func (s *scanner) asynchronous(start, end uint64) error {
 	a := scanArg{flags: scanCheckWPAsync, start: start, end: end, mask: pageIsWritten, returnWhich: pageIsWritten}
 	a.size = uint64(unsafe.Sizeof(a))

@@ -1,19 +1,19 @@
 package uffd
 
-// Run is bytes of an area: Len of them from offset Off, both multiples of the page size.
+// Run is a range of bytes of an area; both are multiples of the page size.
 type Run struct{ Off, Len int64 }
 
-// Stores is what a Scan found. The two lists may overlap. A caller uses one
-// value again and again, so that scans allocate nothing.
+// Stores is what a Scan found. The two lists may overlap. Callers reuse one value, so that scans
+// allocate nothing.
 type Stores struct {
-	// Written are the pages that were stored to. They are armed again: a store
-	// made after the caller has begun to read them is found by the next Scan.
+	// Written are the pages that were stored to. They are armed again: a store made after the
+	// caller has begun to read them is found by the next Scan.
 	Written []Run
-	// Suspect are those of which nothing is known: the caller compares them.
+	// Suspect are pages of which nothing is known: the caller compares them.
 	Suspect []Run
 }
 
-// Reset empties the lists and keeps their memory.
+// Reset empties the lists, and keeps their memory for reuse.
 func (s *Stores) Reset() { s.Written, s.Suspect = s.Written[:0], s.Suspect[:0] }
 
 // extend appends a run, or lengthens the last one if they touch.
@@ -46,8 +46,8 @@ func (s pageSet) removeRun(from, to int64) {
 	}
 }
 
-// runs calls f with each run of pages [from, to) that are in the set, of which
-// the index is below pages. f may take these out.
+// runs calls f with each run [from, to) of pages in the set with indexes below pages. f may remove
+// these.
 func (s pageSet) runs(pages int64, f func(from, to int64)) {
 	for p := int64(0); p < pages; {
 		if s[p>>6] == 0 {

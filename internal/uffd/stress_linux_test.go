@@ -47,7 +47,7 @@ func TestStress(t *testing.T) {
 				if err := w.Scan(&s); err != nil {
 					t.Fatal(err)
 				}
-				if err := w.Lost(); err != nil {
+				if err := w.Failure(); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -12,54 +12,55 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// Config is a mapping of a memfd in another process.
+// Config describes a mapping of a memfd in another process.
 type Config struct {
-	// UFFD is a userfaultfd that the process made, with nothing done to it. Track owns
-	// it, also when it fails.
+	// UFFD is a userfaultfd that the process made and has not used. Track takes it over, even when
+	// it fails.
 	UFFD int
 	// PidFD is a pidfd of the process. It stays the caller's.
 	PidFD int
-	// Addr and Length are where the process has mapped the memfd, and Off the offset in
-	// the memfd that is at Addr: multiples of the page size.
+	// Addr and Length are where the process has mapped the memfd, and Off is the offset in the
+	// memfd of what is at Addr. All are multiples of the page size.
 	Addr, Length uint64
 	Off          int64
-	// Dev and Ino are those of the memfd, as fstat has them.
+	// Dev and Ino identify the memfd, as fstat returns them.
 	Dev, Ino uint64
 	// Mode is Async or Sync. With Missing it is Async or Compare, which tracks nothing.
 	//
-	// Sync with Missing would lose stores. A page that is touched at the moment in which it is punched out
-	// of the memfd can lose its protection, and a store to it then makes no fault and is not noted. (In
-	// Async what is not protected counts as stored to.) Whoever punches would have to protect it again,
-	// which takes the lock of the memory map of the process, so it could wait for the program.
+	// Sync with Missing would lose stores. A page that is touched at the moment in which it is
+	// punched out of the memfd can lose its protection, and a store to it then makes no fault and
+	// is not noted. (In Async what is not protected counts as stored to.) The goroutine that
+	// punches would have to protect it again, which takes the lock of the memory map of the
+	// process, so it could have to wait for the program.
 	Mode Mode
 
-	// Missing, if set, is called for a page, by its offset in the memfd, that is a hole of it and
-	// that a thread of the process waits for. It is called with no lock held, maybe before
-	// Track returns, and must not block: all other faults of the Range wait behind it. It is
-	// called once for each page, however many threads wait, until Wake or Poison covers the
-	// page; a thread that comes to wait after that makes another call. So each call must
-	// be followed by a Wake or Poison that begins after it, also if the page is
-	// there: a thread can begin to wait just when the page is filled. A page that was filled once can be missing again,
-	// by the program's own MADV_REMOVE or fallocate.
+	// Missing, if set, is called when a thread of the process waits for a page that is a hole of
+	// the memfd, with the page's offset in the memfd. It is called with no lock held, perhaps
+	// before Track returns. It must not block, because all other faults of the Range wait for it.
+	//
+	// It is called once for each page, however many threads wait, until Wake or Poison covers the
+	// page; a thread that begins to wait after that causes another call. So each call must be
+	// followed by a Wake or Poison that begins after it, even if the page is there: a thread can
+	// begin to wait just when the page is filled. A page that was filled can be missing again,
+	// because of the program's own MADV_REMOVE or fallocate.
 	Missing func(off int64)
-	// Memfd, with Missing, is a descriptor of the memfd. It stays the caller's.
+	// Memfd is a descriptor of the memfd, needed with Missing. It stays the caller's.
 	Memfd int
-	// ReadOnly, with Missing and Compare, is for a program that only reads: Scan
-	// finds nothing. The mapping may be of any protection, shared or private, but must be one that
-	// mprotect could make writable: of a descriptor that is open for writing, or MAP_PRIVATE.
+	// ReadOnly, with Missing and Compare, is for a program that only reads: Scan finds nothing. The
+	// mapping may have any protection, and be shared or private, but mprotect must be able to make
+	// it writable: it is of a descriptor that is open for writing, or MAP_PRIVATE.
 	ReadOnly bool
 }
 
 const opTrack = "track mapping"
 
-// Track begins to track the stores through a mapping. It believes nothing that the
-// process says: what is at the address is read from the kernel, before and
-// after the userfaultfd is registered, and so is whether the registration is of
-// that process. The first Scan returns the whole range as Suspect, so that a
-// store made before Track is found too.
+// Track begins to track the stores through a mapping. It trusts nothing that the process says: it
+// reads from the kernel what is at the address, before and after it registers the userfaultfd, and
+// whether the registration belongs to that process. The first Scan returns the whole range as
+// Suspect, so that stores made before Track are found too.
 //
-// Errors: Invalid if what the process sent is wrong, Access if this process may not look into
-// it, Unsupported if the kernel has not what the mode takes.
+// Errors: Invalid if what the process sent is wrong, Access if this process may not inspect the
+// other one, Unsupported if the kernel lacks what the mode needs.
 func Track(c Config) (*Range, error) {
 	r, err := track(c)
 	if err != nil {
@@ -130,8 +131,8 @@ func track(c Config) (_ *Range, err error) {
 	return r, nil
 }
 
-// begin registers and arms the mapping, which is all that changes the process, and
-// starts the goroutines. The caller closes the userfaultfd on error, which undoes it.
+// begin registers and arms the mapping, which are the only changes to the process, and starts the
+// goroutines. On error the caller closes the userfaultfd, which undoes them.
 func (r *Range) begin(c Config) error {
 	if on, err := r.tracked(c); err != nil {
 		return r.lookFailed(err)
@@ -149,7 +150,7 @@ func (r *Range) begin(c Config) error {
 	if err := register(c.UFFD, c.Addr, c.Length, mode); err != nil {
 		return registerFailed(err)
 	}
-	// Whoever changes the mapping after the registration makes an event.
+	// From now on every change of the mapping makes an event.
 	if err := r.check(c); err != nil {
 		return err
 	}
@@ -165,12 +166,12 @@ func (r *Range) begin(c Config) error {
 		if err := protect(c.UFFD, c.Addr, proof, false); err != nil {
 			return errs.E(errs.Invalid, opTrack, "UFFDIO_WRITEPROTECT: %w", err)
 		}
-		// This takes the place of the registration before.
+		// This replaces the registration made before.
 		if err := register(c.UFFD, c.Addr, c.Length, registerMissing); err != nil {
 			return registerFailed(err)
 		}
 	}
-	// The file is shared with the process, but reading does not rely on the flag.
+	// The process has this file too and may change the flag, so reading does not rely on it.
 	if err := unix.SetNonblock(c.UFFD, true); err != nil {
 		return errs.E(errs.Other, opTrack, "O_NONBLOCK: %w", err)
 	}
@@ -208,10 +209,11 @@ func reopen(c Config) (int, error) {
 	return fd, nil
 }
 
-// check holds what the process said against what the kernel says is mapped.
+// check compares what the process said with what the kernel says is mapped.
 func (r *Range) check(c Config) error {
 	err := shows(r.process.pid, c.Addr, c.Addr+c.Length, c.Off, c.Dev, c.Ino, c.ReadOnly)
-	// While it has not ended its number is its own, also for the files opened before.
+	// As long as it has not ended, its number is its own, and so are the files opened by that
+	// number.
 	if r.process.ended() || !memoryLives(r.pagemap) {
 		return errs.E(errs.Invalid, opTrack, "the process has ended")
 	}
@@ -224,10 +226,9 @@ func (r *Range) check(c Config) error {
 	return errs.E(errs.Invalid, opTrack, "%w", err)
 }
 
-// tracked reports whether the kernel says of the memory of the process that it is
-// registered (Async) or protected (else; what the registration is of is shown
-// nowhere else than in smaps, which takes long to read). Threads of the process that
-// store at that moment do not matter: they wait, as nobody reads yet.
+// tracked reports whether the kernel says that the memory of the process is registered (Async) or
+// protected (otherwise: only smaps, which is slow to read, shows whose a registration is). Threads
+// of the process that store at this moment do no harm: they wait, because nobody reads yet.
 func (r *Range) tracked(c Config) (bool, error) {
 	if c.Mode != Async {
 		return protected(r.pagemap, c.Addr)
@@ -240,7 +241,7 @@ func (r *Range) tracked(c Config) (bool, error) {
 	return err == nil, err
 }
 
-// lookFailed is an error of reading /proc/PID.
+// lookFailed returns the error for a failed read of /proc/PID.
 func (r *Range) lookFailed(err error) error {
 	switch {
 	case errors.Is(err, os.ErrPermission):
@@ -251,8 +252,8 @@ func (r *Range) lookFailed(err error) error {
 	return errs.E(errs.Other, opTrack, "process %d: %w", r.process.pid, err)
 }
 
-// IsUserfaultfd refuses what is none, with errs.Invalid, by its name: no call reaches
-// whoever serves a file of another kind.
+// IsUserfaultfd refuses a descriptor that is not a userfaultfd, with errs.Invalid. It looks at the
+// name only, so a file of another kind is not called.
 func IsUserfaultfd(fd int) error {
 	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err == nil && name != "anon_inode:[userfaultfd]" {
@@ -264,8 +265,8 @@ func IsUserfaultfd(fd int) error {
 	return nil
 }
 
-// shake does the handshake. None of these features takes a privilege, also not
-// on a userfaultfd that was made with USER_MODE_ONLY.
+// shake does the handshake. None of these features needs a privilege, even on a userfaultfd made
+// with USER_MODE_ONLY.
 func shake(fd int, mode Mode, missing bool) error {
 	features := uint64(featureWPShmem | featureEventUnmap | featureEventRemap)
 	if missing {
@@ -286,8 +287,8 @@ func shake(fd int, mode Mode, missing bool) error {
 	return nil
 }
 
-// shaken reads whether the handshake of a userfaultfd was done: the second number of
-// "API: aa:features:all" in its fdinfo is then not 0.
+// shaken reports whether the handshake of a userfaultfd was done: the second number of "API:
+// aa:features:all" in its fdinfo is then not 0.
 func shaken(fd int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
 	if err != nil {

@@ -8,10 +8,10 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// Delta is the changed elements of the pages of one extent, as AppendDelta finds
-// them at a replica and Apply merges them at the home. Extent, Pages, Index and
-// Data are what travels. A Delta that was received, or put together from its
-// fields in any other way, is not to be used before Validate accepted it.
+// Delta is the changed elements of one extent, as AppendDelta finds them at a replica and Apply
+// merges them at the home. Extent, Pages, Index and Data are sent over the network. A Delta that
+// was received, or whose fields were set in any other way, must not be used before Validate has
+// accepted it.
 //
 // The zero Delta is that of extent 0 without changes. Copies share the buffers.
 type Delta struct {
@@ -20,19 +20,19 @@ type Delta struct {
 	Index  []byte      // which elements, page after page; see index.go
 	Data   []byte      // the elements' values (last) or differences (sum), in order
 
-	at []pageAt // of each page of Pages, in order
+	at []pageAt // where each page of Pages begins, in order
 }
 
 // pageAt is where a page begins in Index and Data.
 type pageAt struct{ index, data int }
 
-// Reset empties d for reuse for extent e. It keeps the buffers, so nobody may
-// still be using the Index and Data that d had.
+// Reset empties d for reuse with extent e. It keeps the buffers, so the Index and Data that d had
+// must not be in use any more.
 func (d *Delta) Reset(e dsm.ExtentIndex) {
 	*d = Delta{Extent: e, Index: d.Index[:0], Data: d.Data[:0], at: d.at[:0]}
 }
 
-// Grow makes room for so many more pages with few changes each.
+// Grow makes room for this many more pages with few changes each.
 func (d *Delta) Grow(pages int) {
 	const few = 8 // a tag and a run
 	d.Index = slices.Grow(d.Index, pages*few)
@@ -42,10 +42,10 @@ func (d *Delta) Grow(pages int) {
 // Size returns the bytes of the index and the data.
 func (d *Delta) Size() int { return len(d.Index) + len(d.Data) }
 
-// Validate checks a delta that came from elsewhere against the kernel it is to be
-// applied with: every page has a well-formed index, the elements lie in their
-// page, and the data is as long as the index says, with nothing left over. The
-// error is of kind errs.Corrupt. It does not know the size of the area.
+// Validate checks a delta that came from elsewhere against the kernel that will apply it: every
+// page has a well-formed index, the elements lie within their page, and the data is exactly as long
+// as the index says. The error is of kind errs.Corrupt. It does not check against the size of the
+// area.
 func (d *Delta) Validate(k Kernel) error {
 	d.at = slices.Grow(d.at[:0], d.Pages.Len())
 	index, data := 0, 0

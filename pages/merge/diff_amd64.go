@@ -1,8 +1,7 @@
 package merge
 
-// diffUnits1 and diffUnits4 are diffBlock for units of one and of four bytes, the
-// ones that most areas have: n words of units, of 64 units each. Each 8 aligned bytes of
-// working are read once.
+// diffUnits1 and diffUnits4 are diffBlock for units of one and of four bytes, the most common ones.
+// n counts words of the mask, of 64 units each. Each 8 aligned bytes of working are read once.
 
 //go:noescape
 func diffUnits1(units *uint64, base, working, snap *byte, n int)

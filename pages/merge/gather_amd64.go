@@ -6,13 +6,13 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// shuffles says that the processor moves bytes by a table: every one since 2011. BMI2
-// has an instruction that needs no table, but it is not faster where it is fast, and
-// takes hundreds of cycles on the first two generations of Zen.
+// shuffles reports whether the processor can move bytes by a table, which every one since 2011 can.
+// BMI2 has an instruction that needs no table, but it is never faster, and takes hundreds of cycles
+// on the first two generations of Zen.
 var shuffles = cpu.X86.HasSSSE3 && cpu.X86.HasSSE41 && cpu.X86.HasPOPCNT
 
-// gatherTable and scatterTable have for each mask of eight bytes where each byte of the
-// result is taken from. When scattering, one whose highest bit is set stays as it is.
+// gatherTable and scatterTable say, for each mask of eight bytes, where each byte of the result
+// comes from. When scattering, a byte whose entry has the highest bit set stays as it is.
 var gatherTable, scatterTable = func() (gather, scatter [256][8]byte) {
 	for set := range gather {
 		n := 0
@@ -38,7 +38,7 @@ func gatherShuffle(m *mask, page *byte, table *[256][8]byte)
 //go:noescape
 func scatterShuffle(m *uint64, n int, page, data *byte, size int, table *[256][8]byte) (done, used int)
 
-// gatherBytes moves the bytes of m together at the start of page, a whole one.
+// gatherBytes moves the bytes of m together at the start of page, which is a whole page.
 func gatherBytes(m *mask, page []byte) {
 	if !shuffles {
 		gatherOctets(m, page)
@@ -48,8 +48,8 @@ func gatherBytes(m *mask, page []byte) {
 	gatherShuffle(m, &page[0], &gatherTable)
 }
 
-// scatterWords is scatterBytes for words of a mask, as long as 64 bytes of data are left:
-// it returns how many of the words are done and how much of data they are.
+// scatterWords is scatterBytes for words of a mask, as long as 64 bytes of data are left. It
+// returns how many words it did and how much data that took.
 func scatterWords(m []uint64, page, data []byte) (done, used int) {
 	if !shuffles {
 		return scatterOctets(m, page, data)

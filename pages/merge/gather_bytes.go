@@ -5,18 +5,17 @@ import (
 	"math/bits"
 )
 
-// Bytes are gathered and scattered eight at a time, without a branch for each: which
-// of the eight are in the mask is as good as random to the processor. A processor
-// that moves the bytes of a register by a table does it in one instruction; this
-// file has what it takes otherwise, the compress and expand of Hacker's Delight
-// (Warren, section 7-4): a byte that is to move by n bytes moves by 1, 2 and 4
-// of them, as the bits of n say, all eight at once in a word.
+// Bytes are gathered and scattered eight at a time without a branch for each, because the processor
+// cannot predict which of the eight are in the mask. A processor that moves the bytes of a register
+// by a table does it in one instruction. This file does it on all others, by the compress and
+// expand of Hacker's Delight (Warren, section 7-4): a byte that must move by n bytes moves by 1, 2
+// and 4 of them, according to the bits of n, all eight bytes of a word at once.
 
-// octet says how to move the bytes of a word that are in a mask: to the lowest
-// ones of the word, and back.
+// octet says how to move the bytes of a word that are in a mask to the lowest bytes of the word,
+// and back.
 type octet struct {
 	own            uint64 // the bytes of the mask
-	one, two, four uint64 // those that move by so many, where they are at that step
+	one, two, four uint64 // the bytes that move by this many, where they are at that step
 }
 
 // octets is the octet of each mask of eight bytes.
@@ -41,8 +40,7 @@ var octets = func() (o [256]octet) {
 	return o
 }()
 
-// compress moves the bytes of x that are in the mask to the lowest ones; the others
-// become zero.
+// compress moves the bytes of x that are in the mask to the lowest bytes; the others become zero.
 func (o *octet) compress(x uint64) uint64 {
 	x &= o.own
 	t := x & o.one
@@ -53,8 +51,8 @@ func (o *octet) compress(x uint64) uint64 {
 	return x ^ t ^ t>>32
 }
 
-// expand is the inverse of compress: it gives to with the bytes of the mask taken from
-// the lowest ones of x.
+// expand is the inverse of compress: it returns to, with the bytes of the mask replaced by the
+// lowest bytes of x.
 func (o *octet) expand(to, x uint64) uint64 {
 	x ^= (x ^ x<<32) & o.four
 	x ^= (x ^ x<<16) & o.two
@@ -87,14 +85,14 @@ func gatherOctets(m *mask, page []byte) {
 	}
 }
 
-// scatterBytes copies data, one byte after the other, to the bytes of m in page. data
-// may go on beyond them.
+// scatterBytes copies data, one byte after the other, to the bytes of m in page. data may be
+// longer.
 func scatterBytes(m *mask, page, data []byte) {
 	done, used := scatterWords(m[:], page, data)
 	if done == len(m) {
 		return
 	}
-	// What is left of data is less than may be read at a time.
+	// What is left of data is shorter than a read.
 	var rest [2 * 64]byte
 	copy(rest[:], data[used:])
 	scatterWords(m[done:], page[done*64:], rest[:])

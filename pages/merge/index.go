@@ -7,17 +7,16 @@ import (
 	"slices"
 )
 
-// The index of a delta says for each section of each page (a page has one, or
-// two if the file's header ends within it) which of its units changed:
+// The index of a delta says which units changed, for each section of each page. A page has one
+// section, or two if the file's header ends within it. The formats are
 //
 //	none                                       0
 //	all                                        1
 //	runs   2   u16 count   count * (u16 start, u16 length)
 //	mask   3   one bit for each unit, lowest first, in whole bytes of the mask of the page
 //
-// in little-endian order, with units counted from the start of the page.
-// Whichever is shortest is taken, so a page of bytes of which every second one
-// changed costs 513 bytes of index.
+// in little-endian order, with units counted from the start of the page. The shortest one is used:
+// a page of bytes of which every second one changed takes 513 bytes of index.
 const (
 	tagNone = iota // only in a page of two sections
 	tagAll
@@ -31,14 +30,14 @@ var (
 	errMasked = errors.New("mask of the index is empty or out of range")
 )
 
-// maskBytes returns which bytes of the mask of the page are the section's.
+// maskBytes returns which bytes of the page's mask belong to the section.
 func (s section) maskBytes() (from, to int) {
 	u0, u1 := s.units()
 	return u0 / 8, (u1 + 7) / 8
 }
 
-// appendIndex appends the index of section s, whose changed units are m, and
-// returns how many they are. m is not empty.
+// appendIndex appends the index of section s, whose changed units are m, and returns the number of
+// units. m is not empty.
 func (d *Delta) appendIndex(m *mask, s section) (count int) {
 	u0, u1 := s.units()
 	from, to := s.maskBytes()
@@ -60,8 +59,8 @@ func (d *Delta) appendIndex(m *mask, s section) (count int) {
 	return count
 }
 
-// decode sets m, which is empty, to the changed units of section s, and returns
-// the bytes of index that say so and how many units they are. The index is valid.
+// decode sets m, which is empty, to the changed units of section s. It returns the number of bytes
+// of the index and of units. The index must be valid.
 func (m *mask) decode(index []byte, s section) (used, count int) {
 	u0, u1 := s.units()
 	switch index[0] {
@@ -84,7 +83,7 @@ func (m *mask) decode(index []byte, s section) (used, count int) {
 	return 1, 0
 }
 
-// checkIndex is decode of an index that nobody has checked.
+// checkIndex is decode for an index that has not been checked.
 func checkIndex(index []byte, s section) (used, count int, err error) {
 	if len(index) == 0 {
 		return 0, 0, errShort
@@ -103,7 +102,7 @@ func checkIndex(index []byte, s section) (used, count int, err error) {
 		if len(index) < used {
 			return 0, 0, errShort
 		}
-		free := u0 // a run may start here or later
+		free := u0 // the next run starts here or later
 		for r := index[3:used]; len(r) > 0; r = r[4:] {
 			start, length := runAt(r)
 			if start < free || length == 0 || start+length > u1 {
@@ -126,7 +125,7 @@ func checkIndex(index []byte, s section) (used, count int, err error) {
 		copy(m.bytes()[from:to], index[1:])
 		count = m.len()
 		below, above := m[u0/64]&(1<<(u0%64)-1), m[(u1-1)/64]>>((u1-1)%64)>>1
-		if count == 0 || below|above != 0 { // others fit only in its first and last byte
+		if count == 0 || below|above != 0 { // a section's mask has other bits only in its first and last byte
 			return 0, 0, errMasked
 		}
 		return used, count, nil

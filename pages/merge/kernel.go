@@ -6,26 +6,24 @@ import (
 	"github.com/dsmfs/dsmfs/internal/invariants"
 )
 
-// Kernel is how the elements of one area merge: the rule, the type of the
-// elements, and where the file's own header ends. The bytes of the header always
-// merge as bytes by the rule last. It is an immutable value; the zero Kernel
-// merges all bytes by the rule last.
+// Kernel says how the elements of one area merge: the rule, the type of the elements, and where the
+// file's own header ends. The bytes of the header always merge as bytes by the rule last. A Kernel
+// is an immutable value; the zero Kernel merges all bytes by the rule last.
 //
-// A kernel does not know the size of the area, so that a delta means the same on
-// two nodes of which one has already applied a growth. Pages are whole, and
-// bytes past the end of the area are zero: an incomplete element at the end
-// merges as an element that is filled up with zeroes. With last that is what its
-// bytes would do, unless two nodes race for different bytes of that element;
-// with sum it would carry into the missing bytes, so sizes with an incomplete
-// element are refused for sum before they come here.
+// A kernel does not know the size of the area, so that a delta means the same on two nodes of which
+// only one has applied a growth yet. Pages are whole, and bytes past the end of the area are zero.
+// So an incomplete element at the end merges as if it were filled up with zeroes. With last that
+// gives the same result as merging its bytes, unless two nodes race for different bytes of that
+// element. With sum it would carry into the missing bytes, so for sum such sizes are refused
+// elsewhere.
 type Kernel struct {
 	sum   bool
 	dtype dsm.DType // DTypeU8 for untyped bytes; integers as their unsigned type
-	head  int64     // bytes of header, a multiple of the element size
+	head  int64     // length of the header, a multiple of the element size
 }
 
-// KernelFor returns the kernel of an area. It fails with errs.Invalid if the
-// rule needs a type and there is none, and if the header ends within an element.
+// KernelFor returns the kernel of an area. It fails with errs.Invalid if the rule needs a type and
+// there is none, or if the header ends within an element.
 func KernelFor(merge dsm.MergeRule, l dsm.Layout) (Kernel, error) {
 	const op = "merge kernel"
 	switch {
@@ -42,8 +40,8 @@ func KernelFor(merge dsm.MergeRule, l dsm.Layout) (Kernel, error) {
 	return Kernel{sum: merge == dsm.MergeSum, dtype: arithmetic(l.DType), head: l.DataOffset}, nil
 }
 
-// arithmetic folds the types that merge by the same operations into one:
-// two's complement adds alike with and without sign.
+// arithmetic maps types that merge by the same operations to one of them: two's complement adds
+// alike with and without sign.
 func arithmetic(d dsm.DType) dsm.DType {
 	switch d {
 	case dsm.DTypeAuto, dsm.DTypeI8:
@@ -58,8 +56,8 @@ func arithmetic(d dsm.DType) dsm.DType {
 	return d
 }
 
-// section is a part of a page whose elements merge alike. Its bounds are
-// multiples of unit. Units are counted from the start of the page.
+// section is a part of a page whose elements merge alike. Its bounds are multiples of unit. Units
+// are counted from the start of the page.
 type section struct {
 	from, to int // bytes in the page
 	unit     int // bytes of an element
@@ -87,15 +85,16 @@ func (k Kernel) sections(p dsm.PageIndex) (s [2]section, n int) {
 	return s, n
 }
 
-// AppendDelta appends to d the elements of page p in which working's bits differ
-// from base's: their values (last) or what was added to them (sum; integers wrap,
-// floats are rounded to the type). p is of d's extent and past every page that d
-// has. It reports whether there were any, and whether one of them is inexact:
-// base plus the difference, rounded as Apply does it, is not bitwise what working
-// holds, so that this node wants the result back from the home.
+// AppendDelta appends to d the elements of page p whose bits differ between working and base: their
+// values (last), or the differences (sum; integers wrap, floats are rounded to the type). p must be
+// in d's extent, after all pages that d has.
 //
-// A word of working in which a difference is found is read once: what was
-// compared is what is sent, even if another process stores to it meanwhile.
+// changed reports whether any element differs. inexact reports whether base plus the difference,
+// rounded as Apply rounds it, is for some element not bitwise the value in working; then this node
+// needs the result back from the home.
+//
+// A word of working with a difference is read only once: the bytes sent are the bytes compared,
+// even if another process stores to them meanwhile.
 func (k Kernel) AppendDelta(d *Delta, p dsm.PageIndex, base, working []byte) (changed, inexact bool) {
 	if string(base) == string(working) {
 		return false, false
@@ -122,9 +121,9 @@ func (k Kernel) AppendDelta(d *Delta, p dsm.PageIndex, base, working []byte) (ch
 	return changed, inexact
 }
 
-// appendLast is AppendDelta for a section of the rule last. What is compared is read
-// straight to where it is sent from and moved together there: a page of which all
-// was stored to, as in a dense publish, is written once and not twice.
+// appendLast is AppendDelta for a section with the rule last. The compared bytes are read straight
+// into the buffer that is sent, and moved together there: a page that was stored to all over is
+// written once and not twice.
 func (d *Delta) appendLast(s section, base, working []byte) (changed bool) {
 	var m mask
 	at := len(d.Data)
@@ -134,7 +133,7 @@ func (d *Delta) appendLast(s section, base, working []byte) (changed bool) {
 		from := len(d.Index)
 		count = d.appendIndex(&m, s)
 		switch {
-		case count*s.unit == dsm.PageSize: // it is where it belongs
+		case count*s.unit == dsm.PageSize: // all is where it belongs
 		case d.Index[from] == tagRuns:
 			gatherRuns(d.Index[from:], s.unit, snap)
 		default:
@@ -147,7 +146,7 @@ func (d *Delta) appendLast(s section, base, working []byte) (changed bool) {
 	return count > 0
 }
 
-// appendSum is AppendDelta for a section of the rule sum.
+// appendSum is AppendDelta for a section with the rule sum.
 func (k Kernel) appendSum(d *Delta, s section, base, working []byte) (changed, inexact bool) {
 	var (
 		m    mask
@@ -161,9 +160,9 @@ func (k Kernel) appendSum(d *Delta, s section, base, working []byte) (changed, i
 	return true, k.subtract(&m, base, snap[:], d.growData(count*s.unit))
 }
 
-// Apply merges d into the pages of its extent at the home: last copies, sum adds.
-// page(i) returns page i of the extent, writable. d was made by AppendDelta with
-// an equal Kernel, or passed Validate.
+// Apply merges d into the pages of its extent at the home: last copies, sum adds. page(i) returns
+// page i of the extent, writable. d must come from AppendDelta with an equal Kernel, or have passed
+// Validate.
 func (k Kernel) Apply(d *Delta, page func(i int) []byte) {
 	n := 0
 	for i := range d.Pages.All() {
@@ -172,15 +171,14 @@ func (k Kernel) Apply(d *Delta, page func(i int) []byte) {
 	}
 }
 
-// Overlay merges page i of d into dst as Apply does; it does nothing if d does
-// not have the page.
+// Overlay merges page i of d into dst, as Apply would. It does nothing if d does not have the page.
 func (k Kernel) Overlay(d *Delta, i int, dst []byte) {
 	if d.Pages.Has(i) {
 		k.applyPage(d, rank(&d.Pages, i), i, dst)
 	}
 }
 
-// applyPage applies page i of the extent, which is the n-th page of d.
+// applyPage applies page i of the extent, the n-th page of d.
 func (k Kernel) applyPage(d *Delta, n, i int, dst []byte) {
 	index, data := d.Index[d.at[n].index:], d.Data[d.at[n].data:]
 	secs, ns := k.sections(d.page(i))
@@ -206,13 +204,12 @@ func (k Kernel) applyPage(d *Delta, n, i int, dst []byte) {
 	}
 }
 
-// Merge brings the incoming bytes of page p into working, which differs from
-// base by local stores that are not published yet: the three-way merge. An
-// element that is bitwise as in base takes the incoming value. One that was
-// stored to keeps its value (last), or gets what others added as well: incoming
-// plus (working minus base), and exactly working if incoming is base bitwise.
-// Neither base nor incoming is changed. The ranges of elements of working that
-// did change are appended to changed, as offsets in the area, unless it is nil.
+// Merge merges the incoming bytes of page p into working, which differs from base by local stores
+// that are not published yet: a three-way merge. An element that is bitwise as in base takes the
+// incoming value. An element that was stored to keeps its value (last), or becomes incoming plus
+// (working minus base) (sum); if incoming is bitwise as base it stays exactly as it is. Neither
+// base nor incoming is changed. Unless changed is nil, the ranges of elements of working that did
+// change are appended to it, as offsets in the area.
 func (k Kernel) Merge(p dsm.PageIndex, base, working, incoming []byte, changed *Runs) {
 	secs, n := k.sections(p)
 	for _, s := range secs[:n] {
@@ -232,9 +229,10 @@ func (k Kernel) Merge(p dsm.PageIndex, base, working, incoming []byte, changed *
 	}
 }
 
-// Overwriting changes base, of page p, such that Merge and StoreShared take the bytes [from, to) of stored for stored
-// to, whether base had them already or not. Elements that add up stay what they are: for them it
-// is the difference that counts; so do elements that are not all within.
+// Overwriting changes base, of page p, so that Merge and StoreShared take the bytes [from, to) of
+// stored as stored to, even where they equal base. Two kinds of elements stay as they are: those
+// with the rule sum, for which only the difference counts, and those that are only partly within
+// the range.
 func (k Kernel) Overwriting(p dsm.PageIndex, base, stored []byte, from, to int) {
 	secs, n := k.sections(p)
 	for _, s := range secs[:n] {
@@ -248,8 +246,8 @@ func (k Kernel) Overwriting(p dsm.PageIndex, base, stored []byte, from, to int) 
 	}
 }
 
-// mergeSection is Merge for one section. Blocks in which only one side changed
-// anything, which is nearly all of them, cost a comparison and a copy.
+// mergeSection is Merge for one section. Blocks in which only one side changed anything, nearly
+// all, cost a comparison and a copy.
 func (k Kernel) mergeSection(s section, base, working, incoming []byte) {
 	for from := s.from; from < s.to; {
 		to := min(from&^(blockSize-1)+blockSize, s.to)

@@ -5,9 +5,9 @@ import (
 	"unsafe"
 )
 
-// float is a type with float arithmetic, and pattern the integer of its size: the
-// same element is added as the one and compared as the other, because NaN
-// equals nothing and the two zeroes equal each other.
+// float is a type with float arithmetic; pattern is the integer type of the same size. An element
+// is added as a float but compared as a pattern, because NaN equals nothing and the two zeroes
+// equal each other.
 type float interface{ float32 | float64 }
 type pattern interface{ uint32 | uint64 }
 

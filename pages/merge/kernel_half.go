@@ -7,18 +7,18 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// half is the arithmetic of 16-bit floats: computed in float32 and rounded to
-// nearest even. float32 has more than twice the digits of both types, so one sum or
-// difference is rounded as if it had been rounded once.
+// half is the arithmetic of 16-bit floats: computed in float32 and rounded to nearest even. float32
+// has more than twice the digits of both types, so rounding a sum or difference twice gives the
+// same as rounding it once.
 type half struct {
 	bfloat bool // bf16, else IEEE f16
 }
 
 func (k Kernel) half() half { return half{k.dtype == dsm.DTypeBF16} }
 
-// row is as many elements as a word of a mask has bits. The operations convert
-// rows and add rows: the type is chosen once for 64 elements, which makes add
-// and merge 1.8 times as fast as one element at a time.
+// row is as many elements as a word of a mask has bits. Operations convert and add whole rows, so
+// the type is chosen once for 64 elements. That makes add and merge 1.8 times as fast as one
+// element at a time.
 type row [64]float32
 
 func (h half) widen(to *row, from []uint16) {
@@ -106,8 +106,8 @@ func (h half) add(m *mask, page, data []uint16) {
 	}
 }
 
-// merge is the three-way merge of 16-bit floats. The difference stays in float32:
-// rounding once is better than twice.
+// merge is the three-way merge of 16-bit floats. The difference stays in float32, so that it is
+// rounded only once.
 func (h half) merge(base, working, incoming []uint16) {
 	var (
 		b, w, n row

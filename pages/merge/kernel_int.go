@@ -26,8 +26,8 @@ func subtractInt[T word](m *mask, base, working, out []T) {
 	}
 }
 
-// mergeInt is the three-way merge of integers, for which no case is special:
-// the sum gives incoming where working is base and working where incoming is.
+// mergeInt is the three-way merge of integers. It needs no special cases: where working equals base
+// the sum is incoming, and where incoming equals base it is working.
 func mergeInt[T word](base, working, incoming []T) {
 	base, incoming = base[:len(working)], incoming[:len(working)]
 	for i := range working {

@@ -10,9 +10,9 @@ type word interface {
 	uint8 | uint16 | uint32 | uint64
 }
 
-// mergeLast merges incoming into working by the rule last: units of working that
-// are as in base take the incoming value. The three are parts of pages that
-// begin at equal offsets, which need not be those of whole words.
+// mergeLast merges incoming into working by the rule last: units of working that equal base take
+// the incoming value. The three slices are parts of pages at equal offsets, which need not be word
+// boundaries.
 func mergeLast(unit int, base, working, incoming []byte) {
 	switch unit {
 	case 1:
@@ -34,7 +34,7 @@ func mergeWords[T word](base, working, incoming []byte) {
 		own := low * uint64(^T(0)) // all bits of the lanes that were stored to
 		w[i] = v&own | n[i]&^own
 	}
-	// What is left is shorter than a word: a section that does not end on one.
+	// The rest is shorter than a word: the section does not end at a word boundary.
 	done := len(w) * 8
 	be, we, ne := view[T](base[done:]), view[T](working[done:]), view[T](incoming[done:])
 	for i := range we {
@@ -44,8 +44,8 @@ func mergeWords[T word](base, working, incoming []byte) {
 	}
 }
 
-// gatherUnits moves the units of m together at the start of page; what follows them
-// is undefined. No unit is written before it was read, since none moves up.
+// gatherUnits moves the units of m together at the start of page; what follows them is undefined.
+// No unit is overwritten before it was read, because units only move down.
 func gatherUnits(m *mask, unit int, page []byte) {
 	switch unit {
 	case 1:
@@ -59,8 +59,8 @@ func gatherUnits(m *mask, unit int, page []byte) {
 	}
 }
 
-// scatterUnits is the inverse of gatherUnits: it copies data, one unit after the
-// other, to the units of m in page. data may go on beyond them.
+// scatterUnits is the inverse of gatherUnits: it copies data, one unit after the other, to the
+// units of m in page. data may be longer.
 func scatterUnits(m *mask, unit int, page, data []byte) {
 	switch unit {
 	case 1:
@@ -74,13 +74,13 @@ func scatterUnits(m *mask, unit int, page, data []byte) {
 	}
 }
 
-// longRuns reports whether the units of a mask word come in runs that are worth
-// a call of copy each.
+// longRuns reports whether the units of a mask word form runs that are long enough for a call of
+// copy each.
 func longRuns(w uint64) bool { return bits.OnesCount64(w) >= 8*bits.OnesCount64(w&^(w<<1)) }
 
-// gatherRuns is gatherUnits within a page, for units whose index is of runs. Runs are
-// what scattered equal units leave of a page that was stored to all over: a copy for each is
-// faster than a look at every unit.
+// gatherRuns is gatherUnits within a page, for units whose index consists of runs. Such pages were
+// stored to all over, with few equal units in between; a copy for each run is faster than a look at
+// every unit.
 func gatherRuns(index []byte, unit int, page []byte) {
 	n := 0
 	for r := index[3:]; len(r) > 0; r = r[4:] {
@@ -89,8 +89,8 @@ func gatherRuns(index []byte, unit int, page []byte) {
 	}
 }
 
-// scatterRuns is scatterUnits for units whose index is of runs; index and data may go
-// on beyond them. It returns how much of both they are.
+// scatterRuns is scatterUnits for units whose index consists of runs; index and data may be longer.
+// It returns how much of both it used.
 func scatterRuns(index []byte, unit int, page, data []byte) (used, size int) {
 	used = 3 + 4*int(binary.LittleEndian.Uint16(index[1:]))
 	for r := index[3:used]; len(r) > 0; r = r[4:] {

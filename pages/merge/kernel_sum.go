@@ -6,18 +6,17 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// The rule sum has three operations on elements, each written once for integers
-// (kernel_int.go), floats (kernel_float.go) and 16-bit floats (kernel_half.go):
+// The rule sum has three operations on elements, each written for integers (kernel_int.go), floats
+// (kernel_float.go) and 16-bit floats (kernel_half.go):
 //
 //	subtract   difference = working - base       at the node that publishes
 //	add        home       = home + difference    at the home
 //	merge      working    = incoming + (working - base)   at a node that receives
 //
-// A call is for a block or a page, so that the choice of the type below costs
-// nothing for an element.
+// Each call is for a block or a page, so that choosing the type below costs nothing for an element.
 
-// subtract writes working-base of the elements in m, one after the other, to
-// out. inexact says that adding one of them to base does not give working.
+// subtract writes working-base of the elements in m to out, one after the other. inexact reports
+// whether adding one of these to base does not give working.
 func (k Kernel) subtract(m *mask, base, working, out []byte) (inexact bool) {
 	switch k.dtype {
 	case dsm.DTypeF64:
@@ -38,8 +37,7 @@ func (k Kernel) subtract(m *mask, base, working, out []byte) (inexact bool) {
 	return false
 }
 
-// add adds data, one element after the other, to the elements of m in page. data
-// may go on beyond them.
+// add adds data, one element after the other, to the elements of m in page. data may be longer.
 func (k Kernel) add(m *mask, page, data []byte) {
 	switch k.dtype {
 	case dsm.DTypeF64:
@@ -79,12 +77,12 @@ func (k Kernel) mergeSum(base, working, incoming []byte) {
 	}
 }
 
-// number is an element with arithmetic of its own.
+// number is an element type that Go can add.
 type number interface {
 	word | float32 | float64
 }
 
-// addNumbers is add for the types that Go can add.
+// addNumbers is add for these types.
 func addNumbers[T number](m *mask, page, data []T) {
 	n := 0
 	for i, w := range m {

@@ -8,18 +8,17 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// blockSize is the stretch of a page that is compared in one go. Most blocks of
-// most pages are equal, and the vectorised comparison of the runtime skips one in 10 ns.
+// blockSize is how much of a page is compared at a time. Most blocks of most pages are equal, and
+// the vectorised comparison of the runtime skips one in 10 ns.
 const blockSize = 512
 
 // mask is a set of the units of a page: unit i, at byte i*unit, is bit i%64 of
 // word i/64. A page has 4096/unit of them.
 type mask [dsm.PageSize / 64]uint64
 
-// A lane is a unit within a word of eight bytes. The functions below find the
-// lanes that are not zero with no branch. They are written for the size of T,
-// which the compiler knows where it instantiates them: with the constants in a table,
-// a dense page takes twice the time.
+// A lane is a unit within a word of eight bytes. The functions below find the lanes that are not
+// zero without a branch. They are generic in the size of T so that the compiler knows it: with the
+// constants in a table, a dense page takes twice the time.
 
 // lowBits returns the lowest bit of every lane.
 func lowBits[T word]() uint64 {
@@ -60,20 +59,19 @@ func pack[T word](low uint64) uint64 {
 // words views a page, or a part of it, as words of eight bytes.
 func words(b []byte) []uint64 { return view[uint64](b) }
 
-// view returns the whole elements of type T that b holds. b may be unaligned.
+// view returns the whole elements of type T in b. b may be unaligned.
 func view[T any](b []byte) []T {
 	var t T
 	n := len(b) / int(unsafe.Sizeof(t))
 	if n == 0 {
-		return nil // b may end where its allocation does: there is no T to point to
+		return nil // b may end where its allocation does, so there may be no T to point to
 	}
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), n)
 }
 
-// diff sets m, which is empty, to the units of section s in which the pages base
-// and working differ, and reports whether there are any. Each word of working
-// that may hold a difference is read once, compared and left in snap, which is a
-// page too; words of snap without one are undefined.
+// diff sets m, which is empty, to the units of section s in which base and working differ, and
+// reports whether there are any. Each word of working that may hold a difference is read once,
+// compared, and stored in snap, which is a page too; other words of snap are undefined.
 func (m *mask) diff(s section, base, working, snap []byte) bool {
 	found := false
 	for from := s.from &^ (blockSize - 1); from < s.to; from += blockSize {
@@ -103,13 +101,12 @@ func (m *mask) diff(s section, base, working, snap []byte) bool {
 	return *m != mask{}
 }
 
-// diffBlock is diff for one block. In a dense publish all units differ nearly
-// everywhere: that there is no zero lane in a word of units takes a third of the time
-// of finding out which lanes are zero.
+// diffBlock is diff for one block. In a dense publish nearly all units differ. To find that a word
+// of units has no zero lane takes a third of the time of finding out which lanes are zero.
 func diffBlock[T word](units []uint64, base, working, snap []uint64) {
 	var t T
 	lanes := 8 / int(unsafe.Sizeof(t))
-	chunk := 64 / lanes // words of eight bytes to a word of units
+	chunk := 64 / lanes // words of eight bytes for a word of units
 	low := lowBits[T]()
 	high := low << (unsafe.Sizeof(t)*8 - 1)
 	for n := 0; len(working) >= chunk; n++ {
@@ -120,7 +117,7 @@ func diffBlock[T word](units []uint64, base, working, snap []uint64) {
 			s[i] = v
 			x := v ^ b[i]
 			any |= x
-			zero |= (x - low) &^ x & high // 0 if and only if no lane of x is zero
+			zero |= (x - low) &^ x & high // stays 0 if no lane of x is zero
 		}
 		switch {
 		case zero == 0:
@@ -138,7 +135,7 @@ func diffBlock[T word](units []uint64, base, working, snap []uint64) {
 	}
 }
 
-// keep takes all units but [from, to) out of m.
+// keep removes all units but [from, to) from m.
 func (m *mask) keep(from, to int) {
 	for i := range m {
 		lo, hi := max(from-i*64, 0), min(to-i*64, 64)
@@ -150,7 +147,7 @@ func (m *mask) keep(from, to int) {
 	}
 }
 
-// set puts the units [from, to) into m.
+// set adds the units [from, to) to m.
 func (m *mask) set(from, to int) {
 	for from < to {
 		i := from / 64
@@ -171,7 +168,7 @@ func (m *mask) len() (units int) {
 	return units
 }
 
-// count returns the number of units in m and of runs of adjacent ones.
+// count returns the number of units in m and the number of runs of adjacent ones.
 func (m *mask) count() (units, runs int) {
 	var carry uint64
 	for _, w := range m {
@@ -186,11 +183,11 @@ func (m *mask) count() (units, runs int) {
 	return units, runs
 }
 
-// runs yields the runs of adjacent units, [start, end) each. The processor cannot predict where they begin and
-// end, so the only branch that depends on it is how many edges a word has.
+// runs yields the runs of adjacent units, as [start, end). The processor cannot predict where these
+// begin and end, so the only branch that depends on it is the number of edges in a word.
 func (m *mask) runs() iter.Seq2[int, int] {
 	return func(yield func(start, end int) bool) {
-		var edges mask // units that are in m where the one before is not, or the other way round
+		var edges mask // units that are in m while the one before is not, or the other way round
 		var some, before uint64
 		for i, w := range m {
 			e := w ^ (w<<1 | before)
@@ -216,7 +213,7 @@ func (m *mask) runs() iter.Seq2[int, int] {
 	}
 }
 
-// appendRuns adds the runs of m, of units at byte off of the area, to r.
+// appendRuns appends the runs of m to r; its units begin at byte off of the area.
 func (m *mask) appendRuns(r *Runs, off int64, unit int) {
 	for start, end := range m.runs() {
 		r.Add(off+int64(start*unit), int64((end-start)*unit))

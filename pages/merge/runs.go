@@ -8,8 +8,8 @@ type Run struct {
 // Runs is a list of ranges of bytes, disjoint and in increasing order.
 type Runs []Run
 
-// Add appends a range that begins at or after the end of the last one. Ranges
-// that touch become one.
+// Add appends a range that begins at or after the end of the last one. Ranges that touch are
+// joined.
 func (r *Runs) Add(off, n int64) {
 	if s := *r; len(s) > 0 && s[len(s)-1].Off+s[len(s)-1].Len == off {
 		s[len(s)-1].Len += n
@@ -18,9 +18,9 @@ func (r *Runs) Add(off, n int64) {
 	*r = append(*r, Run{off, n})
 }
 
-// Coalesce joins ranges that are at most gap bytes apart. The joined ranges
-// cover bytes that did not change: storing them into a page that a program may have
-// stored to loses the program's stores, so it is for clean pages only.
+// Coalesce joins ranges that are at most gap bytes apart. Joined ranges cover bytes that did not
+// change. Storing these into a page to which a program may have stored would lose the program's
+// stores, so use it for clean pages only.
 func (r *Runs) Coalesce(gap int64) {
 	s := *r
 	if len(s) == 0 {

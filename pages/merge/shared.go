@@ -8,50 +8,48 @@ import (
 	"github.com/dsmfs/dsmfs/internal/invariants"
 )
 
-// An attached program stores into the working copy itself, at any time, from
-// another process, with plain stores or atomic operations on elements of 1 to 8
-// bytes. The functions of this file work on a page of such memory. They
-// touch it only by loads and compare-and-swaps of aligned words of eight bytes:
+// An attached program stores into the working copy itself, at any time, from another process, with
+// plain stores or atomic operations on elements of 1 to 8 bytes. The functions of this file work on
+// a page of such memory. They touch it only by loads and compare-and-swaps of aligned words of
+// eight bytes:
 //
-//   - A load of a word has every aligned element in it whole.
-//   - A swap succeeds only if no byte of the word has changed since it was loaded,
-//     so it loses no store: not one to a neighbour of the element that it is for, of
-//     whatever size. (A byte that was stored to and stored back holds what the program
-//     stored last.) One swap serves all elements of the word.
+//  - A load of a word contains every aligned element in it whole.
+//  - A swap succeeds only if no byte of the word has changed since it was loaded, so it loses
+// no store, not even one to a neighbour of the element that it is meant for. (If a byte was stored
+// to and stored back, it contains what the program stored last.) One swap is for all elements of
+// the word.
 //
-// A swap that fails is tried again with what is there now. It fails only because
-// a store of a program has taken effect in between, so there is progress at
-// every step, as with any lock-free algorithm; a program would have to store to
-// one word without a pause, faster than a load and a swap follow each other, to
-// hold up the daemon, and it cannot do so for long by chance.
+// A swap that fails is tried again with what is there now. It fails only because a store of a
+// program has taken effect in between, so the program makes progress, as with any lock-free
+// algorithm. To hold up the daemon a program would have to store to one word without a pause,
+// faster than a load and a swap follow each other, which does not go on for long by chance.
 //
-// The elements are little-endian, so element 0 is in the lowest bits of a word.
-// A race detector sees nothing of other processes, nor of mapped memory.
+// The elements are little-endian, so element 0 is in the lowest bits of a word. A race detector
+// does not see accesses of other processes or to mapped memory.
 
-// MergeShared is Merge of page p into memory that other processes store to at the
-// same moment; base and incoming are not. working begins on a word of eight
-// bytes. Each element ends as Merge would have left it at some moment between the
-// stores of the programs, and none of these is lost. A word in which incoming is
-// as base is not even read, so it stays as clean in caches and page tables as it
-// was. Where nobody has stored this is how to copy incoming.
+// MergeShared is Merge of page p into memory that other processes may be storing to; base and
+// incoming are private. working begins at a multiple of eight bytes. Each element ends as Merge
+// would have left it at some moment between the stores of the programs, and no store is lost. A
+// word in which incoming equals base is not even read, so it stays as clean in caches and page
+// tables as it was. Where nobody has stored, MergeShared simply copies incoming.
 //
-// As after Merge, incoming is the page's next base: what the programs have stored, and
-// will, is the difference of the working copy from it. A program that loads an
-// element, computes, and stores it back without an atomic operation undoes what
-// was merged in between, and the difference says so.
+// As after Merge, incoming is the page's next base: what programs have stored, and will store, is
+// the difference between the working copy and it. A program that loads an element, computes, and
+// stores it back without an atomic operation undoes what was merged in between, and that undoing is
+// part of the difference.
 func (k Kernel) MergeShared(p dsm.PageIndex, base, working, incoming []byte) {
 	k.swapPage(p, working, base, incoming, false)
 }
 
-// StoreShared merges stored, which was made by stores on top of base, into page p
-// of memory that other processes store to: Merge with the memory as what comes
-// in and as the place of the result.
+// StoreShared merges stored, which was made from base by stores, into page p of memory that other
+// processes may be storing to. It is Merge with the memory as both the incoming side and the place
+// of the result.
 func (k Kernel) StoreShared(p dsm.PageIndex, base, working, stored []byte) {
 	k.swapPage(p, working, base, stored, true)
 }
 
-// swapPage merges other into memory. own says that other is the local side of the
-// merge and memory the incoming one, else it is the other way round.
+// swapPage merges other into memory. own says that other is the local side of the merge and memory
+// the incoming one; otherwise it is the other way round.
 func (k Kernel) swapPage(p dsm.PageIndex, memory, base, other []byte, own bool) {
 	checkAligned(memory)
 	secs, n := k.sections(p)
@@ -59,11 +57,12 @@ func (k Kernel) swapPage(p dsm.PageIndex, memory, base, other []byte, own bool) 
 	end := secs[0].to
 	swapWords(memory, base, other, 0, end&^7, own, first)
 	if n == 1 {
-		return // a page without a second section ends on a word
+		return // a page without a second section ends at a word boundary
 	}
 	second := k.mergeOfWords(secs[1])
 	if shift := end & 7 * 8; shift > 0 {
-		// The header ends in this word. Both merge all of it, and each gives its part.
+		// The header ends within this word. Both rules merge all of it, and each contributes its
+		// part.
 		swapWords(memory, base, other, end&^7, end&^7+8, own, func(b, w, n uint64) uint64 {
 			head := uint64(1)<<shift - 1
 			return first(b, w, n)&head | second(b, w, n)&^head
@@ -72,8 +71,7 @@ func (k Kernel) swapPage(p dsm.PageIndex, memory, base, other []byte, own bool) 
 	swapWords(memory, base, other, (end+7)&^7, dsm.PageSize, own, second)
 }
 
-// swapWords is swapPage for the words [from, to), in bytes, that merge gives the
-// result of.
+// swapWords is swapPage for the words [from, to), in bytes, whose result merge computes.
 func swapWords(memory, base, other []byte, from, to int, own bool, merge wordMerge) {
 	for from < to {
 		end := min(from&^(blockSize-1)+blockSize, to)
@@ -102,9 +100,9 @@ func swapWords(memory, base, other []byte, from, to int, own bool, merge wordMer
 	}
 }
 
-// OverwriteShared puts data at offset lo of a page that other processes store to,
-// each word once: a copy may write bytes twice, and undo the store that a program
-// made on top of the first time.
+// OverwriteShared stores data at offset lo of a page that other processes may be storing to, each
+// word once. A plain copy may write bytes twice, and so undo a store that a program made in
+// between.
 func OverwriteShared(working []byte, lo int, data []byte) {
 	checkAligned(working)
 	w := words(working)
@@ -129,15 +127,14 @@ func OverwriteShared(working []byte, lo int, data []byte) {
 	}
 }
 
-// Snapshot copies to dst, a page, the bytes of working, which other processes
-// store to. working is a page of an Area, or its part before the end of the area:
-// the rest of dst becomes zero, whatever programs have stored past the end.
+// Snapshot copies working, to which other processes may be storing, to dst, which is a page.
+// working is a page of an Area, or the part of it before the end of the area; then the rest of dst
+// becomes zero, whatever programs have stored past the end.
 //
-// Every element of 1, 2, 4 or 8 bytes, aligned to its size, is one that was
-// there at some moment. A plain copy may tear it: the copy routines move vectors
-// aligned to the destination, or bytes, and say nothing of which. Different
-// words may be of different moments. What is diffed, kept, or sent as a reply
-// must be one snapshot: a second one may have other bytes.
+// Every aligned element of 1, 2, 4 or 8 bytes in dst was there at some moment. A plain copy may
+// tear elements: copy routines move vectors that are aligned to the destination, or single bytes,
+// and do not say which. Different words may be from different moments. What is diffed, kept, or
+// sent as a reply must come from one snapshot: a second one may have other bytes.
 func Snapshot(dst, working []byte) {
 	checkAligned(working)
 	d, n := words(dst), len(working)/8
@@ -149,20 +146,20 @@ func Snapshot(dst, working []byte) {
 		}
 	}
 	if rest := len(working) & 7; rest > 0 {
-		w := words(working[:n*8+8]) // the page goes on
+		w := words(working[:n*8+8]) // working is part of a larger page
 		d[n] = atomic.LoadUint64(&w[n]) & (1<<(rest*8) - 1)
 		n++
 	}
 	clear(dst[n*8:])
 }
 
-// AppendShared is AppendDelta of a page that other processes store to. working is
-// as in Snapshot, and snap is a page of the caller's. If the result is inexact, snap has
-// exactly the bytes that were diffed: what the delta accounts for.
+// AppendShared is AppendDelta for a page to which other processes may be storing. working is as in
+// Snapshot, and snap is a page of the caller's. If the result is inexact, snap has exactly the
+// bytes that were compared, which are what the delta accounts for.
 //
-// AppendDelta reads each word only once as well, but where it is inexact its caller
-// needs those bytes, and reading them again would account for stores that were not
-// diffed. The rule last never is, so a whole page needs no snapshot there.
+// AppendDelta also reads each word only once, but if it is inexact its caller needs those bytes,
+// and reading them again would account for stores that were not compared. With the rule last it is
+// never inexact, so whole pages need no snapshot there.
 func (k Kernel) AppendShared(d *Delta, p dsm.PageIndex, base, working, snap []byte) (changed, inexact bool) {
 	if !k.sum && len(working) == dsm.PageSize {
 		checkAligned(working)
@@ -175,7 +172,7 @@ func (k Kernel) AppendShared(d *Delta, p dsm.PageIndex, base, working, snap []by
 	return k.AppendDelta(d, p, base, snap)
 }
 
-// checkAligned checks that the words of a page can be swapped.
+// checkAligned panics if the words of a page cannot be swapped.
 func checkAligned(b []byte) {
 	at := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
 	invariants.Check(at&7 == 0, "shared memory at %#x is not aligned", at)

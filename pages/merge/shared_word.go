@@ -43,14 +43,14 @@ func (k Kernel) mergeOfWords(s section) wordMerge {
 	return sumWord[uint64]
 }
 
-// lastWord takes the lanes of w that were stored to, and n for the others.
+// lastWord takes the lanes of w that were stored to, and those of n otherwise.
 func lastWord[T word](b, w, n uint64) uint64 {
 	own := nonzero[T](w^b) * uint64(^T(0))
 	return w&own | n&^own
 }
 
-// sumWord gives w + (n-b) in each lane, with no carry from one into the next: the
-// highest bits of the lanes are kept out of the arithmetic and put in after it.
+// sumWord returns w + (n-b) in each lane, without a carry from one lane to the next: the highest
+// bits of the lanes are left out of the arithmetic and added afterwards.
 func sumWord[T word](b, w, n uint64) uint64 {
 	var t T
 	high := lowBits[T]() << (unsafe.Sizeof(t)*8 - 1)

@@ -1,4 +1,5 @@
-// Package residency says which pages of demand areas, of all areas of the node, should leave first.
+// Package residency chooses the pages that leave first, among the pages of all areas on demand of a
+// node.
 package residency
 
 import (
@@ -13,45 +14,47 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// Residency chooses which pages of demand areas leave first when room is needed. It
-// only ever chooses: what it names can be fetched again, and whoever asked looks whether
-// it is clean and not in use, and gives it back by Used if not.
+// Residency chooses which pages of areas on demand leave first when room is needed. It only
+// chooses, and pages that it chooses can be fetched again. The caller checks whether such a page is
+// clean and not in use, and if not gives it back by Used.
 //
-// ristretto says what is worth keeping: a page that was used more often than
-// others, as its sketch of frequencies has it, stays though a scan of everything
-// goes by (TinyLFU; Einziger, Friedman, Manes 2017). It is a cache that may drop what it is told,
-// and that forgets pages on a goroutine of its own, at some later time; so where each
-// page is is kept here. A page is in one of these places:
+// ristretto decides what is worth keeping. By its sketch of frequencies, a page that was used more
+// often than others stays even while a scan passes over everything (TinyLFU; Einziger, Friedman,
+// Manes 2017). But ristretto is a cache that may ignore what it is told, and that forgets pages on
+// a goroutine of its own, some time later. So Residency itself records where each page is. A page
+// is in one of these places:
 //
-//	held      ristretto has it, or will find it in the buffer of its insertions
-//	queued    it was brought and not used, or ristretto has evicted or refused it, or dropped the insertion:
-//	          it waits in a queue to leave
+//	kept      ristretto has it, or will find it in the buffer of its insertions
+//	queued    it was brought and not used, or ristretto has evicted or refused it, or ignored
+//	          the insertion: it waits in a queue to leave
 //	nowhere   never used, forgotten, or handed out as a victim
 //
-// Used makes it held: a page in the queue leaves the queue. Only a page that is not held is
-// inserted, so there is one insertion of it at a time, and what comes of that is told: ristretto
-// keeps it, or calls back, and the page is queued. So no page is ever in no place that ought to be in one.
+// Used makes a page kept, and takes it out of the queue. Only a page that is not kept is inserted.
+// So there is one insertion of a page at a time, and its outcome is known: ristretto keeps the
+// page, or calls back, and the page is queued. No page can get lost between the places.
 //
-// ristretto is given seven eighths of the limit. So the queue is an eighth of it long when the node
-// is at its limit, and a page that readahead brought, or that ristretto refused, stays until as many
-// others have come: else it would leave before it is read.
+// ristretto gets seven eighths of the limit. So when the node is at its limit the queue has an
+// eighth of the pages, and a page that readahead brought, or that ristretto refused, stays until as
+// many others have come. Otherwise it would leave before it is read.
 //
-// Victims come from the queue, the oldest first. If it is empty, because ristretto is
-// behind, or has room for all it knows, they are found by a second chance: a hand goes over the
-// extents, takes the pages that nobody used since it came by, and at the second round the others.
+// Victims come from the queue, oldest first. It may be empty, because ristretto has work left to
+// do, or has room for all pages it knows. Then victims are found by a second chance: a hand passes
+// over the extents and takes the pages that were not used since it last passed, and in a second
+// round the others.
 //
-// It takes about 200 bytes for each page of the limit. All methods may be called by any goroutine.
+// It takes about 200 bytes for each page of the limit. All methods may be called from any
+// goroutine.
 type Residency struct {
 	cache   *ristretto.Cache[uint64, residentPage]
-	deletes sync.WaitGroup // calls that may still use cache.Del, which waits for callbacks: not under the lock
+	deletes sync.WaitGroup // calls that may still use cache.Del; it waits for callbacks, so it is called without the lock
 
 	mu struct {
-		lockrank.Mutex // guards all that follows, and the order of insertions
+		lockrank.Mutex // guards all fields below, and the order of insertions
 		closed         bool
 		extents        map[residentKey]*residentExtent
-		clock          []*residentExtent // those of extents, in the order in which the hand goes over them
-		hand           int               // where in clock it is, modulo its length
-		queue          list.List         // of *queuedPages, the oldest first
+		clock          []*residentExtent // the extents in extents, in the order in which the hand passes over them
+		hand           int               // the position of the hand in clock, modulo its length
+		queue          list.List         // of *queuedPages, oldest first
 	}
 }
 
@@ -61,15 +64,15 @@ type residentKey struct {
 	extent dsm.ExtentIndex
 }
 
-// residentExtent is an extent with pages that are somewhere.
+// residentExtent is an extent of which at least one page is kept, queued or leaving.
 type residentExtent struct {
 	residentKey
-	at     int             // in the clock
-	held   dsm.PageSet     // ristretto has them
-	queued dsm.PageSet     // each in one of queue
+	at     int             // position in the clock
+	kept   dsm.PageSet     // ristretto has them
+	queued dsm.PageSet     // each is in an element of queue
 	queue  []*list.Element // its elements of the queue
 	leaves dsm.PageSet     // ristretto is about to be told to forget them
-	recent dsm.PageSet     // used since the hand came by
+	recent dsm.PageSet     // used since the hand last passed
 }
 
 // queuedPages are pages of an extent that were queued one after the other.
@@ -86,8 +89,8 @@ type residentPage struct {
 
 func (p residentPage) set() dsm.PageSet { return dsm.Range(p.i, p.i+1) }
 
-// key names the page to ristretto, which wants keys that are spread over all 64 bits. Should two pages
-// have one key they share a frequency, and one of them is refused.
+// key returns ristretto's key for the page. ristretto needs keys that are spread over all 64 bits.
+// If two pages have the same key they share a frequency, and one of them is refused.
 func (p residentPage) key() uint64 {
 	h := uint64(p.x.area)*0x9e3779b97f4a7c15 + uint64(p.x.extent)*dsm.ExtentPages + uint64(p.i)
 	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9 // the finalizer of SplitMix64
@@ -95,17 +98,17 @@ func (p residentPage) key() uint64 {
 	return h ^ h>>31
 }
 
-// Victim is pages of an extent that are to leave.
+// Victim is pages of an extent that should leave.
 type Victim struct {
 	Area   dsm.AreaID
 	Extent dsm.ExtentIndex
 	Pages  dsm.PageSet
 }
 
-// countersPerPage is how many counters of frequency there are for each page of the limit, of 3 bytes. They
-// are halved each time that as many uses were counted, so it is also how long a use counts. Half of the
-// accesses to a hot set of half the limit, the others a scan: with 4 counters 39 % are hits, with 8
-// 44 %, with 16 47 %; first in, first out has 29 %.
+// countersPerPage is how many frequency counters, of 3 bytes, there are for each page of the limit.
+// All are halved each time that as many uses were counted, so it also decides how long a use
+// counts. Measured hits, where half of the accesses go to a hot set of half the limit and the
+// others are a scan: 39 % with 4 counters, 44 % with 8, 47 % with 16; first in, first out has 29 %.
 const countersPerPage = 8
 
 // New returns a Residency for a node that wants to keep limit pages. Close ends it.
@@ -120,8 +123,8 @@ func New(limit int64) (*Residency, error) {
 		BufferItems:        64,
 		IgnoreInternalCost: true,
 		KeyToHash:          func(key uint64) (uint64, uint64) { return key, 0 },
-		// A page is inserted only when it is not held. If it is there all the same it is about to be
-		// deleted, and an update would be lost with it.
+		// A page is inserted only when it is not kept. If ristretto has it all the same, it is
+		// about to be deleted, and an update would be lost with it.
 		ShouldUpdate: func(_, _ residentPage) bool { return false },
 		OnEvict:      r.refused,
 		OnReject:     r.refused,
@@ -132,10 +135,10 @@ func New(limit int64) (*Residency, error) {
 	return r, nil
 }
 
-// keptOf is what ristretto keeps of a limit.
+// keptOf returns ristretto's part of a limit.
 func keptOf(limit int64) int64 { return max(limit-limit/8, 1) }
 
-// SetLimit changes the limit, in pages. The counters of frequency stay as many as they were.
+// SetLimit changes the limit, in pages. The number of frequency counters does not change.
 func (r *Residency) SetLimit(limit int64) { r.cache.UpdateMaxCost(keptOf(limit)) }
 
 // Used says that pages of an extent are here and were used: read, or faulted on.
@@ -152,8 +155,9 @@ func (r *Residency) Used(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) 
 	}
 }
 
-// Brought says that pages of an extent are here that nobody has used yet, such as readahead brings. Those
-// that are nowhere are queued: a scan goes by ristretto, in the order in which it came.
+// Brought says that pages of an extent are here that nobody has used yet, for instance because of
+// readahead. Those that are nowhere are queued: a scan passes through the queue, in its order, and
+// leaves ristretto alone.
 func (r *Residency) Brought(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -161,7 +165,7 @@ func (r *Residency) Brought(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSe
 		return
 	}
 	x := r.extentLocked(area, e)
-	r.queueLocked(x, pages.Minus(x.held))
+	r.queueLocked(x, pages.Minus(x.kept))
 }
 
 func (r *Residency) extentLocked(area dsm.AreaID, e dsm.ExtentIndex) *residentExtent {
@@ -177,30 +181,31 @@ func (r *Residency) extentLocked(area dsm.AreaID, e dsm.ExtentIndex) *residentEx
 
 func (r *Residency) usedLocked(p residentPage) {
 	key := p.key()
-	r.cache.Get(key) // counts, also what is not held
+	r.cache.Get(key) // counts the use even of a page that is not kept
 	switch {
-	case p.x.held.Has(p.i):
+	case p.x.kept.Has(p.i):
 	case p.x.leaves.Has(p.i):
-		r.queueLocked(p.x, p.set()) // held again by the next use
+		r.queueLocked(p.x, p.set()) // the next use will keep it
 	default:
 		r.unqueueLocked(p.x, p.set())
-		p.x.held.Add(p.i)
+		p.x.kept.Add(p.i)
 		if !r.cache.Set(key, p, 1) {
 			r.queueLocked(p.x, p.set())
 		}
 	}
 }
 
-// refused is called by ristretto, on its goroutine, when it does not keep a page, or not any more.
+// refused is called by ristretto, on its goroutine, for a page that it does not keep, or does not
+// keep any more.
 func (r *Residency) refused(item *ristretto.Item[residentPage]) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p := item.Value; p.x != nil && p.x.held.Has(p.i) {
+	if p := item.Value; p.x != nil && p.x.kept.Has(p.i) {
 		r.queueLocked(p.x, p.set())
 	}
 }
 
-// Forget says that pages have left otherwise than as victims.
+// Forget says that pages have left, other than as victims.
 func (r *Residency) Forget(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet) {
 	r.mu.Lock()
 	x := r.mu.extents[residentKey{area, e}]
@@ -209,18 +214,18 @@ func (r *Residency) Forget(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet
 		return
 	}
 	r.unqueueLocked(x, pages)
-	held := pages.And(x.held)
-	r.leaveLocked(x, held)
+	kept := pages.And(x.kept)
+	r.leaveLocked(x, kept)
 	r.retireLocked(x)
 	r.deletes.Add(1)
 	r.mu.Unlock()
 	defer r.deletes.Done()
-	r.left(x, held)
+	r.left(x, kept)
 }
 
-// Victims hands out the pages that are worth least: n or a few more, if there are as many, the
-// least worthy first, all of an extent together. They are forgotten; those that do not leave are given
-// back by Used.
+// Victims hands out the n pages that are worth least, or a few more, or all if there are not as
+// many; the least worthy first, and pages of one extent together. They are forgotten. The caller
+// gives back by Used those that do not leave.
 func (r *Residency) Victims(n int) []Victim {
 	var victims []Victim
 	places := map[*residentExtent]int{}
@@ -234,7 +239,7 @@ func (r *Residency) Victims(n int) []Victim {
 		victims[at].Pages = victims[at].Pages.Or(pages)
 		n -= pages.Len()
 	}
-	held := map[*residentExtent]dsm.PageSet{}
+	kept := map[*residentExtent]dsm.PageSet{}
 
 	r.mu.Lock()
 	if r.mu.closed {
@@ -250,9 +255,9 @@ func (r *Residency) Victims(n int) []Victim {
 	}
 	for turns := 2 * len(r.mu.clock); n > 0 && turns > 0; turns-- {
 		x := r.mu.clock[r.mu.hand%len(r.mu.clock)]
-		if pages := first(n, x.held.Minus(x.recent)); !pages.Empty() {
+		if pages := first(n, x.kept.Minus(x.recent)); !pages.Empty() {
 			r.leaveLocked(x, pages)
-			held[x] = held[x].Or(pages)
+			kept[x] = kept[x].Or(pages)
 			add(x, pages)
 		}
 		if n > 0 {
@@ -263,13 +268,13 @@ func (r *Residency) Victims(n int) []Victim {
 	r.deletes.Add(1)
 	r.mu.Unlock()
 	defer r.deletes.Done()
-	for x, pages := range held {
+	for x, pages := range kept {
 		r.left(x, pages)
 	}
 	return victims
 }
 
-// first returns the first n pages of the set, or all.
+// first returns the first n pages of the set, or all if it has fewer.
 func first(n int, set dsm.PageSet) (some dsm.PageSet) {
 	for i := range set.All() {
 		if n--; n < 0 {
@@ -280,7 +285,7 @@ func first(n int, set dsm.PageSet) (some dsm.PageSet) {
 	return some
 }
 
-// Close ends the Residency. All else does nothing afterwards.
+// Close ends the Residency. Other methods do nothing afterwards.
 func (r *Residency) Close() {
 	r.mu.Lock()
 	was := r.mu.closed
@@ -292,9 +297,9 @@ func (r *Residency) Close() {
 	}
 }
 
-// queueLocked puts pages at the end of the queue, those that are not in it.
+// queueLocked appends those of the pages that are not in the queue.
 func (r *Residency) queueLocked(x *residentExtent, pages dsm.PageSet) {
-	x.held = x.held.Minus(pages)
+	x.kept = x.kept.Minus(pages)
 	pages = pages.Minus(x.queued)
 	if pages.Empty() {
 		return
@@ -308,7 +313,7 @@ func (r *Residency) queueLocked(x *residentExtent, pages dsm.PageSet) {
 	x.queue = append(x.queue, r.mu.queue.PushBack(&queuedPages{x, pages}))
 }
 
-// unqueueLocked takes pages out of the queue, those that are in it.
+// unqueueLocked removes those of the pages that are in the queue.
 func (r *Residency) unqueueLocked(x *residentExtent, pages dsm.PageSet) {
 	if pages = pages.And(x.queued); pages.Empty() {
 		return
@@ -325,11 +330,11 @@ func (r *Residency) unqueueLocked(x *residentExtent, pages dsm.PageSet) {
 	})
 }
 
-// leaveLocked begins to make ristretto forget pages that it holds; left ends that, without
-// the lock. Insertions and deletions of a page must reach ristretto in order, so until then the page is not
-// inserted again.
+// leaveLocked begins to make ristretto forget pages that it keeps; left completes it, without the
+// lock. Insertions and deletions of a page must reach ristretto in order, so until then the page is
+// not inserted again.
 func (r *Residency) leaveLocked(x *residentExtent, pages dsm.PageSet) {
-	x.held, x.leaves = x.held.Minus(pages), x.leaves.Or(pages)
+	x.kept, x.leaves = x.kept.Minus(pages), x.leaves.Or(pages)
 }
 
 func (r *Residency) left(x *residentExtent, pages dsm.PageSet) {
@@ -342,9 +347,9 @@ func (r *Residency) left(x *residentExtent, pages dsm.PageSet) {
 	r.retireLocked(x)
 }
 
-// retireLocked forgets an extent of which no page is anywhere.
+// retireLocked forgets an extent that has no page left in any place.
 func (r *Residency) retireLocked(x *residentExtent) {
-	if all := x.held.Or(x.queued).Or(x.leaves); !all.Empty() || r.mu.extents[x.residentKey] != x {
+	if all := x.kept.Or(x.queued).Or(x.leaves); !all.Empty() || r.mu.extents[x.residentKey] != x {
 		return
 	}
 	delete(r.mu.extents, x.residentKey)

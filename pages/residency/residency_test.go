@@ -41,18 +41,18 @@ func (r *Residency) known(t testing.TB) int {
 	}
 	n := 0
 	for k, x := range r.mu.extents {
-		if r.mu.clock[x.at] != x || x.residentKey != k || x.held.And(x.queued) != (dsm.PageSet{}) || x.held.Or(x.queued).Or(x.leaves) == (dsm.PageSet{}) {
+		if r.mu.clock[x.at] != x || x.residentKey != k || x.kept.And(x.queued) != (dsm.PageSet{}) || x.kept.Or(x.queued).Or(x.leaves) == (dsm.PageSet{}) {
 			t.Fatalf("extent %v: %+v", k, x)
 		}
 		if x.queued != queued[x] {
 			t.Fatalf("extent %v: queued %v, in the queue %v", k, x.queued, queued[x])
 		}
-		for i := range x.held.All() {
+		for i := range x.kept.All() {
 			if _, ok := r.cache.Get(residentPage{x, i}.key()); !ok {
 				t.Fatalf("page %d of %v is in no place", i, k)
 			}
 		}
-		n += x.held.Len() + x.queued.Len()
+		n += x.kept.Len() + x.queued.Len()
 	}
 	return n
 }
@@ -210,7 +210,7 @@ func TestUsedWhileForgotten(t *testing.T) {
 	for range 2 {
 		r.mu.Lock()
 		x := r.mu.extents[residentKey{1, 0}]
-		r.leaveLocked(x, page.And(x.held))
+		r.leaveLocked(x, page.And(x.kept))
 		r.mu.Unlock()
 		r.cache.Del(residentPage{x, 3}.key())
 		r.cache.Wait()
