@@ -74,7 +74,8 @@ type Catalog struct {
 		state *state
 	}
 	view     atomic.Pointer[dsm.View]
-	joining  atomic.Bool // Join is asking to be admitted
+	joining  atomic.Bool  // Join is asking to be admitted
+	leavers  atomic.Int64 // nodes that serveLeave is at work for
 	progress progress
 	calls    calls
 	rounds   rounds

@@ -161,6 +161,48 @@ func TestLeaveTogether(t *testing.T) {
 	}
 }
 
+// TestLeaveDeserted: who is left over when the others have crashed, with the only vote, has nobody to wait for.
+func TestLeaveDeserted(t *testing.T) {
+	nodes := cluster(t, 2)
+	lead := leaderOf(t, nodes)
+	lead.stop()
+	for _, n := range nodes {
+		if n != lead {
+			ok(t, n.Leave(patient(t)))
+		}
+	}
+}
+
+// TestLastLeaderAnswers: the last one of a cluster has other nodes know that they have left before it goes itself.
+func TestLastLeaderAnswers(t *testing.T) {
+	for range 10 {
+		nodes := cluster(t, 2)
+		ctx := patient(t)
+		lead := leaderOf(t, nodes)
+		other := nodes[0]
+		if other == lead {
+			other = nodes[1]
+		}
+		_, err := lead.propose(ctx, leavingOp{other.self.ID})
+		ok(t, err)
+		ok(t, lead.news.until(ctx, lead.life, func() bool { return slotsOf(lead.Current(), other.self.ID) == 0 }))
+		answered := make(chan error, 1)
+		go func() {
+			_, err := other.caller.Call(ctx, nodeAddr(lead.self.ID, lead.self.Addr), &wire.Leave{Node: other.self.ID})
+			answered <- err
+		}()
+		ok(t, lead.news.until(ctx, lead.life, func() bool { return len(lead.Current().Members) == 1 }))
+		ok(t, lead.Leave(ctx))
+		if n := lead.leavers.Load(); n != 0 {
+			t.Errorf("the leader goes while %d nodes wait for its answer", n)
+		}
+		ok(t, <-answered)
+		for _, n := range nodes {
+			n.stop()
+		}
+	}
+}
+
 // TestLeaveWaitsForMemory has a node leave, leader or not, whose part of a demand
 // file the other cannot hold: it waits until the file is removed.
 func TestLeaveWaitsForMemory(t *testing.T) {

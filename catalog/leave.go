@@ -2,7 +2,9 @@ package catalog
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -19,7 +21,48 @@ import (
 // If those that stay lack the memory for the slots, Leave waits: for files to be
 // removed, for a node that joins, for all others to leave, too. When ctx ends before, the
 // error is errs.NoSpace and says what lacks, and the node stays marked as leaving.
+//
+// If the processes of all others have ended there is nobody to take over either, and nobody
+// to wait for.
 func (c *Catalog) Leave(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	defer cancel(nil)
+	watch.Go(func() {
+		if c.deserted(ctx) {
+			cancel(errDeserted)
+		}
+	})
+	err := c.leave(ctx)
+	if err != nil && errors.Is(context.Cause(ctx), errDeserted) {
+		c.log.Warn("leaving without handing anything over: all other members have ended")
+		return nil
+	}
+	return err
+}
+
+var errDeserted = errors.New("all other members have ended")
+
+// deserted waits until there is no leader and all other members have certainly ended, which it reports, or ctx ends.
+func (c *Catalog) deserted(ctx context.Context) bool {
+	look := time.NewTicker(lastWords / 4)
+	defer look.Stop()
+	for {
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return false
+		case <-c.life.Done():
+			return false
+		}
+		if c.Leader() == 0 && !slices.ContainsFunc(present(c.Current()), func(m dsm.Member) bool { return m.ID != c.self.ID && !c.ended(ctx, m) }) {
+			return true
+		}
+	}
+}
+
+func (c *Catalog) leave(ctx context.Context) error {
 	dead, cancel := context.WithTimeout(ctx, lastWords)
 	c.bury(dead, present(c.Current())) // or it would hand slots over to them
 	cancel()
@@ -42,7 +85,7 @@ func (c *Catalog) Leave(ctx context.Context) error {
 		if removed && ctx.Err() != nil {
 			return nil
 		}
-		if !slices.ContainsFunc(v.Members, func(m dsm.Member) bool { return !m.Leaving }) {
+		if dissolves(v) {
 			c.dissolve(ctx, v)
 			return nil
 		}
@@ -96,11 +139,20 @@ func (c *Catalog) stuck() error {
 // to learn it.
 const lastWords = 2 * time.Second
 
+// dissolves reports whether no member stays. Then raft is left as it is: there is nobody to give votes to.
+func dissolves(v *dsm.View) bool {
+	return !slices.ContainsFunc(v.Members, func(m dsm.Member) bool { return !m.Leaving })
+}
+
 // dissolve waits until the others that answer know that everybody leaves. They
-// might need this node's vote to learn it, or its lead.
+// might need this node's vote to learn it, or its lead: so do those that are no members
+// any more and have not been told.
 func (c *Catalog) dissolve(ctx context.Context, v *dsm.View) {
 	ctx, cancel := context.WithTimeout(ctx, lastWords)
 	defer cancel()
+	if c.news.until(ctx, c.life, func() bool { return c.leavers.Load() == 0 }) != nil {
+		return
+	}
 	index := c.progress.index.Load()
 	for _, m := range v.Members {
 		for try := 0; m.ID != c.self.ID; try++ {
@@ -121,10 +173,16 @@ func (c *Catalog) serveLeave(ctx context.Context, n dsm.NodeID) (any, error) {
 	if c.leads() == 0 {
 		return nil, errs.E(errs.NotLeader, "leave", "")
 	}
+	c.leavers.Add(1)
+	defer func() {
+		c.leavers.Add(-1)
+		c.news.ring()
+	}()
 	if _, err := c.propose(ctx, removeMemberOp{n}); err != nil {
 		return nil, err
 	}
-	if err := c.news.until(ctx, c.life, func() bool { return !c.replicates(n) || c.leads() == 0 }); err != nil {
+	free := func() bool { return !c.replicates(n) || dissolves(c.Current()) }
+	if err := c.news.until(ctx, c.life, func() bool { return free() || c.leads() == 0 }); err != nil {
 		return nil, named("leave", err)
 	}
 	if c.leads() == 0 {
