@@ -133,9 +133,10 @@ func New(cfg Config) (*Catalog, error) {
 	c.push.init()
 
 	rlog := raftLog{cfg.Log.With("part", "raft"), "raft"}
+	rpcs := make(chan raft.RPC)
 	c.trans = raftTransport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: c.layer, MaxPool: 4, Timeout: rpcTimeout, Logger: rlog, MsgpackUseNewTimeFormat: true,
-	})}
+	}), rpcs}
 	conf := raft.DefaultConfig()
 	conf.LocalID = serverID(c.self.ID)
 	conf.Logger = rlog
@@ -149,7 +150,7 @@ func New(cfg Config) (*Catalog, error) {
 	conf.TrailingLogs = trailingLogs
 	conf.SnapshotInterval = time.Hour // snapshots decides
 	conf.NoLegacyTelemetry = true
-	r, err := raft.NewRaft(conf, fsm{c}, c.logs, c.logs, newSnapStore(), c.trans)
+	r, err := raft.NewRaft(conf, fsm{c}, c.logs, c.logs, newSnapStore(c.logs.restored), c.trans)
 	if err != nil {
 		c.end()
 		c.trans.Close()
@@ -157,6 +158,7 @@ func New(cfg Config) (*Catalog, error) {
 	}
 	c.raft = r
 	c.snap.due = make(chan struct{}, 1)
+	c.tasks.Go(func() { hearEarly(c.life, c.trans.NetworkTransport.Consumer(), rpcs, c.logs, conf.LocalID) })
 	c.tasks.Go(c.watchLeader)
 	c.tasks.Go(c.takeSnapshots)
 	return c, nil

@@ -36,6 +36,7 @@ type node struct {
 	*Catalog
 	net      *transport.Transport
 	observer *recorder
+	streams  *ears
 	warned   chan string // what the catalog warned of
 	stopped  sync.Once
 }
@@ -149,9 +150,10 @@ func startAt(t testing.TB, name, listen string) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
+	n.streams = newEars(n.net.RaftLayer())
 	n.Catalog, err = New(Config{
 		Self:   dsm.Member{ID: id, Name: name, Addr: n.net.Addr(), Budget: 1 << 30},
-		Caller: n.net, Streams: n.net.RaftLayer(), Observer: n.observer, OnCluster: n.net.SetCluster,
+		Caller: n.net, Streams: n.streams, Observer: n.observer, OnCluster: n.net.SetCluster,
 		Log: slog.New(warnings{testLog(t, name).Handler(), n.warned}),
 	})
 	if err != nil {

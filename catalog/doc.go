@@ -6,7 +6,7 @@
 //	names.go attrs.go spec.go xattr.go                        what a command does,
 //	members.go slots.go reserve.go                            of names and of memory
 //	state.go command.go session.go apply.go snapshot.go       the state machine around them
-//	catalog.go fsm.go reign.go voters.go push.go              raft around that
+//	catalog.go fsm.go reign.go voters.go early.go push.go     raft around that
 //	change.go propose.go                                      changes
 //	query.go reads.go lease.go grants.go                      reads
 //	join.go leave.go gone.go serve.go                         members
@@ -20,8 +20,9 @@
 // a change returns, this node has applied it. Timestamps come from the node
 // that proposes, but an inode's ctime never goes back.
 //
-// A change costs the way to the leader, one round from there to a majority of
-// the voters, and one message back (push.go). A read under a lease costs nothing (lease.go).
+// A change costs the way to the leader, and from there, with the entry, back to the node that makes it, if the two are
+// enough to commit it (early.go), as in a cluster of three; else one round
+// from the leader to a majority of the voters, and one message back (push.go). A read under a lease costs nothing (lease.go).
 // Without, it costs one round to the leader and, unless that suffices, one from there to
 // the voters (reads.go); on a node that leads alone it costs no message. A change takes the
 // leases of the other nodes away first.

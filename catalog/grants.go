@@ -91,7 +91,7 @@ func (c *Catalog) grant(node dsm.NodeID, term uint64) (index uint64, ok bool) {
 	g.mu.Unlock()
 	// After the grant: what was committed before is in the index, what comes later is
 	// recalled for.
-	return c.raft.CommitIndex(), ok
+	return c.readIndex(), ok
 }
 
 // clear returns when the command may be appended to the log of the term.

@@ -172,5 +172,14 @@ func (c *Catalog) leased(ctx context.Context) bool {
 		}()
 	}
 	// Own changes first, and then whether one was given up.
-	return c.calls.settle(ctx, c.life) == nil && !c.calls.lost() && c.progress.wait(ctx, c.life, index, 0) == nil
+	if c.calls.settle(ctx, c.life) != nil || c.calls.lost() {
+		return false
+	}
+	if c.progress.reached(index, 0) {
+		return true
+	}
+	// A leader that has died may have committed less.
+	ctx, cancel := context.WithTimeout(ctx, leaseTime)
+	defer cancel()
+	return c.progress.wait(ctx, c.life, index, 0) == nil
 }

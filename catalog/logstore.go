@@ -6,6 +6,12 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
+// logConf is a configuration and where it is in the log; 0: nowhere known.
+type logConf struct {
+	index uint64
+	conf  raft.Configuration
+}
+
 // logStore keeps the log of raft, from the last snapshots on, in memory. It is
 // raft's LogStore and StableStore; see the package doc for why nothing of it
 // needs to outlive the process.
@@ -14,8 +20,11 @@ type logStore struct {
 		lockrank.RWMutex
 		first   uint64 // index of entries[0]
 		entries []raft.Log
-		values  map[string][]byte
-		numbers map[string]uint64
+		// conf is the newest configuration in the log and before the one before that. A leader makes no
+		// other until conf is committed, so if conf is deleted before is the newest.
+		conf, before logConf
+		values       map[string][]byte
+		numbers      map[string]uint64
 	}
 }
 
@@ -72,6 +81,10 @@ func (s *logStore) StoreLogs(logs []*raft.Log) error {
 			s.mu.first = l.Index
 		}
 		s.mu.entries = append(s.mu.entries, *l)
+		s.uncoverLocked(l.Index)
+		if l.Type == raft.LogConfiguration {
+			s.mu.before, s.mu.conf = s.mu.conf, logConf{l.Index, raft.DecodeConfiguration(l.Data)}
+		}
 	}
 	return nil
 }
@@ -90,8 +103,38 @@ func (s *logStore) DeleteRange(low, high uint64) error {
 	default:
 		clear(s.mu.entries[low-s.mu.first:])
 		s.mu.entries = s.mu.entries[:low-s.mu.first]
+		s.uncoverLocked(low)
 	}
 	return nil
+}
+
+// uncoverLocked forgets configurations that were at the index or later.
+func (s *logStore) uncoverLocked(index uint64) {
+	for s.mu.conf.index >= index {
+		s.mu.conf, s.mu.before = s.mu.before, logConf{}
+	}
+}
+
+// follows reports whether what comes after the entry of the index and term comes right after this log, and
+// returns the newest configuration in it. The whole log is then that of the leader which says so.
+func (s *logStore) follows(index, term uint64) (raft.Configuration, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	n := len(s.mu.entries)
+	if n == 0 || s.mu.conf.index == 0 {
+		return raft.Configuration{}, false
+	}
+	last := &s.mu.entries[n-1]
+	return s.mu.conf.conf, last.Index == index && last.Term == term
+}
+
+// restored says that a snapshot has come with a configuration that the log may not have.
+func (s *logStore) restored(index uint64, conf raft.Configuration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if index > s.mu.conf.index {
+		s.mu.conf, s.mu.before = logConf{index, conf}, logConf{}
+	}
 }
 
 func (s *logStore) Set(key, value []byte) error {

@@ -17,7 +17,8 @@ import (
 // an AppendEntries without entries itself: its previous entry is the last
 // committed one, so a follower that has that entry may apply all up to it, and
 // one that has not refuses, exactly as if raft had sent it. Under load one message
-// reports many entries.
+// reports many entries. Followers that are a majority with the leader find out by themselves (early.go), and are told
+// late, in case they did not.
 //
 // Who waits is told at once: the node whose change it is, nodes that ask for the read index, and all of them
 // when an area or the view changed, of which messages of the data plane speak. The others are told
@@ -30,7 +31,8 @@ type pushers struct {
 	mu struct {
 		lockrank.Mutex
 		peers map[dsm.NodeID]*pusher // nil unless this node leads
-		soon  bool                   // all are going to be kicked
+		soon  bool                   // those that do not find out by themselves are going to be kicked
+		early bool                   // those that do are
 	}
 }
 
@@ -38,10 +40,16 @@ type pusher struct {
 	kick chan struct{}
 	stop context.CancelFunc
 	told atomic.Uint64 // the index that was last reported
+	// early says that the follower finds out by itself, as a rule (early.go).
+	early bool
 }
 
-// tellSoon is how much later those are told who do not wait.
-const tellSoon = time.Millisecond
+const (
+	// tellSoon is how much later those are told who do not wait.
+	tellSoon = time.Millisecond
+	// tellEarly is how much later those are told who should know by themselves.
+	tellEarly = 20 * time.Millisecond
+)
 
 func (ps *pushers) init() { ps.mu.Init("catalog.pushers") }
 
@@ -52,14 +60,20 @@ func (c *Catalog) meet(ctx context.Context) {
 	defer c.push.mu.Unlock()
 	before := c.push.mu.peers
 	c.push.mu.peers = make(map[dsm.NodeID]*pusher)
+	conf := c.raft.GetConfiguration().Configuration()
 	for _, s := range c.servers() {
 		if s.id == c.self.ID {
 			continue
 		}
+		early := enough(conf, serverID(c.self.ID), serverID(s.id))
 		p := before[s.id]
+		if p != nil && p.early != early {
+			p.stop()
+			p = nil
+		}
 		delete(before, s.id)
 		if p == nil {
-			p = &pusher{kick: make(chan struct{}, 1)}
+			p = &pusher{kick: make(chan struct{}, 1), early: early}
 			p.kick <- struct{}{}
 			ctx, stop := context.WithCancel(ctx)
 			p.stop = stop
@@ -82,34 +96,58 @@ func (ps *pushers) dismiss() {
 	ps.mu.peers = nil
 }
 
-// kick has every pusher report what is committed.
+// kick has what is committed reported to all: at once to those who do not find out by themselves.
 func (ps *pushers) kick() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	ps.mu.soon = false
 	for _, p := range ps.mu.peers {
-		p.wake()
+		if p.early {
+			ps.laterLocked(&ps.mu.early, tellEarly, true)
+		} else {
+			p.wake()
+		}
 	}
 }
 
-// kickFor is kick at once for the node, if it is behind the index, and soon for the others.
+// kickFor is kick for the node, if it is behind the index, and soon for the others.
 func (ps *pushers) kickFor(n dsm.NodeID, index uint64) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	if p := ps.mu.peers[n]; p != nil && p.told.Load() < index {
-		p.wake()
+	for id, p := range ps.mu.peers {
+		switch {
+		case p.early:
+			ps.laterLocked(&ps.mu.early, tellEarly, true)
+		case id != n:
+			ps.laterLocked(&ps.mu.soon, tellSoon, false)
+		case p.told.Load() < index:
+			p.wake()
+		}
 	}
-	if !ps.mu.soon && len(ps.mu.peers) > 0 {
-		ps.mu.soon = true
-		time.AfterFunc(tellSoon, ps.kick)
+}
+
+// laterLocked wakes those pushers that are early, or those that are not, after d; due says whether they will be woken anyway.
+func (ps *pushers) laterLocked(due *bool, d time.Duration, early bool) {
+	if *due {
+		return
 	}
+	*due = true
+	time.AfterFunc(d, func() {
+		ps.mu.Lock()
+		defer ps.mu.Unlock()
+		*due = false
+		for _, p := range ps.mu.peers {
+			if p.early == early {
+				p.wake()
+			}
+		}
+	})
 }
 
 // kickOne has the node told if it is behind the index.
 func (ps *pushers) kickOne(n dsm.NodeID, index uint64) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	if p := ps.mu.peers[n]; p != nil && p.told.Load() < index {
+	if p := ps.mu.peers[n]; p != nil && !p.early && p.told.Load() < index {
 		p.wake()
 	}
 }

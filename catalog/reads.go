@@ -13,7 +13,7 @@ import (
 // was committed when it began. What that is only the leader knows, and only
 // while it leads; so a read
 //
-//	asks the leader for its commit index,
+//	asks the leader for the end of its log,
 //	which asks the voters whether one of them knows of a later leader,
 //	waits until this node has applied the log up to there,
 //	reads the state of this node.
@@ -87,15 +87,26 @@ func (c *Catalog) sync(ctx context.Context) error {
 
 // ask is sync without a lease.
 func (c *Catalog) ask(ctx context.Context) error {
-	if index, ok := c.soleIndex(); ok {
-		return c.progress.wait(ctx, c.life, index, 0)
+	for {
+		reign := c.reign.ctx()
+		index, ok := c.soleIndex()
+		if !ok {
+			var err error
+			if index, err = c.sharedIndex(ctx); err != nil {
+				return err
+			}
+		}
+		err := c.progress.wait(ctx, reign, index, 0)
+		if err == nil || reign.Err() == nil || ctx.Err() != nil || c.life.Err() != nil {
+			return err
+		}
+		// What was not committed in the log of a former leader may never be.
 	}
-	index, err := c.sharedIndex(ctx)
-	if err != nil {
-		return err
-	}
-	return c.progress.wait(ctx, c.life, index, 0)
 }
+
+// readIndex returns the index up to which a read has to have applied the log, if this node leads. Followers may
+// have applied, and so may be all of the log that they have got (early.go).
+func (c *Catalog) readIndex() uint64 { return c.raft.LastIndex() }
 
 // soleIndex returns the read index if this node leads and is the only voter.
 func (c *Catalog) soleIndex() (uint64, bool) {
@@ -108,7 +119,7 @@ func (c *Catalog) soleIndex() (uint64, bool) {
 			return 0, false
 		}
 	}
-	return c.granted(c.lease.request(), term, c.raft.CommitIndex()), true
+	return c.granted(c.lease.request(), term, c.readIndex()), true
 }
 
 // granted has this node, which leads in the term, take a lease from itself if it can. It returns the
@@ -152,7 +163,7 @@ func (c *Catalog) tryIndex(reign context.Context) (uint64, error) {
 	defer cancel()
 	request := c.lease.request()
 	if term := c.leads(); term != 0 {
-		index := c.raft.CommitIndex()
+		index := c.readIndex()
 		if !c.confirm(ctx, term) {
 			return 0, errs.E(errs.NotLeader, "", "")
 		}
@@ -187,7 +198,7 @@ func (c *Catalog) serveIndex(ctx context.Context, req *wire.ReadIndex) (any, err
 		return nil, errs.E(errs.NotLeader, "read", "")
 	}
 	c.signs.hear(req.From)
-	index := c.raft.CommitIndex()
+	index := c.readIndex()
 	if !c.majority(term, req.From, req.Term) {
 		var err error
 		if index, err = c.sharedIndex(ctx); err != nil {

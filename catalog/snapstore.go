@@ -13,6 +13,9 @@ import (
 // snapStore keeps the newest snapshot in memory. raft's own InmemSnapshotStore
 // shows a snapshot to readers while it is still being written.
 type snapStore struct {
+	// created is told of the configuration of every snapshot, where it comes from.
+	created func(index uint64, conf raft.Configuration)
+
 	mu struct {
 		lockrank.Mutex
 		latest *snapshot // complete, never changed
@@ -26,13 +29,14 @@ type snapshot struct {
 	data  bytes.Buffer
 }
 
-func newSnapStore() *snapStore {
-	s := new(snapStore)
+func newSnapStore(created func(uint64, raft.Configuration)) *snapStore {
+	s := &snapStore{created: created}
 	s.mu.Init("catalog.snapStore")
 	return s
 }
 
 func (s *snapStore) Create(version raft.SnapshotVersion, index, term uint64, c raft.Configuration, cIndex uint64, _ raft.Transport) (raft.SnapshotSink, error) {
+	s.created(cIndex, c)
 	return &snapshot{store: s, meta: raft.SnapshotMeta{
 		Version: version, ID: fmt.Sprintf("%d-%d", term, index), Index: index, Term: term,
 		Configuration: c, ConfigurationIndex: cIndex,
