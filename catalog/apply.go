@@ -9,16 +9,16 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// fate says what became of an entry of the log.
+// fate says what happened with an entry of the log.
 type fate uint8
 
 const (
 	happened fate = iota
-	repeated      // it happened before: the result is the one of then
-	ignored       // its proposer gave it up, or it is no command
+	repeated      // it was applied before: the result is that one
+	ignored       // its proposer gave it up, or it is not a command
 )
 
-// outcome is what an entry of the log did.
+// outcome is the effect of an entry of the log.
 type outcome struct {
 	command
 	fate    fate
@@ -26,8 +26,8 @@ type outcome struct {
 	effects effects
 }
 
-// apply makes the change that entry index of the log says, once per command.
-// An error says that the entry is no command.
+// apply carries out the entry of the log at index, once for each command. An error means that the
+// entry is not a command.
 func (s *state) apply(index uint64, data []byte) (outcome, error) {
 	s.applied = index
 	c, o, err := decodeCommand(data)
@@ -38,8 +38,8 @@ func (s *state) apply(index uint64, data []byte) (outcome, error) {
 	}
 	first := c.Kind == kindBootstrap && s.view.Cluster == 0
 	if m, member := s.view.Member(c.Node); (!member || m.Gone) && !first {
-		// The results of those that left are forgotten, so what they sent
-		// must not happen: it may have happened before.
+		// The results of nodes that left are forgotten. So their commands must not be applied: they
+		// may have been applied before.
 		out.result = resultOf(dsm.Inode{}, fail(errs.Unavailable, "node %s is no member", c.Node))
 		return out, nil
 	}
@@ -58,7 +58,7 @@ func (s *state) apply(index uint64, data []byte) (outcome, error) {
 	}
 	s.effects = effects{}
 	out.result = resultOf(o.apply(s, c.step(index)))
-	if s.sessions[c.Node] == ses { // else the node removed itself
+	if s.sessions[c.Node] == ses { // unless the node removed itself
 		ses.results[c.Req] = out.result
 		ses.forget(c.Low)
 	}
@@ -66,7 +66,7 @@ func (s *state) apply(index uint64, data []byte) (outcome, error) {
 	return out, nil
 }
 
-// configure records who votes, as entry index of the log has it.
+// configure records which members vote, according to the entry of the log at index.
 func (s *state) configure(index uint64, votes func(dsm.NodeID) bool) effects {
 	s.applied = index
 	s.setVoters(votes)

@@ -39,7 +39,7 @@ func (o setAttrOp) apply(s *state, st step) (dsm.Inode, error) {
 	}
 
 	if size == in.Size && o.without(o.GrowTo) {
-		return in.Inode, nil // large enough
+		return in.Inode, nil // it is large enough
 	}
 	in.changed(st)
 	if size != in.Size || o.Size != nil {
@@ -56,7 +56,7 @@ func (o setAttrOp) apply(s *state, st step) (dsm.Inode, error) {
 	return in.Inode, nil
 }
 
-// without reports whether the operation asks for nothing but growth.
+// without reports whether the operation does nothing but grow the file.
 func (o setAttrOp) without(grow *int64) bool { return o.SetAttr == dsm.SetAttr{GrowTo: grow} }
 
 func setTime(t *time.Time, to *time.Time) {
@@ -65,9 +65,9 @@ func setTime(t *time.Time, to *time.Time) {
 	}
 }
 
-// chown gives the inode to others. As on other filesystems, a program that
-// changes hands loses the right to run as its owner, and as its group too where
-// the bit means that (it does not without group execution).
+// chown changes the owner of the inode. As on other filesystems, a program with a new owner loses
+// its setuid bit, and its setgid bit too if that gives rights (it does not without group
+// execution).
 func (in *inode) chown(uid, gid *uint32) {
 	if uid != nil {
 		in.UID = *uid
@@ -98,7 +98,7 @@ func (s *state) checkSize(in *inode, size int64) error {
 	return nil
 }
 
-// checkTruncate refuses sizes that the inode cannot be given exactly.
+// checkTruncate refuses sizes to which the inode cannot be truncated.
 func (s *state) checkTruncate(in *inode, size int64) error {
 	if err := s.checkSize(in, size); err != nil {
 		return err
@@ -106,7 +106,7 @@ func (s *state) checkTruncate(in *inode, size int64) error {
 	return checkElements(in.Spec.DType, size)
 }
 
-// checkElements refuses a size that is no whole number of elements.
+// checkElements refuses a size that is not a whole number of elements.
 func checkElements(t dsm.DType, size int64) error {
 	if err := t.CheckSize(size); err != nil {
 		return fail(errs.Invalid, "%w", err)
@@ -125,7 +125,7 @@ func (s *state) resize(st step, in *inode, size int64) {
 	in.Size = size
 	shrunk := size < before.Size
 	if shrunk && in.Spec.DType == dsm.DTypeAuto && (size == 0 || size < in.Layout.DataOffset) {
-		in.Layout = dsm.Layout{} // what the file's header said is cut off
+		in.Layout = dsm.Layout{} // the truncate removed the header
 	}
 	s.revised(st, in, before, shrunk)
 }

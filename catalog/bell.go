@@ -6,8 +6,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// bell wakes all who listen. Those who wait for a condition take hear before
-// they look, so that no ring is missed:
+// bell wakes all goroutines that listen. To wait for a condition call hear before looking at the
+// condition, so that no ring is missed:
 //
 //	for {
 //		ring := b.hear()
@@ -41,8 +41,7 @@ func (b *bell) ring() {
 	}
 }
 
-// until returns nil when cond holds, looking again at every ring, or the error
-// of ctx or life.
+// until returns nil when cond is true, looking again at every ring, or the error of ctx or life.
 func (b *bell) until(ctx, life context.Context, cond func() bool) error {
 	for {
 		ring := b.hear()

@@ -6,11 +6,12 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// The methods below make one change each. It is done, on this node too, when
-// they return without an error; with errs.Timeout or errs.Closed it may still happen.
+// Each of the methods below makes one change. When they return without an error, the change has
+// been made and applied on this node. With errs.Timeout or errs.Closed it may still happen.
 
-// Create makes a file, directory or symbolic link of n's Kind with n's Perm,
-// UID, GID and Target, and with hold holds it. A file gets n's Size and the settings, as SetSpec would set them.
+// Create makes a file, directory or symbolic link with n's Kind, Perm, UID, GID and Target. With
+// hold, this node holds it afterwards. A file also gets n's Size and the settings, as SetSpec would
+// set them.
 func (c *Catalog) Create(ctx context.Context, dir dsm.Ino, name string, n dsm.Inode, hold bool, settings ...dsm.Setting) (dsm.Inode, error) {
 	return c.propose(ctx, createOp{
 		Dir: dir, Name: name, Kind: n.Kind, Perm: n.Perm, UID: n.UID, GID: n.GID, Target: n.Target, Hold: hold,
@@ -18,12 +19,13 @@ func (c *Catalog) Create(ctx context.Context, dir dsm.Ino, name string, n dsm.In
 	})
 }
 
-// CreateTemp makes a file like those made in dir, without a name, and holds it. Link may give it one.
+// CreateTemp makes a file without a name, with the settings that a file created in dir would have,
+// and holds it. Link may give it a name.
 func (c *Catalog) CreateTemp(ctx context.Context, dir dsm.Ino, n dsm.Inode) (dsm.Inode, error) {
 	return c.propose(ctx, createOp{Dir: dir, Temp: true, Kind: dsm.KindFile, Perm: n.Perm, UID: n.UID, GID: n.GID, Hold: true})
 }
 
-// Link gives a file or symbolic link a further name.
+// Link gives another name to a file or symbolic link.
 func (c *Catalog) Link(ctx context.Context, ino, dir dsm.Ino, name string) (dsm.Inode, error) {
 	return c.propose(ctx, linkOp{ino, dir, name})
 }
@@ -40,13 +42,13 @@ func (c *Catalog) Rmdir(ctx context.Context, dir dsm.Ino, name string) error {
 	return err
 }
 
-// Rename moves an entry, over an existing one unless how forbids it.
+// Rename moves an entry. It replaces an existing one unless how forbids it.
 func (c *Catalog) Rename(ctx context.Context, dir dsm.Ino, name string, newDir dsm.Ino, newName string, how dsm.RenameHow) error {
 	_, err := c.propose(ctx, renameOp{dir, name, newDir, newName, how})
 	return err
 }
 
-// SetAttr changes attributes and returns the inode after it.
+// SetAttr changes attributes and returns the changed inode.
 func (c *Catalog) SetAttr(ctx context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
 	return c.propose(ctx, setAttrOp{ino, ch})
 }
@@ -68,25 +70,25 @@ func (c *Catalog) RemoveXattr(ctx context.Context, ino dsm.Ino, name string) err
 	return err
 }
 
-// Hold keeps the inode until this node's Unhold, even when it has lost its name.
+// Hold keeps the inode until this node's Unhold, even when it has no name any more.
 func (c *Catalog) Hold(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) {
 	return c.propose(ctx, holdOp{ino})
 }
 
-// Unhold ends Hold, of inodes that are gone too.
+// Unhold ends holds, including those of inodes that do not exist any more.
 func (c *Catalog) Unhold(ctx context.Context, inos ...dsm.Ino) error {
 	_, err := c.propose(ctx, unholdOp{inos})
 	return err
 }
 
-// SlotsReady says that this node, the primary of the slots in the view of
-// epoch e, has received their state.
+// SlotsReady says that this node, the primary of the slots in the view of epoch e, has received
+// their state.
 func (c *Catalog) SlotsReady(ctx context.Context, slots []dsm.Slot, e dsm.Epoch) error {
 	_, err := c.propose(ctx, slotsReadyOp{slots, e})
 	return err
 }
 
-// SetLayout records what the header of a file without an explicit type says.
+// SetLayout records the layout that the header of a file without an explicit type gives.
 func (c *Catalog) SetLayout(ctx context.Context, id dsm.AreaID, l dsm.Layout) error {
 	_, err := c.propose(ctx, setLayoutOp{id, l})
 	return err

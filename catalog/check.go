@@ -6,8 +6,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// check returns an error if an invariant of the state does not hold. It looks
-// at everything: for restored snapshots and for tests.
+// check returns an error if an invariant of the state is violated. It looks at everything, so it is
+// for restored snapshots and for tests.
 func (s *state) check() error {
 	if s.view.Cluster == 0 {
 		return nil
@@ -57,7 +57,7 @@ func (s *state) check() error {
 	return s.checkView()
 }
 
-// below counts the entries below d. Every entry is known to name an inode.
+// below counts the entries below d. Every entry must name an inode that exists.
 func (s *state) below(d *inode) int {
 	n := 0
 	for todo := []*inode{d}; len(todo) > 0; {

@@ -9,19 +9,19 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// command is an entry of the log: an operation in its envelope. Node and Req
-// name it for ever: however often it is proposed, it happens once.
+// command is an entry of the log: an operation in its envelope. Node and Req identify it for ever:
+// however often it is proposed, it is applied once.
 type command struct {
 	Node dsm.NodeID
 	Req  uint64 // numbers the commands of the node, from 1
-	Low  uint64 // the node waits for no command below
+	Low  uint64 // the node waits for no command with a smaller number
 	Now  int64  // the node's clock, Unix nanoseconds
 	Kind opKind
 	Body []byte // the operation
 }
 
-// opKind says which operation a command is. Values are in logs and snapshots
-// that nodes exchange: append only.
+// opKind says which operation a command contains. Values are in logs and snapshots that nodes
+// exchange: append only.
 type opKind uint8
 
 const (
@@ -51,15 +51,15 @@ const (
 	kindSettle
 )
 
-// op is an operation on the state. apply returns the inode that the caller is
-// told of, if any; after an error the state is as it was.
+// op is an operation on the state. apply returns the inode that is the result for the caller, if
+// there is one. After an error the state is unchanged.
 type op interface {
 	apply(s *state, st step) (dsm.Inode, error)
 }
 
 type (
-	// noopOp changes nothing. A new leader proposes one: what is committed
-	// before it is the whole past.
+	// noopOp changes nothing. A new leader proposes one: when it is applied, everything committed
+	// under earlier leaders is applied too.
 	noopOp struct{}
 
 	bootstrapOp struct {
@@ -80,14 +80,14 @@ type (
 	createOp struct {
 		Dir      dsm.Ino
 		Name     string // "" with Temp
-		Temp     bool   // a held file that has no name yet
+		Temp     bool   // a held file without a name
 		Kind     dsm.FileKind
 		Perm     uint32
 		UID, GID uint32
 		Target   string
 		Hold     bool
-		Size     int64         // of a file
-		Settings []dsm.Setting // of a file, on top of the directory's
+		Size     int64         // for a file
+		Settings []dsm.Setting // for a file, in addition to the directory's
 	}
 	linkOp struct {
 		Ino  dsm.Ino
@@ -137,11 +137,11 @@ type (
 
 func (noopOp) apply(*state, step) (dsm.Inode, error) { return dsm.Inode{}, nil }
 
-// ops are the operations with their kinds and the names that errors bear.
+// ops lists the operations with their kinds and the names used in errors.
 var ops = map[opKind]struct {
 	name string
 	op   op
-	seen bool // others may see what it does in a name or an attribute
+	seen bool // other nodes may see its effect in a name or an attribute
 }{
 	kindNoop:         {"noop", noopOp{}, false},
 	kindBootstrap:    {"bootstrap", bootstrapOp{}, false},
@@ -178,7 +178,7 @@ var opKinds = func() map[reflect.Type]opKind {
 	return kinds
 }()
 
-// encode returns the bytes of the command that does o.
+// encode returns the encoded command with operation o.
 func (c command) encode(o op) ([]byte, error) {
 	var err error
 	c.Kind = opKinds[reflect.TypeOf(o)]
@@ -188,7 +188,7 @@ func (c command) encode(o op) ([]byte, error) {
 	return wire.Marshal(c)
 }
 
-// decodeEnvelope returns the command without its operation.
+// decodeEnvelope decodes a command without its operation.
 func decodeEnvelope(b []byte) (command, error) {
 	var c command
 	if err := wire.Unmarshal(b, &c); err != nil {
@@ -214,7 +214,7 @@ func decodeCommand(b []byte) (command, op, error) {
 	return c, v.Elem().Interface().(op), nil
 }
 
-// step returns the circumstances of the command at the index.
+// step returns the circumstances in which the command at index is applied.
 func (c command) step(index uint64) step {
 	return step{index: index, node: c.Node, now: time.Unix(0, c.Now).UTC()}
 }

@@ -69,8 +69,7 @@ func (f fsm) StoreConfiguration(index uint64, conf raft.Configuration) {
 	c.news.ring()
 }
 
-// applied tells of the effects of the entry, in the order that Observer
-// promises.
+// applied calls the Observer for the effects of an entry, in the order that Observer promises.
 func (c *Catalog) applied(index uint64, e effects) {
 	if e.view != nil {
 		c.view.Store(e.view)
@@ -113,7 +112,7 @@ func (img *image) Persist(sink raft.SnapshotSink) error {
 	return sink.Close()
 }
 
-// Release does nothing: the image is garbage when raft drops it.
+// Release does nothing: the garbage collector frees the image when raft drops it.
 func (img *image) Release() {}
 
 // Restore replaces the state by a snapshot of the leader's.
@@ -142,17 +141,17 @@ func (f fsm) Restore(r io.ReadCloser) error {
 	return nil
 }
 
-// snapshots decides when the log is long enough to be replaced by a snapshot:
-// when it would be larger than the state, so that both stay of the same order.
+// snapshots decides when a snapshot replaces the log: when the log has become longer than the
+// state, so that both stay of the same order of size.
 type snapshots struct {
 	due  chan struct{}
-	last uint64 // index of the last one asked for
+	last uint64 // index of the last one that was requested
 }
 
 // snapshotEvery is the least number of entries between two snapshots.
 const snapshotEvery = 4096
 
-// consider is called by the applying goroutine only.
+// consider is called only by the goroutine that applies the log.
 func (s *snapshots) consider(index uint64, inodes int) {
 	if index-s.last < uint64(max(snapshotEvery, inodes)) {
 		return
@@ -164,7 +163,7 @@ func (s *snapshots) consider(index uint64, inodes int) {
 	}
 }
 
-// takeSnapshots asks raft, which logs if it cannot.
+// takeSnapshots requests snapshots from raft, which logs failures.
 func (c *Catalog) takeSnapshots() {
 	for {
 		select {

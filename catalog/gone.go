@@ -12,15 +12,17 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// A member whose process has ended without leaving is marked as gone: its name and
-// address are free at once, its locks and holds are dropped, and it makes no change any more. What it was the
-// home of is lost. Its slots stay with it as long as a file has bytes in them: those cannot be read
-// (EIO), never are zero, and the file can be removed or truncated. When none is left the slots
-// go to others, which loses nothing, and the member is forgotten.
+// A member whose process has ended without leaving is marked as gone. Its name and address are free
+// at once, its locks and holds are dropped, and it can make no change any more. What it was the
+// home of is lost. Its slots stay with it as long as a file has bytes in them. Such bytes cannot be
+// read (EIO), and never read as zero; the file can be removed or truncated. When no file has bytes
+// in its slots any more, the slots go to other members, which loses nothing, and the member is
+// forgotten.
 //
-// That a process has ended must be certain, for it may have unpublished stores, and be reachable
-// again. It is if another process has its address, or if its machine says that nobody listens
-// there. A node that does not answer may be on the other side of a partition.
+// It must be certain that the process has ended, because it might still have unpublished stores,
+// and become reachable again. It is certain if another process has the address, or if the machine
+// says that nobody listens there. A node that does not answer may be on the other side of a
+// partition.
 
 func isGone(v *dsm.View, n dsm.NodeID) bool {
 	m, ok := v.Member(n)
@@ -48,7 +50,7 @@ func (o goneOp) apply(s *state, st step) (dsm.Inode, error) {
 	return settleOp{}.apply(s, st)
 }
 
-// settleOp forgets the members that are gone and of which no file has any bytes.
+// settleOp forgets those gone members in whose slots no file has bytes.
 func (settleOp) apply(s *state, _ step) (dsm.Inode, error) {
 	free := s.settled()
 	if len(free) == 0 {
@@ -56,7 +58,7 @@ func (settleOp) apply(s *state, _ step) (dsm.Inode, error) {
 	}
 	s.reviewed(func(v *dsm.View) {
 		v.Members = slices.DeleteFunc(v.Members, func(m dsm.Member) bool { return slices.Contains(free, m.ID) })
-		quota, count := quotas(v), homes(v)
+		quota, count := quotas(v), primaries(v)
 		for i := range v.Slots {
 			h := &v.Slots[i]
 			if slices.Contains(free, h.Primary) {
@@ -75,9 +77,9 @@ func (settleOp) apply(s *state, _ step) (dsm.Inode, error) {
 	return dsm.Inode{}, nil
 }
 
-// settled returns the members that are gone and in whose slots no file has bytes.
+// settled returns the gone members in whose slots no file has bytes.
 func (s *state) settled() (free []dsm.NodeID) {
-	lost := make(map[dsm.NodeID]bool) // and whether something of theirs is
+	lost := make(map[dsm.NodeID]bool) // gone members, and whether a file has bytes in their slots
 	for _, m := range s.view.Members {
 		if m.Gone {
 			lost[m.ID] = false
@@ -107,7 +109,7 @@ func (s *state) settled() (free []dsm.NodeID) {
 	return free
 }
 
-// ended reports whether the member's process certainly has.
+// ended reports whether it is certain that the member's process has ended.
 func (c *Catalog) ended(ctx context.Context, m dsm.Member) bool {
 	ctx, cancel := context.WithTimeout(ctx, attempt/2)
 	defer cancel()
@@ -119,14 +121,14 @@ func (c *Catalog) ended(ctx context.Context, m dsm.Member) bool {
 		case errors.Is(err, syscall.ECONNREFUSED):
 			return true
 		}
-		if !c.pause(ctx, c.life, try) { // it may be that a connection from before has broken
+		if !c.pause(ctx, c.life, try) { // the failure may be that of an old connection
 			break
 		}
 	}
 	return false
 }
 
-// bury marks those of the members as gone that certainly are.
+// bury marks as gone those of the members whose processes have certainly ended.
 func (c *Catalog) bury(ctx context.Context, members []dsm.Member) {
 	var asked sync.WaitGroup
 	for _, m := range members {
@@ -148,15 +150,15 @@ func (c *Catalog) bury(ctx context.Context, members []dsm.Member) {
 }
 
 const (
-	// lookForDead is how often the leader looks whether members have died.
+	// lookForDead is how often the leader checks whether members have died.
 	lookForDead = 5 * time.Second
-	// deadFor is for how many looks a member must have been dead before it is marked as gone
-	// though nobody wants its name: the host of a process that is restarted may be slow.
+	// deadFor is for how many checks in a row a member must have been dead before it is marked as
+	// gone although nobody wants its name. A host may be slow to restart a process.
 	deadFor = 6
 )
 
-// watchDead marks members as gone that have been dead for some time, and forgets them when nothing of
-// theirs is left, until ctx ends.
+// watchDead marks members as gone that have been dead for some time, and forgets them when no file
+// has bytes in their slots any more. It returns when ctx ends.
 func (c *Catalog) watchDead(ctx context.Context) {
 	dead := make(map[dsm.NodeID]int)
 	look := time.NewTicker(lookForDead)

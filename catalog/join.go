@@ -11,8 +11,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// Bootstrap makes this node the first of a new cluster and returns when it
-// serves. The Perm, UID and GID of root are those of the root directory.
+// Bootstrap makes this node the first of a new cluster, and returns when the catalog serves. root
+// has the Perm, UID and GID of the root directory.
 func (c *Catalog) Bootstrap(ctx context.Context, root dsm.Inode) error {
 	cluster := dsm.ClusterID(rand.Uint64() | 1) // not 0
 	c.belong(cluster)
@@ -22,9 +22,9 @@ func (c *Catalog) Bootstrap(ctx context.Context, root dsm.Inode) error {
 	if err != nil {
 		return errs.E(errs.Other, "bootstrap", "%w", err)
 	}
-	// A follower waits for a leader before it thinks of an election; a shorter
-	// timeout ends the wait at once (raft restarts the timer at zero). There is
-	// nobody to wait for. When it leads it goes at the pace of leaders.
+	// A follower waits for a leader before it thinks of an election. Here there is none to wait
+	// for, and a shorter timeout ends the wait at once, because raft restarts the timer at zero.
+	// When this node leads, the timeouts become those of a leader.
 	conf := c.raft.ReloadableConfig()
 	conf.HeartbeatTimeout = leaderLease
 	if err := c.raft.ReloadConfig(conf); err != nil {
@@ -41,8 +41,8 @@ func (c *Catalog) Bootstrap(ctx context.Context, root dsm.Inode) error {
 	return err
 }
 
-// Join makes this node a member of the cluster of the node at addr, and
-// returns when its replica has caught up.
+// Join makes this node a member of the cluster to which the node at addr belongs, and returns when
+// this replica has caught up.
 func (c *Catalog) Join(ctx context.Context, addr string) error {
 	if addr == c.self.Addr {
 		return errs.E(errs.Invalid, "join", "%s is this node's own address: name a node of the cluster", addr)
@@ -78,7 +78,7 @@ func (c *Catalog) Join(ctx context.Context, addr string) error {
 	return nil
 }
 
-// serveJoin admits a node, or has the leader do so.
+// serveJoin admits a node, or passes the request on to the leader.
 func (c *Catalog) serveJoin(ctx context.Context, req *wire.Join) (any, error) {
 	for try := 0; ; try++ {
 		reign := c.reign.ctx()
@@ -153,12 +153,12 @@ func (c *Catalog) admit(ctx context.Context, req *wire.Join) (any, error) {
 	return &wire.Joined{Cluster: c.Current().Cluster}, nil
 }
 
-// replace marks the members as gone whose name or address m takes, if their processes have ended.
+// replace marks as gone the members whose name or address m takes, if their processes have ended.
 func (c *Catalog) replace(ctx context.Context, m dsm.Member) {
 	for _, x := range present(c.Current()) {
 		switch {
 		case x.ID == m.ID:
-		case x.Addr == m.Addr: // m answers there
+		case x.Addr == m.Addr: // m answers at this address
 			if _, err := c.propose(ctx, goneOp{x.ID}); err == nil {
 				c.log.Warn("another process has the address of a member, which has died: what it was the home of is lost", "node", x.ID, "name", x.Name, "addr", x.Addr)
 			}
@@ -168,7 +168,7 @@ func (c *Catalog) replace(ctx context.Context, m dsm.Member) {
 	}
 }
 
-// replicates reports whether the node gets the log.
+// replicates reports whether raft sends the log to the node.
 func (c *Catalog) replicates(n dsm.NodeID) bool {
 	for _, s := range c.servers() {
 		if s.id == n {

@@ -12,18 +12,16 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// Leave takes this node out of the cluster: its slots are handed over (by the
-// data plane, which reports with SlotsReady on the nodes that get them), its vote
-// and the leadership go to others, its holds vanish. It returns when this node
-// is not needed any more. If no node stays, nobody takes over: then it returns
-// once the other nodes know.
+// Leave takes this node out of the cluster. Its slots are handed over (by the data plane, which
+// reports with SlotsReady on the nodes that get them), its vote and the leadership go to others,
+// and its holds end. It returns when this node is not needed any more. If no node stays, nobody
+// takes over: then it returns once the other nodes know.
 //
-// If those that stay lack the memory for the slots, Leave waits: for files to be
-// removed, for a node that joins, for all others to leave, too. When ctx ends before, the
-// error is errs.NoSpace and says what lacks, and the node stays marked as leaving.
+// If the members that stay lack the memory for the slots, Leave waits until files are removed, a
+// node joins, or all others leave too. If ctx ends first, the error is errs.NoSpace and says how
+// much memory is missing, and the node stays marked as leaving.
 //
-// If the processes of all others have ended there is nobody to take over either, and nobody
-// to wait for.
+// If the processes of all others have ended, nobody takes over either, and Leave does not wait.
 func (c *Catalog) Leave(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watch sync.WaitGroup
@@ -64,7 +62,7 @@ func (c *Catalog) deserted(ctx context.Context) bool {
 
 func (c *Catalog) leave(ctx context.Context) error {
 	dead, cancel := context.WithTimeout(ctx, lastWords)
-	c.bury(dead, present(c.Current())) // or it would hand slots over to them
+	c.bury(dead, present(c.Current())) // otherwise it would hand slots over to dead members
 	cancel()
 	if _, err := c.propose(ctx, leavingOp{c.self.ID}); err != nil {
 		return err
@@ -128,15 +126,14 @@ func (c *Catalog) leave(ctx context.Context) error {
 	}
 }
 
-// stuck says why this node cannot hand its slots over, if it cannot.
+// stuck returns why this node cannot hand over its slots, or nil.
 func (c *Catalog) stuck() error {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.mu.state.checkLeaving(c.self.ID)
 }
 
-// lastWords bounds how long a node of a cluster that ends waits for the others
-// to learn it.
+// lastWords is how long a node waits for the others to learn that the whole cluster ends.
 const lastWords = 2 * time.Second
 
 // dissolves reports whether no member stays. Then raft is left as it is: there is nobody to give votes to.
@@ -144,9 +141,9 @@ func dissolves(v *dsm.View) bool {
 	return !slices.ContainsFunc(v.Members, func(m dsm.Member) bool { return !m.Leaving })
 }
 
-// dissolve waits until the others that answer know that everybody leaves. They
-// might need this node's vote to learn it, or its lead: so do those that are no members
-// any more and have not been told.
+// dissolve waits until those of the others that answer know that everybody leaves. They might need
+// this node's vote or leadership to learn it; this also holds for nodes that are not members any more
+// and have not been told.
 func (c *Catalog) dissolve(ctx context.Context, v *dsm.View) {
 	ctx, cancel := context.WithTimeout(ctx, lastWords)
 	defer cancel()
@@ -167,8 +164,8 @@ func (c *Catalog) dissolve(ctx context.Context, v *dsm.View) {
 	}
 }
 
-// serveLeave removes the node from the members, and returns when raft needs it
-// no more either.
+// serveLeave removes the node from the members, and returns when raft does not need it any more
+// either.
 func (c *Catalog) serveLeave(ctx context.Context, n dsm.NodeID) (any, error) {
 	if c.leads() == 0 {
 		return nil, errs.E(errs.NotLeader, "leave", "")
@@ -188,7 +185,7 @@ func (c *Catalog) serveLeave(ctx context.Context, n dsm.NodeID) (any, error) {
 	if c.leads() == 0 {
 		return nil, errs.E(errs.NotLeader, "leave", "")
 	}
-	// The configuration without the node is committed when what follows it is.
+	// The configuration without the node is committed once a later entry is.
 	if _, err := c.commit(ctx, noopOp{}); err != nil {
 		return nil, named("leave", err)
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/dsmfs/dsmfs/locks"
 )
 
-// The locks of files are a book in the state machine. What a command does to it the nodes are told by
-// the Observer: a request that waits is answered long after its command.
+// The locks of files are a book in the state machine. The Observer tells the nodes the effects of a
+// command on it, because a request that waits is answered long after its command.
 
 type (
 	askLockOp struct {
@@ -25,7 +25,7 @@ type (
 		Ino    dsm.Ino
 		Ticket uint64
 	}
-	// dropLocksOp takes the locks of a node away that has given no sign of life.
+	// dropLocksOp drops the locks of a node that has given no sign of life.
 	dropLocksOp struct{ Node dsm.NodeID }
 )
 
@@ -62,7 +62,7 @@ func (s *state) lock(events []locks.Event, err error) (dsm.Inode, error) {
 
 var _ locks.Cluster = (*Catalog)(nil)
 
-// AskLock asks for a lock of a file. The answer is an event.
+// AskLock requests a lock of a file. The answer comes as an event.
 func (c *Catalog) AskLock(ctx context.Context, ino dsm.Ino, r locks.Request) error {
 	_, err := c.propose(ctx, askLockOp{ino, r})
 	return err
@@ -80,7 +80,8 @@ func (c *Catalog) CancelLock(ctx context.Context, ino dsm.Ino, ticket uint64) er
 	return err
 }
 
-// LockStanding is what this node has of the locks of a file, as far as it has applied the log.
+// LockStanding returns the state of a file's locks for this node, as of the last command that it
+// has applied.
 func (c *Catalog) LockStanding(ino dsm.Ino) locks.Standing {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

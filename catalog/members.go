@@ -8,10 +8,10 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// reviewed replaces the view by one in which change has been made, of the next
-// epoch, with the slots balanced if those that are to have them have memory for it.
-// They have, unless a member leaves: then its slots stay until there is room (reserve),
-// everybody leaves, or it goes without handing them over.
+// reviewed applies change to the view and gives the result the next epoch. It balances the slots if
+// the members that should have them have memory for them. That is so unless a member leaves: then
+// its slots stay with it until there is room (reserve), everybody leaves, or it goes without
+// handing them over.
 func (s *state) reviewed(change func(v *dsm.View)) {
 	v := *s.view
 	v.Members = slices.Clone(v.Members)
@@ -45,7 +45,7 @@ func (o bootstrapOp) apply(s *state, st step) (dsm.Inode, error) {
 	return dsm.Inode{}, nil
 }
 
-// maxBudget bounds the memory of a member, in bytes: far from where sums overflow.
+// maxBudget bounds the memory of a member, in bytes: far below where sums overflow.
 const maxBudget = 1 << 50
 
 func checkMember(m dsm.Member) error {
@@ -74,7 +74,7 @@ func (o addMemberOp) apply(s *state, st step) (dsm.Inode, error) {
 	return dsm.Inode{}, nil
 }
 
-// admissible says why m cannot be a member, if it cannot.
+// admissible returns why m cannot be a member, or nil.
 func (s *state) admissible(m dsm.Member) error {
 	if err := checkMember(m); err != nil {
 		return err
@@ -123,7 +123,7 @@ func (o removeMemberOp) apply(s *state, st step) (dsm.Inode, error) {
 	return dsm.Inode{}, nil
 }
 
-// release takes from a node, which makes no change any more, what it has of files.
+// release drops the locks and holds of a node that makes no change any more.
 func (s *state) release(n dsm.NodeID) {
 	delete(s.sessions, n)
 	s.effects.locks = append(s.effects.locks, s.book.Drop(n)...)
@@ -134,7 +134,7 @@ func (s *state) release(n dsm.NodeID) {
 	}
 }
 
-// setVoters records which members vote, as the configuration of raft has it.
+// setVoters records which members vote, according to raft's configuration.
 func (s *state) setVoters(votes func(dsm.NodeID) bool) {
 	same := func(m dsm.Member) bool { return m.Voter == votes(m.ID) }
 	if !slices.ContainsFunc(s.view.Members, func(m dsm.Member) bool { return !same(m) }) {

@@ -9,13 +9,13 @@ import (
 
 const (
 	maxName   = 255  // bytes
-	maxTarget = 4095 // bytes, as Linux has it
+	maxTarget = 4095 // bytes, as in Linux
 	setuid    = 0o4000
 	setgid    = 0o2000
 	permMask  = 0o7777
 )
 
-// checkName refuses what cannot be the name of an entry.
+// checkName refuses names that no entry can have.
 func checkName(name string) error {
 	if len(name) > maxName {
 		return fail(errs.NameTooLong, "a name of %d bytes: the most is %d", len(name), maxName)
@@ -92,7 +92,7 @@ func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
 	return in.Inode, nil
 }
 
-// free refuses a name that is taken in the directory, or can be none.
+// free refuses a name that is taken in the directory, or that no entry can have.
 func (s *state) free(d *inode, name string) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -103,7 +103,7 @@ func (s *state) free(d *inode, name string) error {
 	return nil
 }
 
-// maxLinks is the most names of an inode.
+// maxLinks is how many names an inode can have.
 const maxLinks = 65000
 
 func (o linkOp) apply(s *state, st step) (dsm.Inode, error) {
@@ -169,12 +169,12 @@ func (o rmdirOp) apply(s *state, st step) (dsm.Inode, error) {
 	return dsm.Inode{}, nil
 }
 
-// unname takes a name of in, a file or an empty directory, away.
+// unname removes a name of in, which is a file or an empty directory.
 func (s *state) unname(st step, d *inode, name string, in *inode) {
 	delete(d.entries, name)
 	if in.Kind == dsm.KindDir {
 		d.Nlink--
-		in.Nlink = 1 // but for its own dot
+		in.Nlink = 1 // only its own dot is left
 	}
 	d.modified(st)
 	in.Nlink--
@@ -209,7 +209,7 @@ func (s *state) rename(st step, o renameOp) error {
 	if dst != nil && o.How == dsm.RenameNoReplace {
 		return fail(errs.Exist, "%q", o.NewName)
 	}
-	if src == dst { // as POSIX has it, also if these are two names
+	if src == dst { // POSIX wants this even if these are two names
 		return nil
 	}
 	if s.within(to, src) || o.How == dsm.RenameExchange && s.within(from, dst) {
@@ -237,8 +237,8 @@ func (s *state) rename(st step, o renameOp) error {
 	return nil
 }
 
-// move does what the moving of in from one entry to another does to the three
-// inodes, but for entering the new name.
+// move updates the three inodes for moving in from one entry to another, except for entering the
+// new name.
 func (s *state) move(st step, from *inode, name string, to *inode, newName string, in *inode) {
 	delete(from.entries, name)
 	if in.Kind == dsm.KindDir {
@@ -251,7 +251,7 @@ func (s *state) move(st step, from *inode, name string, to *inode, newName strin
 	in.changed(st)
 }
 
-// within reports whether d is in's or below it.
+// within reports whether d is in or a directory below it.
 func (s *state) within(d, in *inode) bool {
 	for in.Kind == dsm.KindDir {
 		if d == in {
@@ -261,7 +261,7 @@ func (s *state) within(d, in *inode) bool {
 			return false
 		}
 		if d = s.inodes[d.parent]; d == nil {
-			return false // d is a removed directory whose parent is gone
+			return false // d was removed, and so was its parent
 		}
 	}
 	return false

@@ -8,7 +8,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// progress is how far this node has applied the log, and who waits for more.
+// progress is how far this node has applied the log, with the goroutines that wait for more.
 type progress struct {
 	index atomic.Uint64
 	epoch atomic.Uint64
@@ -31,8 +31,8 @@ func (p *progress) reached(index uint64, epoch dsm.Epoch) bool {
 	return p.index.Load() >= index && dsm.Epoch(p.epoch.Load()) >= epoch
 }
 
-// advance says that the entries up to index are applied, and told to the
-// Observer. It wakes those that waited for them.
+// advance says that the entries up to index are applied and that the Observer has been told. It
+// wakes those that waited for them.
 func (p *progress) advance(index uint64, epoch dsm.Epoch) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -46,7 +46,7 @@ func (p *progress) advance(index uint64, epoch dsm.Epoch) {
 	}
 }
 
-// wait returns when index and epoch are reached, or ctx or life ends.
+// wait returns when index and epoch are reached, or when ctx or life ends.
 func (p *progress) wait(ctx, life context.Context, index uint64, epoch dsm.Epoch) error {
 	if p.reached(index, epoch) {
 		return nil

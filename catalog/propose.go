@@ -19,15 +19,16 @@ type calls struct {
 		lockrank.Mutex
 		last    uint64 // number of the newest
 		waiting map[uint64]chan answer
-		low     uint64 // no smaller number is in waiting
-		// seen are those that others may see the effect of, see settle; given up of them,
-		// the one with the highest number that may still happen.
+		low     uint64 // waiting has no smaller number
+		// seen has the commands whose effect other nodes may see, see settle. givenUp is the
+		// highest number among those of them that nobody waits for any more but that may still
+		// happen.
 		seen    map[uint64]chan struct{}
 		givenUp uint64
 	}
 }
 
-// answer is what became of a command of this node.
+// answer is the outcome of a command of this node.
 type answer struct {
 	result result
 	index  uint64
@@ -36,7 +37,7 @@ type answer struct {
 
 func (cs *calls) init() { cs.mu.Init("catalog.calls") }
 
-// begin numbers a command. low is the smallest number that is waited for.
+// begin numbers a command. low is the smallest number that somebody waits for.
 func (cs *calls) begin(seen bool) (req, low uint64, done <-chan answer) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -54,8 +55,7 @@ func (cs *calls) begin(seen bool) (req, low uint64, done <-chan answer) {
 	return cs.mu.last, cs.mu.low, ch
 }
 
-// finish says that nobody waits for the command any more: it has been applied, or
-// given up.
+// finish says that nobody waits for the command any more: it has been applied, or was given up.
 func (cs *calls) finish(req uint64, applied bool) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -72,7 +72,7 @@ func (cs *calls) finish(req uint64, applied bool) {
 	}
 }
 
-// passed says that commands with numbers below low can happen no more.
+// passed says that commands with numbers below low cannot happen any more.
 func (cs *calls) passed(low uint64) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -88,8 +88,8 @@ func (cs *calls) lost() bool {
 	return cs.mu.givenUp != 0
 }
 
-// settle returns when all commands that were under way at the call, and that others may see the
-// effect of, are applied here. Others may have seen it already.
+// settle returns when this node has applied all commands that were under way at the call and whose
+// effect other nodes may see. They may have seen it already.
 func (cs *calls) settle(ctx, life context.Context) error {
 	cs.mu.Lock()
 	var wait []chan struct{}
@@ -109,7 +109,7 @@ func (cs *calls) settle(ctx, life context.Context) error {
 	return ctx.Err()
 }
 
-// deliver hands the answer to who waits for it, if anybody does.
+// deliver hands the answer to the goroutine that waits for it, if there is one.
 func (cs *calls) deliver(req uint64, a answer) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -120,10 +120,10 @@ func (cs *calls) deliver(req uint64, a answer) {
 }
 
 const (
-	// resend is when a command that was accepted but not applied is sent again:
-	// the leader may have died with it. It happens once all the same.
+	// resend is when a command that was accepted but not applied is sent again: the leader may have
+	// died with it. It is applied only once.
 	resend = 500 * time.Millisecond
-	// attempt bounds a request to another node that is to be tried again.
+	// attempt bounds a request to another node that will be tried again.
 	attempt = time.Second
 )
 
@@ -187,10 +187,9 @@ func (c *Catalog) commit(ctx context.Context, o op) (answer, error) {
 	}
 }
 
-// submit hands a command to the leader. The channel yields nil when the leader
-// took it, else why not. What raft says of it later is not waited for: the
-// command is done when this node applies it, and raft forgets to answer when it
-// shuts down.
+// submit hands a command to the leader. The channel yields nil when the leader accepted it,
+// otherwise the reason. It does not wait for what raft reports later: the command is done when this
+// node applies it, and raft does not answer any more when it shuts down.
 func (c *Catalog) submit(reign, ctx context.Context, data []byte) <-chan error {
 	sent := make(chan error, 1)
 	id, addr := c.leader()
@@ -216,15 +215,15 @@ func (c *Catalog) submit(reign, ctx context.Context, data []byte) <-chan error {
 	return sent
 }
 
-// during returns a context for an attempt at something that ctx wants, while
-// the leader is the one of reign.
+// during returns a context for one attempt at something that is wanted until ctx ends. It also ends
+// when the leader changes (reign).
 func during(reign, ctx context.Context) (context.Context, context.CancelFunc) {
 	a, cancel := context.WithTimeout(reign, attempt)
 	stop := context.AfterFunc(ctx, cancel)
 	return a, func() { stop(); cancel() }
 }
 
-// retryable reports whether the request may succeed when made again.
+// retryable reports whether the request may succeed if it is made again.
 func retryable(err error) bool {
 	switch errs.KindOf(err) {
 	case errs.Invalid, errs.TooLarge, errs.Corrupt, errs.Unsupported:
@@ -233,14 +232,14 @@ func retryable(err error) bool {
 	return true
 }
 
-// backoff returns how long to wait after the try'th failure: a leader that was
-// just elected needs a moment, a cluster that has none needs seconds.
+// backoff returns how long to wait after failure number try: a new leader needs a moment, a cluster
+// without one needs seconds.
 func backoff(try int) time.Duration {
 	return min(5*time.Millisecond<<min(try, 6), 200*time.Millisecond)
 }
 
-// pause waits after a failure, less if the leader changes; false if ctx or the
-// catalog ended.
+// pause waits after a failure, less if the leader changes. It returns false if ctx or the catalog
+// has ended.
 func (c *Catalog) pause(ctx, reign context.Context, try int) bool {
 	wait := time.NewTimer(backoff(try))
 	defer wait.Stop()

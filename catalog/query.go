@@ -8,14 +8,14 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// read calls f with the state once it has all that was committed before. What f
-// saw the Observer has been told of when read returns: who learns of a size from
-// here finds the data plane knowing it too.
+// read calls f with the state once it contains everything committed before the call. When read
+// returns, the Observer has been told of everything that f saw; so a caller that learns of a size
+// from read can rely on the data plane knowing it too.
 func (c *Catalog) read(ctx context.Context, op string, f func(*state) error) error {
 	return c.readAfter(ctx, op, c.sync, f)
 }
 
-// readAfter is read with another way to have what was committed.
+// readAfter is read with another function that waits for what was committed.
 func (c *Catalog) readAfter(ctx context.Context, op string, sync func(context.Context) error, f func(*state) error) error {
 	if err := sync(ctx); err != nil {
 		return named(op, err)
@@ -30,7 +30,7 @@ func (c *Catalog) readAfter(ctx context.Context, op string, sync func(context.Co
 	return named(op, err)
 }
 
-// Lookup returns the inode that name has in dir.
+// Lookup returns the inode that has the name in dir.
 func (c *Catalog) Lookup(ctx context.Context, dir dsm.Ino, name string) (n dsm.Inode, err error) {
 	err = c.read(ctx, "lookup", func(s *state) error {
 		d, err := s.dir(dir)
@@ -56,7 +56,7 @@ func (c *Catalog) Getattr(ctx context.Context, ino dsm.Ino) (n dsm.Inode, err er
 		return err
 	}
 	if err = c.read(ctx, "getattr", get); err == nil && n.Nlink == 0 {
-		err = c.readAfter(ctx, "getattr", c.ask, get) // no lease covers when the last hold ends
+		err = c.readAfter(ctx, "getattr", c.ask, get) // leases do not cover the end of the last hold
 	}
 	return n, err
 }
@@ -73,7 +73,7 @@ func (c *Catalog) ReadDir(ctx context.Context, dir dsm.Ino) (entries []dsm.DirEn
 	return entries, err
 }
 
-// Stat returns the inodes of entries of dir, a zero one where a name is not of the entry's
+// Stat returns the inodes of entries of dir. One is zero if the name does not belong to the entry's
 // inode any more.
 func (c *Catalog) Stat(ctx context.Context, dir dsm.Ino, entries []dsm.DirEntry) (inodes []dsm.Inode, err error) {
 	err = c.read(ctx, "readdir", func(s *state) error {
@@ -121,12 +121,12 @@ func (c *Catalog) ListXattr(ctx context.Context, ino dsm.Ino) (names []string, e
 	return names, err
 }
 
-// Usage returns the memory that files take, the memory that there is for them, and the
-// number of inodes. It looks through the eyes of one who makes full files: budget is the
-// least memory of a node, and budget - reserved is what full files may still grow
-// by. Demand files count by what they leave of that, so a demand file is often larger than what it
-// takes here, and one that is larger than budget may find room. The difference is
-// negative when a node has left and others are short of room for pages on demand.
+// Usage returns the memory that files take, the memory available for them, and the number of
+// inodes, from the point of view of a program that makes full files: budget is the least memory of
+// a node, and budget - reserved is how much full files may still grow. A demand file counts as much
+// as it takes away from that. So it is often larger than what it takes here, and one larger than
+// budget may still find room. The difference is negative when a node has left and others lack room
+// for pages on demand.
 func (c *Catalog) Usage(ctx context.Context) (reserved, budget int64, inodes uint64, err error) {
 	err = c.readAfter(ctx, "statfs", c.ask, func(s *state) error {
 		reserved, budget = s.usage()
@@ -136,11 +136,11 @@ func (c *Catalog) Usage(ctx context.Context) (reserved, budget int64, inodes uin
 	return reserved, budget, inodes, err
 }
 
-// Current returns the newest view that this node has applied; an empty one
-// before Bootstrap or Join.
+// Current returns the newest view that this node has applied, an empty one before Bootstrap or
+// Join.
 func (c *Catalog) Current() *dsm.View { return c.view.Load() }
 
-// Area returns the area as this node has applied it.
+// Area returns the area in the state that this node has applied.
 func (c *Catalog) Area(id dsm.AreaID) (dsm.Inode, bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

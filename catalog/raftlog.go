@@ -9,9 +9,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// raftLog hands what raft logs to slog, at level debug whatever raft thinks of
-// it: what it calls an error is that a peer is dead, which it repeats twice a
-// second. What users should know the catalog says itself.
+// raftLog passes raft's log lines on to slog, all at level debug: raft calls it an error that a
+// peer is dead, and repeats that twice a second. The catalog itself logs what users should know.
 type raftLog struct {
 	*slog.Logger
 	name string

@@ -10,10 +10,10 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// reign is the time of one leader, as this node sees it.
+// reign is the time during which one node leads, as this node sees it.
 type reign struct {
-	// own is the term in which this node leads and has applied all that was
-	// committed before, or 0. It may be out of date: see leads.
+	// own is the term in which this node leads and has applied everything committed before, or 0.
+	// It may be out of date: see leads.
 	own atomic.Uint64
 
 	mu struct {
@@ -30,7 +30,7 @@ func (r *reign) init(life context.Context) {
 	r.mu.ctx, r.mu.end = context.WithCancel(life)
 }
 
-// ctx ends when the leader changes.
+// ctx returns a context that ends when the leader changes.
 func (r *reign) ctx() context.Context {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -46,8 +46,8 @@ func (r *reign) next() {
 
 func (r *reign) term() uint64 { return r.own.Load() }
 
-// leads returns the term in which this node leads with the whole past applied,
-// or 0. It may have been deposed without knowing it.
+// leads returns the term in which this node leads and has applied everything committed before, or
+// 0. Another node may already lead without this one knowing it.
 func (c *Catalog) leads() uint64 {
 	t := c.reign.term()
 	if t == 0 || c.raft.State() != raft.Leader || c.raft.CurrentTerm() != t {
@@ -68,7 +68,7 @@ func (c *Catalog) watchLeader() {
 
 	depose := func() {}
 	defer func() { depose() }()
-	former := make(chan struct{}) // closed when the last own reign is over
+	former := make(chan struct{}) // closed when this node's last reign is over
 	close(former)
 	for {
 		select {
@@ -94,14 +94,14 @@ func (c *Catalog) watchLeader() {
 	}
 }
 
-// pace sets how often this node sends heartbeats, if it leads, or else for how long
-// it misses them before it thinks of an election. raft has one number for both: a leader sends
-// five to ten heartbeats in the time after which a follower would not wait any longer.
-// Followers that wait ten heartbeats are twice as safe as they need to be, since these are not
-// lost but late, and the cluster pays for it day and night.
+// pace sets how often this node sends heartbeats if it leads, or else how long it misses them
+// before it thinks of an election. raft has one number for both: a leader sends five to ten
+// heartbeats in the time that a follower would wait. But followers with the same number would wait
+// for ten missing heartbeats, which is twice as safe as needed: over TCP heartbeats come late, but
+// are not lost. And the cluster would pay for that all the time.
 //
-// A leader that is deposed knows at once, by the shorter time, if it hears of no
-// other; then it asks for votes, which it gets only if the others hear of none either.
+// A leader that is deposed notices at once, by the shorter time, if it hears of no other leader.
+// Then it asks for votes, which it gets only if the others hear of none either.
 func (c *Catalog) pace(leads bool) {
 	conf := c.raft.ReloadableConfig()
 	conf.HeartbeatTimeout = electionTimeout
@@ -118,8 +118,8 @@ func (c *Catalog) pace(leads bool) {
 func (c *Catalog) lead(ctx context.Context) {
 	defer c.reign.own.Store(0)
 	for c.leads() == 0 {
-		// The first command of the term: when it is applied, so is all that
-		// former leaders committed. raft's own empty entry is not told to us.
+		// The first command of the term: when it is applied, so is everything that former leaders
+		// committed. raft does not report its own empty entry.
 		a, err := c.commit(ctx, noopOp{})
 		if err != nil {
 			return
@@ -134,8 +134,8 @@ func (c *Catalog) lead(ctx context.Context) {
 	c.reconcile(ctx)
 }
 
-// servers returns the latest configuration of raft, which may not be committed
-// yet; on the leader it is the one that counts.
+// servers returns the latest configuration of raft, which may not be committed yet; the leader must
+// act on it all the same.
 func (c *Catalog) servers() []server {
 	conf := c.raft.GetConfiguration().Configuration()
 	servers := make([]server, 0, len(conf.Servers))
@@ -147,7 +147,7 @@ func (c *Catalog) servers() []server {
 	return servers
 }
 
-// server is a node that raft replicates to.
+// server is a node to which raft replicates.
 type server struct {
 	id    dsm.NodeID
 	addr  string

@@ -9,39 +9,38 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// reservation is what the files take of the members' memory: their sizes added
-// up, in bytes.
+// reservation is how much of the members' memory the files take: the sums of their sizes, in bytes.
 //
-// Full files count whole at every member, because its programs may use all of
-// them. Of the demand files a member holds what it is home of, and pages that its
-// programs touch. Those can be given back, but without room for some no program
-// gets on, so an eighth of what the full files leave stays free for them.
+// Full files count whole at every member, because its programs may use all of them. Of demand files
+// a member needs memory for its part as a home, and for pages that its programs touch. The latter
+// can be given back, but without room for some of them no program would make progress. So an eighth
+// of what the full files leave stays free for them.
 //
-// What a member is home of is counted by its quota of the slots, though it may
-// have other slots while some are handed over. Extents hash to slots evenly but
-// not exactly: where a member is home of more, that comes out of the room for pages.
+// A member's part as a home is counted by its quota of the slots, although it may have other slots
+// while some are handed over. Extents hash to slots evenly but not exactly: where a member is home
+// of more, that reduces the room for pages.
 type reservation struct {
 	full, demand int64
 }
 
-// room is how well the members can hold what is reserved.
+// room says how well the members can hold what is reserved.
 type room uint8
 
 const (
-	roomNone  room = iota // a member cannot hold what it is home of
-	roomHomes             // they can hold that, but one has too little for pages on demand
-	roomPages             // nothing lacks
+	roomNone  room = iota // a member has too little memory for what it is home of
+	roomHomes             // one has enough for that, but too little for pages on demand
+	roomPages             // there is enough
 )
 
-// claim is what a reservation takes of one member, in bytes.
+// claim is how much of one member's memory a reservation takes, in bytes.
 type claim struct {
 	member dsm.Member
 	full   int64 // the full files
-	home   int64 // the demand files that it is home of
-	paging int64 // kept for pages on demand
+	home   int64 // its part of the demand files as a home
+	paging int64 // kept free for pages on demand
 }
 
-// with returns the reservation after a file of the residency grew by delta.
+// with returns the reservation after a file with the residency has grown by delta.
 func (r reservation) with(x dsm.Residency, delta int64) reservation {
 	if x == dsm.ResidencyDemand {
 		r.demand += delta
@@ -51,7 +50,7 @@ func (r reservation) with(x dsm.Residency, delta int64) reservation {
 	return r
 }
 
-// of returns what is needed of a member with the number of slots for the room.
+// of returns how much memory a member with this number of slots needs for the room.
 func (r reservation) of(m dsm.Member, slots int, x room) claim {
 	c := claim{member: m, full: r.full}
 	if r.demand == 0 {
@@ -60,8 +59,8 @@ func (r reservation) of(m dsm.Member, slots int, x room) claim {
 	n := int64(slots)
 	c.home = r.demand/dsm.Slots*n + (r.demand%dsm.Slots*n+dsm.Slots-1)/dsm.Slots
 	if x == roomPages {
-		// An eighth is free of what holds home and a seventh of it. A member with
-		// hardly a slot has programs that need pages, too.
+		// A seventh of the home part is an eighth of both together. Programs on a member with
+		// hardly any slots need pages too.
 		c.paging = max((c.home+6)/7, dsm.ExtentSize)
 	}
 	return c
@@ -70,7 +69,7 @@ func (r reservation) of(m dsm.Member, slots int, x room) claim {
 func (c claim) need() int64  { return c.full + c.home + c.paging }
 func (c claim) spare() int64 { return c.member.Budget - c.need() }
 
-// String says what the member needs.
+// String describes the claim in words.
 func (c claim) String() string {
 	text := fmt.Sprintf("node %s needs --memory at least %d bytes and offers %d: %d for the full files", c.member.Name, c.need(), c.member.Budget, c.full)
 	if c.home > 0 {
@@ -82,9 +81,8 @@ func (c claim) String() string {
 	return text
 }
 
-// tightest returns the claim on the member that has least to spare when the
-// moves of slots in v are made, the first of equals. Members that leave do not
-// count, unless all do.
+// tightest returns the claim on the member that has least to spare once the moves of slots in v are
+// made, the first one if several are equal. Members that leave do not count, unless all do.
 func (r reservation) tightest(v *dsm.View, x room) claim {
 	quota := quotas(v)
 	var tight claim
@@ -107,8 +105,8 @@ func (r reservation) room(v *dsm.View) room {
 	return roomNone
 }
 
-// reserve accounts for the file growing by delta. When it shrinks, that may
-// be what a member that leaves has waited for to hand over its slots.
+// reserve accounts for the file growing by delta. If it shrinks, a leaving member may now be able
+// to hand over its slots.
 func (s *state) reserve(in *inode, delta int64) {
 	s.reserved = s.reserved.with(in.Spec.Residency, delta)
 	if delta < 0 && len(stranded(s.view)) > 0 && s.reserved.room(s.view) > roomNone {
@@ -116,7 +114,7 @@ func (s *state) reserve(in *inode, delta int64) {
 	}
 }
 
-// checkGrowth says why the file cannot grow by delta, if it cannot.
+// checkGrowth returns why the file cannot grow by delta, or nil.
 func (s *state) checkGrowth(in *inode, delta int64) error {
 	if delta <= 0 {
 		return nil
@@ -131,9 +129,9 @@ func (s *state) checkGrowth(in *inode, delta int64) error {
 	return fail(errs.NoSpace, "growing by %d bytes: %s; remove files or add a node", delta, c)
 }
 
-// checkRoom says why there is too little memory with m as a further member, if
-// there is. A cluster that has too little already, since a member left, takes in every
-// node that does not worsen it: that is its way out.
+// checkRoom returns why there is too little memory with m as another member, or nil. A cluster that
+// lacks memory already, because a member left, admits every node that does not make it worse: that
+// is how it recovers.
 func (s *state) checkRoom(m dsm.Member) error {
 	if c := s.reserved.of(m, 0, roomPages); c.spare() < 0 {
 		return fail(errs.NoSpace, "%s", c)
@@ -155,8 +153,8 @@ func (s *state) checkRoom(m dsm.Member) error {
 	if c.member.ID != m.ID {
 		return fail(errs.NoSpace, "if it joins, %s", c)
 	}
-	// A member with more memory gets more slots, so what it needs grows with what
-	// it has, by a slot or more each time.
+	// A member with more memory gets more slots, so what it needs grows with what it has, by a slot
+	// or more each time.
 	offer := m.Budget
 	for next := c; next.member.ID == m.ID && next.spare() < 0 && next.need() <= maxBudget; next = with(c.need()) {
 		c = next
@@ -165,8 +163,8 @@ func (s *state) checkRoom(m dsm.Member) error {
 	return fail(errs.NoSpace, "%s", c)
 }
 
-// stranded counts, for each member that leaves, the slots that rest with it though
-// others stay: those lack memory for them.
+// stranded counts, for each leaving member, the slots that stay with it although other members
+// stay, because these lack memory for them.
 func stranded(v *dsm.View) map[dsm.NodeID]int {
 	count := make(map[dsm.NodeID]int)
 	for _, m := range v.Members {
@@ -186,8 +184,7 @@ func stranded(v *dsm.View) map[dsm.NodeID]int {
 	return count
 }
 
-// checkLeaving says why the node, which leaves, cannot hand its slots over, if it
-// cannot.
+// checkLeaving returns why a leaving node cannot hand over its slots, or nil.
 func (s *state) checkLeaving(id dsm.NodeID) error {
 	n := stranded(s.view)[id]
 	if n == 0 {
@@ -197,9 +194,8 @@ func (s *state) checkLeaving(id dsm.NodeID) error {
 		n, s.reserved.tightest(s.view, roomHomes))
 }
 
-// usage returns reserved and budget such that a full file may grow by
-// their difference; nothing may if it is negative. budget is the least memory of a
-// member that stays.
+// usage returns reserved and budget such that a full file may grow by their difference, not at all
+// if that is negative. budget is the least memory of a member that stays.
 func (s *state) usage() (reserved, budget int64) {
 	budget = reservation{}.tightest(s.view, roomPages).member.Budget
 	return budget - s.reserved.tightest(s.view, roomPages).spare(), budget

@@ -12,8 +12,8 @@ import (
 
 func errNotLeader() error { return errs.E(errs.NotLeader, "propose", "") }
 
-// OnCall answers the requests of other catalogs; any other request is
-// errs.Unsupported. It returns when ctx ends or the catalog is closed.
+// OnCall answers requests of other catalogs; any other request is errs.Unsupported. It returns when
+// ctx ends or the catalog is closed.
 func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

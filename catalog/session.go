@@ -7,10 +7,10 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// session is what makes the commands of a node happen once each: the results of
-// those that the node may still wait for, and so may send again.
+// session makes sure that each command of a node is applied once. It keeps the results of those
+// commands that the node may still wait for, and so may send again.
 type session struct {
-	low     uint64 // commands below are forgotten, and ignored
+	low     uint64 // commands with smaller numbers are forgotten, and ignored
 	results map[uint64]result
 }
 
@@ -21,8 +21,8 @@ type result struct {
 	Text  string    // of the error; "" with Kind 0: no error
 }
 
-// fail returns an error of the state machine; the operation's name is added
-// where it leaves the catalog.
+// fail returns an error of the state machine. The name of the operation is added where the error
+// leaves the catalog.
 func fail(k errs.Kind, format string, args ...any) error { return errs.E(k, "", format, args...) }
 
 func resultOf(in dsm.Inode, err error) result {
@@ -32,7 +32,7 @@ func resultOf(in dsm.Inode, err error) result {
 	return result{Kind: errs.KindOf(err), Text: err.Error()}
 }
 
-// err returns the error in the result, of operation name.
+// err returns the error in the result, with the name of the operation.
 func (r result) err(name string) error {
 	if r.Kind == errs.Other && r.Text == "" {
 		return nil
@@ -40,8 +40,8 @@ func (r result) err(name string) error {
 	return &errs.Error{Op: name, Kind: r.Kind, Err: errors.New(r.Text)}
 }
 
-// forget drops what lies below low. The numbers are consecutive, so this is
-// constant work per command, but no more than there are results.
+// forget drops results with numbers below low. The numbers are consecutive, so each command takes
+// constant time, and never more than there are results.
 func (s *session) forget(low uint64) {
 	if low <= s.low {
 		return

@@ -10,16 +10,18 @@ import (
 	"github.com/dsmfs/dsmfs/locks"
 )
 
-// signs of life are how a node knows that the cluster has not given it up, and the leader which nodes it hears of.
+// Signs of life: by these a node knows that the cluster still counts on it, and the leader knows
+// which nodes live.
 //
-// A node's sign of life is the question for the read index. It counts as answered from when it was sent,
-// to the leader from when it came, which is later. So a leader that has heard nothing for
-// locks.DropAfter knows that the node has granted no lock for a while. A leader begins with what it
-// hears itself; one that is deposed answers for less than a second more (leaderLease), while the next
-// waits for DropAfter first.
+// A node's sign of life is its question for the read index. The node counts it from when it was
+// sent, and only if it was answered. The leader counts it from when it arrived, which is later. So
+// when the leader has heard nothing for locks.DropAfter, the node has granted no lock for a while.
+// A new leader begins with what it hears itself. A deposed one answers for less than another second
+// (leaderLease), while the new one first waits for DropAfter.
 type signs struct {
 	born time.Time
-	// answered is when the last question was sent that was answered, in nanoseconds since born; 0: none was.
+	// answered is when the last question that was answered had been sent, in nanoseconds since
+	// born; 0 if there was none.
 	answered atomic.Int64
 	// lockers rings when the book of locks has changed.
 	lockers bell
@@ -37,7 +39,7 @@ func (g *signs) init() {
 	g.mu.heard = make(map[dsm.NodeID]time.Time)
 }
 
-// confirm says that the leader has answered what was sent at that time.
+// confirm says that the leader has answered a question sent at that time.
 func (g *signs) confirm(sent time.Time) {
 	at := int64(sent.Sub(g.born))
 	for {
@@ -67,13 +69,14 @@ func (c *Catalog) MayGrant() bool {
 	return c.leads() != 0 || at != 0 && time.Since(c.signs.born)-time.Duration(at) < locks.GrantFor
 }
 
-// ShowLife asks the leader, and returns when this node has applied all that was committed before.
+// ShowLife asks the leader, and returns when this node has applied everything committed before.
 func (c *Catalog) ShowLife(ctx context.Context) error { return c.ask(ctx) }
 
-// lookEvery is how often the leader looks whether it has heard of all that have locks.
+// lookEvery is how often the leader checks that it has heard of all nodes with locks.
 const lookEvery = time.Second
 
-// watchLockers drops the locks of nodes that this one, which leads until ctx ends, does not hear of.
+// watchLockers drops the locks of nodes from which this one, the leader until ctx ends, hears
+// nothing.
 func (c *Catalog) watchLockers(ctx context.Context) {
 	since := make(map[dsm.NodeID]time.Time) // when a node was first seen to have locks
 	for {
@@ -102,7 +105,7 @@ func (c *Catalog) watchLockers(ctx context.Context) {
 		}
 		look := time.NewTimer(lookEvery)
 		if ring != nil {
-			look.Stop() // nothing to look at
+			look.Stop() // no node to watch
 		}
 		select {
 		case <-ring:

@@ -7,14 +7,14 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// balance gives every member its quota of the slots by moving as few as possible:
-// only the surplus of those that have too many, all of those that leave. A slot
-// that is still being handed over stays where it goes until its new primary is
-// ready; then balance is called again. If everybody leaves, nothing moves.
+// balance gives every member its quota of the slots and moves as few as possible: only the surplus
+// of members that have too many, and all slots of those that leave. A slot that is still being
+// handed over stays where it goes until its new primary is ready; then balance is called again. If
+// everybody leaves, nothing moves. The slots of a member that is gone stay, see settleOp.
 //
-// The slots of a member that is gone stay, see settleOp. It depends on nothing but v and moves slots under v's epoch.
+// The result depends on nothing but v. Moved slots get v's epoch.
 func balance(v *dsm.View) {
-	quota, count := quotas(v), homes(v)
+	quota, count := quotas(v), primaries(v)
 	for i := range v.Slots {
 		h := &v.Slots[i]
 		if h.Source != 0 || count[h.Primary] <= quota[h.Primary] || isGone(v, h.Primary) {
@@ -30,19 +30,19 @@ func balance(v *dsm.View) {
 	}
 }
 
-// quotas returns how many slots each member is to have: those that stay parts in
-// proportion to their budgets, by largest remainder (Hamilton's method), so each is
-// less than one slot off. Equal remainders are rounded up for those that have most
-// slots too many, which moves least. Members that leave are not in it, unless all do:
-// then each keeps what it has.
+// quotas returns how many slots each member should have. Members that stay get parts in proportion
+// to their budgets, by largest remainder (Hamilton's method), so each is less than one slot off.
+// Among equal remainders those are rounded up whose members have most slots too many, which moves
+// least. Members that leave get none, unless all leave: then each keeps what it has.
 //
-// A member with less than about a slot's part gets none. It reads and writes as
-// the others do; a slot all the same would let its little memory bound the demand files of all.
+// A member whose part is less than about one slot gets none. It reads and writes like the others.
+// If it got a slot, its little memory would bound the demand files of all.
 //
-// No part is bounded: demand files are as large as the memory that homes them, and a bound
-// would leave a big node's idle. One whose network is too slow for its part says a smaller --memory.
+// Parts have no upper bound: the size of demand files is bounded by the memory of their homes, and
+// with a bound a large node's memory would lie idle. If a node's network is too slow for its part,
+// mount it with a smaller --memory.
 func quotas(v *dsm.View) map[dsm.NodeID]int {
-	have := homes(v)
+	have := primaries(v)
 	quota := make(map[dsm.NodeID]int)
 	rest := make(map[dsm.NodeID]int64) // of the division
 	var stay []dsm.NodeID
@@ -76,8 +76,8 @@ func quotas(v *dsm.View) map[dsm.NodeID]int {
 	return quota
 }
 
-// homes counts the slots that each node is primary of.
-func homes(v *dsm.View) map[dsm.NodeID]int {
+// primaries counts the slots that each node is primary of.
+func primaries(v *dsm.View) map[dsm.NodeID]int {
 	count := make(map[dsm.NodeID]int)
 	for _, h := range v.Slots {
 		count[h.Primary]++
@@ -85,8 +85,8 @@ func homes(v *dsm.View) map[dsm.NodeID]int {
 	return count
 }
 
-// neediest returns the member that lacks most slots, the first of equals, or 0
-// if none lacks any.
+// neediest returns the member that lacks most slots, the first one if several are equal, or 0 if
+// none lacks any.
 func neediest(v *dsm.View, quota, count map[dsm.NodeID]int) dsm.NodeID {
 	var id dsm.NodeID
 	lacks := 0
@@ -109,8 +109,8 @@ func slotsOf(v *dsm.View, n dsm.NodeID) int {
 	return count
 }
 
-// A report of slots that are the node's no more, or of an earlier move to it,
-// is stale and changes nothing.
+// A report about slots that are not the node's any more, or about an earlier move to it, is stale
+// and changes nothing.
 func (o slotsReadyOp) apply(s *state, st step) (dsm.Inode, error) {
 	ready := func(v *dsm.View, i dsm.Slot) bool {
 		h := v.Slots[i]

@@ -13,8 +13,8 @@ import (
 // imageFormat is the version of image.
 const imageFormat = 2
 
-// image is a state as a value, every set in order: equal states have equal
-// images, byte for byte.
+// image is a state as a value, with every set in order: equal states have equal images, byte for
+// byte.
 type image struct {
 	Format   uint32
 	Applied  uint64
@@ -58,8 +58,8 @@ type resultImage struct {
 	Result result
 }
 
-// image copies the state. Nothing in the copy changes when the state does, so
-// that it can be encoded while commands are applied.
+// image copies the state. Later changes of the state do not change the copy, so it can be encoded
+// while commands are applied.
 func (s *state) image() *image {
 	img := &image{
 		Format: imageFormat, Applied: s.applied, NextIno: s.nextIno,
@@ -93,8 +93,7 @@ func (s *state) image() *image {
 
 func (img *image) encode() ([]byte, error) { return wire.Marshal(img) }
 
-// restore returns the state of an encoded image, or an error if it cannot be
-// one: b came from another node.
+// restore returns the state of an encoded image. b comes from another node, so it is checked.
 func restore(b []byte) (*state, error) {
 	var img image
 	if err := wire.Unmarshal(b, &img); err != nil {

@@ -50,7 +50,7 @@ func respecAll(spec dsm.Spec, settings []dsm.Setting) (_ dsm.Spec, err error) {
 	return spec, nil
 }
 
-// respec returns spec with the field that key names set to what value says.
+// respec returns spec with the field named by key set to value.
 func respec(spec dsm.Spec, key, value string) (dsm.Spec, error) {
 	spec, err := spec.With(key, value)
 	if err != nil {
@@ -71,8 +71,8 @@ func (o setLayoutOp) apply(s *state, st step) (dsm.Inode, error) {
 	if in.Kind != dsm.KindFile || l.DType > dsm.DTypeU64 || l.DataOffset < 0 {
 		return dsm.Inode{}, fail(errs.Invalid, "layout %v of inode %d", l, in.Ino)
 	}
-	// The data plane read the header some time ago; meanwhile the user may
-	// have named the type himself or cut the header off.
+	// The data plane read the header some time ago. Meanwhile the user may have set the type
+	// himself, or a truncate may have removed the header.
 	if in.Spec.DType != dsm.DTypeAuto || l == in.Layout || l.DataOffset > in.Size {
 		return in.Inode, nil
 	}

@@ -8,15 +8,13 @@ import (
 	"github.com/dsmfs/dsmfs/locks"
 )
 
-// state is the replicated state: what the log of commands up to applied makes
-// of nothing. It is plain data with no lock, no clock and no source of
-// randomness, so that every replica that applies the same commands is the same,
-// byte for byte of its snapshot.
+// state is the replicated state: the result of the log's commands up to applied. It is plain data
+// without a lock, a clock or a source of randomness, so that all replicas that apply the same
+// commands have the same state, byte for byte of its snapshot.
 //
-// Invariants: every entry of a directory names an inode in inodes; an inode
-// with Nlink 0 is held by a member; reserved is the sum of the sizes of the
-// regular files; view is never changed, only replaced; members that leave keep
-// no slot that those that stay have memory for.
+// Invariants: every entry of a directory names an inode in inodes; an inode with Nlink 0 is held by
+// a member; reserved is the sum of the sizes of the regular files; view is never changed, only
+// replaced; members that leave keep no slot that those that stay have memory for.
 type state struct {
 	applied  uint64
 	inodes   map[dsm.Ino]*inode
@@ -29,24 +27,24 @@ type state struct {
 	effects effects // of the command being applied
 }
 
-// inode is an inode with what belongs to it.
+// inode is an inode with everything that belongs to it.
 type inode struct {
 	dsm.Inode
-	parent  dsm.Ino                 // of a directory; the root is its own
-	entries map[string]dsm.Ino      // of a directory
+	parent  dsm.Ino                 // for a directory; the root is its own parent
+	entries map[string]dsm.Ino      // for a directory
 	xattrs  map[string][]byte       // the values are never changed
-	holds   map[dsm.NodeID]struct{} // the nodes that keep the inode
-	temp    bool                    // of a file that never had a name, and may get one
+	holds   map[dsm.NodeID]struct{} // the nodes that hold the inode
+	temp    bool                    // a file that never had a name, and may get one
 }
 
-// step is the circumstances of a command.
+// step is the circumstances in which a command is applied.
 type step struct {
 	index uint64     // in the log
 	node  dsm.NodeID // the proposer
 	now   time.Time  // by the proposer's clock
 }
 
-// effects is what a command changed that an Observer is told of.
+// effects are the changes by a command that an Observer is told of.
 type effects struct {
 	changed []areaChange
 	removed []dsm.Ino
@@ -66,7 +64,7 @@ func newState() *state {
 	}
 }
 
-// add makes an inode of n with the next number.
+// add makes an inode from n with the next number.
 func (s *state) add(st step, n dsm.Inode) *inode {
 	n.Ino = s.nextIno
 	s.nextIno++
@@ -91,7 +89,7 @@ func (s *state) get(ino dsm.Ino) (*inode, error) {
 	return nil, fail(errs.NotExist, "inode %d", ino)
 }
 
-// dir returns the directory, which may be a removed one.
+// dir returns the directory, which may have been removed.
 func (s *state) dir(ino dsm.Ino) (*inode, error) {
 	in, err := s.get(ino)
 	if err != nil {
@@ -103,7 +101,7 @@ func (s *state) dir(ino dsm.Ino) (*inode, error) {
 	return in, nil
 }
 
-// liveDir returns the directory if entries may be made in it.
+// liveDir returns the directory if entries may be created in it.
 func (s *state) liveDir(ino dsm.Ino) (*inode, error) {
 	in, err := s.dir(ino)
 	if err != nil {
@@ -115,7 +113,7 @@ func (s *state) liveDir(ino dsm.Ino) (*inode, error) {
 	return in, nil
 }
 
-// child returns the inode that name has in d.
+// child returns the inode that has the name in d.
 func (s *state) child(d *inode, name string) (*inode, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -126,7 +124,7 @@ func (s *state) child(d *inode, name string) (*inode, error) {
 	return nil, fail(errs.NotExist, "%q", name)
 }
 
-// drop forgets the inode if it has no name and nobody holds it.
+// drop forgets the inode if it has no name and no node holds it.
 func (s *state) drop(in *inode) {
 	if in.Nlink > 0 || len(in.holds) > 0 {
 		return
@@ -139,23 +137,22 @@ func (s *state) drop(in *inode) {
 	}
 }
 
-// changed stamps a change of the inode's attributes. Its ctime, which nobody
-// can set, is the inode's clock: it never goes back though the clocks of the
-// proposers differ.
+// changed records the time of a change of the inode's attributes. The ctime, which nobody can set,
+// is the inode's clock: it never goes back although the clocks of the proposers differ.
 func (in *inode) changed(st step) {
 	if st.now.After(in.Ctime) {
 		in.Ctime = st.now
 	}
 }
 
-// modified stamps a change of the inode's contents.
+// modified records the time of a change of the inode's contents.
 func (in *inode) modified(st step) {
 	in.changed(st)
 	in.Mtime = in.Ctime
 }
 
-// revised records that the size, spec or layout of the area is not what it was
-// before; regenerated, that messages made before must be refused.
+// revised records that the size, spec or layout of the area has changed from before. regenerated
+// says that messages made before must be refused.
 func (s *state) revised(st step, in *inode, before dsm.Inode, regenerated bool) {
 	in.Rev = dsm.Generation(st.index)
 	if regenerated {

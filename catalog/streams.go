@@ -11,12 +11,11 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// Streams carries byte streams between the catalogs of two nodes. An address is
-// id@host:port, and Dial fails unless the node with the id answers there: a node
-// that started at the address of a dead one would acknowledge, with an empty
-// log, entries in the other's name.
+// Streams carries byte streams between the catalogs of two nodes. An address is id@host:port, and
+// Dial fails unless the node with that id answers there: otherwise a node started at the address of
+// a dead one would acknowledge entries in the other's name, with an empty log.
 type Streams interface {
-	// Open lets connections in, which then wait for Accept.
+	// Open admits connections, which then wait for Accept.
 	Open()
 	Accept() (net.Conn, error)
 	Close() error
@@ -80,8 +79,8 @@ func (l *layer) Accept() (net.Conn, error) {
 	return l.track(conn)
 }
 
-// Close closes the streams too: raft waits for calls under way, and those
-// would wait for peers.
+// Close closes the streams too, because raft waits for calls under way, and these would wait for
+// peers.
 func (l *layer) Close() error {
 	l.mu.Lock()
 	l.mu.closed = true
@@ -106,7 +105,7 @@ func (l *layer) track(conn net.Conn) (net.Conn, error) {
 	return t, nil
 }
 
-// tracked is a stream that Close of the layer closes.
+// tracked is a stream that the layer closes when it is closed itself.
 type tracked struct {
 	net.Conn
 	layer *layer

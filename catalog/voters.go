@@ -10,8 +10,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// voterCount returns how many of n members should vote: two voters survive
-// less than one does, and more than five make every change slower.
+// voterCount returns how many of n members should vote. Two voters survive less than one does, and
+// more than five make every change slower.
 func voterCount(n int) int {
 	switch {
 	case n >= 5:
@@ -22,16 +22,16 @@ func voterCount(n int) int {
 	return 1
 }
 
-// changeKind is a step from one configuration of raft to the next.
+// changeKind is the kind of a step from one configuration of raft to the next.
 type changeKind uint8
 
 const (
 	changeNone     changeKind = iota
-	changeAdd                 // a member without a vote
+	changeAdd                 // add a member without a vote
 	changePromote             // give it a vote
-	changeTransfer            // the leadership to it
+	changeTransfer            // give it the leadership
 	changeDemote              // take its vote
-	changeRemove              // it is no member any more
+	changeRemove              // it is not a member any more
 )
 
 // change is one step. raft makes one at a time.
@@ -40,13 +40,11 @@ type change struct {
 	server
 }
 
-// nextChange returns the next step from the configuration servers, led by
-// leader, to the one that the members ask for. live tells who answers: only those get
-// a vote, because a vote that is given to a dead node stops the catalog, and
-// the dead lose theirs first.
+// nextChange returns the next step from the configuration servers, led by leader, to one that suits
+// the members. live says which nodes answer. Only these get a vote, because giving a vote to a dead
+// node could stop the catalog; dead nodes lose theirs first.
 //
-// Every step leaves the configuration such that the living voters are the
-// majority if they were one before.
+// If the living voters were a majority before a step, they are one after it.
 func nextChange(members []dsm.Member, servers []server, leader dsm.NodeID, live func(dsm.NodeID) bool) change {
 	known := make(map[dsm.NodeID]server)
 	for _, s := range servers {
@@ -85,9 +83,9 @@ func nextChange(members []dsm.Member, servers []server, leader dsm.NodeID, live 
 	return change{}
 }
 
-// electorate returns who should vote: an odd number of the members that stay,
-// preferably the leader, those that vote already, and those that live, who are
-// the majority; nobody if there is no such choice.
+// electorate returns who should vote: an odd number of the members that stay, with a majority of
+// living ones. It prefers the leader, those that vote already, and those that live. It returns
+// nothing if there is no such choice.
 func electorate(members []dsm.Member, known map[dsm.NodeID]server, leader dsm.NodeID, live func(dsm.NodeID) bool) []server {
 	rank := func(s server) int {
 		switch {
@@ -135,7 +133,7 @@ func (c *Catalog) reconcile(ctx context.Context) {
 			c.make(next)
 			again = time.After(100 * time.Millisecond)
 			if next.kind == changeNone {
-				again = time.After(time.Second) // somebody is not there
+				again = time.After(time.Second) // a node does not answer
 			}
 		}
 		select {
@@ -148,7 +146,7 @@ func (c *Catalog) reconcile(ctx context.Context) {
 
 func anybody(dsm.NodeID) bool { return true }
 
-// make takes one step. Whether it was taken the configuration tells.
+// make takes one step. The configuration tells whether it was taken.
 func (c *Catalog) make(next change) {
 	id, addr := serverID(next.id), serverAddress(next.id, next.addr)
 	switch next.kind {
@@ -168,10 +166,10 @@ func (c *Catalog) make(next change) {
 	c.log.Debug("changing the voters", "change", next.kind, "node", next.id)
 }
 
-// maxBehind is how many entries a node may lack to get a vote.
-const maxBehind = 1024
+// maxLag is how many entries a node may lack and still get a vote.
+const maxLag = 1024
 
-// roll asks all nodes whether they are there and not far behind.
+// roll asks all nodes whether they answer and lack few entries.
 func (c *Catalog) roll(ctx context.Context) (live func(dsm.NodeID) bool) {
 	ctx, cancel := context.WithTimeout(ctx, attempt/2)
 	defer cancel()
@@ -186,7 +184,7 @@ func (c *Catalog) roll(ctx context.Context) (live func(dsm.NodeID) bool) {
 			p, err := c.probe(ctx, s.id, s.addr)
 			mu.Lock()
 			defer mu.Unlock()
-			present[s.id] = err == nil && p.Applied+maxBehind >= c.progress.index.Load()
+			present[s.id] = err == nil && p.Applied+maxLag >= c.progress.index.Load()
 		})
 	}
 	asked.Wait()
