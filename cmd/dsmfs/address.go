@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// defaultPort is where a node listens and is looked for unless told otherwise.
+// defaultPort is the port on which a node listens, and on which others look for it, unless told
+// otherwise.
 const defaultPort = "7480"
 
 // withPort adds the default port to a host that has none. IPv6 addresses may
@@ -30,9 +31,9 @@ func withPort(flag, addr string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// isLoopback reports whether an address of --listen or --join reaches this
-// machine only. Names other than localhost are taken for other machines, and so is no host at all,
-// which listens on every interface.
+// isLoopback reports whether an address of --listen or --join reaches this machine only. A name
+// other than localhost counts as another machine. So does a missing host, with which a node listens
+// on every interface.
 func isLoopback(hostport string) bool {
 	host, _, err := net.SplitHostPort(hostport)
 	if err != nil {

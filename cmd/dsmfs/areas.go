@@ -21,7 +21,7 @@ type areaRow struct {
 	Mode     string `json:"mode"`
 	Merge    string `json:"merge"`
 	DType    string `json:"dtype"`
-	Version  uint64 `json:"version"`  // 0: nothing was published
+	Version  uint64 `json:"version"`  // 0: nothing has been published
 	Resident int64  `json:"resident"` // bytes in the memory of this node
 }
 
@@ -31,7 +31,7 @@ func areasVerb(p *program, args []string) error {
 	return p.report("areas", args, func(point, inside string) (report, error) { return lookAreas(point, inside) })
 }
 
-// lookAreas walks the tree below a path in the mount; files that go away meanwhile are left out.
+// lookAreas walks the tree below a path in the mount. Files that disappear meanwhile are left out.
 func lookAreas(point, inside string) (areaRows, error) {
 	rows := areaRows{}
 	top := filepath.Join(point, inside)
@@ -58,14 +58,14 @@ func lookAreas(point, inside string) (areaRows, error) {
 			row.Resident = st.Blocks * 512
 		}
 		row.Mode, row.Merge, row.DType = attribute(path, "mode"), attribute(path, "merge"), attribute(path, "dtype")
-		row.Version, _ = strconv.ParseUint(attribute(path, "version"), 10, 64) // 0 where it may not be read
+		row.Version, _ = strconv.ParseUint(attribute(path, "version"), 10, 64) // 0 if it may not be read
 		rows = append(rows, row)
 		return nil
 	})
 	return rows, err
 }
 
-// attribute returns user.dsm.KEY of a file, "-" where it may not be read.
+// attribute returns user.dsm.KEY of a file, "-" if it may not be read.
 func attribute(path, key string) string {
 	var buf [256]byte
 	n, err := unix.Lgetxattr(path, "user.dsm."+key, buf[:])

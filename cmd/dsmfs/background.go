@@ -23,16 +23,17 @@ const readyVariable = "DSMFS_READY_FD"
 // news is what a child tells its parent, once.
 type news struct {
 	Ready bool
-	Addr  string   `json:",omitempty"` // of the node, if ready
-	Error string   `json:",omitempty"` // else
+	Addr  string   `json:",omitempty"` // of the node, when it is ready
+	Error string   `json:",omitempty"` // otherwise
 	Code  exitCode `json:",omitempty"`
 }
 
-// reporter tells the parent process; nil tells nobody.
+// reporter sends news to the parent process; a nil reporter sends nothing.
 type reporter struct{ pipe *os.File }
 
-// newReporter returns the reporter for the parent of this process, if it wants
-// to be told. Children of this process are not to think that they are meant.
+// newReporter returns the reporter for the parent of this process, nil if the parent does not wait
+// for news. It removes the variable from the environment, so that children of this process do not
+// report.
 func newReporter() (*reporter, error) {
 	text, ok := os.LookupEnv(readyVariable)
 	if !ok {
@@ -49,14 +50,13 @@ func newReporter() (*reporter, error) {
 	return &reporter{os.NewFile(uintptr(fd), "ready")}, nil
 }
 
-// tell ends the wait of the parent and reports whether it was told. Only the
-// first call counts.
+// tell ends the wait of the parent, and reports whether it did. Only the first call does.
 func (r *reporter) tell(n news) bool {
 	if r == nil || r.pipe == nil {
 		return false
 	}
 	err := json.NewEncoder(r.pipe).Encode(n)
-	_ = r.pipe.Close() // a parent that is gone does not want to know
+	_ = r.pipe.Close() // the parent may be gone
 	r.pipe = nil
 	return err == nil
 }
@@ -64,26 +64,26 @@ func (r *reporter) tell(n news) bool {
 // daemon is a child process that mounts.
 type daemon struct {
 	cmd    *exec.Cmd
-	ready  *os.File      // the news arrive here
-	output *bytes.Buffer // its standard error, as long as that is not its log
-	log    string        // where its log is
-	before int64         // bytes of it that others have written
-	exited chan struct{} // closed when it is gone, with cmd.ProcessState set
+	ready  *os.File      // where the news arrives
+	output *bytes.Buffer // its standard error, until that is its log
+	log    string        // path of its log
+	before int64         // bytes of the log that were there before
+	exited chan struct{} // closed when it has ended, with cmd.ProcessState set
 }
 
-// selfPath is this very program, also when its file was replaced meanwhile by one
-// that speaks another protocol to its children.
+// selfPath is the program that is running, even if its file has been replaced by one that speaks
+// another protocol to its children.
 const selfPath = "/proc/self/exe"
 
-// startDaemon runs "dsmfs mount -f ARGS" as a child. How it is attached to this
-// process is attr's matter.
+// startDaemon runs "dsmfs mount -f ARGS" as a child. attr decides how it is attached to this
+// process.
 func startDaemon(args []string, log string, attr *syscall.SysProcAttr) (*daemon, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = w.Close() }() // the child's own copy is what counts
-	// Descriptors that the shell left open in this process are not the daemon's to keep.
+	defer func() { _ = w.Close() }() // the child has its own copy
+	// The daemon must not keep descriptors that the shell left open in this process.
 	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		_ = r.Close()
 		return nil, fmt.Errorf("close_range: %w", err)
@@ -102,7 +102,7 @@ func startDaemon(args []string, log string, attr *syscall.SysProcAttr) (*daemon,
 		return nil, err
 	}
 	go func() {
-		_ = d.cmd.Wait() // ProcessState tells
+		_ = d.cmd.Wait() // ProcessState has the result
 		close(d.exited)
 	}()
 	return d, nil
@@ -114,7 +114,7 @@ func (d *daemon) await() (addr string, err error) {
 	defer func() { _ = d.ready.Close() }()
 	var n news
 	switch err := json.NewDecoder(d.ready).Decode(&n); {
-	case errors.Is(err, io.EOF): // it died without a word
+	case errors.Is(err, io.EOF): // it died without sending news
 		<-d.exited
 		text := strings.TrimSpace(d.output.String())
 		if text == "" {

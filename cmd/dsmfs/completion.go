@@ -10,7 +10,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// flagValues are what a flag takes if that is one of a few words; no two verbs differ in it.
+// flagValues are the values of flags that take one of a few words; they are the same for all verbs.
 var flagValues = map[string][]string{
 	"output":      {"text", "json"},
 	"log-level":   {"debug", "info", "warn", "error"},
@@ -18,7 +18,7 @@ var flagValues = map[string][]string{
 	"passthrough": {"auto", "off"},
 }
 
-// kind is what stands at a place of a command line, as far as a shell can complete it.
+// kind is the kind of a word on a command line, as far as a shell can complete it.
 type kind int
 
 const (
@@ -30,14 +30,14 @@ const (
 	aProgram
 )
 
-// argument is what a flag or a verb takes: a kind of thing, and of someWords which. A file may be followed by some
-// of the words.
+// argument is what a flag or a verb takes: a kind, and for someWords the words. A file may be
+// followed by some of the words.
 type argument struct {
 	kind  kind
 	words []string
 }
 
-// argumentOf returns what the verb takes besides flags.
+// argumentOf returns what the verb takes in addition to flags.
 func argumentOf(v verb) argument {
 	switch v.name {
 	case "mount", "dev":
@@ -89,7 +89,7 @@ func shown() []verb {
 	return slices.DeleteFunc(verbs(), func(v verb) bool { return v.summary == "" })
 }
 
-// shells are those that there is a script for.
+// shells are those for which there is a script.
 var shells = []string{"bash", "zsh", "fish"}
 
 func completionVerb(p *program, args []string) error {
@@ -123,7 +123,7 @@ func eachFlag(v verb, do func(f *pflag.Flag)) error {
 	return nil
 }
 
-// takesValue reports whether the next word belongs to the flag.
+// takesValue reports whether the next word is the flag's value.
 func takesValue(f *pflag.Flag) bool { return f.NoOptDefVal == "" }
 
 // listMounts is a command that prints the mount points without touching one.

@@ -10,8 +10,8 @@ import (
 // pair is a line of a flat keyed control file, or a part of a nested keyed one.
 type pair struct{ key, value string }
 
-// parseFlat reads a flat keyed control file: lines "key value". The value may
-// have blanks, or be empty.
+// parseFlat parses a flat keyed control file: lines "key value". The value may contain blanks, or
+// be empty.
 func parseFlat(text string) []pair {
 	var all []pair
 	for line := range strings.Lines(text) {
@@ -28,7 +28,7 @@ type nested struct {
 	values map[string]string
 }
 
-// parseNested reads a nested keyed control file: lines "key name=value ...".
+// parseNested parses a nested keyed control file: lines "key name=value ...".
 func parseNested(text string) ([]nested, error) {
 	var all []nested
 	for line := range strings.Lines(text) {
@@ -49,7 +49,7 @@ func parseNested(text string) ([]nested, error) {
 	return all, nil
 }
 
-// readControl reads a file of /.dsm. Only a supervised process does this.
+// readControl reads a file of /.dsm. Only a supervised process may call it.
 func readControl(point, file string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(point, ".dsm", file))
 	return string(text), err

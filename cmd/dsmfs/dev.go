@@ -18,7 +18,7 @@ import (
 // devNode is a child process of dev: one node of the local cluster.
 type devNode struct {
 	name, mount, state, addr string
-	made                     bool // the mount point was not there before
+	made                     bool // the mount point did not exist before
 	killed                   bool // by an order
 	d                        *daemon
 }
@@ -27,10 +27,10 @@ type devNode struct {
 type dev struct {
 	p       *program
 	dir     string
-	made    bool // dir was not there before
+	made    bool // dir did not exist before
 	temp    string
 	nodes   []*devNode
-	flags   []string // of every node
+	flags   []string // given to every node
 	stop    chan os.Signal
 	started chan startResult
 	ended   chan *devNode
@@ -41,7 +41,8 @@ type startResult struct {
 	err  error
 }
 
-// devUnmount is how long programs may use a mount that is to end. The nodes end one after the other.
+// devUnmount is how long a node that is told to end waits for programs that use its mount. The
+// nodes end one after the other.
 const devUnmount = time.Second
 
 const most = 64 // nodes
@@ -73,8 +74,8 @@ func devVerb(p *program, args []string) error {
 	if err != nil {
 		return err
 	}
-	// A node gets SIGTERM when the thread that started it ends, so that none outlives
-	// a dev that was killed: that must not be a thread which the runtime ends when it likes.
+	// A node gets SIGTERM when the thread that started it ends, so that no node outlives a dev that
+	// was killed. So it must not be a thread that the runtime ends at will.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
@@ -103,7 +104,7 @@ func (d *dev) prepare(count int) error {
 	if d.temp, err = os.MkdirTemp("", "dsmfs-dev-"); err != nil {
 		return err
 	}
-	if err := os.Chmod(d.temp, 0o711); err != nil { // the attach sockets in it are for every user
+	if err := os.Chmod(d.temp, 0o711); err != nil { // every user may use the attach sockets in it
 		return errors.Join(err, d.clean())
 	}
 	for range count {
@@ -114,7 +115,7 @@ func (d *dev) prepare(count int) error {
 	return nil
 }
 
-// newNode makes the directory of one more node.
+// newNode makes the directory of another node.
 func (d *dev) newNode() (*devNode, error) {
 	n := &devNode{name: fmt.Sprintf("node%d", len(d.nodes)+1)}
 	n.mount, n.state = filepath.Join(d.dir, n.name), filepath.Join(d.temp, n.name)
@@ -127,8 +128,8 @@ func (d *dev) newNode() (*devNode, error) {
 	return n, nil
 }
 
-// run starts the nodes, each joining the first, obeys orders until it is told to end or
-// a node ends by itself, and stops them all.
+// run starts the nodes, each of which joins the first, and obeys orders until it is told to end or
+// a node ends by itself. Then it stops them all.
 func (d *dev) run(orders <-chan string) error {
 	for _, n := range d.nodes {
 		stopped, err := d.start(n, d.nodes[0].addr)
@@ -159,14 +160,16 @@ func (d *dev) run(orders <-chan string) error {
 	}
 }
 
-// start starts one node, waits until it is usable, and says so. stopped: it was told to end meanwhile.
+// start starts a node, waits until it is usable, and prints that. stopped reports that dev was told
+// to end meanwhile.
 func (d *dev) start(n *devNode, first string) (stopped bool, err error) {
 	args := append([]string{n.mount, "--listen", "127.0.0.1:0", "--name", n.name, "--state", n.state,
 		"--log-file", n.state + ".log", "--force"}, d.flags...)
 	if first != "" {
 		args = append(args, "--join", first)
 	}
-	// Its own process group: Ctrl-C is for dev, which then stops the nodes in order.
+	// It has its own process group, so that Ctrl-C reaches only dev, which then stops the nodes in
+	// order.
 	n.d, err = startDaemon(args, n.state+".log", &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM})
 	if err != nil {
 		return false, fmt.Errorf("start %s: %w", n.name, err)
@@ -193,7 +196,7 @@ func (d *dev) start(n *devNode, first string) (stopped bool, err error) {
 	}
 }
 
-// died says how a node ended; what says whose doing it was.
+// died describes how a node ended; what begins the sentence.
 func (n *devNode) died(what string) string {
 	text := fmt.Sprintf("%s (pid %d) %s: %v", n.name, n.d.cmd.Process.Pid, what, n.d.cmd.ProcessState)
 	if out := strings.TrimSpace(n.d.output.String()); out != "" {
@@ -205,8 +208,8 @@ func (n *devNode) died(what string) string {
 	return text
 }
 
-// stopAll ends the nodes, the last one first so that the others have somebody
-// to hand over to. A second order to end kills those that are left.
+// stopAll ends the nodes, the last one first, so that the others have a node to hand over to. A
+// second signal kills those that are left.
 func (d *dev) stopAll() error {
 	for len(d.stop) > 0 {
 		<-d.stop
@@ -224,9 +227,9 @@ func (d *dev) stopAll() error {
 	return errors.Join(failed...)
 }
 
-// abandon ends all nodes at once after one has failed. What it was home of is
-// lost, and with half of the cluster gone nobody can leave in good order: so they get
-// a moment to try, and are then told again.
+// abandon ends all nodes at once after one has failed. What that node was the home of is lost, and
+// with half of the cluster gone no node can leave in good order. So they get a moment to try, and
+// then a second signal.
 func (d *dev) abandon() {
 	const moment = 2 * time.Second
 	for _, pause := range []time.Duration{moment, leaveLimit, leaveLimit} {
@@ -265,11 +268,11 @@ func (d *dev) allEnded(limit <-chan time.Time) bool {
 
 func (d *dev) stopNode(n *devNode) error {
 	select {
-	case <-n.d.exited: // how it ended was told, or it never was ready
+	case <-n.d.exited: // its end has been reported, or it was never ready
 		return nil
 	default:
 	}
-	_ = n.d.cmd.Process.Signal(syscall.SIGTERM) // it may end in just this moment
+	_ = n.d.cmd.Process.Signal(syscall.SIGTERM) // it may be ending at this moment
 	limit := time.NewTimer(leaveLimit + 10*time.Second)
 	defer limit.Stop()
 	select {
@@ -286,7 +289,7 @@ func (d *dev) stopNode(n *devNode) error {
 	return fail(exitLeave, "%s did not leave in time and was killed", n.name)
 }
 
-// clean removes the mounts that killed nodes left, and what prepare made.
+// clean removes the mounts of killed nodes, and what prepare made.
 func (d *dev) clean() error {
 	var failed []error
 	for _, n := range d.nodes {
@@ -303,7 +306,7 @@ func (d *dev) clean() error {
 	return errors.Join(append(failed, os.RemoveAll(d.temp))...)
 }
 
-// removeEmpty removes a directory unless somebody has put something there.
+// removeEmpty removes a directory unless something is in it.
 func removeEmpty(dir string) error {
 	if err := os.Remove(dir); !errors.Is(err, syscall.ENOTEMPTY) && !errors.Is(err, os.ErrNotExist) {
 		return err

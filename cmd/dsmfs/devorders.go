@@ -9,9 +9,10 @@ import (
 	"github.com/dsmfs/dsmfs/fs"
 )
 
-// Orders are lines of standard input, with dev --orders, so that users and tests can see what failures do: "kill NAME"
-// ends a node as a loss of its machine would, and "add" starts one more. Each is answered by a line of output, which for a node that
-// was started is the line of the others, and for one that was refused says why.
+// With dev --orders, lines on standard input are orders, so that users and tests can see what
+// failures do. "kill NAME" ends a node as the loss of its machine would, and "add" starts another
+// one. Each is answered by a line of output: for a node that was started the same line as for the
+// others, for an order that was refused the reason.
 
 // readOrders sends the lines of r until it ends.
 func readOrders(r io.Reader) <-chan string {
@@ -24,7 +25,8 @@ func readOrders(r io.Reader) <-chan string {
 	return orders
 }
 
-// obey carries out an order and answers it. stopped: it was told to end meanwhile.
+// obey carries out an order and prints the answer. stopped reports that dev was told to end
+// meanwhile.
 func (d *dev) obey(order string) (stopped bool) {
 	verb, name, _ := strings.Cut(order, " ")
 	var err error
@@ -42,7 +44,7 @@ func (d *dev) obey(order string) (stopped bool) {
 	return stopped
 }
 
-// end ends all nodes. After a node was killed nobody expects the others to hand over what it had.
+// end ends all nodes. After a node was killed the others need not hand over what it had.
 func (d *dev) end() error {
 	for _, n := range d.nodes {
 		if n.killed {
@@ -53,7 +55,7 @@ func (d *dev) end() error {
 	return d.stopAll()
 }
 
-// kill ends a node that is not to know of it, and takes its mount away.
+// kill ends a node without warning, and unmounts its mount.
 func (d *dev) kill(name string) error {
 	for _, n := range d.nodes {
 		if n.name != name || n.killed {
@@ -71,7 +73,7 @@ func (d *dev) kill(name string) error {
 	return fail(exitUsage, "no node %q is running", name)
 }
 
-// add starts a node that joins one of those that live.
+// add starts a node that joins one of the living ones.
 func (d *dev) add() (stopped bool, err error) {
 	first := ""
 	for _, n := range d.nodes {

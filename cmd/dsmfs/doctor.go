@@ -15,15 +15,15 @@ import (
 	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
-// finding is what doctor says about one thing.
+// finding is what doctor reports about one thing.
 type finding struct {
 	what  string
 	ok    bool
 	needs bool   // nothing can be mounted without it
-	text  string // what is there, or what is missing, what to do, and what works without it
+	text  string // what is there; or what is missing, what to do, and what works without it
 }
 
-// examine looks at everything that a mount depends on.
+// examine checks everything that a mount depends on.
 func examine() []finding {
 	kernel := kernelRelease()
 	return []finding{
@@ -37,8 +37,8 @@ func examine() []finding {
 	}
 }
 
-// checkMachine returns an error if this machine cannot mount at all: what is
-// missing, and how to get it.
+// checkMachine returns an error if this machine cannot mount at all: what is missing, and how to
+// get it.
 func checkMachine() error {
 	var missing []string
 	for _, f := range examine() {
@@ -87,7 +87,7 @@ func kernelRelease() string {
 func fuseFinding(kernel string) finding {
 	f := finding{what: "FUSE in the kernel", needs: true, ok: true, text: "there (" + kernel + ")"}
 	if text, err := os.ReadFile("/proc/filesystems"); err == nil && !strings.Contains(string(text), "\tfuse\n") {
-		// The module may be there and not loaded; then opening the device loads it.
+		// The module may exist but not be loaded; opening the device loads it.
 		f.ok = openFuse() == nil
 		f.text = "kernel " + kernel + " has no module fuse loaded: try modprobe fuse; a kernel without it cannot mount anything in user space"
 		if f.ok {
@@ -157,7 +157,7 @@ func writebackFinding() finding {
 	return f
 }
 
-// trackingFinding is about how stores of attached programs are found, best first.
+// trackingFinding is about how stores of attached programs are found, best way first.
 func trackingFinding() finding {
 	features := uffd.Probe()
 	mode, err := uffd.Choose(features, "")

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// advise looks at what nothing depends on that is mounted by dsmfs mount, but people may miss later.
+// advise checks things that dsmfs mount does not need, but that people may miss later.
 func advise() []finding {
 	return []finding{
 		kernelFinding(kernelRelease()),
@@ -24,7 +24,7 @@ func advise() []finding {
 	}
 }
 
-// kernelFinding is about the version that the tests run on at least.
+// kernelFinding is about the kernel version; the tests run on this version or newer.
 func kernelFinding(release string) finding {
 	f := finding{what: "Linux 6.1 or later", ok: true, text: release}
 	var major, minor int
@@ -46,7 +46,7 @@ func fusermountFinding() finding {
 	return f
 }
 
-// helperFinding is about what mount(8) runs for the type dsmfs.
+// helperFinding is about the program that mount(8) runs for the type dsmfs.
 func helperFinding(path string) finding {
 	f := finding{what: "mount.dsmfs"}
 	if _, err := os.Stat(path); err != nil {
@@ -56,7 +56,7 @@ func helperFinding(path string) finding {
 	f.ok, f.text = true, path
 	real, err := os.Readlink(path)
 	if err != nil {
-		return f // a program of its own, for example of a package
+		return f // another program, perhaps from a package
 	}
 	if v := firstLine(real, "version"); !strings.HasPrefix(v, "dsmfs "+programVersion()+" ") {
 		f.ok, f.text = false, fmt.Sprintf("%s is %s (%s), this is dsmfs %s; make install makes them the same", path, real, v, programVersion())
@@ -64,7 +64,7 @@ func helperFinding(path string) finding {
 	return f
 }
 
-// manyDescriptors is what does for some ten thousand files that have bytes on a node.
+// manyDescriptors is enough for some ten thousand files that have bytes on a node.
 const manyDescriptors = 65536
 
 func descriptorFinding(most uint64) finding {
@@ -90,7 +90,7 @@ func memoryFinding(most memoryBound) finding {
 	return finding{what: "memory", ok: true, text: fmt.Sprintf("%s %s; --memory is %s unless set", most.by, formatSize(most.bytes), memory.String())}
 }
 
-// runningFinding names the mounts whose daemon runs another program than this one.
+// runningFinding names the mounts whose daemon runs another build than this one.
 func runningFinding() finding {
 	f := finding{what: "running daemons", ok: true, text: "none"}
 	all, err := mounts()
@@ -133,7 +133,7 @@ func runningFinding() finding {
 	return f
 }
 
-// limitOf returns the most that this process may raise a limit to.
+// limitOf returns the value to which this process may raise a limit.
 func limitOf(which int) uint64 {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(which, &l); err != nil {
@@ -149,7 +149,7 @@ func number(n uint64) string {
 	return fmt.Sprint(n)
 }
 
-// firstLine is what a program prints first; "" if it does not answer.
+// firstLine returns the first line that a program prints, "" if it does not answer.
 func firstLine(name string, args ...string) string {
 	const limit = 5 * time.Second
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -162,7 +162,7 @@ func firstLine(name string, args ...string) string {
 	return line
 }
 
-// lastWord is the last word of a line with something before it; "" if there is none.
+// lastWord returns the last word of a line that has text before it, "" if there is none.
 func lastWord(before, line string) string {
 	words := strings.Fields(line)
 	if len(words) == 0 {

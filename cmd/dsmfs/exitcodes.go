@@ -7,8 +7,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// exitCode is the exit status of dsmfs. The numbers are permanent: scripts and
-// service managers tell by them what went wrong. docs/exit-codes.md explains them.
+// exitCode is the exit status of dsmfs. The numbers are permanent, because scripts and service
+// managers rely on them. docs/exit-codes.md explains them.
 type exitCode int
 
 const (
@@ -29,7 +29,7 @@ const (
 	exitDev      exitCode = 14
 )
 
-// exitTexts is what help prints; its order is that of the numbers.
+// exitTexts is printed by help, in the order of the numbers.
 var exitTexts = []string{
 	exitOK:       "done; after mount: the mount is usable",
 	exitOther:    "any other error",
@@ -48,7 +48,7 @@ var exitTexts = []string{
 	exitDev:      "a node of dsmfs dev ended by itself",
 }
 
-// exitError is an error with the exit code it ends the program with.
+// exitError is an error with the exit code of the program.
 type exitError struct {
 	code exitCode
 	err  error
@@ -62,7 +62,7 @@ func fail(c exitCode, format string, args ...any) error {
 	return &exitError{c, fmt.Errorf(format, args...)}
 }
 
-// withCode gives err the code unless it has one.
+// withCode gives err the code unless it has one already.
 func withCode(c exitCode, err error) error {
 	var e *exitError
 	if err == nil || errors.As(err, &e) {

@@ -8,9 +8,8 @@ import (
 	"github.com/dsmfs/dsmfs/membership"
 )
 
-// startGossip makes this node known to the others and them to it. That nobody
-// answers is no failure: the catalog knows the members, and the gossip goes on
-// trying to reach them.
+// startGossip makes this node and the others known to each other. It is no failure if nobody
+// answers: the catalog knows the members, and the gossip keeps trying to reach them.
 func (n *node) startGossip(context.Context) error {
 	var err error
 	n.gossip, err = membership.Start(membership.Config{
@@ -38,22 +37,22 @@ func (n *node) others() []string {
 	return addrs
 }
 
-// goodbyeLimit bounds how long a node waits until the gossip has spread that it
-// left: for ever if the others leave too. The catalog has told them before.
+// goodbyeLimit is how long a node waits for the gossip to pass on that it leaves, which would be
+// for ever if the others leave too. The catalog has told them already.
 const goodbyeLimit = time.Second
 
-// stopGossip says good-bye, and ends the gossip.
+// stopGossip says goodbye, and ends the gossip.
 func (n *node) stopGossip(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, goodbyeLimit)
 	defer cancel()
 	if err := n.gossip.Leave(ctx); err != nil {
-		n.log.Debug("the good-bye may be lost", "err", err) // the others will take the node for dead, and it is no member
+		n.log.Debug("the good-bye may be lost", "err", err) // the others will take the node for dead, but it is not a member any more
 	}
 	return n.gossip.Close()
 }
 
-// stateIn says what the gossip thinks of a member: alive, suspect, dead or left,
-// and unknown while it has not met it.
+// stateIn returns the state of a member according to the gossip: alive, suspect, dead or left, and
+// unknown before it was met.
 func (n *node) stateIn(peers []membership.Peer, id dsm.NodeID) string {
 	if id == n.self.ID {
 		return membership.Alive.String()

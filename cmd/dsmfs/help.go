@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// version is set by the linker to what scripts/version.sh prints; builds without it tell their revision
-// in the same form.
+// version is set by the linker to the output of scripts/version.sh. Other builds use their
+// revision, in the same form.
 var version = ""
 
 // programVersion returns the version of the program.

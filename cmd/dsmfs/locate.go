@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// locate returns the dsmfs mount in which a path lies, and the path within it, "." for the mount itself. It
-// follows the path, symbolic links too, as far as the mount and touches nothing of what is mounted there.
+// locate returns the dsmfs mount that contains a path, and the path within it, "." for the mount
+// itself. It follows the path, including symbolic links, as far as the mount, and touches nothing
+// in the mount.
 func locate(path string, all []mountEntry) (m mountEntry, inside string, err error) {
 	const maxLinks = 40 // as the kernel
 	abs, err := filepath.Abs(path)
@@ -54,13 +55,13 @@ func locate(path string, all []mountEntry) (m mountEntry, inside string, err err
 	}
 }
 
-// components are the names of a path, which may have "..".
+// components returns the names of a path; ".." may be among them.
 func components(path string) []string {
 	return slices.DeleteFunc(strings.Split(path, "/"), func(s string) bool { return s == "" || s == "." })
 }
 
-// findPath returns the dsmfs mount in which the path lies and the path within; if it is empty
-// the only mount there is.
+// findPath returns the dsmfs mount that contains the path, and the path within it. For an empty
+// path it returns the only mount there is.
 func findPath(path string) (m mountEntry, inside string, err error) {
 	if path == "" {
 		m, err = findMount("")

@@ -17,9 +17,10 @@ import (
 )
 
 const (
-	// logLimit is how long a log at a default place gets before it becomes FILE.1, and the one before that goes.
+	// logLimit is the size at which a log in a default place becomes FILE.1, replacing the older
+	// one.
 	logLimit = 8 << 20
-	// logAge is how long the log of a mount stays that nobody mounts any more.
+	// logAge is how long the log of a mount is kept when it is not mounted any more.
 	logAge = 30 * 24 * time.Hour
 )
 
@@ -34,8 +35,8 @@ func newLog(w io.Writer, level string) (*slog.Logger, *slog.LevelVar, error) {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: v})), v, nil
 }
 
-// logBase is where the logs are by default; "" if there is no such place. Unlike the states they stay when a
-// mount ends and when the machine does.
+// logBase returns the default directory of logs, "" if it cannot be used. Unlike the states, logs
+// stay when a mount ends and when the machine is restarted.
 func logBase() string {
 	if os.Geteuid() == 0 {
 		return "/var/log/dsmfs"
@@ -49,8 +50,8 @@ func logBase() string {
 	return ""
 }
 
-// logPlace returns the path of the log of a mount unless it is told another: in its state directory if that is
-// not the default one, or if the place for logs cannot be used.
+// logPlace returns the default path of the log of a mount. It is in the state directory if that is
+// not the default one, or if the directory of logs cannot be used.
 func logPlace(state, point string) string {
 	if state != "" {
 		return filepath.Join(state, logFile)
@@ -62,7 +63,7 @@ func logPlace(state, point string) string {
 	return filepath.Join(place, logFile)
 }
 
-// sweepLogs removes the logs of mounts that are not there and have not been for long.
+// sweepLogs removes the logs of mounts that have not existed for long.
 func sweepLogs(base string, now time.Time) {
 	entries, err := os.ReadDir(base)
 	if err != nil {
@@ -77,15 +78,16 @@ func sweepLogs(base string, now time.Time) {
 	}
 }
 
-// logWriter is where the log of a daemon goes. slog gives it one line at a time.
+// logWriter writes the log of a daemon. slog gives it one line at a time.
 type logWriter struct {
 	file     *os.File
-	size     int64 // of the file, as far as lines came from here
-	limit    int64 // 0: it grows as long as it likes
-	diverted bool  // standard error goes there, too
+	size     int64 // of the file, as far as it was written here
+	limit    int64 // 0: no limit
+	diverted bool  // standard error goes to the file too
 }
 
-// openLog opens the log of the daemon. Its name is made absolute, and the state has a link to it.
+// openLog opens the log of the daemon. It makes the name absolute, and puts a link to the log into
+// the state directory.
 func openLog(p *program, c *mountConfig, st *state) (*logWriter, error) {
 	limit := int64(0)
 	switch {
@@ -115,7 +117,7 @@ func openLog(p *program, c *mountConfig, st *state) (*logWriter, error) {
 	}
 	if link := st.path(logFile); link != c.logFile {
 		if _, err := os.Readlink(link); err == nil {
-			_ = os.Remove(link) // of a daemon that died
+			_ = os.Remove(link) // left by a daemon that died
 		}
 		if os.Symlink(c.logFile, link) == nil {
 			st.files = append(st.files, logFile)
@@ -141,7 +143,7 @@ func newLogWriter(path string, limit int64) (*logWriter, error) {
 func (w *logWriter) Write(line []byte) (int, error) {
 	if w.limit > 0 && w.size > 0 && w.size+int64(len(line)) > w.limit {
 		if err := w.rotate(); err != nil {
-			w.size = 0 // go on in the same file and try again later
+			w.size = 0 // continue in the same file and try again later
 		}
 	}
 	n, err := w.file.Write(line)
@@ -149,7 +151,7 @@ func (w *logWriter) Write(line []byte) (int, error) {
 	return n, err
 }
 
-// rotate gives the file the name FILE.1 and starts anew.
+// rotate renames the file to FILE.1 and begins a new one.
 func (w *logWriter) rotate() error {
 	path := w.file.Name()
 	if err := os.Rename(path, path+".1"); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -167,8 +169,8 @@ func (w *logWriter) rotate() error {
 	return nil
 }
 
-// divert makes standard input and output of this process /dev/null, and
-// standard error, where the runtime prints a crash, the log.
+// divert makes standard input and output of this process /dev/null, and standard error, where the
+// runtime prints crashes, the log.
 func (w *logWriter) divert() error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -186,7 +188,7 @@ func (w *logWriter) divert() error {
 
 func (w *logWriter) close() { _ = w.file.Close() } // every line was written when it was logged
 
-// dup returns a file of its own for what f writes to.
+// dup returns a new descriptor of f's file.
 func dup(f *os.File) (*os.File, error) {
 	fd, err := syscall.Dup(int(f.Fd()))
 	if err != nil {
@@ -196,8 +198,8 @@ func dup(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
-// lastLines returns the end of a text file, without its first bytes; empty if it cannot be read. A file that
-// is shorter is a new one.
+// lastLines returns the end of a text file, leaving out its first bytes; nothing if it cannot be
+// read. A file shorter than that is a new one, and nothing is left out.
 func lastLines(file string, without int64, n int) string {
 	const most = 64 << 10
 	f, err := os.Open(file)

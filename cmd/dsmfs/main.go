@@ -11,22 +11,23 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// program is where a verb reads and prints.
+// program is where a verb reads from and prints to.
 type program struct {
 	in       io.Reader
 	out, err io.Writer
-	table    **pflag.FlagSet // unless nil gets the flags of the verb that is run; see verb.flags
+	table    **pflag.FlagSet // unless nil it gets the flags of the verb that is run; see verb.flags
 }
 
 // verb is one subcommand.
 type verb struct {
 	name    string
-	args    string // of the usage line
+	args    string // for the usage line
 	summary string // one line; empty: hidden
 	run     func(p *program, args []string) error
 }
 
-// flags returns the flags of the verb, as its own code declares them before it looks at any argument.
+// flags returns the flags of the verb. The verb's own code declares them, before it looks at any
+// argument.
 func (v verb) flags() (*pflag.FlagSet, error) {
 	var table *pflag.FlagSet
 	p := &program{out: io.Discard, err: io.Discard, table: &table}
@@ -98,8 +99,7 @@ func (p *program) dispatch(argv []string) error {
 	return fail(exitUsage, "unknown verb %q; see dsmfs help", name)
 }
 
-// flags returns an empty set of flags for a verb, which prints the verb's help
-// for -h.
+// flags returns an empty set of flags for a verb, which prints the verb's help for -h.
 func (p *program) flags(name string) *pflag.FlagSet {
 	f := pflag.NewFlagSet(name, pflag.ContinueOnError)
 	f.SortFlags = false

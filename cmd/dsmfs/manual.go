@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// manualVerb prints the manual page. What it says of verbs, flags, options and exit codes comes from the
-// tables that the program itself uses.
+// manualVerb prints the manual page. Verbs, flags, options and exit codes come from the tables that
+// the program itself uses.
 func manualVerb(p *program, args []string) error {
 	f := p.flags("manual")
 	if err := parse(f, args, 0, 0, ""); err != nil {

@@ -62,7 +62,7 @@ func parseMembers(text, self, leader string) (memberRows, error) {
 	return rows, nil
 }
 
-// text prints the nodes by name, with what is special about each.
+// text prints the nodes by name, with any special role.
 func (m memberRows) text(w io.Writer) error {
 	rows := [][]string{{"NAME", "ID", "ADDRESS", "STATE", "MEMORY", "ROLE"}}
 	for _, r := range m {

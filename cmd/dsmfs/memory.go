@@ -9,16 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leastMemory is what a node needs at least: an extent of which it is home and one that its programs use, in two copies.
+// leastMemory is enough for one extent as a home and another one that programs use, each in two
+// copies.
 const leastMemory = 4 << 20
 
-// memoryBound is what this process may use at most, and what says so.
+// memoryBound is how much this process may use at most, and what sets that bound.
 type memoryBound struct {
 	bytes int64
 	by    string
 }
 
-// usableMemory returns the bound that is least: that of the machine or of a control group.
+// usableMemory returns the smallest bound: that of the machine or of a control group.
 func usableMemory() memoryBound {
 	best := memoryBound{1 << 30, "it is not known what this machine has; taken is"}
 	var info unix.Sysinfo_t
@@ -35,9 +36,10 @@ func usableMemory() memoryBound {
 	return best
 }
 
-// cgroupLimit returns the least limit of memory of the control groups that text, a /proc/self/cgroup, names and of those
-// around them; 0 if none has one. dir is where the control groups are mounted, of version 1 or 2. In a
-// container the paths may be those of the machine outside; then the group is the one mounted at the root.
+// cgroupLimit returns the smallest memory limit of the control groups named in text, a
+// /proc/self/cgroup, and of the groups that contain them; 0 if there is none. dir is where the
+// control groups are mounted, of version 1 or 2. In a container the paths may be those of the
+// machine outside; then the group is the one mounted at the root.
 func cgroupLimit(dir, text string) int64 {
 	least := int64(0)
 	for line := range strings.Lines(text) {
@@ -54,7 +56,7 @@ func cgroupLimit(dir, text string) int64 {
 		}
 		for group := filepath.Join("/", words[2]); ; group = filepath.Dir(group) {
 			text, err := os.ReadFile(filepath.Join(root, group, file))
-			n, perr := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64) // "max" is none
+			n, perr := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64) // "max" means no limit
 			if err == nil && perr == nil && n > 0 && (least == 0 || n < least) {
 				least = n
 			}
@@ -66,15 +68,15 @@ func cgroupLimit(dir, text string) int64 {
 	return least
 }
 
-// defaultMemory returns a quarter of what this process may use: an area takes
-// twice its size, and the programs want memory too.
+// defaultMemory returns a quarter of what this process may use: an area takes twice its size, and
+// programs need memory too.
 func defaultMemory() byteSize {
 	const mib = 1 << 20
 	return byteSize(max(usableMemory().bytes/4/mib, 64) * mib)
 }
 
-// checkMemory refuses what cannot be meant. What is less than the machine has may still be too much for it,
-// as others want memory too, and full files take up to twice their size.
+// checkMemory refuses values that must be mistakes. A value below the machine's memory may still be
+// too large, because full files take up to twice their size and programs need memory too.
 func checkMemory(m byteSize, most memoryBound) error {
 	switch {
 	case int64(m) < leastMemory && m < 1<<20:
@@ -87,5 +89,5 @@ func checkMemory(m byteSize, most memoryBound) error {
 	return nil
 }
 
-// plainNumber is what stood before the unit, or all if there was none.
+// plainNumber returns the number without its unit.
 func plainNumber(m byteSize) string { return strings.TrimRight(m.String(), "KMGT") }

@@ -20,12 +20,12 @@ import (
 const (
 	// joinLimit bounds how long mount waits for the cluster.
 	joinLimit = 20 * time.Second
-	// leaveLimit is how long a node that is told to end takes to hand over what others need.
+	// leaveLimit bounds how long a node that is told to end hands over what others need.
 	leaveLimit = 20 * time.Second
 )
 
-// mountVerb mounts, in the background unless told otherwise. When it returns
-// without an error the mount is usable, or with -f has been and is gone.
+// mountVerb mounts, in the background unless told otherwise. When it returns without an error the
+// mount is usable; with -f, it was usable and has ended.
 func mountVerb(p *program, args []string) error {
 	c, err := parseMount(p, args)
 	if err != nil {
@@ -49,8 +49,8 @@ func mountVerb(p *program, args []string) error {
 	return err
 }
 
-// runMount is the life of a daemon: it takes what the mount needs, in the order
-// of what is cheapest to refuse, serves until it is told to end, and gives all back.
+// runMount is the life of a daemon. It acquires what the mount needs, beginning with what can be
+// refused most cheaply, serves until it is told to end, and releases everything.
 func runMount(p *program, c mountConfig, parent *reporter, service *service) error {
 	stop := make(chan os.Signal, 2)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
@@ -72,7 +72,7 @@ func runMount(p *program, c mountConfig, parent *reporter, service *service) err
 	return err
 }
 
-// serveMount is runMount once the state is taken.
+// serveMount does the part of runMount that has the state directory.
 func serveMount(p *program, c mountConfig, st *state, parent *reporter, service *service, stop chan os.Signal) error {
 	out, err := openLog(p, &c, st)
 	if err != nil {
@@ -92,7 +92,7 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 		if err := out.divert(); err != nil {
 			return err
 		}
-		if err := os.Chdir("/"); err != nil { // keep no other filesystem busy
+		if err := os.Chdir("/"); err != nil { // so that no other filesystem stays busy
 			return err
 		}
 	}
@@ -132,7 +132,7 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 			log.Info("unmounted by somebody else")
 		}
 	}
-	_ = service.tell("STOPPING=1\nSTATUS=publishing and leaving the cluster") // one that is gone does not wait
+	_ = service.tell("STOPPING=1\nSTATUS=publishing and leaving the cluster") // the service manager may be gone
 	ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)
 	defer cancel()
 	if serr := n.stop(ctx, stop); serr != nil {
@@ -148,8 +148,8 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 	return err
 }
 
-// startInTime starts the node; a signal, which stays in the channel, or
-// joinLimit ends the attempt.
+// startInTime starts the node. joinLimit or a signal ends the attempt; the signal stays in the
+// channel.
 func startInTime(cfg nodeConfig, stop chan os.Signal) (*node, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), joinLimit)
 	defer cancel()
@@ -166,9 +166,9 @@ func startInTime(cfg nodeConfig, stop chan os.Signal) (*node, error) {
 	return startNode(ctx, cfg)
 }
 
-// place returns the absolute path that the node is known by, if this machine can have a mount
-// there, or if it is to have none. It waits for a daemon that is about to leave it, and makes the directory
-// if only that is missing.
+// place returns the absolute path that identifies the node: the mount point, or a name if the node
+// has no mount. It checks that the machine can mount there. It waits for a daemon that is about to
+// leave the path, and makes the directory if only that is missing.
 func (c *mountConfig) place(stop chan os.Signal) (point string, made bool, err error) {
 	if c.noMount {
 		point, err = filepath.Abs(c.point)
@@ -191,7 +191,7 @@ func (c *mountConfig) place(stop chan os.Signal) (point string, made bool, err e
 	return point, made, nil
 }
 
-// removeMade removes a mount point that was made for the mount, unless somebody has put something there.
+// removeMade removes a mount point that was made for the mount, unless something is in it.
 func removeMade(made bool, point string) error {
 	if !made {
 		return nil
@@ -199,8 +199,9 @@ func removeMade(made bool, point string) error {
 	return withCode(exitPoint, removeEmpty(point))
 }
 
-// awaitLeaving waits for the daemon of a mount that is gone already: until it has published and left
-// its cluster it has the port and the state, and it removes the mount point if it has made it.
+// awaitLeaving waits for a daemon whose mount is already gone. Until it has published and left its
+// cluster, it still has the port and the state directory, and it then removes the mount point if it
+// made it.
 func awaitLeaving(path string, stop chan os.Signal) error {
 	all, err := mounts()
 	if err != nil {
@@ -208,7 +209,7 @@ func awaitLeaving(path string, stop chan os.Signal) error {
 	}
 	point, err := resolveMount(path, all)
 	if err != nil {
-		return nil // the directory above is missing, and who makes the mount point says so
+		return nil // the directory above is missing; making the mount point will report that
 	}
 	pid, dir := daemonOf(point)
 	if _, mounted := topMount(all, point); mounted || pid == 0 || !isLeaving(dir) {
@@ -220,7 +221,7 @@ func awaitLeaving(path string, stop chan os.Signal) error {
 	}
 	gone := make(chan struct{})
 	go func() {
-		w.wait(leaveLimit + leaveLimit/2) // who has the state then is told by openState
+		w.wait(leaveLimit + leaveLimit/2) // if it does not end, openState reports that it has the state
 		w.close()
 		close(gone)
 	}()
@@ -232,8 +233,8 @@ func awaitLeaving(path string, stop chan os.Signal) error {
 	}
 }
 
-// checkPoint returns the absolute mount point if it can be mounted on, or with
-// force if a dead mount is there that can be replaced.
+// checkPoint returns the absolute mount point if it is possible to mount there. With force, a dead
+// mount may be there, which is going to be replaced.
 func checkPoint(path string, force bool) (string, error) {
 	err := fs.CheckMountpoint(path)
 	switch {
@@ -251,7 +252,7 @@ func checkPoint(path string, force bool) (string, error) {
 	return point, withCode(exitPoint, err)
 }
 
-// replaceDead takes a dead mount away.
+// replaceDead unmounts a dead mount.
 func replaceDead(point string, log *slog.Logger) error {
 	for {
 		err := fs.CheckMountpoint(point)
@@ -265,18 +266,18 @@ func replaceDead(point string, log *slog.Logger) error {
 	}
 }
 
-// guardVerbName is the hidden verb of the child process that outlives a daemon which is
-// killed; see attach.GuardMain.
+// guardVerbName is the hidden verb of the child process that outlives a killed daemon; see
+// attach.GuardMain.
 const guardVerbName = "guard"
 
 func guardVerb(*program, []string) error { return attach.GuardMain(os.Stdin) }
 
-// harvestVerbName is the hidden verb of the child process that makes the
-// kernel hand over what programs stored; see harvest.Main.
+// harvestVerbName is the hidden verb of the child process that makes the kernel hand over what
+// programs stored; see harvest.Main.
 const harvestVerbName = "harvest"
 
 func harvestVerb(*program, []string) error {
-	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP) // it ends with its input
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP) // it ends when its input ends
 	err := harvest.Main(os.Stdin, os.Stdout)
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return nil // the daemon was killed in the middle of a request

@@ -15,8 +15,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
-// mountConfig is what mount is told. background and its kin are about the
-// process, the rest about the node.
+// mountConfig has the options of mount. The field background and those near it are about the
+// process, the others about the node.
 type mountConfig struct {
 	point       string
 	join        []string
@@ -36,16 +36,16 @@ type mountConfig struct {
 	noMount     bool
 	force       bool
 	foreground  bool
-	detached    bool // this is the child of background
+	detached    bool // this is the child that runs in the background
 }
 
 // maxName bounds the name of a node: gossip has no room for more.
 const maxName = 200
 
-// detachedFlag is hidden: background gives it to its child.
+// detachedFlag is hidden: the parent gives it to the child that runs in the background.
 const detachedFlag = "detached"
 
-// unoptional are the flags that are no mount options.
+// unoptional are the flags that are not mount options.
 var unoptional = []string{"foreground", "options", "help", detachedFlag}
 
 // registerMountFlags declares the flags of mount. Every one of them but -o is also a mount option.
@@ -74,17 +74,17 @@ func registerMountFlags(f *pflag.FlagSet, c *mountConfig) {
 	}
 }
 
-// ignoredOptions are options that mount(8), fstab and systemd know and that say
-// nothing to a filesystem, or what dsmfs does anyway.
+// ignoredOptions are options that mount(8), fstab and systemd know, and that mean nothing to a
+// filesystem or ask for what dsmfs does anyway.
 var ignoredOptions = []string{
 	"rw", "auto", "noauto", "_netdev", "nofail", "user", "users", "nouser", "owner", "group", "defaults",
 	"nosuid", "nodev", "exec", "async", "relatime", "noatime", "nodiratime", "default_permissions",
 }
 
-// ignoredPrefixes are those of options that are for other programs.
+// ignoredPrefixes are the prefixes of options for other programs.
 var ignoredPrefixes = []string{"x-", "X-", "comment="}
 
-// applyOptions sets flags by -o lists: k=v,k2. "-" and "_" are the same in names.
+// applyOptions sets flags from lists given with -o: k=v,k2. "-" and "_" are the same in names.
 func applyOptions(f *pflag.FlagSet, lists []string) error {
 	var unknown []string
 	for _, option := range strings.Split(strings.Join(lists, ","), ",") {
@@ -114,7 +114,7 @@ func applyOptions(f *pflag.FlagSet, lists []string) error {
 	return nil
 }
 
-// optionNames lists what -o takes.
+// optionNames lists the options that -o takes.
 func optionNames(f *pflag.FlagSet) []string {
 	var names []string
 	f.VisitAll(func(flag *pflag.Flag) {
@@ -185,8 +185,8 @@ func (c *mountConfig) check() error {
 	return c.checkSecurity()
 }
 
-// checkSecurity refuses to talk to other machines in clear text unasked, and to join those that could
-// not answer. The error says what to type.
+// checkSecurity refuses to talk to other machines in clear text unless asked to, and to join nodes
+// that could not answer. The error says what to type.
 func (c *mountConfig) checkSecurity() error {
 	other := slices.IndexFunc(c.join, func(addr string) bool { return !isLoopback(addr) })
 	const why = "is not on this machine, and dsmfs does not encrypt or authenticate yet: anybody who reaches the port can read and change everything. " +
@@ -204,7 +204,7 @@ func (c *mountConfig) checkSecurity() error {
 	return nil
 }
 
-// openCommand is the command that opens the node to other machines.
+// openCommand returns the command that opens the node to other machines.
 func (c *mountConfig) openCommand() string {
 	listen := c.listen
 	if host, port, err := net.SplitHostPort(listen); err == nil && host != "" && isLoopback(listen) {
@@ -229,7 +229,8 @@ func parseLevel(s string) (slog.Level, error) {
 	return l, nil
 }
 
-// passthroughOff says why no file is direct although the kernel may be able to; "" if they may be.
+// passthroughOff returns why files cannot be direct although the kernel may support it, "" if they
+// can.
 func (c *mountConfig) passthroughOff() string {
 	if c.passthrough == "off" {
 		return "--passthrough=off"
@@ -237,8 +238,8 @@ func (c *mountConfig) passthroughOff() string {
 	return ""
 }
 
-// trackingMode returns how stores of attached programs are found on this machine, and
-// why not by a better way.
+// trackingMode returns how stores of attached programs are found on this machine, and why not in a
+// better way.
 func (c *mountConfig) trackingMode() (mode uffd.Mode, reason string, err error) {
 	forced := c.tracking
 	if forced == "auto" {

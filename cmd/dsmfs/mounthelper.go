@@ -5,9 +5,8 @@ import (
 	"slices"
 )
 
-// mountHelperVerb is mount.dsmfs, which mount(8) calls as mount.dsmfs SRC MNT
-// [-sfnv] [-o OPTIONS] [-t TYPE]. SRC is a node to join, or a word without meaning
-// such as dsmfs or none.
+// mountHelperVerb is mount.dsmfs, which mount(8) calls as mount.dsmfs SRC MNT [-sfnv] [-o OPTIONS]
+// [-t TYPE]. SRC is a node to join, or a word without meaning such as dsmfs or none.
 func mountHelperVerb(p *program, args []string) error {
 	f := p.flags("mount")
 	lists := f.StringArrayP("options", "o", nil, "")
@@ -37,8 +36,9 @@ func mountHelperVerb(p *program, args []string) error {
 	return mountVerb(p, rest)
 }
 
-// isMounted reports whether a dsmfs whose daemon lives is mounted at the path. mount --all calls the helper for every
-// line of fstab whose source is not that of a mount, and a mount says which cluster and node it is instead.
+// isMounted reports whether a dsmfs with a living daemon is mounted at the path. mount --all calls
+// the helper for every line of fstab whose source differs from the mount's, and a dsmfs mount has
+// the names of cluster and node as its source.
 func isMounted(path string) bool {
 	m, err := findMount(path)
 	if err != nil {

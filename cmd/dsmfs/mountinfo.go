@@ -14,11 +14,12 @@ const mountType = "fuse.dsmfs"
 // mountEntry is a line of /proc/self/mountinfo.
 type mountEntry struct {
 	point string
-	minor int // of the device: the number of a FUSE connection in fusectl
+	minor int // of the device: the number of the FUSE connection in fusectl
 	typ   string
 }
 
-// mounts returns the mounts of this process's namespace, later ones over earlier.
+// mounts returns the mounts of this process's namespace; a later one covers an earlier one at the
+// same point.
 func mounts() ([]mountEntry, error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -64,7 +65,7 @@ func unescapeMount(s string) string {
 	return b.String()
 }
 
-// topMount returns the mount that one sees at point.
+// topMount returns the mount that is visible at point.
 func topMount(all []mountEntry, point string) (mountEntry, bool) {
 	for i := len(all) - 1; i >= 0; i-- {
 		if all[i].point == point {
@@ -74,9 +75,9 @@ func topMount(all []mountEntry, point string) (mountEntry, bool) {
 	return mountEntry{}, false
 }
 
-// resolveMount returns the absolute path of a mount point without touching what is mounted
-// there: only the directories above it are followed, and it itself only while it is a symbolic link on
-// a filesystem that answers.
+// resolveMount returns the absolute path of a mount point without touching what is mounted there.
+// It follows only the directories above; it follows the path itself only while that is a symbolic
+// link on a filesystem that answers.
 func resolveMount(path string, all []mountEntry) (string, error) {
 	const maxLinks = 40 // as the kernel
 	for range maxLinks {
@@ -107,7 +108,7 @@ func resolveMount(path string, all []mountEntry) (string, error) {
 	return "", errors.New(path + ": too many symbolic links")
 }
 
-// findMount returns the dsmfs mount at path, or if path is empty the only one.
+// findMount returns the dsmfs mount at path, or the only one if path is empty.
 func findMount(path string) (mountEntry, error) {
 	all, err := mounts()
 	if err != nil {

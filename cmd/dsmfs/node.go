@@ -30,8 +30,8 @@ type nodeConfig struct {
 	level       *slog.LevelVar
 }
 
-// node is a running node: its parts in the order in which they are started.
-// Calls between them go through it where two need each other.
+// node is a running node: its parts, in the order in which they are started. Where two parts need
+// each other, they call each other through the node.
 type node struct {
 	cfg    nodeConfig
 	log    *slog.Logger
@@ -44,13 +44,12 @@ type node struct {
 	gossip *membership.Membership
 	fs     *fs.FS
 
-	// built is closed when cat and data are there: what comes in over the
-	// network earlier waits.
+	// built is closed when cat and data exist: requests that arrive earlier wait for it.
 	built chan struct{}
 }
 
-// startNode brings a node up and returns when its mount is usable. What was
-// started is stopped again if a later part fails.
+// startNode starts a node and returns when its mount is usable. If a part fails, the parts started
+// before are stopped again.
 func startNode(ctx context.Context, cfg nodeConfig) (*node, error) {
 	n := &node{cfg: cfg, log: cfg.log, built: make(chan struct{})}
 	for _, part := range []func(context.Context) error{n.listen, n.build, n.enter, n.startGossip, n.mount} {
@@ -66,7 +65,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (*node, error) {
 	return n, nil
 }
 
-// listen opens the port of the node and gives it its identity.
+// listen opens the port of the node and gives the node its identity.
 func (n *node) listen(context.Context) error {
 	n.self = dsm.Member{ID: dsm.NodeID(rand.Uint64() | 1), Budget: int64(n.cfg.memory)}
 	var err error
@@ -85,8 +84,8 @@ func (n *node) listen(context.Context) error {
 	return err
 }
 
-// nodeName returns the name of the node, unless chosen that of the machine. It
-// is unique in a cluster, so a further node of the machine has its port in it.
+// nodeName returns the chosen name of the node, or that of the machine. It must be unique in a
+// cluster, so further nodes of a machine have their port in it.
 func nodeName(chosen, addr string) (string, error) {
 	if chosen != "" {
 		return chosen, nil
@@ -146,13 +145,13 @@ func (n *node) enter(ctx context.Context) error {
 		}
 		failed = append(failed, fmt.Errorf("--join %s: %w", addr, err))
 		if ctx.Err() != nil || !silent {
-			break // it answered: the others are of the same cluster
+			break // it answered: the others belong to the same cluster
 		}
 	}
 	return withCode(exitJoin, errors.Join(failed...))
 }
 
-// mount makes it all visible.
+// mount makes everything visible.
 func (n *node) mount(context.Context) error {
 	tracking, reason, err := n.cfg.trackingMode()
 	if err != nil {
@@ -180,9 +179,9 @@ func (n *node) mount(context.Context) error {
 	return nil
 }
 
-// stop takes the node down in the reverse order: publish, unmount, hand the slots
-// over, leave, close. After ctx or a second signal it does without what others
-// must help with. The error says what was not done; everything is closed in any case.
+// stop takes the node down in the reverse order: publish, unmount, hand the slots over, leave,
+// close. When ctx ends, or at a second signal, it goes on without the steps that need other nodes.
+// The error says what was not done; everything is closed in any case.
 func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -202,7 +201,7 @@ func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 	}
 	if n.fs != nil {
 		note("publish", n.fs.PublishAll(ctx))
-		note("unmount", n.fs.Unmount(ctx, true)) // waits for programs that were told to end too, and publishes what they store
+		note("unmount", n.fs.Unmount(ctx, true)) // also waits for programs that were told to end, and publishes what they store
 	}
 	if n.member {
 		note("leave the cluster", n.cat.Leave(ctx))
@@ -225,7 +224,7 @@ func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 	return errors.Join(failed...)
 }
 
-// onFrame, onReset and onCall hand over what comes in from other nodes.
+// onFrame, onReset and onCall pass on what comes in from other nodes.
 func (n *node) onFrame(from dsm.NodeID, f *wire.Frame) error {
 	<-n.built
 	return n.data.Handle(from, f.Msg, f.Payload)

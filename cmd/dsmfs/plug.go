@@ -62,7 +62,7 @@ func (n *node) connect(v *dsm.View) {
 	n.net.SetPeers(peers)
 }
 
-// areas is the data plane as fs wants it.
+// areas is the data plane as fs needs it.
 type areas struct{ n *node }
 
 // Open implements fs.Areas.
@@ -83,7 +83,7 @@ func (a areas) Inspect(ctx context.Context, id dsm.AreaID) (fs.AreaReport, error
 // KeepPages implements fs.Areas.
 func (a areas) KeepPages() { a.n.data.KeepPages() }
 
-// Stats implements fs.Areas: the figures of everything below fs.
+// Stats implements fs.Areas: it has the figures of everything below fs.
 func (a areas) Stats() []control.Stat {
 	v := a.n.cat.Current()
 	stats := []control.Stat{
@@ -115,8 +115,8 @@ func (a areas) Stats() []control.Stat {
 	return stats
 }
 
-// area is an open area as fs wants it. fs has one worker per area that takes a
-// notice and is done with it before it takes the next, so one is kept.
+// area is an open area as fs needs it. fs has one worker for each area, which is done with a notice
+// before it takes the next, so one field for it is enough.
 type area struct {
 	*coherence.Area
 	taken coherence.Notice
@@ -143,7 +143,7 @@ func (a *area) Attach(ctx context.Context, program int, write bool) (fs.Attachme
 	return attachment{t}, f, nil
 }
 
-// attachment is one as fs wants it.
+// attachment is an attachment as fs needs it.
 type attachment struct{ *coherence.Attachment }
 
 // Track implements fs.Attachment.
@@ -174,7 +174,7 @@ func (a *area) Figures() []control.Stat {
 	}
 }
 
-// info is what /.dsm shows of the rest.
+// info is what /.dsm shows of other parts.
 type info struct{ n *node }
 
 // Version implements control.Info.
@@ -196,11 +196,11 @@ func (i info) Members() []control.Member {
 	return members
 }
 
-// tracking says how stores of attached programs are found.
+// tracking describes how stores of attached programs are found.
 func (n *node) tracking() string {
 	mode, _, err := n.cfg.trackingMode()
 	if err != nil {
-		return err.Error() // it was chosen at the start, so this does not happen
+		return err.Error() // it was checked at the start, so this does not happen
 	}
 	return mode.String()
 }

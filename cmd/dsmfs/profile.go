@@ -8,13 +8,11 @@ import (
 	"runtime/pprof"
 )
 
-// profileVariable names the environment variable with the prefix of the files
-// that a daemon profiles itself into: PREFIX.cpu, over its whole life, and
-// PREFIX.heap, when it ends.
+// profileVariable names the environment variable that makes a daemon profile itself. Its value is
+// the prefix of the files: PREFIX.cpu, over the daemon's whole life, and PREFIX.heap, when it ends.
 const profileVariable = "DSMFS_PROFILE"
 
-// startProfile starts to profile if the environment asks for it. The profiles
-// are written by stop.
+// startProfile starts to profile if the environment asks for it; stop writes the profiles.
 func startProfile() (stop func() error, err error) {
 	prefix := os.Getenv(profileVariable)
 	if prefix == "" {

@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// report is what a verb that looks at a mount prints: itself as JSON, whose
-// keys are permanent, or as text for people.
+// report is the output of a verb that looks at a mount: as JSON, whose keys are permanent, or as
+// text for people.
 type report interface {
 	text(w io.Writer) error
 }
 
-// report runs a verb that looks at the mount in which a path lies; inside is the path within. The looking is
-// done by a child process; see supervise.
+// report runs a verb that looks at the mount that contains a path; inside is the path within it. A
+// child process does the looking; see supervise.
 func (p *program) report(name string, args []string, look func(point, inside string) (report, error)) error {
 	f := p.flags(name)
 	output := f.String("output", "text", "`FORMAT`: text, for people, or json, for programs")

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Exit codes of run where there is no program to have one, as of env(1).
+// Exit codes of run if the program cannot be run; they are those of env(1).
 const (
 	exitCannotRun  exitCode = 126
 	exitNoSuchFile exitCode = 127
 )
 
-// runVerb replaces this process by a program with the library preloaded that
-// gives it the memory plane: see shim/shim.c.
+// runVerb replaces this process by a program with a preloaded library that gives it the memory
+// plane: see shim/shim.c.
 func runVerb(p *program, args []string) error {
 	f := p.flags("run")
 	f.SetInterspersed(false)
@@ -39,7 +39,7 @@ func runVerb(p *program, args []string) error {
 		return fail(exitOther, "this binary was built without the shim: run make build")
 	}
 	path, err := exec.LookPath(f.Arg(0))
-	if errors.Is(err, exec.ErrDot) { // named by a relative entry of PATH, as a shell would take it
+	if errors.Is(err, exec.ErrDot) { // found by a relative entry of PATH, which a shell would accept
 		err = nil
 	}
 	if err != nil {
@@ -68,8 +68,8 @@ func noProgram(err error) exitCode {
 	return exitCannotRun
 }
 
-// runEnviron returns the environment of the program; preload is empty for none. What
-// else is preloaded comes first: some libraries, such as sanitizers, insist on it.
+// runEnviron returns the environment of the program; with an empty preload no library is preloaded.
+// Other preloaded libraries come first: some, such as sanitizers, insist on that.
 func runEnviron(env []string, preload string, verbose, quiet bool) []string {
 	const name = "LD_PRELOAD="
 	var out []string

@@ -17,15 +17,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxInterpreters is how many scripts may be run by scripts, as in the kernel.
+// maxInterpreters is how deep scripts may run scripts, as in the kernel.
 const maxInterpreters = 5
 
 // planeText ends every answer of unshimmed.
 const planeText = ": it stays on the page-cache plane"
 
-// unshimmed says why a preloaded library has no say in a program, in one line, or
-// nothing if it has one, or if the program cannot be run anyway. Programs that such a program starts
-// may differ, so it gets the library all the same, unless breaks says that its loader would refuse to run it.
+// unshimmed returns in one line why a preloaded library has no effect in a program. It returns
+// nothing if the library has an effect, or if the program cannot be run anyway. Programs that such
+// a program starts may differ, so it gets the library all the same, unless breaks reports that its
+// loader would then refuse to run it.
 func unshimmed(path string) (why string, breaks bool) {
 	for range maxInterpreters {
 		f, err := os.Open(path)
@@ -47,7 +48,7 @@ func unshimmed(path string) (why string, breaks bool) {
 	return "", false
 }
 
-// unreadable is what may be said of a program that may be run but not read.
+// unreadable returns the answer for a program that may be run but not read.
 func unreadable(path string) string {
 	if unix.Access(path, unix.X_OK) != nil {
 		return ""
@@ -55,7 +56,7 @@ func unreadable(path string) string {
 	return privileged(path)
 }
 
-// interpreterOf returns the program that runs a script: that of its first line, and of
+// interpreterOf returns the program that runs a script: the one in its first line, and for
 // "#!/usr/bin/env python3" python3.
 func interpreterOf(head []byte) (path string, ok bool) {
 	rest, ok := bytes.CutPrefix(head, []byte("#!"))
@@ -81,7 +82,7 @@ func interpreterOf(head []byte) (path string, ok bool) {
 	return words[0], true
 }
 
-// unshimmedBinary is unshimmed for a program that is no script.
+// unshimmedBinary is unshimmed for a program that is not a script.
 func unshimmedBinary(path string) (why string, breaks bool) {
 	if why := privileged(path); why != "" {
 		return why, false
@@ -123,7 +124,7 @@ func isGo(f *elf.File, path string) bool {
 	return err == nil
 }
 
-// hostMachine is the architecture of this program, and so of the library in it.
+// hostMachine returns the architecture of this program, which is that of the library in it.
 func hostMachine() elf.Machine {
 	if runtime.GOARCH == "arm64" {
 		return elf.EM_AARCH64
@@ -131,8 +132,8 @@ func hostMachine() elf.Machine {
 	return elf.EM_X86_64
 }
 
-// privileged says that the loader ignores LD_PRELOAD for a program that gets
-// privileges which its user has not: setuid, setgid or capabilities.
+// privileged reports why the loader ignores LD_PRELOAD: the program has privileges that its user
+// lacks, by setuid, setgid or capabilities.
 func privileged(path string) string {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -10,11 +10,11 @@ import (
 // serviceVariable names the socket of the service manager; see sd_notify(3).
 const serviceVariable = "NOTIFY_SOCKET"
 
-// service is the service manager that has started this process; nil tells nobody.
+// service is the service manager that started this process; a nil service is told nothing.
 type service struct{ socket string }
 
-// newService returns the manager that wants to be told. Children of this process are not to
-// speak for it.
+// newService returns the service manager, nil if there is none. It removes the variable from the
+// environment, so that children of this process do not report in its name.
 func newService() (*service, error) {
 	socket := os.Getenv(serviceVariable)
 	if socket == "" {

@@ -15,13 +15,13 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// The verbs about the settings of files, and of directories for what is made in them: user.dsm.KEY.
-// What is wrong with a value is found here, by the code that the daemon uses, because a system call that
-// sets an attribute answers with a number alone.
+// These verbs handle the settings of files, and of directories for files created in them:
+// user.dsm.KEY. They check values here, with the code that the daemon uses, because the system call
+// that sets an attribute answers with a number only.
 
 const attributePrefix = "user.dsm."
 
-// liveKeys are what is known of a file and cannot be set.
+// liveKeys are values that can be read but not set.
 var liveKeys = []string{"version", "home", "subscribers"}
 
 func getVerb(p *program, args []string) error {
@@ -46,8 +46,8 @@ func getVerb(p *program, args []string) error {
 	})
 }
 
-// showSettings prints the values of the keys, or of all settings: of one key the value alone, of more in
-// the form in which set takes them.
+// showSettings prints the values of the keys, or of all settings: for one key the value alone,
+// otherwise in the form that set takes.
 func (p *program) showSettings(path string, keys []string, output string) error {
 	wanted := keys
 	if len(keys) == 0 {
@@ -110,7 +110,7 @@ func unsetVerb(p *program, args []string) error {
 	return p.atPath([]string{"unset"}, f.Args(), func(path string) error { return changeSettings(path, changes) })
 }
 
-// checkKey refuses what is no setting.
+// checkKey refuses what is not a setting.
 func checkKey(verb, key string) error {
 	switch {
 	case slices.Contains(dsm.SettingKeys, key):
@@ -124,7 +124,8 @@ func checkKey(verb, key string) error {
 // pathLimit is how long the daemon may take to answer about a path.
 const pathLimit = 15 * time.Second
 
-// atPath runs a verb about a path in a mount, the first of args, in a child that can be left behind; see supervise.
+// atPath runs a verb about a path in a mount, the first of args, in a child that can be left
+// behind; see supervise.
 func (p *program) atPath(verb, args []string, do func(path string) error) error {
 	m, inside, err := findPath(args[0])
 	if err != nil {
@@ -168,8 +169,9 @@ func readSpec(path string) (dsm.Spec, error) {
 	return spec, nil
 }
 
-// changeSettings makes all changes if all of them can be made. An empty value is what the path would have if it were
-// made now: that of the directory that it is in, and of the root of the filesystem what a new cluster has.
+// changeSettings makes all changes, or none if one of them cannot be made. An empty value stands
+// for the value that the path would have if it were created now: that of its directory, and for the
+// root of the filesystem that of a new cluster.
 func changeSettings(path string, changes []dsm.Setting) error {
 	spec, err := readSpec(path)
 	if err != nil {
@@ -203,7 +205,7 @@ func changeSettings(path string, changes []dsm.Setting) error {
 	return nil
 }
 
-// inherited is the value of a setting that the path would have if it were made now.
+// inherited returns the value that a setting of the path would have if it were created now.
 func inherited(path, key string) (string, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -220,7 +222,7 @@ func inherited(path, key string) (string, error) {
 	return readSetting(filepath.Dir(real), key)
 }
 
-// inWords says what an answer of the daemon means where the number alone does not.
+// inWords explains an error of the daemon whose number alone does not say enough.
 func inWords(err error) string {
 	for errno, words := range map[error]string{
 		unix.EACCES:    "; that takes the right to write the file or directory",

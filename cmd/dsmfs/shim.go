@@ -25,10 +25,10 @@ var shimFiles embed.FS
 // shimName is the library in shimFiles.
 const shimName = "shim/libdsmfs.so"
 
-// shimPath returns the path of a file that has the library, for LD_PRELOAD. The
-// file stays: programs that are started by programs open it at any time, also as
-// another user. Its name has the hash of what is in it, so that versions do not
-// meet, and it appears there whole.
+// shimPath returns the path of a file with the library, for LD_PRELOAD. The file stays, because
+// programs that are started by programs open it at any time, also as another user. Its name
+// contains the hash of its content, so that versions do not get in each other's way, and it appears
+// there whole.
 func shimPath(library []byte, dirs []string) (string, error) {
 	var all error
 	for _, dir := range dirs {
@@ -41,8 +41,8 @@ func shimPath(library []byte, dirs []string) (string, error) {
 	return "", all
 }
 
-// shimDirs is where the library may be, the best first. They lie beside the
-// states, where no mount point's name can be in the way.
+// shimDirs returns where the library may be, best place first. The places are beside the states,
+// under names that no mount point has.
 func shimDirs() []string {
 	dirs := []string{stateBase() + "-lib"}
 	if cache, err := os.UserCacheDir(); err == nil {
@@ -51,9 +51,9 @@ func shimDirs() []string {
 	return append(dirs, filepath.Join(os.TempDir(), fmt.Sprintf("dsmfs-%d-lib", os.Getuid())))
 }
 
-// storeShim puts the library into a directory unless it is there. The directory
-// must be such that nobody else can have put something else there, and that the loader
-// can map a library from it: /run is noexec on some systems.
+// storeShim puts the library into a directory unless it is there. It requires that nobody else can
+// have put something else there, and that the loader can map a library from it: /run is noexec on
+// some systems.
 func storeShim(library []byte, dir string) (string, error) {
 	if !filepath.IsAbs(dir) || strings.ContainsAny(dir, ": \t\n") {
 		return "", fmt.Errorf("%q: LD_PRELOAD cannot have such a path", dir)
@@ -91,8 +91,8 @@ func storeShim(library []byte, dir string) (string, error) {
 	return path, nil
 }
 
-// onlyOurs makes sure that nobody else can change what is in a directory: the
-// library that lies there is run by every program that is started.
+// onlyOurs checks that nobody else can change what is in a directory, because every program that is
+// started runs the library there.
 func onlyOurs(dir string) error {
 	info, err := os.Lstat(dir)
 	if err != nil {
@@ -105,7 +105,7 @@ func onlyOurs(dir string) error {
 	return nil
 }
 
-// embeddedShim returns the library, nil if there is none.
+// embeddedShim returns the library, nil if this program was built without.
 func embeddedShim() ([]byte, error) {
 	library, err := shimFiles.ReadFile(shimName)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -45,7 +45,7 @@ func (b *byteSize) String() string {
 // Type names the value in help.
 func (*byteSize) Type() string { return "SIZE" }
 
-// formatSize returns n as people read it.
+// formatSize returns n in the form in which people read it.
 func formatSize(n int64) string {
 	const units = "KMGTPE"
 	if n < 1024 {

@@ -19,22 +19,22 @@ const (
 	pointFile  = "mount"  // the mount point
 	addrFile   = "addr"   // host:port at which others reach the node
 	logFile    = "log"    // the log, or a link to it
-	attachFile = "attach" // the socket of programs that attach
-	failedFile = "failed" // why leaving the cluster failed, after it did
-	madeFile   = "made"   // there if the daemon has made the mount point, which goes with the mount
-	bareFile   = "bare"   // there if the node has no mount
+	attachFile = "attach" // the attach socket
+	failedFile = "failed" // why leaving the cluster failed, if it did
+	madeFile   = "made"   // exists if the daemon made the mount point, which is then removed with the mount
+	bareFile   = "bare"   // exists if the node has no mount
 )
 
-// state is the state directory of a mount, held by its daemon: the lock on
-// lockFile says that the daemon lives, whatever the other files say. A
-// directory whose lock is free is that of a dead daemon and taken over silently.
+// state is the state directory of a mount. The daemon holds the lock on lockFile while it lives,
+// whatever the other files say. A directory whose lock is free belonged to a dead daemon and is
+// taken over silently.
 //
-// A mount that has its state elsewhere leaves a symbolic link at the default
-// place, so that other commands find the daemon by the mount point alone.
+// A mount that has its state elsewhere leaves a symbolic link at the default place, so that other
+// commands find the daemon by the mount point alone.
 type state struct {
 	dir   string // absolute
 	link  string // at the default place, or empty
-	made  bool   // dir was not there before
+	made  bool   // dir did not exist before
 	point string // the mount point
 	own   bool   // point was made for the mount
 	lock  *os.File
@@ -52,14 +52,14 @@ func stateBase() string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("dsmfs-%d", os.Getuid()))
 }
 
-// defaultState returns the default state directory of an absolute mount point:
-// its path with "-" for "/", as systemd names mount units.
+// defaultState returns the default state directory of an absolute mount point: its path with "-"
+// for "/", as systemd names mount units.
 func defaultState(point string) string {
 	name := strings.NewReplacer(`\`, `\x5c`, "-", `\x2d`, "/", "-").Replace(strings.Trim(point, "/"))
 	if name == "" {
 		name = "-"
 	}
-	if len(name) > 240 { // with an ending longer than a name of a file may be
+	if len(name) > 240 { // with an ending it would be longer than a file name may be
 		name = fmt.Sprintf("%s-%016x", name[:200], hash(point))
 	}
 	return filepath.Join(stateBase(), name)
@@ -111,7 +111,7 @@ func openState(dir, point string) (*state, error) {
 	s.lock = lock
 	s.files = []string{lockFile}
 	s.own = madePoint(s.dir, point)
-	for _, name := range []string{failedFile, madeFile, bareFile} { // of a daemon before; usually none
+	for _, name := range []string{failedFile, madeFile, bareFile} { // left by an earlier daemon; usually there are none
 		_ = os.Remove(filepath.Join(s.dir, name))
 	}
 	for _, f := range []struct{ name, text string }{{pidFile, strconv.Itoa(os.Getpid())}, {pointFile, point}} {
@@ -127,8 +127,8 @@ func openState(dir, point string) (*state, error) {
 	return s, nil
 }
 
-// note says what is special about the mount: that there is none, or that its point was made for it, now or
-// by a daemon that died.
+// note records what is special about the mount: that there is none, or that its mount point was
+// made for it, now or by a daemon that died.
 func (s *state) note(bare, made bool) error {
 	s.own = !bare && (s.own || made)
 	var failed error
@@ -141,7 +141,7 @@ func (s *state) note(bare, made bool) error {
 	return failed
 }
 
-// madePoint reports whether the daemon of a state directory has made its mount point.
+// madePoint reports whether the daemon of a state directory made its mount point.
 func madePoint(dir, point string) bool {
 	text, err := os.ReadFile(filepath.Join(dir, madeFile))
 	return err == nil && strings.TrimSuffix(string(text), "\n") == point
@@ -154,8 +154,8 @@ func isLeaving(dir string) bool {
 	return ready == nil && bare != nil
 }
 
-// forgetMount removes what a daemon that died has left of a mount that was taken away: its state, and the mount point
-// if it had made it. The log stays.
+// forgetMount removes what a dead daemon has left of a mount that was taken away: its state, and
+// the mount point if the daemon made it. The log stays.
 func forgetMount(point string) error {
 	place := defaultState(point)
 	dir := place
@@ -179,27 +179,27 @@ func forgetMount(point string) error {
 	return nil
 }
 
-// leaveLink makes the default place point to the directory. It is a
-// convenience: where it cannot be made, umount --force has no pid to kill.
+// leaveLink makes the default place point to the directory. It is a convenience: without it, umount
+// --force has no pid to kill.
 func (s *state) leaveLink(place string) {
 	if os.MkdirAll(filepath.Dir(place), 0o755) != nil {
 		return
 	}
 	target, err := os.Readlink(place)
-	if err == nil && target == s.dir { // of a daemon before
+	if err == nil && target == s.dir { // left by an earlier daemon
 		s.link = place
 		return
 	}
 	if err == nil && holder(target) == 0 {
-		_ = os.Remove(place) // then Symlink says so
+		_ = os.Remove(place) // if it stays, Symlink reports it
 	}
 	if os.Symlink(s.dir, place) == nil {
 		s.link = place
 	}
 }
 
-// sweepLinks removes the links whose directories are gone: those of daemons that
-// were killed, and whose state somebody has removed.
+// sweepLinks removes links whose directories are gone: those of daemons that were killed and whose
+// state somebody has removed.
 func sweepLinks() {
 	entries, err := os.ReadDir(stateBase())
 	if err != nil {
@@ -213,7 +213,7 @@ func sweepLinks() {
 	}
 }
 
-// write makes one file of the state.
+// write writes one file of the state.
 func (s *state) write(name, text string) error {
 	if err := os.WriteFile(filepath.Join(s.dir, name), []byte(text+"\n"), 0o644); err != nil {
 		return fail(exitState, "state directory: %w", err)
@@ -225,7 +225,7 @@ func (s *state) write(name, text string) error {
 // path returns the path of a file of the state.
 func (s *state) path(name string) string { return filepath.Join(s.dir, name) }
 
-// keep exempts a file from close.
+// keep exempts a file from being removed by close.
 func (s *state) keep(name string) {
 	for i, f := range s.files {
 		if f == name {
@@ -235,27 +235,27 @@ func (s *state) keep(name string) {
 	}
 }
 
-// close removes the files of the state, and the directory if it was made by it
-// and is empty, likewise the mount point, and frees the lock last.
+// close removes the files of the state. It removes the directory, and the mount point, if this
+// daemon made it and it is empty. It frees the lock last.
 func (s *state) close() {
 	if s.own {
-		_ = unix.Rmdir(s.point) // not if something is in it, or mounted on it
+		_ = unix.Rmdir(s.point) // fails if something is in it, or mounted on it
 	}
 	if s.link != "" {
 		if target, err := os.Readlink(s.link); err == nil && target == s.dir {
-			_ = os.Remove(s.link) // what stays is taken over by the next mount
+			_ = os.Remove(s.link) // if it stays, the next mount takes it over
 		}
 	}
 	for _, f := range s.files {
 		_ = os.Remove(s.path(f)) // likewise
 	}
 	if s.made {
-		_ = os.Remove(s.dir) // not if something else is in it
+		_ = os.Remove(s.dir) // fails if something else is in it
 	}
 	_ = s.lock.Close() // nothing to flush
 }
 
-// holder returns the process that holds a state directory, 0 if none does.
+// holder returns the process that has locked a state directory, 0 if there is none.
 func holder(dir string) int {
 	f, err := os.Open(filepath.Join(dir, lockFile))
 	if err != nil {
@@ -285,8 +285,8 @@ func logOf(dir string) string {
 	return path
 }
 
-// daemonOf returns the daemon of a mount point and its state directory; pid is
-// 0 if no daemon is found.
+// daemonOf returns the daemon of a mount point and its state directory; pid is 0 if no daemon is
+// found.
 func daemonOf(point string) (pid int, dir string) {
 	dir = defaultState(point)
 	if pid = holder(dir); pid == 0 {

@@ -20,8 +20,8 @@ type statusReport struct {
 	Epoch   uint64            `json:"epoch"`
 	Leader  string            `json:"leader"` // its name; empty while there is none
 	Members int               `json:"members"`
-	Memory  int64             `json:"memory"` // bytes, of the node that has least
-	Used    int64             `json:"used"`   // bytes of it that full files cannot grow by any more
+	Memory  int64             `json:"memory"` // in bytes, of the node that has least
+	Used    int64             `json:"used"`   // in bytes; full files cannot use these any more
 	Config  map[string]string `json:"config"`
 	Stats   map[string]string `json:"stats"`
 

@@ -15,14 +15,14 @@ import (
 // supervisedVariable is set in the environment of a child of supervise.
 const supervisedVariable = "DSMFS_SUPERVISED"
 
-// isSupervised reports whether this process may touch the mount: it is a child
-// that can be left behind.
+// isSupervised reports whether this process may touch the mount, because it is a child that can be
+// left behind.
 func isSupervised() bool { return os.Getenv(supervisedVariable) != "" }
 
-// supervise runs dsmfs with the arguments as a child that touches the mount at
-// point, and prints what it prints. After the limit the child is killed and
-// left: a request that its daemon has taken and does not answer holds a
-// process in the kernel whatever signal it gets.
+// supervise runs dsmfs with the arguments as a child that touches the mount at point, and prints
+// what the child prints. After the limit it kills the child and does not wait for its end: a
+// process whose request was taken by the daemon and not answered stays in the kernel, whatever
+// signal it gets.
 func (p *program) supervise(point string, limit time.Duration, args ...string) error {
 	cmd := exec.Command(selfPath, args...)
 	cmd.Env = append(os.Environ(), supervisedVariable+"=1")
@@ -38,7 +38,7 @@ func (p *program) supervise(point string, limit time.Duration, args ...string) e
 	select {
 	case err = <-done:
 	case <-time.After(limit):
-		_ = cmd.Process.Kill() // it may end in just this moment
+		_ = cmd.Process.Kill() // it may be ending at this moment
 		return silent(point, fmt.Sprintf("does not answer within %v", limit))
 	}
 	if _, werr := p.out.Write(out.Bytes()); werr != nil {
@@ -54,10 +54,10 @@ func (p *program) supervise(point string, limit time.Duration, args ...string) e
 	return err
 }
 
-// errPrinted is an error whose text the child has printed already.
+// errPrinted is an error whose text the child has already printed.
 var errPrinted = errors.New("")
 
-// silent returns the error of a mount whose daemon is gone or hangs.
+// silent returns the error for a mount whose daemon is gone or hangs.
 func silent(point, what string) error {
 	who := "its daemon"
 	if pid, _ := daemonOf(point); pid != 0 {
@@ -66,7 +66,7 @@ func silent(point, what string) error {
 	return fail(exitSilent, "%s: %s %s; dsmfs umount --force %s removes the mount", point, who, what, point)
 }
 
-// touched gives an error of touching the mount the words for what it means.
+// touched turns an error from touching the mount into one that says what it means.
 func touched(point string, err error) error {
 	if errors.Is(err, unix.ENOTCONN) {
 		return fail(exitSilent, "%s is a dead mount: its daemon is gone; dsmfs umount %s removes it, dsmfs mount --force replaces it", point, point)

@@ -17,15 +17,14 @@ import (
 )
 
 const (
-	// busyLimit is how long umount tries a mount that no program but the
-	// daemon's own child uses: it closes its files a moment after the programs did.
+	// busyLimit is how long umount keeps trying if only the daemon's own child uses the mount. The
+	// child closes its files a moment after the programs did.
 	busyLimit = 5 * time.Second
 	busyRetry = 50 * time.Millisecond
 )
 
-// umountVerb unmounts, which the daemon takes as the order to leave the
-// cluster, and waits until it has. Programs that use the mount make it fail
-// with nothing changed, unless force is given.
+// umountVerb unmounts, which orders the daemon to leave the cluster, and waits until it has left.
+// If programs use the mount it fails and changes nothing, unless force is given.
 func umountVerb(p *program, args []string) error {
 	f := p.flags("umount")
 	force := f.Bool("force", false, "take the mount away from programs that use it, and end a daemon that does not answer")
@@ -72,8 +71,8 @@ func umountVerb(p *program, args []string) error {
 	return nil
 }
 
-// bareNode returns the process of a node that runs under the path without a mount, 0 if there is none:
-// that was never mounted, or is leaving because it is not any more.
+// bareNode returns the process of a node that runs under the path without a mount, 0 if there is
+// none. Such a node either never had a mount, or is leaving because its mount is gone.
 func bareNode(path string) (pid int, leaving bool) {
 	point, err := filepath.Abs(path)
 	if err != nil {
@@ -83,14 +82,15 @@ func bareNode(path string) (pid int, leaving bool) {
 	return pid, isLeaving(dir)
 }
 
-// endBareNode tells a node without a mount to leave its cluster, unless it does so already, and waits until it has.
+// endBareNode tells a node without a mount to leave its cluster, unless it is already leaving, and
+// waits until it has left.
 func endBareNode(path string, pid int, leaving bool, limit time.Duration) error {
 	w, err := watchProcess(pid)
 	if err != nil {
 		return err
 	}
 	defer w.close()
-	if !leaving { // a second order to end would make it leave without order
+	if !leaving { // a second signal would make it leave in disorder
 		if err := unix.Kill(pid, unix.SIGTERM); err != nil {
 			return fmt.Errorf("end the daemon (pid %d): %w", pid, err)
 		}
@@ -101,7 +101,7 @@ func endBareNode(path string, pid int, leaving bool, limit time.Duration) error 
 	return nil
 }
 
-// umountIdle unmounts what no program uses.
+// umountIdle unmounts a mount that no program uses.
 func umountIdle(point string) error {
 	for deadline := time.Now().Add(busyLimit); ; time.Sleep(busyRetry) {
 		err := fs.UnmountPath(point, false)
@@ -117,8 +117,8 @@ func umountIdle(point string) error {
 	}
 }
 
-// umountForce takes the mount away and ends its daemon: in good order, unless it
-// is stopped or does not get there in time.
+// umountForce unmounts and ends the daemon: in good order, unless the daemon is stopped or takes
+// too long.
 func umountForce(point string, pid int, dir string, limit time.Duration) error {
 	var gone *watch
 	if pid != 0 {
@@ -147,20 +147,20 @@ func umountForce(point string, pid int, dir string, limit time.Duration) error {
 		fail(exitLeave, "%s is unmounted; its daemon (pid %d) did not leave the cluster in time and was killed", point, pid))
 }
 
-// isStopped reports whether the process was stopped by a signal, and so answers nobody.
+// isStopped reports whether a signal has stopped the process, so that it answers nobody.
 func isStopped(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return false
 	}
-	_, rest, _ := strings.Cut(string(text), ") ") // after the name, which is in brackets
+	_, rest, _ := strings.Cut(string(text), ") ") // what follows the name, which is in brackets
 	return strings.HasPrefix(rest, "T")
 }
 
-// watch is a process that need not be a child.
+// watch is a handle of a process that need not be a child.
 type watch struct{ fd int }
 
-// watchProcess starts to watch; a process that is gone already is watched as such.
+// watchProcess begins to watch a process. One that is already gone can be watched too.
 func watchProcess(pid int) (*watch, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -204,8 +204,8 @@ func (w *watch) close() {
 	}
 }
 
-// usersOf returns the processes that have something of the mount open, mapped
-// or as their directory, without touching the mount; those of dsmfs itself are left out.
+// usersOf returns the processes that have something of the mount open or mapped, or their working
+// directory in it, without touching the mount. Processes of dsmfs itself are left out.
 func usersOf(point string) []string {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -228,7 +228,7 @@ func usersOf(point string) []string {
 	return users
 }
 
-// usesMount looks at the links and mappings of one process.
+// usesMount checks the links and mappings of one process.
 func usesMount(proc, point string) bool {
 	below := func(path string) bool { return path == point || strings.HasPrefix(path, point+"/") }
 	links := []string{proc + "/cwd", proc + "/root", proc + "/exe"}
