@@ -349,8 +349,14 @@ func (a *Area) sessionReset(peer dsm.NodeID) {
 func (a *Area) remove() {
 	a.mu.removed = true
 	a.mu.out, a.mu.parked = nil, nil
+	for _, s := range a.mu.home.subs {
+		s.end()
+	}
 	a.mu.home.init()
 	for e, x := range a.mu.replica.extents {
+		if x.pub != nil {
+			a.endPublication(x)
+		}
 		a.node.room.forget(a.id, dsm.ExtentIndex(e), x.have)
 	}
 	a.mu.replica.init()

@@ -106,6 +106,9 @@ func (a *Area) extentProblemLocked(e dsm.ExtentIndex, x *replicaExtent) string {
 	case r.demand && x.behind.Minus(x.have) != none:
 		return fmt.Sprintf("pages %v have newer bytes at the home and are not here", x.behind.Minus(x.have))
 	}
+	if x.wanted && x.pub == nil && len(x.stash) == 0 && !slices.Contains(r.wants[a.row(e).Primary], e) {
+		return "nobody will publish it"
+	}
 	for i := range x.stash {
 		if x.have.Has(i) {
 			return fmt.Sprintf("stores to page %d wait, which is here", i)
@@ -146,20 +149,39 @@ func (a *Area) homeProblemLocked() string {
 
 // problem looks at what is known of a subscriber.
 func (s *subscriber) problem() string {
-	inFlight := 0
+	inFlight, lacking := 0, 0
 	for e, l := range s.extents {
+		if l.turn != 0 {
+			lacking++
+		}
 		for _, p := range l.pushes {
 			inFlight += p.bytes
 		}
 		switch {
-		case !l.lacks.Empty() && !l.queued:
+		case l.lacks.Empty() != (l.turn == 0):
+			return fmt.Sprintf("extent %d: its turn is %d, and it lacks %v", e, l.turn, l.lacks)
+		case l.turn != 0 && len(l.pushes) == 0 && !slices.Contains(s.queue, queuedLag{l.turn, e}):
 			return fmt.Sprintf("nobody will push what it lacks of extent %d", e)
-		case l.queued != slices.Contains(s.order, e):
-			return fmt.Sprintf("extent %d: queued is %v", e, l.queued)
+		case !l.fetched.Empty() && !slices.Contains(s.fetches, e):
+			return fmt.Sprintf("nobody will push what was fetched of extent %d", e)
 		case len(l.pushes) == 0 && !l.sent.Empty():
 			return fmt.Sprintf("extent %d: pages were sent by no push", e)
 		case s.partial && l.lacks.Minus(l.holds) != dsm.PageSet{}:
 			return fmt.Sprintf("extent %d: it lacks pages that it does not hold", e)
+		}
+	}
+	if lacking != s.lacking {
+		return fmt.Sprintf("%d extents with lacking pages, counted as %d", lacking, s.lacking)
+	}
+	for _, w := range s.acquires {
+		left := 0
+		for _, l := range s.extents {
+			if l.turn != 0 && l.turn <= w.until {
+				left++
+			}
+		}
+		if left != w.left {
+			return fmt.Sprintf("an Acquire waits for %d extents, counted as %d", left, w.left)
 		}
 	}
 	if inFlight != s.inFlight {

@@ -208,6 +208,7 @@ func (a *Area) subscribers() []dsm.NodeID {
 func (a *Area) homeViewChanged(old *dsm.View) {
 	for id, s := range a.mu.home.subs {
 		if _, ok := a.mu.view.Member(id); !ok {
+			s.end()
 			delete(a.mu.home.subs, id)
 			continue
 		}
@@ -264,7 +265,8 @@ func (a *Area) homeGenChanged() {
 		s.lostAll()
 		for e, l := range s.extents { // also of extents that were only fetched from
 			in := a.within(e)
-			l.lacks, l.holds, l.asked = l.lacks.And(in), l.holds.And(in), l.asked.And(in)
+			l.lacks, l.holds, l.asked, l.fetched = l.lacks.And(in), l.holds.And(in), l.asked.And(in), l.fetched.And(in)
+			s.settle(l)
 		}
 	}
 	last := dsm.PageIndex((a.mu.ino.Size + dsm.PageSize - 1) / dsm.PageSize)

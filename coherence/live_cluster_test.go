@@ -85,6 +85,9 @@ func startCluster(t *testing.T, seed uint64, nodes int, ino dsm.Inode) *cluster 
 		}
 		n.node = New(cfg)
 		n.kernel = newLiveKernel(n)
+		if s.rng.IntN(2) == 0 {
+			n.node.links.window = (1 + s.rng.IntN(4)) * dsm.PageSize
+		}
 		n.node.room.least = liveRoom * pageCost
 		n.node.SetPageCache(n)
 		var err error

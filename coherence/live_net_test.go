@@ -102,7 +102,7 @@ func (s *cluster) explain() {
 				s.t.Logf("acquire %d waits for %v", op.round, op.pending)
 			}
 			for id, sub := range n.area.mu.home.subs {
-				s.t.Logf("subscriber %v: hold %v, in flight %d, acquires %d, order %v", id, sub.hold, sub.inFlight, len(sub.acquires), sub.order)
+				s.t.Logf("subscriber %v: hold %v, in flight %d, acquires %d, queue %v", id, sub.hold, sub.inFlight, len(sub.acquires), sub.queue)
 			}
 			for e, x := range r.extents {
 				s.t.Logf("extent %d: live %v have %x dirty %x behind %x asked %x wanted %v pub %v stash %d", e, x.live, x.have, x.dirty, x.behind, x.asked, x.wanted, x.pub != nil, len(x.stash))

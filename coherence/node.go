@@ -57,6 +57,7 @@ type Node struct {
 		closed bool
 	}
 	handovers handovers
+	links     links
 	room      room
 	keeps     atomic.Bool // since KeepPages
 
@@ -76,6 +77,7 @@ func New(cfg Config) *Node {
 	n.mu.Init("coherence.Node")
 	n.mu.areas = make(map[dsm.AreaID]*Area)
 	n.handovers.init(n)
+	n.links.init()
 	n.room.init(n)
 	return n
 }

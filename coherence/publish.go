@@ -36,7 +36,9 @@ type publication struct {
 	kernel merge.Kernel
 	// snap has the working bytes at the time of the diff for pages where adding
 	// the published difference to the base does not give them exactly (floating-point rounding).
-	snap map[int][]byte
+	snap   map[int][]byte
+	home   dsm.NodeID // that it was sent to; 0: it waits for credit
+	credit int        // taken of the link
 	// limit is the smallest size, within the extent and in bytes, that the area had since: what
 	// was published past it is void.
 	limit int
@@ -91,44 +93,49 @@ func (a *Area) startPublications() {
 	}
 }
 
-// want has an extent published.
-func (a *Area) want(e dsm.ExtentIndex, x *replicaExtent) {
-	r := &a.mu.replica
-	x.wanted = true
-	r.wanted.here, r.wanted.elsewhere = min(r.wanted.here, e), min(r.wanted.elsewhere, e)
-}
-
-// startPublicationsTo makes the publications whose home is this node, or is another. It returns
+// startPublicationsTo makes the publications whose home is this node, or is another: one for each home, then the next. It returns
 // false when the batch is full.
 func (a *Area) startPublicationsTo(here bool) (rest bool) {
 	r := &a.mu.replica
-	from := &r.wanted.elsewhere
-	if here {
-		from = &r.wanted.here
-	}
 	var list []*publication
-	e, left := *from, dsm.ExtentIndex(len(r.extents))
-	for ; int(e) < len(r.extents); e++ {
-		x := r.extents[e]
-		if !x.wanted || a.isSelf(a.row(e).Primary) != here {
-			continue
+	var parked []dsm.ExtentIndex
+	homes := r.wants.homes(a.node.cfg.Self, here)
+batch:
+	for len(homes) > 0 {
+		more := homes[:0]
+		for _, home := range homes {
+			e, x := a.nextWanted(home)
+			if x == nil {
+				continue
+			}
+			full := r.underWay >= publishWindow
+			if a.mu.again = a.mu.diffed >= publishBatch; a.mu.again || full && !here {
+				break batch
+			}
+			if full && here && !a.node.slotReady(dsm.SlotOf(a.id, e), a.row(e)) { // it would be parked
+				parked = append(parked, e)
+				r.wants.drop(home, x)
+				more = append(more, home)
+				continue
+			}
+			pages := x.dirty.And(x.have)
+			n := pages.Len()
+			if !a.node.links.take(home, a, n*dsm.PageSize) {
+				continue
+			}
+			more = append(more, home)
+			r.wants.drop(home, x)
+			a.mu.diffed += n
+			x.wanted = len(x.stash) > 0 // those pages come later
+			pub := a.newPublication(e, x)
+			pub.home, pub.credit = home, n*dsm.PageSize
+			list = append(list, pub)
 		}
-		full := r.underWay >= publishWindow
-		parked := full && here && !a.node.slotReady(dsm.SlotOf(a.id, e), a.row(e)) // it would be
-		if x.pub != nil || parked || x.dirty.Empty() && len(x.stash) > 0 {         // until the ack, the slot, or the pages, come
-			left = min(left, e)
-			continue
-		}
-		if a.mu.again = a.mu.diffed >= publishBatch; a.mu.again || full && !here {
-			break
-		}
-		a.mu.diffed += x.dirty.Len()
-		if x.wanted = len(x.stash) > 0; x.wanted { // those pages come later
-			left = min(left, e)
-		}
-		list = append(list, a.newPublication(e, x))
+		homes = more
 	}
-	*from = min(left, e)
+	for _, e := range parked {
+		a.want(e, r.extents[e])
+	}
 	spread.Over(len(list), func(i int) { a.diff(list[i]) })
 	for _, pub := range list {
 		a.startPublication(pub)
@@ -189,6 +196,8 @@ func (a *Area) startPublication(pub *publication) {
 	r := &a.mu.replica
 	e := pub.delta.Extent
 	x := r.extents[e]
+	a.node.links.more(pub.home, a, pub.weight()-pub.credit)
+	pub.credit = pub.weight()
 	if pub.pages.Empty() {
 		pub.data.Release()
 		x.acked = pub.number
@@ -211,6 +220,48 @@ func (a *Area) sendPublication(e dsm.ExtentIndex, pub *publication) {
 		pub.data.Hold())
 }
 
+// resendLocked sends a publication again, maybe to another home. If its link has no credit it waits for that.
+func (a *Area) resendLocked(e dsm.ExtentIndex, pub *publication) {
+	home := a.row(e).Primary
+	if pub.home != home {
+		a.node.links.give(pub.home, a, pub.credit)
+		waits := pub.home == 0
+		pub.home, pub.credit = 0, 0
+		if !a.node.links.take(home, a, pub.weight()) {
+			if !waits {
+				a.mu.replica.unsent = append(a.mu.replica.unsent, e)
+			}
+			return
+		}
+		pub.home, pub.credit = home, pub.weight()
+	}
+	a.sendPublication(e, pub)
+}
+
+// sendUnsentLocked sends what waits for credit.
+func (a *Area) sendUnsentLocked() {
+	r := &a.mu.replica
+	unsent := r.unsent
+	r.unsent = nil
+	for _, e := range unsent {
+		if int(e) >= len(r.extents) {
+			continue
+		}
+		if pub := r.extents[e].pub; pub != nil && pub.home == 0 {
+			if a.resendLocked(e, pub); pub.home == 0 {
+				r.unsent = append(r.unsent, e)
+			}
+		}
+	}
+}
+
+// endPublication ends what is under way of an extent.
+func (a *Area) endPublication(x *replicaExtent) {
+	a.mu.replica.underWay -= x.pub.weight()
+	a.node.links.give(x.pub.home, a, x.pub.credit)
+	x.pub = nil
+}
+
 // replicaPublishAck ends a publication: the base copy takes it over, or, if the
 // rules changed meanwhile, the stores are dirty again and are diffed anew.
 func (a *Area) replicaPublishAck(m *wire.PublishAck) {
@@ -224,8 +275,7 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 	if pub == nil || pub.seq != m.Seq {
 		return
 	}
-	x.pub = nil
-	r.underWay -= pub.weight()
+	a.endPublication(x)
 	a.mu.wake = true
 	if m.Stale {
 		x.dirty = x.dirty.Or(pub.sent.And(x.have)).And(a.within(m.Extent)) // on demand, what was cut off is not here
@@ -264,6 +314,9 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 	}
 	x.acked = pub.number
 	pub.data.Release()
+	if x.wanted {
+		a.want(m.Extent, x)
+	}
 	a.startPublications()
 }
 

@@ -10,122 +10,11 @@ import (
 // and bounds what a slow subscriber costs.
 const pushWindow = 4 << 20
 
-// subscriber is what a home knows of one node that wants an area's updates: the
-// *set* of pages that it lacks, not a queue of updates. However slow it is, it
-// costs four bits for each page, gets the newest bytes once, and holds up nobody.
-type subscriber struct {
-	hold     bool                     // push only what Acquire asks for
-	partial  bool                     // push only what it holds
-	extents  map[dsm.ExtentIndex]*lag // from its Subscribe until the extent moves
-	order    []dsm.ExtentIndex        // extents with lacking pages, oldest first
-	inFlight int                      // bytes pushed and not acked
-	acquires []*acquireWait
-}
-
-// lag is what a subscriber lacks of an extent.
-type lag struct {
-	holds  dsm.PageSet // of a partial subscriber: fetched and not released
-	asked  dsm.PageSet // by a Fetch whose answer was not acked
-	lacks  dsm.PageSet // to be pushed
-	sent   dsm.PageSet // pushed, not acked: the subscriber has an older or this value
-	pushes []pushed    // not acked
-	queued bool        // in subscriber.order
-}
-
-type pushed struct {
-	id     uint64
-	bytes  int
-	answer dsm.PageSet
-}
-
-// acquireWait is an Acquire that is answered when its extents have been pushed.
-type acquireWait struct {
-	round   uint64
-	pending map[dsm.ExtentIndex]struct{}
-}
-
-func newSubscriber() *subscriber {
-	return &subscriber{extents: make(map[dsm.ExtentIndex]*lag)}
-}
-
-// lack adds pages to what the subscriber lacks. If it has not subscribed to the
-// extent its Subscribe will tell.
-func (s *subscriber) lack(e dsm.ExtentIndex, p dsm.PageSet) {
-	l := s.extents[e]
-	if l != nil && s.partial {
-		p = p.And(l.holds)
-	}
-	if l == nil || p.Empty() {
-		return
-	}
-	l.lacks = l.lacks.Or(p)
-	if !l.queued {
-		l.queued = true
-		s.order = append(s.order, e)
-	}
-}
-
-// acked takes note of a PushAck; unknown ids are of pushes given up as lost.
-func (s *subscriber) acked(e dsm.ExtentIndex, id uint64, declined dsm.PageSet) {
-	l := s.extents[e]
-	if l == nil {
-		return
-	}
-	for i, p := range l.pushes {
-		if p.id == id {
-			s.inFlight -= p.bytes
-			l.asked = l.asked.Minus(p.answer)
-			l.pushes = append(l.pushes[:i], l.pushes[i+1:]...)
-			if len(l.pushes) == 0 {
-				l.sent = dsm.PageSet{}
-			}
-			s.lack(e, declined)
-			return
-		}
-	}
-}
-
-// lost takes back what was pushed of an extent: it may not have arrived.
-func (s *subscriber) lost(e dsm.ExtentIndex) {
-	l := s.extents[e]
-	for _, p := range l.pushes {
-		s.inFlight -= p.bytes
-	}
-	l.pushes = nil
-	sent := l.sent
-	l.sent = dsm.PageSet{}
-	s.lack(e, sent)
-}
-
-func (s *subscriber) lostAll() {
-	for e := range s.extents {
-		s.lost(e)
-	}
-}
-
-// forget drops an extent that moved to another home.
-func (s *subscriber) forget(e dsm.ExtentIndex) {
-	for _, p := range s.extents[e].pushes {
-		s.inFlight -= p.bytes
-	}
-	delete(s.extents, e)
-}
-
-// wanted reports whether an Acquire waits for the extent.
-func (s *subscriber) wanted(e dsm.ExtentIndex) bool {
-	for _, w := range s.acquires {
-		if _, ok := w.pending[e]; ok {
-			return true
-		}
-	}
-	return false
-}
-
 // homeSubscribe starts (again) the stream of updates for the extents.
 func (a *Area) homeSubscribe(from dsm.NodeID, m *wire.Subscribe) {
 	s := a.mu.home.subs[from]
 	if s == nil {
-		s = newSubscriber()
+		s = newSubscriber(a, from)
 		a.mu.home.subs[from] = s
 	}
 	s.hold, s.partial = m.Hold, m.Partial
@@ -140,12 +29,13 @@ func (a *Area) homeSubscribe(from dsm.NodeID, m *wire.Subscribe) {
 			l = &lag{}
 			s.extents[x.Extent] = l
 		}
-		l.holds, l.asked = x.Holds, dsm.PageSet{}
+		l.holds, l.asked, l.fetched = x.Holds, dsm.PageSet{}, dsm.PageSet{}
 		s.lost(x.Extent) // subscribed before: what it did not ack may be lost
 		lacks = lacks.Or(l.lacks)
 		if s.partial {
 			lacks = lacks.And(l.holds)
 			l.lacks = lacks
+			s.settle(l)
 		}
 		s.lack(x.Extent, lacks)
 		r.Full = append(r.Full, x.Extent)
@@ -159,7 +49,10 @@ func (a *Area) homeSubscribe(from dsm.NodeID, m *wire.Subscribe) {
 	a.pump(from, s)
 }
 
-func (a *Area) homeUnsubscribe(from dsm.NodeID) { delete(a.mu.home.subs, from) }
+func (a *Area) homeUnsubscribe(from dsm.NodeID) {
+	a.mu.home.subs[from].end()
+	delete(a.mu.home.subs, from)
+}
 
 // homeAcquire pushes what the sender lacks, then answers. What is published
 // meanwhile need not be waited for.
@@ -168,12 +61,7 @@ func (a *Area) homeAcquire(from dsm.NodeID, m *wire.Acquire) {
 	if s == nil {
 		return // its Subscribe was to an older view; it asks again under the new one
 	}
-	w := &acquireWait{round: m.Round, pending: make(map[dsm.ExtentIndex]struct{})}
-	for _, e := range s.order {
-		if l := s.extents[e]; l != nil && !l.lacks.Empty() {
-			w.pending[e] = struct{}{}
-		}
-	}
+	w := &acquireWait{round: m.Round, until: s.lastTurn, left: s.lacking}
 	s.acquires = append(s.acquires, w)
 	a.pump(from, s)
 }
@@ -186,7 +74,7 @@ func (a *Area) homeFetch(from dsm.NodeID, m *wire.Fetch) {
 		for i := range l.pushes { // an ack of what was pushed before is none of this answer
 			l.pushes[i].answer = l.pushes[i].answer.Minus(m.Pages)
 		}
-		a.push(from, s, m.Extent, m.Pages)
+		s.fetch(m.Extent, l, m.Pages)
 		a.pump(from, s)
 	}
 }
@@ -199,8 +87,9 @@ func (a *Area) homeRelease(from dsm.NodeID, m *wire.Release) {
 		return
 	}
 	l := s.extents[m.Extent]
-	l.holds, l.asked = l.holds.Minus(m.Pages), l.asked.Minus(m.Pages)
+	l.holds, l.asked, l.fetched = l.holds.Minus(m.Pages), l.asked.Minus(m.Pages), l.fetched.Minus(m.Pages)
 	l.lacks, l.sent = l.lacks.Minus(m.Pages), l.sent.Minus(m.Pages)
+	s.settle(l)
 	a.pump(from, s) // an Acquire may have waited for these only
 }
 
@@ -216,69 +105,64 @@ func (a *Area) homePushAck(from dsm.NodeID, m *wire.PushAck) {
 	}
 }
 
-// pump pushes while the subscriber lacks pages and its window is open: one
+// pump pushes what was fetched, and then, while the window is open, what the subscriber lacks: one
 // push of an extent at a time, the longest waiting extent first. Then it
 // answers the Acquires that have all they asked for.
 func (a *Area) pump(to dsm.NodeID, s *subscriber) {
 	if s == nil {
 		return
 	}
-	kept := s.order[:0]
-	for _, e := range s.order {
-		l := s.extents[e]
-		if l == nil {
-			continue // moved
-		}
-		if l.lacks.Empty() {
-			l.queued = false
-			continue
-		}
-		set := l.lacks
-		if s.hold && !s.wanted(e) {
-			set = set.And(l.asked) // the answer to a Fetch that was refused, as it was made before new rules
-		}
-		if len(l.pushes) == 0 && s.inFlight < pushWindow && !set.Empty() {
-			a.push(to, s, e, set)
-		}
-		if l.queued = !l.lacks.Empty(); l.queued {
-			kept = append(kept, e)
-		}
-	}
-	s.order = kept
-	waiting := s.acquires[:0]
-	for _, w := range s.acquires {
-		for e := range w.pending {
-			if l := s.extents[e]; l == nil || l.lacks.Empty() {
-				delete(w.pending, e)
+	if a.pumpFetches(to, s) {
+		for s.inFlight < pushWindow {
+			e, l := s.next()
+			if l == nil || s.hold && !s.wanted(l) || !a.push(to, s, e, l.lacks) {
+				break
 			}
 		}
-		if len(w.pending) == 0 {
+	}
+	waiting := s.acquires[:0]
+	for _, w := range s.acquires {
+		if w.left == 0 {
 			a.send(to, &wire.Acquired{Stamp: a.stamp(), Round: w.round})
 			continue
 		}
 		waiting = append(waiting, w)
 	}
+	clear(s.acquires[len(waiting):])
 	s.acquires = waiting
 }
 
-// push sends pages of an extent with the bytes they have now.
-func (a *Area) push(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set dsm.PageSet) {
+// pumpFetches pushes the pages that programs wait for; false: there is no more credit.
+func (a *Area) pumpFetches(to dsm.NodeID, s *subscriber) bool {
+	for len(s.fetches) > 0 {
+		e := s.fetches[0]
+		if l := s.extents[e]; l != nil && !l.fetched.Empty() && !a.push(to, s, e, l.fetched) {
+			return false
+		}
+		s.fetches = s.fetches[1:]
+	}
+	return true
+}
+
+// push sends pages of an extent with the bytes they have now; false: there is no credit.
+func (a *Area) push(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set dsm.PageSet) bool {
 	l := s.extents[e]
-	a.mu.home.lastPush++
-	m := &wire.Push{Stamp: a.stamp(), Extent: e, ID: a.mu.home.lastPush, Pages: set, Answer: set.And(l.asked)}
+	m := &wire.Push{Stamp: a.stamp(), Extent: e, Pages: set, Answer: set.And(l.asked)}
 	bytes := a.describe(m, to)
-	l.lacks = l.lacks.Minus(set)
+	if !a.node.links.take(to, a, bytes) {
+		return false
+	}
+	a.mu.home.lastPush++
+	m.ID = a.mu.home.lastPush
+	l.lacks, l.fetched = l.lacks.Minus(set), l.fetched.Minus(set)
+	s.settle(l)
 	l.sent = l.sent.Or(set)
 	m.Complete = l.lacks.Empty() && len(l.pushes) == 0
 	l.pushes = append(l.pushes, pushed{m.ID, bytes, m.Answer})
 	s.inFlight += bytes
-	for _, w := range s.acquires {
-		if l.lacks.Empty() {
-			delete(w.pending, e)
-		}
-	}
 	a.node.stats.pushes.Add(1)
 	a.sendPages(to, m, bytes)
+	return true
 }
 
 // forwarding is a publish on its way to the subscribers.
@@ -304,11 +188,14 @@ func (a *Area) forward(to dsm.NodeID, s *subscriber, f *forwarding) bool {
 	case 2*(len(m.Index)+len(f.payload)) > m.Pages.Len()*dsm.PageSize:
 		return false
 	}
+	bytes := len(m.Index) + len(f.payload)
+	if !a.node.links.take(to, a, bytes) {
+		return false
+	}
 	x := a.mu.home.extents[m.Extent]
 	a.mu.home.lastPush++
 	p := &wire.Push{Stamp: a.stamp(), Extent: m.Extent, ID: a.mu.home.lastPush, Version: x.version, Contains: x.writers[to],
 		Complete: true, Pages: m.Pages, Index: m.Index}
-	bytes := len(m.Index) + len(f.payload)
 	l.sent = m.Pages
 	l.pushes = append(l.pushes, pushed{p.ID, bytes, dsm.PageSet{}})
 	s.inFlight += bytes

@@ -33,11 +33,12 @@ type replica struct {
 	stuck      bool                       // it was said that pages cannot be evicted
 	awaited    map[dsm.PageIndex][]func() // what to call when the page comes
 
-	extents  []*replicaExtent                          // one for each extent of the area while subscribed
-	seq      dsm.Seq                                   // of the last publication
-	underWay int                                       // bytes of publications under way
-	wanted   struct{ here, elsewhere dsm.ExtentIndex } // extents before these are not wanted, of those homed here, and elsewhere
-	early    bool                                      // publishAhead is about to run
+	extents  []*replicaExtent  // one for each extent of the area while subscribed
+	seq      dsm.Seq           // of the last publication
+	underWay int               // bytes of publications under way
+	wants    wants             // to be published
+	unsent   []dsm.ExtentIndex // of which publications wait for credit
+	early    bool              // publishAhead is about to run
 	round    uint64
 	version  dsm.Version            // of what is here: see arrivedLocked
 	subs     map[uint64]subscribing // Subscribes not answered, by round
@@ -60,6 +61,7 @@ type replicaExtent struct {
 	asked   dsm.PageSet // Fetch under way
 	pub     *publication
 	wanted  bool              // publish as soon as pub is nil
+	queued  bool              // in wants
 	started uint64            // publications started; numbers are not given out twice
 	acked   uint64            // the stores in all up to here are published
 	stash   map[int][]stashed // stores to pages that are not here yet
@@ -94,7 +96,7 @@ func (r *replica) init() {
 		inquiry = make(map[uint64]*inquiring)
 	}
 	// Numbers go on, so that late answers to an earlier replica match nothing.
-	*r = replica{seq: r.seq, round: r.round, inquiry: inquiry, waits: r.waits,
+	*r = replica{seq: r.seq, round: r.round, inquiry: inquiry, waits: r.waits, wants: make(wants),
 		subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring)}
 }
 
@@ -272,6 +274,7 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 	}
 	a.unstash(m.Extent, came)
 	a.arrive(m.Extent, came)
+	ack.Newest = a.mu.newest
 	if declined.Empty() && a.behind() {
 		r.lateAcks = append(r.lateAcks, message{peer: from, msg: ack})
 	} else {
@@ -280,6 +283,7 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 	a.node.stats.pagesReceived.Add(uint64(m.Pages.Len()))
 	a.mu.wake = true
 	if x.wanted {
+		a.want(m.Extent, x)
 		a.startPublications()
 	}
 	return nil
@@ -441,7 +445,7 @@ func (a *Area) replicaViewChanged(old *dsm.View) {
 		a.restartInquiries()
 		return
 	}
-	r.wanted.here, r.wanted.elsewhere = 0, 0
+	a.wantsMoved()
 	var moved []dsm.ExtentIndex
 	for e := range dsm.ExtentIndex(a.extents()) {
 		if a.moved(old, e) {
@@ -495,7 +499,7 @@ func (a *Area) resubscribe(list []dsm.ExtentIndex) {
 	for _, e := range list {
 		x := r.extents[e]
 		if x.pub != nil {
-			a.sendPublication(e, x.pub)
+			a.resendLocked(e, x.pub)
 		}
 		if !x.asked.Empty() {
 			a.send(a.row(e).Primary, &wire.Fetch{Stamp: a.stamp(), Extent: e, Pages: x.asked})
@@ -532,6 +536,9 @@ func (a *Area) replicaResized(was, is int64) {
 		if x.pub != nil {
 			x.pub.shrink(dsm.ExtentIndex(e), is)
 		}
+		if x.wanted && e < a.extents() { // what it waits for may be cut off
+			a.want(dsm.ExtentIndex(e), x)
+		}
 		if r.demand {
 			a.cutOnDemand(dsm.ExtentIndex(e), x)
 			continue
@@ -548,7 +555,7 @@ func (a *Area) replicaResized(was, is int64) {
 	}
 	for _, x := range r.extents[a.extents():] {
 		if x.pub != nil {
-			r.underWay -= x.pub.weight()
+			a.endPublication(x)
 		}
 		x.cutOff()
 	}

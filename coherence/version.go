@@ -117,7 +117,7 @@ func (a *Area) homeInquire(from dsm.NodeID, m *wire.Inquire) {
 		return
 	}
 	a.mu.home.untils[from] = m
-	if s := a.mu.home.subs[from]; s != nil && m.Until == a.mu.newest+1 && s.lacking() {
+	if s := a.mu.home.subs[from]; s != nil && m.Until == a.mu.newest+1 && s.lacking > 0 {
 		a.heardLocked(m.Until) // what it lacks is newer than all that it has heard of
 	}
 }
@@ -126,9 +126,4 @@ func (a *Area) inquiredLocked(to dsm.NodeID, m *wire.Inquire) {
 	r := &wire.Inquired{Stamp: a.stamp(), Round: m.Round, Subscribers: a.subscribers()}
 	slices.Sort(r.Subscribers)
 	a.send(to, r)
-}
-
-// lacking reports whether there is something to push.
-func (s *subscriber) lacking() bool {
-	return slices.ContainsFunc(s.order, func(e dsm.ExtentIndex) bool { l := s.extents[e]; return l != nil && !l.lacks.Empty() })
 }

@@ -99,6 +99,21 @@ func TestWaitSeesWhatCameBeforeIt(t *testing.T) {
 	})
 }
 
+// TestWaitForTheVersionOfAnother: a program is told the version that another node has, though no home has drawn that.
+func TestWaitForTheVersionOfAnother(t *testing.T) {
+	eachApply(t, func(c waitCase) {
+		c.stores(c.ahead, 0)
+		c.waiter.acquire(true)
+		c.calm()
+		c.stores(c.behind, dsm.ExtentSize)
+		c.waiter.acquire(true)
+		c.calm()
+		v := c.waiter.area.Version()
+		c.behind.ask("wait", func(ctx context.Context) error { return c.behind.area.Wait(ctx, v, true) }, nil)
+		c.calm()
+	})
+}
+
 // TestInspectedVersionIsBelowWhatFollows: a program that asks the homes for the version finds a larger one after the next
 // publish, at whichever home.
 func TestInspectedVersionIsBelowWhatFollows(t *testing.T) {

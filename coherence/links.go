@@ -1,0 +1,144 @@
+package coherence
+
+import (
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
+)
+
+// linkWindow bounds the page data, of all areas together, that one node is sent and has not answered. A fast link needs
+// less (see pushWindow), and the transport breaks a session with four times as much.
+const linkWindow = 16 << 20
+
+// linkTurn is how much an area sends when it is its turn on a link that is full.
+const linkTurn = dsm.ExtentSize
+
+// links are the ways to the other nodes. Pushes and publishes take credit of a link before they are sent, and give it back when
+// they are answered, or lost with their session; other messages are small and need none. An area that gets no credit keeps
+// what it has to send, as sets of pages, and is called when there is some again: one area after the other.
+type links struct {
+	window int // linkWindow; tests have less
+	mu     struct {
+		lockrank.Mutex
+		to map[dsm.NodeID]*credit
+	}
+}
+
+// credit is what one link has under way, and who waits.
+type credit struct {
+	used    int
+	waiting []*Area
+	turn    *Area // may take now; nil: anybody, if nobody waits
+	left    int   // of its turn
+	given   bool  // some was given back during the turn
+	calling bool  // callAll is at it
+}
+
+func (l *links) init() {
+	l.window = linkWindow
+	l.mu.Init("coherence.links")
+	l.mu.to = make(map[dsm.NodeID]*credit)
+}
+
+func (l *links) creditLocked(to dsm.NodeID) *credit {
+	c := l.mu.to[to]
+	if c == nil {
+		c = &credit{}
+		l.mu.to[to] = c
+	}
+	return c
+}
+
+// take takes credit for n bytes; false: the area is called when there is some.
+func (l *links) take(to dsm.NodeID, a *Area, n int) bool {
+	if n == 0 || a.isSelf(to) {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := l.creditLocked(to)
+	fits := c.used == 0 || c.used+n <= l.window
+	switch {
+	case fits && c.turn == nil && len(c.waiting) == 0:
+	case fits && c.turn == a && c.left > 0:
+		c.left -= n
+	default:
+		if i := slices.Index(c.waiting, a); i >= 0 {
+			return false
+		}
+		if c.turn == a && c.left == linkTurn { // it got nothing, and stays the next
+			c.waiting = slices.Insert(c.waiting, 0, a)
+			return false
+		}
+		c.waiting = append(c.waiting, a)
+		return false
+	}
+	c.used += n
+	return true
+}
+
+// give gives credit back.
+func (l *links) give(to dsm.NodeID, a *Area, n int) {
+	if n == 0 || a.isSelf(to) {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := l.creditLocked(to)
+	c.used -= n
+	c.given = true
+	if len(c.waiting) > 0 && !c.calling {
+		c.calling = true
+		go l.callAll(to, c)
+	}
+}
+
+// more takes credit that must be had, of what turned out larger than it was taken for; n may be negative.
+func (l *links) more(to dsm.NodeID, a *Area, n int) {
+	if n < 0 {
+		l.give(to, a, -n)
+		return
+	}
+	if n == 0 || a.isSelf(to) {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.creditLocked(to).used += n
+}
+
+// callAll calls those that wait for credit, until there is no more or nobody waits.
+func (l *links) callAll(to dsm.NodeID, c *credit) {
+	for {
+		l.mu.Lock()
+		if len(c.waiting) == 0 {
+			c.calling = false
+			l.mu.Unlock()
+			return
+		}
+		a := c.waiting[0]
+		c.waiting = slices.Delete(c.waiting, 0, 1)
+		c.turn, c.left, c.given = a, linkTurn, false
+		l.mu.Unlock()
+
+		a.step(func() { a.creditReturnedLocked(to) })
+
+		l.mu.Lock()
+		full := c.left == linkTurn && len(c.waiting) > 0 && c.waiting[0] == a
+		c.turn = nil
+		if full && !c.given {
+			c.calling = false
+			l.mu.Unlock()
+			return
+		}
+		l.mu.Unlock()
+	}
+}
+
+// creditReturnedLocked sends what the area keeps for want of credit.
+func (a *Area) creditReturnedLocked(to dsm.NodeID) {
+	a.pump(to, a.mu.home.subs[to])
+	a.sendUnsentLocked()
+	a.startPublications()
+}

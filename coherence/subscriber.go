@@ -1,0 +1,215 @@
+package coherence
+
+import (
+	"container/heap"
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// subscriber is what a home knows of one node that wants an area's updates: the
+// *set* of pages that it lacks, not a queue of updates. However slow it is, it
+// costs four bits for each page, gets the newest bytes once, and holds up nobody.
+type subscriber struct {
+	id       dsm.NodeID
+	area     *Area
+	hold     bool                     // push only what Acquire asks for
+	partial  bool                     // push only what it holds
+	extents  map[dsm.ExtentIndex]*lag // from its Subscribe until the extent moves
+	lacking  int                      // how many of them have lacking pages
+	queue    lagQueue                 // of those, the ones of which no push is under way, oldest first
+	fetches  []dsm.ExtentIndex        // with pages that a program waits for, oldest first
+	lastTurn uint64
+	inFlight int // bytes pushed and not acked
+	acquires []*acquireWait
+}
+
+// lag is what a subscriber lacks of an extent.
+type lag struct {
+	holds   dsm.PageSet // of a partial subscriber: fetched and not released
+	asked   dsm.PageSet // by a Fetch whose answer was not acked
+	fetched dsm.PageSet // of those, to be pushed before all else
+	lacks   dsm.PageSet // to be pushed
+	sent    dsm.PageSet // pushed, not acked: the subscriber has an older or this value
+	pushes  []pushed    // not acked
+	turn    uint64      // since when it has lacking pages, as a number; 0: it has none
+	queued  uint64      // the turn under which it is in the queue; 0: it is not
+}
+
+type pushed struct {
+	id     uint64
+	bytes  int
+	answer dsm.PageSet
+}
+
+// acquireWait is an Acquire that is answered when nothing lacks that lacked when it came.
+type acquireWait struct {
+	round uint64
+	until uint64 // the last turn that it waits for
+	left  int    // how many extents it still waits for
+}
+
+// lagQueue is a heap of extents by their turns. One whose turn has passed since means nothing.
+type lagQueue []queuedLag
+
+type queuedLag struct {
+	turn   uint64
+	extent dsm.ExtentIndex
+}
+
+func (q lagQueue) Len() int           { return len(q) }
+func (q lagQueue) Less(i, j int) bool { return q[i].turn < q[j].turn }
+func (q lagQueue) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
+func (q *lagQueue) Push(x any)        { *q = append(*q, x.(queuedLag)) }
+func (q *lagQueue) Pop() any {
+	last := len(*q) - 1
+	x := (*q)[last]
+	*q = (*q)[:last]
+	return x
+}
+
+func newSubscriber(a *Area, id dsm.NodeID) *subscriber {
+	return &subscriber{id: id, area: a, extents: make(map[dsm.ExtentIndex]*lag)}
+}
+
+// lack adds pages to what the subscriber lacks. If it has not subscribed to the
+// extent its Subscribe will tell.
+func (s *subscriber) lack(e dsm.ExtentIndex, p dsm.PageSet) {
+	l := s.extents[e]
+	if l != nil && s.partial {
+		p = p.And(l.holds)
+	}
+	if l == nil || p.Empty() {
+		return
+	}
+	l.lacks = l.lacks.Or(p)
+	s.enqueue(e, l)
+}
+
+// enqueue puts an extent in the queue, if it belongs there.
+func (s *subscriber) enqueue(e dsm.ExtentIndex, l *lag) {
+	if l.lacks.Empty() {
+		return
+	}
+	if l.turn == 0 {
+		s.lastTurn++
+		s.lacking++
+		l.turn = s.lastTurn
+	}
+	if len(l.pushes) == 0 && l.queued != l.turn {
+		l.queued = l.turn
+		heap.Push(&s.queue, queuedLag{l.turn, e})
+	}
+}
+
+// next returns the extent that has waited longest, nil if none does.
+func (s *subscriber) next() (dsm.ExtentIndex, *lag) {
+	for len(s.queue) > 0 {
+		q := s.queue[0]
+		if l := s.extents[q.extent]; l != nil && l.turn == q.turn && len(l.pushes) == 0 {
+			return q.extent, l
+		} else if l != nil && l.queued == q.turn {
+			l.queued = 0
+		}
+		heap.Pop(&s.queue)
+	}
+	return 0, nil
+}
+
+// settle takes note that an extent may have no lacking pages any more.
+func (s *subscriber) settle(l *lag) {
+	if l.turn == 0 || !l.lacks.Empty() {
+		return
+	}
+	for _, w := range s.acquires {
+		if l.turn <= w.until {
+			w.left--
+		}
+	}
+	s.lacking--
+	l.turn = 0
+}
+
+// fetch has pages pushed before all else.
+func (s *subscriber) fetch(e dsm.ExtentIndex, l *lag, p dsm.PageSet) {
+	if p.Empty() {
+		return
+	}
+	if l.fetched.Empty() {
+		s.fetches = append(s.fetches, e)
+	}
+	l.fetched = l.fetched.Or(p)
+}
+
+// acked takes note of a PushAck; unknown ids are of pushes given up as lost.
+func (s *subscriber) acked(e dsm.ExtentIndex, id uint64, declined dsm.PageSet) {
+	l := s.extents[e]
+	if l == nil {
+		return
+	}
+	for i, p := range l.pushes {
+		if p.id == id {
+			s.landed(p.bytes)
+			l.asked = l.asked.Minus(p.answer)
+			l.pushes = append(l.pushes[:i], l.pushes[i+1:]...)
+			if len(l.pushes) == 0 {
+				l.sent = dsm.PageSet{}
+			}
+			s.lack(e, declined)
+			s.enqueue(e, l)
+			return
+		}
+	}
+}
+
+// landed takes note that bytes are not under way any more.
+func (s *subscriber) landed(bytes int) {
+	s.inFlight -= bytes
+	s.area.node.links.give(s.id, s.area, bytes)
+}
+
+// lost takes back what was pushed of an extent: it may not have arrived.
+func (s *subscriber) lost(e dsm.ExtentIndex) {
+	l := s.extents[e]
+	for _, p := range l.pushes {
+		s.landed(p.bytes)
+	}
+	l.pushes = nil
+	sent := l.sent
+	l.sent = dsm.PageSet{}
+	s.fetch(e, l, sent.And(l.asked)) // also in the face of hold
+	s.lack(e, sent)
+	s.enqueue(e, l)
+}
+
+func (s *subscriber) lostAll() {
+	for _, e := range slices.Sorted(maps.Keys(s.extents)) {
+		if len(s.extents[e].pushes) > 0 {
+			s.lost(e)
+		}
+	}
+}
+
+// forget drops an extent that moved to another home.
+func (s *subscriber) forget(e dsm.ExtentIndex) {
+	l := s.extents[e]
+	for _, p := range l.pushes {
+		s.landed(p.bytes)
+	}
+	l.lacks = dsm.PageSet{}
+	s.settle(l)
+	delete(s.extents, e)
+}
+
+// end gives back what is under way to a node that is no subscriber any more.
+func (s *subscriber) end() {
+	if s != nil {
+		s.landed(s.inFlight)
+	}
+}
+
+// wanted reports whether an Acquire waits for an extent.
+func (s *subscriber) wanted(l *lag) bool {
+	return len(s.acquires) > 0 && l.turn <= s.acquires[len(s.acquires)-1].until
+}

@@ -1,0 +1,77 @@
+package coherence
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// wants are the extents that are to be published, by home, in the order that they were asked for. One that cannot be published yet, as
+// a publication of it is under way or its stores wait for pages, is in no queue: what it waits for puts it back.
+type wants map[dsm.NodeID][]dsm.ExtentIndex
+
+// homes returns those with something in their queues: this node, or the others.
+func (w wants) homes(self dsm.NodeID, here bool) (homes []dsm.NodeID) {
+	for id := range w {
+		if (id == self) == here {
+			homes = append(homes, id)
+		}
+	}
+	slices.Sort(homes)
+	return homes
+}
+
+// drop takes the first extent, which is x, out of a queue.
+func (w wants) drop(home dsm.NodeID, x *replicaExtent) {
+	if x != nil {
+		x.queued = false
+	}
+	if w[home] = w[home][1:]; len(w[home]) == 0 {
+		delete(w, home)
+	}
+}
+
+// want has an extent published.
+func (a *Area) want(e dsm.ExtentIndex, x *replicaExtent) {
+	x.wanted = true
+	if x.queued {
+		return
+	}
+	x.queued = true
+	home := a.row(e).Primary
+	a.mu.replica.wants[home] = append(a.mu.replica.wants[home], e)
+}
+
+// nextWanted returns the first extent in a queue that can be published, nil if there is none.
+func (a *Area) nextWanted(home dsm.NodeID) (dsm.ExtentIndex, *replicaExtent) {
+	r := &a.mu.replica
+	for len(r.wants[home]) > 0 {
+		e := r.wants[home][0]
+		if int(e) >= len(r.extents) {
+			r.wants.drop(home, nil) // it was cut off
+			continue
+		}
+		x := r.extents[e]
+		if x.wanted && x.pub == nil && !(x.dirty.Empty() && len(x.stash) > 0) {
+			return e, x
+		}
+		r.wants.drop(home, x)
+	}
+	return 0, nil
+}
+
+// wantsMoved has every extent in the queue of its home in the new view.
+func (a *Area) wantsMoved() {
+	r := &a.mu.replica
+	old := r.wants
+	r.wants = make(wants)
+	for _, home := range slices.Sorted(maps.Keys(old)) {
+		for _, e := range old[home] {
+			if int(e) < len(r.extents) && r.extents[e].queued {
+				r.extents[e].queued = false
+				a.want(e, r.extents[e])
+			}
+		}
+	}
+}
