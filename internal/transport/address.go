@@ -10,13 +10,13 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// NodeAddr names a node together with its address: "id@host:port". A
-// connection to it is refused by every other node at that address, such as a
-// later incarnation of the same machine. Raft wants its servers named so: an
-// incarnation that forgot its log must not answer for the one that had it.
+// NodeAddr names a node together with its address: "id@host:port". Every other node at that address
+// refuses such a connection, for instance a later incarnation on the same machine. Raft needs its
+// servers named like this: an incarnation that forgot its log must not answer for the one that had
+// it.
 func NodeAddr(id dsm.NodeID, addr string) string { return id.String() + "@" + addr }
 
-// SplitNodeAddr takes a NodeAddr apart; the id of a plain host:port is 0.
+// SplitNodeAddr splits a NodeAddr. For a plain host:port the id is 0.
 func SplitNodeAddr(s string) (dsm.NodeID, string, error) {
 	before, addr, ok := strings.Cut(s, "@")
 	if !ok {
@@ -35,7 +35,7 @@ func bind(listen string) (net.Listener, *net.UDPConn, error) {
 	if err != nil {
 		return nil, nil, errs.E(errs.Invalid, "listen", "address %q: want HOST:PORT", listen)
 	}
-	const attempts = 32 // of ports that the kernel picked for TCP and that UDP has taken
+	const attempts = 32 // ports that the kernel picked for TCP, but that are taken for UDP
 	for i := 1; ; i++ {
 		l, err := net.Listen("tcp", net.JoinHostPort(host, port))
 		if err != nil {
@@ -56,7 +56,7 @@ func bind(listen string) (net.Listener, *net.UDPConn, error) {
 	}
 }
 
-// advertised returns the address for others to use, given the bound one.
+// advertised returns the address that others should use, given the bound one.
 func advertised(advertise string, bound *net.TCPAddr) (string, error) {
 	port := strconv.Itoa(bound.Port)
 	if advertise != "" {
@@ -78,8 +78,8 @@ func advertised(advertise string, bound *net.TCPAddr) (string, error) {
 	return net.JoinHostPort(ip.String(), port), nil
 }
 
-// machineIP returns the first IPv4, else IPv6, address of this machine that
-// others can reach, else the loopback address.
+// machineIP returns an address of this machine that others can reach: the first IPv4 address,
+// otherwise the first IPv6 address, otherwise the loopback address.
 func machineIP() (net.IP, error) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

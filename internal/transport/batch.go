@@ -8,37 +8,38 @@ import (
 )
 
 const (
-	// copyPayload is the largest payload that is copied behind its header rather
-	// than written from where it lies: cheaper than one more element of the writev.
+	// copyPayload is the largest payload that is copied to the place after its header. Larger ones
+	// are written from where they are, as another element of the writev, which is cheaper for
+	// these.
 	copyPayload = 8 << 10
-	// chunkBytes is how much is written under one deadline, so that a slow link
-	// does not break a session that makes progress.
+	// chunkBytes is how much is written within one deadline, so that a session on a slow link does
+	// not break as long as it makes progress.
 	chunkBytes = 512 << 10
 	// chunkParts bounds the elements of one writev; IOV_MAX is 1024.
 	chunkParts = 256
-	// keepHeads is the most memory for headers that an idle queue keeps.
+	// keepHeads is how much memory for headers an idle queue keeps at most.
 	keepHeads = 1 << 20
 )
 
-// batch is frames that wait to be written, in order: their headers and small
-// payloads in one piece of memory, large payloads where the sender has them.
+// batch is frames that wait to be written, in order. Headers and small payloads are in one piece of
+// memory, large payloads where the sender has them.
 type batch struct {
-	heads  []byte
-	cuts   []cut
-	pieces int // of cuts
-	frames int
-	bytes  int
+	heads   []byte
+	inserts []insert
+	pieces  int // in all inserts
+	frames  int
+	bytes   int
 }
 
-// cut says that payload goes between heads[:at] and heads[at:].
-type cut struct {
+// insert is a payload that belongs between heads[:at] and heads[at:].
+type insert struct {
 	at      int
 	payload [][]byte
-	shared  *wire.Shared // what payload is part of, or nil
+	shared  *wire.Shared // the buffer that contains payload, or nil
 }
 
-// add appends the frame of m. shared, if there is one, is released when payload is not
-// read any more. On error the batch is as before.
+// add appends the frame of m. If shared is not nil, it is released when payload is not needed any
+// more. On error the batch is unchanged.
 func (b *batch) add(m any, payload [][]byte, shared *wire.Shared) error {
 	n := 0
 	for _, p := range payload {
@@ -60,7 +61,7 @@ func (b *batch) add(m any, payload [][]byte, shared *wire.Shared) error {
 		}
 		release(shared)
 	default:
-		b.cuts = append(b.cuts, cut{at: len(b.heads), payload: payload, shared: shared})
+		b.inserts = append(b.inserts, insert{at: len(b.heads), payload: payload, shared: shared})
 		b.pieces += 1 + len(payload)
 		b.bytes += n
 	}
@@ -75,13 +76,13 @@ func release(s *wire.Shared) {
 	}
 }
 
-// reset empties the batch and lets go of the payloads: they are written, or lost.
+// reset empties the batch and releases the payloads: they have been written, or are lost.
 func (b *batch) reset() {
-	for i := range b.cuts {
-		release(b.cuts[i].shared)
+	for i := range b.inserts {
+		release(b.inserts[i].shared)
 	}
-	clear(b.cuts)
-	b.cuts = b.cuts[:0]
+	clear(b.inserts)
+	b.inserts = b.inserts[:0]
 	b.heads = b.heads[:0]
 	if cap(b.heads) > keepHeads {
 		b.heads = nil
@@ -89,13 +90,13 @@ func (b *batch) reset() {
 	b.pieces, b.frames, b.bytes = 0, 0, 0
 }
 
-// appendTo appends the pieces of memory that b is in, in order.
+// appendTo appends the pieces of memory that make up b, in order.
 func (b *batch) appendTo(parts [][]byte) [][]byte {
 	from := 0
-	for i := range b.cuts {
-		parts = append(parts, b.heads[from:b.cuts[i].at])
-		parts = append(parts, b.cuts[i].payload...)
-		from = b.cuts[i].at
+	for i := range b.inserts {
+		parts = append(parts, b.heads[from:b.inserts[i].at])
+		parts = append(parts, b.inserts[i].payload...)
+		from = b.inserts[i].at
 	}
 	if from < len(b.heads) {
 		parts = append(parts, b.heads[from:])
@@ -147,7 +148,7 @@ func (c *chunker) flush() error {
 	if c.bytes == 0 {
 		return nil
 	}
-	// A tenth of the timeout is near enough, and saves most of the calls.
+	// A tenth of the timeout is exact enough, and saves most of the calls.
 	if now := time.Now(); now.Sub(c.armed) > c.timeout/10 {
 		if err := c.conn.SetWriteDeadline(now.Add(c.timeout)); err != nil {
 			return err

@@ -10,11 +10,10 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// Call asks the node at addr (host:port, or a NodeAddr to insist on who
-// answers) and waits for its reply. An error of the other node has its kind, text and
-// node; without an answer the kind is Unavailable, and whether the request was
-// carried out is unknown. When ctx ends first the other node is told so, and the
-// kind is Timeout or Interrupted.
+// Call asks the node at addr (host:port, or a NodeAddr if only that node may answer) and waits for
+// its reply. An error of the other node has its kind, text and node. Without an answer the kind is
+// Unavailable, and it is unknown whether the request was carried out. If ctx ends first, the other
+// node is told so, and the kind is Timeout or Interrupted.
 //
 // Requests to one address share a connection. They may overtake each other.
 func (t *Transport) Call(ctx context.Context, addr string, req any) (any, error) {
@@ -38,20 +37,20 @@ func (t *Transport) Call(ctx context.Context, addr string, req any) (any, error)
 	}
 }
 
-// caller is one control connection of this node to another, and the requests
-// on it. It ends with the connection; the next Call makes a new one.
+// caller is a control connection of this node to another, with the requests on it. It ends with the
+// connection; the next Call makes a new one.
 type caller struct {
 	t     *Transport
 	addr  string
-	ready chan struct{} // closed when the connection is there or failed
+	ready chan struct{} // closed when the connection is there or has failed
 	out   *frameWriter  // set before ready
-	node  dsm.NodeID    // who answers; set before ready
+	node  dsm.NodeID    // the node that answers; set before ready
 
 	mu struct {
 		lockrank.Mutex
 		next    uint64
 		waiting map[uint64]chan result
-		ended   error // why the connection ended; nil while it has not
+		ended   error // why the connection ended; nil until then
 	}
 }
 
@@ -99,7 +98,7 @@ func (c *caller) run() {
 	}
 }
 
-// read hands out replies. It returns why it ended, never nil.
+// read delivers replies. It returns why it ended, never nil.
 func (c *caller) read(conn net.Conn) error {
 	r := wire.NewReader(conn)
 	for {
@@ -119,7 +118,7 @@ func (c *caller) read(conn net.Conn) error {
 			res = result{err: fail.Err()}
 		}
 		c.mu.Lock()
-		if ch := c.mu.waiting[f.Req]; ch != nil { // else nobody waits any more
+		if ch := c.mu.waiting[f.Req]; ch != nil { // otherwise nobody waits any more
 			delete(c.mu.waiting, f.Req)
 			ch <- res
 		}
@@ -127,8 +126,7 @@ func (c *caller) read(conn net.Conn) error {
 	}
 }
 
-// call makes one request. again says that the connection had ended before
-// anything was sent.
+// call makes one request. again reports that the connection had ended before anything was sent.
 func (c *caller) call(ctx context.Context, req any) (reply any, err error, again bool) {
 	select {
 	case <-c.ready:
@@ -166,12 +164,12 @@ func (c *caller) call(ctx context.Context, req any) (reply any, err error, again
 	c.t.spawn(func() {
 		ctx, cancel := context.WithTimeout(c.t.ctx, c.t.cfg.HelloTimeout)
 		defer cancel()
-		_ = c.out.write(ctx, &wire.Cancel{}, id, false) // it fails with the connection, which cancels as well
+		_ = c.out.write(ctx, &wire.Cancel{}, id, false) // if it fails the connection has, which cancels as well
 	})
 	return nil, c.gaveUp(ctx), false
 }
 
-// gaveUp is the error of a caller whose ctx ended.
+// gaveUp returns the error of a call whose ctx ended.
 func (c *caller) gaveUp(ctx context.Context) error {
 	kind := errs.Interrupted
 	if ctx.Err() == context.DeadlineExceeded {
@@ -179,7 +177,7 @@ func (c *caller) gaveUp(ctx context.Context) error {
 	}
 	e := &errs.Error{Op: "call", Kind: kind, Err: context.Cause(ctx)}
 	select {
-	case <-c.ready: // only now is it known who answers at the address
+	case <-c.ready: // only then is it known which node answers at the address
 		e.Node = c.node
 	default:
 	}

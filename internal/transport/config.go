@@ -10,42 +10,40 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// Config is what a Transport needs. Zero knobs take their defaults.
+// Config is what a Transport needs. Limits that are zero get their defaults.
 type Config struct {
 	Self dsm.NodeID
-	// Listen is the host:port of the TCP and the UDP socket; port 0 takes one
-	// that is free for both.
+	// Listen is the host:port of the TCP and the UDP socket. Port 0 picks one that is free for
+	// both.
 	Listen string
-	// Advertise is how the others reach this node: a host, or host:port. Empty
-	// means the host of Listen, or if that is no one address, the first of this
-	// machine's that is not loopback.
+	// Advertise is how the others reach this node: a host, or host:port. Empty means the host of
+	// Listen, or, if that is not a single address, the first address of this machine that is not
+	// loopback.
 	Advertise string
 	Log       *slog.Logger
 
-	// OnFrame takes the frames of the data lane, in order per peer. The payload
-	// is valid until it returns, or the handler's own after f.Take. An error means that
-	// the frame breaks the protocol: it is counted and the session closed.
+	// OnFrame handles the frames of the data lane, in order for each peer. The payload is valid
+	// until it returns, or belongs to the handler after f.Take. An error means that the frame
+	// violates the protocol: it is counted and the session closed.
 	OnFrame func(from dsm.NodeID, f *wire.Frame) error
-	// OnReset tells that messages to or from peer may have been lost: see the
-	// package comment.
+	// OnReset says that messages to or from peer may have been lost: see the package comment.
 	OnReset func(peer dsm.NodeID)
 	// OnCall answers a request of the control lane. Requests of one peer run
 	// concurrently. ctx ends when nobody waits for the answer any more.
 	OnCall func(ctx context.Context, from dsm.NodeID, req any) (any, error)
 
-	// Dial makes TCP connections; tests put faults here.
+	// Dial makes TCP connections; tests inject faults here.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
-	// HelloTimeout bounds connecting and the hello: 5 s.
+	// HelloTimeout bounds connecting and the hello. Default: 5 s.
 	HelloTimeout time.Duration
-	// WriteTimeout is how long a peer may take nothing before the session
-	// breaks: 10 s.
+	// WriteTimeout is how long a peer may accept no bytes before the session breaks. Default: 10 s.
 	WriteTimeout time.Duration
-	// QueueBytes bounds what waits for one peer: 64 MiB.
+	// QueueBytes bounds what waits for one peer. Default: 64 MiB.
 	QueueBytes int
-	// RedialMin and RedialMax bound the pause between attempts to connect: 50 ms, 1 s.
+	// RedialMin and RedialMax bound the pause between attempts to connect. Defaults: 50 ms, 1 s.
 	RedialMin, RedialMax time.Duration
-	// StrangerWait is how long frames to a node that SetPeers has not named
-	// yet are kept: 10 s.
+	// StrangerWait is how long frames to a node are kept that SetPeers has not named yet. Default:
+	// 10 s.
 	StrangerWait time.Duration
 }
 

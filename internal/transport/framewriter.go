@@ -13,8 +13,8 @@ import (
 type frameWriter struct {
 	conn    net.Conn
 	timeout time.Duration
-	turn    chan struct{} // holds one token: who has it writes
-	buf     []byte        // of who has the turn
+	turn    chan struct{} // holds one token: the goroutine that takes it may write
+	buf     []byte        // belongs to the goroutine that has the turn
 }
 
 func newFrameWriter(conn net.Conn, timeout time.Duration) *frameWriter {
@@ -57,7 +57,7 @@ func (w *frameWriter) put(ctx context.Context, b []byte) error {
 	})
 	_, err := w.conn.Write(b)
 	if !stop() {
-		<-fired // lest it hits the next one's deadline
+		<-fired // otherwise it could hit the next write's deadline
 	}
 	return err
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Gossip is the lane of membership: datagrams and byte streams. Datagrams carry
-// 12 bytes in front, magic and cluster; others are dropped and counted.
+// Gossip is the lane of membership: datagrams and byte streams. Each datagram begins with 12 bytes,
+// magic and cluster; datagrams without these are dropped and counted.
 type Gossip struct {
 	t       *Transport
 	streams *Streams
@@ -43,8 +43,8 @@ func (g *Gossip) WriteTo(b []byte, addr string) error {
 	return err
 }
 
-// ReadFrom waits for the next datagram of this cluster. Longer ones than b
-// less 12 bytes are cut. It is for one goroutine.
+// ReadFrom waits for the next datagram of this cluster. Datagrams longer than b less 12 bytes are
+// truncated. It is for one goroutine.
 func (g *Gossip) ReadFrom(b []byte) (int, net.Addr, error) {
 	for {
 		n, from, err := g.t.udp.ReadFromUDPAddrPort(b)
@@ -64,7 +64,7 @@ func (g *Gossip) ReadFrom(b []byte) (int, net.Addr, error) {
 	}
 }
 
-// Open lets byte streams of other nodes in; before, they are refused.
+// Open admits byte streams of other nodes; before, they are refused.
 func (g *Gossip) Open() { g.streams.Open() }
 
 // Accept waits for a byte stream of another node.

@@ -37,7 +37,7 @@ const (
 	maxReason  = 255
 )
 
-// lane is what a connection is for.
+// lane is the purpose of a connection.
 type lane uint8
 
 const (
@@ -51,7 +51,7 @@ var laneNames = [...]string{"none", "data", "control", "raft", "gossip"}
 
 func (l lane) String() string { return laneNames[min(int(l), len(laneNames)-1)] }
 
-// hello is what a dialer says.
+// hello is the first message of a connection, sent by the dialer.
 type hello struct {
 	min, max uint8
 	lane     lane
@@ -69,8 +69,8 @@ func (h hello) bytes() []byte {
 	return b
 }
 
-// readHello reads a hello. Bytes that do not start with the magic are refused
-// after the first four, so that a stranger is not kept waiting.
+// readHello reads a hello. If the first four bytes are not the magic it stops reading, so that a
+// stranger is not kept waiting.
 func readHello(r io.Reader) (hello, error) {
 	var b [helloSize]byte
 	if _, err := io.ReadFull(r, b[:len(helloMagic)]); err != nil {
@@ -90,7 +90,7 @@ func readHello(r io.Reader) (hello, error) {
 	}, nil
 }
 
-// judge says why the node self of the cluster refuses h, or nil.
+// judge returns why the node self of the cluster refuses h, or nil.
 func (h hello) judge(self dsm.NodeID, cluster dsm.ClusterID) *errs.Error {
 	joining := h.lane == laneControl && (h.cluster == 0 || cluster == 0)
 	switch {
@@ -132,7 +132,7 @@ func answer(w io.Writer, self dsm.NodeID, why *errs.Error) error {
 	return err
 }
 
-// readAnswer returns who answered, and the refusal if it is one.
+// readAnswer returns the node that answered, and the refusal if it is one.
 func readAnswer(r io.Reader) (dsm.NodeID, error) {
 	var b [answerSize]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
@@ -155,7 +155,7 @@ func readAnswer(r io.Reader) (dsm.NodeID, error) {
 	return from, e
 }
 
-// greet says h on a new connection and reads the answer, within the timeout.
+// greet sends h on a new connection and reads the answer, within the timeout.
 func greet(conn net.Conn, h hello, timeout time.Duration) (dsm.NodeID, error) {
 	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return 0, err

@@ -15,9 +15,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// inbound is what a node knows of the sessions that another one had to it.
-// The entry stays when a session ends, so that the next one is known not to be the
-// first.
+// inbound is what a node knows about the sessions that another node has had to it. The entry stays
+// when a session ends, to know that the next one is not the first.
 type inbound struct {
 	flow flow
 	// conn and done are the newest session; guarded by Transport.mu.
@@ -25,9 +24,9 @@ type inbound struct {
 	done chan struct{} // closed when its reader has ended
 }
 
-// receive is the reader of a session: it waits for the reader of the session
-// before, tells of the reset unless this is the first, and reads frames until
-// the connection breaks or the next session replaces it.
+// receive reads a session. It waits until the previous session's reader has ended, calls OnReset
+// unless this is the first session, and reads frames until the connection breaks or the next
+// session replaces it.
 func (t *Transport) receive(from dsm.NodeID, conn net.Conn) {
 	done := make(chan struct{})
 	defer close(done)
@@ -69,12 +68,13 @@ func (t *Transport) reset(peer dsm.NodeID, in *inbound) {
 	}
 }
 
-// answerBytes is how much of a session is handled, while there is more to read, before the answers leave.
+// answerBytes is how much of a session is handled, while there is more to read, before the answers
+// are sent.
 const answerBytes = 256 << 10
 
-// readFrames hands over the frames of one session. The error is nil at the
-// end of the stream. Answers leave together, when there is nothing to read: each alone would cost a system call, and
-// wake the other node.
+// readFrames handles the frames of one session. The error is nil at the end of the stream. Answers
+// are sent together, when there is nothing more to read: sending each alone would cost a system
+// call and wake the other node each time.
 func (t *Transport) readFrames(from dsm.NodeID, in *inbound, conn net.Conn) error {
 	answer := func() { t.Flush(from) }
 	defer answer()
@@ -109,7 +109,7 @@ func (t *Transport) readFrames(from dsm.NodeID, in *inbound, conn net.Conn) erro
 // source reads a connection, and calls idle before it waits for bytes.
 type source struct {
 	conn       net.Conn
-	raw        syscall.RawConn // nil: idle is called before each Read
+	raw        syscall.RawConn // if nil, idle is called before each Read
 	n          *atomic.Uint64  // counts what is read
 	unanswered int             // bytes since the last call of idle
 	idle       func()
@@ -126,7 +126,7 @@ func newSource(conn net.Conn, n *atomic.Uint64, idle func()) *source {
 func (s *source) Read(b []byte) (n int, err error) {
 	if n, err = s.readNow(b); n == 0 && err == nil {
 		s.unanswered = 0
-		s.idle() // it takes locks that are held while the connection is closed, so it is not called from within raw.Read
+		s.idle() // not called from within raw.Read, because it takes locks that are held while the connection is closed
 		n, err = s.conn.Read(b)
 	}
 	s.unanswered += n
@@ -134,8 +134,8 @@ func (s *source) Read(b []byte) (n int, err error) {
 	return n, err
 }
 
-// readNow reads what is there, or nothing. The end is left to conn.Read, which will meet it again; an
-// error is told once.
+// readNow reads what is there without waiting. It leaves the end of the stream to conn.Read, which
+// will see it again; the kernel reports an error only once.
 func (s *source) readNow(b []byte) (n int, err error) {
 	if s.raw == nil {
 		return 0, nil

@@ -7,28 +7,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Few frames are written by Send itself, without waiting: waking the
-// writer would double the latency of 4 KiB there and back (26 us against 14 us
-// of bare TCP on loopback), and where all processors are busy it may wait for one as
-// long as the kernel lets the others run (3 ms). What the socket does not take, and frames that come
-// close together, are the writer's, who puts many into one system call.
+// A few frames are written by Send itself, without waiting. Waking the writer would double the
+// latency of 4 KiB there and back (26 us against 14 us of bare TCP on loopback), and where all
+// processors are busy, it may have to wait for one as long as the kernel lets other threads run (3
+// ms). What the socket does not accept, and frames that follow each other closely, are left to the
+// writer, which puts many into one system call.
 const (
 	inlineBytes = 256 << 10
 	inlineParts = 128                  // elements of a writev
 	inlinePause = 5 * time.Microsecond // since the last write
 )
 
-// inline is the part of an outbound that is about writing from Send; guarded
-// by outbound.mu.
+// inline is the state of writing from Send; guarded by outbound.mu.
 type inline struct {
 	raw   syscall.RawConn // of the session; nil if it has none
-	busy  bool            // somebody is writing: the writer or a Send
+	busy  bool            // the writer or a Send is writing
 	last  time.Time       // end of the last write
-	rest  []byte          // what a Send left of its frames, to be written first
+	rest  []byte          // what a Send could not write of its frames; it must be written first
 	spare batch           // empty; its memory takes turns with the queue's
 }
 
-// inlineLocked reports whether the queue may be written at once.
+// inlineLocked reports whether Send may write the queue now.
 func (o *outbound) inlineLocked() bool {
 	q := &o.mu.queue
 	return o.mu.raw != nil && q.bytes <= inlineBytes && q.pieces < inlineParts &&
@@ -47,7 +46,7 @@ func (o *outbound) writeInlineLocked() {
 
 	o.mu.Lock()
 	o.mu.busy, o.mu.last = false, time.Now()
-	if o.mu.session == session { // else it was lost with its session
+	if o.mu.session == session { // otherwise it was lost with its session
 		o.mu.writing = b.bytes - n
 		o.mu.rest = appendFrom(o.mu.rest[:0], o.parts, n)
 		o.flow.bytes.Add(uint64(n))
@@ -61,8 +60,8 @@ func (o *outbound) writeInlineLocked() {
 	}
 }
 
-// writeNow writes what the socket takes without waiting. Errors are left to
-// the writer, who will meet them again.
+// writeNow writes what the socket accepts without waiting. Errors are left to the writer, which
+// will see them again.
 func writeNow(raw syscall.RawConn, parts [][]byte) (n int) {
 	_ = raw.Write(func(fd uintptr) bool {
 		for {

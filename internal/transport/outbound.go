@@ -7,23 +7,23 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// outbound is the way to one node: a queue and a goroutine that connects and
-// writes. It lives while SetPeers names the node; one that was never named
-// lives for Config.StrangerWait after its first frame.
+// outbound is the way to one node: a queue, and a goroutine that connects and writes. It lives
+// while SetPeers names the node. If the node was never named it lives for Config.StrangerWait after
+// the first frame.
 type outbound struct {
 	t    *Transport
 	id   dsm.NodeID
 	flow flow
 	wake chan struct{} // holds one token when there is something new to look at
 
-	parts [][]byte // of the write inline; who is busy has it
+	parts [][]byte // of the inline write; belongs to the goroutine that set busy
 
 	mu struct {
 		lockrank.Mutex
 		addr    string // "" until SetPeers names the node
 		queue   batch
-		writing int    // bytes taken out of the queue and not written yet
-		broken  bool   // frames were dropped: the session must end before any other is taken
+		writing int    // bytes taken from the queue and not yet written
+		broken  bool   // frames were dropped: the session must end before others are queued
 		closed  bool   // for good
 		live    bool   // there is a session
 		session uint64 // counts them
@@ -33,8 +33,8 @@ type outbound struct {
 	}
 }
 
-// SetPeers says which nodes the data lane connects to, by their addresses.
-// Sessions with nodes that are not among them any more end.
+// SetPeers says to which nodes the data lane connects, with their addresses. Sessions with other
+// nodes end.
 func (t *Transport) SetPeers(peers map[dsm.NodeID]string) {
 	var gone []*outbound
 	t.mu.Lock()
@@ -49,7 +49,7 @@ func (t *Transport) SetPeers(peers map[dsm.NodeID]string) {
 			continue
 		}
 		if !t.outboundLocked(id).setAddr(addr) {
-			delete(t.mu.out, id) // it gave up this moment
+			delete(t.mu.out, id) // it gave up at this moment
 			t.outboundLocked(id).setAddr(addr)
 		}
 	}
@@ -59,26 +59,27 @@ func (t *Transport) SetPeers(peers map[dsm.NodeID]string) {
 	}
 }
 
-// Send queues a message and its payload for a node. It never blocks and never
-// calls back. The message is encoded before Send returns. The payload's bytes
-// must never change from then on: they may be read until the session ends.
+// Send queues a message and its payload for a node. It never blocks and calls nothing outside. The
+// message is encoded before Send returns. The payload's bytes must never change afterwards: they
+// may be read until the session ends.
 //
-// more says that this message may wait: the caller sends the node another one at once, as
-// MSG_MORE does of send(2), or calls Flush. What is sent to a node from OnFrame for a frame of that node
-// needs no Flush: it leaves when the frames that have come are all handled, or many are.
+// more says that this message may wait: the caller sends the node another one at once, as with
+// MSG_MORE of send(2), or calls Flush. Messages sent to a node by OnFrame while it handles a frame
+// of that node need no Flush: they leave when all frames that have arrived are handled, or many of
+// them.
 //
 // A message that cannot be encoded is a bug of the caller: it is logged and lost.
 func (t *Transport) Send(to dsm.NodeID, m any, payload [][]byte, more bool) {
 	t.send(to, m, payload, nil, more)
 }
 
-// SendShared is Send of a payload that the caller's hold of goes over to the
-// transport, which releases it when the bytes are written or lost.
+// SendShared is Send for a counted payload. The caller's reference passes to the transport, which
+// releases it when the bytes have been written or are lost.
 func (t *Transport) SendShared(to dsm.NodeID, m any, payload *wire.Shared, more bool) {
 	t.send(to, m, [][]byte{payload.Bytes}, payload, more)
 }
 
-// Flush has messages leave that wait for more.
+// Flush sends messages that wait for more.
 func (t *Transport) Flush(to dsm.NodeID) {
 	t.mu.Lock()
 	o := t.mu.out[to]
@@ -157,7 +158,7 @@ func (o *outbound) load() (int, bool) {
 	return o.mu.queue.bytes + o.mu.writing, o.mu.live
 }
 
-// poke makes the goroutine look again.
+// poke makes the goroutine look at the queue again.
 func (o *outbound) poke() {
 	select {
 	case o.wake <- struct{}{}:
@@ -165,7 +166,7 @@ func (o *outbound) poke() {
 	}
 }
 
-// send queues a frame. It returns false, and has not taken shared over, if o is closed.
+// send queues a frame. If o is closed it returns false and does not take the reference to shared.
 func (o *outbound) send(m any, payload [][]byte, shared *wire.Shared, more bool) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -185,7 +186,7 @@ func (o *outbound) send(m any, payload [][]byte, shared *wire.Shared, more bool)
 		o.breakLocked()
 		return true
 	}
-	if !more || o.mu.queue.bytes >= inlineBytes { // so much gains nothing by waiting
+	if !more || o.mu.queue.bytes >= inlineBytes { // waiting would gain nothing for so many bytes
 		o.flushLocked()
 	}
 	return true
@@ -197,10 +198,10 @@ func (o *outbound) flush() {
 	o.flushLocked()
 }
 
-// flushLocked has the queue written.
+// flushLocked makes sure that the queue is written.
 func (o *outbound) flushLocked() {
 	switch {
-	case o.mu.busy || o.mu.queue.frames == 0: // who is busy looks again by himself
+	case o.mu.busy || o.mu.queue.frames == 0: // the goroutine that set busy looks again by itself
 	case o.inlineLocked():
 		o.writeInlineLocked()
 	default:

@@ -8,8 +8,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// refusals logs refused connections, each remote host at most once a minute:
-// a port scanner must not fill the log.
+// refusals logs refused connections, for each remote host at most once a minute, so that a port
+// scanner cannot fill the log.
 type refusals struct {
 	mu struct {
 		lockrank.Mutex
@@ -34,7 +34,7 @@ func (r *refusals) log(log *slog.Logger, remote net.Addr, why error) {
 	}
 }
 
-// due reports whether the host was not logged within the last minute.
+// due reports whether no refusal of the host was logged within the last minute.
 func (r *refusals) due(host string, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -11,11 +11,11 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// maxRequests bounds the requests of one control connection that are under way;
-// further ones wait in the socket.
+// maxRequests bounds the requests of one control connection that run at the same time; further ones
+// wait in the socket.
 const maxRequests = 1024
 
-// requests are those of one control connection that are under way.
+// requests has the requests of one control connection that are running.
 type requests struct {
 	mu struct {
 		lockrank.Mutex
@@ -64,7 +64,7 @@ func (t *Transport) serve(from dsm.NodeID, conn net.Conn) {
 			reply := t.handle(ctx, from, f.Msg)
 			under.end(f.Req)
 			if err := out.write(t.ctx, reply, f.Req, true); err != nil && !errs.Is(err, errs.Unavailable) {
-				// The reply itself is to blame, not the connection.
+				// The reply itself is the problem, not the connection.
 				_ = out.write(t.ctx, wire.FailureOf(err, t.cfg.Self), f.Req, true)
 			}
 			<-room
@@ -90,7 +90,7 @@ func (r *requests) begin(ctx context.Context, id uint64) context.Context {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if before := r.mu.cancel[id]; before != nil {
-		before() // an id used twice: the other side's bug, at its own cost
+		before() // an id used twice is a bug of the other side, and harms only that side
 	}
 	r.mu.cancel[id] = cancel
 	return ctx

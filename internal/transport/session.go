@@ -40,8 +40,8 @@ func (o *outbound) run() {
 	}
 }
 
-// address waits until there is an address to connect to. It returns false when
-// o is closed, or nobody named the node for too long.
+// address waits until there is an address to connect to. It returns false when o is closed, or when
+// the node was not named for too long.
 func (o *outbound) address() (string, bool) {
 	stranger := time.NewTimer(o.t.cfg.StrangerWait)
 	defer stranger.Stop()
@@ -73,9 +73,8 @@ func (o *outbound) giveUp() {
 	}
 }
 
-// settle ends what a break began: it drops what is left of the session, tells
-// of the reset if there was a session or frames were dropped, and lets Send
-// queue again. It returns false if o is closed.
+// settle completes a break: it drops what is left of the session, calls OnReset if there was a
+// session or frames were dropped, and lets Send queue again. It returns false if o is closed.
 func (o *outbound) settle(session bool) bool {
 	o.mu.Lock()
 	closed, told := o.mu.closed, session || o.mu.broken
@@ -92,8 +91,8 @@ func (o *outbound) settle(session bool) bool {
 	return !closed
 }
 
-// interruptible runs f, which a break ends by calling interrupt. If o is
-// already broken f does not run.
+// interruptible runs f; a break ends it by calling interrupt. If o is already broken f does not
+// run.
 func (o *outbound) interruptible(interrupt func(), f func()) bool {
 	o.mu.Lock()
 	if o.mu.broken || o.mu.closed {
@@ -138,13 +137,13 @@ func (o *outbound) sleep(d time.Duration) {
 	}
 }
 
-// session writes what is queued to conn until that fails, the other side
-// closes, or o breaks. It returns why.
+// session writes what is queued to conn until that fails, the other side closes, or o breaks. It
+// returns the reason.
 func (o *outbound) session(conn net.Conn) (err error) {
 	ended := make(chan error, 1)
 	o.t.wg.Go(func() {
-		// Nothing comes this way but the end: without reading, the loss of the
-		// last frames before it would go unnoticed until the next one.
+		// The other side sends nothing on this connection. Without this read the loss of the last
+		// frames would go unnoticed until the next one is sent.
 		_, err := conn.Read(make([]byte, 1))
 		if err == nil {
 			err = errs.E(errs.Corrupt, "session", "bytes on the way back")
@@ -195,12 +194,12 @@ func (o *outbound) begin(conn net.Conn) {
 	defer o.mu.Unlock()
 	o.mu.live = true
 	if c, ok := conn.(syscall.Conn); ok {
-		o.mu.raw, _ = c.SyscallConn() // without it every frame is the writer's
+		o.mu.raw, _ = c.SyscallConn() // without it every frame is left to the writer
 	}
 }
 
-// end undoes begin. A Send that is writing still has the connection, and finds
-// that the session is another one.
+// end undoes begin. A Send that is still writing to the connection will see that the session has
+// changed.
 func (o *outbound) end() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -210,7 +209,7 @@ func (o *outbound) end() {
 	o.mu.rest = o.mu.rest[:0]
 }
 
-// next takes what is to be written, if there is something and nobody else writes.
+// next takes what must be written, if there is something and nothing else writes.
 func (o *outbound) next(b *batch, rest *[]byte) (bool, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -227,7 +226,7 @@ func (o *outbound) next(b *batch, rest *[]byte) (bool, error) {
 	return true, nil
 }
 
-// wrote notes that bytes were handed to the kernel.
+// wrote records that bytes were handed to the kernel.
 func (o *outbound) wrote(n int) {
 	o.flow.bytes.Add(uint64(n))
 	o.mu.Lock()
@@ -235,7 +234,7 @@ func (o *outbound) wrote(n int) {
 	o.mu.Unlock()
 }
 
-// done ends what next began.
+// done completes what next began.
 func (o *outbound) done(b *batch) {
 	o.flow.frames.Add(uint64(b.frames))
 	b.reset()

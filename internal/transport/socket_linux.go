@@ -7,15 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tune sets what every connection wants: no delay, and an end of connections
-// whose other side is gone or takes nothing. TCP_USER_TIMEOUT also covers the
-// peer that is stopped (SIGSTOP) with its window closed, which keepalives do not.
+// tune sets the options of every connection: no delay, and an end for connections whose other side
+// is gone or accepts nothing. TCP_USER_TIMEOUT also covers a peer that is stopped (SIGSTOP) with
+// its window closed, which keepalives do not.
 func tune(c net.Conn, timeout time.Duration) {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {
 		return // an in-process connection of a test
 	}
-	// Errors mean that the connection is gone already, which its user will see.
+	// An error means that the connection is already gone, which its user will notice.
 	_ = tcp.SetNoDelay(true)
 	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: timeout, Interval: timeout / 5, Count: 5})
 	if raw, err := tcp.SyscallConn(); err == nil {

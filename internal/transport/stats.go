@@ -10,8 +10,8 @@ import (
 type Stats struct {
 	Peers    map[dsm.NodeID]PeerStats
 	Rejected uint64 // connections refused at the hello
-	Bad      uint64 // frames that broke the protocol
-	Foreign  uint64 // datagrams that were not of this cluster
+	Bad      uint64 // frames that violated the protocol
+	Foreign  uint64 // datagrams of other clusters
 }
 
 // PeerStats are the counts of the data lane with one node.

@@ -9,8 +9,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// Streams is a lane of byte streams: what raft's StreamLayer and the stream half of
-// gossip want. Connections are refused until Open.
+// Streams is a lane of byte streams, as raft's StreamLayer and the stream half of gossip need it.
+// Connections are refused until Open.
 type Streams struct {
 	t        *Transport
 	lane     lane
@@ -32,7 +32,7 @@ func newStreams(t *Transport, l lane) *Streams {
 // RaftLayer returns the byte streams of the consensus.
 func (t *Transport) RaftLayer() *Streams { return t.raft }
 
-// Open lets connections in, which from then on wait for Accept.
+// Open admits connections, which from then on wait for Accept.
 func (s *Streams) Open() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -49,8 +49,7 @@ func (s *Streams) Accept() (net.Conn, error) {
 	}
 }
 
-// Dial connects to the same lane of another node. The raft lane wants a
-// NodeAddr: see there.
+// Dial connects to the same lane of another node. On the raft lane addr must be a NodeAddr.
 func (s *Streams) Dial(addr string, timeout time.Duration) (net.Conn, error) {
 	if id, _, err := SplitNodeAddr(addr); err == nil && id == 0 && s.lane == laneRaft {
 		return nil, errs.E(errs.Invalid, "connect", "raft server address %q names no node: want one of NodeAddr", addr)
@@ -70,8 +69,8 @@ func (s *Streams) Dial(addr string, timeout time.Duration) (net.Conn, error) {
 // Addr returns the NodeAddr of this node.
 func (s *Streams) Addr() net.Addr { return streamAddr(NodeAddr(s.t.cfg.Self, s.t.addr)) }
 
-// Close ends Accept; connections that were accepted or dialed stay open until
-// they or the transport are closed.
+// Close ends Accept. Connections that were accepted or dialed stay open until they or the transport
+// are closed.
 func (s *Streams) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,14 +82,14 @@ func (s *Streams) Close() error {
 	return nil
 }
 
-// open reports whether somebody accepts.
+// open reports whether connections are accepted.
 func (s *Streams) open() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.mu.open
 }
 
-// deliver hands an incoming connection to Accept.
+// deliver passes an incoming connection to Accept.
 func (s *Streams) deliver(c net.Conn) {
 	select {
 	case s.incoming <- c:
@@ -101,7 +100,7 @@ func (s *Streams) deliver(c net.Conn) {
 	}
 }
 
-// stream is a connection that its user closes, or Transport.Close.
+// stream is a connection that is closed by its user, or by Transport.Close.
 type stream struct {
 	net.Conn
 	t *Transport

@@ -14,7 +14,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// Transport is the sockets of one node and all its connections.
+// Transport has the sockets of one node and all its connections.
 type Transport struct {
 	cfg     Config
 	addr    string
@@ -41,8 +41,7 @@ type Transport struct {
 	}
 }
 
-// Listen opens the sockets and starts to accept. Until SetCluster only the
-// control lane works.
+// Listen opens the sockets and begins to accept. Until SetCluster only the control lane works.
 func Listen(cfg Config) (*Transport, error) {
 	cfg = cfg.withDefaults()
 	if cfg.Self == 0 {
@@ -78,9 +77,8 @@ func (t *Transport) Addr() string { return t.addr }
 // SetCluster says which cluster this node belongs to.
 func (t *Transport) SetCluster(id dsm.ClusterID) { t.cluster.Store(uint64(id)) }
 
-// Close closes every connection, drops what is queued and waits until every
-// goroutine of the transport has ended, so also for callbacks that are running.
-// It may be called again.
+// Close closes every connection, drops what is queued and waits until every goroutine of the
+// transport has ended, including running callbacks. It may be called again.
 func (t *Transport) Close() error {
 	t.mu.Lock()
 	t.mu.closed = true
@@ -111,7 +109,7 @@ func (t *Transport) accept() {
 			if t.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
-			// Most likely out of file descriptors: others may give some back.
+			// Most likely out of file descriptors: others may close some.
 			t.cfg.Log.Warn("accept", "err", err)
 			select {
 			case <-time.After(pause):
@@ -130,8 +128,8 @@ func (t *Transport) accept() {
 	}
 }
 
-// track puts c among the connections that Close closes; it closes c and
-// returns false if the transport is closed already.
+// track adds c to the connections that Close closes. If the transport is already closed it closes c
+// and returns false.
 func (t *Transport) track(c net.Conn) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -151,7 +149,7 @@ func (t *Transport) drop(c net.Conn) {
 	c.Close()
 }
 
-// admit hears the hello of a new connection and serves its lane.
+// admit reads the hello of a new connection and serves its lane.
 func (t *Transport) admit(c net.Conn) {
 	h, err := t.greeted(c)
 	if err != nil {
@@ -197,7 +195,7 @@ func (t *Transport) greeted(c net.Conn) (hello, error) {
 	return h, c.SetDeadline(time.Time{})
 }
 
-// wanted refuses streams that nobody accepts.
+// wanted refuses streams of lanes that are not open.
 func (t *Transport) wanted(l lane) *errs.Error {
 	if l == laneRaft && !t.raft.open() || l == laneGossip && !t.gossip.streams.open() {
 		return errs.E(errs.Unavailable, "hello", "this node does not take part in %s yet", l)
@@ -205,8 +203,7 @@ func (t *Transport) wanted(l lane) *errs.Error {
 	return nil
 }
 
-// dial connects to addr (which may be a NodeAddr) and greets. The connection
-// is tracked.
+// dial connects to addr, which may be a NodeAddr, and sends the hello. The connection is tracked.
 func (t *Transport) dial(ctx context.Context, l lane, to dsm.NodeID, addr string) (net.Conn, dsm.NodeID, error) {
 	ctx, cancel := context.WithTimeout(ctx, t.cfg.HelloTimeout)
 	defer cancel()

@@ -7,14 +7,14 @@ import (
 	"github.com/dsmfs/dsmfs/internal/invariants"
 )
 
-// bufferSizes are the capacities of pooled buffers: a page, a few pages, up to
-// an extent and the largest payload.
+// bufferSizes are the capacities of pooled buffers: a page, a few pages, up to an extent and the
+// largest payload.
 var bufferSizes = [...]int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, MaxPayload}
 
 var bufferPools [len(bufferSizes)]sync.Pool
 
-// Alloc returns a buffer of n bytes with any content, from a pool if n is at
-// most MaxPayload. Hand it back with Free, or drop it.
+// Alloc returns a buffer of n bytes with arbitrary content, from a pool if n is at most MaxPayload.
+// Give it back with Free, or drop it.
 func Alloc(n int) []byte {
 	for i, size := range bufferSizes {
 		if n <= size {
@@ -27,8 +27,8 @@ func Alloc(n int) []byte {
 	return make([]byte, n)
 }
 
-// Free hands back a buffer that Alloc returned. Nothing may refer to its bytes
-// afterwards. Buffers of another origin are left to the garbage collector.
+// Free gives back a buffer that Alloc returned. Nothing may refer to its bytes afterwards. Buffers
+// from elsewhere are left to the garbage collector.
 func Free(b []byte) {
 	for i, size := range bufferSizes {
 		if cap(b) == size {
@@ -44,25 +44,24 @@ func Free(b []byte) {
 	}
 }
 
-// Shared is a buffer that several hold at a time: who made a payload, and each
-// message that is queued with it. It goes back to the pool when the last of them
-// has released it, not before: that the other node has received the bytes does not
-// say that this one is done with reading them. One that is lost, as with an area that
-// was removed, is left to the garbage collector.
+// Shared is a counted buffer: the maker of a payload and each message queued with it have a
+// reference. It goes back to the pool when the last reference is released, and not earlier: even
+// when the other node has received the bytes, this one may still be reading them. If a reference is
+// dropped, for instance with an area that was removed, the buffer is left to the garbage collector.
 type Shared struct {
 	Bytes   []byte
 	holders atomic.Int32
 }
 
-// Share returns a buffer of n bytes with any content, held once.
+// Share returns a buffer of n bytes with arbitrary content and one reference.
 func Share(n int) *Shared {
 	s := &Shared{Bytes: Alloc(n)}
 	s.holders.Store(1)
 	return s
 }
 
-// Trim moves bytes that are few to a smaller buffer: the large one is of use to others at once,
-// while it is in the processor's caches. The caller alone holds it.
+// Trim moves the bytes to a smaller buffer if they are few: others can use the large one at once,
+// while it is in the processor's caches. The caller must have the only reference.
 func (s *Shared) Trim() {
 	if len(s.Bytes) > cap(s.Bytes)/4 {
 		return
@@ -73,14 +72,13 @@ func (s *Shared) Trim() {
 	Free(large)
 }
 
-// Hold adds a holder. The caller is one already.
+// Hold adds a reference. The caller must have one already.
 func (s *Shared) Hold() *Shared {
 	s.holders.Add(1)
 	return s
 }
 
-// Release ends what Share or Hold began. The caller does not touch the bytes
-// afterwards.
+// Release ends a reference that Share or Hold made. The caller must not touch the bytes afterwards.
 func (s *Shared) Release() {
 	n := s.holders.Add(-1)
 	invariants.Check(n >= 0, "a shared buffer is released more often than held")

@@ -9,8 +9,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// encoder appends to buf. The msgpack encoder writes to the struct itself, so
-// neither is ever reset.
+// encoder appends to buf. The msgpack encoder writes to the struct itself, so neither needs a
+// reset.
 type encoder struct {
 	buf []byte
 	enc *msgpack.Encoder
@@ -59,15 +59,15 @@ var decoders = sync.Pool{New: func() any {
 	return d
 }}
 
-// decode decodes the validated bytes b into what v points to. A panic of msgpack
-// becomes an error: the validator knows nothing of types, and msgpack 5.4.1
-// panics where a nil stands for some struct types.
+// decode decodes the validated bytes b into what v points to. A panic of msgpack becomes an error:
+// the validator does not know types, and msgpack 5.4.1 panics if it finds a nil in place of some
+// struct types.
 func decode(b []byte, v any) (err error) {
 	d := decoders.Get().(*decoder)
 	defer func() {
 		if p := recover(); p != nil {
 			err = errs.E(errs.Corrupt, "decode", "%T: %v", v, p)
-			return // with d, whose state is unknown, dropped
+			return // d is dropped, because its state is unknown
 		}
 		d.r.Reset(nil)
 		decoders.Put(d)
@@ -82,7 +82,7 @@ func decode(b []byte, v any) (err error) {
 	return nil
 }
 
-// maxHollow bounds what a message can make of bytes that hold nothing.
+// maxHollow bounds the memory that a message can claim by values without content.
 const maxHollow = 16 << 20
 
 // decodeMessage validates and decodes the message of a frame.
@@ -97,13 +97,12 @@ func decodeMessage(b []byte, m any, k *kind) error {
 	return decode(b, m)
 }
 
-// Marshal returns v in msgpack, structs as arrays: for the commands and
-// snapshots of the catalog.
+// Marshal returns v in msgpack, with structs as arrays. It is for the commands and snapshots of the
+// catalog.
 func Marshal(v any) ([]byte, error) { return appendMessage(nil, v) }
 
-// Unmarshal decodes b, all of it and validated first, into what v points to.
-// The caller bounds len(b); what is allocated is proportional to it, with the size
-// of v's largest element as the factor.
+// Unmarshal validates b and decodes all of it into what v points to. The caller bounds len(b); the
+// allocated memory is proportional to it, with the size of v's largest element as the factor.
 func Unmarshal(b []byte, v any) error {
 	if _, err := validate(b); err != nil {
 		return err

@@ -23,30 +23,30 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 //
 // All but the first Join are sent to one node, not to whoever is at its address.
 
-// JoinProtocol is the version of the commands and snapshots of the catalog. All
-// members of a cluster speak the same one.
+// JoinProtocol is the version of the commands and snapshots of the catalog. All members of a
+// cluster must have the same one.
 const JoinProtocol = 2
 
 // Join asks to make Member a member of the cluster.
 type Join struct {
 	Protocol  uint32
 	Member    dsm.Member
-	Forwarded bool // by a member, to the one it believes to lead
+	Forwarded bool // by a member, to the node that it believes to lead
 }
 
-// Joined says that the sender of Join is a member now.
+// Joined says that the sender of Join is now a member.
 type Joined struct{ Cluster dsm.ClusterID }
 
 // Propose asks the leader to append a command.
 type Propose struct{ Command []byte }
 
-// Proposed says that the command is on its way. It may still get lost with the
-// leader; the proposer sends it again until it has applied it.
+// Proposed says that the leader has accepted the command. It may still get lost with the leader;
+// the proposer sends it again until it has applied it.
 type Proposed struct{}
 
-// ReadIndex asks up to where a replica must have applied the log to serve a
-// read that begins now. Term is the sender's term of raft: if the sender votes, that
-// is its word that no later leader had its vote when it asked.
+// ReadIndex asks up to where a replica must have applied the log to serve a read that begins now.
+// Term is the sender's term in raft. If the sender votes, it thereby declares that it had given its
+// vote to no later leader when it asked.
 type ReadIndex struct {
 	From dsm.NodeID
 	Term uint64
@@ -61,14 +61,14 @@ type ReadIndexed struct {
 // Recall asks for the lease back.
 type Recall struct{}
 
-// Recalled says that the sender reads by the lease no more.
+// Recalled says that the sender does not read by the lease any more.
 type Recalled struct{}
 
-// Probe asks a node how it is. A node that is joining learns from it which
-// cluster it will belong to.
+// Probe asks a node for its state. A node that is joining learns from it which cluster it will
+// belong to.
 type Probe struct{ Cluster dsm.ClusterID }
 
-// Probed answers Probe: the node's term of raft and what it has applied.
+// Probed answers Probe: the node's term in raft and how far it has applied the log.
 type Probed struct {
 	Term    uint64
 	Applied uint64
@@ -80,8 +80,8 @@ type Leave struct{ Node dsm.NodeID }
 // Left says that the node is not a member any more, nor has a vote.
 type Left struct{}
 
-// controlMessages are the requests and replies of the control lane with their
-// permanent numbers, from 100 on.
+// controlMessages are the requests and replies of the control lane with their permanent numbers,
+// from 100 on.
 var controlMessages = map[uint16]any{
 	100: Join{},
 	101: Joined{},

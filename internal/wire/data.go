@@ -28,18 +28,18 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 //
 // Every message names the area's generation and the sender's epoch.
 
-// Stamp says under which catalog state a message was made.
+// Stamp says for which state of the catalog a message was made.
 type Stamp struct {
 	Area  dsm.AreaID
 	Gen   dsm.Generation // the receiver refuses an older one than its own
 	Rev   dsm.Generation // the receiver first applies the catalog up to here
-	Epoch dsm.Epoch      // likewise; and refuses those from before the slot moved
+	Epoch dsm.Epoch      // likewise; it also refuses an epoch from before the slot moved
 	// Newest is the newest version of the area that the sender has heard of: the receiver draws later ones.
 	Newest dsm.Version
 }
 
-// ExtentVersion says that all changes to the extent up to Version are known; of a
-// partial subscription, all changes to the pages of Holds.
+// ExtentVersion says that the sender knows all changes to the extent up to Version; with a partial
+// subscription, all changes to the pages of Holds.
 type ExtentVersion struct {
 	Extent  dsm.ExtentIndex
 	Version dsm.Version
@@ -52,25 +52,24 @@ type ExtentPages struct {
 	Pages  dsm.PageSet
 }
 
-// Subscribe asks for a stream of the updates of the extents, newer than the
-// versions; with no extents it only changes Hold. A partial one is of those pages only
-// that the subscriber holds: those of Holds, and each that it fetches, until it
-// releases it.
+// Subscribe asks for a stream of the updates of the extents that are newer than the versions.
+// Without extents it only changes Hold. A partial subscription covers only pages that the
+// subscriber has: those of Holds, and each page that it fetches, until it releases the page.
 type Subscribe struct {
 	Stamp
 	Round   uint64
-	Hold    bool // push only when asked by Acquire or Fetch
+	Hold    bool // push only after an Acquire or Fetch
 	Partial bool
 	Extents []ExtentVersion
 }
 
-// Subscribed answers Subscribe: the pages that the subscriber lacks. Pages of
-// the asked extents that are not listed are up to date (or still all zero).
+// Subscribed answers Subscribe with the pages that the subscriber lacks. Pages of the requested
+// extents that are not listed are up to date (or still all zero).
 type Subscribed struct {
 	Stamp
 	Round uint64
 	Lacks []ExtentPages
-	Full  []dsm.ExtentIndex // every asked extent
+	Full  []dsm.ExtentIndex // every requested extent
 }
 
 // Unsubscribe ends the stream for the area.
@@ -83,31 +82,31 @@ type Fetch struct {
 	Pages  dsm.PageSet
 }
 
-// Release says that the sender, whose subscription is partial, holds the pages no more.
+// Release says that the sender, whose subscription is partial, does not have the pages any more.
 type Release struct {
 	Stamp
 	Extent dsm.ExtentIndex
 	Pages  dsm.PageSet
 }
 
-// Push carries the newest bytes of pages. The payload is the pages in order,
-// less those in Zero; or, with an Index, what a Publish changed in them: the receiver has their
-// bytes of just before it.
+// Push carries the newest bytes of pages. The payload has the pages in order, without those in
+// Zero. With an Index it has the changes that a Publish made to them instead; the receiver has the
+// bytes from just before.
 type Push struct {
 	Stamp
 	Extent   dsm.ExtentIndex
 	ID       uint64 // for PushAck
 	Version  dsm.Version
-	Contains dsm.Seq // the receiver's own publishes up to here are in the bytes
-	Complete bool    // after it the receiver knows the extent up to Version
+	Contains dsm.Seq // the bytes contain the receiver's own publishes up to here
+	Complete bool    // with it the receiver knows all changes to the extent up to Version
 	Pages    dsm.PageSet
-	Answer   dsm.PageSet // those of Pages that were fetched
+	Answer   dsm.PageSet // the pages among Pages that were fetched
 	Index    []byte
 	Zero     dsm.PageSet
 }
 
-// PushAck says that the Push was merged, but for the pages in Declined: those
-// reached a program outside its sync call and stay lacking.
+// PushAck says that the Push was merged, except for the pages in Declined: these must not reach a
+// program outside its sync calls, and stay lacking.
 type PushAck struct {
 	Stamp
 	Extent   dsm.ExtentIndex
@@ -115,8 +114,8 @@ type PushAck struct {
 	Declined dsm.PageSet
 }
 
-// Publish carries changed elements of one extent: Index says which (see
-// pages.Delta), the payload holds the values (last) or differences (sum).
+// Publish carries the changed elements of one extent: Index says which (see merge.Delta), the
+// payload has the values (last) or differences (sum).
 type Publish struct {
 	Stamp
 	Extent dsm.ExtentIndex
@@ -125,9 +124,9 @@ type Publish struct {
 	Index  []byte
 }
 
-// PublishAck says that the publish is merged as Version. Complete: the
-// publisher then knows the extent up to Version. Stale: refused because the generation is
-// old; the publisher makes it anew.
+// PublishAck says that the publish is merged as Version. With Complete, the publisher knows all
+// changes to the extent up to Version. With Stale, the publish was refused because its generation
+// is old; the publisher diffs again.
 type PublishAck struct {
 	Stamp
 	Extent   dsm.ExtentIndex
@@ -137,8 +136,8 @@ type PublishAck struct {
 	Stale    bool
 }
 
-// Acquire asks for everything that the sender lacks of the area's extents that
-// the receiver is the home of.
+// Acquire asks for everything that the sender lacks of those extents of the area whose home is the
+// receiver.
 type Acquire struct {
 	Stamp
 	Round uint64
@@ -150,8 +149,8 @@ type Acquired struct {
 	Round uint64
 }
 
-// HandoverExtent carries the state of an extent to its new home. The payload is
-// the pages of Pages in order.
+// HandoverExtent carries the state of an extent to its new home. The payload has the pages of Pages
+// in order.
 type HandoverExtent struct {
 	Stamp
 	ID       uint64
@@ -175,9 +174,9 @@ type HandoverDone struct {
 	Slots []dsm.Slot
 }
 
-// HandoverAck says that the HandoverExtent is installed; or, if Stale, that it
-// was made before the area was shrunk or its rules changed: the sender applies the catalog up to Rev and
-// sends the extent again.
+// HandoverAck says that the HandoverExtent is installed. With Stale, it was made before the area
+// was shrunk or its rules changed: the sender applies the catalog up to Rev and sends the extent
+// again.
 type HandoverAck struct {
 	ID    uint64
 	Stale bool

@@ -1,7 +1,7 @@
-// Package wire turns messages into bytes and remote bytes into messages.
+// Package wire encodes messages as bytes, and decodes remote bytes as messages.
 //
-// A frame is a fixed header, one message in msgpack and a raw payload (page
-// bytes never go through msgpack):
+// A frame is a fixed header, one message in msgpack and a raw payload (page bytes never go through
+// msgpack):
 //
 //	 0        1        2                 4
 //	+--------+--------+-----------------+
@@ -17,11 +17,10 @@
 //	| payload (raw)                     |
 //	+-----------------------------------+
 //
-// All integers are big endian. The lengths are checked against MaxMessage and
-// MaxPayload before a byte is allocated, and the message is walked by a bounded
-// validator before msgpack sees it: handed hostile bytes, that library allocates
-// a GiB for five of them, and dies on nested arrays.
+// All integers are big endian. The lengths are checked against MaxMessage and MaxPayload before a
+// byte is allocated, and a bounded validator walks the message before msgpack sees it: given
+// hostile bytes, that library allocates a GiB for five of them, and crashes on nested arrays.
 //
-// The package holds no state but pools, and all of it may be used from any
-// goroutine. It is the only importer of msgpack.
+// The package has no state but pools, and all of it may be used from any goroutine. It is the only
+// importer of msgpack.
 package wire

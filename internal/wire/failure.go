@@ -25,11 +25,11 @@ type Failure struct {
 	Text string // the cause, for people
 }
 
-// Cancel says that nobody waits for the answer of the request any more.
+// Cancel says that nobody waits for the answer to the request any more.
 type Cancel struct{}
 
-// FailureOf describes err for another node; self is where it happened unless
-// err names a node. Text beyond 4 KiB is cut.
+// FailureOf describes err for another node. self is the node where it happened, unless err names a
+// node. Text is truncated to 4 KiB.
 func FailureOf(err error, self dsm.NodeID) *Failure {
 	f := &Failure{Kind: errs.KindOf(err), Node: self, Text: err.Error()}
 	var e *errs.Error

@@ -19,19 +19,19 @@ const (
 	headerSize = 20
 )
 
-// Frame is one message as it came from a peer.
+// Frame is a message that came from a peer.
 type Frame struct {
 	// Msg points to one of the registered structs.
 	Msg any
-	// Req is the id of the request that the frame makes or answers, else 0.
+	// Req is the id of the request that the frame makes or answers, or 0.
 	Req   uint64
 	Reply bool
-	// Payload is nil if there is none. Its memory is the frame's: valid until
-	// Release, or the caller's own after Take.
+	// Payload is nil if there is none. Its memory belongs to the frame, and is valid until Release,
+	// or to the caller after Take.
 	Payload []byte
 }
 
-// Release hands the payload's memory back.
+// Release gives the payload's memory back.
 func (f *Frame) Release() {
 	if f.Payload != nil {
 		Free(f.Payload)
@@ -39,16 +39,15 @@ func (f *Frame) Release() {
 	}
 }
 
-// Take makes the payload the caller's own. He may hand it to Free.
+// Take makes the payload the caller's own. The caller may give it to Free.
 func (f *Frame) Take() []byte {
 	b := f.Payload
 	f.Payload = nil
 	return b
 }
 
-// Append appends the frame of message m (or a pointer to it), less its
-// payload of the given length, to dst. The caller sends the payload right behind
-// it. On error dst is returned as it was.
+// Append appends the frame of message m (or of a pointer to it) to dst, without its payload of the
+// given length. The caller sends the payload right after it. On error dst is returned unchanged.
 func Append(dst []byte, m any, req uint64, reply bool, payload int) ([]byte, error) {
 	k, err := kindOf(m)
 	if err != nil {
@@ -80,7 +79,7 @@ func Append(dst []byte, m any, req uint64, reply bool, payload int) ([]byte, err
 	return dst, nil
 }
 
-// header is the fixed part of a frame, checked.
+// header is the fixed part of a frame; its fields have been checked.
 type header struct {
 	kind             *kind
 	req              uint64

@@ -6,8 +6,8 @@ import (
 	"reflect"
 )
 
-// readBuffer is the size of a Reader's buffer. Payloads larger than what of
-// them is already buffered are read straight into their own memory.
+// readBuffer is the size of a Reader's buffer. Payloads that are larger than their buffered part
+// are read straight into their own memory.
 const readBuffer = 64 << 10
 
 // Reader reads the frames of one connection. It is for one goroutine.
@@ -20,9 +20,9 @@ func NewReader(r io.Reader) *Reader {
 	return &Reader{r: bufio.NewReaderSize(r, readBuffer)}
 }
 
-// Read reads the next frame. The error is io.EOF if the stream ended between
-// two frames, has kind Corrupt if the bytes are no frame, and else says
-// what the connection said. After an error the stream is of no further use.
+// Read reads the next frame. The error is io.EOF if the stream ended between two frames, has kind
+// Corrupt if the bytes are not a frame, and is the connection's error otherwise. After an error the
+// stream cannot be used any more.
 func (r *Reader) Read() (*Frame, error) {
 	h, err := r.header()
 	if err != nil {
@@ -36,7 +36,7 @@ func (r *Reader) Read() (*Frame, error) {
 		f.Payload = Alloc(h.payload)
 		if _, err := io.ReadFull(r.r, f.Payload); err != nil {
 			f.Release()
-			return nil, cut(err)
+			return nil, truncated(err)
 		}
 	}
 	return f, nil
@@ -46,7 +46,7 @@ func (r *Reader) header() (header, error) {
 	b, err := r.r.Peek(headerSize)
 	if err != nil {
 		if len(b) > 0 {
-			err = cut(err)
+			err = truncated(err)
 		}
 		return header{}, err
 	}
@@ -57,12 +57,12 @@ func (r *Reader) header() (header, error) {
 	return h, err
 }
 
-// message decodes the message into m: in the buffer if it fits in there.
+// message decodes the message into m, in the buffer if it fits in there.
 func (r *Reader) message(h header, m any) error {
 	if h.message <= readBuffer {
 		b, err := r.r.Peek(h.message)
 		if err != nil {
-			return cut(err)
+			return truncated(err)
 		}
 		if err := decodeMessage(b, m, h.kind); err != nil {
 			return err
@@ -73,13 +73,13 @@ func (r *Reader) message(h header, m any) error {
 	b := Alloc(h.message)
 	defer Free(b)
 	if _, err := io.ReadFull(r.r, b); err != nil {
-		return cut(err)
+		return truncated(err)
 	}
 	return decodeMessage(b, m, h.kind)
 }
 
-// cut names the end of the stream within a frame.
-func cut(err error) error {
+// truncated turns the end of the stream within a frame into the error for that.
+func truncated(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
 	}

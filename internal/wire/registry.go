@@ -7,10 +7,9 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// dataMessages are the messages of the data plane with their permanent
-// numbers, from 10 to 99. A number is never given to another message, and a
-// change of a message's fields needs a new number or a new Version: msgpack
-// refuses a struct whose count of fields is not the one it knows.
+// dataMessages are the messages of the data plane with their permanent numbers, from 10 to 99. A
+// number is never given to another message. A change to a message's fields needs a new number or a
+// new Version, because msgpack refuses a struct with another number of fields.
 var dataMessages = map[uint16]any{
 	10: Subscribe{},
 	11: Subscribed{},
@@ -36,14 +35,14 @@ var laneMessages = map[uint16]any{
 	2: Cancel{},
 }
 
-// replyBit marks in the type field that the frame answers a request.
+// replyBit in the type field marks a frame that answers a request.
 const replyBit = 1 << 15
 
 // kind is a registered message.
 type kind struct {
 	id     uint16
 	typ    reflect.Type
-	hollow int // the largest value that one byte of msgpack can ask for; see hollowSize
+	hollow int // the largest value that one byte of msgpack can claim; see hollowSize
 }
 
 var (

@@ -11,14 +11,14 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// Two types have their own encoding: page sets because they are in every hot
-// message, and times because msgpack's own decoder panics on a nil.
+// Two types have their own encoding: page sets because every hot message has them, and times
+// because msgpack's own decoder panics on a nil.
 func init() {
 	msgpack.Register(dsm.PageSet{}, encodePageSet, decodePageSet)
 	msgpack.Register(time.Time{}, encodeTime, decodeTime)
 }
 
-// encodePageSet writes no words for the empty set, else all.
+// encodePageSet writes no words for the empty set, and all words otherwise.
 func encodePageSet(e *msgpack.Encoder, v reflect.Value) error {
 	var s dsm.PageSet
 	if v.CanAddr() {
@@ -62,8 +62,8 @@ func decodePageSet(d *msgpack.Decoder, v reflect.Value) error {
 // nanoseconds.
 const timeSize = 12
 
-// encodeTime writes no bytes for the zero time (nil is for a pointer to none),
-// else seconds and nanoseconds.
+// encodeTime writes no bytes for the zero time (nil is for a pointer to none), and seconds and
+// nanoseconds otherwise.
 func encodeTime(e *msgpack.Encoder, v reflect.Value) error {
 	t := v.Interface().(time.Time)
 	if t.IsZero() {
@@ -75,7 +75,7 @@ func encodeTime(e *msgpack.Encoder, v reflect.Value) error {
 	return e.EncodeBytes(b[:])
 }
 
-// decodeTime gives times in UTC, so that equal times are equal values.
+// decodeTime returns times in UTC, so that equal times are equal values.
 func decodeTime(d *msgpack.Decoder, v reflect.Value) error {
 	t := v.Addr().Interface().(*time.Time)
 	*t = time.Time{}

@@ -10,11 +10,10 @@ import (
 // maxDepth bounds how deep values nest.
 const maxDepth = 16
 
-// validate walks the msgpack bytes b: exactly one value, nested at most
-// maxDepth deep, every length no more than the bytes that are left. So a decoder
-// that allocates what a length says allocates no more elements than b has
-// bytes. hollow counts the values that hold nothing (nil, empty arrays and maps):
-// a struct of any size may stand there for one byte.
+// validate walks the msgpack bytes b: exactly one value, nested at most maxDepth deep, every length
+// at most the number of bytes left. So a decoder that allocates what a length says allocates no
+// more elements than b has bytes. hollow counts the values without content (nil, empty arrays and
+// maps): for one byte, a struct of any size may be allocated there.
 func validate(b []byte) (hollow int, err error) {
 	w := walker{b: b}
 	if err := w.value(0); err != nil {
@@ -26,7 +25,7 @@ func validate(b []byte) (hollow int, err error) {
 	return w.hollow, nil
 }
 
-// walker is what is left to walk.
+// walker has the bytes that are left to walk.
 type walker struct {
 	b      []byte
 	hollow int
@@ -81,11 +80,11 @@ func (w *walker) value(depth int) error {
 		}
 		return w.elements(2*n, depth)
 	}
-	// Extensions (0xc7..0xc9, 0xd4..0xd8) and 0xc1 are in no message.
+	// No message has extensions (0xc7..0xc9, 0xd4..0xd8) or 0xc1.
 	return errs.E(errs.Corrupt, "decode", "msgpack code %#02x", c)
 }
 
-// elements walks n values one level deeper.
+// elements walks n values, one level deeper.
 func (w *walker) elements(n, depth int) error {
 	if n == 0 {
 		w.hollow++
@@ -105,7 +104,7 @@ func (w *walker) elements(n, depth int) error {
 	return nil
 }
 
-// counted skips the bytes whose number the next width bytes hold.
+// counted skips the bytes whose number is in the next width bytes.
 func (w *walker) counted(width int) error {
 	n, err := w.length(width)
 	if err != nil {
@@ -144,8 +143,8 @@ func (w *walker) short(n int) error {
 	return errs.E(errs.Corrupt, "decode", "%d more bytes wanted where %d are left", n, len(w.b))
 }
 
-// hollowSize returns the size of the largest element or pointed-to value in t,
-// which is what one hollow byte can make a decoder allocate.
+// hollowSize returns the size of the largest element or pointed-to value in t: what a decoder may
+// allocate for one hollow byte.
 func hollowSize(t reflect.Type) int { return largest(t, make(map[reflect.Type]bool)) }
 
 func largest(t reflect.Type, seen map[reflect.Type]bool) int {
