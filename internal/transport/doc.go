@@ -1,11 +1,11 @@
 // Package transport carries everything between nodes, over one TCP and one UDP port of each node,
 // in lanes:
 //
-//  - data: ordered frames from one node to another. For each ordered pair of nodes the sender
-// keeps one connection: a session. A frame of a session arrives once and in order, or the session
-// breaks, and both ends are told by OnReset.
-//  - control: requests and replies by address, because a node that joins knows no more.
-//  - raft, gossip: byte streams, and datagrams for gossip.
+//   - data: ordered frames from one node to another. For each ordered pair of nodes the sender
+//     keeps one connection: a session. A frame of a session arrives once and in order, or the
+//     session breaks, and both ends are told by OnReset.
+//   - control: requests and replies by address, because a node that joins knows no more.
+//   - raft, gossip: byte streams, and datagrams for gossip.
 //
 // A TCP connection starts with a hello that names lane, cluster, sender and target (hello.go). A
 // connection without one is closed and counted, and changes nothing. The target is a node, that is,

@@ -13,11 +13,11 @@ import (
 // a page of such memory. They touch it only by loads and compare-and-swaps of aligned words of
 // eight bytes:
 //
-//  - A load of a word contains every aligned element in it whole.
-//  - A swap succeeds only if no byte of the word has changed since it was loaded, so it loses
-// no store, not even one to a neighbour of the element that it is meant for. (If a byte was stored
-// to and stored back, it contains what the program stored last.) One swap is for all elements of
-// the word.
+//   - A load of a word contains every aligned element in it whole.
+//   - A swap succeeds only if no byte of the word has changed since it was loaded. So it loses no
+//     store, not even one to a neighbour of the element that it is meant for. (If a byte was stored
+//     to and stored back, it contains what the program stored last.) One swap is for all elements
+//     of the word.
 //
 // A swap that fails is tried again with what is there now. It fails only because a store of a
 // program has taken effect in between, so the program makes progress, as with any lock-free
