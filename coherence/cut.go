@@ -1,5 +1,7 @@
 package coherence
 
+import "github.com/dsmfs/dsmfs/internal/dsm"
+
 // KernelCuts says that the kernel is about to be told of the size by the answer to a SETATTR: it drops what it
 // holds past it before it writes anything back. (Of sizes that other nodes set the
 // kernel hears at some time; until then what it writes back is the change from what it was given: see pages.Cached.)
@@ -7,6 +9,19 @@ func (a *Area) KernelCuts(size int64) {
 	a.step(func() {
 		if a.mu.cached != nil {
 			a.mu.cached.KernelCuts(size)
+		}
+	})
+}
+
+// KernelTold says that an answer is about to tell the kernel of the size. It goes before every such answer, whoever
+// asked: see pages.Cached.KernelTold.
+func (a *Area) KernelTold(size int64) {
+	if size%dsm.PageSize == 0 {
+		return // nothing to clear
+	}
+	a.step(func() {
+		if a.mu.cached != nil {
+			a.mu.cached.KernelTold(size)
 		}
 	})
 }

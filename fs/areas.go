@@ -50,6 +50,9 @@ type Area interface {
 	// KernelCuts says that the answer to a SETATTR is about to tell the kernel of the size: it writes back
 	// nothing past it any more that is from before.
 	KernelCuts(size int64)
+	// KernelTold says that an answer of any kind is about to tell the kernel of the size. A READ that is under way may be
+	// answered before the kernel has cut its page cache off there.
+	KernelTold(size int64)
 	// Sync publishes and acquires. Where updates enter memory only in sync calls of programs that store it only publishes,
 	// unless storing says that this is one.
 	Sync(ctx context.Context, storing bool) error

@@ -43,6 +43,7 @@ func (b *bridge) attr(i dsm.Inode, out *fuse.Attr) {
 		if a := b.opens.find(i.Area()); a != nil {
 			a.note(i)
 			if area := a.current(); area != nil {
+				area.KernelTold(i.Size)
 				out.Blocks = max(out.Blocks, uint64(area.ResidentBytes())/blockSize)
 			}
 			if t := a.modTime(i); t.After(i.Mtime) {

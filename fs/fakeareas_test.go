@@ -41,6 +41,7 @@ type fakeArea struct {
 	notices   []Notice
 	done      int // notices done
 	syncErr   error
+	told      []int64 // sizes that answers told the kernel
 
 	// merge replaces copying a WRITE into data; called with mu held.
 	merge func(p []byte, off int64)
@@ -197,7 +198,8 @@ func (a *fakeArea) WriteBack(p []byte, off int64) error {
 	return a.WriteAt(context.Background(), p, off)
 }
 
-func (a *fakeArea) KernelCuts(int64) {}
+func (a *fakeArea) KernelCuts(int64)      {}
+func (a *fakeArea) KernelTold(size int64) { a.update(func() { a.told = append(a.told, size) }) }
 
 func (a *fakeArea) WriteAt(_ context.Context, p []byte, off int64) error {
 	a.update(func() {

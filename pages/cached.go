@@ -71,6 +71,9 @@ import (
 // nobody had heard of, count as made after it. Where there is no room for g, a WRITE of a mapping is refused.
 // Each page that was cut gets an invalidation, which ends the doubt, as a READ does.
 //
+// The kernel cuts its page cache off some time after it was told of a size, so a READ that is answered after that may yet be
+// cleared: see cached_told.go.
+//
 // Without writers no entry needs its bytes, since no WRITE will be merged against
 // them. Then no copy is kept and the state is blind: for a subscriber that only
 // reads, a backlog of notices takes no memory.
@@ -142,6 +145,7 @@ type Cached struct {
 	shared  bool // attached programs may store into the working copy
 	extents map[dsm.ExtentIndex]*cachedExtent
 	given   map[dsm.PageIndex]frame // g of the pages in state entry
+	late    map[dsm.PageIndex]late  // of late pages
 	queue   []*cachedExtent         // with pages that may be pending
 	flights []*flight
 	spare   []byte // buffer of a store notice that is done
@@ -167,6 +171,7 @@ type cachedExtent struct {
 	leaving  dsm.PageSet // to be invalidated because of Drop
 	quiet    dsm.PageSet // of flying: for Drop only
 	expected dsm.PageSet // Expect was called, and Wrote not yet
+	late     dsm.PageSet // the kernel may yet clear the end of the page: see cached_told.go
 }
 
 // NewCached returns the ledger of a with nothing given: the kernel holds nothing
@@ -183,6 +188,7 @@ func NewCached(a *Area) *Cached {
 		size:    a.size,
 		extents: map[dsm.ExtentIndex]*cachedExtent{},
 		given:   map[dsm.PageIndex]frame{},
+		late:    map[dsm.PageIndex]late{},
 	}
 	return a.ledger
 }
@@ -251,15 +257,22 @@ func (c *Cached) Read(off int64, dst []byte) int {
 			if skip := at - start; skip < int64(len(s)) {
 				copy(dst[at-off:has-off], s[skip:])
 			}
-			if has > at && has-start > int64(len(s)) {
+			if c.hideLate(x, i, dst[at-off:has-off], int(at-start)) || has > at && has-start > int64(len(s)) {
 				c.doubt(x, i) // the area grew: is the rest this reply's, or zero?
 			}
 		case whole:
 			// Part of a page may be a read that leaves nothing in the page cache.
 			x.leaving.Remove(i)
-			if c.shared {
+			reply := dst[at-off : has-off]
+			switch hidden := c.hideLate(x, i, reply, 0); {
+			case hidden:
+				g := c.keep(x, i)
+				clear(g.mem[copy(g.mem, reply):])
 				c.known(x, i)
-			} else {
+				c.want(x, i)
+			case c.shared:
+				c.known(x, i)
+			default:
 				c.clean(x, i)
 			}
 			if x.flying.Has(i) {
@@ -293,6 +306,7 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 	x.expected.Remove(i)
 	x.given.Add(i)
 	x.leaving.Remove(i)
+	c.wroteLate(x, i, lo+len(data))
 	if x.flying.Has(i) {
 		x.regiven.Add(i)
 	}
@@ -330,7 +344,7 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 	}
 	copy(g.mem[lo:], data)
 	switch {
-	case x.doubtful.Has(i) || !c.current(p, g):
+	case c.forced(x, i) || !c.current(p, g):
 		c.want(x, i) // if an invalidation is in flight, this may be after the drop
 	case c.shared:
 		c.settle(x, i)

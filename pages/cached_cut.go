@@ -39,6 +39,7 @@ func (c *Cached) Truncate(size int64) {
 	c.size = size
 	if size > was {
 		c.grown(dsm.PageIndex(wholePages(was) / dsm.PageSize))
+		c.tellLate()
 	}
 	if size >= was {
 		return

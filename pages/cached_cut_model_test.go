@@ -74,6 +74,7 @@ func (m *ledgerModel) truncate() {
 // learnSize is the kernel learning the area's size: it cuts its page cache.
 func (m *ledgerModel) learnSize() {
 	m.size = m.area.Size()
+	m.c.KernelTold(m.size)
 	for p, c := range m.cache {
 		switch {
 		case c.reading || c.writing != nil:

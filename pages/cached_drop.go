@@ -86,7 +86,7 @@ func (x *cachedExtent) ready() dsm.PageSet { return x.pending.Or(x.leaving).Minu
 
 // retire forgets x if nothing of it is known any more.
 func (c *Cached) retire(x *cachedExtent) {
-	if x.given.Empty() && x.flying.Empty() && !x.queued {
+	if x.given.Empty() && x.flying.Empty() && x.late.Empty() && !x.queued {
 		delete(c.extents, x.extent)
 	}
 }

@@ -49,7 +49,7 @@ func (c *Cached) unshare(x *cachedExtent, i int) {
 	}
 	g, ok := c.given[x.page(i)]
 	switch {
-	case ok && (x.away(i) || x.doubtful.Has(i)):
+	case ok && (x.away(i) || c.forced(x, i)):
 		c.want(x, i)
 	case ok && c.current(x.page(i), g):
 		c.settle(x, i)

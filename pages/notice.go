@@ -74,7 +74,7 @@ func (c *Cached) NextNotice() (n Notice, ok bool) {
 func (c *Cached) nextRun(x *cachedExtent) (from, to int) {
 	for i := range x.pending.Minus(x.flying).All() {
 		p := x.page(i)
-		if g, ok := c.given[p]; ok && !x.away(i) && !x.doubtful.Has(i) && c.current(p, g) {
+		if g, ok := c.given[p]; ok && !x.away(i) && !c.forced(x, i) && c.current(p, g) {
 			if c.shared {
 				c.settle(x, i)
 			} else {
@@ -93,7 +93,7 @@ func (c *Cached) nextRun(x *cachedExtent) (from, to int) {
 
 // kind returns how the page cache is to be told of page i.
 func (c *Cached) kind(x *cachedExtent, i int) NoticeKind {
-	if c.writers || c.shared || x.doubtful.Has(i) || x.away(i) {
+	if c.writers || c.shared || x.doubtful.Has(i) || x.late.Has(i) || x.away(i) {
 		return NoticeInvalidate
 	}
 	if _, kept := c.given[x.page(i)]; kept && c.within(x.page(i)) < dsm.PageSize {
@@ -194,6 +194,7 @@ func (c *Cached) stored(f *flight, i int) {
 
 // dropped ends an invalidation of page i, and reports whether it was leaving and is out.
 func (c *Cached) dropped(x *cachedExtent, i int) (out bool) {
+	c.droppedLate(x, i)
 	_, kept := c.given[x.page(i)]
 	switch {
 	case kept && x.expected.Has(i):
@@ -261,9 +262,9 @@ func (c *Cached) known(x *cachedExtent, i int) {
 	c.settle(x, i)
 }
 
-// settle records that page i needs no notice, unless it is doubtful.
+// settle records that page i needs no notice, unless it is to have one in any case.
 func (c *Cached) settle(x *cachedExtent, i int) {
-	if !x.doubtful.Has(i) {
+	if !c.forced(x, i) {
 		c.remove(&x.pending, i, &c.open)
 		c.weigh(x, i)
 	}
