@@ -9,14 +9,16 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// Where an append goes is decided where the size is: in the catalog, by the command that makes the file longer. The
-// kernel has an opinion, too, which is of the last time it was told. So what is opened with O_APPEND is
-// written and read past the page cache (FOPEN_DIRECT_IO), where that opinion does no harm.
+// The place of an append is decided where the size is decided: in the catalog, by the command that
+// makes the file longer. The kernel's own idea of the size may be out of date. So a file opened
+// with O_APPEND is written and read past the page cache (FOPEN_DIRECT_IO), where the kernel's idea
+// does no harm.
 //
-// Where O_APPEND was set later, with fcntl, the kernel has put the bytes into its page cache at the place that it thinks of. If
-// that is not the right one it drops them again.
+// If O_APPEND was set later, with fcntl, the kernel has put the bytes into its page cache at the
+// place that it believes is right. If it is not, the kernel is told to drop them.
 
-// appending makes an open one for appending, if it is. A direct file is still mapped as the memory that it is.
+// appending opens the file for appending if the flags ask for it. A direct file is still mapped as
+// the memory itself.
 func (h *fileHandle) appending(flags uint32, out *fuse.OpenOut) {
 	if h.write && flags&syscall.O_APPEND != 0 {
 		h.past = true
@@ -24,10 +26,12 @@ func (h *fileHandle) appending(flags uint32, out *fuse.OpenOut) {
 	}
 }
 
-// goesPast reports whether the kernel reads and writes by the handle, now that it has these flags, past its page cache.
+// goesPast reports whether the kernel, given these flags, reads and writes past its page cache
+// through the handle.
 func (h *fileHandle) goesPast(flags uint32) bool { return h.past || flags&syscall.O_DIRECT != 0 }
 
-// write takes the stores of a write(2): to the place that the kernel says, or, if they are appended, that the catalog says.
+// write handles the stores of a write(2): at the offset that the kernel gives or, for an append,
+// that the catalog gives.
 func (b *bridge) write(r *request, h *fileHandle, in *fuse.WriteIn, data []byte) error {
 	a, area, n := h.area, h.area.current(), int64(len(data))
 	off := int64(in.Offset)
@@ -45,7 +49,8 @@ func (b *bridge) write(r *request, h *fileHandle, in *fuse.WriteIn, data []byte)
 	case off == stray:
 		return area.WriteAt(r, data, off)
 	default:
-		// The kernel may hold a page until the reply, for which the notice waits, and what WriteBy waits for would.
+		// The kernel may keep a page locked until the reply. The notice for that page waits for the
+		// reply, and WriteBy would wait for the notice.
 		ended, end := context.WithCancel(r)
 		end()
 		b.background.run(func() { b.notify.log(a, "invalidate", b.notify.server.InodeNotify(uint64(a.id), stray, n)) })
@@ -53,9 +58,9 @@ func (b *bridge) write(r *request, h *fileHandle, in *fuse.WriteIn, data []byte)
 	}
 }
 
-// grow makes the area longer by n bytes and returns where they are.
+// grow makes the area longer by n bytes and returns where these are.
 func (b *bridge) grow(ctx context.Context, a *openArea, n int64) (off int64, err error) {
-	b.grown(ctx, a) // what programs have written past the end of a direct file is before them
+	b.grown(ctx, a) // what programs have written past the end of a direct file comes first
 	i, err := b.resize(ctx, dsm.Ino(a.id), dsm.SetAttr{GrowBy: &n})
 	if err != nil {
 		return 0, err

@@ -11,7 +11,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// attachMount is what package attach sees of the filesystem.
+// attachMount is the filesystem as package attach sees it.
 type attachMount struct {
 	Names
 	b *bridge
@@ -32,7 +32,7 @@ func (m attachMount) Create(ctx context.Context, who *dsm.Credentials, dir dsm.I
 		return dsm.Inode{}, errs.E(errs.Permission, "create", "/%s is where the control files are", name)
 	}
 	n = owned(n, dir, who.UID, who.GID)
-	if who.UID != 0 && !who.In(n.GID) { // the kernel does this for a mount
+	if who.UID != 0 && !who.In(n.GID) { // on a mount the kernel does this
 		n.Perm &^= syscall.S_ISGID
 	}
 	return m.b.withRoom(ctx, func() (dsm.Inode, error) {
@@ -62,7 +62,7 @@ func (m attachMount) Lasting() (context.Context, context.CancelFunc) { return m.
 
 // attachedArea is an area that a program has attached.
 type attachedArea struct {
-	Area // the same as long as the program has it open
+	Area // stays the same while the program has it open
 	b    *bridge
 	a    *openArea
 }
@@ -77,7 +77,7 @@ func (x attachedArea) Size() int64 {
 func (x attachedArea) Resize(ctx context.Context, size int64) (dsm.Inode, error) {
 	i, err := x.b.resize(ctx, dsm.Ino(x.a.id), dsm.SetAttr{Size: &size})
 	if err == nil {
-		x.b.notify.attrChanged(x.a) // the mount's kernel does not know yet
+		x.b.notify.attrChanged(x.a) // the kernel of the mount does not know yet
 	}
 	return i, err
 }
@@ -100,11 +100,11 @@ func (x attachedArea) Attach(ctx context.Context, program int, write bool) (atta
 	return attachment{t, x, program}, f, nil
 }
 
-// attachment is what a program has attached.
+// attachment is an area that a program has attached.
 type attachment struct {
 	Attachment
 	area    attachedArea
-	program int // that may store, or 0
+	program int // the program if it may store, otherwise 0
 }
 
 func (t attachment) Detach() {

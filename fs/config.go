@@ -11,48 +11,50 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// DefaultFaultTimeout ends a request that waits for other nodes.
+// DefaultFaultTimeout is how long a request may wait for other nodes.
 const DefaultFaultTimeout = 30 * time.Second
 
 // Config is what a mount needs.
 type Config struct {
-	// Mountpoint is an existing directory; Mount makes it absolute. "": nothing is
+	// Mountpoint is an existing directory; Mount makes it absolute. If it is empty nothing is
 	// mounted, and only programs that attach use the filesystem.
 	Mountpoint string
-	// Source is what df and mount(8) show before it; "" means dsmfs.
+	// Source is what df and mount(8) show as the source of the mount; empty means dsmfs.
 	Source string
 	Names  Names
 	Areas  Areas
 	Info   control.Info
-	// Locks are those of this node's programs; nil: the kernel's, which no other node sees.
+	// Locks are the locks of this node's programs. If it is nil the kernel decides on locks by
+	// itself, and other nodes do not see them.
 	Locks *locks.Node
 	Log   *slog.Logger
 	// HarvestArgv is the command of the harvester's child: a process that calls
 	// harvest.Main with its standard input and output.
 	HarvestArgv []string
 	// GuardArgv is the command of the guard: a process that calls attach.GuardMain with its
-	// standard input. It is run if a program attaches an area of which pages can be missing.
+	// standard input. It is started when a program attaches an area on demand.
 	GuardArgv []string
-	// AttachSocket is where programs ask for the memory itself; "": nowhere.
+	// AttachSocket is the socket through which programs attach; empty for none.
 	AttachSocket string
-	// Tracking is how stores of those programs are found.
+	// Tracking is how stores of these programs are found.
 	Tracking uffd.Mode
-	// TrackingReason says why not by a better way; "" if there is none.
+	// TrackingReason says why no better way is used; empty if there is none.
 	TrackingReason string
-	// PassthroughOff says why no file is to be direct, even if the kernel can; "" if it may.
+	// PassthroughOff says why no file may be direct even if the kernel supports it; empty if files
+	// may be.
 	PassthroughOff string
 	// FaultTimeout ends every request of the kernel; 0 means DefaultFaultTimeout.
 	FaultTimeout time.Duration
-	// UnmountTimeout is how long Unmount waits for a mount that is in use; 0
-	// means DefaultUnmountTimeout.
+	// UnmountTimeout is how long Unmount waits for a mount that is in use; 0 means
+	// DefaultUnmountTimeout.
 	UnmountTimeout time.Duration
 
-	// owner and started are those of the files of /.dsm.
+	// owner and started are shown as owner and times of the files of /.dsm.
 	owner   fuse.Owner
 	started time.Time
 }
 
-// DefaultUnmountTimeout leaves programs that were just told to end the time to do it.
+// DefaultUnmountTimeout leaves programs that were just told to end the time to do so.
 const DefaultUnmountTimeout = 5 * time.Second
 
 func (c *Config) check() error {

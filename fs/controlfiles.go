@@ -11,9 +11,9 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// What the kernel asks of /.dsm, which package control answers.
+// This file translates between the kernel's requests about /.dsm and package control.
 
-// controlMount is what the control files see of the mount.
+// controlMount is the mount as the control files see it.
 type controlMount struct {
 	Names
 	b *bridge
@@ -82,7 +82,8 @@ func (b *bridge) controlEntry(ctx context.Context, c control.Node, out *fuse.Ent
 	return b.controlAttr(ctx, c, &out.Attr)
 }
 
-// controlLookup resolves a name in /.dsm. The directory of inodes by number is the harvest child's only.
+// controlLookup resolves a name in /.dsm. Only the harvest child may use the directory of inodes by
+// number.
 func (b *bridge) controlLookup(ctx context.Context, dir control.Node, name string, tid uint32, out *fuse.EntryOut) error {
 	if dir == control.InoDir {
 		ino, err := strconv.ParseUint(name, 10, 64)
@@ -91,9 +92,9 @@ func (b *bridge) controlLookup(ctx context.Context, dir control.Node, name strin
 		}
 		i, ok := b.known(dsm.Ino(ino))
 		if !ok {
-			return errNotHere // the child has nothing to do with what is not open here
+			return errNotHere // the child needs only what is open on this node
 		}
-		b.entry(i, out) // the very inode, under a second name
+		b.entry(i, out) // the inode itself, under a second name
 		return nil
 	}
 	c, err := b.control.Lookup(ctx, dir, name)
@@ -110,15 +111,15 @@ func (b *bridge) controlLookup(ctx context.Context, dir control.Node, name strin
 	return err
 }
 
-// nameTimeout is how long the kernel remembers the names on the child's way to its files, which never
-// change: to look one up it would wait for whoever creates something in the same directory, and
-// that may be waiting for the catalog.
+// nameTimeout is how long the kernel keeps the names on the child's way to its files, which never
+// change. To look one up the child would wait for any program that is creating something in the
+// same directory, and that program may be waiting for the catalog.
 const nameTimeout = time.Hour
 
-// known returns what the kernel was last told of an inode, as far as the harvest child needs it: of the root, and
-// of what is open here. The child is answered by that, so that it harvests though the catalog
-// answers nobody; and as it has one thread, one area whose inode it waited for would stop the
-// intervals of all.
+// known returns what the kernel was last told about an inode, for the harvest child: it knows the
+// root, and what is open on this node. With these answers the child can harvest even when the
+// catalog does not answer. And the child has one thread: if it waited for one area's inode, it
+// would stop the intervals of all areas.
 func (b *bridge) known(ino dsm.Ino) (i dsm.Inode, ok bool) {
 	if ino == dsm.RootIno {
 		if i := b.root.Load(); i != nil {

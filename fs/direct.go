@@ -14,56 +14,57 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// directState is about an area with user.dsm.access=direct: plain opens get the memfd of the working copy
-// itself, and the kernel passes reads, writes and mappings on to it (K17). The data plane treats
-// these programs like one that has attached and whose stores nobody reports: it compares.
+// directState is the state of an area with user.dsm.access=direct. Plain opens get the memfd of the
+// working copy itself, and the kernel passes reads, writes and mappings on to it (K17). To the data
+// plane the programs are like one attached program whose stores nobody reports: it compares.
 //
-// The kernel's RELEASE comes at close(2), but a mapping stays, is stored to, and must be
-// kept up to date. So the handles do not keep the area open. Two sessions do: one while anybody
-// has the memfd open or mapped, and one while anybody has it so for writing. Function unused
-// asks the kernel whether that is so.
+// The kernel's RELEASE comes at close(2), but a mapping may remain, be stored to, and must be kept
+// up to date. So the handles do not keep the area open. Two sessions do: one as long as anybody has
+// the memfd open or mapped, and one as long as anybody has it so for writing. Function unused asks
+// the kernel whether that is so.
 //
-// All but the atomic fields is guarded by the area's gate.
+// All fields that are not atomic are guarded by the area's gate.
 type directState struct {
-	// on says how the mount's handles have the area open. An inode cannot be open
-	// in both ways (EIO), so what the first open chose is so until the last is closed.
+	// on says whether the mount's handles have the area open directly. An inode cannot be open in
+	// both ways (EIO), so the first open decides until the last handle is closed.
 	on atomic.Bool
 	// writers is the number of handles of the mount that may store.
 	writers atomic.Int32
-	// writing is the number of sessions for writing, one that is ending included.
+	// writing is the number of sessions for writing, including one that is ending.
 	writing atomic.Int32
-	// rest is for how long the last comparison kept the next away.
+	// rest is how long the next comparison had to wait because of the last one.
 	rest atomic.Int64
-	// noRoom is why something that was written past the end was cut off, until a program is told.
+	// noRoom is why something that was written past the end was cut off, until a program has been
+	// told.
 	noRoom atomic.Pointer[error]
-	// backing is the memfd's number in the kernel while the mount has handles, else 0.
+	// backing is the memfd's number in the kernel while the mount has handles, otherwise 0.
 	backing atomic.Int32
 
 	reading, storing Attachment // of the sessions
 
-	file  *os.File // the memfd, for reading; nil: nobody has it
-	stop  func()   // ends the tracking; nil: nobody can store
+	file  *os.File // the memfd, opened for reading; nil if nobody has it
+	stop  func()   // ends the tracking; nil if nobody can store
 	timer *time.Timer
 	pause time.Duration // until it fires
 }
 
 const (
-	// firstLook and lastLook are the pauses between looks whether the last mapping is
-	// gone: each is twice the one before.
+	// The pauses between looks for remaining mappings start with firstLook and double up to
+	// lastLook.
 	firstLook = 5 * time.Millisecond
 	lastLook  = time.Second
-	// compareShare is the part of one core, one in so many, that a node spends on
-	// comparing direct areas at their intervals. It is what programs pay for not telling of
-	// their stores, whether they make any or not. With a tenth 256 MiB that do not
-	// change (K24: 40 ms) are looked at two or three times a second.
+	// compareShare limits the comparing of direct areas at their intervals to one part in this many
+	// of a core. That is the price for programs that do not report their stores, whether they store
+	// or not. With a tenth, 256 MiB without changes (K24: 40 ms) are compared two or three times a
+	// second.
 	compareShare = 10
 )
 
-// errRefused says that the kernel has refused the memfd: the area goes through the page cache.
+// errRefused says that the kernel refused the memfd, so the area goes through the page cache.
 var errRefused = errors.New("no passthrough")
 
-// choose decides at the first open of the mount how it has the area open. alone
-// says that what is noted of it is of just now.
+// choose decides, at the first open of the mount, how the mount has the area open. alone says that
+// the noted inode is up to date.
 func (o *opens) choose(ctx context.Context, a *openArea, alone bool) error {
 	if !alone {
 		i, err := o.b.cfg.Names.Getattr(ctx, dsm.Ino(a.id))
@@ -81,8 +82,8 @@ func (o *opens) choose(ctx context.Context, a *openArea, alone bool) error {
 	return nil
 }
 
-// enterDirect readies the memfd for one more handle of the mount. errRefused, which
-// only the first can get, says that the area is to be opened through the page cache.
+// enterDirect prepares the memfd for another handle of the mount. errRefused, which only the first
+// handle can get, says that the area must be opened through the page cache.
 func (o *opens) enterDirect(ctx context.Context, a *openArea, write bool) error {
 	d := &a.direct
 	if d.file == nil {
@@ -127,7 +128,7 @@ func (o *opens) startWriting(ctx context.Context, a *openArea) error {
 		o.closeLocked(a, false, false)
 		return err
 	}
-	_ = f.Close() // d.file is what the kernel opens the memfd by, also for writing
+	_ = f.Close() // the kernel opens the memfd by d.file, even for writing
 	d.storing, d.stop = at, at.Track(nil, 0, dsm.MaxAreaSize)
 	if d.writing.Add(1) == 1 {
 		o.b.passthrough.writing.Add(1)
@@ -138,8 +139,8 @@ func (o *opens) startWriting(ctx context.Context, a *openArea) error {
 	return nil
 }
 
-// stopWriting ends the session for writing, in the background: what was stored last is
-// found and published first.
+// stopWriting ends the session for writing, in the background: the last stores are first found and
+// published.
 func (o *opens) stopWriting(a *openArea) {
 	d := &a.direct
 	stop, at := d.stop, d.storing
@@ -154,15 +155,15 @@ func (o *opens) stopWriting(a *openArea) {
 		}
 		if d.writing.Add(-1) == 0 {
 			o.b.passthrough.writing.Add(-1)
-			a.current().Trim() // what could not be taken note of
+			a.current().Trim() // what could not be added to the file
 		}
 		at.Detach()
 		o.detach(a, true)
 	})
 }
 
-// releaseDirect ends a handle of the mount. Its stores were published at close(2), and
-// later ones, of a mapping that is left, are when the last is gone, or at the interval.
+// releaseDirect ends a handle of the mount. Its stores were published at close(2). Later ones,
+// through a mapping that remains, are published at the interval, and when the last mapping is gone.
 func (o *opens) releaseDirect(a *openArea, write bool) {
 	a.gate <- struct{}{}
 	defer func() { <-a.gate }()
@@ -174,7 +175,8 @@ func (o *opens) releaseDirect(a *openArea, write bool) {
 	o.lookLocked(a)
 }
 
-// lookLocked ends what nobody uses any more, and looks again later if only mappings are left.
+// lookLocked ends sessions that nobody uses any more. If only mappings remain, it looks again
+// later.
 func (o *opens) lookLocked(a *openArea) {
 	d := &a.direct
 	if d.file == nil {
@@ -196,7 +198,7 @@ func (o *opens) lookLocked(a *openArea) {
 		return
 	}
 	if open && (d.stop == nil || d.writers.Load() > 0) {
-		return // the next RELEASE looks
+		return // the next RELEASE looks again
 	}
 	d.pause = min(max(2*d.pause, firstLook), lastLook)
 	if d.timer == nil {
@@ -228,8 +230,8 @@ func (o *opens) dropLocked(a *openArea) {
 	o.closeLocked(a, false, false)
 }
 
-// endDirect ends all sessions when the mount is gone. The memory of programs
-// that are left is their own from then on.
+// endDirect ends all sessions when the mount is gone. The remaining programs keep the memory for
+// themselves.
 func (o *opens) endDirect() {
 	for _, a := range o.all(func(*openArea) bool { return true }) {
 		a.gate <- struct{}{}
@@ -243,9 +245,9 @@ func (o *opens) endDirect() {
 	}
 }
 
-// grown takes note of what programs have written past the end of an area that they have
-// open directly, which nobody told. What there is no room for is cut off again, and the next
-// fsync or close says so.
+// grown adds to the file what programs have written past the end of an area that they have open
+// directly, which nobody reported. What there is no room for is cut off again, and the next fsync
+// or close reports it.
 func (b *bridge) grown(ctx context.Context, a *openArea) {
 	if a.direct.writing.Load() == 0 {
 		return
@@ -258,7 +260,7 @@ func (b *bridge) grown(ctx context.Context, a *openArea) {
 	var i dsm.Inode
 	err := error(errs.E(errs.TooLarge, "write", ""))
 	if end <= dsm.MaxAreaSize {
-		// Not resize, which waits for releases: one of them may be here.
+		// Not resize, which waits for releases: this may run in one of them.
 		i, err = b.cfg.Names.SetAttr(ctx, dsm.Ino(a.id), dsm.SetAttr{GrowTo: &end})
 	}
 	switch {
@@ -266,7 +268,7 @@ func (b *bridge) grown(ctx context.Context, a *openArea) {
 		area.Trim()
 		a.direct.noRoom.Store(&err)
 		b.log.Error("what was written past the end of a direct file is cut off again", "area", a.id, "end", end, "err", err)
-		b.notify.attrChanged(a) // the kernel believes that it is there
+		b.notify.attrChanged(a) // the kernel believes that the bytes are there
 	case err != nil:
 		b.log.Warn("what was written past the end of a direct file is not part of it yet", "area", a.id, "end", end, "err", err)
 	default:
@@ -275,7 +277,8 @@ func (b *bridge) grown(ctx context.Context, a *openArea) {
 	}
 }
 
-// takeNoRoom returns, once, why something that was written past the end is not there any more.
+// takeNoRoom returns why something that was written past the end is gone. It returns each reason
+// once.
 func (d *directState) takeNoRoom() error {
 	if err := d.noRoom.Swap(nil); err != nil {
 		return *err
@@ -283,8 +286,8 @@ func (d *directState) takeNoRoom() error {
 	return nil
 }
 
-// restAfter returns how long the area's interval rests after a round in which
-// comparing took that long: all areas of the node together get their share.
+// restAfter returns how long the area's interval must rest after a round in which comparing took
+// that long, so that all areas of the node together stay within their share.
 func (b *bridge) restAfter(a *openArea, compared time.Duration) time.Duration {
 	if a.direct.writing.Load() == 0 {
 		return 0
@@ -295,7 +298,8 @@ func (b *bridge) restAfter(a *openArea, compared time.Duration) time.Duration {
 	return rest
 }
 
-// accessNow says how plain opens of the area are served, and if not as it says itself, why.
+// accessNow says how plain opens of the area are served, and why, if that is not what its setting
+// says.
 func (b *bridge) accessNow(a *openArea) string {
 	if a.direct.on.Load() {
 		return dsm.AccessDirect.String()

@@ -8,8 +8,8 @@ import (
 
 var zeroes [256 << 10]byte
 
-// Fallocate grows a file, which reserves its memory, and punches holes, which
-// stores zeroes. With KEEP_SIZE there is nothing to reserve: memory is counted by size.
+// Fallocate grows a file, which reserves its memory, and punches holes by storing zeroes. With
+// KEEP_SIZE there is nothing to reserve, because memory is counted by size.
 func (b *bridge) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
 	h, ok := b.handles.get(in.Fh).(*fileHandle)
 	if !ok {

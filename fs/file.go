@@ -10,9 +10,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// Open opens an area for one more handle. The first one lets the kernel drop
-// the pages that it kept from before: they have not been kept up to date.
-// Every further one keeps them.
+// Open opens an area for another handle. The first one makes the kernel drop the pages that it
+// still has from before, because they have not been kept up to date. Every further one keeps them.
 func (b *bridge) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
@@ -37,7 +36,7 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 	h := newFileHandle(a, write)
 	if write {
 		if h.program = int(r.tid); a.spec().AppliesInSync() {
-			h.program = processOf(h.program) // now, for the thread may end
+			h.program = processOf(h.program) // now, because the thread may end
 		}
 		a.programs.enter(h.program, false)
 		b.warnOfSums(a)
@@ -46,7 +45,7 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 	out.Fh = b.handles.add(h)
 	switch {
 	case direct:
-		out.OpenFlags |= fuse.FOPEN_PASSTHROUGH // the kernel refuses KEEP_CACHE beside it
+		out.OpenFlags |= fuse.FOPEN_PASSTHROUGH // the kernel refuses KEEP_CACHE together with it
 		out.BackingID = a.direct.backing.Load()
 	case !first:
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
@@ -54,9 +53,8 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 	return fuse.OK
 }
 
-// Create makes a file and opens it in one step, so that nobody can unlink it
-// away in between. With O_EXCL it is errs.Exist if the name is taken; without,
-// whoever comes second opens the file of whoever came first.
+// Create makes a file and opens it in one step, so that nobody can unlink it in between. If the
+// name is taken it returns errs.Exist with O_EXCL, and otherwise opens the file that is there.
 func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
 	if st := writable(in.NodeId, name); !st.Ok() {
 		return st
@@ -66,8 +64,8 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 	i, err := b.create(r, &in.InHeader, name, dsm.Inode{Kind: dsm.KindFile, Perm: in.Mode & 07777}, true)
 	held := &i
 	if errs.Is(err, errs.Exist) && in.Flags&syscall.O_EXCL == 0 {
-		// Another node made it after this kernel looked. It may be a symlink or a
-		// directory, at which ESTALE makes the kernel walk the path again.
+		// Another node made it after this kernel looked. It may be a symlink or a directory; then
+		// ESTALE makes the kernel walk the path again.
 		i, err = b.cfg.Names.Lookup(r, dsm.Ino(in.NodeId), name)
 		if err == nil && i.Kind != dsm.KindFile {
 			return fuse.Status(syscall.ESTALE)
@@ -78,12 +76,12 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 		return status(err)
 	}
 	if held == nil {
-		// The kernel has left this check out because it believed that the file was new.
-		// Supplementary groups do not count here: it does not tell them.
+		// The kernel left this check out because it believed that the file was new. Supplementary
+		// groups do not count here, because the kernel does not tell them.
 		if c := (dsm.Credentials{UID: in.Uid, GID: in.Gid}); !c.May(i, wanted(in.Flags)) {
 			return fuse.EACCES
 		}
-		if in.Flags&syscall.O_TRUNC != 0 && i.Size > 0 { // nor does it cut off a new file
+		if in.Flags&syscall.O_TRUNC != 0 && i.Size > 0 { // nor did the kernel truncate it
 			if i, err = b.setAttr(r, i.Ino, dsm.SetAttr{Size: new(int64)}); err != nil {
 				return status(err)
 			}
@@ -119,7 +117,7 @@ func (b *bridge) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Cr
 	return fuse.OK
 }
 
-// wanted is what an open with the flags needs of the mode.
+// wanted returns which bits of the mode an open with the flags needs.
 func wanted(flags uint32) uint32 {
 	switch flags & syscall.O_ACCMODE {
 	case syscall.O_RDONLY:
@@ -130,8 +128,8 @@ func wanted(flags uint32) uint32 {
 	return dsm.MayRead | dsm.MayWrite
 }
 
-// Read fills pages, or the program's buffer past the page cache (O_DIRECT). It may wait for another
-// node; the handler itself never notifies.
+// Read fills pages, or with O_DIRECT the program's buffer. It may wait for another node; the
+// handler itself never notifies.
 func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
@@ -148,7 +146,7 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 			return nil, fuse.EIO
 		}
 		read := h.area.current().ReadAt
-		if in.ReadFlags&fuse.READ_LOCKOWNER != 0 && h.goesPast(in.Flags) { // a mapping's READs have none
+		if in.ReadFlags&fuse.READ_LOCKOWNER != 0 && h.goesPast(in.Flags) { // READs of a mapping have none
 			read = func(ctx context.Context, p []byte, off int64) (int, error) {
 				return h.area.current().ReadBy(ctx, h.area.programs.owner(in.Pid), p, off)
 			}
@@ -164,9 +162,9 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 	return nil, fuse.EBADF
 }
 
-// Write takes over stores. A write(2) past the end makes the file grow first, in
-// the catalog. Pages of a mapping (WRITE_CACHE) never do: if they are past the
-// end, somebody has cut the file off and this kernel does not know yet.
+// Write handles stores. A write(2) past the end first makes the file grow, in the catalog. Pages of
+// a mapping (WRITE_CACHE) never do: if they are past the end, another node has just truncated the
+// file and this kernel does not know yet.
 func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
@@ -193,8 +191,8 @@ func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 	return 0, fuse.EBADF
 }
 
-// ensureSize makes the area at least end bytes long. Inside of it, which is nearly
-// always, the catalog is not asked.
+// ensureSize makes the area at least end bytes long. Below the current size, which is nearly
+// always, it does not ask the catalog.
 func (b *bridge) ensureSize(r *request, a *openArea, end int64) error {
 	if end < 0 || end > dsm.MaxAreaSize {
 		return errs.E(errs.TooLarge, "write", "")
@@ -207,12 +205,12 @@ func (b *bridge) ensureSize(r *request, a *openArea, end int64) error {
 		return err
 	}
 	a.note(i)
-	a.kernelSize.Store(i.Size) // the reply to the WRITE tells it
+	a.kernelSize.Store(i.Size) // the reply to the WRITE tells the kernel
 	return nil
 }
 
-// Flush is close(2): what was stored is published when it returns. The kernel
-// has delivered the stores to mappings before it.
+// Flush is close(2): when it returns, what was stored is published. The kernel has delivered the
+// stores to mappings before.
 func (b *bridge) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	h, ok := b.handles.get(in.Fh).(*fileHandle)
 	if !ok {
@@ -238,7 +236,7 @@ func (b *bridge) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	return status(err)
 }
 
-// Fsync is fsync(2) and msync(2). The kernel has delivered the stores before it.
+// Fsync is fsync(2) and msync(2). The kernel has delivered the stores before.
 func (b *bridge) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	h, ok := b.handles.get(in.Fh).(*fileHandle)
 	if !ok {
@@ -260,8 +258,8 @@ func (b *bridge) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	return status(err)
 }
 
-// Release comes when the last descriptor and the last mapping of a handle are
-// gone. Nobody waits for it.
+// Release comes when the last descriptor and the last mapping of a handle are gone. Nobody waits
+// for it.
 func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	h, ok := b.handles.remove(in.Fh).(*fileHandle)
 	if !ok {
@@ -271,7 +269,7 @@ func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 		h.area.programs.leave(h.program, false)
 	}
 	if h.write && !h.area.direct.on.Load() {
-		h.area.current().Released() // at once: the next open may be of somebody who waits for what other nodes have published
+		h.area.current().Released() // at once: the next program that opens the area may wait for what other nodes have published
 	}
 	unlock := b.unlockReleased(h)
 	b.releases.run(func() {

@@ -9,9 +9,9 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// holds gives up the holds of files that nobody has open any more, those of many files in
-// one change of the catalog: a program that makes files one after the other would
-// else pay for two changes each. A file that is opened again meanwhile is held still.
+// holds gives up this node's holds of closed files, many in one change of the catalog: otherwise a
+// program that makes files one after the other would pay for two changes for each. A file that is
+// opened again in time keeps its hold.
 type holds struct {
 	b  *bridge
 	mu struct {
@@ -22,7 +22,7 @@ type holds struct {
 }
 
 const (
-	// holdDelay is how long holds are gathered.
+	// holdDelay is how long holds to give up are gathered.
 	holdDelay = 10 * time.Millisecond
 	// maxHolds bounds how many are given up in one change.
 	maxHolds = 1024
@@ -33,11 +33,11 @@ func (h *holds) init(b *bridge) {
 	h.mu.Init("fs.holds")
 }
 
-// heldFor is for how long a file that was looked up stays for the OPEN that is to come.
+// heldFor is how long a file that was looked up is held for the OPEN that will follow.
 const heldFor = time.Second
 
-// findHeld is Lookup for a thread whose last open found that the file was gone, since another
-// node had renamed over its name: the file that it finds now is held.
+// findHeld is Lookup for a thread whose last open failed because another node had renamed over the
+// name. The file that it finds now is held, so that the next open finds it.
 func (b *bridge) findHeld(ctx context.Context, dir dsm.Ino, name string) (dsm.Inode, error) {
 	for {
 		i, err := b.cfg.Names.Lookup(ctx, dir, name)
@@ -51,7 +51,7 @@ func (b *bridge) findHeld(ctx context.Context, dir dsm.Ino, name string) (dsm.In
 	}
 }
 
-// keep holds the file until it is opened, but not for longer than heldFor.
+// keep holds the file until it is opened, but not longer than heldFor.
 func (h *holds) keep(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) {
 	a, err := h.b.opens.get(ctx, dsm.AreaID(ino))
 	if err != nil {
@@ -69,8 +69,8 @@ func (h *holds) keep(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) {
 	return i, nil
 }
 
-// giveUp lets the catalog forget the inode some time later, unless it is open then. The caller has the
-// gate of the area.
+// giveUp gives up the holds of areas some time later, unless they are open then. The caller has the
+// gates of the areas.
 func (h *holds) giveUp(areas ...*openArea) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -100,8 +100,8 @@ func (h *holds) run() {
 	}
 }
 
-// unhold gives up the holds of those areas that are closed. An area of which somebody has the
-// gate, or that is to stay for a while, is left for the next time.
+// unhold gives up the holds of those areas that are closed. It leaves areas whose gate is taken, or
+// that must be held for a while, for the next time.
 func (h *holds) unhold(areas []*openArea) {
 	var busy, idle []*openArea
 	var inos []dsm.Ino
@@ -137,7 +137,7 @@ func (h *holds) unhold(areas []*openArea) {
 	if err == nil || errs.Is(err, errs.Closed) || h.b.life.Err() != nil {
 		return
 	}
-	// Else the memory of an unlinked file would stay reserved as long as this node lives.
+	// Otherwise the memory of an unlinked file would stay reserved as long as this node lives.
 	h.b.log.Warn("cannot give up the holds of closed files; trying again", "files", len(idle), "first", idle[0].id, "err", err)
 	h.b.background.run(func() {
 		select {

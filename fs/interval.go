@@ -8,61 +8,60 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// intervals publishes what programs have stored at every area's interval. Nothing
-// runs while nobody stores: the harvester's child finds stores to mappings by itself, and
-// a WRITE, whoever made it, sets its area's timer unless that is set already. But while a
-// program is attached for writing every interval looks: of its stores nobody is told. So a
-// WRITE costs a look at one word, and a program that publishes by msync all the time
-// one timer in a while.
+// intervals publishes what programs have stored, at every area's interval. Nothing runs while
+// nobody stores: the harvester's child finds stores to mappings by itself, and a WRITE, whoever
+// made it, sets its area's timer unless that is set already. Only while a program is attached for
+// writing, whose stores nobody reports, every interval looks. So a WRITE costs a look at one word,
+// and a program that publishes by msync all the time costs a timer now and then.
 //
-// When it fires depends on how long the stores have waited: see wish. A
-// round that took T is followed by a rest of 4T, so that an area whose publishes are
-// slow spends at most a fifth of the time on them, and an area has one round at a time.
-// Comparing, which is how stores to direct areas are found, gets less: see restAfter.
+// When the timer fires depends on how long the stores have waited: see wish. A round that took T is
+// followed by a rest of 4T, so that an area whose publishes are slow spends at most a fifth of the
+// time on them. An area has one round at a time. Comparing, which is how stores to direct areas are
+// found, gets less time: see restAfter.
 type intervals struct{ b *bridge }
 
-// wish is when the stores of an area are to be published; a greater one is earlier.
+// wish says when the stores of an area should be published; a greater one is earlier.
 type wish = uint32
 
 const (
-	// notAtAll: all are published, or the interval is 0.
+	// notAtAll: all stores are published, or the interval is 0.
 	notAtAll wish = iota
-	// atInterval: an interval after the start of the last round. Stores by write(2) come
-	// at once, so that they are not late by it.
+	// atInterval: an interval after the start of the last round. Stores by write(2) arrive at once,
+	// so they are not late then.
 	atInterval
-	// soon: stores to a mapping, which have waited up to an interval for the harvest.
-	// More of them may be coming.
+	// soon: there are stores to a mapping, which have already waited up to an interval for the
+	// harvest. More of them may be coming.
 	soon
 )
 
 // intervalState is the timer of one area.
 type intervalState struct {
-	// wish is what the timer is set for, or is to be set for when the round ends. It
-	// is changed with mu held, and back to notAtAll only if all is published after that.
+	// wish is what the timer is set for, or will be set for when the round ends. It is changed with
+	// mu held, and goes back to notAtAll only if everything is published after that.
 	wish atomic.Uint32
-	// every is the interval that the timer and the harvester's child go by.
+	// every is the interval that the timer and the harvester's child use.
 	every atomic.Int64
 
 	mu struct {
 		lockrank.Mutex
-		timer  *time.Timer // nil until it is set for the first time
-		first  time.Time   // when it was set for what it is set for
-		set    time.Time   // when it was last set for that
-		covers uint64      // the stores there were then
+		timer  *time.Timer // nil until it is first set
+		first  time.Time   // when it was first set for the current wish
+		set    time.Time   // when it was last set for it
+		covers uint64      // number of stores at that time
 		start  time.Time   // of the last round
-		rest   time.Time   // no round before
+		rest   time.Time   // no round before this time
 		busy   bool        // a round is under way
 	}
 }
 
-// opened says that the area has become one that programs may store into.
+// opened says that programs may now store into the area.
 func (n intervals) opened(a *openArea) {
 	a.pace.every.Store(int64(a.Interval()))
 	n.b.harvest.Watch(a)
 	n.wake(a)
 }
 
-// changed makes a new interval count, if the area has one.
+// changed applies a new interval, if the area has one.
 func (n intervals) changed(a *openArea) {
 	every := int64(a.Interval())
 	if a.pace.every.Swap(every) != every {
@@ -71,7 +70,7 @@ func (n intervals) changed(a *openArea) {
 	}
 }
 
-// wake sets the timer anew if there is something to publish.
+// wake sets the timer again if there is something to publish.
 func (n intervals) wake(a *openArea) {
 	p := &a.pace
 	p.mu.Lock()
@@ -85,7 +84,7 @@ func (n intervals) wake(a *openArea) {
 	}
 }
 
-// stored says that a store was taken over. It is called for every WRITE.
+// stored says that a store was accepted. It is called for every WRITE.
 func (n intervals) stored(a *openArea, w wish) {
 	p := &a.pace
 	if p.wish.Load() >= w || a.Interval() == 0 {
@@ -102,8 +101,8 @@ func (n intervals) stored(a *openArea, w wish) {
 	}
 }
 
-// unpublished reports whether the area's interval has something to do. Of programs
-// that have attached nobody knows before looking.
+// unpublished reports whether the area's interval has something to do. What attached programs have
+// stored is not known before looking.
 func (a *openArea) unpublished() bool {
 	return a.Interval() > 0 && (a.live.Load() > 0 && a.stored.Load() != a.published.Load() || a.attached.Load() > 0)
 }
@@ -114,7 +113,7 @@ func (n intervals) armLocked(a *openArea) {
 	n.setLocked(a)
 }
 
-// setLocked sets the timer, perhaps once more for the same wish.
+// setLocked sets the timer, perhaps again for the same wish.
 func (n intervals) setLocked(a *openArea) {
 	p := &a.pace
 	now, every := time.Now(), a.Interval()
@@ -142,8 +141,8 @@ func (n intervals) fire(a *openArea) {
 	switch {
 	case p.mu.busy || w == notAtAll:
 	case !a.unpublished() || a.published.Load() >= p.mu.covers && a.attached.Load() == 0:
-		// What the timer was set for is published. If there is more, a program is at it
-		// that publishes by itself, and gets as much time for that as before.
+		// What the timer was set for is published. If there is more, a program is storing that
+		// publishes by itself, and it gets as much time for that as before.
 		p.mu.start = p.mu.set // as if it had been a round
 		n.nextLocked(a)
 	case a.publishing.Load() > 0:
@@ -173,7 +172,7 @@ func (n intervals) round(a *openArea) {
 	n.nextLocked(a)
 }
 
-// nextLocked sets the timer for what is left to publish, if anything is.
+// nextLocked sets the timer if there is more to publish.
 func (n intervals) nextLocked(a *openArea) {
 	p := &a.pace
 	if !a.unpublished() {

@@ -45,11 +45,12 @@ func (b *bridge) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirE
 	return st
 }
 
-// statBatch is how many entries READDIRPLUS asks for at once: the kernel has room for about as many.
+// statBatch is how many entries READDIRPLUS requests at once: about as many as the kernel has room
+// for.
 const statBatch = 256
 
-// ReadDirPlus lists a directory with the attributes of its entries, if the kernel may
-// keep these until the program asks for them.
+// ReadDirPlus lists a directory with the attributes of its entries, if the kernel may keep these
+// until the program asks for them.
 func (b *bridge) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
@@ -72,8 +73,8 @@ func (b *bridge) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 		if entry == nil {
 			break
 		}
-		// A directory that was moved, and a shrink of an open file, are told of by a LOOKUP, which sees to
-		// the old name, and to the old pages.
+		// A directory that was moved, and an open file that was shrunk, are left to a LOOKUP, which
+		// handles the old name, and the old pages.
 		if b.unheard(r, inodes[i]) {
 			continue
 		}
@@ -84,7 +85,7 @@ func (b *bridge) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 	return fuse.OK
 }
 
-// rest returns what is left to list at the offset of the request.
+// rest returns the entries from the offset of the request on.
 func (b *bridge) rest(ctx context.Context, in *fuse.ReadIn) ([]dsm.DirEntry, fuse.Status) {
 	h, ok := b.handles.get(in.Fh).(*dirHandle)
 	if !ok {
@@ -101,8 +102,8 @@ func (b *bridge) rest(ctx context.Context, in *fuse.ReadIn) ([]dsm.DirEntry, fus
 	return entries[min(in.Offset, uint64(len(entries))):], fuse.OK
 }
 
-// list returns the entries of a directory. /.dsm is not among those of the root,
-// so that nobody who walks the tree walks into it.
+// list returns the entries of a directory. The root's do not include /.dsm, so that programs which
+// walk the tree do not enter it.
 func (b *bridge) list(ctx context.Context, node uint64) ([]dsm.DirEntry, error) {
 	dots := []dsm.DirEntry{{Name: ".", Ino: dsm.Ino(node), Kind: dsm.KindDir}, {Name: "..", Ino: dsm.Ino(node), Kind: dsm.KindDir}}
 	var entries []dsm.DirEntry

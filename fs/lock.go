@@ -13,19 +13,20 @@ import (
 	"github.com/dsmfs/dsmfs/locks"
 )
 
-// Locks are decided by package locks. What is done here is to find out whose they are, and to make
-// them points where nodes meet: before a lock is given up what was stored is published, and
-// before a lock that others may have had is granted the area is acquired.
+// Package locks decides on locks. This file finds out who owns them, and makes them points at which
+// nodes meet: before a lock is released what was stored is published, and before a lock that other
+// nodes may have had is granted the area is acquired.
 //
-// The kernel keeps no locks of its own, and does not say when they end (K48):
+// The kernel keeps no locks of its own here, and does not say when they end (K48):
 //
-//	fcntl of a process     FLUSH, at each close(2), has the owner: its locks of the file go
+//	fcntl of a process     FLUSH, at each close(2), has the owner: its locks of the file end
 //	flock                  RELEASE, after the last close(2) has returned
 //	fcntl of an open file  the same, but nothing says that there were any, nor whose
 //
-// So each handle remembers who asked for locks by it; those whose FLUSH did not come are open files.
+// So each handle remembers which owners requested locks through it. Those for whom no FLUSH came
+// are open files.
 
-// lockOwners are who asked for locks by a handle.
+// lockOwners are the owners that requested locks through a handle.
 type lockOwners struct {
 	mu struct {
 		lockrank.Mutex
@@ -59,13 +60,13 @@ func (l *lockOwners) all() (owners []locks.Owner) {
 
 var lockTypes = map[uint32]locks.Type{syscall.F_RDLCK: locks.Read, syscall.F_WRLCK: locks.Write, syscall.F_UNLCK: locks.Unlock}
 
-// lockOf returns the lock that the kernel asks for, and by which handle.
+// lockOf returns the lock that the kernel requests, and the handle.
 func (b *bridge) lockOf(in *fuse.LkIn) (h *fileHandle, l locks.Lock, st fuse.Status) {
 	h, ok := b.handles.get(in.Fh).(*fileHandle)
 	t, known := lockTypes[in.Lk.Typ]
 	switch {
 	case b.cfg.Locks == nil || !ok:
-		return nil, l, fuse.Status(syscall.ENOLCK) // the files of /.dsm have none
+		return nil, l, fuse.Status(syscall.ENOLCK) // the files of /.dsm have no locks
 	case !known:
 		return nil, l, fuse.EINVAL
 	}
@@ -82,7 +83,7 @@ func (b *bridge) lockOf(in *fuse.LkIn) (h *fileHandle, l locks.Lock, st fuse.Sta
 	return h, l, fuse.OK
 }
 
-// GetLk tells of a lock that is in the way. Of one of another node there is no process to name.
+// GetLk returns a lock that conflicts. If it is another node's, it names no process.
 func (b *bridge) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse.Status {
 	h, l, st := b.lockOf(in)
 	if !st.Ok() {
@@ -101,14 +102,15 @@ func (b *bridge) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) f
 	return status(err)
 }
 
-// SetLk is a lock that is not waited for, or an unlock.
+// SetLk handles requests that do not wait, and unlocks.
 func (b *bridge) SetLk(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	return b.setLock(r, in, false)
 }
 
-// SetLkw waits for the lock, however long. Any signal ends it: if its handler is to restart system calls the kernel asks again.
+// SetLkw waits for the lock, however long. Any signal ends the wait; if the signal's handler
+// restarts system calls, the kernel asks again.
 func (b *bridge) SetLkw(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
 	r := b.begin(cancel, &in.InHeader)
 	r.deadline, r.interruptible = time.Now().Add(forever), true
@@ -116,7 +118,7 @@ func (b *bridge) SetLkw(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
 	return b.setLock(r, in, true)
 }
 
-// forever is the time limit of what has none.
+// forever is the time limit of waits without a limit.
 const forever = 100 * 365 * 24 * time.Hour
 
 func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
@@ -125,7 +127,8 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 		return st
 	}
 	a, ino := h.area, dsm.Ino(h.area.id)
-	// What is not a lock for writing may be less than the owner has, and so is any change of a flock.
+	// Anything but a lock for writing may reduce what the owner has, and so may any change of a
+	// flock.
 	if (l.Type != locks.Write || l.Owner.Flock) && b.cfg.Locks.Holds(ino, l.Owner) {
 		if err := b.publishLocked(r, a); err != nil {
 			b.log.Warn("publish before unlock; the lock stays", "area", a.id, "err", err)
@@ -149,8 +152,8 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 	return status(err)
 }
 
-// publishLocked publishes what was stored under a lock. Stores to mappings, which take asking the kernel for, count if
-// the area was ever locked for writing here.
+// publishLocked publishes what was stored under a lock. If the area was ever locked for writing on
+// this node, this includes stores to mappings, for which the kernel must be asked.
 func (b *bridge) publishLocked(ctx context.Context, a *openArea) error {
 	if size, _ := a.noted(); a.writeLocked.Load() && size > 0 {
 		return b.harvestAndPublish(ctx, a)
@@ -158,8 +161,8 @@ func (b *bridge) publishLocked(ctx context.Context, a *openArea) error {
 	return b.publish(ctx, a)
 }
 
-// unlockFlushed gives up the locks of a process that has closed a descriptor of the file. If what it stored
-// is not published yet that is tried once more, after the close has returned.
+// unlockFlushed releases the locks of a process that has closed a descriptor of the file. If what
+// it stored is not published yet, it tries once more after the close has returned.
 func (b *bridge) unlockFlushed(h *fileHandle, owner uint64, published bool) {
 	if b.cfg.Locks == nil {
 		return
@@ -173,7 +176,7 @@ func (b *bridge) unlockFlushed(h *fileHandle, owner uint64, published bool) {
 		b.releases.run(b.unlocking(h.area, []locks.Owner{o}))
 		return
 	}
-	ctx, cancel := b.lasting() // of the process it may be the end
+	ctx, cancel := b.lasting() // the process may be ending
 	defer cancel()
 	b.unlock(ctx, h.area, o)
 }
@@ -187,8 +190,8 @@ func (b *bridge) unlock(ctx context.Context, a *openArea, o locks.Owner) {
 	}
 }
 
-// unlockReleased takes note that the locks of a handle that is gone are about to go, and returns what
-// makes them go.
+// unlockReleased announces that the locks of a handle that is gone are about to be released, and
+// returns the function that does so.
 func (b *bridge) unlockReleased(h *fileHandle) func() {
 	owners := h.owners.all()
 	if len(owners) == 0 {
@@ -197,7 +200,8 @@ func (b *bridge) unlockReleased(h *fileHandle) func() {
 	return b.unlocking(h.area, owners)
 }
 
-// unlocking takes note that the locks of these are about to go, and returns what publishes, and makes them go.
+// unlocking announces that the locks of these owners are about to be released, and returns the
+// function that publishes and releases them.
 func (b *bridge) unlocking(a *openArea, owners []locks.Owner) func() {
 	done := b.cfg.Locks.Releasing(dsm.Ino(a.id))
 	return func() {

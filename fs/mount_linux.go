@@ -19,10 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FS is a mounted filesystem, or one that programs only attach to.
+// FS is a mounted filesystem, or one without a mount to which programs only attach.
 type FS struct {
 	b      *bridge
-	attach *attach.Server // nil if there is none
+	attach *attach.Server // nil if programs cannot attach
 	device string         // major:minor of the mount
 	served chan struct{}
 }
@@ -73,8 +73,8 @@ func Mount(cfg Config) (*FS, error) {
 	return f, nil
 }
 
-// serve mounts b. As root it does so itself and not by go-fuse, which would leave
-// /dev/fuse open in every child process, and the mount with it alive as long as the child.
+// serve mounts b. As root it does so without go-fuse, which would leave /dev/fuse open in every
+// child process, and so keep the mount alive as long as the child.
 func serve(b *bridge, mountpoint string) (*fuse.Server, error) {
 	opts := &fuse.MountOptions{
 		FsName: b.cfg.Source, Name: "dsmfs",
@@ -82,20 +82,20 @@ func serve(b *bridge, mountpoint string) (*fuse.Server, error) {
 		Logger:  log.New(&debugWriter{b.log}, "", 0),
 		// One READ or WRITE of 1 MiB costs less than eight of 128 KiB.
 		MaxWrite: 1 << 20,
-		// With the default of 12, twelve faults that wait for a slow node block
-		// the faults of every area.
+		// With the default of 12, twelve faults that wait for a slow node block the faults of every
+		// area.
 		MaxBackground: 4096,
 		// Otherwise a changed mtime drops every page of the file.
 		ExplicitDataCacheControl: true,
-		// The answers are in memory; splicing only costs pipes.
+		// The answers are in memory; splicing would only cost pipes.
 		DisableSplice: true,
 		PanicHandler:  crash,
 		EnableLocks:   b.cfg.Locks != nil,
-		// What is open with O_APPEND can be mapped (Linux 6.6; ENODEV without).
+		// So that files opened with O_APPEND can be mapped (Linux 6.6; ENODEV without).
 		ExtraCapabilities: fuse.CAP_DIRECT_IO_ALLOW_MMAP,
 	}
 	if os.Geteuid() != 0 {
-		// fusermount3 would say why on standard error and return a number.
+		// fusermount3 would print the reason on standard error and return only a number.
 		if err := unix.Access("/dev/fuse", unix.R_OK|unix.W_OK); err != nil {
 			return nil, errMount(mountpoint, fmt.Errorf("open /dev/fuse: %w", err))
 		}
@@ -117,7 +117,7 @@ func serve(b *bridge, mountpoint string) (*fuse.Server, error) {
 		unix.Close(fd)
 		return nil, errMount(mountpoint, err)
 	}
-	server, err := fuse.NewServer(b, fmt.Sprintf("/dev/fd/%d", fd), opts) // owns fd from here on
+	server, err := fuse.NewServer(b, fmt.Sprintf("/dev/fd/%d", fd), opts) // it owns fd from now on
 	if err != nil {
 		if uerr := unmount(mountpoint, true); uerr != nil {
 			b.log.Warn("unmount after a failed start", "err", uerr)
@@ -127,7 +127,7 @@ func serve(b *bridge, mountpoint string) (*fuse.Server, error) {
 	return server, nil
 }
 
-// errMount says what is missing where the kernel only gives a number.
+// errMount says what is missing where the kernel only returns a number.
 func errMount(path string, err error) error {
 	e := &errs.Error{Op: "mount", Path: path, Err: err}
 	switch {
@@ -141,15 +141,15 @@ func errMount(path string, err error) error {
 	return e
 }
 
-// crash ends the process at a panic in the handler of a request: a broken
-// invariant must not become an EIO that somebody retries.
+// crash ends the process at a panic in the handler of a request: a broken invariant must not become
+// an EIO that a program retries.
 func crash(v any) fuse.Status {
 	stack := debug.Stack() // of the panic: its frames are still there
 	go func() { panic(fmt.Sprintf("in the handler of a request: %v\n\n%s", v, stack)) }()
 	select {}
 }
 
-// debugWriter puts what go-fuse logs into the log.
+// debugWriter writes what go-fuse logs to the log.
 type debugWriter struct{ log *slog.Logger }
 
 func (w *debugWriter) Write(p []byte) (int, error) {
@@ -171,12 +171,11 @@ func (f *FS) AttrChanged(id dsm.AreaID) {
 	}
 }
 
-// Done is closed when the mount is gone: by Unmount or by somebody's umount(8).
-// Without a mount it never is.
-// Unmount must be called in either case.
+// Done is closed when the mount is gone, because of Unmount or an umount(8). Without a mount it
+// never is. Unmount must be called in either case.
 func (f *FS) Done() <-chan struct{} { return f.served }
 
-// Mountpoint returns where the filesystem is mounted, "" if it is not.
+// Mountpoint returns where the filesystem is mounted, or an empty string.
 func (f *FS) Mountpoint() string { return f.b.cfg.Mountpoint }
 
 // PublishAll publishes everything that the programs of this node have stored.
@@ -200,10 +199,10 @@ func (f *FS) PublishAll(ctx context.Context) error {
 // unmountRetry is how often a busy mount is tried again.
 const unmountRetry = 20 * time.Millisecond
 
-// Unmount publishes what is stored, as far as ctx leaves time, and unmounts. If programs use the mount until
-// the timeout, or the end of ctx, it fails with errs.Busy, and the filesystem goes on working; with
-// force it is taken away from them, and their requests fail. After a return
-// of nil nothing of the filesystem works any more, and Names and Areas can be closed.
+// Unmount publishes what is stored, as far as ctx allows, and unmounts. If programs use the mount
+// until the timeout, or the end of ctx, it fails with errs.Busy, and the filesystem goes on
+// working. With force it is taken away from them, and their requests fail. When it has returned nil
+// nothing of the filesystem works any more, and Names and Areas can be closed.
 func (f *FS) Unmount(ctx context.Context, force bool) error {
 	if err := f.PublishAll(ctx); err != nil {
 		f.b.log.Warn("unmount: not everything is published", "err", err)
@@ -229,8 +228,8 @@ func (f *FS) Unmount(ctx context.Context, force bool) error {
 	return nil
 }
 
-// detach takes the mount away, unless somebody else did, and returns when the
-// kernel has nothing to ask any more.
+// detach removes the mount, unless somebody else has, and returns when the kernel has no more
+// requests.
 func (f *FS) detach(ctx context.Context, force bool) error {
 	path := f.b.cfg.Mountpoint
 	if path == "" {
@@ -256,7 +255,7 @@ func (f *FS) detach(ctx context.Context, force bool) error {
 			if f.gone(unmountRetry) {
 				return nil
 			}
-			if err := abort(f.device); err != nil { // somebody had detached it
+			if err := abort(f.device); err != nil { // somebody has detached it
 				return &errs.Error{Op: "umount", Path: path, Err: err}
 			}
 			<-f.served
@@ -268,8 +267,8 @@ func (f *FS) detach(ctx context.Context, force bool) error {
 	}
 }
 
-// unmountOwn unmounts the path if this filesystem is there: somebody may have
-// detached it already, and then perhaps mounted something else.
+// unmountOwn unmounts the path if this filesystem is mounted there: somebody may have detached it
+// already, and then perhaps mounted something else.
 func (f *FS) unmountOwn(force bool) error {
 	m, ok, err := mountAt(f.b.cfg.Mountpoint)
 	if err != nil || !ok || m.device != f.device {

@@ -22,7 +22,7 @@ func serveAttachOnly(cfg Config) (*FS, error) {
 	return f, nil
 }
 
-// noKernel is the kernel's page cache where nothing is mounted: it has no inode.
+// noKernel takes the place of the kernel's page cache where nothing is mounted: it has no inodes.
 type noKernel struct{}
 
 func (noKernel) InodeNotify(uint64, int64, int64) fuse.Status { return fuse.ENOENT }

@@ -10,16 +10,16 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// notifier tells the kernel what other nodes changed. Each area has its own
-// worker while there is something to tell, so that one whose page is being read
-// from a slow node holds up no other. Workers hold no lock while they talk to
-// the kernel, and are never waited for by the handler of a READ, a WRITE or a SETATTR.
+// notifier tells the kernel what other nodes changed. Each area has its own worker while there is
+// something to tell, so that an area whose page is being read from a slow node does not hold up
+// others. Workers hold no lock while they talk to the kernel, and the handlers of READ, WRITE and
+// SETATTR never wait for them.
 type notifier struct {
 	b      *bridge
 	server kernelCache
 }
 
-// kernelCache is the part of fuse.Server that notifies; tests replace it.
+// kernelCache is the part of fuse.Server that sends notifications; tests replace it.
 type kernelCache interface {
 	InodeNotify(node uint64, off int64, length int64) fuse.Status
 	EntryNotify(parent uint64, name string) fuse.Status
@@ -31,8 +31,8 @@ type noticeState struct {
 	mu struct {
 		lockrank.Mutex
 		running bool
-		again   bool          // kicked while running
-		attr    bool          // the attributes changed elsewhere
+		again   bool          // kicked while it was running
+		attr    bool          // the attributes changed on another node
 		asked   chan struct{} // closed when the attributes have been refreshed; nil if nobody waits
 		under   chan struct{} // closed when the notice under way is done; nil if none is
 	}
@@ -41,7 +41,7 @@ type noticeState struct {
 // kick makes the area's worker look for notices.
 func (n *notifier) kick(a *openArea) {
 	if a.current() == nil {
-		return // open kicks again
+		return // open will kick again
 	}
 	s := &a.notices
 	s.mu.Lock()
@@ -54,7 +54,7 @@ func (n *notifier) kick(a *openArea) {
 	n.b.background.run(func() { n.run(a) })
 }
 
-// attrChanged makes the area's worker refresh what the kernel knows of the inode.
+// attrChanged makes the area's worker refresh what the kernel knows about the inode.
 func (n *notifier) attrChanged(a *openArea) {
 	a.sizeStale.Store(true)
 	a.notices.mu.Lock()
@@ -113,20 +113,20 @@ func (n *notifier) deliver(a *openArea, notice Notice) {
 	}
 	n.log(a, "store", n.server.InodeNotifyStoreCache(node, notice.Off, notice.Data))
 	n.b.count.stored.Add(1)
-	// A store past the end makes the file longer in the eyes of this kernel. If
-	// a truncation overtook it, take that back: a READ there then comes out short.
+	// A store past the end makes the file longer for this kernel. If a truncation overtook the
+	// store, take that back: a READ there then returns less.
 	if size, _ := a.noted(); notice.Off+int64(len(notice.Data)) > size && !a.sizeStale.Load() {
 		n.log(a, "invalidate", n.server.InodeNotify(node, size, 0))
 	}
 }
 
-// refresh asks for the inode and drops what a change elsewhere made wrong. A
-// shrink that was followed by a growth shows in the generation only.
+// refresh asks for the inode and drops what became wrong by a change on another node. A shrink that
+// was followed by a growth shows only in the generation.
 func (n *notifier) refresh(a *openArea) {
 	ctx, cancel := n.b.lasting()
 	defer cancel()
 	oldSize, _ := a.noted()
-	a.sizeStale.Store(false) // before asking: a change from here on sets it again
+	a.sizeStale.Store(false) // before asking: a change from now on sets it again
 	inode, err := n.b.cfg.Names.Getattr(ctx, dsm.Ino(a.id))
 	if err != nil {
 		a.sizeStale.Store(true)
@@ -136,14 +136,14 @@ func (n *notifier) refresh(a *openArea) {
 	a.note(inode)
 	n.b.intervals.changed(a)
 	if uint64(inode.Gen) > a.kernelGen.Load() || inode.Size < oldSize {
-		// All of it: since then the area may have been smaller than it is now.
+		// All of it: meanwhile the area may have been smaller than it is now.
 		n.log(a, "invalidate", n.server.InodeNotify(uint64(a.id), 0, 0))
 		a.kernelGen.Store(uint64(inode.Gen))
 	}
 	if inode.Size == a.kernelSize.Load() || n.b.cfg.Mountpoint == "" {
 		return
 	}
-	told := !a.direct.on.Load() // or it is enough that the next stat asks: mappings end where the memfd does
+	told := !a.direct.on.Load() // otherwise the next stat will ask; mappings end where the memfd does
 	if told {
 		if err := n.b.harvest.Stat(ctx, a); err != nil {
 			n.b.log.Debug("the kernel is not made to ask for the size", "area", a.id, "err", err)
@@ -157,14 +157,13 @@ func (n *notifier) refresh(a *openArea) {
 	a.kernelSize.Store(inode.Size)
 }
 
-// sizeLimit is how long a stat waits for the kernel to be told of a size.
+// sizeLimit is how long a stat waits until the kernel has been told of a size.
 const sizeLimit = 2 * time.Second
 
-// tellSize returns when the kernel knows how long the area is, or after
-// sizeLimit. The answer to a GETATTR does not always tell it: one that meets a
-// notification of the inode shows the program the new size, but leaves the
-// inode the old one, and the program gets SIGBUS for memory that it has just been
-// told of (K37). So the area's worker, which makes all notifications, has the harvest
+// tellSize returns when the kernel knows how long the area is, or after sizeLimit. The answer to a
+// GETATTR does not always achieve that: if it meets a notification for the inode, the program sees
+// the new size but the inode keeps the old one, and the program gets SIGBUS for memory that it has
+// just been told of (K37). So the area's worker, which sends all notifications, makes the harvest
 // child ask between two of them.
 func (n *notifier) tellSize(ctx context.Context, a *openArea) {
 	if a.handles() == 0 {
@@ -179,7 +178,7 @@ func (n *notifier) tellSize(ctx context.Context, a *openArea) {
 	}
 	asked := s.mu.asked
 	a.sizeStale.Store(true)
-	s.mu.attr = true // together with asked, or the worker might answer without asking
+	s.mu.attr = true // set together with asked, or the worker might answer without asking
 	s.mu.Unlock()
 	n.kick(a)
 	select {
@@ -188,7 +187,7 @@ func (n *notifier) tellSize(ctx context.Context, a *openArea) {
 	}
 }
 
-// log notes what the kernel refused. ENOENT is an inode it has forgotten.
+// log reports what the kernel refused. ENOENT means an inode that the kernel has forgotten.
 func (n *notifier) log(a *openArea, what string, st fuse.Status) {
 	if st.Ok() || st == fuse.ENOENT || st == fuse.Status(syscall.ENODEV) {
 		return
@@ -196,7 +195,7 @@ func (n *notifier) log(a *openArea, what string, st fuse.Status) {
 	n.b.log.Debug("the kernel refused a notification", "what", what, "area", a.id, "errno", st.String())
 }
 
-// forget has the kernel drop a name. It waits for the lock of the directory.
+// forget makes the kernel drop a name. It waits for the lock of the directory.
 func (n *notifier) forget(p place) {
 	st := n.server.EntryNotify(uint64(p.dir), p.name)
 	if !st.Ok() && st != fuse.ENOENT {
@@ -210,8 +209,8 @@ func (s *noticeState) setUnder(c chan struct{}) {
 	s.mu.under = c
 }
 
-// delivered returns when the notice that may be under way now is done. Later
-// ones may be under way by then.
+// delivered returns when the notice that may be under way now has been delivered. Later ones may be
+// under way by then.
 func (s *noticeState) delivered(ctx context.Context) error {
 	s.mu.Lock()
 	under := s.mu.under

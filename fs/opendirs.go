@@ -5,9 +5,9 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// openDirs knows the directories that programs of this node have open. The catalog
-// forgets a directory when it is removed, wherever that is done; a program that has it open may
-// still ask what it was, as on a local filesystem.
+// openDirs remembers the directories that programs of this node have open. The catalog forgets a
+// directory when any node removes it, but a program that has it open may still ask for its
+// attributes, as on a local filesystem.
 type openDirs struct {
 	mu struct {
 		lockrank.Mutex
@@ -17,7 +17,7 @@ type openDirs struct {
 
 type openDir struct {
 	handles int
-	inode   dsm.Inode // as of the newest open
+	inode   dsm.Inode // at the newest open
 }
 
 func (d *openDirs) init() {
@@ -47,7 +47,7 @@ func (d *openDirs) released(ino dsm.Ino) {
 	}
 }
 
-// removed returns what a directory was that the catalog does not know any more.
+// removed returns a directory's inode as it was, if the catalog does not know it any more.
 func (d *openDirs) removed(ino dsm.Ino) (i dsm.Inode, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -13,15 +13,15 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// forgetAfter is how long an area that nobody has open is remembered. The data
-// plane may have something to tell the kernel of it for some seconds more.
+// forgetAfter is how long an area that nobody has open is remembered. For some seconds more the
+// data plane may have something to tell the kernel about it.
 const forgetAfter = 10 * time.Minute
 
-// sweepEvery is the least time between two looks for areas to forget: to look through all of
-// thousands at each open made opening the last of them three times as slow.
+// sweepEvery is the least time between two searches for areas to forget. With thousands of areas, a
+// search at each open made the last opens three times as slow.
 const sweepEvery = time.Minute
 
-// opens knows the areas that programs of this node have open, or had.
+// opens has the areas that programs of this node have, or had, open.
 type opens struct {
 	b  *bridge
 	mu struct {
@@ -33,22 +33,22 @@ type opens struct {
 
 // openArea is one area of this node with all its handles.
 //
-// gate serializes opening and closing: the first open holds the inode in the
-// catalog, and some time after the last close it is given up (holds).
-// Whoever has the gate may wait for the network, so it is no mutex.
+// gate serializes opening and closing: the first open holds the inode in the catalog, and some time
+// after the last close the hold is given up (holds). Whoever has the gate may wait for the network,
+// so it is not a mutex.
 type openArea struct {
 	id   dsm.AreaID
 	gate chan struct{}
-	// held says that this node holds the inode in the catalog, heldUntil that it stays so without handles.
-	// Whoever has the gate may look.
+	// held says that this node holds the inode in the catalog; heldUntil says until when it must
+	// stay held without handles. Both are guarded by the gate.
 	held      bool
 	heldUntil time.Time
 
-	// stored counts the stores taken over, published those of them that are
-	// published: a close or an interval that finds them equal has nothing to do.
+	// stored counts the stores that were accepted, and published those of them that are published.
+	// If they are equal, a close or an interval has nothing to do.
 	stored    atomic.Uint64
 	published atomic.Uint64
-	// timed counts the stores whose time the catalog has.
+	// timed counts the stores whose time of modification the catalog has.
 	timed atomic.Uint64
 	// publishing is the number of publishes under way.
 	publishing atomic.Int32
@@ -56,13 +56,14 @@ type openArea struct {
 	live atomic.Int32
 	// attached is the number of programs that have attached for writing.
 	attached atomic.Int32
-	// kernelSize is the size that the kernel surely knows of, at least: see tellSize.
+	// kernelSize is the least size that the kernel is certain to know: see tellSize.
 	kernelSize atomic.Int64
-	// kernelGen is the generation up to which the kernel has dropped what shrinks made void.
+	// kernelGen is the generation up to which the kernel has dropped the pages that shrinks made
+	// invalid.
 	kernelGen atomic.Uint64
 	// writeLocked says that a program of this node has had a lock for writing.
 	writeLocked atomic.Bool
-	// sizeStale says that the size changed elsewhere after it was noted.
+	// sizeStale says that the size changed on another node after it was noted.
 	sizeStale atomic.Bool
 	// every is the interval in nanoseconds, written with mu held.
 	every atomic.Int64
@@ -73,13 +74,14 @@ type openArea struct {
 		handles  int  // of the mount, and attachments
 		kernel   int  // of the mount
 		closedAt time.Time
-		// inode is the newest the kernel was told; size, gen, spec and every are as of its rev.
+		// inode is the newest one that the kernel was told; size, gen, spec and every belong to its
+		// rev.
 		inode    dsm.Inode
 		size     int64
 		gen, rev dsm.Generation
 		spec     dsm.Spec
-		// settled is the time up to which the catalog's time of modification
-		// is right: what the data plane says counts only if it is later.
+		// settled is the time up to which the catalog's time of modification is right. The data
+		// plane's time counts only if it is later.
 		settled time.Time
 	}
 	programs programs
@@ -104,7 +106,7 @@ func newOpenArea(id dsm.AreaID) *openArea {
 	return a
 }
 
-// find returns the area if it is or was open here.
+// find returns the area if it is or was open on this node.
 func (o *opens) find(id dsm.AreaID) *openArea {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
@@ -132,11 +134,11 @@ func (o *opens) get(ctx context.Context, id dsm.AreaID) (*openArea, error) {
 		if o.find(id) == a {
 			return a, nil
 		}
-		<-a.gate // forgotten meanwhile
+		<-a.gate // it was forgotten meanwhile
 	}
 }
 
-// forgetLocked drops what nobody has had open for long.
+// forgetLocked drops areas that nobody has had open for long.
 func (o *opens) forgetLocked(now time.Time) {
 	o.mu.swept = now
 	for id, a := range o.mu.areas {
@@ -167,9 +169,9 @@ func (o *opens) all(want func(*openArea) bool) []*openArea {
 	return out
 }
 
-// open opens an area for one more handle of the mount. held is the inode if the
-// catalog holds it for this handle already, as Create did. first reports that the
-// mount had no handle before: pages that the kernel has kept from earlier are then stale.
+// open opens an area for another handle of the mount. held is the inode if the catalog holds it for
+// this handle already, as after Create. first reports that the mount had no handle before: then
+// pages that the kernel has kept are stale.
 func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Inode) (_ *openArea, first bool, err error) {
 	a, err := o.enter(ctx, ino, write, held)
 	if err != nil {
@@ -195,7 +197,7 @@ func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Ino
 	return a, first, nil
 }
 
-// enterPlane readies the area for one more handle of the mount, which has been counted.
+// enterPlane prepares the area for another handle of the mount, which has already been counted.
 func (o *opens) enterPlane(ctx context.Context, a *openArea, write bool) error {
 	if a.direct.on.Load() {
 		err := o.enterDirect(ctx, a, write)
@@ -206,8 +208,8 @@ func (o *opens) enterPlane(ctx context.Context, a *openArea, write bool) error {
 		o.lookLocked(a)
 	}
 	if write && a.live.Add(1) == 1 {
-		// The data plane stores into pages of an area without writers, which would
-		// overwrite what this handle stores: the one that may be under way must be over.
+		// The data plane stores into pages of an area without writers. A store that is still under
+		// way could overwrite a store made through this handle, so wait for it.
 		if err := a.notices.delivered(ctx); err != nil {
 			a.live.Add(-1)
 			return err
@@ -217,7 +219,7 @@ func (o *opens) enterPlane(ctx context.Context, a *openArea, write bool) error {
 	return nil
 }
 
-// attach opens an area for a program that maps its working copy; detach ends it.
+// attach opens an area for a program that maps its working copy; detach closes it.
 func (o *opens) attach(ctx context.Context, ino dsm.Ino, write bool) (*openArea, error) {
 	a, err := o.enter(ctx, ino, false, nil)
 	if err != nil {
@@ -242,7 +244,7 @@ func (o *opens) detach(a *openArea, write bool) {
 	o.closeLocked(a, false, false)
 }
 
-// enter counts one more handle of an area, and returns with its gate taken unless it fails.
+// enter counts another handle of an area, and returns with its gate taken unless it fails.
 func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Inode) (_ *openArea, err error) {
 	a, err := o.get(ctx, dsm.AreaID(ino))
 	if err != nil {
@@ -256,7 +258,7 @@ func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.In
 	first := a.handles() == 0
 	if held == nil && first {
 		hold := o.b.cfg.Names.Hold
-		if a.held { // since it was closed a moment ago
+		if a.held { // it was closed a moment ago
 			hold = o.b.cfg.Names.Getattr
 		}
 		inode, err := hold(ctx, ino)
@@ -281,7 +283,7 @@ func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.In
 	return a, nil
 }
 
-// addLocked counts one more handle in the data plane. The caller has the gate.
+// addLocked counts another handle in the data plane. The caller has the gate.
 func (o *opens) addLocked(ctx context.Context, a *openArea, write bool) error {
 	area, err := o.b.cfg.Areas.Open(ctx, a.id, write)
 	if err != nil {
@@ -295,8 +297,8 @@ func (o *opens) addLocked(ctx context.Context, a *openArea, write bool) error {
 	return nil
 }
 
-// release ends a handle: its stores are published, then the data plane and, at the
-// last handle, the catalog let go of it. The kernel does not wait for it.
+// release ends a handle: its stores are published, then the data plane and, at the last handle, the
+// catalog are told. The kernel does not wait for it.
 func (o *opens) release(a *openArea, write bool) {
 	if a.direct.on.Load() {
 		o.releaseDirect(a, write)
@@ -318,8 +320,8 @@ func (o *opens) release(a *openArea, write bool) {
 	o.closeLocked(a, write, true)
 }
 
-// closeLocked ends a handle in the data plane; kernel says that it was one of the
-// mount. The caller has the gate.
+// closeLocked ends a handle in the data plane; kernel says that it was one of the mount. The caller
+// has the gate.
 func (o *opens) closeLocked(a *openArea, write, kernel bool) {
 	a.mu.Lock()
 	area := a.mu.area
@@ -351,8 +353,8 @@ func (a *openArea) current() Area {
 	return a.mu.area
 }
 
-// note takes over an inode that the kernel is about to be told of, or has been
-// told by itself. Older ones than the newest change nothing.
+// note records an inode that the kernel is about to be told of, or knows by itself. It ignores
+// inodes older than the newest.
 func (a *openArea) note(i dsm.Inode) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -364,8 +366,8 @@ func (a *openArea) note(i dsm.Inode) {
 	a.every.Store(int64(i.Spec.Interval))
 }
 
-// settle says that the catalog's time of modification takes account of all
-// stores up to t, unless some are left whose time it has not been told.
+// settle says that the catalog's time of modification covers all stores up to t. It does nothing if
+// there are stores whose time the catalog has not been told.
 func (a *openArea) settle(t time.Time) {
 	if a.stored.Load() == a.timed.Load() {
 		a.mu.Lock()
@@ -374,8 +376,8 @@ func (a *openArea) settle(t time.Time) {
 	}
 }
 
-// modTime returns when the area was last modified; i is what the catalog says.
-// A time that a program set, as cp -p does, stays until the next store.
+// modTime returns when the area was last modified; i is the catalog's inode. A time that a program
+// set, as cp -p does, stays until the next store.
 func (a *openArea) modTime(i dsm.Inode) time.Time {
 	a.mu.Lock()
 	area, settled := a.mu.area, a.mu.settled
@@ -388,7 +390,7 @@ func (a *openArea) modTime(i dsm.Inode) time.Time {
 	return i.Mtime
 }
 
-// noted returns the size and the generation last noted.
+// noted returns the size and the generation recorded last.
 func (a *openArea) noted() (size int64, gen dsm.Generation) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

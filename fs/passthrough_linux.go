@@ -14,15 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// passthrough is whether the mount's kernel lets a file of the mount be a memfd (K17).
-// The kernel itself goes on after a failure; one that refuses a memfd is not
-// asked again here, so that all areas of the mount are served in one way.
+// passthrough records whether the mount's kernel lets a file of the mount be a memfd (K17). The
+// kernel itself would go on after a failure. Here a kernel that refused a memfd is not asked again,
+// so that all areas of the mount are served in one way.
 type passthrough struct {
 	server backings
-	// why not; nil: it works, as far as is known.
+	// why not; nil if it works, as far as is known.
 	why  atomic.Pointer[string]
 	said sync.Once
-	// writing is the number of areas whose stores are found by comparing because of it.
+	// writing is the number of areas whose stores are found by comparing because they are direct.
 	writing atomic.Int32
 }
 
@@ -32,7 +32,7 @@ type backings interface {
 	UnregisterBackingFd(id int32) syscall.Errno
 }
 
-// init tries passthrough out on a memfd of nobody's; off is why not to, "" for no reason.
+// init tries passthrough with a memfd of its own. off is a reason not to try, or empty.
 func (p *passthrough) init(server backings, off string) {
 	p.server = server
 	if off == "" {
@@ -45,7 +45,7 @@ func (p *passthrough) init(server backings, off string) {
 	}
 }
 
-// reason says why plain opens do not get memfds; "" if they do.
+// reason says why plain opens do not get memfds; empty if they do.
 func (p *passthrough) reason() string {
 	if why := p.why.Load(); why != nil {
 		return *why
@@ -53,14 +53,14 @@ func (p *passthrough) reason() string {
 	return ""
 }
 
-// refused says in the log, once, that an area that is to be direct is not.
+// refused logs once that an area with access=direct is not served directly.
 func (p *passthrough) refused(log *slog.Logger) {
 	p.said.Do(func() {
 		log.Warn("files with user.dsm.access=direct are served through the page cache on this node, like all others", "why", p.reason())
 	})
 }
 
-// register makes a memfd known to the kernel. An error is the end of passthrough.
+// register makes a memfd known to the kernel. After an error passthrough is not used any more.
 func (p *passthrough) register(f *os.File) (id int32, err error) {
 	id, e := p.server.RegisterBackingFd(&fuse.BackingMap{Fd: int32(f.Fd())})
 	if e != 0 {
@@ -71,7 +71,7 @@ func (p *passthrough) register(f *os.File) (id int32, err error) {
 	return id, nil
 }
 
-// tryPassthrough registers a memfd of nobody's, and looks whether its users can be told.
+// tryPassthrough registers a memfd of its own, and checks that its users can be determined.
 func tryPassthrough(server backings) error {
 	fd, err := unix.MemfdCreate("dsmfs:probe", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -103,8 +103,8 @@ func tryPassthrough(server backings) error {
 	return nil
 }
 
-// ProbePassthrough returns nil if mounts of this process can have direct areas, and else
-// why they cannot. It asks the kernel's FUSE client, of a filesystem that is mounted nowhere.
+// ProbePassthrough returns nil if mounts of this process can have direct areas, and otherwise the
+// reason. It asks the kernel's FUSE client, for a filesystem that is mounted nowhere.
 func ProbePassthrough() error {
 	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -116,7 +116,7 @@ func ProbePassthrough() error {
 		return fmt.Errorf("a FUSE filesystem to try it on: %w", err)
 	}
 	opts := &fuse.MountOptions{Name: "dsmfs", FsName: "dsmfs"}
-	server, err := fuse.NewServer(fuse.NewDefaultRawFileSystem(), fmt.Sprintf("/dev/fd/%d", dev), opts) // owns dev from here on
+	server, err := fuse.NewServer(fuse.NewDefaultRawFileSystem(), fmt.Sprintf("/dev/fd/%d", dev), opts) // it owns dev from now on
 	if err != nil {
 		unix.Close(sb)
 		return err
@@ -126,7 +126,7 @@ func ProbePassthrough() error {
 	return tryPassthrough(server)
 }
 
-// unconnected makes a FUSE filesystem that dev serves; it goes when sb is closed.
+// unconnected makes a FUSE filesystem that dev serves; it ends when sb is closed.
 func unconnected(dev int) (sb int, err error) {
 	sb, err = unix.Fsopen("fuse", unix.FSOPEN_CLOEXEC)
 	if err != nil {

@@ -12,15 +12,16 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// programs are the processes of this node that have an area open for writing. Those that store into one memory, the page
-// cache's or the working copy, are counted apart from those that have memory of their own: where updates enter memory in sync
-// calls only, the sync of one brings them in between a load and a store of another, and nobody can help that but the user.
+// programs are the processes of this node that have an area open for writing. Those that store into
+// one memory, the page cache's or the working copy, are counted apart from those with memory of
+// their own. Where updates enter memory in sync calls only, the sync of one process brings them in
+// between a load and a store of another in the same memory; only the user can prevent that.
 //
 // Children that inherit a mapping are not seen.
 type programs struct {
 	mu struct {
 		lockrank.Mutex
-		shared map[int]int // by process, or by thread where it is not known yet
+		shared map[int]int // by process, or by thread where the process is not known yet
 		own    map[int]int
 		said   string
 	}
@@ -31,7 +32,8 @@ func (p *programs) init() {
 	p.mu.shared, p.mu.own = make(map[int]int), make(map[int]int)
 }
 
-// enter counts a handle, or an attachment, by which a process may store; own says that it has memory of its own.
+// enter counts a handle, or an attachment, through which a process may store; own says that it has
+// memory of its own.
 func (p *programs) enter(pid int, own bool) { p.add(pid, own, +1) }
 func (p *programs) leave(pid int, own bool) { p.add(pid, own, -1) }
 
@@ -55,7 +57,7 @@ func (p *programs) has(pid int) bool {
 	return slices.ContainsFunc(shared, func(other int) bool { return processOf(other) == pid })
 }
 
-// owner returns the process of a thread if any has memory of its own, else 0.
+// owner returns the process of a thread if any process has memory of its own, otherwise 0.
 func (p *programs) owner(tid uint32) int {
 	p.mu.Lock()
 	any := len(p.mu.own) > 0
@@ -66,7 +68,7 @@ func (p *programs) owner(tid uint32) int {
 	return processOf(int(tid))
 }
 
-// counts returns how many processes share one memory, and how many there are in all.
+// counts returns how many processes share one memory, and how many there are altogether.
 func (p *programs) counts() (shared, all int) {
 	p.mu.Lock()
 	one, own := slices.Collect(maps.Keys(p.mu.shared)), slices.Collect(maps.Keys(p.mu.own))
@@ -77,13 +79,13 @@ func (p *programs) counts() (shared, all int) {
 	}
 	all = len(seen)
 	for _, pid := range one {
-		seen[processOf(pid)] = true // one with memory of its own has the file open beside it, as under dsmfs run
+		seen[processOf(pid)] = true // a process with memory of its own also has the file open, as under dsmfs run
 	}
 	return len(seen) - all, len(seen)
 }
 
-// sums says in words whether programs of this node that load, add and store back may lose what others add, "" if they do not or if the
-// area does not apply.
+// sums describes how programs of this node that load, add and store back may lose what others add.
+// It returns nothing if they may not, or if that does not concern the area.
 func (a *openArea) sums() string {
 	spec := a.spec()
 	if spec.Merge != dsm.MergeSum {
@@ -115,7 +117,7 @@ func (b *bridge) warnOfSums(a *openArea) {
 	}
 }
 
-// processOf returns the process of a thread; the thread's own number if it is gone.
+// processOf returns the process of a thread, or the thread's own number if it is gone.
 func processOf(tid int) int {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
 	if err != nil {

@@ -10,20 +10,20 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// The kernel tries some things that fail once more before it tells the program.
-// What follows remembers for a moment what a thread was told.
+// When something fails, the kernel sometimes tries it again before it tells the program. This file
+// remembers for a moment what a thread was told.
 
 const (
-	// staleWindow is within which a second ESTALE is of the kernel's second try.
+	// Within staleWindow a second ESTALE belongs to the kernel's second try.
 	staleWindow = 500 * time.Millisecond
-	// unfoundWindow is within which a second LOOKUP is. What a program asks itself so soon after it was told of
-	// a timeout fails once without waiting.
+	// Within unfoundWindow a second LOOKUP belongs to the kernel's second try. A program that asks
+	// again so soon after a timeout fails once without waiting.
 	unfoundWindow = 100 * time.Millisecond
-	// failedWindow is within which a second READ is.
+	// Within failedWindow a second READ belongs to the kernel's second try.
 	failedWindow = time.Second
 )
 
-// recently remembers a value per key for a while.
+// recently remembers a value for each key for a while.
 type recently[K comparable, V any] struct {
 	window time.Duration
 	mu     lockrank.Mutex
@@ -71,9 +71,9 @@ func (r *recently[K, V]) drop(k K) {
 	delete(r.values, k)
 }
 
-// walkStatus is inodeStatus for what is part of walking a path. At ESTALE the
-// kernel walks it once more, not twice. That time a file that it finds stays (findHeld); a thread that loses
-// the race again all the same is told ENOENT, which programs know what to make of.
+// walkStatus is inodeStatus for requests of a path walk. At ESTALE the kernel walks the path once
+// more, but not twice. That time a file that it finds is held (findHeld). A thread that loses the
+// race again all the same is told ENOENT, which programs can handle.
 func (b *bridge) walkStatus(tid uint32, err error) fuse.Status {
 	st := inodeStatus(err)
 	if st != fuse.Status(syscall.ESTALE) {
@@ -87,8 +87,9 @@ func (b *bridge) walkStatus(tid uint32, err error) fuse.Status {
 	return st
 }
 
-// unfoundBefore reports whether the LOOKUP repeats one that the catalog did not answer in time. The kernel asks again for a name
-// that it knows and that it could not confirm, which would take the program twice the timeout.
+// unfoundBefore reports whether the LOOKUP repeats one that the catalog did not answer in time. The
+// kernel asks again for a name that it knows and could not confirm, which would take the program
+// twice the timeout.
 func (b *bridge) unfoundBefore(tid uint32, at place) bool {
 	was, ok := b.unfound.get(tid)
 	if !ok || was != at {
@@ -105,15 +106,15 @@ func (b *bridge) unfoundNow(tid uint32, at place, err error) {
 	}
 }
 
-// failedRead is a READ that a thread was told has failed.
+// failedRead is a READ that failed for a thread.
 type failedRead struct {
 	node, from, to uint64
 }
 
-// failedBefore reports whether the READ repeats one that failed a moment ago. A
-// page fault asks again before it becomes a SIGBUS, which would take it twice the timeout;
-// and if a signal comes while it waits it starts anew, so that a fault in a Go
-// program, which the runtime signals every 10 ms, would never end (Linux 6.18).
+// failedBefore reports whether the READ repeats one that failed a moment ago. A page fault asks
+// again before it becomes a SIGBUS, which would take twice the timeout. And if a signal comes while
+// it waits it starts again, so a fault in a Go program, which the runtime signals every 10 ms,
+// would never end (Linux 6.18).
 func (b *bridge) failedBefore(in *fuse.ReadIn) bool {
 	f, ok := b.failed.get(in.Pid)
 	return ok && f.node == in.NodeId && in.Offset < f.to && f.from < in.Offset+uint64(in.Size)

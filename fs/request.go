@@ -14,26 +14,26 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// request is the context of one request of the kernel. It ends by the fault
-// timeout, and when the process that waits for it is being killed.
+// request is the context of one request of the kernel, for instance of an msync. It ends with the
+// fault timeout, and when the process that waits for it is being killed.
 //
-// The kernel interrupts a request at any signal, and a Go program sends itself
-// SIGURG all the time. EINTR would make a page fault a SIGBUS and read(2) of a
-// file fail as no program expects, and for a change in the catalog it would be
-// a lie, since it may still happen. So an interrupt only makes the request look what signals the
-// thread has pending. One that is fatal ends it. One that asks the program to end
-// does so too if the request is breakable, which msync, fsync and close are: they may be
-// called again, and what they did not publish is published later. Others do nothing.
+// The kernel interrupts a request at any signal, and a Go program sends itself SIGURG all the time.
+// EINTR would turn a page fault into a SIGBUS, and fail read(2) of a file as no program expects.
+// For a change in the catalog it would be wrong, because the change may still happen. So an
+// interrupt only makes the request look at the pending signals of the thread. A fatal signal ends
+// the request. A signal that asks the program to end does so too if the request is breakable.
+// msync, fsync and close are: they may be called again, and what they did not publish is published
+// later. Other signals have no effect.
 //
-// Most requests are answered without waiting; so no timer or goroutine exists
-// before somebody asks for Done.
+// Most requests are answered without waiting, so no timer or goroutine is started before somebody
+// calls Done.
 type request struct {
 	deadline time.Time
 	cancel   <-chan struct{} // closed by go-fuse at the first signal
 	closing  <-chan struct{} // closed when the filesystem is going away
 	tid      uint32          // thread that waits, 0 if unknown
-	// Both are set before the request is used. A FLUSH looks for signals by itself: of one in the exit of a
-	// process the kernel tells none.
+	// Both are set before the request is used. A FLUSH looks for signals by itself, because the
+	// kernel does not report one while the process exits.
 	breakable, flush bool
 	// interruptible: any signal ends it.
 	interruptible bool
@@ -43,17 +43,18 @@ type request struct {
 		done   chan struct{}
 		ended  chan struct{}
 		err    error
-		signal bool // is why
+		signal bool // a signal is the reason
 	}
 }
 
 var _ context.Context = (*request)(nil)
 
 const (
-	// recheck is how often an interrupted request looks what signals there are: the kernel tells
-	// of the first only. A request that is to be broken is when it still waits then.
+	// recheck is how often an interrupted request looks at the pending signals, because the kernel
+	// reports only the first one. A breakable request that still waits then is broken.
 	recheck = 50 * time.Millisecond
-	// flushCheck is when a FLUSH looks for the first time. A process has many files.
+	// flushCheck is when a FLUSH looks for the first time. A process may have many files to flush,
+	// so this is short.
 	flushCheck = 5 * time.Millisecond
 )
 
@@ -104,7 +105,7 @@ func (r *request) watch(ended <-chan struct{}) {
 	if r.flush {
 		again = time.After(flushCheck)
 	}
-	asked := false // to end, when it was looked last
+	asked := false // a signal that asks the program to end was pending at the last look
 	for {
 		select {
 		case <-ended:
@@ -149,7 +150,7 @@ func (r *request) finish(err error) {
 	close(r.mu.done)
 }
 
-// broken reports whether the request has ended because of a signal.
+// broken reports whether a signal has ended the request.
 func (r *request) broken() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -158,15 +159,15 @@ func (r *request) broken() bool {
 
 // waiter is a thread that waits for a request.
 type waiter struct {
-	dying bool // a signal has ended its process, or it is gone
+	dying bool // a signal has ended its process, or the process is gone
 	asked bool // a signal that asks its process to end is pending
 }
 
 // Signals that ask a program to end. They are pending only if the program has a handler for them.
 const askToEnd = 1<<(syscall.SIGINT-1) | 1<<(syscall.SIGTERM-1) | 1<<(syscall.SIGHUP-1) | 1<<(syscall.SIGQUIT-1)
 
-// waiterOf looks at a thread. The kernel gives SIGKILL to every thread of a process that a fatal
-// signal ends, but takes it away again as the thread exits (K49).
+// waiterOf looks at a thread. When a fatal signal ends a process, the kernel gives SIGKILL to each
+// of its threads, but takes it away again as the thread exits (K49).
 func waiterOf(tid uint32) (w waiter) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	if err != nil {
@@ -198,7 +199,7 @@ func signaled(tid uint32) bool {
 		return os.IsNotExist(err)
 	}
 	const pfSignaled = 0x400
-	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:]) // from the third on: the state
+	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:]) // from the third field on, which is the state
 	if len(fields) < 7 {
 		return false
 	}

@@ -12,9 +12,9 @@ import (
 // status is the answer to a request that ended with err.
 func status(err error) fuse.Status { return fuse.Status(errno.Of(err)) }
 
-// inodeStatus is status for a request that names an inode rather than a path:
-// an inode that is gone is ESTALE, at which the kernel walks the path again.
-// So an open that races with a rename over the name finds the new file.
+// inodeStatus is status for a request that names an inode instead of a path: if the inode is gone
+// the answer is ESTALE, which makes the kernel walk the path again. So an open that races with a
+// rename over the name finds the new file.
 func inodeStatus(err error) fuse.Status {
 	if errs.Is(err, errs.NotExist) {
 		return fuse.Status(syscall.ESTALE)

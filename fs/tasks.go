@@ -6,13 +6,13 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// tasks runs functions in the background and knows when none is running. Unlike a
-// sync.WaitGroup it may be asked while it is given more, and can be closed.
+// tasks runs functions in the background and knows when none is running. Unlike a sync.WaitGroup it
+// may be waited for while functions are added, and it can be closed.
 type tasks struct {
 	mu struct {
 		lockrank.Mutex
 		n      int
-		idle   chan struct{} // closed when n gets 0
+		idle   chan struct{} // closed when n becomes 0
 		closed bool
 	}
 }
@@ -44,8 +44,8 @@ func (t *tasks) done() {
 	}
 }
 
-// settle waits for a moment in which none is running, and reports whether any was
-// and ended before ctx did.
+// settle waits until no function is running. It reports whether there was one, and whether that was
+// before ctx ended.
 func (t *tasks) settle(ctx context.Context) bool {
 	t.mu.Lock()
 	n, idle := t.mu.n, t.mu.idle
@@ -61,7 +61,7 @@ func (t *tasks) settle(ctx context.Context) bool {
 	}
 }
 
-// close waits until none is running; none starts any more.
+// close waits until no function is running, and prevents further ones.
 func (t *tasks) close() {
 	for {
 		t.mu.Lock()

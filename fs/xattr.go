@@ -14,25 +14,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Extended attributes of the namespaces user and trusted are the program's own and
-// kept in the catalog, but for those below user.dsm: they are the settings of the
-// area (or, on a directory, of what is made in it) and what is known of it.
+// Extended attributes in the namespaces user and trusted belong to the programs and are kept in the
+// catalog. Those below user.dsm are different: they are the settings of the area (or, on a
+// directory, of files created in it) and what is known about it.
 //
-// None of user.dsm is listed, so that cp -a, rsync -X and tar --xattrs copy none: a copy gets the
-// settings of the directory it is made in. getfattr -n user.dsm.merge FILE shows one.
+// Those below user.dsm are not listed, so that cp -a, rsync -X and tar --xattrs do not copy them: a
+// copy gets the settings of the directory it is made in. getfattr -n user.dsm.merge FILE shows one.
 
 const dsmPrefix = "user.dsm."
 
-// liveKeys are what is known of an area and cannot be set.
+// liveKeys are values that can be read but not set.
 var liveKeys = []string{"version", "home", "subscribers"}
 
-// errNoKey is about a name below user.dsm that means nothing.
+// errNoKey is the error for a name below user.dsm that does not exist.
 func errNoKey(op, key string) error {
 	return errs.E(errs.Invalid, op, "unknown attribute %s%s: want one of %s%s (or, only to read, %s)",
 		dsmPrefix, key, dsmPrefix, strings.Join(dsm.SettingKeys, " "), strings.Join(liveKeys, " "))
 }
 
-// liveValue returns what the homes of an area know of it: key is one of liveKeys.
+// liveValue returns a value that the homes of an area know; key is one of liveKeys.
 func (b *bridge) liveValue(ctx context.Context, i dsm.Inode, key string) (string, error) {
 	if i.Kind != dsm.KindFile {
 		return "", errs.E(errs.NoAttr, "inspect area", "")
@@ -51,7 +51,7 @@ func (b *bridge) liveValue(ctx context.Context, i dsm.Inode, key string) (string
 	}
 }
 
-// formatNodes is a line per node; the last line has no newline.
+// formatNodes returns one line for each node; the last line has no newline.
 func formatNodes(ids []dsm.NodeID) string {
 	lines := make([]string, len(ids))
 	for i, id := range ids {
@@ -62,8 +62,8 @@ func formatNodes(ids []dsm.NodeID) string {
 
 func formatVersion(v dsm.Version) string { return strconv.FormatUint(uint64(v), 10) }
 
-// supported reports whether attributes of the name's namespace are kept. The
-// others mean something to a kernel (capabilities, ACLs) and would only be believed.
+// supported reports whether attributes in the name's namespace are kept. Other namespaces mean
+// something to a kernel (capabilities, ACLs), so programs would believe that they take effect.
 func supported(name string) bool {
 	return strings.HasPrefix(name, "user.") || strings.HasPrefix(name, "trusted.")
 }
@@ -94,7 +94,7 @@ func (b *bridge) xattr(ctx context.Context, ino dsm.Ino, name string) ([]byte, e
 
 func (b *bridge) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string, dest []byte) (uint32, fuse.Status) {
 	if _, ok := control.Of(in.NodeId); ok || !supported(name) {
-		return 0, fuse.Status(syscall.EOPNOTSUPP) // ls -l then does not ask for the next file's
+		return 0, fuse.Status(syscall.EOPNOTSUPP) // so that ls -l does not ask for the next file's
 	}
 	r := b.begin(cancel, in)
 	defer r.end()
@@ -105,7 +105,7 @@ func (b *bridge) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string
 	return fill(dest, value)
 }
 
-// fill answers with a value, or its size if the program gave no room.
+// fill answers with a value, or with its size if the program gave no room.
 func fill(dest, value []byte) (uint32, fuse.Status) {
 	if len(dest) < len(value) {
 		return uint32(len(value)), fuse.ERANGE
@@ -153,7 +153,7 @@ func (b *bridge) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name stri
 	return inodeStatus(b.cfg.Names.SetXattr(r, dsm.Ino(in.NodeId), name, append([]byte(nil), value...), how))
 }
 
-// checkSetting refuses what is no setting.
+// checkSetting refuses a key that is not a setting.
 func checkSetting(key string) error {
 	switch _, ok := (dsm.Spec{}).Setting(key); {
 	case ok:
@@ -185,7 +185,7 @@ func (b *bridge) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name str
 		return fuse.Status(syscall.EOPNOTSUPP)
 	}
 	if strings.HasPrefix(name, dsmPrefix) {
-		return fuse.EPERM // a setting has a value, always
+		return fuse.EPERM // a setting always has a value
 	}
 	r := b.begin(cancel, in)
 	defer r.end()
