@@ -353,12 +353,12 @@ func (a *Area) remove() {
 		s.end()
 	}
 	a.mu.home.init()
-	for e, x := range a.mu.replica.extents {
-		if x.pub != nil {
+	for _, e := range a.busyExtentsLocked() {
+		if x := a.mu.replica.extents[e]; x.pub != nil {
 			a.endPublication(x)
 		}
-		a.node.room.forget(a.id, dsm.ExtentIndex(e), x.have)
 	}
+	a.forgetPages()
 	a.mu.replica.init()
 	if a.mu.mem != nil {
 		a.closeMemory()

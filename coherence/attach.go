@@ -3,6 +3,7 @@ package coherence
 import (
 	"context"
 	"os"
+	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -303,7 +304,7 @@ func (a *Area) storedTo(list []wire.ExtentPages) {
 			continue // past the end
 		}
 		p := a.here(s.Extent, s.Pages.And(a.within(s.Extent)))
-		r.extents[s.Extent].dirty = r.extents[s.Extent].dirty.Or(p)
+		a.dirtyLocked(s.Extent, r.extents[s.Extent], p)
 		a.touched(s.Extent, p)
 	}
 }
@@ -315,7 +316,12 @@ func (a *Area) touched(e dsm.ExtentIndex, p dsm.PageSet) {
 	a.changed(e, p, nil)
 	r := &a.mu.replica
 	if r.draining > 0 {
-		r.extents[e].untold = r.extents[e].untold.Or(p)
+		if x := r.extents[e]; !p.Empty() {
+			if x.untold.Empty() {
+				r.busy.untold = append(r.busy.untold, e)
+			}
+			x.untold = x.untold.Or(p)
+		}
 		return
 	}
 	a.mu.cached.Touched(e, p)
@@ -334,10 +340,14 @@ func (a *Area) drained() {
 }
 
 func (a *Area) tellUntold() {
-	for e, x := range a.mu.replica.extents {
-		if !x.untold.Empty() {
-			a.mu.cached.Touched(dsm.ExtentIndex(e), x.untold)
-			x.untold = dsm.PageSet{}
+	r := &a.mu.replica
+	untold := r.busy.untold
+	r.busy.untold = nil
+	slices.Sort(untold)
+	for _, e := range untold {
+		if int(e) < len(r.extents) && !r.extents[e].untold.Empty() {
+			a.mu.cached.Touched(e, r.extents[e].untold)
+			r.extents[e].untold = dsm.PageSet{}
 		}
 	}
 }
@@ -368,7 +378,7 @@ func (a *Area) compared(off, n int64) (looked, changed int) {
 				continue // a program that broke the protocol has touched it
 			}
 			if all {
-				r.extents[e].dirty.Add(i)
+				a.dirtyLocked(e, r.extents[e], dsm.Range(i, i+1))
 				if p%denseSample != 0 {
 					continue
 				}
@@ -376,7 +386,7 @@ func (a *Area) compared(off, n int64) (looked, changed int) {
 			looked++
 			if string(a.mu.mem.Working(p)) != string(a.mu.mem.Base(p)) {
 				changed++
-				r.extents[e].dirty.Add(i)
+				a.dirtyLocked(e, r.extents[e], dsm.Range(i, i+1))
 			}
 		}
 	})

@@ -109,6 +109,9 @@ func (a *Area) extentProblemLocked(e dsm.ExtentIndex, x *replicaExtent) string {
 	if x.wanted && x.pub == nil && len(x.stash) == 0 && !slices.Contains(r.wants[a.row(e).Primary], e) {
 		return "nobody will publish it"
 	}
+	if !x.idle() && !x.busy {
+		return "it is not among those that are busy"
+	}
 	for i := range x.stash {
 		if x.have.Has(i) {
 			return fmt.Sprintf("stores to page %d wait, which is here", i)

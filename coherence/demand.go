@@ -58,7 +58,7 @@ func (r *arrivals) install(a *Area) {
 		a.node.cfg.Log.Error("pages that were fetched are lost", "area", a.id, "extent", r.extent, "err", err)
 	}
 	x := a.mu.replica.extents[r.extent]
-	x.dirty = x.dirty.Or(stored)
+	a.dirtyLocked(r.extent, x, stored)
 	r.here, r.bytes = r.here.Or(here), nil
 	a.node.room.brought(a.id, r.extent, here)
 }
@@ -91,7 +91,8 @@ type DemandStats struct{ Here, Asked int }
 func (a *Area) DemandStats() (d DemandStats) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, x := range a.mu.replica.extents {
+	for _, e := range a.touchedLocked() {
+		x := a.mu.replica.extents[e]
 		d.Here += x.have.Len()
 		d.Asked += x.asked.Len()
 	}
@@ -106,12 +107,13 @@ func (a *Area) keepBases() {
 		return
 	}
 	r.bare = false
-	for e, x := range r.extents {
+	for _, e := range a.touchedLocked() {
+		x := r.extents[e]
 		clean := x.have.Minus(x.dirty)
 		if x.pub != nil { // a page that a program broke the protocol with
 			clean = clean.Minus(x.pub.sent)
 		}
-		a.mu.mem.KeepBases(dsm.ExtentIndex(e), clean)
+		a.mu.mem.KeepBases(e, clean)
 	}
 }
 
@@ -375,7 +377,7 @@ func (a *Area) faulted(off int64) (here bool, err error) {
 		return x.have.Has(i), nil
 	}
 	if !r.bare {
-		x.dirty.Add(i)
+		a.dirtyLocked(e, x, dsm.Range(i, i+1))
 		return true, a.mu.mem.Refill(page(e, i))
 	}
 	a.evict(e, dsm.Range(i, i+1), true)

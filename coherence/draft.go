@@ -27,9 +27,10 @@ type draft struct {
 	program     int // the process
 	mem         *pages.Draft
 	attachments int
-	filled      bool           // it has the bytes of the working copy
-	stale       []dsm.PageSet  // by extent: pages where the working copy may differ from the base
-	tracking    pages.Tracking // guarded by attached.mu
+	filled      bool              // it has the bytes of the working copy
+	stale       []dsm.PageSet     // by extent: pages where the working copy may differ from the base
+	behind      []dsm.ExtentIndex // those with such pages
+	tracking    pages.Tracking    // guarded by attached.mu
 }
 
 // draftOf returns the draft that an attachment of the program is to use, nil if it is to use the working copy.
@@ -90,7 +91,7 @@ func (d *draft) resized(a *Area) {
 		d.stale = append(d.stale, dsm.PageSet{})
 	}
 	d.stale = d.stale[:a.extents()]
-	for e := range d.stale {
+	for e := int(a.mu.ino.Size / dsm.ExtentSize); e < len(d.stale); e++ { // those before are whole
 		d.stale[e] = d.stale[e].And(a.within(dsm.ExtentIndex(e)))
 	}
 }
@@ -110,7 +111,10 @@ func (a *Area) resizeDrafts() {
 func (a *Area) changed(e dsm.ExtentIndex, p dsm.PageSet, has *draft) {
 	p = p.And(a.within(e))
 	for _, d := range a.mu.drafts {
-		if d != has && int(e) < len(d.stale) {
+		if d != has && int(e) < len(d.stale) && !p.Empty() {
+			if d.stale[e].Empty() {
+				d.behind = append(d.behind, e)
+			}
 			d.stale[e] = d.stale[e].Or(p)
 		}
 	}
@@ -147,7 +151,7 @@ func (a *Area) take(d *draft, e dsm.ExtentIndex, set dsm.PageSet) (changed int) 
 	if came.Empty() {
 		return 0
 	}
-	x.dirty = x.dirty.Or(came)
+	a.dirtyLocked(e, x, came)
 	r.lastStore = a.now()
 	a.changed(e, came, d)
 	return came.Len()
@@ -212,14 +216,21 @@ func (a *Area) takeAll() (any bool) {
 
 // refresh merges into a draft what the working copy has more.
 func (a *Area) refresh(d *draft) {
-	for e, more := 0, true; more; {
+	left := -1 // what is changed from now on is not waited for
+	for more := true; more; {
 		more = false // also if the area is gone
 		a.step(func() {
-			n := 0
-			for ; e < len(d.stale) && n < draftBatch; e++ {
-				n += a.refreshExtent(d, dsm.ExtentIndex(e))
+			if left < 0 {
+				left = len(d.behind)
 			}
-			more = e < len(d.stale)
+			for n := 0; left > 0 && len(d.behind) > 0 && n < draftBatch; left-- {
+				e := d.behind[0]
+				d.behind = d.behind[1:]
+				if int(e) < len(d.stale) {
+					n += a.refreshExtent(d, e)
+				}
+			}
+			more = left > 0 && len(d.behind) > 0
 		})
 	}
 }

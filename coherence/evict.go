@@ -75,7 +75,7 @@ func (a *Area) giveUp(e dsm.ExtentIndex, p dsm.PageSet) (gone dsm.PageSet) {
 		a.node.cfg.Log.Warn("pages cannot be evicted as long as programs have the area attached", "area", a.id, "extent", e, "err", err)
 	}
 	gone = p.Minus(stored)
-	x.dirty = x.dirty.Or(stored)
+	a.dirtyLocked(e, x, stored)
 	x.have, x.behind = x.have.Minus(gone), x.behind.Minus(gone)
 	r.units -= gone.Len()
 	if !gone.Empty() {

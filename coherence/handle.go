@@ -247,6 +247,7 @@ func (a *Area) ask(e dsm.ExtentIndex, x *replicaExtent, p dsm.PageSet) {
 		return
 	}
 	x.asked = x.asked.Or(miss)
+	a.busyLocked(e, x)
 	if r := &a.mu.replica; r.demand {
 		r.units += miss.Len()
 	}
@@ -326,6 +327,7 @@ func (a *Area) store(p []byte, off int64, w way) error {
 		if w != writtenPast {
 			a.mu.cached.Expect(page(e, i))
 		}
+		a.busyLocked(e, x)
 		x.stash[i] = append(x.stash[i], stashed{off, bytes.Clone(p), w})
 		a.fetch(off, len(p))
 		return nil
@@ -339,7 +341,7 @@ func (a *Area) store(p []byte, off int64, w way) error {
 		_, _, ok = a.mu.cached.Wrote(a.mu.kernel, off, p, w == writtenBack)
 	}
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(len(p)); e++ {
-		r.extents[e].dirty = r.extents[e].dirty.Or(pagesOf(e, off, len(p)))
+		a.dirtyLocked(e, r.extents[e], pagesOf(e, off, len(p)))
 		a.changed(e, pagesOf(e, off, len(p)), nil)
 	}
 	if !ok {
@@ -440,7 +442,7 @@ func (a *Area) sendAcquire(op *acquiring) {
 	r.acquires[op.round] = op
 	op.pending = make(map[dsm.NodeID]struct{})
 	op.version, op.partly = math.MaxUint64, false
-	for _, home := range a.homes(0, a.extents()) {
+	for _, home := range a.homes() {
 		op.pending[home] = struct{}{}
 		a.send(home, &wire.Acquire{Stamp: a.stamp(), Round: op.round})
 	}

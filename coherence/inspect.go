@@ -37,14 +37,14 @@ func (n *Node) Inspect(ctx context.Context, id dsm.AreaID) (Report, error) {
 	var rep Report
 	a.step(func() {
 		delete(a.mu.replica.inquiry, round)
-		rep = Report{Version: q.version(), Homes: a.homes(0, a.extents()), Subscribers: slices.Sorted(maps.Keys(q.subs))}
+		rep = Report{Version: q.version(), Homes: a.homes(), Subscribers: slices.Sorted(maps.Keys(q.subs))}
 	})
 	return rep, err
 }
 
 func (a *Area) sendInquire(round uint64, q *inquiring) {
 	*q = inquiring{pending: make(map[dsm.NodeID]struct{}), answers: make(map[dsm.NodeID]dsm.Version), subs: make(map[dsm.NodeID]struct{})}
-	a.inquire(round, q, a.homes(0, a.extents()))
+	a.inquire(round, q, a.homes())
 }
 
 func (a *Area) inquire(round uint64, q *inquiring, homes []dsm.NodeID) {

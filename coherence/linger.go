@@ -3,6 +3,8 @@ package coherence
 import (
 	"slices"
 	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
 // lingering is how long the replica of a closed area still stays. It has one timer, which every last Close
@@ -42,7 +44,7 @@ func (a *Area) expire() {
 			return
 		}
 		goal := a.requestPublish()
-		waits := slices.ContainsFunc(r.extents, func(x *replicaExtent) bool { return len(x.stash) > 0 })
+		waits := slices.ContainsFunc(a.busyExtentsLocked(), func(e dsm.ExtentIndex) bool { return len(r.extents[e].stash) > 0 })
 		if waits || !a.reached(goal) || r.syncing > 0 {
 			a.node.cfg.Log.Debug("a closed area is not published yet", "area", a.id)
 			a.linger()

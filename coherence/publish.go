@@ -278,8 +278,8 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 	a.endPublication(x)
 	a.mu.wake = true
 	if m.Stale {
-		x.dirty = x.dirty.Or(pub.sent.And(x.have)).And(a.within(m.Extent)) // on demand, what was cut off is not here
-		a.want(m.Extent, x)                                                // whoever waits for this number is content with the next one, which has all of it
+		a.dirtyLocked(m.Extent, x, pub.sent.And(x.have).And(a.within(m.Extent))) // on demand, what was cut off is not here
+		a.want(m.Extent, x)                                                      // whoever waits for this number is content with the next one, which has all of it
 		pub.data.Release()
 		a.startPublications()
 		return
@@ -341,11 +341,12 @@ func (a *Area) canPublishAhead() bool {
 func (a *Area) publishAhead() {
 	r := &a.mu.replica
 	r.early = false
-	for e, x := range r.extents {
-		if x.dirty == dsm.AllPages {
-			a.want(dsm.ExtentIndex(e), x)
+	for _, e := range r.busy.full {
+		if int(e) < len(r.extents) && r.extents[e].dirty == dsm.AllPages {
+			a.want(e, r.extents[e])
 		}
 	}
+	r.busy.full = nil
 	a.startPublications()
 }
 
@@ -361,8 +362,9 @@ func (x *replicaExtent) cutOff() { x.acked = math.MaxUint64 }
 func (a *Area) requestPublish() publishGoal {
 	r := &a.mu.replica
 	var goal publishGoal
-	for e, x := range r.extents {
-		e := dsm.ExtentIndex(e)
+	r.busy.full = nil
+	for _, e := range a.busyExtentsLocked() {
+		x := r.extents[e]
 		switch {
 		case !x.dirty.Empty() || len(x.stash) > 0:
 			a.want(e, x)

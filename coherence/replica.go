@@ -38,7 +38,8 @@ type replica struct {
 	underWay int               // bytes of publications under way
 	wants    wants             // to be published
 	unsent   []dsm.ExtentIndex // of which publications wait for credit
-	early    bool              // publishAhead is about to run
+	busy     busy
+	early    bool // publishAhead is about to run
 	round    uint64
 	version  dsm.Version            // of what is here: see arrivedLocked
 	subs     map[uint64]subscribing // Subscribes not answered, by round
@@ -62,6 +63,8 @@ type replicaExtent struct {
 	pub     *publication
 	wanted  bool              // publish as soon as pub is nil
 	queued  bool              // in wants
+	busy    bool              // in replica.busy
+	touched bool              // in replica.busy.touched
 	started uint64            // publications started; numbers are not given out twice
 	acked   uint64            // the stores in all up to here are published
 	stash   map[int][]stashed // stores to pages that are not here yet
@@ -100,16 +103,14 @@ func (r *replica) init() {
 		subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring)}
 }
 
-// homes returns the distinct homes of the extents [from, to) of the area.
-func (a *Area) homes(from, to int) []dsm.NodeID {
-	var ids []dsm.NodeID
-	for e := from; e < to; e++ {
-		if p := a.row(dsm.ExtentIndex(e)).Primary; !slices.Contains(ids, p) {
-			ids = append(ids, p)
-		}
+// homes returns the distinct homes of the area's extents. So many that follow each other have every slot.
+func (a *Area) homes() []dsm.NodeID {
+	ids := make([]dsm.NodeID, min(a.extents(), dsm.Slots))
+	for e := range ids {
+		ids[e] = a.row(dsm.ExtentIndex(e)).Primary
 	}
 	slices.Sort(ids)
-	return ids
+	return slices.Compact(ids)
 }
 
 // replicaHas reports whether page i of e is in the working copy of a program.
@@ -193,17 +194,28 @@ func (a *Area) growReplica() {
 
 // dropReplica gives the working copy back. It must have nothing unpublished.
 func (a *Area) dropReplica() {
-	for _, home := range a.homes(0, a.extents()) {
+	for _, home := range a.homes() {
 		a.send(home, &wire.Unsubscribe{Stamp: a.stamp()})
 	}
-	for e, x := range a.mu.replica.extents {
-		a.forget(dsm.ExtentIndex(e))
-		a.node.room.forget(a.id, dsm.ExtentIndex(e), x.have)
+	a.forgetPages()
+	if len(a.mu.home.extents) > 0 { // else all its memory goes
+		for _, e := range a.touchedLocked() {
+			a.forget(e)
+		}
 	}
 	a.mu.cached = pages.NewCached(a.mu.mem)
 	a.mu.replica.init()
 	a.local()
 	a.freeIfUnused()
+}
+
+// forgetPages tells room that no page is here any more.
+func (a *Area) forgetPages() {
+	if r := &a.mu.replica; r.demand {
+		for _, e := range a.touchedLocked() {
+			a.node.room.forget(a.id, e, r.extents[e].have)
+		}
+	}
 }
 
 // replicaSubscribed learns which pages of the extents are lacking. All others are
@@ -251,6 +263,7 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 	if !x.live {
 		return nil
 	}
+	a.touchLocked(m.Extent, x)
 	came, declined, err := a.place(m, x, payload)
 	if err != nil {
 		return err
@@ -532,7 +545,8 @@ func (a *Area) replicaResized(was, is int64) {
 		}
 		return
 	}
-	for e, x := range r.extents {
+	for e := int(is / dsm.ExtentSize); e < len(r.extents); e++ { // those before are whole
+		x := r.extents[e]
 		if x.pub != nil {
 			x.pub.shrink(dsm.ExtentIndex(e), is)
 		}
@@ -570,7 +584,7 @@ func (a *Area) replicaHoldChanged() {
 		return
 	}
 	r.hold = a.holding()
-	for _, home := range a.homes(0, a.extents()) {
+	for _, home := range a.homes() {
 		a.send(home, &wire.Subscribe{Stamp: a.stamp(), Hold: r.hold, Partial: r.demand})
 	}
 }

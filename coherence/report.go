@@ -90,9 +90,9 @@ func (a *Area) blame(err error) error {
 	for _, s := range r.subs {
 		note(s.home)
 	}
-	for e, x := range r.extents {
-		if e < a.extents() && (x.pub != nil || !x.asked.Empty()) {
-			note(a.row(dsm.ExtentIndex(e)).Primary)
+	for _, e := range a.busyExtentsLocked() {
+		if x := r.extents[e]; int(e) < a.extents() && (x.pub != nil || !x.asked.Empty()) {
+			note(a.row(e).Primary)
 		}
 	}
 	if len(slow) == 0 {

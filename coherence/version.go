@@ -105,7 +105,7 @@ func (a *Area) askUntilLocked() {
 	}
 	r.round++
 	until := slices.Min(slices.Collect(maps.Keys(r.waits)))
-	for _, home := range a.homes(0, a.extents()) {
+	for _, home := range a.homes() {
 		a.send(home, &wire.Inquire{Stamp: a.stamp(), Round: r.round, Until: until})
 	}
 }

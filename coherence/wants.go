@@ -35,6 +35,7 @@ func (w wants) drop(home dsm.NodeID, x *replicaExtent) {
 // want has an extent published.
 func (a *Area) want(e dsm.ExtentIndex, x *replicaExtent) {
 	x.wanted = true
+	a.busyLocked(e, x)
 	if x.queued {
 		return
 	}

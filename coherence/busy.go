@@ -1,0 +1,84 @@
+package coherence
+
+import (
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// busy finds the few extents of a replica in which something goes on, so that no call need look at all. An extent is entered when stores, a
+// Fetch or a publication make it so, and leaves when a walk finds that it is idle.
+type busy struct {
+	extents map[dsm.ExtentIndex]struct{}
+	touched []dsm.ExtentIndex // in which there ever was something
+	full    []dsm.ExtentIndex // that became dirty from end to end
+	untold  []dsm.ExtentIndex // with pages that the ledger was not told of
+}
+
+// dirtyLocked takes note of stores to pages of an extent.
+func (a *Area) dirtyLocked(e dsm.ExtentIndex, x *replicaExtent, p dsm.PageSet) {
+	if p.Empty() {
+		return
+	}
+	was := x.dirty
+	x.dirty = x.dirty.Or(p)
+	a.busyLocked(e, x)
+	if x.dirty == dsm.AllPages && was != x.dirty {
+		a.mu.replica.busy.full = append(a.mu.replica.busy.full, e)
+	}
+}
+
+// busyLocked enters an extent.
+func (a *Area) busyLocked(e dsm.ExtentIndex, x *replicaExtent) {
+	a.touchLocked(e, x)
+	if x.busy {
+		return
+	}
+	b := &a.mu.replica.busy
+	if b.extents == nil {
+		b.extents = make(map[dsm.ExtentIndex]struct{})
+	}
+	x.busy = true
+	b.extents[e] = struct{}{}
+}
+
+// touchLocked takes note that an extent has pages here, or soon will.
+func (a *Area) touchLocked(e dsm.ExtentIndex, x *replicaExtent) {
+	if !x.touched {
+		x.touched = true
+		a.mu.replica.busy.touched = append(a.mu.replica.busy.touched, e)
+	}
+}
+
+// touchedLocked returns the extents in which there ever was something, and which the area still has.
+func (a *Area) touchedLocked() []dsm.ExtentIndex {
+	r := &a.mu.replica
+	t := &r.busy.touched
+	slices.Sort(*t)
+	*t = slices.DeleteFunc(slices.Compact(*t), func(e dsm.ExtentIndex) bool { return int(e) >= len(r.extents) || !r.extents[e].touched })
+	return *t
+}
+
+// idle reports whether nothing goes on in an extent.
+func (x *replicaExtent) idle() bool {
+	return x.dirty.Empty() && x.asked.Empty() && len(x.stash) == 0 && x.pub == nil && !x.wanted
+}
+
+// busyExtentsLocked returns the extents in which something goes on, in their order.
+func (a *Area) busyExtentsLocked() []dsm.ExtentIndex {
+	r := &a.mu.replica
+	list := make([]dsm.ExtentIndex, 0, len(r.busy.extents))
+	for e := range r.busy.extents {
+		switch {
+		case int(e) >= len(r.extents): // it was cut off
+			delete(r.busy.extents, e)
+		case r.extents[e].idle():
+			r.extents[e].busy = false
+			delete(r.busy.extents, e)
+		default:
+			list = append(list, e)
+		}
+	}
+	slices.Sort(list)
+	return list
+}

@@ -1,0 +1,81 @@
+package coherence
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// BenchmarkSparseArea does what must not depend on the size of an area: it has 1 TiB, of which nothing was ever stored to, and its
+// homes are 500 nodes.
+func BenchmarkSparseArea(b *testing.B) {
+	const size, homes = 1 << 40, 500
+	v := &dsm.View{Cluster: 1, Epoch: 1}
+	for id := range dsm.NodeID(homes) {
+		v.Members = append(v.Members, dsm.Member{ID: id + 1})
+	}
+	for sl := range v.Slots {
+		v.Slots[sl] = dsm.SlotHome{Primary: dsm.NodeID(sl%homes + 1), Epoch: 1}
+	}
+	n := New(Config{Self: 1, View: &slowPair{view: v, size: size}, Sender: nowhere{}, Log: slog.New(slog.DiscardHandler), Linger: time.Hour})
+	b.Cleanup(n.Close)
+	a, err := n.area(1)
+	if err != nil {
+		b.Fatal(err)
+	}
+	open := func() {
+		a.step(func() {
+			if err := a.opened(true); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+	shut := func() {
+		a.Close(true)
+		a.expire()
+	}
+	b.Run("open", func(b *testing.B) {
+		for b.Loop() {
+			open()
+			b.StopTimer()
+			shut()
+			b.StartTimer()
+		}
+	})
+	b.Run("close", func(b *testing.B) {
+		for b.Loop() {
+			b.StopTimer()
+			open()
+			b.StartTimer()
+			shut()
+		}
+	})
+	open()
+	b.Run("fsync", func(b *testing.B) {
+		for b.Loop() {
+			a.step(func() {
+				if a.requestPublish() != nil {
+					b.Fatal("there is something to publish")
+				}
+			})
+		}
+	})
+	b.Run("acquire", func(b *testing.B) {
+		for b.Loop() {
+			a.step(func() {
+				op := a.startAcquire(true)
+				a.drain()
+				a.drained()
+				a.endAcquire(op)
+			})
+		}
+	})
+	b.Run("version", func(b *testing.B) {
+		for b.Loop() {
+			a.Version()
+		}
+	})
+	shut()
+}
