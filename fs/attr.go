@@ -126,11 +126,11 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 	k := b.keep()
 	i, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
 	if errs.Is(err, errs.NotExist) {
-		if was, ok := b.lookups.gone(r.tid, dsm.Ino(in.NodeId)); ok {
-			b.attr(was, &out.Attr)
-			return fuse.OK
+		was, ok := b.dirs.removed(dsm.Ino(in.NodeId))
+		if !ok {
+			was, ok = b.lookups.gone(r.tid, dsm.Ino(in.NodeId))
 		}
-		if was, ok := b.dirs.removed(dsm.Ino(in.NodeId)); ok {
+		if ok {
 			b.attr(was, &out.Attr)
 			return fuse.OK
 		}
@@ -209,6 +209,12 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 		}
 	}
 	i, err := b.setAttr(r, dsm.Ino(in.NodeId), ch)
+	if errs.Is(err, errs.NotExist) && ch.Size == nil {
+		if was, ok := b.dirs.changeRemoved(dsm.Ino(in.NodeId), ch); ok {
+			b.attr(was, &out.Attr)
+			return fuse.OK
+		}
+	}
 	if err != nil {
 		if errs.Is(err, errs.Invalid) {
 			b.log.Warn("refused", "area", in.NodeId, "err", err) // an errno does not say what was expected

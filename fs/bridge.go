@@ -36,6 +36,7 @@ type bridge struct {
 	intervals intervals
 	holds     holds
 	aliases   aliases
+	walks     walks
 	count     counts
 
 	passthrough passthrough
@@ -59,6 +60,7 @@ func newBridge(cfg Config) *bridge {
 	b.stale.init(staleWindow)
 	b.lookups.init()
 	b.aliases.init()
+	b.walks.init()
 	b.failed.init(failedWindow)
 	b.unfound.init(unfoundWindow)
 	b.background.init()

@@ -45,5 +45,7 @@
 //     to be. RWF_APPEND of pwritev2(2) is not seen: it writes there. A write(2) of more than 1 MiB
 //     less a page is appended in pieces.
 //   - fallocate modes other than growing and punching: EOPNOTSUPP.
+//   - `..` in a working directory that another node has moved leads to where it was, until a program
+//     of this node looks at the directory under its new name.
 //   - Access times do not change by reading.
 package fs

@@ -79,6 +79,7 @@ func (b *bridge) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 			continue
 		}
 		if inodes[i].Ino != 0 && b.aliases.stays(inodes[i].Ino, place{dsm.Ino(in.NodeId), e.Name}) {
+			b.aliases.listed(inodes[i], place{dsm.Ino(in.NodeId), e.Name})
 			b.keptEntry(inodes[i], k, entry)
 		}
 	}

@@ -1,6 +1,8 @@
 package fs
 
 import (
+	"time"
+
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
@@ -58,4 +60,32 @@ func (d *openDirs) removed(ino dsm.Ino) (i dsm.Inode, ok bool) {
 	i = o.inode
 	i.Nlink = 0
 	return i, true
+}
+
+// changeRemoved changes such a directory, for the programs of this node that have it open.
+func (d *openDirs) changeRemoved(ino dsm.Ino, ch dsm.SetAttr) (i dsm.Inode, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	o := d.mu.dirs[ino]
+	if o == nil {
+		return i, false
+	}
+	n := &o.inode
+	n.Nlink, n.Ctime = 0, time.Now()
+	if ch.Perm != nil {
+		n.Perm = *ch.Perm & 07777
+	}
+	if ch.UID != nil {
+		n.UID = *ch.UID
+	}
+	if ch.GID != nil {
+		n.GID = *ch.GID
+	}
+	if ch.Atime != nil {
+		n.Atime = *ch.Atime
+	}
+	if ch.Mtime != nil {
+		n.Mtime = *ch.Mtime
+	}
+	return *n, true
 }

@@ -30,6 +30,9 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 	if b.unfoundBefore(r.tid, at) {
 		return fuse.EIO
 	}
+	if b.aliases.has(at) { // what a path leads through, as a rule
+		b.walks.wait(r, r.tid)
+	}
 	k := b.keep()
 	find := b.cfg.Names.Lookup
 	if _, lost := b.stale.get(r.tid); lost {

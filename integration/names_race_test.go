@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"strings"
 	"sync"
 	"testing"
 )
@@ -13,9 +14,12 @@ func TestRenameOfADirectoryMovedElsewhere(t *testing.T) {
 	for _, d := range []string{"p", "q", "r"} {
 		a.Must("mkdir %s", a.Path(d))
 	}
-	for _, x := range []struct{ name, to string }{{"elsewhere", "r/x"}, {"back", "p/y"}} {
+	for _, x := range []struct{ name, seen, to string }{
+		{"elsewhere", "stat p/x", "r/x"}, {"back", "stat p/x", "p/y"}, {"listed", "ls p", "r/x"},
+	} {
 		a.Must("mkdir %s", a.Path("p/x"))
-		b.Stat("p/x")
+		how, what, _ := strings.Cut(x.seen, " ")
+		b.Must("%s %s", how, b.Path(what))
 		a.Must("rename %s %s", a.Path("p/x"), a.Path("q/x"))
 		if _, err := b.Do("rename %s %s", b.Path("q/x"), b.Path(x.to)); err != nil {
 			t.Errorf("%s: %v", x.name, err)
@@ -24,6 +28,72 @@ func TestRenameOfADirectoryMovedElsewhere(t *testing.T) {
 		a.Stat(x.to)
 		a.Fails("ENOENT", "stat %s", a.Path("p/x"))
 		a.Must("rmdir %s", a.Path(x.to))
+	}
+}
+
+// TestRenameOfAnOpenDirectoryMovedElsewhere is that of a directory which the kernel cannot forget, because a program has
+// a file in it open. The other node gives the old name to another directory.
+func TestRenameOfAnOpenDirectoryMovedElsewhere(t *testing.T) {
+	c := nodes(t, 2)
+	a, b := c.Node(1).Client(), c.Node(2).Client()
+	for _, d := range []string{"p", "q", "r", "p/r"} {
+		a.Must("mkdir %s", a.Path(d))
+	}
+	for _, x := range []struct{ name, from, to, then string }{
+		{"to a third", "p/x", "q/x", "r/x"},
+		{"back", "p/x", "q/x", "p/y"},
+		{"over a directory", "p/x", "q/x", "p/r"},
+		{"from the root", "x", "q/x", "r/x"},
+		{"to the root", "p/x", "x", "r/x"},
+	} {
+		for i := range 4 {
+			a.Must("mkdir %s", a.Path(x.from))
+			b.Stat(x.from)
+			f := b.Open(x.from+"/f", "rw,creat")
+			a.Must("rename %s %s", a.Path(x.from), a.Path(x.to))
+			a.Must("mkdir %s", a.Path(x.from))
+			b.Stat(x.from)
+			if _, err := b.Do("rename %s %s", b.Path(x.to), b.Path(x.then)); err != nil {
+				t.Errorf("%s, round %d: %v", x.name, i, err)
+				b.Stat(x.to)
+				b.Must("rename %s %s", b.Path(x.to), b.Path(x.then))
+			}
+			a.Stat(x.then + "/f")
+			f.Close()
+			a.Must("unlink %s", a.Path(x.then+"/f"))
+			a.Must("rmdir %s", a.Path(x.then))
+			a.Must("rmdir %s", a.Path(x.from))
+			if x.then == "p/r" {
+				a.Must("mkdir %s", a.Path(x.then))
+			}
+		}
+	}
+}
+
+// TestWorkInADirectoryMovedElsewhere goes on in a working directory that another node moves.
+func TestWorkInADirectoryMovedElsewhere(t *testing.T) {
+	c := nodes(t, 2)
+	a, b := c.Node(1).Client(), c.Node(2).Client()
+	for _, d := range []string{"p", "q", "p/x"} {
+		a.Must("mkdir %s", a.Path(d))
+	}
+	b.Must("chdir %s", b.Path("p/x"))
+	a.Must("rename %s %s", a.Path("p/x"), a.Path("q/x"))
+	a.Must("mkdir %s", a.Path("p/x"))
+	id := b.Must("open f rw,creat")
+	b.Must("close %s", id[0])
+	a.Stat("q/x/f")
+	b.Must("rename f g")
+	a.Must("open %s rw,creat", a.Path("q/x/h"))
+	if got := b.Must("ls ."); len(got) != 2 {
+		t.Errorf("the working directory lists %v, want g and h", got)
+	}
+	b.Stat("q/x/g")
+	b.Must("rename g %s", b.Path("p/g"))
+	a.Stat("p/g")
+	b.Must("mkdir ../y")
+	if _, err := a.Do("stat %s", a.Path("q/y")); err != nil {
+		t.Errorf("what was made beside the working directory is not where that is: %v", err)
 	}
 }
 
@@ -63,4 +133,17 @@ func TestOpenOfANameThatIsRenamedOver(t *testing.T) {
 	reading.Wait()
 	close(stop)
 	writing.Wait()
+}
+
+// TestRemovedDirectoryThatIsOpen changes the mode of a directory that a program has open and another node has removed.
+func TestRemovedDirectoryThatIsOpen(t *testing.T) {
+	c := nodes(t, 2)
+	a, b := c.Node(1).Client(), c.Node(2).Client()
+	a.Must("mkdir %s", a.Path("d"))
+	dir := b.Open("d", "r")
+	a.Must("rmdir %s", a.Path("d"))
+	b.Must("fchmod %d 700", dir.FD)
+	if got := dir.Stat(); got.Mode&0o777 != 0o700 || got.Nlink != 0 {
+		t.Errorf("the removed directory is %+v", got)
+	}
 }

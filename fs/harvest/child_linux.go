@@ -105,10 +105,10 @@ func (c *worker) round() {
 
 // do carries out a request of the daemon and returns the answer, if the request has one.
 func (c *worker) do(q request) []byte {
-	results := make([]uint32, len(q.items))
+	results := make([]uint32, q.answers())
 	switch q.op {
 	case opHello:
-		c.dir = q.dir
+		c.dir = q.path
 		return nil
 	case opWatch:
 		now := c.now()
@@ -125,6 +125,9 @@ func (c *worker) do(q request) []byte {
 			var st unix.Stat_t
 			results[i] = uint32(errno.Of(unix.Stat(c.path(it.ino), &st)))
 		}
+	case opLook:
+		var st unix.Stat_t
+		results[0] = uint32(errno.Of(unix.Lstat(q.path, &st)))
 	case opClose:
 		for _, it := range q.items {
 			c.schedule.remove(it.ino)

@@ -15,7 +15,8 @@ import (
 
 func TestWire(t *testing.T) {
 	for _, q := range []request{
-		{op: opHello, dir: "/mnt/dsm"},
+		{op: opHello, path: "/mnt/dsm"},
+		{op: opLook, path: "/mnt/dsm/a"},
 		{op: opSync, items: []item{{ino: 1, off: 2, n: 3}, {ino: 1 << 60}}},
 		{op: opWatch, items: []item{{ino: 1, every: uint64(dsm.MaxInterval)}, {ino: 2}}},
 		{op: opClose, items: []item{{ino: 9}}},
@@ -83,7 +84,7 @@ func TestMainEnds(t *testing.T) {
 	if _, err := runMain(t, nil); err != nil {
 		t.Error(err)
 	}
-	in := request{op: opHello, dir: "/nowhere"}.append(nil)
+	in := request{op: opHello, path: "/nowhere"}.append(nil)
 	in = request{op: opWatch, items: []item{{ino: 5, every: uint64(time.Hour)}}}.append(in)
 	in = request{op: opSync, items: []item{{ino: 5}}}.append(in)
 	in = request{op: opClose, items: []item{{ino: 5}}}.append(in)

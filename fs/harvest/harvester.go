@@ -262,6 +262,22 @@ func (h *Harvester) Stat(ctx context.Context, a Area) error {
 	return nil
 }
 
+// Look makes the kernel look a name up, and returns when it has.
+func (h *Harvester) Look(ctx context.Context, name string) error {
+	if err := h.take(ctx); err != nil {
+		return err
+	}
+	defer h.endTurn()
+	results, err := h.askLocked(request{op: opLook, path: name})
+	if err != nil {
+		return err
+	}
+	if e := syscall.Errno(results[0]); e != 0 {
+		return &errs.Error{Op: "look up", Err: e}
+	}
+	return nil
+}
+
 // Asked returns how many harvests were made because somebody waited for one.
 func (h *Harvester) Asked() uint64 { return h.asked.Load() }
 

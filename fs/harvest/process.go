@@ -65,7 +65,7 @@ func (c *process) ask(q request, timeout time.Duration) ([]uint32, error) {
 	if err := c.out.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, err
 	}
-	return readReply(c.replies, len(q.items))
+	return readReply(c.replies, q.answers())
 }
 
 // startLocked starts a child and tells it what to watch.
@@ -89,7 +89,7 @@ func (h *Harvester) startLocked() error {
 		h.cfg.Background(func() { h.ended(c) })
 	}()
 	h.child, h.told = c, make(map[dsm.AreaID]time.Duration)
-	err := c.send(request{op: opHello, dir: h.cfg.Dir}, h.cfg.Timeout)
+	err := c.send(request{op: opHello, path: h.cfg.Dir}, h.cfg.Timeout)
 	if q := h.watchAllLocked(); err == nil && len(q.items) > 0 {
 		err = c.send(q, h.cfg.Timeout)
 	}

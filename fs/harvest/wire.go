@@ -19,6 +19,8 @@ import (
 //	  |<-------------------- count32 (errno32)*|
 //	  | stat:  'A' count32 (ino64)* ---------->|  makes the kernel ask for their attributes
 //	  |<-------------------- count32 (errno32)*|
+//	  | look:  'L' length32 name ------------->|  makes the kernel look the name up
+//	  |<-------------------- count32 (errno32)*|  of one
 //	  | close: 'C' count32 (ino64)* ---------->|  watches them no more
 //	  |<-------------------- count32 (errno32)*|
 //	  | end of file -------------------------->|  closes all and exits
@@ -30,9 +32,10 @@ const (
 	opWatch = 'W'
 	opSync  = 'S'
 	opStat  = 'A'
+	opLook  = 'L'
 	opClose = 'C'
 
-	maxDir   = 4096    // PATH_MAX
+	maxPath  = 4096    // PATH_MAX
 	maxBatch = 1 << 20 // areas in one request
 )
 
@@ -43,15 +46,25 @@ type item struct{ ino, off, n, every uint64 }
 // request is one message of the daemon.
 type request struct {
 	op    byte
-	dir   string // of a hello: the directory with the files
+	path  string // of a hello: the directory with the files; of a look: the name
 	items []item // of all other requests
+}
+
+func (q request) hasPath() bool { return q.op == opHello || q.op == opLook }
+
+// answers is how many results the answer has.
+func (q request) answers() int {
+	if q.hasPath() {
+		return 1
+	}
+	return len(q.items)
 }
 
 func (q request) append(p []byte) []byte {
 	p = append(p, q.op)
-	if q.op == opHello {
-		p = binary.BigEndian.AppendUint32(p, uint32(len(q.dir)))
-		return append(p, q.dir...)
+	if q.hasPath() {
+		p = binary.BigEndian.AppendUint32(p, uint32(len(q.path)))
+		return append(p, q.path...)
 	}
 	p = binary.BigEndian.AppendUint32(p, uint32(len(q.items)))
 	for _, it := range q.items {
@@ -76,8 +89,8 @@ func readRequest(r io.Reader) (request, error) {
 	q := request{op: head[0]}
 	n, size, most := int(binary.BigEndian.Uint32(head[1:])), 8, maxBatch
 	switch q.op {
-	case opHello:
-		size, most = 1, maxDir
+	case opHello, opLook:
+		size, most = 1, maxPath
 	case opSync:
 		size = 24
 	case opWatch:
@@ -93,8 +106,8 @@ func readRequest(r io.Reader) (request, error) {
 	if _, err := io.ReadFull(r, body); err != nil {
 		return q, fmt.Errorf("harvest request %q cut short: %w", q.op, err)
 	}
-	if q.op == opHello {
-		q.dir = string(body)
+	if q.hasPath() {
+		q.path = string(body)
 		return q, nil
 	}
 	for ; len(body) > 0; body = body[size:] {

@@ -185,6 +185,9 @@ static void cmd_stat(char **a)
 	answer_stat(lstat(a[0], &st), &st);
 }
 
+static void cmd_fchmod(char **a) { done(fchmod(atoi(a[0]), (mode_t)strtoul(a[1], NULL, 8))); }
+static void cmd_chdir(char **a) { done(chdir(a[0])); }
+
 static void cmd_fstat(char **a)
 {
 	struct stat st;
@@ -260,7 +263,7 @@ static const struct command commands[] = {
 	{"link", 2, cmd_link}, {"mkfifo", 1, cmd_mkfifo}, {"symlink", 2, cmd_symlink}, {"readlink", 1, cmd_readlink},
 	{"chmod", 2, cmd_chmod}, {"chown", 3, cmd_chown}, {"utimens", 2, cmd_utimens},
 	{"setxattr", 3, cmd_setxattr}, {"getxattr", 2, cmd_getxattr}, {"removexattr", 2, cmd_removexattr}, {"listxattr", 1, cmd_listxattr},
-	{"stat", 1, cmd_stat}, {"fstat", 1, cmd_fstat}, {"statfs", 1, cmd_statfs}, {"ls", 1, cmd_ls},
+	{"stat", 1, cmd_stat}, {"fstat", 1, cmd_fstat}, {"statfs", 1, cmd_statfs}, {"ls", 1, cmd_ls}, {"chdir", 1, cmd_chdir}, {"fchmod", 2, cmd_fchmod},
 	{"pread", 3, cmd_pread}, {"pwrite", 3, cmd_pwrite}, {"write", 2, cmd_write},
 	{NULL, 0, NULL},
 };
