@@ -12,8 +12,8 @@ import (
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
-// Area is one area on one node: its replica, the extents it is the home of,
-// and the messages between the two and the rest of the world.
+// Area is one area on one node: its replica, the extents that this node is the home of, and the
+// messages between these two and other nodes.
 type Area struct {
 	id       dsm.AreaID
 	node     *Node
@@ -26,39 +26,39 @@ type Area struct {
 		mem       *pages.Area
 		cached    *pages.Cached
 		kernel    merge.Kernel
-		ruleErr   error // why there is no kernel: nothing can be published
+		ruleErr   error // why there is no kernel: then nothing can be published
 		drafts    []*draft
 		replica   replica
 		home      home
 		lingering lingering
-		parked    []message // to slots that are still being handed to this node, or that want memory
+		parked    []message // messages to slots that are still being handed to this node, or that need memory
 		removed   bool
-		newest    dsm.Version // heard of: see heardLocked
-		telling   int         // calls of awaitTold
+		newest    dsm.Version // newest version heard of: see heardLocked
+		telling   int         // number of calls of awaitTold
 
 		out     []message // to send when the step is over
 		sending bool      // a goroutine is sending, in order
 		waiters []*waiter
 		wake    bool               // this step did something that waiters wait for
-		charged charged            // what room knows of this area
+		charged charged            // what room has been told that this area takes
 		arrived []func()           // to call when the step is over: see onArrival
-		used    []wire.ExtentPages // pages that those waited for: see tellUsed
-		cleaner bool               // this step made pages clean, or the kernel let go of some
+		used    []wire.ExtentPages // pages that the functions in arrived waited for: see tellUsed
+		cleaner bool               // this step made pages clean, or the kernel dropped some
 		diffed  int                // pages that this step diffed
 		looked  dsm.PageIndex      // the last page that checkLocked compared
 		again   bool               // there are publications to start in a step of their own
 
 		toldOfCut   bool        // a program has cut the memory, and the log says so
-		memoryRetry *time.Timer // not nil: it handles again what is parked for want of memory
+		memoryRetry *time.Timer // if not nil, it will handle again what is parked for lack of memory
 	}
 }
 
-// message is a message on its way, or one that waits for a handover.
+// message is a message that is to be sent or handled, or that waits for a handover.
 type message struct {
 	peer    dsm.NodeID // receiver or sender
 	msg     any
 	payload [][]byte
-	shared  *wire.Shared // the payload, held by the message; nil: it is payload
+	shared  *wire.Shared // the payload, with a reference that the message owns; nil if payload has it
 }
 
 func newArea(n *Node, ino dsm.Inode) *Area {
@@ -73,28 +73,29 @@ func newArea(n *Node, ino dsm.Inode) *Area {
 	return a
 }
 
-// step runs one event under the area's lock, then the messages that it sent to
-// this node itself, and when the lock is released sends the others. Publications that are more than a
-// batch are started in further steps: between them others have their turn, and what was sent is on its way.
+// step runs one event under the area's lock, then handles the messages that it sent to this node
+// itself, and sends the others after the lock is released. If there are more publications than a
+// batch they are started in further steps: between these other goroutines get the lock, and
+// messages leave.
 func (a *Area) step(event func()) { a.steps(0, event) }
 
-// stepBriefly is step for a goroutine that others wait for: what is left to publish then, and to send for others,
-// another one does.
+// stepBriefly is step for a goroutine that others wait for: another goroutine starts the remaining
+// publications, and sends the messages of others.
 func (a *Area) stepBriefly(event func()) {
 	if a.oneStep(0, true, event) {
 		go a.step(a.startPublications)
 	}
 }
 
-// steps is step in Handle: what goes back to the node that a message came from may wait.
+// steps is step in Handle: messages to the node from may wait.
 func (a *Area) steps(from dsm.NodeID, event func()) {
 	for a.oneStep(from, false, event) {
 		event = a.startPublications
 	}
 }
 
-// oneStep is one step. It returns true if there are publications left to start. from and brief are those of
-// deliverLocked.
+// oneStep is one step. It returns true if there are publications left to start. from and brief are
+// those of deliverLocked.
 func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 	a.mu.Lock()
 	a.restore()
@@ -141,8 +142,8 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 	return again
 }
 
-// note runs an event whose consequences, messages and notices, the next step
-// carries out: for callers that hold a lock, who then take that step without it.
+// note runs an event whose messages and notices are sent by the next step. It is for callers that
+// hold another lock, and that take that step after they have released it.
 func (a *Area) note(event func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -150,11 +151,12 @@ func (a *Area) note(event func()) {
 	a.catchUp()
 	if !a.mu.removed {
 		a.wakingWhenTold(event)
-		a.local() // what catchUp sent: who delivers at this moment sends all that is there
+		a.local() // for what catchUp sent: another goroutine may be sending at this moment, and it sends all that is there
 	}
 }
 
-// wakingWhenTold has those look who wait for the kernel, if by the event it knows all, or a writer may be let in.
+// wakingWhenTold runs the event. If after it the kernel has been told everything, or an open for
+// writing may be answered, it wakes those that wait for that.
 func (a *Area) wakingWhenTold(event func()) {
 	told, writable := a.told()
 	event()
@@ -163,8 +165,8 @@ func (a *Area) wakingWhenTold(event func()) {
 	}
 }
 
-// told reports whether the kernel knows all there is to know, and whether an open for
-// writing may be answered.
+// told reports whether the kernel has been told everything, and whether an open for writing may be
+// answered.
 func (a *Area) told() (all, writable bool) {
 	if a.mu.cached == nil {
 		return true, true
@@ -172,9 +174,10 @@ func (a *Area) told() (all, writable bool) {
 	return a.mu.cached.Idle(), a.mu.cached.Writable()
 }
 
-// deliverLocked hands the messages of the steps so far to the Sender, without the lock but in the order
-// of the steps: while one goroutine is at it, others leave theirs to it. One that is to be brief leaves those to
-// yet another. Messages to the node from may wait.
+// deliverLocked hands the messages of the steps so far to the Sender, without the lock but in the
+// order of the steps: while one goroutine does so, others leave their messages to it. With brief,
+// this goroutine leaves the messages of others to yet another one. Messages to the node from may
+// wait.
 func (a *Area) deliverLocked(from dsm.NodeID, brief bool) {
 	if a.mu.sending {
 		return
@@ -201,10 +204,10 @@ func (a *Area) deliverLocked(from dsm.NodeID, brief bool) {
 	a.mu.sending = false
 }
 
-// local handles what the step sent to this node until nothing of it is left.
+// local handles the messages that the step sent to this node until there are none left.
 func (a *Area) local() {
 	self := a.node.cfg.Self
-	for i := 0; i < len(a.mu.out); i++ { // those of earlier steps are all to others
+	for i := 0; i < len(a.mu.out); i++ { // all messages of earlier steps are for other nodes
 		if a.mu.out[i].peer != self {
 			continue
 		}
@@ -235,8 +238,7 @@ func (a *Area) send(to dsm.NodeID, msg any, payload ...[]byte) {
 	a.mu.out = append(a.mu.out, message{peer: to, msg: msg, payload: payload})
 }
 
-// sendShared sends a message with a payload from the pool, of which it takes over
-// the caller's hold.
+// sendShared sends a message with a payload from the pool. It takes over the caller's reference.
 func (a *Area) sendShared(to dsm.NodeID, msg any, payload *wire.Shared) {
 	a.mu.out = append(a.mu.out, message{peer: to, msg: msg, shared: payload})
 }
@@ -286,8 +288,8 @@ func (a *Area) catchUp() {
 	a.mu.wake = true
 }
 
-// moved reports whether the extent has another home than in the view old, or the
-// same one that others may have replaced in between.
+// moved reports whether the extent has another home than in the view old, or the same one after
+// others may have been its home in between.
 func (a *Area) moved(old *dsm.View, e dsm.ExtentIndex) bool {
 	was, is := &old.Slots[dsm.SlotOf(a.id, e)], a.row(e)
 	return was.Primary != is.Primary || was.Epoch != is.Epoch
@@ -300,7 +302,8 @@ func (a *Area) inodeChanged(now dsm.Inode) {
 		return
 	}
 	if now.Spec.Residency != old.Spec.Residency {
-		// It was empty when that changed, which a snapshot of the catalog skips.
+		// The residency changes only while the file is empty. A snapshot of the catalog skips that
+		// moment.
 		empty := now
 		empty.Size = 0
 		if old.Size > 0 {
@@ -338,7 +341,7 @@ func (a *Area) inodeChanged(now dsm.Inode) {
 	a.mu.wake = true
 }
 
-// sessionReset resends what a broken session with peer may have lost.
+// sessionReset sends again what a broken session with peer may have lost.
 func (a *Area) sessionReset(peer dsm.NodeID) {
 	a.homeReset(peer)
 	a.replicaReset(peer)
@@ -377,14 +380,14 @@ func (a *Area) closeMemory() {
 	a.mu.mem, a.mu.cached = nil, nil
 }
 
-// forget gives back the replica's bytes of an extent.
+// forget frees the replica's bytes of an extent.
 func (a *Area) forget(e dsm.ExtentIndex) {
 	if err := a.mu.mem.Forget(e); err != nil {
 		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "extent", e, "err", err)
 	}
 }
 
-// freeIfUnused gives the memory back when neither a replica nor a home needs it.
+// freeIfUnused frees the memory when neither a replica nor a home needs it.
 func (a *Area) freeIfUnused() {
 	if a.mu.mem != nil && !a.mu.replica.subscribed && len(a.mu.home.extents) == 0 {
 		a.closeMemory()

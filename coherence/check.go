@@ -8,8 +8,9 @@ import (
 	"github.com/dsmfs/dsmfs/internal/invariants"
 )
 
-// checkLocked looks, in builds that check invariants, at a part of the area after each step, in turn: all of it would
-// make steps of large areas take forever. The simulator looks at all after each event.
+// checkLocked checks a part of the area after each step, a different one each time, in builds that
+// check invariants: checking everything would make steps of large areas take for ever. The
+// simulator checks everything after each event.
 func (a *Area) checkLocked() {
 	if !invariants.Enabled || a.mu.removed {
 		return
@@ -30,8 +31,9 @@ func (a *Area) checkLocked() {
 	}
 }
 
-// problemLocked looks between steps whether the parts of the area agree, and says what does not: the sets of pages, the publications, the
-// windows, the directory, the ledger of the page cache, and of some pages the bytes.
+// problemLocked checks between steps whether the parts of the area agree, and describes what does
+// not: the sets of pages, the publications, the windows, the directory, the ledger of the page
+// cache, and the bytes of the pages in look.
 func (a *Area) problemLocked(look []dsm.PageIndex) string {
 	if a.mu.removed {
 		return ""
@@ -90,7 +92,7 @@ func (a *Area) replicaProblemLocked() string {
 	return ""
 }
 
-// extentProblemLocked looks at the replica's side of an extent.
+// extentProblemLocked checks the replica's side of an extent.
 func (a *Area) extentProblemLocked(e dsm.ExtentIndex, x *replicaExtent) string {
 	r := &a.mu.replica
 	none := dsm.PageSet{}
@@ -150,7 +152,7 @@ func (a *Area) homeProblemLocked() string {
 	return ""
 }
 
-// problem looks at what is known of a subscriber.
+// problem checks what is known about a subscriber.
 func (s *subscriber) problem() string {
 	inFlight, lacking := 0, 0
 	for e, l := range s.extents {

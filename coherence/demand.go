@@ -10,27 +10,28 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// Pages on demand: a replica of an area of residency demand has a page only from when
-// a program needed it until it is evicted.
+// Pages on demand: a replica of an area with residency demand has a page only from when a program
+// needs it until it is evicted.
 //
 //	not here   a hole in the working copy; the home pushes nothing of it
 //	asked      Fetch under way
 //	here       as in any other replica: pushed to, stored to, published
 //	evicted    not here again, after Release has told the home
 //
-// The directory entry at the home (lag.holds) says which pages the replica has; messages of
-// one pair of nodes are in order, so it is right but for what is on its way. Pages that are not here
-// come by the answer to a Fetch only. A page that was pushed before a Release came is ignored, also if it is
-// asked for again by then: the home may have published it since, and have told of versions (Complete)
-// at which it took the page for given up. Likewise nothing is taken between a Subscribe
-// and its answer: what was pushed before is pushed again.
+// The directory entry at the home (lag.holds) says which pages the replica has. Messages between
+// two nodes are in order, so the entry is right except for messages under way. A page that is not
+// here comes only with the answer to a Fetch. A page that was pushed before the home received a
+// Release is ignored, even if it has been asked for again since: the home may have merged a publish
+// to it in between, and may have announced versions (Complete) for which it took the page as
+// released. For the same reason the replica accepts nothing between a Subscribe and its answer;
+// what was pushed before is pushed again.
 //
-// Where updates enter memory in sync calls only (apply=sync), a page that had to leave comes
-// back as its home has it then. Pages that are known to be newer at their home do not leave while
+// Where updates enter memory in sync calls only (apply=sync), a page that had to leave comes back
+// in the state that its home has then. Pages known to be newer at their home leave only if no
 // others can.
 
-// arrivals are pages of one extent that were asked for and came. Those that follow each other in the
-// area and in the message are put in place by one call.
+// arrivals are pages of one extent that were asked for and have arrived. Pages that are adjacent
+// both in the area and in the message are put in place by one call.
 type arrivals struct {
 	extent dsm.ExtentIndex
 	first  int
@@ -38,7 +39,7 @@ type arrivals struct {
 	here   dsm.PageSet
 }
 
-// add takes the bytes of page i, in increasing order.
+// add adds the bytes of page i. Pages must be added in increasing order.
 func (r *arrivals) add(a *Area, i int, n []byte) {
 	if k := len(r.bytes); k > 0 && i == r.first+k/dsm.PageSize && cap(r.bytes) >= k+dsm.PageSize && &r.bytes[:k+1][k] == &n[0] {
 		r.bytes = r.bytes[:k+dsm.PageSize]
@@ -48,7 +49,7 @@ func (r *arrivals) add(a *Area, i int, n []byte) {
 	r.first, r.bytes = i, n
 }
 
-// install puts what add has taken in place.
+// install puts the added pages in place.
 func (r *arrivals) install(a *Area) {
 	if len(r.bytes) == 0 {
 		return
@@ -63,14 +64,14 @@ func (r *arrivals) install(a *Area) {
 	a.node.room.brought(a.id, r.extent, here)
 }
 
-// installed returns all that are in place.
+// installed puts the added pages in place, and returns all pages that are.
 func (r *arrivals) installed(a *Area) dsm.PageSet {
 	r.install(a)
 	return r.here
 }
 
-// answered returns what is still asked for of an extent after an answer of which the pages that
-// came are in place. The others could not be, and are not here.
+// answered returns which pages of an extent are still asked for after an answer. Of the pages in
+// the answer those in came are in place. The others could not be put in place, and are not here.
 func (a *Area) answered(x *replicaExtent, answer, came dsm.PageSet) (asked dsm.PageSet) {
 	failed := x.asked.And(answer).Minus(came)
 	a.mu.replica.units -= failed.Len()
@@ -100,7 +101,7 @@ func (a *Area) DemandStats() (d DemandStats) {
 }
 
 // keepBases is called before the first program can store: from then on stores are compared with the
-// base copy. Until then a page needs none, which spares a third of the time of a fetch.
+// base copy. Until then pages need no base copy, which saves a third of the time of a fetch.
 func (a *Area) keepBases() {
 	r := &a.mu.replica
 	if !r.bare {
@@ -110,14 +111,14 @@ func (a *Area) keepBases() {
 	for _, e := range a.touchedLocked() {
 		x := r.extents[e]
 		clean := x.have.Minus(x.dirty)
-		if x.pub != nil { // a page that a program broke the protocol with
+		if x.pub != nil { // no base copy: a page with which a program broke the protocol
 			clean = clean.Minus(x.pub.sent)
 		}
 		a.mu.mem.KeepBases(e, clean)
 	}
 }
 
-// here returns those of the pages that are here.
+// here returns which of the pages are here.
 func (a *Area) here(e dsm.ExtentIndex, p dsm.PageSet) dsm.PageSet {
 	if !a.mu.replica.demand {
 		return p
@@ -125,9 +126,9 @@ func (a *Area) here(e dsm.ExtentIndex, p dsm.PageSet) dsm.PageSet {
 	return p.And(a.mu.replica.extents[e].have)
 }
 
-// residencyChanged follows a change of the setting, which the catalog allows of empty areas
-// only. Programs that have the empty memory mapped would not find pages missing: for them it
-// stays what it was.
+// residencyChanged follows a change of the setting, which the catalog allows only for empty areas.
+// Programs that have the empty memory mapped would not find pages missing, so for them the
+// residency stays as it was.
 func (a *Area) residencyChanged() {
 	if a.mu.mem == nil {
 		return
@@ -151,29 +152,29 @@ func (a *Area) cutOnDemand(e dsm.ExtentIndex, x *replicaExtent) {
 	a.node.room.forget(a.id, e, x.have.Minus(in))
 	for i := range gone.All() {
 		delete(x.stash, i)
-		delete(a.mu.replica.awaited, page(e, i)) // who waits finds that the page is past the end
+		delete(a.mu.replica.awaited, page(e, i)) // the waiting program finds that the page is past the end
 	}
 	x.have, x.asked, x.dirty, x.behind = x.have.And(in), x.asked.And(in), x.dirty.And(in), x.behind.And(in)
 }
 
-// lost reports whether any page of [off, off+n) is neither here nor asked for.
+// lost reports whether a page of [off, off+n) is neither here nor asked for.
 func (a *Area) lost(off int64, n int) bool {
 	return !a.every(off, n, func(x *replicaExtent) dsm.PageSet { return x.have.Or(x.asked) })
 }
 
-// bring fetches the pages of [off, off+n), and what is likely to be wanted next, as far as
-// there is room. It returns when they are here, or some have gone again: the caller looks. then, if
-// not nil, is called as soon as the first page comes.
+// bring fetches the pages of [off, off+n), and those that will probably be wanted next, as far as
+// there is room. It returns when they are here, or when some have left again, so the caller must
+// check. If then is not nil it is called as soon as the first page comes.
 //
-// A READ of pages some of which the page cache was given before does not wait for room: a notice of
-// those, or one that is to come, waits in the kernel until the READ is answered, and behind it all
-// notices that make pages leave. The kernel drops pages by itself when memory is short, or for
-// a program (fadvise).
+// A READ does not wait for room if the page cache was given some of its pages before. A notice for
+// these pages, now or soon, waits in the kernel until the READ is answered, and all notices that
+// would make pages leave wait behind it. (Without notices, the kernel drops pages when memory is
+// short, or when a program asks it to: fadvise.)
 func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
 	room := &a.node.room
 	_, lacks := a.request(a.step, off, n, then)
 	if lacks > 0 {
-		// The next try may find that others have taken what is made now.
+		// The next try may find that others have taken the room that is made now.
 		if err := room.make(ctx, lacks); err != nil {
 			return &errs.Error{Op: "fetch", Area: a.id, Kind: errs.Timeout, Err: err}
 		}
@@ -185,9 +186,10 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
 	})
 }
 
-// request asks for the pages of [off, off+n) that are not here, and for what is likely to be wanted next, and
-// reports whether any is missing. If there is no room for the former it asks for nothing, and returns how
-// many they are. then, if not nil, is called when the first page comes. step is that of the caller.
+// request asks for the pages of [off, off+n) that are not here, and for those that will probably be
+// wanted next. missing reports whether any page is not here. If there is no room for the pages of
+// the range, it asks for nothing, and lacks is their number. If then is not nil it is called when
+// the first page comes. step is the caller's way to run a step.
 func (a *Area) request(step func(event func()), off int64, n int, then func()) (missing bool, lacks int) {
 	room := &a.node.room
 	taken := 0
@@ -200,7 +202,7 @@ func (a *Area) request(step func(event func()), off int64, n int, then func()) (
 		want := a.missingOf(off, n)
 		lacks = count(want)
 		switch {
-		case lacks == 0 || room.tryTake(lacks): // what was asked for already has its room
+		case lacks == 0 || room.tryTake(lacks): // pages that were asked for already have their room
 		case then == nil && a.mu.cached.Given(off, int64(n)):
 			room.overtake(lacks)
 		default:
@@ -222,12 +224,12 @@ func (a *Area) request(step func(event func()), off int64, n int, then func()) (
 			a.onArrival(dsm.PageIndex(off/dsm.PageSize), then)
 		}
 	})
-	room.give(taken) // what was asked for has been charged to the area
+	room.give(taken) // it is now charged to the area
 	room.keepFree()
 	return missing, lacks
 }
 
-// bringAhead fetches pages that no program waits for yet when room has been made for them.
+// bringAhead fetches pages that no program waits for yet, once room has been made for them.
 func (a *Area) bringAhead(first dsm.PageIndex, stride int64, pages, n int) {
 	err := a.node.room.take(a.node.room.ctx, n)
 	a.step(func() {
@@ -250,7 +252,8 @@ func (a *Area) askAll(list []wire.ExtentPages) {
 	}
 }
 
-// onArrival has f called, with no lock held, when page p comes; at once if it is here.
+// onArrival arranges that f is called, with no lock held, when page p comes, or at once if it is
+// here.
 func (a *Area) onArrival(p dsm.PageIndex, f func()) {
 	r := &a.mu.replica
 	if e, i := p.Extent(); r.extents[e].have.Has(i) {
@@ -263,7 +266,7 @@ func (a *Area) onArrival(p dsm.PageIndex, f func()) {
 	r.awaited[p] = append(r.awaited[p], f)
 }
 
-// arrive takes note that pages have come.
+// arrive records that pages have come.
 func (a *Area) arrive(e dsm.ExtentIndex, came dsm.PageSet) {
 	r := &a.mu.replica
 	if len(r.awaited) == 0 {
@@ -282,8 +285,8 @@ func (a *Area) arrive(e dsm.ExtentIndex, came dsm.PageSet) {
 	}
 }
 
-// tellUsed tells room of the pages that programs have waited for. It does so after they were woken, since
-// room then wakes another goroutine, which takes 10 us.
+// tellUsed tells room which of the pages programs have waited for. It does so after these were
+// woken, because room then wakes another goroutine, which takes 10 us.
 func (a *Area) tellUsed() {
 	for _, x := range a.mu.used {
 		if int(x.Extent) < len(a.mu.replica.extents) {
@@ -299,8 +302,8 @@ func (a *Area) missingOf(off int64, n int) []wire.ExtentPages {
 	return a.missing(dsm.PageIndex(first), 1, int(last-first)+1)
 }
 
-// missing returns those of the n pages first, first+stride ... of the area that are neither here nor
-// asked for.
+// missing returns those of the n pages first, first+stride ... of the area that are neither here
+// nor asked for.
 func (a *Area) missing(first dsm.PageIndex, stride int64, n int) (list []wire.ExtentPages) {
 	r := &a.mu.replica
 	for p := int64(first); n > 0 && p >= 0 && p*dsm.PageSize < a.mu.ino.Size; n, p = n-1, p+stride {
@@ -323,11 +326,12 @@ func count(list []wire.ExtentPages) (n int) {
 	return n
 }
 
-// Fault serves a fault of an attached program on the page at off that was missing: it
-// returns when the page is in memory, or errs.Timeout when ctx ends. there is called, by any goroutine and at least
-// once, when the page is in memory: the program goes on before the home has its ack. BeginFault has counted it.
+// Fault serves a fault of an attached program on the page at off. It returns when the page is in
+// memory, or errs.Timeout when ctx ends. there is called at least once, by any goroutine, when the
+// page is in memory: so the program goes on before the home has received the ack. BeginFault has
+// counted the fault.
 func (a *Area) Fault(ctx context.Context, off int64, there func()) error {
-	var told atomic.Bool // once is enough: a thread that comes too late for the page faults again
+	var told atomic.Bool // once is enough: a thread that begins to wait too late faults again
 	then := func() {
 		told.Store(true)
 		there()
@@ -360,16 +364,17 @@ func (a *Area) BeginFault(off int64, there func()) bool {
 	return missing && lacks == 0 // one that is here by now may be a hole: see faulted
 }
 
-// faulted reports whether the page at off, that a program found missing, is here by now. One
-// that is, but of which the program has punched the memory (MADV_REMOVE), holds zeroes that it stored; a
-// program that may only read has stored nothing, so for that the page comes again.
+// faulted reports whether the page at off, which a program found missing, is here by now. There is
+// one special case: the page is here, but a program has punched its memory (MADV_REMOVE). Then it
+// contains zeroes which that program stored; if the program may only read, it has stored nothing,
+// so the page is fetched again.
 func (a *Area) faulted(off int64) (here bool, err error) {
 	r := &a.mu.replica
 	switch {
 	case !r.subscribed:
 		return false, &errs.Error{Op: "fetch", Area: a.id, Kind: errs.Closed}
 	case off >= a.mu.ino.Size:
-		return true, nil // SIGBUS is the kernel's business
+		return true, nil // the kernel answers with SIGBUS
 	}
 	e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
 	x := r.extents[e]
@@ -393,8 +398,8 @@ type charged struct {
 	fixed int64
 }
 
-// charge tells room what the area takes now, and reports whether somebody who waits for room
-// should look again.
+// charge tells room what the area takes now, and reports whether calls that wait for room should
+// look again.
 func (a *Area) charge() (more bool) {
 	now := charged{pages: a.mu.replica.units}
 	switch {

@@ -1,11 +1,11 @@
 package coherence
 
-// Programs that have the file of the working copy itself open, by FUSE passthrough, map
-// it as attached programs do, and besides write(2) to it: past its end that makes the
-// file longer than the area, and nobody is told.
+// Programs that have opened the file of the working copy itself, by FUSE passthrough, map it as
+// attached programs do. They can also use write(2). Past the end that makes the file longer than
+// the area, and nobody is told.
 
-// Extended returns the end of what such programs have written past the end of the area, or
-// 0. To make the area as long is up to the caller, in the catalog; Trim takes it back.
+// Extended returns the end of what such programs have written past the end of the area, or 0. The
+// caller may then make the area as long, in the catalog, or undo the writes with Trim.
 func (a *Area) Extended() (end int64) {
 	a.note(func() {
 		if a.mu.mem == nil {
@@ -23,7 +23,7 @@ func (a *Area) Extended() (end int64) {
 	return end
 }
 
-// Trim cuts off what programs have written past the end of the area.
+// Trim removes what programs have written past the end of the area.
 func (a *Area) Trim() {
 	a.note(func() {
 		if a.mu.mem == nil {

@@ -6,7 +6,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// way is how stores of a program come here.
+// way is how stores of a program arrive here.
 type way uint8
 
 const (
@@ -15,10 +15,10 @@ const (
 	writtenPast               // by write(2), past the page cache
 )
 
-// WriteDirect is WriteAt for a write(2) that the kernel sends past its page cache. It returns when the page
-// cache does not show the bytes of before any more: after that the programs of this node find what
-// was written, by whatever way. It may wait for notices, and for READs that those wait for. If ctx ends before
-// that it is no error, for the stores are taken over.
+// WriteDirect is WriteAt for a write(2) that the kernel sends past its page cache. It returns when
+// the page cache does not show the old bytes any more: from then on programs of this node see what
+// was written, however they read. It may wait for notices, and for READs that those wait for. If
+// ctx ends first that is not an error, because the stores have been accepted.
 func (a *Area) WriteDirect(ctx context.Context, p []byte, off int64) error {
 	if err := a.writeWithRoom(ctx, p, off, writtenPast); err != nil {
 		return err
@@ -29,7 +29,7 @@ func (a *Area) WriteDirect(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// awaitTold returns when the kernel has been told all there is to tell of [off, off+n).
+// awaitTold returns when the kernel has been told everything about [off, off+n).
 func (a *Area) awaitTold(ctx context.Context, off, n int64) error {
 	told := func() bool { return a.mu.cached == nil || a.mu.cached.Told(off, n) }
 	now := false
@@ -44,7 +44,8 @@ func (a *Area) awaitTold(ctx context.Context, off, n int64) error {
 	return a.await(ctx, "write", told)
 }
 
-// ReadDirect is ReadAt for a read(2) that the kernel makes past its page cache: it leaves nothing there.
+// ReadDirect is ReadAt for a read(2) that the kernel makes past its page cache, which is not
+// filled.
 func (a *Area) ReadDirect(ctx context.Context, p []byte, off int64) (n int, err error) {
 	return a.readBy(ctx, p, off, a.readDirectLocked)
 }
@@ -62,7 +63,8 @@ func (a *Area) readDirectLocked(p []byte, off int64) (n int, ok bool) {
 	return a.mu.mem.ReadWorking(p[:n], off), true
 }
 
-// ReadBy is ReadDirect by a program: what it has stored to its memory it reads, also where that is a draft.
+// ReadBy is ReadDirect by a program. It sees what the program has stored to its memory, even if
+// that is a draft.
 func (a *Area) ReadBy(ctx context.Context, program int, p []byte, off int64) (n int, err error) {
 	own := false
 	a.note(func() {
@@ -77,7 +79,7 @@ func (a *Area) ReadBy(ctx context.Context, program int, p []byte, off int64) (n 
 	return a.ReadDirect(ctx, p, off)
 }
 
-// WriteBy is WriteDirect by a program: it finds what is written in its memory at once.
+// WriteBy is WriteDirect by a program, whose memory shows the written bytes at once.
 func (a *Area) WriteBy(ctx context.Context, program int, p []byte, off int64) error {
 	own := false
 	a.step(func() {

@@ -8,32 +8,32 @@ import (
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
-// draft is a working copy of a program's own. Where updates enter memory in sync calls only (apply=sync), each program
-// that attaches for writing gets one: several programs of a node could not load, compute and store back in one memory
-// without undoing each other.
+// draft is a working copy that belongs to one program. Where updates enter memory in sync calls
+// only (apply=sync), each program that attaches for writing gets one: in a shared memory, several
+// programs of a node that load, compute and store back would undo each other's work.
 //
-// A draft is to the node's working copy what that is to the home:
+// A draft relates to the node's working copy as that relates to the home:
 //
-//	take       what the program has stored since is merged into the working copy, and is in the draft's base then
-//	refresh    what the working copy has more is merged into the draft, in sync calls of its own program only
+//	take       merges what the program has stored into the working copy, and adds it to the draft's base
+//	refresh    merges what is new in the working copy into the draft, only in sync calls of its program
 //
-// Between the two a draft's base is what the program's stores are compared with: the difference is never
-// counted twice, and what the program has stored while others' updates came in is not lost. To the homes the node is one
-// publisher. Nobody stores into the working copy itself as long as all programs that store have drafts, so it
-// takes updates as they arrive, and those who read see them.
+// The draft's base is what the program's stores are compared with. So no difference is counted
+// twice, and no store is lost while others' updates come in. To the homes the node is one
+// publisher. As long as all programs that store have drafts, nobody stores into the working copy
+// itself, so it takes updates as they arrive, and programs that only read see them.
 //
-// All programs of a process have one draft: the process never sees two values of one byte.
+// All programs of a process share one draft, so a process never sees two values of one byte.
 type draft struct {
 	program     int // the process
 	mem         *pages.Draft
 	attachments int
 	filled      bool              // it has the bytes of the working copy
 	stale       []dsm.PageSet     // by extent: pages where the working copy may differ from the base
-	behind      []dsm.ExtentIndex // those with such pages
+	behind      []dsm.ExtentIndex // the extents with such pages
 	tracking    pages.Tracking    // guarded by attached.mu
 }
 
-// draftOf returns the draft that an attachment of the program is to use, nil if it is to use the working copy.
+// draftOf returns the draft for an attachment of the program, nil if it uses the working copy.
 func (a *Area) draftOf(program int, write bool) (*draft, error) {
 	for _, d := range a.mu.drafts {
 		if d.program == program {
@@ -56,7 +56,7 @@ func (a *Area) draftOf(program int, write bool) (*draft, error) {
 	return d, nil
 }
 
-// draftWith returns the draft of a process that is ready, or nil.
+// draftWith returns the draft of a process if it is filled, or nil.
 func (a *Area) draftWith(program int) *draft {
 	for _, d := range a.mu.drafts {
 		if program != 0 && d.program == program && d.filled {
@@ -69,11 +69,11 @@ func (a *Area) draftWith(program int) *draft {
 // draftBatch is how many pages are copied, taken or refreshed in one step.
 const draftBatch = publishBatch
 
-// fill gives a new draft the bytes of the working copy.
+// fill copies the working copy to a new draft.
 func (a *Area) fill(d *draft) (err error) {
 	const n = draftBatch * dsm.PageSize
 	for off, more := int64(0), true; more && err == nil; off += n {
-		more = false // also if the area is gone
+		more = false // also ends if the area is gone
 		a.step(func() {
 			if more = off < a.mu.ino.Size; more {
 				err = d.mem.Fill(a.mu.mem, off, n)
@@ -85,7 +85,7 @@ func (a *Area) fill(d *draft) (err error) {
 	return err
 }
 
-// resized follows the size of the area.
+// resized changes the draft to the size of the area.
 func (d *draft) resized(a *Area) {
 	for len(d.stale) < a.extents() {
 		d.stale = append(d.stale, dsm.PageSet{})
@@ -96,7 +96,7 @@ func (d *draft) resized(a *Area) {
 	}
 }
 
-// resizeDrafts follows the size of the area.
+// resizeDrafts changes all drafts to the size of the area.
 func (a *Area) resizeDrafts() {
 	for _, d := range a.mu.drafts {
 		if err := d.mem.Resize(a.mu.ino.Size); err != nil {
@@ -106,8 +106,8 @@ func (a *Area) resizeDrafts() {
 	}
 }
 
-// changed takes note that pages of the working copy changed, in a way that no draft has but the one given.
-// Some may be past the end: pages that were cut off while they were on their way are here.
+// changed records that pages of the working copy have changes that no draft but has contains. Some
+// pages may be past the end: pages that were cut off while they were under way.
 func (a *Area) changed(e dsm.ExtentIndex, p dsm.PageSet, has *draft) {
 	p = p.And(a.within(e))
 	for _, d := range a.mu.drafts {
@@ -120,7 +120,8 @@ func (a *Area) changed(e dsm.ExtentIndex, p dsm.PageSet, has *draft) {
 	}
 }
 
-// take merges what the program has stored to the pages of an extent into the working copy, and returns how many it changed.
+// take merges what the program has stored to the pages of an extent into the working copy, and
+// returns how many pages that changed.
 func (a *Area) take(d *draft, e dsm.ExtentIndex, set dsm.PageSet) (changed int) {
 	r := &a.mu.replica
 	if !r.subscribed || int(e) >= len(r.extents) {
@@ -157,7 +158,7 @@ func (a *Area) take(d *draft, e dsm.ExtentIndex, set dsm.PageSet) (changed int) 
 	return came.Len()
 }
 
-// takeRange is take for a range of bytes, of which it looks at what takes memory.
+// takeRange is take for a range of bytes. It looks only at pages that take memory.
 func (a *Area) takeRange(d *draft, off, n int64) (looked, changed int) {
 	const batch = draftBatch * dsm.PageSize
 	for ; n > 0; off, n = off+batch, n-batch {
@@ -214,11 +215,11 @@ func (a *Area) takeAll() (any bool) {
 	return any
 }
 
-// refresh merges into a draft what the working copy has more.
+// refresh merges what is new in the working copy into a draft.
 func (a *Area) refresh(d *draft) {
-	left := -1 // what is changed from now on is not waited for
+	left := -1 // later changes are not waited for
 	for more := true; more; {
-		more = false // also if the area is gone
+		more = false // also ends if the area is gone
 		a.step(func() {
 			if left < 0 {
 				left = len(d.behind)
@@ -235,7 +236,8 @@ func (a *Area) refresh(d *draft) {
 	}
 }
 
-// refreshAll is for programs that got a draft before the area came to apply updates as they arrive.
+// refreshAll is for programs that got their drafts before the area began to apply updates as they
+// arrive.
 func (a *Area) refreshAll() {
 	var drafts []*draft
 	a.note(func() {
@@ -262,7 +264,7 @@ func (a *Area) refreshExtent(d *draft, e dsm.ExtentIndex) int {
 	return set.Len()
 }
 
-// endDraft ends a draft that no attachment uses any more: what was stored last is taken before.
+// endDraft ends a draft that no attachment uses any more, after it has taken the last stores.
 func (a *Area) endDraft(d *draft) {
 	t := &a.attached
 	t.mu.Lock()
@@ -292,7 +294,7 @@ func (a *Area) closeDraft(d *draft) {
 	}
 }
 
-// DraftStats returns how many programs have a draft, and the memory that those take.
+// DraftStats returns how many drafts there are, and how much memory they take.
 func (a *Area) DraftStats() (drafts int, bytes int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

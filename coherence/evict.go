@@ -6,8 +6,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// forgetAllBut gives back the base bytes of pages that are not here, of an extent that this
-// node is the home of no more.
+// forgetAllBut frees base bytes of pages that are not here, for an extent whose home this node is
+// not any more.
 func (a *Area) forgetAllBut(e dsm.ExtentIndex) {
 	var keep dsm.PageSet
 	if r := &a.mu.replica; int(e) < len(r.extents) {
@@ -18,14 +18,15 @@ func (a *Area) forgetAllBut(e dsm.ExtentIndex) {
 	}
 }
 
-// eviction is what became of pages that were to go. Of the others something is in use.
+// eviction is the outcome of trying to evict pages. Pages in none of its sets are in use.
 type eviction struct {
 	gone    dsm.PageSet
-	leaving dsm.PageSet // follow when the kernel's page cache has dropped them, as most of them do
-	dirty   dsm.PageSet // have something to publish first
+	leaving dsm.PageSet // they leave when the kernel's page cache has dropped them, which it nearly always does
+	dirty   dsm.PageSet // something must be published first
 }
 
-// evict gives up those pages of a set that nothing needs. hard takes pages too that would better stay.
+// evict evicts those pages of a set that nothing needs. hard also evicts pages that should rather
+// stay.
 func (a *Area) evict(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (v eviction) {
 	var free dsm.PageSet
 	if free, v.dirty = a.evictable(e, set, hard); free.Empty() {
@@ -37,8 +38,8 @@ func (a *Area) evict(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (v eviction)
 	return v
 }
 
-// evictable splits pages that are here into those that may go, and those with something
-// to publish first.
+// evictable returns the pages that may leave, and those with something to publish first. All must
+// be here.
 func (a *Area) evictable(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (free, dirty dsm.PageSet) {
 	r := &a.mu.replica
 	if !r.demand || !r.subscribed || a.node.keeps.Load() || int(e) >= len(r.extents) {
@@ -57,8 +58,8 @@ func (a *Area) evictable(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (free, d
 	return free, dirty
 }
 
-// giveUp gives up clean pages that the kernel does not hold, and returns them. A page
-// that a program has stored to at the last moment stays.
+// giveUp evicts clean pages that the page cache does not have, and returns them. A page to which a
+// program has stored at the last moment stays.
 func (a *Area) giveUp(e dsm.ExtentIndex, p dsm.PageSet) (gone dsm.PageSet) {
 	if p.Empty() {
 		return p
@@ -86,12 +87,12 @@ func (a *Area) giveUp(e dsm.ExtentIndex, p dsm.PageSet) (gone dsm.PageSet) {
 	return gone
 }
 
-// dropped gives up pages that the kernel has dropped for that.
+// dropped evicts pages that the kernel has dropped for this purpose.
 func (a *Area) dropped(e dsm.ExtentIndex, out dsm.PageSet) {
 	if !a.mu.replica.demand {
 		return
 	}
-	a.mu.cleaner = true // also if they stay, because somebody used them: others have to go
+	a.mu.cleaner = true // even if they stay because somebody used them: then others must leave
 	free, _ := a.evictable(e, out, true)
 	a.giveUp(e, free)
 }

@@ -7,8 +7,9 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// lingering is how long the replica of a closed area still stays. It has one timer, which every last Close
-// sets anew: else each would leave one behind, and the oldest would end the stay of the newest.
+// lingering is how long the replica of a closed area still stays. There is one timer, which the
+// last Close of the area sets again each time. With a timer for each Close, an old one could end
+// the stay that a newer Close began.
 type lingering struct {
 	timer *time.Timer // nil before the first Close
 	until time.Time
@@ -28,15 +29,15 @@ func (a *Area) linger() {
 
 func (a *Area) lingered() {
 	a.mu.Lock()
-	early := time.Now().Before(a.mu.lingering.until) // it was set anew just when it fired
+	early := time.Now().Before(a.mu.lingering.until) // it was set again just when it fired
 	a.mu.Unlock()
 	if !early {
 		a.expire()
 	}
 }
 
-// expire drops the replica if nobody opened it again and nothing in it waits to be
-// published; what cannot be published yet is kept and tried again.
+// expire drops the replica unless the area was opened again. Stores that cannot be published yet
+// are kept, and it tries again later.
 func (a *Area) expire() {
 	a.step(func() {
 		r := &a.mu.replica

@@ -7,32 +7,34 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// linkWindow bounds the page data, of all areas together, that one node is sent and has not answered. A fast link needs
-// less (see pushWindow), and the transport breaks a session with four times as much.
+// linkWindow bounds the page data of all areas together that has been sent to one node and is not
+// answered. A fast link needs less (see pushWindow), and the transport breaks a session with four
+// times as much.
 const linkWindow = 16 << 20
 
-// linkTurn is how much an area sends when it is its turn on a link that is full.
+// linkTurn is how much an area may send when it is its turn on a full link.
 const linkTurn = dsm.ExtentSize
 
-// links are the ways to the other nodes. Pushes and publishes take credit of a link before they are sent, and give it back when
-// they are answered, or lost with their session; other messages are small and need none. An area that gets no credit keeps
-// what it has to send, as sets of pages, and is called when there is some again: one area after the other.
+// links are the ways to the other nodes. Pushes and publishes take credit of a link before they are
+// sent. The credit comes back when they are answered, or lost with their session. Other messages
+// are small and need no credit. An area that gets no credit remembers what it has to send as sets
+// of pages, and is called when there is credit again, one area after the other.
 type links struct {
-	window int // linkWindow; tests have less
+	window int // linkWindow; tests use less
 	mu     struct {
 		lockrank.Mutex
 		to map[dsm.NodeID]*credit
 	}
 }
 
-// credit is what one link has under way, and who waits.
+// credit is what one link has under way, and which areas wait.
 type credit struct {
 	used    int
 	waiting []*Area
-	turn    *Area // may take now; nil: anybody, if nobody waits
-	left    int   // of its turn
-	given   bool  // some was given back during the turn
-	calling bool  // callAll is at it
+	turn    *Area // the area that may take credit now; nil: any, if none waits
+	left    int   // of turn's share
+	given   bool  // credit came back during the turn
+	calling bool  // callAll is running
 }
 
 func (l *links) init() {
@@ -50,7 +52,7 @@ func (l *links) creditLocked(to dsm.NodeID) *credit {
 	return c
 }
 
-// take takes credit for n bytes; false: the area is called when there is some.
+// take takes credit for n bytes. If it returns false, the area will be called when there is credit.
 func (l *links) take(to dsm.NodeID, a *Area, n int) bool {
 	if n == 0 || a.isSelf(to) {
 		return true
@@ -67,7 +69,7 @@ func (l *links) take(to dsm.NodeID, a *Area, n int) bool {
 		if i := slices.Index(c.waiting, a); i >= 0 {
 			return false
 		}
-		if c.turn == a && c.left == linkTurn { // it got nothing, and stays the next
+		if c.turn == a && c.left == linkTurn { // it got nothing, so it stays the next one
 			c.waiting = slices.Insert(c.waiting, 0, a)
 			return false
 		}
@@ -94,7 +96,8 @@ func (l *links) give(to dsm.NodeID, a *Area, n int) {
 	}
 }
 
-// more takes credit that must be had, of what turned out larger than it was taken for; n may be negative.
+// more takes credit unconditionally, for a message that turned out larger than the credit taken for
+// it; n may be negative.
 func (l *links) more(to dsm.NodeID, a *Area, n int) {
 	if n < 0 {
 		l.give(to, a, -n)
@@ -108,7 +111,7 @@ func (l *links) more(to dsm.NodeID, a *Area, n int) {
 	l.creditLocked(to).used += n
 }
 
-// callAll calls those that wait for credit, until there is no more or nobody waits.
+// callAll calls areas that wait for credit, until there is no credit left or none waits.
 func (l *links) callAll(to dsm.NodeID, c *credit) {
 	for {
 		l.mu.Lock()
@@ -136,7 +139,7 @@ func (l *links) callAll(to dsm.NodeID, c *credit) {
 	}
 }
 
-// creditReturnedLocked sends what the area keeps for want of credit.
+// creditReturnedLocked sends what the area could not send for lack of credit.
 func (a *Area) creditReturnedLocked(to dsm.NodeID) {
 	a.pump(to, a.mu.home.subs[to])
 	a.sendUnsentLocked()

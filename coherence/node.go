@@ -12,8 +12,8 @@ import (
 	"github.com/dsmfs/dsmfs/pages"
 )
 
-// PageCache is the kernel's page cache as the data plane needs it. Its methods
-// are called with no lock held and never block.
+// PageCache is the kernel's page cache as the data plane needs it. Its methods are called with no
+// lock held and never block.
 type PageCache interface {
 	// Changed says that Area.NextNotice may have something. It is called again while it may.
 	Changed(id dsm.AreaID)
@@ -30,15 +30,15 @@ type Config struct {
 	// Linger is how long an area that no program has open stays subscribed; 0
 	// means DefaultLinger.
 	Linger time.Duration
-	// Memory is how many bytes areas may take on this node, of which pages on demand get what
-	// the others leave; 0: no bound.
+	// Memory is how many bytes areas may take on this node; pages on demand get what other areas
+	// leave. 0: no limit.
 	Memory int64
-	// Now is the clock that versions are made of; nil means time.Now.
+	// Now is the clock from which versions are made; nil means time.Now.
 	Now func() time.Time
 }
 
-// DefaultLinger keeps an area subscribed between a program that closes it and
-// the next that opens it.
+// DefaultLinger keeps an area subscribed between a program that closes it and the next one that
+// opens it.
 const DefaultLinger = 10 * time.Second
 
 // Node is the data plane of one node.
@@ -59,10 +59,10 @@ type Node struct {
 	handovers handovers
 	links     links
 	room      room
-	keeps     atomic.Bool // since KeepPages
+	keeps     atomic.Bool // KeepPages was called
 
-	newMemory func(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) // tests have it fail
-	warned    atomic.Int64                                                      // when it was last said that it fails
+	newMemory func(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) // tests make it fail
+	warned    atomic.Int64                                                      // when its failure was last logged
 }
 
 // New returns a data plane with no areas. It starts no goroutine.
@@ -82,11 +82,10 @@ func New(cfg Config) *Node {
 	return n
 }
 
-// SetPageCache says where changes of working copies are announced. Before it
-// is called they are not.
+// SetPageCache says who is told about changes of working copies. Before the call nobody is.
 func (n *Node) SetPageCache(c PageCache) {
 	n.cache.Store(&c)
-	for _, a := range n.all() { // opened before: nobody was told
+	for _, a := range n.all() { // opened before, so nobody was told
 		c.Changed(a.id)
 	}
 }
@@ -121,15 +120,15 @@ func (n *Node) all() []*Area {
 	return out
 }
 
-// known returns the area if this node has it.
+// known returns the area if this node has it, otherwise nil.
 func (n *Node) known(id dsm.AreaID) *Area {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.mu.areas[id]
 }
 
-// AreaChanged tells of a new size, spec or layout. The catalog calls it in the
-// order of its log, before anyone can read the new state.
+// AreaChanged says that an area has a new size, spec or layout. The catalog calls it in the order
+// of its log, before anyone can read the new state.
 func (n *Node) AreaChanged(_, now dsm.Inode) {
 	if a := n.known(now.Area()); a != nil {
 		a.step(func() { a.inodeChanged(now) })
@@ -139,7 +138,7 @@ func (n *Node) AreaChanged(_, now dsm.Inode) {
 	}
 }
 
-// AreaRemoved tells that the area is gone: unlinked and held by nobody.
+// AreaRemoved says that the area is gone: it has no name, and no node holds it.
 func (n *Node) AreaRemoved(ino dsm.Ino) {
 	n.mu.Lock()
 	a := n.mu.areas[dsm.AreaID(ino)]
@@ -150,8 +149,8 @@ func (n *Node) AreaRemoved(ino dsm.Ino) {
 	}
 }
 
-// ViewChanged tells of new members or homes. Every area notices the new view
-// at its next step by itself; this makes it happen now.
+// ViewChanged says that there are new members or homes. Every area would notice the new view at its
+// next step; this makes it happen now.
 func (n *Node) ViewChanged(v *dsm.View) {
 	go func() {
 		for _, a := range n.all() {
@@ -161,7 +160,7 @@ func (n *Node) ViewChanged(v *dsm.View) {
 	}()
 }
 
-// Reset tells that the catalog was replaced as a whole by a snapshot.
+// Reset says that the whole catalog was replaced by a snapshot.
 func (n *Node) Reset() {
 	for _, a := range n.all() {
 		ino, ok := n.cfg.View.Area(a.id)
@@ -174,7 +173,7 @@ func (n *Node) Reset() {
 	n.ViewChanged(n.cfg.View.Current())
 }
 
-// SessionReset tells that messages to or from peer may have been lost.
+// SessionReset says that messages to or from peer may have been lost.
 func (n *Node) SessionReset(peer dsm.NodeID) {
 	for _, a := range n.all() {
 		a.step(func() { a.sessionReset(peer) })
@@ -182,14 +181,14 @@ func (n *Node) SessionReset(peer dsm.NodeID) {
 	n.handovers.sessionReset(peer)
 }
 
-// KeepPages ends the giving back of pages, for good: when it returns none leaves the working
-// copies any more, neither by eviction nor because nobody has an area open. It is called before the
-// faults of programs are served for the last time: they keep what they have mapped, and would read
-// zeroes where a page left after that. Leaving the cluster may take much longer than Linger.
+// KeepPages stops the freeing of pages, for good: after it has returned, no page leaves the working
+// copies, neither by eviction nor because nobody has an area open. It is called before the faults
+// of programs are served for the last time: programs keep what they have mapped, and would read
+// zeroes in place of a page that left later. Leaving the cluster may take much longer than Linger.
 func (n *Node) KeepPages() {
 	n.keeps.Store(true)
 	for _, a := range n.all() {
-		a.step(func() {}) // after those that have not seen it
+		a.step(func() {}) // after the steps that have not seen it
 	}
 }
 
@@ -205,8 +204,8 @@ func (n *Node) Close() {
 	n.room.close()
 }
 
-// waitApplied brings the catalog up to what the message was made under. If that takes time, what is
-// to be sent to the node that sent it leaves first.
+// waitApplied waits until this node has applied the catalog up to the state for which a message was
+// made. If that takes time, messages that wait to be sent to the node from are sent first.
 func (n *Node) waitApplied(from dsm.NodeID, rev dsm.Generation, e dsm.Epoch) error {
 	if n.cfg.View.WaitApplied(ended, rev, e) == nil {
 		return nil

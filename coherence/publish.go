@@ -12,42 +12,44 @@ import (
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
-// publishWindow bounds the bytes of one area whose publications are under
-// way: at most this many wait for acks, which is what a fast link needs.
+// publishWindow bounds the bytes of an area in publications under way. A fast link needs about this
+// much.
 const publishWindow = 8 << 20
 
-// publishBatch is how many pages are diffed in one step: the first are on their way, and merged
-// by their homes, while the next are diffed. A publish of 4096 pages in one step took half as
-// long again, as the homes had nothing to do for the first half of the time.
+// publishBatch is how many pages are diffed in one step: these are sent, and merged by their homes,
+// while the next ones are diffed. In one step, a publish of 4096 pages took half as long again,
+// because the homes had nothing to do for the first half of the time.
 const publishBatch = 512
 
-// publication is a publish of one extent that the home has not acked. There is
-// at most one for each extent. Until the ack the base copy stays what the home
-// had; the publication is overlaid where the two must be seen together.
+// publication is a publish of one extent that the home has not acked. There is at most one for each
+// extent. Until the ack the base copy stays what the home had; where both must be seen together the
+// publication is overlaid on it.
 type publication struct {
 	seq   dsm.Seq
-	stamp wire.Stamp // it was made under; a resend keeps Gen, so that a home with newer rules refuses it
-	// pages are those of which no push has brought the effect back yet.
+	stamp wire.Stamp // of its first sending; a resend keeps Gen, so that a home with newer rules refuses it
+	// pages are those whose changes no push has brought back yet.
 	pages dsm.PageSet
-	// sent are all pages of the message, which do not change; before the diff, all that it is to look at.
+	// sent has all pages of the message, and does not change; before the diff, all pages to look
+	// at.
 	sent   dsm.PageSet
 	delta  merge.Delta
-	data   *wire.Shared // that of delta
+	data   *wire.Shared // the buffer of delta's data
 	kernel merge.Kernel
-	// snap has the working bytes at the time of the diff for pages where adding
-	// the published difference to the base does not give them exactly (floating-point rounding).
+	// snap has the working bytes at the time of the diff for pages where base plus the published
+	// difference does not give them exactly (floating-point rounding).
 	snap   map[int][]byte
-	home   dsm.NodeID // that it was sent to; 0: it waits for credit
-	credit int        // taken of the link
-	// limit is the smallest size, within the extent and in bytes, that the area had since: what
-	// was published past it is void.
+	home   dsm.NodeID // to which it was sent; 0: it waits for credit
+	credit int        // taken from the link
+	// limit is the smallest size, in bytes and within the extent, that the area has had since: the
+	// part of the publication past it is void.
 	limit int
-	// number is what acked becomes with the ack: of all stores up to that publication of the extent. One that leaves stores behind,
-	// as their pages are not here yet, has none of its own.
+	// number is what acked becomes with the ack: it stands for all stores up to that publication of
+	// the extent. A publication that leaves out stores, because their pages are not here yet, has
+	// no number of its own.
 	number uint64
 }
 
-// weight is what the publication counts in the window.
+// weight returns the bytes for which the publication counts in the window.
 func (p *publication) weight() int { return len(p.delta.Data) + len(p.delta.Index) }
 
 // overlay applies the publication to the bytes of page i.
@@ -62,8 +64,8 @@ func (p *publication) overlay(dst []byte, i int) {
 	copy(dst[keep:], tail)
 }
 
-// accounted sets dst to the bytes of page i that the publication accounts for:
-// what differs from them in the working copy is to be published next.
+// accounted sets dst to the bytes of page i that the publication accounts for: where the working
+// copy differs from them there is something to publish next.
 func (p *publication) accounted(dst []byte, i int, base []byte) {
 	if s := p.snap[i]; s != nil {
 		copy(dst, s)
@@ -81,9 +83,9 @@ func (p *publication) shrink(e dsm.ExtentIndex, size int64) {
 	}
 }
 
-// startPublications makes publications of the wanted extents: up to the window of those that are
-// homed elsewhere, as they take longest, then of those that are homed here. What is more than a batch the steps
-// that follow do.
+// startPublications makes publications of the wanted extents: first those with homes elsewhere,
+// which take longest, up to the window, then those whose home is this node. Following steps do what
+// is more than a batch.
 func (a *Area) startPublications() {
 	if a.publishable() != nil {
 		return
@@ -93,8 +95,8 @@ func (a *Area) startPublications() {
 	}
 }
 
-// startPublicationsTo makes the publications whose home is this node, or is another: one for each home, then the next. It returns
-// false when the batch is full.
+// startPublicationsTo makes the publications for this node, or for other homes: one for each home
+// in turn. It returns false when the batch is full.
 func (a *Area) startPublicationsTo(here bool) (rest bool) {
 	r := &a.mu.replica
 	var list []*publication
@@ -126,7 +128,7 @@ batch:
 			more = append(more, home)
 			r.wants.drop(home, x)
 			a.mu.diffed += n
-			x.wanted = len(x.stash) > 0 // those pages come later
+			x.wanted = len(x.stash) > 0 // the pages of these stores will come later
 			pub := a.newPublication(e, x)
 			pub.home, pub.credit = home, n*dsm.PageSize
 			list = append(list, pub)
@@ -143,7 +145,7 @@ batch:
 	return !a.mu.again
 }
 
-// newPublication takes the dirty pages of an extent for a publication.
+// newPublication makes a publication from the dirty pages of an extent.
 func (a *Area) newPublication(e dsm.ExtentIndex, x *replicaExtent) *publication {
 	pub := &publication{kernel: a.mu.kernel, stamp: a.stamp(), limit: dsm.ExtentSize, sent: x.dirty.And(x.have)}
 	x.dirty = x.dirty.Minus(pub.sent)
@@ -156,8 +158,8 @@ func (a *Area) newPublication(e dsm.ExtentIndex, x *replicaExtent) *publication 
 	return pub
 }
 
-// diff finds what changed in the pages of a publication. Several run at once, and change nothing
-// but their publications.
+// diff finds what changed in the pages of a publication. Several calls run concurrently, and change
+// nothing but their publications.
 func (a *Area) diff(pub *publication) {
 	mem, e := a.mu.mem, pub.delta.Extent
 	pub.data = wire.Share(pub.sent.Len() * dsm.PageSize)
@@ -171,7 +173,7 @@ func (a *Area) diff(pub *publication) {
 		// A program that has detached may have left bytes past the end.
 		if a.shared() || int64(p+1)*dsm.PageSize > a.mu.ino.Size {
 			changed, inexact = pub.kernel.AppendShared(&pub.delta, p, mem.Base(p), a.bytesOf(p), snap[:])
-			w = snap[:] // what was sent is what is accounted for
+			w = snap[:] // what was sent must be what is accounted for
 		} else {
 			changed, inexact = pub.kernel.AppendDelta(&pub.delta, p, mem.Base(p), w)
 		}
@@ -186,7 +188,7 @@ func (a *Area) diff(pub *publication) {
 		}
 	}
 	pub.sent = pub.pages
-	pub.data.Bytes = pub.delta.Data // which may have outgrown it
+	pub.data.Bytes = pub.delta.Data // delta.Data may have outgrown it
 	pub.data.Trim()
 	pub.delta.Data = pub.data.Bytes
 }
@@ -220,7 +222,8 @@ func (a *Area) sendPublication(e dsm.ExtentIndex, pub *publication) {
 		pub.data.Hold())
 }
 
-// resendLocked sends a publication again, maybe to another home. If its link has no credit it waits for that.
+// resendLocked sends a publication again, perhaps to another home. If the link has no credit the
+// publication waits for it.
 func (a *Area) resendLocked(e dsm.ExtentIndex, pub *publication) {
 	home := a.row(e).Primary
 	if pub.home != home {
@@ -238,7 +241,7 @@ func (a *Area) resendLocked(e dsm.ExtentIndex, pub *publication) {
 	a.sendPublication(e, pub)
 }
 
-// sendUnsentLocked sends what waits for credit.
+// sendUnsentLocked sends publications that wait for credit.
 func (a *Area) sendUnsentLocked() {
 	r := &a.mu.replica
 	unsent := r.unsent
@@ -255,15 +258,15 @@ func (a *Area) sendUnsentLocked() {
 	}
 }
 
-// endPublication ends what is under way of an extent.
+// endPublication ends the publication of an extent.
 func (a *Area) endPublication(x *replicaExtent) {
 	a.mu.replica.underWay -= x.pub.weight()
 	a.node.links.give(x.pub.home, a, x.pub.credit)
 	x.pub = nil
 }
 
-// replicaPublishAck ends a publication: the base copy takes it over, or, if the
-// rules changed meanwhile, the stores are dirty again and are diffed anew.
+// replicaPublishAck ends a publication. The base copy takes it over; or, if the rules have changed
+// meanwhile, its pages become dirty again and are diffed anew.
 func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 	r := &a.mu.replica
 	a.heardLocked(m.Version)
@@ -278,8 +281,8 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 	a.endPublication(x)
 	a.mu.wake = true
 	if m.Stale {
-		a.dirtyLocked(m.Extent, x, pub.sent.And(x.have).And(a.within(m.Extent))) // on demand, what was cut off is not here
-		a.want(m.Extent, x)                                                      // whoever waits for this number is content with the next one, which has all of it
+		a.dirtyLocked(m.Extent, x, pub.sent.And(x.have).And(a.within(m.Extent))) // pages on demand that were cut off are not here
+		a.want(m.Extent, x)                                                      // calls that wait for this number are served by the next publication, which has all of it
 		pub.data.Release()
 		a.startPublications()
 		return
@@ -320,12 +323,12 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 	a.startPublications()
 }
 
-// aheadBytes is the least WRITE that makes publications start before anyone
-// asks for them: a program is writing a lot, or the kernel is writing back a lot.
+// aheadBytes is the smallest WRITE that starts publications before anyone asks for them: it means
+// that a program, or the kernel's writeback, is writing a lot.
 const aheadBytes = 256 << 10
 
-// canPublishAhead reports whether stores may be published before they are asked
-// for, as at an interval, and whether a goroutine should be started for it.
+// canPublishAhead reports whether stores may be published before anyone asks for that, as at an
+// interval, and whether a goroutine should be started for it.
 func (a *Area) canPublishAhead() bool {
 	r := &a.mu.replica
 	if r.early || a.mu.ino.Spec.Interval == 0 || r.underWay >= publishWindow {
@@ -335,9 +338,9 @@ func (a *Area) canPublishAhead() bool {
 	return true
 }
 
-// publishAhead publishes the extents that are dirty from end to end. The fsync
-// that follows a large writeback then finds most of it done: diffing and sending
-// overlap with the kernel's delivering of the rest.
+// publishAhead publishes the extents that are dirty from end to end. The fsync that follows a large
+// writeback then finds most of it done: diffing and sending overlap with the kernel's delivery of
+// the rest.
 func (a *Area) publishAhead() {
 	r := &a.mu.replica
 	r.early = false
@@ -350,15 +353,15 @@ func (a *Area) publishAhead() {
 	a.startPublications()
 }
 
-// publishGoal says when the publish that a caller waits for is complete: the
-// publications of the extents up to these numbers are acked. An extent that is cut off is another one if the
-// area grows again.
+// publishGoal says when the publish that a caller waits for is complete: when the publications of
+// the extents up to these numbers are acked. An extent that is cut off does not come back: if the
+// area grows again there is a new one.
 type publishGoal map[*replicaExtent]uint64
 
-// cutOff ends the wait for publications of an extent that the area has no more.
+// cutOff ends all waits for publications of an extent that the area does not have any more.
 func (x *replicaExtent) cutOff() { x.acked = math.MaxUint64 }
 
-// requestPublish wants all dirty extents published.
+// requestPublish wants all dirty extents published, and returns the goal.
 func (a *Area) requestPublish() publishGoal {
 	r := &a.mu.replica
 	var goal publishGoal
@@ -372,7 +375,7 @@ func (a *Area) requestPublish() publishGoal {
 			for i := range x.stash {
 				stored.Add(i)
 			}
-			a.ask(e, x, stored) // again, if they came and could not be put in place
+			a.ask(e, x, stored) // again, in case they came and could not be put in place
 		case x.pub == nil:
 			continue
 		}
@@ -390,7 +393,8 @@ func (a *Area) requestPublish() publishGoal {
 	return goal
 }
 
-// reached reports whether the goal is reached. What is reached need not be looked at again, and is taken out of the goal.
+// reached reports whether the goal is reached. It removes extents that have reached theirs from the
+// goal, so that it need not look at them again.
 func (a *Area) reached(g publishGoal) bool {
 	for x, n := range g {
 		if x.acked >= n {
@@ -400,13 +404,12 @@ func (a *Area) reached(g publishGoal) bool {
 	return len(g) == 0
 }
 
-// Publish makes the stores that this node has received so far visible to the
-// other nodes: it returns when the homes have merged them. errs.Timeout: some home
-// did not answer before ctx ended; the stores stay dirty and are sent again.
-// errs.Invalid: the area's rules do not fit its bytes.
+// Publish makes the stores that this node has received so far visible to the other nodes: it
+// returns when the homes have merged them. errs.Timeout: some home did not answer before ctx ended;
+// the stores stay dirty and are sent again. errs.Invalid: the area's rules do not fit its bytes.
 func (a *Area) Publish(ctx context.Context) error { return a.publish(ctx, func() {}) }
 
-// publish is Publish. and is called in the step that sends the first publications, behind them.
+// publish is Publish. It calls and in the step that sends the first publications, after these.
 func (a *Area) publish(ctx context.Context, and func()) error {
 	a.collect()
 	a.refreshAll()

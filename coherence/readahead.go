@@ -2,15 +2,14 @@ package coherence
 
 import "github.com/dsmfs/dsmfs/internal/dsm"
 
-// readahead guesses from the pages that programs wait for which they will want next. It
-// follows several streams at once, each forwards or backwards with a fixed stride; what was read ahead
-// causes no fault, so a stream shows only where it runs out of pages.
+// readahead guesses from the pages that programs wait for which ones they will want next. It
+// follows several streams at once, each forwards or backwards with a fixed stride. Pages that were
+// read ahead cause no fault, so a stream shows only where it runs out of pages.
 //
-// A stream starts at the second fault that follows another, or at the third with one
-// stride. Each time it runs out it is read ahead
-// twice as far, as Linux does for files, up to the window that the caller has room for: as a
-// program that only reads is faster than any network it is always waiting at the front, and the
-// window is what is on its way meanwhile.
+// A stream starts at the second fault if that follows another directly, or at the third with the
+// same stride. Each time it runs out, it is read ahead twice as far as before, as Linux does for
+// files, up to the window for which the caller has room. A program that only reads is faster than
+// any network, so it always waits at the front, and the window is what is under way meanwhile.
 type readahead struct {
 	streams [8]stream
 	clock   uint64
@@ -19,20 +18,20 @@ type readahead struct {
 // stream is a sequence of faults.
 type stream struct {
 	last   int64 // page of the last fault
-	front  int64 // first page, in the direction of the stream, that was not asked for; 0: an empty stream
+	front  int64 // first page, in the direction of the stream, that was not asked for; 0: the stream is empty
 	stride int64 // in pages; 0: not known yet
-	size   int   // pages that were read ahead the last time
+	size   int   // pages that were read ahead last time
 	used   uint64
 }
 
-// farthest is the longest stride that counts as one.
+// farthest is the longest stride that is followed.
 const farthest = dsm.ExtentPages
 
 // firstAhead is how many pages the first readahead of a stream takes.
 const firstAhead = 8
 
-// next takes note of a wait for the bytes [off, off+n), and returns which pages to read
-// ahead: count of them, at most window, first, first+stride and so on.
+// next records a wait for the bytes [off, off+n), and returns which pages to read ahead: count
+// pages, at most window: first, first+stride and so on.
 func (r *readahead) next(off int64, n, window int) (first dsm.PageIndex, stride int64, count int) {
 	p, end := off/dsm.PageSize, (off+int64(n)-1)/dsm.PageSize
 	r.clock++
@@ -45,15 +44,15 @@ func (r *readahead) next(off int64, n, window int) (first dsm.PageIndex, stride 
 			return 0, 1, 0
 		}
 		if s.stride, s.front = delta, end+delta; delta != 1 {
-			return 0, 1, 0 // two random faults are near each other at times
+			return 0, 1, 0 // two random faults are sometimes near each other
 		}
 	}
 	s.last = end
-	if ahead := (s.front - end) * sign(s.stride); ahead <= 0 { // it has overtaken
+	if ahead := (s.front - end) * sign(s.stride); ahead <= 0 { // the program has overtaken the readahead
 		s.front = end + s.stride
 	}
-	// What is on its way already counts. A program that waits for each message would else ask for as
-	// much as that brought, and messages would stay as small as the first.
+	// What is under way already counts. Otherwise a program that waits for each message would ask
+	// for as much as that one brought, and messages would stay as small as the first.
 	under := int((s.front-end)/s.stride) - 1
 	if under > s.size*3/4 {
 		return 0, 1, 0
@@ -67,8 +66,8 @@ func (r *readahead) next(off int64, n, window int) (first dsm.PageIndex, stride 
 	return first, stride, count
 }
 
-// find returns the stream that a wait for page p belongs to: one that was to come by it, or
-// whose last fault is near and that has no stride yet, or the one that was used least lately, emptied.
+// find returns the stream to which a wait for page p belongs: one that was expected to come by it,
+// or one without a stride whose last fault is near; otherwise the least recently used one, emptied.
 func (r *readahead) find(p int64) *stream {
 	oldest := &r.streams[0]
 	var near *stream

@@ -6,8 +6,9 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// restore undoes what a program that has the memory did to its length: see pages.Area.Restore. It is called before each
-// step, of areas that programs have mapped, and takes a system call for each of their memories.
+// restore undoes what a program that has the memory did to its length: see pages.Area.Restore. It
+// is called before each step of areas that programs have mapped, and takes a system call for each
+// of their memories.
 func (a *Area) restore() {
 	if a.mu.replica.mapped == 0 || a.mu.mem == nil {
 		return

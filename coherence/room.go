@@ -11,25 +11,26 @@ import (
 	"github.com/dsmfs/dsmfs/pages/residency"
 )
 
-// room is the memory that pages on demand may take on this node: what full areas, and the
-// pages that this node is the home of, leave of the budget. A page takes two: its working and its
-// base bytes. Who wants to fetch takes room first, and what cannot be had is made by
-// evicting; so the pages here, and those on their way, are never more than there is room for. (The
-// exceptions are a store that the kernel hands over, which is never refused, and a READ that notices
-// would wait for: see bring.)
+// room is the memory that pages on demand may take on this node: the part of the budget that full
+// areas, and the pages whose home is this node, leave. A page takes twice its size, for its working
+// and its base bytes. To fetch pages a call first takes room, and makes room by evicting if there
+// is too little. So the pages here, and those under way, are never more than there is room for,
+// with two exceptions: stores that the kernel hands over, which are never refused, and READs for
+// which notices wait (see bring).
 //
-// mu guards the bell that those hear who wait for room. Nothing is called with it held.
+// mu guards the bell that calls waiting for room listen to. Nothing is called with it held.
 type room struct {
 	node   *Node
-	budget int64         // bytes; 0: no bound, and nothing is evicted
+	budget int64         // in bytes; 0: no limit, and nothing is evicted
 	least  int64         // leastRoom
-	taken  atomic.Int64  // pages here, on their way, or about to be
-	fixed  atomic.Int64  // bytes that nothing can evict
-	gate   chan struct{} // held by whoever evicts
-	behind atomic.Bool   // keepFree is at it
+	taken  atomic.Int64  // pages here, under way, or about to be
+	fixed  atomic.Int64  // bytes that cannot be evicted
+	gate   chan struct{} // one token for the goroutine that evicts
+	behind atomic.Bool   // keepFree is running
 	// waiters is the number of calls of make under way.
 	waiters atomic.Int64
-	// policy is which pages go: made for the first page on demand, as it takes memory.
+	// policy chooses the pages that leave. It takes memory, so it is made for the first page on
+	// demand.
 	policy atomic.Pointer[residency.Residency]
 	once   sync.Once
 	tasks  sync.WaitGroup
@@ -43,10 +44,10 @@ type room struct {
 
 const (
 	pageCost = 2 * dsm.PageSize
-	// leastRoom is what pages on demand may take however little the rest leaves:
-	// with none at all no program could go on.
+	// leastRoom is what pages on demand may take even if the rest leaves less: with none at all no
+	// program could go on.
 	leastRoom = 4 << 20
-	// evictBatch is how many pages are evicted at once: each time costs system calls and a
+	// evictBatch is how many pages are evicted at once, because each time costs system calls and a
 	// message for each extent.
 	evictBatch = 64
 )
@@ -75,16 +76,16 @@ func (m *room) limit() int64 {
 	return max(m.budget-m.fixed.Load(), m.least) / pageCost
 }
 
-// window returns how many pages to read ahead at most: few enough that they are still here
-// when the program comes to them.
+// window returns how many pages may be read ahead: few enough to be still here when the program
+// comes to them.
 func (m *room) window() int { return int(min(m.limit()/16, mostAhead)) }
 
-// mostAhead is 16 MiB, in pages: at 2 GB/s what 8 ms bring. Where processors are busy the home may wait that
-// long for one (with 4 MiB a scan ran at four fifths of the speed); a page that is asked for out of order waits
-// that long at most.
+// mostAhead is 16 MiB, in pages: what 2 GB/s bring in 8 ms. Where processors are busy the home may
+// have to wait that long for one (with 4 MiB a scan ran at four fifths of the speed). A page that
+// is asked for out of order waits at most that long.
 const mostAhead = 16 << 20 / dsm.PageSize
 
-// tryTake takes room for n pages if there is as much, or nothing is taken.
+// tryTake takes room for n pages if there is enough, otherwise nothing.
 func (m *room) tryTake(n int) bool {
 	for {
 		was := m.taken.Load()
@@ -97,10 +98,10 @@ func (m *room) tryTake(n int) bool {
 	}
 }
 
-// overtake takes room for n pages that there may not be.
+// overtake takes room for n pages even if there is none.
 func (m *room) overtake(n int) { m.taken.Add(int64(n)) }
 
-// take takes room for n pages, and makes it if need be.
+// take takes room for n pages, and makes it if necessary.
 func (m *room) take(ctx context.Context, n int) error {
 	for n > 0 && !m.tryTake(n) {
 		if err := m.make(ctx, n); err != nil {
@@ -110,8 +111,8 @@ func (m *room) take(ctx context.Context, n int) error {
 	return nil
 }
 
-// make evicts pages until there is room for n. It waits, until ctx ends, while all that is
-// here has to be published first.
+// make evicts pages until there is room for n. While everything that is here must be published
+// first it waits, until ctx ends.
 func (m *room) make(ctx context.Context, n int) error {
 	m.waiters.Add(1)
 	defer m.waiters.Add(-1)
@@ -132,11 +133,11 @@ func (m *room) make(ctx context.Context, n int) error {
 // free reports whether there is room for n pages.
 func (m *room) free(n int) bool { return m.fits(m.taken.Load(), n) }
 
-// fits reports whether n pages fit beside those that are taken. The first ones always do: with more than
-// the limit at once nobody could go on else.
+// fits reports whether n pages fit in addition to those that are taken. If none are taken it is
+// always true: otherwise nobody could go on who needs more than the limit at once.
 func (m *room) fits(taken int64, n int) bool { return taken == 0 || taken+int64(n) <= m.limit() }
 
-// give gives back room that was taken.
+// give gives back room.
 func (m *room) give(n int) {
 	if n > 0 {
 		m.taken.Add(int64(-n))
@@ -144,7 +145,7 @@ func (m *room) give(n int) {
 	}
 }
 
-// charge takes note of what an area takes more, or less.
+// charge records that an area takes more, or less.
 func (m *room) charge(pages int, fixed int64) {
 	m.taken.Add(int64(pages))
 	if fixed != 0 {
@@ -155,7 +156,7 @@ func (m *room) charge(pages int, fixed int64) {
 	}
 }
 
-// ring lets those look again who wait for room: they counted themselves before they looked.
+// ring makes calls that wait for room look again. They have counted themselves before they looked.
 func (m *room) ring() {
 	if m.waiters.Load() == 0 {
 		return
@@ -173,7 +174,7 @@ func (m *room) hear() <-chan struct{} {
 	return m.mu.bell
 }
 
-// used says that pages that are here are of use.
+// used says that pages that are here have been used.
 func (m *room) used(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
 	if p := m.choice(); p != nil {
 		p.Used(a, e, set)
@@ -187,7 +188,7 @@ func (m *room) brought(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
 	}
 }
 
-// choice returns the policy, making it at first use; nil if nothing is evicted.
+// choice returns the policy, and makes it at first use; nil if nothing is evicted.
 func (m *room) choice() *residency.Residency {
 	if m.budget == 0 {
 		return nil
@@ -210,8 +211,9 @@ func (m *room) forget(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
 	}
 }
 
-// evict evicts pages until there is room for n more, or will be when the kernel has dropped what
-// it was told to, and reports whether any went. What has to be published first is published, in the background.
+// evict evicts pages until there is room for n more, counting pages that the kernel has been told
+// to drop, and reports whether any left. Pages with something to publish are published in the
+// background first.
 func (m *room) evict(ctx context.Context, n int) bool {
 	policy := m.policy.Load()
 	if policy == nil {
@@ -243,8 +245,8 @@ func (m *room) evict(ctx context.Context, n int) bool {
 	return went
 }
 
-// evictFrom evicts what can be of the victim, and gives the rest back to the policy; leaving is how
-// many pages the kernel is told to drop.
+// evictFrom evicts what it can of the victim, and gives the rest back to the policy. leaving is how
+// many pages the kernel was told to drop.
 func (m *room) evictFrom(v residency.Victim, hard bool) (went bool, leaving int) {
 	a := m.node.known(v.Area)
 	if a == nil {
@@ -264,8 +266,8 @@ func (m *room) evictFrom(v residency.Victim, hard bool) (went bool, leaving int)
 	return went, leaving
 }
 
-// keepFree evicts, in the background, what was taken of the last part of the room, so that the
-// next fault finds some.
+// keepFree evicts, in the background, as many pages as were taken of the last part of the room, so
+// that the next fault finds some room.
 func (m *room) keepFree() {
 	spare := int(m.limit() / 8)
 	if m.policy.Load() == nil || m.free(spare) || !m.behind.CompareAndSwap(false, true) {

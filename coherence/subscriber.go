@@ -8,18 +8,18 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// subscriber is what a home knows of one node that wants an area's updates: the
-// *set* of pages that it lacks, not a queue of updates. However slow it is, it
-// costs four bits for each page, gets the newest bytes once, and holds up nobody.
+// subscriber is what a home knows about one node that wants an area's updates: the *set* of pages
+// that it lacks, not a queue of updates. However slow it is, it costs five bits for each page, gets
+// the newest bytes once, and holds up no other node.
 type subscriber struct {
 	id       dsm.NodeID
 	area     *Area
-	hold     bool                     // push only what Acquire asks for
-	partial  bool                     // push only what it holds
+	hold     bool                     // push only for an Acquire or Fetch
+	partial  bool                     // push only pages that it has
 	extents  map[dsm.ExtentIndex]*lag // from its Subscribe until the extent moves
-	lacking  int                      // how many of them have lacking pages
-	queue    lagQueue                 // of those, the ones of which no push is under way, oldest first
-	fetches  []dsm.ExtentIndex        // with pages that a program waits for, oldest first
+	lacking  int                      // how many of them have pages to push
+	queue    lagQueue                 // those of them without a push under way, oldest first
+	fetches  []dsm.ExtentIndex        // extents with pages that a program waits for, oldest first
 	lastTurn uint64
 	inFlight int // bytes pushed and not acked
 	acquires []*acquireWait
@@ -27,14 +27,14 @@ type subscriber struct {
 
 // lag is what a subscriber lacks of an extent.
 type lag struct {
-	holds   dsm.PageSet // of a partial subscriber: fetched and not released
-	asked   dsm.PageSet // by a Fetch whose answer was not acked
-	fetched dsm.PageSet // of those, to be pushed before all else
+	holds   dsm.PageSet // for a partial subscriber: pages fetched and not released
+	asked   dsm.PageSet // by a Fetch whose answer has not been acked
+	fetched dsm.PageSet // those of them that are to be pushed before anything else
 	lacks   dsm.PageSet // to be pushed
-	sent    dsm.PageSet // pushed, not acked: the subscriber has an older or this value
+	sent    dsm.PageSet // pushed and not acked: the subscriber has this value or an older one
 	pushes  []pushed    // not acked
-	turn    uint64      // since when it has lacking pages, as a number; 0: it has none
-	queued  uint64      // the turn under which it is in the queue; 0: it is not
+	turn    uint64      // increasing number, set when the extent got pages to push; 0: it has none
+	queued  uint64      // the turn with which it is in the queue; 0: it is not in it
 }
 
 type pushed struct {
@@ -43,14 +43,16 @@ type pushed struct {
 	answer dsm.PageSet
 }
 
-// acquireWait is an Acquire that is answered when nothing lacks that lacked when it came.
+// acquireWait is an Acquire. It is answered when everything that was lacking when it came has been
+// pushed.
 type acquireWait struct {
 	round uint64
-	until uint64 // the last turn that it waits for
+	until uint64 // the last turn for which it waits
 	left  int    // how many extents it still waits for
 }
 
-// lagQueue is a heap of extents by their turns. One whose turn has passed since means nothing.
+// lagQueue is a heap of extents, ordered by their turns. An entry whose extent has another turn by
+// now is ignored.
 type lagQueue []queuedLag
 
 type queuedLag struct {
@@ -73,8 +75,8 @@ func newSubscriber(a *Area, id dsm.NodeID) *subscriber {
 	return &subscriber{id: id, area: a, extents: make(map[dsm.ExtentIndex]*lag)}
 }
 
-// lack adds pages to what the subscriber lacks. If it has not subscribed to the
-// extent its Subscribe will tell.
+// lack adds pages to those that the subscriber lacks. If it has not subscribed to the extent, its
+// Subscribe will say what it lacks.
 func (s *subscriber) lack(e dsm.ExtentIndex, p dsm.PageSet) {
 	l := s.extents[e]
 	if l != nil && s.partial {
@@ -103,7 +105,7 @@ func (s *subscriber) enqueue(e dsm.ExtentIndex, l *lag) {
 	}
 }
 
-// next returns the extent that has waited longest, nil if none does.
+// next returns the extent that has waited longest, nil if there is none.
 func (s *subscriber) next() (dsm.ExtentIndex, *lag) {
 	for len(s.queue) > 0 {
 		q := s.queue[0]
@@ -117,7 +119,7 @@ func (s *subscriber) next() (dsm.ExtentIndex, *lag) {
 	return 0, nil
 }
 
-// settle takes note that an extent may have no lacking pages any more.
+// settle records that an extent may have nothing left to push.
 func (s *subscriber) settle(l *lag) {
 	if l.turn == 0 || !l.lacks.Empty() {
 		return
@@ -131,7 +133,7 @@ func (s *subscriber) settle(l *lag) {
 	l.turn = 0
 }
 
-// fetch has pages pushed before all else.
+// fetch makes pages go before all others.
 func (s *subscriber) fetch(e dsm.ExtentIndex, l *lag, p dsm.PageSet) {
 	if p.Empty() {
 		return
@@ -142,7 +144,7 @@ func (s *subscriber) fetch(e dsm.ExtentIndex, l *lag, p dsm.PageSet) {
 	l.fetched = l.fetched.Or(p)
 }
 
-// acked takes note of a PushAck; unknown ids are of pushes given up as lost.
+// acked handles a PushAck. Unknown ids are those of pushes that were given up as lost.
 func (s *subscriber) acked(e dsm.ExtentIndex, id uint64, declined dsm.PageSet) {
 	l := s.extents[e]
 	if l == nil {
@@ -163,13 +165,13 @@ func (s *subscriber) acked(e dsm.ExtentIndex, id uint64, declined dsm.PageSet) {
 	}
 }
 
-// landed takes note that bytes are not under way any more.
+// landed records that bytes are not under way any more.
 func (s *subscriber) landed(bytes int) {
 	s.inFlight -= bytes
 	s.area.node.links.give(s.id, s.area, bytes)
 }
 
-// lost takes back what was pushed of an extent: it may not have arrived.
+// lost takes back what was pushed of an extent, because it may not have arrived.
 func (s *subscriber) lost(e dsm.ExtentIndex) {
 	l := s.extents[e]
 	for _, p := range l.pushes {
@@ -178,7 +180,7 @@ func (s *subscriber) lost(e dsm.ExtentIndex) {
 	l.pushes = nil
 	sent := l.sent
 	l.sent = dsm.PageSet{}
-	s.fetch(e, l, sent.And(l.asked)) // also in the face of hold
+	s.fetch(e, l, sent.And(l.asked)) // even if the subscriber wants pushes only when it asks
 	s.lack(e, sent)
 	s.enqueue(e, l)
 }
@@ -202,7 +204,7 @@ func (s *subscriber) forget(e dsm.ExtentIndex) {
 	delete(s.extents, e)
 }
 
-// end gives back what is under way to a node that is no subscriber any more.
+// end takes back what is under way to a node that is not a subscriber any more.
 func (s *subscriber) end() {
 	if s != nil {
 		s.landed(s.inFlight)

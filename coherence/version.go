@@ -9,11 +9,12 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// Versions are drawn by the homes of an area, each by its own clock. That they can be compared is Lamport's doing: every message
-// says which version its sender has heard of, and a home draws a later one. So a publish that begins when a version
-// is known to its home, or to the publisher, gets a larger one.
+// Each home of an area assigns versions from its own clock. They can be compared because of
+// Lamport's rule: every message says which version its sender has heard of, and a home assigns
+// later ones. So a publish that begins when its publisher, or its home, knows a version gets a
+// larger one.
 
-// heardLocked takes note that a version exists.
+// heardLocked records that a version exists.
 func (a *Area) heardLocked(v dsm.Version) {
 	if v <= a.mu.newest {
 		return
@@ -28,14 +29,15 @@ func (a *Area) heardLocked(v dsm.Version) {
 	}
 }
 
-// drawLocked draws the version of a publish.
+// drawLocked returns the version for a publish.
 func (a *Area) drawLocked() dsm.Version {
 	a.heardLocked(a.mu.newest.Next(a.now()))
 	return a.mu.newest
 }
 
-// arrivedLocked takes note that what was published as version v is here. The version of what is here grows in any case: a program that
-// has read it, and waits for a later one, is to see what came since, though the home drew v before it heard of that.
+// arrivedLocked records that what was published as version v is here. The version of what is here
+// grows in any case: a program that has read it and waits for a later one must see what came since,
+// even if the home assigned v before it heard of that version.
 func (a *Area) arrivedLocked(v dsm.Version) {
 	r := &a.mu.replica
 	r.version = max(r.version+1, v)
@@ -49,11 +51,12 @@ func (a *Area) Version() dsm.Version {
 	return a.mu.replica.version
 }
 
-// waits are the versions that calls of Wait wait for, with how many of them do.
+// waits are the versions for which calls of Wait wait, with the number of these calls.
 type waits map[dsm.Version]int
 
-// Wait returns when version v of the area, or a later one, exists, and has acquired. storing says that it is a call of a
-// program that stores: see Acquire. Where the memory stays as it is a Sync brings it. Version 0 is always here.
+// Wait returns when version v of the area, or a later one, exists, and has acquired. storing says
+// that a program which stores to the area makes the call: see Acquire. Where updates do not enter
+// memory by this call, a Sync brings them. Version 0 always exists.
 func (a *Area) Wait(ctx context.Context, v dsm.Version, storing bool) error {
 	if err := a.waitFor(ctx, v); err != nil || v == 0 {
 		return err
@@ -61,7 +64,7 @@ func (a *Area) Wait(ctx context.Context, v dsm.Version, storing bool) error {
 	return a.Acquire(ctx, storing)
 }
 
-// Wait is Area.Wait by the program; what came is in its memory.
+// Wait is Area.Wait by the program; afterwards the updates are in its memory.
 func (t *Attachment) Wait(ctx context.Context, v dsm.Version) error {
 	if err := t.area.waitFor(ctx, v); err != nil || v == 0 {
 		return err
@@ -69,7 +72,7 @@ func (t *Attachment) Wait(ctx context.Context, v dsm.Version) error {
 	return t.Acquire(ctx)
 }
 
-// waitFor returns when version v exists. What was published with it the homes have then.
+// waitFor returns when version v exists. Then the homes have everything that was published with it.
 func (a *Area) waitFor(ctx context.Context, v dsm.Version) error {
 	known := false
 	a.step(func() {
@@ -97,7 +100,7 @@ func (a *Area) waitFor(ctx context.Context, v dsm.Version) error {
 	return err
 }
 
-// askUntilLocked has the homes tell of the first version that somebody waits for.
+// askUntilLocked asks the homes to report the first version that a call waits for.
 func (a *Area) askUntilLocked() {
 	r := &a.mu.replica
 	if len(r.waits) == 0 {
@@ -110,7 +113,7 @@ func (a *Area) askUntilLocked() {
 	}
 }
 
-// homeInquire answers what this home knows of the area, when it has heard of the version that is asked for.
+// homeInquire answers what this home knows about the area, once it has heard of the version Until.
 func (a *Area) homeInquire(from dsm.NodeID, m *wire.Inquire) {
 	if m.Until <= a.mu.newest {
 		a.inquiredLocked(from, m)
@@ -118,7 +121,7 @@ func (a *Area) homeInquire(from dsm.NodeID, m *wire.Inquire) {
 	}
 	a.mu.home.untils[from] = m
 	if s := a.mu.home.subs[from]; s != nil && m.Until == a.mu.newest+1 && s.lacking > 0 {
-		a.heardLocked(m.Until) // what it lacks is newer than all that it has heard of
+		a.heardLocked(m.Until) // versions that it assigns will be later
 	}
 }
 

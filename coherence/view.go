@@ -7,35 +7,35 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// View is what the engine knows of the cluster: who is the home of which slot
-// and what the areas are. The catalog implements it from its own replica, so
-// Current and Area are memory reads, the others may wait for the network.
+// View is what the engine knows about the cluster: which node is the home of which slot, and what
+// the areas are. The catalog implements it on its own replica, so Current and Area only read
+// memory; the others may wait for the network.
 type View interface {
 	// Current returns the newest view this node has applied.
 	Current() *dsm.View
-	// Area returns the inode of an area; ok is false if there is none.
+	// Area returns the inode of an area; ok is false if it does not exist.
 	Area(id dsm.AreaID) (dsm.Inode, bool)
 	// WaitApplied returns when this node has applied every catalog entry up to
 	// and including index rev and at least the view of epoch e.
 	WaitApplied(ctx context.Context, rev dsm.Generation, e dsm.Epoch) error
-	// SlotsReady tells the cluster that this node, the primary of the slots, has
-	// received all their state from the previous primary.
+	// SlotsReady tells the cluster that this node, the primary of the slots, has received all their
+	// state from the previous primary.
 	SlotsReady(ctx context.Context, slots []dsm.Slot, e dsm.Epoch) error
-	// SetLayout records what an area's own header says of its elements.
+	// SetLayout records the layout that an area's own header gives.
 	SetLayout(ctx context.Context, id dsm.AreaID, l dsm.Layout) error
 }
 
-// Sender queues messages to other nodes. Send never blocks and never calls
-// back. Messages to one node arrive in order, each once, or the session breaks and
-// both ends get Node.SessionReset.
+// Sender queues messages to other nodes. Send never blocks and calls nothing outside. Messages to
+// one node arrive in order, each once, or the session breaks and both ends get Node.SessionReset.
 type Sender interface {
-	// Send sends a message with a payload whose bytes never change from then on. more says
-	// that the message may wait: the caller sends the node another one at once, or it was made in
-	// Node.Handle for the node that Handle was called for, and is sent when it has no more to say.
+	// Send sends a message with a payload whose bytes must never change afterwards. more says that
+	// the message may wait: either the caller sends the node another one at once, or the message
+	// was made in Node.Handle for the node whose message that call handles, and is sent at the end
+	// of Handle.
 	Send(to dsm.NodeID, m any, payload [][]byte, more bool)
-	// SendShared takes over the caller's hold of the payload and releases it when the
-	// bytes are not read any more.
+	// SendShared takes over the caller's reference to the payload, and releases it when the bytes
+	// are not needed any more.
 	SendShared(to dsm.NodeID, m any, payload *wire.Shared, more bool)
-	// Flush has messages leave that wait for more.
+	// Flush sends messages that wait for more.
 	Flush(to dsm.NodeID)
 }

@@ -7,11 +7,12 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// wants are the extents that are to be published, by home, in the order that they were asked for. One that cannot be published yet, as
-// a publication of it is under way or its stores wait for pages, is in no queue: what it waits for puts it back.
+// wants are the extents that are to be published, by home, in the order in which that was
+// requested. An extent that cannot be published yet, because a publication of it is under way or
+// its stores wait for pages, is in no queue; it is queued again when that has changed.
 type wants map[dsm.NodeID][]dsm.ExtentIndex
 
-// homes returns those with something in their queues: this node, or the others.
+// homes returns which homes have extents in their queues: this node, or the others.
 func (w wants) homes(self dsm.NodeID, here bool) (homes []dsm.NodeID) {
 	for id := range w {
 		if (id == self) == here {
@@ -22,7 +23,7 @@ func (w wants) homes(self dsm.NodeID, here bool) (homes []dsm.NodeID) {
 	return homes
 }
 
-// drop takes the first extent, which is x, out of a queue.
+// drop removes the first extent, which is x, from a queue.
 func (w wants) drop(home dsm.NodeID, x *replicaExtent) {
 	if x != nil {
 		x.queued = false
@@ -32,7 +33,7 @@ func (w wants) drop(home dsm.NodeID, x *replicaExtent) {
 	}
 }
 
-// want has an extent published.
+// want queues an extent to be published.
 func (a *Area) want(e dsm.ExtentIndex, x *replicaExtent) {
 	x.wanted = true
 	a.busyLocked(e, x)
@@ -62,7 +63,7 @@ func (a *Area) nextWanted(home dsm.NodeID) (dsm.ExtentIndex, *replicaExtent) {
 	return 0, nil
 }
 
-// wantsMoved has every extent in the queue of its home in the new view.
+// wantsMoved moves every extent to the queue of its home in the new view.
 func (a *Area) wantsMoved() {
 	r := &a.mu.replica
 	old := r.wants
