@@ -5,12 +5,12 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// pushWindow bounds the bytes pushed to one subscriber of one area and not yet
-// acked. It keeps the link busy (at 2 GB/s and 1 ms of scheduling delay 2 MB are under way)
-// and bounds what a slow subscriber costs.
+// pushWindow bounds the bytes pushed to one subscriber of one area and not yet acked. It is enough
+// to keep the link busy (at 2 GB/s and 1 ms of scheduling delay 2 MB are under way), and bounds
+// what a slow subscriber costs.
 const pushWindow = 4 << 20
 
-// homeSubscribe starts (again) the stream of updates for the extents.
+// homeSubscribe starts, or restarts, the stream of updates for the extents.
 func (a *Area) homeSubscribe(from dsm.NodeID, m *wire.Subscribe) {
 	s := a.mu.home.subs[from]
 	if s == nil {
@@ -30,7 +30,7 @@ func (a *Area) homeSubscribe(from dsm.NodeID, m *wire.Subscribe) {
 			s.extents[x.Extent] = l
 		}
 		l.holds, l.asked, l.fetched = x.Holds, dsm.PageSet{}, dsm.PageSet{}
-		s.lost(x.Extent) // subscribed before: what it did not ack may be lost
+		s.lost(x.Extent) // it subscribed before, and what it has not acked may be lost
 		lacks = lacks.Or(l.lacks)
 		if s.partial {
 			lacks = lacks.And(l.holds)
@@ -54,24 +54,24 @@ func (a *Area) homeUnsubscribe(from dsm.NodeID) {
 	delete(a.mu.home.subs, from)
 }
 
-// homeAcquire pushes what the sender lacks, then answers. What is published
-// meanwhile need not be waited for.
+// homeAcquire pushes what the sender lacks, then answers. The answer does not wait for what is
+// published meanwhile.
 func (a *Area) homeAcquire(from dsm.NodeID, m *wire.Acquire) {
 	s := a.mu.home.subs[from]
 	if s == nil {
-		return // its Subscribe was to an older view; it asks again under the new one
+		return // its Subscribe was made for an older view; it asks again in the new one
 	}
 	w := &acquireWait{round: m.Round, until: s.lastTurn, left: s.lacking}
 	s.acquires = append(s.acquires, w)
 	a.pump(from, s)
 }
 
-// homeFetch pushes pages that a program waits for, past the window and Hold.
+// homeFetch pushes pages that a program waits for, whatever the window and Hold say.
 func (a *Area) homeFetch(from dsm.NodeID, m *wire.Fetch) {
 	if s := a.mu.home.subs[from]; s != nil && s.extents[m.Extent] != nil {
 		l := s.extents[m.Extent]
 		l.holds, l.asked = l.holds.Or(m.Pages), l.asked.Or(m.Pages)
-		for i := range l.pushes { // an ack of what was pushed before is none of this answer
+		for i := range l.pushes { // acks of earlier pushes do not answer this Fetch
 			l.pushes[i].answer = l.pushes[i].answer.Minus(m.Pages)
 		}
 		s.fetch(m.Extent, l, m.Pages)
@@ -79,8 +79,8 @@ func (a *Area) homeFetch(from dsm.NodeID, m *wire.Fetch) {
 	}
 }
 
-// homeRelease takes note of pages that a partial subscriber gave up. Those on their way to
-// it mean nothing when they come.
+// homeRelease records that a partial subscriber does not have the pages any more. It ignores those
+// that are under way to it.
 func (a *Area) homeRelease(from dsm.NodeID, m *wire.Release) {
 	s := a.mu.home.subs[from]
 	if s == nil || s.extents[m.Extent] == nil {
@@ -90,14 +90,14 @@ func (a *Area) homeRelease(from dsm.NodeID, m *wire.Release) {
 	l.holds, l.asked, l.fetched = l.holds.Minus(m.Pages), l.asked.Minus(m.Pages), l.fetched.Minus(m.Pages)
 	l.lacks, l.sent = l.lacks.Minus(m.Pages), l.sent.Minus(m.Pages)
 	s.settle(l)
-	a.pump(from, s) // an Acquire may have waited for these only
+	a.pump(from, s) // an Acquire may have waited only for these
 }
 
 func (a *Area) homePushAck(from dsm.NodeID, m *wire.PushAck) {
 	if s := a.mu.home.subs[from]; s != nil {
 		if !m.Declined.Empty() {
-			// It holds; its Subscribe that says so is on its way, or parked. To push
-			// again before that would go on for as long.
+			// The subscriber defers updates; its Subscribe that says so is under way, or parked.
+			// Pushing again before that arrives would be declined each time.
 			s.hold = true
 		}
 		s.acked(m.Extent, m.ID, m.Declined)
@@ -106,8 +106,8 @@ func (a *Area) homePushAck(from dsm.NodeID, m *wire.PushAck) {
 }
 
 // pump pushes what was fetched, and then, while the window is open, what the subscriber lacks: one
-// push of an extent at a time, the longest waiting extent first. Then it
-// answers the Acquires that have all they asked for.
+// push of an extent at a time, the longest waiting extent first. Then it answers the Acquires for
+// which everything has been pushed.
 func (a *Area) pump(to dsm.NodeID, s *subscriber) {
 	if s == nil {
 		return
@@ -132,7 +132,7 @@ func (a *Area) pump(to dsm.NodeID, s *subscriber) {
 	s.acquires = waiting
 }
 
-// pumpFetches pushes the pages that programs wait for; false: there is no more credit.
+// pumpFetches pushes the pages that programs wait for. It returns false if there is no credit left.
 func (a *Area) pumpFetches(to dsm.NodeID, s *subscriber) bool {
 	for len(s.fetches) > 0 {
 		e := s.fetches[0]
@@ -144,7 +144,8 @@ func (a *Area) pumpFetches(to dsm.NodeID, s *subscriber) bool {
 	return true
 }
 
-// push sends pages of an extent with the bytes they have now; false: there is no credit.
+// push sends pages of an extent with the bytes they have now. It returns false if there is no
+// credit.
 func (a *Area) push(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set dsm.PageSet) bool {
 	l := s.extents[e]
 	m := &wire.Push{Stamp: a.stamp(), Extent: e, Pages: set, Answer: set.And(l.asked)}
@@ -165,16 +166,16 @@ func (a *Area) push(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set dsm.Pag
 	return true
 }
 
-// forwarding is a publish on its way to the subscribers.
+// forwarding is a publish that is passed on to the subscribers.
 type forwarding struct {
 	publish *wire.Publish
 	payload []byte
-	shared  *wire.Shared // a copy of payload, once somebody gets it
+	shared  *wire.Shared // a copy of payload, made for the first subscriber that gets it
 }
 
-// forward pushes a publish that was just merged as it came, where that is less than the
-// pages that it changed. The subscriber must have exactly what the home had before: it
-// lacks nothing of the extent, and nothing is on its way to it. Should the push be lost, the pages are lacking.
+// forward pushes a publish that was just merged as it came, if that is less than the pages that it
+// changed. The subscriber must have exactly what the home had before: it lacks nothing of the
+// extent, and nothing of it is under way. If the push is lost, the subscriber lacks these pages.
 func (a *Area) forward(to dsm.NodeID, s *subscriber, f *forwarding) bool {
 	m := f.publish
 	l := s.extents[m.Extent]
@@ -212,15 +213,15 @@ func (a *Area) forward(to dsm.NodeID, s *subscriber, f *forwarding) bool {
 	return true
 }
 
-// end gives the copy up.
+// end releases the copy.
 func (f *forwarding) end() {
 	if f.shared != nil {
 		f.shared.Release()
 	}
 }
 
-// describe fills in what m says of the bytes that its pages have now, and returns
-// how many bytes those take that are not zero.
+// describe fills in what m says about the current bytes of its pages, and returns how many bytes
+// are in pages that are not zero.
 func (a *Area) describe(m *wire.Push, to dsm.NodeID) (bytes int) {
 	x := a.mu.home.extents[m.Extent]
 	m.Zero = dsm.PageSet{}
@@ -238,9 +239,9 @@ func (a *Area) describe(m *wire.Push, to dsm.NodeID) (bytes int) {
 	return bytes
 }
 
-// current returns the payload of a push of this node to itself. If a publish
-// was merged since, in this same step, a push of pages is described anew: its bytes, which are the
-// home copy's, contain that publish.
+// current returns the payload of a push of this node to itself. If a publish was merged after the
+// push was made, in this same step, it describes the push again: its bytes are the home copy's own,
+// and so contain that publish.
 func (a *Area) current(m *wire.Push, payload [][]byte) [][]byte {
 	x := a.mu.home.extents[m.Extent]
 	if x == nil || x.version == m.Version || len(m.Index) > 0 {
@@ -251,8 +252,8 @@ func (a *Area) current(m *wire.Push, payload [][]byte) [][]byte {
 	return a.homePages(m)
 }
 
-// homePages returns the pages of m that are not zero: the home copy's own bytes, those that follow each other in
-// one piece.
+// homePages returns the pages of m that are not zero: the home copy's own bytes, with adjacent
+// pages in one piece.
 func (a *Area) homePages(m *wire.Push) (p [][]byte) {
 	for from, to := range m.Pages.Minus(m.Zero).Runs() {
 		p = append(p, a.mu.mem.HomeRun(page(m.Extent, from), to-from))
@@ -260,9 +261,9 @@ func (a *Area) homePages(m *wire.Push) (p [][]byte) {
 	return p
 }
 
-// sendPages sends m with the bytes of its pages: a copy, since the home copy goes
-// on changing; but to this node itself, which handles the push in this step, the pages
-// themselves: see current.
+// sendPages sends m with the bytes of its pages. It sends a copy, because the home copy will
+// change. To this node itself, which handles the push in this step, it sends the pages themselves:
+// see current.
 func (a *Area) sendPages(to dsm.NodeID, m *wire.Push, bytes int) {
 	if bytes == 0 {
 		a.send(to, m)

@@ -6,8 +6,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// Problem looks whether the ledger adds up, and says what does not. It is for tests and for builds that check
-// invariants.
+// Problem checks whether the ledger is consistent, and describes what is not. It is for tests and
+// for builds that check invariants.
 func (c *Cached) Problem() string {
 	var open, unready, held int
 	for e, x := range c.extents {
@@ -33,8 +33,8 @@ func (c *Cached) Problem() string {
 	return ""
 }
 
-// Believed returns the bytes that the page cache holds of page p, if at all, less the stores that were not delivered yet,
-// as far as the ledger knows them. It is for tests.
+// Believed returns the bytes that the page cache has of page p according to the ledger, without the
+// stores that were not delivered yet; known is false if the ledger does not know. It is for tests.
 func (c *Cached) Believed(p dsm.PageIndex) (b []byte, known bool) {
 	e, i := p.Extent()
 	x := c.extents[e]

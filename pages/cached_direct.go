@@ -5,17 +5,17 @@ import (
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
-// A file that is open with FOPEN_DIRECT_IO, or O_DIRECT, is read and written past the page cache. What is
-// read that way leaves nothing there: Area.ReadWorking, of which the ledger hears nothing.
+// A file that is open with FOPEN_DIRECT_IO, or O_DIRECT, is read and written past the page cache.
+// Such a read leaves nothing in the page cache, so the ledger is not told of it: Area.ReadWorking.
 
-// WroteDirect takes a write(2) that did not go through the page cache into the working copy. To the ledger it
-// is an update from elsewhere: the page cache keeps what it was given, and is told. It returns the pages
-// [from, to) that the range lies in. The pages are here.
+// WroteDirect takes a write(2) that did not go through the page cache into the working copy. To the
+// ledger it is an update from elsewhere: the page cache keeps what it was given, and is told. It
+// returns the pages [from, to) that contain the range. The pages must be here.
 //
-// The kernel drops the range from its page cache around such a write, but a READ may bring pages back before
-// the write is done. The write is to be answered when they are Told: a program that stores to its mapping after
-// that stores on top of the bytes that were written. If it stored what was there before, the ledger
-// would not see a store.
+// The kernel drops the range from its page cache around such a write, but a READ may bring pages
+// back before the write is done. So answer the write only when the pages are Told: a program that
+// stores to its mapping after the answer then stores on top of the written bytes. If it could still
+// store the old bytes, the ledger would not recognize that as a store.
 func (c *Cached) WroteDirect(off int64, data []byte) (from, to dsm.PageIndex) {
 	from, to = pagesOf(off, int64(len(data)))
 	for p := from; p < to; p++ {
@@ -33,7 +33,7 @@ func (c *Cached) WroteDirect(off int64, data []byte) (from, to dsm.PageIndex) {
 	return from, to
 }
 
-// Told reports whether no notice of a page of [off, off+n) is pending or in flight.
+// Told reports whether no notice for a page of [off, off+n) is pending or in flight.
 func (c *Cached) Told(off, n int64) bool {
 	from, to := pagesOf(off, n)
 	for p := from; p < to; {
@@ -49,7 +49,7 @@ func (c *Cached) Told(off, n int64) bool {
 	return true
 }
 
-// pagesOf returns the pages [from, to) that [off, off+n) lies in.
+// pagesOf returns the pages [from, to) that contain [off, off+n).
 func pagesOf(off, n int64) (from, to dsm.PageIndex) {
 	return dsm.PageIndex(off / dsm.PageSize), dsm.PageIndex(wholePages(off+n) / dsm.PageSize)
 }

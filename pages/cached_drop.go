@@ -7,9 +7,9 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// Drop is called for pages of extent e that the caller wants to evict. It returns those
-// that the kernel's page cache does not hold: they can go now. The others leave as soon as the
-// kernel has been told: see Done, which does not return those that were used again.
+// Drop is called for pages of extent e that the caller wants to evict. It returns those that the
+// kernel's page cache does not have: they can leave now. The others leave once the kernel has been
+// told: see Done, which does not return those that were used again.
 func (c *Cached) Drop(e dsm.ExtentIndex, set dsm.PageSet) (out dsm.PageSet) {
 	held := c.holds(e, set)
 	if x := c.extents[e]; x != nil {
@@ -19,9 +19,9 @@ func (c *Cached) Drop(e dsm.ExtentIndex, set dsm.PageSet) (out dsm.PageSet) {
 	return set.Minus(held)
 }
 
-// Expect says that the kernel has sent a WRITE of page p, which is not here: Wrote follows when
-// it is. Until then what the page cache was given of the page is kept, as the baseline
-// of that WRITE, even if the page cache drops the page.
+// Expect says that the kernel has sent a WRITE of page p, which is not here; Wrote follows when it
+// is. Until then the ledger keeps what the page cache was given of the page, as the baseline of
+// that WRITE, even if the page cache drops the page.
 func (c *Cached) Expect(p dsm.PageIndex) {
 	e, i := p.Extent()
 	if x := c.extents[e]; x != nil && x.given.Has(i) {
@@ -30,7 +30,8 @@ func (c *Cached) Expect(p dsm.PageIndex) {
 	}
 }
 
-// Given reports whether the page cache may hold any page of [off, off+n), or a notice of one be in flight.
+// Given reports whether the page cache may have a page of [off, off+n), or a notice for one is in
+// flight.
 func (c *Cached) Given(off, n int64) bool {
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+n; e++ {
 		first := max(off-int64(e)*dsm.ExtentSize, 0) / dsm.PageSize
@@ -44,7 +45,7 @@ func (c *Cached) Given(off, n int64) bool {
 	return false
 }
 
-// holds returns which pages of the set the page cache may hold.
+// holds returns which pages of the set the page cache may have.
 func (c *Cached) holds(e dsm.ExtentIndex, set dsm.PageSet) dsm.PageSet {
 	if x := c.extents[e]; x != nil {
 		return set.And(x.given)
@@ -52,8 +53,8 @@ func (c *Cached) holds(e dsm.ExtentIndex, set dsm.PageSet) dsm.PageSet {
 	return dsm.PageSet{}
 }
 
-// grown makes the pages from the old end on leave, of which the kernel was given zeroes, in a
-// demand area: there the pages that a growth adds are not here.
+// grown makes the pages after the old end leave. The kernel was given zeroes for them; in an area
+// on demand, pages that a growth adds are not here.
 func (c *Cached) grown(first dsm.PageIndex) {
 	if c.area.demand == nil {
 		return
@@ -78,13 +79,14 @@ func (c *Cached) grown(first dsm.PageIndex) {
 	}
 }
 
-// away reports whether the working bytes of page i may not be here: they are not to be looked at.
+// away reports whether the working bytes of page i may not be here, so that they must not be looked
+// at.
 func (x *cachedExtent) away(i int) bool { return x.leaving.Has(i) || x.expected.Has(i) }
 
 // ready returns the pages that may get a notice.
 func (x *cachedExtent) ready() dsm.PageSet { return x.pending.Or(x.leaving).Minus(x.flying) }
 
-// retire forgets x if nothing of it is known any more.
+// retire forgets x if nothing is known about it any more.
 func (c *Cached) retire(x *cachedExtent) {
 	if x.given.Empty() && x.flying.Empty() && x.late.Empty() && !x.queued {
 		delete(c.extents, x.extent)

@@ -8,13 +8,13 @@ import (
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
-// SetShared says whether attached programs may store into the working copy. It is
-// set before the first of them is let in, which then waits for Writable, and unset when
-// the last one is gone and its stores are in memory. Every page that was given, and of which
-// no copy is kept, gets an invalidation.
+// SetShared says whether attached programs may store into the working copy. It is set before the
+// first of them is let in, which then waits for Writable, and unset when the last one is gone and
+// its stores have been found. Every page that was given and of which no copy is kept gets an
+// invalidation.
 //
-// While it is set the bytes of every page that is given are kept: at most the size of the
-// area, and only of what programs read through the page cache.
+// While it is set the bytes of every given page are kept: at most the size of the area, and only
+// pages that programs read through the page cache.
 func (c *Cached) SetShared(on bool) {
 	if c.shared == on {
 		return
@@ -32,7 +32,7 @@ func (c *Cached) SetShared(on bool) {
 	}
 }
 
-// share makes page i bare if what the page cache holds of it is not kept.
+// share makes page i bare if there is no copy of what the page cache was given.
 func (c *Cached) share(x *cachedExtent, i int) {
 	_, kept := c.given[x.page(i)]
 	if !kept && !x.blind.Has(i) && !x.storing.Has(i) && !x.doubtful.Has(i) {
@@ -41,7 +41,7 @@ func (c *Cached) share(x *cachedExtent, i int) {
 	}
 }
 
-// unshare drops the copy of page i if it is the working copy's bytes.
+// unshare drops the copy of page i if it equals the working copy.
 func (c *Cached) unshare(x *cachedExtent, i int) {
 	if x.bare.Has(i) {
 		c.clean(x, i)
@@ -59,8 +59,8 @@ func (c *Cached) unshare(x *cachedExtent, i int) {
 	}
 }
 
-// Touched says that attached programs have stored into pages of extent e. Those
-// that the page cache holds differently get a notice.
+// Touched says that attached programs have stored into pages of extent e. Pages that differ in the
+// page cache get a notice.
 func (c *Cached) Touched(e dsm.ExtentIndex, pages dsm.PageSet) {
 	x := c.extents[e]
 	if x == nil || !c.shared {
@@ -68,7 +68,7 @@ func (c *Cached) Touched(e dsm.ExtentIndex, pages dsm.PageSet) {
 	}
 	for i := range pages.And(x.given).All() {
 		switch {
-		case x.bare.Has(i): // no program has been let in yet: what was found is a WRITE of the kernel
+		case x.bare.Has(i): // no program has been let in yet, so what was found is a WRITE of the kernel
 		case x.storing.Has(i):
 			c.want(x, i)
 		default:
@@ -77,9 +77,9 @@ func (c *Cached) Touched(e dsm.ExtentIndex, pages dsm.PageSet) {
 	}
 }
 
-// compare makes a notice of page i pending if the working copy has other bytes
-// than the page cache, and takes it back if not. Without g, and while the page is leaving, it does
-// nothing: the page waits for its invalidation anyway.
+// compare makes a notice for page i pending if the working copy differs from the page cache, and
+// cancels it if not. If g is not known, or the page is leaving, it does nothing: the page gets an
+// invalidation anyway.
 func (c *Cached) compare(x *cachedExtent, i int) {
 	g, ok := c.given[x.page(i)]
 	switch {
@@ -91,9 +91,9 @@ func (c *Cached) compare(x *cachedExtent, i int) {
 	}
 }
 
-// readShared reads page i, from byte lo on, into dst, and keeps it if the page cache
-// will hold it. dst is shorter than the page only at the end of the area, or where
-// part of the page is asked for.
+// readShared reads page i, from byte lo on, into dst, and keeps a copy if the page cache will have
+// the page. dst is shorter than the page only at the end of the area, or if only part of the page
+// is read.
 func (c *Cached) readShared(x *cachedExtent, i, lo int, dst []byte, whole bool) {
 	var now [dsm.PageSize]byte
 	read := now[:]
@@ -104,8 +104,8 @@ func (c *Cached) readShared(x *cachedExtent, i, lo int, dst []byte, whole bool) 
 	copy(dst, read[lo:])
 }
 
-// overwrite takes a WRITE of a page of which nothing is known to be in the page cache, or
-// only what the working copy has.
+// overwrite takes a WRITE for a page that the page cache is not known to have, or that it has as
+// the working copy does.
 func (c *Cached) overwrite(x *cachedExtent, i, lo int, data []byte) {
 	p := x.page(i)
 	w := c.area.Working(p)
@@ -124,8 +124,8 @@ func (c *Cached) overwrite(x *cachedExtent, i, lo int, data []byte) {
 	c.compare(x, i)
 }
 
-// snapshot sets dst to what a READ of page p gives: the working copy up to the
-// end of the area, and zeroes.
+// snapshot sets dst to what a READ of page p returns: the working copy up to the end of the area,
+// and zeroes.
 func (c *Cached) snapshot(dst []byte, p dsm.PageIndex) {
 	n := c.within(p)
 	if n == 0 {
@@ -135,8 +135,8 @@ func (c *Cached) snapshot(dst []byte, p dsm.PageIndex) {
 	merge.Snapshot(dst, c.area.Working(p)[:n])
 }
 
-// current reports whether g, what the page cache was given of page p, is what a
-// READ would give now.
+// current reports whether g, what the page cache was given of page p, is what a READ would return
+// now.
 func (c *Cached) current(p dsm.PageIndex, g frame) bool {
 	n := c.within(p)
 	if n == dsm.PageSize {

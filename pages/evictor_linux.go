@@ -13,24 +13,24 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// evictor is what it takes to evict: a pipe that pages are spliced into, and a window that
-// a part of the file is mapped into. It is used by one call at a time.
+// evictor has what evicting needs: a pipe into which pages are spliced, and a window in which a
+// part of the file is mapped. One call at a time uses it.
 type evictor struct {
 	r, w    int // the pipe
-	room    int // pages that it takes
+	room    int // how many pages fit
 	buf     []byte
 	pagemap int
-	mapping unsafe.Pointer // 2*blockBytes of addresses, with the window somewhere in it
+	mapping unsafe.Pointer // 2*blockBytes of addresses; the window is somewhere in it
 }
 
 // blockBytes is the size of a huge page.
 const blockBytes = 2 << 20
 
-// evictBuffer is how much is read from the pipe at once: it is compared while it is in
-// the first-level cache.
+// evictBuffer is how much is read from the pipe at once, so that it is compared while it is in the
+// first-level cache.
 const evictBuffer = 4 * dsm.PageSize
 
-// idleEvictors are kept for the next call.
+// idleEvictors are kept for later calls.
 var idleEvictors = make(chan *evictor, 4)
 
 func takeEvictor() (*evictor, error) {
@@ -42,7 +42,7 @@ func takeEvictor() (*evictor, error) {
 	}
 }
 
-// put keeps an evictor, whose pipe is empty, for later.
+// put keeps an evictor, whose pipe must be empty, for later.
 func (v *evictor) put() error {
 	select {
 	case idleEvictors <- v:
@@ -67,7 +67,7 @@ func (v *evictor) open() (err error) {
 	}
 	v.r, v.w = fds[0], fds[1]
 	// Room for an extent. Without CAP_SYS_RESOURCE there may be less (fs.pipe-max-size,
-	// fs.pipe-user-pages-soft): then a run goes in several pieces.
+	// fs.pipe-user-pages-soft); then a run is taken in several pieces.
 	size, err := unix.FcntlInt(uintptr(v.w), unix.F_SETPIPE_SZ, dsm.ExtentSize)
 	if err != nil {
 		size, err = unix.FcntlInt(uintptr(v.w), unix.F_GETPIPE_SZ, 0)
@@ -96,8 +96,8 @@ func (v *evictor) close() error {
 	return err
 }
 
-// take puts pages of extent e in set into the pipe, which is empty, and returns which: at
-// least one, and the first ones.
+// take puts the first pages of set, of extent e, into the pipe, which must be empty, and returns
+// which: at least one.
 func (v *evictor) take(fd int, e dsm.ExtentIndex, set dsm.PageSet) (taken dsm.PageSet, err error) {
 	room := v.room
 	for from, to := range set.Runs() {
@@ -113,7 +113,7 @@ func (v *evictor) take(fd int, e dsm.ExtentIndex, set dsm.PageSet) (taken dsm.Pa
 		case err != nil && taken.Empty():
 			return taken, os.NewSyscallError("splice", err)
 		case err != nil:
-			return taken, nil // next time
+			return taken, nil // the rest is for the next call
 		}
 		n := int(got / dsm.PageSize)
 		taken = taken.Or(dsm.Range(from, from+n))
@@ -135,14 +135,15 @@ func (v *evictor) Read(b []byte) (int, error) {
 	}
 }
 
-// small returns an error if one of the pages of extent e in set, which are here, is part of a large page: of
-// 2 MiB, or what is left of one after a part was split off.
+// small returns an error if one of the pages of extent e in set, which must be here, is part of a
+// large page: of 2 MiB, or of what is left of one after a part was split off.
 //
-// It maps the block anew and has the kernel map some of the pages, as if to store to them; for a load it
-// might map neighbours. A large page is mapped as a whole: one of 2 MiB by all kernels, others by those
-// that leave such (6.15 does not split into small pages only; from 6.12 on all of it is mapped). Large pages are
-// aligned to their size, so it has two pages of the same pair: of each pair
-// one page is asked for, and looked whether the other came with it.
+// It maps the block again and makes the kernel map some of the pages, as if to store to them; for a
+// load the kernel might map neighbours as well. A large page is mapped as a whole: pages of 2 MiB
+// by all kernels, others by the kernels that leave such pages (6.15 splits into other sizes than
+// small pages; from 6.12 on the whole page is mapped). Large pages are aligned to their size, so
+// each contains both pages of some pair. Of each pair one page is touched, and then it is checked
+// whether the other one was mapped too.
 func (v *evictor) small(fd int, e dsm.ExtentIndex, set dsm.PageSet) error {
 	const fixed = unix.MAP_FIXED
 	window := unsafe.Add(v.mapping, -uintptr(v.mapping)%blockBytes)

@@ -2,9 +2,8 @@ package pages
 
 import "github.com/dsmfs/dsmfs/internal/dsm"
 
-// Forget gives back what the node has of extent e as a replica: its working bytes
-// and its base, both of which read zero afterwards. The bytes of an extent that is homed here are the
-// home's and stay.
+// Forget frees what the node has of extent e as a replica: its working bytes and its base, which
+// then read zero. If the extent is homed here its base bytes are the home's, and stay.
 func (a *Area) Forget(e dsm.ExtentIndex) error {
 	from := int64(e) * dsm.ExtentSize
 	to := min(from+dsm.ExtentSize, a.working.len)

@@ -9,23 +9,23 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// slabFrames is the number of frames that are asked of the kernel in one go.
+// slabFrames is how many frames are requested from the kernel at once.
 const slabFrames = 64
 
-// idleSlabs are slabs that no area uses, 12 MiB at most: what the copies of a busy
-// area come to before its homes are made to wait. While updates stream in,
-// every page needs a frame for a moment, and one whose memory is new costs a page fault
-// and its share of mmap and munmap: 2 us, where the copy itself takes 0.4.
+// idleSlabs are slabs that no area uses, 12 MiB at most: as much as the copies of a busy area take
+// before its homes must wait. While updates stream in every page needs a frame for a moment. New
+// memory costs a page fault and its share of mmap and munmap, 2 us, while the copy itself takes
+// 0.4.
 var idleSlabs = make(chan []byte, 48)
 
-// frames hands out pages for the copies that come and go: twins, and bytes last
-// given to the page cache. They live outside the Go heap, where a GOGC of 100
-// would let as much garbage again pile up beside them. A slab whose frames are
-// all free goes to the idle slabs of the process, except for one. The zero frames is ready.
+// frames provides pages for copies that come and go: twins, and bytes last given to the page cache.
+// They are outside the Go heap, where a GOGC of 100 would let as much garbage accumulate. A slab
+// whose frames are all free goes to the idle slabs of the process, except for one. The zero frames
+// is ready for use.
 type frames struct {
 	all  map[*slab]struct{}
-	open []*slab // with free frames
-	idle int     // of open: with no frame in use
+	open []*slab // slabs with free frames
+	idle int     // how many slabs in open have no frame in use
 	used int     // frames in use
 }
 
@@ -42,8 +42,8 @@ type frame struct {
 	i    uint8
 }
 
-// take returns a frame. Like the Go heap, it does not return if there is no
-// memory: the budget of the node is kept by refusing growth.
+// take returns a frame. Like the Go heap, it does not return if there is no memory: the node stays
+// within its budget because growth is refused.
 func (f *frames) take() frame {
 	if len(f.open) == 0 {
 		s := &slab{mem: slabMemory(), free: make([]uint8, slabFrames)}
@@ -71,7 +71,7 @@ func (f *frames) take() frame {
 	return frame{s.mem[off : off+dsm.PageSize : off+dsm.PageSize], s, i}
 }
 
-// slabMemory returns the memory of a slab, with any content.
+// slabMemory returns the memory of a slab, with arbitrary content.
 func slabMemory() []byte {
 	select {
 	case mem := <-idleSlabs:
@@ -100,7 +100,7 @@ func (f *frames) put(x frame) {
 	}
 }
 
-// drop takes an idle slab out of use.
+// drop removes an idle slab.
 func (f *frames) drop(s *slab) {
 	at := slices.Index(f.open, s)
 	f.open = slices.Delete(f.open, at, at+1)
@@ -108,7 +108,7 @@ func (f *frames) drop(s *slab) {
 	f.release(s)
 }
 
-// release leaves the memory of a slab to others, or gives it back to the kernel.
+// release keeps the memory of a slab for others, or gives it back to the kernel.
 func (f *frames) release(s *slab) {
 	delete(f.all, s)
 	select {

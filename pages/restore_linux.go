@@ -2,13 +2,13 @@ package pages
 
 import "github.com/dsmfs/dsmfs/internal/dsm"
 
-// A program that may write an area has a descriptor of its memory, and so can cut it by ftruncate. This
-// process would then get SIGBUS. Restore is called before memory is touched: what is cut while it is being touched is
-// still fatal.
+// A program that may write an area has a descriptor of its memory, and so can cut it with
+// ftruncate. This process would then get SIGBUS. Restore is called before memory is touched; a cut
+// while the memory is being touched is still fatal.
 
-// Restore makes the working copy as long as the area again, if a program has cut it, and reports
-// whether it was. Pages that are here get the bytes of the base: what was stored to them and not published is lost. Where
-// a demand area keeps no base they are zero.
+// Restore makes the working copy as long as the area again if a program has cut it, and reports
+// whether one has. Pages that are here get the bytes of the base: stores that were not published
+// are lost. Where an area on demand keeps no base, these pages are zero.
 func (a *Area) Restore(here func(p dsm.PageIndex) bool) (cut bool, err error) {
 	had, err := a.working.end()
 	if err != nil || had >= a.size {
@@ -36,7 +36,7 @@ func (a *Area) Restore(here func(p dsm.PageIndex) bool) (cut bool, err error) {
 	return true, a.failed("restore", a.base.data(from, a.base.len-from, fill))
 }
 
-// failed is fail if there is an error.
+// failed is fail if err is not nil.
 func (a *Area) failed(op string, err error) error {
 	if err == nil {
 		return nil
@@ -44,7 +44,7 @@ func (a *Area) failed(op string, err error) error {
 	return a.fail(op, err)
 }
 
-// Restore is that of Area.
+// Restore is Area.Restore for the draft.
 func (d *Draft) Restore() (cut bool, err error) {
 	had, err := d.memory.end()
 	if err != nil || had >= d.size {

@@ -6,29 +6,28 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// Source finds what a program stores into its own mapping of a working copy.
-// internal/uffd has one; it needs no lock of the area.
+// Source finds what a program stores into its own mapping of a working copy. internal/uffd has an
+// implementation; it does not need the lock of the area.
 type Source interface {
-	// Scan reports what was stored since the last Scan, as runs of bytes of the
-	// area, and goes on watching from before it looked: nothing falls between.
-	// What it cannot tell, as after an munmap and of the time before the first Scan and before
-	// an Arm, it reports as suspect: to be compared. After an error it is of no use.
+	// Scan reports what was stored since the last Scan, as runs of bytes of the area. It continues
+	// to watch from before it looked, so no store is missed. What it cannot tell it reports as
+	// suspect, to be compared: what happened before the first Scan, before an Arm, or in memory
+	// that was unmapped. After an error the Source cannot be used any more.
 	Scan(stored, suspect func(off, n int64)) error
-	// Disarm lets the program store at full speed, unseen; Arm ends that.
+	// Disarm lets the program store at full speed, without being watched; Arm ends that.
 	Disarm() error
 	Arm() error
 }
 
-// Tracking knows the mappings of one area that programs of this node have for
-// writing, and finds out what was stored into them: from each mapping's Source, or
-// by comparing with the base copy.
+// Tracking knows which mappings of one area programs of this node have for writing, and finds what
+// was stored into them: from each mapping's Source, or by comparing with the base copy.
 //
-// A store to a page that is watched costs a fault of 1.6 to 2.9 us (K19), comparing a page
-// 0.6 us (K24), whether it was stored to or not. So a mapping of which a program
-// stores to a large part each round is compared, until a round finds little.
+// A store to a watched page costs a fault of 1.6 to 2.9 us (K19). Comparing a page costs 0.6 us
+// (K24), whether it was stored to or not. So a mapping is compared if its program stores to a large
+// part of it each round, until a round finds little.
 //
-// Its user calls it under a lock of its own that is not the area's: Scan may wait
-// for the program's mmap_lock, which a thread holds that waits for a READ.
+// Its user calls it under a lock of its own, not that of the area: Scan may wait for the program's
+// mmap_lock, which may be held by a thread that waits for a READ.
 type Tracking struct {
 	mappings map[*Mapping]struct{}
 	sum      TrackingStats
@@ -36,35 +35,34 @@ type Tracking struct {
 
 // Mapping is a part of an area that a program has mapped for writing.
 type Mapping struct {
-	source  Source // nil: compare
+	source  Source // nil: always compare
 	off, n  int64
 	compare bool // do not ask the source
-	dense   int  // rounds in a row that found much
+	dense   int  // consecutive rounds that found much
 }
 
 // TrackingStats counts what was done.
 type TrackingStats struct {
 	Mappings  int // now
-	Comparing int // of them, those that are compared now
+	Comparing int // how many of them are compared now
 	Scans     uint64
 	Compared  uint64 // pages
-	Found     uint64 // pages that a Source reported
+	Found     uint64 // pages reported by a Source
 	// CompareTime is what comparing whole mappings took.
 	CompareTime time.Duration
 }
 
-// How many of a mapping's pages make a round dense or sparse. Between them it goes on
-// as before.
+// A round is dense or sparse by the share of a mapping's pages in it. In between nothing changes.
 const (
 	denseShare  = 4  // more than a quarter
 	sparseShare = 16 // less than a sixteenth
-	// denseRounds in a row make it worth comparing.
+	// denseRounds consecutive dense rounds make comparing worthwhile.
 	denseRounds = 2
-	// leastDense is how many pages there must be: few cost nothing either way.
+	// leastDense is how many pages a mapping must have: few cost nothing either way.
 	leastDense = 64
 )
 
-// Add takes up a mapping of [off, off+n). Without a source it is always compared.
+// Add adds a mapping of [off, off+n). Without a source it is always compared.
 func (t *Tracking) Add(s Source, off, n int64) *Mapping {
 	if t.mappings == nil {
 		t.mappings = make(map[*Mapping]struct{})
@@ -74,7 +72,7 @@ func (t *Tracking) Add(s Source, off, n int64) *Mapping {
 	return m
 }
 
-// Remove ends a mapping. What was stored last must be found by comparing it once more.
+// Remove removes a mapping. What was stored last must be found by comparing it once more.
 func (t *Tracking) Remove(m *Mapping) { delete(t.mappings, m) }
 
 // Empty reports whether nothing is mapped for writing.
@@ -83,9 +81,9 @@ func (t *Tracking) Empty() bool { return len(t.mappings) == 0 }
 // Range returns the part of the area that is mapped.
 func (m *Mapping) Range() (off, n int64) { return m.off, m.n }
 
-// Collect reports what was stored since the last Collect: ranges of bytes that were
-// stored to, or that have to be compared with the base copy. compared is called for the
-// latter and returns how many pages it looked at and how many of them had changed.
+// Collect reports what was stored since the last Collect. stored is called for ranges of bytes that
+// were stored to. compared is called for ranges that must be compared with the base copy, and
+// returns how many pages it looked at and how many of these had changed.
 func (t *Tracking) Collect(stored func(off, n int64), compared func(off, n int64) (looked, changed int)) {
 	for m := range t.mappings {
 		if m.compare {
@@ -114,12 +112,12 @@ func (t *Tracking) Collect(stored func(off, n int64), compared func(off, n int64
 		}
 		if m.dense++; m.dense >= denseRounds && m.source.Disarm() == nil {
 			m.compare, m.dense = true, 0
-			m.compareWith(t, compared) // what was stored since the Scan
+			m.compareWith(t, compared) // stores made after the Scan
 		}
 	}
 }
 
-// compareWith compares all of the mapping, and goes back to its source if little of it changed.
+// compareWith compares the whole mapping, and returns to its source if little of it changed.
 func (m *Mapping) compareWith(t *Tracking, compared func(off, n int64) (looked, changed int)) {
 	began := time.Now()
 	looked, changed := compared(m.off, m.n)
