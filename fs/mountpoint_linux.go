@@ -58,13 +58,20 @@ func CheckMountpoint(path string) error {
 	return nil
 }
 
+// Dead reports whether an error of touching a mount means that its daemon is gone: ENOTCONN, or ECONNABORTED if it went
+// while it was asked. That may be a moment after its process has ended, when a child that it was just
+// starting lets go of /dev/fuse.
+func Dead(err error) bool {
+	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED)
+}
+
 // isDead reports whether nobody answers for the mount any more. One that does not
 // answer in time is not dead: its daemon may be waiting for other nodes.
 func isDead(path string) bool {
 	dead := make(chan bool, 1)
 	go func() {
 		var st unix.Statfs_t
-		dead <- errors.Is(unix.Statfs(path, &st), unix.ENOTCONN)
+		dead <- Dead(unix.Statfs(path, &st))
 	}()
 	select {
 	case d := <-dead:

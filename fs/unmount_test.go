@@ -224,6 +224,9 @@ func TestDeadMount(t *testing.T) {
 	m := int(c.must(clientCall{Op: "mmap", FD: fd, Len: 8192, Flag: rw}).N)
 	c.must(clientCall{Op: "store", FD: m, Data: []byte("x")})
 	kill()
+	if r := c.call(clientCall{Op: "stat", Path: mnt}); !Dead(r.Errno) {
+		t.Errorf("stat: %v", r.Errno)
+	}
 	c.wantErrno(syscall.ENOTCONN, clientCall{Op: "stat", Path: mnt})
 	if r := c.call(clientCall{Op: "load", FD: m, Off: 4096, Len: 1}); !r.SIGBUS {
 		t.Error("a page that was not mapped can be loaded")
@@ -248,7 +251,7 @@ func TestPanicEndsTheDaemon(t *testing.T) {
 	mnt, _ := startDaemon(t, "DSMFS_FS_TEST_PANIC=1")
 	c := startClient(t)
 	r := c.call(clientCall{Op: "readfile", Path: filepath.Join(mnt, ".dsm", "version")})
-	if r.Errno != syscall.ECONNABORTED && r.Errno != syscall.ENOTCONN {
+	if !Dead(r.Errno) {
 		t.Errorf("read: %v", r.Errno)
 	}
 	eventually(t, "the mount is dead", func() bool { return errors.Is(CheckMountpoint(mnt), ErrDeadMount) })

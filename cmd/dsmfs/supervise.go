@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/dsmfs/dsmfs/fs"
 )
 
 // supervisedVariable is set in the environment of a child of supervise.
@@ -68,7 +68,7 @@ func silent(point, what string) error {
 
 // touched turns an error from touching the mount into one that says what it means.
 func touched(point string, err error) error {
-	if errors.Is(err, unix.ENOTCONN) {
+	if fs.Dead(err) {
 		return fail(exitSilent, "%s is a dead mount: its daemon is gone; dsmfs umount %s removes it, dsmfs mount --force replaces it", point, point)
 	}
 	return err
