@@ -136,6 +136,7 @@ func (x *aliases) renamed(from, to place, exchanged bool) {
 // toldOf is called before the kernel is told that the inode is at p.
 func (b *bridge) toldOf(r *request, i dsm.Inode, p place) {
 	if i.Kind != dsm.KindDir {
+		b.walIndexes.told(i, p)
 		return
 	}
 	old, moved, named := b.aliases.put(i.Ino, p)
@@ -168,4 +169,7 @@ func (b *bridge) toldOf(r *request, i dsm.Inode, p place) {
 }
 
 // Forget is called when the kernel drops an inode.
-func (b *bridge) Forget(node, _ uint64) { b.aliases.drop(dsm.Ino(node)) }
+func (b *bridge) Forget(node, _ uint64) {
+	b.aliases.drop(dsm.Ino(node))
+	b.walIndexes.forget(dsm.Ino(node))
+}

@@ -39,6 +39,8 @@ type bridge struct {
 	walks     walks
 	count     counts
 
+	walIndexes walIndexes
+
 	passthrough passthrough
 
 	life       context.Context // ends when the filesystem is going away
@@ -61,6 +63,7 @@ func newBridge(cfg Config) *bridge {
 	b.lookups.init()
 	b.aliases.init()
 	b.walks.init()
+	b.walIndexes.init(b)
 	b.failed.init(failedWindow)
 	b.unfound.init(unfoundWindow)
 	b.background.init()
@@ -159,7 +162,8 @@ type fileHandle struct {
 	write   bool
 	past    bool // the kernel reads and writes by it past its page cache
 	owners  lockOwners
-	program int // that opened it to write; a thread where that is enough
+	program int    // that opened it to write; a thread where that is enough
+	leave   func() // lets go of the index of a write-ahead log; or nil
 }
 
 func newFileHandle(a *openArea, write bool) *fileHandle {

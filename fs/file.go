@@ -32,8 +32,14 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 		return b.walkStatus(r.tid, err)
 	}
 	b.stale.drop(r.tid)
+	leave, err := b.walIndexes.enter(r, a)
+	if err != nil {
+		b.opens.release(a, write)
+		return status(err)
+	}
 	direct := a.direct.on.Load()
 	h := newFileHandle(a, write)
+	h.leave = leave
 	if write {
 		if h.program = int(r.tid); a.spec().AppliesInSync() {
 			h.program = processOf(h.program) // now, because the thread may end
@@ -87,6 +93,7 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 			}
 		}
 	}
+	b.walIndexes.told(i, place{dsm.Ino(in.NodeId), name})
 	if st := b.open(r, i.Ino, in.Flags, held, &out.OpenOut); !st.Ok() {
 		return st
 	}
@@ -274,6 +281,9 @@ func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	unlock := b.unlockReleased(h)
 	b.releases.run(func() {
 		unlock()
+		if h.leave != nil {
+			h.leave()
+		}
 		b.opens.release(h.area, h.write)
 	})
 }

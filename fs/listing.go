@@ -80,6 +80,7 @@ func (b *bridge) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 		}
 		if inodes[i].Ino != 0 && b.aliases.stays(inodes[i].Ino, place{dsm.Ino(in.NodeId), e.Name}) {
 			b.aliases.listed(inodes[i], place{dsm.Ino(in.NodeId), e.Name})
+			b.walIndexes.told(inodes[i], place{dsm.Ino(in.NodeId), e.Name})
 			b.keptEntry(inodes[i], k, entry)
 		}
 	}

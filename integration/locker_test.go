@@ -15,7 +15,7 @@ import (
 
 // lockerProgram does what a line on its standard input says, in Python, and prints what it is or the errno.
 const lockerProgram = `
-import errno, fcntl, mmap, os, signal, struct, sys
+import errno, fcntl, mmap, os, signal, sqlite3, struct, sys
 mnt = sys.argv[1]
 files = {}
 
@@ -43,6 +43,19 @@ def get(t, start=0, n=1, f='f'):
 
 def flock(how, f='f'):
     fcntl.flock(files[f], how)
+    return 'ok'
+
+def connect(name):
+    files['d'] = sqlite3.connect(path(name), timeout=60, isolation_level=None)
+    return 'ok'
+
+def sql(text, times=1):
+    for _ in range(times):
+        row = files['d'].execute(text).fetchone()
+    return ' '.join(str(x) for x in row) if row else 'ok'
+
+def disconnect():
+    files.pop('d').close()
     return 'ok'
 
 def fork():

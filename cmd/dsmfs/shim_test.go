@@ -182,7 +182,7 @@ func TestShimWithSQLite(t *testing.T) {
 	if !strings.HasSuffix(out, "5000|500000\n") || !strings.Contains(text, "is attached") {
 		t.Fatalf("printed %q and %q", out, text)
 	}
-	holdOpen(t, shim, sqlite, db)
+	closeIt := holdOpen(t, shim, sqlite, db)
 	const writers, rows = 3, 10
 	var all sync.WaitGroup
 	for w := range writers {
@@ -197,15 +197,16 @@ func TestShimWithSQLite(t *testing.T) {
 	if want := fmt.Sprintf("%d\nok\n", writers*rows); !strings.Contains(out, want) {
 		t.Errorf("printed %q, want %q", out, want)
 	}
+	closeIt() // till then no other node may
 	out, _ = runProgram(t, nil, sqlite, filepath.Join(second, "db"), "SELECT count(*) FROM t; PRAGMA integrity_check;")
 	if want := fmt.Sprintf("%d\nok\n", 5000+writers*rows); out != want {
 		t.Errorf("the other node, on its page cache, has %q, want %q", out, want)
 	}
 }
 
-// holdOpen keeps a connection to the database open until the test ends, as a
+// holdOpen keeps a connection to the database open until it is told otherwise, as a
 // server would: the last that closes one removes the index that they share.
-func holdOpen(t *testing.T, shim, sqlite, db string) {
+func holdOpen(t *testing.T, shim, sqlite, db string) (closeIt func()) {
 	t.Helper()
 	cmd := exec.Command(sqlite, db)
 	cmd.Env = append(os.Environ(), shim)
@@ -220,18 +221,20 @@ func holdOpen(t *testing.T, shim, sqlite, db string) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	closeIt = sync.OnceFunc(func() {
 		_ = in.Close() // which ends it
 		if err := cmd.Wait(); err != nil {
 			t.Error(err)
 		}
 	})
+	t.Cleanup(closeIt)
 	if _, err := in.Write([]byte("SELECT count(*) FROM t;\n")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := out.Read(make([]byte, 64)); err != nil { // the count: now it is open
 		t.Fatal(err)
 	}
+	return closeIt
 }
 
 // TestShimWithNumPy maps as training programs do, at an offset that is no multiple of a page.
