@@ -41,11 +41,11 @@ func growDirty(o options) ([]line, error) {
 	return lines, err
 }
 
-// filesPerArea is what a daemon has open for each area: its two copies.
-const filesPerArea = 2
+// filesPerArea is what the program that holds the areas has open for each.
+const filesPerArea = 1
 
-// possible returns how many of so many areas a daemon can have with the open files that it
-// may have. It takes all that it may.
+// possible returns how many of so many areas a daemon can have when programs hold them, with the open files that these
+// may have.
 func possible(areas int) (int, error) {
 	const others = 1000
 	var limit syscall.Rlimit

@@ -95,6 +95,9 @@ func (t *Attachment) open(write bool) (f *os.File, err error) {
 		} else {
 			f, err = a.mu.mem.OpenWorking(write || a.mu.replica.demand)
 		}
+		if err != nil {
+			a.node.warnOfMemory(a.id, err)
+		}
 	})
 	return f, err
 }

@@ -26,9 +26,9 @@ func newMemory(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) {
 	return pages.NewArea(id, size)
 }
 
-// memory returns the copies of the area, making them at first use. Sizes were reserved
+// memory returns the memory of the area, making it at first use. Sizes were reserved
 // against the budget by the catalog, so failure means that the node's own limits
-// (descriptors, mappings) are exhausted.
+// (mappings) are exhausted.
 func (a *Area) memory() (*pages.Area, error) {
 	if a.mu.mem != nil {
 		return a.mu.mem, nil
@@ -42,6 +42,20 @@ func (a *Area) memory() (*pages.Area, error) {
 	a.mu.cached = pages.NewCached(mem)
 	invariants.Check(len(a.mu.home.extents) == 0, "area %d is the home of extents that had no memory", a.id)
 	return mem, nil
+}
+
+// workingCopy makes the working copy.
+func (a *Area) workingCopy() error {
+	mem, err := a.memory()
+	if err != nil {
+		return err
+	}
+	if err := mem.BeginReplica(); err != nil {
+		a.node.warnOfMemory(a.id, err)
+		a.freeIfUnused()
+		return &errs.Error{Op: "reserve memory", Area: a.id, Err: err}
+	}
+	return nil
 }
 
 // warnOfMemory says that memory cannot be made, now and then: whoever needs it tries again.

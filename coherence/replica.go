@@ -157,7 +157,7 @@ func (a *Area) subscribe(list []dsm.ExtentIndex) {
 
 // startReplica makes the replica: an empty working copy and a subscription.
 func (a *Area) startReplica() error {
-	if _, err := a.memory(); err != nil {
+	if err := a.workingCopy(); err != nil {
 		return err
 	}
 	r := &a.mu.replica
@@ -198,6 +198,9 @@ func (a *Area) dropReplica() {
 		a.send(home, &wire.Unsubscribe{Stamp: a.stamp()})
 	}
 	a.forgetPages()
+	if err := a.mu.mem.EndReplica(); err != nil {
+		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "err", err)
+	}
 	if len(a.mu.home.extents) > 0 { // else all its memory goes
 		for _, e := range a.touchedLocked() {
 			a.forget(e)

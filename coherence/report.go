@@ -28,11 +28,14 @@ type stats struct {
 // Stats returns the figures of the data plane since the start, in a fixed order.
 func (n *Node) Stats() []Stat {
 	u := func(name string, v *atomic.Uint64) Stat { return Stat{name, fmt.Sprint(v.Load())} }
-	n.mu.Lock()
-	areas := len(n.mu.areas)
-	n.mu.Unlock()
+	all := n.all()
+	resident := int64(0)
+	for _, a := range all {
+		resident += a.ResidentBytes()
+	}
 	return []Stat{
-		{"areas", fmt.Sprint(areas)},
+		{"areas", fmt.Sprint(len(all))},
+		{"resident_bytes", fmt.Sprint(resident)},
 		u("publishes", &n.stats.publishes),
 		u("published_bytes", &n.stats.publishedBytes),
 		u("publishes_merged", &n.stats.publishesMerged),

@@ -61,8 +61,20 @@ func (n *simNode) startAttach() {
 		if err := a.fill(t.draft); err != nil {
 			n.sim.t.Fatal(err)
 		}
+		n.giveMemory(t)
 	}
 	n.attached = append(n.attached, &simProgram{at: t, waiting: t.draft == nil, found: make(map[dsm.PageIndex]bool)})
+}
+
+// giveMemory gives a program the memory to map.
+func (n *simNode) giveMemory(t *Attachment) {
+	f, err := t.open(true)
+	if err == nil {
+		err = f.Close()
+	}
+	if err != nil {
+		n.sim.t.Fatal(err)
+	}
 }
 
 // toggleAttach attaches a program, or ends one, whether it was let in or gives up.

@@ -40,6 +40,9 @@ func (n *simNode) letIn() {
 		n.opening, n.writer = false, true
 	}
 	for _, p := range n.attached {
+		if p.waiting {
+			n.giveMemory(p.at)
+		}
 		p.waiting = false
 	}
 }

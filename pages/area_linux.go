@@ -13,17 +13,20 @@ import (
 // Area is the memory of one area on this node: the working copy, which the
 // node's programs see and store into, and the base copy, the bytes of the last
 // version that this node published or received, which stores are compared with.
-// Each is a memfd. Pages that were never touched take no memory, but touching
-// includes reading them through the slices handed out here: a page that is known
-// to be all zero, because it has no version, is better not read.
+// Pages that were never touched take no memory, but touching
+// includes asking for them by Working: a page that is known
+// to be all zero, because it has no version, is better not looked at.
+//
+// The working copy is there from BeginReplica to EndReplica only. A node that is the home of an area and no more has
+// the home's bytes and nothing else.
 //
 // In extents that are homed on this node the base copy is the home's copy, so
 // that an area takes twice its size here and not three times; base.go has the rest.
 type Area struct {
 	id      dsm.AreaID
 	size    int64
-	working *copyFile
-	base    *copyFile
+	working *areaCopy
+	base    *areaCopy
 	homed   map[dsm.ExtentIndex]struct{}
 	twins   map[dsm.PageIndex]frame // only of pages of homed extents
 	frames  frames                  // of twins and of ledger
@@ -32,26 +35,34 @@ type Area struct {
 	notices uint64                  // id of the last notice of any ledger
 }
 
-// NewArea returns the memory of an area of size bytes, all zero.
+// NewArea returns the memory of an area of size bytes, all zero, without a working copy.
 func NewArea(id dsm.AreaID, size int64) (*Area, error) { return newArea(id, size, nil) }
 
 // newArea makes an area, of demand kind if d is not nil.
 func newArea(id dsm.AreaID, size int64, d *demand) (*Area, error) {
-	a := &Area{id: id, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}}
-	var err error
-	if a.working, err = newCopy(id, "w"); err != nil {
-		return nil, a.fail("new", err)
-	}
-	if a.base, err = newCopy(id, "b"); err != nil {
-		return nil, errors.Join(a.fail("new", err), a.working.close())
-	}
-	if d != nil {
-		d.memfd, a.demand = a.working.fd, d
-	}
+	a := &Area{id: id, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}, demand: d}
+	a.working, a.base = newCopy(id, "w", true), newCopy(id, "b", d != nil)
+	a.working.absent = true
 	if err := a.Resize(size); err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
 	return a, nil
+}
+
+// BeginReplica makes the working copy, all zero. After an error there is none.
+func (a *Area) BeginReplica() error {
+	err := a.working.come()
+	if err == nil && a.demand != nil {
+		if err = a.demand.reserve(a.working.fd, a.working.len); err != nil {
+			err = errors.Join(err, a.EndReplica())
+		}
+	}
+	return a.failed("begin replica", err)
+}
+
+// EndReplica gives the working copy back. Programs that have it mapped keep what they have, and nobody looks at it.
+func (a *Area) EndReplica() error {
+	return a.failed("end replica", errors.Join(a.demand.close(), a.working.leave()))
 }
 
 func (a *Area) fail(op string, err error) error {
@@ -78,7 +89,7 @@ func (a *Area) Resize(size int64) error {
 		return errs.E(errs.TooLarge, "resize", "size of %d bytes", size)
 	}
 	end := wholePages(size)
-	for _, c := range []*copyFile{a.working, a.base} {
+	for _, c := range []*areaCopy{a.working, a.base} {
 		if err := c.reserve(end); err != nil {
 			return a.fail("resize", err)
 		}
@@ -90,13 +101,13 @@ func (a *Area) Resize(size int64) error {
 	resize, length := a.working.resize, size
 	if a.demand != nil {
 		length = end // nobody has the file open to see its end
-		if err := a.demand.reserve(end); err != nil {
+		if err := a.demand.reserve(a.working.fd, end); err != nil {
 			return a.fail("resize", err)
 		}
 	}
 	if size < a.size {
 		// Only the last page is left with bytes past the end; ftruncate drops the others.
-		for _, c := range []*copyFile{a.working, a.base} {
+		for _, c := range []*areaCopy{a.working, a.base} {
 			if err := c.zero(size, min(end, c.len)); err != nil {
 				return a.fail("resize", err)
 			}
@@ -109,7 +120,7 @@ func (a *Area) Resize(size int64) error {
 	} else {
 		if written := max(a.size, had); written < size {
 			// Programs that have the working copy mapped can store past its end, in its last page.
-			clear(a.working.mem[written:wholePages(written)])
+			a.working.clearPast(written)
 		}
 		if a.ledger != nil && a.ledger.shared {
 			resize = a.working.extend

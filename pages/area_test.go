@@ -20,6 +20,9 @@ func newTestArea(t testing.TB, size int64) *Area {
 func openTestArea(t testing.TB, newArea func(dsm.AreaID, int64) (*Area, error), size int64) *Area {
 	t.Helper()
 	a, err := newArea(42, size)
+	if err == nil {
+		err = a.BeginReplica()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,11 +34,20 @@ func openTestArea(t testing.TB, newArea func(dsm.AreaID, int64) (*Area, error), 
 	return a
 }
 
-func TestCloseUnmaps(t *testing.T) {
-	a, err := NewArea(4711, 1)
+// opened makes the working copy a memfd, as for a program that has it.
+func opened(t testing.TB, a *Area) {
+	t.Helper()
+	f, err := a.OpenWorking(true)
+	if err == nil {
+		err = f.Close()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func TestCloseUnmaps(t *testing.T) {
+	a := newTestArea(t, 1)
 	mapped := func(name string) bool {
 		maps, err := os.ReadFile("/proc/self/maps")
 		if err != nil {
@@ -44,10 +56,10 @@ func TestCloseUnmaps(t *testing.T) {
 		return strings.Contains(string(maps), name)
 	}
 	resize(t, a, 5<<20)
-	if !mapped("dsmfs:4711:w") || !mapped("dsmfs:4711:b") {
-		t.Error("the copies have other names")
+	if !mapped("dsmfs:42:w") {
+		t.Error("the working copy has another name")
 	}
-	if err := a.Close(); err != nil || mapped("dsmfs:4711:") {
+	if err := a.Close(); err != nil || mapped("dsmfs:42:") {
 		t.Errorf("still mapped after Close (%v)", err)
 	}
 }

@@ -24,7 +24,7 @@ func (a *Area) Base(p dsm.PageIndex) []byte {
 			return t.mem
 		}
 	}
-	return a.base.page(p)
+	return a.base.look(p, 1)
 }
 
 // PrefetchNext has the processor begin to get the page of set that follows page i of extent e, of both
@@ -34,19 +34,20 @@ func (a *Area) Base(p dsm.PageIndex) []byte {
 func (a *Area) PrefetchNext(e dsm.ExtentIndex, set *dsm.PageSet, i int) {
 	n := set.Next(i + 1)
 	if p := pageOfExtent(e, n); n > i+1 && n < dsm.ExtentPages && int64(p)*dsm.PageSize < a.size {
-		prefetch(a.working.page(p))
-		prefetch(a.base.page(p))
+		if !a.working.absent {
+			prefetch(a.working.look(p, 1))
+		}
+		prefetch(a.base.look(p, 1))
 	}
 }
 
 // SetBase makes n, which may be Home(p), the base of page p.
 func (a *Area) SetBase(p dsm.PageIndex, n []byte) {
-	b := a.base.page(p)
 	e, _ := p.Extent()
 	switch {
 	case !a.Homed(e):
-		copy(b, n)
-	case string(n) == string(b):
+		copy(a.base.page(p), n)
+	case string(n) == string(a.base.look(p, 1)):
 		a.dropTwin(p)
 	default:
 		copy(a.twin(p), n)
@@ -60,7 +61,10 @@ func (a *Area) OwnBase(p dsm.PageIndex) []byte {
 	if a.Homed(e) && !a.HasTwin(p) {
 		panic(fmt.Sprintf("%v: the base of page %d is the home's", a, p))
 	}
-	return a.Base(p)
+	if t, ok := a.twins[p]; ok {
+		return t.mem
+	}
+	return a.base.page(p)
 }
 
 // HasTwin reports whether the base of page p is not the home's bytes though its

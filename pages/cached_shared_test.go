@@ -212,7 +212,12 @@ func TestLedgerWithProgram(t *testing.T) {
 			c.SetWriters(true)
 			c.SetShared(true)
 			seed := rng.Uint64()
-			ended, wait := r.Start(t, a.working.fd, seed)
+			f, err := a.OpenWorking(true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			ended, wait := r.Start(t, int(f.Fd()), seed)
 			defer wait()
 			totals := make([]int, dsm.PageSize/r.DType.Size())
 			base := make([]byte, dsm.PageSize)

@@ -14,39 +14,42 @@ import (
 // without being mapped anew.
 const minCapacity = 1 << 20
 
-// copyFile is one copy of an area: a memfd and this process's mapping of it. The
-// file is as long as the area, to the byte: programs that have it open see its end as
-// that of their file. The mapping has the length capacity, which may be more, and is
+// areaCopy is one copy of an area. It is anonymous memory, which takes no descriptor, or a memfd, which programs can map:
+//
+//	base copy                             anonymous; of a demand area, a memfd beyond smallCopy
+//	working copy, draft, up to smallCopy  anonymous until it is opened for a program; then a memfd
+//	working copy, draft, beyond           a memfd, as moving it takes time; anonymous where no descriptor is left
+//
+// A memfd is as long as the area, to the byte: programs that have it open see its end as
+// that of their file. The mapping has the length capacity, which may be more, and of a memfd is
 // never touched past the last page of the file (SIGBUS).
-type copyFile struct {
-	fd   int
-	len  int64 // whole pages
-	mem  []byte
-	name string
+//
+// Moving from one to the other is a copy under the area's lock. Nobody else stores into anonymous memory, since no program
+// can have it, so nothing is lost. (The base of a demand area is a memfd for the speed of write(2) to a hole: see installBase.)
+type areaCopy struct {
+	id     dsm.AreaID
+	suffix string
+	fd     int   // -1: anonymous
+	size   int64 // bytes
+	len    int64 // whole pages
+	mem    []byte
+	piece  piece // that mem is, if any
+	filed  bool  // a memfd beyond smallCopy
+	absent bool  // there is no memory, and nobody looks at any
+	// takes, of anonymous memory, has the pages that were given out for storing, by extent: all others are zero, and take no memory. Those
+	// of different extents may be given out at the same time.
+	taken []dsm.PageSet
 }
 
-// newCopy makes an empty copy. The name is for people, in /proc/PID/maps.
-func newCopy(id dsm.AreaID, suffix string) (*copyFile, error) {
-	name := fmt.Sprintf("dsmfs:%d:%s", id, suffix)
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return nil, os.NewSyscallError("memfd_create", err)
-	}
-	// A memfd is of mode 0777: whoever gets a read-only descriptor could open it
-	// again by /proc/self/fd for writing.
-	if err := unix.Fchmod(fd, 0o600); err != nil {
-		return nil, errors.Join(os.NewSyscallError("fchmod", err), unix.Close(fd))
-	}
-	// Nobody can add a seal: that would keep this process from its own memory. (Without MFD_ALLOW_SEALING some could, where
-	// the sysctl vm.memfd_noexec is set.) F_SEAL_SHRINK, against ftruncate by programs, would keep this process from
-	// cutting, too, and memory past a new end is SIGBUS: see Restore.
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SEAL); err != nil {
-		return nil, errors.Join(os.NewSyscallError("fcntl", err), unix.Close(fd))
-	}
-	return &copyFile{fd: fd, name: name}, nil
+// newCopy returns an empty copy. It takes nothing. filed says that it is a memfd beyond smallCopy.
+func newCopy(id dsm.AreaID, suffix string, filed bool) *areaCopy {
+	return &areaCopy{id: id, suffix: suffix, fd: -1, filed: filed}
 }
 
-// capacityFor returns the mapping length for a file of n bytes: a power of two,
+// String names the copy for people, in /proc/PID/maps, too.
+func (c *areaCopy) String() string { return fmt.Sprintf("dsmfs:%d:%s", c.id, c.suffix) }
+
+// capacityFor returns the mapping length for a copy of n bytes: a power of two,
 // so that an area that grows bit by bit is mapped a few times only.
 func capacityFor(n int64) int64 {
 	c := int64(minCapacity)
@@ -58,13 +61,22 @@ func capacityFor(n int64) int64 {
 
 // reserve makes the mapping at least n bytes long. Until it has succeeded the old
 // mapping stays. The new one is at another address.
-func (c *copyFile) reserve(n int64) error {
-	if n <= int64(len(c.mem)) {
+func (c *areaCopy) reserve(n int64) error {
+	if n <= int64(len(c.mem)) || c.absent {
 		return nil
 	}
-	mem, err := unix.Mmap(c.fd, 0, int(capacityFor(n)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if c.fd < 0 && c.filed && n > smallCopy {
+		err := c.toFile(n)
+		if !errors.Is(err, unix.EMFILE) && !errors.Is(err, unix.ENFILE) {
+			return err
+		}
+	}
+	if c.fd < 0 {
+		return c.reserveAnonymous(n)
+	}
+	mem, err := mapFile(c.fd, n)
 	if err != nil {
-		return os.NewSyscallError("mmap", err)
+		return err
 	}
 	old := c.mem
 	c.mem = mem
@@ -74,33 +86,48 @@ func (c *copyFile) reserve(n int64) error {
 	return os.NewSyscallError("munmap", unix.Munmap(old))
 }
 
-// resize makes the file n bytes long, for which the mapping is long enough.
+func mapFile(fd int, n int64) ([]byte, error) {
+	mem, err := unix.Mmap(fd, 0, int(capacityFor(n)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	return mem, os.NewSyscallError("mmap", err)
+}
+
+// resize makes the copy n bytes long, for which the mapping is long enough.
 // Pages that are added read zero and take no memory.
-func (c *copyFile) resize(n int64) error {
+func (c *areaCopy) resize(n int64) error {
+	if c.fd < 0 {
+		c.resizeAnonymous(n)
+		return nil
+	}
 	if err := unix.Ftruncate(c.fd, n); err != nil {
 		return os.NewSyscallError("ftruncate", err)
 	}
-	c.len = wholePages(n)
+	c.size, c.len = n, wholePages(n)
 	return nil
 }
 
 // extend is resize to at least n bytes of a file that programs may be making longer at the
 // same moment, by write(2): ftruncate would cut off what they have just written. It takes
 // the memory of one page.
-func (c *copyFile) extend(n int64) error {
+func (c *areaCopy) extend(n int64) error {
 	had, err := c.end()
 	if err == nil && had < n {
+		if c.fd < 0 {
+			return c.resize(n)
+		}
 		err = os.NewSyscallError("fallocate", unix.Fallocate(c.fd, 0, n-1, 1))
 	}
 	if err != nil {
 		return err
 	}
-	c.len = wholePages(n)
+	c.size, c.len = n, wholePages(n)
 	return nil
 }
 
 // end returns the length of the file in bytes.
-func (c *copyFile) end() (int64, error) {
+func (c *areaCopy) end() (int64, error) {
+	if c.fd < 0 {
+		return c.size, nil
+	}
 	var st unix.Stat_t
 	if err := unix.Fstat(c.fd, &st); err != nil {
 		return 0, os.NewSyscallError("fstat", err)
@@ -109,29 +136,51 @@ func (c *copyFile) end() (int64, error) {
 }
 
 // zero makes the bytes [from, to) read zero. Whole pages are given back, and
-// parts of pages that are holes stay holes.
-func (c *copyFile) zero(from, to int64) error {
+// parts of pages that take no memory go on taking none.
+func (c *areaCopy) zero(from, to int64) error {
 	if from >= to {
 		return nil
+	}
+	if c.fd < 0 {
+		return c.zeroAnonymous(from, min(to, c.len))
 	}
 	err := unix.Fallocate(c.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, to-from)
 	return os.NewSyscallError("fallocate", err)
 }
 
-// page returns page p. It must be before the end of the file.
-func (c *copyFile) page(p dsm.PageIndex) []byte { return c.pages(p, 1) }
+// clearPast makes what programs have stored past the end zero, from the byte from on to the end of its page.
+func (c *areaCopy) clearPast(from int64) {
+	if to := wholePages(from); from < to && c.takes(dsm.PageIndex(from/dsm.PageSize)) {
+		clear(c.mem[from:to])
+	}
+}
 
-// pages returns n pages from p on. They must be before the end of the file.
-func (c *copyFile) pages(p dsm.PageIndex, n int) []byte {
+// page returns page p, to be stored to. It must be before the end.
+func (c *areaCopy) page(p dsm.PageIndex) []byte { return c.pages(p, 1) }
+
+// pages returns n pages from p on, which lie in one extent, to be stored to. They must be before the end.
+func (c *areaCopy) pages(p dsm.PageIndex, n int) []byte {
+	mem := c.look(p, n)
+	if c.fd < 0 {
+		c.take(p, n)
+	}
+	return mem
+}
+
+// look returns n pages from p on, to be looked at only. They must be before the end.
+func (c *areaCopy) look(p dsm.PageIndex, n int) []byte {
 	off, end := int64(p)*dsm.PageSize, (int64(p)+int64(n))*dsm.PageSize
 	if end > c.len {
-		panic(fmt.Sprintf("%d pages from %d on of %s, which has %d", n, p, c.name, c.len/dsm.PageSize))
+		panic(fmt.Sprintf("%d pages from %d on of %v, which has %d", n, p, c, c.len/dsm.PageSize))
 	}
 	return c.mem[off:end:end]
 }
 
-// resident returns the bytes of memory that the file takes.
-func (c *copyFile) resident() (int64, error) {
+// resident returns the bytes of memory that the copy takes.
+func (c *areaCopy) resident() (int64, error) {
+	if c.fd < 0 {
+		return c.residentAnonymous(), nil
+	}
 	var st unix.Stat_t
 	if err := unix.Fstat(c.fd, &st); err != nil {
 		return 0, os.NewSyscallError("fstat", err)
@@ -139,16 +188,45 @@ func (c *copyFile) resident() (int64, error) {
 	return st.Blocks * 512, nil
 }
 
-// close gives everything back.
-func (c *copyFile) close() error {
-	var err error
-	if c.mem != nil {
-		err = os.NewSyscallError("munmap", unix.Munmap(c.mem))
-		c.mem = nil
+// close gives everything back. The copy is empty, and anonymous, afterwards.
+func (c *areaCopy) close() error {
+	err := c.unmap()
+	if c.fd >= 0 {
+		err = errors.Join(err, os.NewSyscallError("close", unix.Close(c.fd)))
+		c.fd = -1
 	}
-	c.len = 0
-	if e := unix.Close(c.fd); err == nil {
-		err = os.NewSyscallError("close", e)
-	}
+	c.size, c.len, c.taken = 0, 0, nil
 	return err
+}
+
+// unmap gives the mapping back.
+func (c *areaCopy) unmap() error {
+	mem, p := c.mem, c.piece
+	c.mem, c.piece = nil, piece{}
+	switch {
+	case p.block != nil:
+		return smallCopies.give(p)
+	case mem != nil:
+		return os.NewSyscallError("munmap", unix.Munmap(mem))
+	}
+	return nil
+}
+
+// leave gives all memory back until come, but keeps the size.
+func (c *areaCopy) leave() error {
+	size := c.size
+	err := c.close()
+	c.absent = true
+	c.resizeAnonymous(size)
+	return err
+}
+
+// come ends leave: all is zero.
+func (c *areaCopy) come() error {
+	c.absent = false
+	if err := c.reserve(c.len); err != nil {
+		c.absent = true
+		return err
+	}
+	return nil
 }

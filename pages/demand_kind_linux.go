@@ -16,12 +16,13 @@ func (a *Area) SetDemand(on bool) error {
 	if on == a.Demand() {
 		return nil
 	}
+	a.base.filed = on
 	if !on {
 		err := a.demand.close()
 		a.demand = nil
 		return err
 	}
-	a.demand = &demand{none: missing(), memfd: a.working.fd}
+	a.demand = &demand{none: missing()}
 	return nil
 }
 

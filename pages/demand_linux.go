@@ -3,7 +3,6 @@ package pages
 import (
 	"errors"
 	"fmt"
-	"math"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -24,7 +23,6 @@ import (
 // others is asked of the file (SEEK_DATA, PUNCH_HOLE, splice), which changes nothing.
 // In builds with the tag invariants a page that is named and not here panics.
 type demand struct {
-	memfd  int
 	filler filler
 	mapped int64 // length of the filler's mapping
 	none   error // why there is no filler
@@ -67,11 +65,11 @@ func (a *Area) Attachable() error {
 	return a.demand.none
 }
 
-// reserve readies the area for n bytes of pages. The filler's mapping is as long as
+// reserve readies a working copy that is a memfd for n bytes of pages. The filler's mapping is as long as
 // those of the copies, so that it seldom changes.
-func (d *demand) reserve(n int64) error {
+func (d *demand) reserve(memfd int, n int64) error {
 	c := capacityFor(n)
-	if d.none != nil || c <= d.mapped {
+	if d.none != nil || memfd < 0 || c <= d.mapped {
 		return nil
 	}
 	if d.filler != nil {
@@ -79,7 +77,7 @@ func (d *demand) reserve(n int64) error {
 			return err
 		}
 	} else {
-		f, err := uffd.NewFiller(d.memfd, c)
+		f, err := uffd.NewFiller(memfd, c)
 		if err != nil {
 			return err
 		}
@@ -93,7 +91,9 @@ func (d *demand) close() error {
 	if d == nil || d.filler == nil {
 		return nil
 	}
-	return d.filler.Close()
+	f := d.filler
+	d.filler, d.mapped = nil, 0
+	return f.Close()
 }
 
 // Install makes n, one or more pages of one extent from page p on, the working bytes
@@ -146,7 +146,9 @@ func (a *Area) fill(p dsm.PageIndex, n []byte) (int, error) {
 	if a.demand != nil && a.demand.filler != nil {
 		return a.demand.filler.Fill(off, n)
 	}
-	return copy(a.working.mem[off:a.working.len], n), nil // no program waits for it
+	n = n[:min(int64(len(n)), a.working.len-off)]
+	a.working.write(p, n, 0) // no program waits for it
+	return len(n), nil
 }
 
 // installBase makes n the base of as many pages from p on. Zeroes on top of nothing stay nothing.
@@ -185,7 +187,7 @@ func (a *Area) KeepBases(e dsm.ExtentIndex, set dsm.PageSet) {
 		first, last := pageOfExtent(e, from), pageOfExtent(e, to)
 		a.checkHere(first, last)
 		if !a.Homed(e) {
-			a.base.write(first, a.working.mem[int64(first)*dsm.PageSize:int64(last)*dsm.PageSize], 0)
+			a.base.write(first, a.working.look(first, int(last-first)), 0)
 			continue
 		}
 		for p := first; p < last; p++ {
@@ -195,19 +197,20 @@ func (a *Area) KeepBases(e dsm.ExtentIndex, set dsm.PageSet) {
 }
 
 // write puts n at the offset at from page p on.
-func (c *copyFile) write(p dsm.PageIndex, n []byte, at int) {
+func (c *areaCopy) write(p dsm.PageIndex, n []byte, at int) {
 	off := int64(p)*dsm.PageSize + int64(at)
-	for len(n) > 0 {
-		done, err := unix.Pwrite(c.fd, n, off)
-		if err != nil {
-			done = copy(c.mem[off:c.len], n) // as a store: what fails there ends the daemon, as anywhere
-		}
-		n, off = n[done:], off+int64(done)
+	if c.fd >= 0 {
+		c.fileWrite(n, off)
+		return
 	}
+	if from, to := pagesOf(off, int64(len(n))); from < to {
+		c.take(from, int(to-from))
+	}
+	copy(c.mem[off:c.len], n)
 }
 
 // has reports whether all of the pages [from, to) take memory.
-func (c *copyFile) has(from, to dsm.PageIndex) bool {
+func (c *areaCopy) has(from, to dsm.PageIndex) bool {
 	for p := from; p < to; p++ {
 		if !c.takes(p) {
 			return false
@@ -217,15 +220,18 @@ func (c *copyFile) has(from, to dsm.PageIndex) bool {
 }
 
 // takes reports whether page p takes memory, or may.
-func (c *copyFile) takes(p dsm.PageIndex) bool { return c.nextData(p) == p }
+func (c *areaCopy) takes(p dsm.PageIndex) bool { return c.nextData(p) == p }
 
 // nextData returns the first page from p on that takes memory, or may. It asks for data and never for the end of it
 // (SEEK_HOLE), which the kernel goes on looking for until there is a hole: 20 ms for each GiB.
-func (c *copyFile) nextData(p dsm.PageIndex) dsm.PageIndex {
+func (c *areaCopy) nextData(p dsm.PageIndex) dsm.PageIndex {
+	if c.fd < 0 {
+		return c.nextTaken(p)
+	}
 	off, err := unix.Seek(c.fd, int64(p)*dsm.PageSize, unix.SEEK_DATA)
 	switch {
 	case errors.Is(err, unix.ENXIO):
-		return math.MaxInt64 // there is none from here to the end
+		return noPage // there is none from here to the end
 	case err != nil:
 		return p
 	}

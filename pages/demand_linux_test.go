@@ -26,7 +26,7 @@ func install(t testing.TB, a *Area, p dsm.PageIndex, n []byte) {
 }
 
 // resident fails the test unless exactly the pages of the set are here, in the copy.
-func wantResident(t testing.TB, what string, c *copyFile, want dsm.PageSet) {
+func wantResident(t testing.TB, what string, c *areaCopy, want dsm.PageSet) {
 	t.Helper()
 	var got dsm.PageSet
 	if err := c.data(0, c.len, func(off, n int64) {
@@ -111,11 +111,9 @@ func TestResizeKeepsHoles(t *testing.T) {
 
 // TestWithoutUserfaultfd: the page-cache plane works.
 func TestWithoutUserfaultfd(t *testing.T) {
-	a, err := newArea(1, 9*dsm.PageSize, &demand{none: errs.E(errs.Unsupported, "", "none")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
+	a := openTestArea(t, func(id dsm.AreaID, size int64) (*Area, error) {
+		return newArea(id, size, &demand{none: errs.E(errs.Unsupported, "", "none")})
+	}, 9*dsm.PageSize)
 	if !errs.Is(a.Attachable(), errs.Unsupported) || newTestArea(t, 1).Attachable() != nil {
 		t.Error("the wrong kind can be attached")
 	}

@@ -14,21 +14,14 @@ import (
 //
 // It takes up to twice the size of the area. Where neither the area nor the program has bytes it takes nothing.
 type Draft struct {
-	memory *copyFile
-	base   *copyFile
+	memory *areaCopy
+	base   *areaCopy
 	size   int64
 }
 
 // NewDraft returns a draft as large as the area, all zero.
 func (a *Area) NewDraft() (*Draft, error) {
-	d := &Draft{}
-	var err error
-	if d.memory, err = newCopy(a.id, "d"); err != nil {
-		return nil, a.fail("new draft", err)
-	}
-	if d.base, err = newCopy(a.id, "db"); err != nil {
-		return nil, errors.Join(a.fail("new draft", err), d.memory.close())
-	}
+	d := &Draft{memory: newCopy(a.id, "d", true), base: newCopy(a.id, "db", false)}
 	if err := d.Resize(a.size); err != nil {
 		return nil, errors.Join(a.fail("new draft", err), d.Close())
 	}
@@ -40,9 +33,9 @@ func (d *Draft) Resize(size int64) error {
 	end := wholePages(size)
 	if size > d.size && d.size < d.memory.len {
 		// The program can store past the end, in its last page.
-		clear(d.memory.mem[d.size:d.memory.len])
+		d.memory.clearPast(d.size)
 	}
-	for _, c := range []*copyFile{d.memory, d.base} {
+	for _, c := range []*areaCopy{d.memory, d.base} {
 		if err := c.reserve(end); err != nil {
 			return err
 		}

@@ -94,7 +94,7 @@ func pageOfExtent(e dsm.ExtentIndex, i int) dsm.PageIndex {
 }
 
 // punch makes the pages of extent e in set holes, and returns those that it could not.
-func (c *copyFile) punch(e dsm.ExtentIndex, set dsm.PageSet) (left dsm.PageSet, err error) {
+func (c *areaCopy) punch(e dsm.ExtentIndex, set dsm.PageSet) (left dsm.PageSet, err error) {
 	for from, to := range set.Runs() {
 		off := int64(pageOfExtent(e, from)) * dsm.PageSize
 		if zeroErr := c.zero(off, min(off+int64(to-from)*dsm.PageSize, c.len)); zeroErr != nil {
@@ -108,6 +108,9 @@ func (c *copyFile) punch(e dsm.ExtentIndex, set dsm.PageSet) (left dsm.PageSet, 
 func (a *Area) evictShared(k merge.Kernel, e dsm.ExtentIndex, set dsm.PageSet) (stored dsm.PageSet, err error) {
 	if err := a.Attachable(); err != nil {
 		return set, err
+	}
+	if a.working.fd < 0 { // no program has it yet
+		return a.working.punch(e, set)
 	}
 	v, err := takeEvictor()
 	if err != nil {
@@ -165,7 +168,7 @@ func (a *Area) takeBack(k merge.Kernel, v *evictor, e dsm.ExtentIndex, taken, ho
 }
 
 // present returns those pages of extent e in of that take memory.
-func (c *copyFile) present(e dsm.ExtentIndex, of dsm.PageSet) (set dsm.PageSet) {
+func (c *areaCopy) present(e dsm.ExtentIndex, of dsm.PageSet) (set dsm.PageSet) {
 	for i := range of.All() {
 		if c.takes(pageOfExtent(e, i)) {
 			set.Add(i)

@@ -81,6 +81,7 @@ func TestEvictLastPage(t *testing.T) {
 	if err := a.Attachable(); err != nil {
 		t.Skip(err)
 	}
+	opened(t, a)
 	install(t, a, 2, append(pagetest.PageOf(1)[:100:100], make([]byte, dsm.PageSize-100)...))
 	a.Working(2)[100] = 1
 	evict(t, a, dsm.Range(2, 9), true, dsm.PageSet{})
@@ -96,6 +97,7 @@ func TestEvictPunched(t *testing.T) {
 	if err := a.Attachable(); err != nil {
 		t.Skip(err)
 	}
+	opened(t, a)
 	install(t, a, 0, pagetest.PageOf(1))
 	install(t, a, 1, pagetest.PageOf(0))
 	if err := a.working.zero(0, 2*dsm.PageSize); err != nil {

@@ -16,10 +16,11 @@ func TestRestore(t *testing.T) {
 	const pages, gone = 5, 3
 	for _, end := range []int64{0, dsm.PageSize, 2*dsm.PageSize + 10} {
 		a := newTestArea(t, pages*dsm.PageSize-100)
+		opened(t, a)
 		here := func(p dsm.PageIndex) bool { return p != gone }
 		want := bytes.Repeat([]byte("published"), pages*dsm.PageSize)[:a.Size()]
 		copy(a.working.mem[:a.Size()], want)
-		copy(a.base.mem[:a.Size()], want)
+		copy(a.base.pages(0, pages)[:a.Size()], want)
 		clear(want[gone*dsm.PageSize : (gone+1)*dsm.PageSize])
 		if cut, err := a.Restore(here); cut || err != nil {
 			t.Fatalf("uncut memory is restored: %v, %v", cut, err)

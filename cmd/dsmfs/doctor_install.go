@@ -64,13 +64,13 @@ func helperFinding(path string) finding {
 	return f
 }
 
-// manyDescriptors is enough for some ten thousand files that have bytes on a node.
+// manyDescriptors is enough for some ten thousand large files that programs of a node have open.
 const manyDescriptors = 65536
 
 func descriptorFinding(most uint64) finding {
 	f := finding{what: "open files (ulimit -n)", ok: most >= manyDescriptors, text: number(most)}
 	if !f.ok {
-		f.text = fmt.Sprintf("%s: a node keeps descriptors for files that have bytes, and says EMFILE when it has no more; raise it: ulimit -n %d, in a unit "+
+		f.text = fmt.Sprintf("%s: a node keeps a descriptor for each large file that is open, and says EMFILE to who attaches one when it has no more; raise it: ulimit -n %d, in a unit "+
 			"LimitNOFILE=%d, for logins in /etc/security/limits.conf", number(most), manyDescriptors, manyDescriptors)
 	}
 	return f

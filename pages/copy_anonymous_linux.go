@@ -1,0 +1,129 @@
+package pages
+
+import (
+	"math"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// reserveAnonymous is reserve of anonymous memory.
+func (c *areaCopy) reserveAnonymous(n int64) (err error) {
+	var mem []byte
+	var p piece
+	switch {
+	case n <= smallCopy:
+		mem, p, err = smallCopies.take(n)
+	case c.mem == nil || c.piece.block != nil:
+		mem, err = anonymous(capacityFor(n))
+	default:
+		mem, err = unix.Mremap(c.mem, int(capacityFor(n)), unix.MREMAP_MAYMOVE)
+		if err == nil {
+			c.mem = mem
+		}
+		return os.NewSyscallError("mremap", err)
+	}
+	if err != nil {
+		return err
+	}
+	c.copyTo(mem)
+	err = c.unmap()
+	c.mem, c.piece = mem, p
+	return err
+}
+
+// copyTo copies the pages that take memory.
+func (c *areaCopy) copyTo(mem []byte) {
+	for e := range c.taken {
+		for from, to := range c.taken[e].Runs() {
+			first, last := pageOfExtent(dsm.ExtentIndex(e), from), pageOfExtent(dsm.ExtentIndex(e), to)
+			copy(mem[int64(first)*dsm.PageSize:], c.mem[int64(first)*dsm.PageSize:int64(last)*dsm.PageSize])
+		}
+	}
+}
+
+func (c *areaCopy) resizeAnonymous(n int64) {
+	end, extents := wholePages(n), dsm.Extents(n)
+	if end < c.len {
+		// What madvise cannot give back here it could not with any other call: the memory stays taken, and is zero.
+		if err := c.zeroAnonymous(end, c.len); err != nil {
+			clear(c.mem[end:c.len])
+		}
+		c.taken = c.taken[:extents:extents]
+	}
+	for len(c.taken) < extents {
+		c.taken = append(c.taken, make([]dsm.PageSet, extents-len(c.taken))...)
+	}
+	c.size, c.len = n, end
+}
+
+func (c *areaCopy) zeroAnonymous(from, to int64) error {
+	for p := dsm.PageIndex(from / dsm.PageSize); int64(p)*dsm.PageSize < to; p++ {
+		if p = c.nextData(p); p == noPage || int64(p)*dsm.PageSize >= to {
+			return nil
+		}
+		off, n := int64(p)*dsm.PageSize, int64(dsm.PageSize)
+		if off < from || off+n > to {
+			clear(c.mem[max(off, from):min(off+n, to)])
+			continue
+		}
+		// The whole pages from here on that take memory, of this extent.
+		e, i := p.Extent()
+		for off+n+dsm.PageSize <= to && i+int(n/dsm.PageSize) < dsm.ExtentPages && c.taken[e].Has(i+int(n/dsm.PageSize)) {
+			n += dsm.PageSize
+		}
+		if err := unix.Madvise(c.mem[off:off+n], unix.MADV_DONTNEED); err != nil {
+			return os.NewSyscallError("madvise", err)
+		}
+		c.taken[e] = c.taken[e].Minus(dsm.Range(i, i+int(n/dsm.PageSize)))
+		p += dsm.PageIndex(n/dsm.PageSize) - 1
+	}
+	return nil
+}
+
+// take takes note that n pages of one extent, from p on, are stored to.
+func (c *areaCopy) take(p dsm.PageIndex, n int) {
+	e, i := p.Extent()
+	if n == 1 {
+		c.taken[e].Add(i)
+		return
+	}
+	c.taken[e] = c.taken[e].Or(dsm.Range(i, i+n))
+}
+
+func (c *areaCopy) residentAnonymous() (n int64) {
+	for e := range c.taken {
+		n += int64(c.taken[e].Len()) * dsm.PageSize
+	}
+	return n
+}
+
+// anonymousData is data of anonymous memory.
+func (c *areaCopy) anonymousData(off, end int64, f func(off, n int64)) {
+	for p := dsm.PageIndex(off / dsm.PageSize); int64(p)*dsm.PageSize < end; {
+		first := c.nextData(p)
+		if first == noPage {
+			return
+		}
+		for p = first; int64(p)*dsm.PageSize < end && c.takes(p); p++ {
+		}
+		if from, to := max(int64(first)*dsm.PageSize, off), min(int64(p)*dsm.PageSize, end); from < to {
+			f(from, to-from)
+		}
+	}
+}
+
+// noPage is where there is no page with data.
+const noPage = dsm.PageIndex(math.MaxInt64)
+
+// nextTaken returns the first page from p on that takes memory.
+func (c *areaCopy) nextTaken(p dsm.PageIndex) dsm.PageIndex {
+	for e, i := p.Extent(); int(e) < len(c.taken); e, i = e+1, 0 {
+		if j := c.taken[e].Next(i); j < dsm.ExtentPages {
+			return pageOfExtent(e, j)
+		}
+	}
+	return noPage
+}

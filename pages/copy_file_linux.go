@@ -1,0 +1,108 @@
+package pages
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// toFile moves an anonymous copy into a memfd with a mapping of at least n bytes. After an error it is as before.
+func (c *areaCopy) toFile(n int64) error {
+	fd, err := newFile(c.String())
+	if err != nil {
+		return err
+	}
+	mem, err := mapFile(fd, n)
+	if err != nil {
+		return errors.Join(err, unix.Close(fd))
+	}
+	if err := unix.Ftruncate(fd, c.size); err != nil {
+		return errors.Join(os.NewSyscallError("ftruncate", err), unix.Munmap(mem), unix.Close(fd))
+	}
+	c.copyTo(mem)
+	err = c.unmap()
+	c.fd, c.mem, c.taken = fd, mem, nil
+	return err
+}
+
+// newFile makes a memfd. The name is for people, in /proc/PID/maps.
+func newFile(name string) (fd int, err error) {
+	fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return -1, os.NewSyscallError("memfd_create", err)
+	}
+	// A memfd is of mode 0777: whoever gets a read-only descriptor could open it
+	// again by /proc/self/fd for writing.
+	if err := unix.Fchmod(fd, 0o600); err != nil {
+		return -1, errors.Join(os.NewSyscallError("fchmod", err), unix.Close(fd))
+	}
+	// Nobody can add a seal: that would keep this process from its own memory. (Without MFD_ALLOW_SEALING some could, where
+	// the sysctl vm.memfd_noexec is set.) F_SEAL_SHRINK, against ftruncate by programs, would keep this process from
+	// cutting, too, and memory past a new end is SIGBUS: see Restore.
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SEAL); err != nil {
+		return -1, errors.Join(os.NewSyscallError("fcntl", err), unix.Close(fd))
+	}
+	return fd, nil
+}
+
+// open opens the copy for a program, which makes it a memfd.
+func (c *areaCopy) open(write bool) (*os.File, error) {
+	if c.fd < 0 {
+		if err := c.toFile(c.len); err != nil {
+			return nil, err
+		}
+	}
+	flags := unix.O_RDONLY
+	if write {
+		flags = unix.O_RDWR
+	}
+	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", c.fd), flags, 0)
+}
+
+// fileData is data of a memfd. The search for a hole looks at
+// every page, 80 ns each, and is spared where the file takes as much memory as it is long.
+func (c *areaCopy) fileData(off, end int64, f func(off, n int64)) error {
+	if off < end && c.whole() {
+		f(off, end-off)
+		return nil
+	}
+	for off < end {
+		from, err := unix.Seek(c.fd, off, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return nil
+		}
+		if err != nil {
+			return os.NewSyscallError("lseek", err)
+		}
+		if from >= end {
+			return nil
+		}
+		to, err := unix.Seek(c.fd, from, unix.SEEK_HOLE)
+		if err != nil {
+			return os.NewSyscallError("lseek", err)
+		}
+		f(from, min(to, end)-from)
+		off = to
+	}
+	return nil
+}
+
+// whole reports whether the file has no holes. It says so of one with a huge page that goes on past its end, too, if
+// the holes are no larger than that: then some count as data, and reading them takes memory.
+func (c *areaCopy) whole() bool {
+	var st unix.Stat_t
+	return unix.Fstat(c.fd, &st) == nil && st.Blocks*512 >= c.len && st.Size <= c.len // a program may write past it
+}
+
+// fileWrite stores n at off as write(2) does.
+func (c *areaCopy) fileWrite(n []byte, off int64) {
+	for len(n) > 0 {
+		done, err := unix.Pwrite(c.fd, n, off)
+		if err != nil {
+			done = copy(c.mem[off:c.len], n) // as a store: what fails there ends the daemon, as anywhere
+		}
+		n, off = n[done:], off+int64(done)
+	}
+}
