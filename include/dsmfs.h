@@ -68,9 +68,9 @@ DSMFS_API size_t dsmfs_size(dsmfs *a);
 
 DSMFS_API int64_t dsmfs_publish(dsmfs *a); /* returns once others can see what was stored before */
 DSMFS_API int64_t dsmfs_acquire(dsmfs *a); /* returns once what others published before is in memory */
-DSMFS_API int64_t dsmfs_sync(dsmfs *a);    /* what msync does: publish, and acquire where user.dsm.apply is sync */
+DSMFS_API int64_t dsmfs_sync(dsmfs *a);    /* what msync does: publish, and acquire */
 
-/* Waits until the area has the version, at most timeout_ms; 0: without limit. -ETIMEDOUT. Signal handlers run meanwhile;
+/* Waits until the area has the version, at most timeout_ms; 0: no limit. -ETIMEDOUT. Signal handlers run meanwhile;
    they must not longjmp out of it. */
 DSMFS_API int64_t dsmfs_wait(dsmfs *a, int64_t version, int64_t timeout_ms);
 
@@ -79,11 +79,11 @@ DSMFS_API int64_t dsmfs_version(dsmfs *a); /* that is here now */
 /* Writes "name value" lines to buf, ended by a zero byte; returns their length without it. What does not fit is cut. */
 DSMFS_API int dsmfs_stats(dsmfs *a, char *buf, size_t n);
 
-/* Changes the size for everybody and maps the area anew: dsmfs_data and dsmfs_size change, so no other thread may use it. */
+/* Changes the size for all nodes and maps the area again: dsmfs_data and dsmfs_size change, so no other thread may use it meanwhile. */
 DSMFS_API int dsmfs_resize(dsmfs *a, uint64_t size);
 
-/* Unmaps and forgets; the handle is gone whatever is returned. What was not published stays in the working copy of this
-   machine and is published later: dsmfs_publish before, to know that it was. */
+/* Unmaps the area and frees the handle, whatever is returned. Stores that were not published stay in the working copy of this
+   machine and are published later. To be certain that they are, call dsmfs_publish before. */
 DSMFS_API int dsmfs_detach(dsmfs *a);
 
 /* Why the last call of this thread failed. Valid until its next call that fails. */
@@ -128,20 +128,20 @@ DSMFS_API const char *dsmfs_error(void);
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
 
-/* Locks. dsmfs__maps guards the lists of areas, links and ranges, and is held over everything that changes what is mapped,
-   requests included; fork takes it. Before it, never inside it, all signals are blocked, so no handler can want it of the
-   thread that holds it. link.mu is inside it, guards the waiters, and is held for moments.
+/* Locks. dsmfs__maps guards the lists of areas, links and ranges. It is held over everything that changes what is mapped,
+   including requests; fork takes it. All signals are blocked before it is taken, never while it is held, so that no handler can need it
+   in the thread that holds it. link.mu may be taken inside it, guards the waiters, and is held for moments only.
 
-   System calls go by syscall(2) where libc's own function is a cancellation point, which would leave a link without its
-   reader, or is one that the preloaded library replaces. */
+   System calls are made by syscall(2) where libc's own function is a cancellation point, which would leave a link without its
+   reader, or where the preloaded library replaces that function. */
 
 enum { DSMFS__ATTACH = 1, DSMFS__TRACK, DSMFS__UNTRACK, DSMFS__PUBLISH, DSMFS__ACQUIRE, DSMFS__SYNC,
        DSMFS__WAIT, DSMFS__STATS, DSMFS__DETACH, DSMFS__CREATE, DSMFS__RESIZE };
 enum { DSMFS__MAGIC = 0x414d5344, DSMFS__VERSION = 1 }; /* of the protocol */
 enum { DSMFS__PAYLOAD = 4096, DSMFS__GUARDED = 8 };
 enum { DSMFS__MAPPING_LIMIT = 60000 }; /* ms for requests with signals blocked; the daemon's own limit is 30 s */
-enum { DSMFS__PATIENCE = 5000 };       /* ms after which signals are let in to a request that is not answered */
-enum { DSMFS__UFFD = 1, DSMFS__DEMAND = 4 }; /* of ATTACH's d: TRACK wants a userfaultfd; pages come when they are touched */
+enum { DSMFS__PATIENCE = 5000 };       /* ms after which signals are unblocked during a request that is not answered */
+enum { DSMFS__UFFD = 1, DSMFS__DEMAND = 4 }; /* of ATTACH's d: TRACK needs a userfaultfd; the area is on demand */
 
 struct dsmfs__head { /* of every packet, as on the wire */
     uint32_t magic;
@@ -168,14 +168,14 @@ struct dsmfs__link { /* the connection to one daemon, shared by all areas of it 
     uint64_t tags;
     pid_t reader; /* the thread that receives for all, or 0 */
     int fd, dead, areas, guard;
-    struct stat id; /* of the socket: the program may have closed it and opened something else */
+    struct stat id; /* identify the socket: the program may have closed it and opened something else */
     struct sockaddr_un at;
 };
 
 struct dsmfs {
     struct dsmfs *next;
     struct dsmfs__link *link;
-    uint64_t id, number, size; /* number: of the area, its inode; where the path leads elsewhere by now, the number counts */
+    uint64_t id, number, size; /* number: the area's inode number, which counts if the path leads elsewhere by now */
     int access, kind, refs; /* kind: ATTACH's d */
     int lost; /* why a child of fork has no attachment, as -errno */
     dev_t device; /* of the mount, where the preloaded library found it */
@@ -196,7 +196,7 @@ static pthread_mutex_t dsmfs__maps = PTHREAD_MUTEX_INITIALIZER;
 static struct dsmfs__link *dsmfs__links;
 static dsmfs *dsmfs__areas;
 static struct dsmfs__range *dsmfs__ranges;
-static int dsmfs__guarded[DSMFS__GUARDED]; /* descriptors of links plus 1, for who wants to keep them from being closed */
+static int dsmfs__guarded[DSMFS__GUARDED]; /* descriptors of links plus 1, for a library that protects them from being closed */
 static pid_t dsmfs__pid;
 static uint64_t dsmfs__signals; /* of the thread that forks */
 static __thread char dsmfs__text[512];
@@ -222,7 +222,7 @@ static int64_t dsmfs__now(void)
 
 static void dsmfs__restore(uint64_t mask) { syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, NULL, sizeof mask); }
 
-/* Blocks what may run a handler, but not what the thread itself causes nor what libc uses for itself. */
+/* Blocks all signals except those that the thread itself causes and those that libc uses. */
 static uint64_t dsmfs__block(void)
 {
     static const int open[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGABRT, 32, 33};
@@ -267,7 +267,7 @@ static void dsmfs__done(struct dsmfs__waiter *w, uint32_t state)
     syscall(SYS_futex, &w->state, 129 /* FUTEX_WAKE_PRIVATE */, 1, NULL, NULL, 0);
 }
 
-/* Ends the link: everybody who waits learns it. link.mu is held. */
+/* Ends the link and tells all threads that wait. link.mu is held. */
 static void dsmfs__hangup(struct dsmfs__link *l)
 {
     struct dsmfs__waiter *w, *next;
@@ -281,7 +281,7 @@ static void dsmfs__hangup(struct dsmfs__link *l)
     l->waiters = NULL;
 }
 
-/* Receives what is there and gives it to those who wait for it. link.mu is held. */
+/* Receives replies and gives them to the threads that wait for them. link.mu is held. */
 static void dsmfs__receive(struct dsmfs__link *l)
 {
     for (;;) {
@@ -364,8 +364,8 @@ static int dsmfs__post(struct dsmfs__link *l, struct dsmfs__waiter *w, const cha
 }
 
 /* Sends a request and waits for its reply: 0, or -errno with a text. limit is in ms, 0 for none; with mapping set dsmfs__maps is
-   held. One of the threads that wait receives for all; when it has its own reply, it wakes the others. A signal handler
-   that asks in the middle of a request of its thread receives in that one's stead. */
+   held. One of the waiting threads receives for all; when it has its own reply, it wakes the others. A signal handler
+   that makes a request while its thread is in one receives in that request's place. */
 static int dsmfs__call(struct dsmfs__link *l, struct dsmfs__waiter *w, const char *payload, int fd, int64_t limit, int mapping)
 {
     char small[256];
@@ -551,7 +551,7 @@ static int dsmfs__find(int fd, const char *name, struct dsmfs__place *p)
     return 0;
 }
 
-/* The same for a path; with new set, for one that is yet to be made. */
+/* The same for a path; with new set, for a file that will be made. */
 static int dsmfs__look(const char *socket, const char *path, int new, struct dsmfs__place *p)
 {
     const char *env = getenv("DSMFS_ATTACH"), *name = NULL, *slash = strrchr(path, '/');
@@ -592,7 +592,7 @@ static void dsmfs__cut(struct dsmfs__link *l)
     l->guard = -1;
 }
 
-/* Returns a link to the daemon: the one there is, or a new one. dsmfs__maps is held. */
+/* Returns the link to the daemon, and makes it if there is none. dsmfs__maps is held. */
 static int dsmfs__connect(const char *socket_path, struct dsmfs__link **out)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -604,7 +604,7 @@ static int dsmfs__connect(const char *socket_path, struct dsmfs__link **out)
             return 0;
         }
     pthread_once(&once, dsmfs__hook);
-    if (dsmfs__pid != getpid()) /* a child by clone(2): what it has of its parent is not its own */
+    if (dsmfs__pid != getpid()) /* a child made by clone(2): the link that it inherited is its parent's */
         for (l = dsmfs__links; l; l = l->next)
             dsmfs__cut(l);
     if (!(l = DSMFS_MALLOC(sizeof *l)))
@@ -638,7 +638,7 @@ static int dsmfs__connect(const char *socket_path, struct dsmfs__link **out)
     return 0;
 }
 
-/* Ends links that nobody uses any more. dsmfs__maps is held. */
+/* Ends links that are not used any more. dsmfs__maps is held. */
 static void dsmfs__sweep(void)
 {
     struct dsmfs__link **at = &dsmfs__links, *l;
@@ -653,8 +653,8 @@ static void dsmfs__sweep(void)
     }
 }
 
-/* A userfaultfd, or -1. User mode is enough for write-protection that the kernel resolves itself; of what is missing it sees
-   only touches by the program itself. */
+/* A userfaultfd, or -1. User mode is enough for write protection that the kernel resolves itself. For missing pages it handles
+   only touches by the program itself, not by system calls. */
 static int dsmfs__uffd(void)
 {
     int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK), dev;
@@ -667,11 +667,11 @@ static int dsmfs__uffd(void)
     return fd;
 }
 
-/* Whether a mapping must be tracked: what is stored to, and what pages come for when they are touched. Until then nobody may touch
-   the latter: it would make pages of zeroes, for all programs of the node. */
+/* Whether a mapping must be tracked: mappings that are stored to, and those of areas on demand. Nobody may touch the latter before they are
+   tracked: that would make pages of zeroes, for all programs of the node. */
 static int dsmfs__wants(const dsmfs *a, int prot) { return (prot & PROT_WRITE) || (a->kind & DSMFS__DEMAND); }
 
-/* What a mapping is to be mapped with to be tracked; it gets its own protection behind. */
+/* The protection with which a mapping is made so that it can be tracked; it gets its own protection afterwards. */
 static int dsmfs__first(const dsmfs *a, int prot)
 {
     return (a->kind & DSMFS__DEMAND) && a->access == DSMFS_WRITE ? prot | PROT_READ | PROT_WRITE : prot;
@@ -684,7 +684,7 @@ static int dsmfs__protect(const struct dsmfs__range *r)
     return dsmfs__fail(errno, "mprotect: %s", strerror(errno));
 }
 
-/* Has the stores to a range found, from now on and those before, too. dsmfs__maps is held, as in the functions below. */
+/* Lets the daemon find the stores to a range, including those made before. dsmfs__maps is held, as in the functions below. */
 static int dsmfs__track(struct dsmfs__range *r)
 {
     struct dsmfs__waiter w = {0};
@@ -700,8 +700,8 @@ static int dsmfs__track(struct dsmfs__range *r)
     return err;
 }
 
-/* Takes a range out of the daemon's care, before its mapping goes. Its stores are found first. One that pages come for stays in
-   it until it is unmapped, which the kernel tells the daemon. */
+/* Ends the tracking of a range before it is unmapped. Its stores are found first. A range on demand stays tracked until it is
+   unmapped; the kernel tells the daemon about that. */
 static void dsmfs__untrack(struct dsmfs__range *r)
 {
     struct dsmfs__waiter w = {0};
@@ -724,7 +724,7 @@ static void dsmfs__end(dsmfs *a)
     dsmfs__call(a->link, &w, NULL, -1, 0, 1); /* likewise */
 }
 
-/* Sends ATTACH for the path and takes the reply; returns the memfd or -errno. With a->number set it must be that area. */
+/* Sends ATTACH for the path and handles the reply; returns the memfd or -errno. If a->number is set it must be that area. */
 static int dsmfs__ask(dsmfs *a)
 {
     struct dsmfs__waiter w = {0};
@@ -752,7 +752,7 @@ static int dsmfs__ask(dsmfs *a)
     return dsmfs__fail(ESTALE, "the path %s is another area now", a->path);
 }
 
-/* Ends a use of the area, and with the last one the attachment. */
+/* Drops a reference to the area, and with the last one ends the attachment. */
 static void dsmfs__release(dsmfs *a)
 {
     dsmfs **at = &dsmfs__areas;
@@ -768,7 +768,7 @@ static void dsmfs__release(dsmfs *a)
     dsmfs__sweep();
 }
 
-/* Attaches without mapping; *memfd is the caller's to close. number is 0, or that of the area that it must be. */
+/* Attaches without mapping; the caller closes *memfd. number is 0, or the number that the area must have. */
 static int dsmfs__open(const char *socket, const char *path, uint64_t number, int access, dsmfs **out, int *memfd)
 {
     struct dsmfs__link *l;
@@ -806,7 +806,7 @@ static size_t dsmfs__pages(size_t n)
     return (n + page - 1) / page * page;
 }
 
-/* Adds a range to the list, which takes a use of the area. */
+/* Adds a range to the list; the range takes a reference to the area. */
 static struct dsmfs__range *dsmfs__range(dsmfs *a, char *addr, size_t len, uint64_t off, int prot)
 {
     struct dsmfs__range *r = DSMFS_MALLOC(sizeof *r);
@@ -843,7 +843,7 @@ static void dsmfs__discard(struct dsmfs__range *r)
     dsmfs__drop(r);
 }
 
-/* Makes of what was just mapped for a range what it is to be: not in children of fork, and tracked if that is wanted. */
+/* Sets up a mapping that was just made for a range: not inherited by children of fork, and tracked if necessary. */
 static int dsmfs__settle(struct dsmfs__range *r)
 {
     int err = 0;
@@ -854,7 +854,7 @@ static int dsmfs__settle(struct dsmfs__range *r)
     return err;
 }
 
-/* Maps a part of the area, tracked if that is wanted. After an error with addr and MAP_FIXED, something may be mapped there. */
+/* Maps a part of the area, tracked if necessary. After an error with addr and MAP_FIXED, something may be mapped there. */
 static int dsmfs__map(dsmfs *a, int memfd, void *addr, size_t len, int prot, int flags, uint64_t off, struct dsmfs__range **out)
 {
     struct dsmfs__range *r = NULL;
@@ -909,8 +909,8 @@ static int dsmfs__again(dsmfs *a)
     return err;
 }
 
-/* A child has none of the mappings: first their places are taken, so that nothing else gets there, then each area is attached
-   again. A place that is taken already belongs to who was first. */
+/* A child inherits none of the mappings. First their addresses are reserved, so that nothing else gets there; then each area is attached
+   again. If an address is in use already, whatever is there stays. */
 static void dsmfs__child(void)
 {
     const int none = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -941,7 +941,7 @@ static void dsmfs__child(void)
         r->area->lost = r->nofork ? r->area->lost : -EEXIST;
         dsmfs__drop(r);
     }
-    for (int reads = 0; reads < 2; reads++) /* who stores first: then those for reading show the same memory */
+    for (int reads = 0; reads < 2; reads++) /* attachments for writing first: then those for reading show the same memory */
         for (a = dsmfs__areas; a; a = a->next) {
             if ((a->access == DSMFS_READ) != reads)
                 continue;

@@ -24,8 +24,8 @@ _Static_assert((int)SHIM_GUARDED == (int)DSMFS__GUARDED, "one table");
 
 typedef struct dsmfs__range range;
 
-/* The program's malloc may be one that unmaps, which would want the lock that its caller holds. So there is none: every
-   object has pages of its own. They are few. */
+/* The program's malloc may call munmap, which would need the lock that the caller here holds. So malloc is not used: every
+   object has pages of its own. There are few objects. */
 static void *shim_alloc(size_t n)
 {
     size_t *p = dsmfs__mmap(NULL, n + 16, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -71,8 +71,8 @@ int shim_active(void) { return __atomic_load_n(&dsmfs__ranges, __ATOMIC_ACQUIRE)
 
 int shim_guarded(int i) { return __atomic_load_n(&dsmfs__guarded[i], __ATOMIC_ACQUIRE) - 1; }
 
-/* Gives a descriptor of ours, whose number the program wants, another number. In a child of vfork that does not hold, for
-   it has the parent's memory and its own descriptors: there the number is free. */
+/* Moves a descriptor of ours to another number, because the program wants its number. Not in a child of vfork, which has the
+   parent's memory but its own descriptors: there the number is free. */
 int shim_move_guarded(int fd)
 {
     uint64_t old;
@@ -103,7 +103,7 @@ static int aligned(const void *p) { return (uintptr_t)p % (size_t)sysconf(_SC_PA
 
 static int meets(const range *r, const char *lo, const char *hi) { return r->addr < hi && lo < end_of(r); }
 
-/* Whether [lo, hi) shows something of ours. The lock is held, as in all that follows. */
+/* Whether [lo, hi) shows something of ours. The lock is held, as in all following functions. */
 static range *first_in(const char *lo, const char *hi)
 {
     range *r = dsmfs__ranges;
@@ -112,18 +112,18 @@ static range *first_in(const char *lo, const char *hi)
     return r;
 }
 
-/* Whether pages of a range come when they are touched. It is never without a daemon that serves it: what others touch meanwhile
-   would become zeroes. So it is not untracked, and changes are left to the kernel, which tells the daemon. */
+/* Whether the range is on demand. The daemon must serve such a range all the time: pages that other threads touch meanwhile
+   would become zeroes. So it is not untracked; the kernel tells the daemon about changes of the mapping. */
 static int on_demand(const range *r) { return r->area->kind & DSMFS__DEMAND; }
 
-/* What the program said of a mapping holds of what is made of it. */
+/* Settings that the program made for a mapping also apply to the parts made from it. */
 static void inherit(range *made, const range *from)
 {
     made->nofork = from->nofork;
     made->upgradable = from->upgradable;
 }
 
-/* Splits a range at an address in its middle. Its halves are not tracked, unless they are on demand. */
+/* Splits a range at an address inside it. The halves are not tracked, unless they are on demand. */
 static int split(range *r, char *at)
 {
     range *second = dsmfs__range(r->area, at, (size_t)(end_of(r) - at), r->off + (uint64_t)(at - r->addr), r->prot);
@@ -136,7 +136,7 @@ static int split(range *r, char *at)
     return 0;
 }
 
-/* Splits what crosses lo or hi, so that every range is inside or outside of [lo, hi). */
+/* Splits ranges that cross lo or hi, so that every range is inside or outside of [lo, hi). */
 static int isolate(char *lo, char *hi)
 {
     range *r = dsmfs__ranges;
@@ -161,7 +161,7 @@ static void retrack(void)
             say("dsmfs: stores to %.200s are not seen any more: %.400s\n", r->area->path, dsmfs__text);
 }
 
-/* Takes [lo, hi), which is about to be unmapped, out of the daemon's care, but not yet off the list. */
+/* Ends the tracking of [lo, hi), which is about to be unmapped, but does not remove it from the list yet. */
 static int untrack_in(char *lo, char *hi)
 {
     int err = isolate(lo, hi);
@@ -178,7 +178,7 @@ static void drop_in(char *lo, char *hi)
         dsmfs__drop(r);
 }
 
-/* A call of the program about the pages from lo to hi. From enter to leave the lock is held; errno is as before then. */
+/* A call of the program about the pages from lo to hi. The lock is held from enter to leave, which restores errno. */
 struct visit {
     char *lo, *hi;
     int ours; /* whether they show something of ours */
@@ -200,7 +200,7 @@ static void leave(const struct visit *v)
     errno = v->saved;
 }
 
-/* Ends a call that was to take away what was mapped: if it succeeded, it is off the list. */
+/* Ends a call that removes mappings: if it succeeded, they are removed from the list. */
 static long replaced(const struct visit *v, long r)
 {
     if (v->ours && !shim_failed(r))
@@ -218,7 +218,7 @@ long shim_unmap(void *addr, size_t len)
     return replaced(&v, r ? r : code(syscall(SYS_munmap, addr, len)));
 }
 
-/* An mmap with MAP_FIXED that is none of ours, over what may be. */
+/* An mmap with MAP_FIXED that is not ours, over a place where there may be mappings of ours. */
 long shim_map_over(void *addr, size_t len, int prot, int flags, int fd, off_t off)
 {
     struct visit v = enter(addr, len);
@@ -226,8 +226,8 @@ long shim_map_over(void *addr, size_t len, int prot, int flags, int fd, off_t of
     return replaced(&v, r ? r : code((long)dsmfs__mmap(addr, len, prot, flags, fd, (uint64_t)off)));
 }
 
-/* From now on read and write of a descriptor go past the page cache, to the daemon, which has what the program has stored: O_DIRECT, which
-   on a dsmfs file aligns nothing. */
+/* Makes read and write of a descriptor go past the page cache, to the daemon, which has what the program has stored. It sets O_DIRECT,
+   which on dsmfs requires no alignment. */
 static void bypass(int fd)
 {
     int mode = (int)syscall(SYS_fcntl, fd, F_GETFL);
@@ -235,7 +235,7 @@ static void bypass(int fd)
         syscall(SYS_fcntl, fd, F_SETFL, mode | O_DIRECT);
 }
 
-/* The same for all descriptors of a file that the program has by now. */
+/* The same for all descriptors of a file that the program has now. */
 static void bypass_all(dev_t dev, ino_t ino)
 {
     char buf[2048];
@@ -329,7 +329,7 @@ int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, voi
     return err;
 }
 
-/* Moves a mapping over what is mapped elsewhere, in one step. */
+/* Moves a mapping to another place, over what is mapped there, in one step. */
 static int place(range *r, char *at)
 {
     if ((char *)syscall(SYS_mremap, r->addr, r->len, r->len, MREMAP_MAYMOVE | MREMAP_FIXED, at) == MAP_FAILED)
@@ -338,7 +338,7 @@ static int place(range *r, char *at)
     return 0;
 }
 
-/* Maps a part of the area of r anew by an attachment of its own, for at least what r may. */
+/* Maps a part of r's area again, with an attachment of its own and at least r's access. */
 static int again(const range *r, int access, size_t len, uint64_t off, range **out)
 {
     dsmfs *a, *before = r->area;
@@ -355,8 +355,8 @@ static int again(const range *r, int access, size_t len, uint64_t off, range **o
     return err;
 }
 
-/* Puts in the place of a read-only mapping one that may be stored to: the same memory by a descriptor that allows it. The
-   old range is gone afterwards. */
+/* Replaces a read-only mapping by a writable one: the same memory, through a descriptor that allows it. The old range is gone
+   afterwards. */
 static int upgrade(range *r)
 {
     range *fresh;
@@ -388,14 +388,14 @@ long shim_protect(void *addr, size_t len, int prot)
     return err;
 }
 
-/* mremap of what is on demand to more than it was, or to a second mapping: nobody would serve what the kernel makes of it. So it is
-   mapped anew, and the old is unmapped. */
+/* mremap of a mapping on demand to a larger size, or to a second mapping: nobody would serve the pages that the kernel adds. So the area is
+   mapped again, and the old mapping unmapped. */
 static long regrown(range *r, char *lo, size_t new_len, int flags, char *at)
 {
     range *fresh;
     int err;
     if (!(flags & MREMAP_MAYMOVE))
-        return -ENOMEM; /* as if there were no room behind it */
+        return -ENOMEM; /* as if there were no room after it */
     if ((flags & MREMAP_FIXED) && at < end_of(r) && r->addr < at + dsmfs__pages(new_len))
         return -EINVAL;
     if (again(r, r->area->access, new_len, r->off + (uint64_t)(lo - r->addr), &fresh) < 0)
@@ -488,8 +488,8 @@ int shim_set_fork(void *addr, size_t len, int fork)
     return found && found == (size_t)(v.hi - v.lo);
 }
 
-/* Publishes each area that is chosen, by one of its attachments, with no lock held: in the order of mount and number, so that
-   what others attach and detach meanwhile confuses nobody. */
+/* Publishes each chosen area through one of its attachments, with no lock held. It goes in the order of mount and number, so that
+   other threads may attach and detach meanwhile. */
 static int sync_areas(int (*chosen)(const dsmfs *, const void *), const void *arg)
 {
     int saved = errno, err = 0, any = 0;

@@ -1,6 +1,6 @@
 /*
-The library that dsmfs run preloads into programs. It takes the place of the calls of libc by which programs map files, so that a
-shared mapping of a file of a dsmfs mount is the node's working copy itself: the memory plane, with nothing changed in the program.
+The library that dsmfs run preloads into programs. It replaces the calls of libc with which programs map files, so that a
+shared mapping of a file in a dsmfs mount is the node's working copy itself: the memory plane, without any change to the program.
 
     program ── mmap(fd, MAP_SHARED) ──> attach, memfd, mmap at the same place with the same flags
             ── msync, fsync ─────────-> SYNC, then the kernel's call
@@ -8,11 +8,11 @@ shared mapping of a file of a dsmfs mount is the node's working copy itself: the
             ── open, fopen of a file that is mapped: O_DIRECT, so that read and write see what the mapping has
             ── read, write, ftruncate: not touched; FUSE serves them from the same memory
 
-Whatever cannot be attached stays a mapping of the kernel's page cache, and one line on stderr says why. A child of fork attaches again
-by itself (dsmfs.h). All real calls but fopen's are raw system calls: no dlsym, so no call comes back here, none is too early, and none
-allocates. The price is that open, msync, fsync and close are no cancellation points of threads.
+A file that cannot be attached stays a mapping of the kernel's page cache, and one line on stderr says why. A child of fork attaches again
+by itself (dsmfs.h). The real calls, except fopen's, are made as raw system calls and not by dlsym. So no call comes back here, none comes
+too early, and none allocates. The price is that open, msync, fsync and close are not cancellation points of threads.
 
-DSMFS_QUIET=1 silences the line, DSMFS_VERBOSE=1 prints one, too, when all is well.
+DSMFS_QUIET=1 silences the line; DSMFS_VERBOSE=1 prints a line on success as well.
 */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -39,7 +39,7 @@ static long result(long r)
     return -1;
 }
 
-/* raw is syscall(2) with -errno as the result, and errno left alone. */
+/* raw is syscall(2), but returns -errno and does not change errno. */
 static long raw(long number, long a, long b, long c, long d, long e, long f)
 {
     int saved = errno;
@@ -88,7 +88,7 @@ EXPORT int mprotect(void *addr, size_t len, int prot)
     return (int)result(shim_active() ? shim_protect(addr, len, prot) : RAW(SYS_mprotect, addr, len, prot, 0, 0, 0));
 }
 
-/* The kernel checks the arguments; MS_ASYNC publishes like MS_SYNC, for nobody else would. */
+/* The kernel checks the arguments. MS_ASYNC publishes like MS_SYNC, because nobody else would do so later. */
 EXPORT int msync(void *addr, size_t len, int flags)
 {
     long r = RAW(SYS_msync, addr, len, flags, 0, 0, 0);
@@ -97,9 +97,9 @@ EXPORT int msync(void *addr, size_t len, int flags)
     return (int)result(r);
 }
 
-/* What a program says of fork is kept here, for all of ours have MADV_DONTFORK in the kernel. The rest acts on a memfd as on
-   a file: DONTNEED drops what is mapped and not what is stored, REMOVE punches a hole, which is no page of zeroes where pages come when
-   they are touched. */
+/* What a program says about fork is recorded here, because all our mappings have MADV_DONTFORK in the kernel. Other advice acts on a
+   memfd as on a file: DONTNEED drops the mapping of pages but not what is stored in them. REMOVE punches a hole, which in an area on demand
+   is not a page of zeroes. */
 EXPORT int madvise(void *addr, size_t len, int advice)
 {
     if ((advice == MADV_DOFORK || advice == MADV_DONTFORK) && shim_active() && shim_set_fork(addr, len, advice == MADV_DOFORK))
@@ -195,8 +195,8 @@ static int sync_file(int fd, long number)
 EXPORT int fsync(int fd) { return sync_file(fd, SYS_fsync); }
 EXPORT int fdatasync(int fd) { return sync_file(fd, SYS_fdatasync); }
 
-/* Programs that become daemons close all descriptors, and with the library's own they would end the attachments in
-   silence. So those are not to be closed: for the program they are none. */
+/* Programs that become daemons close all descriptors. Closing the library's own would silently end the attachments. So these
+   are not closed: to the program they do not exist. */
 
 static int is_guarded(int fd)
 {

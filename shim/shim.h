@@ -9,7 +9,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* client.c: includes dsmfs.h, holds its lists. Those that return int return 0 or -errno, and none changes errno for the caller. */
+/* client.c: includes dsmfs.h and owns its lists. Functions that return int return 0 or -errno, and none changes errno for the caller. */
 
 /* Whether anything is attached at all; cheap, without a lock. */
 int shim_active(void);
@@ -19,23 +19,23 @@ enum { SHIM_GUARDED = 8 };
 int shim_guarded(int i);
 int shim_move_guarded(int fd);
 
-/* mmap: maps a shared mapping of a dsmfs file by attaching, or says why not with a result below 0: -ENODEV for no dsmfs file. */
+/* mmap: makes a shared mapping of a dsmfs file by attaching. A result below 0 says why that is not possible: -ENODEV for a file that is not of dsmfs. */
 int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, void **out);
 
-/* Those that the kernel's calls need: each does the call, too, and returns its result, -errno for an error. */
+/* The following replace calls of the kernel: each also makes the call, and returns its result, -errno for an error. */
 static inline int shim_failed(long result) { return result < 0 && result >= -4095; }
 long shim_unmap(void *addr, size_t len);
 long shim_map_over(void *addr, size_t len, int prot, int flags, int fd, off_t off);
 long shim_protect(void *addr, size_t len, int prot);
 long shim_remap(void *old, size_t old_len, size_t new_len, int flags, void *at);
 
-/* Before fork: whether a child is to have [addr, addr+len). Returns 1 if all of it is ours, and so needs no call of the kernel. */
+/* Before fork: whether a child should get [addr, addr+len). Returns 1 if all of it is ours, so that the kernel need not be called. */
 int shim_set_fork(void *addr, size_t len, int fork);
 
-/* Whether [addr, addr+len) shows an area of which pages come when they are touched: a hole in its memory is a page that is not here. */
+/* Whether [addr, addr+len) shows an area on demand: a hole in its memory is a page that is not here. */
 int shim_keeps(void *addr, size_t len);
 
-/* Has read and write of a descriptor that was just opened see what the program stores to its mappings, if it has the file attached. */
+/* If the program has the file attached: makes read and write on a descriptor that was just opened see what the program stores to its mappings. */
 void shim_opened(int fd);
 
 /* Publishes the areas that [addr, addr+len) shows, or those of the inode. */

@@ -50,20 +50,21 @@ def version_time(version: int) -> float:
 class Area:
     """An area: an array in memory that all nodes share.
 
-    Made by :func:`dsmfs.open` and :func:`dsmfs.create`. It is a context manager that closes it. Methods
+    :func:`dsmfs.open` and :func:`dsmfs.create` return one. Used as a context manager, it is closed at the end. Methods
     may be called from any thread.
 
-    ``len``, ``[]`` and iteration are those of :attr:`array`. ``numpy.asarray``, ``torch.as_tensor`` and whatever else takes
-    DLPack share its memory. An Area that is pickled, such as one that goes to a worker process, is opened by its path where it
-    arrives: publish before, what it sees is the same.
+    ``len``, ``[]`` and iteration are those of :attr:`array`. ``numpy.asarray``, ``torch.as_tensor`` and everything else that
+    takes DLPack share its memory. A pickled Area, for instance one sent to a worker process, is opened by its path where it
+    arrives. Publish first, if the worker must see what was stored.
 
     Attributes
     ----------
     array : numpy.ndarray
-        The shared memory itself, of the shape and type in the ``.npy`` header. Read-only for mode ``r``. It (or
+        The shared memory itself, with the shape and type in the ``.npy`` header. Read-only for mode ``r``. It (or
         any view of it) keeps the memory mapped, tracked and published, even without the Area.
     tensors : Mapping of str to numpy.ndarray
-        Those of a ``.safetensors`` file by name, likewise; :attr:`array` is then the bytes behind its header. Of others empty.
+        The tensors of a ``.safetensors`` file by name, in the same way; :attr:`array` then has the bytes after its header. For
+        other files it is empty.
     mode : str
         ``r`` or ``r+``.
     """
@@ -86,7 +87,7 @@ class Area:
 
     @property
     def path(self) -> str:
-        """The path in the mount, or from the root of the filesystem where there is no mount."""
+        """The path in the mount, or from the root of the filesystem if there is no mount."""
         return str(self._where)
 
     @property
@@ -116,7 +117,7 @@ class Area:
 
     @property
     def tensors(self) -> Tensors:
-        """The tensors of a ``.safetensors`` file by name: each an array in the shared memory. Of other files empty.
+        """The tensors of a ``.safetensors`` file by name, each an array in the shared memory. Empty for other files.
 
         Assigning to one stores into the memory: ``w.tensors['a'] = 5``.
         """
@@ -127,7 +128,7 @@ class Area:
     def shape(self) -> tuple[int, ...]:
         """The lengths of the area's dimensions now.
 
-        After a :meth:`resize` by another program it is not that of :attr:`array`, until :meth:`remap`.
+        After a :meth:`resize` by another program it differs from the shape of :attr:`array`, until :meth:`remap`.
         """
         if self._plane is not None:
             with contextlib.suppress(OperationError):
@@ -225,16 +226,16 @@ class Area:
         return again, (self.path, self.mode, self._layout.described(), "auto" if self._name == "memory" else self._name)
 
     def resize(self, shape: int | tuple[int, ...]) -> None:
-        """Change the length of the array, on all nodes: as of `numpy.ndarray.resize`, but no element moves.
+        """Change the length of the array, on all nodes: like `numpy.ndarray.resize`, but no element moves.
 
-        :attr:`array` is another array afterwards; new elements are zero. Arrays and tensors that were made before show the old length,
-        here and on other nodes, until they are made again (:meth:`remap`); of one that became shorter, touching what is beyond the end is SIGBUS.
-        Let one program do it at a time.
+        :attr:`array` is a new array afterwards; new elements are zero. Arrays and tensors made before, here and on other nodes,
+        show the old length until they are made again (:meth:`remap`). If the array became shorter, touching an old one beyond
+        the new end is SIGBUS. Only one program should resize at a time.
 
         Parameters
         ----------
         shape
-            The new one. Only the first dimension may change, or the last of an array in order ``F``.
+            The new shape. Only the first dimension may change, or the last one of an array in order ``F``.
 
         Raises
         ------
@@ -243,7 +244,7 @@ class Area:
         AccessError
             Mode is ``r``.
         FormatError
-            It is a ``.safetensors`` file; or there is no room for the shape in the header.
+            The file is a ``.safetensors`` file, or its header has no room for the shape.
         OperationError
             ENOSPC: there is not enough memory.
         """
@@ -252,7 +253,7 @@ class Area:
         if layout.size == 0:
             raise ValueError(f"shape {layout.shape}: nothing would be left of the file")
         head = layout.header()
-        # The header never says more than there is.
+        # The header must never describe more bytes than the file has.
         shrinks = layout.size < self._layout.size
         if shrinks:
             self._store(plane, head)
@@ -262,12 +263,12 @@ class Area:
             self._store(self._plane, head)
 
     def remap(self) -> npt.NDArray[Any]:
-        """Let :attr:`array` have the length that :attr:`shape` tells, after another program's :meth:`resize`.
+        """Make :attr:`array` as long as :attr:`shape` says, after another program's :meth:`resize`.
 
         Returns
         -------
         numpy.ndarray
-            :attr:`array`: another one if the length has changed.
+            :attr:`array`, a new one if the length has changed.
         """
         plane = self._open()
         if self.shape != self._array.shape:
@@ -283,8 +284,8 @@ class Area:
     def publish(self) -> int:
         """Make this node's stores to the area visible to all nodes.
 
-        Returns once the homes have merged them. What others published does not enter memory by it if the
-        area is one of those where that happens in :meth:`sync` only (``apply=sync``, the default of ``sum``).
+        Returns once the homes have merged them. If updates enter the area's memory in :meth:`sync` only
+        (``apply=sync``, the default of ``sum``), it does not bring in what others published.
 
         Returns
         -------
@@ -307,8 +308,8 @@ class Area:
     def acquire(self) -> int:
         """Bring memory up to every publish, on any node, that completed before the call.
 
-        In the page-cache plane that publishes too, if the area is opened for writing and is one of those where updates enter memory in
-        sync calls only. Opened for reading, it brings nothing into such an area while another program of the node has it open for writing.
+        If updates enter the area's memory in sync calls only, the page-cache plane differs: opened for writing, it publishes as
+        well; opened for reading, it brings nothing in while another program of the node has the area open for writing.
 
         Returns
         -------
@@ -325,10 +326,10 @@ class Area:
         return plane.acquire()
 
     def sync(self) -> int:
-        """Publish, and let others' updates in: what msync and ``numpy.memmap.flush`` do.
+        """Publish, and bring in others' updates, as msync and ``numpy.memmap.flush`` do.
 
-        In a loop that loads, computes and stores on an area that is summed, call it where the loop can
-        take changed values. With mode ``r`` it is :meth:`acquire`.
+        In a loop that loads, computes and stores on an area with ``merge=sum``, call it where the loop can
+        accept changed values. With mode ``r`` it is :meth:`acquire`.
 
         Returns
         -------
@@ -345,7 +346,7 @@ class Area:
         return plane.sync() if plane.writable else plane.acquire()
 
     def wait(self, version: int, timeout: float | None = None) -> int:
-        """Wait until there is a version, then acquire: what was published with it is in memory.
+        """Wait until a version exists, then acquire: afterwards what was published with it is in memory.
 
         Parameters
         ----------
@@ -364,7 +365,7 @@ class Area:
         TimedOutError
             It did not come in time.
         ValueError
-            There are no such versions, or `timeout` is no number.
+            `version` is out of range, or `timeout` is not a number.
         """
         version = operator.index(version)
         if not 0 <= version < 1 << 64:
@@ -377,29 +378,29 @@ class Area:
     def version(self) -> int:
         """The newest version of the area that this node knows of; 0 before every publish.
 
-        In the memory plane that is what memory has. In the page-cache plane it is what the
-        homes have, which is in memory after :meth:`acquire`. Versions of an area grow.
+        In the memory plane it is the version that is in memory. In the page-cache plane it is the version that the
+        homes have; it is in memory after :meth:`acquire`. Versions of an area grow.
         """
         return self._open().version()
 
     @property
     def staleness(self) -> float:
-        """Seconds since the newest update of the area that this node knows of was made.
+        """The age, in seconds, of the newest update of the area that this node knows of.
 
-        The time is in :attr:`version`; the clock of the node that made it may differ from
-        this one's. ``inf`` before every publish.
+        It is computed from :attr:`version`, with the clock of the node that made the update, which may differ from
+        this node's clock. ``inf`` before every publish.
         """
         version = self.version
         return max(0.0, time.time() - version_time(version)) if version else math.inf
 
     @property
     def stats(self) -> dict[str, int | float | str]:
-        """Figures about the area on this node, by name; times and sizes say their unit in the name."""
+        """Figures about the area on this node, by name. Names of times and sizes contain the unit."""
         return {"plane": self._name, **self._open().stats()}
 
     @property
     def settings(self) -> _rules.Settings:
-        """The rules of the area: `consistency`, `merge`, `dtype`, `apply`, `interval`, `residency` and `access`, as ``user.dsm.*`` has them."""
+        """The rules of the area: `consistency`, `merge`, `dtype`, `apply`, `interval`, `residency` and `access`, named as in ``user.dsm.*``."""
         return _rules.read(self._file())
 
     @property
@@ -422,7 +423,7 @@ class Area:
         Raises
         ------
         OperationError
-            EINVAL: there is no such value.
+            EINVAL: a value is not allowed.
         """
         path = self._file()
         rules = {
@@ -433,10 +434,10 @@ class Area:
         _rules.write(path, path, {rule: value for rule, value in rules.items() if value is not None})
 
     def close(self) -> None:
-        """Publish what is not yet, and end the area here. More calls do nothing.
+        """Publish what has not been published, and close the area. Further calls do nothing.
 
-        Arrays and tensors that are left stay valid memory, and what is stored into them is published at the area's interval until the
-        last of them goes, and then; :attr:`array` itself becomes read-only.
+        Remaining arrays and tensors stay valid. What is stored into them is published at the area's interval, and when the last of
+        them is gone. :attr:`array` itself becomes read-only.
 
         Raises
         ------

@@ -60,11 +60,11 @@ class DisconnectedError(OperationError, ConnectionError):
 
 
 class NotMountedError(OperationError):
-    """The path is in no dsmfs mount."""
+    """The path is not in a dsmfs mount."""
 
 
 class PlaneUnavailableError(OperationError):
-    """The memory plane was asked for and is not to be had; the text says why."""
+    """The memory plane was requested and is not available; the text says why."""
 
 
 class ClosedError(Error, ValueError):
@@ -72,7 +72,7 @@ class ClosedError(Error, ValueError):
 
 
 class FormatError(Error, ValueError):
-    """The area holds something else than was asked for, or elements that cannot be merged so."""
+    """The area contains something else than was requested, or elements that cannot be merged in this way."""
 
 
 class NodeError(Error, RuntimeError):
@@ -106,7 +106,7 @@ _CLASSES: dict[int, type[OperationError]] = {
 }
 
 
-#: Better words than the system's for what the kernel says of a file of a mount.
+#: Texts that are better than the system's for errors about files of a mount.
 _WORDS = {
     errno.ENOSPC: "the nodes have not enough memory for it: 'dsmfs status' shows what they have",
     errno.EFBIG: "larger than a file can be",
@@ -132,7 +132,7 @@ def from_errno(code: int, text: str = "", path: str | None = None) -> OperationE
 
 @contextmanager
 def translated(path: str | None = None, doing: str = "") -> Iterator[None]:
-    """Turn an OSError of the body into the :class:`Error` of its errno, and say in each what it is about."""
+    """Turn an OSError of the body into the :class:`Error` for its errno, with the path and operation."""
     try:
         yield
     except OperationError as e:

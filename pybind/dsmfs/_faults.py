@@ -1,35 +1,35 @@
-"""Touching a page that does not come is an exception: SIGBUS, caught.
+"""Turn the SIGBUS for a page that does not come into an exception.
 
-A page of an area of which a node keeps only a part may take longer than the daemon allows. The daemon then marks it in this
-process, and who touches it gets SIGBUS: not a system call but a load or a store, somewhere in a loop of NumPy. No C code
-is made for that, so the handler is Python by way of ctypes. That is allowed here, for the signal does not come at any time: the thread is at an
-access of area memory, which nobody does in the middle of malloc or with a lock of the interpreter half taken.
+A page of an area on demand may take longer to come than the daemon allows. The daemon then marks the page in this
+process, and a thread that touches it gets SIGBUS, at a load or a store somewhere in a loop of NumPy. That loop is C code which
+cannot handle it, so the handler is Python code called through ctypes. Here that is safe, because the signal does not come at just any time: the thread is
+accessing area memory, which nobody does in the middle of malloc or while taking a lock of the interpreter.
 
-The loop cannot be left, only ended. So the handler
+The loop cannot be left; it must run to its end. So the handler
 
-1. has the thread traced, as a debugger would, with a function that raises the exception at the next step of its Python code:
+1. traces the thread, as a debugger would, with a function that raises the exception at the next step of its Python code:
    before a result is stored anywhere, and before a handler or ``finally`` of that code runs;
-2. moves the page aside, still registered with the daemon, and maps zeroes over it, so that the loop goes on. What follows is
-   likely absent, too, and each page would take its time to fail: from the second fault of an operation on more is moved
-   aside at once, and replaced by the mapping of an empty file, of which each touch is SIGBUS at once.
+2. moves the page aside, still registered with the daemon, and maps zeroes over it, so that the loop goes on. The following pages are
+   probably absent too, and each would take its time to fail. So from the second fault of an operation on, more pages are moved
+   aside at once, and replaced by a mapping of an empty file, where each touch is an immediate SIGBUS.
 
-Before it raises, the tracing function takes the mark off the page and moves it back over the zeroes in one step. So nobody finds a mapping of the
-area there that is not served, which would plant a page of zeroes for all programs of the node; and to try again asks again. If the
-daemon is gone nobody would answer: the empty file stays there instead.
+Before it raises, the tracing function removes the mark from the page and moves the page back over the zeroes, in one step. So nobody finds a mapping of the
+area there that is not served, which would create a page of zeroes for all programs of the node; and a new try asks again. If the
+daemon is gone nobody would answer, so the empty file stays.
 
-What holds, and what does not:
+Guarantees and limits:
 
-* A thread with Python code under the operation gets the exception between two steps of it. As of KeyboardInterrupt that can be after the end of
-  a ``try`` block that the operation was the last thing in (``return np.dot(a, b)``): CPython from 3.11 on has no step there. Loads and stores of elements have
-  one because their arrays are of a class of their own, see DemandArray. Python code that the operation itself calls goes on to its end.
-* A thread that has none, of a pool of BLAS or OpenMP, cannot raise. It goes on likewise, and the exception is raised in the thread that may
-  be waiting for it, at its next call or turn of a loop: in the only one there is, else in all whose code at that moment is not the
-  standard library's. If there is none the process ends as it would without this module.
-* The handler takes the GIL. NumPy and torch let go of it in their loops. Code that keeps it while its own pool touches an area hangs.
-* Another thread that touches the same page in the moments between the fault and the exception may find the zeroes, and what it stores
+* A thread that runs Python code around the operation gets the exception between two steps of that code. As with KeyboardInterrupt that can be after the end of
+  a ``try`` block whose last part is the operation (``return np.dot(a, b)``): CPython from 3.11 on has no step there. Loads and stores of elements do have
+  one, because their arrays have a class of their own, see DemandArray. Python code that the operation itself calls runs to its end.
+* A thread without Python code, of a pool of BLAS or OpenMP, cannot raise. It goes on in the same way, and the exception is raised in the thread that may
+  be waiting for it, at its next call or turn of a loop: in the only other thread, or in all threads whose code at that moment is not the
+  standard library's. If there is none, the process ends as it would without this module.
+* The handler takes the GIL. NumPy and torch release it in their loops. Code that keeps it while its own pool touches an area hangs.
+* Another thread that touches the same page between the fault and the exception may see the zeroes, and what it stores
   there is lost.
-* Whoever traces or profiles the thread by ``sys.settrace`` loses it when the exception is raised: CPython stops tracing then.
-* An interrupt (^C) that came while the thread waited is reported as ignored; the exception comes all the same.
+* If a thread is traced or profiled by ``sys.settrace``, that ends when the exception is raised, because CPython stops tracing then.
+* An interrupt (^C) that came while the thread waited is reported as ignored; the exception is raised all the same.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _SA_SIGINFO = 4
 
 @dataclass(eq=False)
 class _Piece:
-    """A part of a mapping that something else is, or is to be, mapped over.
+    """A part of a mapping over which something else is, or will be, mapped.
 
     `side` is the address that it is moved to, 0 if the daemon is gone. Whatever of this is done is done in an order in which it can be
     interrupted anywhere, and done again.
@@ -74,7 +74,7 @@ class _Piece:
 
 
 class Region:
-    """A mapping whose faults are to be exceptions.
+    """A mapping whose faults become exceptions.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class Region:
         return self.address <= address < self.address + self.length
 
     def piece_at(self, page: int, pages: int) -> _Piece:
-        """Return what to move aside so that a page can be covered: itself, and up to `pages` - 1 absent ones behind it."""
+        """Return what to move aside so that a page can be covered: the page, and up to `pages` - 1 absent ones after it."""
         with self._lock:
             for piece in self._aside:
                 if piece.address <= page < piece.address + piece.length:
@@ -112,7 +112,7 @@ class Region:
             return piece
 
     def cover(self, piece: _Piece, page: int) -> None:
-        """Map zeroes over a page of a piece, and have the rest of it fail at once."""
+        """Map zeroes over a page of a piece, and make the rest of the piece fail at once."""
         with self._lock:
             if piece not in self._aside:
                 return  # put back by another thread that fails: asked for again
@@ -136,7 +136,7 @@ class Region:
             _linux.move(piece.address, _PAGE, piece.side)
 
     def put_back(self, piece: _Piece) -> None:
-        """Have a piece served again, or, if there is nobody who would, SIGBUS."""
+        """Let the daemon serve a piece again, or, if it is gone, make the piece SIGBUS."""
         with self._lock:
             if piece not in self._aside:
                 return
@@ -182,7 +182,7 @@ class _Failure:
         self._pieces: list[tuple[Region, _Piece]] = []
 
     def step_over(self, region: Region, page: int) -> None:
-        """Let the thread go on behind a page."""
+        """Let the thread go on after a page."""
         piece = region.piece_at(page, min(_GROWTH ** len(self._pieces), _MOST))
         if all(p is not piece for _, p in self._pieces):
             self._pieces.append((region, piece))
@@ -191,7 +191,7 @@ class _Failure:
             self.settle()
 
     def settle(self) -> OperationError:
-        """Have everything served again, of workers too; return what to raise."""
+        """Let everything be served again, also for workers; return what to raise."""
         for failure in (self, *_workers):
             failure._put_back()
             with contextlib.suppress(ValueError):
@@ -220,7 +220,7 @@ _workers: list[_Failure] = []  # that of all threads without Python code, if the
 
 @functools.cache
 def _nothing() -> int:
-    """Return a file of no length: what is mapped of it is SIGBUS."""
+    """Return a file of length 0: touching a mapping of it is SIGBUS."""
     return os.memfd_create("nothing", os.MFD_CLOEXEC)
 
 
@@ -268,7 +268,7 @@ def _on_fault(number: int, info: Any, _context: int | None) -> None:
 
 
 def _trace(frame: FrameType, error: OperationError) -> _Failure:
-    """Have an error raised at the next step of this thread's Python code, of which `frame` is the top."""
+    """Make this thread raise an error at the next step of its Python code, whose top frame is `frame`."""
     failure = _Failure(error)
     me = threading.get_ident()
     _failures[me] = failure
@@ -299,7 +299,7 @@ def _trace(frame: FrameType, error: OperationError) -> _Failure:
 
 
 def _interrupt(error: OperationError) -> _Failure | None:
-    """Have an error raised in the threads that may be waiting for this one, which runs no Python code."""
+    """Raise an error in the threads that may be waiting for this one, which runs no Python code."""
     failure = _Failure(error)
     failing = dict(_failures)  # these raise in any case
     me = threading.get_ident()
@@ -382,7 +382,7 @@ def _install() -> None:
 
 
 def _chain(number: int, code: int) -> None:
-    """Leave a signal to who had it before: the instruction does it again, and if it was sent it is sent again."""
+    """Leave a signal to its former handler: the instruction causes it again, or, if it was sent, it is sent again."""
     _libc.sigaction(number, ctypes.byref(_before), None)
     if code <= 0:
         signal.raise_signal(number)

@@ -36,35 +36,35 @@ _planes: weakref.WeakSet[MemoryPlane] = weakref.WeakSet()
 
 
 class MemoryPlane:
-    """An area that this process is attached to, by a connection of its own.
+    """An area that this process has attached, with a connection of its own.
 
     Parameters
     ----------
     socket
-        Path of the daemon's socket.
+        The path of the daemon's socket.
     path
-        Of the area, from the root of the filesystem.
+        The path of the area, from the root of the filesystem.
     shown
-        The path for error texts.
+        The path in error texts.
     writable
         Whether to attach for writing.
     number
-        Of the area if it must be a certain one, wherever the path leads by now; 0: the one at the path.
+        The number of the area if it must be a certain one, wherever the path leads by now; 0: the area at the path.
 
     Raises
     ------
     PlaneUnavailableError
-        There is no memory plane for this area, daemon or machine.
+        This area, daemon or machine has no memory plane.
     OperationError
         The daemon refuses this program: see docs/attach.md.
 
     Notes
     -----
-    A forked child is attached again at the same address before Python code of it runs, by a connection of its
-    own. If that fails its mapping is made inaccessible: SIGSEGV, never stores that nobody sees.
+    A forked child is attached again, at the same address and with a connection of its own, before its Python code runs. If that
+    fails its mapping is made inaccessible: SIGSEGV, never stores that nobody sees.
 
-    Of an area with ``residency=demand`` pages come when they are touched. Nothing may touch the mapping before the daemon has
-    said that it serves it: a page that nobody serves is one of zeroes, for all programs of the node.
+    With ``residency=demand`` pages come when they are touched. Nothing may touch the mapping before the daemon has
+    said that it serves the mapping: a page that nobody serves becomes a page of zeroes, for all programs of the node.
     """
 
     name = "memory"
@@ -209,13 +209,13 @@ class MemoryPlane:
             return parse_stats(self._live().call(Op.STATS, self._attachment).payload.decode("utf-8", "replace"))
 
     def renamed(self, where: _mounts.Location) -> None:
-        """Take note that the file has another name now."""
+        """Record that the file has another name now."""
         self._inside, self._path = where.inside, str(where)
         if self._region is not None:
             self._region.path = self._path
 
     def size_now(self) -> int:
-        """Look at the file; where the path leads elsewhere, ask by attaching once more."""
+        """Ask the file for its size, or, if the path leads elsewhere by now, attach once more to ask."""
         with contextlib.suppress(OSError):
             status = os.stat(self._path)
             if status.st_ino == self._number and _mounts.is_area(status):
@@ -225,18 +225,18 @@ class MemoryPlane:
         return now.size
 
     def again(self) -> tuple[MemoryPlane, Mapping]:
-        """Attach it anew: who has the old mapping keeps it."""
+        """Attach again. Users of the old mapping keep it."""
         again = MemoryPlane(self._socket, self._inside, self._path, self.writable, self._number)
         return again, again.map()
 
     def resize(self, nbytes: int) -> tuple[MemoryPlane, Mapping]:
-        """Have the area resized, and attach it anew."""
+        """Resize the area, and attach it again."""
         with translated(self._path, "resize"):
             self._live().call(Op.RESIZE, self._attachment, (nbytes,))
         return self.again()
 
     def close(self) -> None:
-        """Detach, unless arrays are left: what is stored into them is published until the last one goes."""
+        """Detach, unless arrays are left: until the last one is gone, what is stored into them is published."""
         if self._mapping is not None and self._mapping() is not None:
             return
         connection, self._connection = self._connection, None
@@ -264,7 +264,7 @@ class MemoryPlane:
             os.close(self._memory)
 
     def before_fork(self) -> None:
-        """Let the child have the mapping, so that nothing else takes its addresses before it is attached."""
+        """Let the child inherit the mapping, so that nothing else takes its addresses before it is attached."""
         if self._address and self._connection is not None:
             _linux.advise(self._address, self._length, _linux.MADV_DOFORK)
 

@@ -37,7 +37,7 @@ _PLANES = ("auto", "memory", "page-cache")
 
 
 class PlaneWarning(UserWarning):
-    """An area is on the page-cache plane although nobody asked for that."""
+    """An area is on the page-cache plane although that was not requested."""
 
 
 _warned = threading.Lock()  # taken by the first warning, and never released
@@ -58,31 +58,32 @@ def open(
     Parameters
     ----------
     path
-        Of a file in a mount. Where ``$DSMFS_ATTACH`` names the socket of a node, also from the root of its filesystem.
+        The path of a file in a mount. If ``$DSMFS_ATTACH`` names the socket of a node, it may also be a path from the root of
+        that node's filesystem.
     mode
         ``r``: read only. ``r+``: read and write.
     dtype, shape, offset, order
-        What is in a file with no ``.npy`` header, as for `numpy.memmap`; `offset` in bytes. Without a shape the
-        array has one dimension and reaches to the end. With a header, a `dtype` or `shape` must agree with it.
-        A file whose name ends in ``.safetensors`` says itself what is in it: see :attr:`Area.tensors`.
+        The array in a file without ``.npy`` header, as for `numpy.memmap`; `offset` is in bytes. Without a shape the
+        array has one dimension and reaches to the end. If there is a header, a `dtype` or `shape` must agree with it.
+        A file whose name ends in ``.safetensors`` describes its content itself: see :attr:`Area.tensors`.
     plane
-        ``memory``, ``page-cache``, or ``auto``: the memory plane if it is to be had, else the page-cache
-        plane, with one :class:`PlaneWarning` in the life of the process that says why. None: what
-        ``$DSMFS_PLANE`` says, else ``auto``.
+        ``memory``, ``page-cache``, or ``auto``: the memory plane if it is available, otherwise the page-cache
+        plane. Then one :class:`PlaneWarning` in the life of the process says why. None stands for
+        ``$DSMFS_PLANE``, or ``auto`` if that is not set.
 
     Returns
     -------
     Area
-        Up to every publish, on any node, that completed before.
+        It has everything that any node had published before the call.
 
     Raises
     ------
     NotFoundError, AccessError, DirectoryError
         As the built-in `open`.
     NotMountedError
-        The path is in no dsmfs mount.
+        The path is not in a dsmfs mount.
     FormatError
-        The file has no ``.npy`` header and no `dtype` was given, or it is another array.
+        The file has no ``.npy`` header and no `dtype` was given, or it contains another array.
     PlaneUnavailableError
         Only with ``plane='memory'``.
 
@@ -131,7 +132,7 @@ def _area(
 
 
 def again(path: str, mode: str, described: dict[str, Any], plane: str) -> Area:
-    """Open an area that was open elsewhere: what a pickled one becomes."""
+    """Open an area that was pickled."""
     return open(path, mode, plane=plane, **described)
 
 
@@ -154,57 +155,58 @@ def create(
 ) -> Area:
     """Make an area of zeroes, and open it for reading and writing.
 
-    It is a ``.npy`` file that ``numpy.load(path, mmap_mode='r+')`` maps just as well, or with `tensors` a ``.safetensors`` file. It
-    appears at `path` whole: nobody sees one without its header.
+    It is a ``.npy`` file, which ``numpy.load(path, mmap_mode='r+')`` can map as well, or, with `tensors`, a ``.safetensors`` file. It
+    appears at `path` whole: nobody sees it without its header.
 
     Parameters
     ----------
     path
-        As for :func:`open`; its directory must be there.
+        As for :func:`open`; its directory must exist.
     shape
-        Of the array.
+        The shape of the array.
     dtype
-        Of its elements: what `numpy.dtype` takes, a ``torch.dtype``, or ``bfloat16``, which is stored as two
+        The type of its elements: anything that `numpy.dtype` takes, a ``torch.dtype``, or ``bfloat16``, which is stored as two
         bytes (``<V2``, as `ml_dtypes` does) with ``user.dsm.dtype=bf16``.
     tensors
-        Instead of `shape` and `dtype`: those of each tensor of a ``.safetensors`` file, by name, such as ``{'w': ((10, 50), 'f4')}``.
+        In place of `shape` and `dtype`: the shape and type of each tensor of a ``.safetensors`` file, by name, for instance
+        ``{'w': ((10, 50), 'f4')}``.
     consistency
         How the nodes agree about the memory: ``relaxed``.
     merge
-        What becomes of an element that several nodes changed: ``last`` or ``sum``.
+        The rule for elements that several nodes changed: ``last`` or ``sum``.
     apply
         When others' updates enter memory: ``arrival``, ``sync`` or ``auto``.
     interval
-        After which time stores are published that no call has published: seconds, or text such as ``250ms``. 0: never.
+        The time after which stores are published that no call has published: seconds, or text such as ``250ms``. 0: never.
     residency
-        How much of it a node keeps whose programs use it: ``full``, or ``demand``: what they touch, and as much of it as its memory has
-        room for. A page that does not come in time is a :class:`FaultError`.
+        How much of the area a node keeps while its programs use it. ``full``: all of it. ``demand``: what they touch, as far as its
+        memory has room. A page that does not come in time raises :class:`FaultError`.
     order
         ``C`` or ``F``.
     permissions
-        Of the file, less the umask.
+        The mode of the file, less the umask.
     exist_ok
-        Open an area that is there already if it has this shape, type and order, and the rules that are given here.
+        Open an area that exists already, if it has this shape, type and order, and the rules that are given here.
     plane
         As for :func:`open`.
     mode
-        The old name of `consistency`: gone in the next release.
+        The old name of `consistency`; it will be removed in the next release.
 
     Returns
     -------
     Area
-        Opened with mode ``r+``. Rules that are None are those of the directory.
+        Opened with mode ``r+``. Rules that are None are inherited from the directory.
 
     Raises
     ------
     ExistsError
-        There is something at `path`, and not `exist_ok`.
+        `path` exists, and `exist_ok` is not set.
     FormatError
-        What is there is another array, or has other rules; or the elements have no such `merge`.
+        The existing file is another array, or has other rules; or elements of this type cannot be merged by `merge`.
     ValueError
-        There are no such arrays; or the ending of `path` says another format.
+        Such an array is not possible; or the ending of `path` belongs to another format.
     OperationError
-        EINVAL: there is no such consistency, merge, apply, interval or residency. ENOSPC: there is not enough memory for it.
+        EINVAL: a value of consistency, merge, apply, interval or residency is not allowed. ENOSPC: there is not enough memory.
     """
     if order not in ("C", "F"):
         raise ValueError(f"order {order!r}: want 'C' or 'F'")
@@ -229,7 +231,7 @@ def create(
 
 @dataclass(frozen=True)
 class _Plan:
-    """A file to make: its header, its size, and what :mod:`_npy` says of merging its elements."""
+    """A file to make: its header, its size, and how its elements merge according to :mod:`_npy`."""
 
     head: bytes
     size: int
@@ -268,7 +270,7 @@ def _plan(
 
 
 def _there(path: str | os.PathLike[str], plan: _Plan, rules: dict[str, str], plane: str | None) -> Area:
-    """Open what is there already, if it is what somebody wanted to make."""
+    """Open a file that exists already, if it is the one that was to be made."""
     area = open(path, "r+", plane=plane)
     try:
         area._must_be(plan.described)
@@ -285,7 +287,7 @@ def _make(
 ) -> tuple[Plane, Mapping]:
     """Make a file, under another name until it is whole, and open it.
 
-    A change of names takes a round of the catalog, so there are two: for the file with all its rules, and for its name.
+    Each change of names takes a round of the catalog. There are two: one for the file with all its rules, one for its name.
     """
     if where.path is None:  # nobody here can rename it
         _create_by_socket(where, settings, plan, permissions, where.attach_socket())
@@ -328,7 +330,7 @@ def _store_header(way: Plane, mapping: Mapping, plan: _Plan) -> None:
 
 
 def _create_file(path: str, settings: dict[str, str], plan: _Plan, permissions: int, draft: str) -> None:
-    """Make a file with calls of the system."""
+    """Make a file with system calls."""
     with translated(path, "create"):
         fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions)
     try:
@@ -347,7 +349,7 @@ def _create_by_socket(
     socket: str,
     draft: Location | None = None,
 ) -> None:
-    """Have the daemon make a file, in one round of the catalog."""
+    """Let the daemon make a file, in one round of the catalog."""
     _check_merge(settings.get("merge", "last"), plan.kind, str(where))
     _rules.check(settings, str(where))
     umask = os.umask(0)
@@ -375,7 +377,7 @@ def _check_merge(merge: str, kind: str | None, path: str) -> None:
 
 
 def _way(where: Location, writable: bool, plane: str, socket: str | None = None) -> tuple[Plane, Mapping]:
-    """Return the plane to use and the whole area mapped through it."""
+    """Return the plane to use, and the whole area mapped through it. It decides on the fallback to the page cache."""
     if plane != "page-cache":
         try:
             return _mapped(where, MemoryPlane(socket or where.attach_socket(), where.inside, str(where), writable))

@@ -76,16 +76,16 @@ class PageCachePlane:
         return self.again()
 
     def publish(self) -> int:
-        """Publish; what others published enters memory only if that needs no sync call."""
+        """Publish. This does not bring in updates where they enter memory in sync calls only."""
         with translated(self._path, "publish"):
             if not self._order("publish"):
                 os.fsync(self._fd)
             return self.version()
 
     def acquire(self) -> int:
-        """Acquire: through the control file or, for whom may only read, by one more open.
+        """Acquire: through the control file or, for a program that may only read, by opening the file again.
 
-        While programs store to an area that is applied in sync calls only, nothing else brings anything in: so one of them has to publish too.
+        Where updates enter memory in sync calls only, a program that stores brings them in by a sync, which also publishes.
         """
         with translated(self._path, "acquire"):
             if self.writable and self._waits_for_sync():
@@ -96,7 +96,7 @@ class PageCachePlane:
             return version
 
     def sync(self) -> int:
-        """fsync(2), which on this plane is also msync: unlike mmap.flush it lets other threads run."""
+        """Call fsync(2), which on this plane does what msync does. Unlike mmap.flush it lets other threads run."""
         with translated(self._path, "sync"):
             os.fsync(self._fd)
             return self.version()
@@ -123,7 +123,7 @@ class PageCachePlane:
         return self.acquire()
 
     def stats(self) -> dict[str, int | float | str]:
-        """What the control file has; with a daemon that has none, what else is known."""
+        """Return what the control file says; with a daemon that has none, what else is known."""
         control = self._where.control("stats")
         if control is not None:
             try:

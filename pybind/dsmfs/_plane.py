@@ -1,4 +1,4 @@
-"""What the two ways to an area's memory have in common."""
+"""The interface of the two ways to an area's memory."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ class Plane(Protocol):
         """Map the whole area. Called once."""
 
     def renamed(self, where: Location) -> None:
-        """Take note that the file has another name now, which must be in the same mount."""
+        """Record that the file has another name now, which must be in the same mount."""
 
     def size_now(self) -> int:
         """Return the size of the file, in bytes, which others may have changed."""
 
     def again(self) -> tuple[Plane, Mapping]:
-        """Return a way to all that the area has now, and that mapped. What was mapped stays mapped."""
+        """Return a plane for the current size of the area, and the mapping. The old mapping stays."""
 
     def resize(self, nbytes: int) -> tuple[Plane, Mapping]:
-        """Give the area another size, and do what :meth:`again` does."""
+        """Change the size of the area, and do what :meth:`again` does."""
 
     def publish(self) -> int:
-        """Make stores visible to other nodes; return the version. Only of a writable one."""
+        """Make stores visible to other nodes; return the version. Only for a writable plane."""
 
     def acquire(self) -> int:
-        """Let every publish that completed before into memory; return the version."""
+        """Bring in every publish that completed before; return the version."""
 
     def sync(self) -> int:
-        """Do what msync does; return the version. Only of a writable one."""
+        """Do what msync does; return the version. Only for a writable plane."""
 
     def version(self) -> int:
         """Return the newest version that this node knows of."""
