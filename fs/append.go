@@ -3,6 +3,7 @@ package fs
 import (
 	"context"
 	"syscall"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
@@ -32,39 +33,40 @@ func (h *fileHandle) goesPast(flags uint32) bool { return h.past || flags&syscal
 
 // write handles the stores of a write(2): at the offset that the kernel gives or, for an append,
 // that the catalog gives.
-func (b *bridge) write(r *request, h *fileHandle, in *fuse.WriteIn, data []byte) error {
+// timed is that of ensureSize.
+func (b *bridge) write(r *request, h *fileHandle, in *fuse.WriteIn, data []byte) (timed bool, err error) {
 	a, area, n := h.area, h.area.current(), int64(len(data))
 	off := int64(in.Offset)
-	var err error
 	if in.Flags&syscall.O_APPEND != 0 {
-		off, err = b.grow(r, a, n)
+		off, timed, err = b.grow(r, a, n)
 	} else {
-		err = b.ensureSize(r, a, off+n)
+		timed, err = b.ensureSize(r, a, off+n)
 	}
 	switch stray := int64(in.Offset); {
 	case err != nil:
-		return err
+		return false, err
 	case h.goesPast(in.Flags):
-		return area.WriteBy(r, a.programs.owner(in.Pid), data, off)
+		return timed, area.WriteBy(r, a.programs.owner(in.Pid), data, off)
 	case off == stray:
-		return area.WriteAt(r, data, off)
+		return timed, area.WriteAt(r, data, off)
 	default:
 		// The kernel may keep a page locked until the reply. The notice for that page waits for the
 		// reply, and WriteBy would wait for the notice.
 		ended, end := context.WithCancel(r)
 		end()
 		b.background.run(func() { b.notify.log(a, "invalidate", b.notify.server.InodeNotify(uint64(a.id), stray, n)) })
-		return area.WriteBy(ended, a.programs.owner(in.Pid), data, off)
+		return timed, area.WriteBy(ended, a.programs.owner(in.Pid), data, off)
 	}
 }
 
 // grow makes the area longer by n bytes and returns where these are.
-func (b *bridge) grow(ctx context.Context, a *openArea, n int64) (off int64, err error) {
+func (b *bridge) grow(ctx context.Context, a *openArea, n int64) (off int64, timed bool, err error) {
 	b.grown(ctx, a) // what programs have written past the end of a direct file comes first
+	began := time.Now()
 	i, err := b.resize(ctx, dsm.Ino(a.id), dsm.SetAttr{GrowBy: &n})
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	a.note(i)
-	return i.Size - n, nil
+	return i.Size - n, !i.Mtime.Before(began), nil
 }

@@ -23,7 +23,8 @@ func (b *bridge) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.St
 	defer r.end()
 	switch in.Mode {
 	case 0:
-		return status(b.ensureSize(r, h.area, end))
+		_, err := b.ensureSize(r, h.area, end)
+		return status(err)
 	case unix.FALLOC_FL_KEEP_SIZE:
 		return fuse.OK
 	case unix.FALLOC_FL_KEEP_SIZE | unix.FALLOC_FL_PUNCH_HOLE:

@@ -3,6 +3,7 @@ package fs
 import (
 	"context"
 	"syscall"
+	"time"
 
 	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -180,40 +181,41 @@ func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 		return uint32(len(data)), status(h.Write(r, data))
 	case *fileHandle:
 		b.count.writes.Add(1)
-		w := soon
+		w, timed := soon, false
 		var err error
 		if in.WriteFlags&fuse.WRITE_CACHE != 0 {
 			err = h.area.current().WriteBack(data, int64(in.Offset))
 		} else {
 			w = atInterval
-			err = b.write(r, h, in, data)
+			timed, err = b.write(r, h, in, data)
 		}
 		if err != nil {
 			return 0, status(err)
 		}
-		h.area.stored.Add(1)
+		h.area.tookStore(timed)
 		b.intervals.stored(h.area, w)
 		return uint32(len(data)), fuse.OK
 	}
 	return 0, fuse.EBADF
 }
 
-// ensureSize makes the area at least end bytes long. Below the current size, which is nearly
-// always, it does not ask the catalog.
-func (b *bridge) ensureSize(r *request, a *openArea, end int64) error {
+// ensureSize makes the area at least end bytes long. Inside of it, which is nearly
+// always, the catalog is not asked. timed says that the catalog's time of modification is that of now.
+func (b *bridge) ensureSize(r *request, a *openArea, end int64) (timed bool, err error) {
 	if end < 0 || end > dsm.MaxAreaSize {
-		return errs.E(errs.TooLarge, "write", "")
+		return false, errs.E(errs.TooLarge, "write", "")
 	}
 	if size, _ := a.noted(); end <= size && !a.sizeStale.Load() {
-		return nil
+		return false, nil
 	}
+	began := time.Now()
 	i, err := b.resize(r, dsm.Ino(a.id), dsm.SetAttr{GrowTo: &end})
 	if err != nil {
-		return err
+		return false, err
 	}
 	a.note(i)
-	a.kernelSize.Store(i.Size) // the reply to the WRITE tells the kernel
-	return nil
+	a.kernelSize.Store(i.Size) // the reply to the WRITE tells it
+	return !i.Mtime.Before(began), nil
 }
 
 // Flush is close(2): when it returns, what was stored is published. The kernel has delivered the

@@ -366,12 +366,23 @@ func (a *openArea) note(i dsm.Inode) {
 	a.every.Store(int64(i.Spec.Interval))
 }
 
+// tookStore counts a store that was taken over. timed says that the catalog's time of modification
+// is that of the store, as when the file has just grown for it; then nobody need tell the catalog later.
+func (a *openArea) tookStore(timed bool) {
+	n := a.stored.Add(1)
+	if timed && a.timed.CompareAndSwap(n-1, n) {
+		a.settle(time.Now())
+	}
+}
+
 // settle says that the catalog's time of modification covers all stores up to t. It does nothing if
 // there are stores whose time the catalog has not been told.
 func (a *openArea) settle(t time.Time) {
 	if a.stored.Load() == a.timed.Load() {
 		a.mu.Lock()
-		a.mu.settled = t
+		if t.After(a.mu.settled) {
+			a.mu.settled = t
+		}
 		a.mu.Unlock()
 	}
 }
