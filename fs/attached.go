@@ -35,9 +35,13 @@ func (m attachMount) Create(ctx context.Context, who *dsm.Credentials, dir dsm.I
 	if who.UID != 0 && !who.In(n.GID) { // on a mount the kernel does this
 		n.Perm &^= syscall.S_ISGID
 	}
-	return m.b.withRoom(ctx, func() (dsm.Inode, error) {
-		return m.Names.Create(ctx, dir.Ino, name, n, false, settings...)
+	i, err := m.b.withRoom(ctx, func() (dsm.Inode, error) {
+		return m.Names.Create(ctx, dir.Ino, name, n, true, settings...)
 	})
+	if err == nil {
+		m.b.holds.made(i.Ino) // as a rule the program attaches next
+	}
+	return i, err
 }
 
 func (attachMount) CheckSetting(key string) error { return checkSetting(key) }

@@ -69,6 +69,23 @@ func (h *holds) keep(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) {
 	return i, nil
 }
 
+// made takes over the hold that came with a new file, which is to be opened next. Like keep, it
+// keeps the file for heldFor at most.
+func (h *holds) made(ino dsm.Ino) {
+	ctx, cancel := h.b.lasting()
+	defer cancel()
+	a, err := h.b.opens.get(ctx, dsm.AreaID(ino))
+	if err != nil {
+		h.b.log.Warn("cannot take over the hold of a new file", "area", ino, "err", err)
+		return
+	}
+	defer func() { <-a.gate }()
+	a.held, a.heldUntil = true, time.Now().Add(heldFor)
+	if a.handles() == 0 {
+		h.giveUp(a)
+	}
+}
+
 // giveUp gives up the holds of areas some time later, unless they are open then. The caller has the
 // gates of the areas.
 func (h *holds) giveUp(areas ...*openArea) {
