@@ -139,7 +139,7 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 		return b.walkStatus(r.tid, err)
 	}
 	// Of a direct area the kernel asks the memfd.
-	if a != nil && !a.direct.on.Load() && (i.Size > a.kernelSize.Load() || uint64(i.Gen) > a.kernelGen.Load()) {
+	if a != nil && !a.direct.on.Load() && a.kernelBehind(i) {
 		b.notify.tellSize(r, a)
 	}
 	b.attr(i, &out.Attr)
@@ -147,6 +147,11 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 		out.SetTimeout(k.left())
 	}
 	return fuse.OK
+}
+
+// kernelBehind reports whether the kernel may not know yet how long the area is.
+func (a *openArea) kernelBehind(i dsm.Inode) bool {
+	return i.Size > a.kernelSize.Load() || uint64(i.Gen) > a.kernelGen.Load()
 }
 
 // beforeTold returns when the kernel has dropped what a shrink on another node made void, or after sizeLimit. Its answer

@@ -42,7 +42,7 @@ func (p *publishedArea) starts() []time.Time {
 
 // pacedArea returns an area that programs may store into, without a harvester.
 func pacedArea(every time.Duration) (*bridge, *openArea, *publishedArea) {
-	b := newBridge(Config{FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
+	b := newBridge(Config{Names: newFakeNames(), FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
 	b.harvest.Stop()
 	p := &publishedArea{}
 	a := newOpenArea(1)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
 // publish publishes what was stored to the area before, if anything was.
@@ -23,17 +24,53 @@ func (b *bridge) publish(ctx context.Context, a *openArea) error {
 	return nil
 }
 
-// sync is fsync and msync, which do does in the data plane.
+// sync is fsync and msync, which do does in the data plane: it publishes, and acquires from the homes of
+// the area as long as this node knows it to be. Another node may have made it longer, and published there, before the
+// sync began; so the catalog is asked meanwhile, and if that was so do is called again, and the kernel told of the size.
 func (b *bridge) sync(ctx context.Context, a *openArea, do func(context.Context) error) error {
 	stored := a.stored.Load()
 	a.publishing.Add(1)
 	defer a.publishing.Add(-1)
 	b.grown(ctx, a)
-	if err := do(ctx); err != nil {
+	size, gen := a.noted()
+	newest := b.newest(ctx, a)
+	err := do(ctx)
+	now := <-newest // also after an error: it uses ctx
+	switch {
+	case err != nil:
 		return err
+	case now.err != nil:
+		return now.err
+	case now.inode.Size > size || now.inode.Gen > gen:
+		a.note(now.inode)
+		if err := do(ctx); err != nil {
+			return err
+		}
 	}
 	a.reached(stored)
+	if b.cfg.Mountpoint != "" && !a.direct.on.Load() && a.kernelBehind(now.inode) {
+		b.notify.tellSize(ctx, a)
+	}
 	return nil
+}
+
+// asked is what the catalog says of an area.
+type asked struct {
+	inode dsm.Inode
+	err   error
+}
+
+// newest asks the catalog for the inode of an area. What has gone has nothing new.
+func (b *bridge) newest(ctx context.Context, a *openArea) <-chan asked {
+	answer := make(chan asked, 1)
+	go func() {
+		i, err := b.cfg.Names.Getattr(ctx, dsm.Ino(a.id))
+		if errs.Is(err, errs.NotExist) {
+			err = nil
+		}
+		answer <- asked{i, err}
+	}()
+	return answer
 }
 
 // reached records that the first n stores are published.
