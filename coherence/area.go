@@ -34,7 +34,7 @@ type Area struct {
 		parked    []message // messages to slots that are still being handed to this node, or that need memory
 		removed   bool
 		newest    dsm.Version // newest version heard of: see heardLocked
-		telling   int         // number of calls of awaitTold
+		telling   int         // number of calls of awaitNotices
 
 		out     []message // to send when the step is over
 		sending bool      // a goroutine is sending, in order

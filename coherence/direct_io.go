@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
@@ -31,17 +32,41 @@ func (a *Area) WriteDirect(ctx context.Context, p []byte, off int64) error {
 
 // awaitTold returns when the kernel has been told everything about [off, off+n).
 func (a *Area) awaitTold(ctx context.Context, off, n int64) error {
-	told := func() bool { return a.mu.cached == nil || a.mu.cached.Told(off, n) }
+	return a.awaitNotices(ctx, func() bool { return a.mu.cached == nil || a.mu.cached.Told(off, n) })
+}
+
+// sureLimit is how long a write(2) through the page cache waits for a notice. One that takes longer waits for a page that the
+// kernel has locked, which may be until the write(2) is answered.
+const sureLimit = 20 * time.Millisecond
+
+// awaitSure returns when it is known what the page cache holds of [off, off+n) after a write(2), or after sureLimit:
+// who writes and then stores to a mapping stores on top of what was written. See pages.Cached.Sure.
+func (a *Area) awaitSure(ctx context.Context, off, n int64) {
+	sure := func() bool { return a.mu.cached == nil || a.mu.cached.Sure(off, n) }
+	now := false
+	a.note(func() { now = sure() })
+	if now {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, sureLimit)
+	defer cancel()
+	if err := a.awaitNotices(ctx, sure); err != nil {
+		a.node.cfg.Log.Debug("a write(2) is answered before its pages are dropped", "area", a.id, "offset", off, "err", err)
+	}
+}
+
+// awaitNotices returns when done, which becomes true by notices.
+func (a *Area) awaitNotices(ctx context.Context, done func() bool) error {
 	now := false
 	a.note(func() {
-		now = told()
+		now = done()
 		a.mu.telling++
 	})
 	defer a.note(func() { a.mu.telling-- })
 	if now {
 		return nil
 	}
-	return a.await(ctx, "write", told)
+	return a.await(ctx, "write", done)
 }
 
 // ReadDirect is ReadAt for a read(2) that the kernel makes past its page cache, which is not

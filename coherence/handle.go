@@ -257,9 +257,14 @@ func (a *Area) ask(e dsm.ExtentIndex, x *replicaExtent, p dsm.PageSet) {
 // WriteAt takes over a WRITE of the kernel. It does not wait for the network: a store to a page that is
 // not here is kept apart until the page comes. Bytes past the area's end are dropped:
 // another node has just cut them off. Of an area on demand it waits until there is room for
-// the pages that are not here: errs.NoSpace if there is none before ctx ends.
+// the pages that are not here: errs.NoSpace if there is none before ctx ends. In rare cases it waits for notices, but
+// not for long: see awaitSure.
 func (a *Area) WriteAt(ctx context.Context, p []byte, off int64) error {
-	return a.writeWithRoom(ctx, p, off, writtenThrough)
+	if err := a.writeWithRoom(ctx, p, off, writtenThrough); err != nil {
+		return err
+	}
+	a.awaitSure(ctx, off, int64(len(p)))
+	return nil
 }
 
 // writeWithRoom is write when there is room for the pages that are not here.
@@ -291,6 +296,9 @@ func (a *Area) write(p []byte, off int64, w way) error {
 		if !r.subscribed {
 			err = &errs.Error{Op: "write", Area: a.id, Kind: errs.Closed}
 			return
+		}
+		if w == writtenThrough {
+			defer a.mu.cached.EndWrite()
 		}
 		if room := max(a.mu.ino.Size-off, 0); int64(len(p)) > room {
 			a.mu.cached.WrotePast(off+room, p[room:])

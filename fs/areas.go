@@ -53,6 +53,9 @@ type Area interface {
 	// KernelTold says that an answer of any kind is about to tell the kernel of the size. A READ that is under way may be
 	// answered before the kernel has cut its page cache off there.
 	KernelTold(size int64)
+	// KernelDrops says that the kernel is about to be told to drop pages, other than by a notice of NextNotice; ended is
+	// called when it has.
+	KernelDrops() (ended func())
 	// Sync publishes and acquires. Where updates enter memory only in sync calls of programs that store it only publishes,
 	// unless storing says that this is one.
 	Sync(ctx context.Context, storing bool) error

@@ -198,6 +198,7 @@ func (a *fakeArea) WriteBack(p []byte, off int64) error {
 	return a.WriteAt(context.Background(), p, off)
 }
 
+func (a *fakeArea) KernelDrops() func()   { return func() {} }
 func (a *fakeArea) KernelCuts(int64)      {}
 func (a *fakeArea) KernelTold(size int64) { a.update(func() { a.told = append(a.told, size) }) }
 

@@ -137,7 +137,9 @@ func (n *notifier) refresh(a *openArea) {
 	n.b.intervals.changed(a)
 	if uint64(inode.Gen) > a.kernelGen.Load() || inode.Size < oldSize {
 		// All of it: meanwhile the area may have been smaller than it is now.
+		ended := a.current().KernelDrops()
 		n.log(a, "invalidate", n.server.InodeNotify(uint64(a.id), 0, 0))
+		ended()
 		a.kernelGen.Store(uint64(inode.Gen))
 	}
 	if inode.Size == a.kernelSize.Load() || n.b.cfg.Mountpoint == "" {

@@ -132,23 +132,28 @@ import (
 // # What is not covered
 //
 // A program that mixes write(2) with stores through a mapping to one element at
-// the same time gets either. A WRITE by write(2) that the kernel has put into its page
-// cache but not sent yet, while the page is invalidated and read again, leaves
-// the page cache with the bytes of before the write until the page's next notice.
+// the same time gets either. Where the kernel holds up the invalidation of an unsure page (see cached_unsure.go)
+// for longer than the write(2) waits, a program that then stores to its mapping what was there before the write(2) has not stored.
 //
 // The K numbers are measured facts of the kernel: docs/kernel.md lists them.
 type Cached struct {
 	area    *Area
 	size    int64 // of the area, at the last Truncate
 	cut     int64 // the least size since a page was cut, if one is
+	told    int64 // the size that the kernel was told last
 	writers bool
 	shared  bool // attached programs may store into the working copy
 	extents map[dsm.ExtentIndex]*cachedExtent
-	given   map[dsm.PageIndex]frame // g of the pages in state entry
-	late    map[dsm.PageIndex]late  // of late pages
-	queue   []*cachedExtent         // with pages that may be pending
+	given   map[dsm.PageIndex]frame   // g of the pages in state entry
+	others  map[dsm.PageIndex][]frame // what the page cache may hold in place of g, of unsure pages
+	late    map[dsm.PageIndex]late    // of late pages
+	queue   []*cachedExtent           // with pages that may be pending
 	flights []*flight
 	spare   []byte // buffer of a store notice that is done
+
+	windows map[dsm.ExtentIndex]*window // what happened since the last write(2): see cached_unsure.go
+	shaken  bool                        // since then the page cache may have dropped pages without a notice
+	drops   int                         // calls of KernelDrops that have not ended
 
 	open    int // pages pending + pages in flight
 	unready int // pages blind + storing + doubtful + bare
@@ -172,15 +177,22 @@ type cachedExtent struct {
 	quiet    dsm.PageSet // of flying: for Drop only
 	expected dsm.PageSet // Expect was called, and Wrote not yet
 	late     dsm.PageSet // the kernel may yet clear the end of the page: see cached_told.go
+	reread   dsm.PageSet // of flying: a READ came meanwhile
+	unsure   dsm.PageSet // of a write(2): see cached_unsure.go
 }
 
 // NewCached returns the ledger of a with nothing given: the kernel holds nothing
 // of the file. It takes the place of the ledger that a had before: notices of
 // that one that are still in flight mean nothing to this one.
 func NewCached(a *Area) *Cached {
+	shaken := false
 	if old := a.ledger; old != nil {
+		shaken = len(old.flights) > 0
 		for _, g := range old.given {
 			a.frames.put(g)
+		}
+		for p := range old.others {
+			old.dropOthers(p)
 		}
 	}
 	a.ledger = &Cached{
@@ -189,6 +201,9 @@ func NewCached(a *Area) *Cached {
 		extents: map[dsm.ExtentIndex]*cachedExtent{},
 		given:   map[dsm.PageIndex]frame{},
 		late:    map[dsm.PageIndex]late{},
+		others:  map[dsm.PageIndex][]frame{},
+		windows: map[dsm.ExtentIndex]*window{},
+		shaken:  shaken,
 	}
 	return a.ledger
 }
@@ -197,7 +212,12 @@ func NewCached(a *Area) *Cached {
 // to. It is set before the OPEN for writing is answered, which then waits for
 // Writable, and unset after the RELEASE of the last handle for writing, which the
 // kernel sends after the last WRITE (K35).
-func (c *Cached) SetWriters(on bool) { c.writers = on }
+func (c *Cached) SetWriters(on bool) {
+	c.writers = on
+	if !on {
+		c.EndWrite()
+	}
+}
 
 // Writable reports whether an OPEN for writing may be answered: no page is in a
 // state whose baseline is not known. After SetWriters(true) no page gets into one
@@ -275,8 +295,10 @@ func (c *Cached) Read(off int64, dst []byte) int {
 			default:
 				c.clean(x, i)
 			}
+			c.cameBack(x, i)
 			if x.flying.Has(i) {
 				x.regiven.Add(i)
+				x.reread.Add(i)
 			}
 		}
 		at = end
@@ -311,6 +333,10 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 		x.regiven.Add(i)
 	}
 	g, ok := c.given[p]
+	split := !back && c.isBack(x, i)
+	if split {
+		g, ok = c.beforeWrite(x, i, lo, data)
+	}
 	if !ok {
 		if x.blind.Has(i) || x.storing.Has(i) {
 			c.doubt(x, i) // a writer that nobody announced
@@ -335,6 +361,10 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 			copy(merged[lo+len(data):], base[lo+len(data):])
 		}
 		k.Overwriting(p, base[:], merged[:], lo, lo+len(data))
+	} else {
+		for _, o := range c.others[p] {
+			k.Either(p, base[:], o.mem, merged[:])
+		}
 	}
 	if c.shared {
 		k.StoreShared(p, base[:], w, merged[:])
@@ -343,6 +373,11 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 		copy(w, merged[:])
 	}
 	copy(g.mem[lo:], data)
+	if !split { // whatever it held before, that is what it holds
+		for _, o := range c.others[p] {
+			copy(o.mem[lo:], data)
+		}
+	}
 	switch {
 	case c.forced(x, i) || !c.current(p, g):
 		c.want(x, i) // if an invalidation is in flight, this may be after the drop

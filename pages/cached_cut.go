@@ -37,6 +37,7 @@ func (c *Cached) BeforeCut(size int64) {
 func (c *Cached) Truncate(size int64) {
 	was := c.size
 	c.size = size
+	c.shaken = true
 	if size > was {
 		c.grown(dsm.PageIndex(wholePages(was) / dsm.PageSize))
 		c.tellLate()

@@ -16,7 +16,7 @@ func (m *ledgerModel) truncate() {
 	size = min(max(size, dsm.ExtentSize-3*dsm.PageSize), dsm.ExtentSize+5*dsm.PageSize)
 	from := dsm.PageIndex(size / dsm.PageSize)
 	for p, c := range m.cache {
-		if p >= from && (c.dirty || c.writing != nil) {
+		if p >= from && (c.dirty || c.writing != nil || c.sent != nil) {
 			return
 		}
 	}

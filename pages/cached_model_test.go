@@ -24,6 +24,7 @@ type modelPage struct {
 	reading bool     // a READ is under way: the page is locked
 	reply   []byte   // answered, not yet received
 	writing *modelIO // a WRITE is under way: no store, no drop
+	sent    *modelIO // a write(2) to a page that was up to date is under way: the page is not locked
 	cut     []int64  // sizes that the kernel has learned of while the page was locked: it cuts the page when that ends
 }
 
@@ -33,6 +34,8 @@ type modelIO struct {
 	data []byte
 	all  bool // a page that the program made without reading it
 	back bool // of a mapping; else of a write(2)
+	// served: the ledger has it, and the program waits.
+	served bool
 }
 
 // modelNotice is a notice that the kernel is carrying out, page by page.
@@ -57,7 +60,8 @@ type ledgerModel struct {
 	stale   map[dsm.PageIndex]struct{} // truncated elsewhere while the kernel has them
 	notices []*modelNotice
 	done    []Notice
-	opening bool // an OPEN for writing waits
+	ended   func() // of KernelDrops
+	opening bool   // an OPEN for writing waits
 	writer  bool
 
 	attaching bool // an attached program waits
@@ -133,6 +137,9 @@ func (m *ledgerModel) see(p dsm.PageIndex, data []byte) {
 	}
 	for i := int64(0); i < dsm.PageSize/8; i++ {
 		e := int64(p)*dsm.PageSize/8 + i
+		if io := m.page(p).sent; io != nil && e*8 >= io.off && e*8 < io.off+int64(len(io.data)) {
+			continue // until the write(2) returns programs may see either
+		}
 		v := binary.LittleEndian.Uint64(data[i*8:])
 		if v < m.shown[e] {
 			m.t.Fatalf("element %d of page %d goes back from %d to %d", i, p, m.shown[e], v)
@@ -187,11 +194,32 @@ func (m *ledgerModel) writeBack(p dsm.PageIndex) {
 				m.t.Fatalf("the WRITE of page %d is refused", p)
 			}
 		}
+		if !c.writing.back {
+			m.c.EndWrite()
+		}
 		c.writing = nil
 		c.cutNow(p)
 	case c.dirty && !c.reading:
-		c.writing = &modelIO{off, append([]byte(nil), c.data[:min(dsm.PageSize, max(m.size-off, 0))]...), false, true}
+		c.writing = &modelIO{off, append([]byte(nil), c.data[:min(dsm.PageSize, max(m.size-off, 0))]...), false, true, false}
 		c.dirty = false
+	}
+}
+
+// answerWrite has the WRITE of a write(2) served, or answered when the kernel has been told what it must be.
+func (m *ledgerModel) answerWrite(p dsm.PageIndex) {
+	c := m.page(p)
+	switch io := c.sent; {
+	case io == nil:
+	case !io.served:
+		n := max(min(int64(len(io.data)), m.area.Size()-io.off), 0)
+		m.fetch(p)
+		if n > 0 {
+			m.c.Wrote(m.k, io.off, io.data[:n], false)
+		}
+		m.c.EndWrite()
+		io.served = true
+	case m.c.Sure(io.off, int64(len(io.data))):
+		c.sent = nil
 	}
 }
 
@@ -199,7 +227,7 @@ func (m *ledgerModel) writeBack(p dsm.PageIndex) {
 func (m *ledgerModel) store(p dsm.PageIndex) {
 	c := m.page(p)
 	off, ok := m.anyElement(p, aboveCache)
-	if !m.writer || !ok {
+	if io := c.sent; !m.writer || !ok || io != nil && off >= io.off && off < io.off+int64(len(io.data)) {
 		return
 	}
 	if c.data == nil {
@@ -217,21 +245,34 @@ func (m *ledgerModel) store(p dsm.PageIndex) {
 	m.see(p, c.data)
 }
 
+// inWrite reports whether a write(2) is under way: the kernel lets no other in.
+func (m *ledgerModel) inWrite() bool {
+	for _, c := range m.cache {
+		if c.sent != nil || c.writing != nil && !c.writing.back {
+			return true
+		}
+	}
+	return false
+}
+
 // write is a write(2) of a few elements or of a whole page that is in the page cache.
 func (m *ledgerModel) write(p dsm.PageIndex) {
 	c := m.page(p)
 	_, stale := m.stale[p]
 	off, ok := m.anyElement(p, aboveCache)
-	if !m.writer || stale || !ok || c.data == nil || c.reading || c.dirty || c.writing != nil || off+8 > m.size {
+	if !m.writer || stale || !ok || c.data == nil || c.reading || m.sum && c.dirty || c.writing != nil || m.inWrite() || off+8 > m.size {
 		return
 	}
 	m.change(c.data, off)
-	m.see(p, c.data)
 	n := int64(8)
 	if m.sum && m.rng.IntN(3) == 0 {
 		off, n = int64(p)*dsm.PageSize, min(dsm.PageSize, m.area.Size()-int64(p)*dsm.PageSize)
 	}
-	c.writing = &modelIO{off, append([]byte(nil), c.data[off%dsm.PageSize:][:n]...), false, false}
+	if m.sum { // the program makes it of what it knows, and nobody may read the page meanwhile
+		c.writing = &modelIO{off: off, data: append([]byte(nil), c.data[off%dsm.PageSize:][:n]...)}
+		return
+	}
+	c.sent = &modelIO{off: off, data: append([]byte(nil), c.data[off%dsm.PageSize:][:n]...)}
 }
 
 // overwrite is a write(2) of a whole page that the page cache does not hold. The
@@ -243,18 +284,31 @@ func (m *ledgerModel) overwrite(p dsm.PageIndex) {
 	g, entry := m.c.given[p]
 	entry = entry && (!m.isHere(p) || !m.c.current(p, g))
 	end := (int64(p) + 1) * dsm.PageSize
-	if !m.writer || !ok || stale || entry || c.data != nil || c.reading || c.writing != nil || end > min(m.size, m.area.Size()) {
+	if !m.writer || !ok || stale || entry || c.data != nil || c.reading || c.writing != nil || m.inWrite() || end > min(m.size, m.area.Size()) {
 		return
 	}
 	c.data = append([]byte(nil), m.value(p)...)
 	m.change(c.data, off)
 	m.see(p, c.data)
-	c.writing = &modelIO{int64(p) * dsm.PageSize, append([]byte(nil), c.data...), true, false}
+	c.writing = &modelIO{int64(p) * dsm.PageSize, append([]byte(nil), c.data...), true, false, false}
 }
 
 // reclaim drops a clean page.
 func (m *ledgerModel) reclaim(p dsm.PageIndex) {
-	if c := m.page(p); !c.dirty && !c.reading && c.writing == nil {
+	if c := m.page(p); !c.dirty && !c.reading && c.writing == nil && c.sent == nil {
+		c.data = nil
+	}
+}
+
+// dropUnheard begins to make the kernel drop pages without a notice of the ledger, drops one, or ends it.
+func (m *ledgerModel) dropUnheard(p dsm.PageIndex) {
+	switch c := m.page(p); {
+	case m.ended == nil:
+		m.ended = m.c.KernelDrops()
+	case m.rng.IntN(4) == 0:
+		m.ended()
+		m.ended = nil
+	case !c.dirty && !c.reading && c.writing == nil:
 		c.data = nil
 	}
 }
@@ -364,6 +418,11 @@ func (m *ledgerModel) endNotice() {
 func (m *ledgerModel) open() {
 	switch {
 	case m.writer:
+		for _, p := range m.pages() {
+			if m.cache[p].sent != nil {
+				return
+			}
+		}
 		for _, p := range m.pages() { // what the kernel does before RELEASE
 			for m.cache[p].dirty || m.cache[p].writing != nil {
 				for m.cache[p].reading {
@@ -393,6 +452,8 @@ func (m *ledgerModel) settle() {
 			for m.cache[p].dirty || m.cache[p].writing != nil {
 				m.writeBack(p)
 			}
+			m.answerWrite(p)
+			m.answerWrite(p)
 		}
 		for {
 			m.takeNotice()
@@ -450,11 +511,13 @@ func (m *ledgerModel) run(steps int, truncates bool) {
 			m.write(p)
 			m.overwrite(p)
 		case r < 48:
+			m.answerWrite(p)
 			m.writeBack(p)
 		case r < 50:
 			m.drop(p)
 		case r < 53:
 			m.reclaim(p)
+			m.dropUnheard(p)
 		case r < 60:
 			m.update(p)
 		case r < 62:

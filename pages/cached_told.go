@@ -31,6 +31,8 @@ const lateLimit = 1000
 
 // KernelTold is called before an answer tells the kernel of the size.
 func (c *Cached) KernelTold(size int64) {
+	c.shaken = c.shaken || size < c.told // it drops the pages past it
+	c.told = size
 	lo := int(size % dsm.PageSize)
 	if lo == 0 {
 		return
@@ -110,4 +112,6 @@ func (c *Cached) setLate(x *cachedExtent, i int, l late) {
 }
 
 // forced reports whether page i is to be invalidated though the page cache may have it as it is.
-func (c *Cached) forced(x *cachedExtent, i int) bool { return x.doubtful.Has(i) || c.due(x, i) }
+func (c *Cached) forced(x *cachedExtent, i int) bool {
+	return x.doubtful.Has(i) || x.unsure.Has(i) || c.due(x, i)
+}

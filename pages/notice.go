@@ -93,7 +93,7 @@ func (c *Cached) nextRun(x *cachedExtent) (from, to int) {
 
 // kind returns how the page cache is to be told of page i.
 func (c *Cached) kind(x *cachedExtent, i int) NoticeKind {
-	if c.writers || c.shared || x.doubtful.Has(i) || x.late.Has(i) || x.away(i) {
+	if c.writers || c.shared || x.doubtful.Has(i) || x.unsure.Has(i) || x.late.Has(i) || x.away(i) {
 		return NoticeInvalidate
 	}
 	if _, kept := c.given[x.page(i)]; kept && c.within(x.page(i)) < dsm.PageSize {
@@ -154,10 +154,14 @@ func (c *Cached) Done(n Notice) (e dsm.ExtentIndex, out dsm.PageSet) {
 		c.weigh(f.x, i)
 		if n.Kind == NoticeStore {
 			c.stored(f, i)
-		} else if c.dropped(f.x, i) {
-			out.Add(i)
+		} else {
+			c.wentAway(f.x, i)
+			if c.dropped(f.x, i) {
+				out.Add(i)
+			}
 		}
 		f.x.regiven.Remove(i)
+		f.x.reread.Remove(i)
 	}
 	if f.data != nil && c.spare == nil {
 		c.spare = f.data
@@ -203,6 +207,14 @@ func (c *Cached) dropped(x *cachedExtent, i int) (out bool) {
 		x.leaving.Remove(i)
 		c.clean(x, i)
 		x.given.Remove(i)
+		c.notBack(x, i)
+	case x.unsure.Has(i) && !x.reread.Has(i):
+		c.sure(x, i) // as below
+		c.notBack(x, i)
+		c.remove(&x.doubtful, i, &c.unready)
+		c.want(x, i)
+	case x.unsure.Has(i):
+		c.want(x, i) // a write(2) after a READ, both after the drop
 	case x.doubtful.Has(i) && kept:
 		// Only WRITEs came. Either the drop was after them, or they brought what the page cache has; g is that.
 		c.remove(&x.doubtful, i, &c.unready)
@@ -259,6 +271,7 @@ func (c *Cached) known(x *cachedExtent, i int) {
 	c.remove(&x.blind, i, &c.unready)
 	c.remove(&x.doubtful, i, &c.unready)
 	c.remove(&x.bare, i, &c.unready)
+	c.sure(x, i)
 	c.settle(x, i)
 }
 

@@ -246,6 +246,19 @@ func (k Kernel) Overwriting(p dsm.PageIndex, base, stored []byte, from, to int) 
 	}
 }
 
+// Either makes those elements of base, of page p, that are in stored as in other what they are in other: base is
+// one of two values, and what is stored as either of them has not been stored to.
+func (k Kernel) Either(p dsm.PageIndex, base, other, stored []byte) {
+	secs, n := k.sections(p)
+	for _, s := range secs[:n] {
+		for at := s.from; at < s.to; at += s.unit {
+			if string(stored[at:at+s.unit]) == string(other[at:at+s.unit]) {
+				copy(base[at:at+s.unit], other[at:])
+			}
+		}
+	}
+}
+
 // mergeSection is Merge for one section. Blocks in which only one side changed anything, nearly
 // all, cost a comparison and a copy.
 func (k Kernel) mergeSection(s section, base, working, incoming []byte) {
