@@ -275,3 +275,18 @@ func TestGrownPagesLeave(t *testing.T) {
 		s.inUse(0)
 	}
 }
+
+// TestCutPastTheEnd: what the kernel was given as zeroes past the end is cut by a shrink, the area grows, and a store on top of
+// the zeroes is taken.
+func TestCutPastTheEnd(t *testing.T) {
+	s := newDemandScript(t, 2*dsm.PageSize)
+	s.SetWriters(true)
+	s.Read(0, make([]byte, 4*dsm.PageSize))
+	s.resize(dsm.PageSize)
+	s.resize(4 * dsm.PageSize)
+	install(t, s.area, 3, pagetest.PageOf(8))
+	if _, _, ok := s.Wrote(s.k, 3*dsm.PageSize, pagetest.PageOf(1), true); !ok {
+		t.Fatal("the WRITE is refused")
+	}
+	pagetest.WantPage(t, "the working copy", s.area.Working(3), pagetest.PageOf(9))
+}
