@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"bytes"
 	"io"
 	"net"
 	"runtime"
@@ -57,7 +58,7 @@ func BenchmarkPingPong(b *testing.B) {
 		var bn *node
 		bn = newNode(b, 2, func(c *Config) {
 			c.OnFrame = func(from dsm.NodeID, f *wire.Frame) error {
-				bn.Send(from, f.Msg, [][]byte{f.Take()}, false)
+				bn.Send(from, f.Msg, [][]byte{bytes.Clone(f.Payload)}, false)
 				return nil
 			}
 		})

@@ -23,8 +23,8 @@ type Config struct {
 	Log       *slog.Logger
 
 	// OnFrame handles the frames of the data lane, in order for each peer. The payload is valid
-	// until it returns, or belongs to the handler after f.Take. An error means that the frame
-	// violates the protocol: it is counted and the session closed.
+	// until it returns. An error means that the frame violates the protocol: it is counted and the
+	// session closed.
 	OnFrame func(from dsm.NodeID, f *wire.Frame) error
 	// OnReset says that messages to or from peer may have been lost: see the package comment.
 	OnReset func(peer dsm.NodeID)

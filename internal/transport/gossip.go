@@ -19,8 +19,6 @@ type Gossip struct {
 const (
 	packetMagic  = "DSMG"
 	packetPrefix = len(packetMagic) + 8
-	// MaxPacket bounds a datagram of gossip.
-	MaxPacket = 1400
 )
 
 // Gossip returns the lane of membership.

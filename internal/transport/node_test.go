@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 	"net"
@@ -48,7 +49,7 @@ func newNode(t testing.TB, self dsm.NodeID, change func(*Config)) *node {
 		RedialMin: time.Millisecond, RedialMax: 10 * time.Millisecond,
 		Dial: n.dialed,
 		OnFrame: func(from dsm.NodeID, f *wire.Frame) error {
-			n.frames <- frame{from, f.Msg.(*wire.PushAck).ID, f.Take()}
+			n.frames <- frame{from, f.Msg.(*wire.PushAck).ID, bytes.Clone(f.Payload)}
 			return nil
 		},
 		OnReset: func(peer dsm.NodeID) { n.resets <- peer },

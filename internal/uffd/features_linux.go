@@ -26,30 +26,6 @@ type Features struct {
 	Swap    Feature // OK: swap is on
 }
 
-// Line is one feature as `dsmfs doctor` prints it.
-type Line struct {
-	Name   string
-	OK     bool
-	Reason string
-}
-
-// Lines returns the features in the order in which doctor prints them.
-func (f Features) Lines() []Line {
-	line := func(name string, x Feature) Line { return Line{name, x.OK, x.Reason} }
-	return []Line{
-		line("stores found by the kernel (WP_ASYNC, PAGEMAP_SCAN)", f.Async),
-		line("stores found in pages that were dropped or swapped out", f.Dropped),
-		line("the same with one question", f.Tables),
-		line("stores found by write faults", f.Sync),
-		line("munmap and mremap are told (EVENT_UNMAP, EVENT_REMAP)", f.Unmap),
-		line("madvise is told (EVENT_REMOVE)", f.Remove),
-		line("missing pages on demand", f.Missing),
-		line("poisoned pages", f.Poison),
-		line("write faults of system calls too", f.Kernel),
-		line("swap is on", f.Swap),
-	}
-}
-
 // Probe finds out what works, by system calls on a small memory of this process. The first call
 // does so, later calls return the same result. No page that it touches can fault into a handler, so
 // no thread of this process can stop.

@@ -26,8 +26,7 @@ type Frame struct {
 	// Req is the id of the request that the frame makes or answers, or 0.
 	Req   uint64
 	Reply bool
-	// Payload is nil if there is none. Its memory belongs to the frame, and is valid until Release,
-	// or to the caller after Take.
+	// Payload is nil if there is none. Its memory belongs to the frame, and is valid until Release.
 	Payload []byte
 }
 
@@ -37,13 +36,6 @@ func (f *Frame) Release() {
 		Free(f.Payload)
 		f.Payload = nil
 	}
-}
-
-// Take makes the payload the caller's own. The caller may give it to Free.
-func (f *Frame) Take() []byte {
-	b := f.Payload
-	f.Payload = nil
-	return b
 }
 
 // Append appends the frame of message m (or of a pointer to it) to dst, without its payload of the

@@ -146,21 +146,6 @@ func TestAppendRefuses(t *testing.T) {
 	}
 }
 
-// A buffer that was taken from a frame is not handed out again.
-func TestTake(t *testing.T) {
-	b := encode(t, PushAck{}, 0, false, []byte("mine"))
-	f, err := NewReader(bytes.NewReader(b)).Read()
-	if err != nil {
-		t.Fatal(err)
-	}
-	mine := f.Take()
-	f.Release()
-	clear(Alloc(4))
-	if string(mine) != "mine" {
-		t.Fatalf("the payload became %q", mine)
-	}
-}
-
 func TestAllocSizes(t *testing.T) {
 	for _, n := range []int{0, 1, 4096, 4097, 1 << 20, MaxPayload, MaxPayload + 1} {
 		b := Alloc(n)

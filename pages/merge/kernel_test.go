@@ -387,17 +387,12 @@ func TestHalfConversions(t *testing.T) {
 	}
 }
 
-func TestRunsCoalesce(t *testing.T) {
+func TestRunsAdd(t *testing.T) {
 	var r Runs
-	r.Coalesce(16)
 	for _, x := range []Run{{0, 4}, {4, 4}, {10, 2}, {40, 1}} {
 		r.Add(x.Off, x.Len)
 	}
 	if want := (Runs{{0, 8}, {10, 2}, {40, 1}}); fmt.Sprint(r) != fmt.Sprint(want) {
-		t.Errorf("got %v, want %v", r, want)
-	}
-	r.Coalesce(2)
-	if want := (Runs{{0, 12}, {40, 1}}); fmt.Sprint(r) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", r, want)
 	}
 }
