@@ -6,16 +6,17 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// busy finds the few extents of a replica in which something goes on, so that no call need look at all. An extent is entered when stores, a
-// Fetch or a publication make it so, and leaves when a walk finds that it is idle.
+// busy lists the few extents of a replica in which something is going on, so that no call needs to
+// look at all extents. An extent is added when stores, a Fetch or a publication begin in it, and
+// removed when a walk over the list finds it idle.
 type busy struct {
 	extents map[dsm.ExtentIndex]struct{}
-	touched []dsm.ExtentIndex // in which there ever was something
-	full    []dsm.ExtentIndex // that became dirty from end to end
-	untold  []dsm.ExtentIndex // with pages that the ledger was not told of
+	touched []dsm.ExtentIndex // extents in which there ever was something
+	full    []dsm.ExtentIndex // extents that became dirty from end to end
+	untold  []dsm.ExtentIndex // extents with pages that the ledger was not told of
 }
 
-// dirtyLocked takes note of stores to pages of an extent.
+// dirtyLocked records stores to pages of an extent.
 func (a *Area) dirtyLocked(e dsm.ExtentIndex, x *replicaExtent, p dsm.PageSet) {
 	if p.Empty() {
 		return
@@ -28,7 +29,7 @@ func (a *Area) dirtyLocked(e dsm.ExtentIndex, x *replicaExtent, p dsm.PageSet) {
 	}
 }
 
-// busyLocked enters an extent.
+// busyLocked adds an extent to the list.
 func (a *Area) busyLocked(e dsm.ExtentIndex, x *replicaExtent) {
 	a.touchLocked(e, x)
 	if x.busy {
@@ -42,7 +43,7 @@ func (a *Area) busyLocked(e dsm.ExtentIndex, x *replicaExtent) {
 	b.extents[e] = struct{}{}
 }
 
-// touchLocked takes note that an extent has pages here, or soon will.
+// touchLocked records that an extent has pages here, or soon will.
 func (a *Area) touchLocked(e dsm.ExtentIndex, x *replicaExtent) {
 	if !x.touched {
 		x.touched = true
@@ -50,7 +51,8 @@ func (a *Area) touchLocked(e dsm.ExtentIndex, x *replicaExtent) {
 	}
 }
 
-// touchedLocked returns the extents in which there ever was something, and which the area still has.
+// touchedLocked returns the extents in which there ever was something, as far as the area still has
+// them.
 func (a *Area) touchedLocked() []dsm.ExtentIndex {
 	r := &a.mu.replica
 	t := &r.busy.touched
@@ -59,12 +61,12 @@ func (a *Area) touchedLocked() []dsm.ExtentIndex {
 	return *t
 }
 
-// idle reports whether nothing goes on in an extent.
+// idle reports whether nothing is going on in an extent.
 func (x *replicaExtent) idle() bool {
 	return x.dirty.Empty() && x.asked.Empty() && len(x.stash) == 0 && x.pub == nil && !x.wanted
 }
 
-// busyExtentsLocked returns the extents in which something goes on, in their order.
+// busyExtentsLocked returns the extents in which something is going on, in order.
 func (a *Area) busyExtentsLocked() []dsm.ExtentIndex {
 	r := &a.mu.replica
 	list := make([]dsm.ExtentIndex, 0, len(r.busy.extents))

@@ -7,9 +7,9 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// Handle takes a message of another node. Messages of one node must be handed
-// over in the order they came. The payload is not kept. An error means that
-// the message breaks the protocol: the caller closes the connection.
+// Handle handles a message of another node. Messages of one node must be handed over in the order
+// in which they came. The payload is not kept. An error means that the message violates the
+// protocol: the caller closes the connection.
 func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 	var st *wire.Stamp
 	switch m := msg.(type) {
@@ -54,7 +54,7 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 	}
 	a, err := n.area(st.Area)
 	if err != nil {
-		return nil // removed meanwhile: whoever asked has heard it from the catalog
+		return nil // removed meanwhile: the sender learns it from the catalog
 	}
 	var bad error
 	a.steps(from, func() {
@@ -64,9 +64,9 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 	return bad
 }
 
-// receive handles one message in a step. Those to extents that this node is
-// not (or was not yet) the home of are dropped: the sender will see the same view and
-// send again to the right node. Those to slots still on their way to this node are parked.
+// receive handles one message in a step. It drops messages about extents of which this node is not,
+// or was not yet, the home: the sender will see the same view and send them again to the right
+// node. It parks messages about slots that are still being handed over to this node.
 func (a *Area) receive(from dsm.NodeID, msg any, payload [][]byte) error {
 	one := func() []byte { return flat(payload) }
 	if a.parkedFrom(from, msg) {
@@ -172,7 +172,7 @@ func (a *Area) serve(epoch dsm.Epoch, e dsm.ExtentIndex) verdict {
 	return serve
 }
 
-// serveAll is serve for several extents: one that is still to come parks all;
+// serveAll is serve for several extents: if one of them is still to come, the message is parked;
 // those of other homes are ignored.
 func (a *Area) serveAll(epoch dsm.Epoch, list []wire.ExtentVersion) verdict {
 	for _, x := range list {
@@ -183,7 +183,7 @@ func (a *Area) serveAll(epoch dsm.Epoch, list []wire.ExtentVersion) verdict {
 	return serve
 }
 
-// awaiting reports whether any extent of the area is still on its way to this node.
+// awaiting reports whether an extent of the area is still being handed over to this node.
 func (a *Area) awaiting() bool {
 	for e := range dsm.ExtentIndex(min(a.extents(), dsm.Slots)) { // they have every slot
 		if row := a.row(e); row.Source != 0 && a.isSelf(row.Primary) && !a.node.slotReady(dsm.SlotOf(a.id, e), row) {
@@ -204,8 +204,9 @@ func (a *Area) fromHome(from dsm.NodeID, epoch dsm.Epoch, e dsm.ExtentIndex) boo
 	return row.Primary == from && epoch >= row.Epoch && int(e) < a.extents()
 }
 
-// park keeps a message until a handover is over, or there is memory. Senders have few messages
-// under way, so what is parked is bounded by their windows: what a publisher sends again is kept once.
+// park keeps a message until a handover is over, or until there is memory. Senders have few
+// messages under way, so what is parked is bounded by their windows; a publish that is sent again
+// is kept only once.
 func (a *Area) park(from dsm.NodeID, msg any, payload []byte) {
 	if p, ok := msg.(*wire.Publish); ok && slices.ContainsFunc(a.mu.parked, func(m message) bool {
 		q, ok := m.msg.(*wire.Publish)
@@ -220,8 +221,8 @@ func (a *Area) park(from dsm.NodeID, msg any, payload []byte) {
 	a.mu.parked = append(a.mu.parked, m)
 }
 
-// parkedFrom reports whether a request must be parked because an earlier one of
-// the same node is: they are served in order.
+// parkedFrom reports whether a request must be parked because an earlier one of the same node is:
+// requests are served in order.
 func (a *Area) parkedFrom(from dsm.NodeID, msg any) bool {
 	switch msg.(type) {
 	case *wire.Subscribe, *wire.Unsubscribe, *wire.Fetch, *wire.Release, *wire.Publish, *wire.Acquire, *wire.Inquire:
@@ -230,7 +231,7 @@ func (a *Area) parkedFrom(from dsm.NodeID, msg any) bool {
 	return false
 }
 
-// unpark handles again what was parked.
+// unpark handles the parked messages again.
 func (a *Area) unpark() {
 	parked := a.mu.parked
 	a.mu.parked = nil
