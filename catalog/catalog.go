@@ -15,25 +15,23 @@ import (
 	"github.com/dsmfs/dsmfs/locks"
 )
 
-// Caller makes requests of the node at addr: host:port, or id@host:port to have
-// an answer of no other node than that. The errors of the called node arrive
-// with their errs.Kind.
+// Caller makes requests of the node at addr: host:port, or id@host:port if only that node may
+// answer. Errors of the called node arrive with their errs.Kind.
 type Caller interface {
 	Call(ctx context.Context, addr string, req any) (any, error)
 }
 
-// Observer is told what the log changes, in its order, by the goroutine that
-// applies it, with no lock of the catalog held. Nobody on this node sees as
-// applied what the Observer has not been told. It must not call methods of the
-// catalog that wait.
+// Observer is told what the log changes, in its order, by the goroutine that applies it, with no
+// lock of the catalog held. Nothing counts as applied on this node before the Observer has been
+// told of it. The Observer must not call methods of the catalog that wait.
 type Observer interface {
 	// AreaChanged says that the size, spec or layout changed.
 	AreaChanged(before, after dsm.Inode)
-	// AreaRemoved says that the area is gone: it has no name and no holder.
+	// AreaRemoved says that the area is gone: it has no name, and no node holds it.
 	AreaRemoved(ino dsm.Ino)
-	// ViewChanged says that v is the view now. This node may not be in it.
+	// ViewChanged says that v is now the view. This node may not be in it.
 	ViewChanged(v *dsm.View)
-	// LocksChanged tells of what became of locks.
+	// LocksChanged reports events about locks.
 	LocksChanged(events []locks.Event)
 	// Reset says that everything may have changed.
 	Reset()
@@ -45,8 +43,8 @@ type Config struct {
 	Caller   Caller
 	Streams  Streams // closed by the catalog
 	Observer Observer
-	// OnCluster is told which cluster this node belongs to, before the cluster
-	// sends it the log. It may be told more than once.
+	// OnCluster is told to which cluster this node belongs, before the cluster sends it the log. It
+	// may be called more than once.
 	OnCluster func(dsm.ClusterID)
 	Log       *slog.Logger
 }
@@ -75,7 +73,7 @@ type Catalog struct {
 	}
 	view     atomic.Pointer[dsm.View]
 	joining  atomic.Bool  // Join is asking to be admitted
-	leavers  atomic.Int64 // nodes that serveLeave is at work for
+	leavers  atomic.Int64 // nodes for which serveLeave is running
 	progress progress
 	calls    calls
 	rounds   rounds
@@ -90,25 +88,24 @@ type Catalog struct {
 }
 
 const (
-	// electionTimeout is how long followers wait for a leader before they elect
-	// another: names are frozen for one to two of it when a leader dies.
+	// electionTimeout is how long followers wait for a leader before they elect another: when a
+	// leader dies, names cannot change for one to two times as long.
 	electionTimeout = 1250 * time.Millisecond
-	// heartbeat is the least time between two heartbeats to a follower, the most is
-	// twice that: a message, its answer and some wake-ups on both nodes,
-	// which is most of what an idle cluster does. See pace.
+	// heartbeat is the shortest time between two heartbeats to a follower; the longest is twice
+	// that. A heartbeat is a message, its answer and some wake-ups on both nodes, which is most of
+	// what an idle cluster does. See pace.
 	heartbeat = 200 * time.Millisecond
-	// leaderLease is how long a leader that hears of no majority goes on. It is shorter
-	// than electionTimeout, see Bootstrap.
+	// leaderLease is how long a leader goes on without hearing from a majority. It is shorter than
+	// electionTimeout, see Bootstrap.
 	leaderLease = time.Second
-	// commitTimeout bounds when a follower learns that an entry is committed if
-	// the push that tells it is lost; an idle leader sends one message per
-	// follower this often.
+	// commitTimeout bounds when a follower learns that an entry is committed if the push that says
+	// so is lost. An idle leader sends one message to each follower this often.
 	commitTimeout = 500 * time.Millisecond
-	// rpcTimeout bounds a message of raft, and what waits for a dead node.
+	// rpcTimeout bounds a message of raft, and waits for a dead node.
 	rpcTimeout = 2 * time.Second
 	// maxBatch is the most entries in one message.
 	maxBatch = 256
-	// trailingLogs are the entries kept behind a snapshot for slow followers.
+	// trailingLogs is how many entries before a snapshot are kept for slow followers.
 	trailingLogs = 1024
 )
 
@@ -148,7 +145,7 @@ func New(cfg Config) (*Catalog, error) {
 	conf.BatchApplyCh = true
 	conf.ShutdownOnRemove = false
 	conf.TrailingLogs = trailingLogs
-	conf.SnapshotInterval = time.Hour // snapshots decides
+	conf.SnapshotInterval = time.Hour // the type snapshots decides
 	conf.NoLegacyTelemetry = true
 	r, err := raft.NewRaft(conf, fsm{c}, c.logs, c.logs, newSnapStore(c.logs.restored), c.trans)
 	if err != nil {
@@ -164,8 +161,8 @@ func New(cfg Config) (*Catalog, error) {
 	return c, nil
 }
 
-// Close stops the replica; see Leave for how to leave the cluster in good
-// order before. Calls under way end with errs.Closed.
+// Close stops the replica. To leave the cluster in good order call Leave before. Calls under way
+// end with errs.Closed.
 func (c *Catalog) Close() {
 	c.closed.Do(func() {
 		c.end()
@@ -178,7 +175,7 @@ func (c *Catalog) Close() {
 	})
 }
 
-// Leader returns the node that leads the catalog as far as this one knows, or 0.
+// Leader returns the node that leads the catalog as far as this node knows, or 0.
 func (c *Catalog) Leader() dsm.NodeID {
 	id, _ := c.leader()
 	return id
@@ -197,8 +194,7 @@ func (c *Catalog) leader() (dsm.NodeID, string) {
 	return id, addr
 }
 
-// gaveUp returns the error of a wait that ended because ctx or else the
-// catalog did.
+// gaveUp returns the error of a wait that ended because ctx or the catalog ended.
 func gaveUp(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return errs.E(errs.Timeout, "", "the catalog did not answer in time: %w", err)
@@ -206,7 +202,7 @@ func gaveUp(ctx context.Context) error {
 	return errs.E(errs.Closed, "", "")
 }
 
-// named gives an error of the catalog the name of the operation.
+// named adds the name of the operation to an error of the catalog.
 func named(op string, err error) error {
 	if e, ok := err.(*errs.Error); ok && e.Op == "" {
 		e.Op = op

@@ -11,33 +11,33 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// grants are the leases that this node has given as the leader. A change that
-// another node could see in a name or an attribute is appended to the log only when all
-// nodes but the one that makes it have given their leases back, or must have lost them.
+// grants are the leases that this node has given as the leader. A change whose effect another node
+// could see in a name or an attribute is appended to the log only when all nodes but the one that
+// makes it have given back their leases, or their leases must have run out.
 //
-// Whoever is elected leader does not know to whom the one before gave leases. It takes
-// every node for a holder until leaseTime after it was elected: a lease is confirmed by a
-// majority that knew of no later leader, after the holder began to count.
+// A new leader does not know to whom the previous one gave leases. It takes every node for a holder
+// until leaseTime after its election. That is long enough: a lease is confirmed by a majority that
+// knew of no later leader, after the holder had begun to count.
 type grants struct {
 	mu struct {
 		lockrank.Mutex
-		term    uint64                         // of what follows
+		term    uint64                         // the fields below belong to this term
 		holders map[dsm.NodeID]time.Time       // until when
 		recalls map[dsm.NodeID]*recall         // under way
 		open    map[dsm.NodeID]map[uint64]bool // changes admitted and not applied, by node and number
 		last    map[dsm.NodeID]time.Time       // when a node's last change was admitted
 	}
-	// quiet is for how long a node's lease is not renewed after a change of another: in a
-	// time of changes leases only cost.
+	// quiet is how long a node's lease is not renewed after another node has made a change: while
+	// changes come often, leases only cost.
 	quiet time.Duration
 }
 
 type recall struct{ done chan struct{} }
 
 const (
-	// defaultQuiet is many changes long.
+	// defaultQuiet is longer than many changes take.
 	defaultQuiet = 20 * time.Millisecond
-	// leaseGrace is how much longer the leader waits than a holder counts: clocks drift.
+	// leaseGrace is how much longer the leader waits than a holder counts, because clocks drift.
 	leaseGrace = leaseTime / 20
 	// recallRetry is when a recall that failed is sent again.
 	recallRetry = 10 * time.Millisecond
@@ -68,8 +68,8 @@ func (c *Catalog) reignLocked(term uint64) {
 	}
 }
 
-// grant gives node a lease, if this node leads in the term and nobody else is making
-// changes. The holder has to apply the log up to the index before it reads.
+// grant gives the node a lease, if this node leads in the term and no other node is making changes.
+// The holder must apply the log up to the index before it reads.
 func (c *Catalog) grant(node dsm.NodeID, term uint64) (index uint64, ok bool) {
 	if c.leads() != term || term == 0 {
 		return 0, false
@@ -89,12 +89,12 @@ func (c *Catalog) grant(node dsm.NodeID, term uint64) (index uint64, ok bool) {
 		g.mu.holders[node] = now.Add(leaseTime + leaseGrace)
 	}
 	g.mu.Unlock()
-	// After the grant: what was committed before is in the index, what comes later is
-	// recalled for.
+	// Taken after the grant: what was committed before is within the index, and for what comes
+	// later the lease is recalled.
 	return c.readIndex(), ok
 }
 
-// clear returns when the command may be appended to the log of the term.
+// clear waits until the command may be appended to the log of the term.
 func (c *Catalog) clear(ctx context.Context, cmd command, term uint64) error {
 	if !ops[cmd.Kind].seen {
 		return nil
@@ -134,14 +134,14 @@ func (c *Catalog) clear(ctx context.Context, cmd command, term uint64) error {
 	return nil
 }
 
-// close says that the command was applied, or never will be because it was not appended.
+// close says that the command was applied, or will never be because it was not appended.
 func (g *grants) close(node dsm.NodeID, req uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.mu.open[node], req)
 }
 
-// recall has the node give its lease back, or waits until it has run out.
+// recall makes the node give its lease back, or waits until the lease has run out.
 func (c *Catalog) recall(n dsm.NodeID, term uint64, until time.Time, r *recall) {
 	ctx, cancel := context.WithDeadline(c.life, until)
 	defer cancel()

@@ -7,10 +7,9 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// A lease is the leader's word that no change of another node is made before this
-// node has given the lease back. While it lasts, what this node has applied is all
-// there is, but for changes of its own that are under way, and a read costs no
-// message. The leader's side is in grants.go.
+// A lease is the leader's promise that no change of another node is made before this node has given
+// the lease back. While it lasts, this node has applied everything except changes of its own that
+// are under way, so a read costs no message. The leader's side is in grants.go.
 //
 //	node                                leader                        other node
 //	   | ReadIndex --------------------->|                                 |
@@ -19,39 +18,39 @@ import (
 //	   |<------------------------ Recall |                                 |
 //	   | Recalled ---------------------->|  append it to the log           |
 //
-// It ends by itself after leaseTime, counted by its holder from before it asked and by
-// the leader from after it was asked, so that the holder's ends first. What must
-// agree between the nodes is how long a second is, not what time it is.
+// A lease ends by itself after leaseTime. The holder counts from before it asked, and the leader
+// from after it was asked, so that it ends first at the holder. The nodes need not agree on what
+// time it is, only on how long a second is.
 //
-// Under a lease the kernel may keep names and attributes for a moment (Keep). There is no
-// way to take them back that neither blocks, nor makes open files look deleted, so a lease is
-// given back only when that moment is over. Nodes that are recalled often do not ask
-// their kernel to keep anything.
+// Under a lease the kernel may keep names and attributes for a moment (Keep). There is no way to
+// revoke these that neither blocks nor makes open files look deleted, so a lease is given back only
+// when that moment is over. Nodes whose leases are often recalled do not let their kernel keep
+// anything.
 
 const (
 	// leaseTime is how long changes wait for a holder that does not answer.
 	leaseTime = 400 * time.Millisecond
 	// keepTime is how long the kernel may keep what it is told.
 	keepTime = 50 * time.Millisecond
-	// keepGrace is how much later the kernel may begin to count: it does so when the
-	// thread that asked runs again, on a machine that may be busy.
+	// keepGrace is how much later the kernel may begin to count: it does so when the thread that
+	// asked runs again, on a machine that may be busy.
 	keepGrace = 150 * time.Millisecond
-	// minCalm and maxCalm bound for how long nobody must have recalled a lease before the
-	// kernel may keep anything, after a change had to wait for that.
+	// After a change had to wait for a kernel, the kernel may not keep anything until no lease was
+	// recalled for some time, between minCalm and maxCalm.
 	minCalm, maxCalm = 100 * time.Millisecond, time.Second
 	// calmAfter is when such waits are forgotten.
 	calmAfter = 5 * maxCalm
 )
 
-// lease is this node's.
+// lease is this node's lease.
 type lease struct {
 	mu struct {
 		lockrank.Mutex
 		until    time.Time // when it ends; zero: there is none
-		index    uint64    // of the log, to be applied before anything is read
-		recalls  uint64    // how often it was recalled, or might have been
-		recalled time.Time // when it last was
-		kept     time.Time // until when the kernel may have something kept
+		index    uint64    // of the log; to be applied before anything is read
+		recalls  uint64    // how often it was, or might have been, recalled
+		recalled time.Time // when it was last recalled
+		kept     time.Time // until when the kernel may keep something
 		calm     time.Duration
 		renewing bool
 	}
@@ -59,21 +58,21 @@ type lease struct {
 
 func (l *lease) init() { l.mu.Init("catalog.lease") }
 
-// request is a question for the read index that may bring a lease.
+// leaseRequest is a question for the read index that may bring a lease.
 type leaseRequest struct {
 	asked   time.Time
 	recalls uint64
 }
 
-// request begins a question. It is called before anything is asked of anybody.
+// request begins a question. It is called before any node is asked.
 func (l *lease) request() leaseRequest {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return leaseRequest{time.Now(), l.mu.recalls}
 }
 
-// accept takes the lease that came with the index, unless it was recalled meanwhile:
-// the recall may have overtaken it.
+// accept takes the lease that came with the index, unless it was recalled meanwhile: the recall may
+// have overtaken it.
 func (l *lease) accept(r leaseRequest, index uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,8 +84,8 @@ func (l *lease) accept(r leaseRequest, index uint64) {
 	}
 }
 
-// held returns the index to be applied before anything is read by the lease, if there
-// is one; renew says that the caller, and nobody else, is to ask for the next.
+// held returns the index that must be applied before anything is read by the lease, if there is
+// one. renew says that the caller, and nobody else, must ask for the next lease.
 func (l *lease) held() (index uint64, held, renew bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -105,8 +104,8 @@ func (l *lease) renewed() {
 	l.mu.renewing = false
 }
 
-// keep returns for how long the kernel may keep what a read that begins now
-// returns, if it is told within keepGrace.
+// keep returns how long the kernel may keep the result of a read that begins now, if the kernel is
+// told within keepGrace.
 func (l *lease) keep() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -119,7 +118,8 @@ func (l *lease) keep() time.Duration {
 	return keepTime
 }
 
-// giveBack ends the lease, and returns when the kernel keeps nothing any more, or ctx ends.
+// giveBack ends the lease. It returns when the kernel does not keep anything any more, or when ctx
+// ends.
 func (l *lease) giveBack(ctx context.Context) error {
 	l.mu.Lock()
 	now := time.Now()
@@ -147,8 +147,8 @@ func (l *lease) giveBack(ctx context.Context) error {
 	}
 }
 
-// Keep returns for how long the kernel of this node may keep what a read that begins
-// now returns; 0: not at all. Nobody else changes it before.
+// Keep returns how long the kernel of this node may keep the result of a read that begins now; 0:
+// not at all. No other node changes it before.
 func (c *Catalog) Keep() time.Duration {
 	if c.calls.lost() {
 		return 0
@@ -156,8 +156,7 @@ func (c *Catalog) Keep() time.Duration {
 	return c.lease.keep()
 }
 
-// leased returns true, when the read that is called for may look at what this node has
-// applied, without asking anybody.
+// leased returns true when a read may look at what this node has applied, without asking anybody.
 func (c *Catalog) leased(ctx context.Context) bool {
 	index, held, renew := c.lease.held()
 	if !held {
@@ -171,7 +170,7 @@ func (c *Catalog) leased(ctx context.Context) bool {
 			_ = c.ask(ctx) // without an answer the lease runs out
 		}()
 	}
-	// Own changes first, and then whether one was given up.
+	// First this node's own changes, and then whether one of them was given up.
 	if c.calls.settle(ctx, c.life) != nil || c.calls.lost() {
 		return false
 	}

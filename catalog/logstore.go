@@ -6,22 +6,21 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// logConf is a configuration and where it is in the log; 0: nowhere known.
+// logConf is a configuration and its index in the log; 0: not known to be in it.
 type logConf struct {
 	index uint64
 	conf  raft.Configuration
 }
 
-// logStore keeps the log of raft, from the last snapshots on, in memory. It is
-// raft's LogStore and StableStore; see the package doc for why nothing of it
-// needs to outlive the process.
+// logStore keeps the log of raft in memory, from the last snapshots on. It is raft's LogStore and
+// StableStore; the package comment says why it need not outlive the process.
 type logStore struct {
 	mu struct {
 		lockrank.RWMutex
 		first   uint64 // index of entries[0]
 		entries []raft.Log
-		// conf is the newest configuration in the log and before the one before that. A leader makes no
-		// other until conf is committed, so if conf is deleted before is the newest.
+		// conf is the newest configuration in the log, and before is the one before that. A leader
+		// makes no other until conf is committed, so if conf is deleted, before is the newest.
 		conf, before logConf
 		values       map[string][]byte
 		numbers      map[string]uint64
@@ -66,8 +65,8 @@ func (s *logStore) GetLog(index uint64, l *raft.Log) error {
 
 func (s *logStore) StoreLog(l *raft.Log) error { return s.StoreLogs([]*raft.Log{l}) }
 
-// StoreLogs appends. What is there of the index or later is replaced; a gap
-// means that a snapshot was installed, and what lies before it is of no use.
+// StoreLogs appends entries. It replaces existing entries from the first one's index on. A gap
+// means that a snapshot was installed, and the entries before it are of no use.
 func (s *logStore) StoreLogs(logs []*raft.Log) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,7 +92,7 @@ func (s *logStore) StoreLogs(logs []*raft.Log) error {
 func (s *logStore) DeleteRange(low, high uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	end := s.mu.first + uint64(len(s.mu.entries)) // of the log, exclusive
+	end := s.mu.first + uint64(len(s.mu.entries)) // end of the log, exclusive
 	switch {
 	case low > high || high < s.mu.first || low >= end:
 	case low <= s.mu.first:
@@ -108,15 +107,16 @@ func (s *logStore) DeleteRange(low, high uint64) error {
 	return nil
 }
 
-// uncoverLocked forgets configurations that were at the index or later.
+// uncoverLocked forgets configurations at the index or later.
 func (s *logStore) uncoverLocked(index uint64) {
 	for s.mu.conf.index >= index {
 		s.mu.conf, s.mu.before = s.mu.before, logConf{}
 	}
 }
 
-// follows reports whether what comes after the entry of the index and term comes right after this log, and
-// returns the newest configuration in it. The whole log is then that of the leader which says so.
+// follows reports whether an entry that comes after the one with the index and term comes right
+// after this log's end. Then this whole log is also that of the leader which sent it. It also
+// returns the newest configuration in the log.
 func (s *logStore) follows(index, term uint64) (raft.Configuration, bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -128,7 +128,7 @@ func (s *logStore) follows(index, term uint64) (raft.Configuration, bool) {
 	return s.mu.conf.conf, last.Index == index && last.Term == term
 }
 
-// restored says that a snapshot has come with a configuration that the log may not have.
+// restored says that a snapshot has brought a configuration that the log may not have.
 func (s *logStore) restored(index uint64, conf raft.Configuration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

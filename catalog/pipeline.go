@@ -6,16 +6,18 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// raftTransport is raft's own, but for messages that early.go changes, and for pipelines that end.
+// raftTransport is raft's own transport, with two changes: early.go changes messages, and pipelines
+// end.
 //
-// raft 1.8.0 can wait in one for good. Its decoder ends when a follower refuses an entry, and nobody takes
-// what comes after it; if the leader steps down or is shut down in that moment, pipelineReplicate may still send
-// "up to this index" instead of seeing that the decoder has ended. AppendEntries then waits for
-// a place that nobody makes free, closing the pipeline is left for when it returns, and Shutdown waits for
-// both. TestLeaveOneByOne met it in one run of twenty.
+// raft 1.8.0 can wait in a pipeline for ever. Its decoder ends when a follower refuses an entry,
+// and then nobody takes further answers. If the leader steps down or is shut down at that moment,
+// pipelineReplicate may still send "up to this index" instead of noticing that the decoder has
+// ended. AppendEntries then waits for a place that nobody frees, the pipeline is to be closed only
+// when AppendEntries returns, and Shutdown waits for both. TestLeaveOneByOne met this in one run of
+// twenty.
 type raftTransport struct {
 	*raft.NetworkTransport
-	rpcs <-chan raft.RPC // what other nodes ask, as raft is to see it
+	rpcs <-chan raft.RPC // requests of other nodes, as raft sees them
 }
 
 var (
@@ -24,7 +26,7 @@ var (
 	_ raft.WithClose   = raftTransport{}
 )
 
-// Consumer returns what other nodes ask of raft.
+// Consumer returns the requests that other nodes make of raft.
 func (t raftTransport) Consumer() <-chan raft.RPC { return t.rpcs }
 
 // AppendEntriesPipeline returns a pipeline whose AppendEntries ends.
@@ -36,11 +38,11 @@ func (t raftTransport) AppendEntriesPipeline(id raft.ServerID, target raft.Serve
 	return pipeline{p}, nil
 }
 
-// pipelineLimit is more than AppendEntries waits where somebody makes places free: an answer that
-// does not come within rpcTimeout makes one free, too.
+// pipelineLimit is longer than AppendEntries waits as long as places are freed: an answer that does
+// not come within rpcTimeout frees one as well.
 const pipelineLimit = rpcTimeout + rpcTimeout/4
 
-// pipeline closes itself when it has been stuck for pipelineLimit: raft then goes on without one.
+// pipeline closes itself when it has been stuck for pipelineLimit; raft then goes on without one.
 type pipeline struct{ raft.AppendPipeline }
 
 func (p pipeline) AppendEntries(req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) (raft.AppendFuture, error) {

@@ -11,28 +11,26 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// pushers tell the followers at once that entries are committed. raft's leader
-// tells them with the next entries or after commitTimeout, and until then a
-// follower could neither answer its own programs nor read. So the leader sends
-// an AppendEntries without entries itself: its previous entry is the last
-// committed one, so a follower that has that entry may apply all up to it, and
-// one that has not refuses, exactly as if raft had sent it. Under load one message
-// reports many entries. Followers that are a majority with the leader find out by themselves (early.go), and are told
-// late, in case they did not.
+// pushers tell the followers at once that entries are committed. raft's leader tells them with the
+// next entries or after commitTimeout, and until then a follower could neither answer its own
+// programs nor read. So the leader itself sends an AppendEntries without entries. Its previous
+// entry is the last committed one, so a follower that has that entry may apply everything up to it,
+// and one that has not refuses, exactly as if raft had sent the message. Under load one message
+// reports many entries. Followers that form a majority with the leader find out by themselves
+// (early.go); they are told later, in case they did not.
 //
-// Who waits is told at once: the node whose change it is, nodes that ask for the read index, and all of them
-// when an area or the view changed, of which messages of the data plane speak. The others are told
-// within tellSoon: of the files that one node makes one after the other, of several at once.
+// Nodes that wait are told at once: the node that makes the change, nodes that ask for the read
+// index, and all nodes when an area or the view changed, because messages of the data plane refer
+// to these. The others are told within tellSoon, of several changes at once.
 //
-// The simple ways: a commitTimeout of 1 ms costs several percent of a core on an
-// idle cluster; appending another entry behind every command to carry its
-// commit index doubles the log.
+// The simpler ways: a commitTimeout of 1 ms costs several percent of a core on an idle cluster;
+// appending another entry after every command to carry its commit index doubles the log.
 type pushers struct {
 	mu struct {
 		lockrank.Mutex
 		peers map[dsm.NodeID]*pusher // nil unless this node leads
-		soon  bool                   // those that do not find out by themselves are going to be kicked
-		early bool                   // those that do are
+		soon  bool                   // pushers whose followers do not find out by themselves will be woken
+		early bool                   // pushers whose followers do will be woken
 	}
 }
 
@@ -40,21 +38,20 @@ type pusher struct {
 	kick chan struct{}
 	stop context.CancelFunc
 	told atomic.Uint64 // the index that was last reported
-	// early says that the follower finds out by itself, as a rule (early.go).
+	// early says that the follower usually finds out by itself (early.go).
 	early bool
 }
 
 const (
-	// tellSoon is how much later those are told who do not wait.
+	// tellSoon is how much later nodes are told that do not wait.
 	tellSoon = time.Millisecond
-	// tellEarly is how much later those are told who should know by themselves.
+	// tellEarly is how much later nodes are told that should know by themselves.
 	tellEarly = 20 * time.Millisecond
 )
 
 func (ps *pushers) init() { ps.mu.Init("catalog.pushers") }
 
-// meet has a pusher for every follower of the latest configuration until ctx
-// ends, and none for anybody else.
+// meet keeps a pusher for every follower in the latest configuration, until ctx ends.
 func (c *Catalog) meet(ctx context.Context) {
 	c.push.mu.Lock()
 	defer c.push.mu.Unlock()
@@ -96,7 +93,8 @@ func (ps *pushers) dismiss() {
 	ps.mu.peers = nil
 }
 
-// kick has what is committed reported to all: at once to those who do not find out by themselves.
+// kick reports what is committed to all followers, at once to those that do not find out by
+// themselves.
 func (ps *pushers) kick() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -109,7 +107,7 @@ func (ps *pushers) kick() {
 	}
 }
 
-// kickFor is kick for the node, if it is behind the index, and soon for the others.
+// kickFor is kick for the node, if it has not been told of the index, and later for the others.
 func (ps *pushers) kickFor(n dsm.NodeID, index uint64) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -125,7 +123,8 @@ func (ps *pushers) kickFor(n dsm.NodeID, index uint64) {
 	}
 }
 
-// laterLocked wakes those pushers that are early, or those that are not, after d; due says whether they will be woken anyway.
+// laterLocked wakes after d either the pushers that are early or those that are not; due says
+// whether they will be woken anyway.
 func (ps *pushers) laterLocked(due *bool, d time.Duration, early bool) {
 	if *due {
 		return
@@ -143,7 +142,7 @@ func (ps *pushers) laterLocked(due *bool, d time.Duration, early bool) {
 	})
 }
 
-// kickOne has the node told if it is behind the index.
+// kickOne reports to the node, if it has not been told of the index.
 func (ps *pushers) kickOne(n dsm.NodeID, index uint64) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -159,8 +158,8 @@ func (p *pusher) wake() {
 	}
 }
 
-// refusals is how often a report is repeated to a follower that has not got
-// the entry yet: the report may overtake it.
+// refusals is how often a report is repeated to a follower that does not have the entry yet,
+// because the report may overtake the entry.
 const refusals = 8
 
 // pushTo reports to one follower until ctx ends.
@@ -186,7 +185,7 @@ func (c *Catalog) pushTo(ctx context.Context, s server, p *pusher) {
 	}
 }
 
-// report tells a follower what is committed; false if it should be told again.
+// report tells a follower what is committed. It returns false if the follower should be told again.
 func (c *Catalog) report(s server, p *pusher) bool {
 	var last raft.Log
 	term, commit := c.leads(), c.raft.CommitIndex()
@@ -200,7 +199,7 @@ func (c *Catalog) report(s server, p *pusher) bool {
 		PrevLogEntry: commit, PrevLogTerm: last.Term, LeaderCommitIndex: commit,
 	}
 	var resp raft.AppendEntriesResponse
-	// raft finds out by itself what a failure or a later term means.
+	// raft itself finds out what a failure or a later term means.
 	err := c.trans.AppendEntries(serverID(s.id), serverAddress(s.id, s.addr), &req, &resp)
 	if err == nil && resp.Success {
 		p.told.Store(commit)

@@ -9,35 +9,33 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// A read is linearizable if it is served by a replica that has applied all that
-// was committed when it began. What that is only the leader knows, and only
-// while it leads; so a read
+// A read is linearizable if the replica that serves it has applied everything that was committed
+// when the read began. Only the leader knows how far that is, and only while it leads. So a read
 //
 //	asks the leader for the end of its log,
 //	which asks the voters whether one of them knows of a later leader,
 //	waits until this node has applied the log up to there,
 //	reads the state of this node.
 //
-// A majority that did not know a later leader when asked means that none had been
-// elected before, hence that nothing was committed that this leader does not
-// know. Clocks play no part in that. raft's VerifyLeader is not used: it counts the
-// answers of followers without a vote, which prove nothing.
+// If a majority did not know a later leader when asked, none had been elected before, so nothing
+// had been committed that this leader does not know. Clocks play no part in that. raft's
+// VerifyLeader is not used: it counts the answers of followers without a vote, which prove nothing.
 //
-// With the index may come a lease, under which reads that follow ask nobody (lease.go).
+// With the index may come a lease, under which later reads ask nobody (lease.go).
 //
-// Reads that begin while a round of questions is under way share the next one.
-// The leader that is the only voter, as in a cluster of one, asks nobody.
+// Reads that begin while a round of questions is under way share the next one. A leader that is the
+// only voter, as in a cluster of one, asks nobody.
 
 // rounds lets concurrent reads share questions.
 type rounds struct {
 	mu struct {
 		lockrank.Mutex
 		running bool
-		next    *round // not begun
+		next    *round // not begun yet
 	}
 }
 
-// round is one question for the read index. The fields are set before done is closed.
+// round is one question for the read index. Its fields are set before done is closed.
 type round struct {
 	done  chan struct{}
 	index uint64
@@ -76,8 +74,7 @@ func (rs *rounds) run(ask func() (uint64, error)) {
 	}
 }
 
-// sync returns when this node has applied all that was committed anywhere
-// before the call.
+// sync returns when this node has applied everything that was committed anywhere before the call.
 func (c *Catalog) sync(ctx context.Context) error {
 	if c.leased(ctx) {
 		return nil
@@ -100,12 +97,12 @@ func (c *Catalog) ask(ctx context.Context) error {
 		if err == nil || reign.Err() == nil || ctx.Err() != nil || c.life.Err() != nil {
 			return err
 		}
-		// What was not committed in the log of a former leader may never be.
+		// Entries of a former leader's log that were not committed may never be.
 	}
 }
 
-// readIndex returns the index up to which a read has to have applied the log, if this node leads. Followers may
-// have applied, and so may be all of the log that they have got (early.go).
+// readIndex returns the index up to which a read must have applied the log, if this node leads. It
+// is the end of the log, because followers may have applied all they have got (early.go).
 func (c *Catalog) readIndex() uint64 { return c.raft.LastIndex() }
 
 // soleIndex returns the read index if this node leads and is the only voter.
@@ -122,8 +119,8 @@ func (c *Catalog) soleIndex() (uint64, bool) {
 	return c.granted(c.lease.request(), term, c.readIndex()), true
 }
 
-// granted has this node, which leads in the term, take a lease from itself if it can. It returns the
-// read index, which is index without.
+// granted lets this node, which leads in the term, take a lease from itself if it can. It returns
+// the read index, which is index if there is no lease.
 func (c *Catalog) granted(r leaseRequest, term, index uint64) uint64 {
 	later, ok := c.grant(c.self.ID, term)
 	if ok {
@@ -144,7 +141,7 @@ func (c *Catalog) sharedIndex(ctx context.Context) (uint64, error) {
 	return 0, gaveUp(ctx)
 }
 
-// askIndex asks, whoever the leader is, until it has the read index.
+// askIndex asks the leader, whoever that is, until it has the read index.
 func (c *Catalog) askIndex() (uint64, error) {
 	for try := 0; ; try++ {
 		reign := c.reign.ctx()
@@ -169,8 +166,8 @@ func (c *Catalog) tryIndex(reign context.Context) (uint64, error) {
 		}
 		return c.granted(request, term, index), nil
 	}
-	// The term is read before the question is asked, so it is this node's word
-	// if it has a vote.
+	// The term is read before the question is asked, so if this node has a vote it declares that it
+	// had voted for no later leader.
 	term := c.raft.CurrentTerm()
 	id, addr := c.leader()
 	if id == 0 || id == c.self.ID {
@@ -210,8 +207,8 @@ func (c *Catalog) serveIndex(ctx context.Context, req *wire.ReadIndex) (any, err
 	return &wire.ReadIndexed{Index: max(index, later), Lease: lease}, nil
 }
 
-// majority reports whether this node and the one that asks, at its term, are
-// more than half of the voters: of three, a voter that asks has confirmed the leader.
+// majority reports whether this node and the one that asks, at its term, are more than half of the
+// voters: among three, a voter that asks has confirmed the leader.
 func (c *Catalog) majority(term uint64, asker dsm.NodeID, askerTerm uint64) bool {
 	voters, yes := 0, 0
 	for _, s := range c.servers() {
@@ -226,8 +223,8 @@ func (c *Catalog) majority(term uint64, asker dsm.NodeID, askerTerm uint64) bool
 	return yes > voters/2
 }
 
-// confirm asks the voters whether term is the latest they know, until more
-// than half of them said so.
+// confirm asks the voters whether term is the latest they know, until more than half of them have
+// confirmed it.
 func (c *Catalog) confirm(ctx context.Context, term uint64) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -258,7 +255,7 @@ func (c *Catalog) confirm(ctx context.Context, term uint64) bool {
 	return yes > voters/2
 }
 
-// probe asks a node how it is.
+// probe asks a node for its state.
 func (c *Catalog) probe(ctx context.Context, id dsm.NodeID, addr string) (*wire.Probed, error) {
 	reply, err := c.caller.Call(ctx, nodeAddr(id, addr), &wire.Probe{Cluster: c.Current().Cluster})
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 // snapStore keeps the newest snapshot in memory. raft's own InmemSnapshotStore
 // shows a snapshot to readers while it is still being written.
 type snapStore struct {
-	// created is told of the configuration of every snapshot, where it comes from.
+	// created is told the configuration of every snapshot, wherever the snapshot comes from.
 	created func(index uint64, conf raft.Configuration)
 
 	mu struct {
@@ -69,7 +69,7 @@ func (w *snapshot) ID() string { return w.meta.ID }
 
 func (w *snapshot) Cancel() error { return nil }
 
-// Close shows the snapshot, unless there is a newer one.
+// Close makes the snapshot visible, unless there is a newer one.
 func (w *snapshot) Close() error {
 	w.store.mu.Lock()
 	defer w.store.mu.Unlock()

@@ -10,27 +10,26 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// Area is the memory of one area on this node: the working copy, which the
-// node's programs see and store into, and the base copy, the bytes of the last
-// version that this node published or received, which stores are compared with.
-// Pages that were never touched take no memory, but touching
-// includes asking for them by Working: a page that is known
-// to be all zero, because it has no version, is better not looked at.
+// Area is the memory of one area on this node: the working copy, which the node's programs see and
+// store into, and the base copy, the bytes of the last version that this node published or
+// received, with which stores are compared. Pages that were never touched take no memory; asking
+// for one by Working is touching. So a page that is known to be all zero, because it has no
+// version, should not be looked at.
 //
-// The working copy is there from BeginReplica to EndReplica only. A node that is the home of an area and no more has
-// the home's bytes and nothing else.
+// The working copy exists only from BeginReplica to EndReplica. A node that is only the home of
+// extents of an area has just the home's bytes.
 //
-// In extents that are homed on this node the base copy is the home's copy, so
-// that an area takes twice its size here and not three times; base.go has the rest.
+// In extents that are homed on this node the base copy is the home's copy, so that an area takes
+// twice its size here and not three times; base.go explains this.
 type Area struct {
 	id      dsm.AreaID
 	size    int64
 	working *areaCopy
 	base    *areaCopy
 	homed   map[dsm.ExtentIndex]struct{}
-	twins   map[dsm.PageIndex]frame // only of pages of homed extents
+	twins   map[dsm.PageIndex]frame // only of pages in homed extents
 	frames  frames                  // of twins and of ledger
-	demand  *demand                 // of an area of demand kind; else nil
+	demand  *demand                 // of an area on demand; otherwise nil
 	ledger  *Cached                 // the newest one; nil before the first
 	notices uint64                  // id of the last notice of any ledger
 }
@@ -38,7 +37,7 @@ type Area struct {
 // NewArea returns the memory of an area of size bytes, all zero, without a working copy.
 func NewArea(id dsm.AreaID, size int64) (*Area, error) { return newArea(id, size, nil) }
 
-// newArea makes an area, of demand kind if d is not nil.
+// newArea makes an area, one on demand if d is not nil.
 func newArea(id dsm.AreaID, size int64, d *demand) (*Area, error) {
 	a := &Area{id: id, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}, demand: d}
 	a.working, a.base = newCopy(id, "w", true), newCopy(id, "b", d != nil)
@@ -60,7 +59,7 @@ func (a *Area) BeginReplica() error {
 	return a.failed("begin replica", err)
 }
 
-// EndReplica gives the working copy back. Programs that have it mapped keep what they have, and nobody looks at it.
+// EndReplica frees the working copy. Programs that have it mapped keep it; nobody else looks at it.
 func (a *Area) EndReplica() error {
 	return a.failed("end replica", errors.Join(a.demand.close(), a.working.leave()))
 }
@@ -76,14 +75,13 @@ func (a *Area) fail(op string, err error) error {
 // wholePages rounds a size up to a whole number of pages.
 func wholePages(size int64) int64 { return (size + dsm.PageSize - 1) &^ (dsm.PageSize - 1) }
 
-// Resize changes the size. Bytes past a smaller end are given back and read zero,
-// in both copies and in every twin, should the area grow again; which extents are
-// homed here does not change. All page slices that were handed out are invalid
-// afterwards. After an error the size is the old one, and the caller tries again;
-// bytes past the end asked for may be zero already.
+// Resize changes the size. Bytes past a smaller end are freed in both copies and in every twin, and
+// read zero if the area grows again. Which extents are homed here does not change. All page slices
+// that were returned before become invalid. After an error the size is the old one and the caller
+// must try again; bytes past the requested end may already be zero.
 //
-// What programs have written past the end (see Extended) stays when the area grows, while
-// it is shared.
+// While the area is shared, what programs have written past the end (see Extended) stays when the
+// area grows.
 func (a *Area) Resize(size int64) error {
 	if size < 0 || size > dsm.MaxAreaSize {
 		return errs.E(errs.TooLarge, "resize", "size of %d bytes", size)
@@ -106,7 +104,7 @@ func (a *Area) Resize(size int64) error {
 		}
 	}
 	if size < a.size {
-		// Only the last page is left with bytes past the end; ftruncate drops the others.
+		// Only the last page still has bytes past the end; ftruncate drops the other pages.
 		for _, c := range []*areaCopy{a.working, a.base} {
 			if err := c.zero(size, min(end, c.len)); err != nil {
 				return a.fail("resize", err)
@@ -136,9 +134,9 @@ func (a *Area) Resize(size int64) error {
 	return nil
 }
 
-// Extended returns the end of the working copy's file: more than Size after programs that
-// have it open (FUSE passthrough) have written past the end by write(2), which tells
-// nobody. Resize to it makes what they wrote part of the area, Trim cuts it off.
+// Extended returns the end of the working copy's file. It is more than Size if programs that have
+// the file open (FUSE passthrough) have written past the end by write(2), which nobody reports. A
+// Resize to it makes these bytes part of the area, Trim removes them.
 func (a *Area) Extended() (int64, error) {
 	if a.demand != nil {
 		return a.size, nil
@@ -150,7 +148,7 @@ func (a *Area) Extended() (int64, error) {
 	return end, nil
 }
 
-// Trim cuts off what programs have written past the end.
+// Trim removes what programs have written past the end.
 func (a *Area) Trim() error {
 	if a.demand != nil {
 		return nil
@@ -164,7 +162,7 @@ func (a *Area) Trim() error {
 // Size returns the size in bytes.
 func (a *Area) Size() int64 { return a.size }
 
-// Close gives all memory back. The Area and its Cached are of no use afterwards.
+// Close frees all memory. The Area and its Cached must not be used afterwards.
 func (a *Area) Close() error {
 	clear(a.twins)
 	a.frames.close()
@@ -174,18 +172,17 @@ func (a *Area) Close() error {
 	return nil
 }
 
-// Working returns page p as the node's programs see it. Bytes past the end of the
-// area, in its last page, must stay zero; what attached programs store there is
-// not part of the area, and becomes zero when it grows. In a demand area the page is
-// here: see NewDemandArea.
+// Working returns page p as the node's programs see it. Bytes past the end of the area, in its last
+// page, must stay zero. What attached programs store there is not part of the area, and becomes
+// zero when the area grows. In an area on demand the page must be here: see NewDemandArea.
 func (a *Area) Working(p dsm.PageIndex) []byte {
 	a.checkHere(p, p+1)
 	return a.working.page(p)
 }
 
-// ReadWorking copies bytes of the working copy from off on and returns how many:
-// fewer than len(dst) at the end of the area, none past it. In a demand area the
-// pages are here: see NewDemandArea.
+// ReadWorking copies bytes of the working copy from off on and returns how many: fewer than
+// len(dst) at the end of the area, none past it. In an area on demand the pages must be here: see
+// NewDemandArea.
 func (a *Area) ReadWorking(dst []byte, off int64) int {
 	if off < 0 || off >= a.size {
 		return 0
@@ -195,8 +192,8 @@ func (a *Area) ReadWorking(dst []byte, off int64) int {
 	return copy(dst, a.working.mem[off:end])
 }
 
-// ResidentBytes returns the memory that both copies, the twins and the copies of
-// the ledger take now.
+// ResidentBytes returns the memory that both copies, the twins and the copies in the ledger take
+// now.
 func (a *Area) ResidentBytes() (int64, error) {
 	w, err := a.working.resident()
 	if err != nil {

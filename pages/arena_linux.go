@@ -10,8 +10,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// arena hands out the memory of small copies: pieces of a few large mappings. A mapping for each copy would end at
-// 65,530 of them (vm.max_map_count), and cost a table of pages for each.
+// arena provides the memory of small copies: pieces of a few large mappings. With one mapping for
+// each copy there could be only 65,530 (vm.max_map_count), each with page tables of its own.
 type arena struct {
 	mu struct {
 		lockrank.Mutex
@@ -20,7 +20,7 @@ type arena struct {
 }
 
 const (
-	// smallCopy is the largest piece. What is larger has a mapping of its own.
+	// smallCopy is the largest piece. Larger copies have mappings of their own.
 	smallCopy    = dsm.PageSize << (arenaClasses - 1)
 	arenaClasses = 5
 	blockSize    = 4 << 20
@@ -28,15 +28,15 @@ const (
 
 // arenaClass has the pieces of one size.
 type arenaClass struct {
-	open []*arenaBlock // with free pieces
-	idle int           // of open: with no piece in use
+	open []*arenaBlock // blocks with free pieces
+	idle int           // how many blocks in open have no piece in use
 }
 
-// arenaBlock is a mapping that is cut into pieces of one size.
+// arenaBlock is a mapping that is divided into pieces of one size.
 type arenaBlock struct {
 	mem   []byte
 	class int
-	free  []uint16 // indices of free pieces: those take no memory
+	free  []uint16 // indices of free pieces, which take no memory
 }
 
 // piece is a part of a block.
@@ -54,7 +54,7 @@ func newArena() *arena {
 	return a
 }
 
-// classOf returns the class whose pieces have n bytes.
+// classOf returns the class with pieces for n bytes.
 func classOf(n int64) (class int) {
 	for int64(dsm.PageSize)<<class < n {
 		class++
@@ -62,7 +62,7 @@ func classOf(n int64) (class int) {
 	return class
 }
 
-// take returns a piece of at least n bytes, all zero. n is smallCopy at most.
+// take returns a piece of at least n bytes, all zero. n is at most smallCopy.
 func (a *arena) take(n int64) (mem []byte, p piece, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -89,7 +89,7 @@ func (a *arena) take(n int64) (mem []byte, p piece, err error) {
 	return p.mem(), p, nil
 }
 
-// give takes a piece back, with its memory. One idle block of each class is kept.
+// give frees a piece and its memory. One idle block of each class is kept.
 func (a *arena) give(p piece) error {
 	if err := unix.Madvise(p.mem(), unix.MADV_DONTNEED); err != nil {
 		return os.NewSyscallError("madvise", err)
@@ -137,8 +137,8 @@ func (p piece) mem() []byte {
 	return p.block.mem[off : off+n : off+n]
 }
 
-// anonymous returns n bytes of new memory, all zero, which takes none until it is stored to. Large pages are kept off: a
-// page that is stored to is to take a page.
+// anonymous returns n bytes of new memory, all zero, which takes no memory until it is stored to.
+// Large pages are disabled, so that storing to a page takes only that page.
 func anonymous(n int64) ([]byte, error) {
 	mem, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// reserveAnonymous is reserve of anonymous memory.
+// reserveAnonymous is reserve for anonymous memory.
 func (c *areaCopy) reserveAnonymous(n int64) (err error) {
 	var mem []byte
 	var p piece
@@ -47,7 +47,7 @@ func (c *areaCopy) copyTo(mem []byte) {
 func (c *areaCopy) resizeAnonymous(n int64) {
 	end, extents := wholePages(n), dsm.Extents(n)
 	if end < c.len {
-		// What madvise cannot give back here it could not with any other call: the memory stays taken, and is zero.
+		// If madvise fails here no other call could free the memory: it stays taken, and is zero.
 		if err := c.zeroAnonymous(end, c.len); err != nil {
 			clear(c.mem[end:c.len])
 		}
@@ -69,7 +69,7 @@ func (c *areaCopy) zeroAnonymous(from, to int64) error {
 			clear(c.mem[max(off, from):min(off+n, to)])
 			continue
 		}
-		// The whole pages from here on that take memory, of this extent.
+		// The whole pages of this extent, from here on, that take memory.
 		e, i := p.Extent()
 		for off+n+dsm.PageSize <= to && i+int(n/dsm.PageSize) < dsm.ExtentPages && c.taken[e].Has(i+int(n/dsm.PageSize)) {
 			n += dsm.PageSize
@@ -83,7 +83,7 @@ func (c *areaCopy) zeroAnonymous(from, to int64) error {
 	return nil
 }
 
-// take takes note that n pages of one extent, from p on, are stored to.
+// take records that n pages of one extent, from p on, are stored to.
 func (c *areaCopy) take(p dsm.PageIndex, n int) {
 	e, i := p.Extent()
 	if n == 1 {
@@ -100,7 +100,7 @@ func (c *areaCopy) residentAnonymous() (n int64) {
 	return n
 }
 
-// anonymousData is data of anonymous memory.
+// anonymousData is data for anonymous memory.
 func (c *areaCopy) anonymousData(off, end int64, f func(off, n int64)) {
 	for p := dsm.PageIndex(off / dsm.PageSize); int64(p)*dsm.PageSize < end; {
 		first := c.nextData(p)
@@ -115,7 +115,7 @@ func (c *areaCopy) anonymousData(off, end int64, f func(off, n int64)) {
 	}
 }
 
-// noPage is where there is no page with data.
+// noPage stands for no page with data.
 const noPage = dsm.PageIndex(math.MaxInt64)
 
 // nextTaken returns the first page from p on that takes memory.

@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// toFile moves an anonymous copy into a memfd with a mapping of at least n bytes. After an error it is as before.
+// toFile moves an anonymous copy into a memfd with a mapping of at least n bytes. After an error it
+// is unchanged.
 func (c *areaCopy) toFile(n int64) error {
 	fd, err := newFile(c.String())
 	if err != nil {
@@ -33,14 +34,15 @@ func newFile(name string) (fd int, err error) {
 	if err != nil {
 		return -1, os.NewSyscallError("memfd_create", err)
 	}
-	// A memfd is of mode 0777: whoever gets a read-only descriptor could open it
-	// again by /proc/self/fd for writing.
+	// A memfd has mode 0777: a program that gets a read-only descriptor could open it again for
+	// writing through /proc/self/fd.
 	if err := unix.Fchmod(fd, 0o600); err != nil {
 		return -1, errors.Join(os.NewSyscallError("fchmod", err), unix.Close(fd))
 	}
-	// Nobody can add a seal: that would keep this process from its own memory. (Without MFD_ALLOW_SEALING some could, where
-	// the sysctl vm.memfd_noexec is set.) F_SEAL_SHRINK, against ftruncate by programs, would keep this process from
-	// cutting, too, and memory past a new end is SIGBUS: see Restore.
+	// Nobody may add a seal, which could keep this process from its own memory. (Even without
+	// MFD_ALLOW_SEALING some seals are possible, if the sysctl vm.memfd_noexec is set.)
+	// F_SEAL_SHRINK is not used against ftruncate by programs: it would also keep this process from
+	// cutting, and memory past a new end must be SIGBUS: see Restore.
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SEAL); err != nil {
 		return -1, errors.Join(os.NewSyscallError("fcntl", err), unix.Close(fd))
 	}
@@ -61,8 +63,8 @@ func (c *areaCopy) open(write bool) (*os.File, error) {
 	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", c.fd), flags, 0)
 }
 
-// fileData is data of a memfd. The search for a hole looks at
-// every page, 80 ns each, and is spared where the file takes as much memory as it is long.
+// fileData is data for a memfd. The search for a hole looks at every page, 80 ns each, so it is
+// left out if the file takes as much memory as it is long.
 func (c *areaCopy) fileData(off, end int64, f func(off, n int64)) error {
 	if off < end && c.whole() {
 		f(off, end-off)
@@ -89,19 +91,20 @@ func (c *areaCopy) fileData(off, end int64, f func(off, n int64)) error {
 	return nil
 }
 
-// whole reports whether the file has no holes. It says so of one with a huge page that goes on past its end, too, if
-// the holes are no larger than that: then some count as data, and reading them takes memory.
+// whole reports whether the file has no holes. It may be wrong for a file with a huge page that
+// reaches past its end, if its holes are no larger than that: then some holes count as data, and
+// reading them takes memory.
 func (c *areaCopy) whole() bool {
 	var st unix.Stat_t
 	return unix.Fstat(c.fd, &st) == nil && st.Blocks*512 >= c.len && st.Size <= c.len // a program may write past it
 }
 
-// fileWrite stores n at off as write(2) does.
+// fileWrite stores n at off with write(2).
 func (c *areaCopy) fileWrite(n []byte, off int64) {
 	for len(n) > 0 {
 		done, err := unix.Pwrite(c.fd, n, off)
 		if err != nil {
-			done = copy(c.mem[off:c.len], n) // as a store: what fails there ends the daemon, as anywhere
+			done = copy(c.mem[off:c.len], n) // like a store: if it fails the daemon ends, as anywhere
 		}
 		n, off = n[done:], off+int64(done)
 	}

@@ -10,47 +10,50 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// minCapacity is the least length of a mapping, so that small areas may grow
-// without being mapped anew.
+// minCapacity is the least length of a mapping, so that small areas can grow without being mapped
+// again.
 const minCapacity = 1 << 20
 
-// areaCopy is one copy of an area. It is anonymous memory, which takes no descriptor, or a memfd, which programs can map:
+// areaCopy is one copy of an area. It is either anonymous memory, which takes no descriptor, or a
+// memfd, which programs can map:
 //
-//	base copy                             anonymous; of a demand area, a memfd beyond smallCopy
+//	base copy                             anonymous; in an area on demand, a memfd beyond smallCopy
 //	working copy, draft, up to smallCopy  anonymous until it is opened for a program; then a memfd
-//	working copy, draft, beyond           a memfd, as moving it takes time; anonymous where no descriptor is left
+//	working copy, draft, beyond           a memfd, because moving it takes time; anonymous if no descriptor is left
 //
-// A memfd is as long as the area, to the byte: programs that have it open see its end as
-// that of their file. The mapping has the length capacity, which may be more, and of a memfd is
+// A memfd is as long as the area, to the byte: programs that have it open see its end as that of
+// their file. The mapping has the length capacity, which may be more. The mapping of a memfd is
 // never touched past the last page of the file (SIGBUS).
 //
-// Moving from one to the other is a copy under the area's lock. Nobody else stores into anonymous memory, since no program
-// can have it, so nothing is lost. (The base of a demand area is a memfd for the speed of write(2) to a hole: see installBase.)
+// Moving from one to the other is a copy under the area's lock. No program can have anonymous
+// memory, so nobody else stores into it meanwhile, and nothing is lost. (The base of an area on
+// demand is a memfd because of the speed of write(2) to a hole: see installBase.)
 type areaCopy struct {
 	id     dsm.AreaID
 	suffix string
 	fd     int   // -1: anonymous
-	size   int64 // bytes
-	len    int64 // whole pages
+	size   int64 // in bytes
+	len    int64 // in bytes of whole pages
 	mem    []byte
-	piece  piece // that mem is, if any
+	piece  piece // the piece that mem is, if it is one
 	filed  bool  // a memfd beyond smallCopy
 	absent bool  // there is no memory, and nobody looks at any
-	// takes, of anonymous memory, has the pages that were given out for storing, by extent: all others are zero, and take no memory. Those
-	// of different extents may be given out at the same time.
+	// taken, for anonymous memory, has the pages that were returned for storing, by extent: all
+	// others are zero, and take no memory. Pages of different extents may be returned concurrently.
 	taken []dsm.PageSet
 }
 
-// newCopy returns an empty copy. It takes nothing. filed says that it is a memfd beyond smallCopy.
+// newCopy returns an empty copy, which takes no memory. filed says that it will be a memfd beyond
+// smallCopy.
 func newCopy(id dsm.AreaID, suffix string, filed bool) *areaCopy {
 	return &areaCopy{id: id, suffix: suffix, fd: -1, filed: filed}
 }
 
-// String names the copy for people, in /proc/PID/maps, too.
+// String names the copy for people, also in /proc/PID/maps.
 func (c *areaCopy) String() string { return fmt.Sprintf("dsmfs:%d:%s", c.id, c.suffix) }
 
-// capacityFor returns the mapping length for a copy of n bytes: a power of two,
-// so that an area that grows bit by bit is mapped a few times only.
+// capacityFor returns the mapping length for a copy of n bytes: a power of two, so that an area
+// that grows bit by bit is mapped only a few times.
 func capacityFor(n int64) int64 {
 	c := int64(minCapacity)
 	for c < n {
@@ -59,8 +62,8 @@ func capacityFor(n int64) int64 {
 	return c
 }
 
-// reserve makes the mapping at least n bytes long. Until it has succeeded the old
-// mapping stays. The new one is at another address.
+// reserve makes the mapping at least n bytes long. The old mapping stays until this has succeeded.
+// The new one is at another address.
 func (c *areaCopy) reserve(n int64) error {
 	if n <= int64(len(c.mem)) || c.absent {
 		return nil
@@ -91,8 +94,8 @@ func mapFile(fd int, n int64) ([]byte, error) {
 	return mem, os.NewSyscallError("mmap", err)
 }
 
-// resize makes the copy n bytes long, for which the mapping is long enough.
-// Pages that are added read zero and take no memory.
+// resize makes the copy n bytes long; the mapping must be long enough. Pages that are added read
+// zero and take no memory.
 func (c *areaCopy) resize(n int64) error {
 	if c.fd < 0 {
 		c.resizeAnonymous(n)
@@ -105,9 +108,9 @@ func (c *areaCopy) resize(n int64) error {
 	return nil
 }
 
-// extend is resize to at least n bytes of a file that programs may be making longer at the
-// same moment, by write(2): ftruncate would cut off what they have just written. It takes
-// the memory of one page.
+// extend is resize to at least n bytes, for a file that programs may be extending at the same
+// moment by write(2): ftruncate would cut off what they have just written. It takes the memory of
+// one page.
 func (c *areaCopy) extend(n int64) error {
 	had, err := c.end()
 	if err == nil && had < n {
@@ -135,8 +138,8 @@ func (c *areaCopy) end() (int64, error) {
 	return st.Size, nil
 }
 
-// zero makes the bytes [from, to) read zero. Whole pages are given back, and
-// parts of pages that take no memory go on taking none.
+// zero makes the bytes [from, to) read zero. The memory of whole pages is freed, and partly covered
+// pages without memory stay without.
 func (c *areaCopy) zero(from, to int64) error {
 	if from >= to {
 		return nil
@@ -155,10 +158,10 @@ func (c *areaCopy) clearPast(from int64) {
 	}
 }
 
-// page returns page p, to be stored to. It must be before the end.
+// page returns page p for storing. It must be before the end.
 func (c *areaCopy) page(p dsm.PageIndex) []byte { return c.pages(p, 1) }
 
-// pages returns n pages from p on, which lie in one extent, to be stored to. They must be before the end.
+// pages returns n pages of one extent, from p on, for storing. They must be before the end.
 func (c *areaCopy) pages(p dsm.PageIndex, n int) []byte {
 	mem := c.look(p, n)
 	if c.fd < 0 {
@@ -167,7 +170,7 @@ func (c *areaCopy) pages(p dsm.PageIndex, n int) []byte {
 	return mem
 }
 
-// look returns n pages from p on, to be looked at only. They must be before the end.
+// look returns n pages from p on for reading only. They must be before the end.
 func (c *areaCopy) look(p dsm.PageIndex, n int) []byte {
 	off, end := int64(p)*dsm.PageSize, (int64(p)+int64(n))*dsm.PageSize
 	if end > c.len {
@@ -188,7 +191,7 @@ func (c *areaCopy) resident() (int64, error) {
 	return st.Blocks * 512, nil
 }
 
-// close gives everything back. The copy is empty, and anonymous, afterwards.
+// close frees everything. Afterwards the copy is empty and anonymous.
 func (c *areaCopy) close() error {
 	err := c.unmap()
 	if c.fd >= 0 {
@@ -212,7 +215,7 @@ func (c *areaCopy) unmap() error {
 	return nil
 }
 
-// leave gives all memory back until come, but keeps the size.
+// leave frees all memory until come, but keeps the size.
 func (c *areaCopy) leave() error {
 	size := c.size
 	err := c.close()
@@ -221,7 +224,7 @@ func (c *areaCopy) leave() error {
 	return err
 }
 
-// come ends leave: all is zero.
+// come ends leave: all bytes are zero.
 func (c *areaCopy) come() error {
 	c.absent = false
 	if err := c.reserve(c.len); err != nil {

@@ -5,8 +5,8 @@ import (
 	"os"
 )
 
-// DataRanges calls f for the parts of [off, off+n) of the working copy that take
-// memory; all else was never touched, or given up, and is zero. None of it is touched by that.
+// DataRanges calls f for the parts of [off, off+n) of the working copy that take memory. The rest
+// was never touched, or was freed, and is zero. It does not touch any page.
 func (a *Area) DataRanges(off, n int64, f func(off, n int64)) error {
 	if err := a.working.data(off, n, f); err != nil {
 		return a.fail("seek", err)
@@ -14,7 +14,7 @@ func (a *Area) DataRanges(off, n int64, f func(off, n int64)) error {
 	return nil
 }
 
-// data calls f for the parts of [off, off+n) that take memory. It touches none.
+// data calls f for the parts of [off, off+n) that take memory. It does not touch any page.
 func (c *areaCopy) data(off, n int64, f func(off, n int64)) error {
 	end := min(off+n, c.len)
 	if c.fd < 0 {
@@ -24,9 +24,9 @@ func (c *areaCopy) data(off, n int64, f func(off, n int64)) error {
 	return c.fileData(off, end, f)
 }
 
-// OpenWorking opens the memfd of the working copy once more, for a program of this
-// node: with its own file offset, and, unless write, such that it can only be read. The
-// caller closes it. A working copy that was no memfd becomes one: page slices that were handed out are invalid.
+// OpenWorking opens the memfd of the working copy again for a program of this node, with a file
+// offset of its own and, unless write, read-only. The caller closes it. A working copy that was not
+// a memfd becomes one; then page slices that were returned before are invalid.
 func (a *Area) OpenWorking(write bool) (*os.File, error) {
 	f, err := a.working.open(write)
 	if err == nil && a.demand != nil {

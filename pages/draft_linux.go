@@ -8,11 +8,12 @@ import (
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
-// Draft is a working copy of one program's own: the memory that the program sees and stores into, and the base
-// that its stores are compared with. It is to the working copy of the node what that is to the home: what
-// differs from the base has not been taken over.
+// Draft is a working copy that belongs to one program: the memory that the program sees and stores
+// into, and the base with which its stores are compared. It relates to the node's working copy as
+// that relates to the home: what differs from the base has not been taken over yet.
 //
-// It takes up to twice the size of the area. Where neither the area nor the program has bytes it takes nothing.
+// It takes up to twice the size of the area, and nothing where neither the area nor the program has
+// bytes.
 type Draft struct {
 	memory *areaCopy
 	base   *areaCopy
@@ -28,7 +29,7 @@ func (a *Area) NewDraft() (*Draft, error) {
 	return d, nil
 }
 
-// Resize follows the area. What is cut off is zero should the area grow again.
+// Resize follows the size of the area. Bytes that are cut off are zero if the area grows again.
 func (d *Draft) Resize(size int64) error {
 	end := wholePages(size)
 	if size > d.size && d.size < d.memory.len {
@@ -52,7 +53,8 @@ func (d *Draft) Resize(size int64) error {
 	return nil
 }
 
-// Fill makes the bytes of the area's working copy in [off, off+n) those of the draft. The program has not been given the draft yet.
+// Fill copies [off, off+n) of the area's working copy to the draft, which the program must not have
+// yet.
 func (d *Draft) Fill(a *Area, off, n int64) error {
 	return a.DataRanges(off, n, func(off, n int64) {
 		for p := dsm.PageIndex(off / dsm.PageSize); int64(p)*dsm.PageSize < off+n; p++ {
@@ -69,16 +71,17 @@ func (a *Area) within(p dsm.PageIndex) []byte {
 	return w[:min(int64(len(w)), a.size-int64(p)*dsm.PageSize)]
 }
 
-// Memory returns page p as the program sees it, which it may be storing to, up to the end of the area.
+// Memory returns page p as the program sees it, up to the end of the area. The program may be
+// storing to it.
 func (d *Draft) Memory(p dsm.PageIndex) []byte {
 	w := d.memory.page(p)
 	return w[:min(int64(len(w)), d.size-int64(p)*dsm.PageSize)]
 }
 
-// Page is Memory with what is past the end of the area: the whole page.
+// Page returns the whole page, including bytes past the end of the area.
 func (d *Draft) Page(p dsm.PageIndex) []byte { return d.memory.page(p) }
 
-// Read copies bytes of the memory; all are before the end of the area.
+// Read copies bytes of the memory; all must be before the end of the area.
 func (d *Draft) Read(dst []byte, off int64) {
 	var now [dsm.PageSize]byte
 	for len(dst) > 0 {
@@ -89,7 +92,7 @@ func (d *Draft) Read(dst []byte, off int64) {
 	}
 }
 
-// Write stores bytes as the program itself would; all are before the end of the area.
+// Write stores bytes as the program itself would; all must be before the end of the area.
 func (d *Draft) Write(data []byte, off int64) {
 	for len(data) > 0 {
 		p, lo := dsm.PageIndex(off/dsm.PageSize), int(off%dsm.PageSize)
@@ -99,13 +102,15 @@ func (d *Draft) Write(data []byte, off int64) {
 	}
 }
 
-// Base returns the bytes that the program's stores to page p are compared with. They are the caller's to change.
+// Base returns the bytes with which the program's stores to page p are compared. The caller may
+// change them.
 func (d *Draft) Base(p dsm.PageIndex) []byte { return d.base.page(p) }
 
-// Ranges calls f for the parts of [off, off+n) in which the program may have stored: what takes memory.
+// Ranges calls f for the parts of [off, off+n) in which the program may have stored: those that
+// take memory.
 func (d *Draft) Ranges(off, n int64, f func(off, n int64)) error { return d.memory.data(off, n, f) }
 
-// Open opens the memory for the program, as OpenWorking does that of the node.
+// Open opens the memory for the program, as OpenWorking does for the node's working copy.
 func (d *Draft) Open(write bool) (*os.File, error) { return d.memory.open(write) }
 
 // ResidentBytes returns the memory that the draft takes now.
@@ -118,5 +123,5 @@ func (d *Draft) ResidentBytes() int64 {
 	return m + b
 }
 
-// Close gives the memory back; what programs have mapped stays theirs.
+// Close frees the memory; programs keep what they have mapped.
 func (d *Draft) Close() error { return errors.Join(d.memory.close(), d.base.close()) }

@@ -10,42 +10,44 @@ import (
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
-// A page that is clean as far as anyone knows can be stored to at any moment by
-// a program that has the working copy mapped, and no tracking tells before the next
-// scan. So its bytes are looked at when no program can store to it any more:
+// A page that seems clean can be stored to at any moment by a program that has the working copy
+// mapped, and no tracking reports that before the next scan. So its bytes are checked when no
+// program can store to it any more:
 //
-//	splice(2) the run of pages into a pipe: the pipe holds the pages themselves, no copy
-//	punch the run out of the file: unmaps it everywhere; who touches it from here on waits
-//	read the pipe: the final bytes, with all stores that were made until the unmapping
-//	compare with the base copy: what differs was stored to and is put back at once
+//	splice(2) the run of pages into a pipe: the pipe holds the pages themselves, not a copy
+//	punch the run out of the file: that unmaps it everywhere; a program that touches it now waits
+//	read the pipe: the final bytes, with all stores made until the unmapping
+//	compare with the base copy: pages that differ were stored to, and are put back at once
 //
-// Copying first and punching then would lose the stores in between. What this does not
-// see is what needs no mapping: memory that a program has pinned (RDMA, O_DIRECT) goes on being
-// stored to, in vain. Memory that must not move is not of demand kind.
+// Copying first and punching then would lose the stores in between. One thing is not seen, because
+// it needs no mapping: memory that a program has pinned (RDMA, O_DIRECT) is stored to further on,
+// in vain. Areas whose memory must not move cannot be on demand.
 //
-// A large page is the exception: the kernel takes part of one out of a file by splitting it, which
-// it cannot while the pipe holds it. It then fills the part with zeroes in place, in
-// the pipe as well. Pages that Install brought are small, but a program can have the kernel collapse
-// 512 of them into one (MADV_COLLAPSE, or khugepaged where shmem_enabled allows). So between splice
-// and punch the pages are looked at: while the pipe holds one it cannot be collapsed.
+// Large pages are an exception. The kernel removes a part of one from a file by splitting it, which
+// it cannot do while the pipe holds it. Then it fills the part with zeroes in place, in the pipe as
+// well. Pages that Install brought are small, but a program can make the kernel collapse 512 of
+// them into one (MADV_COLLAPSE, or khugepaged where shmem_enabled allows it). So the pages are
+// checked between splice and punch: while the pipe holds a page it cannot be collapsed.
 
-// Measured on Linux 6.18, 2 cores, a virtual machine, for a page with its base, by the pages of a call:
+// Measured on Linux 6.18, 2 cores, a virtual machine, for a page with its base, by the number of
+// pages in a call:
 //
 //	                      1        16       256
 //	run, not shared       8 us     1.9 us   1.4 us
 //	run, shared           23 us    4.6 us   3.3 us
 //	scattered, shared     23 us    11 us    -
 //
-// Bringing such a page takes 4 to 5 us. Half of the 23 us is the look for large pages, once a call.
+// Bringing such a page takes 4 to 5 us. Half of the 23 us is the check for large pages, once for
+// each call.
 
-// Evict gives up the working bytes of the pages of extent e in set, and their base: pages
-// that the caller knows to be here and, as far as anyone knows, clean, and that the
-// kernel's page cache does not hold (Cached.Drop). The home's bytes stay.
+// Evict frees the working bytes, and the base, of the pages of extent e in set. The caller must
+// know that they are here and, as far as anyone knows, clean, and that the kernel's page cache does
+// not have them (Cached.Drop). The home's bytes stay.
 //
-// shared says that programs have the working copy mapped and may be storing into it.
-// Pages that were stored to, compared with their base, stay and are returned; they are dirty. Bytes
-// past the end of the area do not count. Should a program find one of these pages missing for
-// a moment and store to it against the rules, k merges that, as in Install.
+// shared says that programs have the working copy mapped and may be storing into it. Pages that
+// were stored to, compared with their base, stay and are returned; they are dirty. Bytes past the
+// end of the area do not count. If a program finds one of these pages missing for a moment and
+// stores to it against the rules, k merges that, as in Install.
 //
 // After an error the pages that it concerns are among those returned.
 func (a *Area) Evict(k merge.Kernel, e dsm.ExtentIndex, set dsm.PageSet, shared bool) (stored dsm.PageSet, err error) {
@@ -75,9 +77,8 @@ func (a *Area) Evict(k merge.Kernel, e dsm.ExtentIndex, set dsm.PageSet, shared 
 	return stored, nil
 }
 
-// KeepBase gives back the base copy of extent e, which is homed elsewhere, but for the pages in
-// keep: those that are here. It follows ResignHome in a demand area, where the home had
-// all pages.
+// KeepBase frees the base copy of extent e, which is homed elsewhere, except for the pages in keep:
+// those that are here. It follows ResignHome in an area on demand, where the home had all pages.
 func (a *Area) KeepBase(e dsm.ExtentIndex, keep dsm.PageSet) error {
 	if a.Homed(e) {
 		panic("the base copy of a homed extent is the home's")
@@ -93,7 +94,7 @@ func pageOfExtent(e dsm.ExtentIndex, i int) dsm.PageIndex {
 	return dsm.PageIndex(e)*dsm.ExtentPages + dsm.PageIndex(i)
 }
 
-// punch makes the pages of extent e in set holes, and returns those that it could not.
+// punch makes the pages of extent e in set holes, and returns those for which that failed.
 func (c *areaCopy) punch(e dsm.ExtentIndex, set dsm.PageSet) (left dsm.PageSet, err error) {
 	for from, to := range set.Runs() {
 		off := int64(pageOfExtent(e, from)) * dsm.PageSize
@@ -104,7 +105,7 @@ func (c *areaCopy) punch(e dsm.ExtentIndex, set dsm.PageSet) (left dsm.PageSet, 
 	return left, err
 }
 
-// evictShared is Evict of the working bytes while programs may be storing into them.
+// evictShared is Evict for working bytes to which programs may be storing.
 func (a *Area) evictShared(k merge.Kernel, e dsm.ExtentIndex, set dsm.PageSet) (stored dsm.PageSet, err error) {
 	if err := a.Attachable(); err != nil {
 		return set, err
@@ -136,10 +137,10 @@ func (a *Area) evictShared(k merge.Kernel, e dsm.ExtentIndex, set dsm.PageSet) (
 	return stored, v.put()
 }
 
-// takeBack reads the pages in taken from the pipe, and puts those of holes back that differ from
-// their base. It returns them.
+// takeBack reads the pages in taken from the pipe, and puts back those of holes that differ from
+// their base. It returns these.
 func (a *Area) takeBack(k merge.Kernel, v *evictor, e dsm.ExtentIndex, taken, holes dsm.PageSet) (differ dsm.PageSet) {
-	base := a.base.present(e, taken) // a load would make a hole a page
+	base := a.base.present(e, taken) // a load would turn a hole into a page
 	for from, to := range taken.Runs() {
 		for from < to {
 			n := min(to-from, len(v.buf)/dsm.PageSize)
@@ -167,7 +168,7 @@ func (a *Area) takeBack(k merge.Kernel, v *evictor, e dsm.ExtentIndex, taken, ho
 	return differ
 }
 
-// present returns those pages of extent e in of that take memory.
+// present returns which pages of extent e in of take memory.
 func (c *areaCopy) present(e dsm.ExtentIndex, of dsm.PageSet) (set dsm.PageSet) {
 	for i := range of.All() {
 		if c.takes(pageOfExtent(e, i)) {
@@ -177,9 +178,9 @@ func (c *areaCopy) present(e dsm.ExtentIndex, of dsm.PageSet) (set dsm.PageSet) 
 	return set
 }
 
-// putBack puts back what a program stored to page p while it was taken out. If it cannot be
-// put there as a whole it is merged into what is there: a page that a program put there against the
-// rules, or, if the memory ran out, one of zeroes which programs see for a moment.
+// putBack puts back what a program stored to page p while it was being taken out. If the page
+// cannot be put there as a whole, it is merged into what is there: a page that a program put there
+// against the rules, or, if there was no memory, a page of zeroes which programs see for a moment.
 func (a *Area) putBack(k merge.Kernel, p dsm.PageIndex, is []byte) {
 	if done, _ := a.fill(p, is); done < dsm.PageSize {
 		k.MergeShared(p, zeroPage, a.working.page(p), is)
