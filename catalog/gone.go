@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
-	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
 // A member whose process has ended without leaving is marked as gone. Its name and address are free
@@ -139,7 +138,7 @@ func (c *Catalog) bury(ctx context.Context, members []dsm.Member) {
 			if !c.ended(ctx, m) {
 				return
 			}
-			if _, err := c.propose(ctx, goneOp{m.ID}); err != nil && !errs.Is(err, errs.Timeout) {
+			if _, err := c.propose(ctx, goneOp{m.ID}); err != nil {
 				c.log.Warn("mark a dead member as gone", "node", m.ID, "name", m.Name, "err", err)
 				return
 			}

@@ -402,3 +402,17 @@ func TestLeaveAfterACrash(t *testing.T) {
 		t.Errorf("members %+v", v.Members)
 	}
 }
+
+// TestLeaveAfterLeaderDied: those that the leader leaves behind when it dies can leave one after the other, also before
+// they have elected another.
+func TestLeaveAfterLeaderDied(t *testing.T) {
+	nodes := cluster(t, 3)
+	lead := leaderOf(t, nodes)
+	lead.stop()
+	for _, n := range nodes {
+		if n != lead {
+			ok(t, n.Leave(patient(t)))
+			n.stop()
+		}
+	}
+}

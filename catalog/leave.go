@@ -61,9 +61,7 @@ func (c *Catalog) deserted(ctx context.Context) bool {
 }
 
 func (c *Catalog) leave(ctx context.Context) error {
-	dead, cancel := context.WithTimeout(ctx, lastWords)
-	c.bury(dead, present(c.Current())) // otherwise it would hand slots over to dead members
-	cancel()
+	c.bury(ctx, present(c.Current())) // otherwise it would hand slots over to dead members
 	if _, err := c.propose(ctx, leavingOp{c.self.ID}); err != nil {
 		return err
 	}
@@ -95,8 +93,13 @@ func (c *Catalog) leave(ctx context.Context) error {
 				told = true
 				c.log.Warn("waiting for memory on other nodes before leaving", "err", stuck)
 			}
+			look := time.NewTimer(lastWords)
 			select {
 			case <-ring:
+				look.Stop()
+				continue
+			case <-look.C:
+				c.bury(ctx, present(c.Current())) // those that died meanwhile
 				continue
 			case <-ctx.Done():
 			case <-c.life.Done():

@@ -196,3 +196,50 @@ func TestDev(t *testing.T) {
 		t.Errorf("left behind: %v", left)
 	}
 }
+
+// TestDevAfterKill ends a local cluster of which a node was killed, the first: the others leave, and nothing stays behind.
+func TestDevAfterKill(t *testing.T) {
+	c := cluster(t, harness.Options{})
+	n := c.Declare()
+	dir := filepath.Join(filepath.Dir(n.Mount), "dev")
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	cmd := n.Command(ctx, harness.Binary(), "dev", "--nodes", "3", "--orders", dir)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	await := func(text string) {
+		t.Helper()
+		for lines.Scan() {
+			if strings.Contains(lines.Text(), text) {
+				return
+			}
+		}
+		t.Fatalf("dsmfs dev ended without %q: %v", text, cmd.Wait())
+	}
+	await("ready")
+	if _, err := in.Write([]byte("kill node1\n")); err != nil {
+		t.Fatal(err)
+	}
+	await("killed node1")
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	for lines.Scan() { // until it closes its output
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("dsmfs dev after Ctrl-C: %v", err)
+	}
+	if left := harness.Mounts(dir); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}

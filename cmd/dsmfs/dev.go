@@ -145,10 +145,10 @@ func (d *dev) run(orders <-chan string) error {
 	for {
 		select {
 		case <-d.stop:
-			return d.end()
+			return d.stopAll()
 		case order := <-orders:
 			if d.obey(order) {
-				return d.end()
+				return d.stopAll()
 			}
 		case n := <-d.ended:
 			if n.killed {

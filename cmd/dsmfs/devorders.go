@@ -44,17 +44,6 @@ func (d *dev) obey(order string) (stopped bool) {
 	return stopped
 }
 
-// end ends all nodes. After a node was killed the others need not hand over what it had.
-func (d *dev) end() error {
-	for _, n := range d.nodes {
-		if n.killed {
-			d.abandon()
-			return nil
-		}
-	}
-	return d.stopAll()
-}
-
 // kill ends a node without warning, and unmounts its mount.
 func (d *dev) kill(name string) error {
 	for _, n := range d.nodes {
