@@ -92,6 +92,7 @@ demo: build
 
 .PHONY: bench
 bench: deps build
+	@scripts/deps.sh iperf3
 	@go run ./bench
 
 .PHONY: fuzz

@@ -12,6 +12,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -73,8 +74,11 @@ func main() {
 
 // measure runs the rows and says on standard error which one is under way.
 func measure(o options, only *regexp.Regexp) ([]line, error) {
-	if skip, err := prepare(); err != nil || skip != "" {
-		return nil, fmt.Errorf("cannot run here: %s %w", skip, err)
+	switch skip, err := prepare(); {
+	case err != nil:
+		return nil, fmt.Errorf("cannot run here: %w", err)
+	case skip != "":
+		return nil, errors.New("cannot run here: " + skip)
 	}
 	var lines []line
 	for _, r := range rows {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -19,6 +20,9 @@ import (
 var programs struct{ bench, barefuse string }
 
 func prepare() (skip string, err error) {
+	if _, err := exec.LookPath("iperf3"); err != nil {
+		return "no iperf3, which measures what TCP can do: make bench installs it, or apt-get install iperf3", nil
+	}
 	if skip, err = harness.Prepare(); err != nil || skip != "" {
 		return skip, err
 	}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the tests need and a fresh Debian lacks. Says nothing if all is there.
+# Installs what the tests need and a fresh Debian lacks, and the programs that are named: deps.sh iperf3. Says nothing if all is there.
 set -euo pipefail
 
 die() { printf 'deps: %s\n' "$*" >&2; exit 1; }
@@ -22,6 +22,9 @@ need python3-venv python3 -c 'import ensurepip, venv'
 need attr command -v getfattr
 need util-linux command -v nsenter
 need procps command -v pgrep
+for program; do
+    need "$program" command -v "$program"
+done
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 [ "$(id -u)" = 0 ] || die "missing: ${missing[*]}; as root: apt-get install ${missing[*]}"

@@ -9,7 +9,8 @@ import (
 )
 
 // version is set by the linker to the output of scripts/version.sh. Other builds use their
-// revision, in the same form.
+// revision, in the same form. A plain go build in a linked worktree of git has none: Go (1.26) records it only where .git
+// is a directory.
 var version = ""
 
 // programVersion returns the version of the program.
