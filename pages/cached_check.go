@@ -38,7 +38,7 @@ func (c *Cached) Problem() string {
 func (c *Cached) Believed(p dsm.PageIndex) (b []byte, known bool) {
 	e, i := p.Extent()
 	x := c.extents[e]
-	if x == nil || !x.given.Has(i) || x.flying.Has(i) || x.expected.Has(i) || x.blind.Has(i) || x.doubtful.Has(i) || int64(p)*dsm.PageSize >= c.area.size {
+	if x == nil || !x.given.Has(i) || x.flying.Has(i) || x.expected.Has(i) || x.blind.Has(i) || x.doubtful.Has(i) || x.unsure.Has(i) || int64(p)*dsm.PageSize >= c.area.size {
 		return nil, false
 	}
 	if g, ok := c.given[p]; ok {
