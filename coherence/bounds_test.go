@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"testing"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/wire"
@@ -38,7 +39,7 @@ func TestOpenOfAVeryLargeFile(t *testing.T) {
 		}
 		for e := range dsm.ExtentIndex(extents) {
 			x := a.homeExtent(e)
-			x.version = dsm.VersionAt(s.now)
+			x.version = dsm.VersionAt(time.Now())
 			for _, i := range []int{63, 127, 191, 255} {
 				a.mu.home.setVersion(x, i, x.version)
 			}

@@ -20,7 +20,7 @@ func TestKeepPages(t *testing.T) {
 			}
 			put(t, n, 5)
 			publish(n)
-			s.settle()
+			s.rested()
 			want := bytes.Clone(n.area.mu.mem.Working(0))
 			program, err := n.area.mu.mem.OpenWorking(false)
 			if err != nil {
@@ -105,7 +105,7 @@ func TestResidencyBySnapshot(t *testing.T) {
 				s.catchUp()
 				put(t, n, 5)
 				publish(n)
-				s.settle()
+				s.rested()
 			}
 			s.changeRules(func(ino *dsm.Inode) { ino.Spec.Residency, ino.Size = kind, c.to })
 			s.catchUp()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"testing"
+	"testing/synctest"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -12,61 +13,63 @@ import (
 // third one, which has the area open. Both are merged in one step when the slot is here: the first is forwarded
 // to the home's own replica, the second makes a twin of a page that contains the first already.
 func TestTwoParkedPublishesOfAPage(t *testing.T) {
-	s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
-	before, after, third := s.nodes[0], s.nodes[1], s.nodes[2]
-	for _, n := range s.nodes {
-		n.open(n != after)
-	}
-	s.drain()
-	s.move(after, 1)
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		before, after, third := s.nodes[0], s.nodes[1], s.nodes[2]
+		for _, n := range s.nodes {
+			n.open(n != after)
+		}
+		s.drain()
+		s.move(after, 1)
 
-	put(t, before, 5)
-	publish(before)
-	put(t, third, 70)
-	publish(third)
-	s.deliverAll(link{0, 1})
-	s.deliverAll(link{2, 1})
-	// A program of the new home waits, in an open or an acquire, for the kernel to have been told of everything.
-	after.area.step(after.area.drain)
-	before.handOver()
-	s.drain()
+		put(t, before, 5)
+		publish(before)
+		put(t, third, 70)
+		publish(third)
+		s.deliverAll(link{0, 1})
+		s.deliverAll(link{2, 1})
+		// A program of the new home waits, in an open or an acquire, for the kernel to have been told of everything.
+		after.area.step(after.area.drain)
+		s.drain()
 
-	b := make([]byte, 4)
-	if _, err := after.area.ReadAt(context.Background(), b, 0); err != nil {
-		t.Fatal(err)
-	}
-	if got := binary.LittleEndian.Uint32(b); got != 0 && got != 5 && got != 70 && got != 75 {
-		t.Errorf("a program of the home reads %d, want 0, 5, 70 or 75", got)
-	}
-	after.area.step(after.area.drained)
-	s.settle()
-	for _, n := range s.nodes {
-		want(t, n, 75)
-	}
+		b := make([]byte, 4)
+		if _, err := after.area.ReadAt(context.Background(), b, 0); err != nil {
+			t.Fatal(err)
+		}
+		if got := binary.LittleEndian.Uint32(b); got != 0 && got != 5 && got != 70 && got != 75 {
+			t.Errorf("a program of the home reads %d, want 0, 5, 70 or 75", got)
+		}
+		after.area.step(after.area.drained)
+		s.rested()
+		for _, n := range s.nodes {
+			want(t, n, 75)
+		}
+	})
 }
 
 // TestForwardToAHomeWithoutBases: a node that only reads an area on demand keeps no base copies. It becomes
 // the home, and another node publishes: the twin, made of a base that says nothing, is not what the publish is put on.
 func TestForwardToAHomeWithoutBases(t *testing.T) {
-	s := newHomed(t, 2, onDemand(sums(1, dsm.ApplyArrival)))
-	before, after := s.nodes[0], s.nodes[1]
-	before.open(true)
-	after.open(false)
-	s.drain()
-	put(t, before, 1000)
-	s.drain()
-	publish(before)
-	s.drain()
-	after.kernel.fault(0)
-	s.drain()
-	want(t, after, 1000)
-	s.move(after, 1)
-	put(t, before, 1005)
-	publish(before) // parked behind the Subscribe of the new home to itself
-	s.deliverAll(link{0, 1})
-	before.handOver()
-	s.drain()
-	s.settle()
-	want(t, before, 1005)
-	want(t, after, 1005)
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, onDemand(sums(1, dsm.ApplyArrival)))
+		before, after := s.nodes[0], s.nodes[1]
+		before.open(true)
+		after.open(false)
+		s.drain()
+		put(t, before, 1000)
+		s.drain()
+		publish(before)
+		s.drain()
+		after.kernel.fault(0)
+		s.drain()
+		want(t, after, 1000)
+		s.move(after, 1)
+		put(t, before, 1005)
+		publish(before) // parked behind the Subscribe of the new home to itself
+		s.deliverAll(link{0, 1})
+		s.drain()
+		s.rested()
+		want(t, before, 1005)
+		want(t, after, 1005)
+	})
 }

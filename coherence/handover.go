@@ -2,6 +2,8 @@ package coherence
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,11 +25,10 @@ const handoverWindow = 4
 // is final. The old home keeps it until the catalog says that the new home
 // has it (Source is 0 again), so a broken session is repaired by starting over.
 type handovers struct {
-	node    *Node
-	ctx     context.Context
-	cancel  context.CancelFunc
-	wg      sync.WaitGroup
-	stepped bool // simulated: its steps are taken by the test, not by goroutines
+	node   *Node
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
 
 	// lastID is that of the last extent sent to anybody. It is not reused: a late ack to an earlier run
 	// would open a slot whose extent the new home has refused.
@@ -78,7 +79,7 @@ func (h *handovers) pendingLocked(v *dsm.View, to dsm.NodeID) []dsm.Slot {
 func (h *handovers) viewChanged(v *dsm.View) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.ctx.Err() != nil || h.stepped {
+	if h.ctx.Err() != nil {
 		return
 	}
 	for _, m := range v.Members {
@@ -128,7 +129,7 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 	var todo []item
 	for _, a := range h.node.all() {
 		a.step(func() {
-			for e := range a.mu.home.extents {
+			for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
 				if moving[dsm.SlotOf(a.id, e)] {
 					todo = append(todo, item{a, e})
 				}
@@ -183,8 +184,8 @@ func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (sent bool)
 				m.Versions = append(m.Versions, v)
 			}
 		}
-		for n, seq := range x.writers {
-			m.Writers = append(m.Writers, wire.WriterSeq{Node: n, Seq: seq})
+		for _, n := range slices.Sorted(maps.Keys(x.writers)) {
+			m.Writers = append(m.Writers, wire.WriterSeq{Node: n, Seq: x.writers[n]})
 		}
 		payload := make([]byte, 0, m.Pages.Len()*dsm.PageSize)
 		for i := range m.Pages.All() {

@@ -60,23 +60,24 @@ func TestLostHandoverDoneIsSentAgain(t *testing.T) {
 // its way, and another node publishes. Both are served when the slot is here: the Subscribe,
 // whose answer says that nothing is lacking, and then the publish, which makes that untrue.
 func TestPublishParkedBehindAnOpen(t *testing.T) {
-	s := newHomed(t, 2, sums(1, dsm.ApplyAuto))
-	before, after := s.nodes[0], s.nodes[1]
-	before.open(true)
-	s.move(after, 1)
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(1, dsm.ApplyAuto))
+		before, after := s.nodes[0], s.nodes[1]
+		before.open(true)
+		s.move(after, 1)
 
-	after.find()
-	after.startOpen(false)
-	after.startOpen(true)
-	put(t, before, 5)
-	publish(before)
-	s.deliverAll(link{0, 1})
-	before.handOver()
-	s.drain()
-	if err := after.area.WriteAt(context.Background(), []byte{1, 0, 0, 0}, 8); err != nil { // to another element
-		t.Fatal(err)
-	}
-	s.settle()
-	want(t, before, 5)
-	want(t, after, 5)
+		after.find()
+		after.startOpen(false)
+		after.startOpen(true)
+		put(t, before, 5)
+		publish(before)
+		s.deliverAll(link{0, 1})
+		s.drain()
+		if err := after.area.WriteAt(context.Background(), []byte{1, 0, 0, 0}, 8); err != nil { // to another element
+			t.Fatal(err)
+		}
+		s.rested()
+		want(t, before, 5)
+		want(t, after, 5)
+	})
 }

@@ -206,7 +206,8 @@ func (a *Area) subscribers() []dsm.NodeID {
 // Slots that went to another home are handed over by handovers, which frees them
 // when the new home has them.
 func (a *Area) homeViewChanged(old *dsm.View) {
-	for id, s := range a.mu.home.subs {
+	for _, id := range a.subscribers() {
+		s := a.mu.home.subs[id]
 		if _, ok := a.mu.view.Member(id); !ok {
 			s.end()
 			delete(a.mu.home.subs, id)
@@ -261,7 +262,8 @@ func (a *Area) resign(e dsm.ExtentIndex) {
 // homeGenChanged follows a shrink or a change of rules. Replicas that know of
 // it drop what was pushed before, so nothing under way counts as received.
 func (a *Area) homeGenChanged() {
-	for _, s := range a.mu.home.subs {
+	for _, id := range a.subscribers() {
+		s := a.mu.home.subs[id]
 		s.lostAll()
 		for e, l := range s.extents { // also of extents that were only fetched from
 			in := a.within(e)
@@ -277,8 +279,8 @@ func (a *Area) homeGenChanged() {
 			}
 		}
 	}
-	for id, s := range a.mu.home.subs {
-		a.pump(id, s)
+	for _, id := range a.subscribers() {
+		a.pump(id, a.mu.home.subs[id])
 	}
 }
 

@@ -56,8 +56,8 @@ func (a *Area) inquire(round uint64, q *inquiring, homes []dsm.NodeID) {
 
 // restartInquiries asks again after the homes changed or a session broke.
 func (a *Area) restartInquiries() {
-	for round, q := range a.mu.replica.inquiry {
-		a.sendInquire(round, q)
+	for _, round := range slices.Sorted(maps.Keys(a.mu.replica.inquiry)) {
+		a.sendInquire(round, a.mu.replica.inquiry[round])
 	}
 	a.askUntilLocked()
 }

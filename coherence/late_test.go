@@ -5,7 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -44,7 +44,7 @@ func TestHomeWithLateAcksKeepsItsBase(t *testing.T) {
 	home.kernel.harvest(1)
 	publish(home)
 	s.drain()
-	s.settle()
+	s.rested()
 	for _, n := range s.nodes {
 		w := n.area.mu.mem.Working(last)
 		if got := binary.LittleEndian.Uint32(w); got != 101 {
@@ -60,29 +60,29 @@ func TestHomeWithLateAcksKeepsItsBase(t *testing.T) {
 // well and opens the area for writing. Its Subscribe that says that it holds is parked until the
 // handover is over; its own pushes to itself are declined before.
 func TestDeclinedPushIsNotRepeated(t *testing.T) {
-	s := newHomed(t, 2, sums(2, dsm.ApplyAuto))
-	home, other := s.nodes[0], s.nodes[1]
-	moving := dsm.SlotOf(simArea, 1)
-	if moving == dsm.SlotOf(simArea, 0) {
-		t.Fatal("both extents are in one slot")
-	}
-	s.changeView(func(v *dsm.View) { v.Slots[moving].Primary = other.id })
-	s.catchUp()
-	home.open(false)
-	other.open(true)
-	s.drain()
-	s.changeView(func(v *dsm.View) {
-		v.Slots[moving] = dsm.SlotHome{Primary: home.id, Source: other.id, Epoch: v.Epoch}
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(2, dsm.ApplyAuto))
+		home, other := s.nodes[0], s.nodes[1]
+		moving := dsm.SlotOf(simArea, 1)
+		if moving == dsm.SlotOf(simArea, 0) {
+			t.Fatal("both extents are in one slot")
+		}
+		s.changeView(func(v *dsm.View) { v.Slots[moving].Primary = other.id })
+		s.catchUp()
+		home.open(false)
+		other.open(true)
+		s.drain()
+		s.changeView(func(v *dsm.View) {
+			v.Slots[moving] = dsm.SlotHome{Primary: home.id, Source: other.id, Epoch: v.Epoch}
+		})
+		home.apply() // and the other has not heard of it, or its publish would be parked as well
+		home.startOpen(true)
+		put(t, other, 5)
+		publish(other)
+		s.deliverAll(link{1, 0})
+		want(t, home, 0)
+		s.rested()
+		want(t, home, 5)
+		want(t, other, 5)
 	})
-	home.apply() // and the other has not heard of it, or its publish would be parked as well
-	home.startOpen(true)
-	put(t, other, 5)
-	failsafe := time.AfterFunc(20*time.Second, func() { panic("the step does not end") })
-	defer failsafe.Stop()
-	publish(other)
-	s.deliverAll(link{1, 0})
-	want(t, home, 0)
-	s.settle()
-	want(t, home, 5)
-	want(t, other, 5)
 }

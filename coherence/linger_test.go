@@ -17,7 +17,7 @@ func TestLingerIsOfTheLastClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, n := pair(t, dsm.ApplyArrival)
 		n.node.cfg.Linger = 10 * time.Second
-		n.closeAll()
+		n.leaveAll()
 		for range 5 {
 			time.Sleep(6 * time.Second)
 			synctest.Wait()
@@ -44,7 +44,7 @@ func TestClosesOfWhatCannotBePublished(t *testing.T) {
 		var log bytes.Buffer
 		n.node.cfg.Linger, n.node.cfg.Log = 10*time.Second, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 		put(t, n, 5)
-		n.closeAll() // nothing that the node sends is delivered
+		n.leaveAll() // nothing that the node sends is delivered
 		for range 20 {
 			n.startOpen(false)
 			n.area.Close(false)

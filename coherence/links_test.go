@@ -23,7 +23,7 @@ type slowPair struct {
 	nodes [2]*Node
 
 	mu     sync.Mutex
-	queue  [2][]parcel // to each
+	queue  [2][]frame // to each
 	bytes  [2]int
 	most   [2]int
 	breaks int
@@ -58,7 +58,7 @@ func (e slowEnd) SendShared(_ dsm.NodeID, m any, payload *wire.Shared, _ bool) {
 func (e slowEnd) put(m any, payload [][]byte, shared *wire.Shared) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	p := parcel{msg: m, payload: bytes.Join(payload, nil)}
+	p := frame{msg: m, payload: bytes.Join(payload, nil)}
 	if shared != nil {
 		shared.Release()
 	}
@@ -86,7 +86,7 @@ func (s *slowPair) deliver() {
 		s.mu.Lock()
 		if s.bytes[0] > slowQueue || s.bytes[1] > slowQueue {
 			s.breaks++
-			s.queue, s.bytes = [2][]parcel{}, [2]int{}
+			s.queue, s.bytes = [2][]frame{}, [2]int{}
 			s.mu.Unlock()
 			if s.breaks > 3 {
 				return
@@ -94,7 +94,7 @@ func (s *slowPair) deliver() {
 			s.reset()
 			continue
 		}
-		var next [2]*parcel
+		var next [2]*frame
 		for to := range next {
 			if q := s.queue[to]; len(q) > 0 {
 				next[to], s.queue[to] = &q[0], q[1:]
@@ -107,7 +107,7 @@ func (s *slowPair) deliver() {
 		}
 		if s.resetAt--; s.resetAt == 0 {
 			s.mu.Lock()
-			s.queue, s.bytes = [2][]parcel{}, [2]int{}
+			s.queue, s.bytes = [2][]frame{}, [2]int{}
 			s.mu.Unlock()
 			s.reset()
 			continue

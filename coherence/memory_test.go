@@ -107,14 +107,13 @@ func TestPublishToAHomeWithoutDescriptors(t *testing.T) {
 func TestHandoverToAHomeWithoutDescriptors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
-		from, to, replica := s.nodes[0], s.nodes[1], s.nodes[2]
+		to, replica := s.nodes[1], s.nodes[2]
 		replica.open(true)
 		put(t, replica, 5)
 		publish(replica)
 		s.drain()
 		_, feed := to.starve()
 		s.move(to, 1)
-		from.handOver()
 		s.drain()
 		s.retried()
 		put(t, replica, 7)

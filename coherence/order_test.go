@@ -85,7 +85,7 @@ func TestSubscribeDoesNotOvertakeAnUnsubscribe(t *testing.T) {
 	put(t, home, 5)
 	publish(home)
 	s.drain()
-	replica.closeAll()
+	replica.leaveAll()
 	s.drain()
 	g := newGate(replica, func(m any) bool { _, ok := m.(*wire.Unsubscribe); return ok })
 	g.during(replica.area.expire, func() { // the next open comes while the replica expires
@@ -107,7 +107,7 @@ func TestSubscribeDoesNotOvertakeAnUnsubscribe(t *testing.T) {
 // Unsubscribe was lost with its session, until that node says so again.
 func TestUnsubscribeIsRepeated(t *testing.T) {
 	s, home, replica := pair(t, dsm.ApplyArrival)
-	replica.closeAll()
+	replica.leaveAll()
 	s.drain()
 	replica.area.expire()
 	clear(s.net)

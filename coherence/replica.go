@@ -521,8 +521,8 @@ func (a *Area) resubscribe(list []dsm.ExtentIndex) {
 			a.send(a.row(e).Primary, &wire.Fetch{Stamp: a.stamp(), Extent: e, Pages: x.asked})
 		}
 	}
-	for _, op := range slices.Collect(maps.Values(r.acquires)) {
-		a.sendAcquire(op)
+	for _, round := range slices.Sorted(maps.Keys(r.acquires)) {
+		a.sendAcquire(r.acquires[round])
 	}
 }
 

@@ -40,7 +40,7 @@ func TestWritePastAShrunkEnd(t *testing.T) {
 			publish(n)
 			s.resize(2 * dsm.ExtentSize)
 			s.catchUp()
-			s.settle()
+			s.rested()
 			got := make([]byte, len(c.data))
 			n.area.mu.mem.ReadWorking(got, c.off)
 			want := make([]byte, len(c.data))

@@ -2,6 +2,9 @@ package coherence
 
 import (
 	"bytes"
+	"context"
+	"fmt"
+	"sync/atomic"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/pages"
@@ -17,54 +20,66 @@ type fakeKernel struct {
 	out   []pages.Notice         // taken, not yet carried out
 	done  []pages.Notice         // carried out, not yet reported
 	past  map[dsm.PageIndex]bool // with a write past the page cache that may not be answered yet
+	bell  atomic.Bool            // there may be a notice
 	size  int64                  // that it knows: of a shrink elsewhere it is told at some time
-	gen   dsm.Generation
+	gen   dsm.Generation         // likewise
+	// reading has the pages that wait for a READ: notices of them wait too.
+	reading map[dsm.PageIndex]*reading
 }
 
 type cachedPage struct {
 	data  [dsm.PageSize]byte
+	given [dsm.PageSize]byte // data without the stores that were not delivered
 	dirty bool
 }
 
+// reading is a READ under way. valid is how much of the page no truncation has cut off since.
+type reading struct{ valid int }
+
 func newFakeKernel(n *simNode) *fakeKernel {
-	return &fakeKernel{n: n, cache: make(map[dsm.PageIndex]*cachedPage), past: make(map[dsm.PageIndex]bool)}
+	return &fakeKernel{n: n, cache: make(map[dsm.PageIndex]*cachedPage), past: make(map[dsm.PageIndex]bool), reading: make(map[dsm.PageIndex]*reading),
+		size: n.ino.Size, gen: n.ino.Gen}
 }
 
-// fault returns the page, reading it if need be; nil if it has to be fetched first.
+// fault returns the page, reading it if need be; nil if it has to be fetched first, or is past the end.
 func (k *fakeKernel) fault(p dsm.PageIndex) *cachedPage {
 	off := int64(p) * dsm.PageSize
 	if off >= k.size {
 		return nil // SIGBUS
 	}
-	if c := k.cache[p]; c != nil {
-		return c
+	if k.cache[p] == nil && off < k.n.ino.Size {
+		k.ask(p)
+		k.n.sim.rest()
 	}
-	c := &cachedPage{}
-	if off >= k.n.ino.Size || !k.read(off, c.data[:]) {
-		return nil // the same, or wait
-	}
-	k.cache[p] = c
-	return c
+	return k.cache[p]
 }
 
-// read does one READ; ok is false if the page has to be fetched first.
-func (k *fakeKernel) read(off int64, to []byte) (ok bool) {
-	a := k.n.area
-	a.step(func() {
-		if _, ok = a.read(to, off); !ok {
-			a.fetch(off, len(to))
+// ask starts a READ of a page.
+func (k *fakeKernel) ask(p dsm.PageIndex) {
+	if k.reading[p] != nil || k.cache[p] != nil || !k.n.isOpen() {
+		return
+	}
+	if !k.n.sim.bubble {
+		k.read(p)
+		return
+	}
+	r, c := &reading{valid: dsm.PageSize}, &cachedPage{}
+	k.reading[p] = r
+	k.n.ask("read", func(ctx context.Context) error {
+		_, err := k.n.area.ReadAt(ctx, c.data[:], int64(p)*dsm.PageSize)
+		return err
+	}, func(err error) {
+		delete(k.reading, p)
+		if clear(c.data[r.valid:]); err == nil && r.valid > 0 {
+			c.given = c.data
+			k.cache[p] = c
 		}
 	})
-	return ok
 }
 
 // readPast is a READ of a page by a size that is out of date: what lies past the
 // end comes as zeroes, and stays in the page cache.
-func (k *fakeKernel) readPast(p dsm.PageIndex) {
-	if c := new(cachedPage); k.cache[p] == nil && k.read(int64(p)*dsm.PageSize, c.data[:]) {
-		k.cache[p] = c
-	}
-}
+func (k *fakeKernel) readPast(p dsm.PageIndex) { k.ask(p) }
 
 // harvest delivers each dirty page with the probability.
 func (k *fakeKernel) harvest(prob float64) {
@@ -77,11 +92,13 @@ func (k *fakeKernel) harvest(prob float64) {
 
 func (k *fakeKernel) writeBack(p dsm.PageIndex, c *cachedPage) {
 	off := int64(p) * dsm.PageSize
-	c.dirty = false
-	if n := min(dsm.PageSize, k.size-off); n > 0 {
-		if err := k.n.area.WriteBack(bytes.Clone(c.data[:n]), off); err != nil {
-			k.n.sim.t.Fatal(err)
-		}
+	n := min(dsm.PageSize, k.size-off)
+	k.n.deliveredTo(p, c)
+	if c.dirty, c.given = false, c.data; n <= 0 {
+		return
+	}
+	if err := k.n.area.WriteBack(bytes.Clone(c.data[:n]), off); err != nil {
+		k.n.sim.t.Fatal(err)
 	}
 }
 
@@ -97,23 +114,24 @@ func (k *fakeKernel) writePast(off int64, b byte) {
 	if k.n.sim.rng.IntN(2) == 0 {
 		k.fault(p)
 	}
-	if err := k.n.area.write([]byte{b}, off, writtenPast); err != nil {
-		k.n.sim.t.Fatal(err)
-	}
 	k.past[p] = true
-}
-
-// waits reports whether a write past the page cache to page p waits for its answer.
-func (k *fakeKernel) waits(p dsm.PageIndex) bool {
-	if k.past[p] && k.n.area.mu.cached.Told(int64(p)*dsm.PageSize, dsm.PageSize) {
+	cuts, stays := k.n.sim.seen.cuts, k.n.applied > k.n.sim.seen.lastCut
+	k.n.ask("write", func(ctx context.Context) error { return k.n.area.WriteDirect(ctx, []byte{b}, off) }, func(error) {
 		delete(k.past, p)
-	}
-	return k.past[p]
+		if stays && cuts == k.n.sim.seen.cuts {
+			k.n.given[off] = k.n.sim.seen.storeOf(off, b)
+		}
+	}).firm = true
 }
 
+// takeNotice takes a notice; a node is told when there may be one.
 func (k *fakeKernel) takeNotice() {
+	if !k.bell.Swap(false) {
+		return
+	}
 	if n, ok := k.n.area.NextNotice(); ok {
 		k.out = append(k.out, n)
+		k.bell.Store(true)
 	}
 }
 
@@ -124,8 +142,13 @@ func (k *fakeKernel) carryOut() {
 	}
 	i := k.n.sim.rng.IntN(len(k.out))
 	n := k.out[i]
-	k.out = append(k.out[:i], k.out[i+1:]...)
 	first, last := dsm.PageIndex(n.Off/dsm.PageSize), dsm.PageIndex((n.Off+n.Len-1)/dsm.PageSize)
+	for p := range k.reading {
+		if p >= first && p <= last {
+			return // it waits for the page's lock
+		}
+	}
+	k.out = append(k.out[:i], k.out[i+1:]...)
 	for p := first; p <= last; p++ {
 		c := k.cache[p]
 		if n.Kind == pages.NoticeInvalidate {
@@ -152,6 +175,7 @@ func (k *fakeKernel) carryOut() {
 				c.data[j] = n.Data[o]
 			}
 		}
+		c.given = c.data
 	}
 	k.done = append(k.done, n)
 }
@@ -165,22 +189,25 @@ func (k *fakeKernel) reportDone() {
 }
 
 func (k *fakeKernel) finishNotices() {
-	for {
-		k.takeNotice()
-		if len(k.out)+len(k.done) == 0 {
-			return
-		}
-		k.carryOut()
-		k.reportDone()
+	for k.work() {
 	}
+}
+
+// forget is the first OPEN, which has the kernel drop what it kept, and tells it the attributes.
+func (k *fakeKernel) forget() {
+	clear(k.cache)
+	k.size, k.gen = k.n.ino.Size, k.n.ino.Gen
 }
 
 // learn has the kernel told of the attributes, as fs does it: before those of another generation everything is
 // invalidated.
 func (k *fakeKernel) learn() {
 	if k.gen != k.n.ino.Gen {
-		for p, c := range k.cache {
-			if c.dirty {
+		if len(k.reading) > 0 {
+			return // the invalidation waits for the pages' locks
+		}
+		for p := range dsm.PageIndex(k.size+dsm.PageSize-1) / dsm.PageSize {
+			if c := k.cache[p]; c != nil && c.dirty {
 				k.writeBack(p, c)
 			}
 		}
@@ -207,6 +234,43 @@ func (k *fakeKernel) truncate(size int64) {
 			delete(k.cache, p)
 		case at+dsm.PageSize > size:
 			clear(c.data[size-at:])
+			clear(c.given[size-at:])
 		}
 	}
+	for p, r := range k.reading {
+		r.valid = int(min(int64(r.valid), max(size-int64(p)*dsm.PageSize, 0)))
+	}
+}
+
+// work does what the kernel has to do, and reports whether there was anything.
+func (k *fakeKernel) work() bool {
+	if k.n.area == nil {
+		return false
+	}
+	before := len(k.out)
+	moved := k.bell.Load() || len(k.done) > 0
+	k.takeNotice()
+	moved = moved || len(k.out) > before
+	before = len(k.out)
+	k.carryOut()
+	moved = moved || len(k.out) < before || len(k.done) > 0
+	k.reportDone()
+	return moved
+}
+
+// problem compares the page cache with what the ledger says that it holds.
+func (k *fakeKernel) problem() string {
+	if k.n.area.mu.cached == nil {
+		return ""
+	}
+	for _, p := range hot {
+		c := k.cache[p]
+		if c == nil || k.reading[p] != nil {
+			continue
+		}
+		if g, known := k.n.area.mu.cached.Believed(p); known && string(g) != string(c.given[:len(g)]) {
+			return fmt.Sprintf("the ledger is wrong about what the page cache was given of page %d", p)
+		}
+	}
+	return ""
 }

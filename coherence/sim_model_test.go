@@ -40,17 +40,19 @@ const (
 	hotElems = 16
 )
 
-func (r *simRun) owner(off int64) int { return int(off) % len(r.nodes) }
+func (s *sim) owner(off int64) int { return int(off) % len(s.nodes) }
 
 // toAttached says which of the node's programs stores to the byte: of two that store to
 // one byte at the same time by different ways either may be the last.
-func (r *simRun) toAttached(off int64) bool { return int(off)/len(r.nodes)%2 == 1 }
+func (s *sim) toAttached(off int64) bool { return int(off)/len(s.nodes)%2 == 1 }
 
 // shrunk forgets the bytes past the end of the writer that has heard of it.
 func (r *simRun) shrunk(n *simNode, size int64) {
 	for off := range r.bytes {
 		if off >= size && r.owner(off) == n.i {
-			if c := n.kernel.cache[dsm.PageIndex(off/dsm.PageSize)]; r.unaware && c != nil && c.dirty {
+			delete(n.given, off)
+			p := dsm.PageIndex(off / dsm.PageSize)
+			if c := n.kernel.cache[p]; r.unaware && (c != nil && c.dirty || n.kernel.past[p]) {
 				r.maybe[off] = true
 				continue
 			}
@@ -81,15 +83,18 @@ func bytesRule(r *simRun, ino *dsm.Inode) {
 
 func storeBytes(r *simRun, n *simNode) {
 	p := hot[r.rng.IntN(len(hot))]
+	// The kernel has not heard that the page is cut off: programs go on storing to it.
 	past := int64(p+1)*dsm.PageSize > n.ino.Size
 	if past && (len(n.attached) > 0 || n.kernel.cache[p] == nil || int64(p+1)*dsm.PageSize > n.kernel.size) {
 		return
 	}
-	if n.writer && !past && r.rng.IntN(8) == 0 {
+	if n.writer != nil && !past && r.rng.IntN(8) == 0 {
 		if off := int64(p)*dsm.PageSize + int64(r.rng.IntN(hotBytes)); r.owner(off) == n.i && !r.toAttached(off) {
-			r.bytes[off] = byte(1 + r.rng.IntN(255))
-			delete(r.maybe, off)
-			n.kernel.writePast(off, r.bytes[off])
+			if n.kernel.reading[p] == nil && !n.kernel.past[p] {
+				r.bytes[off] = r.seen.store(off)
+				delete(r.maybe, off)
+				n.kernel.writePast(off, r.bytes[off])
+			}
 		}
 		return
 	}
@@ -100,15 +105,15 @@ func storeBytes(r *simRun, n *simNode) {
 	for range 1 + r.rng.IntN(8) {
 		off := int64(p)*dsm.PageSize + int64(r.rng.IntN(hotBytes))
 		if r.owner(off) == n.i && r.toAttached(off) == attached {
-			v := byte(1 + r.rng.IntN(255))
-			if b[off%dsm.PageSize] == v {
-				continue // stores what it sees: that is no store
-			}
+			v := r.seen.store(off)
 			b[off%dsm.PageSize] = v
 			r.bytes[off] = v
 			delete(r.maybe, off)
 			if past { // it may be delivered before or after the area grows
 				r.maybe[off] = true
+			}
+			if attached {
+				n.given[off] = r.seen.stores[off]
 			}
 		}
 	}
@@ -121,11 +126,8 @@ func checkBytes(r *simRun, n *simNode) {
 		}
 		w, c := n.page(p)
 		for i := range dsm.PageSize {
-			var want byte
-			if i < hotBytes {
-				want = r.bytes[int64(p)*dsm.PageSize+int64(i)]
-			}
 			off := int64(p)*dsm.PageSize + int64(i)
+			want := r.bytes[off]
 			if r.maybe[off] && w[i] == 0 {
 				delete(r.bytes, off) // then it is zero everywhere
 				want = 0

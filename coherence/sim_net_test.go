@@ -32,25 +32,26 @@ func (n *simNode) SendShared(to dsm.NodeID, m any, payload *wire.Shared, _ bool)
 	n.sim.put(link{n.i, int(to) - 1}, frame{msg: m, payload: payload.Bytes, shared: payload})
 }
 
+// put queues a frame on a link.
 func (s *sim) put(k link, f frame) {
-	s.netMu.Lock()
-	defer s.netMu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.net[k] = append(s.net[k], f)
 }
 
-// take takes the oldest message of a link.
+// take takes the oldest frame of a link.
 func (s *sim) take(k link) frame {
-	s.netMu.Lock()
-	defer s.netMu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	f := s.net[k][0]
 	s.net[k] = s.net[k][1:]
 	return f
 }
 
-// busy returns the links with messages, in order.
-func (s *sim) busy() (links []link) {
-	s.netMu.Lock()
-	defer s.netMu.Unlock()
+// deliver delivers the oldest message of a random link.
+func (s *sim) deliver() bool {
+	var links []link
+	s.mu.Lock()
 	for a := range s.nodes {
 		for b := range s.nodes {
 			if len(s.net[link{a, b}]) > 0 {
@@ -58,24 +59,12 @@ func (s *sim) busy() (links []link) {
 			}
 		}
 	}
-	return links
-}
-
-// deliver delivers the oldest message of a random link.
-func (s *sim) deliver() bool {
-	links := s.busy()
+	s.mu.Unlock()
 	if len(links) == 0 {
 		return false
 	}
 	s.deliverOn(links[s.rng.IntN(len(links))])
 	return true
-}
-
-// deliverAll delivers what is on a link until nothing is.
-func (s *sim) deliverAll(k link) {
-	for len(s.net[k]) > 0 {
-		s.deliverOn(k)
-	}
 }
 
 // deliverOn delivers the oldest message of a link.
@@ -86,9 +75,8 @@ func (s *sim) deliverOn(k link) {
 	case sessionEnd:
 		s.tellSender(k)
 		to.reset(from)
-	case *wire.HandoverAck:
-		to.handedOver(from, m)
 	default:
+		to.ahead(m)
 		if err := to.node.Handle(from.id, m, f.payload); err != nil {
 			s.t.Fatalf("%T from %d to %d: %v", m, from.i, to.i, err)
 		}
@@ -96,31 +84,7 @@ func (s *sim) deliverOn(k link) {
 	if f.shared != nil {
 		f.shared.Release()
 	}
-}
-
-// drain delivers until nothing is under way.
-func (s *sim) drain() {
-	for i := 1; s.deliver(); i++ {
-		if i%20 == 0 { // a session that broke may have taken a part of a handover with it
-			for _, n := range s.nodes {
-				n.handOver()
-			}
-		}
-		if i == 200_000 {
-			s.explain()
-			s.t.Fatalf("no rest after %d messages", i)
-		}
-	}
-}
-
-// until delivers everything until cond holds.
-func (s *sim) until(what string, cond func() bool) {
-	for !cond() {
-		if !s.deliver() {
-			s.explain()
-			s.t.Fatalf("%s: nothing more to deliver", what)
-		}
-	}
+	s.rest()
 }
 
 // explain logs the state of a cluster that is stuck.
@@ -130,6 +94,23 @@ func (s *sim) explain() {
 			r := &n.area.mu.replica
 			s.t.Logf("node %d: applied %d of %d, parked %d, pubs %d, hold %v, syncing %d, writers %d", n.i, n.applied, len(s.log),
 				len(n.area.mu.parked), r.underWay, r.hold, r.syncing, r.writers)
+			if c := n.area.mu.cached; c != nil {
+				s.t.Logf("the kernel was told all: %v, writable: %v, pending: %v; rung %v, notices %d, carried out %d, reads %d", c.Idle(), c.Writable(), c.Pending(),
+					n.kernel.bell.Load(), len(n.kernel.out), len(n.kernel.done), len(n.kernel.reading))
+			}
+			for _, op := range r.acquires {
+				s.t.Logf("acquire %d waits for %v", op.round, op.pending)
+			}
+			for id, sub := range n.area.mu.home.subs {
+				s.t.Logf("subscriber %v: hold %v, in flight %d, acquires %d, queue %v", id, sub.hold, sub.inFlight, len(sub.acquires), sub.queue)
+			}
+			for e, x := range r.extents {
+				s.t.Logf("extent %d: live %v have %x dirty %x behind %x asked %x wanted %v pub %v stash %d", e, x.live, x.have, x.dirty, x.behind, x.asked, x.wanted, x.pub != nil, len(x.stash))
+			}
+			if r.demand {
+				s.t.Logf("room for %d pages, %d taken, %d of them by the area, %d callers make room", n.node.room.limit(), n.node.room.taken.Load(),
+					r.units, n.node.room.waiters.Load())
+			}
 		}
 	}
 	for k, q := range s.net {
@@ -158,6 +139,8 @@ func (s *sim) breakLink(k link) {
 	if s.deaf[k] {
 		return
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	q := s.net[k]
 	q = q[:s.rng.IntN(len(q)+1)]
 	end := len(q)
@@ -191,6 +174,5 @@ func (s *sim) tellASender() {
 
 // reset tells a node that a session with the peer broke.
 func (n *simNode) reset(peer *simNode) {
-	delete(n.handing, peer.id)
 	n.node.SessionReset(peer.id)
 }

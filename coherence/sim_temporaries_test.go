@@ -28,7 +28,7 @@ func addTemporaries(r *simRun, n *simNode) {
 		return
 	}
 	if t := prog.temporaries; t != nil {
-		if b := n.memory(prog, t.page); b != nil {
+		if b := n.memory(prog, t.page, true); b != nil {
 			prog.temporaries = nil
 			for i := range t.values {
 				d := int32(r.rng.IntN(2000) - 1000)
@@ -39,7 +39,7 @@ func addTemporaries(r *simRun, n *simNode) {
 		return
 	}
 	t := &temporaries{page: hot[r.rng.IntN(len(hot))]}
-	if b := n.memory(prog, t.page); b != nil {
+	if b := n.memory(prog, t.page, false); b != nil {
 		for i := range t.values {
 			t.values[i] = int32(binary.LittleEndian.Uint32(b[4*i:]))
 		}

@@ -11,12 +11,12 @@ import (
 
 // waitCase is a cluster at rest of two homes, of extent 0 and of extent 1, and a third node, which waits.
 type waitCase struct {
-	*cluster
-	ahead, behind, waiter *liveNode // the clock of the first home is an hour ahead of the second's
+	*sim
+	ahead, behind, waiter *simNode // the clock of the first home is an hour ahead of the second's
 }
 
 func startWaitCase(t *testing.T, ino dsm.Inode) waitCase {
-	s := startCluster(t, 1, 3, ino)
+	s := newSim(t, 1, 3, ino)
 	c := waitCase{s, s.nodes[0], s.nodes[1], s.nodes[2]}
 	view := c.lastView()
 	for sl := range view.Slots {
@@ -25,6 +25,7 @@ func startWaitCase(t *testing.T, ino dsm.Inode) waitCase {
 	view.Slots[dsm.SlotOf(simArea, 1)].Primary = c.behind.id
 	c.ahead.skew = time.Hour
 	for _, n := range s.nodes {
+		n.find()
 		n.openWriter()
 		c.calm()
 	}
@@ -32,7 +33,7 @@ func startWaitCase(t *testing.T, ino dsm.Inode) waitCase {
 }
 
 // stores has a program store the byte at off and publish it.
-func (c waitCase) stores(n *liveNode, off int64) {
+func (c waitCase) stores(n *simNode, off int64) {
 	if err := n.area.WriteAt(context.Background(), []byte{1}, off); err != nil {
 		c.t.Fatal(err)
 	}
@@ -72,8 +73,8 @@ func eachApply(t *testing.T, f func(c waitCase)) {
 // is behind draws versions above those that the waiter knows.
 func TestWaitEndsWithAPublish(t *testing.T) {
 	eachApply(t, func(c waitCase) {
-		for i, n := range []*liveNode{c.ahead, c.behind, c.ahead, c.behind} {
-			c.waiter.acquire(true) // it has all there is
+		for i, n := range []*simNode{c.ahead, c.behind, c.ahead, c.behind} {
+			c.waiter.acquire(c.waiter.writer) // it has all there is
 			c.calm()
 			q := c.waits(c.waiter.area.Version())
 			if q.over.Load() {
@@ -91,7 +92,7 @@ func TestWaitEndsWithAPublish(t *testing.T) {
 func TestWaitSeesWhatCameBeforeIt(t *testing.T) {
 	eachApply(t, func(c waitCase) {
 		c.stores(c.ahead, 0)
-		c.waiter.acquire(true)
+		c.waiter.acquire(c.waiter.writer)
 		c.calm()
 		v := c.waiter.area.Version()
 		c.stores(c.behind, dsm.ExtentSize)
@@ -103,10 +104,10 @@ func TestWaitSeesWhatCameBeforeIt(t *testing.T) {
 func TestWaitForTheVersionOfAnother(t *testing.T) {
 	eachApply(t, func(c waitCase) {
 		c.stores(c.ahead, 0)
-		c.waiter.acquire(true)
+		c.waiter.acquire(c.waiter.writer)
 		c.calm()
 		c.stores(c.behind, dsm.ExtentSize)
-		c.waiter.acquire(true)
+		c.waiter.acquire(c.waiter.writer)
 		c.calm()
 		v := c.waiter.area.Version()
 		c.behind.ask("wait", func(ctx context.Context) error { return c.behind.area.Wait(ctx, v, true) }, nil)

@@ -78,7 +78,7 @@ func TestWaitersAreWoken(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, home, replica := pairOf(t, dsm.Inode{Size: dsm.ExtentSize, Layout: dsm.Layout{DType: dsm.DTypeI32}})
 				if c.open {
-					replica.closeWriter()
+					replica.leaveWriter()
 				}
 				replica.kernel.fault(0)
 				for _, v := range c.updates {
@@ -111,7 +111,7 @@ func TestWaitersAreWoken(t *testing.T) {
 func TestReadLetsAnOpenIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, home, replica := pairOf(t, dsm.Inode{Size: dsm.ExtentSize})
-		replica.closeWriter()
+		replica.leaveWriter()
 		replica.kernel.fault(0)
 		replica.kernel.fault(1)
 		put(t, home, 5)

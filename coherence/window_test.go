@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"testing"
+	"testing/synctest"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/wire"
@@ -23,22 +24,23 @@ func storeAll(t *testing.T, n *simNode, extents int64) {
 // TestParkedPublishesAreBounded: the slots of all extents are on their way to this node, a publish of
 // a large area to itself waits: no more than a window of it is copied and parked.
 func TestParkedPublishesAreBounded(t *testing.T) {
-	const extents = 64
-	s, before, after := pairOf(t, sums(extents, dsm.ApplyArrival))
-	storeAll(t, after, extents)
-	s.move(after, extents)
-	publish(after)
-	parked := 0
-	for _, m := range after.area.mu.parked {
-		for _, p := range m.payload {
-			parked += len(p)
+	synctest.Test(t, func(t *testing.T) {
+		const extents = 64
+		s, _, after := pairOf(t, sums(extents, dsm.ApplyArrival))
+		storeAll(t, after, extents)
+		s.move(after, extents)
+		publish(after)
+		parked := 0
+		for _, m := range after.area.mu.parked {
+			for _, p := range m.payload {
+				parked += len(p)
+			}
 		}
-	}
-	if parked == 0 || parked > 2*publishWindow {
-		t.Errorf("%d MiB parked, the window is %d MiB", parked>>20, publishWindow>>20)
-	}
-	before.handOver()
-	s.settle()
+		if parked == 0 || parked > 2*publishWindow {
+			t.Errorf("%d MiB parked, the window is %d MiB", parked>>20, publishWindow>>20)
+		}
+		s.rested()
+	})
 }
 
 // TestPublishIsSentInParts: the first extents of a publish are sent before the others are diffed.
@@ -63,6 +65,6 @@ func TestPublishIsSentInParts(t *testing.T) {
 	if n := diffed(); n != extents {
 		t.Errorf("%d extents are sent, want %d", n, extents)
 	}
-	s.settle()
+	s.rested()
 	want(t, home, 1)
 }

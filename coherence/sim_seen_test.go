@@ -6,7 +6,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// seen is what a live simulation knows of who must see what: a byte has one writer, whose k-th store
+// seen is what a simulation knows of who must see what: a byte has one writer, whose k-th store
 // is of the value (k-1)%255+1, so that a value says how old it is.
 type seen struct {
 	stores    map[int64]int // to each byte
@@ -46,26 +46,27 @@ func (k *seen) storeOf(off int64, v byte) int {
 	return n - ((n-1)%255+1-int(v)+255)%255
 }
 
-// deliveredTo says that the node's area has what its programs have stored to a page of the page cache.
-func (n *liveNode) deliveredTo(p dsm.PageIndex, b []byte) {
-	for i, v := range b[:hotBytes] {
-		if off := int64(p)*dsm.PageSize + int64(i); v != 0 && n.cluster.owner(off) == n.i && !n.cluster.toAttached(off) {
-			n.given[off] = n.cluster.seen.storeOf(off, v)
+// deliveredTo says that the node's area is about to have what its programs have stored to a page of the page cache.
+func (n *simNode) deliveredTo(p dsm.PageIndex, c *cachedPage) {
+	for i, v := range c.data[:hotBytes] {
+		off := int64(p)*dsm.PageSize + int64(i)
+		if v != c.given[i] && off < n.ino.Size && n.sim.owner(off) == n.i && !n.sim.toAttached(off) {
+			n.given[off] = n.sim.seen.storeOf(off, v)
 		}
 	}
 }
 
 // delivered returns the stores that the node's area has: a publish that begins now publishes them.
-func (n *liveNode) delivered() snapshot {
-	s := snapshot{cuts: n.cluster.seen.cuts}
-	if n.applied > n.cluster.seen.lastCut {
+func (n *simNode) delivered() snapshot {
+	s := snapshot{cuts: n.sim.seen.cuts}
+	if n.applied > n.sim.seen.lastCut {
 		s.counts = maps.Clone(n.given)
 	}
 	return s
 }
 
 // ack says that a publish which began at the snapshot has returned.
-func (s *cluster) ack(mine snapshot) {
+func (s *sim) ack(mine snapshot) {
 	if mine.cuts != s.seen.cuts {
 		return
 	}
@@ -75,15 +76,15 @@ func (s *cluster) ack(mine snapshot) {
 }
 
 // acked returns what every acquire that begins now must see.
-func (n *liveNode) acked() snapshot {
-	s := n.cluster
+func (n *simNode) acked() snapshot {
+	s := n.sim
 	return snapshot{maps.Clone(s.seen.published), s.seen.cuts, n.ino.Gen, n.ino.Size, n.ino.Spec.AppliesInSync()}
 }
 
 // sees checks that the programs of the node see what was published at the snapshot. If updates enter memory in sync calls only, that
-// is so after those of programs that store.
-func (n *liveNode) sees(began snapshot, what string, storing bool) {
-	s := n.cluster
+// is so after those of programs that store. Of a program with a draft that has called it, its memory is looked at.
+func (n *simNode) sees(began snapshot, what string, storing bool, prog *simProgram) {
+	s := n.sim
 	if began.held && !storing || began.gen != n.ino.Gen || began.cuts != s.seen.cuts || began.gen != s.lastInode().Gen {
 		return
 	}
@@ -106,6 +107,9 @@ func (n *liveNode) sees(began snapshot, what string, storing bool) {
 		n.area.mu.Unlock() // a failed check ends the test, which takes the lock
 		if here {
 			check("in memory", off, v, least)
+		}
+		if prog != nil && prog.at != nil && prog.at.draft != nil {
+			check("in the draft", off, prog.at.draft.mem.Memory(p)[off%dsm.PageSize], least)
 		}
 		if c := n.kernel.cache[p]; c != nil && n.kernel.reading[p] == nil {
 			check("in the page cache", off, c.data[off%dsm.PageSize], least)

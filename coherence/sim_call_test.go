@@ -12,14 +12,10 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// A live simulation runs in a synctest bubble. What programs ask for are calls of Node and Area in
-// goroutines of their own, as in production, and so are handovers, expiry and the making of room. One event
-// happens at a time: the next one comes when every goroutine waits for something. Only the goroutine of the test
-// uses the generator of random numbers, applies the catalog's entries and delivers messages.
-
 // request is a call under way.
 type request struct {
-	n      *liveNode
+	n      *simNode
+	by     *simProgram // nil: it does not matter
 	what   string
 	cancel context.CancelFunc
 	gaveUp bool // cancel was called
@@ -30,10 +26,10 @@ type request struct {
 }
 
 // ask starts a call. finish, if not nil, is called with its error, which is nil or that of a call that was given up.
-func (n *liveNode) ask(what string, call func(ctx context.Context) error, finish func(err error)) *request {
+func (n *simNode) ask(what string, call func(ctx context.Context) error, finish func(err error)) *request {
 	ctx, cancel := context.WithCancel(context.Background())
 	q := &request{n: n, what: what, cancel: cancel, finish: finish}
-	n.cluster.requests = append(n.cluster.requests, q)
+	n.sim.requests = append(n.sim.requests, q)
 	go func() {
 		q.err = call(ctx)
 		q.over.Store(true)
@@ -51,8 +47,8 @@ func (q *request) giveUp() {
 }
 
 // rest lets everything run that waits for nothing, and finishes the calls that have returned.
-func (s *cluster) rest() {
-	for {
+func (s *sim) rest() {
+	for s.bubble {
 		synctest.Wait()
 		i := 0
 		for ; i < len(s.requests) && !s.requests[i].over.Load(); i++ {
@@ -73,14 +69,14 @@ func (s *cluster) rest() {
 }
 
 // pass lets time go by.
-func (s *cluster) pass(d time.Duration) {
+func (s *sim) pass(d time.Duration) {
 	<-time.After(d)
 	s.rest()
 }
 
 // outstanding returns how many calls of the node are under way.
-func (n *liveNode) outstanding() (k int) {
-	for _, q := range n.cluster.requests {
+func (n *simNode) outstanding() (k int) {
+	for _, q := range n.sim.requests {
 		if q.n == n {
 			k++
 		}
@@ -88,16 +84,15 @@ func (n *liveNode) outstanding() (k int) {
 	return k
 }
 
-// WaitApplied waits, in a live simulation, until the test applies the commitment. Before it delivers a message it
+// WaitApplied waits, in a simulation, until the test applies the entry. Before it delivers a message it
 // applies what that was made under: see ahead.
-func (n *liveNode) WaitApplied(ctx context.Context, rev dsm.Generation, e dsm.Epoch) error {
+func (n *simNode) WaitApplied(ctx context.Context, rev dsm.Generation, e dsm.Epoch) error {
 	for {
-		s := n.cluster
+		s := n.sim
 		s.mu.Lock()
 		done, changed := n.ino.Rev >= rev && n.view.Epoch >= e, n.changed
 		s.mu.Unlock()
-		switch {
-		case done:
+		if done {
 			return nil
 		}
 		select {
@@ -109,7 +104,7 @@ func (n *liveNode) WaitApplied(ctx context.Context, rev dsm.Generation, e dsm.Ep
 }
 
 // ahead applies what a message to the node was made under.
-func (n *liveNode) ahead(msg any) {
+func (n *simNode) ahead(msg any) {
 	m := reflect.ValueOf(msg).Elem()
 	for {
 		rev, epoch := m.FieldByName("Rev"), m.FieldByName("Epoch")
@@ -124,8 +119,8 @@ func (n *liveNode) ahead(msg any) {
 }
 
 // SlotsReady commits a view in which the handover of the slots is over.
-func (n *liveNode) SlotsReady(_ context.Context, slots []dsm.Slot, e dsm.Epoch) error {
-	s := n.cluster
+func (n *simNode) SlotsReady(_ context.Context, slots []dsm.Slot, e dsm.Epoch) error {
+	s := n.sim
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v := *s.lastView()
@@ -136,20 +131,20 @@ func (n *liveNode) SlotsReady(_ context.Context, slots []dsm.Slot, e dsm.Epoch) 
 		}
 	}
 	if v.Epoch != s.lastView().Epoch {
-		s.log = append(s.log, commitment{nil, &v})
+		s.log = append(s.log, entry{nil, &v})
 	}
 	return nil
 }
 
 // Changed is the bell of the node's notifier.
-func (n *liveNode) Changed(dsm.AreaID) { n.kernel.bell.Store(true) }
+func (n *simNode) Changed(dsm.AreaID) { n.kernel.bell.Store(true) }
 
 // AttrChanged is nothing to a kernel that learns of sizes at once.
-func (n *liveNode) AttrChanged(dsm.AreaID) {}
+func (n *simNode) AttrChanged(dsm.AreaID) {}
 
 // calm lets the cluster run, with no more faults and with nothing new asked for, until nothing is left to happen. Calls that
 // wait for something that is still to be stored may be left, all others must have returned.
-func (s *cluster) calm(left ...string) {
+func (s *sim) calm(left ...string) {
 	waited := time.Duration(0)
 	for i := 0; ; i++ {
 		if i == 200_000 {
@@ -196,12 +191,12 @@ func (s *cluster) calm(left ...string) {
 const patience = 4 * overdue
 
 // waits reports whether a call is under way, but for those of the kinds left.
-func (s *cluster) waits(left ...string) bool {
+func (s *sim) waits(left ...string) bool {
 	return slices.ContainsFunc(s.requests, func(q *request) bool { return !slices.Contains(left, q.what) })
 }
 
 // check has every node's area look at itself.
-func (s *cluster) check() {
+func (s *sim) check() {
 	for _, n := range s.nodes {
 		if n.area == nil {
 			continue

@@ -1,0 +1,264 @@
+package coherence
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// sim is a cluster of nodes whose every event happens when the seed says so: messages (in order between two nodes, otherwise in
+// any), broken sessions, moves of slots, the catalog's entries, and what programs and kernels do.
+//
+// In a synctest bubble programs make the calls of production, each in a goroutine of its own; handovers, expiry and the making of room run
+// as in production too. One event happens at a time: the next one comes when every goroutine waits for something. Only the goroutine of
+// the test uses the generator of random numbers, applies the catalog's entries and delivers messages. Outside of a bubble a test takes
+// the steps of a few calls itself: see sim_step_test.go.
+type sim struct {
+	t      *testing.T
+	rng    *rand.Rand
+	bubble bool
+	nodes  []*simNode
+	net    map[link][]frame
+	deaf   map[link]bool // broken, and the sender was not told yet
+	log    []entry       // the catalog
+	// onShrink is told when a node has applied a smaller size.
+	onShrink func(n *simNode, size int64)
+	unaware  bool // kernels are told of sizes some time after their node
+	// careful says that programs load, and store back later; a node has one that stores to the page cache, or attached ones.
+	careful     bool
+	lastProgram int // numbers those that attach
+
+	mu       sync.Mutex // of net and log, and the view and inode of each node
+	requests []*request
+	seen     seen
+}
+
+// entry is a committed catalog entry: a new state of the inode or of the view.
+type entry struct {
+	ino  *dsm.Inode
+	view *dsm.View
+}
+
+// simNode is a node with one area, a fake kernel page cache and the View and
+// Sender that its data plane needs.
+type simNode struct {
+	sim     *sim
+	i       int
+	id      dsm.NodeID
+	node    *Node
+	area    *Area
+	applied int // entries of the catalog
+	ino     dsm.Inode
+	view    *dsm.View
+	kernel  *fakeKernel
+
+	skew     time.Duration // of its clock
+	changed  chan struct{} // closed and replaced when an entry is applied
+	reader   bool          // a program has it open to read
+	writer   *simProgram   // has it open for writing, or nil
+	attached []*simProgram
+	entering *request // an open under way
+	faulting map[dsm.PageIndex]bool
+	given    map[int64]int // stores of each byte that were delivered: see seen
+}
+
+const simArea = dsm.AreaID(7)
+
+// simRoom is how many pages on demand there is room for in TestSimulation: fewer than are hot.
+const simRoom = 7
+
+// newSim makes a cluster, of which no node has the area open. linger is Config.Linger.
+func newSim(t *testing.T, seed uint64, nodes int, ino dsm.Inode) *sim {
+	return newSimOf(t, seed, nodes, ino, time.Hour, 0)
+}
+
+// newSimOf is newSim with a memory budget, of which there is room for simRoom pages beside what full areas take, and the time that an
+// area lingers.
+func newSimOf(t *testing.T, seed uint64, nodes int, ino dsm.Inode, linger time.Duration, memory int64) *sim {
+	s := &sim{t: t, rng: rand.New(rand.NewPCG(seed, 1)), net: make(map[link][]frame), deaf: make(map[link]bool),
+		bubble: time.Now().Year() == 2000, // where the clock of a bubble begins
+		seen:   seen{stores: make(map[int64]int), published: make(map[int64]int)}}
+	ino.Ino, ino.Kind, ino.Gen, ino.Rev = dsm.Ino(simArea), dsm.KindFile, 1, 1
+	view := &dsm.View{Cluster: 1, Epoch: 1}
+	for i := range nodes {
+		view.Members = append(view.Members, dsm.Member{ID: dsm.NodeID(i + 1)})
+	}
+	for sl := range view.Slots {
+		view.Slots[sl] = dsm.SlotHome{Primary: dsm.NodeID(s.rng.IntN(nodes) + 1), Epoch: 1}
+	}
+	s.log = []entry{{&ino, nil}, {nil, view}}
+	for i := range nodes {
+		n := &simNode{sim: s, i: i, id: dsm.NodeID(i + 1), applied: 2, ino: ino, view: view,
+			changed: make(chan struct{}), faulting: make(map[dsm.PageIndex]bool), given: make(map[int64]int)}
+		n.skew = time.Duration(s.rng.IntN(10)) * time.Millisecond
+		n.node = New(Config{Self: n.id, View: n, Sender: n, Log: slog.New(slog.DiscardHandler), Linger: linger, Memory: memory,
+			Now: func() time.Time { return time.Now().Add(n.skew) }})
+		n.kernel = newFakeKernel(n)
+		if memory > 0 {
+			n.node.room.least = simRoom * pageCost
+		}
+		n.node.SetPageCache(n)
+		s.nodes = append(s.nodes, n)
+	}
+	t.Cleanup(s.close)
+	return s
+}
+
+func (s *sim) close() {
+	for _, q := range s.requests {
+		q.cancel()
+	}
+	for _, n := range s.nodes {
+		for _, a := range n.node.all() {
+			if !a.mu.TryLock() {
+				return // a step panicked: show that, do not wait for its lock
+			}
+			a.mu.Unlock()
+		}
+		n.node.Close()
+	}
+	if !s.bubble {
+		for _, n := range s.nodes { // the timer of a last Close holds the area for as long as Linger
+			*n = simNode{}
+		}
+		*s = sim{}
+	}
+}
+
+func (n *simNode) Current() *dsm.View {
+	n.sim.mu.Lock()
+	defer n.sim.mu.Unlock()
+	return n.view
+}
+
+func (n *simNode) Area(id dsm.AreaID) (dsm.Inode, bool) {
+	n.sim.mu.Lock()
+	defer n.sim.mu.Unlock()
+	return n.ino, id == simArea
+}
+
+func (n *simNode) SetLayout(context.Context, dsm.AreaID, dsm.Layout) error { return nil }
+
+// apply applies the next entry of the catalog to the node.
+func (n *simNode) apply() {
+	if !n.behindCatalog() {
+		n.sim.t.Fatalf("node %d waits for a catalog entry that was never made", n.i)
+	}
+	n.sim.mu.Lock()
+	e, old := n.sim.log[n.applied], n.ino
+	n.applied++
+	if e.ino != nil {
+		n.ino = *e.ino
+	} else {
+		n.view = e.view
+	}
+	close(n.changed)
+	n.changed = make(chan struct{})
+	n.sim.mu.Unlock()
+	switch {
+	case e.ino != nil:
+	case !n.sim.bubble:
+		for _, a := range n.node.all() {
+			a.step(func() {})
+		}
+		return
+	default:
+		n.node.ViewChanged(e.view)
+		n.sim.rest()
+		return
+	}
+	n.node.AreaChanged(old, n.ino)
+	if n.ino.Size < old.Size && n.sim.onShrink != nil {
+		n.sim.onShrink(n, n.ino.Size)
+	}
+	switch k := n.kernel; {
+	case n.ino.Size != old.Size && (!n.sim.unaware || n.sim.rng.IntN(4) == 0):
+		k.setattr()
+	case n.ino.Size == old.Size && k.gen == old.Gen:
+		k.gen = n.ino.Gen
+	}
+}
+
+// behindCatalog reports whether there is a entry that the node has not applied.
+func (n *simNode) behindCatalog() bool {
+	n.sim.mu.Lock()
+	defer n.sim.mu.Unlock()
+	return n.applied < len(n.sim.log)
+}
+
+// commit appends a entry to the catalog.
+func (s *sim) commit(e entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.log = append(s.log, e)
+}
+
+func (s *sim) lastInode() dsm.Inode {
+	for i := len(s.log) - 1; ; i-- {
+		if s.log[i].ino != nil {
+			return *s.log[i].ino
+		}
+	}
+}
+
+func (s *sim) lastView() *dsm.View {
+	for i := len(s.log) - 1; ; i-- {
+		if s.log[i].view != nil {
+			return s.log[i].view
+		}
+	}
+}
+
+// resize commits a new size.
+func (s *sim) resize(size int64) {
+	ino := s.lastInode()
+	ino.Rev++
+	if size < ino.Size {
+		ino.Gen = ino.Rev
+		s.seen.cut(len(s.log))
+	}
+	ino.Size = size
+	s.commit(entry{&ino, nil})
+}
+
+// changeRules commits new rules.
+func (s *sim) changeRules(change func(ino *dsm.Inode)) {
+	ino := s.lastInode()
+	ino.Rev++
+	ino.Gen = ino.Rev
+	change(&ino)
+	s.commit(entry{&ino, nil})
+}
+
+// moveSlots commits a view in which some slots of the area get another home, or in
+// which handovers that are complete are over.
+func (s *sim) moveSlots() {
+	v := *s.lastView()
+	v.Epoch++
+	changed := false
+	for e := range dsm.ExtentIndex(dsm.Extents(s.lastInode().Size)) {
+		sl := dsm.SlotOf(simArea, e)
+		row := &v.Slots[sl]
+		switch {
+		case row.Source != 0:
+			if dsm.Epoch(s.nodes[row.Primary-1].node.received[sl].Load()) == row.Epoch {
+				row.Source = 0
+				changed = true
+			}
+		case s.rng.IntN(3) == 0:
+			to := dsm.NodeID(s.rng.IntN(len(s.nodes)) + 1)
+			if to != row.Primary {
+				*row = dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: v.Epoch}
+				changed = true
+			}
+		}
+	}
+	if changed {
+		s.commit(entry{nil, &v})
+	}
+}

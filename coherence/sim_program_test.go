@@ -1,0 +1,407 @@
+package coherence
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// simProgram is a program that stores: into the page cache, into the working copy itself, or into a draft of its own.
+type simProgram struct {
+	at          *Attachment // nil: the page cache
+	untrack     func()      // ends the tracking of its mapping
+	found       map[dsm.PageIndex]bool
+	temporaries *temporaries // that it has loaded and not stored back
+	syncing     int          // its sync calls under way
+}
+
+// openReader opens the area for reading, if the node has it not open so.
+func (n *simNode) openReader() {
+	if n.reader || n.entering != nil {
+		return
+	}
+	n.enter("open to read", func(ctx context.Context) error {
+		_, err := n.node.Open(ctx, simArea, false)
+		return err
+	}, func() { n.reader = true })
+}
+
+// openWriter opens the area for writing.
+func (n *simNode) openWriter() {
+	if n.writer != nil || n.entering != nil || n.sim.careful && len(n.attached) > 0 {
+		return
+	}
+	n.enter("open to write", func(ctx context.Context) error {
+		_, err := n.node.Open(ctx, simArea, true)
+		return err
+	}, func() { n.writer = new(simProgram) })
+}
+
+// mostAttached is how many programs of a node are attached at once: a byte of which programs store different
+// values has one that does.
+func (s *sim) mostAttached() int {
+	if s.careful {
+		return 3
+	}
+	return 1
+}
+
+// attach has one more program map the memory of the area.
+func (n *simNode) attach() {
+	s := n.sim
+	if len(n.attached) == s.mostAttached() || n.entering != nil || s.careful && n.writer != nil {
+		return
+	}
+	s.lastProgram++
+	id, compare := s.lastProgram, s.rng.IntN(3) == 0
+	if !s.careful && s.rng.IntN(2) == 0 {
+		id = 0 // of several, that share the working copy
+	}
+	prog := &simProgram{found: make(map[dsm.PageIndex]bool)}
+	n.enter("attach", func(ctx context.Context) error {
+		a, err := n.node.Open(ctx, simArea, false)
+		if err != nil {
+			return err
+		}
+		t, f, err := a.Attach(ctx, id, true)
+		if err != nil {
+			a.Close(false)
+			return err
+		}
+		prog.at = t
+		return f.Close()
+	}, func() {
+		var source pages.Source = prog
+		if compare {
+			source = nil
+		}
+		prog.untrack = prog.at.Track(source, 0, simSize)
+		n.attached = append(n.attached, prog)
+	})
+}
+
+// enter does one open. snapshot is what was published before it began.
+func (n *simNode) enter(what string, call func(ctx context.Context) error, done func()) {
+	first := !n.isOpen()
+	began := n.acked()
+	n.entering = n.ask(what, call, func(err error) {
+		n.entering = nil
+		if err != nil {
+			return
+		}
+		if first { // the kernel keeps nothing over an open that is the first
+			n.kernel.finishNotices()
+			n.kernel.forget()
+		}
+		done()
+		n.sees(began, what, false, nil)
+	})
+}
+
+// Scan is that of a pages.Source.
+func (p *simProgram) Scan(stored, _ func(off, n int64)) error {
+	for _, i := range hot {
+		if p.found[i] {
+			stored(int64(i)*dsm.PageSize, dsm.PageSize)
+		}
+	}
+	clear(p.found)
+	return nil
+}
+
+// Disarm is that of a pages.Source.
+func (p *simProgram) Disarm() error { return nil }
+
+// Arm is that of a pages.Source.
+func (p *simProgram) Arm() error { return nil }
+
+// leaveAttached ends an attached program, and what it asks for.
+func (n *simNode) leaveAttached(prog *simProgram) {
+	if n.entering != nil {
+		return
+	}
+	n.giveUpFor(prog)
+	n.attached = slices.DeleteFunc(n.attached, func(o *simProgram) bool { return o == prog })
+	n.lastClose()
+	prog.untrack()
+	prog.at.Detach()
+	n.area.Close(false)
+}
+
+// leaveWriter closes the handle for writing.
+func (n *simNode) leaveWriter() {
+	if n.writer == nil || n.entering != nil || len(n.kernel.past) > 0 {
+		return
+	}
+	n.giveUpFor(n.writer)
+	n.kernel.harvest(1) // the kernel delivers every store before RELEASE
+	n.writer = nil
+	n.lastClose()
+	n.area.Close(true)
+}
+
+// leaveAll closes all, or gives up what is about to open.
+func (n *simNode) leaveAll() {
+	if n.entering != nil {
+		n.entering.giveUp()
+		n.sim.rest()
+	}
+	for _, prog := range slices.Clone(n.attached) {
+		n.leaveAttached(prog)
+	}
+	n.leaveWriter()
+	if n.reader && n.entering == nil {
+		n.reader = false
+		n.lastClose()
+		n.area.Close(false)
+	}
+}
+
+// giveUpFor gives up what the program asks for.
+func (n *simNode) giveUpFor(prog *simProgram) {
+	for _, q := range n.sim.requests {
+		if q.by == prog {
+			q.giveUp()
+		}
+	}
+	n.sim.rest()
+}
+
+// lastClose gives up what programs still ask for when the last of them closes the area: nothing outlives its handle.
+func (n *simNode) lastClose() {
+	if n.isOpen() {
+		return
+	}
+	for _, q := range n.sim.requests {
+		if q.n == n && q.what != "inspect" {
+			q.giveUp()
+		}
+	}
+	n.sim.rest()
+}
+
+// isOpen reports whether a program of the node has the area open.
+func (n *simNode) isOpen() bool { return n.reader || n.writer != nil || len(n.attached) > 0 }
+
+// programs returns the programs of the node that store.
+func (n *simNode) programs() []*simProgram {
+	if n.writer == nil {
+		return n.attached
+	}
+	return append([]*simProgram{n.writer}, n.attached...)
+}
+
+// aProgram is one of them, nil if there is none.
+func (n *simNode) aProgram() *simProgram {
+	all := n.programs()
+	if len(all) == 0 {
+		return nil
+	}
+	return all[n.sim.rng.IntN(len(all))]
+}
+
+// memory returns the bytes of page p that a program loads from, or stores into; nil if it has to wait.
+func (n *simNode) memory(prog *simProgram, p dsm.PageIndex, store bool) []byte {
+	if prog.at == nil {
+		if n.kernel.past[p] {
+			return nil
+		}
+		c := n.kernel.fault(p)
+		if c == nil {
+			return nil
+		}
+		c.dirty = c.dirty || store
+		return c.data[:]
+	}
+	if int64(p)*dsm.PageSize >= n.ino.Size || !n.here(p) {
+		return nil
+	}
+	if store {
+		prog.found[p] = true
+	}
+	if d := prog.at.draft; d != nil {
+		return d.mem.Page(p)
+	}
+	return n.area.mu.mem.Working(p)
+}
+
+// stores returns the bytes of page p that a program of the node stores into, nil if it has to wait or there is none; and whether
+// it is one that has attached.
+func (n *simNode) stores(p dsm.PageIndex) (b []byte, attached bool) {
+	prog := n.aProgram()
+	if prog == nil {
+		return nil, false
+	}
+	return n.memory(prog, p, true), prog.at != nil
+}
+
+// sync is msync by a program, nil for one that reads.
+func (n *simNode) sync(prog *simProgram) {
+	call := func(ctx context.Context) error { return n.area.Sync(ctx, prog != nil) }
+	if prog != nil && prog.at != nil {
+		call = prog.at.Sync
+	}
+	mine := n.delivered()
+	n.inCall(prog, "sync", call, func() { n.sim.ack(mine) })
+}
+
+// acquire acquires, for a program, nil for one that reads.
+func (n *simNode) acquire(prog *simProgram) {
+	call := func(ctx context.Context) error { return n.area.Acquire(ctx, prog != nil) }
+	if prog != nil && prog.at != nil {
+		call = prog.at.Acquire
+	}
+	n.inCall(prog, "acquire", call, func() {})
+}
+
+// inCall has a program call something that acquires.
+func (n *simNode) inCall(prog *simProgram, what string, call func(ctx context.Context) error, done func()) {
+	if !n.isOpen() {
+		return
+	}
+	if prog != nil {
+		prog.syncing++
+	}
+	began := n.acked()
+	n.ask(what, call, func(err error) {
+		if prog != nil {
+			prog.syncing--
+		}
+		if err == nil {
+			done()
+			n.sees(began, what, prog != nil, prog)
+		}
+	}).by = prog
+}
+
+// anAcquire is a program of which a call acquires; ok is false if the one that was drawn is between a load and a store.
+func (n *simNode) anAcquire(storing bool) (prog *simProgram, ok bool) {
+	if storing {
+		prog = n.aProgram()
+	}
+	return prog, prog == nil || prog.temporaries == nil
+}
+
+// publish publishes, as an interval does.
+func (n *simNode) publish() {
+	if !n.isOpen() {
+		return
+	}
+	mine := n.delivered()
+	n.ask("publish", n.area.Publish, func(err error) {
+		if err == nil {
+			n.sim.ack(mine)
+		}
+	})
+}
+
+// wait waits for anything newer than what the node has, by a program, nil for one that reads.
+func (n *simNode) wait(prog *simProgram) {
+	if !n.isOpen() {
+		return
+	}
+	v := n.area.Version() + 1
+	call := func(ctx context.Context) error { return n.area.Wait(ctx, v, prog != nil) }
+	if prog != nil && prog.at != nil {
+		call = func(ctx context.Context) error { return prog.at.Wait(ctx, v) }
+	}
+	n.inCall(prog, "wait", call, func() {})
+}
+
+// inspect asks the homes what they know.
+func (n *simNode) inspect() {
+	n.ask("inspect", func(ctx context.Context) error {
+		_, err := n.node.Inspect(ctx, simArea)
+		return err
+	}, nil)
+}
+
+// overdue is after how long fs lets a goroutine take over a fault.
+const overdue = 20 * time.Millisecond
+
+// waitFor has an attached program fault on a page that is not here.
+func (n *simNode) waitFor(p dsm.PageIndex) {
+	if n.faulting[p] {
+		return
+	}
+	n.faulting[p] = true
+	off := int64(p) * dsm.PageSize
+	a := n.area
+	n.ask("fault", func(ctx context.Context) error {
+		came := make(chan struct{}, 2)
+		there := func() {
+			select {
+			case came <- struct{}{}:
+			default:
+			}
+		}
+		if a.BeginFault(off, there) {
+			select {
+			case <-came:
+				return nil
+			case <-time.After(overdue):
+			}
+		}
+		return a.Fault(ctx, off, there)
+	}, func(error) { delete(n.faulting, p) })
+}
+
+// evict has a node of an area on demand give up pages, whether it is short of room or not.
+func (n *simNode) evict() {
+	set := make(map[dsm.ExtentIndex]dsm.PageSet)
+	for _, p := range hot {
+		if n.sim.rng.IntN(3) > 0 {
+			continue
+		}
+		e, i := p.Extent()
+		s := set[e]
+		s.Add(i)
+		set[e] = s
+	}
+	n.area.step(func() {
+		for _, e := range []dsm.ExtentIndex{0, 1, 2, 3} {
+			n.area.evict(e, set[e], n.sim.rng.IntN(2) == 0)
+		}
+	})
+}
+
+// here reports whether page p is here for an attached program, which waits for it if not.
+func (n *simNode) here(p dsm.PageIndex) (ok bool) {
+	if !n.sim.bubble {
+		return n.bring(p)
+	}
+	off := int64(p) * dsm.PageSize
+	// No step may come between the look and a store: it could wake those who evict, and the page is not protected from them
+	// here as it is in the memory of a program.
+	n.sim.rest()
+	if ok = n.holds(off); !ok {
+		n.waitFor(p)
+		n.sim.rest()
+		ok = n.holds(off)
+	}
+	return ok
+}
+
+// holds reports whether the page at off is here.
+func (n *simNode) holds(off int64) bool {
+	n.area.mu.Lock()
+	defer n.area.mu.Unlock()
+	return n.area.present(off, dsm.PageSize)
+}
+
+// page brings page p to the node, at rest, and returns what the working copy and the page cache
+// have of it.
+func (n *simNode) page(p dsm.PageIndex) (working []byte, cached *cachedPage) {
+	for !n.here(p) {
+		n.sim.calm()
+	}
+	n.kernel.fault(p)
+	n.sim.calm()
+	for !n.here(p) { // to make room for the one, another may have left
+		n.sim.calm()
+	}
+	return n.area.mu.mem.Working(p), n.kernel.fault(p)
+}
