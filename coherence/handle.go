@@ -329,6 +329,9 @@ func (a *Area) store(p []byte, off int64, w way) error {
 	r := &a.mu.replica
 	e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
 	if x := r.extents[e]; !x.have.Has(i) {
+		if w == writtenBack && a.mu.cached.Refuses(page(e, i)) { // once it is answered it cannot be
+			return errRefused()
+		}
 		if x.stash == nil {
 			x.stash = make(map[int][]stashed)
 		}
@@ -353,9 +356,13 @@ func (a *Area) store(p []byte, off int64, w way) error {
 		a.changed(e, pagesOf(e, off, len(p)), nil)
 	}
 	if !ok {
-		return errs.E(errs.Unavailable, "write", "stores to memory that another node has cut off meanwhile, of which too much was in use to tell them from what was there")
+		return errRefused()
 	}
 	return nil
+}
+
+func errRefused() error {
+	return errs.E(errs.Unavailable, "write", "stores to memory that another node has cut off meanwhile, of which too much was in use to tell them from what was there")
 }
 
 // unstash carries out the stores that waited for pages.

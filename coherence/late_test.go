@@ -86,3 +86,56 @@ func TestDeclinedPushIsNotRepeated(t *testing.T) {
 		want(t, other, 5)
 	})
 }
+
+// TestStoreToAPageReadPastTheEnd: the kernel has not heard of two shrinks. Between them a program read a page past the end; the area grows
+// again, and the program stores to the page. The store is made on top of the zeroes that the kernel was given.
+func TestStoreToAPageReadPastTheEnd(t *testing.T) {
+	const p = dsm.ExtentPages
+	s, _, replica := pairOf(t, onDemand(dsm.Inode{Size: 2 * dsm.ExtentSize}))
+	s.unaware = true
+	resize := func(size int64) {
+		s.resize(size)
+		s.catchUp()
+		replica.kernel.size = 2 * dsm.ExtentSize
+	}
+	resize(dsm.ExtentSize)
+	replica.kernel.readPast(p)
+	resize(dsm.ExtentSize - dsm.PageSize)
+	resize(2 * dsm.ExtentSize)
+	c := replica.kernel.cache[p]
+	c.data[0], c.dirty = 7, true
+	replica.kernel.harvest(1)
+	s.drain()
+	if b := replica.area.mu.mem.Working(p)[0]; b != 7 {
+		t.Errorf("it is %d, want 7: a WRITE that was answered is lost", b)
+	}
+}
+
+// TestRefusedStoreToAPageThatIsNotHere: of more pages than are kept the kernel has not heard that they were cut off. A store that cannot be
+// told from what was there is refused when the kernel writes it back, also where its page has to come first: later is too late.
+func TestRefusedStoreToAPageThatIsNotHere(t *testing.T) {
+	const extents = 66 // what is kept, and two more
+	s, _, replica := pairOf(t, onDemand(dsm.Inode{Size: extents * dsm.ExtentSize}))
+	s.resize(dsm.ExtentSize)
+	s.catchUp()
+	past := make([]byte, (extents-1)*dsm.ExtentSize)
+	replica.area.step(func() { replica.area.read(past, dsm.ExtentSize) })
+	s.resize(dsm.ExtentSize - dsm.PageSize)
+	s.resize(extents * dsm.ExtentSize)
+	s.catchUp()
+	refused := 0
+	for e := int64(1); e < extents; e++ {
+		off := e * dsm.ExtentSize
+		err := replica.area.WriteBack([]byte{7}, off)
+		s.drain()
+		if b := replica.area.mu.mem.Working(dsm.PageIndex(off / dsm.PageSize))[0]; err == nil && b != 7 {
+			t.Fatalf("extent %d: %d, want 7: a WRITE that was answered is lost", e, b)
+		}
+		if err != nil {
+			refused++
+		}
+	}
+	if refused == 0 || refused == extents-1 {
+		t.Errorf("%d of %d are refused", refused, extents-1)
+	}
+}

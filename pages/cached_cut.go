@@ -60,6 +60,14 @@ func (c *Cached) Truncate(size int64) {
 	})
 }
 
+// Refuses reports whether Wrote cannot take what the kernel writes back of page p, and leaves the page as it is.
+func (c *Cached) Refuses(p dsm.PageIndex) bool {
+	e, i := p.Extent()
+	_, kept := c.given[p]
+	x := c.extents[e]
+	return x != nil && x.doubtful.Has(i) && !kept
+}
+
 // WrotePast says that a WRITE brought bytes past the end, from off on, which are dropped: the kernel has not heard that the area
 // was cut off. The page cache holds them, and must not show them should the area grow.
 func (c *Cached) WrotePast(off int64, data []byte) {
