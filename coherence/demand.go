@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -170,9 +171,11 @@ func (a *Area) lost(off int64, n int) bool {
 // these pages, now or soon, waits in the kernel until the READ is answered, and all notices that
 // would make pages leave wait behind it. (Without notices, the kernel drops pages when memory is
 // short, or when a program asks it to: fadvise.)
-func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
+//
+// If asked is not nil it is called in the step that asks for the last of them.
+func (a *Area) bring(ctx context.Context, off int64, n int, then, asked func()) error {
 	room := &a.node.room
-	_, lacks := a.request(a.step, off, n, then)
+	_, lacks := a.request(a.step, off, n, then, asked)
 	if lacks > 0 {
 		// The next try may find that others have taken the room that is made now.
 		if err := room.make(ctx, lacks); err != nil {
@@ -189,8 +192,8 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then func()) error {
 // request asks for the pages of [off, off+n) that are not here, and for those that will probably be
 // wanted next. missing reports whether any page is not here. If there is no room for the pages of
 // the range, it asks for nothing, and lacks is their number. If then is not nil it is called when
-// the first page comes. step is the caller's way to run a step.
-func (a *Area) request(step func(event func()), off int64, n int, then func()) (missing bool, lacks int) {
+// the first page comes; so is asked, in the step that asks. step is the caller's way to run a step.
+func (a *Area) request(step func(event func()), off int64, n int, then, asked func()) (missing bool, lacks int) {
 	room := &a.node.room
 	taken := 0
 	step(func() {
@@ -220,6 +223,9 @@ func (a *Area) request(step func(event func()), off int64, n int, then func()) (
 			r.making = true
 			room.tasks.Go(func() { a.bringAhead(first, stride, pages, count(ahead)) })
 		}
+		if asked != nil {
+			asked()
+		}
 		if then != nil {
 			a.onArrival(dsm.PageIndex(off/dsm.PageSize), then)
 		}
@@ -227,6 +233,34 @@ func (a *Area) request(step func(event func()), off int64, n int, then func()) (
 	room.give(taken) // it is now charged to the area
 	room.keepFree()
 	return missing, lacks
+}
+
+// staying has the pages of a READ stay once all of them have been asked for, until it has read them: else several READs could
+// evict each other's pages for ever. There is room for all of them then, so it waits for nobody else.
+type staying struct {
+	area *Area
+	off  int64
+	n    int
+	on   bool
+}
+
+// begin is called in a step.
+func (s *staying) begin() {
+	if !s.on {
+		s.on = true
+		s.area.mu.replica.staying = append(s.area.mu.replica.staying, s)
+	}
+}
+
+func (s *staying) end() {
+	if !s.on {
+		return
+	}
+	s.area.step(func() {
+		r := &s.area.mu.replica
+		r.staying = slices.DeleteFunc(r.staying, func(o *staying) bool { return o == s })
+		s.area.mu.cleaner = true // they may leave now
+	})
 }
 
 // bringAhead fetches pages that no program waits for yet, once room has been made for them.
@@ -349,7 +383,7 @@ func (a *Area) Fault(ctx context.Context, off int64, there func()) error {
 			}
 			return nil
 		}
-		if err := a.bring(ctx, off, dsm.PageSize, then); err != nil {
+		if err := a.bring(ctx, off, dsm.PageSize, then, nil); err != nil {
 			return err
 		}
 	}
@@ -360,7 +394,7 @@ func (a *Area) Fault(ctx context.Context, off int64, there func()) error {
 // does so also if there has not been called for long.
 func (a *Area) BeginFault(off int64, there func()) bool {
 	a.node.stats.faults.Add(1)
-	missing, lacks := a.request(a.stepBriefly, off, dsm.PageSize, there)
+	missing, lacks := a.request(a.stepBriefly, off, dsm.PageSize, there, nil)
 	return missing && lacks == 0 // one that is here by now may be a hole: see faulted
 }
 

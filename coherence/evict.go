@@ -52,6 +52,11 @@ func (a *Area) evictable(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (free, d
 		dirty = dirty.Or(free.And(x.pub.sent))
 	}
 	free = free.Minus(dirty)
+	for _, s := range r.staying {
+		if s.off < (int64(e)+1)*dsm.ExtentSize && s.off+int64(s.n) > int64(e)*dsm.ExtentSize {
+			free = free.Minus(pagesOf(e, s.off, s.n))
+		}
+	}
 	if a.holding() && !hard {
 		free = free.Minus(x.behind)
 	}

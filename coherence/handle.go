@@ -155,6 +155,8 @@ func (a *Area) ReadAt(ctx context.Context, p []byte, off int64) (n int, err erro
 
 // readBy brings the pages of [off, off+len(p)) here and calls read, until it says that they are.
 func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []byte, off int64) (n int, ok bool)) (n int, err error) {
+	stay := staying{area: a, off: off, n: len(p)}
+	defer stay.end()
 	for {
 		done, demand := false, false
 		a.step(func() {
@@ -167,7 +169,7 @@ func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []by
 		case done:
 			return n, nil
 		case demand:
-			err = a.bring(ctx, off, len(p), nil)
+			err = a.bring(ctx, off, len(p), nil, stay.begin)
 		default:
 			err = a.await(ctx, "read", func() bool { return a.present(off, int(min(int64(len(p)), a.mu.ino.Size-off))) })
 		}

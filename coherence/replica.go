@@ -32,6 +32,7 @@ type replica struct {
 	making     bool                       // bringAhead is about to ask
 	stuck      bool                       // it was said that pages cannot be evicted
 	awaited    map[dsm.PageIndex][]func() // what to call when the page comes
+	staying    []*staying                 // READs whose pages are not evicted now
 
 	extents  []*replicaExtent  // one for each extent of the area while subscribed
 	seq      dsm.Seq           // of the last publication
