@@ -94,6 +94,7 @@ func (s *sim) explain() {
 			r := &n.area.mu.replica
 			s.t.Logf("node %d: applied %d of %d, parked %d, pubs %d, hold %v, syncing %d, writers %d", n.i, n.applied, len(s.log),
 				len(n.area.mu.parked), r.underWay, r.hold, r.syncing, r.writers)
+			s.t.Logf("newest %d, here %d, waits for %v, asked to tell %v", n.area.mu.newest, r.version, r.waits, n.area.mu.home.untils)
 			if c := n.area.mu.cached; c != nil {
 				s.t.Logf("the kernel was told all: %v, writable: %v, pending: %v; rung %v, notices %d, carried out %d, reads %d", c.Idle(), c.Writable(), c.Pending(),
 					n.kernel.bell.Load(), len(n.kernel.out), len(n.kernel.done), len(n.kernel.reading))

@@ -99,10 +99,12 @@ func (r *simRun) settle() {
 		r.calm("wait")
 		n.openWriter()
 		r.calm("wait")
-		for range 20 {
-			r.kind.store(r, n)
+		for range 3 { // at first pages have to come
+			for range 20 {
+				r.kind.store(r, n)
+			}
+			r.calm("wait")
 		}
-		r.calm("wait")
 	}
 	for _, n := range r.nodes {
 		n.kernel.harvest(1)
