@@ -2,8 +2,11 @@ package coherence
 
 import (
 	"errors"
+	"maps"
+	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // restore undoes what a program that has the memory did to its length: see pages.Area.Restore. It
@@ -14,10 +17,26 @@ func (a *Area) restore() {
 		return
 	}
 	r := &a.mu.replica
+	var lost map[dsm.ExtentIndex]dsm.PageSet // mostly nothing is, and this runs in each step
 	cut, err := a.mu.mem.Restore(func(p dsm.PageIndex) bool {
 		e, i := p.Extent()
-		return int(e) < len(r.extents) && r.extents[e].have.Has(i)
+		if int(e) >= len(r.extents) || !r.extents[e].have.Has(i) {
+			return false
+		}
+		if r.bare && !a.mu.mem.Homed(e) { // it has no base
+			if lost == nil {
+				lost = make(map[dsm.ExtentIndex]dsm.PageSet)
+			}
+			set := lost[e]
+			set.Add(i)
+			lost[e] = set
+			return false
+		}
+		return true
 	})
+	for _, e := range slices.Sorted(maps.Keys(lost)) {
+		a.loseLocked(e, lost[e])
+	}
 	for _, d := range a.mu.drafts {
 		c, e := d.mem.Restore()
 		cut, err = cut || c, errors.Join(err, e)
@@ -26,4 +45,19 @@ func (a *Area) restore() {
 		a.mu.toldOfCut = true
 		a.node.cfg.Log.Warn("a program has cut the memory of an area that it has attached; what it had not published of it is lost", "area", a.id, "err", err)
 	}
+}
+
+// loseLocked takes note that pages on demand whose bytes nobody here has are not here any more: they come from their home again, when they are
+// needed. What the kernel's page cache holds of them is good, but not known any more.
+func (a *Area) loseLocked(e dsm.ExtentIndex, set dsm.PageSet) {
+	r := &a.mu.replica
+	x := r.extents[e]
+	for i := range set.All() {
+		a.mu.cached.BeforeMerge(page(e, i))
+	}
+	a.mu.cached.Drop(e, set)
+	x.have, x.behind = x.have.Minus(set), x.behind.Minus(set)
+	r.units -= set.Len()
+	a.send(a.row(e).Primary, &wire.Release{Stamp: a.stamp(), Extent: e, Pages: set})
+	a.node.room.forget(a.id, e, set)
 }

@@ -7,8 +7,8 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 // while the memory is being touched is still fatal.
 
 // Restore makes the working copy as long as the area again if a program has cut it, and reports
-// whether one has. Pages that are here get the bytes of the base: stores that were not published
-// are lost. Where an area on demand keeps no base, these pages are zero.
+// whether one has. Pages for which here is true get the bytes of the base: stores that were not
+// published are lost. Of an area on demand, the others have no memory afterwards.
 func (a *Area) Restore(here func(p dsm.PageIndex) bool) (cut bool, err error) {
 	had, err := a.working.end()
 	if err != nil || had >= a.size {
@@ -28,6 +28,11 @@ func (a *Area) Restore(here func(p dsm.PageIndex) bool) (cut bool, err error) {
 			return true, a.fail("restore", err)
 		}
 		fill(from, a.working.len-from)
+		if p := dsm.PageIndex(from / dsm.PageSize); from < had && !here(p) { // cut in the middle
+			e, i := p.Extent()
+			_, err := a.working.punch(e, dsm.Range(i, i+1))
+			return true, a.failed("restore", err)
+		}
 		return true, nil
 	}
 	if err := a.working.extend(a.size); err != nil {
