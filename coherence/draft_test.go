@@ -1,0 +1,55 @@
+package coherence
+
+import (
+	"testing"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// TestDraftsBeyondTheBudget: a program that stores is refused where its draft does not fit beside the area and the drafts of others,
+// and nothing is left of it. One whose process has a draft is let in, and one that comes when a draft is gone.
+func TestDraftsBeyondTheBudget(t *testing.T) {
+	s := newSimOf(t, 1, 1, sums(1, dsm.ApplySync), time.Hour, 5*dsm.ExtentSize/2)
+	n := s.nodes[0]
+	n.open(false)
+	attach := func(program int) (*Attachment, error) {
+		at, f, err := n.area.Attach(t.Context(), program, true)
+		if err != nil {
+			return nil, err
+		}
+		return at, f.Close()
+	}
+	want := func(drafts int) {
+		t.Helper()
+		n.area.step(func() {
+			r := &n.area.mu.replica
+			if k := len(n.area.mu.drafts); k != drafts || r.mapped < k || n.node.room.fixed.Load() != int64(1+k)*dsm.ExtentSize {
+				t.Errorf("%d drafts, want %d; %d programs, %d bytes charged", k, drafts, r.mapped, n.node.room.fixed.Load())
+			}
+		})
+	}
+	first, err := attach(1)
+	if err != nil || !first.Own() {
+		t.Fatalf("the first program has no draft: %v", err)
+	}
+	if _, err := attach(2); !errs.Is(err, errs.NoSpace) {
+		t.Errorf("a draft beyond the budget: %v", err)
+	}
+	want(1)
+	again, err := attach(1)
+	if err != nil || !again.Own() {
+		t.Fatalf("a second attachment of a process: %v", err)
+	}
+	first.Detach()
+	want(1)
+	again.Detach()
+	want(0)
+	second, err := attach(2)
+	if err != nil || !second.Own() {
+		t.Fatalf("there is room again: %v", err)
+	}
+	want(1)
+	second.Detach()
+}
