@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
@@ -23,6 +22,7 @@ var rows = []row{
 	{"latency", latencyRow},
 	{"bulk", bulkRow},
 	{"stores", storesRow},
+	{"files", filesRow},
 	{"idle", idleRow},
 	{"memory", memoryRow},
 	{"attach-stores", attachStoresRow},
@@ -68,24 +68,12 @@ func msyncRow(o options) ([]line, error) {
 	ops := o.pick(3000, 300)
 	return compare(l, harness.Options{Nodes: 1}, o.rounds, func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		n := c.Node(1)
-		bare := filepath.Join(filepath.Dir(n.Mount), "bare")
-		if err := os.Mkdir(bare, 0o755); err != nil {
-			return nil, nil, err
-		}
-		h, _, err := start(n, programs.barefuse, bare)
+		yard, err := bare(s, n)
 		if err != nil {
 			return nil, nil, err
 		}
-		s.Cleanup(func() {
-			if err := syscall.Unmount(bare, 0); err != nil {
-				s.Errorf("unmount the bare FUSE: %v", err)
-			}
-			if err := h.end(); err != nil {
-				s.Errorf("bare FUSE: %v", err)
-			}
-		})
 		return func() (float64, error) { return one(n, "store-msync", filepath.Join(n.Mount, "w"), ops) },
-			func() (float64, error) { return one(n, "write-fsync", filepath.Join(bare, "w"), ops) }, nil
+			func() (float64, error) { return one(n, "write-fsync", filepath.Join(yard, "w"), ops) }, nil
 	})
 }
 

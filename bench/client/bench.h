@@ -29,6 +29,7 @@ void repeat_stores(char **a);
 void sweep(char **a);
 void hold_areas(char **a);
 void hold_file(char **a);
+void create_files(char **a);
 void page_latency(char **a);
 
 #endif
