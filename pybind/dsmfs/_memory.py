@@ -50,6 +50,8 @@ class MemoryPlane:
         Whether to attach for writing.
     number
         The number of the area if it must be a certain one, wherever the path leads by now; 0: the area at the path.
+    connection
+        To the socket, if there is one already: it is the area's from now on.
 
     Raises
     ------
@@ -69,7 +71,15 @@ class MemoryPlane:
 
     name = "memory"
 
-    def __init__(self, socket: str, path: str, shown: str, writable: bool, number: int = 0) -> None:
+    def __init__(
+        self,
+        socket: str,
+        path: str,
+        shown: str,
+        writable: bool,
+        number: int = 0,
+        connection: Connection | None = None,
+    ) -> None:
         self._socket = socket
         self._inside = path
         self._path = shown
@@ -81,13 +91,13 @@ class MemoryPlane:
         self._number = number
         self._region: _faults.Region | None = None
         self._mapping: weakref.ref[Mapping] | None = None
-        self._attach()
+        self._attach(connection)
         with _registry:
             _planes.add(self)
 
-    def _attach(self) -> None:
+    def _attach(self, connection: Connection | None = None) -> None:
         try:
-            connection = Connection(self._socket)
+            connection = connection or Connection(self._socket)
         except OSError as e:
             raise PlaneUnavailableError(
                 e.errno or errno.EIO, f"nobody answers at {self._socket}: {e.strerror}", self._path

@@ -290,7 +290,7 @@ def _make(
     Each change of names takes a round of the catalog. There are two: one for the file with all its rules, one for its name.
     """
     if where.path is None:  # nobody here can rename it
-        _create_by_socket(where, settings, plan, permissions, where.attach_socket())
+        _create_by_socket(where, settings, plan, permissions, where.attach_socket()).close()
         way, mapping = _way(where, True, plane)
         _store_header(way, mapping, plan)
         return way, mapping
@@ -298,17 +298,17 @@ def _make(
         raise ExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where.path)
     draft = where.beside(f".{os.path.basename(where.path)[:200]}.{secrets.token_hex(6)}")
     assert draft.path is not None
-    socket = None
+    socket = connection = None
     try:
         try:
             socket = where.attach_socket()
-            _create_by_socket(where, settings, plan, permissions, socket, draft)
+            connection = _create_by_socket(where, settings, plan, permissions, socket, draft)
         except PlaneUnavailableError:
             _create_file(where.path, settings, plan, permissions, draft.path)
         if plan.kind is None and "merge" not in settings:
             with translated(where.path, "create"):
                 _check_merge(os.getxattr(draft.path, "user.dsm.merge").decode(), plan.kind, where.path)
-        way, mapping = _way(draft, True, plane, socket)
+        way, mapping = _way(draft, True, plane, socket, connection)
         try:
             _store_header(way, mapping, plan)
             with translated(where.path, "create"):
@@ -317,6 +317,8 @@ def _make(
             way.close()
             raise
     except BaseException:
+        if connection is not None:
+            connection.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(draft.path)
         raise
@@ -348,8 +350,8 @@ def _create_by_socket(
     permissions: int,
     socket: str,
     draft: Location | None = None,
-) -> None:
-    """Let the daemon make a file, in one round of the catalog."""
+) -> Connection:
+    """Let the daemon make a file, in one round of the catalog, and return the connection."""
     _check_merge(settings.get("merge", "last"), plan.kind, str(where))
     _rules.check(settings, str(where))
     umask = os.umask(0)
@@ -365,8 +367,10 @@ def _create_by_socket(
         with translated(str(where), "create"):
             arguments = (plan.size, permissions & ~umask, 1)
             connection.call(Op.CREATE, args=arguments, payload=os.fsencode(f"{(draft or where).inside}{lines}\n"))
-    finally:
+    except BaseException:
         connection.close()
+        raise
+    return connection
 
 
 def _check_merge(merge: str, kind: str | None, path: str) -> None:
@@ -376,17 +380,25 @@ def _check_merge(merge: str, kind: str | None, path: str) -> None:
         )
 
 
-def _way(where: Location, writable: bool, plane: str, socket: str | None = None) -> tuple[Plane, Mapping]:
-    """Return the plane to use, and the whole area mapped through it. It decides on the fallback to the page cache."""
+def _way(
+    where: Location, writable: bool, plane: str, socket: str | None = None, connection: Connection | None = None
+) -> tuple[Plane, Mapping]:
+    """Return the plane to use, and the whole area mapped through it. It decides on the fallback to the page cache.
+
+    The plane takes the connection over, if there is one.
+    """
     if plane != "page-cache":
         try:
-            return _mapped(where, MemoryPlane(socket or where.attach_socket(), where.inside, str(where), writable))
+            name = socket or where.attach_socket()
+            return _mapped(where, MemoryPlane(name, where.inside, str(where), writable, connection=connection))
         except PlaneUnavailableError as e:
             if plane == "memory" or where.path is None:
                 raise
             why = e.strerror
         if _warned.acquire(blocking=False):
             warnings.warn(f"dsmfs is on the slower page-cache plane: {why}", PlaneWarning, stacklevel=outside())
+    elif connection is not None:
+        connection.close()
     if where.path is None:
         raise NotMountedError(errno.ENODEV, "the page-cache plane needs a mount", where.inside)
     way: Plane = PageCachePlane(where, writable)
