@@ -122,6 +122,24 @@ func (r *simRun) settle() {
 		}
 		n.checkDrafts()
 	}
+	r.checkDirectory()
+}
+
+// checkDirectory: at rest the homes know which pages on demand each node has. Of pages that were cut off and are there again they may
+// take more for had: those were asked for before.
+func (r *simRun) checkDirectory() {
+	for _, n := range r.nodes {
+		if !n.area.mu.replica.demand {
+			continue
+		}
+		for e, x := range n.area.mu.replica.extents {
+			e := dsm.ExtentIndex(e)
+			home := r.nodes[n.area.row(e).Primary-1]
+			if l := home.area.mu.home.subs[n.id].extents[e]; x.have.Minus(l.holds) != (dsm.PageSet{}) || !r.kind.resize && l.holds != x.have {
+				r.t.Fatalf("node %d has pages %x of extent %d, and its home, node %d, takes it for %x", n.i, x.have, e, home.i, l.holds)
+			}
+		}
+	}
 }
 
 // checkDrafts: at rest every draft has what the working copy has.
@@ -181,7 +199,10 @@ func (r *simRun) event(n *simNode) {
 		n.evict()
 	case x < 75:
 		if k := len(r.requests); k > 0 {
-			r.requests[r.rng.IntN(k)].giveUp()
+			// After a sync that was given up the kernel may still be told, between a load and a store of the program.
+			if q := r.requests[r.rng.IntN(k)]; !(r.careful && q.by != nil && q.by.at == nil) {
+				q.giveUp()
+			}
 		}
 	case x < 76:
 		if r.rng.IntN(4) == 0 && !n.behindCatalog() {
