@@ -41,6 +41,12 @@ func (o setAttrOp) apply(s *state, st step) (dsm.Inode, error) {
 	if size == in.Size && o.without(o.GrowTo) {
 		return in.Inode, nil // it is large enough
 	}
+	if o.Pages != nil && in.Kind == dsm.KindFile {
+		in.Pages = min(max(*o.Pages, 0), pagesOf(in.Size))
+		if o.SetAttr == (dsm.SetAttr{Pages: o.Pages}) {
+			return in.Inode, nil
+		}
+	}
 	in.changed(st)
 	if size != in.Size || o.Size != nil {
 		s.resize(st, in, size)
@@ -114,6 +120,9 @@ func checkElements(t dsm.DType, size int64) error {
 	return nil
 }
 
+// pagesOf returns how many pages a file of so many bytes has.
+func pagesOf(size int64) int64 { return (size + dsm.PageSize - 1) / dsm.PageSize }
+
 // resize sets the size of the file.
 func (s *state) resize(st step, in *inode, size int64) {
 	in.modified(st)
@@ -123,6 +132,7 @@ func (s *state) resize(st step, in *inode, size int64) {
 	before := in.Inode
 	s.reserve(in, size-in.Size)
 	in.Size = size
+	in.Pages = min(in.Pages, pagesOf(size))
 	shrunk := size < before.Size
 	if shrunk && in.Spec.DType == dsm.DTypeAuto && (size == 0 || size < in.Layout.DataOffset) {
 		in.Layout = dsm.Layout{} // the truncate removed the header

@@ -48,6 +48,8 @@ type Area struct {
 		looked  dsm.PageIndex      // the last page that checkLocked compared
 		again   bool               // there are publications to start in a step of their own
 
+		recount     bool // see Recounts
+		surveys     map[uint64]*surveying
 		toldOfCut   bool        // a program has cut the memory, and the log says so
 		memoryRetry *time.Timer // if not nil, it will handle again what is parked for lack of memory
 	}

@@ -124,25 +124,28 @@ func (a *Area) extentProblemLocked(e dsm.ExtentIndex, x *replicaExtent) string {
 
 func (a *Area) homeProblemLocked() string {
 	h := &a.mu.home
-	n := 0
+	n, data := 0, 0
 	for e, x := range h.extents {
 		if x.version > a.mu.newest {
 			return fmt.Sprintf("extent %d is of version %d, and nobody has heard of a later one than %d", e, x.version, a.mu.newest)
 		}
+		data += x.data.Len()
 		for i, v := range x.pages {
 			switch {
 			case v > x.version:
 				return fmt.Sprintf("page %d of extent %d is of version %d, the extent of %d", i, e, v, x.version)
 			case v != 0:
 				n++
+			case x.data.Has(i):
+				return fmt.Sprintf("page %d of extent %d has data and no version", i, e)
 			}
 		}
 		if !a.mu.mem.Homed(e) {
 			return fmt.Sprintf("extent %d has no home copy", e)
 		}
 	}
-	if n != h.pages {
-		return fmt.Sprintf("%d pages, counted as %d", n, h.pages)
+	if n != h.pages || data != h.data {
+		return fmt.Sprintf("%d pages, %d with data, counted as %d and %d", n, data, h.pages, h.data)
 	}
 	for id, s := range h.subs {
 		if bad := s.problem(); bad != "" {
@@ -198,6 +201,9 @@ func (s *subscriber) problem() string {
 // bytesProblemLocked compares the copies of a page that must be equal.
 func (a *Area) bytesProblemLocked(p dsm.PageIndex) string {
 	e, i := p.Extent()
+	if h := a.mu.home.extents[e]; h != nil && !h.data.Has(i) && int64(p)*dsm.PageSize < a.mu.ino.Size && !a.mu.mem.HomeZero(p) {
+		return "the home has data, and says that it has none"
+	}
 	if !a.replicaHas(e, i) || int64(p)*dsm.PageSize >= a.mu.ino.Size {
 		return ""
 	}

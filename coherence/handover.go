@@ -267,6 +267,7 @@ func (a *Area) installExtent(m *wire.HandoverExtent, payload []byte) {
 		if a.inArea(m.Extent, i) {
 			a.mu.home.setVersion(x, i, m.Versions[k])
 			a.mu.mem.InstallHome(page(m.Extent, i), payload[k*dsm.PageSize:][:dsm.PageSize], a.replicaHas(m.Extent, i))
+			a.lookAtHome(m.Extent, x, i)
 		}
 		k++
 	}

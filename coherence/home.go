@@ -16,6 +16,7 @@ import (
 type home struct {
 	extents map[dsm.ExtentIndex]*homeExtent // those that were ever published to
 	pages   int                             // of them, pages that were
+	data    int                             // of those, pages with data
 	subs    map[dsm.NodeID]*subscriber
 	untils  map[dsm.NodeID]*wire.Inquire // of those that wait for a version
 
@@ -26,11 +27,12 @@ type home struct {
 type homeExtent struct {
 	version dsm.Version                  // of the newest publish
 	pages   [dsm.ExtentPages]dsm.Version // of the newest publish to each page; 0: never
+	data    dsm.PageSet                  // pages whose bytes are not all zero
 	writers map[dsm.NodeID]dsm.Seq       // newest publish merged, by publisher
 }
 
 func (h *home) init() {
-	h.pages = 0
+	h.pages, h.data = 0, 0
 	h.extents = make(map[dsm.ExtentIndex]*homeExtent)
 	h.subs = make(map[dsm.NodeID]*subscriber)
 	h.untils = make(map[dsm.NodeID]*wire.Inquire)
@@ -45,6 +47,30 @@ func (h *home) setVersion(x *homeExtent, i int, v dsm.Version) {
 		h.pages--
 	}
 	x.pages[i] = v
+	if v == 0 {
+		h.setData(x, i, false)
+	}
+}
+
+// setData records whether page i has bytes other than zero.
+func (h *home) setData(x *homeExtent, i int, data bool) {
+	switch was := x.data.Has(i); {
+	case data && !was:
+		x.data.Add(i)
+		h.data++
+	case !data && was:
+		x.data.Remove(i)
+		h.data--
+	}
+}
+
+// lookAtHome takes note whether page i has data. If it has none, its memory is given back.
+func (a *Area) lookAtHome(e dsm.ExtentIndex, x *homeExtent, i int) {
+	zero := a.mu.mem.HomeZero(page(e, i))
+	a.mu.home.setData(x, i, !zero)
+	if zero {
+		a.mu.mem.FreeHome(page(e, i))
+	}
 }
 
 // newer returns the pages that changed after v.
@@ -123,6 +149,7 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 	x.version = a.drawLocked()
 	for i := range m.Pages.All() {
 		a.mu.home.setVersion(x, i, x.version)
+		a.lookAtHome(m.Extent, x, i)
 	}
 	x.writers[from] = m.Seq
 	a.node.stats.publishesMerged.Add(1)

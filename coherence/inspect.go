@@ -60,6 +60,7 @@ func (a *Area) restartInquiries() {
 		a.sendInquire(round, a.mu.replica.inquiry[round])
 	}
 	a.askUntilLocked()
+	a.restartSurveys()
 }
 
 func (a *Area) replicaInquired(from dsm.NodeID, m *wire.Inquired) {

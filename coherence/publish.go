@@ -40,6 +40,8 @@ type publication struct {
 	snap   map[int][]byte
 	home   dsm.NodeID // to which it was sent; 0: it waits for credit
 	credit int        // taken from the link
+	// recount says that some page was all zero, or is.
+	recount bool
 	// limit is the smallest size, in bytes and within the extent, that the area has had since: the
 	// part of the publication past it is void.
 	limit int
@@ -179,6 +181,7 @@ func (a *Area) diff(pub *publication) {
 		}
 		if changed {
 			pub.pages.Add(i)
+			pub.recount = pub.recount || isZero(mem.Base(p)) != isZero(w)
 		}
 		if inexact {
 			if pub.snap == nil {
@@ -287,6 +290,7 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 		a.startPublications()
 		return
 	}
+	a.mu.recount = a.mu.recount || pub.recount
 	mem := a.mu.mem
 	var n [dsm.PageSize]byte
 	for i := range pub.pages.All() {

@@ -226,7 +226,7 @@ func (a *Area) describe(m *wire.Push, to dsm.NodeID) (bytes int) {
 	x := a.mu.home.extents[m.Extent]
 	m.Zero = dsm.PageSet{}
 	for i := range m.Pages.All() {
-		if x == nil || x.pages[i] == 0 {
+		if x == nil || !x.data.Has(i) {
 			m.Zero.Add(i)
 		} else {
 			bytes += dsm.PageSize

@@ -46,6 +46,10 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 		st = &m.Stamp
 	case *wire.Inquired:
 		st = &m.Stamp
+	case *wire.Survey:
+		st = &m.Stamp
+	case *wire.Surveyed:
+		st = &m.Stamp
 	default:
 		return errUnexpected(from, msg)
 	}
@@ -93,6 +97,12 @@ func (a *Area) receive(from dsm.NodeID, msg any, payload [][]byte) error {
 		} else {
 			a.homeInquire(from, m)
 		}
+	case *wire.Survey:
+		if a.awaiting() {
+			a.park(from, msg, nil)
+		} else {
+			a.homeSurvey(from, m)
+		}
 	case *wire.Unsubscribe:
 		a.homeUnsubscribe(from)
 	case *wire.Fetch:
@@ -135,6 +145,8 @@ func (a *Area) receive(from dsm.NodeID, msg any, payload [][]byte) error {
 		a.replicaAcquired(from, m)
 	case *wire.Inquired:
 		a.replicaInquired(from, m)
+	case *wire.Surveyed:
+		a.replicaSurveyed(from, m)
 	}
 	return nil
 }
@@ -225,7 +237,7 @@ func (a *Area) park(from dsm.NodeID, msg any, payload []byte) {
 // requests are served in order.
 func (a *Area) parkedFrom(from dsm.NodeID, msg any) bool {
 	switch msg.(type) {
-	case *wire.Subscribe, *wire.Unsubscribe, *wire.Fetch, *wire.Release, *wire.Publish, *wire.Acquire, *wire.Inquire:
+	case *wire.Subscribe, *wire.Unsubscribe, *wire.Fetch, *wire.Release, *wire.Publish, *wire.Acquire, *wire.Inquire, *wire.Survey:
 		return slices.ContainsFunc(a.mu.parked, func(m message) bool { return m.peer == from })
 	}
 	return false

@@ -370,6 +370,9 @@ func (a *Area) ackLate() bool {
 
 var zeroPages = make([]byte, dsm.ExtentSize)
 
+// isZero reports whether a page is all zero.
+func isZero(p []byte) bool { return string(p) == string(zeroPages[:len(p)]) }
+
 // pushedPages returns the pages of a push one after the other, then nil; or the publish that
 // was pushed in their place.
 func (a *Area) pushedPages(m *wire.Push, payload [][]byte) (next func() []byte, delta *merge.Delta, err error) {

@@ -17,6 +17,8 @@ type Areas interface {
 	Open(ctx context.Context, id dsm.AreaID, write bool) (Area, error)
 	// Inspect asks the homes about an area, which need not be open here.
 	Inspect(ctx context.Context, id dsm.AreaID) (AreaReport, error)
+	// CountPages asks the homes of an area how many of its pages have bytes other than zero.
+	CountPages(ctx context.Context, id dsm.AreaID) (int64, error)
 	// KeepPages is called when the filesystem ends, before faults are served for the last time: when
 	// it returns no page leaves the working copies any more, which programs keep.
 	KeepPages()
@@ -89,6 +91,11 @@ type Area interface {
 	Trim()
 	// Figures says how stores of attached programs were found, and what is in memory.
 	Figures() []control.Stat
+	// Seek returns the first offset from off on that has data or, if hole, that has none, which the end of the area has not. ok is
+	// false if there is none. The stores of the kernel have been delivered before.
+	Seek(ctx context.Context, off int64, hole bool) (at int64, ok bool, err error)
+	// Recounts reports whether the number of pages with data may have changed by publishes of this node since the last call.
+	Recounts() bool
 	Version() dsm.Version
 	ResidentBytes() int64
 	// ModTime returns when the bytes here last changed, zero if they did not.

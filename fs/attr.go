@@ -25,8 +25,9 @@ var modeOf = map[dsm.FileKind]uint32{
 // attr fills in what stat(2) shows of an inode. For an area that is or was open
 // here it also takes note of what the kernel is told.
 //
-// st_blocks is the memory that the area takes on this node, but never nothing if
-// there are bytes: tar -S takes a file without blocks for empty.
+// st_blocks is what has data, on all nodes (see count.go), but never nothing if
+// there are bytes: tar -S takes a file without blocks for empty. Of stores of this node that are not counted yet it is at least as
+// much as they may take.
 func (b *bridge) attr(i dsm.Inode, out *fuse.Attr) {
 	*out = fuse.Attr{
 		Ino: uint64(i.Ino), Size: uint64(i.Size), Mode: modeOf[i.Kind] | i.Perm&07777, Nlink: i.Nlink,
@@ -38,13 +39,16 @@ func (b *bridge) attr(i dsm.Inode, out *fuse.Attr) {
 	}
 	if i.Kind == dsm.KindFile {
 		if i.Size > 0 {
-			out.Blocks = 1
+			out.Blocks = max(uint64(i.Pages)*(dsm.PageSize/blockSize), 1)
 		}
 		if a := b.opens.find(i.Area()); a != nil {
 			a.note(i)
 			if area := a.current(); area != nil {
 				area.KernelTold(i.Size)
-				out.Blocks = max(out.Blocks, uint64(area.ResidentBytes())/blockSize)
+				if i.Size > 0 && a.stored.Load() != a.published.Load() {
+					most := (i.Size + dsm.PageSize - 1) &^ (dsm.PageSize - 1)
+					out.Blocks = max(out.Blocks, uint64(min(area.ResidentBytes(), most))/blockSize)
+				}
 			}
 			if t := a.modTime(i); t.After(i.Mtime) {
 				i.Mtime = t
@@ -233,6 +237,8 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 		a.kernelSize.Store(i.Size) // the reply tells it, whatever else is under way
 		if area := a.current(); area != nil {
 			area.KernelCuts(i.Size) // it writes nothing back until it has cut its pages off too
+			a.uncounted.Store(true)
+			b.countSoon(a)
 		}
 	}
 	b.attr(i, &out.Attr)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dsmfs/dsmfs/fs/control"
@@ -17,6 +18,7 @@ import (
 type fakeAreas struct {
 	names *fakeNames
 	cache PageCache
+	pages atomic.Int64 // of every area, with data
 
 	mu    sync.Mutex
 	areas map[dsm.AreaID]*fakeArea
@@ -94,6 +96,10 @@ func (p *fakeAreas) Open(ctx context.Context, id dsm.AreaID, write bool) (Area, 
 
 func (p *fakeAreas) Inspect(_ context.Context, id dsm.AreaID) (AreaReport, error) {
 	return AreaReport{Version: 4711, Homes: []dsm.NodeID{0xa, 0xb}, Subscribers: []dsm.NodeID{0xc}}, nil
+}
+
+func (p *fakeAreas) CountPages(context.Context, dsm.AreaID) (int64, error) {
+	return p.pages.Load(), nil
 }
 
 func (p *fakeAreas) KeepPages() {}
@@ -293,6 +299,16 @@ func (a *fakeArea) NextNotice() (Notice, bool) {
 func (a *fakeArea) NoticeDone(Notice) { a.update(func() { a.done++ }) }
 
 func (a *fakeArea) Version() dsm.Version { return 1 }
+
+func (a *fakeArea) Recounts() bool { return true }
+
+func (a *fakeArea) Seek(_ context.Context, off int64, hole bool) (int64, bool, error) {
+	size := int64(len(a.data))
+	if hole {
+		return size, off < size, nil
+	}
+	return off, off < size, nil
+}
 
 func (a *fakeArea) ResidentBytes() int64 {
 	a.mu.Lock()

@@ -365,6 +365,10 @@ func (n *fakeNames) setAttr(ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
 			*p = *v
 		}
 	}
+	if ch.Pages != nil {
+		i.Pages = *ch.Pages
+	}
+	i.Pages = min(i.Pages, (i.Size+dsm.PageSize-1)/dsm.PageSize)
 	for p, v := range map[*time.Time]*time.Time{&i.Atime: ch.Atime, &i.Mtime: ch.Mtime} {
 		if v != nil {
 			*p = *v

@@ -206,3 +206,5 @@ func TestPublishAtNewInterval(t *testing.T) {
 		b.background.close()
 	})
 }
+
+func (a *publishedArea) Recounts() bool { return false }

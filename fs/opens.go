@@ -50,6 +50,8 @@ type openArea struct {
 	published atomic.Uint64
 	// timed counts the stores whose time of modification the catalog has.
 	timed atomic.Uint64
+	// uncounted says that the number of pages with data may not be that in the catalog, counting that it is counted soon.
+	uncounted, counting atomic.Bool
 	// publishing is the number of publishes under way.
 	publishing atomic.Int32
 	// live is the number of writable handles whose RELEASE has not come.

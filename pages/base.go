@@ -95,6 +95,20 @@ func (a *Area) HomeRun(p dsm.PageIndex, n int) []byte {
 	return a.base.pages(p, n)
 }
 
+// HomeZero reports whether the home's bytes of page p are all zero.
+func (a *Area) HomeZero(p dsm.PageIndex) bool {
+	if e, _ := p.Extent(); !a.Homed(e) {
+		panic(fmt.Sprintf("%v: extent %d is not homed here", a, e))
+	}
+	return allZero(a.base.look(p, 1))
+}
+
+// FreeHome gives the memory back that the home's bytes of page p take, which are all zero.
+func (a *Area) FreeHome(p dsm.PageIndex) {
+	off := int64(p) * dsm.PageSize
+	_ = a.base.zero(off, off+dsm.PageSize) // or it goes on taking memory
+}
+
 // BeforeHomeWrite is called before the home's bytes of page p change. keepTwin
 // says that this node has the page as a replica too, so that its base must stay
 // what it is. Without keepTwin the base follows the home's bytes.

@@ -4,9 +4,10 @@ import (
 	"errors"
 	"io"
 	iofs "io/fs"
+	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -54,9 +55,7 @@ func lookAreas(point, inside string) (areaRows, error) {
 			return err
 		}
 		row := areaRow{Path: rel, Size: info.Size()}
-		if st, ok := info.Sys().(*syscall.Stat_t); ok {
-			row.Resident = st.Blocks * 512
-		}
+		row.Resident = residentBytes(point, rel)
 		row.Mode, row.Merge, row.DType = attribute(path, "mode"), attribute(path, "merge"), attribute(path, "dtype")
 		row.Version, _ = strconv.ParseUint(attribute(path, "version"), 10, 64) // 0 if it may not be read
 		rows = append(rows, row)
@@ -85,4 +84,18 @@ func (a areaRows) text(w io.Writer) error {
 		rows = append(rows, []string{r.Path, formatSize(r.Size), r.Mode, r.Merge, r.DType, published, formatSize(r.Resident)})
 	}
 	return table(w, rows)
+}
+
+// residentBytes is what an area takes in the memory of this node, if it is or was open here.
+func residentBytes(point, rel string) (n int64) {
+	text, err := os.ReadFile(filepath.Join(point, ".dsm", "areas", rel, "stats"))
+	if err != nil {
+		return 0 // it has just been removed
+	}
+	for line := range strings.Lines(string(text)) {
+		if v, ok := strings.CutPrefix(line, "resident_bytes "); ok {
+			n, _ = strconv.ParseInt(strings.TrimSpace(v), 10, 64)
+		}
+	}
+	return n
 }

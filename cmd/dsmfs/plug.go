@@ -80,6 +80,11 @@ func (a areas) Inspect(ctx context.Context, id dsm.AreaID) (fs.AreaReport, error
 	return fs.AreaReport{Version: r.Version, Homes: r.Homes, Subscribers: r.Subscribers}, err
 }
 
+// CountPages implements fs.Areas.
+func (a areas) CountPages(ctx context.Context, id dsm.AreaID) (int64, error) {
+	return a.n.data.CountPages(ctx, id)
+}
+
 // KeepPages implements fs.Areas.
 func (a areas) KeepPages() { a.n.data.KeepPages() }
 

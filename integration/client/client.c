@@ -126,6 +126,17 @@ static void cmd_close(char **a) { done(close(atoi(a[0]))); }
 static void cmd_fsync(char **a) { done(fsync(atoi(a[0]))); }
 static void cmd_ftruncate(char **a) { done(ftruncate(atoi(a[0]), atoll(a[1]))); }
 static void cmd_truncate(char **a) { done(truncate(a[0], atoll(a[1]))); }
+static void cmd_punch(char **a) { done(fallocate(atoi(a[0]), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, atoll(a[1]), atoll(a[2]))); }
+
+static void cmd_seek(char **a)
+{
+	off_t at = lseek(atoi(a[0]), atoll(a[1]), strcmp(a[2], "hole") ? SEEK_DATA : SEEK_HOLE);
+	if (at < 0)
+		answer_errno();
+	else
+		answer("ok %" PRId64, (int64_t)at);
+}
+
 static void cmd_fallocate(char **a) { done(posix_fallocate(atoi(a[0]), atoll(a[1]), atoll(a[2])) ? (errno = ENOSPC, -1) : 0); }
 static void cmd_rename(char **a) { done(rename(a[0], a[1])); }
 static void cmd_unlink(char **a) { done(unlink(a[0])); }
@@ -259,6 +270,7 @@ static void cmd_write(char **a)
 static const struct command commands[] = {
 	{"open", 2, cmd_open}, {"close", 1, cmd_close}, {"fsync", 1, cmd_fsync},
 	{"ftruncate", 2, cmd_ftruncate}, {"truncate", 2, cmd_truncate}, {"fallocate", 3, cmd_fallocate},
+	{"punch", 3, cmd_punch}, {"seek", 3, cmd_seek},
 	{"rename", 2, cmd_rename}, {"unlink", 1, cmd_unlink}, {"mkdir", 1, cmd_mkdir}, {"rmdir", 1, cmd_rmdir},
 	{"link", 2, cmd_link}, {"mkfifo", 1, cmd_mkfifo}, {"symlink", 2, cmd_symlink}, {"readlink", 1, cmd_readlink},
 	{"chmod", 2, cmd_chmod}, {"chown", 3, cmd_chown}, {"utimens", 2, cmd_utimens},

@@ -103,6 +103,29 @@ def op_lseek(n: int, off: int, whence: str) -> int:
     return os.lseek(fds[n], off, getattr(os, whence))
 
 
+def op_holes(n: int) -> int:
+    """Return the first offset in a hole where there is data, -1 if there is none. Where holes are is the filesystem's business."""
+    fd = fds[n]
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise Refused
+    place, size, at = os.lseek(fd, 0, os.SEEK_CUR), os.fstat(fd).st_size, 0
+    try:
+        while at < size:
+            try:
+                data = os.lseek(fd, at, os.SEEK_DATA)
+            except OSError as e:
+                if e.errno != errno.ENXIO:
+                    raise
+                data = size
+            found = os.pread(fd, data - at, at).lstrip(b"\0")
+            if found:
+                return data - len(found)
+            at = os.lseek(fd, data, os.SEEK_HOLE) if data < size else size
+    finally:
+        os.lseek(fd, place, os.SEEK_SET)
+    return -1
+
+
 def op_fsync(n: int) -> None:
     os.fsync(fds[n])
 

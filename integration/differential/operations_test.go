@@ -172,7 +172,10 @@ func (w *world) fresh(p *program, n int) {
 // look reads by a descriptor or a mapping.
 func (w *world) look(p *program, n int) {
 	w.t.Helper()
-	switch k := w.rng.IntN(10); {
+	switch k := w.rng.IntN(11); {
+	case k == 10:
+		w.fresh(p, n)
+		w.do(p, "holes", n)
 	case k < 3:
 		w.fresh(p, n)
 		w.do(p, "pread", n, w.offset(), 20000)

@@ -23,6 +23,7 @@ type Inode struct {
 	GID    uint32
 	Nlink  uint32 // 0 once unlinked; the inode lives on while a node holds it open
 	Size   int64  // bytes; for symlinks the length of the target
+	Pages  int64  // of a file, with bytes other than zero, when a node last counted
 	Atime  time.Time
 	Mtime  time.Time
 	Ctime  time.Time

@@ -16,6 +16,8 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 //	   |<----------------------- PublishAck    |
 //	   | Acquire ----------------------------->|  push all that the replica lacks
 //	   |<------------------- Push ... Acquired |
+//	   | Survey (extents) -------------------->|  where is data?
+//	   |<-------------------------- Surveyed   |
 //	   | Release (pages) --------------------->|  no more of these: see Subscribe.Partial
 //	   | Unsubscribe ------------------------->|
 //
@@ -197,4 +199,20 @@ type Inquired struct {
 	Stamp
 	Round       uint64
 	Subscribers []dsm.NodeID
+}
+
+// Survey asks a home where it has data in the extents [From, To) of an area; Surveyed answers.
+type Survey struct {
+	Stamp
+	Round    uint64
+	From, To dsm.ExtentIndex
+}
+
+// Surveyed says which pages of the extents homed at the sender have data, that is bytes other than zero: how many in all, and of
+// the extents that were asked for which. An extent that is not named has none.
+type Surveyed struct {
+	Stamp
+	Round uint64
+	Pages int64
+	Data  []ExtentPages
 }

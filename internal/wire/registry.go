@@ -27,6 +27,8 @@ var dataMessages = map[uint16]any{
 	23: Inquire{},
 	24: Inquired{},
 	25: Release{},
+	26: Survey{},
+	27: Surveyed{},
 }
 
 // laneMessages belong to the request lane itself.

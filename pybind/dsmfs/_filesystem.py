@@ -93,7 +93,14 @@ class Areas(Mapping[str, AreaInfo]):
             raise KeyError(name) from None
         if not stat.S_ISREG(status.st_mode):
             raise KeyError(name)
-        return AreaInfo(name, path, status.st_size, 512 * status.st_blocks, _rules.read(path))
+        return AreaInfo(name, path, status.st_size, self._resident(name), _rules.read(path))
+
+    def _resident(self, name: str) -> int:
+        try:
+            stats = Path(self._root, CONTROL, "areas", name, "stats").read_text(encoding="utf-8")
+        except OSError:  # removed meanwhile
+            return 0
+        return int(parse_stats(stats).get("resident_bytes", 0))
 
     def __repr__(self) -> str:
         return f"<dsmfs.Areas of {self._root!r}: {len(self)}>"

@@ -137,7 +137,7 @@ class PageCachePlane:
             found = {n: os.getxattr(self._fd, f"user.dsm.{n}").decode() for n in names}
         return {
             "size": status.st_size,
-            "resident_bytes": 512 * status.st_blocks,
+            "data_bytes": 512 * status.st_blocks,
             "version": int(found["version"]),
             "homes": len(found["home"].split()),
             "subscribers": len(found["subscribers"].split()),

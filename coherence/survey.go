@@ -1,0 +1,99 @@
+package coherence
+
+import (
+	"context"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// surveying is a Survey that not all homes have answered.
+type surveying struct {
+	from, to dsm.ExtentIndex // of which the pages are asked for
+	pending  map[dsm.NodeID]struct{}
+	pages    int64
+	data     map[dsm.ExtentIndex]dsm.PageSet
+}
+
+// CountPages asks the homes of an area how many of its pages have data: bytes other than zero. errs.Timeout if one does not answer
+// before ctx ends.
+func (n *Node) CountPages(ctx context.Context, id dsm.AreaID) (pages int64, err error) {
+	a, err := n.area(id)
+	if err != nil {
+		return 0, err
+	}
+	q := &surveying{}
+	err = a.survey(ctx, q, func() {}, func() { pages = q.pages })
+	return pages, err
+}
+
+// survey asks the homes. before is called in the step that asks, after in the one that ends it.
+func (a *Area) survey(ctx context.Context, q *surveying, before, after func()) error {
+	var round uint64
+	a.step(func() {
+		before()
+		a.mu.replica.round++
+		round = a.mu.replica.round
+		if a.mu.surveys == nil {
+			a.mu.surveys = make(map[uint64]*surveying)
+		}
+		a.mu.surveys[round] = q
+		a.sendSurvey(round, q)
+	})
+	err := a.await(ctx, "survey", func() bool { return len(q.pending) == 0 })
+	a.step(func() {
+		delete(a.mu.surveys, round)
+		after()
+	})
+	return err
+}
+
+func (a *Area) sendSurvey(round uint64, q *surveying) {
+	q.pending, q.pages, q.data = make(map[dsm.NodeID]struct{}), 0, make(map[dsm.ExtentIndex]dsm.PageSet)
+	for _, home := range a.homes() {
+		q.pending[home] = struct{}{}
+		a.send(home, &wire.Survey{Stamp: a.stamp(), Round: round, From: q.from, To: q.to})
+	}
+}
+
+// restartSurveys asks again after the homes changed or a session broke.
+func (a *Area) restartSurveys() {
+	for round, q := range a.mu.surveys {
+		a.sendSurvey(round, q)
+	}
+}
+
+// homeSurvey answers where this home has data.
+func (a *Area) homeSurvey(from dsm.NodeID, m *wire.Survey) {
+	r := &wire.Surveyed{Stamp: a.stamp(), Round: m.Round, Pages: int64(a.mu.home.data)}
+	if slices.ContainsFunc(a.mu.view.Slots[:], func(s dsm.SlotHome) bool { return a.isSelf(s.Source) }) {
+		for e, x := range a.mu.home.extents { // those that another home has by now count there
+			if !a.isSelf(a.row(e).Primary) {
+				r.Pages -= int64(x.data.Len())
+			}
+		}
+	}
+	for e := m.From; e < min(m.To, m.From+subscribePart, dsm.ExtentIndex(a.extents())); e++ {
+		if x := a.mu.home.extents[e]; x != nil && !x.data.Empty() && a.isSelf(a.row(e).Primary) {
+			r.Data = append(r.Data, wire.ExtentPages{Extent: e, Pages: x.data})
+		}
+	}
+	a.send(from, r)
+}
+
+func (a *Area) replicaSurveyed(from dsm.NodeID, m *wire.Surveyed) {
+	q := a.mu.surveys[m.Round]
+	if q == nil {
+		return
+	}
+	if _, ok := q.pending[from]; !ok {
+		return
+	}
+	delete(q.pending, from)
+	q.pages += m.Pages
+	for _, d := range m.Data {
+		q.data[d.Extent] = d.Pages
+	}
+	a.mu.wake = true
+}
