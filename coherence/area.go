@@ -290,10 +290,10 @@ func (a *Area) catchUp() {
 	a.mu.wake = true
 }
 
-// moved reports whether the extent has another home than in the view old, or the same one after
+// moved reports whether the slot has another home than in the view old, or the same one after
 // others may have been its home in between.
-func (a *Area) moved(old *dsm.View, e dsm.ExtentIndex) bool {
-	was, is := &old.Slots[dsm.SlotOf(a.id, e)], a.row(e)
+func (a *Area) moved(old *dsm.View, s dsm.Slot) bool {
+	was, is := &old.Slots[s], &a.mu.view.Slots[s]
 	return was.Primary != is.Primary || was.Epoch != is.Epoch
 }
 
@@ -359,7 +359,7 @@ func (a *Area) remove() {
 	}
 	a.mu.home.init()
 	for _, e := range a.busyExtentsLocked() {
-		if x := a.mu.replica.extents[e]; x.pub != nil {
+		if x := a.extent(e); x.pub != nil {
 			a.endPublication(x)
 		}
 	}

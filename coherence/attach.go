@@ -303,11 +303,11 @@ func (a *Area) storedTo(list []wire.ExtentPages) {
 	}
 	r.lastStore = a.now()
 	for _, s := range list {
-		if int(s.Extent) >= len(r.extents) {
+		if int(s.Extent) >= r.n {
 			continue // past the end
 		}
 		p := a.here(s.Extent, s.Pages.And(a.within(s.Extent)))
-		a.dirtyLocked(s.Extent, r.extents[s.Extent], p)
+		a.dirtyLocked(s.Extent, a.extent(s.Extent), p)
 		a.touched(s.Extent, p)
 	}
 }
@@ -319,7 +319,7 @@ func (a *Area) touched(e dsm.ExtentIndex, p dsm.PageSet) {
 	a.changed(e, p, nil)
 	r := &a.mu.replica
 	if r.draining > 0 {
-		if x := r.extents[e]; !p.Empty() {
+		if x := a.extent(e); !p.Empty() {
 			if x.untold.Empty() {
 				r.busy.untold = append(r.busy.untold, e)
 			}
@@ -348,9 +348,9 @@ func (a *Area) tellUntold() {
 	r.busy.untold = nil
 	slices.Sort(untold)
 	for _, e := range untold {
-		if int(e) < len(r.extents) && !r.extents[e].untold.Empty() {
-			a.mu.cached.Touched(e, r.extents[e].untold)
-			r.extents[e].untold = dsm.PageSet{}
+		if int(e) < r.n && !a.extent(e).untold.Empty() {
+			a.mu.cached.Touched(e, a.extent(e).untold)
+			a.extent(e).untold = dsm.PageSet{}
 		}
 	}
 }
@@ -377,11 +377,11 @@ func (a *Area) compared(off, n int64) (looked, changed int) {
 	err := a.mu.mem.DataRanges(off, n, func(off, n int64) {
 		for p := dsm.PageIndex(off / dsm.PageSize); int64(p)*dsm.PageSize < off+n; p++ {
 			e, i := p.Extent()
-			if !r.extents[e].have.Has(i) {
+			if !a.extent(e).have.Has(i) {
 				continue // a program that broke the protocol has touched it
 			}
 			if all {
-				a.dirtyLocked(e, r.extents[e], dsm.Range(i, i+1))
+				a.dirtyLocked(e, a.extent(e), dsm.Range(i, i+1))
 				if p%denseSample != 0 {
 					continue
 				}
@@ -389,7 +389,7 @@ func (a *Area) compared(off, n int64) (looked, changed int) {
 			looked++
 			if string(a.mu.mem.Working(p)) != string(a.mu.mem.Base(p)) {
 				changed++
-				a.dirtyLocked(e, r.extents[e], dsm.Range(i, i+1))
+				a.dirtyLocked(e, a.extent(e), dsm.Range(i, i+1))
 			}
 		}
 	})

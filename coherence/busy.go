@@ -11,7 +11,6 @@ import (
 // removed when a walk over the list finds it idle.
 type busy struct {
 	extents map[dsm.ExtentIndex]struct{}
-	touched []dsm.ExtentIndex // extents in which there ever was something
 	full    []dsm.ExtentIndex // extents that became dirty from end to end
 	untold  []dsm.ExtentIndex // extents with pages that the ledger was not told of
 }
@@ -31,7 +30,6 @@ func (a *Area) dirtyLocked(e dsm.ExtentIndex, x *replicaExtent, p dsm.PageSet) {
 
 // busyLocked adds an extent to the list.
 func (a *Area) busyLocked(e dsm.ExtentIndex, x *replicaExtent) {
-	a.touchLocked(e, x)
 	if x.busy {
 		return
 	}
@@ -41,24 +39,6 @@ func (a *Area) busyLocked(e dsm.ExtentIndex, x *replicaExtent) {
 	}
 	x.busy = true
 	b.extents[e] = struct{}{}
-}
-
-// touchLocked records that an extent has pages here, or soon will.
-func (a *Area) touchLocked(e dsm.ExtentIndex, x *replicaExtent) {
-	if !x.touched {
-		x.touched = true
-		a.mu.replica.busy.touched = append(a.mu.replica.busy.touched, e)
-	}
-}
-
-// touchedLocked returns the extents in which there ever was something, as far as the area still has
-// them.
-func (a *Area) touchedLocked() []dsm.ExtentIndex {
-	r := &a.mu.replica
-	t := &r.busy.touched
-	slices.Sort(*t)
-	*t = slices.DeleteFunc(slices.Compact(*t), func(e dsm.ExtentIndex) bool { return int(e) >= len(r.extents) || !r.extents[e].touched })
-	return *t
 }
 
 // idle reports whether nothing is going on in an extent.
@@ -72,7 +52,7 @@ func (a *Area) busyExtentsLocked() []dsm.ExtentIndex {
 	list := make([]dsm.ExtentIndex, 0, len(r.busy.extents))
 	for e := range r.busy.extents {
 		switch {
-		case int(e) >= len(r.extents): // it was cut off
+		case r.extents[e] == nil: // it was cut off
 			delete(r.busy.extents, e)
 		case r.extents[e].idle():
 			r.extents[e].busy = false

@@ -23,7 +23,7 @@ func (a *Area) checkLocked() {
 		}
 		look = append(look, a.mu.looked)
 	}
-	if len(a.mu.replica.extents) > 64 {
+	if a.mu.replica.n > 64 {
 		return
 	}
 	if bad := a.problemLocked(look); bad != "" {
@@ -61,13 +61,13 @@ func (a *Area) problemLocked(look []dsm.PageIndex) string {
 func (a *Area) replicaProblemLocked() string {
 	r := &a.mu.replica
 	if !r.subscribed {
-		if len(r.extents)+r.underWay+r.units+len(r.subs) > 0 {
+		if r.n+r.underWay+r.units+len(r.subs) > 0 {
 			return "something is left of one that was dropped"
 		}
 		return ""
 	}
-	if len(r.extents) != a.extents() {
-		return fmt.Sprintf("%d extents, the area has %d", len(r.extents), a.extents())
+	if r.n != a.extents() {
+		return fmt.Sprintf("%d extents, the area has %d", r.n, a.extents())
 	}
 	if r.version > a.mu.newest {
 		return fmt.Sprintf("version %d is here, and nobody has heard of a later one than %d", r.version, a.mu.newest)
@@ -207,7 +207,7 @@ func (a *Area) bytesProblemLocked(p dsm.PageIndex) string {
 	if !a.replicaHas(e, i) || int64(p)*dsm.PageSize >= a.mu.ino.Size {
 		return ""
 	}
-	x := a.mu.replica.extents[e]
+	x := a.extent(e)
 	switch {
 	case x.dirty.Has(i) || x.pub != nil && x.pub.pages.Has(i) || a.shared() || a.mu.replica.bare:
 	case string(a.mu.mem.Working(p)) != string(a.mu.mem.Base(p)):

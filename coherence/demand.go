@@ -59,7 +59,7 @@ func (r *arrivals) install(a *Area) {
 	if err != nil {
 		a.node.cfg.Log.Error("pages that were fetched are lost", "area", a.id, "extent", r.extent, "err", err)
 	}
-	x := a.mu.replica.extents[r.extent]
+	x := a.extent(r.extent)
 	a.dirtyLocked(r.extent, x, stored)
 	r.here, r.bytes = r.here.Or(here), nil
 	a.node.room.brought(a.id, r.extent, here)
@@ -93,8 +93,8 @@ type DemandStats struct{ Here, Asked int }
 func (a *Area) DemandStats() (d DemandStats) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, e := range a.touchedLocked() {
-		x := a.mu.replica.extents[e]
+	for _, e := range a.extentsFrom(0) {
+		x := a.extent(e)
 		d.Here += x.have.Len()
 		d.Asked += x.asked.Len()
 	}
@@ -109,8 +109,8 @@ func (a *Area) keepBases() {
 		return
 	}
 	r.bare = false
-	for _, e := range a.touchedLocked() {
-		x := r.extents[e]
+	for _, e := range a.extentsFrom(0) {
+		x := a.extent(e)
 		clean := x.have.Minus(x.dirty)
 		if x.pub != nil { // no base copy: a page with which a program broke the protocol
 			clean = clean.Minus(x.pub.sent)
@@ -124,7 +124,7 @@ func (a *Area) here(e dsm.ExtentIndex, p dsm.PageSet) dsm.PageSet {
 	if !a.mu.replica.demand {
 		return p
 	}
-	return p.And(a.mu.replica.extents[e].have)
+	return p.And(a.extent(e).have)
 }
 
 // residencyChanged follows a change of the setting, which the catalog allows only for empty areas.
@@ -142,6 +142,7 @@ func (a *Area) residencyChanged() {
 		a.node.cfg.Log.Error("change the residency", "area", a.id, "err", err)
 	}
 	a.mu.replica.demand = a.mu.mem.Demand()
+	a.mu.replica.slots = [dsm.Slots]slotState{} // it subscribes anew, in the other way, when there is something
 	a.mu.replica.bare = a.mu.mem.Demand() && a.mu.replica.writers == 0
 }
 
@@ -282,7 +283,7 @@ func (a *Area) bringAhead(first dsm.PageIndex, stride int64, pages, n int) {
 // askAll asks for pages.
 func (a *Area) askAll(list []wire.ExtentPages) {
 	for _, x := range list {
-		a.ask(x.Extent, a.mu.replica.extents[x.Extent], x.Pages)
+		a.ask(x.Extent, a.extent(x.Extent), x.Pages)
 	}
 }
 
@@ -290,7 +291,7 @@ func (a *Area) askAll(list []wire.ExtentPages) {
 // here.
 func (a *Area) onArrival(p dsm.PageIndex, f func()) {
 	r := &a.mu.replica
-	if e, i := p.Extent(); r.extents[e].have.Has(i) {
+	if e, i := p.Extent(); a.extent(e).have.Has(i) {
 		a.mu.arrived = append(a.mu.arrived, f)
 		return
 	}
@@ -323,8 +324,8 @@ func (a *Area) arrive(e dsm.ExtentIndex, came dsm.PageSet) {
 // woken, because room then wakes another goroutine, which takes 10 us.
 func (a *Area) tellUsed() {
 	for _, x := range a.mu.used {
-		if int(x.Extent) < len(a.mu.replica.extents) {
-			a.node.room.used(a.id, x.Extent, x.Pages.And(a.mu.replica.extents[x.Extent].have))
+		if int(x.Extent) < a.mu.replica.n {
+			a.node.room.used(a.id, x.Extent, x.Pages.And(a.extent(x.Extent).have))
 		}
 	}
 	a.mu.used = nil
@@ -342,7 +343,7 @@ func (a *Area) missing(first dsm.PageIndex, stride int64, n int) (list []wire.Ex
 	r := &a.mu.replica
 	for p := int64(first); n > 0 && p >= 0 && p*dsm.PageSize < a.mu.ino.Size; n, p = n-1, p+stride {
 		e, i := dsm.PageIndex(p).Extent()
-		if int(e) >= len(r.extents) || r.extents[e].have.Has(i) || r.extents[e].asked.Has(i) {
+		if int(e) >= r.n || a.extent(e).have.Has(i) || a.extent(e).asked.Has(i) {
 			continue
 		}
 		if k := len(list) - 1; k < 0 || list[k].Extent != e {
@@ -411,7 +412,7 @@ func (a *Area) faulted(off int64) (here bool, err error) {
 		return true, nil // the kernel answers with SIGBUS
 	}
 	e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
-	x := r.extents[e]
+	x := a.extent(e)
 	if !x.have.Has(i) || !a.mu.mem.Hole(page(e, i)) {
 		return x.have.Has(i), nil
 	}

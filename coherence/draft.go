@@ -124,10 +124,10 @@ func (a *Area) changed(e dsm.ExtentIndex, p dsm.PageSet, has *draft) {
 // returns how many pages that changed.
 func (a *Area) take(d *draft, e dsm.ExtentIndex, set dsm.PageSet) (changed int) {
 	r := &a.mu.replica
-	if !r.subscribed || int(e) >= len(r.extents) {
+	if !r.subscribed || int(e) >= r.n {
 		return 0
 	}
-	x := r.extents[e]
+	x := a.extent(e)
 	var came dsm.PageSet
 	var now [dsm.PageSize]byte
 	for i := range set.And(a.within(e)).And(x.have).All() {

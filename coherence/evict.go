@@ -10,8 +10,8 @@ import (
 // not any more.
 func (a *Area) forgetAllBut(e dsm.ExtentIndex) {
 	var keep dsm.PageSet
-	if r := &a.mu.replica; int(e) < len(r.extents) {
-		keep = r.extents[e].have
+	if r := &a.mu.replica; int(e) < r.n {
+		keep = a.extent(e).have
 	}
 	if err := a.mu.mem.KeepBase(e, keep); err != nil {
 		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "extent", e, "err", err)
@@ -42,10 +42,10 @@ func (a *Area) evict(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (v eviction)
 // be here.
 func (a *Area) evictable(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (free, dirty dsm.PageSet) {
 	r := &a.mu.replica
-	if !r.demand || !r.subscribed || a.node.keeps.Load() || int(e) >= len(r.extents) {
+	if !r.demand || !r.subscribed || a.node.keeps.Load() || int(e) >= r.n {
 		return free, dirty
 	}
-	x := r.extents[e]
+	x := a.extent(e)
 	free = set.And(x.have).And(a.within(e))
 	dirty = free.And(x.dirty)
 	if x.pub != nil {
@@ -70,7 +70,7 @@ func (a *Area) giveUp(e dsm.ExtentIndex, p dsm.PageSet) (gone dsm.PageSet) {
 		return p
 	}
 	r := &a.mu.replica
-	x := r.extents[e]
+	x := a.extent(e)
 	stored, err := a.mu.mem.Evict(a.mu.kernel, e, p, a.shared())
 	switch {
 	case err == nil:

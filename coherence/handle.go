@@ -211,10 +211,10 @@ func (a *Area) present(off int64, n int) bool {
 func (a *Area) every(off int64, n int, in func(x *replicaExtent) dsm.PageSet) bool {
 	r := &a.mu.replica
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(n); e++ {
-		if int(e) >= len(r.extents) {
+		if int(e) >= r.n {
 			return false
 		}
-		if pagesOf(e, off, n).Minus(in(r.extents[e])) != (dsm.PageSet{}) {
+		if pagesOf(e, off, n).Minus(in(a.extent(e))) != (dsm.PageSet{}) {
 			return false
 		}
 	}
@@ -236,8 +236,8 @@ func pagesOf(e dsm.ExtentIndex, off int64, n int) dsm.PageSet {
 func (a *Area) fetch(off int64, n int) {
 	r := &a.mu.replica
 	end := min(off+int64(n), a.mu.ino.Size)
-	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < end && int(e) < len(r.extents); e++ {
-		x := r.extents[e]
+	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < end && int(e) < r.n; e++ {
+		x := a.extent(e)
 		a.ask(e, x, pagesOf(e, off, int(end-off)))
 	}
 }
@@ -330,7 +330,7 @@ func (a *Area) write(p []byte, off int64, w way) error {
 func (a *Area) store(p []byte, off int64, w way) error {
 	r := &a.mu.replica
 	e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
-	if x := r.extents[e]; !x.have.Has(i) {
+	if x := a.extent(e); !x.have.Has(i) {
 		if w == writtenBack && a.mu.cached.Refuses(page(e, i)) { // once it is answered it cannot be
 			return errRefused()
 		}
@@ -354,7 +354,7 @@ func (a *Area) store(p []byte, off int64, w way) error {
 		_, _, ok = a.mu.cached.Wrote(a.mu.kernel, off, p, w == writtenBack)
 	}
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(len(p)); e++ {
-		a.dirtyLocked(e, r.extents[e], pagesOf(e, off, len(p)))
+		a.dirtyLocked(e, a.extent(e), pagesOf(e, off, len(p)))
 		a.changed(e, pagesOf(e, off, len(p)), nil)
 	}
 	if !ok {
@@ -369,7 +369,7 @@ func errRefused() error {
 
 // unstash carries out the stores that waited for pages.
 func (a *Area) unstash(e dsm.ExtentIndex, came dsm.PageSet) {
-	x := a.mu.replica.extents[e]
+	x := a.extent(e)
 	if len(x.stash) == 0 {
 		return
 	}

@@ -158,7 +158,7 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 	if sub := a.mu.home.subs[from]; sub != nil {
 		// Pages that the publisher has up to date need not come back to it: its own
 		// bytes are the result. All others crossed with a push, or never came.
-		if l := sub.extents[m.Extent]; l != nil {
+		if l := sub.lag(m.Extent); l != nil {
 			sub.lack(m.Extent, l.lacks.Or(l.sent).And(m.Pages))
 			ack.Complete = l.lacks.Empty() && len(l.pushes) == 0
 		}
@@ -184,10 +184,10 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 //     follows in this very step.
 func (a *Area) keepBase(from dsm.NodeID, m *wire.Publish, i int) bool {
 	r := &a.mu.replica
-	if !r.subscribed || int(m.Extent) >= len(r.extents) {
+	if !r.subscribed || int(m.Extent) >= r.n {
 		return false
 	}
-	x := r.extents[m.Extent]
+	x := a.extent(m.Extent)
 	if !x.have.Has(i) {
 		// The answer to its Subscribe may be on its way in this step, and say that
 		// nothing is lacking.
@@ -201,7 +201,7 @@ func (a *Area) keepBase(from dsm.NodeID, m *wire.Publish, i int) bool {
 		return true
 	}
 	s := a.mu.home.subs[a.node.cfg.Self]
-	if s == nil || s.hold || s.inFlight >= pushWindow || s.extents[m.Extent] == nil || len(s.extents[m.Extent].pushes) > 0 {
+	if s == nil || s.hold || s.inFlight >= pushWindow || s.lag(m.Extent) == nil || len(s.lag(m.Extent).pushes) > 0 {
 		return true // no push follows in this step
 	}
 	return r.hold || !x.live || x.dirty.Has(i) || a.shared()
@@ -240,8 +240,13 @@ func (a *Area) homeViewChanged(old *dsm.View) {
 			delete(a.mu.home.subs, id)
 			continue
 		}
+		for slot := range s.slots {
+			if a.moved(old, dsm.Slot(slot)) {
+				s.slots[slot] = false
+			}
+		}
 		for e := range s.extents {
-			if a.moved(old, e) {
+			if a.moved(old, dsm.SlotOf(a.id, e)) {
 				s.forget(e)
 			}
 		}

@@ -45,7 +45,7 @@ func (a *Area) expire() {
 			return
 		}
 		goal := a.requestPublish()
-		waits := slices.ContainsFunc(a.busyExtentsLocked(), func(e dsm.ExtentIndex) bool { return len(r.extents[e].stash) > 0 })
+		waits := slices.ContainsFunc(a.busyExtentsLocked(), func(e dsm.ExtentIndex) bool { return len(a.extent(e).stash) > 0 })
 		if waits || !a.reached(goal) || r.syncing > 0 {
 			a.node.cfg.Log.Debug("a closed area is not published yet", "area", a.id)
 			a.linger()

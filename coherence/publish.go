@@ -138,7 +138,7 @@ batch:
 		homes = more
 	}
 	for _, e := range parked {
-		a.want(e, r.extents[e])
+		a.want(e, a.extent(e))
 	}
 	spread.Over(len(list), func(i int) { a.diff(list[i]) })
 	for _, pub := range list {
@@ -200,7 +200,7 @@ func (a *Area) diff(pub *publication) {
 func (a *Area) startPublication(pub *publication) {
 	r := &a.mu.replica
 	e := pub.delta.Extent
-	x := r.extents[e]
+	x := a.extent(e)
 	a.node.links.more(pub.home, a, pub.weight()-pub.credit)
 	pub.credit = pub.weight()
 	if pub.pages.Empty() {
@@ -250,10 +250,10 @@ func (a *Area) sendUnsentLocked() {
 	unsent := r.unsent
 	r.unsent = nil
 	for _, e := range unsent {
-		if int(e) >= len(r.extents) {
+		if int(e) >= r.n {
 			continue
 		}
-		if pub := r.extents[e].pub; pub != nil && pub.home == 0 {
+		if pub := a.extent(e).pub; pub != nil && pub.home == 0 {
 			if a.resendLocked(e, pub); pub.home == 0 {
 				r.unsent = append(r.unsent, e)
 			}
@@ -273,10 +273,10 @@ func (a *Area) endPublication(x *replicaExtent) {
 func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 	r := &a.mu.replica
 	a.heardLocked(m.Version)
-	if !r.subscribed || int(m.Extent) >= len(r.extents) {
+	if !r.subscribed || int(m.Extent) >= r.n {
 		return
 	}
-	x := r.extents[m.Extent]
+	x := a.extent(m.Extent)
 	pub := x.pub
 	if pub == nil || pub.seq != m.Seq {
 		return
@@ -349,8 +349,8 @@ func (a *Area) publishAhead() {
 	r := &a.mu.replica
 	r.early = false
 	for _, e := range r.busy.full {
-		if int(e) < len(r.extents) && r.extents[e].dirty == dsm.AllPages {
-			a.want(e, r.extents[e])
+		if int(e) < r.n && a.extent(e).dirty == dsm.AllPages {
+			a.want(e, a.extent(e))
 		}
 	}
 	r.busy.full = nil
@@ -371,7 +371,7 @@ func (a *Area) requestPublish() publishGoal {
 	var goal publishGoal
 	r.busy.full = nil
 	for _, e := range a.busyExtentsLocked() {
-		x := r.extents[e]
+		x := a.extent(e)
 		switch {
 		case !x.dirty.Empty() || len(x.stash) > 0:
 			a.want(e, x)
@@ -466,7 +466,7 @@ func (a *Area) detectLayout(ctx context.Context) error {
 		if a.mu.ino.Spec.DType != dsm.DTypeAuto || a.mu.ino.Layout.DType != dsm.DTypeAuto {
 			return
 		}
-		if len(r.extents) == 0 || !r.extents[0].have.Has(0) {
+		if r.n == 0 || !a.extent(0).have.Has(0) {
 			return
 		}
 		l, found = npyLayout(a.mu.mem.Working(0), a.mu.ino.Size)

@@ -1,6 +1,9 @@
 package coherence
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
@@ -10,7 +13,7 @@ import (
 // what a slow subscriber costs.
 const pushWindow = 4 << 20
 
-// homeSubscribe starts, or restarts, the stream of updates for the extents.
+// homeSubscribe starts, or restarts, the stream of updates for the extents and for the slots.
 func (a *Area) homeSubscribe(from dsm.NodeID, m *wire.Subscribe) {
 	s := a.mu.home.subs[from]
 	if s == nil {
@@ -29,6 +32,7 @@ func (a *Area) homeSubscribe(from dsm.NodeID, m *wire.Subscribe) {
 			l = &lag{}
 			s.extents[x.Extent] = l
 		}
+		l.group = m.Group
 		l.holds, l.asked, l.fetched = x.Holds, dsm.PageSet{}, dsm.PageSet{}
 		s.lost(x.Extent) // it subscribed before, and what it has not acked may be lost
 		lacks = lacks.Or(l.lacks)
@@ -43,10 +47,54 @@ func (a *Area) homeSubscribe(from dsm.NodeID, m *wire.Subscribe) {
 			r.Lacks = append(r.Lacks, wire.ExtentPages{Extent: x.Extent, Pages: lacks})
 		}
 	}
+	for _, slot := range m.Slots {
+		if a.serveSlot(m.Epoch, slot) == serve {
+			r.Slots = append(r.Slots, slot)
+		}
+	}
+	if len(r.Slots) > 0 {
+		r.Lacks = append(r.Lacks, a.subscribeSlots(s, r.Slots, m.Group)...)
+	}
 	if m.Round != 0 {
-		a.send(from, r)
+		a.sendSubscribed(from, r)
 	}
 	a.pump(from, s)
+}
+
+// subscribeSlots starts the stream of those extents in the slots that the subscriber has nothing of: all but those
+// that it has named in the group. It returns what it lacks of them.
+func (a *Area) subscribeSlots(s *subscriber, list []dsm.Slot, group uint64) (lacks []wire.ExtentPages) {
+	in := slotSet(list)
+	for _, slot := range list {
+		s.slots[slot] = true
+	}
+	for e, l := range s.extents {
+		if in[dsm.SlotOf(a.id, e)] && l.group != group {
+			s.forget(e)
+		}
+	}
+	if s.partial {
+		return nil // it holds nothing of them
+	}
+	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
+		if !in[dsm.SlotOf(a.id, e)] || s.extents[e] != nil || int(e) >= a.extents() {
+			continue
+		}
+		if all := a.mu.home.extents[e].newer(0); !all.Empty() {
+			s.lack(e, all)
+			lacks = append(lacks, wire.ExtentPages{Extent: e, Pages: all})
+		}
+	}
+	return lacks
+}
+
+// sendSubscribed sends an answer in parts.
+func (a *Area) sendSubscribed(to dsm.NodeID, r *wire.Subscribed) {
+	for len(r.Lacks) > subscribePart {
+		a.send(to, &wire.Subscribed{Stamp: r.Stamp, Round: r.Round, Lacks: r.Lacks[:subscribePart], More: true})
+		r.Lacks = r.Lacks[subscribePart:]
+	}
+	a.send(to, r)
 }
 
 func (a *Area) homeUnsubscribe(from dsm.NodeID) {
@@ -68,8 +116,8 @@ func (a *Area) homeAcquire(from dsm.NodeID, m *wire.Acquire) {
 
 // homeFetch pushes pages that a program waits for, whatever the window and Hold say.
 func (a *Area) homeFetch(from dsm.NodeID, m *wire.Fetch) {
-	if s := a.mu.home.subs[from]; s != nil && s.extents[m.Extent] != nil {
-		l := s.extents[m.Extent]
+	if s := a.mu.home.subs[from]; s != nil && s.lag(m.Extent) != nil {
+		l := s.lag(m.Extent)
 		l.holds, l.asked = l.holds.Or(m.Pages), l.asked.Or(m.Pages)
 		for i := range l.pushes { // acks of earlier pushes do not answer this Fetch
 			l.pushes[i].answer = l.pushes[i].answer.Minus(m.Pages)
@@ -83,10 +131,10 @@ func (a *Area) homeFetch(from dsm.NodeID, m *wire.Fetch) {
 // that are under way to it.
 func (a *Area) homeRelease(from dsm.NodeID, m *wire.Release) {
 	s := a.mu.home.subs[from]
-	if s == nil || s.extents[m.Extent] == nil {
+	if s == nil || s.lag(m.Extent) == nil {
 		return
 	}
-	l := s.extents[m.Extent]
+	l := s.lag(m.Extent)
 	l.holds, l.asked, l.fetched = l.holds.Minus(m.Pages), l.asked.Minus(m.Pages), l.fetched.Minus(m.Pages)
 	l.lacks, l.sent = l.lacks.Minus(m.Pages), l.sent.Minus(m.Pages)
 	s.settle(l)
@@ -178,7 +226,7 @@ type forwarding struct {
 // extent, and nothing of it is under way. If the push is lost, the subscriber lacks these pages.
 func (a *Area) forward(to dsm.NodeID, s *subscriber, f *forwarding) bool {
 	m := f.publish
-	l := s.extents[m.Extent]
+	l := s.lag(m.Extent)
 	switch {
 	case s.hold || l == nil || s.inFlight >= pushWindow:
 		return false

@@ -79,7 +79,7 @@ func (a *Area) receive(from dsm.NodeID, msg any, payload [][]byte) error {
 	}
 	switch m := msg.(type) {
 	case *wire.Subscribe:
-		switch a.serveAll(m.Epoch, m.Extents) {
+		switch a.serveAll(m) {
 		case park:
 			a.park(from, msg, nil)
 		case serve:
@@ -172,13 +172,22 @@ const (
 
 // serve says whether this node answers for the extent.
 func (a *Area) serve(epoch dsm.Epoch, e dsm.ExtentIndex) verdict {
-	row := a.row(e)
-	switch {
-	case int(e) >= a.extents():
+	if int(e) >= a.extents() {
 		return drop // cut off, or never there
+	}
+	return a.serveSlot(epoch, dsm.SlotOf(a.id, e))
+}
+
+// serveSlot says whether this node answers for the slot.
+func (a *Area) serveSlot(epoch dsm.Epoch, s dsm.Slot) verdict {
+	if int(s) >= dsm.Slots {
+		return drop
+	}
+	row := &a.mu.view.Slots[s]
+	switch {
 	case !a.isSelf(row.Primary) || epoch < row.Epoch:
 		return drop
-	case !a.node.slotReady(dsm.SlotOf(a.id, e), row):
+	case !a.node.slotReady(s, row):
 		return park
 	}
 	return serve
@@ -186,9 +195,14 @@ func (a *Area) serve(epoch dsm.Epoch, e dsm.ExtentIndex) verdict {
 
 // serveAll is serve for several extents: if one of them is still to come, the message is parked;
 // those of other homes are ignored.
-func (a *Area) serveAll(epoch dsm.Epoch, list []wire.ExtentVersion) verdict {
-	for _, x := range list {
-		if a.serve(epoch, x.Extent) == park {
+func (a *Area) serveAll(m *wire.Subscribe) verdict {
+	for _, x := range m.Extents {
+		if a.serve(m.Epoch, x.Extent) == park {
+			return park
+		}
+	}
+	for _, s := range m.Slots {
+		if a.serveSlot(m.Epoch, s) == park {
 			return park
 		}
 	}

@@ -34,7 +34,12 @@ type replica struct {
 	awaited    map[dsm.PageIndex][]func() // what to call when the page comes
 	staying    []*staying                 // READs whose pages are not evicted now
 
-	extents  []*replicaExtent  // one for each extent of the area while subscribed
+	// extents has those that somebody looked at: see Area.extent. The area has n.
+	extents map[dsm.ExtentIndex]*replicaExtent
+	n       int
+	zero    dsm.ExtentIndex // those from here on came to the area later, all zero
+	slots   [dsm.Slots]slotState
+
 	seq      dsm.Seq           // of the last publication
 	underWay int               // bytes of publications under way
 	wants    wants             // to be published
@@ -65,7 +70,6 @@ type replicaExtent struct {
 	wanted  bool              // publish as soon as pub is nil
 	queued  bool              // in wants
 	busy    bool              // in replica.busy
-	touched bool              // in replica.busy.touched
 	started uint64            // publications started; numbers are not given out twice
 	acked   uint64            // the stores in all up to here are published
 	stash   map[int][]stashed // stores to pages that are not here yet
@@ -77,12 +81,6 @@ type stashed struct {
 	off  int64
 	data []byte
 	way  way
-}
-
-// subscribing is a Subscribe that the home has not answered.
-type subscribing struct {
-	home    dsm.NodeID
-	extents []wire.ExtentVersion
 }
 
 // acquiring is an Acquire that not all homes have answered.
@@ -100,7 +98,7 @@ func (r *replica) init() {
 		inquiry = make(map[uint64]*inquiring)
 	}
 	// Numbers go on, so that late answers to an earlier replica match nothing.
-	*r = replica{seq: r.seq, round: r.round, inquiry: inquiry, waits: r.waits, wants: make(wants),
+	*r = replica{seq: r.seq, round: r.round, inquiry: inquiry, waits: r.waits, wants: make(wants), extents: make(map[dsm.ExtentIndex]*replicaExtent),
 		subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring)}
 }
 
@@ -117,7 +115,7 @@ func (a *Area) homes() []dsm.NodeID {
 // replicaHas reports whether page i of e is in the working copy of a program.
 func (a *Area) replicaHas(e dsm.ExtentIndex, i int) bool {
 	r := &a.mu.replica
-	return r.subscribed && int(e) < len(r.extents) && r.extents[e].have.Has(i)
+	return r.subscribed && int(e) < r.n && a.extent(e).have.Has(i)
 }
 
 // holding reports whether updates must stay out of memory now: the area
@@ -126,76 +124,9 @@ func (a *Area) holding() bool {
 	return a.mu.ino.Spec.AppliesInSync() && a.mu.replica.writers > a.mu.replica.released
 }
 
-// subscribePart is how many extents one Subscribe names at most. Neither it, nor its answer, which may name some pages of each,
-// takes more than half of wire.MaxMessage.
-const subscribePart = 8192
-
-// subscribe asks the homes for the stream of updates of the extents in list.
-func (a *Area) subscribe(list []dsm.ExtentIndex) {
-	r := &a.mu.replica
-	by := make(map[dsm.NodeID][]wire.ExtentVersion)
-	var order []dsm.NodeID
-	for _, e := range list {
-		home := a.row(e).Primary
-		if by[home] == nil {
-			order = append(order, home)
-		}
-		v := wire.ExtentVersion{Extent: e, Version: r.extents[e].version}
-		if r.demand {
-			v.Holds = r.extents[e].have
-			r.extents[e].live = false
-		}
-		by[home] = append(by[home], v)
-	}
-	for _, home := range order {
-		for part := range slices.Chunk(by[home], subscribePart) {
-			r.round++
-			r.subs[r.round] = subscribing{home, part}
-			a.send(home, &wire.Subscribe{Stamp: a.stamp(), Round: r.round, Hold: r.hold, Partial: r.demand, Extents: part})
-		}
-	}
-}
-
-// startReplica makes the replica: an empty working copy and a subscription.
-func (a *Area) startReplica() error {
-	if err := a.workingCopy(); err != nil {
-		return err
-	}
-	r := &a.mu.replica
-	r.subscribed = true
-	r.demand = a.mu.mem.Demand()
-	r.bare = r.demand
-	r.hold = a.holding()
-	r.extents = nil
-	a.growReplica()
-	a.subscribe(a.allExtents())
-	return nil
-}
-
-func (a *Area) allExtents() []dsm.ExtentIndex {
-	list := make([]dsm.ExtentIndex, a.extents())
-	for e := range list {
-		list[e] = dsm.ExtentIndex(e)
-	}
-	return list
-}
-
-// growReplica adds what the replica lacks of extents. Pages past the end are here:
-// they are zero everywhere, and the kernel may have read them as such. (Pages on demand
-// are not: they have no memory.)
-func (a *Area) growReplica() {
-	for r := &a.mu.replica; len(r.extents) < a.extents(); {
-		e, x := dsm.ExtentIndex(len(r.extents)), &replicaExtent{}
-		if !r.demand {
-			x.have = dsm.AllPages.Minus(a.within(e))
-		}
-		r.extents = append(r.extents, x)
-	}
-}
-
 // dropReplica gives the working copy back. It must have nothing unpublished.
 func (a *Area) dropReplica() {
-	for _, home := range a.homes() {
+	for _, home := range a.subscribedHomes() {
 		a.send(home, &wire.Unsubscribe{Stamp: a.stamp()})
 	}
 	a.forgetPages()
@@ -203,7 +134,7 @@ func (a *Area) dropReplica() {
 		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "err", err)
 	}
 	if len(a.mu.home.extents) > 0 { // else all its memory goes
-		for _, e := range a.touchedLocked() {
+		for _, e := range a.extentsFrom(0) {
 			a.forget(e)
 		}
 	}
@@ -216,40 +147,10 @@ func (a *Area) dropReplica() {
 // forgetPages tells room that no page is here any more.
 func (a *Area) forgetPages() {
 	if r := &a.mu.replica; r.demand {
-		for _, e := range a.touchedLocked() {
+		for _, e := range a.extentsFrom(0) {
 			a.node.room.forget(a.id, e, r.extents[e].have)
 		}
 	}
-}
-
-// replicaSubscribed learns which pages of the extents are lacking. All others are
-// here: they did not change since the version that was asked with, zero at first.
-func (a *Area) replicaSubscribed(from dsm.NodeID, m *wire.Subscribed) {
-	r := &a.mu.replica
-	if _, ok := r.subs[m.Round]; !ok {
-		return
-	}
-	delete(r.subs, m.Round)
-	lacks := make(map[dsm.ExtentIndex]dsm.PageSet, len(m.Lacks))
-	for _, l := range m.Lacks {
-		lacks[l.Extent] = l.Pages
-	}
-	for _, e := range m.Full {
-		if !a.fromHome(from, m.Epoch, e) {
-			continue
-		}
-		x := r.extents[e]
-		x.live = true
-		x.behind = lacks[e]
-		if r.demand {
-			x.behind = x.behind.And(x.have)
-			continue
-		}
-		arrived := dsm.AllPages.Minus(x.behind).Minus(x.have)
-		x.have = x.have.Or(arrived)
-		a.unstash(e, arrived)
-	}
-	a.mu.wake = true
 }
 
 // replicaPush merges pushed pages into the working copy and makes them the base.
@@ -263,11 +164,10 @@ func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) erro
 	if m.Gen < a.mu.ino.Gen {
 		return nil // the home finds out when it applies the same catalog entry
 	}
-	x := r.extents[m.Extent]
+	x := a.extent(m.Extent)
 	if !x.live {
 		return nil
 	}
-	a.touchLocked(m.Extent, x)
 	came, declined, err := a.place(m, x, payload)
 	if err != nil {
 		return err
@@ -466,19 +366,17 @@ func (a *Area) replicaViewChanged(old *dsm.View) {
 		return
 	}
 	a.wantsMoved()
-	var moved []dsm.ExtentIndex
-	for e := range dsm.ExtentIndex(a.extents()) {
-		if a.moved(old, e) {
-			moved = append(moved, e)
+	moved := make(map[dsm.Slot]struct{})
+	for _, slot := range a.asked() {
+		if a.moved(old, slot) {
+			moved[slot] = struct{}{}
 		}
 	}
 	for round, sub := range r.subs { // the home that was asked may not be the home any more
-		for _, x := range sub.extents {
-			moved = append(moved, x.Extent)
-		}
+		sub.addTo(moved, a.id)
 		delete(r.subs, round)
 	}
-	a.resubscribe(moved)
+	a.resubscribe(slices.Sorted(maps.Keys(moved)))
 	a.restartInquiries()
 }
 
@@ -496,27 +394,20 @@ func (a *Area) replicaReset(peer dsm.NodeID) {
 	a.restartInquiries()
 }
 
-// homedAt returns the extents of the area that are homed at the node.
-func (a *Area) homedAt(n dsm.NodeID) []dsm.ExtentIndex {
-	var list []dsm.ExtentIndex
-	for e := range dsm.ExtentIndex(a.extents()) {
-		if a.row(e).Primary == n {
-			list = append(list, e)
-		}
-	}
-	return list
+// homedAt returns the subscribed slots that are homed at the node.
+func (a *Area) homedAt(n dsm.NodeID) []dsm.Slot {
+	return slices.DeleteFunc(a.asked(), func(s dsm.Slot) bool { return a.mu.view.Slots[s].Primary != n })
 }
 
-// resubscribe subscribes to the extents and repeats everything under way for them.
-func (a *Area) resubscribe(list []dsm.ExtentIndex) {
+// resubscribe subscribes to the slots and repeats everything under way for their extents.
+func (a *Area) resubscribe(list []dsm.Slot) {
 	r := &a.mu.replica
-	slices.Sort(list)
-	list = slices.Compact(list)
-	for len(list) > 0 && int(list[len(list)-1]) >= len(r.extents) {
-		list = list[:len(list)-1]
-	}
 	a.subscribe(list)
-	for _, e := range list {
+	in := slotSet(list)
+	for _, e := range a.busyExtentsLocked() {
+		if !in[dsm.SlotOf(a.id, e)] {
+			continue
+		}
 		x := r.extents[e]
 		if x.pub != nil {
 			a.resendLocked(e, x.pub)
@@ -539,33 +430,28 @@ func (a *Area) replicaResized(was, is int64) {
 	if is > was {
 		// What was added is zero everywhere, so it is here; only the stream of updates is
 		// to be asked for.
-		first := len(r.extents)
-		a.growReplica()
-		for _, x := range r.extents[first:] {
-			if !r.demand {
-				x.have = dsm.AllPages
-			}
-		}
-		if first < len(r.extents) {
-			list := a.allExtents()[first:]
-			a.subscribe(list)
-		}
+		first := r.n
+		r.n = a.extents()
+		a.materializeLast()
+		a.subscribe(slices.DeleteFunc(a.slots(first), func(s dsm.Slot) bool { return r.slots[s].asked }))
 		return
 	}
-	for e := int(is / dsm.ExtentSize); e < len(r.extents); e++ { // those before are whole
+	a.extent(dsm.ExtentIndex(min(is/dsm.ExtentSize, int64(r.n)-1))) // what was cut off is zero, and so here
+	r.zero = min(r.zero, dsm.ExtentIndex(a.extents()))
+	for _, e := range a.extentsFrom(dsm.ExtentIndex(is / dsm.ExtentSize)) { // those before are whole
 		x := r.extents[e]
 		if x.pub != nil {
-			x.pub.shrink(dsm.ExtentIndex(e), is)
+			x.pub.shrink(e, is)
 		}
-		if x.wanted && e < a.extents() { // what it waits for may be cut off
-			a.want(dsm.ExtentIndex(e), x)
+		if x.wanted && int(e) < a.extents() { // what it waits for may be cut off
+			a.want(e, x)
 		}
 		if r.demand {
-			a.cutOnDemand(dsm.ExtentIndex(e), x)
+			a.cutOnDemand(e, x)
 			continue
 		}
 		for i := range dsm.ExtentPages {
-			if !a.inArea(dsm.ExtentIndex(e), i) {
+			if !a.inArea(e, i) {
 				x.dirty.Remove(i)
 				x.behind.Remove(i)
 				x.asked.Remove(i)
@@ -574,13 +460,15 @@ func (a *Area) replicaResized(was, is int64) {
 			}
 		}
 	}
-	for _, x := range r.extents[a.extents():] {
+	for _, e := range a.extentsFrom(dsm.ExtentIndex(a.extents())) {
+		x := r.extents[e]
 		if x.pub != nil {
 			a.endPublication(x)
 		}
 		x.cutOff()
+		delete(r.extents, e)
 	}
-	r.extents = r.extents[:a.extents()]
+	r.n = a.extents()
 	a.startPublications()
 }
 
@@ -591,7 +479,7 @@ func (a *Area) replicaHoldChanged() {
 		return
 	}
 	r.hold = a.holding()
-	for _, home := range a.homes() {
+	for _, home := range a.subscribedHomes() {
 		a.send(home, &wire.Subscribe{Stamp: a.stamp(), Hold: r.hold, Partial: r.demand})
 	}
 }

@@ -94,7 +94,7 @@ func (a *Area) blame(err error) error {
 		note(s.home)
 	}
 	for _, e := range a.busyExtentsLocked() {
-		if x := r.extents[e]; int(e) < a.extents() && (x.pub != nil || !x.asked.Empty()) {
+		if x := a.extent(e); int(e) < a.extents() && (x.pub != nil || !x.asked.Empty()) {
 			note(a.row(e).Primary)
 		}
 	}

@@ -20,7 +20,7 @@ func (a *Area) restore() {
 	var lost map[dsm.ExtentIndex]dsm.PageSet // mostly nothing is, and this runs in each step
 	cut, err := a.mu.mem.Restore(func(p dsm.PageIndex) bool {
 		e, i := p.Extent()
-		if int(e) >= len(r.extents) || !r.extents[e].have.Has(i) {
+		if int(e) >= r.n || !a.extent(e).have.Has(i) {
 			return false
 		}
 		if r.bare && !a.mu.mem.Homed(e) { // it has no base
@@ -51,7 +51,7 @@ func (a *Area) restore() {
 // needed. What the kernel's page cache holds of them is good, but not known any more.
 func (a *Area) loseLocked(e dsm.ExtentIndex, set dsm.PageSet) {
 	r := &a.mu.replica
-	x := r.extents[e]
+	x := a.extent(e)
 	for i := range set.All() {
 		a.mu.cached.BeforeMerge(page(e, i))
 	}

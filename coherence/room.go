@@ -255,11 +255,11 @@ func (m *room) evictFrom(v residency.Victim, hard bool) (went bool, leaving int)
 	a.step(func() {
 		done := a.evict(v.Extent, v.Pages, hard)
 		if !done.dirty.Empty() && a.publishable() == nil {
-			a.want(v.Extent, a.mu.replica.extents[v.Extent])
+			a.want(v.Extent, a.extent(v.Extent))
 			a.startPublications()
 		}
 		went, leaving = !done.gone.Empty(), done.leaving.Len()
-		if a.mu.replica.demand && int(v.Extent) < len(a.mu.replica.extents) {
+		if a.mu.replica.demand && int(v.Extent) < a.mu.replica.n {
 			m.used(v.Area, v.Extent, a.here(v.Extent, v.Pages))
 		}
 	})

@@ -8,6 +8,34 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
+// counting is a Sender that counts messages.
+type counting struct {
+	nowhere
+	n int
+}
+
+func (c *counting) Send(dsm.NodeID, any, [][]byte, bool) { c.n++ }
+
+// TestOpenOfASparseArea: to open 1 TiB of which nothing was ever stored to takes a message to each home, and no memory for its extents.
+func TestOpenOfASparseArea(t *testing.T) {
+	v := oneHome()
+	v.Slots[5].Primary, v.Slots[6].Primary = 2, 3
+	sent := &counting{}
+	n := New(Config{Self: 1, View: &slowPair{view: v, size: 1 << 40}, Sender: sent, Log: slog.New(slog.DiscardHandler), Linger: time.Hour})
+	t.Cleanup(n.Close)
+	a, err := n.area(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.step(func() { err = a.opened(true) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := &a.mu.replica; sent.n != 2 || len(r.extents) > 1 || len(r.subs) != 2 || len(a.mu.home.subs[1].extents) > 1 {
+		t.Errorf("%d messages, %d answers awaited, state of %d extents, and of %d at the home", sent.n, len(r.subs), len(r.extents), len(a.mu.home.subs[1].extents))
+	}
+}
+
 // BenchmarkSparseArea does what must not depend on the size of an area: it has 1 TiB, of which nothing was ever stored to, and its
 // homes are 500 nodes.
 func BenchmarkSparseArea(b *testing.B) {

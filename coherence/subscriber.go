@@ -16,7 +16,8 @@ type subscriber struct {
 	area     *Area
 	hold     bool                     // push only for an Acquire or Fetch
 	partial  bool                     // push only pages that it has
-	extents  map[dsm.ExtentIndex]*lag // from its Subscribe until the extent moves
+	slots    [dsm.Slots]bool          // that it has subscribed to, until they move
+	extents  map[dsm.ExtentIndex]*lag // those in them of which there is something to know
 	lacking  int                      // how many of them have pages to push
 	queue    lagQueue                 // those of them without a push under way, oldest first
 	fetches  []dsm.ExtentIndex        // extents with pages that a program waits for, oldest first
@@ -35,6 +36,7 @@ type lag struct {
 	pushes  []pushed    // not acked
 	turn    uint64      // increasing number, set when the extent got pages to push; 0: it has none
 	queued  uint64      // the turn with which it is in the queue; 0: it is not in it
+	group   uint64      // of the last Subscribe that named it
 }
 
 type pushed struct {
@@ -75,10 +77,20 @@ func newSubscriber(a *Area, id dsm.NodeID) *subscriber {
 	return &subscriber{id: id, area: a, extents: make(map[dsm.ExtentIndex]*lag)}
 }
 
+// lag returns what is known of an extent; nil: the subscriber has not subscribed to it.
+func (s *subscriber) lag(e dsm.ExtentIndex) *lag {
+	l := s.extents[e]
+	if l == nil && s.slots[dsm.SlotOf(s.area.id, e)] {
+		l = &lag{}
+		s.extents[e] = l
+	}
+	return l
+}
+
 // lack adds pages to those that the subscriber lacks. If it has not subscribed to the extent, its
 // Subscribe will say what it lacks.
 func (s *subscriber) lack(e dsm.ExtentIndex, p dsm.PageSet) {
-	l := s.extents[e]
+	l := s.lag(e)
 	if l != nil && s.partial {
 		p = p.And(l.holds)
 	}

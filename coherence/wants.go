@@ -50,11 +50,11 @@ func (a *Area) nextWanted(home dsm.NodeID) (dsm.ExtentIndex, *replicaExtent) {
 	r := &a.mu.replica
 	for len(r.wants[home]) > 0 {
 		e := r.wants[home][0]
-		if int(e) >= len(r.extents) {
+		if int(e) >= r.n {
 			r.wants.drop(home, nil) // it was cut off
 			continue
 		}
-		x := r.extents[e]
+		x := a.extent(e)
 		if x.wanted && x.pub == nil && !(x.dirty.Empty() && len(x.stash) > 0) {
 			return e, x
 		}
@@ -70,9 +70,9 @@ func (a *Area) wantsMoved() {
 	r.wants = make(wants)
 	for _, home := range slices.Sorted(maps.Keys(old)) {
 		for _, e := range old[home] {
-			if int(e) < len(r.extents) && r.extents[e].queued {
-				r.extents[e].queued = false
-				a.want(e, r.extents[e])
+			if int(e) < r.n && a.extent(e).queued {
+				a.extent(e).queued = false
+				a.want(e, a.extent(e))
 			}
 		}
 	}

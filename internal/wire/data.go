@@ -54,14 +54,18 @@ type ExtentPages struct {
 	Pages  dsm.PageSet
 }
 
-// Subscribe asks for a stream of the updates of the extents that are newer than the versions.
-// Without extents it only changes Hold. A partial subscription covers only pages that the
+// Subscribe asks for a stream of the updates of the extents that are newer than the versions, and,
+// for each of the slots, of all its other extents, of which the subscriber has nothing: also those
+// that the area gets later. The extents of a Group are sent before its slots, or with them. Without
+// extents and slots it only changes Hold. A partial subscription covers only pages that the
 // subscriber has: those of Holds, and each page that it fetches, until it releases the page.
 type Subscribe struct {
 	Stamp
 	Round   uint64
 	Hold    bool // push only after an Acquire or Fetch
 	Partial bool
+	Group   uint64
+	Slots   []dsm.Slot
 	Extents []ExtentVersion
 }
 
@@ -72,6 +76,8 @@ type Subscribed struct {
 	Round uint64
 	Lacks []ExtentPages
 	Full  []dsm.ExtentIndex // every requested extent
+	Slots []dsm.Slot        // every requested slot
+	More  bool              // another answer follows
 }
 
 // Unsubscribe ends the stream for the area.

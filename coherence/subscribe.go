@@ -1,0 +1,230 @@
+package coherence
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// A replica subscribes to slots, not to extents: an area may have a million of these, of which few were ever touched. It has state of an
+// extent from when somebody looks at it. Until then the extent is as its slot says.
+
+// slotState is what a replica knows of the extents in a slot that it has no state of.
+type slotState struct {
+	asked bool // a Subscribe was sent
+	live  bool // Subscribed: see replicaExtent
+	here  bool // all their pages are here, and zero
+}
+
+// subscribing is a Subscribe that the home has not answered.
+type subscribing struct {
+	home    dsm.NodeID
+	slots   []dsm.Slot
+	extents []wire.ExtentVersion
+}
+
+// addTo adds the slots that it asks for.
+func (s *subscribing) addTo(set map[dsm.Slot]struct{}, id dsm.AreaID) {
+	for _, slot := range s.slots {
+		set[slot] = struct{}{}
+	}
+	for _, x := range s.extents {
+		set[dsm.SlotOf(id, x.Extent)] = struct{}{}
+	}
+}
+
+// slots returns the slots of the area's extents from first on. So many that follow each other have every slot.
+func (a *Area) slots(first int) []dsm.Slot {
+	list := make([]dsm.Slot, min(max(a.extents()-first, 0), dsm.Slots))
+	for i := range list {
+		list[i] = dsm.SlotOf(a.id, dsm.ExtentIndex(first+i))
+	}
+	return list
+}
+
+// asked returns the slots that are subscribed to, also if the area has no extents in them any more: it may get some.
+func (a *Area) asked() (list []dsm.Slot) {
+	for s := range a.mu.replica.slots {
+		if a.mu.replica.slots[s].asked {
+			list = append(list, dsm.Slot(s))
+		}
+	}
+	return list
+}
+
+// subscribedHomes returns the homes of those.
+func (a *Area) subscribedHomes() []dsm.NodeID {
+	var ids []dsm.NodeID
+	for _, s := range a.asked() {
+		ids = append(ids, a.mu.view.Slots[s].Primary)
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+func slotSet(list []dsm.Slot) *[dsm.Slots]bool {
+	var in [dsm.Slots]bool
+	for _, s := range list {
+		in[s] = true
+	}
+	return &in
+}
+
+// extent returns the state of an extent, which the area has.
+func (a *Area) extent(e dsm.ExtentIndex) *replicaExtent {
+	r := &a.mu.replica
+	x := r.extents[e]
+	if x == nil {
+		slot := &r.slots[dsm.SlotOf(a.id, e)]
+		x = &replicaExtent{live: slot.live}
+		switch {
+		case r.demand: // they have no memory
+		case slot.here || e >= r.zero:
+			x.have = dsm.AllPages
+		default: // those past the end are zero everywhere, and the kernel may have read them as such
+			x.have = dsm.AllPages.Minus(a.within(e))
+		}
+		r.extents[e] = x
+	}
+	return x
+}
+
+// extentsFrom returns the extents from first on that there is state of, in their order.
+func (a *Area) extentsFrom(first dsm.ExtentIndex) []dsm.ExtentIndex {
+	list := make([]dsm.ExtentIndex, 0, len(a.mu.replica.extents))
+	for e := range a.mu.replica.extents {
+		if e >= first {
+			list = append(list, e)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// materializeLast makes the state of the last extent, before more of it lies within the area.
+func (a *Area) materializeLast() {
+	if n := a.mu.replica.n; n > 0 {
+		a.extent(dsm.ExtentIndex(n - 1))
+	}
+}
+
+// startReplica makes the replica: an empty working copy and a subscription.
+func (a *Area) startReplica() error {
+	if err := a.workingCopy(); err != nil {
+		return err
+	}
+	r := &a.mu.replica
+	r.subscribed = true
+	r.demand = a.mu.mem.Demand()
+	r.bare = r.demand
+	r.hold = a.holding()
+	r.n = a.extents()
+	r.zero = dsm.ExtentIndex(r.n)
+	a.materializeLast()
+	a.subscribe(a.slots(0))
+	return nil
+}
+
+// subscribePart is how many extents one Subscribe, or its answer, names at most: neither
+// takes more than half of wire.MaxMessage.
+const subscribePart = 8192
+
+// subscribe asks the homes for the stream of updates of the extents in the slots: of those that there is state of, since
+// their versions.
+func (a *Area) subscribe(list []dsm.Slot) {
+	r := &a.mu.replica
+	slots := make(map[dsm.NodeID][]dsm.Slot)
+	extents := make(map[dsm.NodeID][]wire.ExtentVersion)
+	for _, s := range list {
+		home := a.mu.view.Slots[s].Primary
+		slots[home] = append(slots[home], s)
+		r.slots[s].asked = true
+		r.slots[s].live = r.slots[s].live && !r.demand
+	}
+	in := slotSet(list)
+	for _, e := range a.extentsFrom(0) {
+		if !in[dsm.SlotOf(a.id, e)] {
+			continue
+		}
+		x := r.extents[e]
+		v := wire.ExtentVersion{Extent: e, Version: x.version}
+		if r.demand {
+			v.Holds = x.have
+			x.live = false
+		}
+		home := a.row(e).Primary
+		extents[home] = append(extents[home], v)
+	}
+	for _, home := range slices.Sorted(maps.Keys(slots)) {
+		left := extents[home]
+		group := r.round + 1
+		for last := false; !last; {
+			part := left[:min(len(left), subscribePart)]
+			left = left[len(part):]
+			r.round++
+			sub := subscribing{home: home, extents: part}
+			if last = len(left) == 0; last {
+				sub.slots = slots[home]
+			}
+			r.subs[r.round] = sub
+			a.send(home, &wire.Subscribe{Stamp: a.stamp(), Round: r.round, Group: group, Hold: r.hold, Partial: r.demand, Slots: sub.slots, Extents: part})
+		}
+	}
+}
+
+// replicaSubscribed learns which pages of the extents are lacking. All others are
+// here: they did not change since the version that was asked with, zero at first.
+func (a *Area) replicaSubscribed(from dsm.NodeID, m *wire.Subscribed) {
+	r := &a.mu.replica
+	if _, ok := r.subs[m.Round]; !ok {
+		return
+	}
+	lacks := make(map[dsm.ExtentIndex]dsm.PageSet, len(m.Lacks))
+	for _, l := range m.Lacks {
+		lacks[l.Extent] = l.Pages
+		a.extentSubscribed(from, m.Epoch, l.Extent, l.Pages)
+	}
+	for _, e := range m.Full {
+		if _, ok := lacks[e]; !ok {
+			a.extentSubscribed(from, m.Epoch, e, dsm.PageSet{})
+		}
+	}
+	if a.mu.wake = true; m.More {
+		return
+	}
+	delete(r.subs, m.Round)
+	if len(m.Slots) == 0 {
+		return
+	}
+	for _, s := range m.Slots {
+		if int(s) >= dsm.Slots {
+			continue
+		}
+		if row := &a.mu.view.Slots[s]; row.Primary == from && m.Epoch >= row.Epoch {
+			r.slots[s] = slotState{asked: true, live: true, here: true}
+		}
+	}
+	for _, e := range a.extentsFrom(0) { // that somebody looked at since
+		if slot := r.slots[dsm.SlotOf(a.id, e)]; slot.live && !r.extents[e].live {
+			a.extentSubscribed(from, m.Epoch, e, dsm.PageSet{})
+		}
+	}
+}
+
+func (a *Area) extentSubscribed(from dsm.NodeID, epoch dsm.Epoch, e dsm.ExtentIndex, lacks dsm.PageSet) {
+	if !a.fromHome(from, epoch, e) {
+		return
+	}
+	x := a.extent(e)
+	x.live = true
+	x.behind = lacks
+	if a.mu.replica.demand {
+		x.behind = x.behind.And(x.have)
+		return
+	}
+	arrived := dsm.AllPages.Minus(x.behind).Minus(x.have)
+	x.have = x.have.Or(arrived)
+	a.unstash(e, arrived)
+}
