@@ -55,10 +55,9 @@ func (a *Area) dataLocal(ctx context.Context, from, to dsm.ExtentIndex) (data ma
 	q := &surveying{from: from, to: to}
 	own := make(map[dsm.ExtentIndex]dsm.PageSet)
 	err = a.survey(ctx, q, func() {
-		r := &a.mu.replica
-		for e := from; e < to && int(e) < len(r.extents); e++ {
-			if set := r.extents[e].unpublished(); !set.Empty() {
-				own[e] = set
+		for e := from; e < to; e++ {
+			if x := a.mu.replica.extents[e]; x != nil {
+				own[e] = x.unpublished()
 			}
 		}
 	}, func() {
