@@ -150,7 +150,7 @@ func (l *lease) giveBack(ctx context.Context) error {
 // Keep returns how long the kernel of this node may keep the result of a read that begins now; 0:
 // not at all. No other node changes it before.
 func (c *Catalog) Keep() time.Duration {
-	if c.calls.lost() {
+	if c.calls.undecided() {
 		return 0
 	}
 	return c.lease.keep()
@@ -171,7 +171,7 @@ func (c *Catalog) leased(ctx context.Context) bool {
 		}()
 	}
 	// First this node's own changes, and then whether one of them was given up.
-	if c.calls.settle(ctx, c.life) != nil || c.calls.lost() {
+	if c.calls.settle(ctx, c.life) != nil || c.calls.undecided() {
 		return false
 	}
 	if c.progress.reached(index, 0) {

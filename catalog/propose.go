@@ -81,8 +81,8 @@ func (cs *calls) passed(low uint64) {
 	}
 }
 
-// lost reports whether a command that was given up may still happen.
-func (cs *calls) lost() bool {
+// undecided reports whether a command that was given up may still happen.
+func (cs *calls) undecided() bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	return cs.mu.givenUp != 0

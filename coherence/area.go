@@ -41,8 +41,8 @@ type Area struct {
 		waiters []*waiter
 		wake    bool               // this step did something that waiters wait for
 		charged charged            // what room has been told that this area takes
-		arrived []func()           // to call when the step is over: see onArrival
-		used    []wire.ExtentPages // pages that the functions in arrived waited for: see tellUsed
+		arrived []func()           // to call when the step is over: see onArrivalLocked
+		used    []wire.ExtentPages // pages that the functions in arrived waited for: see tellUsedLocked
 		cleaner bool               // this step made pages clean, or the kernel dropped some
 		diffed  int                // pages that this step diffed
 		looked  dsm.PageIndex      // the last page that checkLocked compared
@@ -85,14 +85,14 @@ func (a *Area) step(event func()) { a.steps(0, event) }
 // publications, and sends the messages of others.
 func (a *Area) stepBriefly(event func()) {
 	if a.oneStep(0, true, event) {
-		go a.step(a.startPublications)
+		go a.step(a.startPublicationsLocked)
 	}
 }
 
 // steps is step in Handle: messages to the node from may wait.
 func (a *Area) steps(from dsm.NodeID, event func()) {
 	for a.oneStep(from, false, event) {
-		event = a.startPublications
+		event = a.startPublicationsLocked
 	}
 }
 
@@ -100,23 +100,23 @@ func (a *Area) steps(from dsm.NodeID, event func()) {
 // those of deliverLocked.
 func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 	a.mu.Lock()
-	a.restore()
-	a.catchUp()
+	a.restoreLocked()
+	a.catchUpLocked()
 	if !a.mu.removed {
-		a.wakingWhenTold(func() {
+		a.wakingWhenToldLocked(func() {
 			event()
-			a.local()
-			for a.ackLate() {
-				a.local()
+			a.localLocked()
+			for a.ackLateLocked() {
+				a.localLocked()
 			}
 		})
 	}
-	more := a.charge()
+	more := a.chargeLocked()
 	a.checkLocked()
 	notify := a.mu.cached != nil && a.mu.cached.Pending()
 	if a.mu.wake {
 		a.mu.wake = false
-		a.mu.waiters = slices.DeleteFunc(a.mu.waiters, a.over)
+		a.mu.waiters = slices.DeleteFunc(a.mu.waiters, a.overLocked)
 	}
 	if arrived := a.mu.arrived; len(arrived) > 0 {
 		a.mu.arrived = nil
@@ -125,7 +125,7 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 			f()
 		}
 		a.mu.Lock()
-		a.tellUsed()
+		a.tellUsedLocked()
 	}
 	again, a.mu.again, a.mu.diffed = a.mu.again, false, 0
 	if again {
@@ -149,27 +149,27 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 func (a *Area) note(event func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.restore()
-	a.catchUp()
+	a.restoreLocked()
+	a.catchUpLocked()
 	if !a.mu.removed {
-		a.wakingWhenTold(event)
-		a.local() // for what catchUp sent: another goroutine may be sending at this moment, and it sends all that is there
+		a.wakingWhenToldLocked(event)
+		a.localLocked() // for what catchUpLocked sent: another goroutine may be sending at this moment, and it sends all that is there
 	}
 }
 
-// wakingWhenTold runs the event. If after it the kernel has been told everything, or an open for
+// wakingWhenToldLocked runs the event. If after it the kernel has been told everything, or an open for
 // writing may be answered, it wakes those that wait for that.
-func (a *Area) wakingWhenTold(event func()) {
-	told, writable := a.told()
+func (a *Area) wakingWhenToldLocked(event func()) {
+	told, writable := a.toldLocked()
 	event()
-	if t, w := a.told(); t && !told || w && !writable || a.mu.telling > 0 {
+	if t, w := a.toldLocked(); t && !told || w && !writable || a.mu.telling > 0 {
 		a.mu.wake = true
 	}
 }
 
-// told reports whether the kernel has been told everything, and whether an open for writing may be
+// toldLocked reports whether the kernel has been told everything, and whether an open for writing may be
 // answered.
-func (a *Area) told() (all, writable bool) {
+func (a *Area) toldLocked() (all, writable bool) {
 	if a.mu.cached == nil {
 		return true, true
 	}
@@ -206,8 +206,8 @@ func (a *Area) deliverLocked(from dsm.NodeID, brief bool) {
 	a.mu.sending = false
 }
 
-// local handles the messages that the step sent to this node until there are none left.
-func (a *Area) local() {
+// localLocked handles the messages that the step sent to this node until there are none left.
+func (a *Area) localLocked() {
 	self := a.node.cfg.Self
 	for i := 0; i < len(a.mu.out); i++ { // all messages of earlier steps are for other nodes
 		if a.mu.out[i].peer != self {
@@ -219,7 +219,7 @@ func (a *Area) local() {
 		if m.shared != nil {
 			payload = [][]byte{m.shared.Bytes}
 		}
-		if err := a.receive(self, m.msg, payload); err != nil {
+		if err := a.receiveLocked(self, m.msg, payload); err != nil {
 			a.node.cfg.Log.Error("a message of this node to itself", "area", a.id, "err", err)
 			invariants.Check(false, "a message of this node to itself: %v", err)
 		}
@@ -236,35 +236,37 @@ func (a *Area) local() {
 	a.mu.out = rest
 }
 
-func (a *Area) send(to dsm.NodeID, msg any, payload ...[]byte) {
+func (a *Area) sendLocked(to dsm.NodeID, msg any, payload ...[]byte) {
 	a.mu.out = append(a.mu.out, message{peer: to, msg: msg, payload: payload})
 }
 
-// sendShared sends a message with a payload from the pool. It takes over the caller's reference.
-func (a *Area) sendShared(to dsm.NodeID, msg any, payload *wire.Shared) {
+// sendSharedLocked sends a message with a payload from the pool. It takes over the caller's reference.
+func (a *Area) sendSharedLocked(to dsm.NodeID, msg any, payload *wire.Shared) {
 	a.mu.out = append(a.mu.out, message{peer: to, msg: msg, shared: payload})
 }
 
 func (a *Area) isSelf(n dsm.NodeID) bool { return n == a.node.cfg.Self }
 
-// stamp returns the stamp of a message made now.
-func (a *Area) stamp() wire.Stamp {
+// stampLocked returns the stamp of a message made now.
+func (a *Area) stampLocked() wire.Stamp {
 	return wire.Stamp{Area: a.id, Gen: a.mu.ino.Gen, Rev: a.mu.ino.Rev, Epoch: a.mu.view.Epoch, Newest: a.mu.newest}
 }
 
-// row returns the home of an extent in the view that the area acts on.
-func (a *Area) row(e dsm.ExtentIndex) *dsm.SlotHome { return &a.mu.view.Slots[dsm.SlotOf(a.id, e)] }
+// rowLocked returns the home of an extent in the view that the area acts on.
+func (a *Area) rowLocked(e dsm.ExtentIndex) *dsm.SlotHome {
+	return &a.mu.view.Slots[dsm.SlotOf(a.id, e)]
+}
 
-// extents returns the number of extents of the area.
-func (a *Area) extents() int { return dsm.Extents(a.mu.ino.Size) }
+// extentsLocked returns the number of extents of the area.
+func (a *Area) extentsLocked() int { return dsm.Extents(a.mu.ino.Size) }
 
-// inArea reports whether page i of extent e lies within the area.
-func (a *Area) inArea(e dsm.ExtentIndex, i int) bool {
+// inAreaLocked reports whether page i of extent e lies within the area.
+func (a *Area) inAreaLocked(e dsm.ExtentIndex, i int) bool {
 	return int64(page(e, i))*dsm.PageSize < a.mu.ino.Size
 }
 
-// within returns the pages of extent e that lie within the area.
-func (a *Area) within(e dsm.ExtentIndex) dsm.PageSet {
+// withinLocked returns the pages of extent e that lie within the area.
+func (a *Area) withinLocked(e dsm.ExtentIndex) dsm.PageSet {
 	n := (a.mu.ino.Size - int64(e)*dsm.ExtentSize + dsm.PageSize - 1) / dsm.PageSize
 	return dsm.Range(0, int(min(max(n, 0), dsm.ExtentPages)))
 }
@@ -274,8 +276,8 @@ func page(e dsm.ExtentIndex, i int) dsm.PageIndex {
 	return dsm.PageIndex(e)*dsm.ExtentPages + dsm.PageIndex(i)
 }
 
-// catchUp makes the area act on the newest view.
-func (a *Area) catchUp() {
+// catchUpLocked makes the area act on the newest view.
+func (a *Area) catchUpLocked() {
 	v := a.node.cfg.View.Current()
 	if v.Epoch <= a.mu.view.Epoch {
 		return
@@ -285,20 +287,20 @@ func (a *Area) catchUp() {
 	if a.mu.removed {
 		return
 	}
-	a.homeViewChanged(old)
-	a.replicaViewChanged(old)
+	a.homeViewChangedLocked(old)
+	a.replicaViewChangedLocked(old)
 	a.mu.wake = true
 }
 
-// moved reports whether the slot has another home than in the view old, or the same one after
+// movedLocked reports whether the slot has another home than in the view old, or the same one after
 // others may have been its home in between.
-func (a *Area) moved(old *dsm.View, s dsm.Slot) bool {
+func (a *Area) movedLocked(old *dsm.View, s dsm.Slot) bool {
 	was, is := &old.Slots[s], &a.mu.view.Slots[s]
 	return was.Primary != is.Primary || was.Epoch != is.Epoch
 }
 
-// inodeChanged takes over a new size, spec or layout.
-func (a *Area) inodeChanged(now dsm.Inode) {
+// inodeChangedLocked takes over a new size, spec or layout.
+func (a *Area) inodeChangedLocked(now dsm.Inode) {
 	old := a.mu.ino
 	if now.Rev < old.Rev {
 		return
@@ -310,11 +312,11 @@ func (a *Area) inodeChanged(now dsm.Inode) {
 		empty.Size = 0
 		if old.Size > 0 {
 			empty.Spec.Residency = old.Spec.Residency
-			a.inodeChanged(empty)
+			a.inodeChangedLocked(empty)
 			old, empty.Spec.Residency = empty, now.Spec.Residency
 		}
 		if now.Size > 0 {
-			a.inodeChanged(empty)
+			a.inodeChangedLocked(empty)
 			old = empty
 		}
 	}
@@ -327,31 +329,31 @@ func (a *Area) inodeChanged(now dsm.Inode) {
 			a.node.cfg.Log.Error("resize", "area", a.id, "size", now.Size, "err", err)
 		}
 		a.mu.cached.Truncate(now.Size)
-		a.resizeDrafts()
+		a.resizeDraftsLocked()
 	}
 	if now.Spec.Merge != old.Spec.Merge || now.Layout != old.Layout {
 		a.mu.kernel, a.mu.ruleErr = merge.KernelFor(now.Spec.Merge, now.Layout)
 	}
 	if now.Gen != old.Gen {
-		a.homeGenChanged()
+		a.homeGenChangedLocked()
 	}
 	if now.Spec.Residency != old.Spec.Residency {
-		a.residencyChanged()
+		a.residencyChangedLocked()
 	}
-	a.replicaResized(old.Size, now.Size)
-	a.replicaHoldChanged()
+	a.replicaResizedLocked(old.Size, now.Size)
+	a.replicaOnRequestChangedLocked()
 	a.mu.wake = true
 }
 
-// sessionReset sends again what a broken session with peer may have lost.
-func (a *Area) sessionReset(peer dsm.NodeID) {
-	a.homeReset(peer)
-	a.replicaReset(peer)
+// sessionResetLocked sends again what a broken session with peer may have lost.
+func (a *Area) sessionResetLocked(peer dsm.NodeID) {
+	a.homeResetLocked(peer)
+	a.replicaResetLocked(peer)
 	a.mu.wake = true // a subscription that is not needed any more is not repeated
 }
 
-// remove frees the area for good; the catalog has forgotten it.
-func (a *Area) remove() {
+// removeLocked frees the area for good; the catalog has forgotten it.
+func (a *Area) removeLocked() {
 	a.mu.removed = true
 	a.mu.out, a.mu.parked = nil, nil
 	for _, s := range a.mu.home.subs {
@@ -359,19 +361,19 @@ func (a *Area) remove() {
 	}
 	a.mu.home.init()
 	for _, e := range a.busyExtentsLocked() {
-		if x := a.extent(e); x.pub != nil {
-			a.endPublication(x)
+		if x := a.extentLocked(e); x.pub != nil {
+			a.endPublicationLocked(x)
 		}
 	}
-	a.forgetPages()
+	a.forgetPagesLocked()
 	a.mu.replica.init()
 	if a.mu.mem != nil {
-		a.closeMemory()
+		a.closeMemoryLocked()
 	}
 	a.mu.wake = true
 }
 
-func (a *Area) closeMemory() {
+func (a *Area) closeMemoryLocked() {
 	for _, d := range a.mu.drafts {
 		a.closeDraft(d)
 	}
@@ -382,17 +384,17 @@ func (a *Area) closeMemory() {
 	a.mu.mem, a.mu.cached = nil, nil
 }
 
-// forget frees the replica's bytes of an extent.
-func (a *Area) forget(e dsm.ExtentIndex) {
+// forgetLocked frees the replica's bytes of an extent.
+func (a *Area) forgetLocked(e dsm.ExtentIndex) {
 	if err := a.mu.mem.Forget(e); err != nil {
 		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "extent", e, "err", err)
 	}
 }
 
-// freeIfUnused frees the memory when neither a replica nor a home needs it.
-func (a *Area) freeIfUnused() {
+// freeIfUnusedLocked frees the memory when neither a replica nor a home needs it.
+func (a *Area) freeIfUnusedLocked() {
 	if a.mu.mem != nil && !a.mu.replica.subscribed && len(a.mu.home.extents) == 0 {
-		a.closeMemory()
+		a.closeMemoryLocked()
 	}
 }
 

@@ -55,11 +55,11 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	fresh := false
 	a.step(func() {
 		had := len(a.mu.drafts)
-		if t.draft, err = a.draftOf(program, write); err != nil {
+		if t.draft, err = a.draftOfLocked(program, write); err != nil {
 			return
 		}
 		fresh = len(a.mu.drafts) > had
-		a.enter(t)
+		a.enterLocked(t)
 	})
 	if err != nil {
 		return nil, nil, err
@@ -105,27 +105,27 @@ func (t *Attachment) open(write bool) (f *os.File, err error) {
 // Memory opens the memory once more, for reading.
 func (t *Attachment) Memory() (*os.File, error) { return t.open(false) }
 
-// enter counts an attachment; leave ends that.
-func (a *Area) enter(t *Attachment) {
+// enterLocked counts an attachment; leave ends that.
+func (a *Area) enterLocked(t *Attachment) {
 	a.mu.replica.mapped++ // from here on the residency stays what it is
 	switch {
 	case t.draft != nil:
 		t.draft.attachments++
 	case t.write:
 		t.first = a.mu.replica.writers == 0
-		a.beginWriting()
-		a.countAttached(+1)
+		a.beginWritingLocked()
+		a.countAttachedLocked(+1)
 	}
 }
 
-func (a *Area) leave(t *Attachment) {
+func (a *Area) leaveLocked(t *Attachment) {
 	a.mu.replica.mapped--
 	switch {
 	case t.draft != nil:
 		t.draft.attachments--
 	case t.write:
-		a.countAttached(-1)
-		a.endWriting()
+		a.countAttachedLocked(-1)
+		a.endWritingLocked()
 	}
 }
 
@@ -136,7 +136,7 @@ func (t *Attachment) Own() bool { return t.draft != nil }
 func (t *Attachment) Detach() {
 	last := false
 	t.area.step(func() {
-		t.area.leave(t)
+		t.area.leaveLocked(t)
 		last = t.draft != nil && t.draft.attachments == 0
 	})
 	if last {
@@ -164,17 +164,17 @@ func (t *Attachment) Acquire(ctx context.Context) error {
 	return err
 }
 
-func (a *Area) countAttached(by int) {
+func (a *Area) countAttachedLocked(by int) {
 	r := &a.mu.replica
-	was := a.shared()
+	was := a.sharedLocked()
 	r.attached += by
-	if now := a.shared(); now != was {
+	if now := a.sharedLocked(); now != was {
 		a.mu.cached.SetShared(now)
 	}
 }
 
-// shared reports whether programs may be storing into the working copy now.
-func (a *Area) shared() bool { return a.mu.replica.attached > 0 }
+// sharedLocked reports whether programs may be storing into the working copy now.
+func (a *Area) sharedLocked() bool { return a.mu.replica.attached > 0 }
 
 // readyToAttach returns when programs may map the working copy: all pages are here, or
 // those that are not are found missing.
@@ -200,14 +200,14 @@ func (a *Area) fetchAll(ctx context.Context) error {
 		size := int64(0)
 		a.step(func() {
 			if size = a.mu.ino.Size; off < size {
-				a.fetch(off, window)
+				a.fetchLocked(off, window)
 			}
 		})
 		if off >= size {
 			return nil
 		}
 		if err := a.await(ctx, "attach", func() bool {
-			return a.present(off, int(max(min(window, a.mu.ino.Size-off), 0)))
+			return a.presentLocked(off, int(max(min(window, a.mu.ino.Size-off), 0)))
 		}); err != nil {
 			return err
 		}
@@ -234,7 +234,7 @@ func (t *Attachment) Track(source pages.Source, off, n int64) (stop func()) {
 		if t.draft != nil {
 			a.takeRange(t.draft, off, n)
 		} else {
-			a.note(func() { a.compared(off, n) })
+			a.note(func() { a.comparedLocked(off, n) })
 		}
 		at.mu.Unlock()
 		a.step(func() {})
@@ -274,10 +274,10 @@ func (a *Area) scan() bool {
 	t.mu.tracking.Collect(
 		func(off, n int64) { t.mu.found = appendRange(t.mu.found, off, n) },
 		func(off, n int64) (looked, changed int) {
-			a.note(func() { looked, changed = a.compared(off, n) })
+			a.note(func() { looked, changed = a.comparedLocked(off, n) })
 			return looked, changed
 		})
-	a.note(func() { a.storedTo(t.mu.found) })
+	a.note(func() { a.storedToLocked(t.mu.found) })
 	return true
 }
 
@@ -295,8 +295,8 @@ func appendRange(list []wire.ExtentPages, off, n int64) []wire.ExtentPages {
 	return list
 }
 
-// storedTo takes note that an attached program stored to pages.
-func (a *Area) storedTo(list []wire.ExtentPages) {
+// storedToLocked takes note that an attached program stored to pages.
+func (a *Area) storedToLocked(list []wire.ExtentPages) {
 	r := &a.mu.replica
 	if !r.subscribed || len(list) == 0 {
 		return
@@ -306,20 +306,20 @@ func (a *Area) storedTo(list []wire.ExtentPages) {
 		if int(s.Extent) >= r.n {
 			continue // past the end
 		}
-		p := a.here(s.Extent, s.Pages.And(a.within(s.Extent)))
-		a.dirtyLocked(s.Extent, a.extent(s.Extent), p)
-		a.touched(s.Extent, p)
+		p := a.hereLocked(s.Extent, s.Pages.And(a.withinLocked(s.Extent)))
+		a.dirtyLocked(s.Extent, a.extentLocked(s.Extent), p)
+		a.touchedLocked(s.Extent, p)
 	}
 }
 
-// touched makes sure that the kernel is told what attached programs stored to the
+// touchedLocked makes sure that the kernel is told what attached programs stored to the
 // pages: later, while somebody waits for it to have been told of everything else, or
 // that would never end while they store.
-func (a *Area) touched(e dsm.ExtentIndex, p dsm.PageSet) {
-	a.changed(e, p, nil)
+func (a *Area) touchedLocked(e dsm.ExtentIndex, p dsm.PageSet) {
+	a.changedLocked(e, p, nil)
 	r := &a.mu.replica
 	if r.draining > 0 {
-		if x := a.extent(e); !p.Empty() {
+		if x := a.extentLocked(e); !p.Empty() {
 			if x.untold.Empty() {
 				r.busy.untold = append(r.busy.untold, e)
 			}
@@ -330,27 +330,27 @@ func (a *Area) touched(e dsm.ExtentIndex, p dsm.PageSet) {
 	a.mu.cached.Touched(e, p)
 }
 
-// drain begins such a wait, for all that is known now, also if another goes on; drained ends it.
-func (a *Area) drain() {
-	a.tellUntold()
+// drainLocked begins such a wait, for all that is known now, also if another goes on; drained ends it.
+func (a *Area) drainLocked() {
+	a.tellUntoldLocked()
 	a.mu.replica.draining++
 }
 
-func (a *Area) drained() {
+func (a *Area) drainedLocked() {
 	if a.mu.replica.draining--; a.mu.replica.draining == 0 {
-		a.tellUntold()
+		a.tellUntoldLocked()
 	}
 }
 
-func (a *Area) tellUntold() {
+func (a *Area) tellUntoldLocked() {
 	r := &a.mu.replica
 	untold := r.busy.untold
 	r.busy.untold = nil
 	slices.Sort(untold)
 	for _, e := range untold {
-		if int(e) < r.n && !a.extent(e).untold.Empty() {
-			a.mu.cached.Touched(e, a.extent(e).untold)
-			a.extent(e).untold = dsm.PageSet{}
+		if int(e) < r.n && !a.extentLocked(e).untold.Empty() {
+			a.mu.cached.Touched(e, a.extentLocked(e).untold)
+			a.extentLocked(e).untold = dsm.PageSet{}
 		}
 	}
 }
@@ -360,28 +360,28 @@ func (a *Area) tellUntold() {
 // see whether that goes on.
 const denseSample = 16
 
-// compared looks which pages of [off, off+n) differ from the base copy, takes note of
+// comparedLocked looks which pages of [off, off+n) differ from the base copy, takes note of
 // them as stored to, and returns how many it looked at and how many differ. Those that
 // do not may have been stored to as well, and published with something else: the
 // kernel may have to be told.
-func (a *Area) compared(off, n int64) (looked, changed int) {
+func (a *Area) comparedLocked(off, n int64) (looked, changed int) {
 	n = min(n, a.mu.ino.Size-off)
 	if !a.mu.replica.subscribed || n <= 0 {
 		return 0, 0
 	}
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+n; e++ {
-		a.touched(e, a.here(e, pagesOf(e, off, int(n))))
+		a.touchedLocked(e, a.hereLocked(e, pagesOf(e, off, int(n))))
 	}
 	r := &a.mu.replica
 	all := r.dense
 	err := a.mu.mem.DataRanges(off, n, func(off, n int64) {
 		for p := dsm.PageIndex(off / dsm.PageSize); int64(p)*dsm.PageSize < off+n; p++ {
 			e, i := p.Extent()
-			if !a.extent(e).have.Has(i) {
+			if !a.extentLocked(e).have.Has(i) {
 				continue // a program that broke the protocol has touched it
 			}
 			if all {
-				a.dirtyLocked(e, a.extent(e), dsm.Range(i, i+1))
+				a.dirtyLocked(e, a.extentLocked(e), dsm.Range(i, i+1))
 				if p%denseSample != 0 {
 					continue
 				}
@@ -389,14 +389,14 @@ func (a *Area) compared(off, n int64) (looked, changed int) {
 			looked++
 			if string(a.mu.mem.Working(p)) != string(a.mu.mem.Base(p)) {
 				changed++
-				a.dirtyLocked(e, a.extent(e), dsm.Range(i, i+1))
+				a.dirtyLocked(e, a.extentLocked(e), dsm.Range(i, i+1))
 			}
 		}
 	})
 	r.dense = looked >= denseSample && changed*8 > looked*7
 	if err != nil {
 		a.node.cfg.Log.Warn("compare an attached area", "area", a.id, "err", err)
-		a.storedTo(appendRange(nil, off, n)) // all of it may be
+		a.storedToLocked(appendRange(nil, off, n)) // all of it may be
 	}
 	if changed > 0 {
 		r.lastStore = a.now()
@@ -404,16 +404,16 @@ func (a *Area) compared(off, n int64) (looked, changed int) {
 	return looked, changed
 }
 
-// bytesOf returns the bytes of page p of the working copy up to the area's end:
+// bytesOfLocked returns the bytes of page p of the working copy up to the area's end:
 // attached programs can store past it in its last page, which means nothing.
-func (a *Area) bytesOf(p dsm.PageIndex) []byte {
+func (a *Area) bytesOfLocked(p dsm.PageIndex) []byte {
 	w := a.mu.mem.Working(p)
 	return w[:min(int64(len(w)), a.mu.ino.Size-int64(p)*dsm.PageSize)]
 }
 
-// merge brings the incoming bytes of a page into the working copy: see merge.Kernel.
-func (a *Area) merge(k merge.Kernel, p dsm.PageIndex, base, incoming []byte) {
-	if a.shared() {
+// mergeLocked brings the incoming bytes of a page into the working copy: see merge.Kernel.
+func (a *Area) mergeLocked(k merge.Kernel, p dsm.PageIndex, base, incoming []byte) {
+	if a.sharedLocked() {
 		k.MergeShared(p, base, a.mu.mem.Working(p), incoming)
 		return
 	}

@@ -34,11 +34,11 @@ func TestOpenOfAVeryLargeFile(t *testing.T) {
 	}
 	a := home.area
 	a.step(func() {
-		if _, err := a.memory(); err != nil {
+		if _, err := a.memoryLocked(); err != nil {
 			t.Fatal(err)
 		}
 		for e := range dsm.ExtentIndex(extents) {
-			x := a.homeExtent(e)
+			x := a.homeExtentLocked(e)
 			x.version = dsm.VersionAt(time.Now())
 			for _, i := range []int{63, 127, 191, 255} {
 				a.mu.home.setVersion(x, i, x.version)
@@ -66,7 +66,7 @@ func TestHomeForgetsWhoLeft(t *testing.T) {
 	put(t, replica, 5)
 	publish(replica)
 	again := s.net[link{1, 0}][0]
-	again.shared.Hold()
+	again.shared.Retain()
 	s.drain()
 	s.changeView(func(v *dsm.View) { v.Members = v.Members[:1] })
 	home.apply()

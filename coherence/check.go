@@ -66,8 +66,8 @@ func (a *Area) replicaProblemLocked() string {
 		}
 		return ""
 	}
-	if r.n != a.extents() {
-		return fmt.Sprintf("%d extents, the area has %d", r.n, a.extents())
+	if r.n != a.extentsLocked() {
+		return fmt.Sprintf("%d extents, the area has %d", r.n, a.extentsLocked())
 	}
 	if r.version > a.mu.newest {
 		return fmt.Sprintf("version %d is here, and nobody has heard of a later one than %d", r.version, a.mu.newest)
@@ -105,10 +105,10 @@ func (a *Area) extentProblemLocked(e dsm.ExtentIndex, x *replicaExtent) string {
 		return fmt.Sprintf("pages %v are dirty and not here", x.dirty.Minus(x.have))
 	case r.demand && x.have.And(x.asked) != none:
 		return fmt.Sprintf("pages %v are here and asked for", x.have.And(x.asked))
-	case r.demand && x.behind.Minus(x.have) != none:
-		return fmt.Sprintf("pages %v have newer bytes at the home and are not here", x.behind.Minus(x.have))
+	case r.demand && x.outdated.Minus(x.have) != none:
+		return fmt.Sprintf("pages %v have newer bytes at the home and are not here", x.outdated.Minus(x.have))
 	}
-	if x.wanted && x.pub == nil && len(x.stash) == 0 && !slices.Contains(r.wants[a.row(e).Primary], e) {
+	if x.wanted && x.pub == nil && len(x.stash) == 0 && !slices.Contains(r.wants[a.rowLocked(e).Primary], e) {
 		return "nobody will publish it"
 	}
 	if !x.idle() && !x.busy {
@@ -174,7 +174,7 @@ func (s *subscriber) problem() string {
 			return fmt.Sprintf("nobody will push what was fetched of extent %d", e)
 		case len(l.pushes) == 0 && !l.sent.Empty():
 			return fmt.Sprintf("extent %d: pages were sent by no push", e)
-		case s.partial && l.lacks.Minus(l.holds) != dsm.PageSet{}:
+		case s.partial && l.lacks.Minus(l.has) != dsm.PageSet{}:
 			return fmt.Sprintf("extent %d: it lacks pages that it does not hold", e)
 		}
 	}
@@ -204,12 +204,12 @@ func (a *Area) bytesProblemLocked(p dsm.PageIndex) string {
 	if h := a.mu.home.extents[e]; h != nil && !h.data.Has(i) && int64(p)*dsm.PageSize < a.mu.ino.Size && !a.mu.mem.HomeZero(p) {
 		return "the home has data, and says that it has none"
 	}
-	if !a.replicaHas(e, i) || int64(p)*dsm.PageSize >= a.mu.ino.Size {
+	if !a.replicaHasLocked(e, i) || int64(p)*dsm.PageSize >= a.mu.ino.Size {
 		return ""
 	}
-	x := a.extent(e)
+	x := a.extentLocked(e)
 	switch {
-	case x.dirty.Has(i) || x.pub != nil && x.pub.pages.Has(i) || a.shared() || a.mu.replica.bare:
+	case x.dirty.Has(i) || x.pub != nil && x.pub.pages.Has(i) || a.sharedLocked() || a.mu.replica.bare:
 	case string(a.mu.mem.Working(p)) != string(a.mu.mem.Base(p)):
 		return "nothing of it is unpublished, and it is not the base copy"
 	}

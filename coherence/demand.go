@@ -59,7 +59,7 @@ func (r *arrivals) install(a *Area) {
 	if err != nil {
 		a.node.cfg.Log.Error("pages that were fetched are lost", "area", a.id, "extent", r.extent, "err", err)
 	}
-	x := a.extent(r.extent)
+	x := a.extentLocked(r.extent)
 	a.dirtyLocked(r.extent, x, stored)
 	r.here, r.bytes = r.here.Or(here), nil
 	a.node.room.brought(a.id, r.extent, here)
@@ -71,9 +71,9 @@ func (r *arrivals) installed(a *Area) dsm.PageSet {
 	return r.here
 }
 
-// answered returns which pages of an extent are still asked for after an answer. Of the pages in
+// answeredLocked returns which pages of an extent are still asked for after an answer. Of the pages in
 // the answer those in came are in place. The others could not be put in place, and are not here.
-func (a *Area) answered(x *replicaExtent, answer, came dsm.PageSet) (asked dsm.PageSet) {
+func (a *Area) answeredLocked(x *replicaExtent, answer, came dsm.PageSet) (asked dsm.PageSet) {
 	failed := x.asked.And(answer).Minus(came)
 	a.mu.replica.units -= failed.Len()
 	return x.asked.Minus(answer)
@@ -93,24 +93,24 @@ type DemandStats struct{ Here, Asked int }
 func (a *Area) DemandStats() (d DemandStats) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, e := range a.extentsFrom(0) {
-		x := a.extent(e)
+	for _, e := range a.extentsFromLocked(0) {
+		x := a.extentLocked(e)
 		d.Here += x.have.Len()
 		d.Asked += x.asked.Len()
 	}
 	return d
 }
 
-// keepBases is called before the first program can store: from then on stores are compared with the
+// keepBasesLocked is called before the first program can store: from then on stores are compared with the
 // base copy. Until then pages need no base copy, which saves a third of the time of a fetch.
-func (a *Area) keepBases() {
+func (a *Area) keepBasesLocked() {
 	r := &a.mu.replica
 	if !r.bare {
 		return
 	}
 	r.bare = false
-	for _, e := range a.extentsFrom(0) {
-		x := a.extent(e)
+	for _, e := range a.extentsFromLocked(0) {
+		x := a.extentLocked(e)
 		clean := x.have.Minus(x.dirty)
 		if x.pub != nil { // no base copy: a page with which a program broke the protocol
 			clean = clean.Minus(x.pub.sent)
@@ -119,18 +119,18 @@ func (a *Area) keepBases() {
 	}
 }
 
-// here returns which of the pages are here.
-func (a *Area) here(e dsm.ExtentIndex, p dsm.PageSet) dsm.PageSet {
+// hereLocked returns which of the pages are here.
+func (a *Area) hereLocked(e dsm.ExtentIndex, p dsm.PageSet) dsm.PageSet {
 	if !a.mu.replica.demand {
 		return p
 	}
-	return p.And(a.extent(e).have)
+	return p.And(a.extentLocked(e).have)
 }
 
-// residencyChanged follows a change of the setting, which the catalog allows only for empty areas.
+// residencyChangedLocked follows a change of the setting, which the catalog allows only for empty areas.
 // Programs that have the empty memory mapped would not find pages missing, so for them the
 // residency stays as it was.
-func (a *Area) residencyChanged() {
+func (a *Area) residencyChangedLocked() {
 	if a.mu.mem == nil {
 		return
 	}
@@ -146,9 +146,9 @@ func (a *Area) residencyChanged() {
 	a.mu.replica.bare = a.mu.mem.Demand() && a.mu.replica.writers == 0
 }
 
-// cutOnDemand forgets the pages of an extent past the end.
-func (a *Area) cutOnDemand(e dsm.ExtentIndex, x *replicaExtent) {
-	in := a.within(e)
+// cutOnDemandLocked forgets the pages of an extent past the end.
+func (a *Area) cutOnDemandLocked(e dsm.ExtentIndex, x *replicaExtent) {
+	in := a.withinLocked(e)
 	gone := x.have.Or(x.asked).Minus(in)
 	a.mu.replica.units -= gone.Len()
 	a.node.room.forget(a.id, e, x.have.Minus(in))
@@ -156,12 +156,12 @@ func (a *Area) cutOnDemand(e dsm.ExtentIndex, x *replicaExtent) {
 		delete(x.stash, i)
 		delete(a.mu.replica.awaited, page(e, i)) // the waiting program finds that the page is past the end
 	}
-	x.have, x.asked, x.dirty, x.behind = x.have.And(in), x.asked.And(in), x.dirty.And(in), x.behind.And(in)
+	x.have, x.asked, x.dirty, x.outdated = x.have.And(in), x.asked.And(in), x.dirty.And(in), x.outdated.And(in)
 }
 
-// lost reports whether a page of [off, off+n) is neither here nor asked for.
-func (a *Area) lost(off int64, n int) bool {
-	return !a.every(off, n, func(x *replicaExtent) dsm.PageSet { return x.have.Or(x.asked) })
+// mustAskLocked reports whether a page of [off, off+n) is neither here nor asked for.
+func (a *Area) mustAskLocked(off int64, n int) bool {
+	return !a.everyLocked(off, n, func(x *replicaExtent) dsm.PageSet { return x.have.Or(x.asked) })
 }
 
 // bring fetches the pages of [off, off+n), and those that will probably be wanted next, as far as
@@ -186,7 +186,7 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then, asked func()) 
 	}
 	return a.await(ctx, "fetch", func() bool {
 		left := int(min(int64(n), a.mu.ino.Size-off))
-		return left <= 0 || a.present(off, left) || a.lost(off, left)
+		return left <= 0 || a.presentLocked(off, left) || a.mustAskLocked(off, left)
 	})
 }
 
@@ -200,10 +200,10 @@ func (a *Area) request(step func(event func()), off int64, n int, then, asked fu
 	step(func() {
 		r := &a.mu.replica
 		n = int(min(int64(n), a.mu.ino.Size-off))
-		if missing = n > 0 && r.subscribed && !a.present(off, n); !missing {
+		if missing = n > 0 && r.subscribed && !a.presentLocked(off, n); !missing {
 			return
 		}
-		want := a.missingOf(off, n)
+		want := a.missingOfLocked(off, n)
 		lacks = count(want)
 		switch {
 		case lacks == 0 || room.tryTake(lacks): // pages that were asked for already have their room
@@ -213,13 +213,13 @@ func (a *Area) request(step func(event func()), off int64, n int, then, asked fu
 			return
 		}
 		taken, lacks = lacks, 0
-		a.askAll(want)
+		a.askAllLocked(want)
 		first, stride, pages := r.ahead.next(off, n, room.window())
-		switch ahead := a.missing(first, stride, pages); {
+		switch ahead := a.missingLocked(first, stride, pages); {
 		case len(ahead) == 0:
 		case room.tryTake(count(ahead)):
 			taken += count(ahead)
-			a.askAll(ahead)
+			a.askAllLocked(ahead)
 		case !r.making:
 			r.making = true
 			room.tasks.Go(func() { a.bringAhead(first, stride, pages, count(ahead)) })
@@ -228,7 +228,7 @@ func (a *Area) request(step func(event func()), off int64, n int, then, asked fu
 			asked()
 		}
 		if then != nil {
-			a.onArrival(dsm.PageIndex(off/dsm.PageSize), then)
+			a.onArrivalLocked(dsm.PageIndex(off/dsm.PageSize), then)
 		}
 	})
 	room.give(taken) // it is now charged to the area
@@ -271,8 +271,8 @@ func (a *Area) bringAhead(first dsm.PageIndex, stride int64, pages, n int) {
 		r := &a.mu.replica
 		r.making = false
 		if err == nil && r.subscribed {
-			ahead := a.missing(first, stride, pages)
-			a.askAll(ahead)
+			ahead := a.missingLocked(first, stride, pages)
+			a.askAllLocked(ahead)
 		}
 	})
 	if err == nil {
@@ -280,18 +280,18 @@ func (a *Area) bringAhead(first dsm.PageIndex, stride int64, pages, n int) {
 	}
 }
 
-// askAll asks for pages.
-func (a *Area) askAll(list []wire.ExtentPages) {
+// askAllLocked asks for pages.
+func (a *Area) askAllLocked(list []wire.ExtentPages) {
 	for _, x := range list {
-		a.ask(x.Extent, a.extent(x.Extent), x.Pages)
+		a.askLocked(x.Extent, a.extentLocked(x.Extent), x.Pages)
 	}
 }
 
-// onArrival arranges that f is called, with no lock held, when page p comes, or at once if it is
+// onArrivalLocked arranges that f is called, with no lock held, when page p comes, or at once if it is
 // here.
-func (a *Area) onArrival(p dsm.PageIndex, f func()) {
+func (a *Area) onArrivalLocked(p dsm.PageIndex, f func()) {
 	r := &a.mu.replica
-	if e, i := p.Extent(); a.extent(e).have.Has(i) {
+	if e, i := p.Extent(); a.extentLocked(e).have.Has(i) {
 		a.mu.arrived = append(a.mu.arrived, f)
 		return
 	}
@@ -301,8 +301,8 @@ func (a *Area) onArrival(p dsm.PageIndex, f func()) {
 	r.awaited[p] = append(r.awaited[p], f)
 }
 
-// arrive records that pages have come.
-func (a *Area) arrive(e dsm.ExtentIndex, came dsm.PageSet) {
+// arriveLocked records that pages have come.
+func (a *Area) arriveLocked(e dsm.ExtentIndex, came dsm.PageSet) {
 	r := &a.mu.replica
 	if len(r.awaited) == 0 {
 		return
@@ -320,30 +320,30 @@ func (a *Area) arrive(e dsm.ExtentIndex, came dsm.PageSet) {
 	}
 }
 
-// tellUsed tells room which of the pages programs have waited for. It does so after these were
+// tellUsedLocked tells room which of the pages programs have waited for. It does so after these were
 // woken, because room then wakes another goroutine, which takes 10 us.
-func (a *Area) tellUsed() {
+func (a *Area) tellUsedLocked() {
 	for _, x := range a.mu.used {
 		if int(x.Extent) < a.mu.replica.n {
-			a.node.room.used(a.id, x.Extent, x.Pages.And(a.extent(x.Extent).have))
+			a.node.room.used(a.id, x.Extent, x.Pages.And(a.extentLocked(x.Extent).have))
 		}
 	}
 	a.mu.used = nil
 }
 
-// missingOf returns the pages of [off, off+n) that are neither here nor asked for.
-func (a *Area) missingOf(off int64, n int) []wire.ExtentPages {
+// missingOfLocked returns the pages of [off, off+n) that are neither here nor asked for.
+func (a *Area) missingOfLocked(off int64, n int) []wire.ExtentPages {
 	first, last := off/dsm.PageSize, (off+int64(n)-1)/dsm.PageSize
-	return a.missing(dsm.PageIndex(first), 1, int(last-first)+1)
+	return a.missingLocked(dsm.PageIndex(first), 1, int(last-first)+1)
 }
 
-// missing returns those of the n pages first, first+stride ... of the area that are neither here
+// missingLocked returns those of the n pages first, first+stride ... of the area that are neither here
 // nor asked for.
-func (a *Area) missing(first dsm.PageIndex, stride int64, n int) (list []wire.ExtentPages) {
+func (a *Area) missingLocked(first dsm.PageIndex, stride int64, n int) (list []wire.ExtentPages) {
 	r := &a.mu.replica
 	for p := int64(first); n > 0 && p >= 0 && p*dsm.PageSize < a.mu.ino.Size; n, p = n-1, p+stride {
 		e, i := dsm.PageIndex(p).Extent()
-		if int(e) >= r.n || a.extent(e).have.Has(i) || a.extent(e).asked.Has(i) {
+		if int(e) >= r.n || a.extentLocked(e).have.Has(i) || a.extentLocked(e).asked.Has(i) {
 			continue
 		}
 		if k := len(list) - 1; k < 0 || list[k].Extent != e {
@@ -374,7 +374,7 @@ func (a *Area) Fault(ctx context.Context, off int64, there func()) error {
 	for {
 		var here bool
 		var err error
-		a.step(func() { here, err = a.faulted(off) })
+		a.step(func() { here, err = a.faultedLocked(off) })
 		switch {
 		case err != nil:
 			return err
@@ -399,11 +399,11 @@ func (a *Area) BeginFault(off int64, there func()) bool {
 	return missing && lacks == 0 // one that is here by now may be a hole: see faulted
 }
 
-// faulted reports whether the page at off, which a program found missing, is here by now. There is
+// faultedLocked reports whether the page at off, which a program found missing, is here by now. There is
 // one special case: the page is here, but a program has punched its memory (MADV_REMOVE). Then it
 // contains zeroes which that program stored; if the program may only read, it has stored nothing,
 // so the page is fetched again.
-func (a *Area) faulted(off int64) (here bool, err error) {
+func (a *Area) faultedLocked(off int64) (here bool, err error) {
 	r := &a.mu.replica
 	switch {
 	case !r.subscribed:
@@ -412,7 +412,7 @@ func (a *Area) faulted(off int64) (here bool, err error) {
 		return true, nil // the kernel answers with SIGBUS
 	}
 	e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
-	x := a.extent(e)
+	x := a.extentLocked(e)
 	if !x.have.Has(i) || !a.mu.mem.Hole(page(e, i)) {
 		return x.have.Has(i), nil
 	}
@@ -420,7 +420,7 @@ func (a *Area) faulted(off int64) (here bool, err error) {
 		a.dirtyLocked(e, x, dsm.Range(i, i+1))
 		return true, a.mu.mem.Refill(page(e, i))
 	}
-	a.evict(e, dsm.Range(i, i+1), true)
+	a.evictLocked(e, dsm.Range(i, i+1), true)
 	if x.have.Has(i) {
 		return false, errs.E(errs.Busy, "fetch", "a program has punched page %d out of the memory, and the kernel's page cache still has it", page(e, i))
 	}
@@ -433,9 +433,9 @@ type charged struct {
 	fixed int64
 }
 
-// charge tells room what the area takes now, and reports whether calls that wait for room should
+// chargeLocked tells room what the area takes now, and reports whether calls that wait for room should
 // look again.
-func (a *Area) charge() (more bool) {
+func (a *Area) chargeLocked() (more bool) {
 	now := charged{pages: a.mu.replica.units}
 	switch {
 	case a.mu.mem == nil:

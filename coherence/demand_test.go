@@ -29,7 +29,7 @@ func TestKeepPages(t *testing.T) {
 			defer func() { _ = program.Close() }() // only read
 			n.node.KeepPages()
 			n.area.step(func() {
-				if v := n.area.evict(0, dsm.AllPages, true); !v.gone.Empty() {
+				if v := n.area.evictLocked(0, dsm.AllPages, true); !v.gone.Empty() {
 					t.Errorf("pages %x were evicted", v.gone)
 				}
 			})
@@ -129,13 +129,13 @@ func TestStoreToAPageThatFailed(t *testing.T) {
 	n := s.nodes[0]
 	n.open(true)
 	n.area.note(func() {
-		n.area.store([]byte{5}, 0, writtenThrough)
+		n.area.storeLocked([]byte{5}, 0, writtenThrough)
 		x := n.area.mu.replica.extents[0]
-		x.asked = n.area.answered(x, x.asked, dsm.PageSet{})
+		x.asked = n.area.answeredLocked(x, x.asked, dsm.PageSet{})
 		n.area.mu.out = nil // the Fetch has been answered
 	})
 	var goal publishGoal
-	n.area.step(func() { goal = n.area.requestPublish() })
-	s.until("publish", func() bool { return n.area.reached(goal) })
+	n.area.step(func() { goal = n.area.requestPublishLocked() })
+	s.until("publish", func() bool { return n.area.reachedLocked(goal) })
 	want(t, n, 5)
 }

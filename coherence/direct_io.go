@@ -81,10 +81,10 @@ func (a *Area) readDirectLocked(p []byte, off int64) (n int, ok bool) {
 	if n == 0 {
 		return 0, true
 	}
-	if !a.mu.replica.subscribed || !a.present(off, n) {
+	if !a.mu.replica.subscribed || !a.presentLocked(off, n) {
 		return 0, false
 	}
-	a.use(off, n)
+	a.useLocked(off, n)
 	return a.mu.mem.ReadWorking(p[:n], off), true
 }
 
@@ -93,7 +93,7 @@ func (a *Area) readDirectLocked(p []byte, off int64) (n int, ok bool) {
 func (a *Area) ReadBy(ctx context.Context, program int, p []byte, off int64) (n int, err error) {
 	own := false
 	a.note(func() {
-		if d := a.draftWith(program); d != nil {
+		if d := a.draftWithLocked(program); d != nil {
 			own, n = true, int(max(min(int64(len(p)), a.mu.ino.Size-off), 0))
 			d.mem.Read(p[:n], off)
 		}
@@ -108,7 +108,7 @@ func (a *Area) ReadBy(ctx context.Context, program int, p []byte, off int64) (n 
 func (a *Area) WriteBy(ctx context.Context, program int, p []byte, off int64) error {
 	own := false
 	a.step(func() {
-		d := a.draftWith(program)
+		d := a.draftWithLocked(program)
 		if d == nil {
 			return
 		}
@@ -116,7 +116,7 @@ func (a *Area) WriteBy(ctx context.Context, program int, p []byte, off int64) er
 		p = p[:max(min(int64(len(p)), a.mu.ino.Size-off), 0)]
 		d.mem.Write(p, off)
 		for _, s := range appendRange(nil, off, int64(len(p))) {
-			a.take(d, s.Extent, s.Pages)
+			a.takeLocked(d, s.Extent, s.Pages)
 		}
 	})
 	if own {

@@ -48,10 +48,6 @@
 // handed over. No lock is held over Send, a kernel notification or a callback, nor over calls of
 // the catalog that do more than look into its memory.
 //
-// Most unexported methods of Area run within a step, and so expect that Area.mu is held, though
-// only some have names that end in Locked. These must be called without it, because they take it or
-// run steps: step, stepBriefly, steps, oneStep, note, await, awaitTold, collect, scan,
-// readyToAttach, fetchAll, request, bring, bringAhead, readBy, write, writeWithRoom, publish,
-// finishAcquire, waitFor, fill, takeRange, takeAll, refresh, refreshAll, endDraft, detectLayout,
-// blame, expire, lingered and handOver.
+// Methods of Area whose names end in Locked run within a step: they expect that Area.mu is held. All
+// others take it, run steps, or need no lock.
 package coherence

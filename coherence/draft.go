@@ -24,17 +24,17 @@ import (
 //
 // All programs of a process share one draft, so a process never sees two values of one byte.
 type draft struct {
-	program     int // the process
-	mem         *pages.Draft
-	attachments int
-	filled      bool              // it has the bytes of the working copy
-	stale       []dsm.PageSet     // by extent: pages where the working copy may differ from the base
-	behind      []dsm.ExtentIndex // the extents with such pages
-	tracking    pages.Tracking    // guarded by attached.mu
+	program      int // the process
+	mem          *pages.Draft
+	attachments  int
+	filled       bool              // it has the bytes of the working copy
+	stale        []dsm.PageSet     // by extent: pages where the working copy may differ from the base
+	staleExtents []dsm.ExtentIndex // the extents with such pages
+	tracking     pages.Tracking    // guarded by attached.mu
 }
 
-// draftOf returns the draft for an attachment of the program, nil if it uses the working copy.
-func (a *Area) draftOf(program int, write bool) (*draft, error) {
+// draftOfLocked returns the draft for an attachment of the program, nil if it uses the working copy.
+func (a *Area) draftOfLocked(program int, write bool) (*draft, error) {
 	for _, d := range a.mu.drafts {
 		if d.program == program {
 			return d, nil
@@ -51,13 +51,13 @@ func (a *Area) draftOf(program int, write bool) (*draft, error) {
 		return nil, err
 	}
 	d := &draft{program: program, mem: mem}
-	d.resized(a)
+	d.resizedLocked(a)
 	a.mu.drafts = append(a.mu.drafts, d)
 	return d, nil
 }
 
-// draftWith returns the draft of a process if it is filled, or nil.
-func (a *Area) draftWith(program int) *draft {
+// draftWithLocked returns the draft of a process if it is filled, or nil.
+func (a *Area) draftWithLocked(program int) *draft {
 	for _, d := range a.mu.drafts {
 		if program != 0 && d.program == program && d.filled {
 			return d
@@ -85,52 +85,52 @@ func (a *Area) fill(d *draft) (err error) {
 	return err
 }
 
-// resized changes the draft to the size of the area.
-func (d *draft) resized(a *Area) {
-	for len(d.stale) < a.extents() {
+// resizedLocked changes the draft to the size of the area.
+func (d *draft) resizedLocked(a *Area) {
+	for len(d.stale) < a.extentsLocked() {
 		d.stale = append(d.stale, dsm.PageSet{})
 	}
-	d.stale = d.stale[:a.extents()]
+	d.stale = d.stale[:a.extentsLocked()]
 	for e := int(a.mu.ino.Size / dsm.ExtentSize); e < len(d.stale); e++ { // those before are whole
-		d.stale[e] = d.stale[e].And(a.within(dsm.ExtentIndex(e)))
+		d.stale[e] = d.stale[e].And(a.withinLocked(dsm.ExtentIndex(e)))
 	}
 }
 
-// resizeDrafts changes all drafts to the size of the area.
-func (a *Area) resizeDrafts() {
+// resizeDraftsLocked changes all drafts to the size of the area.
+func (a *Area) resizeDraftsLocked() {
 	for _, d := range a.mu.drafts {
 		if err := d.mem.Resize(a.mu.ino.Size); err != nil {
 			a.node.cfg.Log.Error("resize", "area", a.id, "size", a.mu.ino.Size, "err", err)
 		}
-		d.resized(a)
+		d.resizedLocked(a)
 	}
 }
 
-// changed records that pages of the working copy have changes that no draft but has contains. Some
+// changedLocked records that pages of the working copy have changes that no draft but has contains. Some
 // pages may be past the end: pages that were cut off while they were under way.
-func (a *Area) changed(e dsm.ExtentIndex, p dsm.PageSet, has *draft) {
-	p = p.And(a.within(e))
+func (a *Area) changedLocked(e dsm.ExtentIndex, p dsm.PageSet, has *draft) {
+	p = p.And(a.withinLocked(e))
 	for _, d := range a.mu.drafts {
 		if d != has && int(e) < len(d.stale) && !p.Empty() {
 			if d.stale[e].Empty() {
-				d.behind = append(d.behind, e)
+				d.staleExtents = append(d.staleExtents, e)
 			}
 			d.stale[e] = d.stale[e].Or(p)
 		}
 	}
 }
 
-// take merges what the program has stored to the pages of an extent into the working copy, and
+// takeLocked merges what the program has stored to the pages of an extent into the working copy, and
 // returns how many pages that changed.
-func (a *Area) take(d *draft, e dsm.ExtentIndex, set dsm.PageSet) (changed int) {
+func (a *Area) takeLocked(d *draft, e dsm.ExtentIndex, set dsm.PageSet) (changed int) {
 	r := &a.mu.replica
 	if !r.subscribed || int(e) >= r.n {
 		return 0
 	}
-	x := a.extent(e)
+	x := a.extentLocked(e)
 	var came dsm.PageSet
 	var now [dsm.PageSize]byte
-	for i := range set.And(a.within(e)).And(x.have).All() {
+	for i := range set.And(a.withinLocked(e)).And(x.have).All() {
 		p := page(e, i)
 		memory, base := d.mem.Memory(p), d.mem.Base(p)
 		if string(memory) == string(base[:len(memory)]) {
@@ -139,7 +139,7 @@ func (a *Area) take(d *draft, e dsm.ExtentIndex, set dsm.PageSet) (changed int) 
 		merge.Snapshot(now[:], memory)
 		a.mu.cached.BeforeMerge(p)
 		w := a.mu.mem.Working(p)
-		if a.shared() {
+		if a.sharedLocked() {
 			a.mu.kernel.StoreShared(p, base, w, now[:])
 		} else {
 			merged := now
@@ -154,7 +154,7 @@ func (a *Area) take(d *draft, e dsm.ExtentIndex, set dsm.PageSet) (changed int) 
 	}
 	a.dirtyLocked(e, x, came)
 	r.lastStore = a.now()
-	a.changed(e, came, d)
+	a.changedLocked(e, came, d)
 	return came.Len()
 }
 
@@ -170,7 +170,7 @@ func (a *Area) takeRange(d *draft, off, n int64) (looked, changed int) {
 			err := d.mem.Ranges(off, min(n, batch), func(off, n int64) {
 				for _, s := range appendRange(nil, off, n) {
 					looked += s.Pages.Len()
-					changed += a.take(d, s.Extent, s.Pages)
+					changed += a.takeLocked(d, s.Extent, s.Pages)
 				}
 			})
 			if err != nil {
@@ -203,7 +203,7 @@ func (a *Area) takeAll() (any bool) {
 			a.note(func() {
 				for pages := 0; n < len(found) && pages < draftBatch; n++ {
 					pages += found[n].Pages.Len()
-					a.take(d, found[n].Extent, found[n].Pages)
+					a.takeLocked(d, found[n].Extent, found[n].Pages)
 				}
 			})
 			if n == 0 {
@@ -222,16 +222,16 @@ func (a *Area) refresh(d *draft) {
 		more = false // also ends if the area is gone
 		a.step(func() {
 			if left < 0 {
-				left = len(d.behind)
+				left = len(d.staleExtents)
 			}
-			for n := 0; left > 0 && len(d.behind) > 0 && n < draftBatch; left-- {
-				e := d.behind[0]
-				d.behind = d.behind[1:]
+			for n := 0; left > 0 && len(d.staleExtents) > 0 && n < draftBatch; left-- {
+				e := d.staleExtents[0]
+				d.staleExtents = d.staleExtents[1:]
 				if int(e) < len(d.stale) {
-					n += a.refreshExtent(d, e)
+					n += a.refreshExtentLocked(d, e)
 				}
 			}
-			more = left > 0 && len(d.behind) > 0
+			more = left > 0 && len(d.staleExtents) > 0
 		})
 	}
 }
@@ -250,14 +250,14 @@ func (a *Area) refreshAll() {
 	}
 }
 
-func (a *Area) refreshExtent(d *draft, e dsm.ExtentIndex) int {
+func (a *Area) refreshExtentLocked(d *draft, e dsm.ExtentIndex) int {
 	set := d.stale[e]
 	d.stale[e] = dsm.PageSet{}
 	var now [dsm.PageSize]byte
 	for i := range set.All() {
 		p := page(e, i)
 		base := d.mem.Base(p)
-		merge.Snapshot(now[:], a.bytesOf(p))
+		merge.Snapshot(now[:], a.bytesOfLocked(p))
 		a.mu.kernel.MergeShared(p, base, d.mem.Page(p), now[:])
 		copy(base, now[:])
 	}
@@ -271,14 +271,14 @@ func (a *Area) endDraft(d *draft) {
 	a.takeRange(d, 0, dsm.MaxAreaSize)
 	a.note(func() {
 		if d.attachments == 0 {
-			a.dropDraft(d)
+			a.dropDraftLocked(d)
 		}
 	})
 	t.mu.Unlock()
 	a.step(func() {})
 }
 
-func (a *Area) dropDraft(d *draft) {
+func (a *Area) dropDraftLocked(d *draft) {
 	for i, o := range a.mu.drafts {
 		if o == d {
 			a.mu.drafts = append(a.mu.drafts[:i:i], a.mu.drafts[i+1:]...)

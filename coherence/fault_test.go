@@ -22,8 +22,8 @@ func TestBeginFault(t *testing.T) {
 		t.Fatal("a page that is not here is not asked for")
 	}
 	s.drain()
-	if told != 1 || !n.area.present(0, dsm.PageSize) {
-		t.Errorf("told %d times, here %v", told, n.area.present(0, dsm.PageSize))
+	if told != 1 || !n.area.presentLocked(0, dsm.PageSize) {
+		t.Errorf("told %d times, here %v", told, n.area.presentLocked(0, dsm.PageSize))
 	}
 	if begin(0) {
 		t.Error("of a page that is here a call is promised")
@@ -53,7 +53,7 @@ func TestArrivalsAreForgotten(t *testing.T) {
 	n.open(false)
 	s.drain()
 	a := n.area
-	a.step(func() { a.onArrival(dsm.PageIndex(3*dsm.ExtentPages), func() {}) }) // its home is silent
+	a.step(func() { a.onArrivalLocked(dsm.PageIndex(3*dsm.ExtentPages), func() {}) }) // its home is silent
 	for p := range dsm.PageIndex(50) {
 		for !n.here(p) {
 			s.drain()
@@ -70,7 +70,7 @@ func TestBeginFaultOverLimit(t *testing.T) {
 	s, _, n := pairOf(t, onDemand(dsm.Inode{Size: dsm.ExtentSize}))
 	room := &n.node.room
 	room.budget = leastRoom
-	n.area.step(func() { n.area.fetch(0, dsm.PageSize) })
+	n.area.step(func() { n.area.fetchLocked(0, dsm.PageSize) })
 	room.overtake(int(room.limit()))
 	told := false
 	if !n.area.BeginFault(0, func() { told = true }) {
@@ -98,7 +98,7 @@ func TestBeginFaultIsBrief(t *testing.T) {
 		}
 		n.area.note(func() { // a publish is between two steps
 			for e, x := range n.area.mu.replica.extents {
-				n.area.want(dsm.ExtentIndex(e), x)
+				n.area.wantLocked(dsm.ExtentIndex(e), x)
 			}
 		})
 		before := n.node.stats.publishes.Load()

@@ -29,7 +29,7 @@ func TestTwoParkedPublishesOfAPage(t *testing.T) {
 		s.deliverAll(link{0, 1})
 		s.deliverAll(link{2, 1})
 		// A program of the new home waits, in an open or an acquire, for the kernel to have been told of everything.
-		after.area.step(after.area.drain)
+		after.area.step(after.area.drainLocked)
 		s.drain()
 
 		b := make([]byte, 4)
@@ -39,7 +39,7 @@ func TestTwoParkedPublishesOfAPage(t *testing.T) {
 		if got := binary.LittleEndian.Uint32(b); got != 0 && got != 5 && got != 70 && got != 75 {
 			t.Errorf("a program of the home reads %d, want 0, 5, 70 or 75", got)
 		}
-		after.area.step(after.area.drained)
+		after.area.step(after.area.drainedLocked)
 		s.rested()
 		for _, n := range s.nodes {
 			want(t, n, 75)

@@ -27,7 +27,7 @@ type waiter struct {
 func (a *Area) await(ctx context.Context, op string, cond func() bool) error {
 	w := &waiter{cond: cond, done: make(chan struct{})}
 	a.mu.Lock()
-	if !a.over(w) {
+	if !a.overLocked(w) {
 		a.mu.waiters = append(a.mu.waiters, w)
 	}
 	a.mu.Unlock()
@@ -50,8 +50,8 @@ func (a *Area) await(ctx context.Context, op string, cond func() bool) error {
 	return nil
 }
 
-// over reports whether a wait is over, and ends it then.
-func (a *Area) over(w *waiter) bool {
+// overLocked reports whether a wait is over, and ends it then.
+func (a *Area) overLocked(w *waiter) bool {
 	w.gone = a.mu.removed
 	over := w.gone || w.cond()
 	if over {
@@ -71,7 +71,7 @@ func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, erro
 	first := false // who is the first that may store has not stored yet
 	a.step(func() {
 		first = write && a.mu.replica.writers == 0
-		err = a.opened(write)
+		err = a.openedLocked(write)
 	})
 	if err == nil {
 		err = a.await(ctx, "open", func() bool { return len(a.mu.replica.subs) == 0 })
@@ -91,35 +91,35 @@ func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, erro
 	return a, nil
 }
 
-// opened counts one more handle.
-func (a *Area) opened(write bool) error {
+// openedLocked counts one more handle.
+func (a *Area) openedLocked(write bool) error {
 	r := &a.mu.replica
 	if !r.subscribed {
-		if err := a.startReplica(); err != nil {
+		if err := a.startReplicaLocked(); err != nil {
 			return err
 		}
 	}
 	r.opens++
 	if write {
-		a.beginWriting()
+		a.beginWritingLocked()
 	}
 	return nil
 }
 
-// beginWriting counts one more program that may store to the page cache or to the working copy; endWriting ends it.
-func (a *Area) beginWriting() {
+// beginWritingLocked counts one more program that may store to the page cache or to the working copy; endWritingLocked ends it.
+func (a *Area) beginWritingLocked() {
 	a.mu.replica.writers++
-	a.keepBases()
+	a.keepBasesLocked()
 	a.mu.cached.SetWriters(true)
-	a.replicaHoldChanged()
+	a.replicaOnRequestChangedLocked()
 }
 
-func (a *Area) endWriting() {
+func (a *Area) endWritingLocked() {
 	r := &a.mu.replica
 	r.writers--
 	r.released = max(r.released-1, 0)
 	a.mu.cached.SetWriters(r.writers > 0)
-	a.replicaHoldChanged()
+	a.replicaOnRequestChangedLocked()
 }
 
 // Released says that no more stores come by a handle for writing, of which Close follows: what takes its time to be published need
@@ -127,7 +127,7 @@ func (a *Area) endWriting() {
 func (a *Area) Released() {
 	a.step(func() {
 		a.mu.replica.released++
-		a.replicaHoldChanged()
+		a.replicaOnRequestChangedLocked()
 	})
 }
 
@@ -137,10 +137,10 @@ func (a *Area) Close(write bool) {
 		r := &a.mu.replica
 		r.opens--
 		if write {
-			a.endWriting()
+			a.endWritingLocked()
 		}
 		if r.opens == 0 {
-			a.linger()
+			a.lingerLocked()
 		}
 	})
 }
@@ -150,7 +150,7 @@ func (a *Area) Close(write bool) {
 // if their home does not send them before ctx ends. Bytes past the end are not
 // read: n is short.
 func (a *Area) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
-	return a.readBy(ctx, p, off, a.read)
+	return a.readBy(ctx, p, off, a.readLocked)
 }
 
 // readBy brings the pages of [off, off+len(p)) here and calls read, until it says that they are.
@@ -162,7 +162,7 @@ func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []by
 		a.step(func() {
 			demand = a.mu.replica.demand
 			if n, done = read(p, off); !done && !demand {
-				a.fetch(off, len(p))
+				a.fetchLocked(off, len(p))
 			}
 		})
 		switch {
@@ -171,7 +171,7 @@ func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []by
 		case demand:
 			err = a.bring(ctx, off, len(p), nil, stay.begin)
 		default:
-			err = a.await(ctx, "read", func() bool { return a.present(off, int(min(int64(len(p)), a.mu.ino.Size-off))) })
+			err = a.await(ctx, "read", func() bool { return a.presentLocked(off, int(min(int64(len(p)), a.mu.ino.Size-off))) })
 		}
 		if err != nil {
 			return 0, err
@@ -179,20 +179,20 @@ func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []by
 	}
 }
 
-// read is ReadAt if the pages are here. The kernel fills what the reply lacks with
+// readLocked is ReadAt if the pages are here. The kernel fills what the reply lacks with
 // zeroes and keeps those pages too, when it asks by a size that is out of date: they
 // are given like any others, for the area may grow again before it learns.
-func (a *Area) read(p []byte, off int64) (n int, ok bool) {
-	if n = int(min(int64(len(p)), a.mu.ino.Size-off)); n > 0 && !a.present(off, n) {
+func (a *Area) readLocked(p []byte, off int64) (n int, ok bool) {
+	if n = int(min(int64(len(p)), a.mu.ino.Size-off)); n > 0 && !a.presentLocked(off, n) {
 		return 0, false
 	}
-	a.use(off, n)
+	a.useLocked(off, n)
 	return a.mu.cached.Read(off, p), true
 }
 
-// use says of pages on demand that they are of use. The kernel then does not drop those that it was told to drop, so who
+// useLocked says of pages on demand that they are of use. The kernel then does not drop those that it was told to drop, so who
 // waits for room looks for others.
-func (a *Area) use(off int64, n int) {
+func (a *Area) useLocked(off int64, n int) {
 	if !a.mu.replica.demand || n <= 0 {
 		return
 	}
@@ -202,19 +202,19 @@ func (a *Area) use(off int64, n int) {
 	}
 }
 
-// present reports whether the pages of [off, off+n) are here.
-func (a *Area) present(off int64, n int) bool {
-	return a.every(off, n, func(x *replicaExtent) dsm.PageSet { return x.have })
+// presentLocked reports whether the pages of [off, off+n) are here.
+func (a *Area) presentLocked(off int64, n int) bool {
+	return a.everyLocked(off, n, func(x *replicaExtent) dsm.PageSet { return x.have })
 }
 
-// every reports whether all pages of [off, off+n) are in the sets of their extents.
-func (a *Area) every(off int64, n int, in func(x *replicaExtent) dsm.PageSet) bool {
+// everyLocked reports whether all pages of [off, off+n) are in the sets of their extents.
+func (a *Area) everyLocked(off int64, n int, in func(x *replicaExtent) dsm.PageSet) bool {
 	r := &a.mu.replica
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(n); e++ {
 		if int(e) >= r.n {
 			return false
 		}
-		if pagesOf(e, off, n).Minus(in(a.extent(e))) != (dsm.PageSet{}) {
+		if pagesOf(e, off, n).Minus(in(a.extentLocked(e))) != (dsm.PageSet{}) {
 			return false
 		}
 	}
@@ -232,18 +232,18 @@ func pagesOf(e dsm.ExtentIndex, off int64, n int) dsm.PageSet {
 	return dsm.Range(int(first), int(last))
 }
 
-// fetch asks the homes for the missing pages of [off, off+n).
-func (a *Area) fetch(off int64, n int) {
+// fetchLocked asks the homes for the missing pages of [off, off+n).
+func (a *Area) fetchLocked(off int64, n int) {
 	r := &a.mu.replica
 	end := min(off+int64(n), a.mu.ino.Size)
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < end && int(e) < r.n; e++ {
-		x := a.extent(e)
-		a.ask(e, x, pagesOf(e, off, int(end-off)))
+		x := a.extentLocked(e)
+		a.askLocked(e, x, pagesOf(e, off, int(end-off)))
 	}
 }
 
-// ask asks the home for those pages of an extent that are not here.
-func (a *Area) ask(e dsm.ExtentIndex, x *replicaExtent, p dsm.PageSet) {
+// askLocked asks the home for those pages of an extent that are not here.
+func (a *Area) askLocked(e dsm.ExtentIndex, x *replicaExtent, p dsm.PageSet) {
 	miss := p.Minus(x.have).Minus(x.asked)
 	if miss.Empty() {
 		return
@@ -253,7 +253,7 @@ func (a *Area) ask(e dsm.ExtentIndex, x *replicaExtent, p dsm.PageSet) {
 	if r := &a.mu.replica; r.demand {
 		r.units += miss.Len()
 	}
-	a.send(a.row(e).Primary, &wire.Fetch{Stamp: a.stamp(), Extent: e, Pages: miss})
+	a.sendLocked(a.rowLocked(e).Primary, &wire.Fetch{Stamp: a.stampLocked(), Extent: e, Pages: miss})
 }
 
 // WriteAt takes over a WRITE of the kernel. It does not wait for the network: a store to a page that is
@@ -274,7 +274,7 @@ func (a *Area) writeWithRoom(ctx context.Context, p []byte, off int64, w way) er
 	lacks := 0
 	a.step(func() {
 		if r := &a.mu.replica; r.demand && r.subscribed {
-			lacks = count(a.missingOf(off, len(p)))
+			lacks = count(a.missingOfLocked(off, len(p)))
 		}
 	})
 	if err := a.node.room.take(ctx, lacks); err != nil {
@@ -290,7 +290,7 @@ func (a *Area) write(p []byte, off int64, w way) error {
 	ahead := false
 	defer func() {
 		if ahead {
-			go a.step(a.publishAhead)
+			go a.step(a.publishAheadLocked)
 		}
 	}()
 	a.step(func() {
@@ -310,14 +310,14 @@ func (a *Area) write(p []byte, off int64, w way) error {
 			return
 		}
 		r.lastStore = a.now()
-		if a.present(off, len(p)) {
-			err = a.store(p, off, w)
-			ahead = len(p) >= aheadBytes && a.canPublishAhead()
+		if a.presentLocked(off, len(p)) {
+			err = a.storeLocked(p, off, w)
+			ahead = len(p) >= aheadBytes && a.canPublishAheadLocked()
 			return
 		}
 		for len(p) > 0 {
 			n := min(len(p), dsm.PageSize-int(off%dsm.PageSize))
-			if e := a.store(p[:n], off, w); e != nil {
+			if e := a.storeLocked(p[:n], off, w); e != nil {
 				err = e
 			}
 			p, off = p[n:], off+int64(n)
@@ -326,11 +326,11 @@ func (a *Area) write(p []byte, off int64, w way) error {
 	return err
 }
 
-// store takes stores to pages that are all here, or to one page that is not.
-func (a *Area) store(p []byte, off int64, w way) error {
+// storeLocked takes stores to pages that are all here, or to one page that is not.
+func (a *Area) storeLocked(p []byte, off int64, w way) error {
 	r := &a.mu.replica
 	e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
-	if x := a.extent(e); !x.have.Has(i) {
+	if x := a.extentLocked(e); !x.have.Has(i) {
 		if w == writtenBack && a.mu.cached.Refuses(page(e, i)) { // once it is answered it cannot be
 			return errRefused()
 		}
@@ -342,11 +342,11 @@ func (a *Area) store(p []byte, off int64, w way) error {
 		}
 		a.busyLocked(e, x)
 		x.stash[i] = append(x.stash[i], stashed{off, bytes.Clone(p), w})
-		a.fetch(off, len(p))
+		a.fetchLocked(off, len(p))
 		return nil
 	}
 	invariants.Check(!r.bare, "area %d: a store with no base copies", a.id)
-	a.use(off, len(p))
+	a.useLocked(off, len(p))
 	ok := true
 	if w == writtenPast {
 		a.mu.cached.WroteDirect(off, p)
@@ -354,8 +354,8 @@ func (a *Area) store(p []byte, off int64, w way) error {
 		_, _, ok = a.mu.cached.Wrote(a.mu.kernel, off, p, w == writtenBack)
 	}
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(len(p)); e++ {
-		a.dirtyLocked(e, a.extent(e), pagesOf(e, off, len(p)))
-		a.changed(e, pagesOf(e, off, len(p)), nil)
+		a.dirtyLocked(e, a.extentLocked(e), pagesOf(e, off, len(p)))
+		a.changedLocked(e, pagesOf(e, off, len(p)), nil)
 	}
 	if !ok {
 		return errRefused()
@@ -367,9 +367,9 @@ func errRefused() error {
 	return errs.E(errs.Unavailable, "write", "stores to memory that another node has cut off meanwhile, of which too much was in use to tell them from what was there")
 }
 
-// unstash carries out the stores that waited for pages.
-func (a *Area) unstash(e dsm.ExtentIndex, came dsm.PageSet) {
-	x := a.extent(e)
+// unstashLocked carries out the stores that waited for pages.
+func (a *Area) unstashLocked(e dsm.ExtentIndex, came dsm.PageSet) {
+	x := a.extentLocked(e)
 	if len(x.stash) == 0 {
 		return
 	}
@@ -378,7 +378,7 @@ func (a *Area) unstash(e dsm.ExtentIndex, came dsm.PageSet) {
 			if left := a.mu.ino.Size - s.off; left < int64(len(s.data)) { // it was cut off since
 				s.data = s.data[:max(left, 0)]
 			}
-			if err := a.store(s.data, s.off, s.way); err != nil {
+			if err := a.storeLocked(s.data, s.off, s.way); err != nil {
 				a.node.cfg.Log.Error("stores are lost", "area", a.id, "offset", s.off, "err", err)
 			}
 		}
@@ -392,8 +392,8 @@ func (a *Area) unstash(e dsm.ExtentIndex, came dsm.PageSet) {
 func (a *Area) Acquire(ctx context.Context, storing bool) error {
 	var op *acquiring
 	a.step(func() {
-		if storing || !a.holding() {
-			op = a.startAcquire(storing)
+		if storing || !a.defersLocked() {
+			op = a.startAcquireLocked(storing)
 		}
 	})
 	return a.finishAcquire(ctx, op, nil)
@@ -407,27 +407,27 @@ func (a *Area) finishAcquire(ctx context.Context, op *acquiring, err error) erro
 	if err == nil {
 		// Until the kernel has heard of everything the homes wait with more, or this
 		// might never end.
-		a.step(a.drain)
+		a.step(a.drainLocked)
 		err = a.await(ctx, "acquire", func() bool { return a.mu.cached == nil || a.mu.cached.Idle() })
-		a.step(a.drained)
+		a.step(a.drainedLocked)
 	}
 	if op != nil {
-		a.step(func() { a.endAcquire(op) })
+		a.step(func() { a.endAcquireLocked(op) })
 	}
 	return err
 }
 
-// startAcquire asks all homes; until endAcquire updates may enter memory, if the caller stores.
-func (a *Area) startAcquire(storing bool) *acquiring {
+// startAcquireLocked asks all homes; until endAcquireLocked updates may enter memory, if the caller stores.
+func (a *Area) startAcquireLocked(storing bool) *acquiring {
 	op := &acquiring{storing: storing}
 	if storing {
 		a.mu.replica.syncing++
 	}
-	a.sendAcquire(op)
+	a.sendAcquireLocked(op)
 	return op
 }
 
-func (a *Area) endAcquire(op *acquiring) {
+func (a *Area) endAcquireLocked(op *acquiring) {
 	r := &a.mu.replica
 	if op.storing {
 		r.syncing--
@@ -440,18 +440,18 @@ func (a *Area) endAcquire(op *acquiring) {
 func (a *Area) Sync(ctx context.Context, storing bool) error {
 	var op *acquiring
 	begin := func() {
-		if storing || !a.holding() {
-			op = a.startAcquire(storing)
+		if storing || !a.defersLocked() {
+			op = a.startAcquireLocked(storing)
 		}
 	}
 	err := a.publish(ctx, begin)
 	return a.finishAcquire(ctx, op, err)
 }
 
-// sendAcquire asks all homes, under a new number: after a broken session an answer
+// sendAcquireLocked asks all homes, under a new number: after a broken session an answer
 // to an earlier Acquire may come though the pushes before it were lost. (An
 // answer to this one does not: a Subscribe that makes up for them goes ahead.)
-func (a *Area) sendAcquire(op *acquiring) {
+func (a *Area) sendAcquireLocked(op *acquiring) {
 	r := &a.mu.replica
 	delete(r.acquires, op.round)
 	r.round++
@@ -459,18 +459,18 @@ func (a *Area) sendAcquire(op *acquiring) {
 	r.acquires[op.round] = op
 	op.pending = make(map[dsm.NodeID]struct{})
 	op.version, op.partly = math.MaxUint64, false
-	for _, home := range a.homes() {
+	for _, home := range a.homesLocked() {
 		op.pending[home] = struct{}{}
-		a.send(home, &wire.Acquire{Stamp: a.stamp(), Round: op.round})
+		a.sendLocked(home, &wire.Acquire{Stamp: a.stampLocked(), Round: op.round})
 	}
 }
 
-func (a *Area) replicaAcquired(from dsm.NodeID, m *wire.Acquired) {
+func (a *Area) replicaAcquiredLocked(from dsm.NodeID, m *wire.Acquired) {
 	op := a.mu.replica.acquires[m.Round]
 	switch {
 	case op == nil:
 	case m.Gen < a.mu.ino.Gen: // so were the pushes before it, which were refused: the home is to apply the catalog's entry, and push again
-		a.send(from, &wire.Acquire{Stamp: a.stamp(), Round: op.round})
+		a.sendLocked(from, &wire.Acquire{Stamp: a.stampLocked(), Round: op.round})
 	default:
 		delete(op.pending, from)
 		op.version = min(op.version, m.Newest)
@@ -499,7 +499,7 @@ func (a *Area) NextNotice() (n Notice, ok bool) {
 func (a *Area) NoticeDone(n Notice) {
 	a.step(func() {
 		if a.mu.cached != nil {
-			a.dropped(a.mu.cached.Done(n))
+			a.droppedLocked(a.mu.cached.Done(n))
 		}
 	})
 }

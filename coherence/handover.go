@@ -177,7 +177,7 @@ func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (sent bool)
 		if x == nil {
 			return
 		}
-		m := &wire.HandoverExtent{Stamp: a.stamp(), ID: id, Slot: dsm.SlotOf(a.id, e), Extent: e, Version: x.version}
+		m := &wire.HandoverExtent{Stamp: a.stampLocked(), ID: id, Slot: dsm.SlotOf(a.id, e), Extent: e, Version: x.version}
 		for i, v := range x.pages {
 			if v != 0 {
 				m.Pages.Add(i)
@@ -191,7 +191,7 @@ func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (sent bool)
 		for i := range m.Pages.All() {
 			payload = append(payload, a.mu.mem.Home(page(e, i))...)
 		}
-		a.send(to, m, payload)
+		a.sendLocked(to, m, payload)
 		sent = true
 	})
 	return sent
@@ -210,18 +210,18 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 	later := false
 	if a, err := n.area(m.Area); err == nil {
 		a.step(func() {
-			row := a.row(m.Extent)
+			row := a.rowLocked(m.Extent)
 			switch {
 			case m.Epoch < row.Epoch || row.Source != from || !a.isSelf(row.Primary) || n.slotReady(m.Slot, row):
 				// Sent again, or overtaken by another view: nothing to install.
 			case m.Gen < a.mu.ino.Gen:
 				ack.Stale, ack.Rev = true, a.mu.ino.Rev
-			case int(m.Extent) < a.extents():
-				if _, err := a.memory(); err != nil {
+			case int(m.Extent) < a.extentsLocked():
+				if _, err := a.memoryLocked(); err != nil {
 					ack.Stale, ack.Rev, later = true, a.mu.ino.Rev, true
 					return
 				}
-				a.installExtent(m, payload)
+				a.installExtentLocked(m, payload)
 			}
 		})
 	}
@@ -249,9 +249,9 @@ func (h *handovers) sendLater(to dsm.NodeID, ack *wire.HandoverAck) {
 	})
 }
 
-// installExtent takes over the state of an extent. The area has memory.
-func (a *Area) installExtent(m *wire.HandoverExtent, payload []byte) {
-	x := a.homeExtent(m.Extent)
+// installExtentLocked takes over the state of an extent. The area has memory.
+func (a *Area) installExtentLocked(m *wire.HandoverExtent, payload []byte) {
+	x := a.homeExtentLocked(m.Extent)
 	for i := range x.pages {
 		a.mu.home.setVersion(x, i, 0)
 	}
@@ -264,10 +264,10 @@ func (a *Area) installExtent(m *wire.HandoverExtent, payload []byte) {
 	}
 	k := 0
 	for i := range m.Pages.All() {
-		if a.inArea(m.Extent, i) {
+		if a.inAreaLocked(m.Extent, i) {
 			a.mu.home.setVersion(x, i, m.Versions[k])
-			a.mu.mem.InstallHome(page(m.Extent, i), payload[k*dsm.PageSize:][:dsm.PageSize], a.replicaHas(m.Extent, i))
-			a.lookAtHome(m.Extent, x, i)
+			a.mu.mem.InstallHome(page(m.Extent, i), payload[k*dsm.PageSize:][:dsm.PageSize], a.replicaHasLocked(m.Extent, i))
+			a.lookAtHomeLocked(m.Extent, x, i)
 		}
 		k++
 	}
@@ -307,7 +307,7 @@ func (h *handovers) done(from dsm.NodeID, m *wire.HandoverDone) error {
 		return nil
 	}
 	for _, a := range n.all() {
-		a.step(a.unpark)
+		a.step(a.unparkLocked)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -335,7 +335,7 @@ func (h *handovers) tell(slots []dsm.Slot, e dsm.Epoch) {
 	}
 }
 
-// sessionReset starts the handover to peer over.
+// sessionResetLocked starts the handover to peer over.
 func (h *handovers) sessionReset(peer dsm.NodeID) {
 	h.mu.Lock()
 	v := h.node.cfg.View.Current()

@@ -64,8 +64,8 @@ func (h *home) setData(x *homeExtent, i int, data bool) {
 	}
 }
 
-// lookAtHome takes note whether page i has data. If it has none, its memory is given back.
-func (a *Area) lookAtHome(e dsm.ExtentIndex, x *homeExtent, i int) {
+// lookAtHomeLocked takes note whether page i has data. If it has none, its memory is given back.
+func (a *Area) lookAtHomeLocked(e dsm.ExtentIndex, x *homeExtent, i int) {
 	zero := a.mu.mem.HomeZero(page(e, i))
 	a.mu.home.setData(x, i, !zero)
 	if zero {
@@ -86,8 +86,8 @@ func (x *homeExtent) newer(v dsm.Version) (s dsm.PageSet) {
 	return s
 }
 
-// homeExtent returns the directory entry of e, making it at the first publish. The area has memory.
-func (a *Area) homeExtent(e dsm.ExtentIndex) *homeExtent {
+// homeExtentLocked returns the directory entry of e, making it at the first publish. The area has memory.
+func (a *Area) homeExtentLocked(e dsm.ExtentIndex) *homeExtent {
 	x := a.mu.home.extents[e]
 	if x == nil {
 		x = &homeExtent{writers: make(map[dsm.NodeID]dsm.Seq)}
@@ -100,25 +100,25 @@ func (a *Area) homeExtent(e dsm.ExtentIndex) *homeExtent {
 	return x
 }
 
-// homePublish merges a publish: the one place where versions are made.
-func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) error {
+// homePublishLocked merges a publish: the one place where versions are made.
+func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byte) error {
 	if a.leftLocked(from, 0) {
 		return nil
 	}
-	ack := &wire.PublishAck{Stamp: a.stamp(), Extent: m.Extent, Seq: m.Seq}
+	ack := &wire.PublishAck{Stamp: a.stampLocked(), Extent: m.Extent, Seq: m.Seq}
 	if x := a.mu.home.extents[m.Extent]; x != nil && m.Seq <= x.writers[from] {
 		// Sent again: merged already, be it under older rules.
 		ack.Version = x.version
 		if sub := a.mu.home.subs[from]; sub != nil {
 			sub.lack(m.Extent, m.Pages)
 		}
-		a.send(from, ack)
-		a.pump(from, a.mu.home.subs[from])
+		a.sendLocked(from, ack)
+		a.pumpLocked(from, a.mu.home.subs[from])
 		return nil
 	}
 	if m.Gen < a.mu.ino.Gen {
 		ack.Stale = true
-		a.send(from, ack)
+		a.sendLocked(from, ack)
 		return nil
 	}
 	delta := merge.Delta{Extent: m.Extent, Pages: m.Pages, Index: m.Index, Data: payload}
@@ -126,21 +126,21 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 		return errs.E(errs.Corrupt, "publish", "an area without a merge rule: %w", a.mu.ruleErr)
 	}
 	for i := range m.Pages.All() {
-		if !a.inArea(m.Extent, i) {
+		if !a.inAreaLocked(m.Extent, i) {
 			return errs.E(errs.Corrupt, "publish", "page %d is past the end of area %d", page(m.Extent, i), a.id)
 		}
 	}
 	if err := delta.Validate(a.mu.kernel); err != nil {
 		return err
 	}
-	mem, err := a.memory()
+	mem, err := a.memoryLocked()
 	if err != nil {
-		a.parkForMemory(from, m, payload)
+		a.parkForMemoryLocked(from, m, payload)
 		return nil
 	}
-	x := a.homeExtent(m.Extent)
+	x := a.homeExtentLocked(m.Extent)
 	for i := range m.Pages.All() {
-		mem.BeforeHomeWrite(page(m.Extent, i), a.keepBase(from, m, i))
+		mem.BeforeHomeWrite(page(m.Extent, i), a.keepBaseLocked(from, m, i))
 	}
 	a.mu.kernel.Apply(&delta, func(i int) []byte {
 		mem.PrefetchNext(m.Extent, &m.Pages, i)
@@ -149,7 +149,7 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 	x.version = a.drawLocked()
 	for i := range m.Pages.All() {
 		a.mu.home.setVersion(x, i, x.version)
-		a.lookAtHome(m.Extent, x, i)
+		a.lookAtHomeLocked(m.Extent, x, i)
 	}
 	x.writers[from] = m.Seq
 	a.node.stats.publishesMerged.Add(1)
@@ -163,31 +163,31 @@ func (a *Area) homePublish(from dsm.NodeID, m *wire.Publish, payload []byte) err
 			ack.Complete = l.lacks.Empty() && len(l.pushes) == 0
 		}
 	}
-	a.send(from, ack)
+	a.sendLocked(from, ack)
 	f := forwarding{publish: m, payload: payload}
-	for _, id := range a.subscribers() {
+	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
-		if id != from && !a.forward(id, s, &f) {
+		if id != from && !a.forwardLocked(id, s, &f) {
 			s.lack(m.Extent, m.Pages)
 		}
-		a.pump(id, s)
+		a.pumpLocked(id, s)
 	}
 	f.end()
 	return nil
 }
 
-// keepBase reports whether the publish of m leaves the local replica's base of page
+// keepBaseLocked reports whether the publish of m leaves the local replica's base of page
 // i behind, so that it needs a twin. It does not where the base will follow at once:
 //   - the publisher is this node and its base was the home's bytes: then they
 //     contain the publication, which has nothing left to do to the page at its ack;
 //   - the replica has nothing unpublished in the page, and takes the push that
 //     follows in this very step.
-func (a *Area) keepBase(from dsm.NodeID, m *wire.Publish, i int) bool {
+func (a *Area) keepBaseLocked(from dsm.NodeID, m *wire.Publish, i int) bool {
 	r := &a.mu.replica
 	if !r.subscribed || int(m.Extent) >= r.n {
 		return false
 	}
-	x := a.extent(m.Extent)
+	x := a.extentLocked(m.Extent)
 	if !x.have.Has(i) {
 		// The answer to its Subscribe may be on its way in this step, and say that
 		// nothing is lacking.
@@ -201,15 +201,15 @@ func (a *Area) keepBase(from dsm.NodeID, m *wire.Publish, i int) bool {
 		return true
 	}
 	s := a.mu.home.subs[a.node.cfg.Self]
-	if s == nil || s.hold || s.inFlight >= pushWindow || s.lag(m.Extent) == nil || len(s.lag(m.Extent).pushes) > 0 {
+	if s == nil || s.onRequest || s.inFlight >= pushWindow || s.lag(m.Extent) == nil || len(s.lag(m.Extent).pushes) > 0 {
 		return true // no push follows in this step
 	}
-	return r.hold || !x.live || x.dirty.Has(i) || a.shared()
+	return r.onRequest || !x.live || x.dirty.Has(i) || a.sharedLocked()
 }
 
-// subscribers returns who is subscribed, in a fixed order: others first, so that their
+// subscribersLocked returns who is subscribed, in a fixed order: others first, so that their
 // pushes leave before this node spends time on its own copy.
-func (a *Area) subscribers() []dsm.NodeID {
+func (a *Area) subscribersLocked() []dsm.NodeID {
 	ids := make([]dsm.NodeID, 0, len(a.mu.home.subs))
 	for id := range a.mu.home.subs {
 		ids = append(ids, id)
@@ -227,13 +227,13 @@ func (a *Area) subscribers() []dsm.NodeID {
 	return ids
 }
 
-// homeViewChanged forgets subscribers that are no members any more, and what those
+// homeViewChangedLocked forgets subscribers that are no members any more, and what those
 // that stay lack of extents that moved: they subscribe again, here too if this node
 // is the new home, which knows nothing of them until it has been handed the slot.
 // Slots that went to another home are handed over by handovers, which frees them
 // when the new home has them.
-func (a *Area) homeViewChanged(old *dsm.View) {
-	for _, id := range a.subscribers() {
+func (a *Area) homeViewChangedLocked(old *dsm.View) {
+	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
 		if _, ok := a.mu.view.Member(id); !ok {
 			s.end()
@@ -241,12 +241,12 @@ func (a *Area) homeViewChanged(old *dsm.View) {
 			continue
 		}
 		for slot := range s.slots {
-			if a.moved(old, dsm.Slot(slot)) {
+			if a.movedLocked(old, dsm.Slot(slot)) {
 				s.slots[slot] = false
 			}
 		}
 		for e := range s.extents {
-			if a.moved(old, dsm.SlotOf(a.id, e)) {
+			if a.movedLocked(old, dsm.SlotOf(a.id, e)) {
 				s.forget(e)
 			}
 		}
@@ -257,8 +257,8 @@ func (a *Area) homeViewChanged(old *dsm.View) {
 		}
 	}
 	for e, x := range a.mu.home.extents {
-		if row := a.row(e); !a.isSelf(row.Primary) && !a.isSelf(row.Source) {
-			a.resign(e)
+		if row := a.rowLocked(e); !a.isSelf(row.Primary) && !a.isSelf(row.Source) {
+			a.resignLocked(e)
 			continue
 		}
 		maps.DeleteFunc(x.writers, a.leftLocked)
@@ -272,8 +272,8 @@ func (a *Area) leftLocked(n dsm.NodeID, _ dsm.Seq) bool {
 	return !ok
 }
 
-// resign frees the home copy of an extent that the new home has received.
-func (a *Area) resign(e dsm.ExtentIndex) {
+// resignLocked frees the home copy of an extent that the new home has received.
+func (a *Area) resignLocked(e dsm.ExtentIndex) {
 	h := &a.mu.home
 	for i := range h.extents[e].pages {
 		h.setVersion(h.extents[e], i, 0)
@@ -283,23 +283,23 @@ func (a *Area) resign(e dsm.ExtentIndex) {
 		a.mu.mem.ResignHome(e)
 		switch r := &a.mu.replica; {
 		case !r.subscribed:
-			a.forget(e)
+			a.forgetLocked(e)
 		case r.demand:
-			a.forgetAllBut(e)
+			a.forgetAllButLocked(e)
 		}
 	}
-	a.freeIfUnused()
+	a.freeIfUnusedLocked()
 }
 
-// homeGenChanged follows a shrink or a change of rules. Replicas that know of
+// homeGenChangedLocked follows a shrink or a change of rules. Replicas that know of
 // it drop what was pushed before, so nothing under way counts as received.
-func (a *Area) homeGenChanged() {
-	for _, id := range a.subscribers() {
+func (a *Area) homeGenChangedLocked() {
+	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
-		s.lostAll()
+		s.requeueAll()
 		for e, l := range s.extents { // also of extents that were only fetched from
-			in := a.within(e)
-			l.lacks, l.holds, l.asked, l.fetched = l.lacks.And(in), l.holds.And(in), l.asked.And(in), l.fetched.And(in)
+			in := a.withinLocked(e)
+			l.lacks, l.has, l.asked, l.fetched = l.lacks.And(in), l.has.And(in), l.asked.And(in), l.fetched.And(in)
 			s.settle(l)
 		}
 	}
@@ -311,16 +311,16 @@ func (a *Area) homeGenChanged() {
 			}
 		}
 	}
-	for _, id := range a.subscribers() {
-		a.pump(id, a.mu.home.subs[id])
+	for _, id := range a.subscribersLocked() {
+		a.pumpLocked(id, a.mu.home.subs[id])
 	}
 }
 
-// homeReset follows a broken session: what was pushed may not have arrived.
-func (a *Area) homeReset(peer dsm.NodeID) {
+// homeResetLocked follows a broken session: what was pushed may not have arrived.
+func (a *Area) homeResetLocked(peer dsm.NodeID) {
 	delete(a.mu.home.untils, peer) // it asks again
 	if s := a.mu.home.subs[peer]; s != nil {
-		s.lostAll()
-		a.pump(peer, s)
+		s.requeueAll()
+		a.pumpLocked(peer, s)
 	}
 }

@@ -43,7 +43,7 @@ func put(t *testing.T, n *simNode, v int32) {
 
 func get(n *simNode) int32 { return int32(binary.LittleEndian.Uint32(n.area.mu.mem.Working(0))) }
 
-func publish(n *simNode) { n.area.step(func() { n.area.requestPublish() }) }
+func publish(n *simNode) { n.area.step(func() { n.area.requestPublishLocked() }) }
 
 func want(t *testing.T, n *simNode, v int32) {
 	t.Helper()
@@ -58,7 +58,7 @@ func TestPublishSentAgainIsMergedOnce(t *testing.T) {
 	publish(replica)
 	k := link{1, 0}
 	again := s.net[k][0] // the network of a broken session delivers it, and it is sent again
-	again.shared.Hold()
+	again.shared.Retain()
 	s.net[k] = append(s.net[k], again)
 	s.drain()
 	want(t, home, 5)
@@ -145,7 +145,7 @@ func TestPublishUnderOldRulesIsMadeAnew(t *testing.T) {
 
 func TestGarbageChangesNothing(t *testing.T) {
 	_, home, replica := pair(t, dsm.ApplyArrival)
-	st := replica.area.stamp()
+	st := replica.area.stampLocked()
 	bad := []struct {
 		msg     any
 		payload []byte

@@ -31,39 +31,39 @@ func (n *Node) Inspect(ctx context.Context, id dsm.AreaID) (Report, error) {
 		r.round++
 		round = r.round
 		r.inquiry[round] = q
-		a.sendInquire(round, q)
+		a.sendInquireLocked(round, q)
 	})
 	err = a.await(ctx, "inspect", func() bool { return len(q.pending) == 0 })
 	var rep Report
 	a.step(func() {
 		delete(a.mu.replica.inquiry, round)
-		rep = Report{Version: q.version(), Homes: a.homes(), Subscribers: slices.Sorted(maps.Keys(q.subs))}
+		rep = Report{Version: q.version(), Homes: a.homesLocked(), Subscribers: slices.Sorted(maps.Keys(q.subs))}
 	})
 	return rep, err
 }
 
-func (a *Area) sendInquire(round uint64, q *inquiring) {
+func (a *Area) sendInquireLocked(round uint64, q *inquiring) {
 	*q = inquiring{pending: make(map[dsm.NodeID]struct{}), answers: make(map[dsm.NodeID]dsm.Version), subs: make(map[dsm.NodeID]struct{})}
-	a.inquire(round, q, a.homes())
+	a.inquireLocked(round, q, a.homesLocked())
 }
 
-func (a *Area) inquire(round uint64, q *inquiring, homes []dsm.NodeID) {
+func (a *Area) inquireLocked(round uint64, q *inquiring, homes []dsm.NodeID) {
 	for _, home := range homes {
 		q.pending[home] = struct{}{}
-		a.send(home, &wire.Inquire{Stamp: a.stamp(), Round: round})
+		a.sendLocked(home, &wire.Inquire{Stamp: a.stampLocked(), Round: round})
 	}
 }
 
-// restartInquiries asks again after the homes changed or a session broke.
-func (a *Area) restartInquiries() {
+// restartInquiriesLocked asks again after the homes changed or a session broke.
+func (a *Area) restartInquiriesLocked() {
 	for _, round := range slices.Sorted(maps.Keys(a.mu.replica.inquiry)) {
-		a.sendInquire(round, a.mu.replica.inquiry[round])
+		a.sendInquireLocked(round, a.mu.replica.inquiry[round])
 	}
 	a.askUntilLocked()
-	a.restartSurveys()
+	a.restartSurveysLocked()
 }
 
-func (a *Area) replicaInquired(from dsm.NodeID, m *wire.Inquired) {
+func (a *Area) replicaInquiredLocked(from dsm.NodeID, m *wire.Inquired) {
 	q := a.mu.replica.inquiry[m.Round]
 	if q == nil {
 		return
@@ -75,7 +75,7 @@ func (a *Area) replicaInquired(from dsm.NodeID, m *wire.Inquired) {
 	}
 	if len(q.pending) == 0 && !q.again {
 		q.again = true
-		a.inquire(m.Round, q, q.behind())
+		a.inquireLocked(m.Round, q, q.unaware())
 	}
 	a.mu.wake = true
 }
@@ -88,8 +88,8 @@ func (q *inquiring) version() (v dsm.Version) {
 	return v
 }
 
-// behind returns the homes that have not heard of it.
-func (q *inquiring) behind() (homes []dsm.NodeID) {
+// unaware returns the homes that have not heard of it.
+func (q *inquiring) unaware() (homes []dsm.NodeID) {
 	newest := q.version()
 	for home, v := range q.answers {
 		if v < newest {

@@ -119,7 +119,7 @@ func TestRefusedStoreToAPageThatIsNotHere(t *testing.T) {
 	s.resize(dsm.ExtentSize)
 	s.catchUp()
 	past := make([]byte, (extents-1)*dsm.ExtentSize)
-	replica.area.step(func() { replica.area.read(past, dsm.ExtentSize) })
+	replica.area.step(func() { replica.area.readLocked(past, dsm.ExtentSize) })
 	s.resize(dsm.ExtentSize - dsm.PageSize)
 	s.resize(extents * dsm.ExtentSize)
 	s.catchUp()

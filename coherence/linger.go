@@ -15,8 +15,8 @@ type lingering struct {
 	until time.Time
 }
 
-// linger sets the timer. It is called in a step.
-func (a *Area) linger() {
+// lingerLocked sets the timer. It is called in a step.
+func (a *Area) lingerLocked() {
 	l := &a.mu.lingering
 	d := a.node.cfg.Linger
 	l.until = time.Now().Add(d)
@@ -44,13 +44,13 @@ func (a *Area) expire() {
 		if !r.subscribed || r.opens > 0 || a.node.keeps.Load() {
 			return
 		}
-		goal := a.requestPublish()
-		waits := slices.ContainsFunc(a.busyExtentsLocked(), func(e dsm.ExtentIndex) bool { return len(a.extent(e).stash) > 0 })
-		if waits || !a.reached(goal) || r.syncing > 0 {
+		goal := a.requestPublishLocked()
+		waits := slices.ContainsFunc(a.busyExtentsLocked(), func(e dsm.ExtentIndex) bool { return len(a.extentLocked(e).stash) > 0 })
+		if waits || !a.reachedLocked(goal) || r.syncing > 0 {
 			a.node.cfg.Log.Debug("a closed area is not published yet", "area", a.id)
-			a.linger()
+			a.lingerLocked()
 			return
 		}
-		a.dropReplica()
+		a.dropReplicaLocked()
 	})
 }

@@ -193,11 +193,11 @@ func BenchmarkPushOfManyExtents(b *testing.B) {
 				b.StopTimer()
 				a := newArea(New(Config{Self: 1, View: &slowPair{view: oneHome(), size: int64(extents) * dsm.ExtentSize}, Sender: nowhere{}, Log: slog.New(slog.DiscardHandler)}), dsm.Inode{Ino: 1, Kind: dsm.KindFile, Size: int64(extents) * dsm.ExtentSize, Gen: 1, Rev: 1})
 				a.step(func() {
-					if _, err := a.memory(); err != nil {
+					if _, err := a.memoryLocked(); err != nil {
 						b.Fatal(err)
 					}
 					for e := range dsm.ExtentIndex(extents) {
-						x := a.homeExtent(e)
+						x := a.homeExtentLocked(e)
 						x.version = a.drawLocked()
 						for i := range dsm.PageIndex(8) {
 							a.mu.home.setVersion(x, int(i), x.version)
@@ -209,16 +209,18 @@ func BenchmarkPushOfManyExtents(b *testing.B) {
 					all[e].Extent = dsm.ExtentIndex(e)
 				}
 				b.StartTimer()
-				a.step(func() { a.homeSubscribe(2, &wire.Subscribe{Stamp: a.stamp(), Extents: all}) })
+				a.step(func() { a.homeSubscribeLocked(2, &wire.Subscribe{Stamp: a.stampLocked(), Extents: all}) })
 				for id := range uint64(extents) {
-					a.step(func() { a.homePushAck(2, &wire.PushAck{Stamp: a.stamp(), Extent: dsm.ExtentIndex(id), ID: id + 1}) })
+					a.step(func() {
+						a.homePushAckLocked(2, &wire.PushAck{Stamp: a.stampLocked(), Extent: dsm.ExtentIndex(id), ID: id + 1})
+					})
 				}
 				b.StopTimer()
 				a.step(func() {
 					if a.mu.home.subs[2].inFlight > 0 || a.mu.home.lastPush != uint64(extents) {
 						b.Fatal("not all is pushed")
 					}
-					a.remove()
+					a.removeLocked()
 				})
 				b.StartTimer()
 			}

@@ -18,13 +18,13 @@ func TestPublishesBehindARefusedOne(t *testing.T) {
 	var goals []publishGoal
 	for v := range int32(3) {
 		put(t, replica, 5+v)
-		a.step(func() { goals = append(goals, a.requestPublish()) })
+		a.step(func() { goals = append(goals, a.requestPublishLocked()) })
 	}
 	s.changeRules(func(*dsm.Inode) {})
 	home.apply()
 	s.drain()
 	for i, g := range goals {
-		if !a.reached(g) {
+		if !a.reachedLocked(g) {
 			t.Errorf("publish %d is never complete", i)
 		}
 	}
@@ -37,19 +37,19 @@ func TestPublishOfAnExtentCutOff(t *testing.T) {
 	a := replica.area
 	storeAll(t, replica, 2)
 	var goal publishGoal
-	a.step(func() { goal = a.requestPublish() })
+	a.step(func() { goal = a.requestPublishLocked() })
 	if len(goal) != 2 {
 		t.Fatalf("%d extents are under way", len(goal))
 	}
 	s.resize(dsm.ExtentSize)
 	s.resize(2 * dsm.ExtentSize)
 	replica.apply()
-	if a.reached(goal) {
+	if a.reachedLocked(goal) {
 		t.Fatal("the first extent is not acked")
 	}
 	replica.apply()
 	s.drain()
-	if !a.reached(goal) {
+	if !a.reachedLocked(goal) {
 		t.Errorf("it waits for %d extents that are gone", len(goal))
 	}
 }
@@ -65,7 +65,7 @@ func TestFetchRefusedByNewRules(t *testing.T) {
 	s.drain()
 	home.apply()
 	s.drain()
-	if !replica.area.present(3*dsm.PageSize, dsm.PageSize) {
+	if !replica.area.presentLocked(3*dsm.PageSize, dsm.PageSize) {
 		t.Error("the page never comes")
 	}
 }
@@ -189,7 +189,7 @@ func TestPublishWithAStoreThatWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	var goal publishGoal
-	a.step(func() { goal = a.requestPublish() })
+	a.step(func() { goal = a.requestPublishLocked() })
 	homed := func() int32 { return int32(binary.LittleEndian.Uint32(home.area.mu.mem.Home(0))) }
 	fetch := s.net[link{1, 0}][0]
 	s.net[link{1, 0}] = s.net[link{1, 0}][1:]
@@ -197,13 +197,13 @@ func TestPublishWithAStoreThatWaits(t *testing.T) {
 	if homed() != 5 {
 		t.Errorf("what was here is not published: the home has %d", homed())
 	}
-	if a.reached(goal) {
+	if a.reachedLocked(goal) {
 		t.Error("the fsync returns, and a store is not published")
 	}
 	s.net[link{1, 0}] = append(s.net[link{1, 0}], fetch)
 	s.drain()
-	if b := home.area.mu.mem.Home(1); !a.reached(goal) || b[0] != 7 {
-		t.Errorf("the fsync has returned: %v; the home has %d, want 7", a.reached(goal), b[0])
+	if b := home.area.mu.mem.Home(1); !a.reachedLocked(goal) || b[0] != 7 {
+		t.Errorf("the fsync has returned: %v; the home has %d, want 7", a.reachedLocked(goal), b[0])
 	}
 }
 
@@ -212,17 +212,17 @@ func TestPublishWithAStoreThatWaits(t *testing.T) {
 func TestFetchAgainBeforeALateAck(t *testing.T) {
 	s, home, replica := pairOf(t, onDemand(sums(1, dsm.ApplySync)))
 	a := replica.area
-	a.step(a.drain) // acks wait
+	a.step(a.drainLocked) // acks wait
 	replica.here(3)
 	s.drain()
 	a.step(func() {
-		if v := a.evict(0, dsm.Range(3, 4), true); v.gone.Empty() {
+		if v := a.evictLocked(0, dsm.Range(3, 4), true); v.gone.Empty() {
 			t.Error("the page does not leave")
 		}
 	})
 	replica.here(3)
 	s.deliverAll(link{1, 0})
-	a.step(a.drained)
+	a.step(a.drainedLocked)
 	s.deliverAll(link{1, 0})
 	s.changeRules(func(*dsm.Inode) {})
 	replica.apply()

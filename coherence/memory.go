@@ -26,10 +26,10 @@ func newMemory(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) {
 	return pages.NewArea(id, size)
 }
 
-// memory returns the memory of the area, making it at first use. Sizes were reserved
+// memoryLocked returns the memory of the area, making it at first use. Sizes were reserved
 // against the budget by the catalog, so failure means that the node's own limits
 // (mappings) are exhausted.
-func (a *Area) memory() (*pages.Area, error) {
+func (a *Area) memoryLocked() (*pages.Area, error) {
 	if a.mu.mem != nil {
 		return a.mu.mem, nil
 	}
@@ -44,15 +44,15 @@ func (a *Area) memory() (*pages.Area, error) {
 	return mem, nil
 }
 
-// workingCopy makes the working copy.
-func (a *Area) workingCopy() error {
-	mem, err := a.memory()
+// workingCopyLocked makes the working copy.
+func (a *Area) workingCopyLocked() error {
+	mem, err := a.memoryLocked()
 	if err != nil {
 		return err
 	}
 	if err := mem.BeginReplica(); err != nil {
 		a.node.warnOfMemory(a.id, err)
-		a.freeIfUnused()
+		a.freeIfUnusedLocked()
 		return &errs.Error{Op: "reserve memory", Area: a.id, Err: err}
 	}
 	return nil
@@ -74,15 +74,15 @@ func (n *Node) warnOfMemory(id dsm.AreaID, err error) {
 	n.cfg.Log.Warn("the memory of an area cannot be made", "area", id, "err", err, "todo", todo)
 }
 
-// parkForMemory keeps a publish that there is no memory for. It is tried again until there is, and what its node
+// parkForMemoryLocked keeps a publish that there is no memory for. It is tried again until there is, and what its node
 // asks after it waits with it. Nobody is told: the publisher's fsync ends by its deadline, and its bytes stay there.
-func (a *Area) parkForMemory(from dsm.NodeID, m *wire.Publish, payload []byte) {
-	a.park(from, m, payload)
+func (a *Area) parkForMemoryLocked(from dsm.NodeID, m *wire.Publish, payload []byte) {
+	a.parkLocked(from, m, payload)
 	if a.mu.memoryRetry == nil {
 		a.mu.memoryRetry = time.AfterFunc(memoryRetry, func() {
 			a.step(func() {
 				a.mu.memoryRetry = nil
-				a.unpark()
+				a.unparkLocked()
 			})
 		})
 	}

@@ -33,7 +33,7 @@ func (n *simNode) starve() (log *bytes.Buffer, feed func()) {
 }
 
 func (n *simNode) reached(g publishGoal) (over bool) {
-	n.area.step(func() { over = n.area.reached(g) })
+	n.area.step(func() { over = n.area.reachedLocked(g) })
 	return over
 }
 
@@ -51,7 +51,7 @@ func TestOpenWithoutDescriptors(t *testing.T) {
 	log, _ := n.starve()
 	for range 3 {
 		var err error
-		n.area.step(func() { err = n.area.opened(true) })
+		n.area.step(func() { err = n.area.openedLocked(true) })
 		if !errors.Is(err, syscall.EMFILE) || errs.KindOf(err) != errs.Other {
 			t.Errorf("%v, kind %v", err, errs.KindOf(err))
 		}
@@ -71,7 +71,7 @@ func TestPublishToAHomeWithoutDescriptors(t *testing.T) {
 		home.find()
 		put(t, replica, 5)
 		var goal publishGoal
-		replica.area.step(func() { goal = replica.area.requestPublish() })
+		replica.area.step(func() { goal = replica.area.requestPublishLocked() })
 		s.retried()
 		for range 3 {
 			home.reset(replica)
@@ -118,7 +118,7 @@ func TestHandoverToAHomeWithoutDescriptors(t *testing.T) {
 		s.retried()
 		put(t, replica, 7)
 		var goal publishGoal
-		replica.area.step(func() { goal = replica.area.requestPublish() })
+		replica.area.step(func() { goal = replica.area.requestPublishLocked() })
 		s.retried()
 		if replica.reached(goal) {
 			t.Fatal("the new home takes a publish without memory")

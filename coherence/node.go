@@ -131,7 +131,7 @@ func (n *Node) known(id dsm.AreaID) *Area {
 // of its log, before anyone can read the new state.
 func (n *Node) AreaChanged(_, now dsm.Inode) {
 	if a := n.known(now.Area()); a != nil {
-		a.step(func() { a.inodeChanged(now) })
+		a.step(func() { a.inodeChangedLocked(now) })
 		if c := n.cache.Load(); c != nil {
 			(*c).AttrChanged(now.Area())
 		}
@@ -145,7 +145,7 @@ func (n *Node) AreaRemoved(ino dsm.Ino) {
 	delete(n.mu.areas, dsm.AreaID(ino))
 	n.mu.Unlock()
 	if a != nil {
-		a.step(a.remove)
+		a.step(a.removeLocked)
 	}
 }
 
@@ -176,7 +176,7 @@ func (n *Node) Reset() {
 // SessionReset says that messages to or from peer may have been lost.
 func (n *Node) SessionReset(peer dsm.NodeID) {
 	for _, a := range n.all() {
-		a.step(func() { a.sessionReset(peer) })
+		a.step(func() { a.sessionResetLocked(peer) })
 	}
 	n.handovers.sessionReset(peer)
 }

@@ -85,30 +85,30 @@ func (p *publication) shrink(e dsm.ExtentIndex, size int64) {
 	}
 }
 
-// startPublications makes publications of the wanted extents: first those with homes elsewhere,
+// startPublicationsLocked makes publications of the wanted extents: first those with homes elsewhere,
 // which take longest, up to the window, then those whose home is this node. Following steps do what
 // is more than a batch.
-func (a *Area) startPublications() {
-	if a.publishable() != nil {
+func (a *Area) startPublicationsLocked() {
+	if a.publishableLocked() != nil {
 		return
 	}
-	if a.startPublicationsTo(false) {
-		a.startPublicationsTo(true)
+	if a.startPublicationsToLocked(false) {
+		a.startPublicationsToLocked(true)
 	}
 }
 
-// startPublicationsTo makes the publications for this node, or for other homes: one for each home
+// startPublicationsToLocked makes the publications for this node, or for other homes: one for each home
 // in turn. It returns false when the batch is full.
-func (a *Area) startPublicationsTo(here bool) (rest bool) {
+func (a *Area) startPublicationsToLocked(here bool) (rest bool) {
 	r := &a.mu.replica
 	var list []*publication
 	var parked []dsm.ExtentIndex
-	homes := r.wants.homes(a.node.cfg.Self, here)
+	homes := r.wants.queued(a.node.cfg.Self, here)
 batch:
 	for len(homes) > 0 {
 		more := homes[:0]
 		for _, home := range homes {
-			e, x := a.nextWanted(home)
+			e, x := a.nextWantedLocked(home)
 			if x == nil {
 				continue
 			}
@@ -116,7 +116,7 @@ batch:
 			if a.mu.again = a.mu.diffed >= publishBatch; a.mu.again || full && !here {
 				break batch
 			}
-			if full && here && !a.node.slotReady(dsm.SlotOf(a.id, e), a.row(e)) { // it would be parked
+			if full && here && !a.node.slotReady(dsm.SlotOf(a.id, e), a.rowLocked(e)) { // it would be parked
 				parked = append(parked, e)
 				r.wants.drop(home, x)
 				more = append(more, home)
@@ -131,25 +131,25 @@ batch:
 			r.wants.drop(home, x)
 			a.mu.diffed += n
 			x.wanted = len(x.stash) > 0 // the pages of these stores will come later
-			pub := a.newPublication(e, x)
+			pub := a.newPublicationLocked(e, x)
 			pub.home, pub.credit = home, n*dsm.PageSize
 			list = append(list, pub)
 		}
 		homes = more
 	}
 	for _, e := range parked {
-		a.want(e, a.extent(e))
+		a.wantLocked(e, a.extentLocked(e))
 	}
-	spread.Over(len(list), func(i int) { a.diff(list[i]) })
+	spread.Over(len(list), func(i int) { a.diffLocked(list[i]) })
 	for _, pub := range list {
-		a.startPublication(pub)
+		a.startPublicationLocked(pub)
 	}
 	return !a.mu.again
 }
 
-// newPublication makes a publication from the dirty pages of an extent.
-func (a *Area) newPublication(e dsm.ExtentIndex, x *replicaExtent) *publication {
-	pub := &publication{kernel: a.mu.kernel, stamp: a.stamp(), limit: dsm.ExtentSize, sent: x.dirty.And(x.have)}
+// newPublicationLocked makes a publication from the dirty pages of an extent.
+func (a *Area) newPublicationLocked(e dsm.ExtentIndex, x *replicaExtent) *publication {
+	pub := &publication{kernel: a.mu.kernel, stamp: a.stampLocked(), limit: dsm.ExtentSize, sent: x.dirty.And(x.have)}
 	x.dirty = x.dirty.Minus(pub.sent)
 	if len(x.stash) == 0 {
 		x.started++
@@ -160,9 +160,9 @@ func (a *Area) newPublication(e dsm.ExtentIndex, x *replicaExtent) *publication 
 	return pub
 }
 
-// diff finds what changed in the pages of a publication. Several calls run concurrently, and change
+// diffLocked finds what changed in the pages of a publication. Several calls run concurrently, and change
 // nothing but their publications.
-func (a *Area) diff(pub *publication) {
+func (a *Area) diffLocked(pub *publication) {
 	mem, e := a.mu.mem, pub.delta.Extent
 	pub.data = wire.Share(pub.sent.Len() * dsm.PageSize)
 	pub.delta.Data = pub.data.Bytes[:0]
@@ -173,8 +173,8 @@ func (a *Area) diff(pub *publication) {
 		var changed, inexact bool
 		w := mem.Working(p)
 		// A program that has detached may have left bytes past the end.
-		if a.shared() || int64(p+1)*dsm.PageSize > a.mu.ino.Size {
-			changed, inexact = pub.kernel.AppendShared(&pub.delta, p, mem.Base(p), a.bytesOf(p), snap[:])
+		if a.sharedLocked() || int64(p+1)*dsm.PageSize > a.mu.ino.Size {
+			changed, inexact = pub.kernel.AppendShared(&pub.delta, p, mem.Base(p), a.bytesOfLocked(p), snap[:])
 			w = snap[:] // what was sent must be what is accounted for
 		} else {
 			changed, inexact = pub.kernel.AppendDelta(&pub.delta, p, mem.Base(p), w)
@@ -196,11 +196,11 @@ func (a *Area) diff(pub *publication) {
 	pub.delta.Data = pub.data.Bytes
 }
 
-// startPublication sends what changed in an extent.
-func (a *Area) startPublication(pub *publication) {
+// startPublicationLocked sends what changed in an extent.
+func (a *Area) startPublicationLocked(pub *publication) {
 	r := &a.mu.replica
 	e := pub.delta.Extent
-	x := a.extent(e)
+	x := a.extentLocked(e)
 	a.node.links.more(pub.home, a, pub.weight()-pub.credit)
 	pub.credit = pub.weight()
 	if pub.pages.Empty() {
@@ -215,20 +215,20 @@ func (a *Area) startPublication(pub *publication) {
 	x.pub = pub
 	a.node.stats.publishes.Add(1)
 	a.node.stats.publishedBytes.Add(uint64(len(pub.delta.Data)))
-	a.sendPublication(e, pub)
+	a.sendPublicationLocked(e, pub)
 }
 
-func (a *Area) sendPublication(e dsm.ExtentIndex, pub *publication) {
-	st := a.stamp()
+func (a *Area) sendPublicationLocked(e dsm.ExtentIndex, pub *publication) {
+	st := a.stampLocked()
 	st.Gen = pub.stamp.Gen
-	a.sendShared(a.row(e).Primary, &wire.Publish{Stamp: st, Extent: e, Seq: pub.seq, Pages: pub.sent, Index: pub.delta.Index},
-		pub.data.Hold())
+	a.sendSharedLocked(a.rowLocked(e).Primary, &wire.Publish{Stamp: st, Extent: e, Seq: pub.seq, Pages: pub.sent, Index: pub.delta.Index},
+		pub.data.Retain())
 }
 
 // resendLocked sends a publication again, perhaps to another home. If the link has no credit the
 // publication waits for it.
 func (a *Area) resendLocked(e dsm.ExtentIndex, pub *publication) {
-	home := a.row(e).Primary
+	home := a.rowLocked(e).Primary
 	if pub.home != home {
 		a.node.links.give(pub.home, a, pub.credit)
 		waits := pub.home == 0
@@ -241,7 +241,7 @@ func (a *Area) resendLocked(e dsm.ExtentIndex, pub *publication) {
 		}
 		pub.home, pub.credit = home, pub.weight()
 	}
-	a.sendPublication(e, pub)
+	a.sendPublicationLocked(e, pub)
 }
 
 // sendUnsentLocked sends publications that wait for credit.
@@ -253,7 +253,7 @@ func (a *Area) sendUnsentLocked() {
 		if int(e) >= r.n {
 			continue
 		}
-		if pub := a.extent(e).pub; pub != nil && pub.home == 0 {
+		if pub := a.extentLocked(e).pub; pub != nil && pub.home == 0 {
 			if a.resendLocked(e, pub); pub.home == 0 {
 				r.unsent = append(r.unsent, e)
 			}
@@ -261,33 +261,33 @@ func (a *Area) sendUnsentLocked() {
 	}
 }
 
-// endPublication ends the publication of an extent.
-func (a *Area) endPublication(x *replicaExtent) {
+// endPublicationLocked ends the publication of an extent.
+func (a *Area) endPublicationLocked(x *replicaExtent) {
 	a.mu.replica.underWay -= x.pub.weight()
 	a.node.links.give(x.pub.home, a, x.pub.credit)
 	x.pub = nil
 }
 
-// replicaPublishAck ends a publication. The base copy takes it over; or, if the rules have changed
+// replicaPublishAckLocked ends a publication. The base copy takes it over; or, if the rules have changed
 // meanwhile, its pages become dirty again and are diffed anew.
-func (a *Area) replicaPublishAck(m *wire.PublishAck) {
+func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 	r := &a.mu.replica
 	a.heardLocked(m.Version)
 	if !r.subscribed || int(m.Extent) >= r.n {
 		return
 	}
-	x := a.extent(m.Extent)
+	x := a.extentLocked(m.Extent)
 	pub := x.pub
 	if pub == nil || pub.seq != m.Seq {
 		return
 	}
-	a.endPublication(x)
+	a.endPublicationLocked(x)
 	a.mu.wake = true
 	if m.Stale {
-		a.dirtyLocked(m.Extent, x, pub.sent.And(x.have).And(a.within(m.Extent))) // pages on demand that were cut off are not here
-		a.want(m.Extent, x)                                                      // calls that wait for this number are served by the next publication, which has all of it
+		a.dirtyLocked(m.Extent, x, pub.sent.And(x.have).And(a.withinLocked(m.Extent))) // pages on demand that were cut off are not here
+		a.wantLocked(m.Extent, x)                                                      // calls that wait for this number are served by the next publication, which has all of it
 		pub.data.Release()
-		a.startPublications()
+		a.startPublicationsLocked()
 		return
 	}
 	a.mu.recount = a.mu.recount || pub.recount
@@ -296,7 +296,7 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 	for i := range pub.pages.All() {
 		p := page(m.Extent, i)
 		mem.PrefetchNext(m.Extent, &pub.pages, i)
-		if !a.inArea(m.Extent, i) {
+		if !a.inAreaLocked(m.Extent, i) {
 			continue
 		}
 		s := pub.snap[i]
@@ -309,31 +309,31 @@ func (a *Area) replicaPublishAck(m *wire.PublishAck) {
 		if s != nil {
 			// The home's result is rounded differently: bring it into memory too.
 			a.mu.cached.BeforeMerge(p)
-			a.merge(pub.kernel, p, s, n[:])
-			a.changed(m.Extent, dsm.Range(i, i+1), nil)
+			a.mergeLocked(pub.kernel, p, s, n[:])
+			a.changedLocked(m.Extent, dsm.Range(i, i+1), nil)
 		}
 		mem.SetBase(p, n[:])
 	}
 	a.mu.cleaner = r.demand
-	if m.Complete && x.behind.Empty() {
+	if m.Complete && x.outdated.Empty() {
 		x.version = max(x.version, m.Version)
 		r.version = max(r.version, m.Version)
 	}
 	x.acked = pub.number
 	pub.data.Release()
 	if x.wanted {
-		a.want(m.Extent, x)
+		a.wantLocked(m.Extent, x)
 	}
-	a.startPublications()
+	a.startPublicationsLocked()
 }
 
 // aheadBytes is the smallest WRITE that starts publications before anyone asks for them: it means
 // that a program, or the kernel's writeback, is writing a lot.
 const aheadBytes = 256 << 10
 
-// canPublishAhead reports whether stores may be published before anyone asks for that, as at an
+// canPublishAheadLocked reports whether stores may be published before anyone asks for that, as at an
 // interval, and whether a goroutine should be started for it.
-func (a *Area) canPublishAhead() bool {
+func (a *Area) canPublishAheadLocked() bool {
 	r := &a.mu.replica
 	if r.early || a.mu.ino.Spec.Interval == 0 || r.underWay >= publishWindow {
 		return false
@@ -342,19 +342,19 @@ func (a *Area) canPublishAhead() bool {
 	return true
 }
 
-// publishAhead publishes the extents that are dirty from end to end. The fsync that follows a large
+// publishAheadLocked publishes the extents that are dirty from end to end. The fsync that follows a large
 // writeback then finds most of it done: diffing and sending overlap with the kernel's delivery of
 // the rest.
-func (a *Area) publishAhead() {
+func (a *Area) publishAheadLocked() {
 	r := &a.mu.replica
 	r.early = false
 	for _, e := range r.busy.full {
-		if int(e) < r.n && a.extent(e).dirty == dsm.AllPages {
-			a.want(e, a.extent(e))
+		if int(e) < r.n && a.extentLocked(e).dirty == dsm.AllPages {
+			a.wantLocked(e, a.extentLocked(e))
 		}
 	}
 	r.busy.full = nil
-	a.startPublications()
+	a.startPublicationsLocked()
 }
 
 // publishGoal says when the publish that a caller waits for is complete: when the publications of
@@ -365,21 +365,21 @@ type publishGoal map[*replicaExtent]uint64
 // cutOff ends all waits for publications of an extent that the area does not have any more.
 func (x *replicaExtent) cutOff() { x.acked = math.MaxUint64 }
 
-// requestPublish wants all dirty extents published, and returns the goal.
-func (a *Area) requestPublish() publishGoal {
+// requestPublishLocked wants all dirty extents published, and returns the goal.
+func (a *Area) requestPublishLocked() publishGoal {
 	r := &a.mu.replica
 	var goal publishGoal
 	r.busy.full = nil
 	for _, e := range a.busyExtentsLocked() {
-		x := a.extent(e)
+		x := a.extentLocked(e)
 		switch {
 		case !x.dirty.Empty() || len(x.stash) > 0:
-			a.want(e, x)
+			a.wantLocked(e, x)
 			var stored dsm.PageSet
 			for i := range x.stash {
 				stored.Add(i)
 			}
-			a.ask(e, x, stored) // again, in case they came and could not be put in place
+			a.askLocked(e, x, stored) // again, in case they came and could not be put in place
 		case x.pub == nil:
 			continue
 		}
@@ -392,14 +392,14 @@ func (a *Area) requestPublish() publishGoal {
 		}
 	}
 	if goal != nil {
-		a.startPublications()
+		a.startPublicationsLocked()
 	}
 	return goal
 }
 
-// reached reports whether the goal is reached. It removes extents that have reached theirs from the
+// reachedLocked reports whether the goal is reached. It removes extents that have reached theirs from the
 // goal, so that it need not look at them again.
-func (a *Area) reached(g publishGoal) bool {
+func (a *Area) reachedLocked(g publishGoal) bool {
 	for x, n := range g {
 		if x.acked >= n {
 			delete(g, x)
@@ -423,8 +423,8 @@ func (a *Area) publish(ctx context.Context, and func()) error {
 	var goal publishGoal
 	var rule error
 	a.step(func() {
-		if goal = a.requestPublish(); goal != nil {
-			rule = a.publishable()
+		if goal = a.requestPublishLocked(); goal != nil {
+			rule = a.publishableLocked()
 		}
 		and()
 	})
@@ -435,16 +435,16 @@ func (a *Area) publish(ctx context.Context, and func()) error {
 		return rule
 	}
 	if err := a.await(ctx, "publish", func() bool {
-		rule = a.publishable()
-		return rule != nil || a.reached(goal)
+		rule = a.publishableLocked()
+		return rule != nil || a.reachedLocked(goal)
 	}); err != nil {
 		return err
 	}
 	return rule
 }
 
-// publishable says why the bytes of the area cannot be merged as its rules say.
-func (a *Area) publishable() error {
+// publishableLocked says why the bytes of the area cannot be merged as its rules say.
+func (a *Area) publishableLocked() error {
 	if a.mu.ruleErr != nil {
 		return &errs.Error{Op: "publish", Area: a.id, Kind: errs.Invalid, Err: a.mu.ruleErr}
 	}
@@ -466,7 +466,7 @@ func (a *Area) detectLayout(ctx context.Context) error {
 		if a.mu.ino.Spec.DType != dsm.DTypeAuto || a.mu.ino.Layout.DType != dsm.DTypeAuto {
 			return
 		}
-		if r.n == 0 || !a.extent(0).have.Has(0) {
+		if r.n == 0 || !a.extentLocked(0).have.Has(0) {
 			return
 		}
 		l, found = npyLayout(a.mu.mem.Working(0), a.mu.ino.Size)

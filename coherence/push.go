@@ -13,17 +13,17 @@ import (
 // what a slow subscriber costs.
 const pushWindow = 4 << 20
 
-// homeSubscribe starts, or restarts, the stream of updates for the extents and for the slots.
-func (a *Area) homeSubscribe(from dsm.NodeID, m *wire.Subscribe) {
+// homeSubscribeLocked starts, or restarts, the stream of updates for the extents and for the slots.
+func (a *Area) homeSubscribeLocked(from dsm.NodeID, m *wire.Subscribe) {
 	s := a.mu.home.subs[from]
 	if s == nil {
 		s = newSubscriber(a, from)
 		a.mu.home.subs[from] = s
 	}
-	s.hold, s.partial = m.Hold, m.Partial
-	r := &wire.Subscribed{Stamp: a.stamp(), Round: m.Round}
+	s.onRequest, s.partial = m.OnRequest, m.Partial
+	r := &wire.Subscribed{Stamp: a.stampLocked(), Round: m.Round}
 	for _, x := range m.Extents {
-		if a.serve(m.Epoch, x.Extent) != serve {
+		if a.serveLocked(m.Epoch, x.Extent) != serve {
 			continue
 		}
 		lacks := a.mu.home.extents[x.Extent].newer(x.Version)
@@ -33,11 +33,11 @@ func (a *Area) homeSubscribe(from dsm.NodeID, m *wire.Subscribe) {
 			s.extents[x.Extent] = l
 		}
 		l.group = m.Group
-		l.holds, l.asked, l.fetched = x.Holds, dsm.PageSet{}, dsm.PageSet{}
-		s.lost(x.Extent) // it subscribed before, and what it has not acked may be lost
+		l.has, l.asked, l.fetched = x.Has, dsm.PageSet{}, dsm.PageSet{}
+		s.requeue(x.Extent) // it subscribed before, and what it has not acked may be lost
 		lacks = lacks.Or(l.lacks)
 		if s.partial {
-			lacks = lacks.And(l.holds)
+			lacks = lacks.And(l.has)
 			l.lacks = lacks
 			s.settle(l)
 		}
@@ -48,22 +48,22 @@ func (a *Area) homeSubscribe(from dsm.NodeID, m *wire.Subscribe) {
 		}
 	}
 	for _, slot := range m.Slots {
-		if a.serveSlot(m.Epoch, slot) == serve {
+		if a.serveSlotLocked(m.Epoch, slot) == serve {
 			r.Slots = append(r.Slots, slot)
 		}
 	}
 	if len(r.Slots) > 0 {
-		r.Lacks = append(r.Lacks, a.subscribeSlots(s, r.Slots, m.Group)...)
+		r.Lacks = append(r.Lacks, a.subscribeSlotsLocked(s, r.Slots, m.Group)...)
 	}
 	if m.Round != 0 {
-		a.sendSubscribed(from, r)
+		a.sendSubscribedLocked(from, r)
 	}
-	a.pump(from, s)
+	a.pumpLocked(from, s)
 }
 
-// subscribeSlots starts the stream of those extents in the slots that the subscriber has nothing of: all but those
+// subscribeSlotsLocked starts the stream of those extents in the slots that the subscriber has nothing of: all but those
 // that it has named in the group. It returns what it lacks of them.
-func (a *Area) subscribeSlots(s *subscriber, list []dsm.Slot, group uint64) (lacks []wire.ExtentPages) {
+func (a *Area) subscribeSlotsLocked(s *subscriber, list []dsm.Slot, group uint64) (lacks []wire.ExtentPages) {
 	in := slotSet(list)
 	for _, slot := range list {
 		s.slots[slot] = true
@@ -77,7 +77,7 @@ func (a *Area) subscribeSlots(s *subscriber, list []dsm.Slot, group uint64) (lac
 		return nil // it holds nothing of them
 	}
 	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
-		if !in[dsm.SlotOf(a.id, e)] || s.extents[e] != nil || int(e) >= a.extents() {
+		if !in[dsm.SlotOf(a.id, e)] || s.extents[e] != nil || int(e) >= a.extentsLocked() {
 			continue
 		}
 		if all := a.mu.home.extents[e].newer(0); !all.Empty() {
@@ -88,82 +88,82 @@ func (a *Area) subscribeSlots(s *subscriber, list []dsm.Slot, group uint64) (lac
 	return lacks
 }
 
-// sendSubscribed sends an answer in parts.
-func (a *Area) sendSubscribed(to dsm.NodeID, r *wire.Subscribed) {
+// sendSubscribedLocked sends an answer in parts.
+func (a *Area) sendSubscribedLocked(to dsm.NodeID, r *wire.Subscribed) {
 	for len(r.Lacks) > subscribePart {
-		a.send(to, &wire.Subscribed{Stamp: r.Stamp, Round: r.Round, Lacks: r.Lacks[:subscribePart], More: true})
+		a.sendLocked(to, &wire.Subscribed{Stamp: r.Stamp, Round: r.Round, Lacks: r.Lacks[:subscribePart], More: true})
 		r.Lacks = r.Lacks[subscribePart:]
 	}
-	a.send(to, r)
+	a.sendLocked(to, r)
 }
 
-func (a *Area) homeUnsubscribe(from dsm.NodeID) {
+func (a *Area) homeUnsubscribeLocked(from dsm.NodeID) {
 	a.mu.home.subs[from].end()
 	delete(a.mu.home.subs, from)
 }
 
-// homeAcquire pushes what the sender lacks, then answers. The answer does not wait for what is
+// homeAcquireLocked pushes what the sender lacks, then answers. The answer does not wait for what is
 // published meanwhile.
-func (a *Area) homeAcquire(from dsm.NodeID, m *wire.Acquire) {
+func (a *Area) homeAcquireLocked(from dsm.NodeID, m *wire.Acquire) {
 	s := a.mu.home.subs[from]
 	if s == nil {
 		return // its Subscribe was made for an older view; it asks again in the new one
 	}
 	w := &acquireWait{round: m.Round, until: s.lastTurn, left: s.lacking}
 	s.acquires = append(s.acquires, w)
-	a.pump(from, s)
+	a.pumpLocked(from, s)
 }
 
-// homeFetch pushes pages that a program waits for, whatever the window and Hold say.
-func (a *Area) homeFetch(from dsm.NodeID, m *wire.Fetch) {
+// homeFetchLocked pushes pages that a program waits for, whatever the window and Hold say.
+func (a *Area) homeFetchLocked(from dsm.NodeID, m *wire.Fetch) {
 	if s := a.mu.home.subs[from]; s != nil && s.lag(m.Extent) != nil {
 		l := s.lag(m.Extent)
-		l.holds, l.asked = l.holds.Or(m.Pages), l.asked.Or(m.Pages)
+		l.has, l.asked = l.has.Or(m.Pages), l.asked.Or(m.Pages)
 		for i := range l.pushes { // acks of earlier pushes do not answer this Fetch
 			l.pushes[i].answer = l.pushes[i].answer.Minus(m.Pages)
 		}
 		s.fetch(m.Extent, l, m.Pages)
-		a.pump(from, s)
+		a.pumpLocked(from, s)
 	}
 }
 
-// homeRelease records that a partial subscriber does not have the pages any more. It ignores those
+// homeReleaseLocked records that a partial subscriber does not have the pages any more. It ignores those
 // that are under way to it.
-func (a *Area) homeRelease(from dsm.NodeID, m *wire.Release) {
+func (a *Area) homeReleaseLocked(from dsm.NodeID, m *wire.Release) {
 	s := a.mu.home.subs[from]
 	if s == nil || s.lag(m.Extent) == nil {
 		return
 	}
 	l := s.lag(m.Extent)
-	l.holds, l.asked, l.fetched = l.holds.Minus(m.Pages), l.asked.Minus(m.Pages), l.fetched.Minus(m.Pages)
+	l.has, l.asked, l.fetched = l.has.Minus(m.Pages), l.asked.Minus(m.Pages), l.fetched.Minus(m.Pages)
 	l.lacks, l.sent = l.lacks.Minus(m.Pages), l.sent.Minus(m.Pages)
 	s.settle(l)
-	a.pump(from, s) // an Acquire may have waited only for these
+	a.pumpLocked(from, s) // an Acquire may have waited only for these
 }
 
-func (a *Area) homePushAck(from dsm.NodeID, m *wire.PushAck) {
+func (a *Area) homePushAckLocked(from dsm.NodeID, m *wire.PushAck) {
 	if s := a.mu.home.subs[from]; s != nil {
 		if !m.Declined.Empty() {
 			// The subscriber defers updates; its Subscribe that says so is under way, or parked.
 			// Pushing again before that arrives would be declined each time.
-			s.hold = true
+			s.onRequest = true
 		}
 		s.acked(m.Extent, m.ID, m.Declined)
-		a.pump(from, s)
+		a.pumpLocked(from, s)
 	}
 }
 
-// pump pushes what was fetched, and then, while the window is open, what the subscriber lacks: one
+// pumpLocked pushes what was fetched, and then, while the window is open, what the subscriber lacks: one
 // push of an extent at a time, the longest waiting extent first. Then it answers the Acquires for
 // which everything has been pushed.
-func (a *Area) pump(to dsm.NodeID, s *subscriber) {
+func (a *Area) pumpLocked(to dsm.NodeID, s *subscriber) {
 	if s == nil {
 		return
 	}
-	if a.pumpFetches(to, s) {
+	if a.pumpFetchesLocked(to, s) {
 		for s.inFlight < pushWindow {
 			e, l := s.next()
-			if l == nil || s.hold && !s.wanted(l) || !a.push(to, s, e, l.lacks) {
+			if l == nil || s.onRequest && !s.wanted(l) || !a.pushLocked(to, s, e, l.lacks) {
 				break
 			}
 		}
@@ -171,7 +171,7 @@ func (a *Area) pump(to dsm.NodeID, s *subscriber) {
 	waiting := s.acquires[:0]
 	for _, w := range s.acquires {
 		if w.left == 0 {
-			a.send(to, &wire.Acquired{Stamp: a.stamp(), Round: w.round})
+			a.sendLocked(to, &wire.Acquired{Stamp: a.stampLocked(), Round: w.round})
 			continue
 		}
 		waiting = append(waiting, w)
@@ -180,11 +180,11 @@ func (a *Area) pump(to dsm.NodeID, s *subscriber) {
 	s.acquires = waiting
 }
 
-// pumpFetches pushes the pages that programs wait for. It returns false if there is no credit left.
-func (a *Area) pumpFetches(to dsm.NodeID, s *subscriber) bool {
+// pumpFetchesLocked pushes the pages that programs wait for. It returns false if there is no credit left.
+func (a *Area) pumpFetchesLocked(to dsm.NodeID, s *subscriber) bool {
 	for len(s.fetches) > 0 {
 		e := s.fetches[0]
-		if l := s.extents[e]; l != nil && !l.fetched.Empty() && !a.push(to, s, e, l.fetched) {
+		if l := s.extents[e]; l != nil && !l.fetched.Empty() && !a.pushLocked(to, s, e, l.fetched) {
 			return false
 		}
 		s.fetches = s.fetches[1:]
@@ -192,12 +192,12 @@ func (a *Area) pumpFetches(to dsm.NodeID, s *subscriber) bool {
 	return true
 }
 
-// push sends pages of an extent with the bytes they have now. It returns false if there is no
+// pushLocked sends pages of an extent with the bytes they have now. It returns false if there is no
 // credit.
-func (a *Area) push(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set dsm.PageSet) bool {
+func (a *Area) pushLocked(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set dsm.PageSet) bool {
 	l := s.extents[e]
-	m := &wire.Push{Stamp: a.stamp(), Extent: e, Pages: set, Answer: set.And(l.asked)}
-	bytes := a.describe(m, to)
+	m := &wire.Push{Stamp: a.stampLocked(), Extent: e, Pages: set, Answer: set.And(l.asked)}
+	bytes := a.describeLocked(m, to)
 	if !a.node.links.take(to, a, bytes) {
 		return false
 	}
@@ -210,7 +210,7 @@ func (a *Area) push(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set dsm.Pag
 	l.pushes = append(l.pushes, pushed{m.ID, bytes, m.Answer})
 	s.inFlight += bytes
 	a.node.stats.pushes.Add(1)
-	a.sendPages(to, m, bytes)
+	a.sendPagesLocked(to, m, bytes)
 	return true
 }
 
@@ -221,18 +221,18 @@ type forwarding struct {
 	shared  *wire.Shared // a copy of payload, made for the first subscriber that gets it
 }
 
-// forward pushes a publish that was just merged as it came, if that is less than the pages that it
+// forwardLocked pushes a publish that was just merged as it came, if that is less than the pages that it
 // changed. The subscriber must have exactly what the home had before: it lacks nothing of the
 // extent, and nothing of it is under way. If the push is lost, the subscriber lacks these pages.
-func (a *Area) forward(to dsm.NodeID, s *subscriber, f *forwarding) bool {
+func (a *Area) forwardLocked(to dsm.NodeID, s *subscriber, f *forwarding) bool {
 	m := f.publish
 	l := s.lag(m.Extent)
 	switch {
-	case s.hold || l == nil || s.inFlight >= pushWindow:
+	case s.onRequest || l == nil || s.inFlight >= pushWindow:
 		return false
 	case len(l.pushes) > 0 || !l.lacks.Empty():
 		return false
-	case s.partial && m.Pages.And(l.holds) != m.Pages:
+	case s.partial && m.Pages.And(l.has) != m.Pages:
 		return false
 	case 2*(len(m.Index)+len(f.payload)) > m.Pages.Len()*dsm.PageSize:
 		return false
@@ -243,21 +243,21 @@ func (a *Area) forward(to dsm.NodeID, s *subscriber, f *forwarding) bool {
 	}
 	x := a.mu.home.extents[m.Extent]
 	a.mu.home.lastPush++
-	p := &wire.Push{Stamp: a.stamp(), Extent: m.Extent, ID: a.mu.home.lastPush, Version: x.version, Contains: x.writers[to],
+	p := &wire.Push{Stamp: a.stampLocked(), Extent: m.Extent, ID: a.mu.home.lastPush, Version: x.version, Contains: x.writers[to],
 		Complete: true, Pages: m.Pages, Index: m.Index}
 	l.sent = m.Pages
 	l.pushes = append(l.pushes, pushed{p.ID, bytes, dsm.PageSet{}})
 	s.inFlight += bytes
 	a.node.stats.forwards.Add(1)
 	if a.isSelf(to) {
-		a.send(to, p, f.payload) // it is handled in this step
+		a.sendLocked(to, p, f.payload) // it is handled in this step
 		return true
 	}
 	if f.shared == nil {
 		f.shared = wire.Share(len(f.payload))
 		copy(f.shared.Bytes, f.payload)
 	}
-	a.sendShared(to, p, f.shared.Hold())
+	a.sendSharedLocked(to, p, f.shared.Retain())
 	return true
 }
 
@@ -268,9 +268,9 @@ func (f *forwarding) end() {
 	}
 }
 
-// describe fills in what m says about the current bytes of its pages, and returns how many bytes
+// describeLocked fills in what m says about the current bytes of its pages, and returns how many bytes
 // are in pages that are not zero.
-func (a *Area) describe(m *wire.Push, to dsm.NodeID) (bytes int) {
+func (a *Area) describeLocked(m *wire.Push, to dsm.NodeID) (bytes int) {
 	x := a.mu.home.extents[m.Extent]
 	m.Zero = dsm.PageSet{}
 	for i := range m.Pages.All() {
@@ -287,44 +287,44 @@ func (a *Area) describe(m *wire.Push, to dsm.NodeID) (bytes int) {
 	return bytes
 }
 
-// current returns the payload of a push of this node to itself. If a publish was merged after the
+// currentLocked returns the payload of a push of this node to itself. If a publish was merged after the
 // push was made, in this same step, it describes the push again: its bytes are the home copy's own,
 // and so contain that publish.
-func (a *Area) current(m *wire.Push, payload [][]byte) [][]byte {
+func (a *Area) currentLocked(m *wire.Push, payload [][]byte) [][]byte {
 	x := a.mu.home.extents[m.Extent]
 	if x == nil || x.version == m.Version || len(m.Index) > 0 {
 		return payload
 	}
-	a.describe(m, a.node.cfg.Self)
+	a.describeLocked(m, a.node.cfg.Self)
 	m.Complete = false // there may be other pages
-	return a.homePages(m)
+	return a.homePagesLocked(m)
 }
 
-// homePages returns the pages of m that are not zero: the home copy's own bytes, with adjacent
+// homePagesLocked returns the pages of m that are not zero: the home copy's own bytes, with adjacent
 // pages in one piece.
-func (a *Area) homePages(m *wire.Push) (p [][]byte) {
+func (a *Area) homePagesLocked(m *wire.Push) (p [][]byte) {
 	for from, to := range m.Pages.Minus(m.Zero).Runs() {
 		p = append(p, a.mu.mem.HomeRun(page(m.Extent, from), to-from))
 	}
 	return p
 }
 
-// sendPages sends m with the bytes of its pages. It sends a copy, because the home copy will
+// sendPagesLocked sends m with the bytes of its pages. It sends a copy, because the home copy will
 // change. To this node itself, which handles the push in this step, it sends the pages themselves:
 // see current.
-func (a *Area) sendPages(to dsm.NodeID, m *wire.Push, bytes int) {
+func (a *Area) sendPagesLocked(to dsm.NodeID, m *wire.Push, bytes int) {
 	if bytes == 0 {
-		a.send(to, m)
+		a.sendLocked(to, m)
 		return
 	}
 	if a.isSelf(to) {
-		a.send(to, m, a.homePages(m)...)
+		a.sendLocked(to, m, a.homePagesLocked(m)...)
 		return
 	}
 	s := wire.Share(bytes)
 	b := s.Bytes[:0]
-	for _, p := range a.homePages(m) {
+	for _, p := range a.homePagesLocked(m) {
 		b = append(b, p...)
 	}
-	a.sendShared(to, m, s)
+	a.sendSharedLocked(to, m, s)
 }

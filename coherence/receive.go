@@ -63,90 +63,90 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 	var bad error
 	a.steps(from, func() {
 		a.heardLocked(st.Newest)
-		bad = a.receive(from, msg, [][]byte{payload})
+		bad = a.receiveLocked(from, msg, [][]byte{payload})
 	})
 	return bad
 }
 
-// receive handles one message in a step. It drops messages about extents of which this node is not,
+// receiveLocked handles one message in a step. It drops messages about extents of which this node is not,
 // or was not yet, the home: the sender will see the same view and send them again to the right
 // node. It parks messages about slots that are still being handed over to this node.
-func (a *Area) receive(from dsm.NodeID, msg any, payload [][]byte) error {
+func (a *Area) receiveLocked(from dsm.NodeID, msg any, payload [][]byte) error {
 	one := func() []byte { return flat(payload) }
-	if a.parkedFrom(from, msg) {
-		a.park(from, msg, one())
+	if a.parkedFromLocked(from, msg) {
+		a.parkLocked(from, msg, one())
 		return nil
 	}
 	switch m := msg.(type) {
 	case *wire.Subscribe:
-		switch a.serveAll(m) {
+		switch a.serveAllLocked(m) {
 		case park:
-			a.park(from, msg, nil)
+			a.parkLocked(from, msg, nil)
 		case serve:
-			a.homeSubscribe(from, m)
+			a.homeSubscribeLocked(from, m)
 		}
 	case *wire.Acquire:
-		if a.awaiting() {
-			a.park(from, msg, nil)
+		if a.awaitingLocked() {
+			a.parkLocked(from, msg, nil)
 		} else {
-			a.homeAcquire(from, m)
+			a.homeAcquireLocked(from, m)
 		}
 	case *wire.Inquire:
-		if a.awaiting() {
-			a.park(from, msg, nil)
+		if a.awaitingLocked() {
+			a.parkLocked(from, msg, nil)
 		} else {
-			a.homeInquire(from, m)
+			a.homeInquireLocked(from, m)
 		}
 	case *wire.Survey:
-		if a.awaiting() {
-			a.park(from, msg, nil)
+		if a.awaitingLocked() {
+			a.parkLocked(from, msg, nil)
 		} else {
-			a.homeSurvey(from, m)
+			a.homeSurveyLocked(from, m)
 		}
 	case *wire.Unsubscribe:
-		a.homeUnsubscribe(from)
+		a.homeUnsubscribeLocked(from)
 	case *wire.Fetch:
-		switch a.serve(m.Epoch, m.Extent) {
+		switch a.serveLocked(m.Epoch, m.Extent) {
 		case park:
-			a.park(from, msg, nil)
+			a.parkLocked(from, msg, nil)
 		case serve:
-			a.homeFetch(from, m)
+			a.homeFetchLocked(from, m)
 		}
 	case *wire.Release:
-		switch a.serve(m.Epoch, m.Extent) {
+		switch a.serveLocked(m.Epoch, m.Extent) {
 		case park:
-			a.park(from, msg, nil)
+			a.parkLocked(from, msg, nil)
 		case serve:
-			a.homeRelease(from, m)
+			a.homeReleaseLocked(from, m)
 		}
 	case *wire.Publish:
-		switch a.serve(m.Epoch, m.Extent) {
+		switch a.serveLocked(m.Epoch, m.Extent) {
 		case park:
-			a.park(from, msg, one())
+			a.parkLocked(from, msg, one())
 		case serve:
-			return a.homePublish(from, m, one())
+			return a.homePublishLocked(from, m, one())
 		}
 	case *wire.PushAck:
-		a.homePushAck(from, m)
+		a.homePushAckLocked(from, m)
 	case *wire.Push:
-		if a.fromHome(from, m.Epoch, m.Extent) {
+		if a.fromHomeLocked(from, m.Epoch, m.Extent) {
 			if a.isSelf(from) {
-				payload = a.current(m, payload)
+				payload = a.currentLocked(m, payload)
 			}
-			return a.replicaPush(from, m, payload)
+			return a.replicaPushLocked(from, m, payload)
 		}
 	case *wire.PublishAck:
-		if a.fromHome(from, m.Epoch, m.Extent) {
-			a.replicaPublishAck(m)
+		if a.fromHomeLocked(from, m.Epoch, m.Extent) {
+			a.replicaPublishAckLocked(m)
 		}
 	case *wire.Subscribed:
-		a.replicaSubscribed(from, m)
+		a.replicaSubscribedLocked(from, m)
 	case *wire.Acquired:
-		a.replicaAcquired(from, m)
+		a.replicaAcquiredLocked(from, m)
 	case *wire.Inquired:
-		a.replicaInquired(from, m)
+		a.replicaInquiredLocked(from, m)
 	case *wire.Surveyed:
-		a.replicaSurveyed(from, m)
+		a.replicaSurveyedLocked(from, m)
 	}
 	return nil
 }
@@ -170,16 +170,16 @@ const (
 	serve
 )
 
-// serve says whether this node answers for the extent.
-func (a *Area) serve(epoch dsm.Epoch, e dsm.ExtentIndex) verdict {
-	if int(e) >= a.extents() {
+// serveLocked says whether this node answers for the extent.
+func (a *Area) serveLocked(epoch dsm.Epoch, e dsm.ExtentIndex) verdict {
+	if int(e) >= a.extentsLocked() {
 		return drop // cut off, or never there
 	}
-	return a.serveSlot(epoch, dsm.SlotOf(a.id, e))
+	return a.serveSlotLocked(epoch, dsm.SlotOf(a.id, e))
 }
 
-// serveSlot says whether this node answers for the slot.
-func (a *Area) serveSlot(epoch dsm.Epoch, s dsm.Slot) verdict {
+// serveSlotLocked says whether this node answers for the slot.
+func (a *Area) serveSlotLocked(epoch dsm.Epoch, s dsm.Slot) verdict {
 	if int(s) >= dsm.Slots {
 		return drop
 	}
@@ -193,26 +193,26 @@ func (a *Area) serveSlot(epoch dsm.Epoch, s dsm.Slot) verdict {
 	return serve
 }
 
-// serveAll is serve for several extents: if one of them is still to come, the message is parked;
+// serveAllLocked is serve for several extents: if one of them is still to come, the message is parked;
 // those of other homes are ignored.
-func (a *Area) serveAll(m *wire.Subscribe) verdict {
+func (a *Area) serveAllLocked(m *wire.Subscribe) verdict {
 	for _, x := range m.Extents {
-		if a.serve(m.Epoch, x.Extent) == park {
+		if a.serveLocked(m.Epoch, x.Extent) == park {
 			return park
 		}
 	}
 	for _, s := range m.Slots {
-		if a.serveSlot(m.Epoch, s) == park {
+		if a.serveSlotLocked(m.Epoch, s) == park {
 			return park
 		}
 	}
 	return serve
 }
 
-// awaiting reports whether an extent of the area is still being handed over to this node.
-func (a *Area) awaiting() bool {
-	for e := range dsm.ExtentIndex(min(a.extents(), dsm.Slots)) { // they have every slot
-		if row := a.row(e); row.Source != 0 && a.isSelf(row.Primary) && !a.node.slotReady(dsm.SlotOf(a.id, e), row) {
+// awaitingLocked reports whether an extent of the area is still being handed over to this node.
+func (a *Area) awaitingLocked() bool {
+	for e := range dsm.ExtentIndex(min(a.extentsLocked(), dsm.Slots)) { // they have every slot
+		if row := a.rowLocked(e); row.Source != 0 && a.isSelf(row.Primary) && !a.node.slotReady(dsm.SlotOf(a.id, e), row) {
 			return true
 		}
 	}
@@ -224,16 +224,16 @@ func (n *Node) slotReady(s dsm.Slot, row *dsm.SlotHome) bool {
 	return row.Source == 0 || dsm.Epoch(n.received[s].Load()) == row.Epoch
 }
 
-// fromHome reports whether the sender is the home of the extent now.
-func (a *Area) fromHome(from dsm.NodeID, epoch dsm.Epoch, e dsm.ExtentIndex) bool {
-	row := a.row(e)
-	return row.Primary == from && epoch >= row.Epoch && int(e) < a.extents()
+// fromHomeLocked reports whether the sender is the home of the extent now.
+func (a *Area) fromHomeLocked(from dsm.NodeID, epoch dsm.Epoch, e dsm.ExtentIndex) bool {
+	row := a.rowLocked(e)
+	return row.Primary == from && epoch >= row.Epoch && int(e) < a.extentsLocked()
 }
 
-// park keeps a message until a handover is over, or until there is memory. Senders have few
+// parkLocked keeps a message until a handover is over, or until there is memory. Senders have few
 // messages under way, so what is parked is bounded by their windows; a publish that is sent again
 // is kept only once.
-func (a *Area) park(from dsm.NodeID, msg any, payload []byte) {
+func (a *Area) parkLocked(from dsm.NodeID, msg any, payload []byte) {
 	if p, ok := msg.(*wire.Publish); ok && slices.ContainsFunc(a.mu.parked, func(m message) bool {
 		q, ok := m.msg.(*wire.Publish)
 		return ok && m.peer == from && q.Extent == p.Extent && q.Seq == p.Seq && q.Epoch == p.Epoch
@@ -247,9 +247,9 @@ func (a *Area) park(from dsm.NodeID, msg any, payload []byte) {
 	a.mu.parked = append(a.mu.parked, m)
 }
 
-// parkedFrom reports whether a request must be parked because an earlier one of the same node is:
+// parkedFromLocked reports whether a request must be parked because an earlier one of the same node is:
 // requests are served in order.
-func (a *Area) parkedFrom(from dsm.NodeID, msg any) bool {
+func (a *Area) parkedFromLocked(from dsm.NodeID, msg any) bool {
 	switch msg.(type) {
 	case *wire.Subscribe, *wire.Unsubscribe, *wire.Fetch, *wire.Release, *wire.Publish, *wire.Acquire, *wire.Inquire, *wire.Survey:
 		return slices.ContainsFunc(a.mu.parked, func(m message) bool { return m.peer == from })
@@ -257,12 +257,12 @@ func (a *Area) parkedFrom(from dsm.NodeID, msg any) bool {
 	return false
 }
 
-// unpark handles the parked messages again.
-func (a *Area) unpark() {
+// unparkLocked handles the parked messages again.
+func (a *Area) unparkLocked() {
 	parked := a.mu.parked
 	a.mu.parked = nil
 	for _, m := range parked {
-		if err := a.receive(m.peer, m.msg, m.payload); err != nil {
+		if err := a.receiveLocked(m.peer, m.msg, m.payload); err != nil {
 			a.node.cfg.Log.Warn("bad parked message", "area", a.id, "from", m.peer, "err", err)
 		}
 	}

@@ -24,7 +24,7 @@ type replica struct {
 	mapped     int  // programs that have the working copy mapped, also those that only read
 	syncing    int  // sync calls of programs that store under way: updates may enter memory
 	draining   int  // of them, those that wait for the kernel to have been told
-	hold       bool // what the homes were last told
+	onRequest  bool // what the homes were last told
 	demand     bool // pages are here only while they are needed: see demand.go
 	units      int  // of demand: pages that are here or asked for
 	bare       bool // of demand: no program has been able to store yet, so no base copies are kept
@@ -45,7 +45,7 @@ type replica struct {
 	wants    wants             // to be published
 	unsent   []dsm.ExtentIndex // of which publications wait for credit
 	busy     busy
-	early    bool // publishAhead is about to run
+	early    bool // publishAheadLocked is about to run
 	round    uint64
 	version  dsm.Version            // of what is here: see arrivedLocked
 	subs     map[uint64]subscribing // Subscribes not answered, by round
@@ -60,20 +60,20 @@ type replica struct {
 
 // replicaExtent is the replica's side of an extent.
 type replicaExtent struct {
-	live    bool        // Subscribed: pushes from before that are of an earlier subscription
-	version dsm.Version // all changes up to here are in the base copy
-	have    dsm.PageSet // pages whose bytes are here
-	behind  dsm.PageSet // pages known to be newer at the home
-	dirty   dsm.PageSet // pages stored to since they were last published
-	asked   dsm.PageSet // Fetch under way
-	pub     *publication
-	wanted  bool              // publish as soon as pub is nil
-	queued  bool              // in wants
-	busy    bool              // in replica.busy
-	started uint64            // publications started; numbers are not given out twice
-	acked   uint64            // the stores in all up to here are published
-	stash   map[int][]stashed // stores to pages that are not here yet
-	untold  dsm.PageSet       // stored to by attached programs, and the ledger was not told
+	live     bool        // Subscribed: pushes from before that are of an earlier subscription
+	version  dsm.Version // all changes up to here are in the base copy
+	have     dsm.PageSet // pages whose bytes are here
+	outdated dsm.PageSet // pages known to be newer at the home
+	dirty    dsm.PageSet // pages stored to since they were last published
+	asked    dsm.PageSet // Fetch under way
+	pub      *publication
+	wanted   bool              // publish as soon as pub is nil
+	queued   bool              // in wants
+	busy     bool              // in replica.busy
+	started  uint64            // publications started; numbers are not given out twice
+	acked    uint64            // the stores in all up to here are published
+	stash    map[int][]stashed // stores to pages that are not here yet
+	untold   dsm.PageSet       // stored to by attached programs, and the ledger was not told
 }
 
 // stashed is a store to a page that is not here; it takes effect when the page comes.
@@ -102,116 +102,116 @@ func (r *replica) init() {
 		subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring)}
 }
 
-// homes returns the distinct homes of the area's extents. So many that follow each other have every slot.
-func (a *Area) homes() []dsm.NodeID {
-	ids := make([]dsm.NodeID, min(a.extents(), dsm.Slots))
+// homesLocked returns the distinct homes of the area's extents. So many that follow each other have every slot.
+func (a *Area) homesLocked() []dsm.NodeID {
+	ids := make([]dsm.NodeID, min(a.extentsLocked(), dsm.Slots))
 	for e := range ids {
-		ids[e] = a.row(dsm.ExtentIndex(e)).Primary
+		ids[e] = a.rowLocked(dsm.ExtentIndex(e)).Primary
 	}
 	slices.Sort(ids)
 	return slices.Compact(ids)
 }
 
-// replicaHas reports whether page i of e is in the working copy of a program.
-func (a *Area) replicaHas(e dsm.ExtentIndex, i int) bool {
+// replicaHasLocked reports whether page i of e is in the working copy of a program.
+func (a *Area) replicaHasLocked(e dsm.ExtentIndex, i int) bool {
 	r := &a.mu.replica
-	return r.subscribed && int(e) < r.n && a.extent(e).have.Has(i)
+	return r.subscribed && int(e) < r.n && a.extentLocked(e).have.Has(i)
 }
 
-// holding reports whether updates must stay out of memory now: the area
+// defersLocked reports whether updates must stay out of memory now: the area
 // applies them in sync calls only, and the node has a writer.
-func (a *Area) holding() bool {
+func (a *Area) defersLocked() bool {
 	return a.mu.ino.Spec.AppliesInSync() && a.mu.replica.writers > a.mu.replica.released
 }
 
-// dropReplica gives the working copy back. It must have nothing unpublished.
-func (a *Area) dropReplica() {
-	for _, home := range a.subscribedHomes() {
-		a.send(home, &wire.Unsubscribe{Stamp: a.stamp()})
+// dropReplicaLocked gives the working copy back. It must have nothing unpublished.
+func (a *Area) dropReplicaLocked() {
+	for _, home := range a.subscribedHomesLocked() {
+		a.sendLocked(home, &wire.Unsubscribe{Stamp: a.stampLocked()})
 	}
-	a.forgetPages()
+	a.forgetPagesLocked()
 	if err := a.mu.mem.EndReplica(); err != nil {
 		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "err", err)
 	}
 	if len(a.mu.home.extents) > 0 { // else all its memory goes
-		for _, e := range a.extentsFrom(0) {
-			a.forget(e)
+		for _, e := range a.extentsFromLocked(0) {
+			a.forgetLocked(e)
 		}
 	}
 	a.mu.cached = pages.NewCached(a.mu.mem)
 	a.mu.replica.init()
-	a.local()
-	a.freeIfUnused()
+	a.localLocked()
+	a.freeIfUnusedLocked()
 }
 
-// forgetPages tells room that no page is here any more.
-func (a *Area) forgetPages() {
+// forgetPagesLocked tells room that no page is here any more.
+func (a *Area) forgetPagesLocked() {
 	if r := &a.mu.replica; r.demand {
-		for _, e := range a.extentsFrom(0) {
+		for _, e := range a.extentsFromLocked(0) {
 			a.node.room.forget(a.id, e, r.extents[e].have)
 		}
 	}
 }
 
-// replicaPush merges pushed pages into the working copy and makes them the base.
-func (a *Area) replicaPush(from dsm.NodeID, m *wire.Push, payload [][]byte) error {
+// replicaPushLocked merges pushed pages into the working copy and makes them the base.
+func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte) error {
 	r := &a.mu.replica
 	a.heardLocked(m.Version)
 	if !r.subscribed {
-		a.send(from, &wire.Unsubscribe{Stamp: a.stamp()}) // an earlier one was lost
+		a.sendLocked(from, &wire.Unsubscribe{Stamp: a.stampLocked()}) // an earlier one was lost
 		return nil
 	}
 	if m.Gen < a.mu.ino.Gen {
 		return nil // the home finds out when it applies the same catalog entry
 	}
-	x := a.extent(m.Extent)
+	x := a.extentLocked(m.Extent)
 	if !x.live {
 		return nil
 	}
-	came, declined, err := a.place(m, x, payload)
+	came, declined, err := a.placeLocked(m, x, payload)
 	if err != nil {
 		return err
 	}
-	a.changed(m.Extent, m.Pages.Minus(declined), nil)
-	ack := &wire.PushAck{Stamp: a.stamp(), Extent: m.Extent, ID: m.ID, Declined: declined}
+	a.changedLocked(m.Extent, m.Pages.Minus(declined), nil)
+	ack := &wire.PushAck{Stamp: a.stampLocked(), Extent: m.Extent, ID: m.ID, Declined: declined}
 	if r.demand {
-		x.asked = a.answered(x, m.Answer, came)
+		x.asked = a.answeredLocked(x, m.Answer, came)
 	} else {
 		x.asked = x.asked.Minus(m.Pages)
 	}
 	x.have = x.have.Or(came)
 	a.mu.cleaner = a.mu.cleaner || r.demand && !came.Empty() // those that were on their way may leave now
-	x.behind = x.behind.Or(declined)
-	if m.Complete && x.behind.Empty() && m.Version > x.version {
+	x.outdated = x.outdated.Or(declined)
+	if m.Complete && x.outdated.Empty() && m.Version > x.version {
 		x.version = m.Version
 		a.arrivedLocked(m.Version)
 	}
 	for _, op := range r.acquires {
 		op.partly = op.partly || !declined.Empty()
 	}
-	a.unstash(m.Extent, came)
-	a.arrive(m.Extent, came)
+	a.unstashLocked(m.Extent, came)
+	a.arriveLocked(m.Extent, came)
 	ack.Newest = a.mu.newest
-	if declined.Empty() && a.behind() {
+	if declined.Empty() && a.kernelLagsLocked() {
 		r.lateAcks = append(r.lateAcks, message{peer: from, msg: ack})
 	} else {
-		a.send(from, ack)
+		a.sendLocked(from, ack)
 	}
 	a.node.stats.pagesReceived.Add(uint64(m.Pages.Len()))
 	a.mu.wake = true
 	if x.wanted {
-		a.want(m.Extent, x)
-		a.startPublications()
+		a.wantLocked(m.Extent, x)
+		a.startPublicationsLocked()
 	}
 	return nil
 }
 
-// place puts the pages of a push in the working copy: those that came are new here; those that were
+// placeLocked puts the pages of a push in the working copy: those that came are new here; those that were
 // declined must stay out of memory now.
-func (a *Area) place(m *wire.Push, x *replicaExtent, payload [][]byte) (came, declined dsm.PageSet, err error) {
+func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (came, declined dsm.PageSet, err error) {
 	r := &a.mu.replica
-	hold := a.holding() && r.syncing == 0
-	next, delta, err := a.pushedPages(m, payload)
+	hold := a.defersLocked() && r.syncing == 0
+	next, delta, err := a.pushedPagesLocked(m, payload)
 	if err != nil {
 		return came, declined, err
 	}
@@ -227,7 +227,7 @@ func (a *Area) place(m *wire.Push, x *replicaExtent, payload [][]byte) (came, de
 			}
 		}
 		switch {
-		case !a.inArea(m.Extent, i):
+		case !a.inAreaLocked(m.Extent, i):
 		case r.demand && !x.have.Has(i):
 			if m.Answer.Has(i) && x.asked.Has(i) { // else it was given up since
 				fresh.add(a, i, n)
@@ -235,15 +235,15 @@ func (a *Area) place(m *wire.Push, x *replicaExtent, payload [][]byte) (came, de
 		case !x.have.Has(i) && delta != nil:
 			return came, declined, errs.E(errs.Corrupt, "push", "a publish of page %d of area %d, which is not here", page(m.Extent, i), a.id)
 		case !x.have.Has(i):
-			a.install(m.Extent, i, n, m.Zero.Has(i))
+			a.installLocked(m.Extent, i, n, m.Zero.Has(i))
 			came.Add(i)
 		case hold:
 			declined.Add(i)
 			continue
 		default:
-			a.mergePage(m.Extent, i, x, n, delta, m.Contains)
+			a.mergePageLocked(m.Extent, i, x, n, delta, m.Contains)
 		}
-		x.behind.Remove(i)
+		x.outdated.Remove(i)
 	}
 	return came.Or(fresh.installed(a)), declined, nil
 }
@@ -252,15 +252,15 @@ func (a *Area) place(m *wire.Push, x *replicaExtent, payload [][]byte) (came, de
 // kept before the homes are made to wait with further pushes.
 const heldLimit = 8 << 20
 
-// behind reports whether the homes should wait with further pushes.
-func (a *Area) behind() bool {
-	return a.mu.cached.HeldBytes() > heldLimit || a.mu.replica.draining > 0
+// kernelLagsLocked reports whether the homes should wait with further pushes.
+func (a *Area) kernelLagsLocked() bool {
+	return a.mu.cached.CopyBytes() > heldLimit || a.mu.replica.draining > 0
 }
 
-// ackLate sends the PushAcks that were held back, when the kernel has caught up.
-func (a *Area) ackLate() bool {
+// ackLateLocked sends the PushAcks that were held back, when the kernel has caught up.
+func (a *Area) ackLateLocked() bool {
 	r := &a.mu.replica
-	if len(r.lateAcks) == 0 || a.behind() {
+	if len(r.lateAcks) == 0 || a.kernelLagsLocked() {
 		return false
 	}
 	a.mu.out = append(a.mu.out, r.lateAcks...)
@@ -273,9 +273,9 @@ var zeroPages = make([]byte, dsm.ExtentSize)
 // isZero reports whether a page is all zero.
 func isZero(p []byte) bool { return string(p) == string(zeroPages[:len(p)]) }
 
-// pushedPages returns the pages of a push one after the other, then nil; or the publish that
+// pushedPagesLocked returns the pages of a push one after the other, then nil; or the publish that
 // was pushed in their place.
-func (a *Area) pushedPages(m *wire.Push, payload [][]byte) (next func() []byte, delta *merge.Delta, err error) {
+func (a *Area) pushedPagesLocked(m *wire.Push, payload [][]byte) (next func() []byte, delta *merge.Delta, err error) {
 	if len(m.Index) == 0 {
 		return pageReader(payload), nil, nil
 	}
@@ -298,8 +298,8 @@ func pageReader(payload [][]byte) func() []byte {
 	}
 }
 
-// install puts the first bytes of a page in place; nobody has seen the page.
-func (a *Area) install(e dsm.ExtentIndex, i int, n []byte, zero bool) {
+// installLocked puts the first bytes of a page in place; nobody has seen the page.
+func (a *Area) installLocked(e dsm.ExtentIndex, i int, n []byte, zero bool) {
 	if !zero { // a page that was never published to is zero in both copies
 		p := page(e, i)
 		copy(a.mu.mem.Working(p), n)
@@ -307,17 +307,17 @@ func (a *Area) install(e dsm.ExtentIndex, i int, n []byte, zero bool) {
 	}
 }
 
-// mergePage brings a newer home value n of a page into the working copy: the
+// mergePageLocked brings a newer home value n of a page into the working copy: the
 // three-way merge of what this node last accounted for, the working copy, and n. With a delta, n
 // is the base copy with that.
-func (a *Area) mergePage(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, delta *merge.Delta, contains dsm.Seq) {
+func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, delta *merge.Delta, contains dsm.Seq) {
 	p := page(e, i)
 	mem := a.mu.mem
 	a.mu.cached.BeforeMerge(p)
 	if delta != nil {
-		clean := (x.pub == nil || !x.pub.pages.Has(i)) && !x.dirty.Has(i) && !a.shared()
+		clean := (x.pub == nil || !x.pub.pages.Has(i)) && !x.dirty.Has(i) && !a.sharedLocked()
 		switch {
-		case clean && a.isSelf(a.row(e).Primary) && !mem.HasTwin(p): // the base is the home's bytes, which contain it
+		case clean && a.isSelf(a.rowLocked(e).Primary) && !mem.HasTwin(p): // the base is the home's bytes, which contain it
 			a.mu.kernel.Overlay(delta, i, mem.Working(p))
 			return
 		case clean && !mem.Homed(e):
@@ -345,30 +345,30 @@ func (a *Area) mergePage(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, d
 		} else {
 			pub.overlay(incoming[:], i)
 		}
-		a.merge(a.mu.kernel, p, mine[:], incoming[:])
+		a.mergeLocked(a.mu.kernel, p, mine[:], incoming[:])
 		delete(pub.snap, i) // from here on the new base with the overlay is what is accounted for
-	} else if !x.dirty.Has(i) && !a.shared() {
+	} else if !x.dirty.Has(i) && !a.sharedLocked() {
 		copy(mem.Working(p), n)
 		if a.mu.replica.bare && !mem.Homed(e) {
 			return
 		}
 	} else {
-		a.merge(a.mu.kernel, p, mem.Base(p), n)
+		a.mergeLocked(a.mu.kernel, p, mem.Base(p), n)
 	}
 	mem.SetBase(p, n)
 }
 
-// replicaViewChanged turns to the new homes.
-func (a *Area) replicaViewChanged(old *dsm.View) {
+// replicaViewChangedLocked turns to the new homes.
+func (a *Area) replicaViewChangedLocked(old *dsm.View) {
 	r := &a.mu.replica
 	if !r.subscribed {
-		a.restartInquiries()
+		a.restartInquiriesLocked()
 		return
 	}
-	a.wantsMoved()
+	a.wantsMovedLocked()
 	moved := make(map[dsm.Slot]struct{})
-	for _, slot := range a.asked() {
-		if a.moved(old, slot) {
+	for _, slot := range a.askedLocked() {
+		if a.movedLocked(old, slot) {
 			moved[slot] = struct{}{}
 		}
 	}
@@ -376,12 +376,12 @@ func (a *Area) replicaViewChanged(old *dsm.View) {
 		sub.addTo(moved, a.id)
 		delete(r.subs, round)
 	}
-	a.resubscribe(slices.Sorted(maps.Keys(moved)))
-	a.restartInquiries()
+	a.resubscribeLocked(slices.Sorted(maps.Keys(moved)))
+	a.restartInquiriesLocked()
 }
 
-// replicaReset asks again for what a broken session with peer may have lost.
-func (a *Area) replicaReset(peer dsm.NodeID) {
+// replicaResetLocked asks again for what a broken session with peer may have lost.
+func (a *Area) replicaResetLocked(peer dsm.NodeID) {
 	r := &a.mu.replica
 	if r.subscribed {
 		for round, sub := range r.subs {
@@ -389,20 +389,20 @@ func (a *Area) replicaReset(peer dsm.NodeID) {
 				delete(r.subs, round)
 			}
 		}
-		a.resubscribe(a.homedAt(peer))
+		a.resubscribeLocked(a.homedAtLocked(peer))
 	}
-	a.restartInquiries()
+	a.restartInquiriesLocked()
 }
 
-// homedAt returns the subscribed slots that are homed at the node.
-func (a *Area) homedAt(n dsm.NodeID) []dsm.Slot {
-	return slices.DeleteFunc(a.asked(), func(s dsm.Slot) bool { return a.mu.view.Slots[s].Primary != n })
+// homedAtLocked returns the subscribed slots that are homed at the node.
+func (a *Area) homedAtLocked(n dsm.NodeID) []dsm.Slot {
+	return slices.DeleteFunc(a.askedLocked(), func(s dsm.Slot) bool { return a.mu.view.Slots[s].Primary != n })
 }
 
-// resubscribe subscribes to the slots and repeats everything under way for their extents.
-func (a *Area) resubscribe(list []dsm.Slot) {
+// resubscribeLocked subscribes to the slots and repeats everything under way for their extents.
+func (a *Area) resubscribeLocked(list []dsm.Slot) {
 	r := &a.mu.replica
-	a.subscribe(list)
+	a.subscribeLocked(list)
 	in := slotSet(list)
 	for _, e := range a.busyExtentsLocked() {
 		if !in[dsm.SlotOf(a.id, e)] {
@@ -413,16 +413,16 @@ func (a *Area) resubscribe(list []dsm.Slot) {
 			a.resendLocked(e, x.pub)
 		}
 		if !x.asked.Empty() {
-			a.send(a.row(e).Primary, &wire.Fetch{Stamp: a.stamp(), Extent: e, Pages: x.asked})
+			a.sendLocked(a.rowLocked(e).Primary, &wire.Fetch{Stamp: a.stampLocked(), Extent: e, Pages: x.asked})
 		}
 	}
 	for _, round := range slices.Sorted(maps.Keys(r.acquires)) {
-		a.sendAcquire(r.acquires[round])
+		a.sendAcquireLocked(r.acquires[round])
 	}
 }
 
-// replicaResized follows the size of the area.
-func (a *Area) replicaResized(was, is int64) {
+// replicaResizedLocked follows the size of the area.
+func (a *Area) replicaResizedLocked(was, is int64) {
 	r := &a.mu.replica
 	if !r.subscribed || was == is {
 		return
@@ -431,55 +431,55 @@ func (a *Area) replicaResized(was, is int64) {
 		// What was added is zero everywhere, so it is here; only the stream of updates is
 		// to be asked for.
 		first := r.n
-		r.n = a.extents()
-		a.materializeLast()
-		a.subscribe(slices.DeleteFunc(a.slots(first), func(s dsm.Slot) bool { return r.slots[s].asked }))
+		r.n = a.extentsLocked()
+		a.materializeLastLocked()
+		a.subscribeLocked(slices.DeleteFunc(a.slotsLocked(first), func(s dsm.Slot) bool { return r.slots[s].asked }))
 		return
 	}
-	a.extent(dsm.ExtentIndex(min(is/dsm.ExtentSize, int64(r.n)-1))) // what was cut off is zero, and so here
-	r.zero = min(r.zero, dsm.ExtentIndex(a.extents()))
-	for _, e := range a.extentsFrom(dsm.ExtentIndex(is / dsm.ExtentSize)) { // those before are whole
+	a.extentLocked(dsm.ExtentIndex(min(is/dsm.ExtentSize, int64(r.n)-1))) // what was cut off is zero, and so here
+	r.zero = min(r.zero, dsm.ExtentIndex(a.extentsLocked()))
+	for _, e := range a.extentsFromLocked(dsm.ExtentIndex(is / dsm.ExtentSize)) { // those before are whole
 		x := r.extents[e]
 		if x.pub != nil {
 			x.pub.shrink(e, is)
 		}
-		if x.wanted && int(e) < a.extents() { // what it waits for may be cut off
-			a.want(e, x)
+		if x.wanted && int(e) < a.extentsLocked() { // what it waits for may be cut off
+			a.wantLocked(e, x)
 		}
 		if r.demand {
-			a.cutOnDemand(e, x)
+			a.cutOnDemandLocked(e, x)
 			continue
 		}
 		for i := range dsm.ExtentPages {
-			if !a.inArea(e, i) {
+			if !a.inAreaLocked(e, i) {
 				x.dirty.Remove(i)
-				x.behind.Remove(i)
+				x.outdated.Remove(i)
 				x.asked.Remove(i)
 				x.have.Add(i)
 				delete(x.stash, i)
 			}
 		}
 	}
-	for _, e := range a.extentsFrom(dsm.ExtentIndex(a.extents())) {
+	for _, e := range a.extentsFromLocked(dsm.ExtentIndex(a.extentsLocked())) {
 		x := r.extents[e]
 		if x.pub != nil {
-			a.endPublication(x)
+			a.endPublicationLocked(x)
 		}
 		x.cutOff()
 		delete(r.extents, e)
 	}
-	r.n = a.extents()
-	a.startPublications()
+	r.n = a.extentsLocked()
+	a.startPublicationsLocked()
 }
 
-// replicaHoldChanged tells the homes whether they may push on their own.
-func (a *Area) replicaHoldChanged() {
+// replicaOnRequestChangedLocked tells the homes whether they may push on their own.
+func (a *Area) replicaOnRequestChangedLocked() {
 	r := &a.mu.replica
-	if !r.subscribed || r.hold == a.holding() {
+	if !r.subscribed || r.onRequest == a.defersLocked() {
 		return
 	}
-	r.hold = a.holding()
-	for _, home := range a.subscribedHomes() {
-		a.send(home, &wire.Subscribe{Stamp: a.stamp(), Hold: r.hold, Partial: r.demand})
+	r.onRequest = a.defersLocked()
+	for _, home := range a.subscribedHomesLocked() {
+		a.sendLocked(home, &wire.Subscribe{Stamp: a.stampLocked(), OnRequest: r.onRequest, Partial: r.demand})
 	}
 }

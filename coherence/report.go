@@ -94,8 +94,8 @@ func (a *Area) blame(err error) error {
 		note(s.home)
 	}
 	for _, e := range a.busyExtentsLocked() {
-		if x := a.extent(e); int(e) < a.extents() && (x.pub != nil || !x.asked.Empty()) {
-			note(a.row(e).Primary)
+		if x := a.extentLocked(e); int(e) < a.extentsLocked() && (x.pub != nil || !x.asked.Empty()) {
+			note(a.rowLocked(e).Primary)
 		}
 	}
 	if len(slow) == 0 {

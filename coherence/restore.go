@@ -9,10 +9,10 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// restore undoes what a program that has the memory did to its length: see pages.Area.Restore. It
+// restoreLocked undoes what a program that has the memory did to its length: see pages.Area.Restore. It
 // is called before each step of areas that programs have mapped, and takes a system call for each
 // of their memories.
-func (a *Area) restore() {
+func (a *Area) restoreLocked() {
 	if a.mu.replica.mapped == 0 || a.mu.mem == nil {
 		return
 	}
@@ -20,7 +20,7 @@ func (a *Area) restore() {
 	var lost map[dsm.ExtentIndex]dsm.PageSet // mostly nothing is, and this runs in each step
 	cut, err := a.mu.mem.Restore(func(p dsm.PageIndex) bool {
 		e, i := p.Extent()
-		if int(e) >= r.n || !a.extent(e).have.Has(i) {
+		if int(e) >= r.n || !a.extentLocked(e).have.Has(i) {
 			return false
 		}
 		if r.bare && !a.mu.mem.Homed(e) { // it has no base
@@ -51,13 +51,13 @@ func (a *Area) restore() {
 // needed. What the kernel's page cache holds of them is good, but not known any more.
 func (a *Area) loseLocked(e dsm.ExtentIndex, set dsm.PageSet) {
 	r := &a.mu.replica
-	x := a.extent(e)
+	x := a.extentLocked(e)
 	for i := range set.All() {
 		a.mu.cached.BeforeMerge(page(e, i))
 	}
 	a.mu.cached.Drop(e, set)
-	x.have, x.behind = x.have.Minus(set), x.behind.Minus(set)
+	x.have, x.outdated = x.have.Minus(set), x.outdated.Minus(set)
 	r.units -= set.Len()
-	a.send(a.row(e).Primary, &wire.Release{Stamp: a.stamp(), Extent: e, Pages: set})
+	a.sendLocked(a.rowLocked(e).Primary, &wire.Release{Stamp: a.stampLocked(), Extent: e, Pages: set})
 	a.node.room.forget(a.id, e, set)
 }

@@ -20,13 +20,13 @@ import (
 //
 // mu guards the bell that calls waiting for room listen to. Nothing is called with it held.
 type room struct {
-	node   *Node
-	budget int64         // in bytes; 0: no limit, and nothing is evicted
-	least  int64         // leastRoom
-	taken  atomic.Int64  // pages here, under way, or about to be
-	fixed  atomic.Int64  // bytes that cannot be evicted
-	gate   chan struct{} // one token for the goroutine that evicts
-	behind atomic.Bool   // keepFree is running
+	node    *Node
+	budget  int64         // in bytes; 0: no limit, and nothing is evicted
+	least   int64         // leastRoom
+	taken   atomic.Int64  // pages here, under way, or about to be
+	fixed   atomic.Int64  // bytes that cannot be evicted
+	gate    chan struct{} // one token for the goroutine that evicts
+	freeing atomic.Bool   // keepFree is running
 	// waiters is the number of calls of make under way.
 	waiters atomic.Int64
 	// policy chooses the pages that leave. It takes memory, so it is made for the first page on
@@ -253,14 +253,14 @@ func (m *room) evictFrom(v residency.Victim, hard bool) (went bool, leaving int)
 		return false, 0
 	}
 	a.step(func() {
-		done := a.evict(v.Extent, v.Pages, hard)
-		if !done.dirty.Empty() && a.publishable() == nil {
-			a.want(v.Extent, a.extent(v.Extent))
-			a.startPublications()
+		done := a.evictLocked(v.Extent, v.Pages, hard)
+		if !done.dirty.Empty() && a.publishableLocked() == nil {
+			a.wantLocked(v.Extent, a.extentLocked(v.Extent))
+			a.startPublicationsLocked()
 		}
 		went, leaving = !done.gone.Empty(), done.leaving.Len()
 		if a.mu.replica.demand && int(v.Extent) < a.mu.replica.n {
-			m.used(v.Area, v.Extent, a.here(v.Extent, v.Pages))
+			m.used(v.Area, v.Extent, a.hereLocked(v.Extent, v.Pages))
 		}
 	})
 	return went, leaving
@@ -270,11 +270,11 @@ func (m *room) evictFrom(v residency.Victim, hard bool) (went bool, leaving int)
 // that the next fault finds some room.
 func (m *room) keepFree() {
 	spare := int(m.limit() / 8)
-	if m.policy.Load() == nil || m.free(spare) || !m.behind.CompareAndSwap(false, true) {
+	if m.policy.Load() == nil || m.free(spare) || !m.freeing.CompareAndSwap(false, true) {
 		return
 	}
 	m.tasks.Go(func() {
 		m.evict(m.ctx, spare)
-		m.behind.Store(false)
+		m.freeing.Store(false)
 	})
 }

@@ -66,7 +66,7 @@ func (a *Area) dataLocal(ctx context.Context, from, to dsm.ExtentIndex) (data ma
 			data[e] = data[e].Or(set)
 		}
 		for e := range data {
-			data[e] = data[e].And(a.within(e))
+			data[e] = data[e].And(a.withinLocked(e))
 		}
 	})
 	return data, size, err

@@ -93,7 +93,7 @@ func (s *sim) explain() {
 		if n.area != nil {
 			r := &n.area.mu.replica
 			s.t.Logf("node %d: applied %d of %d, parked %d, pubs %d, hold %v, syncing %d, writers %d", n.i, n.applied, len(s.log),
-				len(n.area.mu.parked), r.underWay, r.hold, r.syncing, r.writers)
+				len(n.area.mu.parked), r.underWay, r.onRequest, r.syncing, r.writers)
 			s.t.Logf("newest %d, here %d, waits for %v, asked to tell %v", n.area.mu.newest, r.version, r.waits, n.area.mu.home.untils)
 			if c := n.area.mu.cached; c != nil {
 				s.t.Logf("the kernel was told all: %v, writable: %v, pending: %v; rung %v, notices %d, carried out %d, reads %d", c.Idle(), c.Writable(), c.Pending(),
@@ -103,10 +103,10 @@ func (s *sim) explain() {
 				s.t.Logf("acquire %d waits for %v", op.round, op.pending)
 			}
 			for id, sub := range n.area.mu.home.subs {
-				s.t.Logf("subscriber %v: hold %v, in flight %d, acquires %d, queue %v", id, sub.hold, sub.inFlight, len(sub.acquires), sub.queue)
+				s.t.Logf("subscriber %v: hold %v, in flight %d, acquires %d, queue %v", id, sub.onRequest, sub.inFlight, len(sub.acquires), sub.queue)
 			}
 			for e, x := range r.extents {
-				s.t.Logf("extent %d: live %v have %x dirty %x behind %x asked %x wanted %v pub %v stash %d", e, x.live, x.have, x.dirty, x.behind, x.asked, x.wanted, x.pub != nil, len(x.stash))
+				s.t.Logf("extent %d: live %v have %x dirty %x behind %x asked %x wanted %v pub %v stash %d", e, x.live, x.have, x.dirty, x.outdated, x.asked, x.wanted, x.pub != nil, len(x.stash))
 			}
 			if r.demand {
 				s.t.Logf("room for %d pages, %d taken, %d of them by the area, %d callers make room", n.node.room.limit(), n.node.room.taken.Load(),

@@ -363,7 +363,7 @@ func (n *simNode) evict() {
 	}
 	n.area.step(func() {
 		for _, e := range []dsm.ExtentIndex{0, 1, 2, 3} {
-			n.area.evict(e, set[e], n.sim.rng.IntN(2) == 0)
+			n.area.evictLocked(e, set[e], n.sim.rng.IntN(2) == 0)
 		}
 	})
 }
@@ -389,7 +389,7 @@ func (n *simNode) here(p dsm.PageIndex) (ok bool) {
 func (n *simNode) holds(off int64) bool {
 	n.area.mu.Lock()
 	defer n.area.mu.Unlock()
-	return n.area.present(off, dsm.PageSize)
+	return n.area.presentLocked(off, dsm.PageSize)
 }
 
 // page brings page p to the node, at rest, and returns what the working copy and the page cache

@@ -100,7 +100,7 @@ func (n *simNode) sees(began snapshot, what string, storing bool, prog *simProgr
 		}
 		n.area.mu.Lock()
 		e, i := p.Extent()
-		here, v := n.area.replicaHas(e, i), byte(0)
+		here, v := n.area.replicaHasLocked(e, i), byte(0)
 		if here {
 			v = n.area.mu.mem.Working(p)[off%dsm.PageSize]
 		}

@@ -101,7 +101,7 @@ func (n *simNode) find() {
 // startOpen does what an open does before it waits.
 func (n *simNode) startOpen(write bool) {
 	n.area.step(func() {
-		if err := n.area.opened(write); err != nil {
+		if err := n.area.openedLocked(write); err != nil {
 			n.sim.t.Fatal(err)
 		}
 	})
@@ -115,7 +115,7 @@ func (n *simNode) startOpen(write bool) {
 // startAcquire does what an acquire of a program that stores does before it waits.
 func (n *simNode) startAcquire() *acquiring {
 	var op *acquiring
-	n.area.step(func() { op = n.area.startAcquire(true) })
+	n.area.step(func() { op = n.area.startAcquireLocked(true) })
 	return op
 }
 
@@ -123,8 +123,8 @@ func (n *simNode) startAcquire() *acquiring {
 func (n *simNode) bring(p dsm.PageIndex) (ok bool) {
 	off := int64(p) * dsm.PageSize
 	n.area.step(func() {
-		if ok = n.area.present(off, dsm.PageSize); !ok {
-			n.area.fetch(off, dsm.PageSize)
+		if ok = n.area.presentLocked(off, dsm.PageSize); !ok {
+			n.area.fetchLocked(off, dsm.PageSize)
 		}
 	})
 	return ok
@@ -134,10 +134,10 @@ func (n *simNode) bring(p dsm.PageIndex) (ok bool) {
 func (k *fakeKernel) read(p dsm.PageIndex) {
 	c, off, a := new(cachedPage), int64(p)*dsm.PageSize, k.n.area
 	a.step(func() {
-		if _, ok := a.read(c.data[:], off); ok {
+		if _, ok := a.readLocked(c.data[:], off); ok {
 			k.cache[p] = c
 		} else {
-			a.fetch(off, len(c.data))
+			a.fetchLocked(off, len(c.data))
 		}
 	})
 	c.given = c.data
@@ -154,14 +154,14 @@ func (s *sim) rested() {
 		n.kernel.finishNotices()
 		n.kernel.harvest(1)
 		var goal publishGoal
-		n.area.step(func() { goal = n.area.requestPublish() })
-		s.until("last publish", func() bool { return n.area.reached(goal) })
+		n.area.step(func() { goal = n.area.requestPublishLocked() })
+		s.until("last publish", func() bool { return n.area.reachedLocked(goal) })
 	}
 	for _, n := range s.nodes {
 		op := n.startAcquire()
 		s.until("last acquire", func() bool { return len(op.pending) == 0 })
 		n.kernel.finishNotices()
-		n.area.step(func() { n.area.endAcquire(op) })
+		n.area.step(func() { n.area.endAcquireLocked(op) })
 	}
 	s.drain()
 	for _, n := range s.nodes {

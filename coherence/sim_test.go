@@ -134,9 +134,9 @@ func (r *simRun) checkDirectory() {
 		}
 		for e, x := range n.area.mu.replica.extents {
 			e := dsm.ExtentIndex(e)
-			home := r.nodes[n.area.row(e).Primary-1]
-			if l := home.area.mu.home.subs[n.id].extents[e]; x.have.Minus(l.holds) != (dsm.PageSet{}) || !r.kind.resize && l.holds != x.have {
-				r.t.Fatalf("node %d has pages %x of extent %d, and its home, node %d, takes it for %x", n.i, x.have, e, home.i, l.holds)
+			home := r.nodes[n.area.rowLocked(e).Primary-1]
+			if l := home.area.mu.home.subs[n.id].extents[e]; x.have.Minus(l.has) != (dsm.PageSet{}) || !r.kind.resize && l.has != x.have {
+				r.t.Fatalf("node %d has pages %x of extent %d, and its home, node %d, takes it for %x", n.i, x.have, e, home.i, l.has)
 			}
 		}
 	}

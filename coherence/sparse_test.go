@@ -27,7 +27,7 @@ func TestOpenOfASparseArea(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.step(func() { err = a.opened(true) })
+	a.step(func() { err = a.openedLocked(true) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func BenchmarkSparseArea(b *testing.B) {
 	}
 	open := func() {
 		a.step(func() {
-			if err := a.opened(true); err != nil {
+			if err := a.openedLocked(true); err != nil {
 				b.Fatal(err)
 			}
 		})
@@ -84,7 +84,7 @@ func BenchmarkSparseArea(b *testing.B) {
 	b.Run("fsync", func(b *testing.B) {
 		for b.Loop() {
 			a.step(func() {
-				if a.requestPublish() != nil {
+				if a.requestPublishLocked() != nil {
 					b.Fatal("there is something to publish")
 				}
 			})
@@ -93,10 +93,10 @@ func BenchmarkSparseArea(b *testing.B) {
 	b.Run("acquire", func(b *testing.B) {
 		for b.Loop() {
 			a.step(func() {
-				op := a.startAcquire(true)
-				a.drain()
-				a.drained()
-				a.endAcquire(op)
+				op := a.startAcquireLocked(true)
+				a.drainLocked()
+				a.drainedLocked()
+				a.endAcquireLocked(op)
 			})
 		}
 	})

@@ -35,17 +35,17 @@ func (s *subscribing) addTo(set map[dsm.Slot]struct{}, id dsm.AreaID) {
 	}
 }
 
-// slots returns the slots of the area's extents from first on. So many that follow each other have every slot.
-func (a *Area) slots(first int) []dsm.Slot {
-	list := make([]dsm.Slot, min(max(a.extents()-first, 0), dsm.Slots))
+// slotsLocked returns the slots of the area's extents from first on. So many that follow each other have every slot.
+func (a *Area) slotsLocked(first int) []dsm.Slot {
+	list := make([]dsm.Slot, min(max(a.extentsLocked()-first, 0), dsm.Slots))
 	for i := range list {
 		list[i] = dsm.SlotOf(a.id, dsm.ExtentIndex(first+i))
 	}
 	return list
 }
 
-// asked returns the slots that are subscribed to, also if the area has no extents in them any more: it may get some.
-func (a *Area) asked() (list []dsm.Slot) {
+// askedLocked returns the slots that are subscribed to, also if the area has no extents in them any more: it may get some.
+func (a *Area) askedLocked() (list []dsm.Slot) {
 	for s := range a.mu.replica.slots {
 		if a.mu.replica.slots[s].asked {
 			list = append(list, dsm.Slot(s))
@@ -54,10 +54,10 @@ func (a *Area) asked() (list []dsm.Slot) {
 	return list
 }
 
-// subscribedHomes returns the homes of those.
-func (a *Area) subscribedHomes() []dsm.NodeID {
+// subscribedHomesLocked returns the homes of those.
+func (a *Area) subscribedHomesLocked() []dsm.NodeID {
 	var ids []dsm.NodeID
-	for _, s := range a.asked() {
+	for _, s := range a.askedLocked() {
 		ids = append(ids, a.mu.view.Slots[s].Primary)
 	}
 	slices.Sort(ids)
@@ -72,8 +72,8 @@ func slotSet(list []dsm.Slot) *[dsm.Slots]bool {
 	return &in
 }
 
-// extent returns the state of an extent, which the area has.
-func (a *Area) extent(e dsm.ExtentIndex) *replicaExtent {
+// extentLocked returns the state of an extent, which the area has.
+func (a *Area) extentLocked(e dsm.ExtentIndex) *replicaExtent {
 	r := &a.mu.replica
 	x := r.extents[e]
 	if x == nil {
@@ -84,15 +84,15 @@ func (a *Area) extent(e dsm.ExtentIndex) *replicaExtent {
 		case slot.here || e >= r.zero:
 			x.have = dsm.AllPages
 		default: // those past the end are zero everywhere, and the kernel may have read them as such
-			x.have = dsm.AllPages.Minus(a.within(e))
+			x.have = dsm.AllPages.Minus(a.withinLocked(e))
 		}
 		r.extents[e] = x
 	}
 	return x
 }
 
-// extentsFrom returns the extents from first on that there is state of, in their order.
-func (a *Area) extentsFrom(first dsm.ExtentIndex) []dsm.ExtentIndex {
+// extentsFromLocked returns the extents from first on that there is state of, in their order.
+func (a *Area) extentsFromLocked(first dsm.ExtentIndex) []dsm.ExtentIndex {
 	list := make([]dsm.ExtentIndex, 0, len(a.mu.replica.extents))
 	for e := range a.mu.replica.extents {
 		if e >= first {
@@ -103,27 +103,27 @@ func (a *Area) extentsFrom(first dsm.ExtentIndex) []dsm.ExtentIndex {
 	return list
 }
 
-// materializeLast makes the state of the last extent, before more of it lies within the area.
-func (a *Area) materializeLast() {
+// materializeLastLocked makes the state of the last extent, before more of it lies within the area.
+func (a *Area) materializeLastLocked() {
 	if n := a.mu.replica.n; n > 0 {
-		a.extent(dsm.ExtentIndex(n - 1))
+		a.extentLocked(dsm.ExtentIndex(n - 1))
 	}
 }
 
-// startReplica makes the replica: an empty working copy and a subscription.
-func (a *Area) startReplica() error {
-	if err := a.workingCopy(); err != nil {
+// startReplicaLocked makes the replica: an empty working copy and a subscription.
+func (a *Area) startReplicaLocked() error {
+	if err := a.workingCopyLocked(); err != nil {
 		return err
 	}
 	r := &a.mu.replica
 	r.subscribed = true
 	r.demand = a.mu.mem.Demand()
 	r.bare = r.demand
-	r.hold = a.holding()
-	r.n = a.extents()
+	r.onRequest = a.defersLocked()
+	r.n = a.extentsLocked()
 	r.zero = dsm.ExtentIndex(r.n)
-	a.materializeLast()
-	a.subscribe(a.slots(0))
+	a.materializeLastLocked()
+	a.subscribeLocked(a.slotsLocked(0))
 	return nil
 }
 
@@ -131,9 +131,9 @@ func (a *Area) startReplica() error {
 // takes more than half of wire.MaxMessage.
 const subscribePart = 8192
 
-// subscribe asks the homes for the stream of updates of the extents in the slots: of those that there is state of, since
+// subscribeLocked asks the homes for the stream of updates of the extents in the slots: of those that there is state of, since
 // their versions.
-func (a *Area) subscribe(list []dsm.Slot) {
+func (a *Area) subscribeLocked(list []dsm.Slot) {
 	r := &a.mu.replica
 	slots := make(map[dsm.NodeID][]dsm.Slot)
 	extents := make(map[dsm.NodeID][]wire.ExtentVersion)
@@ -144,17 +144,17 @@ func (a *Area) subscribe(list []dsm.Slot) {
 		r.slots[s].live = r.slots[s].live && !r.demand
 	}
 	in := slotSet(list)
-	for _, e := range a.extentsFrom(0) {
+	for _, e := range a.extentsFromLocked(0) {
 		if !in[dsm.SlotOf(a.id, e)] {
 			continue
 		}
 		x := r.extents[e]
 		v := wire.ExtentVersion{Extent: e, Version: x.version}
 		if r.demand {
-			v.Holds = x.have
+			v.Has = x.have
 			x.live = false
 		}
-		home := a.row(e).Primary
+		home := a.rowLocked(e).Primary
 		extents[home] = append(extents[home], v)
 	}
 	for _, home := range slices.Sorted(maps.Keys(slots)) {
@@ -169,14 +169,14 @@ func (a *Area) subscribe(list []dsm.Slot) {
 				sub.slots = slots[home]
 			}
 			r.subs[r.round] = sub
-			a.send(home, &wire.Subscribe{Stamp: a.stamp(), Round: r.round, Group: group, Hold: r.hold, Partial: r.demand, Slots: sub.slots, Extents: part})
+			a.sendLocked(home, &wire.Subscribe{Stamp: a.stampLocked(), Round: r.round, Group: group, OnRequest: r.onRequest, Partial: r.demand, Slots: sub.slots, Extents: part})
 		}
 	}
 }
 
-// replicaSubscribed learns which pages of the extents are lacking. All others are
+// replicaSubscribedLocked learns which pages of the extents are lacking. All others are
 // here: they did not change since the version that was asked with, zero at first.
-func (a *Area) replicaSubscribed(from dsm.NodeID, m *wire.Subscribed) {
+func (a *Area) replicaSubscribedLocked(from dsm.NodeID, m *wire.Subscribed) {
 	r := &a.mu.replica
 	if _, ok := r.subs[m.Round]; !ok {
 		return
@@ -184,11 +184,11 @@ func (a *Area) replicaSubscribed(from dsm.NodeID, m *wire.Subscribed) {
 	lacks := make(map[dsm.ExtentIndex]dsm.PageSet, len(m.Lacks))
 	for _, l := range m.Lacks {
 		lacks[l.Extent] = l.Pages
-		a.extentSubscribed(from, m.Epoch, l.Extent, l.Pages)
+		a.extentSubscribedLocked(from, m.Epoch, l.Extent, l.Pages)
 	}
 	for _, e := range m.Full {
 		if _, ok := lacks[e]; !ok {
-			a.extentSubscribed(from, m.Epoch, e, dsm.PageSet{})
+			a.extentSubscribedLocked(from, m.Epoch, e, dsm.PageSet{})
 		}
 	}
 	if a.mu.wake = true; m.More {
@@ -206,25 +206,25 @@ func (a *Area) replicaSubscribed(from dsm.NodeID, m *wire.Subscribed) {
 			r.slots[s] = slotState{asked: true, live: true, here: true}
 		}
 	}
-	for _, e := range a.extentsFrom(0) { // that somebody looked at since
+	for _, e := range a.extentsFromLocked(0) { // that somebody looked at since
 		if slot := r.slots[dsm.SlotOf(a.id, e)]; slot.live && !r.extents[e].live {
-			a.extentSubscribed(from, m.Epoch, e, dsm.PageSet{})
+			a.extentSubscribedLocked(from, m.Epoch, e, dsm.PageSet{})
 		}
 	}
 }
 
-func (a *Area) extentSubscribed(from dsm.NodeID, epoch dsm.Epoch, e dsm.ExtentIndex, lacks dsm.PageSet) {
-	if !a.fromHome(from, epoch, e) {
+func (a *Area) extentSubscribedLocked(from dsm.NodeID, epoch dsm.Epoch, e dsm.ExtentIndex, lacks dsm.PageSet) {
+	if !a.fromHomeLocked(from, epoch, e) {
 		return
 	}
-	x := a.extent(e)
+	x := a.extentLocked(e)
 	x.live = true
-	x.behind = lacks
+	x.outdated = lacks
 	if a.mu.replica.demand {
-		x.behind = x.behind.And(x.have)
+		x.outdated = x.outdated.And(x.have)
 		return
 	}
-	arrived := dsm.AllPages.Minus(x.behind).Minus(x.have)
+	arrived := dsm.AllPages.Minus(x.outdated).Minus(x.have)
 	x.have = x.have.Or(arrived)
-	a.unstash(e, arrived)
+	a.unstashLocked(e, arrived)
 }

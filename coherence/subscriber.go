@@ -12,23 +12,23 @@ import (
 // that it lacks, not a queue of updates. However slow it is, it costs five bits for each page, gets
 // the newest bytes once, and holds up no other node.
 type subscriber struct {
-	id       dsm.NodeID
-	area     *Area
-	hold     bool                     // push only for an Acquire or Fetch
-	partial  bool                     // push only pages that it has
-	slots    [dsm.Slots]bool          // that it has subscribed to, until they move
-	extents  map[dsm.ExtentIndex]*lag // those in them of which there is something to know
-	lacking  int                      // how many of them have pages to push
-	queue    lagQueue                 // those of them without a push under way, oldest first
-	fetches  []dsm.ExtentIndex        // extents with pages that a program waits for, oldest first
-	lastTurn uint64
-	inFlight int // bytes pushed and not acked
-	acquires []*acquireWait
+	id        dsm.NodeID
+	area      *Area
+	onRequest bool                     // push only for an Acquire or Fetch
+	partial   bool                     // push only pages that it has
+	slots     [dsm.Slots]bool          // that it has subscribed to, until they move
+	extents   map[dsm.ExtentIndex]*lag // those in them of which there is something to know
+	lacking   int                      // how many of them have pages to push
+	queue     lagQueue                 // those of them without a push under way, oldest first
+	fetches   []dsm.ExtentIndex        // extents with pages that a program waits for, oldest first
+	lastTurn  uint64
+	inFlight  int // bytes pushed and not acked
+	acquires  []*acquireWait
 }
 
 // lag is what a subscriber lacks of an extent.
 type lag struct {
-	holds   dsm.PageSet // for a partial subscriber: pages fetched and not released
+	has     dsm.PageSet // for a partial subscriber: pages fetched and not released
 	asked   dsm.PageSet // by a Fetch whose answer has not been acked
 	fetched dsm.PageSet // those of them that are to be pushed before anything else
 	lacks   dsm.PageSet // to be pushed
@@ -92,7 +92,7 @@ func (s *subscriber) lag(e dsm.ExtentIndex) *lag {
 func (s *subscriber) lack(e dsm.ExtentIndex, p dsm.PageSet) {
 	l := s.lag(e)
 	if l != nil && s.partial {
-		p = p.And(l.holds)
+		p = p.And(l.has)
 	}
 	if l == nil || p.Empty() {
 		return
@@ -183,8 +183,8 @@ func (s *subscriber) landed(bytes int) {
 	s.area.node.links.give(s.id, s.area, bytes)
 }
 
-// lost takes back what was pushed of an extent, because it may not have arrived.
-func (s *subscriber) lost(e dsm.ExtentIndex) {
+// requeue takes back what was pushed of an extent, because it may not have arrived.
+func (s *subscriber) requeue(e dsm.ExtentIndex) {
 	l := s.extents[e]
 	for _, p := range l.pushes {
 		s.landed(p.bytes)
@@ -197,10 +197,10 @@ func (s *subscriber) lost(e dsm.ExtentIndex) {
 	s.enqueue(e, l)
 }
 
-func (s *subscriber) lostAll() {
+func (s *subscriber) requeueAll() {
 	for _, e := range slices.Sorted(maps.Keys(s.extents)) {
 		if len(s.extents[e].pushes) > 0 {
-			s.lost(e)
+			s.requeue(e)
 		}
 	}
 }

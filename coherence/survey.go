@@ -39,7 +39,7 @@ func (a *Area) survey(ctx context.Context, q *surveying, before, after func()) e
 			a.mu.surveys = make(map[uint64]*surveying)
 		}
 		a.mu.surveys[round] = q
-		a.sendSurvey(round, q)
+		a.sendSurveyLocked(round, q)
 	})
 	err := a.await(ctx, "survey", func() bool { return len(q.pending) == 0 })
 	a.step(func() {
@@ -49,40 +49,40 @@ func (a *Area) survey(ctx context.Context, q *surveying, before, after func()) e
 	return err
 }
 
-func (a *Area) sendSurvey(round uint64, q *surveying) {
+func (a *Area) sendSurveyLocked(round uint64, q *surveying) {
 	q.pending, q.pages, q.data = make(map[dsm.NodeID]struct{}), 0, make(map[dsm.ExtentIndex]dsm.PageSet)
-	for _, home := range a.homes() {
+	for _, home := range a.homesLocked() {
 		q.pending[home] = struct{}{}
-		a.send(home, &wire.Survey{Stamp: a.stamp(), Round: round, From: q.from, To: q.to})
+		a.sendLocked(home, &wire.Survey{Stamp: a.stampLocked(), Round: round, From: q.from, To: q.to})
 	}
 }
 
-// restartSurveys asks again after the homes changed or a session broke.
-func (a *Area) restartSurveys() {
+// restartSurveysLocked asks again after the homes changed or a session broke.
+func (a *Area) restartSurveysLocked() {
 	for round, q := range a.mu.surveys {
-		a.sendSurvey(round, q)
+		a.sendSurveyLocked(round, q)
 	}
 }
 
-// homeSurvey answers where this home has data.
-func (a *Area) homeSurvey(from dsm.NodeID, m *wire.Survey) {
-	r := &wire.Surveyed{Stamp: a.stamp(), Round: m.Round, Pages: int64(a.mu.home.data)}
+// homeSurveyLocked answers where this home has data.
+func (a *Area) homeSurveyLocked(from dsm.NodeID, m *wire.Survey) {
+	r := &wire.Surveyed{Stamp: a.stampLocked(), Round: m.Round, Pages: int64(a.mu.home.data)}
 	if slices.ContainsFunc(a.mu.view.Slots[:], func(s dsm.SlotHome) bool { return a.isSelf(s.Source) }) {
 		for e, x := range a.mu.home.extents { // those that another home has by now count there
-			if !a.isSelf(a.row(e).Primary) {
+			if !a.isSelf(a.rowLocked(e).Primary) {
 				r.Pages -= int64(x.data.Len())
 			}
 		}
 	}
-	for e := m.From; e < min(m.To, m.From+subscribePart, dsm.ExtentIndex(a.extents())); e++ {
-		if x := a.mu.home.extents[e]; x != nil && !x.data.Empty() && a.isSelf(a.row(e).Primary) {
+	for e := m.From; e < min(m.To, m.From+subscribePart, dsm.ExtentIndex(a.extentsLocked())); e++ {
+		if x := a.mu.home.extents[e]; x != nil && !x.data.Empty() && a.isSelf(a.rowLocked(e).Primary) {
 			r.Data = append(r.Data, wire.ExtentPages{Extent: e, Pages: x.data})
 		}
 	}
-	a.send(from, r)
+	a.sendLocked(from, r)
 }
 
-func (a *Area) replicaSurveyed(from dsm.NodeID, m *wire.Surveyed) {
+func (a *Area) replicaSurveyedLocked(from dsm.NodeID, m *wire.Surveyed) {
 	q := a.mu.surveys[m.Round]
 	if q == nil {
 		return

@@ -108,13 +108,13 @@ func (a *Area) askUntilLocked() {
 	}
 	r.round++
 	until := slices.Min(slices.Collect(maps.Keys(r.waits)))
-	for _, home := range a.homes() {
-		a.send(home, &wire.Inquire{Stamp: a.stamp(), Round: r.round, Until: until})
+	for _, home := range a.homesLocked() {
+		a.sendLocked(home, &wire.Inquire{Stamp: a.stampLocked(), Round: r.round, Until: until})
 	}
 }
 
-// homeInquire answers what this home knows about the area, once it has heard of the version Until.
-func (a *Area) homeInquire(from dsm.NodeID, m *wire.Inquire) {
+// homeInquireLocked answers what this home knows about the area, once it has heard of the version Until.
+func (a *Area) homeInquireLocked(from dsm.NodeID, m *wire.Inquire) {
 	if m.Until <= a.mu.newest {
 		a.inquiredLocked(from, m)
 		return
@@ -126,7 +126,7 @@ func (a *Area) homeInquire(from dsm.NodeID, m *wire.Inquire) {
 }
 
 func (a *Area) inquiredLocked(to dsm.NodeID, m *wire.Inquire) {
-	r := &wire.Inquired{Stamp: a.stamp(), Round: m.Round, Subscribers: a.subscribers()}
+	r := &wire.Inquired{Stamp: a.stampLocked(), Round: m.Round, Subscribers: a.subscribersLocked()}
 	slices.Sort(r.Subscribers)
-	a.send(to, r)
+	a.sendLocked(to, r)
 }

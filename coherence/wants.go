@@ -12,8 +12,8 @@ import (
 // its stores wait for pages, is in no queue; it is queued again when that has changed.
 type wants map[dsm.NodeID][]dsm.ExtentIndex
 
-// homes returns which homes have extents in their queues: this node, or the others.
-func (w wants) homes(self dsm.NodeID, here bool) (homes []dsm.NodeID) {
+// queued returns which homes have extents in their queues: this node, or the others.
+func (w wants) queued(self dsm.NodeID, here bool) (homes []dsm.NodeID) {
 	for id := range w {
 		if (id == self) == here {
 			homes = append(homes, id)
@@ -33,20 +33,20 @@ func (w wants) drop(home dsm.NodeID, x *replicaExtent) {
 	}
 }
 
-// want queues an extent to be published.
-func (a *Area) want(e dsm.ExtentIndex, x *replicaExtent) {
+// wantLocked queues an extent to be published.
+func (a *Area) wantLocked(e dsm.ExtentIndex, x *replicaExtent) {
 	x.wanted = true
 	a.busyLocked(e, x)
 	if x.queued {
 		return
 	}
 	x.queued = true
-	home := a.row(e).Primary
+	home := a.rowLocked(e).Primary
 	a.mu.replica.wants[home] = append(a.mu.replica.wants[home], e)
 }
 
-// nextWanted returns the first extent in a queue that can be published, nil if there is none.
-func (a *Area) nextWanted(home dsm.NodeID) (dsm.ExtentIndex, *replicaExtent) {
+// nextWantedLocked returns the first extent in a queue that can be published, nil if there is none.
+func (a *Area) nextWantedLocked(home dsm.NodeID) (dsm.ExtentIndex, *replicaExtent) {
 	r := &a.mu.replica
 	for len(r.wants[home]) > 0 {
 		e := r.wants[home][0]
@@ -54,7 +54,7 @@ func (a *Area) nextWanted(home dsm.NodeID) (dsm.ExtentIndex, *replicaExtent) {
 			r.wants.drop(home, nil) // it was cut off
 			continue
 		}
-		x := a.extent(e)
+		x := a.extentLocked(e)
 		if x.wanted && x.pub == nil && !(x.dirty.Empty() && len(x.stash) > 0) {
 			return e, x
 		}
@@ -63,16 +63,16 @@ func (a *Area) nextWanted(home dsm.NodeID) (dsm.ExtentIndex, *replicaExtent) {
 	return 0, nil
 }
 
-// wantsMoved moves every extent to the queue of its home in the new view.
-func (a *Area) wantsMoved() {
+// wantsMovedLocked moves every extent to the queue of its home in the new view.
+func (a *Area) wantsMovedLocked() {
 	r := &a.mu.replica
 	old := r.wants
 	r.wants = make(wants)
 	for _, home := range slices.Sorted(maps.Keys(old)) {
 		for _, e := range old[home] {
-			if int(e) < r.n && a.extent(e).queued {
-				a.extent(e).queued = false
-				a.want(e, a.extent(e))
+			if int(e) < r.n && a.extentLocked(e).queued {
+				a.extentLocked(e).queued = false
+				a.wantLocked(e, a.extentLocked(e))
 			}
 		}
 	}

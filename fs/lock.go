@@ -129,7 +129,7 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 	a, ino := h.area, dsm.Ino(h.area.id)
 	// Anything but a lock for writing may reduce what the owner has, and so may any change of a
 	// flock.
-	if (l.Type != locks.Write || l.Owner.Flock) && b.cfg.Locks.Holds(ino, l.Owner) {
+	if (l.Type != locks.Write || l.Owner.Flock) && b.cfg.Locks.HasLocks(ino, l.Owner) {
 		if err := b.publishLocked(r, a); err != nil {
 			b.log.Warn("publish before unlock; the lock stays", "area", a.id, "err", err)
 			return status(err)
@@ -169,7 +169,7 @@ func (b *bridge) unlockFlushed(h *fileHandle, owner uint64, published bool) {
 	}
 	o := b.cfg.Locks.Owner(owner, false)
 	h.owners.remove(o)
-	if !b.cfg.Locks.Holds(dsm.Ino(h.area.id), o) {
+	if !b.cfg.Locks.HasLocks(dsm.Ino(h.area.id), o) {
 		return
 	}
 	if !published {
@@ -182,7 +182,7 @@ func (b *bridge) unlockFlushed(h *fileHandle, owner uint64, published bool) {
 }
 
 func (b *bridge) unlock(ctx context.Context, a *openArea, o locks.Owner) {
-	if !b.cfg.Locks.Holds(dsm.Ino(a.id), o) {
+	if !b.cfg.Locks.HasLocks(dsm.Ino(a.id), o) {
 		return
 	}
 	if err := b.cfg.Locks.Release(ctx, dsm.Ino(a.id), o); err != nil {

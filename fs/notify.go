@@ -26,8 +26,8 @@ type kernelCache interface {
 	InodeNotifyStoreCache(node uint64, offset int64, data []byte) fuse.Status
 }
 
-// noticeState is the worker of one area.
-type noticeState struct {
+// noticeWorker is the worker of one area.
+type noticeWorker struct {
 	mu struct {
 		lockrank.Mutex
 		running bool
@@ -205,7 +205,7 @@ func (n *notifier) forget(p place) {
 	}
 }
 
-func (s *noticeState) setUnder(c chan struct{}) {
+func (s *noticeWorker) setUnder(c chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.under = c
@@ -213,7 +213,7 @@ func (s *noticeState) setUnder(c chan struct{}) {
 
 // delivered returns when the notice that may be under way now has been delivered. Later ones may be
 // under way by then.
-func (s *noticeState) delivered(ctx context.Context) error {
+func (s *noticeWorker) delivered(ctx context.Context) error {
 	s.mu.Lock()
 	under := s.mu.under
 	s.mu.Unlock()

@@ -87,7 +87,7 @@ type openArea struct {
 		settled time.Time
 	}
 	programs programs
-	notices  noticeState
+	notices  noticeWorker
 	pace     intervalState
 	direct   directState
 }

@@ -201,7 +201,7 @@ func (b *Book) Nodes() []dsm.NodeID {
 // Standing is the state of one file in the book, as one node sees it.
 type Standing struct {
 	Delegated, Recalled bool
-	Holds               bool
+	HasLocks            bool
 }
 
 // Standing returns the state of a file for a node.
@@ -210,7 +210,7 @@ func (b *Book) Standing(ino dsm.Ino, node dsm.NodeID) (s Standing) {
 		s.Delegated, s.Recalled = true, d.recalled
 	}
 	if t := b.set.tables[ino]; t != nil {
-		s.Holds = slices.ContainsFunc(t.held, func(l Lock) bool { return l.Owner.Node == node })
+		s.HasLocks = slices.ContainsFunc(t.held, func(l Lock) bool { return l.Owner.Node == node })
 	}
 	return s
 }

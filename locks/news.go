@@ -113,9 +113,9 @@ func (n *Node) LocksReset() {
 		st := n.cfg.Cluster.LockStanding(ino)
 		t := n.mu.local.tables[ino]
 		switch {
-		case f.surrendering && !st.Delegated && (st.Holds || t == nil || len(t.held) == 0):
+		case f.surrendering && !st.Delegated && (st.HasLocks || t == nil || len(t.held) == 0):
 			n.surrenderedLocked(ino)
-		case !st.Delegated && (f.delegated || !st.Holds && len(f.owners) > 0):
+		case !st.Delegated && (f.delegated || !st.HasLocks && len(f.owners) > 0):
 			n.dropLocked(ino)
 		case st.Delegated && !f.delegated:
 			n.delegatedLocked(ino, 0)

@@ -153,8 +153,8 @@ func (n *Node) Owner(id uint64, flock bool) Owner {
 	return Owner{Node: n.cfg.Self, ID: id, Flock: flock}
 }
 
-// Holds reports whether the owner may have locks of the file.
-func (n *Node) Holds(ino dsm.Ino, o Owner) bool {
+// HasLocks reports whether the owner may have locks of the file.
+func (n *Node) HasLocks(ino dsm.Ino, o Owner) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	f := n.mu.files[ino]

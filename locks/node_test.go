@@ -280,7 +280,7 @@ func TestRecallTakesLocksAndWaitsAlong(t *testing.T) {
 	a.waiting(1)
 	b.refused(1, lock(b.owner(1), Read, 5, 5), errs.WouldBlock)
 	b.must(1, lock(b.owner(1), Read, 10, 10))
-	c.standing(1, a, Standing{Holds: true})
+	c.standing(1, a, Standing{HasLocks: true})
 	waitsToo := b.wait(context.Background(), 1, lock(b.owner(2), Write, 0, 9))
 	c.queued(1, 2)
 	a.must(1, lock(a.owner(1), Unlock, 0, End))

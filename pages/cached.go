@@ -233,11 +233,11 @@ func (c *Cached) Idle() bool { return c.open == 0 }
 // Pending reports whether NextNotice may have a notice.
 func (c *Cached) Pending() bool { return len(c.queue) > 0 }
 
-// HeldBytes returns the memory that copies of pages take whose notices are pending
+// CopyBytes returns the memory that copies of pages take whose notices are pending
 // or in flight. It grows with the backlog of notices while there are writers: whoever
 // merges faster than the kernel takes notices has to pause. Copies that are kept
 // because the working copy is shared do not become fewer by that and do not count.
-func (c *Cached) HeldBytes() int64 {
+func (c *Cached) CopyBytes() int64 {
 	n := int64(c.held) * dsm.PageSize
 	for _, f := range c.flights {
 		n += int64(len(f.data))

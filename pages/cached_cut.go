@@ -16,7 +16,7 @@ func (c *Cached) BeforeCut(size int64) {
 	if !c.writers && !c.shared {
 		return // nobody can have stored to them
 	}
-	room := (cutLimit - c.HeldBytes()) / dsm.PageSize
+	room := (cutLimit - c.CopyBytes()) / dsm.PageSize
 	c.cutPages(size, func(x *cachedExtent, i, _ int) {
 		_, kept := c.given[x.page(i)]
 		if kept || x.blind.Has(i) || x.storing.Has(i) || x.doubtful.Has(i) || room <= 0 || c.within(x.page(i)) > 0 && !c.area.isHere(x.page(i)) {

@@ -11,7 +11,7 @@ import (
 // kernel's page cache does not have: they can leave now. The others leave once the kernel has been
 // told: see Done, which does not return those that were used again.
 func (c *Cached) Drop(e dsm.ExtentIndex, set dsm.PageSet) (out dsm.PageSet) {
-	held := c.holds(e, set)
+	held := c.givenOf(e, set)
 	if x := c.extents[e]; x != nil {
 		x.leaving = x.leaving.Or(held)
 		c.enqueue(x)
@@ -45,8 +45,8 @@ func (c *Cached) Given(off, n int64) bool {
 	return false
 }
 
-// holds returns which pages of the set the page cache may have.
-func (c *Cached) holds(e dsm.ExtentIndex, set dsm.PageSet) dsm.PageSet {
+// givenOf returns which pages of the set the page cache may have.
+func (c *Cached) givenOf(e dsm.ExtentIndex, set dsm.PageSet) dsm.PageSet {
 	if x := c.extents[e]; x != nil {
 		return set.And(x.given)
 	}

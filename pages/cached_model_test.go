@@ -464,8 +464,8 @@ func (m *ledgerModel) settle() {
 			m.endNotice()
 		}
 	}
-	if !m.c.Idle() || !m.c.Writable() || m.c.HeldBytes() != 0 {
-		m.t.Fatalf("not idle with nothing to do: open %d, unready %d, held %d", m.c.open, m.c.unready, m.c.HeldBytes())
+	if !m.c.Idle() || !m.c.Writable() || m.c.CopyBytes() != 0 {
+		m.t.Fatalf("not idle with nothing to do: open %d, unready %d, held %d", m.c.open, m.c.unready, m.c.CopyBytes())
 	}
 	for e, x := range m.c.extents {
 		if !x.leaving.Empty() || x.given == (dsm.PageSet{}) && x.late == (dsm.PageSet{}) {

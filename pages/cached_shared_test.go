@@ -33,8 +33,8 @@ func TestShareWhatWasGiven(t *testing.T) {
 	}
 	s.update(0, 0) // kept before
 	s.SetShared(true)
-	if s.Writable() || s.HeldBytes() != dsm.PageSize {
-		t.Errorf("writable %v, %d bytes held", s.Writable(), s.HeldBytes())
+	if s.Writable() || s.CopyBytes() != dsm.PageSize {
+		t.Errorf("writable %v, %d bytes held", s.Writable(), s.CopyBytes())
 	}
 	s.read(5)      // needs nothing
 	s.read(2)      // makes it known
@@ -76,13 +76,13 @@ func TestSharedKeepsWhatIsGiven(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.read(2)
-	if after, err := s.area.ResidentBytes(); err != nil || after < before+dsm.PageSize || s.HeldBytes() != 0 {
-		t.Errorf("resident bytes go from %d to %d (%v), %d held", before, after, err, s.HeldBytes())
+	if after, err := s.area.ResidentBytes(); err != nil || after < before+dsm.PageSize || s.CopyBytes() != 0 {
+		t.Errorf("resident bytes go from %d to %d (%v), %d held", before, after, err, s.CopyBytes())
 	}
 	s.area.Working(1)[1] = 1
 	s.touched(1)
-	if s.HeldBytes() != dsm.PageSize || s.Idle() {
-		t.Errorf("%d bytes held, idle %v", s.HeldBytes(), s.Idle())
+	if s.CopyBytes() != dsm.PageSize || s.Idle() {
+		t.Errorf("%d bytes held, idle %v", s.CopyBytes(), s.Idle())
 	}
 	s.area.Working(1)[1] = 0
 	s.quiet() // stored back

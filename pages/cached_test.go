@@ -52,8 +52,8 @@ func (s ledgerScript) notice(kind NoticeKind, from, to dsm.PageIndex) Notice {
 // quiet fails the test if there is a notice.
 func (s ledgerScript) quiet() {
 	s.t.Helper()
-	if n, ok := s.NextNotice(); ok || !s.Idle() || !s.Writable() || s.HeldBytes() != 0 {
-		s.t.Fatalf("notice %+v (%v), idle %v, writable %v, %d bytes held", n, ok, s.Idle(), s.Writable(), s.HeldBytes())
+	if n, ok := s.NextNotice(); ok || !s.Idle() || !s.Writable() || s.CopyBytes() != 0 {
+		s.t.Fatalf("notice %+v (%v), idle %v, writable %v, %d bytes held", n, ok, s.Idle(), s.Writable(), s.CopyBytes())
 	}
 }
 
@@ -82,7 +82,7 @@ func TestNoNoticeWithoutNeed(t *testing.T) {
 			s.read(p)
 			s.update(p, 1)
 		}
-		if held := s.HeldBytes(); writers && held != 5*dsm.PageSize || !writers && held != 0 {
+		if held := s.CopyBytes(); writers && held != 5*dsm.PageSize || !writers && held != 0 {
 			t.Errorf("writers %v: %d bytes held", writers, held)
 		}
 		for _, run := range [][2]dsm.PageIndex{{1, 3}, {256, 257}, {4, 5}, {255, 256}} { // extents take turns
@@ -135,8 +135,8 @@ func TestBlindBecomesWritable(t *testing.T) {
 	s.update(0, 0)
 	s.SetWriters(true)
 	s.update(1, 0)
-	if s.Writable() || s.HeldBytes() != dsm.PageSize {
-		t.Errorf("writable %v, %d bytes held", s.Writable(), s.HeldBytes())
+	if s.Writable() || s.CopyBytes() != dsm.PageSize {
+		t.Errorf("writable %v, %d bytes held", s.Writable(), s.CopyBytes())
 	}
 	n := s.notice(NoticeInvalidate, 0, 2)
 	s.read(0) // tells as well

@@ -52,7 +52,7 @@ import (
 // After an error the pages that it concerns are among those returned.
 func (a *Area) Evict(k merge.Kernel, e dsm.ExtentIndex, set dsm.PageSet, shared bool) (stored dsm.PageSet, err error) {
 	if a.ledger != nil {
-		given := a.ledger.holds(e, set)
+		given := a.ledger.givenOf(e, set)
 		invariants.Check(given.Empty(), "%v: pages %x of extent %d leave, and the page cache holds them", a, given, e)
 	}
 	inFile := max(a.working.len-int64(e)*dsm.ExtentSize, 0) / dsm.PageSize

@@ -43,14 +43,14 @@ func TestSharedIsReleased(t *testing.T) {
 		"broken": {1 << 20, func(a, _ *node, to dsm.NodeID, s *wire.Shared) {
 			a.Send(to, &wire.PushAck{}, [][]byte{make([]byte, 1<<20)}, false)
 			a.sendShared(to, s) // one too many
-			a.sendShared(to, s.Hold())
+			a.sendShared(to, s.Retain())
 		}},
 		"closed": {1 << 20, func(a, _ *node, to dsm.NodeID, s *wire.Shared) { a.Close(); a.sendShared(to, s) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := newNode(t, 1, func(c *Config) { c.QueueBytes = 3 << 19 }), newNode(t, 2, nil)
 			s := wire.Share(c.size)
-			c.send(a, b, 2, s.Hold())
+			c.send(a, b, 2, s.Retain())
 			a.Close() // all is written or lost
 			s.Release()
 			if s.Bytes != nil {

@@ -72,8 +72,8 @@ func (s *Shared) Trim() {
 	Free(large)
 }
 
-// Hold adds a reference. The caller must have one already.
-func (s *Shared) Hold() *Shared {
+// Retain adds a reference. The caller must have one already.
+func (s *Shared) Retain() *Shared {
 	s.holders.Add(1)
 	return s
 }

@@ -45,7 +45,7 @@ type Stamp struct {
 type ExtentVersion struct {
 	Extent  dsm.ExtentIndex
 	Version dsm.Version
-	Holds   dsm.PageSet
+	Has     dsm.PageSet
 }
 
 // ExtentPages names pages of an extent.
@@ -61,12 +61,12 @@ type ExtentPages struct {
 // subscriber has: those of Holds, and each page that it fetches, until it releases the page.
 type Subscribe struct {
 	Stamp
-	Round   uint64
-	Hold    bool // push only after an Acquire or Fetch
-	Partial bool
-	Group   uint64
-	Slots   []dsm.Slot
-	Extents []ExtentVersion
+	Round     uint64
+	OnRequest bool // push only after an Acquire or Fetch
+	Partial   bool
+	Group     uint64
+	Slots     []dsm.Slot
+	Extents   []ExtentVersion
 }
 
 // Subscribed answers Subscribe with the pages that the subscriber lacks. Pages of the requested

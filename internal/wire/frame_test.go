@@ -167,7 +167,7 @@ func TestShared(t *testing.T) {
 	}
 	b := s.Bytes
 	b[7] = 42
-	held := s.Hold()
+	held := s.Retain()
 	s.Release()
 	if held != s || s.Bytes == nil || s.Bytes[7] != 42 {
 		t.Error("the buffer is free while it is held")
