@@ -90,10 +90,13 @@ func (t *Attachment) open(write bool) (f *os.File, err error) {
 	a := t.area
 	err = &errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist}
 	a.step(func() {
-		if t.draft != nil {
-			f, err = t.draft.mem.Open(write)
-		} else {
+		switch {
+		case t.draft == nil:
 			f, err = a.mu.mem.OpenWorking(write || a.mu.replica.demand)
+		case slices.Contains(a.mu.drafts, t.draft):
+			f, err = t.draft.mem.Open(write)
+		default: // the program has detached
+			return
 		}
 		if err != nil {
 			a.node.warnOfMemory(a.id, err)

@@ -1,6 +1,8 @@
 package coherence
 
 import (
+	"slices"
+
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/wire"
@@ -215,12 +217,15 @@ func (a *Area) takeAll() (any bool) {
 	return any
 }
 
-// refresh merges what is new in the working copy into a draft.
+// refresh merges what is new in the working copy into a draft, unless its program has detached meanwhile.
 func (a *Area) refresh(d *draft) {
 	left := -1 // later changes are not waited for
 	for more := true; more; {
 		more = false // also ends if the area is gone
 		a.step(func() {
+			if !slices.Contains(a.mu.drafts, d) {
+				return
+			}
 			if left < 0 {
 				left = len(d.staleExtents)
 			}

@@ -53,3 +53,25 @@ func TestDraftsBeyondTheBudget(t *testing.T) {
 	want(1)
 	second.Detach()
 }
+
+// TestAcquireByAProgramThatHasDetached: requests of one program are served at the same time, so its DETACH may end the draft while
+// its acquire is under way. What the acquire brought is for nobody then.
+func TestAcquireByAProgramThatHasDetached(t *testing.T) {
+	s := newSimOf(t, 1, 1, sums(1, dsm.ApplySync), time.Hour, 0)
+	n := s.nodes[0]
+	n.open(true)
+	at, f, err := n.area.Attach(t.Context(), 1, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	put(t, n, 5) // the draft lacks it
+	at.Detach()
+	if err := at.Acquire(t.Context()); err != nil {
+		t.Errorf("acquire: %v", err)
+	}
+	if g, err := at.Memory(); err == nil {
+		_ = g.Close() // nothing was written to it
+		t.Error("the memory of a program that has detached can be opened")
+	}
+}
