@@ -23,6 +23,7 @@ var rows = []row{
 	{"bulk", bulkRow},
 	{"stores", storesRow},
 	{"files", filesRow},
+	{"locks", locksRow},
 	{"idle", idleRow},
 	{"memory", memoryRow},
 	{"attach-stores", attachStoresRow},

@@ -31,5 +31,8 @@ void hold_areas(char **a);
 void hold_file(char **a);
 void create_files(char **a);
 void page_latency(char **a);
+void lock_unlock(char **a);
+void lock_first(char **a);
+void lock_turns(char **a);
 
 #endif
