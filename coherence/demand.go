@@ -236,8 +236,8 @@ func (a *Area) request(step func(event func()), off int64, n int, then, asked fu
 	return missing, lacks
 }
 
-// staying has the pages of a READ stay once all of them have been asked for, until it has read them: else several READs could
-// evict each other's pages for ever. There is room for all of them then, so it waits for nobody else.
+// staying is a READ that waits, from when all of its pages have been asked for. Those on demand are not evicted until it has
+// read them: else several READs could evict each other's pages for ever. There is room for all of them then, so it waits for nobody else.
 type staying struct {
 	area *Area
 	off  int64
@@ -260,7 +260,7 @@ func (s *staying) end() {
 	s.area.step(func() {
 		r := &s.area.mu.replica
 		r.staying = slices.DeleteFunc(r.staying, func(o *staying) bool { return o == s })
-		s.area.mu.cleaner = true // they may leave now
+		s.area.mu.cleaner = r.demand // they may leave now
 	})
 }
 

@@ -163,6 +163,7 @@ func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []by
 			demand = a.mu.replica.demand
 			if n, done = read(p, off); !done && !demand {
 				a.fetchLocked(off, len(p))
+				stay.begin()
 			}
 		})
 		switch {

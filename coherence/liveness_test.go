@@ -233,3 +233,37 @@ func TestFetchAgainBeforeALateAck(t *testing.T) {
 		t.Error("the page never comes")
 	}
 }
+
+// TestReadWhileTheKernelIsTold: a call waits until the kernel has been told of everything, so acks wait, and take up the link. A READ
+// waits for a page of the same home. What the kernel is to be told may be of the pages of that READ: then it waits for the READ.
+func TestReadWhileTheKernelIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const p = dsm.ExtentPages
+		s := newHomed(t, 3, onDemand(sums(2, dsm.ApplyArrival)))
+		home, replica, other := s.nodes[0], s.nodes[1], s.nodes[2]
+		other.open(true)
+		put(t, other, 5)
+		if err := other.area.WriteAt(t.Context(), []byte{7}, p*dsm.PageSize); err != nil {
+			t.Fatal(err)
+		}
+		publish(other)
+		s.drain()
+
+		home.node.links.window = 1
+		replica.find()
+		replica.startOpen(false)
+		replica.area.step(replica.area.drainLocked)
+		replica.waitFor(0)
+		s.drain()
+		if len(replica.area.mu.replica.lateAcks) == 0 {
+			t.Fatal("no ack waits")
+		}
+		replica.kernel.ask(p)
+		s.drain()
+		if c := replica.kernel.cache[p]; c == nil || c.data[0] != 7 {
+			t.Error("the READ is not answered")
+		}
+		replica.area.step(replica.area.drainedLocked)
+		s.drain()
+	})
+}

@@ -32,7 +32,7 @@ type replica struct {
 	making     bool                       // bringAhead is about to ask
 	stuck      bool                       // it was said that pages cannot be evicted
 	awaited    map[dsm.PageIndex][]func() // what to call when the page comes
-	staying    []*staying                 // READs whose pages are not evicted now
+	staying    []*staying                 // READs that wait for pages, all of which were asked for
 
 	// extents has those that somebody looked at: see Area.extent. The area has n.
 	extents map[dsm.ExtentIndex]*replicaExtent
@@ -192,7 +192,7 @@ func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte
 	a.unstashLocked(m.Extent, came)
 	a.arriveLocked(m.Extent, came)
 	ack.Newest = a.mu.newest
-	if declined.Empty() && a.kernelLagsLocked() {
+	if declined.Empty() && a.kernelLagsLocked(from) {
 		r.lateAcks = append(r.lateAcks, message{peer: from, msg: ack})
 	} else {
 		a.sendLocked(from, ack)
@@ -252,20 +252,40 @@ func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (ca
 // kept before the homes are made to wait with further pushes.
 const heldLimit = 8 << 20
 
-// kernelLagsLocked reports whether the homes should wait with further pushes.
-func (a *Area) kernelLagsLocked() bool {
-	return a.mu.cached.CopyBytes() > heldLimit || a.mu.replica.draining > 0
+// kernelLagsLocked reports whether a home should wait with further pushes. It does not wait while a READ waits for it: the kernel
+// cannot be told anything of the pages of a READ before that is answered, and what is not acked may take up the link.
+func (a *Area) kernelLagsLocked(home dsm.NodeID) bool {
+	r := &a.mu.replica
+	if r.draining > 0 && len(r.staying) == 0 {
+		return true
+	}
+	return a.mu.cached.CopyBytes() > heldLimit && !a.readFromLocked(home)
+}
+
+// readFromLocked reports whether a READ waits for pages of the home.
+func (a *Area) readFromLocked(home dsm.NodeID) bool {
+	return slices.ContainsFunc(a.mu.replica.staying, func(s *staying) bool {
+		for e := dsm.ExtentOf(s.off); int64(e)*dsm.ExtentSize < s.off+int64(s.n) && int(e) < a.mu.replica.n; e++ {
+			if asked := pagesOf(e, s.off, s.n).And(a.extentLocked(e).asked); a.rowLocked(e).Primary == home && !asked.Empty() {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // ackLateLocked sends the PushAcks that were held back, when the kernel has caught up.
 func (a *Area) ackLateLocked() bool {
 	r := &a.mu.replica
-	if len(r.lateAcks) == 0 || a.kernelLagsLocked() {
-		return false
-	}
-	a.mu.out = append(a.mu.out, r.lateAcks...)
-	r.lateAcks = nil
-	return true
+	n := len(r.lateAcks)
+	r.lateAcks = slices.DeleteFunc(r.lateAcks, func(m message) bool {
+		lags := a.kernelLagsLocked(m.peer)
+		if !lags {
+			a.mu.out = append(a.mu.out, m)
+		}
+		return !lags
+	})
+	return len(r.lateAcks) < n
 }
 
 var zeroPages = make([]byte, dsm.ExtentSize)
