@@ -133,7 +133,7 @@ class MemoryPlane:
         """Map the whole area and have stores tracked."""
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if self.writable else 0)
         with translated(self._path, "attach"):
-            mapping = Mapping(self._memory, self.size, mmap.MAP_SHARED, protection)
+            mapping = self._mapped(protection)
             mapping.madvise(_linux.MADV_DONTFORK)
         self._address = np.frombuffer(mapping, np.uint8).ctypes.data
         self._track()
@@ -146,6 +146,16 @@ class MemoryPlane:
         mapping.plane = self
         self._mapping = weakref.ref(mapping)
         return mapping
+
+    def _mapped(self, protection: int) -> Mapping:
+        while True:
+            try:
+                return Mapping(self._memory, self.size, mmap.MAP_SHARED, protection)
+            except ValueError:  # it is empty, or was cut since the daemon told its size
+                end = os.fstat(self._memory).st_size
+                if end >= self.size:
+                    raise
+                self.size = end
 
     @property
     def _length(self) -> int:

@@ -108,6 +108,16 @@ def test_an_area_grows_and_shrinks(daemon: FakeDaemon) -> None:
         reader.resize((2, 3))
 
 
+def test_an_area_that_is_cut_while_it_is_attached(daemon: FakeDaemon) -> None:
+    area = daemon.make("/raw", bytes(range(100)))
+    os.ftruncate(area.memory, 60)  # the daemon tells the size of before
+    with dsmfs.open("/raw", dtype="u1") as w:
+        assert w.array.shape == (60,) and w.array[59] == 59
+    os.ftruncate(area.memory, 0)
+    with pytest.raises(dsmfs.FormatError, match="empty"):
+        dsmfs.open("/raw", dtype="u1")
+
+
 def test_fortran_order_grows_at_the_end(daemon: FakeDaemon) -> None:
     with dsmfs.create("/w.npy", (2, 3), "f4", order="F") as w:
         w.array[:] = [[1, 2, 3], [4, 5, 6]]
