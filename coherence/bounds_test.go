@@ -2,7 +2,6 @@ package coherence
 
 import (
 	"testing"
-	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/wire"
@@ -39,7 +38,7 @@ func TestOpenOfAVeryLargeFile(t *testing.T) {
 		}
 		for e := range dsm.ExtentIndex(extents) {
 			x := a.homeExtentLocked(e)
-			x.version = dsm.VersionAt(time.Now())
+			x.version = a.drawLocked()
 			for _, i := range []int{63, 127, 191, 255} {
 				a.mu.home.setVersion(x, i, x.version)
 			}
