@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -10,6 +11,7 @@ import (
 
 // surveying is a Survey that not all homes have answered.
 type surveying struct {
+	round    uint64          // of the last sending
 	from, to dsm.ExtentIndex // of which the pages are asked for
 	pending  map[dsm.NodeID]struct{}
 	pages    int64
@@ -30,37 +32,39 @@ func (n *Node) CountPages(ctx context.Context, id dsm.AreaID) (pages int64, err 
 
 // survey asks the homes. before is called in the step that asks, after in the one that ends it.
 func (a *Area) survey(ctx context.Context, q *surveying, before, after func()) error {
-	var round uint64
 	a.step(func() {
 		before()
-		a.mu.replica.round++
-		round = a.mu.replica.round
 		if a.mu.surveys == nil {
 			a.mu.surveys = make(map[uint64]*surveying)
 		}
-		a.mu.surveys[round] = q
-		a.sendSurveyLocked(round, q)
+		a.sendSurveyLocked(q)
 	})
 	err := a.await(ctx, "survey", func() bool { return len(q.pending) == 0 })
 	a.step(func() {
-		delete(a.mu.surveys, round)
+		delete(a.mu.surveys, q.round)
 		after()
 	})
 	return err
 }
 
-func (a *Area) sendSurveyLocked(round uint64, q *surveying) {
+// sendSurveyLocked asks under a new number: of a slot that moves meanwhile the old home may have answered already, and the new one
+// will. Both would count.
+func (a *Area) sendSurveyLocked(q *surveying) {
+	delete(a.mu.surveys, q.round)
+	a.mu.replica.round++
+	q.round = a.mu.replica.round
+	a.mu.surveys[q.round] = q
 	q.pending, q.pages, q.data = make(map[dsm.NodeID]struct{}), 0, make(map[dsm.ExtentIndex]dsm.PageSet)
 	for _, home := range a.homesLocked() {
 		q.pending[home] = struct{}{}
-		a.sendLocked(home, &wire.Survey{Stamp: a.stampLocked(), Round: round, From: q.from, To: q.to})
+		a.sendLocked(home, &wire.Survey{Stamp: a.stampLocked(), Round: q.round, From: q.from, To: q.to})
 	}
 }
 
 // restartSurveysLocked asks again after the homes changed or a session broke.
 func (a *Area) restartSurveysLocked() {
-	for round, q := range a.mu.surveys {
-		a.sendSurveyLocked(round, q)
+	for _, round := range slices.Sorted(maps.Keys(a.mu.surveys)) {
+		a.sendSurveyLocked(a.mu.surveys[round])
 	}
 }
 
