@@ -202,14 +202,19 @@ func (b *Book) Nodes() []dsm.NodeID {
 type Standing struct {
 	Delegated, Recalled bool
 	HasLocks            bool
+	Others              bool // other nodes have the delegation, or locks or requests
 }
 
 // Standing returns the state of a file for a node.
 func (b *Book) Standing(ino dsm.Ino, node dsm.NodeID) (s Standing) {
-	if d := b.delegated[ino]; d.node == node {
+	d, delegated := b.delegated[ino]
+	if delegated && d.node == node {
 		s.Delegated, s.Recalled = true, d.recalled
 	}
+	s.Others = delegated && d.node != node
 	if t := b.set.tables[ino]; t != nil {
+		s.Others = s.Others || slices.ContainsFunc(t.held, func(l Lock) bool { return l.Owner.Node != node }) ||
+			slices.ContainsFunc(t.queue, func(r Request) bool { return r.Lock.Owner.Node != node })
 		s.HasLocks = slices.ContainsFunc(t.held, func(l Lock) bool { return l.Owner.Node == node })
 	}
 	return s

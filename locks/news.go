@@ -10,6 +10,7 @@ func (n *Node) LocksChanged(events []Event) {
 	defer n.mu.Unlock()
 	for _, e := range events {
 		if e.Node != n.cfg.Self {
+			n.othersLocked(e.Ino)
 			continue
 		}
 		switch e.What {
@@ -28,6 +29,15 @@ func (n *Node) LocksChanged(events []Event) {
 			n.endedLocked(e.Ino)
 		case Dropped:
 			n.droppedLocked()
+		}
+	}
+}
+
+// othersLocked records that another node has, had or wants locks of the file, 0 if it may be any file.
+func (n *Node) othersLocked(ino dsm.Ino) {
+	for _, w := range n.mu.asked {
+		if ino == 0 || w.ino == ino {
+			w.others = true
 		}
 	}
 }
@@ -109,6 +119,7 @@ func (n *Node) dropLocked(ino dsm.Ino) (believed bool) {
 func (n *Node) LocksReset() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.othersLocked(0)
 	for ino, f := range n.mu.files {
 		st := n.cfg.Cluster.LockStanding(ino)
 		t := n.mu.local.tables[ino]

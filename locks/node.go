@@ -76,6 +76,7 @@ type waiting struct {
 	entered   bool // it waits in the book
 	abandoned bool // nobody waits for the answer
 	stale     bool // the area must be acquired before the program goes on
+	others    bool // this node has heard of locks of others since it asked; final when it is answered
 	term      uint64
 	done      chan Answer
 }

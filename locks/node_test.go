@@ -188,6 +188,9 @@ func (m *member) owner(id uint64) Owner { return posix(m.id, id) }
 
 func (m *member) acquire() error {
 	m.acquires.Add(1)
+	m.bench.mu.Lock()
+	m.bench.grown.Broadcast()
+	m.bench.mu.Unlock()
 	if m.fail.Load() {
 		return errs.E(errs.Timeout, "acquire", "")
 	}
@@ -280,7 +283,7 @@ func TestRecallTakesLocksAndWaitsAlong(t *testing.T) {
 	a.waiting(1)
 	b.refused(1, lock(b.owner(1), Read, 5, 5), errs.WouldBlock)
 	b.must(1, lock(b.owner(1), Read, 10, 10))
-	c.standing(1, a, Standing{HasLocks: true})
+	c.standing(1, a, Standing{HasLocks: true, Others: true})
 	waitsToo := b.wait(context.Background(), 1, lock(b.owner(2), Write, 0, 9))
 	c.queued(1, 2)
 	a.must(1, lock(a.owner(1), Unlock, 0, End))
@@ -500,10 +503,46 @@ func (c *bench) hold(m *member) {
 }
 
 // resume lets it go on from the state as it is now.
-func (c *bench) resume(m *member) {
+func (c *bench) resume(m *member) { c.goOn(m, true) }
+
+// goOn lets it go on: from the state as it is now, or with the events that it has not applied yet.
+func (c *bench) goOn(m *member, reset bool) {
 	c.mu.Lock()
-	m.held, m.reset = false, true
+	m.held, m.reset = false, reset
 	c.grown.Broadcast()
 	c.mu.Unlock()
 	c.until(func() bool { return m.applied == len(c.log) })
+}
+
+// TestFirstLockAcquiresWhileItAsks: the area is acquired before the cluster has answered, and not again after.
+func TestFirstLockAcquiresWhileItAsks(t *testing.T) {
+	c := newBench(t, 2)
+	a := c.members[0]
+	c.hold(a)
+	done := a.wait(context.Background(), 1, lock(a.owner(1), Write, 0, 9))
+	c.until(func() bool { return a.acquires.Load() == 1 })
+	c.goOn(a, false)
+	end(t, done, errs.Other)
+	if n := a.acquires.Load(); n != 1 {
+		t.Errorf("acquired %d times", n)
+	}
+}
+
+// TestLockOfAnotherWhileOneAsks: what another node published under a lock that this node had not heard of when it asked is acquired.
+func TestLockOfAnotherWhileOneAsks(t *testing.T) {
+	c := newBench(t, 2)
+	a, b := c.members[0], c.members[1]
+	c.hold(a)
+	b.must(1, lock(b.owner(1), Write, 0, 9))
+	b.must(1, lock(b.owner(1), Unlock, 0, End))
+	if err := b.command(context.Background(), func(k *Book) ([]Event, error) { return k.Close(1, b.id), nil }); err != nil {
+		t.Fatal(err)
+	}
+	done := a.wait(context.Background(), 1, lock(a.owner(1), Write, 0, 9))
+	c.until(func() bool { return a.acquires.Load() == 1 })
+	c.goOn(a, false)
+	end(t, done, errs.Other)
+	if n := a.acquires.Load(); n != 2 {
+		t.Errorf("acquired %d times, want another time after the grant", n)
+	}
 }

@@ -14,12 +14,28 @@ import (
 // If other nodes may have had locks of the file in the meantime, Set calls acquire before it
 // returns. When that fails, Set returns its error, and nothing is locked on these bytes. The caller
 // must publish what was stored under a lock before it releases the lock.
+//
+// If it seems that nobody has locks of the file, acquire is called while the cluster is asked. That
+// counts if this node hears of no lock of another node until the lock is granted: who has released
+// one before had published before that, so acquire has brought it. Otherwise acquire is called again.
 func (n *Node) Set(ctx context.Context, ino dsm.Ino, l Lock, wait bool, acquire func() error) error {
 	r := Request{Lock: l}
 	if wait {
 		r.How = Wait
 	}
-	w, a, err := n.ask(ctx, ino, r, false)
+	var early chan error
+	asking := func() {
+		if l.Type != Unlock && !n.cfg.Cluster.LockStanding(ino).Others {
+			early = make(chan error, 1)
+			go func() { early <- acquire() }()
+		}
+	}
+	w, a, err := n.ask(ctx, ino, r, false, asking)
+	brought := false
+	if early != nil {
+		e := <-early // also if it is not needed: the caller may close the area when Set has returned
+		brought = e == nil && w != nil && !w.others
+	}
 	if err != nil || l.Type == Unlock {
 		return err
 	}
@@ -27,7 +43,10 @@ func (n *Node) Set(ctx context.Context, ino dsm.Ino, l Lock, wait bool, acquire 
 		return err
 	}
 	if w.stale {
-		if err = acquire(); err == nil {
+		if !brought {
+			err = acquire()
+		}
+		if err == nil {
 			n.acquired(ino, w.term)
 		}
 	}
@@ -47,7 +66,7 @@ func (n *Node) Set(ctx context.Context, ino dsm.Ino, l Lock, wait bool, acquire 
 
 // Test returns a lock that l conflicts with. PID is 0 if it is another node's.
 func (n *Node) Test(ctx context.Context, ino dsm.Ino, l Lock) (in Lock, blocked bool, err error) {
-	_, a, err := n.ask(ctx, ino, Request{Lock: l, How: Test}, false)
+	_, a, err := n.ask(ctx, ino, Request{Lock: l, How: Test}, false, func() {})
 	if in = a.Conflict; in.Owner.Node != n.cfg.Self {
 		in.PID = 0
 	}
@@ -93,8 +112,9 @@ func (n *Node) acquired(ino dsm.Ino, term uint64) {
 }
 
 // ask returns the answer to a request: from the local table if the file is delegated to this node,
-// otherwise from the book. undo says that the request releases a lock that no program knows of.
-func (n *Node) ask(ctx context.Context, ino dsm.Ino, r Request, undo bool) (*waiting, Answer, error) {
+// otherwise from the book: then asking is called first. undo says that the request releases a lock
+// that no program knows of.
+func (n *Node) ask(ctx context.Context, ino dsm.Ino, r Request, undo bool, asking func()) (*waiting, Answer, error) {
 	for {
 		n.mu.Lock()
 		f := n.fileLocked(ino)
@@ -126,6 +146,7 @@ func (n *Node) ask(ctx context.Context, ino dsm.Ino, r Request, undo bool) (*wai
 		local := w.local
 		n.mu.Unlock()
 		if !local {
+			asking()
 			cmd, cancel := context.WithTimeout(ctx, n.cfg.Patience)
 			err := n.cfg.Cluster.AskLock(cmd, ino, w.req)
 			cancel()
@@ -261,7 +282,7 @@ func (n *Node) undoLocked(ino dsm.Ino, l Lock) {
 	l.Type = Unlock
 	n.runLocked(func() {
 		n.insist("give up a lock", func(ctx context.Context) error {
-			_, _, err := n.ask(ctx, ino, Request{Lock: l}, true)
+			_, _, err := n.ask(ctx, ino, Request{Lock: l}, true, func() {})
 			return err
 		})
 	})
