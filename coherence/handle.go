@@ -412,8 +412,24 @@ func (a *Area) finishAcquire(ctx context.Context, op *acquiring, err error) erro
 		err = a.await(ctx, "acquire", func() bool { return a.mu.cached == nil || a.mu.cached.Idle() })
 		a.step(a.drainedLocked)
 	}
-	if op != nil {
-		a.step(func() { a.endAcquireLocked(op) })
+	if op == nil {
+		return err
+	}
+	var kernel *pages.Cached
+	last := uint64(0)
+	a.step(func() {
+		a.endAcquireLocked(op)
+		if kernel = a.mu.cached; kernel != nil && op.storing && a.defersLocked() {
+			last = kernel.LastNotice()
+		}
+	})
+	if last == 0 {
+		return err
+	}
+	// Also when ctx has ended: what the kernel is being told now must not come between a load and a store of the program.
+	gone := a.awaitNotices(context.WithoutCancel(ctx), func() bool { return a.mu.cached != kernel || kernel.DoneUpTo(last) })
+	if err == nil {
+		err = gone
 	}
 	return err
 }
@@ -423,6 +439,7 @@ func (a *Area) startAcquireLocked(storing bool) *acquiring {
 	op := &acquiring{storing: storing}
 	if storing {
 		a.mu.replica.syncing++
+		a.holdNoticesLocked()
 	}
 	a.sendAcquireLocked(op)
 	return op
@@ -432,8 +449,16 @@ func (a *Area) endAcquireLocked(op *acquiring) {
 	r := &a.mu.replica
 	if op.storing {
 		r.syncing--
+		a.holdNoticesLocked()
 	}
 	delete(r.acquires, op.round)
+}
+
+// holdNoticesLocked puts notices of updates on hold while updates may not enter memory.
+func (a *Area) holdNoticesLocked() {
+	if a.mu.cached != nil {
+		a.mu.cached.SetHold(a.holdsUpdatesLocked())
+	}
 }
 
 // Sync is fsync and msync: it publishes and, at the same time, acquires: the homes take an Acquire behind what was published to them. Where

@@ -124,6 +124,9 @@ func (a *Area) defersLocked() bool {
 	return a.mu.ino.Spec.AppliesInSync() && a.mu.replica.writers > a.mu.replica.released
 }
 
+// holdsUpdatesLocked reports whether updates must stay out of memory now, because no program that stores is in a sync call.
+func (a *Area) holdsUpdatesLocked() bool { return a.defersLocked() && a.mu.replica.syncing == 0 }
+
 // dropReplicaLocked gives the working copy back. It must have nothing unpublished.
 func (a *Area) dropReplicaLocked() {
 	for _, home := range a.subscribedHomesLocked() {
@@ -210,7 +213,7 @@ func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte
 // declined must stay out of memory now.
 func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (came, declined dsm.PageSet, err error) {
 	r := &a.mu.replica
-	hold := a.defersLocked() && r.syncing == 0
+	hold := a.holdsUpdatesLocked()
 	next, delta, err := a.pushedPagesLocked(m, payload)
 	if err != nil {
 		return came, declined, err
@@ -259,7 +262,7 @@ func (a *Area) kernelLagsLocked(home dsm.NodeID) bool {
 	if r.draining > 0 && len(r.staying) == 0 {
 		return true
 	}
-	return a.mu.cached.CopyBytes() > heldLimit && !a.readFromLocked(home)
+	return a.mu.cached.CopyBytes() > heldLimit && !a.holdsUpdatesLocked() && !a.readFromLocked(home)
 }
 
 // readFromLocked reports whether a READ waits for pages of the home.
@@ -495,6 +498,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 // replicaOnRequestChangedLocked tells the homes whether they may push on their own.
 func (a *Area) replicaOnRequestChangedLocked() {
 	r := &a.mu.replica
+	a.holdNoticesLocked()
 	if !r.subscribed || r.onRequest == a.defersLocked() {
 		return
 	}

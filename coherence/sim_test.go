@@ -199,10 +199,7 @@ func (r *simRun) event(n *simNode) {
 		n.evict()
 	case x < 75:
 		if k := len(r.requests); k > 0 {
-			// After a sync that was given up the kernel may still be told, between a load and a store of the program.
-			if q := r.requests[r.rng.IntN(k)]; !(r.careful && q.by != nil && q.by.at == nil) {
-				q.giveUp()
-			}
+			r.requests[r.rng.IntN(k)].giveUp()
 		}
 	case x < 76:
 		if r.rng.IntN(4) == 0 && !n.behindCatalog() {

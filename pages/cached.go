@@ -143,11 +143,13 @@ type Cached struct {
 	told    int64 // the size that the kernel was told last
 	writers bool
 	shared  bool // attached programs may store into the working copy
+	hold    bool // notices of updates are on hold: see cached_hold.go
 	extents map[dsm.ExtentIndex]*cachedExtent
 	given   map[dsm.PageIndex]frame   // g of the pages in state entry
 	others  map[dsm.PageIndex][]frame // what the page cache may hold in place of g, of unsure pages
 	late    map[dsm.PageIndex]late    // of late pages
 	queue   []*cachedExtent           // with pages that may be pending
+	waiting []*cachedExtent           // with pages on hold
 	flights []*flight
 	spare   []byte // buffer of a store notice that is done
 
@@ -164,6 +166,7 @@ type Cached struct {
 type cachedExtent struct {
 	extent   dsm.ExtentIndex
 	queued   bool
+	waits    bool // in waiting
 	given    dsm.PageSet
 	pending  dsm.PageSet // wants a notice
 	flying   dsm.PageSet // has a notice in flight
@@ -178,6 +181,7 @@ type cachedExtent struct {
 	expected dsm.PageSet // Expect was called, and Wrote not yet
 	late     dsm.PageSet // the kernel may yet clear the end of the page: see cached_told.go
 	reread   dsm.PageSet // of flying: a READ came meanwhile
+	urgent   dsm.PageSet // of pending: because of a write(2), and never on hold
 	unsure   dsm.PageSet // of a write(2): see cached_unsure.go
 }
 
@@ -227,8 +231,8 @@ func (c *Cached) Writable() bool { return c.unready == 0 }
 
 // Idle reports whether the page cache holds nothing but the working copy's bytes
 // and stores that were not delivered yet: no notice is pending or in flight, but for
-// those that only make pages leave.
-func (c *Cached) Idle() bool { return c.open == 0 }
+// those that only make pages leave, and those on hold.
+func (c *Cached) Idle() bool { return c.open == 0 || c.hold && c.open == c.holds() }
 
 // Pending reports whether NextNotice may have a notice.
 func (c *Cached) Pending() bool { return len(c.queue) > 0 }

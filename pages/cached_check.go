@@ -18,8 +18,13 @@ func (c *Cached) Problem() string {
 		if s := x.storing.Minus(x.flying); !s.Empty() {
 			return fmt.Sprintf("extent %d: pages %v are stored by no notice", e, s)
 		}
-		if ready := x.ready(); !ready.Empty() && !x.queued {
+		if ready := c.ready(x); !ready.Empty() && !x.queued {
 			return fmt.Sprintf("extent %d: pages %v wait for a notice that nobody will ask for", e, ready)
+		}
+	}
+	for e, x := range c.extents {
+		if set := c.onHold(x); !set.Empty() && !x.waits && !x.queued {
+			return fmt.Sprintf("extent %d: pages %v are on hold, and nobody will look", e, set)
 		}
 	}
 	if open != c.open || unready != c.unready || held != c.held {

@@ -22,6 +22,10 @@ func (c *Cached) WroteDirect(off int64, data []byte) (from, to dsm.PageIndex) {
 		lo := int(max(off-int64(p)*dsm.PageSize, 0))
 		n := min(dsm.PageSize-lo, len(data))
 		c.BeforeMerge(p)
+		if x, i := c.page(p); x.pending.Has(i) {
+			x.urgent.Add(i)
+			c.enqueue(x)
+		}
 		w := c.area.Working(p)
 		if c.shared {
 			merge.OverwriteShared(w, lo, data[:n])

@@ -84,11 +84,13 @@ func (c *Cached) grown(first dsm.PageIndex) {
 func (x *cachedExtent) away(i int) bool { return x.leaving.Has(i) || x.expected.Has(i) }
 
 // ready returns the pages that may get a notice.
-func (x *cachedExtent) ready() dsm.PageSet { return x.pending.Or(x.leaving).Minus(x.flying) }
+func (c *Cached) ready(x *cachedExtent) dsm.PageSet {
+	return x.pending.Or(x.leaving).Minus(x.flying).Minus(c.onHold(x))
+}
 
 // retire forgets x if nothing is known about it any more.
 func (c *Cached) retire(x *cachedExtent) {
-	if x.given.Empty() && x.flying.Empty() && x.late.Empty() && !x.queued {
+	if x.given.Empty() && x.flying.Empty() && x.late.Empty() && !x.queued && !x.waits {
 		delete(c.extents, x.extent)
 	}
 }

@@ -59,6 +59,7 @@ func (c *Cached) NextNotice() (n Notice, ok bool) {
 		x.queued = false
 		from, to := c.nextRun(x)
 		if from == to {
+			c.enqueue(x) // what is left is on hold
 			c.retire(x)
 			continue
 		}
@@ -82,7 +83,7 @@ func (c *Cached) nextRun(x *cachedExtent) (from, to int) {
 			}
 		}
 	}
-	ready := x.ready()
+	ready := c.ready(x)
 	for i := range ready.All() {
 		for to = i + 1; to < dsm.ExtentPages && ready.Has(to) && c.kind(x, to) == c.kind(x, i); to++ {
 		}
@@ -159,6 +160,9 @@ func (c *Cached) Done(n Notice) (e dsm.ExtentIndex, out dsm.PageSet) {
 			if c.dropped(f.x, i) {
 				out.Add(i)
 			}
+		}
+		if !f.x.pending.Has(i) {
+			f.x.urgent.Remove(i)
 		}
 		f.x.regiven.Remove(i)
 		f.x.reread.Remove(i)
@@ -279,6 +283,7 @@ func (c *Cached) known(x *cachedExtent, i int) {
 func (c *Cached) settle(x *cachedExtent, i int) {
 	if !c.forced(x, i) {
 		c.remove(&x.pending, i, &c.open)
+		x.urgent.Remove(i)
 		c.weigh(x, i)
 	}
 }
@@ -330,9 +335,13 @@ func (c *Cached) want(x *cachedExtent, i int) {
 
 // enqueue lines x up for NextNotice if it has a page for it.
 func (c *Cached) enqueue(x *cachedExtent) {
-	if ready := x.ready(); !x.queued && !ready.Empty() {
+	if ready := c.ready(x); !x.queued && !ready.Empty() {
 		x.queued = true
 		c.queue = append(c.queue, x)
+	}
+	if set := c.onHold(x); !x.waits && !set.Empty() {
+		x.waits = true
+		c.waiting = append(c.waiting, x)
 	}
 }
 
