@@ -41,12 +41,6 @@ func (o setAttrOp) apply(s *state, st step) (dsm.Inode, error) {
 	if size == in.Size && o.without(o.GrowTo) {
 		return in.Inode, nil // it is large enough
 	}
-	if o.Pages != nil && in.Kind == dsm.KindFile {
-		in.Pages = min(max(*o.Pages, 0), pagesOf(in.Size))
-		if o.SetAttr == (dsm.SetAttr{Pages: o.Pages}) {
-			return in.Inode, nil
-		}
-	}
 	in.changed(st)
 	if size != in.Size || o.Size != nil {
 		s.resize(st, in, size)
@@ -60,6 +54,16 @@ func (o setAttrOp) apply(s *state, st step) (dsm.Inode, error) {
 	setTime(&in.Atime, o.Atime)
 	setTime(&in.Mtime, o.Mtime)
 	return in.Inode, nil
+}
+
+// A file that does not exist any more needs no count, and one may have become shorter since it was counted. Neither is a change of the file.
+func (o countOp) apply(s *state, _ step) (dsm.Inode, error) {
+	for _, n := range o.Counts {
+		if in := s.inodes[n.Ino]; in != nil && in.Kind == dsm.KindFile {
+			in.Pages = min(max(n.Pages, 0), pagesOf(in.Size))
+		}
+	}
+	return dsm.Inode{}, nil
 }
 
 // without reports whether the operation does nothing but grow the file.

@@ -81,6 +81,12 @@ func (c *Catalog) Unhold(ctx context.Context, inos ...dsm.Ino) error {
 	return err
 }
 
+// CountPages enters how many pages of files have data. It passes over files that do not exist any more.
+func (c *Catalog) CountPages(ctx context.Context, counts ...dsm.PageCount) error {
+	_, err := c.propose(ctx, countOp{counts})
+	return err
+}
+
 // SlotsReady says that this node, the primary of the slots in the view of epoch e, has received
 // their state.
 func (c *Catalog) SlotsReady(ctx context.Context, slots []dsm.Slot, e dsm.Epoch) error {

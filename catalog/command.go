@@ -49,6 +49,7 @@ const (
 	kindLink
 	kindGone
 	kindSettle
+	kindCount
 )
 
 // op is an operation on the state. apply returns the inode that is the result for the caller, if
@@ -133,6 +134,7 @@ type (
 	}
 	holdOp   struct{ Ino dsm.Ino }
 	unholdOp struct{ Inos []dsm.Ino }
+	countOp  struct{ Counts []dsm.PageCount }
 )
 
 func (noopOp) apply(*state, step) (dsm.Inode, error) { return dsm.Inode{}, nil }
@@ -168,6 +170,7 @@ var ops = map[opKind]struct {
 	kindLink:           {"link", linkOp{}, true},
 	kindGone:           {"gone", goneOp{}, false},
 	kindSettle:         {"gone", settleOp{}, false},
+	kindCount:          {"count", countOp{}, true},
 }
 
 var opKinds = func() map[reflect.Type]opKind {

@@ -413,6 +413,22 @@ func TestSize(t *testing.T) {
 	m.fails(errs.Invalid, setAttrOp{l.Ino, dsm.SetAttr{Size: ptr(int64(1))}})
 }
 
+// TestCounts: what is counted of a file is entered, but not more than its size has room for, and is no change of it.
+func TestCounts(t *testing.T) {
+	m := newMachine(t)
+	f := m.file("f")
+	f = m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: ptr(int64(3 * dsm.PageSize))}})
+	d := m.mkdir(dsm.RootIno, "d")
+	m.must(nodeA, countOp{[]dsm.PageCount{{Ino: f.Ino + 100, Pages: 1}, {Ino: d, Pages: 1}, {Ino: f.Ino, Pages: 2}}})
+	if in := m.at(f.Ino); in.Pages != 2 || in.Rev != f.Rev || !in.Ctime.Equal(f.Ctime) || m.at(d).Pages != 0 {
+		t.Errorf("counted: %+v, was %+v; directory %+v", in, f, m.at(d))
+	}
+	m.must(nodeA, countOp{[]dsm.PageCount{{Ino: f.Ino, Pages: 9}}})
+	if in := m.at(f.Ino); in.Pages != 3 {
+		t.Errorf("counted before it became shorter: %+v", in)
+	}
+}
+
 func TestBudget(t *testing.T) {
 	m := newMachine(t)
 	f, g := m.file("f"), m.file("g")

@@ -35,6 +35,7 @@ type bridge struct {
 	harvest   *harvest.Harvester
 	intervals intervals
 	holds     holds
+	pages     pageCounts
 	aliases   aliases
 	walks     walks
 	count     counts
@@ -48,6 +49,7 @@ type bridge struct {
 	background tasks
 	// releases close handles in the background which the kernel has closed. A removed file gives its
 	// memory back only then. So whoever is told that memory is short waits for them and tries once more.
+	// What follows a close, and an unmount waits for, is one too.
 	releases tasks
 }
 
@@ -69,6 +71,7 @@ func newBridge(cfg Config) *bridge {
 	b.background.init()
 	b.releases.init()
 	b.holds.init(b)
+	b.pages.init(b)
 	b.opens = newOpens(b)
 	b.handles.init()
 	b.dirs.init()

@@ -5,11 +5,12 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // st_blocks is how many pages of a file have data, the same on every node. The homes know; the catalog has what a node
 // was told last, so that ls -l asks nobody. Who publishes so that the number may change has it counted: soon after, or
-// when the file is closed, together with the time of modification.
+// when the file is closed.
 
 // countAfter is how long a change may wait to be counted, so that a program that syncs often has it counted seldom.
 const countAfter = 100 * time.Millisecond
@@ -32,18 +33,17 @@ func (b *bridge) countSoon(a *openArea) {
 	})
 }
 
-// counted enters the number of pages in the catalog, if a change of it was not counted yet.
+// counted has the number of pages entered in the catalog, if a change of it was not counted yet.
 func (b *bridge) counted(ctx context.Context, a *openArea) {
 	n := b.pagesNow(ctx, a)
 	if n == nil {
 		return
 	}
 	i, err := b.cfg.Names.Getattr(ctx, dsm.Ino(a.id))
-	if err == nil && i.Nlink > 0 && i.Pages != *n {
-		_, err = b.cfg.Names.SetAttr(ctx, dsm.Ino(a.id), dsm.SetAttr{Pages: n})
-	}
 	if err != nil {
 		b.log.Debug("count the pages of a file", "area", a.id, "err", err)
+	} else if i.Nlink > 0 {
+		b.pages.enter(i, *n)
 	}
 }
 
@@ -62,4 +62,79 @@ func (b *bridge) pagesNow(ctx context.Context, a *openArea) *int64 {
 		return nil
 	}
 	return &n
+}
+
+// pageCounts enters in the catalog what was counted, of many files in one change: otherwise a program that writes small
+// files one after the other would pay for one more change for each. An unmount waits for it, as for releases.
+type pageCounts struct {
+	b  *bridge
+	mu struct {
+		lockrank.Mutex
+		counted map[dsm.Ino]int64 // not entered yet
+		running bool
+	}
+}
+
+const (
+	// gatherCounts is how long counts are gathered.
+	gatherCounts = 20 * time.Millisecond
+	// maxCounts bounds how many are entered in one change.
+	maxCounts = 1024
+)
+
+func (p *pageCounts) init(b *bridge) {
+	p.b = b
+	p.mu.Init("fs.pageCounts")
+	p.mu.counted = make(map[dsm.Ino]int64)
+}
+
+// enter has the number of pages of a file entered soon, if it is not what the catalog has: i is the inode. An older
+// number may be under way to the catalog, so while any is, this one follows it.
+func (p *pageCounts) enter(i dsm.Inode, pages int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.mu.running && i.Pages == pages {
+		return
+	}
+	p.mu.counted[i.Ino] = pages
+	if !p.mu.running {
+		p.mu.running = true
+		p.b.releases.run(p.run)
+	}
+}
+
+func (p *pageCounts) run() {
+	for {
+		gather := time.NewTimer(gatherCounts)
+		select {
+		case <-p.b.life.Done():
+		case <-gather.C:
+		}
+		gather.Stop()
+		counts := p.take()
+		if len(counts) == 0 {
+			return
+		}
+		ctx, cancel := p.b.lasting()
+		if err := p.b.cfg.Names.CountPages(ctx, counts...); err != nil {
+			p.b.log.Debug("enter the pages of files", "files", len(counts), "err", err)
+		}
+		cancel()
+	}
+}
+
+// take returns what is to be entered next. If there is nothing run has to end.
+func (p *pageCounts) take() []dsm.PageCount {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	counts := make([]dsm.PageCount, 0, min(len(p.mu.counted), maxCounts))
+	for ino, n := range p.mu.counted {
+		if len(counts) == maxCounts {
+			break
+		}
+		counts = append(counts, dsm.PageCount{Ino: ino, Pages: n})
+		delete(p.mu.counted, ino)
+	}
+	p.mu.running = len(counts) > 0
+	return counts
 }

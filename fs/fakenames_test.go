@@ -365,9 +365,6 @@ func (n *fakeNames) setAttr(ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
 			*p = *v
 		}
 	}
-	if ch.Pages != nil {
-		i.Pages = *ch.Pages
-	}
 	i.Pages = min(i.Pages, (i.Size+dsm.PageSize-1)/dsm.PageSize)
 	for p, v := range map[*time.Time]*time.Time{&i.Atime: ch.Atime, &i.Mtime: ch.Mtime} {
 		if v != nil {
@@ -511,6 +508,19 @@ func (n *fakeNames) Unhold(_ context.Context, inos ...dsm.Ino) error {
 		if i, err := n.get(ino); err == nil {
 			i.held = false
 			n.drop(i)
+		}
+	}
+	return nil
+}
+
+func (n *fakeNames) CountPages(_ context.Context, counts ...dsm.PageCount) error {
+	defer n.mu.Unlock()
+	if err := n.lock("CountPages"); err != nil {
+		return err
+	}
+	for _, c := range counts {
+		if i, err := n.get(c.Ino); err == nil {
+			i.Pages = c.Pages
 		}
 	}
 	return nil

@@ -44,6 +44,8 @@ type Names interface {
 	// It returns errs.NotExist if the inode is gone already. Holds do not nest.
 	Hold(ctx context.Context, ino dsm.Ino) (dsm.Inode, error)
 	Unhold(ctx context.Context, inos ...dsm.Ino) error
+	// CountPages enters Inode.Pages of files, those that still exist.
+	CountPages(ctx context.Context, counts ...dsm.PageCount) error
 	// Usage returns the bytes reserved by all areas and the most they may reserve,
 	// the number of inodes.
 	Usage(ctx context.Context) (reserved, budget int64, inodes uint64, err error)

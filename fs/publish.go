@@ -97,7 +97,7 @@ func (b *bridge) harvestAndPublish(ctx context.Context, a *openArea) error {
 }
 
 // keepModTime writes the time of the last store to the catalog, where it stays
-// when the area is closed, and the number of pages.
+// when the area is closed, and has the pages counted.
 func (b *bridge) keepModTime(ctx context.Context, a *openArea) {
 	stored := a.stored.Load()
 	if stored == a.timed.Load() && a.attached.Load() == 0 {
@@ -107,15 +107,12 @@ func (b *bridge) keepModTime(ctx context.Context, a *openArea) {
 	if err != nil || i.Nlink == 0 {
 		return // nobody will ask
 	}
-	pages := b.pagesNow(ctx, a)
 	if t := a.modTime(i); t.After(i.Mtime) {
-		if i, err = b.cfg.Names.SetAttr(ctx, dsm.Ino(a.id), dsm.SetAttr{Mtime: &t, Pages: pages}); err != nil {
+		if i, err = b.cfg.Names.SetAttr(ctx, dsm.Ino(a.id), dsm.SetAttr{Mtime: &t}); err != nil {
 			return
 		}
 		a.note(i)
-	} else if pages != nil && *pages != i.Pages {
-		a.uncounted.Store(true)
-		b.counted(ctx, a)
 	}
+	b.counted(ctx, a)
 	a.timed.Store(stored)
 }

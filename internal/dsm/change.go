@@ -34,5 +34,10 @@ type SetAttr struct {
 	GrowTo       *int64 // bytes: at least this size, for writes past the end and fallocate
 	GrowBy       *int64 // bytes: grow by this much, for appends, which get the last GrowBy bytes of the resulting size
 	Atime, Mtime *time.Time
-	Pages        *int64 // Inode.Pages; it changes nothing else
+}
+
+// PageCount is Inode.Pages of a file, as it was counted.
+type PageCount struct {
+	Ino   Ino
+	Pages int64
 }
