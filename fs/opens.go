@@ -103,7 +103,7 @@ func newOpenArea(id dsm.AreaID) *openArea {
 	a := &openArea{id: id, gate: make(chan struct{}, 1)}
 	a.mu.Init("fs.openArea")
 	a.programs.init()
-	a.notices.mu.Init("fs.noticeState")
+	a.notices.mu.Init("fs.noticeWorker")
 	a.pace.mu.Init("fs.intervalState")
 	return a
 }
