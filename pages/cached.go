@@ -220,6 +220,7 @@ func (c *Cached) SetWriters(on bool) {
 	c.writers = on
 	if !on {
 		c.EndWrite()
+		c.lineUp() // nothing is on hold without writers
 	}
 }
 

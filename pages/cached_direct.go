@@ -22,7 +22,8 @@ func (c *Cached) WroteDirect(off int64, data []byte) (from, to dsm.PageIndex) {
 		lo := int(max(off-int64(p)*dsm.PageSize, 0))
 		n := min(dsm.PageSize-lo, len(data))
 		c.BeforeMerge(p)
-		if x, i := c.page(p); x.pending.Has(i) {
+		e, i := p.Extent()
+		if x := c.extents[e]; x != nil && x.pending.Has(i) {
 			x.urgent.Add(i)
 			c.enqueue(x)
 		}

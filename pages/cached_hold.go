@@ -14,6 +14,11 @@ func (c *Cached) SetHold(on bool) {
 		return
 	}
 	c.hold = on
+	c.lineUp()
+}
+
+// lineUp looks again at what was on hold.
+func (c *Cached) lineUp() {
 	waiting := c.waiting
 	c.waiting = nil
 	for _, x := range waiting {

@@ -30,6 +30,7 @@ func (c *Cached) SetShared(on bool) {
 			}
 		}
 	}
+	c.lineUp() // nothing is on hold while it is set
 }
 
 // share makes page i bare if there is no copy of what the page cache was given.

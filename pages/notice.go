@@ -323,6 +323,9 @@ func (c *Cached) weigh(x *cachedExtent, i int) {
 		c.add(&x.held, i, &c.held)
 	} else {
 		c.remove(&x.held, i, &c.held)
+		if c.hold {
+			c.enqueue(x) // the page may have been on hold
+		}
 	}
 }
 
