@@ -3,6 +3,8 @@ package integration
 import (
 	"bufio"
 	"context"
+	"io"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -139,37 +141,78 @@ func TestControlFiles(t *testing.T) {
 	}
 }
 
+// devProcess is a `dsmfs dev` that runs.
+type devProcess struct {
+	t     *testing.T
+	dir   string // with the mounts node1, node2, ...
+	cmd   *exec.Cmd
+	in    io.Writer
+	lines *bufio.Scanner
+}
+
+// startDev starts a local cluster of three with further flags, and returns when it is ready.
+func startDev(ctx context.Context, t *testing.T, n *harness.Node, flags ...string) *devProcess {
+	t.Helper()
+	d := &devProcess{t: t, dir: filepath.Join(filepath.Dir(n.Mount), "dev")}
+	d.cmd = n.Command(ctx, harness.Binary(), append(append([]string{"dev", "--nodes", "3"}, flags...), d.dir)...)
+	in, err := d.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := d.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	d.in, d.lines = in, bufio.NewScanner(out)
+	d.await("ready")
+	return d
+}
+
+// await reads what it prints up to a line with the text.
+func (d *devProcess) await(text string) {
+	d.t.Helper()
+	for d.lines.Scan() {
+		if strings.Contains(d.lines.Text(), text) {
+			return
+		}
+	}
+	d.t.Fatalf("dsmfs dev ended without %q: %v", text, d.cmd.Wait())
+}
+
+// interrupt ends it with Ctrl-C: it says that all went well, and nothing is left behind.
+func (d *devProcess) interrupt() {
+	d.t.Helper()
+	if err := d.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		d.t.Fatal(err)
+	}
+	for d.lines.Scan() { // until it closes its output
+	}
+	if err := d.cmd.Wait(); err != nil {
+		d.t.Errorf("dsmfs dev after Ctrl-C: %v", err)
+	}
+	if left := harness.Mounts(d.dir); len(left) != 0 {
+		d.t.Errorf("left behind: %v", left)
+	}
+}
+
 // TestDev starts the local cluster of three, uses it and ends it with Ctrl-C.
 func TestDev(t *testing.T) {
 	c := cluster(t, harness.Options{})
 	n := c.Declare()
-	dir := filepath.Join(filepath.Dir(n.Mount), "dev")
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	cmd := n.Command(ctx, harness.Binary(), "dev", "--nodes", "3", dir)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(out)
-	ready := false
-	for !ready && lines.Scan() {
-		ready = strings.Contains(lines.Text(), "ready")
-	}
-	if !ready {
-		t.Fatalf("dsmfs dev ended without ready: %v", cmd.Wait())
-	}
+	dev := startDev(ctx, t, n)
 	for from, to := range map[string]string{"node1": "node3", "node3": "node2"} {
-		res := n.Run(limit, "sh", "-c", "echo from "+from+" > "+dir+"/"+from+"/f && cat "+dir+"/"+to+"/f")
+		res := n.Run(limit, "sh", "-c", "echo from "+from+" > "+dev.dir+"/"+from+"/f && cat "+dev.dir+"/"+to+"/f")
 		if res.Err != nil || res.Stdout != "from "+from+"\n" {
 			t.Errorf("written at %s, read at %s: %q %v %s", from, to, res.Stdout, res.Err, res.Stderr)
 		}
 	}
 	// A program that keeps a file open has it taken away.
-	holder := n.Command(ctx, "sh", "-c", "exec 3<>"+dir+"/node2/f; echo; exec sleep 1000")
+	holder := n.Command(ctx, "sh", "-c", "exec 3<>"+dev.dir+"/node2/f; echo; exec sleep 1000")
 	opened, err := holder.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -184,62 +227,18 @@ func TestDev(t *testing.T) {
 	if !bufio.NewScanner(opened).Scan() {
 		t.Error("the program that is to keep a file open does not")
 	}
-	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
-	for lines.Scan() { // until it closes its output
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("dsmfs dev after Ctrl-C: %v", err)
-	}
-	if left := harness.Mounts(dir); len(left) != 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	dev.interrupt()
 }
 
 // TestDevAfterKill ends a local cluster of which a node was killed, the first: the others leave, and nothing stays behind.
 func TestDevAfterKill(t *testing.T) {
 	c := cluster(t, harness.Options{})
-	n := c.Declare()
-	dir := filepath.Join(filepath.Dir(n.Mount), "dev")
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	cmd := n.Command(ctx, harness.Binary(), "dev", "--nodes", "3", "--orders", dir)
-	in, err := cmd.StdinPipe()
-	if err != nil {
+	dev := startDev(ctx, t, c.Declare(), "--orders")
+	if _, err := io.WriteString(dev.in, "kill node1\n"); err != nil {
 		t.Fatal(err)
 	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(out)
-	await := func(text string) {
-		t.Helper()
-		for lines.Scan() {
-			if strings.Contains(lines.Text(), text) {
-				return
-			}
-		}
-		t.Fatalf("dsmfs dev ended without %q: %v", text, cmd.Wait())
-	}
-	await("ready")
-	if _, err := in.Write([]byte("kill node1\n")); err != nil {
-		t.Fatal(err)
-	}
-	await("killed node1")
-	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
-	for lines.Scan() { // until it closes its output
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("dsmfs dev after Ctrl-C: %v", err)
-	}
-	if left := harness.Mounts(dir); len(left) != 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	dev.await("killed node1")
+	dev.interrupt()
 }
