@@ -45,7 +45,7 @@ func (b *bridge) attr(i dsm.Inode, out *fuse.Attr) {
 			a.note(i)
 			if area := a.current(); area != nil {
 				area.KernelTold(i.Size)
-				if i.Size > 0 && a.stored.Load() != a.published.Load() {
+				if i.Size > 0 && (a.stored.Load() != a.published.Load() || a.uncounted.Load() || a.entering.Load() > 0) {
 					most := (i.Size + dsm.PageSize - 1) &^ (dsm.PageSize - 1)
 					out.Blocks = max(out.Blocks, uint64(min(area.ResidentBytes(), most))/blockSize)
 				}

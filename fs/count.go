@@ -35,15 +35,18 @@ func (b *bridge) countSoon(a *openArea) {
 
 // counted has the number of pages entered in the catalog, if a change of it was not counted yet.
 func (b *bridge) counted(ctx context.Context, a *openArea) {
+	a.entering.Add(1)
 	n := b.pagesNow(ctx, a)
 	if n == nil {
+		a.entering.Add(-1)
 		return
 	}
 	i, err := b.cfg.Names.Getattr(ctx, dsm.Ino(a.id))
 	if err != nil {
 		b.log.Debug("count the pages of a file", "area", a.id, "err", err)
-	} else if i.Nlink > 0 {
-		b.pages.enter(i, *n)
+	}
+	if err != nil || i.Nlink == 0 || !b.pages.enter(i, a, *n) {
+		a.entering.Add(-1)
 	}
 }
 
@@ -70,9 +73,16 @@ type pageCounts struct {
 	b  *bridge
 	mu struct {
 		lockrank.Mutex
-		counted map[dsm.Ino]int64 // not entered yet
+		counted map[dsm.Ino]pageCount // not entered yet
 		running bool
 	}
+}
+
+// pageCount is the number of pages of one area that is to be entered. It is what the last of so many counts came to.
+type pageCount struct {
+	area   *openArea
+	pages  int64
+	counts int32
 }
 
 const (
@@ -85,22 +95,24 @@ const (
 func (p *pageCounts) init(b *bridge) {
 	p.b = b
 	p.mu.Init("fs.pageCounts")
-	p.mu.counted = make(map[dsm.Ino]int64)
+	p.mu.counted = make(map[dsm.Ino]pageCount)
 }
 
 // enter has the number of pages of a file entered soon, if it is not what the catalog has: i is the inode. An older
-// number may be under way to the catalog, so while any is, this one follows it.
-func (p *pageCounts) enter(i dsm.Inode, pages int64) {
+// number may be under way to the catalog, so while any is, this one follows it. It reports whether the number is to be
+// entered; then a.entering goes down afterwards.
+func (p *pageCounts) enter(i dsm.Inode, a *openArea, pages int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.mu.running && i.Pages == pages {
-		return
+		return false
 	}
-	p.mu.counted[i.Ino] = pages
+	p.mu.counted[i.Ino] = pageCount{a, pages, p.mu.counted[i.Ino].counts + 1}
 	if !p.mu.running {
 		p.mu.running = true
 		p.b.releases.run(p.run)
 	}
+	return true
 }
 
 func (p *pageCounts) run() {
@@ -116,23 +128,30 @@ func (p *pageCounts) run() {
 			return
 		}
 		ctx, cancel := p.b.lasting()
-		if err := p.b.cfg.Names.CountPages(ctx, counts...); err != nil {
+		changes := make([]dsm.PageCount, len(counts))
+		for k, c := range counts {
+			changes[k] = dsm.PageCount{Ino: dsm.Ino(c.area.id), Pages: c.pages}
+		}
+		if err := p.b.cfg.Names.CountPages(ctx, changes...); err != nil {
 			p.b.log.Debug("enter the pages of files", "files", len(counts), "err", err)
 		}
 		cancel()
+		for _, c := range counts {
+			c.area.entering.Add(-c.counts)
+		}
 	}
 }
 
 // take returns what is to be entered next. If there is nothing run has to end.
-func (p *pageCounts) take() []dsm.PageCount {
+func (p *pageCounts) take() []pageCount {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	counts := make([]dsm.PageCount, 0, min(len(p.mu.counted), maxCounts))
-	for ino, n := range p.mu.counted {
+	counts := make([]pageCount, 0, min(len(p.mu.counted), maxCounts))
+	for ino, c := range p.mu.counted {
 		if len(counts) == maxCounts {
 			break
 		}
-		counts = append(counts, dsm.PageCount{Ino: ino, Pages: n})
+		counts = append(counts, c)
 		delete(p.mu.counted, ino)
 	}
 	p.mu.running = len(counts) > 0

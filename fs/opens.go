@@ -52,6 +52,8 @@ type openArea struct {
 	timed atomic.Uint64
 	// uncounted says that the number of pages with data may not be that in the catalog, counting that it is counted soon.
 	uncounted, counting atomic.Bool
+	// entering is how many counts are under way to the catalog.
+	entering atomic.Int32
 	// publishing is the number of publishes under way.
 	publishing atomic.Int32
 	// live is the number of writable handles whose RELEASE has not come.

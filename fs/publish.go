@@ -20,8 +20,8 @@ func (b *bridge) publish(ctx context.Context, a *openArea) error {
 	if err := a.current().Publish(ctx); err != nil {
 		return err
 	}
+	b.countSoon(a) // first, so that a store is published only when it is known to be counted or not
 	a.reached(stored)
-	b.countSoon(a)
 	return nil
 }
 
@@ -48,8 +48,8 @@ func (b *bridge) sync(ctx context.Context, a *openArea, do func(context.Context)
 			return err
 		}
 	}
+	b.countSoon(a) // first, so that a store is published only when it is known to be counted or not
 	a.reached(stored)
-	b.countSoon(a)
 	if b.cfg.Mountpoint != "" && !a.direct.on.Load() && a.kernelBehind(now.inode) {
 		b.notify.tellSize(ctx, a)
 	}
