@@ -68,8 +68,8 @@ func (b *bridge) entry(i dsm.Inode, out *fuse.EntryOut) {
 
 // keep is for how long the kernel may keep what it is told, from when the request began.
 type keep struct {
-	began time.Time
-	valid time.Duration
+	began        time.Time
+	valid, limit time.Duration
 }
 
 // keepLimit is how long a request may take for its answer to be kept: less than what
@@ -77,11 +77,11 @@ type keep struct {
 const keepLimit = 10 * time.Millisecond
 
 // keep is called before anything is read.
-func (b *bridge) keep() keep { return keep{time.Now(), b.cfg.Names.Keep()} }
+func (b *bridge) keep() keep { return keep{time.Now(), b.cfg.Names.Keep(), b.cfg.keepLimit} }
 
 // left returns what the kernel is told.
 func (k keep) left() time.Duration {
-	if k.valid == 0 || time.Since(k.began) > keepLimit {
+	if k.valid == 0 || time.Since(k.began) > k.limit {
 		return 0
 	}
 	return k.valid

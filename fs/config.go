@@ -52,6 +52,8 @@ type Config struct {
 	// owner and started are shown as owner and times of the files of /.dsm.
 	owner   fuse.Owner
 	started time.Time
+	// keepLimit is changed by tests only; 0 means the constant.
+	keepLimit time.Duration
 }
 
 // DefaultUnmountTimeout leaves programs that were just told to end the time to do so.
@@ -72,6 +74,9 @@ func (c *Config) check() error {
 	}
 	if c.UnmountTimeout == 0 {
 		c.UnmountTimeout = DefaultUnmountTimeout
+	}
+	if c.keepLimit == 0 {
+		c.keepLimit = keepLimit
 	}
 	return nil
 }
