@@ -149,10 +149,11 @@ func (c *Catalog) bury(ctx context.Context, members []dsm.Member) {
 }
 
 const (
-	// lookForDead is how often the leader checks whether members have died.
+	// lookForDead is how often the leader looks whether members have died; it looks again at those that seem to have each lookAgain.
 	lookForDead = 5 * time.Second
-	// deadFor is for how many checks in a row a member must have been dead before it is marked as
-	// gone although nobody wants its name. A host may be slow to restart a process.
+	lookAgain   = time.Second
+	// deadFor is how many looks in a row must find a member dead before it is marked as gone, although nobody wants its name. A node
+	// that lives must never be marked, and a firewall may refuse connections while it is set up.
 	deadFor = 6
 )
 
@@ -160,23 +161,19 @@ const (
 // has bytes in their slots any more. It returns when ctx ends.
 func (c *Catalog) watchDead(ctx context.Context) {
 	dead := make(map[dsm.NodeID]int)
-	look := time.NewTicker(lookForDead)
+	look := time.NewTicker(lookAgain)
 	defer look.Stop()
-	for {
+	for n := 1; ; n++ {
 		select {
 		case <-look.C:
 		case <-ctx.Done():
 			return
 		}
-		var gone []dsm.Member
-		for _, m := range present(c.Current()) {
-			if m.ID == c.self.ID || !c.ended(ctx, m) {
-				delete(dead, m.ID)
-			} else if dead[m.ID]++; dead[m.ID] >= deadFor {
-				gone = append(gone, m)
-			}
+		all := n%int(lookForDead/lookAgain) == 0
+		c.bury(ctx, lookAt(present(c.Current()), dead, all, func(m dsm.Member) bool { return m.ID != c.self.ID && c.ended(ctx, m) }))
+		if !all {
+			continue
 		}
-		c.bury(ctx, gone)
 		c.mu.RLock()
 		free := len(c.mu.state.settled())
 		c.mu.RUnlock()
@@ -187,4 +184,21 @@ func (c *Catalog) watchDead(ctx context.Context) {
 			c.log.Debug("forget dead members", "err", err)
 		}
 	}
+}
+
+// lookAt looks at the members that seemed dead at the last look, or at all of them, and returns those that have been dead for long
+// enough. It keeps for how many looks each has been dead.
+func lookAt(members []dsm.Member, dead map[dsm.NodeID]int, all bool, ended func(m dsm.Member) bool) (gone []dsm.Member) {
+	for _, m := range members {
+		switch _, seemed := dead[m.ID]; {
+		case !seemed && !all:
+		case !ended(m):
+			delete(dead, m.ID)
+		default:
+			if dead[m.ID]++; dead[m.ID] >= deadFor {
+				gone = append(gone, m)
+			}
+		}
+	}
+	return gone
 }
