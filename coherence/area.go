@@ -22,7 +22,8 @@ type Area struct {
 	mu struct {
 		lockrank.Mutex
 		ino       dsm.Inode
-		view      *dsm.View // the view that replica and home act on
+		view      *dsm.View    // the view that replica and home act on
+		dead      []dsm.NodeID // its members that are gone
 		mem       *pages.Area
 		cached    *pages.Cached
 		kernel    merge.Kernel
@@ -69,6 +70,7 @@ func newArea(n *Node, ino dsm.Inode) *Area {
 	a.attached.mu.Init("coherence.attached")
 	a.mu.ino = ino
 	a.mu.view = n.cfg.View.Current()
+	a.mu.dead = deadOf(a.mu.view)
 	a.mu.kernel, a.mu.ruleErr = merge.KernelFor(ino.Spec.Merge, ino.Layout)
 	a.mu.replica.init()
 	a.mu.home.init()
@@ -283,7 +285,7 @@ func (a *Area) catchUpLocked() {
 		return
 	}
 	old := a.mu.view
-	a.mu.view = v
+	a.mu.view, a.mu.dead = v, deadOf(v)
 	if a.mu.removed {
 		return
 	}

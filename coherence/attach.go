@@ -209,9 +209,9 @@ func (a *Area) fetchAll(ctx context.Context) error {
 		if off >= size {
 			return nil
 		}
-		if err := a.await(ctx, "attach", func() bool {
+		if err := a.awaitHomes(ctx, "attach", func() bool {
 			return a.presentLocked(off, int(max(min(window, a.mu.ino.Size-off), 0)))
-		}); err != nil {
+		}, func() dsm.NodeID { return a.deadForLocked(off, window) }); err != nil {
 			return err
 		}
 	}

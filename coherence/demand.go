@@ -184,10 +184,10 @@ func (a *Area) bring(ctx context.Context, off int64, n int, then, asked func()) 
 		}
 		return nil
 	}
-	return a.await(ctx, "fetch", func() bool {
+	return a.awaitHomes(ctx, "fetch", func() bool {
 		left := int(min(int64(n), a.mu.ino.Size-off))
 		return left <= 0 || a.presentLocked(off, left) || a.mustAskLocked(off, left)
-	})
+	}, func() dsm.NodeID { return a.deadForLocked(off, int64(n)) })
 }
 
 // request asks for the pages of [off, off+n) that are not here, and for those that will probably be

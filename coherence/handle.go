@@ -15,9 +15,12 @@ import (
 
 // waiter is a call that waits for the area to change.
 type waiter struct {
+	op   string
 	cond func() bool
-	done chan struct{} // closed when the wait is over
-	gone bool          // because the area was removed
+	dead func() dsm.NodeID // a home without which cond does not hold, and that is not to be waited for; 0: none
+	done chan struct{}     // closed when the wait is over
+	gone bool              // because the area was removed
+	err  error             // because of dead
 }
 
 // await returns when cond holds; or with errs.Timeout when ctx ends; or with errs.NotExist when the
@@ -25,7 +28,13 @@ type waiter struct {
 // nothing of the area. (Were the caller woken by each change to look itself, a publish would be woken by
 // each of its acks, thousands at times.)
 func (a *Area) await(ctx context.Context, op string, cond func() bool) error {
-	w := &waiter{cond: cond, done: make(chan struct{})}
+	return a.awaitHomes(ctx, op, cond, func() dsm.NodeID { return 0 })
+}
+
+// awaitHomes is await for something that homes do. It ends with an error as soon as dead names one that is not to be waited for.
+// Cond is looked at first.
+func (a *Area) awaitHomes(ctx context.Context, op string, cond func() bool, dead func() dsm.NodeID) error {
+	w := &waiter{op: op, cond: cond, dead: dead, done: make(chan struct{})}
 	a.mu.Lock()
 	if !a.overLocked(w) {
 		a.mu.waiters = append(a.mu.waiters, w)
@@ -47,13 +56,18 @@ func (a *Area) await(ctx context.Context, op string, cond func() bool) error {
 	if w.gone {
 		return &errs.Error{Op: op, Area: a.id, Kind: errs.NotExist}
 	}
-	return nil
+	return w.err
 }
 
 // overLocked reports whether a wait is over, and ends it then.
 func (a *Area) overLocked(w *waiter) bool {
 	w.gone = a.mu.removed
 	over := w.gone || w.cond()
+	if !over {
+		if id := w.dead(); id != 0 {
+			over, w.err = true, a.errDeadLocked(w.op, id)
+		}
+	}
 	if over {
 		close(w.done)
 	}
@@ -74,7 +88,7 @@ func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, erro
 		err = a.openedLocked(write)
 	})
 	if err == nil {
-		err = a.await(ctx, "open", func() bool { return len(a.mu.replica.subs) == 0 })
+		err = a.awaitHomes(ctx, "open", a.subscribedLocked, a.deadInAreaLocked)
 		if err == nil {
 			err = a.Acquire(ctx, first)
 		}
@@ -172,7 +186,8 @@ func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []by
 		case demand:
 			err = a.bring(ctx, off, len(p), nil, stay.begin)
 		default:
-			err = a.await(ctx, "read", func() bool { return a.presentLocked(off, int(min(int64(len(p)), a.mu.ino.Size-off))) })
+			err = a.awaitHomes(ctx, "read", func() bool { return a.presentLocked(off, int(min(int64(len(p)), a.mu.ino.Size-off))) },
+				func() dsm.NodeID { return a.deadForLocked(off, int64(len(p))) })
 		}
 		if err != nil {
 			return 0, err
@@ -403,7 +418,7 @@ func (a *Area) Acquire(ctx context.Context, storing bool) error {
 // finishAcquire waits for an acquire, if there is one, and for the kernel; unless there is an error already.
 func (a *Area) finishAcquire(ctx context.Context, op *acquiring, err error) error {
 	if err == nil && op != nil {
-		err = a.await(ctx, "acquire", func() bool { return len(op.pending) == 0 })
+		err = a.awaitHomes(ctx, "acquire", func() bool { return len(op.pending) == 0 }, a.deadInAreaLocked)
 	}
 	if err == nil {
 		// Until the kernel has heard of everything the homes wait with more, or this
@@ -470,7 +485,7 @@ func (a *Area) Sync(ctx context.Context, storing bool) error {
 			op = a.startAcquireLocked(storing)
 		}
 	}
-	err := a.publish(ctx, begin)
+	err := a.publish(ctx, false, begin)
 	return a.finishAcquire(ctx, op, err)
 }
 

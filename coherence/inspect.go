@@ -33,7 +33,7 @@ func (n *Node) Inspect(ctx context.Context, id dsm.AreaID) (Report, error) {
 		r.inquiry[round] = q
 		a.sendInquireLocked(round, q)
 	})
-	err = a.await(ctx, "inspect", func() bool { return len(q.pending) == 0 })
+	err = a.awaitHomes(ctx, "inspect", func() bool { return len(q.pending) == 0 }, a.deadInAreaLocked)
 	var rep Report
 	a.step(func() {
 		delete(a.mu.replica.inquiry, round)

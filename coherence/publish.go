@@ -3,6 +3,7 @@ package coherence
 import (
 	"bytes"
 	"context"
+	"errors"
 	"math"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -411,10 +412,14 @@ func (a *Area) reachedLocked(g publishGoal) bool {
 // Publish makes the stores that this node has received so far visible to the other nodes: it
 // returns when the homes have merged them. errs.Timeout: some home did not answer before ctx ended;
 // the stores stay dirty and are sent again. errs.Invalid: the area's rules do not fit its bytes.
-func (a *Area) Publish(ctx context.Context) error { return a.publish(ctx, func() {}) }
+func (a *Area) Publish(ctx context.Context) error { return a.publish(ctx, false, func() {}) }
 
-// publish is Publish. It calls and in the step that sends the first publications, after these.
-func (a *Area) publish(ctx context.Context, and func()) error {
+// PublishLast is Publish when a program closes the area. It does not wait once more for homes that a sync or publish before has
+// waited for until its deadline, and that have sent nothing since: then it is errs.Timeout at once.
+func (a *Area) PublishLast(ctx context.Context) error { return a.publish(ctx, true, func() {}) }
+
+// publish is Publish, or PublishLast. It calls and in the step that sends the first publications, after these.
+func (a *Area) publish(ctx context.Context, last bool, and func()) error {
 	a.collect()
 	a.refreshAll()
 	if err := a.detectLayout(ctx); err != nil {
@@ -434,10 +439,13 @@ func (a *Area) publish(ctx context.Context, and func()) error {
 	if rule != nil {
 		return rule
 	}
-	if err := a.await(ctx, "publish", func() bool {
+	if err := a.awaitHomes(ctx, "publish", func() bool {
 		rule = a.publishableLocked()
 		return rule != nil || a.reachedLocked(goal)
-	}); err != nil {
+	}, func() dsm.NodeID { return a.deadGoalLocked(goal, last) }); err != nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			a.step(func() { a.silentLocked(goal) })
+		}
 		return err
 	}
 	return rule

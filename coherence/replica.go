@@ -31,6 +31,7 @@ type replica struct {
 	ahead      readahead
 	making     bool                       // bringAhead is about to ask
 	stuck      bool                       // it was said that pages cannot be evicted
+	silent     []dsm.NodeID               // homes that did not answer a publish in time, and nothing since
 	awaited    map[dsm.PageIndex][]func() // what to call when the page comes
 	staying    []*staying                 // READs that wait for pages, all of which were asked for
 
@@ -60,6 +61,7 @@ type replica struct {
 
 // replicaExtent is the replica's side of an extent.
 type replicaExtent struct {
+	index    dsm.ExtentIndex
 	live     bool        // Subscribed: pushes from before that are of an earlier subscription
 	version  dsm.Version // all changes up to here are in the base copy
 	have     dsm.PageSet // pages whose bytes are here
@@ -398,6 +400,9 @@ func (a *Area) replicaViewChangedLocked(old *dsm.View) {
 	for round, sub := range r.subs { // the home that was asked may not be the home any more
 		sub.addTo(moved, a.id)
 		delete(r.subs, round)
+	}
+	if len(a.mu.dead) > 0 {
+		a.abandonDeadLocked()
 	}
 	a.resubscribeLocked(slices.Sorted(maps.Keys(moved)))
 	a.restartInquiriesLocked()

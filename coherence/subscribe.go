@@ -72,13 +72,24 @@ func slotSet(list []dsm.Slot) *[dsm.Slots]bool {
 	return &in
 }
 
+// subscribedLocked reports whether the homes have answered all Subscribes. A slot of a dead home has no extent of the area any more
+// once that can be opened.
+func (a *Area) subscribedLocked() bool {
+	for _, s := range a.mu.replica.subs {
+		if !slices.Contains(a.mu.dead, s.home) {
+			return false
+		}
+	}
+	return a.deadInAreaLocked() == 0 || len(a.mu.replica.subs) == 0
+}
+
 // extentLocked returns the state of an extent, which the area has.
 func (a *Area) extentLocked(e dsm.ExtentIndex) *replicaExtent {
 	r := &a.mu.replica
 	x := r.extents[e]
 	if x == nil {
 		slot := &r.slots[dsm.SlotOf(a.id, e)]
-		x = &replicaExtent{live: slot.live}
+		x = &replicaExtent{index: e, live: slot.live}
 		switch {
 		case r.demand: // they have no memory
 		case slot.here || e >= r.zero:

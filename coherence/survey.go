@@ -39,7 +39,7 @@ func (a *Area) survey(ctx context.Context, q *surveying, before, after func()) e
 		}
 		a.sendSurveyLocked(q)
 	})
-	err := a.await(ctx, "survey", func() bool { return len(q.pending) == 0 })
+	err := a.awaitHomes(ctx, "survey", func() bool { return len(q.pending) == 0 }, a.deadInAreaLocked)
 	a.step(func() {
 		delete(a.mu.surveys, q.round)
 		after()

@@ -55,6 +55,7 @@ type fakeArea struct {
 	attach func() (*os.File, error)
 	// onSync is called by Sync, without mu.
 	onSync func()
+	lasts  int // calls of PublishLast
 	// stall, if not nil, is waited for by Sync and Publish, whose context is sent to stalled.
 	stall   chan struct{}
 	stalled chan context.Context
@@ -272,6 +273,11 @@ func (a *fakeArea) Publish(ctx context.Context) error {
 		}
 	})
 	return err
+}
+
+func (a *fakeArea) PublishLast(ctx context.Context) error {
+	a.update(func() { a.lasts++ })
+	return a.Publish(ctx)
 }
 
 func (a *fakeArea) Acquire(context.Context, bool) error {

@@ -30,6 +30,9 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 	write := flags&syscall.O_ACCMODE != syscall.O_RDONLY
 	a, first, err := b.opens.open(r, ino, write, held)
 	if err != nil {
+		if k := errs.KindOf(err); k == errs.Unavailable || k == errs.Timeout || k == errs.NoSpace {
+			b.log.Warn("open", "area", dsm.AreaID(ino), "err", err) // what it says is more than the error number
+		}
 		return b.walkStatus(r.tid, err)
 	}
 	b.stale.drop(r.tid)
@@ -230,7 +233,7 @@ func (b *bridge) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	r.breakable, r.flush = true, true
 	var err error
 	if h.write {
-		err = b.publish(r, h.area)
+		err = b.publishBy(r, h.area, Area.PublishLast) // after an fsync that timed out it does not wait again
 	}
 	b.unlockFlushed(h, in.LockOwner, err == nil)
 	if err == nil && h.write {

@@ -151,7 +151,12 @@ func TestClosePublishes(t *testing.T) {
 	fd := c.open(f.path("w"), unix.O_RDWR)
 	c.must(clientCall{Op: "pwrite", FD: fd, Data: []byte("W")})
 	c.wantErrno(syscall.ENOLINK, clientCall{Op: "close", FD: fd})
-	a.update(func() { a.syncErr = nil })
+	a.update(func() {
+		a.syncErr = nil
+		if a.lasts != 2 {
+			t.Errorf("of two closes %d do not wait again for homes that a sync has waited for", a.lasts)
+		}
+	})
 
 	n := a.state().publishes
 	fd = c.open(f.path("w"), unix.O_RDONLY)

@@ -10,6 +10,11 @@ import (
 
 // publish publishes what was stored to the area before, if anything was.
 func (b *bridge) publish(ctx context.Context, a *openArea) error {
+	return b.publishBy(ctx, a, Area.Publish)
+}
+
+// publishBy is publish, which how does in the data plane.
+func (b *bridge) publishBy(ctx context.Context, a *openArea, how func(Area, context.Context) error) error {
 	stored := a.stored.Load()
 	if stored == a.published.Load() && a.attached.Load() == 0 {
 		return nil
@@ -17,7 +22,7 @@ func (b *bridge) publish(ctx context.Context, a *openArea) error {
 	a.publishing.Add(1)
 	defer a.publishing.Add(-1)
 	b.grown(ctx, a)
-	if err := a.current().Publish(ctx); err != nil {
+	if err := how(a.current(), ctx); err != nil {
 		return err
 	}
 	b.countSoon(a) // first, so that a store is published only when it is known to be counted or not

@@ -2,7 +2,11 @@ package integration
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
@@ -84,4 +88,81 @@ func TestBlockedFaultEnds(t *testing.T) {
 	}) {
 		t.Error("the page cannot be had after its home went on")
 	}
+}
+
+// homedAt makes a file of which the bytes are homed at the node of the name.
+func homedAt(t *testing.T, c *harness.Cluster, cl *harness.Client, node string) (name string) {
+	for i := range 40 {
+		name = fmt.Sprintf("homed%d", i)
+		_, m := cl.Create(name, 4*page)
+		m.Store(2*page, []byte("there"))
+		m.Sync()
+		if home(t, c.Node(1), cl, name) == node {
+			return name
+		}
+	}
+	t.Fatalf("40 areas, and %s is home of none", node)
+	return ""
+}
+
+// fails wants an error number, and the node of the name in what the log says of it.
+func fails(t *testing.T, n *harness.Node, what string, err error, log ...string) {
+	t.Helper()
+	var failure harness.Failure
+	if !errors.As(err, &failure) || failure != "EIO" {
+		t.Errorf("%s: %v, want EIO", what, err)
+	}
+	b, err := os.ReadFile(n.LogFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range log {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("%s: the log does not say %q", what, want)
+		}
+	}
+}
+
+// TestHomeDiesUnderAnFsync kills the home of a file. Whoever waits for it gets an error when the cluster has marked it as gone, not
+// after --fault-timeout, and so does who comes later. Without its bytes the file is good again.
+func TestHomeDiesUnderAnFsync(t *testing.T) {
+	c := cluster(t, harness.Options{Nodes: 3, Flags: []string{"--fault-timeout", "10m"}})
+	all := clients(c)
+	name := homedAt(t, c, all[1], "n3")
+	f, m := all[1].Attach(name, 4*page)
+	c.Node(3).Kill()
+	m.Store(0, []byte("late"))
+	began := time.Now()
+	_, err := all[1].Do("fsync %d", f.FD)
+	t.Logf("fsync fails after %v", time.Since(began).Round(time.Millisecond))
+	fails(t, c.Node(2), "fsync", err, "n3 at ", "has died")
+	_, err = all[1].Do("fsync %d", f.FD)
+	fails(t, c.Node(2), "a second fsync", err)
+	_, err = all[1].Do("close %d", f.FD)
+	fails(t, c.Node(2), "close", err)
+	_, err = all[0].Do("open %s r", all[0].Path(name))
+	fails(t, c.Node(1), "open", err, "n3 at ", "has died")
+	if _, err := all[0].Do("truncate %s 0", all[0].Path(name)); err != nil {
+		t.Error("truncate: ", err)
+	}
+	if _, err := all[0].Do("open %s r", all[0].Path(name)); err != nil {
+		t.Error("open of a file of nothing: ", err)
+	}
+}
+
+// TestCloseDoesNotWaitAgain: of an fsync and the close after it only the first waits for a home that does not answer.
+func TestCloseDoesNotWaitAgain(t *testing.T) {
+	c := cluster(t, harness.Options{Nodes: 3, Flags: []string{"--fault-timeout", "2s"}})
+	all := clients(c)
+	name := homedAt(t, c, all[1], "n3")
+	f, m := all[1].Attach(name, 4*page)
+	c.Node(3).Pause()
+	m.Store(0, []byte("late"))
+	began := time.Now()
+	_, err := all[1].Do("fsync %d", f.FD)
+	fails(t, c.Node(2), "fsync", err, "no answer from home")
+	_, err = all[1].Do("close %d", f.FD)
+	t.Logf("fsync and close fail after %v", time.Since(began).Round(time.Millisecond))
+	fails(t, c.Node(2), "close", err, "has not answered since an earlier sync")
+	c.Node(3).Resume()
 }

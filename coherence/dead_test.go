@@ -1,0 +1,171 @@
+package coherence
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// die commits a view in which the node is gone. What was on its way to and from it is lost.
+func (s *sim) die(n *simNode) {
+	for i := range s.nodes {
+		delete(s.net, link{i, n.i})
+		delete(s.net, link{n.i, i})
+	}
+	s.changeView(func(v *dsm.View) {
+		v.Members = append([]dsm.Member(nil), v.Members...)
+		v.Members[n.i].Gone, v.Members[n.i].Leaving, v.Members[n.i].Name = true, true, "victim"
+	})
+}
+
+// failing is a call that no home answers.
+type failing struct {
+	what   string
+	call   func(ctx context.Context) error
+	cancel context.CancelFunc
+	err    error
+	over   bool
+}
+
+func (f *failing) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	f.cancel = cancel
+	go func() {
+		f.err = f.call(ctx)
+		f.over = true
+	}()
+	synctest.Wait()
+}
+
+// refused wants the call over, because of the dead home.
+func (f *failing) refused(t *testing.T) {
+	t.Helper()
+	synctest.Wait()
+	switch {
+	case !f.over:
+		t.Errorf("%s waits for a home that has died", f.what)
+	case errs.KindOf(f.err) != errs.Unavailable || !strings.Contains(f.err.Error(), "victim"):
+		t.Errorf("%s: %v, want an error that names the home", f.what, f.err)
+	}
+	f.cancel()
+	synctest.Wait()
+}
+
+// TestDeadHome: calls that need a home fail as soon as the catalog says that it has died: those that wait then, and those that come.
+func TestDeadHome(t *testing.T) {
+	for _, ino := range []dsm.Inode{sums(2, dsm.ApplyArrival), onDemand(sums(2, dsm.ApplyArrival))} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newHomed(t, 3, ino)
+			s.changeView(func(v *dsm.View) { v.Slots[dsm.SlotOf(simArea, 1)].Primary = 2 }) // the other extent lives on
+			s.catchUp()
+			home, living, n := s.nodes[0], s.nodes[1], s.nodes[2]
+			living.find()
+			n.open(true)
+			put(t, n, 5)
+			s.drain()
+			a := n.area
+			page := make([]byte, dsm.PageSize)
+			calls := func(when string) (all []*failing) {
+				if err := a.WriteAt(t.Context(), []byte{1}, 8); err != nil {
+					t.Fatal(err)
+				}
+				for what, call := range map[string]func(ctx context.Context) error{
+					"publish": a.Publish,
+					"sync":    func(ctx context.Context) error { return a.Sync(ctx, true) },
+					"acquire": func(ctx context.Context) error { return a.Acquire(ctx, false) },
+					"open":    func(ctx context.Context) error { _, err := living.node.Open(ctx, simArea, false); return err },
+					"count":   func(ctx context.Context) error { _, err := n.node.CountPages(ctx, simArea); return err },
+					"inspect": func(ctx context.Context) error { _, err := n.node.Inspect(ctx, simArea); return err },
+				} {
+					all = append(all, &failing{what: what + " " + when, call: call})
+				}
+				if ino.Spec.Residency == dsm.ResidencyDemand {
+					all = append(all, &failing{what: "read " + when, call: func(ctx context.Context) error {
+						_, err := a.ReadAt(ctx, page, 7*dsm.PageSize)
+						return err
+					}})
+				}
+				for _, f := range all {
+					f.start()
+				}
+				return all
+			}
+			waiting := calls("that waited")
+			s.die(home)
+			s.catchUp()
+			for _, f := range append(waiting, calls("that came later")...) {
+				f.refused(t)
+			}
+			// What lives is not held up.
+			if err := a.WriteAt(t.Context(), []byte{7}, dsm.ExtentSize); err != nil {
+				t.Fatal(err)
+			}
+			publish(n)
+			s.drain()
+			if x := living.area.mu.home.extents[1]; x == nil || living.area.mu.mem.Home(dsm.ExtentPages)[0] != 7 {
+				t.Error("the extent with a living home is not published")
+			}
+			// Without what was lost the area is as any other.
+			s.resize(0)
+			s.catchUp()
+			s.drain()
+			for _, f := range []*failing{
+				{what: "open", call: func(ctx context.Context) error { _, err := living.node.Open(ctx, simArea, false); return err }},
+				{what: "sync", call: func(ctx context.Context) error { return a.Sync(ctx, true) }},
+			} {
+				f.start()
+				s.drain()
+				n.kernel.finishNotices()
+				if synctest.Wait(); !f.over || f.err != nil {
+					t.Errorf("%s of the area, cut to nothing: over %v, %v", f.what, f.over, f.err)
+				}
+				f.cancel()
+			}
+		})
+	}
+}
+
+// TestCloseAfterASync: of a sync and a close only one waits for a home that does not answer. When the home is heard of again the next
+// close waits for it.
+func TestCloseAfterASync(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, home, replica := pair(t, dsm.ApplyArrival)
+		a := replica.area
+		put(t, replica, 5)
+		const limit = 30 * time.Second
+		waited := func(call func(ctx context.Context) error) time.Duration {
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			began := time.Now()
+			if err := call(ctx); errs.KindOf(err) != errs.Timeout || !strings.Contains(err.Error(), home.id.String()) {
+				t.Errorf("%v, want an error that names the home", err)
+			}
+			return time.Since(began)
+		}
+		if d := waited(func(ctx context.Context) error { return a.Sync(ctx, true) }); d != limit {
+			t.Errorf("a sync waits %v, want %v", d, limit)
+		}
+		if d := waited(a.PublishLast); d != 0 {
+			t.Errorf("a close after it waits %v more", d)
+		}
+		if d := waited(a.Publish); d != limit {
+			t.Errorf("a publish after it waits %v, want %v", d, limit)
+		}
+		s.deliverOn(link{1, 0})
+		s.deliverOn(link{0, 1}) // it has sent something
+		put(t, replica, 6)
+		if d := waited(a.PublishLast); d != limit {
+			t.Errorf("a close after a sign of life waits %v, want %v", d, limit)
+		}
+		s.drain()
+		if err := a.PublishLast(t.Context()); err != nil {
+			t.Error(err)
+		}
+		want(t, home, 6)
+	})
+}
