@@ -41,6 +41,8 @@ type intervalState struct {
 	wish atomic.Uint32
 	// every is the interval that the timer and the harvester's child use.
 	every atomic.Int64
+	// failed says that the last round failed, and that the log says so.
+	failed atomic.Bool
 
 	mu struct {
 		lockrank.Mutex
@@ -156,15 +158,22 @@ func (n intervals) fire(a *openArea) {
 	}
 }
 
+// failedRest is the least rest after a round that failed: where a home has died each fails at once.
+const failedRest = time.Second
+
 func (n intervals) round(a *openArea) {
 	ctx, cancel := n.b.lasting()
 	defer cancel()
 	compared := a.current().CompareTime()
-	if err := n.b.publish(ctx, a); err != nil {
+	err := n.b.publish(ctx, a)
+	rest := n.b.restAfter(a, a.current().CompareTime()-compared)
+	if err != nil {
+		rest = max(rest, failedRest)
+	}
+	p := &a.pace
+	if failed := p.failed.Swap(err != nil); err != nil && !failed {
 		n.b.log.Warn("publish at interval", "area", a.id, "err", err)
 	}
-	rest := n.b.restAfter(a, a.current().CompareTime()-compared)
-	p := &a.pace
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()

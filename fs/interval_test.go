@@ -1,20 +1,24 @@
 package fs
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
 // publishedArea is an area whose publishes take a while. The other methods are not called.
 type publishedArea struct {
 	Area
 	took     time.Duration
+	fails    error
 	compare  time.Duration // of took
 	compared time.Duration // in all
 	at       []time.Time   // starts of the publishes
@@ -27,7 +31,7 @@ func (p *publishedArea) Publish(context.Context) error {
 	p.at = append(p.at, time.Now())
 	time.Sleep(p.took)
 	p.compared += p.compare
-	return nil
+	return p.fails
 }
 
 func (p *publishedArea) Sync(ctx context.Context, _ bool) error { return p.Publish(ctx) }
@@ -121,6 +125,31 @@ func TestPublishRests(t *testing.T) {
 		}
 		if a.stored.Load() != a.published.Load() {
 			t.Errorf("%d of %d published", a.published.Load(), a.stored.Load())
+		}
+		b.background.close()
+	})
+}
+
+// TestFailedPublishRests: where each publish fails at once an interval tries once a second, and the log says so once.
+func TestFailedPublishRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, a, p := pacedArea(10 * ms)
+		var log bytes.Buffer
+		b.log = slog.New(slog.NewTextHandler(&log, nil))
+		p.fails = errs.E(errs.Unavailable, "publish", "the home has died")
+		a.stored.Add(1)
+		b.intervals.stored(a, soon)
+		time.Sleep(time.Minute)
+		if at := p.starts(); len(at) < 50 || len(at) > 61 {
+			t.Errorf("%d publishes in a minute", len(at))
+		}
+		if k := strings.Count(log.String(), "has died"); k != 1 {
+			t.Errorf("%d lines in the log", k)
+		}
+		p.fails = nil
+		time.Sleep(2 * time.Second)
+		if a.stored.Load() != a.published.Load() {
+			t.Error("it does not publish when it can")
 		}
 		b.background.close()
 	})
