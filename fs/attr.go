@@ -118,21 +118,21 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 		return status(b.controlAttr(r, c, &out.Attr))
 	}
 	if b.harvest.SeemsChild(r.tid) {
-		if i, ok := b.known(dsm.Ino(in.NodeId)); ok {
+		if i, ok := b.known(inoOf(in.NodeId)); ok {
 			b.attr(i, &out.Attr)
 			return fuse.OK
 		}
 	}
-	a := b.opens.find(dsm.AreaID(in.NodeId))
+	a := b.opens.find(dsm.AreaID(inoOf(in.NodeId)))
 	if a != nil {
 		b.grown(r, a)
 	}
 	k := b.keep()
-	i, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
+	i, err := b.cfg.Names.Getattr(r, inoOf(in.NodeId))
 	if errs.Is(err, errs.NotExist) {
-		was, ok := b.dirs.removed(dsm.Ino(in.NodeId))
+		was, ok := b.dirs.removed(inoOf(in.NodeId))
 		if !ok {
-			was, ok = b.lookups.gone(r.tid, dsm.Ino(in.NodeId))
+			was, ok = b.lookups.gone(r.tid, inoOf(in.NodeId))
 		}
 		if ok {
 			b.attr(was, &out.Attr)
@@ -141,6 +141,9 @@ func (b *bridge) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 	}
 	if err != nil {
 		return b.walkStatus(r.tid, err)
+	}
+	if i.Kind == dsm.KindFile { // a directory may be on the way
+		b.retries.drop(r.tid)
 	}
 	// Of a direct area the kernel asks the memfd.
 	if a != nil && !a.direct.on.Load() && a.kernelBehind(i) {
@@ -209,7 +212,7 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 		}
 		size := int64(v)
 		ch.Size = &size
-		if a := b.opens.find(dsm.AreaID(in.NodeId)); a != nil {
+		if a := b.opens.find(dsm.AreaID(inoOf(in.NodeId))); a != nil {
 			b.grown(r, a) // or it would not be cut off
 		}
 		if ch.Mtime == nil {
@@ -217,9 +220,9 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 			ch.Mtime = &now
 		}
 	}
-	i, err := b.setAttr(r, dsm.Ino(in.NodeId), ch)
+	i, err := b.setAttr(r, inoOf(in.NodeId), ch)
 	if errs.Is(err, errs.NotExist) && ch.Size == nil {
-		if was, ok := b.dirs.changeRemoved(dsm.Ino(in.NodeId), ch); ok {
+		if was, ok := b.dirs.changeRemoved(inoOf(in.NodeId), ch); ok {
 			b.attr(was, &out.Attr)
 			return fuse.OK
 		}
@@ -228,8 +231,9 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 		if errs.Is(err, errs.Invalid) {
 			b.log.Warn("refused", "area", in.NodeId, "err", err) // an errno does not say what was expected
 		}
-		return inodeStatus(err)
+		return b.walkStatus(r.tid, err)
 	}
+	b.retries.drop(r.tid)
 	if ch.Size == nil {
 		b.beforeTold(r, i)
 	}

@@ -25,7 +25,7 @@ type bridge struct {
 	opens     *opens
 	handles   handleTable
 	dirs      openDirs
-	stale     recently[uint32, struct{}]
+	retries   retries
 	lookups   lookups
 	root      atomic.Pointer[dsm.Inode] // as the kernel was last told, nil before that
 	failed    recently[uint32, failedRead]
@@ -61,7 +61,7 @@ type counts struct {
 func newBridge(cfg Config) *bridge {
 	b := &bridge{RawFileSystem: fuse.NewDefaultRawFileSystem(), cfg: cfg, log: cfg.Log}
 	b.life, b.end = context.WithCancel(context.Background())
-	b.stale.init(staleWindow)
+	b.retries.init()
 	b.lookups.init()
 	b.aliases.init()
 	b.walks.init()

@@ -28,14 +28,14 @@ func (b *bridge) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.St
 	case unix.FALLOC_FL_KEEP_SIZE:
 		return fuse.OK
 	case unix.FALLOC_FL_KEEP_SIZE | unix.FALLOC_FL_PUNCH_HOLE:
-		i, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
+		i, err := b.cfg.Names.Getattr(r, inoOf(in.NodeId))
 		for end = min(end, i.Size); err == nil && off < end; {
 			n := min(end-off, int64(len(zeroes)))
 			err = h.area.current().WriteAt(r, zeroes[:n], off)
 			h.area.stored.Add(1)
 			off += n
 		}
-		return inodeStatus(err)
+		return status(err)
 	}
 	return fuse.Status(unix.EOPNOTSUPP)
 }

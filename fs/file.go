@@ -23,7 +23,7 @@ func (b *bridge) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 		out.Fh, out.OpenFlags = b.handles.add(childHandle{}), fuse.FOPEN_KEEP_CACHE|fuse.FOPEN_NOFLUSH
 		return fuse.OK
 	}
-	return b.open(r, dsm.Ino(in.NodeId), in.Flags, nil, out)
+	return b.open(r, inoOf(in.NodeId), in.Flags, nil, out)
 }
 
 func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, out *fuse.OpenOut) fuse.Status {
@@ -35,7 +35,7 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 		}
 		return b.walkStatus(r.tid, err)
 	}
-	b.stale.drop(r.tid)
+	b.retries.drop(r.tid)
 	leave, err := b.walIndexes.enter(r, a)
 	if err != nil {
 		b.opens.release(a, write)
@@ -74,11 +74,14 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 	i, err := b.create(r, &in.InHeader, name, dsm.Inode{Kind: dsm.KindFile, Perm: in.Mode & 07777}, true)
 	held := &i
 	if errs.Is(err, errs.Exist) && in.Flags&syscall.O_EXCL == 0 {
-		// Another node made it after this kernel looked. It may be a symlink or a directory; then
+		// Another node made it after this kernel looked. It may be a symlink; then
 		// ESTALE makes the kernel walk the path again.
-		i, err = b.cfg.Names.Lookup(r, dsm.Ino(in.NodeId), name)
-		if err == nil && i.Kind != dsm.KindFile {
-			return fuse.Status(syscall.ESTALE)
+		i, err = b.cfg.Names.Lookup(r, inoOf(in.NodeId), name)
+		switch {
+		case err == nil && i.Kind == dsm.KindDir:
+			return fuse.Status(syscall.EISDIR)
+		case err == nil && i.Kind != dsm.KindFile:
+			return b.walkStatus(r.tid, errNotHere)
 		}
 		held = nil
 	}
@@ -97,7 +100,7 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 			}
 		}
 	}
-	b.walIndexes.told(i, place{dsm.Ino(in.NodeId), name})
+	b.walIndexes.told(i, place{nodeID(in.NodeId), name})
 	if st := b.open(r, i.Ino, in.Flags, held, &out.OpenOut); !st.Ok() {
 		return st
 	}
@@ -112,9 +115,9 @@ func (b *bridge) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Cr
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
-	dir, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
+	dir, err := b.cfg.Names.Getattr(r, inoOf(in.NodeId))
 	if err != nil {
-		return inodeStatus(err)
+		return b.walkStatus(r.tid, err)
 	}
 	n := owned(dsm.Inode{Kind: dsm.KindFile, Perm: in.Mode & 07777}, dir, in.Uid, in.Gid)
 	i, err := b.cfg.Names.CreateTemp(r, dir.Ino, n)

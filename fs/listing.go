@@ -12,11 +12,11 @@ func (b *bridge) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Open
 	if _, ok := control.Of(in.NodeId); !ok {
 		r := b.begin(cancel, &in.InHeader)
 		defer r.end()
-		i, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
+		i, err := b.cfg.Names.Getattr(r, inoOf(in.NodeId))
 		if err != nil {
 			return b.walkStatus(r.tid, err)
 		}
-		b.stale.drop(r.tid)
+		b.retries.drop(r.tid)
 		b.dirs.opened(i)
 	}
 	out.Fh = b.handles.add(newDirHandle())
@@ -25,7 +25,7 @@ func (b *bridge) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Open
 
 func (b *bridge) ReleaseDir(in *fuse.ReleaseIn) {
 	b.handles.remove(in.Fh)
-	b.dirs.released(dsm.Ino(in.NodeId))
+	b.dirs.released(inoOf(in.NodeId))
 }
 
 // FsyncDir has nothing to do: a change of names is in the catalog when it returns.
@@ -63,7 +63,7 @@ func (b *bridge) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 	k := b.keep()
 	if _, ok := control.Of(in.NodeId); !ok && len(entries) > 0 && k.left() > 0 {
 		var err error
-		if inodes, err = b.cfg.Names.Stat(r, dsm.Ino(in.NodeId), entries); err != nil {
+		if inodes, err = b.cfg.Names.Stat(r, inoOf(in.NodeId), entries); err != nil {
 			return status(err)
 		}
 	}
@@ -78,11 +78,19 @@ func (b *bridge) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 		if b.unheard(r, inodes[i]) {
 			continue
 		}
-		if inodes[i].Ino != 0 && b.aliases.stays(inodes[i].Ino, place{dsm.Ino(in.NodeId), e.Name}) {
-			b.aliases.listed(inodes[i], place{dsm.Ino(in.NodeId), e.Name})
-			b.walIndexes.told(inodes[i], place{dsm.Ino(in.NodeId), e.Name})
-			b.keptEntry(inodes[i], k, entry)
+		if inodes[i].Ino == 0 {
+			continue
 		}
+		p, node := place{nodeID(in.NodeId), e.Name}, nodeID(e.Ino)
+		if inodes[i].Kind == dsm.KindDir {
+			var ok bool
+			if node, ok = b.aliases.known(e.Ino, p); !ok {
+				continue
+			}
+		}
+		b.walIndexes.told(inodes[i], p)
+		b.keptEntry(inodes[i], k, entry)
+		entry.NodeId = uint64(node)
 	}
 	return fuse.OK
 }

@@ -1,7 +1,6 @@
 package fs
 
 import (
-	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -14,8 +13,6 @@ import (
 // remembers for a moment what a thread was told.
 
 const (
-	// Within staleWindow a second ESTALE belongs to the kernel's second try.
-	staleWindow = 500 * time.Millisecond
 	// Within unfoundWindow a second LOOKUP belongs to the kernel's second try. A program that asks
 	// again so soon after a timeout fails once without waiting.
 	unfoundWindow = 100 * time.Millisecond
@@ -69,22 +66,6 @@ func (r *recently[K, V]) drop(k K) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.values, k)
-}
-
-// walkStatus is inodeStatus for requests of a path walk. At ESTALE the kernel walks the path once
-// more, but not twice. That time a file that it finds is held (findHeld). A thread that loses the
-// race again all the same is told ENOENT, which programs can handle.
-func (b *bridge) walkStatus(tid uint32, err error) fuse.Status {
-	st := inodeStatus(err)
-	if st != fuse.Status(syscall.ESTALE) {
-		return st
-	}
-	if _, again := b.stale.get(tid); again {
-		b.stale.drop(tid)
-		return fuse.ENOENT
-	}
-	b.stale.put(tid, struct{}{})
-	return st
 }
 
 // unfoundBefore reports whether the LOOKUP repeats one that the catalog did not answer in time. The

@@ -59,6 +59,7 @@ const (
 )
 
 func (b *bridge) begin(cancel <-chan struct{}, h *fuse.InHeader) *request {
+	b.retries.began(h)
 	r := &request{deadline: time.Now().Add(b.cfg.FaultTimeout), cancel: cancel, closing: b.life.Done(), tid: h.Pid}
 	r.mu.Init("fs.request")
 	return r

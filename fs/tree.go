@@ -26,7 +26,7 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 	if len(name) > maxName {
 		return fuse.Status(syscall.ENAMETOOLONG)
 	}
-	at := place{dsm.Ino(in.NodeId), name}
+	at := place{nodeID(in.NodeId), name}
 	if b.unfoundBefore(r.tid, at) {
 		return fuse.EIO
 	}
@@ -35,15 +35,15 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 	}
 	k := b.keep()
 	find := b.cfg.Names.Lookup
-	if _, lost := b.stale.get(r.tid); lost {
+	if b.retries.get(r.tid).stale {
 		find = b.findHeld
 	}
-	i, err := find(r, dsm.Ino(in.NodeId), name)
+	i, err := find(r, inoOf(in.NodeId), name)
 	if err != nil {
 		b.unfoundNow(r.tid, at, err)
 		return status(err)
 	}
-	b.toldOf(r, i, at)
+	node := b.toldOf(r, i, at)
 	b.lookups.put(r.tid, i)
 	b.beforeTold(r, i)
 	if i.Kind == dsm.KindDir {
@@ -51,6 +51,7 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 	} else {
 		b.entry(i, out)
 	}
+	out.NodeId = uint64(node)
 	return fuse.OK
 }
 
@@ -80,7 +81,7 @@ func owned(n dsm.Inode, dir dsm.Inode, uid, gid uint32) dsm.Inode {
 
 // create makes an inode for the caller.
 func (b *bridge) create(ctx context.Context, in *fuse.InHeader, name string, n dsm.Inode, hold bool) (dsm.Inode, error) {
-	dir, err := b.cfg.Names.Getattr(ctx, dsm.Ino(in.NodeId))
+	dir, err := b.cfg.Names.Getattr(ctx, inoOf(in.NodeId))
 	if err != nil {
 		return dsm.Inode{}, err
 	}
@@ -98,8 +99,9 @@ func (b *bridge) make(cancel <-chan struct{}, in *fuse.InHeader, name string, n 
 	if err != nil {
 		return status(err)
 	}
-	b.toldOf(r, i, place{dsm.Ino(in.NodeId), name})
+	node := b.toldOf(r, i, place{nodeID(in.NodeId), name})
 	b.entry(i, out)
+	out.NodeId = uint64(node)
 	return fuse.OK
 }
 
@@ -129,7 +131,7 @@ func (b *bridge) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out 
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
-	i, err := b.cfg.Names.Link(r, dsm.Ino(in.Oldnodeid), dsm.Ino(in.NodeId), name)
+	i, err := b.cfg.Names.Link(r, inoOf(in.Oldnodeid), inoOf(in.NodeId), name)
 	if err != nil {
 		return status(err)
 	}
@@ -140,7 +142,7 @@ func (b *bridge) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out 
 func (b *bridge) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte, fuse.Status) {
 	r := b.begin(cancel, in)
 	defer r.end()
-	i, err := b.cfg.Names.Getattr(r, dsm.Ino(in.NodeId))
+	i, err := b.cfg.Names.Getattr(r, inoOf(in.NodeId))
 	if err != nil {
 		return nil, b.walkStatus(r.tid, err)
 	}
@@ -164,7 +166,7 @@ func (b *bridge) remove(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 	}
 	r := b.begin(cancel, in)
 	defer r.end()
-	return status(how(r, dsm.Ino(in.NodeId), name))
+	return status(how(r, inoOf(in.NodeId), name))
 }
 
 func (b *bridge) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
@@ -182,9 +184,9 @@ func (b *bridge) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newN
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
-	err := b.cfg.Names.Rename(r, dsm.Ino(in.NodeId), oldName, dsm.Ino(in.Newdir), newName, how)
+	err := b.cfg.Names.Rename(r, inoOf(in.NodeId), oldName, inoOf(in.Newdir), newName, how)
 	if err == nil {
-		b.aliases.renamed(place{dsm.Ino(in.NodeId), oldName}, place{dsm.Ino(in.Newdir), newName}, how == dsm.RenameExchange)
+		b.aliases.renamed(place{nodeID(in.NodeId), oldName}, place{nodeID(in.Newdir), newName}, how == dsm.RenameExchange)
 	}
 	return status(err)
 }

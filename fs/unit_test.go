@@ -3,12 +3,10 @@ package fs
 import (
 	"context"
 	"errors"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
@@ -29,35 +27,6 @@ func (s slowCache) EntryNotify(uint64, string) fuse.Status { return fuse.OK }
 func (s slowCache) InodeNotifyStoreCache(uint64, int64, []byte) fuse.Status {
 	s.wait()
 	return fuse.OK
-}
-
-func TestInodeStatus(t *testing.T) {
-	if got := inodeStatus(errs.E(errs.NotExist, "x", "")); got != fuse.Status(syscall.ESTALE) {
-		t.Errorf("inode that is gone: %v", got)
-	}
-}
-
-func TestStaleOpenIsToldOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newBridge(Config{})
-		gone := errs.E(errs.NotExist, "x", "")
-		stale := fuse.Status(syscall.ESTALE)
-		for i, want := range []fuse.Status{stale, fuse.ENOENT, stale} {
-			if got := s.walkStatus(1, gone); got != want {
-				t.Errorf("open %d: %v, want %v", i, got, want)
-			}
-		}
-		if got := s.walkStatus(2, gone); got != stale {
-			t.Errorf("other thread: %v", got)
-		}
-		time.Sleep(2 * staleWindow)
-		if got := s.walkStatus(1, gone); got != stale {
-			t.Errorf("much later: %v", got)
-		}
-		if got := s.walkStatus(1, errs.E(errs.NoSpace, "x", "")); got != fuse.Status(syscall.ENOSPC) {
-			t.Errorf("other error: %v", got)
-		}
-	})
 }
 
 func TestRequestEnds(t *testing.T) {

@@ -162,7 +162,7 @@ func (x *walIndexes) isIndex(ctx context.Context, p place) (bool, error) {
 
 // sibling returns the file of the database with another suffix, or nil if it is not open here.
 func (x *walIndexes) sibling(ctx context.Context, p place, suffix string) (*openArea, error) {
-	i, err := x.b.cfg.Names.Lookup(ctx, p.dir, strings.TrimSuffix(p.name, walIndexSuffix)+suffix)
+	i, err := x.b.cfg.Names.Lookup(ctx, inoOf(uint64(p.dir)), strings.TrimSuffix(p.name, walIndexSuffix)+suffix)
 	if errs.Is(err, errs.NotExist) {
 		return nil, nil
 	}

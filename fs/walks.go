@@ -22,7 +22,8 @@ type walks struct {
 }
 
 // walkLimit is how long a thread waits for the child. It may wait in vain: the child waits for the
-// lock of the directory, which a rename within one directory holds all the time.
+// lock of the directory, which a rename within one directory holds all the time. The thread is then told
+// of another directory: see aliases.
 const walkLimit = 500 * time.Millisecond
 
 func (w *walks) init() {
@@ -63,8 +64,8 @@ func (w *walks) wait(ctx context.Context, tid uint32) {
 	}
 }
 
-// walk has the child look at a directory.
-func (b *bridge) walk(p place) {
+// walk has the child look at a directory that has been moved to p.
+func (b *bridge) walk(n nodeID, p place) {
 	path, ok := b.aliases.path(p)
 	if !ok {
 		return // the kernel does not know the way either
@@ -73,5 +74,7 @@ func (b *bridge) walk(p place) {
 	defer cancel()
 	if err := b.harvest.Look(ctx, filepath.Join(b.cfg.Mountpoint, path)); err != nil {
 		b.log.Debug("look at a directory that was moved", "path", path, "err", err)
+		return
 	}
+	b.aliases.settled(n, p)
 }

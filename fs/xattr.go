@@ -98,10 +98,11 @@ func (b *bridge) GetXAttr(cancel <-chan struct{}, in *fuse.InHeader, name string
 	}
 	r := b.begin(cancel, in)
 	defer r.end()
-	value, err := b.xattr(r, dsm.Ino(in.NodeId), name)
+	value, err := b.xattr(r, inoOf(in.NodeId), name)
 	if err != nil {
-		return 0, inodeStatus(err)
+		return 0, b.walkStatus(r.tid, err)
 	}
+	b.retries.drop(r.tid)
 	return fill(dest, value)
 }
 
@@ -119,14 +120,15 @@ func (b *bridge) ListXAttr(cancel <-chan struct{}, in *fuse.InHeader, dest []byt
 	}
 	r := b.begin(cancel, in)
 	defer r.end()
-	names, err := b.cfg.Names.ListXattr(r, dsm.Ino(in.NodeId))
+	names, err := b.cfg.Names.ListXattr(r, inoOf(in.NodeId))
 	if err != nil {
-		return 0, inodeStatus(err)
+		return 0, b.walkStatus(r.tid, err)
 	}
 	var list []byte
 	for _, n := range names {
 		list = append(append(list, n...), 0)
 	}
+	b.retries.drop(r.tid)
 	return fill(dest, list)
 }
 
@@ -138,11 +140,11 @@ func (b *bridge) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name stri
 	defer r.end()
 	value := data[:min(int(in.Size), len(data))]
 	if key, ours := strings.CutPrefix(name, dsmPrefix); ours {
-		err := b.setSpec(r, dsm.Ino(in.NodeId), key, string(value))
+		err := b.setSpec(r, inoOf(in.NodeId), key, string(value))
 		if err != nil {
 			b.log.Warn("set attribute", "attr", name, "value", string(value), "ino", in.NodeId, "err", err)
 		}
-		return inodeStatus(err)
+		return b.walkStatus(r.tid, err)
 	}
 	how, ok := map[uint32]dsm.XattrHow{
 		0: dsm.XattrSet, unix.XATTR_CREATE: dsm.XattrCreate, unix.XATTR_REPLACE: dsm.XattrReplace,
@@ -150,7 +152,7 @@ func (b *bridge) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name stri
 	if !ok {
 		return fuse.EINVAL
 	}
-	return inodeStatus(b.cfg.Names.SetXattr(r, dsm.Ino(in.NodeId), name, append([]byte(nil), value...), how))
+	return b.walkStatus(r.tid, b.cfg.Names.SetXattr(r, inoOf(in.NodeId), name, append([]byte(nil), value...), how))
 }
 
 // checkSetting refuses a key that is not a setting.
@@ -189,5 +191,5 @@ func (b *bridge) RemoveXAttr(cancel <-chan struct{}, in *fuse.InHeader, name str
 	}
 	r := b.begin(cancel, in)
 	defer r.end()
-	return inodeStatus(b.cfg.Names.RemoveXattr(r, dsm.Ino(in.NodeId), name))
+	return b.walkStatus(r.tid, b.cfg.Names.RemoveXattr(r, inoOf(in.NodeId), name))
 }

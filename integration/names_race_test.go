@@ -70,6 +70,33 @@ func TestRenameOfAnOpenDirectoryMovedElsewhere(t *testing.T) {
 	}
 }
 
+// TestRenameInAWorkingDirectory renames what another node moved into the working directory. A program has a file in it
+// open, so the kernel cannot forget where it was. No lookup comes before the kernel takes its locks, so nobody but
+// this rename can find it in its new place.
+func TestRenameInAWorkingDirectory(t *testing.T) {
+	c := nodes(t, 2)
+	a, b := c.Node(1).Client(), c.Node(2).Client()
+	for _, d := range []string{"p", "q"} {
+		a.Must("mkdir %s", a.Path(d))
+	}
+	b.Must("chdir %s", b.Path("p"))
+	for i := range 4 {
+		a.Must("mkdir %s", a.Path("q/x"))
+		b.Stat("q/x")
+		f := b.Open("q/x/f", "rw,creat")
+		a.Must("rename %s %s", a.Path("q/x"), a.Path("p/x"))
+		if _, err := b.Do("rename x ../y"); err != nil {
+			t.Fatalf("round %d: %v", i, err)
+		}
+		a.Stat("y/f")
+		b.Must("rename %s %s", b.Path("y"), b.Path("q/z"))
+		b.Stat("q/z/f")
+		f.Close()
+		b.Must("unlink %s", b.Path("q/z/f"))
+		a.Must("rmdir %s", a.Path("q/z"))
+	}
+}
+
 // TestWorkInADirectoryMovedElsewhere goes on in a working directory that another node moves.
 func TestWorkInADirectoryMovedElsewhere(t *testing.T) {
 	c := nodes(t, 2)

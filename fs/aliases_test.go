@@ -1,0 +1,198 @@
+package fs
+
+import (
+	"log/slog"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// kernel asks a bridge as threads of programs do.
+type kernel struct {
+	*testing.T
+	b     *bridge
+	names *fakeNames
+}
+
+func newKernel(t *testing.T) *kernel {
+	names := newFakeNames()
+	b := newBridge(Config{Names: names, FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
+	b.notify.server = slowCache{}
+	b.harvest.Stop() // no child looks
+	return &kernel{t, b, names}
+}
+
+func (k *kernel) mkdir(dir dsm.Ino, name string) dsm.Ino {
+	k.Helper()
+	i, err := k.names.Create(k.Context(), dir, name, dsm.Inode{Kind: dsm.KindDir, Perm: 0o755}, false)
+	if err != nil {
+		k.Fatal(err)
+	}
+	return i.Ino
+}
+
+// move renames on another node.
+func (k *kernel) move(dir dsm.Ino, name string, newDir dsm.Ino, newName string) {
+	k.Helper()
+	if err := k.names.Rename(k.Context(), dir, name, newDir, newName, dsm.RenameReplace); err != nil {
+		k.Fatal(err)
+	}
+}
+
+// header is that of a request of a thread.
+func header(op, tid uint32, node nodeID) fuse.InHeader {
+	return fuse.InHeader{Opcode: op, NodeId: uint64(node), Caller: fuse.Caller{Pid: tid}}
+}
+
+// lookup returns the number that a thread is told, of the inode it wants.
+func (k *kernel) lookup(tid uint32, dir nodeID, name string, want dsm.Ino) nodeID {
+	k.Helper()
+	var out fuse.EntryOut
+	in := header(opLookup, tid, dir)
+	if st := k.b.Lookup(nil, &in, name, &out); !st.Ok() {
+		k.Fatalf("lookup %s: %v", name, st)
+	}
+	if out.Ino != uint64(want) || inoOf(out.NodeId) != want {
+		k.Fatalf("%s is inode %d by the number %#x, want %d", name, out.Ino, out.NodeId, want)
+	}
+	return nodeID(out.NodeId)
+}
+
+// TestMovedDirectory: a thread that finds a directory in a new place for the second time in a call is told of one that the kernel
+// does not have to move, and so is a thread that would have to move a directory into itself.
+func TestMovedDirectory(t *testing.T) {
+	k := newKernel(t)
+	p, q := k.mkdir(dsm.RootIno, "p"), k.mkdir(dsm.RootIno, "q")
+	x := k.mkdir(p, "x")
+	y := k.mkdir(x, "y")
+	first := k.lookup(1, nodeID(p), "x", x)
+	if again := k.lookup(1, nodeID(p), "x", x); again != first || first != nodeID(x) {
+		t.Errorf("a directory that stays is told as %#x and %#x", first, again)
+	}
+	k.lookup(1, first, "y", y)
+
+	k.move(p, "x", q, "x")
+	if n := k.lookup(2, nodeID(q), "x", x); n != first {
+		t.Errorf("the first time a thread is told of %#x, want %#x, which the kernel may move", n, first)
+	}
+	if n := k.lookup(3, nodeID(q), "x", x); n != first {
+		t.Errorf("another thread is told of %#x, want %#x", n, first)
+	}
+	other := k.lookup(2, nodeID(q), "x", x)
+	if other == first {
+		t.Error("the second time a thread is told of what the kernel could not move")
+	}
+	if n := k.lookup(4, nodeID(q), "x", x); n != other {
+		t.Errorf("later the directory is told as %#x, want %#x", n, other)
+	}
+	// In the directory of the other number the kernel knows nothing yet. It may have y under the first.
+	if n := k.lookup(2, other, "y", y); n == nodeID(y) {
+		t.Error("the thread is told of what the kernel has elsewhere, in its second walk")
+	}
+	in := header(9, 5, other)
+	if st := k.b.Mkdir(nil, &fuse.MkdirIn{InHeader: in, Mode: 0o700}, "made", &fuse.EntryOut{}); !st.Ok() {
+		t.Fatal(st)
+	}
+	if i, err := k.names.Lookup(t.Context(), x, "made"); err != nil || i.Kind != dsm.KindDir {
+		t.Errorf("what is made in the directory of the other number: %+v, %v", i, err)
+	}
+
+	// A request that ends a walk makes the thread's next one its first.
+	k.move(q, "x", p, "z")
+	rename := fuse.RenameIn{InHeader: header(45, 2, nodeID(q)), Newdir: uint64(q)}
+	if st := k.b.Rename(nil, &rename, "none", "other"); st != fuse.ENOENT {
+		t.Fatal(st)
+	}
+	if n := k.lookup(2, nodeID(p), "z", x); n != other {
+		t.Errorf("the thread is told of %#x, want %#x", n, other)
+	}
+
+	a, b := k.mkdir(dsm.RootIno, "a"), dsm.Ino(0)
+	b = k.mkdir(a, "b")
+	k.lookup(6, rootNode, "a", a)
+	k.lookup(6, nodeID(a), "b", b)
+	k.move(a, "b", dsm.RootIno, "b")
+	k.move(dsm.RootIno, "a", b, "a")
+	if n := k.lookup(7, nodeID(b), "a", a); n == nodeID(a) {
+		t.Error("the kernel is told to move a directory into itself")
+	}
+}
+
+// TestForgottenNumber: a number is free again when the kernel has forgotten all it was told of it.
+func TestForgottenNumber(t *testing.T) {
+	k := newKernel(t)
+	p, q := k.mkdir(dsm.RootIno, "p"), k.mkdir(dsm.RootIno, "q")
+	x := k.mkdir(p, "x")
+	k.lookup(1, nodeID(p), "x", x)
+	k.lookup(1, nodeID(p), "x", x)
+	k.b.Forget(uint64(x), 1)
+	k.move(p, "x", q, "x")
+	k.lookup(2, nodeID(q), "x", x)
+	other := k.lookup(2, nodeID(q), "x", x)
+	if other == nodeID(x) {
+		t.Fatal("the kernel has forgotten only one of two")
+	}
+	k.b.Forget(uint64(x), 2)
+	k.b.Forget(uint64(other), 1)
+	k.b.aliases.mu.Lock()
+	defer k.b.aliases.mu.Unlock()
+	if m := &k.b.aliases.mu; len(m.of)+len(m.at)+len(m.now) != 0 {
+		t.Errorf("remembered of a directory that the kernel has forgotten: %v %v %v", m.of, m.at, m.now)
+	}
+}
+
+// TestStaleIsToldOnce in a walk, however long it takes.
+func TestStaleIsToldOnce(t *testing.T) {
+	b := newBridge(Config{})
+	gone := errs.E(errs.NotExist, "x", "")
+	stale := fuse.Status(syscall.ESTALE)
+	for i, want := range []fuse.Status{stale, fuse.ENOENT, stale} {
+		if got := b.walkStatus(1, gone); got != want {
+			t.Errorf("open %d: %v, want %v", i, got, want)
+		}
+	}
+	if got := b.walkStatus(2, gone); got != stale {
+		t.Errorf("other thread: %v", got)
+	}
+	for _, op := range inWalks {
+		in := header(op, 1, 1)
+		b.begin(nil, &in).end()
+	}
+	if got := b.walkStatus(1, gone); got != fuse.ENOENT {
+		t.Errorf("in the second walk: %v", got)
+	}
+	b.walkStatus(1, gone)
+	const fsync = 20
+	in := header(fsync, 1, 1)
+	b.begin(nil, &in).end()
+	if got := b.walkStatus(1, gone); got != stale {
+		t.Errorf("in a walk of another call: %v", got)
+	}
+	if got := b.walkStatus(1, errs.E(errs.NoSpace, "x", "")); got != fuse.Status(syscall.ENOSPC) {
+		t.Errorf("other error: %v", got)
+	}
+}
+
+// TestRetriesOfThreadsThatEnded are not kept.
+func TestRetriesOfThreadsThatEnded(t *testing.T) {
+	var r retries
+	r.init()
+	here := uint32(os.Getpid())
+	stale := func(t *retry) { t.stale = true }
+	r.set(here, stale)
+	for i := range uint32(10 * manyRetries) {
+		r.set(1<<30+i, stale) // above any thread's number
+	}
+	r.mu.Lock()
+	n := len(r.mu.of)
+	r.mu.Unlock()
+	if n > manyRetries || !r.get(here).stale {
+		t.Errorf("%d threads are remembered; the one that lives: %v", n, r.get(here))
+	}
+}

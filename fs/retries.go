@@ -1,0 +1,135 @@
+package fs
+
+import (
+	"os"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
+)
+
+// retries remembers which threads the kernel may be making walk a path once more. At ESTALE it does so, but not
+// twice, and nothing in its requests tells the two walks apart. So what a thread was told in a walk is remembered until
+// it sends a request that ends one, however long that takes. A thread that makes no such request
+// is treated as in its second walk for longer, which is never wrong: that only fails with less hope.
+type retries struct {
+	some atomic.Bool // whether there are any
+	mu   struct {
+		lockrank.Mutex
+		of map[uint32]retry
+	}
+}
+
+// retry is what a thread was told that may make the kernel walk the path once more.
+type retry struct {
+	stale bool // ESTALE
+	moved bool // a directory in a place to which the kernel may be unable to move it
+}
+
+// manyRetries is with how many threads those are left out that have ended.
+const manyRetries = 256
+
+func (t *retries) init() {
+	t.mu.Init("fs.retries")
+	t.mu.of = make(map[uint32]retry)
+}
+
+func (t *retries) get(tid uint32) retry {
+	if !t.some.Load() {
+		return retry{}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.of[tid]
+}
+
+// set changes what is remembered of a thread.
+func (t *retries) set(tid uint32, change func(*retry)) {
+	t.mu.Lock()
+	now := t.mu.of[tid]
+	change(&now)
+	t.mu.of[tid] = now
+	t.some.Store(true)
+	many := len(t.mu.of) >= manyRetries
+	t.mu.Unlock()
+	if many {
+		t.prune()
+	}
+}
+
+// prune forgets threads that have ended.
+func (t *retries) prune() {
+	t.mu.Lock()
+	all := make([]uint32, 0, len(t.mu.of))
+	for tid := range t.mu.of {
+		all = append(all, tid)
+	}
+	t.mu.Unlock()
+	for _, tid := range all {
+		if _, err := os.Stat("/proc/" + strconv.FormatUint(uint64(tid), 10)); os.IsNotExist(err) {
+			t.drop(tid)
+		}
+	}
+}
+
+// drop says that the thread's walk has ended.
+func (t *retries) drop(tid uint32) {
+	if !t.some.Load() {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.mu.of, tid)
+	if len(t.mu.of) == 0 {
+		t.some.Store(false)
+	}
+}
+
+// began is called at the beginning of each request.
+func (t *retries) began(h *fuse.InHeader) {
+	if t.some.Load() && !slices.Contains(inWalks, h.Opcode) {
+		t.drop(h.Pid)
+	}
+}
+
+// inWalks are the requests that a walk may consist of, or end with at an ESTALE.
+var inWalks = []uint32{opLookup, opGetattr, opSetattr, opReadlink, opOpen, opOpendir, opCreate, opTmpfile, opSetxattr, opGetxattr, opListxattr, opRemovexattr}
+
+// Of the kernel's numbers of requests (uapi/linux/fuse.h).
+const (
+	opLookup      = 1
+	opGetattr     = 3
+	opSetattr     = 4
+	opReadlink    = 5
+	opOpen        = 14
+	opSetxattr    = 21
+	opGetxattr    = 22
+	opListxattr   = 23
+	opRemovexattr = 24
+	opOpendir     = 27
+	opCreate      = 35
+	opTmpfile     = 51
+)
+
+// walkStatus is the answer to a request at the end of a path walk that ended with err. If the inode is gone it is ESTALE, which makes the
+// kernel walk the path again: an open that races with a rename over the name finds the new file. In that walk a file that a LOOKUP
+// finds is held (findHeld). A thread that loses the race again all the same is told ENOENT, which programs can handle.
+func (b *bridge) walkStatus(tid uint32, err error) fuse.Status {
+	if !errs.Is(err, errs.NotExist) {
+		if err == nil {
+			b.retries.drop(tid)
+		}
+		return status(err)
+	}
+	if b.retries.get(tid).stale {
+		b.retries.drop(tid)
+		return fuse.ENOENT
+	}
+	b.retries.set(tid, func(t *retry) { t.stale = true })
+	return fuse.Status(syscall.ESTALE)
+}
