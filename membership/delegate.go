@@ -44,7 +44,7 @@ func (d *delegate) NotifyAlive(n *memberlist.Node) error {
 // NotifyJoin records a node that is new or has come back.
 func (d *delegate) NotifyJoin(n *memberlist.Node) {
 	if p, err := decodePeer(n.Name, n.Meta); err == nil { // if it fails, NotifyAlive has refused the node
-		d.table.alive(p)
+		d.table.alive(p, udpAddr(n.Address()))
 	}
 }
 

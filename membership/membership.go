@@ -4,8 +4,9 @@ import (
 	"context"
 	"log"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
-	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -117,10 +118,8 @@ func (m *Membership) Leave(ctx context.Context) error {
 	if d, ok := ctx.Deadline(); ok {
 		timeout = max(time.Until(d), time.Millisecond) // 0 would mean for ever
 	}
-	for _, n := range m.list.Members() {
-		if n.Name != m.cfg.Self.String() {
-			_ = m.list.SendBestEffort(n, goodbyeOf(m.cfg.Self)) // if it is lost, the peer only does not learn the reason
-		}
+	for id, at := range m.table.reachable() {
+		_ = m.list.SendToAddress(memberlist.Address{Addr: string(at), Name: id.String()}, goodbyeOf(m.cfg.Self)) // if it is lost, the peer only does not learn the reason
 	}
 	m.wg.Go(func() {
 		for range leaveRounds {
@@ -184,17 +183,13 @@ const (
 // wakes every idle node, is then needed only for news that got lost. spread returns when all have
 // answered or have had the time to.
 func (m *Membership) spread() {
-	var peers []*memberlist.Node
-	for _, n := range m.list.Members() {
-		if n.Name != m.cfg.Self.String() {
-			peers = append(peers, n)
-		}
-	}
-	rand.Shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })
+	peers := m.table.reachable()
+	ids := slices.Collect(maps.Keys(peers))
+	rand.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
 	var pings sync.WaitGroup
-	for _, n := range peers[:min(len(peers), spreadTo)] {
+	for _, id := range ids[:min(len(ids), spreadTo)] {
 		pings.Go(func() {
-			_, _ = m.list.Ping(n.Name, &net.UDPAddr{IP: n.Addr, Port: int(n.Port)}) // probes find out who does not answer
+			_, _ = m.list.Ping(id.String(), peers[id]) // probes find out who does not answer
 		})
 	}
 	pings.Wait()

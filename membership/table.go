@@ -28,8 +28,16 @@ type table struct {
 
 type entry struct {
 	Peer
-	leaving bool // it said goodbye, so its death is expected
+	leaving bool    // it said goodbye, so its death is expected
+	gossip  udpAddr // where its datagrams go
 }
+
+// udpAddr is the numeric address of a peer, for datagrams. The table has it because memberlist's list of its members
+// shares what it still changes.
+type udpAddr string
+
+func (a udpAddr) Network() string { return "udp" }
+func (a udpAddr) String() string  { return string(a) }
 
 func newTable(self dsm.NodeID) *table {
 	t := &table{self: self, wake: make(chan struct{}, 1)}
@@ -40,7 +48,7 @@ func newTable(self dsm.NodeID) *table {
 
 // alive records that the peer has joined or changed its metadata. If another peer has the same
 // address, that process is most likely gone: it becomes suspect.
-func (t *table) alive(p Peer) {
+func (t *table) alive(p Peer, gossip udpAddr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if p.ID == t.self {
@@ -61,7 +69,7 @@ func (t *table) alive(p Peer) {
 		e.State = Dead // so that alive is a change
 		t.mu.peers[p.ID] = e
 	}
-	e.Name, e.Addr, e.leaving = p.Name, p.Addr, false
+	e.Name, e.Addr, e.leaving, e.gossip = p.Name, p.Addr, false, gossip
 	t.setLocked(e, Alive, now)
 }
 
@@ -130,6 +138,19 @@ func (t *table) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.mu.closed = true
+}
+
+// reachable returns where the peers are that are neither dead nor gone.
+func (t *table) reachable() map[dsm.NodeID]udpAddr {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := make(map[dsm.NodeID]udpAddr, len(t.mu.peers))
+	for id, e := range t.mu.peers {
+		if e.State < Dead {
+			out[id] = e.gossip
+		}
+	}
+	return out
 }
 
 // list returns the peers, ordered by id.
