@@ -7,6 +7,7 @@ import (
 	"io"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -66,13 +67,12 @@ def fork():
         os._exit(0)
     return f'{pid}'
 
-def interrupted(seconds=0.2):
-    # A handler without SA_RESTART, which Python's are not: they raise.
+def interruptible():
+    # Python restarts a call that a signal interrupts, unless the handler raises.
     class Alarm(Exception): pass
     def ring(*_): raise Alarm
     signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    return Alarm
+    return 'ok'
 
 R, W, U = fcntl.F_RDLCK, fcntl.F_WRLCK, fcntl.F_UNLCK
 SH, EX, UN, NB = fcntl.LOCK_SH, fcntl.LOCK_EX, fcntl.LOCK_UN, fcntl.LOCK_NB
@@ -121,6 +121,15 @@ func newLocker(t *testing.T, n *harness.Node) *locker {
 	t.Cleanup(func() { l.kill() })
 	l.expect("ready")
 	return l
+}
+
+// interrupt sends the process the signal that interruptible is about. It must be waiting: elsewhere the signal ends it.
+func (l *locker) interrupt() {
+	l.t.Helper()
+	l.waits()
+	if err := l.cmd.Process.Signal(syscall.SIGALRM); err != nil {
+		l.t.Fatal(err)
+	}
 }
 
 func (l *locker) kill() {
