@@ -4,14 +4,12 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/dsmfs/dsmfs/integration/harness"
 )
 
 // TestHomeWithoutDescriptors: a home that has no descriptors left takes publishes of another node all the same, and programs
 // of its node read them.
 func TestHomeWithoutDescriptors(t *testing.T) {
-	c := cluster(t, harness.Options{Nodes: 2, Flags: []string{"--fault-timeout", "1s"}})
+	c := nodes(t, 2)
 	n := c.Node(1)
 	var was unix.Rlimit
 	if err := unix.Prlimit(n.PID(), unix.RLIMIT_NOFILE, nil, &was); err != nil {

@@ -49,7 +49,8 @@ func TestDaemonDiesUnderItsPrograms(t *testing.T) {
 // TestBlockedFaultEnds touches a page whose home does not answer: the fault ends
 // by itself, and once the home is back the same page can be had.
 func TestBlockedFaultEnds(t *testing.T) {
-	c := cluster(t, harness.Options{Nodes: 3, Flags: []string{"--fault-timeout", "1s"}})
+	c := cluster(t, harness.Options{})
+	impatient(c, 3, 2, "1s")
 	all := clients(c)
 	name := ""
 	for _, candidate := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n"} {

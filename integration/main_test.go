@@ -65,6 +65,18 @@ func nodes(t *testing.T, n int) *harness.Cluster {
 	return cluster(t, harness.Options{Nodes: n})
 }
 
+// impatient starts n nodes, of which one, counted from 1, gives up its requests after a short time. The others do not: what a
+// test prepares must not fail because the machine is busy.
+func impatient(c *harness.Cluster, n, one int, timeout string) {
+	for i := range n {
+		node := c.Declare()
+		if i+1 == one {
+			node.Flags = []string{"--fault-timeout", timeout}
+		}
+		node.Start()
+	}
+}
+
 // long skips a test that -short leaves out.
 func long(t *testing.T) {
 	t.Helper()

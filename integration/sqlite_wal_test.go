@@ -79,7 +79,8 @@ func TestSQLiteWAL(t *testing.T) {
 
 // TestSQLiteWALOfDeadNode: what a node that died had open is free some seconds later.
 func TestSQLiteWALOfDeadNode(t *testing.T) {
-	c := cluster(t, harness.Options{Nodes: 2, Flags: []string{"--fault-timeout", "2s"}})
+	c := cluster(t, harness.Options{})
+	impatient(c, 2, 1, "2s")
 	a, b := newLocker(t, c.Node(1)), newLocker(t, c.Node(2))
 	names := []string{"a.db", "b.db", "c.db", "d.db"} // the dead node may be the home of some
 	for i, name := range names {
