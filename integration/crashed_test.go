@@ -32,7 +32,7 @@ func TestCrashedMemberIsReplaced(t *testing.T) {
 	cl := first.Client()
 	cl.Open("f", "rw,creat").Close()
 	c.Node(2).Client().Stat("f")
-	if got := members(); got != 2 {
-		t.Errorf("%d members in the end, want 2", got)
+	if !harness.Eventually(limit, func() bool { return members() == 2 }) {
+		t.Errorf("%d members in the end, want 2", members())
 	}
 }
