@@ -180,7 +180,7 @@ func TestSizeIsNoMultipleOfElements(t *testing.T) {
 // logs checks that some line of the node's log matches all patterns.
 func logs(t *testing.T, n *harness.Node, patterns ...string) {
 	t.Helper()
-	found := harness.Eventually(5*time.Second, func() bool {
+	found := harness.Eventually(limit, func() bool {
 		text, _ := os.ReadFile(n.LogFile())
 		for line := range strings.Lines(string(text)) {
 			all := true
