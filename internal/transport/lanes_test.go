@@ -7,7 +7,6 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -60,7 +59,7 @@ func TestRaftStreams(t *testing.T) {
 	if name != NodeAddr(2, b.Addr()) {
 		t.Fatalf("address %q", name)
 	}
-	if _, err := a.RaftLayer().Dial(name, time.Second); !errs.Is(err, errs.Unavailable) {
+	if _, err := a.RaftLayer().Dial(name, patience); !errs.Is(err, errs.Unavailable) {
 		t.Fatalf("before it is open: %v", err)
 	}
 	b.RaftLayer().Open()
@@ -76,7 +75,7 @@ func TestRaftStreams(t *testing.T) {
 			accepted <- c
 		}
 	}()
-	out, err := a.RaftLayer().Dial(name, time.Second)
+	out, err := a.RaftLayer().Dial(name, patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,14 +90,14 @@ func TestRaftStreams(t *testing.T) {
 	}
 	in.Close()
 
-	if _, err := a.RaftLayer().Dial(b.Addr(), time.Second); !errs.Is(err, errs.Invalid) {
+	if _, err := a.RaftLayer().Dial(b.Addr(), patience); !errs.Is(err, errs.Invalid) {
 		t.Errorf("an address without a node: %v", err)
 	}
-	if _, err := a.RaftLayer().Dial(NodeAddr(3, b.Addr()), time.Second); !errs.Is(err, errs.Unavailable) {
+	if _, err := a.RaftLayer().Dial(NodeAddr(3, b.Addr()), patience); !errs.Is(err, errs.Unavailable) {
 		t.Errorf("another incarnation's address: %v", err)
 	}
 	// One stream stays open on either end: Close of the transport ends it.
-	if _, err := a.RaftLayer().Dial(name, time.Second); err != nil {
+	if _, err := a.RaftLayer().Dial(name, patience); err != nil {
 		t.Fatal(err)
 	}
 	in = next(t, "stream", accepted)
