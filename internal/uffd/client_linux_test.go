@@ -209,11 +209,11 @@ func (s *clientState) touch(addr, value uint64) {
 	s.touched.Add(1)
 }
 
-// roam counts pages of which the first word is not their number plus one.
+// roam counts pages of which the first word is not their number plus one. It touches one at least, however late the thread begins.
 func (s *clientState) roam(addr, length, seed uint64) {
 	runtime.LockOSThread()
 	random := rand.New(rand.NewPCG(seed, 1))
-	for !s.stop.Load() {
+	for first := true; first || !s.stop.Load(); first = false {
 		page := random.Uint64N(length / pageSize)
 		if random.IntN(4) == 0 {
 			word(addr + page*pageSize + 8).Store(seed)
