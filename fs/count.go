@@ -23,14 +23,24 @@ func (b *bridge) countSoon(a *openArea) {
 	if !a.uncounted.Load() || !a.counting.CompareAndSwap(false, true) {
 		return
 	}
-	time.AfterFunc(countAfter, func() {
-		b.background.run(func() {
-			a.counting.Store(false)
-			ctx, cancel := b.lasting()
-			defer cancel()
-			b.counted(ctx, a)
-		})
+	time.AfterFunc(countAfter, func() { b.countNow(a) })
+}
+
+// countNow counts in the background. An unmount waits for it.
+func (b *bridge) countNow(a *openArea) {
+	b.releases.run(func() {
+		a.counting.Store(false)
+		ctx, cancel := b.lasting()
+		defer cancel()
+		b.counted(ctx, a)
 	})
+}
+
+// countRest counts what was to be counted later, because the filesystem is going away.
+func (b *bridge) countRest() {
+	for _, a := range b.opens.all(func(a *openArea) bool { return a.counting.Load() }) {
+		b.countNow(a)
+	}
 }
 
 // counted has the number of pages entered in the catalog, if a change of it was not counted yet.
@@ -45,7 +55,8 @@ func (b *bridge) counted(ctx context.Context, a *openArea) {
 	if err != nil {
 		b.log.Debug("count the pages of a file", "area", a.id, "err", err)
 	}
-	if err != nil || i.Nlink == 0 || !b.pages.enter(i, a, *n) {
+	unseen := i.Nlink == 0 && a.handles() == 0
+	if err != nil || unseen || !b.pages.enter(i, a, *n) {
 		a.entering.Add(-1)
 	}
 }

@@ -3,9 +3,12 @@ package fs
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -80,4 +83,65 @@ const countsTake = time.Second
 func (s *slowCounts) CountPages(ctx context.Context, counts ...dsm.PageCount) error {
 	<-time.After(countsTake)
 	return s.fakeNames.CountPages(ctx, counts...)
+}
+
+// counting returns a bridge and a file of the name that a program has open, of which a page is to be counted.
+func counting(t *testing.T, name string) (*bridge, *fakeNames, *openArea) {
+	names := newFakeNames()
+	areas := newFakeAreas(names)
+	areas.pages.Store(1)
+	b := newBridge(Config{Names: names, Areas: areas, FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
+	in, err := names.Create(t.Context(), dsm.RootIno, name, dsm.Inode{Kind: dsm.KindFile, Size: 100}, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := b.opens.attach(t.Context(), in.Ino, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b, names, a
+}
+
+// TestUnmountCounts: the pages of the last change are counted and entered before an unmount is done.
+func TestUnmountCounts(t *testing.T) {
+	for _, before := range []time.Duration{0, countAfter - time.Nanosecond, countAfter, countAfter + time.Nanosecond} {
+		synctest.Test(t, func(t *testing.T) {
+			b, names, a := counting(t, "f")
+			b.countSoon(a)
+			time.Sleep(before)
+			f := &FS{b: b}
+			if err := f.Unmount(t.Context(), false); err != nil {
+				t.Fatal(err)
+			}
+			if in, err := names.Getattr(t.Context(), dsm.Ino(a.id)); err != nil || in.Pages != 1 {
+				t.Errorf("%v after the change: %d pages, %v", before, in.Pages, err)
+			}
+		})
+	}
+}
+
+// TestCountOfARemovedFile: fstat tells the blocks of a file that has no name any more, as long as a program has it open.
+func TestCountOfARemovedFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, names, a := counting(t, "f")
+		if err := names.Unlink(t.Context(), dsm.RootIno, "f"); err != nil {
+			t.Fatal(err)
+		}
+		blocks := func() uint64 {
+			var out fuse.AttrOut
+			in := header(opGetattr, 1, nodeID(a.id))
+			if st := b.GetAttr(nil, &fuse.GetAttrIn{InHeader: in}, &out); !st.Ok() {
+				t.Fatal(st)
+			}
+			return out.Blocks
+		}
+		b.countSoon(a)
+		time.Sleep(time.Second)
+		if got := blocks(); got != dsm.PageSize/blockSize {
+			t.Errorf("%d blocks", got)
+		}
+		if err := (&FS{b: b}).Unmount(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+	})
 }

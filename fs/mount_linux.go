@@ -218,6 +218,7 @@ func (f *FS) Unmount(ctx context.Context, force bool) error {
 		f.attach.Close()
 	}
 	f.b.opens.endDirect()
+	f.b.countRest()
 	f.b.releases.close() // publishes what programs have just closed
 	f.b.end()
 	f.b.harvest.Stop()
