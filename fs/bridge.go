@@ -67,7 +67,7 @@ func newBridge(cfg Config) *bridge {
 	b.walks.init()
 	b.walIndexes.init(b)
 	b.failed.init(failedWindow)
-	b.unfound.init(unfoundWindow)
+	b.unfound.init(cfg.unfoundWindow)
 	b.background.init()
 	b.releases.init()
 	b.holds.init(b)

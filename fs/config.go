@@ -52,8 +52,8 @@ type Config struct {
 	// owner and started are shown as owner and times of the files of /.dsm.
 	owner   fuse.Owner
 	started time.Time
-	// keepLimit is changed by tests only; 0 means the constant.
-	keepLimit time.Duration
+	// These are changed by tests only; 0 means the constant.
+	keepLimit, unfoundWindow time.Duration
 }
 
 // DefaultUnmountTimeout leaves programs that were just told to end the time to do so.
@@ -77,6 +77,9 @@ func (c *Config) check() error {
 	}
 	if c.keepLimit == 0 {
 		c.keepLimit = keepLimit
+	}
+	if c.unfoundWindow == 0 {
+		c.unfoundWindow = unfoundWindow
 	}
 	return nil
 }

@@ -110,7 +110,7 @@ func TestNameAskedOnce(t *testing.T) {
 	var names *cutNames
 	f := mountTest(t, func(c *Config) {
 		names = newCutNames(c.Names.(*fakeNames))
-		c.Names, c.FaultTimeout = names, 100*time.Millisecond
+		c.Names, c.FaultTimeout, c.unfoundWindow = names, 100*time.Millisecond, time.Hour
 	})
 	c, open := startClient(t), startClient(t)
 	f.file(c, "w", []byte("x"))

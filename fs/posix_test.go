@@ -33,7 +33,7 @@ var posixChance = map[string]string{
 // is not the daemon: TestPosixClient, run by itself.
 func TestPosix(t *testing.T) {
 	f := mountTest(t)
-	cmd := exec.Command(os.Args[0], "-test.run=^TestPosixClient$", "-test.v", "-test.timeout=120s")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestPosixClient$", "-test.v", "-test.timeout=10m")
 	cmd.Env = append(os.Environ(), verbEnv+"=posix", posixDirEnv+"="+f.mnt)
 	cmd.Dir = "/"
 	var out bytes.Buffer
@@ -41,7 +41,7 @@ func TestPosix(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	kill := time.AfterFunc(130*time.Second, func() { cmd.Process.Kill() })
+	kill := time.AfterFunc(11*time.Minute, func() { cmd.Process.Kill() })
 	cmd.Wait()
 	kill.Stop()
 
