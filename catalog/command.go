@@ -50,6 +50,7 @@ const (
 	kindGone
 	kindSettle
 	kindCount
+	kindHandoverFailed
 )
 
 // op is an operation on the state. apply returns the inode that is the result for the caller, if
@@ -135,6 +136,11 @@ type (
 	holdOp   struct{ Ino dsm.Ino }
 	unholdOp struct{ Inos []dsm.Ino }
 	countOp  struct{ Counts []dsm.PageCount }
+
+	handoverFailedOp struct {
+		Back, Lost []dsm.Slot
+		Epoch      dsm.Epoch
+	}
 )
 
 func (noopOp) apply(*state, step) (dsm.Inode, error) { return dsm.Inode{}, nil }
@@ -171,6 +177,7 @@ var ops = map[opKind]struct {
 	kindGone:           {"gone", goneOp{}, false},
 	kindSettle:         {"gone", settleOp{}, false},
 	kindCount:          {"count", countOp{}, true},
+	kindHandoverFailed: {"hand over", handoverFailedOp{}, false},
 }
 
 var opKinds = func() map[reflect.Type]opKind {

@@ -13,7 +13,7 @@ import (
 
 // A member whose process has ended without leaving is marked as gone. Its name and address are free
 // at once, its locks and holds are dropped, and it can make no change any more. What it was the
-// home of is lost. Its slots stay with it as long as a file has bytes in them. Such bytes cannot be
+// home of is lost, but for what was on its way to it (handoverFailedOp). Its slots stay with it as long as a file has bytes in them. Such bytes cannot be
 // read (EIO), and never read as zero; the file can be removed or truncated. When no file has bytes
 // in its slots any more, the slots go to other members, which loses nothing, and the member is
 // forgotten.

@@ -141,6 +141,58 @@ func TestSlotsReadyIgnoresStaleReports(t *testing.T) {
 	ready(m)
 }
 
+// TestHandoverToTheDead: what was on its way to a member that has died comes back to its source, or stays with the dead, as the source
+// says. Of a source that leaves the others take it.
+func TestHandoverToTheDead(t *testing.T) {
+	for _, leaves := range []bool{false, true} {
+		m := newMachine(t)
+		m.must(nodeA, addMemberOp{member(nodeB)})
+		ready(m)
+		f := m.file("f")
+		size := int64(dsm.Slots * dsm.ExtentSize)
+		m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: &size}})
+		m.must(nodeA, addMemberOp{member(nodeC)})
+		var back, lost []dsm.Slot
+		for i, h := range m.view.Slots {
+			switch {
+			case h.Source != nodeA:
+			case len(lost) < 10:
+				lost = append(lost, dsm.Slot(i))
+			default:
+				back = append(back, dsm.Slot(i))
+			}
+		}
+		if leaves {
+			m.must(nodeA, leavingOp{nodeA})
+		}
+		view := m.view
+		m.must(nodeA, handoverFailedOp{back, lost, view.Epoch}) // it has not died
+		m.must(nodeB, goneOp{nodeC})
+		gone := m.view
+		m.must(nodeB, handoverFailedOp{back, lost, m.view.Epoch})                     // not the source
+		m.must(nodeA, handoverFailedOp{back, lost, view.Slots[back[0]].Epoch - 1})    // of an earlier move
+		m.must(nodeA, handoverFailedOp{[]dsm.Slot{600}, []dsm.Slot{700}, gone.Epoch}) // no slots
+		if m.view != gone {
+			t.Error("a stale report changed the view")
+		}
+		m.must(nodeA, handoverFailedOp{back, lost, m.view.Epoch})
+		for _, i := range back {
+			h, want := m.view.Slots[i], dsm.SlotHome{Primary: nodeA, Epoch: m.view.Epoch}
+			if leaves {
+				want = dsm.SlotHome{Primary: nodeB, Source: nodeA, Epoch: m.view.Epoch}
+			}
+			if h != want && (leaves || h.Primary != nodeB) { // B may lack some
+				t.Fatalf("leaves %v: %+v, want %+v", leaves, h, want)
+			}
+		}
+		for _, i := range lost {
+			if h := m.view.Slots[i]; h.Primary != nodeC || h.Source != 0 {
+				t.Fatalf("%+v, want it to stay with the dead", h)
+			}
+		}
+	}
+}
+
 func TestVotersInView(t *testing.T) {
 	m := newMachine(t)
 	m.must(nodeA, addMemberOp{member(nodeB)})

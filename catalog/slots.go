@@ -129,3 +129,30 @@ func (o slotsReadyOp) apply(s *state, st step) (dsm.Inode, error) {
 	})
 	return dsm.Inode{}, nil
 }
+
+// A report about an earlier move is stale and changes nothing.
+func (o handoverFailedOp) apply(s *state, st step) (dsm.Inode, error) {
+	failed := func(i dsm.Slot) bool {
+		if int(i) >= len(s.view.Slots) {
+			return false
+		}
+		h := s.view.Slots[i]
+		return h.Source == st.node && isGone(s.view, h.Primary) && o.Epoch >= h.Epoch
+	}
+	if !slices.ContainsFunc(o.Back, failed) && !slices.ContainsFunc(o.Lost, failed) {
+		return dsm.Inode{}, nil
+	}
+	s.reviewed(func(v *dsm.View) {
+		for _, i := range o.Back {
+			if failed(i) {
+				v.Slots[i] = dsm.SlotHome{Primary: st.node, Epoch: v.Epoch}
+			}
+		}
+		for _, i := range o.Lost {
+			if failed(i) {
+				v.Slots[i].Source = 0
+			}
+		}
+	})
+	return settleOp{}.apply(s, st)
+}

@@ -291,6 +291,7 @@ func (a *Area) catchUpLocked() {
 	}
 	a.homeViewChangedLocked(old)
 	a.replicaViewChangedLocked(old)
+	a.unparkLocked() // a slot that this node waited for may not come any more, or have another home
 	a.mu.wake = true
 }
 

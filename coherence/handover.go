@@ -37,7 +37,10 @@ type handovers struct {
 	mu struct {
 		lockrank.Mutex
 		sent map[dsm.Slot]dsm.Epoch // handed over, under which epoch of the slot
-		runs map[dsm.NodeID]*handoverRun
+		// offered are those for which HandoverDone was ever sent. Their new homes may have served them since.
+		offered map[dsm.Slot]dsm.Epoch
+		failed  map[dsm.Slot]dsm.Epoch // those whose new homes have died, and the catalog is told
+		runs    map[dsm.NodeID]*handoverRun
 	}
 }
 
@@ -54,6 +57,8 @@ func (h *handovers) init(n *Node) {
 	h.mu.Init("coherence.handovers")
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.mu.sent = make(map[dsm.Slot]dsm.Epoch)
+	h.mu.offered = make(map[dsm.Slot]dsm.Epoch)
+	h.mu.failed = make(map[dsm.Slot]dsm.Epoch)
 	h.mu.runs = make(map[dsm.NodeID]*handoverRun)
 }
 
@@ -64,9 +69,12 @@ func (h *handovers) close() {
 	h.wg.Wait()
 }
 
-// pending returns the slots that this node still has to send to the node.
+// pendingLocked returns the slots that this node still has to send to the node.
 func (h *handovers) pendingLocked(v *dsm.View, to dsm.NodeID) []dsm.Slot {
 	var out []dsm.Slot
+	if isGone(v, to) {
+		return nil
+	}
 	for s := range v.Slots {
 		row := &v.Slots[s]
 		if row.Source == h.node.cfg.Self && row.Primary == to && h.mu.sent[dsm.Slot(s)] != row.Epoch {
@@ -89,6 +97,51 @@ func (h *handovers) viewChanged(v *dsm.View) {
 			h.wg.Go(func() { h.run(r) })
 		}
 	}
+	for to, r := range h.mu.runs {
+		if isGone(v, to) {
+			r.startOver() // it waits for acks
+		}
+	}
+	if back, lost := h.failuresLocked(v); len(back)+len(lost) > 0 {
+		h.wg.Go(func() {
+			h.tell("slots whose new home has died", len(back)+len(lost), func(ctx context.Context) error {
+				return h.node.cfg.View.HandoverFailed(ctx, back, lost, v.Epoch)
+			})
+		})
+	}
+}
+
+// failuresLocked returns the slots that this node was to hand over to members which have died, if the catalog was not told yet. Those
+// that were never offered come back: this node has their state, and nobody has changed it. Of the others it is not known what their
+// new home had merged and acked. To serve what is left here would be to go back in time, so they are lost.
+func (h *handovers) failuresLocked(v *dsm.View) (back, lost []dsm.Slot) {
+	for i := range v.Slots {
+		s, row := dsm.Slot(i), &v.Slots[i]
+		if row.Source != h.node.cfg.Self || !isGone(v, row.Primary) || h.mu.failed[s] == row.Epoch {
+			continue
+		}
+		h.mu.failed[s] = row.Epoch
+		if h.mu.offered[s] == row.Epoch {
+			lost = append(lost, s)
+		} else {
+			back = append(back, s)
+		}
+	}
+	return back, lost
+}
+
+// isGone reports whether the catalog has marked a member as dead.
+func isGone(v *dsm.View, n dsm.NodeID) bool {
+	m, ok := v.Member(n)
+	return ok && m.Gone
+}
+
+// startOver makes a run begin anew.
+func (r *handoverRun) startOver() {
+	select {
+	case r.restart <- struct{}{}:
+	default:
+	}
 }
 
 // run sends slots until none is left.
@@ -107,10 +160,17 @@ func (h *handovers) run(r *handoverRun) {
 			continue
 		}
 		h.mu.Lock()
+		died := isGone(h.node.cfg.View.Current(), r.to)
 		for _, s := range slots {
-			h.mu.sent[s] = v.Slots[s].Epoch // before the message: a reset from now on takes it back
+			if !died { // else they have come back, or will
+				h.mu.sent[s] = v.Slots[s].Epoch // before the message: a reset from now on takes it back
+				h.mu.offered[s] = v.Slots[s].Epoch
+			}
 		}
 		h.mu.Unlock()
+		if died {
+			continue
+		}
 		h.node.cfg.Sender.Send(r.to, &wire.HandoverDone{Epoch: v.Epoch, Slots: slots}, nil, false)
 	}
 }
@@ -312,21 +372,25 @@ func (h *handovers) done(from dsm.NodeID, m *wire.HandoverDone) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.ctx.Err() == nil {
-		h.wg.Go(func() { h.tell(ready, v.Epoch) })
+		h.wg.Go(func() {
+			h.tell("slots that are here", len(ready), func(ctx context.Context) error {
+				return h.node.cfg.View.SlotsReady(ctx, ready, v.Epoch)
+			})
+		})
 	}
 	return nil
 }
 
-// tell records in the catalog that the slots are here.
-func (h *handovers) tell(slots []dsm.Slot, e dsm.Epoch) {
+// tell has the catalog record something of n slots.
+func (h *handovers) tell(what string, n int, record func(ctx context.Context) error) {
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		ctx, cancel := context.WithTimeout(h.ctx, 10*time.Second)
-		err := h.node.cfg.View.SlotsReady(ctx, slots, e)
+		err := record(ctx)
 		cancel()
 		if err == nil || h.ctx.Err() != nil {
 			return
 		}
-		h.node.cfg.Log.Warn("slots are here but the catalog cannot be told yet", "slots", len(slots), "err", err)
+		h.node.cfg.Log.Warn("the catalog cannot be told yet", "of", what, "slots", n, "err", err)
 		select {
 		case <-time.After(wait):
 		case <-h.ctx.Done():
@@ -345,10 +409,7 @@ func (h *handovers) sessionReset(peer dsm.NodeID) {
 		}
 	}
 	if r := h.mu.runs[peer]; r != nil {
-		select {
-		case r.restart <- struct{}{}:
-		default:
-		}
+		r.startOver()
 	}
 	h.mu.Unlock()
 	h.viewChanged(v)

@@ -81,3 +81,53 @@ func TestPublishParkedBehindAnOpen(t *testing.T) {
 		want(t, after, 5)
 	})
 }
+
+// TestNewHomeDies: the node to which a slot is on its way dies. A slot that was not offered to it comes back, whole, and goes to another
+// node. One that was is lost with it: it may have served it.
+func TestNewHomeDies(t *testing.T) {
+	for _, offered := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+			old, taker, n := s.nodes[0], s.nodes[1], s.nodes[2]
+			n.open(true)
+			put(t, n, 5)
+			publish(n)
+			s.drain()
+			s.move(taker, 1)
+			if offered {
+				s.deliverOn(link{0, 1}) // the extent
+				s.deliverOn(link{1, 0}) // its ack
+			}
+			put(t, n, 7)
+			var goal publishGoal
+			n.area.step(func() { goal = n.area.requestPublishLocked() })
+			s.kill(taker)
+			s.bury(taker)
+			s.catchUp() // the source tells the catalog what becomes of it
+			s.rest()
+			s.catchUp()
+			s.drain()
+			row := s.lastView().Slots[dsm.SlotOf(simArea, 0)]
+			if offered {
+				if row.Primary != taker.id || row.Source != 0 {
+					t.Errorf("%+v, want it to stay with the dead", row)
+				}
+				if x := old.area; x != nil && len(x.mu.home.extents) > 0 {
+					t.Error("the source keeps what nobody will ask for")
+				}
+				return
+			}
+			if row.Primary != old.id || row.Source != 0 || !n.reached(goal) {
+				t.Fatalf("%+v, want it back; a publish that waited is over: %v", row, n.reached(goal))
+			}
+			s.move(n, 1)
+			for s.drain(); n.behindCatalog(); s.drain() {
+				s.catchUp()
+			}
+			want(t, n, 7)
+			if got := int32(n.area.mu.mem.Home(0)[0]); got != 7 {
+				t.Errorf("the next home has %d, want 7", got)
+			}
+		})
+	}
+}

@@ -48,9 +48,12 @@ func (s *slowPair) Area(id dsm.AreaID) (dsm.Inode, bool) {
 
 func (s *slowPair) WaitApplied(context.Context, dsm.Generation, dsm.Epoch) error { return nil }
 func (s *slowPair) SlotsReady(context.Context, []dsm.Slot, dsm.Epoch) error      { return nil }
-func (s *slowPair) SetLayout(context.Context, dsm.AreaID, dsm.Layout) error      { return nil }
-func (e slowEnd) Flush(dsm.NodeID)                                               {}
-func (e slowEnd) Send(_ dsm.NodeID, m any, payload [][]byte, _ bool)             { e.put(m, payload, nil) }
+func (s *slowPair) HandoverFailed(context.Context, []dsm.Slot, []dsm.Slot, dsm.Epoch) error {
+	return nil
+}
+func (s *slowPair) SetLayout(context.Context, dsm.AreaID, dsm.Layout) error { return nil }
+func (e slowEnd) Flush(dsm.NodeID)                                          {}
+func (e slowEnd) Send(_ dsm.NodeID, m any, payload [][]byte, _ bool)        { e.put(m, payload, nil) }
 func (e slowEnd) SendShared(_ dsm.NodeID, m any, payload *wire.Shared, _ bool) {
 	e.put(m, [][]byte{payload.Bytes}, payload)
 }

@@ -59,7 +59,7 @@ func (s *sim) rest() {
 		q := s.requests[i]
 		s.requests = append(s.requests[:i:i], s.requests[i+1:]...)
 		q.cancel()
-		if q.err != nil && !(q.gaveUp && (errs.Is(q.err, errs.Timeout) || errs.Is(q.err, errs.NoSpace))) {
+		if dead := s.taker != nil && s.taker.gone && errs.Is(q.err, errs.Unavailable); q.err != nil && !dead && !(q.gaveUp && (errs.Is(q.err, errs.Timeout) || errs.Is(q.err, errs.NoSpace))) {
 			s.t.Fatalf("node %d: %s: %v", q.n.i, q.what, q.err)
 		}
 		if q.finish != nil {
@@ -121,8 +121,14 @@ func (n *simNode) ahead(msg any) {
 // SlotsReady commits a view in which the handover of the slots is over.
 func (n *simNode) SlotsReady(_ context.Context, slots []dsm.Slot, e dsm.Epoch) error {
 	s := n.sim
+	if n == s.taker {
+		<-time.After(20 * time.Millisecond) // it serves the slots already, and may die before anybody else knows
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if n.dead {
+		return nil
+	}
 	v := *s.lastView()
 	for _, sl := range slots {
 		if row := &v.Slots[sl]; row.Primary == n.id && row.Source != 0 && e >= row.Epoch {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -31,7 +32,9 @@ type sim struct {
 	unaware  bool // kernels are told of sizes some time after their node
 	// careful says that programs load, and store back later; a node has one that stores to the page cache, or attached ones.
 	careful     bool
-	lastProgram int // numbers those that attach
+	lastProgram int      // numbers those that attach
+	taker       *simNode // see withTaker
+	lost        int      // how often it took something along
 
 	mu       sync.Mutex // of net and log, and the view and inode of each node
 	requests []*request
@@ -58,6 +61,8 @@ type simNode struct {
 	kernel  *fakeKernel
 
 	skew     time.Duration // of its clock
+	dead     bool          // see kill
+	gone     bool          // and the catalog says so
 	changed  chan struct{} // closed and replaced when an entry is applied
 	reader   bool          // a program has it open to read
 	writer   *simProgram   // has it open for writing, or nil
@@ -114,6 +119,9 @@ func (s *sim) close() {
 		q.cancel()
 	}
 	for _, n := range s.nodes {
+		if n.dead {
+			continue
+		}
 		for _, a := range n.node.all() {
 			if !a.mu.TryLock() {
 				return // a step panicked: show that, do not wait for its lock
@@ -188,7 +196,7 @@ func (n *simNode) apply() {
 func (n *simNode) behindCatalog() bool {
 	n.sim.mu.Lock()
 	defer n.sim.mu.Unlock()
-	return n.applied < len(n.sim.log)
+	return !n.dead && n.applied < len(n.sim.log)
 }
 
 // commit appends a entry to the catalog.
@@ -244,7 +252,8 @@ func (s *sim) moveSlots() {
 	for e := range dsm.ExtentIndex(dsm.Extents(s.lastInode().Size)) {
 		sl := dsm.SlotOf(simArea, e)
 		row := &v.Slots[sl]
-		switch {
+		switch gone := deadOf(&v); {
+		case slices.Contains(gone, row.Primary) || slices.Contains(gone, row.Source):
 		case row.Source != 0:
 			if dsm.Epoch(s.nodes[row.Primary-1].node.received[sl].Load()) == row.Epoch {
 				row.Source = 0
@@ -252,7 +261,7 @@ func (s *sim) moveSlots() {
 			}
 		case s.rng.IntN(3) == 0:
 			to := dsm.NodeID(s.rng.IntN(len(s.nodes)) + 1)
-			if to != row.Primary {
+			if to != row.Primary && !slices.Contains(gone, to) {
 				*row = dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: v.Epoch}
 				changed = true
 			}

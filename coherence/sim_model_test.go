@@ -14,6 +14,7 @@ type simCase struct {
 	resize  bool
 	unaware bool                            // see sim
 	careful bool                            // see sim
+	dies    bool                            // a node dies: see withTaker
 	rules   func(r *simRun, ino *dsm.Inode) // changes what the model allows to change
 	store   func(r *simRun, n *simNode)
 	check   func(r *simRun, n *simNode)
@@ -135,7 +136,7 @@ func checkBytes(r *simRun, n *simNode) {
 			delete(r.maybe, off)
 			if w[i] != want || c.data[i] != want {
 				r.t.Fatalf("node %d page %d byte %d (of writer %d): working %#x, in the page cache %#x, want %#x",
-					n.i, p, i, r.owner(int64(i)), w[i], c.data[i], want)
+					n.i, p, i, r.owner(off), w[i], c.data[i], want)
 			}
 		}
 	}
@@ -211,6 +212,7 @@ func sumOf(t dsm.DType, apply dsm.Apply) dsm.Inode {
 var simCases = []simCase{
 	{name: "last", ino: dsm.Inode{Size: simSize}, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "last-cut", ino: dsm.Inode{Size: simSize}, resize: true, unaware: true, rules: applyRule, store: storeBytes, check: checkBytes},
+	{name: "last-death", ino: dsm.Inode{Size: simSize}, dies: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "last-resize", ino: dsm.Inode{Size: simSize}, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "sum-sync", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), rules: applyRule, store: addInts, check: checkInts},
 	{name: "sum-float", ino: sumOf(dsm.DTypeF32, dsm.ApplyAuto), rules: applyRule, store: addFloats, check: checkFloats},

@@ -36,6 +36,12 @@ func (n *simNode) SendShared(to dsm.NodeID, m any, payload *wire.Shared, _ bool)
 func (s *sim) put(k link, f frame) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.nodes[k[0]].dead || s.nodes[k[1]].dead {
+		if f.shared != nil {
+			f.shared.Release()
+		}
+		return
+	}
 	s.net[k] = append(s.net[k], f)
 }
 
@@ -137,7 +143,7 @@ func (s *sim) breakSession() {
 }
 
 func (s *sim) breakLink(k link) {
-	if s.deaf[k] {
+	if s.deaf[k] || s.nodes[k[0]].dead || s.nodes[k[1]].dead {
 		return
 	}
 	s.mu.Lock()
@@ -156,6 +162,9 @@ func (s *sim) breakLink(k link) {
 func (s *sim) tellSender(k link) {
 	if s.deaf[k] {
 		delete(s.deaf, k)
+		if s.nodes[k[0]].dead || s.nodes[k[1]].dead {
+			return
+		}
 		s.nodes[k[0]].reset(s.nodes[k[1]])
 	}
 }

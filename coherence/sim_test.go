@@ -54,10 +54,17 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	if c.ino.Spec.Residency == dsm.ResidencyDemand {
 		memory = 1
 	}
-	r := &simRun{sim: newSimOf(t, seed, simNodes, c.ino, 30*time.Millisecond, memory), kind: c,
+	nodes := simNodes
+	if c.dies {
+		nodes++
+	}
+	r := &simRun{sim: newSimOf(t, seed, nodes, c.ino, 30*time.Millisecond, memory), kind: c,
 		bytes: make(map[int64]byte), maybe: make(map[int64]bool), sums: make(map[int]int32), fsums: make(map[int]float64)}
 	r.onShrink, r.careful, r.unaware = r.shrunk, c.careful, c.unaware
-	for i, n := range r.nodes {
+	if c.dies {
+		r.withTaker()
+	}
+	for i, n := range r.programNodes() {
 		if r.rng.IntN(2) == 0 {
 			n.node.links.window = (1 + r.rng.IntN(4)) * dsm.PageSize
 		}
@@ -70,15 +77,15 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	}
 	for range *simSteps {
 		r.pass(time.Duration(r.rng.IntN(2000)) * time.Microsecond)
-		r.event(r.nodes[r.rng.IntN(len(r.nodes))])
+		r.event(r.programNodes()[r.rng.IntN(simNodes)])
 		r.rest()
 		r.check()
 	}
 	r.settle()
-	for _, n := range r.nodes {
+	for _, n := range r.programNodes() {
 		c.check(r, n)
 	}
-	for _, n := range r.nodes {
+	for _, n := range r.programNodes() {
 		n.leaveAll()
 	}
 	r.calm()
@@ -92,8 +99,9 @@ func (r *simRun) settle() {
 			q.giveUp() // the program that waits does not store meanwhile
 		}
 	}
+	r.endDeath()
 	r.calm("wait")
-	for _, n := range r.nodes {
+	for _, n := range r.programNodes() {
 		n.kernel.learn()
 		n.openReader()
 		r.calm("wait")
@@ -106,7 +114,7 @@ func (r *simRun) settle() {
 			r.calm("wait")
 		}
 	}
-	for _, n := range r.nodes {
+	for _, n := range r.programNodes() {
 		n.kernel.harvest(1)
 		for _, prog := range n.programs() {
 			prog.temporaries = nil
@@ -115,7 +123,7 @@ func (r *simRun) settle() {
 		}
 	}
 	r.calm()
-	for _, n := range r.nodes {
+	for _, n := range r.programNodes() {
 		for _, prog := range append(n.programs(), nil) {
 			n.acquire(prog)
 			r.calm()
@@ -128,7 +136,7 @@ func (r *simRun) settle() {
 // checkDirectory: at rest the homes know which pages on demand each node has. Of pages that were cut off and are there again they may
 // take more for had: those were asked for before.
 func (r *simRun) checkDirectory() {
-	for _, n := range r.nodes {
+	for _, n := range r.programNodes() {
 		if !n.area.mu.replica.demand {
 			continue
 		}
@@ -207,6 +215,10 @@ func (r *simRun) event(n *simNode) {
 		}
 	case x < 77:
 		n.kernel.learn()
+	case x < 78:
+		if r.taker != nil && r.rng.IntN(4) == 0 {
+			r.die(false)
+		}
 	}
 }
 
