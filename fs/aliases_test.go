@@ -3,6 +3,7 @@ package fs
 import (
 	"log/slog"
 	"os"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -64,6 +65,33 @@ func (k *kernel) lookup(tid uint32, dir nodeID, name string, want dsm.Ino) nodeI
 	return nodeID(out.NodeId)
 }
 
+// lists checks that a program finds the names in a directory that the kernel has by that number.
+func (k *kernel) lists(dir nodeID, want ...string) {
+	k.Helper()
+	var opened fuse.OpenOut
+	in := header(opOpendir, 8, dir)
+	if st := k.b.OpenDir(nil, &fuse.OpenIn{InHeader: in}, &opened); !st.Ok() {
+		k.Fatalf("open directory %#x: %v", dir, st)
+	}
+	defer k.b.ReleaseDir(&fuse.ReleaseIn{InHeader: in, Fh: opened.Fh})
+	entries, st := k.b.rest(k.Context(), &fuse.ReadIn{InHeader: in, Fh: opened.Fh})
+	if !st.Ok() {
+		k.Fatalf("list directory %#x: %v", dir, st)
+	}
+	var got []string
+	for _, e := range entries[:2] {
+		if e.Ino != inoOf(uint64(dir)) {
+			k.Errorf("%s of directory %#x is inode %d", e.Name, dir, e.Ino)
+		}
+	}
+	for _, e := range entries[2:] {
+		got = append(got, e.Name)
+	}
+	if !slices.Equal(got, want) {
+		k.Errorf("directory %#x has %q, want %q", dir, got, want)
+	}
+}
+
 // TestMovedDirectory: a thread that finds a directory in a new place for the second time in a call is told of one that the kernel
 // does not have to move, and so is a thread that would have to move a directory into itself.
 func TestMovedDirectory(t *testing.T) {
@@ -95,6 +123,8 @@ func TestMovedDirectory(t *testing.T) {
 	if n := k.lookup(2, other, "y", y); n == nodeID(y) {
 		t.Error("the thread is told of what the kernel has elsewhere, in its second walk")
 	}
+	k.lists(first, "y")
+	k.lists(other, "y")
 	in := header(9, 5, other)
 	if st := k.b.Mkdir(nil, &fuse.MkdirIn{InHeader: in, Mode: 0o700}, "made", &fuse.EntryOut{}); !st.Ok() {
 		t.Fatal(st)

@@ -115,16 +115,18 @@ func (b *bridge) rest(ctx context.Context, in *fuse.ReadIn) ([]dsm.DirEntry, fus
 // list returns the entries of a directory. The root's do not include /.dsm, so that programs which
 // walk the tree do not enter it.
 func (b *bridge) list(ctx context.Context, node uint64) ([]dsm.DirEntry, error) {
-	dots := []dsm.DirEntry{{Name: ".", Ino: dsm.Ino(node), Kind: dsm.KindDir}, {Name: "..", Ino: dsm.Ino(node), Kind: dsm.KindDir}}
+	dir := dsm.Ino(node)
 	var entries []dsm.DirEntry
 	var err error
 	if c, ok := control.Of(node); ok {
 		entries, err = b.control.List(ctx, c)
 	} else {
-		entries, err = b.cfg.Names.ReadDir(ctx, dsm.Ino(node))
+		dir = inoOf(node)
+		entries, err = b.cfg.Names.ReadDir(ctx, dir)
 	}
 	if err != nil {
 		return nil, err
 	}
+	dots := []dsm.DirEntry{{Name: ".", Ino: dir, Kind: dsm.KindDir}, {Name: "..", Ino: dir, Kind: dsm.KindDir}}
 	return append(dots, entries...), nil
 }
