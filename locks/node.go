@@ -198,22 +198,18 @@ func (n *Node) Figures() (delegated, waiting int) {
 // renewEvery is how often a node that has locks shows the leader a sign of life.
 const renewEvery = time.Second
 
-// keepAliveLocked shows the leader signs of life as long as this node has any locks.
+// keepAliveLocked shows the leader signs of life as long as this node has any locks. A file more
+// does not put off the next sign.
 func (n *Node) keepAliveLocked() {
-	if n.mu.closed || len(n.mu.files) == 0 {
-		return
-	}
-	if n.mu.timer == nil {
+	if n.mu.timer == nil && !n.mu.closed {
 		n.mu.timer = time.AfterFunc(renewEvery, n.renew)
-		return
 	}
-	n.mu.timer.Reset(renewEvery)
 }
 
 func (n *Node) renew() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if len(n.mu.files) == 0 {
+	if len(n.mu.files) == 0 || n.mu.closed {
 		n.mu.timer = nil
 		return
 	}
@@ -226,7 +222,9 @@ func (n *Node) renew() {
 		}
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		n.keepAliveLocked()
+		if !n.mu.closed {
+			n.mu.timer.Reset(renewEvery)
+		}
 	})
 }
 

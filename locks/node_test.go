@@ -38,7 +38,8 @@ type member struct {
 	dead     bool // the leader does not answer it
 	commands atomic.Int64
 	acquires atomic.Int64
-	fail     atomic.Bool // the area cannot be acquired
+	signs    atomic.Int64 // of life
+	fail     atomic.Bool  // the area cannot be acquired
 	warned   atomic.Int64
 }
 
@@ -155,6 +156,7 @@ func (m *member) MayGrant() bool {
 }
 
 func (m *member) ShowLife(context.Context) error {
+	m.signs.Add(1)
 	if m.MayGrant() {
 		return nil
 	}
