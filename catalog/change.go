@@ -71,8 +71,8 @@ func (c *Catalog) RemoveXattr(ctx context.Context, ino dsm.Ino, name string) err
 }
 
 // Hold keeps the inode until this node's Unhold, even when it has no name any more.
-func (c *Catalog) Hold(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) {
-	return c.propose(ctx, holdOp{ino})
+func (c *Catalog) Hold(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode, error) {
+	return c.propose(ctx, holdOp{ino, write})
 }
 
 // Unhold ends holds, including those of inodes that do not exist any more.

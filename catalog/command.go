@@ -133,7 +133,10 @@ type (
 		Ino  dsm.Ino
 		Name string
 	}
-	holdOp   struct{ Ino dsm.Ino }
+	holdOp struct {
+		Ino   dsm.Ino
+		Write bool // to open it for writing
+	}
 	unholdOp struct{ Inos []dsm.Ino }
 	countOp  struct{ Counts []dsm.PageCount }
 

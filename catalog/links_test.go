@@ -51,5 +51,5 @@ func TestLinks(t *testing.T) {
 	m.at(tmp.Ino)
 	gone := m.must(nodeA, createOp{Dir: root, Temp: true, Kind: dsm.KindFile, Hold: true})
 	m.must(nodeA, unholdOp{[]dsm.Ino{gone.Ino}})
-	m.fails(errs.NotExist, holdOp{gone.Ino})
+	m.fails(errs.NotExist, holdOp{Ino: gone.Ino})
 }

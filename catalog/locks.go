@@ -18,6 +18,7 @@ type (
 	}
 	surrenderLocksOp struct {
 		Ino     dsm.Ino
+		Term    uint64
 		Held    []locks.Lock
 		Waiting []locks.Request
 	}
@@ -41,7 +42,7 @@ func (o askLockOp) apply(s *state, st step) (dsm.Inode, error) {
 }
 
 func (o surrenderLocksOp) apply(s *state, st step) (dsm.Inode, error) {
-	return s.lock(s.book.Surrender(o.Ino, st.node, o.Held, o.Waiting))
+	return s.lock(s.book.Surrender(o.Ino, st.node, o.Term, o.Held, o.Waiting))
 }
 
 func (o cancelLockOp) apply(s *state, st step) (dsm.Inode, error) {
@@ -68,9 +69,9 @@ func (c *Catalog) AskLock(ctx context.Context, ino dsm.Ino, r locks.Request) err
 	return err
 }
 
-// SurrenderLocks ends the delegation of a file to this node.
-func (c *Catalog) SurrenderLocks(ctx context.Context, ino dsm.Ino, held []locks.Lock, waiting []locks.Request) error {
-	_, err := c.propose(ctx, surrenderLocksOp{ino, held, waiting})
+// SurrenderLocks ends the delegation of a file to this node, if it is of that term.
+func (c *Catalog) SurrenderLocks(ctx context.Context, ino dsm.Ino, term uint64, held []locks.Lock, waiting []locks.Request) error {
+	_, err := c.propose(ctx, surrenderLocksOp{ino, term, held, waiting})
 	return err
 }
 
@@ -86,4 +87,12 @@ func (c *Catalog) LockStanding(ino dsm.Ino) locks.Standing {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.mu.state.book.Standing(ino, c.self.ID)
+}
+
+// DelegatedLocks returns the files whose locks are delegated to this node, as of the last command
+// that it has applied.
+func (c *Catalog) DelegatedLocks() []dsm.Ino {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.mu.state.book.Delegated(c.self.ID)
 }

@@ -29,7 +29,7 @@ func (m *machine) told(want ...locks.What) {
 func TestLockCommands(t *testing.T) {
 	m := newSized(t, 1<<30, 1<<30)
 	f := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile, Hold: true}).Ino
-	m.must(nodeB, holdOp{f})
+	m.must(nodeB, holdOp{Ino: f})
 	m.must(nodeA, askLockOp{f, request(nodeA, locks.Write, locks.Try, 1)})
 	m.told(locks.Delegated)
 	m.must(nodeB, askLockOp{f, request(nodeB, locks.Write, locks.Wait, 1)})
@@ -47,11 +47,11 @@ func TestLockCommands(t *testing.T) {
 		t.Errorf("a snapshot of a snapshot differs: %v", err)
 	}
 
-	m.must(nodeA, surrenderLocksOp{Ino: f, Held: []locks.Lock{request(nodeA, locks.Write, locks.Try, 1).Lock}})
+	m.must(nodeA, surrenderLocksOp{Ino: f, Term: 1, Held: []locks.Lock{request(nodeA, locks.Write, locks.Try, 1).Lock}})
 	m.told(locks.Surrendered)
 	m.must(nodeA, unholdOp{[]dsm.Ino{f}})
 	m.told(locks.Ended, locks.Answered) // B has it now
-	m.must(nodeA, holdOp{f})
+	m.must(nodeA, holdOp{Ino: f})
 	m.must(nodeA, askLockOp{f, request(nodeA, locks.Write, locks.Wait, 2)})
 	m.told(locks.Answered)
 	m.must(nodeA, dropLocksOp{nodeB})
@@ -79,6 +79,27 @@ func TestLockCommands(t *testing.T) {
 	}
 }
 
+// TestLocksComeWithHolds: the locks of a file come with the hold of who opens it for writing, if no other node holds it.
+func TestLocksComeWithHolds(t *testing.T) {
+	m := newSized(t, 1<<30, 1<<30)
+	f := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile, Hold: true}).Ino
+	m.told(locks.Delegated)
+	m.must(nodeB, holdOp{Ino: f})
+	m.told()
+	m.must(nodeB, holdOp{Ino: f, Write: true})
+	m.told(locks.Shared)
+	m.must(nodeA, unholdOp{[]dsm.Ino{f}})
+	m.told(locks.Ended)
+	m.must(nodeB, unholdOp{[]dsm.Ino{f}})
+	m.must(nodeA, holdOp{Ino: f})
+	m.told()
+	m.must(nodeA, unholdOp{[]dsm.Ino{f}})
+	m.must(nodeB, holdOp{Ino: f, Write: true})
+	m.told(locks.Delegated)
+	m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "d", Kind: dsm.KindDir})
+	m.told()
+}
+
 // TestLocksOfSilentNode: the leader drops the locks of a node that crashed, and of none that is well. A node that
 // hears nothing of the leader knows that it may not grant any.
 func TestLocksOfSilentNode(t *testing.T) {
@@ -87,9 +108,9 @@ func TestLocksOfSilentNode(t *testing.T) {
 	leader := leaderOf(t, nodes)
 	nodes = slices.DeleteFunc(nodes, func(n *node) bool { return n == leader })
 	well, dead := nodes[0], nodes[1]
-	f, err := leader.Create(ctx, dsm.RootIno, "f", file, true)
+	f, err := leader.Create(ctx, dsm.RootIno, "f", file, false)
 	ok(t, err)
-	g, err := leader.Create(ctx, dsm.RootIno, "g", file, true)
+	g, err := leader.Create(ctx, dsm.RootIno, "g", file, false)
 	ok(t, err)
 	ok(t, well.AskLock(ctx, f.Ino, request(well.self.ID, locks.Write, locks.Try, 1)))
 	ok(t, dead.AskLock(ctx, g.Ino, request(dead.self.ID, locks.Write, locks.Try, 1)))

@@ -89,7 +89,7 @@ func TestLeave(t *testing.T) {
 	m.must(nodeA, addMemberOp{member(nodeB)})
 	ready(m)
 	f := m.file("f")
-	m.must(nodeB, holdOp{f.Ino})
+	m.must(nodeB, holdOp{Ino: f.Ino})
 	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
 
 	m.fails(errs.NotExist, leavingOp{nodeC})

@@ -380,7 +380,7 @@ func randomOp(rng *rand.Rand, last dsm.Ino) op {
 	case 8, 9:
 		return setAttrOp{ino(), dsm.SetAttr{Size: ptr(rng.Int64N(modelBudget))}}
 	case 10:
-		return holdOp{ino()}
+		return holdOp{Ino: ino()}
 	case 11:
 		return setSpecOp{ino(), "residency", residency()}
 	}

@@ -83,7 +83,7 @@ func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
 		s.resize(st, in, o.Size)
 	}
 	if o.Hold {
-		in.hold(st.node)
+		s.hold(in, st.node, true)
 	}
 	if !o.Temp {
 		d.entries[o.Name] = in.Ino

@@ -65,7 +65,7 @@ func TestEveryNodeSeesAll(t *testing.T) {
 		}
 		ok(t, other.Unlink(ctx, dsm.RootIno, fmt.Sprint("g", i)))
 		ok(t, other.Rmdir(ctx, dsm.RootIno, fmt.Sprint("d", i)))
-		if _, err := other.Hold(ctx, made.Ino); err != nil {
+		if _, err := other.Hold(ctx, made.Ino, false); err != nil {
 			t.Errorf("hold of what is held elsewhere: %v", err)
 		}
 		ok(t, n.Unhold(ctx, made.Ino))

@@ -59,7 +59,7 @@ func TestReservationIsExact(t *testing.T) {
 				t.Errorf("restored: %v", err)
 			}
 			// What is unlinked and held is reserved still, by its own residency.
-			m.must(nodeA, holdOp{demand.Ino})
+			m.must(nodeA, holdOp{Ino: demand.Ino})
 			m.must(nodeA, unlinkOp{dsm.RootIno, "demand"})
 			if m.reserved.demand != x.most {
 				t.Errorf("unlinked and held: %+v", m.reserved)
@@ -178,7 +178,7 @@ func TestLeaveWithoutRoom(t *testing.T) {
 	})
 	t.Run("unlink", func(t *testing.T) {
 		m, demand := stuck(t)
-		m.must(nodeA, holdOp{demand.Ino})
+		m.must(nodeA, holdOp{Ino: demand.Ino})
 		m.must(nodeA, unlinkOp{dsm.RootIno, "demand"})
 		if len(stranded(m.view)) == 0 {
 			t.Error("an unlinked file that is held takes no memory")

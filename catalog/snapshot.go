@@ -11,7 +11,7 @@ import (
 )
 
 // imageFormat is the version of image.
-const imageFormat = 2
+const imageFormat = 3
 
 // image is a state as a value, with every set in order: equal states have equal images, byte for
 // byte.
@@ -26,6 +26,7 @@ type image struct {
 	Inodes   []inodeImage
 	Sessions []sessionImage
 	Locks    []locks.Page
+	LockTerm uint64 // the last
 }
 
 type inodeImage struct {
@@ -87,7 +88,7 @@ func (s *state) image() *image {
 		}
 		img.Sessions = append(img.Sessions, x)
 	}
-	img.Locks = s.book.Pages()
+	img.Locks, img.LockTerm = s.book.Pages(), s.book.LastTerm()
 	return img
 }
 
@@ -137,7 +138,7 @@ func restore(b []byte) (*state, error) {
 		}
 		s.sessions[x.Node] = ses
 	}
-	book, err := locks.ReadBook(img.Locks)
+	book, err := locks.ReadBook(img.Locks, img.LockTerm)
 	if err != nil {
 		return nil, errs.E(errs.Corrupt, "restore snapshot", "%w", err)
 	}

@@ -170,7 +170,7 @@ func (o holdOp) apply(s *state, st step) (dsm.Inode, error) {
 	if err != nil {
 		return dsm.Inode{}, err
 	}
-	in.hold(st.node)
+	s.hold(in, st.node, o.Write)
 	return in.Inode, nil
 }
 
@@ -183,6 +183,14 @@ func (o unholdOp) apply(s *state, st step) (dsm.Inode, error) {
 		}
 	}
 	return dsm.Inode{}, nil
+}
+
+// hold makes the node hold the inode; write says that a program of the node will store to it.
+func (s *state) hold(in *inode, n dsm.NodeID, write bool) {
+	in.hold(n)
+	if write && in.Kind == dsm.KindFile {
+		s.effects.locks = append(s.effects.locks, s.book.Open(in.Ino, n, len(in.holds) == 1)...)
+	}
 }
 
 func (in *inode) hold(n dsm.NodeID) {

@@ -221,9 +221,9 @@ func TestUnlinkAndHolds(t *testing.T) {
 	m.mkdir(dsm.RootIno, "d")
 	m.fails(errs.IsDir, unlinkOp{dsm.RootIno, "d"})
 
-	m.must(nodeA, holdOp{f.Ino})
-	m.must(nodeA, holdOp{f.Ino}) // holds do not nest
-	m.must(nodeB, holdOp{f.Ino})
+	m.must(nodeA, holdOp{Ino: f.Ino})
+	m.must(nodeA, holdOp{Ino: f.Ino}) // holds do not nest
+	m.must(nodeB, holdOp{Ino: f.Ino})
 	m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: ptr(int64(100))}})
 	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
 	if in := m.at(f.Ino); in.Nlink != 0 || len(m.last.effects.removed) != 0 || m.reserved.full != 100 {
@@ -234,7 +234,7 @@ func TestUnlinkAndHolds(t *testing.T) {
 	m.must(nodeA, unholdOp{[]dsm.Ino{f.Ino}})
 	m.at(f.Ino)
 	m.must(nodeB, unholdOp{[]dsm.Ino{f.Ino}})
-	m.fails(errs.NotExist, holdOp{f.Ino})
+	m.fails(errs.NotExist, holdOp{Ino: f.Ino})
 	if m.reserved.full != 0 {
 		t.Errorf("%+v bytes reserved", m.reserved)
 	}
@@ -249,7 +249,7 @@ func TestUnlinkAndHolds(t *testing.T) {
 	}
 
 	d := m.mkdir(dsm.RootIno, "e")
-	m.must(nodeA, holdOp{d})
+	m.must(nodeA, holdOp{Ino: d})
 	m.must(nodeA, rmdirOp{dsm.RootIno, "e"})
 	m.fails(errs.NotExist, createOp{Dir: d, Name: "x", Kind: dsm.KindFile})
 	m.fails(errs.NotExist, renameOp{Dir: dsm.RootIno, Name: "d", NewDir: d, NewName: "x"})

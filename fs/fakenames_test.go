@@ -486,7 +486,7 @@ func (n *fakeNames) ListXattr(_ context.Context, ino dsm.Ino) ([]string, error) 
 	return slices.Sorted(maps.Keys(i.xattrs)), nil
 }
 
-func (n *fakeNames) Hold(_ context.Context, ino dsm.Ino) (dsm.Inode, error) {
+func (n *fakeNames) Hold(_ context.Context, ino dsm.Ino, _ bool) (dsm.Inode, error) {
 	defer n.mu.Unlock()
 	if err := n.lock("Hold"); err != nil {
 		return dsm.Inode{}, err

@@ -58,7 +58,7 @@ func (h *holds) keep(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) {
 		return dsm.Inode{}, err
 	}
 	defer func() { <-a.gate }()
-	i, err := h.b.cfg.Names.Hold(ctx, ino)
+	i, err := h.b.cfg.Names.Hold(ctx, ino, false)
 	if err != nil {
 		return dsm.Inode{}, err
 	}

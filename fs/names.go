@@ -41,8 +41,9 @@ type Names interface {
 	RemoveXattr(ctx context.Context, ino dsm.Ino, name string) error
 	ListXattr(ctx context.Context, ino dsm.Ino) ([]string, error)
 	// Hold keeps the inode alive, unlinked or not, until this node's Unhold.
-	// It returns errs.NotExist if the inode is gone already. Holds do not nest.
-	Hold(ctx context.Context, ino dsm.Ino) (dsm.Inode, error)
+	// It returns errs.NotExist if the inode is gone already. Holds do not nest. With write, and
+	// after Create and CreateTemp, the file's locks are delegated to this node if no other has it open.
+	Hold(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode, error)
 	Unhold(ctx context.Context, inos ...dsm.Ino) error
 	// CountPages enters Inode.Pages of files, those that still exist.
 	CountPages(ctx context.Context, counts ...dsm.PageCount) error

@@ -261,11 +261,12 @@ func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.In
 	}()
 	first := a.handles() == 0
 	if held == nil && first {
-		hold := o.b.cfg.Names.Hold
+		var inode dsm.Inode
 		if a.held { // it was closed a moment ago
-			hold = o.b.cfg.Names.Getattr
+			inode, err = o.b.cfg.Names.Getattr(ctx, ino)
+		} else {
+			inode, err = o.b.cfg.Names.Hold(ctx, ino, write)
 		}
-		inode, err := hold(ctx, ino)
 		if err != nil {
 			return nil, err
 		}
@@ -278,12 +279,17 @@ func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.In
 		a.kernelGen.Store(uint64(held.Gen))
 		a.settle(held.Ctime)
 	}
+	acquired := func() {}
+	if o.b.cfg.Locks != nil && first && write {
+		acquired = o.b.cfg.Locks.Opening(ino)
+	}
 	if err := o.addLocked(ctx, a, write); err != nil {
 		if first {
 			o.b.holds.giveUp(a)
 		}
 		return nil, err
 	}
+	acquired()
 	return a, nil
 }
 

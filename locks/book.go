@@ -14,10 +14,12 @@ import (
 type Book struct {
 	set       set // the locks of files that are not delegated; for delegated files, the requests that wait for the recall
 	delegated map[dsm.Ino]delegation
+	last      uint64 // term
 }
 
 type delegation struct {
 	node     dsm.NodeID
+	term     uint64 // numbers the delegations of all files
 	recalled bool
 }
 
@@ -28,7 +30,7 @@ const (
 	// Answered is an answer to a request of the node.
 	Answered What = iota
 	// Delegated: from now on the node decides on locks of the file by itself, beginning with the
-	// request of the ticket.
+	// request of the ticket, if there is one.
 	Delegated
 	// Recalled: the node must surrender the file.
 	Recalled
@@ -38,6 +40,8 @@ const (
 	Ended
 	// Dropped: the node was taken for dead. Ino is 0.
 	Dropped
+	// Shared: another node has opened the file, which is delegated to the node.
+	Shared
 )
 
 // Event is something that a node must be told. Events come in the order of the commands.
@@ -47,6 +51,7 @@ type Event struct {
 	Node   dsm.NodeID
 	Ticket uint64
 	Answer Answer // to the ticket
+	Term   uint64 // of the delegation
 }
 
 // NewBook returns an empty book.
@@ -63,6 +68,20 @@ func answered(ino dsm.Ino, answers []Answer) (events []Event) {
 	return events
 }
 
+// Open says that a program of the node opens the file for writing; alone says that no other node has
+// it open. Such a program may soon lock the file, so a node that is alone gets its locks delegated,
+// which costs no command of its own.
+func (b *Book) Open(ino dsm.Ino, node dsm.NodeID, alone bool) []Event {
+	d, delegated := b.delegated[ino]
+	switch {
+	case alone && !delegated && b.set.tables[ino] == nil:
+		return []Event{b.delegate(ino, node)}
+	case delegated && d.node != node && !d.recalled:
+		return []Event{{What: Shared, Ino: ino, Node: d.node}}
+	}
+	return nil
+}
+
 // Ask is a request of a node for a lock of a file.
 func (b *Book) Ask(ino dsm.Ino, node dsm.NodeID, r Request) ([]Event, error) {
 	if r.Lock.Owner.Node != node || !r.Lock.valid() || r.How > Test {
@@ -72,7 +91,7 @@ func (b *Book) Ask(ino dsm.Ino, node dsm.NodeID, r Request) ([]Event, error) {
 	d, delegated := b.delegated[ino]
 	switch {
 	case delegated && d.node == node && !d.recalled:
-		return []Event{{What: Delegated, Ino: ino, Node: node, Ticket: r.Ticket}}, nil
+		return []Event{{What: Delegated, Ino: ino, Node: node, Ticket: r.Ticket, Term: d.term}}, nil
 	case delegated && r.Lock.Type == Unlock:
 		return answered(ino, []Answer{r.answer(Granted)}), nil // it can have none
 	case delegated:
@@ -80,21 +99,30 @@ func (b *Book) Ask(ino dsm.Ino, node dsm.NodeID, r Request) ([]Event, error) {
 		t.queue = append(t.queue, r)
 		events := answered(ino, []Answer{r.answer(Queued)})
 		if !d.recalled {
-			events = append(events, Event{What: Recalled, Ino: ino, Node: d.node})
+			events = append(events, Event{What: Recalled, Ino: ino, Node: d.node, Term: d.term})
 		}
 		d.recalled = true
 		b.delegated[ino] = d
 		return events, nil
 	case b.set.tables[ino] == nil && r.How != Test && r.Lock.Type != Unlock:
-		b.delegated[ino] = delegation{node: node}
-		return []Event{{What: Delegated, Ino: ino, Node: node, Ticket: r.Ticket}}, nil
+		e := b.delegate(ino, node)
+		e.Ticket = r.Ticket
+		return []Event{e}, nil
 	}
 	return answered(ino, b.set.ask(ino, r)), nil
 }
 
+// delegate begins a delegation.
+func (b *Book) delegate(ino dsm.Ino, node dsm.NodeID) Event {
+	b.last++
+	b.delegated[ino] = delegation{node: node, term: b.last}
+	return Event{What: Delegated, Ino: ino, Node: node, Term: b.last}
+}
+
 // Surrender ends the delegation of a file to the node. held and waiting are what its programs hold
-// and wait for.
-func (b *Book) Surrender(ino dsm.Ino, node dsm.NodeID, held []Lock, waiting []Request) ([]Event, error) {
+// and wait for. It does nothing to a delegation of another term: it was delayed, and what the node
+// has granted in that one it does not know.
+func (b *Book) Surrender(ino dsm.Ino, node dsm.NodeID, term uint64, held []Lock, waiting []Request) ([]Event, error) {
 	for _, l := range held {
 		if l.Owner.Node != node || !l.valid() || l.Type == Unlock {
 			return nil, fmt.Errorf("a lock of node %s: %+v", node, l)
@@ -105,8 +133,8 @@ func (b *Book) Surrender(ino dsm.Ino, node dsm.NodeID, held []Lock, waiting []Re
 			return nil, fmt.Errorf("a request of node %s: %+v", node, r)
 		}
 	}
-	if b.delegated[ino].node != node {
-		return nil, nil // it was dropped
+	if d := b.delegated[ino]; d.node != node || d.term != term {
+		return nil, nil
 	}
 	delete(b.delegated, ino)
 	t := b.set.table(ino)
@@ -116,9 +144,10 @@ func (b *Book) Surrender(ino dsm.Ino, node dsm.NodeID, held []Lock, waiting []Re
 	t.queue = append(slices.Clone(waiting), t.queue...)
 	events := []Event{{What: Surrendered, Ino: ino, Node: node}}
 	if next, ok := t.heir(); ok {
-		b.delegated[ino] = delegation{node: next}
+		e := b.delegate(ino, next)
 		for _, r := range t.queue {
-			events = append(events, Event{What: Delegated, Ino: ino, Node: next, Ticket: r.Ticket})
+			e.Ticket = r.Ticket
+			events = append(events, e)
 		}
 		delete(b.set.tables, ino)
 		return events, nil
@@ -198,18 +227,30 @@ func (b *Book) Nodes() []dsm.NodeID {
 	return slices.Sorted(maps.Keys(nodes))
 }
 
+// Delegated returns the files that are delegated to the node, in order.
+func (b *Book) Delegated(node dsm.NodeID) (files []dsm.Ino) {
+	for ino, d := range b.delegated {
+		if d.node == node {
+			files = append(files, ino)
+		}
+	}
+	slices.Sort(files)
+	return files
+}
+
 // Standing is the state of one file in the book, as one node sees it.
 type Standing struct {
 	Delegated, Recalled bool
 	HasLocks            bool
-	Others              bool // other nodes have the delegation, or locks or requests
+	Term                uint64 // of the delegation
+	Others              bool   // other nodes have the delegation, or locks or requests
 }
 
 // Standing returns the state of a file for a node.
 func (b *Book) Standing(ino dsm.Ino, node dsm.NodeID) (s Standing) {
 	d, delegated := b.delegated[ino]
 	if delegated && d.node == node {
-		s.Delegated, s.Recalled = true, d.recalled
+		s.Delegated, s.Recalled, s.Term = true, d.recalled, d.term
 	}
 	s.Others = delegated && d.node != node
 	if t := b.set.tables[ino]; t != nil {
@@ -230,6 +271,7 @@ func (b *Book) files() []dsm.Ino {
 type Page struct {
 	Ino      dsm.Ino
 	Holder   dsm.NodeID // of the delegation
+	Term     uint64
 	Recalled bool
 	Held     []Lock
 	Queue    []Request
@@ -239,7 +281,7 @@ type Page struct {
 func (b *Book) Pages() (pages []Page) {
 	for _, ino := range b.files() {
 		d := b.delegated[ino]
-		p := Page{Ino: ino, Holder: d.node, Recalled: d.recalled}
+		p := Page{Ino: ino, Holder: d.node, Term: d.term, Recalled: d.recalled}
 		if t := b.set.tables[ino]; t != nil {
 			p.Held, p.Queue = slices.Clone(t.held), slices.Clone(t.queue)
 		}
@@ -248,12 +290,16 @@ func (b *Book) Pages() (pages []Page) {
 	return pages
 }
 
-// ReadBook makes a book from pages, which may come from another node and are checked.
-func ReadBook(pages []Page) (*Book, error) {
+// LastTerm returns the term of the newest delegation.
+func (b *Book) LastTerm() uint64 { return b.last }
+
+// ReadBook makes a book from pages and the last term, which may come from another node and are checked.
+func ReadBook(pages []Page, last uint64) (*Book, error) {
 	b := NewBook()
+	b.last = last
 	for _, p := range pages {
 		if p.Holder != 0 {
-			b.delegated[p.Ino] = delegation{p.Holder, p.Recalled}
+			b.delegated[p.Ino] = delegation{p.Holder, p.Term, p.Recalled}
 		}
 		if len(p.Held)+len(p.Queue) > 0 {
 			b.set.tables[p.Ino] = &table{slices.Clone(p.Held), slices.Clone(p.Queue)}
@@ -268,6 +314,8 @@ func (b *Book) Check() error {
 		d, delegated := b.delegated[ino]
 		t := b.set.tables[ino]
 		switch {
+		case d.term > b.last:
+			return fmt.Errorf("locks of inode %d: delegated in term %d, the last is %d", ino, d.term, b.last)
 		case t == nil:
 			if d.recalled && !delegated {
 				return fmt.Errorf("locks of inode %d: recalled from nobody", ino)

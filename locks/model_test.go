@@ -75,6 +75,9 @@ func lockAtRandom(t *testing.T, m *member, g *granted, o Owner, rng *rand.Rand) 
 	}
 	for range 150 {
 		ino := 1 + dsm.Ino(rng.IntN(3))
+		if rng.IntN(6) == 0 {
+			m.open(ino, true)()
+		}
 		if o.Flock {
 			ino = 1 // nobody finds a circle over files
 		}

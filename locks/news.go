@@ -17,10 +17,10 @@ func (n *Node) LocksChanged(events []Event) {
 		case Answered:
 			n.answerLocked(e.Ino, []Answer{e.Answer})
 		case Delegated:
-			n.delegatedLocked(e.Ino, e.Ticket)
+			n.delegatedLocked(e.Ino, e.Term, e.Ticket)
 		case Recalled:
 			if f := n.mu.files[e.Ino]; f == nil || !f.delegated {
-				n.delegatedLocked(e.Ino, 0)
+				n.delegatedLocked(e.Ino, e.Term, 0)
 			}
 			n.surrenderLocked(e.Ino)
 		case Surrendered:
@@ -29,6 +29,8 @@ func (n *Node) LocksChanged(events []Event) {
 			n.endedLocked(e.Ino)
 		case Dropped:
 			n.droppedLocked()
+		case Shared:
+			n.sharedLocked(e.Ino)
 		}
 	}
 }
@@ -44,11 +46,10 @@ func (n *Node) othersLocked(ino dsm.Ino) {
 
 // delegatedLocked begins a delegation. The request of the ticket is decided at once, so that it
 // comes before a recall.
-func (n *Node) delegatedLocked(ino dsm.Ino, ticket uint64) {
+func (n *Node) delegatedLocked(ino dsm.Ino, term, ticket uint64) {
 	f := n.fileLocked(ino)
 	if !f.delegated {
-		f.delegated, f.stale = true, true
-		f.term++
+		f.delegated, f.stale, f.used, f.term = true, true, false, term
 	}
 	w := n.mu.asked[ticket]
 	if w == nil {
@@ -60,6 +61,15 @@ func (n *Node) delegatedLocked(ino dsm.Ino, ticket uint64) {
 		return
 	}
 	n.askLocalLocked(w)
+}
+
+// sharedLocked surrenders a file that another node has opened, unless programs of this node lock it:
+// it was delegated because nobody else had it open. A lock of the other node would have to wait for
+// the recall.
+func (n *Node) sharedLocked(ino dsm.Ino) {
+	if f := n.mu.files[ino]; f != nil && f.delegated && !f.used {
+		n.surrenderLocked(ino)
+	}
 }
 
 // surrenderedLocked: from now on the book decides. The requests that wait, wait there.
@@ -120,16 +130,21 @@ func (n *Node) LocksReset() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.othersLocked(0)
+	for _, ino := range n.cfg.Cluster.DelegatedLocks() {
+		n.fileLocked(ino)
+	}
 	for ino, f := range n.mu.files {
 		st := n.cfg.Cluster.LockStanding(ino)
 		t := n.mu.local.tables[ino]
+		ended := f.delegated && (!st.Delegated || st.Term != f.term)
 		switch {
-		case f.surrendering && !st.Delegated && (st.HasLocks || t == nil || len(t.held) == 0):
+		case ended && f.surrendering && (st.HasLocks || t == nil || len(t.held) == 0):
 			n.surrenderedLocked(ino)
-		case !st.Delegated && (f.delegated || !st.HasLocks && len(f.owners) > 0):
+		case ended, !st.Delegated && !st.HasLocks && len(f.owners) > 0:
 			n.dropLocked(ino)
-		case st.Delegated && !f.delegated:
-			n.delegatedLocked(ino, 0)
+		}
+		if st.Delegated && !f.delegated {
+			n.delegatedLocked(ino, st.Term, 0)
 		}
 		if st.Delegated && st.Recalled && f.delegated {
 			n.surrenderLocked(ino)

@@ -17,11 +17,14 @@ import (
 // handled its events.
 type Cluster interface {
 	AskLock(ctx context.Context, ino dsm.Ino, r Request) error
-	SurrenderLocks(ctx context.Context, ino dsm.Ino, held []Lock, waiting []Request) error
+	// SurrenderLocks ends the delegation of that term.
+	SurrenderLocks(ctx context.Context, ino dsm.Ino, term uint64, held []Lock, waiting []Request) error
 	CancelLock(ctx context.Context, ino dsm.Ino, ticket uint64) error
 	// LockStanding returns the file's state for this node, as of the last command that this node
 	// has applied.
 	LockStanding(ino dsm.Ino) Standing
+	// DelegatedLocks returns the files that are delegated to this node, as of the same command.
+	DelegatedLocks() []dsm.Ino
 	// MayGrant reports whether the leader has answered this node within GrantFor.
 	MayGrant() bool
 	// ShowLife asks the leader, and returns when this node has applied all that was committed before.
@@ -58,7 +61,8 @@ type Node struct {
 // file is what a node knows about the locks of one file.
 type file struct {
 	delegated    bool
-	term         uint64 // counts the delegations
+	used         bool   // a program has asked for a lock since the delegation began
+	term         uint64 // the delegation's
 	stale        bool   // no program has acquired the area since the delegation began
 	surrendering bool
 	dropped      bool // the locks were dropped, and programs do not know
@@ -183,6 +187,20 @@ func (n *Node) Releasing(ino dsm.Ino) (done func()) {
 	}
 }
 
+// Opening says that a program of this node is about to open the file, so that the area will be
+// acquired. Who opens it calls acquired after that, and nobody has to do it again for the first lock
+// of a delegation that began with the open.
+func (n *Node) Opening(ino dsm.Ino) (acquired func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f := n.mu.files[ino]
+	if f == nil || !f.delegated || !f.stale {
+		return func() {}
+	}
+	term := f.term
+	return func() { n.acquired(ino, term) }
+}
+
 // Figures returns the number of files delegated to this node and of requests that wait.
 func (n *Node) Figures() (delegated, waiting int) {
 	n.mu.Lock()
@@ -235,13 +253,14 @@ func (n *Node) surrenderLocked(ino dsm.Ino) {
 		return
 	}
 	f.surrendering = true
+	term := f.term
 	var held []Lock
 	var queue []Request
 	if t := n.mu.local.tables[ino]; t != nil {
 		held, queue = slices.Clone(t.held), slices.Clone(t.queue)
 	}
 	n.runLocked(func() {
-		n.insist("surrender", func(ctx context.Context) error { return n.cfg.Cluster.SurrenderLocks(ctx, ino, held, queue) })
+		n.insist("surrender", func(ctx context.Context) error { return n.cfg.Cluster.SurrenderLocks(ctx, ino, term, held, queue) })
 	})
 }
 

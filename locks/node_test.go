@@ -41,6 +41,7 @@ type member struct {
 	signs    atomic.Int64 // of life
 	fail     atomic.Bool  // the area cannot be acquired
 	warned   atomic.Int64
+	delayed  chan struct{} // surrenders wait until it is closed
 }
 
 // Write is for the log of the node, of which only warnings get here.
@@ -135,8 +136,11 @@ func (m *member) AskLock(ctx context.Context, ino dsm.Ino, r Request) error {
 	return m.command(ctx, func(b *Book) ([]Event, error) { return b.Ask(ino, m.id, r) })
 }
 
-func (m *member) SurrenderLocks(ctx context.Context, ino dsm.Ino, held []Lock, waiting []Request) error {
-	return m.command(ctx, func(b *Book) ([]Event, error) { return b.Surrender(ino, m.id, held, waiting) })
+func (m *member) SurrenderLocks(ctx context.Context, ino dsm.Ino, term uint64, held []Lock, waiting []Request) error {
+	if m.delayed != nil {
+		<-m.delayed
+	}
+	return m.command(ctx, func(b *Book) ([]Event, error) { return b.Surrender(ino, m.id, term, held, waiting) })
 }
 
 func (m *member) CancelLock(ctx context.Context, ino dsm.Ino, ticket uint64) error {
@@ -147,6 +151,12 @@ func (m *member) LockStanding(ino dsm.Ino) Standing {
 	m.bench.mu.Lock()
 	defer m.bench.mu.Unlock()
 	return m.bench.book.Standing(ino, m.id)
+}
+
+func (m *member) DelegatedLocks() []dsm.Ino {
+	m.bench.mu.Lock()
+	defer m.bench.mu.Unlock()
+	return m.bench.book.Delegated(m.id)
 }
 
 func (m *member) MayGrant() bool {
@@ -254,7 +264,9 @@ func (m *member) waiting(want int) {
 
 func (c *bench) standing(ino dsm.Ino, m *member, want Standing) {
 	c.Helper()
-	if st := m.LockStanding(ino); st != want {
+	st := m.LockStanding(ino)
+	st.Term = 0
+	if st != want {
 		c.Fatalf("%+v, want %+v", st, want)
 	}
 }

@@ -225,6 +225,7 @@ func (n *Node) enterLocked(ino dsm.Ino, f *file, r Request) *waiting {
 // might wait for each other. Only the book can see such a circle, so this wait is entered there as
 // well.
 func (n *Node) askLocalLocked(w *waiting) {
+	n.fileLocked(w.ino).used = true
 	n.answerLocked(w.ino, n.mu.local.ask(w.ino, w.req))
 	if n.mu.asked[w.req.Ticket] == nil {
 		return
