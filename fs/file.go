@@ -156,6 +156,7 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 		return fuse.ReadResultData(buf[:copy(buf, text)]), fuse.OK
 	case *fileHandle:
 		b.count.reads.Add(1)
+		b.givesPages(h.area)
 		if b.failedBefore(in) {
 			return nil, fuse.EIO
 		}
@@ -187,6 +188,7 @@ func (b *bridge) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (u
 		return uint32(len(data)), status(h.Write(r, data))
 	case *fileHandle:
 		b.count.writes.Add(1)
+		b.givesPages(h.area) // a write(2) leaves them in the page cache
 		w, timed := soon, false
 		var err error
 		if in.WriteFlags&fuse.WRITE_CACHE != 0 {

@@ -111,7 +111,9 @@ func (n *notifier) deliver(a *openArea, notice Notice) {
 		n.b.count.invalidated.Add(1)
 		return
 	}
+	a.kernelPages.Store(true)
 	n.log(a, "store", n.server.InodeNotifyStoreCache(node, notice.Off, notice.Data))
+	a.kernelPages.Store(true) // again: the first open of the mount may have come in between
 	n.b.count.stored.Add(1)
 	// A store past the end makes the file longer for this kernel. If a truncation overtook the
 	// store, take that back: a READ there then returns less.

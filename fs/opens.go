@@ -65,6 +65,11 @@ type openArea struct {
 	// kernelGen is the generation up to which the kernel has dropped the pages that shrinks made
 	// invalid.
 	kernelGen atomic.Uint64
+	// kernelPages says that the kernel may have pages of the area in its page cache. Without any no
+	// program can have stored into a mapping. Each open that makes the kernel drop them begins anew.
+	kernelPages atomic.Bool
+	// expecting says that the harvest child has been told to open the area before somebody waits.
+	expecting atomic.Bool
 	// writeLocked says that a program of this node has had a lock for writing.
 	writeLocked atomic.Bool
 	// sizeStale says that the size changed on another node after it was noted.
@@ -188,6 +193,8 @@ func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Ino
 	alone := a.mu.handles == 1
 	a.mu.Unlock()
 	if first {
+		a.kernelPages.Store(false) // no handle is there, and what a notice may bring now enterPlane waits for
+		a.expecting.Store(false)
 		err = o.choose(ctx, a, alone)
 	}
 	if err == nil {

@@ -90,15 +90,49 @@ func (a *openArea) reached(n uint64) {
 	}
 }
 
-// harvestAndPublish is publish including what programs have stored into their
-// mappings without telling anyone.
+// harvestAndPublish is publish including what programs have stored into their mappings without
+// telling anyone. What is known to be stored is published while the harvest child looks for more.
 func (b *bridge) harvestAndPublish(ctx context.Context, a *openArea) error {
-	if a.live.Load() > 0 {
-		if err := b.harvest.Sync(ctx, []harvest.Target{{Area: a}})[0]; err != nil {
-			return err
-		}
+	if a.live.Load() == 0 || !a.kernelPages.Load() {
+		return b.publish(ctx, a)
+	}
+	known := make(chan error, 1)
+	if a.stored.Load() == a.published.Load() {
+		known <- nil
+	} else {
+		go func() { known <- b.publish(ctx, a) }()
+	}
+	err := b.harvest.Sync(ctx, []harvest.Target{{Area: a}})[0]
+	if e := <-known; err == nil {
+		err = e
+	}
+	if err != nil {
+		return err
 	}
 	return b.publish(ctx, a)
+}
+
+// givesPages says that the kernel is about to have pages of the area.
+func (b *bridge) givesPages(a *openArea) {
+	if !a.kernelPages.Load() {
+		a.kernelPages.Store(true)
+	}
+	b.expectHarvest(a)
+}
+
+// expectHarvest makes the harvest child open an area that a program has locked for writing, so that
+// the unlock does not wait for that.
+func (b *bridge) expectHarvest(a *openArea) {
+	if !a.writeLocked.Load() || !a.kernelPages.Load() || a.live.Load() == 0 || a.expecting.Load() || a.expecting.Swap(true) {
+		return
+	}
+	b.background.run(func() {
+		ctx, cancel := b.lasting()
+		defer cancel()
+		if err := b.harvest.Sync(ctx, []harvest.Target{{Area: a}})[0]; err != nil {
+			b.log.Debug("harvest", "area", a.id, "err", err)
+		}
+	})
 }
 
 // keepModTime writes the time of the last store to the catalog, where it stays

@@ -1,0 +1,111 @@
+package fs
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/locks"
+	"golang.org/x/sys/unix"
+)
+
+// TestUnlockLooksForStoresToMappings: the harvest child is asked where a program can have stored into a mapping, and only
+// there: that takes pages that the kernel has.
+func TestUnlockLooksForStoresToMappings(t *testing.T) {
+	f := mountTest(t)
+	f.noInterval()
+	c := startClient(t)
+	area := f.file(c, "w", make([]byte, dsm.PageSize))
+	a := f.fs.b.opens.find(dsm.AreaID(f.names.inoOf("w")))
+	eventually(t, "closed", func() bool { return a.handles() == 0 })
+	unlock := func(looks bool) {
+		t.Helper()
+		before := f.fs.b.harvest.Asked()
+		a.writeLocked.Store(true)
+		if err := f.fs.b.publishLocked(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+		if n := f.fs.b.harvest.Asked() - before; looks != (n > 0) {
+			t.Errorf("%d harvests, want some: %v", n, looks)
+		}
+	}
+	published := func(word string) {
+		t.Helper()
+		if got := area.state().published[:len(word)]; string(got) != word {
+			t.Errorf("%q is published, want %q", got, word)
+		}
+	}
+
+	fd := c.open(f.path("w"), unix.O_RDWR)
+	unlock(false)
+	m := int(c.must(clientCall{Op: "mmap", FD: fd, Len: dsm.PageSize, Flag: rw}).N)
+	unlock(false) // no page has been touched
+	c.must(clientCall{Op: "store", FD: m, Data: []byte("one")})
+	unlock(true)
+	published("one")
+	c.must(clientCall{Op: "store", FD: m, Data: []byte("two")}) // to a page that is there
+	unlock(true)
+	published("two")
+	c.must(clientCall{Op: "munmap", FD: m})
+	c.must(clientCall{Op: "close", FD: fd})
+	eventually(t, "closed", func() bool { return a.handles() == 0 })
+
+	fd = c.open(f.path("w"), unix.O_RDWR)
+	unlock(false) // the kernel has dropped all pages
+	c.must(clientCall{Op: "pwrite", FD: fd, Data: []byte("three")})
+	unlock(true)
+	published("three")
+	c.must(clientCall{Op: "close", FD: fd})
+	eventually(t, "closed", func() bool { return a.handles() == 0 })
+
+	fd = c.open(f.path("w"), unix.O_RDONLY)
+	area.tell(Notice{Data: make([]byte, dsm.PageSize)})
+	if !area.await(clientTimeout, func() bool { return area.done == 1 }) {
+		t.Fatal("the notice is not delivered")
+	}
+	c.open(f.path("w"), unix.O_RDWR)
+	unlock(true) // the notice has brought a page
+	c.must(clientCall{Op: "close", FD: fd})
+}
+
+// lockNames gives the locks of a file to the node that opens it for writing, as the catalog does.
+type lockNames struct {
+	*fakeNames
+	locks *locks.Node
+}
+
+func (n lockNames) Hold(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode, error) {
+	i, err := n.fakeNames.Hold(ctx, ino, write)
+	if err == nil && write {
+		n.locks.LocksChanged([]locks.Event{{What: locks.Delegated, Ino: ino, Node: 1, Term: 1}})
+	}
+	return i, err
+}
+
+// noCommands is a cluster that lives, and that nobody asks for a lock.
+type noCommands struct{ locks.Cluster }
+
+func (noCommands) MayGrant() bool                 { return true }
+func (noCommands) ShowLife(context.Context) error { return nil }
+
+// TestOpenAcquiresForLock: the first lock of a file that was delegated with the open has nothing to acquire.
+func TestOpenAcquiresForLock(t *testing.T) {
+	names := newFakeNames()
+	node := locks.NewNode(locks.Config{Self: 1, Cluster: noCommands{}})
+	defer node.Close()
+	b := newBridge(Config{Names: lockNames{names, node}, Areas: newFakeAreas(names), FaultTimeout: time.Minute, Locks: node})
+	i, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Perm: 0o600}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, _, err := b.opens.open(t.Context(), i.Ino, true, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := locks.Lock{Owner: node.Owner(1, false), Type: locks.Write, Last: locks.End}
+	if err := node.Set(t.Context(), i.Ino, l, false, func() error { t.Error("the lock acquires"); return nil }); err != nil {
+		t.Error(err)
+	}
+	b.opens.release(a, true)
+}
