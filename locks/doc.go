@@ -7,13 +7,15 @@
 //
 // # Delegation
 //
-// Most files are locked by the programs of one node only. So the first node that locks a file gets
-// its locks delegated by one catalog command. From then on that node grants and releases locks of
+// Most files are locked by the programs of one node only. So a node that opens a file for writing,
+// alone, gets its locks delegated by the command of the open, and else the first node that locks a
+// file gets them by a command. From then on that node grants and releases locks of
 // the file by itself, without a message. When another node asks for a lock, the delegation is
 // recalled. The node that had it then enters into the book which locks its programs hold and which
 // they wait for; this is called the surrender. From then on each lock and unlock is a catalog
 // command, until nobody holds a lock of the file or waits for one. The next node that locks the
-// file gets it delegated again.
+// file gets it delegated again. What came with an open and was not used is surrendered as soon as
+// another node opens the file for writing.
 //
 // All nodes see the commands in the same order, so they agree on who holds which lock.
 //
