@@ -141,6 +141,10 @@ func (s *source) readNow(b []byte) (n int, err error) {
 		return 0, nil
 	}
 	if broken := s.raw.Read(func(fd uintptr) bool {
+		if len(b) <= briefBytes {
+			n, err = readNow(fd, b)
+			return true
+		}
 		for {
 			if n, err = unix.Read(int(fd), b); err != unix.EINTR {
 				return true

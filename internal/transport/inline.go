@@ -42,7 +42,7 @@ func (o *outbound) writeInlineLocked() {
 	o.mu.Unlock()
 
 	o.parts = b.appendTo(o.parts[:0])
-	n := writeNow(raw, o.parts)
+	n := writeParts(raw, o.parts, b.bytes)
 
 	o.mu.Lock()
 	o.mu.busy, o.mu.last = false, time.Now()
@@ -60,10 +60,14 @@ func (o *outbound) writeInlineLocked() {
 	}
 }
 
-// writeNow writes what the socket accepts without waiting. Errors are left to the writer, which
-// will see them again.
-func writeNow(raw syscall.RawConn, parts [][]byte) (n int) {
+// writeParts writes what the socket accepts of so many bytes without waiting. Errors are left to the
+// writer, which will see them again.
+func writeParts(raw syscall.RawConn, parts [][]byte, bytes int) (n int) {
 	_ = raw.Write(func(fd uintptr) bool {
+		if bytes <= briefBytes {
+			n, _ = writevNow(fd, parts)
+			return true
+		}
 		for {
 			var err error
 			if n, err = unix.Writev(int(fd), parts); err != unix.EINTR {

@@ -43,7 +43,7 @@ func (s *Streams) Open() {
 func (s *Streams) Accept() (net.Conn, error) {
 	select {
 	case c := <-s.incoming:
-		return &stream{Conn: c, t: s.t}, nil
+		return &stream{briefly(c), c, s.t}, nil
 	case <-s.done:
 		return nil, net.ErrClosed
 	}
@@ -63,7 +63,7 @@ func (s *Streams) Dial(addr string, timeout time.Duration) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &stream{Conn: c, t: s.t}, nil
+	return &stream{briefly(c), c, s.t}, nil
 }
 
 // Addr returns the NodeAddr of this node.
@@ -103,11 +103,12 @@ func (s *Streams) deliver(c net.Conn) {
 // stream is a connection that is closed by its user, or by Transport.Close.
 type stream struct {
 	net.Conn
-	t *Transport
+	tracked net.Conn // as the transport knows it
+	t       *Transport
 }
 
 func (s *stream) Close() error {
-	s.t.drop(s.Conn)
+	s.t.drop(s.tracked)
 	return nil
 }
 
