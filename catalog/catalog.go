@@ -19,6 +19,9 @@ import (
 // answer. Errors of the called node arrive with their errs.Kind.
 type Caller interface {
 	Call(ctx context.Context, addr string, req any) (any, error)
+	// Tell makes a request of which only a failure is answered: it comes by the channel, until forget
+	// is called. ctx bounds the sending.
+	Tell(ctx context.Context, addr string, req any) (failed <-chan error, forget func())
 }
 
 // Observer is told what the log changes, in its order, by the goroutine that applies it, with no

@@ -142,6 +142,10 @@ func startAt(t testing.TB, name, listen string) *node {
 	ready := make(chan struct{})
 	n.net, err = transport.Listen(transport.Config{
 		Self: id, Listen: listen, Log: slog.New(slog.DiscardHandler),
+		OnTold: func(_ dsm.NodeID, req any) bool {
+			<-ready
+			return n.OnTold(req)
+		},
 		OnCall: func(ctx context.Context, from dsm.NodeID, req any) (any, error) {
 			<-ready
 			return n.OnCall(ctx, from, req)

@@ -102,11 +102,7 @@ func (c *Catalog) clear(ctx context.Context, cmd command, term uint64) error {
 	g := &c.grants
 	g.mu.Lock()
 	c.reignLocked(term)
-	if g.mu.open[cmd.Node] == nil {
-		g.mu.open[cmd.Node] = make(map[uint64]bool)
-	}
-	g.mu.open[cmd.Node][cmd.Req] = true
-	g.mu.last[cmd.Node] = time.Now()
+	g.admitLocked(cmd)
 	var wait []*recall
 	for n, until := range g.mu.holders {
 		if n == cmd.Node {
@@ -132,6 +128,30 @@ func (c *Catalog) clear(ctx context.Context, cmd command, term uint64) error {
 		return gaveUp(ctx)
 	}
 	return nil
+}
+
+// admitLocked records that the command may be appended, perhaps after leases have been given back.
+func (g *grants) admitLocked(cmd command) {
+	if g.mu.open[cmd.Node] == nil {
+		g.mu.open[cmd.Node] = make(map[uint64]bool)
+	}
+	g.mu.open[cmd.Node][cmd.Req] = true
+	g.mu.last[cmd.Node] = time.Now()
+}
+
+// clearNow is clear if no other node can have a lease. Otherwise it returns false and does nothing.
+func (c *Catalog) clearNow(cmd command, term uint64) bool {
+	if !ops[cmd.Kind].seen {
+		return true
+	}
+	g := &c.grants
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.noneLocked(cmd.Node, term) {
+		return false
+	}
+	g.admitLocked(cmd)
+	return true
 }
 
 // close says that the command was applied, or will never be because it was not appended.
@@ -195,10 +215,26 @@ func (c *Catalog) take(ctx context.Context, data []byte) error {
 	return nil
 }
 
-// none reports whether no other node than n can have a lease in the term.
-func (g *grants) none(n dsm.NodeID, term uint64) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+// takeNow is take if that needs no waiting. Otherwise, or if it cannot be done, it returns false.
+func (c *Catalog) takeNow(data []byte) bool {
+	cmd, err := decodeEnvelope(data)
+	if err != nil || c.raft.State() != raft.Leader {
+		return false
+	}
+	term := c.raft.CurrentTerm()
+	if !c.clearNow(cmd, term) {
+		return false
+	}
+	if c.raft.State() != raft.Leader || c.raft.CurrentTerm() != term {
+		c.grants.close(cmd.Node, cmd.Req)
+		return false
+	}
+	c.raft.Apply(data, 0)
+	return true
+}
+
+// noneLocked reports whether no other node than n can have a lease in the term.
+func (g *grants) noneLocked(n dsm.NodeID, term uint64) bool {
 	for holder := range g.mu.holders {
 		if holder != n {
 			return false

@@ -11,7 +11,6 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
-	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // TestEveryNodeSeesAll makes every kind of call on one node and looks on the
@@ -92,24 +91,23 @@ func ok(t testing.TB, err error) {
 	}
 }
 
-// stubborn is a Caller whose proposals arrive twice and whose answers often get
-// lost.
+// stubborn is a Caller whose proposals arrive twice, and then often seem to have failed.
 type stubborn struct {
 	Caller
 	calls atomic.Int64
 }
 
-func (s *stubborn) Call(ctx context.Context, addr string, req any) (any, error) {
-	if _, is := req.(*wire.Propose); is {
-		if _, err := s.Caller.Call(ctx, addr, req); err != nil {
-			return nil, err
-		}
-		if s.calls.Add(1)%2 == 0 {
-			s.Caller.Call(ctx, addr, req)
-			return nil, errs.E(errs.Unavailable, "call", "the answer got lost")
-		}
+func (s *stubborn) Tell(ctx context.Context, addr string, req any) (<-chan error, func()) {
+	_, forget := s.Caller.Tell(ctx, addr, req)
+	forget()
+	failed, forget := s.Caller.Tell(ctx, addr, req)
+	if s.calls.Add(1)%2 != 0 {
+		return failed, forget
 	}
-	return s.Caller.Call(ctx, addr, req)
+	forget()
+	lost := make(chan error, 1)
+	lost <- errs.E(errs.Unavailable, "call", "the connection got lost")
+	return lost, func() {}
 }
 
 func TestCommandsThatArriveTwiceHappenOnce(t *testing.T) {

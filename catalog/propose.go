@@ -125,6 +125,9 @@ const (
 	resend = 500 * time.Millisecond
 	// attempt bounds a request to another node that will be tried again.
 	attempt = time.Second
+	// unwatched is how long a command waits before it looks whether its caller still does. Most are
+	// done by then. To begin looking costs a goroutine and a timer.
+	unwatched = 20 * time.Millisecond
 )
 
 // propose makes the change o and returns when this node has applied it.
@@ -148,71 +151,73 @@ func (c *Catalog) commit(ctx context.Context, o op) (answer, error) {
 	}
 	for try := 0; ; try++ {
 		reign := c.reign.ctx()
-		sent := c.submit(reign, ctx, data)
-		wait := time.NewTimer(resend)
+		failed, forget := c.submit(reign, ctx, data)
+		wait := time.NewTimer(unwatched)
+		var given <-chan struct{} // closed when the caller gives up, after unwatched
 	waiting:
 		for {
 			select {
 			case a := <-done:
 				wait.Stop()
+				forget()
 				applied = true
 				return a, nil
-			case err := <-sent:
-				if err == nil {
-					sent = nil
-					continue
-				}
+			case err := <-failed:
 				if !retryable(err) {
 					wait.Stop()
 					return answer{}, err
 				}
-				sent = nil
+				failed, given = nil, ctx.Done()
 				wait.Reset(backoff(try))
 			case <-reign.Done():
 				break waiting
 			case <-wait.C:
+				if given != nil {
+					break waiting
+				}
+				given = ctx.Done()
+				wait.Reset(resend)
+			case <-given:
 				break waiting
-			case <-ctx.Done():
-				wait.Stop()
-				return answer{}, gaveUp(ctx)
 			case <-c.life.Done():
-				wait.Stop()
-				return answer{}, gaveUp(ctx)
+				break waiting
 			}
 		}
 		wait.Stop()
+		forget()
+		if ctx.Err() != nil {
+			return answer{}, gaveUp(ctx)
+		}
 		if c.life.Err() != nil {
 			return answer{}, gaveUp(ctx)
 		}
 	}
 }
 
-// submit hands a command to the leader. The channel yields nil when the leader accepted it,
-// otherwise the reason. It does not wait for what raft reports later: the command is done when this
-// node applies it, and raft does not answer any more when it shuts down.
-func (c *Catalog) submit(reign, ctx context.Context, data []byte) <-chan error {
-	sent := make(chan error, 1)
+// submit hands a command to the leader. Why the leader does not take it comes by the channel, until
+// forget is called. What raft reports later nobody waits for: the command is done when this node
+// applies it, and raft does not answer any more when it shuts down.
+func (c *Catalog) submit(reign, ctx context.Context, data []byte) (failed <-chan error, forget func()) {
 	id, addr := c.leader()
+	refused := make(chan error, 1)
 	switch {
-	case c.raft.State() == raft.Leader && c.grants.none(c.self.ID, c.raft.CurrentTerm()):
-		sent <- c.take(ctx, data)
 	case c.raft.State() == raft.Leader:
+		if c.takeNow(data) {
+			break
+		}
 		go func() {
 			ctx, cancel := during(reign, ctx)
 			defer cancel()
-			sent <- c.take(ctx, data)
+			if err := c.take(ctx, data); err != nil {
+				refused <- err
+			}
 		}()
 	case id == 0 || id == c.self.ID:
-		sent <- errs.E(errs.Unavailable, "", "the catalog has no leader")
+		refused <- errs.E(errs.Unavailable, "", "the catalog has no leader")
 	default:
-		go func() {
-			ctx, cancel := during(reign, ctx)
-			defer cancel()
-			_, err := c.caller.Call(ctx, nodeAddr(id, addr), &wire.Propose{Command: data})
-			sent <- err
-		}()
+		return c.caller.Tell(ctx, nodeAddr(id, addr), &wire.Propose{Command: data})
 	}
-	return sent
+	return refused, func() {}
 }
 
 // during returns a context for one attempt at something that is wanted until ctx ends. It also ends

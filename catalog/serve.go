@@ -12,6 +12,12 @@ import (
 
 func errNotLeader() error { return errs.E(errs.NotLeader, "propose", "") }
 
+// OnTold appends the command that another node proposes, if that takes no waiting.
+func (c *Catalog) OnTold(req any) bool {
+	r, ok := req.(*wire.Propose)
+	return ok && c.takeNow(r.Command)
+}
+
 // OnCall answers requests of other catalogs; any other request is errs.Unsupported. It returns when
 // ctx ends or the catalog is closed.
 func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error) {
@@ -25,10 +31,7 @@ func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error
 		if c.raft.State() != raft.Leader {
 			return nil, errNotLeader()
 		}
-		if err := c.take(ctx, r.Command); err != nil {
-			return nil, err
-		}
-		return &wire.Proposed{}, nil
+		return nil, c.take(ctx, r.Command)
 	case *wire.Recall:
 		if err := c.lease.giveBack(ctx); err != nil {
 			return nil, err

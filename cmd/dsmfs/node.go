@@ -71,7 +71,7 @@ func (n *node) listen(context.Context) error {
 	var err error
 	n.net, err = transport.Listen(transport.Config{
 		Self: n.self.ID, Listen: n.cfg.listen, Advertise: n.cfg.advertise, Log: n.log.With("part", "transport"),
-		OnFrame: n.onFrame, OnReset: n.onReset, OnCall: n.onCall,
+		OnFrame: n.onFrame, OnReset: n.onReset, OnTold: n.onTold, OnCall: n.onCall,
 	})
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
@@ -224,7 +224,7 @@ func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 	return errors.Join(failed...)
 }
 
-// onFrame, onReset and onCall pass on what comes in from other nodes.
+// onFrame, onReset, onTold and onCall pass on what comes in from other nodes.
 func (n *node) onFrame(from dsm.NodeID, f *wire.Frame) error {
 	<-n.built
 	return n.data.Handle(from, f.Msg, f.Payload)
@@ -233,6 +233,15 @@ func (n *node) onFrame(from dsm.NodeID, f *wire.Frame) error {
 func (n *node) onReset(peer dsm.NodeID) {
 	<-n.built
 	n.data.SessionReset(peer)
+}
+
+func (n *node) onTold(_ dsm.NodeID, req any) bool {
+	select {
+	case <-n.built:
+		return n.cat.OnTold(req)
+	default:
+		return false
+	}
 }
 
 func (n *node) onCall(ctx context.Context, from dsm.NodeID, req any) (any, error) {

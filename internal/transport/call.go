@@ -18,23 +18,54 @@ import (
 // Requests to one address share a connection. They may overtake each other.
 func (t *Transport) Call(ctx context.Context, addr string, req any) (any, error) {
 	for {
-		t.mu.Lock()
-		if t.mu.closed {
-			t.mu.Unlock()
-			return nil, errs.E(errs.Closed, "call", "")
+		c, err := t.callerOf(addr)
+		if err != nil {
+			return nil, err
 		}
-		c := t.mu.callers[addr]
-		if c == nil {
-			c = newCaller(t, addr)
-			t.mu.callers[addr] = c
-			t.wg.Go(c.run)
-		}
-		t.mu.Unlock()
 		reply, err, again := c.call(ctx, req)
 		if !again {
 			return reply, err
 		}
 	}
+}
+
+// Tell makes a request of which only a failure is answered. It returns when the request has been
+// written; a failure, also that of writing it, comes by the channel, until forget is called. ctx
+// bounds the writing.
+func (t *Transport) Tell(ctx context.Context, addr string, req any) (failed <-chan error, forget func()) {
+	for {
+		c, err := t.callerOf(addr)
+		if err != nil {
+			return told(err), func() {}
+		}
+		failed, forget, again := c.tell(ctx, req)
+		if !again {
+			return failed, forget
+		}
+	}
+}
+
+// told returns a channel that yields the error.
+func told(err error) <-chan error {
+	ch := make(chan error, 1)
+	ch <- err
+	return ch
+}
+
+// callerOf returns the connection to the address.
+func (t *Transport) callerOf(addr string) (*caller, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.closed {
+		return nil, errs.E(errs.Closed, "call", "")
+	}
+	c := t.mu.callers[addr]
+	if c == nil {
+		c = newCaller(t, addr)
+		t.mu.callers[addr] = c
+		t.wg.Go(c.run)
+	}
+	return c, nil
 }
 
 // caller is a control connection of this node to another, with the requests on it. It ends with the
@@ -49,8 +80,23 @@ type caller struct {
 	mu struct {
 		lockrank.Mutex
 		next    uint64
-		waiting map[uint64]chan result
+		waiting map[uint64]asker
 		ended   error // why the connection ended; nil until then
+	}
+}
+
+// asker is who made a request: one of the two is nil. Neither is ever full.
+type asker struct {
+	answer  chan result
+	failure chan error
+}
+
+func (a asker) give(res result) {
+	switch {
+	case a.answer != nil:
+		a.answer <- res
+	case res.err != nil:
+		a.failure <- res.err
 	}
 }
 
@@ -63,7 +109,7 @@ type result struct {
 func newCaller(t *Transport, addr string) *caller {
 	c := &caller{t: t, addr: addr, ready: make(chan struct{})}
 	c.mu.Init("transport.caller")
-	c.mu.waiting = make(map[uint64]chan result)
+	c.mu.waiting = make(map[uint64]asker)
 	return c
 }
 
@@ -72,9 +118,10 @@ func (c *caller) run() {
 	conn, node, err := c.t.dial(c.t.ctx, laneControl, 0, c.addr)
 	if err == nil {
 		c.node = node
-		c.out = newFrameWriter(conn, c.t.cfg.WriteTimeout)
+		lane := briefly(conn)
+		c.out = newFrameWriter(lane, c.t.cfg.WriteTimeout)
 		close(c.ready)
-		err = c.read(conn)
+		err = c.read(lane)
 		c.t.drop(conn)
 	}
 	c.t.mu.Lock()
@@ -88,8 +135,8 @@ func (c *caller) run() {
 	}
 	c.mu.Lock()
 	c.mu.ended = err
-	for _, ch := range c.mu.waiting {
-		ch <- result{err: err}
+	for _, a := range c.mu.waiting {
+		a.give(result{err: err})
 	}
 	clear(c.mu.waiting)
 	c.mu.Unlock()
@@ -118,9 +165,9 @@ func (c *caller) read(conn net.Conn) error {
 			res = result{err: fail.Err()}
 		}
 		c.mu.Lock()
-		if ch := c.mu.waiting[f.Req]; ch != nil { // otherwise nobody waits any more
+		if a, ok := c.mu.waiting[f.Req]; ok { // otherwise nobody waits any more
 			delete(c.mu.waiting, f.Req)
-			ch <- res
+			a.give(res)
 		}
 		c.mu.Unlock()
 	}
@@ -128,45 +175,71 @@ func (c *caller) read(conn net.Conn) error {
 
 // call makes one request. again reports that the connection had ended before anything was sent.
 func (c *caller) call(ctx context.Context, req any) (reply any, err error, again bool) {
-	select {
-	case <-c.ready:
-	case <-ctx.Done():
-		return nil, c.gaveUp(ctx), false
-	}
-	c.mu.Lock()
-	if c.mu.ended != nil {
-		defer c.mu.Unlock()
-		return nil, c.mu.ended, c.out != nil
-	}
-	c.mu.next++
-	id := c.mu.next
 	ch := make(chan result, 1)
-	c.mu.waiting[id] = ch
-	c.mu.Unlock()
-
-	if err := c.out.write(ctx, req, id, false); err != nil {
-		c.mu.Lock()
-		delete(c.mu.waiting, id)
-		c.mu.Unlock()
-		if ctx.Err() != nil {
-			err = c.gaveUp(ctx)
-		}
-		return nil, err, false
+	id, err, again := c.ask(ctx, req, asker{answer: ch})
+	if err != nil {
+		return nil, err, again
 	}
 	select {
 	case res := <-ch:
 		return res.reply, res.err, false
 	case <-ctx.Done():
 	}
-	c.mu.Lock()
-	delete(c.mu.waiting, id)
-	c.mu.Unlock()
+	c.forget(id)
 	c.t.spawn(func() {
 		ctx, cancel := context.WithTimeout(c.t.ctx, c.t.cfg.HelloTimeout)
 		defer cancel()
 		_ = c.out.write(ctx, &wire.Cancel{}, id, false) // if it fails the connection has, which cancels as well
 	})
 	return nil, c.gaveUp(ctx), false
+}
+
+// tell makes one request of which only a failure is answered; again is that of call.
+func (c *caller) tell(ctx context.Context, req any) (failed <-chan error, forget func(), again bool) {
+	ch := make(chan error, 1)
+	id, err, again := c.ask(ctx, req, asker{failure: ch})
+	if err != nil {
+		return told(err), func() {}, again
+	}
+	return ch, func() { c.forget(id) }, false
+}
+
+// ask sends one request; again is that of call.
+func (c *caller) ask(ctx context.Context, req any, a asker) (id uint64, err error, again bool) {
+	select {
+	case <-c.ready:
+	default:
+		select {
+		case <-c.ready:
+		case <-ctx.Done():
+			return 0, c.gaveUp(ctx), false
+		}
+	}
+	c.mu.Lock()
+	if c.mu.ended != nil {
+		defer c.mu.Unlock()
+		return 0, c.mu.ended, c.out != nil
+	}
+	c.mu.next++
+	id = c.mu.next
+	c.mu.waiting[id] = a
+	c.mu.Unlock()
+
+	if err := c.out.write(ctx, req, id, false); err != nil {
+		c.forget(id)
+		if ctx.Err() != nil {
+			err = c.gaveUp(ctx)
+		}
+		return 0, err, false
+	}
+	return id, nil, false
+}
+
+// forget drops the answer to a request.
+func (c *caller) forget(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.mu.waiting, id)
 }
 
 // gaveUp returns the error of a call whose ctx ended.

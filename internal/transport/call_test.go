@@ -218,3 +218,55 @@ func TestCallSilentPeer(t *testing.T) {
 		t.Errorf("%v, want interrupted", err)
 	}
 }
+
+// TestTell makes requests that are not answered, and others that fail, of which the caller hears.
+func TestTell(t *testing.T) {
+	handled := make(chan uint64, 100)
+	a := newNode(t, 1, nil)
+	b := newNode(t, 2, func(c *Config) {
+		c.OnTold = func(_ dsm.NodeID, req any) bool {
+			id := req.(*wire.PushAck).ID
+			if id%2 == 0 {
+				handled <- id
+			}
+			return id%2 == 0
+		}
+		c.OnCall = func(_ context.Context, _ dsm.NodeID, req any) (any, error) {
+			id := req.(*wire.PushAck).ID
+			if handled <- id; id%3 == 0 {
+				return nil, errs.E(errs.Busy, "call", "")
+			}
+			return nil, nil
+		}
+	})
+	var last <-chan error
+	for id := range uint64(12) {
+		failed, forget := a.Tell(t.Context(), b.Addr(), &wire.PushAck{ID: id})
+		if got := <-handled; got != id {
+			t.Fatalf("request %d arrived, want %d", got, id)
+		}
+		switch {
+		case id%2 == 1 && id%3 == 0:
+			if err := <-failed; !errs.Is(err, errs.Busy) {
+				t.Errorf("request %d: %v, want that the other is busy", id, err)
+			}
+		case id%3 == 1:
+			forget()
+		default:
+			last = failed
+		}
+	}
+	select {
+	case err := <-last:
+		t.Errorf("a request that was handled: %v", err)
+	default:
+	}
+	b.Close()
+	if err := <-last; !errs.Is(err, errs.Unavailable) {
+		t.Errorf("the connection ended: %v", err)
+	}
+	failed, _ := a.Tell(t.Context(), b.Addr(), &wire.PushAck{})
+	if err := <-failed; !errs.Is(err, errs.Unavailable) {
+		t.Errorf("to a node that has ended: %v", err)
+	}
+}

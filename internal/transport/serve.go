@@ -31,12 +31,13 @@ func (t *Transport) serve(from dsm.NodeID, conn net.Conn) {
 	defer t.drop(conn)
 	defer cancel()
 
-	out := newFrameWriter(conn, t.cfg.WriteTimeout)
+	lane := briefly(conn)
+	out := newFrameWriter(lane, t.cfg.WriteTimeout)
 	room := make(chan struct{}, maxRequests)
 	var under requests
 	under.mu.Init("transport.requests")
 	under.mu.cancel = make(map[uint64]context.CancelFunc)
-	r := wire.NewReader(conn)
+	r := wire.NewReader(lane)
 	for {
 		f, err := r.Read()
 		if err == nil && (f.Reply || f.Req == 0) {
@@ -54,6 +55,9 @@ func (t *Transport) serve(from dsm.NodeID, conn net.Conn) {
 			under.end(f.Req)
 			continue
 		}
+		if t.cfg.OnTold != nil && t.cfg.OnTold(from, f.Msg) {
+			continue
+		}
 		select {
 		case room <- struct{}{}:
 		case <-t.ctx.Done():
@@ -63,16 +67,19 @@ func (t *Transport) serve(from dsm.NodeID, conn net.Conn) {
 		handlers.Go(func() {
 			reply := t.handle(ctx, from, f.Msg)
 			under.end(f.Req)
+			defer func() { <-room }()
+			if reply == nil {
+				return
+			}
 			if err := out.write(t.ctx, reply, f.Req, true); err != nil && !errs.Is(err, errs.Unavailable) {
 				// The reply itself is the problem, not the connection.
 				_ = out.write(t.ctx, wire.FailureOf(err, t.cfg.Self), f.Req, true)
 			}
-			<-room
 		})
 	}
 }
 
-// handle returns the answer to one request, a Failure if it failed.
+// handle returns the answer to one request, a Failure if it failed, nil if there is none.
 func (t *Transport) handle(ctx context.Context, from dsm.NodeID, req any) any {
 	if t.cfg.OnCall == nil {
 		return wire.FailureOf(errs.E(errs.Unsupported, "call", "this node answers no requests"), t.cfg.Self)

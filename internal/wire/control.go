@@ -6,7 +6,7 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 //
 //	node                                      leader of the catalog
 //	   | Propose (command) ------------------->|  append it to the log
-//	   |<-------------------------- Proposed   |  (it is done when the node applies it)
+//	   |<--------------------------- Failure   |  only if it cannot (it is done when the node applies it)
 //	   | ReadIndex --------------------------->|  am I still the leader?
 //	   |                  Probe to the voters  |
 //	   |<------------------------- ReadIndexed |  read your replica once it is there
@@ -37,12 +37,9 @@ type Join struct {
 // Joined says that the sender of Join is now a member.
 type Joined struct{ Cluster dsm.ClusterID }
 
-// Propose asks the leader to append a command.
+// Propose asks the leader to append a command. Only a failure is answered. The command may still
+// get lost with the leader; the proposer sends it again until it has applied it.
 type Propose struct{ Command []byte }
-
-// Proposed says that the leader has accepted the command. It may still get lost with the leader;
-// the proposer sends it again until it has applied it.
-type Proposed struct{}
 
 // ReadIndex asks up to where a replica must have applied the log to serve a read that begins now.
 // Term is the sender's term in raft. If the sender votes, it thereby declares that it had given its
@@ -86,7 +83,6 @@ var controlMessages = map[uint16]any{
 	100: Join{},
 	101: Joined{},
 	102: Propose{},
-	103: Proposed{},
 	104: ReadIndex{},
 	105: ReadIndexed{},
 	106: Probe{},
