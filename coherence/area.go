@@ -53,6 +53,7 @@ type Area struct {
 		surveys     map[uint64]*surveying
 		toldOfCut   bool        // a program has cut the memory, and the log says so
 		memoryRetry *time.Timer // if not nil, it will handle again what is parked for lack of memory
+		short       short       // why the memory is not as long as the catalog says
 	}
 }
 
@@ -305,7 +306,7 @@ func (a *Area) movedLocked(old *dsm.View, s dsm.Slot) bool {
 // inodeChangedLocked takes over a new size, spec or layout.
 func (a *Area) inodeChangedLocked(now dsm.Inode) {
 	old := a.mu.ino
-	if now.Rev < old.Rev {
+	if s := a.mu.short.ino; now.Rev < old.Rev || s != nil && now.Rev < s.Rev {
 		return
 	}
 	if now.Spec.Residency != old.Spec.Residency {
@@ -323,16 +324,15 @@ func (a *Area) inodeChangedLocked(now dsm.Inode) {
 			old = empty
 		}
 	}
-	a.mu.ino = now
 	if now.Size != old.Size && a.mu.mem != nil {
-		if now.Size < old.Size {
-			a.mu.cached.BeforeCut(now.Size)
+		if err := a.resizeMemoryLocked(now.Size); err != nil {
+			a.fallShortLocked(now, err)
+			return
 		}
-		if err := a.mu.mem.Resize(now.Size); err != nil {
-			a.node.cfg.Log.Error("resize", "area", a.id, "size", now.Size, "err", err)
-		}
-		a.mu.cached.Truncate(now.Size)
-		a.resizeDraftsLocked()
+	}
+	a.mu.ino = now
+	for _, d := range a.mu.drafts {
+		d.resizedLocked(a)
 	}
 	if now.Spec.Merge != old.Spec.Merge || now.Layout != old.Layout {
 		a.mu.kernel, a.mu.ruleErr = merge.KernelFor(now.Spec.Merge, now.Layout)
@@ -345,6 +345,7 @@ func (a *Area) inodeChangedLocked(now dsm.Inode) {
 	}
 	a.replicaResizedLocked(old.Size, now.Size)
 	a.replicaOnRequestChangedLocked()
+	a.endShortLocked()
 	a.mu.wake = true
 }
 
@@ -359,6 +360,8 @@ func (a *Area) sessionResetLocked(peer dsm.NodeID) {
 func (a *Area) removeLocked() {
 	a.mu.removed = true
 	a.mu.out, a.mu.parked = nil, nil
+	a.mu.short.waiting = nil
+	a.endShortLocked()
 	for _, s := range a.mu.home.subs {
 		s.end()
 	}
@@ -385,6 +388,7 @@ func (a *Area) closeMemoryLocked() {
 		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "err", err)
 	}
 	a.mu.mem, a.mu.cached = nil, nil
+	a.node.memoryFreed()
 }
 
 // forgetLocked frees the replica's bytes of an extent.

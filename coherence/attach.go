@@ -185,11 +185,14 @@ func (a *Area) readyToAttach(ctx context.Context) error {
 	demand := false
 	var err error
 	a.step(func() {
+		if err = a.growLocked(); err != nil {
+			return
+		}
 		if demand = a.mu.replica.demand; demand {
 			err = a.mu.mem.Attachable()
 		}
 	})
-	if demand {
+	if demand || err != nil {
 		return err
 	}
 	return a.fetchAll(ctx)

@@ -98,16 +98,6 @@ func (d *draft) resizedLocked(a *Area) {
 	}
 }
 
-// resizeDraftsLocked changes all drafts to the size of the area.
-func (a *Area) resizeDraftsLocked() {
-	for _, d := range a.mu.drafts {
-		if err := d.mem.Resize(a.mu.ino.Size); err != nil {
-			a.node.cfg.Log.Error("resize", "area", a.id, "size", a.mu.ino.Size, "err", err)
-		}
-		d.resizedLocked(a)
-	}
-}
-
 // changedLocked records that pages of the working copy have changes that no draft but has contains. Some
 // pages may be past the end: pages that were cut off while they were under way.
 func (a *Area) changedLocked(e dsm.ExtentIndex, p dsm.PageSet, has *draft) {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"math"
-	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -12,67 +11,6 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
 )
-
-// waiter is a call that waits for the area to change.
-type waiter struct {
-	op   string
-	cond func() bool
-	dead func() dsm.NodeID // a home without which cond does not hold, and that is not to be waited for; 0: none
-	done chan struct{}     // closed when the wait is over
-	gone bool              // because the area was removed
-	err  error             // because of dead
-}
-
-// await returns when cond holds; or with errs.Timeout when ctx ends; or with errs.NotExist when the
-// area is removed. The steps that change the area call cond, under its lock, so it must be quick and change
-// nothing of the area. (Were the caller woken by each change to look itself, a publish would be woken by
-// each of its acks, thousands at times.)
-func (a *Area) await(ctx context.Context, op string, cond func() bool) error {
-	return a.awaitHomes(ctx, op, cond, func() dsm.NodeID { return 0 })
-}
-
-// awaitHomes is await for something that homes do. It ends with an error as soon as dead names one that is not to be waited for.
-// Cond is looked at first.
-func (a *Area) awaitHomes(ctx context.Context, op string, cond func() bool, dead func() dsm.NodeID) error {
-	w := &waiter{op: op, cond: cond, dead: dead, done: make(chan struct{})}
-	a.mu.Lock()
-	if !a.overLocked(w) {
-		a.mu.waiters = append(a.mu.waiters, w)
-	}
-	a.mu.Unlock()
-	select {
-	case <-w.done:
-	case <-ctx.Done():
-		a.mu.Lock()
-		i := slices.Index(a.mu.waiters, w) // -1: it was over at the last moment
-		if i >= 0 {
-			a.mu.waiters = slices.Delete(a.mu.waiters, i, i+1)
-		}
-		a.mu.Unlock()
-		if i >= 0 {
-			return &errs.Error{Op: op, Area: a.id, Kind: errs.Timeout, Err: a.blame(ctx.Err())}
-		}
-	}
-	if w.gone {
-		return &errs.Error{Op: op, Area: a.id, Kind: errs.NotExist}
-	}
-	return w.err
-}
-
-// overLocked reports whether a wait is over, and ends it then.
-func (a *Area) overLocked(w *waiter) bool {
-	w.gone = a.mu.removed
-	over := w.gone || w.cond()
-	if !over {
-		if id := w.dead(); id != 0 {
-			over, w.err = true, a.errDeadLocked(w.op, id)
-		}
-	}
-	if over {
-		close(w.done)
-	}
-	return over
-}
 
 // Open opens the area for one more file handle: it subscribes if this is the
 // first one, and acquires. write says that the handle may store. The caller
@@ -107,6 +45,9 @@ func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, erro
 
 // openedLocked counts one more handle.
 func (a *Area) openedLocked(write bool) error {
+	if err := a.growLocked(); err != nil {
+		return err
+	}
 	r := &a.mu.replica
 	if !r.subscribed {
 		if err := a.startReplicaLocked(); err != nil {
@@ -172,8 +113,11 @@ func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []by
 	stay := staying{area: a, off: off, n: len(p)}
 	defer stay.end()
 	for {
-		done, demand := false, false
+		done, demand, short := false, false, error(nil)
 		a.step(func() {
+			if short = a.missesLocked(off, int64(len(p))); short != nil {
+				return
+			}
 			demand = a.mu.replica.demand
 			if n, done = read(p, off); !done && !demand {
 				a.fetchLocked(off, len(p))
@@ -181,6 +125,8 @@ func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []by
 			}
 		})
 		switch {
+		case short != nil:
+			return 0, short
 		case done:
 			return n, nil
 		case demand:
@@ -317,6 +263,9 @@ func (a *Area) write(p []byte, off int64, w way) error {
 		}
 		if w == writtenThrough {
 			defer a.mu.cached.EndWrite()
+		}
+		if err = a.missesLocked(off, int64(len(p))); err != nil {
+			return
 		}
 		if room := max(a.mu.ino.Size-off, 0); int64(len(p)) > room {
 			a.mu.cached.WrotePast(off+room, p[room:])

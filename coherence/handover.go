@@ -274,6 +274,8 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 			switch {
 			case m.Epoch < row.Epoch || row.Source != from || !a.isSelf(row.Primary) || n.slotReady(m.Slot, row):
 				// Sent again, or overtaken by another view: nothing to install.
+			case m.Rev > a.mu.ino.Rev && a.mu.short.ino != nil:
+				ack.Stale, ack.Rev, later = true, a.mu.ino.Rev, true
 			case m.Gen < a.mu.ino.Gen:
 				ack.Stale, ack.Rev = true, a.mu.ino.Rev
 			case int(m.Extent) < a.extentsLocked():

@@ -58,6 +58,28 @@ func (a *Area) workingCopyLocked() error {
 	return nil
 }
 
+// resizeMemoryLocked changes the memory of the area and of the drafts. A draft may be longer than the area if it fails: that does no harm.
+func (a *Area) resizeMemoryLocked(size int64) error {
+	for _, d := range a.mu.drafts {
+		if err := a.node.resize(d.mem, size); size > a.mu.ino.Size && err != nil {
+			return err
+		} else if err != nil {
+			a.node.cfg.Log.Error("cut a draft", "area", a.id, "size", size, "err", err)
+		}
+	}
+	if size < a.mu.ino.Size {
+		a.mu.cached.BeforeCut(size)
+	}
+	if err := a.node.resize(a.mu.mem, size); err != nil {
+		return err
+	}
+	a.mu.cached.Truncate(size)
+	return nil
+}
+
+// resize changes the size of an area's memory, or of a draft.
+func resize(mem interface{ Resize(size int64) error }, size int64) error { return mem.Resize(size) }
+
 // warnOfMemory says that memory cannot be made, now and then: whoever needs it tries again.
 func (n *Node) warnOfMemory(id dsm.AreaID, err error) {
 	now, last := time.Now().UnixNano(), n.warned.Load()

@@ -62,7 +62,10 @@ type Node struct {
 	keeps     atomic.Bool // KeepPages was called
 
 	newMemory func(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) // tests make it fail
-	warned    atomic.Int64                                                      // when its failure was last logged
+	resize    func(mem interface{ Resize(size int64) error }, size int64) error // likewise
+	warned    atomic.Int64                                                      // when a failure of these was last logged
+
+	shortAreas atomic.Int64 // how many areas are short
 }
 
 // New returns a data plane with no areas. It starts no goroutine.
@@ -73,7 +76,7 @@ func New(cfg Config) *Node {
 	if cfg.Linger == 0 {
 		cfg.Linger = DefaultLinger
 	}
-	n := &Node{cfg: cfg, newMemory: newMemory}
+	n := &Node{cfg: cfg, newMemory: newMemory, resize: resize}
 	n.mu.Init("coherence.Node")
 	n.mu.areas = make(map[dsm.AreaID]*Area)
 	n.handovers.init(n)

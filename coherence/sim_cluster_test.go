@@ -4,8 +4,10 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -61,6 +63,8 @@ type simNode struct {
 	kernel  *fakeKernel
 
 	skew     time.Duration // of its clock
+	starving bool          // its memory cannot be made longer
+	starved  bool          // that was so at some time
 	dead     bool          // see kill
 	gone     bool          // and the catalog says so
 	changed  chan struct{} // closed and replaced when an entry is applied
@@ -103,6 +107,13 @@ func newSimOf(t *testing.T, seed uint64, nodes int, ino dsm.Inode, linger time.D
 		n.skew = time.Duration(s.rng.IntN(10)) * time.Millisecond
 		n.node = New(Config{Self: n.id, View: n, Sender: n, Log: slog.New(slog.DiscardHandler), Linger: linger, Memory: memory,
 			Now: func() time.Time { return time.Now().Add(n.skew) }})
+		n.node.resize = func(mem interface{ Resize(size int64) error }, size int64) error {
+			if n.starving && size > n.area.mu.ino.Size {
+				n.starved = true
+				return os.NewSyscallError("mmap", syscall.ENOMEM)
+			}
+			return resize(mem, size)
+		}
 		n.kernel = newFakeKernel(n)
 		if memory > 0 {
 			n.node.room.least = simRoom * pageCost

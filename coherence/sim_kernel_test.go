@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/pages"
 )
 
@@ -93,13 +94,17 @@ func (k *fakeKernel) harvest(prob float64) {
 func (k *fakeKernel) writeBack(p dsm.PageIndex, c *cachedPage) {
 	off := int64(p) * dsm.PageSize
 	n := min(dsm.PageSize, k.size-off)
+	if c.dirty = false; n > 0 {
+		err := k.n.area.WriteBack(bytes.Clone(c.data[:n]), off)
+		switch {
+		case k.n.starved && errs.Is(err, errs.NoSpace):
+			return // the next fsync says so
+		case err != nil:
+			k.n.sim.t.Fatal(err)
+		}
+	}
 	k.n.deliveredTo(p, c)
-	if c.dirty, c.given = false, c.data; n <= 0 {
-		return
-	}
-	if err := k.n.area.WriteBack(bytes.Clone(c.data[:n]), off); err != nil {
-		k.n.sim.t.Fatal(err)
-	}
+	c.given = c.data
 }
 
 // writePast is a write(2) past the page cache. Another program may read the page between the drop and the WRITE.

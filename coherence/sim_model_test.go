@@ -15,6 +15,7 @@ type simCase struct {
 	unaware bool                            // see sim
 	careful bool                            // see sim
 	dies    bool                            // a node dies: see withTaker
+	starves bool                            // at times memory cannot be made longer
 	rules   func(r *simRun, ino *dsm.Inode) // changes what the model allows to change
 	store   func(r *simRun, n *simNode)
 	check   func(r *simRun, n *simNode)
@@ -85,7 +86,7 @@ func bytesRule(r *simRun, ino *dsm.Inode) {
 func storeBytes(r *simRun, n *simNode) {
 	p := hot[r.rng.IntN(len(hot))]
 	// The kernel has not heard that the page is cut off: programs go on storing to it.
-	past := int64(p+1)*dsm.PageSize > n.ino.Size
+	past := int64(p+1)*dsm.PageSize > n.ino.Size || !n.hasMemory(p)
 	if past && (len(n.attached) > 0 || n.kernel.cache[p] == nil || int64(p+1)*dsm.PageSize > n.kernel.size) {
 		return
 	}
@@ -211,13 +212,13 @@ func sumOf(t dsm.DType, apply dsm.Apply) dsm.Inode {
 
 var simCases = []simCase{
 	{name: "last", ino: dsm.Inode{Size: simSize}, rules: bytesRule, store: storeBytes, check: checkBytes},
-	{name: "last-cut", ino: dsm.Inode{Size: simSize}, resize: true, unaware: true, rules: applyRule, store: storeBytes, check: checkBytes},
+	{name: "last-cut", ino: dsm.Inode{Size: simSize}, resize: true, starves: true, unaware: true, rules: applyRule, store: storeBytes, check: checkBytes},
 	{name: "last-death", ino: dsm.Inode{Size: simSize}, dies: true, rules: bytesRule, store: storeBytes, check: checkBytes},
-	{name: "last-resize", ino: dsm.Inode{Size: simSize}, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "last-resize", ino: dsm.Inode{Size: simSize}, resize: true, starves: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "sum-sync", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), rules: applyRule, store: addInts, check: checkInts},
 	{name: "sum-float", ino: sumOf(dsm.DTypeF32, dsm.ApplyAuto), rules: applyRule, store: addFloats, check: checkFloats},
-	{name: "demand-cut", ino: onDemand(dsm.Inode{Size: simSize}), resize: true, unaware: true, rules: applyRule, store: storeBytes, check: checkBytes},
-	{name: "last-demand", ino: onDemand(dsm.Inode{Size: simSize}), resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "demand-cut", ino: onDemand(dsm.Inode{Size: simSize}), resize: true, starves: true, unaware: true, rules: applyRule, store: storeBytes, check: checkBytes},
+	{name: "last-demand", ino: onDemand(dsm.Inode{Size: simSize}), resize: true, starves: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "sum-demand", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), rules: applyRule, store: addInts, check: checkInts},
 	{name: "float-demand", ino: onDemand(sumOf(dsm.DTypeF32, dsm.ApplyAuto)), rules: applyRule, store: addFloats, check: checkFloats},
 	sumOfTemporaries,

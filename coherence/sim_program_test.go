@@ -216,7 +216,7 @@ func (n *simNode) memory(prog *simProgram, p dsm.PageIndex, store bool) []byte {
 		c.dirty = c.dirty || store
 		return c.data[:]
 	}
-	if int64(p)*dsm.PageSize >= n.ino.Size || !n.here(p) {
+	if int64(p)*dsm.PageSize >= n.ino.Size || !n.here(p) || !n.hasMemory(p) {
 		return nil
 	}
 	if store {
@@ -383,6 +383,11 @@ func (n *simNode) here(p dsm.PageIndex) (ok bool) {
 		ok = n.holds(off)
 	}
 	return ok
+}
+
+// hasMemory reports whether there is memory for page p: else programs get SIGBUS.
+func (n *simNode) hasMemory(p dsm.PageIndex) bool {
+	return n.area.mu.mem != nil && int64(p)*dsm.PageSize < n.area.mu.mem.Size()
 }
 
 // holds reports whether the page at off is here.

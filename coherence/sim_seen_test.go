@@ -85,7 +85,7 @@ func (n *simNode) acked() snapshot {
 // is so after those of programs that store. Of a program with a draft that has called it, its memory is looked at.
 func (n *simNode) sees(began snapshot, what string, storing bool, prog *simProgram) {
 	s := n.sim
-	if began.held && !storing || began.gen != n.ino.Gen || began.cuts != s.seen.cuts || began.gen != s.lastInode().Gen {
+	if n.area.mu.short.ino != nil || began.held && !storing || began.gen != n.ino.Gen || began.cuts != s.seen.cuts || began.gen != s.lastInode().Gen {
 		return
 	}
 	check := func(where string, off int64, v byte, least int) {

@@ -100,6 +100,7 @@ func (r *simRun) settle() {
 		}
 	}
 	r.endDeath()
+	r.feed()
 	r.calm("wait")
 	for _, n := range r.programNodes() {
 		n.kernel.learn()
@@ -131,6 +132,22 @@ func (r *simRun) settle() {
 		n.checkDrafts()
 	}
 	r.checkDirectory()
+}
+
+// feed lets memory be made on all nodes, and the time pass after which they try again.
+func (r *simRun) feed() {
+	if !r.kind.starves {
+		return
+	}
+	for _, n := range r.nodes {
+		n.starving = false
+	}
+	r.pass(shortRetryMost)
+	for _, n := range r.nodes {
+		if n.area.mu.short.ino != nil {
+			r.t.Fatalf("node %d: the memory stays short", n.i)
+		}
+	}
 }
 
 // checkDirectory: at rest the homes know which pages on demand each node has. Of pages that were cut off and are there again they may
@@ -218,6 +235,10 @@ func (r *simRun) event(n *simNode) {
 	case x < 78:
 		if r.taker != nil && r.rng.IntN(4) == 0 {
 			r.die(false)
+		}
+	case x < 79:
+		if r.kind.starves && r.rng.IntN(4) == 0 {
+			n.starving = !n.starving
 		}
 	}
 }

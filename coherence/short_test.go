@@ -1,0 +1,150 @@
+package coherence
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// TestMemoryThatDoesNotGrow: the memory of an area cannot be made longer at one of two nodes. What its programs need of the rest is
+// ENOSPC there, nothing else changes, and the log says what to do, once. What others publish to it meanwhile is taken when there is
+// memory again: after a while, or when another area gives some back.
+func TestMemoryThatDoesNotGrow(t *testing.T) {
+	for _, freed := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
+			home, other := s.nodes[0], s.nodes[1]
+			home.open(true)
+			other.open(true)
+			s.drain()
+			var log bytes.Buffer
+			home.node.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+			home.starving = true
+			s.resize(2 * dsm.ExtentSize)
+			s.catchUp()
+			s.drain()
+
+			a, past, b := home.area, int64(dsm.ExtentSize), make([]byte, 8)
+			for what, call := range map[string]func(ctx context.Context) error{
+				"read":       func(ctx context.Context) error { _, err := a.ReadAt(ctx, b, past); return err },
+				"write":      func(ctx context.Context) error { return a.WriteAt(ctx, b, past) },
+				"write back": func(context.Context) error { return a.WriteBack(b, past) },
+				"open":       func(ctx context.Context) error { _, err := home.node.Open(ctx, simArea, false); return err },
+				"attach":     func(ctx context.Context) error { _, _, err := a.Attach(ctx, 1, true); return err },
+			} {
+				if err := call(t.Context()); errs.KindOf(err) != errs.NoSpace || !errors.Is(err, syscall.ENOMEM) {
+					t.Errorf("%s: %v, want ENOSPC", what, err)
+				}
+			}
+			if err := a.WriteAt(t.Context(), []byte{3}, 0); err != nil {
+				t.Error("a store to what there is memory for: ", err)
+			}
+			if k := strings.Count(log.String(), "vm.max_map_count"); k != 1 {
+				t.Errorf("%d lines of the log say what to do:\n%s", k, &log)
+			}
+
+			if err := other.area.WriteAt(t.Context(), []byte{7}, past); err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan error, 1)
+			go func() { done <- other.area.Publish(t.Context()) }()
+			s.drain()
+			if len(done) > 0 {
+				t.Fatal("a publish is acked that there is no memory for")
+			}
+			home.starving = false
+			if freed {
+				home.node.memoryFreed()
+			} else {
+				<-time.After(shortRetry)
+			}
+			s.drain()
+			s.drain()
+			if len(done) == 0 {
+				t.Fatal("the publish is not taken when there is memory again")
+			}
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			if err := a.WriteAt(t.Context(), b, past+8); err != nil {
+				t.Error("a store when there is memory again: ", err)
+			}
+			if got := a.mu.mem.Working(dsm.ExtentPages)[0]; got != 7 {
+				t.Errorf("memory has %d, want 7", got)
+			}
+		})
+	}
+}
+
+// TestHandoverToAShortArea: an extent that is handed over to a node before it has memory for it is sent again.
+func TestHandoverToAShortArea(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		to, replica := s.nodes[1], s.nodes[2]
+		to.open(false)
+		replica.open(true)
+		to.starving = true
+		s.resize(2 * dsm.ExtentSize)
+		s.catchUp()
+		if err := replica.area.WriteAt(t.Context(), []byte{7}, dsm.ExtentSize); err != nil {
+			t.Fatal(err)
+		}
+		publish(replica)
+		s.drain()
+		s.move(to, 2)
+		s.drain()
+		to.starving = false
+		for range 3 {
+			<-time.After(shortRetry)
+			s.drain()
+			s.catchUp()
+		}
+		if x := to.area.mu.home.extents[1]; x == nil || to.area.mu.mem.Home(dsm.ExtentPages)[0] != 7 {
+			t.Error("the extent is not at its new home")
+		}
+	})
+}
+
+// TestDraftThatDoesNotGrow: the copy that a program has of its own cannot be made longer: the area stays as it is.
+func TestDraftThatDoesNotGrow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 1, sums(1, dsm.ApplyAuto))
+		n := s.nodes[0]
+		n.open(false)
+		at, f, err := n.area.Attach(t.Context(), 1, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		n.node.resize = func(mem interface{ Resize(size int64) error }, size int64) error {
+			if mem == at.draft.mem {
+				return os.NewSyscallError("mmap", syscall.ENOMEM)
+			}
+			return resize(mem, size)
+		}
+		s.resize(2 * dsm.ExtentSize)
+		s.catchUp()
+		if size := n.area.mu.mem.Size(); size != dsm.ExtentSize {
+			t.Errorf("the area has %d bytes, and the draft %d", size, dsm.ExtentSize)
+		}
+		n.node.resize = resize
+		<-time.After(shortRetry)
+		synctest.Wait()
+		at.draft.mem.Page(dsm.ExtentPages)[0] = 5
+		n.area.takeRange(at.draft, 0, 2*dsm.ExtentSize)
+		if got := n.area.mu.mem.Working(dsm.ExtentPages)[0]; got != 5 {
+			t.Errorf("memory has %d, want 5", got)
+		}
+		at.Detach()
+	})
+}
