@@ -41,7 +41,7 @@ func TestSetSpec(t *testing.T) {
 			t.Errorf("%s=%s again: %+v", x.key, x.value, again)
 		}
 	}
-	m.fails(errs.Invalid, set("colour", "red"), "colour", "mode merge dtype apply interval residency access")
+	m.fails(errs.Invalid, set("colour", "red"), "colour", "mode merge dtype apply interval residency access locks")
 	m.fails(errs.Invalid, set("mode", "psychic"), "psychic", "relaxed")
 	m.fails(errs.Invalid, set("merge", "max"), "last sum")
 	m.fails(errs.Invalid, set("dtype", "f31"), "f31", "bf16")

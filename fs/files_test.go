@@ -333,7 +333,7 @@ func TestXattrs(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"mode": "relaxed", "merge": "last", "dtype": "auto", "apply": "auto", "interval": "100ms",
-		"residency": "full", "access": "cached",
+		"residency": "full", "access": "cached", "locks": "meet",
 		"version": "4711", "home": "000000000000000a\n000000000000000b", "subscribers": "000000000000000c",
 	} {
 		if got := get(w, dsmPrefix+name); got != want {

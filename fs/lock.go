@@ -138,11 +138,15 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 	if l.Type != locks.Unlock {
 		h.owners.add(l.Owner)
 	}
-	err := b.cfg.Locks.Set(r, ino, l, wait, func() error {
+	acquire := func() error {
 		ctx, cancel := b.lasting()
 		defer cancel()
 		return a.current().Acquire(ctx, h.write)
-	})
+	}
+	if a.spec().Locks == dsm.LocksPlain {
+		acquire = nil
+	}
+	err := b.cfg.Locks.Set(r, ino, l, wait, acquire)
 	switch {
 	case err == nil && l.Type == locks.Write:
 		a.writeLocked.Store(true)
@@ -153,9 +157,12 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 	return status(err)
 }
 
-// publishLocked publishes what was stored under a lock. If the area was ever locked for writing on
+// publishLocked publishes what was stored under a lock, unless the file's locks are plain. If the area was ever locked for writing on
 // this node, this includes stores to mappings, for which the kernel must be asked.
 func (b *bridge) publishLocked(ctx context.Context, a *openArea) error {
+	if a.spec().Locks == dsm.LocksPlain {
+		return nil
+	}
 	if size, _ := a.noted(); a.writeLocked.Load() && size > 0 {
 		return b.harvestAndPublish(ctx, a)
 	}

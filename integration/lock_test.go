@@ -2,6 +2,7 @@ package integration
 
 import (
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -60,6 +61,32 @@ func TestLocksExclude(t *testing.T) {
 		a.do("ok", "close()")
 		b.expect("ok")
 	})
+}
+
+// TestPlainLocks: with locks=plain a lock excludes on all nodes, and what was stored under it is not published by giving it up.
+func TestPlainLocks(t *testing.T) {
+	c := nodes(t, 2)
+	for kind, sees := range map[string]string{"meet": "b'new'", "plain": "b'old'"} {
+		one := c.Node(1)
+		a, b := newLocker(t, one), newLocker(t, c.Node(2))
+		for _, l := range []*locker{a, b} {
+			l.do("ok", "op('"+kind+"')")
+		}
+		if res := one.CLI("set", filepath.Join(one.Mount, kind), "interval=0", "locks="+kind); res.Err != nil {
+			t.Fatal(res.Err)
+		}
+		a.do("3", "os.pwrite(files['f'], b'old', 0)")
+		a.do("None", "os.fsync(files['f'])")
+		a.do("ok", "posix(W)")
+		a.do("3", "os.pwrite(files['f'], b'new', 0)")
+		b.do("EAGAIN", "posix(R)")
+		b.start("posix(R, wait=True)")
+		b.waits()
+		a.do("ok", "posix(U)")
+		b.expect("ok")
+		b.do(sees, "os.pread(files['f'], 3, 0)")
+		a.do("EAGAIN", "posix(W)")
+	}
 }
 
 // TestLocksWait has a process wait for another on the same node, and on another one.

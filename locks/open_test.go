@@ -41,6 +41,19 @@ func TestLocksComeWithOpen(t *testing.T) {
 	a.wantCosts(0, 1)
 }
 
+// TestPlainLockAcquiresNothing: who locks without acquiring does not do it for the next.
+func TestPlainLockAcquiresNothing(t *testing.T) {
+	c := newBench(t, 2)
+	a := c.members[0]
+	plain := lock(a.owner(1), Write, 0, 9)
+	if err := a.Set(context.Background(), 1, plain, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	a.wantCosts(1, 0)
+	a.must(1, lock(a.owner(2), Write, 10, 19))
+	a.wantCosts(1, 1)
+}
+
 // TestSharedFileIsSurrendered: when a second node opens the file nobody has to be asked first, as if it never had been delegated;
 // unless it is being locked already.
 func TestSharedFileIsSurrendered(t *testing.T) {

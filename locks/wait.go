@@ -12,8 +12,8 @@ import (
 // wait for itself, and errs.Interrupted that ctx ended first; then nothing is left of the request.
 //
 // If other nodes may have had locks of the file in the meantime, Set calls acquire before it
-// returns. When that fails, Set returns its error, and nothing is locked on these bytes. The caller
-// must publish what was stored under a lock before it releases the lock.
+// returns, unless it is nil. When that fails, Set returns its error, and nothing is locked on these
+// bytes. The caller must publish what was stored under a lock before it releases the lock.
 //
 // If it seems that nobody has locks of the file, acquire is called while the cluster is asked. That
 // counts if this node hears of no lock of another node until the lock is granted: who has released
@@ -25,7 +25,7 @@ func (n *Node) Set(ctx context.Context, ino dsm.Ino, l Lock, wait bool, acquire 
 	}
 	var early chan error
 	asking := func() {
-		if l.Type != Unlock && !n.cfg.Cluster.LockStanding(ino).Others {
+		if acquire != nil && l.Type != Unlock && !n.cfg.Cluster.LockStanding(ino).Others {
 			early = make(chan error, 1)
 			go func() { early <- acquire() }()
 		}
@@ -42,7 +42,7 @@ func (n *Node) Set(ctx context.Context, ino dsm.Ino, l Lock, wait bool, acquire 
 	if err := errorOf(a); err != nil {
 		return err
 	}
-	if w.stale {
+	if w.stale && acquire != nil {
 		if !brought {
 			err = acquire()
 		}

@@ -12,7 +12,7 @@ import (
 type Setting struct{ Key, Value string }
 
 // SettingKeys are the keys of the settings, in the order they are shown.
-var SettingKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access"}
+var SettingKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access", "locks"}
 
 // Setting returns the value of a key, in the format in which it is set; ok is false if there is no
 // such key.
@@ -32,6 +32,8 @@ func (s Spec) Setting(key string) (value string, ok bool) {
 		return s.Residency.String(), true
 	case "access":
 		return s.Access.String(), true
+	case "locks":
+		return s.Locks.String(), true
 	}
 	return "", false
 }
@@ -55,6 +57,8 @@ func (s Spec) With(key, value string) (Spec, error) {
 		s.Residency, err = ParseResidency(value)
 	case "access":
 		s.Access, err = ParseAccess(value)
+	case "locks":
+		s.Locks, err = ParseLocks(value)
 	default:
 		return was, fmt.Errorf("unknown attribute %q: want one of %s", key, strings.Join(SettingKeys, " "))
 	}

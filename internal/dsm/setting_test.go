@@ -9,7 +9,7 @@ import (
 // TestSettingsAreReadAsTheyAreSet goes through all keys.
 func TestSettingsAreReadAsTheyAreSet(t *testing.T) {
 	spec := DefaultSpec()
-	values := map[string]string{"mode": "relaxed", "merge": "sum", "dtype": "bf16", "apply": "sync", "interval": "1m30s", "residency": "demand", "access": "cached"}
+	values := map[string]string{"mode": "relaxed", "merge": "sum", "dtype": "bf16", "apply": "sync", "interval": "1m30s", "residency": "demand", "access": "cached", "locks": "plain"}
 	for _, key := range SettingKeys {
 		next, err := spec.With(key, values[key])
 		if err != nil {
@@ -42,6 +42,7 @@ func TestCheckChange(t *testing.T) {
 		{"residency", "demand", 1, true, "the residency of a file of 1 bytes is full and fixed"},
 		{"access", "direct", 5, true, "the access of a file of 5 bytes is cached and fixed"},
 		{"merge", "sum", 5, false, ""},
+		{"locks", "plain", 5, false, ""},
 		{"dtype", "f32", 0, false, ""},
 		{"dtype", "f32", 8, false, ""},
 		{"dtype", "f32", 5, false, "5 bytes is no multiple of the 4 bytes of a f32 element"},

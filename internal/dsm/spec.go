@@ -92,6 +92,18 @@ const (
 
 var accessNames = []string{"cached", "direct"}
 
+// Locks says what locks of a file do besides excluding others.
+type Locks uint8
+
+const (
+	// LocksMeet makes them points where nodes meet: to get one acquires, to give one up publishes.
+	LocksMeet Locks = iota
+	// LocksPlain makes them nothing else: for programs that lock a file to guard something else.
+	LocksPlain
+)
+
+var locksNames = []string{"meet", "plain"}
+
 // DefaultInterval is the period at which unpublished stores are published.
 const DefaultInterval = 100 * time.Millisecond
 
@@ -108,6 +120,7 @@ type Spec struct {
 	Interval  time.Duration // 0: publish on request only
 	Residency Residency
 	Access    Access
+	Locks     Locks
 }
 
 // DefaultSpec is the spec of the root directory of a new cluster.
@@ -141,6 +154,7 @@ func (d DType) String() string     { return name(dtypeNames, int(d)) }
 func (a Apply) String() string     { return name(applyNames, int(a)) }
 func (r Residency) String() string { return name(residencyNames, int(r)) }
 func (a Access) String() string    { return name(accessNames, int(a)) }
+func (l Locks) String() string     { return name(locksNames, int(l)) }
 
 // Size returns the bytes of an element; 1 for auto.
 func (d DType) Size() int { return dtypeSizes[d] }
@@ -178,6 +192,12 @@ func ParseAccess(s string) (Access, error) {
 	return Access(v), err
 }
 
+// ParseLocks reads what locks do.
+func ParseLocks(s string) (Locks, error) {
+	v, err := parse("kind of locks", locksNames, s)
+	return Locks(v), err
+}
+
 // AppliesInSync reports whether updates of other nodes enter memory only in sync calls of the
 // programs that store to it. This is the default for sum: a program loads an element, adds to it
 // and stores it back. If an update came in between, the store would take the update back again, and
@@ -190,6 +210,6 @@ func (s Spec) AppliesInSync() bool {
 func (s Spec) Valid() bool {
 	return int(s.Mode) < len(modeNames) && int(s.Merge) < len(mergeNames) && int(s.DType) < len(dtypeNames) &&
 		int(s.Apply) < len(applyNames) && s.Interval >= 0 && s.Interval <= MaxInterval &&
-		int(s.Residency) < len(residencyNames) && int(s.Access) < len(accessNames) &&
+		int(s.Residency) < len(residencyNames) && int(s.Access) < len(accessNames) && int(s.Locks) < len(locksNames) &&
 		(s.Residency == ResidencyFull || s.Access == AccessCached)
 }

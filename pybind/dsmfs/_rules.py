@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ._errors import FormatError, from_errno, translated
 
-_NAMES = ("consistency", "merge", "dtype", "apply", "interval", "residency", "access")
+_NAMES = ("consistency", "merge", "dtype", "apply", "interval", "residency", "access", "locks")
 #: What a rule may be, for error texts. A test compares them with the daemon's.
 VALUES = {
     "consistency": ("relaxed",),
@@ -19,6 +19,7 @@ VALUES = {
     "apply": ("auto", "arrival", "sync"),
     "residency": ("full", "demand"),
     "access": ("cached", "direct"),
+    "locks": ("meet", "plain"),
 }
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -115,6 +115,7 @@ def test_rules(nodes: dsmfs.Cluster) -> None:
             "interval": "250ms",
             "residency": "full",
             "access": "cached",
+            "locks": "meet",
         }
         w.configure(merge="last", interval="1s", apply="sync")
         with nodes[2].open("w.npy") as other:
