@@ -10,7 +10,8 @@ import (
 )
 
 // locksRow measures lock and unlock at a node that does not lead the catalog: of a file whose locks are delegated to the node,
-// of files that it has not locked before, with and without bytes, and of one that two nodes lock all the time.
+// of files that it has not locked before, with and without bytes, of files that another node has open or has locked, and of one
+// that two nodes lock all the time.
 func locksRow(o options) ([]line, error) {
 	ops, count := o.pick(20000, 500), o.pick(500, 50)
 	var lines []line
@@ -47,6 +48,21 @@ func locksRow(o options) ([]line, error) {
 					return 0, err
 				}
 				return one(n, "lock-first", n.Mount, prefix, count)
+			}, tcp); err != nil {
+				return err
+			}
+		}
+		for had, what := range []string{"has open", "locked last"} {
+			l := line{Name: "first lock of a file that another node " + what + " + unlock", Measure: "TCP 4 KiB request/reply"}
+			if err := add(l, func() (float64, error) {
+				round++
+				prefix := fmt.Sprintf("k%d-", round)
+				keeper, _, err := start(c.Node(3), programs.bench, "lock-keep", c.Node(3).Mount, prefix, count, had)
+				if err != nil {
+					return 0, err
+				}
+				v, err := one(n, "lock-first", n.Mount, prefix, count)
+				return v, errors.Join(err, keeper.end())
 			}, tcp); err != nil {
 				return err
 			}

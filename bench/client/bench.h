@@ -34,5 +34,6 @@ void page_latency(char **a);
 void lock_unlock(char **a);
 void lock_first(char **a);
 void lock_turns(char **a);
+void lock_keep(char **a);
 
 #endif

@@ -66,6 +66,25 @@ void lock_first(char **a)
 	printf("%lld\n", (long long)median(t, n));
 }
 
+/* lock-keep DIR PREFIX N LOCK: makes N files, locks and unlocks each if LOCK is 1, and keeps them open until its input ends. */
+void lock_keep(char **a)
+{
+	long n = atol(a[2]);
+	for (long i = 0; i < n; i++) {
+		char path[PATH_MAX];
+		snprintf(path, sizeof path, "%s/%s%ld", a[0], a[1], i);
+		int fd = open_file(path);
+		if (atoi(a[3])) {
+			lock_range(fd, F_WRLCK);
+			lock_range(fd, F_UNLCK);
+		}
+	}
+	puts("ready");
+	fflush(stdout);
+	while (getchar() != EOF)
+		;
+}
+
 /*
  * lock-turns PATH ME N: N times waits for its turn, which the first byte of the file says, and gives it to the other, all
  * under the lock. Prints how long one turn of both took.
