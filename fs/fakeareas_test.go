@@ -18,7 +18,7 @@ import (
 type fakeAreas struct {
 	names *fakeNames
 	cache PageCache
-	pages atomic.Int64 // of every area, with data
+	pages atomic.Int64 // of every area, with data; -1: all
 
 	mu    sync.Mutex
 	areas map[dsm.AreaID]*fakeArea
@@ -63,6 +63,7 @@ type fakeArea struct {
 
 func newFakeAreas(names *fakeNames) *fakeAreas {
 	p := &fakeAreas{names: names, areas: make(map[dsm.AreaID]*fakeArea)}
+	p.pages.Store(-1)
 	if names != nil {
 		names.resized = func(ino dsm.Ino) {
 			a := p.area(dsm.AreaID(ino))
@@ -99,8 +100,14 @@ func (p *fakeAreas) Inspect(_ context.Context, id dsm.AreaID) (AreaReport, error
 	return AreaReport{Version: 4711, Homes: []dsm.NodeID{0xa, 0xb}, Subscribers: []dsm.NodeID{0xc}}, nil
 }
 
-func (p *fakeAreas) CountPages(context.Context, dsm.AreaID) (int64, error) {
-	return p.pages.Load(), nil
+func (p *fakeAreas) CountPages(_ context.Context, id dsm.AreaID) (int64, error) {
+	if n := p.pages.Load(); n >= 0 {
+		return n, nil
+	}
+	a := p.area(id)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return int64(len(a.data)+dsm.PageSize-1) / dsm.PageSize, nil
 }
 
 func (p *fakeAreas) KeepPages() {}

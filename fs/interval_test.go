@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,28 +18,48 @@ import (
 // publishedArea is an area whose publishes take a while. The other methods are not called.
 type publishedArea struct {
 	Area
-	took     time.Duration
+	took    time.Duration
+	compare time.Duration // of took
+
+	mu       sync.Mutex
 	fails    error
-	compare  time.Duration // of took
 	compared time.Duration // in all
 	at       []time.Time   // starts of the publishes
 }
 
-func (p *publishedArea) CompareTime() time.Duration { return p.compared }
-func (p *publishedArea) Extended() int64            { return 0 }
+func (p *publishedArea) CompareTime() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.compared
+}
+
+func (p *publishedArea) Extended() int64 { return 0 }
 
 func (p *publishedArea) Publish(context.Context) error {
+	p.mu.Lock()
 	p.at = append(p.at, time.Now())
+	p.mu.Unlock()
 	time.Sleep(p.took)
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.compared += p.compare
 	return p.fails
 }
 
 func (p *publishedArea) Sync(ctx context.Context, _ bool) error { return p.Publish(ctx) }
 
+// fail makes publishes fail from now on, or succeed.
+func (p *publishedArea) fail(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.fails = err
+}
+
 // starts returns when the publishes so far began, and forgets them.
 func (p *publishedArea) starts() []time.Time {
 	synctest.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	at := p.at
 	p.at = nil
 	return at
@@ -136,7 +157,7 @@ func TestFailedPublishRests(t *testing.T) {
 		b, a, p := pacedArea(10 * ms)
 		var log bytes.Buffer
 		b.log = slog.New(slog.NewTextHandler(&log, nil))
-		p.fails = errs.E(errs.Unavailable, "publish", "the home has died")
+		p.fail(errs.E(errs.Unavailable, "publish", "the home has died"))
 		a.stored.Add(1)
 		b.intervals.stored(a, soon)
 		time.Sleep(time.Minute)
@@ -146,7 +167,7 @@ func TestFailedPublishRests(t *testing.T) {
 		if k := strings.Count(log.String(), "has died"); k != 1 {
 			t.Errorf("%d lines in the log", k)
 		}
-		p.fails = nil
+		p.fail(nil)
 		time.Sleep(2 * time.Second)
 		if a.stored.Load() != a.published.Load() {
 			t.Error("it does not publish when it can")
