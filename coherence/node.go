@@ -19,6 +19,8 @@ type PageCache interface {
 	Changed(id dsm.AreaID)
 	// AttrChanged says that the size or the rules of the area changed.
 	AttrChanged(id dsm.AreaID)
+	// Removed says that the area is gone.
+	Removed(id dsm.AreaID)
 }
 
 // Config is what a Node needs.
@@ -149,6 +151,9 @@ func (n *Node) AreaRemoved(ino dsm.Ino) {
 	n.mu.Unlock()
 	if a != nil {
 		a.step(a.removeLocked)
+	}
+	if c := n.cache.Load(); c != nil {
+		(*c).Removed(dsm.AreaID(ino))
 	}
 }
 

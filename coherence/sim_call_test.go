@@ -148,6 +148,7 @@ func (n *simNode) Changed(dsm.AreaID) { n.kernel.bell.Store(true) }
 
 // AttrChanged is nothing to a kernel that learns of sizes at once.
 func (n *simNode) AttrChanged(dsm.AreaID) {}
+func (n *simNode) Removed(dsm.AreaID)     {}
 
 // calm lets the cluster run, with no more faults and with nothing new asked for, until nothing is left to happen. Calls that
 // wait for something that is still to be stored may be left, all others must have returned.

@@ -145,6 +145,8 @@ type PageCache interface {
 	Changed(id dsm.AreaID)
 	// AttrChanged says that the size or the spec of the area changed.
 	AttrChanged(id dsm.AreaID)
+	// Removed says that the area has no name, and no node holds it.
+	Removed(id dsm.AreaID)
 }
 
 var _ PageCache = (*FS)(nil)

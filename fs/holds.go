@@ -149,6 +149,9 @@ func (h *holds) unhold(areas []*openArea) {
 	for _, a := range idle {
 		a.held = err != nil
 		<-a.gate
+		if a.removed.Load() { // by this
+			h.b.opens.removed(a.id)
+		}
 	}
 	h.giveUp(busy...)
 	if err == nil || errs.Is(err, errs.Closed) || h.b.life.Err() != nil {

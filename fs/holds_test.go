@@ -1,7 +1,11 @@
 package fs
 
 import (
+	"context"
+	"log/slog"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -45,4 +49,57 @@ func TestCreateHoldsForTheAttach(t *testing.T) {
 	}
 	area.Close(true)
 	eventually(t, "what was attached is given up", func() bool { return !held(attached) })
+}
+
+// TestRemovedFilesAreForgotten: nothing of a file stays in memory when the catalog has forgotten it, also if it does while
+// this node gives up its hold.
+func TestRemovedFilesAreForgotten(t *testing.T) {
+	for _, during := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			names := &removingNames{fakeNames: newFakeNames()}
+			b := newBridge(Config{Names: names, Areas: newFakeAreas(names.fakeNames), FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
+			f := &FS{b: b}
+			in, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Size: 100}, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a, err := b.opens.attach(t.Context(), in.Ino, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Removed(a.id)
+			if b.opens.find(a.id) != a {
+				t.Error("a file that is open was forgotten")
+			}
+			a.removed.Store(false)
+			if during {
+				names.removed = f.Removed
+			}
+			b.opens.detach(a, false)
+			time.Sleep(time.Second)
+			if !during {
+				f.Removed(a.id)
+			}
+			if b.opens.find(a.id) != nil {
+				t.Errorf("removed while the hold is given up: %v: the file is remembered", during)
+			}
+			b.releases.close()
+		})
+	}
+}
+
+// removingNames is a catalog in which a file goes when its hold does.
+type removingNames struct {
+	*fakeNames
+	removed func(dsm.AreaID)
+}
+
+func (n *removingNames) Unhold(ctx context.Context, inos ...dsm.Ino) error {
+	err := n.fakeNames.Unhold(ctx, inos...)
+	for _, ino := range inos {
+		if n.removed != nil {
+			n.removed(dsm.AreaID(ino))
+		}
+	}
+	return err
 }

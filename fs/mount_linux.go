@@ -171,6 +171,9 @@ func (f *FS) AttrChanged(id dsm.AreaID) {
 	}
 }
 
+// Removed implements PageCache.
+func (f *FS) Removed(id dsm.AreaID) { f.b.opens.removed(id) }
+
 // Done is closed when the mount is gone, because of Unmount or an umount(8). Without a mount it
 // never is. Unmount must be called in either case.
 func (f *FS) Done() <-chan struct{} { return f.served }

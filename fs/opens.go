@@ -43,6 +43,8 @@ type openArea struct {
 	// stay held without handles. Both are guarded by the gate.
 	held      bool
 	heldUntil time.Time
+	// removed says that the area is gone, so nobody opens it again.
+	removed atomic.Bool
 
 	// stored counts the stores that were accepted, and published those of them that are published.
 	// If they are equal, a close or an interval has nothing to do.
@@ -147,21 +149,38 @@ func (o *opens) get(ctx context.Context, id dsm.AreaID) (*openArea, error) {
 	}
 }
 
+// removed forgets an area that is gone. Whoever has its gate does so later, or else the next search.
+func (o *opens) removed(id dsm.AreaID) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	a := o.mu.areas[id]
+	if a == nil {
+		return
+	}
+	a.removed.Store(true)
+	o.forgetOneLocked(a, time.Now())
+}
+
 // forgetLocked drops areas that nobody has had open for long.
 func (o *opens) forgetLocked(now time.Time) {
 	o.mu.swept = now
-	for id, a := range o.mu.areas {
-		select {
-		case a.gate <- struct{}{}:
-		default:
-			continue
-		}
-		a.mu.Lock()
-		if a.mu.handles == 0 && now.Sub(a.mu.closedAt) > forgetAfter {
-			delete(o.mu.areas, id)
-		}
-		a.mu.Unlock()
-		<-a.gate
+	for _, a := range o.mu.areas {
+		o.forgetOneLocked(a, now)
+	}
+}
+
+// forgetOneLocked drops an area, unless somebody has it open or has its gate.
+func (o *opens) forgetOneLocked(a *openArea, now time.Time) {
+	select {
+	case a.gate <- struct{}{}:
+	default:
+		return
+	}
+	defer func() { <-a.gate }()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mu.handles == 0 && (a.removed.Load() || now.Sub(a.mu.closedAt) > forgetAfter) {
+		delete(o.mu.areas, a.id)
 	}
 }
 

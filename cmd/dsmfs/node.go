@@ -44,6 +44,8 @@ type node struct {
 	gossip *membership.Membership
 	fs     *fs.FS
 
+	leftovers *leftovers
+
 	// built is closed when cat and data exist: requests that arrive earlier wait for it.
 	built chan struct{}
 }
@@ -51,7 +53,7 @@ type node struct {
 // startNode starts a node and returns when its mount is usable. If a part fails, the parts started
 // before are stopped again.
 func startNode(ctx context.Context, cfg nodeConfig) (*node, error) {
-	n := &node{cfg: cfg, log: cfg.log, built: make(chan struct{})}
+	n := &node{cfg: cfg, log: cfg.log, built: make(chan struct{}), leftovers: newLeftovers()}
 	for _, part := range []func(context.Context) error{n.listen, n.build, n.enter, n.startGossip, n.mount} {
 		if err := part(ctx); err != nil {
 			ctx, cancel := context.WithTimeout(context.Background(), leaveLimit/4)

@@ -35,7 +35,10 @@ var (
 func (n *node) AreaChanged(before, after dsm.Inode) { n.data.AreaChanged(before, after) }
 
 // AreaRemoved implements catalog.Observer.
-func (n *node) AreaRemoved(ino dsm.Ino) { n.data.AreaRemoved(ino) }
+func (n *node) AreaRemoved(ino dsm.Ino) {
+	n.data.AreaRemoved(ino)
+	n.leftovers.add()
+}
 
 // ViewChanged implements catalog.Observer.
 func (n *node) ViewChanged(v *dsm.View) {
