@@ -50,6 +50,7 @@ type Area struct {
 		again   bool               // there are publications to start in a step of their own
 
 		recount     bool // see Recounts
+		counted     counted
 		surveys     map[uint64]*surveying
 		toldOfCut   bool        // a program has cut the memory, and the log says so
 		memoryRetry *time.Timer // if not nil, it will handle again what is parked for lack of memory
@@ -330,7 +331,7 @@ func (a *Area) inodeChangedLocked(now dsm.Inode) {
 			return
 		}
 	}
-	a.mu.ino = now
+	a.mu.ino, a.mu.counted.known = now, false
 	for _, d := range a.mu.drafts {
 		d.resizedLocked(a)
 	}

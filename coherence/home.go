@@ -108,7 +108,7 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 	ack := &wire.PublishAck{Stamp: a.stampLocked(), Extent: m.Extent, Seq: m.Seq}
 	if x := a.mu.home.extents[m.Extent]; x != nil && m.Seq <= x.writers[from] {
 		// Sent again: merged already, be it under older rules.
-		ack.Version = x.version
+		ack.Version, ack.Data = x.version, x.data.Len()
 		if sub := a.mu.home.subs[from]; sub != nil {
 			sub.lack(m.Extent, m.Pages)
 		}
@@ -154,7 +154,7 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 	x.writers[from] = m.Seq
 	a.node.stats.publishesMerged.Add(1)
 
-	ack.Version = x.version
+	ack.Version, ack.Data = x.version, x.data.Len()
 	if sub := a.mu.home.subs[from]; sub != nil {
 		// Pages that the publisher has up to date need not come back to it: its own
 		// bytes are the result. All others crossed with a push, or never came.

@@ -292,6 +292,9 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 		return
 	}
 	a.mu.recount = a.mu.recount || pub.recount
+	if a.extentsLocked() == 1 {
+		a.mu.counted = counted{int64(m.Data), true}
+	}
 	mem := a.mu.mem
 	var n [dsm.PageSize]byte
 	for i := range pub.pages.All() {

@@ -161,6 +161,7 @@ func (a *Area) forgetPagesLocked() {
 // replicaPushLocked merges pushed pages into the working copy and makes them the base.
 func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte) error {
 	r := &a.mu.replica
+	a.mu.counted.known = false
 	a.heardLocked(m.Version)
 	if !r.subscribed {
 		a.sendLocked(from, &wire.Unsubscribe{Stamp: a.stampLocked()}) // an earlier one was lost

@@ -18,12 +18,30 @@ type surveying struct {
 	data     map[dsm.ExtentIndex]dsm.PageSet
 }
 
+// counted is how many pages have data, as the only home said with the last ack. It is known until
+// something may have changed since.
+type counted struct {
+	pages int64
+	known bool
+}
+
+// Counted returns how many pages have data, if this node knows without asking.
+func (a *Area) Counted() (pages int64, known bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := &a.mu.replica // homes tell it of every publish, or of some only
+	return a.mu.counted.pages, a.mu.counted.known && r.subscribed && !r.onRequest && !r.demand
+}
+
 // CountPages asks the homes of an area how many of its pages have data: bytes other than zero. errs.Timeout if one does not answer
 // before ctx ends.
 func (n *Node) CountPages(ctx context.Context, id dsm.AreaID) (pages int64, err error) {
 	a, err := n.area(id)
 	if err != nil {
 		return 0, err
+	}
+	if pages, known := a.Counted(); known {
+		return pages, nil
 	}
 	q := &surveying{}
 	err = a.survey(ctx, q, func() {}, func() { pages = q.pages })

@@ -44,3 +44,56 @@ func TestSurveyWhileASlotMoves(t *testing.T) {
 		}
 	})
 }
+
+// TestPublishTellsHowManyPages: who publishes to a file of one extent knows then how many pages have data, and asks nobody, until
+// another node publishes.
+func TestPublishTellsHowManyPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, who := range []struct {
+			name      string
+			publisher int
+		}{{"the home", 0}, {"another node", 1}} {
+			apply := dsm.ApplyArrival
+			s := newHomed(t, 3, sums(1, apply))
+			p, other := s.nodes[who.publisher], s.nodes[2]
+			p.open(true)
+			other.open(true)
+			s.drain()
+			store := func(n *simNode, page int64, b byte, want int64) {
+				t.Helper()
+				if err := n.area.WriteAt(t.Context(), []byte{b, 0, 0, 0}, page*dsm.PageSize); err != nil {
+					t.Fatal(err)
+				}
+				publish(n)
+				s.drain()
+				if got, known := n.area.Counted(); !known || got != want {
+					t.Errorf("%s published: %d pages, known: %v, want %d", who.name, got, known, want)
+				}
+			}
+			store(p, 3, 1, 1)
+			store(p, 7, 1, 2)
+			store(other, 8, 1, 3)
+			if _, known := p.area.Counted(); known {
+				t.Errorf("%s: another node has published since, but the number counts as known", who.name)
+			}
+			store(p, 8, 2, 3)
+			n, err := p.node.CountPages(t.Context(), simArea)
+			if err != nil || n != 3 {
+				t.Errorf("%s: %d pages, %v", who.name, n, err)
+			}
+		}
+		// Where updates enter memory in sync calls only, a home does not tell of what others publish.
+		s := newHomed(t, 2, sums(1, dsm.ApplySync))
+		p := s.nodes[1]
+		p.open(true)
+		s.drain()
+		if err := p.area.WriteAt(t.Context(), []byte{1, 0, 0, 0}, 0); err != nil {
+			t.Fatal(err)
+		}
+		publish(p)
+		s.drain()
+		if n, known := p.area.Counted(); known {
+			t.Errorf("%d pages count as known, but the home does not say if there are more", n)
+		}
+	})
+}

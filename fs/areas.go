@@ -96,6 +96,8 @@ type Area interface {
 	// Seek returns the first offset from off on that has data or, if hole, that has none, which the end of the area has not. ok is
 	// false if there is none. The stores of the kernel have been delivered before.
 	Seek(ctx context.Context, off int64, hole bool) (at int64, ok bool, err error)
+	// Counted returns how many pages have data, if this node knows without asking a home.
+	Counted() (pages int64, known bool)
 	// Recounts reports whether the number of pages with data may have changed by publishes of this node since the last call.
 	Recounts() bool
 	Version() dsm.Version

@@ -10,7 +10,7 @@ import (
 
 // st_blocks is how many pages of a file have data, the same on every node. The homes know; the catalog has what a node
 // was told last, so that ls -l asks nobody. Who publishes so that the number may change has it counted: soon after, or
-// when the file is closed.
+// when the file is closed. Of a file of one extent the home says it with the ack of a publish, so nobody is asked.
 
 // countAfter is how long a change may wait to be counted, so that a program that syncs often has it counted seldom.
 const countAfter = 100 * time.Millisecond
@@ -20,7 +20,7 @@ func (b *bridge) countSoon(a *openArea) {
 	if a.current().Recounts() {
 		a.uncounted.Store(true)
 	}
-	if !a.uncounted.Load() || !a.counting.CompareAndSwap(false, true) {
+	if !a.uncounted.Load() || b.countKnown(a) || !a.counting.CompareAndSwap(false, true) {
 		return
 	}
 	time.AfterFunc(countAfter, func() { b.countNow(a) })
@@ -41,6 +41,19 @@ func (b *bridge) countRest() {
 	for _, a := range b.opens.all(func(a *openArea) bool { return a.counting.Load() }) {
 		b.countNow(a)
 	}
+}
+
+// countKnown has the number of pages entered if it is known and was not counted a moment ago.
+func (b *bridge) countKnown(a *openArea) bool {
+	pages, known := a.current().Counted()
+	now := time.Now().UnixNano()
+	if !known || a.entering.Load() > 0 || time.Duration(now-a.counted.Load()) < countAfter || !a.uncounted.Swap(false) {
+		return false
+	}
+	a.counted.Store(now)
+	a.entering.Add(1)
+	b.pages.add(dsm.Ino(a.id), a, pages)
+	return true
 }
 
 // counted has the number of pages entered in the catalog, if a change of it was not counted yet.
@@ -69,6 +82,7 @@ func (b *bridge) pagesNow(ctx context.Context, a *openArea) *int64 {
 	if !a.uncounted.Swap(false) {
 		return nil
 	}
+	a.counted.Store(time.Now().UnixNano())
 	n, err := b.cfg.Areas.CountPages(ctx, a.id)
 	if err != nil {
 		a.uncounted.Store(true) // next time
@@ -118,12 +132,23 @@ func (p *pageCounts) enter(i dsm.Inode, a *openArea, pages int64) bool {
 	if !p.mu.running && i.Pages == pages {
 		return false
 	}
-	p.mu.counted[i.Ino] = pageCount{a, pages, p.mu.counted[i.Ino].counts + 1}
+	p.addLocked(i.Ino, a, pages)
+	return true
+}
+
+// add has the number of pages of a file entered soon, whatever the catalog has. a.entering goes down afterwards.
+func (p *pageCounts) add(ino dsm.Ino, a *openArea, pages int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.addLocked(ino, a, pages)
+}
+
+func (p *pageCounts) addLocked(ino dsm.Ino, a *openArea, pages int64) {
+	p.mu.counted[ino] = pageCount{a, pages, p.mu.counted[ino].counts + 1}
 	if !p.mu.running {
 		p.mu.running = true
 		p.b.releases.run(p.run)
 	}
-	return true
 }
 
 func (p *pageCounts) run() {

@@ -46,6 +46,57 @@ func TestCountsGoTogether(t *testing.T) {
 	})
 }
 
+// TestToldPagesAreEnteredAtOnce: what the ack of a publish said is entered, of many files together, without asking
+// a home. If it changes soon after it waits as long as any other.
+func TestToldPagesAreEnteredAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		names := newFakeNames()
+		areas := newFakeAreas(names)
+		areas.pages.Store(1)
+		areas.told.Store(true)
+		b := newBridge(Config{Names: names, Areas: areas, FaultTimeout: time.Minute})
+		const files = 100
+		var last *openArea
+		for i := range files {
+			in, err := names.Create(t.Context(), dsm.RootIno, fmt.Sprint(i), dsm.Inode{Kind: dsm.KindFile, Size: 100}, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			last = newOpenArea(dsm.AreaID(in.Ino))
+			if last.mu.area, err = areas.Open(t.Context(), last.id, true); err != nil {
+				t.Fatal(err)
+			}
+			b.countSoon(last)
+		}
+		pages := func() int64 {
+			in, err := names.Getattr(t.Context(), dsm.Ino(last.id))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return in.Pages
+		}
+		time.Sleep(gatherCounts * 3 / 2)
+		if n := pages(); n != 1 || names.count("CountPages") != 1 {
+			t.Errorf("after a moment the last of %d files has %d pages, by %d changes", files, n, names.count("CountPages"))
+		}
+		areas.pages.Store(2)
+		b.countSoon(last)
+		time.Sleep(gatherCounts * 3 / 2)
+		if n := pages(); n != 1 {
+			t.Errorf("counted again at once: %d pages", n)
+		}
+		time.Sleep(countAfter)
+		b.background.close()
+		b.releases.close()
+		if n := pages(); n != 2 {
+			t.Errorf("%d pages, want 2", n)
+		}
+		if n := areas.asked.Load(); n != 1 {
+			t.Errorf("homes were asked %d times, want once", n)
+		}
+	})
+}
+
 // TestLaterCountStays: what is counted while an older number is under way to the catalog is entered after it, also if
 // the catalog has that number still.
 func TestLaterCountStays(t *testing.T) {

@@ -22,6 +22,9 @@ type fakeAreas struct {
 
 	mu    sync.Mutex
 	areas map[dsm.AreaID]*fakeArea
+	// told says that areas know their number of pages; asked counts the calls of CountPages.
+	told  atomic.Bool
+	asked atomic.Int64
 }
 
 // fakeArea is one area. Hooks are set before the area is used.
@@ -101,6 +104,7 @@ func (p *fakeAreas) Inspect(_ context.Context, id dsm.AreaID) (AreaReport, error
 }
 
 func (p *fakeAreas) CountPages(_ context.Context, id dsm.AreaID) (int64, error) {
+	p.asked.Add(1)
 	if n := p.pages.Load(); n >= 0 {
 		return n, nil
 	}
@@ -314,6 +318,8 @@ func (a *fakeArea) NoticeDone(Notice) { a.update(func() { a.done++ }) }
 func (a *fakeArea) Version() dsm.Version { return 1 }
 
 func (a *fakeArea) Recounts() bool { return true }
+
+func (a *fakeArea) Counted() (int64, bool) { return a.plane.pages.Load(), a.plane.told.Load() }
 
 func (a *fakeArea) Seek(_ context.Context, off int64, hole bool) (int64, bool, error) {
 	size := int64(len(a.data))

@@ -258,3 +258,5 @@ func TestPublishAtNewInterval(t *testing.T) {
 }
 
 func (a *publishedArea) Recounts() bool { return false }
+
+func (a *publishedArea) Counted() (int64, bool) { return 0, false }

@@ -54,6 +54,8 @@ type openArea struct {
 	timed atomic.Uint64
 	// uncounted says that the number of pages with data may not be that in the catalog, counting that it is counted soon.
 	uncounted, counting atomic.Bool
+	// counted is when it last was, in nanoseconds.
+	counted atomic.Int64
 	// entering is how many counts are under way to the catalog.
 	entering atomic.Int32
 	// publishing is the number of publishes under way.

@@ -142,6 +142,7 @@ type PublishAck struct {
 	Version  dsm.Version
 	Complete bool
 	Stale    bool
+	Data     int // how many pages of the extent have bytes other than zero; not if Stale
 }
 
 // Acquire asks for everything that the sender lacks of those extents of the area whose home is the
