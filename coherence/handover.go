@@ -14,8 +14,14 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// handoverWindow is how many extents are on their way to one new home.
-const handoverWindow = 4
+const (
+	// handoverBytes bounds the bytes of extents on their way to one new home, but for the last of
+	// them. A node that leaves may have to move 100,000 small files: with a few extents at a time it
+	// took as many round trips.
+	handoverBytes = 4 * dsm.ExtentSize
+	// handoverWindow is how many extents at most are on their way.
+	handoverWindow = 256
+)
 
 // handovers moves the slots that the view took from this node to their new
 // homes, and takes over those that it gave to this node.
@@ -92,7 +98,7 @@ func (h *handovers) viewChanged(v *dsm.View) {
 	}
 	for _, m := range v.Members {
 		if h.mu.runs[m.ID] == nil && len(h.pendingLocked(v, m.ID)) > 0 {
-			r := &handoverRun{to: m.ID, acks: make(chan *wire.HandoverAck, 64), restart: make(chan struct{}, 1)}
+			r := &handoverRun{to: m.ID, acks: make(chan *wire.HandoverAck, handoverWindow), restart: make(chan struct{}, 1)}
 			h.mu.runs[m.ID] = r
 			h.wg.Go(func() { h.run(r) })
 		}
@@ -185,24 +191,28 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 	type item struct {
 		area   *Area
 		extent dsm.ExtentIndex
+		bytes  int // while it is under way
 	}
 	var todo []item
 	for _, a := range h.node.all() {
 		a.step(func() {
 			for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
 				if moving[dsm.SlotOf(a.id, e)] {
-					todo = append(todo, item{a, e})
+					todo = append(todo, item{area: a, extent: e})
 				}
 			}
 		})
 	}
 	under := make(map[uint64]item)
+	flying := 0 // bytes of these
 	for len(todo) > 0 || len(under) > 0 {
-		for len(todo) > 0 && len(under) < handoverWindow {
+		for len(todo) > 0 && len(under) < handoverWindow && flying < handoverBytes {
 			id, it := h.lastID.Add(1), todo[0]
 			todo = todo[1:]
-			if it.area.handOver(r.to, it.extent, id) {
+			var sent bool
+			if it.bytes, sent = it.area.handOver(r.to, it.extent, id); sent {
 				under[id] = it
+				flying += it.bytes
 			}
 		}
 		if len(under) == 0 {
@@ -215,6 +225,7 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 				continue
 			}
 			delete(under, ack.ID)
+			flying -= it.bytes
 			if ack.Stale {
 				if h.node.cfg.View.WaitApplied(h.ctx, ack.Rev, 0) != nil {
 					return false
@@ -230,8 +241,8 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 	return true
 }
 
-// handOver sends the state of an extent; false if there is none any more.
-func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (sent bool) {
+// handOver sends the state of an extent, and returns how many bytes; false if there is none any more.
+func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (bytes int, sent bool) {
 	a.step(func() {
 		x := a.mu.home.extents[e]
 		if x == nil {
@@ -252,9 +263,9 @@ func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (sent bool)
 			payload = append(payload, a.mu.mem.Home(page(e, i))...)
 		}
 		a.sendLocked(to, m, payload)
-		sent = true
+		bytes, sent = len(payload), true
 	})
-	return sent
+	return bytes, sent
 }
 
 // extent installs the state of an extent that this node is the new home of.
@@ -291,7 +302,7 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 		h.sendLater(from, ack)
 		return nil
 	}
-	n.cfg.Sender.Send(from, ack, nil, false)
+	n.cfg.Sender.Send(from, ack, nil, true) // with those of the extents that have arrived together
 	return nil
 }
 

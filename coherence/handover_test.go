@@ -82,6 +82,51 @@ func TestPublishParkedBehindAnOpen(t *testing.T) {
 	})
 }
 
+// TestHandoverSendsManySmallExtents: so many are under way that a node with many small files does not wait for a round trip with
+// every few of them, and of large ones not more than fit the bound.
+func TestHandoverSendsManySmallExtents(t *testing.T) {
+	const extents = 40
+	for _, x := range []struct{ pages, want int }{{1, extents}, {dsm.ExtentPages, handoverBytes / dsm.ExtentSize}} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newHomed(t, 2, sums(extents, dsm.ApplyArrival))
+			before, after := s.nodes[0], s.nodes[1]
+			before.open(true)
+			data := make([]byte, x.pages*dsm.PageSize)
+			for p := range x.pages {
+				data[p*dsm.PageSize] = 7
+			}
+			for e := range int64(extents) {
+				if err := before.area.WriteAt(t.Context(), data, e*dsm.ExtentSize); err != nil {
+					t.Fatal(err)
+				}
+			}
+			publish(before)
+			s.drain()
+			after.find()
+			s.move(after, extents)
+			synctest.Wait()
+			under := 0
+			for _, m := range s.net[link{0, 1}] {
+				if _, ok := m.msg.(*wire.HandoverExtent); ok {
+					under++
+				}
+			}
+			if under != x.want {
+				t.Errorf("%d extents of %d pages are under way, want %d", under, x.pages, x.want)
+			}
+			for range 3 { // the handover ends, and what waited for it
+				s.catchUp()
+				s.drain()
+			}
+			for e := range dsm.ExtentIndex(extents) {
+				if after.area.mu.home.extents[e] == nil {
+					t.Errorf("extent %d has not arrived", e)
+				}
+			}
+		})
+	}
+}
+
 // TestNewHomeDies: the node to which a slot is on its way dies. A slot that was not offered to it comes back, whole, and goes to another
 // node. One that was is lost with it: it may have served it.
 func TestNewHomeDies(t *testing.T) {
