@@ -116,15 +116,16 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 	}
 	err = st.write(addrFile, n.self.Addr)
 	if err == nil {
-		parent.tell(news{Ready: true, Addr: n.self.Addr})
-		if serr := service.tell("READY=1\nSTATUS=serving " + c.point + " at " + n.self.Addr); serr != nil {
-			log.Warn("the service manager cannot be told", "err", serr)
-		}
 		what := "mounted"
 		if c.noMount {
 			what = "ready, without a mount"
 		}
 		log.Info(what, "mount", c.point, "addr", n.self.Addr, "node", n.self.ID, "version", programVersion())
+		// Who is told finds that line in the log.
+		parent.tell(news{Ready: true, Addr: n.self.Addr})
+		if serr := service.tell("READY=1\nSTATUS=serving " + c.point + " at " + n.self.Addr); serr != nil {
+			log.Warn("the service manager cannot be told", "err", serr)
+		}
 		select {
 		case s := <-stop:
 			log.Info("told to end", "signal", s.String())
