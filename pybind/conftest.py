@@ -33,7 +33,7 @@ os.environ.pop("DSMFS_ATTACH", None)
 hypothesis.settings.register_profile("dsmfs", database=None, print_blob=True)
 hypothesis.settings.load_profile("dsmfs")
 
-LIMIT = 120  # seconds that a program of a test may take
+LIMIT = 300  # seconds that a program of a test may take: it bounds a hang
 
 
 def missing() -> str | None:
