@@ -35,7 +35,7 @@ type Options struct {
 const tagVariable = "DSMFS_TEST_CLUSTER"
 
 // startLimit bounds how long a node may take until its mount is usable.
-const startLimit = 30 * time.Second
+const startLimit = 60 * time.Second
 
 // Cluster is some nodes that know each other. Its methods, like those of Node,
 // are for the goroutine of the test; Clients may be used by one goroutine each.

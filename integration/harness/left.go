@@ -111,7 +111,7 @@ func (c *Cluster) checkNothingLeft() {
 		abort(m)
 		_ = syscall.Unmount(m, syscall.MNT_DETACH)
 	}
-	const goodbye = 5 * time.Second // a child ends a moment after its parent
+	const goodbye = 10 * time.Second // a child ends a moment after its parent
 	gone := func() bool { return len(tagged(c.tag)) == 0 }
 	if Eventually(goodbye, gone) {
 		return

@@ -15,11 +15,11 @@ import (
 	"time"
 )
 
-// stopLimit bounds how long a node may take to leave its cluster.
-const stopLimit = 20 * time.Second
+// stopLimit bounds how long a node may take to leave its cluster. It is more than a node gives itself.
+const stopLimit = 40 * time.Second
 
-// callLimit bounds one access to a mount.
-const callLimit = 30 * time.Second
+// callLimit bounds one access to a mount. It is more than a request may take by default.
+const callLimit = 60 * time.Second
 
 // Node is one mount of a cluster and the daemon behind it, a real process.
 type Node struct {
