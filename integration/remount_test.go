@@ -110,7 +110,7 @@ func TestUmountOfOneThatLeaves(t *testing.T) {
 	if _, err := fmt.Sscan(string(text), &pid); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+	if err := harness.Stop(pid); err != nil {
 		t.Fatal(err)
 	}
 	done(t, "umount(8)", n.Run(limit, "umount", "-l", n.Mount))

@@ -70,11 +70,17 @@ func TestSignalsWhileAHomeIsSilent(t *testing.T) {
 			words, err := p.Do("flush")
 			done <- result{words, err}
 		}()
+		var text []byte
 		if !harness.Eventually(limit, func() bool {
-			text, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/wchan")
+			text, _ = os.ReadFile("/proc/" + strconv.Itoa(pid) + "/wchan")
 			return strings.Contains(string(text), "request_wait")
 		}) {
-			t.Fatal("the program does not wait")
+			select {
+			case r := <-done:
+				t.Fatalf("the program does not wait, it says %v, %v", r.words, r.err)
+			default:
+				t.Fatalf("the program does not wait for the mount, but in %s", text)
+			}
 		}
 		return done
 	}

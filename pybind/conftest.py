@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -187,9 +188,20 @@ def stopped(pid: int) -> Iterator[None]:
     """Have a process do nothing meanwhile."""
     os.kill(pid, signal.SIGSTOP)
     try:
+        await_stop(pid)
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def await_stop(pid: int) -> None:
+    """Return when all threads have stopped: on a busy machine some run on until another, which has the signal, is scheduled."""
+    end = time.monotonic() + LIMIT
+    while any(
+        stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+    ):
+        assert time.monotonic() < end, f"process {pid} does not stop"
+        time.sleep(0.001)
 
 
 def has_ended(pidfd: int) -> bool:

@@ -77,6 +77,31 @@ func (p process) String() string {
 	return fmt.Sprintf("%d (%s, %s) %s", p.pid, p.state, where, p.args)
 }
 
+// Stop sends a process SIGSTOP and returns when all its threads have stopped. On a busy machine some run on
+// until another of them has been scheduled, which has the signal.
+func Stop(pid int) error {
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		return err
+	}
+	if !Eventually(callLimit, func() bool { return stopped(pid) }) {
+		return fmt.Errorf("process %d does not stop", pid)
+	}
+	return nil
+}
+
+func stopped(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	return len(threads) > 0 && !slices.ContainsFunc(threads, func(stat string) bool {
+		text, err := os.ReadFile(stat)
+		return err == nil && stateOf(text) != "T" // or it has ended
+	})
+}
+
+// stateOf returns the state of a process or thread from its stat file: R, S, D, ...
+func stateOf(stat []byte) string {
+	return strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))[0]
+}
+
 // tagged returns the processes that carry the tag in their environment, zombies left out.
 func tagged(tag string) []process {
 	want := []byte(tagVariable + "=" + tag + "\x00")
@@ -91,7 +116,7 @@ func tagged(tag string) []process {
 		if err != nil {
 			continue
 		}
-		state := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))[0]
+		state := stateOf(stat)
 		if state == "Z" {
 			continue
 		}

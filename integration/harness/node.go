@@ -188,11 +188,11 @@ func (n *Node) Kill() {
 	<-n.exited
 }
 
-// Pause stops the daemon's process as SIGSTOP does.
+// Pause stops the daemon's process as SIGSTOP does. It does nothing any more when this returns.
 func (n *Node) Pause() {
 	n.c.t.Helper()
 	n.paused.Store(true)
-	if err := n.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+	if err := Stop(n.PID()); err != nil {
 		n.c.t.Fatalf("%s: pause: %v", n.Name, err)
 	}
 }
