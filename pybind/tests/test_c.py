@@ -96,6 +96,7 @@ def test_served(small: dsmfs.Filesystem, words: str, demand: str) -> None:
     subprocess.run([demand, "served", attach_socket(small), words], check=True, timeout=LIMIT)
 
 
+@pytest.mark.parametrize("small", ["1s"], indirect=True)
 def test_fails(
     small: dsmfs.Filesystem, home: dsmfs.Filesystem, words: str, demand: str, talk: Callable[..., Talk]
 ) -> None:

@@ -30,19 +30,18 @@ def again(operation, limit=60):
 
 
 @pytest.fixture
-def timeout() -> str:
-    """How long a program of the small node waits for a page."""
-    return f"{LIMIT}s"
+def small(
+    binary: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[dsmfs.Filesystem]:
+    """A node with little memory. The other, of which `home` is the fixture, has all of ``w.npy``.
 
-
-@pytest.fixture
-def small(binary: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout: str) -> Iterator[dsmfs.Filesystem]:
-    """A node with little memory. The other, of which `home` is the fixture, has all of ``w.npy``."""
+    The parameter is how long its programs wait for a page; without one that is long, or a busy machine would be a silent home.
+    """
 
     def mount(name: str, memory: str, join: tuple[str, ...] = ()) -> dsmfs.Filesystem:
         options = {"state": str(tmp_path / f"state-{name}")}
         if name == "small":
-            options["fault-timeout"] = timeout
+            options["fault-timeout"] = getattr(request, "param", f"{LIMIT}s")
         return dsmfs.mount(tmp_path / name, join=join, listen="127.0.0.1:0", memory=memory, options=options)
 
     nodes = [mount("small", "8M")]
@@ -108,7 +107,7 @@ def test_it_grows_and_shrinks(small: dsmfs.Filesystem, home: dsmfs.Filesystem) -
         assert np.array_equal(w.array, np.arange(1000))
 
 
-@pytest.mark.parametrize("timeout", ["1s"])
+@pytest.mark.parametrize("small", ["1s"], indirect=True)
 @pytest.mark.parametrize("operation", ["[int(a[i]) for i in places]", "a.sum()", "[work(i + 1) for i in places]"])
 def test_a_home_that_does_not_answer(
     small: dsmfs.Filesystem, home: dsmfs.Filesystem, client: Client, operation: str
