@@ -30,6 +30,27 @@ func (a *Area) WriteDirect(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
+// Punch stores zeroes in [off, off+n) for a program that punches a hole there. It returns when the page cache does not have the old
+// bytes any more, or when ctx ends. The kernel cuts the hole out of its page cache after the answer: see pages.Cached.KernelPunches.
+func (a *Area) Punch(ctx context.Context, off, n int64) error {
+	ended := func() {}
+	a.step(func() {
+		if a.mu.cached != nil && n > 0 {
+			ended = a.mu.cached.KernelPunches(off, n)
+		}
+	})
+	defer func() { a.note(ended) }()
+	for at := off; at < off+n; at += int64(len(zeroPages)) {
+		if err := a.writeWithRoom(ctx, zeroPages[:min(off+n-at, int64(len(zeroPages)))], at, writtenPast); err != nil {
+			return err
+		}
+	}
+	if err := a.awaitTold(ctx, off, n); err != nil && !errs.Is(err, errs.Timeout) {
+		return err
+	}
+	return nil
+}
+
 // awaitTold returns when the kernel has been told everything about [off, off+n).
 func (a *Area) awaitTold(ctx context.Context, off, n int64) error {
 	return a.awaitNotices(ctx, func() bool { return a.mu.cached == nil || a.mu.cached.Told(off, n) })

@@ -47,6 +47,8 @@ type Area interface {
 	// wait for notices, and for READs that those wait for.
 	ReadBy(ctx context.Context, program int, p []byte, off int64) (n int, err error)
 	WriteBy(ctx context.Context, program int, p []byte, off int64) error
+	// Punch stores zeroes, for a program that punches a hole. The page cache has none of the old bytes when it returns.
+	Punch(ctx context.Context, off, n int64) error
 	// WriteBack is WriteAt for stores to mappings, and never waits.
 	WriteBack(p []byte, off int64) error
 	// KernelCuts says that the answer to a SETATTR is about to tell the kernel of the size: it writes back

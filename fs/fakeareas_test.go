@@ -212,6 +212,10 @@ func (a *fakeArea) WriteBy(ctx context.Context, _ int, p []byte, off int64) erro
 	return a.WriteAt(ctx, p, off)
 }
 
+func (a *fakeArea) Punch(ctx context.Context, off, n int64) error {
+	return a.WriteAt(ctx, make([]byte, n), off)
+}
+
 func (a *fakeArea) WriteBack(p []byte, off int64) error {
 	return a.WriteAt(context.Background(), p, off)
 }

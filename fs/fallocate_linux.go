@@ -6,8 +6,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var zeroes [256 << 10]byte
-
 // Fallocate grows a file, which reserves its memory, and punches holes by storing zeroes. With
 // KEEP_SIZE there is nothing to reserve, because memory is counted by size.
 func (b *bridge) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
@@ -29,11 +27,10 @@ func (b *bridge) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.St
 		return fuse.OK
 	case unix.FALLOC_FL_KEEP_SIZE | unix.FALLOC_FL_PUNCH_HOLE:
 		i, err := b.cfg.Names.Getattr(r, inoOf(in.NodeId))
-		for end = min(end, i.Size); err == nil && off < end; {
-			n := min(end-off, int64(len(zeroes)))
-			err = h.area.current().WriteAt(r, zeroes[:n], off)
+		if end = min(end, i.Size); err == nil && off < end {
+			err = h.area.current().Punch(r, off, end-off)
 			h.area.stored.Add(1)
-			off += n
+			b.intervals.stored(h.area, atInterval)
 		}
 		return status(err)
 	}

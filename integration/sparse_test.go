@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 	"testing"
@@ -100,5 +101,36 @@ func TestSparseTools(t *testing.T) {
 	}
 	if du := ""; !harness.Eventually(limit, func() bool { du = sh(t, one, "du -k u | cut -f 1"); return du == "4\n" }) {
 		t.Errorf("du of a copy: %q KiB", du)
+	}
+}
+
+// TestPunchUnderAMapping: of a page that a program has mapped, and goes on storing to, a part is punched out again and again, while
+// another node stores to that part. In the end both nodes have the same, and of what was outside of the hole nothing is lost.
+func TestPunchUnderAMapping(t *testing.T) {
+	c := nodes(t, 2)
+	all := clients(c)
+	f, m := all[0].Create("w", 4*page)
+	_, om := all[1].Attach("w", 4*page)
+	const hole, n = page + 100, 2 * page
+	for round := range 60 {
+		m.Store(page, []byte{byte(round + 1)}) // before the hole, in its first page
+		om.Store(hole+8, []byte{byte(round + 1)})
+		om.Sync()
+		all[0].Must("punch %d %d %d", f.FD, hole, n)
+		m.Sync()
+		om.Store(hole+16, []byte{byte(round + 1)})
+		om.Sync()
+		m.Store(page+1, []byte{byte(round + 1)})
+		m.Sync()
+		if b := m.Load(page, 2); b[0] != byte(round+1) || b[1] != byte(round+1) {
+			t.Fatalf("round %d: beside the hole memory has %v", round, b)
+		}
+		if b := m.Load(hole, 24); b[8] != 0 || b[16] != byte(round+1) {
+			t.Fatalf("round %d: in the hole memory has %v", round, b)
+		}
+	}
+	om.Sync()
+	if a, b := m.Load(0, 4*page), om.Load(0, 4*page); !bytes.Equal(a, b) {
+		t.Error("the nodes differ")
 	}
 }

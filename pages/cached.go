@@ -148,6 +148,7 @@ type Cached struct {
 	given   map[dsm.PageIndex]frame   // g of the pages in state entry
 	others  map[dsm.PageIndex][]frame // what the page cache may hold in place of g, of unsure pages
 	late    map[dsm.PageIndex]late    // of late pages
+	punched *punched                  // nil: no hole is to be cut out
 	queue   []*cachedExtent           // with pages that may be pending
 	waiting []*cachedExtent           // with pages on hold
 	flights []*flight
@@ -334,6 +335,7 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 	x.given.Add(i)
 	x.leaving.Remove(i)
 	c.wroteLate(x, i, lo+len(data))
+	c.wrotePunched(p, data, lo, back)
 	if x.flying.Has(i) {
 		x.regiven.Add(i)
 	}

@@ -2,6 +2,7 @@ package pages
 
 import (
 	"maps"
+	"math"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -23,6 +24,9 @@ func (m *ledgerModel) truncate() {
 	local := m.rng.IntN(2) == 0
 	before := maps.Clone(m.stale)
 	shrinks := size < m.area.Size()
+	if m.inPunch() {
+		return
+	}
 	if shrinks {
 		m.c.BeforeCut(size)
 	}
@@ -75,32 +79,41 @@ func (m *ledgerModel) truncate() {
 func (m *ledgerModel) learnSize() {
 	m.size = m.area.Size()
 	m.c.KernelTold(m.size)
-	for p, c := range m.cache {
-		switch {
-		case c.reading || c.writing != nil:
-			c.cut = append(c.cut, m.size)
-		default:
-			c.truncate(p, m.size)
-		}
-	}
+	m.kernelCuts(modelCut{m.size, math.MaxInt64})
 }
 
-// cutNow cuts page p, which was locked, to the sizes that the kernel has learned of meanwhile.
+// cutNow cuts page p, which was locked, as the kernel was to do meanwhile.
 func (c *modelPage) cutNow(p dsm.PageIndex) {
-	for _, size := range c.cut {
-		c.truncate(p, size)
+	for _, cut := range c.cut {
+		c.truncate(p, cut)
 	}
 	c.cut = nil
 }
 
-// truncate is what becomes of page p when the kernel cuts the file off.
-func (c *modelPage) truncate(p dsm.PageIndex, size int64) {
-	switch off := int64(p) * dsm.PageSize; {
-	case c.data == nil || size >= off+dsm.PageSize:
-	case size > off:
-		clear(c.data[size-off:])
+// modelCut is a range of the file that the kernel cuts out of its page cache.
+type modelCut struct{ from, to int64 }
+
+// truncate is what becomes of page p when the kernel cuts a range out.
+func (c *modelPage) truncate(p dsm.PageIndex, cut modelCut) {
+	from, to := max(cut.from-int64(p)*dsm.PageSize, 0), min(cut.to-int64(p)*dsm.PageSize, dsm.PageSize)
+	switch {
+	case c.data == nil || from >= to:
+	case to-from < dsm.PageSize:
+		clear(c.data[from:to])
 	default:
 		c.data = nil
 		c.dirty = false
+	}
+}
+
+// kernelCuts has the kernel cut pages: at once those that are not locked.
+func (m *ledgerModel) kernelCuts(cut modelCut) {
+	for p, c := range m.cache {
+		switch {
+		case c.reading || c.writing != nil:
+			c.cut = append(c.cut, cut)
+		default:
+			c.truncate(p, cut)
+		}
 	}
 }

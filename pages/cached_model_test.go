@@ -21,11 +21,11 @@ import (
 type modelPage struct {
 	data    []byte // nil: not in the page cache
 	dirty   bool
-	reading bool     // a READ is under way: the page is locked
-	reply   []byte   // answered, not yet received
-	writing *modelIO // a WRITE is under way: no store, no drop
-	sent    *modelIO // a write(2) to a page that was up to date is under way: the page is not locked
-	cut     []int64  // sizes that the kernel has learned of while the page was locked: it cuts the page when that ends
+	reading bool       // a READ is under way: the page is locked
+	reply   []byte     // answered, not yet received
+	writing *modelIO   // a WRITE is under way: no store, no drop
+	sent    *modelIO   // a write(2) to a page that was up to date is under way: the page is not locked
+	cut     []modelCut // that the kernel was to cut while the page was locked: it does when that ends
 }
 
 // modelIO is a WRITE that was sent.
@@ -46,23 +46,24 @@ type modelNotice struct {
 }
 
 type ledgerModel struct {
-	t       *testing.T
-	rng     *rand.Rand
-	k       merge.Kernel
-	sum     bool
-	bytes   bool // each byte is an element of its own to the kernel
-	area    *Area
-	c       *Cached
-	cache   map[dsm.PageIndex]*modelPage
-	size    int64                      // that the kernel knows
-	want    map[int64]uint64           // by element
-	shown   map[int64]uint64           // what a program has seen of it
-	stale   map[dsm.PageIndex]struct{} // truncated elsewhere while the kernel has them
-	notices []*modelNotice
-	done    []Notice
-	ended   func() // of KernelDrops
-	opening bool   // an OPEN for writing waits
-	writer  bool
+	t        *testing.T
+	rng      *rand.Rand
+	k        merge.Kernel
+	sum      bool
+	bytes    bool // each byte is an element of its own to the kernel
+	area     *Area
+	c        *Cached
+	cache    map[dsm.PageIndex]*modelPage
+	size     int64                      // that the kernel knows
+	want     map[int64]uint64           // by element
+	shown    map[int64]uint64           // what a program has seen of it
+	stale    map[dsm.PageIndex]struct{} // truncated elsewhere while the kernel has them
+	notices  []*modelNotice
+	done     []Notice
+	ended    func() // of KernelDrops
+	punching *modelPunch
+	opening  bool // an OPEN for writing waits
+	writer   bool
 
 	attaching bool // an attached program waits
 	attached  bool
@@ -227,7 +228,7 @@ func (m *ledgerModel) answerWrite(p dsm.PageIndex) {
 func (m *ledgerModel) store(p dsm.PageIndex) {
 	c := m.page(p)
 	off, ok := m.anyElement(p, aboveCache)
-	if io := c.sent; !m.writer || !ok || io != nil && off >= io.off && off < io.off+int64(len(io.data)) {
+	if io := c.sent; !m.writer || !ok || m.inHole(off) || io != nil && off >= io.off && off < io.off+int64(len(io.data)) {
 		return
 	}
 	if c.data == nil {
@@ -243,54 +244,6 @@ func (m *ledgerModel) store(p dsm.PageIndex) {
 	m.change(c.data, off)
 	c.dirty = true
 	m.see(p, c.data)
-}
-
-// inWrite reports whether a write(2) is under way: the kernel lets no other in.
-func (m *ledgerModel) inWrite() bool {
-	for _, c := range m.cache {
-		if c.sent != nil || c.writing != nil && !c.writing.back {
-			return true
-		}
-	}
-	return false
-}
-
-// write is a write(2) of a few elements or of a whole page that is in the page cache.
-func (m *ledgerModel) write(p dsm.PageIndex) {
-	c := m.page(p)
-	_, stale := m.stale[p]
-	off, ok := m.anyElement(p, aboveCache)
-	if !m.writer || stale || !ok || c.data == nil || c.reading || m.sum && c.dirty || c.writing != nil || m.inWrite() || off+8 > m.size {
-		return
-	}
-	m.change(c.data, off)
-	n := int64(8)
-	if m.sum && m.rng.IntN(3) == 0 {
-		off, n = int64(p)*dsm.PageSize, min(dsm.PageSize, m.area.Size()-int64(p)*dsm.PageSize)
-	}
-	if m.sum { // the program makes it of what it knows, and nobody may read the page meanwhile
-		c.writing = &modelIO{off: off, data: append([]byte(nil), c.data[off%dsm.PageSize:][:n]...)}
-		return
-	}
-	c.sent = &modelIO{off: off, data: append([]byte(nil), c.data[off%dsm.PageSize:][:n]...)}
-}
-
-// overwrite is a write(2) of a whole page that the page cache does not hold. The
-// program makes it of what it knows by other means, so nobody may update the page meanwhile.
-func (m *ledgerModel) overwrite(p dsm.PageIndex) {
-	c := m.page(p)
-	off, ok := m.anyElement(p, aboveCache)
-	_, stale := m.stale[p]
-	g, entry := m.c.given[p]
-	entry = entry && (!m.isHere(p) || !m.c.current(p, g))
-	end := (int64(p) + 1) * dsm.PageSize
-	if !m.writer || !ok || stale || entry || c.data != nil || c.reading || c.writing != nil || m.inWrite() || end > min(m.size, m.area.Size()) {
-		return
-	}
-	c.data = append([]byte(nil), m.value(p)...)
-	m.change(c.data, off)
-	m.see(p, c.data)
-	c.writing = &modelIO{int64(p) * dsm.PageSize, append([]byte(nil), c.data...), true, false, false}
 }
 
 // reclaim drops a clean page.
@@ -324,21 +277,6 @@ func (m *ledgerModel) update(p dsm.PageIndex) {
 		}
 		m.change(m.value(p), off)
 	}
-}
-
-// writeDirect is a write(2) past the page cache. What the program writes follows from what it
-// read the same way.
-func (m *ledgerModel) writeDirect(p dsm.PageIndex) {
-	_, stale := m.stale[p]
-	off, ok := m.anyElement(p, pastCache)
-	if w := m.page(p).writing; w != nil && w.all || !m.writer || stale || !ok {
-		return
-	}
-	m.fetch(p)
-	b := make([]byte, dsm.PageSize)
-	m.area.ReadWorking(b, int64(p)*dsm.PageSize)
-	m.change(b, off)
-	m.c.WroteDirect(off, b[off%dsm.PageSize:][:8])
 }
 
 // step carries a notice one step further, as far as the page's locks allow.
@@ -418,6 +356,9 @@ func (m *ledgerModel) endNotice() {
 func (m *ledgerModel) open() {
 	switch {
 	case m.writer:
+		if m.inPunch() {
+			return
+		}
 		for _, p := range m.pages() {
 			if m.cache[p].sent != nil {
 				return
@@ -462,6 +403,11 @@ func (m *ledgerModel) settle() {
 			}
 			m.stepNotices()
 			m.endNotice()
+		}
+		for range 2 {
+			if m.punching != nil {
+				m.punch(0)
+			}
 		}
 	}
 	if !m.c.Idle() || !m.c.Writable() || m.c.CopyBytes() != 0 {
@@ -510,6 +456,9 @@ func (m *ledgerModel) run(steps int, truncates bool) {
 		case r < 40:
 			m.write(p)
 			m.overwrite(p)
+			if m.punching != nil || m.rng.IntN(8) == 0 {
+				m.punch(p)
+			}
 		case r < 48:
 			m.answerWrite(p)
 			m.writeBack(p)
@@ -534,6 +483,7 @@ func (m *ledgerModel) run(steps int, truncates bool) {
 			m.endNotice()
 		case r < 97:
 			m.open()
+			m.punch(p)
 		case r < 98:
 			m.attach()
 		case truncates && m.rng.IntN(3) == 0:

@@ -76,12 +76,13 @@ func (l late) least() int { return min(l.from, l.next) }
 // hideLate clears what the kernel may clear of the reply to a READ of page i from byte lo on, and reports whether that
 // changes it.
 func (c *Cached) hideLate(x *cachedExtent, i int, reply []byte, lo int) bool {
+	hides := c.hidePunched(x.page(i), reply, lo)
 	if !x.late.Has(i) {
-		return false
+		return hides
 	}
 	rest := reply[min(max(c.late[x.page(i)].least()-lo, 0), len(reply)):]
 	if allZero(rest) {
-		return false
+		return hides
 	}
 	clear(rest)
 	return true

@@ -27,6 +27,7 @@ type window struct {
 
 // EndWrite says that a write(2) has been taken, but for pages that are not here: the next one begins after it.
 func (c *Cached) EndWrite() {
+	c.punchOver()
 	c.shaken = c.drops > 0
 	clear(c.windows)
 }

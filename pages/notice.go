@@ -157,6 +157,7 @@ func (c *Cached) Done(n Notice) (e dsm.ExtentIndex, out dsm.PageSet) {
 			c.stored(f, i)
 		} else {
 			c.wentAway(f.x, i)
+			c.droppedPunched(f.x.page(i), f.id)
 			if c.dropped(f.x, i) {
 				out.Add(i)
 			}

@@ -1,0 +1,78 @@
+package pages
+
+import (
+	"math"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// modelPunch is a hole that a program punches. What programs store there meanwhile through mappings is not defined, so none does.
+type modelPunch struct {
+	modelCut
+	zeroed bool
+	ended  func()
+}
+
+// punch begins a hole, or takes the one under way a step further.
+func (m *ledgerModel) punch(p dsm.PageIndex) {
+	h := m.punching
+	switch {
+	case h == nil:
+		m.beginPunch(p)
+	case !h.zeroed:
+		h.zeroed, h.ended = true, m.c.KernelPunches(h.from, h.to-h.from)
+		for off := h.from; off < h.to; {
+			p := dsm.PageIndex(off / dsm.PageSize)
+			n := min(int64(p+1)*dsm.PageSize, h.to) - off
+			m.fetch(p)
+			m.c.WroteDirect(off, make([]byte, n))
+			if c := m.page(p); c.data != nil || c.reading {
+				m.stale[p] = struct{}{}
+			}
+			off += n
+		}
+		for e := h.from / 8; e < h.to/8; e++ {
+			delete(m.want, e)
+			delete(m.shown, e)
+		}
+	case m.c.Told(h.from, h.to-h.from):
+		h.ended()
+		m.kernelCuts(h.modelCut)
+		m.punching = nil
+	}
+}
+
+func (m *ledgerModel) beginPunch(p dsm.PageIndex) {
+	from := int64(p)*dsm.PageSize + int64(m.rng.IntN(dsm.PageSize/8))*8
+	to := from + 8 + int64(m.rng.IntN(2*dsm.PageSize/8))*8
+	if to = min(to, m.area.Size()&^7, m.size&^7); m.sum || !m.writer || m.inWrite() || from >= to {
+		return
+	}
+	for p := dsm.PageIndex(from / dsm.PageSize); int64(p)*dsm.PageSize < to; p++ {
+		_, stale := m.stale[p]
+		if c := m.page(p); stale || c.dirty || c.writing != nil { // the kernel has written them back
+			return
+		}
+	}
+	m.punching = &modelPunch{modelCut: modelCut{from, to}}
+}
+
+// inHole reports whether an element lies in the hole that is being punched.
+func (m *ledgerModel) inHole(off int64) bool {
+	return m.punching != nil && off >= m.punching.from && off < m.punching.to
+}
+
+// inPunch reports whether a punch has not returned: of one file the kernel does no write(2), truncation or other punch meanwhile.
+func (m *ledgerModel) inPunch() bool {
+	if m.punching != nil {
+		return true
+	}
+	for _, c := range m.cache {
+		for _, cut := range c.cut {
+			if cut.to != math.MaxInt64 {
+				return true
+			}
+		}
+	}
+	return false
+}
