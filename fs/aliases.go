@@ -22,6 +22,9 @@ import (
 //     under the first number stays there, and finds the old place at "..".
 //
 // How long the first two take decides only whether the third is needed.
+//
+// What this does not see: two threads may take in their answers in the other order than they were given them, if
+// the directory is moved in between. The kernel then has it in the older place, and the daemon takes the newer for sure.
 type aliases struct {
 	mu struct {
 		lockrank.Mutex
