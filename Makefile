@@ -62,20 +62,20 @@ lint: deps
 
 .PHONY: unit
 unit: deps shim
-	@go test -timeout 10m -json $(PRODUCT) | $(SUM) "unit tests"
+	@go test -timeout 30m -json $(PRODUCT) | $(SUM) "unit tests"
 
 .PHONY: race
 race: deps shim
-	@go test -race -timeout 20m -json $(PRODUCT) | $(SUM) "unit tests with the race detector"
+	@go test -race -timeout 60m -json $(PRODUCT) | $(SUM) "unit tests with the race detector"
 
 .PHONY: invariants
 invariants: deps shim
-	@go test -tags invariants -timeout 15m -json $(PRODUCT) | $(SUM) "unit tests with invariants checked"
+	@go test -tags invariants -timeout 45m -json $(PRODUCT) | $(SUM) "unit tests with invariants checked"
 
 # One package at a time: they mount, and make network namespaces.
 .PHONY: integration
 integration: deps build
-	@go test -p 1 -timeout 40m -count=1 -json ./integration/... | $(SUM) "integration tests"
+	@go test -p 1 -timeout 80m -count=1 -json ./integration/... | $(SUM) "integration tests"
 
 # PyTorch is outside the tree: make clean leaves it.
 .PHONY: torch
