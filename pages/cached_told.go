@@ -50,6 +50,7 @@ func (c *Cached) KernelTold(size int64) {
 		l.from = min(l.from, lo)
 	}
 	c.late[p] = l
+	c.enqueue(x) // a notice of a late page is not on hold
 	c.tellLate()
 }
 
