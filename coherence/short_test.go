@@ -29,7 +29,7 @@ func TestMemoryThatDoesNotGrow(t *testing.T) {
 			s.drain()
 			var log bytes.Buffer
 			home.node.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
-			home.starving = true
+			home.starving.Store(true)
 			s.resize(2 * dsm.ExtentSize)
 			s.catchUp()
 			s.drain()
@@ -62,7 +62,7 @@ func TestMemoryThatDoesNotGrow(t *testing.T) {
 			if len(done) > 0 {
 				t.Fatal("a publish is acked that there is no memory for")
 			}
-			home.starving = false
+			home.starving.Store(false)
 			if freed {
 				home.node.memoryFreed()
 			} else {
@@ -93,7 +93,7 @@ func TestHandoverToAShortArea(t *testing.T) {
 		to, replica := s.nodes[1], s.nodes[2]
 		to.open(false)
 		replica.open(true)
-		to.starving = true
+		to.starving.Store(true)
 		s.resize(2 * dsm.ExtentSize)
 		s.catchUp()
 		if err := replica.area.WriteAt(t.Context(), []byte{7}, dsm.ExtentSize); err != nil {
@@ -103,7 +103,7 @@ func TestHandoverToAShortArea(t *testing.T) {
 		s.drain()
 		s.move(to, 2)
 		s.drain()
-		to.starving = false
+		to.starving.Store(false)
 		for range 3 {
 			<-time.After(shortRetry)
 			s.drain()

@@ -59,7 +59,7 @@ func (s *sim) rest() {
 		q := s.requests[i]
 		s.requests = append(s.requests[:i:i], s.requests[i+1:]...)
 		q.cancel()
-		short := q.n.starved && errs.Is(q.err, errs.NoSpace)
+		short := q.n.starved.Load() && errs.Is(q.err, errs.NoSpace)
 		if dead := s.taker != nil && s.taker.gone && errs.Is(q.err, errs.Unavailable); q.err != nil && !dead && !short && !(q.gaveUp && (errs.Is(q.err, errs.Timeout) || errs.Is(q.err, errs.NoSpace))) {
 			s.t.Fatalf("node %d: %s: %v", q.n.i, q.what, q.err)
 		}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -63,8 +64,8 @@ type simNode struct {
 	kernel  *fakeKernel
 
 	skew     time.Duration // of its clock
-	starving bool          // its memory cannot be made longer
-	starved  bool          // that was so at some time
+	starving atomic.Bool   // its memory cannot be made longer
+	starved  atomic.Bool   // that was so at some time
 	dead     bool          // see kill
 	gone     bool          // and the catalog says so
 	changed  chan struct{} // closed and replaced when an entry is applied
@@ -108,8 +109,8 @@ func newSimOf(t *testing.T, seed uint64, nodes int, ino dsm.Inode, linger time.D
 		n.node = New(Config{Self: n.id, View: n, Sender: n, Log: slog.New(slog.DiscardHandler), Linger: linger, Memory: memory,
 			Now: func() time.Time { return time.Now().Add(n.skew) }})
 		n.node.resize = func(mem interface{ Resize(size int64) error }, size int64) error {
-			if n.starving && size > n.area.mu.ino.Size {
-				n.starved = true
+			if n.starving.Load() && size > n.area.mu.ino.Size {
+				n.starved.Store(true)
 				return os.NewSyscallError("mmap", syscall.ENOMEM)
 			}
 			return resize(mem, size)

@@ -97,7 +97,7 @@ func (k *fakeKernel) writeBack(p dsm.PageIndex, c *cachedPage) {
 	if c.dirty = false; n > 0 {
 		err := k.n.area.WriteBack(bytes.Clone(c.data[:n]), off)
 		switch {
-		case k.n.starved && errs.Is(err, errs.NoSpace):
+		case k.n.starved.Load() && errs.Is(err, errs.NoSpace):
 			return // the next fsync says so
 		case err != nil:
 			k.n.sim.t.Fatal(err)

@@ -140,7 +140,7 @@ func (r *simRun) feed() {
 		return
 	}
 	for _, n := range r.nodes {
-		n.starving = false
+		n.starving.Store(false)
 	}
 	r.pass(shortRetryMost)
 	for _, n := range r.nodes {
@@ -238,7 +238,7 @@ func (r *simRun) event(n *simNode) {
 		}
 	case x < 79:
 		if r.kind.starves && r.rng.IntN(4) == 0 {
-			n.starving = !n.starving
+			n.starving.Store(!n.starving.Load())
 		}
 	}
 }
