@@ -62,11 +62,11 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 	}
 	var bad error
 	a.steps(from, func() {
+		a.heardLocked(st.Newest)
+		a.heardFromLocked(from)
 		if a.waitsForMemoryLocked(from, st, msg, payload) {
 			return
 		}
-		a.heardLocked(st.Newest)
-		a.heardFromLocked(from)
 		bad = a.receiveLocked(from, msg, [][]byte{payload})
 	})
 	return bad

@@ -35,7 +35,10 @@ type cachedPage struct {
 }
 
 // reading is a READ under way. valid is how much of the page no truncation has cut off since.
-type reading struct{ valid int }
+type reading struct {
+	valid int
+	reply *cachedPage // answered, and not received: the page is still locked
+}
 
 func newFakeKernel(n *simNode) *fakeKernel {
 	return &fakeKernel{n: n, cache: make(map[dsm.PageIndex]*cachedPage), past: make(map[dsm.PageIndex]bool), reading: make(map[dsm.PageIndex]*reading),
@@ -70,12 +73,30 @@ func (k *fakeKernel) ask(p dsm.PageIndex) {
 		_, err := k.n.area.ReadAt(ctx, c.data[:], int64(p)*dsm.PageSize)
 		return err
 	}, func(err error) {
-		delete(k.reading, p)
-		if clear(c.data[r.valid:]); err == nil && r.valid > 0 {
-			c.given = c.data
-			k.cache[p] = c
+		if err != nil {
+			delete(k.reading, p)
+			return
+		}
+		r.reply = c
+		if k.n.sim.rng.IntN(4) > 0 {
+			k.receive()
 		}
 	})
+}
+
+// receive has the kernel receive the replies that are on their way, and reports whether there are any.
+func (k *fakeKernel) receive() (any bool) {
+	for p, r := range k.reading {
+		if c := r.reply; c != nil {
+			any = true
+			delete(k.reading, p)
+			if clear(c.data[r.valid:]); r.valid > 0 {
+				c.given = c.data
+				k.cache[p] = c
+			}
+		}
+	}
+	return any
 }
 
 // readPast is a READ of a page by a size that is out of date: what lies past the
@@ -104,7 +125,7 @@ func (k *fakeKernel) writeBack(p dsm.PageIndex, c *cachedPage) {
 		}
 	}
 	k.n.deliveredTo(p, c)
-	c.given = c.data
+	copy(c.given[:max(n, 0)], c.data[:max(n, 0)])
 }
 
 // writePast is a write(2) past the page cache. Another program may read the page between the drop and the WRITE.
@@ -186,6 +207,7 @@ func (k *fakeKernel) carryOut() {
 }
 
 func (k *fakeKernel) reportDone() {
+	k.receive()
 	if len(k.done) > 0 {
 		n := k.done[0]
 		k.done = k.done[1:]
@@ -200,6 +222,8 @@ func (k *fakeKernel) finishNotices() {
 
 // forget is the first OPEN, which has the kernel drop what it kept, and tells it the attributes.
 func (k *fakeKernel) forget() {
+	k.receive()
+	k.n.area.KernelTold(k.n.ino.Size)
 	clear(k.cache)
 	k.size, k.gen = k.n.ino.Size, k.n.ino.Gen
 }
@@ -218,6 +242,9 @@ func (k *fakeKernel) learn() {
 		}
 		clear(k.cache)
 	}
+	if k.n.area != nil {
+		k.n.area.KernelTold(k.n.ino.Size)
+	}
 	k.size, k.gen = k.n.ino.Size, k.n.ino.Gen
 	k.truncate(k.size)
 }
@@ -226,6 +253,7 @@ func (k *fakeKernel) learn() {
 func (k *fakeKernel) setattr() {
 	if k.n.area != nil {
 		k.n.area.KernelCuts(k.n.ino.Size)
+		k.n.area.KernelTold(k.n.ino.Size)
 	}
 	k.size, k.gen = k.n.ino.Size, k.n.ino.Gen
 	k.truncate(k.size)
@@ -253,7 +281,8 @@ func (k *fakeKernel) work() bool {
 		return false
 	}
 	before := len(k.out)
-	moved := k.bell.Load() || len(k.done) > 0
+	moved := k.receive()
+	moved = moved || k.bell.Load() || len(k.done) > 0
 	k.takeNotice()
 	moved = moved || len(k.out) > before
 	before = len(k.out)

@@ -91,7 +91,7 @@ func storeBytes(r *simRun, n *simNode) {
 		return
 	}
 	if n.writer != nil && !past && r.rng.IntN(8) == 0 {
-		if off := int64(p)*dsm.PageSize + int64(r.rng.IntN(hotBytes)); r.owner(off) == n.i && !r.toAttached(off) {
+		if off := int64(p)*dsm.PageSize + int64(r.rng.IntN(hotBytes)); r.owner(off) == n.i && !r.toAttached(off) && off < n.kernel.size {
 			if n.kernel.reading[p] == nil && !n.kernel.past[p] {
 				r.bytes[off] = r.seen.store(off)
 				delete(r.maybe, off)
@@ -106,6 +106,9 @@ func storeBytes(r *simRun, n *simNode) {
 	}
 	for range 1 + r.rng.IntN(8) {
 		off := int64(p)*dsm.PageSize + int64(r.rng.IntN(hotBytes))
+		if !attached && off >= n.kernel.size {
+			continue // past the end that programs know
+		}
 		if r.owner(off) == n.i && r.toAttached(off) == attached {
 			v := r.seen.store(off)
 			b[off%dsm.PageSize] = v

@@ -387,7 +387,7 @@ func (n *simNode) here(p dsm.PageIndex) (ok bool) {
 
 // hasMemory reports whether there is memory for page p: else programs get SIGBUS.
 func (n *simNode) hasMemory(p dsm.PageIndex) bool {
-	return n.area.mu.mem != nil && int64(p)*dsm.PageSize < n.area.mu.mem.Size()
+	return n.area.mu.mem != nil && min(int64(p+1)*dsm.PageSize, n.ino.Size) <= n.area.mu.mem.Size()
 }
 
 // holds reports whether the page at off is here.

@@ -160,7 +160,11 @@ func (r *simRun) checkDirectory() {
 		for e, x := range n.area.mu.replica.extents {
 			e := dsm.ExtentIndex(e)
 			home := r.nodes[n.area.rowLocked(e).Primary-1]
-			if l := home.area.mu.home.subs[n.id].extents[e]; x.have.Minus(l.has) != (dsm.PageSet{}) || !r.kind.resize && l.has != x.have {
+			l := home.area.mu.home.subs[n.id].extents[e]
+			if l == nil {
+				l = &lag{} // it was cut off, and nothing of it has come since
+			}
+			if x.have.Minus(l.has) != (dsm.PageSet{}) || !r.kind.resize && l.has != x.have {
 				r.t.Fatalf("node %d has pages %x of extent %d, and its home, node %d, takes it for %x", n.i, x.have, e, home.i, l.has)
 			}
 		}
@@ -218,7 +222,7 @@ func (r *simRun) event(n *simNode) {
 		}
 	case x < 69:
 		if r.kind.resize && !n.behindCatalog() {
-			r.resize(simSize - int64(r.rng.IntN(773))*dsm.PageSize)
+			r.resize(r.aSize())
 		}
 	case x < 73:
 		n.evict()
@@ -241,6 +245,14 @@ func (r *simRun) event(n *simNode) {
 			n.starving.Store(!n.starving.Load())
 		}
 	}
+}
+
+// aSize is a size to which the area is changed: a whole number of pages, or in the midst of what is stored to a page.
+func (r *simRun) aSize() int64 {
+	if r.rng.IntN(2) == 0 {
+		return simSize - int64(r.rng.IntN(773))*dsm.PageSize
+	}
+	return int64(hot[1+r.rng.IntN(len(hot)-1)])*dsm.PageSize + int64(r.rng.IntN(hotBytes))
 }
 
 // call has a program of node n do something, or reports that none does.
