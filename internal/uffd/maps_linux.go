@@ -2,6 +2,7 @@ package uffd
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -48,20 +49,13 @@ func shows(pid int, start, end uint64, off int64, dev, ino uint64, readOnly bool
 		return err
 	}
 	defer file.Close()
-	at := start
-	for lines := bufio.NewScanner(file); at < end; {
-		if !lines.Scan() {
-			if err := lines.Err(); err != nil {
-				return err
-			}
-			break
-		}
-		m, err := parseMapping(lines.Text())
-		if err != nil {
+	look := after(file)
+	for at := start; at < end; {
+		m, err := look(at)
+		if errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("nothing is mapped at %#x", at)
+		} else if err != nil {
 			return err
-		}
-		if m.end <= at {
-			continue
 		}
 		switch {
 		case m.start > at:
@@ -75,10 +69,35 @@ func shows(pid int, start, end uint64, off int64, dev, ino uint64, readOnly bool
 		}
 		at = m.end
 	}
-	if at < end {
-		return fmt.Errorf("nothing is mapped at %#x", at)
-	}
 	return nil
+}
+
+// after returns a function that finds the mapping at an address, or the next one behind it; ENOENT if there is none. It is called
+// with growing addresses.
+func after(maps *os.File) func(at uint64) (mapping, error) {
+	text := afterInText(maps)
+	return func(at uint64) (mapping, error) {
+		m, err := query(int(maps.Fd()), at)
+		if errors.Is(err, unix.ENOTTY) {
+			return text(at)
+		}
+		return m, err
+	}
+}
+
+func afterInText(maps *os.File) func(at uint64) (mapping, error) {
+	lines := bufio.NewScanner(maps)
+	return func(at uint64) (m mapping, err error) {
+		for lines.Scan() {
+			if m, err = parseMapping(lines.Text()); err != nil || m.end > at {
+				return m, err
+			}
+		}
+		if err := lines.Err(); err != nil {
+			return m, err
+		}
+		return m, unix.ENOENT
+	}
 }
 
 // mapped lists where the process has mapped the file dev, ino.
