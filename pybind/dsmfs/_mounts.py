@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from ._errors import NotMountedError, PlaneUnavailableError
 
 CONTROL = ".dsm"
+
+# The attach sockets that mounts have named, by mount point and device. A later mount may have the device of one that is gone.
+_sockets: dict[tuple[str, str | None], str] = {}
 FSTYPE = "fuse.dsmfs"
 
 
@@ -30,27 +33,28 @@ class Mount:
 
 @dataclass(frozen=True)
 class Location:
-    """An area: its path as given, from the root of the filesystem, and the point of a whole mount of it.
+    """An area: its path as given, from the root of the filesystem, the point of a whole mount of it, and the mount's device.
 
-    The first is None for an area of a node without a mount, and so is the last; the last is
+    The first is None for an area of a node without a mount, and so are the last two; `top` is
     also None if only a part of the filesystem is mounted in this namespace.
     """
 
     path: str | None
     inside: str
     top: str | None
+    device: str | None = None
 
     def beside(self, name: str) -> Location:
         """Return the place of another file in the same directory."""
         path = None if self.path is None else os.path.join(os.path.dirname(self.path), name)
-        return Location(path, os.path.join(os.path.dirname(self.inside), name), self.top)
+        return Location(path, os.path.join(os.path.dirname(self.inside), name), self.top, self.device)
 
     def control(self, name: str) -> str | None:
         """Return the path of a control file of the area, None if it is out of reach."""
         return None if self.top is None else os.path.join(self.top, CONTROL, "areas", self.inside.lstrip("/"), name)
 
-    def attach_socket(self) -> str:
-        """Return the path of the socket for attaching.
+    def attach_socket(self, fresh: bool = False) -> str:
+        """Return the path of the socket for attaching: what the mount has said before, unless it is to be asked once more.
 
         Raises
         ------
@@ -62,10 +66,15 @@ class Location:
             return named
         if self.top is None:
             raise PlaneUnavailableError(errno.ENODEV, "only a part of the filesystem is mounted here", str(self))
+        known = None if fresh else _sockets.get((self.top, self.device))
+        if known is not None:
+            return known
         path = os.path.join(self.top, CONTROL, "attach")
         try:
             with open(path, encoding="utf-8") as f:
-                return f.read().strip()
+                name = f.read().strip()
+            _sockets[self.top, self.device] = name
+            return name
         except FileNotFoundError as e:
             raise PlaneUnavailableError(errno.ENODEV, "the daemon has no /.dsm/attach", str(self)) from e
         except OSError as e:
@@ -143,7 +152,7 @@ def locate(path: str | os.PathLike[str]) -> Location:
         rest = real[len(mount.point.rstrip("/")) :]
         inside = os.path.normpath(mount.root.rstrip("/") + "/" + rest.lstrip("/"))
         whole = [m.point for k, m in table if k == FSTYPE and m.device == mount.device and m.root == "/"]
-        return Location(real, inside, whole[0] if whole else None)
+        return Location(real, inside, whole[0] if whole else None, mount.device)
     if os.environ.get("DSMFS_ATTACH"):
         return Location(None, os.path.normpath("/" + given.lstrip("/")), None)
     raise NotMountedError(

@@ -290,7 +290,7 @@ def _make(
     Each change of names takes a round of the catalog. There are two: one for the file with all its rules, one for its name.
     """
     if where.path is None:  # nobody here can rename it
-        _create_by_socket(where, settings, plan, permissions, where.attach_socket()).close()
+        _create_by_socket(where, settings, plan, permissions).close()
         way, mapping = _way(where, True, plane)
         _store_header(way, mapping, plan)
         return way, mapping
@@ -298,17 +298,16 @@ def _make(
         raise ExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where.path)
     draft = where.beside(f".{os.path.basename(where.path)[:200]}.{secrets.token_hex(6)}")
     assert draft.path is not None
-    socket = connection = None
+    connection = None
     try:
         try:
-            socket = where.attach_socket()
-            connection = _create_by_socket(where, settings, plan, permissions, socket, draft)
+            connection = _create_by_socket(where, settings, plan, permissions, draft)
         except PlaneUnavailableError:
             _create_file(where.path, settings, plan, permissions, draft.path)
         if plan.kind is None and "merge" not in settings:
             with translated(where.path, "create"):
                 _check_merge(os.getxattr(draft.path, "user.dsm.merge").decode(), plan.kind, where.path)
-        way, mapping = _way(draft, True, plane, socket, connection)
+        way, mapping = _way(draft, True, plane, connection)
         try:
             _store_header(way, mapping, plan)
             with translated(where.path, "create"):
@@ -348,7 +347,6 @@ def _create_by_socket(
     settings: dict[str, str],
     plan: _Plan,
     permissions: int,
-    socket: str,
     draft: Location | None = None,
 ) -> Connection:
     """Let the daemon make a file, in one round of the catalog, and return the connection."""
@@ -357,12 +355,7 @@ def _create_by_socket(
     umask = os.umask(0)
     os.umask(umask)
     lines = "".join(f"\n{_rules.attribute(k).removeprefix('user.dsm.')} {v}" for k, v in settings.items())
-    try:
-        connection = Connection(socket)
-    except OSError as e:
-        raise PlaneUnavailableError(
-            e.errno or errno.EIO, f"nobody answers at {socket}: {e.strerror}", str(where)
-        ) from e
+    connection = _connect(where)
     try:
         with translated(str(where), "create"):
             arguments = (plan.size, permissions & ~umask, 1)
@@ -373,6 +366,21 @@ def _create_by_socket(
     return connection
 
 
+def _connect(where: Location) -> Connection:
+    """Connect to the daemon. The mount is asked for the socket only if it is not known, or nobody answers there any more."""
+    name = where.attach_socket()
+    try:
+        try:
+            return Connection(name)
+        except OSError:
+            if (now := where.attach_socket(fresh=True)) == name:
+                raise
+            name = now
+            return Connection(name)
+    except OSError as e:
+        raise PlaneUnavailableError(e.errno or errno.EIO, f"nobody answers at {name}: {e.strerror}", str(where)) from e
+
+
 def _check_merge(merge: str, kind: str | None, path: str) -> None:
     if merge != "last" and kind is None:
         raise FormatError(
@@ -380,16 +388,15 @@ def _check_merge(merge: str, kind: str | None, path: str) -> None:
         )
 
 
-def _way(
-    where: Location, writable: bool, plane: str, socket: str | None = None, connection: Connection | None = None
-) -> tuple[Plane, Mapping]:
+def _way(where: Location, writable: bool, plane: str, connection: Connection | None = None) -> tuple[Plane, Mapping]:
     """Return the plane to use, and the whole area mapped through it. It decides on the fallback to the page cache.
 
     The plane takes the connection over, if there is one.
     """
     if plane != "page-cache":
         try:
-            name = socket or where.attach_socket()
+            connection = connection or _connect(where)
+            name = where.attach_socket()
             return _mapped(where, MemoryPlane(name, where.inside, str(where), writable, connection=connection))
         except PlaneUnavailableError as e:
             if plane == "memory" or where.path is None:
