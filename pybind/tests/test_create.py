@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import dsmfs
 import numpy as np
 import pytest
-from dsmfs import _rules
+from dsmfs import _mounts, _rules
 from dsmfs._wire import Connection, Op
 
 
@@ -56,6 +57,21 @@ def test_making_one_takes_two_changes_of_names(nodes: dsmfs.Cluster, monkeypatch
         w[:] = np.ones((), w.dtype)
         w.publish()
         assert np.load(nodes[2] / "v.npy").tobytes() == w.array.tobytes()
+
+
+def test_a_socket_that_has_moved(nodes: dsmfs.Cluster) -> None:
+    """A mount is asked for its socket once more if nobody answers at the one that is known."""
+    nodes[0].create("w.npy", 3, "f4", plane="memory").close()
+    known = {at: name for at, name in _mounts._sockets.items() if at[0] == nodes[0].path}
+    assert known
+    ways: list[Callable[[], dsmfs.Area]] = [
+        lambda: nodes[0].create("x.npy", 3, "f4", plane="memory"),
+        lambda: nodes[0].open("w.npy", plane="memory"),
+    ]
+    for again in ways:
+        _mounts._sockets.update(dict.fromkeys(known, "/nonexistent/socket"))
+        again().close()
+        assert known.items() <= _mounts._sockets.items()
 
 
 def test_a_daemon_that_nobody_can_ask(nodes: dsmfs.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
