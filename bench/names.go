@@ -34,7 +34,7 @@ func bare(s *stage, n *harness.Node) (mount string, err error) {
 // filesRow makes many files in one directory, each after the other, at the node that leads the catalog and at one that does
 // not, and lists them at the latter as ls -l does.
 func filesRow(o options) ([]line, error) {
-	count, rounds := o.pick(20000, 500), min(o.rounds, 3)
+	count, entries, rounds := o.pick(5000, 500), o.pick(20000, 500), min(o.rounds, 3)
 	var lines []line
 	err := act(func(s *stage) error {
 		c := harness.New(s, harness.Options{Nodes: 3})
@@ -42,16 +42,20 @@ func filesRow(o options) ([]line, error) {
 		if err != nil {
 			return err
 		}
-		round, listed := 0, ""
+		round := 0
+		filled := func(n *harness.Node, count, size int) (dir string, each float64, err error) {
+			round++
+			dir = filepath.Join(n.Mount, fmt.Sprint("d", round))
+			if res := n.Run(patience, "mkdir", dir); res.Err != nil {
+				return dir, 0, fmt.Errorf("mkdir: %w: %s", res.Err, res.Stderr)
+			}
+			each, err = one(n, "create-files", dir, "f", count, size)
+			return dir, each, err
+		}
 		create := func(n *harness.Node, size int) func() (float64, error) {
 			return func() (float64, error) {
-				round++
-				dir := filepath.Join(n.Mount, fmt.Sprint("d", round))
-				if res := n.Run(patience, "mkdir", dir); res.Err != nil {
-					return 0, fmt.Errorf("mkdir: %w: %s", res.Err, res.Stderr)
-				}
-				listed = dir
-				return one(n, "create-files", dir, "f", count, size)
+				_, each, err := filled(n, count, size)
+				return each, err
 			}
 		}
 		for _, x := range []struct {
@@ -76,7 +80,11 @@ func filesRow(o options) ([]line, error) {
 			return err
 		}
 		s.Cleanup(func() { _ = os.RemoveAll(shm) })
-		if _, err := one(n, "create-files", shm, "f", count, 100); err != nil {
+		if _, err := one(n, "create-files", shm, "f", entries, 100); err != nil {
+			return err
+		}
+		listed, _, err := filled(c.Node(1), entries, 100)
+		if err != nil {
 			return err
 		}
 		list := func(dir string) func() (float64, error) {
@@ -86,10 +94,10 @@ func filesRow(o options) ([]line, error) {
 				if res.Err != nil {
 					return 0, fmt.Errorf("ls: %w: %s", res.Err, res.Stderr)
 				}
-				return float64(time.Since(began)) / float64(count), nil
+				return float64(time.Since(began)) / float64(entries), nil
 			}
 		}
-		l := line{Name: fmt.Sprintf("ls -l of %d entries, for each, a node that does not lead", count), Unit: "ns", Measure: "the same on /dev/shm"}
+		l := line{Name: fmt.Sprintf("ls -l of %d entries, for each, a node that does not lead", entries), Unit: "ns", Measure: "the same on /dev/shm"}
 		l.Value, l.Yardstick, err = interleave(rounds, list(filepath.Join(n.Mount, filepath.Base(listed))), list(shm))
 		lines = append(lines, l.judge())
 		return err
