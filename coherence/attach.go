@@ -13,38 +13,41 @@ import (
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
-// attached is what programs of this node that map the working copy itself have
-// mapped for writing. They store at any time, with no word to anybody: so as long as
-// there are any, the working copy is merged into by compare-and-swap, every
-// page counts as one that may have unpublished stores, and what was stored is collected
-// before each publish.
+// attached tracks the ranges of the working copy that attached programs have mapped for writing. These programs
+// store at any time, and tell nobody. So while there are such programs:
 //
-// mu is held over the scans of the programs' memory and the event that takes note of
-// what they found, so that whoever publishes next finds all that was collected before.
-// A scan may wait for a program that waits for a READ: the area's lock is not held.
+//   - updates enter the working copy by compare-and-swap;
+//   - every page counts as one that may have unpublished stores;
+//   - each publish first collects what was stored.
+//
+// mu is held while the programs' memory is scanned and the result is recorded. So the next publish finds
+// everything that earlier scans found. The area's lock is not held during a scan: the scan may wait for a program,
+// and the program for a READ.
 type attached struct {
 	mu struct {
 		lockrank.Mutex
 		tracking pages.Tracking
-		found    []wire.ExtentPages // by the scan under way; kept for its memory
+		found    []wire.ExtentPages // by the scan under way; the slice is used again by the next one
 	}
 }
 
 // attachWindow is how many extents are fetched at once before a program may map them.
 const attachWindow = 8
 
-// Attachment is a program's hold on an area of which it maps the memory: the working copy, or a draft.
+// Attachment is one attached program. The program maps the working copy of the area, or a draft.
 type Attachment struct {
 	area  *Area
 	write bool
-	draft *draft // nil: the working copy
-	first bool   // when it came no program could store
+	draft *draft // nil: it maps the working copy
+	first bool   // no other program could store when it attached
 }
 
-// Attach readies the area, which the caller has opened for reading, for one more program (0: several) that maps its
-// memory, and returns a descriptor of that memory. It waits until all bytes are here; of an area on
-// demand, until those that are not are found missing when they are touched. For write it also waits until it is known,
-// for each page in the kernel's page cache, which bytes the kernel was given. Detach ends it.
+// Attach prepares the area for one more program that maps its memory, and returns a descriptor of that memory. The
+// caller has opened the area for reading. program is the process, or 0 if several processes use the attachment.
+//
+// Attach waits until all bytes are here. An area on demand needs no such wait: programs fault on pages that are not
+// here. For write, Attach also waits until the ledger knows what the kernel was given of each page in its page cache.
+// Detach ends the attachment.
 func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment, *os.File, error) {
 	if err := a.readyToAttach(ctx); err != nil {
 		return nil, nil, err
@@ -85,7 +88,8 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	return t, f, nil
 }
 
-// open opens the memory, for writing also what is on demand.
+// open opens the memory. The working copy of an area on demand is always opened for writing: userfaultfd takes a
+// shared mapping only if the process may write to the file.
 func (t *Attachment) open(write bool) (f *os.File, err error) {
 	a := t.area
 	err = &errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist}
@@ -108,7 +112,7 @@ func (t *Attachment) open(write bool) (f *os.File, err error) {
 // Memory opens the memory once more, for reading.
 func (t *Attachment) Memory() (*os.File, error) { return t.open(false) }
 
-// enterLocked counts an attachment; leave ends that.
+// enterLocked counts an attachment; leaveLocked ends that.
 func (a *Area) enterLocked(t *Attachment) {
 	a.mu.replica.mapped++ // from here on the residency stays what it is
 	switch {
@@ -135,7 +139,7 @@ func (a *Area) leaveLocked(t *Attachment) {
 // Own reports whether the program has a draft.
 func (t *Attachment) Own() bool { return t.draft != nil }
 
-// Detach ends an Attach. What was mapped has been removed by Untrack before.
+// Detach ends the attachment. The caller has called the stop function of every Track before.
 func (t *Attachment) Detach() {
 	last := false
 	t.area.step(func() {
@@ -147,7 +151,7 @@ func (t *Attachment) Detach() {
 	}
 }
 
-// Sync is Area.Sync by the program, and what it brings is in the memory of the program.
+// Sync is Area.Sync by the program. When it returns, the updates are in the memory that the program maps.
 func (t *Attachment) Sync(ctx context.Context) error {
 	if t.draft == nil || !t.write {
 		return t.area.Sync(ctx, t.write)
@@ -158,7 +162,7 @@ func (t *Attachment) Sync(ctx context.Context) error {
 	return t.Acquire(ctx)
 }
 
-// Acquire is Area.Acquire, likewise.
+// Acquire is Area.Acquire by the program. When it returns, the updates are in the memory that the program maps.
 func (t *Attachment) Acquire(ctx context.Context) error {
 	err := t.area.Acquire(ctx, t.write)
 	if err == nil && t.draft != nil && t.write {
@@ -179,8 +183,8 @@ func (a *Area) countAttachedLocked(by int) {
 // sharedLocked reports whether programs may be storing into the working copy now.
 func (a *Area) sharedLocked() bool { return a.mu.replica.attached > 0 }
 
-// readyToAttach returns when programs may map the working copy: all pages are here, or
-// those that are not are found missing.
+// readyToAttach returns when programs may map the working copy: all pages are here, or programs fault on
+// those that are not.
 func (a *Area) readyToAttach(ctx context.Context) error {
 	demand := false
 	var err error
@@ -198,8 +202,8 @@ func (a *Area) readyToAttach(ctx context.Context) error {
 	return a.fetchAll(ctx)
 }
 
-// fetchAll returns when every page of the area is here. What comes to the area
-// later is here from the start.
+// fetchAll returns when every page of the area is here. Pages that the area gets later, by growing, are zero and
+// so need no fetch.
 func (a *Area) fetchAll(ctx context.Context) error {
 	const window = attachWindow * dsm.ExtentSize
 	for off := int64(0); ; off += window {
@@ -220,10 +224,9 @@ func (a *Area) fetchAll(ctx context.Context) error {
 	}
 }
 
-// Track takes up a mapping of [off, off+n) in the program, which has attached for
-// writing. source finds what the program stores; without one the range is compared
-// each time. stop is called when the program cannot store through it any more:
-// what it stored last is found by comparing.
+// Track starts to track a mapping of [off, off+n) in the program, which has attached for writing. source finds what
+// the program stores. If it is nil, each scan compares the range with the base copy. The caller calls stop when the
+// program cannot store through the mapping any more. stop finds the last stores by comparing.
 func (t *Attachment) Track(source pages.Source, off, n int64) (stop func()) {
 	a := t.area
 	at := &a.attached
@@ -260,14 +263,14 @@ func (a *Area) TrackingStats() pages.TrackingStats {
 	return sum
 }
 
-// collect takes note of what attached programs have stored.
+// collect finds and records what attached programs have stored.
 func (a *Area) collect() {
 	if a.scan() {
 		a.step(func() {})
 	}
 }
 
-// scan is collect without the step that follows; false if nobody can have stored.
+// scan is collect without the step that follows. It returns false if no program can have stored.
 func (a *Area) scan() bool {
 	t := &a.attached
 	t.mu.Lock()
@@ -287,8 +290,8 @@ func (a *Area) scan() bool {
 	return true
 }
 
-// appendRange adds the pages of [off, off+n) to a list, which names an extent once if it is
-// added to in increasing order.
+// appendRange adds the pages of [off, off+n) to a list. The list names each extent once if ranges are added in
+// increasing order.
 func appendRange(list []wire.ExtentPages, off, n int64) []wire.ExtentPages {
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+n; e++ {
 		p := pagesOf(e, off, int(n))
@@ -301,7 +304,7 @@ func appendRange(list []wire.ExtentPages, off, n int64) []wire.ExtentPages {
 	return list
 }
 
-// storedToLocked takes note that an attached program stored to pages.
+// storedToLocked records that an attached program stored to pages.
 func (a *Area) storedToLocked(list []wire.ExtentPages) {
 	r := &a.mu.replica
 	if !r.subscribed || len(list) == 0 {
@@ -318,9 +321,9 @@ func (a *Area) storedToLocked(list []wire.ExtentPages) {
 	}
 }
 
-// touchedLocked makes sure that the kernel is told what attached programs stored to the
-// pages: later, while somebody waits for it to have been told of everything else, or
-// that would never end while they store.
+// touchedLocked makes sure that the kernel is told of pages that attached programs stored to. If a call waits
+// until the kernel has been told everything (drainLocked), these pages have to wait: else the call would wait as
+// long as programs store.
 func (a *Area) touchedLocked(e dsm.ExtentIndex, p dsm.PageSet) {
 	a.changedLocked(e, p, nil)
 	r := &a.mu.replica
@@ -336,7 +339,8 @@ func (a *Area) touchedLocked(e dsm.ExtentIndex, p dsm.PageSet) {
 	a.mu.cached.Touched(e, p)
 }
 
-// drainLocked begins such a wait, for all that is known now, also if another goes on; drained ends it.
+// drainLocked begins a wait for the kernel to be told everything that is known now. drainedLocked ends it. Several
+// calls may wait at the same time.
 func (a *Area) drainLocked() {
 	a.tellUntoldLocked()
 	a.mu.replica.draining++
@@ -361,15 +365,14 @@ func (a *Area) tellUntoldLocked() {
 	}
 }
 
-// denseSample: of an area of which nearly all changed at the last comparison all
-// counts as stored to, as the diff compares it anyway, and a page in so many is looked at to
-// see whether that goes on.
+// denseSample is how comparedLocked saves time in a dense area: one where the last comparison found nearly all
+// pages changed. Every page then counts as stored to, because the diff compares it anyway. One page in denseSample
+// is still compared, to see whether the area stays dense.
 const denseSample = 16
 
-// comparedLocked looks which pages of [off, off+n) differ from the base copy, takes note of
-// them as stored to, and returns how many it looked at and how many differ. Those that
-// do not may have been stored to as well, and published with something else: the
-// kernel may have to be told.
+// comparedLocked compares the pages of [off, off+n) with the base copy, and records those that differ as stored
+// to. It returns how many it compared and how many differ. Pages that do not differ may have been stored to as
+// well, and been published since. So the kernel may have to be told of any of them.
 func (a *Area) comparedLocked(off, n int64) (looked, changed int) {
 	n = min(n, a.mu.ino.Size-off)
 	if !a.mu.replica.subscribed || n <= 0 {
@@ -410,8 +413,8 @@ func (a *Area) comparedLocked(off, n int64) (looked, changed int) {
 	return looked, changed
 }
 
-// bytesOfLocked returns the bytes of page p of the working copy up to the area's end:
-// attached programs can store past it in its last page, which means nothing.
+// bytesOfLocked returns the bytes of page p of the working copy, up to the end of the area. Attached programs can
+// store past the end in the last page; such stores have no effect.
 func (a *Area) bytesOfLocked(p dsm.PageIndex) []byte {
 	w := a.mu.mem.Working(p)
 	return w[:min(int64(len(w)), a.mu.ino.Size-int64(p)*dsm.PageSize)]

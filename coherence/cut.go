@@ -1,8 +1,8 @@
 package coherence
 
-// KernelCuts says that the kernel is about to be told of the size by the answer to a SETATTR: it drops what it
-// holds past it before it writes anything back. (Of sizes that other nodes set the
-// kernel hears at some time; until then what it writes back is the change from what it was given: see pages.Cached.)
+// KernelCuts says that the answer to a SETATTR is about to tell the kernel of a new size. The kernel then drops what
+// it holds past that size, before it writes anything back. It hears later of sizes that other nodes set. Until then
+// its write-back counts as the change from what it was given: see pages.Cached.
 func (a *Area) KernelCuts(size int64) {
 	a.step(func() {
 		if a.mu.cached != nil {
@@ -11,8 +11,8 @@ func (a *Area) KernelCuts(size int64) {
 	})
 }
 
-// KernelTold says that an answer is about to tell the kernel of the size. It goes before every such answer, whoever
-// asked: see pages.Cached.KernelTold.
+// KernelTold says that an answer is about to tell the kernel of the size. It is called before every such answer,
+// whichever request it is for: see pages.Cached.KernelTold.
 func (a *Area) KernelTold(size int64) {
 	a.step(func() {
 		if a.mu.cached != nil {
@@ -21,8 +21,8 @@ func (a *Area) KernelTold(size int64) {
 	})
 }
 
-// KernelDrops says that the kernel is about to be told to drop pages of its page cache, other than by a notice of the
-// area. The caller calls ended when it has.
+// KernelDrops says that the kernel is about to be told to drop pages of its page cache by something other than a
+// notice of the area. The caller calls ended when the kernel has dropped them.
 func (a *Area) KernelDrops() (ended func()) {
 	ended = func() {}
 	a.note(func() {
@@ -34,8 +34,9 @@ func (a *Area) KernelDrops() (ended func()) {
 	return ended
 }
 
-// WriteBack is WriteAt for what the kernel writes back of its page cache. It is refused where the change cannot be
-// told from what the page cache was given: then msync and fsync fail.
+// WriteBack is WriteAt for stores to mappings that the kernel writes back from its page cache. It fails if it is not
+// known any more what the page cache was given of a page: then nobody can tell which bytes the program changed.
+// msync and fsync fail with it.
 func (a *Area) WriteBack(p []byte, off int64) error {
 	return a.write(p, off, writtenBack)
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// When the catalog marks a home as gone, what it was the home of is lost: see catalog/gone.go. Calls that need it fail at once. Stores
-// to it stay dirty, and nothing is sent there: messages under way would take up the windows of others. If the area is cut off the
-// stores go with it.
+// When the catalog marks a home as gone, the bytes that it was the home of are lost: see catalog/gone.go. Calls that need these bytes
+// fail at once. Stores to their pages stay dirty, and no publish is sent to the dead home: it would take up room in windows that other
+// publishes need. If the area is truncated, such stores are dropped with their pages.
 
 // deadOf returns the members of a view that are gone.
 func deadOf(v *dsm.View) (dead []dsm.NodeID) {
@@ -22,8 +22,8 @@ func deadOf(v *dsm.View) (dead []dsm.NodeID) {
 	return dead
 }
 
-// deadHomeLocked returns the node with which the state of a slot died, 0 if none did. A slot on its way to a home that has died is
-// taken back by its source, or given up: see handovers.
+// deadHomeLocked returns the dead node that had the state of a slot; 0 if the state is alive. While a slot is being handed over, its
+// source has the state. If the new home dies, the source takes the slot back or gives it up: see handovers.
 func (a *Area) deadHomeLocked(s dsm.Slot) dsm.NodeID {
 	row := &a.mu.view.Slots[s]
 	holder := row.Primary
@@ -36,7 +36,8 @@ func (a *Area) deadHomeLocked(s dsm.Slot) dsm.NodeID {
 	return 0
 }
 
-// deadInAreaLocked returns the dead home of an extent of the area, 0 if all live. So many that follow each other have every slot.
+// deadInAreaLocked returns the dead home of some extent of the area; 0 if all homes live. dsm.Slots consecutive extents cover every
+// slot, so it looks at no more than that.
 func (a *Area) deadInAreaLocked() dsm.NodeID {
 	if len(a.mu.dead) == 0 {
 		return 0
@@ -49,7 +50,7 @@ func (a *Area) deadInAreaLocked() dsm.NodeID {
 	return 0
 }
 
-// deadForLocked returns the dead home of a page of [off, off+n) that is not here, 0 if there is none.
+// deadForLocked looks at the pages of [off, off+n) that are not here. It returns the dead home of one of them; 0 if all their homes live.
 func (a *Area) deadForLocked(off, n int64) dsm.NodeID {
 	if len(a.mu.dead) == 0 {
 		return 0
@@ -64,8 +65,8 @@ func (a *Area) deadForLocked(off, n int64) dsm.NodeID {
 	return 0
 }
 
-// deadGoalLocked returns the dead home of what is left of a goal, 0 as long as some of it can still be reached. At the last publish
-// of a program a home that is silent is as good as dead.
+// deadGoalLocked returns a dead home if the homes of all extents left in the goal are dead. It returns 0 as long as one of them lives.
+// In PublishLast (last) a silent home counts as dead.
 func (a *Area) deadGoalLocked(g publishGoal, last bool) (dead dsm.NodeID) {
 	silent := a.mu.replica.silent
 	if last = last && len(silent) > 0; !last && len(a.mu.dead) == 0 {
@@ -86,7 +87,7 @@ func (a *Area) deadGoalLocked(g publishGoal, last bool) (dead dsm.NodeID) {
 	return dead
 }
 
-// silentLocked takes note that a publish has waited for what is left of its goal until its deadline. What its homes send next ends it.
+// silentLocked records the homes that a publish has waited for until its deadline. A home is silent until it sends something.
 func (a *Area) silentLocked(g publishGoal) {
 	r := &a.mu.replica
 	for x, n := range g {
@@ -97,7 +98,7 @@ func (a *Area) silentLocked(g publishGoal) {
 	}
 }
 
-// heardFromLocked ends that a home is silent.
+// heardFromLocked records that a node has sent something, so it is not silent any more.
 func (a *Area) heardFromLocked(n dsm.NodeID) {
 	r := &a.mu.replica
 	if i := slices.Index(r.silent, n); i >= 0 {
@@ -105,8 +106,8 @@ func (a *Area) heardFromLocked(n dsm.NodeID) {
 	}
 }
 
-// abandonDeadLocked ends publications to homes that have died: their pages are dirty again, and stay so. Extents that could not be
-// published, and have a home again, are queued.
+// abandonDeadLocked ends publications to homes that have died: their pages become dirty again. Extents whose home had died, and that
+// have a new one now, are queued to be published.
 func (a *Area) abandonDeadLocked() {
 	for _, e := range a.busyExtentsLocked() {
 		x := a.extentLocked(e)
@@ -125,7 +126,7 @@ func (a *Area) abandonDeadLocked() {
 	}
 }
 
-// errDeadLocked is the error of a call that needs what died with the node, or that a silent node has.
+// errDeadLocked returns the error for a call that needs a node which has died or is silent.
 func (a *Area) errDeadLocked(op string, id dsm.NodeID) error {
 	if !slices.Contains(a.mu.dead, id) {
 		return &errs.Error{Op: op, Area: a.id, Kind: errs.Timeout,

@@ -65,7 +65,7 @@ func (r *arrivals) install(a *Area) {
 	a.node.room.brought(a.id, r.extent, here)
 }
 
-// installed puts the added pages in place, and returns all pages that are.
+// installed puts the added pages in place, and returns all pages that it and install have put in place.
 func (r *arrivals) installed(a *Area) dsm.PageSet {
 	r.install(a)
 	return r.here
@@ -112,7 +112,7 @@ func (a *Area) keepBasesLocked() {
 	for _, e := range a.extentsFromLocked(0) {
 		x := a.extentLocked(e)
 		clean := x.have.Minus(x.dirty)
-		if x.pub != nil { // no base copy: a page with which a program broke the protocol
+		if x.pub != nil { // a program has stored before it might: it broke the protocol
 			clean = clean.Minus(x.pub.sent)
 		}
 		a.mu.mem.KeepBases(e, clean)
@@ -236,8 +236,9 @@ func (a *Area) request(step func(event func()), off int64, n int, then, asked fu
 	return missing, lacks
 }
 
-// staying is a READ that waits, from when all of its pages have been asked for. Those on demand are not evicted until it has
-// read them: else several READs could evict each other's pages for ever. There is room for all of them then, so it waits for nobody else.
+// staying is a READ that waits for its pages, all of which are here or asked for. In an area on demand its pages are not evicted until it
+// has read them: otherwise several READs could evict each other's pages for ever. Room has been taken for all of them, so such a READ
+// does not wait for any other call to give up room.
 type staying struct {
 	area *Area
 	off  int64
@@ -390,13 +391,13 @@ func (a *Area) Fault(ctx context.Context, off int64, there func()) error {
 	}
 }
 
-// BeginFault begins what Fault does and does not wait: it asks for the page and has there called when it
-// comes. It returns false, and there is not called, if asking is not enough: then the caller calls Fault. It
-// does so also if there has not been called for long.
+// BeginFault begins to serve a fault, and does not wait: it asks for the page, and there is called when the
+// page comes. If asking is not enough it returns false, and there is never called; then the caller calls
+// Fault. The caller also calls Fault if the page does not come for a long time.
 func (a *Area) BeginFault(off int64, there func()) bool {
 	a.node.stats.faults.Add(1)
 	missing, lacks := a.request(a.stepBriefly, off, dsm.PageSize, there, nil)
-	return missing && lacks == 0 // one that is here by now may be a hole: see faulted
+	return missing && lacks == 0 // a page that is here by now may be a hole: see faultedLocked
 }
 
 // faultedLocked reports whether the page at off, which a program found missing, is here by now. There is

@@ -12,15 +12,15 @@ import (
 	"github.com/dsmfs/dsmfs/pages"
 )
 
-// Open opens the area for one more file handle: it subscribes if this is the
-// first one, and acquires. write says that the handle may store. The caller
-// opens and closes an area one call at a time.
+// Open opens the area for one more file handle. It subscribes if this is the first one, and acquires.
+// write says that programs may store through the handle. The caller never runs two calls of Open or
+// Close of one area at the same time.
 func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, error) {
 	a, err := n.area(id)
 	if err != nil {
 		return nil, err
 	}
-	first := false // who is the first that may store has not stored yet
+	first := false // no program can store yet, so updates may enter memory even with apply=sync
 	a.step(func() {
 		first = write && a.mu.replica.writers == 0
 		err = a.openedLocked(write)
@@ -61,7 +61,8 @@ func (a *Area) openedLocked(write bool) error {
 	return nil
 }
 
-// beginWritingLocked counts one more program that may store to the page cache or to the working copy; endWritingLocked ends it.
+// beginWritingLocked counts one more writer: a handle for writing, or a program attached for writing to the working copy.
+// endWritingLocked ends that.
 func (a *Area) beginWritingLocked() {
 	a.mu.replica.writers++
 	a.keepBasesLocked()
@@ -77,8 +78,9 @@ func (a *Area) endWritingLocked() {
 	a.replicaOnRequestChangedLocked()
 }
 
-// Released says that no more stores come by a handle for writing, of which Close follows: what takes its time to be published need
-// not be waited for by who opens the area next to see what others have published.
+// Released says that no more stores come through a handle for writing. Close follows, perhaps much later, because it publishes first.
+// Where updates enter memory in sync calls only, the handle does not keep them out of memory any more. So the next program that opens
+// the area sees what other nodes have published, and need not wait for that Close.
 func (a *Area) Released() {
 	a.step(func() {
 		a.mu.replica.released++
@@ -86,7 +88,7 @@ func (a *Area) Released() {
 	})
 }
 
-// Close ends a handle. The last one lets the replica go after a while.
+// Close ends a handle. The replica stays for a while after the last one: see lingerLocked.
 func (a *Area) Close(write bool) {
 	a.step(func() {
 		r := &a.mu.replica
@@ -100,15 +102,14 @@ func (a *Area) Close(write bool) {
 	})
 }
 
-// ReadAt fills p with the bytes from off on for the kernel's page cache, which
-// is from then on told of their changes. Pages that are not here are fetched: errs.Timeout
-// if their home does not send them before ctx ends. Bytes past the end are not
-// read: n is short.
+// ReadAt fills p with the bytes from off on, for the kernel's page cache. From then on the kernel is
+// told when these bytes change. Pages that are not here are fetched; errs.Timeout if their home does not
+// send them before ctx ends. n is short at the end of the area.
 func (a *Area) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
 	return a.readBy(ctx, p, off, a.readLocked)
 }
 
-// readBy brings the pages of [off, off+len(p)) here and calls read, until it says that they are.
+// readBy fetches the pages of [off, off+len(p)) and calls read, until read reports that they are all here.
 func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []byte, off int64) (n int, ok bool)) (n int, err error) {
 	stay := staying{area: a, off: off, n: len(p)}
 	defer stay.end()
@@ -141,9 +142,9 @@ func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []by
 	}
 }
 
-// readLocked is ReadAt if the pages are here. The kernel fills what the reply lacks with
-// zeroes and keeps those pages too, when it asks by a size that is out of date: they
-// are given like any others, for the area may grow again before it learns.
+// readLocked is ReadAt if the pages are here. A kernel that does not know of a shrink yet may ask for
+// pages past the end. It fills what the reply lacks with zeroes, and keeps those pages too. So they
+// count as given like all others: the area may grow again before the kernel hears of the shrink.
 func (a *Area) readLocked(p []byte, off int64) (n int, ok bool) {
 	if n = int(min(int64(len(p)), a.mu.ino.Size-off)); n > 0 && !a.presentLocked(off, n) {
 		return 0, false
@@ -152,8 +153,8 @@ func (a *Area) readLocked(p []byte, off int64) (n int, ok bool) {
 	return a.mu.cached.Read(off, p), true
 }
 
-// useLocked says of pages on demand that they are of use. The kernel then does not drop those that it was told to drop, so who
-// waits for room looks for others.
+// useLocked records that pages on demand are being used. If the kernel has been told to drop some of them, they stay all the same.
+// So calls that wait for room are made to look for other pages.
 func (a *Area) useLocked(off int64, n int) {
 	if !a.mu.replica.demand || n <= 0 {
 		return
@@ -218,11 +219,10 @@ func (a *Area) askLocked(e dsm.ExtentIndex, x *replicaExtent, p dsm.PageSet) {
 	a.sendLocked(a.rowLocked(e).Primary, &wire.Fetch{Stamp: a.stampLocked(), Extent: e, Pages: miss})
 }
 
-// WriteAt takes over a WRITE of the kernel. It does not wait for the network: a store to a page that is
-// not here is kept apart until the page comes. Bytes past the area's end are dropped:
-// another node has just cut them off. Of an area on demand it waits until there is room for
-// the pages that are not here: errs.NoSpace if there is none before ctx ends. In rare cases it waits for notices, but
-// not for long: see awaitSure.
+// WriteAt takes a WRITE of the kernel. It does not wait for the network: a store to a page that is not
+// here is kept apart until the page comes. Bytes past the end are dropped: another node has just cut
+// them off. In an area on demand it waits for room for the pages that are not here; errs.NoSpace if there
+// is none before ctx ends. In rare cases it waits for notices, but not for long: see awaitSure.
 func (a *Area) WriteAt(ctx context.Context, p []byte, off int64) error {
 	if err := a.writeWithRoom(ctx, p, off, writtenThrough); err != nil {
 		return err
@@ -231,7 +231,7 @@ func (a *Area) WriteAt(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// writeWithRoom is write when there is room for the pages that are not here.
+// writeWithRoom waits until there is room for the pages that are not here, then calls write.
 func (a *Area) writeWithRoom(ctx context.Context, p []byte, off int64, w way) error {
 	lacks := 0
 	a.step(func() {
@@ -246,7 +246,7 @@ func (a *Area) writeWithRoom(ctx context.Context, p []byte, off int64, w way) er
 	return a.write(p, off, w)
 }
 
-// write takes a WRITE.
+// write is WriteAt without the waits.
 func (a *Area) write(p []byte, off int64, w way) error {
 	var err error
 	ahead := false
@@ -296,7 +296,7 @@ func (a *Area) storeLocked(p []byte, off int64, w way) error {
 	r := &a.mu.replica
 	e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
 	if x := a.extentLocked(e); !x.have.Has(i) {
-		if w == writtenBack && a.mu.cached.Refuses(page(e, i)) { // once it is answered it cannot be
+		if w == writtenBack && a.mu.cached.Refuses(page(e, i)) { // it cannot be refused later: by then it has been answered
 			return errRefused()
 		}
 		if x.stash == nil {
@@ -351,9 +351,9 @@ func (a *Area) unstashLocked(e dsm.ExtentIndex, came dsm.PageSet) {
 	}
 }
 
-// Acquire brings this node up to every publish that completed before: it
-// returns when they are in the working copy and the kernel's page cache has heard of them. storing says that it is a call
-// of a program that stores to the area. Where updates enter memory only in such calls, the others leave it as it is.
+// Acquire brings this node up to every publish that completed before. It returns when they are in the
+// working copy, and the kernel has been told of them. storing says that a program which stores to the area makes
+// the call. Where updates enter memory in sync calls only (apply=sync), and the node has writers, only calls with storing bring them.
 func (a *Area) Acquire(ctx context.Context, storing bool) error {
 	var op *acquiring
 	a.step(func() {
@@ -364,13 +364,14 @@ func (a *Area) Acquire(ctx context.Context, storing bool) error {
 	return a.finishAcquire(ctx, op, nil)
 }
 
-// finishAcquire waits for an acquire, if there is one, and for the kernel; unless there is an error already.
+// finishAcquire waits for the acquire op, if it is not nil, then until the kernel has been told everything. If err is set it skips
+// these waits, and returns err. It ends op in any case.
 func (a *Area) finishAcquire(ctx context.Context, op *acquiring, err error) error {
 	if err == nil && op != nil {
 		err = a.awaitHomes(ctx, "acquire", func() bool { return len(op.pending) == 0 }, a.deadInAreaLocked)
 	}
 	if err == nil {
-		// Until the kernel has heard of everything the homes wait with more, or this
+		// Until the kernel has been told everything, homes get no acks and so push no more. Else this
 		// might never end.
 		a.step(a.drainLocked)
 		err = a.await(ctx, "acquire", func() bool { return a.mu.cached == nil || a.mu.cached.Idle() })
@@ -390,7 +391,7 @@ func (a *Area) finishAcquire(ctx context.Context, op *acquiring, err error) erro
 	if last == 0 {
 		return err
 	}
-	// Also when ctx has ended: what the kernel is being told now must not come between a load and a store of the program.
+	// It waits even if ctx has ended: once the sync call is over, no notice may come between a load and a store of the program.
 	gone := a.awaitNotices(context.WithoutCancel(ctx), func() bool { return a.mu.cached != kernel || kernel.DoneUpTo(last) })
 	if err == nil {
 		err = gone
@@ -398,7 +399,7 @@ func (a *Area) finishAcquire(ctx context.Context, op *acquiring, err error) erro
 	return err
 }
 
-// startAcquireLocked asks all homes; until endAcquireLocked updates may enter memory, if the caller stores.
+// startAcquireLocked sends an Acquire to all homes. With storing, updates may enter memory until endAcquireLocked.
 func (a *Area) startAcquireLocked(storing bool) *acquiring {
 	op := &acquiring{storing: storing}
 	if storing {
@@ -418,15 +419,15 @@ func (a *Area) endAcquireLocked(op *acquiring) {
 	delete(r.acquires, op.round)
 }
 
-// holdNoticesLocked puts notices of updates on hold while updates may not enter memory.
+// holdNoticesLocked puts notices of updates on hold while updates must stay out of memory, and releases them otherwise.
 func (a *Area) holdNoticesLocked() {
 	if a.mu.cached != nil {
 		a.mu.cached.SetHold(a.holdsUpdatesLocked())
 	}
 }
 
-// Sync is fsync and msync: it publishes and, at the same time, acquires: the homes take an Acquire behind what was published to them. Where
-// updates enter memory in sync calls of programs that store only, those of others publish only.
+// Sync is fsync and msync. It publishes and acquires at the same time: the Acquire is sent after the first publishes, so a home
+// handles it after these. storing is that of Acquire; a call that Acquire would ignore only publishes.
 func (a *Area) Sync(ctx context.Context, storing bool) error {
 	var op *acquiring
 	begin := func() {
@@ -438,9 +439,9 @@ func (a *Area) Sync(ctx context.Context, storing bool) error {
 	return a.finishAcquire(ctx, op, err)
 }
 
-// sendAcquireLocked asks all homes, under a new number: after a broken session an answer
-// to an earlier Acquire may come though the pushes before it were lost. (An
-// answer to this one does not: a Subscribe that makes up for them goes ahead.)
+// sendAcquireLocked sends an Acquire to all homes, with a new round. After a broken session an answer to
+// the old round may still come, although pushes from before it were lost. The new round is safe: the
+// Subscribe that makes up for lost pushes is sent before it.
 func (a *Area) sendAcquireLocked(op *acquiring) {
 	r := &a.mu.replica
 	delete(r.acquires, op.round)
@@ -459,7 +460,7 @@ func (a *Area) replicaAcquiredLocked(from dsm.NodeID, m *wire.Acquired) {
 	op := a.mu.replica.acquires[m.Round]
 	switch {
 	case op == nil:
-	case m.Gen < a.mu.ino.Gen: // so were the pushes before it, which were refused: the home is to apply the catalog's entry, and push again
+	case m.Gen < a.mu.ino.Gen: // pushes before it were as old, and refused: the home applies the catalog's entry, pushes again, then answers
 		a.sendLocked(from, &wire.Acquire{Stamp: a.stampLocked(), Round: op.round})
 	default:
 		delete(op.pending, from)
@@ -471,11 +472,11 @@ func (a *Area) replicaAcquiredLocked(from dsm.NodeID, m *wire.Acquired) {
 	}
 }
 
-// Notice is what the kernel must be told of a range of the area.
+// Notice is something that the kernel must be told about a range of the area.
 type Notice = pages.Notice
 
-// NextNotice returns the next thing to tell the kernel; NoticeDone ends it.
-// Several notices may be out at once, of different pages.
+// NextNotice returns the next notice for the kernel. The caller calls NoticeDone when the kernel has been told.
+// Several notices may be under way at once, for different pages.
 func (a *Area) NextNotice() (n Notice, ok bool) {
 	a.step(func() {
 		if a.mu.cached != nil {

@@ -15,47 +15,48 @@ import (
 )
 
 const (
-	// handoverBytes bounds the bytes of extents on their way to one new home, but for the last of
-	// them. A node that leaves may have to move 100,000 small files: with a few extents at a time it
-	// took as many round trips.
+	// handoverBytes bounds the bytes on their way to one new home; the last extent may go beyond it.
+	// It is bytes, not a few extents, because a node that leaves may have to move 100,000 small files:
+	// with a few extents at a time that took almost as many round trips.
 	handoverBytes = 4 * dsm.ExtentSize
-	// handoverWindow is how many extents at most are on their way.
+	// handoverWindow is how many extents may be on their way to one new home.
 	handoverWindow = 256
 )
 
-// handovers moves the slots that the view took from this node to their new
-// homes, and takes over those that it gave to this node.
+// handovers sends the slots that a view took from this node to their new homes, and receives the slots
+// that a view gave to this node.
 //
-// From the moment a node acts on the new view the old home answers nothing for
-// the slot, and the new one parks what it is asked; so the state that is sent
-// is final. The old home keeps it until the catalog says that the new home
-// has it (Source is 0 again), so a broken session is repaired by starting over.
+// Once the old home acts on the new view it answers no requests for the slot. The new home parks requests
+// until it has the slot. So the state does not change while it is sent. The old home keeps the state
+// until the catalog says that the new home has it (Source is 0 again). After a broken session it just
+// starts over.
 type handovers struct {
 	node   *Node
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	// lastID is that of the last extent sent to anybody. It is not reused: a late ack to an earlier run
-	// would open a slot whose extent the new home has refused.
+	// lastID is the ID of the last HandoverExtent sent to any node. IDs are not used twice. Otherwise a late
+	// ack from an earlier run could count for an extent that the new home has refused since, and the
+	// slot would be opened without it.
 	lastID atomic.Uint64
 
 	mu struct {
 		lockrank.Mutex
-		sent map[dsm.Slot]dsm.Epoch // handed over, under which epoch of the slot
-		// offered are those for which HandoverDone was ever sent. Their new homes may have served them since.
+		// The maps have the epoch of the slot to which an entry belongs. Entries of older epochs mean nothing.
+		sent map[dsm.Slot]dsm.Epoch // HandoverDone was sent, and the session has not broken since
+		// offered has the slots for which HandoverDone was ever sent. Their new homes may have served requests since.
 		offered map[dsm.Slot]dsm.Epoch
-		failed  map[dsm.Slot]dsm.Epoch // those whose new homes have died, and the catalog is told
+		failed  map[dsm.Slot]dsm.Epoch // the new home has died, and the catalog is being told
 		runs    map[dsm.NodeID]*handoverRun
 	}
 }
 
-// handoverRun is the sending to one new home. Its goroutine goes on until no
-// slot is left to send.
+// handoverRun sends slots to one new home. Its goroutine ends when there is no slot left to send.
 type handoverRun struct {
 	to      dsm.NodeID
 	acks    chan *wire.HandoverAck
-	restart chan struct{} // capacity 1: the session broke
+	restart chan struct{} // capacity 1: the session broke, or the new home died
 }
 
 func (h *handovers) init(n *Node) {
@@ -75,7 +76,7 @@ func (h *handovers) close() {
 	h.wg.Wait()
 }
 
-// pendingLocked returns the slots that this node still has to send to the node.
+// pendingLocked returns the slots that this node still has to send to a new home; none if that has died.
 func (h *handovers) pendingLocked(v *dsm.View, to dsm.NodeID) []dsm.Slot {
 	var out []dsm.Slot
 	if isGone(v, to) {
@@ -105,7 +106,7 @@ func (h *handovers) viewChanged(v *dsm.View) {
 	}
 	for to, r := range h.mu.runs {
 		if isGone(v, to) {
-			r.startOver() // it waits for acks
+			r.startOver() // or it would wait for acks for ever
 		}
 	}
 	if back, lost := h.failuresLocked(v); len(back)+len(lost) > 0 {
@@ -117,9 +118,9 @@ func (h *handovers) viewChanged(v *dsm.View) {
 	}
 }
 
-// failuresLocked returns the slots that this node was to hand over to members which have died, if the catalog was not told yet. Those
-// that were never offered come back: this node has their state, and nobody has changed it. Of the others it is not known what their
-// new home had merged and acked. To serve what is left here would be to go back in time, so they are lost.
+// failuresLocked returns the slots that this node was handing over to members that have died, and that the catalog has not been told
+// of. Slots that were never offered come back: this node has their state, and nobody can have changed it. The others are lost: their new
+// home may have merged and acked publishes that are not in the state here, so to serve that would undo them.
 func (h *handovers) failuresLocked(v *dsm.View) (back, lost []dsm.Slot) {
 	for i := range v.Slots {
 		s, row := dsm.Slot(i), &v.Slots[i]
@@ -168,8 +169,8 @@ func (h *handovers) run(r *handoverRun) {
 		h.mu.Lock()
 		died := isGone(h.node.cfg.View.Current(), r.to)
 		for _, s := range slots {
-			if !died { // else they have come back, or will
-				h.mu.sent[s] = v.Slots[s].Epoch // before the message: a reset from now on takes it back
+			if !died { // else viewChanged takes care of them: see failuresLocked
+				h.mu.sent[s] = v.Slots[s].Epoch // before the message is sent: a reset from now on deletes it
 				h.mu.offered[s] = v.Slots[s].Epoch
 			}
 		}
@@ -181,8 +182,8 @@ func (h *handovers) run(r *handoverRun) {
 	}
 }
 
-// send sends the extents of the slots and returns when all are acked; false if
-// it has to be started over.
+// send sends the extents of the slots, and returns when all are acked. It returns false if the caller must
+// start over.
 func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 	var moving [dsm.Slots]bool
 	for _, s := range slots {
@@ -191,7 +192,7 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 	type item struct {
 		area   *Area
 		extent dsm.ExtentIndex
-		bytes  int // while it is under way
+		bytes  int // in its message, once it is sent
 	}
 	var todo []item
 	for _, a := range h.node.all() {
@@ -204,7 +205,7 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 		})
 	}
 	under := make(map[uint64]item)
-	flying := 0 // bytes of these
+	flying := 0 // bytes under way
 	for len(todo) > 0 || len(under) > 0 {
 		for len(todo) > 0 && len(under) < handoverWindow && flying < handoverBytes {
 			id, it := h.lastID.Add(1), todo[0]
@@ -241,7 +242,8 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 	return true
 }
 
-// handOver sends the state of an extent, and returns how many bytes; false if there is none any more.
+// handOver sends the state of an extent, and returns the bytes of its pages. sent is false if this node has no state
+// of the extent any more.
 func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (bytes int, sent bool) {
 	a.step(func() {
 		x := a.mu.home.extents[e]
@@ -268,7 +270,7 @@ func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (bytes int,
 	return bytes, sent
 }
 
-// extent installs the state of an extent that this node is the new home of.
+// extent handles a HandoverExtent: it installs the state of an extent whose new home is this node.
 func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []byte) error {
 	n := h.node
 	if err := n.waitApplied(from, m.Rev, m.Epoch); err != nil {
@@ -284,7 +286,7 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 			row := a.rowLocked(m.Extent)
 			switch {
 			case m.Epoch < row.Epoch || row.Source != from || !a.isSelf(row.Primary) || n.slotReady(m.Slot, row):
-				// Sent again, or overtaken by another view: nothing to install.
+				// It was sent again, or a newer view has changed the home: nothing to install.
 			case m.Rev > a.mu.ino.Rev && a.mu.short.ino != nil:
 				ack.Stale, ack.Rev, later = true, a.mu.ino.Rev, true
 			case m.Gen < a.mu.ino.Gen:
@@ -302,11 +304,11 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 		h.sendLater(from, ack)
 		return nil
 	}
-	n.cfg.Sender.Send(from, ack, nil, true) // with those of the extents that have arrived together
+	n.cfg.Sender.Send(from, ack, nil, true) // more acks may follow at once, for extents that arrived with this one
 	return nil
 }
 
-// sendLater has an extent sent again after a while: there is no memory for it now.
+// sendLater sends an ack after a while. The ack asks for the extent to be sent again; there is no memory for it now.
 func (h *handovers) sendLater(to dsm.NodeID, ack *wire.HandoverAck) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -322,7 +324,7 @@ func (h *handovers) sendLater(to dsm.NodeID, ack *wire.HandoverAck) {
 	})
 }
 
-// installExtentLocked takes over the state of an extent. The area has memory.
+// installExtentLocked takes over the state of an extent. The caller has made the memory of the area.
 func (a *Area) installExtentLocked(m *wire.HandoverExtent, payload []byte) {
 	x := a.homeExtentLocked(m.Extent)
 	for i := range x.pages {
@@ -354,12 +356,12 @@ func (h *handovers) acked(from dsm.NodeID, m *wire.HandoverAck) {
 	if r != nil {
 		select {
 		case r.acks <- m:
-		default: // more than were ever sent: not one of ours
+		default: // more acks than extents under way: the peer broke the protocol
 		}
 	}
 }
 
-// done opens slots for business: all their state is here.
+// done handles a HandoverDone: all state of its slots is here, so this node begins to serve them.
 func (h *handovers) done(from dsm.NodeID, m *wire.HandoverDone) error {
 	n := h.node
 	if err := n.waitApplied(from, 0, m.Epoch); err != nil {
@@ -394,7 +396,7 @@ func (h *handovers) done(from dsm.NodeID, m *wire.HandoverDone) error {
 	return nil
 }
 
-// tell has the catalog record something of n slots.
+// tell calls record, which changes the catalog, until it succeeds. what and n are for the log: what is said of how many slots.
 func (h *handovers) tell(what string, n int, record func(ctx context.Context) error) {
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		ctx, cancel := context.WithTimeout(h.ctx, 10*time.Second)
@@ -412,7 +414,7 @@ func (h *handovers) tell(what string, n int, record func(ctx context.Context) er
 	}
 }
 
-// sessionResetLocked starts the handover to peer over.
+// sessionReset starts the handover to peer over.
 func (h *handovers) sessionReset(peer dsm.NodeID) {
 	h.mu.Lock()
 	v := h.node.cfg.View.Current()
