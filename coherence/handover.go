@@ -16,8 +16,8 @@ import (
 
 const (
 	// handoverBytes bounds the bytes on their way to one new home; the last extent may go beyond it.
-	// It is bytes, not a few extents, because a node that leaves may have to move 100,000 small files:
-	// with a few extents at a time that took almost as many round trips.
+	// It counts bytes, not extents, because a node may have many small files. When four extents were under
+	// way at a time, a node with 40,000 files took 10,000 round trips to leave.
 	handoverBytes = 4 * dsm.ExtentSize
 	// handoverWindow is how many extents may be on their way to one new home.
 	handoverWindow = 256
@@ -356,7 +356,7 @@ func (h *handovers) acked(from dsm.NodeID, m *wire.HandoverAck) {
 	if r != nil {
 		select {
 		case r.acks <- m:
-		default: // more acks than extents under way: the peer broke the protocol
+		default: // more acks than there can be extents under way
 		}
 	}
 }

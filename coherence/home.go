@@ -10,25 +10,24 @@ import (
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
-// home is what this node knows as the home of extents of one area: their
-// versions, whose publishes they contain, and who is subscribed. The bytes are
-// the area's home copy in pages.
+// home is what this node knows as the home of extents of one area: their versions, whose publishes they
+// contain, and who is subscribed. The bytes themselves are the home copy, which package pages keeps.
 type home struct {
-	extents map[dsm.ExtentIndex]*homeExtent // those that were ever published to
-	pages   int                             // of them, pages that were
-	data    int                             // of those, pages with data
+	extents map[dsm.ExtentIndex]*homeExtent // extents that were ever published to
+	pages   int                             // pages of them that were ever published to
+	data    int                             // pages of them with data: bytes that are not all zero
 	subs    map[dsm.NodeID]*subscriber
-	untils  map[dsm.NodeID]*wire.Inquire // of those that wait for a version
+	untils  map[dsm.NodeID]*wire.Inquire // the Inquire of each node that waits for a version
 
-	lastPush uint64 // id of the last push; ids are not reused, so that a late ack matches nothing
+	lastPush uint64 // ID of the last push; IDs are not used twice, so a late ack matches no newer push
 }
 
 // homeExtent is the directory entry of an extent.
 type homeExtent struct {
 	version dsm.Version                  // of the newest publish
-	pages   [dsm.ExtentPages]dsm.Version // of the newest publish to each page; 0: never
+	pages   [dsm.ExtentPages]dsm.Version // of the newest publish to each page; 0: none
 	data    dsm.PageSet                  // pages whose bytes are not all zero
-	writers map[dsm.NodeID]dsm.Seq       // newest publish merged, by publisher
+	writers map[dsm.NodeID]dsm.Seq       // the newest publish that was merged, for each publisher
 }
 
 func (h *home) init() {
@@ -38,7 +37,7 @@ func (h *home) init() {
 	h.untils = make(map[dsm.NodeID]*wire.Inquire)
 }
 
-// setVersion records the version of page i; 0: it has none, and is all zero.
+// setVersion records the version of page i. Version 0 means that the page is all zero.
 func (h *home) setVersion(x *homeExtent, i int, v dsm.Version) {
 	switch was := x.pages[i]; {
 	case was == 0 && v != 0:
@@ -64,7 +63,7 @@ func (h *home) setData(x *homeExtent, i int, data bool) {
 	}
 }
 
-// lookAtHomeLocked takes note whether page i has data. If it has none, its memory is given back.
+// lookAtHomeLocked records whether page i has data. If it has none, its memory is given back.
 func (a *Area) lookAtHomeLocked(e dsm.ExtentIndex, x *homeExtent, i int) {
 	zero := a.mu.mem.HomeZero(page(e, i))
 	a.mu.home.setData(x, i, !zero)
@@ -86,7 +85,8 @@ func (x *homeExtent) newer(v dsm.Version) (s dsm.PageSet) {
 	return s
 }
 
-// homeExtentLocked returns the directory entry of e, making it at the first publish. The area has memory.
+// homeExtentLocked returns the directory entry of e, and makes it at the first publish. The caller has made the memory of the
+// area.
 func (a *Area) homeExtentLocked(e dsm.ExtentIndex) *homeExtent {
 	x := a.mu.home.extents[e]
 	if x == nil {
@@ -100,14 +100,14 @@ func (a *Area) homeExtentLocked(e dsm.ExtentIndex) *homeExtent {
 	return x
 }
 
-// homePublishLocked merges a publish: the one place where versions are made.
+// homePublishLocked merges a publish, and gives it its version. No other function makes versions of publishes.
 func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byte) error {
 	if a.leftLocked(from, 0) {
 		return nil
 	}
 	ack := &wire.PublishAck{Stamp: a.stampLocked(), Extent: m.Extent, Seq: m.Seq}
 	if x := a.mu.home.extents[m.Extent]; x != nil && m.Seq <= x.writers[from] {
-		// Sent again: merged already, be it under older rules.
+		// It was sent again, and has been merged already, perhaps by older rules.
 		ack.Version, ack.Data = x.version, x.data.Len()
 		if sub := a.mu.home.subs[from]; sub != nil {
 			sub.lack(m.Extent, m.Pages)
@@ -156,8 +156,8 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 
 	ack.Version, ack.Data = x.version, x.data.Len()
 	if sub := a.mu.home.subs[from]; sub != nil {
-		// Pages that the publisher has up to date need not come back to it: its own
-		// bytes are the result. All others crossed with a push, or never came.
+		// Pages that the publisher had up to date need not be pushed to it: its own bytes
+		// are the result. It lacks those for which a push was due or under way.
 		if l := sub.lag(m.Extent); l != nil {
 			sub.lack(m.Extent, l.lacks.Or(l.sent).And(m.Pages))
 			ack.Complete = l.lacks.Empty() && len(l.pushes) == 0
@@ -176,12 +176,11 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 	return nil
 }
 
-// keepBaseLocked reports whether the publish of m leaves the local replica's base of page
-// i behind, so that it needs a twin. It does not where the base will follow at once:
-//   - the publisher is this node and its base was the home's bytes: then they
-//     contain the publication, which has nothing left to do to the page at its ack;
-//   - the replica has nothing unpublished in the page, and takes the push that
-//     follows in this very step.
+// keepBaseLocked reports whether the local replica needs a twin of page i, because its base must stay what it is
+// when the publish m changes the home's bytes. It needs none if the base may change with the home's bytes:
+//   - This node is the publisher, and its base was the home's bytes. They now contain the publication, so the
+//     ack has nothing left to do for the page; keepBaseLocked removes it from the publication.
+//   - The replica has nothing unpublished in the page, and takes the push that follows in this very step.
 func (a *Area) keepBaseLocked(from dsm.NodeID, m *wire.Publish, i int) bool {
 	r := &a.mu.replica
 	if !r.subscribed || int(m.Extent) >= r.n {
@@ -189,8 +188,8 @@ func (a *Area) keepBaseLocked(from dsm.NodeID, m *wire.Publish, i int) bool {
 	}
 	x := a.extentLocked(m.Extent)
 	if !x.have.Has(i) {
-		// The answer to its Subscribe may be on its way in this step, and say that
-		// nothing is lacking.
+		// The answer to its Subscribe may be under way in this step, and say that the page is
+		// not lacking: then the replica has the page, as it was before this publish.
 		return !x.live && !r.demand
 	}
 	if pub := x.pub; pub != nil && pub.pages.Has(i) {
@@ -207,8 +206,8 @@ func (a *Area) keepBaseLocked(from dsm.NodeID, m *wire.Publish, i int) bool {
 	return r.onRequest || !x.live || x.dirty.Has(i) || a.sharedLocked()
 }
 
-// subscribersLocked returns who is subscribed, in a fixed order: others first, so that their
-// pushes leave before this node spends time on its own copy.
+// subscribersLocked returns the subscribers in a fixed order. This node is the last, so that pushes to others leave
+// before it spends time on its own copy.
 func (a *Area) subscribersLocked() []dsm.NodeID {
 	ids := make([]dsm.NodeID, 0, len(a.mu.home.subs))
 	for id := range a.mu.home.subs {
@@ -227,11 +226,11 @@ func (a *Area) subscribersLocked() []dsm.NodeID {
 	return ids
 }
 
-// homeViewChangedLocked forgets subscribers that are no members any more, and what those
-// that stay lack of extents that moved: they subscribe again, here too if this node
-// is the new home, which knows nothing of them until it has been handed the slot.
-// Slots that went to another home are handed over by handovers, which frees them
-// when the new home has them.
+// homeViewChangedLocked forgets subscribers that have left. For the others it forgets what they lack in slots that
+// moved: they subscribe to these slots again, at the new home. This also holds if this node is the new home.
+//
+// handovers sends the slots that went to other homes. Their home copies are freed by a later view, which says that
+// the new homes have them.
 func (a *Area) homeViewChangedLocked(old *dsm.View) {
 	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
@@ -265,14 +264,14 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 	}
 }
 
-// leftLocked reports whether a publisher is no member any more. Nothing of it is merged from then on: what it sent again, at a
-// handover, would count twice once the home has forgotten what it had merged.
+// leftLocked reports whether a publisher has left the cluster. From then on nothing of it is merged: the home forgets which of its
+// publishes it has merged, so one that was sent again at a handover would count twice.
 func (a *Area) leftLocked(n dsm.NodeID, _ dsm.Seq) bool {
 	_, ok := a.mu.view.Member(n)
 	return !ok
 }
 
-// resignLocked frees the home copy of an extent that the new home has received.
+// resignLocked frees the home copy of an extent. The new home has received it.
 func (a *Area) resignLocked(e dsm.ExtentIndex) {
 	h := &a.mu.home
 	for i := range h.extents[e].pages {
@@ -291,13 +290,13 @@ func (a *Area) resignLocked(e dsm.ExtentIndex) {
 	a.freeIfUnusedLocked()
 }
 
-// homeGenChangedLocked follows a shrink or a change of rules. Replicas that know of
-// it drop what was pushed before, so nothing under way counts as received.
+// homeGenChangedLocked follows a shrink or a change of rules. Replicas that know of it drop pushes that were sent
+// before. So all pushes under way count as lost.
 func (a *Area) homeGenChangedLocked() {
 	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
 		s.requeueAll()
-		for e, l := range s.extents { // also of extents that were only fetched from
+		for e, l := range s.extents { // requeueAll looks only at extents with pushes under way
 			in := a.withinLocked(e)
 			l.lacks, l.has, l.asked, l.fetched = l.lacks.And(in), l.has.And(in), l.asked.And(in), l.fetched.And(in)
 			s.settle(l)
@@ -316,7 +315,7 @@ func (a *Area) homeGenChangedLocked() {
 	}
 }
 
-// homeResetLocked follows a broken session: what was pushed may not have arrived.
+// homeResetLocked follows a broken session: pushes under way may be lost.
 func (a *Area) homeResetLocked(peer dsm.NodeID) {
 	delete(a.mu.home.untils, peer) // it asks again
 	if s := a.mu.home.subs[peer]; s != nil {

@@ -13,12 +13,12 @@ import (
 type inquiring struct {
 	pending map[dsm.NodeID]struct{}
 	answers map[dsm.NodeID]dsm.Version
-	again   bool // the homes that had not heard of what others answered were asked once more: now they have
+	again   bool // homes that had not heard of the newest version were asked once more, by which they hear of it
 	subs    map[dsm.NodeID]struct{}
 }
 
-// Inspect asks the homes of an area what they know. What is published from then on has a later version. errs.Timeout if one does
-// not answer before ctx ends.
+// Inspect asks the homes of an area what they know. All homes have then heard of the version in the report, so publishes that begin
+// later get later versions. errs.Timeout if a home does not answer before ctx ends.
 func (n *Node) Inspect(ctx context.Context, id dsm.AreaID) (Report, error) {
 	a, err := n.area(id)
 	if err != nil {
@@ -88,7 +88,7 @@ func (q *inquiring) version() (v dsm.Version) {
 	return v
 }
 
-// unaware returns the homes that have not heard of it.
+// unaware returns the homes that answered with an older version than the newest.
 func (q *inquiring) unaware() (homes []dsm.NodeID) {
 	newest := q.version()
 	for home, v := range q.answers {

@@ -12,7 +12,7 @@ import (
 	"github.com/dsmfs/dsmfs/pages"
 )
 
-// memoryRetry is how long what needs the memory of an area waits after it could not be made.
+// memoryRetry is how long a message waits for another try when the memory of its area could not be made.
 const memoryRetry = time.Second
 
 // warnPause is the least time between two warnings that memory cannot be made.
@@ -26,9 +26,9 @@ func newMemory(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) {
 	return pages.NewArea(id, size)
 }
 
-// memoryLocked returns the memory of the area, making it at first use. Sizes were reserved
-// against the budget by the catalog, so failure means that the node's own limits
-// (mappings) are exhausted.
+// memoryLocked returns the memory of the area, and makes it at first use. The catalog has reserved the size
+// in the node's budget. So failure means that another limit is reached: mappings, file descriptors or the
+// machine's memory.
 func (a *Area) memoryLocked() (*pages.Area, error) {
 	if a.mu.mem != nil {
 		return a.mu.mem, nil
@@ -44,7 +44,7 @@ func (a *Area) memoryLocked() (*pages.Area, error) {
 	return mem, nil
 }
 
-// workingCopyLocked makes the working copy.
+// workingCopyLocked makes the working copy, and the memory of the area if it has none.
 func (a *Area) workingCopyLocked() error {
 	mem, err := a.memoryLocked()
 	if err != nil {
@@ -58,7 +58,8 @@ func (a *Area) workingCopyLocked() error {
 	return nil
 }
 
-// resizeMemoryLocked changes the memory of the area and of the drafts. A draft may be longer than the area if it fails: that does no harm.
+// resizeMemoryLocked changes the size of the area's memory and of the drafts. If it fails, some drafts may be longer than the area, which
+// does no harm.
 func (a *Area) resizeMemoryLocked(size int64) error {
 	for _, d := range a.mu.drafts {
 		if err := a.node.resize(d.mem, size); size > a.mu.ino.Size && err != nil {
@@ -80,7 +81,7 @@ func (a *Area) resizeMemoryLocked(size int64) error {
 // resize changes the size of an area's memory, or of a draft.
 func resize(mem interface{ Resize(size int64) error }, size int64) error { return mem.Resize(size) }
 
-// warnOfMemory says that memory cannot be made, now and then: whoever needs it tries again.
+// warnOfMemory logs that memory cannot be made, at most once in warnPause on a node: callers try again and again.
 func (n *Node) warnOfMemory(id dsm.AreaID, err error) {
 	now, last := time.Now().UnixNano(), n.warned.Load()
 	if last != 0 && now-last < int64(warnPause) || !n.warned.CompareAndSwap(last, now) {
@@ -96,8 +97,8 @@ func (n *Node) warnOfMemory(id dsm.AreaID, err error) {
 	n.cfg.Log.Warn("the memory of an area cannot be made", "area", id, "err", err, "todo", todo)
 }
 
-// parkForMemoryLocked keeps a publish that there is no memory for. It is tried again until there is, and what its node
-// asks after it waits with it. Nobody is told: the publisher's fsync ends by its deadline, and its bytes stay there.
+// parkForMemoryLocked keeps a publish for which there is no memory, and tries it again until there is. Later requests of the publisher
+// wait behind it. The publisher is not told: its fsync ends at its deadline, and its stores stay there as unpublished.
 func (a *Area) parkForMemoryLocked(from dsm.NodeID, m *wire.Publish, payload []byte) {
 	a.parkLocked(from, m, payload)
 	if a.mu.memoryRetry == nil {

@@ -13,7 +13,7 @@ import (
 
 // Report is what the homes of an area know of it.
 type Report struct {
-	Version     dsm.Version  // of the newest publish
+	Version     dsm.Version  // newest version that a home has heard of
 	Homes       []dsm.NodeID // distinct, sorted
 	Subscribers []dsm.NodeID // distinct, sorted
 }
@@ -48,8 +48,8 @@ func (n *Node) Stats() []Stat {
 	}
 }
 
-// ModTime returns when the bytes here last changed: by a local store or by a
-// publish that is here. Zero if neither happened.
+// ModTime returns when the bytes here last changed, by a local store or by a publish that is here. Zero if they
+// never did.
 func (a *Area) ModTime() time.Time {
 	t := a.Version().Time()
 	a.mu.Lock()
@@ -74,7 +74,7 @@ func (a *Area) ResidentBytes() int64 {
 	return n
 }
 
-// blame adds to a deadline's error the homes that have not answered.
+// blame adds to the error of a deadline which homes have not answered.
 func (a *Area) blame(err error) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

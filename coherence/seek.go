@@ -6,14 +6,15 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// Where an area has data is what its homes say: pages whose bytes are not all zero. It is the same on every node. A node
-// adds what it has stored and not published, whatever that is: data is never taken for a hole.
+// SEEK_DATA and SEEK_HOLE: the homes say which pages have data, that is, bytes that are not all zero. So all nodes see the
+// same. Each node adds the pages that it has stored to and not published, even if the stores were zeroes: a hole may be
+// reported as data, but never data as a hole.
 
-// seekFirst is how many extents are asked for at first; then four times as many each time, up to subscribePart.
+// seekFirst is how many extents the first Survey asks for. Each further one asks for four times as many, up to subscribePart.
 const seekFirst = 64
 
-// Seek returns the first offset from off on that has data or, if hole, that has none; the end of the area is a hole.
-// There is none (ok is false) past the end, and where no data follows.
+// Seek returns the first offset from off on that has data or, with hole, that has none. The end of the area counts as a
+// hole. ok is false if off is not before the end, or if no data follows.
 func (a *Area) Seek(ctx context.Context, off int64, hole bool) (at int64, ok bool, err error) {
 	a.collect()
 	for from, n := dsm.ExtentOf(off), dsm.ExtentIndex(seekFirst); ; from, n = from+n, min(4*n, subscribePart) {
@@ -33,7 +34,7 @@ func (a *Area) Seek(ctx context.Context, off int64, hole bool) (at int64, ok boo
 	}
 }
 
-// find looks in the extents [from, to).
+// find is Seek within the extents [from, to). data has the pages with data.
 func find(data map[dsm.ExtentIndex]dsm.PageSet, from, to dsm.ExtentIndex, off, size int64, hole bool) (at int64, ok bool) {
 	for e := from; e < to && int64(e)*dsm.ExtentSize < size; e++ {
 		set := data[e]
@@ -49,8 +50,8 @@ func find(data map[dsm.ExtentIndex]dsm.PageSet, from, to dsm.ExtentIndex, off, s
 	return 0, false
 }
 
-// dataLocal returns which pages of the extents [from, to) have data, and the size of the area. What this node has not published
-// is noted before the homes are asked: of what is published meanwhile they know.
+// dataLocal returns which pages of the extents [from, to) have data, and the size of the area. It notes which pages are unpublished
+// before the homes are asked. After they have answered would be too late: what was published in between might be in neither.
 func (a *Area) dataLocal(ctx context.Context, from, to dsm.ExtentIndex) (data map[dsm.ExtentIndex]dsm.PageSet, size int64, err error) {
 	q := &surveying{from: from, to: to}
 	own := make(map[dsm.ExtentIndex]dsm.PageSet)
@@ -72,7 +73,7 @@ func (a *Area) dataLocal(ctx context.Context, from, to dsm.ExtentIndex) (data ma
 	return data, size, err
 }
 
-// unpublished returns the pages with stores that the home may not have.
+// unpublished returns the pages with stores that the home may not have merged.
 func (x *replicaExtent) unpublished() dsm.PageSet {
 	set := x.dirty
 	if x.pub != nil {
@@ -84,7 +85,7 @@ func (x *replicaExtent) unpublished() dsm.PageSet {
 	return set
 }
 
-// Recounts reports whether the number of pages with data may have changed by publishes of this node since the last call.
+// Recounts reports whether publishes of this node may have changed the number of pages with data since the last call.
 func (a *Area) Recounts() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -8,16 +8,18 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// An area is short when its memory could not be made as long as the catalog says. It then acts on the inode of before, as a node does
-// that has not applied the entry of the catalog yet: protocol and engine know such nodes. So what others send that know of the entry
-// waits, in the order in which it came; it is bounded by their windows. Programs of this node that need what is missing, or an answer
-// of a home, get errs.NoSpace. It tries again after a while, when a program needs it, and when another area has given back memory.
+// An area is short when its memory could not be made as long as the catalog says. It then goes on with its old inode, like a node that
+// has not applied the newest entries of the catalog. The protocol allows for such nodes, so nothing else must be changed for it. Messages
+// made under a newer inode wait, in order. They are few: the windows of their senders bound them.
+//
+// Programs of this node get errs.NoSpace if they need the missing part, or an answer of a home. The area tries again after a while, when
+// a program needs the memory, and when another area has given memory back.
 
-// short is what an area waits for.
+// short is what is known of a short area.
 type short struct {
-	ino     *dsm.Inode // the newest one of the catalog; nil: the area is not short
+	ino     *dsm.Inode // the newest inode of the catalog; nil: the area is not short
 	err     error      // of the last try
-	waiting []message  // messages made under it, and what came behind them
+	waiting []message  // messages made under a newer inode than the area's, and later messages of their senders
 	timer   *time.Timer
 	pause   time.Duration
 }
@@ -28,7 +30,7 @@ const (
 	shortRetryMost = 30 * time.Second
 )
 
-// fallShortLocked takes note that the memory cannot be made as long as the inode says.
+// fallShortLocked records that the memory cannot be made as long as the inode says, and sets the timer for the next try.
 func (a *Area) fallShortLocked(ino dsm.Inode, err error) {
 	s := &a.mu.short
 	if s.ino == nil {
@@ -49,7 +51,7 @@ func (a *Area) fallShortLocked(ino dsm.Inode, err error) {
 	a.mu.wake = true
 }
 
-// growLocked tries again to make the memory as long as it is to be.
+// growLocked tries again to make the memory as long as the catalog says.
 func (a *Area) growLocked() error {
 	s := &a.mu.short
 	if s.ino == nil {
@@ -59,7 +61,7 @@ func (a *Area) growLocked() error {
 	return a.shortLocked()
 }
 
-// endShortLocked ends that the area is short: it acts on the newest inode.
+// endShortLocked records that the area is not short any more, and handles the messages that waited.
 func (a *Area) endShortLocked() {
 	s := &a.mu.short
 	if s.ino == nil {
@@ -79,7 +81,7 @@ func (a *Area) endShortLocked() {
 	}
 }
 
-// shortLocked returns the error of a program that needs more of the area than there is memory for; nil if it is not short.
+// shortLocked returns the error for a program that needs more of the area than there is memory for; nil if the area is not short.
 func (a *Area) shortLocked() error {
 	s := &a.mu.short
 	if s.ino == nil {
@@ -88,7 +90,7 @@ func (a *Area) shortLocked() error {
 	return &errs.Error{Op: "reserve memory", Area: a.id, Kind: errs.NoSpace, Err: s.err}
 }
 
-// missesLocked returns that error if [off, off+n) goes past what there is memory for, after it has tried to make some.
+// missesLocked returns the error of shortLocked if [off, off+n) reaches into the missing part. It tries to make memory for it first.
 func (a *Area) missesLocked(off, n int64) error {
 	if a.mu.short.ino == nil || off+n <= a.mu.ino.Size || off >= a.mu.short.ino.Size {
 		return nil
@@ -96,7 +98,7 @@ func (a *Area) missesLocked(off, n int64) error {
 	return a.growLocked()
 }
 
-// waitsForMemoryLocked keeps a message that is to be handled when the area is not short any more.
+// waitsForMemoryLocked keeps a message if it must wait until the area is not short any more, and reports whether it does.
 func (a *Area) waitsForMemoryLocked(from dsm.NodeID, st *wire.Stamp, msg any, payload []byte) bool {
 	s := &a.mu.short
 	if s.ino == nil {
@@ -114,14 +116,14 @@ func (a *Area) waitsForMemoryLocked(from dsm.NodeID, st *wire.Stamp, msg any, pa
 	return true
 }
 
-// memoryFreed has areas that are short try again. The caller may hold the lock of an area.
+// memoryFreed makes areas that are short try again, in the background: the caller may hold the lock of an area.
 func (n *Node) memoryFreed() {
 	if n.shortAreas.Load() == 0 {
 		return
 	}
 	go func() {
 		for _, a := range n.all() {
-			a.step(func() { _ = a.growLocked() }) // else the next try
+			a.step(func() { _ = a.growLocked() }) // if it fails, the timer tries again
 		}
 	}()
 }

@@ -11,15 +11,15 @@ import (
 
 // surveying is a Survey that not all homes have answered.
 type surveying struct {
-	round    uint64          // of the last sending
-	from, to dsm.ExtentIndex // of which the pages are asked for
+	round    uint64          // of the Survey that was sent last
+	from, to dsm.ExtentIndex // the extents whose pages with data are asked for; the number of pages is that of the whole area
 	pending  map[dsm.NodeID]struct{}
 	pages    int64
 	data     map[dsm.ExtentIndex]dsm.PageSet
 }
 
-// counted is how many pages have data, as the only home said with the last ack. It is known until
-// something may have changed since.
+// counted is how many pages of an area of one extent have data, as its home said with the last PublishAck. It is
+// known only until the number may have changed.
 type counted struct {
 	pages int64
 	known bool
@@ -29,12 +29,12 @@ type counted struct {
 func (a *Area) Counted() (pages int64, known bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	r := &a.mu.replica // homes tell it of every publish, or of some only
+	r := &a.mu.replica // the home pushes every publish to it, so it hears of changes; not if onRequest or demand
 	return a.mu.counted.pages, a.mu.counted.known && r.subscribed && !r.onRequest && !r.demand
 }
 
-// CountPages asks the homes of an area how many of its pages have data: bytes other than zero. errs.Timeout if one does not answer
-// before ctx ends.
+// CountPages returns how many pages of an area have data, that is, bytes other than zero. It asks the homes, unless this node knows.
+// errs.Timeout if a home does not answer before ctx ends.
 func (n *Node) CountPages(ctx context.Context, id dsm.AreaID) (pages int64, err error) {
 	a, err := n.area(id)
 	if err != nil {
@@ -48,7 +48,8 @@ func (n *Node) CountPages(ctx context.Context, id dsm.AreaID) (pages int64, err 
 	return pages, err
 }
 
-// survey asks the homes. before is called in the step that asks, after in the one that ends it.
+// survey sends q to the homes, and waits for all answers. before is called in the step that sends it; after is called in the step
+// that ends it, also after an error.
 func (a *Area) survey(ctx context.Context, q *surveying, before, after func()) error {
 	a.step(func() {
 		before()
@@ -65,8 +66,8 @@ func (a *Area) survey(ctx context.Context, q *surveying, before, after func()) e
 	return err
 }
 
-// sendSurveyLocked asks under a new number: of a slot that moves meanwhile the old home may have answered already, and the new one
-// will. Both would count.
+// sendSurveyLocked sends q to all homes, with a new round, so that answers to an earlier round do not count. Otherwise the pages of a
+// slot that has moved could be counted twice: by the old home and by the new one.
 func (a *Area) sendSurveyLocked(q *surveying) {
 	delete(a.mu.surveys, q.round)
 	a.mu.replica.round++
@@ -86,11 +87,11 @@ func (a *Area) restartSurveysLocked() {
 	}
 }
 
-// homeSurveyLocked answers where this home has data.
+// homeSurveyLocked answers which pages have data at this home.
 func (a *Area) homeSurveyLocked(from dsm.NodeID, m *wire.Survey) {
 	r := &wire.Surveyed{Stamp: a.stampLocked(), Round: m.Round, Pages: int64(a.mu.home.data)}
 	if slices.ContainsFunc(a.mu.view.Slots[:], func(s dsm.SlotHome) bool { return a.isSelf(s.Source) }) {
-		for e, x := range a.mu.home.extents { // those that another home has by now count there
+		for e, x := range a.mu.home.extents { // extents that are being handed over are counted by their new home
 			if !a.isSelf(a.rowLocked(e).Primary) {
 				r.Pages -= int64(x.data.Len())
 			}
