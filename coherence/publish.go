@@ -13,42 +13,42 @@ import (
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
-// publishWindow bounds the bytes of an area in publications under way. A fast link needs about this
-// much.
+// publishWindow bounds the bytes of one area in publications under way. It takes about this much to
+// keep a fast link busy.
 const publishWindow = 8 << 20
 
-// publishBatch is how many pages are diffed in one step: these are sent, and merged by their homes,
-// while the next ones are diffed. In one step, a publish of 4096 pages took half as long again,
-// because the homes had nothing to do for the first half of the time.
+// publishBatch is how many pages are diffed in one step. They are sent, and merged by their homes,
+// while the next batch is diffed. When all 4096 pages of a publish were diffed in one step it took
+// half as long again: the homes had nothing to do for the first half of the time.
 const publishBatch = 512
 
 // publication is a publish of one extent that the home has not acked. There is at most one for each
-// extent. Until the ack the base copy stays what the home had; where both must be seen together the
-// publication is overlaid on it.
+// extent. Until the ack the base copy stays what the home had. Where the node's own stores must be
+// counted, the publication is overlaid on the base.
 type publication struct {
 	seq   dsm.Seq
-	stamp wire.Stamp // of its first sending; a resend keeps Gen, so that a home with newer rules refuses it
+	stamp wire.Stamp // made with it; a resend keeps its Gen, so that a home with newer rules refuses it
 	// pages are those whose changes no push has brought back yet.
 	pages dsm.PageSet
-	// sent has all pages of the message, and does not change; before the diff, all pages to look
-	// at.
+	// sent has all pages of the message, and does not change after the diff. Before the diff it has
+	// the pages to compare.
 	sent   dsm.PageSet
 	delta  merge.Delta
 	data   *wire.Shared // the buffer of delta's data
 	kernel merge.Kernel
-	// snap has the working bytes at the time of the diff for pages where base plus the published
-	// difference does not give them exactly (floating-point rounding).
+	// snap has the working bytes at the time of the diff, for pages where the base plus the published
+	// difference is not exactly the same (floating-point rounding).
 	snap   map[int][]byte
-	home   dsm.NodeID // to which it was sent; 0: it waits for credit
-	credit int        // taken from the link
-	// recount says that some page was all zero, or is.
+	home   dsm.NodeID // where it was sent; 0: it waits for credit
+	credit int        // bytes of credit that it has taken from the link
+	// recount says that some page became all zero, or stopped being so.
 	recount bool
-	// limit is the smallest size, in bytes and within the extent, that the area has had since: the
-	// part of the publication past it is void.
+	// limit is the smallest size that the area has had since, in bytes from the start of the extent.
+	// The part of the publication past it is void.
 	limit int
-	// number is what acked becomes with the ack: it stands for all stores up to that publication of
-	// the extent. A publication that leaves out stores, because their pages are not here yet, has
-	// no number of its own.
+	// number is what replicaExtent.acked becomes with the ack: the stores of all publications up to
+	// this number are then published. A publication that leaves out stores, because their pages are
+	// not here yet, does not get a new number.
 	number uint64
 }
 
@@ -67,8 +67,8 @@ func (p *publication) overlay(dst []byte, i int) {
 	copy(dst[keep:], tail)
 }
 
-// accounted sets dst to the bytes of page i that the publication accounts for: where the working
-// copy differs from them there is something to publish next.
+// accounted sets dst to the bytes that the working copy of page i had when it was diffed, with updates
+// that have come since. Where the working copy differs from them, there is something to publish next.
 func (p *publication) accounted(dst []byte, i int, base []byte) {
 	if s := p.snap[i]; s != nil {
 		copy(dst, s)
@@ -86,9 +86,9 @@ func (p *publication) shrink(e dsm.ExtentIndex, size int64) {
 	}
 }
 
-// startPublicationsLocked makes publications of the wanted extents: first those with homes elsewhere,
-// which take longest, up to the window, then those whose home is this node. Following steps do what
-// is more than a batch.
+// startPublicationsLocked makes publications of the wanted extents. Those with other homes come first,
+// up to the window, because they take longest; then those whose home is this node. What is more than a
+// batch is left to further steps.
 func (a *Area) startPublicationsLocked() {
 	if a.publishableLocked() != nil {
 		return
@@ -98,8 +98,8 @@ func (a *Area) startPublicationsLocked() {
 	}
 }
 
-// startPublicationsToLocked makes the publications for this node, or for other homes: one for each home
-// in turn. It returns false when the batch is full.
+// startPublicationsToLocked makes publications for this node (here) or for other homes, one for each home
+// in turn. It returns false when the batch is full and some are left for another step.
 func (a *Area) startPublicationsToLocked(here bool) (rest bool) {
 	r := &a.mu.replica
 	var list []*publication
@@ -117,7 +117,7 @@ batch:
 			if a.mu.again = a.mu.diffed >= publishBatch; a.mu.again || full && !here {
 				break batch
 			}
-			if full && here && !a.node.slotReady(dsm.SlotOf(a.id, e), a.rowLocked(e)) { // it would be parked
+			if full && here && !a.node.slotReady(dsm.SlotOf(a.id, e), a.rowLocked(e)) { // the message would be parked
 				parked = append(parked, e)
 				r.wants.drop(home, x)
 				more = append(more, home)
@@ -131,7 +131,7 @@ batch:
 			more = append(more, home)
 			r.wants.drop(home, x)
 			a.mu.diffed += n
-			x.wanted = len(x.stash) > 0 // the pages of these stores will come later
+			x.wanted = len(x.stash) > 0 // stores in the stash are published when their pages have come
 			pub := a.newPublicationLocked(e, x)
 			pub.home, pub.credit = home, n*dsm.PageSize
 			list = append(list, pub)
@@ -161,8 +161,8 @@ func (a *Area) newPublicationLocked(e dsm.ExtentIndex, x *replicaExtent) *public
 	return pub
 }
 
-// diffLocked finds what changed in the pages of a publication. Several calls run concurrently, and change
-// nothing but their publications.
+// diffLocked finds what changed in the pages of a publication. Calls for different publications run
+// concurrently: each changes only its own publication.
 func (a *Area) diffLocked(pub *publication) {
 	mem, e := a.mu.mem, pub.delta.Extent
 	pub.data = wire.Share(pub.sent.Len() * dsm.PageSize)
@@ -176,7 +176,7 @@ func (a *Area) diffLocked(pub *publication) {
 		// A program that has detached may have left bytes past the end.
 		if a.sharedLocked() || int64(p+1)*dsm.PageSize > a.mu.ino.Size {
 			changed, inexact = pub.kernel.AppendShared(&pub.delta, p, mem.Base(p), a.bytesOfLocked(p), snap[:])
-			w = snap[:] // what was sent must be what is accounted for
+			w = snap[:] // programs may store meanwhile: what is accounted for must be the bytes that are sent
 		} else {
 			changed, inexact = pub.kernel.AppendDelta(&pub.delta, p, mem.Base(p), w)
 		}
@@ -192,12 +192,12 @@ func (a *Area) diffLocked(pub *publication) {
 		}
 	}
 	pub.sent = pub.pages
-	pub.data.Bytes = pub.delta.Data // delta.Data may have outgrown it
+	pub.data.Bytes = pub.delta.Data // delta.Data may have outgrown the buffer
 	pub.data.Trim()
 	pub.delta.Data = pub.data.Bytes
 }
 
-// startPublicationLocked sends what changed in an extent.
+// startPublicationLocked sends a publication that has been diffed. If nothing changed, it is over at once.
 func (a *Area) startPublicationLocked(pub *publication) {
 	r := &a.mu.replica
 	e := pub.delta.Extent
@@ -226,8 +226,8 @@ func (a *Area) sendPublicationLocked(e dsm.ExtentIndex, pub *publication) {
 		pub.data.Retain())
 }
 
-// resendLocked sends a publication again, perhaps to another home. If the link has no credit the
-// publication waits for it.
+// resendLocked sends a publication again, perhaps to another home. If the link there has no credit, the
+// publication waits for credit.
 func (a *Area) resendLocked(e dsm.ExtentIndex, pub *publication) {
 	home := a.rowLocked(e).Primary
 	if pub.home != home {
@@ -269,8 +269,9 @@ func (a *Area) endPublicationLocked(x *replicaExtent) {
 	x.pub = nil
 }
 
-// replicaPublishAckLocked ends a publication. The base copy takes it over; or, if the rules have changed
-// meanwhile, its pages become dirty again and are diffed anew.
+// replicaPublishAckLocked ends a publication. The base copy takes it over. If the home has refused it,
+// because the area was shrunk or its rules changed meanwhile, its pages become dirty again and are
+// diffed anew.
 func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 	r := &a.mu.replica
 	a.heardLocked(m.Version)
@@ -286,7 +287,7 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 	a.mu.wake = true
 	if m.Stale {
 		a.dirtyLocked(m.Extent, x, pub.sent.And(x.have).And(a.withinLocked(m.Extent))) // pages on demand that were cut off are not here
-		a.wantLocked(m.Extent, x)                                                      // calls that wait for this number are served by the next publication, which has all of it
+		a.wantLocked(m.Extent, x)                                                      // the next publication ends the waits for this one
 		pub.data.Release()
 		a.startPublicationsLocked()
 		return
@@ -331,12 +332,12 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 	a.startPublicationsLocked()
 }
 
-// aheadBytes is the smallest WRITE that starts publications before anyone asks for them: it means
-// that a program, or the kernel's writeback, is writing a lot.
+// aheadBytes is the smallest WRITE that starts publications before any call asks for them. Such a WRITE
+// means that a program, or the kernel's writeback, is writing a lot.
 const aheadBytes = 256 << 10
 
-// canPublishAheadLocked reports whether stores may be published before anyone asks for that, as at an
-// interval, and whether a goroutine should be started for it.
+// canPublishAheadLocked reports whether the caller should start a goroutine that calls publishAheadLocked; if
+// so, it has recorded that one will run. Only an area with an interval may be published before a call asks for it.
 func (a *Area) canPublishAheadLocked() bool {
 	r := &a.mu.replica
 	if r.early || a.mu.ino.Spec.Interval == 0 || r.underWay >= publishWindow {
@@ -346,9 +347,8 @@ func (a *Area) canPublishAheadLocked() bool {
 	return true
 }
 
-// publishAheadLocked publishes the extents that are dirty from end to end. The fsync that follows a large
-// writeback then finds most of it done: diffing and sending overlap with the kernel's delivery of
-// the rest.
+// publishAheadLocked publishes the extents in which every page is dirty. These are diffed and sent while
+// the kernel still delivers the rest of a large writeback. So the fsync that follows finds most of it done.
 func (a *Area) publishAheadLocked() {
 	r := &a.mu.replica
 	r.early = false
@@ -361,15 +361,16 @@ func (a *Area) publishAheadLocked() {
 	a.startPublicationsLocked()
 }
 
-// publishGoal says when the publish that a caller waits for is complete: when the publications of
-// the extents up to these numbers are acked. An extent that is cut off does not come back: if the
-// area grows again there is a new one.
+// publishGoal says when the publish that a caller waits for is complete: when the publications of each
+// extent up to its number are acked. It has replicaExtents, not indices: if an extent is cut off and the
+// area grows again, the new extent is another one.
 type publishGoal map[*replicaExtent]uint64
 
-// cutOff ends all waits for publications of an extent that the area does not have any more.
+// cutOff ends all waits for publications of an extent that has been cut off the area.
 func (x *replicaExtent) cutOff() { x.acked = math.MaxUint64 }
 
-// requestPublishLocked wants all dirty extents published, and returns the goal.
+// requestPublishLocked queues all dirty extents to be published, starts publications, and returns the goal; nil if
+// there is nothing to wait for.
 func (a *Area) requestPublishLocked() publishGoal {
 	r := &a.mu.replica
 	var goal publishGoal
@@ -383,7 +384,7 @@ func (a *Area) requestPublishLocked() publishGoal {
 			for i := range x.stash {
 				stored.Add(i)
 			}
-			a.askLocked(e, x, stored) // again, in case they came and could not be put in place
+			a.askLocked(e, x, stored) // asks only for pages that came and could not be put in place
 		case x.pub == nil:
 			continue
 		}
@@ -401,8 +402,8 @@ func (a *Area) requestPublishLocked() publishGoal {
 	return goal
 }
 
-// reachedLocked reports whether the goal is reached. It removes extents that have reached theirs from the
-// goal, so that it need not look at them again.
+// reachedLocked reports whether the goal is reached. It removes finished extents from the goal, so that it
+// need not look at them again.
 func (a *Area) reachedLocked(g publishGoal) bool {
 	for x, n := range g {
 		if x.acked >= n {
@@ -412,16 +413,16 @@ func (a *Area) reachedLocked(g publishGoal) bool {
 	return len(g) == 0
 }
 
-// Publish makes the stores that this node has received so far visible to the other nodes: it
-// returns when the homes have merged them. errs.Timeout: some home did not answer before ctx ended;
-// the stores stay dirty and are sent again. errs.Invalid: the area's rules do not fit its bytes.
+// Publish makes the stores that this node has received so far visible to the other nodes. It returns
+// when the homes have merged them. errs.Timeout if some home does not answer before ctx ends; the stores
+// are kept, and published later. errs.Invalid if the area's rules do not fit its bytes.
 func (a *Area) Publish(ctx context.Context) error { return a.publish(ctx, false, func() {}) }
 
-// PublishLast is Publish when a program closes the area. It does not wait once more for homes that a sync or publish before has
-// waited for until its deadline, and that have sent nothing since: then it is errs.Timeout at once.
+// PublishLast is Publish for a program that closes the area. It does not wait for silent homes: those that have let an earlier publish
+// run into its deadline, and have sent nothing since. If only such homes are left, it returns errs.Timeout at once.
 func (a *Area) PublishLast(ctx context.Context) error { return a.publish(ctx, true, func() {}) }
 
-// publish is Publish, or PublishLast. It calls and in the step that sends the first publications, after these.
+// publish is Publish, or PublishLast with last. It calls and in the step that sends the first publications, after they are sent.
 func (a *Area) publish(ctx context.Context, last bool, and func()) error {
 	a.collect()
 	a.refreshAll()
@@ -454,7 +455,7 @@ func (a *Area) publish(ctx context.Context, last bool, and func()) error {
 	return rule
 }
 
-// publishableLocked says why the bytes of the area cannot be merged as its rules say.
+// publishableLocked returns why the bytes of the area cannot be merged by its rules; nil if they can.
 func (a *Area) publishableLocked() error {
 	if a.mu.ruleErr != nil {
 		return &errs.Error{Op: "publish", Area: a.id, Kind: errs.Invalid, Err: a.mu.ruleErr}
@@ -467,8 +468,8 @@ func (a *Area) publishableLocked() error {
 	return nil
 }
 
-// detectLayout looks whether an area without a known type starts with a header
-// that tells it, and then records it in the catalog, once for all nodes.
+// detectLayout looks for a .npy header in an area whose type is not known. If there is one, it records the type in
+// the catalog, for all nodes.
 func (a *Area) detectLayout(ctx context.Context) error {
 	var l dsm.Layout
 	var found bool

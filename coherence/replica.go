@@ -13,48 +13,48 @@ import (
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
-// replica serves the programs of this node: it knows which pages are here, which
-// of them have unpublished stores, and what was asked of the homes.
+// replica serves the programs of this node: it knows which pages are here, which of them have unpublished
+// stores, and what was asked of the homes.
 type replica struct {
 	subscribed bool // from the first open until dropped
 	opens      int  // open handles
-	writers    int  // of them, those that may store
-	released   int  // of those, that cannot any more: see Released
-	attached   int  // of those, programs that store into the working copy itself
-	mapped     int  // programs that have the working copy mapped, also those that only read
-	syncing    int  // sync calls of programs that store under way: updates may enter memory
-	draining   int  // of them, those that wait for the kernel to have been told
-	onRequest  bool // what the homes were last told
+	writers    int  // handles for writing, and attachments that store into the working copy: see beginWritingLocked
+	released   int  // writers that cannot store any more: see Released
+	attached   int  // writers that are attachments
+	mapped     int  // all attachments, also those that only read or have a draft
+	syncing    int  // sync calls under way of programs that store: updates may enter memory
+	draining   int  // calls that wait until the kernel has been told everything: see drainLocked
+	onRequest  bool // what the homes were last told: whether to push only for an Acquire or Fetch
 	demand     bool // pages are here only while they are needed: see demand.go
 	units      int  // of demand: pages that are here or asked for
 	bare       bool // of demand: no program has been able to store yet, so no base copies are kept
 	ahead      readahead
 	making     bool                       // bringAhead is about to ask
-	stuck      bool                       // it was said that pages cannot be evicted
-	silent     []dsm.NodeID               // homes that did not answer a publish in time, and nothing since
-	awaited    map[dsm.PageIndex][]func() // what to call when the page comes
-	staying    []*staying                 // READs that wait for pages, all of which were asked for
+	stuck      bool                       // the log says that pages cannot be evicted
+	silent     []dsm.NodeID               // homes that did not answer a publish in time, and have sent nothing since
+	awaited    map[dsm.PageIndex][]func() // what to call when a page comes
+	staying    []*staying                 // READs that wait for pages which were all asked for
 
-	// extents has those that somebody looked at: see Area.extent. The area has n.
+	// extents has the extents that a call has looked at: see extentLocked. n is how many the area has.
 	extents map[dsm.ExtentIndex]*replicaExtent
 	n       int
-	zero    dsm.ExtentIndex // those from here on came to the area later, all zero
+	zero    dsm.ExtentIndex // extents from here on were added when the area grew, and were zero then
 	slots   [dsm.Slots]slotState
 
 	seq      dsm.Seq           // of the last publication
 	underWay int               // bytes of publications under way
-	wants    wants             // to be published
-	unsent   []dsm.ExtentIndex // of which publications wait for credit
+	wants    wants             // extents to be published
+	unsent   []dsm.ExtentIndex // extents whose publications wait for credit
 	busy     busy
 	early    bool // publishAheadLocked is about to run
 	round    uint64
-	version  dsm.Version            // of what is here: see arrivedLocked
+	version  dsm.Version            // newest version that is here: see arrivedLocked
 	subs     map[uint64]subscribing // Subscribes not answered, by round
 	acquires map[uint64]*acquiring
 	inquiry  map[uint64]*inquiring
 	waits    waits
 
-	dense     bool // nearly all had changed at the last comparison: see compared
+	dense     bool // the last comparison found nearly all pages changed: see denseSample
 	lastStore time.Time
 	lateAcks  []message // PushAcks held back until the kernel has taken more notices
 }
@@ -62,23 +62,23 @@ type replica struct {
 // replicaExtent is the replica's side of an extent.
 type replicaExtent struct {
 	index    dsm.ExtentIndex
-	live     bool        // Subscribed: pushes from before that are of an earlier subscription
+	live     bool        // the home has answered the Subscribe; pushes that came before belong to an earlier subscription
 	version  dsm.Version // all changes up to here are in the base copy
 	have     dsm.PageSet // pages whose bytes are here
 	outdated dsm.PageSet // pages known to be newer at the home
 	dirty    dsm.PageSet // pages stored to since they were last published
-	asked    dsm.PageSet // Fetch under way
+	asked    dsm.PageSet // pages with a Fetch under way
 	pub      *publication
 	wanted   bool              // publish as soon as pub is nil
 	queued   bool              // in wants
 	busy     bool              // in replica.busy
-	started  uint64            // publications started; numbers are not given out twice
-	acked    uint64            // the stores in all up to here are published
+	started  uint64            // number of the last publication: see publication.number
+	acked    uint64            // the stores of all publications up to this number are at the home
 	stash    map[int][]stashed // stores to pages that are not here yet
-	untold   dsm.PageSet       // stored to by attached programs, and the ledger was not told
+	untold   dsm.PageSet       // pages that attached programs stored to, and that the ledger has not been told of
 }
 
-// stashed is a store to a page that is not here; it takes effect when the page comes.
+// stashed is a store to a page that is not here. It takes effect when the page comes.
 type stashed struct {
 	off  int64
 	data []byte
@@ -87,11 +87,11 @@ type stashed struct {
 
 // acquiring is an Acquire that not all homes have answered.
 type acquiring struct {
-	storing bool // the caller stores: updates may enter memory that is held back
+	storing bool // the caller stores: updates may enter memory until it ends
 	round   uint64
-	pending map[dsm.NodeID]struct{}
-	version dsm.Version // the least of those that homes have answered with
-	partly  bool        // some pages were kept out of memory meanwhile
+	pending map[dsm.NodeID]struct{} // homes that have not answered
+	version dsm.Version             // the oldest of the versions that homes have answered with
+	partly  bool                    // some pages were kept out of memory meanwhile
 }
 
 func (r *replica) init() {
@@ -99,12 +99,12 @@ func (r *replica) init() {
 	if inquiry == nil {
 		inquiry = make(map[uint64]*inquiring)
 	}
-	// Numbers go on, so that late answers to an earlier replica match nothing.
+	// seq and round are not set back, so that late answers to an earlier replica match nothing.
 	*r = replica{seq: r.seq, round: r.round, inquiry: inquiry, waits: r.waits, wants: make(wants), extents: make(map[dsm.ExtentIndex]*replicaExtent),
 		subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring)}
 }
 
-// homesLocked returns the distinct homes of the area's extents. So many that follow each other have every slot.
+// homesLocked returns the distinct homes of the area's extents. dsm.Slots consecutive extents cover every slot, so it looks at no more.
 func (a *Area) homesLocked() []dsm.NodeID {
 	ids := make([]dsm.NodeID, min(a.extentsLocked(), dsm.Slots))
 	for e := range ids {
@@ -120,16 +120,16 @@ func (a *Area) replicaHasLocked(e dsm.ExtentIndex, i int) bool {
 	return r.subscribed && int(e) < r.n && a.extentLocked(e).have.Has(i)
 }
 
-// defersLocked reports whether updates must stay out of memory now: the area
-// applies them in sync calls only, and the node has a writer.
+// defersLocked reports whether updates must stay out of memory except in sync calls: the area has apply=sync,
+// and the node has a writer that can still store.
 func (a *Area) defersLocked() bool {
 	return a.mu.ino.Spec.AppliesInSync() && a.mu.replica.writers > a.mu.replica.released
 }
 
-// holdsUpdatesLocked reports whether updates must stay out of memory now, because no program that stores is in a sync call.
+// holdsUpdatesLocked reports whether updates must stay out of memory now: defersLocked, and no program that stores is in a sync call.
 func (a *Area) holdsUpdatesLocked() bool { return a.defersLocked() && a.mu.replica.syncing == 0 }
 
-// dropReplicaLocked gives the working copy back. It must have nothing unpublished.
+// dropReplicaLocked frees the working copy, which must have nothing unpublished.
 func (a *Area) dropReplicaLocked() {
 	for _, home := range a.subscribedHomesLocked() {
 		a.sendLocked(home, &wire.Unsubscribe{Stamp: a.stampLocked()})
@@ -138,7 +138,7 @@ func (a *Area) dropReplicaLocked() {
 	if err := a.mu.mem.EndReplica(); err != nil {
 		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "err", err)
 	}
-	if len(a.mu.home.extents) > 0 { // else all its memory goes
+	if len(a.mu.home.extents) > 0 { // else freeIfUnusedLocked frees it all
 		for _, e := range a.extentsFromLocked(0) {
 			a.forgetLocked(e)
 		}
@@ -168,7 +168,7 @@ func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte
 		return nil
 	}
 	if m.Gen < a.mu.ino.Gen {
-		return nil // the home finds out when it applies the same catalog entry
+		return nil // the home pushes again when it applies the same catalog entry: see homeGenChangedLocked
 	}
 	x := a.extentLocked(m.Extent)
 	if !x.live {
@@ -186,7 +186,7 @@ func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte
 		x.asked = x.asked.Minus(m.Pages)
 	}
 	x.have = x.have.Or(came)
-	a.mu.cleaner = a.mu.cleaner || r.demand && !came.Empty() // those that were on their way may leave now
+	a.mu.cleaner = a.mu.cleaner || r.demand && !came.Empty() // pages that have come may leave
 	x.outdated = x.outdated.Or(declined)
 	if m.Complete && x.outdated.Empty() && m.Version > x.version {
 		x.version = m.Version
@@ -212,8 +212,8 @@ func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte
 	return nil
 }
 
-// placeLocked puts the pages of a push in the working copy: those that came are new here; those that were
-// declined must stay out of memory now.
+// placeLocked puts the pages of a push in the working copy. It returns the pages that were not here before (came),
+// and those that it left out because updates must stay out of memory now (declined).
 func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (came, declined dsm.PageSet, err error) {
 	r := &a.mu.replica
 	hold := a.holdsUpdatesLocked()
@@ -223,7 +223,7 @@ func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (ca
 	}
 	fresh := arrivals{extent: m.Extent}
 	for i := range m.Pages.All() {
-		if x.have.Has(i) { // else it has no memory
+		if x.have.Has(i) { // the memory of other pages must not be touched: see demand.go
 			a.mu.mem.PrefetchNext(m.Extent, &m.Pages, i)
 		}
 		n := zeroPages[i*dsm.PageSize:][:dsm.PageSize]
@@ -235,7 +235,7 @@ func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (ca
 		switch {
 		case !a.inAreaLocked(m.Extent, i):
 		case r.demand && !x.have.Has(i):
-			if m.Answer.Has(i) && x.asked.Has(i) { // else it was given up since
+			if m.Answer.Has(i) && x.asked.Has(i) { // else it was pushed before a Release: see demand.go
 				fresh.add(a, i, n)
 			}
 		case !x.have.Has(i) && delta != nil:
@@ -254,12 +254,13 @@ func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (ca
 	return came.Or(fresh.installed(a)), declined, nil
 }
 
-// heldLimit is how many bytes of pages that the kernel has not been told of are
-// kept before the homes are made to wait with further pushes.
+// heldLimit bounds the copies that pages.Cached keeps for notices which the kernel has not taken. Beyond it homes
+// have to wait with further pushes.
 const heldLimit = 8 << 20
 
-// kernelLagsLocked reports whether a home should wait with further pushes. It does not wait while a READ waits for it: the kernel
-// cannot be told anything of the pages of a READ before that is answered, and what is not acked may take up the link.
+// kernelLagsLocked reports whether a home should wait with further pushes, because the kernel is slow to take notices. PushAcks are
+// then held back. A home that a READ waits for need not wait: notices for the pages of a READ wait until it is answered, and pushes
+// that are not acked may take up all the credit of the link.
 func (a *Area) kernelLagsLocked(home dsm.NodeID) bool {
 	r := &a.mu.replica
 	if r.draining > 0 && len(r.staying) == 0 {
@@ -268,7 +269,7 @@ func (a *Area) kernelLagsLocked(home dsm.NodeID) bool {
 	return a.mu.cached.CopyBytes() > heldLimit && !a.holdsUpdatesLocked() && !a.readFromLocked(home)
 }
 
-// readFromLocked reports whether a READ waits for pages of the home.
+// readFromLocked reports whether a READ waits for pages from a home.
 func (a *Area) readFromLocked(home dsm.NodeID) bool {
 	return slices.ContainsFunc(a.mu.replica.staying, func(s *staying) bool {
 		for e := dsm.ExtentOf(s.off); int64(e)*dsm.ExtentSize < s.off+int64(s.n) && int(e) < a.mu.replica.n; e++ {
@@ -280,7 +281,7 @@ func (a *Area) readFromLocked(home dsm.NodeID) bool {
 	})
 }
 
-// ackLateLocked sends the PushAcks that were held back, when the kernel has caught up.
+// ackLateLocked sends the PushAcks that need not be held back any more, and reports whether there were any.
 func (a *Area) ackLateLocked() bool {
 	r := &a.mu.replica
 	n := len(r.lateAcks)
@@ -299,8 +300,8 @@ var zeroPages = make([]byte, dsm.ExtentSize)
 // isZero reports whether a page is all zero.
 func isZero(p []byte) bool { return string(p) == string(zeroPages[:len(p)]) }
 
-// pushedPagesLocked returns the pages of a push one after the other, then nil; or the publish that
-// was pushed in their place.
+// pushedPagesLocked returns a function that returns the pages of a push one after the other, then nil. If a
+// publish was pushed in place of pages (forwardLocked), it returns that.
 func (a *Area) pushedPagesLocked(m *wire.Push, payload [][]byte) (next func() []byte, delta *merge.Delta, err error) {
 	if len(m.Index) == 0 {
 		return pageReader(payload), nil, nil
@@ -309,7 +310,7 @@ func (a *Area) pushedPagesLocked(m *wire.Push, payload [][]byte) (next func() []
 	return nil, delta, delta.Validate(a.mu.kernel)
 }
 
-// pageReader returns the pages of a payload one after the other, then nil.
+// pageReader returns a function that returns the pages of a payload one after the other, then nil.
 func pageReader(payload [][]byte) func() []byte {
 	return func() []byte {
 		for len(payload) > 0 && len(payload[0]) == 0 {
@@ -324,7 +325,7 @@ func pageReader(payload [][]byte) func() []byte {
 	}
 }
 
-// installLocked puts the first bytes of a page in place; nobody has seen the page.
+// installLocked puts the first bytes of a page in place. No program has seen the page yet.
 func (a *Area) installLocked(e dsm.ExtentIndex, i int, n []byte, zero bool) {
 	if !zero { // a page that was never published to is zero in both copies
 		p := page(e, i)
@@ -333,9 +334,9 @@ func (a *Area) installLocked(e dsm.ExtentIndex, i int, n []byte, zero bool) {
 	}
 }
 
-// mergePageLocked brings a newer home value n of a page into the working copy: the
-// three-way merge of what this node last accounted for, the working copy, and n. With a delta, n
-// is the base copy with that.
+// mergePageLocked brings a newer value of a page, n, from its home into the working copy. This is the three-way
+// merge of the base copy, the working copy and n; with a publication under way, of the bytes that the publication
+// accounts for in place of the base. If delta is not nil, it stands for n: the home's last value with delta applied.
 func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, delta *merge.Delta, contains dsm.Seq) {
 	p := page(e, i)
 	mem := a.mu.mem
@@ -343,7 +344,7 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 	if delta != nil {
 		clean := (x.pub == nil || !x.pub.pages.Has(i)) && !x.dirty.Has(i) && !a.sharedLocked()
 		switch {
-		case clean && a.isSelf(a.rowLocked(e).Primary) && !mem.HasTwin(p): // the base is the home's bytes, which contain it
+		case clean && a.isSelf(a.rowLocked(e).Primary) && !mem.HasTwin(p): // the base is the home's bytes, which contain delta
 			a.mu.kernel.Overlay(delta, i, mem.Working(p))
 			return
 		case clean && !mem.Homed(e):
@@ -355,8 +356,9 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 		}
 		from := mem.Base(p)
 		if clean {
-			// The same bytes, but for two cases of a home: one that keeps no base copies has a twin that says
-			// nothing, and one that was published to again in this step has a twin that contains this publish.
+			// The working copy is the same as the base, and can be trusted where the base cannot, which is on the home's
+			// own node in two cases. While it keeps no base copies (bare), a twin means nothing. If the home has merged
+			// another publish in this step, the twin contains delta already.
 			from = mem.Working(p)
 		}
 		n = bytes.Clone(from)
@@ -367,12 +369,12 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 		pub.accounted(mine[:], i, mem.Base(p))
 		copy(incoming[:], n)
 		if contains >= pub.seq {
-			pub.pages.Remove(i) // its effect is in n: nothing left to do at the ack
+			pub.pages.Remove(i) // n contains it: nothing is left to do at the ack
 		} else {
 			pub.overlay(incoming[:], i)
 		}
 		a.mergeLocked(a.mu.kernel, p, mine[:], incoming[:])
-		delete(pub.snap, i) // from here on the new base with the overlay is what is accounted for
+		delete(pub.snap, i) // from here on the publication accounts for the new base with its overlay
 	} else if !x.dirty.Has(i) && !a.sharedLocked() {
 		copy(mem.Working(p), n)
 		if a.mu.replica.bare && !mem.Homed(e) {
@@ -384,7 +386,7 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 	mem.SetBase(p, n)
 }
 
-// replicaViewChangedLocked turns to the new homes.
+// replicaViewChangedLocked subscribes to slots that moved at their new homes, and asks these again what it had asked the old ones.
 func (a *Area) replicaViewChangedLocked(old *dsm.View) {
 	r := &a.mu.replica
 	if !r.subscribed {
@@ -398,7 +400,7 @@ func (a *Area) replicaViewChangedLocked(old *dsm.View) {
 			moved[slot] = struct{}{}
 		}
 	}
-	for round, sub := range r.subs { // the home that was asked may not be the home any more
+	for round, sub := range r.subs { // Subscribes without an answer are sent again: their slots may have moved
 		sub.addTo(moved, a.id)
 		delete(r.subs, round)
 	}
@@ -409,7 +411,7 @@ func (a *Area) replicaViewChangedLocked(old *dsm.View) {
 	a.restartInquiriesLocked()
 }
 
-// replicaResetLocked asks again for what a broken session with peer may have lost.
+// replicaResetLocked sends again what a broken session with peer may have lost.
 func (a *Area) replicaResetLocked(peer dsm.NodeID) {
 	r := &a.mu.replica
 	if r.subscribed {
@@ -423,12 +425,13 @@ func (a *Area) replicaResetLocked(peer dsm.NodeID) {
 	a.restartInquiriesLocked()
 }
 
-// homedAtLocked returns the subscribed slots that are homed at the node.
+// homedAtLocked returns the slots that are subscribed to and whose home is the node.
 func (a *Area) homedAtLocked(n dsm.NodeID) []dsm.Slot {
 	return slices.DeleteFunc(a.askedLocked(), func(s dsm.Slot) bool { return a.mu.view.Slots[s].Primary != n })
 }
 
-// resubscribeLocked subscribes to the slots and repeats everything under way for their extents.
+// resubscribeLocked subscribes to the slots, and sends everything again that is under way for their extents. It also sends
+// all Acquires again.
 func (a *Area) resubscribeLocked(list []dsm.Slot) {
 	r := &a.mu.replica
 	a.subscribeLocked(list)
@@ -457,22 +460,22 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 		return
 	}
 	if is > was {
-		// What was added is zero everywhere, so it is here; only the stream of updates is
-		// to be asked for.
+		// What was added is zero at every node, so it is here. Only a subscription is needed, for slots
+		// that the area had no extent in.
 		first := r.n
 		r.n = a.extentsLocked()
 		a.materializeLastLocked()
 		a.subscribeLocked(slices.DeleteFunc(a.slotsLocked(first), func(s dsm.Slot) bool { return r.slots[s].asked }))
 		return
 	}
-	a.extentLocked(dsm.ExtentIndex(min(is/dsm.ExtentSize, int64(r.n)-1))) // what was cut off is zero, and so here
+	a.extentLocked(dsm.ExtentIndex(min(is/dsm.ExtentSize, int64(r.n)-1))) // its pages past the end are zero, and so here
 	r.zero = min(r.zero, dsm.ExtentIndex(a.extentsLocked()))
-	for _, e := range a.extentsFromLocked(dsm.ExtentIndex(is / dsm.ExtentSize)) { // those before are whole
+	for _, e := range a.extentsFromLocked(dsm.ExtentIndex(is / dsm.ExtentSize)) { // nothing is cut off those before
 		x := r.extents[e]
 		if x.pub != nil {
 			x.pub.shrink(e, is)
 		}
-		if x.wanted && int(e) < a.extentsLocked() { // what it waits for may be cut off
+		if x.wanted && int(e) < a.extentsLocked() { // the pages that its stores wait for may have been cut off
 			a.wantLocked(e, x)
 		}
 		if r.demand {
@@ -501,7 +504,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 	a.startPublicationsLocked()
 }
 
-// replicaOnRequestChangedLocked tells the homes whether they may push on their own.
+// replicaOnRequestChangedLocked tells the homes if they may push on their own again, or may not any more.
 func (a *Area) replicaOnRequestChangedLocked() {
 	r := &a.mu.replica
 	a.holdNoticesLocked()

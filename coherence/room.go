@@ -11,25 +11,26 @@ import (
 	"github.com/dsmfs/dsmfs/pages/residency"
 )
 
-// room is the memory that pages on demand may take on this node: the part of the budget that full
-// areas, and the pages whose home is this node, leave. A page takes twice its size, for its working
-// and its base bytes. To fetch pages a call first takes room, and makes room by evicting if there
-// is too little. So the pages here, and those under way, are never more than there is room for,
-// with two exceptions: stores that the kernel hands over, which are never refused, and READs for
+// room is the memory that pages on demand may take on this node: what full areas, and pages whose
+// home is this node, leave of the budget. A page takes twice its size, for its working and its base
+// bytes. A call takes room before it fetches pages. If there is too little, it evicts other pages.
+//
+// So the pages here and under way never take more than there is room for, with two exceptions, which
+// do not wait for room: WriteBack, because such stores cannot be refused for lack of it, and READs for
 // which notices wait (see bring).
 //
 // mu guards the bell that calls waiting for room listen to. Nothing is called with it held.
 type room struct {
 	node    *Node
 	budget  int64         // in bytes; 0: no limit, and nothing is evicted
-	least   int64         // leastRoom
-	taken   atomic.Int64  // pages here, under way, or about to be
+	least   int64         // leastRoom; tests may use another value
+	taken   atomic.Int64  // pages for which room is taken: here, under way, or about to be asked for
 	fixed   atomic.Int64  // bytes that cannot be evicted
-	gate    chan struct{} // one token for the goroutine that evicts
+	gate    chan struct{} // capacity 1: only one goroutine evicts at a time
 	freeing atomic.Bool   // keepFree is running
 	// waiters is the number of calls of make under way.
 	waiters atomic.Int64
-	// policy chooses the pages that leave. It takes memory, so it is made for the first page on
+	// policy chooses the pages that leave. It takes memory, so it is made only for the first page on
 	// demand.
 	policy atomic.Pointer[residency.Residency]
 	once   sync.Once
@@ -44,11 +45,11 @@ type room struct {
 
 const (
 	pageCost = 2 * dsm.PageSize
-	// leastRoom is what pages on demand may take even if the rest leaves less: with none at all no
-	// program could go on.
+	// leastRoom is what pages on demand may take even if full areas leave less. With no room at all
+	// programs could not go on.
 	leastRoom = 4 << 20
-	// evictBatch is how many pages are evicted at once, because each time costs system calls and a
-	// message for each extent.
+	// evictBatch is how many pages are evicted at once, at least: each eviction costs system calls,
+	// and a message for each extent.
 	evictBatch = 64
 )
 
@@ -80,9 +81,9 @@ func (m *room) limit() int64 {
 // comes to them.
 func (m *room) window() int { return int(min(m.limit()/16, mostAhead)) }
 
-// mostAhead is 16 MiB, in pages: what 2 GB/s bring in 8 ms. Where processors are busy the home may
-// have to wait that long for one (with 4 MiB a scan ran at four fifths of the speed). A page that
-// is asked for out of order waits at most that long.
+// mostAhead is 16 MiB, in pages: what a link of 2 GB/s brings in 8 ms. A home whose processors are
+// busy may wait that long for one. With 4 MiB a scan ran at four fifths of the speed. A page that is
+// asked for out of order waits behind at most this much.
 const mostAhead = 16 << 20 / dsm.PageSize
 
 // tryTake takes room for n pages if there is enough, otherwise nothing.
@@ -111,8 +112,8 @@ func (m *room) take(ctx context.Context, n int) error {
 	return nil
 }
 
-// make evicts pages until there is room for n. While everything that is here must be published
-// first it waits, until ctx ends.
+// make evicts pages until there is room for n. If all pages must be published first it waits, until
+// ctx ends.
 func (m *room) make(ctx context.Context, n int) error {
 	m.waiters.Add(1)
 	defer m.waiters.Add(-1)
@@ -137,7 +138,7 @@ func (m *room) free(n int) bool { return m.fits(m.taken.Load(), n) }
 // always true: otherwise nobody could go on who needs more than the limit at once.
 func (m *room) fits(taken int64, n int) bool { return taken == 0 || taken+int64(n) <= m.limit() }
 
-// give gives back room.
+// give gives back room for n pages.
 func (m *room) give(n int) {
 	if n > 0 {
 		m.taken.Add(int64(-n))
@@ -156,7 +157,8 @@ func (m *room) charge(pages int, fixed int64) {
 	}
 }
 
-// ring makes calls that wait for room look again. They have counted themselves before they looked.
+// ring makes calls that wait for room look again. Calls count themselves in waiters before they look,
+// so ring misses none.
 func (m *room) ring() {
 	if m.waiters.Load() == 0 {
 		return
@@ -174,14 +176,14 @@ func (m *room) hear() <-chan struct{} {
 	return m.mu.bell
 }
 
-// used says that pages that are here have been used.
+// used tells the policy that pages have been used. They must be here.
 func (m *room) used(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
 	if p := m.choice(); p != nil {
 		p.Used(a, e, set)
 	}
 }
 
-// brought says that pages are here that nobody has used yet.
+// brought tells the policy of pages that have come and that no program has used yet.
 func (m *room) brought(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
 	if p := m.choice(); p != nil {
 		p.Brought(a, e, set)
@@ -204,16 +206,16 @@ func (m *room) choice() *residency.Residency {
 	return m.policy.Load()
 }
 
-// forget says that pages are not here any more.
+// forget tells the policy that pages are not here any more.
 func (m *room) forget(a dsm.AreaID, e dsm.ExtentIndex, set dsm.PageSet) {
 	if p := m.policy.Load(); p != nil && !set.Empty() {
 		p.Forget(a, e, set)
 	}
 }
 
-// evict evicts pages until there is room for n more, counting pages that the kernel has been told
-// to drop, and reports whether any left. Pages with something to publish are published in the
-// background first.
+// evict evicts pages until there is room for n more, and reports whether any page left. Pages that
+// the kernel has been told to drop count as room. Pages with unpublished stores do not leave; evict
+// starts to publish them.
 func (m *room) evict(ctx context.Context, n int) bool {
 	policy := m.policy.Load()
 	if policy == nil {
@@ -245,8 +247,8 @@ func (m *room) evict(ctx context.Context, n int) bool {
 	return went
 }
 
-// evictFrom evicts what it can of the victim, and gives the rest back to the policy. leaving is how
-// many pages the kernel was told to drop.
+// evictFrom evicts the pages of the victim that may leave, and gives the others back to the policy.
+// leaving is how many pages the kernel was told to drop.
 func (m *room) evictFrom(v residency.Victim, hard bool) (went bool, leaving int) {
 	a := m.node.known(v.Area)
 	if a == nil {
@@ -266,8 +268,8 @@ func (m *room) evictFrom(v residency.Victim, hard bool) (went bool, leaving int)
 	return went, leaving
 }
 
-// keepFree evicts, in the background, as many pages as were taken of the last part of the room, so
-// that the next fault finds some room.
+// keepFree evicts in the background when less than an eighth of the room is free, so that the next
+// fault need not wait.
 func (m *room) keepFree() {
 	spare := int(m.limit() / 8)
 	if m.policy.Load() == nil || m.free(spare) || !m.freeing.CompareAndSwap(false, true) {

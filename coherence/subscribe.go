@@ -8,13 +8,13 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// A replica subscribes to slots, not to extents: an area may have a million of these, of which few were ever touched. It has state of an
-// extent from when somebody looks at it. Until then the extent is as its slot says.
+// A replica subscribes to slots, not to extents: an area may have a million extents, most of which were never touched. The replica makes
+// the state of an extent when a call first looks at it. Until then slotState stands for all such extents of a slot.
 
-// slotState is what a replica knows of the extents in a slot that it has no state of.
+// slotState is what a replica knows of those extents of a slot for which it has made no state.
 type slotState struct {
 	asked bool // a Subscribe was sent
-	live  bool // Subscribed: see replicaExtent
+	live  bool // the home has answered the Subscribe: see replicaExtent
 	here  bool // all their pages are here, and zero
 }
 
@@ -25,7 +25,7 @@ type subscribing struct {
 	extents []wire.ExtentVersion
 }
 
-// addTo adds the slots that it asks for.
+// addTo adds to set the slots that the Subscribe is for.
 func (s *subscribing) addTo(set map[dsm.Slot]struct{}, id dsm.AreaID) {
 	for _, slot := range s.slots {
 		set[slot] = struct{}{}
@@ -35,7 +35,7 @@ func (s *subscribing) addTo(set map[dsm.Slot]struct{}, id dsm.AreaID) {
 	}
 }
 
-// slotsLocked returns the slots of the area's extents from first on. So many that follow each other have every slot.
+// slotsLocked returns the slots of the area's extents from first on. dsm.Slots consecutive extents cover every slot, so it looks at no more.
 func (a *Area) slotsLocked(first int) []dsm.Slot {
 	list := make([]dsm.Slot, min(max(a.extentsLocked()-first, 0), dsm.Slots))
 	for i := range list {
@@ -44,7 +44,8 @@ func (a *Area) slotsLocked(first int) []dsm.Slot {
 	return list
 }
 
-// askedLocked returns the slots that are subscribed to, also if the area has no extents in them any more: it may get some.
+// askedLocked returns the slots that are subscribed to. After a shrink the area may have no extents in some of them. They stay subscribed:
+// the area may grow again.
 func (a *Area) askedLocked() (list []dsm.Slot) {
 	for s := range a.mu.replica.slots {
 		if a.mu.replica.slots[s].asked {
@@ -54,7 +55,7 @@ func (a *Area) askedLocked() (list []dsm.Slot) {
 	return list
 }
 
-// subscribedHomesLocked returns the homes of those.
+// subscribedHomesLocked returns the homes of the slots that are subscribed to.
 func (a *Area) subscribedHomesLocked() []dsm.NodeID {
 	var ids []dsm.NodeID
 	for _, s := range a.askedLocked() {
@@ -72,8 +73,8 @@ func slotSet(list []dsm.Slot) *[dsm.Slots]bool {
 	return &in
 }
 
-// subscribedLocked reports whether the homes have answered all Subscribes. A slot of a dead home has no extent of the area any more
-// once that can be opened.
+// subscribedLocked reports whether the homes have answered all Subscribes. Those to dead homes do not count if all extents of the area
+// have live homes.
 func (a *Area) subscribedLocked() bool {
 	for _, s := range a.mu.replica.subs {
 		if !slices.Contains(a.mu.dead, s.home) {
@@ -83,7 +84,7 @@ func (a *Area) subscribedLocked() bool {
 	return a.deadInAreaLocked() == 0 || len(a.mu.replica.subs) == 0
 }
 
-// extentLocked returns the state of an extent, which the area has.
+// extentLocked returns the state of an extent, and makes it at the first call. The area must have the extent.
 func (a *Area) extentLocked(e dsm.ExtentIndex) *replicaExtent {
 	r := &a.mu.replica
 	x := r.extents[e]
@@ -91,10 +92,10 @@ func (a *Area) extentLocked(e dsm.ExtentIndex) *replicaExtent {
 		slot := &r.slots[dsm.SlotOf(a.id, e)]
 		x = &replicaExtent{index: e, live: slot.live}
 		switch {
-		case r.demand: // they have no memory
+		case r.demand: // no page is here
 		case slot.here || e >= r.zero:
 			x.have = dsm.AllPages
-		default: // those past the end are zero everywhere, and the kernel may have read them as such
+		default: // only pages past the end: they are zero at every node, and the kernel may have read them as zero
 			x.have = dsm.AllPages.Minus(a.withinLocked(e))
 		}
 		r.extents[e] = x
@@ -102,7 +103,7 @@ func (a *Area) extentLocked(e dsm.ExtentIndex) *replicaExtent {
 	return x
 }
 
-// extentsFromLocked returns the extents from first on that there is state of, in their order.
+// extentsFromLocked returns the extents from first on that have state, in increasing order.
 func (a *Area) extentsFromLocked(first dsm.ExtentIndex) []dsm.ExtentIndex {
 	list := make([]dsm.ExtentIndex, 0, len(a.mu.replica.extents))
 	for e := range a.mu.replica.extents {
@@ -114,7 +115,8 @@ func (a *Area) extentsFromLocked(first dsm.ExtentIndex) []dsm.ExtentIndex {
 	return list
 }
 
-// materializeLastLocked makes the state of the last extent, before more of it lies within the area.
+// materializeLastLocked makes the state of the last extent. It must exist before the area grows: it records that the pages past the
+// present end are here.
 func (a *Area) materializeLastLocked() {
 	if n := a.mu.replica.n; n > 0 {
 		a.extentLocked(dsm.ExtentIndex(n - 1))
@@ -138,12 +140,12 @@ func (a *Area) startReplicaLocked() error {
 	return nil
 }
 
-// subscribePart is how many extents one Subscribe, or its answer, names at most: neither
-// takes more than half of wire.MaxMessage.
+// subscribePart bounds the extents in one Subscribe, and in one answer, so that neither takes more than half
+// of wire.MaxMessage.
 const subscribePart = 8192
 
-// subscribeLocked asks the homes for the stream of updates of the extents in the slots: of those that there is state of, since
-// their versions.
+// subscribeLocked asks the homes of the slots for the updates of all their extents. For extents that have state it asks only for what is
+// newer than their versions.
 func (a *Area) subscribeLocked(list []dsm.Slot) {
 	r := &a.mu.replica
 	slots := make(map[dsm.NodeID][]dsm.Slot)
@@ -185,8 +187,8 @@ func (a *Area) subscribeLocked(list []dsm.Slot) {
 	}
 }
 
-// replicaSubscribedLocked learns which pages of the extents are lacking. All others are
-// here: they did not change since the version that was asked with, zero at first.
+// replicaSubscribedLocked handles the answer to a Subscribe: it says which pages the replica lacks. All others are here, because
+// they have not changed since the version in the Subscribe. (At version 0 all pages are zero.)
 func (a *Area) replicaSubscribedLocked(from dsm.NodeID, m *wire.Subscribed) {
 	r := &a.mu.replica
 	if _, ok := r.subs[m.Round]; !ok {
@@ -217,7 +219,7 @@ func (a *Area) replicaSubscribedLocked(from dsm.NodeID, m *wire.Subscribed) {
 			r.slots[s] = slotState{asked: true, live: true, here: true}
 		}
 	}
-	for _, e := range a.extentsFromLocked(0) { // that somebody looked at since
+	for _, e := range a.extentsFromLocked(0) { // extents whose state was made after the Subscribe
 		if slot := r.slots[dsm.SlotOf(a.id, e)]; slot.live && !r.extents[e].live {
 			a.extentSubscribedLocked(from, m.Epoch, e, dsm.PageSet{})
 		}
