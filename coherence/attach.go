@@ -52,7 +52,7 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	if err := a.readyToAttach(ctx); err != nil {
 		return nil, nil, err
 	}
-	a.collect() // a child of fork gets what its parent has stored
+	a.collect() // the program may be a child of fork: it gets what its parent has stored
 	t := &Attachment{area: a, write: write}
 	err := error(&errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist})
 	fresh := false
@@ -114,7 +114,7 @@ func (t *Attachment) Memory() (*os.File, error) { return t.open(false) }
 
 // enterLocked counts an attachment; leaveLocked ends that.
 func (a *Area) enterLocked(t *Attachment) {
-	a.mu.replica.mapped++ // from here on the residency stays what it is
+	a.mu.replica.mapped++ // while it is not 0 the residency does not change
 	switch {
 	case t.draft != nil:
 		t.draft.attachments++

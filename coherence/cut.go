@@ -21,8 +21,8 @@ func (a *Area) KernelTold(size int64) {
 	})
 }
 
-// KernelDrops says that the kernel is about to be told to drop pages of its page cache by something other than a
-// notice of the area. The caller calls ended when the kernel has dropped them.
+// KernelDrops says that the kernel is about to be told to drop pages of its page cache, and not by a notice of the
+// area. The caller calls ended when the kernel has dropped them.
 func (a *Area) KernelDrops() (ended func()) {
 	ended = func() {}
 	a.note(func() {

@@ -19,13 +19,14 @@ import (
 //	here       as in any other replica: pushed to, stored to, published
 //	evicted    not here again, after Release has told the home
 //
-// The directory entry at the home (lag.holds) says which pages the replica has. Messages between
-// two nodes are in order, so the entry is right except for messages under way. A page that is not
-// here comes only with the answer to a Fetch. A page that was pushed before the home received a
-// Release is ignored, even if it has been asked for again since: the home may have merged a publish
-// to it in between, and may have announced versions (Complete) for which it took the page as
-// released. For the same reason the replica accepts nothing between a Subscribe and its answer;
-// what was pushed before is pushed again.
+// The directory entry at the home (lag.has) says which pages the replica has. Messages between two
+// nodes are in order, so the entry is right except for messages under way.
+//
+// A page that is not here comes only with the answer to a Fetch. A page that was pushed before the
+// home received a Release is ignored, even if it has been asked for again since. The home may have
+// merged a publish to it in between. It may also have announced a version (Complete) that contains
+// this publish, without the page, which it took as released. For the same reason the replica accepts
+// no push between a Subscribe and its answer. What was pushed before is pushed again.
 //
 // Where updates enter memory in sync calls only (apply=sync), a page that had to leave comes back
 // in the state that its home has then. Pages known to be newer at their home leave only if no
@@ -169,11 +170,11 @@ func (a *Area) mustAskLocked(off int64, n int) bool {
 // check. If then is not nil it is called as soon as the first page comes.
 //
 // A READ does not wait for room if the page cache was given some of its pages before. A notice for
-// these pages, now or soon, waits in the kernel until the READ is answered, and all notices that
-// would make pages leave wait behind it. (Without notices, the kernel drops pages when memory is
-// short, or when a program asks it to: fadvise.)
+// these pages may come, and then waits in the kernel until the READ is answered. All notices that
+// would make pages leave wait behind it. (The READ comes because the kernel has dropped the pages
+// on its own: when memory was short, or when a program asked it to with fadvise.)
 //
-// If asked is not nil it is called in the step that asks for the last of them.
+// If asked is not nil it is called in the step in which the last missing page of the range is asked for.
 func (a *Area) bring(ctx context.Context, off int64, n int, then, asked func()) error {
 	room := &a.node.room
 	_, lacks := a.request(a.step, off, n, then, asked)

@@ -23,8 +23,8 @@ const (
 	handoverWindow = 256
 )
 
-// handovers sends the slots that a view took from this node to their new homes, and receives the slots
-// that a view gave to this node.
+// handovers hands the slots that a view took from this node over to their new homes, and receives those
+// that a view gave to it.
 //
 // Once the old home acts on the new view it answers no requests for the slot. The new home parks requests
 // until it has the slot. So the state does not change while it is sent. The old home keeps the state
@@ -37,8 +37,8 @@ type handovers struct {
 	wg     sync.WaitGroup
 
 	// lastID is the ID of the last HandoverExtent sent to any node. IDs are not used twice. Otherwise a late
-	// ack from an earlier run could count for an extent that the new home has refused since, and the
-	// slot would be opened without it.
+	// ack from an earlier run could count for an extent that the new home has refused since. The new home
+	// would then open the slot without that extent.
 	lastID atomic.Uint64
 
 	mu struct {

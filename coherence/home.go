@@ -176,8 +176,8 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 	return nil
 }
 
-// keepBaseLocked reports whether the local replica needs a twin of page i, because its base must stay what it is
-// when the publish m changes the home's bytes. It needs none if the base may change with the home's bytes:
+// keepBaseLocked reports whether the local replica needs a twin of page i: its base must then stay what it is when
+// the publish m changes the home's bytes. It needs no twin if the base may change with them:
 //   - This node is the publisher, and its base was the home's bytes. They now contain the publication, so the
 //     ack has nothing left to do for the page; keepBaseLocked removes it from the publication.
 //   - The replica has nothing unpublished in the page, and takes the push that follows in this very step.

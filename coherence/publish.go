@@ -36,8 +36,8 @@ type publication struct {
 	delta  merge.Delta
 	data   *wire.Shared // the buffer of delta's data
 	kernel merge.Kernel
-	// snap has the working bytes at the time of the diff, for pages where the base plus the published
-	// difference is not exactly the same (floating-point rounding).
+	// snap has the working bytes at the time of the diff. It has only pages where the base plus the
+	// published difference is not exactly the same (floating-point rounding).
 	snap   map[int][]byte
 	home   dsm.NodeID // where it was sent; 0: it waits for credit
 	credit int        // bytes of credit that it has taken from the link

@@ -33,7 +33,7 @@ type replica struct {
 	stuck      bool                       // the log says that pages cannot be evicted
 	silent     []dsm.NodeID               // homes that did not answer a publish in time, and have sent nothing since
 	awaited    map[dsm.PageIndex][]func() // what to call when a page comes
-	staying    []*staying                 // READs that wait for pages which were all asked for
+	staying    []*staying                 // READs that wait for pages: see staying
 
 	// extents has the extents that a call has looked at: see extentLocked. n is how many the area has.
 	extents map[dsm.ExtentIndex]*replicaExtent
@@ -259,8 +259,8 @@ func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (ca
 const heldLimit = 8 << 20
 
 // kernelLagsLocked reports whether a home should wait with further pushes, because the kernel is slow to take notices. PushAcks are
-// then held back. A home that a READ waits for need not wait: notices for the pages of a READ wait until it is answered, and pushes
-// that are not acked may take up all the credit of the link.
+// then held back. A home that a READ waits for need not wait. Notices for the pages of a READ wait until it is answered. And the answer
+// may need credit of the link, which pushes that are not acked may have used up.
 func (a *Area) kernelLagsLocked(home dsm.NodeID) bool {
 	r := &a.mu.replica
 	if r.draining > 0 && len(r.staying) == 0 {
@@ -356,9 +356,9 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 		}
 		from := mem.Base(p)
 		if clean {
-			// The working copy is the same as the base, and can be trusted where the base cannot, which is on the home's
-			// own node in two cases. While it keeps no base copies (bare), a twin means nothing. If the home has merged
-			// another publish in this step, the twin contains delta already.
+			// The working copy is the same as the base. On the home's own node the base cannot be trusted in two cases.
+			// While the replica keeps no base copies (bare), a twin means nothing. If the home has merged another
+			// publish in this step, the twin contains delta already.
 			from = mem.Working(p)
 		}
 		n = bytes.Clone(from)
@@ -386,7 +386,8 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 	mem.SetBase(p, n)
 }
 
-// replicaViewChangedLocked subscribes to slots that moved at their new homes, and asks these again what it had asked the old ones.
+// replicaViewChangedLocked follows a new view. It subscribes to the slots that moved at their new homes, and repeats there what the old
+// homes have not answered.
 func (a *Area) replicaViewChangedLocked(old *dsm.View) {
 	r := &a.mu.replica
 	if !r.subscribed {
@@ -504,7 +505,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 	a.startPublicationsLocked()
 }
 
-// replicaOnRequestChangedLocked tells the homes if they may push on their own again, or may not any more.
+// replicaOnRequestChangedLocked tells the homes when it changes whether they may push on their own.
 func (a *Area) replicaOnRequestChangedLocked() {
 	r := &a.mu.replica
 	a.holdNoticesLocked()

@@ -135,7 +135,7 @@ func (m *room) make(ctx context.Context, n int) error {
 func (m *room) free(n int) bool { return m.fits(m.taken.Load(), n) }
 
 // fits reports whether n pages fit in addition to those that are taken. If none are taken it is
-// always true: otherwise nobody could go on who needs more than the limit at once.
+// always true: otherwise a call that needs more than the limit at once could never go on.
 func (m *room) fits(taken int64, n int) bool { return taken == 0 || taken+int64(n) <= m.limit() }
 
 // give gives back room for n pages.

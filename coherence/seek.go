@@ -51,7 +51,7 @@ func find(data map[dsm.ExtentIndex]dsm.PageSet, from, to dsm.ExtentIndex, off, s
 }
 
 // dataLocal returns which pages of the extents [from, to) have data, and the size of the area. It notes which pages are unpublished
-// before the homes are asked. After they have answered would be too late: what was published in between might be in neither.
+// before the homes are asked. If it noted them later, it could miss a page that a home merges after its answer.
 func (a *Area) dataLocal(ctx context.Context, from, to dsm.ExtentIndex) (data map[dsm.ExtentIndex]dsm.PageSet, size int64, err error) {
 	q := &surveying{from: from, to: to}
 	own := make(map[dsm.ExtentIndex]dsm.PageSet)
