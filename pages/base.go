@@ -6,18 +6,18 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// In an extent that is homed on this node, the pages of the base copy are the
-// home's bytes. The node is a replica of the extent as well, and its base falls
-// behind when the home merges what others published before the node received
-// that. Only then is there a second copy of the page, the twin: what the base
-// was. Keeping a third copy of every page would be simpler and cost half as much
-// memory again for nothing, since a home receives from itself within moments.
+// In an extent that is homed on this node, the pages of the base copy are the home's bytes. The node
+// is a replica of the extent as well. When the home merges what others published, the replica has
+// not received that yet, and its base is behind the home's bytes. Only then the page has a twin: a
+// copy of what the base was. A third copy of every page would be simpler, but take half as much
+// memory again for little: a home receives from itself within moments.
 //
-//	extent homed elsewhere   base = base copy
-//	extent homed here        home = base copy, base = twin, or the home's bytes without one
+//	extent homed elsewhere             base = base copy
+//	extent homed here, no twin         base = home = base copy
+//	extent homed here, with a twin     base = twin, home = base copy
 
-// Base returns the bytes that this node's stores to page p are compared with.
-// They are not for writing.
+// Base returns the bytes with which this node's stores to page p are compared. They must not be
+// changed.
 func (a *Area) Base(p dsm.PageIndex) []byte {
 	if len(a.twins) > 0 {
 		if t, ok := a.twins[p]; ok {
@@ -27,10 +27,12 @@ func (a *Area) Base(p dsm.PageIndex) []byte {
 	return a.base.look(p, 1)
 }
 
-// PrefetchNext has the processor begin to get the page of set that follows page i of extent e, of both
-// copies, into its caches. A page that a program has stored to is in no cache of this processor, and its base copy
-// in none at all: its diff takes 1 us, of which 0.2 is work, and this spares 0.2 (BenchmarkAppendDeltaCold). An adjacent page
-// the processor gets by itself.
+// PrefetchNext makes the processor load the next page of set after page i of extent e into its
+// caches, from both copies. It does nothing for an adjacent page, which the processor loads by itself.
+//
+// A page that a program stored to is in the cache of another processor, and its base copy in none. So
+// its diff takes 1 us, of which only 0.2 us is work. The prefetch saves 0.2 us
+// (BenchmarkAppendDeltaCold).
 func (a *Area) PrefetchNext(e dsm.ExtentIndex, set *dsm.PageSet, i int) {
 	n := set.Next(i + 1)
 	if p := pageOfExtent(e, n); n > i+1 && n < dsm.ExtentPages && int64(p)*dsm.PageSize < a.size {
@@ -41,7 +43,7 @@ func (a *Area) PrefetchNext(e dsm.ExtentIndex, set *dsm.PageSet, i int) {
 	}
 }
 
-// SetBase makes n, which may be Home(p), the base of page p.
+// SetBase copies n, which may be Home(p), to the base of page p.
 func (a *Area) SetBase(p dsm.PageIndex, n []byte) {
 	e, _ := p.Extent()
 	switch {
@@ -54,8 +56,8 @@ func (a *Area) SetBase(p dsm.PageIndex, n []byte) {
 	}
 }
 
-// OwnBase returns the base of page p for changing it in place; it must not be the
-// home's bytes, that is, the extent is not homed here or the page has a twin.
+// OwnBase returns the base of page p for changing it in place. The base must not be the home's bytes:
+// the extent is homed elsewhere, or the page has a twin.
 func (a *Area) OwnBase(p dsm.PageIndex) []byte {
 	e, _ := p.Extent()
 	if a.Homed(e) && !a.HasTwin(p) {
@@ -67,8 +69,8 @@ func (a *Area) OwnBase(p dsm.PageIndex) []byte {
 	return a.base.page(p)
 }
 
-// HasTwin reports whether the base of page p is not the home's bytes though its
-// extent is homed here.
+// HasTwin reports whether page p has a twin: its extent is homed here, and its base is not the home's
+// bytes.
 func (a *Area) HasTwin(p dsm.PageIndex) bool {
 	if len(a.twins) == 0 {
 		return false
@@ -83,11 +85,11 @@ func (a *Area) Homed(e dsm.ExtentIndex) bool {
 	return ok
 }
 
-// Home returns the home's bytes of page p of an extent that is homed here. They
-// are written only after BeforeHomeWrite.
+// Home returns the home's bytes of page p of an extent that is homed here. Call BeforeHomeWrite before
+// you write to them.
 func (a *Area) Home(p dsm.PageIndex) []byte { return a.HomeRun(p, 1) }
 
-// HomeRun returns the home's bytes of n pages of one extent, from p on, as Home does of one.
+// HomeRun is Home for n pages of one extent, from p on.
 func (a *Area) HomeRun(p dsm.PageIndex, n int) []byte {
 	if e, _ := p.Extent(); !a.Homed(e) {
 		panic(fmt.Sprintf("%v: extent %d is not homed here", a, e))
@@ -103,15 +105,15 @@ func (a *Area) HomeZero(p dsm.PageIndex) bool {
 	return allZero(a.base.look(p, 1))
 }
 
-// FreeHome gives the memory back that the home's bytes of page p take, which are all zero.
+// FreeHome frees the memory of the home's bytes of page p, which must be all zero.
 func (a *Area) FreeHome(p dsm.PageIndex) {
 	off := int64(p) * dsm.PageSize
-	_ = a.base.zero(off, off+dsm.PageSize) // or it goes on taking memory
+	_ = a.base.zero(off, off+dsm.PageSize) // if this fails, the page goes on taking memory
 }
 
-// BeforeHomeWrite is called before the home's bytes of page p change. keepTwin
-// says that this node has the page as a replica too, so that its base must stay
-// what it is. Without keepTwin the base follows the home's bytes.
+// BeforeHomeWrite must be called before the home's bytes of page p change. keepTwin says that this
+// node has the page as a replica too, so its base must stay what it is. Without keepTwin the base
+// follows the home's bytes.
 func (a *Area) BeforeHomeWrite(p dsm.PageIndex, keepTwin bool) {
 	if !keepTwin {
 		a.dropTwin(p)
@@ -123,14 +125,13 @@ func (a *Area) BeforeHomeWrite(p dsm.PageIndex, keepTwin bool) {
 	}
 }
 
-// BecomeHome makes this node the home of extent e. The home's bytes are the base
-// bytes of this node, until InstallHome replaces those of the pages that the
-// previous home sends. (A page that it does not send has no version: it is all
-// zero there, and here.)
+// BecomeHome makes this node the home of extent e. Its base bytes become the home's bytes, and
+// InstallHome replaces those of the pages that the previous home sends. (A page that is not sent has
+// no version, so it is all zero there, and here.)
 func (a *Area) BecomeHome(e dsm.ExtentIndex) { a.homed[e] = struct{}{} }
 
-// InstallHome makes n the home's bytes of page p, as received from the previous
-// home. keepTwin is that of BeforeHomeWrite; no twin is left where the base is n.
+// InstallHome makes n, received from the previous home, the home's bytes of page p. keepTwin is that
+// of BeforeHomeWrite. A page whose base equals n gets no twin.
 func (a *Area) InstallHome(p dsm.PageIndex, n []byte, keepTwin bool) {
 	if keepTwin && string(a.Base(p)) == string(n) {
 		keepTwin = false
@@ -139,8 +140,8 @@ func (a *Area) InstallHome(p dsm.PageIndex, n []byte, keepTwin bool) {
 	copy(a.Home(p), n)
 }
 
-// ResignHome ends the homing of extent e here. Twins go back into the base copy;
-// the base of a page without one is what the home's bytes were.
+// ResignHome ends the homing of extent e here. Twins go back into the base copy. For pages without a
+// twin, what were the home's bytes is the base.
 func (a *Area) ResignHome(e dsm.ExtentIndex) {
 	first := dsm.PageIndex(e) * dsm.ExtentPages
 	for p := first; p < first+dsm.ExtentPages && len(a.twins) > 0; p++ {
@@ -152,7 +153,7 @@ func (a *Area) ResignHome(e dsm.ExtentIndex) {
 	delete(a.homed, e)
 }
 
-// twin returns the twin of page p, making one with undefined bytes if need be.
+// twin returns the twin of page p. If there is none it makes one, with undefined bytes.
 func (a *Area) twin(p dsm.PageIndex) []byte {
 	t, ok := a.twins[p]
 	if !ok {
@@ -172,7 +173,8 @@ func (a *Area) dropTwin(p dsm.PageIndex) {
 	}
 }
 
-// truncateTwins drops the twins past size and zeroes the rest of the last page's.
+// truncateTwins drops the twins of pages past size, and zeroes the bytes past size in that of the last
+// page.
 func (a *Area) truncateTwins(size int64) {
 	for p, t := range a.twins {
 		switch off := int64(p) * dsm.PageSize; {

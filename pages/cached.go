@@ -5,19 +5,18 @@ import (
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
-// Cached is the ledger of what the kernel's page cache was last given of an area:
-// the third baseline, beside the base copy and the home's. A program maps the
-// page cache, not the working copy, so a WRITE request carries stores that were
-// made on top of what the page cache held. Taking it for stores on top of the
-// working copy, which may have received updates since, would publish the undoing
-// of those updates, or count them twice.
+// Cached is the ledger of what the kernel's page cache was last given of an area. It is the third
+// baseline, beside the base copy and the home's. A program maps the page cache, not the working
+// copy, so a WRITE request carries stores that were made on top of what the page cache held. The
+// working copy may have received updates since. Taking the WRITE for stores on top of the working
+// copy would publish the undoing of those updates, or count them twice.
 //
 // # What is known of a page
 //
-// The page cache may hold the bytes of a page only if they were given to it: in
-// the reply to a READ, by a store notice, or by the program's own write, seen
-// as a WRITE. Let K be the bytes that it holds without the stores that have not come as a
-// WRITE yet, and W the working copy's. Then a page is in one of these states:
+// The page cache may hold a page only if it was given to it: in the reply to a READ, by a store
+// notice, or by the program's own write, seen as a WRITE. Let W be the bytes of the working copy.
+// Let K be the bytes of the page cache, without those stores that have not come as a WRITE yet.
+// Then a page is in one of these states:
 //
 //	not given    the page cache does not hold it; no notice is needed
 //	clean        given, no entry: K = W
@@ -26,136 +25,132 @@ import (
 //	             until then the page cache holds older bytes, or none
 //	blind        given, K unknown, and no program can have stored to it
 //	cut          given, and cut by a truncation that the kernel may not know of; with
-//	             g, or, if that is not known, without
+//	             g if that is known (in the code: doubtful)
 //	bare         only while the working copy is shared: given, K = W, g not kept yet
 //
-// and while an invalidation is in flight, "given" is no longer sure but possible. Beside its
-// state a page may be leaving: Drop was called for it.
+// While an invalidation is in flight, "given" means that the page cache may hold the page, not that
+// it does. In any state a page may also be leaving: Drop was called for it.
 //
 // # Why no store is lost or doubled
 //
-// A WRITE of a page in state clean has K = W as its baseline: taking its bytes is
-// exact. In state entry its baseline is g, so W gets the change from g to the
-// bytes, by the area's kernel, and the bytes become the new g: K holds them. (What write(2) brings is stored also where
-// it is as g, but for elements that add up.) In
-// state not given the bytes are taken as they are: only write(2) sends such a WRITE.
-// States storing and blind exclude writers: see Writable.
+// A WRITE of a page in state clean has K = W as its baseline: taking its bytes is exact. In state
+// entry its baseline is g. The change from g to the bytes is merged into W by the area's
+// merge.Kernel, and the bytes become the new g, since K holds them. (All that a write(2) brings
+// counts as stored, also where it equals g. Elements with the rule sum are the exception.) In state
+// not given the bytes are taken as they are: only write(2) sends such a WRITE. States storing and
+// blind exclude writers: see Writable.
 //
-// A READ makes its page clean, since the kernel only asks for what it does not
-// hold. There is one exception. A store notice in flight may have been carried out
-// before the READ, or wait for the READ's reply and be carried out after it; in
-// the second case K will be s whatever the reply says. So the reply is s as well:
-// the page does not go back in time, and K = s is known in both cases.
+// A READ makes its page clean, since the kernel only asks for what it does not hold. There is one
+// exception, a store notice in flight. The kernel may have carried it out before the READ. Or it
+// waits for the READ's reply and is carried out after it, and K will be s whatever the reply says.
+// So the reply is s in both cases: the page does not go back in time, and K = s is known.
 //
-// An invalidation first delivers the page's stores as a WRITE, on top of g, and
-// then drops the page (K6). If no READ and no WRITE came between NextNotice and
-// Done, the page cache does not hold it. If one came, it may have come after the
-// drop: the page stays given, with what the READ or WRITE made known, and is
-// invalidated again if W differs. A READ that came before the drop does no harm:
-// the invalidation waits for it (K7), so that stores on top of its reply are
-// delivered as well.
+// An invalidation first delivers the page's stores as a WRITE, on top of g, and then drops the page
+// (K6). If no READ and no WRITE came between NextNotice and Done, the page cache does not hold it.
+// If one came, it may have come after the drop. Then the page stays given, with what the READ or
+// WRITE made known, and is invalidated again if W differs. A READ that came before the drop does no
+// harm: the invalidation waits for it (K7), so stores on top of its reply are delivered as well.
 //
-// At most one notice of a page is in flight, so that what Done means is
-// unambiguous. A store notice would overwrite stores that were not delivered yet
-// (K34). A program can have made one only through a handle for writing, and the
-// kernel writes all of them back before it releases that handle. So there are
-// store notices only while there is no writer, and a writer is let in only when
-// none is in flight.
+// At most one notice of a page is in flight, so that it is clear what Done means. A store notice
+// would overwrite stores that were not delivered yet (K34). A program can have made one only through
+// a handle for writing, and the kernel writes all of them back before it releases that handle. So
+// store notices are made only while there is no writer, and a writer is let in only when none is in
+// flight.
+//
+// Without writers an entry does not need its bytes, since no WRITE will be merged against them. Then
+// no copy is kept and the state is blind. So a backlog of notices takes no memory on a node whose
+// programs only read.
 //
 // # When the area shrinks
 //
-// A shrink on another node takes the working copy's bytes at once, and the kernel's when it is told. Until then
-// a program goes on storing to pages that show the bytes of before, and the area may have grown again:
-// those stores are good, and the bytes beneath them are void. So BeforeCut keeps g of the pages that are cut, as they
-// were, and a WRITE brings the change from g, as ever. Stores that the kernel held before the shrink, and that
-// nobody had heard of, count as made after it. Where there is no room for g, a WRITE of a mapping is refused.
-// Each page that was cut gets an invalidation, which ends the doubt, as a READ does.
+// A shrink on another node cuts the working copy at once, and the kernel's page cache when the
+// kernel is told. Until then a program goes on storing to pages that show the old bytes, and the area
+// may have grown again. Its stores are valid then, but the old bytes around them are not. So
+// BeforeCut keeps g of the pages that are cut, and a WRITE brings the change from g, as always.
+// Stores that the kernel still held back when the area shrank count as made after it. Where there is
+// no room for g, a WRITE of a mapping is refused. Each page that was cut gets an invalidation. That
+// ends state cut, as a READ does.
 //
-// The kernel cuts its page cache off some time after it was told of a size, so a READ that is answered after that may yet be
-// cleared: see cached_told.go.
-//
-// Without writers no entry needs its bytes, since no WRITE will be merged against
-// them. Then no copy is kept and the state is blind: for a subscriber that only
-// reads, a backlog of notices takes no memory.
+// The kernel cuts its page cache some time after it was told of a size. So it may still clear what a
+// later READ brought: see cached_told.go.
 //
 // # When programs store into the working copy
 //
-// Programs that attached store into W itself, at any time, and the ledger hears
-// of it by Touched, when a scan has found the pages. While there may be such
-// programs, since SetShared, W may move away from K unseen, so there is no state
-// clean: every page that is given keeps its g, whether a notice of it is
-// pending (K differs from W, as far as is known) or not.
+// Attached programs store into W itself, at any time. The ledger hears of it by Touched, when a scan
+// has found the pages. While there may be such programs, since SetShared, W may move away from K
+// unseen. So there is no state clean: every page that is given keeps its g, whether or not a notice
+// of it is pending.
 //
-// A READ takes the bytes of a page from memory once. They are the reply and g, so
-// K = g whatever is stored meanwhile. A WRITE brings the change from g to its
-// bytes into W by compare-and-swap, never as a copy: bytes that it does not
-// change may have been stored to since the READ. A page without g was not given, so
-// only write(2) sends its bytes, and all of them are its: they are put into W,
-// and what W holds after that, with them, is g.
+// A READ takes the bytes of a page from memory once. They are the reply and g, so K = g whatever is
+// stored meanwhile. A WRITE brings the change from g to its bytes into W by compare-and-swap. It is
+// never copied as a whole: bytes that it does not change may have been stored to since the READ. A
+// page without g is not given or bare, and its WRITE is put into W as it is. After that g is W with
+// these bytes.
 //
-// A notice is dropped when g is found equal to W. Stores that come after the
-// comparison are found by a later scan than the comparison, and Touched compares again.
-// Stores that come before a READ may be found after it; they are in its bytes, and
-// the comparison finds nothing to tell. So every store is told of, or was given.
+// A notice is dropped when g is found equal to W. A store made after this comparison is found by a
+// later scan, and then Touched compares again. A store made before a READ may be found only after
+// it. It is in the reply, and the comparison finds no difference. So the page cache gets every
+// store, from a notice or from a READ.
 //
-// All notices are invalidations, and no page becomes blind, as with writers. What
-// was given before SetShared has no g kept, unless a notice is pending: it is bare.
-// Its baseline is W until the first store of an attached program. Each bare page
-// gets an invalidation; a READ, a WRITE and an update make g known sooner. When no
-// page is bare, blind, storing or cut an attached program may be let in: see
-// Writable.
+// All notices are invalidations, and no page becomes blind, as with writers. Pages that were given
+// before SetShared have no g, unless a notice is pending: they are bare. Until the first store of an
+// attached program W is their baseline. Each bare page gets an invalidation; a READ, a WRITE and an
+// update make g known sooner. When no page is bare, blind, storing or cut an attached program may be
+// let in: see Writable.
 //
 // # When pages leave
 //
-// In a demand area a page can be evicted: then W is at the home only, and nothing
-// here may look at it (see NewDemandArea). Not given is the one state in which that does no
-// harm, so Drop tells which pages are not given, and has the kernel drop the others:
-// they are leaving, which is an invalidation whatever else their state wants, and never
-// dropped for lack of a difference. K and its baseline stay what they are until Done:
-// the WRITE that the invalidation delivers is merged as any other.
+// In an area on demand a page can be evicted. Then only the home has W, and nothing here may look at
+// it (see NewDemandArea). That does no harm only in state not given. So Drop returns the pages that
+// are not given, and has the kernel drop the others: they are leaving. A leaving page gets an
+// invalidation whatever else its state wants, and the invalidation is never left out because g
+// equals W. K and its baseline stay what they are until Done: the WRITE that the invalidation
+// delivers is merged like any other.
 //
-// A page that is leaving is out when an invalidation of it is Done that no READ and no
-// WRITE came after, by the argument above: the page cache does not hold it, and gets it
-// again only by a READ that the ledger answers. Done returns it, so that it can be evicted
-// before anything else happens. A READ or WRITE after Drop ends the leaving: a program uses the page. Of
-// one that came between NextNotice and Drop it is not known whether the drop was before or after it, so
-// the page is invalidated once more. Nothing is left of a page that is out, nor of an extent.
+// A leaving page is out when an invalidation of it is Done and no READ or WRITE came after its
+// NextNotice. By the argument above the page cache does not hold it then, and gets it again only by
+// a READ that the ledger answers. Done returns the page, so that it can be evicted before anything
+// else happens. A READ or WRITE after Drop ends the leaving, because a program uses the page. One
+// that came between NextNotice and Drop may have come before or after the kernel dropped the page,
+// so the page is invalidated once more. The ledger keeps nothing of a page that is out, nor of an
+// extent without pages.
 //
 // A drop tells the kernel nothing new, so nobody waits for it: Idle does not count it.
 //
-// Where a demand area grows, what is added may have been stored to elsewhere before
-// anything of it comes here, and the kernel may hold zeroes for it, from a READ past the old
-// end. So K = 0 and W is unknown: the state becomes entry with a g of zeroes, or blind, and the page is
-// leaving, with a notice that counts. Its W is looked at when a READ or WRITE comes, as the page is here then.
-// A program can have stored to those zeroes: then the WRITE waits for the page, and g with it (Expect).
+// Where an area on demand grows, other nodes may have stored to the added pages before anything of
+// them comes here. The kernel may hold zeroes for them, from a READ past the old end. So K = 0 and W
+// is unknown. The state becomes entry with a g of zeroes, or blind, and the page is leaving, with a
+// notice that counts. W is looked at when a READ or WRITE comes, since the page is here then. A
+// program may have stored to those zeroes: then the WRITE waits for the page, and so does g (Expect).
 //
 // # What is not covered
 //
-// A program that mixes write(2) with stores through a mapping to one element at
-// the same time gets either. Where the kernel holds up the invalidation of an unsure page (see cached_unsure.go)
-// for longer than the write(2) waits, a program that then stores to its mapping what was there before the write(2) has not stored.
+// If a program mixes write(2) with stores through a mapping to one element at the same time, either
+// may win. There is one more case, in which the kernel holds up the invalidation of an unsure page
+// (cached_unsure.go) for longer than the write(2) waits. If a program then stores to its mapping
+// what was there before the write(2), that store does not count.
 //
 // The K numbers are measured facts of the kernel: docs/kernel.md lists them.
 type Cached struct {
 	area    *Area
 	size    int64 // of the area, at the last Truncate
-	cut     int64 // the least size since a page was cut, if one is
-	told    int64 // the size that the kernel was told last
+	cut     int64 // while pages are cut: the smallest size since the first of them was
+	told    int64 // the last size that the kernel was told
 	writers bool
 	shared  bool // attached programs may store into the working copy
 	hold    bool // notices of updates are on hold: see cached_hold.go
 	extents map[dsm.ExtentIndex]*cachedExtent
 	given   map[dsm.PageIndex]frame   // g of the pages in state entry
-	others  map[dsm.PageIndex][]frame // what the page cache may hold in place of g, of unsure pages
+	others  map[dsm.PageIndex][]frame // of unsure pages: what the page cache may hold in place of g
 	late    map[dsm.PageIndex]late    // of late pages
-	punched *punched                  // nil: no hole is to be cut out
-	queue   []*cachedExtent           // with pages that may be pending
-	waiting []*cachedExtent           // with pages on hold
+	punched *punched                  // nil: the kernel has no hole left to cut out
+	queue   []*cachedExtent           // extents with pages that may be pending
+	waiting []*cachedExtent           // extents with pages on hold
 	flights []*flight
 	spare   []byte // buffer of a store notice that is done
 
 	windows map[dsm.ExtentIndex]*window // what happened since the last write(2): see cached_unsure.go
-	shaken  bool                        // since then the page cache may have dropped pages without a notice
+	shaken  bool                        // since the last write(2) the page cache may have dropped pages without a notice
 	drops   int                         // calls of KernelDrops that have not ended
 
 	open    int // pages pending + pages in flight
@@ -171,24 +166,24 @@ type cachedExtent struct {
 	given    dsm.PageSet
 	pending  dsm.PageSet // wants a notice
 	flying   dsm.PageSet // has a notice in flight
-	storing  dsm.PageSet // of flying: a store
+	storing  dsm.PageSet // of flying: the notice is a store
 	regiven  dsm.PageSet // of flying: a READ or WRITE came meanwhile
 	blind    dsm.PageSet
-	doubtful dsm.PageSet // cut
+	doubtful dsm.PageSet // in state cut
 	bare     dsm.PageSet
 	held     dsm.PageSet // with g, and pending or flying
 	leaving  dsm.PageSet // to be invalidated because of Drop
-	quiet    dsm.PageSet // of flying: for Drop only
+	quiet    dsm.PageSet // of flying: the notice is for Drop only
 	expected dsm.PageSet // Expect was called, and Wrote not yet
-	late     dsm.PageSet // the kernel may yet clear the end of the page: see cached_told.go
+	late     dsm.PageSet // the kernel may still clear the end of the page: see cached_told.go
 	reread   dsm.PageSet // of flying: a READ came meanwhile
-	urgent   dsm.PageSet // of pending: because of a write(2), and never on hold
-	unsure   dsm.PageSet // of a write(2): see cached_unsure.go
+	urgent   dsm.PageSet // of pending: a write(2) waits for the notice, so it is never on hold
+	unsure   dsm.PageSet // the page cache holds one of several values: see cached_unsure.go
 }
 
-// NewCached returns the ledger of a with nothing given: the kernel holds nothing
-// of the file. It takes the place of the ledger that a had before: notices of
-// that one that are still in flight mean nothing to this one.
+// NewCached returns a ledger of a with nothing given: the kernel must hold nothing of the file. It
+// replaces the ledger that a had before. Notices of the old ledger that are still in flight mean
+// nothing to the new one.
 func NewCached(a *Area) *Cached {
 	shaken := false
 	if old := a.ledger; old != nil {
@@ -213,10 +208,9 @@ func NewCached(a *Area) *Cached {
 	return a.ledger
 }
 
-// SetWriters says whether a program has the file open for writing, or is about
-// to. It is set before the OPEN for writing is answered, which then waits for
-// Writable, and unset after the RELEASE of the last handle for writing, which the
-// kernel sends after the last WRITE (K35).
+// SetWriters says whether a program has the file open for writing, or is about to. Set it before the
+// OPEN for writing is answered; the answer then waits for Writable. Unset it after the RELEASE of
+// the last handle for writing, which the kernel sends after the last WRITE (K35).
 func (c *Cached) SetWriters(on bool) {
 	c.writers = on
 	if !on {
@@ -225,24 +219,23 @@ func (c *Cached) SetWriters(on bool) {
 	}
 }
 
-// Writable reports whether an OPEN for writing may be answered: no page is in a
-// state whose baseline is not known. After SetWriters(true) no page gets into one
-// any more but by Truncate, so it becomes true when enough notices are Done, even
-// while updates keep coming.
+// Writable reports whether an OPEN for writing may be answered: the baseline of every page is known.
+// After SetWriters(true) only Truncate makes a baseline unknown. So Writable becomes true when
+// enough notices are Done, even while updates keep coming.
 func (c *Cached) Writable() bool { return c.unready == 0 }
 
-// Idle reports whether the page cache holds nothing but the working copy's bytes
-// and stores that were not delivered yet: no notice is pending or in flight, but for
-// those that only make pages leave, and those on hold.
+// Idle reports whether the page cache holds nothing but the working copy's bytes and stores that
+// were not delivered yet: no notice is pending or in flight. Notices that only make pages leave do
+// not count, nor do those on hold.
 func (c *Cached) Idle() bool { return c.open == 0 || c.hold && c.open == c.holds() }
 
 // Pending reports whether NextNotice may have a notice.
 func (c *Cached) Pending() bool { return len(c.queue) > 0 }
 
-// CopyBytes returns the memory that copies of pages take whose notices are pending
-// or in flight. It grows with the backlog of notices while there are writers: whoever
-// merges faster than the kernel takes notices has to pause. Copies that are kept
-// because the working copy is shared do not become fewer by that and do not count.
+// CopyBytes returns how much memory is taken by copies of pages whose notices are pending or in
+// flight. It grows with the backlog of notices while there are writers: whoever merges faster than
+// the kernel takes notices has to pause. Copies that are kept because the working copy is shared do
+// not count, since a pause would not free them.
 func (c *Cached) CopyBytes() int64 {
 	n := int64(c.held) * dsm.PageSize
 	for _, f := range c.flights {
@@ -251,11 +244,10 @@ func (c *Cached) CopyBytes() int64 {
 	return n
 }
 
-// Read serves a READ of the page cache: it copies to dst what the page cache is
-// to hold from off on and returns the number of bytes, which is short only at the
-// end of the area. The reply must be sent, whatever else happens meanwhile. dst
-// is as long as the READ asks for: the kernel fills what the reply lacks with
-// zeroes, and holds that too.
+// Read serves a READ of the page cache. It copies to dst what the page cache is to hold from off on,
+// and returns the number of bytes, which is less than len(dst) only at the end of the area. The
+// reply must be sent, whatever else happens meanwhile. dst must be as long as the READ asks for: the
+// kernel fills the rest of a short reply with zeroes, and holds these too.
 func (c *Cached) Read(off int64, dst []byte) int {
 	n := 0
 	if c.shared {
@@ -312,10 +304,11 @@ func (c *Cached) Read(off int64, dst []byte) int {
 	return n
 }
 
-// Wrote takes a WRITE of the kernel, of any range of bytes that ends at or before
-// the end of the area, into the working copy. It returns the pages [from, to)
-// that the range lies in. The pages are here: fetched, or written as a whole. back says that it carries
-// stores to mappings. If it is not known what those were made on top of, ok is false and the page is left as it is.
+// Wrote takes a WRITE of the kernel into the working copy. It may be of any range of bytes up to the
+// end of the area. Wrote returns the pages [from, to) that the range lies in. They must be here:
+// fetched, or written as a whole. back says that the WRITE carries stores to mappings, not a
+// write(2). If the ledger does not know on top of what such stores to a page were made, it leaves
+// the page as it is, and ok is false.
 func (c *Cached) Wrote(k merge.Kernel, off int64, data []byte, back bool) (from, to dsm.PageIndex, ok bool) {
 	ok = true
 	from, to = pagesOf(off, int64(len(data)))
@@ -362,7 +355,7 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 	copy(merged[:], g.mem)
 	copy(merged[lo:], data)
 	if !back {
-		if x.doubtful.Has(i) { // it is no change of bytes that are void
+		if x.doubtful.Has(i) { // the bytes past the cut are void: zero is the baseline there, and no more than data changes
 			clear(base[min(max(c.cut-int64(p)*dsm.PageSize, 0), dsm.PageSize):])
 			copy(merged[:lo], base[:lo])
 			copy(merged[lo+len(data):], base[lo+len(data):])
@@ -380,7 +373,7 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 		copy(w, merged[:])
 	}
 	copy(g.mem[lo:], data)
-	if !split { // whatever it held before, that is what it holds
+	if !split { // whatever the page cache held before, it holds data now
 		for _, o := range c.others[p] {
 			copy(o.mem[lo:], data)
 		}
@@ -397,8 +390,8 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 	return true
 }
 
-// BeforeMerge is called before an update from elsewhere changes working page p.
-// It keeps what the page cache was given, and makes a notice pending.
+// BeforeMerge must be called before an update from elsewhere changes working page p. It keeps what
+// the page cache was given, and makes a notice pending.
 func (c *Cached) BeforeMerge(p dsm.PageIndex) {
 	e, i := p.Extent()
 	x := c.extents[e]

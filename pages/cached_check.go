@@ -6,8 +6,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// Problem checks whether the ledger is consistent, and describes what is not. It is for tests and
-// for builds that check invariants.
+// Problem describes what is inconsistent in the ledger, and returns "" if nothing is. It is for tests
+// and for builds that check invariants.
 func (c *Cached) Problem() string {
 	var open, unready, held int
 	for e, x := range c.extents {

@@ -7,11 +7,12 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// cutLimit is how many bytes of pages are kept for the stores that the kernel may write back of them.
+// cutLimit bounds the memory for copies of pages that are cut. They are the baselines of stores that
+// the kernel may still write back.
 const cutLimit = 64 << 20
 
-// BeforeCut is called before a Resize to a smaller size: it keeps what the page cache was given of the pages
-// that are cut.
+// BeforeCut must be called before a Resize to a smaller size. It keeps what the page cache was given
+// of the pages that are cut.
 func (c *Cached) BeforeCut(size int64) {
 	if !c.writers && !c.shared {
 		return // nobody can have stored to them
@@ -28,12 +29,12 @@ func (c *Cached) BeforeCut(size int64) {
 	})
 }
 
-// Truncate is called after every Resize. A larger size of a demand area makes what was given
-// past the old end leave. A smaller size makes all given pages
-// from the new end on cut: they get an invalidation.
+// Truncate must be called after every Resize. If an area on demand grew, the pages that were given
+// past the old end begin to leave. If the area shrank, all given pages from the new end on become
+// cut: they get an invalidation.
 //
-// The kernel may hold back WRITEs of the file until the SETATTR that shrinks it is
-// answered, and with them an invalidation: the answer must not wait for Idle.
+// The answer to a SETATTR that shrinks the file must not wait for Idle. Until the answer the kernel
+// may hold back WRITEs of the file, and an invalidation waits for those.
 func (c *Cached) Truncate(size int64) {
 	was := c.size
 	c.size = size
@@ -60,7 +61,7 @@ func (c *Cached) Truncate(size int64) {
 	})
 }
 
-// Refuses reports whether Wrote cannot take what the kernel writes back of page p, and leaves the page as it is.
+// Refuses reports whether Wrote refuses stores to mappings of page p, because their baseline is lost.
 func (c *Cached) Refuses(p dsm.PageIndex) bool {
 	e, i := p.Extent()
 	_, kept := c.given[p]
@@ -68,8 +69,9 @@ func (c *Cached) Refuses(p dsm.PageIndex) bool {
 	return x != nil && x.doubtful.Has(i) && !kept
 }
 
-// WrotePast says that a WRITE brought bytes past the end, from off on, which are dropped: the kernel has not heard that the area
-// was cut off. The page cache holds them, and must not show them should the area grow.
+// WrotePast records a WRITE past the end, whose bytes data at off are dropped: the kernel had not
+// heard that the area shrank. The page cache holds these bytes, and must not show them if the area
+// grows again.
 func (c *Cached) WrotePast(off int64, data []byte) {
 	c.cutAt(c.size)
 	from, to := pagesOf(off, int64(len(data)))
@@ -95,8 +97,8 @@ func (c *Cached) WrotePast(off int64, data []byte) {
 	}
 }
 
-// KernelCuts says that the kernel drops what it holds past size before it writes anything back: a SETATTR of the
-// size, by a program of this node, is about to be answered.
+// KernelCuts must be called before a SETATTR of a smaller size, by a program of this node, is
+// answered. The kernel then drops what it holds past size before it writes anything back.
 func (c *Cached) KernelCuts(size int64) {
 	c.cutPages(size, func(x *cachedExtent, i, from int) {
 		if g, ok := c.given[x.page(i)]; ok {
@@ -105,7 +107,7 @@ func (c *Cached) KernelCuts(size int64) {
 	})
 }
 
-// cutAt takes note that pages are cut at size.
+// cutAt records that pages are cut at size.
 func (c *Cached) cutAt(size int64) {
 	for _, x := range c.extents {
 		if !x.doubtful.Empty() {
@@ -116,7 +118,8 @@ func (c *Cached) cutAt(size int64) {
 	c.cut = size
 }
 
-// cutPages calls f for each given page that goes on past size, with the offset in it from which on it does.
+// cutPages calls f for each given page that reaches past size, with the offset in the page at which
+// the part past size begins.
 func (c *Cached) cutPages(size int64, f func(x *cachedExtent, i, from int)) {
 	first := dsm.PageIndex(size / dsm.PageSize)             // the last page, if it is cut
 	for _, e := range slices.Sorted(maps.Keys(c.extents)) { // in order: runs repeat from their seed

@@ -6,11 +6,11 @@ import (
 )
 
 // A file that is open with FOPEN_DIRECT_IO, or O_DIRECT, is read and written past the page cache.
-// Such a read leaves nothing in the page cache, so the ledger is not told of it: Area.ReadWorking.
+// Such a read leaves nothing in the page cache, so it needs no ledger: Area.ReadWorking serves it.
 
 // WroteDirect takes a write(2) that did not go through the page cache into the working copy. To the
-// ledger it is an update from elsewhere: the page cache keeps what it was given, and is told. It
-// returns the pages [from, to) that contain the range. The pages must be here.
+// ledger it is like an update from elsewhere: it keeps what the page cache was given, and makes
+// notices pending. It returns the pages [from, to) that contain the range. The pages must be here.
 //
 // The kernel drops the range from its page cache around such a write, but a READ may bring pages
 // back before the write is done. So answer the write only when the pages are Told: a program that

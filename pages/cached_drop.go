@@ -8,8 +8,8 @@ import (
 )
 
 // Drop is called for pages of extent e that the caller wants to evict. It returns those that the
-// kernel's page cache does not have: they can leave now. The others leave once the kernel has been
-// told: see Done, which does not return those that were used again.
+// kernel's page cache does not have: they can be evicted now. The others get an invalidation, and
+// Done returns them once they are out. It does not return pages that were used again meanwhile.
 func (c *Cached) Drop(e dsm.ExtentIndex, set dsm.PageSet) (out dsm.PageSet) {
 	held := c.givenOf(e, set)
 	if x := c.extents[e]; x != nil {
@@ -53,8 +53,8 @@ func (c *Cached) givenOf(e dsm.ExtentIndex, set dsm.PageSet) dsm.PageSet {
 	return dsm.PageSet{}
 }
 
-// grown makes the pages after the old end leave. The kernel was given zeroes for them; in an area
-// on demand, pages that a growth adds are not here.
+// grown makes the pages from first on, those past the old end, leave. The kernel was given zeroes
+// for them. In an area on demand, pages that a growth adds are not here, and need not be zero.
 func (c *Cached) grown(first dsm.PageIndex) {
 	if c.area.demand == nil {
 		return
@@ -83,7 +83,7 @@ func (c *Cached) grown(first dsm.PageIndex) {
 // at.
 func (x *cachedExtent) away(i int) bool { return x.leaving.Has(i) || x.expected.Has(i) }
 
-// ready returns the pages that may get a notice.
+// ready returns the pages that may get a notice now.
 func (c *Cached) ready(x *cachedExtent) dsm.PageSet {
 	return x.pending.Or(x.leaving).Minus(x.flying).Minus(c.onHold(x))
 }

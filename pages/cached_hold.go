@@ -2,13 +2,17 @@ package pages
 
 import "github.com/dsmfs/dsmfs/internal/dsm"
 
-// Where updates enter memory in sync calls only, those that a sync has brought into the working copy may not reach the page cache after
-// that sync has ended: a program that has loaded an element, and stores it back now, would undo them. Such notices are on hold until
-// the next sync. The page cache keeps what it was given, which the ledger keeps too, so stores on top of it are exact.
+// With apply=sync, updates may enter a program's memory only in its sync calls. If one reached the
+// page cache later, a program that had loaded an element before it and stores it back now would undo
+// the update. So when a sync call ends, notices of updates that are left over are on hold until the
+// next one. The page cache keeps what it was given, and so does the ledger: stores on top of it are
+// merged exactly.
 //
-// On hold are notices of updates only. A page that is cut, that leaves, or of which a write(2) has to be seen is invalidated at any time.
+// Only notices of updates are put on hold. A page is invalidated at any time if it is cut, if it
+// leaves, or if a write(2) must become visible.
 
-// SetHold says whether notices of updates are on hold.
+// SetHold says whether notices of updates are on hold. It matters only while there are writers and
+// the working copy is not shared.
 func (c *Cached) SetHold(on bool) {
 	if c.hold == on {
 		return
@@ -17,7 +21,7 @@ func (c *Cached) SetHold(on bool) {
 	c.lineUp()
 }
 
-// lineUp looks again at what was on hold.
+// lineUp enqueues again the extents with pages that were on hold.
 func (c *Cached) lineUp() {
 	waiting := c.waiting
 	c.waiting = nil
@@ -45,10 +49,10 @@ func (c *Cached) holds() (n int) {
 	return n
 }
 
-// LastNotice returns which notice was the last to be handed out.
+// LastNotice returns the number of the notice that was handed out last.
 func (c *Cached) LastNotice() uint64 { return c.area.notices }
 
-// DoneUpTo reports whether all notices up to that one are done.
+// DoneUpTo reports whether the notice with the number last is done, and all before it.
 func (c *Cached) DoneUpTo(last uint64) bool {
 	for _, f := range c.flights {
 		if f.id <= last {

@@ -2,28 +2,34 @@ package pages
 
 import "github.com/dsmfs/dsmfs/internal/dsm"
 
-// The kernel cuts a hole that a program punches (fallocate) out of its page cache when the request is answered: whole pages are dropped,
-// and the part of a page in which the hole begins or ends is cleared in place. Before the request it has written back what was dirty.
+// When a program punches a hole (fallocate), the kernel first writes back dirty pages and then sends
+// the request. When it has the answer it cuts the hole out of its page cache: it drops whole pages,
+// and in the pages where the hole begins and ends it clears the hole's part in place.
 //
-// To the ledger the zeroes are a write past the page cache: the bytes that it was given are the baseline of what comes until they are
-// dropped, and the request is answered when that is done. What is read from then on has the zeroes, and what was stored since, also by
-// other nodes. Of that the kernel may clear what lies in the hole. So the replies to READs have zeroes there until the page has been
-// dropped after the answer, by the argument for sizes that the kernel is told of (cached_told.go): the clearing changes nothing.
+// To the ledger the zeroes are a write past the page cache (WroteDirect). Until the pages are dropped,
+// what the page cache was given is the baseline of each WRITE. The request is answered when they are
+// dropped. READs after that bring the zeroes, and what was stored since, also by other nodes. But in
+// the pages where the hole begins and ends, the kernel may clear the hole's part only after such a
+// READ. So until such a page has been dropped once more after the answer, the replies to READs have
+// zeroes in the hole: then the clearing changes nothing. For sizes, cached_told.go does the same.
 //
-// The kernel does one punch, truncation or write(2) of a file at a time, so the next one says that it is over. Nothing helps a store
-// to a mapping that is made in the hole before that.
+// The kernel does one punch, truncation or write(2) of a file at a time, so the next one shows that
+// the punch is over.
+//
+// What is not covered: before that, the kernel may clear what a program stores to the hole through a
+// mapping.
 
 // punched is the last hole, as long as the kernel may not have cut it out.
 type punched struct {
 	from, to int64
-	// pending are the pages that it begins and ends in, unless they have been dropped since.
+	// pending are the pages that it begins and ends in, until they have been dropped after the answer.
 	pending  map[dsm.PageIndex]struct{}
 	answered bool
 	last     uint64 // the last notice before the answer
 }
 
-// KernelPunches says that a program punches a hole of n bytes at off, before anything of it is stored here. The caller calls ended right
-// before the answer.
+// KernelPunches records that a program punches a hole of n bytes at off. Call it before the zeroes
+// are stored here, and call ended right before the request is answered.
 func (c *Cached) KernelPunches(off, n int64) (ended func()) {
 	h := &punched{from: off, to: off + n, pending: make(map[dsm.PageIndex]struct{}, 2)}
 	for _, at := range [...]int64{off, off + n} {
@@ -35,14 +41,15 @@ func (c *Cached) KernelPunches(off, n int64) (ended func()) {
 	return func() { h.answered, h.last = true, c.area.notices }
 }
 
-// punchOver takes note that the kernel has cut out every hole that it was to.
+// punchOver is called when the kernel begins another change of the file: it has cut out the last hole
+// by then, if its request was answered.
 func (c *Cached) punchOver() {
 	if c.punched != nil && c.punched.answered {
 		c.punched = nil
 	}
 }
 
-// inHole returns the part of b, which lies in page p from byte lo on, that the kernel may yet clear.
+// inHole returns the part of b that the kernel may still clear. b are the bytes of page p from lo on.
 func (c *Cached) inHole(p dsm.PageIndex, b []byte, lo int) []byte {
 	if c.punched == nil {
 		return nil
@@ -55,7 +62,7 @@ func (c *Cached) inHole(p dsm.PageIndex, b []byte, lo int) []byte {
 	return b[from:max(min(c.punched.to-at, n), from)]
 }
 
-// hidePunched clears that part of a reply, and reports whether that changes it.
+// hidePunched clears the part of a reply that is inHole, and reports whether that changed the reply.
 func (c *Cached) hidePunched(p dsm.PageIndex, reply []byte, lo int) bool {
 	b := c.inHole(p, reply, lo)
 	hides := !allZero(b)
@@ -63,8 +70,9 @@ func (c *Cached) hidePunched(p dsm.PageIndex, reply []byte, lo int) bool {
 	return hides
 }
 
-// wrotePunched takes note of a WRITE to page p from byte lo on. Of a write(2) it says that no hole is being cut out any more. After
-// the answer a mapping brings bytes other than zero if a program has stored to the hole: they count, as after it.
+// wrotePunched records a WRITE to page p from byte lo on. A write(2) shows that the punch is over.
+// Stores to a mapping that bring bytes other than zero into the hole, after the answer, count as made
+// after the punch.
 func (c *Cached) wrotePunched(p dsm.PageIndex, data []byte, lo int, back bool) {
 	switch {
 	case c.punched == nil || !c.punched.answered:
@@ -75,7 +83,7 @@ func (c *Cached) wrotePunched(p dsm.PageIndex, data []byte, lo int, back bool) {
 	}
 }
 
-// droppedPunched takes note that an invalidation of page p is done.
+// droppedPunched records that an invalidation of page p is done.
 func (c *Cached) droppedPunched(p dsm.PageIndex, notice uint64) {
 	if h := c.punched; h != nil && h.answered && notice > h.last {
 		delete(h.pending, p)

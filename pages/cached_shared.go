@@ -69,7 +69,7 @@ func (c *Cached) Touched(e dsm.ExtentIndex, pages dsm.PageSet) {
 	}
 	for i := range pages.And(x.given).All() {
 		switch {
-		case x.bare.Has(i): // no program has been let in yet, so what was found is a WRITE of the kernel
+		case x.bare.Has(i): // no program has been let in yet, so it was a WRITE of the kernel that changed the page
 		case x.storing.Has(i):
 			c.want(x, i)
 		default:
@@ -105,8 +105,8 @@ func (c *Cached) readShared(x *cachedExtent, i, lo int, dst []byte, whole bool) 
 	copy(dst, read[lo:])
 }
 
-// overwrite takes a WRITE for a page that the page cache is not known to have, or that it has as
-// the working copy does.
+// overwrite takes a WRITE of a page without g into the working copy as it is. Such a page was not
+// given, or K = W, or the ledger lost track of K.
 func (c *Cached) overwrite(x *cachedExtent, i, lo int, data []byte) {
 	p := x.page(i)
 	w := c.area.Working(p)

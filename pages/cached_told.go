@@ -7,31 +7,34 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// An answer that tells the kernel of another size has the thread that asked cut the page cache off there: pages past the size
-// are dropped, and the rest of the page in which it lies is cleared in place. If that page is locked, by a READ that
-// is under way, the thread waits, and clears what the READ brings: also bytes that were
-// written when the area had grown again. No request tells when that is over, nor that it happened.
+// When an answer tells the kernel of a smaller size, the thread that asked cuts the page cache there.
+// It drops the pages past the size, and in the page in which the size lies it clears the rest in
+// place. If a READ of that page is under way, the page is locked. Then the thread waits for the READ,
+// and clears what it brings, even bytes that were written after the area had grown again. No request
+// tells that this happens, nor when it is over.
 //
-// So that page is late. The reply to a READ of it has zeroes from the size on, which the clearing does not
-// change. When the area grows past the size the page gets an invalidation, whether it was given or
-// not. Invalidation and thread wait in line for the lock of the page: when the one is done the other is.
-// So is it when a WRITE comes from past the size: that page is unlocked, and the kernel knows of a larger size.
+// So that page is late. The reply to a READ of it has zeroes from the size on, which the clearing does
+// not change. When the area grows past the size the page gets an invalidation, whether it was given
+// or not. The invalidation waits for the page's lock behind the thread, so when the invalidation is
+// done the thread is done too. A WRITE of bytes past the size shows the same: the page was unlocked,
+// and the kernel knows of a larger size.
 //
-// Nothing helps a store to a mapping that is made, after the size was told and the area grew, before the
-// thread has the page: the kernel clears it. Nor where the thread is held up before it waits in line.
+// What is not covered: after the size was told and the area grew, a program may store to a mapping of
+// the page before the thread has it. The kernel clears that store. Nor is it covered that the thread
+// is held up before it waits for the lock.
 
-// late is a page of which the kernel may yet clear the end.
+// late is a page whose end the kernel may still clear.
 type late struct {
-	from int // where in the page
-	next int // the same, told since the invalidation in flight was taken; a page if nothing was
+	from int // the offset in the page from which on it may
+	next int // the same for sizes told since the invalidation in flight was taken; dsm.PageSize if there is none
 }
 
-// lateLimit is how many late pages there are before all get an invalidation.
+// lateLimit bounds the late pages: with more, all of them get an invalidation.
 const lateLimit = 1000
 
-// KernelTold is called before an answer tells the kernel of the size.
+// KernelTold must be called before an answer tells the kernel of the size.
 func (c *Cached) KernelTold(size int64) {
-	c.shaken = c.shaken || size < c.told // it drops the pages past it
+	c.shaken = c.shaken || size < c.told // the kernel drops the pages past a smaller size
 	c.told = size
 	lo := int(size % dsm.PageSize)
 	if lo == 0 {
@@ -54,7 +57,7 @@ func (c *Cached) KernelTold(size int64) {
 	c.tellLate()
 }
 
-// tellLate gives the late pages invalidations that are to have one.
+// tellLate makes an invalidation pending for each late page that is due.
 func (c *Cached) tellLate() {
 	for _, p := range slices.Sorted(maps.Keys(c.late)) { // in order: runs repeat from their seed
 		if x, i := c.page(p); c.due(x, i) && !x.flying.Has(i) {
@@ -63,7 +66,8 @@ func (c *Cached) tellLate() {
 	}
 }
 
-// due reports whether page i is late and the area has more of it than the kernel may clear.
+// due reports whether page i is late and must be invalidated: the area has bytes that the kernel may
+// clear, or there are too many late pages.
 func (c *Cached) due(x *cachedExtent, i int) bool {
 	if !x.late.Has(i) {
 		return false
@@ -74,8 +78,8 @@ func (c *Cached) due(x *cachedExtent, i int) bool {
 
 func (l late) least() int { return min(l.from, l.next) }
 
-// hideLate clears what the kernel may clear of the reply to a READ of page i from byte lo on, and reports whether that
-// changes it.
+// hideLate clears what the kernel may still clear of a page, or of a hole (hidePunched), in the reply
+// to a READ of page i from byte lo on. It reports whether that changed the reply.
 func (c *Cached) hideLate(x *cachedExtent, i int, reply []byte, lo int) bool {
 	hides := c.hidePunched(x.page(i), reply, lo)
 	if !x.late.Has(i) {
@@ -89,14 +93,14 @@ func (c *Cached) hideLate(x *cachedExtent, i int, reply []byte, lo int) bool {
 	return true
 }
 
-// wroteLate takes note of a WRITE of page i up to byte end of it.
+// wroteLate records a WRITE of page i that ends at byte end of the page.
 func (c *Cached) wroteLate(x *cachedExtent, i, end int) {
 	if p := x.page(i); x.late.Has(i) && end > c.late[p].least() {
 		c.setLate(x, i, late{dsm.PageSize, dsm.PageSize})
 	}
 }
 
-// droppedLate takes note that an invalidation of page i is done.
+// droppedLate records that an invalidation of page i is done.
 func (c *Cached) droppedLate(x *cachedExtent, i int) {
 	if l, ok := c.late[x.page(i)]; ok {
 		c.setLate(x, i, late{l.next, dsm.PageSize})
@@ -113,7 +117,7 @@ func (c *Cached) setLate(x *cachedExtent, i int, l late) {
 	delete(c.late, p)
 }
 
-// forced reports whether page i is to be invalidated though the page cache may have it as it is.
+// forced reports whether page i must be invalidated even if the page cache has it up to date.
 func (c *Cached) forced(x *cachedExtent, i int) bool {
 	return x.doubtful.Has(i) || x.unsure.Has(i) || c.due(x, i)
 }

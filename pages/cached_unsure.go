@@ -2,22 +2,26 @@ package pages
 
 import "github.com/dsmfs/dsmfs/internal/dsm"
 
-// A write(2) that goes through the page cache puts its bytes into the page, if that is up to date, unlocks it, and
-// then sends the WRITE. In between an invalidation may drop the page, and a READ bring it back as it was before. So when
-// the WRITE comes the page cache holds the bytes of after the write or those of before it: no order of requests tells which.
+// A write(2) that goes through the page cache puts its bytes into the page, if that is up to date,
+// and unlocks it. Only then does the kernel send the WRITE. In between, an invalidation may drop the
+// page, and a READ may bring it back as it was before the write. So when the WRITE comes, the page
+// cache holds the page either with the write or without it, and no order of requests tells which.
 //
-// That takes an invalidation and then a READ of the page, both since the write(2) before this one was taken: the kernel
-// lets one write(2) to a file in at a time, so this one has begun after that. (Nothing else drops the page but what
-// KernelDrops and KernelTold tell of: while the WRITE is on its way the kernel holds on to it.) Without
-// them it is sure what the page cache holds, and the write(2) costs nothing more.
+// The kernel does one write(2) to a file at a time, so this one began after the one before it was
+// taken. So the page can be without the write only if it was invalidated, and then read, since that
+// one was taken. (Apart from invalidations, only what KernelDrops and KernelTold report can drop the
+// page: the kernel holds on to it until the WRITE is answered.) If that did not happen, it is known
+// what the page cache holds, and the write(2) costs nothing more.
 //
-// Such a page is unsure. Both values are kept. What a WRITE of a mapping brings as either of them is not taken for a
-// store, or the bytes of before would undo the write. But a program may store just those, after its write. So
-// the page gets an invalidation at once, and the write(2) is answered when the page is Sure: then it is
-// gone from the page cache, and read again with the bytes of after.
+// If it did happen the page is unsure, and both values are kept. A later WRITE of a mapping may bring
+// an element with either value, and that does not count as a store, else the old value would undo the
+// write. But a program may really store the old value, after its write(2). So the page gets an
+// invalidation at once, and the write(2) is answered when the page is Sure. Then the page is gone
+// from the page cache, and the next READ brings it with the write.
 //
-// A page that was not up to date stays locked until the WRITE is answered. Then it does not hold the bytes of before, and
-// the invalidation does not end before the answer: whoever waits for Sure must not wait for long.
+// If the page was not up to date, it stays locked until the WRITE is answered. Then it cannot hold the
+// old bytes, but the invalidation does not end before the answer either. So wait for Sure only for a
+// short time.
 
 // window is what happened to the pages of an extent since the last write(2) was taken.
 type window struct {
@@ -25,22 +29,23 @@ type window struct {
 	back    dsm.PageSet // a READ was served after an invalidation began
 }
 
-// EndWrite says that a write(2) has been taken, but for pages that are not here: the next one begins after it.
+// EndWrite records that a write(2) has been taken, except for its pages that are not here. The next
+// write(2) begins after it.
 func (c *Cached) EndWrite() {
 	c.punchOver()
 	c.shaken = c.drops > 0
 	clear(c.windows)
 }
 
-// KernelDrops says that the page cache is about to be made drop pages without a notice of this ledger; ended is
-// called when it has.
+// KernelDrops must be called before something makes the page cache drop pages without a notice of
+// this ledger. Call ended when that is over.
 func (c *Cached) KernelDrops() (ended func()) {
 	c.drops++
 	c.shaken = true
 	return func() { c.drops-- }
 }
 
-// windowOf returns the window of the extent of x, making it.
+// windowOf returns the window of the extent of x, and makes it if there is none.
 func (c *Cached) windowOf(x *cachedExtent) *window {
 	w := c.windows[x.extent]
 	if w == nil {
@@ -50,14 +55,14 @@ func (c *Cached) windowOf(x *cachedExtent) *window {
 	return w
 }
 
-// wentAway takes note that an invalidation of page i ended.
+// wentAway records that an invalidation of page i ended.
 func (c *Cached) wentAway(x *cachedExtent, i int) {
 	if c.writers {
 		c.windowOf(x).dropped.Add(i)
 	}
 }
 
-// cameBack takes note of a READ of page i.
+// cameBack records a READ of page i.
 func (c *Cached) cameBack(x *cachedExtent, i int) {
 	if !c.writers {
 		return
@@ -67,21 +72,23 @@ func (c *Cached) cameBack(x *cachedExtent, i int) {
 	}
 }
 
-// notBack takes note that the page cache does not hold page i of a READ.
+// notBack records that the page cache does not hold what a READ of page i brought.
 func (c *Cached) notBack(x *cachedExtent, i int) {
 	if w := c.windows[x.extent]; w != nil {
 		w.back.Remove(i)
 	}
 }
 
-// isBack reports whether a READ may have brought page i back since a write(2) that is taken now put its bytes there.
+// isBack reports whether a READ may have brought page i back after a write(2) that is taken now put
+// its bytes there.
 func (c *Cached) isBack(x *cachedExtent, i int) bool {
 	w := c.windows[x.extent]
 	return w != nil && w.back.Has(i)
 }
 
-// beforeWrite makes page i, which may have come back, unsure before the bytes at lo are written, and
-// returns what the page cache was given. ok is false if that is not known.
+// beforeWrite is called before data is written at lo of page i, which a READ may have brought back.
+// It makes the page unsure if data changes it, and returns what the page cache was given. ok is false
+// if that is not known, or if nothing changes.
 func (c *Cached) beforeWrite(x *cachedExtent, i, lo int, data []byte) (g frame, ok bool) {
 	p := x.page(i)
 	if g, ok = c.given[p]; !ok {
@@ -103,7 +110,7 @@ func (c *Cached) beforeWrite(x *cachedExtent, i, lo int, data []byte) (g frame, 
 	return g, true
 }
 
-// Sure reports whether it is known what the page cache holds of [off, off+n), after a write(2).
+// Sure reports whether no page of [off, off+n) is unsure. A write(2) waits for it.
 func (c *Cached) Sure(off, n int64) bool {
 	if len(c.others) == 0 {
 		return true

@@ -5,10 +5,11 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// Demand reports whether the area is of demand kind.
+// Demand reports whether the area is on demand.
 func (a *Area) Demand() bool { return a.demand != nil }
 
-// SetDemand makes an empty area one of demand kind, or one of which all is here. No program has mapped it.
+// SetDemand makes an empty area one on demand, or one of which every page is here. No program may have
+// mapped it.
 func (a *Area) SetDemand(on bool) error {
 	if a.size > 0 {
 		panic("the kind of an area with bytes does not change")
@@ -29,11 +30,11 @@ func (a *Area) SetDemand(on bool) error {
 // Hole reports whether page p is a hole of the working copy.
 func (a *Area) Hole(p dsm.PageIndex) bool { return !a.working.has(p, p+1) }
 
-// isHere reports whether page p may be looked at: whether it is here, in a demand area.
+// isHere reports whether page p may be looked at. Only in an area on demand a page may be missing.
 func (a *Area) isHere(p dsm.PageIndex) bool { return a.demand == nil || a.working.takes(p) }
 
-// Refill makes zeroes the working bytes of page p, which is here, but which a program has made a
-// hole: it has stored zeroes.
+// Refill puts a page of zeroes where a program has made page p, which was here, a hole. Making a hole
+// counts as storing zeroes.
 func (a *Area) Refill(p dsm.PageIndex) error {
 	if _, err := a.fill(p, zeroPage); err != nil && !errs.Is(err, errs.Exist) {
 		return a.fail("refill", err)

@@ -14,38 +14,38 @@ import (
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
-// demand is what an area of demand kind has more than another. In such an area
-// pages come and go: one that is not here is a hole in the working copy. A program
-// that touches the hole waits for the page; if this process touched it through
-// its own mapping, even by a load, the kernel would put a zero page there, and
-// programs would take it for the page. So nothing here loads from or stores to
-// a working page but by name of a caller who knows that it is here; what must be known of
-// others is asked of the file (SEEK_DATA, PUNCH_HOLE, splice), which changes nothing.
-// In builds with the tag invariants a page that is named and not here panics.
+// demand is the part of an Area that only areas on demand have. Their pages come and go: a page that
+// is not here is a hole in the working copy. A program that touches the hole waits for the page.
+//
+// This process must not touch a hole. If it did so through its own mapping, even by a load, the kernel
+// would put a page of zeroes there, and programs would take that for the page. So a working page is
+// loaded or stored to only if the caller names it, and the caller must know that it is here. For all
+// other pages this package uses system calls on the file, which put no page there: SEEK_DATA,
+// PUNCH_HOLE, splice. In builds with the tag invariants, naming a page that is not here panics.
 type demand struct {
 	filler filler
 	mapped int64 // length of the filler's mapping
 	none   error // why there is no filler
 }
 
-// filler puts whole pages at once where there are none: uffd.Filler.
+// filler puts pages where there are none, so that each appears as a whole. uffd.Filler implements it.
 type filler interface {
-	// Fill puts src, whole pages, at off and returns how many bytes it did:
-	// all, or those before a page that is there already (errs.Exist) or that failed.
+	// Fill puts src, whole pages, at off, and returns how many bytes it has put there. It stops at a
+	// page that is there already (errs.Exist), or at one that failed.
 	Fill(off int64, src []byte) (n int, err error)
 	Resize(length int64) error
 	Close() error
 }
 
-// NewDemandArea returns the memory of an area of size bytes of which no page is here,
-// see Install and Evict. Working, ReadWorking, Base and the Cached of the area take
-// only pages that are here. Base copies of pages that are not here are holes as well, unless
-// the extent is homed here.
+// NewDemandArea returns the memory of an area on demand of size bytes, of which no page is here. Install
+// brings pages, Evict removes them. Working, ReadWorking, Base and the area's Cached take only pages
+// that are here. The base copy of a page that is not here is a hole as well, unless the extent is
+// homed here.
 func NewDemandArea(id dsm.AreaID, size int64) (*Area, error) {
 	return newArea(id, size, &demand{none: missing()})
 }
 
-// missing says why programs cannot be made to wait for pages.
+// missing returns why programs cannot be made to wait for pages on this kernel, or nil if they can.
 func missing() error {
 	if n := os.Getpagesize(); n != dsm.PageSize {
 		return errs.E(errs.Unsupported, "demand paging", "this kernel's pages have %d bytes", n)
@@ -56,8 +56,8 @@ func missing() error {
 	return nil
 }
 
-// Attachable returns nil if programs may map the working copy: for a demand area they
-// need userfaultfd. Where there is none the page-cache plane works all the same.
+// Attachable returns nil if programs may map the working copy. For an area on demand that needs
+// userfaultfd. Without it programs can still use the area through the page cache.
 func (a *Area) Attachable() error {
 	if a.demand == nil {
 		return nil
@@ -65,8 +65,8 @@ func (a *Area) Attachable() error {
 	return a.demand.none
 }
 
-// reserve readies a working copy that is a memfd for n bytes of pages. The filler's mapping is as long as
-// those of the copies, so that it seldom changes.
+// reserve makes the filler ready for a working copy of n bytes, if that is a memfd. The filler's
+// mapping is as long as that of the copy, so it is seldom changed.
 func (d *demand) reserve(memfd int, n int64) error {
 	c := capacityFor(n)
 	if d.none != nil || memfd < 0 || c <= d.mapped {
@@ -96,18 +96,19 @@ func (d *demand) close() error {
 	return f.Close()
 }
 
-// Install makes n, one or more pages of one extent from page p on, the working bytes
-// and the base of pages that are not here; a page of zeroes takes memory like any other.
-// Programs see each page appear as a whole. n may be the home's bytes.
+// Install brings pages that are not here. n has one or more pages of one extent, from page p on, and
+// becomes their working bytes and their base. A page of zeroes takes memory like any other. Programs
+// see each page appear as a whole. n may be the home's bytes.
 //
-// A page of which there are bytes all the same was put there by a program against the
-// rules: it mapped the memory without being tracked, or gave pages back and touched
-// them. Nothing of that is lost: the bytes count as stored on top of zeroes, and n
-// is merged with them by k. Such pages are returned as stored, if they differ from n.
+// If there is a page in one of these places all the same, a program put it there against the rules: it
+// mapped the memory without being tracked, or gave pages back and touched them. Its bytes are not
+// lost. They count as stored on top of zeroes, and k merges n with them. Such pages are returned in
+// stored if they differ from n.
 //
-// keep says that the base is kept; it need not be as long as no program of the node can store: see KeepBases.
+// keep says that the base is kept. That is not needed while no program of the node can store: see
+// KeepBases.
 //
-// After an error those pages that are not in here are not here, as before.
+// here has the pages that are here now. After an error that may be fewer than n has.
 func (a *Area) Install(k merge.Kernel, p dsm.PageIndex, n []byte, keep bool) (here, stored dsm.PageSet, err error) {
 	e, i := p.Extent()
 	if end := int64(p)*dsm.PageSize + int64(len(n)); len(n)%dsm.PageSize != 0 || i+len(n)/dsm.PageSize > dsm.ExtentPages || end > a.working.len {
@@ -140,7 +141,7 @@ func (a *Area) Install(k merge.Kernel, p dsm.PageIndex, n []byte, keep bool) (he
 
 var zeroPage = make([]byte, dsm.PageSize)
 
-// fill puts pages where there are none, and returns how many bytes it did.
+// fill puts pages where there are none, and returns how many bytes it has put there.
 func (a *Area) fill(p dsm.PageIndex, n []byte) (int, error) {
 	off := int64(p) * dsm.PageSize
 	if a.demand != nil && a.demand.filler != nil {
@@ -151,13 +152,14 @@ func (a *Area) fill(p dsm.PageIndex, n []byte) (int, error) {
 	return len(n), nil
 }
 
-// installBase makes n the base of as many pages from p on. Zeroes on top of nothing stay nothing.
-// Elsewhere than at the home the base copy is written to as a file: a store to a hole would
-// have the kernel clear the page first, which was a fifth of the time of a fetch.
+// installBase makes n the base of pages from p on. A page of zeroes whose base has no memory gets none.
+//
+// Where the extent is homed elsewhere the base copy is written by write(2). Before a store to a hole
+// the kernel would clear the page, which took a fifth of the time of a fetch.
 func (a *Area) installBase(p dsm.PageIndex, n []byte) {
 	e, _ := p.Extent()
 	run := 0
-	data := p // the next page of the base copy with memory, as far as was looked: none before it has any
+	data := p // no page of the base copy from p up to here takes memory
 	hole := func(q dsm.PageIndex) bool {
 		if q >= data {
 			data = a.base.nextData(q)
@@ -180,8 +182,8 @@ func (a *Area) installBase(p dsm.PageIndex, n []byte) {
 	a.base.write(p, n[run:], run)
 }
 
-// KeepBases makes the working bytes the base of pages of extent e that are here and that nobody has
-// stored to: of those that came without.
+// KeepBases makes the working bytes the base of pages of extent e that Install brought without keep.
+// The pages must be here, and nobody may have stored to them.
 func (a *Area) KeepBases(e dsm.ExtentIndex, set dsm.PageSet) {
 	for from, to := range set.Runs() {
 		first, last := pageOfExtent(e, from), pageOfExtent(e, to)
@@ -196,7 +198,7 @@ func (a *Area) KeepBases(e dsm.ExtentIndex, set dsm.PageSet) {
 	}
 }
 
-// write puts n at the offset at from page p on.
+// write writes n at the byte offset at, counted from the beginning of page p.
 func (c *areaCopy) write(p dsm.PageIndex, n []byte, at int) {
 	off := int64(p)*dsm.PageSize + int64(at)
 	if c.fd >= 0 {
@@ -219,11 +221,12 @@ func (c *areaCopy) has(from, to dsm.PageIndex) bool {
 	return true
 }
 
-// takes reports whether page p takes memory, or may.
+// takes reports whether page p takes memory. If the kernel cannot tell, it reports true.
 func (c *areaCopy) takes(p dsm.PageIndex) bool { return c.nextData(p) == p }
 
-// nextData returns the first page from p on that takes memory, or may. It asks for data and never for the end of it
-// (SEEK_HOLE), which the kernel goes on looking for until there is a hole: 20 ms for each GiB.
+// nextData returns the first page from p on that takes memory, or p if the kernel cannot tell. It
+// never asks for the end of the data (SEEK_HOLE): the kernel would look at every page up to the next
+// hole, 20 ms for each GiB.
 func (c *areaCopy) nextData(p dsm.PageIndex) dsm.PageIndex {
 	if c.fd < 0 {
 		return c.nextTaken(p)
@@ -238,7 +241,7 @@ func (c *areaCopy) nextData(p dsm.PageIndex) dsm.PageIndex {
 	return dsm.PageIndex(off / dsm.PageSize)
 }
 
-// checkHere panics in an invariants build if one of the pages [from, to) is named though it is not here.
+// checkHere panics in an invariants build unless all of the pages [from, to) are here.
 func (a *Area) checkHere(from, to dsm.PageIndex) {
 	if invariants.Enabled && a.demand != nil {
 		invariants.Check(a.working.has(from, to), "%v: pages [%d,%d) are named, and not all are here", a, from, to)

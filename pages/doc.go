@@ -12,11 +12,12 @@
 //
 // # Concurrency
 //
-// The package only handles memory: it does not use the network, starts no goroutine and takes no
-// lock but that of a Filler of internal/uffd. Its user, coherence, holds the area's lock for every
-// call on an Area or a Cached. A Tracking has a lock of its own, because its Sources make system
-// calls that may wait. Attached programs store into working copies and hold no lock;
-// Cached.SetShared and the functions of pages/merge for shared memory handle that.
+// The package only handles memory: it does not use the network and starts no goroutine. Its user,
+// coherence, holds the area's lock for every call on an Area or a Cached, and another lock for every
+// call on a Tracking, whose Sources make system calls that may wait. The package itself takes two
+// locks: that of the memory of small copies (arena), and that of a Filler of internal/uffd. Attached
+// programs store into working copies and hold no lock; Cached.SetShared and the functions of
+// pages/merge for shared memory handle that.
 //
 // # Memory
 //

@@ -18,15 +18,15 @@ const (
 	NoticeStore
 )
 
-// Notice is something to tell the kernel: a range of whole pages of one extent,
-// or up to the end of the area. Done follows when the kernel has been told. If the
-// kernel refuses a store, an invalidation of the same range takes its place; if
-// it does not know the file any more, there is nothing to tell.
+// Notice is something to tell the kernel about a range of one extent: whole pages, or up to the end of
+// the area. Call Done when the kernel has been told. If the kernel refuses a store, send it an
+// invalidation of the same range instead. If it does not know the file any more, there is nothing to
+// tell, and Done follows all the same.
 type Notice struct {
 	Kind NoticeKind
 	Off  int64
 	Len  int64
-	Data []byte // of a store: Len bytes, not changed and valid until Done
+	Data []byte // of a store: Len bytes, valid and unchanged until Done
 
 	id uint64
 }
@@ -37,21 +37,20 @@ type flight struct {
 	x        *cachedExtent
 	from, to int // pages of the extent
 	data     []byte
-	valid    int // bytes of data before the least end that the area has had since
+	valid    int // how many bytes of data lie before the smallest end that the area has had since
 }
 
-// page returns the bytes that a store gives to page p, as far as they are still
-// part of the area: fewer than a page at the end.
+// page returns the bytes that a store gives to page p, without those that were cut off since: fewer
+// than a page at the end of the area.
 func (f *flight) page(p dsm.PageIndex) []byte {
 	_, i := p.Extent()
 	at := (i - f.from) * dsm.PageSize
 	return f.data[min(at, f.valid):min(at+dsm.PageSize, f.valid)]
 }
 
-// NextNotice hands out what the kernel must be told next; ok is false if there is
-// nothing now. Several may be in flight, and be carried out in any order. The
-// kernel may block until a READ or WRITE is answered, so it is told with no lock
-// held and not by whoever answers those (K7).
+// NextNotice returns what the kernel must be told next. ok is false if there is nothing now. Several
+// notices may be in flight, and be carried out in any order. A notice may block until a READ or WRITE
+// is answered (K7). So send it with no lock held, and not from a goroutine that answers those.
 func (c *Cached) NextNotice() (n Notice, ok bool) {
 	for len(c.queue) > 0 {
 		x := c.queue[0]
@@ -70,8 +69,8 @@ func (c *Cached) NextNotice() (n Notice, ok bool) {
 	return Notice{}, false
 }
 
-// nextRun returns the first run of pages of x that get one notice, after
-// dropping those that the page cache has up to date.
+// nextRun cancels the notices of pages that the page cache has up to date. Then it returns the first
+// run of pages of x that get one notice.
 func (c *Cached) nextRun(x *cachedExtent) (from, to int) {
 	for i := range x.pending.Minus(x.flying).All() {
 		p := x.page(i)
@@ -92,13 +91,13 @@ func (c *Cached) nextRun(x *cachedExtent) (from, to int) {
 	return 0, 0
 }
 
-// kind returns how the page cache is to be told of page i.
+// kind returns which kind of notice page i gets.
 func (c *Cached) kind(x *cachedExtent, i int) NoticeKind {
 	if c.writers || c.shared || x.doubtful.Has(i) || x.unsure.Has(i) || x.late.Has(i) || x.away(i) {
 		return NoticeInvalidate
 	}
 	if _, kept := c.given[x.page(i)]; kept && c.within(x.page(i)) < dsm.PageSize {
-		return NoticeInvalidate // a store ends where the area does, and leaves what the page has past that
+		return NoticeInvalidate // a store ends at the end of the area, and would leave old bytes of the page after that
 	}
 	return NoticeStore
 }
@@ -136,12 +135,12 @@ func (c *Cached) launch(x *cachedExtent, from, to int) Notice {
 	return n
 }
 
-// Done records that the kernel was told n, and returns the pages of extent e that Drop
-// was called for and that the page cache does not hold now.
+// Done records that the kernel was told n. It returns the pages of extent e for which Drop was called
+// and that the page cache does not hold now.
 func (c *Cached) Done(n Notice) (e dsm.ExtentIndex, out dsm.PageSet) {
 	at := slices.IndexFunc(c.flights, func(f *flight) bool { return f.id == n.id })
 	if at < 0 {
-		return 0, out // of a ledger that is gone
+		return 0, out // a notice of the ledger before this one
 	}
 	f := c.flights[at]
 	c.flights = slices.Delete(c.flights, at, at+1)
@@ -181,7 +180,7 @@ func (c *Cached) stored(f *flight, i int) {
 	x, p := f.x, f.x.page(i)
 	c.remove(&x.storing, i, &c.unready)
 	if x.doubtful.Has(i) || !x.pending.Has(i) && !c.shared {
-		return // wants an invalidation, or is clean
+		return // the page wants an invalidation, or is clean
 	}
 	s := f.page(p)
 	if c.shared {
@@ -201,7 +200,7 @@ func (c *Cached) stored(f *flight, i int) {
 	clear(g.mem[copy(g.mem, s):])
 }
 
-// dropped ends an invalidation of page i, and reports whether it was leaving and is out.
+// dropped ends an invalidation of page i. It reports whether the page was leaving and is out now.
 func (c *Cached) dropped(x *cachedExtent, i int) (out bool) {
 	c.droppedLate(x, i)
 	_, kept := c.given[x.page(i)]
@@ -214,14 +213,15 @@ func (c *Cached) dropped(x *cachedExtent, i int) (out bool) {
 		x.given.Remove(i)
 		c.notBack(x, i)
 	case x.unsure.Has(i) && !x.reread.Has(i):
-		c.sure(x, i) // as below
+		c.sure(x, i) // only WRITEs came: see below
 		c.notBack(x, i)
 		c.remove(&x.doubtful, i, &c.unready)
 		c.want(x, i)
 	case x.unsure.Has(i):
-		c.want(x, i) // a write(2) after a READ, both after the drop
+		c.want(x, i) // after the drop a READ may have come, then a write(2): it is still unsure
 	case x.doubtful.Has(i) && kept:
-		// Only WRITEs came. Either the drop was after them, or they brought what the page cache has; g is that.
+		// Only WRITEs came: a READ would have ended the doubt. If the drop came after them, the page cache
+		// holds nothing. If not, it holds what they brought, and that is g.
 		c.remove(&x.doubtful, i, &c.unready)
 		c.want(x, i)
 	case x.doubtful.Has(i):
@@ -241,7 +241,7 @@ func (x *cachedExtent) page(i int) dsm.PageIndex {
 	return dsm.PageIndex(x.extent)*dsm.ExtentPages + dsm.PageIndex(i)
 }
 
-// page returns the ledger of the extent of p, and p's place in it.
+// page returns the ledger of p's extent, which it makes if there is none, and p's index in the extent.
 func (c *Cached) page(p dsm.PageIndex) (*cachedExtent, int) {
 	e, i := p.Extent()
 	x := c.extents[e]
@@ -252,7 +252,7 @@ func (c *Cached) page(p dsm.PageIndex) (*cachedExtent, int) {
 	return x, i
 }
 
-// flightOf returns the flight of page p.
+// flightOf returns the flight of page p, which must be in flight.
 func (c *Cached) flightOf(p dsm.PageIndex) *flight {
 	e, i := p.Extent()
 	for _, f := range c.flights {
@@ -263,14 +263,13 @@ func (c *Cached) flightOf(p dsm.PageIndex) *flight {
 	panic("page in flight without a notice")
 }
 
-// clean records that the page cache holds page i, if at all, as the working copy
-// has it.
+// clean records that the page cache holds page i as the working copy has it, or does not hold it.
 func (c *Cached) clean(x *cachedExtent, i int) {
 	c.forget(x, i)
 	c.known(x, i)
 }
 
-// known records that what the page cache holds of page i is known, and needs no
+// known records that the ledger knows what the page cache holds of page i, and that the page needs no
 // notice.
 func (c *Cached) known(x *cachedExtent, i int) {
 	c.remove(&x.blind, i, &c.unready)
@@ -280,7 +279,7 @@ func (c *Cached) known(x *cachedExtent, i int) {
 	c.settle(x, i)
 }
 
-// settle records that page i needs no notice, unless it is to have one in any case.
+// settle records that page i needs no notice, unless it is forced.
 func (c *Cached) settle(x *cachedExtent, i int) {
 	if !c.forced(x, i) {
 		c.remove(&x.pending, i, &c.open)
@@ -289,14 +288,13 @@ func (c *Cached) settle(x *cachedExtent, i int) {
 	}
 }
 
-// doubt makes page i doubtful.
+// doubt puts page i into state cut, and makes the invalidation pending that ends it.
 func (c *Cached) doubt(x *cachedExtent, i int) {
 	c.add(&x.doubtful, i, &c.unready)
 	c.want(x, i)
 }
 
-// keep returns the frame for the bytes last given of page i. Those of a new one
-// are undefined.
+// keep returns the frame of page i's g. If there was none, its bytes are undefined.
 func (c *Cached) keep(x *cachedExtent, i int) frame {
 	p := x.page(i)
 	g, ok := c.given[p]
@@ -308,7 +306,7 @@ func (c *Cached) keep(x *cachedExtent, i int) frame {
 	return g
 }
 
-// forget drops the bytes last given of page i, if they are kept.
+// forget drops page i's g, if it is kept.
 func (c *Cached) forget(x *cachedExtent, i int) {
 	p := x.page(i)
 	if g, ok := c.given[p]; ok {
@@ -318,7 +316,7 @@ func (c *Cached) forget(x *cachedExtent, i int) {
 	}
 }
 
-// weigh follows a change of what is kept, pending or in flight of page i.
+// weigh updates held. It is called after page i's membership in given, pending or flying has changed.
 func (c *Cached) weigh(x *cachedExtent, i int) {
 	if _, ok := c.given[x.page(i)]; ok && (x.pending.Has(i) || x.flying.Has(i)) {
 		c.add(&x.held, i, &c.held)
@@ -337,7 +335,8 @@ func (c *Cached) want(x *cachedExtent, i int) {
 	c.enqueue(x)
 }
 
-// enqueue lines x up for NextNotice if it has a page for it.
+// enqueue puts x into queue if NextNotice may have a notice for it, and into waiting if it has pages on
+// hold.
 func (c *Cached) enqueue(x *cachedExtent) {
 	if ready := c.ready(x); !x.queued && !ready.Empty() {
 		x.queued = true

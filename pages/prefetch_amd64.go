@@ -5,6 +5,7 @@ package pages
 //go:noescape
 func prefetchLines(p *byte, n int)
 
-// prefetch gets the beginning of a page. With the whole page there are more requests than the
-// processor has under way at once; it gets what follows by itself when the beginning is read.
+// prefetch loads the beginning of a page into the processor's caches. A whole page would be more
+// requests than the processor has under way at once, and when the beginning is read it loads what
+// follows by itself.
 func prefetch(page []byte) { prefetchLines(&page[0], 8) }

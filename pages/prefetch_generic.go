@@ -2,5 +2,5 @@
 
 package pages
 
-// prefetch does nothing here: see that of amd64.
+// prefetch does nothing here: it exists for amd64 only.
 func prefetch([]byte) {}
