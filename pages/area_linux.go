@@ -12,9 +12,9 @@ import (
 
 // Area is the memory of one area on this node: the working copy, which the node's programs see and
 // store into, and the base copy, the bytes of the last version that this node published or
-// received, with which stores are compared. Pages that were never touched take no memory; asking
-// for one by Working is touching. So a page that is known to be all zero, because it has no
-// version, should not be looked at.
+// received, with which stores are compared. Pages that were never touched take no memory, and asking
+// for one by Working counts as touching it. So do not ask for a page that is known to be all zero,
+// because it has no version.
 //
 // The working copy exists only from BeginReplica to EndReplica. A node that is only the home of
 // extents of an area has just the home's bytes.
@@ -28,8 +28,8 @@ type Area struct {
 	base    *areaCopy
 	homed   map[dsm.ExtentIndex]struct{}
 	twins   map[dsm.PageIndex]frame // only of pages in homed extents
-	frames  frames                  // of twins and of ledger
-	demand  *demand                 // of an area on demand; otherwise nil
+	frames  frames                  // the memory of twins, and of the ledger's copies
+	demand  *demand                 // nil unless the area is on demand
 	ledger  *Cached                 // the newest one; nil before the first
 	notices uint64                  // id of the last notice of any ledger
 }
@@ -59,7 +59,8 @@ func (a *Area) BeginReplica() error {
 	return a.failed("begin replica", err)
 }
 
-// EndReplica frees the working copy. Programs that have it mapped keep it; nobody else looks at it.
+// EndReplica frees the working copy. Programs that have it mapped keep it. Nobody else may look at it
+// afterwards.
 func (a *Area) EndReplica() error {
 	return a.failed("end replica", errors.Join(a.demand.close(), a.working.leave()))
 }
@@ -98,7 +99,7 @@ func (a *Area) Resize(size int64) error {
 	}
 	resize, length := a.working.resize, size
 	if a.demand != nil {
-		length = end // nobody has the file open to see its end
+		length = end // no program reads such a memfd as a file (access=direct), so its end need not be exact
 		if err := a.demand.reserve(a.working.fd, end); err != nil {
 			return a.fail("resize", err)
 		}

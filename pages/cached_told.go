@@ -19,9 +19,9 @@ import (
 // done the thread is done too. A WRITE of bytes past the size shows the same: the page was unlocked,
 // and the kernel knows of a larger size.
 //
-// What is not covered: after the size was told and the area grew, a program may store to a mapping of
-// the page before the thread has it. The kernel clears that store. Nor is it covered that the thread
-// is held up before it waits for the lock.
+// Two cases are not covered. After the size was told and the area grew, a program may store to a
+// mapping of the page before the thread has the page's lock: the kernel clears that store. And the
+// thread may be held up before it waits for the lock: then the invalidation comes first.
 
 // late is a page whose end the kernel may still clear.
 type late struct {

@@ -87,8 +87,8 @@ func (c *Cached) isBack(x *cachedExtent, i int) bool {
 }
 
 // beforeWrite is called before data is written at lo of page i, which a READ may have brought back.
-// It makes the page unsure if data changes it, and returns what the page cache was given. ok is false
-// if that is not known, or if nothing changes.
+// It makes the page unsure if data changes it, and returns g. ok is false if there is no g and none is
+// needed, because data changes nothing, or if g cannot be known.
 func (c *Cached) beforeWrite(x *cachedExtent, i, lo int, data []byte) (g frame, ok bool) {
 	p := x.page(i)
 	if g, ok = c.given[p]; !ok {
@@ -124,7 +124,7 @@ func (c *Cached) Sure(off, n int64) bool {
 	return true
 }
 
-// sure ends that page i is unsure.
+// sure records that page i is not unsure any more.
 func (c *Cached) sure(x *cachedExtent, i int) {
 	if x.unsure.Has(i) {
 		x.unsure.Remove(i)

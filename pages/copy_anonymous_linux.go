@@ -34,7 +34,7 @@ func (c *areaCopy) reserveAnonymous(n int64) (err error) {
 	return err
 }
 
-// copyTo copies the pages that take memory.
+// copyTo copies the pages that take memory to mem, which is as long as the copy or longer.
 func (c *areaCopy) copyTo(mem []byte) {
 	for e := range c.taken {
 		for from, to := range c.taken[e].Runs() {

@@ -36,8 +36,8 @@ type areaCopy struct {
 	len    int64 // in bytes of whole pages
 	mem    []byte
 	piece  piece // the piece that mem is, if it is one
-	filed  bool  // a memfd beyond smallCopy
-	absent bool  // there is no memory, and nobody looks at any
+	filed  bool  // will be a memfd beyond smallCopy
+	absent bool  // there is no memory, and nobody may look at the copy
 	// taken, for anonymous memory, has the pages that were returned for storing, by extent: all
 	// others are zero, and take no memory. Pages of different extents may be returned concurrently.
 	taken []dsm.PageSet
@@ -108,9 +108,9 @@ func (c *areaCopy) resize(n int64) error {
 	return nil
 }
 
-// extend is resize to at least n bytes, for a file that programs may be extending at the same
-// moment by write(2): ftruncate would cut off what they have just written. It takes the memory of
-// one page.
+// extend makes the copy at least n bytes long. It is for a file that programs may be extending by
+// write(2) at the same moment: the ftruncate of resize would cut off what they have just written. The
+// last page takes memory afterwards.
 func (c *areaCopy) extend(n int64) error {
 	had, err := c.end()
 	if err == nil && had < n {
@@ -126,7 +126,8 @@ func (c *areaCopy) extend(n int64) error {
 	return nil
 }
 
-// end returns the length of the file in bytes.
+// end returns the length of the file in bytes, which may be more than size: programs may have written
+// past that, or less: they may have cut it.
 func (c *areaCopy) end() (int64, error) {
 	if c.fd < 0 {
 		return c.size, nil
@@ -151,7 +152,7 @@ func (c *areaCopy) zero(from, to int64) error {
 	return os.NewSyscallError("fallocate", err)
 }
 
-// clearPast makes what programs have stored past the end zero, from the byte from on to the end of its page.
+// clearPast zeroes the page of the byte from, from that byte on: what programs have stored past the end.
 func (c *areaCopy) clearPast(from int64) {
 	if to := wholePages(from); from < to && c.takes(dsm.PageIndex(from/dsm.PageSize)) {
 		clear(c.mem[from:to])
@@ -215,7 +216,7 @@ func (c *areaCopy) unmap() error {
 	return nil
 }
 
-// leave frees all memory until come, but keeps the size.
+// leave frees all memory, but keeps the size. Until come the copy is absent.
 func (c *areaCopy) leave() error {
 	size := c.size
 	err := c.close()

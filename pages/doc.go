@@ -22,6 +22,6 @@
 // # Memory
 //
 // Pages are slices of exactly dsm.PageSize bytes. Those that an Area returns are page-aligned parts
-// of its mappings. They are valid until the Area's next Resize or Close, and only as long as the
-// caller holds the lock.
+// of its mappings. They are valid until the Area's next Resize, OpenWorking, EndReplica or Close, and
+// only as long as the caller holds the lock.
 package pages

@@ -19,9 +19,11 @@ import (
 //	read the pipe: the final bytes, with all stores made until the unmapping
 //	compare with the base copy: pages that differ were stored to, and are put back at once
 //
-// Copying first and punching then would lose the stores in between. One thing is not seen, because
-// it needs no mapping: memory that a program has pinned (RDMA, O_DIRECT) is stored to further on,
-// in vain. Areas whose memory must not move cannot be on demand.
+// Copying first and punching then would lose the stores in between.
+//
+// Memory that a program has pinned (RDMA, O_DIRECT) is not covered: a device stores to it without a
+// mapping, so it goes on after the punch, and these stores are lost. Areas whose memory must not move
+// cannot be on demand.
 //
 // Large pages are an exception. The kernel removes a part of one from a file by splitting it, which
 // it cannot do while the pipe holds it. Then it fills the part with zeroes in place, in the pipe as
@@ -49,7 +51,7 @@ import (
 // end of the area do not count. If a program finds one of these pages missing for a moment and
 // stores to it against the rules, k merges that, as in Install.
 //
-// After an error the pages that it concerns are among those returned.
+// After an error, stored also has the pages that could not be evicted.
 func (a *Area) Evict(k merge.Kernel, e dsm.ExtentIndex, set dsm.PageSet, shared bool) (stored dsm.PageSet, err error) {
 	if a.ledger != nil {
 		given := a.ledger.givenOf(e, set)
@@ -130,15 +132,15 @@ func (a *Area) evictShared(k merge.Kernel, e dsm.ExtentIndex, set dsm.PageSet) (
 			stored = stored.Minus(holes).Or(a.takeBack(k, v, e, taken, holes))
 		}
 		if err != nil {
-			return stored, errors.Join(err, v.close()) // with what is in its pipe
+			return stored, errors.Join(err, v.close()) // not put: pages may be left in its pipe
 		}
 		left = left.Minus(taken)
 	}
 	return stored, v.put()
 }
 
-// takeBack reads the pages in taken from the pipe, and puts back those of holes that differ from
-// their base. It returns these.
+// takeBack reads the pages in taken from the pipe. Those in holes, which were punched, are nowhere
+// else. takeBack puts back those of them that differ from their base, and returns these.
 func (a *Area) takeBack(k merge.Kernel, v *evictor, e dsm.ExtentIndex, taken, holes dsm.PageSet) (differ dsm.PageSet) {
 	base := a.base.present(e, taken) // a load would turn a hole into a page
 	for from, to := range taken.Runs() {

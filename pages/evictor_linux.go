@@ -13,8 +13,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// evictor has what evicting needs: a pipe into which pages are spliced, and a window in which a
-// part of the file is mapped. One call at a time uses it.
+// evictor has what evicting needs: a pipe into which pages are spliced, and a window of addresses in
+// which a part of the file is mapped for a moment. One call at a time uses it.
 type evictor struct {
 	r, w    int // the pipe
 	room    int // how many pages fit
@@ -96,8 +96,8 @@ func (v *evictor) close() error {
 	return err
 }
 
-// take puts the first pages of set, of extent e, into the pipe, which must be empty, and returns
-// which: at least one.
+// take splices pages of extent e into the pipe, which must be empty: the first ones of set, as many as
+// fit. It returns which; unless there is an error, at least one.
 func (v *evictor) take(fd int, e dsm.ExtentIndex, set dsm.PageSet) (taken dsm.PageSet, err error) {
 	room := v.room
 	for from, to := range set.Runs() {

@@ -12,16 +12,16 @@ import (
 // slabFrames is how many frames are requested from the kernel at once.
 const slabFrames = 64
 
-// idleSlabs are slabs that no area uses, 12 MiB at most: as much as the copies of a busy area take
-// before its homes must wait. While updates stream in every page needs a frame for a moment. New
-// memory costs a page fault and its share of mmap and munmap, 2 us, while the copy itself takes
-// 0.4.
+// idleSlabs are slabs that no area uses, 12 MiB at most. That is how much the copies of a busy area
+// take before its homes must wait. While updates stream in, every page needs a frame for a moment. A
+// frame of new memory costs 2 us (a page fault, and its share of mmap and munmap), and the copy itself
+// only 0.4 us.
 var idleSlabs = make(chan []byte, 48)
 
 // frames provides pages for copies that come and go: twins, and bytes last given to the page cache.
-// They are outside the Go heap, where a GOGC of 100 would let as much garbage accumulate. A slab
-// whose frames are all free goes to the idle slabs of the process, except for one. The zero frames
-// is ready for use.
+// They are outside the Go heap. There, with GOGC=100, free frames would take as much memory again as
+// those in use. One slab whose frames are all free is kept; others go to the idle slabs of the
+// process. The zero value is ready for use.
 type frames struct {
 	all  map[*slab]struct{}
 	open []*slab // slabs with free frames

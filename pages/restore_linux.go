@@ -8,7 +8,7 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 
 // Restore makes the working copy as long as the area again if a program has cut it, and reports
 // whether one has. Pages for which here is true get the bytes of the base: stores that were not
-// published are lost. Of an area on demand, the others have no memory afterwards.
+// published are lost. In an area on demand the other pages have no memory afterwards.
 func (a *Area) Restore(here func(p dsm.PageIndex) bool) (cut bool, err error) {
 	had, err := a.working.end()
 	if err != nil || had >= a.size {

@@ -45,8 +45,10 @@ import (
 // It takes about 200 bytes for each page of the limit. All methods may be called from any
 // goroutine.
 type Residency struct {
-	cache   *ristretto.Cache[uint64, residentPage]
-	deletes sync.WaitGroup // calls that may still use cache.Del; it waits for callbacks, so it is called without the lock
+	cache *ristretto.Cache[uint64, residentPage]
+	// deletes counts the calls that may still use cache.Del. Del waits for callbacks, which take the
+	// lock, so it is called without the lock, and Close must wait for these calls.
+	deletes sync.WaitGroup
 
 	mu struct {
 		lockrank.Mutex // guards all fields below, and the order of insertions
@@ -69,8 +71,8 @@ type residentExtent struct {
 	residentKey
 	at     int             // position in the clock
 	kept   dsm.PageSet     // ristretto has them
-	queued dsm.PageSet     // each is in an element of queue
-	queue  []*list.Element // its elements of the queue
+	queued dsm.PageSet     // each is in one element of queue
+	queue  []*list.Element // the elements of mu.queue with pages of this extent
 	leaves dsm.PageSet     // ristretto is about to be told to forget them
 	recent dsm.PageSet     // used since the hand last passed
 }
@@ -106,9 +108,11 @@ type Victim struct {
 }
 
 // countersPerPage is how many frequency counters, of 3 bytes, there are for each page of the limit.
-// All are halved each time that as many uses were counted, so it also decides how long a use
-// counts. Measured hits, where half of the accesses go to a hot set of half the limit and the
-// others are a scan: 39 % with 4 counters, 44 % with 8, 47 % with 16; first in, first out has 29 %.
+// When as many uses were counted as there are counters, all are halved. So this number also decides
+// for how long a use counts.
+//
+// Measured hits, where half of the accesses go to a hot set of half the limit, and the others are a
+// scan: 39 % with 4 counters, 44 % with 8, 47 % with 16. First in, first out has 29 %.
 const countersPerPage = 8
 
 // New returns a Residency for a node that wants to keep limit pages. Close ends it.
@@ -223,9 +227,9 @@ func (r *Residency) Forget(area dsm.AreaID, e dsm.ExtentIndex, pages dsm.PageSet
 	r.left(x, kept)
 }
 
-// Victims hands out the n pages that are worth least, or a few more, or all if there are not as
-// many; the least worthy first, and pages of one extent together. They are forgotten. The caller
-// gives back by Used those that do not leave.
+// Victims hands out the n pages that are worth least, or all if there are fewer. The least worthy
+// come first, and pages of one extent together. Residency forgets them. The caller gives back by Used
+// those that do not leave.
 func (r *Residency) Victims(n int) []Victim {
 	var victims []Victim
 	places := map[*residentExtent]int{}
