@@ -15,9 +15,9 @@ type program struct {
 	pid int
 }
 
-// walk resolves a path from the root of the filesystem to the directory of its last name, with the
-// permissions of the program. It does not follow symlinks: the program resolves these before it
-// asks.
+// walk resolves a path from the root of the filesystem, with the permissions of the program. It returns
+// the directory of the last name, and that name. It does not follow symlinks: the program resolves
+// them before it asks.
 func (s *Server) walk(ctx context.Context, c *program, path string) (dir dsm.Inode, name string, err error) {
 	const op = "attach"
 	if !strings.HasPrefix(path, "/") || strings.ContainsRune(path, 0) {

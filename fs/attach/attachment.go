@@ -24,8 +24,8 @@ type attachment struct {
 	write bool
 	// dev and ino identify the memfd.
 	dev, ino uint64
-	// memory is a descriptor of the memfd; only areas on demand have it. serving counts what keeps
-	// such an area open after the program has detached: its mappings, the faults on them, and
+	// memory is a descriptor of the memfd. It is nil unless the area is on demand. serving counts what
+	// keeps such an area open after the program has detached: its mappings, the faults on them, and
 	// TRACKs under way.
 	memory  *os.File
 	serving sync.WaitGroup
@@ -42,7 +42,7 @@ type attachment struct {
 // mappedRange is one mapping of the program.
 type mappedRange struct {
 	addr, n uint64
-	note    func()      // ends the tracking, after the last stores have been found
+	note    func()      // finds the last stores, and ends the tracking
 	watched *uffd.Range // nil if stores are found by comparing
 }
 
@@ -127,7 +127,7 @@ func (x *attachment) end() {
 	for _, r := range ranges {
 		x.forgo(r)
 		if x.memory != nil {
-			r.watched.Mapped() // after an exec nothing else would notice that the mapping is gone, and serve would wait
+			r.watched.Mapped() // after an exec nothing else notices that the mapping is gone, and serve would wait for ever
 		}
 	}
 	m := x.conn.s.cfg.Mount
@@ -162,7 +162,7 @@ func (x *attachment) end() {
 	}
 }
 
-// letGo closes the area. The program must have nothing of it mapped any more.
+// letGo closes the area. No mapping of the program may need it any more: see end.
 func (x *attachment) letGo() {
 	x.at.Detach()
 	x.area.Close(x.write)
@@ -172,20 +172,20 @@ func (x *attachment) letGo() {
 // maxRanges bounds the tracked mappings of an attachment: each takes some descriptors.
 const maxRanges = 1024
 
-// grew records a size that the program is told.
+// grew records a size before the program is told of it.
 func (x *attachment) grew(size int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.mu.told = max(x.mu.told, size)
 }
 
-// trackAhead is how far past the end of the area a mapping may reach: some programs map more than
-// there is and then let the file grow. Protecting the part beyond the end takes page tables, 2 MiB
-// for this much.
+// trackAhead is how far past the end of the area a mapping may reach. Some programs map more than
+// there is, and then let the file grow. To protect this much beyond the end takes 2 MiB of page
+// tables.
 const trackAhead = 1 << 30
 
-// largest returns how many bytes the program may map: the largest size that the area had since it
-// was attached, and trackAhead.
+// largest returns how far the program's mappings may reach: trackAhead past the largest size that the
+// program was told, or past the size now if that is larger.
 func (x *attachment) largest() uint64 {
 	now := x.area.Size()
 	x.mu.Lock()

@@ -11,10 +11,10 @@ import (
 	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
-// Unused reports whether no file on the memfd of f is open for writing (F_RDLCK), or at all
-// (F_WRLCK). A mapping made from an open file counts as that open file until the last process has
-// unmapped it. Neither f itself, if it is open for reading, nor the file that created the memfd
-// counts.
+// Unused reports whether nobody has the memfd of f open for writing (kind F_RDLCK), or open at all
+// (F_WRLCK). A mapping counts as the open file from which it was made, until the last process has
+// unmapped it. The descriptor that memfd_create returned does not count, nor does f, if it is open for
+// reading.
 //
 // It asks the kernel for a lease (fcntl(2)), which is granted only if there is no such file, and
 // gives it back at once. Whoever opens the memfd in between waits for that.
@@ -41,8 +41,8 @@ const (
 // that inherited it. As long as there is one, stores are found by comparing; otherwise this node
 // would have bytes that no other node ever gets.
 //
-// Most programs are about to unmap, or to close their descriptor, so outlast waits a moment before
-// it begins to compare.
+// Most programs are just about to unmap, or to close their descriptor. So outlast waits a moment
+// before it begins to compare.
 func (x *attachment) outlast() {
 	f, err := x.at.Memory()
 	if err != nil {

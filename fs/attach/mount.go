@@ -21,8 +21,9 @@ type Mount interface {
 	// Open opens a file for a program that will map its working copy, as an open file of the mount
 	// would.
 	Open(ctx context.Context, ino dsm.Ino, write bool) (Area, error)
-	// Release runs the end of an attachment in the background; a node that is short of memory waits
-	// for such ends. Background runs what may take as long as a program keeps a mapping.
+	// Release runs the end of an attachment in the background. A node that is short of memory waits
+	// for it. Background runs work for which such a node must not wait: it may take as long as a
+	// program keeps a mapping.
 	Release(func())
 	Background(func())
 	// Lasting returns a context for work that no program waits for any more.

@@ -15,8 +15,8 @@ type fault struct {
 	since time.Time
 }
 
-// patience is how long a fault waits before a goroutine takes care of it; because of the timer's
-// rhythm it may be twice as long. Nearly all pages come within a millisecond.
+// patience is how long a fault waits before a goroutine takes care of it. The timer looks only once in
+// each patience, so it may be twice as long. Nearly all pages come within a millisecond.
 const patience = 20 * time.Millisecond
 
 // overdue finds the faults of an attachment whose pages do not come. It has one timer, which runs

@@ -37,12 +37,12 @@ type Config struct {
 	Life context.Context
 }
 
-// Server serves the attach socket. It needs no mount. mu guards the set of connections and the
-// counters of each user.
+// Server serves the attach socket. It works without a FUSE mount too (--no-mount). mu guards the set
+// of connections and the counters of each user.
 type Server struct {
 	cfg      Config
 	limits   limits
-	refusals chan struct{} // one token for each connection that is being refused
+	refusals chan struct{} // has one token for each connection that is being refused
 	log      *slog.Logger
 	guard    *guardProcess
 	ln       *net.UnixListener
@@ -69,8 +69,8 @@ type conn struct {
 	pidfd *os.File
 	ctx   context.Context // ends with the connection
 	end   context.CancelFunc
-	slots chan struct{} // one token for each request that runs
-	waits chan struct{} // one token for each WAIT
+	slots chan struct{} // has one token for each request that runs
+	waits chan struct{} // has one token for each WAIT
 
 	mu struct {
 		lockrank.Mutex
@@ -102,7 +102,7 @@ func (s *Server) accept() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // out of descriptors, perhaps: others may close some
+		if err != nil { // perhaps no descriptor is left: somebody may close one
 			s.log.Warn("attach: accept", "err", err)
 			select {
 			case <-s.cfg.Life.Done():
@@ -112,7 +112,7 @@ func (s *Server) accept() {
 			continue
 		}
 		who, pidfd, err := peer(c)
-		if err != nil { // most likely it is gone again
+		if err != nil { // most likely the program is gone again
 			s.log.Info("attach: connection refused", "err", err)
 			_ = c.Close()
 			continue
@@ -152,7 +152,8 @@ func (s *Server) accept() {
 // learns the reason.
 const refusalLimit = time.Second
 
-// refuse answers the first request of a connection that is beyond a limit.
+// refuse answers the first request of a connection that is one too many, with an error that says so,
+// and closes the connection.
 func (s *Server) refuse(a *conn) {
 	defer func() { <-s.refusals }()
 	err := s.refused(a.user, errTooMany(unix.EMFILE, "connections of one user", s.limits.conns))
@@ -203,8 +204,8 @@ func (s *Server) serve(a *conn) {
 		}
 		if h.op == opWait { // it has no time limit, so it must not hold up the others
 			if err := a.takeWait(); err != nil {
-				// In this goroutine: if a program reads no answers, no more of its requests are
-				// read.
+				// Answered in this goroutine, so that no more requests are read of a program that
+				// reads no answers.
 				a.reply(q, reply{}, err)
 				continue
 			}
@@ -300,7 +301,7 @@ func (s *Server) Close() {
 type request struct {
 	header
 	payload string
-	file    *os.File // the descriptor that came with it; set to nil by whoever takes it
+	file    *os.File // the descriptor that came with it; who takes it over sets this to nil
 }
 
 // reply is the answer to a request.
@@ -432,5 +433,6 @@ func (a *conn) detachAll() {
 	}
 }
 
-// EndGuard ends the guard and waits for it. It is called when no thread waits for pages any more.
+// EndGuard ends the guard and waits for it. No thread may wait for pages any more: call it after Close,
+// and after the work that Mount.Background runs has ended.
 func (s *Server) EndGuard() { s.guard.stop() }

@@ -54,9 +54,9 @@ func (x *attachment) wantsUffd() uint64 {
 	return wantsUffd
 }
 
-// source begins to track a mapping, and takes over the userfaultfd. If this daemon may not inspect
-// the program, which the program cannot change, it returns no source, and stores are found by
-// comparing.
+// source begins to track a mapping, and takes over the userfaultfd in file. If this daemon may not
+// inspect the program, it returns no source and no error, since the program cannot change that. Then
+// stores are found by comparing.
 func (x *attachment) source(file *os.File, addr, n uint64, off int64) (*uffdSource, uffd.Mode, error) {
 	mode := x.conn.s.cfg.Tracking
 	if !x.write {

@@ -52,8 +52,8 @@ func (s *Server) forgetLocked(u *user) {
 	}
 }
 
-// errTooMany says which limit was reached, with the figure. Programs that use what they open reach
-// it by mistake, for instance by leaking areas.
+// errTooMany says which limit was reached, and its value. A program most likely reaches one by
+// mistake, for instance because it leaks areas.
 func errTooMany(number error, of string, most int) error {
 	return &errs.Error{Op: "attach", Err: fmt.Errorf("%w: more than %d %s", number, most, of)}
 }
@@ -70,8 +70,8 @@ func (s *Server) refused(u *user, err error) error {
 	return err
 }
 
-// attached counts one more attachment of the user; endAttachment takes it back when the attachment
-// has gone.
+// attached counts one more attachment of the user, or returns why it may have no more. endAttachment
+// takes it back when the attachment is gone.
 func (s *Server) attached(u *user) error {
 	s.mu.Lock()
 	full := u.attachments >= s.limits.attachments
