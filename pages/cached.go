@@ -276,7 +276,7 @@ func (c *Cached) Read(off int64, dst []byte) int {
 				copy(dst[at-off:has-off], s[skip:])
 			}
 			if c.hideLate(x, i, dst[at-off:has-off], int(at-start)) || has > at && has-start > int64(len(s)) {
-				c.doubt(x, i) // the area grew: is the rest this reply's, or zero?
+				c.doubt(x, i) // the area grew: the page cache may hold the rest as in this reply, or zero
 			}
 		case whole:
 			// Part of a page may be a read that leaves nothing in the page cache.
@@ -380,7 +380,7 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 	}
 	switch {
 	case c.forced(x, i) || !c.current(p, g):
-		c.want(x, i) // if an invalidation is in flight, this may be after the drop
+		c.want(x, i) // if an invalidation is in flight, this WRITE may have come after the drop
 	case c.shared:
 		c.settle(x, i)
 	default:
@@ -404,9 +404,9 @@ func (c *Cached) BeforeMerge(p dsm.PageIndex) {
 	}
 	switch _, ok := c.given[p]; {
 	case x.blind.Has(i) || x.doubtful.Has(i) && !ok:
-		return // pending, or about to be dropped by the invalidation in flight
+		return // a notice is pending, or an invalidation in flight is about to drop the page
 	case ok && !c.shared:
-		return // the same
+		return // as above; g is kept already
 	case ok:
 	case c.writers || c.shared:
 		c.snapshot(c.keep(x, i).mem, p)

@@ -10,9 +10,9 @@ import (
 // implementation; it does not need the lock of the area.
 type Source interface {
 	// Scan reports what was stored since the last Scan, as runs of bytes of the area. It continues
-	// to watch from before it looked, so no store is missed. What it cannot tell it reports as
-	// suspect, to be compared: what happened before the first Scan, before an Arm, or in memory
-	// that was unmapped. After an error the Source cannot be used any more.
+	// to watch from before it looked, so no store is missed. It cannot tell of stores before the first
+	// Scan or while disarmed, nor of those in memory that was unmapped. Such ranges are reported as
+	// suspect, and must be compared. After an error the Source cannot be used any more.
 	Scan(stored, suspect func(off, n int64)) error
 	// Disarm lets the program store at full speed, without being watched; Arm ends that.
 	Disarm() error
