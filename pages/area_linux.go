@@ -10,9 +10,9 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// Area is the memory of one area on this node: the working copy, which the node's programs see and
-// store into, and the base copy, the bytes of the last version that this node published or
-// received, with which stores are compared. Pages that were never touched take no memory, and asking
+// Area is the memory of one area on this node. The node's programs see the working copy and store
+// into it. The base copy has the bytes of the last version that this node published or received, and
+// stores are compared with it. Pages that were never touched take no memory, and asking
 // for one by Working counts as touching it. So do not ask for a page that is known to be all zero,
 // because it has no version.
 //

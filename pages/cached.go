@@ -244,9 +244,9 @@ func (c *Cached) CopyBytes() int64 {
 	return n
 }
 
-// Read serves a READ of the page cache. It copies to dst what the page cache is to hold from off on,
-// and returns the number of bytes, which is less than len(dst) only at the end of the area. The
-// reply must be sent, whatever else happens meanwhile. dst must be as long as the READ asks for: the
+// Read serves a READ of the page cache. It copies to dst what the page cache is to hold from off on.
+// It returns the number of bytes, which is less than len(dst) only at the end of the area. The reply
+// must be sent, whatever else happens meanwhile. dst must be as long as the READ asks for: the
 // kernel fills the rest of a short reply with zeroes, and holds these too.
 func (c *Cached) Read(off int64, dst []byte) int {
 	n := 0
@@ -307,8 +307,8 @@ func (c *Cached) Read(off int64, dst []byte) int {
 // Wrote takes a WRITE of the kernel into the working copy. It may be of any range of bytes up to the
 // end of the area. Wrote returns the pages [from, to) that the range lies in. They must be here:
 // fetched, or written as a whole. back says that the WRITE carries stores to mappings, not a
-// write(2). If the ledger does not know on top of what such stores to a page were made, it leaves
-// the page as it is, and ok is false.
+// write(2). If the baseline of such stores is lost (see Refuses), the page is left as it is, and ok is
+// false.
 func (c *Cached) Wrote(k merge.Kernel, off int64, data []byte, back bool) (from, to dsm.PageIndex, ok bool) {
 	ok = true
 	from, to = pagesOf(off, int64(len(data)))

@@ -8,10 +8,9 @@ import (
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
-// SetShared says whether attached programs may store into the working copy. It is set before the
-// first of them is let in, which then waits for Writable, and unset when the last one is gone and
-// its stores have been found. Every page that was given and of which no copy is kept gets an
-// invalidation.
+// SetShared says whether attached programs may store into the working copy. Set it before the first
+// of them is let in, which then waits for Writable. Unset it when the last one is gone and its stores
+// have been found. When it is set, every given page without a g gets an invalidation.
 //
 // While it is set the bytes of every given page are kept: at most the size of the area, and only
 // pages that programs read through the page cache.

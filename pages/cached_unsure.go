@@ -14,8 +14,8 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 // what the page cache holds, and the write(2) costs nothing more.
 //
 // If it did happen the page is unsure, and both values are kept. A later WRITE of a mapping may bring
-// an element with either value, and that does not count as a store, else the old value would undo the
-// write. But a program may really store the old value, after its write(2). So the page gets an
+// an element with either value. Neither counts as a store, else the old value would undo the write.
+// But a program may really store the old value, after its write(2). So the page gets an
 // invalidation at once, and the write(2) is answered when the page is Sure. Then the page is gone
 // from the page cache, and the next READ brings it with the write.
 //

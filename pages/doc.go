@@ -13,8 +13,8 @@
 // # Concurrency
 //
 // The package only handles memory: it does not use the network and starts no goroutine. Its user,
-// coherence, holds the area's lock for every call on an Area or a Cached, and another lock for every
-// call on a Tracking, whose Sources make system calls that may wait. The package itself takes two
+// coherence, holds the area's lock for every call on an Area or a Cached. For calls on a Tracking it
+// holds another lock, because Sources make system calls that may wait. The package itself takes two
 // locks: that of the memory of small copies (arena), and that of a Filler of internal/uffd. Attached
 // programs store into working copies and hold no lock; Cached.SetShared and the functions of
 // pages/merge for shared memory handle that.

@@ -10,9 +10,9 @@ import (
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
-// A page that seems clean can be stored to at any moment by a program that has the working copy
-// mapped, and no tracking reports that before the next scan. So its bytes are checked when no
-// program can store to it any more:
+// A program that has the working copy mapped can store to a page that seems clean at any moment, and
+// tracking reports it only in the next scan. So the page's bytes are checked when no program can store
+// to it any more:
 //
 //	splice(2) the run of pages into a pipe: the pipe holds the pages themselves, not a copy
 //	punch the run out of the file: that unmaps it everywhere; a program that touches it now waits

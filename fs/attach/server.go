@@ -1,8 +1,8 @@
 // Package attach implements the memory plane: it gives programs of this node the working copies of
 // areas, which they map. It owns the socket and its connections, what each program has attached and
-// mapped, the threads that wait for pages of areas on demand (overdue.go), and the guard, a child
-// process that keeps these threads from reading zeroes when the daemon is killed (guard_linux.go).
-// docs/attach.md describes the protocol.
+// mapped, and the threads that wait for pages of areas on demand (overdue.go). It also owns the guard,
+// a child process that keeps these threads from reading zeroes when the daemon is killed
+// (guard_linux.go). docs/attach.md describes the protocol.
 package attach
 
 import (

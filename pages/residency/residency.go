@@ -33,9 +33,9 @@ import (
 // So there is one insertion of a page at a time, and its outcome is known: ristretto keeps the
 // page, or calls back, and the page is queued. No page can get lost between the places.
 //
-// ristretto gets seven eighths of the limit. So when the node is at its limit the queue has an
-// eighth of the pages, and a page that readahead brought, or that ristretto refused, stays until as
-// many others have come. Otherwise it would leave before it is read.
+// ristretto gets seven eighths of the limit, so when the node is at its limit the queue has an eighth
+// of the pages. A page that readahead brought, or that ristretto refused, stays until as many others
+// have come. Otherwise it would leave before it is read.
 //
 // Victims come from the queue, oldest first. It may be empty, because ristretto has work left to
 // do, or has room for all pages it knows. Then victims are found by a second chance: a hand passes
