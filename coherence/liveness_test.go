@@ -260,6 +260,7 @@ func TestReadWhileTheKernelIsTold(t *testing.T) {
 		}
 		replica.kernel.ask(p)
 		s.drain()
+		replica.kernel.receive()
 		if c := replica.kernel.cache[p]; c == nil || c.data[0] != 7 {
 			t.Error("the READ is not answered")
 		}
