@@ -1,6 +1,8 @@
 package locks
 
 import (
+	"context"
+
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
@@ -44,8 +46,9 @@ func (n *Node) othersLocked(ino dsm.Ino) {
 	}
 }
 
-// delegatedLocked begins a delegation. The request of the ticket is decided at once, so that it
-// comes before a recall.
+// delegatedLocked begins a delegation, or is the book's word that this node has it still. The request of
+// the ticket is decided at once, so that it comes before a recall. But if this node is surrendering
+// the file, the request comes too late to be part of what it surrenders: then it is asked again afterwards.
 func (n *Node) delegatedLocked(ino dsm.Ino, term, ticket uint64) {
 	f := n.fileLocked(ino)
 	if !f.delegated {
@@ -55,12 +58,34 @@ func (n *Node) delegatedLocked(ino dsm.Ino, term, ticket uint64) {
 	if w == nil {
 		return
 	}
-	w.local = true
-	if w.abandoned {
+	switch {
+	case w.abandoned && !w.unasked():
 		delete(n.mu.asked, ticket)
-		return
+	case f.surrendering:
+		w.owed = true
+	default:
+		w.local = true
+		n.askLocalLocked(w)
 	}
-	n.askLocalLocked(w)
+}
+
+// askAgainLocked asks the book for what came too late for the local table.
+func (n *Node) askAgainLocked(ino dsm.Ino) {
+	for _, w := range n.mu.asked {
+		if w.ino != ino || !w.owed {
+			continue
+		}
+		w.owed = false
+		w.asking++
+		n.runLocked(func() {
+			n.insist("ask again", func(ctx context.Context) error { return n.cfg.Cluster.AskLock(ctx, ino, w.req) })
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			w.asking--
+			n.fileLocked(ino).ring()
+			n.tidyLocked(ino)
+		})
+	}
 }
 
 // sharedLocked surrenders a file that another node has opened, unless programs of this node lock it:
@@ -82,6 +107,7 @@ func (n *Node) surrenderedLocked(ino dsm.Ino) {
 			w.local, w.entered, w.stale = false, true, true
 		}
 	}
+	n.askAgainLocked(ino)
 	f.ring()
 	n.tidyLocked(ino)
 }
@@ -91,6 +117,7 @@ func (n *Node) endedLocked(ino dsm.Ino) {
 	f.delegated, f.surrendering, f.dropped = false, false, false
 	delete(n.mu.local.tables, ino)
 	clear(f.owners)
+	n.askAgainLocked(ino)
 	f.ring()
 	n.tidyLocked(ino)
 }
@@ -115,7 +142,8 @@ func (n *Node) dropLocked(ino dsm.Ino) (believed bool) {
 	f.dropped = len(f.owners) > 0
 	delete(n.mu.local.tables, ino)
 	for ticket, w := range n.mu.asked {
-		if w.ino == ino && (w.local || w.entered) {
+		if w.ino == ino && (w.local || w.entered || w.owed) {
+			w.owed = false
 			n.answerLocked(ino, []Answer{{Node: n.cfg.Self, Ticket: ticket, Verdict: NodeDropped}})
 		}
 	}
@@ -151,7 +179,7 @@ func (n *Node) LocksReset() {
 		}
 	}
 	for _, w := range n.mu.asked {
-		if !w.local && !w.abandoned {
+		if !w.local && !w.abandoned && !w.unasked() {
 			n.runLocked(func() {
 				ctx, cancel := n.patient()
 				defer cancel()

@@ -78,12 +78,18 @@ type waiting struct {
 	req       Request
 	local     bool // in the local table
 	entered   bool // it waits in the book
+	owed      bool // it is to be asked again when the file has been surrendered
+	asking    int  // commands that ask again, under way
 	abandoned bool // nobody waits for the answer
 	stale     bool // the area must be acquired before the program goes on
 	others    bool // this node has heard of locks of others since it asked; final when it is answered
 	term      uint64
 	done      chan Answer
 }
+
+// unasked reports whether the request is to be asked again, or is being asked. Until that is over it cannot be cancelled: the
+// cancellation might overtake it.
+func (w *waiting) unasked() bool { return w.owed || w.asking > 0 }
 
 // NewNode returns a Node without any locks.
 func NewNode(cfg Config) *Node {

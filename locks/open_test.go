@@ -137,3 +137,33 @@ func TestLateSurrender(t *testing.T) {
 		b.refused(1, lock(b.owner(1), Write, 5, 5), errs.WouldBlock)
 	})
 }
+
+// TestRequestBehindASurrender: a request that reaches the book before the surrender, but after this node has listed what it
+// surrenders, is asked again afterwards. Decided by the local table it would be a lock of which the book does not know.
+func TestRequestBehindASurrender(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newBench(t, 2)
+		a, b := c.members[0], c.members[1]
+		a.delayed = make(chan struct{})
+		c.hold(a)
+		c.mu.Lock()
+		c.log = append(c.log, c.book.Open(1, a.id, true), c.book.Open(1, b.id, false))
+		c.mu.Unlock()
+		done := a.wait(t.Context(), 1, lock(a.owner(1), Write, 0, 9))
+		ctx, giveUp := context.WithCancel(t.Context())
+		never := a.wait(ctx, 1, lock(a.owner(2), Write, 20, 29))
+		synctest.Wait()
+		c.goOn(a, false)
+		synctest.Wait()
+		giveUp()
+		synctest.Wait()
+		close(a.delayed)
+		synctest.Wait()
+		end(t, done, errs.Other)
+		b.refused(1, lock(b.owner(1), Write, 5, 5), errs.WouldBlock)
+		if err := <-never; err == nil { // it may be granted at the last moment
+			a.must(1, lock(a.owner(2), Unlock, 0, End))
+		}
+		b.must(1, lock(b.owner(1), Write, 20, 29))
+	})
+}

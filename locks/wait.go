@@ -304,6 +304,9 @@ func (n *Node) giveUp(w *waiting, why error) (Answer, error) {
 func (n *Node) abandonLocked(w *waiting) {
 	w.abandoned = true
 	n.runLocked(func() {
+		if !n.asked(w) {
+			return
+		}
 		n.insist("cancel a request for a lock", func(ctx context.Context) error {
 			return n.cfg.Cluster.CancelLock(ctx, w.ino, w.req.Ticket)
 		})
@@ -311,6 +314,25 @@ func (n *Node) abandonLocked(w *waiting) {
 		defer n.mu.Unlock()
 		delete(n.mu.asked, w.req.Ticket) // if it is there, the book does not have it
 	})
+}
+
+// asked returns when the request is not to be asked again; false if the node is closed first.
+func (n *Node) asked(w *waiting) bool {
+	for {
+		n.mu.Lock()
+		again := w.unasked()
+		var changed <-chan struct{}
+		if again {
+			changed = n.fileLocked(w.ino).hear()
+		}
+		n.mu.Unlock()
+		if !again {
+			return true
+		}
+		if n.until(n.life, changed) != nil {
+			return false
+		}
+	}
 }
 
 // cancel ends a request because its program stopped waiting. It may have been granted at the last
@@ -328,7 +350,7 @@ func (n *Node) cancel(w *waiting) (Answer, error) {
 			n.answerLocked(w.ino, []Answer{{Node: n.cfg.Self, Ticket: w.req.Ticket, Verdict: Cancelled}})
 			n.mu.Unlock()
 			return <-w.done, nil
-		case w.local:
+		case w.local || w.unasked():
 			changed := f.hear()
 			n.mu.Unlock()
 			if err := n.until(n.life, changed); err != nil {
@@ -341,7 +363,7 @@ func (n *Node) cancel(w *waiting) (Answer, error) {
 		err := n.cfg.Cluster.CancelLock(ctx, w.ino, w.req.Ticket)
 		cancel()
 		n.mu.Lock()
-		if n.mu.asked[w.req.Ticket] != nil && w.local { // delegated meanwhile
+		if n.mu.asked[w.req.Ticket] != nil && (w.local || w.unasked()) { // delegated meanwhile
 			n.mu.Unlock()
 			continue
 		}
