@@ -96,7 +96,15 @@ func (x *walIndexes) enter(ctx context.Context, a *openArea) (leave func(), err 
 	}
 	defer func() { <-w.gate }()
 	if w.opens == 0 {
-		err = x.b.cfg.Locks.Set(ctx, ino, x.lock(locks.Write), false, func() error { return x.acquire(ctx, a, at) })
+		// It acquires the log and the database as well. So what was acquired of the index alone does not count.
+		err = x.b.cfg.Locks.Set(ctx, ino, x.lock(locks.Write), false, nil)
+		if err == nil {
+			if err = x.acquire(ctx, a, at); err != nil {
+				last, cancel := x.b.lasting() // ctx may have ended
+				x.release(last, ino, w)
+				cancel()
+			}
+		}
 		if errs.Is(err, errs.WouldBlock) {
 			err = errs.E(errs.Busy, "open", "%s is in use on another node", at.name)
 			x.warn(ino, at)
@@ -116,13 +124,17 @@ func (x *walIndexes) leave(ino dsm.Ino, w *walIndex) {
 	if w.opens--; w.opens == 0 {
 		ctx, cancel := x.b.lasting()
 		x.publish(ctx, w.at)
-		if err := x.b.cfg.Locks.Release(ctx, ino, x.lock(locks.Unlock).Owner); err != nil {
-			x.b.log.Warn("the index of a write-ahead log is not given up", "file", w.at.name, "err", err)
-		}
+		x.release(ctx, ino, w)
 		cancel()
 	}
 	<-w.gate
 	x.drop(ino, w)
+}
+
+func (x *walIndexes) release(ctx context.Context, ino dsm.Ino, w *walIndex) {
+	if err := x.b.cfg.Locks.Release(ctx, ino, x.lock(locks.Unlock).Owner); err != nil {
+		x.b.log.Warn("the index of a write-ahead log is not given up", "file", w.at.name, "err", err)
+	}
 }
 
 func (x *walIndexes) use(ino dsm.Ino, at place) *walIndex {
