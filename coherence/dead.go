@@ -108,11 +108,17 @@ func (a *Area) heardFromLocked(n dsm.NodeID) {
 
 // abandonDeadLocked ends publications to homes that have died: their pages become dirty again. Extents whose home had died, and that
 // have a new one now, are queued to be published.
+//
+// If only the source of a slot on its way has died, its new home may have all of the slot, and may have merged the publication. Taken
+// back it would be merged twice. So it stays, but without the credit that others need.
 func (a *Area) abandonDeadLocked() {
 	for _, e := range a.busyExtentsLocked() {
 		x := a.extentLocked(e)
 		dead := a.deadHomeLocked(dsm.SlotOf(a.id, e)) != 0
 		switch {
+		case dead && x.pub != nil && !slices.Contains(a.mu.dead, a.rowLocked(e).Primary):
+			a.node.links.give(x.pub.home, a, x.pub.credit)
+			x.pub.credit = 0
 		case dead && x.pub != nil:
 			pub := x.pub
 			a.endPublicationLocked(x)
