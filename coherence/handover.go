@@ -55,6 +55,7 @@ type handovers struct {
 // handoverRun sends slots to one new home. Its goroutine ends when there is no slot left to send.
 type handoverRun struct {
 	to      dsm.NodeID
+	first   atomic.Uint64 // number of its first message since it began, or began anew: acks of earlier ones do not count
 	acks    chan *wire.HandoverAck
 	restart chan struct{} // capacity 1: the session broke, or the new home died
 }
@@ -99,7 +100,7 @@ func (h *handovers) viewChanged(v *dsm.View) {
 	}
 	for _, m := range v.Members {
 		if h.mu.runs[m.ID] == nil && len(h.pendingLocked(v, m.ID)) > 0 {
-			r := &handoverRun{to: m.ID, acks: make(chan *wire.HandoverAck, handoverWindow), restart: make(chan struct{}, 1)}
+			r := &handoverRun{to: m.ID, acks: make(chan *wire.HandoverAck, 2*handoverWindow), restart: make(chan struct{}, 1)}
 			h.mu.runs[m.ID] = r
 			h.wg.Go(func() { h.run(r) })
 		}
@@ -203,6 +204,10 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 				}
 			}
 		})
+	}
+	r.first.Store(h.lastID.Load() + 1)
+	for len(r.acks) > 0 {
+		<-r.acks
 	}
 	under := make(map[uint64]item)
 	flying := 0 // bytes under way
@@ -353,10 +358,10 @@ func (h *handovers) acked(from dsm.NodeID, m *wire.HandoverAck) {
 	h.mu.Lock()
 	r := h.mu.runs[from]
 	h.mu.Unlock()
-	if r != nil {
+	if r != nil && m.ID >= r.first.Load() {
 		select {
 		case r.acks <- m:
-		default: // more acks than there can be extents under way
+		default: // more acks than there can be extents under way: some came twice
 		}
 	}
 }
