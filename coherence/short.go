@@ -40,13 +40,18 @@ func (a *Area) fallShortLocked(ino dsm.Inode, err error) {
 	s.ino, s.err = &ino, err
 	a.node.warnOfMemory(a.id, err)
 	if s.timer == nil {
-		s.timer = time.AfterFunc(s.pause, func() {
+		var timer *time.Timer
+		timer = time.AfterFunc(s.pause, func() {
 			a.step(func() {
+				if s.timer != timer {
+					return // it ended, and another has begun
+				}
 				s.timer = nil
 				s.pause = min(2*s.pause, shortRetryMost)
 				a.growLocked()
 			})
 		})
+		s.timer = timer
 	}
 	a.mu.wake = true
 }
