@@ -222,7 +222,7 @@ func (r *simRun) event(n *simNode) {
 		}
 	case x < 69:
 		if r.kind.resize && !n.behindCatalog() {
-			r.resize(r.aSize())
+			r.resize(simSize - int64(r.rng.IntN(773))*dsm.PageSize)
 		}
 	case x < 73:
 		n.evict()
@@ -245,14 +245,6 @@ func (r *simRun) event(n *simNode) {
 			n.starving.Store(!n.starving.Load())
 		}
 	}
-}
-
-// aSize is a size to which the area is changed: a whole number of pages, or in the midst of what is stored to a page.
-func (r *simRun) aSize() int64 {
-	if r.rng.IntN(2) == 0 {
-		return simSize - int64(r.rng.IntN(773))*dsm.PageSize
-	}
-	return int64(hot[1+r.rng.IntN(len(hot)-1)])*dsm.PageSize + int64(r.rng.IntN(hotBytes))
 }
 
 // call has a program of node n do something, or reports that none does.
