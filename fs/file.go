@@ -36,7 +36,7 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 		return b.walkStatus(r.tid, err)
 	}
 	b.retries.drop(r.tid)
-	leave, err := b.walIndexes.enter(r, a)
+	leave, err := b.walIndexes.enter(r, r.tid, write, a)
 	if err != nil {
 		b.opens.release(a, write)
 		return status(err)

@@ -25,7 +25,10 @@ import (
 type walIndexes struct {
 	b      *bridge
 	warned recently[dsm.Ino, struct{}]
-	mu     struct {
+	// refused are the threads whose open for writing was refused. SQLite opens the index for reading then: were it free by now,
+	// the connection could never write.
+	refused recently[uint32, dsm.Ino]
+	mu      struct {
 		lockrank.Mutex
 		at   map[dsm.Ino]place // of files with the suffix, as the kernel was last told
 		open map[dsm.Ino]*walIndex
@@ -48,12 +51,15 @@ const (
 	walIndexOwner = ^uint64(0)
 	// walIndexWarning is how often the log says that an open was refused.
 	walIndexWarning = time.Minute
+	// walIndexRefused is how long after an open that was refused the next one may come.
+	walIndexRefused = 10 * time.Second
 )
 
 func (x *walIndexes) init(b *bridge) {
 	x.b = b
 	x.mu.Init("fs.walIndexes")
 	x.warned.init(walIndexWarning)
+	x.refused.init(walIndexRefused)
 	x.mu.at, x.mu.open = make(map[dsm.Ino]place), make(map[dsm.Ino]*walIndex)
 }
 
@@ -76,7 +82,7 @@ func (x *walIndexes) forget(ino dsm.Ino) {
 
 // enter takes the index for one more handle, if the area, which is open, is one. errs.Busy says that another
 // node has it. leave is nil if it is none.
-func (x *walIndexes) enter(ctx context.Context, a *openArea) (leave func(), err error) {
+func (x *walIndexes) enter(ctx context.Context, tid uint32, write bool, a *openArea) (leave func(), err error) {
 	ino := dsm.Ino(a.id)
 	x.mu.Lock()
 	at, named := x.mu.at[ino]
@@ -86,6 +92,12 @@ func (x *walIndexes) enter(ctx context.Context, a *openArea) (leave func(), err 
 	}
 	if is, err := x.isIndex(ctx, at); err != nil || !is {
 		return nil, err
+	}
+	if of, ok := x.refused.get(tid); ok {
+		x.refused.drop(tid)
+		if of == ino && !write {
+			return nil, errs.E(errs.Busy, "open", "%s was in use on another node", at.name)
+		}
 	}
 	w := x.use(ino, at)
 	select {
@@ -108,6 +120,9 @@ func (x *walIndexes) enter(ctx context.Context, a *openArea) (leave func(), err 
 		if errs.Is(err, errs.WouldBlock) {
 			err = errs.E(errs.Busy, "open", "%s is in use on another node", at.name)
 			x.warn(ino, at)
+			if write {
+				x.refused.put(tid, ino)
+			}
 		}
 		if err != nil {
 			x.drop(ino, w)
