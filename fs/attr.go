@@ -37,6 +37,9 @@ func (b *bridge) attr(i dsm.Inode, out *fuse.Attr) {
 		root := i // so that i stays off the heap
 		b.root.Store(&root)
 	}
+	if i.Kind == dsm.KindDir {
+		b.dirs.told(i)
+	}
 	if i.Kind == dsm.KindFile {
 		if i.Size > 0 {
 			out.Blocks = max(uint64(i.Pages)*(dsm.PageSize/blockSize), 1)

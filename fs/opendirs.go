@@ -19,7 +19,7 @@ type openDirs struct {
 
 type openDir struct {
 	handles int
-	inode   dsm.Inode // at the newest open
+	inode   dsm.Inode // as the kernel was last told
 }
 
 func (d *openDirs) init() {
@@ -37,6 +37,15 @@ func (d *openDirs) opened(i dsm.Inode) {
 	}
 	o.handles++
 	o.inode = i
+}
+
+// told takes note of what the kernel is told of a directory.
+func (d *openDirs) told(i dsm.Inode) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if o := d.mu.dirs[i.Ino]; o != nil && !i.Ctime.Before(o.inode.Ctime) {
+		o.inode = i
+	}
 }
 
 func (d *openDirs) released(ino dsm.Ino) {
