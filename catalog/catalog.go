@@ -20,7 +20,7 @@ import (
 type Caller interface {
 	Call(ctx context.Context, addr string, req any) (any, error)
 	// Tell makes a request of which only a failure is answered: it comes by the channel, until forget
-	// is called. ctx bounds the sending.
+	// is called. ctx bounds the sending. That there is no connection yet is a failure.
 	Tell(ctx context.Context, addr string, req any) (failed <-chan error, forget func())
 }
 

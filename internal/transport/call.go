@@ -31,7 +31,8 @@ func (t *Transport) Call(ctx context.Context, addr string, req any) (any, error)
 
 // Tell makes a request of which only a failure is answered. It returns when the request has been
 // written; a failure, also that of writing it, comes by the channel, until forget is called. ctx
-// bounds the writing.
+// bounds the writing. It does not wait for a connection: where there is none yet, that is the failure,
+// and a later Tell may find one.
 func (t *Transport) Tell(ctx context.Context, addr string, req any) (failed <-chan error, forget func()) {
 	for {
 		c, err := t.callerOf(addr)
@@ -196,6 +197,11 @@ func (c *caller) call(ctx context.Context, req any) (reply any, err error, again
 
 // tell makes one request of which only a failure is answered; again is that of call.
 func (c *caller) tell(ctx context.Context, req any) (failed <-chan error, forget func(), again bool) {
+	select {
+	case <-c.ready:
+	default:
+		return told(errs.E(errs.Unavailable, "call", "there is no connection to %s yet", c.addr)), func() {}, false
+	}
 	ch := make(chan error, 1)
 	id, err, again := c.ask(ctx, req, asker{failure: ch})
 	if err != nil {

@@ -239,6 +239,10 @@ func TestTell(t *testing.T) {
 			return nil, nil
 		}
 	})
+	if _, err := a.Call(t.Context(), b.Addr(), &wire.PushAck{ID: 3}); !errs.Is(err, errs.Busy) { // which connects
+		t.Fatal(err)
+	}
+	<-handled
 	var last <-chan error
 	for id := range uint64(12) {
 		failed, forget := a.Tell(t.Context(), b.Addr(), &wire.PushAck{ID: id})
@@ -268,5 +272,23 @@ func TestTell(t *testing.T) {
 	failed, _ := a.Tell(t.Context(), b.Addr(), &wire.PushAck{})
 	if err := <-failed; !errs.Is(err, errs.Unavailable) {
 		t.Errorf("to a node that has ended: %v", err)
+	}
+}
+
+// TestTellDoesNotWaitForAConnection: what is told to a node whose machine does not answer fails at once.
+func TestTellDoesNotWaitForAConnection(t *testing.T) {
+	dialing, over := make(chan struct{}, 10), make(chan struct{})
+	a := newNode(t, 1, func(c *Config) {
+		c.Dial = func(context.Context, string, string) (net.Conn, error) {
+			dialing <- struct{}{}
+			<-over
+			return nil, net.ErrClosed
+		}
+	})
+	defer close(over)
+	failed, _ := a.Tell(t.Context(), NodeAddr(2, "127.0.0.1:1"), &wire.PushAck{})
+	<-dialing
+	if err := <-failed; !errs.Is(err, errs.Unavailable) {
+		t.Errorf("%v, want that there is no connection", err)
 	}
 }
