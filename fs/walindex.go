@@ -52,7 +52,7 @@ const (
 	// walIndexWarning is how often the log says that an open was refused.
 	walIndexWarning = time.Minute
 	// walIndexRefused is how long after an open that was refused the next one may come.
-	walIndexRefused = 10 * time.Second
+	walIndexRefused = time.Minute
 )
 
 func (x *walIndexes) init(b *bridge) {
