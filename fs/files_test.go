@@ -424,3 +424,19 @@ func TestListingBringsAttributes(t *testing.T) {
 		t.Errorf("the catalog was asked %d times for the attributes of one listing", listed)
 	}
 }
+
+// TestRemovedDirectoryKeepsItsAttributes: who has a directory open that another node removes sees what it was last, not what it
+// was when it was opened.
+func TestRemovedDirectoryKeepsItsAttributes(t *testing.T) {
+	f := mountTest(t)
+	c := startClient(t)
+	c.must(clientCall{Op: "mkdir", Path: f.path("d"), Mode: 0o755})
+	fd := c.open(f.path("d"), unix.O_RDONLY|unix.O_DIRECTORY)
+	c.must(clientCall{Op: "chmod", Path: f.path("d"), Mode: 0o700})
+	if err := f.names.Rmdir(t.Context(), dsm.RootIno, "d"); err != nil {
+		t.Fatal(err)
+	}
+	if mode := c.must(clientCall{Op: "fstat", FD: fd}).Stat.Mode; mode != syscall.S_IFDIR|0o700 {
+		t.Errorf("mode %o", mode)
+	}
+}
