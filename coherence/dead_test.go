@@ -169,3 +169,38 @@ func TestCloseAfterASync(t *testing.T) {
 		want(t, home, 6)
 	})
 }
+
+// TestSourceDiesAfterItsSlotHasGone: a publication to a new home is not taken back when only the source of the slot has died: that home
+// may have merged it. It keeps no credit. When the home has died, too, it is taken back.
+func TestSourceDiesAfterItsSlotHasGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		source, next, n := s.nodes[0], s.nodes[1], s.nodes[2]
+		n.open(true)
+		put(t, n, 5)
+		publish(n)
+		x := n.area.extentLocked(0)
+		if x.pub == nil || x.pub.credit == 0 {
+			t.Fatal("nothing is under way")
+		}
+		s.changeView(func(v *dsm.View) {
+			v.Slots[dsm.SlotOf(simArea, 0)] = dsm.SlotHome{Primary: next.id, Source: source.id, Epoch: v.Epoch}
+		})
+		n.apply()
+		dies := func(home *simNode) {
+			s.changeView(func(v *dsm.View) {
+				v.Members = append([]dsm.Member(nil), v.Members...)
+				v.Members[home.i].Gone, v.Members[home.i].Leaving = true, true
+			})
+			n.apply()
+		}
+		dies(source)
+		if x.pub == nil || x.pub.credit != 0 {
+			t.Errorf("the source has died: publication %+v", x.pub)
+		}
+		dies(next)
+		if x.pub != nil || x.dirty.Len() == 0 {
+			t.Errorf("its home has died: publication %+v, dirty %v", x.pub, x.dirty)
+		}
+	})
+}

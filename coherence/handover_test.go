@@ -176,3 +176,27 @@ func TestNewHomeDies(t *testing.T) {
 		})
 	}
 }
+
+// TestAcksOfAnEarlierHandover: acks of what was sent before a handover began anew take no room of those that it waits for.
+func TestAcksOfAnEarlierHandover(t *testing.T) {
+	s := newSim(t, 1, 2, dsm.Inode{Size: dsm.ExtentSize})
+	h := &s.nodes[0].node.handovers
+	r := &handoverRun{to: 2, acks: make(chan *wire.HandoverAck, 2*handoverWindow), restart: make(chan struct{}, 1)}
+	h.mu.runs[r.to] = r
+	defer delete(h.mu.runs, r.to)
+	const earlier = 3 * handoverWindow
+	h.lastID.Store(earlier)
+	h.acked(r.to, &wire.HandoverAck{ID: 1})
+	if !h.send(r, nil) || len(r.acks) != 0 {
+		t.Fatalf("%d acks are left when it begins anew", len(r.acks))
+	}
+	for id := range uint64(earlier) {
+		h.acked(r.to, &wire.HandoverAck{ID: id + 1})
+	}
+	for id := range uint64(handoverWindow) {
+		h.acked(r.to, &wire.HandoverAck{ID: earlier + id + 1})
+	}
+	if len(r.acks) != handoverWindow {
+		t.Errorf("%d acks, want the %d of what is under way", len(r.acks), handoverWindow)
+	}
+}
