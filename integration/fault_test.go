@@ -124,22 +124,28 @@ func fails(t *testing.T, n *harness.Node, what string, err error, log ...string)
 	}
 }
 
+// withoutItsHome returns a file that a program on the second node has stored to, after its home, the third node, became silent.
+func withoutItsHome(t *testing.T, timeout string, silence func(*harness.Node)) (c *harness.Cluster, all []*harness.Client, name string, fd int) {
+	c = cluster(t, harness.Options{Nodes: 3, Flags: []string{"--fault-timeout", timeout}})
+	all = clients(c)
+	name = homedAt(t, c, all[1], "n3")
+	f, m := all[1].Attach(name, 4*page)
+	silence(c.Node(3))
+	m.Store(0, []byte("late"))
+	return c, all, name, f.FD
+}
+
 // TestHomeDiesUnderAnFsync kills the home of a file. Whoever waits for it gets an error when the cluster has marked it as gone, not
 // after --fault-timeout, and so does who comes later. Without its bytes the file is good again.
 func TestHomeDiesUnderAnFsync(t *testing.T) {
-	c := cluster(t, harness.Options{Nodes: 3, Flags: []string{"--fault-timeout", "10m"}})
-	all := clients(c)
-	name := homedAt(t, c, all[1], "n3")
-	f, m := all[1].Attach(name, 4*page)
-	c.Node(3).Kill()
-	m.Store(0, []byte("late"))
+	c, all, name, fd := withoutItsHome(t, "10m", (*harness.Node).Kill)
 	began := time.Now()
-	_, err := all[1].Do("fsync %d", f.FD)
+	_, err := all[1].Do("fsync %d", fd)
 	t.Logf("fsync fails after %v", time.Since(began).Round(time.Millisecond))
 	fails(t, c.Node(2), "fsync", err, "n3 at ", "has died")
-	_, err = all[1].Do("fsync %d", f.FD)
+	_, err = all[1].Do("fsync %d", fd)
 	fails(t, c.Node(2), "a second fsync", err)
-	_, err = all[1].Do("close %d", f.FD)
+	_, err = all[1].Do("close %d", fd)
 	fails(t, c.Node(2), "close", err)
 	_, err = all[0].Do("open %s r", all[0].Path(name))
 	fails(t, c.Node(1), "open", err, "n3 at ", "has died")
@@ -153,16 +159,11 @@ func TestHomeDiesUnderAnFsync(t *testing.T) {
 
 // TestCloseDoesNotWaitAgain: of an fsync and the close after it only the first waits for a home that does not answer.
 func TestCloseDoesNotWaitAgain(t *testing.T) {
-	c := cluster(t, harness.Options{Nodes: 3, Flags: []string{"--fault-timeout", "2s"}})
-	all := clients(c)
-	name := homedAt(t, c, all[1], "n3")
-	f, m := all[1].Attach(name, 4*page)
-	c.Node(3).Pause()
-	m.Store(0, []byte("late"))
+	c, all, _, fd := withoutItsHome(t, "2s", (*harness.Node).Pause)
 	began := time.Now()
-	_, err := all[1].Do("fsync %d", f.FD)
+	_, err := all[1].Do("fsync %d", fd)
 	fails(t, c.Node(2), "fsync", err, "no answer from home")
-	_, err = all[1].Do("close %d", f.FD)
+	_, err = all[1].Do("close %d", fd)
 	t.Logf("fsync and close fail after %v", time.Since(began).Round(time.Millisecond))
 	fails(t, c.Node(2), "close", err, "has not answered since an earlier sync")
 	c.Node(3).Resume()
