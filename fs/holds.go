@@ -58,7 +58,7 @@ func (h *holds) keep(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) {
 		return dsm.Inode{}, err
 	}
 	defer func() { <-a.gate }()
-	i, err := h.b.cfg.Names.Hold(ctx, ino, false)
+	i, err := h.hold(ctx, a, false)
 	if err != nil {
 		return dsm.Inode{}, err
 	}
@@ -67,6 +67,16 @@ func (h *holds) keep(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) {
 		h.giveUp(a)
 	}
 	return i, nil
+}
+
+// hold holds the file of an area, whose gate the caller has. A hold that was not answered may still be made. It is given up, or
+// the memory of the file would stay reserved after it was removed.
+func (h *holds) hold(ctx context.Context, a *openArea, write bool) (dsm.Inode, error) {
+	i, err := h.b.cfg.Names.Hold(ctx, dsm.Ino(a.id), write)
+	if a.perhaps = err != nil && !errs.Is(err, errs.NotExist); a.perhaps {
+		h.giveUp(a)
+	}
+	return i, err
 }
 
 // made takes over the hold that came with a new file, which is to be opened next. Like keep, it
@@ -129,7 +139,7 @@ func (h *holds) unhold(areas []*openArea) {
 			busy = append(busy, a)
 			continue
 		}
-		if a.handles() > 0 || !a.held {
+		if a.handles() > 0 || !a.held && !a.perhaps {
 			<-a.gate
 			continue
 		}
@@ -147,7 +157,9 @@ func (h *holds) unhold(areas []*openArea) {
 		cancel()
 	}
 	for _, a := range idle {
-		a.held = err != nil
+		if a.held = a.held && err != nil; err == nil {
+			a.perhaps = false
+		}
 		<-a.gate
 		if a.removed.Load() { // by this
 			h.b.opens.removed(a.id)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
 // TestCreateHoldsForTheAttach: a program that makes a file over the attach socket and attaches it costs the
@@ -102,4 +103,38 @@ func (n *removingNames) Unhold(ctx context.Context, inos ...dsm.Ino) error {
 		}
 	}
 	return err
+}
+
+// lateNames makes a hold after it has told who asked for it that nobody knows.
+type lateNames struct{ *fakeNames }
+
+func (n lateNames) Hold(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode, error) {
+	if _, err := n.fakeNames.Hold(ctx, ino, write); err != nil {
+		return dsm.Inode{}, err
+	}
+	return dsm.Inode{}, errs.E(errs.Timeout, "hold", "")
+}
+
+// TestHoldThatWasNotAnswered: it may have been made all the same, so it is given up. Until then an open holds the file again.
+func TestHoldThatWasNotAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		names := newFakeNames()
+		b := newBridge(Config{Names: lateNames{names}, Areas: newFakeAreas(names), FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
+		i, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Perm: 0o600}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := 1; n < 3; n++ {
+			if _, _, err := b.opens.open(t.Context(), i.Ino, true, nil); !errs.Is(err, errs.Timeout) || names.count("Hold") != n {
+				t.Errorf("open: %v after %d holds", err, names.count("Hold"))
+			}
+		}
+		if !names.nodes[i.Ino].held {
+			t.Fatal("the file is not held")
+		}
+		b.releases.close() // gives up what is to be given up
+		if names.nodes[i.Ino].held {
+			t.Error("the file is held for good")
+		}
+	})
 }

@@ -43,6 +43,8 @@ type openArea struct {
 	// stay held without handles. Both are guarded by the gate.
 	held      bool
 	heldUntil time.Time
+	// perhaps says that a hold was asked for, and that nobody knows whether it was made. It is given up. The gate guards it, too.
+	perhaps bool
 	// removed says that the area is gone, so nobody opens it again.
 	removed atomic.Bool
 
@@ -293,7 +295,7 @@ func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.In
 		if a.held { // it was closed a moment ago
 			inode, err = o.b.cfg.Names.Getattr(ctx, ino)
 		} else {
-			inode, err = o.b.cfg.Names.Hold(ctx, ino, write)
+			inode, err = o.b.holds.hold(ctx, a, write)
 		}
 		if err != nil {
 			return nil, err
@@ -301,7 +303,7 @@ func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.In
 		held = &inode
 	}
 	if held != nil {
-		a.held, a.heldUntil = true, time.Time{}
+		a.held, a.perhaps, a.heldUntil = true, false, time.Time{}
 		a.note(*held)
 		a.kernelSize.Store(held.Size)
 		a.kernelGen.Store(uint64(held.Gen))
