@@ -280,5 +280,5 @@ func (b *bridge) toldOf(r *request, i dsm.Inode, p place) nodeID {
 // Forget is called when the kernel drops an inode of which it was told so many times.
 func (b *bridge) Forget(node, times uint64) {
 	b.aliases.drop(nodeID(node), times)
-	b.walIndexes.forget(inoOf(node))
+	b.walIndexes.forget(inoOf(node), times)
 }

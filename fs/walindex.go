@@ -30,9 +30,15 @@ type walIndexes struct {
 	refused recently[uint32, dsm.Ino]
 	mu      struct {
 		lockrank.Mutex
-		at   map[dsm.Ino]place // of files with the suffix, as the kernel was last told
+		at   map[dsm.Ino]toldPlace // of files with the suffix
 		open map[dsm.Ino]*walIndex
 	}
+}
+
+// toldPlace is where the kernel was last told that a file is, and how often it was told of the file. It says so when it forgets.
+type toldPlace struct {
+	place
+	told uint64
 }
 
 // walIndex is one that programs of this node have open. Whoever has its gate may wait for the network.
@@ -60,7 +66,7 @@ func (x *walIndexes) init(b *bridge) {
 	x.mu.Init("fs.walIndexes")
 	x.warned.init(walIndexWarning)
 	x.refused.init(walIndexRefused)
-	x.mu.at, x.mu.open = make(map[dsm.Ino]place), make(map[dsm.Ino]*walIndex)
+	x.mu.at, x.mu.open = make(map[dsm.Ino]toldPlace), make(map[dsm.Ino]*walIndex)
 }
 
 // told is called before the kernel is told that the inode is at p.
@@ -70,13 +76,18 @@ func (x *walIndexes) told(i dsm.Inode, p place) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.mu.at[i.Ino] = p
+	x.mu.at[i.Ino] = toldPlace{p, x.mu.at[i.Ino].told + 1}
 }
 
-// forget says that the kernel has dropped the inode.
-func (x *walIndexes) forget(ino dsm.Ino) {
+// forget says that the kernel has forgotten what it was told of the inode, so many times.
+func (x *walIndexes) forget(ino dsm.Ino, times uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	at, ok := x.mu.at[ino]
+	if at.told -= min(times, at.told); ok && at.told > 0 {
+		x.mu.at[ino] = at // it has been told once more meanwhile
+		return
+	}
 	delete(x.mu.at, ino)
 }
 
@@ -85,7 +96,8 @@ func (x *walIndexes) forget(ino dsm.Ino) {
 func (x *walIndexes) enter(ctx context.Context, tid uint32, write bool, a *openArea) (leave func(), err error) {
 	ino := dsm.Ino(a.id)
 	x.mu.Lock()
-	at, named := x.mu.at[ino]
+	known, named := x.mu.at[ino]
+	at := known.place
 	x.mu.Unlock()
 	if !named || x.b.cfg.Locks == nil {
 		return nil, nil

@@ -90,3 +90,23 @@ func TestRefusedWALIndexIsNotRead(t *testing.T) {
 		t.Error("its open after that: ", err)
 	}
 }
+
+// TestForgottenWALIndex: the kernel may say that it has forgotten a file after it has been told of it once more.
+func TestForgottenWALIndex(t *testing.T) {
+	w := openWAL(t)
+	x, ino := &w.b.walIndexes, dsm.Ino(w.index.id)
+	x.told(dsm.Inode{Ino: ino, Kind: dsm.KindFile}, place{rootNode, "db" + walIndexSuffix})
+	for told := 2; told >= 0; told-- {
+		leave, err := x.enter(t.Context(), 1, true, w.index)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if known := leave != nil; known != (told > 0) {
+			t.Errorf("told of %d times more than it has forgotten, it is an index: %v", told, known)
+		}
+		if leave != nil {
+			leave()
+		}
+		w.b.Forget(uint64(ino), 1)
+	}
+}
