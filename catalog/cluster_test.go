@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,6 +40,20 @@ type node struct {
 	streams  *ears
 	warned   chan string // what the catalog warned of
 	stopped  sync.Once
+	via      *callers
+}
+
+// callers is the Caller of a node. A test may replace what is behind it while the node runs.
+type callers struct{ to atomic.Pointer[Caller] }
+
+func (c *callers) use(to Caller) { c.to.Store(&to) }
+
+func (c *callers) Call(ctx context.Context, addr string, req any) (any, error) {
+	return (*c.to.Load()).Call(ctx, addr, req)
+}
+
+func (c *callers) Tell(ctx context.Context, addr string, req any) (<-chan error, func()) {
+	return (*c.to.Load()).Tell(ctx, addr, req)
 }
 
 // warnings is the catalog's log, which hands warnings out too. Those of raft, which
@@ -136,7 +151,7 @@ func start(t testing.TB, name string) *node {
 // startAt starts the node at an address that it must have.
 func startAt(t testing.TB, name, listen string) *node {
 	t.Helper()
-	n := &node{observer: &recorder{views: make(chan struct{}, 1)}, warned: make(chan string, 64)}
+	n := &node{observer: &recorder{views: make(chan struct{}, 1)}, warned: make(chan string, 64), via: new(callers)}
 	id := dsm.NodeID(rand.Uint64() | 1)
 	var err error
 	ready := make(chan struct{})
@@ -154,10 +169,11 @@ func startAt(t testing.TB, name, listen string) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
+	n.via.use(n.net)
 	n.streams = newEars(n.net.RaftLayer())
 	n.Catalog, err = New(Config{
 		Self:   dsm.Member{ID: id, Name: name, Addr: n.net.Addr(), Budget: 1 << 30},
-		Caller: n.net, Streams: n.streams, Observer: n.observer, OnCluster: n.net.SetCluster,
+		Caller: n.via, Streams: n.streams, Observer: n.observer, OnCluster: n.net.SetCluster,
 		Log: slog.New(warnings{testLog(t, name).Handler(), n.warned}),
 	})
 	if err != nil {

@@ -32,7 +32,7 @@ func TestReadsUnderALeaseAskNobody(t *testing.T) {
 	nodes := cluster(t, 3)
 	n := follower(t, nodes)
 	c := &counting{Caller: n.net}
-	n.Catalog.caller = c
+	n.via.use(c)
 	ctx := patient(t)
 	for _, what := range []struct {
 		name   string

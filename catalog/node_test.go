@@ -118,7 +118,7 @@ func TestCommandsThatArriveTwiceHappenOnce(t *testing.T) {
 		if n == lead {
 			continue
 		}
-		n.Catalog.caller = &stubborn{Caller: n.net}
+		n.via.use(&stubborn{Caller: n.net})
 		for i := range 50 {
 			name := fmt.Sprint(n.self.Name, i)
 			_, err := n.Create(ctx, dsm.RootIno, name, file, false)

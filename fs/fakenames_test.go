@@ -112,6 +112,13 @@ func (n *fakeNames) count(op string) int {
 	return n.calls[op]
 }
 
+// held tells whether the node holds the file.
+func (n *fakeNames) held(ino dsm.Ino) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.nodes[ino].held
+}
+
 func (n *fakeNames) failWith(op string, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -108,18 +108,17 @@ func TestHoldOncePerArea(t *testing.T) {
 	c := startClient(t)
 	f.file(c, "w", []byte("x"))
 	ino := f.names.inoOf("w")
-	held := func() bool { f.names.mu.Lock(); defer f.names.mu.Unlock(); return f.names.nodes[ino].held }
-	eventually(t, "let go", func() bool { return !held() })
+	eventually(t, "let go", func() bool { return !f.names.held(ino) })
 	for range 200 {
 		fd := c.open(f.path("w"), unix.O_RDWR)
-		if !held() {
+		if !f.names.held(ino) {
 			t.Fatal("open and not held")
 		}
 		fd2 := c.open(f.path("w"), unix.O_RDONLY)
 		c.must(clientCall{Op: "close", FD: fd})
 		c.must(clientCall{Op: "close", FD: fd2})
 	}
-	eventually(t, "let go", func() bool { return !held() })
+	eventually(t, "let go", func() bool { return !f.names.held(ino) })
 	a := f.areas.area(dsm.AreaID(ino))
 	if s := a.state(); s.opens != 0 || s.writers != 0 {
 		t.Errorf("%d handles, %d writers left in the data plane", s.opens, s.writers)
@@ -136,7 +135,7 @@ func TestUnholdIsTriedAgain(t *testing.T) {
 	ino := f.names.inoOf("w")
 	eventually(t, "tried twice", func() bool { return f.names.count("Unhold") >= 2 })
 	f.names.failWith("Unhold", nil)
-	eventually(t, "let go", func() bool { f.names.mu.Lock(); defer f.names.mu.Unlock(); return !f.names.nodes[ino].held })
+	eventually(t, "let go", func() bool { return !f.names.held(ino) })
 }
 
 func TestClosePublishes(t *testing.T) {

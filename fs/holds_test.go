@@ -21,17 +21,12 @@ func TestCreateHoldsForTheAttach(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held := func(ino dsm.Ino) bool {
-		f.names.mu.Lock()
-		defer f.names.mu.Unlock()
-		return f.names.nodes[ino].held
-	}
 	create := func(name string) dsm.Ino {
 		i, err := m.Create(t.Context(), &dsm.Credentials{}, root, name, dsm.Inode{Kind: dsm.KindFile, Perm: 0o600, Size: 4096}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !held(i.Ino) {
+		if !f.names.held(i.Ino) {
 			t.Errorf("%s is not held", name)
 		}
 		return i.Ino
@@ -44,12 +39,12 @@ func TestCreateHoldsForTheAttach(t *testing.T) {
 	if n := f.names.count("Hold"); n != 0 {
 		t.Errorf("the attach of a new file held it %d times again", n)
 	}
-	eventually(t, "what nobody attached is given up", func() bool { return !held(left) })
-	if !held(attached) {
+	eventually(t, "what nobody attached is given up", func() bool { return !f.names.held(left) })
+	if !f.names.held(attached) {
 		t.Error("what is attached was given up")
 	}
 	area.Close(true)
-	eventually(t, "what was attached is given up", func() bool { return !held(attached) })
+	eventually(t, "what was attached is given up", func() bool { return !f.names.held(attached) })
 }
 
 // TestRemovedFilesAreForgotten: nothing of a file stays in memory when the catalog has forgotten it, also if it does while
@@ -129,11 +124,11 @@ func TestHoldThatWasNotAnswered(t *testing.T) {
 				t.Errorf("open: %v after %d holds", err, names.count("Hold"))
 			}
 		}
-		if !names.nodes[i.Ino].held {
+		if !names.held(i.Ino) {
 			t.Fatal("the file is not held")
 		}
 		b.releases.close() // gives up what is to be given up
-		if names.nodes[i.Ino].held {
+		if names.held(i.Ino) {
 			t.Error("the file is held for good")
 		}
 	})
