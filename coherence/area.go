@@ -157,7 +157,7 @@ func (a *Area) note(event func()) {
 	a.catchUpLocked()
 	if !a.mu.removed {
 		a.wakingWhenToldLocked(event)
-		a.localLocked() // for what catchUpLocked sent: another goroutine may be sending at this moment, and it sends all that is there
+		a.localLocked() // another goroutine may be sending at this moment, and it sends all that is there
 	}
 }
 
@@ -280,7 +280,8 @@ func page(e dsm.ExtentIndex, i int) dsm.PageIndex {
 	return dsm.PageIndex(e)*dsm.ExtentPages + dsm.PageIndex(i)
 }
 
-// catchUpLocked makes the area act on the newest view.
+// catchUpLocked makes the area act on the newest view. It is called before the event of a step. What it sends to this node is handled
+// at once: the event may change how this node takes a push, and the home counts on that (keepBaseLocked).
 func (a *Area) catchUpLocked() {
 	v := a.node.cfg.View.Current()
 	if v.Epoch <= a.mu.view.Epoch {
@@ -294,6 +295,7 @@ func (a *Area) catchUpLocked() {
 	a.homeViewChangedLocked(old)
 	a.replicaViewChangedLocked(old)
 	a.unparkLocked() // a slot that this node waited for may not come any more, or have another home
+	a.localLocked()
 	a.mu.wake = true
 }
 
@@ -314,21 +316,27 @@ func (a *Area) inodeChangedLocked(now dsm.Inode) {
 		// The residency changes only while the file is empty. A snapshot of the catalog skips that
 		// moment.
 		empty := now
-		empty.Size = 0
-		if old.Size > 0 {
-			empty.Spec.Residency = old.Spec.Residency
-			a.inodeChangedLocked(empty)
-			old, empty.Spec.Residency = empty, now.Spec.Residency
+		empty.Size, empty.Spec.Residency = 0, old.Spec.Residency
+		if old.Size > 0 && !a.becomeLocked(empty) {
+			return
 		}
-		if now.Size > 0 {
-			a.inodeChangedLocked(empty)
-			old = empty
+		empty.Spec.Residency = now.Spec.Residency
+		if now.Size > 0 && !a.becomeLocked(empty) {
+			return
 		}
 	}
+	if a.becomeLocked(now) {
+		a.endShortLocked()
+	}
+}
+
+// becomeLocked has the area act on the inode, or returns false if there is no memory for it: see short.
+func (a *Area) becomeLocked(now dsm.Inode) bool {
+	old := a.mu.ino
 	if now.Size != old.Size && a.mu.mem != nil {
 		if err := a.resizeMemoryLocked(now.Size); err != nil {
 			a.fallShortLocked(now, err)
-			return
+			return false
 		}
 	}
 	a.mu.ino, a.mu.counted.known = now, false
@@ -346,8 +354,8 @@ func (a *Area) inodeChangedLocked(now dsm.Inode) {
 	}
 	a.replicaResizedLocked(old.Size, now.Size)
 	a.replicaOnRequestChangedLocked()
-	a.endShortLocked()
 	a.mu.wake = true
+	return true
 }
 
 // sessionResetLocked sends again what a broken session with peer may have lost.

@@ -82,6 +82,61 @@ func TestPublishParkedBehindAnOpen(t *testing.T) {
 	})
 }
 
+// TestOpenForWritingInTheStepThatMerges: a publish waits for a slot, or for memory. The step that merges it is that in which a program
+// opens the area for writing, which keeps updates out of memory from then on. The base copy, which is the home's too, must not get
+// ahead of the working copy: the difference would count as a store, which undoes the publish.
+func TestOpenForWritingInTheStepThatMerges(t *testing.T) {
+	for name, begin := range map[string]func(t *testing.T, s *sim, from, home *simNode) (end func()){
+		"slot": func(t *testing.T, s *sim, from, home *simNode) func() {
+			s.move(home, 1)
+			put(t, from, 5)
+			publish(from)
+			s.deliverAll(link{0, 1})
+			return func() {
+				v := *home.view
+				v.Epoch++
+				row := &v.Slots[dsm.SlotOf(simArea, 0)]
+				row.Source = 0
+				home.view = &v
+			}
+		},
+		"memory": func(t *testing.T, s *sim, from, home *simNode) func() {
+			s.changeView(func(v *dsm.View) {
+				for i := range v.Slots {
+					v.Slots[i].Primary = home.id
+				}
+			})
+			s.catchUp()
+			s.drain()
+			home.starving.Store(true)
+			s.resize(2 * dsm.ExtentSize)
+			s.catchUp()
+			put(t, from, 5)
+			publish(from)
+			s.deliverAll(link{0, 1})
+			home.starving.Store(false)
+			return func() {}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newHomed(t, 2, sums(1, dsm.ApplySync))
+			from, home := s.nodes[0], s.nodes[1]
+			from.open(true)
+			home.open(false)
+			end := begin(t, s, from, home)
+			if home.area.mu.home.pages > 0 {
+				t.Fatal("the publish does not wait")
+			}
+			end()
+			home.startOpen(true)
+			if home.area.mu.home.pages == 0 {
+				t.Fatal("the publish was not merged")
+			}
+			s.check()
+		})
+	}
+}
+
 // TestHandoverSendsManySmallExtents: so many are under way that a node with many small files does not wait for a round trip with
 // every few of them, and of large ones not more than fit the bound.
 func TestHandoverSendsManySmallExtents(t *testing.T) {
