@@ -78,7 +78,8 @@ func (s *sim) ack(mine snapshot) {
 // acked returns what every acquire that begins now must see.
 func (n *simNode) acked() snapshot {
 	s := n.sim
-	return snapshot{maps.Clone(s.seen.published), s.seen.cuts, n.ino.Gen, n.ino.Size, n.ino.Spec.AppliesInSync()}
+	held := n.ino.Spec.AppliesInSync() || n.area.mu.ino.Spec.AppliesInSync() // an area that is short goes by its old rules
+	return snapshot{maps.Clone(s.seen.published), s.seen.cuts, n.ino.Gen, n.ino.Size, held}
 }
 
 // sees checks that the programs of the node see what was published at the snapshot. If updates enter memory in sync calls only, that
