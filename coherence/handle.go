@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"math"
 
@@ -264,10 +265,13 @@ func (a *Area) write(p []byte, off int64, w way) error {
 		if w == writtenThrough {
 			defer a.mu.cached.EndWrite()
 		}
-		if err = a.missesLocked(off, int64(len(p))); err != nil {
+		err = a.missesLocked(off, int64(len(p)))
+		switch room := max(a.mu.ino.Size-off, 0); {
+		case err != nil && w != writtenBack:
 			return
-		}
-		if room := max(a.mu.ino.Size-off, 0); int64(len(p)) > room {
+		case err != nil: // what there is memory for is taken: the kernel does not write it back again
+			p = p[:room]
+		case int64(len(p)) > room:
 			a.mu.cached.WrotePast(off+room, p[room:])
 			p = p[:room]
 		}
@@ -276,15 +280,13 @@ func (a *Area) write(p []byte, off int64, w way) error {
 		}
 		r.lastStore = a.now()
 		if a.presentLocked(off, len(p)) {
-			err = a.storeLocked(p, off, w)
+			err = cmp.Or(a.storeLocked(p, off, w), err)
 			ahead = len(p) >= aheadBytes && a.canPublishAheadLocked()
 			return
 		}
 		for len(p) > 0 {
 			n := min(len(p), dsm.PageSize-int(off%dsm.PageSize))
-			if e := a.storeLocked(p[:n], off, w); e != nil {
-				err = e
-			}
+			err = cmp.Or(a.storeLocked(p[:n], off, w), err)
 			p, off = p[n:], off+int64(n)
 		}
 	})

@@ -87,6 +87,34 @@ func TestMemoryThatDoesNotGrow(t *testing.T) {
 	}
 }
 
+// TestStoresAcrossTheEndOfMemory: the kernel writes back stores that reach past what there is memory for. It says so at the next fsync,
+// and does not write them back again: those that there is memory for must not be lost.
+func TestStoresAcrossTheEndOfMemory(t *testing.T) {
+	for name, size := range map[string]int64{"at a page": dsm.PageSize, "in a page": dsm.PageSize + 10} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ino := sums(1, dsm.ApplyArrival)
+				ino.Size = size
+				s := newHomed(t, 1, ino)
+				n := s.nodes[0]
+				n.open(true)
+				n.starving.Store(true)
+				s.resize(3 * dsm.PageSize)
+				s.catchUp()
+				stored := bytes.Repeat([]byte{7}, 3*dsm.PageSize)
+				if err := n.area.WriteBack(stored, 0); errs.KindOf(err) != errs.NoSpace {
+					t.Errorf("a store past the memory: %v, want ENOSPC", err)
+				}
+				got := make([]byte, 3*dsm.PageSize)
+				if k := n.area.mu.mem.ReadWorking(got, 0); int64(k) != size || !bytes.Equal(got[:size], stored[:size]) {
+					t.Errorf("of %d bytes with memory, memory has %d", size, bytes.Count(got, []byte{7}))
+				}
+				n.starving.Store(false)
+			})
+		})
+	}
+}
+
 // TestHandoverToAShortArea: an extent that is handed over to a node before it has memory for it is sent again.
 func TestHandoverToAShortArea(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -114,7 +114,7 @@ func storeBytes(r *simRun, n *simNode) {
 			b[off%dsm.PageSize] = v
 			r.bytes[off] = v
 			delete(r.maybe, off)
-			if past { // it may be delivered before or after the area grows
+			if past && off >= n.hasUpTo() { // it may be delivered before or after the area grows
 				r.maybe[off] = true
 			}
 			if attached {
@@ -126,12 +126,13 @@ func storeBytes(r *simRun, n *simNode) {
 
 func checkBytes(r *simRun, n *simNode) {
 	for _, p := range hot {
-		if int64(p+1)*dsm.PageSize > n.ino.Size {
+		size := min(n.ino.Size-int64(p)*dsm.PageSize, dsm.PageSize)
+		if size <= 0 {
 			continue
 		}
 		w, c := n.page(p)
-		for i := range dsm.PageSize {
-			off := int64(p)*dsm.PageSize + int64(i)
+		for i := range size {
+			off := int64(p)*dsm.PageSize + i
 			want := r.bytes[off]
 			if r.maybe[off] && w[i] == 0 {
 				delete(r.bytes, off) // then it is zero everywhere

@@ -46,9 +46,9 @@ func (k *seen) storeOf(off int64, v byte) int {
 	return n - ((n-1)%255+1-int(v)+255)%255
 }
 
-// deliveredTo says that the node's area is about to have what its programs have stored to a page of the page cache.
-func (n *simNode) deliveredTo(p dsm.PageIndex, c *cachedPage) {
-	for i, v := range c.data[:hotBytes] {
+// deliveredTo says that the node's area has what its programs have stored to the first bytes of a page of the page cache.
+func (n *simNode) deliveredTo(p dsm.PageIndex, c *cachedPage, size int64) {
+	for i, v := range c.data[:min(max(size, 0), hotBytes)] {
 		off := int64(p)*dsm.PageSize + int64(i)
 		if v != c.given[i] && off < n.ino.Size && n.sim.owner(off) == n.i && !n.sim.toAttached(off) {
 			n.given[off] = n.sim.seen.storeOf(off, v)
@@ -96,7 +96,7 @@ func (n *simNode) sees(began snapshot, what string, storing bool, prog *simProgr
 	}
 	for off, least := range began.counts {
 		p := dsm.PageIndex(off / dsm.PageSize)
-		if s.owner(off) == n.i || int64(p+1)*dsm.PageSize > min(began.size, n.ino.Size) { // of extents that it has not heard of it asks nobody
+		if s.owner(off) == n.i || off >= min(began.size, n.ino.Size) { // of extents that it has not heard of it asks nobody
 			continue
 		}
 		n.area.mu.Lock()

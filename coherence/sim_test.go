@@ -179,10 +179,11 @@ func (n *simNode) checkDrafts() {
 			continue
 		}
 		for _, p := range hot {
-			if int64(p+1)*dsm.PageSize > n.ino.Size {
+			size := min(n.ino.Size-int64(p)*dsm.PageSize, dsm.PageSize)
+			if size <= 0 {
 				continue
 			}
-			if w := n.area.mu.mem.Working(p); string(d.mem.Memory(p)) != string(w) {
+			if w := n.area.mu.mem.Working(p); string(d.mem.Memory(p)[:size]) != string(w[:size]) {
 				n.sim.t.Fatalf("node %d page %d: a draft differs from the working copy", n.i, p)
 			}
 		}
@@ -222,7 +223,7 @@ func (r *simRun) event(n *simNode) {
 		}
 	case x < 69:
 		if r.kind.resize && !n.behindCatalog() {
-			r.resize(simSize - int64(r.rng.IntN(773))*dsm.PageSize)
+			r.resize(r.aSize())
 		}
 	case x < 73:
 		n.evict()
@@ -245,6 +246,14 @@ func (r *simRun) event(n *simNode) {
 			n.starving.Store(!n.starving.Load())
 		}
 	}
+}
+
+// aSize is a size to which the area is changed: a whole number of pages, or in the midst of what is stored to a page.
+func (r *simRun) aSize() int64 {
+	if r.rng.IntN(2) == 0 {
+		return simSize - int64(r.rng.IntN(773))*dsm.PageSize
+	}
+	return int64(hot[1+r.rng.IntN(len(hot)-1)])*dsm.PageSize + int64(r.rng.IntN(hotBytes))
 }
 
 // call has a program of node n do something, or reports that none does.
