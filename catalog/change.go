@@ -19,10 +19,13 @@ func (c *Catalog) Create(ctx context.Context, dir dsm.Ino, name string, n dsm.In
 	})
 }
 
-// CreateTemp makes a file without a name, with the settings that a file created in dir would have,
-// and holds it. Link may give it a name.
-func (c *Catalog) CreateTemp(ctx context.Context, dir dsm.Ino, n dsm.Inode) (dsm.Inode, error) {
-	return c.propose(ctx, createOp{Dir: dir, Temp: true, Kind: dsm.KindFile, Perm: n.Perm, UID: n.UID, GID: n.GID, Hold: true})
+// CreateTemp makes a file without a name, as Create would make one in dir, and holds it. n's Layout is
+// what the header that it will get says. Link may give it a name.
+func (c *Catalog) CreateTemp(ctx context.Context, dir dsm.Ino, n dsm.Inode, settings ...dsm.Setting) (dsm.Inode, error) {
+	return c.propose(ctx, createOp{
+		Dir: dir, Temp: true, Kind: dsm.KindFile, Perm: n.Perm, UID: n.UID, GID: n.GID, Hold: true,
+		Size: n.Size, Layout: n.Layout, Settings: settings,
+	})
 }
 
 // Link gives another name to a file or symbolic link.

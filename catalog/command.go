@@ -89,6 +89,7 @@ type (
 		Target   string
 		Hold     bool
 		Size     int64         // for a file
+		Layout   dsm.Layout    // for a file whose type is to be found in its header, if it is known already
 		Settings []dsm.Setting // for a file, in addition to the directory's
 	}
 	linkOp struct {

@@ -45,7 +45,9 @@ func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
 		if n.Spec, err = respecAll(n.Spec, o.Settings); err != nil {
 			return dsm.Inode{}, err
 		}
-		n.Layout = explicitLayout(n.Spec)
+		if n.Layout, err = firstLayout(n.Spec, o.Layout, o.Size); err != nil {
+			return dsm.Inode{}, err
+		}
 		empty := &inode{Inode: n}
 		if err := s.checkTruncate(empty, o.Size); err != nil {
 			return dsm.Inode{}, err

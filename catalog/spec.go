@@ -62,13 +62,29 @@ func respec(spec dsm.Spec, key, value string) (dsm.Spec, error) {
 // explicitLayout returns the layout that the spec alone gives a file.
 func explicitLayout(spec dsm.Spec) dsm.Layout { return dsm.Layout{DType: spec.DType} }
 
+// firstLayout returns the layout of a new file of the size. found is what its header will say, if that is known.
+func firstLayout(spec dsm.Spec, found dsm.Layout, size int64) (dsm.Layout, error) {
+	if spec.DType != dsm.DTypeAuto || found == (dsm.Layout{}) {
+		return explicitLayout(spec), nil
+	}
+	if !foundLayout(found) || found.DataOffset > size {
+		return found, fail(errs.Invalid, "layout %v of a new file of %d bytes", found, size)
+	}
+	return found, nil
+}
+
+// foundLayout reports whether the header of a file may say this.
+func foundLayout(l dsm.Layout) bool {
+	return l.DType <= dsm.DTypeU64 && l.DataOffset >= 0 && l.DataOffset%int64(l.DType.Size()) == 0
+}
+
 func (o setLayoutOp) apply(s *state, st step) (dsm.Inode, error) {
 	in, err := s.get(dsm.Ino(o.Area))
 	if err != nil {
 		return dsm.Inode{}, err
 	}
 	l := o.Layout
-	if in.Kind != dsm.KindFile || l.DType > dsm.DTypeU64 || l.DataOffset < 0 {
+	if in.Kind != dsm.KindFile || !foundLayout(l) {
 		return dsm.Inode{}, fail(errs.Invalid, "layout %v of inode %d", l, in.Ino)
 	}
 	// The data plane read the header some time ago. Meanwhile the user may have set the type

@@ -186,6 +186,27 @@ func TestCreate(t *testing.T) {
 		t.Errorf("made whole: %+v; %+v reserved", w, m.reserved)
 	}
 
+	headed := createOp{Dir: dsm.RootIno, Temp: true, Hold: true, Kind: dsm.KindFile, Size: 24, Layout: dsm.Layout{DType: dsm.DTypeF64, DataOffset: 16}}
+	for name, change := range map[string]func(o *createOp){
+		"past the end":  func(o *createOp) { o.Layout.DataOffset = 32 },
+		"before it":     func(o *createOp) { o.Layout.DataOffset = -8 },
+		"in an element": func(o *createOp) { o.Layout.DataOffset = 12 },
+		"unknown type":  func(o *createOp) { o.Layout.DType = dsm.DTypeU64 + 1 },
+	} {
+		bad := headed
+		change(&bad)
+		if _, err := m.do(nodeA, bad); !errs.Is(err, errs.Invalid) {
+			t.Errorf("layout %s: %v", name, err)
+		}
+	}
+	if h := m.must(nodeA, headed); h.Layout != headed.Layout || h.Spec.DType != dsm.DTypeAuto {
+		t.Errorf("made with a header: %+v", h)
+	}
+	headed.Settings = []dsm.Setting{{Key: "dtype", Value: "i32"}}
+	if h := m.must(nodeA, headed); h.Layout != (dsm.Layout{DType: dsm.DTypeI32}) {
+		t.Errorf("made with a type of its own: %+v", h)
+	}
+
 	m.fails(errs.NotExist, createOp{Dir: dsm.RootIno, Name: "m", Kind: dsm.KindSymlink})
 	m.fails(errs.NameTooLong, createOp{Dir: dsm.RootIno, Name: "m", Kind: dsm.KindSymlink, Target: strings.Repeat("x", 4096)})
 

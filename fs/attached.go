@@ -28,13 +28,10 @@ func (b *bridge) startAttach() (*attach.Server, error) {
 }
 
 func (m attachMount) Create(ctx context.Context, who *dsm.Credentials, dir dsm.Inode, name string, n dsm.Inode, settings []dsm.Setting) (dsm.Inode, error) {
-	if dir.Ino == dsm.RootIno && name == control.Name {
-		return dsm.Inode{}, errs.E(errs.Permission, "create", "/%s is where the control files are", name)
+	if err := free(dir.Ino, name); err != nil {
+		return dsm.Inode{}, err
 	}
-	n = owned(n, dir, who.UID, who.GID)
-	if who.UID != 0 && !who.In(n.GID) { // on a mount the kernel does this
-		n.Perm &^= syscall.S_ISGID
-	}
+	n = ownedBy(who, n, dir)
 	i, err := m.b.withRoom(ctx, func() (dsm.Inode, error) {
 		return m.Names.Create(ctx, dir.Ino, name, n, true, settings...)
 	})
@@ -42,6 +39,47 @@ func (m attachMount) Create(ctx context.Context, who *dsm.Credentials, dir dsm.I
 		m.b.holds.made(i.Ino) // as a rule the program attaches next
 	}
 	return i, err
+}
+
+// free refuses the name of the control files.
+func free(dir dsm.Ino, name string) error {
+	if dir == dsm.RootIno && name == control.Name {
+		return errs.E(errs.Permission, "create", "/%s is where the control files are", name)
+	}
+	return nil
+}
+
+// ownedBy is owned for a program that does not come through a mount, whose kernel would look after the
+// set-group-ID bit.
+func ownedBy(who *dsm.Credentials, n, dir dsm.Inode) dsm.Inode {
+	n = owned(n, dir, who.UID, who.GID)
+	if who.UID != 0 && !who.In(n.GID) {
+		n.Perm &^= syscall.S_ISGID
+	}
+	return n
+}
+
+func (m attachMount) CreateUnnamed(ctx context.Context, who *dsm.Credentials, dir, n dsm.Inode, settings []dsm.Setting) (attach.Area, dsm.Inode, error) {
+	n = ownedBy(who, n, dir)
+	i, err := m.b.withRoom(ctx, func() (dsm.Inode, error) {
+		return m.Names.CreateTemp(ctx, dir.Ino, n, settings...)
+	})
+	if err != nil {
+		return nil, i, err
+	}
+	a, err := m.b.opens.attach(ctx, i.Ino, true, &i)
+	if err != nil {
+		m.b.holds.made(i.Ino) // which gives the hold up, and the file with it
+		return nil, i, err
+	}
+	return attachedArea{a.current(), m.b, a}, i, nil
+}
+
+func (m attachMount) Link(ctx context.Context, ino, dir dsm.Ino, name string) (dsm.Inode, error) {
+	if err := free(dir, name); err != nil {
+		return dsm.Inode{}, err
+	}
+	return m.Names.Link(ctx, ino, dir, name)
 }
 
 func (attachMount) CheckSetting(key string) error { return checkSetting(key) }
@@ -52,7 +90,7 @@ func (m attachMount) IsOpen(ino dsm.Ino) bool {
 }
 
 func (m attachMount) Open(ctx context.Context, ino dsm.Ino, write bool) (attach.Area, error) {
-	a, err := m.b.opens.attach(ctx, ino, write)
+	a, err := m.b.opens.attach(ctx, ino, write, nil)
 	if err != nil {
 		return nil, err
 	}

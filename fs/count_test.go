@@ -146,7 +146,7 @@ func counting(t *testing.T, name string) (*bridge, *fakeNames, *openArea) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := b.opens.attach(t.Context(), in.Ino, false)
+	a, err := b.opens.attach(t.Context(), in.Ino, false, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,10 +34,10 @@ type fakeInode struct {
 	held    bool
 }
 
-func (n *fakeNames) CreateTemp(ctx context.Context, dir dsm.Ino, i dsm.Inode) (dsm.Inode, error) {
+func (n *fakeNames) CreateTemp(ctx context.Context, dir dsm.Ino, i dsm.Inode, settings ...dsm.Setting) (dsm.Inode, error) {
 	const name = "\x00temporary"
 	i.Kind = dsm.KindFile
-	if _, err := n.Create(ctx, dir, name, i, true); err != nil {
+	if _, err := n.Create(ctx, dir, name, i, true, settings...); err != nil {
 		return i, err
 	}
 	if err := n.Unlink(ctx, dir, name); err != nil {

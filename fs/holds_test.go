@@ -59,7 +59,7 @@ func TestRemovedFilesAreForgotten(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			a, err := b.opens.attach(t.Context(), in.Ino, false)
+			a, err := b.opens.attach(t.Context(), in.Ino, false, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -26,8 +26,9 @@ type Names interface {
 	// the settings of a regular file. errs.Exist if the name is taken; nobody finds it half made.
 	// With hold, a regular file is held open by this node in the same step.
 	Create(ctx context.Context, dir dsm.Ino, name string, n dsm.Inode, hold bool, settings ...dsm.Setting) (dsm.Inode, error)
-	// CreateTemp makes a regular file without a name, held by this node; its Spec is inherited from dir.
-	CreateTemp(ctx context.Context, dir dsm.Ino, n dsm.Inode) (dsm.Inode, error)
+	// CreateTemp makes a regular file as Create would, but without a name, held by this node. n's Layout
+	// is what the header that the file will get says, if that is known.
+	CreateTemp(ctx context.Context, dir dsm.Ino, n dsm.Inode, settings ...dsm.Setting) (dsm.Inode, error)
 	// Link gives a file or symlink a further name: errs.Permission for a directory.
 	Link(ctx context.Context, ino, dir dsm.Ino, name string) (dsm.Inode, error)
 	Unlink(ctx context.Context, dir dsm.Ino, name string) error

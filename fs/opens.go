@@ -253,9 +253,9 @@ func (o *opens) enterPlane(ctx context.Context, a *openArea, write bool) error {
 	return nil
 }
 
-// attach opens an area for a program that maps its working copy; detach closes it.
-func (o *opens) attach(ctx context.Context, ino dsm.Ino, write bool) (*openArea, error) {
-	a, err := o.enter(ctx, ino, false, nil)
+// attach opens an area for a program that maps its working copy; detach closes it. held is that of open.
+func (o *opens) attach(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Inode) (*openArea, error) {
+	a, err := o.enter(ctx, ino, false, held)
 	if err != nil {
 		return nil, err
 	}

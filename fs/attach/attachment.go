@@ -22,6 +22,8 @@ type attachment struct {
 	at    Attachment
 	path  string
 	write bool
+	// file is the area's inode.
+	file dsm.Ino
 	// dev and ino identify the memfd.
 	dev, ino uint64
 	// memory is a descriptor of the memfd. It is nil unless the area is on demand. serving counts what
@@ -33,9 +35,10 @@ type attachment struct {
 
 	mu struct {
 		lockrank.Mutex
-		ended  bool
-		ranges []*mappedRange
-		told   int64 // the largest size that the program has been told
+		ended   bool
+		ranges  []*mappedRange
+		told    int64 // the largest size that the program has been told
+		unnamed bool  // PREPARE made the file, and NAME has given it no name yet
 	}
 }
 
@@ -71,13 +74,29 @@ func (a *conn) attach(ctx context.Context, q *request) (reply, error) {
 		a.s.endAttachment(a.user)
 		return reply{}, err
 	}
+	x, f, err := a.attachTo(ctx, area, i, q.payload, write)
+	if err != nil {
+		return reply{}, err
+	}
+	i, err = a.s.cfg.Mount.Getattr(ctx, i.Ino)
+	if err != nil {
+		_ = f.Close()   // nothing was written to it
+		_ = a.detach(x) // cannot fail: the attachment is there
+		return reply{}, err
+	}
+	return x.told(i, f), nil
+}
+
+// attachTo attaches the program to an area, which has been opened and counted for it. Both is undone if
+// that fails.
+func (a *conn) attachTo(ctx context.Context, area Area, i dsm.Inode, path string, write bool) (*attachment, *os.File, error) {
 	at, f, err := area.Attach(ctx, a.who.pid, write)
 	if err != nil {
 		area.Close(write)
 		a.s.endAttachment(a.user)
-		return reply{}, err
+		return nil, nil, err
 	}
-	x := &attachment{conn: a, area: area, at: at, path: q.payload, write: write}
+	x := &attachment{conn: a, area: area, at: at, path: path, write: write, file: i.Ino}
 	x.mu.Init("attach.attachment")
 	x.overdue.mu.Init("attach.overdue")
 	x.dev, x.ino, err = identity(f)
@@ -85,29 +104,35 @@ func (a *conn) attach(ctx context.Context, q *request) (reply, error) {
 	switch {
 	case err != nil || !demand:
 	case !a.who.May(i, dsm.MayWrite):
-		err = errOnDemand(q.payload)
+		err = errOnDemand(path)
 	default:
 		x.memory, err = duplicate(f)
 	}
 	if err != nil {
 		_ = f.Close() // nothing was written to it
 		x.end()
-		return reply{}, err
+		return nil, nil, err
 	}
 	a.mu.Lock()
 	a.mu.last++
 	x.id = a.mu.last
 	a.mu.attachments[x.id] = x
 	a.mu.Unlock()
-	i, err = a.s.cfg.Mount.Getattr(ctx, i.Ino)
-	if err != nil {
-		_ = f.Close()   // nothing was written to it
-		_ = a.detach(x) // cannot fail: the attachment is there
-		return reply{}, err
+	return x, f, nil
+}
+
+// told returns what ATTACH and PREPARE answer.
+func (x *attachment) told(i dsm.Inode, memory *os.File) reply {
+	access, flags := uint64(accessRead), x.wantsUffd()
+	if x.write {
+		access = accessWrite
+	}
+	if i.Spec.Merge != dsm.MergeLast {
+		flags |= mergesElements
 	}
 	x.grew(i.Size)
-	a.s.log.Debug("attached", "path", q.payload, "pid", a.who.pid, "write", write)
-	return reply{attachment: x.id, arg: [4]uint64{uint64(i.Size), uint64(i.Ino), access, x.wantsUffd()}, file: f}, nil
+	x.conn.s.log.Debug("attached", "path", x.path, "pid", x.conn.who.pid, "write", x.write)
+	return reply{attachment: x.id, arg: [4]uint64{uint64(i.Size), uint64(i.Ino), access, flags}, file: memory}
 }
 
 // Values of ATTACH's access.

@@ -18,12 +18,9 @@ func (a *conn) create(ctx context.Context, q *request) (reply, error) {
 	if q.arg[0] > dsm.MaxAreaSize {
 		return reply{}, errs.E(errs.TooLarge, op, "")
 	}
-	dir, name, err := a.s.walk(ctx, &a.who, path)
-	switch {
-	case err != nil:
+	dir, name, err := a.directory(ctx, path)
+	if err != nil {
 		return reply{}, err
-	case !a.who.May(dir, dsm.MayWrite|dsm.MaySearch):
-		return reply{}, errs.E(errs.Access, op, "%s: no write permission for its directory", path)
 	}
 	i, err := a.s.cfg.Mount.Create(ctx, &a.who.Credentials, dir, name,
 		dsm.Inode{Kind: dsm.KindFile, Perm: uint32(q.arg[1]) & 0o7777, Size: int64(q.arg[0])}, settings)
@@ -34,6 +31,105 @@ func (a *conn) create(ctx context.Context, q *request) (reply, error) {
 		return reply{}, err
 	}
 	return reply{arg: [4]uint64{uint64(i.Size), uint64(i.Ino)}}, nil
+}
+
+// prepare makes a file that has no name yet, for the program to fill, and attaches it. A file that
+// is not named before the program ends, or the node, is gone with it.
+func (a *conn) prepare(ctx context.Context, q *request) (reply, error) {
+	const op = "create"
+	path, settings, err := a.s.parseCreate(q.payload)
+	if err != nil {
+		return reply{}, err
+	}
+	if q.arg[0] > dsm.MaxAreaSize {
+		return reply{}, errs.E(errs.TooLarge, op, "")
+	}
+	layout, err := takeLayout(&settings, q.arg[2])
+	if err != nil {
+		return reply{}, err
+	}
+	dir, name, err := a.directory(ctx, path)
+	if err != nil {
+		return reply{}, err
+	}
+	switch _, err := a.s.cfg.Mount.Lookup(ctx, dir.Ino, name); { // the program learns it before it has done its work
+	case err == nil:
+		return reply{}, errs.E(errs.Exist, op, "%s", path)
+	case !errs.Is(err, errs.NotExist):
+		return reply{}, err
+	}
+	if err := a.s.attached(a.user); err != nil {
+		return reply{}, err
+	}
+	area, i, err := a.s.cfg.Mount.CreateUnnamed(ctx, &a.who.Credentials, dir,
+		dsm.Inode{Kind: dsm.KindFile, Perm: uint32(q.arg[1]) & 0o7777, Size: int64(q.arg[0]), Layout: layout}, settings)
+	if err != nil {
+		a.s.endAttachment(a.user)
+		return reply{}, err
+	}
+	x, f, err := a.attachTo(ctx, area, i, path, true)
+	if err != nil {
+		return reply{}, err
+	}
+	x.mu.Lock()
+	x.mu.unnamed = true
+	x.mu.Unlock()
+	return x.told(i, f), nil
+}
+
+// takeLayout returns what the header of a .npy file will say, for which the program has set the type of the
+// elements, and said in offset where they begin. Otherwise the first publish would find the header, and
+// enter what it says, which is one more change of the catalog. The type itself is auto then.
+func takeLayout(settings *[]dsm.Setting, offset uint64) (dsm.Layout, error) {
+	if offset == 0 {
+		return dsm.Layout{}, nil
+	}
+	for i, x := range *settings {
+		if x.Key != "dtype" {
+			continue
+		}
+		spec, err := dsm.Spec{}.With(x.Key, x.Value)
+		if err != nil {
+			return dsm.Layout{}, errs.E(errs.Invalid, "create", "%w", err)
+		}
+		(*settings)[i].Value = dsm.DTypeAuto.String()
+		return dsm.Layout{DType: spec.DType, DataOffset: int64(offset)}, nil
+	}
+	return dsm.Layout{}, errs.E(errs.Invalid, "create", "elements begin at %d, but their type, dtype, is not set", offset)
+}
+
+// giveName publishes what the program has stored, and then gives the file its name. So nobody finds it
+// without its content.
+func (x *attachment) giveName(ctx context.Context, path string) error {
+	x.mu.Lock()
+	unnamed := x.mu.unnamed
+	x.mu.Unlock()
+	if !unnamed {
+		return errs.E(errs.Invalid, "name", "only a file that PREPARE made, and that has no name yet, can be given one")
+	}
+	dir, name, err := x.conn.directory(ctx, path)
+	if err != nil {
+		return err
+	}
+	if err := x.area.Publish(ctx); err != nil {
+		return err
+	}
+	if _, err := x.conn.s.cfg.Mount.Link(ctx, x.file, dir.Ino, name); err != nil {
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.mu.unnamed = false
+	return nil
+}
+
+// directory returns the directory in which the program wants to make a file, and the file's name.
+func (a *conn) directory(ctx context.Context, path string) (dsm.Inode, string, error) {
+	dir, name, err := a.s.walk(ctx, &a.who, path)
+	if err == nil && !a.who.May(dir, dsm.MayWrite|dsm.MaySearch) {
+		err = errs.E(errs.Access, "create", "%s: no write permission for its directory", path)
+	}
+	return dir, name, err
 }
 
 // parseCreate splits the payload of CREATE: a path, then lines "key value", each ended by a

@@ -14,6 +14,11 @@ type Mount interface {
 	// Create makes a regular file, as creat(2) of a program with these credentials would. The
 	// caller has checked that the program may write in dir.
 	Create(ctx context.Context, who *dsm.Credentials, dir dsm.Inode, name string, n dsm.Inode, settings []dsm.Setting) (dsm.Inode, error)
+	// CreateUnnamed makes a regular file without a name, as Create would make one in dir, and opens it
+	// for writing. It is removed when it is closed, unless Link has given it a name.
+	CreateUnnamed(ctx context.Context, who *dsm.Credentials, dir, n dsm.Inode, settings []dsm.Setting) (Area, dsm.Inode, error)
+	// Link gives a file another name. The caller has checked that the program may write in dir.
+	Link(ctx context.Context, ino, dir dsm.Ino, name string) (dsm.Inode, error)
 	// CheckSetting refuses a key that is not a setting.
 	CheckSetting(key string) error
 	// IsOpen reports whether a program of this node has the file open.

@@ -365,6 +365,8 @@ func (a *conn) serve(q *request) (reply, error) {
 		return a.attach(ctx, q)
 	case opCreate:
 		return a.create(ctx, q)
+	case opPrepare:
+		return a.prepare(ctx, q)
 	}
 	x, err := a.find(q.attachment)
 	if err != nil {
@@ -389,6 +391,8 @@ func (a *conn) serve(q *request) (reply, error) {
 		return reply{}, a.detach(x)
 	case opResize:
 		return x.resize(ctx, int64(q.arg[0]))
+	case opName:
+		err = x.giveName(ctx, q.payload)
 	default:
 		return reply{}, errs.E(errs.Invalid, "attach", "unknown request %d", q.op)
 	}

@@ -42,6 +42,8 @@ const (
 	wantsUffd = 1
 	wantsNone = 2
 	hasHoles  = 4
+	// mergesElements says that user.dsm.merge is not last.
+	mergesElements = 8
 )
 
 func (x *attachment) wantsUffd() uint64 {

@@ -49,6 +49,8 @@ const (
 	opDetach
 	opCreate
 	opResize
+	opPrepare
+	opName
 )
 
 // encode returns a packet with this header and the payload.
