@@ -27,7 +27,7 @@ from ._plane import Mapping, parse_stats
 from ._wire import Connection, Op
 
 _READ, _WRITE = 1, 3
-_WANTS_USERFAULTFD, _DEMAND = 1, 4
+_WANTS_USERFAULTFD, _DEMAND, _MERGES = 1, 4, 8
 #: How stores are found, by the number that TRACK answers.
 TRACKING = {0: "none", 1: "wp-async", 2: "wp-faults", 3: "comparing"}
 
@@ -52,6 +52,8 @@ class MemoryPlane:
         The number of the area if it must be a certain one, wherever the path leads by now; 0: the area at the path.
     connection
         To the socket, if there is one already: it is the area's from now on.
+    made
+        Make the file in place of opening it, with these arguments and rules of PREPARE. It has no name until :meth:`appear`.
 
     Raises
     ------
@@ -79,6 +81,7 @@ class MemoryPlane:
         writable: bool,
         number: int = 0,
         connection: Connection | None = None,
+        made: tuple[tuple[int, ...], str] | None = None,
     ) -> None:
         self._socket = socket
         self._inside = path
@@ -91,11 +94,11 @@ class MemoryPlane:
         self._number = number
         self._region: _faults.Region | None = None
         self._mapping: weakref.ref[Mapping] | None = None
-        self._attach(connection)
+        self._attach(connection, made)
         with _registry:
             _planes.add(self)
 
-    def _attach(self, connection: Connection | None = None) -> None:
+    def _attach(self, connection: Connection | None = None, made: tuple[tuple[int, ...], str] | None = None) -> None:
         try:
             connection = connection or Connection(self._socket)
         except OSError as e:
@@ -103,9 +106,15 @@ class MemoryPlane:
                 e.errno or errno.EIO, f"nobody answers at {self._socket}: {e.strerror}", self._path
             ) from e
         try:
-            access = _WRITE if self.writable else _READ
-            with translated(self._path, "attach"):
-                reply = connection.call(Op.ATTACH, args=(access, self._number), payload=os.fsencode(self._inside))
+            if made is None:
+                access = _WRITE if self.writable else _READ
+                with translated(self._path, "attach"):
+                    reply = connection.call(Op.ATTACH, args=(access, self._number), payload=os.fsencode(self._inside))
+            else:
+                arguments, rules = made
+                with translated(self._path, "create"):
+                    payload = os.fsencode(f"{self._inside}\n{rules}")
+                    reply = connection.call(Op.PREPARE, args=arguments, payload=payload)
             if len(reply.fds) != 1:
                 reply.close()
                 raise PlaneUnavailableError(errno.EPROTO, "the daemon sent no memory", self._path)
@@ -128,6 +137,16 @@ class MemoryPlane:
     def demand(self) -> bool:
         """Whether pages come when they are touched."""
         return bool(self._wants & _DEMAND)
+
+    @property
+    def merges(self) -> bool:
+        """Whether elements that several nodes changed are merged by another rule than ``last``."""
+        return bool(self._wants & _MERGES)
+
+    def appear(self) -> None:
+        """Publish, then give the file that was made its name."""
+        with translated(self._path, "create"):
+            self._live().call(Op.NAME, self._attachment, payload=os.fsencode(self._inside))
 
     def map(self) -> Mapping:
         """Map the whole area and have stores tracked."""
@@ -227,12 +246,6 @@ class MemoryPlane:
         """Ask the daemon."""
         with translated(self._path, "stats"):
             return parse_stats(self._live().call(Op.STATS, self._attachment).payload.decode("utf-8", "replace"))
-
-    def renamed(self, where: _mounts.Location) -> None:
-        """Record that the file has another name now."""
-        self._inside, self._path = where.inside, str(where)
-        if self._region is not None:
-            self._region.path = self._path
 
     def size_now(self) -> int:
         """Ask the file for its size, or, if the path leads elsewhere by now, attach once more to ask."""

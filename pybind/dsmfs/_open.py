@@ -238,6 +238,7 @@ class _Plan:
     kind: str | None
     rule: str
     described: tuple[Any, ...]
+    told: bool = False  # the header says the kind
 
 
 def _plan(
@@ -266,7 +267,8 @@ def _plan(
     if size >= 1 << 63:
         raise ValueError(f"shape {lengths} of {wanted}: too large")
     kind, told = _npy.merge_type(wanted)
-    return _Plan(head, size, kind, "auto" if told or kind is None else kind, (wanted, lengths, fortran))
+    rule = "auto" if told or kind is None else kind
+    return _Plan(head, size, kind, rule, (wanted, lengths, fortran), told and kind is not None)
 
 
 def _there(path: str | os.PathLike[str], plan: _Plan, rules: dict[str, str], plane: str | None) -> Area:
@@ -285,49 +287,75 @@ def _there(path: str | os.PathLike[str], plan: _Plan, rules: dict[str, str], pla
 def _make(
     where: Location, settings: dict[str, str], plan: _Plan, permissions: int, plane: str
 ) -> tuple[Plane, Mapping]:
-    """Make a file, under another name until it is whole, and open it.
+    """Make a file and open it. It has its name when it is whole.
 
     Each change of names takes a round of the catalog. There are two: one for the file with all its rules, one for its name.
     """
-    if where.path is None:  # nobody here can rename it
-        _create_by_socket(where, settings, plan, permissions).close()
-        way, mapping = _way(where, True, plane)
-        _store_header(way, mapping, plan)
+    _check_merge(settings.get("merge", "last"), plan.kind, str(where))
+    _rules.check(settings, str(where))
+    if plane != "page-cache":
+        try:
+            return _make_attached(where, settings, plan, permissions)
+        except PlaneUnavailableError as e:
+            _instead(e, where, plane)
+    return _make_by_mount(where, settings, plan, permissions)
+
+
+def _make_attached(
+    where: Location, settings: dict[str, str], plan: _Plan, permissions: int
+) -> tuple[MemoryPlane, Mapping]:
+    """Make a file without a name, attach it, and have the daemon name it when it is whole."""
+    connection = _connect(where)
+    begins = 0
+    if plan.told and plan.kind is not None:
+        settings, begins = {**settings, "dtype": plan.kind}, len(plan.head)
+    made = (plan.size, permissions & ~_umask(), begins), _lines(settings)
+    way = MemoryPlane(where.attach_socket(), where.inside, str(where), True, connection=connection, made=made)
+    mapping: Mapping | None = None
+    try:
+        _check_merge("sum" if way.merges else "last", plan.kind, str(where))
+        mapping = way.map()
+        mapping[: len(plan.head)] = plan.head
+        way.appear()
         return way, mapping
-    if os.path.lexists(where.path):
-        raise ExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where.path)
-    draft = where.beside(f".{os.path.basename(where.path)[:200]}.{secrets.token_hex(6)}")
+    except BaseException:
+        mapping = None  # close detaches only what nobody has
+        with contextlib.suppress(OperationError):
+            way.close()
+        raise
+
+
+def _make_by_mount(where: Location, settings: dict[str, str], plan: _Plan, permissions: int) -> tuple[Plane, Mapping]:
+    """Make a file through the mount, under another name until it is whole."""
+    path = _mounted(where)
+    if os.path.lexists(path):
+        raise ExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    draft = where.beside(f".{os.path.basename(path)[:200]}.{secrets.token_hex(6)}")
     assert draft.path is not None
-    connection = None
     try:
         try:
-            connection = _create_by_socket(where, settings, plan, permissions, draft)
+            _create_by_socket(draft, str(where), settings, plan, permissions)
         except PlaneUnavailableError:
-            _create_file(where.path, settings, plan, permissions, draft.path)
+            _create_file(path, settings, plan, permissions, draft.path)
         if plan.kind is None and "merge" not in settings:
-            with translated(where.path, "create"):
-                _check_merge(os.getxattr(draft.path, "user.dsm.merge").decode(), plan.kind, where.path)
-        way, mapping = _way(draft, True, plane, connection)
+            with translated(path, "create"):
+                _check_merge(os.getxattr(draft.path, "user.dsm.merge").decode(), plan.kind, path)
+        way = PageCachePlane(draft, True)
         try:
-            _store_header(way, mapping, plan)
-            with translated(where.path, "create"):
-                rename_new(draft.path, where.path)
+            mapping = way.map()
+            mapping[: len(plan.head)] = plan.head
+            way.publish()
+            with translated(path, "create"):
+                rename_new(draft.path, path)
         except BaseException:
             way.close()
             raise
     except BaseException:
-        if connection is not None:
-            connection.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(draft.path)
         raise
     way.renamed(where)
     return way, mapping
-
-
-def _store_header(way: Plane, mapping: Mapping, plan: _Plan) -> None:
-    mapping[: len(plan.head)] = plan.head
-    way.publish()
 
 
 def _create_file(path: str, settings: dict[str, str], plan: _Plan, permissions: int, draft: str) -> None:
@@ -342,28 +370,26 @@ def _create_file(path: str, settings: dict[str, str], plan: _Plan, permissions: 
         os.close(fd)
 
 
-def _create_by_socket(
-    where: Location,
-    settings: dict[str, str],
-    plan: _Plan,
-    permissions: int,
-    draft: Location | None = None,
-) -> Connection:
-    """Let the daemon make a file, in one round of the catalog, and return the connection."""
-    _check_merge(settings.get("merge", "last"), plan.kind, str(where))
-    _rules.check(settings, str(where))
+def _create_by_socket(draft: Location, path: str, settings: dict[str, str], plan: _Plan, permissions: int) -> None:
+    """Let the daemon make a file, in one round of the catalog."""
+    connection = _connect(draft)
+    try:
+        with translated(path, "create"):
+            arguments = (plan.size, permissions & ~_umask(), 1)
+            connection.call(Op.CREATE, args=arguments, payload=os.fsencode(f"{draft.inside}\n{_lines(settings)}"))
+    finally:
+        connection.close()
+
+
+def _umask() -> int:
     umask = os.umask(0)
     os.umask(umask)
-    lines = "".join(f"\n{_rules.attribute(k).removeprefix('user.dsm.')} {v}" for k, v in settings.items())
-    connection = _connect(where)
-    try:
-        with translated(str(where), "create"):
-            arguments = (plan.size, permissions & ~umask, 1)
-            connection.call(Op.CREATE, args=arguments, payload=os.fsencode(f"{(draft or where).inside}{lines}\n"))
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    return umask
+
+
+def _lines(settings: dict[str, str]) -> str:
+    """Return rules as the requests of the socket have them."""
+    return "".join(f"{_rules.attribute(k).removeprefix('user.dsm.')} {v}\n" for k, v in settings.items())
 
 
 def _connect(where: Location) -> Connection:
@@ -388,28 +414,32 @@ def _check_merge(merge: str, kind: str | None, path: str) -> None:
         )
 
 
-def _way(where: Location, writable: bool, plane: str, connection: Connection | None = None) -> tuple[Plane, Mapping]:
-    """Return the plane to use, and the whole area mapped through it. It decides on the fallback to the page cache.
-
-    The plane takes the connection over, if there is one.
-    """
+def _way(where: Location, writable: bool, plane: str) -> tuple[Plane, Mapping]:
+    """Return the plane to use, and the whole area mapped through it. It decides on the fallback to the page cache."""
     if plane != "page-cache":
         try:
-            connection = connection or _connect(where)
+            connection = _connect(where)
             name = where.attach_socket()
             return _mapped(where, MemoryPlane(name, where.inside, str(where), writable, connection=connection))
         except PlaneUnavailableError as e:
-            if plane == "memory" or where.path is None:
-                raise
-            why = e.strerror
-        if _warned.acquire(blocking=False):
-            warnings.warn(f"dsmfs is on the slower page-cache plane: {why}", PlaneWarning, stacklevel=outside())
-    elif connection is not None:
-        connection.close()
+            _instead(e, where, plane)
+    _mounted(where)
+    return _mapped(where, PageCachePlane(where, writable))
+
+
+def _instead(why: PlaneUnavailableError, where: Location, plane: str) -> None:
+    """Warn, once, that the page-cache plane is used because of the error, or raise it if that may not be."""
+    if plane == "memory" or where.path is None:
+        raise why
+    if _warned.acquire(blocking=False):
+        warnings.warn(f"dsmfs is on the slower page-cache plane: {why.strerror}", PlaneWarning, stacklevel=outside())
+
+
+def _mounted(where: Location) -> str:
+    """Return the path in the mount, which the page-cache plane needs."""
     if where.path is None:
         raise NotMountedError(errno.ENODEV, "the page-cache plane needs a mount", where.inside)
-    way: Plane = PageCachePlane(where, writable)
-    return _mapped(where, way)
+    return where.path
 
 
 def _mapped(where: Location, way: Plane) -> tuple[Plane, Mapping]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import mmap
 from typing import Protocol
 
-from ._mounts import Location
-
 
 class Mapping(mmap.mmap):
     """Shared memory of a whole area.
@@ -35,9 +33,6 @@ class Plane(Protocol):
 
     def map(self) -> Mapping:
         """Map the whole area. Called once."""
-
-    def renamed(self, where: Location) -> None:
-        """Record that the file has another name now, which must be in the same mount."""
 
     def size_now(self) -> int:
         """Return the size of the file, in bytes, which others may have changed."""

@@ -37,6 +37,8 @@ class Op(IntEnum):
     DETACH = 9
     CREATE = 10
     RESIZE = 11
+    PREPARE = 12
+    NAME = 13
 
 
 @dataclass

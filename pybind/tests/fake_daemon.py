@@ -67,6 +67,7 @@ class FakeDaemon:
         self.path = path
         self.wants = wants
         self.areas: dict[str, Area] = {}
+        self.unnamed: dict[int, Area] = {}  # by attachment
         self.requests: list[Request] = []
         self.refuse: dict[Op, tuple[int, str]] = {}
         self.changed = threading.Condition()
@@ -141,7 +142,7 @@ class FakeDaemon:
         for c in self._clients:
             c.close()
         self.end_serving()
-        for a in self.areas.values():
+        for a in [*self.areas.values(), *self.unnamed.values()]:
             os.close(a.memory)
 
     def _start(self, target: object, *args: object) -> None:
@@ -199,6 +200,23 @@ class FakeDaemon:
                     raise OSError(errno.EEXIST, "there is one")
                 self.make(path, bytes(m.args[0])).settings = settings
                 args = (m.args[0], 7)
+            elif op is Op.PREPARE:
+                path, *settings, _ = m.payload.decode().split("\n")
+                if path in self.areas:
+                    raise OSError(errno.EEXIST, "there is one")
+                area = self.make("", bytes(m.args[0]))
+                area.settings = settings
+                fd = area.memory
+                attachment = len(self._attached) + 1
+                self.unnamed[attachment] = self.areas.pop("")
+                self._attached[attachment] = area
+                args = (area.size, area.number, 3, self.wants)
+            elif op is Op.NAME:
+                path = m.payload.decode()
+                if path in self.areas:
+                    raise OSError(errno.EEXIST, "there is one")
+                self.areas[path] = self.unnamed.pop(m.attachment)
+                args = (self.publish(self.areas[path]),)
             elif op is Op.TRACK:
                 area = self._attached[m.attachment]
                 if area.home is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import dsmfs
 import numpy as np
 import pytest
+from conftest import Program
 from dsmfs import _mounts, _rules
 from dsmfs._wire import Connection, Op
 
@@ -50,13 +51,27 @@ def test_making_one_takes_two_changes_of_names(nodes: dsmfs.Cluster, monkeypatch
     for name in ("setxattr", "truncate", "ftruncate"):
         monkeypatch.setattr(os, name, none)
     with nodes[1].create("w.npy", (4, 3), "bfloat16", merge="sum", apply="arrival", interval=1) as w:
-        assert asked == (["CREATE", "ATTACH", "TRACK", "PUBLISH"] if w.plane == "memory" else ["CREATE"])
+        assert asked == (["PREPARE", "TRACK", "NAME"] if w.plane == "memory" else ["CREATE"])
         assert os.listdir(nodes[0].path) == ["w.npy"]
         assert [w.settings[k] for k in ("merge", "apply", "interval", "dtype")] == ["sum", "arrival", "1s", "bf16"]
         os.rename(nodes[1] / "w.npy", nodes[1] / "v.npy")
         w[:] = np.ones((), w.dtype)
         w.publish()
         assert np.load(nodes[2] / "v.npy").tobytes() == w.array.tobytes()
+
+
+def test_a_program_that_dies_while_it_makes_an_area(nodes: dsmfs.Cluster, program: Program) -> None:
+    """On the memory plane nothing is left: the file has no name before it is whole."""
+    code = """
+import os, sys, dsmfs
+from dsmfs import _open
+dsmfs._wire.Connection.call = lambda self, op, *a, _call=dsmfs._wire.Connection.call, **k: os._exit(0) if op.name == "NAME" else _call(self, op, *a, **k)
+_open.rename_new = lambda *a: os._exit(0)
+dsmfs.create(sys.argv[1], 1000, "f4", plane="memory")
+raise SystemExit("it was made")
+"""
+    program(code, nodes[1] / "w.npy")
+    assert os.listdir(nodes[0].path) == []
 
 
 def test_a_socket_that_has_moved(nodes: dsmfs.Cluster) -> None:
