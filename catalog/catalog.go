@@ -46,6 +46,8 @@ type Config struct {
 	Caller   Caller
 	Streams  Streams // closed by the catalog
 	Observer Observer
+	// Yield asks this node to give up the delegation of a file's locks: locks.Node.Yield.
+	Yield func(ino dsm.Ino, term uint64) (locks.Yield, bool)
 	// OnCluster is told to which cluster this node belongs, before the cluster sends it the log. It
 	// may be called more than once.
 	OnCluster func(dsm.ClusterID)
@@ -59,6 +61,7 @@ type Catalog struct {
 	caller   Caller
 	observer Observer
 	belong   func(dsm.ClusterID)
+	yield    func(ino dsm.Ino, term uint64) (locks.Yield, bool)
 	log      *slog.Logger
 
 	raft   *raft.Raft
@@ -115,7 +118,7 @@ const (
 // New starts the replica. It knows nothing until Bootstrap or Join.
 func New(cfg Config) (*Catalog, error) {
 	c := &Catalog{
-		self: cfg.Self, caller: cfg.Caller, observer: cfg.Observer, belong: cfg.OnCluster, log: cfg.Log,
+		self: cfg.Self, caller: cfg.Caller, observer: cfg.Observer, belong: cfg.OnCluster, yield: cfg.Yield, log: cfg.Log,
 		layer: newLayer(cfg.Streams, cfg.Self), logs: newLogStore(),
 	}
 	c.life, c.end = context.WithCancel(context.Background())

@@ -41,6 +41,17 @@ type node struct {
 	warned   chan string // what the catalog warned of
 	stopped  sync.Once
 	via      *callers
+	yields   atomic.Pointer[yields] // nil: none
+}
+
+// yields is Config.Yield.
+type yields func(ino dsm.Ino, term uint64) (locks.Yield, bool)
+
+func (n *node) yieldLocks(ino dsm.Ino, term uint64) (y locks.Yield, ok bool) {
+	if f := n.yields.Load(); f != nil {
+		return (*f)(ino, term)
+	}
+	return y, false
 }
 
 // callers is the Caller of a node. A test may replace what is behind it while the node runs.
@@ -173,7 +184,7 @@ func startAt(t testing.TB, name, listen string) *node {
 	n.streams = newEars(n.net.RaftLayer())
 	n.Catalog, err = New(Config{
 		Self:   dsm.Member{ID: id, Name: name, Addr: n.net.Addr(), Budget: 1 << 30},
-		Caller: n.via, Streams: n.streams, Observer: n.observer, OnCluster: n.net.SetCluster,
+		Caller: n.via, Streams: n.streams, Observer: n.observer, OnCluster: n.net.SetCluster, Yield: n.yieldLocks,
 		Log: slog.New(warnings{testLog(t, name).Handler(), n.warned}),
 	})
 	if err != nil {

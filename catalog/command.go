@@ -7,6 +7,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/locks"
 )
 
 // command is an entry of the log: an operation in its envelope. Node and Req identify it for ever:
@@ -18,6 +19,8 @@ type command struct {
 	Now  int64  // the node's clock, Unix nanoseconds
 	Kind opKind
 	Body []byte // the operation
+	// Yield is what the leader adds: see yield.go.
+	Yield locks.Yield
 }
 
 // opKind says which operation a command contains. Values are in logs and snapshots that nodes
@@ -220,15 +223,20 @@ func decodeCommand(b []byte) (command, op, error) {
 	if err != nil {
 		return c, nil, err
 	}
-	known := ops[c.Kind]
-	v := reflect.New(reflect.TypeOf(known.op))
+	o, err := c.operation()
+	return c, o, err
+}
+
+// operation decodes the operation.
+func (c command) operation() (op, error) {
+	v := reflect.New(reflect.TypeOf(ops[c.Kind].op))
 	if err := wire.Unmarshal(c.Body, v.Interface()); err != nil {
-		return c, nil, err
+		return nil, err
 	}
-	return c, v.Elem().Interface().(op), nil
+	return v.Elem().Interface().(op), nil
 }
 
 // step returns the circumstances in which the command at index is applied.
 func (c command) step(index uint64) step {
-	return step{index: index, node: c.Node, now: time.Unix(0, c.Now).UTC()}
+	return step{index: index, node: c.Node, now: time.Unix(0, c.Now).UTC(), yield: c.Yield}
 }

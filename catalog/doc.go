@@ -10,7 +10,7 @@
 //	logstore.go snapstore.go streams.go pipeline.go           what raft needs
 //	change.go propose.go                                      changes
 //	query.go reads.go lease.go grants.go                      reads
-//	locks.go signs.go                                         locks of files
+//	locks.go yield.go signs.go                                locks of files
 //	join.go leave.go gone.go serve.go                         members
 //
 // # Promises

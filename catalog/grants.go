@@ -207,6 +207,7 @@ func (c *Catalog) take(ctx context.Context, data []byte) error {
 	if err := c.clear(ctx, cmd, term); err != nil {
 		return err
 	}
+	data = c.withYield(ctx, cmd, data)
 	if c.raft.State() != raft.Leader || c.raft.CurrentTerm() != term {
 		c.grants.close(cmd.Node, cmd.Req)
 		return errNotLeader()
@@ -222,7 +223,7 @@ func (c *Catalog) takeNow(data []byte) bool {
 		return false
 	}
 	term := c.raft.CurrentTerm()
-	if !c.clearNow(cmd, term) {
+	if _, ok := c.keeperFor(cmd); ok || !c.clearNow(cmd, term) {
 		return false
 	}
 	if c.raft.State() != raft.Leader || c.raft.CurrentTerm() != term {

@@ -38,7 +38,7 @@ func (o askLockOp) apply(s *state, st step) (dsm.Inode, error) {
 	if in.Kind != dsm.KindFile {
 		return dsm.Inode{}, fail(errs.Unsupported, "locks of inode %d, which is no file", o.Ino)
 	}
-	return s.lock(s.book.Ask(o.Ino, st.node, o.Request))
+	return s.lock(s.book.Ask(o.Ino, st.node, o.Request, st.yield))
 }
 
 func (o surrenderLocksOp) apply(s *state, st step) (dsm.Inode, error) {

@@ -85,7 +85,7 @@ func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
 		s.resize(st, in, o.Size)
 	}
 	if o.Hold {
-		s.hold(in, st.node, true)
+		s.hold(in, st, true)
 	}
 	if !o.Temp {
 		d.entries[o.Name] = in.Ino

@@ -37,6 +37,9 @@ func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error
 			return nil, err
 		}
 		return &wire.Recalled{}, nil
+	case *wire.YieldLocks:
+		y, ok := c.yield(r.Ino, r.Term)
+		return &wire.LocksYielded{OK: ok, Used: y.Used}, nil
 	case *wire.ReadIndex:
 		return c.serveIndex(ctx, r)
 	case *wire.Probe:

@@ -42,6 +42,7 @@ type step struct {
 	index uint64     // in the log
 	node  dsm.NodeID // the proposer
 	now   time.Time  // by the proposer's clock
+	yield locks.Yield
 }
 
 // effects are the changes by a command that an Observer is told of.
@@ -170,7 +171,7 @@ func (o holdOp) apply(s *state, st step) (dsm.Inode, error) {
 	if err != nil {
 		return dsm.Inode{}, err
 	}
-	s.hold(in, st.node, o.Write)
+	s.hold(in, st, o.Write)
 	return in.Inode, nil
 }
 
@@ -186,10 +187,10 @@ func (o unholdOp) apply(s *state, st step) (dsm.Inode, error) {
 }
 
 // hold makes the node hold the inode; write says that a program of the node will store to it.
-func (s *state) hold(in *inode, n dsm.NodeID, write bool) {
-	in.hold(n)
+func (s *state) hold(in *inode, st step, write bool) {
+	in.hold(st.node)
 	if write && in.Kind == dsm.KindFile {
-		s.effects.locks = append(s.effects.locks, s.book.Open(in.Ino, n, len(in.holds) == 1)...)
+		s.effects.locks = append(s.effects.locks, s.book.Open(in.Ino, st.node, len(in.holds) == 1, st.yield)...)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/locks"
 )
 
 // machine drives a state as the log would.
@@ -18,6 +19,7 @@ type machine struct {
 	reqs  map[dsm.NodeID]uint64
 	now   int64
 	last  outcome
+	yield locks.Yield // of every command
 }
 
 const (
@@ -56,7 +58,7 @@ func newSized(t testing.TB, budgets ...int64) *machine {
 func (m *machine) do(n dsm.NodeID, o op) (dsm.Inode, error) {
 	m.Helper()
 	m.reqs[n]++
-	return m.send(command{Node: n, Req: m.reqs[n], Low: m.reqs[n], Now: m.now}, o)
+	return m.send(command{Node: n, Req: m.reqs[n], Low: m.reqs[n], Now: m.now, Yield: m.yield}, o)
 }
 
 func (m *machine) send(c command, o op) (dsm.Inode, error) {

@@ -21,6 +21,7 @@ type delegation struct {
 	node     dsm.NodeID
 	term     uint64 // numbers the delegations of all files
 	recalled bool
+	passed   bool // it came from a node that had not used it
 }
 
 // What is the kind of an event.
@@ -34,7 +35,7 @@ const (
 	Delegated
 	// Recalled: the node must surrender the file.
 	Recalled
-	// Surrendered: the node has surrendered the file.
+	// Surrendered: the node has surrendered or yielded the file.
 	Surrendered
 	// Ended: the node has closed the file and has no locks of it.
 	Ended
@@ -69,28 +70,61 @@ func answered(ino dsm.Ino, answers []Answer) (events []Event) {
 }
 
 // Open says that a program of the node opens the file for writing; alone says that no other node has
-// it open. Such a program may soon lock the file, so a node that is alone gets its locks delegated,
-// which costs no command of its own.
-func (b *Book) Open(ino dsm.Ino, node dsm.NodeID, alone bool) []Event {
+// it open. Such a program may soon lock the file. So the node gets its locks delegated, which costs
+// no command of its own, if it is alone or if the node that has them yields them. But what was passed
+// on without being used is not passed on again: nobody seems to lock that file.
+func (b *Book) Open(ino dsm.Ino, node dsm.NodeID, alone bool, y Yield) []Event {
 	d, delegated := b.delegated[ino]
 	switch {
 	case alone && !delegated && b.set.tables[ino] == nil:
 		return []Event{b.delegate(ino, node)}
-	case delegated && d.node != node && !d.recalled:
-		return []Event{{What: Shared, Ino: ino, Node: d.node}}
+	case !delegated || d.node == node || d.recalled:
+		return nil
 	}
-	return nil
+	events, yielded := b.yielded(ino, y)
+	switch {
+	case !yielded:
+		return []Event{{What: Shared, Ino: ino, Node: d.node}}
+	case d.passed && !y.Used:
+		return events
+	}
+	events = append(events, b.delegate(ino, node))
+	d = b.delegated[ino]
+	d.passed = !y.Used
+	b.delegated[ino] = d
+	return events
+}
+
+// yielded ends a delegation that its node has yielded, if this is still the one.
+func (b *Book) yielded(ino dsm.Ino, y Yield) (events []Event, ok bool) {
+	d, delegated := b.delegated[ino]
+	if !delegated || d.recalled || y.Term != d.term {
+		return nil, false
+	}
+	delete(b.delegated, ino)
+	return []Event{{What: Surrendered, Ino: ino, Node: d.node}}, true
 }
 
 // Ask is a request of a node for a lock of a file.
-func (b *Book) Ask(ino dsm.Ino, node dsm.NodeID, r Request) ([]Event, error) {
+func (b *Book) Ask(ino dsm.Ino, node dsm.NodeID, r Request, y Yield) (events []Event, err error) {
 	if r.Lock.Owner.Node != node || !r.Lock.valid() || r.How > Test {
 		return nil, fmt.Errorf("a request of node %s: %+v", node, r)
 	}
 	b.set.cancel(ino, node, r.Ticket) // in case this is a repetition of an earlier request
 	d, delegated := b.delegated[ino]
+	if delegated && d.node != node {
+		if events, ok := b.yielded(ino, y); ok {
+			more, err := b.Ask(ino, node, r, Yield{})
+			return append(events, more...), err
+		}
+	}
 	switch {
 	case delegated && d.node == node && !d.recalled:
+		if r.Renew == d.term {
+			b.last++
+			d.term = b.last
+			b.delegated[ino] = d
+		}
 		return []Event{{What: Delegated, Ino: ino, Node: node, Ticket: r.Ticket, Term: d.term}}, nil
 	case delegated && r.Lock.Type == Unlock:
 		return answered(ino, []Answer{r.answer(Granted)}), nil // it can have none
@@ -110,6 +144,13 @@ func (b *Book) Ask(ino dsm.Ino, node dsm.NodeID, r Request) ([]Event, error) {
 		return []Event{e}, nil
 	}
 	return answered(ino, b.set.ask(ino, r)), nil
+}
+
+// Keeper returns the node whose word a command of another node that wants locks of the file should
+// bring along: the locks are delegated to it in that term.
+func (b *Book) Keeper(ino dsm.Ino, other dsm.NodeID) (keeper dsm.NodeID, term uint64, ok bool) {
+	d, delegated := b.delegated[ino]
+	return d.node, d.term, delegated && d.node != other && !d.recalled
 }
 
 // delegate begins a delegation.
@@ -273,6 +314,7 @@ type Page struct {
 	Holder   dsm.NodeID // of the delegation
 	Term     uint64
 	Recalled bool
+	Passed   bool
 	Held     []Lock
 	Queue    []Request
 }
@@ -281,7 +323,7 @@ type Page struct {
 func (b *Book) Pages() (pages []Page) {
 	for _, ino := range b.files() {
 		d := b.delegated[ino]
-		p := Page{Ino: ino, Holder: d.node, Term: d.term, Recalled: d.recalled}
+		p := Page{Ino: ino, Holder: d.node, Term: d.term, Recalled: d.recalled, Passed: d.passed}
 		if t := b.set.tables[ino]; t != nil {
 			p.Held, p.Queue = slices.Clone(t.held), slices.Clone(t.queue)
 		}
@@ -299,7 +341,7 @@ func ReadBook(pages []Page, last uint64) (*Book, error) {
 	b.last = last
 	for _, p := range pages {
 		if p.Holder != 0 {
-			b.delegated[p.Ino] = delegation{p.Holder, p.Term, p.Recalled}
+			b.delegated[p.Ino] = delegation{p.Holder, p.Term, p.Recalled, p.Passed}
 		}
 		if len(p.Held)+len(p.Queue) > 0 {
 			b.set.tables[p.Ino] = &table{slices.Clone(p.Held), slices.Clone(p.Queue)}

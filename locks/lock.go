@@ -74,6 +74,8 @@ type Request struct {
 	Lock   Lock
 	How    How
 	Ticket uint64
+	// Renew is the term of a delegation that the node has yielded and wants to have again.
+	Renew uint64
 }
 
 // Verdict is the outcome of a request.

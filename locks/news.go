@@ -52,7 +52,10 @@ func (n *Node) othersLocked(ino dsm.Ino) {
 func (n *Node) delegatedLocked(ino dsm.Ino, term, ticket uint64) {
 	f := n.fileLocked(ino)
 	if !f.delegated {
-		f.delegated, f.stale, f.used, f.term = true, true, false, term
+		f.delegated, f.stale, f.used = true, true, false
+	}
+	if f.term != term {
+		f.term, f.yielded = term, false
 	}
 	w := n.mu.asked[ticket]
 	if w == nil {
@@ -92,7 +95,7 @@ func (n *Node) askAgainLocked(ino dsm.Ino) {
 // it was delegated because nobody else had it open. A lock of the other node would have to wait for
 // the recall.
 func (n *Node) sharedLocked(ino dsm.Ino) {
-	if f := n.mu.files[ino]; f != nil && f.delegated && !f.used {
+	if f := n.mu.files[ino]; f != nil && f.delegated && !f.used && n.idleLocked(ino) {
 		n.surrenderLocked(ino)
 	}
 }
@@ -100,7 +103,7 @@ func (n *Node) sharedLocked(ino dsm.Ino) {
 // surrenderedLocked: from now on the book decides. The requests that wait, wait there.
 func (n *Node) surrenderedLocked(ino dsm.Ino) {
 	f := n.fileLocked(ino)
-	f.delegated, f.surrendering = false, false
+	f.over()
 	delete(n.mu.local.tables, ino)
 	for _, w := range n.mu.asked {
 		if w.ino == ino && w.local {
@@ -114,7 +117,8 @@ func (n *Node) surrenderedLocked(ino dsm.Ino) {
 
 func (n *Node) endedLocked(ino dsm.Ino) {
 	f := n.fileLocked(ino)
-	f.delegated, f.surrendering, f.dropped = false, false, false
+	f.over()
+	f.dropped = false
 	delete(n.mu.local.tables, ino)
 	clear(f.owners)
 	n.askAgainLocked(ino)
@@ -138,7 +142,7 @@ func (n *Node) droppedLocked() {
 // dropLocked records that all locks of the file are gone, and reports whether programs believe to have some.
 func (n *Node) dropLocked(ino dsm.Ino) (believed bool) {
 	f := n.mu.files[ino]
-	f.delegated, f.surrendering = false, false
+	f.over()
 	f.dropped = len(f.owners) > 0
 	delete(n.mu.local.tables, ino)
 	for ticket, w := range n.mu.asked {
@@ -166,7 +170,7 @@ func (n *Node) LocksReset() {
 		t := n.mu.local.tables[ino]
 		ended := f.delegated && (!st.Delegated || st.Term != f.term)
 		switch {
-		case ended && f.surrendering && (st.HasLocks || t == nil || len(t.held) == 0):
+		case ended && f.yielded, ended && f.surrendering && (st.HasLocks || t == nil || len(t.held) == 0):
 			n.surrenderedLocked(ino)
 		case ended, !st.Delegated && !st.HasLocks && len(f.owners) > 0:
 			n.dropLocked(ino)

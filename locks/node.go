@@ -65,6 +65,7 @@ type file struct {
 	term         uint64 // the delegation's
 	stale        bool   // no program has acquired the area since the delegation began
 	surrendering bool
+	yielded      bool // the book decides, until it has renewed the delegation
 	dropped      bool // the locks were dropped, and programs do not know
 	releases     int  // calls under way for programs that have closed the file
 	// owners have locks, or may have some.
@@ -251,6 +252,9 @@ func (n *Node) renew() {
 		}
 	})
 }
+
+// over says that the file is not delegated any more.
+func (f *file) over() { f.delegated, f.surrendering, f.yielded = false, false, false }
 
 // surrenderLocked gives up a delegation. Until that is done the file's local table does not change.
 func (n *Node) surrenderLocked(ino dsm.Ino) {

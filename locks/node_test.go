@@ -25,6 +25,8 @@ type bench struct {
 	log     [][]Event // of each command
 	members []*member
 	ended   bool
+	// word is what the leader appends of what a node has yielded; nil: just that.
+	word func(ino dsm.Ino, y Yield) Yield
 }
 
 // member is a node of the bench.
@@ -132,8 +134,30 @@ func (m *member) command(ctx context.Context, what func(b *Book) ([]Event, error
 	return ctx.Err()
 }
 
+// yieldFor does what the leader does before it appends a command of the node that wants locks of the file.
+func (m *member) yieldFor(ino dsm.Ino) (y Yield) {
+	c := m.bench
+	c.mu.Lock()
+	keeper, term, ok := c.book.Keeper(ino, m.id)
+	c.mu.Unlock()
+	if ok {
+		y, _ = c.members[keeper-nodeA].Yield(ino, term)
+	}
+	if c.word != nil {
+		y = c.word(ino, y)
+	}
+	return y
+}
+
+// lost is a leader that loses what nodes have yielded.
+func lost(dsm.Ino, Yield) Yield { return Yield{} }
+
 func (m *member) AskLock(ctx context.Context, ino dsm.Ino, r Request) error {
-	return m.command(ctx, func(b *Book) ([]Event, error) { return b.Ask(ino, m.id, r) })
+	y := Yield{}
+	if r.Lock.Type != Unlock {
+		y = m.yieldFor(ino)
+	}
+	return m.command(ctx, func(b *Book) ([]Event, error) { return b.Ask(ino, m.id, r, y) })
 }
 
 func (m *member) SurrenderLocks(ctx context.Context, ino dsm.Ino, term uint64, held []Lock, waiting []Request) error {

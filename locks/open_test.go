@@ -12,7 +12,8 @@ import (
 // open is what the catalog does when a program of the node opens the file for writing.
 func (m *member) open(ino dsm.Ino, alone bool) (acquired func()) {
 	m.bench.Helper()
-	err := m.command(context.Background(), func(b *Book) ([]Event, error) { return b.Open(ino, m.id, alone), nil })
+	y := m.yieldFor(ino)
+	err := m.command(context.Background(), func(b *Book) ([]Event, error) { return b.Open(ino, m.id, alone, y), nil })
 	if err != nil {
 		m.bench.Fatal(err)
 	}
@@ -55,9 +56,10 @@ func TestPlainLockAcquiresNothing(t *testing.T) {
 }
 
 // TestSharedFileIsSurrendered: when a second node opens the file nobody has to be asked first, as if it never had been delegated;
-// unless it is being locked already.
+// unless it is being locked already. The leader gets no word of the node that has it.
 func TestSharedFileIsSurrendered(t *testing.T) {
 	c := newBench(t, 2)
+	c.word = lost
 	a, b := c.members[0], c.members[1]
 	acquired := a.open(1, true)
 	b.open(1, false)
@@ -103,7 +105,7 @@ func TestResetTellsOfOpen(t *testing.T) {
 	a, b := c.members[0], c.members[1]
 	c.hold(a)
 	c.mu.Lock()
-	c.log = append(c.log, c.book.Open(1, a.id, true), c.book.Open(2, a.id, true))
+	c.log = append(c.log, c.book.Open(1, a.id, true, Yield{}), c.book.Open(2, a.id, true, Yield{}))
 	c.mu.Unlock()
 	done := b.wait(context.Background(), 1, lock(b.owner(1), Write, 0, 9))
 	c.queued(1, 1)
@@ -147,7 +149,7 @@ func TestRequestBehindASurrender(t *testing.T) {
 		a.delayed = make(chan struct{})
 		c.hold(a)
 		c.mu.Lock()
-		c.log = append(c.log, c.book.Open(1, a.id, true), c.book.Open(1, b.id, false))
+		c.log = append(c.log, c.book.Open(1, a.id, true, Yield{}), c.book.Open(1, b.id, false, Yield{}))
 		c.mu.Unlock()
 		done := a.wait(t.Context(), 1, lock(a.owner(1), Write, 0, 9))
 		ctx, giveUp := context.WithCancel(t.Context())

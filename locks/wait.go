@@ -208,7 +208,10 @@ func (n *Node) until(ctx context.Context, changed <-chan struct{}) error {
 func (n *Node) enterLocked(ino dsm.Ino, f *file, r Request) *waiting {
 	n.mu.last++
 	r.Ticket = n.mu.last
-	w := &waiting{ino: ino, req: r, local: f.delegated, done: make(chan Answer, 1), stale: true}
+	if f.delegated && f.yielded {
+		r.Renew = f.term
+	}
+	w := &waiting{ino: ino, req: r, local: f.delegated && !f.yielded, done: make(chan Answer, 1), stale: true}
 	n.mu.asked[r.Ticket] = w
 	if r.How != Test && r.Lock.Type != Unlock {
 		f.owners[r.Lock.Owner] = struct{}{}

@@ -106,7 +106,7 @@ func nodeName(chosen, addr string) (string, error) {
 func (n *node) build(context.Context) error {
 	var err error
 	n.cat, err = catalog.New(catalog.Config{
-		Self: n.self, Caller: n.net, Streams: n.net.RaftLayer(), Observer: n, OnCluster: n.net.SetCluster,
+		Self: n.self, Caller: n.net, Streams: n.net.RaftLayer(), Observer: n, OnCluster: n.net.SetCluster, Yield: n.yieldLocks,
 		Log: n.log.With("part", "catalog"),
 	})
 	if err != nil {

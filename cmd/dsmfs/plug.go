@@ -49,6 +49,11 @@ func (n *node) ViewChanged(v *dsm.View) {
 // LocksChanged implements catalog.Observer.
 func (n *node) LocksChanged(events []locks.Event) { n.locks.LocksChanged(events) }
 
+// yieldLocks is catalog.Config.Yield.
+func (n *node) yieldLocks(ino dsm.Ino, term uint64) (locks.Yield, bool) {
+	return n.locks.Yield(ino, term)
+}
+
 // Reset implements catalog.Observer.
 func (n *node) Reset() {
 	n.connect(n.cat.Current())

@@ -13,6 +13,10 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 //	   |                                       |
 //	   |<------------------------------ Recall |  another node makes a change
 //	   | Recalled ---------------------------->|
+//	   |                                       |
+//	   |<-------------------------- YieldLocks |  another node opens or locks a file
+//	   | LocksYielded ------------------------>|  its command goes into the log with that
+//	   |                                       |
 //	   | Leave ------------------------------->|  after its last slot is handed over
 //	   |<-------------------------------- Left |
 //
@@ -25,7 +29,7 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 
 // JoinProtocol is the version of the commands and snapshots of the catalog. All members of a
 // cluster must have the same one.
-const JoinProtocol = 2
+const JoinProtocol = 3
 
 // Join asks to make Member a member of the cluster.
 type Join struct {
@@ -61,6 +65,17 @@ type Recall struct{}
 // Recalled says that the sender does not read by the lease any more.
 type Recalled struct{}
 
+// YieldLocks asks a node to give up the delegation of a file's locks, of that term, because another
+// node opens the file or wants a lock.
+type YieldLocks struct {
+	Ino  dsm.Ino
+	Term uint64
+}
+
+// LocksYielded answers YieldLocks: OK says that the sender grants no lock in that term any more, and
+// Used that it has.
+type LocksYielded struct{ OK, Used bool }
+
 // Probe asks a node for its state. A node that is joining learns from it which cluster it will
 // belong to.
 type Probe struct{ Cluster dsm.ClusterID }
@@ -91,4 +106,6 @@ var controlMessages = map[uint16]any{
 	109: Left{},
 	110: Recall{},
 	111: Recalled{},
+	112: YieldLocks{},
+	113: LocksYielded{},
 }
