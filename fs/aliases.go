@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"slices"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -10,21 +11,21 @@ import (
 // aliases remembers where the kernel was last told that each directory is.
 //
 // The kernel knows a directory at one place only. If another node has moved it, the
-// kernel finds that out when it looks up the new name, and moves its own. But it only tries the locks
-// for that: if any thread of the node has them, the program that looks up gets ESTALE (Linux 6.18). A rename(2)
-// to another directory has them itself. The kernel then looks up the path once more, but not twice. So:
+// kernel finds that out when it looks up the new name, and moves its own. Between two directories it needs locks
+// for that, and only tries them: if any thread of the node has them, the program that looks up gets ESTALE (Linux 6.18). A rename(2)
+// to another directory has them itself. Most calls then look up the path once more, but not twice; mkdir(2)
+// and its like do not look up the name itself again (K40). So:
 //
-//   - Before a LOOKUP tells of a directory in a new place, the kernel is told to forget the old.
-//   - It does not forget a directory that programs use. The first time a thread finds that one, it is told the truth, and the child
+//   - Before anybody is told of a directory in another one, the kernel is told to forget its old name. That waits for the lock under which
+//     the kernel takes in what it was told there, so answers about one directory are never taken in in the other order.
+//     A thread for which that takes too long is told ESTALE.
+//   - The kernel does not forget a directory that programs use. A thread that looks up again at ESTALE is told the truth, and the child
 //     process looks as well, which moves the directory if the thread did not: see walks.
-//   - A thread that finds it again in the same call is told of a directory with another number. The kernel
+//   - A thread that is looking up again, or may not, is told of a directory with another number. The kernel
 //     does not know that one from elsewhere, so there is nothing to move and no ESTALE. A program that works in the directory
 //     under the first number stays there, and finds the old place at "..".
 //
 // How long the first two take decides only whether the third is needed.
-//
-// What this does not see: two threads may take in their answers in the other order than they were given them, if
-// the directory is moved in between. The kernel then has it in the older place, and the daemon takes the newer for sure.
 type aliases struct {
 	mu struct {
 		lockrank.Mutex
@@ -34,15 +35,37 @@ type aliases struct {
 	}
 }
 
-// alias is a directory that the kernel knows.
+// alias is a directory that the kernel knows. All that the kernel was told of it, but may not have taken in, is
+// about one directory: at.dir.
 type alias struct {
 	at place // as the kernel was last told
-	// sure says that the kernel has it there. Otherwise it may have it still where it was told before.
-	sure bool
-	// looked says that the child was told of it there since it is not sure.
+	// was is where the kernel may still have it, if it could not move it. If it is empty the kernel has it in at.dir.
+	// A rename(2) under way may move it by its old name when the kernel was told of something else there; so it has at in it then.
+	was []place
+	// looked says that the child was told of it there since it was moved.
 	looked bool
 	// told is how often the kernel was told of it. It says so when it forgets.
 	told uint64
+	// leave is under way if somebody has found it in another directory than at.dir.
+	leave *leaving
+}
+
+// leaving waits until the kernel has taken in all that it was told of a directory in the place where it was.
+type leaving struct {
+	from  place
+	named bool          // the kernel has no other directory at from
+	done  chan struct{} // closed at the end
+	ok    bool          // set before that
+}
+
+func (a *alias) sure() bool { return len(a.was) == 0 }
+
+// doubt says that the kernel may not have it in the place of which it is told next.
+func (a *alias) doubt() {
+	if !slices.Contains(a.was, a.at) {
+		a.was = append(a.was, a.at)
+	}
+	a.looked = false
 }
 
 // place is an entry of a directory that the kernel knows.
@@ -54,6 +77,9 @@ type place struct {
 // aliasLimit is how long a LOOKUP waits for the kernel to forget. The notice waits for the lock of the
 // old directory, which the program that looks up may hold itself.
 const aliasLimit = 20 * time.Millisecond
+
+// maxWas bounds in how many places the kernel may have a directory.
+const maxWas = 8
 
 // maxDepth bounds how deep a directory may be: more than a path can name.
 const maxDepth = 2048
@@ -74,37 +100,103 @@ const (
 
 // telling is what tell found.
 type telling struct {
-	node  nodeID
-	sure  bool
-	old   place // where the kernel knows the directory, if named
-	named bool
+	node nodeID
+	sure bool
+	// leave must end before the kernel may be told. It was not told yet.
+	leave *leaving
+	begun bool // by this call
 }
 
 // tell returns under which number the kernel is told that the directory is at p.
 func (x *aliases) tell(ino dsm.Ino, p place, who teller) telling {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	t := telling{node: x.nodeLocked(ino)}
-	a := x.mu.of[t.node]
-	if a != nil && !(a.sure && a.at == p) && who != theChild && (who == lastTry || x.withinLocked(p, t.node)) {
-		t.node, a = x.otherLocked(ino), nil
+	n := x.nodeLocked(ino)
+	a := x.mu.of[n]
+	if a != nil && x.staysLocked(n, p) {
+		x.toldLocked(n, p)
+		return telling{node: n, sure: true}
+	}
+	if a != nil && who != theChild && (who == lastTry || len(a.was) >= maxWas || x.withinLocked(p.dir, n)) {
+		n, a = x.otherLocked(ino), nil
 	}
 	if a == nil {
-		a = &alias{at: p, sure: true}
-		x.mu.of[t.node], x.mu.at[p] = a, t.node
-	}
-	a.told++
-	if a.at != p {
-		t.old, t.named = a.at, x.mu.at[a.at] == t.node
-		if t.named {
-			delete(x.mu.at, a.at)
+		a = new(alias)
+		x.mu.of[n] = a
+	} else if a.at.dir == p.dir {
+		if !x.freeLocked(n, p) {
+			a.doubt()
 		}
-		a.at, a.sure, a.looked = p, false, false
-		x.mu.at[p] = t.node
+	} else {
+		l, begun := a.leave, false
+		if l == nil || l.from != a.at || l.failed() {
+			l, begun = &leaving{from: a.at, named: x.mu.at[a.at] == n, done: make(chan struct{})}, true
+			a.leave = l
+		}
+		if !l.over() {
+			return telling{node: n, leave: l, begun: begun}
+		}
+		a.doubt()
 	}
+	x.toldLocked(n, p)
 	a.looked = a.looked || who == theChild
-	t.sure = a.sure
-	return t
+	return telling{node: n, sure: a.sure()}
+}
+
+// staysLocked reports whether the kernel can take in that the directory is at p without a lock of another directory.
+func (x *aliases) staysLocked(n nodeID, p place) bool {
+	a := x.mu.of[n]
+	return a.sure() && a.at.dir == p.dir && x.freeLocked(n, p)
+}
+
+// freeLocked reports whether the kernel knows no other directory at p.
+func (x *aliases) freeLocked(n nodeID, p place) bool {
+	m, ok := x.mu.at[p]
+	return !ok || m == n
+}
+
+// toldLocked says that the kernel is told that the directory is at p. Whoever waits to tell of another directory begins anew.
+func (x *aliases) toldLocked(n nodeID, p place) {
+	x.vacateLocked(p, n)
+	a := x.mu.of[n]
+	if x.mu.at[a.at] == n {
+		delete(x.mu.at, a.at)
+	}
+	a.at, a.leave = p, nil
+	x.mu.at[p] = n
+	a.told++
+}
+
+// vacateLocked says that what the kernel is told of p is not another directory than n.
+func (x *aliases) vacateLocked(p place, n nodeID) {
+	if x.freeLocked(n, p) {
+		return
+	}
+	if a := x.mu.of[x.mu.at[p]]; a != nil {
+		a.doubt()
+	}
+	delete(x.mu.at, p)
+}
+
+// vacate says that the kernel is told of no directory at p.
+func (x *aliases) vacate(p place) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.vacateLocked(p, 0)
+}
+
+// over reports whether the kernel has taken in all.
+func (l *leaving) over() bool { return l.ended() && l.ok }
+
+func (l *leaving) failed() bool { return l.ended() && !l.ok }
+
+func (l *leaving) ended() bool {
+	select {
+	case <-l.done:
+		return true
+	default:
+		return false
+	}
 }
 
 func (x *aliases) nodeLocked(ino dsm.Ino) nodeID {
@@ -125,17 +217,24 @@ func (x *aliases) otherLocked(ino dsm.Ino) nodeID {
 	return x.nodeLocked(ino) // not with less than terabytes of directories in the kernel
 }
 
-// withinLocked reports whether p is in the directory as the kernel has it, which cannot move it there (ELOOP).
-func (x *aliases) withinLocked(p place, n nodeID) bool {
+// withinLocked reports whether dir is, or is in, the directory n as the kernel may have it, which cannot move it there (ELOOP).
+func (x *aliases) withinLocked(dir, n nodeID) bool {
+	places := []nodeID{dir}
 	for range maxDepth {
-		if p.dir == n {
-			return true
-		}
-		a := x.mu.of[p.dir]
-		if a == nil {
+		if len(places) == 0 {
 			return false
 		}
-		p = a.at
+		d := places[len(places)-1]
+		places = places[:len(places)-1]
+		if d == n {
+			return true
+		}
+		if a := x.mu.of[d]; a != nil {
+			places = append(places, a.at.dir)
+			for _, w := range a.was {
+				places = append(places, w.dir)
+			}
+		}
 	}
 	return true
 }
@@ -144,26 +243,23 @@ func (x *aliases) withinLocked(p place, n nodeID) bool {
 func (x *aliases) settled(n nodeID, p place) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if a := x.mu.of[n]; a != nil && a.at == p && a.looked {
-		a.sure = true
+	if a := x.mu.of[n]; a != nil && a.at == p && a.looked && x.mu.at[p] == n {
+		a.was = nil
 	}
 }
 
-// known returns under which number the kernel is told that the directory is at p, if it knows it there, or
+// known returns under which number the kernel is told that the directory is at p, if it knows it in that directory, or
 // not at all.
 func (x *aliases) known(ino dsm.Ino, p place) (n nodeID, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	n = x.nodeLocked(ino)
-	a := x.mu.of[n]
-	switch {
-	case a == nil:
-		x.mu.of[n], x.mu.at[p] = &alias{at: p, sure: true, told: 1}, n
-	case a.sure && a.at == p:
-		a.told++
-	default:
+	if x.mu.of[n] == nil {
+		x.mu.of[n] = new(alias)
+	} else if !x.staysLocked(n, p) {
 		return 0, false
 	}
+	x.toldLocked(n, p)
 	return n, true
 }
 
@@ -229,52 +325,6 @@ func (x *aliases) renamed(from, to place, exchanged bool) {
 	if isDir2 && exchanged {
 		x.mu.of[b].at, x.mu.at[from] = from, b
 	}
-}
-
-// toldOf is called before the kernel is told that the inode is at p. It returns under which number.
-func (b *bridge) toldOf(r *request, i dsm.Inode, p place) nodeID {
-	if i.Kind != dsm.KindDir {
-		b.walIndexes.told(i, p)
-		return nodeID(i.Ino)
-	}
-	if n, ok := b.aliases.known(i.Ino, p); ok {
-		return n
-	}
-	who := firstTry
-	switch {
-	case b.harvest.IsChild(r.tid): // it holds no locks, and cannot look while it does
-		who = theChild
-	case r.tid == 0 || b.retries.get(r.tid).moved: // or nobody knows
-		who = lastTry
-	}
-	t := b.aliases.tell(i.Ino, p, who)
-	if t.sure {
-		return t.node
-	}
-	forgotten := make(chan struct{})
-	walked := func() {}
-	if who != theChild {
-		b.retries.set(r.tid, func(t *retry) { t.moved = true })
-		walked = b.walks.begin(r.tid)
-	}
-	b.background.run(func() {
-		defer walked()
-		if t.named {
-			b.notify.forget(t.old)
-		}
-		close(forgotten)
-		if who != theChild {
-			b.walk(t.node, p)
-		}
-	})
-	limit := time.NewTimer(aliasLimit)
-	defer limit.Stop()
-	select {
-	case <-forgotten:
-	case <-limit.C:
-	case <-r.Done():
-	}
-	return t.node
 }
 
 // Forget is called when the kernel drops an inode of which it was told so many times.

@@ -19,6 +19,7 @@ type kernel struct {
 	*testing.T
 	b     *bridge
 	names *fakeNames
+	once  bool // the calls that threads are in do not look up once more
 }
 
 func newKernel(t *testing.T) *kernel {
@@ -26,7 +27,9 @@ func newKernel(t *testing.T) *kernel {
 	b := newBridge(Config{Names: names, FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
 	b.notify.server = slowCache{}
 	b.harvest.Stop() // no child looks
-	return &kernel{t, b, names}
+	k := &kernel{T: t, b: b, names: names}
+	b.walksTwice = func(*request) bool { return !k.once }
+	return k
 }
 
 func (k *kernel) mkdir(dir dsm.Ino, name string) dsm.Ino {
@@ -154,6 +157,144 @@ func TestMovedDirectory(t *testing.T) {
 	}
 }
 
+// TestMovedDirectoryInACallThatLooksOnce: such a call would fail where the kernel cannot move the directory.
+func TestMovedDirectoryInACallThatLooksOnce(t *testing.T) {
+	k := newKernel(t)
+	p, q := k.mkdir(dsm.RootIno, "p"), k.mkdir(dsm.RootIno, "q")
+	x := k.mkdir(p, "x")
+	k.lookup(1, nodeID(p), "x", x)
+	k.move(p, "x", q, "x")
+	k.once = true
+	if n := k.lookup(2, nodeID(q), "x", x); n == nodeID(x) {
+		t.Error("the thread is told of what the kernel may be unable to move")
+	}
+}
+
+// TestMovedDirectoryAfterStale: the kernel walks a path twice for one call, not for each reason.
+func TestMovedDirectoryAfterStale(t *testing.T) {
+	k := newKernel(t)
+	p, q := k.mkdir(dsm.RootIno, "p"), k.mkdir(dsm.RootIno, "q")
+	x := k.mkdir(p, "x")
+	k.lookup(1, nodeID(p), "x", x)
+	k.move(p, "x", q, "x")
+	gone := errs.E(errs.NotExist, "x", "")
+	if got := k.b.walkStatus(2, gone); got != fuse.Status(syscall.ESTALE) {
+		t.Fatal(got)
+	}
+	if n := k.lookup(2, nodeID(q), "x", x); n == nodeID(x) {
+		t.Error("in its second walk the thread is told of what the kernel may be unable to move")
+	}
+	k.lookup(3, nodeID(q), "x", x)
+	k.move(q, "x", p, "x")
+	if n := k.lookup(3, nodeID(p), "x", x); n == nodeID(x) {
+		t.Error("the thread is told of the number that is given up")
+	}
+	k.lookup(4, nodeID(p), "x", x)
+	k.b.retries.set(5)
+	if got := k.b.walkStatus(5, gone); got != fuse.ENOENT {
+		t.Errorf("what ends the second walk: %v", got)
+	}
+}
+
+// lockedCache is a kernel in which the lock of every directory is held until free is closed.
+type lockedCache struct {
+	slowCache
+	free chan struct{}
+	told chan place
+}
+
+func (c lockedCache) EntryNotify(dir uint64, name string) fuse.Status {
+	c.told <- place{nodeID(dir), name}
+	<-c.free
+	return fuse.OK
+}
+
+// TestMovedDirectoryIsToldInOrder: as long as the kernel may not have taken in where a directory was, nobody is told where it is.
+func TestMovedDirectoryIsToldInOrder(t *testing.T) {
+	k := newKernel(t)
+	c := lockedCache{free: make(chan struct{}), told: make(chan place, 1)}
+	k.b.notify.server = c
+	p, q := k.mkdir(dsm.RootIno, "p"), k.mkdir(dsm.RootIno, "q")
+	x := k.mkdir(p, "x")
+	k.lookup(1, nodeID(p), "x", x)
+	k.move(p, "x", p, "y")
+	if n := k.lookup(1, nodeID(p), "y", x); n != nodeID(x) {
+		t.Errorf("a directory that stays in its own is told as %#x", n)
+	}
+	k.move(p, "y", q, "x")
+	in := header(opLookup, 2, nodeID(q))
+	if st := k.b.Lookup(nil, &in, "x", new(fuse.EntryOut)); st != fuse.Status(syscall.ESTALE) {
+		t.Errorf("the thread is answered %v before the kernel has taken in what another was told", st)
+	}
+	if got := <-c.told; got != (place{nodeID(p), "y"}) {
+		t.Errorf("the kernel was told to forget %+v", got)
+	}
+	if n := k.lookup(2, nodeID(q), "x", x); n == nodeID(x) {
+		t.Error("in its second walk the thread is told of it")
+	}
+
+	// The old name may be another directory's by now.
+	y := k.mkdir(p, "z")
+	k.lookup(3, nodeID(p), "z", y)
+	k.move(p, "z", q, "z")
+	z := k.mkdir(p, "z")
+	k.lookup(3, nodeID(p), "z", z)
+	in = header(opLookup, 4, nodeID(q))
+	answer := make(chan fuse.Status)
+	go func() { answer <- k.b.Lookup(nil, &in, "z", new(fuse.EntryOut)) }()
+	if got := <-c.told; got.dir != nodeID(p) || got.name == "z" {
+		t.Errorf("the kernel was told to forget %+v", got)
+	}
+	close(c.free)
+	if st := <-answer; !st.Ok() && st != fuse.Status(syscall.ESTALE) {
+		t.Error(st)
+	}
+	k.move(q, "z", dsm.RootIno, "z")
+	if n := k.lookup(6, rootNode, "z", y); n != nodeID(y) {
+		t.Errorf("when the kernel has taken it in, a thread is told %#x", n)
+	}
+}
+
+// TestRenameByAnOldName: a rename(2) moves what the kernel had by the old name, which may be another than what has it by now. The daemon
+// cannot tell which.
+func TestRenameByAnOldName(t *testing.T) {
+	k := newKernel(t)
+	p, q, to := k.mkdir(dsm.RootIno, "p"), k.mkdir(dsm.RootIno, "q"), k.mkdir(dsm.RootIno, "to")
+	x, y := k.mkdir(p, "x"), k.mkdir(p, "y")
+	for _, place := range []struct {
+		name string
+		ino  dsm.Ino
+	}{{"x", x}, {"y", y}} {
+		k.lookup(1, nodeID(p), place.name, place.ino) // a rename begins
+		k.move(p, place.name, q, place.name)
+	}
+	file, err := k.names.Create(t.Context(), p, "x", dsm.Inode{Kind: dsm.KindFile}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.lookup(2, nodeID(p), "x", file.Ino)
+	z := k.mkdir(p, "z")
+	k.lookup(2, nodeID(p), "z", z)
+	k.move(p, "z", p, "y")
+	if n := k.lookup(2, nodeID(p), "y", z); n != nodeID(z) {
+		t.Errorf("a directory in place of another is told as %#x", n)
+	}
+	for _, name := range []string{"x", "y"} {
+		rename := fuse.RenameIn{InHeader: header(45, 1, nodeID(p)), Newdir: uint64(to)}
+		if st := k.b.Rename(nil, &rename, name, name); !st.Ok() {
+			t.Fatal(st)
+		}
+	}
+	k.move(q, "x", to, "a")
+	k.move(to, "y", to, "z")
+	k.once = true
+	for name, ino := range map[string]dsm.Ino{"a": x, "z": z} {
+		if n := k.lookup(3, nodeID(to), name, ino); n == nodeID(ino) {
+			t.Errorf("%s: the thread is told of what the kernel may be unable to move", name)
+		}
+	}
+}
+
 // TestForgottenNumber: a number is free again when the kernel has forgotten all it was told of it.
 func TestForgottenNumber(t *testing.T) {
 	k := newKernel(t)
@@ -214,15 +355,14 @@ func TestRetriesOfThreadsThatEnded(t *testing.T) {
 	var r retries
 	r.init()
 	here := uint32(os.Getpid())
-	stale := func(t *retry) { t.stale = true }
-	r.set(here, stale)
+	r.set(here)
 	for i := range uint32(10 * manyRetries) {
-		r.set(1<<30+i, stale) // above any thread's number
+		r.set(1<<30 + i) // above any thread's number
 	}
 	r.mu.Lock()
 	n := len(r.mu.of)
 	r.mu.Unlock()
-	if n > manyRetries || !r.get(here).stale {
-		t.Errorf("%d threads are remembered; the one that lives: %v", n, r.get(here))
+	if n > manyRetries || !r.has(here) {
+		t.Errorf("%d threads are remembered; the one that lives: %v", n, r.has(here))
 	}
 }

@@ -38,7 +38,9 @@ type bridge struct {
 	pages     pageCounts
 	aliases   aliases
 	walks     walks
-	count     counts
+	// walksTwice is the function of that name; tests replace it.
+	walksTwice func(*request) bool
+	count      counts
 
 	walIndexes walIndexes
 
@@ -65,6 +67,7 @@ func newBridge(cfg Config) *bridge {
 	b.lookups.init()
 	b.aliases.init()
 	b.walks.init()
+	b.walksTwice = walksTwice
 	b.walIndexes.init(b)
 	b.failed.init(failedWindow)
 	b.unfound.init(cfg.unfoundWindow)

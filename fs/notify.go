@@ -199,12 +199,13 @@ func (n *notifier) log(a *openArea, what string, st fuse.Status) {
 	n.b.log.Debug("the kernel refused a notification", "what", what, "area", a.id, "errno", st.String())
 }
 
-// forget makes the kernel drop a name. It waits for the lock of the directory.
-func (n *notifier) forget(p place) {
+// forget makes the kernel drop a name, if it has it. It waits for the lock of the directory; ok says that it has had it.
+func (n *notifier) forget(p place) (ok bool) {
 	st := n.server.EntryNotify(uint64(p.dir), p.name)
-	if !st.Ok() && st != fuse.ENOENT {
+	if ok = st.Ok() || st == fuse.ENOENT; !ok {
 		n.b.log.Debug("the kernel refused a notification", "what", "forget a name", "dir", p.dir, "name", p.name, "errno", st.String())
 	}
+	return ok
 }
 
 func (s *noticeWorker) setUnder(c chan struct{}) {

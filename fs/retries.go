@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -18,17 +19,12 @@ import (
 // it sends a request that ends one, however long that takes. A thread that makes no such request
 // is treated as in its second walk for longer, which is never wrong: that only fails with less hope.
 type retries struct {
-	some atomic.Bool // whether there are any
-	mu   struct {
+	some  atomic.Bool // whether there are any
+	alive func(tid uint32) bool
+	mu    struct {
 		lockrank.Mutex
-		of map[uint32]retry
+		of map[uint32]struct{} // threads that were told ESTALE, or of a directory where the kernel may be unable to move it
 	}
-}
-
-// retry is what a thread was told that may make the kernel walk the path once more.
-type retry struct {
-	stale bool // ESTALE
-	moved bool // a directory in a place to which the kernel may be unable to move it
 }
 
 // manyRetries is with how many threads those are left out that have ended.
@@ -36,24 +32,30 @@ const manyRetries = 256
 
 func (t *retries) init() {
 	t.mu.Init("fs.retries")
-	t.mu.of = make(map[uint32]retry)
+	t.mu.of, t.alive = make(map[uint32]struct{}), alive
 }
 
-func (t *retries) get(tid uint32) retry {
+// alive reports whether there is such a thread.
+func alive(tid uint32) bool {
+	_, err := os.Stat("/proc/" + strconv.FormatUint(uint64(tid), 10))
+	return !os.IsNotExist(err)
+}
+
+// has reports whether the thread may be in its second walk.
+func (t *retries) has(tid uint32) bool {
 	if !t.some.Load() {
-		return retry{}
+		return false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.mu.of[tid]
+	_, ok := t.mu.of[tid]
+	return ok
 }
 
-// set changes what is remembered of a thread.
-func (t *retries) set(tid uint32, change func(*retry)) {
+// set says that the thread's next walk may be its second.
+func (t *retries) set(tid uint32) {
 	t.mu.Lock()
-	now := t.mu.of[tid]
-	change(&now)
-	t.mu.of[tid] = now
+	t.mu.of[tid] = struct{}{}
 	t.some.Store(true)
 	many := len(t.mu.of) >= manyRetries
 	t.mu.Unlock()
@@ -65,13 +67,10 @@ func (t *retries) set(tid uint32, change func(*retry)) {
 // prune forgets threads that have ended.
 func (t *retries) prune() {
 	t.mu.Lock()
-	all := make([]uint32, 0, len(t.mu.of))
-	for tid := range t.mu.of {
-		all = append(all, tid)
-	}
+	all := slices.AppendSeq(make([]uint32, 0, len(t.mu.of)), maps.Keys(t.mu.of))
 	t.mu.Unlock()
 	for _, tid := range all {
-		if _, err := os.Stat("/proc/" + strconv.FormatUint(uint64(tid), 10)); os.IsNotExist(err) {
+		if !t.alive(tid) {
 			t.drop(tid)
 		}
 	}
@@ -126,10 +125,10 @@ func (b *bridge) walkStatus(tid uint32, err error) fuse.Status {
 		}
 		return status(err)
 	}
-	if b.retries.get(tid).stale {
+	if b.retries.has(tid) {
 		b.retries.drop(tid)
 		return fuse.ENOENT
 	}
-	b.retries.set(tid, func(t *retry) { t.stale = true })
+	b.retries.set(tid)
 	return fuse.Status(syscall.ESTALE)
 }

@@ -30,20 +30,27 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 	if b.unfoundBefore(r.tid, at) {
 		return fuse.EIO
 	}
-	if b.aliases.has(at) { // what a path leads through, as a rule
+	wasDir := b.aliases.has(at)
+	if wasDir { // what a path leads through, as a rule
 		b.walks.wait(r, r.tid)
 	}
 	k := b.keep()
 	find := b.cfg.Names.Lookup
-	if b.retries.get(r.tid).stale {
+	if b.retries.has(r.tid) {
 		find = b.findHeld
 	}
 	i, err := find(r, inoOf(in.NodeId), name)
+	if wasDir && (errs.Is(err, errs.NotExist) || err == nil && i.Kind != dsm.KindDir) {
+		b.aliases.vacate(at)
+	}
 	if err != nil {
 		b.unfoundNow(r.tid, at, err)
 		return status(err)
 	}
-	node := b.toldOf(r, i, at)
+	node, ok := b.toldOf(r, i, at, b.tellerOf)
+	if !ok {
+		return fuse.Status(syscall.ESTALE)
+	}
 	b.lookups.put(r.tid, i)
 	b.beforeTold(r, i)
 	if i.Kind == dsm.KindDir {
@@ -99,7 +106,7 @@ func (b *bridge) make(cancel <-chan struct{}, in *fuse.InHeader, name string, n 
 	if err != nil {
 		return status(err)
 	}
-	node := b.toldOf(r, i, place{nodeID(in.NodeId), name})
+	node, _ := b.toldOf(r, i, place{nodeID(in.NodeId), name}, makerOf)
 	b.entry(i, out)
 	out.NodeId = uint64(node)
 	return fuse.OK

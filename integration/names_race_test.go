@@ -4,6 +4,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/dsmfs/dsmfs/integration/harness"
 )
 
 // TestRenameOfADirectoryMovedElsewhere renames across directories what another node has moved a moment ago: the
@@ -94,6 +96,49 @@ func TestRenameInAWorkingDirectory(t *testing.T) {
 		f.Close()
 		b.Must("unlink %s", b.Path("q/z/f"))
 		a.Must("rmdir %s", a.Path("q/z"))
+	}
+}
+
+// TestMakeADirectoryMovedElsewhere makes what another node has moved there a moment ago. The kernel needs the lock of where it
+// was to take that in, and other programs have it nearly all the time.
+func TestMakeADirectoryMovedElsewhere(t *testing.T) {
+	c := nodes(t, 2)
+	a, b := c.Node(1).Client(), c.Node(2).Client()
+	for _, d := range []string{"p", "q"} {
+		a.Must("mkdir %s", a.Path(d))
+	}
+	stop := make(chan struct{})
+	var busy sync.WaitGroup
+	defer busy.Wait()
+	defer close(stop)
+	for _, name := range []string{"p/a", "p/b"} {
+		cl := c.Node(2).Client()
+		busy.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				cl.Must("mkdir %s", cl.Path(name))
+				cl.Must("rmdir %s", cl.Path(name))
+			}
+		})
+	}
+	b.Open("file", "rw,creat").Close()
+	for range 4 {
+		for _, make := range []string{"mkdir", "mkfifo", "symlink to", "link " + b.Path("file")} {
+			a.Must("mkdir %s", a.Path("p/x"))
+			b.Stat("p/x")
+			f := b.Open("p/x/f", "rw,creat")
+			a.Must("rename %s %s", a.Path("p/x"), a.Path("q/x"))
+			if _, err := b.Do("%s %s", make, b.Path("q/x")); err != harness.Failure("EEXIST") {
+				t.Errorf("%s: %v", make, err)
+			}
+			f.Close()
+			a.Must("unlink %s", a.Path("q/x/f"))
+			a.Must("rmdir %s", a.Path("q/x"))
+		}
 	}
 }
 

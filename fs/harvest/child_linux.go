@@ -127,7 +127,9 @@ func (c *worker) do(q request) []byte {
 		}
 	case opLook:
 		var st unix.Stat_t
-		results[0] = uint32(errno.Of(unix.Lstat(q.path, &st)))
+		if results[0] = uint32(errno.Of(unix.Lstat(q.path, &st))); results[0] == 0 && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			results[0] = uint32(unix.ENOTDIR)
+		}
 	case opClose:
 		for _, it := range q.items {
 			c.schedule.remove(it.ino)
