@@ -350,19 +350,33 @@ func TestStaleIsToldOnce(t *testing.T) {
 	}
 }
 
-// TestRetriesOfThreadsThatEnded are not kept.
+// TestRetriesOfThreadsThatEnded are not kept, and threads that live are not looked at each time.
 func TestRetriesOfThreadsThatEnded(t *testing.T) {
 	var r retries
 	r.init()
-	here := uint32(os.Getpid())
-	r.set(here)
-	for i := range uint32(10 * manyRetries) {
-		r.set(1<<30 + i) // above any thread's number
+	looks := 0
+	r.alive = func(tid uint32) bool {
+		looks++
+		return tid < 1000
+	}
+	const threads = 10_000
+	for i := range uint32(1000) {
+		r.set(i)
+	}
+	for i := range uint32(threads) {
+		r.set(1000 + i)
+		r.set(i % 1000)
 	}
 	r.mu.Lock()
 	n := len(r.mu.of)
 	r.mu.Unlock()
-	if n > manyRetries || !r.has(here) {
-		t.Errorf("%d threads are remembered; the one that lives: %v", n, r.has(here))
+	if n > 2*1000 || !r.has(999) {
+		t.Errorf("%d threads are remembered; one that lives: %v", n, r.has(999))
+	}
+	if looks > 4*threads {
+		t.Errorf("%d looks at threads, for %d threads", looks, threads)
+	}
+	if here := uint32(os.Getpid()); !alive(here) || alive(1<<30) { // above any thread's number
+		t.Error("whether a thread lives is wrong")
 	}
 }

@@ -23,16 +23,17 @@ type retries struct {
 	alive func(tid uint32) bool
 	mu    struct {
 		lockrank.Mutex
-		of map[uint32]struct{} // threads that were told ESTALE, or of a directory where the kernel may be unable to move it
+		of   map[uint32]struct{} // threads that were told ESTALE, or of a directory where the kernel may be unable to move it
+		many int                 // with so many those are left out that have ended
 	}
 }
 
-// manyRetries is with how many threads those are left out that have ended.
+// manyRetries is the least that many may be.
 const manyRetries = 256
 
 func (t *retries) init() {
 	t.mu.Init("fs.retries")
-	t.mu.of, t.alive = make(map[uint32]struct{}), alive
+	t.mu.of, t.mu.many, t.alive = make(map[uint32]struct{}), manyRetries, alive
 }
 
 // alive reports whether there is such a thread.
@@ -57,23 +58,28 @@ func (t *retries) set(tid uint32) {
 	t.mu.Lock()
 	t.mu.of[tid] = struct{}{}
 	t.some.Store(true)
-	many := len(t.mu.of) >= manyRetries
+	var all []uint32
+	if len(t.mu.of) >= t.mu.many {
+		// Those that live may be as many. Only after as many more is it worth while to look again.
+		t.mu.many = 2 * len(t.mu.of)
+		all = slices.AppendSeq(make([]uint32, 0, len(t.mu.of)), maps.Keys(t.mu.of))
+	}
 	t.mu.Unlock()
-	if many {
-		t.prune()
+	if all != nil {
+		t.prune(all)
 	}
 }
 
-// prune forgets threads that have ended.
-func (t *retries) prune() {
-	t.mu.Lock()
-	all := slices.AppendSeq(make([]uint32, 0, len(t.mu.of)), maps.Keys(t.mu.of))
-	t.mu.Unlock()
+// prune forgets those threads that have ended.
+func (t *retries) prune(all []uint32) {
 	for _, tid := range all {
 		if !t.alive(tid) {
 			t.drop(tid)
 		}
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.many = max(2*len(t.mu.of), manyRetries)
 }
 
 // drop says that the thread's walk has ended.
