@@ -236,7 +236,11 @@ func (a *Area) WriteAt(ctx context.Context, p []byte, off int64) error {
 func (a *Area) writeWithRoom(ctx context.Context, p []byte, off int64, w way) error {
 	lacks := 0
 	a.step(func() {
-		if r := &a.mu.replica; r.demand && r.subscribed {
+		r := &a.mu.replica
+		if r.subscribed {
+			a.mu.cached.KernelWrites()
+		}
+		if r.subscribed && r.demand {
 			lacks = count(a.missingOfLocked(off, len(p)))
 		}
 	})
@@ -277,6 +281,9 @@ func (a *Area) write(p []byte, off int64, w way) error {
 		}
 		if len(p) == 0 {
 			return
+		}
+		if w != writtenPast {
+			a.mu.cached.Delivered(off, p, w == writtenBack)
 		}
 		r.lastStore = a.now()
 		if a.presentLocked(off, len(p)) {

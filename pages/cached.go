@@ -215,7 +215,8 @@ func (c *Cached) SetWriters(on bool) {
 	c.writers = on
 	if !on {
 		c.EndWrite()
-		c.lineUp() // nothing is on hold without writers
+		c.punchOver() // its handle is closed
+		c.lineUp()    // nothing is on hold without writers
 	}
 }
 
@@ -304,6 +305,16 @@ func (c *Cached) Read(off int64, dst []byte) int {
 	return n
 }
 
+// Delivered must be called when a WRITE of the page cache comes, before anything waits for its pages.
+// Wrote follows, when the pages are here. back is that of Wrote. What the WRITE shows about the kernel
+// it shows now: once it is answered, the kernel may cut the same pages.
+func (c *Cached) Delivered(off int64, data []byte, back bool) {
+	c.deliveredLate(off, int64(len(data)))
+	if back {
+		c.deliveredPunched(off, data)
+	}
+}
+
 // Wrote takes a WRITE of the kernel into the working copy. It may be of any range of bytes up to the
 // end of the area. Wrote returns the pages [from, to) that the range lies in. They must be here:
 // fetched, or written as a whole. back says that the WRITE carries stores to mappings, not a
@@ -327,8 +338,6 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 	x.expected.Remove(i)
 	x.given.Add(i)
 	x.leaving.Remove(i)
-	c.wroteLate(x, i, lo+len(data))
-	c.wrotePunched(p, data, lo, back)
 	if x.flying.Has(i) {
 		x.regiven.Add(i)
 	}

@@ -52,7 +52,7 @@ func (m *ledgerModel) attach() {
 }
 
 // checkKept: while shared the bytes of each page that was given are kept, unless
-// its state says that they are not known yet; else only those of open pages are.
+// its state says that they are not known yet; else only those of pages that are open, or expected, are.
 func (m *ledgerModel) checkKept() {
 	kept, held := 0, 0
 	for _, x := range m.c.extents {
@@ -66,12 +66,12 @@ func (m *ledgerModel) checkKept() {
 				held++
 			}
 			switch {
-			case x.bare.Has(i) && (ok || !m.c.shared || x.doubtful.Has(i)), ok && !open && !m.c.shared:
+			case x.bare.Has(i) && (ok || !m.c.shared || x.doubtful.Has(i)), ok && !open && !m.c.shared && !x.expected.Has(i):
 				m.t.Fatalf("page %d: kept %v, open %v, bare %v, shared %v", x.page(i), ok, open, x.bare.Has(i), m.c.shared)
 			case m.c.shared && !ok && !x.bare.Has(i) && !x.blind.Has(i) && !x.storing.Has(i) && !x.doubtful.Has(i):
 				m.t.Fatalf("page %d is shared and given, and nothing is kept of it", x.page(i))
 			}
-			if _, found := m.touched[x.page(i)]; ok && !open && !found && !x.leaving.Has(i) && !m.c.current(x.page(i), g) {
+			if _, found := m.touched[x.page(i)]; ok && !open && !found && !x.away(i) && !m.c.current(x.page(i), g) {
 				m.t.Fatalf("page %d was given other bytes and has no notice", x.page(i))
 			}
 		}

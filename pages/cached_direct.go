@@ -17,7 +17,6 @@ import (
 // stores to its mapping after the answer then stores on top of the written bytes. If it could still
 // store the old bytes, the ledger would not recognize that as a store.
 func (c *Cached) WroteDirect(off int64, data []byte) (from, to dsm.PageIndex) {
-	c.punchOver()
 	from, to = pagesOf(off, int64(len(data)))
 	for p := from; p < to; p++ {
 		lo := int(max(off-int64(p)*dsm.PageSize, 0))

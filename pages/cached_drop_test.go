@@ -12,6 +12,7 @@ import (
 type awayModel struct {
 	here  map[dsm.PageIndex]struct{}
 	bytes map[dsm.PageIndex][]byte
+	stash map[dsm.PageIndex][]modelStores
 }
 
 func (m *ledgerModel) isHere(p dsm.PageIndex) bool {
@@ -45,6 +46,7 @@ func (m *ledgerModel) fetch(p dsm.PageIndex) {
 	}
 	m.away.here[p] = struct{}{}
 	delete(m.away.bytes, p)
+	m.unstash(p)
 }
 
 // drop asks for page p and some of its neighbours to leave.
@@ -61,11 +63,14 @@ func (m *ledgerModel) evict(e dsm.ExtentIndex, out dsm.PageSet) {
 	var set dsm.PageSet
 	for i := range out.All() {
 		p := pageOfExtent(e, i)
+		if !m.isHere(p) {
+			continue
+		}
 		// A page that write(2) has made without a READ is not known of, which does no harm.
 		if c := m.page(p); c.reply != nil || c.data != nil && (c.writing == nil || !c.writing.all) {
 			m.t.Fatalf("page %d is said to be out, and the page cache has it", p)
 		}
-		if m.isHere(p) && m.rng.IntN(4) > 0 {
+		if m.rng.IntN(4) > 0 {
 			set.Add(i)
 		}
 	}
@@ -121,6 +126,7 @@ func (m *ledgerModel) cutAway(size int64) {
 			clear(b[from:])
 		}
 	}
+	m.cutStash(size)
 }
 
 // checkAway: nothing has touched a page that is not here.

@@ -190,10 +190,14 @@ func (m *ledgerModel) writeBack(p dsm.PageIndex) {
 			m.c.WrotePast(c.writing.off+n, c.writing.data[n:])
 		}
 		if n > 0 {
-			m.fetch(p)
-			if _, _, ok := m.c.Wrote(m.k, c.writing.off, c.writing.data[:n], c.writing.back); !ok {
-				m.t.Fatalf("the WRITE of page %d is refused", p)
+			how := throughCache
+			if c.writing.back {
+				how = writtenBack
 			}
+			if c.writing.all {
+				m.fetch(p)
+			}
+			m.take(modelStores{c.writing.off, c.writing.data[:n], how})
 		}
 		if !c.writing.back {
 			m.c.EndWrite()
@@ -213,9 +217,8 @@ func (m *ledgerModel) answerWrite(p dsm.PageIndex) {
 	case io == nil:
 	case !io.served:
 		n := max(min(int64(len(io.data)), m.area.Size()-io.off), 0)
-		m.fetch(p)
 		if n > 0 {
-			m.c.Wrote(m.k, io.off, io.data[:n], false)
+			m.take(modelStores{io.off, io.data[:n], throughCache})
 		}
 		m.c.EndWrite()
 		io.served = true
@@ -386,6 +389,7 @@ func (m *ledgerModel) open() {
 func (m *ledgerModel) settle() {
 	m.scan()
 	for range 3 {
+		m.fetchStashed()
 		for _, p := range m.pages() {
 			for m.cache[p].reading {
 				m.read(p)
@@ -503,7 +507,7 @@ func newLedgerModel(t *testing.T, rng *rand.Rand, k merge.Kernel, sum, demand bo
 	size := int64(dsm.ExtentSize + 2*dsm.PageSize + 1000)
 	newArea, away := NewArea, (*awayModel)(nil)
 	if demand {
-		newArea, away = NewDemandArea, &awayModel{here: map[dsm.PageIndex]struct{}{}, bytes: map[dsm.PageIndex][]byte{}}
+		newArea, away = NewDemandArea, &awayModel{map[dsm.PageIndex]struct{}{}, map[dsm.PageIndex][]byte{}, map[dsm.PageIndex][]modelStores{}}
 	}
 	a := openTestArea(t, newArea, size)
 	return &ledgerModel{t: t, rng: rng, k: k, sum: sum, area: a, c: NewCached(a), size: size,

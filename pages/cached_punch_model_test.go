@@ -24,16 +24,11 @@ func (m *ledgerModel) punch(p dsm.PageIndex) {
 		for off := h.from; off < h.to; {
 			p := dsm.PageIndex(off / dsm.PageSize)
 			n := min(int64(p+1)*dsm.PageSize, h.to) - off
-			m.fetch(p)
-			m.c.WroteDirect(off, make([]byte, n))
+			m.take(modelStores{off, make([]byte, n), punchedHole})
 			if c := m.page(p); c.data != nil || c.reading {
 				m.stale[p] = struct{}{}
 			}
 			off += n
-		}
-		for e := h.from / 8; e < h.to/8; e++ {
-			delete(m.want, e)
-			delete(m.shown, e)
 		}
 	case m.c.Told(h.from, h.to-h.from):
 		h.ended()

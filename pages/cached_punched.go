@@ -41,8 +41,11 @@ func (c *Cached) KernelPunches(off, n int64) (ended func()) {
 	return func() { h.answered, h.last = true, c.area.notices }
 }
 
-// punchOver is called when the kernel begins another change of the file: it has cut out the last hole
-// by then, if its request was answered.
+// KernelWrites must be called when the WRITE of a write(2) comes, before anything waits. If a punch was
+// answered, it is over.
+func (c *Cached) KernelWrites() { c.punchOver() }
+
+// punchOver records that the kernel has cut out the last hole, if its request was answered.
 func (c *Cached) punchOver() {
 	if c.punched != nil && c.punched.answered {
 		c.punched = nil
@@ -70,16 +73,19 @@ func (c *Cached) hidePunched(p dsm.PageIndex, reply []byte, lo int) bool {
 	return hides
 }
 
-// wrotePunched records a WRITE to page p from byte lo on. A write(2) shows that the punch is over.
-// Stores to a mapping that bring bytes other than zero into the hole, after the answer, count as made
-// after the punch.
-func (c *Cached) wrotePunched(p dsm.PageIndex, data []byte, lo int, back bool) {
-	switch {
-	case c.punched == nil || !c.punched.answered:
-	case !back:
-		c.punchOver()
-	case !allZero(c.inHole(p, data, lo)):
-		delete(c.punched.pending, p)
+// deliveredPunched records a WRITE of stores to a mapping. If it comes after the answer, and brings bytes
+// other than zero into the hole, these count as stored after the punch.
+func (c *Cached) deliveredPunched(off int64, data []byte) {
+	h := c.punched
+	if h == nil || !h.answered {
+		return
+	}
+	for p := range h.pending {
+		at := int64(p)*dsm.PageSize - off // of the page, in data
+		from, to := max(at, 0), min(at+dsm.PageSize, int64(len(data)))
+		if from < to && !allZero(c.inHole(p, data[from:to], int(from-at))) {
+			delete(h.pending, p)
+		}
 	}
 }
 

@@ -93,10 +93,18 @@ func (c *Cached) hideLate(x *cachedExtent, i int, reply []byte, lo int) bool {
 	return true
 }
 
-// wroteLate records a WRITE of page i that ends at byte end of the page.
-func (c *Cached) wroteLate(x *cachedExtent, i, end int) {
-	if p := x.page(i); x.late.Has(i) && end > c.late[p].least() {
-		c.setLate(x, i, late{dsm.PageSize, dsm.PageSize})
+// deliveredLate records a WRITE of n bytes at off.
+func (c *Cached) deliveredLate(off, n int64) {
+	if len(c.late) == 0 {
+		return
+	}
+	from, to := pagesOf(off, n)
+	for p := from; p < to; p++ {
+		x, i := c.page(p)
+		if x.late.Has(i) && off+n-int64(p)*dsm.PageSize > int64(c.late[p].least()) {
+			c.setLate(x, i, late{dsm.PageSize, dsm.PageSize})
+		}
+		c.retire(x)
 	}
 }
 

@@ -48,9 +48,27 @@ func TestWritePastWhatWasTold(t *testing.T) {
 	s.SetWriters(true)
 	s.KernelTold(1000)
 	s.resize(1100)
+	s.Delivered(1000, []byte{1, 2}, false)
 	s.Wrote(s.k, 1000, []byte{1, 2}, false)
 	if page := s.read(0); page[1000] != 1 || page[1001] != 2 {
 		t.Errorf("the page shows %v", page[1000:1002])
+	}
+}
+
+// TestWriteThatWaitedForItsPage: what comes before the kernel is told of a size, and waits for its page, does not show that the kernel
+// has cut the page.
+func TestWriteThatWaitedForItsPage(t *testing.T) {
+	s := newLedgerScript(t, dsm.PageSize)
+	s.SetWriters(true)
+	s.Delivered(1500, []byte{1}, true)
+	s.KernelTold(1000)
+	s.Wrote(s.k, 1500, []byte{1}, true)
+	if page := s.read(0); page[1500] != 0 {
+		t.Error("the page shows what the kernel may still clear")
+	}
+	s.Done(s.notice(NoticeInvalidate, 0, 1))
+	if page := s.read(0); page[1500] != 1 {
+		t.Error("the page does not show what was stored")
 	}
 }
 

@@ -32,7 +32,6 @@ type window struct {
 // EndWrite records that a write(2) has been taken, except for its pages that are not here. The next
 // write(2) begins after it.
 func (c *Cached) EndWrite() {
-	c.punchOver()
 	c.shaken = c.drops > 0
 	clear(c.windows)
 }

@@ -1,6 +1,10 @@
 package pages
 
-import "github.com/dsmfs/dsmfs/internal/dsm"
+import (
+	"bytes"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
 
 // inWrite reports whether a write(2) is under way: the kernel lets no other in.
 func (m *ledgerModel) inWrite() bool {
@@ -41,6 +45,9 @@ func (m *ledgerModel) overwrite(p dsm.PageIndex) {
 	c := m.page(p)
 	off, ok := m.anyElement(p, aboveCache)
 	_, stale := m.stale[p]
+	if m.stashed(p) {
+		m.fetch(p)
+	}
 	g, entry := m.c.given[p]
 	entry = entry && (!m.isHere(p) || !m.c.current(p, g))
 	end := (int64(p) + 1) * dsm.PageSize
@@ -61,9 +68,10 @@ func (m *ledgerModel) writeDirect(p dsm.PageIndex) {
 	if w := m.page(p).writing; w != nil && w.all || !m.writer || stale || !ok || m.inPunch() {
 		return
 	}
-	m.fetch(p)
-	b := make([]byte, dsm.PageSize)
-	m.area.ReadWorking(b, int64(p)*dsm.PageSize)
+	if m.sum {
+		m.fetch(p)
+	}
+	b := bytes.Clone(m.value(p))
 	m.change(b, off)
-	m.c.WroteDirect(off, b[off%dsm.PageSize:][:8])
+	m.take(modelStores{off, b[off%dsm.PageSize:][:8], pastTheCache})
 }

@@ -1,0 +1,61 @@
+package coherence
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// TestPunchOfAPageThatIsNotHere: the kernel cuts the hole out of its page cache some time after the answer, and the zeroes
+// are stored only when the page comes. In between the reply to a READ has zeroes in the hole, whatever other nodes store there.
+// The next write(2) of the file shows that the kernel has cut it out.
+func TestPunchOfAPageThatIsNotHere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, onDemand(dsm.Inode{Size: 2 * dsm.PageSize}))
+		home, n := s.nodes[0], s.nodes[1]
+		home.open(true)
+		n.open(true)
+		s.drain()
+		store := func(b byte, off int64) {
+			if err := home.area.WriteAt(t.Context(), []byte{b}, off); err != nil {
+				t.Fatal(err)
+			}
+			publish(home)
+			s.drain()
+		}
+		store(5, 100)
+		ctx := context.Background()
+		if err := n.area.WriteAt(ctx, []byte{9}, 10); err != nil { // comes before the punch, and waits for the page as well
+			t.Fatal(err)
+		}
+		if err := n.area.Punch(ctx, 100, dsm.PageSize); err != nil {
+			t.Fatal(err)
+		}
+		if n.here(0) {
+			t.Fatal("the page is here before the punch is answered")
+		}
+		s.until("the page", func() bool { return n.here(0) })
+		publish(n)
+		s.drain()
+		store(6, 200)
+		read := func() []byte {
+			b := make([]byte, dsm.PageSize)
+			r := start(s, func(ctx context.Context) error { _, err := n.area.ReadAt(ctx, b, 0); return err })
+			if !r.over(t) {
+				t.Fatal("the READ is not answered")
+			}
+			return b
+		}
+		if b := read(); b[10] != 9 || b[100] != 0 || b[200] != 0 {
+			t.Errorf("the page cache is given %d, and %d and %d in the hole that the kernel may be cutting out", b[10], b[100], b[200])
+		}
+		if err := n.area.WriteAt(ctx, []byte{1}, 10); err != nil {
+			t.Fatal(err)
+		}
+		if b := read(); b[10] != 1 || b[100] != 0 || b[200] != 6 {
+			t.Errorf("after the punch the page cache is given %d, %d, %d; want 1, 0, 6", b[10], b[100], b[200])
+		}
+	})
+}
