@@ -349,14 +349,21 @@ func (a *Area) unstashLocked(e dsm.ExtentIndex, came dsm.PageSet) {
 	}
 	for i := range came.All() {
 		for _, s := range x.stash[i] {
-			if left := a.mu.ino.Size - s.off; left < int64(len(s.data)) { // it was cut off since
-				s.data = s.data[:max(left, 0)]
-			}
 			if err := a.storeLocked(s.data, s.off, s.way); err != nil {
 				a.node.cfg.Log.Error("stores are lost", "area", a.id, "offset", s.off, "err", err)
 			}
 		}
 		delete(x.stash, i)
+	}
+}
+
+// cutStash drops what lies past the new end of the area from the stores that wait for pages: it stays gone if the area grows again.
+func (x *replicaExtent) cutStash(size int64) {
+	for _, list := range x.stash {
+		for k := range list {
+			s := &list[k]
+			s.data = s.data[:min(max(size-s.off, 0), int64(len(s.data)))]
+		}
 	}
 }
 

@@ -476,6 +476,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 		if x.pub != nil {
 			x.pub.shrink(e, is)
 		}
+		x.cutStash(is)
 		if x.wanted && int(e) < a.extentsLocked() { // the pages that its stores wait for may have been cut off
 			a.wantLocked(e, x)
 		}

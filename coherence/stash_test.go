@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"bytes"
 	"context"
 	"testing"
 	"testing/synctest"
@@ -58,4 +59,39 @@ func TestPunchOfAPageThatIsNotHere(t *testing.T) {
 			t.Errorf("after the punch the page cache is given %d, %d, %d; want 1, 0, 6", b[10], b[100], b[200])
 		}
 	})
+}
+
+// TestStoresThatWereCutOff: stores wait for a page while the area shrinks and grows again. What was cut off of them does not come back.
+func TestStoresThatWereCutOff(t *testing.T) {
+	for _, ino := range []dsm.Inode{{Size: dsm.PageSize}, onDemand(dsm.Inode{Size: dsm.PageSize})} {
+		t.Run(ino.Spec.Residency.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newHomed(t, 2, ino)
+				home, n := s.nodes[0], s.nodes[1]
+				home.open(true)
+				put(t, home, 5)
+				publish(home)
+				s.drain()
+				n.open(true)
+				if n.here(0) {
+					t.Fatal("the page is here before it was stored to")
+				}
+				if err := n.area.WriteAt(t.Context(), bytes.Repeat([]byte{7}, 100), 50); err != nil {
+					t.Fatal(err)
+				}
+				s.resize(100)
+				s.catchUp()
+				s.resize(dsm.PageSize)
+				s.catchUp()
+				s.until("the page", func() bool { return n.here(0) })
+				publish(n)
+				s.drain()
+				for _, n := range s.nodes {
+					if w := n.area.mu.mem.Working(0); w[50] != 7 || w[99] != 7 || w[100] != 0 || w[149] != 0 {
+						t.Errorf("node %d has %d before the cut, %d after it", n.i, w[99], w[100])
+					}
+				}
+			})
+		})
+	}
 }
