@@ -11,7 +11,7 @@ import (
 
 // locksRow measures lock and unlock at a node that does not lead the catalog: of a file whose locks are delegated to the node,
 // of files that it has not locked before, with and without bytes, of files that another node has open or has locked, and of one
-// that two nodes lock all the time.
+// that two nodes have open and lock in turn, seldom and all the time.
 func locksRow(o options) ([]line, error) {
 	ops, count := o.pick(20000, 500), o.pick(500, 50)
 	var lines []line
@@ -66,6 +66,26 @@ func locksRow(o options) ([]line, error) {
 			}, tcp); err != nil {
 				return err
 			}
+		}
+		if err := add(line{Name: "lock of a file that both have open and the other locked last + unlock", Measure: "TCP 4 KiB request/reply"},
+			func() (float64, error) {
+				round++
+				prefix := fmt.Sprintf("b%d-", round)
+				mine, _, err := start(n, programs.bench, "lock-opened", n.Mount, prefix, count)
+				if err != nil {
+					return 0, err
+				}
+				keeper, _, err := start(c.Node(3), programs.bench, "lock-keep", c.Node(3).Mount, prefix, count, 1)
+				if err != nil {
+					return 0, errors.Join(err, mine.end())
+				}
+				v, err := mine.afterInput()
+				if err = errors.Join(err, keeper.end()); err != nil {
+					return 0, err
+				}
+				return v[0], nil
+			}, tcp); err != nil {
+			return err
 		}
 		return add(line{Name: "two nodes hand a file to each other and back, by its lock", Measure: "TCP 4 KiB request/reply"},
 			func() (float64, error) {

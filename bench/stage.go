@@ -156,6 +156,14 @@ func start(n *harness.Node, name string, args ...any) (*helper, string, error) {
 	return h, strings.TrimSpace(first), nil
 }
 
+// afterInput ends the input of the helper, and returns the numbers it prints then.
+func (h *helper) afterInput() ([]float64, error) {
+	if err := h.in.Close(); err != nil {
+		return nil, errors.Join(err, h.end())
+	}
+	return h.rest()
+}
+
 // rest returns the numbers the helper prints until it ends.
 func (h *helper) rest() ([]float64, error) {
 	text, err := io.ReadAll(h.lines)

@@ -80,7 +80,7 @@ static const struct {
 	{"repeat-stores", 3, repeat_stores}, {"sweep", 3, sweep}, {"hold-areas", 3, hold_areas},
 	{"hold-file", 2, hold_file}, {"create-files", 4, create_files}, {"page-latency", 3, page_latency},
 	{"lock-unlock", 3, lock_unlock}, {"lock-first", 3, lock_first}, {"lock-turns", 3, lock_turns},
-	{"lock-keep", 4, lock_keep},
+	{"lock-keep", 4, lock_keep}, {"lock-opened", 3, lock_opened},
 };
 
 int main(int argc, char **argv)

@@ -35,5 +35,6 @@ void lock_unlock(char **a);
 void lock_first(char **a);
 void lock_turns(char **a);
 void lock_keep(char **a);
+void lock_opened(char **a);
 
 #endif

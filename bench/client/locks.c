@@ -66,6 +66,30 @@ void lock_first(char **a)
 	printf("%lld\n", (long long)median(t, n));
 }
 
+/* lock-opened DIR PREFIX N: opens N files, and when its input ends the median of the first lock and unlock of each. */
+void lock_opened(char **a)
+{
+	size_t n = (size_t)atol(a[2]);
+	int64_t *t = calloc(n, sizeof *t);
+	int *fd = calloc(n, sizeof *fd);
+	for (size_t i = 0; i < n; i++) {
+		char path[PATH_MAX];
+		snprintf(path, sizeof path, "%s/%s%zu", a[0], a[1], i);
+		fd[i] = open_file(path);
+	}
+	puts("ready");
+	fflush(stdout);
+	while (getchar() != EOF)
+		;
+	for (size_t i = 0; i < n; i++) {
+		int64_t start = now();
+		lock_range(fd[i], F_WRLCK);
+		lock_range(fd[i], F_UNLCK);
+		t[i] = now() - start;
+	}
+	printf("%lld\n", (long long)median(t, n));
+}
+
 /* lock-keep DIR PREFIX N LOCK: makes N files, locks and unlocks each if LOCK is 1, and keeps them open until its input ends. */
 void lock_keep(char **a)
 {
