@@ -3,6 +3,7 @@ package harvest
 import (
 	"bytes"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"reflect"
@@ -37,6 +38,23 @@ func TestWire(t *testing.T) {
 	never := request{op: opWatch, items: []item{{ino: 1, every: uint64(dsm.MaxInterval) + 1}}}
 	if _, err := readRequest(bytes.NewReader(never.append(nil))); err == nil {
 		t.Error("an interval that no area can have accepted")
+	}
+}
+
+// liveArea is an area that a program can store into.
+type liveArea struct{}
+
+func (liveArea) ID() dsm.AreaID          { return 1 }
+func (liveArea) Live() bool              { return true }
+func (liveArea) Interval() time.Duration { return time.Second }
+
+// TestNoChild: without a command nothing is harvested, and nothing fails.
+func TestNoChild(t *testing.T) {
+	h := New(Config{Background: func(f func()) { f() }, Live: func() []Area { return []Area{liveArea{}} }, Life: t.Context(), Log: slog.New(slog.DiscardHandler)})
+	h.changes.mu.areas[liveArea{}] = struct{}{}
+	h.tell()
+	if err := h.Look(t.Context(), "/"); err == nil {
+		t.Error("a child that is not there has looked")
 	}
 }
 

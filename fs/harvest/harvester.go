@@ -32,7 +32,7 @@ type Area interface {
 
 // Config is what a harvester needs of the mount.
 type Config struct {
-	// Argv is the command of the child: a process that calls Main.
+	// Argv is the command of the child: a process that calls Main. If it is empty there is none, as after Stop.
 	Argv []string
 	// Dir is the directory in which the child finds each area's file by its number. No other
 	// process can look into it.
@@ -97,7 +97,7 @@ type Target struct {
 
 // New returns a harvester. The child is not started yet.
 func New(cfg Config) *Harvester {
-	h := &Harvester{cfg: cfg, turn: make(chan struct{}, 1)}
+	h := &Harvester{cfg: cfg, turn: make(chan struct{}, 1), stopped: len(cfg.Argv) == 0}
 	h.changes.mu.Init("harvest.watchChanges")
 	h.changes.mu.areas = make(map[Area]struct{})
 	return h
