@@ -59,7 +59,7 @@ func Mount(cfg Config) (*FS, error) {
 	}
 	b.notify.server = server
 	b.passthrough.init(server, cfg.PassthroughOff)
-	f := &FS{b: b, device: m.device, served: make(chan struct{})}
+	f := &FS{b: b, device: m.Device, served: make(chan struct{})}
 	go func() {
 		server.Serve()
 		close(f.served)
@@ -275,7 +275,7 @@ func (f *FS) detach(ctx context.Context, force bool) error {
 // already, and then perhaps mounted something else.
 func (f *FS) unmountOwn(force bool) error {
 	m, ok, err := mountAt(f.b.cfg.Mountpoint)
-	if err != nil || !ok || m.device != f.device {
+	if err != nil || !ok || m.Device != f.device {
 		return err
 	}
 	return unmount(f.b.cfg.Mountpoint, force)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -40,11 +41,11 @@ func CheckMountpoint(path string) error {
 	if err != nil {
 		return fail(errs.Other, "%w", err)
 	}
-	if mounted && strings.HasPrefix(m.kind, "fuse") && isDead(real) {
+	if mounted && strings.HasPrefix(m.Type, "fuse") && isDead(real) {
 		return fail(errs.Busy, "%w; --force replaces it", ErrDeadMount)
 	}
 	if mounted {
-		return fail(errs.Busy, "already a mount point (%s); unmount it first", m.kind)
+		return fail(errs.Busy, "already a mount point (%s); unmount it first", m.Type)
 	}
 	info, err := os.Stat(real)
 	switch {
@@ -147,4 +148,38 @@ func abort(device string) error {
 		defer unix.Unmount(dir, 0)
 	}
 	return os.WriteFile(filepath.Join(dir, minor, "abort"), []byte("1"), 0)
+}
+
+// mountAt returns the topmost mount on path, which has no symlinks.
+func mountAt(path string) (m mountinfo.Mount, ok bool, err error) {
+	all, err := mountinfo.Read()
+	if err != nil {
+		return m, false, err
+	}
+	m, ok = mountinfo.Top(all, path)
+	return m, ok, nil
+}
+
+// resolve makes a mount point absolute and free of symlinks without asking what is
+// mounted on it.
+func resolve(path string) (string, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	if abs == "/" {
+		return abs, nil
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
+	if err != nil {
+		return "", err
+	}
+	abs = filepath.Join(dir, filepath.Base(abs))
+	if _, ok, err := mountAt(abs); ok || err != nil {
+		return abs, err
+	}
+	if real, err := filepath.EvalSymlinks(abs); err == nil {
+		return real, nil
+	}
+	return abs, nil // whoever uses it says what is wrong with it
 }

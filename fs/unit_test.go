@@ -102,20 +102,3 @@ func TestTasks(t *testing.T) {
 	}
 	s.run(func() { t.Error("ran after close") })
 }
-
-func TestParseMountinfo(t *testing.T) {
-	const text = `22 28 0:21 / /sys rw,relatime shared:7 - sysfs sysfs rw
-40 28 0:33 / /mnt/a\040b rw,nosuid - fuse.dsmfs dsmfs rw,user_id=0
-41 40 0:34 / /mnt/a\040b rw - fuse.sshfs x rw
-`
-	m, ok, err := parseMountinfo([]byte(text), "/mnt/a b")
-	if want := (mountEntry{"0:34", "/mnt/a b", "fuse.sshfs"}); err != nil || !ok || m != want {
-		t.Errorf("%+v %v %v, want the topmost", m, ok, err)
-	}
-	if _, ok, err := parseMountinfo([]byte(text), "/mnt"); ok || err != nil {
-		t.Errorf("%v %v", ok, err)
-	}
-	if _, _, err := parseMountinfo([]byte("nonsense\n"), "/mnt"); err == nil {
-		t.Error("nonsense accepted")
-	}
-}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/mountinfo"
 )
 
 // advise checks things that dsmfs mount does not need, but that people may miss later.
@@ -93,7 +95,7 @@ func memoryFinding(most memoryBound) finding {
 // runningFinding names the mounts whose daemon runs another build than this one.
 func runningFinding() finding {
 	f := finding{what: "running daemons", ok: true, text: "none"}
-	all, err := mounts()
+	all, err := mountinfo.Read()
 	if err != nil {
 		f.text = err.Error()
 		return f
@@ -106,17 +108,17 @@ func runningFinding() finding {
 	count := 0
 	var others, dead []string
 	for _, m := range all {
-		if m.typ != mountType {
+		if m.Type != mountType {
 			continue
 		}
-		pid, _ := daemonOf(m.point)
+		pid, _ := daemonOf(m.Point)
 		if pid == 0 {
-			dead = append(dead, m.point)
+			dead = append(dead, m.Point)
 			continue
 		}
 		count++
 		if exe, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && !os.SameFile(exe, self) {
-			others = append(others, fmt.Sprintf("%s (pid %d)", m.point, pid))
+			others = append(others, fmt.Sprintf("%s (pid %d)", m.Point, pid))
 		}
 	}
 	if count > 0 {

@@ -6,12 +6,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/dsmfs/dsmfs/internal/mountinfo"
 )
 
 // locate returns the dsmfs mount that contains a path, and the path within it, "." for the mount
 // itself. It follows the path, including symbolic links, as far as the mount, and touches nothing
 // in the mount.
-func locate(path string, all []mountEntry) (m mountEntry, inside string, err error) {
+func locate(path string, all []mountinfo.Mount) (m mountinfo.Mount, inside string, err error) {
 	const maxLinks = 40 // as the kernel
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -19,7 +21,7 @@ func locate(path string, all []mountEntry) (m mountEntry, inside string, err err
 	}
 	links, at, todo := 0, "/", components(abs)
 	for {
-		if m, ok := topMount(all, at); ok && m.typ == mountType {
+		if m, ok := mountinfo.Top(all, at); ok && m.Type == mountType {
 			if rest := filepath.Join(".", filepath.Join(todo...)); rest != ".." && !strings.HasPrefix(rest, "../") {
 				return m, rest, nil
 			}
@@ -29,7 +31,7 @@ func locate(path string, all []mountEntry) (m mountEntry, inside string, err err
 		}
 		next := filepath.Join(at, todo[0])
 		todo = todo[1:]
-		if m, ok := topMount(all, next); ok && m.typ == mountType {
+		if m, ok := mountinfo.Top(all, next); ok && m.Type == mountType {
 			at = next
 			continue
 		}
@@ -62,12 +64,12 @@ func components(path string) []string {
 
 // findPath returns the dsmfs mount that contains the path, and the path within it. For an empty
 // path it returns the only mount there is.
-func findPath(path string) (m mountEntry, inside string, err error) {
+func findPath(path string) (m mountinfo.Mount, inside string, err error) {
 	if path == "" {
 		m, err = findMount("")
 		return m, ".", err
 	}
-	all, err := mounts()
+	all, err := mountinfo.Read()
 	if err != nil {
 		return m, "", err
 	}

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/mountinfo"
 )
 
 // TestLocate: below the mount nothing is looked at, so nothing needs to be there.
@@ -21,7 +23,7 @@ func TestLocate(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	all := []mountEntry{{point: "/", typ: "ext4"}, {point: mnt, typ: mountType}, {point: filepath.Join(mnt, "tmp"), typ: "tmpfs"}}
+	all := []mountinfo.Mount{{Point: "/", Type: "ext4"}, {Point: mnt, Type: mountType}, {Point: filepath.Join(mnt, "tmp"), Type: "tmpfs"}}
 	t.Chdir(dir)
 	for path, want := range map[string]string{
 		"mnt":            ".",
@@ -35,13 +37,13 @@ func TestLocate(t *testing.T) {
 		"abs/y":          "y",
 		"./mnt/../mnt/z": "z",
 	} {
-		if m, inside, err := locate(path, all); err != nil || m.point != mnt || inside != want {
-			t.Errorf("%s: %q in %s, %v; want %q", path, inside, m.point, err, want)
+		if m, inside, err := locate(path, all); err != nil || m.Point != mnt || inside != want {
+			t.Errorf("%s: %q in %s, %v; want %q", path, inside, m.Point, err, want)
 		}
 	}
 	for _, path := range []string{".", "/", "loop", "up", "none", "mnt/../none", "/proc"} {
 		if m, inside, err := locate(path, all); codeOf(err) != exitNoMount {
-			t.Errorf("%s: %q in %s, %v", path, inside, m.point, err)
+			t.Errorf("%s: %q in %s, %v", path, inside, m.Point, err)
 		}
 	}
 }

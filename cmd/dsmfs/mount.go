@@ -15,6 +15,7 @@ import (
 	"github.com/dsmfs/dsmfs/fs/attach"
 	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/mountinfo"
 )
 
 const (
@@ -204,7 +205,7 @@ func removeMade(made bool, point string) error {
 // cluster, it still has the port and the state directory, and it then removes the mount point if it
 // made it.
 func awaitLeaving(path string, stop chan os.Signal) error {
-	all, err := mounts()
+	all, err := mountinfo.Read()
 	if err != nil {
 		return err
 	}
@@ -213,7 +214,7 @@ func awaitLeaving(path string, stop chan os.Signal) error {
 		return nil // the directory above is missing; making the mount point will report that
 	}
 	pid, dir := daemonOf(point)
-	if _, mounted := topMount(all, point); mounted || pid == 0 || !isLeaving(dir) {
+	if _, mounted := mountinfo.Top(all, point); mounted || pid == 0 || !isLeaving(dir) {
 		return nil
 	}
 	w, err := watchProcess(pid)
@@ -245,7 +246,7 @@ func checkPoint(path string, force bool) (string, error) {
 	case err != nil:
 		return "", withCode(exitPoint, err)
 	}
-	all, err := mounts()
+	all, err := mountinfo.Read()
 	if err != nil {
 		return "", err
 	}

@@ -44,6 +44,6 @@ func isMounted(path string) bool {
 	if err != nil {
 		return false
 	}
-	pid, _ := daemonOf(m.point)
+	pid, _ := daemonOf(m.Point)
 	return pid != 0
 }

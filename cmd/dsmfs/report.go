@@ -34,11 +34,11 @@ func (p *program) report(name string, args []string, look func(point, inside str
 		return err
 	}
 	if !isSupervised() {
-		return p.supervise(m.point, *limit, name, "--output", *output, "--", filepath.Join(m.point, inside))
+		return p.supervise(m.Point, *limit, name, "--output", *output, "--", filepath.Join(m.Point, inside))
 	}
-	r, err := look(m.point, inside)
+	r, err := look(m.Point, inside)
 	if err != nil {
-		return touched(m.point, err)
+		return touched(m.Point, err)
 	}
 	if *output == "json" {
 		e := json.NewEncoder(p.out)

@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/mountinfo"
 )
 
 const membersFile = `00000000000000aa name=n1 addr=10.0.0.1:7480 state=alive voter=1 leaving=0 budget=67108864
@@ -107,25 +109,6 @@ func TestAreasOfATree(t *testing.T) {
 	}
 }
 
-func TestMountinfo(t *testing.T) {
-	all := parseMountinfo(`22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-43 27 0:39 / /mnt/a\040b rw,nosuid - fuse.dsmfs dsmfs rw,user_id=0
-44 27 0:40 / /mnt/x rw,nosuid shared:3 master:1 - fuse.dsmfs dsmfs rw
-45 27 0:41 / /mnt/x rw - tmpfs none rw
-nonsense
-`)
-	want := []mountEntry{{"/", 1, "ext4"}, {"/mnt/a b", 39, mountType}, {"/mnt/x", 40, mountType}, {"/mnt/x", 41, "tmpfs"}}
-	if !reflect.DeepEqual(all, want) {
-		t.Fatalf("%v, want %v", all, want)
-	}
-	if m, ok := topMount(all, "/mnt/x"); !ok || m.typ != "tmpfs" {
-		t.Errorf("on top of /mnt/x: %v", m)
-	}
-	if _, ok := topMount(all, "/mnt"); ok {
-		t.Error("/mnt is no mount")
-	}
-}
-
 func TestResolveMount(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
@@ -137,7 +120,7 @@ func TestResolveMount(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	all := []mountEntry{{point: real}}
+	all := []mountinfo.Mount{{Point: real}}
 	for _, path := range []string{"real", "rel", "abs", "two", "real/"} {
 		if got, err := resolveMount(filepath.Join(dir, path), all); err != nil || got != real {
 			t.Errorf("%s: %s, %v", path, got, err)

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/mountinfo"
 )
 
 // These verbs handle the settings of files, and of directories for files created in them:
@@ -131,14 +132,14 @@ func (p *program) atPath(verb, args []string, do func(path string) error) error 
 	if err != nil {
 		return err
 	}
-	at := filepath.Join(m.point, inside)
+	at := filepath.Join(m.Point, inside)
 	if !isSupervised() {
-		return p.supervise(m.point, pathLimit, slices.Concat(verb, []string{"--", at}, args[1:])...)
+		return p.supervise(m.Point, pathLimit, slices.Concat(verb, []string{"--", at}, args[1:])...)
 	}
 	if _, err := os.Stat(at); err != nil {
-		return touched(m.point, err)
+		return touched(m.Point, err)
 	}
-	return touched(m.point, do(at))
+	return touched(m.Point, do(at))
 }
 
 // readSetting reads user.dsm.KEY.
@@ -211,11 +212,11 @@ func inherited(path, key string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	all, err := mounts()
+	all, err := mountinfo.Read()
 	if err != nil {
 		return "", err
 	}
-	if m, ok := topMount(all, real); ok && m.typ == mountType {
+	if m, ok := mountinfo.Top(all, real); ok && m.Type == mountType {
 		value, _ := dsm.DefaultSpec().Setting(key)
 		return value, nil
 	}

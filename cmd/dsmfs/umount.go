@@ -39,9 +39,9 @@ func umountVerb(p *program, args []string) error {
 	if err != nil {
 		return err
 	}
-	pid, dir := daemonOf(m.point)
+	pid, dir := daemonOf(m.Point)
 	if *force {
-		return umountForce(m.point, pid, dir, *wait)
+		return umountForce(m.Point, pid, dir, *wait)
 	}
 	var watch *watch
 	if pid != 0 {
@@ -50,23 +50,23 @@ func umountVerb(p *program, args []string) error {
 		}
 		defer watch.close()
 	}
-	if pid == 0 && errors.Is(fs.CheckMountpoint(m.point), fs.ErrDeadMount) {
-		if err := fs.UnmountPath(m.point, true); err != nil {
+	if pid == 0 && errors.Is(fs.CheckMountpoint(m.Point), fs.ErrDeadMount) {
+		if err := fs.UnmountPath(m.Point, true); err != nil {
 			return withCode(exitBusy, err)
 		}
-		return forgetMount(m.point)
+		return forgetMount(m.Point)
 	}
-	if err := umountIdle(m.point); err != nil {
+	if err := umountIdle(m.Point); err != nil {
 		return err
 	}
 	if watch == nil {
 		return nil
 	}
 	if !watch.wait(*wait) {
-		return fail(exitLeave, "%s is unmounted, but its daemon (pid %d) has not left the cluster after %v; see %s", m.point, pid, *wait, logOf(dir))
+		return fail(exitLeave, "%s is unmounted, but its daemon (pid %d) has not left the cluster after %v; see %s", m.Point, pid, *wait, logOf(dir))
 	}
 	if text, err := os.ReadFile(filepath.Join(dir, failedFile)); err == nil {
-		return fail(exitLeave, "%s is unmounted, but the node did not leave its cluster cleanly: %s", m.point, strings.TrimSpace(string(text)))
+		return fail(exitLeave, "%s is unmounted, but the node did not leave its cluster cleanly: %s", m.Point, strings.TrimSpace(string(text)))
 	}
 	return nil
 }

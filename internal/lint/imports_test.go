@@ -12,7 +12,7 @@ import (
 // may import a and b. "NONE" is the standard library and golang.org/x/sys.
 const imports = `
 	NONE
-	< internal/dsm internal/invariants internal/lockrank internal/lint internal/spread;
+	< internal/dsm internal/invariants internal/lockrank internal/lint internal/mountinfo internal/spread;
 
 	internal/dsm
 	< internal/errs;
@@ -65,7 +65,7 @@ const imports = `
 	internal/uffd internal/child fs/errno
 	< fs/attach;
 
-	fs/attach fs/control fs/harvest
+	fs/attach fs/control fs/harvest internal/mountinfo
 	< fs;
 
 	internal/transport catalog membership coherence fs
