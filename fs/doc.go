@@ -46,6 +46,6 @@
 //     less a page is appended in pieces.
 //   - fallocate modes other than growing and punching: EOPNOTSUPP.
 //   - `..` in a working directory that another node has moved leads to where it was, until a program
-//     of this node looks at the directory under its new name.
+//     of this node looks at the directory under its new name; for good if that is mkdir(2) or the like.
 //   - Access times do not change by reading.
 package fs
