@@ -79,8 +79,8 @@ func newArea(n *Node, ino dsm.Inode) *Area {
 	return a
 }
 
-// step runs one event under the area's lock, then handles the messages that it sent to this node
-// itself, and sends the others after the lock is released. If there are more publications than a
+// step runs one event under the area's lock, then handles what it asked of this node as a home,
+// and sends the other messages after the lock is released. If there are more publications than a
 // batch they are started in further steps: between these other goroutines get the lock, and
 // messages leave.
 func (a *Area) step(event func()) { a.steps(0, event) }
@@ -210,7 +210,7 @@ func (a *Area) deliverLocked(from dsm.NodeID, brief bool) {
 	a.mu.sending = false
 }
 
-// localLocked handles the messages that the step sent to this node until there are none left.
+// localLocked handles the requests that the step made of this node as a home, until there are none left.
 func (a *Area) localLocked() {
 	self := a.node.cfg.Self
 	for i := 0; i < len(a.mu.out); i++ { // all messages of earlier steps are for other nodes
@@ -223,10 +223,7 @@ func (a *Area) localLocked() {
 		if m.shared != nil {
 			payload = [][]byte{m.shared.Bytes}
 		}
-		if err := a.receiveLocked(self, m.msg, payload); err != nil {
-			a.node.cfg.Log.Error("a message of this node to itself", "area", a.id, "err", err)
-			invariants.Check(false, "a message of this node to itself: %v", err)
-		}
+		a.fromSelfLocked(m.msg, payload)
 		if m.shared != nil {
 			m.shared.Release()
 		}
@@ -240,8 +237,32 @@ func (a *Area) localLocked() {
 	a.mu.out = rest
 }
 
+// fromSelfLocked handles a message of this node to itself.
+func (a *Area) fromSelfLocked(msg any, payload [][]byte) {
+	if err := a.receiveLocked(a.node.cfg.Self, msg, payload); err != nil {
+		a.node.cfg.Log.Error("a message of this node to itself", "area", a.id, "err", err)
+		invariants.Check(false, "a message of this node to itself: %v", err)
+	}
+}
+
+// sendLocked sends a message. What a home sends to the replica on its own node is handled at once, so that both are of one mind whenever
+// anything else happens. What a replica asks of the home on its own node is handled when it is done itself: see localLocked. So neither
+// is called while it is at work, and both see the same order as two nodes would.
 func (a *Area) sendLocked(to dsm.NodeID, msg any, payload ...[]byte) {
+	if a.isSelf(to) && fromHome(msg) {
+		a.fromSelfLocked(msg, payload)
+		return
+	}
 	a.mu.out = append(a.mu.out, message{peer: to, msg: msg, payload: payload})
+}
+
+// fromHome reports whether a message is one that homes send.
+func fromHome(msg any) bool {
+	switch msg.(type) {
+	case *wire.Subscribed, *wire.Push, *wire.PublishAck, *wire.Acquired, *wire.Inquired, *wire.Surveyed:
+		return true
+	}
+	return false
 }
 
 // sendSharedLocked sends a message with a payload from the pool. It takes over the caller's reference.
@@ -280,8 +301,7 @@ func page(e dsm.ExtentIndex, i int) dsm.PageIndex {
 	return dsm.PageIndex(e)*dsm.ExtentPages + dsm.PageIndex(i)
 }
 
-// catchUpLocked makes the area act on the newest view. It is called before the event of a step. What it sends to this node is handled
-// at once: the event may change how this node takes a push, and the home counts on that (keepBaseLocked).
+// catchUpLocked makes the area act on the newest view.
 func (a *Area) catchUpLocked() {
 	v := a.node.cfg.View.Current()
 	if v.Epoch <= a.mu.view.Epoch {
@@ -295,7 +315,6 @@ func (a *Area) catchUpLocked() {
 	a.homeViewChangedLocked(old)
 	a.replicaViewChangedLocked(old)
 	a.unparkLocked() // a slot that this node waited for may not come any more, or have another home
-	a.localLocked()
 	a.mu.wake = true
 }
 
@@ -346,14 +365,14 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	if now.Spec.Merge != old.Spec.Merge || now.Layout != old.Layout {
 		a.mu.kernel, a.mu.ruleErr = merge.KernelFor(now.Spec.Merge, now.Layout)
 	}
-	if now.Gen != old.Gen {
-		a.homeGenChangedLocked()
-	}
 	if now.Spec.Residency != old.Spec.Residency {
 		a.residencyChangedLocked()
 	}
 	a.replicaResizedLocked(old.Size, now.Size)
 	a.replicaOnRequestChangedLocked()
+	if now.Gen != old.Gen {
+		a.homeGenChangedLocked() // it pushes, to this node too
+	}
 	a.mu.wake = true
 	return true
 }

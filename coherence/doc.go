@@ -12,8 +12,8 @@
 //     view assigns to this node, merges them, gives them versions and pushes the result to the
 //     subscribers.
 //
-// A node talks to itself as to any other node: a message to itself is handled before the step that
-// sent it ends, without a copy of the pages.
+// A node talks to itself as to any other node, without a copy of the pages. What its home sends is
+// handled where it is sent, what its replica asks of its home before the step ends.
 //
 // # The step function
 //

@@ -140,7 +140,9 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 	}
 	x := a.homeExtentLocked(m.Extent)
 	for i := range m.Pages.All() {
-		mem.BeforeHomeWrite(page(m.Extent, i), a.keepBaseLocked(from, m, i))
+		if mem.BeforeHomeWrite(page(m.Extent, i), a.isSelf(from)) {
+			ack.Rode.Add(i)
+		}
 	}
 	a.mu.kernel.Apply(&delta, func(i int) []byte {
 		mem.PrefetchNext(m.Extent, &m.Pages, i)
@@ -174,36 +176,6 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 	}
 	f.end()
 	return nil
-}
-
-// keepBaseLocked reports whether the local replica needs a twin of page i: its base must then stay what it is when
-// the publish m changes the home's bytes. It needs no twin if the base may change with them:
-//   - This node is the publisher, and its base was the home's bytes. They now contain the publication, so the
-//     ack has nothing left to do for the page; keepBaseLocked removes it from the publication.
-//   - The replica has nothing unpublished in the page, and takes the push that follows in this very step.
-func (a *Area) keepBaseLocked(from dsm.NodeID, m *wire.Publish, i int) bool {
-	r := &a.mu.replica
-	if !r.subscribed || int(m.Extent) >= r.n {
-		return false
-	}
-	x := a.extentLocked(m.Extent)
-	if !x.have.Has(i) {
-		// The answer to its Subscribe may be under way in this step, and say that the page is
-		// not lacking: then the replica has the page, as it was before this publish.
-		return !x.live && !r.demand
-	}
-	if pub := x.pub; pub != nil && pub.pages.Has(i) {
-		if a.isSelf(from) && pub.seq == m.Seq && pub.snap[i] == nil && !a.mu.mem.HasTwin(page(m.Extent, i)) {
-			pub.pages.Remove(i)
-			return false
-		}
-		return true
-	}
-	s := a.mu.home.subs[a.node.cfg.Self]
-	if s == nil || s.onRequest || s.inFlight >= pushWindow || s.lag(m.Extent) == nil || len(s.lag(m.Extent).pushes) > 0 {
-		return true // no push follows in this step
-	}
-	return r.onRequest || !x.live || x.dirty.Has(i) || a.sharedLocked()
 }
 
 // subscribersLocked returns the subscribers in a fixed order. This node is the last, so that pushes to others leave

@@ -301,16 +301,18 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 	for i := range pub.pages.All() {
 		p := page(m.Extent, i)
 		mem.PrefetchNext(m.Extent, &pub.pages, i)
-		if !a.inAreaLocked(m.Extent, i) {
+		s := pub.snap[i]
+		if !a.inAreaLocked(m.Extent, i) || s == nil && m.Rode.Has(i) {
 			continue
 		}
-		s := pub.snap[i]
 		if s == nil && !mem.Homed(m.Extent) {
 			pub.overlay(mem.OwnBase(p), i)
 			continue
 		}
 		copy(n[:], mem.Base(p))
-		pub.overlay(n[:], i)
+		if !m.Rode.Has(i) {
+			pub.overlay(n[:], i)
+		}
 		if s != nil {
 			// The home's result is rounded differently: bring it into memory too.
 			a.mu.cached.BeforeMerge(p)

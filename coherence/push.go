@@ -250,7 +250,7 @@ func (a *Area) forwardLocked(to dsm.NodeID, s *subscriber, f *forwarding) bool {
 	s.inFlight += bytes
 	a.node.stats.forwards.Add(1)
 	if a.isSelf(to) {
-		a.sendLocked(to, p, f.payload) // it is handled in this step
+		a.sendLocked(to, p, f.payload)
 		return true
 	}
 	if f.shared == nil {
@@ -287,19 +287,6 @@ func (a *Area) describeLocked(m *wire.Push, to dsm.NodeID) (bytes int) {
 	return bytes
 }
 
-// currentLocked returns the payload of a push of this node to itself. If a publish was merged after the
-// push was made, in this same step, it describes the push again: its bytes are the home copy's own,
-// and so contain that publish.
-func (a *Area) currentLocked(m *wire.Push, payload [][]byte) [][]byte {
-	x := a.mu.home.extents[m.Extent]
-	if x == nil || x.version == m.Version || len(m.Index) > 0 {
-		return payload
-	}
-	a.describeLocked(m, a.node.cfg.Self)
-	m.Complete = false // there may be other pages
-	return a.homePagesLocked(m)
-}
-
 // homePagesLocked returns the pages of m that are not zero: the home copy's own bytes, with adjacent
 // pages in one piece.
 func (a *Area) homePagesLocked(m *wire.Push) (p [][]byte) {
@@ -310,8 +297,7 @@ func (a *Area) homePagesLocked(m *wire.Push) (p [][]byte) {
 }
 
 // sendPagesLocked sends m with the bytes of its pages. It sends a copy, because the home copy will
-// change. To this node itself, which handles the push in this step, it sends the pages themselves:
-// see current.
+// change. This node itself handles the push at once: it gets the pages as they lie.
 func (a *Area) sendPagesLocked(to dsm.NodeID, m *wire.Push, bytes int) {
 	if bytes == 0 {
 		a.sendLocked(to, m)

@@ -134,9 +134,6 @@ func (a *Area) receiveLocked(from dsm.NodeID, msg any, payload [][]byte) error {
 		a.homePushAckLocked(from, m)
 	case *wire.Push:
 		if a.fromHomeLocked(from, m.Epoch, m.Extent) {
-			if a.isSelf(from) {
-				payload = a.currentLocked(m, payload)
-			}
 			return a.replicaPushLocked(from, m, payload)
 		}
 	case *wire.PublishAck:

@@ -342,27 +342,26 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 	mem := a.mu.mem
 	a.mu.cached.BeforeMerge(p)
 	if delta != nil {
+		own := a.isSelf(a.rowLocked(e).Primary)
 		clean := (x.pub == nil || !x.pub.pages.Has(i)) && !x.dirty.Has(i) && !a.sharedLocked()
-		switch {
-		case clean && a.isSelf(a.rowLocked(e).Primary) && !mem.HasTwin(p): // the base is the home's bytes, which contain delta
+		if clean { // the working copy is the same as the base
 			a.mu.kernel.Overlay(delta, i, mem.Working(p))
-			return
-		case clean && !mem.Homed(e):
-			a.mu.kernel.Overlay(delta, i, mem.Working(p))
-			if !a.mu.replica.bare {
+			switch {
+			case own:
+				mem.FollowHome(p)
+			case mem.Homed(e): // its home was this node until just now
+				mem.SetBase(p, mem.Working(p))
+			case !a.mu.replica.bare:
 				a.mu.kernel.Overlay(delta, i, mem.OwnBase(p))
 			}
 			return
 		}
-		from := mem.Base(p)
-		if clean {
-			// The working copy is the same as the base. On the home's own node the base cannot be trusted in two cases.
-			// While the replica keeps no base copies (bare), a twin means nothing. If the home has merged another
-			// publish in this step, the twin contains delta already.
-			from = mem.Working(p)
+		if own {
+			n = mem.Home(p)
+		} else {
+			n = bytes.Clone(mem.Base(p))
+			a.mu.kernel.Overlay(delta, i, n)
 		}
-		n = bytes.Clone(from)
-		a.mu.kernel.Overlay(delta, i, n)
 	}
 	if pub := x.pub; pub != nil && pub.pages.Has(i) {
 		var mine, incoming [dsm.PageSize]byte

@@ -56,15 +56,13 @@ func (a *Area) fallShortLocked(ino dsm.Inode, err error) {
 	a.mu.wake = true
 }
 
-// growLocked tries again to make the memory as long as the catalog says. Like catchUpLocked, it handles at once what this node is sent by
-// the messages that waited.
+// growLocked tries again to make the memory as long as the catalog says.
 func (a *Area) growLocked() error {
 	s := &a.mu.short
 	if s.ino == nil {
 		return nil
 	}
 	a.inodeChangedLocked(*s.ino)
-	a.localLocked()
 	return a.shortLocked()
 }
 

@@ -59,9 +59,15 @@ func (a *Area) BeginReplica() error {
 	return a.failed("begin replica", err)
 }
 
-// EndReplica frees the working copy. Programs that have it mapped keep it. Nobody else may look at it
-// afterwards.
+// EndReplica frees the working copy, and holds no base any more. Programs that have it mapped keep it.
+// Nobody else may look at it afterwards.
 func (a *Area) EndReplica() error {
+	for p := range a.twins {
+		a.dropTwin(p)
+	}
+	if a.demand != nil {
+		a.demand.bases = nil
+	}
 	return a.failed("end replica", errors.Join(a.demand.close(), a.working.leave()))
 }
 
@@ -112,6 +118,7 @@ func (a *Area) Resize(size int64) error {
 			}
 		}
 		a.truncateTwins(size)
+		a.truncateBases(size)
 	} else if a.demand != nil {
 		if err := a.working.zero(a.size, a.working.len); err != nil {
 			return a.fail("resize", err)

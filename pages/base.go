@@ -6,15 +6,17 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// In an extent that is homed on this node, the pages of the base copy are the home's bytes. The node
-// is a replica of the extent as well. When the home merges what others published, the replica has
-// not received that yet, and its base is behind the home's bytes. Only then the page has a twin: a
-// copy of what the base was. A third copy of every page would be simpler, but take half as much
-// memory again for little: a home receives from itself within moments.
+// In an extent that is homed on this node, the pages of the base copy are the home's bytes: always its
+// newest value, in place. The replica on this node holds the value that it has received last, as its
+// base. Before the home overwrites a page that is held, the held value moves aside: the page gets a
+// twin. The twin goes when the replica has received the new value. A third copy of every page would
+// take half as much memory again, and a home receives from itself within moments.
 //
 //	extent homed elsewhere             base = base copy
 //	extent homed here, no twin         base = home = base copy
 //	extent homed here, with a twin     base = twin, home = base copy
+//
+// Neither side needs to know what the other is about to do.
 
 // Base returns the bytes with which this node's stores to page p are compared. They must not be
 // changed.
@@ -56,6 +58,14 @@ func (a *Area) SetBase(p dsm.PageIndex, n []byte) {
 	}
 }
 
+// FollowHome makes the home's bytes of page p its base.
+func (a *Area) FollowHome(p dsm.PageIndex) {
+	if e, _ := p.Extent(); !a.Homed(e) {
+		panic(fmt.Sprintf("%v: extent %d is not homed here", a, e))
+	}
+	a.dropTwin(p)
+}
+
 // OwnBase returns the base of page p for changing it in place. The base must not be the home's bytes:
 // the extent is homed elsewhere, or the page has a twin.
 func (a *Area) OwnBase(p dsm.PageIndex) []byte {
@@ -85,6 +95,17 @@ func (a *Area) Homed(e dsm.ExtentIndex) bool {
 	return ok
 }
 
+// holdsBase reports whether the replica needs the base of page p to stay what it is: all pages of an
+// area with a working copy, but in one on demand only those whose base Install or KeepBases has kept.
+func (a *Area) holdsBase(p dsm.PageIndex) bool {
+	if a.demand == nil {
+		return !a.working.absent
+	}
+	e, i := p.Extent()
+	set := a.demand.bases[e]
+	return set.Has(i)
+}
+
 // Home returns the home's bytes of page p of an extent that is homed here. Call BeforeHomeWrite before
 // you write to them.
 func (a *Area) Home(p dsm.PageIndex) []byte { return a.HomeRun(p, 1) }
@@ -111,18 +132,22 @@ func (a *Area) FreeHome(p dsm.PageIndex) {
 	_ = a.base.zero(off, off+dsm.PageSize) // if this fails, the page goes on taking memory
 }
 
-// BeforeHomeWrite must be called before the home's bytes of page p change. keepTwin says that this
-// node has the page as a replica too, so its base must stay what it is. Without keepTwin the base
-// follows the home's bytes.
-func (a *Area) BeforeHomeWrite(p dsm.PageIndex, keepTwin bool) {
-	if !keepTwin {
+// BeforeHomeWrite must be called before the home's bytes of page p change. If the replica holds them as
+// its base, they move aside. own says that the home is about to merge what this node published: then
+// the base may follow to the result, and rode says that it does. It does not if it was not the home's
+// last value.
+func (a *Area) BeforeHomeWrite(p dsm.PageIndex, own bool) (rode bool) {
+	switch {
+	case !a.holdsBase(p):
 		a.dropTwin(p)
-		return
-	}
-	if _, ok := a.twins[p]; !ok {
+	case a.HasTwin(p):
+	case own:
+		return true
+	default:
 		home := a.Home(p)
 		copy(a.twin(p), home)
 	}
+	return false
 }
 
 // BecomeHome makes this node the home of extent e. Its base bytes become the home's bytes, and
@@ -130,13 +155,14 @@ func (a *Area) BeforeHomeWrite(p dsm.PageIndex, keepTwin bool) {
 // no version, so it is all zero there, and here.)
 func (a *Area) BecomeHome(e dsm.ExtentIndex) { a.homed[e] = struct{}{} }
 
-// InstallHome makes n, received from the previous home, the home's bytes of page p. keepTwin is that
-// of BeforeHomeWrite. A page whose base equals n gets no twin.
-func (a *Area) InstallHome(p dsm.PageIndex, n []byte, keepTwin bool) {
-	if keepTwin && string(a.Base(p)) == string(n) {
-		keepTwin = false
+// InstallHome makes n, received from the previous home, the home's bytes of page p. A page whose base
+// equals n gets no twin.
+func (a *Area) InstallHome(p dsm.PageIndex, n []byte) {
+	if string(a.Base(p)) == string(n) {
+		a.dropTwin(p)
+	} else {
+		a.BeforeHomeWrite(p, false)
 	}
-	a.BeforeHomeWrite(p, keepTwin)
 	copy(a.Home(p), n)
 }
 
@@ -183,5 +209,16 @@ func (a *Area) truncateTwins(size int64) {
 		case off+dsm.PageSize > size:
 			clear(t.mem[size-off:])
 		}
+	}
+}
+
+// truncateBases releases the bases of pages past size.
+func (a *Area) truncateBases(size int64) {
+	if a.demand == nil {
+		return
+	}
+	for e := range a.demand.bases {
+		in := min(max((size-int64(e)*dsm.ExtentSize+dsm.PageSize-1)/dsm.PageSize, 0), dsm.ExtentPages)
+		a.demand.release(e, dsm.Range(int(in), dsm.ExtentPages))
 	}
 }

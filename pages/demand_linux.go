@@ -26,6 +26,31 @@ type demand struct {
 	filler filler
 	mapped int64 // length of the filler's mapping
 	none   error // why there is no filler
+	// bases has the pages that are here and whose base is kept: see Area.holdsBase.
+	bases map[dsm.ExtentIndex]dsm.PageSet
+}
+
+// hold notes that the bases of pages are kept from now on. release takes that back.
+func (d *demand) hold(e dsm.ExtentIndex, set dsm.PageSet) {
+	if d == nil || set.Empty() {
+		return
+	}
+	if d.bases == nil {
+		d.bases = make(map[dsm.ExtentIndex]dsm.PageSet)
+	}
+	d.bases[e] = d.bases[e].Or(set)
+}
+
+func (d *demand) release(e dsm.ExtentIndex, set dsm.PageSet) {
+	if d == nil || d.bases == nil {
+		return
+	}
+	left := d.bases[e]
+	if left = left.Minus(set); left.Empty() {
+		delete(d.bases, e)
+		return
+	}
+	d.bases[e] = left
 }
 
 // filler puts pages where there are none, so that each appears as a whole. uffd.Filler implements it.
@@ -120,11 +145,15 @@ func (a *Area) Install(k merge.Kernel, p dsm.PageIndex, n []byte, keep bool) (he
 		if keep || a.Homed(e) {
 			a.installBase(p, n[:filled])
 		}
+		if keep {
+			a.demand.hold(e, dsm.Range(i, i+done))
+		}
 		if errs.Is(err, errs.Exist) {
 			page := n[filled:][:dsm.PageSize]
 			q := p + dsm.PageIndex(done)
 			k.MergeShared(q, zeroPage, a.working.page(q), page)
 			a.installBase(q, page)
+			a.demand.hold(e, dsm.Range(i+done, i+done+1))
 			if string(a.working.page(q)) != string(page) {
 				stored.Add(i + done)
 			}
@@ -185,6 +214,7 @@ func (a *Area) installBase(p dsm.PageIndex, n []byte) {
 // KeepBases makes the working bytes the base of pages of extent e that Install brought without keep.
 // The pages must be here, and nobody may have stored to them.
 func (a *Area) KeepBases(e dsm.ExtentIndex, set dsm.PageSet) {
+	a.demand.hold(e, set)
 	for from, to := range set.Runs() {
 		first, last := pageOfExtent(e, from), pageOfExtent(e, to)
 		a.checkHere(first, last)

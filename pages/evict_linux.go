@@ -65,6 +65,7 @@ func (a *Area) Evict(k merge.Kernel, e dsm.ExtentIndex, set dsm.PageSet, shared 
 		stored, err = a.working.punch(e, set)
 	}
 	gone := set.Minus(stored)
+	a.demand.release(e, gone)
 	if !a.Homed(e) {
 		_, baseErr := a.base.punch(e, gone)
 		err = errors.Join(err, baseErr)
@@ -85,7 +86,9 @@ func (a *Area) KeepBase(e dsm.ExtentIndex, keep dsm.PageSet) error {
 	if a.Homed(e) {
 		panic("the base copy of a homed extent is the home's")
 	}
-	if _, err := a.base.punch(e, dsm.AllPages.Minus(keep)); err != nil {
+	gone := dsm.AllPages.Minus(keep)
+	a.demand.release(e, gone)
+	if _, err := a.base.punch(e, gone); err != nil {
 		return a.fail("give back", err)
 	}
 	return nil

@@ -38,7 +38,7 @@ func TestEvict(t *testing.T) {
 					a.BecomeHome(0)
 					for p := range dsm.PageIndex(dsm.ExtentPages) {
 						if p > 0 {
-							a.InstallHome(p, all[p*dsm.PageSize:][:dsm.PageSize], false)
+							a.InstallHome(p, all[p*dsm.PageSize:][:dsm.PageSize])
 						}
 					}
 				}
@@ -46,7 +46,7 @@ func TestEvict(t *testing.T) {
 				home := dsm.PageSet{}
 				if homed {
 					home = dsm.Range(1, 256)
-					a.BeforeHomeWrite(9, true)
+					a.BeforeHomeWrite(9, false)
 					a.Home(9)[1]++
 				}
 				stored := dsm.PageSet{}
@@ -113,11 +113,11 @@ func TestKeepBase(t *testing.T) {
 	a := newTestDemandArea(t, dsm.ExtentSize)
 	a.BecomeHome(0)
 	for p := range dsm.PageIndex(6) {
-		a.InstallHome(p, pagetest.PageOf(byte(p+1)), false)
+		a.InstallHome(p, pagetest.PageOf(byte(p+1)))
 	}
 	install(t, a, 2, a.Home(2))
 	install(t, a, 3, a.Home(3))
-	a.BeforeHomeWrite(3, true)
+	a.BeforeHomeWrite(3, false)
 	a.Home(3)[0] = 77
 	a.ResignHome(0)
 	if err := a.KeepBase(0, dsm.Range(2, 4)); err != nil {

@@ -5,6 +5,7 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 // Forget frees what the node has of extent e as a replica: its working bytes and its base, which
 // then read zero. If the extent is homed here its base bytes are the home's, and stay.
 func (a *Area) Forget(e dsm.ExtentIndex) error {
+	a.demand.release(e, dsm.AllPages)
 	from := int64(e) * dsm.ExtentSize
 	to := min(from+dsm.ExtentSize, a.working.len)
 	if err := a.working.zero(from, to); err != nil {

@@ -134,7 +134,8 @@ type Publish struct {
 
 // PublishAck says that the publish is merged as Version. With Complete, the publisher knows all
 // changes to the extent up to Version. With Stale, the publish was refused because its generation
-// is old; the publisher diffs again.
+// is old; the publisher diffs again. Rode has pages whose base at the publisher is the merged value
+// already: a node's copy of the home's bytes and its base are one. Other nodes get it empty.
 type PublishAck struct {
 	Stamp
 	Extent   dsm.ExtentIndex
@@ -143,6 +144,7 @@ type PublishAck struct {
 	Complete bool
 	Stale    bool
 	Data     int // how many pages of the extent have bytes other than zero; not if Stale
+	Rode     dsm.PageSet
 }
 
 // Acquire asks for everything that the sender lacks of those extents of the area whose home is the
