@@ -33,6 +33,13 @@ func (m *makingMount) did(what string) {
 	m.done = append(m.done, what)
 }
 
+// last returns the file that was made last, and all that the mount was told to do.
+func (m *makingMount) last() (made dsm.Inode, done string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.made, strings.Join(m.done, " ")
+}
+
 func (m *makingMount) Lookup(ctx context.Context, _ dsm.Ino, name string) (dsm.Inode, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -53,7 +60,9 @@ func (m *makingMount) CreateUnnamed(_ context.Context, _ *dsm.Credentials, _, n 
 			return nil, n, err
 		}
 	}
+	m.mu.Lock()
 	m.made = n
+	m.mu.Unlock()
 	return makingArea{m: m}, n, nil
 }
 
@@ -104,12 +113,12 @@ func TestFileIsNamedWhenItIsWhole(t *testing.T) {
 		Ino: 7, Kind: dsm.KindFile, Perm: 0o640, Size: 5000, Spec: dsm.Spec{Merge: dsm.MergeSum},
 		Layout: dsm.Layout{DType: dsm.DTypeF32, DataOffset: 128},
 	}
-	if m.made != want {
-		t.Errorf("made %+v, want %+v", m.made, want)
+	if made, _ := m.last(); made != want {
+		t.Errorf("made %+v, want %+v", made, want)
 	}
 	second, _ := prepare(payload, 0)
-	if m.made.Spec.DType != dsm.DTypeF32 || m.made.Layout != (dsm.Layout{}) {
-		t.Errorf("without an offset: made %+v", m.made)
+	if made, _ := m.last(); made.Spec.DType != dsm.DTypeF32 || made.Layout != (dsm.Layout{}) {
+		t.Errorf("without an offset: made %+v", made)
 	}
 	name := func(id uint64, path string) unix.Errno {
 		t.Helper()
@@ -119,7 +128,7 @@ func TestFileIsNamedWhenItIsWhole(t *testing.T) {
 	if e := name(a.attachment, "/w"); e != 0 {
 		t.Fatalf("NAME: %v", e)
 	}
-	if got := strings.Join(m.done, " "); got != "create create publish link" {
+	if _, got := m.last(); got != "create create publish link" {
 		t.Errorf("the mount was told to %s", got)
 	}
 	if e := name(a.attachment, "/v"); e != unix.EINVAL {
