@@ -50,6 +50,7 @@ type Area struct {
 		again   bool               // there are publications to start in a step of their own
 
 		recount     bool // see Recounts
+		miscounted  bool // this step set recount, and the page cache is to be told
 		counted     counted
 		surveys     map[uint64]*surveying
 		toldOfCut   bool        // a program has cut the memory, and the log says so
@@ -117,7 +118,8 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 	}
 	more := a.chargeLocked()
 	a.checkLocked()
-	notify := a.mu.cached != nil && a.mu.cached.Pending()
+	notify, miscounted := a.mu.cached != nil && a.mu.cached.Pending(), a.mu.miscounted
+	a.mu.miscounted = false
 	if a.mu.wake {
 		a.mu.wake = false
 		a.mu.waiters = slices.DeleteFunc(a.mu.waiters, a.overLocked)
@@ -140,9 +142,12 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 	if more {
 		a.node.room.ring()
 	}
-	if notify {
-		if c := a.node.cache.Load(); c != nil {
+	if c := a.node.cache.Load(); c != nil {
+		if notify {
 			(*c).Changed(a.id)
+		}
+		if miscounted {
+			(*c).Miscounted(a.id)
 		}
 	}
 	return again
@@ -359,6 +364,9 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 		}
 	}
 	a.mu.ino, a.mu.counted.known = now, false
+	if now.Gen != old.Gen {
+		a.miscountedLocked()
+	}
 	for _, d := range a.mu.drafts {
 		d.resizedLocked(a)
 	}

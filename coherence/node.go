@@ -19,6 +19,8 @@ type PageCache interface {
 	Changed(id dsm.AreaID)
 	// AttrChanged says that the size or the rules of the area changed.
 	AttrChanged(id dsm.AreaID)
+	// Miscounted says that Area.Recounts has become true by a publish of another node.
+	Miscounted(id dsm.AreaID)
 	// Removed says that the area is gone.
 	Removed(id dsm.AreaID)
 }

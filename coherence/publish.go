@@ -294,7 +294,7 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 	}
 	a.mu.recount = a.mu.recount || pub.recount
 	if a.extentsLocked() == 1 {
-		a.mu.counted = counted{int64(m.Data), true}
+		a.mu.counted = counted{pages: int64(m.Data), known: true, taken: a.mu.counted.taken}
 	}
 	mem := a.mu.mem
 	var n [dsm.PageSize]byte

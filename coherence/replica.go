@@ -161,7 +161,7 @@ func (a *Area) forgetPagesLocked() {
 // replicaPushLocked merges pushed pages into the working copy and makes them the base.
 func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte) error {
 	r := &a.mu.replica
-	a.mu.counted.known = false
+	a.miscountedLocked()
 	a.heardLocked(m.Version)
 	if !r.subscribed {
 		a.sendLocked(from, &wire.Unsubscribe{Stamp: a.stampLocked()}) // an earlier one was lost
@@ -513,6 +513,7 @@ func (a *Area) replicaOnRequestChangedLocked() {
 		return
 	}
 	r.onRequest = a.defersLocked()
+	a.miscountedLocked() // from here on it may not hear of changes
 	for _, home := range a.subscribedHomesLocked() {
 		a.sendLocked(home, &wire.Subscribe{Stamp: a.stampLocked(), OnRequest: r.onRequest, Partial: r.demand})
 	}

@@ -85,7 +85,8 @@ func (x *replicaExtent) unpublished() dsm.PageSet {
 	return set
 }
 
-// Recounts reports whether publishes of this node may have changed the number of pages with data since the last call.
+// Recounts reports whether publishes of this node may have changed the number of pages with data since the last call, or those of
+// other nodes the number that Counted has returned.
 func (a *Area) Recounts() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -19,18 +19,34 @@ type surveying struct {
 }
 
 // counted is how many pages of an area of one extent have data, as its home said with the last PublishAck. It is
-// known only until the number may have changed.
+// known only until the number may have changed. It changes by publishes of other nodes as well. The caller of Counted may
+// enter its number in the catalog after a newer one of another node, so it is made to count again.
 type counted struct {
 	pages int64
 	known bool
+	taken bool // Counted has returned it
 }
 
-// Counted returns how many pages have data, if this node knows without asking.
+// Counted returns how many pages have data, if this node knows without asking. If that changes by a publish of another
+// node, Recounts says so.
 func (a *Area) Counted() (pages int64, known bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r := &a.mu.replica // the home pushes every publish to it, so it hears of changes; not if onRequest or demand
-	return a.mu.counted.pages, a.mu.counted.known && r.subscribed && !r.onRequest && !r.demand
+	c := &a.mu.counted
+	if !c.known || !r.subscribed || r.onRequest || r.demand {
+		return 0, false
+	}
+	c.taken = true
+	return c.pages, true
+}
+
+// miscountedLocked records that the number of pages may have changed, and not by a publish of this node.
+func (a *Area) miscountedLocked() {
+	c := &a.mu.counted
+	if c.known = false; c.taken {
+		c.taken, a.mu.recount, a.mu.miscounted = false, true, true
+	}
 }
 
 // CountPages returns how many pages of an area have data, that is, bytes other than zero. It asks the homes, unless this node knows.

@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -45,6 +46,17 @@ func TestSurveyWhileASlotMoves(t *testing.T) {
 	})
 }
 
+// countWatch is a page cache that counts how often it hears that a number of pages is out of date.
+type countWatch struct {
+	PageCache
+	miscounted atomic.Int32
+}
+
+func (w *countWatch) Miscounted(dsm.AreaID) { w.miscounted.Add(1) }
+
+// Miscounted implements PageCache: nobody enters the pages of files.
+func (n *simNode) Miscounted(dsm.AreaID) {}
+
 // TestPublishTellsHowManyPages: who publishes to a file of one extent knows then how many pages have data, and asks nobody, until
 // another node publishes.
 func TestPublishTellsHowManyPages(t *testing.T) {
@@ -56,6 +68,7 @@ func TestPublishTellsHowManyPages(t *testing.T) {
 			apply := dsm.ApplyArrival
 			s := newHomed(t, 3, sums(1, apply))
 			p, other := s.nodes[who.publisher], s.nodes[2]
+			watch := &countWatch{PageCache: p}
 			p.open(true)
 			other.open(true)
 			s.drain()
@@ -72,9 +85,17 @@ func TestPublishTellsHowManyPages(t *testing.T) {
 			}
 			store(p, 3, 1, 1)
 			store(p, 7, 1, 2)
+			p.area.Recounts()
+			p.node.SetPageCache(watch)
 			store(other, 8, 1, 3)
 			if _, known := p.area.Counted(); known {
 				t.Errorf("%s: another node has published since, but the number counts as known", who.name)
+			}
+			if watch.miscounted.Load() != 1 {
+				t.Errorf("%s: another node has published, and the page cache is told %d times", who.name, watch.miscounted.Load())
+			}
+			if !p.area.Recounts() || p.area.Recounts() {
+				t.Errorf("%s: another node has published, and the number that was told before is not counted again, once", who.name)
 			}
 			store(p, 8, 2, 3)
 			n, err := p.node.CountPages(t.Context(), simArea)

@@ -189,6 +189,7 @@ type bell struct{ rung int }
 
 func (b *bell) Changed(dsm.AreaID)     { b.rung++ }
 func (b *bell) AttrChanged(dsm.AreaID) {}
+func (b *bell) Miscounted(dsm.AreaID)  {}
 func (b *bell) Removed(dsm.AreaID)     {}
 
 // TestNotifierIsKicked: when there is a notice, and not for pages that no page cache has.

@@ -100,7 +100,8 @@ type Area interface {
 	Seek(ctx context.Context, off int64, hole bool) (at int64, ok bool, err error)
 	// Counted returns how many pages have data, if this node knows without asking a home.
 	Counted() (pages int64, known bool)
-	// Recounts reports whether the number of pages with data may have changed by publishes of this node since the last call.
+	// Recounts reports whether the number of pages with data may have changed by publishes of this node since the last call, or
+	// the number that Counted has returned by those of other nodes.
 	Recounts() bool
 	Version() dsm.Version
 	ResidentBytes() int64
@@ -149,6 +150,8 @@ type PageCache interface {
 	Changed(id dsm.AreaID)
 	// AttrChanged says that the size or the spec of the area changed.
 	AttrChanged(id dsm.AreaID)
+	// Miscounted says that Area.Recounts has become true by a publish of another node.
+	Miscounted(id dsm.AreaID)
 	// Removed says that the area has no name, and no node holds it.
 	Removed(id dsm.AreaID)
 }

@@ -11,6 +11,9 @@ import (
 // st_blocks is how many pages of a file have data, the same on every node. The homes know; the catalog has what a node
 // was told last, so that ls -l asks nobody. Who publishes so that the number may change has it counted: soon after, or
 // when the file is closed. Of a file of one extent the home says it with the ack of a publish, so nobody is asked.
+//
+// Two nodes may publish at the same time, and enter their numbers in the other order. So who has entered a number looks
+// again afterwards: the last one to enter sees what all have published.
 
 // countAfter is how long a change may wait to be counted, so that a program that syncs often has it counted seldom.
 const countAfter = 100 * time.Millisecond
@@ -174,6 +177,26 @@ func (p *pageCounts) run() {
 		cancel()
 		for _, c := range counts {
 			c.area.entering.Add(-c.counts)
+		}
+		p.b.releases.run(func() { p.b.countedAgain(counts) })
+	}
+}
+
+// countedAgain looks whether numbers that are in the catalog now are right still. Another node may have published meanwhile, and
+// entered a newer number first. Of a number that the node knows without asking the data plane says when it changes.
+func (b *bridge) countedAgain(counts []pageCount) {
+	for _, c := range counts {
+		if pages, known := c.area.current().Counted(); known && pages == c.pages {
+			continue
+		}
+		ctx, cancel := b.lasting()
+		pages, err := b.cfg.Areas.CountPages(ctx, c.area.id)
+		cancel()
+		if err == nil && pages == c.pages {
+			continue
+		}
+		if c.area.uncounted.Store(true); err == nil {
+			b.countSoon(c.area)
 		}
 	}
 }

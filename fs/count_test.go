@@ -126,6 +126,40 @@ func TestLaterCountStays(t *testing.T) {
 	})
 }
 
+// TestOlderCountIsPutRight: another node publishes, and enters its newer number, while an older one of this node is under way to the
+// catalog. In the end the catalog has the newer one, also if this node had been told its own with the ack of a publish.
+func TestOlderCountIsPutRight(t *testing.T) {
+	for _, told := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			names := newFakeNames()
+			areas := newFakeAreas(names)
+			b := newBridge(Config{Names: &slowCounts{names}, Areas: areas, FaultTimeout: time.Minute})
+			in, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Size: 2 * dsm.PageSize}, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a := newOpenArea(in.Area())
+			if a.mu.area, err = areas.Open(t.Context(), a.id, true); err != nil {
+				t.Fatal(err)
+			}
+			areas.pages.Store(1)
+			areas.told.Store(told)
+			b.countSoon(a)
+			time.Sleep(countAfter + gatherCounts + countsTake/2)
+			areas.pages.Store(2)
+			areas.told.Store(false)
+			if err := names.CountPages(t.Context(), dsm.PageCount{Ino: in.Ino, Pages: 2}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+			if in, err = names.Getattr(t.Context(), in.Ino); err != nil || in.Pages != 2 {
+				t.Errorf("%d pages, %v; want 2", in.Pages, err)
+			}
+			b.releases.close()
+		})
+	}
+}
+
 // slowCounts is a catalog that takes a second to enter counts.
 type slowCounts struct{ *fakeNames }
 

@@ -171,6 +171,13 @@ func (f *FS) AttrChanged(id dsm.AreaID) {
 	}
 }
 
+// Miscounted implements PageCache.
+func (f *FS) Miscounted(id dsm.AreaID) {
+	if a := f.b.opens.find(id); a != nil && a.current() != nil {
+		f.b.countSoon(a)
+	}
+}
+
 // Removed implements PageCache.
 func (f *FS) Removed(id dsm.AreaID) { f.b.opens.removed(id) }
 
