@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
@@ -49,6 +50,23 @@ func (a *Area) Punch(ctx context.Context, off, n int64) error {
 		return err
 	}
 	return nil
+}
+
+// freeZeroedLocked gives back the memory of pages that a publish of this node has made zero, as after a punch. While programs
+// may store into the working copy itself the pages keep it, and so do pages on demand: without memory they would count as missing.
+func (a *Area) freeZeroedLocked(e dsm.ExtentIndex, x *replicaExtent, set dsm.PageSet) {
+	set = set.And(x.have).Minus(x.dirty).And(a.withinLocked(e))
+	if set.Empty() || a.mu.replica.demand || a.sharedLocked() {
+		return
+	}
+	for i := range set.All() {
+		if !isZero(a.mu.mem.Working(page(e, i))) { // another node has stored there since
+			set.Remove(i)
+		}
+	}
+	if err := a.mu.mem.FreeZeroed(e, set); err != nil {
+		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "extent", e, "err", err)
+	}
 }
 
 // awaitTold returns when the kernel has been told everything about [off, off+n).

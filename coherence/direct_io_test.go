@@ -74,3 +74,43 @@ func TestReadDirectLeavesNothing(t *testing.T) {
 		t.Errorf("past the end: read %d bytes: %v", k, err)
 	}
 }
+
+// TestPunchFreesMemory: a hole takes no memory any more once it is published, neither in the working copy nor in the base, and a
+// page that another node has stored to since keeps what it has.
+func TestPunchFreesMemory(t *testing.T) {
+	const hole = 200
+	for _, who := range []string{"the home", "another node"} {
+		t.Run(who, func(t *testing.T) {
+			s, n, other := pairOf(t, dsm.Inode{Size: 4 * dsm.ExtentSize})
+			if who != "the home" {
+				n, other = other, n
+			}
+			if err := n.area.WriteDirect(t.Context(), bytes.Repeat([]byte{1}, hole*dsm.PageSize), 0); err != nil {
+				t.Fatal(err)
+			}
+			publish(n)
+			s.drain()
+			before := n.area.ResidentBytes()
+			if err := n.area.Punch(t.Context(), 0, hole*dsm.PageSize); err != nil {
+				t.Fatal(err)
+			}
+			if err := other.area.WriteDirect(t.Context(), []byte{9}, 3*dsm.PageSize); err != nil {
+				t.Fatal(err)
+			}
+			publish(other)
+			publish(n)
+			s.drain()
+			if freed := before - n.area.ResidentBytes(); freed < 2*(hole-2)*dsm.PageSize {
+				t.Errorf("%d pages are freed of %d punched, in two copies", freed/dsm.PageSize, hole)
+			}
+			for _, n := range s.nodes {
+				got := make([]byte, hole*dsm.PageSize)
+				n.area.mu.mem.ReadWorking(got, 0)
+				want := make([]byte, hole*dsm.PageSize)
+				if want[3*dsm.PageSize] = got[3*dsm.PageSize]; !bytes.Equal(got, want) {
+					t.Errorf("node %d does not have a hole", n.i)
+				}
+			}
+		})
+	}
+}

@@ -43,6 +43,8 @@ type publication struct {
 	credit int        // bytes of credit that it has taken from the link
 	// recount says that some page became all zero, or stopped being so.
 	recount bool
+	// zeroed are the pages that it makes all zero.
+	zeroed dsm.PageSet
 	// limit is the smallest size that the area has had since, in bytes from the start of the extent.
 	// The part of the publication past it is void.
 	limit int
@@ -182,7 +184,11 @@ func (a *Area) diffLocked(pub *publication) {
 		}
 		if changed {
 			pub.pages.Add(i)
-			pub.recount = pub.recount || isZero(mem.Base(p)) != isZero(w)
+			zero := isZero(w)
+			pub.recount = pub.recount || isZero(mem.Base(p)) != zero
+			if zero {
+				pub.zeroed.Add(i)
+			}
 		}
 		if inexact {
 			if pub.snap == nil {
@@ -321,6 +327,7 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 		}
 		mem.SetBase(p, n[:])
 	}
+	a.freeZeroedLocked(m.Extent, x, pub.zeroed)
 	a.mu.cleaner = r.demand
 	if m.Complete && x.outdated.Empty() {
 		x.version = max(x.version, m.Version)

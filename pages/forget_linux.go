@@ -22,3 +22,21 @@ func (a *Area) Forget(e dsm.ExtentIndex) error {
 	}
 	return nil
 }
+
+// FreeZeroed frees the memory of pages of extent e that are zero in the working copy and in the base, and read
+// zero without it. The area is not one on demand.
+func (a *Area) FreeZeroed(e dsm.ExtentIndex, set dsm.PageSet) error {
+	for first, end := range set.Runs() {
+		from := int64(pageOfExtent(e, first)) * dsm.PageSize
+		to := min(from+int64(end-first)*dsm.PageSize, a.working.len)
+		if err := a.working.zero(from, to); err != nil {
+			return a.fail("free", err)
+		}
+		if !a.Homed(e) {
+			if err := a.base.zero(from, to); err != nil {
+				return a.fail("free", err)
+			}
+		}
+	}
+	return nil
+}
