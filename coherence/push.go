@@ -114,7 +114,7 @@ func (a *Area) homeAcquireLocked(from dsm.NodeID, m *wire.Acquire) {
 	a.pumpLocked(from, s)
 }
 
-// homeFetchLocked pushes pages that a program waits for, whatever the window and Hold say.
+// homeFetchLocked pushes pages that a program waits for, even if the window is full or the subscriber wants pushes on request only.
 func (a *Area) homeFetchLocked(from dsm.NodeID, m *wire.Fetch) {
 	if s := a.mu.home.subs[from]; s != nil && s.lag(m.Extent) != nil {
 		l := s.lag(m.Extent)
