@@ -154,7 +154,6 @@ func (a *Area) cutOnDemandLocked(e dsm.ExtentIndex, x *replicaExtent) {
 	a.mu.replica.units -= gone.Len()
 	a.node.room.forget(a.id, e, x.have.Minus(in))
 	for i := range gone.All() {
-		delete(x.stash, i)
 		delete(a.mu.replica.awaited, page(e, i)) // the waiting program finds that the page is past the end
 	}
 	x.have, x.asked, x.dirty, x.outdated = x.have.And(in), x.asked.And(in), x.dirty.And(in), x.outdated.And(in)

@@ -308,15 +308,7 @@ func (a *Area) storeLocked(p []byte, off int64, w way) error {
 		if w == writtenBack && a.mu.cached.Refuses(page(e, i)) { // it cannot be refused later: by then it has been answered
 			return errRefused()
 		}
-		if x.stash == nil {
-			x.stash = make(map[int][]stashed)
-		}
-		if w != writtenPast {
-			a.mu.cached.Expect(page(e, i))
-		}
-		a.busyLocked(e, x)
-		x.stash[i] = append(x.stash[i], stashed{off, bytes.Clone(p), w})
-		a.fetchLocked(off, len(p))
+		a.stashLocked(x, stashed{off, bytes.Clone(p), w})
 		return nil
 	}
 	invariants.Check(!r.bare, "area %d: a store with no base copies", a.id)
@@ -339,32 +331,6 @@ func (a *Area) storeLocked(p []byte, off int64, w way) error {
 
 func errRefused() error {
 	return errs.E(errs.Unavailable, "write", "stores to memory that another node has cut off meanwhile, of which too much was in use to tell them from what was there")
-}
-
-// unstashLocked carries out the stores that waited for pages.
-func (a *Area) unstashLocked(e dsm.ExtentIndex, came dsm.PageSet) {
-	x := a.extentLocked(e)
-	if len(x.stash) == 0 {
-		return
-	}
-	for i := range came.All() {
-		for _, s := range x.stash[i] {
-			if err := a.storeLocked(s.data, s.off, s.way); err != nil {
-				a.node.cfg.Log.Error("stores are lost", "area", a.id, "offset", s.off, "err", err)
-			}
-		}
-		delete(x.stash, i)
-	}
-}
-
-// cutStash drops what lies past the new end of the area from the stores that wait for pages: it stays gone if the area grows again.
-func (x *replicaExtent) cutStash(size int64) {
-	for _, list := range x.stash {
-		for k := range list {
-			s := &list[k]
-			s.data = s.data[:min(max(size-s.off, 0), int64(len(s.data)))]
-		}
-	}
 }
 
 // Acquire brings this node up to every publish that completed before. It returns when they are in the

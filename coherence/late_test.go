@@ -92,11 +92,10 @@ func TestDeclinedPushIsNotRepeated(t *testing.T) {
 func TestStoreToAPageReadPastTheEnd(t *testing.T) {
 	const p = dsm.ExtentPages
 	s, _, replica := pairOf(t, onDemand(dsm.Inode{Size: 2 * dsm.ExtentSize}))
-	s.unaware = true
+	replica.kernel.deaf = true
 	resize := func(size int64) {
 		s.resize(size)
 		s.catchUp()
-		replica.kernel.size = 2 * dsm.ExtentSize
 	}
 	resize(dsm.ExtentSize)
 	replica.kernel.readPast(p)

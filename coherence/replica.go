@@ -78,13 +78,6 @@ type replicaExtent struct {
 	untold   dsm.PageSet       // pages that attached programs stored to, and that the ledger has not been told of
 }
 
-// stashed is a store to a page that is not here. It takes effect when the page comes.
-type stashed struct {
-	off  int64
-	data []byte
-	way  way
-}
-
 // acquiring is an Acquire that not all homes have answered.
 type acquiring struct {
 	storing bool // the caller stores: updates may enter memory until it ends
@@ -472,10 +465,10 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 	r.zero = min(r.zero, dsm.ExtentIndex(a.extentsLocked()))
 	for _, e := range a.extentsFromLocked(dsm.ExtentIndex(is / dsm.ExtentSize)) { // nothing is cut off those before
 		x := r.extents[e]
+		a.cutStashLocked(x, is)
 		if x.pub != nil {
 			x.pub.shrink(e, is)
 		}
-		x.cutStash(is)
 		if x.wanted && int(e) < a.extentsLocked() { // the pages that its stores wait for may have been cut off
 			a.wantLocked(e, x)
 		}
@@ -489,7 +482,6 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 				x.outdated.Remove(i)
 				x.asked.Remove(i)
 				x.have.Add(i)
-				delete(x.stash, i)
 			}
 		}
 	}

@@ -51,3 +51,47 @@ func TestWritePastAShrunkEnd(t *testing.T) {
 		})
 	}
 }
+
+// TestCutOfStoresThatWait: stores to a page that is not here wait for it. The area is cut, which the kernel does not hear of, and grows
+// again. What was cut off must stay zero, also when the kernel writes the page back once more.
+func TestCutOfStoresThatWait(t *testing.T) {
+	const end, p = 2 * dsm.ExtentSize, dsm.ExtentPages
+	for name, c := range map[string]struct{ cut, zero int64 }{
+		"at the page": {dsm.ExtentSize, 0},
+		"before it":   {dsm.ExtentSize - dsm.PageSize, 0},
+		"in the page": {dsm.ExtentSize + 10, 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _, replica := pairOf(t, onDemand(dsm.Inode{Size: end}))
+			replica.kernel.deaf = true
+			resize := func(size int64) {
+				s.resize(size)
+				s.catchUp()
+			}
+			resize(dsm.ExtentSize)
+			replica.kernel.readPast(p)
+			resize(end)
+			page := replica.kernel.cache[p]
+			store := func(i int, v byte) {
+				page.data[i], page.dirty = v, true
+				replica.kernel.harvest(1)
+			}
+			for i := range 20 {
+				store(i, 7)
+			}
+			resize(c.cut)
+			resize(end)
+			store(30, 8)
+			s.drain()
+			want := make([]byte, 31)
+			for i := range c.zero {
+				want[i] = 7
+			}
+			want[30] = 8
+			if got := replica.area.mu.mem.Working(p)[:len(want)]; !bytes.Equal(got, want) {
+				t.Errorf("memory has %v, want %v", got, want)
+			}
+			s.check()
+		})
+	}
+}

@@ -197,6 +197,7 @@ func (n *simNode) apply() {
 		n.sim.onShrink(n, n.ino.Size)
 	}
 	switch k := n.kernel; {
+	case k.deaf:
 	case n.ino.Size != old.Size && (!n.sim.unaware || n.sim.rng.IntN(4) == 0):
 		k.setattr()
 	case n.ino.Size == old.Size && k.gen == old.Gen:

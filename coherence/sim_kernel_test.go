@@ -24,6 +24,7 @@ type fakeKernel struct {
 	bell  atomic.Bool            // there may be a notice
 	size  int64                  // that it knows: of a shrink elsewhere it is told at some time
 	gen   dsm.Generation         // likewise
+	deaf  bool                   // it is told by learn only
 	// reading has the pages that wait for a READ: notices of them wait too.
 	reading map[dsm.PageIndex]*reading
 }

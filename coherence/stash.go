@@ -1,0 +1,67 @@
+package coherence
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// stashed is a store to a page that is not here. It takes effect when the page comes.
+type stashed struct {
+	off  int64
+	data []byte
+	way  way
+}
+
+// stashLocked keeps a store to one page until the page is here, and asks for the page.
+func (a *Area) stashLocked(x *replicaExtent, s stashed) {
+	p := dsm.PageIndex(s.off / dsm.PageSize)
+	_, i := p.Extent()
+	if x.stash == nil {
+		x.stash = make(map[int][]stashed)
+	}
+	if s.way != writtenPast {
+		a.mu.cached.Expect(p)
+	}
+	a.busyLocked(x.index, x)
+	x.stash[i] = append(x.stash[i], s)
+	a.fetchLocked(s.off, len(s.data))
+}
+
+// unstashLocked carries out the stores that waited for pages.
+func (a *Area) unstashLocked(e dsm.ExtentIndex, came dsm.PageSet) {
+	x := a.extentLocked(e)
+	if len(x.stash) == 0 {
+		return
+	}
+	for i := range came.All() {
+		for _, s := range x.stash[i] {
+			if err := a.storeLocked(s.data, s.off, s.way); err != nil {
+				a.node.cfg.Log.Error("stores are lost", "area", a.id, "offset", s.off, "err", err)
+			}
+		}
+		delete(x.stash, i)
+	}
+}
+
+// cutStashLocked follows a shrink. What lies past the end is dropped at once, because the area may have grown again when the page
+// comes. The page cache still holds it: the ledger is told, or what the kernel writes back later would count as stored again.
+func (a *Area) cutStashLocked(x *replicaExtent, size int64) {
+	for _, i := range slices.Sorted(maps.Keys(x.stash)) { // in order: runs repeat from their seed
+		for k := range x.stash[i] {
+			s := &x.stash[i][k]
+			room := max(size-s.off, 0)
+			if int64(len(s.data)) <= room {
+				continue
+			}
+			if s.way != writtenPast {
+				a.mu.cached.WrotePast(s.off+room, s.data[room:])
+			}
+			s.data = s.data[:room]
+		}
+		if !a.inAreaLocked(x.index, i) {
+			delete(x.stash, i)
+		}
+	}
+}
