@@ -33,6 +33,7 @@ type sim struct {
 	// onShrink is told when a node has applied a smaller size.
 	onShrink func(n *simNode, size int64)
 	unaware  bool // kernels are told of sizes some time after their node
+	queues   bool // READs may wait in the queues of the kernels
 	// careful says that programs load, and store back later; a node has one that stores to the page cache, or attached ones.
 	careful     bool
 	lastProgram int      // numbers those that attach
@@ -166,6 +167,9 @@ func (n *simNode) SetLayout(context.Context, dsm.AreaID, dsm.Layout) error { ret
 
 // apply applies the next entry of the catalog to the node.
 func (n *simNode) apply() {
+	if !n.sim.unaware && n.kernel.goOn() {
+		n.sim.rest() // a truncation waits for a write(2)
+	}
 	if !n.behindCatalog() {
 		n.sim.t.Fatalf("node %d waits for a catalog entry that was never made", n.i)
 	}
@@ -198,7 +202,7 @@ func (n *simNode) apply() {
 	}
 	switch k := n.kernel; {
 	case k.deaf:
-	case n.ino.Size != old.Size && (!n.sim.unaware || n.sim.rng.IntN(4) == 0):
+	case n.ino.Size != old.Size && (!n.sim.unaware || k.change == nil && n.sim.rng.IntN(4) == 0):
 		k.setattr()
 	case n.ino.Size == old.Size && k.gen == old.Gen:
 		k.gen = n.ino.Gen

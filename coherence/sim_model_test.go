@@ -29,12 +29,23 @@ type simRun struct {
 	maybe map[int64]bool // that byte or zero: it was cut off, and the kernel had the store
 	sums  map[int]int32  // sum: the total of each element
 	fsums map[int]float64
+	hot   []dsm.PageIndex // that this run stores to
 }
 
 const simSize = 3*dsm.ExtentSize + 5*dsm.PageSize
 
 // hot are the pages that the runs store to: few, so that things collide.
 var hot = []dsm.PageIndex{0, 1, 255, 256, 300, 512, 767, 768, 772}
+
+// drawHot draws the pages that a run stores to: all that are hot, or two, where more collides.
+func (r *simRun) drawHot() {
+	if r.hot = hot; r.rng.IntN(2) == 0 {
+		r.hot = []dsm.PageIndex{r.aHot(), r.aHot()}
+	}
+}
+
+// aHot is one of the pages that the run stores to.
+func (r *simRun) aHot() dsm.PageIndex { return r.hot[r.rng.IntN(len(r.hot))] }
 
 // hotBytes and hotElems are what of each page is stored to.
 const (
@@ -54,7 +65,7 @@ func (r *simRun) shrunk(n *simNode, size int64) {
 		if off >= size && r.owner(off) == n.i {
 			delete(n.given, off)
 			p := dsm.PageIndex(off / dsm.PageSize)
-			if c := n.kernel.cache[p]; r.unaware && (c != nil && c.dirty || n.kernel.past[p]) {
+			if c := n.kernel.cache[p]; n.kernel.changing(off) || r.unaware && (c != nil && c.dirty || n.kernel.past[p]) {
 				r.maybe[off] = true
 				continue
 			}
@@ -84,20 +95,14 @@ func bytesRule(r *simRun, ino *dsm.Inode) {
 }
 
 func storeBytes(r *simRun, n *simNode) {
-	p := hot[r.rng.IntN(len(hot))]
+	p := r.aHot()
 	// The kernel has not heard that the page is cut off: programs go on storing to it.
 	past := int64(p+1)*dsm.PageSize > n.ino.Size || !n.hasMemory(p)
 	if past && (len(n.attached) > 0 || n.kernel.cache[p] == nil || int64(p+1)*dsm.PageSize > n.kernel.size) {
 		return
 	}
-	if n.writer != nil && !past && r.rng.IntN(8) == 0 {
-		if off := int64(p)*dsm.PageSize + int64(r.rng.IntN(hotBytes)); r.owner(off) == n.i && !r.toAttached(off) && off < n.kernel.size {
-			if n.kernel.reading[p] == nil && !n.kernel.past[p] {
-				r.bytes[off] = r.seen.store(off)
-				delete(r.maybe, off)
-				n.kernel.writePast(off, r.bytes[off])
-			}
-		}
+	if n.writer != nil && !past && r.rng.IntN(4) == 0 {
+		r.changeByte(n, p)
 		return
 	}
 	b, attached := n.stores(p)
@@ -109,7 +114,7 @@ func storeBytes(r *simRun, n *simNode) {
 		if !attached && off >= n.kernel.size {
 			continue // past the end that programs know
 		}
-		if r.owner(off) == n.i && r.toAttached(off) == attached {
+		if r.owner(off) == n.i && r.toAttached(off) == attached && !n.kernel.changing(off) {
 			v := r.seen.store(off)
 			b[off%dsm.PageSize] = v
 			r.bytes[off] = v
@@ -148,7 +153,7 @@ func checkBytes(r *simRun, n *simNode) {
 }
 
 func addInts(r *simRun, n *simNode) {
-	p := hot[r.rng.IntN(len(hot))]
+	p := r.aHot()
 	page, _ := n.stores(p)
 	if page == nil {
 		return
@@ -176,7 +181,7 @@ func checkInts(r *simRun, n *simNode) {
 }
 
 func addFloats(r *simRun, n *simNode) {
-	p := hot[r.rng.IntN(len(hot))]
+	p := r.aHot()
 	page, _ := n.stores(p)
 	if page == nil {
 		return

@@ -133,7 +133,7 @@ func (n *simNode) leaveAttached(prog *simProgram) {
 
 // leaveWriter closes the handle for writing.
 func (n *simNode) leaveWriter() {
-	if n.writer == nil || n.entering != nil || len(n.kernel.past) > 0 {
+	if n.writer == nil || n.entering != nil || len(n.kernel.past) > 0 || n.kernel.change != nil {
 		return
 	}
 	n.giveUpFor(n.writer)
@@ -175,6 +175,11 @@ func (n *simNode) lastClose() {
 	if n.isOpen() {
 		return
 	}
+	for p, r := range n.kernel.reading {
+		if r.send != nil {
+			delete(n.kernel.reading, p)
+		}
+	}
 	for _, q := range n.sim.requests {
 		if q.n == n && q.what != "inspect" {
 			q.giveUp()
@@ -206,7 +211,7 @@ func (n *simNode) aProgram() *simProgram {
 // memory returns the bytes of page p that a program loads from, or stores into; nil if it has to wait.
 func (n *simNode) memory(prog *simProgram, p dsm.PageIndex, store bool) []byte {
 	if prog.at == nil {
-		if n.kernel.past[p] {
+		if n.kernel.past[p] || n.kernel.locked(p) {
 			return nil
 		}
 		c := n.kernel.fault(p)

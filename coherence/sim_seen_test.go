@@ -96,7 +96,7 @@ func (n *simNode) sees(began snapshot, what string, storing bool, prog *simProgr
 	}
 	for off, least := range began.counts {
 		p := dsm.PageIndex(off / dsm.PageSize)
-		if s.owner(off) == n.i || off >= min(began.size, n.ino.Size) { // of extents that it has not heard of it asks nobody
+		if s.owner(off) == n.i || punchable(off) || off >= min(began.size, n.ino.Size) { // of extents that it has not heard of it asks nobody
 			continue
 		}
 		n.area.mu.Lock()

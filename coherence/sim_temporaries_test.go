@@ -38,7 +38,7 @@ func addTemporaries(r *simRun, n *simNode) {
 		}
 		return
 	}
-	t := &temporaries{page: hot[r.rng.IntN(len(hot))]}
+	t := &temporaries{page: r.aHot()}
 	if b := n.memory(prog, t.page, false); b != nil {
 		for i := range t.values {
 			t.values[i] = int32(binary.LittleEndian.Uint32(b[4*i:]))

@@ -60,7 +60,8 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	}
 	r := &simRun{sim: newSimOf(t, seed, nodes, c.ino, 30*time.Millisecond, memory), kind: c,
 		bytes: make(map[int64]byte), maybe: make(map[int64]bool), sums: make(map[int]int32), fsums: make(map[int]float64)}
-	r.onShrink, r.careful, r.unaware = r.shrunk, c.careful, c.unaware
+	r.drawHot()
+	r.onShrink, r.careful, r.unaware, r.queues = r.shrunk, c.careful, c.unaware, true
 	if c.dies {
 		r.withTaker()
 	}
@@ -94,6 +95,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 // settle lets faults stop: every call must return, but a wait for what is to come, which does when every node has
 // published once more. Then all have the same.
 func (r *simRun) settle() {
+	r.hot = hot
 	for _, q := range r.requests {
 		if r.careful && q.what == "wait" {
 			q.giveUp() // the program that waits does not store meanwhile
@@ -253,7 +255,7 @@ func (r *simRun) aSize() int64 {
 	if r.rng.IntN(2) == 0 {
 		return simSize - int64(r.rng.IntN(773))*dsm.PageSize
 	}
-	return int64(hot[1+r.rng.IntN(len(hot)-1)])*dsm.PageSize + int64(r.rng.IntN(hotBytes))
+	return max(int64(r.aHot())*dsm.PageSize, dsm.PageSize) + int64(r.rng.IntN(hotBytes))
 }
 
 // call has a program of node n do something, or reports that none does.
@@ -263,10 +265,10 @@ func (r *simRun) call(n *simNode) bool {
 		if len(n.programs()) > 0 {
 			r.kind.store(r, n)
 		} else if n.reader {
-			n.kernel.fault(hot[r.rng.IntN(4)])
+			n.kernel.fault(r.aHot())
 		}
 	case x < 26:
-		n.kernel.readPast(hot[r.rng.IntN(4)])
+		n.kernel.readPast(r.aHot())
 	case x < 32:
 		n.publish()
 	case x < 36:
