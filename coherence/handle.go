@@ -276,7 +276,9 @@ func (a *Area) write(p []byte, off int64, w way) error {
 		case err != nil: // what there is memory for is taken: the kernel does not write it back again
 			p = p[:room]
 		case int64(len(p)) > room:
-			a.mu.cached.WrotePast(off+room, p[room:])
+			if w != writtenPast { // else the page cache has nothing of it
+				a.mu.cached.WrotePast(off+room, p[room:])
+			}
 			p = p[:room]
 		}
 		if len(p) == 0 {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"testing"
+	"testing/synctest"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -94,4 +95,39 @@ func TestCutOfStoresThatWait(t *testing.T) {
 			s.check()
 		})
 	}
+}
+
+// TestWriteDirectPastAShrunkEnd: a write(2) past the page cache is dropped, since another node has cut off what it writes to. The area
+// grows again, and another node stores there. The page cache never had what was dropped, so the next write-back of the page does not
+// take back what the other node has stored.
+func TestWriteDirectPastAShrunkEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, home, replica := pairOf(t, dsm.Inode{Size: 2 * dsm.PageSize})
+		replica.kernel.deaf = true
+		for _, size := range []int64{dsm.PageSize, 2 * dsm.PageSize} {
+			s.resize(size)
+			s.catchUp()
+			if size == dsm.PageSize {
+				if _, err := replica.area.ReadAt(t.Context(), make([]byte, dsm.PageSize), dsm.PageSize); err != nil {
+					t.Fatal(err)
+				}
+				q := replica.ask("write", func(ctx context.Context) error { return replica.area.WriteDirect(ctx, []byte{5}, dsm.PageSize) }, nil)
+				defer q.cancel()
+				synctest.Wait()
+			}
+		}
+		if err := home.area.WriteAt(t.Context(), []byte{9}, dsm.PageSize); err != nil {
+			t.Fatal(err)
+		}
+		publish(home)
+		s.drain()
+		stored := make([]byte, dsm.PageSize)
+		stored[100] = 7
+		if err := replica.area.WriteBack(stored, dsm.PageSize); err != nil {
+			t.Fatal(err)
+		}
+		if b := replica.area.mu.mem.Working(1); b[0] != 9 || b[100] != 7 {
+			t.Errorf("memory has %d and %d, want 9 and 7", b[0], b[100])
+		}
+	})
 }
