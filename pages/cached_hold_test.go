@@ -44,3 +44,26 @@ func TestWriteDirectLeavesNoState(t *testing.T) {
 		t.Errorf("there is state of %d extents", len(s.extents))
 	}
 }
+
+// TestToldWhileAnUpdateIsOnHold: a write(2) past the page cache is answered when the page cache does not have the old bytes any more. It
+// does not wait for a later update, which may be on hold for as long as the program makes no sync call.
+func TestToldWhileAnUpdateIsOnHold(t *testing.T) {
+	s := newLedgerScript(t, 4*dsm.PageSize)
+	s.SetWriters(true)
+	s.SetHold(true)
+	s.read(1)
+	s.WroteDirect(dsm.PageSize, []byte{9})
+	n, ok := s.NextNotice()
+	if !ok || s.Told(dsm.PageSize, 1) {
+		t.Fatal("the write is answered before the page cache has dropped the page")
+	}
+	s.read(1)
+	s.update(1, 0)
+	s.Done(n)
+	if n, ok := s.NextNotice(); ok {
+		t.Errorf("notice %+v is not on hold", n)
+	}
+	if !s.Told(dsm.PageSize, 1) {
+		t.Error("the write waits for an update that is on hold")
+	}
+}
