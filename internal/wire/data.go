@@ -41,11 +41,11 @@ type Stamp struct {
 }
 
 // ExtentVersion says that the sender knows all changes to the extent up to Version; with a partial
-// subscription, all changes to the pages of Holds.
+// subscription, all changes to the pages in Has.
 type ExtentVersion struct {
 	Extent  dsm.ExtentIndex
 	Version dsm.Version
-	Has     dsm.PageSet
+	Has     dsm.PageSet // of a partial subscription: the pages that the sender has
 }
 
 // ExtentPages names pages of an extent.
@@ -57,8 +57,8 @@ type ExtentPages struct {
 // Subscribe asks for a stream of the updates of the extents that are newer than the versions, and,
 // for each of the slots, of all its other extents, of which the subscriber has nothing: also those
 // that the area gets later. The extents of a Group are sent before its slots, or with them. Without
-// extents and slots it only changes Hold. A partial subscription covers only pages that the
-// subscriber has: those of Holds, and each page that it fetches, until it releases the page.
+// extents and slots it only changes OnRequest. A partial subscription covers only pages that the
+// subscriber has: those in Has, and each page that it fetches, until it releases the page.
 type Subscribe struct {
 	Stamp
 	Round     uint64

@@ -246,8 +246,9 @@ func (k Kernel) Overwriting(p dsm.PageIndex, base, stored []byte, from, to int) 
 	}
 }
 
-// Either makes those elements of base, of page p, that are in stored as in other what they are in other: base is
-// one of two values, and what is stored as either of them has not been stored to.
+// Either prepares a merge of page p whose base is not known: a program has stored on top of base, or on top
+// of other. An element that stored has as in other may not have been stored to. So base gets it as well,
+// and Merge takes it as unchanged.
 func (k Kernel) Either(p dsm.PageIndex, base, other, stored []byte) {
 	secs, n := k.sections(p)
 	for _, s := range secs[:n] {
