@@ -177,6 +177,7 @@ func (n *Node) LocksReset() {
 		}
 		if st.Delegated && !f.delegated {
 			n.delegatedLocked(ino, st.Term, 0)
+			f = n.mu.files[ino] // the other may have been forgotten
 		}
 		if st.Delegated && st.Recalled && f.delegated {
 			n.surrenderLocked(ino)

@@ -122,3 +122,25 @@ func TestResetTellsOfYield(t *testing.T) {
 	c.resume(a)
 	a.refused(1, lock(a.owner(1), Write, 5, 5), errs.WouldBlock)
 }
+
+// TestResetTellsOfRecallAfterYield: a node that missed that it has the locks again, which it had yielded, and that they are
+// recalled again, surrenders them.
+func TestResetTellsOfRecallAfterYield(t *testing.T) {
+	c := newBench(t, 2)
+	a, b := c.members[0], c.members[1]
+	a.open(1, true)
+	a.lockOnce(1)
+	c.hold(a)
+	b.open(1, false)
+	b.lockOnce(1)
+	y := a.yieldFor(1)
+	err := b.command(t.Context(), func(k *Book) ([]Event, error) { return k.Open(1, a.id, false, y), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.standing(1, a, Standing{Delegated: true})
+	done := b.wait(t.Context(), 1, lock(b.owner(1), Write, 0, 9))
+	c.until(func() bool { return c.book.Standing(1, a.id).Recalled })
+	c.resume(a)
+	end(t, done, errs.Other)
+}
