@@ -63,6 +63,8 @@ type Catalog struct {
 	belong   func(dsm.ClusterID)
 	yield    func(ino dsm.Ino, term uint64) (locks.Yield, bool)
 	log      *slog.Logger
+	// yieldTime is the constant, except in a test.
+	yieldTime time.Duration
 
 	raft   *raft.Raft
 	trans  raftTransport
@@ -118,7 +120,7 @@ const (
 // New starts the replica. It knows nothing until Bootstrap or Join.
 func New(cfg Config) (*Catalog, error) {
 	c := &Catalog{
-		self: cfg.Self, caller: cfg.Caller, observer: cfg.Observer, belong: cfg.OnCluster, yield: cfg.Yield, log: cfg.Log,
+		self: cfg.Self, caller: cfg.Caller, observer: cfg.Observer, belong: cfg.OnCluster, yield: cfg.Yield, log: cfg.Log, yieldTime: yieldTime,
 		layer: newLayer(cfg.Streams, cfg.Self), logs: newLogStore(),
 	}
 	c.life, c.end = context.WithCancel(context.Background())

@@ -2,7 +2,6 @@ package catalog
 
 import (
 	"context"
-	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/wire"
@@ -17,8 +16,10 @@ import (
 // The answer binds the node that gives it, whatever becomes of the command, of the leader, and of
 // the one who asked. So it does not matter whether this node still leads.
 
-// yieldTime is how long a command waits for the answer.
-const yieldTime = 20 * time.Millisecond
+// yieldTime is how long a command waits for the answer. It must be clearly less than unwatched: who
+// gives a request for a lock up after that cancels it, and the request must not be appended after its
+// cancellation, for then nobody would release the lock.
+const yieldTime = unwatched / 2
 
 // keeper is a node to which the locks of a file are delegated.
 type keeper struct {
@@ -78,7 +79,7 @@ func (c *Catalog) askYield(ctx context.Context, k keeper) (y locks.Yield, ok boo
 		if s.id != k.node {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(ctx, yieldTime)
+		ctx, cancel := context.WithTimeout(ctx, c.yieldTime)
 		defer cancel()
 		reply, err := c.caller.Call(ctx, nodeAddr(s.id, s.addr), &wire.YieldLocks{Ino: k.ino, Term: k.term})
 		if r, is := reply.(*wire.LocksYielded); is && err == nil {

@@ -25,6 +25,13 @@ func TestYieldedLocks(t *testing.T) {
 	m.told(locks.Surrendered, locks.Delegated)
 }
 
+// TestRequestIsAppendedBeforeItsCancellation: while a request for a lock waits for a node to yield, nobody cancels it.
+func TestRequestIsAppendedBeforeItsCancellation(t *testing.T) {
+	if 2*yieldTime > unwatched {
+		t.Errorf("a command waits %v for an answer, and may be given up after %v", yieldTime, unwatched)
+	}
+}
+
 // TestLeaderAsksForLocks: whichever node leads, has the locks or wants them, one command is enough if the one that has them
 // yields. If it does not, or says nothing, the command goes on.
 func TestLeaderAsksForLocks(t *testing.T) {
@@ -47,6 +54,10 @@ func TestLeaderAsksForLocks(t *testing.T) {
 			if x.name == "is silent" && has.leads() != 0 {
 				continue // it asks itself
 			}
+			leader.yieldTime = patience
+			if x.name == "is silent" {
+				leader.yieldTime = yieldTime
+			}
 			has.yields.Store(&x.yield)
 			f, err := has.CreateTemp(ctx, dsm.RootIno, file)
 			ok(t, err)
@@ -60,6 +71,7 @@ func TestLeaderAsksForLocks(t *testing.T) {
 			ok(t, has.Unhold(ctx, f.Ino))
 			ok(t, wants.Unhold(ctx, f.Ino))
 		}
+		leader.yieldTime = patience
 		yes := yields(func(_ dsm.Ino, term uint64) (locks.Yield, bool) { return locks.Yield{Term: term}, true })
 		has.yields.Store(&yes)
 		f, err := has.CreateTemp(ctx, dsm.RootIno, file)
