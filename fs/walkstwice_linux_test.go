@@ -30,9 +30,7 @@ func TestWalksTwice(t *testing.T) {
 	}()
 	r := b.begin(nil, headerOf(uint32(<-thread)))
 	defer r.end()
-	for !walksTwice(r) { // not there yet
-		runtime.Gosched()
-	}
+	eventually(t, "a thread that waits for an open looks up a path", func() bool { return walksTwice(r) })
 	w, err := unix.Open(fifo, unix.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
