@@ -340,12 +340,12 @@ func (a *Area) inodeChangedLocked(now dsm.Inode) {
 		// The residency changes only while the file is empty. A snapshot of the catalog skips that
 		// moment.
 		empty := now
+		empty.Rev = old.Rev // what is made under now waits until the area has become now
 		empty.Size, empty.Spec.Residency = 0, old.Spec.Residency
-		if old.Size > 0 && !a.becomeLocked(empty) {
-			return
-		}
+		there := old.Size == 0 || a.becomeLocked(empty)
 		empty.Spec.Residency = now.Spec.Residency
-		if now.Size > 0 && !a.becomeLocked(empty) {
+		if there = there && (now.Size == 0 || a.becomeLocked(empty)); !there {
+			a.mu.short.ino = &now
 			return
 		}
 	}

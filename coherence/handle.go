@@ -304,7 +304,6 @@ func (a *Area) write(p []byte, off int64, w way) error {
 
 // storeLocked takes stores to pages that are all here, or to one page that is not.
 func (a *Area) storeLocked(p []byte, off int64, w way) error {
-	r := &a.mu.replica
 	e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
 	if x := a.extentLocked(e); !x.have.Has(i) {
 		if w == writtenBack && a.mu.cached.Refuses(page(e, i)) { // it cannot be refused later: by then it has been answered
@@ -313,12 +312,21 @@ func (a *Area) storeLocked(p []byte, off int64, w way) error {
 		a.stashLocked(x, stashed{off, bytes.Clone(p), w})
 		return nil
 	}
+	return a.storeHereLocked(p, off, w, false)
+}
+
+// storeHereLocked takes stores to pages that are here. Stores that have waited for their page have been answered, and are not refused.
+func (a *Area) storeHereLocked(p []byte, off int64, w way, waited bool) error {
+	r := &a.mu.replica
 	invariants.Check(!r.bare, "area %d: a store with no base copies", a.id)
 	a.useLocked(off, len(p))
 	ok := true
-	if w == writtenPast {
+	switch {
+	case w == writtenPast:
 		a.mu.cached.WroteDirect(off, p)
-	} else {
+	case waited:
+		a.mu.cached.WroteLate(a.mu.kernel, off, p, w == writtenBack)
+	default:
 		_, _, ok = a.mu.cached.Wrote(a.mu.kernel, off, p, w == writtenBack)
 	}
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+int64(len(p)); e++ {

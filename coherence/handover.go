@@ -346,7 +346,7 @@ func (a *Area) installExtentLocked(m *wire.HandoverExtent, payload []byte) {
 	for i := range m.Pages.All() {
 		if a.inAreaLocked(m.Extent, i) {
 			a.mu.home.setVersion(x, i, m.Versions[k])
-			a.mu.mem.InstallHome(page(m.Extent, i), payload[k*dsm.PageSize:][:dsm.PageSize])
+			a.mu.mem.InstallHome(page(m.Extent, i), payload[k*dsm.PageSize:][:dsm.PageSize], a.replicaHasLocked(m.Extent, i))
 			a.lookAtHomeLocked(m.Extent, x, i)
 		}
 		k++

@@ -138,6 +138,9 @@ func (a *Area) receiveLocked(from dsm.NodeID, msg any, payload [][]byte) error {
 		}
 	case *wire.PublishAck:
 		if a.fromHomeLocked(from, m.Epoch, m.Extent) {
+			if !a.isSelf(from) {
+				m.Rode = dsm.PageSet{} // the base is no home's
+			}
 			a.replicaPublishAckLocked(m)
 		}
 	case *wire.Subscribed:

@@ -320,11 +320,13 @@ func pageReader(payload [][]byte) func() []byte {
 
 // installLocked puts the first bytes of a page in place. No program has seen the page yet.
 func (a *Area) installLocked(e dsm.ExtentIndex, i int, n []byte, zero bool) {
-	if !zero { // a page that was never published to is zero in both copies
-		p := page(e, i)
-		copy(a.mu.mem.Working(p), n)
-		a.mu.mem.SetBase(p, n)
+	p := page(e, i)
+	if zero { // the working copy is zero, but the base may be what this node had as the home
+		a.mu.mem.ZeroBase(p)
+		return
 	}
+	copy(a.mu.mem.Working(p), n)
+	a.mu.mem.SetBase(p, n)
 }
 
 // mergePageLocked brings a newer value of a page, n, from its home into the working copy. This is the three-way

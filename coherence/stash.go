@@ -37,9 +37,7 @@ func (a *Area) unstashLocked(e dsm.ExtentIndex, came dsm.PageSet) {
 	}
 	for i := range came.All() {
 		for _, s := range x.stash[i] {
-			if err := a.storeLocked(s.data, s.off, s.way); err != nil {
-				a.node.cfg.Log.Error("stores are lost", "area", a.id, "offset", s.off, "err", err)
-			}
+			_ = a.storeHereLocked(s.data, s.off, s.way, true) // it is not refused
 		}
 		delete(x.stash, i)
 	}
@@ -60,7 +58,8 @@ func (a *Area) cutStashLocked(x *replicaExtent, size int64) {
 			}
 			s.data = s.data[:room]
 		}
-		if !a.inAreaLocked(x.index, i) {
+		x.stash[i] = slices.DeleteFunc(x.stash[i], func(s stashed) bool { return len(s.data) == 0 })
+		if len(x.stash[i]) == 0 {
 			delete(x.stash, i)
 		}
 	}

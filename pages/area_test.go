@@ -89,7 +89,7 @@ func TestShrinkAndGrowReadsZero(t *testing.T) {
 	for p := range dsm.PageIndex(10) {
 		copy(a.Working(p), pagetest.PageOf(1))
 		a.SetBase(p, pagetest.PageOf(2))
-		a.InstallHome(p, pagetest.PageOf(3))
+		a.InstallHome(p, pagetest.PageOf(3), true)
 	}
 	resize(t, a, 4*dsm.PageSize+100)
 	if got, want := twinBytes(a), int64(5*dsm.PageSize); got != want {
@@ -194,7 +194,7 @@ func TestTwins(t *testing.T) {
 			copy(a.Home(p), b)
 			x.home = b
 		case op == 3 && x.homed:
-			a.InstallHome(p, b)
+			a.InstallHome(p, b, true)
 			x.home = b
 		case op == 4 && rng.IntN(20) == 0:
 			homed := x.homed

@@ -58,6 +58,19 @@ func (a *Area) SetBase(p dsm.PageIndex, n []byte) {
 	}
 }
 
+// ZeroBase is SetBase with a page of zeroes. A base without memory gets none.
+func (a *Area) ZeroBase(p dsm.PageIndex) {
+	if !a.HasTwin(p) && !a.base.takes(p) {
+		return
+	}
+	switch e, _ := p.Extent(); {
+	case a.Homed(e):
+		a.SetBase(p, zeroPage)
+	case !allZero(a.base.look(p, 1)):
+		clear(a.base.page(p))
+	}
+}
+
 // FollowHome makes the home's bytes of page p its base.
 func (a *Area) FollowHome(p dsm.PageIndex) {
 	if e, _ := p.Extent(); !a.Homed(e) {
@@ -156,9 +169,10 @@ func (a *Area) BeforeHomeWrite(p dsm.PageIndex, own bool) (rode bool) {
 func (a *Area) BecomeHome(e dsm.ExtentIndex) { a.homed[e] = struct{}{} }
 
 // InstallHome makes n, received from the previous home, the home's bytes of page p. A page whose base
-// equals n gets no twin.
-func (a *Area) InstallHome(p dsm.PageIndex, n []byte) {
-	if string(a.Base(p)) == string(n) {
+// equals n gets no twin, nor does one that is not here: a node that opens an area and becomes its home at
+// the same time needs no third copy of all of it.
+func (a *Area) InstallHome(p dsm.PageIndex, n []byte, here bool) {
+	if !here || string(a.Base(p)) == string(n) {
 		a.dropTwin(p)
 	} else {
 		a.BeforeHomeWrite(p, false)

@@ -326,14 +326,21 @@ func (c *Cached) Wrote(k merge.Kernel, off int64, data []byte, back bool) (from,
 	for p := from; p < to; p++ {
 		lo := max(off-int64(p)*dsm.PageSize, 0)
 		n := min(dsm.PageSize-lo, int64(len(data)))
-		ok = c.wrotePage(k, p, int(lo), data[:n], back) && ok
+		ok = c.wrotePage(k, p, int(lo), data[:n], back, false) && ok
 		data = data[n:]
 	}
 	return from, to, ok
 }
 
+// WroteLate is Wrote for a WRITE to one page that has waited for the page. It has been answered, so it is not
+// refused: if its baseline has been lost meanwhile, all of its bytes count as stored.
+func (c *Cached) WroteLate(k merge.Kernel, off int64, data []byte, back bool) {
+	p := dsm.PageIndex(off / dsm.PageSize)
+	c.wrotePage(k, p, int(off-int64(p)*dsm.PageSize), data, back, true)
+}
+
 // wrotePage takes the bytes data at offset lo of page p.
-func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte, back bool) bool {
+func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte, back, late bool) bool {
 	x, i := c.page(p)
 	x.expected.Remove(i)
 	x.given.Add(i)
@@ -350,7 +357,7 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 		if x.blind.Has(i) || x.storing.Has(i) {
 			c.doubt(x, i) // a writer that nobody announced
 		}
-		if back && x.doubtful.Has(i) {
+		if back && x.doubtful.Has(i) && !late {
 			return false
 		}
 		c.overwrite(x, i, lo, data)

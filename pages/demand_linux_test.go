@@ -53,7 +53,7 @@ func TestInstall(t *testing.T) {
 	}
 	wantResident(t, "base copy", a.base, dsm.Range(3, 4).Or(dsm.Range(5, 6)))
 	a.BecomeHome(0)
-	a.InstallHome(7, pagetest.PageOf(7))
+	a.InstallHome(7, pagetest.PageOf(7), false)
 	install(t, a, 7, a.Home(7))
 	install(t, a, 8, pagetest.PageOf(0))
 	pagetest.WantPage(t, "base", a.Base(7), pagetest.PageOf(7))
@@ -134,7 +134,7 @@ func TestInstallZeroes(t *testing.T) {
 	}
 	a.BecomeHome(0)
 	for _, p := range []dsm.PageIndex{4, 7} {
-		a.InstallHome(p, pagetest.PageOf(9))
+		a.InstallHome(p, pagetest.PageOf(9), false)
 	}
 	install(t, a, 2, make([]byte, 8*dsm.PageSize))
 	wantResident(t, "base copy", a.base, dsm.Range(4, 5).Or(dsm.Range(7, 8)))

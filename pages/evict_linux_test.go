@@ -38,7 +38,7 @@ func TestEvict(t *testing.T) {
 					a.BecomeHome(0)
 					for p := range dsm.PageIndex(dsm.ExtentPages) {
 						if p > 0 {
-							a.InstallHome(p, all[p*dsm.PageSize:][:dsm.PageSize])
+							a.InstallHome(p, all[p*dsm.PageSize:][:dsm.PageSize], false)
 						}
 					}
 				}
@@ -113,7 +113,7 @@ func TestKeepBase(t *testing.T) {
 	a := newTestDemandArea(t, dsm.ExtentSize)
 	a.BecomeHome(0)
 	for p := range dsm.PageIndex(6) {
-		a.InstallHome(p, pagetest.PageOf(byte(p+1)))
+		a.InstallHome(p, pagetest.PageOf(byte(p+1)), false)
 	}
 	install(t, a, 2, a.Home(2))
 	install(t, a, 3, a.Home(3))
