@@ -276,15 +276,6 @@ func (b *bridge) resize(r context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Ino
 	return b.withRoom(r, func() (dsm.Inode, error) { return b.cfg.Names.SetAttr(r, ino, ch) })
 }
 
-// withRoom makes a change that takes memory, and tries again if there may be more now.
-func (b *bridge) withRoom(ctx context.Context, change func() (dsm.Inode, error)) (dsm.Inode, error) {
-	i, err := change()
-	if errs.Is(err, errs.NoSpace) && b.releases.settle(ctx) {
-		i, err = change()
-	}
-	return i, err
-}
-
 func (b *bridge) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	r := b.begin(cancel, in)
 	defer r.end()

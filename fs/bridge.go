@@ -130,8 +130,9 @@ type handle interface{ isHandle() }
 type handleTable struct {
 	mu struct {
 		lockrank.RWMutex
-		next uint64
-		open map[uint64]handle
+		next    uint64
+		open    map[uint64]handle
+		removed chan struct{} // closed when one is removed; nil if nobody waits
 	}
 }
 
@@ -153,6 +154,10 @@ func (t *handleTable) remove(fh uint64) handle {
 	defer t.mu.Unlock()
 	h := t.mu.open[fh]
 	delete(t.mu.open, fh)
+	if t.mu.removed != nil {
+		close(t.mu.removed)
+		t.mu.removed = nil
+	}
 	return h
 }
 
@@ -168,8 +173,9 @@ type fileHandle struct {
 	write   bool
 	past    bool // the kernel reads and writes by it past its page cache
 	owners  lockOwners
-	program int    // that opened it to write; a thread where that is enough
-	leave   func() // lets go of the index of a write-ahead log; or nil
+	program int          // that opened it to write; a thread where that is enough
+	leave   func()       // lets go of the index of a write-ahead log; or nil
+	flushed atomic.Int64 // when a descriptor of it was closed last, in nanoseconds; 0: never
 }
 
 func newFileHandle(a *openArea, write bool) *fileHandle {

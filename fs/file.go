@@ -233,6 +233,7 @@ func (b *bridge) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if !ok {
 		return fuse.OK
 	}
+	defer func() { h.flushed.Store(time.Now().UnixNano()) }()
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	r.breakable, r.flush = true, true
@@ -278,7 +279,8 @@ func (b *bridge) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 // Release comes when the last descriptor and the last mapping of a handle are gone. Nobody waits
 // for it.
 func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
-	h, ok := b.handles.remove(in.Fh).(*fileHandle)
+	defer b.handles.remove(in.Fh) // last: whoever waits for that waits for what is begun here next
+	h, ok := b.handles.get(in.Fh).(*fileHandle)
 	if !ok {
 		return
 	}

@@ -12,6 +12,7 @@ type tasks struct {
 	mu struct {
 		lockrank.Mutex
 		n      int
+		ends   uint64        // how many have ended
 		idle   chan struct{} // closed when n becomes 0
 		closed bool
 	}
@@ -39,6 +40,7 @@ func (t *tasks) run(f func()) {
 func (t *tasks) done() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.mu.ends++
 	if t.mu.n--; t.mu.n == 0 {
 		close(t.mu.idle)
 	}
@@ -59,6 +61,13 @@ func (t *tasks) settle(ctx context.Context) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// ended returns how many functions have ended.
+func (t *tasks) ended() uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.ends
 }
 
 // close waits until no function is running, and prevents further ones.
