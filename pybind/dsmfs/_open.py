@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import os
@@ -41,6 +42,7 @@ class PlaneWarning(UserWarning):
 
 
 _warned = threading.Lock()  # taken by the first warning, and never released
+_umasking = threading.Lock()  # held while the umask is another
 
 
 def open(
@@ -382,8 +384,14 @@ def _create_by_socket(draft: Location, path: str, settings: dict[str, str], plan
 
 
 def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
+    """Return the umask. It is not changed for that, since other threads may make files meanwhile."""
+    with contextlib.suppress(OSError), builtins.open("/proc/thread-self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"Umask:"):
+                return int(line.split()[1], 8)
+    with _umasking:  # /proc is not mounted
+        umask = os.umask(0o077)
+        os.umask(umask)
     return umask
 
 

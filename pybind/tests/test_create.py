@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import dsmfs
 import numpy as np
 import pytest
 from conftest import Program
-from dsmfs import _mounts, _rules
+from dsmfs import _mounts, _open, _rules
 from dsmfs._wire import Connection, Op
 
 
@@ -290,3 +291,34 @@ def test_elements_that_cannot_be_added_up(nodes: dsmfs.Cluster) -> None:
         os.setxattr(nodes[0].path, "user.dsm.merge", b"last")
     with pytest.raises(TypeError):
         nodes[0].create("x.npy", 3, object)
+
+
+def test_the_umask_stays_while_threads_ask_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.umask(0o027)
+    change = os.umask
+
+    def changed(umask: int) -> int:
+        old = change(umask)
+        os.sched_yield()  # other threads run meanwhile
+        return old
+
+    monkeypatch.setattr(os, "umask", changed)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+
+        def make(i: int) -> int:
+            seen = 0
+            for k in range(300):
+                assert _open._umask() == 0o027
+                fd = os.open(tmp_path / f"{i}.{k}", os.O_CREAT | os.O_WRONLY, 0o666)
+                seen |= os.fstat(fd).st_mode & 0o777
+                os.close(fd)
+            return seen
+
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(make, range(8))) == {0o640}
+    finally:
+        sys.setswitchinterval(interval)
+        left = os.umask(before)
+    assert left == 0o027
