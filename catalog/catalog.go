@@ -64,7 +64,7 @@ type Catalog struct {
 	yield    func(ino dsm.Ino, term uint64) (locks.Yield, bool)
 	log      *slog.Logger
 	// yieldTime is the constant, except in a test.
-	yieldTime time.Duration
+	yieldTime atomic.Int64
 
 	raft   *raft.Raft
 	trans  raftTransport
@@ -120,9 +120,10 @@ const (
 // New starts the replica. It knows nothing until Bootstrap or Join.
 func New(cfg Config) (*Catalog, error) {
 	c := &Catalog{
-		self: cfg.Self, caller: cfg.Caller, observer: cfg.Observer, belong: cfg.OnCluster, yield: cfg.Yield, log: cfg.Log, yieldTime: yieldTime,
+		self: cfg.Self, caller: cfg.Caller, observer: cfg.Observer, belong: cfg.OnCluster, yield: cfg.Yield, log: cfg.Log,
 		layer: newLayer(cfg.Streams, cfg.Self), logs: newLogStore(),
 	}
+	c.yieldTime.Store(int64(yieldTime))
 	c.life, c.end = context.WithCancel(context.Background())
 	c.mu.Init("catalog.Catalog")
 	c.mu.state = newState()

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"context"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/wire"
@@ -79,7 +80,7 @@ func (c *Catalog) askYield(ctx context.Context, k keeper) (y locks.Yield, ok boo
 		if s.id != k.node {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(ctx, c.yieldTime)
+		ctx, cancel := context.WithTimeout(ctx, time.Duration(c.yieldTime.Load()))
 		defer cancel()
 		reply, err := c.caller.Call(ctx, nodeAddr(s.id, s.addr), &wire.YieldLocks{Ino: k.ino, Term: k.term})
 		if r, is := reply.(*wire.LocksYielded); is && err == nil {

@@ -54,9 +54,9 @@ func TestLeaderAsksForLocks(t *testing.T) {
 			if x.name == "is silent" && has.leads() != 0 {
 				continue // it asks itself
 			}
-			leader.yieldTime = patience
+			leader.yieldTime.Store(int64(patience))
 			if x.name == "is silent" {
-				leader.yieldTime = yieldTime
+				leader.yieldTime.Store(int64(yieldTime))
 			}
 			has.yields.Store(&x.yield)
 			f, err := has.CreateTemp(ctx, dsm.RootIno, file)
@@ -71,7 +71,7 @@ func TestLeaderAsksForLocks(t *testing.T) {
 			ok(t, has.Unhold(ctx, f.Ino))
 			ok(t, wants.Unhold(ctx, f.Ino))
 		}
-		leader.yieldTime = patience
+		leader.yieldTime.Store(int64(patience))
 		yes := yields(func(_ dsm.Ino, term uint64) (locks.Yield, bool) { return locks.Yield{Term: term}, true })
 		has.yields.Store(&yes)
 		f, err := has.CreateTemp(ctx, dsm.RootIno, file)
