@@ -38,7 +38,7 @@ type attachment struct {
 		ended   bool
 		ranges  []*mappedRange
 		told    int64 // the largest size that the program has been told
-		unnamed bool  // PREPARE made the file, and NAME has given it no name yet
+		unnamed bool  // PREPARE made the file, and no NAME has given it a name or is doing so
 	}
 }
 

@@ -18,12 +18,12 @@ func (a *conn) create(ctx context.Context, q *request) (reply, error) {
 	if q.arg[0] > dsm.MaxAreaSize {
 		return reply{}, errs.E(errs.TooLarge, op, "")
 	}
+	var i dsm.Inode
 	dir, name, err := a.directory(ctx, path)
-	if err != nil {
-		return reply{}, err
+	if err == nil {
+		i, err = a.s.cfg.Mount.Create(ctx, &a.who.Credentials, dir, name,
+			dsm.Inode{Kind: dsm.KindFile, Perm: uint32(q.arg[1]) & 0o7777, Size: int64(q.arg[0])}, settings)
 	}
-	i, err := a.s.cfg.Mount.Create(ctx, &a.who.Credentials, dir, name,
-		dsm.Inode{Kind: dsm.KindFile, Perm: uint32(q.arg[1]) & 0o7777, Size: int64(q.arg[0])}, settings)
 	if errs.Is(err, errs.Exist) && q.arg[2] == 0 {
 		i, err = a.s.file(ctx, &a.who, path, dsm.MayRead|dsm.MayWrite)
 	}
@@ -103,10 +103,22 @@ func takeLayout(settings *[]dsm.Setting, offset uint64) (dsm.Layout, error) {
 func (x *attachment) giveName(ctx context.Context, path string) error {
 	x.mu.Lock()
 	unnamed := x.mu.unnamed
+	x.mu.unnamed = false // the file gets one name, whatever else the program asks for meanwhile
 	x.mu.Unlock()
 	if !unnamed {
 		return errs.E(errs.Invalid, "name", "only a file that PREPARE made, and that has no name yet, can be given one")
 	}
+	err := x.link(ctx, path)
+	if err != nil {
+		x.mu.Lock()
+		x.mu.unnamed = true
+		x.mu.Unlock()
+	}
+	return err
+}
+
+// link does what NAME does, for the only NAME under way.
+func (x *attachment) link(ctx context.Context, path string) error {
 	dir, name, err := x.conn.directory(ctx, path)
 	if err != nil {
 		return err
@@ -114,20 +126,27 @@ func (x *attachment) giveName(ctx context.Context, path string) error {
 	if err := x.area.Publish(ctx); err != nil {
 		return err
 	}
-	if _, err := x.conn.s.cfg.Mount.Link(ctx, x.file, dir.Ino, name); err != nil {
-		return err
+	m := x.conn.s.cfg.Mount
+	_, err = m.Link(ctx, x.file, dir.Ino, name)
+	if errs.Is(err, errs.Exist) { // perhaps an earlier NAME, which was not answered in time
+		if i, e := m.Lookup(ctx, dir.Ino, name); e == nil && i.Ino == x.file {
+			return nil
+		}
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.mu.unnamed = false
-	return nil
+	return err
 }
 
-// directory returns the directory in which the program wants to make a file, and the file's name.
+// directory returns the directory in which the program wants to make a file, and the file's name. As in
+// open(2), a file that exists needs no write permission for its directory: the error is errs.Exist then.
 func (a *conn) directory(ctx context.Context, path string) (dsm.Inode, string, error) {
 	dir, name, err := a.s.walk(ctx, &a.who, path)
 	if err == nil && !a.who.May(dir, dsm.MayWrite|dsm.MaySearch) {
-		err = errs.E(errs.Access, "create", "%s: no write permission for its directory", path)
+		switch _, err = a.s.cfg.Mount.Lookup(ctx, dir.Ino, name); {
+		case err == nil:
+			err = errs.E(errs.Exist, "create", "%s", path)
+		case errs.Is(err, errs.NotExist):
+			err = errs.E(errs.Access, "create", "%s: no write permission for its directory", path)
+		}
 	}
 	return dir, name, err
 }

@@ -4,9 +4,9 @@ import (
 	"context"
 	"log/slog"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,10 +21,12 @@ import (
 // told to do.
 type makingMount struct {
 	openMount
-	mu    sync.Mutex
-	done  []string
-	made  dsm.Inode
-	names []string
+	linked func() error // called when a file has got its name; nil: none
+	perm   uint32       // of the directory, if not all
+	mu     sync.Mutex
+	done   []string
+	made   dsm.Inode
+	names  map[string]dsm.Ino
 }
 
 func (m *makingMount) did(what string) {
@@ -43,8 +45,8 @@ func (m *makingMount) last() (made dsm.Inode, done string) {
 func (m *makingMount) Lookup(ctx context.Context, _ dsm.Ino, name string) (dsm.Inode, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if slices.Contains(m.names, name) {
-		return m.Getattr(ctx, dsm.RootIno+1)
+	if ino, ok := m.names[name]; ok {
+		return m.Getattr(ctx, ino)
 	}
 	return dsm.Inode{}, errs.E(errs.NotExist, "look up", "")
 }
@@ -53,7 +55,6 @@ func (*makingMount) CheckSetting(string) error { return nil }
 
 func (m *makingMount) CreateUnnamed(_ context.Context, _ *dsm.Credentials, _, n dsm.Inode, settings []dsm.Setting) (Area, dsm.Inode, error) {
 	m.did("create")
-	n.Ino = 7
 	for _, x := range settings {
 		var err error
 		if n.Spec, err = n.Spec.With(x.Key, x.Value); err != nil {
@@ -61,6 +62,7 @@ func (m *makingMount) CreateUnnamed(_ context.Context, _ *dsm.Credentials, _, n 
 		}
 	}
 	m.mu.Lock()
+	n.Ino = max(m.made.Ino+1, 7)
 	m.made = n
 	m.mu.Unlock()
 	return makingArea{m: m}, n, nil
@@ -69,12 +71,31 @@ func (m *makingMount) CreateUnnamed(_ context.Context, _ *dsm.Credentials, _, n 
 func (m *makingMount) Link(_ context.Context, ino, _ dsm.Ino, name string) (dsm.Inode, error) {
 	m.did("link")
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if ino != 7 || slices.Contains(m.names, name) {
-		return dsm.Inode{}, errs.E(errs.Exist, "link", "%s", name)
+	_, taken := m.names[name]
+	if !taken {
+		if m.names == nil {
+			m.names = make(map[string]dsm.Ino)
+		}
+		m.names[name] = ino
 	}
-	m.names = append(m.names, name)
-	return m.made, nil
+	i := m.made
+	m.mu.Unlock()
+	switch {
+	case taken:
+		return dsm.Inode{}, errs.E(errs.Exist, "link", "%s", name)
+	case m.linked != nil:
+		return i, m.linked()
+	}
+	return i, nil
+}
+
+func (m *makingMount) Getattr(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) {
+	i, err := m.openMount.Getattr(ctx, ino)
+	i.Ino = ino
+	if ino == dsm.RootIno && m.perm != 0 {
+		i.Perm = m.perm
+	}
+	return i, err
 }
 
 type makingArea struct {
@@ -84,10 +105,8 @@ type makingArea struct {
 
 func (a makingArea) Publish(context.Context) error { a.m.did("publish"); return nil }
 
-// TestFileIsNamedWhenItIsWhole: between PREPARE and NAME nobody can find the file. NAME publishes first. No other
-// attachment can be named, and a name that is taken is refused in both.
-func TestFileIsNamedWhenItIsWhole(t *testing.T) {
-	m := &makingMount{}
+// serve returns a program that is connected to a server of the mount.
+func (m *makingMount) serve(t *testing.T) testProgram {
 	h := &hostile{t: t, socket: filepath.Join(t.TempDir(), "attach")}
 	s, err := Listen(Config{
 		Mount: m, Log: slog.New(slog.DiscardHandler), Socket: h.socket, Tracking: uffd.Compare, Timeout: time.Minute, Life: t.Context(),
@@ -99,7 +118,14 @@ func TestFileIsNamedWhenItIsWhole(t *testing.T) {
 		s.Close()
 		m.background.Wait()
 	})
-	p := h.dial()
+	return h.dial()
+}
+
+// TestFileIsNamedWhenItIsWhole: between PREPARE and NAME nobody can find the file. NAME publishes first. No other
+// attachment can be named, and a name that is taken is refused in both.
+func TestFileIsNamedWhenItIsWhole(t *testing.T) {
+	m := &makingMount{}
+	p := m.serve(t)
 	prepare := func(payload string, offset uint64) (header, string) {
 		t.Helper()
 		return p.call(header{op: opPrepare, arg: [4]uint64{5000, 0o640, offset}}, payload)
@@ -151,5 +177,81 @@ func TestFileIsNamedWhenItIsWhole(t *testing.T) {
 	}
 	if e := name(second.attachment, "/v"); e != 0 {
 		t.Errorf("NAME after one that was refused: %v", e)
+	}
+}
+
+// TestOneNameAtOnce: of two NAMEs of one file at once the second is refused.
+func TestOneNameAtOnce(t *testing.T) {
+	first := make(chan struct{}, 1)
+	goOn := make(chan struct{})
+	var calls atomic.Int32
+	m := &makingMount{linked: func() error {
+		if calls.Add(1) == 1 {
+			first <- struct{}{}
+			<-goOn
+		}
+		return nil
+	}}
+	p := m.serve(t)
+	a, text := p.call(header{op: opPrepare, arg: [4]uint64{5000, 0o640}}, "/v\n")
+	if a.errno != 0 {
+		t.Fatalf("PREPARE: %v %s", a.errno, text)
+	}
+	if err := p.post(header{op: opName, attachment: a.attachment}, "/v"); err != nil {
+		t.Fatal(err)
+	}
+	<-first
+	if got, _ := p.call(header{op: opName, attachment: a.attachment}, "/w"); got.errno != unix.EINVAL {
+		t.Errorf("a second NAME meanwhile: %v", got.errno)
+	}
+	close(goOn)
+	if got, text := p.answer(); got.errno != 0 {
+		t.Errorf("the first NAME: %v %s", got.errno, text)
+	}
+}
+
+// TestNameAfterATimeout: a NAME that was not answered in time may have given the name. The next one says so.
+func TestNameAfterATimeout(t *testing.T) {
+	m := &makingMount{linked: func() error { return errs.E(errs.Timeout, "link", "") }}
+	p := m.serve(t)
+	prepare := func() uint64 {
+		a, text := p.call(header{op: opPrepare, arg: [4]uint64{5000, 0o640}}, "/v\n")
+		if a.errno != 0 {
+			t.Fatalf("PREPARE: %v %s", a.errno, text)
+		}
+		return a.attachment
+	}
+	a, other := prepare(), prepare()
+	for _, x := range []struct {
+		id   uint64
+		want unix.Errno
+	}{{a, unix.ETIMEDOUT}, {other, unix.EEXIST}, {a, 0}, {a, unix.EINVAL}} {
+		if got, text := p.call(header{op: opName, attachment: x.id}, "/v"); got.errno != x.want {
+			t.Errorf("NAME of attachment %d: %v %s, want %v", x.id, got.errno, text, x.want)
+		}
+	}
+}
+
+// TestExistingFileNeedsNoPermission: who may not write in a directory learns that a file exists, and may use it.
+func TestExistingFileNeedsNoPermission(t *testing.T) {
+	m := &makingMount{perm: 0o555, names: map[string]dsm.Ino{"w": 7}}
+	a := &conn{s: &Server{cfg: Config{Mount: m}}, who: program{Credentials: dsm.Credentials{UID: 1000, GID: 1000}}}
+	for _, x := range []struct {
+		what string
+		call func(context.Context, *request) (reply, error)
+		arg  uint64
+		path string
+		want errs.Kind
+	}{
+		{"CREATE", a.create, 0, "/w\n", errs.Other},
+		{"CREATE of a new file", a.create, 1, "/w\n", errs.Exist},
+		{"CREATE", a.create, 0, "/v\n", errs.Access},
+		{"PREPARE", a.prepare, 0, "/w\n", errs.Exist},
+		{"PREPARE", a.prepare, 0, "/v\n", errs.Access},
+	} {
+		q := &request{header: header{arg: [4]uint64{5000, 0o640, x.arg}}, payload: x.path}
+		if r, err := x.call(t.Context(), q); errs.KindOf(err) != x.want || (err == nil) != (x.want == errs.Other) || err == nil && r.arg[1] != 7 {
+			t.Errorf("%s %q: %+v, %v", x.what, x.path, r.arg, err)
+		}
 	}
 }
