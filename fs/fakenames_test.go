@@ -116,7 +116,8 @@ func (n *fakeNames) count(op string) int {
 func (n *fakeNames) held(ino dsm.Ino) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.nodes[ino].held
+	i := n.nodes[ino]
+	return i != nil && i.held
 }
 
 func (n *fakeNames) failWith(op string, err error) {

@@ -96,6 +96,35 @@ func (h *holds) made(ino dsm.Ino) {
 	}
 }
 
+// createHeld makes a file that this node holds. When ctx ends it returns, but the catalog may make the file
+// all the same. Nobody would give up that hold, so it is taken over when the answer comes.
+func (b *bridge) createHeld(ctx context.Context, change func(context.Context) (dsm.Inode, error)) (dsm.Inode, error) {
+	type result struct {
+		i   dsm.Inode
+		err error
+	}
+	answer, gone := make(chan result), make(chan struct{})
+	b.background.run(func() {
+		ctx, cancel := b.lasting()
+		defer cancel()
+		i, err := b.withRoom(ctx, func() (dsm.Inode, error) { return change(ctx) })
+		select {
+		case answer <- result{i, err}:
+		case <-gone:
+			if err == nil {
+				b.holds.made(i.Ino)
+			}
+		}
+	})
+	select {
+	case r := <-answer:
+		return r.i, r.err
+	case <-ctx.Done():
+		close(gone)
+		return dsm.Inode{}, errs.E(errs.Timeout, "create", "the catalog did not answer in time: %w", context.Cause(ctx))
+	}
+}
+
 // giveUp gives up the holds of areas some time later, unless they are open then. The caller has the
 // gates of the areas.
 func (h *holds) giveUp(areas ...*openArea) {

@@ -47,6 +47,69 @@ func TestCreateHoldsForTheAttach(t *testing.T) {
 	eventually(t, "what was attached is given up", func() bool { return !f.names.held(attached) })
 }
 
+// tardyNames is a catalog that makes each file after the program has gone.
+type tardyNames struct {
+	*fakeNames
+	asked, goOn chan struct{}
+	made        chan dsm.Ino
+}
+
+func (n tardyNames) late(ctx context.Context, create func() (dsm.Inode, error)) (dsm.Inode, error) {
+	n.asked <- struct{}{}
+	select {
+	case <-n.goOn:
+	case <-ctx.Done():
+	}
+	i, err := create()
+	n.made <- i.Ino
+	if ctx.Err() != nil { // it was proposed
+		return dsm.Inode{}, ctx.Err()
+	}
+	return i, err
+}
+
+func (n tardyNames) Create(ctx context.Context, dir dsm.Ino, name string, i dsm.Inode, hold bool, settings ...dsm.Setting) (dsm.Inode, error) {
+	return n.late(ctx, func() (dsm.Inode, error) { return n.fakeNames.Create(ctx, dir, name, i, hold, settings...) })
+}
+
+func (n tardyNames) CreateTemp(ctx context.Context, dir dsm.Ino, i dsm.Inode, settings ...dsm.Setting) (dsm.Inode, error) {
+	return n.late(ctx, func() (dsm.Inode, error) { return n.fakeNames.CreateTemp(ctx, dir, i, settings...) })
+}
+
+// TestFileOfAProgramThatHasGone: a file that the catalog makes when the program that wants it has gone is given up.
+func TestFileOfAProgramThatHasGone(t *testing.T) {
+	f := mountTest(t)
+	names := tardyNames{f.names, make(chan struct{}, 1), make(chan struct{}, 1), make(chan dsm.Ino, 1)}
+	m := attachMount{names, f.fs.b}
+	root, err := f.names.Getattr(t.Context(), dsm.RootIno)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := dsm.Inode{Kind: dsm.KindFile, Perm: 0o600, Size: 4096}
+	for what, create := range map[string]func(context.Context) error{
+		"with a name": func(ctx context.Context) error {
+			_, err := m.Create(ctx, &dsm.Credentials{}, root, "f", n, nil)
+			return err
+		},
+		"without a name": func(ctx context.Context) error {
+			_, _, err := m.CreateUnnamed(ctx, &dsm.Credentials{}, root, n, nil)
+			return err
+		},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			<-names.asked
+			cancel()
+		}()
+		if err := create(ctx); err == nil {
+			t.Errorf("%s: made for nobody", what)
+		}
+		names.goOn <- struct{}{}
+		ino := <-names.made
+		eventually(t, "a file "+what+" is given up", func() bool { return !f.names.held(ino) })
+	}
+}
+
 // TestRemovedFilesAreForgotten: nothing of a file stays in memory when the catalog has forgotten it, also if it does while
 // this node gives up its hold.
 func TestRemovedFilesAreForgotten(t *testing.T) {
