@@ -27,7 +27,8 @@ import (
 //
 // How long the first two take decides only whether the third is needed.
 type aliases struct {
-	mu struct {
+	limit time.Duration // aliasLimit, but for tests
+	mu    struct {
 		lockrank.Mutex
 		of  map[nodeID]*alias
 		at  map[place]nodeID
@@ -86,6 +87,7 @@ const maxDepth = 2048
 
 func (x *aliases) init() {
 	x.mu.Init("fs.aliases")
+	x.limit = aliasLimit
 	x.mu.of, x.mu.at, x.mu.now = make(map[nodeID]*alias), make(map[place]nodeID), make(map[dsm.Ino]nodeID)
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -26,7 +27,8 @@ func newKernel(t *testing.T) *kernel {
 	names := newFakeNames()
 	b := newBridge(Config{Names: names, FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
 	b.notify.server = slowCache{}
-	b.harvest.Stop() // no child looks
+	b.harvest.Stop()              // no child looks
+	b.aliases.limit = time.Minute // the machine may be slow
 	k := &kernel{T: t, b: b, names: names}
 	b.walksTwice = func(*request) bool { return !k.once }
 	return k
@@ -214,6 +216,7 @@ func TestMovedDirectoryIsToldInOrder(t *testing.T) {
 	k := newKernel(t)
 	c := lockedCache{free: make(chan struct{}), told: make(chan place, 1)}
 	k.b.notify.server = c
+	k.b.aliases.limit = aliasLimit
 	p, q := k.mkdir(dsm.RootIno, "p"), k.mkdir(dsm.RootIno, "q")
 	x := k.mkdir(p, "x")
 	k.lookup(1, nodeID(p), "x", x)
@@ -249,10 +252,47 @@ func TestMovedDirectoryIsToldInOrder(t *testing.T) {
 	if st := <-answer; !st.Ok() && st != fuse.Status(syscall.ESTALE) {
 		t.Error(st)
 	}
+	k.b.aliases.limit = time.Minute
 	k.move(q, "z", dsm.RootIno, "z")
 	if n := k.lookup(6, rootNode, "z", y); n != nodeID(y) {
 		t.Errorf("when the kernel has taken it in, a thread is told %#x", n)
 	}
+}
+
+// TestSecondWalkWaitsForTheChild also if what was moved is the first that the thread looks up.
+func TestSecondWalkWaitsForTheChild(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel(t)
+		c := lockedCache{free: make(chan struct{}), told: make(chan place, 1)}
+		k.b.notify.server = c
+		k.b.aliases.limit = aliasLimit
+		p, q := k.mkdir(dsm.RootIno, "p"), k.mkdir(dsm.RootIno, "q")
+		x := k.mkdir(p, "x")
+		k.lookup(1, nodeID(p), "x", x)
+		k.lookup(1, rootNode, "q", q)
+		k.move(p, "x", q, "x")
+		in := header(opLookup, 2, nodeID(q))
+		if st := k.b.Lookup(nil, &in, "x", new(fuse.EntryOut)); st != fuse.Status(syscall.ESTALE) {
+			t.Fatal(st)
+		}
+		looked := k.b.walks.begin(2)
+		go func() { // the child
+			<-time.After(50 * time.Millisecond)
+			close(c.free)
+			at := place{nodeID(q), "x"}
+			told := k.b.aliases.tell(x, at, theChild)
+			for told.leave != nil {
+				<-told.leave.done
+				told = k.b.aliases.tell(x, at, theChild)
+			}
+			k.b.aliases.settled(told.node, at)
+			looked()
+		}()
+		if n := k.lookup(2, nodeID(q), "x", x); n != nodeID(x) {
+			t.Errorf("in its second walk the thread is told of %#x, want %#x", n, x)
+		}
+		k.b.background.close()
+	})
 }
 
 // TestRenameByAnOldName: a rename(2) moves what the kernel had by the old name, which may be another than what has it by now. The daemon

@@ -17,7 +17,7 @@ func (b *bridge) toldOf(r *request, i dsm.Inode, p place, who func(*request) tel
 		return n, true
 	}
 	by := who(r)
-	limit := time.NewTimer(aliasLimit)
+	limit := time.NewTimer(b.aliases.limit)
 	defer limit.Stop()
 	for {
 		t := b.aliases.tell(i.Ino, p, by)

@@ -31,7 +31,7 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 		return fuse.EIO
 	}
 	wasDir := b.aliases.has(at)
-	if wasDir { // what a path leads through, as a rule
+	if wasDir || b.retries.has(r.tid) { // what a path leads through, as a rule, or what was moved
 		b.walks.wait(r, r.tid)
 	}
 	k := b.keep()
