@@ -22,6 +22,7 @@ const countAfter = 100 * time.Millisecond
 func (b *bridge) countSoon(a *openArea) {
 	if a.current().Recounts() {
 		a.uncounted.Store(true)
+		a.recounts.Store(0)
 	}
 	if !a.uncounted.Load() || b.countKnown(a) || !a.counting.CompareAndSwap(false, true) {
 		return
@@ -41,7 +42,7 @@ func (b *bridge) countNow(a *openArea) {
 
 // countRest counts what was to be counted later, because the filesystem is going away.
 func (b *bridge) countRest() {
-	for _, a := range b.opens.all(func(a *openArea) bool { return a.counting.Load() }) {
+	for _, a := range b.opens.all(func(a *openArea) bool { return a.counting.Load() || a.recounting.Load() }) {
 		b.countNow(a)
 	}
 }
@@ -193,12 +194,36 @@ func (b *bridge) countedAgain(counts []pageCount) {
 		pages, err := b.cfg.Areas.CountPages(ctx, c.area.id)
 		cancel()
 		if err == nil && pages == c.pages {
+			c.area.recounts.Store(0)
 			continue
 		}
 		if c.area.uncounted.Store(true); err == nil {
-			b.countSoon(c.area)
+			b.recount(c.area)
 		}
 	}
+}
+
+// maxRecount bounds how long a change that other nodes made waits to be counted here.
+const maxRecount = 5 * time.Second
+
+// recount has the pages counted once more. The node that goes on publishing counts as well, so this node does
+// so twice as late each time until it publishes something itself.
+func (b *bridge) recount(a *openArea) {
+	if a.current().Recounts() {
+		a.recounts.Store(0)
+	}
+	n := a.recounts.Add(1)
+	if n == 1 {
+		b.countSoon(a)
+		return
+	}
+	if !a.recounting.CompareAndSwap(false, true) {
+		return
+	}
+	time.AfterFunc(min(countAfter<<min(n-1, 10), maxRecount), func() {
+		a.recounting.Store(false)
+		b.countSoon(a)
+	})
 }
 
 // take returns what is to be entered next. If there is nothing run has to end.

@@ -160,6 +160,29 @@ func TestOlderCountIsPutRight(t *testing.T) {
 	}
 }
 
+// TestRecountsOfOtherNodesStores: the node that stored once changes the catalog seldom while another one goes on storing.
+func TestRecountsOfOtherNodesStores(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, names, a := counting(t, "f")
+		areas := b.cfg.Areas.(*fakeAreas)
+		b.countSoon(a)
+		areas.quiet.Store(true)
+		for range 6000 {
+			areas.pages.Add(1)
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := names.count("CountPages"); n > 20 {
+			t.Errorf("%d changes of the catalog in a minute", n)
+		}
+		time.Sleep(2 * maxRecount)
+		if in, err := names.Getattr(t.Context(), dsm.Ino(a.id)); err != nil || in.Pages != areas.pages.Load() {
+			t.Errorf("%d pages in the end, %v; want %d", in.Pages, err, areas.pages.Load())
+		}
+		b.background.close()
+		b.releases.close()
+	})
+}
+
 // slowCounts is a catalog that takes a second to enter counts.
 type slowCounts struct{ *fakeNames }
 

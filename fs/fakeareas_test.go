@@ -24,6 +24,7 @@ type fakeAreas struct {
 	areas map[dsm.AreaID]*fakeArea
 	// told says that areas know their number of pages; asked counts the calls of CountPages.
 	told  atomic.Bool
+	quiet atomic.Bool // this node publishes nothing
 	asked atomic.Int64
 }
 
@@ -321,7 +322,7 @@ func (a *fakeArea) NoticeDone(Notice) { a.update(func() { a.done++ }) }
 
 func (a *fakeArea) Version() dsm.Version { return 1 }
 
-func (a *fakeArea) Recounts() bool { return true }
+func (a *fakeArea) Recounts() bool { return !a.plane.quiet.Load() }
 
 func (a *fakeArea) Counted() (int64, bool) { return a.plane.pages.Load(), a.plane.told.Load() }
 

@@ -56,6 +56,9 @@ type openArea struct {
 	timed atomic.Uint64
 	// uncounted says that the number of pages with data may not be that in the catalog, counting that it is counted soon.
 	uncounted, counting atomic.Bool
+	// recounting says that it is to be counted later because of publishes of other nodes; recounts is how often it was in a row.
+	recounting atomic.Bool
+	recounts   atomic.Int32
 	// counted is when it last was, in nanoseconds.
 	counted atomic.Int64
 	// entering is how many counts are under way to the catalog.
