@@ -155,10 +155,10 @@ func (r *simRun) changeByte(n *simNode, p dsm.PageIndex) {
 		})
 		return
 	}
-	through := r.rng.IntN(2) == 0
-	if through && k.change != nil {
-		return
+	if k.change != nil {
+		return // also a write(2) past the page cache takes the lock of the inode
 	}
+	through := r.rng.IntN(2) == 0
 	r.bytes[off] = r.seen.store(off)
 	delete(r.maybe, off)
 	if through {
