@@ -111,8 +111,7 @@ func TestDeadHome(t *testing.T) {
 				t.Error("the extent with a living home is not published")
 			}
 			// Without what was lost the area is as any other.
-			s.resize(0)
-			s.catchUp()
+			s.resized(0)
 			s.drain()
 			for _, f := range []*failing{
 				{what: "open", call: func(ctx context.Context) error { _, err := living.node.Open(ctx, simArea, false); return err }},

@@ -101,8 +101,7 @@ func TestResidencyBySnapshot(t *testing.T) {
 		n.open(true)
 		for _, kind := range []dsm.Residency{dsm.ResidencyDemand, dsm.ResidencyFull} {
 			if c.from > 0 {
-				s.resize(c.from)
-				s.catchUp()
+				s.resized(c.from)
 				put(t, n, 5)
 				publish(n)
 				s.rested()

@@ -93,14 +93,10 @@ func TestStoreToAPageReadPastTheEnd(t *testing.T) {
 	const p = dsm.ExtentPages
 	s, _, replica := pairOf(t, onDemand(dsm.Inode{Size: 2 * dsm.ExtentSize}))
 	replica.kernel.deaf = true
-	resize := func(size int64) {
-		s.resize(size)
-		s.catchUp()
-	}
-	resize(dsm.ExtentSize)
+	s.resized(dsm.ExtentSize)
 	replica.kernel.readPast(p)
-	resize(dsm.ExtentSize - dsm.PageSize)
-	resize(2 * dsm.ExtentSize)
+	s.resized(dsm.ExtentSize - dsm.PageSize)
+	s.resized(2 * dsm.ExtentSize)
 	c := replica.kernel.cache[p]
 	c.data[0], c.dirty = 7, true
 	replica.kernel.harvest(1)
@@ -115,13 +111,11 @@ func TestStoreToAPageReadPastTheEnd(t *testing.T) {
 func TestRefusedStoreToAPageThatIsNotHere(t *testing.T) {
 	const extents = 66 // what is kept, and two more
 	s, _, replica := pairOf(t, onDemand(dsm.Inode{Size: extents * dsm.ExtentSize}))
-	s.resize(dsm.ExtentSize)
-	s.catchUp()
+	s.resized(dsm.ExtentSize)
 	past := make([]byte, (extents-1)*dsm.ExtentSize)
 	replica.area.step(func() { replica.area.readLocked(past, dsm.ExtentSize) })
 	s.resize(dsm.ExtentSize - dsm.PageSize)
-	s.resize(extents * dsm.ExtentSize)
-	s.catchUp()
+	s.resized(extents * dsm.ExtentSize)
 	refused := 0
 	for e := int64(1); e < extents; e++ {
 		off := e * dsm.ExtentSize

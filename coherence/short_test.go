@@ -31,8 +31,7 @@ func TestMemoryThatDoesNotGrow(t *testing.T) {
 			var log bytes.Buffer
 			home.node.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
 			home.starving.Store(true)
-			s.resize(2 * dsm.ExtentSize)
-			s.catchUp()
+			s.resized(2 * dsm.ExtentSize)
 			s.drain()
 
 			a, past, b := home.area, int64(dsm.ExtentSize), make([]byte, 8)
@@ -99,8 +98,7 @@ func TestStoresAcrossTheEndOfMemory(t *testing.T) {
 				n := s.nodes[0]
 				n.open(true)
 				n.starving.Store(true)
-				s.resize(3 * dsm.PageSize)
-				s.catchUp()
+				s.resized(3 * dsm.PageSize)
 				stored := bytes.Repeat([]byte{7}, 3*dsm.PageSize)
 				if err := n.area.WriteBack(stored, 0); errs.KindOf(err) != errs.NoSpace {
 					t.Errorf("a store past the memory: %v, want ENOSPC", err)
@@ -123,8 +121,7 @@ func TestHandoverToAShortArea(t *testing.T) {
 		to.open(false)
 		replica.open(true)
 		to.starving.Store(true)
-		s.resize(2 * dsm.ExtentSize)
-		s.catchUp()
+		s.resized(2 * dsm.ExtentSize)
 		if err := replica.area.WriteAt(t.Context(), []byte{7}, dsm.ExtentSize); err != nil {
 			t.Fatal(err)
 		}
@@ -140,6 +137,36 @@ func TestHandoverToAShortArea(t *testing.T) {
 		}
 		if x := to.area.mu.home.extents[1]; x == nil || to.area.mu.mem.Home(dsm.ExtentPages)[0] != 7 {
 			t.Error("the extent is not at its new home")
+		}
+	})
+}
+
+// TestResidencyOfAShortArea: the residency changes, by way of an empty area, and the memory for what the area has afterwards cannot
+// be made. What others ask for meanwhile waits for it.
+func TestResidencyOfAShortArea(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, dsm.Inode{Size: dsm.ExtentSize})
+		home, other := s.nodes[0], s.nodes[1]
+		home.open(false)
+		home.starving.Store(true)
+		s.changeRules(func(ino *dsm.Inode) { ino.Spec.Residency = dsm.ResidencyDemand })
+		s.catchUp()
+		other.find()
+		other.startOpen(true)
+		if err := other.area.WriteAt(t.Context(), []byte{7}, 0); err != nil {
+			t.Fatal(err)
+		}
+		s.drain()
+		home.starving.Store(false)
+		<-time.After(shortRetry)
+		s.drain()
+		publish(other)
+		s.drain()
+		if ino := home.area.mu.ino; ino != home.ino {
+			t.Errorf("the area has become %+v, want %+v", ino, home.ino)
+		}
+		if x := home.area.mu.home.extents[0]; x == nil || home.area.mu.mem.Home(0)[0] != 7 {
+			t.Error("the publish is lost")
 		}
 	})
 }
@@ -162,8 +189,7 @@ func TestDraftThatDoesNotGrow(t *testing.T) {
 			}
 			return resize(mem, size)
 		}
-		s.resize(2 * dsm.ExtentSize)
-		s.catchUp()
+		s.resized(2 * dsm.ExtentSize)
 		if size := n.area.mu.mem.Size(); size != dsm.ExtentSize {
 			t.Errorf("the area has %d bytes, and the draft %d", size, dsm.ExtentSize)
 		}

@@ -33,14 +33,12 @@ func TestWritePastAShrunkEnd(t *testing.T) {
 			s := newSim(t, 1, 1, dsm.Inode{Size: 2 * dsm.ExtentSize})
 			n := s.nodes[0]
 			n.open(true)
-			s.resize(c.size)
-			s.catchUp()
+			s.resized(c.size)
 			if err := n.area.WriteAt(context.Background(), []byte(c.data), c.off); err != nil {
 				t.Fatal(err)
 			}
 			publish(n)
-			s.resize(2 * dsm.ExtentSize)
-			s.catchUp()
+			s.resized(2 * dsm.ExtentSize)
 			s.rested()
 			got := make([]byte, len(c.data))
 			n.area.mu.mem.ReadWorking(got, c.off)
@@ -65,13 +63,9 @@ func TestCutOfStoresThatWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, _, replica := pairOf(t, onDemand(dsm.Inode{Size: end}))
 			replica.kernel.deaf = true
-			resize := func(size int64) {
-				s.resize(size)
-				s.catchUp()
-			}
-			resize(dsm.ExtentSize)
+			s.resized(dsm.ExtentSize)
 			replica.kernel.readPast(p)
-			resize(end)
+			s.resized(end)
 			page := replica.kernel.cache[p]
 			store := func(i int, v byte) {
 				page.data[i], page.dirty = v, true
@@ -80,8 +74,8 @@ func TestCutOfStoresThatWait(t *testing.T) {
 			for i := range 20 {
 				store(i, 7)
 			}
-			resize(c.cut)
-			resize(end)
+			s.resized(c.cut)
+			s.resized(end)
 			store(30, 8)
 			s.drain()
 			want := make([]byte, 31)
@@ -105,8 +99,7 @@ func TestWriteDirectPastAShrunkEnd(t *testing.T) {
 		s, home, replica := pairOf(t, dsm.Inode{Size: 2 * dsm.PageSize})
 		replica.kernel.deaf = true
 		for _, size := range []int64{dsm.PageSize, 2 * dsm.PageSize} {
-			s.resize(size)
-			s.catchUp()
+			s.resized(size)
 			if size == dsm.PageSize {
 				if _, err := replica.area.ReadAt(t.Context(), make([]byte, dsm.PageSize), dsm.PageSize); err != nil {
 					t.Fatal(err)
@@ -130,4 +123,28 @@ func TestWriteDirectPastAShrunkEnd(t *testing.T) {
 			t.Errorf("memory has %d and %d, want 9 and 7", b[0], b[100])
 		}
 	})
+}
+
+// TestCutBelowStoresThatWait: a page is written as a whole and stored to while it is not here, and then another node cuts it in the
+// middle. The kernel has been answered for both: when the page comes, what lies before the cut is there.
+func TestCutBelowStoresThatWait(t *testing.T) {
+	const end, off, cut = 2 * dsm.ExtentSize, dsm.ExtentSize, 1000
+	s, _, replica := pairOf(t, onDemand(dsm.Inode{Size: end}))
+	replica.kernel.deaf = true
+	data := bytes.Repeat([]byte{1}, dsm.PageSize)
+	if err := replica.area.WriteAt(t.Context(), data, off); err != nil {
+		t.Fatal(err)
+	}
+	data[5] = 9
+	if err := replica.area.WriteBack(data, off); err != nil {
+		t.Fatal(err)
+	}
+	s.resized(off + cut)
+	s.resized(end)
+	s.drain()
+	clear(data[cut:])
+	got := make([]byte, dsm.PageSize)
+	if replica.area.mu.mem.ReadWorking(got, off); !bytes.Equal(got, data) {
+		t.Errorf("byte 5 is %d, byte %d is %d; want 9 and 0", got[5], cut, got[cut])
+	}
 }

@@ -51,6 +51,12 @@ func (s *sim) catchUp() {
 	}
 }
 
+// resized changes the size for every node.
+func (s *sim) resized(size int64) {
+	s.resize(size)
+	s.catchUp()
+}
+
 // deliverAll delivers what is on a link until nothing is.
 func (s *sim) deliverAll(k link) {
 	for len(s.net[k]) > 0 {

@@ -79,10 +79,8 @@ func TestStoresThatWereCutOff(t *testing.T) {
 				if err := n.area.WriteAt(t.Context(), bytes.Repeat([]byte{7}, 100), 50); err != nil {
 					t.Fatal(err)
 				}
-				s.resize(100)
-				s.catchUp()
-				s.resize(dsm.PageSize)
-				s.catchUp()
+				s.resized(100)
+				s.resized(dsm.PageSize)
 				s.until("the page", func() bool { return n.here(0) })
 				publish(n)
 				s.drain()

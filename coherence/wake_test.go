@@ -257,8 +257,7 @@ func TestWaitForCutHome(t *testing.T) {
 				go func() { w.done <- wait(ctx) }()
 				synctest.Wait()
 				clear(s.net)
-				s.resize(0)
-				s.catchUp()
+				s.resized(0)
 				synctest.Wait()
 				n.node.SessionReset(s.nodes[0].id)
 				for synctest.Wait(); s.deliver(); synctest.Wait() {
