@@ -43,6 +43,15 @@ func (k *kernel) mkdir(dir dsm.Ino, name string) dsm.Ino {
 	return i.Ino
 }
 
+// known returns two directories, and one in the first that the kernel knows.
+func (k *kernel) known() (p, q, x dsm.Ino) {
+	k.Helper()
+	p, q = k.mkdir(dsm.RootIno, "p"), k.mkdir(dsm.RootIno, "q")
+	x = k.mkdir(p, "x")
+	k.lookup(1, nodeID(p), "x", x)
+	return p, q, x
+}
+
 // move renames on another node.
 func (k *kernel) move(dir dsm.Ino, name string, newDir dsm.Ino, newName string) {
 	k.Helper()
@@ -162,9 +171,7 @@ func TestMovedDirectory(t *testing.T) {
 // TestMovedDirectoryInACallThatLooksOnce: such a call would fail where the kernel cannot move the directory.
 func TestMovedDirectoryInACallThatLooksOnce(t *testing.T) {
 	k := newKernel(t)
-	p, q := k.mkdir(dsm.RootIno, "p"), k.mkdir(dsm.RootIno, "q")
-	x := k.mkdir(p, "x")
-	k.lookup(1, nodeID(p), "x", x)
+	p, q, x := k.known()
 	k.move(p, "x", q, "x")
 	k.once = true
 	if n := k.lookup(2, nodeID(q), "x", x); n == nodeID(x) {
@@ -175,9 +182,7 @@ func TestMovedDirectoryInACallThatLooksOnce(t *testing.T) {
 // TestMovedDirectoryAfterStale: the kernel walks a path twice for one call, not for each reason.
 func TestMovedDirectoryAfterStale(t *testing.T) {
 	k := newKernel(t)
-	p, q := k.mkdir(dsm.RootIno, "p"), k.mkdir(dsm.RootIno, "q")
-	x := k.mkdir(p, "x")
-	k.lookup(1, nodeID(p), "x", x)
+	p, q, x := k.known()
 	k.move(p, "x", q, "x")
 	gone := errs.E(errs.NotExist, "x", "")
 	if got := k.b.walkStatus(2, gone); got != fuse.Status(syscall.ESTALE) {
@@ -217,9 +222,7 @@ func TestMovedDirectoryIsToldInOrder(t *testing.T) {
 	c := lockedCache{free: make(chan struct{}), told: make(chan place, 1)}
 	k.b.notify.server = c
 	k.b.aliases.limit = aliasLimit
-	p, q := k.mkdir(dsm.RootIno, "p"), k.mkdir(dsm.RootIno, "q")
-	x := k.mkdir(p, "x")
-	k.lookup(1, nodeID(p), "x", x)
+	p, q, x := k.known()
 	k.move(p, "x", p, "y")
 	if n := k.lookup(1, nodeID(p), "y", x); n != nodeID(x) {
 		t.Errorf("a directory that stays in its own is told as %#x", n)
@@ -266,9 +269,7 @@ func TestSecondWalkWaitsForTheChild(t *testing.T) {
 		c := lockedCache{free: make(chan struct{}), told: make(chan place, 1)}
 		k.b.notify.server = c
 		k.b.aliases.limit = aliasLimit
-		p, q := k.mkdir(dsm.RootIno, "p"), k.mkdir(dsm.RootIno, "q")
-		x := k.mkdir(p, "x")
-		k.lookup(1, nodeID(p), "x", x)
+		p, q, x := k.known()
 		k.lookup(1, rootNode, "q", q)
 		k.move(p, "x", q, "x")
 		in := header(opLookup, 2, nodeID(q))
@@ -338,9 +339,7 @@ func TestRenameByAnOldName(t *testing.T) {
 // TestForgottenNumber: a number is free again when the kernel has forgotten all it was told of it.
 func TestForgottenNumber(t *testing.T) {
 	k := newKernel(t)
-	p, q := k.mkdir(dsm.RootIno, "p"), k.mkdir(dsm.RootIno, "q")
-	x := k.mkdir(p, "x")
-	k.lookup(1, nodeID(p), "x", x)
+	p, q, x := k.known()
 	k.lookup(1, nodeID(p), "x", x)
 	k.b.Forget(uint64(x), 1)
 	k.move(p, "x", q, "x")

@@ -102,24 +102,14 @@ func TestToldPagesAreEnteredAtOnce(t *testing.T) {
 func TestLaterCountStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		names := newFakeNames()
-		areas := newFakeAreas(names)
-		slow := &slowCounts{names}
-		b := newBridge(Config{Names: slow, Areas: areas, FaultTimeout: time.Minute})
-		in, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Size: 2 * dsm.PageSize}, true)
-		if err != nil {
-			t.Fatal(err)
-		}
-		a := newOpenArea(in.Area())
-		if a.mu.area, err = areas.Open(t.Context(), a.id, true); err != nil {
-			t.Fatal(err)
-		}
-		areas.pages.Store(1)
+		b, a := countingBy(t, &slowCounts{names}, names, "f")
+		areas := b.cfg.Areas.(*fakeAreas)
 		b.counted(t.Context(), a)
 		time.Sleep(gatherCounts + countsTake/2)
 		areas.pages.Store(0)
 		b.counted(t.Context(), a)
 		time.Sleep(time.Minute)
-		if in, err = names.Getattr(t.Context(), in.Ino); err != nil || in.Pages != 0 {
+		if in, err := names.Getattr(t.Context(), dsm.Ino(a.id)); err != nil || in.Pages != 0 {
 			t.Errorf("%d pages, %v", in.Pages, err)
 		}
 		b.releases.close()
@@ -132,27 +122,18 @@ func TestOlderCountIsPutRight(t *testing.T) {
 	for _, told := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			names := newFakeNames()
-			areas := newFakeAreas(names)
-			b := newBridge(Config{Names: &slowCounts{names}, Areas: areas, FaultTimeout: time.Minute})
-			in, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Size: 2 * dsm.PageSize}, true)
-			if err != nil {
-				t.Fatal(err)
-			}
-			a := newOpenArea(in.Area())
-			if a.mu.area, err = areas.Open(t.Context(), a.id, true); err != nil {
-				t.Fatal(err)
-			}
-			areas.pages.Store(1)
+			b, a := countingBy(t, &slowCounts{names}, names, "f")
+			areas, ino := b.cfg.Areas.(*fakeAreas), dsm.Ino(a.id)
 			areas.told.Store(told)
 			b.countSoon(a)
 			time.Sleep(countAfter + gatherCounts + countsTake/2)
 			areas.pages.Store(2)
 			areas.told.Store(false)
-			if err := names.CountPages(t.Context(), dsm.PageCount{Ino: in.Ino, Pages: 2}); err != nil {
+			if err := names.CountPages(t.Context(), dsm.PageCount{Ino: ino, Pages: 2}); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Minute)
-			if in, err = names.Getattr(t.Context(), in.Ino); err != nil || in.Pages != 2 {
+			if in, err := names.Getattr(t.Context(), ino); err != nil || in.Pages != 2 {
 				t.Errorf("%d pages, %v; want 2", in.Pages, err)
 			}
 			b.releases.close()
@@ -196,10 +177,16 @@ func (s *slowCounts) CountPages(ctx context.Context, counts ...dsm.PageCount) er
 // counting returns a bridge and a file of the name that a program has open, of which a page is to be counted.
 func counting(t *testing.T, name string) (*bridge, *fakeNames, *openArea) {
 	names := newFakeNames()
+	b, a := countingBy(t, names, names, name)
+	return b, names, a
+}
+
+// countingBy is counting with a catalog that is called in place of names.
+func countingBy(t *testing.T, by Names, names *fakeNames, name string) (*bridge, *openArea) {
 	areas := newFakeAreas(names)
 	areas.pages.Store(1)
-	b := newBridge(Config{Names: names, Areas: areas, FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
-	in, err := names.Create(t.Context(), dsm.RootIno, name, dsm.Inode{Kind: dsm.KindFile, Size: 100}, true)
+	b := newBridge(Config{Names: by, Areas: areas, FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
+	in, err := names.Create(t.Context(), dsm.RootIno, name, dsm.Inode{Kind: dsm.KindFile, Size: 2 * dsm.PageSize}, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +194,7 @@ func counting(t *testing.T, name string) (*bridge, *fakeNames, *openArea) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return b, names, a
+	return b, a
 }
 
 // TestUnmountCounts: the pages of the last change are counted and entered before an unmount is done.

@@ -110,14 +110,20 @@ func TestNoYield(t *testing.T) {
 	}
 }
 
-// TestResetTellsOfYield: a node that missed what became of a file that it had yielded asks for a lock like any other.
-func TestResetTellsOfYield(t *testing.T) {
-	c := newBench(t, 2)
-	a, b := c.members[0], c.members[1]
+// yielded returns two nodes: the first has yielded a file, which the second has opened, and hears no news until it is reset.
+func yielded(t *testing.T) (c *bench, a, b *member) {
+	c = newBench(t, 2)
+	a, b = c.members[0], c.members[1]
 	a.open(1, true)
 	a.lockOnce(1)
 	c.hold(a)
 	b.open(1, false)
+	return c, a, b
+}
+
+// TestResetTellsOfYield: a node that missed what became of a file that it had yielded asks for a lock like any other.
+func TestResetTellsOfYield(t *testing.T) {
+	c, a, b := yielded(t)
 	b.must(1, lock(b.owner(1), Write, 0, 9))
 	c.resume(a)
 	a.refused(1, lock(a.owner(1), Write, 5, 5), errs.WouldBlock)
@@ -126,12 +132,7 @@ func TestResetTellsOfYield(t *testing.T) {
 // TestResetTellsOfRecallAfterYield: a node that missed that it has the locks again, which it had yielded, and that they are
 // recalled again, surrenders them.
 func TestResetTellsOfRecallAfterYield(t *testing.T) {
-	c := newBench(t, 2)
-	a, b := c.members[0], c.members[1]
-	a.open(1, true)
-	a.lockOnce(1)
-	c.hold(a)
-	b.open(1, false)
+	c, a, b := yielded(t)
 	b.lockOnce(1)
 	y := a.yieldFor(1)
 	err := b.command(t.Context(), func(k *Book) ([]Event, error) { return k.Open(1, a.id, false, y), nil })

@@ -10,19 +10,14 @@ import (
 
 // create makes a file for the program, as creat(2) on a mount would.
 func (a *conn) create(ctx context.Context, q *request) (reply, error) {
-	const op = "create"
-	path, settings, err := a.s.parseCreate(q.payload)
+	path, n, settings, err := a.s.wanted(q)
 	if err != nil {
 		return reply{}, err
-	}
-	if q.arg[0] > dsm.MaxAreaSize {
-		return reply{}, errs.E(errs.TooLarge, op, "")
 	}
 	var i dsm.Inode
 	dir, name, err := a.directory(ctx, path)
 	if err == nil {
-		i, err = a.s.cfg.Mount.Create(ctx, &a.who.Credentials, dir, name,
-			dsm.Inode{Kind: dsm.KindFile, Perm: uint32(q.arg[1]) & 0o7777, Size: int64(q.arg[0])}, settings)
+		i, err = a.s.cfg.Mount.Create(ctx, &a.who.Credentials, dir, name, n, settings)
 	}
 	if errs.Is(err, errs.Exist) && q.arg[2] == 0 {
 		i, err = a.s.file(ctx, &a.who, path, dsm.MayRead|dsm.MayWrite)
@@ -36,16 +31,11 @@ func (a *conn) create(ctx context.Context, q *request) (reply, error) {
 // prepare makes a file that has no name yet, for the program to fill, and attaches it. A file that
 // is not named before the program ends, or the node, is gone with it.
 func (a *conn) prepare(ctx context.Context, q *request) (reply, error) {
-	const op = "create"
-	path, settings, err := a.s.parseCreate(q.payload)
+	path, n, settings, err := a.s.wanted(q)
 	if err != nil {
 		return reply{}, err
 	}
-	if q.arg[0] > dsm.MaxAreaSize {
-		return reply{}, errs.E(errs.TooLarge, op, "")
-	}
-	layout, err := takeLayout(&settings, q.arg[2])
-	if err != nil {
+	if n.Layout, err = takeLayout(&settings, q.arg[2]); err != nil {
 		return reply{}, err
 	}
 	dir, name, err := a.directory(ctx, path)
@@ -54,15 +44,14 @@ func (a *conn) prepare(ctx context.Context, q *request) (reply, error) {
 	}
 	switch _, err := a.s.cfg.Mount.Lookup(ctx, dir.Ino, name); { // the program learns it before it has done its work
 	case err == nil:
-		return reply{}, errs.E(errs.Exist, op, "%s", path)
+		return reply{}, errs.E(errs.Exist, "create", "%s", path)
 	case !errs.Is(err, errs.NotExist):
 		return reply{}, err
 	}
 	if err := a.s.attached(a.user); err != nil {
 		return reply{}, err
 	}
-	area, i, err := a.s.cfg.Mount.CreateUnnamed(ctx, &a.who.Credentials, dir,
-		dsm.Inode{Kind: dsm.KindFile, Perm: uint32(q.arg[1]) & 0o7777, Size: int64(q.arg[0]), Layout: layout}, settings)
+	area, i, err := a.s.cfg.Mount.CreateUnnamed(ctx, &a.who.Credentials, dir, n, settings)
 	if err != nil {
 		a.s.endAttachment(a.user)
 		return reply{}, err
@@ -149,6 +138,15 @@ func (a *conn) directory(ctx context.Context, path string) (dsm.Inode, string, e
 		}
 	}
 	return dir, name, err
+}
+
+// wanted returns the path of the file that CREATE or PREPARE asks for, what it is to be, and its settings.
+func (s *Server) wanted(q *request) (path string, n dsm.Inode, settings []dsm.Setting, err error) {
+	if q.arg[0] > dsm.MaxAreaSize {
+		return "", n, nil, errs.E(errs.TooLarge, "create", "")
+	}
+	path, settings, err = s.parseCreate(q.payload)
+	return path, dsm.Inode{Kind: dsm.KindFile, Perm: uint32(q.arg[1]) & 0o7777, Size: int64(q.arg[0])}, settings, err
 }
 
 // parseCreate splits the payload of CREATE: a path, then lines "key value", each ended by a
