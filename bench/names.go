@@ -1,9 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -32,7 +34,7 @@ func bare(s *stage, n *harness.Node) (mount string, err error) {
 }
 
 // filesRow makes many files in one directory, each after the other, at the node that leads the catalog and at one that does
-// not, and lists them at the latter as ls -l does.
+// not, and lists them at the latter as ls -l does. Four programs, each in a directory of its own, make as many.
 func filesRow(o options) ([]line, error) {
 	count, entries, rounds := o.pick(5000, 500), o.pick(20000, 500), min(o.rounds, 3)
 	var lines []line
@@ -43,35 +45,57 @@ func filesRow(o options) ([]line, error) {
 			return err
 		}
 		round := 0
-		filled := func(n *harness.Node, count, size int) (dir string, each float64, err error) {
+		fresh := func(n *harness.Node) (dir string, err error) {
 			round++
 			dir = filepath.Join(n.Mount, fmt.Sprint("d", round))
 			if res := n.Run(patience, "mkdir", dir); res.Err != nil {
-				return dir, 0, fmt.Errorf("mkdir: %w: %s", res.Err, res.Stderr)
+				return dir, fmt.Errorf("mkdir: %w: %s", res.Err, res.Stderr)
 			}
-			each, err = one(n, "create-files", dir, "f", count, size)
-			return dir, each, err
-		}
-		create := func(n *harness.Node, size int) func() (float64, error) {
-			return func() (float64, error) {
-				_, each, err := filled(n, count, size)
-				return each, err
-			}
+			return dir, nil
 		}
 		for _, x := range []struct {
 			name string
 			n    *harness.Node
 		}{{"a node that does not lead", c.Node(2)}, {"the leader", c.Node(1)}} {
 			for _, size := range []int{0, 100} {
-				l := line{Name: fmt.Sprintf("create one of %d files of %d bytes, 3 nodes, %s", count, size, x.name), Unit: "ns", Measure: "bare FUSE"}
-				l.Value, l.Yardstick, err = interleave(rounds, create(x.n, size), func() (float64, error) {
+				what := fmt.Sprintf("create one of %d files of %d bytes, 3 nodes, %s", count, size, x.name)
+				alone := line{Name: what, Unit: "ns", Measure: "bare FUSE, and one chmod"}
+				var used, several []float64
+				alone.Value, alone.Yardstick, err = interleave(rounds, func() (float64, error) {
+					dir, err := fresh(x.n)
+					if err != nil {
+						return 0, err
+					}
+					before := c.CPU()
+					each, err := one(x.n, "create-files", dir, "f", count, size)
+					used = append(used, float64(c.CPU()-before)/float64(count))
+					if err != nil {
+						return 0, err
+					}
+					four, err := atOnce(x.n, fresh, 4, count/4, size)
+					several = append(several, four)
+					return each, err
+				}, func() (float64, error) {
 					round++
-					return one(c.Node(1), "create-files", yard, fmt.Sprintf("f%d-", round), count, size)
+					made, err := one(c.Node(1), "create-files", yard, fmt.Sprintf("f%d-", round), count, size)
+					if err != nil {
+						return 0, err
+					}
+					dir, err := fresh(x.n)
+					if err != nil {
+						return 0, err
+					}
+					changed, err := one(x.n, "set-modes", dir, count)
+					return made + changed, err
 				})
 				if err != nil {
 					return err
 				}
-				lines = append(lines, l.judge())
+				cores := float64(runtime.NumCPU()) * float64(time.Second) / 3000
+				lines = append(lines, alone.judge(),
+					line{Name: what + ", four programs", Unit: "ns", Value: spreadOf(several), Yardstick: alone.Value, Measure: "one program"}.judge(),
+					line{Name: what + ", processor time of the daemons", Unit: "ns", Value: spreadOf(used),
+						Yardstick: spread{cores, cores, cores}, Measure: "all processors, at 3000 a second"}.judge())
 			}
 		}
 		n := c.Node(2)
@@ -83,8 +107,11 @@ func filesRow(o options) ([]line, error) {
 		if _, err := one(n, "create-files", shm, "f", entries, 100); err != nil {
 			return err
 		}
-		listed, _, err := filled(c.Node(1), entries, 100)
+		listed, err := fresh(c.Node(1))
 		if err != nil {
+			return err
+		}
+		if _, err := one(c.Node(1), "create-files", listed, "f", entries, 100); err != nil {
 			return err
 		}
 		list := func(dir string) func() (float64, error) {
@@ -103,4 +130,29 @@ func filesRow(o options) ([]line, error) {
 		return err
 	})
 	return lines, err
+}
+
+// atOnce has several programs make so many files each at once, each in a directory of its own, and returns what one file took by the clock.
+func atOnce(n *harness.Node, fresh func(*harness.Node) (string, error), programs, count, size int) (float64, error) {
+	var dirs []string
+	for range programs {
+		dir, err := fresh(n)
+		if err != nil {
+			return 0, err
+		}
+		dirs = append(dirs, dir)
+	}
+	began := time.Now()
+	failed := make(chan error, programs)
+	for _, dir := range dirs {
+		go func() {
+			_, err := one(n, "create-files", dir, "f", count, size)
+			failed <- err
+		}()
+	}
+	var err error
+	for range programs {
+		err = errors.Join(err, <-failed)
+	}
+	return float64(time.Since(began)) / float64(programs*count), err
 }

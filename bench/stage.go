@@ -75,7 +75,7 @@ func act(row func(s *stage) error) (err error) {
 	return row(s)
 }
 
-const patience = 3 * time.Minute
+const patience = 10 * time.Minute
 
 // numbers runs a verb of the benchmark client at a node and returns the numbers it printed.
 func numbers(n *harness.Node, verb string, args ...any) ([]float64, error) {

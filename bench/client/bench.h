@@ -30,6 +30,7 @@ void sweep(char **a);
 void hold_areas(char **a);
 void hold_file(char **a);
 void create_files(char **a);
+void set_modes(char **a);
 void page_latency(char **a);
 void lock_unlock(char **a);
 void lock_first(char **a);

@@ -36,3 +36,14 @@ void create_files(char **a)
 	printf("%.0f\n", (double)(now() - start) / (double)n);
 	free(data);
 }
+
+/* set-modes PATH N: changes the mode of a directory N times, each after the other, and prints what one took. */
+void set_modes(char **a)
+{
+	long n = atol(a[1]);
+	int64_t start = now();
+	for (long i = 0; i < n; i++)
+		if (chmod(a[0], i % 2 ? 0755 : 0750) < 0)
+			die(a[0]);
+	printf("%.0f\n", (double)(now() - start) / (double)n);
+}
