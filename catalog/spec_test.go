@@ -43,7 +43,7 @@ func TestSetSpec(t *testing.T) {
 	}
 	m.fails(errs.Invalid, set("colour", "red"), "colour", "mode merge dtype apply interval residency access locks")
 	m.fails(errs.Invalid, set("mode", "psychic"), "psychic", "relaxed")
-	m.fails(errs.Invalid, set("merge", "max"), "last sum")
+	m.fails(errs.Invalid, set("merge", "best"), "last sum mean min max")
 	m.fails(errs.Invalid, set("dtype", "f31"), "f31", "bf16")
 	m.fails(errs.Invalid, set("apply", "never"), "arrival")
 	m.fails(errs.Invalid, set("residency", "some"), "full demand")

@@ -90,7 +90,7 @@ func TestControlErrors(t *testing.T) {
 		log         string
 	}{
 		{"log_level", "loud\n", syscall.EINVAL, "want debug, info, warn or error"},
-		{"areas/w/merge", "mean\n", syscall.EINVAL, "want one of last sum"},
+		{"areas/w/merge", "median\n", syscall.EINVAL, "want one of last sum"},
 		{"areas/w/dtype", "f33\n", syscall.EINVAL, "want one of auto f64"},
 		{"areas/w/mode", "strict\n", syscall.EINVAL, "want one of relaxed"},
 		{"areas/w/apply", "\n", syscall.EINVAL, "want one of auto arrival sync"},

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
@@ -88,7 +87,7 @@ func (p *programs) counts() (shared, all int) {
 // It returns nothing if they may not, or if that does not concern the area.
 func (a *openArea) sums() string {
 	spec := a.spec()
-	if spec.Merge != dsm.MergeSum {
+	if !spec.Merge.Adds() {
 		return ""
 	}
 	if !spec.AppliesInSync() {

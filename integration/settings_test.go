@@ -53,7 +53,7 @@ func TestSettings(t *testing.T) {
 	get(n, defaults, n.Mount)
 
 	// Errors are in words, and leave all as it was.
-	refuses(t, n.CLI("set", at(n, "model"), "interval=5s", "merge=mean"), `merge=mean: unknown merge rule "mean": want one of last sum`)
+	refuses(t, n.CLI("set", at(n, "model"), "interval=5s", "merge=median"), `merge=median: unknown merge rule "median": want one of last sum mean min max`)
 	get(n, "1s", at(n, "model"), "interval")
 	refuses(t, n.CLI("set", at(n, "model"), "interval=soon"), "want milliseconds or a duration such as 250ms")
 	refuses(t, n.CLI("set", at(n, "model"), "colour=red"), "unknown setting .colour.: want one of mode merge")

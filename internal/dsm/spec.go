@@ -23,9 +23,22 @@ const (
 	MergeLast MergeRule = iota
 	// MergeSum adds up what every node added.
 	MergeSum
+	// MergeMean adds up what every node added, too; but a round adds the mean of what its writers added.
+	MergeMean
+	// MergeMin keeps the smallest value.
+	MergeMin
+	// MergeMax keeps the largest value.
+	MergeMax
 )
 
-var mergeNames = []string{"last", "sum"}
+var mergeNames = []string{"last", "sum", "mean", "min", "max"}
+
+// Adds reports whether elements merge by what was added to them: a store that takes an update back then sends the
+// opposite of the update.
+func (m MergeRule) Adds() bool { return m == MergeSum || m == MergeMean }
+
+// Valid reports whether m is a rule that this version knows.
+func (m MergeRule) Valid() bool { return int(m) < len(mergeNames) }
 
 // DType is the type of an area's elements.
 type DType uint8
@@ -55,7 +68,7 @@ var dtypeSizes = []int{1, 8, 4, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8}
 type Apply uint8
 
 const (
-	// ApplyAuto is ApplyArrival for last and ApplySync for sum.
+	// ApplyAuto is ApplySync for sum and mean, and ApplyArrival for the other rules.
 	ApplyAuto Apply = iota
 	// ApplyArrival merges updates as they come.
 	ApplyArrival
@@ -199,11 +212,12 @@ func ParseLocks(s string) (Locks, error) {
 }
 
 // AppliesInSync reports whether updates of other nodes enter memory only in sync calls of the
-// programs that store to it. This is the default for sum: a program loads an element, adds to it
+// programs that store to it. This is the default for sum and mean: a program loads an element, adds to it
 // and stores it back. If an update came in between, the store would take the update back again, and
-// the next publish would send that as a difference.
+// the next publish would send that as a difference. With min and max the home keeps the update whatever is
+// stored over it, so there updates need not wait.
 func (s Spec) AppliesInSync() bool {
-	return s.Apply == ApplySync || s.Apply == ApplyAuto && s.Merge == MergeSum
+	return s.Apply == ApplySync || s.Apply == ApplyAuto && s.Merge.Adds()
 }
 
 // Valid reports whether every field of s is one this version knows.

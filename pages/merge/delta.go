@@ -18,7 +18,7 @@ type Delta struct {
 	Extent dsm.ExtentIndex
 	Pages  dsm.PageSet // pages with changed elements
 	Index  []byte      // which elements, page after page; see index.go
-	Data   []byte      // the elements' values (last) or differences (sum), in order
+	Data   []byte      // the elements' values (last, min, max) or differences (sum, mean), in order
 
 	at []pageAt // where each page of Pages begins, in order
 }
@@ -51,9 +51,9 @@ func (d *Delta) Validate(k Kernel) error {
 	index, data := 0, 0
 	for i := range d.Pages.All() {
 		d.at = append(d.at, pageAt{index, data})
-		secs, n := k.sections(d.page(i))
+		var buf few
 		changed := false
-		for _, s := range secs[:n] {
+		for _, s := range k.sections(d.page(i), buf[:0]) {
 			used, count, err := checkIndex(d.Index[index:], s)
 			if err != nil {
 				return &errs.Error{Op: "validate delta", Kind: errs.Corrupt, Err: err}

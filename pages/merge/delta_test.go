@@ -137,7 +137,7 @@ func FuzzDelta(f *testing.F) {
 	f.Add(uint8(17), uint16(4000), uint64(1), []byte{tagRuns, 255, 255}, []byte{})
 	f.Fuzz(func(t *testing.T, kind uint8, head uint16, set uint64, index, data []byte) {
 		l := dsm.Layout{DType: dsm.DType(kind % 13), DataOffset: int64(head)}
-		k, err := KernelFor(dsm.MergeRule(kind/13%2), l)
+		k, err := KernelFor(dsm.MergeRule(kind/13%5), l)
 		if err != nil {
 			return
 		}
@@ -162,7 +162,7 @@ func FuzzDelta(f *testing.F) {
 				t.Fatal("overlay and apply differ")
 			}
 		}
-		if k.sum {
+		if k.op != opLast {
 			return
 		}
 		// What changed must be found again, and change the same.
@@ -186,7 +186,7 @@ func FuzzDelta(f *testing.F) {
 // fuzzPages gives a test arbitrary kernels, by their references, and whole pages.
 func fuzzPages(f *testing.F, test func(t *testing.T, ref naive, base, working, incoming []byte)) {
 	f.Fuzz(func(t *testing.T, kind uint8, head uint16, base, working, incoming []byte) {
-		rule, l := dsm.MergeRule(kind/13%2), dsm.Layout{DType: dsm.DType(kind % 13), DataOffset: int64(head)}
+		rule, l := dsm.MergeRule(kind/13%5), dsm.Layout{DType: dsm.DType(kind % 13), DataOffset: int64(head)}
 		k, err := KernelFor(rule, l)
 		if err != nil {
 			return

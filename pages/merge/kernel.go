@@ -14,46 +14,53 @@ import (
 // only one has applied a growth yet. Pages are whole, and bytes past the end of the area are zero.
 // So an incomplete element at the end merges as if it were filled up with zeroes. With last that
 // gives the same result as merging its bytes, unless two nodes race for different bytes of that
-// element. With sum it would carry into the missing bytes, so for sum such sizes are refused
+// element. With other rules it would change the missing bytes, so for these such sizes are refused
 // elsewhere.
 type Kernel struct {
-	sum   bool
-	dtype dsm.DType // DTypeU8 for untyped bytes; integers as their unsigned type
+	op    op
+	mean  bool      // a round divides: see ApplyStaged
+	dtype dsm.DType // DTypeAuto: untyped bytes
 	head  int64     // length of the header, a multiple of the element size
 }
 
+// op is what happens to an element that two nodes have changed.
+type op uint8
+
+const (
+	opLast op = iota // the value published last
+	opSum            // the sum of the differences
+	opMin            // the first in the order of rank
+	opMax
+)
+
 // KernelFor returns the kernel of an area. It fails with errs.Invalid if the rule needs a type and
 // there is none, or if the header ends within an element.
-func KernelFor(merge dsm.MergeRule, l dsm.Layout) (Kernel, error) {
-	const op = "merge kernel"
+func KernelFor(rule dsm.MergeRule, l dsm.Layout) (Kernel, error) {
+	const what = "merge kernel"
 	switch {
-	case merge != dsm.MergeLast && merge != dsm.MergeSum:
-		return Kernel{}, errs.E(errs.Invalid, op, "unknown merge rule %d", merge)
+	case !rule.Valid():
+		return Kernel{}, errs.E(errs.Invalid, what, "unknown merge rule %d", rule)
 	case l.DType > dsm.DTypeU64:
-		return Kernel{}, errs.E(errs.Invalid, op, "unknown element type %d", l.DType)
-	case merge == dsm.MergeSum && l.DType == dsm.DTypeAuto:
-		return Kernel{}, errs.E(errs.Invalid, op, "merge=sum needs user.dsm.dtype or an .npy header")
+		return Kernel{}, errs.E(errs.Invalid, what, "unknown element type %d", l.DType)
+	case rule != dsm.MergeLast && l.DType == dsm.DTypeAuto:
+		return Kernel{}, errs.E(errs.Invalid, what, "merge=%v needs user.dsm.dtype or an .npy header", rule)
 	case l.DataOffset < 0 || l.DataOffset%int64(l.DType.Size()) != 0:
-		return Kernel{}, errs.E(errs.Invalid, op, "header of %d bytes is no multiple of the %d bytes of an element",
+		return Kernel{}, errs.E(errs.Invalid, what, "header of %d bytes is no multiple of the %d bytes of an element",
 			l.DataOffset, l.DType.Size())
 	}
-	return Kernel{sum: merge == dsm.MergeSum, dtype: arithmetic(l.DType), head: l.DataOffset}, nil
+	return Kernel{op: opOf(rule), mean: rule == dsm.MergeMean, dtype: l.DType, head: l.DataOffset}, nil
 }
 
-// arithmetic maps types that merge by the same operations to one of them: two's complement adds
-// alike with and without sign.
-func arithmetic(d dsm.DType) dsm.DType {
-	switch d {
-	case dsm.DTypeAuto, dsm.DTypeI8:
-		return dsm.DTypeU8
-	case dsm.DTypeI16:
-		return dsm.DTypeU16
-	case dsm.DTypeI32:
-		return dsm.DTypeU32
-	case dsm.DTypeI64:
-		return dsm.DTypeU64
+func opOf(rule dsm.MergeRule) op {
+	switch rule {
+	case dsm.MergeSum, dsm.MergeMean:
+		return opSum
+	case dsm.MergeMin:
+		return opMin
+	case dsm.MergeMax:
+		return opMax
 	}
-	return d
+	return opLast
 }
 
 // section is a part of a page whose elements merge alike. Its bounds are multiples of unit. Units
@@ -61,36 +68,38 @@ func arithmetic(d dsm.DType) dsm.DType {
 type section struct {
 	from, to int // bytes in the page
 	unit     int // bytes of an element
-	sum      bool
+	op       op
+	dtype    dsm.DType
 }
 
 // units returns the range of the section's elements.
 func (s section) units() (from, to int) { return s.from / s.unit, s.to / s.unit }
 
-// sections returns the parts of page p: its header, its elements, or both.
-func (k Kernel) sections(p dsm.PageIndex) (s [2]section, n int) {
-	unit := max(k.dtype.Size(), 1)
+// sections appends the parts of page p to s: its header, its elements, or both.
+func (k Kernel) sections(p dsm.PageIndex, s []section) []section {
+	unit := k.dtype.Size()
 	head := 0
-	if unit > 1 || k.sum {
+	if unit > 1 || k.op != opLast {
 		head = int(min(max(k.head-int64(p)*dsm.PageSize, 0), dsm.PageSize))
 	}
 	if head > 0 {
-		s[n] = section{from: 0, to: head, unit: 1}
-		n++
+		s = append(s, section{from: 0, to: head, unit: 1})
 	}
 	if head < dsm.PageSize {
-		s[n] = section{from: head, to: dsm.PageSize, unit: unit, sum: k.sum}
-		n++
+		s = append(s, section{from: head, to: dsm.PageSize, unit: unit, op: k.op, dtype: k.dtype})
 	}
-	return s, n
+	return s
 }
 
+// few is room for the sections of nearly every page.
+type few [2]section
+
 // AppendDelta appends to d the elements of page p whose bits differ between working and base: their
-// values (last), or the differences (sum; integers wrap, floats are rounded to the type). p must be
+// values (last, min, max), or the differences (sum, mean; integers wrap, floats are rounded to the type). p must be
 // in d's extent, after all pages that d has.
 //
-// changed reports whether any element differs. inexact reports whether base plus the difference,
-// rounded as Apply rounds it, is for some element not bitwise the value in working; then this node
+// changed reports whether any element differs. inexact reports whether the result of Apply on base is
+// for some element not bitwise the value in working: a sum is rounded, or the value in base is the smaller one. Then this node
 // needs the result back from the home.
 //
 // A word of working with a difference is read only once: the bytes sent are the bytes compared,
@@ -102,13 +111,13 @@ func (k Kernel) AppendDelta(d *Delta, p dsm.PageIndex, base, working []byte) (ch
 	e, i := p.Extent()
 	invariants.Check(e == d.Extent && !d.hasFrom(i), "page %d appended to the delta of extent %d that has %x", p, d.Extent, d.Pages)
 	at := pageAt{index: len(d.Index), data: len(d.Data)}
-	secs, n := k.sections(p)
-	for _, s := range secs[:n] {
+	var buf few
+	for _, s := range k.sections(p, buf[:0]) {
 		some, off := false, false
-		if s.sum {
-			some, off = k.appendSum(d, s, base, working)
+		if s.op == opSum {
+			some, off = d.appendSum(s, base, working)
 		} else {
-			some = d.appendLast(s, base, working)
+			some, off = d.appendValues(s, base, working)
 		}
 		changed, inexact = changed || some, inexact || off
 	}
@@ -121,15 +130,18 @@ func (k Kernel) AppendDelta(d *Delta, p dsm.PageIndex, base, working []byte) (ch
 	return changed, inexact
 }
 
-// appendLast is AppendDelta for a section with the rule last. The compared bytes are read straight
+// appendValues is AppendDelta for a section whose values are sent. The compared bytes are read straight
 // into the buffer that is sent, and moved together there: a page that was stored to all over is
 // written once and not twice.
-func (d *Delta) appendLast(s section, base, working []byte) (changed bool) {
+func (d *Delta) appendValues(s section, base, working []byte) (changed, inexact bool) {
 	var m mask
 	at := len(d.Data)
 	snap := d.growData(dsm.PageSize)
 	count := 0
 	if m.diff(s, base, working, snap) {
+		if s.op != opLast {
+			inexact = s.worse(&m, base, snap)
+		}
 		from := len(d.Index)
 		count = d.appendIndex(&m, s)
 		switch {
@@ -143,11 +155,11 @@ func (d *Delta) appendLast(s section, base, working []byte) (changed bool) {
 		d.Index = append(d.Index, tagNone)
 	}
 	d.Data = d.Data[:at+count*s.unit]
-	return count > 0
+	return count > 0, inexact
 }
 
 // appendSum is AppendDelta for a section with the rule sum.
-func (k Kernel) appendSum(d *Delta, s section, base, working []byte) (changed, inexact bool) {
+func (d *Delta) appendSum(s section, base, working []byte) (changed, inexact bool) {
 	var (
 		m    mask
 		snap [dsm.PageSize]byte
@@ -157,10 +169,11 @@ func (k Kernel) appendSum(d *Delta, s section, base, working []byte) (changed, i
 		return false, false
 	}
 	count := d.appendIndex(&m, s)
-	return true, k.subtract(&m, base, snap[:], d.growData(count*s.unit))
+	return true, s.subtract(&m, base, snap[:], d.growData(count*s.unit))
 }
 
-// Apply merges d into the pages of its extent at the home: last copies, sum adds. page(i) returns
+// Apply merges d into the pages of its extent at the home: last copies, sum and mean add, min and max keep
+// the smaller and the larger value. page(i) returns
 // page i of the extent, writable. d must come from AppendDelta with an equal Kernel, or have passed
 // Validate.
 func (k Kernel) Apply(d *Delta, page func(i int) []byte) {
@@ -181,24 +194,27 @@ func (k Kernel) Overlay(d *Delta, i int, dst []byte) {
 // applyPage applies page i of the extent, the n-th page of d.
 func (k Kernel) applyPage(d *Delta, n, i int, dst []byte) {
 	index, data := d.Index[d.at[n].index:], d.Data[d.at[n].data:]
-	secs, ns := k.sections(d.page(i))
-	for _, s := range secs[:ns] {
-		if index[0] == tagAll && !s.sum {
+	var buf few
+	for _, s := range k.sections(d.page(i), buf[:0]) {
+		if index[0] == tagAll && s.op == opLast {
 			copy(dst[s.from:s.to], data)
 			index, data = index[1:], data[s.to-s.from:]
 			continue
 		}
-		if index[0] == tagRuns && !s.sum {
+		if index[0] == tagRuns && s.op == opLast {
 			used, size := scatterRuns(index, s.unit, dst, data)
 			index, data = index[used:], data[size:]
 			continue
 		}
 		var m mask
 		used, count := m.decode(index, s)
-		if s.sum {
-			k.add(&m, dst, data)
-		} else {
+		switch s.op {
+		case opSum:
+			s.add(&m, dst, data)
+		case opLast:
 			scatterUnits(&m, s.unit, dst, data)
+		default:
+			s.improve(&m, dst, data)
 		}
 		index, data = index[used:], data[count*s.unit:]
 	}
@@ -206,15 +222,15 @@ func (k Kernel) applyPage(d *Delta, n, i int, dst []byte) {
 
 // Merge merges the incoming bytes of page p into working, which differs from base by local stores
 // that are not published yet: a three-way merge. An element that is bitwise as in base takes the
-// incoming value. An element that was stored to keeps its value (last), or becomes incoming plus
-// (working minus base) (sum); if incoming is bitwise as base it stays exactly as it is. Neither
+// incoming value. An element that was stored to keeps its value (last), becomes incoming plus
+// (working minus base) (sum, mean), or the smaller or larger one of working and incoming (min, max); if incoming is bitwise as base it stays exactly as it is. Neither
 // base nor incoming is changed. Unless changed is nil, the ranges of elements of working that did
 // change are appended to it, as offsets in the area.
 func (k Kernel) Merge(p dsm.PageIndex, base, working, incoming []byte, changed *Runs) {
-	secs, n := k.sections(p)
-	for _, s := range secs[:n] {
+	var buf few
+	for _, s := range k.sections(p, buf[:0]) {
 		if changed == nil {
-			k.mergeSection(s, base, working, incoming)
+			s.merge(base, working, incoming)
 			continue
 		}
 		var (
@@ -222,7 +238,7 @@ func (k Kernel) Merge(p dsm.PageIndex, base, working, incoming []byte, changed *
 			old, snap [dsm.PageSize]byte
 		)
 		copy(old[:], working)
-		k.mergeSection(s, base, working, incoming)
+		s.merge(base, working, incoming)
 		if m.diff(s, old[:], working, snap[:]) {
 			m.appendRuns(changed, int64(p)*dsm.PageSize, s.unit)
 		}
@@ -231,12 +247,12 @@ func (k Kernel) Merge(p dsm.PageIndex, base, working, incoming []byte, changed *
 
 // Overwriting changes base, of page p, so that Merge and StoreShared take the bytes [from, to) of
 // stored as stored to, even where they equal base. Two kinds of elements stay as they are: those
-// with the rule sum, for which only the difference counts, and those that are only partly within
+// with another rule than last, for which only a difference counts, and those that are only partly within
 // the range.
 func (k Kernel) Overwriting(p dsm.PageIndex, base, stored []byte, from, to int) {
-	secs, n := k.sections(p)
-	for _, s := range secs[:n] {
-		if s.sum {
+	var buf few
+	for _, s := range k.sections(p, buf[:0]) {
+		if s.op != opLast {
 			continue
 		}
 		lo := max(from, s.from) + s.unit - 1
@@ -250,8 +266,8 @@ func (k Kernel) Overwriting(p dsm.PageIndex, base, stored []byte, from, to int) 
 // of other. An element that stored has as in other may not have been stored to. So base gets it as well,
 // and Merge takes it as unchanged.
 func (k Kernel) Either(p dsm.PageIndex, base, other, stored []byte) {
-	secs, n := k.sections(p)
-	for _, s := range secs[:n] {
+	var buf few
+	for _, s := range k.sections(p, buf[:0]) {
 		for at := s.from; at < s.to; at += s.unit {
 			if string(stored[at:at+s.unit]) == string(other[at:at+s.unit]) {
 				copy(base[at:at+s.unit], other[at:])
@@ -260,9 +276,9 @@ func (k Kernel) Either(p dsm.PageIndex, base, other, stored []byte) {
 	}
 }
 
-// mergeSection is Merge for one section. Blocks in which only one side changed anything, nearly
+// merge is Kernel.Merge for one section. Blocks in which only one side changed anything, nearly
 // all, cost a comparison and a copy.
-func (k Kernel) mergeSection(s section, base, working, incoming []byte) {
+func (s section) merge(base, working, incoming []byte) {
 	for from := s.from; from < s.to; {
 		to := min(from&^(blockSize-1)+blockSize, s.to)
 		b, w, n := base[from:to], working[from:to], incoming[from:to]
@@ -270,10 +286,12 @@ func (k Kernel) mergeSection(s section, base, working, incoming []byte) {
 		case string(w) == string(b):
 			copy(w, n)
 		case string(n) == string(b):
-		case s.sum:
-			k.mergeSum(b, w, n)
-		default:
+		case s.op == opSum:
+			s.mergeSum(b, w, n)
+		case s.op == opLast:
 			mergeLast(s.unit, b, w, n)
+		default:
+			s.mergeBetter(b, w, n)
 		}
 		from = to
 	}

@@ -14,7 +14,7 @@ type half struct {
 	bfloat bool // bf16, else IEEE f16
 }
 
-func (k Kernel) half() half { return half{k.dtype == dsm.DTypeBF16} }
+func (s section) half() half { return half{s.dtype == dsm.DTypeBF16} }
 
 // row is as many elements as a word of a mask has bits. Operations convert and add whole rows, so
 // the type is chosen once for 64 elements. That makes add and merge 1.8 times as fast as one
@@ -45,7 +45,7 @@ func (h half) narrow(to []uint16, from *row) {
 	}
 }
 
-// subtract is Kernel.subtract for 16-bit floats.
+// subtract is section.subtract for 16-bit floats.
 func (h half) subtract(m *mask, base, working, out []uint16) (inexact bool) {
 	var (
 		b, d     row
@@ -79,7 +79,7 @@ func (h half) subtract(m *mask, base, working, out []uint16) (inexact bool) {
 	return inexact
 }
 
-// add is Kernel.add for 16-bit floats.
+// add is section.add for 16-bit floats.
 func (h half) add(m *mask, page, data []uint16) {
 	var (
 		sum, d row

@@ -6,73 +6,73 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// The rule sum has three operations on elements, each written for integers (kernel_int.go), floats
+// The rules sum and mean have three operations on elements, each written for integers (kernel_int.go), floats
 // (kernel_float.go) and 16-bit floats (kernel_half.go):
 //
 //	subtract   difference = working - base       at the node that publishes
 //	add        home       = home + difference    at the home
 //	merge      working    = incoming + (working - base)   at a node that receives
 //
-// Each call is for a block or a page, so that choosing the type below costs nothing for an element.
+// Two's complement adds alike with and without sign. Each call is for a block or a page, so that choosing the type below costs nothing for an element.
 
 // subtract writes working-base of the elements in m to out, one after the other. inexact reports
 // whether adding one of these to base does not give working.
-func (k Kernel) subtract(m *mask, base, working, out []byte) (inexact bool) {
-	switch k.dtype {
+func (s section) subtract(m *mask, base, working, out []byte) (inexact bool) {
+	switch s.dtype {
 	case dsm.DTypeF64:
 		return subtractFloat[float64, uint64](m, base, working, out)
 	case dsm.DTypeF32:
 		return subtractFloat[float32, uint32](m, base, working, out)
 	case dsm.DTypeF16, dsm.DTypeBF16:
-		return k.half().subtract(m, view[uint16](base), view[uint16](working), view[uint16](out))
-	case dsm.DTypeU8:
+		return s.half().subtract(m, view[uint16](base), view[uint16](working), view[uint16](out))
+	case dsm.DTypeU8, dsm.DTypeI8:
 		subtractInt(m, base, working, out)
-	case dsm.DTypeU16:
+	case dsm.DTypeU16, dsm.DTypeI16:
 		subtractInt(m, view[uint16](base), view[uint16](working), view[uint16](out))
-	case dsm.DTypeU32:
+	case dsm.DTypeU32, dsm.DTypeI32:
 		subtractInt(m, view[uint32](base), view[uint32](working), view[uint32](out))
-	case dsm.DTypeU64:
+	case dsm.DTypeU64, dsm.DTypeI64:
 		subtractInt(m, view[uint64](base), view[uint64](working), view[uint64](out))
 	}
 	return false
 }
 
 // add adds data, one element after the other, to the elements of m in page. data may be longer.
-func (k Kernel) add(m *mask, page, data []byte) {
-	switch k.dtype {
+func (s section) add(m *mask, page, data []byte) {
+	switch s.dtype {
 	case dsm.DTypeF64:
 		addNumbers(m, view[float64](page), view[float64](data))
 	case dsm.DTypeF32:
 		addNumbers(m, view[float32](page), view[float32](data))
 	case dsm.DTypeF16, dsm.DTypeBF16:
-		k.half().add(m, view[uint16](page), view[uint16](data))
-	case dsm.DTypeU8:
+		s.half().add(m, view[uint16](page), view[uint16](data))
+	case dsm.DTypeU8, dsm.DTypeI8:
 		addNumbers(m, page, data)
-	case dsm.DTypeU16:
+	case dsm.DTypeU16, dsm.DTypeI16:
 		addNumbers(m, view[uint16](page), view[uint16](data))
-	case dsm.DTypeU32:
+	case dsm.DTypeU32, dsm.DTypeI32:
 		addNumbers(m, view[uint32](page), view[uint32](data))
-	case dsm.DTypeU64:
+	case dsm.DTypeU64, dsm.DTypeI64:
 		addNumbers(m, view[uint64](page), view[uint64](data))
 	}
 }
 
 // mergeSum merges incoming into working. The three are equal parts of pages.
-func (k Kernel) mergeSum(base, working, incoming []byte) {
-	switch k.dtype {
+func (s section) mergeSum(base, working, incoming []byte) {
+	switch s.dtype {
 	case dsm.DTypeF64:
 		mergeFloat[float64, uint64](base, working, incoming)
 	case dsm.DTypeF32:
 		mergeFloat[float32, uint32](base, working, incoming)
 	case dsm.DTypeF16, dsm.DTypeBF16:
-		k.half().merge(view[uint16](base), view[uint16](working), view[uint16](incoming))
-	case dsm.DTypeU8:
+		s.half().merge(view[uint16](base), view[uint16](working), view[uint16](incoming))
+	case dsm.DTypeU8, dsm.DTypeI8:
 		mergeInt(base, working, incoming)
-	case dsm.DTypeU16:
+	case dsm.DTypeU16, dsm.DTypeI16:
 		mergeInt(view[uint16](base), view[uint16](working), view[uint16](incoming))
-	case dsm.DTypeU32:
+	case dsm.DTypeU32, dsm.DTypeI32:
 		mergeInt(view[uint32](base), view[uint32](working), view[uint32](incoming))
-	case dsm.DTypeU64:
+	case dsm.DTypeU64, dsm.DTypeI64:
 		mergeInt(view[uint64](base), view[uint64](working), view[uint64](incoming))
 	}
 }

@@ -37,8 +37,8 @@ func kernelCases(t testing.TB) []kernelCase {
 	var cs []kernelCase
 	for dt := dsm.DTypeAuto; dt <= dsm.DTypeU64; dt++ {
 		size := int64(dt.Size())
-		for _, rule := range []dsm.MergeRule{dsm.MergeLast, dsm.MergeSum} {
-			if rule == dsm.MergeSum && dt == dsm.DTypeAuto {
+		for rule := dsm.MergeLast; rule <= dsm.MergeMax; rule++ {
+			if rule != dsm.MergeLast && dt == dsm.DTypeAuto {
 				continue
 			}
 			for _, head := range []int64{0, dsm.PageSize + size, dsm.PageSize + 13*size, dsm.PageSize + 128, 2*dsm.PageSize - size, 2 * dsm.PageSize} {
@@ -52,14 +52,14 @@ func kernelCases(t testing.TB) []kernelCase {
 // naive is the reference: one element at a time, by the definition.
 type naive struct{ kernelCase }
 
-// elements yields the bounds of the elements of page p and whether they add up.
-func (k naive) elements(p dsm.PageIndex, f func(from, to int, sum bool)) {
+// elements yields the bounds of the elements of page p and their rule.
+func (k naive) elements(p dsm.PageIndex, f func(from, to int, rule dsm.MergeRule)) {
 	for at := 0; at < dsm.PageSize; {
-		n, sum := k.dt.Size(), k.rule == dsm.MergeSum
+		n, rule := k.dt.Size(), k.rule
 		if int64(p)*dsm.PageSize+int64(at) < k.head {
-			n, sum = 1, false
+			n, rule = 1, dsm.MergeLast
 		}
-		f(at, at+n, sum)
+		f(at, at+n, rule)
 		at += n
 	}
 }
@@ -89,6 +89,49 @@ func (k naive) op(a, b []byte, sign int) []byte {
 		}
 	}
 	return out
+}
+
+// less compares two elements by their values; -0 is less than +0, and NaN is less than nothing.
+func (k naive) less(a, b []byte) bool {
+	var bits [2]uint64
+	for i, x := range [][]byte{a, b} {
+		var wide [8]byte
+		copy(wide[:], x)
+		bits[i] = binary.LittleEndian.Uint64(wide[:])
+	}
+	var v [2]float64
+	for i, x := range bits {
+		switch k.dt {
+		case dsm.DTypeF64:
+			v[i] = math.Float64frombits(x)
+		case dsm.DTypeF32:
+			v[i] = float64(math.Float32frombits(uint32(x)))
+		case dsm.DTypeF16:
+			v[i] = slowF16(uint16(x))
+		case dsm.DTypeBF16:
+			v[i] = float64(math.Float32frombits(uint32(x) << 16))
+		case dsm.DTypeI8, dsm.DTypeI16, dsm.DTypeI32, dsm.DTypeI64:
+			unused := 64 - 8*k.dt.Size()
+			return int64(bits[0])<<unused < int64(bits[1])<<unused
+		default:
+			return bits[0] < bits[1]
+		}
+	}
+	if v[0] == 0 && v[1] == 0 {
+		return math.Signbit(v[0]) && !math.Signbit(v[1])
+	}
+	return v[0] < v[1]
+}
+
+// better returns the one of two elements that min or max keeps.
+func (k naive) better(rule dsm.MergeRule, a, b []byte) []byte {
+	switch {
+	case k.isNaN(a):
+		return a
+	case k.isNaN(b), rule == dsm.MergeMin && k.less(b, a), rule == dsm.MergeMax && k.less(a, b):
+		return b
+	}
+	return a
 }
 
 // slowF16 widens an IEEE half by its definition.
@@ -129,9 +172,9 @@ func (k naive) isNaN(x []byte) bool {
 // check fails the test where got is not want.
 func (k naive) check(t *testing.T, what string, p dsm.PageIndex, got, want []byte) {
 	t.Helper()
-	k.elements(p, func(from, to int, sum bool) {
+	k.elements(p, func(from, to int, rule dsm.MergeRule) {
 		g, w := got[from:to], want[from:to]
-		if string(g) != string(w) && !(sum && k.isNaN(g) && k.isNaN(w)) {
+		if string(g) != string(w) && !(rule != dsm.MergeLast && k.isNaN(g) && k.isNaN(w)) {
 			t.Fatalf("%v: %s: page %d bytes %d to %d: got %x, want %x", k, what, p, from, to, g, w)
 		}
 	})
@@ -214,14 +257,20 @@ func TestKernelsAgainstReference(t *testing.T) {
 				want[p] = append([]byte(nil), home[p]...)
 				changed := false
 				pageInexact := false
-				k.elements(p, func(from, to int, sum bool) {
+				k.elements(p, func(from, to int, rule dsm.MergeRule) {
 					b, w, n := base[p][from:to], working[p][from:to], want[p][from:to]
 					if string(b) == string(w) {
 						return
 					}
 					changed = true
-					if !sum {
+					switch rule {
+					case dsm.MergeLast:
 						copy(n, w)
+						return
+					case dsm.MergeMin, dsm.MergeMax:
+						r := k.better(rule, b, w)
+						pageInexact = pageInexact || string(r) != string(w) && !(k.isNaN(r) && k.isNaN(w))
+						copy(n, k.better(rule, n, w))
 						return
 					}
 					diff := k.op(w, b, -1)
@@ -257,7 +306,9 @@ func TestKernelsAgainstReference(t *testing.T) {
 }
 
 func hasNaN(k naive, p dsm.PageIndex, b []byte) (found bool) {
-	k.elements(p, func(from, to int, sum bool) { found = found || sum && k.isNaN(b[from:to]) })
+	k.elements(p, func(from, to int, rule dsm.MergeRule) {
+		found = found || rule != dsm.MergeLast && k.isNaN(b[from:to])
+	})
 	return found
 }
 
@@ -272,14 +323,17 @@ func checkMergePages(t *testing.T, k naive, p dsm.PageIndex, base, working, inco
 	t.Helper()
 	got := append([]byte(nil), working...)
 	want := append([]byte(nil), working...)
-	k.elements(p, func(from, to int, sum bool) {
+	k.elements(p, func(from, to int, rule dsm.MergeRule) {
 		b, w, n := base[from:to], want[from:to], incoming[from:to]
 		switch {
 		case string(b) == string(w):
 			copy(w, n)
-		case sum && string(b) != string(n):
+		case rule == dsm.MergeLast || string(b) == string(n):
+		case rule == dsm.MergeMin || rule == dsm.MergeMax:
+			copy(w, k.better(rule, w, n))
+		default:
 			if k.dt == dsm.DTypeF16 || k.dt == dsm.DTypeBF16 {
-				h := k.half() // rounds once, not twice
+				h := half{k.dt == dsm.DTypeBF16} // rounds once, not twice
 				le := binary.LittleEndian
 				d := h.float(le.Uint16(w)) - h.float(le.Uint16(b))
 				le.PutUint16(w, h.round(h.float(le.Uint16(n))+d))
@@ -302,7 +356,7 @@ func checkMergePages(t *testing.T, k naive, p dsm.PageIndex, base, working, inco
 			covered[i-int64(p)*dsm.PageSize] = true
 		}
 	}
-	k.elements(p, func(from, to int, _ bool) {
+	k.elements(p, func(from, to int, _ dsm.MergeRule) {
 		changed := string(got[from:to]) != string(working[from:to])
 		for i := from; i < to; i++ {
 			if covered[i] != changed {
@@ -321,6 +375,8 @@ func TestKernelForRefuses(t *testing.T) {
 		layout dsm.Layout
 	}{
 		"sum of bytes":         {dsm.MergeSum, dsm.Layout{}},
+		"mean of bytes":        {dsm.MergeMean, dsm.Layout{}},
+		"smallest of bytes":    {dsm.MergeMin, dsm.Layout{}},
 		"header in an element": {dsm.MergeLast, dsm.Layout{DType: dsm.DTypeF32, DataOffset: 6}},
 		"negative header":      {dsm.MergeLast, dsm.Layout{DataOffset: -1}},
 		"unknown rule":         {9, dsm.Layout{}},

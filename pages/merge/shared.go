@@ -52,23 +52,42 @@ func (k Kernel) StoreShared(p dsm.PageIndex, base, working, stored []byte) {
 // the incoming one; otherwise it is the other way round.
 func (k Kernel) swapPage(p dsm.PageIndex, memory, base, other []byte, own bool) {
 	checkAligned(memory)
-	secs, n := k.sections(p)
-	first := k.mergeOfWords(secs[0])
-	end := secs[0].to
-	swapWords(memory, base, other, 0, end&^7, own, first)
-	if n == 1 {
-		return // a page without a second section ends at a word boundary
+	var buf few
+	secs := k.sections(p, buf[:0])
+	done := 0 // the bytes before it are merged
+	for i, x := range secs {
+		if lo, hi := max(done, (x.from+7)&^7), x.to&^7; lo < hi {
+			swapWords(memory, base, other, lo, hi, own, x.mergeOfWords())
+			done = hi
+		}
+		if at := x.to &^ 7; x.to > done && x.to&7 != 0 {
+			swapWords(memory, base, other, at, at+8, own, mergeOfWord(secs[i:], at))
+			done = at + 8
+		}
 	}
-	second := k.mergeOfWords(secs[1])
-	if shift := end & 7 * 8; shift > 0 {
-		// The header ends within this word. Both rules merge all of it, and each contributes its
-		// part.
-		swapWords(memory, base, other, end&^7, end&^7+8, own, func(b, w, n uint64) uint64 {
-			head := uint64(1)<<shift - 1
-			return first(b, w, n)&head | second(b, w, n)&^head
-		})
+}
+
+// mergeOfWord returns the merge of the word at byte at of a page, in which the first of secs ends. Every section
+// merges all of it, and contributes its part.
+func mergeOfWord(secs []section, at int) wordMerge {
+	type part struct {
+		merge wordMerge
+		own   uint64
 	}
-	swapWords(memory, base, other, (end+7)&^7, dsm.PageSize, own, second)
+	var parts []part
+	for _, s := range secs {
+		if s.from >= at+8 {
+			break
+		}
+		lo, hi := max(s.from-at, 0), min(s.to-at, 8)
+		parts = append(parts, part{s.mergeOfWords(), span(lo*8, hi*8)})
+	}
+	return func(b, w, n uint64) (all uint64) {
+		for _, p := range parts {
+			all |= p.merge(b, w, n) & p.own
+		}
+		return all
+	}
 }
 
 // swapWords is swapPage for the words [from, to), in bytes, whose result merge computes.
@@ -161,7 +180,7 @@ func Snapshot(dst, working []byte) {
 // and reading them again would account for stores that were not compared. With the rule last it is
 // never inexact, so whole pages need no snapshot there.
 func (k Kernel) AppendShared(d *Delta, p dsm.PageIndex, base, working, snap []byte) (changed, inexact bool) {
-	if !k.sum && len(working) == dsm.PageSize {
+	if k.op == opLast && len(working) == dsm.PageSize {
 		checkAligned(working)
 		return k.AppendDelta(d, p, base, working)
 	}

@@ -131,7 +131,7 @@ func mergeStores(t *testing.T, rng *rand.Rand, r pagetest.Program, working []byt
 			}
 		}
 		copy(base, incoming)
-		if k.sum {
+		if k.op == opSum {
 			continue
 		}
 		publish()
@@ -141,7 +141,7 @@ func mergeStores(t *testing.T, rng *rand.Rand, r pagetest.Program, working []byt
 			}
 		}
 	}
-	if !k.sum {
+	if k.op != opSum {
 		publish()
 		pagetest.WantPage(t, "published", published, working)
 	}

@@ -11,9 +11,12 @@ import (
 // result is what Merge gives, bit for bit.
 type wordMerge func(base, working, incoming uint64) uint64
 
-// mergeOfWords returns the merge of the words of section s.
-func (k Kernel) mergeOfWords(s section) wordMerge {
-	if !s.sum {
+// mergeOfWords returns the merge of the words of the section.
+func (s section) mergeOfWords() wordMerge {
+	switch s.op {
+	case opSum:
+		return s.sumOfWords()
+	case opLast:
 		switch s.unit {
 		case 1:
 			return lastWord[uint8]
@@ -24,7 +27,19 @@ func (k Kernel) mergeOfWords(s section) wordMerge {
 		}
 		return lastWord[uint64]
 	}
-	switch k.dtype {
+	switch s.unit {
+	case 1:
+		return betterWord[uint8](s)
+	case 2:
+		return betterWord[uint16](s)
+	case 4:
+		return betterWord[uint32](s)
+	}
+	return betterWord[uint64](s)
+}
+
+func (s section) sumOfWords() wordMerge {
+	switch s.dtype {
 	case dsm.DTypeF64:
 		return sumF64
 	case dsm.DTypeF32:
@@ -33,11 +48,11 @@ func (k Kernel) mergeOfWords(s section) wordMerge {
 		return sumF16
 	case dsm.DTypeBF16:
 		return sumBF16
-	case dsm.DTypeU8:
+	case dsm.DTypeU8, dsm.DTypeI8:
 		return sumWord[uint8]
-	case dsm.DTypeU16:
+	case dsm.DTypeU16, dsm.DTypeI16:
 		return sumWord[uint16]
-	case dsm.DTypeU32:
+	case dsm.DTypeU32, dsm.DTypeI32:
 		return sumWord[uint32]
 	}
 	return sumWord[uint64]
