@@ -29,6 +29,8 @@ type simRun struct {
 	maybe map[int64]bool // that byte or zero: it was cut off, and the kernel had the store
 	sums  map[int]int32  // sum: the total of each element
 	fsums map[int]float64
+	best  map[int]uint32  // min and max: the best value of each element that a program has stored
+	found int             // how many values programs have found
 	hot   []dsm.PageIndex // that this run stores to
 }
 
@@ -224,12 +226,15 @@ var simCases = []simCase{
 	{name: "last-cut", ino: dsm.Inode{Size: simSize}, resize: true, starves: true, unaware: true, rules: applyRule, store: storeBytes, check: checkBytes},
 	{name: "last-death", ino: dsm.Inode{Size: simSize}, dies: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "last-resize", ino: dsm.Inode{Size: simSize}, resize: true, starves: true, rules: bytesRule, store: storeBytes, check: checkBytes},
-	{name: "sum-sync", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), rules: applyRule, store: addInts, check: checkInts},
-	{name: "sum-float", ino: sumOf(dsm.DTypeF32, dsm.ApplyAuto), rules: applyRule, store: addFloats, check: checkFloats},
+	{name: "sum-sync", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), rules: addsRule, store: addInts, check: checkInts},
+	{name: "sum-float", ino: sumOf(dsm.DTypeF32, dsm.ApplyAuto), rules: addsRule, store: addFloats, check: checkFloats},
 	{name: "demand-cut", ino: onDemand(dsm.Inode{Size: simSize}), resize: true, starves: true, unaware: true, rules: applyRule, store: storeBytes, check: checkBytes},
 	{name: "last-demand", ino: onDemand(dsm.Inode{Size: simSize}), resize: true, starves: true, rules: bytesRule, store: storeBytes, check: checkBytes},
-	{name: "sum-demand", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), rules: applyRule, store: addInts, check: checkInts},
-	{name: "float-demand", ino: onDemand(sumOf(dsm.DTypeF32, dsm.ApplyAuto)), rules: applyRule, store: addFloats, check: checkFloats},
+	{name: "sum-demand", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), rules: addsRule, store: addInts, check: checkInts},
+	{name: "float-demand", ino: onDemand(sumOf(dsm.DTypeF32, dsm.ApplyAuto)), rules: addsRule, store: addFloats, check: checkFloats},
 	sumOfTemporaries,
-	{name: "sum-arrival", ino: sumOf(dsm.DTypeI32, dsm.ApplyArrival), rules: applyRule, store: addInts, check: checkInts},
+	{name: "min", ino: bestOf(dsm.MergeMin, dsm.DTypeI32, dsm.ApplyAuto), careful: true, rules: applyRule, store: findBest, check: checkBest},
+	{name: "max-float", ino: bestOf(dsm.MergeMax, dsm.DTypeF32, dsm.ApplyAuto), careful: true, rules: applyRule, store: findBest, check: checkBest},
+	{name: "max-demand", ino: onDemand(bestOf(dsm.MergeMax, dsm.DTypeI32, dsm.ApplyAuto)), careful: true, rules: applyRule, store: findBest, check: checkBest},
+	{name: "sum-arrival", ino: sumOf(dsm.DTypeI32, dsm.ApplyArrival), rules: addsRule, store: addInts, check: checkInts},
 }

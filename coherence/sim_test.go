@@ -59,7 +59,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		nodes++
 	}
 	r := &simRun{sim: newSimOf(t, seed, nodes, c.ino, 30*time.Millisecond, memory), kind: c,
-		bytes: make(map[int64]byte), maybe: make(map[int64]bool), sums: make(map[int]int32), fsums: make(map[int]float64)}
+		bytes: make(map[int64]byte), maybe: make(map[int64]bool), sums: make(map[int]int32), fsums: make(map[int]float64), best: make(map[int]uint32)}
 	r.drawHot()
 	r.onShrink, r.careful, r.unaware, r.queues = r.shrunk, c.careful, c.unaware, true
 	if c.dies {
