@@ -29,6 +29,12 @@ const imports = `
 	locks
 	< catalog fs;
 
+	internal/wire
+	< groups;
+
+	groups
+	< fs/attach fs/control;
+
 	internal/errs internal/invariants internal/lockrank
 	< membership;
 

@@ -93,7 +93,7 @@ type Leave struct{ Node dsm.NodeID }
 type Left struct{}
 
 // controlMessages are the requests and replies of the control lane with their permanent numbers,
-// from 100 on.
+// from 100 to 199.
 var controlMessages = map[uint16]any{
 	100: Join{},
 	101: Joined{},

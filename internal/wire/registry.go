@@ -55,7 +55,8 @@ var (
 func init() {
 	register(laneMessages, 1, 9)
 	register(dataMessages, 10, 99)
-	register(controlMessages, 100, replyBit-1)
+	register(controlMessages, 100, 199)
+	register(groupMessages, 200, replyBit-1)
 }
 
 func register(messages map[uint16]any, low, high uint16) {

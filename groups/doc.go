@@ -1,0 +1,51 @@
+// Package groups lets programs on several nodes act together: they meet at barriers, count, and
+// keep their clocks close to each other. A group is named by a file.
+//
+//	node.go member.go         what the programs of a node use
+//	local.go                  a node's side of a group
+//	coordinator.go            the other side: the one node that decides
+//	takeover.go counter.go    parts of it
+//	inspect.go figures.go     what people see
+//
+// # Who decides
+//
+// The coordinator of a group is the home of the first extent of its file, or, if that node is gone,
+// one that all nodes choose alike. So every node knows it from its view, and asks nobody.
+//
+// Nothing is stored. A coordinator only knows what the nodes report, and each report has all that
+// the programs of a node have to say: who they are, at which barrier they have arrived, which
+// additions have no answer yet. So a lost session costs one more report, and a new coordinator gets
+// from the reports what the last one knew, as far as anybody alive has seen it.
+//
+// # Why two coordinators never contradict each other
+//
+// A new coordinator calls all nodes of its view, and decides nothing before each has answered or is
+// gone. A node answers when its view is as new as the caller's. From then on it reports to no older
+// coordinator, and drops what one of them sends: each message has the reign that it belongs to,
+// which is the epoch of the coordinator's view when it took over. What older ones have decided is
+// either known to a node that answers, or to nobody.
+//
+// # Barriers
+//
+// A member counts the barriers it has arrived at, and may begin the next one when it knows that the
+// last is over. So a coordinator ends barrier n when all members that live have arrived at n, and
+// the numbers of any two members differ by one at most.
+//
+// A member is gone when its program ends or leaves, or when its node is gone in the view. Its rank
+// is free then, and barriers end without it and say so. Whoever takes the rank is waited for from
+// the next barrier on. A rank is given away only when all nodes have the result of the last
+// barrier, so that every result names those who took part. Until then a node whose last program has
+// left keeps the result too.
+//
+// # Counters
+//
+// An addition is reported until it is answered, and has a number, so it counts once. The answer has
+// the value, and also all additions up to there that may not have been answered yet: if only one
+// node that saw the value is left, it still knows which additions are in it.
+//
+// # Concurrency
+//
+// All of a group is a step: a report, a state, a view or a call of a program, under the lock of
+// Node, which makes messages and nothing else. They are sent when the lock is released, in the order
+// of the steps. Programs are woken with no lock held too.
+package groups

@@ -1,0 +1,137 @@
+package groups
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// local is a node's side of a group: the programs of the node that take part, and what the node
+// knows. It lives until the coordinator has heard that the last program has left.
+type local struct {
+	group       dsm.AreaID
+	coordinator dsm.NodeID
+	reign       dsm.Epoch // of the coordinator's call; 0: it has not called yet
+	seq, heard  uint64    // the last report, and the last that was heard
+
+	generation, done, list, slowest uint64
+	size                            int
+	members                         []wire.GroupMember
+	missing                         []int
+	counters                        map[string]wire.GroupCounter
+	came                            []wire.GroupMember
+	seats                           map[uint64]*Member
+	waiters                         []*waiter
+}
+
+func newLocal(group dsm.AreaID) *local {
+	return &local{group: group, counters: make(map[string]wire.GroupCounter), seats: make(map[uint64]*Member)}
+}
+
+// report returns all that the node has to say; known: to a coordinator that has called.
+func (l *local) report(seq uint64, epoch dsm.Epoch, known bool) *wire.GroupReport {
+	l.seq = seq
+	r := &wire.GroupReport{
+		Group: l.group, Epoch: epoch, Reign: l.reign, Seq: seq,
+		Generation: l.generation, Done: l.done, List: l.list, Slowest: l.slowest,
+	}
+	for _, m := range l.inOrder() {
+		s := m.seat
+		s.Adds = slices.Clone(s.Adds)
+		r.Seats = append(r.Seats, s)
+	}
+	if known {
+		k := &wire.GroupKnown{Size: l.size, Members: slices.Clone(l.members), Missing: l.missing}
+		for _, name := range slices.Sorted(maps.Keys(l.counters)) {
+			c := l.counters[name]
+			c.Recent = slices.Clone(c.Recent)
+			k.Counters = append(k.Counters, c)
+		}
+		r.Known = k
+	}
+	return r
+}
+
+func (l *local) inOrder() []*Member {
+	list := make([]*Member, 0, len(l.seats))
+	for _, m := range l.seats {
+		list = append(list, m)
+	}
+	slices.SortFunc(list, func(a, b *Member) int { return cmp.Compare(a.seat.ID, b.seat.ID) })
+	return list
+}
+
+// moved notes who coordinates now, and reports whether that has changed.
+func (l *local) moved(to dsm.NodeID) bool {
+	if l.coordinator == to {
+		return false
+	}
+	l.coordinator, l.reign = to, 0
+	return true
+}
+
+// state takes over what the coordinator tells: of everything the newer. Several members of a node
+// may be served by one state.
+func (l *local) state(s *wire.GroupState) {
+	l.heard = max(l.heard, s.Heard)
+	if s.Generation > l.generation {
+		l.generation, l.done, l.list, l.slowest = s.Generation, 0, 0, 0
+		l.size, l.members, l.missing = 0, nil, nil
+		clear(l.counters)
+	}
+	if s.Generation == l.generation {
+		if s.Members != nil && s.List > l.list {
+			l.size, l.list, l.members = s.Size, s.List, s.Members
+		}
+		if s.Done > l.done {
+			l.done, l.missing = s.Done, s.Missing
+		}
+		l.slowest = max(l.slowest, s.Slowest)
+	}
+	l.came = s.Came
+	for _, m := range l.seats {
+		if m.seat.Generation != 0 {
+			continue
+		}
+		for rank := range l.members {
+			if x := &l.members[rank]; x.ID == m.seat.ID && !x.Gone {
+				m.seated(l, rank)
+			}
+		}
+	}
+	for _, c := range s.Counters {
+		l.counted(c)
+	}
+	for _, r := range s.Refused {
+		if m := l.seats[r.Seat]; m != nil {
+			m.lose(errs.E(r.Kind, "group", "%s", r.Text))
+		}
+	}
+}
+
+// counted takes over the value of a counter, and the answers in it.
+func (l *local) counted(c wire.GroupCounter) {
+	if have, ok := l.counters[c.Name]; !ok || have.Count < c.Count {
+		l.counters[c.Name] = c
+	}
+	for _, r := range c.Recent {
+		if m := l.seats[r.Seat]; m != nil {
+			m.answered(r)
+		}
+	}
+}
+
+// result returns who took part in the last barrier.
+func (l *local) result() Result {
+	r := Result{Number: l.done, Missing: slices.Clone(l.missing)}
+	for rank, m := range l.members {
+		if !slices.Contains(l.missing, rank) {
+			r.Members = append(r.Members, Seat{Rank: rank, Node: m.Node})
+		}
+	}
+	return r
+}

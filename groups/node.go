@@ -1,0 +1,304 @@
+package groups
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// Sender queues messages to other nodes: see coherence.Sender.
+type Sender interface {
+	Send(to dsm.NodeID, m any, payload [][]byte, more bool)
+}
+
+// Config is what a Node needs.
+type Config struct {
+	Self   dsm.NodeID
+	Sender Sender
+	Log    *slog.Logger
+	// Home is the node that a view has for the first extent of a file.
+	Home func(v *dsm.View, group dsm.AreaID) dsm.NodeID
+	// Now is the clock that people are shown; nil means time.Now.
+	Now func() time.Time
+}
+
+// Node is the part of one node in all groups: its programs are members of some and it coordinates
+// some.
+type Node struct {
+	cfg    Config
+	clocks clocks
+
+	mu struct {
+		lockrank.Mutex
+		view         *dsm.View
+		lives        uint64 // of the groups that this node has coordinated
+		seq          uint64 // of reports
+		locals       map[dsm.AreaID]*local
+		coordinators map[dsm.AreaID]*coordinator
+		parked       []parked
+		inbox        []message // of this node to itself
+		outbox       []message
+		sending      bool // a goroutine sends what is in outbox
+		closed       bool
+	}
+}
+
+// parked is a message that was made under a newer view than this node has.
+type parked struct {
+	from  dsm.NodeID
+	epoch dsm.Epoch
+	msg   any
+}
+
+// waiter is a program that waits. When ready has returned true, or the member is none any more,
+// done is called, with no lock held.
+type waiter struct {
+	member *Member
+	ready  func() bool
+	done   func(error)
+	err    error
+}
+
+// NewNode returns a Node without groups. It starts no goroutine.
+func NewNode(cfg Config) *Node {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	n := &Node{cfg: cfg}
+	n.mu.Init("groups.Node")
+	n.clocks.mu.Init("groups.clocks")
+	n.mu.view = new(dsm.View)
+	n.mu.locals = make(map[dsm.AreaID]*local)
+	n.mu.coordinators = make(map[dsm.AreaID]*coordinator)
+	return n
+}
+
+// Close ends all memberships.
+func (n *Node) Close() {
+	n.step(func() {
+		n.mu.closed = true
+		n.loseAllLocked(errs.E(errs.Closed, "group", "the node ends"))
+	})
+}
+
+func (n *Node) loseAllLocked(err error) {
+	for _, l := range n.mu.locals {
+		for _, m := range l.inOrder() {
+			m.lose(err)
+		}
+		n.reportLocked(l)
+	}
+}
+
+// step runs f under the lock, and then what f has made: messages of this node to itself, messages
+// to others, and the waking of programs.
+func (n *Node) step(f func()) {
+	n.mu.Lock()
+	f()
+	n.settleLocked()
+}
+
+// settleLocked handles the messages of this node to itself, releases the lock, wakes programs and
+// sends messages. One goroutine sends at a time, so that they leave in the order of the steps.
+func (n *Node) settleLocked() {
+	for len(n.mu.inbox) > 0 {
+		m := n.mu.inbox[0]
+		n.mu.inbox = n.mu.inbox[1:]
+		n.handleLocked(n.cfg.Self, m.msg)
+	}
+	var woken []*waiter
+	for id, l := range n.mu.locals {
+		if len(l.waiters) > 0 {
+			woken = append(woken, l.wakened()...)
+		}
+		if len(l.seats) == 0 && l.heard >= l.seq {
+			delete(n.mu.locals, id)
+		}
+	}
+	if n.mu.sending || len(n.mu.outbox) == 0 {
+		n.mu.Unlock()
+		wake(woken)
+		return
+	}
+	n.mu.sending = true
+	for len(n.mu.outbox) > 0 {
+		out := n.mu.outbox
+		n.mu.outbox = nil
+		n.mu.Unlock()
+		for _, m := range out {
+			n.cfg.Sender.Send(m.to, m.msg, nil, false)
+		}
+		wake(woken)
+		woken = nil
+		n.mu.Lock()
+	}
+	n.mu.sending = false
+	n.mu.Unlock()
+}
+
+// wakened takes out the waiters whose wait is over.
+func (l *local) wakened() (woken []*waiter) {
+	l.waiters = slices.DeleteFunc(l.waiters, func(w *waiter) bool {
+		if w.err = w.member.lost; w.err == nil && !w.ready() {
+			return false
+		}
+		woken = append(woken, w)
+		return true
+	})
+	return woken
+}
+
+func wake(list []*waiter) {
+	for _, w := range list {
+		w.done(w.err)
+	}
+}
+
+// begin has a member begin something; done is called when it is ready, perhaps before begin returns.
+// first reports whether there is something new to report. It and ready run under the lock. With an
+// error nothing has begun, and done is not called.
+func (n *Node) begin(m *Member, first func() (bool, error), ready func() bool, done func(error)) (*waiter, error) {
+	w := &waiter{member: m, ready: ready, done: done}
+	n.mu.Lock()
+	if m.lost != nil {
+		defer n.mu.Unlock()
+		return nil, m.lost
+	}
+	news, err := first()
+	if err != nil {
+		defer n.mu.Unlock()
+		return nil, err
+	}
+	if news {
+		n.reportLocked(m.group)
+	}
+	m.group.waiters = append(m.group.waiters, w)
+	n.settleLocked()
+	return w, nil
+}
+
+// giveUp ends a wait, and returns false if it was over.
+func (n *Node) giveUp(w *waiter) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	l := w.member.group
+	i := slices.Index(l.waiters, w)
+	if i >= 0 {
+		l.waiters = slices.Delete(l.waiters, i, i+1)
+	}
+	return i >= 0
+}
+
+// call begins something and waits until it is ready.
+func (n *Node) call(ctx context.Context, m *Member, first func() (bool, error), ready func() bool) error {
+	over := make(chan error, 1)
+	w, err := n.begin(m, first, ready, func(err error) { over <- err })
+	if err != nil {
+		return err
+	}
+	select {
+	case err := <-over:
+		return err
+	case <-ctx.Done():
+	}
+	switch {
+	case !n.giveUp(w):
+		return <-over
+	case ctx.Err() == context.DeadlineExceeded:
+		return errs.E(errs.Timeout, "group", "")
+	}
+	return errs.E(errs.Interrupted, "group", "")
+}
+
+// Join makes a program a member of a group, and returns when it has a rank: when the group is
+// complete, or one of its members has gone.
+func (n *Node) Join(ctx context.Context, group dsm.AreaID, size int) (*Member, error) {
+	if size < 1 || size > MaxSize {
+		return nil, errs.E(errs.Invalid, "join", "a group has 1 to %d members, not %d", MaxSize, size)
+	}
+	m := n.newMember(group, size)
+	err := n.call(ctx, m, m.apply, m.hasRank)
+	if err == nil {
+		return m, nil
+	}
+	n.step(func() {
+		if m.lost != nil {
+			return
+		}
+		if errs.Is(err, errs.Timeout) {
+			err = n.lackingLocked(m)
+		}
+		m.lose(err)
+		n.reportLocked(m.group)
+	})
+	return nil, err
+}
+
+// newMember returns a program that has not yet applied for a rank.
+func (n *Node) newMember(group dsm.AreaID, size int) *Member {
+	m := &Member{n: n, seat: wire.GroupSeat{ID: rand.Uint64() | 1, Size: size}, sums: make(map[uint64]*int64)}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mu.closed || !here(n.mu.view, n.cfg.Self) {
+		m.lost = errs.E(errs.Closed, "join", "this node is no member of the cluster")
+		return m
+	}
+	m.group = n.mu.locals[group]
+	if m.group == nil {
+		m.group = newLocal(group)
+		m.group.coordinator = n.coordinatorLocked(group)
+		n.mu.locals[group] = m.group
+	}
+	m.group.seats[m.seat.ID] = m
+	return m
+}
+
+// reportLocked tells the coordinator what there is to say.
+func (n *Node) reportLocked(l *local) { n.tellLocked(l, false) }
+
+func (n *Node) tellLocked(l *local, known bool) {
+	n.mu.seq++
+	n.postLocked(l.coordinator, l.report(n.mu.seq, n.mu.view.Epoch, known))
+}
+
+func (n *Node) postLocked(to dsm.NodeID, msg any) {
+	switch to {
+	case n.cfg.Self:
+		n.mu.inbox = append(n.mu.inbox, message{to, msg})
+	case 0: // nobody is there
+	default:
+		n.mu.outbox = append(n.mu.outbox, message{to, msg})
+	}
+}
+
+// here reports whether a node is a member of the cluster, and not gone.
+func here(v *dsm.View, id dsm.NodeID) bool {
+	m, ok := v.Member(id)
+	return ok && !m.Gone
+}
+
+// coordinatorLocked returns the coordinator of a group: the home of its file, or, if that is gone,
+// the node that comes first in an order of the group's own.
+func (n *Node) coordinatorLocked(group dsm.AreaID) dsm.NodeID {
+	v := n.mu.view
+	if home := n.cfg.Home(v, group); here(v, home) {
+		return home
+	}
+	var first dsm.NodeID
+	best := uint64(0)
+	for _, m := range v.Members {
+		h := (uint64(m.ID) ^ uint64(group)*0x9e3779b97f4a7c15) * 0xbf58476d1ce4e5b9
+		if h ^= h >> 32; !m.Gone && (first == 0 || cmp.Compare(h, best) > 0) {
+			first, best = m.ID, h
+		}
+	}
+	return first
+}

@@ -1,0 +1,173 @@
+package groups
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// Handles reports whether a message is one of groups.
+func Handles(msg any) bool {
+	switch msg.(type) {
+	case *wire.GroupReport, *wire.GroupCall, *wire.GroupState:
+		return true
+	}
+	return false
+}
+
+// Handle takes a message of another node. It does not wait.
+func (n *Node) Handle(from dsm.NodeID, msg any) {
+	n.step(func() { n.handleLocked(from, msg) })
+}
+
+// maxParked bounds the messages that wait for a view; a node that sends so many sends them again
+// when that comes.
+const maxParked = 4096
+
+func (n *Node) handleLocked(from dsm.NodeID, msg any) {
+	var group dsm.AreaID
+	var epoch dsm.Epoch
+	switch m := msg.(type) {
+	case *wire.GroupReport:
+		group, epoch = m.Group, m.Epoch
+	case *wire.GroupCall:
+		group, epoch = m.Group, m.Reign
+	case *wire.GroupState:
+		n.stateLocked(from, m)
+		return
+	}
+	if epoch > n.mu.view.Epoch {
+		if len(n.mu.parked) < maxParked {
+			n.mu.parked = append(n.mu.parked, parked{from, epoch, msg})
+		}
+		return
+	}
+	coordinator := n.coordinatorLocked(group)
+	switch m := msg.(type) {
+	case *wire.GroupReport:
+		if coordinator == n.cfg.Self && here(n.mu.view, from) {
+			n.reportedLocked(from, m)
+		}
+	case *wire.GroupCall:
+		if coordinator == from {
+			n.calledLocked(from, m)
+		}
+	}
+}
+
+// reportedLocked handles a report as the coordinator.
+func (n *Node) reportedLocked(from dsm.NodeID, r *wire.GroupReport) {
+	c := n.mu.coordinators[r.Group]
+	if c == nil {
+		// Who leaves only wants to hear that this was heard, if it knows nothing that others may need, or
+		// has told it already.
+		if len(r.Seats) == 0 && (r.Generation == 0 || r.Reign != 0) {
+			n.postLocked(from, &wire.GroupState{Group: r.Group, Reign: r.Reign, Heard: r.Seq})
+			return
+		}
+		c = n.takeOverLocked(r.Group)
+	}
+	c.report(from, r, n.cfg.Now())
+	n.decidedLocked(c)
+}
+
+// takeOverLocked makes this node the coordinator of a group, and calls all nodes.
+func (n *Node) takeOverLocked(group dsm.AreaID) *coordinator {
+	reign := n.mu.view.Epoch
+	c := newCoordinator(group, reign, func() uint64 {
+		n.mu.lives++
+		return uint64(reign)<<20 + n.mu.lives
+	})
+	n.mu.coordinators[group] = c
+	for _, m := range n.mu.view.Members {
+		if !m.Gone {
+			c.silent[m.ID] = struct{}{}
+			c.call(m.ID)
+		}
+	}
+	return c
+}
+
+// decidedLocked sends what a coordinator has made, and drops it when the group has ended.
+func (n *Node) decidedLocked(c *coordinator) {
+	for _, m := range c.out {
+		n.postLocked(m.to, m.msg)
+	}
+	c.out = nil
+	if c.empty() {
+		delete(n.mu.coordinators, c.group)
+	}
+}
+
+// calledLocked answers the coordinator's call.
+func (n *Node) calledLocked(from dsm.NodeID, call *wire.GroupCall) {
+	l := n.mu.locals[call.Group]
+	if l == nil {
+		n.postLocked(from, &wire.GroupReport{Group: call.Group, Epoch: n.mu.view.Epoch, Reign: call.Reign, Known: &wire.GroupKnown{}})
+		return
+	}
+	l.coordinator, l.reign = from, call.Reign
+	n.tellLocked(l, true)
+}
+
+// stateLocked takes over what the coordinator tells.
+func (n *Node) stateLocked(from dsm.NodeID, s *wire.GroupState) {
+	l := n.mu.locals[s.Group]
+	if l == nil || l.coordinator != from || l.reign != s.Reign {
+		return
+	}
+	l.state(s)
+	if len(s.Refused) > 0 {
+		n.reportLocked(l)
+	}
+}
+
+// ViewChanged takes over a view: groups whose coordinator has gone report to the next one.
+func (n *Node) ViewChanged(v *dsm.View) {
+	n.step(func() {
+		n.mu.view = v
+		if !here(v, n.cfg.Self) {
+			n.loseAllLocked(errs.E(errs.Closed, "group", "this node is no member of the cluster any more"))
+		}
+		for _, id := range slices.Sorted(maps.Keys(n.mu.locals)) {
+			if l := n.mu.locals[id]; l.moved(n.coordinatorLocked(id)) {
+				n.reportLocked(l)
+			}
+		}
+		for _, id := range slices.Sorted(maps.Keys(n.mu.coordinators)) {
+			c := n.mu.coordinators[id]
+			if n.coordinatorLocked(id) != n.cfg.Self {
+				delete(n.mu.coordinators, id)
+				continue
+			}
+			c.view(func(id dsm.NodeID) bool { return here(v, id) }, n.cfg.Now())
+			n.decidedLocked(c)
+		}
+		waiting := n.mu.parked
+		n.mu.parked = nil
+		for _, p := range waiting {
+			n.handleLocked(p.from, p.msg)
+		}
+	})
+}
+
+// SessionReset says that messages to or from a node may have been lost.
+func (n *Node) SessionReset(peer dsm.NodeID) {
+	n.step(func() {
+		for _, id := range slices.Sorted(maps.Keys(n.mu.locals)) {
+			if l := n.mu.locals[id]; l.coordinator == peer {
+				n.reportLocked(l)
+			}
+		}
+		for _, id := range slices.Sorted(maps.Keys(n.mu.coordinators)) {
+			c := n.mu.coordinators[id]
+			if _, waited := c.silent[peer]; waited {
+				c.call(peer)
+				n.decidedLocked(c)
+			}
+		}
+	})
+}

@@ -1,0 +1,64 @@
+package groups
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// owes reports whether a node waits for something that this one knows.
+func (c *coordinator) owes(p *peer) bool {
+	if len(p.refused) > 0 || len(p.touched) > 0 {
+		return true
+	}
+	if len(p.seats) == 0 && p.heard < p.seq {
+		// It leaves, and keeps what it knows until this is heard: perhaps nobody else has the result of
+		// the last barrier.
+		return c.settled()
+	}
+	for i := range p.seats {
+		s := &p.seats[i]
+		switch {
+		case !c.seated(s.ID):
+			if p.came < c.came {
+				return true
+			}
+		case s.Generation == 0 && p.list < c.list, p.generation != c.generation, p.done < c.done,
+			s.Need != 0 && s.Need <= c.slowest && p.slowest < s.Need:
+			return true
+		}
+	}
+	return false
+}
+
+// maxCame bounds how many of those who wait are named to those who wait.
+const maxCame = 64
+
+// tell sends a node what it lacks.
+func (c *coordinator) tell(to dsm.NodeID, p *peer) {
+	m := &wire.GroupState{
+		Group: c.group, Reign: c.reign, Heard: p.seq, Generation: c.generation, Size: c.size, Done: c.done, Missing: c.missing,
+		List: c.list, Slowest: c.slowest, Refused: p.refused,
+	}
+	if p.generation != c.generation || p.list < c.list {
+		m.Members = slices.Clone(c.members)
+	}
+	if len(p.order) > 0 {
+		for _, w := range c.waiting() {
+			if len(m.Came) < maxCame {
+				m.Came = append(m.Came, wire.GroupMember{ID: w.seat.ID, Node: w.node})
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.touched)) {
+		k := *c.counters[name]
+		k.Recent = slices.Clone(k.Recent)
+		m.Counters = append(m.Counters, k)
+	}
+	clear(p.touched)
+	p.generation, p.done, p.list, p.slowest, p.came, p.heard = c.generation, c.done, c.list, c.slowest, c.came, p.seq
+	p.refused = nil
+	c.out = append(c.out, message{to, m})
+}
