@@ -104,11 +104,16 @@ func (s *state) checkView() error {
 			return fmt.Errorf("member %s offers %d bytes", m.ID, m.Budget)
 		}
 	}
-	for i, h := range s.view.Slots {
+	for i, h := range s.view.Rows() {
 		_, primary := s.view.Member(h.Primary)
 		_, source := s.view.Member(h.Source)
 		if !primary || h.Source != 0 && !source || h.Source == h.Primary || h.Epoch > s.view.Epoch {
 			return fmt.Errorf("slot %d: %+v in epoch %d", i, h, s.view.Epoch)
+		}
+	}
+	for ino := range s.unplaced {
+		if in := s.inodes[ino]; in == nil || s.view.Placed(in.Area()) != 0 {
+			return fmt.Errorf("inode %d waits for a slot of its own", ino)
 		}
 	}
 	if n := stranded(s.view); len(n) > 0 && s.reserved.room(s.view) > roomNone {

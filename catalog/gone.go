@@ -72,6 +72,15 @@ func (settleOp) apply(s *state, _ step) (dsm.Inode, error) {
 				h.Source = 0
 			}
 		}
+		for i := range v.Own {
+			h := &v.Own[i]
+			if slices.Contains(free, h.Primary) {
+				h.SlotHome = dsm.SlotHome{Primary: v.Row(dsm.SlotOf(h.Area, 0)).Primary, Epoch: v.Epoch}
+			}
+			if slices.Contains(free, h.Source) {
+				h.Source = 0
+			}
+		}
 	})
 	return dsm.Inode{}, nil
 }
@@ -91,8 +100,8 @@ func (s *state) settled() (free []dsm.NodeID) {
 		if in.Kind != dsm.KindFile {
 			continue
 		}
-		for e := range min(dsm.Extents(in.Size), dsm.Slots) {
-			h := s.view.Slots[dsm.SlotOf(in.Area(), dsm.ExtentIndex(e))]
+		for e := range in.Spec.CoveringExtents(in.Size) {
+			h := s.view.Row(s.view.SlotOf(in.Area(), in.Spec, dsm.ExtentIndex(e)))
 			for _, n := range []dsm.NodeID{h.Primary, h.Source} {
 				if _, gone := lost[n]; gone {
 					lost[n] = true

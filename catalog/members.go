@@ -13,14 +13,14 @@ import (
 // its slots stay with it until there is room (reserve), everybody leaves, or it goes without
 // handing them over.
 func (s *state) reviewed(change func(v *dsm.View)) {
-	v := *s.view
-	v.Members = slices.Clone(v.Members)
+	v := s.view.Clone()
 	v.Epoch++
-	change(&v)
-	if s.reserved.room(&v) > roomNone {
-		balance(&v)
+	change(v)
+	if s.reserved.room(v) > roomNone {
+		balance(v)
 	}
-	s.view = &v
+	s.place(v)
+	s.view = v
 	s.effects.view = s.view
 }
 

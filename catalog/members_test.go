@@ -69,9 +69,9 @@ func ready(m *machine) {
 	m.Helper()
 	for range 10 {
 		by := make(map[dsm.NodeID][]dsm.Slot)
-		for i, h := range m.view.Slots {
+		for i, h := range m.view.Rows() {
 			if h.Source != 0 {
-				by[h.Primary] = append(by[h.Primary], dsm.Slot(i))
+				by[h.Primary] = append(by[h.Primary], i)
 			}
 		}
 		if len(by) == 0 {

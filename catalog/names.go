@@ -45,6 +45,11 @@ func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
 		if n.Spec, err = respecAll(n.Spec, o.Settings); err != nil {
 			return dsm.Inode{}, err
 		}
+		if n.Spec.Placement != d.Spec.Placement {
+			if err := s.checkPlacement(n.Spec.Placement); err != nil {
+				return dsm.Inode{}, err
+			}
+		}
 		if n.Layout, err = firstLayout(n.Spec, o.Layout, o.Size); err != nil {
 			return dsm.Inode{}, err
 		}
@@ -82,6 +87,7 @@ func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
 		in.parent = d.Ino
 	}
 	if in.Kind == dsm.KindFile {
+		s.placing(in) // while there is nothing of it that could be elsewhere
 		s.resize(st, in, o.Size)
 	}
 	if o.Hold {

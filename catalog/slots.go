@@ -101,7 +101,7 @@ func neediest(v *dsm.View, quota, count map[dsm.NodeID]int) dsm.NodeID {
 // slotsOf counts the slots that the node is primary or source of.
 func slotsOf(v *dsm.View, n dsm.NodeID) int {
 	count := 0
-	for _, h := range v.Slots {
+	for _, h := range v.Rows() {
 		if h.Primary == n || h.Source == n {
 			count++
 		}
@@ -113,18 +113,18 @@ func slotsOf(v *dsm.View, n dsm.NodeID) int {
 // and changes nothing.
 func (o slotsReadyOp) apply(s *state, st step) (dsm.Inode, error) {
 	ready := func(v *dsm.View, i dsm.Slot) bool {
-		h := v.Slots[i]
-		return h.Primary == st.node && h.Source != 0 && o.Epoch >= h.Epoch
+		h := v.Row(i)
+		return h != nil && h.Primary == st.node && h.Source != 0 && o.Epoch >= h.Epoch
 	}
 	slots := slices.DeleteFunc(slices.Clone(o.Slots), func(i dsm.Slot) bool {
-		return int(i) >= len(s.view.Slots) || !ready(s.view, i)
+		return !ready(s.view, i)
 	})
 	if len(slots) == 0 {
 		return dsm.Inode{}, nil
 	}
 	s.reviewed(func(v *dsm.View) {
 		for _, i := range slots {
-			v.Slots[i].Source = 0
+			v.Row(i).Source = 0
 		}
 	})
 	return dsm.Inode{}, nil
@@ -133,11 +133,8 @@ func (o slotsReadyOp) apply(s *state, st step) (dsm.Inode, error) {
 // A report about an earlier move is stale and changes nothing.
 func (o handoverFailedOp) apply(s *state, st step) (dsm.Inode, error) {
 	failed := func(i dsm.Slot) bool {
-		if int(i) >= len(s.view.Slots) {
-			return false
-		}
-		h := s.view.Slots[i]
-		return h.Source == st.node && isGone(s.view, h.Primary) && o.Epoch >= h.Epoch
+		h := s.view.Row(i)
+		return h != nil && h.Source == st.node && isGone(s.view, h.Primary) && o.Epoch >= h.Epoch
 	}
 	if !slices.ContainsFunc(o.Back, failed) && !slices.ContainsFunc(o.Lost, failed) {
 		return dsm.Inode{}, nil
@@ -145,12 +142,12 @@ func (o handoverFailedOp) apply(s *state, st step) (dsm.Inode, error) {
 	s.reviewed(func(v *dsm.View) {
 		for _, i := range o.Back {
 			if failed(i) {
-				v.Slots[i] = dsm.SlotHome{Primary: st.node, Epoch: v.Epoch}
+				*v.Row(i) = dsm.SlotHome{Primary: st.node, Epoch: v.Epoch}
 			}
 		}
 		for _, i := range o.Lost {
 			if failed(i) {
-				v.Slots[i].Source = 0
+				v.Row(i).Source = 0
 			}
 		}
 	})

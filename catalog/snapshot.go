@@ -11,7 +11,7 @@ import (
 )
 
 // imageFormat is the version of image.
-const imageFormat = 4
+const imageFormat = 5
 
 // image is a state as a value, with every set in order: equal states have equal images, byte for
 // byte.
@@ -23,6 +23,7 @@ type image struct {
 	Epoch    dsm.Epoch
 	Members  []dsm.Member
 	Slots    []dsm.SlotHome
+	Own      []dsm.OwnSlot
 	Inodes   []inodeImage
 	Sessions []sessionImage
 	Locks    []locks.Page
@@ -64,7 +65,7 @@ type resultImage struct {
 func (s *state) image() *image {
 	img := &image{
 		Format: imageFormat, Applied: s.applied, NextIno: s.nextIno,
-		Cluster: s.view.Cluster, Epoch: s.view.Epoch, Members: s.view.Members, Slots: s.view.Slots[:],
+		Cluster: s.view.Cluster, Epoch: s.view.Epoch, Members: s.view.Members, Slots: s.view.Slots[:], Own: s.view.Own,
 		Inodes: make([]inodeImage, 0, len(s.inodes)),
 	}
 	for _, ino := range sortedKeys(s.inodes) {
@@ -106,6 +107,9 @@ func restore(b []byte) (*state, error) {
 	s := newState()
 	s.applied, s.nextIno = img.Applied, img.NextIno
 	s.view = &dsm.View{Cluster: img.Cluster, Epoch: img.Epoch, Members: img.Members, Slots: [dsm.Slots]dsm.SlotHome(img.Slots)}
+	if !s.view.RestoreOwn(img.Own) {
+		return nil, errs.E(errs.Corrupt, "restore snapshot", "%d slots of single areas do not add up", len(img.Own))
+	}
 	for _, x := range img.Inodes {
 		in := &inode{Inode: x.Inode, parent: x.Parent, temp: x.Temp}
 		if x.Inode.Kind == dsm.KindDir {
@@ -128,6 +132,9 @@ func restore(b []byte) (*state, error) {
 		}
 		if in.Kind == dsm.KindFile {
 			s.reserved = s.reserved.with(in.Spec.Residency, in.Size)
+			if _, names := in.Spec.Placement.Node(); names && s.view.Placed(in.Area()) == 0 {
+				s.unplaced[in.Ino] = struct{}{}
+			}
 		}
 		s.inodes[in.Ino] = in
 	}

@@ -22,6 +22,11 @@ func (o setSpecOp) apply(s *state, st step) (dsm.Inode, error) {
 	if spec == in.Spec {
 		return in.Inode, nil
 	}
+	if spec.Placement != in.Spec.Placement {
+		if err := s.checkPlacement(spec.Placement); err != nil {
+			return dsm.Inode{}, err
+		}
+	}
 	before := in.Inode
 	if in.Kind == dsm.KindFile {
 		switch err := in.Spec.CheckChange(spec, in.Size); {
@@ -30,6 +35,9 @@ func (o setSpecOp) apply(s *state, st step) (dsm.Inode, error) {
 		case err != nil:
 			return dsm.Inode{}, fail(errs.Invalid, "%w", err)
 		}
+		if err := s.checkPlaceable(in, spec.Placement); err != nil {
+			return dsm.Inode{}, err
+		}
 		if spec.DType != in.Spec.DType {
 			in.Layout = explicitLayout(spec)
 		}
@@ -37,6 +45,9 @@ func (o setSpecOp) apply(s *state, st step) (dsm.Inode, error) {
 	in.Spec = spec
 	in.changed(st)
 	s.revised(st, in, before, true)
+	if spec.Placement != before.Spec.Placement {
+		s.placing(in)
+	}
 	return in.Inode, nil
 }
 

@@ -23,6 +23,7 @@ type state struct {
 	sessions map[dsm.NodeID]*session
 	view     *dsm.View // Cluster is 0 before the bootstrap command
 	book     *locks.Book
+	unplaced map[dsm.Ino]struct{} // files whose placement names a node, and that have no slot of their own yet: see place.go
 
 	effects effects // of the command being applied
 }
@@ -62,6 +63,7 @@ func newState() *state {
 		sessions: make(map[dsm.NodeID]*session),
 		view:     &dsm.View{},
 		book:     locks.NewBook(),
+		unplaced: make(map[dsm.Ino]struct{}),
 	}
 }
 
@@ -131,6 +133,7 @@ func (s *state) drop(in *inode) {
 		return
 	}
 	delete(s.inodes, in.Ino)
+	delete(s.unplaced, in.Ino)
 	s.book.Remove(in.Ino)
 	if in.Kind == dsm.KindFile {
 		s.reserve(in, -in.Size)

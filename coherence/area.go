@@ -23,6 +23,7 @@ type Area struct {
 		lockrank.Mutex
 		ino       dsm.Inode
 		view      *dsm.View    // the view that replica and home act on
+		own       dsm.Slot     // the slot that the view gives to this area alone; 0: none
 		dead      []dsm.NodeID // its members that are gone
 		mem       *pages.Area
 		cached    *pages.Cached
@@ -73,7 +74,7 @@ func newArea(n *Node, ino dsm.Inode) *Area {
 	a.attached.mu.Init("coherence.attached")
 	a.mu.ino = ino
 	a.mu.view = n.cfg.View.Current()
-	a.mu.dead = deadOf(a.mu.view)
+	a.mu.dead, a.mu.own = deadOf(a.mu.view), a.mu.view.Placed(a.id)
 	a.mu.kernel, a.mu.ruleErr = merge.KernelFor(ino.Spec.Merge, ino.Layout)
 	a.mu.replica.init()
 	a.mu.home.init()
@@ -284,7 +285,7 @@ func (a *Area) stampLocked() wire.Stamp {
 
 // rowLocked returns the home of an extent in the view that the area acts on.
 func (a *Area) rowLocked(e dsm.ExtentIndex) *dsm.SlotHome {
-	return &a.mu.view.Slots[dsm.SlotOf(a.id, e)]
+	return a.mu.view.Row(a.slotLocked(e))
 }
 
 // extentsLocked returns the number of extents of the area.
@@ -314,6 +315,7 @@ func (a *Area) catchUpLocked() {
 	}
 	old := a.mu.view
 	a.mu.view, a.mu.dead = v, deadOf(v)
+	a.placedLocked(v.Placed(a.id))
 	if a.mu.removed {
 		return
 	}
@@ -323,27 +325,19 @@ func (a *Area) catchUpLocked() {
 	a.mu.wake = true
 }
 
-// movedLocked reports whether the slot has another home than in the view old, or the same one after
-// others may have been its home in between.
-func (a *Area) movedLocked(old *dsm.View, s dsm.Slot) bool {
-	was, is := &old.Slots[s], &a.mu.view.Slots[s]
-	return was.Primary != is.Primary || was.Epoch != is.Epoch
-}
-
 // inodeChangedLocked takes over a new size, spec or layout.
 func (a *Area) inodeChangedLocked(now dsm.Inode) {
 	old := a.mu.ino
 	if s := a.mu.short.ino; now.Rev < old.Rev || s != nil && now.Rev < s.Rev {
 		return
 	}
-	if now.Spec.Residency != old.Spec.Residency {
-		// The residency changes only while the file is empty. A snapshot of the catalog skips that
-		// moment.
+	if now.Spec.Residency != old.Spec.Residency || replaced(old, now) {
+		// These change only while the file is empty. A snapshot of the catalog skips that moment.
 		empty := now
 		empty.Rev = old.Rev // what is made under now waits until the area has become now
-		empty.Size, empty.Spec.Residency = 0, old.Spec.Residency
+		empty.Size, empty.Spec.Residency, empty.Spec.Placement = 0, old.Spec.Residency, old.Spec.Placement
 		there := old.Size == 0 || a.becomeLocked(empty)
-		empty.Spec.Residency = now.Spec.Residency
+		empty.Spec.Residency, empty.Spec.Placement = now.Spec.Residency, now.Spec.Placement
 		if there = there && (now.Size == 0 || a.becomeLocked(empty)); !there {
 			a.mu.short.ino = &now
 			return
@@ -380,6 +374,9 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	a.replicaOnRequestChangedLocked()
 	if now.Gen != old.Gen {
 		a.homeGenChangedLocked() // it pushes, to this node too
+	}
+	if now.Spec.Placement != old.Spec.Placement {
+		a.resignOthersLocked()
 	}
 	a.mu.wake = true
 	return true

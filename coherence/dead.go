@@ -25,7 +25,7 @@ func deadOf(v *dsm.View) (dead []dsm.NodeID) {
 // deadHomeLocked returns the dead node that had the state of a slot; 0 if the state is alive. While a slot is being handed over, its
 // source has the state. If the new home dies, the source takes the slot back or gives it up: see handovers.
 func (a *Area) deadHomeLocked(s dsm.Slot) dsm.NodeID {
-	row := &a.mu.view.Slots[s]
+	row := a.mu.view.Row(s)
 	holder := row.Primary
 	if row.Source != 0 {
 		holder = row.Source
@@ -36,14 +36,13 @@ func (a *Area) deadHomeLocked(s dsm.Slot) dsm.NodeID {
 	return 0
 }
 
-// deadInAreaLocked returns the dead home of some extent of the area; 0 if all homes live. dsm.Slots consecutive extents cover every
-// slot, so it looks at no more than that.
+// deadInAreaLocked returns the dead home of some extent of the area; 0 if all homes live.
 func (a *Area) deadInAreaLocked() dsm.NodeID {
 	if len(a.mu.dead) == 0 {
 		return 0
 	}
-	for e := range dsm.ExtentIndex(min(a.extentsLocked(), dsm.Slots)) {
-		if id := a.deadHomeLocked(dsm.SlotOf(a.id, e)); id != 0 {
+	for e := range dsm.ExtentIndex(a.coveringLocked()) {
+		if id := a.deadHomeLocked(a.slotLocked(e)); id != 0 {
 			return id
 		}
 	}
@@ -57,7 +56,7 @@ func (a *Area) deadForLocked(off, n int64) dsm.NodeID {
 	}
 	n = min(n, a.mu.ino.Size-off)
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+n; e++ {
-		id := a.deadHomeLocked(dsm.SlotOf(a.id, e))
+		id := a.deadHomeLocked(a.slotLocked(e))
 		if id != 0 && int(e) < a.mu.replica.n && pagesOf(e, off, int(n)).Minus(a.extentLocked(e).have) != (dsm.PageSet{}) {
 			return id
 		}
@@ -76,7 +75,7 @@ func (a *Area) deadGoalLocked(g publishGoal, last bool) (dead dsm.NodeID) {
 		if x.acked >= n {
 			continue
 		}
-		dead = a.deadHomeLocked(dsm.SlotOf(a.id, x.index))
+		dead = a.deadHomeLocked(a.slotLocked(x.index))
 		if home := a.rowLocked(x.index).Primary; dead == 0 && last && slices.Contains(silent, home) {
 			dead = home
 		}
@@ -114,7 +113,7 @@ func (a *Area) heardFromLocked(n dsm.NodeID) {
 func (a *Area) abandonDeadLocked() {
 	for _, e := range a.busyExtentsLocked() {
 		x := a.extentLocked(e)
-		dead := a.deadHomeLocked(dsm.SlotOf(a.id, e)) != 0
+		dead := a.deadHomeLocked(a.slotLocked(e)) != 0
 		switch {
 		case dead && x.pub != nil && !slices.Contains(a.mu.dead, a.rowLocked(e).Primary):
 			a.node.links.give(x.pub.home, a, x.pub.credit)

@@ -143,7 +143,7 @@ func (a *Area) residencyChangedLocked() {
 		a.node.cfg.Log.Error("change the residency", "area", a.id, "err", err)
 	}
 	a.mu.replica.demand = a.mu.mem.Demand()
-	a.mu.replica.slots = [dsm.Slots]slotState{} // it subscribes anew, in the other way, when there is something
+	a.mu.replica.slots = [areaSlots]slotState{} // it subscribes anew, in the other way, when there is something
 	a.mu.replica.bare = a.mu.mem.Demand() && a.mu.replica.writers == 0
 }
 

@@ -83,10 +83,9 @@ func (h *handovers) pendingLocked(v *dsm.View, to dsm.NodeID) []dsm.Slot {
 	if isGone(v, to) {
 		return nil
 	}
-	for s := range v.Slots {
-		row := &v.Slots[s]
-		if row.Source == h.node.cfg.Self && row.Primary == to && h.mu.sent[dsm.Slot(s)] != row.Epoch {
-			out = append(out, dsm.Slot(s))
+	for s, row := range v.Rows() {
+		if row.Source == h.node.cfg.Self && row.Primary == to && h.mu.sent[s] != row.Epoch {
+			out = append(out, s)
 		}
 	}
 	return out
@@ -123,8 +122,7 @@ func (h *handovers) viewChanged(v *dsm.View) {
 // of. Slots that were never offered come back: this node has their state, and nobody can have changed it. The others are lost: their new
 // home may have merged and acked publishes that are not in the state here, so to serve that would undo them.
 func (h *handovers) failuresLocked(v *dsm.View) (back, lost []dsm.Slot) {
-	for i := range v.Slots {
-		s, row := dsm.Slot(i), &v.Slots[i]
+	for s, row := range v.Rows() {
 		if row.Source != h.node.cfg.Self || !isGone(v, row.Primary) || h.mu.failed[s] == row.Epoch {
 			continue
 		}
@@ -171,8 +169,8 @@ func (h *handovers) run(r *handoverRun) {
 		died := isGone(h.node.cfg.View.Current(), r.to)
 		for _, s := range slots {
 			if !died { // else viewChanged takes care of them: see failuresLocked
-				h.mu.sent[s] = v.Slots[s].Epoch // before the message is sent: a reset from now on deletes it
-				h.mu.offered[s] = v.Slots[s].Epoch
+				h.mu.sent[s] = v.Row(s).Epoch // before the message is sent: a reset from now on deletes it
+				h.mu.offered[s] = v.Row(s).Epoch
 			}
 		}
 		h.mu.Unlock()
@@ -186,7 +184,7 @@ func (h *handovers) run(r *handoverRun) {
 // send sends the extents of the slots, and returns when all are acked. It returns false if the caller must
 // start over.
 func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
-	var moving [dsm.Slots]bool
+	moving := make(map[dsm.Slot]bool)
 	for _, s := range slots {
 		moving[s] = true
 	}
@@ -199,7 +197,7 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 	for _, a := range h.node.all() {
 		a.step(func() {
 			for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
-				if moving[dsm.SlotOf(a.id, e)] {
+				if moving[a.slotLocked(e)] {
 					todo = append(todo, item{area: a, extent: e})
 				}
 			}
@@ -255,7 +253,7 @@ func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (bytes int,
 		if x == nil {
 			return
 		}
-		m := &wire.HandoverExtent{Stamp: a.stampLocked(), ID: id, Slot: dsm.SlotOf(a.id, e), Extent: e, Version: x.version}
+		m := &wire.HandoverExtent{Stamp: a.stampLocked(), ID: id, Slot: a.slotLocked(e), Extent: e, Version: x.version}
 		for i, v := range x.pages {
 			if v != 0 {
 				m.Pages.Add(i)
@@ -281,7 +279,7 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 	if err := n.waitApplied(from, m.Rev, m.Epoch); err != nil {
 		return err
 	}
-	if m.Pages.Len() != len(m.Versions) || len(payload) != m.Pages.Len()*dsm.PageSize || dsm.SlotOf(m.Area, m.Extent) != m.Slot {
+	if m.Pages.Len() != len(m.Versions) || len(payload) != m.Pages.Len()*dsm.PageSize {
 		return errs.E(errs.Corrupt, "handover", "extent %d of area %d does not add up", m.Extent, m.Area)
 	}
 	ack := &wire.HandoverAck{ID: m.ID}
@@ -290,7 +288,7 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 		a.step(func() {
 			row := a.rowLocked(m.Extent)
 			switch {
-			case m.Epoch < row.Epoch || row.Source != from || !a.isSelf(row.Primary) || n.slotReady(m.Slot, row):
+			case a.slotLocked(m.Extent) != m.Slot || m.Epoch < row.Epoch || row.Source != from || !a.isSelf(row.Primary) || n.slotReady(m.Slot, row):
 				// It was sent again, or a newer view has changed the home: nothing to install.
 			case m.Rev > a.mu.ino.Rev && a.mu.short.ino != nil:
 				ack.Stale, ack.Rev, later = true, a.mu.ino.Rev, true
@@ -375,10 +373,10 @@ func (h *handovers) done(from dsm.NodeID, m *wire.HandoverDone) error {
 	v := n.cfg.View.Current()
 	var ready []dsm.Slot
 	for _, s := range m.Slots {
-		if int(s) >= dsm.Slots {
+		if int(s) >= len(n.received) {
 			return errs.E(errs.Corrupt, "handover", "slot %d", s)
 		}
-		if row := &v.Slots[s]; row.Source == from && row.Primary == n.cfg.Self && m.Epoch >= row.Epoch {
+		if row := v.Row(s); row != nil && row.Source == from && row.Primary == n.cfg.Self && m.Epoch >= row.Epoch {
 			n.received[s].Store(uint64(row.Epoch))
 			ready = append(ready, s)
 		}
@@ -423,9 +421,9 @@ func (h *handovers) tell(what string, n int, record func(ctx context.Context) er
 func (h *handovers) sessionReset(peer dsm.NodeID) {
 	h.mu.Lock()
 	v := h.node.cfg.View.Current()
-	for s := range v.Slots {
-		if row := &v.Slots[s]; row.Source == h.node.cfg.Self && row.Primary == peer {
-			delete(h.mu.sent, dsm.Slot(s))
+	for s, row := range v.Rows() {
+		if row.Source == h.node.cfg.Self && row.Primary == peer {
+			delete(h.mu.sent, s)
 		}
 	}
 	if r := h.mu.runs[peer]; r != nil {

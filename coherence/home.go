@@ -211,13 +211,13 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 			delete(a.mu.home.subs, id)
 			continue
 		}
-		for slot := range s.slots {
-			if a.movedLocked(old, dsm.Slot(slot)) {
-				s.slots[slot] = false
+		for i := range s.slots {
+			if slot, ok := a.slotAtLocked(i); !ok || a.movedLocked(old, slot) {
+				s.slots[i] = false
 			}
 		}
 		for e := range s.extents {
-			if a.movedLocked(old, dsm.SlotOf(a.id, e)) {
+			if a.movedLocked(old, a.slotLocked(e)) {
 				s.forget(e)
 			}
 		}

@@ -53,7 +53,7 @@ type Node struct {
 
 	// received[s] is the epoch at which this node, as the new primary of slot
 	// s, has got all its state; until then requests to it are parked.
-	received [dsm.Slots]atomic.Uint64
+	received [dsm.Slots + dsm.MaxOwnSlots]atomic.Uint64
 
 	mu struct {
 		lockrank.Mutex

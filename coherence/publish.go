@@ -119,7 +119,7 @@ batch:
 			if a.mu.again = a.mu.diffed >= publishBatch; a.mu.again || full && !here {
 				break batch
 			}
-			if full && here && !a.node.slotReady(dsm.SlotOf(a.id, e), a.rowLocked(e)) { // the message would be parked
+			if full && here && !a.node.slotReady(a.slotLocked(e), a.rowLocked(e)) { // the message would be parked
 				parked = append(parked, e)
 				r.wants.drop(home, x)
 				more = append(more, home)

@@ -66,10 +66,10 @@ func (a *Area) homeSubscribeLocked(from dsm.NodeID, m *wire.Subscribe) {
 func (a *Area) subscribeSlotsLocked(s *subscriber, list []dsm.Slot, group uint64) (lacks []wire.ExtentPages) {
 	in := slotSet(list)
 	for _, slot := range list {
-		s.slots[slot] = true
+		s.slots[slotIndex(slot)] = true
 	}
 	for e, l := range s.extents {
-		if in[dsm.SlotOf(a.id, e)] && l.group != group {
+		if in[slotIndex(a.slotLocked(e))] && l.group != group {
 			s.forget(e)
 		}
 	}
@@ -77,7 +77,7 @@ func (a *Area) subscribeSlotsLocked(s *subscriber, list []dsm.Slot, group uint64
 		return nil // it holds nothing of them
 	}
 	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
-		if !in[dsm.SlotOf(a.id, e)] || s.extents[e] != nil || int(e) >= a.extentsLocked() {
+		if !in[slotIndex(a.slotLocked(e))] || s.extents[e] != nil || int(e) >= a.extentsLocked() {
 			continue
 		}
 		if all := a.mu.home.extents[e].newer(0); !all.Empty() {

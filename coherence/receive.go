@@ -179,15 +179,15 @@ func (a *Area) serveLocked(epoch dsm.Epoch, e dsm.ExtentIndex) verdict {
 	if int(e) >= a.extentsLocked() {
 		return drop // cut off, or never there
 	}
-	return a.serveSlotLocked(epoch, dsm.SlotOf(a.id, e))
+	return a.serveSlotLocked(epoch, a.slotLocked(e))
 }
 
 // serveSlotLocked says whether this node answers for the slot.
 func (a *Area) serveSlotLocked(epoch dsm.Epoch, s dsm.Slot) verdict {
-	if int(s) >= dsm.Slots {
+	if !a.hasSlotLocked(s) {
 		return drop
 	}
-	row := &a.mu.view.Slots[s]
+	row := a.mu.view.Row(s)
 	switch {
 	case !a.isSelf(row.Primary) || epoch < row.Epoch:
 		return drop
@@ -215,8 +215,8 @@ func (a *Area) serveAllLocked(m *wire.Subscribe) verdict {
 
 // awaitingLocked reports whether an extent of the area is still being handed over to this node.
 func (a *Area) awaitingLocked() bool {
-	for e := range dsm.ExtentIndex(min(a.extentsLocked(), dsm.Slots)) { // they have every slot
-		if row := a.rowLocked(e); row.Source != 0 && a.isSelf(row.Primary) && !a.node.slotReady(dsm.SlotOf(a.id, e), row) {
+	for e := range dsm.ExtentIndex(a.coveringLocked()) {
+		if row := a.rowLocked(e); row.Source != 0 && a.isSelf(row.Primary) && !a.node.slotReady(a.slotLocked(e), row) {
 			return true
 		}
 	}

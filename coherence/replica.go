@@ -39,7 +39,7 @@ type replica struct {
 	extents map[dsm.ExtentIndex]*replicaExtent
 	n       int
 	zero    dsm.ExtentIndex // extents from here on were added when the area grew, and were zero then
-	slots   [dsm.Slots]slotState
+	slots   [areaSlots]slotState
 
 	seq      dsm.Seq           // of the last publication
 	underWay int               // bytes of publications under way
@@ -97,9 +97,9 @@ func (r *replica) init() {
 		subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring)}
 }
 
-// homesLocked returns the distinct homes of the area's extents. dsm.Slots consecutive extents cover every slot, so it looks at no more.
+// homesLocked returns the distinct homes of the area's extents.
 func (a *Area) homesLocked() []dsm.NodeID {
-	ids := make([]dsm.NodeID, min(a.extentsLocked(), dsm.Slots))
+	ids := make([]dsm.NodeID, a.coveringLocked())
 	for e := range ids {
 		ids[e] = a.rowLocked(dsm.ExtentIndex(e)).Primary
 	}
@@ -396,7 +396,7 @@ func (a *Area) replicaViewChangedLocked(old *dsm.View) {
 		}
 	}
 	for round, sub := range r.subs { // Subscribes without an answer are sent again: their slots may have moved
-		sub.addTo(moved, a.id)
+		sub.addTo(moved, a)
 		delete(r.subs, round)
 	}
 	if len(a.mu.dead) > 0 {
@@ -422,7 +422,7 @@ func (a *Area) replicaResetLocked(peer dsm.NodeID) {
 
 // homedAtLocked returns the slots that are subscribed to and whose home is the node.
 func (a *Area) homedAtLocked(n dsm.NodeID) []dsm.Slot {
-	return slices.DeleteFunc(a.askedLocked(), func(s dsm.Slot) bool { return a.mu.view.Slots[s].Primary != n })
+	return slices.DeleteFunc(a.askedLocked(), func(s dsm.Slot) bool { return a.mu.view.Row(s).Primary != n })
 }
 
 // resubscribeLocked subscribes to the slots, and sends everything again that is under way for their extents. It also sends
@@ -432,7 +432,7 @@ func (a *Area) resubscribeLocked(list []dsm.Slot) {
 	a.subscribeLocked(list)
 	in := slotSet(list)
 	for _, e := range a.busyExtentsLocked() {
-		if !in[dsm.SlotOf(a.id, e)] {
+		if !in[slotIndex(a.slotLocked(e))] {
 			continue
 		}
 		x := r.extents[e]
@@ -460,7 +460,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 		first := r.n
 		r.n = a.extentsLocked()
 		a.materializeLastLocked()
-		a.subscribeLocked(slices.DeleteFunc(a.slotsLocked(first), func(s dsm.Slot) bool { return r.slots[s].asked }))
+		a.subscribeLocked(slices.DeleteFunc(a.slotsLocked(first), func(s dsm.Slot) bool { return r.slots[slotIndex(s)].asked }))
 		return
 	}
 	a.extentLocked(dsm.ExtentIndex(min(is/dsm.ExtentSize, int64(r.n)-1))) // its pages past the end are zero, and so here

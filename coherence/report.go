@@ -18,6 +18,35 @@ type Report struct {
 	Subscribers []dsm.NodeID // distinct, sorted
 }
 
+// Home is a node that extents of an area live at.
+type Home struct {
+	Node    dsm.NodeID
+	Sources []dsm.NodeID // distinct, sorted: the nodes that are handing some of them over to it
+}
+
+// Homes returns the homes of an area, by their ids, as this node knows them. It asks nobody.
+func (n *Node) Homes(id dsm.AreaID) ([]Home, error) {
+	a, err := n.area(id)
+	if err != nil {
+		return nil, err
+	}
+	var list []Home
+	a.step(func() {
+		for _, id := range a.homesLocked() {
+			h := Home{Node: id}
+			for e := range dsm.ExtentIndex(a.coveringLocked()) {
+				if row := a.rowLocked(e); row.Primary == id && row.Source != 0 {
+					h.Sources = append(h.Sources, row.Source)
+				}
+			}
+			slices.Sort(h.Sources)
+			h.Sources = slices.Compact(h.Sources)
+			list = append(list, h)
+		}
+	})
+	return list, nil
+}
+
 // Stat is a named figure.
 type Stat struct{ Name, Value string }
 

@@ -130,15 +130,15 @@ func (n *simNode) SlotsReady(_ context.Context, slots []dsm.Slot, e dsm.Epoch) e
 	if n.dead {
 		return nil
 	}
-	v := *s.lastView()
+	v := s.lastView().Clone()
 	for _, sl := range slots {
-		if row := &v.Slots[sl]; row.Primary == n.id && row.Source != 0 && e >= row.Epoch {
+		if row := v.Row(sl); row.Primary == n.id && row.Source != 0 && e >= row.Epoch {
 			row.Source = 0
 			v.Epoch++
 		}
 	}
 	if v.Epoch != s.lastView().Epoch {
-		s.log = append(s.log, entry{nil, &v})
+		s.log = append(s.log, entry{nil, v})
 	}
 	return nil
 }
@@ -210,7 +210,7 @@ func (s *sim) check() {
 			continue
 		}
 		n.area.mu.Lock()
-		bad := n.area.problemLocked(hot)
+		bad := n.area.problemLocked(n.sim.hotPages())
 		if bad == "" {
 			bad = n.kernel.problem()
 		}

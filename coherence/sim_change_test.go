@@ -140,7 +140,7 @@ func (r *simRun) changeByte(n *simNode, p dsm.PageIndex) {
 			if in := from % dsm.PageSize; in < hotBytes {
 				from += hotBytes - in
 			}
-			if p := dsm.PageIndex(from / dsm.PageSize); slices.Contains(hot, p+1) && p+1 < dsm.PageIndex(off/dsm.PageSize) || k.past[p] || k.past[p+1] {
+			if p := dsm.PageIndex(from / dsm.PageSize); slices.Contains(r.hotPages(), p+1) && p+1 < dsm.PageIndex(off/dsm.PageSize) || k.past[p] || k.past[p+1] {
 				from = off
 			}
 		}

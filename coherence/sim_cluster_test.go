@@ -36,9 +36,12 @@ type sim struct {
 	queues   bool // READs may wait in the queues of the kernels
 	// careful says that programs load, and store back later; a node has one that stores to the page cache, or attached ones.
 	careful     bool
-	lastProgram int      // numbers those that attach
-	taker       *simNode // see withTaker
-	lost        int      // how often it took something along
+	lastProgram int           // numbers those that attach
+	taker       *simNode      // see withTaker
+	lost        int           // how often it took something along
+	farther     dsm.PageIndex // how many extents all hot pages but the first two are moved back by
+	places      bool          // the area gets a slot of its own, and that moves
+	placed      int           // how often
 
 	mu       sync.Mutex // of net and log, and the view and inode of each node
 	requests []*request
@@ -94,6 +97,9 @@ func newSimOf(t *testing.T, seed uint64, nodes int, ino dsm.Inode, linger time.D
 	s := &sim{t: t, rng: rand.New(rand.NewPCG(seed, 1)), net: make(map[link][]frame), deaf: make(map[link]bool),
 		bubble: time.Now().Year() == 2000, // where the clock of a bubble begins
 		seen:   seen{stores: make(map[int64]int), published: make(map[int64]int)}}
+	if ino.Spec.Placement == dsm.PlaceAuto && ino.Spec.OneHome(ino.Size) {
+		ino.Spec.Placement = dsm.PlaceSpread // an area this small has one home otherwise
+	}
 	ino.Ino, ino.Kind, ino.Gen, ino.Rev = dsm.Ino(simArea), dsm.KindFile, 1, 1
 	view := &dsm.View{Cluster: 1, Epoch: 1}
 	for i := range nodes {
@@ -260,16 +266,24 @@ func (s *sim) changeRules(change func(ino *dsm.Inode)) {
 	s.commit(entry{&ino, nil})
 }
 
+// slotOf returns the slot of an extent of the area.
+func (s *sim) slotOf(v *dsm.View, e dsm.ExtentIndex) dsm.Slot {
+	return v.SlotOf(simArea, s.lastInode().Spec, e)
+}
+
+// rowOf returns the row of an extent of the area.
+func (s *sim) rowOf(v *dsm.View, e dsm.ExtentIndex) *dsm.SlotHome { return v.Row(s.slotOf(v, e)) }
+
 // moveSlots commits a view in which some slots of the area get another home, or in
 // which handovers that are complete are over.
 func (s *sim) moveSlots() {
-	v := *s.lastView()
+	v := s.lastView().Clone()
 	v.Epoch++
-	changed := false
-	for e := range dsm.ExtentIndex(dsm.Extents(s.lastInode().Size)) {
-		sl := dsm.SlotOf(simArea, e)
-		row := &v.Slots[sl]
-		switch gone := deadOf(&v); {
+	changed := s.places && s.placeAnew(v)
+	for e := range dsm.ExtentIndex(s.lastInode().Spec.CoveringExtents(s.lastInode().Size)) {
+		sl := s.slotOf(v, e)
+		row := v.Row(sl)
+		switch gone := deadOf(v); {
 		case slices.Contains(gone, row.Primary) || slices.Contains(gone, row.Source):
 		case row.Source != 0:
 			if dsm.Epoch(s.nodes[row.Primary-1].node.received[sl].Load()) == row.Epoch {
@@ -285,6 +299,22 @@ func (s *sim) moveSlots() {
 		}
 	}
 	if changed {
-		s.commit(entry{nil, &v})
+		s.commit(entry{nil, v})
 	}
+}
+
+// placeAnew gives the area a slot of its own, as catalog/place.go does, at some node. It reports whether it did.
+func (s *sim) placeAnew(v *dsm.View) bool {
+	row := *s.rowOf(v, 0)
+	gone := deadOf(v)
+	to := dsm.NodeID(s.rng.IntN(len(s.nodes)) + 1)
+	if v.Placed(simArea) != 0 || row.Source != 0 || slices.Contains(gone, row.Primary) || slices.Contains(gone, to) || s.rng.IntN(2) == 0 {
+		return false
+	}
+	first := dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: v.Epoch}
+	if row.Primary == to {
+		first.Source = 0
+	}
+	s.placed++
+	return v.Place(simArea, first)
 }

@@ -52,7 +52,6 @@ func (s *sim) kill(n *simNode) {
 func (s *sim) bury(n *simNode) {
 	n.gone = true
 	s.changeView(func(v *dsm.View) {
-		v.Members = slices.Clone(v.Members)
 		v.Members[n.i].Gone, v.Members[n.i].Leaving = true, true
 	})
 }
@@ -63,8 +62,8 @@ func (r *simRun) die(now bool) bool {
 	n := r.taker
 	v := r.lastView()
 	with := func(f func(row dsm.SlotHome) bool) (any bool) {
-		for e := range dsm.ExtentIndex(dsm.Extents(simSize)) {
-			any = any || f(v.Slots[dsm.SlotOf(simArea, e)])
+		for e := range dsm.ExtentIndex(r.lastInode().Spec.CoveringExtents(r.fullSize())) {
+			any = any || f(*r.rowOf(v, e))
 		}
 		return any
 	}
@@ -82,8 +81,8 @@ func (r *simRun) die(now bool) bool {
 		r.lost++
 		r.resize(0)
 		r.changeView(func(v *dsm.View) {
-			for i := range v.Slots {
-				switch row := &v.Slots[i]; {
+			for _, row := range v.Rows() {
+				switch {
 				case !lost(*row):
 				case row.Primary == n.id:
 					*row = dsm.SlotHome{Primary: r.nodes[0].id, Epoch: v.Epoch}
@@ -92,7 +91,7 @@ func (r *simRun) die(now bool) bool {
 				}
 			}
 		})
-		r.resize(simSize)
+		r.resize(r.fullSize())
 	default:
 		return false
 	}
@@ -119,12 +118,12 @@ func (n *simNode) HandoverFailed(_ context.Context, back, lost []dsm.Slot, e dsm
 	s := n.sim
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v := *s.lastView()
+	v := s.lastView().Clone()
 	v.Epoch++
 	changed := false
 	for _, sl := range append(slices.Clone(back), lost...) {
-		row := &v.Slots[sl]
-		if row.Source != n.id || e < row.Epoch || !slices.Contains(deadOf(&v), row.Primary) {
+		row := v.Row(sl)
+		if row.Source != n.id || e < row.Epoch || !slices.Contains(deadOf(v), row.Primary) {
 			continue
 		}
 		changed = true
@@ -135,7 +134,7 @@ func (n *simNode) HandoverFailed(_ context.Context, back, lost []dsm.Slot, e dsm
 		}
 	}
 	if changed {
-		s.log = append(s.log, entry{nil, &v})
+		s.log = append(s.log, entry{nil, v})
 	}
 	return nil
 }

@@ -322,7 +322,7 @@ func (k *fakeKernel) problem() string {
 	if k.n.area.mu.cached == nil {
 		return ""
 	}
-	for _, p := range hot {
+	for _, p := range k.n.sim.hotPages() {
 		c := k.cache[p]
 		if c == nil || k.reading[p] != nil {
 			continue

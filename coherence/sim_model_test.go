@@ -3,6 +3,7 @@ package coherence
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -15,6 +16,7 @@ type simCase struct {
 	unaware bool                            // see sim
 	careful bool                            // see sim
 	dies    bool                            // a node dies: see withTaker
+	auto    bool                            // some extents live together, others are spread
 	starves bool                            // at times memory cannot be made longer
 	rules   func(r *simRun, ino *dsm.Inode) // changes what the model allows to change
 	store   func(r *simRun, n *simNode)
@@ -39,9 +41,23 @@ const simSize = 3*dsm.ExtentSize + 5*dsm.PageSize
 // hot are the pages that the runs store to: few, so that things collide.
 var hot = []dsm.PageIndex{0, 1, 255, 256, 300, 512, 767, 768, 772}
 
+// hotPages are the pages that the runs of a kind store to.
+func (s *sim) hotPages() []dsm.PageIndex {
+	list := slices.Clone(hot)
+	for i := range list {
+		if p := &list[i]; *p >= 2 {
+			*p += s.farther * dsm.ExtentPages
+		}
+	}
+	return list
+}
+
+// fullSize is the size of the area at the beginning.
+func (s *sim) fullSize() int64 { return simSize + int64(s.farther)*dsm.ExtentSize }
+
 // drawHot draws the pages that a run stores to: all that are hot, or two, where more collides.
 func (r *simRun) drawHot() {
-	if r.hot = hot; r.rng.IntN(2) == 0 {
+	if r.hot = r.hotPages(); r.rng.IntN(2) == 0 {
 		r.hot = []dsm.PageIndex{r.aHot(), r.aHot()}
 	}
 }
@@ -132,7 +148,7 @@ func storeBytes(r *simRun, n *simNode) {
 }
 
 func checkBytes(r *simRun, n *simNode) {
-	for _, p := range hot {
+	for _, p := range r.hotPages() {
 		size := min(n.ino.Size-int64(p)*dsm.PageSize, dsm.PageSize)
 		if size <= 0 {
 			continue
@@ -170,7 +186,7 @@ func addInts(r *simRun, n *simNode) {
 }
 
 func checkInts(r *simRun, n *simNode) {
-	for _, p := range hot {
+	for _, p := range r.hotPages() {
 		w, c := n.page(p)
 		for i := range hotElems {
 			want := r.sums[int(p)*hotElems+i]
@@ -197,7 +213,7 @@ func addFloats(r *simRun, n *simNode) {
 
 // checkFloats: every node has the same bits, and they are the sum but for rounding.
 func checkFloats(r *simRun, n *simNode) {
-	for _, p := range hot {
+	for _, p := range r.hotPages() {
 		w, c := n.page(p)
 		first, _ := r.nodes[0].page(p)
 		for i := range hotElems {
@@ -225,6 +241,7 @@ var simCases = []simCase{
 	{name: "last", ino: dsm.Inode{Size: simSize}, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "last-cut", ino: dsm.Inode{Size: simSize}, resize: true, starves: true, unaware: true, rules: applyRule, store: storeBytes, check: checkBytes},
 	{name: "last-death", ino: dsm.Inode{Size: simSize}, dies: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "last-auto", ino: dsm.Inode{Size: simSize}, auto: true, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "last-resize", ino: dsm.Inode{Size: simSize}, resize: true, starves: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "sum-sync", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), rules: addsRule, store: addInts, check: checkInts},
 	{name: "sum-float", ino: sumOf(dsm.DTypeF32, dsm.ApplyAuto), rules: addsRule, store: addFloats, check: checkFloats},

@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -78,7 +79,7 @@ func (n *simNode) attach() {
 		if compare {
 			source = nil
 		}
-		prog.untrack = prog.at.Track(source, 0, simSize)
+		prog.untrack = prog.at.Track(source, 0, n.sim.fullSize())
 		n.attached = append(n.attached, prog)
 	})
 }
@@ -103,7 +104,7 @@ func (n *simNode) enter(what string, call func(ctx context.Context) error, done 
 
 // Scan is that of a pages.Source.
 func (p *simProgram) Scan(stored, _ func(off, n int64)) error {
-	for _, i := range hot {
+	for _, i := range slices.Sorted(maps.Keys(p.found)) {
 		if p.found[i] {
 			stored(int64(i)*dsm.PageSize, dsm.PageSize)
 		}
@@ -357,7 +358,7 @@ func (n *simNode) waitFor(p dsm.PageIndex) {
 // evict has a node of an area on demand give up pages, whether it is short of room or not.
 func (n *simNode) evict() {
 	set := make(map[dsm.ExtentIndex]dsm.PageSet)
-	for _, p := range hot {
+	for _, p := range n.sim.hotPages() {
 		if n.sim.rng.IntN(3) > 0 {
 			continue
 		}

@@ -23,17 +23,17 @@ func newHomed(t *testing.T, nodes int, ino dsm.Inode) *sim {
 
 // changeView commits a view that differs from the last one.
 func (s *sim) changeView(change func(v *dsm.View)) {
-	v := *s.lastView()
+	v := s.lastView().Clone()
 	v.Epoch++
-	change(&v)
-	s.commit(entry{nil, &v})
+	change(v)
+	s.commit(entry{nil, v})
 }
 
 // move commits a view in which the slots of the first extents are on their way to a node. The test runs in a bubble.
 func (s *sim) move(to *simNode, extents dsm.ExtentIndex) {
 	s.changeView(func(v *dsm.View) {
 		for e := range extents {
-			row := &v.Slots[dsm.SlotOf(simArea, e)]
+			row := s.rowOf(v, e)
 			if row.Primary != to.id {
 				*row = dsm.SlotHome{Primary: to.id, Source: row.Primary, Epoch: v.Epoch}
 			}

@@ -54,12 +54,22 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	if c.ino.Spec.Residency == dsm.ResidencyDemand {
 		memory = 1
 	}
-	nodes := simNodes
+	nodes, ino := simNodes, c.ino
+	// A seed decides where the area lives. Areas on demand are always spread.
+	if draw := rand.New(rand.NewPCG(seed, 2)); ino.Spec.Residency == dsm.ResidencyFull && ino.Spec.Placement == dsm.PlaceAuto && draw.IntN(2) == 0 {
+		ino.Spec.Placement = dsm.PlaceOne
+	}
+	farther := dsm.PageIndex(0)
+	if c.auto {
+		farther = dsm.AutoExtents - 2
+		ino.Size, ino.Spec.Placement = simSize+int64(farther)*dsm.ExtentSize, dsm.PlaceAuto
+	}
 	if c.dies {
 		nodes++
 	}
-	r := &simRun{sim: newSimOf(t, seed, nodes, c.ino, 30*time.Millisecond, memory), kind: c,
+	r := &simRun{sim: newSimOf(t, seed, nodes, ino, 30*time.Millisecond, memory), kind: c,
 		bytes: make(map[int64]byte), maybe: make(map[int64]bool), sums: make(map[int]int32), fsums: make(map[int]float64), best: make(map[int]uint32)}
+	r.farther, r.places = farther, ino.Spec.Together(0) // and by a view of its own from time to time
 	r.drawHot()
 	r.onShrink, r.careful, r.unaware, r.queues = r.shrunk, c.careful, c.unaware, true
 	if c.dies {
@@ -95,7 +105,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 // settle lets faults stop: every call must return, but a wait for what is to come, which does when every node has
 // published once more. Then all have the same.
 func (r *simRun) settle() {
-	r.hot = hot
+	r.hot = r.hotPages()
 	for _, q := range r.requests {
 		if r.careful && q.what == "wait" {
 			q.giveUp() // the program that waits does not store meanwhile
@@ -180,7 +190,7 @@ func (n *simNode) checkDrafts() {
 		if d == nil {
 			continue
 		}
-		for _, p := range hot {
+		for _, p := range n.sim.hotPages() {
 			size := min(n.ino.Size-int64(p)*dsm.PageSize, dsm.PageSize)
 			if size <= 0 {
 				continue
@@ -253,7 +263,7 @@ func (r *simRun) event(n *simNode) {
 // aSize is a size to which the area is changed: a whole number of pages, or in the midst of what is stored to a page.
 func (r *simRun) aSize() int64 {
 	if r.rng.IntN(2) == 0 {
-		return simSize - int64(r.rng.IntN(773))*dsm.PageSize
+		return r.fullSize() - int64(r.rng.IntN(773))*dsm.PageSize
 	}
 	return max(int64(r.aHot())*dsm.PageSize, dsm.PageSize) + int64(r.rng.IntN(hotBytes))
 }

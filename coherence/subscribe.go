@@ -26,30 +26,33 @@ type subscribing struct {
 }
 
 // addTo adds to set the slots that the Subscribe is for.
-func (s *subscribing) addTo(set map[dsm.Slot]struct{}, id dsm.AreaID) {
+func (s *subscribing) addTo(set map[dsm.Slot]struct{}, a *Area) {
 	for _, slot := range s.slots {
-		set[slot] = struct{}{}
+		if a.hasSlotLocked(slot) {
+			set[slot] = struct{}{}
+		}
 	}
 	for _, x := range s.extents {
-		set[dsm.SlotOf(id, x.Extent)] = struct{}{}
+		set[a.slotLocked(x.Extent)] = struct{}{}
 	}
 }
 
-// slotsLocked returns the slots of the area's extents from first on. dsm.Slots consecutive extents cover every slot, so it looks at no more.
+// slotsLocked returns the slots of the area's extents from first on.
 func (a *Area) slotsLocked(first int) []dsm.Slot {
-	list := make([]dsm.Slot, min(max(a.extentsLocked()-first, 0), dsm.Slots))
+	list := make([]dsm.Slot, min(max(a.extentsLocked()-first, 0), a.coveringLocked()))
 	for i := range list {
-		list[i] = dsm.SlotOf(a.id, dsm.ExtentIndex(first+i))
+		list[i] = a.slotLocked(dsm.ExtentIndex(first + i))
 	}
-	return list
+	slices.Sort(list)
+	return slices.Compact(list)
 }
 
 // askedLocked returns the slots that are subscribed to. After a shrink the area may have no extents in some of them. They stay subscribed:
 // the area may grow again.
 func (a *Area) askedLocked() (list []dsm.Slot) {
-	for s := range a.mu.replica.slots {
-		if a.mu.replica.slots[s].asked {
-			list = append(list, dsm.Slot(s))
+	for i := range a.mu.replica.slots {
+		if s, ok := a.slotAtLocked(i); ok && a.mu.replica.slots[i].asked {
+			list = append(list, s)
 		}
 	}
 	return list
@@ -59,16 +62,17 @@ func (a *Area) askedLocked() (list []dsm.Slot) {
 func (a *Area) subscribedHomesLocked() []dsm.NodeID {
 	var ids []dsm.NodeID
 	for _, s := range a.askedLocked() {
-		ids = append(ids, a.mu.view.Slots[s].Primary)
+		ids = append(ids, a.mu.view.Row(s).Primary)
 	}
 	slices.Sort(ids)
 	return slices.Compact(ids)
 }
 
-func slotSet(list []dsm.Slot) *[dsm.Slots]bool {
-	var in [dsm.Slots]bool
+// slotSet returns the set of slots of an area, by slotIndex.
+func slotSet(list []dsm.Slot) *[areaSlots]bool {
+	var in [areaSlots]bool
 	for _, s := range list {
-		in[s] = true
+		in[slotIndex(s)] = true
 	}
 	return &in
 }
@@ -89,7 +93,7 @@ func (a *Area) extentLocked(e dsm.ExtentIndex) *replicaExtent {
 	r := &a.mu.replica
 	x := r.extents[e]
 	if x == nil {
-		slot := &r.slots[dsm.SlotOf(a.id, e)]
+		slot := &r.slots[slotIndex(a.slotLocked(e))]
 		x = &replicaExtent{index: e, live: slot.live}
 		switch {
 		case r.demand: // no page is here
@@ -151,14 +155,14 @@ func (a *Area) subscribeLocked(list []dsm.Slot) {
 	slots := make(map[dsm.NodeID][]dsm.Slot)
 	extents := make(map[dsm.NodeID][]wire.ExtentVersion)
 	for _, s := range list {
-		home := a.mu.view.Slots[s].Primary
+		home := a.mu.view.Row(s).Primary
 		slots[home] = append(slots[home], s)
-		r.slots[s].asked = true
-		r.slots[s].live = r.slots[s].live && !r.demand
+		slot := &r.slots[slotIndex(s)]
+		slot.asked, slot.live = true, slot.live && !r.demand
 	}
 	in := slotSet(list)
 	for _, e := range a.extentsFromLocked(0) {
-		if !in[dsm.SlotOf(a.id, e)] {
+		if !in[slotIndex(a.slotLocked(e))] {
 			continue
 		}
 		x := r.extents[e]
@@ -212,15 +216,15 @@ func (a *Area) replicaSubscribedLocked(from dsm.NodeID, m *wire.Subscribed) {
 		return
 	}
 	for _, s := range m.Slots {
-		if int(s) >= dsm.Slots {
+		if !a.hasSlotLocked(s) {
 			continue
 		}
-		if row := &a.mu.view.Slots[s]; row.Primary == from && m.Epoch >= row.Epoch {
-			r.slots[s] = slotState{asked: true, live: true, here: true}
+		if row := a.mu.view.Row(s); row.Primary == from && m.Epoch >= row.Epoch {
+			r.slots[slotIndex(s)] = slotState{asked: true, live: true, here: true}
 		}
 	}
 	for _, e := range a.extentsFromLocked(0) { // extents whose state was made after the Subscribe
-		if slot := r.slots[dsm.SlotOf(a.id, e)]; slot.live && !r.extents[e].live {
+		if slot := r.slots[slotIndex(a.slotLocked(e))]; slot.live && !r.extents[e].live {
 			a.extentSubscribedLocked(from, m.Epoch, e, dsm.PageSet{})
 		}
 	}

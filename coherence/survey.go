@@ -106,7 +106,7 @@ func (a *Area) restartSurveysLocked() {
 // homeSurveyLocked answers which pages have data at this home.
 func (a *Area) homeSurveyLocked(from dsm.NodeID, m *wire.Survey) {
 	r := &wire.Surveyed{Stamp: a.stampLocked(), Round: m.Round, Pages: int64(a.mu.home.data)}
-	if slices.ContainsFunc(a.mu.view.Slots[:], func(s dsm.SlotHome) bool { return a.isSelf(s.Source) }) {
+	if a.handsOverLocked() {
 		for e, x := range a.mu.home.extents { // extents that are being handed over are counted by their new home
 			if !a.isSelf(a.rowLocked(e).Primary) {
 				r.Pages -= int64(x.data.Len())
@@ -119,6 +119,16 @@ func (a *Area) homeSurveyLocked(from dsm.NodeID, m *wire.Survey) {
 		}
 	}
 	a.sendLocked(from, r)
+}
+
+// handsOverLocked reports whether an extent of the area is being handed over by this node.
+func (a *Area) handsOverLocked() bool {
+	for e := range dsm.ExtentIndex(a.coveringLocked()) {
+		if a.isSelf(a.rowLocked(e).Source) {
+			return true
+		}
+	}
+	return false
 }
 
 func (a *Area) replicaSurveyedLocked(from dsm.NodeID, m *wire.Surveyed) {

@@ -37,7 +37,7 @@ func (w wants) drop(home dsm.NodeID, x *replicaExtent) {
 func (a *Area) wantLocked(e dsm.ExtentIndex, x *replicaExtent) {
 	x.wanted = true
 	a.busyLocked(e, x)
-	if x.queued || a.deadHomeLocked(dsm.SlotOf(a.id, e)) != 0 {
+	if x.queued || a.deadHomeLocked(a.slotLocked(e)) != 0 {
 		return
 	}
 	x.queued = true
@@ -55,7 +55,7 @@ func (a *Area) nextWantedLocked(home dsm.NodeID) (dsm.ExtentIndex, *replicaExten
 			continue
 		}
 		x := a.extentLocked(e)
-		if x.wanted && x.pub == nil && !(x.dirty.Empty() && len(x.stash) > 0) && a.deadHomeLocked(dsm.SlotOf(a.id, e)) == 0 {
+		if x.wanted && x.pub == nil && !(x.dirty.Empty() && len(x.stash) > 0) && a.deadHomeLocked(a.slotLocked(e)) == 0 {
 			return e, x
 		}
 		r.wants.drop(home, x)

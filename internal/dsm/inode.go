@@ -57,30 +57,3 @@ type Member struct {
 	Leaving bool   // it is handing its slots over
 	Gone    bool   // its process ended without leaving: what it was the home of is lost
 }
-
-// SlotHome is the row of a slot in the view.
-type SlotHome struct {
-	Primary NodeID
-	// Source is the previous primary while it hands the slot over, else 0.
-	Source NodeID
-	// Epoch is the epoch of the view in which Primary became primary.
-	Epoch Epoch
-}
-
-// View is the agreed members and slot table. It is immutable once shared.
-type View struct {
-	Cluster ClusterID
-	Epoch   Epoch
-	Members []Member // by ID
-	Slots   [Slots]SlotHome
-}
-
-// Member returns the member with the id.
-func (v *View) Member(id NodeID) (Member, bool) {
-	for _, m := range v.Members {
-		if m.ID == id {
-			return m, true
-		}
-	}
-	return Member{}, false
-}

@@ -12,7 +12,7 @@ import (
 type Setting struct{ Key, Value string }
 
 // SettingKeys are the keys of the settings, in the order they are shown.
-var SettingKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access", "locks"}
+var SettingKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access", "locks", "placement"}
 
 // Setting returns the value of a key, in the format in which it is set; ok is false if there is no
 // such key.
@@ -34,6 +34,8 @@ func (s Spec) Setting(key string) (value string, ok bool) {
 		return s.Access.String(), true
 	case "locks":
 		return s.Locks.String(), true
+	case "placement":
+		return s.Placement.String(), true
 	}
 	return "", false
 }
@@ -59,14 +61,16 @@ func (s Spec) With(key, value string) (Spec, error) {
 		s.Access, err = ParseAccess(value)
 	case "locks":
 		s.Locks, err = ParseLocks(value)
+	case "placement":
+		s.Placement, err = ParsePlacement(value)
 	default:
 		return was, fmt.Errorf("unknown attribute %q: want one of %s", key, strings.Join(SettingKeys, " "))
 	}
-	switch {
-	case err != nil:
+	if err == nil {
+		err = s.conflict()
+	}
+	if err != nil {
 		return was, err
-	case !s.Valid():
-		return was, errors.New("access direct is for areas of residency full: a program that has the memory itself, with nobody to fetch what is missing, would read zeroes")
 	}
 	return s, nil
 }
@@ -98,10 +102,20 @@ func (s Spec) CheckChange(to Spec, size int64) error {
 			return fmt.Errorf("the %s of a file of %d bytes is %s and %w", key, size, was, ErrFixed)
 		}
 	}
+	if s.Placement != to.Placement && !(s.OneHome(size) && to.OneHome(size) && s.moves(to)) {
+		return fmt.Errorf("the placement of a file of %d bytes is %s and %w; but a file that lives at one home can be moved to another by the name of a node", size, s.Placement, ErrFixed)
+	}
 	if to.DType != s.DType {
 		return to.DType.CheckSize(size)
 	}
 	return nil
+}
+
+// moves reports whether one of the two placements names a node: then the change says where the one home is to be, not how many there are.
+func (s Spec) moves(to Spec) bool {
+	_, was := s.Placement.Node()
+	_, is := to.Placement.Node()
+	return was || is
 }
 
 // CheckSize refuses a size that is not a whole number of elements.

@@ -1,6 +1,7 @@
 package dsm
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -134,6 +135,7 @@ type Spec struct {
 	Residency Residency
 	Access    Access
 	Locks     Locks
+	Placement Placement
 }
 
 // DefaultSpec is the spec of the root directory of a new cluster.
@@ -225,5 +227,19 @@ func (s Spec) Valid() bool {
 	return int(s.Mode) < len(modeNames) && int(s.Merge) < len(mergeNames) && int(s.DType) < len(dtypeNames) &&
 		int(s.Apply) < len(applyNames) && s.Interval >= 0 && s.Interval <= MaxInterval &&
 		int(s.Residency) < len(residencyNames) && int(s.Access) < len(accessNames) && int(s.Locks) < len(locksNames) &&
-		(s.Residency == ResidencyFull || s.Access == AccessCached)
+		s.Placement.Valid() && s.conflict() == nil
+}
+
+// conflict returns why two of the settings do not go together, or nil.
+func (s Spec) conflict() error {
+	if s.Residency == ResidencyFull {
+		return nil
+	}
+	if s.Access == AccessDirect {
+		return errors.New("access direct is for areas of residency full: a program that has the memory itself, with nobody to fetch what is missing, would read zeroes")
+	}
+	if s.Placement != PlaceAuto && s.Placement != PlaceSpread {
+		return fmt.Errorf("placement %s is for areas of residency full: memory for areas on demand is reserved at each home by its part of the slots, so they are always spread", s.Placement)
+	}
+	return nil
 }

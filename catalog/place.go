@@ -1,0 +1,135 @@
+package catalog
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// An area whose placement names a node has a slot of its own, whose home is that node: only such a slot can move without others. It has
+// the slot until it is removed, wherever it lives. An area gets it when nothing of it is on its way: while its shared slot is being handed
+// over, neither end has all of its state. Until then, and as long as there is no such member, it is in unplaced.
+
+// pinned returns the member that a placement names, if it stays; else 0.
+func pinned(v *dsm.View, p dsm.Placement) dsm.NodeID {
+	word, ok := p.Node()
+	if !ok {
+		return 0
+	}
+	for _, m := range v.Members {
+		if !m.Leaving && !m.Gone && (m.Name == word || m.ID.String() == word) {
+			return m.ID
+		}
+	}
+	return 0
+}
+
+// checkPlacement refuses a placement that names no member.
+func (s *state) checkPlacement(p dsm.Placement) error {
+	word, ok := p.Node()
+	if !ok || pinned(s.view, p) != 0 {
+		return nil
+	}
+	var names []string
+	for _, m := range s.view.Members {
+		if !m.Leaving && !m.Gone {
+			names = append(names, m.Name)
+		}
+	}
+	return fail(errs.Invalid, "placement %q: no member that stays has this name or id: want auto, spread, one, or one of the members %s", word, strings.Join(names, " "))
+}
+
+// checkPlaceable refuses a node for the file if there are too many areas with slots of their own.
+func (s *state) checkPlaceable(in *inode, p dsm.Placement) error {
+	if _, ok := p.Node(); !ok || s.view.Placed(in.Area()) != 0 || s.places() < dsm.MaxOwnSlots {
+		return nil
+	}
+	return fail(errs.NoSpace, "placement %s: %d files have a home of their own, which is the most", p, dsm.MaxOwnSlots)
+}
+
+// places counts the slots of areas that exist.
+func (s *state) places() (n int) {
+	for _, o := range s.view.Own {
+		if in := s.inodes[dsm.Ino(o.Area)]; in != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// placing has the file live where its placement says, as soon as it can.
+func (s *state) placing(in *inode) {
+	delete(s.unplaced, in.Ino)
+	if _, ok := in.Spec.Placement.Node(); !ok || in.Kind != dsm.KindFile {
+		return
+	}
+	own := s.view.Row(s.view.Placed(in.Area()))
+	if s.view.Placed(in.Area()) == 0 {
+		own = nil
+		s.unplaced[in.Ino] = struct{}{}
+	}
+	if to := pinned(s.view, in.Spec.Placement); to != 0 && (own == nil || own.Primary != to) {
+		s.reviewed(func(*dsm.View) {})
+	}
+}
+
+// place brings the slots of single areas to where they belong: those of areas that name a node, and those of nodes that leave.
+func (s *state) place(v *dsm.View) {
+	for _, o := range slices.Clone(v.Own) {
+		if in := s.inodes[dsm.Ino(o.Area)]; o.Area != 0 && (in == nil || !in.Spec.Together(0)) {
+			v.Displace(o.Area)
+		}
+	}
+	for i := range v.Own {
+		o := &v.Own[i]
+		if o.Area == 0 || o.Source != 0 || isGone(v, o.Primary) {
+			continue
+		}
+		in := s.inodes[dsm.Ino(o.Area)]
+		if to := ownHome(v, in, o.Primary); to != o.Primary {
+			o.SlotHome = dsm.SlotHome{Primary: to, Source: o.Primary, Epoch: v.Epoch}
+		}
+	}
+	for _, ino := range sortedKeys(s.unplaced) {
+		in := s.inodes[ino]
+		to, shared := pinned(v, in.Spec.Placement), v.Row(in.Spec.SlotOf(in.Area(), 0))
+		if to != 0 && (in.Size == 0 || shared.Source == 0 && !isGone(v, shared.Primary)) && v.Place(in.Area(), startOf(in, *shared, to, v.Epoch)) {
+			delete(s.unplaced, ino)
+		}
+	}
+}
+
+// startOf returns the first row of an area's own slot.
+func startOf(in *inode, shared dsm.SlotHome, to dsm.NodeID, e dsm.Epoch) dsm.SlotHome {
+	row := dsm.SlotHome{Primary: to, Source: shared.Primary, Epoch: e}
+	if in.Size == 0 || row.Source == to {
+		row.Source = 0 // there is nothing to hand over
+	}
+	return row
+}
+
+// ownHome returns where an area's own slot belongs: to the node that its placement names; else it stays. If its home leaves, it goes to the
+// home of the slot that the area would share.
+func ownHome(v *dsm.View, in *inode, now dsm.NodeID) dsm.NodeID {
+	if to := pinned(v, in.Spec.Placement); to != 0 {
+		return to
+	}
+	stays := func(n dsm.NodeID) bool {
+		m, ok := v.Member(n)
+		return ok && !m.Leaving
+	}
+	if stays(now) {
+		return now
+	}
+	if shared := v.Row(in.Spec.SlotOf(in.Area(), 0)).Primary; stays(shared) {
+		return shared
+	}
+	for _, m := range v.Members {
+		if !m.Leaving {
+			return m.ID
+		}
+	}
+	return now
+}

@@ -1,0 +1,209 @@
+package catalog
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// homeOf returns the row of the first extent of a file.
+func homeOf(m *machine, in dsm.Inode) dsm.SlotHome {
+	in = m.at(in.Ino)
+	return *m.view.Row(m.view.SlotOf(in.Area(), in.Spec, 0))
+}
+
+// homesOf counts the nodes that the extents of a file live at.
+func homesOf(m *machine, in dsm.Inode) int {
+	in = m.at(in.Ino)
+	nodes := make(map[dsm.NodeID]bool)
+	for e := range dsm.Extents(in.Size) {
+		nodes[m.view.Row(m.view.SlotOf(in.Area(), in.Spec, dsm.ExtentIndex(e))).Primary] = true
+	}
+	return len(nodes)
+}
+
+func placeAt(in dsm.Inode, where string) setSpecOp { return setSpecOp{in.Ino, "placement", where} }
+
+// placedFile makes a file of the size with a placement.
+func placedFile(m *machine, name string, size int64, where string) dsm.Inode {
+	m.Helper()
+	return m.must(nodeA, createOp{Dir: dsm.RootIno, Name: name, Kind: dsm.KindFile, Size: size, Settings: []dsm.Setting{{Key: "placement", Value: where}}})
+}
+
+func TestPlacements(t *testing.T) {
+	m := newSized(t, 1<<34, 1<<34, 1<<34)
+	small, large := int64(16*mib), int64(40*mib)
+	for _, c := range []struct {
+		where string
+		size  int64
+		homes int
+	}{{"auto", small, 1}, {"auto", large, 3}, {"spread", small, 3}, {"one", large, 1}, {"nb", large, 1}, {nodeC.String(), small, 1}} {
+		in := placedFile(m, fmt.Sprint(c), c.size, c.where)
+		if n := homesOf(m, in); n != c.homes {
+			t.Errorf("%s: %d bytes at %d homes, want %d", c.where, c.size, n, c.homes)
+		}
+		if row := homeOf(m, in); c.where == "nb" && row.Primary != nodeB || c.where == nodeC.String() && row.Primary != nodeC || row.Source != 0 {
+			t.Errorf("%s: home %+v", c.where, row)
+		}
+	}
+	if n := len(m.view.Own); n != 2 {
+		t.Errorf("%d slots of single areas", n)
+	}
+}
+
+// TestPlaceMoves has a file that lives at one home go to a node by its name, and one that is spread stay.
+func TestPlaceMoves(t *testing.T) {
+	m := newSized(t, 1<<34, 1<<34, 1<<34)
+	for _, where := range []string{"auto", "one"} {
+		in := placedFile(m, where, 8*mib, where)
+		was := homeOf(m, in).Primary
+		to := nodeA
+		if was == to {
+			to = nodeB
+		}
+		m.must(nodeA, placeAt(in, member(to).Name))
+		if row := homeOf(m, in); row.Primary != to || row.Source != was || row.Epoch != m.view.Epoch {
+			t.Fatalf("%s: %+v, want it on its way from %v to %v", where, row, was, to)
+		}
+		m.must(nodeA, placeAt(in, "nc")) // when it has arrived
+		if row := homeOf(m, in); row.Primary != to {
+			t.Fatalf("%s: %+v turns round on its way", where, row)
+		}
+		ready(m)
+		if row := homeOf(m, in); row.Primary != nodeC || row.Source != 0 {
+			t.Fatalf("%s: %+v, want it at %v", where, row, nodeC)
+		}
+		m.must(nodeA, placeAt(in, where))
+		if row := homeOf(m, in); row.Primary != nodeC || row.Source != 0 {
+			t.Errorf("%s again: %+v, want it to stay", where, row)
+		}
+	}
+	spread := placedFile(m, "spread", 8*mib, "spread")
+	for _, where := range []string{"one", "auto", "nb"} {
+		m.fails(errs.Busy, placeAt(spread, where), "placement", "is spread", "truncate it to 0")
+	}
+	large := placedFile(m, "large", 40*mib, "auto")
+	m.fails(errs.Busy, placeAt(large, "nb"), "is auto")
+	m.must(nodeA, resize(large, 0))
+	m.must(nodeA, placeAt(large, "nb"))
+	m.must(nodeA, resize(large, 40*mib))
+	if row := homeOf(m, large); row.Primary != nodeB || row.Source != 0 || homesOf(m, large) != 1 {
+		t.Errorf("an empty file is handed over: %+v", row)
+	}
+}
+
+func TestBadPlacements(t *testing.T) {
+	m := newSized(t, 1<<34, 1<<34)
+	in := m.file("f")
+	m.fails(errs.Invalid, placeAt(in, "nobody"), "nobody", "na nb")
+	m.fails(errs.Invalid, placeAt(in, ""), "want one of auto spread one")
+	m.fails(errs.Invalid, createOp{Dir: dsm.RootIno, Name: "g", Kind: dsm.KindFile, Settings: []dsm.Setting{{Key: "placement", Value: "nobody"}}}, "na nb")
+	m.must(nodeA, setSpecOp{in.Ino, "residency", "demand"})
+	m.fails(errs.Invalid, placeAt(in, "nb"), "residency full", "reserved")
+	m.fails(errs.Invalid, placeAt(in, "one"), "residency full", "reserved")
+	m.must(nodeA, setSpecOp{in.Ino, "residency", "full"})
+	m.must(nodeA, placeAt(in, "nb"))
+	m.fails(errs.Invalid, setSpecOp{in.Ino, "residency", "demand"}, "residency full", "reserved")
+	m.must(nodeB, leavingOp{nodeB})
+	m.fails(errs.Invalid, placeAt(m.file("h"), "nb"), "no member that stays")
+}
+
+// TestPlaceFollowsTheNode: when the node leaves its files go to the home of their shared slot, and come back with a node of its name.
+func TestPlaceFollowsTheNode(t *testing.T) {
+	m := newSized(t, 1<<34, 1<<34, 1<<34)
+	dir := m.mkdir(dsm.RootIno, "d")
+	m.must(nodeA, setSpecOp{dir, "placement", "nc"})
+	make1 := func(name string) dsm.Inode {
+		return m.must(nodeA, createOp{Dir: dir, Name: name, Kind: dsm.KindFile, Size: mib})
+	}
+	in := make1("f")
+	if row := homeOf(m, in); row != (dsm.SlotHome{Primary: nodeC, Epoch: m.view.Epoch}) {
+		t.Fatalf("inherited: %+v", row)
+	}
+	m.must(nodeC, leavingOp{nodeC})
+	shared := m.view.Row(dsm.SlotOf(in.Area(), 0)).Primary
+	if row := homeOf(m, in); row.Primary != shared || row.Source != nodeC {
+		t.Errorf("%+v, want it on its way to %v", row, shared)
+	}
+	m.fails(errs.Busy, removeMemberOp{nodeC}, "slots")
+	ready(m)
+	m.must(nodeA, removeMemberOp{nodeC})
+	later := make1("g")
+	if m.view.Placed(later.Area()) != 0 {
+		t.Error("a slot for a node that is not there")
+	}
+	again := member(nodeC + 1)
+	again.Name = "nc"
+	m.must(nodeA, addMemberOp{again})
+	ready(m)
+	for _, x := range []dsm.Inode{in, later} {
+		if row := homeOf(m, x); row.Primary != again.ID || row.Source != 0 {
+			t.Errorf("%+v, want it at the node with the name", row)
+		}
+	}
+}
+
+// TestPlaceWaits: while the shared slot of a file is on its way, neither end has all of the file, so the file gets no slot of its own.
+func TestPlaceWaits(t *testing.T) {
+	m := newSized(t, 1<<34)
+	in := placedFile(m, "f", mib, "auto")
+	m.must(nodeA, addMemberOp{member(nodeB)})
+	m.must(nodeA, addMemberOp{member(nodeC)})
+	for homeOf(m, in).Source == 0 {
+		m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
+		in = placedFile(m, "f", mib, "auto")
+	}
+	m.must(nodeA, placeAt(in, "nc"))
+	if m.view.Placed(in.Area()) != 0 {
+		t.Fatalf("%+v while its shared slot moves", homeOf(m, in))
+	}
+	if s, err := restore(mustEncode(t, m.image())); err != nil || len(s.unplaced) != 1 {
+		t.Errorf("restored: %v", err)
+	}
+	ready(m)
+	if row := homeOf(m, in); row.Primary != nodeC || row.Source != 0 {
+		t.Errorf("%+v, want it at the node", row)
+	}
+}
+
+// TestPlaceOfTheDead: what lives at a node that dies is lost until the file is truncated.
+func TestPlaceOfTheDead(t *testing.T) {
+	m := newSized(t, 1<<34, 1<<34, 1<<34)
+	in := placedFile(m, "f", mib, "nc")
+	m.must(nodeA, goneOp{nodeC})
+	if row := homeOf(m, in); row.Primary != nodeC {
+		t.Errorf("%+v: its bytes are lost, and who says so?", row)
+	}
+	m.must(nodeA, resize(in, 0))
+	m.must(nodeA, settleOp{})
+	if row := homeOf(m, in); row.Primary == nodeC {
+		t.Errorf("%+v, want another home", row)
+	}
+}
+
+// TestPlacesAreBounded: the slots of removed files are taken again, and there are no more than the most.
+func TestPlacesAreBounded(t *testing.T) {
+	m := newSized(t, 1<<34, 1<<34)
+	for i := range 100 {
+		placedFile(m, fmt.Sprint(i), 0, "nb")
+		if i >= 8 {
+			m.must(nodeA, unlinkOp{dsm.RootIno, fmt.Sprint(i - 8)})
+		}
+	}
+	if n := len(m.view.Own); n > 10 {
+		t.Errorf("%d slots for 8 files", n)
+	}
+	v, used := m.view.Clone(), 0
+	for _, o := range v.Own {
+		if o.Area != 0 {
+			used++
+		}
+	}
+	for i := range dsm.MaxOwnSlots {
+		if placed := v.Place(dsm.AreaID(1<<40+i), v.Slots[0]); placed != (i < dsm.MaxOwnSlots-used) {
+			t.Fatalf("slot %d: %v", i, placed)
+		}
+	}
+}

@@ -1,0 +1,69 @@
+package coherence
+
+import "github.com/dsmfs/dsmfs/internal/dsm"
+
+// Which slot an extent is in is up to the spec of the area, and to the view: it may give an area a slot of its own, in which those
+// extents are that live together. It does so once, when nothing of the area is being handed over, and not
+// while the area lives is the slot taken back: only then could a message from before pass for one from after.
+
+// areaSlots is how many slots an area can have extents in: the shared ones, and one of its own.
+const areaSlots = dsm.Slots + 1
+
+// slotIndex returns the place of a slot in what an area keeps for each.
+func slotIndex(s dsm.Slot) int { return min(int(s), dsm.Slots) }
+
+// slotLocked returns the slot of an extent in the view that the area acts on.
+func (a *Area) slotLocked(e dsm.ExtentIndex) dsm.Slot {
+	if a.mu.own != 0 && a.mu.ino.Spec.Together(e) {
+		return a.mu.own
+	}
+	return a.mu.ino.Spec.SlotOf(a.id, e)
+}
+
+// slotAtLocked is the inverse of slotIndex. It returns false for the area's own slot if it has none.
+func (a *Area) slotAtLocked(i int) (dsm.Slot, bool) {
+	if i == dsm.Slots {
+		return a.mu.own, a.mu.own != 0
+	}
+	return dsm.Slot(i), true
+}
+
+// hasSlotLocked reports whether there is such a slot, and no other area has it to itself.
+func (a *Area) hasSlotLocked(s dsm.Slot) bool { return int(s) < dsm.Slots || s == a.mu.own }
+
+// coveringLocked returns how many of the first extents of the area have all its slots.
+func (a *Area) coveringLocked() int { return a.mu.ino.Spec.CoveringExtents(a.mu.ino.Size) }
+
+// placedLocked follows a view in which the area has a slot of its own, or 0. What the replica knows of the extents in it
+// that have no state is what it knew when they shared one.
+func (a *Area) placedLocked(own dsm.Slot) {
+	if r := &a.mu.replica; own != 0 && a.mu.own == 0 {
+		r.slots[dsm.Slots] = r.slots[a.mu.ino.Spec.SlotOf(a.id, 0)]
+	}
+	a.mu.own = own
+}
+
+// movedLocked reports whether the slot has another home than in the view old, or the same one after
+// others may have been its home in between.
+func (a *Area) movedLocked(old *dsm.View, s dsm.Slot) bool {
+	was, is := old.Row(s), a.mu.view.Row(s)
+	if int(s) >= dsm.Slots && old.Placed(a.id) != s {
+		return true
+	}
+	return was.Primary != is.Primary || was.Epoch != is.Epoch
+}
+
+// replaced reports whether extents of an area are in other slots than before, not only by a view.
+func replaced(old, now dsm.Inode) bool {
+	return now.Spec.Placement != old.Spec.Placement && !(old.Spec.OneHome(old.Size) && now.Spec.OneHome(now.Size))
+}
+
+// resignOthersLocked frees the home copies of extents that have another home now. Those of the area are empty then: only such an
+// area can be placed anew but by a view.
+func (a *Area) resignOthersLocked() {
+	for e := range a.mu.home.extents {
+		if row := a.rowLocked(e); !a.isSelf(row.Primary) && !a.isSelf(row.Source) {
+			a.resignLocked(e)
+		}
+	}
+}

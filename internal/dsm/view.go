@@ -1,0 +1,132 @@
+package dsm
+
+import (
+	"iter"
+	"maps"
+	"slices"
+)
+
+// SlotHome is the row of a slot in the view.
+type SlotHome struct {
+	Primary NodeID
+	// Source is the previous primary while it hands the slot over, else 0.
+	Source NodeID
+	// Epoch is the epoch of the view in which Primary became primary.
+	Epoch Epoch
+}
+
+// View is the agreed members and slot table. It is immutable once shared.
+type View struct {
+	Cluster ClusterID
+	Epoch   Epoch
+	Members []Member // by ID
+	Slots   [Slots]SlotHome
+	Own     []OwnSlot // of areas that have a slot of their own: row i is that of slot Slots+i
+	placed  map[AreaID]Slot
+}
+
+// OwnSlot is the row of a slot that one area has to itself: those of its extents that live together are in it, whatever they hash to.
+type OwnSlot struct {
+	Area AreaID // 0: the slot is free
+	SlotHome
+}
+
+// MaxOwnSlots bounds the areas that have slots of their own.
+const MaxOwnSlots = 4096
+
+// Member returns the member with the id.
+func (v *View) Member(id NodeID) (Member, bool) {
+	for _, m := range v.Members {
+		if m.ID == id {
+			return m, true
+		}
+	}
+	return Member{}, false
+}
+
+// Row returns the row of a slot; nil if there is no such slot.
+func (v *View) Row(s Slot) *SlotHome {
+	switch i := int(s) - Slots; {
+	case i < 0:
+		return &v.Slots[s]
+	case i < len(v.Own) && v.Own[i].Area != 0:
+		return &v.Own[i].SlotHome
+	}
+	return nil
+}
+
+// Rows yields all slots with their rows.
+func (v *View) Rows() iter.Seq2[Slot, *SlotHome] {
+	return func(yield func(Slot, *SlotHome) bool) {
+		for i := range Slots + len(v.Own) {
+			if row := v.Row(Slot(i)); row != nil && !yield(Slot(i), row) {
+				return
+			}
+		}
+	}
+}
+
+// Placed returns the slot that an area has to itself; 0 if it has none. (Slot 0 belongs to no area.)
+func (v *View) Placed(a AreaID) Slot { return v.placed[a] }
+
+// SlotOf returns the slot of an extent of an area with the spec.
+func (v *View) SlotOf(a AreaID, s Spec, e ExtentIndex) Slot {
+	if own := v.placed[a]; own != 0 && s.Together(e) {
+		return own
+	}
+	return s.SlotOf(a, e)
+}
+
+// Clone returns a copy whose members and slots can be changed.
+func (v *View) Clone() *View {
+	c := *v
+	c.Members, c.Own, c.placed = slices.Clone(v.Members), slices.Clone(v.Own), maps.Clone(v.placed)
+	return &c
+}
+
+// Place gives an area a slot of its own, or a new row to the one that it has. It returns false if there are too many.
+func (v *View) Place(a AreaID, row SlotHome) bool {
+	if own := v.placed[a]; own != 0 {
+		*v.Row(own) = row
+		return true
+	}
+	i := slices.IndexFunc(v.Own, func(o OwnSlot) bool { return o.Area == 0 })
+	if i < 0 {
+		if len(v.Own) == MaxOwnSlots {
+			return false
+		}
+		i, v.Own = len(v.Own), append(v.Own, OwnSlot{})
+	}
+	v.Own[i] = OwnSlot{Area: a, SlotHome: row}
+	if v.placed == nil {
+		v.placed = make(map[AreaID]Slot)
+	}
+	v.placed[a] = Slot(Slots + i)
+	return true
+}
+
+// Displace takes the slot of its own from an area.
+func (v *View) Displace(a AreaID) {
+	if own := v.placed[a]; own != 0 {
+		v.Own[own-Slots] = OwnSlot{}
+		delete(v.placed, a)
+	}
+	for n := len(v.Own); n > 0 && v.Own[n-1].Area == 0; n-- {
+		v.Own = v.Own[:n-1]
+	}
+}
+
+// RestoreOwn sets the slots that areas have to themselves, in a view that nobody uses yet. It returns false if an area has two.
+func (v *View) RestoreOwn(own []OwnSlot) bool {
+	v.Own, v.placed = own, make(map[AreaID]Slot)
+	for i, o := range own {
+		if o.Area == 0 {
+			continue
+		}
+		if v.placed[o.Area] != 0 {
+			return false
+		}
+		v.placed[o.Area] = Slot(Slots + i)
+	}
+	return len(own) <= MaxOwnSlots
+}
