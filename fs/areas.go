@@ -17,6 +17,8 @@ type Areas interface {
 	Open(ctx context.Context, id dsm.AreaID, write bool) (Area, error)
 	// Inspect asks the homes about an area, which need not be open here.
 	Inspect(ctx context.Context, id dsm.AreaID) (AreaReport, error)
+	// Homes returns the homes of an area as this node knows them. It asks nobody.
+	Homes(id dsm.AreaID) ([]AreaHome, error)
 	// CountPages asks the homes of an area how many of its pages have bytes other than zero.
 	CountPages(ctx context.Context, id dsm.AreaID) (int64, error)
 	// KeepPages is called when the filesystem ends, before faults are served for the last time: when
@@ -139,8 +141,13 @@ type Source interface {
 // AreaReport is what the homes of an area know of it.
 type AreaReport struct {
 	Version     dsm.Version
-	Homes       []dsm.NodeID // distinct, sorted
 	Subscribers []dsm.NodeID // distinct, sorted
+}
+
+// AreaHome is a home of an area.
+type AreaHome struct {
+	Node    dsm.NodeID
+	Sources []dsm.NodeID // the nodes that are handing their parts of the area over to it
 }
 
 // PageCache is what fs gives the data plane. Its methods never block; they are

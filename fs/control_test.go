@@ -34,8 +34,8 @@ func TestControlFiles(t *testing.T) {
 	if got := list(".dsm", "areas", "d"); !slices.Equal(got, []string{"w"}) {
 		t.Errorf("areas/d lists %q", got)
 	}
-	if got, want := list(".dsm", "areas", "d", "w"), []string{"access", "acquire", "apply", "dtype", "home", "interval", "merge", "mode",
-		"publish", "residency", "stats", "subscribers", "version"}; !slices.Equal(got, want) {
+	if got, want := list(".dsm", "areas", "d", "w"), []string{"access", "acquire", "apply", "dtype", "home", "interval", "locks", "merge", "mode",
+		"placement", "publish", "residency", "stats", "subscribers", "version"}; !slices.Equal(got, want) {
 		t.Errorf("areas/d/w lists %q, want %q", got, want)
 	}
 
@@ -51,7 +51,7 @@ func TestControlFiles(t *testing.T) {
 		"areas/d/w/apply":          "auto\n",
 		"areas/d/w/interval":       "100ms\n",
 		"areas/d/w/version":        "4711\n",
-		"areas/d/w/home":           "000000000000000a\n000000000000000b\n",
+		"areas/d/w/home":           "000000000000000a\n000000000000000b source=000000000000000c,000000000000000d\n",
 		"areas/d/w/subscribers":    "000000000000000c\n",
 		"areas/../areas/d/w/merge": "last\n",
 	} {

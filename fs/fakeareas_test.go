@@ -101,7 +101,11 @@ func (p *fakeAreas) Open(ctx context.Context, id dsm.AreaID, write bool) (Area, 
 }
 
 func (p *fakeAreas) Inspect(_ context.Context, id dsm.AreaID) (AreaReport, error) {
-	return AreaReport{Version: 4711, Homes: []dsm.NodeID{0xa, 0xb}, Subscribers: []dsm.NodeID{0xc}}, nil
+	return AreaReport{Version: 4711, Subscribers: []dsm.NodeID{0xc}}, nil
+}
+
+func (p *fakeAreas) Homes(dsm.AreaID) ([]AreaHome, error) {
+	return []AreaHome{{Node: 0xa}, {Node: 0xb, Sources: []dsm.NodeID{0xc, 0xd}}}, nil
 }
 
 func (p *fakeAreas) CountPages(_ context.Context, id dsm.AreaID) (int64, error) {

@@ -37,18 +37,30 @@ func (b *bridge) liveValue(ctx context.Context, i dsm.Inode, key string) (string
 	if i.Kind != dsm.KindFile {
 		return "", errs.E(errs.NoAttr, "inspect area", "")
 	}
+	if key == "home" {
+		homes, err := b.cfg.Areas.Homes(i.Area())
+		return formatHomes(homes), err
+	}
 	rep, err := b.cfg.Areas.Inspect(ctx, i.Area())
 	if err != nil {
 		return "", err
 	}
-	switch key {
-	case "version":
+	if key == "version" {
 		return formatVersion(rep.Version), nil
-	case "home":
-		return formatNodes(rep.Homes), nil
-	default:
-		return formatNodes(rep.Subscribers), nil
 	}
+	return formatNodes(rep.Subscribers), nil
+}
+
+// formatHomes returns one line for each home, nested keyed: while a part of the area moves there, it has a source.
+func formatHomes(homes []AreaHome) string {
+	lines := make([]string, len(homes))
+	for i, h := range homes {
+		lines[i] = h.Node.String()
+		if len(h.Sources) > 0 {
+			lines[i] += " source=" + strings.ReplaceAll(formatNodes(h.Sources), "\n", ",")
+		}
+	}
+	return strings.Join(lines, "\n")
 }
 
 // formatNodes returns one line for each node; the last line has no newline.

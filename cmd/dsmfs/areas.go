@@ -24,6 +24,16 @@ type areaRow struct {
 	DType    string `json:"dtype"`
 	Version  uint64 `json:"version"`  // 0: nothing has been published
 	Resident int64  `json:"resident"` // bytes in the memory of this node
+
+	Placement string        `json:"placement"`
+	Homes     []areaHomeRow `json:"homes"` // none if they may not be read
+}
+
+// areaHomeRow is a home of a file.
+type areaHomeRow struct {
+	ID     string `json:"id"`
+	Source string `json:"source,omitempty"` // ids of the nodes that are handing their parts of the file over to it
+	name   string
 }
 
 type areaRows []areaRow
@@ -35,6 +45,12 @@ func areasVerb(p *program, args []string) error {
 // lookAreas walks the tree below a path in the mount. Files that disappear meanwhile are left out.
 func lookAreas(point, inside string) (areaRows, error) {
 	rows := areaRows{}
+	names := make(map[string]string)
+	if members, err := lookMembers(point); err == nil { // else ids are shown
+		for _, m := range members {
+			names[m.ID] = m.Name
+		}
+	}
 	top := filepath.Join(point, inside)
 	err := filepath.WalkDir(top, func(path string, d iofs.DirEntry, err error) error {
 		if errors.Is(err, iofs.ErrNotExist) && path != top || err == nil && !d.Type().IsRegular() {
@@ -58,10 +74,52 @@ func lookAreas(point, inside string) (areaRows, error) {
 		row.Resident = residentBytes(point, rel)
 		row.Mode, row.Merge, row.DType = attribute(path, "mode"), attribute(path, "merge"), attribute(path, "dtype")
 		row.Version, _ = strconv.ParseUint(attribute(path, "version"), 10, 64) // 0 if it may not be read
+		row.Placement = attribute(path, "placement")
+		row.Homes = homesOf(path, names)
 		rows = append(rows, row)
 		return nil
 	})
 	return rows, err
+}
+
+// homesOf returns the homes of a file. names has the members' names by id.
+func homesOf(path string, names map[string]string) []areaHomeRow {
+	homes := []areaHomeRow{}
+	text, err := readSetting(path, "home")
+	if err != nil {
+		return homes
+	}
+	lines, err := parseNested(text)
+	if err != nil {
+		return homes
+	}
+	for _, l := range lines {
+		h := areaHomeRow{ID: l.key, Source: l.values["source"], name: names[l.key]}
+		if h.name == "" {
+			h.name = h.ID
+		}
+		homes = append(homes, h)
+	}
+	return homes
+}
+
+// homeText says where a file lives, by names if those are few.
+func (r areaRow) homeText() string {
+	moving := false
+	for _, h := range r.Homes {
+		moving = moving || h.Source != ""
+	}
+	text := "-"
+	switch n := len(r.Homes); {
+	case n == 1:
+		text = r.Homes[0].name
+	case n > 1:
+		text = strconv.Itoa(n) + " nodes"
+	}
+	if moving {
+		text += ", moving"
+	}
+	return text
 }
 
 // attribute returns user.dsm.KEY of a file, "-" if it may not be read.
@@ -75,13 +133,13 @@ func attribute(path, key string) string {
 }
 
 func (a areaRows) text(w io.Writer) error {
-	rows := [][]string{{"PATH", "SIZE", "MODE", "MERGE", "DTYPE", "PUBLISHED", "RESIDENT"}}
+	rows := [][]string{{"PATH", "SIZE", "MODE", "MERGE", "DTYPE", "PLACEMENT", "HOME", "PUBLISHED", "RESIDENT"}}
 	for _, r := range a {
 		published := "never"
 		if t := dsm.Version(r.Version).Time(); !t.IsZero() {
 			published = t.Format(time.DateTime)
 		}
-		rows = append(rows, []string{r.Path, formatSize(r.Size), r.Mode, r.Merge, r.DType, published, formatSize(r.Resident)})
+		rows = append(rows, []string{r.Path, formatSize(r.Size), r.Mode, r.Merge, r.DType, r.Placement, r.homeText(), published, formatSize(r.Resident)})
 	}
 	return table(w, rows)
 }

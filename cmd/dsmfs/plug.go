@@ -85,7 +85,17 @@ func (a areas) Open(ctx context.Context, id dsm.AreaID, write bool) (fs.Area, er
 // Inspect implements fs.Areas.
 func (a areas) Inspect(ctx context.Context, id dsm.AreaID) (fs.AreaReport, error) {
 	r, err := a.n.data.Inspect(ctx, id)
-	return fs.AreaReport{Version: r.Version, Homes: r.Homes, Subscribers: r.Subscribers}, err
+	return fs.AreaReport{Version: r.Version, Subscribers: r.Subscribers}, err
+}
+
+// Homes implements fs.Areas.
+func (a areas) Homes(id dsm.AreaID) ([]fs.AreaHome, error) {
+	homes, err := a.n.data.Homes(id)
+	list := make([]fs.AreaHome, len(homes))
+	for i, h := range homes {
+		list[i] = fs.AreaHome(h)
+	}
+	return list, err
 }
 
 // CountPages implements fs.Areas.

@@ -51,7 +51,7 @@ func TestJSONKeysAreStable(t *testing.T) {
 		keys string
 	}{
 		{memberRow{}, "addr id leader leaving memory name self state voter"},
-		{areaRow{}, "dtype merge mode path resident size version"},
+		{areaRow{}, "dtype homes merge mode path placement resident size version"},
 		{statusReport{}, "addr cluster config epoch id leader members memory mount name pid stats used version"},
 	} {
 		text, err := json.Marshal(c.v)

@@ -198,12 +198,39 @@ func changeSettings(path string, changes []dsm.Setting) error {
 			return fail(exitUsage, "%s: %w", path, err)
 		}
 	}
+	if err := checkPlacement(path, before, spec); err != nil {
+		return err
+	}
 	for _, c := range changes {
 		if err := unix.Setxattr(path, attributePrefix+c.Key, []byte(c.Value), 0); err != nil {
 			return fmt.Errorf("%s: set %s=%s: %w%s", path, c.Key, c.Value, err, inWords(err))
 		}
 	}
 	return nil
+}
+
+// checkPlacement refuses a placement that names no member of the cluster.
+func checkPlacement(path string, before, now dsm.Spec) error {
+	word, ok := now.Placement.Node()
+	if !ok || now.Placement == before.Placement {
+		return nil
+	}
+	m, _, err := findPath(path)
+	if err != nil {
+		return err
+	}
+	members, err := lookMembers(m.Point)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, x := range members {
+		if x.Name == word || x.ID == word {
+			return nil
+		}
+		names = append(names, x.Name)
+	}
+	return fail(exitUsage, "%s: placement=%s: no member has this name or id: want auto, spread, one, or one of the members %s", path, word, strings.Join(names, " "))
 }
 
 // inherited returns the value that a setting of the path would have if it were created now.

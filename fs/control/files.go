@@ -54,6 +54,7 @@ var areaFiles = []file{
 	{name: "stats", perm: 0o444, read: func(_ context.Context, t *Tree, ino dsm.Ino) (string, error) {
 		return FlatKeyed(t.cfg.Mount.AreaStats(dsm.AreaID(ino))), nil
 	}},
+	specFile("locks"), specFile("placement"),
 }
 
 // specFile returns the control file of a setting.

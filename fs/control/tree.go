@@ -12,7 +12,7 @@
 //	      stats               flat keyed
 //	      log_level           debug, info, warn or error
 //	      attach              path of the socket of the memory plane
-//	      areas/PATH/mode merge dtype apply interval residency access   as user.dsm.*
+//	      areas/PATH/mode merge dtype apply interval residency access locks placement   as user.dsm.*
 //	                 version home subscribers              read-only
 //	                 publish acquire                       write 1
 //	                 stats                                 of this node, flat keyed

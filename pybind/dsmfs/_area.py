@@ -400,7 +400,7 @@ class Area:
 
     @property
     def settings(self) -> _rules.Settings:
-        """The rules of the area: `consistency`, `merge`, `dtype`, `apply`, `interval`, `residency`, `access` and `locks`, named as in ``user.dsm.*``."""
+        """The rules of the area: `consistency`, `merge`, `dtype`, `apply`, `interval`, `residency`, `access`, `locks` and `placement`, named as in ``user.dsm.*``."""
         return _rules.read(self._file())
 
     @property

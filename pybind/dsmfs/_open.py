@@ -149,6 +149,7 @@ def create(
     apply: str | None = None,
     interval: float | str | None = None,
     residency: str | None = None,
+    placement: str | None = None,
     order: str = "C",
     permissions: int = 0o666,
     exist_ok: bool = False,
@@ -183,6 +184,8 @@ def create(
     residency
         How much of the area a node keeps while its programs use it. ``full``: all of it. ``demand``: what they touch, as far as its
         memory has room. A page that does not come in time raises :class:`FaultError`.
+    placement
+        Where the homes of the area are: ``auto``, ``spread``, ``one``, or the name or id of a node.
     order
         ``C`` or ``F``.
     permissions
@@ -208,7 +211,7 @@ def create(
     ValueError
         Such an array is not possible; or the ending of `path` belongs to another format.
     OperationError
-        EINVAL: a value of consistency, merge, apply, interval or residency is not allowed. ENOSPC: there is not enough memory.
+        EINVAL: a value of consistency, merge, apply, interval, residency or placement is not allowed. ENOSPC: there is not enough memory.
     """
     if order not in ("C", "F"):
         raise ValueError(f"order {order!r}: want 'C' or 'F'")
@@ -216,7 +219,7 @@ def create(
         warnings.warn("create(mode=) is called consistency= now", DeprecationWarning, stacklevel=outside())
         consistency = consistency or mode
     plan = _plan(os.fsdecode(path), shape, dtype, tensors, order)
-    rules = {"consistency": consistency, "merge": merge, "apply": apply, "residency": residency}
+    rules = {"consistency": consistency, "merge": merge, "apply": apply, "residency": residency, "placement": placement}
     wanted = {k: v for k, v in rules.items() if v is not None}
     if interval is not None:
         wanted["interval"] = _rules.interval_value(interval)

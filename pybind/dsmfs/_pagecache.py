@@ -139,7 +139,7 @@ class PageCachePlane:
             "size": status.st_size,
             "data_bytes": 512 * status.st_blocks,
             "version": int(found["version"]),
-            "homes": len(found["home"].split()),
+            "homes": len(found["home"].splitlines()),
             "subscribers": len(found["subscribers"].split()),
         }
 

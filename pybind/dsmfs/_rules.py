@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ._errors import FormatError, from_errno, translated
 
-_NAMES = ("consistency", "merge", "dtype", "apply", "interval", "residency", "access", "locks")
+_NAMES = ("consistency", "merge", "dtype", "apply", "interval", "residency", "access", "locks", "placement")
 #: What a rule may be, for error texts. A test compares them with the daemon's.
 VALUES = {
     "consistency": ("relaxed",),

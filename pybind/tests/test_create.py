@@ -148,6 +148,7 @@ def test_rules(nodes: dsmfs.Cluster) -> None:
             "residency": "full",
             "access": "cached",
             "locks": "meet",
+            "placement": "auto",
         }
         w.configure(merge="last", interval="1s", apply="sync")
         with nodes[2].open("w.npy") as other:
