@@ -84,7 +84,7 @@ func findBest(r *simRun, n *simNode) {
 }
 
 func checkBest(r *simRun, n *simNode) {
-	for _, p := range hot {
+	for _, p := range r.hotPages() {
 		w, c := n.page(p)
 		for i := range hotElems {
 			want := r.best[int(p)*hotElems+i]

@@ -13,6 +13,7 @@ func TestLeaveHandsSlotsOver(t *testing.T) {
 	c := nodes(t, 3)
 	a := c.Node(1).Client()
 	const size = 12 << 20 // twelve extents: every node is home of some
+	a.SetXattr(".", "user.dsm.placement", "spread")
 	_, am := a.Create("w", size)
 	am.Fill(0, size, 5)
 	am.Sync()
@@ -45,6 +46,7 @@ func TestJoinGetsItsShare(t *testing.T) {
 	c := nodes(t, 2)
 	all := clients(c)
 	const size = 12 << 20
+	all[0].SetXattr(".", "user.dsm.placement", "spread")
 	_, _ = all[0].Create("w", size)
 	maps := attachAll(all, "w", size)
 	maps[0].Fill(0, size, 7)
@@ -78,6 +80,7 @@ func TestSumWhileNodesComeAndGo(t *testing.T) {
 	all[0].SetXattr("w", "user.dsm.merge", "sum")
 	all[0].SetXattr("w", "user.dsm.dtype", "i64")
 	all[0].SetXattr("w", "user.dsm.interval", "20ms")
+	all[0].SetXattr("w", "user.dsm.placement", "spread")
 	const size = 3 << 20 // homes on several nodes
 	f.Truncate(size)
 	maps := attachAll(all, "w", size)
