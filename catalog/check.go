@@ -73,7 +73,7 @@ func (s *state) below(d *inode) int {
 
 func (s *state) checkInode(in *inode, names int, subdirs uint32) error {
 	if in.Kind < dsm.KindFile || in.Kind > dsm.KindSymlink || !in.Spec.Valid() || in.Size < 0 || in.Size > dsm.MaxAreaSize || in.Ino >= s.nextIno || s.inodes[in.Ino] != in ||
-		in.Layout.DType > dsm.DTypeU64 || in.Layout.DataOffset < 0 {
+		in.Layout.Check() != nil {
 		return fmt.Errorf("out of range: %+v", in.Inode)
 	}
 	links := uint32(names)

@@ -11,7 +11,7 @@ import (
 )
 
 // imageFormat is the version of image.
-const imageFormat = 5
+const imageFormat = 6
 
 // image is a state as a value, with every set in order: equal states have equal images, byte for
 // byte.

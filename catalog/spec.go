@@ -78,15 +78,10 @@ func firstLayout(spec dsm.Spec, found dsm.Layout, size int64) (dsm.Layout, error
 	if spec.DType != dsm.DTypeAuto || found == (dsm.Layout{}) {
 		return explicitLayout(spec), nil
 	}
-	if !foundLayout(found) || found.DataOffset > size {
+	if found.Check() != nil || found.DataOffset > size {
 		return found, fail(errs.Invalid, "layout %v of a new file of %d bytes", found, size)
 	}
 	return found, nil
-}
-
-// foundLayout reports whether the header of a file may say this.
-func foundLayout(l dsm.Layout) bool {
-	return l.DType <= dsm.DTypeU64 && l.DataOffset >= 0 && l.DataOffset%int64(l.DType.Size()) == 0
 }
 
 func (o setLayoutOp) apply(s *state, st step) (dsm.Inode, error) {
@@ -95,7 +90,7 @@ func (o setLayoutOp) apply(s *state, st step) (dsm.Inode, error) {
 		return dsm.Inode{}, err
 	}
 	l := o.Layout
-	if in.Kind != dsm.KindFile || !foundLayout(l) {
+	if in.Kind != dsm.KindFile || l.Check() != nil {
 		return dsm.Inode{}, fail(errs.Invalid, "layout %v of inode %d", l, in.Ino)
 	}
 	// The data plane read the header some time ago. Meanwhile the user may have set the type

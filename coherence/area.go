@@ -29,6 +29,7 @@ type Area struct {
 		cached    *pages.Cached
 		kernel    merge.Kernel
 		ruleErr   error // why there is no kernel: then nothing can be published
+		header    header
 		drafts    []*draft
 		replica   replica
 		home      home

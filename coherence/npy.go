@@ -16,13 +16,14 @@ var npyTypes = map[string]dsm.DType{
 	"u1": dsm.DTypeU8, "u2": dsm.DTypeU16, "u4": dsm.DTypeU32, "u8": dsm.DTypeU64,
 }
 
+func isNpy(head []byte) bool { return bytes.HasPrefix(head, []byte("\x93NUMPY")) }
+
 // npyLayout reads the element type from the header of a NumPy array file, given its first page (NEP
 // 1: magic, version, length of the header, header as a Python dict literal). It accepts only
 // little-endian types that dsmfs can merge. A header longer than a page belongs to a structured
 // type, which is not one of these.
 func npyLayout(head []byte, size int64) (dsm.Layout, bool) {
-	magic := []byte("\x93NUMPY")
-	if size < 16 || !bytes.HasPrefix(head, magic) {
+	if size < 16 || !isNpy(head) {
 		return dsm.Layout{}, false
 	}
 	off := 10

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"math"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -467,33 +468,16 @@ func (a *Area) publish(ctx context.Context, last bool, and func()) error {
 // publishableLocked returns why the bytes of the area cannot be merged by its rules; nil if they can.
 func (a *Area) publishableLocked() error {
 	if a.mu.ruleErr != nil {
-		return &errs.Error{Op: "publish", Area: a.id, Kind: errs.Invalid, Err: a.mu.ruleErr}
+		err := a.mu.ruleErr
+		if a.mu.header.err != nil && a.mu.ino.Layout == (dsm.Layout{}) {
+			err = fmt.Errorf("%w; what is there cannot be used: %w", err, a.mu.header.err)
+		}
+		return &errs.Error{Op: "publish", Area: a.id, Kind: errs.Invalid, Err: err}
 	}
-	l := a.mu.ino.Layout
-	if n := (a.mu.ino.Size - l.DataOffset) % int64(l.DType.Size()); a.mu.ino.Spec.Merge != dsm.MergeLast && n != 0 {
-		return &errs.Error{Op: "publish", Area: a.id, Kind: errs.Invalid, Err: errs.E(errs.Invalid, "",
-			"the size of %d bytes (header %d) is no multiple of the element size %d of %s", a.mu.ino.Size, l.DataOffset, l.DType.Size(), l.DType)}
+	if a.mu.ino.Spec.Merge != dsm.MergeLast {
+		if err := a.mu.ino.Layout.CheckEnd(a.mu.ino.Size); err != nil {
+			return &errs.Error{Op: "publish", Area: a.id, Kind: errs.Invalid, Err: err}
+		}
 	}
 	return nil
-}
-
-// detectLayout looks for a .npy header in an area whose type is not known. If there is one, it records the type in
-// the catalog, for all nodes.
-func (a *Area) detectLayout(ctx context.Context) error {
-	var l dsm.Layout
-	var found bool
-	a.step(func() {
-		r := &a.mu.replica
-		if a.mu.ino.Spec.DType != dsm.DTypeAuto || a.mu.ino.Layout.DType != dsm.DTypeAuto {
-			return
-		}
-		if r.n == 0 || !a.extentLocked(0).have.Has(0) {
-			return
-		}
-		l, found = npyLayout(a.mu.mem.Working(0), a.mu.ino.Size)
-	})
-	if !found {
-		return nil
-	}
-	return a.node.cfg.View.SetLayout(ctx, a.id, l)
 }

@@ -170,14 +170,17 @@ func checkBytes(r *simRun, n *simNode) {
 	}
 }
 
-func addInts(r *simRun, n *simNode) {
+func addInts(r *simRun, n *simNode) { addIntsTo(r, n, hotElems) }
+
+// addIntsTo adds to the first elements of a page.
+func addIntsTo(r *simRun, n *simNode, elems int) {
 	p := r.aHot()
 	page, _ := n.stores(p)
 	if page == nil {
 		return
 	}
 	for range 1 + r.rng.IntN(4) {
-		i := r.rng.IntN(hotElems)
+		i := r.rng.IntN(elems)
 		d := int32(r.rng.IntN(2000) - 1000)
 		b := page[4*i:]
 		binary.LittleEndian.PutUint32(b, uint32(int32(binary.LittleEndian.Uint32(b))+d))
@@ -185,10 +188,12 @@ func addInts(r *simRun, n *simNode) {
 	}
 }
 
-func checkInts(r *simRun, n *simNode) {
+func checkInts(r *simRun, n *simNode) { checkIntsOf(r, n, hotElems) }
+
+func checkIntsOf(r *simRun, n *simNode, elems int) {
 	for _, p := range r.hotPages() {
 		w, c := n.page(p)
-		for i := range hotElems {
+		for i := range elems {
 			want := r.sums[int(p)*hotElems+i]
 			work, got := int32(binary.LittleEndian.Uint32(w[4*i:])), int32(binary.LittleEndian.Uint32(c.data[4*i:]))
 			if work != want || got != want {
@@ -198,13 +203,16 @@ func checkInts(r *simRun, n *simNode) {
 	}
 }
 
-func addFloats(r *simRun, n *simNode) {
+func addFloats(r *simRun, n *simNode) { addFloatsFrom(r, n, 0) }
+
+// addFloatsFrom adds to the elements of a page from the given one on.
+func addFloatsFrom(r *simRun, n *simNode, first int) {
 	p := r.aHot()
 	page, _ := n.stores(p)
 	if page == nil {
 		return
 	}
-	i := r.rng.IntN(hotElems)
+	i := first + r.rng.IntN(hotElems-first)
 	d := float32(r.rng.NormFloat64() * 1000)
 	b := page[4*i:]
 	binary.LittleEndian.PutUint32(b, math.Float32bits(math.Float32frombits(binary.LittleEndian.Uint32(b))+d))
@@ -212,11 +220,13 @@ func addFloats(r *simRun, n *simNode) {
 }
 
 // checkFloats: every node has the same bits, and they are the sum but for rounding.
-func checkFloats(r *simRun, n *simNode) {
+func checkFloats(r *simRun, n *simNode) { checkFloatsFrom(r, n, 0) }
+
+func checkFloatsFrom(r *simRun, n *simNode, from int) {
 	for _, p := range r.hotPages() {
 		w, c := n.page(p)
 		first, _ := r.nodes[0].page(p)
-		for i := range hotElems {
+		for i := from; i < hotElems; i++ {
 			ref := binary.LittleEndian.Uint32(first[4*i:])
 			work, got := binary.LittleEndian.Uint32(w[4*i:]), binary.LittleEndian.Uint32(c.data[4*i:])
 			want := r.fsums[int(p)*hotElems+i]
@@ -237,6 +247,35 @@ func sumOf(t dsm.DType, apply dsm.Apply) dsm.Inode {
 	return dsm.Inode{Size: simSize, Spec: dsm.Spec{Merge: dsm.MergeSum, DType: t, Apply: apply}, Layout: dsm.Layout{DType: t}}
 }
 
+// inParts is an area of the rule sum in which every page that is stored to has seven integers, and then floats: the parts meet within a word.
+func inParts() dsm.Inode {
+	var parts []dsm.Part
+	for _, p := range hot {
+		at := int64(p) * dsm.PageSize
+		parts = append(parts, dsm.Part{From: at, To: at + partInts*4, DType: dsm.DTypeI32}, dsm.Part{From: at + partInts*4, To: at + hotElems*4, DType: dsm.DTypeF32})
+	}
+	l, err := dsm.LayoutOf(parts)
+	if err != nil {
+		panic(err)
+	}
+	return dsm.Inode{Size: simSize, Spec: dsm.Spec{Merge: dsm.MergeSum}, Layout: l}
+}
+
+const partInts = 7
+
+func addToParts(r *simRun, n *simNode) {
+	if r.rng.IntN(2) == 0 {
+		addIntsTo(r, n, partInts)
+		return
+	}
+	addFloatsFrom(r, n, partInts)
+}
+
+func checkParts(r *simRun, n *simNode) {
+	checkIntsOf(r, n, partInts)
+	checkFloatsFrom(r, n, partInts)
+}
+
 var simCases = []simCase{
 	{name: "last", ino: dsm.Inode{Size: simSize}, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "last-cut", ino: dsm.Inode{Size: simSize}, resize: true, starves: true, unaware: true, rules: applyRule, store: storeBytes, check: checkBytes},
@@ -249,6 +288,8 @@ var simCases = []simCase{
 	{name: "last-demand", ino: onDemand(dsm.Inode{Size: simSize}), resize: true, starves: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "sum-demand", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), rules: addsRule, store: addInts, check: checkInts},
 	{name: "float-demand", ino: onDemand(sumOf(dsm.DTypeF32, dsm.ApplyAuto)), rules: addsRule, store: addFloats, check: checkFloats},
+	{name: "parts", ino: inParts(), rules: addsRule, store: addToParts, check: checkParts},
+	{name: "parts-demand", ino: onDemand(inParts()), rules: addsRule, store: addToParts, check: checkParts},
 	sumOfTemporaries,
 	{name: "min", ino: bestOf(dsm.MergeMin, dsm.DTypeI32, dsm.ApplyAuto), careful: true, rules: applyRule, store: findBest, check: checkBest},
 	{name: "max-float", ino: bestOf(dsm.MergeMax, dsm.DTypeF32, dsm.ApplyAuto), careful: true, rules: applyRule, store: findBest, check: checkBest},

@@ -141,14 +141,6 @@ type Spec struct {
 // DefaultSpec is the spec of the root directory of a new cluster.
 func DefaultSpec() Spec { return Spec{Interval: DefaultInterval} }
 
-// Layout says how the bytes of an area form elements. The bytes from DataOffset on are elements of
-// DType; those before it are the file's own header and are never merged. It comes from the explicit
-// type in the Spec, with offset 0, or from the header.
-type Layout struct {
-	DType      DType
-	DataOffset int64
-}
-
 func name(names []string, i int) string {
 	if i < len(names) {
 		return names[i]
@@ -170,6 +162,9 @@ func (a Apply) String() string     { return name(applyNames, int(a)) }
 func (r Residency) String() string { return name(residencyNames, int(r)) }
 func (a Access) String() string    { return name(accessNames, int(a)) }
 func (l Locks) String() string     { return name(locksNames, int(l)) }
+
+// Valid reports whether d is a type that this version knows.
+func (d DType) Valid() bool { return int(d) < len(dtypeNames) }
 
 // Size returns the bytes of an element; 1 for auto.
 func (d DType) Size() int { return dtypeSizes[d] }

@@ -1,12 +1,16 @@
 package merge
 
 import (
+	"cmp"
+	"math"
+	"slices"
+
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/invariants"
 )
 
-// Kernel says how the elements of one area merge: the rule, the type of the elements, and where the
+// Kernel says how the elements of one area merge: the rule, the type of the elements, or of each part of them, and where the
 // file's own header ends. The bytes of the header always merge as bytes by the rule last. A Kernel
 // is an immutable value; the zero Kernel merges all bytes by the rule last.
 //
@@ -21,6 +25,13 @@ type Kernel struct {
 	mean  bool      // a round divides: see ApplyStaged
 	dtype dsm.DType // DTypeAuto: untyped bytes
 	head  int64     // length of the header, a multiple of the element size
+	parts []part    // what follows the header, if it is not all of one type
+}
+
+// part is a range of bytes of the area up to end, whose bounds are multiples of the element size.
+type part struct {
+	end   int64
+	dtype dsm.DType
 }
 
 // op is what happens to an element that two nodes have changed.
@@ -34,21 +45,27 @@ const (
 )
 
 // KernelFor returns the kernel of an area. It fails with errs.Invalid if the rule needs a type and
-// there is none, or if the header ends within an element.
+// there is none, or if the elements of some part cannot be merged by it.
 func KernelFor(rule dsm.MergeRule, l dsm.Layout) (Kernel, error) {
 	const what = "merge kernel"
-	switch {
-	case !rule.Valid():
+	if !rule.Valid() {
 		return Kernel{}, errs.E(errs.Invalid, what, "unknown merge rule %d", rule)
-	case l.DType > dsm.DTypeU64:
-		return Kernel{}, errs.E(errs.Invalid, what, "unknown element type %d", l.DType)
-	case rule != dsm.MergeLast && l.DType == dsm.DTypeAuto:
-		return Kernel{}, errs.E(errs.Invalid, what, "merge=%v needs user.dsm.dtype or an .npy header", rule)
-	case l.DataOffset < 0 || l.DataOffset%int64(l.DType.Size()) != 0:
-		return Kernel{}, errs.E(errs.Invalid, what, "header of %d bytes is no multiple of the %d bytes of an element",
-			l.DataOffset, l.DType.Size())
 	}
-	return Kernel{op: opOf(rule), mean: rule == dsm.MergeMean, dtype: l.DType, head: l.DataOffset}, nil
+	if err := l.Check(); err != nil {
+		return Kernel{}, errs.E(errs.Invalid, what, "%w", err)
+	}
+	if rule != dsm.MergeLast && l.DType == dsm.DTypeAuto && l.Parts == "" {
+		return Kernel{}, errs.E(errs.Invalid, what, "merge=%v needs user.dsm.dtype, or a header of an .npy or .safetensors file", rule)
+	}
+	k := Kernel{op: opOf(rule), mean: rule == dsm.MergeMean, dtype: l.DType, head: l.DataOffset}
+	for p := range l.All() {
+		if p.Opaque && rule != dsm.MergeLast {
+			return Kernel{}, errs.E(errs.Invalid, what, "merge=%v: the elements from byte %d on, such as complex numbers and floats of 8 bits, can only be merged by last",
+				rule, p.From)
+		}
+		k.parts = append(k.parts, part{p.To, p.DType})
+	}
+	return k, nil
 }
 
 func opOf(rule dsm.MergeRule) op {
@@ -77,6 +94,9 @@ func (s section) units() (from, to int) { return s.from / s.unit, s.to / s.unit 
 
 // sections appends the parts of page p to s: its header, its elements, or both.
 func (k Kernel) sections(p dsm.PageIndex, s []section) []section {
+	if k.parts != nil {
+		return k.partsOf(p, s)
+	}
 	unit := k.dtype.Size()
 	head := 0
 	if unit > 1 || k.op != opLast {
@@ -91,8 +111,34 @@ func (k Kernel) sections(p dsm.PageIndex, s []section) []section {
 	return s
 }
 
+// partsOf is sections for an area of several parts.
+func (k Kernel) partsOf(p dsm.PageIndex, s []section) []section {
+	start := int64(p) * dsm.PageSize
+	next, _ := slices.BinarySearchFunc(k.parts, start, func(p part, at int64) int { return cmp.Compare(p.end, at+1) })
+	at := 0
+	add := func(end int64, dtype dsm.DType) {
+		if to := int(min(end-start, dsm.PageSize)); to > at {
+			x := section{from: at, to: to, unit: dtype.Size(), dtype: dtype}
+			if dtype != dsm.DTypeAuto {
+				x.op = k.op
+			}
+			s = append(s, x)
+			at = to
+		}
+	}
+	add(k.head, dsm.DTypeAuto)
+	for _, x := range k.parts[next:] {
+		if at == dsm.PageSize {
+			return s
+		}
+		add(x.end, x.dtype)
+	}
+	add(math.MaxInt64, dsm.DTypeAuto)
+	return s
+}
+
 // few is room for the sections of nearly every page.
-type few [2]section
+type few [3]section
 
 // AppendDelta appends to d the elements of page p whose bits differ between working and base: their
 // values (last, min, max), or the differences (sum, mean; integers wrap, floats are rounded to the type). p must be

@@ -387,7 +387,7 @@ func TestKernelForRefuses(t *testing.T) {
 		}
 	}
 	_, err := KernelFor(dsm.MergeSum, dsm.Layout{})
-	if want := "merge kernel: merge=sum needs user.dsm.dtype or an .npy header"; err.Error() != want {
+	if want := "merge kernel: merge=sum needs user.dsm.dtype, or a header of an .npy or .safetensors file"; err.Error() != want {
 		t.Errorf("got %q, want %q", err, want)
 	}
 }
