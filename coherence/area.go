@@ -27,6 +27,7 @@ type Area struct {
 		dead      []dsm.NodeID // its members that are gone
 		mem       *pages.Area
 		cached    *pages.Cached
+		drops     pages.Drops // outlives the memory
 		kernel    merge.Kernel
 		ruleErr   error // why there is no kernel: then nothing can be published
 		header    header
@@ -418,6 +419,7 @@ func (a *Area) closeMemoryLocked() {
 		a.closeDraft(d)
 	}
 	a.mu.drafts = nil
+	a.mu.cached.Replaced()
 	if err := a.mu.mem.Close(); err != nil {
 		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "err", err)
 	}

@@ -24,14 +24,15 @@ func (a *Area) KernelTold(size int64) {
 // KernelDrops says that the kernel is about to be told to drop pages of its page cache, and not by a notice of the
 // area. The caller calls ended when the kernel has dropped them.
 func (a *Area) KernelDrops() (ended func()) {
-	ended = func() {}
+	var end func()
 	a.note(func() {
 		if a.mu.cached != nil {
-			end := a.mu.cached.KernelDrops()
-			ended = func() { a.note(end) }
+			end = a.mu.cached.KernelDrops()
+		} else {
+			end = a.mu.drops.Begin() // there may be a ledger before it has ended
 		}
 	})
-	return ended
+	return func() { a.note(end) }
 }
 
 // WriteBack is WriteAt for stores to mappings that the kernel writes back from its page cache. It fails if it is not

@@ -483,6 +483,8 @@ func (a *Area) NoticeDone(n Notice) {
 	a.step(func() {
 		if a.mu.cached != nil {
 			a.droppedLocked(a.mu.cached.Done(n))
+		} else {
+			a.mu.drops.Done(n)
 		}
 	})
 }

@@ -38,6 +38,7 @@ func (a *Area) memoryLocked() (*pages.Area, error) {
 		a.node.warnOfMemory(a.id, err)
 		return nil, &errs.Error{Op: "reserve memory", Area: a.id, Err: err}
 	}
+	mem.SetDrops(&a.mu.drops)
 	a.mu.mem = mem
 	a.mu.cached = pages.NewCached(mem)
 	invariants.Check(len(a.mu.home.extents) == 0, "area %d is the home of extents that had no memory", a.id)

@@ -31,7 +31,7 @@ type Area struct {
 	frames  frames                  // the memory of twins, and of the ledger's copies
 	demand  *demand                 // nil unless the area is on demand
 	ledger  *Cached                 // the newest one; nil before the first
-	notices uint64                  // id of the last notice of any ledger
+	drops   *Drops                  // of the file; never nil
 }
 
 // NewArea returns the memory of an area of size bytes, all zero, without a working copy.
@@ -39,7 +39,7 @@ func NewArea(id dsm.AreaID, size int64) (*Area, error) { return newArea(id, size
 
 // newArea makes an area, one on demand if d is not nil.
 func newArea(id dsm.AreaID, size int64, d *demand) (*Area, error) {
-	a := &Area{id: id, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}, demand: d}
+	a := &Area{id: id, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}, demand: d, drops: &Drops{}}
 	a.working, a.base = newCopy(id, "w", true), newCopy(id, "b", d != nil)
 	a.working.absent = true
 	if err := a.Resize(size); err != nil {

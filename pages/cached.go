@@ -151,7 +151,6 @@ type Cached struct {
 
 	windows map[dsm.ExtentIndex]*window // what happened since the last write(2): see cached_unsure.go
 	shaken  bool                        // since the last write(2) the page cache may have dropped pages without a notice
-	drops   int                         // calls of KernelDrops that have not ended
 
 	open    int // pages pending + pages in flight
 	unready int // pages blind + storing + doubtful + bare
@@ -182,12 +181,11 @@ type cachedExtent struct {
 }
 
 // NewCached returns a ledger of a with nothing given: the kernel must hold nothing of the file. It
-// replaces the ledger that a had before. Notices of the old ledger that are still in flight mean
-// nothing to the new one.
+// replaces the ledger that a had before. Of notices of the old ledger that are still in flight it
+// knows only that they may make the page cache drop pages: see Drops.
 func NewCached(a *Area) *Cached {
-	shaken := false
 	if old := a.ledger; old != nil {
-		shaken = len(old.flights) > 0
+		old.Replaced()
 		for _, g := range old.given {
 			a.frames.put(g)
 		}
@@ -203,7 +201,7 @@ func NewCached(a *Area) *Cached {
 		late:    map[dsm.PageIndex]late{},
 		others:  map[dsm.PageIndex][]frame{},
 		windows: map[dsm.ExtentIndex]*window{},
-		shaken:  shaken,
+		shaken:  a.drops.under(),
 	}
 	return a.ledger
 }

@@ -50,7 +50,7 @@ func (c *Cached) holds() (n int) {
 }
 
 // LastNotice returns the number of the notice that was handed out last.
-func (c *Cached) LastNotice() uint64 { return c.area.notices }
+func (c *Cached) LastNotice() uint64 { return c.area.drops.last }
 
 // DoneUpTo reports whether the notice with the number last is done, and all before it.
 func (c *Cached) DoneUpTo(last uint64) bool {

@@ -38,7 +38,7 @@ func (c *Cached) KernelPunches(off, n int64) (ended func()) {
 		}
 	}
 	c.punched = h
-	return func() { h.answered, h.last = true, c.area.notices }
+	return func() { h.answered, h.last = true, c.area.drops.last }
 }
 
 // KernelWrites must be called when the WRITE of a write(2) comes, before anything waits. If a punch was

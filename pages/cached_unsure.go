@@ -32,16 +32,15 @@ type window struct {
 // EndWrite records that a write(2) has been taken, except for its pages that are not here. The next
 // write(2) begins after it.
 func (c *Cached) EndWrite() {
-	c.shaken = c.drops > 0
+	c.shaken = c.area.drops.under()
 	clear(c.windows)
 }
 
 // KernelDrops must be called before something makes the page cache drop pages without a notice of
 // this ledger. Call ended when that is over.
 func (c *Cached) KernelDrops() (ended func()) {
-	c.drops++
 	c.shaken = true
-	return func() { c.drops-- }
+	return c.area.drops.Begin()
 }
 
 // windowOf returns the window of the extent of x, and makes it if there is none.

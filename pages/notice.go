@@ -104,8 +104,8 @@ func (c *Cached) kind(x *cachedExtent, i int) NoticeKind {
 
 // launch puts a notice of the pages [from, to) in flight.
 func (c *Cached) launch(x *cachedExtent, from, to int) Notice {
-	c.area.notices++
-	f := &flight{id: c.area.notices, x: x, from: from, to: to}
+	c.area.drops.last++
+	f := &flight{id: c.area.drops.last, x: x, from: from, to: to}
 	off := int64(x.page(from)) * dsm.PageSize
 	n := Notice{Kind: c.kind(x, from), Off: off, Len: int64(to-from) * dsm.PageSize, id: f.id}
 	if n.Kind == NoticeStore {
@@ -140,7 +140,8 @@ func (c *Cached) launch(x *cachedExtent, from, to int) Notice {
 func (c *Cached) Done(n Notice) (e dsm.ExtentIndex, out dsm.PageSet) {
 	at := slices.IndexFunc(c.flights, func(f *flight) bool { return f.id == n.id })
 	if at < 0 {
-		return 0, out // a notice of the ledger before this one
+		c.area.drops.Done(n) // of a ledger before this one
+		return 0, out
 	}
 	f := c.flights[at]
 	c.flights = slices.Delete(c.flights, at, at+1)
