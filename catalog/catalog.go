@@ -48,6 +48,9 @@ type Config struct {
 	Observer Observer
 	// Yield asks this node to give up the delegation of a file's locks: locks.Node.Yield.
 	Yield func(ino dsm.Ino, term uint64) (locks.Yield, bool)
+	// Orphaned is told of a file that this node has made and holds, but for which nobody waits any more: somebody must
+	// give up the hold. If it is nil, the catalog does.
+	Orphaned func(ino dsm.Ino)
 	// OnCluster is told to which cluster this node belongs, before the cluster sends it the log. It
 	// may be called more than once.
 	OnCluster func(dsm.ClusterID)
@@ -62,6 +65,7 @@ type Catalog struct {
 	observer Observer
 	belong   func(dsm.ClusterID)
 	yield    func(ino dsm.Ino, term uint64) (locks.Yield, bool)
+	orphaned func(ino dsm.Ino)
 	log      *slog.Logger
 	// yieldTime is the constant, except in a test.
 	yieldTime atomic.Int64
@@ -124,6 +128,9 @@ func New(cfg Config) (*Catalog, error) {
 		layer: newLayer(cfg.Streams, cfg.Self), logs: newLogStore(),
 	}
 	c.yieldTime.Store(int64(yieldTime))
+	if c.orphaned = cfg.Orphaned; c.orphaned == nil {
+		c.orphaned = c.giveUpHold
+	}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.mu.Init("catalog.Catalog")
 	c.mu.state = newState()
@@ -167,6 +174,7 @@ func New(cfg Config) (*Catalog, error) {
 	c.tasks.Go(func() { hearEarly(c.life, c.trans.NetworkTransport.Consumer(), rpcs, c.logs, conf.LocalID) })
 	c.tasks.Go(c.watchLeader)
 	c.tasks.Go(c.takeSnapshots)
+	c.tasks.Go(c.decideAbandoned)
 	return c, nil
 }
 

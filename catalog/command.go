@@ -54,6 +54,7 @@ const (
 	kindSettle
 	kindCount
 	kindHandoverFailed
+	kindAbandon
 )
 
 // op is an operation on the state. apply returns the inode that is the result for the caller, if
@@ -185,6 +186,7 @@ var ops = map[opKind]struct {
 	kindSettle:         {"gone", settleOp{}, false},
 	kindCount:          {"count", countOp{}, true},
 	kindHandoverFailed: {"hand over", handoverFailedOp{}, false},
+	kindAbandon:        {"abandon", abandonOp{}, false},
 }
 
 var opKinds = func() map[reflect.Type]opKind {

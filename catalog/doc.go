@@ -8,7 +8,7 @@
 //	state.go command.go session.go apply.go snapshot.go       the state machine around them
 //	catalog.go fsm.go reign.go voters.go early.go push.go     raft around that
 //	logstore.go snapstore.go streams.go pipeline.go           what raft needs
-//	change.go propose.go                                      changes
+//	change.go propose.go abandon.go                           changes
 //	query.go reads.go lease.go grants.go                      reads
 //	locks.go yield.go signs.go                                locks of files
 //	join.go leave.go gone.go serve.go                         members

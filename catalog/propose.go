@@ -15,7 +15,8 @@ import (
 
 // calls are the commands of this node that somebody waits for.
 type calls struct {
-	mu struct {
+	orphans chan struct{} // rung when there are commands to abandon
+	mu      struct {
 		lockrank.Mutex
 		last    uint64 // number of the newest
 		waiting map[uint64]chan answer
@@ -25,6 +26,8 @@ type calls struct {
 		// happen.
 		seen    map[uint64]chan struct{}
 		givenUp uint64
+		// abandoned has commands that are to be decided: see abandon.go. They count as waited for.
+		abandoned []uint64
 	}
 }
 
@@ -35,7 +38,10 @@ type answer struct {
 	term   uint64 // of the leader that appended it; 0 if it came in a snapshot
 }
 
-func (cs *calls) init() { cs.mu.Init("catalog.calls") }
+func (cs *calls) init() {
+	cs.mu.Init("catalog.calls")
+	cs.orphans = make(chan struct{}, 1)
+}
 
 // begin numbers a command. low is the smallest number that somebody waits for.
 func (cs *calls) begin(seen bool) (req, low uint64, done <-chan answer) {
@@ -60,15 +66,20 @@ func (cs *calls) finish(req uint64, applied bool) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	delete(cs.mu.waiting, req)
+	cs.unseenLocked(req, applied)
+	for cs.mu.low <= cs.mu.last && cs.mu.waiting[cs.mu.low] == nil {
+		cs.mu.low++
+	}
+}
+
+// unseenLocked says that nobody need wait for the command before reading: it was applied, or was given up.
+func (cs *calls) unseenLocked(req uint64, applied bool) {
 	if done, seen := cs.mu.seen[req]; seen {
 		close(done)
 		delete(cs.mu.seen, req)
 		if !applied {
 			cs.mu.givenUp = max(cs.mu.givenUp, req)
 		}
-	}
-	for cs.mu.low <= cs.mu.last && cs.mu.waiting[cs.mu.low] == nil {
-		cs.mu.low++
 	}
 }
 
@@ -144,7 +155,13 @@ func (c *Catalog) propose(ctx context.Context, o op) (dsm.Inode, error) {
 func (c *Catalog) commit(ctx context.Context, o op) (answer, error) {
 	req, low, done := c.calls.begin(ops[opKinds[reflect.TypeOf(o)]].seen)
 	applied := false
-	defer func() { c.calls.finish(req, applied) }()
+	defer func() {
+		if !applied && leavesHold(o) {
+			c.calls.abandon(req)
+		} else {
+			c.calls.finish(req, applied)
+		}
+	}()
 	data, err := command{Node: c.self.ID, Req: req, Low: low, Now: time.Now().UnixNano()}.encode(o)
 	if err != nil {
 		return answer{}, err

@@ -32,7 +32,7 @@ func (m attachMount) Create(ctx context.Context, who *dsm.Credentials, dir dsm.I
 		return dsm.Inode{}, err
 	}
 	n = ownedBy(who, n, dir)
-	i, err := m.b.createHeld(ctx, func(ctx context.Context) (dsm.Inode, error) {
+	i, err := m.b.withRoom(ctx, func() (dsm.Inode, error) {
 		return m.Names.Create(ctx, dir.Ino, name, n, true, settings...)
 	})
 	if err == nil {
@@ -61,7 +61,7 @@ func ownedBy(who *dsm.Credentials, n, dir dsm.Inode) dsm.Inode {
 
 func (m attachMount) CreateUnnamed(ctx context.Context, who *dsm.Credentials, dir, n dsm.Inode, settings []dsm.Setting) (attach.Area, dsm.Inode, error) {
 	n = ownedBy(who, n, dir)
-	i, err := m.b.createHeld(ctx, func(ctx context.Context) (dsm.Inode, error) {
+	i, err := m.b.withRoom(ctx, func() (dsm.Inode, error) {
 		return m.Names.CreateTemp(ctx, dir.Ino, n, settings...)
 	})
 	if err != nil {
@@ -69,7 +69,6 @@ func (m attachMount) CreateUnnamed(ctx context.Context, who *dsm.Credentials, di
 	}
 	a, err := m.b.opens.attach(ctx, i.Ino, true, &i)
 	if err != nil {
-		m.b.holds.made(i.Ino) // which gives the hold up, and the file with it
 		return nil, i, err
 	}
 	return attachedArea{a.current(), m.b, a}, i, nil

@@ -120,12 +120,11 @@ func (b *bridge) Tmpfile(cancel <-chan struct{}, in *fuse.CreateIn, out *fuse.Cr
 		return b.walkStatus(r.tid, err)
 	}
 	n := owned(dsm.Inode{Kind: dsm.KindFile, Perm: in.Mode & 07777}, dir, in.Uid, in.Gid)
-	i, err := b.createHeld(r, func(ctx context.Context) (dsm.Inode, error) { return b.cfg.Names.CreateTemp(ctx, dir.Ino, n) })
+	i, err := b.withRoom(r, func() (dsm.Inode, error) { return b.cfg.Names.CreateTemp(r, dir.Ino, n) })
 	if err != nil {
 		return status(err)
 	}
 	if st := b.open(r, i.Ino, in.Flags, &i, &out.OpenOut); !st.Ok() {
-		b.holds.made(i.Ino) // which gives the hold up, and the file with it
 		return st
 	}
 	b.entry(i, &out.EntryOut)

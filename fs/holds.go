@@ -79,7 +79,7 @@ func (h *holds) hold(ctx context.Context, a *openArea, write bool) (dsm.Inode, e
 	return i, err
 }
 
-// made takes over the hold that came with a new file, which is to be opened next. Like keep, it
+// made takes over the hold that came with a new file, which is to be opened next, or of which nobody knows. Like keep, it
 // keeps the file for heldFor at most.
 func (h *holds) made(ino dsm.Ino) {
 	ctx, cancel := h.b.lasting()
@@ -93,35 +93,6 @@ func (h *holds) made(ino dsm.Ino) {
 	a.held, a.heldUntil = true, time.Now().Add(heldFor)
 	if a.handles() == 0 {
 		h.giveUp(a)
-	}
-}
-
-// createHeld makes a file that this node holds. When ctx ends it returns, but the catalog may make the file
-// all the same. Nobody would give up that hold, so it is taken over when the answer comes.
-func (b *bridge) createHeld(ctx context.Context, change func(context.Context) (dsm.Inode, error)) (dsm.Inode, error) {
-	type result struct {
-		i   dsm.Inode
-		err error
-	}
-	answer, gone := make(chan result), make(chan struct{})
-	b.background.run(func() {
-		ctx, cancel := b.lasting()
-		defer cancel()
-		i, err := b.withRoom(ctx, func() (dsm.Inode, error) { return change(ctx) })
-		select {
-		case answer <- result{i, err}:
-		case <-gone:
-			if err == nil {
-				b.holds.made(i.Ino)
-			}
-		}
-	})
-	select {
-	case r := <-answer:
-		return r.i, r.err
-	case <-ctx.Done():
-		close(gone)
-		return dsm.Inode{}, errs.E(errs.Timeout, "create", "the catalog did not answer in time: %w", context.Cause(ctx))
 	}
 }
 

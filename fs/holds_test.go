@@ -50,22 +50,18 @@ func TestCreateHoldsForTheAttach(t *testing.T) {
 // tardyNames is a catalog that makes each file after the program has gone.
 type tardyNames struct {
 	*fakeNames
-	asked, goOn chan struct{}
-	made        chan dsm.Ino
+	asked chan struct{}
+	made  chan dsm.Ino
 }
 
 func (n tardyNames) late(ctx context.Context, create func() (dsm.Inode, error)) (dsm.Inode, error) {
 	n.asked <- struct{}{}
-	select {
-	case <-n.goOn:
-	case <-ctx.Done():
-	}
+	<-ctx.Done()
 	i, err := create()
-	n.made <- i.Ino
-	if ctx.Err() != nil { // it was proposed
-		return dsm.Inode{}, ctx.Err()
+	if err == nil {
+		n.made <- i.Ino
 	}
-	return i, err
+	return dsm.Inode{}, errs.E(errs.Timeout, "create", "")
 }
 
 func (n tardyNames) Create(ctx context.Context, dir dsm.Ino, name string, i dsm.Inode, hold bool, settings ...dsm.Setting) (dsm.Inode, error) {
@@ -79,7 +75,7 @@ func (n tardyNames) CreateTemp(ctx context.Context, dir dsm.Ino, i dsm.Inode, se
 // TestFileOfAProgramThatHasGone: a file that the catalog makes when the program that wants it has gone is given up.
 func TestFileOfAProgramThatHasGone(t *testing.T) {
 	f := mountTest(t)
-	names := tardyNames{f.names, make(chan struct{}, 1), make(chan struct{}, 1), make(chan dsm.Ino, 1)}
+	names := tardyNames{f.names, make(chan struct{}, 1), make(chan dsm.Ino, 1)}
 	m := attachMount{names, f.fs.b}
 	root, err := f.names.Getattr(t.Context(), dsm.RootIno)
 	if err != nil {
@@ -104,8 +100,8 @@ func TestFileOfAProgramThatHasGone(t *testing.T) {
 		if err := create(ctx); err == nil {
 			t.Errorf("%s: made for nobody", what)
 		}
-		names.goOn <- struct{}{}
 		ino := <-names.made
+		f.fs.Orphaned(ino)
 		eventually(t, "a file "+what+" is given up", func() bool { return !f.names.held(ino) })
 	}
 }

@@ -178,6 +178,11 @@ func (f *FS) Miscounted(id dsm.AreaID) {
 	}
 }
 
+// Orphaned says that this node holds a new file of which its programs have not heard.
+func (f *FS) Orphaned(ino dsm.Ino) {
+	f.b.background.run(func() { f.b.holds.made(ino) })
+}
+
 // Removed implements PageCache.
 func (f *FS) Removed(id dsm.AreaID) { f.b.opens.removed(id) }
 

@@ -24,7 +24,8 @@ type Names interface {
 	// Create makes a file, directory or symlink (n.Kind); n's Perm, UID, GID and
 	// Target, and the Size of a regular file, are taken. Its Spec is inherited from dir, and changed by
 	// the settings of a regular file. errs.Exist if the name is taken; nobody finds it half made.
-	// With hold, a regular file is held open by this node in the same step.
+	// With hold, a regular file is held open by this node in the same step. If it is made after the call has failed, FS.Orphaned
+	// is called; so with CreateTemp.
 	Create(ctx context.Context, dir dsm.Ino, name string, n dsm.Inode, hold bool, settings ...dsm.Setting) (dsm.Inode, error)
 	// CreateTemp makes a regular file as Create would, but without a name, held by this node. n's Layout
 	// is what the header that the file will get says, if that is known.

@@ -285,6 +285,9 @@ func (o *opens) detach(a *openArea, write bool) {
 func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Inode) (_ *openArea, err error) {
 	a, err := o.get(ctx, dsm.AreaID(ino))
 	if err != nil {
+		if held != nil {
+			o.b.background.run(func() { o.b.holds.made(ino) }) // which gives the hold up
+		}
 		return nil, err
 	}
 	defer func() {

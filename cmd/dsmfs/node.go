@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -33,16 +34,17 @@ type nodeConfig struct {
 // node is a running node: its parts, in the order in which they are started. Where two parts need
 // each other, they call each other through the node.
 type node struct {
-	cfg    nodeConfig
-	log    *slog.Logger
-	self   dsm.Member
-	net    *transport.Transport
-	cat    *catalog.Catalog
-	data   *coherence.Node
-	locks  *locks.Node
-	member bool // of a cluster
-	gossip *membership.Membership
-	fs     *fs.FS
+	cfg     nodeConfig
+	log     *slog.Logger
+	self    dsm.Member
+	net     *transport.Transport
+	cat     *catalog.Catalog
+	data    *coherence.Node
+	locks   *locks.Node
+	member  bool // of a cluster
+	gossip  *membership.Membership
+	fs      *fs.FS
+	mounted atomic.Pointer[fs.FS] // fs, for goroutines that may be there before it
 
 	leftovers *leftovers
 
@@ -107,7 +109,8 @@ func (n *node) build(context.Context) error {
 	var err error
 	n.cat, err = catalog.New(catalog.Config{
 		Self: n.self, Caller: n.net, Streams: n.net.RaftLayer(), Observer: n, OnCluster: n.net.SetCluster, Yield: n.yieldLocks,
-		Log: n.log.With("part", "catalog"),
+		Orphaned: n.orphaned,
+		Log:      n.log.With("part", "catalog"),
 	})
 	if err != nil {
 		return err
@@ -177,6 +180,7 @@ func (n *node) mount(context.Context) error {
 	case err != nil:
 		return withCode(exitPoint, err)
 	}
+	n.mounted.Store(n.fs)
 	n.data.SetPageCache(n.fs)
 	return nil
 }

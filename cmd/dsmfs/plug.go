@@ -54,6 +54,13 @@ func (n *node) yieldLocks(ino dsm.Ino, term uint64) (locks.Yield, bool) {
 	return n.locks.Yield(ino, term)
 }
 
+// orphaned is catalog.Config.Orphaned.
+func (n *node) orphaned(ino dsm.Ino) {
+	if f := n.mounted.Load(); f != nil { // without one nobody makes files
+		f.Orphaned(ino)
+	}
+}
+
 // Reset implements catalog.Observer.
 func (n *node) Reset() {
 	n.connect(n.cat.Current())

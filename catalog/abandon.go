@@ -1,0 +1,108 @@
+package catalog
+
+import (
+	"context"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// A command whose caller does not wait any more may still be applied, much later. Most of them do no harm then. But
+// one that makes a file which this node holds leaves a hold of which nobody knows: the file's memory would stay reserved
+// after it was removed, for as long as this node lives. So this node has the cluster decide: a command of its own
+// takes the numbers of such commands. One that was not applied before then never is, for its number has been used.
+// The files of the others are told to Config.Orphaned.
+
+// abandonOp takes the numbers of commands of the same node that nobody waits for. They must not be
+// below its Low.
+type abandonOp struct{ Reqs []uint64 }
+
+func (o abandonOp) apply(s *state, st step) (dsm.Inode, error) {
+	ses := s.sessions[st.node]
+	for _, req := range o.Reqs {
+		if _, ok := ses.results[req]; !ok && req >= ses.low {
+			ses.results[req] = resultOf(dsm.Inode{}, fail(errs.Timeout, "nobody waits for it any more"))
+		}
+	}
+	return dsm.Inode{}, nil
+}
+
+// leavesHold reports whether a hold is left if o is applied and nobody hears of it.
+func leavesHold(o op) bool {
+	c, ok := o.(createOp)
+	return ok && (c.Hold || c.Temp)
+}
+
+// maxAbandoned bounds how many numbers one command takes.
+const maxAbandoned = 1024
+
+// abandon says that nobody waits for the command any more, and that it must be decided what becomes
+// of it. Until then the cluster keeps its result.
+func (cs *calls) abandon(req uint64) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.unseenLocked(req, false)
+	cs.mu.abandoned = append(cs.mu.abandoned, req)
+	select {
+	case cs.orphans <- struct{}{}:
+	default:
+	}
+}
+
+// takeAbandoned returns commands to be decided.
+func (cs *calls) takeAbandoned() []uint64 {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	n := min(len(cs.mu.abandoned), maxAbandoned)
+	reqs := cs.mu.abandoned[:n:n]
+	cs.mu.abandoned = cs.mu.abandoned[n:]
+	return reqs
+}
+
+// decideAbandoned decides about abandoned commands until the catalog is closed.
+func (c *Catalog) decideAbandoned() {
+	for {
+		select {
+		case <-c.calls.orphans:
+		case <-c.life.Done():
+			return
+		}
+		for reqs := c.calls.takeAbandoned(); len(reqs) > 0; reqs = c.calls.takeAbandoned() {
+			if _, err := c.commit(c.life, abandonOp{reqs}); err != nil && c.life.Err() == nil {
+				c.log.Warn("cannot find out what became of new files that nobody waits for", "commands", len(reqs), "err", err)
+			}
+			orphans := c.made(reqs)
+			for _, req := range reqs {
+				c.calls.finish(req, true)
+			}
+			for _, ino := range orphans {
+				c.orphaned(ino)
+			}
+		}
+	}
+}
+
+// made returns the inodes that commands of this node have made, as far as it has applied the log.
+func (c *Catalog) made(reqs []uint64) (made []dsm.Ino) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	ses := c.mu.state.sessions[c.self.ID]
+	if ses == nil {
+		return nil // this node is no member any more, and holds nothing
+	}
+	for _, req := range reqs {
+		if r, ok := ses.results[req]; ok && r.err("") == nil {
+			made = append(made, r.Inode.Ino)
+		}
+	}
+	return made
+}
+
+// giveUpHold ends a hold of which nobody knows. It is Config.Orphaned of a node without a filesystem.
+func (c *Catalog) giveUpHold(ino dsm.Ino) {
+	ctx, cancel := context.WithTimeout(c.life, attempt)
+	defer cancel()
+	if err := c.Unhold(ctx, ino); err != nil {
+		c.log.Warn("cannot give up the hold of a new file that nobody waits for", "ino", ino, "err", err)
+	}
+}
