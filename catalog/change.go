@@ -104,6 +104,13 @@ func (c *Catalog) HandoverFailed(ctx context.Context, back, lost []dsm.Slot, e d
 	return err
 }
 
+// MoveArea moves an area of this node, its home in the view of epoch e, to another one. The area does not move by itself again before a
+// node has been the only one to publish to it for as many windows as patience says.
+func (c *Catalog) MoveArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID, patience uint8, e dsm.Epoch) error {
+	_, err := c.propose(ctx, moveOp{dsm.Ino(id), to, patience, e})
+	return err
+}
+
 // SetLayout records the layout that the header of a file without an explicit type gives.
 func (c *Catalog) SetLayout(ctx context.Context, id dsm.AreaID, l dsm.Layout) error {
 	_, err := c.propose(ctx, setLayoutOp{id, l})

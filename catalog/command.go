@@ -55,6 +55,7 @@ const (
 	kindCount
 	kindHandoverFailed
 	kindAbandon
+	kindMove
 )
 
 // op is an operation on the state. apply returns the inode that is the result for the caller, if
@@ -149,6 +150,13 @@ type (
 		Back, Lost []dsm.Slot
 		Epoch      dsm.Epoch
 	}
+
+	moveOp struct {
+		Ino      dsm.Ino
+		To       dsm.NodeID
+		Patience uint8
+		Epoch    dsm.Epoch
+	}
 )
 
 func (noopOp) apply(*state, step) (dsm.Inode, error) { return dsm.Inode{}, nil }
@@ -187,6 +195,7 @@ var ops = map[opKind]struct {
 	kindCount:          {"count", countOp{}, true},
 	kindHandoverFailed: {"hand over", handoverFailedOp{}, false},
 	kindAbandon:        {"abandon", abandonOp{}, false},
+	kindMove:           {"move", moveOp{}, false},
 }
 
 var opKinds = func() map[reflect.Type]opKind {

@@ -43,10 +43,18 @@ func (s *state) checkPlacement(p dsm.Placement) error {
 
 // checkPlaceable refuses a node for the file if there are too many areas with slots of their own.
 func (s *state) checkPlaceable(in *inode, p dsm.Placement) error {
-	if _, ok := p.Node(); !ok || s.view.Placed(in.Area()) != 0 || s.places() < dsm.MaxOwnSlots {
+	if _, ok := p.Node(); !ok {
 		return nil
 	}
-	return fail(errs.NoSpace, "placement %s: %d files have a home of their own, which is the most", p, dsm.MaxOwnSlots)
+	return s.placeable(in)
+}
+
+// placeable returns why the file cannot have a slot of its own, or nil.
+func (s *state) placeable(in *inode) error {
+	if s.view.Placed(in.Area()) != 0 || s.places() < dsm.MaxOwnSlots {
+		return nil
+	}
+	return fail(errs.NoSpace, "%d files have a home of their own, which is the most", dsm.MaxOwnSlots)
 }
 
 // places counts the slots of areas that exist.
@@ -77,11 +85,7 @@ func (s *state) placing(in *inode) {
 
 // place brings the slots of single areas to where they belong: those of areas that name a node, and those of nodes that leave.
 func (s *state) place(v *dsm.View) {
-	for _, o := range slices.Clone(v.Own) {
-		if in := s.inodes[dsm.Ino(o.Area)]; o.Area != 0 && (in == nil || !in.Spec.Together(0)) {
-			v.Displace(o.Area)
-		}
-	}
+	s.displace(v)
 	for i := range v.Own {
 		o := &v.Own[i]
 		if o.Area == 0 || o.Source != 0 || isGone(v, o.Primary) {
@@ -89,7 +93,7 @@ func (s *state) place(v *dsm.View) {
 		}
 		in := s.inodes[dsm.Ino(o.Area)]
 		if to := ownHome(v, in, o.Primary); to != o.Primary {
-			o.SlotHome = dsm.SlotHome{Primary: to, Source: o.Primary, Epoch: v.Epoch}
+			v.Place(o.Area, dsm.SlotHome{Primary: to, Source: o.Primary, Epoch: v.Epoch})
 		}
 	}
 	for _, ino := range sortedKeys(s.unplaced) {
@@ -101,6 +105,15 @@ func (s *state) place(v *dsm.View) {
 	}
 }
 
+// displace takes the slots back of areas that are gone, or that are spread now.
+func (s *state) displace(v *dsm.View) {
+	for _, o := range slices.Clone(v.Own) {
+		if in := s.inodes[dsm.Ino(o.Area)]; o.Area != 0 && (in == nil || !in.Spec.Together(0)) {
+			v.Displace(o.Area)
+		}
+	}
+}
+
 // startOf returns the first row of an area's own slot.
 func startOf(in *inode, shared dsm.SlotHome, to dsm.NodeID, e dsm.Epoch) dsm.SlotHome {
 	row := dsm.SlotHome{Primary: to, Source: shared.Primary, Epoch: e}
@@ -108,6 +121,36 @@ func startOf(in *inode, shared dsm.SlotHome, to dsm.NodeID, e dsm.Epoch) dsm.Slo
 		row.Source = 0 // there is nothing to hand over
 	}
 	return row
+}
+
+// A home asks for this when another node has been the only one that publishes to an area of its for a while. What it has seen may be out of date.
+func (o moveOp) apply(s *state, st step) (dsm.Inode, error) {
+	in, err := s.get(o.Ino)
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	row := *s.view.Row(s.view.SlotOf(in.Area(), in.Spec, 0))
+	_, fixed := in.Spec.Placement.Node()
+	to, ok := s.view.Member(o.To)
+	switch {
+	case in.Kind != dsm.KindFile || fixed || !in.Spec.OneHome(in.Size):
+		return dsm.Inode{}, fail(errs.Invalid, "inode %d does not move by itself", o.Ino)
+	case row.Primary != st.node || row.Source != 0 || o.Epoch < row.Epoch:
+		return dsm.Inode{}, fail(errs.Busy, "inode %d has moved", o.Ino)
+	case !ok || to.Leaving || to.Gone || to.ID == row.Primary:
+		return dsm.Inode{}, fail(errs.Unavailable, "node %s takes nothing over", o.To)
+	case o.Patience < dsm.LeastPatience || o.Patience > dsm.MostPatience:
+		return dsm.Inode{}, fail(errs.Invalid, "a patience of %d windows", o.Patience)
+	}
+	if err := s.placeable(in); err != nil {
+		return dsm.Inode{}, err
+	}
+	s.reviewed(func(v *dsm.View) {
+		s.displace(v)
+		v.Place(in.Area(), startOf(in, row, o.To, v.Epoch))
+		v.OwnOf(in.Area()).Patience = o.Patience
+	})
+	return dsm.Inode{}, nil
 }
 
 // ownHome returns where an area's own slot belongs: to the node that its placement names; else it stays. If its home leaves, it goes to the

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -205,5 +206,48 @@ func TestPlacesAreBounded(t *testing.T) {
 		if placed := v.Place(dsm.AreaID(1<<40+i), v.Slots[0]); placed != (i < dsm.MaxOwnSlots-used) {
 			t.Fatalf("slot %d: %v", i, placed)
 		}
+	}
+}
+
+// TestMoveToAWriter: the home of a file may ask for a move, of a file that lives at one home and that nobody has placed.
+func TestMoveToAWriter(t *testing.T) {
+	m := newSized(t, 1<<34, 1<<34, 1<<34)
+	in := placedFile(m, "f", mib, "auto")
+	home, others := homeOf(m, in).Primary, []dsm.NodeID{nodeA, nodeB, nodeC}
+	others = slices.DeleteFunc(others, func(n dsm.NodeID) bool { return n == home })
+	move := func(in dsm.Inode, to dsm.NodeID) moveOp { return moveOp{in.Ino, to, 4, m.view.Epoch} }
+	refused := func(n dsm.NodeID, o moveOp, k errs.Kind) {
+		t.Helper()
+		view := m.view
+		if _, err := m.do(n, o); !errs.Is(err, k) || m.view != view {
+			t.Errorf("%+v: %v, want %v", o, err, k)
+		}
+	}
+	refused(others[0], move(in, others[0]), errs.Busy) // not the home
+	refused(home, move(in, home), errs.Unavailable)
+	refused(home, move(in, 99), errs.Unavailable)
+	refused(home, move(dsm.Inode{Ino: 99}, others[0]), errs.NotExist)
+	refused(home, moveOp{in.Ino, others[0], 65, m.view.Epoch}, errs.Invalid)
+	for _, x := range []dsm.Inode{placedFile(m, "spread", mib*2, "spread"), placedFile(m, "large", 40*mib, "auto"), placedFile(m, "na", mib, "na")} {
+		refused(homeOf(m, x).Primary, move(x, nodeB), errs.Invalid)
+	}
+	m.must(home, move(in, others[0]))
+	own := m.view.OwnOf(in.Area())
+	if own.Primary != others[0] || own.Source != home || own.Moves != 1 || own.Patience != 4 {
+		t.Errorf("%+v", own)
+	}
+	refused(others[0], move(in, others[1]), errs.Busy) // it is on its way
+	late := move(in, others[1])
+	late.Epoch = own.Epoch - 1
+	ready(m)
+	refused(others[0], late, errs.Busy)
+	m.must(others[0], move(in, others[1]))
+	if s, err := restore(mustEncode(t, m.image())); err != nil || s.view.OwnOf(in.Area()).Moves != 2 {
+		t.Errorf("restored: %v", err)
+	}
+	ready(m)
+	m.must(nodeA, placeAt(in, others[0].String()))
+	if own := m.view.OwnOf(in.Area()); own.Moves != 3 || own.Source != others[1] {
+		t.Errorf("%+v", own)
 	}
 }

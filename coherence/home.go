@@ -19,6 +19,8 @@ type home struct {
 	subs    map[dsm.NodeID]*subscriber
 	untils  map[dsm.NodeID]*wire.Inquire // the Inquire of each node that waits for a version
 
+	lone lone // who publishes: see migrate.go
+
 	lastPush uint64 // ID of the last push; IDs are not used twice, so a late ack matches no newer push
 }
 
@@ -154,6 +156,7 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 		a.lookAtHomeLocked(m.Extent, x, i)
 	}
 	x.writers[from] = m.Seq
+	a.publishedByLocked(from, m.Extent)
 	a.node.stats.publishesMerged.Add(1)
 
 	ack.Version, ack.Data = x.version, x.data.Len()
@@ -204,6 +207,9 @@ func (a *Area) subscribersLocked() []dsm.NodeID {
 // handovers sends the slots that went to other homes. Their home copies are freed by a later view, which says that
 // the new homes have them.
 func (a *Area) homeViewChangedLocked(old *dsm.View) {
+	if own := a.mu.own; own != 0 && a.movedLocked(old, own) {
+		a.mu.home.lone.reset(a.mu.view.OwnOf(a.id).Patience)
+	}
 	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
 		if _, ok := a.mu.view.Member(id); !ok {

@@ -51,6 +51,9 @@ func (s *slowPair) SlotsReady(context.Context, []dsm.Slot, dsm.Epoch) error     
 func (s *slowPair) HandoverFailed(context.Context, []dsm.Slot, []dsm.Slot, dsm.Epoch) error {
 	return nil
 }
+func (s *slowPair) MoveArea(context.Context, dsm.AreaID, dsm.NodeID, uint8, dsm.Epoch) error {
+	return nil
+}
 func (s *slowPair) SetLayout(context.Context, dsm.AreaID, dsm.Layout) error { return nil }
 func (e slowEnd) Flush(dsm.NodeID)                                          {}
 func (e slowEnd) Send(_ dsm.NodeID, m any, payload [][]byte, _ bool)        { e.put(m, payload, nil) }

@@ -69,6 +69,8 @@ type Node struct {
 	resize    func(mem interface{ Resize(size int64) error }, size int64) error // likewise
 	warned    atomic.Int64                                                      // when a failure of these was last logged
 
+	moving atomic.Int64 // how many areas the catalog is being asked to move
+
 	shortAreas atomic.Int64 // how many areas are short
 }
 

@@ -47,11 +47,19 @@ func (n *Node) Homes(id dsm.AreaID) ([]Home, error) {
 	return list, nil
 }
 
+// HomeMoves returns how often the area has moved from one home to another, as a whole.
+func (a *Area) HomeMoves() uint32 {
+	if own := a.node.cfg.View.Current().OwnOf(a.id); own != nil {
+		return own.Moves
+	}
+	return 0
+}
+
 // Stat is a named figure.
 type Stat struct{ Name, Value string }
 
 type stats struct {
-	publishes, publishedBytes, publishesMerged, pushes, forwards, pagesReceived, pagesEvicted, faults atomic.Uint64
+	publishes, publishedBytes, publishesMerged, pushes, forwards, pagesReceived, pagesEvicted, faults, areasMoved atomic.Uint64
 }
 
 // Stats returns the figures of the data plane since the start, in a fixed order.
@@ -73,6 +81,7 @@ func (n *Node) Stats() []Stat {
 		u("pages_received", &n.stats.pagesReceived),
 		u("faults", &n.stats.faults),
 		u("pages_evicted", &n.stats.pagesEvicted),
+		u("areas_moved", &n.stats.areasMoved),
 		{"pages_on_demand", fmt.Sprint(n.room.taken.Load())},
 	}
 }

@@ -24,6 +24,9 @@ type View interface {
 	// HandoverFailed tells the cluster that the nodes which were to take slots from this one have died. It has those in back as they
 	// were, and nobody has served them since. Those in lost may have been served. e is the epoch of the view that says so.
 	HandoverFailed(ctx context.Context, back, lost []dsm.Slot, e dsm.Epoch) error
+	// MoveArea asks the cluster to move an area, whose home is this node in the view of epoch e, to another one. patience is what a move takes next
+	// time: see dsm.OwnSlot.
+	MoveArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID, patience uint8, e dsm.Epoch) error
 	// SetLayout records the layout that an area's own header gives.
 	SetLayout(ctx context.Context, id dsm.AreaID, l dsm.Layout) error
 }

@@ -201,6 +201,7 @@ func (a *area) Figures() []control.Stat {
 		{Name: "scans", Value: strconv.FormatUint(t.Scans, 10)},
 		{Name: "pages_found", Value: strconv.FormatUint(t.Found, 10)},
 		{Name: "pages_compared", Value: strconv.FormatUint(t.Compared, 10)},
+		{Name: "home_moves", Value: strconv.FormatUint(uint64(a.HomeMoves()), 10)},
 	}
 }
 

@@ -29,7 +29,15 @@ type View struct {
 type OwnSlot struct {
 	Area AreaID // 0: the slot is free
 	SlotHome
+	Moves    uint32 // how often the area has moved
+	Patience uint8  // how many windows running another node must publish alone before the area moves to it by itself; 0: LeastPatience
 }
+
+// The bounds of OwnSlot.Patience.
+const (
+	LeastPatience = 2
+	MostPatience  = 64
+)
 
 // MaxOwnSlots bounds the areas that have slots of their own.
 const MaxOwnSlots = 4096
@@ -69,6 +77,14 @@ func (v *View) Rows() iter.Seq2[Slot, *SlotHome] {
 // Placed returns the slot that an area has to itself; 0 if it has none. (Slot 0 belongs to no area.)
 func (v *View) Placed(a AreaID) Slot { return v.placed[a] }
 
+// OwnOf returns what the view says of the slot that an area has to itself; nil if it has none.
+func (v *View) OwnOf(a AreaID) *OwnSlot {
+	if own := v.placed[a]; own != 0 {
+		return &v.Own[own-Slots]
+	}
+	return nil
+}
+
 // SlotOf returns the slot of an extent of an area with the spec.
 func (v *View) SlotOf(a AreaID, s Spec, e ExtentIndex) Slot {
 	if own := v.placed[a]; own != 0 && s.Together(e) {
@@ -86,8 +102,14 @@ func (v *View) Clone() *View {
 
 // Place gives an area a slot of its own, or a new row to the one that it has. It returns false if there are too many.
 func (v *View) Place(a AreaID, row SlotHome) bool {
+	moved := uint32(0)
+	if row.Source != 0 {
+		moved = 1
+	}
 	if own := v.placed[a]; own != 0 {
-		*v.Row(own) = row
+		o := &v.Own[own-Slots]
+		o.SlotHome = row
+		o.Moves += moved
 		return true
 	}
 	i := slices.IndexFunc(v.Own, func(o OwnSlot) bool { return o.Area == 0 })
@@ -97,7 +119,7 @@ func (v *View) Place(a AreaID, row SlotHome) bool {
 		}
 		i, v.Own = len(v.Own), append(v.Own, OwnSlot{})
 	}
-	v.Own[i] = OwnSlot{Area: a, SlotHome: row}
+	v.Own[i] = OwnSlot{Area: a, SlotHome: row, Moves: moved}
 	if v.placed == nil {
 		v.placed = make(map[AreaID]Slot)
 	}
