@@ -230,6 +230,7 @@ func checkPlacement(path string, before, now dsm.Spec) error {
 		}
 		names = append(names, x.Name)
 	}
+	slices.Sort(names)
 	return fail(exitUsage, "%s: placement=%s: no member has this name or id: want auto, spread, one, or one of the members %s", path, word, strings.Join(names, " "))
 }
 
