@@ -123,7 +123,7 @@ type PushAck struct {
 }
 
 // Publish carries the changed elements of one extent: Index says which (see merge.Delta), the
-// payload has the values (last) or differences (sum).
+// payload has the values (last, min, max) or differences (sum, mean).
 type Publish struct {
 	Stamp
 	Extent dsm.ExtentIndex

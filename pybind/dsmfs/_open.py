@@ -234,6 +234,10 @@ def create(
     return _area(where, "r+", way, mapping)
 
 
+#: The kind of a file whose tensors are of several types: the daemon reads them from the header.
+_SEVERAL = "several"
+
+
 @dataclass(frozen=True)
 class _Plan:
     """A file to make: its header, its size, and how its elements merge according to :mod:`_npy`."""
@@ -244,6 +248,7 @@ class _Plan:
     rule: str
     described: tuple[Any, ...]
     told: bool = False  # the header says the kind
+    ordered: bool = True  # of two elements one is the smaller one
 
 
 def _plan(
@@ -260,9 +265,10 @@ def _plan(
             raise ValueError("tensors= has the shape and the dtype of each: leave shape and dtype out")
         described = {k: (_npy.element_type(d), _layout.lengths(n)) for k, (n, d) in tensors.items()}
         head, size = _safetensors.header(described)
-        kinds = {_npy.merge_type(d)[0] for d, _ in described.values()}
-        one = kinds.pop() if len(kinds) == 1 else None  # the daemon does not read such headers
-        return _Plan(head, size, one, one or "auto", (described,))
+        kind, ordered = _tensor_kinds([d for d, _ in described.values()])
+        one = kind if kind != _SEVERAL else None
+        told = one is not None and ordered  # complex elements are floats, which the header does not say
+        return _Plan(head, size, kind, "auto" if told or one is None else one, (described,), told, ordered)
     if shape is None or dtype is None:
         raise TypeError("create() takes a shape and a dtype, or tensors=")
     wanted, lengths = _npy.element_type(dtype), _layout.lengths(shape)
@@ -273,7 +279,17 @@ def _plan(
         raise ValueError(f"shape {lengths} of {wanted}: too large")
     kind, told = _npy.merge_type(wanted)
     rule = "auto" if told or kind is None else kind
-    return _Plan(head, size, kind, rule, (wanted, lengths, fortran), told and kind is not None)
+    return _Plan(head, size, kind, rule, (wanted, lengths, fortran), told and kind is not None, wanted.kind != "c")
+
+
+def _tensor_kinds(dtypes: list[np.dtype[Any]]) -> tuple[str | None, bool]:
+    """Return how dsmfs can merge the tensors of a file: `_SEVERAL` if each has its own type, and whether their elements have an order."""
+    kinds = {_npy.merge_type(d)[0] for d in dtypes}
+    ordered = all(d.kind != "c" for d in dtypes)
+    if len(kinds) == 1:
+        return kinds.pop(), ordered
+    flags = {_npy.merge_type(d)[0] for d in dtypes if d.kind == "b"}  # of truth values the last one stays by any rule
+    return (_SEVERAL if ordered and None not in kinds - flags else None), ordered
 
 
 def _there(path: str | os.PathLike[str], plan: _Plan, rules: dict[str, str], plane: str | None) -> Area:
@@ -296,7 +312,7 @@ def _make(
 
     Each change of names takes a round of the catalog. There are two: one for the file with all its rules, one for its name.
     """
-    _check_merge(settings.get("merge", "last"), plan.kind, str(where))
+    _check_merge(settings.get("merge", "last"), plan, str(where))
     _rules.check(settings, str(where))
     if plane != "page-cache":
         try:
@@ -318,7 +334,7 @@ def _make_attached(
     way = MemoryPlane(where.attach_socket(), where.inside, str(where), True, connection=connection, made=made)
     mapping: Mapping | None = None
     try:
-        _check_merge("sum" if way.merges else "last", plan.kind, str(where))
+        _check_merge("sum" if way.merges else "last", plan, str(where))
         mapping = way.map()
         mapping[: len(plan.head)] = plan.head
         way.appear()
@@ -344,7 +360,7 @@ def _make_by_mount(where: Location, settings: dict[str, str], plan: _Plan, permi
             _create_file(path, settings, plan, permissions, draft.path)
         if plan.kind is None and "merge" not in settings:
             with translated(path, "create"):
-                _check_merge(os.getxattr(draft.path, "user.dsm.merge").decode(), plan.kind, path)
+                _check_merge(os.getxattr(draft.path, "user.dsm.merge").decode(), plan, path)
         way = PageCachePlane(draft, True)
         try:
             mapping = way.map()
@@ -418,11 +434,11 @@ def _connect(where: Location) -> Connection:
         raise PlaneUnavailableError(e.errno or errno.EIO, f"nobody answers at {name}: {e.strerror}", str(where)) from e
 
 
-def _check_merge(merge: str, kind: str | None, path: str) -> None:
-    if merge != "last" and kind is None:
-        raise FormatError(
-            f"{path}: elements of this type, or of several, cannot be merged by {merge!r}, only by 'last'"
-        )
+def _check_merge(merge: str, plan: _Plan, path: str) -> None:
+    if merge != "last" and plan.kind is None:
+        raise FormatError(f"{path}: elements of this type cannot be merged by {merge!r}, only by 'last'")
+    if merge in ("min", "max") and not plan.ordered:
+        raise FormatError(f"{path}: complex numbers have no order, so they cannot be merged by {merge!r}")
 
 
 def _way(where: Location, writable: bool, plane: str) -> tuple[Plane, Mapping]:

@@ -157,7 +157,7 @@ class PageCachePlane:
 
     def _waits_for_sync(self) -> bool:
         apply = os.getxattr(self._fd, "user.dsm.apply")
-        return apply == b"sync" or (apply == b"auto" and os.getxattr(self._fd, "user.dsm.merge") == b"sum")
+        return apply == b"sync" or (apply == b"auto" and os.getxattr(self._fd, "user.dsm.merge") in (b"sum", b"mean"))
 
     def _order(self, name: str) -> bool:
         """Write 1 to a control file, unless it is out of reach or the path now leads to another area."""

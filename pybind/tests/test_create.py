@@ -257,8 +257,11 @@ def test_safetensors_of_several_types(nodes: dsmfs.Cluster) -> None:
             "one": ((), 8),
         }
         assert all(a.flags.aligned for a in m.tensors.values())
-    with pytest.raises(dsmfs.FormatError, match="several"):
-        nodes[0].create("n.safetensors", tensors=described, merge="sum")
+    for refused in ({"c": (3, "c8"), "w": (3, "f8")}, {"flags": (7, "?")}):
+        with pytest.raises(dsmfs.FormatError, match="cannot be merged by 'sum'"):
+            nodes[0].create("n.safetensors", tensors=refused, merge="sum")
+    with pytest.raises(dsmfs.FormatError, match="have no order"):
+        nodes[0].create("n.safetensors", tensors={"c": (3, "c8")}, merge="max")
 
 
 def test_what_is_no_safetensors_file(nodes: dsmfs.Cluster) -> None:

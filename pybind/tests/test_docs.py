@@ -1,4 +1,4 @@
-"""What docs/python.md prints works as it stands, from the top to the bottom."""
+"""What the pages of docs print works as it stands, from the top to the bottom."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PAGE = HERE.parent / "docs" / "python.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the page is not here")
 
 
-def blocks() -> Iterator[str]:
-    """Yield the indented blocks of the page."""
-    for found in re.finditer(r"(?:^    .*\n|^\n(?=    ))+", PAGE.read_text(), re.M):
+def blocks(page: Path = PAGE) -> Iterator[str]:
+    """Yield the indented blocks of a page."""
+    for found in re.finditer(r"(?:^    .*\n|^\n(?=    ))+", page.read_text(), re.M):
         text = re.sub(r"^    ", "", found[0], flags=re.M).strip("\n")
         if text:
             yield text + "\n"
@@ -48,3 +48,13 @@ def test_workers_of_the_page_on_all_nodes(mounts: dsmfs.Cluster, program: Progra
         program(work.replace("/mnt/dsm", node.path))
     w = np.load(mounts[0] / "model/w.npy")
     assert abs(w.mean() - (1 - 0.98**300)) < 0.01
+
+
+def test_the_page_of_modes(mounts: dsmfs.Cluster, program: Program) -> None:
+    """Each example is a program of its own, and prints what is behind its lines."""
+    examples = [text for text in blocks(PAGE.with_name("modes.md")) if text.startswith("import")]
+    assert len(examples) >= 6
+    for text in examples:
+        wanted = re.findall(r"^ *print\(.*\) +# (.*)$", text, re.M)
+        shown = program(text.replace("/mnt/dsm", mounts[0].path)).stdout.splitlines()
+        assert shown == wanted, text
