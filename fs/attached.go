@@ -22,7 +22,7 @@ var _ attach.Mount = attachMount{}
 // startAttach serves programs that attach.
 func (b *bridge) startAttach() (*attach.Server, error) {
 	return attach.Listen(attach.Config{
-		Mount: attachMount{b.cfg.Names, b}, Log: b.log, Socket: b.cfg.AttachSocket, GuardArgv: b.cfg.GuardArgv,
+		Mount: attachMount{b.cfg.Names, b}, Groups: b.attachGroups(), Log: b.log, Socket: b.cfg.AttachSocket, GuardArgv: b.cfg.GuardArgv,
 		Tracking: b.cfg.Tracking, Timeout: b.cfg.FaultTimeout, Life: b.life,
 	})
 }

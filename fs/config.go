@@ -27,7 +27,9 @@ type Config struct {
 	// Locks are the locks of this node's programs. If it is nil the kernel decides on locks by
 	// itself, and other nodes do not see them.
 	Locks *locks.Node
-	Log   *slog.Logger
+	// Groups are the groups that programs of this node join. If it is nil there are none.
+	Groups Groups
+	Log    *slog.Logger
 	// HarvestArgv is the command of the harvester's child: a process that calls
 	// harvest.Main with its standard input and output.
 	HarvestArgv []string

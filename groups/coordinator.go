@@ -92,7 +92,7 @@ func (c *coordinator) report(from dsm.NodeID, r *wire.GroupReport, now time.Time
 	}
 	p.seq = r.Seq
 	p.generation, p.done, p.list, p.slowest, p.came = r.Generation, r.Done, r.List, r.Slowest, 0
-	p.has, p.seats, p.refused, p.denied = r.Done, r.Seats, nil, nil
+	p.has, p.asked, p.seats, p.refused, p.denied = r.Done, 0, r.Seats, nil, nil
 	c.line(p)
 	c.sameLife(p)
 	if _, waited := c.silent[from]; waited && r.Known != nil {

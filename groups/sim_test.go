@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 const simGroup dsm.AreaID = 77
@@ -224,6 +225,15 @@ func simulate(t *testing.T, seed uint64) (meetings int) {
 		if i > 20000 {
 			t.Errorf("messages without end: %s", s)
 			return 0
+		}
+	}
+	for _, n := range s.living() {
+		for _, c := range n.mu.coordinators {
+			free := slices.ContainsFunc(c.members, func(m wire.GroupMember) bool { return m.Gone })
+			if line := c.waiting(); len(line) > 0 && free || c.generation == 0 && len(line) >= size {
+				t.Errorf("nobody seats who waits for a rank: %s", s)
+				return 0
+			}
 		}
 	}
 	for i := 0; s.ranked() < size && i < size; i++ {

@@ -16,6 +16,7 @@ import (
 	"github.com/dsmfs/dsmfs/catalog"
 	"github.com/dsmfs/dsmfs/coherence"
 	"github.com/dsmfs/dsmfs/fs"
+	"github.com/dsmfs/dsmfs/groups"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/transport"
@@ -41,6 +42,7 @@ type node struct {
 	cat     *catalog.Catalog
 	data    *coherence.Node
 	locks   *locks.Node
+	groups  *groups.Node
 	member  bool // of a cluster
 	gossip  *membership.Membership
 	fs      *fs.FS
@@ -119,6 +121,7 @@ func (n *node) build(context.Context) error {
 		Self: n.self.ID, View: n.cat, Sender: n.net, Log: n.log.With("part", "coherence"), Memory: int64(n.cfg.memory),
 	})
 	n.locks = locks.NewNode(locks.Config{Self: n.self.ID, Cluster: n.cat, Log: n.log.With("part", "locks"), Patience: n.cfg.timeout})
+	n.groups = groups.NewNode(groups.Config{Self: n.self.ID, Sender: n.net, Home: homeOf})
 	close(n.built)
 	return nil
 }
@@ -167,7 +170,7 @@ func (n *node) mount(context.Context) error {
 		point = ""
 	}
 	n.fs, err = fs.Mount(fs.Config{
-		Mountpoint: point, Source: fmt.Sprintf("dsmfs:%s/%s", n.cat.Current().Cluster, n.self.Name), Names: n.cat, Areas: areas{n}, Locks: n.locks, Info: info{n}, Log: n.log.With("part", "fs"),
+		Mountpoint: point, Source: fmt.Sprintf("dsmfs:%s/%s", n.cat.Current().Cluster, n.self.Name), Names: n.cat, Areas: areas{n}, Locks: n.locks, Groups: programGroups{n}, Info: info{n}, Log: n.log.With("part", "fs"),
 		HarvestArgv: []string{selfPath, harvestVerbName}, GuardArgv: []string{selfPath, guardVerbName}, FaultTimeout: n.cfg.timeout, UnmountTimeout: n.cfg.unmount,
 		AttachSocket: filepath.Join(n.cfg.state, attachFile), Tracking: tracking, TrackingReason: reason,
 		PassthroughOff: n.cfg.passthroughOff(),
@@ -209,6 +212,9 @@ func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 		note("publish", n.fs.PublishAll(ctx))
 		note("unmount", n.fs.Unmount(ctx, true)) // also waits for programs that were told to end, and publishes what they store
 	}
+	if n.groups != nil {
+		n.groups.Close()
+	}
 	if n.member {
 		note("leave the cluster", n.cat.Leave(ctx))
 	}
@@ -233,12 +239,17 @@ func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 // onFrame, onReset, onTold and onCall pass on what comes in from other nodes.
 func (n *node) onFrame(from dsm.NodeID, f *wire.Frame) error {
 	<-n.built
+	if groups.Handles(f.Msg) {
+		n.groups.Handle(from, f.Msg)
+		return nil
+	}
 	return n.data.Handle(from, f.Msg, f.Payload)
 }
 
 func (n *node) onReset(peer dsm.NodeID) {
 	<-n.built
 	n.data.SessionReset(peer)
+	n.groups.SessionReset(peer)
 }
 
 func (n *node) onTold(_ dsm.NodeID, req any) bool {
@@ -253,6 +264,9 @@ func (n *node) onTold(_ dsm.NodeID, req any) bool {
 func (n *node) onCall(ctx context.Context, from dsm.NodeID, req any) (any, error) {
 	select {
 	case <-n.built:
+		if _, ok := req.(*wire.GroupList); ok {
+			return &wire.GroupListed{Lines: n.groups.List()}, nil
+		}
 		return n.cat.OnCall(ctx, from, req)
 	case <-ctx.Done():
 		return nil, errs.E(errs.Closed, "call", "")

@@ -44,6 +44,7 @@ func (n *node) AreaRemoved(ino dsm.Ino) {
 func (n *node) ViewChanged(v *dsm.View) {
 	n.connect(v)
 	n.data.ViewChanged(v)
+	n.groups.ViewChanged(v)
 }
 
 // LocksChanged implements catalog.Observer.
@@ -66,6 +67,7 @@ func (n *node) Reset() {
 	n.connect(n.cat.Current())
 	n.data.Reset()
 	n.locks.LocksReset()
+	n.groups.ViewChanged(n.cat.Current())
 }
 
 // connect tells the transport who the members are.
@@ -122,6 +124,9 @@ func (a areas) Stats() []control.Stat {
 		{Name: "leader", Value: a.n.cat.Leader().String()},
 	}
 	for _, s := range a.n.data.Stats() {
+		stats = append(stats, control.Stat{Name: s.Name, Value: s.Value})
+	}
+	for _, s := range a.n.groups.Stats() {
 		stats = append(stats, control.Stat{Name: s.Name, Value: s.Value})
 	}
 	t := a.n.net.Stats()

@@ -24,7 +24,9 @@ import (
 // Config is what a Server needs of the daemon.
 type Config struct {
 	Mount Mount
-	Log   *slog.Logger
+	// Groups are the groups that programs can join; nil if they cannot.
+	Groups Groups
+	Log    *slog.Logger
 	// Socket is where programs connect.
 	Socket string
 	// GuardArgv is the command of the guard: a process that calls GuardMain.
@@ -76,6 +78,7 @@ type conn struct {
 		lockrank.Mutex
 		last        uint64
 		attachments map[uint64]*attachment
+		members     map[uint64]*membership
 	}
 }
 
@@ -121,6 +124,7 @@ func (s *Server) accept() {
 		a.ctx, a.end = context.WithCancel(context.Background())
 		a.mu.Init("attach.conn")
 		a.mu.attachments = make(map[uint64]*attachment)
+		a.mu.members = make(map[uint64]*membership)
 		s.mu.Lock()
 		refuse := s.mu.closed
 		a.user = s.userLocked(who.UID)
@@ -202,7 +206,7 @@ func (s *Server) serve(a *conn) {
 			}
 			q.file = files[0]
 		}
-		if h.op == opWait { // it has no time limit, so it must not hold up the others
+		if h.op.waits() { // it has no time limit, so it must not hold up the others
 			if err := a.takeWait(); err != nil {
 				// Answered in this goroutine, so that no more requests are read of a program that
 				// reads no answers.
@@ -227,6 +231,7 @@ func (s *Server) serve(a *conn) {
 	a.close()
 	_ = a.pidfd.Close() // ends AwaitExit
 	running.Wait()
+	a.leaveAll()
 	a.detachAll()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -353,6 +358,8 @@ func errnoOf(err error) unix.Errno {
 		return unix.ENODEV
 	case errs.Closed:
 		return unix.ENOTCONN
+	case errs.StaleGen: // a member without which its group has gone on
+		return unix.ESTALE
 	}
 	return errno.Of(err)
 }
@@ -367,6 +374,8 @@ func (a *conn) serve(q *request) (reply, error) {
 		return a.create(ctx, q)
 	case opPrepare:
 		return a.prepare(ctx, q)
+	case opJoin, opLeave, opBarrier, opCount, opTick, opRound:
+		return a.together(q)
 	}
 	x, err := a.find(q.attachment)
 	if err != nil {

@@ -51,7 +51,16 @@ const (
 	opResize
 	opPrepare
 	opName
+	opJoin
+	opLeave
+	opBarrier
+	opCount
+	opTick
+	opRound
 )
+
+// waits reports whether a request waits for other programs.
+func (o op) waits() bool { return o == opWait || o >= opJoin && o <= opRound && o != opLeave }
 
 // encode returns a packet with this header and the payload.
 func (h *header) encode(payload []byte) []byte {

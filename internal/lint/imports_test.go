@@ -33,7 +33,7 @@ const imports = `
 	< groups;
 
 	groups
-	< fs/attach fs/control;
+	< fs/attach;
 
 	internal/errs internal/invariants internal/lockrank
 	< membership;

@@ -31,6 +31,7 @@ from ._errors import (
     TimedOutError,
 )
 from ._filesystem import AreaInfo, Areas, Filesystem, Member, mount
+from ._group import Counter, Group, Meeting, group
 from ._open import PlaneWarning, create, open
 from ._tensors import MovedWarning
 
@@ -41,6 +42,7 @@ __all__ = [
     "Areas",
     "ClosedError",
     "Cluster",
+    "Counter",
     "DirectoryError",
     "DisconnectedError",
     "Error",
@@ -48,6 +50,8 @@ __all__ = [
     "FaultError",
     "Filesystem",
     "FormatError",
+    "Group",
+    "Meeting",
     "Member",
     "MovedWarning",
     "NodeError",
@@ -60,6 +64,7 @@ __all__ = [
     "cluster",
     "create",
     "find_binary",
+    "group",
     "mount",
     "open",
     "version_time",

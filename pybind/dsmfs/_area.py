@@ -26,6 +26,8 @@ from ._tensors import Lent, Tensors, address
 if TYPE_CHECKING:
     import torch
 
+    from ._group import Group, Meeting
+
 _LOGICAL_BITS = 12
 
 
@@ -345,6 +347,10 @@ class Area:
         self._lent.look()
         return plane.sync() if plane.writable else plane.acquire()
 
+    def round(self, group: Group, timeout: float | None = None) -> Meeting:
+        """Put together what all members of a group have stored: :meth:`Group.round` with this area alone."""
+        return group.round(self, timeout=timeout)
+
     def wait(self, version: int, timeout: float | None = None) -> int:
         """Wait until a version exists, then acquire: afterwards what was published with it is in memory.
 
@@ -516,6 +522,12 @@ class Area:
         if not plane.writable:
             raise AccessError(errno.EACCES, f"{doing}: the area is open for reading only", self.path)
         return plane
+
+    def _to_round(self) -> int:
+        """Return the number of the area for ROUND, 0 if it is on another plane."""
+        number: int = getattr(self._to_store("round"), "number", 0)
+        self._lent.look()
+        return number
 
     def _file(self) -> str:
         self._open()

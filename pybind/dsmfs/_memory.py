@@ -143,6 +143,11 @@ class MemoryPlane:
         """Whether elements that several nodes changed are merged by another rule than ``last``."""
         return bool(self._wants & _MERGES)
 
+    @property
+    def number(self) -> int:
+        """The number of the area."""
+        return self._number
+
     def appear(self) -> None:
         """Publish, then give the file that was made its name."""
         with translated(self._path, "create"):

@@ -39,6 +39,12 @@ class Op(IntEnum):
     RESIZE = 11
     PREPARE = 12
     NAME = 13
+    JOIN = 14
+    LEAVE = 15
+    BARRIER = 16
+    COUNT = 17
+    TICK = 18
+    ROUND = 19
 
 
 @dataclass

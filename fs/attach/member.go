@@ -1,0 +1,209 @@
+package attach
+
+import (
+	"context"
+	"encoding/binary"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/groups"
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// Groups lets programs join groups.
+type Groups interface {
+	// Join returns when the program has a rank in the group that the file names.
+	Join(ctx context.Context, group dsm.AreaID, size int) (*groups.Member, error)
+}
+
+// membership is a group that a program has joined. It ends with LEAVE or with the connection.
+type membership struct {
+	id uint64
+	*groups.Member
+}
+
+// within returns the context of a request that waits at most so many milliseconds, 0 for no limit.
+func within(ctx context.Context, ms uint64) (context.Context, context.CancelFunc) {
+	if ms == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, time.Duration(min(ms, maxWaitMillis))*time.Millisecond)
+}
+
+// together serves the requests of a program that acts together with others.
+func (a *conn) together(q *request) (reply, error) {
+	ctx, cancel := within(a.ctx, q.arg[1])
+	defer cancel()
+	if q.op == opJoin {
+		return a.join(ctx, q)
+	}
+	a.mu.Lock()
+	m := a.mu.members[q.attachment]
+	if m != nil && q.op == opLeave {
+		delete(a.mu.members, m.id)
+	}
+	a.mu.Unlock()
+	if m == nil {
+		return reply{}, &errs.Error{Op: "group", Err: unix.ENOTCONN}
+	}
+	switch q.op {
+	case opLeave:
+		m.leave(a)
+		return reply{}, nil
+	case opBarrier:
+		r, err := m.Barrier(ctx, q.arg[0])
+		return met(r), err
+	case opCount:
+		v, err := m.Add(ctx, q.payload, int64(q.arg[0]))
+		return reply{arg: [4]uint64{uint64(v)}}, err
+	case opTick:
+		k, err := m.Tick(ctx, q.arg[0], q.arg[2])
+		return reply{arg: [4]uint64{k.Ticks, k.Ahead}}, err
+	default:
+		r, err := a.round(ctx, m, q)
+		return met(r), err
+	}
+}
+
+// join serves JOIN. Whoever may write the file that names a group may join it.
+func (a *conn) join(ctx context.Context, q *request) (reply, error) {
+	if a.s.cfg.Groups == nil {
+		return reply{}, errs.E(errs.Unsupported, "join", "this node has no groups")
+	}
+	if q.arg[0] > math.MaxInt32 {
+		return reply{}, errs.E(errs.Invalid, "join", "a group of %d members", q.arg[0])
+	}
+	i, err := a.s.file(ctx, &a.who, q.payload, dsm.MayWrite)
+	if err != nil {
+		return reply{}, err
+	}
+	if err := a.s.attached(a.user); err != nil {
+		return reply{}, err
+	}
+	m, err := a.s.cfg.Groups.Join(ctx, i.Area(), int(q.arg[0]))
+	if err != nil {
+		a.s.endAttachment(a.user)
+		return reply{}, err
+	}
+	a.mu.Lock()
+	a.mu.last++
+	x := &membership{a.mu.last, m}
+	a.mu.members[x.id] = x
+	a.mu.Unlock()
+	return reply{attachment: x.id, arg: [4]uint64{uint64(m.Rank()), q.arg[0], m.First(), m.Ticks()}}, nil
+}
+
+// leave ends the membership.
+func (x *membership) leave(a *conn) {
+	x.Member.Leave()
+	a.s.endAttachment(a.user)
+}
+
+// leaveAll ends the memberships of a connection that has ended.
+func (a *conn) leaveAll() {
+	a.mu.Lock()
+	list := a.mu.members
+	a.mu.members = nil
+	a.mu.Unlock()
+	for _, m := range list {
+		m.leave(a)
+	}
+}
+
+// met is the reply to BARRIER and ROUND: the payload has a bit for each rank that is missing, and is
+// empty if none is.
+func met(r groups.Result) reply {
+	out := reply{arg: [4]uint64{r.Number, uint64(len(r.Members))}}
+	if len(r.Missing) > 0 {
+		bits := make([]byte, slices.Max(r.Missing)/8+1)
+		for _, rank := range r.Missing {
+			bits[rank/8] |= 1 << (rank % 8)
+		}
+		out.payload = string(bits)
+	}
+	return out
+}
+
+// maxRoundAreas bounds the areas of a round.
+const maxRoundAreas = maxPayload / 8
+
+// round serves ROUND: what the program has stored in the areas is published before it arrives at the
+// barrier, and what all have published is in memory when it leaves.
+func (a *conn) round(ctx context.Context, m *membership, q *request) (groups.Result, error) {
+	if len(q.payload)%8 != 0 || len(q.payload) > 8*maxRoundAreas {
+		return groups.Result{}, errs.E(errs.Invalid, "round", "%d bytes: want the numbers of at most %d areas, of 8 bytes each", len(q.payload), maxRoundAreas)
+	}
+	var areas []*attachment
+	for rest := []byte(q.payload); len(rest) > 0; rest = rest[8:] {
+		ino := dsm.Ino(binary.LittleEndian.Uint64(rest))
+		x := a.s.attachmentOf(a.who.pid, ino)
+		if x == nil {
+			return groups.Result{}, errs.E(errs.Invalid, "round", "this program has not attached area %d for writing", ino)
+		}
+		areas = append(areas, x)
+	}
+	if err := a.all(ctx, areas, func(ctx context.Context, x *attachment) error { return x.area.Publish(ctx) }); err != nil {
+		return groups.Result{}, err
+	}
+	r, err := m.Barrier(ctx, q.arg[0])
+	if err != nil {
+		return r, err
+	}
+	return r, a.all(ctx, areas, func(ctx context.Context, x *attachment) error { return x.at.Acquire(ctx) })
+}
+
+// all does something to several areas at the same time, within the time of one request, and returns
+// one of the errors.
+func (a *conn) all(ctx context.Context, areas []*attachment, do func(context.Context, *attachment) error) error {
+	ctx, cancel := context.WithTimeout(ctx, a.s.cfg.Timeout)
+	defer cancel()
+	if len(areas) == 1 {
+		return do(ctx, areas[0])
+	}
+	failed := make([]error, len(areas))
+	var wg sync.WaitGroup
+	for i, x := range areas {
+		wg.Go(func() { failed[i] = do(ctx, x) })
+	}
+	wg.Wait()
+	for _, err := range failed {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// attachmentOf returns an area that a program has attached for writing, by any of its connections.
+func (s *Server) attachmentOf(pid int, ino dsm.Ino) *attachment {
+	var conns []*conn
+	s.mu.Lock()
+	for c := range s.mu.conns {
+		if c.who.pid == pid {
+			conns = append(conns, c)
+		}
+	}
+	s.mu.Unlock()
+	for _, c := range conns {
+		if x := c.writes(ino); x != nil {
+			return x
+		}
+	}
+	return nil
+}
+
+func (a *conn) writes(ino dsm.Ino) *attachment {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, x := range a.mu.attachments {
+		if x.file == ino && x.write {
+			return x
+		}
+	}
+	return nil
+}

@@ -1,0 +1,341 @@
+"""Programs that act together: barriers, counters, clocks and rounds."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import struct
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ._errors import AccessError, ClosedError, DisconnectedError, NotFoundError, translated
+from ._mounts import Location, locate
+from ._open import _connect, _umask
+from ._wire import Connection, Op, Reply
+
+if TYPE_CHECKING:
+    from ._area import Area
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The end of a barrier or a round.
+
+    Attributes
+    ----------
+    number : int
+        It counts the barriers and rounds of the group, from 1.
+    members : tuple of int
+        The ranks that took part.
+    missing : tuple of int
+        The ranks that did not: nobody has them, because a program has ended or left, or its node is gone.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+def group(path: str | os.PathLike[str], size: int, *, timeout: float | None = 300.0, permissions: int = 0o666) -> Group:
+    """Join a group of programs, on any nodes, and wait until it is complete.
+
+    Parameters
+    ----------
+    path
+        Of the file that names the group. An empty one is made if there is none. Whoever may write it may join.
+    size
+        How many members the group has; all must say the same.
+    timeout
+        Seconds to wait for the others; None: no limit.
+    permissions
+        Of the file, if it is made, less the umask.
+
+    Returns
+    -------
+    Group
+        A context manager, which leaves the group at its end.
+
+    Raises
+    ------
+    TimedOutError
+        The others did not come in time; the text says who came. Or all ranks are taken.
+    OperationError
+        EINVAL: the group has another size.
+    AccessError
+        The file may not be written by this program.
+
+    Examples
+    --------
+    >>> with dsmfs.group("/mnt/dsm/job", size=4) as g:  # doctest: +SKIP
+    ...     print(g.rank)
+    ...     g.barrier()
+    """
+    _check(timeout)
+    where = locate(path)
+    connection = _connect(where)
+    try:
+        with translated(str(where), "group"):
+            reply = _join(connection, where, size, timeout, permissions)
+    except BaseException:
+        connection.close()
+        raise
+    return Group(str(where), connection, reply)
+
+
+def _join(connection: Connection, where: Location, size: int, timeout: float | None, permissions: int) -> Reply:
+    payload = os.fsencode(where.inside)
+    arguments = (max(0, size), _milliseconds(timeout))
+    try:
+        return connection.call(Op.JOIN, args=arguments, payload=payload)
+    except NotFoundError:
+        connection.call(Op.CREATE, args=(0, permissions & ~_umask(), 0), payload=payload + b"\n")
+    return connection.call(Op.JOIN, args=arguments, payload=payload)
+
+
+def _check(timeout: float | None) -> None:
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout {timeout}: want seconds, or None")
+
+
+def _milliseconds(timeout: float | None) -> int:
+    return 0 if timeout is None or timeout == math.inf else max(1, math.ceil(1000 * timeout))
+
+
+class Group:
+    """A membership in a group. :func:`dsmfs.group` returns one.
+
+    All members call :meth:`barrier` and :meth:`round` in the same order, as with MPI or ``torch.distributed``. A call that was
+    interrupted, or ended by its timeout, may be made again: it goes on with the same barrier. Nobody waits for a member
+    whose program ends, however it does. A process that is forked is no member.
+
+    Attributes
+    ----------
+    rank : int
+        The place of this member, from 0.
+    size : int
+        How many members the group has when it is complete.
+    path : str
+        Of the file that names the group.
+    """
+
+    def __init__(self, path: str, connection: Connection, joined: Reply) -> None:
+        self.path = path
+        self.rank, self.size, first, self._clock = joined.args
+        self._number = first - 1
+        self._member = joined.attachment
+        self._connection: Connection | None = connection
+        self._owner = os.getpid()
+        self._turn = threading.Lock()
+
+    @property
+    def number(self) -> int:
+        """How many barriers and rounds of the group are over, as far as this member took part or came later."""
+        return self._number
+
+    @property
+    def clock(self) -> int:
+        """How often this member has called :meth:`tick`. Who joins later begins with the clock of the slowest."""
+        return self._clock
+
+    @property
+    def closed(self) -> bool:
+        """Whether this member has left."""
+        return self._connection is None
+
+    def barrier(self, timeout: float | None = None) -> Meeting:
+        """Wait until all members have arrived here.
+
+        Parameters
+        ----------
+        timeout
+            Seconds; None: no limit.
+
+        Returns
+        -------
+        Meeting
+            Its `missing` are the ranks without a member.
+
+        Raises
+        ------
+        TimedOutError
+            Others did not arrive in time. This member has, and may call it again.
+        OperationError
+            ESTALE: the group has gone on without this member, for instance because its node was cut off. It may join again.
+        DisconnectedError
+            The daemon of this node has ended.
+        """
+        return self._meet(Op.BARRIER, timeout)
+
+    def round(self, *areas: Area, timeout: float | None = None) -> Meeting:
+        """Put together what all members have stored in areas.
+
+        What this member has stored is published. It returns when all members have called it, and what they had stored before is in
+        the memory of the areas. The areas' rules say how values of the same element are merged.
+
+        Parameters
+        ----------
+        areas
+            Opened for writing.
+        timeout
+            As for :meth:`barrier`.
+
+        Returns
+        -------
+        Meeting
+            As for :meth:`barrier`.
+
+        Raises
+        ------
+        TimedOutError, OperationError, DisconnectedError
+            As for :meth:`barrier` and :meth:`Area.sync`.
+        AccessError
+            An area is open for reading only.
+        """
+        planes = [a._to_round() for a in areas]
+        numbers = [n for n in planes if n]
+        if len(numbers) == len(areas):
+            return self._meet(Op.ROUND, timeout, struct.pack(f"<{len(numbers)}Q", *numbers))
+        for a in areas:
+            a.publish()
+        met = self._meet(Op.BARRIER, timeout)
+        for a in areas:
+            a.sync()
+        return met
+
+    def counter(self, name: str = "default") -> Counter:
+        """Return a counter that all members share. It is 0 at first, and ends with the group.
+
+        Parameters
+        ----------
+        name
+            Of 1 to 255 bytes.
+        """
+        return Counter(self, name)
+
+    def tick(self, slack: int = 0, timeout: float | None = None) -> int:
+        """Count one step of this member, and wait until no member is more than `slack` steps behind.
+
+        This is the rule of stale synchronous parallel training: a fast worker may be ahead, but not by more than that.
+
+        Parameters
+        ----------
+        slack
+            How many steps the slowest may be behind.
+        timeout
+            Seconds; None: no limit.
+
+        Returns
+        -------
+        int
+            How many steps this member was ahead of the slowest that its node knew of when it came.
+
+        Raises
+        ------
+        TimedOutError
+            A member is still too far behind. The step is counted: :meth:`await_slowest` waits on.
+        """
+        if slack < 0:
+            raise ValueError(f"slack {slack}: want steps, not negative")
+        with self._turn:
+            self._live()
+            self._clock += 1
+            return self._tick(slack, timeout)
+
+    def await_slowest(self, slack: int = 0, timeout: float | None = None) -> int:
+        """Do what :meth:`tick` does, without counting a step."""
+        if slack < 0:
+            raise ValueError(f"slack {slack}: want steps, not negative")
+        with self._turn:
+            return self._tick(slack, timeout)
+
+    def leave(self) -> None:
+        """Leave the group. Further calls do nothing."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if os.getpid() != self._owner:
+            connection.forget()
+            return
+        try:
+            connection.call(Op.LEAVE, self._member)
+        except DisconnectedError:
+            pass  # the daemon has ended, and the membership with it
+        finally:
+            connection.close()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def __del__(self) -> None:
+        connection = getattr(self, "_connection", None)
+        if connection is not None and os.getpid() == self._owner:
+            connection.close()
+
+    def __repr__(self) -> str:
+        state = "left" if self.closed else f"rank {self.rank} of {self.size}"
+        return f"<dsmfs.Group {self.path!r}: {state}, {self._number} meetings>"
+
+    def _live(self) -> Connection:
+        if self._connection is None:
+            raise ClosedError(f"{self.path}: this member has left the group")
+        if os.getpid() != self._owner:
+            raise AccessError(errno.EPERM, "a forked process is no member: it may join by itself", self.path)
+        return self._connection
+
+    def _meet(self, op: Op, timeout: float | None, payload: bytes = b"") -> Meeting:
+        _check(timeout)
+        with self._turn, translated(self.path, "round" if op == Op.ROUND else "barrier"):
+            arguments = (self._number + 1, _milliseconds(timeout))
+            reply = self._live().call(op, self._member, arguments, payload)
+            self._number = reply.args[0]
+        bits = int.from_bytes(reply.payload, "little")
+        missing = tuple(r for r in range(self.size) if bits >> r & 1)
+        return Meeting(self._number, tuple(r for r in range(self.size) if not bits >> r & 1), missing)
+
+    def _tick(self, slack: int, timeout: float | None) -> int:
+        _check(timeout)
+        with translated(self.path, "tick"):
+            reply = self._live().call(Op.TICK, self._member, (self._clock, _milliseconds(timeout), slack))
+        return reply.args[1]
+
+    def _add(self, name: str, value: int) -> int:
+        with translated(self.path, "counter"):
+            arguments = (value & (1 << 64) - 1, 0)
+            total = self._live().call(Op.COUNT, self._member, arguments, name.encode()).args[0]
+        return total - (total >> 63 << 64)
+
+
+class Counter:
+    """A counter of a group. :meth:`Group.counter` returns one."""
+
+    def __init__(self, of: Group, name: str) -> None:
+        self._group = of
+        self.name = name
+
+    def add(self, value: int = 1) -> int:
+        """Add to the counter, and return its value after that, as one step: no two members see the same.
+
+        Parameters
+        ----------
+        value
+            From -2**63 to 2**63 - 1. 0 only reads.
+        """
+        if not -(1 << 63) <= value < 1 << 63:
+            raise ValueError(f"{value}: want 64 bits")
+        return self._group._add(self.name, value)
+
+    @property
+    def value(self) -> int:
+        """The value now."""
+        return self.add(0)
+
+    def __repr__(self) -> str:
+        return f"<dsmfs.Counter {self.name!r} of {self._group.path!r}>"

@@ -1,0 +1,237 @@
+"""Groups of programs on real mounts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dsmfs
+import pytest
+from conftest import LIMIT, Talk
+
+#: A member that does what its input says, a line each: an expression of g and w.
+WORK = """
+import sys, dsmfs
+w = dsmfs.open(sys.argv[3]) if len(sys.argv) > 3 else None
+def step():
+    w.array += 1
+    m = w.round(g)
+    return m.number, m.missing, set(w.array.tolist())
+with dsmfs.group(sys.argv[1], int(sys.argv[2]), timeout=100) as g:
+    print(g.rank, flush=True)
+    for line in sys.stdin:
+        try:
+            print(eval(line), flush=True)
+        except dsmfs.Error as e:
+            print(type(e).__name__, flush=True)
+"""
+
+
+class Worker:
+    """A program that is a member."""
+
+    def __init__(self, talk: Talk) -> None:
+        self.talk = talk
+        self.rank = -1
+
+    def joined(self) -> None:
+        self.rank = int(self.talk.said() or self.talk.end()[1])
+
+    def begin(self, what: str) -> None:
+        assert self.talk.process.stdin is not None
+        self.talk.process.stdin.write(f"{what}\n".encode())
+        self.talk.process.stdin.flush()
+
+    def said(self) -> str:
+        return self.talk.said() or self.talk.end()[1]
+
+    def kill(self) -> None:
+        self.talk.process.send_signal(signal.SIGKILL)
+        self.talk.process.wait()
+
+    def leave(self) -> None:
+        self.talk.ends_well()
+
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture
+def start(talk: Callable[..., Talk]) -> Start:
+    """Starts a member on a node."""
+
+    def begin(node: dsmfs.Filesystem, size: int, area: str | None = None) -> Worker:
+        more = [] if area is None else [str(node / area)]
+        return Worker(talk(sys.executable, "-W", "ignore", "-c", WORK, str(node / "job"), str(size), *more))
+
+    return begin
+
+
+def together(members: list[Worker], what: str) -> list[str]:
+    """Have all do something, and return what they say of it."""
+    for m in members:
+        m.begin(what)
+    return [m.said() for m in members]
+
+
+@pytest.fixture
+def memory(nodes: dsmfs.Cluster) -> Iterator[dsmfs.Cluster]:
+    """The nodes for tests in which several programs of a node add, which is exact on the memory plane only."""
+    if os.environ["DSMFS_PLANE"] != "memory":
+        pytest.skip("several programs of a node add")
+    yield nodes
+
+
+def test_rounds_add_exactly_while_programs_are_killed_and_come(memory: dsmfs.Cluster, start: Start) -> None:
+    memory[0].create("w.npy", 100, "i8", merge="sum", interval=0).close()
+    members = [start(memory[i % 3], 4, "w.npy") for i in range(4)]
+    for m in members:
+        m.joined()
+    assert sorted(m.rank for m in members) == [0, 1, 2, 3]
+    for number in (1, 2, 3):
+        assert set(together(members, "step()")) == {f"({number}, (), {{{4 * number}}})"}
+
+    victim = members.pop(1)
+    for m in members:
+        m.begin("step()")  # they wait for the fourth
+    victim.kill()
+    assert {m.said() for m in members} == {f"(4, ({victim.rank},), {{15}})"}
+
+    new = start(memory[1], 4, "w.npy")
+    new.joined()
+    assert new.rank == victim.rank
+    members.append(new)
+    assert set(together(members, "step()")) == {"(5, (), {19})"}
+    for m in members:
+        m.leave()
+
+
+def test_barriers_counters_and_ticks(nodes: dsmfs.Cluster, start: Start) -> None:
+    members = [start(nodes[i], 3) for i in range(3)]
+    for m in members:
+        m.joined()
+    assert set(together(members, "g.barrier()")) == {"Meeting(number=1, members=(0, 1, 2), missing=())"}
+    values = together(members, "[g.counter('n').add(2) for _ in range(50)][-1]")
+    assert max(map(int, values)) == 300
+    assert together(members[:1], "g.counter('n').value, g.counter('n').add(-300)") == ["(300, 0)"]
+    assert together(members[:1], "[g.tick(3) for _ in range(3)]") == ["[1, 2, 3]"]
+    assert together(members[:1], "g.tick(3, timeout=0.01)") == ["TimedOutError"]
+    members[0].begin("g.await_slowest(3)")
+    together(members[1:], "g.tick(3)")
+    assert members[0].said() in ("3", "4")  # it may have heard of the others before
+    assert together(members[:1], "g.barrier(timeout=0.01)") == ["TimedOutError"]
+    assert set(together(members, "g.barrier().number")) == {"2"}
+    stats = (Path(nodes[0].path) / ".dsm/stats").read_text()
+    assert "group_ticks_ahead_1 0\n" not in stats and "group_members 1\n" in stats
+    for m in members:
+        m.leave()
+
+
+@pytest.mark.parametrize("coordinates", [True, False])
+def test_a_node_is_killed_in_a_round(
+    binary: str, start: Start, coordinates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSMFS_PLANE", "memory")
+    with dsmfs.cluster(4, memory="64MiB") as nodes:
+        members = [start(n, 4) for n in nodes]
+        for m in members:
+            m.joined()
+        values = together(members, "g.counter().add(1)")
+        assert sorted(values) == ["1", "2", "3", "4"]
+        dies = next(i for i, n in enumerate(nodes) if coordinator(n) == coordinates)
+        home = nodes[dies - 1]  # of the area, which must survive
+        members.pop(dies).kill()
+        for i in range(1000):
+            home.create(f"{i}.npy", 10, "i8", merge="sum", interval=0).close()
+            if at_home(home, f"{i}.npy"):
+                break
+        assert set(together(members, "g.barrier().missing")) == {f"({missing(members)},)"}
+
+        late = start(nodes[dies], 4)
+        late.joined()
+        together(members, f"globals().update(w=dsmfs.open(g.path.replace('job', '{i}.npy')))")
+        late.begin(f"globals().update(w=dsmfs.open(g.path.replace('job', '{i}.npy')))")
+        late.said()
+        assert set(together([*members, late], "step()")) == {"(2, (), {4})"}
+        for m in members:
+            m.begin("step()")
+        nodes.kill(dies)
+        late.talk.process.kill()
+        assert {m.said() for m in members} == {f"(3, ({late.rank},), {{7}})"}
+        assert set(together(members, "step()")) == {f"(4, ({late.rank},), {{10}})"}
+        more = {int(v) for v in together(members, "g.counter().add(1)")}
+        assert len(more) == 3 and max(more) <= 7 and not more & {int(v) for i, v in enumerate(values) if i != dies}
+        for m in members:
+            m.leave()
+
+
+def missing(members: list[Worker]) -> int:
+    return ({0, 1, 2, 3} - {m.rank for m in members}).pop()
+
+
+def coordinator(node: dsmfs.Filesystem) -> bool:
+    return "groups_coordinated 1\n" in (Path(node.path) / ".dsm/stats").read_text()
+
+
+def at_home(node: dsmfs.Filesystem, name: str) -> bool:
+    home = (Path(node.path) / ".dsm/areas" / name / "home").read_text().split()
+    own = (Path(node.path) / ".dsm/config").read_text().split("\n", 1)[0].split()[1]
+    return home == [own]
+
+
+def test_who_does_not_fit_is_told(nodes: dsmfs.Cluster) -> None:
+    with pytest.raises(dsmfs.TimedOutError, match="1 of 2 came in time"):
+        dsmfs.group(nodes[0] / "job", 2, timeout=0.05)
+    with pytest.raises(ValueError):
+        dsmfs.group(nodes[0] / "job", 2, timeout=-1)
+    with pytest.raises(dsmfs.OperationError, match="1 to 4096"):
+        dsmfs.group(nodes[0] / "job", 0)
+    with dsmfs.group(nodes[0] / "job", 1) as g:
+        assert (g.rank, g.size, g.number, g.closed) == (0, 1, 0, False) and "rank 0 of 1" in repr(g)
+        with pytest.raises(dsmfs.OperationError, match="the group has size 1, not 2"):
+            dsmfs.group(nodes[1] / "job", 2)
+        with pytest.raises(dsmfs.TimedOutError, match="no rank is free"):
+            dsmfs.group(nodes[1] / "job", 1, timeout=0.05)
+        with nodes[0].create("w.npy", 3, "f4") as w, nodes[0].create("v.npy", 3, "f4") as v:
+            assert w.round(g).number == 1 and g.round(v, w).number == 2
+        with nodes[0].open("w.npy", "r") as r, pytest.raises(dsmfs.AccessError):
+            r.round(g)
+        with pytest.raises(ValueError):
+            g.tick(-1)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                g.barrier()
+            except dsmfs.AccessError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0 and g.barrier().number == 3
+    assert g.closed
+    g.leave()
+    with pytest.raises(dsmfs.ClosedError):
+        g.barrier()
+    with dsmfs.group(nodes[1] / "job", 1) as g:
+        assert g.number == 0  # a new life
+
+
+def test_an_interrupt_frees_who_waits_at_once(nodes: dsmfs.Cluster) -> None:
+    other: list[dsmfs.Group] = []
+    joiner = threading.Thread(target=lambda: other.append(dsmfs.group(nodes[1] / "job", 2)))
+    joiner.start()
+    with dsmfs.group(nodes[0] / "job", 2) as g:
+        joiner.join(LIMIT)
+        main = threading.get_ident()
+        waits = threading.Timer(0.05, lambda: signal.pthread_kill(main, signal.SIGINT))
+        waits.start()
+        with pytest.raises(KeyboardInterrupt):
+            g.barrier()
+        waits.join()
+        meets = threading.Thread(target=other[0].barrier)
+        meets.start()
+        assert g.barrier().number == 1
+        meets.join(LIMIT)
+    other[0].leave()
