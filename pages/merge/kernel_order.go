@@ -104,7 +104,7 @@ func (s section) improve(m *mask, page, data []byte) {
 	case 2:
 		improve(orderOf[uint16](s), m, view[uint16](page), view[uint16](data))
 	case 4:
-		improve(orderOf[uint32](s), m, view[uint32](page), view[uint32](data))
+		improve32(orderOf[uint32](s), m, view[uint32](page), view[uint32](data))
 	case 8:
 		improve(orderOf[uint64](s), m, view[uint64](page), view[uint64](data))
 	}
@@ -133,6 +133,29 @@ func improve[T word](o order[T], m *mask, page, data []T) {
 	}
 }
 
+// improve32 is improve for elements of four bytes: whole rows that follow each other are done at once.
+func improve32(o order[uint32], m *mask, page, data []uint32) {
+	n := 0
+	for i := 0; i < len(m); i++ {
+		w := m[i]
+		if w == ^uint64(0) {
+			first := i
+			for i+1 < len(m) && m[i+1] == w {
+				i++
+			}
+			to := page[first*64 : (i+1)*64]
+			keepBetter(o, to, data[n:])
+			n += len(to)
+			continue
+		}
+		for ; w != 0; w &= w - 1 {
+			j := i*64 + bits.TrailingZeros64(w)
+			page[j] = o.better(page[j], data[n])
+			n++
+		}
+	}
+}
+
 // improveDense keeps the better one of each element of m in page and in values, at the same index.
 func (s section) improveDense(m *mask, page, values []byte) {
 	switch s.unit {
@@ -141,7 +164,10 @@ func (s section) improveDense(m *mask, page, values []byte) {
 	case 2:
 		improveDense(orderOf[uint16](s), m, view[uint16](page), view[uint16](values))
 	case 4:
-		improveDense(orderOf[uint32](s), m, view[uint32](page), view[uint32](values))
+		o, to, from := orderOf[uint32](s), view[uint32](page), view[uint32](values)
+		for lo, hi := range m.runs() {
+			keepBetter(o, to[lo:hi], from[lo:])
+		}
 	case 8:
 		improveDense(orderOf[uint64](s), m, view[uint64](page), view[uint64](values))
 	}

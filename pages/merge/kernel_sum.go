@@ -43,7 +43,7 @@ func (s section) add(m *mask, page, data []byte) {
 	case dsm.DTypeF64:
 		addNumbers(m, view[float64](page), view[float64](data))
 	case dsm.DTypeF32:
-		addNumbers(m, view[float32](page), view[float32](data))
+		addFloat32s(m, view[float32](page), view[float32](data))
 	case dsm.DTypeF16, dsm.DTypeBF16:
 		s.half().add(m, view[uint16](page), view[uint16](data))
 	case dsm.DTypeU8, dsm.DTypeI8:
@@ -100,6 +100,28 @@ func addNumbers[T number](m *mask, page, data []T) {
 		}
 		for ; w != 0; w &= w - 1 {
 			to[bits.TrailingZeros64(w)] += data[n]
+			n++
+		}
+	}
+}
+
+// addFloat32s is add for the most common type: whole rows that follow each other are added at once.
+func addFloat32s(m *mask, page, data []float32) {
+	n := 0
+	for i := 0; i < len(m); i++ {
+		w := m[i]
+		if w == ^uint64(0) {
+			first := i
+			for i+1 < len(m) && m[i+1] == w {
+				i++
+			}
+			to := page[first*64 : (i+1)*64]
+			addFloats(to, data[n:])
+			n += len(to)
+			continue
+		}
+		for ; w != 0; w &= w - 1 {
+			page[i*64+bits.TrailingZeros64(w)] += data[n]
 			n++
 		}
 	}

@@ -187,7 +187,7 @@ func (s section) unfold(wide int, array []byte, set *mask, writers int, page []b
 	case s.dtype == dsm.DTypeF64:
 		unfoldFloats(set, view[float64](page), view[float64](array), float64(writers))
 	case s.dtype == dsm.DTypeF32:
-		unfoldFloats(set, view[float32](page), view[float32](array), float32(writers))
+		unfoldFloat32s(set, view[float32](page), view[float32](array), float32(writers))
 	case s.dtype == dsm.DTypeF16 || s.dtype == dsm.DTypeBF16:
 		s.half().unfold(set, view[uint16](page), view[float32](array), float32(writers))
 	default:
@@ -308,6 +308,17 @@ func unfoldFloats[F float](m *mask, page, sums []F, writers F) {
 		for j, v := range from {
 			to[j] += v / writers
 		}
+	}
+}
+
+// unfoldFloat32s is unfoldFloats for the most common type.
+func unfoldFloat32s(m *mask, page, sums []float32, writers float32) {
+	for lo, hi := range m.runs() {
+		if writers == 1 {
+			addFloats(page[lo:hi], sums[lo:])
+			continue
+		}
+		addMeans(page[lo:hi], sums[lo:], writers)
 	}
 }
 

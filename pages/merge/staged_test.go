@@ -209,7 +209,7 @@ func BenchmarkFold(b *testing.B) {
 		rule dsm.MergeRule
 		dt   dsm.DType
 	}{
-		{dsm.MergeLast, dsm.DTypeF32}, {dsm.MergeSum, dsm.DTypeF32}, {dsm.MergeSum, dsm.DTypeF64}, {dsm.MergeSum, dsm.DTypeI64},
+		{dsm.MergeLast, dsm.DTypeF32}, {dsm.MergeSum, dsm.DTypeF32}, {dsm.MergeMean, dsm.DTypeF32}, {dsm.MergeSum, dsm.DTypeF64}, {dsm.MergeSum, dsm.DTypeI64},
 		{dsm.MergeSum, dsm.DTypeBF16}, {dsm.MergeSum, dsm.DTypeF16}, {dsm.MergeMean, dsm.DTypeI32}, {dsm.MergeMin, dsm.DTypeF32}, {dsm.MergeMax, dsm.DTypeI64},
 	} {
 		b.Run(c.rule.String()+"-"+c.dt.String(), func(b *testing.B) {

@@ -1,0 +1,121 @@
+#include "textflag.h"
+
+// SSE2 only, as in diff_amd64.s. Each loop does 16 elements of four bytes; n is a multiple of 16.
+
+// func addRows(to, from *float32, n int)
+TEXT ·addRows(SB), NOSPLIT, $0-24
+	MOVQ to+0(FP), DI
+	MOVQ from+8(FP), SI
+	MOVQ n+16(FP), CX
+
+add:
+	MOVUPS (SI), X0
+	MOVUPS 16(SI), X1
+	MOVUPS 32(SI), X2
+	MOVUPS 48(SI), X3
+	MOVUPS (DI), X4
+	MOVUPS 16(DI), X5
+	MOVUPS 32(DI), X6
+	MOVUPS 48(DI), X7
+	ADDPS  X0, X4
+	ADDPS  X1, X5
+	ADDPS  X2, X6
+	ADDPS  X3, X7
+	MOVUPS X4, (DI)
+	MOVUPS X5, 16(DI)
+	MOVUPS X6, 32(DI)
+	MOVUPS X7, 48(DI)
+	ADDQ   $64, SI
+	ADDQ   $64, DI
+	SUBQ   $16, CX
+	JNZ    add
+	RET
+
+// func addQuotients(to, from *float32, divisor float32, n int)
+TEXT ·addQuotients(SB), NOSPLIT, $0-32
+	MOVQ   to+0(FP), DI
+	MOVQ   from+8(FP), SI
+	MOVSS  divisor+16(FP), X8
+	SHUFPS $0, X8, X8
+	MOVQ   n+24(FP), CX
+
+divide:
+	MOVUPS (SI), X0
+	MOVUPS 16(SI), X1
+	MOVUPS 32(SI), X2
+	MOVUPS 48(SI), X3
+	DIVPS  X8, X0
+	DIVPS  X8, X1
+	DIVPS  X8, X2
+	DIVPS  X8, X3
+	MOVUPS (DI), X4
+	MOVUPS 16(DI), X5
+	MOVUPS 32(DI), X6
+	MOVUPS 48(DI), X7
+	ADDPS  X0, X4
+	ADDPS  X1, X5
+	ADDPS  X2, X6
+	ADDPS  X3, X7
+	MOVUPS X4, (DI)
+	MOVUPS X5, 16(DI)
+	MOVUPS X6, 32(DI)
+	MOVUPS X7, 48(DI)
+	ADDQ   $64, SI
+	ADDQ   $64, DI
+	SUBQ   $16, CX
+	JNZ    divide
+	RET
+
+// KEY sets key to the number of x in the order, as order.of does. The order is in X8 to X11.
+#define KEY(x, key) \
+	MOVO  x, key;   \
+	PSRAL $31, key; \
+	PAND  X8, key;  \
+	PXOR  x, key;   \
+	PXOR  X9, key;  \
+	PADDL X10, key; \
+	PXOR  X11, key
+
+// KEEP leaves at off(DI) the better one of the elements there and at off(SI).
+#define KEEP(off, to, from, key, other) \
+	MOVOU   off(DI), to;   \
+	MOVOU   off(SI), from; \
+	KEY(to, key);          \
+	KEY(from, other);      \
+	PCMPGTL other, key;    \
+	PXOR    to, from;      \
+	PAND    key, from;     \
+	PXOR    from, to;      \
+	MOVOU   to, off(DI)
+
+// func keepRows(to, from *uint32, n int, o *order[uint32])
+TEXT ·keepRows(SB), NOSPLIT, $0-32
+	MOVQ   to+0(FP), DI
+	MOVQ   from+8(FP), SI
+	MOVQ   n+16(FP), CX
+	MOVQ   o+24(FP), AX
+	MOVL   (AX), X8
+	PSHUFD $0, X8, X8
+	MOVL   4(AX), X9
+	PSHUFD $0, X9, X9
+	MOVL   8(AX), X10
+	PSHUFD $0, X10, X10
+	MOVL   12(AX), X11
+	PSHUFD $0, X11, X11
+
+	// Keys are compared with a sign.
+	MOVL   $0x80000000, BX
+	MOVL   BX, X12
+	PSHUFD $0, X12, X12
+	PXOR   X12, X11
+
+keep:
+	KEEP(0, X0, X1, X2, X3)
+	KEEP(16, X4, X5, X6, X7)
+	KEEP(32, X0, X1, X2, X3)
+	KEEP(48, X4, X5, X6, X7)
+	ADDQ $64, SI
+	ADDQ $64, DI
+	SUBQ $16, CX
+	JNZ  keep
+	RET

@@ -1,0 +1,27 @@
+//go:build !amd64
+
+package merge
+
+// addFloats adds each element of from to that of to.
+func addFloats(to, from []float32) {
+	from = from[:len(to)]
+	for j := range to {
+		to[j] += from[j]
+	}
+}
+
+// addMeans adds each element of from, divided, to that of to.
+func addMeans(to, from []float32, divisor float32) {
+	from = from[:len(to)]
+	for j := range to {
+		to[j] += from[j] / divisor
+	}
+}
+
+// keepBetter keeps the better one of each element of to and from in to.
+func keepBetter(o order[uint32], to, from []uint32) {
+	from = from[:len(to)]
+	for j := range to {
+		to[j] = o.better(to[j], from[j])
+	}
+}
