@@ -114,7 +114,7 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 		a.wakingWhenToldLocked(func() {
 			event()
 			a.localLocked()
-			for a.ackLateLocked() {
+			for a.ackLateLocked() || a.markLocked() {
 				a.localLocked()
 			}
 		})
@@ -267,7 +267,8 @@ func (a *Area) sendLocked(to dsm.NodeID, msg any, payload ...[]byte) {
 // fromHome reports whether a message is one that homes send.
 func fromHome(msg any) bool {
 	switch msg.(type) {
-	case *wire.Subscribed, *wire.Push, *wire.PublishAck, *wire.Acquired, *wire.Inquired, *wire.Surveyed:
+	case *wire.Subscribed, *wire.Push, *wire.PublishAck, *wire.Acquired, *wire.Inquired, *wire.Surveyed,
+		*wire.Staged, *wire.Counted, *wire.Missing:
 		return true
 	}
 	return false
@@ -374,6 +375,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	}
 	a.replicaResizedLocked(old.Size, now.Size)
 	a.replicaOnRequestChangedLocked()
+	a.contributionChangedLocked(now.Gen != old.Gen)
 	if now.Gen != old.Gen {
 		a.homeGenChangedLocked() // it pushes, to this node too
 	}
@@ -402,9 +404,7 @@ func (a *Area) removeLocked() {
 	}
 	a.mu.home.init()
 	for _, e := range a.busyExtentsLocked() {
-		if x := a.extentLocked(e); x.pub != nil {
-			a.endPublicationLocked(x)
-		}
+		a.endUnmergedLocked(a.extentLocked(e))
 	}
 	a.forgetPagesLocked()
 	a.mu.replica.init()

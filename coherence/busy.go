@@ -43,7 +43,7 @@ func (a *Area) busyLocked(e dsm.ExtentIndex, x *replicaExtent) {
 
 // idle reports whether nothing is going on in an extent.
 func (x *replicaExtent) idle() bool {
-	return x.dirty.Empty() && x.asked.Empty() && len(x.stash) == 0 && x.pub == nil && !x.wanted
+	return x.dirty.Empty() && x.asked.Empty() && len(x.stash) == 0 && x.pub == nil && len(x.parts) == 0 && !x.wanted
 }
 
 // busyExtentsLocked returns the extents in which something is going on, in order.

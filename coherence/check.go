@@ -101,6 +101,8 @@ func (a *Area) extentProblemLocked(e dsm.ExtentIndex, x *replicaExtent) string {
 		return fmt.Sprintf("publications started %d, acked %d, one under way: %v", x.started, x.acked, x.pub != nil)
 	case x.pub != nil && x.pub.pages.Minus(x.pub.sent) != none:
 		return "a publication accounts for pages that it has not sent"
+	case x.joins && !x.wanted:
+		return "what it has for a round is not to be published"
 	case x.dirty.Minus(x.have) != none:
 		return fmt.Sprintf("pages %v are dirty and not here", x.dirty.Minus(x.have))
 	case r.demand && x.have.And(x.asked) != none:
@@ -210,7 +212,7 @@ func (a *Area) bytesProblemLocked(p dsm.PageIndex) string {
 	}
 	x := a.extentLocked(e)
 	switch {
-	case x.dirty.Has(i) || x.pub != nil && x.pub.pages.Has(i) || a.sharedLocked() || a.mu.replica.bare:
+	case x.dirty.Has(i) || x.unmerged(i) || a.sharedLocked() || a.mu.replica.bare:
 	case string(a.mu.mem.Working(p)) != string(a.mu.mem.Base(p)):
 		return "nothing of it is unpublished, and it is not the base copy"
 	}

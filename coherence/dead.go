@@ -115,15 +115,18 @@ func (a *Area) abandonDeadLocked() {
 		x := a.extentLocked(e)
 		dead := a.deadHomeLocked(a.slotLocked(e)) != 0
 		switch {
-		case dead && x.pub != nil && !slices.Contains(a.mu.dead, a.rowLocked(e).Primary):
-			a.node.links.give(x.pub.home, a, x.pub.credit)
-			x.pub.credit = 0
-		case dead && x.pub != nil:
-			pub := x.pub
-			a.endPublicationLocked(x)
-			a.dirtyLocked(e, x, pub.sent.And(x.have).And(a.withinLocked(e)))
-			x.wanted = true
-			pub.data.Release()
+		case dead && x.publishing() && !slices.Contains(a.mu.dead, a.rowLocked(e).Primary):
+			for pub := range x.publications() {
+				a.node.links.give(pub.home, a, pub.credit)
+				pub.credit = 0
+			}
+		case dead && x.publishing():
+			for x.publishing() {
+				for pub := range x.publications() {
+					a.takeBackLocked(e, x, pub, true)
+					break
+				}
+			}
 		case !dead && x.wanted && x.pub == nil:
 			a.wantLocked(e, x)
 			a.mu.again = true

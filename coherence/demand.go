@@ -116,6 +116,9 @@ func (a *Area) keepBasesLocked() {
 		if x.pub != nil { // a program has stored before it might: it broke the protocol
 			clean = clean.Minus(x.pub.sent)
 		}
+		for _, pub := range x.parts {
+			clean = clean.Minus(pub.pages)
+		}
 		a.mu.mem.KeepBases(e, clean)
 	}
 }

@@ -51,6 +51,9 @@ func (a *Area) evictableLocked(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (f
 	if x.pub != nil {
 		dirty = dirty.Or(free.And(x.pub.sent))
 	}
+	for _, pub := range x.parts {
+		dirty = dirty.Or(free.And(pub.pages))
+	}
 	free = free.Minus(dirty)
 	for _, s := range r.staying {
 		if s.off < (int64(e)+1)*dsm.ExtentSize && s.off+int64(s.n) > int64(e)*dsm.ExtentSize {

@@ -393,8 +393,11 @@ func (a *Area) finishAcquire(ctx context.Context, op *acquiring, err error) erro
 
 // startAcquireLocked sends an Acquire to all homes. With storing, updates may enter memory until endAcquireLocked.
 func (a *Area) startAcquireLocked(storing bool) *acquiring {
-	op := &acquiring{storing: storing}
-	if storing {
+	return a.startAcquiringLocked(&acquiring{storing: storing})
+}
+
+func (a *Area) startAcquiringLocked(op *acquiring) *acquiring {
+	if op.storing {
 		a.mu.replica.syncing++
 		a.holdNoticesLocked()
 	}
@@ -444,6 +447,10 @@ func (a *Area) sendAcquireLocked(op *acquiring) {
 	op.version, op.partly = math.MaxUint64, false
 	for _, home := range a.homesLocked() {
 		op.pending[home] = struct{}{}
+		if f := op.finish; f != nil {
+			a.sendLocked(home, &wire.Finish{Stamp: a.stampLocked(), Round: f.Round, Acquire: op.round, Nodes: f.Nodes, Writers: f.Writers})
+			continue
+		}
 		a.sendLocked(home, &wire.Acquire{Stamp: a.stampLocked(), Round: op.round})
 	}
 }

@@ -260,8 +260,10 @@ func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (bytes int,
 				m.Versions = append(m.Versions, v)
 			}
 		}
-		for _, n := range slices.Sorted(maps.Keys(x.writers)) {
-			m.Writers = append(m.Writers, wire.WriterSeq{Node: n, Seq: x.writers[n]})
+		merged := maps.Clone(x.writers)
+		maps.Copy(merged, x.parts) // for their keys
+		for _, n := range slices.Sorted(maps.Keys(merged)) {
+			m.Writers = append(m.Writers, wire.WriterSeq{Node: n, Seq: x.writers[n], Part: x.parts[n]})
 		}
 		payload := make([]byte, 0, m.Pages.Len()*dsm.PageSize)
 		for i := range m.Pages.All() {
@@ -334,10 +336,10 @@ func (a *Area) installExtentLocked(m *wire.HandoverExtent, payload []byte) {
 		a.mu.home.setVersion(x, i, 0)
 	}
 	a.heardLocked(m.Version)
-	*x = homeExtent{version: m.Version, writers: make(map[dsm.NodeID]dsm.Seq)}
+	*x = *newHomeExtent(m.Version)
 	for _, w := range m.Writers {
 		if !a.leftLocked(w.Node, w.Seq) {
-			x.writers[w.Node] = w.Seq
+			x.writers[w.Node], x.parts[w.Node] = w.Seq, w.Part
 		}
 	}
 	k := 0

@@ -18,6 +18,7 @@ type home struct {
 	data    int                             // pages of them with data: bytes that are not all zero
 	subs    map[dsm.NodeID]*subscriber
 	untils  map[dsm.NodeID]*wire.Inquire // the Inquire of each node that waits for a version
+	rounds  homeRounds
 
 	lone lone // who publishes: see migrate.go
 
@@ -30,6 +31,7 @@ type homeExtent struct {
 	pages   [dsm.ExtentPages]dsm.Version // of the newest publish to each page; 0: none
 	data    dsm.PageSet                  // pages whose bytes are not all zero
 	writers map[dsm.NodeID]dsm.Seq       // the newest publish that was merged, for each publisher
+	parts   map[dsm.NodeID]dsm.Seq       // likewise, the newest part of a round
 }
 
 func (h *home) init() {
@@ -37,6 +39,7 @@ func (h *home) init() {
 	h.extents = make(map[dsm.ExtentIndex]*homeExtent)
 	h.subs = make(map[dsm.NodeID]*subscriber)
 	h.untils = make(map[dsm.NodeID]*wire.Inquire)
+	h.rounds = homeRounds{open: make(map[dsm.RoundID]*homeRound), ended: make(map[dsm.AreaID]dsm.RoundID)}
 }
 
 // setVersion records the version of page i. Version 0 means that the page is all zero.
@@ -92,7 +95,7 @@ func (x *homeExtent) newer(v dsm.Version) (s dsm.PageSet) {
 func (a *Area) homeExtentLocked(e dsm.ExtentIndex) *homeExtent {
 	x := a.mu.home.extents[e]
 	if x == nil {
-		x = &homeExtent{writers: make(map[dsm.NodeID]dsm.Seq)}
+		x = newHomeExtent(0)
 		a.mu.home.extents[e] = x
 		// The base copy of the extent, still all zero, becomes the home copy.
 		if !a.mu.mem.Homed(e) {
@@ -109,13 +112,7 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 	}
 	ack := &wire.PublishAck{Stamp: a.stampLocked(), Extent: m.Extent, Seq: m.Seq}
 	if x := a.mu.home.extents[m.Extent]; x != nil && m.Seq <= x.writers[from] {
-		// It was sent again, and has been merged already, perhaps by older rules.
-		ack.Version, ack.Data = x.version, x.data.Len()
-		if sub := a.mu.home.subs[from]; sub != nil {
-			sub.lack(m.Extent, m.Pages)
-		}
-		a.sendLocked(from, ack)
-		a.pumpLocked(from, a.mu.home.subs[from])
+		a.ackAgainLocked(from, ack, x, m.Pages)
 		return nil
 	}
 	if m.Gen < a.mu.ino.Gen {
@@ -124,15 +121,7 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 		return nil
 	}
 	delta := merge.Delta{Extent: m.Extent, Pages: m.Pages, Index: m.Index, Data: payload}
-	if a.mu.ruleErr != nil {
-		return errs.E(errs.Corrupt, "publish", "an area without a merge rule: %w", a.mu.ruleErr)
-	}
-	for i := range m.Pages.All() {
-		if !a.inAreaLocked(m.Extent, i) {
-			return errs.E(errs.Corrupt, "publish", "page %d is past the end of area %d", page(m.Extent, i), a.id)
-		}
-	}
-	if err := delta.Validate(a.mu.kernel); err != nil {
+	if err := a.validateLocked(&delta); err != nil {
 		return err
 	}
 	mem, err := a.memoryLocked()
@@ -141,8 +130,9 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 		return nil
 	}
 	x := a.homeExtentLocked(m.Extent)
+	own := a.isSelf(from) && !a.hasPartsLocked(m.Extent)
 	for i := range m.Pages.All() {
-		if mem.BeforeHomeWrite(page(m.Extent, i), a.isSelf(from)) {
+		if mem.BeforeHomeWrite(page(m.Extent, i), own) {
 			ack.Rode.Add(i)
 		}
 	}
@@ -179,6 +169,29 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 	}
 	f.end()
 	return nil
+}
+
+// ackAgainLocked answers a publish that was sent again, and has been merged already, perhaps by older rules.
+func (a *Area) ackAgainLocked(from dsm.NodeID, ack *wire.PublishAck, x *homeExtent, pages dsm.PageSet) {
+	ack.Version, ack.Data = x.version, x.data.Len()
+	if sub := a.mu.home.subs[from]; sub != nil {
+		sub.lack(ack.Extent, pages)
+	}
+	a.sendLocked(from, ack)
+	a.pumpLocked(from, a.mu.home.subs[from])
+}
+
+// validateLocked checks a delta that came from elsewhere.
+func (a *Area) validateLocked(delta *merge.Delta) error {
+	if a.mu.ruleErr != nil {
+		return errs.E(errs.Corrupt, "publish", "an area without a merge rule: %w", a.mu.ruleErr)
+	}
+	for i := range delta.Pages.All() {
+		if !a.inAreaLocked(delta.Extent, i) {
+			return errs.E(errs.Corrupt, "publish", "page %d is past the end of area %d", page(delta.Extent, i), a.id)
+		}
+	}
+	return delta.Validate(a.mu.kernel)
 }
 
 // subscribersLocked returns the subscribers in a fixed order. This node is the last, so that pushes to others leave
@@ -239,7 +252,9 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 			continue
 		}
 		maps.DeleteFunc(x.writers, a.leftLocked)
+		maps.DeleteFunc(x.parts, a.leftLocked)
 	}
+	a.roundsViewChangedLocked(old)
 }
 
 // leftLocked reports whether a publisher has left the cluster. From then on nothing of it is merged: the home forgets which of its
@@ -291,11 +306,13 @@ func (a *Area) homeGenChangedLocked() {
 	for _, id := range a.subscribersLocked() {
 		a.pumpLocked(id, a.mu.home.subs[id])
 	}
+	a.roundsGenChangedLocked()
 }
 
 // homeResetLocked follows a broken session: pushes under way may be lost.
 func (a *Area) homeResetLocked(peer dsm.NodeID) {
 	delete(a.mu.home.untils, peer) // it asks again
+	a.roundsResetLocked(peer)
 	if s := a.mu.home.subs[peer]; s != nil {
 		s.requeueAll()
 		a.pumpLocked(peer, s)

@@ -44,9 +44,10 @@ func (a *Area) expire() {
 		if !r.subscribed || r.opens > 0 || a.node.keeps.Load() {
 			return
 		}
+		a.abandonLocked()
 		goal := a.requestPublishLocked()
 		waits := slices.ContainsFunc(a.busyExtentsLocked(), func(e dsm.ExtentIndex) bool { return len(a.extentLocked(e).stash) > 0 })
-		if waits || !a.reachedLocked(goal) || r.syncing > 0 {
+		if waits || !a.reachedLocked(goal) || r.syncing > 0 || r.contribution != nil {
 			a.node.cfg.Log.Debug("a closed area is not published yet", "area", a.id)
 			a.lingerLocked()
 			return

@@ -8,7 +8,6 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/invariants"
-	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
 )
 
@@ -100,7 +99,7 @@ func (n *Node) warnOfMemory(id dsm.AreaID, err error) {
 
 // parkForMemoryLocked keeps a publish for which there is no memory, and tries it again until there is. Later requests of the publisher
 // wait behind it. The publisher is not told: its fsync ends at its deadline, and its stores stay there as unpublished.
-func (a *Area) parkForMemoryLocked(from dsm.NodeID, m *wire.Publish, payload []byte) {
+func (a *Area) parkForMemoryLocked(from dsm.NodeID, m any, payload []byte) {
 	a.parkLocked(from, m, payload)
 	if a.mu.memoryRetry == nil {
 		a.mu.memoryRetry = time.AfterFunc(memoryRetry, func() {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -53,6 +54,13 @@ type publication struct {
 	// this number are then published. A publication that leaves out stores, because their pages are
 	// not here yet, does not get a new number.
 	number uint64
+
+	// round is that of which the publication is a part; 0: it is none.
+	round dsm.RoundID
+	// staged says that the home keeps the part, so it has given its credit back.
+	staged bool
+	// given says that a program has handed over what it adds: the working copy has nothing of it, and pages is empty.
+	given bool
 }
 
 // weight returns the bytes for which the publication counts in the window.
@@ -154,6 +162,10 @@ batch:
 // newPublicationLocked makes a publication from the dirty pages of an extent.
 func (a *Area) newPublicationLocked(e dsm.ExtentIndex, x *replicaExtent) *publication {
 	pub := &publication{kernel: a.mu.kernel, stamp: a.stampLocked(), limit: dsm.ExtentSize, sent: x.dirty.And(x.have)}
+	if x.joins {
+		pub.round = a.mu.replica.contribution.id
+		x.joins = len(x.stash) > 0
+	}
 	x.dirty = x.dirty.Minus(pub.sent)
 	if len(x.stash) == 0 {
 		x.started++
@@ -170,23 +182,28 @@ func (a *Area) diffLocked(pub *publication) {
 	mem, e := a.mu.mem, pub.delta.Extent
 	pub.data = wire.Share(pub.sent.Len() * dsm.PageSize)
 	pub.delta.Data = pub.data.Bytes[:0]
-	var snap [dsm.PageSize]byte
+	x := a.mu.replica.extents[e]
+	var snap, accounted [dsm.PageSize]byte
 	for i := range pub.sent.All() {
 		p := page(e, i)
 		mem.PrefetchNext(e, &pub.sent, i)
 		var changed, inexact bool
-		w := mem.Working(p)
+		w, base := mem.Working(p), mem.Base(p)
+		if x.unmerged(i) {
+			x.accounted(accounted[:], i, base)
+			base = accounted[:]
+		}
 		// A program that has detached may have left bytes past the end.
 		if a.sharedLocked() || int64(p+1)*dsm.PageSize > a.mu.ino.Size {
-			changed, inexact = pub.kernel.AppendShared(&pub.delta, p, mem.Base(p), a.bytesOfLocked(p), snap[:])
+			changed, inexact = pub.kernel.AppendShared(&pub.delta, p, base, a.bytesOfLocked(p), snap[:])
 			w = snap[:] // programs may store meanwhile: what is accounted for must be the bytes that are sent
 		} else {
-			changed, inexact = pub.kernel.AppendDelta(&pub.delta, p, mem.Base(p), w)
+			changed, inexact = pub.kernel.AppendDelta(&pub.delta, p, base, w)
 		}
 		if changed {
 			pub.pages.Add(i)
 			zero := isZero(w)
-			pub.recount = pub.recount || isZero(mem.Base(p)) != zero
+			pub.recount = pub.recount || isZero(base) != zero
 			if zero {
 				pub.zeroed.Add(i)
 			}
@@ -221,6 +238,7 @@ func (a *Area) startPublicationLocked(pub *publication) {
 	r.underWay += pub.weight()
 	pub.seq = r.seq
 	x.pub = pub
+	a.contributesLocked(pub, +1)
 	a.node.stats.publishes.Add(1)
 	a.node.stats.publishedBytes.Add(uint64(len(pub.delta.Data)))
 	a.sendPublicationLocked(e, pub)
@@ -229,21 +247,32 @@ func (a *Area) startPublicationLocked(pub *publication) {
 func (a *Area) sendPublicationLocked(e dsm.ExtentIndex, pub *publication) {
 	st := a.stampLocked()
 	st.Gen = pub.stamp.Gen
+	if pub.round != (dsm.RoundID{}) {
+		a.sendSharedLocked(a.rowLocked(e).Primary, &wire.Part{Stamp: st, Round: pub.round, Extent: e, Seq: pub.seq, Pages: pub.sent, Index: pub.delta.Index},
+			pub.data.Retain())
+		return
+	}
 	a.sendSharedLocked(a.rowLocked(e).Primary, &wire.Publish{Stamp: st, Extent: e, Seq: pub.seq, Pages: pub.sent, Index: pub.delta.Index},
 		pub.data.Retain())
+}
+
+// resendAllLocked sends the publications of an extent again.
+func (a *Area) resendAllLocked(e dsm.ExtentIndex, x *replicaExtent) {
+	for pub := range x.publications() {
+		a.resendLocked(e, pub)
+	}
 }
 
 // resendLocked sends a publication again, perhaps to another home. If the link there has no credit, the
 // publication waits for credit.
 func (a *Area) resendLocked(e dsm.ExtentIndex, pub *publication) {
 	home := a.rowLocked(e).Primary
-	if pub.home != home {
+	if pub.home != home || pub.staged {
 		a.node.links.give(pub.home, a, pub.credit)
-		waits := pub.home == 0
-		pub.home, pub.credit = 0, 0
+		pub.home, pub.credit, pub.staged = 0, 0, false
 		if !a.node.links.take(home, a, pub.weight()) {
-			if !waits {
-				a.mu.replica.unsent = append(a.mu.replica.unsent, e)
+			if r := &a.mu.replica; !slices.Contains(r.unsent, e) {
+				r.unsent = append(r.unsent, e)
 			}
 			return
 		}
@@ -261,15 +290,15 @@ func (a *Area) sendUnsentLocked() {
 		if int(e) >= r.n {
 			continue
 		}
-		if pub := a.extentLocked(e).pub; pub != nil && pub.home == 0 {
-			if a.resendLocked(e, pub); pub.home == 0 {
-				r.unsent = append(r.unsent, e)
+		for pub := range a.extentLocked(e).publications() {
+			if pub.home == 0 {
+				a.resendLocked(e, pub)
 			}
 		}
 	}
 }
 
-// endPublicationLocked ends the publication of an extent.
+// endPublicationLocked ends the publication of an extent that its home has not answered.
 func (a *Area) endPublicationLocked(x *replicaExtent) {
 	a.mu.replica.underWay -= x.pub.weight()
 	a.node.links.give(x.pub.home, a, x.pub.credit)
@@ -286,20 +315,18 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 		return
 	}
 	x := a.extentLocked(m.Extent)
-	pub := x.pub
-	if pub == nil || pub.seq != m.Seq {
+	pub := x.publication(m.Seq)
+	if pub == nil {
 		return
 	}
-	a.endPublicationLocked(x)
 	a.mu.wake = true
 	if m.Stale {
-		a.dirtyLocked(m.Extent, x, pub.sent.And(x.have).And(a.withinLocked(m.Extent))) // pages on demand that were cut off are not here
-		a.wantLocked(m.Extent, x)                                                      // the next publication ends the waits for this one
-		pub.data.Release()
+		a.takeBackLocked(m.Extent, x, pub, false) // the next publication ends the waits for this one
 		a.startPublicationsLocked()
 		return
 	}
-	a.mu.recount = a.mu.recount || pub.recount
+	part := pub.round != (dsm.RoundID{})
+	a.mu.recount = a.mu.recount || pub.recount || part
 	if a.extentsLocked() == 1 {
 		a.mu.counted = counted{pages: int64(m.Data), known: true, taken: a.mu.counted.taken}
 	}
@@ -309,6 +336,10 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 		p := page(m.Extent, i)
 		mem.PrefetchNext(m.Extent, &pub.pages, i)
 		s := pub.snap[i]
+		if len(x.parts) > 0 && a.inAreaLocked(m.Extent, i) {
+			a.mergedAmongLocked(m.Extent, x, pub, i)
+			continue
+		}
 		if !a.inAreaLocked(m.Extent, i) || s == nil && m.Rode.Has(i) {
 			continue
 		}
@@ -328,13 +359,16 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 		}
 		mem.SetBase(p, n[:])
 	}
-	a.freeZeroedLocked(m.Extent, x, pub.zeroed)
+	a.endUnmergedOneLocked(x, pub)
+	if !part {
+		a.freeZeroedLocked(m.Extent, x, pub.zeroed)
+	}
 	a.mu.cleaner = r.demand
 	if m.Complete && x.outdated.Empty() {
 		x.version = max(x.version, m.Version)
 		r.version = max(r.version, m.Version)
 	}
-	x.acked = pub.number
+	x.acked = max(x.acked, pub.number)
 	pub.data.Release()
 	if x.wanted {
 		a.wantLocked(m.Extent, x)

@@ -244,7 +244,7 @@ func (a *Area) forwardLocked(to dsm.NodeID, s *subscriber, f *forwarding) bool {
 	x := a.mu.home.extents[m.Extent]
 	a.mu.home.lastPush++
 	p := &wire.Push{Stamp: a.stampLocked(), Extent: m.Extent, ID: a.mu.home.lastPush, Version: x.version, Contains: x.writers[to],
-		Complete: true, Pages: m.Pages, Index: m.Index}
+		Parts: x.parts[to], Complete: true, Pages: m.Pages, Index: m.Index}
 	l.sent = m.Pages
 	l.pushes = append(l.pushes, pushed{p.ID, bytes, dsm.PageSet{}})
 	s.inFlight += bytes
@@ -282,7 +282,7 @@ func (a *Area) describeLocked(m *wire.Push, to dsm.NodeID) (bytes int) {
 	}
 	if x != nil {
 		m.Version = x.version
-		m.Contains = x.writers[to]
+		m.Contains, m.Parts = x.writers[to], x.parts[to]
 	}
 	return bytes
 }

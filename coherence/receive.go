@@ -50,6 +50,18 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 		st = &m.Stamp
 	case *wire.Surveyed:
 		st = &m.Stamp
+	case *wire.Part:
+		st = &m.Stamp
+	case *wire.Staged:
+		st = &m.Stamp
+	case *wire.Contributed:
+		st = &m.Stamp
+	case *wire.Counted:
+		st = &m.Stamp
+	case *wire.Missing:
+		st = &m.Stamp
+	case *wire.Finish:
+		st = &m.Stamp
 	default:
 		return errUnexpected(from, msg)
 	}
@@ -151,6 +163,8 @@ func (a *Area) receiveLocked(from dsm.NodeID, msg any, payload [][]byte) error {
 		a.replicaInquiredLocked(from, m)
 	case *wire.Surveyed:
 		a.replicaSurveyedLocked(from, m)
+	default:
+		return a.receiveOfRoundLocked(from, msg, one)
 	}
 	return nil
 }
@@ -238,9 +252,9 @@ func (a *Area) fromHomeLocked(from dsm.NodeID, epoch dsm.Epoch, e dsm.ExtentInde
 // messages under way, so what is parked is bounded by their windows; a publish that is sent again
 // is kept only once.
 func (a *Area) parkLocked(from dsm.NodeID, msg any, payload []byte) {
-	if p, ok := msg.(*wire.Publish); ok && slices.ContainsFunc(a.mu.parked, func(m message) bool {
-		q, ok := m.msg.(*wire.Publish)
-		return ok && m.peer == from && q.Extent == p.Extent && q.Seq == p.Seq && q.Epoch == p.Epoch
+	if p, ok := publishOf(msg); ok && slices.ContainsFunc(a.mu.parked, func(m message) bool {
+		q, ok := publishOf(m.msg)
+		return ok && m.peer == from && q == p
 	}) {
 		return
 	}
@@ -251,11 +265,29 @@ func (a *Area) parkLocked(from dsm.NodeID, msg any, payload []byte) {
 	a.mu.parked = append(a.mu.parked, m)
 }
 
+// publishName tells one publish, or part of a round, from the others of a node to an area.
+type publishName struct {
+	extent dsm.ExtentIndex
+	seq    dsm.Seq
+	epoch  dsm.Epoch
+}
+
+func publishOf(msg any) (publishName, bool) {
+	switch m := msg.(type) {
+	case *wire.Publish:
+		return publishName{m.Extent, m.Seq, m.Epoch}, true
+	case *wire.Part:
+		return publishName{m.Extent, m.Seq, m.Epoch}, true
+	}
+	return publishName{}, false
+}
+
 // parkedFromLocked reports whether a request must be parked because an earlier one of the same node is:
 // requests are served in order.
 func (a *Area) parkedFromLocked(from dsm.NodeID, msg any) bool {
 	switch msg.(type) {
-	case *wire.Subscribe, *wire.Unsubscribe, *wire.Fetch, *wire.Release, *wire.Publish, *wire.Acquire, *wire.Inquire, *wire.Survey:
+	case *wire.Subscribe, *wire.Unsubscribe, *wire.Fetch, *wire.Release, *wire.Publish, *wire.Acquire, *wire.Inquire, *wire.Survey,
+		*wire.Part, *wire.Contributed, *wire.Finish:
 		return slices.ContainsFunc(a.mu.parked, func(m message) bool { return m.peer == from })
 	}
 	return false
@@ -270,4 +302,5 @@ func (a *Area) unparkLocked() {
 			a.node.cfg.Log.Warn("bad parked message", "area", a.id, "from", m.peer, "err", err)
 		}
 	}
+	a.endRoundsLocked()
 }

@@ -54,6 +54,8 @@ type replica struct {
 	inquiry  map[uint64]*inquiring
 	waits    waits
 
+	contribution *contribution // to the round under way, or nil
+
 	dense     bool // the last comparison found nearly all pages changed: see denseSample
 	lastStore time.Time
 	lateAcks  []message // PushAcks held back until the kernel has taken more notices
@@ -69,6 +71,8 @@ type replicaExtent struct {
 	dirty    dsm.PageSet // pages stored to since they were last published
 	asked    dsm.PageSet // pages with a Fetch under way
 	pub      *publication
+	parts    []*publication    // this node's parts of a round that the home keeps apart, oldest first
+	joins    bool              // the next publication is a part of the round in replica.contribution
 	wanted   bool              // publish as soon as pub is nil
 	queued   bool              // in wants
 	busy     bool              // in replica.busy
@@ -80,7 +84,8 @@ type replicaExtent struct {
 
 // acquiring is an Acquire that not all homes have answered.
 type acquiring struct {
-	storing bool // the caller stores: updates may enter memory until it ends
+	storing bool         // the caller stores: updates may enter memory until it ends
+	finish  *wire.Finish // if not nil, it ends a round first
 	round   uint64
 	pending map[dsm.NodeID]struct{} // homes that have not answered
 	version dsm.Version             // the oldest of the versions that homes have answered with
@@ -240,7 +245,7 @@ func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (ca
 			declined.Add(i)
 			continue
 		default:
-			a.mergePageLocked(m.Extent, i, x, n, delta, m.Contains)
+			a.mergePageLocked(m.Extent, i, x, n, delta, contained{m.Contains, m.Parts})
 		}
 		x.outdated.Remove(i)
 	}
@@ -332,13 +337,13 @@ func (a *Area) installLocked(e dsm.ExtentIndex, i int, n []byte, zero bool) {
 // mergePageLocked brings a newer value of a page, n, from its home into the working copy. This is the three-way
 // merge of the base copy, the working copy and n; with a publication under way, of the bytes that the publication
 // accounts for in place of the base. If delta is not nil, it stands for n: the home's last value with delta applied.
-func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, delta *merge.Delta, contains dsm.Seq) {
+func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, delta *merge.Delta, contains contained) {
 	p := page(e, i)
 	mem := a.mu.mem
 	a.mu.cached.BeforeMerge(p)
 	if delta != nil {
 		own := a.isSelf(a.rowLocked(e).Primary)
-		clean := (x.pub == nil || !x.pub.pages.Has(i)) && !x.dirty.Has(i) && !a.sharedLocked()
+		clean := !x.unmerged(i) && !x.dirty.Has(i) && !a.sharedLocked()
 		if clean { // the working copy is the same as the base
 			a.mu.kernel.Overlay(delta, i, mem.Working(p))
 			switch {
@@ -358,17 +363,19 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 			a.mu.kernel.Overlay(delta, i, n)
 		}
 	}
-	if pub := x.pub; pub != nil && pub.pages.Has(i) {
+	if x.unmerged(i) {
 		var mine, incoming [dsm.PageSize]byte
-		pub.accounted(mine[:], i, mem.Base(p))
+		x.accounted(mine[:], i, mem.Base(p))
 		copy(incoming[:], n)
-		if contains >= pub.seq {
-			pub.pages.Remove(i) // n contains it: nothing is left to do at the ack
-		} else {
-			pub.overlay(incoming[:], i)
+		for pub := range x.publications() {
+			if pub.seq <= contains.of(pub) {
+				pub.pages.Remove(i) // n contains it: nothing is left to do at the ack
+			} else if pub.pages.Has(i) {
+				pub.overlay(incoming[:], i)
+			}
+			delete(pub.snap, i) // from here on the publication accounts for the new base with its overlay
 		}
 		a.mergeLocked(a.mu.kernel, p, mine[:], incoming[:])
-		delete(pub.snap, i) // from here on the publication accounts for the new base with its overlay
 	} else if !x.dirty.Has(i) && !a.sharedLocked() {
 		copy(mem.Working(p), n)
 		if a.mu.replica.bare && !mem.Homed(e) {
@@ -403,6 +410,7 @@ func (a *Area) replicaViewChangedLocked(old *dsm.View) {
 		a.abandonDeadLocked()
 	}
 	a.resubscribeLocked(slices.Sorted(maps.Keys(moved)))
+	a.markAgainLocked()
 	a.restartInquiriesLocked()
 }
 
@@ -416,6 +424,7 @@ func (a *Area) replicaResetLocked(peer dsm.NodeID) {
 			}
 		}
 		a.resubscribeLocked(a.homedAtLocked(peer))
+		a.markAgainAtLocked(peer)
 	}
 	a.restartInquiriesLocked()
 }
@@ -436,9 +445,7 @@ func (a *Area) resubscribeLocked(list []dsm.Slot) {
 			continue
 		}
 		x := r.extents[e]
-		if x.pub != nil {
-			a.resendLocked(e, x.pub)
-		}
+		a.resendAllLocked(e, x)
 		if !x.asked.Empty() {
 			a.sendLocked(a.rowLocked(e).Primary, &wire.Fetch{Stamp: a.stampLocked(), Extent: e, Pages: x.asked})
 		}
@@ -468,8 +475,8 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 	for _, e := range a.extentsFromLocked(dsm.ExtentIndex(is / dsm.ExtentSize)) { // nothing is cut off those before
 		x := r.extents[e]
 		a.cutStashLocked(x, is)
-		if x.pub != nil {
-			x.pub.shrink(e, is)
+		for pub := range x.publications() {
+			pub.shrink(e, is)
 		}
 		if x.wanted && int(e) < a.extentsLocked() { // the pages that its stores wait for may have been cut off
 			a.wantLocked(e, x)
@@ -489,9 +496,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 	}
 	for _, e := range a.extentsFromLocked(dsm.ExtentIndex(a.extentsLocked())) {
 		x := r.extents[e]
-		if x.pub != nil {
-			a.endPublicationLocked(x)
-		}
+		a.endUnmergedLocked(x)
 		x.cutOff()
 		delete(r.extents, e)
 	}

@@ -132,7 +132,7 @@ func (a *Area) blame(err error) error {
 		note(s.home)
 	}
 	for _, e := range a.busyExtentsLocked() {
-		if x := a.extentLocked(e); int(e) < a.extentsLocked() && (x.pub != nil || !x.asked.Empty()) {
+		if x := a.extentLocked(e); int(e) < a.extentsLocked() && (x.publishing() || !x.asked.Empty()) {
 			note(a.rowLocked(e).Primary)
 		}
 	}

@@ -79,6 +79,9 @@ func (x *replicaExtent) unpublished() dsm.PageSet {
 	if x.pub != nil {
 		set = set.Or(x.pub.sent)
 	}
+	for _, pub := range x.parts {
+		set = set.Or(pub.sent)
+	}
 	for i := range x.stash {
 		set.Add(i)
 	}

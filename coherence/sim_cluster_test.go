@@ -78,6 +78,7 @@ type simNode struct {
 	attached []*simProgram
 	entering *request // an open under way
 	faulting map[dsm.PageIndex]bool
+	rounds   int           // how often it has contributed to one
 	given    map[int64]int // stores of each byte that were delivered: see seen
 }
 

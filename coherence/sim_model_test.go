@@ -18,6 +18,7 @@ type simCase struct {
 	dies    bool                            // a node dies: see withTaker
 	auto    bool                            // some extents live together, others are spread
 	starves bool                            // at times memory cannot be made longer
+	rounds  bool                            // see simGroup
 	rules   func(r *simRun, ino *dsm.Inode) // changes what the model allows to change
 	store   func(r *simRun, n *simNode)
 	check   func(r *simRun, n *simNode)
@@ -34,6 +35,7 @@ type simRun struct {
 	best  map[int]uint32  // min and max: the best value of each element that a program has stored
 	found int             // how many values programs have found
 	hot   []dsm.PageIndex // that this run stores to
+	group simGroup
 }
 
 const simSize = 3*dsm.ExtentSize + 5*dsm.PageSize
@@ -290,6 +292,13 @@ var simCases = []simCase{
 	{name: "float-demand", ino: onDemand(sumOf(dsm.DTypeF32, dsm.ApplyAuto)), rules: addsRule, store: addFloats, check: checkFloats},
 	{name: "parts", ino: inParts(), rules: addsRule, store: addToParts, check: checkParts},
 	{name: "parts-demand", ino: onDemand(inParts()), rules: addsRule, store: addToParts, check: checkParts},
+	{name: "round-sum", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), rounds: true, rules: applyRule, store: addInts, check: checkInts},
+	{name: "round-float", ino: sumOf(dsm.DTypeF32, dsm.ApplyAuto), rounds: true, rules: applyRule, store: addFloats, check: checkFloats},
+	{name: "round-last", ino: dsm.Inode{Size: simSize}, rounds: true, rules: bytesRule, store: outsideRounds(storeBytes), check: checkBytes},
+	{name: "round-resize", ino: dsm.Inode{Size: simSize}, rounds: true, resize: true, starves: true, rules: bytesRule, store: outsideRounds(storeBytes), check: checkBytes},
+	{name: "round-death", ino: dsm.Inode{Size: simSize}, rounds: true, dies: true, rules: bytesRule, store: outsideRounds(storeBytes), check: checkBytes},
+	{name: "round-demand", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), rounds: true, rules: applyRule, store: addInts, check: checkInts},
+	{name: "round-max", ino: bestOf(dsm.MergeMax, dsm.DTypeI32, dsm.ApplyAuto), careful: true, rounds: true, rules: applyRule, store: findBest, check: checkBest},
 	sumOfTemporaries,
 	{name: "min", ino: bestOf(dsm.MergeMin, dsm.DTypeI32, dsm.ApplyAuto), careful: true, rules: applyRule, store: findBest, check: checkBest},
 	{name: "max-float", ino: bestOf(dsm.MergeMax, dsm.DTypeF32, dsm.ApplyAuto), careful: true, rules: applyRule, store: findBest, check: checkBest},

@@ -250,8 +250,7 @@ func (n *simNode) sync(prog *simProgram) {
 	if prog != nil && prog.at != nil {
 		call = prog.at.Sync
 	}
-	mine := n.delivered()
-	n.inCall(prog, "sync", call, func() { n.sim.ack(mine) })
+	n.inCall(prog, "sync", call, n.acks())
 }
 
 // acquire acquires, for a program, nil for one that reads.
@@ -296,10 +295,10 @@ func (n *simNode) publish() {
 	if !n.isOpen() {
 		return
 	}
-	mine := n.delivered()
+	ack := n.acks()
 	n.ask("publish", n.area.Publish, func(err error) {
 		if err == nil {
-			n.sim.ack(mine)
+			ack()
 		}
 	})
 }

@@ -114,6 +114,7 @@ func (r *simRun) settle() {
 	r.endDeath()
 	r.feed()
 	r.calm("wait")
+	r.endRounds()
 	for _, n := range r.programNodes() {
 		n.kernel.learn()
 		n.openReader()
@@ -315,6 +316,10 @@ func (r *simRun) call(n *simNode) bool {
 		}
 	case x < 44:
 		n.openReader()
+	case x < 60 && r.kind.rounds:
+		for _, n := range r.programNodes() {
+			r.round(n)
+		}
 	default:
 		return false
 	}

@@ -16,3 +16,8 @@ type RoundID struct {
 func (r RoundID) String() string {
 	return fmt.Sprintf("%d.%d of group %d", r.Generation, r.Number, r.Group)
 }
+
+// Before reports whether r is an earlier round of the same group than o.
+func (r RoundID) Before(o RoundID) bool {
+	return r.Group == o.Group && (r.Generation < o.Generation || r.Generation == o.Generation && r.Number < o.Number)
+}

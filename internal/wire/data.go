@@ -18,6 +18,12 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 //	   |<------------------- Push ... Acquired |
 //	   | Survey (extents) -------------------->|  where is data?
 //	   |<-------------------------- Surveyed   |
+//	   | Part (round, delta, seq) ------------>|  keep it apart until the round ends
+//	   |<----------------------------- Staged  |
+//	   | Contributed (round) ----------------->|  there are no more parts of mine
+//	   |<---------------------------- Counted  |
+//	   | Finish (round, nodes) --------------->|  when all of them have contributed: merge, then as Acquire
+//	   |<------- PublishAck ... Push, Acquired |
 //	   | Release (pages) --------------------->|  no more of these: see Subscribe.Partial
 //	   | Unsubscribe ------------------------->|
 //
@@ -106,6 +112,7 @@ type Push struct {
 	ID       uint64 // for PushAck
 	Version  dsm.Version
 	Contains dsm.Seq // the bytes contain the receiver's own publishes up to here
+	Parts    dsm.Seq // likewise, its parts of rounds
 	Complete bool    // with it the receiver knows all changes to the extent up to Version
 	Pages    dsm.PageSet
 	Answer   dsm.PageSet // the pages among Pages that were fetched
@@ -173,10 +180,11 @@ type HandoverExtent struct {
 	Writers  []WriterSeq
 }
 
-// WriterSeq says that the publishes of Node up to Seq are merged.
+// WriterSeq says that the publishes of Node up to Seq are merged, and its parts of rounds up to Part.
 type WriterSeq struct {
 	Node dsm.NodeID
 	Seq  dsm.Seq
+	Part dsm.Seq
 }
 
 // HandoverDone says that all extents of the slots were sent.
@@ -224,4 +232,54 @@ type Surveyed struct {
 	Round uint64
 	Pages int64
 	Data  []ExtentPages
+}
+
+// Part is a Publish whose changes belong to a round. The home keeps it apart until the round ends, and answers Staged. When the round has
+// ended, a PublishAck says what has become of it.
+type Part struct {
+	Stamp
+	Round  dsm.RoundID
+	Extent dsm.ExtentIndex
+	Seq    dsm.Seq
+	Pages  dsm.PageSet
+	Index  []byte
+}
+
+// Staged says that the home keeps the part. The publisher keeps it as well: a home that moves or changes its rules needs it again.
+type Staged struct {
+	Stamp
+	Extent dsm.ExtentIndex
+	Seq    dsm.Seq
+}
+
+// Contributed follows the parts of a node, and goes to every home of the area; Counted answers, with the same Nonce. With None the node has
+// no part in the round: what the home keeps of it goes back, with a PublishAck that says Stale.
+type Contributed struct {
+	Stamp
+	Round dsm.RoundID
+	Nonce uint64
+	None  bool
+}
+
+// Counted answers Contributed.
+type Counted struct {
+	Stamp
+	Round dsm.RoundID
+	Nonce uint64
+}
+
+// Missing asks a node for its Contributed: a home that gets new extents, or new rules, forgets those it had.
+type Missing struct {
+	Stamp
+	Round dsm.RoundID
+}
+
+// Finish ends a round: when the home has heard Contributed from all Nodes that are still members, it merges their parts in one step. Parts of
+// others go back as Stale. Then it goes on as with an Acquire.
+type Finish struct {
+	Stamp
+	Round   dsm.RoundID
+	Acquire uint64 // Acquire.Round
+	Nodes   []dsm.NodeID
+	Writers int // how many programs took part
 }

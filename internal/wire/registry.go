@@ -29,6 +29,12 @@ var dataMessages = map[uint16]any{
 	25: Release{},
 	26: Survey{},
 	27: Surveyed{},
+	28: Part{},
+	29: Staged{},
+	30: Contributed{},
+	31: Counted{},
+	32: Missing{},
+	33: Finish{},
 }
 
 // laneMessages belong to the request lane itself.

@@ -120,7 +120,7 @@ func TestUnmarshalMismatch(t *testing.T) {
 		b []byte
 		v any
 	}{
-		"more fields":      {[]byte{0x93, 1, 2, 3}, new(WriterSeq)},
+		"more fields":      {[]byte{0x94, 1, 2, 3, 4}, new(WriterSeq)},
 		"fewer fields":     {[]byte{0x91, 1}, new(WriterSeq)},
 		"a string":         {[]byte{0xa1, 'x'}, new(WriterSeq)},
 		"short time":       {[]byte{0x91, 0xc4, 1, 0}, new(moment)},

@@ -1,0 +1,373 @@
+package coherence
+
+import (
+	"context"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/invariants"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// A round is a publish of several writers that becomes visible whole. The programs of a group take these steps:
+//
+//	Contribute    what the node has stored goes to the homes, as parts of the round, and they keep it apart
+//	              (then the group waits until all of its members have contributed)
+//	FinishRound   each home merges the parts of all in one step, and this node gets the result
+//
+// A part that the home keeps stays under way as a publication: the node sends it again to a home that the slot has moved to, or
+// that has refused it because the rules have changed. Behind its parts a node sends Contributed. A home that may lack a part of some
+// node has forgotten that node's Contributed, and merges nothing until it comes again. So no part is left out, and none counts twice.
+
+// contribution is what this node contributes to a round of one area.
+type contribution struct {
+	id      dsm.RoundID
+	whole   bool                    // Contribute was called: what is to be sent is known
+	gone    bool                    // it is taken back: what homes keep of it is published apart from the round
+	parts   int                     // publications of it that are not over
+	open    []dsm.ExtentIndex       // extents that may have parts which were not sent
+	due     bool                    // some home has to be sent Contributed when all parts are
+	asked   map[dsm.NodeID]uint64   // the Nonce of what each home was sent last
+	counted map[dsm.NodeID]struct{} // homes that have answered it
+}
+
+// Contribute sends what this node has stored to the homes, as its part in a round. They keep it apart until FinishRound. It returns when
+// all of them have it; errs.Timeout if one does not answer before ctx ends, errs.Busy if the node takes part in a round of another group.
+// If it fails, the caller calls AbandonRound. Other programs of the node contribute what they have stored with it.
+func (a *Area) Contribute(ctx context.Context, id dsm.RoundID) error {
+	a.collect()
+	a.refreshAll()
+	if err := a.detectLayout(ctx); err != nil {
+		return err
+	}
+	c, err := a.inRound(ctx, id, a.contributeLocked)
+	if err != nil {
+		return err
+	}
+	if err := a.awaitHomes(ctx, "contribute", func() bool {
+		err = a.publishableLocked()
+		return err != nil || a.mu.replica.contribution != c || c.gone || !c.due && len(c.counted) == len(c.asked)
+	}, a.deadInAreaLocked); err != nil {
+		return err
+	}
+	a.note(func() {
+		if r := &a.mu.replica; err == nil && (r.contribution != c || c.gone) {
+			err = &errs.Error{Op: "contribute", Area: a.id, Kind: errs.Unavailable, Err: errs.E(errs.Unavailable, "", "round %v was given up meanwhile", id)}
+		}
+	})
+	return err
+}
+
+// inRound calls event in a step in which the node takes part in the round. It first ends an earlier round of the group that the node has
+// not finished.
+func (a *Area) inRound(ctx context.Context, id dsm.RoundID, event func(c *contribution)) (c *contribution, err error) {
+	for {
+		wait := false
+		a.step(func() {
+			r := &a.mu.replica
+			c = r.contribution
+			switch {
+			case !r.subscribed:
+				err = &errs.Error{Op: "contribute", Area: a.id, Kind: errs.Closed}
+			case a.publishableLocked() != nil:
+				err = a.publishableLocked()
+			case c == nil:
+				c = &contribution{id: id, asked: make(map[dsm.NodeID]uint64), counted: make(map[dsm.NodeID]struct{})}
+				r.contribution = c
+				event(c)
+			case c.id == id && !c.gone:
+				event(c)
+			case c.gone || c.id.Before(id):
+				a.abandonLocked()
+				wait = true
+			default:
+				err = &errs.Error{Op: "contribute", Area: a.id, Kind: errs.Busy,
+					Err: errs.E(errs.Busy, "", "this node takes part in round %v, which has not ended", c.id)}
+			}
+		})
+		if err != nil || !wait {
+			return c, err
+		}
+		if err = a.awaitHomes(ctx, "contribute", func() bool { return a.mu.replica.contribution == nil }, a.deadInAreaLocked); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// contributeLocked queues all that is stored to be published as parts.
+func (a *Area) contributeLocked(c *contribution) {
+	some := !c.whole
+	for _, e := range a.busyExtentsLocked() {
+		x := a.extentLocked(e)
+		if x.dirty.Empty() && len(x.stash) == 0 {
+			continue
+		}
+		some, x.joins = true, true
+		a.wantLocked(e, x)
+		var stored dsm.PageSet
+		for i := range x.stash {
+			stored.Add(i)
+		}
+		a.askLocked(e, x, stored)
+	}
+	c.whole = true
+	if some {
+		a.markAgainLocked()
+	}
+	a.startPublicationsLocked()
+}
+
+// FinishRound ends a round. nodes are those whose parts belong to it, writers how many programs these are of. It returns when the homes
+// have merged the parts of all, and the result is in memory: like Acquire, and storing is that of Acquire. errs.Timeout if a home
+// has not done so before ctx ends. What this node has contributed is published apart from the round if it is not among nodes.
+func (a *Area) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int, storing bool) error {
+	op := &acquiring{storing: storing, finish: &wire.Finish{Round: id, Nodes: nodes, Writers: writers}}
+	a.step(func() { a.startAcquiringLocked(op) })
+	err := a.finishAcquire(ctx, op, nil)
+	a.step(func() {
+		if c := a.mu.replica.contribution; len(op.pending) == 0 && c != nil && c.id == id {
+			a.abandonLocked() // what is left of it came too late
+		}
+	})
+	return err
+}
+
+// FinishRound is Area.FinishRound by the program; afterwards the result is in its memory.
+func (t *Attachment) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int) error {
+	err := t.area.FinishRound(ctx, id, nodes, writers, t.write)
+	if err == nil && t.draft != nil && t.write {
+		t.area.refresh(t.draft)
+	}
+	return err
+}
+
+// AbandonRound takes back what this node has contributed to a round that nobody will finish. It is published.
+func (a *Area) AbandonRound(id dsm.RoundID) {
+	a.step(func() {
+		if c := a.mu.replica.contribution; c != nil && c.id == id {
+			a.abandonLocked()
+		}
+	})
+}
+
+// abandonLocked takes back the contribution, if there is one.
+func (a *Area) abandonLocked() {
+	c := a.mu.replica.contribution
+	if c == nil || c.gone {
+		return
+	}
+	for _, e := range a.busyExtentsLocked() {
+		a.extentLocked(e).joins = false
+	}
+	c.gone = true
+	a.markAgainLocked()
+	a.endContributionLocked()
+}
+
+// endContributionLocked forgets a contribution of which nothing is left.
+func (a *Area) endContributionLocked() {
+	if r := &a.mu.replica; r.contribution != nil && r.contribution.gone && r.contribution.parts == 0 {
+		r.contribution = nil
+		a.mu.wake = true
+	}
+}
+
+// contributesLocked counts a publication that begins or ends, if it is a part.
+func (a *Area) contributesLocked(pub *publication, by int) {
+	if pub.round == (dsm.RoundID{}) {
+		return
+	}
+	c := a.mu.replica.contribution
+	invariants.Check(c != nil && c.id == pub.round, "area %d: a part of round %v, to which the node does not contribute", a.id, pub.round)
+	c.parts += by
+	a.endContributionLocked()
+}
+
+// markAgainLocked has Contributed sent to all homes, behind all parts.
+func (a *Area) markAgainLocked() {
+	c := a.mu.replica.contribution
+	if c == nil {
+		return
+	}
+	clear(c.asked)
+	clear(c.counted)
+	a.reopenLocked(c)
+}
+
+// markAgainAtLocked is markAgainLocked for one home.
+func (a *Area) markAgainAtLocked(home dsm.NodeID) {
+	if c := a.mu.replica.contribution; c != nil {
+		delete(c.asked, home)
+		delete(c.counted, home)
+		a.reopenLocked(c)
+	}
+}
+
+func (a *Area) reopenLocked(c *contribution) {
+	c.due = true
+	c.open = a.busyExtentsLocked()
+}
+
+// contributionChangedLocked follows a new size, which may bring new homes, or new rules, by which homes refuse what was made before.
+func (a *Area) contributionChangedLocked(rules bool) {
+	switch c := a.mu.replica.contribution; {
+	case c == nil:
+	case rules:
+		a.markAgainLocked()
+	default:
+		c.due = true
+	}
+}
+
+// markLocked sends Contributed to the homes that lack it, if all parts were sent. It reports whether it has.
+func (a *Area) markLocked() (sent bool) {
+	r := &a.mu.replica
+	c := r.contribution
+	if c == nil || !c.due || !c.whole && !c.gone || !a.sealedLocked(c) {
+		return false
+	}
+	c.due = false
+	a.mu.wake = true
+	for _, home := range a.homesLocked() {
+		if _, ok := c.asked[home]; ok {
+			continue
+		}
+		r.round++
+		c.asked[home] = r.round
+		a.sendLocked(home, &wire.Contributed{Stamp: a.stampLocked(), Round: c.id, Nonce: r.round, None: c.gone})
+		sent = true
+	}
+	return sent
+}
+
+// sealedLocked reports whether all parts were sent, and none of them is going to be refused for its rules.
+func (a *Area) sealedLocked(c *contribution) bool {
+	for len(c.open) > 0 {
+		e := c.open[len(c.open)-1]
+		if x := a.mu.replica.extents[e]; x != nil {
+			if x.joins {
+				return false
+			}
+			for pub := range x.publications() {
+				if pub.round == c.id && (pub.home == 0 || pub.stamp.Gen < a.mu.ino.Gen) {
+					return false
+				}
+			}
+		}
+		c.open = c.open[:len(c.open)-1]
+	}
+	return true
+}
+
+// receiveOfRoundLocked is receiveLocked for the messages of rounds.
+func (a *Area) receiveOfRoundLocked(from dsm.NodeID, msg any, payload func() []byte) error {
+	switch m := msg.(type) {
+	case *wire.Part:
+		switch a.serveLocked(m.Epoch, m.Extent) {
+		case park:
+			a.parkLocked(from, msg, payload())
+		case serve:
+			return a.homePartLocked(from, m, payload())
+		}
+	case *wire.Contributed:
+		a.homeContributedLocked(from, m)
+	case *wire.Finish:
+		if a.awaitingLocked() {
+			a.parkLocked(from, msg, nil)
+		} else {
+			a.homeFinishLocked(from, m)
+		}
+	case *wire.Staged:
+		if a.fromHomeLocked(from, m.Epoch, m.Extent) {
+			a.replicaStagedLocked(m)
+		}
+	case *wire.Counted:
+		if c := a.mu.replica.contribution; c != nil && c.asked[from] == m.Nonce {
+			c.counted[from] = struct{}{}
+			a.mu.wake = true
+		}
+	case *wire.Missing:
+		a.replicaMissingLocked(from, m)
+	}
+	return nil
+}
+
+// replicaMissingLocked answers a home that has no Contributed of this node. If the node does not take part in the round any more, it has
+// finished it, and the home's part of it too, or it has taken back what it had.
+func (a *Area) replicaMissingLocked(from dsm.NodeID, m *wire.Missing) {
+	if c := a.mu.replica.contribution; c != nil && c.id == m.Round {
+		a.markAgainAtLocked(from)
+		return
+	}
+	a.sendLocked(from, &wire.Contributed{Stamp: a.stampLocked(), Round: m.Round, None: true})
+}
+
+// replicaStagedLocked takes note that the home keeps a part. It makes room for the next publication of the extent.
+func (a *Area) replicaStagedLocked(m *wire.Staged) {
+	r := &a.mu.replica
+	if !r.subscribed || int(m.Extent) >= r.n {
+		return
+	}
+	x := a.extentLocked(m.Extent)
+	pub := x.publication(m.Seq)
+	if pub == nil {
+		return
+	}
+	if pub == x.pub {
+		a.endPublicationLocked(x)
+		x.parts = append(x.parts, pub)
+		x.acked = max(x.acked, pub.number)
+		a.mu.wake = true
+	} else {
+		a.node.links.give(pub.home, a, pub.credit)
+	}
+	pub.credit, pub.staged = 0, true
+	if x.wanted {
+		a.wantLocked(m.Extent, x)
+	}
+	a.startPublicationsLocked()
+}
+
+// hasPartsLocked reports whether this node has parts of an extent that are not merged.
+func (a *Area) hasPartsLocked(e dsm.ExtentIndex) bool {
+	x := a.mu.replica.extents[e]
+	return x != nil && len(x.parts) > 0
+}
+
+// takeBackLocked ends a publication that the home has refused, or whose home has died (dead): its pages become dirty again, and are
+// diffed anew. It stays in the round only if it was refused for its rules.
+func (a *Area) takeBackLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publication, dead bool) {
+	c := a.mu.replica.contribution
+	x.joins = x.joins || !dead && pub.stamp.Gen < a.mu.ino.Gen && c != nil && c.id == pub.round && !c.gone
+	for other := range x.publications() {
+		for i := range pub.pages.All() {
+			delete(other.snap, i) // it may account for pub
+		}
+	}
+	a.endUnmergedOneLocked(x, pub)
+	a.dirtyLocked(e, x, pub.sent.And(x.have).And(a.withinLocked(e))) // pages on demand that were cut off are not here
+	pub.data.Release()
+	if x.wanted = true; !dead {
+		a.wantLocked(e, x)
+	}
+}
+
+// endUnmergedOneLocked ends one publication of an extent.
+func (a *Area) endUnmergedOneLocked(x *replicaExtent, pub *publication) {
+	if pub == x.pub {
+		a.endPublicationLocked(x)
+	} else {
+		a.node.links.give(pub.home, a, pub.credit)
+		x.parts = slices.DeleteFunc(x.parts, func(o *publication) bool { return o == pub })
+	}
+	a.contributesLocked(pub, -1)
+}
+
+// endUnmergedLocked ends all publications of an extent.
+func (a *Area) endUnmergedLocked(x *replicaExtent) {
+	for _, pub := range slices.Collect(x.publications()) {
+		a.endUnmergedOneLocked(x, pub)
+	}
+	x.joins = false
+}

@@ -1,0 +1,308 @@
+package coherence
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages/merge"
+)
+
+// homeRounds are the rounds of an area as one of its homes knows them.
+type homeRounds struct {
+	open  map[dsm.RoundID]*homeRound
+	ended map[dsm.AreaID]dsm.RoundID // the last round that each group has ended here, for all extents that are homed here
+}
+
+// homeRound is a round that has not ended. The parts are kept as they came: a node that turns out not to belong to the round has its parts
+// taken out again, and the result does not depend on the order in which parts arrive, to the last bit.
+type homeRound struct {
+	parts   map[dsm.ExtentIndex][]stagedPart
+	marked  map[dsm.NodeID]struct{} // nodes all of whose parts are here
+	finish  *wire.Finish            // who belongs to it, or nil
+	waiting map[dsm.NodeID]uint64   // the Acquire of each node that waits for the end
+}
+
+type stagedPart struct {
+	from  dsm.NodeID
+	seq   dsm.Seq
+	delta merge.Delta
+	data  *wire.Shared // what delta.Data is in
+}
+
+func newHomeExtent(v dsm.Version) *homeExtent {
+	return &homeExtent{version: v, writers: make(map[dsm.NodeID]dsm.Seq), parts: make(map[dsm.NodeID]dsm.Seq)}
+}
+
+func (h *homeRounds) round(id dsm.RoundID) *homeRound {
+	hr := h.open[id]
+	if hr == nil {
+		hr = &homeRound{parts: make(map[dsm.ExtentIndex][]stagedPart), marked: make(map[dsm.NodeID]struct{}), waiting: make(map[dsm.NodeID]uint64)}
+		h.open[id] = hr
+	}
+	return hr
+}
+
+// over reports whether a round has ended here.
+func (h *homeRounds) over(id dsm.RoundID) bool {
+	last, ok := h.ended[id.Group]
+	return ok && !last.Before(id)
+}
+
+// inOrder returns the rounds that have not ended in a fixed order.
+func (h *homeRounds) inOrder() []dsm.RoundID {
+	return slices.SortedFunc(maps.Keys(h.open), func(x, y dsm.RoundID) int {
+		return cmp.Or(cmp.Compare(x.Group, y.Group), cmp.Compare(x.Generation, y.Generation), cmp.Compare(x.Number, y.Number))
+	})
+}
+
+// homePartLocked keeps a part until its round ends.
+func (a *Area) homePartLocked(from dsm.NodeID, m *wire.Part, payload []byte) error {
+	if a.leftLocked(from, 0) {
+		return nil
+	}
+	h := &a.mu.home
+	ack := &wire.PublishAck{Stamp: a.stampLocked(), Extent: m.Extent, Seq: m.Seq}
+	if x := h.extents[m.Extent]; x != nil && m.Seq <= x.parts[from] {
+		a.ackAgainLocked(from, ack, x, m.Pages)
+		return nil
+	}
+	hr := h.rounds.open[m.Round]
+	if m.Gen < a.mu.ino.Gen || h.rounds.over(m.Round) || hr != nil && hr.excludes(from) {
+		ack.Stale = true
+		a.sendLocked(from, ack)
+		return nil
+	}
+	p := stagedPart{from: from, seq: m.Seq, delta: merge.Delta{Extent: m.Extent, Pages: m.Pages, Index: m.Index, Data: payload}}
+	if err := a.validateLocked(&p.delta); err != nil {
+		return err
+	}
+	if _, err := a.memoryLocked(); err != nil {
+		a.parkForMemoryLocked(from, m, payload)
+		return nil
+	}
+	hr = h.rounds.round(m.Round)
+	if !slices.ContainsFunc(hr.parts[m.Extent], func(o stagedPart) bool { return o.from == from && o.seq == m.Seq }) {
+		p.data = wire.Share(len(payload))
+		copy(p.data.Bytes, payload)
+		p.delta.Data = p.data.Bytes
+		hr.parts[m.Extent] = append(hr.parts[m.Extent], p)
+	}
+	a.sendLocked(from, &wire.Staged{Stamp: a.stampLocked(), Extent: m.Extent, Seq: m.Seq})
+	return nil
+}
+
+// excludes reports whether it is known that a node does not belong to the round.
+func (hr *homeRound) excludes(n dsm.NodeID) bool {
+	return hr.finish != nil && !slices.Contains(hr.finish.Nodes, n)
+}
+
+// homeContributedLocked takes note that all parts of a node are here. One that was sent before this node got its last slot, or its rules,
+// does not count: the node sends it again when it has heard of that.
+func (a *Area) homeContributedLocked(from dsm.NodeID, m *wire.Contributed) {
+	h := &a.mu.home
+	switch {
+	case a.leftLocked(from, 0):
+		return
+	case h.rounds.over(m.Round):
+	case m.None:
+		if hr := h.rounds.open[m.Round]; hr != nil {
+			a.refusePartsLocked(hr, func(p *stagedPart) bool { return p.from == from })
+			hr.marked[from] = struct{}{}
+			if hr.finish == nil && len(hr.parts) == 0 { // perhaps nobody ends it; who does asks what lacks
+				delete(h.rounds.open, m.Round)
+			}
+		}
+	case m.Gen < a.mu.ino.Gen || m.Epoch < a.lastGainLocked():
+		return
+	default:
+		h.rounds.round(m.Round).marked[from] = struct{}{}
+	}
+	a.sendLocked(from, &wire.Counted{Stamp: a.stampLocked(), Round: m.Round, Nonce: m.Nonce})
+	a.endRoundLocked(m.Round)
+}
+
+// lastGainLocked returns the epoch at which this node last became the home of a slot of the area.
+func (a *Area) lastGainLocked() (last dsm.Epoch) {
+	for e := range dsm.ExtentIndex(a.coveringLocked()) {
+		if row := a.rowLocked(e); a.isSelf(row.Primary) {
+			last = max(last, row.Epoch)
+		}
+	}
+	return last
+}
+
+// homeFinishLocked ends a round as soon as that is possible. Then, or if it has ended before, it goes on as homeAcquireLocked.
+func (a *Area) homeFinishLocked(from dsm.NodeID, m *wire.Finish) {
+	h := &a.mu.home
+	if h.rounds.over(m.Round) {
+		a.homeAcquireLocked(from, &wire.Acquire{Stamp: m.Stamp, Round: m.Acquire})
+		return
+	}
+	hr := h.rounds.round(m.Round)
+	hr.finish = m
+	hr.waiting[from] = m.Acquire
+	a.refusePartsLocked(hr, func(p *stagedPart) bool { return hr.excludes(p.from) })
+	a.askMissingLocked(m.Round, hr)
+	a.endRoundLocked(m.Round)
+}
+
+// askMissingLocked asks the nodes of a round that is to end for what lacks.
+func (a *Area) askMissingLocked(id dsm.RoundID, hr *homeRound) {
+	for _, n := range hr.lacking(a) {
+		a.sendLocked(n, &wire.Missing{Stamp: a.stampLocked(), Round: id})
+	}
+}
+
+// lacking returns the nodes whose parts may not all be here. Nobody waits for those of a node that has died: what is here of it counts.
+func (hr *homeRound) lacking(a *Area) (list []dsm.NodeID) {
+	if hr.finish == nil {
+		return nil
+	}
+	for _, n := range hr.finish.Nodes {
+		if _, ok := hr.marked[n]; !ok && !a.leftLocked(n, 0) && !slices.Contains(a.mu.dead, n) {
+			list = append(list, n)
+		}
+	}
+	return list
+}
+
+// endRoundsLocked ends the rounds that nothing lacks any more.
+func (a *Area) endRoundsLocked() {
+	for _, id := range a.mu.home.rounds.inOrder() {
+		a.endRoundLocked(id)
+	}
+}
+
+// endRoundLocked ends a round if nothing lacks: it merges the parts, in one step, and goes on with the Acquires that wait for that.
+func (a *Area) endRoundLocked(id dsm.RoundID) {
+	h := &a.mu.home
+	hr := h.rounds.open[id]
+	if hr == nil || hr.finish == nil || a.awaitingLocked() || len(hr.lacking(a)) > 0 {
+		return
+	}
+	delete(h.rounds.open, id)
+	h.rounds.ended[id.Group] = id
+	a.mergeRoundLocked(hr, hr.finish.Writers)
+	for _, old := range h.rounds.inOrder() {
+		if old.Before(id) { // nobody will end it
+			a.refusePartsLocked(h.rounds.open[old], func(*stagedPart) bool { return true })
+			delete(h.rounds.open, old)
+		}
+	}
+	for _, n := range slices.Sorted(maps.Keys(hr.waiting)) {
+		a.homeAcquireLocked(n, &wire.Acquire{Stamp: a.stampLocked(), Round: hr.waiting[n]})
+	}
+}
+
+// mergeRoundLocked merges the parts of a round, in the order of their nodes, as one version.
+func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
+	if len(hr.parts) == 0 {
+		return
+	}
+	h, mem := &a.mu.home, a.mu.mem
+	v := a.drawLocked()
+	var sum merge.Staged
+	for _, e := range slices.Sorted(maps.Keys(hr.parts)) {
+		parts := hr.parts[e]
+		slices.SortFunc(parts, func(p, q stagedPart) int { return cmp.Or(cmp.Compare(p.from, q.from), cmp.Compare(p.seq, q.seq)) })
+		x := a.homeExtentLocked(e)
+		sum.Reset()
+		for i := range parts {
+			p := &parts[i]
+			a.mu.kernel.Fold(&sum, &p.delta)
+			x.parts[p.from] = max(x.parts[p.from], p.seq)
+			p.data.Release()
+		}
+		all := sum.Pages
+		x.version = v
+		for i := range all.All() {
+			mem.BeforeHomeWrite(page(e, i), false)
+			a.mu.kernel.ApplyStaged(&sum, page(e, i), writers, mem.Home(page(e, i)))
+			h.setVersion(x, i, v)
+			a.lookAtHomeLocked(e, x, i)
+		}
+		a.node.stats.publishesMerged.Add(uint64(len(parts)))
+		for i := range parts {
+			a.sendLocked(parts[i].from, &wire.PublishAck{Stamp: a.stampLocked(), Extent: e, Seq: parts[i].seq, Version: v, Data: x.data.Len()})
+		}
+		for _, id := range a.subscribersLocked() {
+			h.subs[id].lack(e, all)
+		}
+	}
+	for _, id := range a.subscribersLocked() {
+		a.pumpLocked(id, h.subs[id])
+	}
+}
+
+// refusePartsLocked gives parts back to those that have sent them.
+func (a *Area) refusePartsLocked(hr *homeRound, which func(p *stagedPart) bool) {
+	for _, e := range slices.Sorted(maps.Keys(hr.parts)) {
+		a.dropPartsLocked(hr, e, func(p *stagedPart) bool {
+			if !which(p) {
+				return false
+			}
+			a.sendLocked(p.from, &wire.PublishAck{Stamp: a.stampLocked(), Extent: e, Seq: p.seq, Stale: true})
+			return true
+		})
+	}
+}
+
+// dropPartsLocked forgets parts of an extent.
+func (a *Area) dropPartsLocked(hr *homeRound, e dsm.ExtentIndex, which func(p *stagedPart) bool) {
+	hr.parts[e] = slices.DeleteFunc(hr.parts[e], func(p stagedPart) bool {
+		out := which(&p)
+		if out {
+			p.data.Release()
+		}
+		return out
+	})
+	if len(hr.parts[e]) == 0 {
+		delete(hr.parts, e)
+	}
+}
+
+// roundsViewChangedLocked forgets parts of extents that have moved: their nodes send them again. A home that has got slots does not know
+// which parts of them there are.
+func (a *Area) roundsViewChangedLocked(old *dsm.View) {
+	gained := false
+	for e := range dsm.ExtentIndex(a.coveringLocked()) {
+		gained = gained || a.movedLocked(old, a.slotLocked(e)) && a.isSelf(a.rowLocked(e).Primary)
+	}
+	if gained { // their last home may not have ended the rounds that have ended here
+		clear(a.mu.home.rounds.ended)
+	}
+	for _, id := range a.mu.home.rounds.inOrder() {
+		hr := a.mu.home.rounds.open[id]
+		for _, e := range slices.Sorted(maps.Keys(hr.parts)) {
+			moved := a.movedLocked(old, a.slotLocked(e))
+			a.dropPartsLocked(hr, e, func(p *stagedPart) bool { return moved || a.leftLocked(p.from, 0) })
+		}
+		if gained {
+			clear(hr.marked)
+			a.askMissingLocked(id, hr)
+		}
+	}
+}
+
+// roundsGenChangedLocked refuses the parts that were made by earlier rules, or for a larger area.
+func (a *Area) roundsGenChangedLocked() {
+	for _, id := range a.mu.home.rounds.inOrder() {
+		hr := a.mu.home.rounds.open[id]
+		a.refusePartsLocked(hr, func(*stagedPart) bool { return true })
+		clear(hr.marked)
+		a.askMissingLocked(id, hr)
+	}
+}
+
+// roundsResetLocked follows a broken session: the peer may have lost a Missing.
+func (a *Area) roundsResetLocked(peer dsm.NodeID) {
+	for _, id := range a.mu.home.rounds.inOrder() {
+		hr := a.mu.home.rounds.open[id]
+		if slices.Contains(hr.lacking(a), peer) {
+			a.sendLocked(peer, &wire.Missing{Stamp: a.stampLocked(), Round: id})
+		}
+	}
+}

@@ -1,0 +1,216 @@
+package coherence
+
+import (
+	"context"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// simGroup is a group of programs, one on each node, that puts what they store together in rounds. It does what the coordinator of a
+// group does, without messages: it says when all have contributed, and who is missing.
+type simGroup struct {
+	number  uint64
+	members []simMember // by node
+	list    []dsm.NodeID
+	ended   int // rounds that were finished by somebody
+	took    int // parts that were in them
+}
+
+type simMember struct {
+	state roundState
+	call  *request
+	mine  snapshot // what it has contributed
+	void  bool     // it has taken that back
+}
+
+type roundState uint8
+
+const (
+	roundIdle roundState = iota
+	roundContributing
+	roundContributed
+	roundFinishing
+	roundOver
+)
+
+func (g *simGroup) id() dsm.RoundID { return dsm.RoundID{Group: 99, Generation: 1, Number: g.number} }
+
+// inRound reports whether what the node has contributed may still be apart. What it stores then, the end of the round may undo where
+// the last store wins.
+func (n *simNode) inRound() bool {
+	n.area.mu.Lock()
+	defer n.area.mu.Unlock()
+	return n.area.mu.replica.contribution != nil
+}
+
+// acks returns what to call when a publish that begins now has returned. What its node has contributed to a round is not published.
+func (n *simNode) acks() func() {
+	if n.inRound() {
+		return func() {}
+	}
+	mine, rounds := n.delivered(), n.rounds
+	return func() {
+		if n.rounds == rounds {
+			n.sim.ack(mine)
+		}
+	}
+}
+
+// outsideRounds has programs store only between the rounds of their node.
+func outsideRounds(store func(r *simRun, n *simNode)) func(r *simRun, n *simNode) {
+	return func(r *simRun, n *simNode) {
+		if m := r.group.members; m != nil && m[n.i].state != roundIdle || n.inRound() {
+			return
+		}
+		store(r, n)
+	}
+}
+
+// round has the member on node n go on.
+func (r *simRun) round(n *simNode) {
+	g := &r.group
+	if g.members == nil {
+		g.number, g.members = 1, make([]simMember, len(r.nodes))
+	}
+	m := &g.members[n.i]
+	switch {
+	case m.state == roundIdle && g.list == nil && n.isOpen() && n.outstanding() < mostAsked:
+		n.contribute(r, m)
+	case m.state == roundContributed && g.list == nil:
+		r.beginEnd(r.rng.IntN(12) == 0)
+	case m.state == roundContributed && !n.isOpen():
+		n.giveUpRound(g, m)
+	case m.state == roundContributed:
+		n.finishRound(r, m)
+	}
+	if g.list != nil && !slices.ContainsFunc(g.list, func(id dsm.NodeID) bool { return g.members[id-1].state != roundOver }) {
+		g.number++
+		g.list = nil
+		for i := range g.members {
+			if g.members[i].state != roundContributing {
+				g.members[i] = simMember{}
+			}
+		}
+	}
+}
+
+func (n *simNode) contribute(r *simRun, m *simMember) {
+	id := r.group.id()
+	n.rounds++
+	*m = simMember{state: roundContributing, mine: n.delivered()}
+	m.call = n.ask("contribute", func(ctx context.Context) error { return n.area.Contribute(ctx, id) }, func(err error) {
+		switch {
+		case id != r.group.id() || r.group.list != nil: // it was declared missing
+			n.area.AbandonRound(id)
+			*m = simMember{state: roundOver}
+			if id != r.group.id() {
+				m.state = roundIdle
+			}
+		case err != nil:
+			n.giveUpRound(&r.group, m)
+		default:
+			m.state = roundContributed
+		}
+	})
+}
+
+// giveUpRound has a member take back what it has contributed.
+func (n *simNode) giveUpRound(g *simGroup, m *simMember) {
+	m.state, m.void = roundOver, true
+	n.area.AbandonRound(g.id())
+}
+
+// beginEnd says who belongs to the round: all who have contributed. Unless now is true it does so only if no other can.
+func (r *simRun) beginEnd(now bool) {
+	g := &r.group
+	var list []dsm.NodeID
+	for _, n := range r.programNodes() {
+		switch s := g.members[n.i].state; {
+		case s == roundContributed:
+			list = append(list, n.id)
+		case s != roundOver && !now:
+			return
+		}
+	}
+	if out := r.rng.IntN(8); out < len(list) && len(list) > 1 { // it dies just now, for the group
+		n := r.nodes[list[out]-1]
+		list = slices.Delete(list, out, out+1)
+		g.members[n.i].state = roundOver
+		if r.rng.IntN(2) == 0 { // else it does nothing until the next round
+			n.area.AbandonRound(g.id())
+		}
+	}
+	g.list = list
+	for i := range g.members {
+		if m := &g.members[i]; m.state == roundContributing && r.rng.IntN(2) == 0 {
+			m.call.giveUp()
+		}
+	}
+}
+
+func (n *simNode) finishRound(r *simRun, m *simMember) {
+	g := &r.group
+	id, list, began := g.id(), g.list, n.acked()
+	m.state = roundFinishing
+	prog := n.aProgram()
+	if prog != nil && prog.temporaries != nil {
+		prog = nil
+	}
+	if prog != nil {
+		prog.syncing++
+	}
+	q := n.ask("finish a round", func(ctx context.Context) error {
+		if prog != nil && prog.at != nil {
+			return prog.at.FinishRound(ctx, id, list, len(list))
+		}
+		return n.area.FinishRound(ctx, id, list, len(list), prog != nil)
+	}, func(err error) {
+		if prog != nil {
+			prog.syncing--
+		}
+		m.state = roundOver
+		if err != nil {
+			m.void = true
+			n.area.AbandonRound(id)
+			return
+		}
+		g.ended++
+		for _, o := range list {
+			if part := g.members[o-1]; !part.void && part.mine.cuts == r.seen.cuts {
+				g.took++
+				r.ack(part.mine)
+				for off, k := range part.mine.counts {
+					began.counts[off] = max(began.counts[off], k)
+				}
+			}
+		}
+		n.sees(began, "finish a round", prog != nil, prog)
+	})
+	q.by = prog
+}
+
+// endRounds has all members end the round that they are in, and takes back what is left.
+func (r *simRun) endRounds() {
+	g := &r.group
+	if g.members == nil {
+		return
+	}
+	for _, n := range r.programNodes() {
+		if m := &g.members[n.i]; m.state == roundContributed && g.list != nil && slices.Contains(g.list, n.id) && n.isOpen() {
+			n.finishRound(r, m)
+		}
+	}
+	r.calm("wait")
+	for _, n := range r.programNodes() {
+		n.area.step(n.area.abandonLocked)
+	}
+	r.calm("wait")
+	r.group.members = nil
+	for _, n := range r.programNodes() {
+		if n.inRound() {
+			r.t.Fatalf("node %d does not come out of its round", n.i)
+		}
+	}
+	r.t.Logf("%d times a round was finished, with %d parts", g.ended, g.took)
+}

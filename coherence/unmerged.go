@@ -1,0 +1,90 @@
+package coherence
+
+import (
+	"iter"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// What a node has sent of an extent, and its home has not merged: the parts that the home keeps for a round, and behind them at most one
+// publication that the home has not answered.
+
+// publications yields them, oldest first. No publication may begin or end meanwhile.
+func (x *replicaExtent) publications() iter.Seq[*publication] {
+	return func(yield func(*publication) bool) {
+		for _, pub := range x.parts {
+			if !yield(pub) {
+				return
+			}
+		}
+		if x.pub != nil {
+			yield(x.pub)
+		}
+	}
+}
+
+// publishing reports whether there are any.
+func (x *replicaExtent) publishing() bool { return x.pub != nil || len(x.parts) > 0 }
+
+// publication returns the one with a number, or nil.
+func (x *replicaExtent) publication(seq dsm.Seq) *publication {
+	for pub := range x.publications() {
+		if pub.seq == seq {
+			return pub
+		}
+	}
+	return nil
+}
+
+// unmerged reports whether changes of page i are under way.
+func (x *replicaExtent) unmerged(i int) bool {
+	if x.pub != nil && x.pub.pages.Has(i) {
+		return true
+	}
+	for _, pub := range x.parts {
+		if pub.pages.Has(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// accounted sets dst to the base copy of page i with all that is under way of it: see publication.accounted.
+func (x *replicaExtent) accounted(dst []byte, i int, base []byte) {
+	copy(dst, base)
+	for pub := range x.publications() {
+		if pub.pages.Has(i) {
+			pub.accounted(dst, i, dst)
+		}
+	}
+}
+
+// contained says which publications of the receiver the bytes of a push contain.
+type contained struct {
+	publishes, parts dsm.Seq
+}
+
+// of returns the newest one of the kind of pub.
+func (c contained) of(pub *publication) dsm.Seq {
+	if pub.round != (dsm.RoundID{}) {
+		return c.parts
+	}
+	return c.publishes
+}
+
+// mergedAmongLocked takes page i of a publication into the base copy, while others of the extent are under way.
+func (a *Area) mergedAmongLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publication, i int) {
+	var mine, base, now [dsm.PageSize]byte
+	mem, p := a.mu.mem, page(e, i)
+	x.accounted(mine[:], i, mem.Base(p))
+	copy(base[:], mem.Base(p))
+	pub.overlay(base[:], i)
+	pub.pages.Remove(i)
+	x.accounted(now[:], i, base[:])
+	if mine != now {
+		a.mu.cached.BeforeMerge(p)
+		a.mergeLocked(pub.kernel, p, mine[:], now[:])
+		a.changedLocked(e, dsm.Range(i, i+1), nil)
+	}
+	mem.SetBase(p, base[:])
+}
