@@ -20,6 +20,7 @@ type row struct {
 var rows = []row{
 	{"msync", msyncRow},
 	{"latency", latencyRow},
+	{"latency-home", latencyHomeRow},
 	{"bulk", bulkRow},
 	{"stores", storesRow},
 	{"files", filesRow},
@@ -84,35 +85,39 @@ func latency(c *harness.Cluster, file string, rounds int) func() (float64, error
 	calls := 0
 	return func() (float64, error) {
 		calls++
-		name := fmt.Sprintf("%s%d", file, calls)
-		sightings := filepath.Join("/dev/shm", filepath.Base(filepath.Dir(filepath.Dir(c.Node(1).Mount)))+name)
-		if _, err := one(c.Node(1), "store-msync", filepath.Join(c.Node(1).Mount, name), 1); err != nil { // makes the file
-			return 0, err
+		return latencyOf(c, c.Nodes()[1:], fmt.Sprintf("%s%d", file, calls), rounds)
+	}
+}
+
+// latencyOf is latency of one file, which may be there, to programs of some nodes.
+func latencyOf(c *harness.Cluster, nodes []*harness.Node, name string, rounds int) (float64, error) {
+	sightings := filepath.Join("/dev/shm", filepath.Base(filepath.Dir(filepath.Dir(c.Node(1).Mount)))+filepath.Base(name))
+	if _, err := one(c.Node(1), "store-msync", filepath.Join(c.Node(1).Mount, name), 1); err != nil { // makes the file
+		return 0, err
+	}
+	var readers []*helper
+	defer func() {
+		for i := range nodes {
+			_ = os.Remove(fmt.Sprintf("%s.%d", sightings, i))
 		}
-		var readers []*helper
-		defer func() {
-			for i := range c.Nodes() {
-				_ = os.Remove(fmt.Sprintf("%s.%d", sightings, i)) // the last has none
-			}
-		}()
-		for i, n := range c.Nodes()[1:] {
-			h, _, err := start(n, programs.bench, "latency-reader", filepath.Join(n.Mount, name), fmt.Sprintf("%s.%d", sightings, i), rounds)
-			if err != nil {
-				return 0, err
-			}
-			readers = append(readers, h)
-		}
-		v, err := one(c.Node(1), "latency-writer", filepath.Join(c.Node(1).Mount, name), rounds, len(readers), sightings)
+	}()
+	for i, n := range nodes {
+		h, _, err := start(n, programs.bench, "latency-reader", filepath.Join(n.Mount, name), fmt.Sprintf("%s.%d", sightings, i), rounds)
 		if err != nil {
 			return 0, err
 		}
-		for _, h := range readers {
-			if _, err := h.rest(); err != nil {
-				return 0, err
-			}
-		}
-		return v, nil
+		readers = append(readers, h)
 	}
+	v, err := one(c.Node(1), "latency-writer", filepath.Join(c.Node(1).Mount, name), rounds, len(readers), sightings)
+	if err != nil {
+		return 0, err
+	}
+	for _, h := range readers {
+		if _, err := h.rest(); err != nil {
+			return 0, err
+		}
+	}
+	return v, nil
 }
 
 func latencyRow(o options) ([]line, error) {
