@@ -151,6 +151,9 @@ def test_rules(nodes: dsmfs.Cluster) -> None:
             "placement": "auto",
         }
         w.configure(merge="last", interval="1s", apply="sync")
+        with nodes[1].create("p.npy", 3, "f4", placement="spread") as spread:
+            assert spread.settings["placement"] == "spread"
+        os.unlink(nodes[0] / "p.npy")
         with nodes[2].open("w.npy") as other:
             assert [other.settings[k] for k in ("merge", "interval", "apply")] == ["last", "1s", "sync"]
         with pytest.raises(OSError, match="merge=magic"):
@@ -161,6 +164,7 @@ def test_rules(nodes: dsmfs.Cluster) -> None:
         {"apply": "never"},
         {"interval": -1.0},
         {"residency": "some"},
+        {"placement": "nobody"},
     ):
         with pytest.raises(dsmfs.OperationError, match=next(iter(wrong))):
             nodes[0].create("x.npy", 3, "f4", **wrong)
