@@ -28,13 +28,13 @@ func TestControlFiles(t *testing.T) {
 	if got := list("."); !slices.Equal(got, []string{"d"}) {
 		t.Errorf("the root lists %q; .dsm is hidden", got)
 	}
-	if got, want := list(".dsm"), []string{"areas", "attach", "config", "log_level", "members", "stats", "version"}; !slices.Equal(got, want) {
+	if got, want := list(".dsm"), []string{"areas", "attach", "config", "groups", "log_level", "members", "stats", "version"}; !slices.Equal(got, want) {
 		t.Errorf(".dsm lists %q, want %q", got, want)
 	}
 	if got := list(".dsm", "areas", "d"); !slices.Equal(got, []string{"w"}) {
 		t.Errorf("areas/d lists %q", got)
 	}
-	if got, want := list(".dsm", "areas", "d", "w"), []string{"access", "acquire", "apply", "dtype", "home", "interval", "locks", "merge", "mode",
+	if got, want := list(".dsm", "areas", "d", "w"), []string{"access", "acquire", "apply", "dtype", "group", "home", "interval", "locks", "merge", "mode",
 		"placement", "publish", "residency", "stats", "subscribers", "version"}; !slices.Equal(got, want) {
 		t.Errorf("areas/d/w lists %q, want %q", got, want)
 	}

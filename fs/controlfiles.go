@@ -9,6 +9,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
 // This file translates between the kernel's requests about /.dsm and package control.
@@ -60,6 +61,20 @@ func (m controlMount) AreaStats(id dsm.AreaID) []control.Stat {
 		return m.b.areaStats(a)
 	}
 	return nil
+}
+
+func (m controlMount) Groups(ctx context.Context) []string {
+	if m.b.cfg.Groups == nil {
+		return nil
+	}
+	return m.b.cfg.Groups.List(ctx)
+}
+
+func (m controlMount) Talk(group dsm.Ino, who dsm.Credentials) (control.Talk, error) {
+	if m.b.cfg.Groups == nil {
+		return nil, errs.E(errs.Unsupported, "open", "this node has no groups")
+	}
+	return newGroupTalk(m, dsm.AreaID(group), who), nil
 }
 
 // controlHandle is an open control file.
@@ -135,11 +150,14 @@ func (b *bridge) known(ino dsm.Ino) (i dsm.Inode, ok bool) {
 	return i, false
 }
 
-func (b *bridge) controlOpen(c control.Node, flags uint32, out *fuse.OpenOut) error {
-	h, err := b.control.Open(c, flags)
+func (b *bridge) controlOpen(c control.Node, in *fuse.OpenIn, out *fuse.OpenOut) error {
+	h, err := b.control.Open(c, in.Flags, dsm.Credentials{UID: in.Uid, GID: in.Gid})
 	if err != nil {
 		return err
 	}
 	out.Fh, out.OpenFlags = b.handles.add(controlHandle{h}), fuse.FOPEN_DIRECT_IO
+	if h.Talks() { // a read that waits must not hold up a write
+		out.OpenFlags |= fuse.FOPEN_STREAM | fuse.FOPEN_NONSEEKABLE
+	}
 	return nil
 }

@@ -17,7 +17,7 @@ func (b *bridge) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	if c, ok := control.Of(in.NodeId); ok {
-		return status(b.controlOpen(c, in.Flags, out))
+		return status(b.controlOpen(c, in, out))
 	}
 	if b.harvest.IsChild(in.Pid) {
 		out.Fh, out.OpenFlags = b.handles.add(childHandle{}), fuse.FOPEN_KEEP_CACHE|fuse.FOPEN_NOFLUSH
@@ -149,6 +149,11 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 	defer r.end()
 	switch h := b.handles.get(in.Fh).(type) {
 	case controlHandle:
+		if h.Talks() {
+			r.deadline, r.interruptible = time.Now().Add(forever), true
+			text, err := h.Hear(r, len(buf))
+			return fuse.ReadResultData([]byte(text)), status(err)
+		}
 		text, err := h.Read(r, in.Offset)
 		if err != nil {
 			return nil, status(err)
@@ -280,6 +285,9 @@ func (b *bridge) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 // for it.
 func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	defer b.handles.remove(in.Fh) // last: whoever waits for that waits for what is begun here next
+	if c, ok := b.handles.get(in.Fh).(controlHandle); ok {
+		c.Close()
+	}
 	h, ok := b.handles.get(in.Fh).(*fileHandle)
 	if !ok {
 		return

@@ -20,6 +20,9 @@ var _ fs.Groups = programGroups{}
 
 // homeOf is groups.Config.Home.
 func homeOf(v *dsm.View, group dsm.AreaID) dsm.NodeID {
+	if own := v.OwnOf(group); own != nil {
+		return own.Primary
+	}
 	return v.Slots[dsm.SlotOf(group, 0)].Primary
 }
 

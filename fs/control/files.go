@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -39,6 +41,9 @@ var topFiles = []file{
 		}
 		return t.cfg.AttachSocket + "\n", nil
 	}},
+	{name: "groups", perm: 0o444, read: func(ctx context.Context, t *Tree, _ dsm.Ino) (string, error) {
+		return lines(t.cfg.Mount.Groups(ctx)), nil
+	}},
 }
 
 // areaFiles are the control files of an area; the order is part of their inode numbers.
@@ -55,6 +60,21 @@ var areaFiles = []file{
 		return FlatKeyed(t.cfg.Mount.AreaStats(dsm.AreaID(ino))), nil
 	}},
 	specFile("locks"), specFile("placement"),
+	{name: "group", perm: 0o666, talks: true, read: func(ctx context.Context, t *Tree, ino dsm.Ino) (string, error) {
+		number := strconv.FormatUint(uint64(ino), 10)
+		return lines(slices.DeleteFunc(t.cfg.Mount.Groups(ctx), func(line string) bool {
+			of, _, _ := strings.Cut(line, " ")
+			return of != number
+		})), nil
+	}},
+}
+
+// lines returns a text of them.
+func lines(list []string) string {
+	if len(list) == 0 {
+		return ""
+	}
+	return strings.Join(list, "\n") + "\n"
 }
 
 // specFile returns the control file of a setting.

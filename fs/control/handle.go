@@ -5,6 +5,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
@@ -16,22 +17,59 @@ type Handle struct {
 	file *file
 
 	mu   lockrank.Mutex
-	text string // as of the last read at offset 0
+	text string // as of the last read at offset 0; of a talk, the rest of an answer
+	talk Talk   // nil unless it is one
 }
 
-// Open opens a control file.
-func (t *Tree) Open(c Node, flags uint32) (*Handle, error) {
+// Open opens a control file for a program of the user.
+func (t *Tree) Open(c Node, flags uint32, who dsm.Credentials) (*Handle, error) {
 	f := c.file()
 	if f == nil {
 		return nil, errs.E(errs.IsDir, "open", "")
 	}
 	access := flags & syscall.O_ACCMODE
-	if f.read == nil && access != syscall.O_WRONLY || f.write == nil && access != syscall.O_RDONLY {
+	if f.read == nil && access != syscall.O_WRONLY || f.write == nil && !f.talks && access != syscall.O_RDONLY {
 		return nil, errs.E(errs.Access, "open", "") // the mode does not stop root
 	}
 	h := &Handle{tree: t, c: c, file: f}
 	h.mu.Init("control.Handle")
+	if f.talks && access != syscall.O_RDONLY {
+		var err error
+		if h.talk, err = t.cfg.Mount.Talk(c.ino, who); err != nil {
+			return nil, err
+		}
+	}
 	return h, nil
+}
+
+// Talks reports whether the file is a Talk: it has no offsets, and a read waits.
+func (h *Handle) Talks() bool { return h.talk != nil }
+
+// Hear returns at most n bytes of the next answer, or of the one of which there is a rest.
+func (h *Handle) Hear(ctx context.Context, n int) (string, error) {
+	h.mu.Lock()
+	more := h.text == ""
+	h.mu.Unlock()
+	answer := ""
+	if more {
+		var err error
+		if answer, err = h.talk.Hear(ctx); err != nil {
+			return "", err
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.text += answer
+	n = min(n, len(h.text))
+	answer, h.text = h.text[:n], h.text[n:]
+	return answer, nil
+}
+
+// Close ends a talk.
+func (h *Handle) Close() {
+	if h.talk != nil {
+		h.talk.End()
+	}
 }
 
 // Read returns the text from off on. A read at offset 0 takes the current text; reads at later
@@ -55,6 +93,14 @@ func (h *Handle) Read(ctx context.Context, off uint64) (string, error) {
 // Write takes one write(2) as one value, whatever its offset, as the kernel's own control files do.
 func (h *Handle) Write(ctx context.Context, data []byte) error {
 	value := strings.TrimSuffix(string(data), "\n")
+	if h.talk != nil && len(data) <= maxWrite {
+		for line := range strings.SplitSeq(value, "\n") {
+			if err := h.talk.Say(line); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	err := error(errs.E(errs.Invalid, "write", "%d bytes: want one short value", len(data)))
 	if len(data) <= maxWrite {
 		err = h.file.write(ctx, h.tree, h.c.ino, value)

@@ -12,10 +12,12 @@
 //	      stats               flat keyed
 //	      log_level           debug, info, warn or error
 //	      attach              path of the socket of the memory plane
+//	      groups              those that have members, nested keyed
 //	      areas/PATH/mode merge dtype apply interval residency access locks placement   as user.dsm.*
 //	                 version home subscribers              read-only
 //	                 publish acquire                       write 1
 //	                 stats                                 of this node, flat keyed
+//	                 group                                 opened for writing, it is a membership
 //	      ino/NUMBER          the inode itself, for the harvester's child only
 //
 // areas mirrors the tree of the filesystem; each file is a directory there. Whoever may read or
@@ -58,6 +60,21 @@ type Mount interface {
 	// this node has had it open lately.
 	Stats() []Stat
 	AreaStats(id dsm.AreaID) []Stat
+	// Groups describes the groups of the cluster, one on each line, which begins with the number of the
+	// file that names it.
+	Groups(ctx context.Context) []string
+	// Talk begins to talk with a program of the user about the group that the file names.
+	Talk(group dsm.Ino, who dsm.Credentials) (Talk, error)
+}
+
+// Talk is a file to which a program writes lines and from which it reads one answer to each. It
+// ends when the file is closed.
+type Talk interface {
+	// Say takes a line. It does not wait for the answer.
+	Say(line string) error
+	// Hear waits for an answer.
+	Hear(ctx context.Context) (string, error)
+	End()
 }
 
 // Config is what a Tree needs.
@@ -130,6 +147,8 @@ type file struct {
 	read func(ctx context.Context, t *Tree, ino dsm.Ino) (string, error)
 	// write takes a value, without its newline; nil if the file is only read.
 	write func(ctx context.Context, t *Tree, ino dsm.Ino, value string) error
+	// talks: when the file is opened for writing it is a Talk.
+	talks bool
 }
 
 // file returns the kind of control file that c is, nil for a directory.

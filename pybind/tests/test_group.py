@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -235,3 +236,68 @@ def test_an_interrupt_frees_who_waits_at_once(nodes: dsmfs.Cluster) -> None:
         assert g.barrier().number == 1
         meets.join(LIMIT)
     other[0].leave()
+
+
+#: A member that is a shell: its arguments are the mount and the value that the file has when both have added to it.
+SHELL = """
+exec 9<>$1/.dsm/areas/job/group
+say() { echo "$*" >&9; read -r answer <&9; echo "$answer"; }
+say barrier
+say join 2
+say barrier
+printf "$2" | dd of=$1/w bs=1 seek=$2 conv=notrunc status=none
+say round w
+cat $1/w; echo
+say add n 2 >/dev/null
+say barrier
+say add n 0
+say tick 1
+say nonsense
+cat $1/.dsm/groups >&2
+exec 9>&-
+"""
+
+
+def test_a_descriptor_of_a_shell_is_a_membership(mounts: dsmfs.Cluster) -> None:
+    for name, text in (("job", ""), ("w", "..")):
+        (Path(mounts[0].path) / name).write_text(text)
+    shells = [
+        subprocess.Popen(
+            ["bash", "-c", SHELL, "member", mounts[i].path, str(i)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    ranks = set()
+    for s in shells:
+        out, err = s.communicate(timeout=LIMIT)
+        lines = out.splitlines()
+        assert lines[0] == "error: join SIZE comes first", err
+        ranks.add(lines[1])
+        assert lines[2:7] == ["number=1 missing=", "number=2 missing=", "01", "number=3 missing=", "value=4"]
+        assert lines[7].startswith("clock=1 ahead=") and lines[8].startswith("error: want join")
+        assert " size=2 members=" in err and " round=3 ranks=" in err
+    assert ranks == {"rank=0 size=2", "rank=1 size=2"}
+    with dsmfs.group(mounts[0] / "job", 1, timeout=LIMIT):  # they have left
+        pass
+
+
+def test_an_interrupted_read_of_a_shell_keeps_the_answer(mounts: dsmfs.Cluster) -> None:
+    (Path(mounts[0].path) / "job").touch()
+    fd = os.open(mounts[0] / ".dsm/areas/job/group", os.O_RDWR)
+    try:
+        os.write(fd, b"join 1\njoin 1\n")
+        assert os.read(fd, 5) == b"rank=" and os.read(fd, 100) == b"0 size=1\n"
+        assert os.read(fd, 1000).startswith(b"error: ")
+        main = threading.get_ident()
+        later = threading.Timer(0.05, lambda: signal.pthread_kill(main, signal.SIGINT))
+        later.start()
+        with pytest.raises(KeyboardInterrupt):
+            os.read(fd, 100)
+        later.join()
+        os.write(fd, b"barrier\n")
+        assert os.read(fd, 100) == b"number=1 missing=\n"
+    finally:
+        os.close(fd)
