@@ -25,6 +25,7 @@ var rows = []row{
 	{"stores", storesRow},
 	{"files", filesRow},
 	{"locks", locksRow},
+	{"barrier", barrierRow},
 	{"idle", idleRow},
 	{"memory", memoryRow},
 	{"attach-stores", attachStoresRow},

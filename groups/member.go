@@ -109,6 +109,15 @@ func (m *Member) Barrier(ctx context.Context, number uint64) (Result, error) {
 	return r, err
 }
 
+// Arrive is Barrier without a wait: done is called when the barrier is over, perhaps before Arrive
+// returns, by a goroutine that must not be held up. With an error nothing has begun.
+func (m *Member) Arrive(number uint64, done func(Result, error)) error {
+	r := new(Result)
+	first, ready := m.arrival(number, r)
+	_, err := m.n.begin(m, first, ready, func(err error) { done(*r, err) })
+	return err
+}
+
 // arrival returns the two functions for Node.begin.
 func (m *Member) arrival(number uint64, r *Result) (first func() (bool, error), ready func() bool) {
 	return func() (bool, error) {

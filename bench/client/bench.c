@@ -82,6 +82,7 @@ static const struct {
 	{"page-latency", 3, page_latency},
 	{"lock-unlock", 3, lock_unlock}, {"lock-first", 3, lock_first}, {"lock-turns", 3, lock_turns},
 	{"lock-keep", 4, lock_keep}, {"lock-opened", 3, lock_opened},
+	{"barriers", 4, barriers},
 };
 
 int main(int argc, char **argv)

@@ -37,5 +37,6 @@ void lock_first(char **a);
 void lock_turns(char **a);
 void lock_keep(char **a);
 void lock_opened(char **a);
+void barriers(char **a);
 
 #endif

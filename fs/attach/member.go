@@ -70,6 +70,29 @@ func (a *conn) together(q *request) (reply, error) {
 	}
 }
 
+// arrive serves a BARRIER without a time limit in the goroutines that are awake anyway: this one takes
+// the arrival, and the one that learns of the end sends the answer. With two more for each program
+// a barrier of four nodes took 623 us in place of 475, on two processors.
+func (a *conn) arrive(q *request) {
+	done := func(r groups.Result, err error) {
+		a.endWait()
+		if !replyNow(a.conn, a.packet(q, met(r), err)) { // the program reads no answers, or is gone
+			go a.reply(q, met(r), err)
+		}
+	}
+	err := error(&errs.Error{Op: "group", Err: unix.ENOTCONN})
+	a.mu.Lock()
+	m := a.mu.members[q.attachment]
+	a.mu.Unlock()
+	if m != nil {
+		err = m.Arrive(q.arg[0], done)
+	}
+	if err != nil {
+		a.endWait()
+		a.reply(q, reply{}, err)
+	}
+}
+
 // join serves JOIN. Whoever may write the file that names a group may join it.
 func (a *conn) join(ctx context.Context, q *request) (reply, error) {
 	if a.s.cfg.Groups == nil {

@@ -213,6 +213,10 @@ func (s *Server) serve(a *conn) {
 				a.reply(q, reply{}, err)
 				continue
 			}
+			if q.op == opBarrier && q.arg[1] == 0 {
+				a.arrive(q)
+				continue
+			}
 			running.Go(func() {
 				defer a.endWait()
 				a.answer(q)
@@ -328,6 +332,17 @@ func (a *conn) answer(q *request) {
 
 // reply sends the answer.
 func (a *conn) reply(q *request, r reply, err error) {
+	err = transmit(a.conn, a.packet(q, r, err), r.file) // packets are sent whole, so concurrent senders do not mix
+	if r.file != nil {
+		_ = r.file.Close() // the program has its own now
+	}
+	if err != nil {
+		a.close()
+	}
+}
+
+// packet returns the answer as it travels.
+func (a *conn) packet(q *request, r reply, err error) []byte {
 	h := header{op: q.op, tag: q.tag, attachment: q.attachment}
 	if err != nil {
 		h.errno = errnoOf(err)
@@ -338,14 +353,7 @@ func (a *conn) reply(q *request, r reply, err error) {
 		h.attachment = r.attachment
 	}
 	h.arg = r.arg
-	packet := h.encode([]byte(r.payload[:min(len(r.payload), maxPayload)]))
-	err = transmit(a.conn, packet, r.file) // packets are sent whole, so concurrent senders do not mix
-	if r.file != nil {
-		_ = r.file.Close() // the program has its own now
-	}
-	if err != nil {
-		a.close()
-	}
+	return h.encode([]byte(r.payload[:min(len(r.payload), maxPayload)]))
 }
 
 // errnoOf returns the error number for err. It differs from package errno where the memory plane

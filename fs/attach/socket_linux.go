@@ -132,6 +132,17 @@ func transmit(c *net.UnixConn, packet []byte, f *os.File) error {
 	return err
 }
 
+// replyNow sends one packet if that takes no waiting, and reports whether it has.
+func replyNow(c *net.UnixConn, packet []byte) bool {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var sent error
+	err = raw.Control(func(fd uintptr) { sent = unix.Send(int(fd), packet, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL) })
+	return err == nil && sent == nil
+}
+
 // hasOpen reports whether the process has a file with the number open. It reads fdinfo, because the
 // file itself, which may be on this very mount, must not be touched. A file of another filesystem
 // with the same number would pass too, but the file's mode is still checked.
