@@ -8,7 +8,7 @@ import (
 )
 
 // The index of a delta says which units changed, for each section of each page. A page has one
-// section, or two if the file's header ends within it. The formats are
+// section, or more if the file's header or a part of another type ends within it. The formats are
 //
 //	none                                       0
 //	all                                        1
@@ -18,7 +18,7 @@ import (
 // in little-endian order, with units counted from the start of the page. The shortest one is used:
 // a page of bytes of which every second one changed takes 513 bytes of index.
 const (
-	tagNone = iota // only in a page of two sections
+	tagNone = iota // only in a page of several sections
 	tagAll
 	tagRuns
 	tagMask
