@@ -336,10 +336,19 @@ func (a *Area) hasPartsLocked(e dsm.ExtentIndex) bool {
 }
 
 // takeBackLocked ends a publication that the home has refused, or whose home has died (dead): its pages become dirty again, and are
-// diffed anew. It stays in the round only if it was refused for its rules.
+// diffed anew. It stays in the round only if it was refused for its rules. What a program has handed over is sent again then, and else dropped.
 func (a *Area) takeBackLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publication, dead bool) {
 	c := a.mu.replica.contribution
-	x.joins = x.joins || !dead && pub.stamp.Gen < a.mu.ino.Gen && c != nil && c.id == pub.round && !c.gone
+	stays := !dead && pub.stamp.Gen < a.mu.ino.Gen && c != nil && c.id == pub.round && !c.gone
+	if pub.given {
+		if stays && a.accumulatesLocked(a.mu.ino.Layout.DataOffset, 0) == nil {
+			a.giveAgainLocked(e, pub)
+		}
+		a.endUnmergedOneLocked(x, pub)
+		pub.data.Release()
+		return
+	}
+	x.joins = x.joins || stays
 	for other := range x.publications() {
 		for i := range pub.pages.All() {
 			delete(other.snap, i) // it may account for pub

@@ -33,6 +33,7 @@ type wholeRounds struct {
 	*sim
 	total []int32         // of each element after the last round that has ended
 	parts map[int][]int32 // what each node has stored since
+	given map[int][]int32 // what it has handed over
 }
 
 const wholeElems = 16
@@ -55,7 +56,7 @@ func testWholeRounds(t *testing.T, seed uint64) {
 	}
 	for number := range uint64(6) {
 		id := dsm.RoundID{Group: 99, Generation: 1, Number: number + 1}
-		w.parts = make(map[int][]int32)
+		w.parts, w.given = make(map[int][]int32), make(map[int][]int32)
 		var list []dsm.NodeID
 		for _, n := range w.nodes {
 			w.store(n)
@@ -65,7 +66,15 @@ func testWholeRounds(t *testing.T, seed uint64) {
 			}
 		}
 		for _, n := range w.nodes {
-			n.ask("contribute", func(ctx context.Context) error { return n.area.Contribute(ctx, id) }, nil)
+			k, b := w.give(n)
+			n.ask("contribute", func(ctx context.Context) error {
+				if p, at := w.at(k); len(b) > 0 {
+					if err := n.area.Accumulate(ctx, id, int64(p)*dsm.PageSize+int64(at), b); err != nil {
+						return err
+					}
+				}
+				return n.area.Contribute(ctx, id)
+			}, nil)
 		}
 		w.faults(func(n *simNode) { w.check(n, "before the end", w.total, w.parts[n.i]) })
 		w.calm()
@@ -73,6 +82,7 @@ func testWholeRounds(t *testing.T, seed uint64) {
 		for i, part := range w.parts {
 			if slices.Contains(list, w.nodes[i].id) {
 				add(ended, part)
+				add(ended, w.given[i])
 			}
 		}
 		for w.moveSlots(); w.rng.IntN(3) > 0; { // some nodes know of it before they end the round
@@ -130,6 +140,17 @@ func (w *wholeRounds) store(n *simNode) {
 		part[k] += d
 	}
 	w.parts[n.i] = part
+}
+
+// give returns what a node hands over: a number that is added to an element, or nothing.
+func (w *wholeRounds) give(n *simNode) (k int, b []byte) {
+	if w.rng.IntN(2) == 0 {
+		return 0, nil
+	}
+	k = w.rng.IntN(wholeElems)
+	w.given[n.i] = make([]int32, wholeElems)
+	w.given[n.i][k] = int32(w.rng.IntN(2000) - 1000)
+	return k, binary.LittleEndian.AppendUint32(nil, uint32(w.given[n.i][k]))
 }
 
 // faults lets things happen in any order, and sessions break, and slots move. One node hears of nearly nothing meanwhile.
