@@ -37,8 +37,9 @@ type attachment struct {
 		lockrank.Mutex
 		ended   bool
 		ranges  []*mappedRange
-		told    int64 // the largest size that the program has been told
-		unnamed bool  // PREPARE made the file, and no NAME has given it a name or is doing so
+		told    int64  // the largest size that the program has been told
+		unnamed bool   // PREPARE made the file, and no NAME has given it a name or is doing so
+		tried   string // the name that the file may have: a NAME was not answered in time; "" if there is none
 	}
 }
 

@@ -91,38 +91,62 @@ func takeLayout(settings *[]dsm.Setting, offset uint64) (dsm.Layout, error) {
 // without its content.
 func (x *attachment) giveName(ctx context.Context, path string) error {
 	x.mu.Lock()
-	unnamed := x.mu.unnamed
-	x.mu.unnamed = false // the file gets one name, whatever else the program asks for meanwhile
+	unnamed, tried := x.mu.unnamed, x.mu.tried
+	if unnamed = unnamed && (tried == "" || tried == path); unnamed {
+		x.mu.unnamed = false // the file gets one name, whatever else the program asks for meanwhile
+	}
 	x.mu.Unlock()
-	if !unnamed {
+	switch {
+	case !unnamed && tried != "":
+		return errs.E(errs.Invalid, "name", "the file may have the name %s: ask for that one again", tried)
+	case !unnamed:
 		return errs.E(errs.Invalid, "name", "only a file that PREPARE made, and that has no name yet, can be given one")
 	}
-	err := x.link(ctx, path)
+	asked, err := x.link(ctx, path)
 	if err != nil {
 		x.mu.Lock()
 		x.mu.unnamed = true
+		if asked {
+			x.mu.tried = ""
+			if undecided(err) {
+				x.mu.tried = path
+			}
+		}
 		x.mu.Unlock()
 	}
 	return err
 }
 
-// link does what NAME does, for the only NAME under way.
-func (x *attachment) link(ctx context.Context, path string) error {
+// undecided reports whether a change that failed may still happen.
+func undecided(err error) bool {
+	switch errs.KindOf(err) {
+	case errs.Timeout, errs.Interrupted, errs.Unavailable, errs.NotLeader, errs.Closed:
+		return true
+	}
+	return false
+}
+
+// link does what NAME does, for the only NAME under way. asked says that the catalog was asked for the name.
+func (x *attachment) link(ctx context.Context, path string) (asked bool, err error) {
 	dir, name, err := x.conn.directory(ctx, path)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if err := x.area.Publish(ctx); err != nil {
-		return err
+		return false, err
 	}
 	m := x.conn.s.cfg.Mount
 	_, err = m.Link(ctx, x.file, dir.Ino, name)
 	if errs.Is(err, errs.Exist) { // perhaps an earlier NAME, which was not answered in time
-		if i, e := m.Lookup(ctx, dir.Ino, name); e == nil && i.Ino == x.file {
-			return nil
+		i, e := m.Lookup(ctx, dir.Ino, name)
+		switch {
+		case e == nil && i.Ino == x.file:
+			return true, nil
+		case undecided(e):
+			return true, e
 		}
 	}
-	return err
+	return true, err
 }
 
 // directory returns the directory in which the program wants to make a file, and the file's name. As in

@@ -232,6 +232,29 @@ func TestNameAfterATimeout(t *testing.T) {
 	}
 }
 
+// TestOtherNameAfterATimeout: as long as nobody knows whether a file has got a name it gets no other.
+func TestOtherNameAfterATimeout(t *testing.T) {
+	m := &makingMount{linked: func() error { return errs.E(errs.Timeout, "link", "") }, names: map[string]dsm.Ino{"taken": 3}}
+	p := m.serve(t)
+	made, text := p.call(header{op: opPrepare, arg: [4]uint64{5000, 0o640}}, "/v\n")
+	if made.errno != 0 {
+		t.Fatalf("PREPARE: %v %s", made.errno, text)
+	}
+	for _, x := range []struct {
+		path string
+		want unix.Errno
+	}{{"/taken", unix.EEXIST}, {"/v", unix.ETIMEDOUT}, {"/w", unix.EINVAL}, {"/w", unix.EINVAL}, {"/v", 0}} {
+		if got, text := p.call(header{op: opName, attachment: made.attachment}, x.path); got.errno != x.want {
+			t.Errorf("NAME %s: %v %s, want %v", x.path, got.errno, text, x.want)
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.names) != 2 {
+		t.Errorf("the names are %v", m.names)
+	}
+}
+
 // TestExistingFileNeedsNoPermission: who may not write in a directory learns that a file exists, and may use it.
 func TestExistingFileNeedsNoPermission(t *testing.T) {
 	m := &makingMount{perm: 0o555, names: map[string]dsm.Ino{"w": 7}}
