@@ -419,3 +419,37 @@ func TestRetriesOfThreadsThatEnded(t *testing.T) {
 		t.Error("whether a thread lives is wrong")
 	}
 }
+
+// hastyCache is a kernel that does not know any name, and says so without the lock of the directory.
+type hastyCache struct{ slowCache }
+
+func (hastyCache) EntryNotify(uint64, string) fuse.Status { return fuse.ENOENT }
+
+// TestUnknownNameTellsNothing: a kernel that may look for a name before it takes the lock of the directory has not shown that
+// it has taken in all when it does not know the name.
+func TestUnknownNameTellsNothing(t *testing.T) {
+	for release, waits := range map[string]bool{
+		"6.18.44-fc": true, "5.15.0": true, "6.1": true, "6.19.0-rc1": false, "6.20.1": false, "7.0.0": false, "": false, "x.y": false, "6": false,
+	} {
+		if locksForUnknownNames(release) != waits {
+			t.Errorf("release %q: want %v", release, waits)
+		}
+	}
+	for _, locks := range []bool{true, false} {
+		k := newKernel(t)
+		k.b.notify.server, k.b.notify.locksFirst = hastyCache{}, locks
+		p, q, x := k.known()
+		k.move(p, "x", q, "x")
+		in := header(opLookup, 2, nodeID(q))
+		st := k.b.Lookup(nil, &in, "x", new(fuse.EntryOut))
+		if locks && !st.Ok() || !locks && st != fuse.Status(syscall.ESTALE) {
+			t.Errorf("has the lock first: %v, but the thread is answered %v", locks, st)
+		}
+		if locks {
+			continue
+		}
+		if n := k.lookup(2, nodeID(q), "x", x); n == nodeID(x) {
+			t.Error("in its second walk the thread is told of a directory that the kernel may have elsewhere")
+		}
+	}
+}

@@ -57,7 +57,7 @@ func Mount(cfg Config) (*FS, error) {
 	if err != nil {
 		return nil, errors.Join(errMount(cfg.Mountpoint, err), unmount(cfg.Mountpoint, true)) // nobody serves it yet
 	}
-	b.notify.server = server
+	b.notify.server, b.notify.locksFirst = server, locksForUnknownNames(kernelRelease())
 	b.passthrough.init(server, cfg.PassthroughOff)
 	f := &FS{b: b, device: m.Device, served: make(chan struct{})}
 	go func() {

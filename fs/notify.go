@@ -17,6 +17,8 @@ import (
 type notifier struct {
 	b      *bridge
 	server kernelCache
+	// locksFirst says that the kernel has the lock of a directory before it says that it does not know a name there.
+	locksFirst bool
 }
 
 // kernelCache is the part of fuse.Server that sends notifications; tests replace it.
@@ -202,7 +204,7 @@ func (n *notifier) log(a *openArea, what string, st fuse.Status) {
 // forget makes the kernel drop a name, if it has it. It waits for the lock of the directory; ok says that it has had it.
 func (n *notifier) forget(p place) (ok bool) {
 	st := n.server.EntryNotify(uint64(p.dir), p.name)
-	if ok = st.Ok() || st == fuse.ENOENT; !ok {
+	if ok = st.Ok() || st == fuse.ENOENT && n.locksFirst; !ok && st != fuse.ENOENT {
 		n.b.log.Debug("the kernel refused a notification", "what", "forget a name", "dir", p.dir, "name", p.name, "errno", st.String())
 	}
 	return ok
