@@ -69,10 +69,13 @@ func (a *Area) replicaProblemLocked() string {
 	if r.n != a.extentsLocked() {
 		return fmt.Sprintf("%d extents, the area has %d", r.n, a.extentsLocked())
 	}
+	if r.whole > r.version {
+		return fmt.Sprintf("everything up to %d is here, and %d is the newest", r.whole, r.version)
+	}
 	if r.version > a.mu.newest {
 		return fmt.Sprintf("version %d is here, and nobody has heard of a later one than %d", r.version, a.mu.newest)
 	}
-	underWay, units := 0, 0
+	underWay, units, outdated := 0, 0, 0
 	for e, x := range r.extents {
 		if bad := a.extentProblemLocked(dsm.ExtentIndex(e), x); bad != "" {
 			return fmt.Sprintf("extent %d: %s", e, bad)
@@ -80,10 +83,15 @@ func (a *Area) replicaProblemLocked() string {
 		if x.pub != nil {
 			underWay += x.pub.weight()
 		}
+		if !x.outdated.Empty() {
+			outdated++
+		}
 		both := x.have.Or(x.asked)
 		units += both.Len()
 	}
 	switch {
+	case outdated != r.outdated:
+		return fmt.Sprintf("%d extents have outdated pages, counted as %d", outdated, r.outdated)
 	case underWay != r.underWay:
 		return fmt.Sprintf("%d bytes of publications, counted as %d", underWay, r.underWay)
 	case r.demand && units != r.units:

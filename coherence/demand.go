@@ -159,7 +159,8 @@ func (a *Area) cutOnDemandLocked(e dsm.ExtentIndex, x *replicaExtent) {
 	for i := range gone.All() {
 		delete(a.mu.replica.awaited, page(e, i)) // the waiting program finds that the page is past the end
 	}
-	x.have, x.asked, x.dirty, x.outdated = x.have.And(in), x.asked.And(in), x.dirty.And(in), x.outdated.And(in)
+	x.have, x.asked, x.dirty = x.have.And(in), x.asked.And(in), x.dirty.And(in)
+	a.mu.replica.setOutdated(x, x.outdated.And(in))
 }
 
 // mustAskLocked reports whether a page of [off, off+n) is neither here nor asked for.

@@ -85,7 +85,8 @@ func (a *Area) giveUpLocked(e dsm.ExtentIndex, p dsm.PageSet) (gone dsm.PageSet)
 	}
 	gone = p.Minus(stored)
 	a.dirtyLocked(e, x, stored)
-	x.have, x.outdated = x.have.Minus(gone), x.outdated.Minus(gone)
+	x.have = x.have.Minus(gone)
+	a.mu.replica.setOutdated(x, x.outdated.Minus(gone))
 	r.units -= gone.Len()
 	if !gone.Empty() {
 		a.sendLocked(a.rowLocked(e).Primary, &wire.Release{Stamp: a.stampLocked(), Extent: e, Pages: gone})

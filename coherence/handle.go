@@ -463,9 +463,9 @@ func (a *Area) replicaAcquiredLocked(from dsm.NodeID, m *wire.Acquired) {
 		a.sendLocked(from, &wire.Acquire{Stamp: a.stampLocked(), Round: op.round})
 	default:
 		delete(op.pending, from)
-		op.version = min(op.version, m.Newest)
+		op.version = min(op.version, m.Upto)
 		if len(op.pending) == 0 && !op.partly {
-			a.mu.replica.version = max(a.mu.replica.version, op.version)
+			a.wholeLocked(op.version)
 		}
 		a.mu.wake = true
 	}

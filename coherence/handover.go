@@ -177,7 +177,7 @@ func (h *handovers) run(r *handoverRun) {
 		if died {
 			continue
 		}
-		h.node.cfg.Sender.Send(r.to, &wire.HandoverDone{Epoch: v.Epoch, Slots: slots}, nil, false)
+		h.node.cfg.Sender.Send(r.to, &wire.HandoverDone{Epoch: v.Epoch, Slots: slots, Newest: dsm.Version(h.node.newest.Load())}, nil, false)
 	}
 }
 
@@ -379,6 +379,7 @@ func (h *handovers) done(from dsm.NodeID, m *wire.HandoverDone) error {
 			return errs.E(errs.Corrupt, "handover", "slot %d", s)
 		}
 		if row := v.Row(s); row != nil && row.Source == from && row.Primary == n.cfg.Self && m.Epoch >= row.Epoch {
+			raise(&n.floor, m.Newest)
 			n.received[s].Store(uint64(row.Epoch))
 			ready = append(ready, s)
 		}

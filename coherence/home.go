@@ -157,6 +157,7 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 			sub.lack(m.Extent, l.lacks.Or(l.sent).And(m.Pages))
 			ack.Complete = l.lacks.Empty() && len(l.pushes) == 0
 		}
+		ack.Upto = a.uptoLocked(sub)
 	}
 	a.sendLocked(from, ack)
 	f := forwarding{publish: m, payload: payload}
@@ -289,6 +290,9 @@ func (a *Area) homeGenChangedLocked() {
 	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
 		s.requeueAll()
+		for _, w := range s.acquires { // what they waited for may have been pushed, and refused
+			w.until, w.left = s.lastTurn, s.lacking
+		}
 		for e, l := range s.extents { // requeueAll looks only at extents with pushes under way
 			in := a.withinLocked(e)
 			l.lacks, l.has, l.asked, l.fetched = l.lacks.And(in), l.has.And(in), l.asked.And(in), l.fetched.And(in)

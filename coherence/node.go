@@ -55,6 +55,9 @@ type Node struct {
 	// s, has got all its state; until then requests to it are parked.
 	received [dsm.Slots + dsm.MaxOwnSlots]atomic.Uint64
 
+	newest atomic.Uint64 // newest version of any area
+	floor  atomic.Uint64 // homes on this node draw later versions: see HandoverDone
+
 	mu struct {
 		lockrank.Mutex
 		areas  map[dsm.AreaID]*Area

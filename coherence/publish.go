@@ -368,6 +368,9 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 		x.version = max(x.version, m.Version)
 		r.version = max(r.version, m.Version)
 	}
+	if m.Gen >= a.mu.ino.Gen { // else pushes before it were as old, and refused
+		a.cameUptoLocked(m.Upto)
+	}
 	x.acked = max(x.acked, pub.number)
 	pub.data.Release()
 	if x.wanted {

@@ -109,7 +109,7 @@ func (a *Area) homeAcquireLocked(from dsm.NodeID, m *wire.Acquire) {
 	if s == nil {
 		return // its Subscribe was made for an older view; it asks again in the new one
 	}
-	w := &acquireWait{round: m.Round, until: s.lastTurn, left: s.lacking}
+	w := &acquireWait{round: m.Round, until: s.lastTurn, left: s.lacking, upto: a.mu.newest}
 	s.acquires = append(s.acquires, w)
 	a.pumpLocked(from, s)
 }
@@ -171,7 +171,7 @@ func (a *Area) pumpLocked(to dsm.NodeID, s *subscriber) {
 	waiting := s.acquires[:0]
 	for _, w := range s.acquires {
 		if w.left == 0 {
-			a.sendLocked(to, &wire.Acquired{Stamp: a.stampLocked(), Round: w.round})
+			a.sendLocked(to, &wire.Acquired{Stamp: a.stampLocked(), Round: w.round, Upto: max(w.upto, a.uptoLocked(s))})
 			continue
 		}
 		waiting = append(waiting, w)
@@ -209,6 +209,7 @@ func (a *Area) pushLocked(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set d
 	m.Complete = l.lacks.Empty() && len(l.pushes) == 0
 	l.pushes = append(l.pushes, pushed{m.ID, bytes, m.Answer})
 	s.inFlight += bytes
+	m.Upto = a.uptoLocked(s)
 	a.node.stats.pushes.Add(1)
 	a.sendPagesLocked(to, m, bytes)
 	return true
@@ -244,7 +245,7 @@ func (a *Area) forwardLocked(to dsm.NodeID, s *subscriber, f *forwarding) bool {
 	x := a.mu.home.extents[m.Extent]
 	a.mu.home.lastPush++
 	p := &wire.Push{Stamp: a.stampLocked(), Extent: m.Extent, ID: a.mu.home.lastPush, Version: x.version, Contains: x.writers[to],
-		Parts: x.parts[to], Complete: true, Pages: m.Pages, Index: m.Index}
+		Parts: x.parts[to], Complete: true, Upto: a.uptoLocked(s), Pages: m.Pages, Index: m.Index}
 	l.sent = m.Pages
 	l.pushes = append(l.pushes, pushed{p.ID, bytes, dsm.PageSet{}})
 	s.inFlight += bytes

@@ -49,6 +49,8 @@ type replica struct {
 	early    bool // publishAheadLocked is about to run
 	round    uint64
 	version  dsm.Version            // newest version that is here: see arrivedLocked
+	whole    dsm.Version            // everything that was published up to this version is here: see cameUptoLocked
+	outdated int                    // extents with outdated pages
 	subs     map[uint64]subscribing // Subscribes not answered, by round
 	acquires map[uint64]*acquiring
 	inquiry  map[uint64]*inquiring
@@ -185,11 +187,12 @@ func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte
 	}
 	x.have = x.have.Or(came)
 	a.mu.cleaner = a.mu.cleaner || r.demand && !came.Empty() // pages that have come may leave
-	x.outdated = x.outdated.Or(declined)
+	r.setOutdated(x, x.outdated.Or(declined))
 	if m.Complete && x.outdated.Empty() && m.Version > x.version {
 		x.version = m.Version
 		a.arrivedLocked(m.Version)
 	}
+	a.cameUptoLocked(m.Upto)
 	for _, op := range r.acquires {
 		op.partly = op.partly || !declined.Empty()
 	}
@@ -220,6 +223,7 @@ func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (ca
 		return came, declined, err
 	}
 	fresh := arrivals{extent: m.Extent}
+	outdated := x.outdated
 	for i := range m.Pages.All() {
 		if x.have.Has(i) { // the memory of other pages must not be touched: see demand.go
 			a.mu.mem.PrefetchNext(m.Extent, &m.Pages, i)
@@ -247,8 +251,9 @@ func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (ca
 		default:
 			a.mergePageLocked(m.Extent, i, x, n, delta, contained{m.Contains, m.Parts})
 		}
-		x.outdated.Remove(i)
+		outdated.Remove(i)
 	}
+	r.setOutdated(x, outdated)
 	return came.Or(fresh.installed(a)), declined, nil
 }
 
@@ -400,6 +405,7 @@ func (a *Area) replicaViewChangedLocked(old *dsm.View) {
 	for _, slot := range a.askedLocked() {
 		if a.movedLocked(old, slot) {
 			moved[slot] = struct{}{}
+			r.whole = 0 // the home may have died
 		}
 	}
 	for round, sub := range r.subs { // Subscribes without an answer are sent again: their slots may have moved
@@ -485,19 +491,15 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 			a.cutOnDemandLocked(e, x)
 			continue
 		}
-		for i := range dsm.ExtentPages {
-			if !a.inAreaLocked(e, i) {
-				x.dirty.Remove(i)
-				x.outdated.Remove(i)
-				x.asked.Remove(i)
-				x.have.Add(i)
-			}
-		}
+		in := a.withinLocked(e)
+		x.dirty, x.asked, x.have = x.dirty.And(in), x.asked.And(in), x.have.Or(dsm.AllPages.Minus(in))
+		r.setOutdated(x, x.outdated.And(in))
 	}
 	for _, e := range a.extentsFromLocked(dsm.ExtentIndex(a.extentsLocked())) {
 		x := r.extents[e]
 		a.endUnmergedLocked(x)
 		x.cutOff()
+		r.setOutdated(x, dsm.PageSet{})
 		delete(r.extents, e)
 	}
 	r.n = a.extentsLocked()

@@ -56,7 +56,8 @@ func (a *Area) loseLocked(e dsm.ExtentIndex, set dsm.PageSet) {
 		a.mu.cached.BeforeMerge(page(e, i))
 	}
 	a.mu.cached.Drop(e, set)
-	x.have, x.outdated = x.have.Minus(set), x.outdated.Minus(set)
+	x.have = x.have.Minus(set)
+	a.mu.replica.setOutdated(x, x.outdated.Minus(set))
 	r.units -= set.Len()
 	a.sendLocked(a.rowLocked(e).Primary, &wire.Release{Stamp: a.stampLocked(), Extent: e, Pages: set})
 	a.node.room.forget(a.id, e, set)

@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"fmt"
 	"reflect"
 	"slices"
 	"sync/atomic"
@@ -215,10 +216,40 @@ func (s *sim) check() {
 			bad = n.kernel.problem()
 		}
 		n.area.mu.Unlock()
+		if bad == "" {
+			bad = s.wholeProblem(n)
+		}
 		if bad != "" {
 			s.t.Errorf("node %d: %s", n.i, bad)
 			s.explain()
 			s.t.FailNow()
 		}
 	}
+}
+
+// wholeProblem checks what a node says of its memory: everything that homes have merged up to that version is in it.
+func (s *sim) wholeProblem(n *simNode) string {
+	a, r := n.area, &n.area.mu.replica
+	if !r.subscribed || r.bare {
+		return ""
+	}
+	for _, o := range s.nodes {
+		if o.area == nil || o.area.mu.ino.Gen != a.mu.ino.Gen || o.area.mu.ino.Size != a.mu.ino.Size {
+			continue
+		}
+		for e, h := range o.area.mu.home.extents {
+			if !o.area.isSelf(o.area.rowLocked(e).Primary) || o.area.mu.view.Epoch != a.mu.view.Epoch {
+				continue
+			}
+			for i, v := range h.pages {
+				p := page(e, i)
+				switch x := r.extents[e]; {
+				case v == 0 || v > r.whole || !a.inAreaLocked(e, i) || x == nil || !x.have.Has(i):
+				case string(o.area.mu.mem.Home(p)) != string(a.mu.mem.Base(p)):
+					return fmt.Sprintf("everything up to version %d is here, but not page %d of version %d of node %d", r.whole, p, v, o.i)
+				}
+			}
+		}
+	}
+	return ""
 }

@@ -236,11 +236,11 @@ func (a *Area) extentSubscribedLocked(from dsm.NodeID, epoch dsm.Epoch, e dsm.Ex
 	}
 	x := a.extentLocked(e)
 	x.live = true
-	x.outdated = lacks
 	if a.mu.replica.demand {
-		x.outdated = x.outdated.And(x.have)
+		a.mu.replica.setOutdated(x, lacks.And(x.have))
 		return
 	}
+	a.mu.replica.setOutdated(x, lacks)
 	arrived := dsm.AllPages.Minus(x.outdated).Minus(x.have)
 	x.have = x.have.Or(arrived)
 	a.unstashLocked(e, arrived)

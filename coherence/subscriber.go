@@ -49,8 +49,9 @@ type pushed struct {
 // pushed.
 type acquireWait struct {
 	round uint64
-	until uint64 // the last turn for which it waits
-	left  int    // how many extents it still waits for
+	until uint64      // the last turn for which it waits
+	left  int         // how many extents it still waits for
+	upto  dsm.Version // what was merged up to here is what it waits for
 }
 
 // lagQueue is a heap of extents, ordered by their turns. An entry whose extent has another turn by

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"sync/atomic"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/wire"
@@ -20,6 +21,7 @@ func (a *Area) heardLocked(v dsm.Version) {
 		return
 	}
 	a.mu.newest = v
+	raise(&a.node.newest, v)
 	a.mu.wake = a.mu.wake || len(a.mu.replica.waits) > 0
 	for _, id := range slices.Sorted(maps.Keys(a.mu.home.untils)) {
 		if m := a.mu.home.untils[id]; m.Until <= v {
@@ -29,10 +31,17 @@ func (a *Area) heardLocked(v dsm.Version) {
 	}
 }
 
-// drawLocked returns the version for a publish.
+// drawLocked returns the version for a publish. It is later than those of any home before this one: nodes that have asked that home
+// know that they have everything up to its answer.
 func (a *Area) drawLocked() dsm.Version {
-	a.heardLocked(a.mu.newest.Next(a.now()))
+	a.heardLocked(max(a.mu.newest, dsm.Version(a.node.floor.Load())).Next(a.now()))
 	return a.mu.newest
+}
+
+// raise sets a version that grows.
+func raise(at *atomic.Uint64, v dsm.Version) {
+	for was := at.Load(); was < uint64(v) && !at.CompareAndSwap(was, uint64(v)); was = at.Load() {
+	}
 }
 
 // arrivedLocked records that what was published as version v is here. The version of what is here
@@ -42,6 +51,59 @@ func (a *Area) arrivedLocked(v dsm.Version) {
 	r := &a.mu.replica
 	r.version = max(r.version+1, v)
 	a.heardLocked(r.version)
+}
+
+// uptoLocked returns the version up to which a subscriber has everything that this home has merged, once it has the message that is
+// being made; 0 if more is to be pushed.
+func (a *Area) uptoLocked(s *subscriber) dsm.Version {
+	if s.lacking > 0 {
+		return 0
+	}
+	return a.mu.newest
+}
+
+// cameUptoLocked records that a home has sent everything up to version v. What other homes have merged is not known without asking
+// them. Nor is it enough if pages were declined: the home may not have known of it.
+func (a *Area) cameUptoLocked(v dsm.Version) {
+	if r := &a.mu.replica; v > r.whole && a.oneHomeLocked() && r.outdated == 0 && len(r.subs) == 0 {
+		a.wholeLocked(v)
+	}
+}
+
+// wholeLocked records that everything up to version v is here.
+func (a *Area) wholeLocked(v dsm.Version) {
+	r := &a.mu.replica
+	r.whole = max(r.whole, v)
+	r.version = max(r.version, v)
+	a.heardLocked(v)
+}
+
+// oneHomeLocked reports whether all extents of the area have the same home.
+func (a *Area) oneHomeLocked() bool {
+	first := a.rowLocked(0).Primary
+	for e := range dsm.ExtentIndex(a.coveringLocked()) {
+		if a.rowLocked(e).Primary != first {
+			return false
+		}
+	}
+	return true
+}
+
+// followsLocked reports whether this node gets every publish without asking for it.
+func (a *Area) followsLocked() bool {
+	r := &a.mu.replica
+	return r.subscribed && !r.onRequest && !a.defersLocked() && len(a.mu.dead) == 0 && len(r.subs) == 0 && a.oneHomeLocked()
+}
+
+// setOutdated sets which pages of an extent are known to be newer at the home.
+func (r *replica) setOutdated(x *replicaExtent, s dsm.PageSet) {
+	switch was, is := x.outdated.Empty(), s.Empty(); {
+	case was && !is:
+		r.outdated++
+	case !was && is:
+		r.outdated--
+	}
+	x.outdated = s
 }
 
 // Version returns the newest version that is here.
@@ -70,6 +132,11 @@ func (t *Attachment) Wait(ctx context.Context, v dsm.Version) error {
 		return err
 	}
 	return t.Acquire(ctx)
+}
+
+// Expect is Wait for a call that goes on while the program does something else: it brings updates only where they may come at any time.
+func (t *Attachment) Expect(ctx context.Context, v dsm.Version) error {
+	return t.area.Wait(ctx, v, false)
 }
 
 // waitFor returns when version v exists. Then the homes have everything that was published with it.

@@ -114,10 +114,13 @@ type Push struct {
 	Contains dsm.Seq // the bytes contain the receiver's own publishes up to here
 	Parts    dsm.Seq // likewise, its parts of rounds
 	Complete bool    // with it the receiver knows all changes to the extent up to Version
-	Pages    dsm.PageSet
-	Answer   dsm.PageSet // the pages among Pages that were fetched
-	Index    []byte
-	Zero     dsm.PageSet
+	// Upto, unless it is 0, says that the receiver now has every publish that the sender has merged up to this version, and that
+	// whatever the sender merges from then on has a later one.
+	Upto   dsm.Version
+	Pages  dsm.PageSet
+	Answer dsm.PageSet // the pages among Pages that were fetched
+	Index  []byte
+	Zero   dsm.PageSet
 }
 
 // PushAck says that the Push was merged, except for the pages in Declined: these must not reach a
@@ -150,7 +153,8 @@ type PublishAck struct {
 	Version  dsm.Version
 	Complete bool
 	Stale    bool
-	Data     int // how many pages of the extent have bytes other than zero; not if Stale
+	Upto     dsm.Version // as in Push
+	Data     int         // how many pages of the extent have bytes other than zero; not if Stale
 	Rode     dsm.PageSet
 }
 
@@ -161,10 +165,12 @@ type Acquire struct {
 	Round uint64
 }
 
-// Acquired follows the pushes that Acquire asked for: the receiver has all of the sender's up to version Newest.
+// Acquired follows the pushes that Acquire asked for: the receiver has all of the sender's up to version Upto. That may be older than
+// Newest: what is published while an Acquire is served need not be pushed before the answer.
 type Acquired struct {
 	Stamp
 	Round uint64
+	Upto  dsm.Version
 }
 
 // HandoverExtent carries the state of an extent to its new home. The payload has the pages of Pages
@@ -187,10 +193,12 @@ type WriterSeq struct {
 	Part dsm.Seq
 }
 
-// HandoverDone says that all extents of the slots were sent.
+// HandoverDone says that all extents of the slots were sent. No area has a version later than Newest at the sender: the receiver draws
+// later ones.
 type HandoverDone struct {
-	Epoch dsm.Epoch
-	Slots []dsm.Slot
+	Epoch  dsm.Epoch
+	Slots  []dsm.Slot
+	Newest dsm.Version
 }
 
 // HandoverAck says that the HandoverExtent is installed. With Stale, it was made before the area
