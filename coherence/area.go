@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/head"
 	"github.com/dsmfs/dsmfs/internal/invariants"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
@@ -32,6 +33,7 @@ type Area struct {
 		ruleErr   error // why there is no kernel: then nothing can be published
 		header    header
 		drafts    []*draft
+		heads     heads // of the working copy
 		replica   replica
 		home      home
 		lingering lingering
@@ -135,6 +137,12 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 		}
 		a.mu.Lock()
 		a.tellUsedLocked()
+	}
+	var room [4]*head.Line
+	if wake := a.tellHeadsLocked(room[:0]); len(wake) > 0 {
+		a.mu.Unlock()
+		wake.wake()
+		a.mu.Lock()
 	}
 	again, a.mu.again, a.mu.diffed = a.mu.again, false, 0
 	if again {
@@ -416,6 +424,8 @@ func (a *Area) removeLocked() {
 
 func (a *Area) closeMemoryLocked() {
 	for _, d := range a.mu.drafts {
+		a.mu.heads = append(a.mu.heads, d.heads...)
+		d.heads = nil
 		a.closeDraft(d)
 	}
 	a.mu.drafts = nil

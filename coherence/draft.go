@@ -33,6 +33,8 @@ type draft struct {
 	stale        []dsm.PageSet     // by extent: pages where the working copy may differ from the base
 	staleExtents []dsm.ExtentIndex // the extents with such pages
 	tracking     pages.Tracking    // guarded by attached.mu
+	heads        heads
+	whole        dsm.Version // everything up to this version is in it: see replica.whole
 }
 
 // draftOfLocked returns the draft for an attachment of the program, nil if it uses the working copy.
@@ -74,13 +76,19 @@ const draftBatch = publishBatch
 // fill copies the working copy to a new draft.
 func (a *Area) fill(d *draft) (err error) {
 	const n = draftBatch * dsm.PageSize
+	var whole dsm.Version
 	for off, more := int64(0), true; more && err == nil; off += n {
 		more = false // also ends if the area is gone
 		a.step(func() {
+			if off == 0 {
+				whole = a.mu.replica.whole
+			}
 			if more = off < a.mu.ino.Size; more {
 				err = d.mem.Fill(a.mu.mem, off, n)
 			}
-			d.filled = !more
+			if d.filled = !more; d.filled {
+				d.whole = max(d.whole, whole)
+			}
 			a.mu.wake = true
 		})
 	}
@@ -210,6 +218,7 @@ func (a *Area) takeAll() (any bool) {
 // refresh merges what is new in the working copy into a draft, unless its program has detached meanwhile.
 func (a *Area) refresh(d *draft) {
 	left := -1 // later changes are not waited for
+	var whole dsm.Version
 	for more := true; more; {
 		more = false // also ends if the area is gone
 		a.step(func() {
@@ -218,6 +227,7 @@ func (a *Area) refresh(d *draft) {
 			}
 			if left < 0 {
 				left = len(d.staleExtents)
+				whole = a.mu.replica.whole
 			}
 			for n := 0; left > 0 && len(d.staleExtents) > 0 && n < draftBatch; left-- {
 				e := d.staleExtents[0]
@@ -226,7 +236,9 @@ func (a *Area) refresh(d *draft) {
 					n += a.refreshExtentLocked(d, e)
 				}
 			}
-			more = left > 0 && len(d.staleExtents) > 0
+			if more = left > 0 && len(d.staleExtents) > 0; !more {
+				d.whole = max(d.whole, whole)
+			}
 		})
 	}
 }

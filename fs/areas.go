@@ -7,6 +7,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/head"
 )
 
 // Areas is the data plane as fs needs it.
@@ -123,10 +124,15 @@ type Attachment interface {
 	// Wait returns when the version, or a later one, exists, and acquires then, unless it is 0;
 	// errs.Timeout when ctx ends before.
 	Wait(ctx context.Context, v dsm.Version) error
+	// Expect is Wait for a call that may go on when the program does something else: updates come in only if they may at any time.
+	Expect(ctx context.Context, v dsm.Version) error
 	// Memory opens the memory once more, for reading.
 	Memory() (*os.File, error)
 	// Own reports whether the program has memory of its own.
 	Own() bool
+	// Watch tells a line from now on which version is in the program's memory, until Unwatch.
+	Watch(l *head.Line)
+	Unwatch(l *head.Line)
 	// Detach ends it, before Area.Close.
 	Detach()
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/head"
 )
 
 // fakeAreas is a data plane without other nodes; tests play these by changing
@@ -362,18 +363,21 @@ func (a *fakeArea) Attach(context.Context, int, bool) (Attachment, *os.File, err
 
 type fakeAttachment struct{ *fakeArea }
 
-func (t fakeAttachment) Sync(ctx context.Context) error        { return t.fakeArea.Sync(ctx, true) }
-func (t fakeAttachment) Acquire(ctx context.Context) error     { return t.fakeArea.Acquire(ctx, true) }
-func (fakeAttachment) Wait(context.Context, dsm.Version) error { return nil }
-func (fakeAttachment) Memory() (*os.File, error)               { return nil, errs.E(errs.NotExist, "memory", "") }
-func (fakeAttachment) Own() bool                               { return false }
-func (fakeAttachment) Detach()                                 {}
-func (fakeAttachment) Track(Source, int64, int64) func()       { return func() {} }
-func (a *fakeArea) Released()                                  {}
-func (a *fakeArea) Demand() bool                               { return false }
-func (a *fakeArea) BeginFault(int64, func()) bool              { return false }
-func (a *fakeArea) Fault(context.Context, int64, func()) error { return nil }
-func (a *fakeArea) CompareTime() time.Duration                 { return 0 }
-func (a *fakeArea) Extended() int64                            { return 0 }
-func (a *fakeArea) Trim()                                      {}
-func (a *fakeArea) Figures() []control.Stat                    { return nil }
+func (t fakeAttachment) Sync(ctx context.Context) error          { return t.fakeArea.Sync(ctx, true) }
+func (t fakeAttachment) Acquire(ctx context.Context) error       { return t.fakeArea.Acquire(ctx, true) }
+func (fakeAttachment) Wait(context.Context, dsm.Version) error   { return nil }
+func (fakeAttachment) Expect(context.Context, dsm.Version) error { return nil }
+func (fakeAttachment) Watch(*head.Line)                          {}
+func (fakeAttachment) Unwatch(*head.Line)                        {}
+func (fakeAttachment) Memory() (*os.File, error)                 { return nil, errs.E(errs.NotExist, "memory", "") }
+func (fakeAttachment) Own() bool                                 { return false }
+func (fakeAttachment) Detach()                                   {}
+func (fakeAttachment) Track(Source, int64, int64) func()         { return func() {} }
+func (a *fakeArea) Released()                                    {}
+func (a *fakeArea) Demand() bool                                 { return false }
+func (a *fakeArea) BeginFault(int64, func()) bool                { return false }
+func (a *fakeArea) Fault(context.Context, int64, func()) error   { return nil }
+func (a *fakeArea) CompareTime() time.Duration                   { return 0 }
+func (a *fakeArea) Extended() int64                              { return 0 }
+func (a *fakeArea) Trim()                                        {}
+func (a *fakeArea) Figures() []control.Stat                      { return nil }

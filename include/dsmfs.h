@@ -136,7 +136,7 @@ DSMFS_API const char *dsmfs_error(void);
    reader, or where the preloaded library replaces that function. */
 
 enum { DSMFS__ATTACH = 1, DSMFS__TRACK, DSMFS__UNTRACK, DSMFS__PUBLISH, DSMFS__ACQUIRE, DSMFS__SYNC,
-       DSMFS__WAIT, DSMFS__STATS, DSMFS__DETACH, DSMFS__CREATE, DSMFS__RESIZE };
+       DSMFS__WAIT, DSMFS__STATS, DSMFS__DETACH, DSMFS__CREATE, DSMFS__RESIZE, DSMFS__WATCH = 20, DSMFS__EXPECT };
 enum { DSMFS__MAGIC = 0x414d5344, DSMFS__VERSION = 1 }; /* of the protocol */
 enum { DSMFS__PAYLOAD = 4096, DSMFS__GUARDED = 8 };
 enum { DSMFS__MAPPING_LIMIT = 60000 }; /* ms for requests with signals blocked; the daemon's own limit is 30 s */
@@ -172,9 +172,25 @@ struct dsmfs__link { /* the connection to one daemon, shared by all areas of it 
     struct sockaddr_un at;
 };
 
+struct dsmfs__line { /* in the header pages, which are read-only: what is in memory */
+    uint32_t word, state;
+    uint64_t newest, here, whole, arrived, asked, unused, number;
+};
+enum { DSMFS__ENDED = 1, DSMFS__REMOVED = 2, DSMFS__FOLLOWS = 4 }; /* of state */
+enum { DSMFS__DIED = 0x40000000 };                                 /* of the life line's word */
+enum { DSMFS__SOON = 50, DSMFS__EXPECTED = 10000, DSMFS__LOOK = 100 }; /* ms: see dsmfs_wait */
+
+struct dsmfs__head_pages { /* of an area */
+    const struct dsmfs__line *life, *line;
+    uint64_t number;
+    void *at[2]; /* the pages */
+};
+
 struct dsmfs {
     struct dsmfs *next;
     struct dsmfs__link *link;
+    struct dsmfs__head_pages *head; /* NULL until it is needed, or if the daemon has none */
+    int headless;
     uint64_t id, number, size; /* number: the area's inode number, which counts if the path leads elsewhere by now */
     int access, kind, refs; /* kind: ATTACH's d */
     int lost; /* why a child of fork has no attachment, as -errno */
@@ -716,9 +732,89 @@ static void dsmfs__untrack(struct dsmfs__range *r)
     r->tracked = 0;
 }
 
+/* Gives up the header page of an attachment that ends. Nobody may use it. */
+static void dsmfs__behead(dsmfs *a)
+{
+    struct dsmfs__head_pages *h = a->head;
+    int i;
+    a->head = NULL;
+    for (i = 0; h && i < 2; i++)
+        syscall(SYS_munmap, h->at[i], 4096);
+    DSMFS_FREE(h);
+}
+
+/* The header page of the area, or NULL if the daemon has none. */
+static struct dsmfs__head_pages *dsmfs__watch(dsmfs *a)
+{
+    struct dsmfs__head_pages *h = __atomic_load_n(&a->head, __ATOMIC_ACQUIRE);
+    struct dsmfs__waiter w = {0};
+    uint64_t old;
+    int err;
+    if (h || __atomic_load_n(&a->headless, __ATOMIC_RELAXED) || a->lost)
+        return h;
+    old = dsmfs__lock();
+    w.head.op = DSMFS__WATCH;
+    w.head.attachment = a->id;
+    if (!(h = a->head) && (h = DSMFS_MALLOC(sizeof *h))) {
+        err = dsmfs__call(a->link, &w, NULL, -1, 0, 1);
+        __atomic_store_n(&a->headless, err == -EINVAL, __ATOMIC_RELAXED);
+        h->at[0] = h->at[1] = MAP_FAILED;
+        if (!err && w.fd >= 0) {
+            h->at[0] = dsmfs__mmap(NULL, 4096, PROT_READ, MAP_SHARED, w.fd, 0);
+            h->at[1] = dsmfs__mmap(NULL, 4096, PROT_READ, MAP_SHARED, w.fd, w.reply.a & ~(uint64_t)4095);
+        }
+        if (h->at[0] != MAP_FAILED && h->at[1] != MAP_FAILED) {
+            h->life = (const struct dsmfs__line *)h->at[0];
+            h->line = (const struct dsmfs__line *)(const void *)((const char *)h->at[1] + w.reply.a % 4096);
+            h->number = w.reply.b;
+            __atomic_store_n(&a->head, h, __ATOMIC_RELEASE);
+        } else {
+            if (h->at[0] != MAP_FAILED)
+                syscall(SYS_munmap, h->at[0], 4096);
+            DSMFS_FREE(h);
+            h = NULL;
+        }
+        dsmfs__close(w.fd);
+    }
+    dsmfs__unlock(old);
+    return h;
+}
+
+/* Reads one of the line's values. Fails if nobody tells there any more. */
+static int64_t dsmfs__told(dsmfs *a, const struct dsmfs__head_pages *h, const uint64_t *value)
+{
+    uint64_t v = __atomic_load_n(value, __ATOMIC_ACQUIRE);
+    uint32_t life = __atomic_load_n(&h->life->word, __ATOMIC_ACQUIRE), state = __atomic_load_n(&h->line->state, __ATOMIC_ACQUIRE);
+    if (life & DSMFS__DIED || state & DSMFS__ENDED || __atomic_load_n(&h->line->number, __ATOMIC_ACQUIRE) != h->number ||
+        (!life && dsmfs__poll(a->link->fd, 0, 0, NULL) > 0)) /* without robust futexes the socket tells */
+        return dsmfs__fail(ENOTCONN, "the daemon of %s has ended", a->path);
+    if (state & DSMFS__REMOVED)
+        return dsmfs__fail(ENOENT, "%s was removed", a->path);
+    return (int64_t)v;
+}
+
+/* Sleeps until the line or the life line changes, a signal comes, or ms have passed. word and life were read before what is waited for. */
+static void dsmfs__sleep(const struct dsmfs__head_pages *h, uint32_t word, uint32_t life, int64_t ms)
+{
+    struct { uint64_t value, address; uint32_t flags, unused; } on[2] = {
+        {word, (uintptr_t)&h->line->word, 2 /* FUTEX_32 */, 0}, {life, (uintptr_t)&h->life->word, 2, 0}};
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_sec += ms / 1000;
+    if ((t.tv_nsec += ms % 1000 * 1000000) >= 1000000000) {
+        t.tv_nsec -= 1000000000;
+        t.tv_sec++;
+    }
+    if (syscall(449 /* futex_waitv */, on, 2, 0, &t, CLOCK_MONOTONIC) < 0 && errno == ENOSYS)
+        dsmfs__poll(-1, 0, 1, NULL); /* before Linux 5.16 */
+    if (__atomic_load_n(&h->life->word, __ATOMIC_ACQUIRE) & DSMFS__DIED) /* the kernel has woken one thread */
+        syscall(SYS_futex, &h->life->word, 1 /* FUTEX_WAKE */, INT32_MAX, NULL, NULL, 0);
+}
+
 static void dsmfs__end(dsmfs *a)
 {
     struct dsmfs__waiter w = {0};
+    dsmfs__behead(a);
     w.head.op = DSMFS__DETACH;
     w.head.attachment = a->id;
     dsmfs__call(a->link, &w, NULL, -1, 0, 1); /* likewise */
@@ -760,6 +856,7 @@ static void dsmfs__release(dsmfs *a)
         return;
     if (!a->lost)
         dsmfs__end(a);
+    dsmfs__behead(a);
     while (*at != a)
         at = &(*at)->next;
     *at = a->next;
@@ -894,6 +991,7 @@ static int dsmfs__again(dsmfs *a)
         return err;
     a->link->areas--;
     (a->link = l)->areas++;
+    dsmfs__behead(a);
     if ((memfd = dsmfs__ask(a)) < 0)
         return memfd;
     a->size = size; /* what is mapped */
@@ -1039,12 +1137,46 @@ DSMFS_API int64_t dsmfs_publish(dsmfs *a) { return dsmfs__request(a, DSMFS__PUBL
 DSMFS_API int64_t dsmfs_acquire(dsmfs *a) { return dsmfs__request(a, DSMFS__ACQUIRE, 0, NULL, 0, 0); }
 DSMFS_API int64_t dsmfs_sync(dsmfs *a) { return dsmfs__request(a, DSMFS__SYNC, 0, NULL, 0, 0); }
 
+/* Sleeps on the header page as long as updates come unasked; otherwise the daemon waits. A version that does not come soon may be one that
+   only other nodes have heard of: then the daemon is asked to look for it. */
 DSMFS_API int64_t dsmfs_wait(dsmfs *a, int64_t version, int64_t timeout_ms)
 {
-    return dsmfs__request(a, DSMFS__WAIT, (uint64_t)version, NULL, 0, timeout_ms);
+    struct dsmfs__head_pages *h = version > 0 ? dsmfs__watch(a) : NULL;
+    int64_t start = dsmfs__now(), ask = DSMFS__SOON, past = 0;
+    while (h) {
+        uint32_t word = __atomic_load_n(&h->line->word, __ATOMIC_ACQUIRE), life = __atomic_load_n(&h->life->word, __ATOMIC_ACQUIRE);
+        uint32_t state = __atomic_load_n(&h->line->state, __ATOMIC_ACQUIRE);
+        int64_t whole = dsmfs__told(a, h, &h->line->whole), left;
+        if (whole < 0)
+            return whole;
+        if (whole >= version)
+            return dsmfs__told(a, h, &h->line->here);
+        past = dsmfs__now() - start;
+        if (timeout_ms && past >= timeout_ms)
+            return dsmfs__fail(ETIMEDOUT, "version %lld did not come within %lld ms", (long long)version, (long long)timeout_ms);
+        if (!(state & DSMFS__FOLLOWS))
+            break;
+        if (past >= ask) {
+            ask = past + DSMFS__EXPECTED / 2;
+            dsmfs__request(a, DSMFS__EXPECT, (uint64_t)version, NULL, 0, DSMFS__EXPECTED);
+            continue;
+        }
+        left = timeout_ms && timeout_ms < ask ? timeout_ms - past : ask - past;
+        dsmfs__sleep(h, word, life, left < DSMFS__LOOK ? left : DSMFS__LOOK);
+    }
+    return dsmfs__request(a, DSMFS__WAIT, (uint64_t)version, NULL, 0, timeout_ms ? timeout_ms - past : 0);
 }
 
+static int64_t dsmfs__stats_version(dsmfs *a);
+
 DSMFS_API int64_t dsmfs_version(dsmfs *a)
+{
+    struct dsmfs__head_pages *h = dsmfs__watch(a);
+    return h ? dsmfs__told(a, h, &h->line->here) : dsmfs__stats_version(a);
+}
+
+/* With a daemon that has no header pages. */
+static int64_t dsmfs__stats_version(dsmfs *a)
 {
     char text[DSMFS__PAYLOAD + 1], *line;
     int64_t n = dsmfs__request(a, DSMFS__STATS, 0, text, sizeof text, 0);

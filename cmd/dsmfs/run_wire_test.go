@@ -161,6 +161,8 @@ func (d *wireDaemon) answer(c *net.UnixConn, head []byte, payload string) (more 
 		return d.wait(c, head, arg)
 	case 8: // STATS
 		r = reply(head, 0, 0, 0, 0, 0, "version 42\n"+strings.Repeat("x", 4096-11))
+	case 20: // WATCH
+		r = reply(head, 0, 0, 0, 0, unix.EINVAL, "no header pages here")
 	default:
 		r = reply(head, 0, 0, 0, 0, 0, "")
 	}

@@ -37,6 +37,7 @@ type attachment struct {
 		lockrank.Mutex
 		ended   bool
 		ranges  []*mappedRange
+		line    *line  // nil: it has not watched
 		told    int64  // the largest size that the program has been told
 		unnamed bool   // PREPARE made the file, and no NAME has given it a name or is doing so
 		tried   string // the name that the file may have: a NAME was not answered in time; "" if there is none
@@ -150,6 +151,7 @@ func (x *attachment) end() {
 	ranges := x.mu.ranges
 	x.mu.ranges = nil
 	x.mu.Unlock()
+	x.unwatch()
 	for _, r := range ranges {
 		x.forgo(r)
 		if x.memory != nil {
@@ -320,6 +322,21 @@ func (x *attachment) wait(ctx context.Context, version, ms uint64) error {
 	}
 	return err
 }
+
+// expect serves EXPECT: as WAIT, but the answer comes at once, and that the version has come is told in the header page.
+func (x *attachment) expect(ctx context.Context, q *request) error {
+	q.replied = true
+	x.conn.reply(q, reply{}, nil)
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(min(q.arg[1], maxExpectMillis))*time.Millisecond)
+	defer cancel()
+	if err := x.at.Expect(ctx, dsm.Version(q.arg[0])); err != nil && !errs.Is(err, errs.Timeout) {
+		x.conn.s.log.Debug("a version that a program expects", "path", x.path, "err", err)
+	}
+	return nil
+}
+
+// maxExpectMillis bounds an EXPECT, which goes on when the program does not wait any more.
+const maxExpectMillis = 60_000
 
 // maxWaitMillis is a century: more would overflow a time.Duration.
 const maxWaitMillis = 100 * 365 * 24 * 3600 * 1000

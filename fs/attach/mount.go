@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/head"
 )
 
 // Mount is what the memory plane needs of the filesystem.
@@ -66,6 +67,12 @@ type Attachment interface {
 	Sync(ctx context.Context) error
 	Acquire(ctx context.Context) error
 	Wait(ctx context.Context, v dsm.Version) error
+	// Expect is Wait for a call that may go on when the program does something else: updates come in only if they may at any time.
+	Expect(ctx context.Context, v dsm.Version) error
+	// Own reports whether the program has memory of its own.
+	Own() bool
+	Watch(l *head.Line)
+	Unwatch(l *head.Line)
 	// Memory opens the attached memory again, for reading.
 	Memory() (*os.File, error)
 	Detach()

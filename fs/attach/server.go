@@ -16,6 +16,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/fs/errno"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/head"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/uffd"
 	"golang.org/x/sys/unix"
@@ -51,6 +52,7 @@ type Server struct {
 	wg       sync.WaitGroup
 	ctx      context.Context // of faults; ends when no program needs pages any more
 	end      context.CancelFunc
+	keeper   *head.Keeper
 
 	mu struct {
 		lockrank.Mutex
@@ -92,6 +94,7 @@ func listenWithin(l limits, cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg, limits: l, refusals: make(chan struct{}, l.refusals), log: cfg.Log, guard: newGuard(cfg.GuardArgv, cfg.Log), ln: ln}
 	s.ctx, s.end = context.WithCancel(context.Background())
+	s.keeper = head.NewKeeper()
 	s.mu.Init("attach.Server")
 	s.mu.conns = make(map[*conn]struct{})
 	s.mu.users = make(map[uint32]*user)
@@ -301,14 +304,21 @@ func (s *Server) Close() {
 	for a := range s.mu.conns {
 		a.close()
 	}
+	for _, u := range s.mu.users {
+		if u.heads != nil {
+			u.heads.pages.End()
+		}
+	}
 	s.mu.Unlock()
 	s.end()
 	s.wg.Wait()
+	s.keeper.Close()
 }
 
 // request is a request of a program.
 type request struct {
 	header
+	replied bool // it has been answered, and goes on
 	payload string
 	file    *os.File // the descriptor that came with it; who takes it over sets this to nil
 }
@@ -319,6 +329,7 @@ type reply struct {
 	arg        [4]uint64
 	payload    string
 	file       *os.File // sent along, then closed
+	keep       bool     // the file is not closed
 }
 
 // answer serves one request.
@@ -327,13 +338,15 @@ func (a *conn) answer(q *request) {
 	if q.file != nil {
 		_ = q.file.Close() // nothing was written to it
 	}
-	a.reply(q, r, err)
+	if !q.replied {
+		a.reply(q, r, err)
+	}
 }
 
 // reply sends the answer.
 func (a *conn) reply(q *request, r reply, err error) {
 	err = transmit(a.conn, a.packet(q, r, err), r.file) // packets are sent whole, so concurrent senders do not mix
-	if r.file != nil {
+	if r.file != nil && !r.keep {
 		_ = r.file.Close() // the program has its own now
 	}
 	if err != nil {
@@ -402,6 +415,10 @@ func (a *conn) serve(q *request) (reply, error) {
 		err = x.at.Sync(ctx)
 	case opWait:
 		err = x.wait(a.ctx, q.arg[0], q.arg[1])
+	case opExpect:
+		return reply{}, x.expect(a.ctx, q)
+	case opWatch:
+		return x.watch()
 	case opStats:
 		return reply{payload: x.area.Stats()}, nil
 	case opDetach:

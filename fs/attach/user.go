@@ -33,6 +33,7 @@ type user struct {
 	conns, attachments int
 	warned             bool          // the log says that the user reached a limit
 	requests, waits    chan struct{} // one token for each that is served
+	heads              *heads        // nil: no program of the user has watched an area
 }
 
 // userLocked returns the counters of a user.
@@ -47,9 +48,16 @@ func (s *Server) userLocked(id uint32) *user {
 
 // forgetLocked removes the counters of a user who has nothing.
 func (s *Server) forgetLocked(u *user) {
-	if u.conns == 0 && u.attachments == 0 {
-		delete(s.mu.users, u.id)
+	if u.conns > 0 || u.attachments > 0 {
+		return
 	}
+	if u.heads != nil {
+		if err := u.heads.pages.Close(); err != nil {
+			s.log.Error("header pages are not given back", "err", err)
+		}
+		u.heads = nil
+	}
+	delete(s.mu.users, u.id)
 }
 
 // errTooMany says which limit was reached, and its value. A program most likely reaches one by

@@ -57,10 +57,14 @@ const (
 	opCount
 	opTick
 	opRound
+	opWatch
+	opExpect
 )
 
 // waits reports whether a request waits for other programs.
-func (o op) waits() bool { return o == opWait || o >= opJoin && o <= opRound && o != opLeave }
+func (o op) waits() bool {
+	return o == opWait || o == opExpect || o >= opJoin && o <= opRound && o != opLeave
+}
 
 // encode returns a packet with this header and the payload.
 func (h *header) encode(payload []byte) []byte {

@@ -50,7 +50,10 @@ const imports = `
 	internal/lockrank internal/uffd pages/merge
 	< pages;
 
-	internal/wire pages pages/residency
+	internal/errs internal/lockrank
+	< internal/head;
+
+	internal/wire internal/head pages pages/residency
 	< coherence;
 
 	internal/dsm
@@ -68,7 +71,7 @@ const imports = `
 	internal/errs internal/lockrank
 	< fs/control;
 
-	internal/uffd internal/child fs/errno
+	internal/uffd internal/child internal/head fs/errno
 	< fs/attach;
 
 	fs/attach fs/control fs/harvest internal/mountinfo

@@ -9,6 +9,7 @@ import fcntl
 import mmap
 import os
 import platform
+import time
 
 MADV_DONTNEED = 4
 MADV_DONTFORK = 10
@@ -23,6 +24,9 @@ _MAP_NORESERVE = 0x4000
 _RENAME_NOREPLACE = 1
 _AT_FDCWD = -100
 _MNT_DETACH = 2
+_SYS_FUTEX_WAITV = 449  # on every machine
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
+_FUTEX_WAKE, _FUTEX_32 = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -41,6 +45,39 @@ _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
 _libc.syscall.restype = ctypes.c_long
+
+
+class _Futex(ctypes.Structure):
+    _fields_ = (
+        ("value", ctypes.c_uint64),
+        ("address", ctypes.c_uint64),
+        ("flags", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    )
+
+
+class _Time(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_int64), ("nanoseconds", ctypes.c_int64))
+
+
+def futex_wait(addresses: tuple[int, int], values: tuple[int, int], seconds: float) -> bool:
+    """Sleep while two words of shared memory have these values, at most for some time; tell whether somebody woke it or a word differs."""
+    words = (_Futex * 2)(*(_Futex(v, a, _FUTEX_32, 0) for a, v in zip(addresses, values, strict=True)))
+    end = time.monotonic_ns() + int(seconds * 1e9)
+    until = _Time(end // 10**9, end % 10**9)
+    clock = ctypes.c_int(time.CLOCK_MONOTONIC)
+    done = _libc.syscall(ctypes.c_long(_SYS_FUTEX_WAITV), ctypes.byref(words), 2, 0, ctypes.byref(until), clock)
+    if done < 0 and ctypes.get_errno() == errno.ENOSYS:
+        time.sleep(min(seconds, 0.001))  # before Linux 5.16
+        return True
+    return done >= 0 or ctypes.get_errno() == errno.EAGAIN
+
+
+def futex_wake(address: int) -> None:
+    """Wake all that sleep because of a word."""
+    number = _SYS_FUTEX.get(platform.machine())
+    if number is not None:
+        _libc.syscall(ctypes.c_long(number), ctypes.c_void_p(address), _FUTEX_WAKE, 2**31 - 1, None, None, 0)
 
 
 def _fail(what: str) -> OSError:

@@ -9,6 +9,7 @@ import math
 import mmap
 import os
 import threading
+import time
 import warnings
 import weakref
 
@@ -23,6 +24,7 @@ from ._errors import (
     from_errno,
     translated,
 )
+from ._head import Head
 from ._plane import Mapping, parse_stats
 from ._wire import Connection, Op
 
@@ -30,6 +32,10 @@ _READ, _WRITE = 1, 3
 _WANTS_USERFAULTFD, _DEMAND, _MERGES = 1, 4, 8
 #: How stores are found, by the number that TRACK answers.
 TRACKING = {0: "none", 1: "wp-async", 2: "wp-faults", 3: "comparing"}
+
+#: Seconds that a version may take before the daemon is asked to look for it, and seconds that it then goes on looking. Some exist
+#: that no home sends by itself: those that only other nodes have heard of.
+_PATIENCE, _EXPECTED = 0.05, 10.0
 
 _registry = threading.RLock()  # guards _planes and the regions of _faults; held across fork
 _planes: weakref.WeakSet[MemoryPlane] = weakref.WeakSet()
@@ -94,6 +100,8 @@ class MemoryPlane:
         self._number = number
         self._region: _faults.Region | None = None
         self._mapping: weakref.ref[Mapping] | None = None
+        self._head: Head | None = None
+        self._headless = False
         self._attach(connection, made)
         with _registry:
             _planes.add(self)
@@ -226,20 +234,74 @@ class MemoryPlane:
         return self._ask(Op.SYNC, "sync")
 
     def version(self) -> int:
-        """Return the version that memory has: waiting for version 0 never waits."""
-        return self.wait(0, None)
+        """Return the version that memory has. That asks nobody; with a daemon that has no header pages, it is WAIT for version 0."""
+        head = self._watched()
+        return self._wait(0, None) if head is None else self._told(head, head.here)
+
+    def _watched(self) -> Head | None:
+        """Return the header page of the area, None if the daemon has none."""
+        if self._head is None and not self._headless:
+            try:
+                reply = self._live().call(Op.WATCH, self._attachment)
+            except OperationError as e:
+                self._headless = e.errno == errno.EINVAL  # an older daemon
+                if isinstance(e, DisconnectedError):
+                    raise
+                return None
+            self._head = Head(reply.fds.pop(), reply.args[0], reply.args[1], self._live().ended)
+        return self._head
+
+    def _told(self, head: Head, version: int) -> int:
+        """Return what was read of a header page, unless nobody tells there any more."""
+        if not head.live:
+            raise DisconnectedError(
+                errno.ENOTCONN, "the daemon has ended; what is mapped is this process's own now", self._path
+            )
+        if head.removed:
+            raise from_errno(errno.ENOENT, "the file was removed", self._path)
+        return version
 
     def wait(self, version: int, timeout: float | None) -> int:
-        """Let the daemon wait."""
+        """Sleep until the header page says that the version is here. Where somebody must ask for it, the daemon does."""
         if timeout is not None and timeout <= 0:
             return self._look(version)
+        head = self._watched()
+        if head is None:
+            return self._wait(version, timeout)
+        start = time.monotonic()
+        ask = _PATIENCE
+        while True:
+            seen = head.seen()
+            whole, here, follows = head.whole, head.here, head.follows
+            self._told(head, here)
+            past = time.monotonic() - start
+            if whole >= version:
+                return here
+            if timeout is not None and past >= timeout:
+                raise self._late(version, timeout)
+            if not follows:
+                return self._wait(version, None if timeout is None else timeout - past)
+            if past >= ask:
+                ask = past + _EXPECTED / 2
+                with contextlib.suppress(TimedOutError, OperationError):
+                    self._live().call(Op.EXPECT, self._attachment, (version, math.ceil(1000 * _EXPECTED)))
+                continue
+            head.sleep(seen, ask - past if timeout is None else min(ask, timeout) - past)
+
+    def _late(self, version: int, timeout: float) -> TimedOutError:
+        text = f"wait: version {version} did not come within {timeout:g} s"
+        return TimedOutError(errno.ETIMEDOUT, text, self._path)
+
+    def _wait(self, version: int, timeout: float | None) -> int:
+        """Let the daemon wait."""
         milliseconds = 0 if timeout is None else max(1, math.ceil(1000 * timeout))
         try:
             with translated(self._path, "wait"):
                 return self._live().call(Op.WAIT, self._attachment, (version, milliseconds)).args[0]
         except TimedOutError as e:
-            text = f"wait: version {version} did not come within {timeout:g} s" if timeout else e.strerror
-            raise TimedOutError(errno.ETIMEDOUT, text, self._path) from e
+            if timeout is None:
+                raise TimedOutError(errno.ETIMEDOUT, e.strerror, self._path) from e
+            raise self._late(version, timeout) from e
 
     def _look(self, version: int) -> int:
         has = self.version()
@@ -278,6 +340,7 @@ class MemoryPlane:
         if self._mapping is not None and self._mapping() is not None:
             return
         connection, self._connection = self._connection, None
+        self._head = None
         if connection is not None:
             try:
                 connection.call(Op.DETACH, self._attachment)
@@ -320,6 +383,7 @@ class MemoryPlane:
             return
         self._connection.forget()
         self._connection = None
+        self._head = None
         os.close(self._memory)
         self._memory = -1
         size = self.size

@@ -45,6 +45,8 @@ class Op(IntEnum):
     COUNT = 17
     TICK = 18
     ROUND = 19
+    WATCH = 20
+    EXPECT = 21
 
 
 @dataclass

@@ -236,6 +236,8 @@ class FakeDaemon:
                 )
             elif op is Op.WAIT:
                 args = (self._wait(self._attached[m.attachment], m.args[0], m.args[1]),)
+            elif op in (Op.WATCH, Op.EXPECT):
+                raise OSError(errno.EINVAL, "as a daemon without header pages says")
             elif op in (Op.PUBLISH, Op.SYNC):
                 args = (self.publish(self._attached[m.attachment]),)
             elif op is Op.ACQUIRE:

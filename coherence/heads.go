@@ -1,0 +1,71 @@
+package coherence
+
+import (
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/head"
+)
+
+// heads are the lines of header pages that say which version some memory has: the working copy, or a draft.
+type heads []*head.Line
+
+// Watch has the area tell a line, from now on, which version is in the memory that the program maps. Unwatch ends that.
+func (t *Attachment) Watch(l *head.Line) {
+	a := t.area
+	a.mu.Lock()
+	if t.draft != nil && !a.mu.removed {
+		t.draft.heads = append(t.draft.heads, l)
+	} else {
+		a.mu.heads = append(a.mu.heads, l)
+	}
+	a.mu.Unlock()
+	a.step(func() {})
+}
+
+// Unwatch ends Watch for the line. Nothing is entered there any more when it returns.
+func (t *Attachment) Unwatch(l *head.Line) {
+	is := func(o *head.Line) bool { return o == l }
+	t.area.mu.Lock()
+	defer t.area.mu.Unlock()
+	t.area.mu.heads = slices.DeleteFunc(t.area.mu.heads, is)
+	if t.draft != nil {
+		t.draft.heads = slices.DeleteFunc(t.draft.heads, is)
+	}
+}
+
+// tellHeadsLocked enters in the lines which version is in memory, and adds those at which programs may wait for this to wake. The
+// bytes have been put in place before. Afterwards the caller wakes them, without the lock, and before it sends anything.
+func (a *Area) tellHeadsLocked(wake heads) heads {
+	if len(a.mu.heads) == 0 && len(a.mu.drafts) == 0 {
+		return wake
+	}
+	r := &a.mu.replica
+	v := head.Values{Newest: uint64(a.mu.newest), Here: uint64(r.version), Whole: uint64(r.whole)}
+	switch {
+	case a.mu.removed:
+		v.State = head.Removed
+	case a.followsLocked():
+		v.State = head.Follows
+	}
+	wake = a.mu.heads.tell(v, wake)
+	for _, d := range a.mu.drafts {
+		v.Whole, v.State = uint64(d.whole), v.State&head.Removed|head.Own
+		wake = d.heads.tell(v, wake)
+	}
+	return wake
+}
+
+func (h heads) tell(v head.Values, wake heads) heads {
+	for _, l := range h {
+		if l.Set(v) {
+			wake = append(wake, l)
+		}
+	}
+	return wake
+}
+
+func (h heads) wake() {
+	for _, l := range h {
+		l.Wake()
+	}
+}
