@@ -92,6 +92,46 @@ func TestEvictWaitsForTheKernel(t *testing.T) {
 	}
 }
 
+// TestEvictWaitsForTheRound: pages that wait for the end of a round make nobody who waits for room look again before it.
+func TestEvictWaitsForTheRound(t *testing.T) {
+	s := newHomed(t, 2, onDemand(sumOf(dsm.DTypeI32, dsm.ApplyArrival)))
+	n, id := s.nodes[1], dsm.RoundID{Group: 99, Generation: 1, Number: 1}
+	room := &n.node.room
+	room.budget = leastRoom
+	for _, o := range s.nodes {
+		o.open(true)
+	}
+	put(t, n, 5)
+	if _, err := n.area.inRound(t.Context(), id, n.area.contributeLocked); err != nil {
+		t.Fatal(err)
+	}
+	s.until("part", func() bool { return n.area.hasPartsLocked(0) })
+	rung := func(what func()) bool {
+		room.waiters.Add(1)
+		defer room.waiters.Add(-1)
+		bell := room.hear()
+		what()
+		select {
+		case <-bell:
+			return true
+		default:
+			return false
+		}
+	}
+	if rung(func() { room.evict(t.Context(), int(room.limit())) }) {
+		t.Error("who waits for room looks again, and finds the same part")
+	}
+	if !rung(func() { n.area.AbandonRound(id); s.rested() }) {
+		t.Error("who waits for room is not told that the round is over")
+	}
+	n.kernel.finishNotices()
+	room.evict(t.Context(), int(room.limit()))
+	n.kernel.finishNotices()
+	if n.here(0) {
+		t.Error("the page stays")
+	}
+}
+
 // TestResidencyBySnapshot: a node that gets the catalog as a snapshot sees an area change its kind and
 // its size at once, there and back.
 func TestResidencyBySnapshot(t *testing.T) {

@@ -22,7 +22,7 @@ func (a *Area) forgetAllButLocked(e dsm.ExtentIndex) {
 type eviction struct {
 	gone    dsm.PageSet
 	leaving dsm.PageSet // they leave when the kernel's page cache has dropped them, which it nearly always does
-	dirty   dsm.PageSet // something must be published first
+	dirty   dsm.PageSet // something must be published first, and no publication of it is under way
 }
 
 // evictLocked evicts those pages of a set that nothing needs. hard also evicts pages that should rather
@@ -38,8 +38,7 @@ func (a *Area) evictLocked(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (v evi
 	return v
 }
 
-// evictableLocked returns the pages that may leave, and those with something to publish first. All must
-// be here.
+// evictableLocked returns the pages that may leave, and those that a publication would make clean. All must be here.
 func (a *Area) evictableLocked(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (free, dirty dsm.PageSet) {
 	r := &a.mu.replica
 	if !r.demand || !r.subscribed || a.node.keeps.Load() || int(e) >= r.n {
@@ -48,13 +47,13 @@ func (a *Area) evictableLocked(e dsm.ExtentIndex, set dsm.PageSet, hard bool) (f
 	x := a.extentLocked(e)
 	free = set.And(x.have).And(a.withinLocked(e))
 	dirty = free.And(x.dirty)
-	if x.pub != nil {
-		dirty = dirty.Or(free.And(x.pub.sent))
-	}
-	for _, pub := range x.parts {
-		dirty = dirty.Or(free.And(pub.pages))
-	}
 	free = free.Minus(dirty)
+	if x.pub != nil { // its ack has callers that wait for room look again
+		free = free.Minus(x.pub.sent)
+	}
+	for _, pub := range x.parts { // likewise
+		free = free.Minus(pub.pages)
+	}
 	for _, s := range r.staying {
 		if s.off < (int64(e)+1)*dsm.ExtentSize && s.off+int64(s.n) > int64(e)*dsm.ExtentSize {
 			free = free.Minus(pagesOf(e, s.off, s.n))
