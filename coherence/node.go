@@ -213,8 +213,12 @@ func (n *Node) Close() {
 	n.mu.closed = true
 	n.mu.Unlock()
 	n.handovers.close()
+	freed := pages.FreeMany()
 	for _, a := range n.all() {
 		n.AreaRemoved(dsm.Ino(a.id))
+	}
+	if err := freed(); err != nil {
+		n.cfg.Log.Error("memory is not given back", "err", err)
 	}
 	n.room.close()
 }

@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"errors"
 	"os"
 	"slices"
 
@@ -12,10 +13,15 @@ import (
 
 // arena provides the memory of small copies: pieces of a few large mappings. With one mapping for
 // each copy there could be only 65,530 (vm.max_map_count), each with page tables of its own.
+//
+// Memory of freed pieces is given back in ranges: a call for each piece takes 26 us, and much longer by the
+// clock if all processors are in use, so a node of 20,000 files took seconds to end.
 type arena struct {
-	mu struct {
+	back func(mem []byte) error // gives memory back
+	mu   struct {
 		lockrank.Mutex
 		classes [arenaClasses]arenaClass
+		many    int // calls of FreeMany that have not ended
 	}
 }
 
@@ -24,11 +30,13 @@ const (
 	smallCopy    = dsm.PageSize << (arenaClasses - 1)
 	arenaClasses = 5
 	blockSize    = 4 << 20
+	// unclean says which part of a block may be freed pieces that still take memory: 1/unclean.
+	unclean = 8
 )
 
 // arenaClass has the pieces of one size.
 type arenaClass struct {
-	open []*arenaBlock // blocks with free pieces
+	open []*arenaBlock // blocks with pieces that are not in use
 	idle int           // how many blocks in open have no piece in use
 }
 
@@ -37,6 +45,7 @@ type arenaBlock struct {
 	mem   []byte
 	class int
 	free  []uint16 // indices of free pieces, which take no memory
+	dirty []uint16 // of those that still do
 }
 
 // piece is a part of a block.
@@ -49,7 +58,7 @@ type piece struct {
 var smallCopies = newArena()
 
 func newArena() *arena {
-	a := &arena{}
+	a := &arena{back: func(mem []byte) error { return os.NewSyscallError("madvise", unix.Madvise(mem, unix.MADV_DONTNEED)) }}
 	a.mu.Init("pages.arena")
 	return a
 }
@@ -77,41 +86,88 @@ func (a *arena) take(n int64) (mem []byte, p piece, err error) {
 		c.idle++
 	}
 	b := c.open[len(c.open)-1]
+	if len(b.free) == 0 {
+		if err := b.clean(a.back); err != nil {
+			return nil, p, err
+		}
+	}
 	if b.isIdle() {
 		c.idle--
 	}
 	last := len(b.free) - 1
 	p = piece{b, b.free[last]}
 	b.free = b.free[:last]
-	if last == 0 {
+	if last == 0 && len(b.dirty) == 0 {
 		c.open = c.open[:len(c.open)-1]
 	}
 	return p.mem(), p, nil
 }
 
-// give frees a piece and its memory. One idle block of each class is kept.
+// give frees a piece; its memory goes at the latest when a part of the block is free. One idle block of each class is kept.
 func (a *arena) give(p piece) error {
-	if err := unix.Madvise(p.mem(), unix.MADV_DONTNEED); err != nil {
-		return os.NewSyscallError("madvise", err)
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	b := p.block
 	c := &a.mu.classes[b.class]
-	b.free = append(b.free, p.i)
-	if len(b.free) == 1 {
+	b.dirty = append(b.dirty, p.i)
+	if len(b.free)+len(b.dirty) == 1 {
 		c.open = append(c.open, b)
 	}
-	if !b.isIdle() {
-		return nil
+	idle := b.isIdle()
+	if idle && c.idle > 0 {
+		at := slices.Index(c.open, b)
+		c.open = slices.Delete(c.open, at, at+1)
+		return os.NewSyscallError("munmap", unix.Munmap(b.mem))
 	}
-	if c.idle++; c.idle == 1 {
-		return nil
+	if idle {
+		c.idle++
 	}
-	c.idle--
-	at := slices.Index(c.open, b)
-	c.open = slices.Delete(c.open, at, at+1)
-	return os.NewSyscallError("munmap", unix.Munmap(b.mem))
+	if a.mu.many == 0 && (idle || len(b.dirty)*unclean >= piecesOf(b.class)) {
+		return b.clean(a.back)
+	}
+	return nil
+}
+
+// FreeMany says that most of the areas of this process are about to be closed. Memory of small ones is
+// given back when nothing near it is in use, or at the latest when ended is called.
+func FreeMany() (ended func() error) { return smallCopies.freeMany() }
+
+func (a *arena) freeMany() (ended func() error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.many++
+	return func() (err error) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.mu.many--; a.mu.many > 0 {
+			return nil
+		}
+		for k := range a.mu.classes {
+			for _, b := range a.mu.classes[k].open {
+				err = errors.Join(err, b.clean(a.back))
+			}
+		}
+		return err
+	}
+}
+
+// clean gives back the memory of freed pieces. Those for which that fails stay dirty.
+func (b *arenaBlock) clean(back func(mem []byte) error) error {
+	slices.Sort(b.dirty)
+	for len(b.dirty) > 0 {
+		n := 1
+		for n < len(b.dirty) && b.dirty[n] == b.dirty[0]+uint16(n) {
+			n++
+		}
+		first, last := piece{b, b.dirty[0]}.span(), piece{b, b.dirty[n-1]}.span()
+		if err := back(b.mem[first.from:last.to]); err != nil {
+			return err
+		}
+		b.free = append(b.free, b.dirty[:n]...)
+		b.dirty = b.dirty[n:]
+	}
+	b.dirty = nil
+	return nil
 }
 
 func newBlock(class int) (*arenaBlock, error) {
@@ -129,12 +185,19 @@ func newBlock(class int) (*arenaBlock, error) {
 // piecesOf returns how many pieces a block of the class has.
 func piecesOf(class int) int { return blockSize / dsm.PageSize >> class }
 
-func (b *arenaBlock) isIdle() bool { return len(b.free) == piecesOf(b.class) }
+func (b *arenaBlock) isIdle() bool { return len(b.free)+len(b.dirty) == piecesOf(b.class) }
+
+// span is where a piece is in its block.
+type span struct{ from, to int }
+
+func (p piece) span() span {
+	n := dsm.PageSize << p.block.class
+	return span{int(p.i) * n, (int(p.i) + 1) * n}
+}
 
 func (p piece) mem() []byte {
-	n := dsm.PageSize << p.block.class
-	off := int(p.i) * n
-	return p.block.mem[off : off+n : off+n]
+	s := p.span()
+	return p.block.mem[s.from:s.to:s.to]
 }
 
 // anonymous returns n bytes of new memory, all zero, which takes no memory until it is stored to.
