@@ -42,7 +42,8 @@ func (s *set) ask(ino dsm.Ino, r Request) []Answer {
 		gone.Type = Unlock
 		less = t.place(gone)
 	}
-	a, done := s.decide(ino, r)
+	a, done, placed := s.decide(ino, r)
+	less = less || placed
 	answers := []Answer{a}
 	if !done {
 		t.queue = append(t.queue, r)
@@ -53,24 +54,25 @@ func (s *set) ask(ino dsm.Ino, r Request) []Answer {
 	return answers
 }
 
-// decide grants or refuses the request; done is false if it has to wait.
-func (s *set) decide(ino dsm.Ino, r Request) (a Answer, done bool) {
+// decide grants or refuses the request; done is false if it has to wait. less says that its owner has less of the file now than before,
+// as when a lock for writing becomes one for reading.
+func (s *set) decide(ino dsm.Ino, r Request) (a Answer, done, less bool) {
 	t := s.tables[ino]
 	in, blocked := t.conflict(r.Lock)
 	switch {
 	case r.Lock.Type == Unlock || !blocked:
 		if r.How != Test {
-			t.place(r.Lock)
+			less = t.place(r.Lock)
 		}
-		return r.answer(Granted), true
+		return r.answer(Granted), true, less
 	case r.How != Wait:
 		a = r.answer(Refused)
 		a.Conflict = in
-		return a, true
+		return a, true, false
 	case s.circle(ino, r.Lock):
-		return r.answer(Deadlock), true
+		return r.answer(Deadlock), true, false
 	}
-	return r.answer(Queued), false
+	return r.answer(Queued), false, false
 }
 
 // settle decides the waiting requests of the file that can be decided now, oldest first. A lock
@@ -85,14 +87,17 @@ func (s *set) settle(ino dsm.Ino) (answers []Answer) {
 		for i := 0; i < len(t.queue); {
 			r := t.queue[i]
 			t.queue = slices.Delete(t.queue, i, i+1) // so that the search for a circle does not find it
-			a, done := s.decide(ino, r)
+			a, done, less := s.decide(ino, r)
 			if !done {
 				t.queue = slices.Insert(t.queue, i, r)
 				i++
 				continue
 			}
 			answers = append(answers, a)
-			again = again || a.Verdict == Granted // its owner may have less than before
+			again = again || a.Verdict == Granted
+			if less {
+				i = 0 // an older one may have waited for that
+			}
 		}
 	}
 	s.tidy(ino)

@@ -319,3 +319,27 @@ func TestAgainstBytes(t *testing.T) {
 		}
 	}
 }
+
+// TestOlderFirst: a grant that leaves its owner with less lets an older request go before a younger one.
+func TestOlderFirst(t *testing.T) {
+	var s set
+	s.init()
+	b, c, d, e := posix(nodeA, 1), posix(nodeA, 2), posix(nodeB, 1), posix(nodeB, 2)
+	ask := func(ticket uint64, o Owner, ty Type, first, last uint64) (granted []uint64) {
+		for _, a := range s.ask(1, Request{Lock: lock(o, ty, first, last), How: Wait, Ticket: ticket}) {
+			if a.Verdict == Granted {
+				granted = append(granted, a.Ticket)
+			}
+		}
+		return granted
+	}
+	ask(1, b, Write, 5, 5)
+	ask(2, e, Write, 3, 3)
+	ask(3, e, Write, 7, 7)
+	ask(4, c, Read, 4, 5)  // waits for b
+	ask(5, b, Read, 5, 7)  // waits for e, and leaves b with less
+	ask(6, d, Write, 3, 4) // waits for e, and is in the way of c
+	if got, want := ask(7, e, Unlock, 0, 9), []uint64{7, 5, 4}; !slices.Equal(got, want) {
+		t.Errorf("granted %v, want %v", got, want)
+	}
+}
