@@ -74,6 +74,10 @@ type Area interface {
 	// Acquire brings this node up to every publish that completed before; but memory that lets updates in
 	// only in sync calls of programs that store stays as it is unless storing.
 	Acquire(ctx context.Context, storing bool) error
+	// Contribute, FinishRound and AbandonRound are the steps of a round: see coherence.Area.
+	Contribute(ctx context.Context, id dsm.RoundID) error
+	FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int, storing bool) error
+	AbandonRound(id dsm.RoundID)
 	// NextNotice returns what the kernel must be told next; NoticeDone ends it.
 	NextNotice() (Notice, bool)
 	NoticeDone(n Notice)
@@ -121,6 +125,7 @@ type Attachment interface {
 	// Sync and Acquire are those of the area, by this program.
 	Sync(ctx context.Context) error
 	Acquire(ctx context.Context) error
+	FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int) error
 	// Wait returns when the version, or a later one, exists, and acquires then, unless it is 0;
 	// errs.Timeout when ctx ends before.
 	Wait(ctx context.Context, v dsm.Version) error

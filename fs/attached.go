@@ -7,6 +7,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/fs/attach"
 	"github.com/dsmfs/dsmfs/fs/control"
+	"github.com/dsmfs/dsmfs/groups"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
@@ -99,6 +100,8 @@ func (m attachMount) Open(ctx context.Context, ino dsm.Ino, write bool) (attach.
 func (m attachMount) Release(f func())    { m.b.releases.run(f) }
 func (m attachMount) Background(f func()) { m.b.background.run(f) }
 
+func (m attachMount) Rounds(ino dsm.Ino) groups.Area { return mountedArea{m.b, dsm.AreaID(ino)} }
+
 func (m attachMount) Lasting() (context.Context, context.CancelFunc) { return m.b.lasting() }
 
 // attachedArea is an area that a program has attached.
@@ -124,7 +127,10 @@ func (x attachedArea) Resize(ctx context.Context, size int64) (dsm.Inode, error)
 }
 
 func (x attachedArea) Publish(ctx context.Context) error { return x.b.publish(ctx, x.a) }
-func (x attachedArea) Stats() string                     { return control.FlatKeyed(x.b.areaStats(x.a)) }
+func (x attachedArea) Contribute(ctx context.Context, id dsm.RoundID) error {
+	return x.b.contribute(ctx, x.a, id)
+}
+func (x attachedArea) Stats() string { return control.FlatKeyed(x.b.areaStats(x.a)) }
 
 func (x attachedArea) Attach(ctx context.Context, program int, write bool) (attach.Attachment, *os.File, error) {
 	t, f, err := x.Area.Attach(ctx, program, write)

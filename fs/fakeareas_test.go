@@ -306,6 +306,16 @@ func (a *fakeArea) Acquire(context.Context, bool) error {
 	return nil
 }
 
+func (a *fakeArea) Contribute(ctx context.Context, _ dsm.RoundID) error { return a.Publish(ctx) }
+func (a *fakeArea) AbandonRound(dsm.RoundID)                            {}
+func (a *fakeArea) FinishRound(ctx context.Context, _ dsm.RoundID, _ []dsm.NodeID, _ int, storing bool) error {
+	return a.Acquire(ctx, storing)
+}
+
+func (t fakeAttachment) FinishRound(ctx context.Context, _ dsm.RoundID, _ []dsm.NodeID, _ int) error {
+	return t.fakeArea.Acquire(ctx, true)
+}
+
 // tell queues a notice and says so.
 func (a *fakeArea) tell(n Notice) {
 	a.update(func() { a.notices = append(a.notices, n) })

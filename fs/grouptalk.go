@@ -17,7 +17,7 @@ import (
 //
 //	join SIZE [SECONDS]     rank=0 size=4       waits 300 s unless told otherwise
 //	barrier [SECONDS]       number=1 missing=   the ranks that nobody has, with commas
-//	round PATH...           the same; publishes the files before it and acquires them after it
+//	round PATH...           the same; puts together what all members have stored in the files
 //	add NAME NUMBER         value=1
 //	tick [SLACK]            clock=1 ahead=0
 //	leave                   left
@@ -177,7 +177,11 @@ func (t *groupTalk) join(words []string) (string, error) {
 }
 
 func (t *groupTalk) barrier(ctx context.Context) (string, error) {
-	r, err := t.member.Barrier(ctx, t.number+1)
+	return t.met(t.member.Barrier(ctx, t.number+1))
+}
+
+// met is the answer to what has a result.
+func (t *groupTalk) met(r groups.Result, err error) (string, error) {
 	if err != nil {
 		return "", err
 	}
@@ -190,32 +194,15 @@ func (t *groupTalk) barrier(ctx context.Context) (string, error) {
 }
 
 func (t *groupTalk) round(paths []string) (string, error) {
-	var areas []dsm.AreaID
+	areas := make(map[dsm.AreaID]groups.Area)
 	for _, path := range paths {
 		i, err := t.file(path)
 		if err != nil {
 			return "", err
 		}
-		areas = append(areas, i.Area())
+		areas[i.Area()] = mountedArea{t.mount.b, i.Area()}
 	}
-	each := func(do func(context.Context, dsm.AreaID) error) error {
-		ctx, cancel := t.mount.b.lasting()
-		defer cancel()
-		for _, id := range areas {
-			if err := do(ctx, id); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	if err := each(t.mount.Publish); err != nil {
-		return "", err
-	}
-	answer, err := t.barrier(t.ctx)
-	if err != nil {
-		return "", err
-	}
-	return answer, each(t.mount.Acquire)
+	return t.met(t.member.Meet(t.ctx, t.number+1, areas, t.mount.b.cfg.FaultTimeout))
 }
 
 // file returns the file at a path from the root of the filesystem, which the user may write.

@@ -5,6 +5,7 @@
 //	local.go                  a node's side of a group
 //	coordinator.go            the other side: the one node that decides
 //	takeover.go counter.go    parts of it
+//	round.go                  barriers at which areas are put together
 //	inspect.go figures.go     what people see
 //
 // # Who decides
@@ -36,6 +37,13 @@
 // the next barrier on. A rank is given away only when all nodes have the result of the last
 // barrier, so that every result names those who took part. Until then a node whose last program has
 // left keeps the result too.
+//
+// # Rounds
+//
+// A round of areas is a barrier: it has its number, and the data plane is told who took part. Each
+// member contributes before it arrives, and finishes when it leaves. The members of a node share
+// what the node contributes, so this package counts them: when the last of them is gone, without an
+// end of the round, the contribution is taken back.
 //
 // # Counters
 //

@@ -22,6 +22,7 @@ type local struct {
 	size                            int
 	members                         []wire.GroupMember
 	missing                         []int
+	met                             []Seat // who took part in barrier done; the members may be others by now
 	counters                        map[string]wire.GroupCounter
 	came                            []wire.GroupMember
 	seats                           map[uint64]*Member
@@ -80,7 +81,7 @@ func (l *local) state(s *wire.GroupState) {
 	l.heard = max(l.heard, s.Heard)
 	if s.Generation > l.generation {
 		l.generation, l.done, l.list, l.slowest = s.Generation, 0, 0, 0
-		l.size, l.members, l.missing = 0, nil, nil
+		l.size, l.members, l.missing, l.met = 0, nil, nil, nil
 		clear(l.counters)
 	}
 	if s.Generation == l.generation {
@@ -88,7 +89,12 @@ func (l *local) state(s *wire.GroupState) {
 			l.size, l.list, l.members = s.Size, s.List, s.Members
 		}
 		if s.Done > l.done {
-			l.done, l.missing = s.Done, s.Missing
+			l.done, l.missing, l.met = s.Done, s.Missing, nil
+			for rank, m := range l.members {
+				if !slices.Contains(l.missing, rank) {
+					l.met = append(l.met, Seat{Rank: rank, Node: m.Node})
+				}
+			}
 		}
 		l.slowest = max(l.slowest, s.Slowest)
 	}
@@ -127,11 +133,5 @@ func (l *local) counted(c wire.GroupCounter) {
 
 // result returns who took part in the last barrier.
 func (l *local) result() Result {
-	r := Result{Number: l.done, Missing: slices.Clone(l.missing)}
-	for rank, m := range l.members {
-		if !slices.Contains(l.missing, rank) {
-			r.Members = append(r.Members, Seat{Rank: rank, Node: m.Node})
-		}
-	}
-	return r
+	return Result{Number: l.done, Members: slices.Clone(l.met), Missing: slices.Clone(l.missing)}
 }

@@ -21,6 +21,9 @@ type Member struct {
 	next  uint64            // numbers its additions
 	sums  map[uint64]*int64 // of the additions that somebody waits for; nil: no answer yet
 	lost  error             // why it is no member any more
+
+	stakes map[dsm.AreaID]Area // in which it has something that waits for the end of a round
+	staked uint64              // the number of that round
 }
 
 // Result is what a barrier says when it ends.
@@ -72,6 +75,7 @@ func (m *Member) seated(l *local, rank int) {
 // lose ends the membership: every call returns the error.
 func (m *Member) lose(err error) {
 	m.lost = err
+	m.withdrawLocked()
 	delete(m.group.seats, m.seat.ID)
 	m.group.heard = 0 // the coordinator does not know yet
 }
@@ -101,36 +105,35 @@ func (m *Member) hasRank() bool        { return m.seat.Generation != 0 }
 // and the result is kept until it arrives at the next one.
 func (m *Member) Barrier(ctx context.Context, number uint64) (Result, error) {
 	var r Result
-	first, ready := m.arrival(number, &r)
+	first, ready := m.arrival(number, false, &r)
+	return r, m.meet(ctx, number, first, ready)
+}
+
+func (m *Member) meet(ctx context.Context, number uint64, first func() (bool, error), ready func() bool) error {
 	err := m.n.call(ctx, m, first, ready)
 	if errs.Is(err, errs.Timeout) {
 		err = errs.E(errs.Timeout, "barrier", "the members have not all arrived at number %d in time", number)
 	}
-	return r, err
+	return err
 }
 
 // Arrive is Barrier without a wait: done is called when the barrier is over, perhaps before Arrive
 // returns, by a goroutine that must not be held up. With an error nothing has begun.
 func (m *Member) Arrive(number uint64, done func(Result, error)) error {
 	r := new(Result)
-	first, ready := m.arrival(number, r)
+	first, ready := m.arrival(number, false, r)
 	_, err := m.n.begin(m, first, ready, func(err error) { done(*r, err) })
 	return err
 }
 
 // arrival returns the two functions for Node.begin.
-func (m *Member) arrival(number uint64, r *Result) (first func() (bool, error), ready func() bool) {
+func (m *Member) arrival(number uint64, round bool, r *Result) (first func() (bool, error), ready func() bool) {
 	return func() (bool, error) {
-			switch {
-			case number != m.seat.Arrived && number != m.seat.Arrived+1, number < m.first:
-				return false, errs.E(errs.Invalid, "barrier", "number %d: the member has arrived at %d", number, m.seat.Arrived)
-			case number == m.seat.Arrived:
-				return false, nil
-			case m.group.done < m.seat.Arrived:
-				return false, errs.E(errs.Invalid, "barrier", "number %d: barrier %d is not over", number, m.seat.Arrived)
+			news, err := m.mayArrive(number, round)
+			if news {
+				m.seat.Arrived = number
 			}
-			m.seat.Arrived = number
-			return true, nil
+			return news, err
 		}, func() bool {
 			if m.group.done < number {
 				return false
@@ -138,6 +141,21 @@ func (m *Member) arrival(number uint64, r *Result) (first func() (bool, error), 
 			*r = m.group.result()
 			return true
 		}
+}
+
+// mayArrive checks that a barrier, or a round, is the member's next one, or the one at which it has arrived already: then news is false.
+func (m *Member) mayArrive(number uint64, round bool) (news bool, err error) {
+	switch {
+	case number != m.seat.Arrived && number != m.seat.Arrived+1, number < m.first:
+		return false, errs.E(errs.Invalid, "barrier", "number %d: the member has arrived at %d", number, m.seat.Arrived)
+	case len(m.stakes) > 0 && (!round || number != m.staked):
+		return false, errs.E(errs.Invalid, "barrier", "what the member has accumulated or stored waits for the end of round %d", m.staked)
+	case number == m.seat.Arrived:
+		return false, nil
+	case m.group.done < m.seat.Arrived:
+		return false, errs.E(errs.Invalid, "barrier", "number %d: barrier %d is not over", number, m.seat.Arrived)
+	}
+	return true, nil
 }
 
 // Add adds to a counter of the group, and returns the value after that. If it returns early the

@@ -46,7 +46,9 @@ type Node struct {
 		parked       []parked
 		inbox        []message // of this node to itself
 		outbox       []message
-		sending      bool // a goroutine sends what is in outbox
+		stakes       map[stake]int // how many members of this node have something in a round
+		abandoned    []func()      // to be called with no lock held
+		sending      bool          // a goroutine sends what is in outbox
 		closed       bool
 	}
 }
@@ -78,6 +80,7 @@ func NewNode(cfg Config) *Node {
 	n.mu.view = new(dsm.View)
 	n.mu.locals = make(map[dsm.AreaID]*local)
 	n.mu.coordinators = make(map[dsm.AreaID]*coordinator)
+	n.mu.stakes = make(map[stake]int)
 	return n
 }
 
@@ -99,14 +102,14 @@ func (n *Node) loseAllLocked(err error) {
 }
 
 // step runs f under the lock, and then what f has made: messages of this node to itself, messages
-// to others, and the waking of programs.
+// to others, the end of rounds that are given up, and the waking of programs.
 func (n *Node) step(f func()) {
 	n.mu.Lock()
 	f()
 	n.settleLocked()
 }
 
-// settleLocked handles the messages of this node to itself, releases the lock, wakes programs and
+// settleLocked handles the messages of this node to itself, releases the lock, gives rounds up, wakes programs and
 // sends messages. One goroutine sends at a time, so that they leave in the order of the steps.
 func (n *Node) settleLocked() {
 	for len(n.mu.inbox) > 0 {
@@ -123,8 +126,11 @@ func (n *Node) settleLocked() {
 			delete(n.mu.locals, id)
 		}
 	}
+	abandoned := n.mu.abandoned
+	n.mu.abandoned = nil
 	if n.mu.sending || len(n.mu.outbox) == 0 {
 		n.mu.Unlock()
+		call(abandoned)
 		wake(woken)
 		return
 	}
@@ -136,8 +142,9 @@ func (n *Node) settleLocked() {
 		for _, m := range out {
 			n.cfg.Sender.Send(m.to, m.msg, nil, false)
 		}
+		call(abandoned)
 		wake(woken)
-		woken = nil
+		woken, abandoned = nil, nil
 		n.mu.Lock()
 	}
 	n.mu.sending = false
@@ -154,6 +161,12 @@ func (l *local) wakened() (woken []*waiter) {
 		return true
 	})
 	return woken
+}
+
+func call(list []func()) {
+	for _, f := range list {
+		f()
+	}
 }
 
 func wake(list []*waiter) {

@@ -130,7 +130,7 @@ func (p *simProgram) act(size int) bool {
 // result.
 func (p *simProgram) meet() {
 	r := new(Result)
-	first, ready := p.member.arrival(p.number+1, r)
+	first, ready := p.member.arrival(p.number+1, false, r)
 	l := p.life()
 	l.arrived[p] = p.number + 1
 	p.begin("a barrier", first, ready, func() {

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"math"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -155,51 +154,45 @@ func met(r groups.Result) reply {
 // maxRoundAreas bounds the areas of a round.
 const maxRoundAreas = maxPayload / 8
 
-// round serves ROUND: what the program has stored in the areas is published before it arrives at the
-// barrier, and what all have published is in memory when it leaves.
+// round serves ROUND.
 func (a *conn) round(ctx context.Context, m *membership, q *request) (groups.Result, error) {
 	if len(q.payload)%8 != 0 || len(q.payload) > 8*maxRoundAreas {
 		return groups.Result{}, errs.E(errs.Invalid, "round", "%d bytes: want the numbers of at most %d areas, of 8 bytes each", len(q.payload), maxRoundAreas)
 	}
-	var areas []*attachment
+	areas := make(map[dsm.AreaID]groups.Area)
 	for rest := []byte(q.payload); len(rest) > 0; rest = rest[8:] {
 		ino := dsm.Ino(binary.LittleEndian.Uint64(rest))
-		x := a.s.attachmentOf(a.who.pid, ino)
-		if x == nil {
-			return groups.Result{}, errs.E(errs.Invalid, "round", "this program has not attached area %d for writing", ino)
+		if x := a.s.attachmentOf(a.who.pid, ino); x != nil {
+			areas[dsm.AreaID(ino)] = roundArea{x}
+			continue
 		}
-		areas = append(areas, x)
+		if err := a.mayRound(ctx, ino); err != nil {
+			return groups.Result{}, err
+		}
+		areas[dsm.AreaID(ino)] = a.s.cfg.Mount.Rounds(ino)
 	}
-	if err := a.all(ctx, areas, func(ctx context.Context, x *attachment) error { return x.area.Publish(ctx) }); err != nil {
-		return groups.Result{}, err
-	}
-	r, err := m.Barrier(ctx, q.arg[0])
-	if err != nil {
-		return r, err
-	}
-	return r, a.all(ctx, areas, func(ctx context.Context, x *attachment) error { return x.at.Acquire(ctx) })
+	return m.Meet(ctx, q.arg[0], areas, a.s.cfg.Timeout)
 }
 
-// all does something to several areas at the same time, within the time of one request, and returns
-// one of the errors.
-func (a *conn) all(ctx context.Context, areas []*attachment, do func(context.Context, *attachment) error) error {
+// mayRound returns why the program may not put together an area that it has not attached.
+func (a *conn) mayRound(ctx context.Context, ino dsm.Ino) error {
 	ctx, cancel := context.WithTimeout(ctx, a.s.cfg.Timeout)
 	defer cancel()
-	if len(areas) == 1 {
-		return do(ctx, areas[0])
-	}
-	failed := make([]error, len(areas))
-	var wg sync.WaitGroup
-	for i, x := range areas {
-		wg.Go(func() { failed[i] = do(ctx, x) })
-	}
-	wg.Wait()
-	for _, err := range failed {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err := a.s.openFile(ctx, &a.who, ino, dsm.MayWrite)
+	return err
+}
+
+// roundArea is an area that a program has attached for writing, as a round needs it.
+type roundArea struct{ *attachment }
+
+func (x roundArea) Contribute(ctx context.Context, id dsm.RoundID) error {
+	return x.area.Contribute(ctx, id)
+}
+
+func (x roundArea) AbandonRound(id dsm.RoundID) { x.area.AbandonRound(id) }
+
+func (x roundArea) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int) error {
+	return x.at.FinishRound(ctx, id, nodes, writers)
 }
 
 // attachmentOf returns an area that a program has attached for writing, by any of its connections.

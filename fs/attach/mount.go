@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 
+	"github.com/dsmfs/dsmfs/groups"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/head"
 )
@@ -32,6 +33,8 @@ type Mount interface {
 	// program keeps a mapping.
 	Release(func())
 	Background(func())
+	// Rounds returns an area as a round needs it, for a program that has it open in the mount and does not attach it.
+	Rounds(ino dsm.Ino) groups.Area
 	// Lasting returns a context for work that no program waits for any more.
 	Lasting() (context.Context, context.CancelFunc)
 }
@@ -44,6 +47,9 @@ type Area interface {
 	Size() int64
 	// Resize changes the size, and the kernel is told of it.
 	Resize(ctx context.Context, size int64) (dsm.Inode, error)
+	// Contribute hands all stores made so far over to a round, and AbandonRound takes them back: see groups.Area.
+	Contribute(ctx context.Context, id dsm.RoundID) error
+	AbandonRound(id dsm.RoundID)
 	// Publish makes all stores made so far visible to other nodes, including stores to mappings.
 	Publish(ctx context.Context) error
 	// Stats returns figures, one on each line.
@@ -66,6 +72,7 @@ type Attachment interface {
 	// Sync does what msync(2) does.
 	Sync(ctx context.Context) error
 	Acquire(ctx context.Context) error
+	FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int) error
 	Wait(ctx context.Context, v dsm.Version) error
 	// Expect is Wait for a call that may go on when the program does something else: updates come in only if they may at any time.
 	Expect(ctx context.Context, v dsm.Version) error

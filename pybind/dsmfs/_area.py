@@ -524,8 +524,8 @@ class Area:
         return plane
 
     def _to_round(self) -> int:
-        """Return the number of the area for ROUND, 0 if it is on another plane."""
-        number: int = getattr(self._to_store("round"), "number", 0)
+        """Return the number of the area for ROUND."""
+        number = self._to_store("round").number
         self._lent.look()
         return number
 

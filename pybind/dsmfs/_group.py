@@ -172,13 +172,14 @@ class Group:
     def round(self, *areas: Area, timeout: float | None = None) -> Meeting:
         """Put together what all members have stored in areas.
 
-        What this member has stored is published. It returns when all members have called it, and what they had stored before is in
-        the memory of the areas. The areas' rules say how values of the same element are merged.
+        It returns when all members have called it, and what they had stored before is in the memory of the areas, merged by their rules:
+        with ``merge=sum`` the sum, with ``mean`` that divided by the number of members. Until all have called it, nobody on any node sees
+        anything of it. What the area's interval, or a sync of another program, publishes before is not in the round.
 
         Parameters
         ----------
         areas
-            Opened for writing.
+            Opened for writing, through the mount or the node of the group's path.
         timeout
             As for :meth:`barrier`.
 
@@ -194,16 +195,8 @@ class Group:
         AccessError
             An area is open for reading only.
         """
-        planes = [a._to_round() for a in areas]
-        numbers = [n for n in planes if n]
-        if len(numbers) == len(areas):
-            return self._meet(Op.ROUND, timeout, struct.pack(f"<{len(numbers)}Q", *numbers))
-        for a in areas:
-            a.publish()
-        met = self._meet(Op.BARRIER, timeout)
-        for a in areas:
-            a.sync()
-        return met
+        numbers = [a._to_round() for a in areas]
+        return self._meet(Op.ROUND, timeout, struct.pack(f"<{len(numbers)}Q", *numbers))
 
     def counter(self, name: str = "default") -> Counter:
         """Return a counter that all members share. It is 0 at first, and ends with the group.

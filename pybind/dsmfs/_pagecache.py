@@ -46,6 +46,12 @@ class PageCachePlane:
             os.close(self._fd)
             raise
 
+    @property
+    def number(self) -> int:
+        """The number of the area."""
+        with translated(self._path):
+            return os.fstat(self._fd).st_ino
+
     def map(self) -> Mapping:
         """Map the whole area."""
         with translated(self._path):

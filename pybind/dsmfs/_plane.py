@@ -24,6 +24,10 @@ class Plane(Protocol):
         """``memory`` or ``page-cache``."""
 
     @property
+    def number(self) -> int:
+        """The number of the area, as the daemon of this node knows it."""
+
+    @property
     def writable(self) -> bool:
         """Whether the program may store."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dsmfs
+import numpy as np
 import pytest
 from conftest import LIMIT, Talk
 
@@ -18,8 +19,8 @@ from conftest import LIMIT, Talk
 WORK = """
 import sys, dsmfs
 w = dsmfs.open(sys.argv[3]) if len(sys.argv) > 3 else None
-def step():
-    w.array += 1
+def step(more=1):
+    w.array += more
     m = w.round(g)
     return m.number, m.missing, set(w.array.tolist())
 with dsmfs.group(sys.argv[1], int(sys.argv[2]), timeout=100) as g:
@@ -109,6 +110,53 @@ def test_rounds_add_exactly_while_programs_are_killed_and_come(memory: dsmfs.Clu
     assert set(together(members, "step()")) == {"(5, (), {19})"}
     for m in members:
         m.leave()
+
+
+def test_a_mean_is_of_the_members_of_the_round(nodes: dsmfs.Cluster, start: Start) -> None:
+    nodes[0].create("w.npy", 100, "f8", merge="mean", interval=0).close()
+    on = [0, 1, 2]
+    if os.environ["DSMFS_PLANE"] == "memory":
+        on.append(1)  # two members share what their node contributes
+    members = [start(nodes[i], len(on), "w.npy") for i in on]
+    for m in members:
+        m.joined()
+    full = sum(range(1, len(on) + 1)) * 12 / len(on)
+    assert set(together(members, "step(12 * (g.rank + 1))")) == {f"(1, (), {{{full}}})"}
+    victim = members.pop()
+    for m in members:
+        m.begin("step(24)")
+    victim.kill()
+    assert {m.said() for m in members} == {f"(2, ({victim.rank},), {{{full + 24}}})"}
+
+
+def test_what_is_seen_of_a_round_is_of_all_its_members(nodes: dsmfs.Cluster, start: Start) -> None:
+    nodes[0].create("w.npy", 1 << 20, "i8", merge="sum", placement="one", interval=0).close()
+    members = [start(nodes[i], 2, "w.npy") for i in (0, 1)]
+    for m in members:
+        m.joined()
+    seen: set[int] = set()
+    with nodes[2].open("w.npy", "r") as reader:
+        for number in range(1, 6):
+            members[0].begin("step()")
+            while not waits(nodes[0]):
+                pass
+            seen.update(np.unique(reader.array).tolist())
+            members[1].begin("step()")
+            while groups(nodes[0]).count(f" round={number} ") == 0:
+                seen.update(np.unique(reader.array).tolist())
+            seen.update(np.unique(reader.array).tolist())
+            assert [m.said() for m in members] == [f"({number}, (), {{{2 * number}}})"] * 2
+        reader.acquire()
+        seen.update(np.unique(reader.array).tolist())
+    assert seen <= {0, 2, 4, 6, 8, 10} and 10 in seen
+
+
+def groups(node: dsmfs.Filesystem) -> str:
+    return (Path(node.path) / ".dsm/groups").read_text()
+
+
+def waits(node: dsmfs.Filesystem) -> bool:
+    return " awaited=" in groups(node)
 
 
 def test_barriers_counters_and_ticks(nodes: dsmfs.Cluster, start: Start) -> None:

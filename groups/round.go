@@ -1,0 +1,136 @@
+package groups
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// Area is an area as its rounds need it: see coherence.Area.
+type Area interface {
+	Contribute(ctx context.Context, id dsm.RoundID) error
+	FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int) error
+	AbandonRound(id dsm.RoundID)
+}
+
+// stake is an area's round in which members of this node have something.
+type stake struct {
+	area dsm.AreaID
+	id   dsm.RoundID
+}
+
+// Meet is Barrier, at which the members put together what they have stored in areas, and what they have accumulated. Like Barrier it
+// may be called again after it has ended early: the member contributes once. limit bounds the time for each of the two steps in the
+// data plane. The members of a node share the node's contribution; it is taken back when none of them is in the round any more.
+func (m *Member) Meet(ctx context.Context, number uint64, areas map[dsm.AreaID]Area, limit time.Duration) (Result, error) {
+	id := m.Round(number)
+	areas, arrived, err := m.enter(number, areas)
+	if err == nil && !arrived {
+		err = each(ctx, limit, areas, func(ctx context.Context, a Area) error { return a.Contribute(ctx, id) })
+	}
+	var r Result
+	if err == nil {
+		first, ready := m.arrival(number, true, &r)
+		err = m.meet(ctx, number, first, ready)
+	}
+	if err == nil {
+		nodes := r.nodes()
+		err = each(ctx, limit, areas, func(ctx context.Context, a Area) error { return a.FinishRound(ctx, id, nodes, len(r.Members)) })
+	}
+	if !errs.Is(err, errs.Timeout) && !errs.Is(err, errs.Interrupted) { // else the caller may go on
+		m.n.step(func() { m.withdrawLocked() })
+	}
+	return r, err
+}
+
+// enter begins a round, and returns its areas: also those in which the member has accumulated. arrived says that it has contributed.
+func (m *Member) enter(number uint64, areas map[dsm.AreaID]Area) (all map[dsm.AreaID]Area, arrived bool, err error) {
+	m.n.mu.Lock()
+	defer m.n.mu.Unlock()
+	if m.lost != nil {
+		return nil, false, m.lost
+	}
+	if _, err := m.mayArrive(number, true); err != nil {
+		return nil, false, err
+	}
+	arrived = number == m.seat.Arrived
+	if !arrived {
+		for id, a := range areas {
+			m.stakeLocked(number, id, a)
+		}
+	}
+	all = maps.Clone(m.stakes)
+	if all == nil {
+		all = make(map[dsm.AreaID]Area)
+	}
+	maps.Copy(all, areas)
+	return all, arrived, nil
+}
+
+// stakeLocked records that the member has something in a round of an area.
+func (m *Member) stakeLocked(number uint64, id dsm.AreaID, a Area) {
+	if m.stakes == nil {
+		m.stakes = make(map[dsm.AreaID]Area)
+	}
+	if _, ok := m.stakes[id]; !ok {
+		m.n.mu.stakes[stake{id, m.Round(number)}]++
+	}
+	m.stakes[id], m.staked = a, number
+}
+
+// withdrawLocked ends what the member has in rounds. What nobody of the node will end is taken back, when the lock is released; for a
+// round that has ended there is nothing to take back.
+func (m *Member) withdrawLocked() {
+	id := m.Round(m.staked)
+	for _, area := range slices.Sorted(maps.Keys(m.stakes)) {
+		k := stake{area, id}
+		if m.n.mu.stakes[k]--; m.n.mu.stakes[k] == 0 {
+			delete(m.n.mu.stakes, k)
+			a := m.stakes[area]
+			m.n.mu.abandoned = append(m.n.mu.abandoned, func() { a.AbandonRound(id) })
+		}
+	}
+	m.stakes = nil
+}
+
+// nodes returns where those are who took part.
+func (r *Result) nodes() (list []dsm.NodeID) {
+	for _, s := range r.Members {
+		list = append(list, s.Node)
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// each does something to several areas at the same time, and returns one of the errors.
+func each(ctx context.Context, limit time.Duration, areas map[dsm.AreaID]Area, do func(context.Context, Area) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if len(areas) == 1 { // in this goroutine
+		for _, a := range areas {
+			return do(ctx, a)
+		}
+	}
+	failed := make([]error, 0, len(areas))
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, a := range areas {
+		wg.Go(func() {
+			if err := do(ctx, a); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failed = append(failed, err)
+			}
+		})
+	}
+	wg.Wait()
+	if len(failed) > 0 {
+		return failed[0]
+	}
+	return nil
+}

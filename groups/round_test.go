@@ -1,0 +1,133 @@
+package groups
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// noted is an area that notes what rounds do with it.
+type noted struct {
+	mu     sync.Mutex
+	list   []string
+	refuse error // of Contribute
+}
+
+func (a *noted) note(format string, args ...any) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.list = append(a.list, fmt.Sprintf(format, args...))
+}
+
+// wants checks what has been done since it was last asked, in any order.
+func (a *noted) wants(t *testing.T, what ...string) {
+	t.Helper()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	slices.Sort(a.list)
+	if !slices.Equal(a.list, what) {
+		t.Errorf("done %q, want %q", a.list, what)
+	}
+	a.list = nil
+}
+
+func (a *noted) Contribute(_ context.Context, id dsm.RoundID) error {
+	a.note("contribute %d", id.Number)
+	return a.refuse
+}
+
+func (a *noted) FinishRound(_ context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int) error {
+	a.note("finish %d of %d on %d", id.Number, writers, nodes)
+	return nil
+}
+
+func (a *noted) AbandonRound(id dsm.RoundID) { a.note("abandon %d", id.Number) }
+
+// TestRoundOfAGroup: members of a node share what it contributes. Who has waited in vain goes on with the same round, and contributes
+// once. What nobody of the node is going to end is taken back.
+func TestRoundOfAGroup(t *testing.T) {
+	c := newCluster(t, 2)
+	members := c.join(3, 0, 0, 1)
+	first, second := new(noted), new(noted)
+	areas := []map[dsm.AreaID]Area{{5: first}, {5: first}, {5: second}}
+	meet := func(ctx context.Context, i int, number uint64) error {
+		r, err := members[i].Meet(ctx, number, areas[i], time.Minute)
+		if err == nil && r.Number != number {
+			t.Errorf("number %d, want %d", r.Number, number)
+		}
+		return err
+	}
+	short := func(i int, number uint64) {
+		t.Helper()
+		wants(t, meet(ended(t), i, number), errs.Timeout, "have not all arrived")
+	}
+	short(0, 1)
+	short(0, 1)
+	first.wants(t, "contribute 1")
+	_, err := members[0].Barrier(t.Context(), 1)
+	wants(t, err, errs.Invalid, "waits for the end of round 1")
+	var all sync.WaitGroup
+	for i := range members {
+		all.Go(func() {
+			if err := meet(t.Context(), i, 1); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	first.wants(t, "abandon 1", "contribute 1", "finish 1 of 3 on [1 2]", "finish 1 of 3 on [1 2]")
+	second.wants(t, "abandon 1", "contribute 1", "finish 1 of 3 on [1 2]")
+
+	short(0, 2)
+	short(2, 2)
+	members[0].Leave()
+	first.wants(t, "abandon 2", "contribute 2") // alone in it
+	second.wants(t, "contribute 2")
+	all.Go(func() {
+		if err := meet(t.Context(), 1, 2); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := meet(t.Context(), 2, 2); err != nil {
+		t.Error(err)
+	}
+	all.Wait()
+	second.wants(t, "abandon 2", "finish 2 of 2 on [1 2]")
+	first.wants(t, "abandon 2", "contribute 2", "finish 2 of 2 on [1 2]")
+
+	first.refuse = errs.E(errs.Busy, "contribute", "another group")
+	wants(t, meet(t.Context(), 1, 3), errs.Busy, "another group")
+	first.wants(t, "abandon 3", "contribute 3")
+	first.refuse = nil
+	if n := len(c.nodes[0].mu.stakes) + len(c.nodes[1].mu.stakes); n != 0 {
+		t.Errorf("%d rounds are not over", n)
+	}
+}
+
+// TestResultNamesWhoTookPart, also when its rank is another's by now.
+func TestResultNamesWhoTookPart(t *testing.T) {
+	c := newCluster(t, 3)
+	members := c.join(2, 0, 1)
+	arrived := make(chan error, 1)
+	go func() { arrived <- second(members[1].Barrier(t.Context(), 1)) }()
+	before, err := members[0].Barrier(t.Context(), 1)
+	if err != nil || <-arrived != nil {
+		t.Fatal(err)
+	}
+	members[1].Leave()
+	c.join(2, 2)
+	again, err := members[0].Barrier(t.Context(), 1)
+	if got, want := fmt.Sprint(again), fmt.Sprint(before); err != nil || got != want || !strings.Contains(got, "2") {
+		t.Errorf("%s, %v, want %s", got, err, want)
+	}
+	if nodes := again.nodes(); !slices.Equal(nodes, []dsm.NodeID{1, 2}) {
+		t.Errorf("on %v", nodes)
+	}
+}
