@@ -141,5 +141,8 @@ func (s *state) resize(st step, in *inode, size int64) {
 	if shrunk && in.Spec.DType == dsm.DTypeAuto && (size == 0 || size < in.Layout.DataOffset) {
 		in.Layout = dsm.Layout{} // the truncate removed the header
 	}
+	if shrunk && in.Kind == dsm.KindFile {
+		in.addCut(cut{dsm.Generation(st.index), size})
+	}
 	s.revised(st, in, before, shrunk)
 }

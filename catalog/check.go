@@ -87,6 +87,9 @@ func (s *state) checkInode(in *inode, names int, subdirs uint32) error {
 	default:
 		return fmt.Errorf("%d names, %d links (want %d), %d holds, %d entries", names, in.Nlink, links, len(in.holds), len(in.entries))
 	}
+	if err := in.checkCuts(); err != nil {
+		return err
+	}
 	for n := range in.holds {
 		if _, ok := s.view.Member(n); !ok {
 			return fmt.Errorf("held by %s, which is no member", n)

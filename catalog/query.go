@@ -151,6 +151,21 @@ func (c *Catalog) Area(id dsm.AreaID) (dsm.Inode, bool) {
 	return in.Inode, true
 }
 
+// AreaSince is Area, and returns also the smallest size of the area after index rev, and when it was shrunk to that. If it was not shrunk
+// since, gen is 0.
+func (c *Catalog) AreaSince(id dsm.AreaID, rev dsm.Generation) (now dsm.Inode, least int64, gen dsm.Generation, ok bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	in := c.mu.state.inodes[dsm.Ino(id)]
+	if in == nil || in.Kind != dsm.KindFile {
+		return dsm.Inode{}, 0, 0, false
+	}
+	if c, ok := in.cutSince(rev); ok {
+		return in.Inode, c.Size, c.Rev, true
+	}
+	return in.Inode, in.Size, 0, true
+}
+
 // WaitApplied returns when this node has applied the log up to rev and the
 // view of epoch e.
 func (c *Catalog) WaitApplied(ctx context.Context, rev dsm.Generation, e dsm.Epoch) error {

@@ -11,7 +11,7 @@ import (
 )
 
 // imageFormat is the version of image.
-const imageFormat = 6
+const imageFormat = 7
 
 // image is a state as a value, with every set in order: equal states have equal images, byte for
 // byte.
@@ -37,6 +37,7 @@ type inodeImage struct {
 	Xattrs  []xattrImage
 	Holds   []dsm.NodeID
 	Temp    bool
+	Cuts    []cut
 }
 
 type entryImage struct {
@@ -70,7 +71,7 @@ func (s *state) image() *image {
 	}
 	for _, ino := range sortedKeys(s.inodes) {
 		in := s.inodes[ino]
-		x := inodeImage{Inode: in.Inode, Parent: in.parent, Holds: sortedKeys(in.holds), Temp: in.temp}
+		x := inodeImage{Inode: in.Inode, Parent: in.parent, Holds: sortedKeys(in.holds), Temp: in.temp, Cuts: in.cuts}
 		for name, ino := range in.entries {
 			x.Entries = append(x.Entries, entryImage{name, ino})
 		}
@@ -111,7 +112,7 @@ func restore(b []byte) (*state, error) {
 		return nil, errs.E(errs.Corrupt, "restore snapshot", "%d slots of single areas do not add up", len(img.Own))
 	}
 	for _, x := range img.Inodes {
-		in := &inode{Inode: x.Inode, parent: x.Parent, temp: x.Temp}
+		in := &inode{Inode: x.Inode, parent: x.Parent, temp: x.Temp, cuts: x.Cuts}
 		if x.Inode.Kind == dsm.KindDir {
 			in.entries = make(map[string]dsm.Ino)
 		}

@@ -36,6 +36,7 @@ type inode struct {
 	xattrs  map[string][]byte       // the values are never changed
 	holds   map[dsm.NodeID]struct{} // the nodes that hold the inode
 	temp    bool                    // a file that never had a name, and may get one
+	cuts    []cut                   // of a file: see addCut
 }
 
 // step is the circumstances in which a command is applied.

@@ -359,6 +359,33 @@ func (a *Area) inodeChangedLocked(now dsm.Inode) {
 	}
 }
 
+// newestRev returns the newest catalog entry that the area has heard of.
+func (a *Area) newestRev() dsm.Generation {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if s := a.mu.short.ino; s != nil {
+		return s.Rev
+	}
+	return a.mu.ino.Rev
+}
+
+// cutMeanwhileLocked cuts off what the area has past the smallest size that it has had before it became now, as by a shrink at gen.
+// inodeChangedLocked follows.
+func (a *Area) cutMeanwhileLocked(now dsm.Inode, least int64, gen dsm.Generation) {
+	old := a.mu.ino
+	if least >= old.Size || now.Size == least || now.Rev <= old.Rev {
+		return
+	}
+	cut := old // the rules of that moment are not known, but homes refuse what is made by them
+	if gen == now.Gen {
+		cut = now
+		cut.Spec.Residency, cut.Spec.Placement = old.Spec.Residency, old.Spec.Placement
+	}
+	cut.Size, cut.Gen = least, gen
+	cut.Rev = old.Rev // what is made under now waits until the area has become now
+	a.becomeLocked(cut)
+}
+
 // becomeLocked has the area act on the inode, or returns false if there is no memory for it: see short.
 func (a *Area) becomeLocked(now dsm.Inode) bool {
 	old := a.mu.ino

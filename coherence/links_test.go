@@ -46,6 +46,11 @@ func (s *slowPair) Area(id dsm.AreaID) (dsm.Inode, bool) {
 	return dsm.Inode{Ino: dsm.Ino(id), Kind: dsm.KindFile, Size: s.size, Gen: 1, Rev: 1}, true
 }
 
+func (s *slowPair) AreaSince(id dsm.AreaID, _ dsm.Generation) (dsm.Inode, int64, dsm.Generation, bool) {
+	ino, ok := s.Area(id)
+	return ino, ino.Size, 0, ok
+}
+
 func (s *slowPair) WaitApplied(context.Context, dsm.Generation, dsm.Epoch) error { return nil }
 func (s *slowPair) SlotsReady(context.Context, []dsm.Slot, dsm.Epoch) error      { return nil }
 func (s *slowPair) HandoverFailed(context.Context, []dsm.Slot, []dsm.Slot, dsm.Epoch) error {

@@ -178,12 +178,15 @@ func (n *Node) ViewChanged(v *dsm.View) {
 // Reset says that the whole catalog was replaced by a snapshot.
 func (n *Node) Reset() {
 	for _, a := range n.all() {
-		ino, ok := n.cfg.View.Area(a.id)
+		now, least, gen, ok := n.cfg.View.AreaSince(a.id, a.newestRev())
 		if !ok {
 			n.AreaRemoved(dsm.Ino(a.id))
 			continue
 		}
-		n.AreaChanged(ino, ino)
+		if gen != 0 {
+			a.step(func() { a.cutMeanwhileLocked(now, least, gen) })
+		}
+		n.AreaChanged(now, now)
 	}
 	n.ViewChanged(n.cfg.View.Current())
 }

@@ -11,6 +11,31 @@ import (
 // TestPlacementBySnapshot: the placement changes while the file is empty, and a node that takes a snapshot of the catalog does not see that
 // moment. What it had of the file is gone all the same, and it finds the extents where they live now.
 func TestPlacementBySnapshot(t *testing.T) {
+	testSnapshot(t, func(s *sim) {
+		s.resize(0)
+		s.changeRules(func(ino *dsm.Inode) { ino.Spec.Placement = "n1" })
+		s.changeView(func(v *dsm.View) { v.Place(simArea, dsm.SlotHome{Primary: 1, Epoch: v.Epoch}) })
+	})
+}
+
+// TestShrinkBySnapshot: a file is shrunk and grows again, and a node that takes a snapshot of the catalog sees the last size only. What
+// it had of the file past the smallest size is gone all the same.
+func TestShrinkBySnapshot(t *testing.T) {
+	for name, change := range map[string]func(s *sim){
+		"empty": func(s *sim) { s.resize(0) },
+		"and new rule": func(s *sim) {
+			s.resize(0)
+			s.resize(8)
+			s.changeRules(func(ino *dsm.Inode) { ino.Spec.Apply = dsm.ApplySync })
+		},
+		"twice": func(s *sim) { s.resize(0); s.resize(9 * dsm.ExtentSize); s.resize(2 * dsm.ExtentSize) },
+	} {
+		t.Run(name, func(t *testing.T) { testSnapshot(t, change) })
+	}
+}
+
+// testSnapshot has the last of three nodes take a snapshot after a change that empties a file.
+func testSnapshot(t *testing.T, change func(s *sim)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, 3, 3, sums(4, dsm.ApplyArrival))
 		late := s.nodes[2]
@@ -37,19 +62,14 @@ func TestPlacementBySnapshot(t *testing.T) {
 		store(s.nodes[0], 5)
 		s.rested()
 		check(5)
-		s.resize(0)
-		s.changeRules(func(ino *dsm.Inode) { ino.Spec.Placement = "n1" })
-		s.changeView(func(v *dsm.View) { v.Place(simArea, dsm.SlotHome{Primary: 1, Epoch: v.Epoch}) })
+		change(s)
 		s.resize(4 * dsm.ExtentSize)
 		for _, n := range s.nodes[:2] {
 			for n.behindCatalog() {
 				n.apply()
 			}
 		}
-		late.ino, late.view, late.applied = s.lastInode(), s.lastView(), len(s.log)
-		close(late.changed)
-		late.changed = make(chan struct{})
-		late.node.Reset()
+		late.snapshot()
 		s.rested()
 		check(0)
 		store(late, 7)

@@ -170,6 +170,23 @@ func (n *simNode) Area(id dsm.AreaID) (dsm.Inode, bool) {
 	return n.ino, id == simArea
 }
 
+func (n *simNode) AreaSince(id dsm.AreaID, rev dsm.Generation) (now dsm.Inode, least int64, gen dsm.Generation, ok bool) {
+	n.sim.mu.Lock()
+	defer n.sim.mu.Unlock()
+	least = n.ino.Size
+	for i, last := 0, int64(0); i < n.applied; i++ {
+		ino := n.sim.log[i].ino
+		if ino == nil {
+			continue
+		}
+		if ino.Rev > rev && ino.Size < last && ino.Size <= least {
+			least, gen = ino.Size, ino.Rev
+		}
+		last = ino.Size
+	}
+	return n.ino, least, gen, id == simArea
+}
+
 func (n *simNode) SetLayout(context.Context, dsm.AreaID, dsm.Layout) error { return nil }
 
 // apply applies the next entry of the catalog to the node.
@@ -213,6 +230,23 @@ func (n *simNode) apply() {
 		k.setattr()
 	case n.ino.Size == old.Size && k.gen == old.Gen:
 		k.gen = n.ino.Gen
+	}
+}
+
+// snapshot has the node get the catalog as a snapshot: it sees the last entries only.
+func (n *simNode) snapshot() {
+	ino, view := n.sim.lastInode(), n.sim.lastView()
+	n.sim.mu.Lock()
+	old := n.ino
+	n.ino, n.view, n.applied = ino, view, len(n.sim.log)
+	close(n.changed)
+	n.changed = make(chan struct{})
+	n.sim.mu.Unlock()
+	_, least, _, _ := n.AreaSince(simArea, old.Rev)
+	n.node.Reset()
+	n.sim.rest()
+	if least < old.Size && n.sim.onShrink != nil {
+		n.sim.onShrink(n, least)
 	}
 }
 

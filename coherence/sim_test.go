@@ -232,11 +232,21 @@ func (r *simRun) event(n *simNode) {
 		r.moveSlots()
 	case x < 68:
 		if n.behindCatalog() {
-			n.apply()
+			if r.unaware && r.rng.IntN(4) == 0 {
+				n.snapshot()
+			} else {
+				n.apply()
+			}
 		}
 	case x < 69:
 		if r.kind.resize && !n.behindCatalog() {
 			r.resize(r.aSize())
+			if r.unaware && r.rng.IntN(2) == 0 { // who gets a snapshot does not see the size between
+				r.resize(r.fullSize())
+				if o := r.programNodes()[r.rng.IntN(simNodes)]; r.rng.IntN(2) == 0 {
+					o.snapshot()
+				}
+			}
 		}
 	case x < 73:
 		n.evict()

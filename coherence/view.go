@@ -15,6 +15,9 @@ type View interface {
 	Current() *dsm.View
 	// Area returns the inode of an area; ok is false if it does not exist.
 	Area(id dsm.AreaID) (dsm.Inode, bool)
+	// AreaSince is Area, and returns also the smallest size that the area has had after catalog entry rev, and the entry that shrunk it to
+	// that; gen is 0 if none did.
+	AreaSince(id dsm.AreaID, rev dsm.Generation) (now dsm.Inode, least int64, gen dsm.Generation, ok bool)
 	// WaitApplied returns when this node has applied every catalog entry up to
 	// and including index rev and at least the view of epoch e.
 	WaitApplied(ctx context.Context, rev dsm.Generation, e dsm.Epoch) error
