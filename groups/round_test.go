@@ -123,6 +123,9 @@ func TestResultNamesWhoTookPart(t *testing.T) {
 	}
 	members[1].Leave()
 	c.join(2, 2)
+	if _, err := members[0].Add(t.Context(), "c", 1); err != nil { // the answer names the new members
+		t.Fatal(err)
+	}
 	again, err := members[0].Barrier(t.Context(), 1)
 	if got, want := fmt.Sprint(again), fmt.Sprint(before); err != nil || got != want || !strings.Contains(got, "2") {
 		t.Errorf("%s, %v, want %s", got, err, want)
