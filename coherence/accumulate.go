@@ -8,6 +8,18 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
+// MayAccumulate returns why n bytes at off cannot be added to, as Accumulate would: errs.Invalid. nil if they can.
+func (a *Area) MayAccumulate(ctx context.Context, off, n int64) error {
+	err := a.detectLayout(ctx)
+	if err == nil {
+		a.note(func() { err = a.accumulatesLocked(off, n) })
+	}
+	if err != nil {
+		return &errs.Error{Op: "accumulate", Area: a.id, Kind: errs.KindOf(err), Err: err}
+	}
+	return nil
+}
+
 // Accumulate adds elements that a program has in memory of its own to this node's part in a round: the bytes p at off. Several calls add
 // up. The working copy does not change before the end of the round, and nothing has to be compared. The caller then calls Contribute. If
 // the round is given up, what was handed over is dropped. errs.Invalid if the elements of the area do not add up, or p is not whole ones.
@@ -16,7 +28,7 @@ func (a *Area) Accumulate(ctx context.Context, id dsm.RoundID, off int64, p []by
 		n := min(len(p), int(dsm.ExtentSize-off%dsm.ExtentSize))
 		var bad error
 		if _, err := a.inRound(ctx, id, func(c *contribution) {
-			if bad = a.accumulatesLocked(off, len(p)); bad == nil {
+			if bad = a.accumulatesLocked(off, int64(len(p))); bad == nil {
 				a.giveLocked(c, off, p[:n])
 			}
 		}); err != nil {
@@ -31,15 +43,15 @@ func (a *Area) Accumulate(ctx context.Context, id dsm.RoundID, off int64, p []by
 }
 
 // accumulatesLocked returns why n bytes at off cannot be added to; nil if they can.
-func (a *Area) accumulatesLocked(off int64, n int) error {
+func (a *Area) accumulatesLocked(off, n int64) error {
 	ino := &a.mu.ino
 	size := int64(ino.Layout.DType.Size())
 	switch {
 	case ino.Spec.Merge != dsm.MergeSum && ino.Spec.Merge != dsm.MergeMean:
 		return errs.E(errs.Invalid, "", "the merge rule of the area is neither sum nor mean")
-	case off < ino.Layout.DataOffset || off+int64(n) > ino.Size:
+	case off < ino.Layout.DataOffset || n > ino.Size-off:
 		return errs.E(errs.Invalid, "", "%d bytes at %d: the elements are from %d to %d", n, off, ino.Layout.DataOffset, ino.Size)
-	case size > 0 && ((off-ino.Layout.DataOffset)%size != 0 || int64(n)%size != 0):
+	case size > 0 && ((off-ino.Layout.DataOffset)%size != 0 || n%size != 0):
 		return errs.E(errs.Invalid, "", "%d bytes at %d are not whole elements of %d bytes", n, off, size)
 	}
 	return nil

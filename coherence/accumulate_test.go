@@ -73,6 +73,9 @@ func TestAccumulateRefuses(t *testing.T) {
 			if err := n.area.Accumulate(context.Background(), dsm.RoundID{Group: 99, Number: 1}, off, make([]byte, size)); !errs.Is(err, errs.Invalid) {
 				t.Errorf("%s: %v", what, err)
 			}
+			if err := n.area.MayAccumulate(context.Background(), off, int64(size)); !errs.Is(err, errs.Invalid) {
+				t.Errorf("%s, asked before: %v", what, err)
+			}
 		}
 		refused("half an element", 0, 2)
 		refused("between two elements", 2, 4)

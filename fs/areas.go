@@ -78,6 +78,9 @@ type Area interface {
 	Contribute(ctx context.Context, id dsm.RoundID) error
 	FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int, storing bool) error
 	AbandonRound(id dsm.RoundID)
+	// Accumulate adds elements to this node's part in a round, and MayAccumulate says beforehand what is wrong with them.
+	Accumulate(ctx context.Context, id dsm.RoundID, off int64, p []byte) error
+	MayAccumulate(ctx context.Context, off, n int64) error
 	// NextNotice returns what the kernel must be told next; NoticeDone ends it.
 	NextNotice() (Notice, bool)
 	NoticeDone(n Notice)

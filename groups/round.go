@@ -48,6 +48,35 @@ func (m *Member) Meet(ctx context.Context, number uint64, areas map[dsm.AreaID]A
 	return r, err
 }
 
+// Accumulate has add hand over something to the round of an area that is the member's next. It is put together by Meet, whichever areas that names.
+// If add fails, nothing that came with it counts, unless the member or another one of the node has handed over something before.
+func (m *Member) Accumulate(number uint64, id dsm.AreaID, a Area, add func(dsm.RoundID) error) error {
+	had := false
+	err := func() error {
+		m.n.mu.Lock()
+		defer m.n.mu.Unlock()
+		if m.lost != nil {
+			return m.lost
+		}
+		next, err := m.mayArrive(number, true)
+		if err == nil && !next {
+			err = errs.E(errs.Invalid, "accumulate", "round %d has begun: end it first", number)
+		}
+		if err == nil {
+			_, had = m.stakes[id]
+			m.stakeLocked(number, id, a)
+		}
+		return err
+	}()
+	if err != nil {
+		return err
+	}
+	if err = add(m.Round(number)); err != nil && !had {
+		m.n.step(func() { m.dropLocked(id) })
+	}
+	return err
+}
+
 // enter begins a round, and returns its areas: also those in which the member has accumulated. arrived says that it has contributed.
 func (m *Member) enter(number uint64, areas map[dsm.AreaID]Area) (all map[dsm.AreaID]Area, arrived bool, err error) {
 	m.n.mu.Lock()
@@ -83,19 +112,26 @@ func (m *Member) stakeLocked(number uint64, id dsm.AreaID, a Area) {
 	m.stakes[id], m.staked = a, number
 }
 
-// withdrawLocked ends what the member has in rounds. What nobody of the node will end is taken back, when the lock is released; for a
-// round that has ended there is nothing to take back.
+// withdrawLocked ends what the member has in rounds.
 func (m *Member) withdrawLocked() {
-	id := m.Round(m.staked)
-	for _, area := range slices.Sorted(maps.Keys(m.stakes)) {
-		k := stake{area, id}
-		if m.n.mu.stakes[k]--; m.n.mu.stakes[k] == 0 {
-			delete(m.n.mu.stakes, k)
-			a := m.stakes[area]
-			m.n.mu.abandoned = append(m.n.mu.abandoned, func() { a.AbandonRound(id) })
-		}
+	for _, id := range slices.Sorted(maps.Keys(m.stakes)) {
+		m.dropLocked(id)
 	}
-	m.stakes = nil
+}
+
+// dropLocked ends what the member has in the round of an area. What nobody of the node will end is taken back, when the lock is released;
+// of a round that has ended there is nothing to take back.
+func (m *Member) dropLocked(id dsm.AreaID) {
+	a, ok := m.stakes[id]
+	if !ok {
+		return
+	}
+	delete(m.stakes, id)
+	k := stake{id, m.Round(m.staked)}
+	if m.n.mu.stakes[k]--; m.n.mu.stakes[k] == 0 {
+		delete(m.n.mu.stakes, k)
+		m.n.mu.abandoned = append(m.n.mu.abandoned, func() { a.AbandonRound(k.id) })
+	}
 }
 
 // nodes returns where those are who took part.

@@ -111,6 +111,38 @@ func TestRoundOfAGroup(t *testing.T) {
 	}
 }
 
+// TestAccumulatedIsPutTogether by the next round, whichever areas that names, and not by a barrier.
+func TestAccumulatedIsPutTogether(t *testing.T) {
+	c := newCluster(t, 1)
+	m := c.join(1, 0)[0]
+	a, other := new(noted), new(noted)
+	give := func(number uint64, err error) error {
+		return m.Accumulate(number, 5, a, func(id dsm.RoundID) error {
+			a.note("give to %d", id.Number)
+			return err
+		})
+	}
+	wants(t, give(2, nil), errs.Invalid, "has arrived at 0")
+	wants(t, give(1, errs.E(errs.Timeout, "give", "too late")), errs.Timeout, "too late")
+	a.wants(t, "abandon 1", "give to 1")
+	for range 2 {
+		if err := give(1, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wants(t, second(m.Barrier(t.Context(), 1)), errs.Invalid, "waits for the end of round 1")
+	if _, err := m.Meet(t.Context(), 1, map[dsm.AreaID]Area{6: other}, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	a.wants(t, "abandon 1", "contribute 1", "finish 1 of 1 on [1]", "give to 1", "give to 1")
+	wants(t, give(1, nil), errs.Invalid, "has begun")
+	if err := give(2, nil); err != nil {
+		t.Fatal(err)
+	}
+	m.Leave()
+	a.wants(t, "abandon 2", "give to 2")
+}
+
 // TestResultNamesWhoTookPart, also when its rank is another's by now.
 func TestResultNamesWhoTookPart(t *testing.T) {
 	c := newCluster(t, 3)

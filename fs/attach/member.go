@@ -60,6 +60,8 @@ func (a *conn) together(q *request) (reply, error) {
 	case opCount:
 		v, err := m.Add(ctx, q.payload, int64(q.arg[0]))
 		return reply{arg: [4]uint64{uint64(v)}}, err
+	case opAccumulate:
+		return reply{}, a.accumulate(m, q)
 	case opTick:
 		k, err := m.Tick(ctx, q.arg[0], q.arg[2])
 		return reply{arg: [4]uint64{k.Ticks, k.Ahead}}, err

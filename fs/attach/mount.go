@@ -50,6 +50,8 @@ type Area interface {
 	// Contribute hands all stores made so far over to a round, and AbandonRound takes them back: see groups.Area.
 	Contribute(ctx context.Context, id dsm.RoundID) error
 	AbandonRound(id dsm.RoundID)
+	Accumulate(ctx context.Context, id dsm.RoundID, off int64, p []byte) error
+	MayAccumulate(ctx context.Context, off, n int64) error
 	// Publish makes all stores made so far visible to other nodes, including stores to mappings.
 	Publish(ctx context.Context) error
 	// Stats returns figures, one on each line.

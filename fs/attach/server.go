@@ -200,11 +200,14 @@ func (s *Server) serve(a *conn) {
 		}
 		q := &request{header: h, payload: string(payload)}
 		if len(files) > 0 {
-			if h.op != opTrack || uffd.IsUserfaultfd(int(files[0].Fd())) != nil {
+			if h.op == opAccumulate && isMemory(files[0]) {
+				q.file = files[0]
+				closeAll(files[1:])
+			} else if h.op != opTrack || uffd.IsUserfaultfd(int(files[0].Fd())) != nil {
 				// Closing a descriptor can wait for the filesystem that serves it, so it is done in
 				// another goroutine.
 				go closeAll(files)
-				s.log.Warn("attach: a descriptor that is no userfaultfd of a TRACK", "pid", a.who.pid)
+				s.log.Warn("attach: a descriptor that is no userfaultfd of a TRACK, and no memory of an ACCUMULATE", "pid", a.who.pid)
 				break
 			}
 			q.file = files[0]
@@ -395,7 +398,7 @@ func (a *conn) serve(q *request) (reply, error) {
 		return a.create(ctx, q)
 	case opPrepare:
 		return a.prepare(ctx, q)
-	case opJoin, opLeave, opBarrier, opCount, opTick, opRound:
+	case opJoin, opLeave, opBarrier, opCount, opTick, opRound, opAccumulate:
 		return a.together(q)
 	}
 	x, err := a.find(q.attachment)

@@ -59,6 +59,7 @@ const (
 	opRound
 	opWatch
 	opExpect
+	opAccumulate
 )
 
 // waits reports whether a request waits for other programs.

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _rules
-from ._errors import AccessError, ClosedError, DisconnectedError, FormatError, OperationError
+from ._errors import AccessError, ClosedError, DisconnectedError, FormatError, OperationError, PlaneUnavailableError
 from ._layout import Layout, lengths
 from ._mounts import Location
 from ._npy import is_bfloat16
 from ._plane import Mapping, Plane
-from ._tensors import Lent, Tensors, address
+from ._tensors import Lent, Tensors, address, elements
 
 if TYPE_CHECKING:
     import torch
@@ -350,6 +350,47 @@ class Area:
     def round(self, group: Group, timeout: float | None = None) -> Meeting:
         """Put together what all members of a group have stored: :meth:`Group.round` with this area alone."""
         return group.round(self, timeout=timeout)
+
+    def accumulate(self, values: npt.ArrayLike, group: Group, name: str | None = None) -> None:
+        """Hand over values that the next round of a group adds to the area, without storing them into its memory.
+
+        For gradients and the like, which are in memory of their own anyway: nothing has to be found by comparing. Several calls add up.
+        The memory of the area changes when the round ends. If the member leaves or dies before, the values are dropped, unless
+        its node has another member in the round.
+
+        Parameters
+        ----------
+        values
+            An array, or a tensor on the CPU, with the shape and the element type of :attr:`array`.
+        group
+            The next :meth:`Group.round` of this member puts them together, whether it names this area or not.
+        name
+            Of one of :attr:`tensors`. None: the array.
+
+        Raises
+        ------
+        ValueError
+            The shape is another one.
+        TypeError
+            The elements are of another type.
+        PlaneUnavailableError
+            The area is on the page-cache plane, through which values can only be stored.
+        OperationError
+            EINVAL: the area's merge rule is neither ``sum`` nor ``mean``. EBUSY: it takes part in a round of another group.
+        """
+        plane = self._to_store("accumulate")
+        if plane.name != "memory":
+            raise PlaneUnavailableError(
+                errno.ENODEV, "accumulate needs the memory plane: store the values, and call round", self.path
+            )
+        to = self.array if name is None else self.tensors[name]
+        given = elements(values, to.dtype)
+        if given.dtype != to.dtype:
+            raise TypeError(f"{self.path}: elements of {given.dtype}, want {to.dtype}")
+        if given.shape != to.shape:
+            raise ValueError(f"{self.path}: shape {given.shape}, want {to.shape}")
+        if to.size:
+            group._accumulate(self.path, plane.number, address(to) - self._address, to, given)
 
     def wait(self, version: int, timeout: float | None = None) -> int:
         """Wait until a version exists, then acquire: afterwards what was published with it is in memory.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import math
+import mmap
 import os
 import struct
 import threading
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from ._errors import AccessError, ClosedError, DisconnectedError, NotFoundError, translated
 from ._mounts import Location, locate
@@ -17,6 +20,8 @@ from ._open import _connect, _umask
 from ._wire import Connection, Op, Reply
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from ._area import Area
 
 
@@ -129,6 +134,7 @@ class Group:
         self._connection: Connection | None = connection
         self._owner = os.getpid()
         self._turn = threading.Lock()
+        self._staging: _Staging | None = None
 
     @property
     def number(self) -> int:
@@ -249,6 +255,7 @@ class Group:
         connection, self._connection = self._connection, None
         if connection is None:
             return
+        self._staging = None
         if os.getpid() != self._owner:
             connection.forget()
             return
@@ -293,6 +300,19 @@ class Group:
         missing = tuple(r for r in range(self.size) if bits >> r & 1)
         return Meeting(self._number, tuple(r for r in range(self.size) if not bits >> r & 1), missing)
 
+    def _accumulate(self, path: str, number: int, offset: int, to: npt.NDArray[Any], given: npt.NDArray[Any]) -> None:
+        """Hand over elements, laid out as in `to`."""
+        with self._turn, translated(path, "accumulate"):
+            live = self._live()
+            staging, self._staging = self._staging, None  # who is interrupted does not know how far the daemon has read
+            if staging is None or len(staging.memory) < to.nbytes:
+                staging = _Staging(to.nbytes)
+            order: Literal["C", "F"] = "C" if to.flags.c_contiguous else "F"
+            np.ndarray(to.shape, to.dtype, staging.memory, order=order)[...] = given
+            arguments = (self._number + 1, number, offset, to.nbytes)
+            live.call(Op.ACCUMULATE, self._member, arguments, fds=[staging.fd])
+            self._staging = staging
+
     def _tick(self, slack: int, timeout: float | None) -> int:
         _check(timeout)
         with translated(self.path, "tick"):
@@ -304,6 +324,24 @@ class Group:
             arguments = (value & (1 << 64) - 1, 0)
             total = self._live().call(Op.COUNT, self._member, arguments, name.encode()).args[0]
         return total - (total >> 63 << 64)
+
+
+class _Staging:
+    """Memory in which elements are handed over. It is kept for the next call: making it takes as long as filling it."""
+
+    def __init__(self, size: int) -> None:
+        self.fd = os.memfd_create("dsmfs-accumulate", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.fd, size)
+            self.memory = mmap.mmap(self.fd, size)
+        except BaseException:
+            os.close(self.fd)
+            self.fd = -1
+            raise
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
 
 
 class Counter:

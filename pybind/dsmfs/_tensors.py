@@ -90,6 +90,18 @@ def _make(array: npt.NDArray[Any]) -> torch.Tensor:
     return tensor.view(torch.bfloat16) if brain else tensor
 
 
+def elements(values: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return an array, or a tensor of torch, as an array in the same memory. `dtype` is what bfloat16 is there, if that is wanted."""
+    tensor: Any = values
+    if hasattr(tensor, "detach"):
+        import torch
+
+        tensor = tensor.detach()
+        if tensor.dtype == torch.bfloat16 and is_bfloat16(dtype):
+            return np.asarray(tensor.contiguous().view(torch.int16).numpy()).view(dtype)
+    return np.asarray(tensor)
+
+
 def address(memory: Any) -> int:
     """Return where the elements of a tensor, or of what NumPy takes for an array, are."""
     if hasattr(memory, "data_ptr"):

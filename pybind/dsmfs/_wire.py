@@ -47,6 +47,7 @@ class Op(IntEnum):
     ROUND = 19
     WATCH = 20
     EXPECT = 21
+    ACCUMULATE = 22
 
 
 @dataclass

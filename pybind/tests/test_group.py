@@ -17,12 +17,12 @@ from conftest import LIMIT, Talk
 
 #: A member that does what its input says, a line each: an expression of g and w.
 WORK = """
-import sys, dsmfs
+import sys, dsmfs, numpy as np
 w = dsmfs.open(sys.argv[3]) if len(sys.argv) > 3 else None
 def step(more=1):
     w.array += more
     m = w.round(g)
-    return m.number, m.missing, set(w.array.tolist())
+    return m.number, m.missing, set(w.array.ravel().tolist())
 with dsmfs.group(sys.argv[1], int(sys.argv[2]), timeout=100) as g:
     print(g.rank, flush=True)
     for line in sys.stdin:
@@ -127,6 +127,46 @@ def test_a_mean_is_of_the_members_of_the_round(nodes: dsmfs.Cluster, start: Star
         m.begin("step(24)")
     victim.kill()
     assert {m.said() for m in members} == {f"(2, ({victim.rank},), {{{full + 24}}})"}
+
+
+def test_what_is_accumulated_is_added_by_the_round(memory: dsmfs.Cluster, start: Start) -> None:
+    memory[0].create("w.npy", (3, 1 << 18), "f4", merge="sum", interval=0).close()
+    members = [start(memory[i], 3, "w.npy") for i in (0, 1, 1)]
+    for m in members:
+        m.joined()
+    give = "w.accumulate(np.full(w.shape, g.rank + 1, 'f4'), g)"
+    for _ in range(2):
+        assert together(members, give) == ["None"] * 3
+    assert together(members, "g.barrier()") == ["OperationError"] * 3
+    assert together(members, "set(w.array.ravel().tolist())") == ["{0.0}"] * 3
+    assert set(together(members, "step(10)")) == {"(1, (), {42.0})"}
+    victim = members.pop(0)
+    victim.begin(give)
+    assert victim.said() == "None"
+    victim.kill()  # nobody else of its node is in the round
+    assert set(together(members, "step()")) == {f"(2, ({victim.rank},), {{44.0}})"}
+
+
+def test_what_cannot_be_accumulated_is_refused(nodes: dsmfs.Cluster) -> None:
+    with dsmfs.group(nodes[0] / "job", 1) as g, nodes[0].create("w.npy", (2, 3), "f4", merge="sum", interval=0) as w:
+        if w.plane == "page-cache":
+            with pytest.raises(dsmfs.PlaneUnavailableError, match="memory plane"):
+                w.accumulate(np.ones((2, 3), "f4"), g)
+            return
+        with pytest.raises(TypeError, match="elements of float64, want float32"):
+            w.accumulate(np.ones((2, 3)), g)
+        with pytest.raises(ValueError, match=r"shape \(3, 2\), want \(2, 3\)"):
+            w.accumulate(np.ones((3, 2), "f4"), g)
+        w.accumulate(np.ones((3, 2), "f4").T, g)
+        assert g.round().number == 1 and w.array.tolist() == [[1.0] * 3] * 2
+        with (
+            nodes[0].create("last.npy", 3, "f4") as last,
+            pytest.raises(dsmfs.OperationError, match="neither sum nor mean"),
+        ):
+            last.accumulate(np.ones(3, "f4"), g)
+        assert g.barrier().number == 2
+        with nodes[0].open("w.npy", "r") as r, pytest.raises(dsmfs.AccessError):
+            r.accumulate(np.ones((2, 3), "f4"), g)
 
 
 def test_what_is_seen_of_a_round_is_of_all_its_members(nodes: dsmfs.Cluster, start: Start) -> None:
