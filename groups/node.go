@@ -23,7 +23,7 @@ type Sender interface {
 type Config struct {
 	Self   dsm.NodeID
 	Sender Sender
-	Log    *slog.Logger
+	Log    *slog.Logger // nil: nothing is logged
 	// Home is the node that a view has for the first extent of a file.
 	Home func(v *dsm.View, group dsm.AreaID) dsm.NodeID
 	// Now is the clock that people are shown; nil means time.Now.
@@ -71,6 +71,9 @@ type waiter struct {
 
 // NewNode returns a Node without groups. It starts no goroutine.
 func NewNode(cfg Config) *Node {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}

@@ -1,6 +1,7 @@
 package groups
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 
@@ -18,8 +19,12 @@ func Handles(msg any) bool {
 	return false
 }
 
-// Handle takes a message of another node. It does not wait.
+// Handle takes a message of another node. It does not wait. What cannot be is dropped: a node that is broken must not end this one.
 func (n *Node) Handle(from dsm.NodeID, msg any) {
+	if bad := fits(msg); bad != "" {
+		n.cfg.Log.Warn("drop a message of a group", "node", from, "kind", fmt.Sprintf("%T", msg), "why", bad)
+		return
+	}
 	n.step(func() { n.handleLocked(from, msg) })
 }
 

@@ -41,6 +41,9 @@ type sessionEnd struct{}
 func (n *simNode) id() dsm.NodeID { return dsm.NodeID(n.i + 1) }
 
 func (n *simNode) Send(to dsm.NodeID, m any, _ [][]byte, _ bool) {
+	if bad := fits(m); bad != "" {
+		n.s.t.Errorf("node %d sends node %d %+v: %s", n.i+1, to, m, bad)
+	}
 	if other := n.s.nodes[to-1]; !n.dead && !other.dead {
 		k := [2]int{n.i, other.i}
 		n.s.net[k] = append(n.s.net[k], m)

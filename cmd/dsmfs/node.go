@@ -121,7 +121,7 @@ func (n *node) build(context.Context) error {
 		Self: n.self.ID, View: n.cat, Sender: n.net, Log: n.log.With("part", "coherence"), Memory: int64(n.cfg.memory),
 	})
 	n.locks = locks.NewNode(locks.Config{Self: n.self.ID, Cluster: n.cat, Log: n.log.With("part", "locks"), Patience: n.cfg.timeout})
-	n.groups = groups.NewNode(groups.Config{Self: n.self.ID, Sender: n.net, Home: homeOf})
+	n.groups = groups.NewNode(groups.Config{Self: n.self.ID, Sender: n.net, Log: n.log.With("part", "groups"), Home: homeOf})
 	close(n.built)
 	return nil
 }

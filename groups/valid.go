@@ -1,0 +1,62 @@
+package groups
+
+import (
+	"fmt"
+
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// fits checks what the steps rely on in a message of another node, which may be broken. It returns what is wrong, or "".
+func fits(msg any) string {
+	switch m := msg.(type) {
+	case *wire.GroupReport:
+		return reportFits(m)
+	case *wire.GroupState:
+		return membersFit(m.Size, m.Members, m.Missing)
+	}
+	return ""
+}
+
+func reportFits(r *wire.GroupReport) string {
+	ids := make(map[uint64]struct{}, len(r.Seats))
+	for i := range r.Seats {
+		s := &r.Seats[i]
+		if _, twice := ids[s.ID]; twice || s.ID == 0 {
+			return fmt.Sprintf("program %x is there twice, or has no number", s.ID)
+		}
+		ids[s.ID] = struct{}{}
+		if s.Size < 1 || s.Size > MaxSize {
+			return fmt.Sprintf("a program wants a group of size %d", s.Size)
+		}
+		if len(s.Adds) > maxAdds {
+			return fmt.Sprintf("a program has %d additions without an answer", len(s.Adds))
+		}
+		for _, a := range s.Adds {
+			if a.Counter == "" || len(a.Counter) > maxName {
+				return fmt.Sprintf("the name of a counter has %d bytes", len(a.Counter))
+			}
+		}
+	}
+	if k := r.Known; k != nil {
+		return membersFit(k.Size, k.Members, k.Missing)
+	}
+	return ""
+}
+
+// membersFit checks the members of a group, nil if they are not told, and the ranks that a barrier did without.
+func membersFit(size int, members []wire.GroupMember, missing []int) string {
+	if size < 0 || size > MaxSize || members != nil && len(members) != size {
+		return fmt.Sprintf("a group of size %d has %d members", size, len(members))
+	}
+	for i := range members {
+		if members[i].From == 0 {
+			return fmt.Sprintf("rank %d takes part from barrier 0 on", i)
+		}
+	}
+	for i, rank := range missing {
+		if rank < 0 || rank >= size || i > 0 && rank <= missing[i-1] {
+			return fmt.Sprintf("rank %d is missing in a group of size %d", rank, size)
+		}
+	}
+	return ""
+}
