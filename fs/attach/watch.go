@@ -19,6 +19,7 @@ type line struct {
 	off  int64
 	file dsm.Ino // 0: it is in no map
 	uses int
+	told chan struct{} // closed when the line says something
 }
 
 // watch serves WATCH: it shows the program the line of the area. Programs that map the same memory share one, so to tell them is one
@@ -46,7 +47,9 @@ func (x *attachment) watched() (*line, error) {
 	}
 	if first {
 		x.at.Watch(l.Line)
+		close(l.told)
 	}
+	<-l.told // Watch of the first always returns
 	x.mu.Lock()
 	ended, other := x.mu.ended, x.mu.line
 	if !ended && other == nil {
@@ -103,7 +106,7 @@ func (s *Server) useLine(u *user, file dsm.Ino, own bool) (l *line, first bool, 
 	if err != nil {
 		return nil, false, err
 	}
-	l = &line{Line: raw, off: off, file: file, uses: 1}
+	l = &line{Line: raw, off: off, file: file, uses: 1, told: make(chan struct{})}
 	if file != 0 {
 		u.heads.lines[file] = l
 	}
