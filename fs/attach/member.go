@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -74,11 +75,24 @@ func (a *conn) together(q *request) (reply, error) {
 // arrive serves a BARRIER without a time limit in the goroutines that are awake anyway: this one takes
 // the arrival, and the one that learns of the end sends the answer. With two more for each program
 // a barrier of four nodes took 623 us in place of 475, on two processors.
+//
+// The request counts until its answer is sent. If the barrier is over at once and the program reads no
+// answers, this goroutine waits for it: then no more of its requests are read.
 func (a *conn) arrive(q *request) {
-	done := func(r groups.Result, err error) {
+	var r groups.Result
+	var failed error
+	late := func() {
+		a.reply(q, met(r), failed)
 		a.endWait()
-		if !replyNow(a.conn, a.packet(q, met(r), err)) { // the program reads no answers, or is gone
-			go a.reply(q, met(r), err)
+	}
+	var second atomic.Bool // of the end and the return of Arrive: the second of them sends an answer that must wait
+	done := func(result groups.Result, err error) {
+		r, failed = result, err
+		switch {
+		case replyNow(a.conn, a.packet(q, met(r), failed)):
+			a.endWait()
+		case second.Swap(true): // the program reads no answers, or is gone
+			go late()
 		}
 	}
 	err := error(&errs.Error{Op: "group", Err: unix.ENOTCONN})
@@ -88,9 +102,12 @@ func (a *conn) arrive(q *request) {
 	if m != nil {
 		err = m.Arrive(q.arg[0], done)
 	}
-	if err != nil {
-		a.endWait()
+	switch {
+	case err != nil:
 		a.reply(q, reply{}, err)
+		a.endWait()
+	case second.Swap(true):
+		late()
 	}
 }
 
