@@ -153,6 +153,9 @@ func (p *simProgram) meet() {
 			}
 		}
 		l.results[p.number] = append(l.results[p.number], simResult{p, said})
+		if p.s.harsh > 0 && p.s.rng.IntN(2*p.s.harsh) == 0 {
+			p.s.exit(p)
+		}
 	})
 }
 

@@ -22,6 +22,10 @@ type sim struct {
 	net   map[[2]int][]any // by sender and receiver
 	gens  map[uint64]*simLife
 	progs []*simProgram
+	slow  [2]int        // the link whose messages come late
+	harsh int           // one step in so many is a fault; 0: none
+	exits []*simProgram // programs that end now
+	whole bool          // no session breaks: what is under way stays so, and arrives under a later coordinator
 	// ticking: programs tick and do not meet.
 	ticking bool
 }
@@ -67,8 +71,16 @@ func newSim(t *testing.T, seed uint64, nodes int) *sim {
 	return s
 }
 
-// look has a node take the next view.
+// look has a node take the next view, or the newest as one that gets a snapshot does.
 func (n *simNode) look() {
+	if n.s.rng.IntN(4) == 0 {
+		n.seen = len(n.s.views) - 1
+	}
+	n.see()
+}
+
+// see has a node take the next view.
+func (n *simNode) see() {
 	n.seen++
 	n.ViewChanged(n.s.views[n.seen-1])
 }
@@ -107,6 +119,25 @@ func (s *sim) kill(n *simNode) {
 	s.change(func(v *dsm.View) { v.Members[n.i].Gone = true })
 }
 
+// move has the group move, often back to where it was before.
+func (s *sim) move(to *simNode) {
+	if n := len(s.views); n > 1 && s.rng.IntN(2) == 0 {
+		if before := s.nodes[s.views[n-2].Slots[0].Primary-1]; !before.dead {
+			to = before
+		}
+	}
+	s.change(func(v *dsm.View) { v.Slots[0].Primary = to.id() })
+}
+
+// exit has a program end as soon as it knows the end of a barrier, and the group move before all
+// know it.
+func (s *sim) exit(p *simProgram) {
+	all := s.living()
+	s.slow = [2]int{int(s.views[len(s.views)-1].Slots[0].Primary) - 1, all[s.rng.IntN(len(all))].i}
+	s.exits = append(s.exits, p)
+	s.move(all[s.rng.IntN(len(all))])
+}
+
 // cut breaks the sessions between two nodes.
 func (s *sim) cut(a, b *simNode) {
 	for _, k := range [][2]int{{a.i, b.i}, {b.i, a.i}} {
@@ -133,7 +164,11 @@ func (s *sim) deliver() bool {
 	if len(links)+len(behind) == 0 {
 		return false
 	}
-	if i := s.rng.IntN(len(links) + len(behind)); i >= len(links) {
+	i := s.rng.IntN(len(links) + len(behind))
+	for tries := 0; tries < 10 && i < len(links) && links[i] == s.slow; tries++ {
+		i = s.rng.IntN(len(links) + len(behind))
+	}
+	if i >= len(links) {
 		behind[i-len(links)].look()
 	} else {
 		k := links[i]
@@ -153,13 +188,20 @@ func (s *sim) deliver() bool {
 func (s *sim) fault() {
 	all := s.living()
 	a, b := all[s.rng.IntN(len(all))], all[s.rng.IntN(len(all))]
-	switch s.rng.IntN(8) {
+	kinds := 8
+	if s.whole {
+		kinds = 4
+	}
+	if s.rng.IntN(3) == 0 {
+		s.slow = [2]int{a.i, b.i}
+	}
+	switch s.rng.IntN(kinds) {
 	case 0:
 		if len(all) > 2 {
 			s.kill(a)
 		}
 	case 1:
-		s.change(func(v *dsm.View) { v.Slots[0].Primary = a.id() }) // the group moves
+		s.move(a)
 	case 2:
 		s.change(func(*dsm.View) {})
 	case 3: // a program ends; another comes
@@ -202,27 +244,33 @@ func TestSimulation(t *testing.T) {
 func simulate(t *testing.T, seed uint64) (meetings int) {
 	s := newSim(t, seed, 2+int(seed%4))
 	size := 1 + s.rng.IntN(5)
-	s.ticking = s.rng.IntN(4) == 0
+	s.ticking, s.whole = s.rng.IntN(4) == 0, s.rng.IntN(2) == 0
 	for range size + s.rng.IntN(2) {
 		s.progs = append(s.progs, s.program(s.nodes[s.rng.IntN(len(s.nodes))]))
 	}
 	for _, p := range s.progs {
 		p.size = size
 	}
-	harsh := 5 + s.rng.IntN(60)
+	s.harsh = 5 + s.rng.IntN(60)
 	for range 400 {
 		switch {
-		case s.rng.IntN(harsh) == 0:
+		case s.rng.IntN(s.harsh) == 0:
 			s.fault()
 		case s.rng.IntN(3) == 0:
 			s.progs[s.rng.IntN(len(s.progs))].act(size)
 		default:
 			s.deliver()
 		}
+		for _, p := range s.exits {
+			p.leave()
+			s.progs = append(s.progs, s.program(p.node))
+		}
+		s.exits = nil
 		if t.Failed() {
 			return 0
 		}
 	}
+	s.harsh = 0
 	// Faults are over. Who has a rank must get on, and with enough programs, everybody has one.
 	for i := 0; s.deliver(); i++ {
 		if i > 20000 {
