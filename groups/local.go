@@ -66,9 +66,10 @@ func (l *local) inOrder() []*Member {
 	return list
 }
 
-// moved notes who coordinates now, and reports whether that has changed.
-func (l *local) moved(to dsm.NodeID) bool {
-	if l.coordinator == to {
+// moved notes who coordinates now, and reports whether that has changed, or may have in between: a
+// coordinator that was replaced knows nothing any more.
+func (l *local) moved(to dsm.NodeID, skipped bool) bool {
+	if l.coordinator == to && !skipped {
 		return false
 	}
 	l.coordinator, l.reign = to, 0

@@ -39,8 +39,9 @@ type Node struct {
 	mu struct {
 		lockrank.Mutex
 		view         *dsm.View
-		lives        uint64 // of the groups that this node has coordinated
-		seq          uint64 // of reports
+		lives        uint64    // of the groups that this node has coordinated
+		replaced     dsm.Epoch // the last view that took a group from this node
+		seq          uint64    // of reports
 		locals       map[dsm.AreaID]*local
 		coordinators map[dsm.AreaID]*coordinator
 		parked       []parked

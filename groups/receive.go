@@ -68,8 +68,8 @@ func (n *Node) reportedLocked(from dsm.NodeID, r *wire.GroupReport) {
 	c := n.mu.coordinators[r.Group]
 	if c == nil {
 		// Who leaves only wants to hear that this was heard, if it knows nothing that others may need, or
-		// has told it already.
-		if len(r.Seats) == 0 && (r.Generation == 0 || r.Reign != 0) {
+		// has told it already: in a reign that this node ended itself, and did not lose.
+		if len(r.Seats) == 0 && (r.Generation == 0 || r.Reign != 0 && r.Reign >= n.mu.replaced) {
 			n.postLocked(from, &wire.GroupState{Group: r.Group, Reign: r.Reign, Heard: r.Seq})
 			return
 		}
@@ -130,21 +130,24 @@ func (n *Node) stateLocked(from dsm.NodeID, s *wire.GroupState) {
 	}
 }
 
-// ViewChanged takes over a view: groups whose coordinator has gone report to the next one.
+// ViewChanged takes over a view: groups whose coordinator has gone report to the next one. Views
+// may be left out.
 func (n *Node) ViewChanged(v *dsm.View) {
 	n.step(func() {
+		skipped := v.Epoch > n.mu.view.Epoch+1 // others may have coordinated meanwhile
 		n.mu.view = v
 		if !here(v, n.cfg.Self) {
 			n.loseAllLocked(errs.E(errs.Closed, "group", "this node is no member of the cluster any more"))
 		}
 		for _, id := range slices.Sorted(maps.Keys(n.mu.locals)) {
-			if l := n.mu.locals[id]; l.moved(n.coordinatorLocked(id)) {
+			if l := n.mu.locals[id]; l.moved(n.coordinatorLocked(id), skipped) {
 				n.reportLocked(l)
 			}
 		}
 		for _, id := range slices.Sorted(maps.Keys(n.mu.coordinators)) {
 			c := n.mu.coordinators[id]
 			if n.coordinatorLocked(id) != n.cfg.Self {
+				n.mu.replaced = v.Epoch
 				delete(n.mu.coordinators, id)
 				continue
 			}

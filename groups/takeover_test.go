@@ -1,0 +1,129 @@
+package groups
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// held is a simulation in which a test chooses what arrives.
+type held struct {
+	*sim
+	links [][2]int // whose messages do not arrive
+}
+
+// pass delivers all messages but those of the links that are held.
+func (h *held) pass() {
+	for moved := true; moved; {
+		moved = false
+		for from := range h.nodes {
+			for to := range h.nodes {
+				k := [2]int{from, to}
+				for len(h.net[k]) > 0 && !slices.Contains(h.links, k) {
+					m := h.net[k][0]
+					h.net[k] = h.net[k][1:]
+					h.nodes[to].Handle(h.nodes[from].id(), m)
+					moved = true
+				}
+			}
+		}
+	}
+}
+
+// movedTo makes a view in which a node coordinates.
+func (h *held) movedTo(node int) {
+	h.change(func(v *dsm.View) { v.Slots[0].Primary = h.nodes[node].id() })
+}
+
+// join has a program on each of the nodes join.
+func (h *held) join(nodes ...int) {
+	for _, n := range nodes {
+		h.progs = append(h.progs, h.program(h.nodes[n]))
+	}
+	for _, p := range h.progs {
+		p.act(len(nodes))
+	}
+	h.pass()
+}
+
+// TestResultOfOneWhoLeft: a program leaves a barrier and ends. That another has not heard of the end
+// yet must not be forgotten with it, also if its goodbye comes to a coordinator that has been
+// replaced, and coordinates again.
+func TestResultOfOneWhoLeft(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		h := &held{sim: newSim(t, 1, 3)}
+		h.join(1, 2)
+		h.links = [][2]int{{0, 1}}
+		for _, p := range h.progs {
+			p.meet()
+		}
+		h.pass()
+		if h.progs[0].number != 0 || h.progs[1].number != 1 {
+			t.Fatal("one must have left the barrier, the other not")
+		}
+		h.progs[1].leave()
+		if !late {
+			h.pass()
+		}
+		h.movedTo(2)
+		h.movedTo(0)
+		h.nodes[0].see()
+		h.nodes[0].see()
+		h.pass()
+		h.links = nil
+		for _, n := range h.nodes[1:] {
+			n.see()
+			n.see()
+		}
+		h.pass()
+		if h.progs[0].number != 1 {
+			t.Errorf("late %v: the other does not leave the barrier: %s", late, h)
+		}
+	}
+}
+
+// TestStateOfAnOldReign: what a coordinator decided, and nobody heard, is void when another has been
+// asked; also when it arrives after the group has come back.
+func TestStateOfAnOldReign(t *testing.T) {
+	h := &held{sim: newSim(t, 1, 5)}
+	h.join(1, 2, 3)
+	h.links = [][2]int{{0, 1}, {0, 2}, {0, 3}}
+	for _, p := range h.progs {
+		p.meet()
+	}
+	h.pass()
+	h.progs[1].leave()
+	h.movedTo(4)
+	for _, n := range h.nodes {
+		n.see()
+	}
+	h.links = append(h.links, [2]int{4, 3}, [2]int{4, 1}, [2]int{4, 2})
+	h.pass()
+	for _, to := range []int{1, 2, 3} { // the calls arrive, not what follows
+		k := [2]int{4, to}
+		for _, m := range h.net[k] {
+			h.nodes[to].Handle(h.nodes[4].id(), m)
+		}
+		h.net[k] = nil
+	}
+	h.links = [][2]int{{0, 1}, {0, 2}, {0, 3}, {4, 3}}
+	h.pass()
+	if h.progs[0].number != 1 || h.progs[2].number != 0 {
+		t.Fatal("one must have left the barrier, the other not")
+	}
+	h.movedTo(0)
+	h.nodes[3].see()
+	h.links = [][2]int{{4, 3}}
+	h.pass()
+	for _, n := range h.nodes {
+		if n.i != 3 {
+			n.see()
+		}
+	}
+	h.links = nil
+	h.pass()
+	if h.progs[2].number != 1 {
+		t.Errorf("the other does not leave the barrier: %s", h)
+	}
+}
