@@ -26,6 +26,7 @@ type local struct {
 	counters                        map[string]wire.GroupCounter
 	came                            []wire.GroupMember
 	seats                           map[uint64]*Member
+	adding                          int // bytes of additions without an answer
 	waiters                         []*waiter
 }
 

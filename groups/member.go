@@ -52,6 +52,9 @@ const (
 	maxName     = 255
 	maxCounters = 1024
 	maxAdds     = 64 // of a member, without an answer
+	// maxAdding bounds the bytes of a node's additions to a group without an answer: each report has all of them, and there may be one for each
+	// that the coordinator has not read.
+	maxAdding = 16 << 10
 )
 
 // Rank is the place of the member in the group, from 0.
@@ -76,9 +79,15 @@ func (m *Member) seated(l *local, rank int) {
 func (m *Member) lose(err error) {
 	m.lost = err
 	m.withdrawLocked()
+	for _, a := range m.seat.Adds {
+		m.group.adding -= addBytes(a.Counter)
+	}
 	delete(m.group.seats, m.seat.ID)
 	m.group.heard = 0 // the coordinator does not know yet
 }
+
+// addBytes is what an addition takes in a report, at most.
+func addBytes(counter string) int { return len(counter) + 32 }
 
 // answered takes over the answer to an addition.
 func (m *Member) answered(r wire.GroupSum) {
@@ -86,6 +95,7 @@ func (m *Member) answered(r wire.GroupSum) {
 	if i < 0 {
 		return
 	}
+	m.group.adding -= addBytes(m.seat.Adds[i].Counter)
 	m.seat.Adds = slices.Delete(m.seat.Adds, i, i+1)
 	if _, waited := m.sums[r.Number]; waited {
 		m.sums[r.Number] = &r.Value
@@ -181,7 +191,10 @@ func (m *Member) addition(counter string, delta int64, number *uint64, value *in
 				return false, errs.E(errs.NoSpace, "add", "more than %d counters", maxCounters)
 			case len(m.seat.Adds) >= maxAdds:
 				return false, errs.E(errs.WouldBlock, "add", "more than %d additions without an answer", maxAdds)
+			case m.group.adding+addBytes(counter) > maxAdding:
+				return false, errs.E(errs.WouldBlock, "add", "the programs of this node have %d bytes of additions without an answer", m.group.adding)
 			}
+			m.group.adding += addBytes(counter)
 			m.next++
 			*number = m.next
 			m.sums[m.next] = nil

@@ -142,6 +142,11 @@ func (n *Node) settleLocked() {
 	for len(n.mu.outbox) > 0 {
 		out := n.mu.outbox
 		n.mu.outbox = nil
+		for i := range out {
+			if due, ok := out[i].msg.(*dueReport); ok {
+				out[i].msg = n.madeLocked(due)
+			}
+		}
 		n.mu.Unlock()
 		for _, m := range out {
 			n.cfg.Sender.Send(m.to, m.msg, nil, false)
@@ -281,9 +286,34 @@ func (n *Node) newMember(group dsm.AreaID, size int) *Member {
 // reportLocked tells the coordinator what there is to say.
 func (n *Node) reportLocked(l *local) { n.tellLocked(l, false) }
 
+// dueReport stands in the outbox for a report, which is made when it is sent: it says all that there is to say then, so a node owes another one
+// report of a group at most.
+type dueReport struct {
+	local *local
+	known bool
+	reign dsm.Epoch
+}
+
 func (n *Node) tellLocked(l *local, known bool) {
 	n.mu.seq++
-	n.postLocked(l.coordinator, l.report(n.mu.seq, n.mu.view.Epoch, known))
+	l.seq = n.mu.seq
+	if l.coordinator == n.cfg.Self {
+		n.postLocked(l.coordinator, l.report(l.seq, n.mu.view.Epoch, known))
+		return
+	}
+	for _, m := range n.mu.outbox {
+		if due, ok := m.msg.(*dueReport); ok && due.local == l && m.to == l.coordinator {
+			due.known = known || due.known && due.reign == l.reign
+			due.reign = l.reign
+			return
+		}
+	}
+	n.postLocked(l.coordinator, &dueReport{l, known, l.reign})
+}
+
+// madeLocked makes a report that is sent now.
+func (n *Node) madeLocked(due *dueReport) *wire.GroupReport {
+	return due.local.report(due.local.seq, n.mu.view.Epoch, due.known && due.reign == due.local.reign)
 }
 
 func (n *Node) postLocked(to dsm.NodeID, msg any) {

@@ -1,0 +1,120 @@
+package groups
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// heldSender keeps its caller until it may go on, and notes what was sent.
+type heldSender struct {
+	begun, free chan struct{}
+	sent        []any
+}
+
+func (s *heldSender) Send(_ dsm.NodeID, m any, _ [][]byte, _ bool) {
+	select {
+	case s.begun <- struct{}{}:
+	default:
+	}
+	<-s.free
+	s.sent = append(s.sent, m)
+}
+
+func startAdding(t *testing.T, m *Member, name string) error {
+	t.Helper()
+	_, err := m.n.begin(m, first(m, name), func() bool { return false }, func(error) {})
+	return err
+}
+
+func first(m *Member, name string) func() (bool, error) {
+	begin, _ := m.addition(name, 1, new(uint64), new(int64))
+	return begin
+}
+
+// TestOneReportIsOwed: while one is sent, all that comes goes into the next.
+func TestOneReportIsOwed(t *testing.T) {
+	c := newCluster(t, 2)
+	m := c.join(1, 1)[0]
+	s := &heldSender{begun: make(chan struct{}, 1), free: make(chan struct{})}
+	m.n.cfg.Sender = s
+	over := make(chan error)
+	go func() { over <- startAdding(t, m, "0") }()
+	<-s.begun
+	for range maxAdds - 1 {
+		if err := startAdding(t, m, "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.n.Handle(1, &wire.GroupCall{Group: 9, Reign: 1})
+	if err := startAdding(t, m, "x"); !errs.Is(err, errs.WouldBlock) {
+		t.Error(err)
+	}
+	close(s.free)
+	if err := <-over; err != nil {
+		t.Error(err)
+	}
+	if len(s.sent) != 2 {
+		t.Fatalf("%d reports of %d additions", len(s.sent), maxAdds)
+	}
+	if r, ok := s.sent[1].(*wire.GroupReport); !ok || len(r.Seats) != 1 || len(r.Seats[0].Adds) != maxAdds || r.Known == nil || r.Seq != m.group.seq {
+		t.Errorf("%+v", s.sent[1])
+	}
+}
+
+// countingSender counts the bytes of messages.
+type countingSender struct {
+	t            *testing.T
+	total, worst int
+}
+
+func (s *countingSender) Send(_ dsm.NodeID, m any, _ [][]byte, _ bool) {
+	b, err := wire.Append(nil, m, 0, false, 0)
+	if err != nil {
+		s.t.Error(err)
+	}
+	s.total, s.worst = s.total+len(b), max(s.worst, len(b))
+}
+
+// TestAdditionsWithoutAnAnswer take a bounded room on the way to a coordinator that reads nothing, however many programs add.
+func TestAdditionsWithoutAnAnswer(t *testing.T) {
+	for _, length := range []int{1, maxName} {
+		c := newCluster(t, 2)
+		members := c.join(16, make16(1)...)
+		s := &countingSender{t: t}
+		members[0].n.cfg.Sender = s
+		added, refused := 0, 0
+		for range maxAdds {
+			for _, m := range members {
+				err := startAdding(t, m, strings.Repeat("x", length))
+				switch {
+				case err == nil:
+					added++
+				case errs.Is(err, errs.WouldBlock) && strings.Contains(err.Error(), "bytes of additions"):
+					refused++
+				default:
+					t.Fatal(err)
+				}
+			}
+		}
+		t.Logf("names of %d bytes: %d additions, %d refused, largest report %d, all %d", length, added, refused, s.worst, s.total)
+		if s.worst > 2*maxAdding || s.total > 8<<20 || refused == 0 {
+			t.Errorf("largest report %d, all %d, %d refused", s.worst, s.total, refused)
+		}
+		members[0].n.cfg.Sender = c.nodes[1]
+		c.nodes[1].SessionReset(1)
+		if _, err := members[3].Add(t.Context(), "again", 1); err != nil || members[0].group.adding != 0 {
+			t.Errorf("%v, %d bytes wait for an answer", err, members[0].group.adding)
+		}
+	}
+}
+
+func make16(node int) (list []int) {
+	for range 16 {
+		list = append(list, node)
+	}
+	return list
+}
