@@ -5,6 +5,7 @@
 //	local.go                  a node's side of a group
 //	coordinator.go            the other side: the one node that decides
 //	takeover.go counter.go    parts of it
+//	parked.go                 what waits for a view
 //	valid.go                  what another node may say
 //	round.go                  barriers at which areas are put together
 //	inspect.go figures.go     what people see

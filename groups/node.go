@@ -44,7 +44,8 @@ type Node struct {
 		seq          uint64    // of reports
 		locals       map[dsm.AreaID]*local
 		coordinators map[dsm.AreaID]*coordinator
-		parked       []parked
+		parked       map[parkedKey]parked
+		parks        uint64    // numbers them
 		inbox        []message // of this node to itself
 		outbox       []message
 		stakes       map[stake]int // how many members of this node have something in a round
@@ -52,13 +53,6 @@ type Node struct {
 		sending      bool          // a goroutine sends what is in outbox
 		closed       bool
 	}
-}
-
-// parked is a message that was made under a newer view than this node has.
-type parked struct {
-	from  dsm.NodeID
-	epoch dsm.Epoch
-	msg   any
 }
 
 // waiter is a program that waits. When ready has returned true, or the member is none any more,
@@ -82,6 +76,7 @@ func NewNode(cfg Config) *Node {
 	n.mu.Init("groups.Node")
 	n.clocks.mu.Init("groups.clocks")
 	n.mu.view = new(dsm.View)
+	n.mu.parked = make(map[parkedKey]parked)
 	n.mu.locals = make(map[dsm.AreaID]*local)
 	n.mu.coordinators = make(map[dsm.AreaID]*coordinator)
 	n.mu.stakes = make(map[stake]int)

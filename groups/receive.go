@@ -28,10 +28,6 @@ func (n *Node) Handle(from dsm.NodeID, msg any) {
 	n.step(func() { n.handleLocked(from, msg) })
 }
 
-// maxParked bounds the messages that wait for a view; a node that sends so many sends them again
-// when that comes.
-const maxParked = 4096
-
 func (n *Node) handleLocked(from dsm.NodeID, msg any) {
 	var group dsm.AreaID
 	var epoch dsm.Epoch
@@ -45,9 +41,7 @@ func (n *Node) handleLocked(from dsm.NodeID, msg any) {
 		return
 	}
 	if epoch > n.mu.view.Epoch {
-		if len(n.mu.parked) < maxParked {
-			n.mu.parked = append(n.mu.parked, parked{from, epoch, msg})
-		}
+		n.parkLocked(from, group, msg)
 		return
 	}
 	coordinator := n.coordinatorLocked(group)
@@ -154,10 +148,8 @@ func (n *Node) ViewChanged(v *dsm.View) {
 			c.view(func(id dsm.NodeID) bool { return here(v, id) }, n.cfg.Now())
 			n.decidedLocked(c)
 		}
-		waiting := n.mu.parked
-		n.mu.parked = nil
-		for _, p := range waiting {
-			n.handleLocked(p.from, p.msg)
+		for _, m := range n.unparkLocked() {
+			n.handleLocked(m.to, m.msg)
 		}
 	})
 }
