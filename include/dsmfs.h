@@ -750,7 +750,9 @@ static struct dsmfs__head_pages *dsmfs__watch(dsmfs *a)
     struct dsmfs__waiter w = {0};
     uint64_t old;
     int err;
-    if (h || __atomic_load_n(&a->headless, __ATOMIC_RELAXED) || a->lost)
+    if (a->lost) /* the page is the parent's: a request says what is wrong */
+        return NULL;
+    if (h || __atomic_load_n(&a->headless, __ATOMIC_RELAXED))
         return h;
     old = dsmfs__lock();
     w.head.op = DSMFS__WATCH;
@@ -805,8 +807,8 @@ static void dsmfs__sleep(const struct dsmfs__head_pages *h, uint32_t word, uint3
         t.tv_nsec -= 1000000000;
         t.tv_sec++;
     }
-    if (syscall(449 /* futex_waitv */, on, 2, 0, &t, CLOCK_MONOTONIC) < 0 && errno == ENOSYS)
-        dsmfs__poll(-1, 0, 1, NULL); /* before Linux 5.16 */
+    if (syscall(449 /* futex_waitv */, on, 2, 0, &t, CLOCK_MONOTONIC) < 0 && errno != EAGAIN && errno != EINTR && errno != ETIMEDOUT)
+        dsmfs__poll(-1, 0, 1, NULL); /* before Linux 5.16, or a sandbox forbids it */
     if (__atomic_load_n(&h->life->word, __ATOMIC_ACQUIRE) & DSMFS__DIED) /* the kernel has woken one thread */
         syscall(SYS_futex, &h->life->word, 1 /* FUTEX_WAKE */, INT32_MAX, NULL, NULL, 0);
 }
