@@ -247,13 +247,17 @@ class Connection:
         try:
             if not packet:
                 raise ConnectionResetError("the daemon ended it")
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            if flags & socket.MSG_TRUNC:
                 raise ValueError("a packet larger than the protocol has")
-            return unpack(packet, list(fds))
+            reply = unpack(packet, list(fds))
         except BaseException:
             for fd in fds:
                 os.close(fd)
             raise
+        if flags & socket.MSG_CTRUNC:  # concerns who asked, not the connection
+            reply.close()
+            reply.error, reply.payload = errno.EMFILE, b"this process has no room for the descriptor that was sent"
+        return reply
 
     def _break(self, why: str) -> None:
         with self._changed:

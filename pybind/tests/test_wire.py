@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
+import resource
 import signal
 import socket
 import threading
@@ -133,6 +135,25 @@ def test_an_answer_that_is_no_packet_ends_the_connection(tmp_path: Path, answer:
 
 class Interrupted(Exception):
     """Raised by the signal handler of the test."""
+
+
+def test_a_descriptor_for_which_there_is_no_room_is_no_end_of_the_connection(
+    daemon: FakeDaemon, connection: Connection
+) -> None:
+    daemon.make("/w", b"x" * 4096)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)  # the fake daemon is of this process, and needs none: a descriptor that is sent comes in twice
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(dsmfs.OperationError, match="no room for the descriptor") as e:
+            connection.call(Op.ATTACH, args=(3,), payload=b"/w")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert e.value.errno == errno.EMFILE
+    reply = connection.call(Op.ATTACH, args=(3,), payload=b"/w")
+    assert len(reply.fds) == 1
+    reply.close()
 
 
 def test_an_interrupted_caller_leaves_the_connection_usable(daemon: FakeDaemon, connection: Connection) -> None:
