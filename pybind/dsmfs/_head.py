@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
+import ctypes
 import os
+import weakref
 from collections.abc import Callable
-
-import numpy as np
 
 from . import _linux
 
@@ -24,28 +23,28 @@ class Head:
     Parameters
     ----------
     fd
-        The header pages; closed here.
+        The header pages; closed here. They are mapped from the life line to the area's line.
     offset, number
         Of the line, as WATCH told them.
     ended
         Tells whether the connection to the daemon has ended.
+
+    Raises
+    ------
+    OSError
+        They cannot be mapped.
     """
 
     def __init__(self, fd: int, offset: int, number: int, ended: Callable[[], bool]) -> None:
         try:
-            start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-            life = mmap.mmap(fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ)
-            line = mmap.mmap(fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ, offset=start)
+            start = _linux.map_shared(fd, offset + _LINE)
         finally:
             os.close(fd)
-        at = offset - start
-        self._words = memoryview(line)[at : at + _LINE].cast("I")
-        self._values = memoryview(line)[at : at + _LINE].cast("Q")
-        self._life = memoryview(life)[:4].cast("I")
-        self._addresses = (
-            np.frombuffer(line, np.uint8).ctypes.data + at,
-            np.frombuffer(life, np.uint8).ctypes.data,
-        )
+        weakref.finalize(self, _linux.unmap, start, offset + _LINE).atexit = False  # threads may still look then
+        self._addresses = (start + offset, start)
+        self._words = (ctypes.c_uint32 * (_LINE // 4)).from_address(start + offset)
+        self._values = (ctypes.c_uint64 * (_LINE // 8)).from_address(start + offset)
+        self._life = (ctypes.c_uint32 * 1).from_address(start)
         self._number = number
         self._ended = ended
 

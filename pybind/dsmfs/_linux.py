@@ -67,10 +67,11 @@ def futex_wait(addresses: tuple[int, int], values: tuple[int, int], seconds: flo
     until = _Time(end // 10**9, end % 10**9)
     clock = ctypes.c_int(time.CLOCK_MONOTONIC)
     done = _libc.syscall(ctypes.c_long(_SYS_FUTEX_WAITV), ctypes.byref(words), 2, 0, ctypes.byref(until), clock)
-    if done < 0 and ctypes.get_errno() == errno.ENOSYS:
-        time.sleep(min(seconds, 0.001))  # before Linux 5.16
+    code = 0 if done >= 0 else ctypes.get_errno()
+    if code not in (0, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
+        time.sleep(min(seconds, 0.001))  # before Linux 5.16, or a sandbox forbids it
         return True
-    return done >= 0 or ctypes.get_errno() == errno.EAGAIN
+    return code in (0, errno.EAGAIN)
 
 
 def futex_wake(address: int) -> None:
@@ -123,6 +124,11 @@ def _by_device(flags: int) -> int:
 def _map(address: int, length: int, protection: int, flags: int, fd: int) -> None:
     if _libc.mmap(address, length, protection, flags | _MAP_FIXED, fd, 0) != address:
         raise _fail("mmap")
+
+
+def map_shared(fd: int, length: int) -> int:
+    """Map the start of a file for reading; return the address. Unlike :class:`mmap.mmap` it keeps no descriptor."""
+    return _address("mmap", _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0))
 
 
 def map_over(address: int, length: int, writable: bool, fd: int) -> None:

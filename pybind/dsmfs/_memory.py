@@ -239,7 +239,7 @@ class MemoryPlane:
         return self._wait(0, None) if head is None else self._told(head, head.here)
 
     def _watched(self) -> Head | None:
-        """Return the header page of the area, None if the daemon has none."""
+        """Return the header page of the area, None if the daemon has none, or it cannot be mapped."""
         if self._head is None and not self._headless:
             try:
                 reply = self._live().call(Op.WATCH, self._attachment)
@@ -248,7 +248,10 @@ class MemoryPlane:
                 if isinstance(e, DisconnectedError):
                     raise
                 return None
-            self._head = Head(reply.fds.pop(), reply.args[0], reply.args[1], self._live().ended)
+            try:
+                self._head = Head(reply.fds.pop(), reply.args[0], reply.args[1], self._live().ended)
+            except OSError:
+                return None  # no room for another mapping: the daemon answers
         return self._head
 
     def _told(self, head: Head, version: int) -> int:

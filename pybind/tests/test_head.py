@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import random
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import dsmfs
 import pytest
 from conftest import Talk
+from dsmfs import _linux
 from dsmfs._wire import Connection, Op
 
 #: Waits for each version that its input names, and says what is in memory then.
@@ -75,6 +79,52 @@ def test_version_staleness_and_wait_ask_nobody(
             assert r.version >= version and r.staleness < 60 and w.version >= version
         assert asked[Op.WAIT] == asked[Op.ACQUIRE] == asked[Op.STATS] == 0
         assert set(asked) <= {Op.PUBLISH, Op.WATCH, Op.EXPECT}
+
+
+def test_header_pages_keep_no_descriptor_and_are_unmapped(pages: dsmfs.Cluster) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def mapped() -> int:
+        with open("/proc/self/maps", encoding="utf-8") as f:
+            return sum("dsmfs:head" in line for line in f)
+
+    before = mapped()
+    with pages[0].create("w.npy", 8, "i8", interval=0) as w:
+        w.publish()
+        few = descriptors()
+        assert w.version > 0
+        assert mapped() == before + 1
+        assert descriptors() == few
+    del w
+    assert mapped() == before
+
+
+def test_pages_that_cannot_be_mapped_are_no_loss(
+    pages: dsmfs.Cluster, asked: Counter[Op], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, length: int) -> int:
+        raise OSError(errno.ENOMEM, "too many mappings")
+
+    with pages[0].create("w.npy", 8, "i8", interval=0) as w:
+        version = w.publish()
+        monkeypatch.setattr(_linux, "map_shared", full)
+        assert w.version >= version and w.wait(version, 60) >= version
+        assert asked[Op.WAIT] == 2
+
+
+def test_a_sleep_that_is_forbidden_is_none_that_spins(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forbidding:
+        @staticmethod
+        def syscall(*_: object) -> int:
+            ctypes.set_errno(errno.EPERM)
+            return -1
+
+    slept: list[float] = []
+    monkeypatch.setattr(_linux, "_libc", Forbidding)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    assert _linux.futex_wait((0, 0), (0, 0), 1)
+    assert slept == [0.001]
 
 
 def test_who_waits_is_told_at_once_when_the_daemon_is_killed(binary: str, talk: Callable[..., Talk]) -> None:
