@@ -245,6 +245,13 @@ func (a *Area) writeWithRoom(ctx context.Context, p []byte, off int64, w way) er
 		}
 	})
 	if err := a.node.room.take(ctx, lacks); err != nil {
+		if w != writtenPast {
+			a.step(func() {
+				if a.mu.replica.subscribed {
+					a.mu.cached.NotTaken(off, p)
+				}
+			})
+		}
 		return &errs.Error{Op: "write", Area: a.id, Kind: errs.NoSpace, Err: err}
 	}
 	defer a.node.room.give(lacks)
@@ -270,18 +277,14 @@ func (a *Area) write(p []byte, off int64, w way) error {
 			defer a.mu.cached.EndWrite()
 		}
 		err = a.missesLocked(off, int64(len(p)))
-		switch room := max(a.mu.ino.Size-off, 0); {
-		case err != nil && w != writtenBack:
-			return
-		case err != nil: // what there is memory for is taken: the kernel does not write it back again
-			p = p[:room]
-		case int64(len(p)) > room:
-			if w != writtenPast { // else the page cache has nothing of it
-				a.mu.cached.WrotePast(off+room, p[room:])
-			}
-			p = p[:room]
+		taken := min(int64(len(p)), max(a.mu.ino.Size-off, 0))
+		if err != nil && w != writtenBack { // else what there is memory for is taken: the kernel does not write it back again
+			taken = 0
 		}
-		if len(p) == 0 {
+		if taken < int64(len(p)) && w != writtenPast { // else the page cache has nothing of it
+			a.mu.cached.NotTaken(off+taken, p[taken:])
+		}
+		if p = p[:taken]; taken == 0 {
 			return
 		}
 		if w != writtenPast {

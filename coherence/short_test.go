@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"strings"
@@ -111,6 +112,76 @@ func TestStoresAcrossTheEndOfMemory(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestPageCacheOfRefusedStores: what is refused because there is no memory for it stays in the kernel's page cache. It is dropped from there,
+// or the page would show it for ever, to programs of this node alone. A page without such stores stays.
+func TestPageCacheOfRefusedStores(t *testing.T) {
+	const off, size = dsm.PageSize, dsm.PageSize + 54
+	for name, c := range map[string]struct {
+		at      int64 // the byte that is stored
+		through bool  // by write(2)
+		drops   bool
+	}{
+		"to a mapping, all with memory":       {at: off + 27},
+		"to a mapping, past the memory":       {at: off + 59, drops: true},
+		"by write(2), all with memory":        {at: off + 27, through: true},
+		"by write(2), past the memory":        {at: off + 59, through: true, drops: true},
+		"by write(2), from the memory's last": {at: size - 1, through: true, drops: true},
+	} {
+		for _, demand := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, on demand %v", name, demand), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					ino := dsm.Inode{Size: size}
+					if demand {
+						ino = onDemand(ino)
+					}
+					s := newHomed(t, 1, ino)
+					n := s.nodes[0]
+					n.open(true)
+					n.page(1)
+					n.starving.Store(true)
+					s.resized(3 * dsm.PageSize)
+					if c.through {
+						_ = n.area.WriteAt(t.Context(), []byte{7, 7}, c.at)
+					} else {
+						page := make([]byte, dsm.PageSize)
+						page[c.at-off] = 7
+						_ = n.area.WriteBack(page, off)
+					}
+					n.starving.Store(false)
+					<-time.After(shortRetry)
+					s.drain()
+					n.kernel.finishNotices()
+					if drops := n.kernel.cache[1] == nil; drops != c.drops {
+						t.Errorf("the page is dropped: %v, want %v", drops, c.drops)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestPageCacheWithoutRoom: a write(2) begins in a page that the page cache has, and is refused because there is no room for the next one.
+func TestPageCacheWithoutRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 1, onDemand(dsm.Inode{Size: dsm.ExtentSize}))
+		n := s.nodes[0]
+		n.open(true)
+		n.page(1)
+		room := &n.node.room
+		room.taken.Add(room.limit())
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := n.area.WriteAt(ctx, bytes.Repeat([]byte{7}, 2*dsm.PageSize), dsm.PageSize); errs.KindOf(err) != errs.NoSpace {
+			t.Fatalf("a write(2) without room: %v, want ENOSPC", err)
+		}
+		room.taken.Add(-room.limit())
+		n.kernel.finishNotices()
+		if n.kernel.cache[1] != nil {
+			t.Error("the page cache goes on showing what was refused")
+		}
+	})
 }
 
 // TestHandoverToAShortArea: an extent that is handed over to a node before it has memory for it is sent again.

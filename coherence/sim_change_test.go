@@ -34,11 +34,11 @@ func (k *fakeKernel) writeThrough(off int64, b byte) {
 		cuts, stays := k.n.sim.seen.cuts, k.n.applied > k.n.sim.seen.lastCut && off < k.n.ino.Size
 		k.n.ask("write", func(ctx context.Context) error { return k.n.area.WriteAt(ctx, []byte{b}, off) }, func(err error) {
 			k.change = nil
+			if c := k.cache[p]; c != nil && c == w.page { // also if it was refused
+				c.given[off%dsm.PageSize] = b
+			}
 			if err != nil {
 				return
-			}
-			if c := k.cache[p]; c != nil && c == w.page {
-				c.given[off%dsm.PageSize] = b
 			}
 			if stays && cuts == k.n.sim.seen.cuts {
 				k.n.given[off] = k.n.sim.seen.storeOf(off, b)

@@ -133,18 +133,19 @@ func (k *fakeKernel) harvest(prob float64) {
 
 func (k *fakeKernel) writeBack(p dsm.PageIndex, c *cachedPage) {
 	off := int64(p) * dsm.PageSize
-	n := min(dsm.PageSize, k.size-off)
+	n := max(min(dsm.PageSize, k.size-off), 0)
+	taken := n
 	if c.dirty = false; n > 0 {
 		err := k.n.area.WriteBack(bytes.Clone(c.data[:n]), off)
 		switch {
 		case k.n.starved.Load() && errs.Is(err, errs.NoSpace): // the next fsync says so; what there is memory for is taken
-			n = min(n, k.n.area.mu.ino.Size-off)
+			taken = min(n, k.n.area.mu.ino.Size-off)
 		case err != nil:
 			k.n.sim.t.Fatal(err)
 		}
 	}
-	k.n.deliveredTo(p, c, n)
-	copy(c.given[:max(n, 0)], c.data[:max(n, 0)])
+	k.n.deliveredTo(p, c, taken)
+	copy(c.given[:n], c.data[:n]) // it does not write back again what was refused
 }
 
 // writePast is a write(2) past the page cache. Another program may read the page between the drop and the WRITE.

@@ -54,7 +54,7 @@ func (a *Area) cutStashLocked(x *replicaExtent, size int64) {
 				continue
 			}
 			if s.way != writtenPast {
-				a.mu.cached.WrotePast(s.off+room, s.data[room:])
+				a.mu.cached.NotTaken(s.off+room, s.data[room:])
 			}
 			s.data = s.data[:room]
 		}

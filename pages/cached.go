@@ -24,8 +24,8 @@ import (
 //	storing      a store notice with the bytes s is in flight: K = s soon, and
 //	             until then the page cache holds older bytes, or none
 //	blind        given, K unknown, and no program can have stored to it
-//	cut          given, and cut by a truncation that the kernel may not know of; with
-//	             g if that is known (in the code: doubtful)
+//	cut          given, and cut by a truncation that the kernel may not know of, or with
+//	             bytes that were not taken; with g if that is known (in the code: doubtful)
 //	bare         only while the working copy is shared: given, K = W, g not kept yet
 //
 // While an invalidation is in flight, "given" means that the page cache may hold the page, not that

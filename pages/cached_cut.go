@@ -69,19 +69,24 @@ func (c *Cached) Refuses(p dsm.PageIndex) bool {
 	return x != nil && x.doubtful.Has(i) && !kept
 }
 
-// WrotePast records a WRITE past the end, whose bytes data at off are dropped: the kernel had not
-// heard that the area shrank. The page cache holds these bytes, and must not show them if the area
-// grows again.
-func (c *Cached) WrotePast(off int64, data []byte) {
+// NotTaken records that data at off, of a WRITE, is not taken into the working copy. It lies past the
+// end, because the kernel had not heard that the area shrank, or the WRITE is refused because there is
+// no memory for it. The page cache holds these bytes, and must not go on showing them.
+func (c *Cached) NotTaken(off int64, data []byte) {
 	c.cutAt(c.size)
 	from, to := pagesOf(off, int64(len(data)))
 	for p := from; p < to; p++ {
 		lo := int(max(off-int64(p)*dsm.PageSize, 0))
 		n := min(dsm.PageSize-lo, len(data))
 		x, i := c.page(p)
+		shown := c.shows(x, i, lo, data[:n])
 		x.given.Add(i)
 		if x.flying.Has(i) {
 			x.regiven.Add(i)
+		}
+		if shown {
+			data = data[n:]
+			continue
 		}
 		g, kept := c.given[p]
 		if !kept && !x.blind.Has(i) && !x.storing.Has(i) && !x.doubtful.Has(i) && (c.within(p) == 0 || c.area.isHere(p)) {
@@ -95,6 +100,20 @@ func (c *Cached) WrotePast(off int64, data []byte) {
 		c.doubt(x, i)
 		data = data[n:]
 	}
+}
+
+// shows reports whether the page cache was given data at lo of page i, as far as that is known. Past the
+// end it is given zeroes. So a page that is written back as a whole, and of which programs have stored to
+// the part before the end only, brings nothing new there. During a notice this is not known: the WRITE may
+// have come after the drop.
+func (c *Cached) shows(x *cachedExtent, i, lo int, data []byte) bool {
+	if !x.given.Has(i) || x.flying.Has(i) || x.blind.Has(i) || x.doubtful.Has(i) || x.unsure.Has(i) {
+		return false
+	}
+	if g, ok := c.given[x.page(i)]; ok {
+		return string(g.mem[lo:lo+len(data)]) == string(data)
+	}
+	return lo >= c.within(x.page(i)) && allZero(data)
 }
 
 // KernelCuts must be called before a SETATTR of a smaller size, by a program of this node, is

@@ -187,7 +187,7 @@ func (m *ledgerModel) writeBack(p dsm.PageIndex) {
 	case c.writing != nil:
 		n := max(min(int64(len(c.writing.data)), m.area.Size()-c.writing.off), 0)
 		if n < int64(len(c.writing.data)) {
-			m.c.WrotePast(c.writing.off+n, c.writing.data[n:])
+			m.c.NotTaken(c.writing.off+n, c.writing.data[n:])
 		}
 		if n > 0 {
 			how := throughCache

@@ -276,3 +276,20 @@ func TestLedgerWithProgram(t *testing.T) {
 		})
 	}
 }
+
+// TestNotTakenWhileDropped: what is not taken, of a WRITE that an invalidation delivers, is what the page cache was given. The page is bare,
+// and the attached program that waits for it is let in all the same.
+func TestNotTakenWhileDropped(t *testing.T) {
+	s := newLedgerScript(t, 100)
+	s.SetWriters(true)
+	s.read(0)
+	s.SetShared(true)
+	n := s.notice(NoticeInvalidate, 0, 1)
+	s.NotTaken(100, make([]byte, dsm.PageSize-100))
+	for ok := true; ok; n, ok = s.NextNotice() {
+		s.Done(n)
+	}
+	if !s.Writable() || !s.Idle() {
+		t.Errorf("writable %v, idle %v", s.Writable(), s.Idle())
+	}
+}
