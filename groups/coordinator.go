@@ -16,13 +16,14 @@ import (
 type coordinator struct {
 	group dsm.AreaID
 	reign dsm.Epoch
-	lives func() uint64 // a number for the next generation, greater than all before
+	lives func() uint64 // a number for the next generation, greater than all before of this node
 	peers map[dsm.NodeID]*peer
 	// silent are the nodes that have not answered the call; while there are any, nothing is decided.
 	silent map[dsm.NodeID]struct{}
 	known  adopted
 	ready  bool // all have answered
 
+	last                   uint64 // the greatest generation that was ever heard of
 	generation, done, list uint64
 	size                   int
 	members                []wire.GroupMember // by rank
@@ -91,6 +92,7 @@ func (c *coordinator) report(from dsm.NodeID, r *wire.GroupReport, now time.Time
 		return
 	}
 	p.seq = r.Seq
+	c.last = max(c.last, r.Generation)
 	p.generation, p.done, p.list, p.slowest, p.came = r.Generation, r.Done, r.List, r.Slowest, 0
 	p.has, p.asked, p.seats, p.refused, p.denied = r.Done, 0, r.Seats, nil, nil
 	c.line(p)
@@ -263,7 +265,8 @@ func (c *coordinator) seat() {
 		if len(line) < size {
 			return
 		}
-		c.generation, c.size, c.list = c.lives(), size, 1
+		c.last = max(c.lives(), c.last+1)
+		c.generation, c.size, c.list = c.last, size, 1
 		for _, w := range line[:size] {
 			c.members = append(c.members, wire.GroupMember{ID: w.seat.ID, Node: w.node, From: 1})
 		}
