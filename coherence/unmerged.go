@@ -80,6 +80,9 @@ func (a *Area) mergedAmongLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publi
 	copy(base[:], mem.Base(p))
 	pub.overlay(base[:], i)
 	pub.pages.Remove(i)
+	for other := range x.publications() {
+		delete(other.snap, i) // it accounts for the old base, and may be from before pub
+	}
 	x.accounted(now[:], i, base[:])
 	if mine != now {
 		a.mu.cached.BeforeMerge(p)
