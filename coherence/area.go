@@ -471,9 +471,14 @@ func (a *Area) forgetLocked(e dsm.ExtentIndex) {
 	}
 }
 
+// homesMemoryLocked reports whether this node needs the memory as a home: for what it has merged, or for parts that it will merge.
+func (a *Area) homesMemoryLocked() bool {
+	return len(a.mu.home.extents) > 0 || a.mu.home.rounds.parts > 0
+}
+
 // freeIfUnusedLocked frees the memory when neither a replica nor a home needs it.
 func (a *Area) freeIfUnusedLocked() {
-	if a.mu.mem != nil && !a.mu.replica.subscribed && len(a.mu.home.extents) == 0 {
+	if a.mu.mem != nil && !a.mu.replica.subscribed && !a.homesMemoryLocked() {
 		a.closeMemoryLocked()
 	}
 }

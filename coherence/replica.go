@@ -138,7 +138,7 @@ func (a *Area) dropReplicaLocked() {
 	if err := a.mu.mem.EndReplica(); err != nil {
 		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "err", err)
 	}
-	if len(a.mu.home.extents) > 0 { // else freeIfUnusedLocked frees it all
+	if a.homesMemoryLocked() { // else freeIfUnusedLocked frees it all
 		for _, e := range a.extentsFromLocked(0) {
 			a.forgetLocked(e)
 		}

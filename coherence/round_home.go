@@ -13,6 +13,7 @@ import (
 // homeRounds are the rounds of an area as one of its homes knows them.
 type homeRounds struct {
 	open  map[dsm.RoundID]*homeRound
+	parts int                        // of all of them
 	ended map[dsm.AreaID]dsm.RoundID // the last round that each group has ended here, for all extents that are homed here
 }
 
@@ -20,9 +21,15 @@ type homeRounds struct {
 // taken out again, and the result does not depend on the order in which parts arrive, to the last bit.
 type homeRound struct {
 	parts   map[dsm.ExtentIndex][]stagedPart
-	marked  map[dsm.NodeID]struct{} // nodes all of whose parts are here
-	finish  *wire.Finish            // who belongs to it, or nil
-	waiting map[dsm.NodeID]uint64   // the Acquire of each node that waits for the end
+	marked  map[dsm.NodeID]bool // nodes all of whose parts are here; true: there are none, as the node has taken them back
+	finish  *wire.Finish        // who belongs to it, or nil
+	waiting []finishing         // the Acquires that wait for the end
+}
+
+// finishing is an Acquire that waits for the end of a round. A node may have several: it has a Finish for each of its programs.
+type finishing struct {
+	from    dsm.NodeID
+	acquire uint64
 }
 
 type stagedPart struct {
@@ -39,7 +46,7 @@ func newHomeExtent(v dsm.Version) *homeExtent {
 func (h *homeRounds) round(id dsm.RoundID) *homeRound {
 	hr := h.open[id]
 	if hr == nil {
-		hr = &homeRound{parts: make(map[dsm.ExtentIndex][]stagedPart), marked: make(map[dsm.NodeID]struct{}), waiting: make(map[dsm.NodeID]uint64)}
+		hr = &homeRound{parts: make(map[dsm.ExtentIndex][]stagedPart), marked: make(map[dsm.NodeID]bool)}
 		h.open[id] = hr
 	}
 	return hr
@@ -89,6 +96,11 @@ func (a *Area) homePartLocked(from dsm.NodeID, m *wire.Part, payload []byte) err
 		copy(p.data.Bytes, payload)
 		p.delta.Data = p.data.Bytes
 		hr.parts[m.Extent] = append(hr.parts[m.Extent], p)
+		h.rounds.parts++
+		if hr.marked[from] { // it takes part again, or sends again what it has taken back: its next Contributed says which
+			delete(hr.marked, from)
+			a.askMissingLocked(m.Round, hr)
+		}
 	}
 	a.sendLocked(from, &wire.Staged{Stamp: a.stampLocked(), Extent: m.Extent, Seq: m.Seq})
 	return nil
@@ -110,7 +122,7 @@ func (a *Area) homeContributedLocked(from dsm.NodeID, m *wire.Contributed) {
 	case m.None:
 		if hr := h.rounds.open[m.Round]; hr != nil {
 			a.refusePartsLocked(hr, func(p *stagedPart) bool { return p.from == from })
-			hr.marked[from] = struct{}{}
+			hr.marked[from] = true
 			if hr.finish == nil && len(hr.parts) == 0 { // perhaps nobody ends it; who does asks what lacks
 				delete(h.rounds.open, m.Round)
 			}
@@ -118,7 +130,7 @@ func (a *Area) homeContributedLocked(from dsm.NodeID, m *wire.Contributed) {
 	case m.Gen < a.mu.ino.Gen || m.Epoch < a.lastGainLocked():
 		return
 	default:
-		h.rounds.round(m.Round).marked[from] = struct{}{}
+		h.rounds.round(m.Round).marked[from] = false
 	}
 	a.sendLocked(from, &wire.Counted{Stamp: a.stampLocked(), Round: m.Round, Nonce: m.Nonce})
 	a.endRoundLocked(m.Round)
@@ -143,7 +155,9 @@ func (a *Area) homeFinishLocked(from dsm.NodeID, m *wire.Finish) {
 	}
 	hr := h.rounds.round(m.Round)
 	hr.finish = m
-	hr.waiting[from] = m.Acquire
+	if w := (finishing{from, m.Acquire}); !slices.Contains(hr.waiting, w) { // it is sent again after a broken session
+		hr.waiting = append(hr.waiting, w)
+	}
 	a.refusePartsLocked(hr, func(p *stagedPart) bool { return hr.excludes(p.from) })
 	a.askMissingLocked(m.Round, hr)
 	a.endRoundLocked(m.Round)
@@ -186,14 +200,17 @@ func (a *Area) endRoundLocked(id dsm.RoundID) {
 	delete(h.rounds.open, id)
 	h.rounds.ended[id.Group] = id
 	a.mergeRoundLocked(hr, hr.finish.Writers)
+	for _, parts := range hr.parts {
+		h.rounds.parts -= len(parts)
+	}
 	for _, old := range h.rounds.inOrder() {
 		if old.Before(id) { // nobody will end it
 			a.refusePartsLocked(h.rounds.open[old], func(*stagedPart) bool { return true })
 			delete(h.rounds.open, old)
 		}
 	}
-	for _, n := range slices.Sorted(maps.Keys(hr.waiting)) {
-		a.homeAcquireLocked(n, &wire.Acquire{Stamp: a.stampLocked(), Round: hr.waiting[n]})
+	for _, w := range hr.waiting {
+		a.homeAcquireLocked(w.from, &wire.Acquire{Stamp: a.stampLocked(), Round: w.acquire})
 	}
 }
 
@@ -248,13 +265,15 @@ func (a *Area) refusePartsLocked(hr *homeRound, which func(p *stagedPart) bool) 
 			return true
 		})
 	}
+	a.freeIfUnusedLocked()
 }
 
-// dropPartsLocked forgets parts of an extent.
+// dropPartsLocked forgets parts of an extent. freeIfUnusedLocked follows.
 func (a *Area) dropPartsLocked(hr *homeRound, e dsm.ExtentIndex, which func(p *stagedPart) bool) {
 	hr.parts[e] = slices.DeleteFunc(hr.parts[e], func(p stagedPart) bool {
 		out := which(&p)
 		if out {
+			a.mu.home.rounds.parts--
 			p.data.Release()
 		}
 		return out
@@ -285,6 +304,7 @@ func (a *Area) roundsViewChangedLocked(old *dsm.View) {
 			a.askMissingLocked(id, hr)
 		}
 	}
+	a.freeIfUnusedLocked()
 }
 
 // roundsGenChangedLocked refuses the parts that were made by earlier rules, or for a larger area.

@@ -1,0 +1,196 @@
+package coherence
+
+import (
+	"context"
+	"encoding/binary"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// Rounds in which single steps come in an order that faults bring about.
+
+var firstRound = dsm.RoundID{Group: 99, Generation: 1, Number: 1}
+
+// joinRound starts a Contribute of the node.
+func (n *simNode) joinRound() {
+	n.ask("contribute", func(ctx context.Context) error { return n.area.Contribute(ctx, firstRound) }, nil)
+}
+
+// endRound starts a FinishRound of the node. done gets its error.
+func (n *simNode) endRound(list []dsm.NodeID, done func(err error)) {
+	n.ask("finish", func(ctx context.Context) error { return n.area.FinishRound(ctx, firstRound, list, len(list), true) }, done)
+}
+
+// TestRoundOutlivesItsReplica: the home of parts keeps the memory for them when its own programs are gone.
+func TestRoundOutlivesItsReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
+		home, n := s.nodes[0], s.nodes[1]
+		home.node.cfg.Linger = time.Second
+		home.open(false)
+		n.open(true)
+		put(t, n, 5)
+		n.joinRound()
+		s.calm()
+		home.leaveAll()
+		<-time.After(2 * time.Second) // of the bubble
+		s.calm()
+		if home.area.mu.replica.subscribed {
+			t.Fatal("the replica of the home is still there")
+		}
+		n.endRound([]dsm.NodeID{2}, nil)
+		s.calm()
+		want(t, n, 5)
+	})
+}
+
+// TestPartTakenBackFreesMemory: a home that has nothing but parts gives the memory back with the last of them.
+func TestPartTakenBackFreesMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
+		home, n := s.nodes[0], s.nodes[1]
+		home.find()
+		n.open(true)
+		n.ask("accumulate", func(ctx context.Context) error { return n.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
+		s.calm()
+		if home.area.mu.mem == nil {
+			t.Error("parts are here, and no memory")
+		}
+		n.area.AbandonRound(firstRound)
+		s.calm()
+		if home.area.mu.mem != nil {
+			t.Error("nothing is here, and the memory stays")
+		}
+	})
+}
+
+// TestPublishBesideAPart: what a node publishes stays in its memory while a part of it waits that does not add up to the last bit.
+func TestPublishBesideAPart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ino := sumOf(dsm.DTypeF32, dsm.ApplyArrival)
+		ino.Size = dsm.ExtentSize
+		s := newHomed(t, 2, ino)
+		n := s.nodes[1]
+		n.open(true)
+		set := func(k int64, v float32) {
+			if err := n.area.WriteAt(context.Background(), binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)), 4*k); err != nil {
+				t.Fatal(err)
+			}
+		}
+		set(0, 1)
+		publish(n)
+		s.calm()
+		set(0, 1e-8) // 1e-8-1 is -1
+		n.joinRound()
+		s.calm()
+		set(1, 3)
+		publish(n)
+		s.calm()
+		if v := math.Float32frombits(binary.LittleEndian.Uint32(n.area.mu.mem.Working(0)[4:])); v != 3 {
+			t.Errorf("an element is %v after it was published, want 3", v)
+		}
+	})
+}
+
+// TestTwoProgramsFinish: each program of a node gets the answer to its own Finish.
+func TestTwoProgramsFinish(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		for _, n := range s.nodes {
+			n.open(true)
+		}
+		for _, n := range s.nodes[1:] {
+			put(t, n, 5)
+			n.joinRound()
+		}
+		s.calm()
+		s.changeRules(func(*dsm.Inode) {}) // the parts come again; of the last node only when it has heard of the rules
+		for _, n := range s.nodes[:2] {
+			for n.behindCatalog() {
+				n.apply()
+			}
+		}
+		n, done := s.nodes[1], 0
+		for range 2 {
+			n.endRound([]dsm.NodeID{2, 3}, func(error) { done++ })
+			s.rest()
+			s.deliverAll(link{1, 0})
+			s.rest()
+		}
+		s.catchUp()
+		s.calm("finish")
+		if done != 2 {
+			t.Errorf("%d of 2 calls of FinishRound return", done)
+		}
+		for _, r := range s.requests {
+			r.giveUp()
+		}
+		s.drain()
+	})
+}
+
+// TestPartTakenBackComesAgain: a part that the home has given back is published. So it does not count again in the round, though a broken
+// session has it sent again behind the word that there is none.
+func TestPartTakenBackComesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		home, n, m := s.nodes[0], s.nodes[1], s.nodes[2]
+		for _, n := range s.nodes {
+			n.open(true)
+		}
+		for i, n := range s.nodes[1:] {
+			put(t, n, int32(1)<<(4*i))
+			n.joinRound()
+		}
+		s.calm()
+		n.area.AbandonRound(firstRound)
+		s.rest()
+		s.deliverAll(link{1, 0})
+		n.reset(home)
+		s.rest()
+		for len(s.net[link{1, 0}]) > 1 { // all but the last Contributed
+			s.deliverOn(link{1, 0})
+		}
+		m.endRound([]dsm.NodeID{2, 3}, nil)
+		s.rest()
+		s.deliverAll(link{2, 0})
+		s.calm()
+		s.rested()
+		for _, n := range s.nodes {
+			want(t, n, 17)
+		}
+	})
+}
+
+// TestContributeAfterGivingUp: a node that has taken its parts back may take part in the same round after all.
+func TestContributeAfterGivingUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		n, m := s.nodes[1], s.nodes[2]
+		for _, n := range s.nodes {
+			n.open(true)
+		}
+		s.calm()
+		give := func(n *simNode, v byte) {
+			n.ask("accumulate", func(ctx context.Context) error {
+				if err := n.area.Accumulate(ctx, firstRound, 0, []byte{v, 0, 0, 0}); err != nil {
+					return err
+				}
+				return n.area.Contribute(ctx, firstRound)
+			}, nil)
+			s.calm()
+		}
+		give(m, 1)
+		give(n, 2)
+		n.area.AbandonRound(firstRound)
+		s.calm()
+		give(n, 4)
+		m.endRound([]dsm.NodeID{2, 3}, nil)
+		s.calm()
+		want(t, m, 5)
+	})
+}
