@@ -145,6 +145,10 @@ func (n *Node) ViewChanged(v *dsm.View) {
 				delete(n.mu.coordinators, id)
 				continue
 			}
+			if skipped { // to nodes that saw those views this one may have been replaced, and they dropped what it sent
+				n.decidedLocked(n.takeOverLocked(id))
+				continue
+			}
 			c.view(func(id dsm.NodeID) bool { return here(v, id) }, n.cfg.Now())
 			n.decidedLocked(c)
 		}
