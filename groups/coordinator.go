@@ -27,6 +27,8 @@ type coordinator struct {
 	generation, done, list uint64
 	size                   int
 	members                []wire.GroupMember // by rank
+	at                     []*wire.GroupSeat  // of the members, nil if one is gone; bury sets it
+	ranks                  map[uint64]int     // of the members that live, by the number of the program
 	missing                []int              // ranks that barrier done did without
 	counters               map[string]*wire.GroupCounter
 	slowest                uint64
@@ -46,7 +48,7 @@ type message struct {
 // peer is a node that has programs in the group, or had.
 type peer struct {
 	seq   uint64
-	seats []wire.GroupSeat
+	seats []wire.GroupSeat  // by number
 	order map[uint64]uint64 // of the seats that want a rank
 	// What the node knows of the group, or has been sent.
 	generation, done, list, slowest, came, heard uint64
@@ -55,7 +57,7 @@ type peer struct {
 	asked   uint64              // the last of which it was asked that, plus one
 	touched map[string]struct{} // counters that it waits for
 	refused []wire.GroupRefusal
-	denied  []uint64 // the seats refused since its last report
+	denied  map[uint64]struct{} // the seats refused since its last report
 }
 
 // empty reports whether nobody has anything to do with the group.
@@ -72,6 +74,7 @@ func newCoordinator(group dsm.AreaID, reign dsm.Epoch, lives func() uint64) *coo
 	return &coordinator{
 		group: group, reign: reign, lives: lives, peers: make(map[dsm.NodeID]*peer),
 		silent: make(map[dsm.NodeID]struct{}), counters: make(map[string]*wire.GroupCounter),
+		ranks: make(map[uint64]int),
 	}
 }
 
@@ -177,32 +180,47 @@ func (c *coordinator) nodes() []dsm.NodeID {
 	return list
 }
 
-// of returns the seat of a member, nil if it is gone.
-func (c *coordinator) of(m *wire.GroupMember) *wire.GroupSeat {
-	if p := c.peers[m.Node]; p != nil && !m.Gone {
-		for i := range p.seats {
-			if p.seats[i].ID == m.ID {
-				return &p.seats[i]
-			}
+// find returns the seat of a program on a node, nil if it is gone.
+func (c *coordinator) find(m *wire.GroupMember) *wire.GroupSeat {
+	p := c.peers[m.Node]
+	if p == nil {
+		return nil
+	}
+	from, to := 0, len(p.seats)
+	for from < to {
+		if half := (from + to) / 2; p.seats[half].ID < m.ID {
+			from = half + 1
+		} else {
+			to = half
 		}
 	}
-	return nil
+	if from == len(p.seats) || p.seats[from].ID != m.ID {
+		return nil
+	}
+	return &p.seats[from]
 }
 
 // bury marks the members that are gone. With the last one the group ends.
 func (c *coordinator) bury() {
 	left := false
+	c.at = slices.Grow(c.at[:0], len(c.members))[:len(c.members)]
 	for i := range c.members {
 		m := &c.members[i]
-		if !m.Gone && c.of(m) == nil {
+		c.at[i] = nil
+		if !m.Gone {
+			c.at[i] = c.find(m)
+		}
+		if !m.Gone && c.at[i] == nil {
 			m.Gone = true
+			delete(c.ranks, m.ID)
 			c.list++
 		}
 		left = left || !m.Gone
 	}
 	if !left && c.generation != 0 {
 		c.generation, c.done, c.list, c.size, c.slowest = 0, 0, 0, 0, 0
-		c.members, c.missing = nil, nil
+		c.members, c.at, c.missing = nil, nil, nil
+		clear(c.ranks)
 		clear(c.counters)
 	}
 }
@@ -240,7 +258,8 @@ func (c *coordinator) waiting() []waiting {
 }
 
 func (c *coordinator) seated(id uint64) bool {
-	return slices.ContainsFunc(c.members, func(m wire.GroupMember) bool { return m.ID == id && !m.Gone })
+	_, ok := c.ranks[id]
+	return ok
 }
 
 // seat gives ranks to those who wait for one: to all at once when the group is complete, later to
@@ -267,7 +286,9 @@ func (c *coordinator) seat() {
 		}
 		c.last = max(c.lives(), c.last+1)
 		c.generation, c.size, c.list = c.last, size, 1
-		for _, w := range line[:size] {
+		for rank, w := range line[:size] {
+			c.ranks[w.seat.ID] = rank
+			c.at = append(c.at, w.seat)
 			c.members = append(c.members, wire.GroupMember{ID: w.seat.ID, Node: w.node, From: 1})
 		}
 		for _, p := range c.peers {
@@ -275,14 +296,16 @@ func (c *coordinator) seat() {
 		}
 		return
 	}
+	if len(line) == 0 || len(c.ranks) == len(c.members) || !c.settled() {
+		return
+	}
+	tick := c.behind()
 	for rank := range c.members {
-		if len(line) == 0 || !c.settled() {
-			return
-		}
-		if m := &c.members[rank]; m.Gone {
+		if m := &c.members[rank]; m.Gone && len(line) > 0 {
 			w := line[0]
 			line = line[1:]
-			*m = wire.GroupMember{ID: w.seat.ID, Node: w.node, From: c.done + 1, Tick: c.behind()}
+			*m = wire.GroupMember{ID: w.seat.ID, Node: w.node, From: c.done + 1, Tick: tick}
+			c.ranks[w.seat.ID], c.at[rank] = rank, w.seat
 			c.list++
 		}
 	}
@@ -319,8 +342,11 @@ func (c *coordinator) refuse() {
 
 func (c *coordinator) refusal(n dsm.NodeID, s *wire.GroupSeat, k errs.Kind, text string) {
 	p := c.peers[n]
-	if !slices.Contains(p.denied, s.ID) {
-		p.denied = append(p.denied, s.ID)
+	if _, told := p.denied[s.ID]; !told {
+		if p.denied == nil {
+			p.denied = make(map[uint64]struct{})
+		}
+		p.denied[s.ID] = struct{}{}
 		p.refused = append(p.refused, wire.GroupRefusal{Seat: s.ID, Kind: k, Text: text})
 	}
 }
@@ -335,7 +361,7 @@ func (c *coordinator) meet(now time.Time) {
 	all := true
 	for rank := range c.members {
 		m := &c.members[rank]
-		switch s := c.of(m); {
+		switch s := c.at[rank]; {
 		case m.Gone:
 			missing = append(missing, rank)
 		case s.Arrived <= c.done:
@@ -359,7 +385,7 @@ func (c *coordinator) behind() uint64 {
 	least := ^uint64(0)
 	for i := range c.members {
 		m := &c.members[i]
-		if s := c.of(m); s != nil {
+		if s := c.at[i]; s != nil {
 			least = min(least, max(m.Tick, s.Ticks))
 		}
 	}

@@ -45,8 +45,8 @@ func (c *coordinator) add(s *wire.GroupSeat, a wire.GroupAdd) {
 // forget drops the additions whose answer has come, or that nobody waits for.
 func (c *coordinator) forget() {
 	settled := make(map[uint64]uint64, len(c.members))
-	for i := range c.members {
-		if s := c.of(&c.members[i]); s != nil {
+	for _, s := range c.at {
+		if s != nil {
 			settled[s.ID] = s.Settled
 		}
 	}

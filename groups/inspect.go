@@ -72,8 +72,8 @@ func (n *Node) lineLocked(c *coordinator) string {
 	}
 	living := 0
 	var awaited []string
-	for rank := range c.members {
-		if s := c.of(&c.members[rank]); s != nil {
+	for rank, s := range c.at {
+		if s != nil {
 			living++
 			if !c.since.IsZero() && s.Arrived <= c.done {
 				awaited = append(awaited, fmt.Sprint(rank))

@@ -26,7 +26,8 @@ type local struct {
 	counters                        map[string]wire.GroupCounter
 	came                            []wire.GroupMember
 	seats                           map[uint64]*Member
-	adding                          int // bytes of additions without an answer
+	sorted                          []*Member // seats by number; nil: to be made
+	adding                          int       // bytes of additions without an answer
 	waiters                         []*waiter
 }
 
@@ -41,6 +42,7 @@ func (l *local) report(seq uint64, epoch dsm.Epoch, known bool) *wire.GroupRepor
 		Group: l.group, Epoch: epoch, Reign: l.reign, Seq: seq,
 		Generation: l.generation, Done: l.done, List: l.list, Slowest: l.slowest,
 	}
+	r.Seats = make([]wire.GroupSeat, 0, len(l.seats))
 	for _, m := range l.inOrder() {
 		s := m.seat
 		s.Adds = slices.Clone(s.Adds)
@@ -58,12 +60,17 @@ func (l *local) report(seq uint64, epoch dsm.Epoch, known bool) *wire.GroupRepor
 	return r
 }
 
+// inOrder returns the programs by number. The list is never changed.
 func (l *local) inOrder() []*Member {
+	if l.sorted != nil {
+		return l.sorted
+	}
 	list := make([]*Member, 0, len(l.seats))
 	for _, m := range l.seats {
 		list = append(list, m)
 	}
 	slices.SortFunc(list, func(a, b *Member) int { return cmp.Compare(a.seat.ID, b.seat.ID) })
+	l.sorted = list
 	return list
 }
 
@@ -93,7 +100,7 @@ func (l *local) state(s *wire.GroupState) {
 		if s.Done > l.done {
 			l.done, l.missing, l.met = s.Done, s.Missing, nil
 			for rank, m := range l.members {
-				if !slices.Contains(l.missing, rank) {
+				if _, missed := slices.BinarySearch(l.missing, rank); !missed {
 					l.met = append(l.met, Seat{Rank: rank, Node: m.Node})
 				}
 			}
@@ -101,14 +108,10 @@ func (l *local) state(s *wire.GroupState) {
 		l.slowest = max(l.slowest, s.Slowest)
 	}
 	l.came = s.Came
-	for _, m := range l.seats {
-		if m.seat.Generation != 0 {
-			continue
-		}
-		for rank := range l.members {
-			if x := &l.members[rank]; x.ID == m.seat.ID && !x.Gone {
-				m.seated(l, rank)
-			}
+	for rank := range l.members {
+		x := &l.members[rank]
+		if m := l.seats[x.ID]; m != nil && m.seat.Generation == 0 && !x.Gone {
+			m.seated(l, rank)
 		}
 	}
 	for _, c := range s.Counters {

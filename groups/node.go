@@ -275,6 +275,7 @@ func (n *Node) newMember(group dsm.AreaID, size int) *Member {
 		n.mu.locals[group] = m.group
 	}
 	m.group.seats[m.seat.ID] = m
+	m.group.sorted = nil
 	return m
 }
 

@@ -12,7 +12,7 @@ import (
 
 // cluster is nodes that hand each other their messages at once.
 type cluster struct {
-	t     *testing.T
+	t     testing.TB
 	nodes []*wired
 	view  *dsm.View
 }
@@ -29,7 +29,7 @@ func (w *wired) Send(to dsm.NodeID, m any, _ [][]byte, _ bool) {
 	}
 }
 
-func newCluster(t *testing.T, nodes int) *cluster {
+func newCluster(t testing.TB, nodes int) *cluster {
 	c := &cluster{t: t, view: &dsm.View{Epoch: 1}}
 	c.view.Slots[0].Primary = 1
 	for i := range nodes {
@@ -102,7 +102,7 @@ func TestJoin(t *testing.T) {
 	_, err := c.nodes[1].Join(ended(t), 9, 3)
 	wants(t, err, errs.Timeout, "1 of 3 came in time")
 	_, err = c.nodes[0].Join(t.Context(), 9, 0)
-	wants(t, err, errs.Invalid, "1 to 4096")
+	wants(t, err, errs.Invalid, "1 to 256")
 	members := c.join(3, 0, 1, 1)
 	ranks := map[int]bool{}
 	for _, m := range members {

@@ -48,6 +48,11 @@ func (c *coordinator) adopt() {
 	c.known = adopted{}
 	c.generation, c.done, c.list, c.slowest = k.generation, k.done, k.list, k.slowest
 	c.size, c.members, c.missing = k.Size, slices.Clone(k.Members), k.Missing
+	for rank, m := range c.members {
+		if !m.Gone {
+			c.ranks[m.ID] = rank
+		}
+	}
 	for _, n := range k.Counters {
 		n.Recent = slices.Clone(n.Recent)
 		c.counters[n.Name] = &n

@@ -18,13 +18,13 @@ func fits(msg any) string {
 }
 
 func reportFits(r *wire.GroupReport) string {
-	ids := make(map[uint64]struct{}, len(r.Seats))
+	last := uint64(0)
 	for i := range r.Seats {
 		s := &r.Seats[i]
-		if _, twice := ids[s.ID]; twice || s.ID == 0 {
-			return fmt.Sprintf("program %x is there twice, or has no number", s.ID)
+		if s.ID <= last {
+			return fmt.Sprintf("program %x comes after %x", s.ID, last)
 		}
-		ids[s.ID] = struct{}{}
+		last = s.ID
 		if s.Size < 1 || s.Size > MaxSize {
 			return fmt.Sprintf("a program wants a group of size %d", s.Size)
 		}
