@@ -143,7 +143,13 @@ func (r *Result) nodes() (list []dsm.NodeID) {
 	return slices.Compact(list)
 }
 
+// areasAtOnce bounds what a round costs a node at a time.
+const areasAtOnce = 16
+
 // each does something to several areas at the same time, and returns one of the errors.
+//
+// At most areasAtOnce run at a time, in the order of their numbers: for each area the first that is not over runs wherever it is
+// wanted, so nodes that wait for each other come to an end.
 func each(ctx context.Context, limit time.Duration, areas map[dsm.AreaID]Area, do func(context.Context, Area) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -155,8 +161,12 @@ func each(ctx context.Context, limit time.Duration, areas map[dsm.AreaID]Area, d
 	failed := make([]error, 0, len(areas))
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	for _, a := range areas {
+	room := make(chan struct{}, areasAtOnce)
+	for _, id := range slices.Sorted(maps.Keys(areas)) {
+		a := areas[id]
+		room <- struct{}{}
 		wg.Go(func() {
+			defer func() { <-room }()
 			if err := do(ctx, a); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
