@@ -22,7 +22,7 @@ func isMemory(f *os.File) bool {
 // be sure that the process is still the program that has asked, and did not become another one, of more rights, by exec.
 func (a *conn) accumulate(m *membership, q *request) error {
 	number, ino, off, n := q.arg[0], dsm.Ino(q.arg[1]), q.arg[2], q.arg[3]
-	x := a.s.attachmentOf(a.who.pid, ino)
+	x := a.s.attachmentsOf(a.who.pid, []dsm.Ino{ino})[ino]
 	switch {
 	case q.file == nil:
 		return errs.E(errs.Invalid, "accumulate", "no descriptor came with it")

@@ -1,17 +1,22 @@
 package attach
 
 import (
+	"context"
+	"encoding/binary"
 	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/dsmfs/dsmfs/groups"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/uffd"
+	"golang.org/x/sys/unix"
 )
 
 // alone is the network of a node that is the only one.
@@ -42,6 +47,72 @@ func (p testProgram) join() uint64 {
 		p.t.Fatal(text)
 	}
 	return r.attachment
+}
+
+// roundMount has areas that count the rounds to which they contribute, and hold them up.
+type roundMount struct {
+	openMount
+	area *roundTestArea
+}
+
+type roundTestArea struct {
+	idleArea
+	contributed atomic.Int32
+	release     chan struct{}
+}
+
+func (m *roundMount) Open(context.Context, dsm.Ino, bool) (Area, error) { return m.area, nil }
+
+func (a *roundTestArea) Attach(context.Context, int, bool) (Attachment, *os.File, error) {
+	fd, err := unix.MemfdCreate("area", unix.MFD_CLOEXEC)
+	return roundTestAttachment{}, os.NewFile(uintptr(fd), "area"), err
+}
+
+func (a *roundTestArea) Contribute(context.Context, dsm.RoundID) error {
+	a.contributed.Add(1)
+	<-a.release
+	return nil
+}
+
+func (*roundTestArea) AbandonRound(dsm.RoundID) {}
+
+type roundTestAttachment struct{ idleAttachment }
+
+func (roundTestAttachment) FinishRound(context.Context, dsm.RoundID, []dsm.NodeID, int) error {
+	return nil
+}
+
+// TestRoundsOfAMemberTakeTurns: a member that asks for the same round again and again contributes once, and may name an area once.
+func TestRoundsOfAMemberTakeTurns(t *testing.T) {
+	area := &roundTestArea{release: make(chan struct{})}
+	p := listenForGroups(t, &roundMount{area: area})
+	id := p.join()
+	r, text := p.call(header{op: opAttach, arg: [4]uint64{accessWrite}}, "/w")
+	if r.errno != 0 {
+		t.Fatal(text)
+	}
+	one := string(binary.LittleEndian.AppendUint64(nil, r.arg[1]))
+	if r, text := p.call(header{op: opRound, attachment: id, arg: [4]uint64{1}}, one+one); r.errno != unix.EINVAL || !strings.Contains(text, "twice") {
+		t.Errorf("an area twice: %v, %q", r.errno, text)
+	}
+	const rounds = 50
+	for range rounds {
+		if err := p.post(header{op: opRound, attachment: id, arg: [4]uint64{1}}, one); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r, text := p.call(header{op: opCount, attachment: id}, "n"); r.errno != 0 { // all have been read
+		t.Fatal(text)
+	}
+	close(area.release)
+	for range rounds {
+		if r, text := p.answer(); r.errno != 0 {
+			t.Error(text)
+		}
+	}
+	if n := area.contributed.Load(); n != 1 {
+		t.Errorf("%d contributions for %d requests of one round", n, rounds)
+	}
 }
 
 // TestBarriersWithoutReadersAreBounded: of a program that asks again for a barrier that is over, and reads no answers, no more

@@ -25,6 +25,7 @@ type Groups interface {
 type membership struct {
 	id uint64
 	*groups.Member
+	turn chan struct{} // has a token while a ROUND runs
 }
 
 // within returns the context of a request that waits at most so many milliseconds, 0 for no limit.
@@ -133,7 +134,7 @@ func (a *conn) join(ctx context.Context, q *request) (reply, error) {
 	}
 	a.mu.Lock()
 	a.mu.last++
-	x := &membership{a.mu.last, m}
+	x := &membership{a.mu.last, m, make(chan struct{}, 1)}
 	a.mu.members[x.id] = x
 	a.mu.Unlock()
 	return reply{attachment: x.id, arg: [4]uint64{uint64(m.Rank()), q.arg[0], m.First(), m.Ticks()}}, nil
@@ -178,10 +179,24 @@ func (a *conn) round(ctx context.Context, m *membership, q *request) (groups.Res
 	if len(q.payload)%8 != 0 || len(q.payload) > 8*maxRoundAreas {
 		return groups.Result{}, errs.E(errs.Invalid, "round", "%d bytes: want the numbers of at most %d areas, of 8 bytes each", len(q.payload), maxRoundAreas)
 	}
-	areas := make(map[dsm.AreaID]groups.Area)
+	var wanted []dsm.Ino
 	for rest := []byte(q.payload); len(rest) > 0; rest = rest[8:] {
-		ino := dsm.Ino(binary.LittleEndian.Uint64(rest))
-		if x := a.s.attachmentOf(a.who.pid, ino); x != nil {
+		wanted = append(wanted, dsm.Ino(binary.LittleEndian.Uint64(rest)))
+	}
+	slices.Sort(wanted)
+	if len(slices.Compact(slices.Clone(wanted))) != len(wanted) {
+		return groups.Result{}, errs.E(errs.Invalid, "round", "an area is named twice")
+	}
+	select {
+	case m.turn <- struct{}{}:
+		defer func() { <-m.turn }()
+	case <-ctx.Done():
+		return groups.Result{}, errs.E(errs.Timeout, "round", "an earlier call of this member is not over")
+	}
+	areas := make(map[dsm.AreaID]groups.Area)
+	attached := a.s.attachmentsOf(a.who.pid, wanted)
+	for _, ino := range wanted {
+		if x := attached[ino]; x != nil {
 			areas[dsm.AreaID(ino)] = roundArea{x}
 			continue
 		}
@@ -214,8 +229,8 @@ func (x roundArea) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.
 	return x.at.FinishRound(ctx, id, nodes, writers)
 }
 
-// attachmentOf returns an area that a program has attached for writing, by any of its connections.
-func (s *Server) attachmentOf(pid int, ino dsm.Ino) *attachment {
+// attachmentsOf returns those of some areas that a program has attached for writing, by any of its connections. The areas are sorted.
+func (s *Server) attachmentsOf(pid int, wanted []dsm.Ino) map[dsm.Ino]*attachment {
 	var conns []*conn
 	s.mu.Lock()
 	for c := range s.mu.conns {
@@ -224,21 +239,19 @@ func (s *Server) attachmentOf(pid int, ino dsm.Ino) *attachment {
 		}
 	}
 	s.mu.Unlock()
+	found := make(map[dsm.Ino]*attachment)
 	for _, c := range conns {
-		if x := c.writes(ino); x != nil {
-			return x
-		}
+		c.writes(wanted, found)
 	}
-	return nil
+	return found
 }
 
-func (a *conn) writes(ino dsm.Ino) *attachment {
+func (a *conn) writes(wanted []dsm.Ino, found map[dsm.Ino]*attachment) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, x := range a.mu.attachments {
-		if x.file == ino && x.write {
-			return x
+		if _, ok := slices.BinarySearch(wanted, x.file); ok && x.write {
+			found[x.file] = x
 		}
 	}
-	return nil
 }
