@@ -57,6 +57,7 @@ type peer struct {
 	asked   uint64              // the last of which it was asked that, plus one
 	touched map[string]struct{} // counters that it waits for
 	refused []wire.GroupRefusal
+	silent  int                 // of how many that are silent it has been told
 	denied  map[uint64]struct{} // the seats refused since its last report
 }
 
@@ -97,7 +98,7 @@ func (c *coordinator) report(from dsm.NodeID, r *wire.GroupReport, now time.Time
 	p.seq = r.Seq
 	c.last = max(c.last, r.Generation)
 	p.generation, p.done, p.list, p.slowest, p.came = r.Generation, r.Done, r.List, r.Slowest, 0
-	p.has, p.asked, p.seats, p.refused, p.denied = r.Done, 0, r.Seats, nil, nil
+	p.has, p.asked, p.seats, p.refused, p.denied, p.silent = r.Done, 0, r.Seats, nil, nil, 0
 	c.line(p)
 	c.sameLife(p)
 	if _, waited := c.silent[from]; waited && r.Known != nil {
@@ -154,6 +155,7 @@ func (c *coordinator) view(here func(dsm.NodeID) bool, now time.Time) {
 // decide does all that the reports allow.
 func (c *coordinator) decide(now time.Time) {
 	if !c.ready {
+		c.tellSilent()
 		return
 	}
 	c.bury()

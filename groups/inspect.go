@@ -19,6 +19,13 @@ func name(v *dsm.View, id dsm.NodeID) string {
 	return id.String()
 }
 
+func names(v *dsm.View, nodes []dsm.NodeID) (list []string) {
+	for _, id := range nodes {
+		list = append(list, name(v, id))
+	}
+	return list
+}
+
 // places says on which nodes members are.
 func places(v *dsm.View, members []wire.GroupMember) string {
 	var on []string
@@ -38,8 +45,13 @@ func (n *Node) lackingLocked(m *Member) error {
 	switch {
 	case l.reign == 0:
 		return errs.E(errs.Timeout, "join", "the coordinator of the group, node %s, does not answer", name(n.mu.view, l.coordinator))
+	case len(l.silent) > 0:
+		return errs.E(errs.Timeout, "join", "nodes that may know of the group do not answer: %s", strings.Join(names(n.mu.view, l.silent), " "))
 	case l.generation != 0 && len(l.members) == l.size:
 		return errs.E(errs.Timeout, "join", "no rank is free: the %d members are on %s", l.size, places(n.mu.view, l.members))
+	}
+	if len(l.came) >= maxCame {
+		return errs.E(errs.Timeout, "join", "not all %d came in time, but %d or more", m.seat.Size, maxCame)
 	}
 	return errs.E(errs.Timeout, "join", "%d of %d came in time: this one, and on other ranks' behalf %s; %d lack",
 		len(came)+1, m.seat.Size, places(n.mu.view, came), m.seat.Size-len(came)-1)
@@ -50,7 +62,8 @@ func (n *Node) lackingLocked(m *Member) error {
 //	NUMBER size=4 members=4 round=7 ranks=a,b,c,- awaited=2 since=1.5s
 //
 // NUMBER is that of the file. A rank that is free is a "-"; awaited are the ranks that have not
-// arrived at the next barrier while others wait there.
+// arrived at the next barrier while others wait there. Before a group has members the line ends with those who want to be, and with the
+// nodes that have not answered the call, as silent=b,c.
 func (n *Node) List() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -68,7 +81,11 @@ func (n *Node) lineLocked(c *coordinator) string {
 		for _, w := range c.waiting() {
 			came, size = append(came, wire.GroupMember{Node: w.node}), w.seat.Size
 		}
-		return fmt.Sprintf("%d size=%d members=0 waiting=%d on=%s", c.group, size, len(came), commas(n.mu.view, came))
+		line := fmt.Sprintf("%d size=%d members=0 waiting=%d on=%s", c.group, size, len(came), commas(n.mu.view, came))
+		if len(c.silent) > 0 {
+			line += " silent=" + strings.Join(names(n.mu.view, slices.Sorted(maps.Keys(c.silent))), ",")
+		}
+		return line
 	}
 	living := 0
 	var awaited []string

@@ -25,6 +25,7 @@ type local struct {
 	met                             []Seat // who took part in barrier done; the members may be others by now
 	counters                        map[string]wire.GroupCounter
 	came                            []wire.GroupMember
+	silent                          []dsm.NodeID // the coordinator waits for them
 	seats                           map[uint64]*Member
 	sorted                          []*Member // seats by number; nil: to be made
 	adding                          int       // bytes of additions without an answer
@@ -107,7 +108,7 @@ func (l *local) state(s *wire.GroupState) {
 		}
 		l.slowest = max(l.slowest, s.Slowest)
 	}
-	l.came = s.Came
+	l.came, l.silent = s.Came, s.Silent
 	for rank := range l.members {
 		x := &l.members[rank]
 		if m := l.seats[x.ID]; m != nil && m.seat.Generation == 0 && !x.Gone {

@@ -33,6 +33,17 @@ func (c *coordinator) owes(p *peer) bool {
 	return false
 }
 
+// tellSilent tells those who wait which nodes everybody waits for.
+func (c *coordinator) tellSilent() {
+	silent := slices.Sorted(maps.Keys(c.silent))
+	for _, n := range c.nodes() {
+		if p := c.peers[n]; len(p.seats) > 0 && p.silent != len(silent) {
+			p.silent = len(silent)
+			c.out = append(c.out, message{n, &wire.GroupState{Group: c.group, Reign: c.reign, Heard: p.heard, Silent: silent}})
+		}
+	}
+}
+
 // maxCame bounds how many of those who wait are named to those who wait.
 const maxCame = 64
 

@@ -107,6 +107,7 @@ type GroupState struct {
 	Counters   []GroupCounter // those that the receiver has added to
 	Came       []GroupMember  // who waits for the group to be complete
 	Refused    []GroupRefusal
+	Silent     []dsm.NodeID // who has not answered the call: nothing is decided before
 }
 
 // GroupRefusal says why a program does not take part.
