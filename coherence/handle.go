@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"math"
+	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -448,7 +449,8 @@ func (a *Area) sendAcquireLocked(op *acquiring) {
 	r.acquires[op.round] = op
 	op.pending = make(map[dsm.NodeID]struct{})
 	op.version, op.partly = math.MaxUint64, false
-	for _, home := range a.homesLocked() {
+	op.homes = a.homesLocked()
+	for _, home := range op.homes {
 		op.pending[home] = struct{}{}
 		if f := op.finish; f != nil {
 			a.sendLocked(home, &wire.Finish{Stamp: a.stampLocked(), Round: f.Round, Acquire: op.round, Nodes: f.Nodes, Writers: f.Writers})
@@ -467,7 +469,9 @@ func (a *Area) replicaAcquiredLocked(from dsm.NodeID, m *wire.Acquired) {
 	default:
 		delete(op.pending, from)
 		op.version = min(op.version, m.Upto)
-		if len(op.pending) == 0 && !op.partly {
+		// If the area has grown meanwhile, it may have homes that nobody has asked. Those that answer have heard of their versions.
+		grown := slices.ContainsFunc(a.homesLocked(), func(home dsm.NodeID) bool { return !slices.Contains(op.homes, home) })
+		if len(op.pending) == 0 && !op.partly && !grown {
 			a.wholeLocked(op.version)
 		}
 		a.mu.wake = true

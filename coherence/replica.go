@@ -89,7 +89,8 @@ type acquiring struct {
 	storing bool         // the caller stores: updates may enter memory until it ends
 	finish  *wire.Finish // if not nil, it ends a round first
 	round   uint64
-	pending map[dsm.NodeID]struct{} // homes that have not answered
+	homes   []dsm.NodeID            // those that were asked
+	pending map[dsm.NodeID]struct{} // those of them that have not answered
 	version dsm.Version             // the oldest of the versions that homes have answered with
 	partly  bool                    // some pages were kept out of memory meanwhile
 }
