@@ -474,7 +474,11 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 		first := r.n
 		r.n = a.extentsLocked()
 		a.materializeLastLocked()
-		a.subscribeLocked(slices.DeleteFunc(a.slotsLocked(first), func(s dsm.Slot) bool { return r.slots[slotIndex(s)].asked }))
+		added := slices.DeleteFunc(a.slotsLocked(first), func(s dsm.Slot) bool { return r.slots[slotIndex(s)].asked })
+		if len(added) > 0 {
+			r.whole = 0 // others may have published there, and this node may have heard of the versions
+		}
+		a.subscribeLocked(added)
 		return
 	}
 	a.extentLocked(dsm.ExtentIndex(min(is/dsm.ExtentSize, int64(r.n)-1))) // its pages past the end are zero, and so here
