@@ -56,7 +56,8 @@ type replica struct {
 	inquiry  map[uint64]*inquiring
 	waits    waits
 
-	contribution *contribution // to the round under way, or nil
+	contribution *contribution              // to the round under way, or nil
+	dropped      map[dsm.AreaID]dsm.RoundID // the last round of each group of which something that was handed over is dropped
 
 	dense     bool // the last comparison found nearly all pages changed: see denseSample
 	lastStore time.Time
@@ -102,7 +103,7 @@ func (r *replica) init() {
 	}
 	// seq and round are not set back, so that late answers to an earlier replica match nothing.
 	*r = replica{seq: r.seq, round: r.round, inquiry: inquiry, waits: r.waits, wants: make(wants), extents: make(map[dsm.ExtentIndex]*replicaExtent),
-		subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring)}
+		subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring), dropped: make(map[dsm.AreaID]dsm.RoundID)}
 }
 
 // homesLocked returns the distinct homes of the area's extents.

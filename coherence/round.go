@@ -120,12 +120,15 @@ func (a *Area) contributeLocked(c *contribution) {
 
 // FinishRound ends a round. nodes are those whose parts belong to it, writers how many programs these are of. It returns when the homes
 // have merged the parts of all, and the result is in memory: like Acquire, and storing is that of Acquire. errs.Timeout if a home
-// has not done so before ctx ends. What this node has contributed is published apart from the round if it is not among nodes.
+// has not done so before ctx ends, errs.Unavailable if something that was accumulated on this node has been dropped. What this node has contributed is published apart from the round if it is not among nodes.
 func (a *Area) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int, storing bool) error {
 	op := &acquiring{storing: storing, finish: &wire.Finish{Round: id, Nodes: nodes, Writers: writers}}
 	a.step(func() { a.startAcquiringLocked(op) })
 	err := a.finishAcquire(ctx, op, nil)
 	a.step(func() {
+		if err == nil && a.mu.replica.dropped[id.Group] == id {
+			err = &errs.Error{Op: "finish", Area: a.id, Kind: errs.Unavailable, Err: errs.E(errs.Unavailable, "", "what was accumulated into round %v is not in it: the part of this node was given up", id)}
+		}
 		if c := a.mu.replica.contribution; len(op.pending) == 0 && c != nil && c.id == id {
 			a.abandonLocked() // what is left of it came too late
 		}
@@ -336,13 +339,16 @@ func (a *Area) hasPartsLocked(e dsm.ExtentIndex) bool {
 }
 
 // takeBackLocked ends a publication that the home has refused, or whose home has died (dead): its pages become dirty again, and are
-// diffed anew. It stays in the round only if it was refused for its rules. What a program has handed over is sent again then, and else dropped.
+// diffed anew. It stays in the round only if it was refused for its rules. What a program has handed over is sent again then, and else dropped:
+// FinishRound says so.
 func (a *Area) takeBackLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publication, dead bool) {
 	c := a.mu.replica.contribution
 	stays := !dead && pub.stamp.Gen < a.mu.ino.Gen && c != nil && c.id == pub.round && !c.gone
 	if pub.given {
 		if stays && a.accumulatesLocked(a.mu.ino.Layout.DataOffset, 0) == nil {
 			a.giveAgainLocked(e, pub)
+		} else {
+			a.mu.replica.dropped[pub.round.Group] = pub.round
 		}
 		a.endUnmergedOneLocked(x, pub)
 		pub.data.Release()

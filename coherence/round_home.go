@@ -123,9 +123,7 @@ func (a *Area) homeContributedLocked(from dsm.NodeID, m *wire.Contributed) {
 		if hr := h.rounds.open[m.Round]; hr != nil {
 			a.refusePartsLocked(hr, func(p *stagedPart) bool { return p.from == from })
 			hr.marked[from] = true
-			if hr.finish == nil && len(hr.parts) == 0 { // perhaps nobody ends it; who does asks what lacks
-				delete(h.rounds.open, m.Round)
-			}
+			a.forgetAbandonedLocked(m.Round)
 		}
 	case m.Gen < a.mu.ino.Gen || m.Epoch < a.lastGainLocked():
 		return
@@ -134,6 +132,31 @@ func (a *Area) homeContributedLocked(from dsm.NodeID, m *wire.Contributed) {
 	}
 	a.sendLocked(from, &wire.Counted{Stamp: a.stampLocked(), Round: m.Round, Nonce: m.Nonce})
 	a.endRoundLocked(m.Round)
+}
+
+// forgetAbandonedLocked forgets a round that perhaps nobody ends: it has no parts, and who ends it asks what lacks; or a node has given it
+// up, and all others that have contributed are dead. The death of a member alone does not end a round.
+func (a *Area) forgetAbandonedLocked(id dsm.RoundID) {
+	hr, given := a.mu.home.rounds.open[id], false
+	if hr.finish != nil {
+		return
+	}
+	in := make(map[dsm.NodeID]struct{})
+	for n, none := range hr.marked {
+		if given = given || none; !none {
+			in[n] = struct{}{}
+		}
+	}
+	for _, parts := range hr.parts {
+		for i := range parts {
+			in[parts[i].from] = struct{}{}
+		}
+	}
+	maps.DeleteFunc(in, func(n dsm.NodeID, _ struct{}) bool { return a.leftLocked(n, 0) || slices.Contains(a.mu.dead, n) })
+	if len(hr.parts) == 0 || given && len(in) == 0 {
+		delete(a.mu.home.rounds.open, id)
+		a.refusePartsLocked(hr, func(*stagedPart) bool { return true })
+	}
 }
 
 // lastGainLocked returns the epoch at which this node last became the home of a slot of the area.
@@ -303,6 +326,7 @@ func (a *Area) roundsViewChangedLocked(old *dsm.View) {
 			clear(hr.marked)
 			a.askMissingLocked(id, hr)
 		}
+		a.forgetAbandonedLocked(id)
 	}
 	a.freeIfUnusedLocked()
 }

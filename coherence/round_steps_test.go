@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
 // Rounds in which single steps come in an order that faults bring about.
@@ -192,5 +193,58 @@ func TestContributeAfterGivingUp(t *testing.T) {
 		m.endRound([]dsm.NodeID{2, 3}, nil)
 		s.calm()
 		want(t, m, 5)
+	})
+}
+
+// TestAccumulatedIsDropped: if what a program has handed over is dropped, as another program of the node has given the round up, then
+// FinishRound does not report success.
+func TestAccumulatedIsDropped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		n := s.nodes[1]
+		n.open(true)
+		n.ask("accumulate", func(ctx context.Context) error {
+			if err := n.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}); err != nil {
+				return err
+			}
+			return n.area.Contribute(ctx, firstRound)
+		}, nil)
+		s.calm()
+		n.area.AbandonRound(firstRound)
+		s.rest()
+		var finished error
+		n.ask("finish", func(ctx context.Context) error {
+			finished = n.area.FinishRound(ctx, firstRound, []dsm.NodeID{2}, 1, true)
+			return nil
+		}, nil)
+		s.calm()
+		if !errs.Is(finished, errs.Unavailable) {
+			t.Errorf("FinishRound returns %v", finished)
+		}
+	})
+}
+
+// TestRoundGivenUpByTheLiving: the parts of a member that has died go when all others have given the round up.
+func TestRoundGivenUpByTheLiving(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ino := sums(1, dsm.ApplyArrival)
+		ino.Spec.Placement = dsm.PlaceOne
+		s := newHomed(t, 3, ino)
+		for i, n := range s.nodes {
+			n.open(true)
+			put(t, n, int32(1)<<i)
+			n.joinRound()
+		}
+		s.calm()
+		s.kill(s.nodes[2])
+		s.bury(s.nodes[2])
+		s.calm()
+		for _, n := range s.nodes[:2] {
+			n.area.AbandonRound(firstRound)
+		}
+		s.calm()
+		if hr := s.nodes[0].area.mu.home.rounds.open[firstRound]; hr != nil {
+			t.Errorf("%d extents of parts are kept", len(hr.parts))
+		}
 	})
 }
