@@ -230,26 +230,51 @@ func (s *sim) check() {
 // wholeProblem checks what a node says of its memory: everything that homes have merged up to that version is in it.
 func (s *sim) wholeProblem(n *simNode) string {
 	a, r := n.area, &n.area.mu.replica
-	if !r.subscribed || r.bare {
-		return ""
-	}
 	for _, o := range s.nodes {
-		if o.area == nil || o.area.mu.ino.Gen != a.mu.ino.Gen || o.area.mu.ino.Size != a.mu.ino.Size {
+		if o.area == nil {
 			continue
 		}
-		for e, h := range o.area.mu.home.extents {
-			if !o.area.isSelf(o.area.rowLocked(e).Primary) || o.area.mu.view.Epoch != a.mu.view.Epoch {
-				continue
-			}
-			for i, v := range h.pages {
-				p := page(e, i)
-				switch x := r.extents[e]; {
-				case v == 0 || v > r.whole || !a.inAreaLocked(e, i) || x == nil || !x.have.Has(i):
-				case string(o.area.mu.mem.Home(p)) != string(a.mu.mem.Base(p)):
-					return fmt.Sprintf("everything up to version %d is here, but not page %d of version %d of node %d", r.whole, p, v, o.i)
+		ino, epoch, merged := o.homed()
+		a.mu.Lock()
+		bad := ""
+		if r.subscribed && !r.bare && ino.Gen == a.mu.ino.Gen && ino.Size == a.mu.ino.Size && epoch == a.mu.view.Epoch {
+			for _, m := range merged {
+				e, i := m.page.Extent()
+				x := r.extents[e]
+				if m.version <= r.whole && a.inAreaLocked(e, i) && x != nil && x.have.Has(i) && m.bytes != string(a.mu.mem.Base(m.page)) {
+					bad = fmt.Sprintf("everything up to version %d is here, but not page %d of version %d of node %d", r.whole, m.page, m.version, o.i)
 				}
 			}
 		}
+		a.mu.Unlock()
+		if bad != "" {
+			return bad
+		}
 	}
 	return ""
+}
+
+// merged is a page that a home has.
+type merged struct {
+	page    dsm.PageIndex
+	version dsm.Version
+	bytes   string
+}
+
+// homed returns the pages that the node has as their home, and for which state of the catalog.
+func (n *simNode) homed() (ino dsm.Inode, epoch dsm.Epoch, list []merged) {
+	a := n.area
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for e, h := range a.mu.home.extents {
+		if !a.isSelf(a.rowLocked(e).Primary) {
+			continue
+		}
+		for i, v := range h.pages {
+			if v != 0 {
+				list = append(list, merged{page(e, i), v, string(a.mu.mem.Home(page(e, i)))})
+			}
+		}
+	}
+	return a.mu.ino, a.mu.view.Epoch, list
 }
