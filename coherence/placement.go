@@ -1,11 +1,6 @@
 package coherence
 
-import (
-	"slices"
-
-	"github.com/dsmfs/dsmfs/internal/dsm"
-	"github.com/dsmfs/dsmfs/internal/wire"
-)
+import "github.com/dsmfs/dsmfs/internal/dsm"
 
 // Which slot an extent is in is up to the spec of the area, and to the view: it may give an area a slot of its own, in which those
 // extents are that live together. It does so once, when nothing of the area is being handed over, and not
@@ -42,32 +37,10 @@ func (a *Area) coveringLocked() int { return a.mu.ino.Spec.CoveringExtents(a.mu.
 // placedLocked follows a view in which the area has a slot of its own, or 0. What the replica knows of the extents in it
 // that have no state is what it knew when they shared one.
 func (a *Area) placedLocked(own dsm.Slot) {
-	first := own != 0 && a.mu.own == 0
+	if r := &a.mu.replica; own != 0 && a.mu.own == 0 {
+		r.slots[dsm.Slots] = r.slots[a.mu.ino.Spec.SlotOf(a.id, 0)]
+	}
 	a.mu.own = own
-	if !first {
-		return
-	}
-	r, shared := &a.mu.replica, a.mu.ino.Spec.SlotOf(a.id, 0)
-	r.slots[dsm.Slots] = r.slots[shared]
-	if a.mu.ino.Spec.OneHome(a.mu.ino.Size) {
-		a.leaveSlotLocked(shared)
-	}
-}
-
-// leaveSlotLocked ends the subscription to a shared slot in which the area has no extents any more. No open depends on its home then.
-func (a *Area) leaveSlotLocked(shared dsm.Slot) {
-	r := &a.mu.replica
-	for round, sub := range r.subs {
-		if i := slices.Index(sub.slots, shared); i >= 0 {
-			sub.slots = slices.Clone(sub.slots) // the message has them too
-			sub.slots[i] = a.mu.own
-			r.subs[round] = sub
-		}
-	}
-	if home := a.mu.view.Row(shared).Primary; r.slots[shared].asked && !slices.Contains(a.homesLocked(), home) {
-		a.sendLocked(home, &wire.Unsubscribe{Stamp: a.stampLocked()})
-	}
-	r.slots[shared] = slotState{}
 }
 
 // movedLocked reports whether the slot has another home than in the view old, or the same one after

@@ -77,31 +77,3 @@ func testSnapshot(t *testing.T, change func(s *sim)) {
 		check(7)
 	})
 }
-
-// TestOpenWithoutTheFormerHome: an area that has got a slot of its own does not depend on the home of the slot that it had before.
-func TestOpenWithoutTheFormerHome(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ino := sums(1, dsm.ApplyArrival)
-		ino.Spec.Placement = dsm.PlaceOne
-		s := newHomed(t, 3, ino)
-		n := s.nodes[1]
-		s.nodes[0].find()
-		n.open(true)
-		s.calm()
-		s.changeView(func(v *dsm.View) { v.Place(simArea, dsm.SlotHome{Primary: n.id, Source: 1, Epoch: v.Epoch}) })
-		s.catchUp()
-		s.calm()
-		s.changeView(func(v *dsm.View) { v.OwnOf(simArea).Source = 0 })
-		s.catchUp()
-		s.calm()
-		if subs := s.nodes[0].area.mu.home.subs; len(subs) > 0 {
-			t.Errorf("the former home has %d subscribers", len(subs))
-		}
-		n.reset(s.nodes[0]) // which does not answer any more
-		s.rest()
-		if !n.area.subscribedLocked() {
-			t.Error("an open waits for a node that has nothing of the area")
-		}
-		s.drain()
-	})
-}
