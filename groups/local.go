@@ -95,12 +95,16 @@ func (l *local) state(s *wire.GroupState) {
 		clear(l.counters)
 	}
 	if s.Generation == l.generation {
+		before := l.members // the state may tell of the end of a barrier and of who has come since
 		if s.Members != nil && s.List > l.list {
 			l.size, l.list, l.members = s.Size, s.List, s.Members
 		}
 		if s.Done > l.done {
 			l.done, l.missing, l.met = s.Done, s.Missing, nil
 			for rank, m := range l.members {
+				if m.From > s.Done && rank < len(before) {
+					m = before[rank]
+				}
 				if _, missed := slices.BinarySearch(l.missing, rank); !missed {
 					l.met = append(l.met, Seat{Rank: rank, Node: m.Node})
 				}
