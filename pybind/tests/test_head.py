@@ -160,8 +160,8 @@ def test_an_interrupt_ends_a_wait(pages: dsmfs.Cluster, talk: Callable[..., Talk
 import sys, dsmfs
 with dsmfs.open(sys.argv[1], 'r') as w:
     w.version
-    print('open', flush=True)
     try:
+        print('open', flush=True)
         w.wait(w.version + 1)
     except KeyboardInterrupt:
         print('interrupted', flush=True)
