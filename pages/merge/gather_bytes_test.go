@@ -76,7 +76,7 @@ func TestGatherBytes(t *testing.T) {
 	rng := pagetest.Rand(t)
 	buf := cliff(t, dsm.PageSize+64)
 	was := make([]byte, len(buf))
-	for range 4000 {
+	for range pagetest.Rounds(4000) {
 		m, _ := randomMask(rng)
 		for name, gather := range map[string]func(*mask, []byte){"processor": gatherBytes, "any": gatherOctets} {
 			fillRandom(rng, buf)
@@ -106,7 +106,7 @@ func TestScatterBytes(t *testing.T) {
 	buf, all := cliff(t, dsm.PageSize+64), cliff(t, 2*dsm.PageSize)
 	was, other := make([]byte, len(buf)), make([]byte, len(buf))
 	fillRandom(rng, all)
-	for range 4000 {
+	for range pagetest.Rounds(4000) {
 		m, units := randomMask(rng)
 		data := all[len(all)-units-rng.IntN(3)*rng.IntN(100):]
 		fillRandom(rng, buf)

@@ -239,13 +239,9 @@ func page(e dsm.ExtentIndex, i int) dsm.PageIndex {
 // reference, on random pages.
 func TestKernelsAgainstReference(t *testing.T) {
 	rng := pagetest.Rand(t)
-	rounds := 12
-	if testing.Short() {
-		rounds = 3
-	}
 	for _, kc := range kernelCases(t) {
 		k := naive{kc}
-		for range rounds {
+		for range pagetest.Rounds(12) {
 			var d Delta
 			d.Reset(0)
 			var base, working, home, want [3][]byte

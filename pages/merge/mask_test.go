@@ -21,7 +21,7 @@ func TestDiffBlocks(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(c.unit), func(t *testing.T) {
 			base, working := make([]byte, blockSize+64), make([]byte, blockSize+64)
-			for range 20000 {
+			for range pagetest.Rounds(20000) {
 				equal := rng.Uint32() >> (rng.IntN(33)) // of 2^32: the share of equal units
 				for i := range working {
 					base[i], working[i] = byte(rng.Uint32()), byte(rng.Uint32())

@@ -40,7 +40,7 @@ func TestMergeSharedIsMerge(t *testing.T) {
 	rng := pagetest.Rand(t)
 	for _, kc := range kernelCases(t) {
 		k := naive{kc}
-		for range 10 {
+		for range pagetest.Rounds(10) {
 			for p := range dsm.PageIndex(3) {
 				base := make([]byte, dsm.PageSize)
 				k.fillPage(rng, base)

@@ -83,7 +83,7 @@ func TestStagedAgainstReference(t *testing.T) {
 	var s Staged
 	for _, kc := range kernelCases(t) {
 		k := naive{kc}
-		for range 2 {
+		for range pagetest.Rounds(2) {
 			s.Reset()
 			writers := 1 + rng.IntN(5)
 			var base, home [3][]byte
@@ -108,12 +108,13 @@ func TestStagedAgainstReference(t *testing.T) {
 			}
 			for p := range dsm.PageIndex(3) {
 				want := append([]byte(nil), home[p]...)
-				stored := make([]map[int][]byte, writers)
+				stored := make([]pageParts, writers)
 				for w := range deltas {
 					stored[w] = partsOf(kc.Kernel, &deltas[w], p)
 				}
+				var parts [][]byte
 				k.elements(p, func(from, to int, rule dsm.MergeRule) {
-					var parts [][]byte
+					parts = parts[:0]
 					for w := range deltas {
 						if part := stored[w][from]; part != nil {
 							parts = append(parts, part)
@@ -129,9 +130,11 @@ func TestStagedAgainstReference(t *testing.T) {
 	}
 }
 
-// partsOf returns what a delta has of the elements of page p, by the offset of the element in the page.
-func partsOf(k Kernel, d *Delta, p dsm.PageIndex) map[int][]byte {
-	parts := make(map[int][]byte)
+// pageParts are values or differences of elements of a page, by the offset of the element in the page.
+type pageParts [dsm.PageSize][]byte
+
+// partsOf returns what a delta has of page p.
+func partsOf(k Kernel, d *Delta, p dsm.PageIndex) (parts pageParts) {
 	if !d.Pages.Has(int(p)) {
 		return parts
 	}

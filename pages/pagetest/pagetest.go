@@ -26,6 +26,18 @@ func Rand(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
+// Rounds returns how many rounds of n a test with random input makes: fewer with -short, and fewest with the race detector, which
+// makes a comparison with a reference more than ten times slower, and sees all that it can in one round.
+func Rounds(n int) int {
+	switch {
+	case race:
+		n /= 10
+	case testing.Short():
+		n /= 4
+	}
+	return max(n, 1)
+}
+
 // PageOf returns a page full of b.
 func PageOf(b byte) []byte { return bytes.Repeat([]byte{b}, dsm.PageSize) }
 

@@ -1,0 +1,5 @@
+//go:build race
+
+package pagetest
+
+const race = true
