@@ -29,7 +29,7 @@ type coordinator struct {
 	members                []wire.GroupMember // by rank
 	at                     []*wire.GroupSeat  // of the members, nil if one is gone; bury sets it
 	ranks                  map[uint64]int     // of the members that live, by the number of the program
-	missing                []int              // ranks that barrier done did without
+	met                    []dsm.NodeID       // as in wire.GroupState, of barrier done; never changed
 	counters               map[string]*wire.GroupCounter
 	slowest                uint64
 
@@ -53,8 +53,10 @@ type peer struct {
 	// What the node knows of the group, or has been sent.
 	generation, done, list, slowest, came, heard uint64
 
-	has     uint64              // the last barrier of which it has said that it has the result
-	asked   uint64              // the last of which it was asked that, plus one
+	// What it has said that it has. A state leaves nothing else out, for one that was sent may be lost.
+	hasDone, hasList uint64
+
+	asked   uint64              // the last barrier of which it was asked whether it has the result, plus one
 	touched map[string]struct{} // counters that it waits for
 	refused []wire.GroupRefusal
 	silent  int                 // of how many that are silent it has been told
@@ -98,7 +100,7 @@ func (c *coordinator) report(from dsm.NodeID, r *wire.GroupReport, now time.Time
 	p.seq = r.Seq
 	c.last = max(c.last, r.Generation)
 	p.generation, p.done, p.list, p.slowest, p.came = r.Generation, r.Done, r.List, r.Slowest, 0
-	p.has, p.asked, p.seats, p.refused, p.denied, p.silent = r.Done, 0, r.Seats, nil, nil, 0
+	p.hasDone, p.hasList, p.asked, p.seats, p.refused, p.denied, p.silent = r.Done, r.List, 0, r.Seats, nil, nil, 0
 	c.line(p)
 	c.sameLife(p)
 	if _, waited := c.silent[from]; waited && r.Known != nil {
@@ -221,7 +223,7 @@ func (c *coordinator) bury() {
 	}
 	if !left && c.generation != 0 {
 		c.generation, c.done, c.list, c.size, c.slowest = 0, 0, 0, 0, 0
-		c.members, c.at, c.missing = nil, nil, nil
+		c.members, c.at, c.met = nil, nil, nil
 		clear(c.ranks)
 		clear(c.counters)
 	}
@@ -230,7 +232,7 @@ func (c *coordinator) bury() {
 // sameLife drops what a node has of another life of the group.
 func (c *coordinator) sameLife(p *peer) {
 	if c.ready && p.generation != c.generation {
-		p.has, p.done, p.list, p.slowest = 0, 0, 0, 0
+		p.hasDone, p.hasList, p.done, p.list, p.slowest = 0, 0, 0, 0, 0
 	}
 }
 
@@ -298,7 +300,7 @@ func (c *coordinator) seat() {
 		}
 		return
 	}
-	if len(line) == 0 || len(c.ranks) == len(c.members) || !c.settled() {
+	if len(line) == 0 || len(c.ranks) == len(c.members) {
 		return
 	}
 	tick := c.behind()
@@ -319,7 +321,7 @@ func (c *coordinator) settled() bool {
 	for i := range c.members {
 		m := &c.members[i]
 		p := c.peers[m.Node]
-		if m.Gone || p == nil || m.From > c.done || p.has >= c.done {
+		if m.Gone || p == nil || m.From > c.done || p.hasDone >= c.done {
 			continue
 		}
 		all = false
@@ -358,14 +360,11 @@ func (c *coordinator) meet(now time.Time) {
 	if c.generation == 0 {
 		return
 	}
-	var missing []int
 	some := false
 	all := true
-	for rank := range c.members {
-		m := &c.members[rank]
-		switch s := c.at[rank]; {
-		case m.Gone:
-			missing = append(missing, rank)
+	for _, s := range c.at {
+		switch {
+		case s == nil:
 		case s.Arrived <= c.done:
 			all = false
 		default:
@@ -379,7 +378,13 @@ func (c *coordinator) meet(now time.Time) {
 		return
 	}
 	c.done++
-	c.missing, c.since = missing, time.Time{}
+	c.since = time.Time{}
+	c.met = make([]dsm.NodeID, len(c.members))
+	for rank, s := range c.at {
+		if s != nil {
+			c.met[rank] = c.members[rank].Node
+		}
+	}
 }
 
 // behind returns the clock of the slowest member.

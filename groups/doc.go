@@ -36,10 +36,10 @@
 //
 // A member is gone when its program ends or leaves, or when its node is gone in the view. Its rank
 // is free then, and barriers end without it and say so. Whoever takes the rank is waited for from
-// the next barrier on. A rank is given away only when all nodes have the result of the last
-// barrier, so that every result names those who took part: a node notes them when it learns of the
-// end, for it may hear of the next member before its programs read the result. Until then a node
-// whose last program has left keeps the result too.
+// the next barrier on.
+//
+// The coordinator names who took part, and all keep that as it was: the members may be others when
+// a node hears of the end. A node whose last program has left keeps the result until all have it.
 //
 // # Rounds
 //

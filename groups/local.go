@@ -21,8 +21,7 @@ type local struct {
 	generation, done, list, slowest uint64
 	size                            int
 	members                         []wire.GroupMember
-	missing                         []int
-	met                             []Seat // who took part in barrier done; the members may be others by now
+	met                             []dsm.NodeID // as in wire.GroupState, of barrier done; never changed
 	counters                        map[string]wire.GroupCounter
 	came                            []wire.GroupMember
 	silent                          []dsm.NodeID // the coordinator waits for them
@@ -50,7 +49,7 @@ func (l *local) report(seq uint64, epoch dsm.Epoch, known bool) *wire.GroupRepor
 		r.Seats = append(r.Seats, s)
 	}
 	if known {
-		k := &wire.GroupKnown{Size: l.size, Members: slices.Clone(l.members), Missing: l.missing}
+		k := &wire.GroupKnown{Size: l.size, Members: slices.Clone(l.members), Met: l.met}
 		for _, name := range slices.Sorted(maps.Keys(l.counters)) {
 			c := l.counters[name]
 			c.Recent = slices.Clone(c.Recent)
@@ -91,24 +90,15 @@ func (l *local) state(s *wire.GroupState) {
 	l.heard = max(l.heard, s.Heard)
 	if s.Generation > l.generation {
 		l.generation, l.done, l.list, l.slowest = s.Generation, 0, 0, 0
-		l.size, l.members, l.missing, l.met = 0, nil, nil, nil
+		l.size, l.members, l.met = 0, nil, nil
 		clear(l.counters)
 	}
 	if s.Generation == l.generation {
-		before := l.members // the state may tell of the end of a barrier and of who has come since
 		if s.Members != nil && s.List > l.list {
 			l.size, l.list, l.members = s.Size, s.List, s.Members
 		}
-		if s.Done > l.done {
-			l.done, l.missing, l.met = s.Done, s.Missing, nil
-			for rank, m := range l.members {
-				if m.From > s.Done && rank < len(before) {
-					m = before[rank]
-				}
-				if _, missed := slices.BinarySearch(l.missing, rank); !missed {
-					l.met = append(l.met, Seat{Rank: rank, Node: m.Node})
-				}
-			}
+		if s.Met != nil && s.Done > l.done {
+			l.done, l.met = s.Done, s.Met
 		}
 		l.slowest = max(l.slowest, s.Slowest)
 	}
@@ -143,5 +133,13 @@ func (l *local) counted(c wire.GroupCounter) {
 
 // result returns who took part in the last barrier.
 func (l *local) result() Result {
-	return Result{Number: l.done, Members: slices.Clone(l.met), Missing: slices.Clone(l.missing)}
+	r := Result{Number: l.done, Members: make([]Seat, 0, len(l.met))}
+	for rank, node := range l.met {
+		if node == 0 {
+			r.Missing = append(r.Missing, rank)
+		} else {
+			r.Members = append(r.Members, Seat{Rank: rank, Node: node})
+		}
+	}
+	return r
 }

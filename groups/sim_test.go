@@ -220,9 +220,9 @@ func (s *sim) fault() {
 // moves, nodes and programs end and others come. See simProgram for what must hold. When that is over,
 // everybody who has a rank goes on, in few steps.
 func TestSimulation(t *testing.T) {
-	seeds := 400
+	seeds := 2000
 	if testing.Short() {
-		seeds = 100
+		seeds = 500
 	}
 	base := rand.Uint64() >> 1
 	if *seedFlag != 0 {

@@ -24,7 +24,7 @@ func (a *adopted) add(r *wire.GroupReport) {
 		a.list, a.Size, a.Members = r.List, r.Known.Size, r.Known.Members
 	}
 	if r.Done > a.done {
-		a.done, a.Missing = r.Done, r.Known.Missing
+		a.done, a.Met = r.Done, r.Known.Met
 	}
 	a.slowest = max(a.slowest, r.Slowest)
 	for _, k := range r.Known.Counters {
@@ -47,7 +47,7 @@ func (c *coordinator) adopt() {
 	k := c.known
 	c.known = adopted{}
 	c.generation, c.done, c.list, c.slowest = k.generation, k.done, k.list, k.slowest
-	c.size, c.members, c.missing = k.Size, slices.Clone(k.Members), k.Missing
+	c.size, c.members, c.met = k.Size, slices.Clone(k.Members), k.Met
 	for rank, m := range c.members {
 		if !m.Gone {
 			c.ranks[m.ID] = rank

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // held is a simulation in which a test chooses what arrives.
@@ -125,5 +126,69 @@ func TestStateOfAnOldReign(t *testing.T) {
 	h.pass()
 	if h.progs[2].number != 1 {
 		t.Errorf("the other does not leave the barrier: %s", h)
+	}
+}
+
+// come has one more program on a node want a rank.
+func (h *held) come(node, size int) *simProgram {
+	p := h.program(h.nodes[node])
+	h.progs = append(h.progs, p)
+	p.act(size)
+	h.pass()
+	return p
+}
+
+// TestResultAfterALostState: node 1 has been told who has a free rank now, but that is lost with a session. So is nothing of the result of
+// the barrier at which it meets the one who came.
+func TestResultAfterALostState(t *testing.T) {
+	h := &held{sim: newSim(t, 1, 3)}
+	h.join(1, 1)
+	h.progs[0].meet()
+	h.pass()
+	h.links = [][2]int{{0, 1}}
+	h.progs[1].leave()
+	came := h.come(2, 2)
+	h.come(1, 2)
+	if len(h.net[h.links[0]]) == 0 {
+		t.Fatal("node 1 must have been told something")
+	}
+	h.net[h.links[0]] = nil
+	came.meet() // which looks at what others had as the result
+	h.links = nil
+	h.pass()
+	if h.progs[0].number != 1 || came.number != 1 {
+		t.Errorf("not both have left the barrier: %s", h)
+	}
+}
+
+// TestKnownAfterALostState: a node that waits for a rank has lost the first state of the group, and tells the next coordinator only what
+// fits together.
+func TestKnownAfterALostState(t *testing.T) {
+	h := &held{sim: newSim(t, 1, 3)}
+	h.join(2, 2)
+	h.links = [][2]int{{0, 1}}
+	h.come(1, 2)
+	h.net[h.links[0]] = slices.DeleteFunc(h.net[h.links[0]], func(m any) bool { _, state := m.(*wire.GroupState); return state })
+	h.links = nil
+	h.pass() // the call
+	h.links = [][2]int{{0, 1}}
+	h.come(2, 2)
+	h.net[h.links[0]] = nil
+	for _, p := range h.progs[:2] {
+		p.meet()
+	}
+	h.pass()
+	h.links = nil
+	h.come(2, 2)
+	if l := h.nodes[1].mu.locals[simGroup]; l.done != 1 {
+		t.Fatalf("node 1 must know of the barrier: %+v", l)
+	}
+	h.movedTo(2)
+	for _, n := range h.nodes {
+		n.see()
+	}
+	h.pass() // a report that does not fit fails the test
+	if c := h.nodes[2].mu.coordinators[simGroup]; c == nil || !c.ready {
+		t.Errorf("nobody coordinates: %s", h)
 	}
 }

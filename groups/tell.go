@@ -50,11 +50,14 @@ const maxCame = 64
 // tell sends a node what it lacks.
 func (c *coordinator) tell(to dsm.NodeID, p *peer) {
 	m := &wire.GroupState{
-		Group: c.group, Reign: c.reign, Heard: p.seq, Generation: c.generation, Size: c.size, Done: c.done, Missing: c.missing,
+		Group: c.group, Reign: c.reign, Heard: p.seq, Generation: c.generation, Size: c.size, Done: c.done,
 		List: c.list, Slowest: c.slowest, Refused: p.refused,
 	}
-	if p.generation != c.generation || p.list < c.list {
+	if p.hasList < c.list {
 		m.Members = slices.Clone(c.members)
+	}
+	if p.hasDone < c.done {
+		m.Met = c.met
 	}
 	if len(p.order) > 0 {
 		for _, w := range c.waiting() {

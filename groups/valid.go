@@ -3,6 +3,7 @@ package groups
 import (
 	"fmt"
 
+	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
@@ -12,7 +13,7 @@ func fits(msg any) string {
 	case *wire.GroupReport:
 		return reportFits(m)
 	case *wire.GroupState:
-		return membersFit(m.Size, m.Members, m.Missing)
+		return membersFit(m.Size, m.Members, m.Met)
 	}
 	return ""
 }
@@ -38,13 +39,16 @@ func reportFits(r *wire.GroupReport) string {
 		}
 	}
 	if k := r.Known; k != nil {
-		return membersFit(k.Size, k.Members, k.Missing)
+		if r.Done > 0 && k.Met == nil {
+			return fmt.Sprintf("barrier %d was met by nobody", r.Done)
+		}
+		return membersFit(k.Size, k.Members, k.Met)
 	}
 	return ""
 }
 
-// membersFit checks the members of a group, nil if they are not told, and the ranks that a barrier did without.
-func membersFit(size int, members []wire.GroupMember, missing []int) string {
+// membersFit checks the members of a group and who took part in its last barrier; nil is what is not told.
+func membersFit(size int, members []wire.GroupMember, met []dsm.NodeID) string {
 	if size < 0 || size > MaxSize || members != nil && len(members) != size {
 		return fmt.Sprintf("a group of size %d has %d members", size, len(members))
 	}
@@ -53,10 +57,8 @@ func membersFit(size int, members []wire.GroupMember, missing []int) string {
 			return fmt.Sprintf("rank %d takes part from barrier 0 on", i)
 		}
 	}
-	for i, rank := range missing {
-		if rank < 0 || rank >= size || i > 0 && rank <= missing[i-1] {
-			return fmt.Sprintf("rank %d is missing in a group of size %d", rank, size)
-		}
+	if met != nil && len(met) != size {
+		return fmt.Sprintf("a barrier of %d ranks in a group of size %d", len(met), size)
 	}
 	return ""
 }

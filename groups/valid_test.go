@@ -34,8 +34,8 @@ func TestBrokenPeer(t *testing.T) {
 	known := func(k wire.GroupKnown) *wire.GroupReport {
 		return &wire.GroupReport{Group: 1, Epoch: 1, Reign: 1, Generation: 1, Done: 1, List: 1, Known: &k}
 	}
-	state := func(size int, missing []int, members ...wire.GroupMember) *wire.GroupState {
-		return &wire.GroupState{Group: 2, Reign: 1, Generation: 1, List: 1, Done: 1, Size: size, Missing: missing, Members: members}
+	state := func(size int, met []dsm.NodeID, members ...wire.GroupMember) *wire.GroupState {
+		return &wire.GroupState{Group: 2, Reign: 1, Generation: 1, List: 1, Done: 1, Size: size, Met: met, Members: members}
 	}
 	seat := wire.GroupMember{ID: m.seat.ID, Node: 1}
 	for i, c := range []struct {
@@ -49,12 +49,12 @@ func TestBrokenPeer(t *testing.T) {
 		{report(wire.GroupSeat{ID: 5, Size: 2}, wire.GroupSeat{ID: 5, Size: 2}), "program 5 comes after 5"},
 		{report(wire.GroupSeat{ID: 5, Size: 1, Adds: make([]wire.GroupAdd, maxAdds+1)}), "additions without an answer"},
 		{report(wire.GroupSeat{ID: 5, Size: 1, Adds: []wire.GroupAdd{{Number: 1}}}), "0 bytes"},
-		{known(wire.GroupKnown{Size: 2, Members: []wire.GroupMember{seat}}), "size 2 has 1 members"},
-		{known(wire.GroupKnown{Size: 1, Missing: []int{-1}}), "rank -1 is missing"},
-		{known(wire.GroupKnown{Size: 2, Missing: []int{1, 1}}), "rank 1 is missing"},
+		{known(wire.GroupKnown{Size: 1}), "barrier 1 was met by nobody"},
+		{known(wire.GroupKnown{Size: 2, Met: []dsm.NodeID{1, 0}, Members: []wire.GroupMember{seat}}), "size 2 has 1 members"},
+		{known(wire.GroupKnown{Size: 2, Met: []dsm.NodeID{1}}), "barrier of 1 ranks in a group of size 2"},
 		{state(-1, nil), "size -1 has 0 members"},
 		{state(MaxSize+1, nil), "has 0 members"},
-		{state(1, []int{1 << 40}), "is missing in a group of size 1"},
+		{state(1, []dsm.NodeID{1, 2}), "barrier of 2 ranks in a group of size 1"},
 		{state(2, nil, seat), "size 2 has 1 members"},
 		{state(1, nil, seat), "from barrier 0 on"},
 	} {

@@ -57,7 +57,7 @@ type GroupAdd struct {
 type GroupKnown struct {
 	Size     int
 	Members  []GroupMember
-	Missing  []int
+	Met      []dsm.NodeID // as in GroupState
 	Counters []GroupCounter
 }
 
@@ -92,17 +92,17 @@ type GroupCall struct {
 	Reign dsm.Epoch // the epoch of the sender's view when it became the coordinator
 }
 
-// GroupState tells a node what it lacks of the state of a group.
+// GroupState tells a node the state of a group. It leaves out only what the node has reported that it has, as states may be lost.
 type GroupState struct {
 	Group      dsm.AreaID
 	Reign      dsm.Epoch
 	Heard      uint64 // the last report of the receiver
 	Generation uint64 // 0: the group has no members
 	Size       int
-	Done       uint64 // the last barrier that all have left
-	Missing    []int  // the ranks that it did without
-	List       uint64 // counts the changes of the members
-	Members    []GroupMember
+	Done       uint64         // the last barrier that all have left
+	Met        []dsm.NodeID   // by rank, where the member was that took part in it, 0 if there was none; nil if it is left out
+	List       uint64         // counts the changes of the members
+	Members    []GroupMember  // nil if they are left out
 	Slowest    uint64         // no clock is behind this
 	Counters   []GroupCounter // those that the receiver has added to
 	Came       []GroupMember  // who waits for the group to be complete
