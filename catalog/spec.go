@@ -41,6 +41,9 @@ func (o setSpecOp) apply(s *state, st step) (dsm.Inode, error) {
 		if spec.DType != in.Spec.DType {
 			in.Layout = explicitLayout(spec)
 		}
+		if err := in.Layout.CheckRule(spec.Merge); err != nil && spec.Merge != before.Spec.Merge {
+			return dsm.Inode{}, fail(errs.Invalid, "%w", err)
+		}
 	}
 	in.Spec = spec
 	in.changed(st)

@@ -140,6 +140,43 @@ func TestLayoutFromHeader(t *testing.T) {
 	m.fails(errs.Invalid, setLayoutOp{f.Area(), dsm.Layout{DataOffset: -1}})
 }
 
+func TestRuleGoesByWhatTheHeaderTells(t *testing.T) {
+	m := newMachine(t)
+	f := m.file("f")
+	m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: ptr(int64(1000))}})
+	pairs := dsm.Layout{DType: dsm.DTypeF64, DataOffset: 128, Complex: true}
+	m.must(nodeA, setLayoutOp{f.Area(), pairs})
+	for _, rule := range []string{"min", "max"} {
+		m.fails(errs.Invalid, setSpecOp{f.Ino, "merge", rule}, rule, "complex numbers have no order")
+	}
+	for _, rule := range []string{"mean", "sum"} {
+		m.must(nodeA, setSpecOp{f.Ino, "merge", rule})
+	}
+	if in := m.at(f.Ino); in.Layout != pairs {
+		t.Errorf("layout %+v", in.Layout)
+	}
+	m.must(nodeA, setSpecOp{f.Ino, "dtype", "f64"}) // the user's word counts
+	m.must(nodeA, setSpecOp{f.Ino, "merge", "max"})
+
+	g := m.file("g")
+	m.must(nodeA, setSpecOp{g.Ino, "merge", "max"})
+	m.must(nodeA, setAttrOp{g.Ino, dsm.SetAttr{Size: ptr(int64(1000))}})
+	m.must(nodeA, setLayoutOp{g.Area(), pairs}) // the header came after the rule: no store is published until the rule fits
+	m.must(nodeA, setSpecOp{g.Ino, "interval", "0s"})
+	m.must(nodeA, setSpecOp{g.Ino, "merge", "sum"})
+	m.fails(errs.Invalid, setSpecOp{g.Ino, "merge", "max"})
+
+	opaque, err := dsm.LayoutOf([]dsm.Part{{From: 8, To: 16, Opaque: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := m.file("h")
+	m.must(nodeA, setAttrOp{h.Ino, dsm.SetAttr{Size: ptr(int64(16))}})
+	m.must(nodeA, setLayoutOp{h.Area(), opaque})
+	m.fails(errs.Invalid, setSpecOp{h.Ino, "merge", "sum"}, "from byte 8 on")
+	m.fails(errs.Invalid, setLayoutOp{h.Area(), dsm.Layout{DType: dsm.DTypeI64, Complex: true}})
+}
+
 func TestSpecIsInherited(t *testing.T) {
 	m := newMachine(t)
 	d := m.mkdir(dsm.RootIno, "d")

@@ -10,7 +10,9 @@ import (
 
 var npyDescr = regexp.MustCompile(`'descr':\s*'([<|=])([a-z])(\d+)'`)
 
+// npyTypes are the types of elements; of complex numbers, whose letter is c, that of a half.
 var npyTypes = map[string]dsm.DType{
+	"c16": dsm.DTypeF64, "c8": dsm.DTypeF32,
 	"f8": dsm.DTypeF64, "f4": dsm.DTypeF32, "f2": dsm.DTypeF16,
 	"i1": dsm.DTypeI8, "i2": dsm.DTypeI16, "i4": dsm.DTypeI32, "i8": dsm.DTypeI64,
 	"u1": dsm.DTypeU8, "u2": dsm.DTypeU16, "u4": dsm.DTypeU32, "u8": dsm.DTypeU64,
@@ -44,5 +46,5 @@ func npyLayout(head []byte, size int64) (dsm.Layout, bool) {
 	if !ok || end%t.Size() != 0 {
 		return dsm.Layout{}, false
 	}
-	return dsm.Layout{DType: t, DataOffset: int64(end)}, true
+	return dsm.Layout{DType: t, DataOffset: int64(end), Complex: m[2][0] == 'c'}, true
 }

@@ -67,6 +67,7 @@ func safetensorsLayout(head []byte) (dsm.Layout, error) {
 		return dsm.Layout{}, fmt.Errorf("a .safetensors header of %d tensors: the most is %d", len(fields), mostTensors)
 	}
 	parts := make([]dsm.Part, 0, len(fields))
+	complexOnly := len(fields) > 0
 	for name, field := range fields {
 		var t safetensor
 		if json.Unmarshal(field, &t) != nil {
@@ -77,6 +78,7 @@ func safetensorsLayout(head []byte) (dsm.Layout, error) {
 			return dsm.Layout{}, fmt.Errorf("tensor %q of a .safetensors file: %w", name, err)
 		}
 		parts = append(parts, p)
+		complexOnly = complexOnly && t.DType == "C64"
 	}
 	slices.SortFunc(parts, func(x, y dsm.Part) int { return cmp.Or(cmp.Compare(x.From, y.From), cmp.Compare(x.To, y.To)) })
 	for i := range parts {
@@ -84,7 +86,27 @@ func safetensorsLayout(head []byte) (dsm.Layout, error) {
 			return dsm.Layout{}, fmt.Errorf("tensors of a .safetensors file overlap at byte %d", parts[i].From)
 		}
 	}
+	if complexOnly {
+		if l, ok := complexLayout(parts); ok {
+			return l, nil
+		}
+	}
 	return dsm.LayoutOf(parts)
+}
+
+// complexLayout returns the layout of a file that has nothing but complex numbers of two floats of 32 bits. There is none if there
+// is a gap between tensors, or they are not aligned.
+func complexLayout(parts []dsm.Part) (dsm.Layout, bool) {
+	halves := slices.Clone(parts)
+	for i := range halves {
+		halves[i].DType, halves[i].Opaque = dsm.DTypeF32, false
+	}
+	l, err := dsm.LayoutOf(halves)
+	if err != nil || l.DType != dsm.DTypeF32 {
+		return dsm.Layout{}, false
+	}
+	l.Complex = true
+	return l, true
 }
 
 // part returns where the tensor is in a file whose data begin at byte data.

@@ -26,6 +26,7 @@ func TestSafetensorsLayout(t *testing.T) {
 		head  []byte
 		want  []dsm.Part // counted from the end of the header
 		one   dsm.DType
+		pairs bool // of one are complex numbers
 		fails string
 	}{
 		"one type":          {head: file(tensor("a", "F32", "[2,3]", 0, 24), tensor("b", "F32", "[]", 24, 28)), one: dsm.DTypeF32},
@@ -33,6 +34,9 @@ func TestSafetensorsLayout(t *testing.T) {
 		"types, unordered":  {head: file(tensor("z", "BF16", "[2]", 40, 44), tensor("n", "I64", "[1]", 0, 8), tensor("a", "F32", "[8]", 8, 40)), want: []dsm.Part{{From: 0, To: 8, DType: dsm.DTypeI64}, {From: 8, To: 40, DType: dsm.DTypeF32}, {From: 40, To: 44, DType: dsm.DTypeBF16}}},
 		"truth values":      {head: file(tensor("a", "F32", "[2]", 0, 8), tensor("m", "BOOL", "[3]", 8, 11)), want: []dsm.Part{{From: 0, To: 8, DType: dsm.DTypeF32}, {From: 8, To: 11}}},
 		"complex":           {head: file(tensor("a", "F32", "[2]", 0, 8), tensor("c", "C64", "[1]", 8, 16)), want: []dsm.Part{{From: 0, To: 8, DType: dsm.DTypeF32}, {From: 8, To: 16, Opaque: true}}},
+		"complex only":      {head: file(tensor("a", "C64", "[2]", 0, 16), tensor("c", "C64", "[1]", 16, 24)), one: dsm.DTypeF32, pairs: true},
+		"complex, a gap":    {head: file(tensor("a", "C64", "[1]", 0, 8), tensor("c", "C64", "[1]", 12, 20)), want: []dsm.Part{{From: 0, To: 8, Opaque: true}, {From: 8, To: 12}, {From: 12, To: 20, Opaque: true}}},
+		"complex, unfit":    {head: safetensorsHead("{"+tensor("a", "C64", "[1]", 0, 8)+"}", 504-1), want: []dsm.Part{{From: -1, To: 7, Opaque: true}}},
 		"f8":                {head: file(tensor("w", "F8_E4M3", "[5]", 0, 5)), want: []dsm.Part{{From: 0, To: 5, Opaque: true}}},
 		"none":              {head: file()},
 		"empty":             {head: file(tensor("a", "F32", "[0,5]", 0, 0), tensor("b", "F32", "[5,0]", 0, 0))},
@@ -57,7 +61,7 @@ func TestSafetensorsLayout(t *testing.T) {
 		}
 		var want dsm.Layout
 		if c.one != dsm.DTypeAuto {
-			want = dsm.Layout{DType: c.one, DataOffset: 512}
+			want = dsm.Layout{DType: c.one, DataOffset: 512, Complex: c.pairs}
 		}
 		for i := range c.want {
 			c.want[i].From, c.want[i].To = c.want[i].From+512, c.want[i].To+512

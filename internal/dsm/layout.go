@@ -15,6 +15,9 @@ type Layout struct {
 	DType      DType
 	DataOffset int64
 	Parts      Parts
+	// Complex says that each two elements are a complex number, in a file without Parts. Complex numbers add up as their halves do, but
+	// none is the smaller one.
+	Complex bool
 }
 
 // Part is a range of bytes of an area whose elements have one type. With DTypeAuto they are untyped bytes, of which the
@@ -112,6 +115,8 @@ func (l Layout) Check() error {
 		return fmt.Errorf("unknown element type %d", l.DType)
 	case l.DataOffset < 0 || l.DataOffset%int64(l.DType.Size()) != 0:
 		return fmt.Errorf("header of %d bytes is no multiple of the %d bytes of an element", l.DataOffset, l.DType.Size())
+	case l.Complex && (l.Parts != "" || l.DType != DTypeF32 && l.DType != DTypeF64):
+		return fmt.Errorf("complex numbers of %v", l.DType)
 	case l.Parts == "":
 		return nil
 	case l.DType != DTypeAuto:
@@ -132,6 +137,22 @@ func (l Layout) Check() error {
 	// Equal layouts are equal strings, and a string has nothing but parts.
 	if layoutOf(parts) != l {
 		return fmt.Errorf("parts %x are not in the one format for them", string(l.Parts))
+	}
+	return nil
+}
+
+// CheckRule refuses a rule by which elements that the header tells of cannot be merged.
+func (l Layout) CheckRule(rule MergeRule) error {
+	if l.Complex && (rule == MergeMin || rule == MergeMax) {
+		return fmt.Errorf("merge=%v: complex numbers have no order, so they can only be merged by last, sum and mean", rule)
+	}
+	if rule == MergeLast {
+		return nil
+	}
+	for p := range l.All() {
+		if p.Opaque {
+			return fmt.Errorf("merge=%v: the elements from byte %d on, such as complex numbers and floats of 8 bits, can only be merged by last", rule, p.From)
+		}
 	}
 	return nil
 }

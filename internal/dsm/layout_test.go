@@ -72,6 +72,20 @@ func TestLayoutCheckEnd(t *testing.T) {
 	}
 }
 
+func TestLayoutOfComplexNumbers(t *testing.T) {
+	for l, ok := range map[Layout]bool{
+		{DType: DTypeF32, DataOffset: 64, Complex: true}: true,
+		{DType: DTypeF64, DataOffset: 64, Complex: true}: true,
+		{DType: DTypeI32, DataOffset: 64, Complex: true}: false,
+		{Complex: true}: false,
+		{DataOffset: 8, Parts: "\x02\x08\x08\x08", Complex: true}: false,
+	} {
+		if err := l.Check(); (err == nil) != ok {
+			t.Errorf("%+v: %v", l, err)
+		}
+	}
+}
+
 // FuzzLayoutCheck: what Check accepts can be read, and has one form.
 func FuzzLayoutCheck(f *testing.F) {
 	f.Add(uint8(0), int64(8), "\x02\x08\x08\x08")

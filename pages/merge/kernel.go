@@ -51,7 +51,7 @@ func KernelFor(rule dsm.MergeRule, l dsm.Layout) (Kernel, error) {
 	if !rule.Valid() {
 		return Kernel{}, errs.E(errs.Invalid, what, "unknown merge rule %d", rule)
 	}
-	if err := l.Check(); err != nil {
+	if err := cmp.Or(l.Check(), l.CheckRule(rule)); err != nil {
 		return Kernel{}, errs.E(errs.Invalid, what, "%w", err)
 	}
 	if rule != dsm.MergeLast && l.DType == dsm.DTypeAuto && l.Parts == "" {
@@ -59,10 +59,6 @@ func KernelFor(rule dsm.MergeRule, l dsm.Layout) (Kernel, error) {
 	}
 	k := Kernel{op: opOf(rule), mean: rule == dsm.MergeMean, dtype: l.DType, head: l.DataOffset}
 	for p := range l.All() {
-		if p.Opaque && rule != dsm.MergeLast {
-			return Kernel{}, errs.E(errs.Invalid, what, "merge=%v: the elements from byte %d on, such as complex numbers and floats of 8 bits, can only be merged by last",
-				rule, p.From)
-		}
 		k.parts = append(k.parts, part{p.To, p.DType})
 	}
 	return k, nil

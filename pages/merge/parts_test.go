@@ -156,3 +156,14 @@ func TestKernelForRefusesOpaqueParts(t *testing.T) {
 		t.Errorf("got %q, want %q", err, want)
 	}
 }
+
+func TestKernelForRefusesTheOrderOfComplexNumbers(t *testing.T) {
+	layout := dsm.Layout{DType: dsm.DTypeF32, DataOffset: 128, Complex: true}
+	for rule, ok := range map[dsm.MergeRule]bool{
+		dsm.MergeLast: true, dsm.MergeSum: true, dsm.MergeMean: true, dsm.MergeMin: false, dsm.MergeMax: false,
+	} {
+		if _, err := KernelFor(rule, layout); (err == nil) != ok || !ok && !errs.Is(err, errs.Invalid) {
+			t.Errorf("%v: %v", rule, err)
+		}
+	}
+}

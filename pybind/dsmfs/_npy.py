@@ -91,7 +91,7 @@ def merge_type(dtype: np.dtype[Any]) -> tuple[str | None, bool]:
     if dtype.byteorder == ">" or dtype.subdtype is not None:
         return None, True
     if code in _COMPLEX:
-        return _COMPLEX[code], False
+        return _COMPLEX[code], True
     return _MERGED.get(code), True
 
 

@@ -176,7 +176,7 @@ def create(
     consistency
         How the nodes agree about the memory: ``relaxed``.
     merge
-        The rule for elements that several nodes changed: ``last`` or ``sum``.
+        The rule for elements that several nodes changed: ``last``, ``sum``, ``mean``, ``min`` or ``max``.
     apply
         When others' updates enter memory: ``arrival``, ``sync`` or ``auto``.
     interval
@@ -267,8 +267,7 @@ def _plan(
         head, size = _safetensors.header(described)
         kind, ordered = _tensor_kinds([d for d, _ in described.values()])
         one = kind if kind != _SEVERAL else None
-        told = one is not None and ordered  # complex elements are floats, which the header does not say
-        return _Plan(head, size, kind, "auto" if told or one is None else one, (described,), told, ordered)
+        return _Plan(head, size, kind, "auto", (described,), one is not None, ordered)
     if shape is None or dtype is None:
         raise TypeError("create() takes a shape and a dtype, or tensors=")
     wanted, lengths = _npy.element_type(dtype), _layout.lengths(shape)
@@ -328,7 +327,7 @@ def _make_attached(
     """Make a file without a name, attach it, and have the daemon name it when it is whole."""
     connection = _connect(where)
     begins = 0
-    if plan.told and plan.kind is not None:
+    if plan.told and plan.kind is not None and plan.ordered:  # only the header can say that elements are complex
         settings, begins = {**settings, "dtype": plan.kind}, len(plan.head)
     made = (plan.size, permissions & ~_umask(), begins), _lines(settings)
     way = MemoryPlane(where.attach_socket(), where.inside, str(where), True, connection=connection, made=made)
@@ -358,7 +357,7 @@ def _make_by_mount(where: Location, settings: dict[str, str], plan: _Plan, permi
             _create_by_socket(draft, str(where), settings, plan, permissions)
         except PlaneUnavailableError:
             _create_file(path, settings, plan, permissions, draft.path)
-        if plan.kind is None and "merge" not in settings:
+        if (plan.kind is None or not plan.ordered) and "merge" not in settings:
             with translated(path, "create"):
                 _check_merge(os.getxattr(draft.path, "user.dsm.merge").decode(), plan, path)
         way = PageCachePlane(draft, True)

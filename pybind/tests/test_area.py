@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import threading
@@ -181,6 +182,27 @@ def test_complex_elements_add_up(nodes: dsmfs.Cluster) -> None:
         a.publish()
         b.sync()
         assert (np.load(nodes[2] / "w.npy", mmap_mode="r") == 11 + 1j).all()
+        with pytest.raises(dsmfs.OperationError, match="merge=max: this file cannot have it") as e:
+            a.configure(merge="max")
+        assert e.value.errno == errno.EINVAL and a.settings["merge"] == "sum"
+        a.configure(merge="last")
+    with nodes[0].create("c.safetensors", tensors={"b": (3, "c8"), "a": ((), "c8")}, merge="sum") as a:
+        with nodes[1].open("c.safetensors") as b:
+            b.tensors["b"] += 1j
+            a.tensors["b"] += 1
+            a.publish()
+            b.sync()
+            assert (b.tensors["b"] == 1 + 1j).all()
+        with pytest.raises(dsmfs.OperationError, match="merge=min: this file cannot have it"):
+            a.configure(merge="min")
+
+
+def test_the_rule_of_a_directory_does_not_fit_complex_elements(nodes: dsmfs.Cluster) -> None:
+    os.mkdir(nodes[0] / "d")
+    os.setxattr(nodes[0] / "d", "user.dsm.merge", b"min")
+    with pytest.raises(dsmfs.Error, match="have no order"):
+        nodes[0].create("d/w.npy", 100, "c16")
+    assert os.listdir(nodes[0] / "d") == []
 
 
 def test_bfloat16(nodes: dsmfs.Cluster) -> None:
