@@ -3,10 +3,8 @@
 package lockrank
 
 import (
-	"bytes"
 	"fmt"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 )
@@ -38,7 +36,7 @@ type holding struct {
 // slow and simple; it exists only in invariants builds.
 var held struct {
 	sync.Mutex
-	by map[uint64][]holding // by goroutine
+	by map[uintptr][]holding // by goroutine
 }
 
 // acquire records that the calling goroutine is taking the lock, before it waits for it: so a wrong
@@ -59,7 +57,7 @@ func acquire(lock any, r Rank) {
 		}
 	}
 	if held.by == nil {
-		held.by = make(map[uint64][]holding)
+		held.by = make(map[uintptr][]holding)
 	}
 	held.by[me] = append(held.by[me], holding{lock, r, at})
 }
@@ -81,7 +79,7 @@ func release(lock any) {
 }
 
 // forgetLocked removes the newest entry of the lock from a goroutine's list.
-func forgetLocked(g uint64, lock any) bool {
+func forgetLocked(g uintptr, lock any) bool {
 	list := held.by[g]
 	for i := len(list) - 1; i >= 0; i-- {
 		if list[i].lock != lock {
@@ -95,19 +93,6 @@ func forgetLocked(g uint64, lock any) bool {
 		return true
 	}
 	return false
-}
-
-// goroutine returns the number of the calling goroutine. The runtime shows it only at the head of a
-// stack trace: "goroutine 18 [running]:".
-func goroutine() uint64 {
-	var buf [32]byte
-	text := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))
-	number, _, _ := bytes.Cut(text, []byte(" "))
-	n, err := strconv.ParseUint(string(number), 10, 64)
-	if err != nil {
-		panic(fmt.Sprintf("lockrank: no goroutine number in %q", text))
-	}
-	return n
 }
 
 func frames(pcs []uintptr) string {
