@@ -80,6 +80,7 @@ type simNode struct {
 	faulting map[dsm.PageIndex]bool
 	rounds   int           // how often it has contributed to one
 	given    map[int64]int // stores of each byte that were delivered: see seen
+	homes    map[dsm.PageIndex]merged
 }
 
 const simArea = dsm.AreaID(7)
@@ -112,7 +113,7 @@ func newSimOf(t *testing.T, seed uint64, nodes int, ino dsm.Inode, linger time.D
 	s.log = []entry{{&ino, nil}, {nil, view}}
 	for i := range nodes {
 		n := &simNode{sim: s, i: i, id: dsm.NodeID(i + 1), applied: 2, ino: ino, view: view,
-			changed: make(chan struct{}), faulting: make(map[dsm.PageIndex]bool), given: make(map[int64]int)}
+			changed: make(chan struct{}), faulting: make(map[dsm.PageIndex]bool), given: make(map[int64]int), homes: make(map[dsm.PageIndex]merged)}
 		n.skew = time.Duration(s.rng.IntN(10)) * time.Millisecond
 		n.node = New(Config{Self: n.id, View: n, Sender: n, Log: slog.New(slog.DiscardHandler), Linger: linger, Memory: memory,
 			Now: func() time.Time { return time.Now().Add(n.skew) }})
