@@ -3,6 +3,7 @@ package fs
 import (
 	"context"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -151,7 +152,11 @@ func (b *bridge) known(ino dsm.Ino) (i dsm.Inode, ok bool) {
 }
 
 func (b *bridge) controlOpen(c control.Node, in *fuse.OpenIn, out *fuse.OpenOut) error {
-	h, err := b.control.Open(c, in.Flags, dsm.Credentials{UID: in.Uid, GID: in.Gid})
+	who := dsm.Credentials{UID: in.Uid, GID: in.Gid}
+	if in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY { // it may be a talk, which uses files for the program
+		who.Groups = groupsOf(int(in.Pid))
+	}
+	h, err := b.control.Open(c, in.Flags, who)
 	if err != nil {
 		return err
 	}

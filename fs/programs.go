@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
@@ -118,14 +119,30 @@ func (b *bridge) warnOfSums(a *openArea) {
 
 // processOf returns the process of a thread, or the thread's own number if it is gone.
 func processOf(tid int) int {
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
-	if err != nil {
-		return tid
-	}
-	_, rest, _ := bytes.Cut(text, []byte("\nTgid:\t"))
-	line, _, _ := bytes.Cut(rest, []byte("\n"))
-	if pid, err := strconv.Atoi(string(line)); err == nil {
+	if pid, err := strconv.Atoi(statusOf(tid, "Tgid")); err == nil {
 		return pid
 	}
 	return tid
+}
+
+// groupsOf returns the supplementary groups of a thread, of which the kernel tells nothing in a request. It returns none if this process does
+// not see the thread; then they give no permissions.
+func groupsOf(tid int) (list []uint32) {
+	for _, word := range strings.Fields(statusOf(tid, "Groups")) {
+		if g, err := strconv.ParseUint(word, 10, 32); err == nil {
+			list = append(list, uint32(g))
+		}
+	}
+	return list
+}
+
+// statusOf returns a line of /proc/TID/status.
+func statusOf(tid int, name string) string {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
+	if err != nil {
+		return ""
+	}
+	_, rest, _ := strings.Cut(string(text), "\n"+name+":\t")
+	line, _, _ := strings.Cut(rest, "\n")
+	return line
 }

@@ -389,3 +389,31 @@ def test_an_interrupted_read_of_a_shell_keeps_the_answer(mounts: dsmfs.Cluster) 
         assert os.read(fd, 100) == b"number=1 missing=\n"
     finally:
         os.close(fd)
+
+
+def test_a_shell_may_use_what_its_supplementary_groups_may(mounts: dsmfs.Cluster) -> None:
+    root = Path(mounts[0].path)
+    for directory in (root, *root.parents):
+        if os.stat(directory).st_mode & 0o5 != 0o5:
+            os.chmod(directory, 0o755)
+    (root / "job").touch()
+    os.chmod(root / "job", 0o666)
+    script = "exec 9<>$1/.dsm/areas/job/group; for line in 'join 1' \"round $2\"; do echo $line >&9; read -ru 9 answer; done; echo $answer"
+    for mode, group_may in ((0o660, True), (0o606, False)):
+        with mounts[0].create(f"{mode:o}.npy", 8, "i8") as w:
+            w.publish()
+        os.chown(root / f"{mode:o}.npy", 0, 4242)
+        os.chmod(root / f"{mode:o}.npy", mode)
+        for more in ([4242], []):
+            shell = subprocess.run(
+                ["bash", "-c", script, "member", root, f"{mode:o}.npy"],
+                user=65534,
+                group=65534,
+                extra_groups=more,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT,
+                check=True,
+            )
+            may = group_may == bool(more)
+            assert shell.stdout.startswith("number=1 missing=" if may else "error: "), (oct(mode), more, shell)
