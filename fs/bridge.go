@@ -27,6 +27,7 @@ type bridge struct {
 	dirs      openDirs
 	retries   retries
 	lookups   lookups
+	talks     talks
 	root      atomic.Pointer[dsm.Inode] // as the kernel was last told, nil before that
 	failed    recently[uint32, failedRead]
 	unfound   recently[uint32, place]
@@ -65,6 +66,7 @@ func newBridge(cfg Config) *bridge {
 	b.life, b.end = context.WithCancel(context.Background())
 	b.retries.init()
 	b.lookups.init()
+	b.talks.init()
 	b.aliases.init()
 	b.walks.init()
 	b.walksTwice = walksTwice

@@ -75,6 +75,12 @@ func (m controlMount) Talk(group dsm.Ino, who dsm.Credentials) (control.Talk, er
 	if m.b.cfg.Groups == nil {
 		return nil, errs.E(errs.Unsupported, "open", "this node has no groups")
 	}
+	if first, err := m.b.talks.begin(who.UID); err != nil {
+		if first {
+			m.b.log.Warn("open: a user wants more than programs may have", "uid", who.UID, "err", err)
+		}
+		return nil, err
+	}
 	return newGroupTalk(m, dsm.AreaID(group), who), nil
 }
 

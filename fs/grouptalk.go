@@ -40,6 +40,7 @@ type groupTalk struct {
 // maxSaid bounds the lines that wait, and the answers.
 const maxSaid = 64
 
+// newGroupTalk returns one that talks has counted.
 func newGroupTalk(m controlMount, group dsm.AreaID, who dsm.Credentials) *groupTalk {
 	t := &groupTalk{mount: m, group: group, who: who, said: make(chan string, maxSaid), heard: make(chan string, maxSaid)}
 	t.ctx, t.end = context.WithCancel(m.b.life)
@@ -72,6 +73,7 @@ func (t *groupTalk) End() { t.end() }
 
 // run answers one line after the other.
 func (t *groupTalk) run() {
+	defer t.mount.b.talks.end(t.who.UID)
 	defer t.leave()
 	for {
 		select {

@@ -1,0 +1,51 @@
+package fs
+
+import (
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/fs/control"
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// TestTalksOfAUser are bounded: each costs a goroutine. Other users have theirs, and what is closed counts no more.
+func TestTalksOfAUser(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBridge(Config{Groups: struct{ Groups }{}, Log: slog.New(slog.DiscardHandler)})
+		m := controlMount{b: b}
+		var list []control.Talk
+		open := func(uid uint32) error {
+			talk, err := m.Talk(9, dsm.Credentials{UID: uid})
+			if err == nil {
+				list = append(list, talk)
+			}
+			return err
+		}
+		var err error
+		for len(list) < 1<<14 && err == nil {
+			err = open(7)
+		}
+		if most := len(list); most < 256 || !errors.Is(err, unix.EMFILE) {
+			t.Errorf("%d descriptors, then %v", most, err)
+		}
+		if err := open(8); err != nil {
+			t.Error(err)
+		}
+		list[0].End()
+		synctest.Wait()
+		if err := open(7); err != nil {
+			t.Error(err)
+		}
+		if err := open(7); !errors.Is(err, unix.EMFILE) {
+			t.Error(err)
+		}
+		for _, talk := range list {
+			talk.End()
+		}
+		synctest.Wait()
+	})
+}
