@@ -361,7 +361,7 @@ class Area:
         Parameters
         ----------
         values
-            An array, or a tensor on the CPU, with the shape and the element type of :attr:`array`.
+            An array, or a tensor on the CPU, with the shape and the element type of :attr:`array`, or of the tensor.
         group
             The next :meth:`Group.round` of this member puts them together, whether it names this area or not.
         name
@@ -373,6 +373,8 @@ class Area:
             The shape is another one.
         TypeError
             The elements are of another type.
+        KeyError
+            There is no tensor of that name.
         PlaneUnavailableError
             The area is on the page-cache plane, through which values can only be stored.
         OperationError
@@ -384,11 +386,7 @@ class Area:
                 errno.ENODEV, "accumulate needs the memory plane: store the values, and call round", self.path
             )
         to = self.array if name is None else self.tensors[name]
-        given = elements(values, to.dtype)
-        if given.dtype != to.dtype:
-            raise TypeError(f"{self.path}: elements of {given.dtype}, want {to.dtype}")
-        if given.shape != to.shape:
-            raise ValueError(f"{self.path}: shape {given.shape}, want {to.shape}")
+        given = elements(values, to, self.path)
         if to.size:
             group._accumulate(self.path, plane.number, address(to) - self._address, to, given)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import mmap
 import os
 import struct
@@ -17,7 +16,7 @@ import numpy as np
 from ._errors import AccessError, ClosedError, DisconnectedError, NotFoundError, translated
 from ._mounts import Location, locate
 from ._open import _connect, _umask
-from ._wire import Connection, Op, Reply
+from ._wire import Connection, Op, Reply, milliseconds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -92,7 +91,7 @@ def group(path: str | os.PathLike[str], size: int, *, timeout: float | None = 30
 
 def _join(connection: Connection, where: Location, size: int, timeout: float | None, permissions: int) -> Reply:
     payload = os.fsencode(where.inside)
-    arguments = (max(0, size), _milliseconds(timeout))
+    arguments = (max(0, size), milliseconds(timeout))
     try:
         return connection.call(Op.JOIN, args=arguments, payload=payload)
     except NotFoundError:
@@ -103,10 +102,6 @@ def _join(connection: Connection, where: Location, size: int, timeout: float | N
 def _check(timeout: float | None) -> None:
     if timeout is not None and not timeout >= 0:
         raise ValueError(f"timeout {timeout}: want seconds, or None")
-
-
-def _milliseconds(timeout: float | None) -> int:
-    return 0 if timeout is None or timeout == math.inf else max(1, math.ceil(1000 * timeout))
 
 
 class Group:
@@ -185,7 +180,7 @@ class Group:
         Parameters
         ----------
         areas
-            Opened for writing, through the mount or the node of the group's path.
+            Opened for writing, through the mount or the node of the group's path, each named once.
         timeout
             As for :meth:`barrier`.
 
@@ -196,10 +191,12 @@ class Group:
 
         Raises
         ------
-        TimedOutError, OperationError, DisconnectedError
+        TimedOutError, DisconnectedError
             As for :meth:`barrier` and :meth:`Area.sync`.
         AccessError
             An area is open for reading only.
+        OperationError
+            ESTALE: as for :meth:`barrier`. EINVAL: an area is named twice. The member has not arrived then.
         """
         numbers = [a._to_round() for a in areas]
         return self._meet(Op.ROUND, timeout, struct.pack(f"<{len(numbers)}Q", *numbers))
@@ -236,19 +233,11 @@ class Group:
         TimedOutError
             A member is still too far behind. The step is counted: :meth:`await_slowest` waits on.
         """
-        if slack < 0:
-            raise ValueError(f"slack {slack}: want steps, not negative")
-        with self._turn:
-            self._live()
-            self._clock += 1
-            return self._tick(slack, timeout)
+        return self._tick(1, slack, timeout)
 
     def await_slowest(self, slack: int = 0, timeout: float | None = None) -> int:
         """Do what :meth:`tick` does, without counting a step."""
-        if slack < 0:
-            raise ValueError(f"slack {slack}: want steps, not negative")
-        with self._turn:
-            return self._tick(slack, timeout)
+        return self._tick(0, slack, timeout)
 
     def leave(self) -> None:
         """Leave the group. Further calls do nothing."""
@@ -293,7 +282,7 @@ class Group:
     def _meet(self, op: Op, timeout: float | None, payload: bytes = b"") -> Meeting:
         _check(timeout)
         with self._turn, translated(self.path, "round" if op == Op.ROUND else "barrier"):
-            arguments = (self._number + 1, _milliseconds(timeout))
+            arguments = (self._number + 1, milliseconds(timeout))
             reply = self._live().call(op, self._member, arguments, payload)
             self._number = reply.args[0]
         bits = int.from_bytes(reply.payload, "little")
@@ -313,11 +302,14 @@ class Group:
             live.call(Op.ACCUMULATE, self._member, arguments, fds=[staging.fd])
             self._staging = staging
 
-    def _tick(self, slack: int, timeout: float | None) -> int:
+    def _tick(self, steps: int, slack: int, timeout: float | None) -> int:
         _check(timeout)
-        with translated(self.path, "tick"):
-            reply = self._live().call(Op.TICK, self._member, (self._clock, _milliseconds(timeout), slack))
-        return reply.args[1]
+        if not 0 <= slack < 1 << 63:
+            raise ValueError(f"slack {slack}: want steps, not negative")
+        with self._turn, translated(self.path, "tick"):
+            live = self._live()
+            self._clock += steps
+            return live.call(Op.TICK, self._member, (self._clock, milliseconds(timeout), slack)).args[1]
 
     def _add(self, name: str, value: int) -> int:
         with translated(self.path, "counter"):
@@ -358,6 +350,14 @@ class Counter:
         ----------
         value
             From -2**63 to 2**63 - 1. 0 only reads.
+
+        Raises
+        ------
+        OperationError
+            EAGAIN: many additions of this member, or of its node, have no answer yet; this one does not count. ENOSPC: the
+            group has 1024 counters. EINVAL: the name of the counter is empty or too long.
+        DisconnectedError
+            The daemon of this node has ended.
         """
         if not -(1 << 63) <= value < 1 << 63:
             raise ValueError(f"{value}: want 64 bits")

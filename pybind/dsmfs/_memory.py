@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import math
 import mmap
 import os
 import threading
@@ -26,7 +25,7 @@ from ._errors import (
 )
 from ._head import Head
 from ._plane import Mapping, parse_stats
-from ._wire import Connection, Op
+from ._wire import Connection, Op, milliseconds
 
 _READ, _WRITE = 1, 3
 _WANTS_USERFAULTFD, _DEMAND, _MERGES = 1, 4, 8
@@ -274,6 +273,7 @@ class MemoryPlane:
         start = time.monotonic()
         ask = _PATIENCE
         while True:
+            self._live()  # another thread may close the area
             seen = head.seen()
             whole, here, follows = head.whole, head.here, head.follows
             self._told(head, here)
@@ -283,11 +283,11 @@ class MemoryPlane:
             if timeout is not None and past >= timeout:
                 raise self._late(version, timeout)
             if not follows:
-                return self._wait(version, None if timeout is None else timeout - past)
+                return self._wait(version, timeout, past)
             if past >= ask:
                 ask = past + _EXPECTED / 2
-                with contextlib.suppress(TimedOutError, OperationError):
-                    self._live().call(Op.EXPECT, self._attachment, (version, math.ceil(1000 * _EXPECTED)))
+                with contextlib.suppress(OperationError):
+                    self._live().call(Op.EXPECT, self._attachment, (version, milliseconds(_EXPECTED)))
                 continue
             head.sleep(seen, ask - past if timeout is None else min(ask, timeout) - past)
 
@@ -295,12 +295,12 @@ class MemoryPlane:
         text = f"wait: version {version} did not come within {timeout:g} s"
         return TimedOutError(errno.ETIMEDOUT, text, self._path)
 
-    def _wait(self, version: int, timeout: float | None) -> int:
-        """Let the daemon wait."""
-        milliseconds = 0 if timeout is None else max(1, math.ceil(1000 * timeout))
+    def _wait(self, version: int, timeout: float | None, past: float = 0) -> int:
+        """Let the daemon wait, for what is left of `timeout`."""
+        left = milliseconds(None if timeout is None else timeout - past)
         try:
             with translated(self._path, "wait"):
-                return self._live().call(Op.WAIT, self._attachment, (version, milliseconds)).args[0]
+                return self._live().call(Op.WAIT, self._attachment, (version, left)).args[0]
         except TimedOutError as e:
             if timeout is None:
                 raise TimedOutError(errno.ETIMEDOUT, e.strerror, self._path) from e

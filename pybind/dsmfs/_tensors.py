@@ -90,16 +90,27 @@ def _make(array: npt.NDArray[Any]) -> torch.Tensor:
     return tensor.view(torch.bfloat16) if brain else tensor
 
 
-def elements(values: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return an array, or a tensor of torch, as an array in the same memory. `dtype` is what bfloat16 is there, if that is wanted."""
-    tensor: Any = values
-    if hasattr(tensor, "detach"):
+def elements(values: npt.ArrayLike, like: npt.NDArray[Any], path: str) -> npt.NDArray[Any]:
+    """Return an array, or a tensor of torch, as an array, without a copy if that can be, and check that it has the type and the shape of `like`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The elements are of another type, or the shape is another one; the text has the path.
+    """
+    given: Any = values
+    if hasattr(given, "detach"):
         import torch
 
-        tensor = tensor.detach()
-        if tensor.dtype == torch.bfloat16 and is_bfloat16(dtype):
-            return np.asarray(tensor.contiguous().view(torch.int16).numpy()).view(dtype)
-    return np.asarray(tensor)
+        given = given.detach()
+        if given.dtype == torch.bfloat16 and is_bfloat16(like.dtype):
+            given = given.contiguous().view(torch.int16).numpy().view(like.dtype)
+    array = np.asarray(given)
+    if array.dtype != like.dtype:
+        raise TypeError(f"{path}: elements of {array.dtype}, want {like.dtype}")
+    if array.shape != like.shape:
+        raise ValueError(f"{path}: shape {array.shape}, want {like.shape}")
+    return array
 
 
 def address(memory: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import math
 import os
 import select
 import socket
@@ -21,6 +22,7 @@ MAGIC = 0x414D5344
 VERSION = 1
 MAX_PAYLOAD = 4096
 _MAX_FDS = 4
+_CENTURY = 100 * 365 * 86400
 
 
 class Op(IntEnum):
@@ -66,6 +68,11 @@ class Reply:
         """Close the descriptors that nobody has taken."""
         while self.fds:
             os.close(self.fds.pop())
+
+
+def milliseconds(timeout: float | None) -> int:
+    """Return how requests say that they wait so many seconds at most: 0 for no limit, and so for more than a century."""
+    return 0 if timeout is None or timeout > _CENTURY else max(1, math.ceil(1000 * timeout))
 
 
 def pack(

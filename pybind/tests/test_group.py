@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import signal
 import subprocess
@@ -169,6 +171,35 @@ def test_what_cannot_be_accumulated_is_refused(nodes: dsmfs.Cluster) -> None:
             r.accumulate(np.ones((2, 3), "f4"), g)
 
 
+def test_tensors_are_accumulated(memory: dsmfs.Cluster) -> None:
+    torch = pytest.importorskip("torch")
+    described = {"w": ((2, 3), "bfloat16"), "n": (4, "i8"), "last": ((), "f4")}
+    with (
+        dsmfs.group(memory[0] / "job", 1) as g,
+        memory[0].create("b.npy", (2, 3), "bfloat16", merge="sum", interval=0) as b,
+        memory[0].create("m.safetensors", tensors=described, merge="sum", interval=0) as m,
+    ):
+        brain = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.bfloat16)
+        b.accumulate(torch.nn.Parameter(brain / 2), g)
+        b.accumulate((brain / 2).T.contiguous().T, g)
+        m.accumulate(brain, g, name="w")
+        m.accumulate(np.arange(4), g, "n")
+        m.accumulate(torch.tensor(2.5), g, "last")
+        assert g.round().number == 1
+        assert (b.tensor() == brain).all() and (m.tensor("w") == brain).all()
+        assert m.tensors["n"].tolist() == [0, 1, 2, 3] and m.tensors["last"] == 2.5
+        for area, name in ((b, None), (m, "w")):
+            with pytest.raises(TypeError, match="elements of float32"):
+                area.accumulate(torch.ones(2, 3), g, name)
+            with pytest.raises(ValueError, match="shape"):
+                area.accumulate(brain.T, g, name)
+        with pytest.raises(TypeError):
+            m.accumulate(brain, g, "n")
+        with pytest.raises(KeyError):
+            m.accumulate(brain, g, "missing")
+        assert g.barrier().number == 2
+
+
 def test_what_is_seen_of_a_round_is_of_all_its_members(nodes: dsmfs.Cluster, start: Start) -> None:
     nodes[0].create("w.npy", 1 << 20, "i8", merge="sum", placement="one", interval=0).close()
     members = [start(nodes[i], 2, "w.npy") for i in (0, 1)]
@@ -286,11 +317,18 @@ def test_who_does_not_fit_is_told(nodes: dsmfs.Cluster) -> None:
         with pytest.raises(dsmfs.TimedOutError, match="no rank is free"):
             dsmfs.group(nodes[1] / "job", 1, timeout=0.05)
         with nodes[0].create("w.npy", 3, "f4") as w, nodes[0].create("v.npy", 3, "f4") as v:
-            assert w.round(g).number == 1 and g.round(v, w).number == 2
+            assert w.round(g).number == 1
+            for twice in ((w, w), (w, v, nodes[0].open("w.npy"))):
+                with pytest.raises(dsmfs.OperationError, match="twice") as e:
+                    g.round(*twice)
+                assert e.value.errno == errno.EINVAL
+            assert g.round(v, w).number == 2
         with nodes[0].open("w.npy", "r") as r, pytest.raises(dsmfs.AccessError):
             r.round(g)
-        with pytest.raises(ValueError):
-            g.tick(-1)
+        for wrong in ({"slack": -1}, {"slack": 1 << 64}, {"timeout": -1}, {"timeout": math.nan}):
+            with pytest.raises(ValueError):
+                g.tick(**wrong)
+        assert g.clock == 0 and g.tick(timeout=1e300) == 1 and g.clock == 1
         pid = os.fork()
         if pid == 0:
             try:

@@ -11,11 +11,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import dsmfs
 import pytest
-from conftest import Talk
+from conftest import LIMIT, Talk
 from dsmfs import _linux
 from dsmfs._wire import Connection, Op
 
@@ -173,6 +174,22 @@ with dsmfs.open(sys.argv[1], 'r') as w:
         t.process.send_signal(signal.SIGINT)
         t.until("interrupted")
         t.ends_well()
+
+
+def test_who_waits_is_told_that_the_area_was_closed(pages: dsmfs.Cluster, asked: Counter[Op]) -> None:
+    with pages[0].create("w.npy", 8, "i8", interval=0) as w, pages[0].open("w.npy", "r") as r:
+        version = w.publish()
+        assert w.version >= version  # somebody goes on watching the area
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(r.wait, version + 1)
+            while asked[Op.EXPECT] == 0:
+                assert not waits.done()
+            r.close()
+            try:
+                assert isinstance(waits.exception(LIMIT), dsmfs.DisconnectedError)
+            finally:
+                w.array[0] = 1
+                w.publish()  # which ends it at the latest
 
 
 def test_a_wait_brings_updates_into_memory_of_the_programs_own(pages: dsmfs.Cluster, asked: Counter[Op]) -> None:
