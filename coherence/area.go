@@ -291,8 +291,12 @@ func (a *Area) isSelf(n dsm.NodeID) bool { return n == a.node.cfg.Self }
 
 // stampLocked returns the stamp of a message made now.
 func (a *Area) stampLocked() wire.Stamp {
-	return wire.Stamp{Area: a.id, Gen: a.mu.ino.Gen, Rev: a.mu.ino.Rev, Epoch: a.mu.view.Epoch, Newest: a.mu.newest}
+	return wire.Stamp{Area: a.id, Gen: a.mu.ino.Gen, Rev: a.revLocked(), Epoch: a.mu.view.Epoch, Newest: a.mu.newest}
 }
+
+// revLocked returns the entry of the catalog that others must have applied to understand what this node does now. While it has no memory for
+// its newest inode, it may have cut off what a shrink between cut off, and be at the generation of that: see inodeChangedLocked.
+func (a *Area) revLocked() dsm.Generation { return max(a.mu.ino.Rev, a.mu.ino.Gen) }
 
 // rowLocked returns the home of an extent in the view that the area acts on.
 func (a *Area) rowLocked(e dsm.ExtentIndex) *dsm.SlotHome {

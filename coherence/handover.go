@@ -293,12 +293,12 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 			case a.slotLocked(m.Extent) != m.Slot || m.Epoch < row.Epoch || row.Source != from || !a.isSelf(row.Primary) || n.slotReady(m.Slot, row):
 				// It was sent again, or a newer view has changed the home: nothing to install.
 			case m.Rev > a.mu.ino.Rev && a.mu.short.ino != nil:
-				ack.Stale, ack.Rev, later = true, a.mu.ino.Rev, true
+				ack.Stale, ack.Rev, later = true, a.revLocked(), true
 			case m.Gen < a.mu.ino.Gen:
-				ack.Stale, ack.Rev = true, a.mu.ino.Rev
+				ack.Stale, ack.Rev = true, a.revLocked()
 			case int(m.Extent) < a.extentsLocked():
 				if _, err := a.memoryLocked(); err != nil {
-					ack.Stale, ack.Rev, later = true, a.mu.ino.Rev, true
+					ack.Stale, ack.Rev, later = true, a.revLocked(), true
 					return
 				}
 				a.installExtentLocked(m, payload)

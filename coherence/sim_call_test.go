@@ -108,6 +108,9 @@ func (n *simNode) WaitApplied(ctx context.Context, rev dsm.Generation, e dsm.Epo
 // ahead applies what a message to the node was made under.
 func (n *simNode) ahead(msg any) {
 	m := reflect.ValueOf(msg).Elem()
+	if gen := m.FieldByName("Gen"); gen.IsValid() && gen.Uint() > m.FieldByName("Rev").Uint() {
+		n.sim.t.Errorf("node %d gets %T %+v: it could be handled before the entry of the catalog under which it was made", n.i, msg, msg)
+	}
 	for {
 		rev, epoch := m.FieldByName("Rev"), m.FieldByName("Epoch")
 		if m.Type().Name() == "HandoverAck" {
