@@ -19,28 +19,30 @@ type Area struct {
 	id       dsm.AreaID
 	node     *Node
 	attached attached
+	ages     ages
 
 	mu struct {
 		lockrank.Mutex
-		ino       dsm.Inode
-		view      *dsm.View    // the view that replica and home act on
-		own       dsm.Slot     // the slot that the view gives to this area alone; 0: none
-		dead      []dsm.NodeID // its members that are gone
-		mem       *pages.Area
-		cached    *pages.Cached
-		drops     pages.Drops // outlives the memory
-		kernel    merge.Kernel
-		ruleErr   error // why there is no kernel: then nothing can be published
-		header    header
-		drafts    []*draft
-		heads     heads // of the working copy
-		replica   replica
-		home      home
-		lingering lingering
-		parked    []message // messages to slots that are still being handed to this node, or that need memory
-		removed   bool
-		newest    dsm.Version // newest version heard of: see heardLocked
-		telling   int         // number of calls of awaitNotices
+		ino        dsm.Inode
+		view       *dsm.View    // the view that replica and home act on
+		own        dsm.Slot     // the slot that the view gives to this area alone; 0: none
+		dead       []dsm.NodeID // its members that are gone
+		mem        *pages.Area
+		cached     *pages.Cached
+		drops      pages.Drops // outlives the memory
+		kernel     merge.Kernel
+		ruleErr    error // why there is no kernel: then nothing can be published
+		header     header
+		drafts     []*draft
+		heads      heads // of the working copy
+		replica    replica
+		home       home
+		lingering  lingering
+		freshening freshening
+		parked     []message // messages to slots that are still being handed to this node, or that need memory
+		removed    bool
+		newest     dsm.Version // newest version heard of: see heardLocked
+		telling    int         // number of calls of awaitNotices
 
 		out     []message // to send when the step is over
 		sending bool      // a goroutine is sending, in order
@@ -414,6 +416,9 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	}
 	a.replicaResizedLocked(old.Size, now.Size)
 	a.replicaOnRequestChangedLocked()
+	if a.keepFreshLocked(); now.Size != old.Size {
+		a.askAgainLocked()
+	}
 	a.contributionChangedLocked(now.Gen != old.Gen)
 	if now.Gen != old.Gen {
 		a.homeGenChangedLocked() // it pushes, to this node too

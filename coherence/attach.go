@@ -162,8 +162,18 @@ func (t *Attachment) Sync(ctx context.Context) error {
 	return t.Acquire(ctx)
 }
 
+// sawLocked counts how old the program's memory is.
+func (t *Attachment) sawLocked() {
+	fresh := t.area.mu.replica.fresh
+	if t.draft != nil && t.write {
+		fresh = t.draft.fresh
+	}
+	t.area.sawLocked(atSync, fresh, t.area.now())
+}
+
 // Acquire is Area.Acquire by the program. When it returns, the updates are in the memory that the program maps.
 func (t *Attachment) Acquire(ctx context.Context) error {
+	t.area.note(t.sawLocked)
 	err := t.area.Acquire(ctx, t.write)
 	if err == nil && t.draft != nil && t.write {
 		t.area.refresh(t.draft)

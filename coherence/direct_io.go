@@ -111,7 +111,7 @@ func (a *Area) awaitNotices(ctx context.Context, done func() bool) error {
 // ReadDirect is ReadAt for a read(2) that the kernel makes past its page cache, which is not
 // filled.
 func (a *Area) ReadDirect(ctx context.Context, p []byte, off int64) (n int, err error) {
-	return a.readBy(ctx, p, off, a.readDirectLocked)
+	return a.readBy(ctx, p, off, a.readDirectLocked, true)
 }
 
 // readDirectLocked is ReadDirect if the pages are here.
@@ -130,17 +130,35 @@ func (a *Area) readDirectLocked(p []byte, off int64) (n int, ok bool) {
 // ReadBy is ReadDirect by a program. It sees what the program has stored to its memory, even if
 // that is a draft.
 func (a *Area) ReadBy(ctx context.Context, program int, p []byte, off int64) (n int, err error) {
-	own := false
-	a.note(func() {
-		if d := a.draftWithLocked(program); d != nil {
-			own, n = true, int(max(min(int64(len(p)), a.mu.ino.Size-off), 0))
+	began := a.now()
+	for {
+		var d *draft
+		old := false
+		a.note(func() {
+			if d = a.draftWithLocked(program); d == nil {
+				return
+			}
+			if old = !a.withinBoundLocked(d.fresh, began); old {
+				if a.mu.ino.Spec.AppliesInSync() {
+					err = a.errHeldLocked(d.fresh, began)
+				}
+				return
+			}
+			n = int(max(min(int64(len(p)), a.mu.ino.Size-off), 0))
 			d.mem.Read(p[:n], off)
+			a.sawLocked(atRead, d.fresh, began)
+		})
+		switch {
+		case d == nil:
+			return a.ReadDirect(ctx, p, off)
+		case err != nil || !old:
+			return n, err
 		}
-	})
-	if own {
-		return n, nil
+		if err = a.freshen(ctx, began); err != nil { // the draft is from before the rule changed
+			return 0, err
+		}
+		a.refresh(d)
 	}
-	return a.ReadDirect(ctx, p, off)
 }
 
 // WriteBy is WriteDirect by a program, whose memory shows the written bytes at once.

@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"slices"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -35,6 +36,7 @@ type draft struct {
 	tracking     pages.Tracking    // guarded by attached.mu
 	heads        heads
 	whole        dsm.Version // everything up to this version is in it: see replica.whole
+	fresh        time.Time   // see replica.fresh
 }
 
 // draftOfLocked returns the draft for an attachment of the program, nil if it uses the working copy.
@@ -70,24 +72,40 @@ func (a *Area) draftWithLocked(program int) *draft {
 	return nil
 }
 
+// has says what is in some memory: everything up to a version, and everything that was published before a time.
+type has struct {
+	whole dsm.Version
+	fresh time.Time
+}
+
+func (a *Area) hasLocked() has { return has{a.mu.replica.whole, a.mu.replica.fresh} }
+
+// getsLocked records that what the working copy had is in the draft.
+func (d *draft) getsLocked(h has) {
+	d.whole = max(d.whole, h.whole)
+	if h.fresh.After(d.fresh) {
+		d.fresh = h.fresh
+	}
+}
+
 // draftBatch is how many pages are copied, taken or refreshed in one step.
 const draftBatch = publishBatch
 
 // fill copies the working copy to a new draft.
 func (a *Area) fill(d *draft) (err error) {
 	const n = draftBatch * dsm.PageSize
-	var whole dsm.Version
+	var has has
 	for off, more := int64(0), true; more && err == nil; off += n {
 		more = false // also ends if the area is gone
 		a.step(func() {
 			if off == 0 {
-				whole = a.mu.replica.whole
+				has = a.hasLocked()
 			}
 			if more = off < a.mu.ino.Size; more {
 				err = d.mem.Fill(a.mu.mem, off, n)
 			}
 			if d.filled = !more; d.filled {
-				d.whole = max(d.whole, whole)
+				d.getsLocked(has)
 			}
 			a.mu.wake = true
 		})
@@ -218,7 +236,7 @@ func (a *Area) takeAll() (any bool) {
 // refresh merges what is new in the working copy into a draft, unless its program has detached meanwhile.
 func (a *Area) refresh(d *draft) {
 	left := -1 // later changes are not waited for
-	var whole dsm.Version
+	var has has
 	for more := true; more; {
 		more = false // also ends if the area is gone
 		a.step(func() {
@@ -227,7 +245,7 @@ func (a *Area) refresh(d *draft) {
 			}
 			if left < 0 {
 				left = len(d.staleExtents)
-				whole = a.mu.replica.whole
+				has = a.hasLocked()
 			}
 			for n := 0; left > 0 && len(d.staleExtents) > 0 && n < draftBatch; left-- {
 				e := d.staleExtents[0]
@@ -237,7 +255,7 @@ func (a *Area) refresh(d *draft) {
 				}
 			}
 			if more = left > 0 && len(d.staleExtents) > 0; !more {
-				d.whole = max(d.whole, whole)
+				d.getsLocked(has)
 			}
 		})
 	}

@@ -57,6 +57,7 @@ func (a *Area) openedLocked(write bool) error {
 		}
 	}
 	r.opens++
+	a.keepFreshLocked()
 	if write {
 		a.beginWritingLocked()
 	}
@@ -108,28 +109,44 @@ func (a *Area) Close(write bool) {
 // told when these bytes change. Pages that are not here are fetched; errs.Timeout if their home does not
 // send them before ctx ends. n is short at the end of the area.
 func (a *Area) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
-	return a.readBy(ctx, p, off, a.readLocked)
+	return a.readBy(ctx, p, off, a.readLocked, false)
 }
 
-// readBy fetches the pages of [off, off+len(p)) and calls read, until read reports that they are all here.
-func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []byte, off int64) (n int, ok bool)) (n int, err error) {
+// readBy fetches the pages of [off, off+len(p)) and calls read, until read reports that they are all here and memory is within its bound.
+// strict says that it is an error if no read may bring that about.
+func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []byte, off int64) (n int, ok bool), strict bool) (n int, err error) {
+	began := a.now()
 	stay := staying{area: a, off: off, n: len(p)}
 	defer stay.end()
 	for {
-		done, demand, short := false, false, error(nil)
+		done, demand, old, failed := false, false, false, error(nil)
 		a.step(func() {
-			if short = a.missesLocked(off, int64(len(p))); short != nil {
+			r := &a.mu.replica
+			if failed = a.missesLocked(off, int64(len(p))); failed != nil {
 				return
 			}
-			demand = a.mu.replica.demand
-			if n, done = read(p, off); !done && !demand {
+			if old = r.subscribed && !a.withinBoundLocked(r.fresh, began); old && a.defersLocked() {
+				if old = false; strict {
+					failed = a.errHeldLocked(r.fresh, began)
+					return
+				}
+			}
+			if old {
+				return
+			}
+			demand = r.demand
+			if n, done = read(p, off); done {
+				a.sawLocked(atRead, r.fresh, began)
+			} else if !demand {
 				a.fetchLocked(off, len(p))
 				stay.begin()
 			}
 		})
 		switch {
-		case short != nil:
-			return 0, short
+		case failed != nil:
+			return 0, failed
+		case old:
+			err = a.freshen(ctx, began)
 		case done:
 			return n, nil
 		case demand:
@@ -430,6 +447,7 @@ func (a *Area) holdNoticesLocked() {
 func (a *Area) Sync(ctx context.Context, storing bool) error {
 	var op *acquiring
 	begin := func() {
+		a.sawLocked(atSync, a.mu.replica.fresh, a.now())
 		if storing || !a.defersLocked() {
 			op = a.startAcquireLocked(storing)
 		}
@@ -447,6 +465,7 @@ func (a *Area) sendAcquireLocked(op *acquiring) {
 	r.round++
 	op.round = r.round
 	r.acquires[op.round] = op
+	op.began = a.now()
 	op.pending = make(map[dsm.NodeID]struct{})
 	op.version, op.partly = math.MaxUint64, false
 	op.homes = a.homesLocked()
@@ -457,6 +476,9 @@ func (a *Area) sendAcquireLocked(op *acquiring) {
 			continue
 		}
 		a.sendLocked(home, &wire.Acquire{Stamp: a.stampLocked(), Round: op.round})
+	}
+	if len(op.homes) == 0 { // nor are there bytes
+		a.freshenedLocked(op, true)
 	}
 }
 
@@ -471,8 +493,12 @@ func (a *Area) replicaAcquiredLocked(from dsm.NodeID, m *wire.Acquired) {
 		op.version = min(op.version, m.Upto)
 		// If the area has grown meanwhile, it may have homes that nobody has asked. Those that answer have heard of their versions.
 		grown := slices.ContainsFunc(a.homesLocked(), func(home dsm.NodeID) bool { return !slices.Contains(op.homes, home) })
-		if len(op.pending) == 0 && !op.partly && !grown {
+		whole := len(op.pending) == 0 && !op.partly && !grown
+		if whole {
 			a.wholeLocked(op.version)
+		}
+		if len(op.pending) == 0 {
+			a.freshenedLocked(op, whole)
 		}
 		a.mu.wake = true
 	}

@@ -40,7 +40,7 @@ func (a *Area) tellHeadsLocked(wake heads) heads {
 		return wake
 	}
 	r := &a.mu.replica
-	v := head.Values{Newest: uint64(a.mu.newest), Here: uint64(r.version), Whole: uint64(r.whole)}
+	v := head.Values{Newest: uint64(a.mu.newest), Here: uint64(r.version), Whole: uint64(r.whole), Asked: r.fresh}
 	switch {
 	case a.mu.removed:
 		v.State = head.Removed
@@ -49,7 +49,7 @@ func (a *Area) tellHeadsLocked(wake heads) heads {
 	}
 	wake = a.mu.heads.tell(v, wake)
 	for _, d := range a.mu.drafts {
-		v.Whole, v.State = uint64(d.whole), v.State&head.Removed|head.Own
+		v.Whole, v.Asked, v.State = uint64(d.whole), d.fresh, v.State&head.Removed|head.Own
 		wake = d.heads.tell(v, wake)
 	}
 	return wake

@@ -50,6 +50,7 @@ type Node struct {
 	cfg   Config
 	cache atomic.Pointer[PageCache]
 	stats stats
+	ages  ages
 
 	// received[s] is the epoch at which this node, as the new primary of slot
 	// s, has got all its state; until then requests to it are parked.

@@ -41,20 +41,23 @@ type replica struct {
 	zero    dsm.ExtentIndex // extents from here on were added when the area grew, and were zero then
 	slots   [areaSlots]slotState
 
-	seq      dsm.Seq           // of the last publication
-	underWay int               // bytes of publications under way
-	wants    wants             // extents to be published
-	unsent   []dsm.ExtentIndex // extents whose publications wait for credit
-	busy     busy
-	early    bool // publishAheadLocked is about to run
-	round    uint64
-	version  dsm.Version            // newest version that is here: see arrivedLocked
-	whole    dsm.Version            // everything that was published up to this version is here: see cameUptoLocked
-	outdated int                    // extents with outdated pages
-	subs     map[uint64]subscribing // Subscribes not answered, by round
-	acquires map[uint64]*acquiring
-	inquiry  map[uint64]*inquiring
-	waits    waits
+	seq        dsm.Seq           // of the last publication
+	underWay   int               // bytes of publications under way
+	wants      wants             // extents to be published
+	unsent     []dsm.ExtentIndex // extents whose publications wait for credit
+	busy       busy
+	early      bool // publishAheadLocked is about to run
+	round      uint64
+	version    dsm.Version            // newest version that is here: see arrivedLocked
+	whole      dsm.Version            // everything that was published up to this version is here: see cameUptoLocked
+	outdated   int                    // extents with outdated pages
+	subs       map[uint64]subscribing // Subscribes not answered, by round
+	acquires   map[uint64]*acquiring
+	fresh      time.Time  // everything that was published before is here; zero: nothing is known
+	refresh    *acquiring // the acquire in the background, or nil
+	freshening int        // READs that wait for it
+	inquiry    map[uint64]*inquiring
+	waits      waits
 
 	contribution *contribution              // to the round under way, or nil
 	dropped      map[dsm.AreaID]dsm.RoundID // the last round of each group of which something that was handed over is dropped
@@ -87,6 +90,7 @@ type replicaExtent struct {
 
 // acquiring is an Acquire that not all homes have answered.
 type acquiring struct {
+	began   time.Time    // when it was sent
 	storing bool         // the caller stores: updates may enter memory until it ends
 	finish  *wire.Finish // if not nil, it ends a round first
 	round   uint64
@@ -265,9 +269,12 @@ const heldLimit = 8 << 20
 
 // kernelLagsLocked reports whether a home should wait with further pushes, because the kernel is slow to take notices. PushAcks are
 // then held back. A home that a READ waits for need not wait. Notices for the pages of a READ wait until it is answered. And the answer
-// may need credit of the link, which pushes that are not acked may have used up.
+// may need credit of the link, which pushes that are not acked may have used up. The same holds for READs that wait for an acquire.
 func (a *Area) kernelLagsLocked(home dsm.NodeID) bool {
 	r := &a.mu.replica
+	if r.freshening > 0 {
+		return false
+	}
 	if r.draining > 0 && len(r.staying) == 0 {
 		return true
 	}

@@ -70,7 +70,7 @@ func (n *Node) Stats() []Stat {
 	for _, a := range all {
 		resident += a.ResidentBytes()
 	}
-	return []Stat{
+	return append([]Stat{
 		{"areas", fmt.Sprint(len(all))},
 		{"resident_bytes", fmt.Sprint(resident)},
 		u("publishes", &n.stats.publishes),
@@ -83,7 +83,7 @@ func (n *Node) Stats() []Stat {
 		u("pages_evicted", &n.stats.pagesEvicted),
 		u("areas_moved", &n.stats.areasMoved),
 		{"pages_on_demand", fmt.Sprint(n.room.taken.Load())},
-	}
+	}, n.ages.stats(true)...)
 }
 
 // ModTime returns when the bytes here last changed, by a local store or by a publish that is here. Zero if they

@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"maps"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -11,8 +12,15 @@ import (
 type seen struct {
 	stores    map[int64]int // to each byte
 	published map[int64]int // of them, those that a call which has returned published
+	history   []acked       // oldest first, if there is a bound on staleness
 	cuts      int
 	lastCut   int // index in the catalog
+}
+
+// acked is what was published at a time.
+type acked struct {
+	at     time.Time
+	counts map[int64]int
 }
 
 // snapshot is counts of stores as they were at some moment.
@@ -29,6 +37,7 @@ func (k *seen) cut(index int) {
 	k.cuts++
 	k.lastCut = index
 	clear(k.published)
+	k.history = nil
 }
 
 // store returns the value of the next store to a byte.
@@ -72,6 +81,38 @@ func (s *sim) ack(mine snapshot) {
 	}
 	for off, k := range mine.counts {
 		s.seen.published[off] = max(s.seen.published[off], k)
+	}
+	if s.lastInode().Spec.Staleness > 0 {
+		s.seen.history = append(s.seen.history, acked{time.Now(), maps.Clone(s.seen.published)})
+	}
+}
+
+// due returns what a read that begins now must see because of the bound on staleness.
+func (n *simNode) due() snapshot {
+	s, bound := n.sim, n.ino.Spec.Staleness
+	is := n.acked()
+	is.counts = nil
+	for _, h := range s.seen.history {
+		if bound > 0 && !h.at.After(time.Now().Add(-bound)) {
+			is.counts = h.counts
+		}
+	}
+	return is
+}
+
+// reads checks what a READ of a page has brought. It began at the snapshot.
+func (n *simNode) reads(began snapshot, p dsm.PageIndex, c *cachedPage) {
+	s := n.sim
+	if n.area.mu.short.ino != nil || began.held || n.ino.Spec.AppliesInSync() || began.gen != n.ino.Gen || began.cuts != s.seen.cuts || began.gen != s.lastInode().Gen {
+		return
+	}
+	for off, least := range began.counts {
+		if dsm.PageIndex(off/dsm.PageSize) != p || s.owner(off) == n.i || punchable(off) || off >= min(began.size, n.ino.Size) {
+			continue
+		}
+		if k := s.seen.storeOf(off, c.data[off%dsm.PageSize]); k < least {
+			s.t.Fatalf("node %d: a READ brought store %d of byte %d; store %d was published %v before it began", n.i, k, off, least, n.ino.Spec.Staleness)
+		}
 	}
 }
 

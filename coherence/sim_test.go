@@ -59,6 +59,9 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	if draw := rand.New(rand.NewPCG(seed, 2)); ino.Spec.Residency == dsm.ResidencyFull && ino.Spec.Placement == dsm.PlaceAuto && draw.IntN(2) == 0 {
 		ino.Spec.Placement = dsm.PlaceOne
 	}
+	if draw := rand.New(rand.NewPCG(seed, 3)); draw.IntN(2) == 0 {
+		ino.Spec.Staleness = time.Duration(1+draw.IntN(50)) * time.Millisecond
+	}
 	farther := dsm.PageIndex(0)
 	if c.auto {
 		farther = dsm.AutoExtents - 2

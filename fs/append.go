@@ -22,9 +22,21 @@ import (
 // the memory itself.
 func (h *fileHandle) appending(flags uint32, out *fuse.OpenOut) {
 	if h.write && flags&syscall.O_APPEND != 0 {
-		h.past = true
-		out.OpenFlags |= fuse.FOPEN_DIRECT_IO
+		h.goPast(out)
 	}
+}
+
+// bounded opens the file so that each read(2) asks for it, if there is a bound on how old what it returns may be: the page cache would
+// answer by itself, however long the homes have not. The bound of a file that is open already holds for its next open.
+func (h *fileHandle) bounded(out *fuse.OpenOut) {
+	if h.area.spec().Staleness > 0 && !h.area.direct.on.Load() {
+		h.goPast(out)
+	}
+}
+
+func (h *fileHandle) goPast(out *fuse.OpenOut) {
+	h.past = true
+	out.OpenFlags |= fuse.FOPEN_DIRECT_IO
 }
 
 // goesPast reports whether the kernel, given these flags, reads and writes past its page cache

@@ -35,7 +35,7 @@ func TestControlFiles(t *testing.T) {
 		t.Errorf("areas/d lists %q", got)
 	}
 	if got, want := list(".dsm", "areas", "d", "w"), []string{"access", "acquire", "apply", "dtype", "group", "home", "interval", "locks", "merge", "mode",
-		"placement", "publish", "residency", "stats", "subscribers", "version"}; !slices.Equal(got, want) {
+		"placement", "publish", "residency", "staleness", "stats", "subscribers", "version"}; !slices.Equal(got, want) {
 		t.Errorf("areas/d/w lists %q, want %q", got, want)
 	}
 

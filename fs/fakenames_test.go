@@ -425,6 +425,8 @@ func fakeSpec(s dsm.Spec, key, value string) (_ dsm.Spec, err error) {
 		s.Residency, err = dsm.ParseResidency(value)
 	case "access":
 		s.Access, err = dsm.ParseAccess(value)
+	default:
+		s, err = s.With(key, value)
 	}
 	if err != nil {
 		return was, errs.E(errs.Invalid, "fake", "%w", err)

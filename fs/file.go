@@ -52,6 +52,7 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 		b.warnOfSums(a)
 	}
 	h.appending(flags, out)
+	h.bounded(out)
 	out.Fh = b.handles.add(h)
 	switch {
 	case direct:
@@ -162,11 +163,12 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 	case *fileHandle:
 		b.count.reads.Add(1)
 		b.givesPages(h.area)
-		if b.failedBefore(in) {
+		past := in.ReadFlags&fuse.READ_LOCKOWNER != 0 && h.goesPast(in.Flags) // READs of a mapping have none
+		if !past && b.failedBefore(in) {
 			return nil, fuse.EIO
 		}
 		read := h.area.current().ReadAt
-		if in.ReadFlags&fuse.READ_LOCKOWNER != 0 && h.goesPast(in.Flags) { // READs of a mapping have none
+		if past {
 			read = func(ctx context.Context, p []byte, off int64) (int, error) {
 				return h.area.current().ReadBy(ctx, h.area.programs.owner(in.Pid), p, off)
 			}
@@ -174,7 +176,9 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 		n, err := read(r, buf, int64(in.Offset))
 		if err != nil {
 			b.log.Warn("read", "area", h.area.id, "offset", in.Offset, "err", err)
-			b.failedNow(in)
+			if !past { // the kernel does not try it again
+				b.failedNow(in)
+			}
 			return nil, status(err)
 		}
 		return fuse.ReadResultData(buf[:n]), fuse.OK

@@ -332,14 +332,14 @@ func TestXattrs(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"mode": "relaxed", "merge": "last", "dtype": "auto", "apply": "auto", "interval": "100ms",
-		"residency": "full", "access": "cached", "locks": "meet", "placement": "auto",
+		"residency": "full", "access": "cached", "locks": "meet", "placement": "auto", "staleness": "none",
 		"version": "4711", "home": "000000000000000a\n000000000000000b source=000000000000000c,000000000000000d", "subscribers": "000000000000000c",
 	} {
 		if got := get(w, dsmPrefix+name); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}
 	}
-	for name, value := range map[string]string{"merge": "sum", "dtype": "f32", "apply": "sync", "interval": "2s", "mode": "relaxed", "residency": "demand"} {
+	for name, value := range map[string]string{"merge": "sum", "dtype": "f32", "apply": "sync", "interval": "2s", "mode": "relaxed", "residency": "demand", "staleness": "1s"} {
 		c.must(clientCall{Op: "setxattr", Path: w, To: dsmPrefix + name, Data: []byte(value)})
 		if got := get(w, dsmPrefix+name); got != value {
 			t.Errorf("%s is %q after it was set to %q", name, got, value)

@@ -26,7 +26,8 @@ type areaRow struct {
 	Resident int64  `json:"resident"` // bytes in the memory of this node
 
 	Placement string        `json:"placement"`
-	Homes     []areaHomeRow `json:"homes"` // none if they may not be read
+	Staleness string        `json:"staleness"` // the bound, or none
+	Homes     []areaHomeRow `json:"homes"`     // none if they may not be read
 }
 
 // areaHomeRow is a home of a file.
@@ -74,7 +75,7 @@ func lookAreas(point, inside string) (areaRows, error) {
 		row.Resident = residentBytes(point, rel)
 		row.Mode, row.Merge, row.DType = attribute(path, "mode"), attribute(path, "merge"), attribute(path, "dtype")
 		row.Version, _ = strconv.ParseUint(attribute(path, "version"), 10, 64) // 0 if it may not be read
-		row.Placement = attribute(path, "placement")
+		row.Placement, row.Staleness = attribute(path, "placement"), attribute(path, "staleness")
 		row.Homes = homesOf(path, names)
 		rows = append(rows, row)
 		return nil
@@ -133,13 +134,13 @@ func attribute(path, key string) string {
 }
 
 func (a areaRows) text(w io.Writer) error {
-	rows := [][]string{{"PATH", "SIZE", "MODE", "MERGE", "DTYPE", "PLACEMENT", "HOME", "PUBLISHED", "RESIDENT"}}
+	rows := [][]string{{"PATH", "SIZE", "MODE", "MERGE", "DTYPE", "PLACEMENT", "STALENESS", "HOME", "PUBLISHED", "RESIDENT"}}
 	for _, r := range a {
 		published := "never"
 		if t := dsm.Version(r.Version).Time(); !t.IsZero() {
 			published = t.Format(time.DateTime)
 		}
-		rows = append(rows, []string{r.Path, formatSize(r.Size), r.Mode, r.Merge, r.DType, r.Placement, r.homeText(), published, formatSize(r.Resident)})
+		rows = append(rows, []string{r.Path, formatSize(r.Size), r.Mode, r.Merge, r.DType, r.Placement, r.Staleness, r.homeText(), published, formatSize(r.Resident)})
 	}
 	return table(w, rows)
 }

@@ -196,7 +196,7 @@ func (a *area) CompareTime() time.Duration { return a.Area.TrackingStats().Compa
 func (a *area) Figures() []control.Stat {
 	t, d := a.Area.TrackingStats(), a.DemandStats()
 	drafts, bytes := a.DraftStats()
-	return []control.Stat{
+	stats := []control.Stat{
 		{Name: "pages_here", Value: strconv.Itoa(d.Here)},
 		{Name: "pages_asked", Value: strconv.Itoa(d.Asked)},
 		{Name: "drafts", Value: strconv.Itoa(drafts)},
@@ -208,6 +208,13 @@ func (a *area) Figures() []control.Stat {
 		{Name: "pages_compared", Value: strconv.FormatUint(t.Compared, 10)},
 		{Name: "home_moves", Value: strconv.FormatUint(uint64(a.HomeMoves()), 10)},
 	}
+	if d, ok := a.Staleness(); ok {
+		stats = append(stats, control.Stat{Name: "staleness_ms", Value: strconv.FormatInt(d.Milliseconds(), 10)})
+	}
+	for _, s := range a.Ages() {
+		stats = append(stats, control.Stat(s))
+	}
+	return stats
 }
 
 // info is what /.dsm shows of other parts.

@@ -51,7 +51,7 @@ func TestJSONKeysAreStable(t *testing.T) {
 		keys string
 	}{
 		{memberRow{}, "addr id leader leaving memory name self state voter"},
-		{areaRow{}, "dtype homes merge mode path placement resident size version"},
+		{areaRow{}, "dtype homes merge mode path placement resident size staleness version"},
 		{statusReport{}, "addr cluster config epoch id leader members memory mount name pid stats used version"},
 	} {
 		text, err := json.Marshal(c.v)

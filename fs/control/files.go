@@ -67,6 +67,7 @@ var areaFiles = []file{
 			return of != number
 		})), nil
 	}},
+	specFile("staleness"),
 }
 
 // lines returns a text of them.

@@ -12,7 +12,7 @@ import (
 type Setting struct{ Key, Value string }
 
 // SettingKeys are the keys of the settings, in the order they are shown.
-var SettingKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access", "locks", "placement"}
+var SettingKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access", "locks", "placement", "staleness"}
 
 // Setting returns the value of a key, in the format in which it is set; ok is false if there is no
 // such key.
@@ -36,6 +36,11 @@ func (s Spec) Setting(key string) (value string, ok bool) {
 		return s.Locks.String(), true
 	case "placement":
 		return s.Placement.String(), true
+	case "staleness":
+		if s.Staleness == 0 {
+			return noStaleness, true
+		}
+		return s.Staleness.String(), true
 	}
 	return "", false
 }
@@ -63,6 +68,8 @@ func (s Spec) With(key, value string) (Spec, error) {
 		s.Locks, err = ParseLocks(value)
 	case "placement":
 		s.Placement, err = ParsePlacement(value)
+	case "staleness":
+		s.Staleness, err = parseStaleness(value)
 	default:
 		return was, fmt.Errorf("unknown attribute %q: want one of %s", key, strings.Join(SettingKeys, " "))
 	}
@@ -77,14 +84,37 @@ func (s Spec) With(key, value string) (Spec, error) {
 
 // parseInterval reads a Go duration or a number of milliseconds.
 func parseInterval(value string) (time.Duration, error) {
-	d, err := time.ParseDuration(value)
-	if ms, numErr := strconv.ParseInt(value, 10, 64); numErr == nil {
-		d, err = time.Duration(max(-1, min(ms, MaxInterval.Milliseconds()+1)))*time.Millisecond, nil
-	}
+	d, err := parseDuration(value, MaxInterval)
 	if err != nil || d < 0 || d > MaxInterval {
 		return 0, fmt.Errorf("interval %q: want milliseconds or a duration such as 250ms, from 0 (on request only) to %v", value, MaxInterval)
 	}
 	return d, nil
+}
+
+// noStaleness is how a bound that is none is written.
+const noStaleness = "none"
+
+// parseStaleness reads what parseInterval does, or none.
+func parseStaleness(value string) (time.Duration, error) {
+	if value == noStaleness {
+		return 0, nil
+	}
+	if strings.Contains(value, "version") {
+		return 0, fmt.Errorf("staleness %q: want a time: versions are times, not numbers in a row, so nobody can say how many one is behind", value)
+	}
+	d, err := parseDuration(value, MaxStaleness)
+	if err != nil || d < MinStaleness || d > MaxStaleness {
+		return 0, fmt.Errorf("staleness %q: want none, or milliseconds or a duration such as 250ms, from %v to %v", value, MinStaleness, MaxStaleness)
+	}
+	return d, nil
+}
+
+// parseDuration reads a Go duration or a number of milliseconds, of which those above most become a little more than most.
+func parseDuration(value string, most time.Duration) (time.Duration, error) {
+	if ms, err := strconv.ParseInt(value, 10, 64); err == nil {
+		return time.Duration(max(-1, min(ms, most.Milliseconds()+1))) * time.Millisecond, nil
+	}
+	return time.ParseDuration(value)
 }
 
 // ErrFixed is in the chain of an error about a setting that can be changed only while the file is

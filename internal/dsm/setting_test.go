@@ -4,12 +4,13 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestSettingsAreReadAsTheyAreSet goes through all keys.
 func TestSettingsAreReadAsTheyAreSet(t *testing.T) {
 	spec := DefaultSpec()
-	values := map[string]string{"mode": "relaxed", "merge": "sum", "dtype": "bf16", "apply": "sync", "interval": "1m30s", "residency": "demand", "access": "cached", "locks": "plain", "placement": "spread"}
+	values := map[string]string{"mode": "relaxed", "merge": "sum", "dtype": "bf16", "apply": "sync", "interval": "1m30s", "residency": "demand", "access": "cached", "locks": "plain", "placement": "spread", "staleness": "250ms"}
 	for _, key := range SettingKeys {
 		next, err := spec.With(key, values[key])
 		if err != nil {
@@ -28,6 +29,39 @@ func TestSettingsAreReadAsTheyAreSet(t *testing.T) {
 	}
 	if _, err := spec.With("access", "direct"); err == nil {
 		t.Error("a direct file on demand")
+	}
+}
+
+// TestStaleness is none or a time, and not for what nobody can bound.
+func TestStaleness(t *testing.T) {
+	for value, want := range map[string]string{
+		"none": "none", "250": "250ms", "1s": "1s", "1ms": "1ms", "1h": "1h0m0s",
+		"0": "", "0s": "", "500us": "", "-5": "", "2h": "", "9223372036854775807": "", "soon": "", "": "",
+	} {
+		spec, err := DefaultSpec().With("staleness", value)
+		if got, _ := spec.Setting("staleness"); err == nil != (want != "") || err == nil && got != want {
+			t.Errorf("staleness=%s: %s, %v; want %q", value, got, err, want)
+		}
+		if !spec.Valid() {
+			t.Errorf("staleness=%s is not valid", value)
+		}
+	}
+	for _, value := range []string{"5versions", "1 version"} {
+		if _, err := DefaultSpec().With("staleness", value); err == nil || !strings.Contains(err.Error(), "versions are times") {
+			t.Errorf("staleness=%s: %v", value, err)
+		}
+	}
+	direct, err := DefaultSpec().With("access", "direct")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := direct.With("staleness", "1s"); err == nil || !strings.Contains(err.Error(), "access cached") {
+		t.Errorf("a bound for a direct file: %v", err)
+	}
+	for _, d := range []time.Duration{-1, 1, MaxStaleness + 1} {
+		if (Spec{Staleness: d}).Valid() {
+			t.Errorf("a bound of %v is valid", d)
+		}
 	}
 }
 

@@ -124,6 +124,12 @@ const DefaultInterval = 100 * time.Millisecond
 // MaxInterval bounds the interval.
 const MaxInterval = time.Hour
 
+// MinStaleness and MaxStaleness limit the bound on how much older what a program reads may be than what was published.
+const (
+	MinStaleness = time.Millisecond
+	MaxStaleness = time.Hour
+)
+
 // Spec is what the user chose for an area: the values of user.dsm.*. A directory has one too, which
 // entries created in it inherit.
 type Spec struct {
@@ -136,6 +142,7 @@ type Spec struct {
 	Access    Access
 	Locks     Locks
 	Placement Placement
+	Staleness time.Duration // 0: no bound
 }
 
 // DefaultSpec is the spec of the root directory of a new cluster.
@@ -222,11 +229,17 @@ func (s Spec) Valid() bool {
 	return int(s.Mode) < len(modeNames) && int(s.Merge) < len(mergeNames) && int(s.DType) < len(dtypeNames) &&
 		int(s.Apply) < len(applyNames) && s.Interval >= 0 && s.Interval <= MaxInterval &&
 		int(s.Residency) < len(residencyNames) && int(s.Access) < len(accessNames) && int(s.Locks) < len(locksNames) &&
-		s.Placement.Valid() && s.conflict() == nil
+		s.Placement.Valid() && (s.Staleness == 0 || s.Staleness >= MinStaleness && s.Staleness <= MaxStaleness) && s.conflict() == nil
 }
 
 // conflict returns why two of the settings do not go together, or nil.
 func (s Spec) conflict() error {
+	if s.Staleness > 0 && s.Mode != ModeRelaxed {
+		return fmt.Errorf("a bound on staleness is for areas of mode relaxed, not %s", s.Mode)
+	}
+	if s.Staleness > 0 && s.Access == AccessDirect {
+		return errors.New("a bound on staleness is for areas of access cached: programs read a direct one without asking anybody, so no read could be held up")
+	}
 	if s.Residency == ResidencyFull {
 		return nil
 	}

@@ -29,7 +29,7 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 
 // JoinProtocol is the version of the commands and snapshots of the catalog. All members of a
 // cluster must have the same one.
-const JoinProtocol = 3
+const JoinProtocol = 4
 
 // Join asks to make Member a member of the cluster.
 type Join struct {
