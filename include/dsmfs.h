@@ -389,7 +389,7 @@ static int dsmfs__call(struct dsmfs__link *l, struct dsmfs__waiter *w, const cha
     int64_t start = dsmfs__now(), patience = w->head.op == DSMFS__WAIT ? 0 : DSMFS__PATIENCE, end;
     pid_t self = (pid_t)syscall(SYS_gettid);
     struct dsmfs__waiter **at, *o;
-    int err = 0, saved = errno;
+    int err = 0, closed = 0, saved = errno;
     if (mapping)
         limit = DSMFS__MAPPING_LIMIT;
     end = start + (limit ? limit : INT64_MAX / 4);
@@ -406,15 +406,21 @@ static int dsmfs__call(struct dsmfs__link *l, struct dsmfs__waiter *w, const cha
     if (getpid() == dsmfs__pid && !dsmfs__own(l))
         l->dead = 1;
     if (l->dead || getpid() != dsmfs__pid) {
-        err = dsmfs__fail(ENOTCONN, "the connection to %s has ended: attach again", l->at.sun_path);
+        err = -ENOTCONN;
     } else {
         w->next = l->waiters;
         l->waiters = w;
     }
     pthread_mutex_unlock(&l->mu);
-    if (!err && (err = dsmfs__post(l, w, payload, fd, end)) < 0)
+    if (!err && (err = dsmfs__post(l, w, payload, fd, end)) < 0) {
+        closed = err == -ENOTCONN;
         dsmfs__fail(-err, "%s does not take requests: %s", l->at.sun_path, strerror(-err));
+    }
     pthread_mutex_lock(&l->mu);
+    if (closed)
+        dsmfs__receive(l); /* the last replies, then the end: the next attach connects anew */
+    if (err == -ENOTCONN)
+        dsmfs__fail(ENOTCONN, "the connection to %s has ended: attach again", l->at.sun_path);
     while (!err && __atomic_load_n(&w->state, __ATOMIC_ACQUIRE) != DSMFS__DONE) {
         int64_t now = dsmfs__now(), slice = now - start < patience ? start + patience - now : end - now;
         int handlers = !mapping && now - start >= patience;
@@ -458,6 +464,15 @@ static int dsmfs__call(struct dsmfs__link *l, struct dsmfs__waiter *w, const cha
     errno = saved;
     dsmfs__restore(old);
     return err;
+}
+
+/* Tells the daemon that something ends. That fails only if there is no daemon to care, and then dsmfs_error keeps what it says of the reason. */
+static void dsmfs__tell(struct dsmfs__link *l, struct dsmfs__waiter *w)
+{
+    char text[sizeof dsmfs__text];
+    memcpy(text, dsmfs__text, sizeof text);
+    if (dsmfs__call(l, w, NULL, -1, 0, 1) < 0)
+        memcpy(dsmfs__text, text, sizeof text);
 }
 
 /* Where a file of a mount is. */
@@ -608,14 +623,14 @@ static void dsmfs__cut(struct dsmfs__link *l)
     l->guard = -1;
 }
 
-/* Returns the link to the daemon, and makes it if there is none. dsmfs__maps is held. */
+/* Returns the link to the daemon, and makes it if there is none, or its other end has gone. dsmfs__maps is held. */
 static int dsmfs__connect(const char *socket_path, struct dsmfs__link **out)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct dsmfs__link *l;
     int fd, high, i;
     for (l = dsmfs__links; l; l = l->next)
-        if (!l->dead && !strcmp(l->at.sun_path, socket_path) && dsmfs__pid == getpid() && dsmfs__own(l)) {
+        if (!l->dead && !strcmp(l->at.sun_path, socket_path) && dsmfs__pid == getpid() && dsmfs__own(l) && dsmfs__poll(l->fd, 0, 0, NULL) <= 0) {
             *out = l;
             return 0;
         }
@@ -704,7 +719,9 @@ static int dsmfs__protect(const struct dsmfs__range *r)
 static int dsmfs__track(struct dsmfs__range *r)
 {
     struct dsmfs__waiter w = {0};
-    int fd = r->area->kind & (DSMFS__UFFD | DSMFS__DEMAND) ? dsmfs__uffd() : -1, err;
+    int needed = r->area->kind & (DSMFS__UFFD | DSMFS__DEMAND), fd = needed ? dsmfs__uffd() : -1, err;
+    if (needed && fd < 0)
+        return dsmfs__fail(errno, "%s: this process may have no userfaultfd: %s", r->area->path, strerror(errno));
     w.head.op = DSMFS__TRACK;
     w.head.attachment = r->area->id;
     w.head.a = (uintptr_t)r->addr;
@@ -728,7 +745,7 @@ static void dsmfs__untrack(struct dsmfs__range *r)
     w.head.a = (uintptr_t)r->addr;
     w.head.b = r->len;
     if (r->tracked && !r->area->lost)
-        dsmfs__call(r->area->link, &w, NULL, -1, 0, 1); /* fails only if there is no daemon to care */
+        dsmfs__tell(r->area->link, &w);
     r->tracked = 0;
 }
 
@@ -819,7 +836,7 @@ static void dsmfs__end(dsmfs *a)
     dsmfs__behead(a);
     w.head.op = DSMFS__DETACH;
     w.head.attachment = a->id;
-    dsmfs__call(a->link, &w, NULL, -1, 0, 1); /* likewise */
+    dsmfs__tell(a->link, &w);
 }
 
 /* Sends ATTACH for the path and handles the reply; returns the memfd or -errno. If a->number is set it must be that area. */

@@ -60,12 +60,14 @@ func runProgram(t *testing.T, env []string, argv ...string) (out, errOut string)
 	return o.String(), e.String()
 }
 
-// wireDaemon answers include/test/api.c as no daemon would: late, in another
+// wireDaemon answers include/test/api.c and lost.c as no daemon would: late, in another
 // order, wrong or not at all.
 type wireDaemon struct {
 	ln      *net.UnixListener
 	waiting [][]byte // replies to WAIT, until all have asked
 	lost    int      // requests that get no reply
+	seen    map[string]bool
+	watched bool // a descriptor came with the request
 }
 
 const wireThreads = 8 // of api.c
@@ -77,7 +79,7 @@ func startWireDaemon(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &wireDaemon{ln: ln}
+	d := &wireDaemon{ln: ln, seen: make(map[string]bool)}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -111,6 +113,7 @@ func (d *wireDaemon) serve(c *net.UnixConn) error {
 			for _, m := range messages {
 				fds, _ := unix.ParseUnixRights(&m)
 				for _, fd := range fds {
+					d.watched = true
 					_ = unix.Close(fd) // a userfaultfd of which nobody asks anything
 				}
 			}
@@ -121,6 +124,7 @@ func (d *wireDaemon) serve(c *net.UnixConn) error {
 		if more, err := d.answer(c, buf[:64], string(buf[64:n])); err != nil || !more {
 			return err
 		}
+		d.watched = false
 	}
 }
 
@@ -148,9 +152,14 @@ func (d *wireDaemon) answer(c *net.UnixConn, head []byte, payload string) (more 
 	case 1: // ATTACH
 		return d.attach(c, head, payload)
 	case 2: // TRACK
-		if le.Uint64(head[16:]) == 2 {
+		switch at := le.Uint64(head[16:]); {
+		case at == endsAtTrack:
+			return false, nil
+		case at == untracked:
 			r = reply(head, 0, 0, 0, 0, unix.EINVAL, "no userfaultfd of yours")
-		} else {
+		case at == watched && !d.watched:
+			return false, errors.New("TRACK without a descriptor")
+		default:
 			r = reply(head, 3, 0, 0, 0, 0, "")
 		}
 	case 5: // ACQUIRE
@@ -161,6 +170,13 @@ func (d *wireDaemon) answer(c *net.UnixConn, head []byte, payload string) (more 
 		return d.wait(c, head, arg)
 	case 8: // STATS
 		r = reply(head, 0, 0, 0, 0, 0, "version 42\n"+strings.Repeat("x", 4096-11))
+	case 10: // CREATE
+		return false, nil
+	case 11: // RESIZE
+		if le.Uint64(head[16:]) == endsAtResize {
+			return false, nil
+		}
+		r = reply(head, arg, 0, 0, 0, 0, "")
 	case 20: // WATCH
 		r = reply(head, 0, 0, 0, 0, unix.EINVAL, "no header pages here")
 	default:
@@ -195,20 +211,37 @@ func (d *wireDaemon) wait(c *net.UnixConn, head []byte, version uint64) (more bo
 	return true, nil
 }
 
+// Attachments with which something is wrong.
+const (
+	untracked = iota + 2
+	watched
+	endsAtTrack
+	endsAtResize
+)
+
 // attach answers by the path.
 func (d *wireDaemon) attach(c *net.UnixConn, head []byte, path string) (more bool, err error) {
 	var r []byte
-	binary.LittleEndian.PutUint64(head[16:], 1)
+	again := d.seen[path]
+	d.seen[path] = true
+	ids := map[string]uint64{"/untracked": untracked, "/watched": watched, "/ends-at-track": endsAtTrack, "/ends-at-resize": endsAtResize}
+	binary.LittleEndian.PutUint64(head[16:], max(1, ids[path]))
 	switch path {
+	case "/forbidden":
+		r = reply(head, 0, 0, 0, 0, unix.EPERM, "/forbidden: you may not")
 	case "/denied":
 		r = reply(head, 0, 0, 0, 0, unix.EACCES, "/denied: mode 0600 does not let you")
 	case "/nothing":
 		r = reply(head, 4096, 9, 1, 2, 0, "")
 	case "/garbage":
 		r = []byte("no header")
-	case "/untracked", "/w":
-		if path == "/untracked" {
-			binary.LittleEndian.PutUint64(head[16:], 2)
+	case "/ends-at-resize", "/ends-after-resize", "/ends-at-track", "/untracked", "/watched", "/w":
+		switch {
+		case again && path == "/ends-after-resize":
+			return false, nil
+		case again && path == "/ends-at-resize":
+			_, err = c.Write(reply(head, 0, 0, 0, 0, unix.EPERM, "it is not yours any more"))
+			return true, err
 		}
 		return true, sendMemory(c, reply(head, 3*4096, 9, 3, 1, 0, ""))
 	default:
@@ -237,8 +270,10 @@ func sendMemory(c *net.UnixConn, packet []byte) error {
 func TestHeaderOnTheWire(t *testing.T) {
 	for _, flags := range []string{"-std=c99 -O2", "-O1 -fsanitize=address,undefined", "-O1 -fsanitize=thread"} {
 		t.Run(strings.ReplaceAll(flags, " ", ""), func(t *testing.T) {
-			api := compile(t, flags, "include/test/api.c")
+			api, lost := compile(t, flags, "include/test/api.c"), compile(t, flags, "include/test/lost.c")
 			runProgram(t, nil, api, "wire", startWireDaemon(t))
+			runProgram(t, nil, lost, "wire", startWireDaemon(t))
+			runProgram(t, nil, lost, "forbidden", startWireDaemon(t))
 		})
 	}
 }

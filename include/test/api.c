@@ -1,4 +1,4 @@
-/* Tests of dsmfs.h. Usage: api wire SOCKET, with a daemon that is none (see run_daemon_test.go), or
+/* Tests of dsmfs.h. Usage: api wire SOCKET, with a daemon that is none (see run_wire_test.go), or
    api real FILE PEER, where PEER is the same file in the mount of another node, or api socket SOCKET. */
 #define DSMFS_IMPLEMENTATION
 #include "../dsmfs.h"

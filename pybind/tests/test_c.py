@@ -1,4 +1,4 @@
-"""The C library and the preloaded one with areas whose pages come when they are touched, against both daemons."""
+"""The C library and the preloaded one: areas whose pages come when they are touched, against both daemons, and a daemon that is lost."""
 
 from __future__ import annotations
 
@@ -106,6 +106,15 @@ def test_fails(
 
 def test_gone(small: dsmfs.Filesystem, words: str, demand: str, talk: Callable[..., Talk]) -> None:
     t = talk(demand, "gone", attach_socket(small), words)
+    t.until("ready")
+    kill(int(small.config["pid"]))
+    t.go()
+    t.ends_well()
+
+
+def test_a_daemon_that_is_lost(small: dsmfs.Filesystem, tmp_path: Path, talk: Callable[..., Talk]) -> None:
+    flags = "-std=c99 -O1 -fsanitize=undefined -fno-sanitize-recover=undefined"
+    t = talk(compiled(tmp_path / "lost", flags, "include/test/lost.c"), "real", attach_socket(small))
     t.until("ready")
     kill(int(small.config["pid"]))
     t.go()
