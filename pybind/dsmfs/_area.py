@@ -430,13 +430,14 @@ class Area:
 
     @property
     def staleness(self) -> float:
-        """The age, in seconds, of the newest update of the area that this node knows of.
+        """How far, in seconds, memory may be behind what was published: all that was published earlier is in it.
 
-        It is computed from :attr:`version`, with the clock of the node that made the update, which may differ from
-        this node's clock. ``inf`` before every publish.
+        It is 0 when a sync, an acquire or an open begins, and grows until the next one has ended; memory may be newer, since updates come
+        without being asked for. With the rule `staleness` the node acquires by itself, so that it stays within the bound. In the memory plane nobody is
+        asked. ``inf`` if nothing is known.
         """
-        version = self.version
-        return max(0.0, time.time() - version_time(version)) if version else math.inf
+        known = self._open().known()
+        return max(0.0, time.time() - known) if known else math.inf
 
     @property
     def stats(self) -> dict[str, int | float | str]:
@@ -445,7 +446,7 @@ class Area:
 
     @property
     def settings(self) -> _rules.Settings:
-        """The rules of the area: `consistency`, `merge`, `dtype`, `apply`, `interval`, `residency`, `access`, `locks` and `placement`, named as in ``user.dsm.*``."""
+        """The rules of the area: `consistency`, `merge`, `dtype`, `apply`, `interval`, `residency`, `access`, `locks`, `placement` and `staleness`, named as in ``user.dsm.*``."""
         return _rules.read(self._file())
 
     @property
@@ -456,13 +457,18 @@ class Area:
         return self._consistency
 
     def configure(
-        self, *, merge: str | None = None, apply: str | None = None, interval: float | str | None = None
+        self,
+        *,
+        merge: str | None = None,
+        apply: str | None = None,
+        interval: float | str | None = None,
+        staleness: float | str | None = None,
     ) -> None:
         """Change rules of the area, on all nodes.
 
         Parameters
         ----------
-        merge, apply, interval
+        merge, apply, interval, staleness
             As in :func:`dsmfs.create`. None leaves a rule as it is.
 
         Raises
@@ -474,7 +480,8 @@ class Area:
         rules = {
             "merge": merge,
             "apply": apply,
-            "interval": None if interval is None else _rules.interval_value(interval),
+            "interval": None if interval is None else _rules.duration(interval),
+            "staleness": None if staleness is None else _rules.duration(staleness),
         }
         _rules.write(path, path, {rule: value for rule, value in rules.items() if value is not None})
 

@@ -69,6 +69,11 @@ class Head:
         return self._values[3]
 
     @property
+    def known(self) -> float:
+        """The time, as of `time.time`, before which everything that was published is in memory; 0: nothing is known."""
+        return self._values[5] / 1e9
+
+    @property
     def live(self) -> bool:
         """Whether the daemon still tells. What was read before this is right then."""
         if self._life[0] & _DIED or self._words[1] & _ENDED or self._values[7] != self._number:

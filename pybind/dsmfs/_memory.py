@@ -24,7 +24,7 @@ from ._errors import (
     translated,
 )
 from ._head import Head
-from ._plane import Mapping, parse_stats
+from ._plane import Mapping, known_of, parse_stats
 from ._wire import Connection, Op, milliseconds
 
 _READ, _WRITE = 1, 3
@@ -236,6 +236,15 @@ class MemoryPlane:
         """Return the version that memory has. That asks nobody; with a daemon that has no header pages, it is WAIT for version 0."""
         head = self._watched()
         return self._wait(0, None) if head is None else self._told(head, head.here)
+
+    def known(self) -> float:
+        """Look at the header page, or ask for figures."""
+        head = self._watched()
+        if head is None:
+            return known_of(self.stats())
+        known = head.known
+        self._told(head, head.here)
+        return known
 
     def _watched(self) -> Head | None:
         """Return the header page of the area, None if the daemon has none, or it cannot be mapped."""

@@ -150,6 +150,7 @@ def create(
     interval: float | str | None = None,
     residency: str | None = None,
     placement: str | None = None,
+    staleness: float | str | None = None,
     order: str = "C",
     permissions: int = 0o666,
     exist_ok: bool = False,
@@ -186,6 +187,9 @@ def create(
         memory has room. A page that does not come in time raises :class:`FaultError`.
     placement
         Where the homes of the area are: ``auto``, ``spread``, ``one``, or the name or id of a node.
+    staleness
+        How old what a program reads may be (:attr:`Area.staleness`): seconds, text such as ``250ms``, or ``none``. It holds for read(2); the memory
+        of :attr:`Area.array` is kept within it as long as the homes answer.
     order
         ``C`` or ``F``.
     permissions
@@ -211,7 +215,7 @@ def create(
     ValueError
         Such an array is not possible; or the ending of `path` belongs to another format.
     OperationError
-        EINVAL: a value of consistency, merge, apply, interval, residency or placement is not allowed. ENOSPC: there is not enough memory.
+        EINVAL: a value of consistency, merge, apply, interval, residency, placement or staleness is not allowed. ENOSPC: there is not enough memory.
     """
     if order not in ("C", "F"):
         raise ValueError(f"order {order!r}: want 'C' or 'F'")
@@ -222,7 +226,9 @@ def create(
     rules = {"consistency": consistency, "merge": merge, "apply": apply, "residency": residency, "placement": placement}
     wanted = {k: v for k, v in rules.items() if v is not None}
     if interval is not None:
-        wanted["interval"] = _rules.interval_value(interval)
+        wanted["interval"] = _rules.duration(interval)
+    if staleness is not None:
+        wanted["staleness"] = _rules.duration(staleness)
     plane = _plane(plane)
     where = locate(path)
     try:

@@ -11,7 +11,7 @@ import time
 
 from ._errors import DirectoryError, TimedOutError, translated
 from ._mounts import Location
-from ._plane import Mapping, parse_stats
+from ._plane import Mapping, known_of, parse_stats
 
 _FIRST_PAUSE, _LAST_PAUSE = 0.001, 0.05  # seconds between two looks of wait
 
@@ -111,6 +111,10 @@ class PageCachePlane:
         """Ask the homes."""
         with translated(self._path, "version"):
             return int(os.getxattr(self._fd, "user.dsm.version"))
+
+    def known(self) -> float:
+        """Look at the figures of the area."""
+        return known_of(self.stats())
 
     def wait(self, version: int, timeout: float | None) -> int:
         """Look at growing intervals, then acquire."""

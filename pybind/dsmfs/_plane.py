@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import time
 from typing import Protocol
 
 
@@ -59,6 +60,9 @@ class Plane(Protocol):
     def version(self) -> int:
         """Return the newest version that this node knows of."""
 
+    def known(self) -> float:
+        """Return a time, as of `time.time`: what was published before is in memory. 0: nothing is known."""
+
     def wait(self, version: int, timeout: float | None) -> int:
         """Return once memory has `version` or a newer one; `timeout` is in seconds."""
 
@@ -67,6 +71,12 @@ class Plane(Protocol):
 
     def close(self) -> None:
         """End it. What is mapped stays mapped."""
+
+
+def known_of(stats: dict[str, int | float | str]) -> float:
+    """Return what :meth:`Plane.known` returns, from figures of an area."""
+    behind = stats.get("staleness_ms")
+    return 0.0 if isinstance(behind, str) or behind is None else time.time() - behind / 1000
 
 
 def parse_stats(text: str) -> dict[str, int | float | str]:

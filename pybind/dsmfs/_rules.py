@@ -10,7 +10,18 @@ from collections.abc import Mapping
 
 from ._errors import FormatError, from_errno, translated
 
-_NAMES = ("consistency", "merge", "dtype", "apply", "interval", "residency", "access", "locks", "placement")
+_NAMES = (
+    "consistency",
+    "merge",
+    "dtype",
+    "apply",
+    "interval",
+    "residency",
+    "access",
+    "locks",
+    "placement",
+    "staleness",
+)
 #: What a rule may be, for error texts. A test compares them with the daemon's.
 VALUES = {
     "consistency": ("relaxed",),
@@ -95,14 +106,16 @@ def _why(rule: str, value: str) -> str:
     known = VALUES.get(rule)
     if rule == "interval":
         return "want a time from 0 to 1h, such as 250ms; 0 is never"
+    if rule == "staleness":
+        return "want none, or a time from 1ms to 1h, such as 250ms; a file of access direct has none"
     if known is None or value in known:
         return "this file cannot have it as it is: the log of the daemon says why"
     return f"want {' or '.join(known)}"
 
 
-def interval_value(interval: float | str) -> str:
-    """Return an interval as dsmfs takes it; numbers are seconds."""
-    return interval if isinstance(interval, str) else f"{interval:.6f}s"
+def duration(time: float | str) -> str:
+    """Return an interval, or a bound on staleness, as dsmfs takes it; numbers are seconds."""
+    return time if isinstance(time, str) else f"{time:.6f}s"
 
 
 def seconds(interval: str) -> float | None:
@@ -125,7 +138,8 @@ def compare(path: str, there: Mapping[str, str], wanted: Mapping[str, str]) -> N
     """
     for rule, value in wanted.items():
         has = there[rule]
-        same = seconds(has) == seconds(value) if rule == "interval" and seconds(value) is not None else has == value
+        timed = rule in ("interval", "staleness") and seconds(value) is not None
+        same = seconds(has) == seconds(value) if timed else has == value
         if not same:
             raise FormatError(
                 f"{path} is there with {rule}={has}, not {value}: leave {rule} out, or change it by configure()"

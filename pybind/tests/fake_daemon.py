@@ -231,9 +231,10 @@ class FakeDaemon:
                     area.home.content = area.home.content[: area.size].ljust(area.size, b"\0")
                 args = (area.size,)
             elif op is Op.STATS:
-                payload = (
-                    f"version {self._attached[m.attachment].version}\npublish_seconds 0.5\ntracking wp-async\n".encode()
-                )
+                version = self._attached[m.attachment].version
+                payload = f"version {version}\npublish_seconds 0.5\ntracking wp-async\n".encode()
+                if version:
+                    payload += b"staleness_ms 250\n"
             elif op is Op.WAIT:
                 args = (self._wait(self._attached[m.attachment], m.args[0], m.args[1]),)
             elif op in (Op.WATCH, Op.EXPECT):

@@ -149,6 +149,7 @@ def test_rules(nodes: dsmfs.Cluster) -> None:
             "access": "cached",
             "locks": "meet",
             "placement": "auto",
+            "staleness": "none",
         }
         w.configure(merge="last", interval="1s", apply="sync")
         with nodes[1].create("p.npy", 3, "f4", placement="spread") as spread:
@@ -165,6 +166,8 @@ def test_rules(nodes: dsmfs.Cluster) -> None:
         {"interval": -1.0},
         {"residency": "some"},
         {"placement": "nobody"},
+        {"staleness": 0.0001},
+        {"staleness": "3 versions"},
     ):
         with pytest.raises(dsmfs.OperationError, match=next(iter(wrong))):
             nodes[0].create("x.npy", 3, "f4", **wrong)

@@ -92,12 +92,13 @@ def test_versions_waits_and_figures(daemon: FakeDaemon) -> None:
         v = w.publish()
         assert v == area.version == w.version == w.acquire()
         assert w.sync() > v
-        assert 0 <= w.staleness < 60
+        assert 0.25 <= w.staleness < 60
         assert w.stats == {
             "plane": "memory",
             "version": area.version,
             "publish_seconds": 0.5,
             "tracking": "wp-async",
+            "staleness_ms": 250,
         }
         for timeout in (0, 0.01):
             with pytest.raises(TimeoutError) as e:
