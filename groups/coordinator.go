@@ -32,6 +32,8 @@ type coordinator struct {
 	met                    []dsm.NodeID       // as in wire.GroupState, of barrier done; never changed
 	counters               map[string]*wire.GroupCounter
 	slowest                uint64
+	called                 uint64 // the barrier that somebody has arrived at
+	round                  bool   // it is the barrier of a round
 
 	arrivals uint64 // numbers the seats that want a rank, as they come
 	came     uint64 // counts the changes of those
@@ -61,6 +63,8 @@ type peer struct {
 	refused []wire.GroupRefusal
 	silent  int                 // of how many that are silent it has been told
 	denied  map[uint64]struct{} // the seats refused since its last report
+
+	disagree map[uint64]disagreement // by seat
 }
 
 // empty reports whether nobody has anything to do with the group.
@@ -101,6 +105,7 @@ func (c *coordinator) report(from dsm.NodeID, r *wire.GroupReport, now time.Time
 	c.last = max(c.last, r.Generation)
 	p.generation, p.done, p.list, p.slowest, p.came = r.Generation, r.Done, r.List, r.Slowest, 0
 	p.hasDone, p.hasList, p.asked, p.seats, p.refused, p.denied, p.silent = r.Done, r.List, 0, r.Seats, nil, nil, 0
+	p.stillDisagree()
 	c.line(p)
 	c.sameLife(p)
 	if _, waited := c.silent[from]; waited && r.Known != nil {
@@ -163,6 +168,7 @@ func (c *coordinator) decide(now time.Time) {
 	c.bury()
 	c.seat()
 	c.refuse()
+	c.agree()
 	c.meet(now)
 	c.slowest = c.behind()
 	c.count()

@@ -5,6 +5,7 @@
 //	local.go                  a node's side of a group
 //	coordinator.go            the other side: the one node that decides
 //	takeover.go counter.go    parts of it
+//	disagree.go               members that call different things
 //	parked.go                 what waits for a view
 //	valid.go                  what another node may say
 //	round.go                  barriers at which areas are put together
@@ -40,6 +41,14 @@
 //
 // The coordinator names who took part, and all keep that as it was: the members may be others when
 // a node hears of the end. A node whose last program has left keeps the result until all have it.
+//
+// # Members that disagree
+//
+// Of those who arrive at number n, the first decides whether that is a barrier or a round. Who then
+// calls the other is refused: it has not arrived, is told what the others call, and may do the same.
+// A refusal is for one arrival and for good, also if the others die meanwhile, because the program
+// may have read it. Arrivals are numbered, so it is not taken for one of a later arrival. A new
+// coordinator does not know who came first, and goes by rank.
 //
 // # Rounds
 //

@@ -113,7 +113,9 @@ func (l *local) state(s *wire.GroupState) {
 		l.counted(c)
 	}
 	for _, r := range s.Refused {
-		if m := l.seats[r.Seat]; m != nil {
+		if m := l.seats[r.Seat]; m != nil && r.Try != 0 {
+			m.disagrees(r)
+		} else if m != nil {
 			m.lose(errs.E(r.Kind, "group", "%s", r.Text))
 		}
 	}

@@ -22,6 +22,9 @@ type Member struct {
 	sums  map[uint64]*int64 // of the additions that somebody waits for; nil: no answer yet
 	lost  error             // why it is no member any more
 
+	refused uint64 // the last of its arrivals that was refused, as GroupSeat.Tries counts them
+	refusal error
+
 	stakes map[dsm.AreaID]Area // in which it has something that waits for the end of a round
 	staked uint64              // the number of that round
 }
@@ -108,8 +111,8 @@ func (m *Member) answered(r wire.GroupSum) {
 }
 
 // apply asks for a rank, and hasRank tells whether there is one. Both are for Node.begin.
-func (m *Member) apply() (bool, error) { return true, nil }
-func (m *Member) hasRank() bool        { return m.seat.Generation != 0 }
+func (m *Member) apply() (bool, error)   { return true, nil }
+func (m *Member) hasRank() (bool, error) { return m.seat.Generation != 0, nil }
 
 // Barrier arrives at a barrier, and returns when all members that live have. The number is one more
 // than that of the last result. A call that ended early may be made again: the member has arrived,
@@ -120,7 +123,7 @@ func (m *Member) Barrier(ctx context.Context, number uint64) (Result, error) {
 	return r, m.meet(ctx, number, first, ready)
 }
 
-func (m *Member) meet(ctx context.Context, number uint64, first func() (bool, error), ready func() bool) error {
+func (m *Member) meet(ctx context.Context, number uint64, first, ready func() (bool, error)) error {
 	err := m.n.call(ctx, m, first, ready)
 	if errs.Is(err, errs.Timeout) {
 		err = errs.E(errs.Timeout, "barrier", "the members have not all arrived at number %d in time", number)
@@ -138,19 +141,25 @@ func (m *Member) Arrive(number uint64, done func(Result, error)) error {
 }
 
 // arrival returns the two functions for Node.begin.
-func (m *Member) arrival(number uint64, round bool, r *Result) (first func() (bool, error), ready func() bool) {
+func (m *Member) arrival(number uint64, round bool, r *Result) (first, ready func() (bool, error)) {
+	var try uint64
 	return func() (bool, error) {
 			news, err := m.mayArrive(number, round)
 			if news {
-				m.seat.Arrived = number
+				m.seat.Arrived, m.seat.Round = number, round
+				m.seat.Tries++
 			}
+			try = m.seat.Tries
 			return news, err
-		}, func() bool {
-			if m.group.done < number {
-				return false
+		}, func() (bool, error) {
+			switch {
+			case m.refused >= try:
+				return true, m.refusal
+			case m.group.done < number:
+				return false, nil
 			}
 			*r = m.group.result()
-			return true
+			return true, nil
 		}
 }
 
@@ -161,6 +170,8 @@ func (m *Member) mayArrive(number uint64, round bool) (news bool, err error) {
 		return false, errs.E(errs.Invalid, "barrier", "number %d: the member has arrived at %d", number, m.seat.Arrived)
 	case len(m.stakes) > 0 && (!round || number != m.staked):
 		return false, errs.E(errs.Invalid, "barrier", "what the member has accumulated or stored waits for the end of round %d", m.staked)
+	case number == m.seat.Arrived && round != m.seat.Round:
+		return false, errs.E(errs.Invalid, "barrier", "the member has begun number %d as a %s: end that first", number, collective(m.seat.Round))
 	case number == m.seat.Arrived:
 		return false, nil
 	case m.group.done < m.seat.Arrived:
@@ -182,7 +193,7 @@ func (m *Member) Add(ctx context.Context, counter string, delta int64) (value in
 }
 
 // addition returns the two functions for Node.begin, which set number and value.
-func (m *Member) addition(counter string, delta int64, number *uint64, value *int64) (first func() (bool, error), ready func() bool) {
+func (m *Member) addition(counter string, delta int64, number *uint64, value *int64) (first, ready func() (bool, error)) {
 	return func() (bool, error) {
 			_, known := m.group.counters[counter]
 			switch {
@@ -201,12 +212,12 @@ func (m *Member) addition(counter string, delta int64, number *uint64, value *in
 			m.sums[m.next] = nil
 			m.seat.Adds = append(m.seat.Adds, wire.GroupAdd{Number: m.next, Counter: counter, Delta: delta})
 			return true, nil
-		}, func() bool {
+		}, func() (bool, error) {
 			if m.sums[*number] == nil {
-				return false
+				return false, nil
 			}
 			*value = *m.sums[*number]
-			return true
+			return true, nil
 		}
 }
 
@@ -226,7 +237,7 @@ func (m *Member) Tick(ctx context.Context, ticks, slack uint64) (Clock, error) {
 }
 
 // tick returns the two functions for Node.begin.
-func (m *Member) tick(slack uint64, c *Clock) (first func() (bool, error), ready func() bool) {
+func (m *Member) tick(slack uint64, c *Clock) (first, ready func() (bool, error)) {
 	need := c.Ticks - min(slack, c.Ticks)
 	return func() (bool, error) {
 		c.Ahead = c.Ticks - min(m.group.slowest, c.Ticks)
@@ -236,7 +247,7 @@ func (m *Member) tick(slack uint64, c *Clock) (first func() (bool, error), ready
 			m.seat.Need, news = need, true
 		}
 		return news, nil
-	}, func() bool { return m.group.slowest >= need }
+	}, func() (bool, error) { return m.group.slowest >= need, nil }
 }
 
 // Ticks is the clock of the member.

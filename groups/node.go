@@ -55,11 +55,11 @@ type Node struct {
 	}
 }
 
-// waiter is a program that waits. When ready has returned true, or the member is none any more,
+// waiter is a program that waits. When ready has returned true, or an error, or the member is none any more,
 // done is called, with no lock held.
 type waiter struct {
 	member *Member
-	ready  func() bool
+	ready  func() (bool, error)
 	done   func(error)
 	err    error
 }
@@ -158,7 +158,11 @@ func (n *Node) settleLocked() {
 // wakened takes out the waiters whose wait is over.
 func (l *local) wakened() (woken []*waiter) {
 	l.waiters = slices.DeleteFunc(l.waiters, func(w *waiter) bool {
-		if w.err = w.member.lost; w.err == nil && !w.ready() {
+		over := true
+		if w.err = w.member.lost; w.err == nil {
+			over, w.err = w.ready()
+		}
+		if !over && w.err == nil {
 			return false
 		}
 		woken = append(woken, w)
@@ -182,7 +186,7 @@ func wake(list []*waiter) {
 // begin has a member begin something; done is called when it is ready, perhaps before begin returns.
 // first reports whether there is something new to report. It and ready run under the lock. With an
 // error nothing has begun, and done is not called.
-func (n *Node) begin(m *Member, first func() (bool, error), ready func() bool, done func(error)) (*waiter, error) {
+func (n *Node) begin(m *Member, first, ready func() (bool, error), done func(error)) (*waiter, error) {
 	w := &waiter{member: m, ready: ready, done: done}
 	n.mu.Lock()
 	if m.lost != nil {
@@ -215,7 +219,7 @@ func (n *Node) giveUp(w *waiter) bool {
 }
 
 // call begins something and waits until it is ready.
-func (n *Node) call(ctx context.Context, m *Member, first func() (bool, error), ready func() bool) error {
+func (n *Node) call(ctx context.Context, m *Member, first, ready func() (bool, error)) error {
 	over := make(chan error, 1)
 	w, err := n.begin(m, first, ready, func(err error) { over <- err })
 	if err != nil {

@@ -26,7 +26,7 @@ func (s *heldSender) Send(_ dsm.NodeID, m any, _ [][]byte, _ bool) {
 
 func startAdding(t *testing.T, m *Member, name string) error {
 	t.Helper()
-	_, err := m.n.begin(m, first(m, name), func() bool { return false }, func(error) {})
+	_, err := m.n.begin(m, first(m, name), func() (bool, error) { return false, nil }, func(error) {})
 	return err
 }
 

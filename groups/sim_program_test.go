@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 var seedFlag = flag.Uint64("seed", 0, "repeat the simulation of this seed")
@@ -17,7 +18,10 @@ type simProgram struct {
 	over   bool
 	waits  string
 	first  uint64
+	waiter *waiter
 	number uint64 // of the last barrier it has left
+	next   uint64 // the barrier that it will call, or has called
+	round  bool   // as which
 	ticks  uint64
 	added  int // answers to additions
 }
@@ -27,9 +31,16 @@ type simLife struct {
 	generation uint64
 	programs   []*simProgram
 	arrived    map[*simProgram]uint64
+	called     map[simCall]bool
 	results    map[uint64][]simResult
 	begun      int // additions
 	values     map[int64]*simProgram
+}
+
+// simCall is a barrier, or a round, by a number.
+type simCall struct {
+	number uint64
+	round  bool
 }
 
 type simResult struct {
@@ -59,36 +70,43 @@ func (p *simProgram) failed(format string, args ...any) {
 }
 
 // begin starts one thing to wait for.
-func (p *simProgram) begin(what string, first func() (bool, error), ready func() bool, then func()) {
+func (p *simProgram) begin(what string, first, ready func() (bool, error), then func()) {
 	p.waits = what
-	_, err := p.node.begin(p.member, first, ready, func(err error) {
+	w, err := p.node.begin(p.member, first, ready, func(err error) {
 		p.waits = ""
 		switch {
 		case p.over:
 		case err != nil:
-			p.ended(err)
+			p.ended(what, err)
 		default:
 			then()
 		}
 	})
+	p.waiter = w
 	if err != nil {
 		p.waits = ""
-		p.ended(err)
+		p.ended(what, err)
 	}
 }
 
-// ended is what happens to a program that is refused: it comes again. In the simulation only a
-// group of another size, or a node that is gone, refuses.
-func (p *simProgram) ended(err error) {
-	p.failed("%s: %v", p.waits, err)
-	p.over = true
+// ended is what happens to a program that is refused. In the simulation only those are who do not call what others do: they do so then.
+func (p *simProgram) ended(what string, err error) {
+	l := p.life()
+	if what != "a barrier" || !strings.Contains(err.Error(), "of this member") || !l.called[simCall{p.next, !p.round}] {
+		p.failed("%s %d: %v", what, p.next, err)
+		p.over = true
+		return
+	}
+	p.s.refused++
+	l.arrived[p] = p.number
+	p.round = !p.round
 }
 
 func (p *simProgram) life() *simLife {
 	g := p.member.seat.Generation
 	l := p.s.gens[g]
 	if l == nil {
-		l = &simLife{generation: g, arrived: map[*simProgram]uint64{}, results: map[uint64][]simResult{}, values: map[int64]*simProgram{}}
+		l = &simLife{generation: g, arrived: map[*simProgram]uint64{}, results: map[uint64][]simResult{}, values: map[int64]*simProgram{}, called: map[simCall]bool{}}
 		p.s.gens[g] = l
 	}
 	return l
@@ -96,6 +114,10 @@ func (p *simProgram) life() *simLife {
 
 // act does something, and returns false if the program waits.
 func (p *simProgram) act(size int) bool {
+	if p.waits == "a barrier" && !p.over && !p.node.dead && p.s.rng.IntN(8) == 0 && p.node.giveUp(p.waiter) {
+		p.waits = "" // as if its time were over: it calls again
+		return true
+	}
 	if p.over || p.waits != "" || p.node.dead {
 		return false
 	}
@@ -127,12 +149,17 @@ func (p *simProgram) act(size int) bool {
 }
 
 // meet: nobody leaves a barrier before all living members have arrived, and all have the same
-// result.
+// result. Some call a barrier where others call a round; all who leave it have called the same.
 func (p *simProgram) meet() {
+	if p.next != p.number+1 {
+		p.next = p.number + 1
+		p.round = p.next%3 == 0 != (p.s.harsh > 0 && p.s.rng.IntN(10) == 0)
+	}
 	r := new(Result)
-	first, ready := p.member.arrival(p.number+1, false, r)
+	first, ready := p.member.arrival(p.next, p.round, r)
 	l := p.life()
-	l.arrived[p] = p.number + 1
+	l.arrived[p] = p.next
+	l.called[simCall{p.next, p.round}] = true
 	p.begin("a barrier", first, ready, func() {
 		p.number++
 		if r.Number != p.number {
@@ -141,6 +168,9 @@ func (p *simProgram) meet() {
 		for _, other := range l.programs {
 			if !other.over && other.first <= p.number && l.arrived[other] < p.number {
 				p.failed("leaves barrier %d before %s", p.number, other.node.Node.cfg.Self)
+			}
+			if !other.over && other.next == p.number && other.round != p.round {
+				p.failed("leaves %s %d, and one on node %s calls a %s", collective(p.round), p.number, other.node.cfg.Self, collective(other.round))
 			}
 		}
 		if !slices.Contains(r.Members, Seat{p.member.rank, p.node.id()}) || len(r.Members)+len(r.Missing) != p.size {

@@ -40,6 +40,8 @@ type GroupSeat struct {
 	Generation uint64 // 0: it has no rank yet
 	Size       int    // of the group, as the program says
 	Arrived    uint64 // the last barrier at which it has arrived
+	Round      bool   // it is the barrier of a round
+	Tries      uint64 // counts its arrivals, with those that were refused
 	Ticks      uint64 // its clock
 	Need       uint64 // it waits until no clock is behind this; 0: it does not
 	Settled    uint64 // its additions up to this one have been answered
@@ -113,6 +115,7 @@ type GroupState struct {
 // GroupRefusal says why a program does not take part.
 type GroupRefusal struct {
 	Seat uint64
+	Try  uint64 // only this arrival is refused, as GroupSeat.Tries has it; 0: the membership
 	Kind errs.Kind
 	Text string
 }

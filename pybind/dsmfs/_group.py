@@ -165,6 +165,7 @@ class Group:
             Others did not arrive in time. This member has, and may call it again.
         OperationError
             ESTALE: the group has gone on without this member, for instance because its node was cut off. It may join again.
+            EINVAL: others call :meth:`round` here. This member has not arrived, and may do the same.
         DisconnectedError
             The daemon of this node has ended.
         """
@@ -196,7 +197,8 @@ class Group:
         AccessError
             An area is open for reading only.
         OperationError
-            ESTALE: as for :meth:`barrier`. EINVAL: an area is named twice. The member has not arrived then.
+            ESTALE: as for :meth:`barrier`. EINVAL: an area is named twice, or others call :meth:`barrier` here. The member
+            has not arrived then. In the second case what it has stored is published, and what it has accumulated is dropped.
         """
         numbers = [a._to_round() for a in areas]
         return self._meet(Op.ROUND, timeout, struct.pack(f"<{len(numbers)}Q", *numbers))

@@ -345,6 +345,29 @@ def test_who_does_not_fit_is_told(nodes: dsmfs.Cluster) -> None:
         assert g.number == 0  # a new life
 
 
+def test_who_calls_something_else_is_told(nodes: dsmfs.Cluster) -> None:
+    other: list[dsmfs.Group] = []
+    joiner = threading.Thread(target=lambda: other.append(dsmfs.group(nodes[1] / "job", 2)))
+    joiner.start()
+    with dsmfs.group(nodes[0] / "job", 2) as one, nodes[1].create("w.npy", 3, "i8", merge="sum") as w:
+        joiner.join()
+        with other[0] as two:
+            with pytest.raises(dsmfs.TimedOutError):
+                one.barrier(timeout=0.05)
+            w.array[:] = 1
+            with pytest.raises(
+                dsmfs.OperationError, match=f"number 1 is a barrier of rank {one.rank}, and a round of this"
+            ) as e:
+                w.round(two)
+            assert e.value.errno == errno.EINVAL and w.array.tolist() == [1, 1, 1] and two.number == 0
+            with pytest.raises(dsmfs.OperationError, match="has begun number 1 as a barrier"):
+                one.round()
+            first = threading.Thread(target=one.barrier)
+            first.start()
+            assert two.barrier(timeout=LIMIT).number == 1
+            first.join()
+
+
 def test_an_interrupt_frees_who_waits_at_once(nodes: dsmfs.Cluster) -> None:
     other: list[dsmfs.Group] = []
     joiner = threading.Thread(target=lambda: other.append(dsmfs.group(nodes[1] / "job", 2)))
