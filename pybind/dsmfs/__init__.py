@@ -11,7 +11,7 @@ the daemon hands it out (the memory plane), else through the kernel's page cache
 
 from typing import Any
 
-from ._area import Area, version_time
+from ._area import Area
 from ._binary import find_binary
 from ._cluster import Cluster, cluster
 from ._errors import (
@@ -34,6 +34,7 @@ from ._filesystem import AreaInfo, Areas, Filesystem, Member, mount
 from ._group import Counter, Group, Meeting, group
 from ._open import PlaneWarning, create, open
 from ._tensors import MovedWarning
+from ._versions import version_time
 
 __all__ = [
     "AccessError",

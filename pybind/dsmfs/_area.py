@@ -4,52 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import html
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from . import _rules
+from ._array import SharedArray, protect
 from ._errors import AccessError, ClosedError, DisconnectedError, FormatError, OperationError, PlaneUnavailableError
+from ._html import html_table
 from ._layout import Layout, lengths
 from ._mounts import Location
-from ._npy import is_bfloat16
 from ._plane import Mapping, Plane
-from ._tensors import Lent, Tensors, address, elements
+from ._tensors import address, elements
+from ._versions import version_time
 
 if TYPE_CHECKING:
-    import torch
-
     from ._group import Group, Meeting
 
-_LOGICAL_BITS = 12
 
-
-def version_time(version: int) -> float:
-    """Return when a version was made.
-
-    Parameters
-    ----------
-    version
-        A hybrid logical clock: the upper 52 bits are microseconds since 1970, the lower 12 count
-        events within one.
-
-    Returns
-    -------
-    float
-        Seconds since 1970, as of `time.time`, by the clock of the node that made it.
-        0.0 for version 0, which is before every publish.
-    """
-    return (version >> _LOGICAL_BITS) / 1e6
-
-
-class Area:
+class Area(SharedArray):
     """An area: an array in memory that all nodes share.
 
     :func:`dsmfs.open` and :func:`dsmfs.create` return one. Used as a context manager, it is closed at the end. Methods
@@ -79,14 +57,6 @@ class Area:
         self._consistency: str | None = None
         self.mode = mode
 
-    def _show(self, mapping: Mapping, layout: Layout) -> None:
-        self._mapping: Mapping | None = mapping
-        self._layout = layout
-        self._array = layout.array(mapping)
-        self._tensors = Tensors(layout.views(mapping))
-        self._address = address(np.frombuffer(mapping, np.uint8))
-        self._lent = Lent(self.path)
-
     @property
     def path(self) -> str:
         """The path in the mount, or from the root of the filesystem if there is no mount."""
@@ -103,30 +73,6 @@ class Area:
         return self._plane is None
 
     @property
-    def array(self) -> npt.NDArray[Any]:
-        """The shared memory, of any shape and element type.
-
-        Assigning to it stores into the memory: ``w.array += 1``, ``w.array = 0``.
-        """
-        self._open()
-        return self._array
-
-    @array.setter
-    def array(self, values: npt.ArrayLike) -> None:
-        self._open()
-        if values is not self._array:  # it is after +=
-            self._array[...] = values
-
-    @property
-    def tensors(self) -> Tensors:
-        """The tensors of a ``.safetensors`` file by name, each an array in the shared memory. Empty for other files.
-
-        Assigning to one stores into the memory: ``w.tensors['a'] = 5``.
-        """
-        self._open()
-        return self._tensors
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """The lengths of the area's dimensions now.
 
@@ -136,90 +82,6 @@ class Area:
             with contextlib.suppress(OperationError):
                 return self._layout.grown(self._plane.size_now()).shape
         return self._array.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type of the array's elements; for bfloat16 see :meth:`tensor`."""
-        return self._array.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the array."""
-        return self._array.nbytes
-
-    def tensor(self, name: str | None = None) -> torch.Tensor:
-        """Return a torch tensor in the same memory, of the shape of the array.
-
-        bfloat16 areas are ``torch.bfloat16``. There are no read-only tensors: with mode ``r`` a store to it is a
-        SIGSEGV.
-
-        Parameters
-        ----------
-        name
-            Of one of :attr:`tensors`. None: the array.
-
-        Raises
-        ------
-        ImportError
-            PyTorch is not installed.
-        TypeError
-            It has no such element type.
-        KeyError
-            There is no tensor of that name.
-        """
-        array = self.array if name is None else self.tensors[name]
-        return self._lent.tensor(name, array)
-
-    def owns(self, memory: Any) -> bool:
-        """Tell whether a tensor or an array is in the memory of this area.
-
-        ``tensor.share_memory_()``, ``model.share_memory()`` and sending a tensor to another process move its storage, and that of all that share
-        it, elsewhere without a word: then it is not. :meth:`publish`, :meth:`sync` and :meth:`acquire` warn of what :meth:`tensor` gave out
-        (:class:`MovedWarning`).
-
-        Parameters
-        ----------
-        memory
-            A torch tensor or parameter, or what NumPy takes for an array.
-        """
-        self._open()
-        return self._mapping is not None and 0 <= address(memory) - self._address < len(self._mapping)
-
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Return the shared memory itself, or a copy if one is wanted or another type is."""
-        if dtype is not None and np.dtype(dtype) != self.dtype:
-            if copy is False:
-                raise ValueError(f"{self.dtype} as {np.dtype(dtype)} needs a copy")
-            return self.array.astype(dtype)
-        return self.array.copy() if copy else self.array
-
-    def __dlpack__(self, **options: Any) -> Any:
-        """Return the shared memory for another library, as of `numpy.ndarray.__dlpack__`."""
-        source = self.tensor() if is_bfloat16(self.dtype) else self.array
-        return source.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Return the device of DLPack that the memory is on: the CPU."""
-        return 1, 0
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    def __bool__(self) -> bool:
-        return True  # also of an area of length 0
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.array)
-
-    def __contains__(self, value: object) -> bool:
-        return value in self.array
-
-    def __getitem__(self, index: Any) -> Any:
-        found = self.array[index]
-        return found  # a step of its own, in which a FaultError can come: see DemandArray
-
-    def __setitem__(self, index: Any, values: npt.ArrayLike) -> None:
-        self.array[index] = values
 
     def __reduce__(self) -> tuple[Callable[..., Area], tuple[Any, ...]]:
         from ._open import again
@@ -500,15 +362,10 @@ class Area:
         plane, self._plane = self._plane, None
         if plane is None:
             return
-        self._mapping = None
-        # Shape and type stay, the memory goes with its last user.
-        arrays = [self._array, *self._tensors.values()]
-        self._array = np.broadcast_to(np.empty((), self._array.dtype), self._array.shape)
-        self._tensors = Tensors({})
-        self._lent = Lent(self.path)
+        arrays = self._hide()
         try:
             if plane.writable:
-                _protect(arrays)
+                protect(arrays)
                 # Said by every call before: the memory is this process's own.
                 with contextlib.suppress(DisconnectedError):
                     plane.publish()
@@ -582,14 +439,3 @@ class Area:
                 errno.EOPNOTSUPP, "the rules of an area are reached through a mount, and there is none here", self.path
             )
         return self._where.path
-
-
-def _protect(arrays: list[npt.NDArray[Any]]) -> None:
-    for array in arrays:
-        array.flags.writeable = False
-
-
-def html_table(title: str, rows: dict[str, object]) -> str:
-    """Return a table with a line for each of `rows`."""
-    body = "".join(f"<tr><th>{html.escape(str(k))}</th><td>{html.escape(str(v))}</td></tr>" for k, v in rows.items())
-    return f"<table><caption>{html.escape(title)}</caption>{body}</table>"

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, overload
 
-from ._area import html_table
 from ._binary import find_binary
 from ._errors import NodeError
 from ._filesystem import Filesystem
+from ._html import html_table
 
 _STOP_LIMIT = 120.0  # seconds; the guard kills what it must before
 

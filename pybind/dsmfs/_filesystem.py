@@ -12,9 +12,10 @@ from types import TracebackType
 from typing import Any
 
 from . import _rules
-from ._area import Area, html_table
+from ._area import Area
 from ._binary import run_binary
 from ._errors import NotMountedError, translated
+from ._html import html_table
 from ._mounts import CONTROL, find_mount
 from ._open import create, open
 from ._plane import parse_stats
