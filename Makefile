@@ -49,10 +49,11 @@ deps: .venv/.requirements-dev
 .venv/.requirements: requirements.txt
 	@scripts/deps.sh
 	@test -x .venv/bin/python || python3 -m venv .venv
-	@cmp -s $< $@ || .venv/bin/pip install --quiet --disable-pip-version-check -r $<
+	@cmp -s $< $@ || { echo "installing the Python packages of $< into .venv"; .venv/bin/pip install --quiet --disable-pip-version-check -r $<; }
 	@cp $< $@
 
 .venv/.requirements-dev: requirements-dev.txt .venv/.requirements
+	@echo "installing the Python packages of $< into .venv"
 	@.venv/bin/pip install --quiet --disable-pip-version-check -r $<
 	@cp $< $@
 
