@@ -140,7 +140,7 @@ func (a *Area) ReadBy(ctx context.Context, program int, p []byte, off int64) (n 
 			}
 			if old = !a.withinBoundLocked(d.fresh, began); old {
 				if a.mu.ino.Spec.AppliesInSync() {
-					err = a.errHeldLocked(d.fresh, began)
+					err = a.errHeldLocked("read", d.fresh, began)
 				}
 				return
 			}

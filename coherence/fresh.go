@@ -16,7 +16,7 @@ import (
 // wait only where homes do not answer, and what programs load from mappings, which nobody can hold up, is hardly ever older than the bound.
 //
 // Where updates enter memory in sync calls only (apply=sync), and the node has writers, nothing but their syncs makes it newer. There a read(2) past the
-// bound is an error. A fault of a mapping is not: it would end a program that computes for longer than the bound.
+// bound is an error, and so is a sync that may not bring updates. A fault of a mapping is not: it would end a program that computes for longer than the bound.
 
 // freshening is the timer of the acquires in the background.
 type freshening struct {
@@ -54,9 +54,9 @@ func (a *Area) freshen(ctx context.Context, began time.Time) error {
 		Err: fmt.Errorf("what is here may lack what was published more than %v ago, which is the bound (user.dsm.staleness): %w", bound, err)}
 }
 
-// errHeldLocked is the error of a read past the bound where no read may bring updates.
-func (a *Area) errHeldLocked(fresh, began time.Time) error {
-	return errs.E(errs.Unavailable, "read", "area %d is %s behind, more than the bound of %v (user.dsm.staleness), and only syncs of programs that store bring updates in (user.dsm.apply)",
+// errHeldLocked is the error of a call past the bound that may not bring updates.
+func (a *Area) errHeldLocked(op string, fresh, began time.Time) error {
+	return errs.E(errs.Unavailable, op, "area %d is %s behind, more than the bound of %v (user.dsm.staleness), and only syncs of programs that store bring updates in (user.dsm.apply)",
 		a.id, ageText(fresh, began), a.mu.ino.Spec.Staleness)
 }
 

@@ -99,7 +99,7 @@ func TestReadPastTheBoundEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := startBoundCase(t, dsm.Spec{}, false)
 		var log bytes.Buffer
-		c.reader.node.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+		c.reader.area.step(func() { c.reader.node.cfg.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 		c.pass(4 * simBound)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -110,8 +110,10 @@ func TestReadPastTheBoundEnds(t *testing.T) {
 		r := c.reads(c.reader)
 		c.calm()
 		c.is(r, "after the home has answered", 0)
-		if n := strings.Count(log.String(), "older than its bound"); n != 1 || strings.Count(log.String(), "within its bound again") != 1 {
-			t.Errorf("the log: %s", log.String())
+		var said string
+		c.reader.area.step(func() { said = log.String() })
+		if n := strings.Count(said, "older than its bound"); n != 1 || strings.Count(said, "within its bound again") != 1 {
+			t.Errorf("the log: %s", said)
 		}
 	})
 }
@@ -159,6 +161,9 @@ func TestReadWhereOnlySyncsBring(t *testing.T) {
 		c.calm()
 		if r := c.reads(c.reader); !errs.Is(r.err, errs.Unavailable) || !strings.Contains(fmt.Sprint(r.err), "user.dsm.apply") {
 			t.Errorf("a read past the bound: byte %d, %v", r.b[0], r.err)
+		}
+		if err := c.reader.area.Sync(t.Context(), false); !errs.Is(err, errs.Unavailable) {
+			t.Errorf("a sync of a program that does not store: %v", err)
 		}
 		var b [1]byte
 		if _, err := c.reader.area.ReadAt(t.Context(), b[:], 0); err != nil || b[0] != 0 {

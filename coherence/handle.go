@@ -127,7 +127,7 @@ func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []by
 			}
 			if old = r.subscribed && !a.withinBoundLocked(r.fresh, began); old && a.defersLocked() {
 				if old = false; strict {
-					failed = a.errHeldLocked(r.fresh, began)
+					failed = a.errHeldLocked("read", r.fresh, began)
 					return
 				}
 			}
@@ -443,16 +443,23 @@ func (a *Area) holdNoticesLocked() {
 }
 
 // Sync is fsync and msync. It publishes and acquires at the same time: the Acquire is sent after the first publishes, so a home
-// handles it after these. storing is that of Acquire; a call that Acquire would ignore only publishes.
+// handles it after these. storing is that of Acquire; a call that Acquire would ignore only publishes, and is an error if memory is older than its bound.
 func (a *Area) Sync(ctx context.Context, storing bool) error {
 	var op *acquiring
+	var held error
 	begin := func() {
-		a.sawLocked(atSync, a.mu.replica.fresh, a.now())
+		fresh, began := a.mu.replica.fresh, a.now()
+		a.sawLocked(atSync, fresh, began)
 		if storing || !a.defersLocked() {
 			op = a.startAcquireLocked(storing)
+		} else if !a.withinBoundLocked(fresh, began) {
+			held = a.errHeldLocked("sync", fresh, began)
 		}
 	}
 	err := a.publish(ctx, false, begin)
+	if err == nil {
+		err = held
+	}
 	return a.finishAcquire(ctx, op, err)
 }
 
