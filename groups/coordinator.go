@@ -16,6 +16,7 @@ import (
 type coordinator struct {
 	group dsm.AreaID
 	reign dsm.Epoch
+	few   int           // a node with more members waits for an answer to each report
 	lives func() uint64 // a number for the next generation, greater than all before of this node
 	peers map[dsm.NodeID]*peer
 	// silent are the nodes that have not answered the call; while there are any, nothing is decided.

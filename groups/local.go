@@ -17,6 +17,9 @@ type local struct {
 	coordinator dsm.NodeID
 	reign       dsm.Epoch // of the coordinator's call; 0: it has not called yet
 	seq, heard  uint64    // the last report, and the last that was heard
+	acked       uint64    // the last report that need not be waited for
+	few         int       // as in Config
+	owing       bool      // there is something to report when the last one has been heard
 
 	generation, done, list, slowest uint64
 	size                            int
@@ -37,7 +40,10 @@ func newLocal(group dsm.AreaID) *local {
 
 // report returns all that the node has to say; known: to a coordinator that has called.
 func (l *local) report(seq uint64, epoch dsm.Epoch, known bool) *wire.GroupReport {
-	l.seq = seq
+	l.seq, l.owing = seq, false // a report has all that there is to say
+	if len(l.seats) <= l.few {
+		l.acked = seq // it is not answered
+	}
 	r := &wire.GroupReport{
 		Group: l.group, Epoch: epoch, Reign: l.reign, Seq: seq,
 		Generation: l.generation, Done: l.done, List: l.list, Slowest: l.slowest,
@@ -87,7 +93,7 @@ func (l *local) moved(to dsm.NodeID, skipped bool) bool {
 // state takes over what the coordinator tells: of everything the newer. Several members of a node
 // may be served by one state.
 func (l *local) state(s *wire.GroupState) {
-	l.heard = max(l.heard, s.Heard)
+	l.heard, l.acked = max(l.heard, s.Heard), max(l.acked, s.Heard)
 	if s.Generation > l.generation {
 		l.generation, l.done, l.list, l.slowest = s.Generation, 0, 0, 0
 		l.size, l.members, l.met = 0, nil, nil

@@ -51,7 +51,7 @@ type Clock struct {
 
 // Bounds of what programs may ask for.
 const (
-	MaxSize     = 256 // so many meet in 50 ms on two cores: the cost of a barrier grows with the square
+	MaxSize     = 256
 	maxName     = 255
 	maxCounters = 1024
 	maxAdds     = 64 // of a member, without an answer

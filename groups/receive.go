@@ -80,6 +80,7 @@ func (n *Node) takeOverLocked(group dsm.AreaID) *coordinator {
 		n.mu.lives++
 		return uint64(reign)<<20 + n.mu.lives
 	})
+	c.few = n.cfg.few
 	n.mu.coordinators[group] = c
 	for _, m := range n.mu.view.Members {
 		if !m.Gone {
@@ -119,7 +120,7 @@ func (n *Node) stateLocked(from dsm.NodeID, s *wire.GroupState) {
 		return
 	}
 	l.state(s)
-	if len(s.Refused) > 0 {
+	if len(s.Refused) > 0 || l.owing && l.acked >= l.seq {
 		n.reportLocked(l)
 	}
 }
@@ -163,6 +164,7 @@ func (n *Node) SessionReset(peer dsm.NodeID) {
 	n.step(func() {
 		for _, id := range slices.Sorted(maps.Keys(n.mu.locals)) {
 			if l := n.mu.locals[id]; l.coordinator == peer {
+				l.acked = l.seq // the answer may be lost
 				n.reportLocked(l)
 			}
 		}

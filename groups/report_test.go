@@ -1,6 +1,7 @@
 package groups
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -117,4 +118,31 @@ func make16(node int) (list []int) {
 		list = append(list, node)
 	}
 	return list
+}
+
+// TestManyOnANode: what the members of a node say while a report is on its way goes into the next one, so a barrier costs as much for each of many
+// as for each of few. A report that is lost is made good.
+func TestManyOnANode(t *testing.T) {
+	h := &held{sim: newSim(t, 1, 2)}
+	h.join(slices.Repeat([]int{1}, MaxSize)...)
+	for number := uint64(1); number <= 3; number++ {
+		h.seats = 0
+		for _, p := range h.progs {
+			p.next, p.round = number, false
+			p.meet()
+			if number == 2 && p == h.progs[5] {
+				h.net[[2]int{1, 0}] = nil
+				h.nodes[1].SessionReset(1)
+			}
+		}
+		h.pass()
+		for _, p := range h.progs {
+			if p.number != number {
+				t.Fatalf("a program is at %d, not %d", p.number, number)
+			}
+		}
+		if h.seats > 4*MaxSize {
+			t.Errorf("barrier %d: reports of %d members, %d in all", number, MaxSize, h.seats)
+		}
+	}
 }

@@ -29,6 +29,7 @@ type sim struct {
 	// ticking: programs tick and do not meet.
 	ticking bool
 	refused int // arrivals
+	seats   int // in all reports
 }
 
 // simNode is a node of it.
@@ -49,6 +50,9 @@ func (n *simNode) Send(to dsm.NodeID, m any, _ [][]byte, _ bool) {
 	if bad := fits(m); bad != "" {
 		n.s.t.Errorf("node %d sends node %d %+v: %s", n.i+1, to, m, bad)
 	}
+	if r, ok := m.(*wire.GroupReport); ok {
+		n.s.seats += len(r.Seats)
+	}
 	if other := n.s.nodes[to-1]; !n.dead && !other.dead {
 		k := [2]int{n.i, other.i}
 		n.s.net[k] = append(n.s.net[k], m)
@@ -62,7 +66,7 @@ func newSim(t *testing.T, seed uint64, nodes int) *sim {
 		n := &simNode{s: s, i: i}
 		v.Members = append(v.Members, dsm.Member{ID: n.id()})
 		s.nodes = append(s.nodes, n)
-		n.Node = NewNode(Config{Self: n.id(), Sender: n, Home: func(v *dsm.View, _ dsm.AreaID) dsm.NodeID { return v.Slots[0].Primary }})
+		n.Node = NewNode(Config{Self: n.id(), Sender: n, few: 16 - 15*int(seed/8%2), Home: func(v *dsm.View, _ dsm.AreaID) dsm.NodeID { return v.Slots[0].Primary }})
 	}
 	v.Slots[0].Primary = 1
 	s.views = append(s.views, v)

@@ -10,7 +10,7 @@ import (
 
 // owes reports whether a node waits for something that this one knows.
 func (c *coordinator) owes(p *peer) bool {
-	if len(p.refused) > 0 || len(p.touched) > 0 {
+	if len(p.refused) > 0 || len(p.touched) > 0 || len(p.seats) > c.few && p.heard < p.seq {
 		return true
 	}
 	if len(p.seats) == 0 && p.heard < p.seq {
