@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
@@ -38,7 +39,7 @@ func (r reader) reads() (string, error) {
 // and a mapping shows. As long as the home answers no read waits for it, and none returns more than the bound ago.
 func TestStalenessBound(t *testing.T) {
 	c := cluster(t, harness.Options{})
-	impatient(c, 3, 2, "1s")
+	impatient(c, 3, 2, "2s")
 	all := clients(c)
 	name := homedAt(t, c, all[0], "n3")
 	n := c.Node(2)
@@ -92,5 +93,38 @@ func TestStalenessBound(t *testing.T) {
 		if row.text("path") == name && row.text("staleness") != "200ms" {
 			t.Errorf("areas: %v", row)
 		}
+	}
+}
+
+// TestStalenessBehindAPartition cuts a node off and publishes on the other side. Once the bound has passed a read of the node fails: the bytes
+// of before are too old. When it is healed reads have the new ones.
+func TestStalenessBehindAPartition(t *testing.T) {
+	const bound = 300 * time.Millisecond
+	c := cluster(t, harness.Options{Network: harness.Namespaces})
+	impatient(c, 3, 2, "2s")
+	all := clients(c)
+	name := homedAt(t, c, all[0], "n3")
+	done(t, "set", c.Node(1).CLI("set", c.Node(1).Mount+"/"+name, "staleness="+bound.String()))
+	_, writer := all[0].Attach(name, 4*page)
+	r := openReader(t, all[1], name)
+	if got, err := r.reads(); err != nil || got != fmt.Sprintf("%x", "ther") {
+		t.Fatalf("before: %q, %v", got, err)
+	}
+	c.Partition([]*harness.Node{c.Node(1), c.Node(3)}, []*harness.Node{c.Node(2)})
+	writer.Store(2*page, []byte("news"))
+	writer.Sync()
+	<-time.After(bound)
+	for range 2 {
+		var failure harness.Failure
+		if got, err := r.reads(); !errors.As(err, &failure) || failure != "EIO" {
+			t.Errorf("%v after a publish that the node has not got: %q, %v; want EIO", bound, got, err)
+		}
+	}
+	c.Heal()
+	if !harness.Eventually(limit, func() bool { _, err := r.reads(); return err == nil }) {
+		t.Fatal("no read succeeds after the partition")
+	}
+	if got, err := r.reads(); err != nil || got != fmt.Sprintf("%x", "news") {
+		t.Errorf("after the partition: %q, %v", got, err)
 	}
 }
