@@ -199,11 +199,22 @@ func (hr *homeRound) lacking(a *Area) (list []dsm.NodeID) {
 		return nil
 	}
 	for _, n := range hr.finish.Nodes {
-		if _, ok := hr.marked[n]; !ok && !a.leftLocked(n, 0) && !slices.Contains(a.mu.dead, n) {
+		_, marked := hr.marked[n]
+		if (!marked || a.partWaitsLocked(n, hr.finish.Round)) && !a.leftLocked(n, 0) && !slices.Contains(a.mu.dead, n) {
 			list = append(list, n)
 		}
 	}
 	return list
+}
+
+// partWaitsLocked reports whether a part of a node is here that cannot be taken yet, for lack of memory. The Contributed behind it waits too,
+// but there may have been an earlier one.
+func (a *Area) partWaitsLocked(from dsm.NodeID, id dsm.RoundID) bool {
+	is := func(m message) bool {
+		p, ok := m.msg.(*wire.Part)
+		return ok && m.peer == from && p.Round == id
+	}
+	return slices.ContainsFunc(a.mu.parked, is) || slices.ContainsFunc(a.mu.short.waiting, is)
 }
 
 // endRoundsLocked ends the rounds that nothing lacks any more.

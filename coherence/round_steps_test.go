@@ -248,3 +248,30 @@ func TestRoundGivenUpByTheLiving(t *testing.T) {
 		}
 	})
 }
+
+// TestPartWaitsForMemory: a round does not end without a part that came after its node had contributed, and that waits until the home has memory.
+func TestPartWaitsForMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		home, n, m := s.nodes[0], s.nodes[1], s.nodes[2]
+		home.find()
+		_, feed := home.starve()
+		for _, o := range []*simNode{n, m} {
+			o.open(true)
+			o.joinRound()
+		}
+		s.calm()
+		n.ask("accumulate", func(ctx context.Context) error { return n.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
+		s.calm()
+		for _, o := range []*simNode{m, n} {
+			o.endRound([]dsm.NodeID{2, 3}, nil)
+			s.calm("finish")
+		}
+		feed()
+		<-time.After(memoryRetry + 1) // of the bubble
+		s.calm()
+		for _, o := range []*simNode{n, m} {
+			want(t, o, 5)
+		}
+	})
+}
