@@ -237,13 +237,15 @@ func (a *Area) endRoundLocked(id dsm.RoundID) {
 	for _, parts := range hr.parts {
 		h.rounds.parts -= len(parts)
 	}
+	waiting := hr.waiting
 	for _, old := range h.rounds.inOrder() {
-		if old.Before(id) { // nobody will end it
-			a.refusePartsLocked(h.rounds.open[old], func(*stagedPart) bool { return true })
+		if hr := h.rounds.open[old]; old.Before(id) { // nobody will end it
 			delete(h.rounds.open, old)
+			a.refusePartsLocked(hr, func(*stagedPart) bool { return true })
+			waiting = append(waiting, hr.waiting...)
 		}
 	}
-	for _, w := range hr.waiting {
+	for _, w := range waiting {
 		a.homeAcquireLocked(w.from, &wire.Acquire{Stamp: a.stampLocked(), Round: w.acquire})
 	}
 }

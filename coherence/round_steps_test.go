@@ -275,3 +275,45 @@ func TestPartWaitsForMemory(t *testing.T) {
 		}
 	})
 }
+
+// TestFinishOfAnEarlierRound: who waits for the end of a round is answered when a later one of the group ends, after which nobody ends it.
+func TestFinishOfAnEarlierRound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		home, n := s.nodes[0], s.nodes[1]
+		later := dsm.RoundID{Group: firstRound.Group, Generation: 1, Number: 2}
+		for _, o := range s.nodes {
+			o.open(true)
+		}
+		s.calm()
+		put(t, n, 5)
+		n.joinRound()
+		s.calm()
+		over := 0
+		finish := func(n *simNode, id dsm.RoundID, list ...dsm.NodeID) {
+			n.ask("finish", func(ctx context.Context) error { return n.area.FinishRound(ctx, id, list, len(list), true) }, func(error) { over++ })
+			s.rest()
+			s.deliverAll(link{n.i, 0})
+		}
+		finish(n, firstRound, 2, 3) // node 2 says nothing
+		home.ask("contribute", func(ctx context.Context) error { return home.area.Contribute(ctx, later) }, nil)
+		s.rest()
+		finish(home, later, 1)
+		s.deliverAll(link{0, 1})
+		for range 3 { // pushes, acks
+			s.deliverAll(link{1, 0})
+			s.deliverAll(link{0, 1})
+			n.kernel.finishNotices()
+		}
+		s.rest()
+		if over != 2 {
+			t.Errorf("%d of 2 calls of FinishRound return", over)
+		}
+		s.calm("finish")
+		want(t, home, 5)
+		for _, r := range s.requests {
+			r.giveUp()
+		}
+		s.drain()
+	})
+}
