@@ -40,6 +40,7 @@ type Area struct {
 		lingering  lingering
 		freshening freshening
 		parked     []message // messages to slots that are still being handed to this node, or that need memory
+		receiving  int       // calls of receiveAgainLocked
 		removed    bool
 		newest     dsm.Version // newest version heard of: see heardLocked
 		telling    int         // number of calls of awaitNotices

@@ -297,10 +297,17 @@ func (a *Area) parkedFromLocked(from dsm.NodeID, msg any) bool {
 func (a *Area) unparkLocked() {
 	parked := a.mu.parked
 	a.mu.parked = nil
-	for _, m := range parked {
+	a.receiveAgainLocked(parked)
+}
+
+// receiveAgainLocked handles messages that have waited. Rounds end when all have been handled: parts may be among them.
+func (a *Area) receiveAgainLocked(waited []message) {
+	a.mu.receiving++
+	for _, m := range waited {
 		if err := a.receiveLocked(m.peer, m.msg, m.payload); err != nil {
-			a.node.cfg.Log.Warn("bad parked message", "area", a.id, "from", m.peer, "err", err)
+			a.node.cfg.Log.Warn("bad message that waited", "area", a.id, "from", m.peer, "err", err)
 		}
 	}
+	a.mu.receiving--
 	a.endRoundsLocked()
 }

@@ -228,7 +228,7 @@ func (a *Area) endRoundsLocked() {
 func (a *Area) endRoundLocked(id dsm.RoundID) {
 	h := &a.mu.home
 	hr := h.rounds.open[id]
-	if hr == nil || hr.finish == nil || a.awaitingLocked() || len(hr.lacking(a)) > 0 {
+	if hr == nil || hr.finish == nil || a.mu.receiving > 0 || a.awaitingLocked() || len(hr.lacking(a)) > 0 {
 		return
 	}
 	delete(h.rounds.open, id)

@@ -317,3 +317,29 @@ func TestFinishOfAnEarlierRound(t *testing.T) {
 		s.drain()
 	})
 }
+
+// TestPartsWaitInOrder: when memory comes, a round does not end between two parts of a node that have waited for it.
+func TestPartsWaitInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 4, sums(1, dsm.ApplyArrival))
+		home, n, m, last := s.nodes[0], s.nodes[1], s.nodes[2], s.nodes[3]
+		home.find()
+		_, feed := home.starve()
+		for _, o := range []*simNode{n, m, last} {
+			o.open(true)
+		}
+		n.joinRound()
+		m.joinRound()
+		s.calm()
+		for _, o := range []*simNode{n, m, n} {
+			o.ask("accumulate", func(ctx context.Context) error { return o.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
+			s.calm()
+		}
+		last.endRound([]dsm.NodeID{2, 3}, nil)
+		s.calm("finish")
+		feed()
+		<-time.After(memoryRetry + 1) // of the bubble
+		s.calm()
+		want(t, last, 15)
+	})
+}

@@ -79,10 +79,8 @@ func (a *Area) endShortLocked() {
 		s.timer = nil
 	}
 	a.node.shortAreas.Add(-1)
-	for _, m := range waiting {
-		if err := a.receiveLocked(m.peer, m.msg, m.payload); err != nil {
-			a.node.cfg.Log.Warn("bad message that waited for memory", "area", a.id, "from", m.peer, "err", err)
-		}
+	if !a.mu.removed {
+		a.receiveAgainLocked(waiting)
 	}
 }
 
