@@ -439,7 +439,7 @@ func (a *Area) replicaResetLocked(peer dsm.NodeID) {
 			}
 		}
 		a.resubscribeLocked(a.homedAtLocked(peer))
-		a.markAgainAtLocked(peer)
+		a.markAgainAfterResetLocked(peer)
 	}
 	a.restartInquiriesLocked()
 }

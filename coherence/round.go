@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -28,7 +29,7 @@ type contribution struct {
 	parts   int                     // publications of it that are not over
 	open    []dsm.ExtentIndex       // extents that may have parts which were not sent
 	due     bool                    // some home has to be sent Contributed when all parts are
-	asked   map[dsm.NodeID]uint64   // the Nonce of what each home was sent last
+	asked   map[dsm.NodeID]uint64   // the Nonce of what each home was sent last; 0: it is to be sent
 	counted map[dsm.NodeID]struct{} // homes that have answered it
 }
 
@@ -198,13 +199,25 @@ func (a *Area) markAgainLocked() {
 	a.reopenLocked(c)
 }
 
-// markAgainAtLocked is markAgainLocked for one home.
+// markAgainAtLocked is markAgainLocked for one home. It may have no extents any more, and wait all the same.
 func (a *Area) markAgainAtLocked(home dsm.NodeID) {
 	if c := a.mu.replica.contribution; c != nil {
-		delete(c.asked, home)
+		c.asked[home] = 0
 		delete(c.counted, home)
 		a.reopenLocked(c)
 	}
+}
+
+// markAgainAfterResetLocked is markAgainAtLocked if the node is a home, or was asked as one. Parts to it may wait to be sent again.
+func (a *Area) markAgainAfterResetLocked(peer dsm.NodeID) {
+	c := a.mu.replica.contribution
+	if c == nil {
+		return
+	}
+	if _, ok := c.asked[peer]; ok {
+		a.markAgainAtLocked(peer)
+	}
+	a.reopenLocked(c)
 }
 
 func (a *Area) reopenLocked(c *contribution) {
@@ -233,7 +246,10 @@ func (a *Area) markLocked() (sent bool) {
 	c.due = false
 	a.mu.wake = true
 	for _, home := range a.homesLocked() {
-		if _, ok := c.asked[home]; ok {
+		c.asked[home] += 0
+	}
+	for _, home := range slices.Sorted(maps.Keys(c.asked)) {
+		if c.asked[home] != 0 {
 			continue
 		}
 		r.round++

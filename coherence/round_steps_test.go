@@ -343,3 +343,23 @@ func TestPartsWaitInOrder(t *testing.T) {
 		want(t, last, 15)
 	})
 }
+
+// TestFinishAtAFormerHome: a home that the Finish finds without extents, because they were cut off, learns that all have contributed.
+func TestFinishAtAFormerHome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(2, dsm.ApplyArrival))
+		home, n := s.nodes[0], s.nodes[1]
+		s.move(s.nodes[2], 1)
+		s.calm()
+		n.open(true)
+		home.open(true)
+		n.joinRound()
+		s.calm()
+		s.resize(dsm.ExtentSize)
+		for home.behindCatalog() {
+			home.apply()
+		}
+		n.endRound([]dsm.NodeID{2}, nil)
+		s.calm()
+	})
+}

@@ -108,6 +108,12 @@ func (s *sim) explain() {
 			for _, op := range r.acquires {
 				s.t.Logf("acquire %d waits for %v", op.round, op.pending)
 			}
+			if c := r.contribution; c != nil {
+				s.t.Logf("contributes to %v: whole %v, gone %v, due %v, parts %d, open %v, asked %v, counted %v", c.id, c.whole, c.gone, c.due, c.parts, c.open, c.asked, c.counted)
+			}
+			for id, hr := range n.area.mu.home.rounds.open {
+				s.t.Logf("round %v: contributed %v, finish %+v, lacks %v, extents with parts %d", id, hr.marked, hr.finish, hr.lacking(n.area), len(hr.parts))
+			}
 			for id, sub := range n.area.mu.home.subs {
 				s.t.Logf("subscriber %v: hold %v, in flight %d, acquires %d, queue %v", id, sub.onRequest, sub.inFlight, len(sub.acquires), sub.queue)
 			}
