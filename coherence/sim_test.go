@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -108,7 +109,6 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 // settle lets faults stop: every call must return, but a wait for what is to come, which does when every node has
 // published once more. Then all have the same.
 func (r *simRun) settle() {
-	r.hot = r.hotPages()
 	for _, q := range r.requests {
 		if r.careful && q.what == "wait" {
 			q.giveUp() // the program that waits does not store meanwhile
@@ -117,6 +117,7 @@ func (r *simRun) settle() {
 	r.endDeath()
 	r.feed()
 	r.calm("wait")
+	r.hot = slices.DeleteFunc(r.hotPages(), func(p dsm.PageIndex) bool { return int64(p)*dsm.PageSize >= r.lastInode().Size }) // or perhaps nothing is stored
 	r.endRounds()
 	for _, n := range r.programNodes() {
 		n.kernel.learn()
