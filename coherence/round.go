@@ -248,16 +248,30 @@ func (a *Area) markLocked() (sent bool) {
 	for _, home := range a.homesLocked() {
 		c.asked[home] += 0
 	}
+	parts := a.partsAtLocked(c.id)
 	for _, home := range slices.Sorted(maps.Keys(c.asked)) {
 		if c.asked[home] != 0 {
 			continue
 		}
 		r.round++
 		c.asked[home] = r.round
-		a.sendLocked(home, &wire.Contributed{Stamp: a.stampLocked(), Round: c.id, Nonce: r.round, None: c.gone})
+		a.sendLocked(home, &wire.Contributed{Stamp: a.stampLocked(), Round: c.id, Nonce: r.round, None: c.gone, Parts: parts[home]})
 		sent = true
 	}
 	return sent
+}
+
+// partsAtLocked returns how many parts of a round each home must have.
+func (a *Area) partsAtLocked(id dsm.RoundID) map[dsm.NodeID]int {
+	at := make(map[dsm.NodeID]int)
+	for _, e := range a.busyExtentsLocked() {
+		for pub := range a.mu.replica.extents[e].publications() {
+			if pub.round == id {
+				at[a.rowLocked(e).Primary]++
+			}
+		}
+	}
+	return at
 }
 
 // sealedLocked reports whether all parts were sent, and none of them is going to be refused for its rules.

@@ -106,6 +106,18 @@ func (a *Area) homePartLocked(from dsm.NodeID, m *wire.Part, payload []byte) err
 	return nil
 }
 
+// partsOf returns how many parts of a node are here.
+func (hr *homeRound) partsOf(n dsm.NodeID) (k int) {
+	for _, parts := range hr.parts {
+		for i := range parts {
+			if parts[i].from == n {
+				k++
+			}
+		}
+	}
+	return k
+}
+
 // excludes reports whether it is known that a node does not belong to the round.
 func (hr *homeRound) excludes(n dsm.NodeID) bool {
 	return hr.finish != nil && !slices.Contains(hr.finish.Nodes, n)
@@ -128,7 +140,11 @@ func (a *Area) homeContributedLocked(from dsm.NodeID, m *wire.Contributed) {
 	case m.Gen < a.mu.ino.Gen || m.Epoch < a.lastGainLocked():
 		return
 	default:
-		h.rounds.round(m.Round).marked[from] = false
+		hr := h.rounds.round(m.Round)
+		if !hr.excludes(from) && hr.partsOf(from) < m.Parts {
+			return // some were lost with a session, and their node had not heard of that: it sends all again when it has
+		}
+		hr.marked[from] = false
 	}
 	a.sendLocked(from, &wire.Counted{Stamp: a.stampLocked(), Round: m.Round, Nonce: m.Nonce})
 	a.endRoundLocked(m.Round)

@@ -363,3 +363,27 @@ func TestFinishAtAFormerHome(t *testing.T) {
 		s.calm()
 	})
 }
+
+// TestPartLostBeforeContributed: a Contributed of a later session than a part that was lost does not count, if its node has not heard of that.
+func TestPartLostBeforeContributed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
+		home, n := s.nodes[0], s.nodes[1]
+		home.open(true)
+		n.open(true)
+		s.calm()
+		n.ask("accumulate", func(ctx context.Context) error { return n.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
+		s.rest()
+		s.net[link{1, 0}] = nil
+		contributed := false
+		n.ask("contribute", func(ctx context.Context) error { return n.area.Contribute(ctx, firstRound) }, func(error) { contributed = true })
+		home.endRound([]dsm.NodeID{2}, nil)
+		s.calm("contribute", "finish")
+		if contributed {
+			t.Error("the home has a part that was lost")
+		}
+		n.reset(home)
+		s.calm()
+		want(t, n, 5)
+	})
+}

@@ -15,12 +15,14 @@ type simGroup struct {
 	list    []dsm.NodeID
 	ended   int // rounds that were finished by somebody
 	took    int // parts that were in them
+	gifts   []*gift
 }
 
 type simMember struct {
 	state roundState
 	call  *request
 	mine  snapshot // what it has contributed
+	gifts []*gift  // beside what it has stored
 	void  bool     // it has taken that back
 }
 
@@ -76,7 +78,9 @@ func (r *simRun) round(n *simNode) {
 	m := &g.members[n.i]
 	switch {
 	case m.state == roundIdle && g.list == nil && n.isOpen() && n.outstanding() < mostAsked:
-		n.contribute(r, m)
+		if r.kind.ino.Spec.Merge != dsm.MergeSum || r.rng.IntN(3) > 0 || !r.give(n, m) {
+			n.contribute(r, m)
+		}
 	case m.state == roundContributed && g.list == nil:
 		r.beginEnd(r.rng.IntN(12) == 0)
 	case m.state == roundContributed && !n.isOpen():
@@ -98,7 +102,7 @@ func (r *simRun) round(n *simNode) {
 func (n *simNode) contribute(r *simRun, m *simMember) {
 	id := r.group.id()
 	n.rounds++
-	*m = simMember{state: roundContributing, mine: n.delivered()}
+	*m = simMember{state: roundContributing, mine: n.delivered(), gifts: m.gifts}
 	m.call = n.ask("contribute", func(ctx context.Context) error { return n.area.Contribute(ctx, id) }, func(err error) {
 		switch {
 		case id != r.group.id() || r.group.list != nil: // it was declared missing
@@ -179,6 +183,9 @@ func (n *simNode) finishRound(r *simRun, m *simMember) {
 		for _, o := range list {
 			if part := g.members[o-1]; !part.void && part.mine.cuts == r.seen.cuts {
 				g.took++
+				for _, gift := range part.gifts {
+					gift.sure = true
+				}
 				r.ack(part.mine)
 				for off, k := range part.mine.counts {
 					began.counts[off] = max(began.counts[off], k)

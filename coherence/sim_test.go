@@ -99,6 +99,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	r.settle()
 	for _, n := range r.programNodes() {
 		c.check(r, n)
+		r.checkGifts(n)
 	}
 	for _, n := range r.programNodes() {
 		n.leaveAll()
@@ -313,7 +314,7 @@ func (r *simRun) call(n *simNode) bool {
 			n.inspect()
 		}
 	case x < 40:
-		if r.rng.IntN(8) == 0 {
+		if r.rng.IntN(8) == 0 && !r.hasGiven(n) {
 			n.leaveAll()
 		}
 	case x < 42:

@@ -267,6 +267,7 @@ type Contributed struct {
 	Round dsm.RoundID
 	Nonce uint64
 	None  bool
+	Parts int // how many parts it has sent this home
 }
 
 // Counted answers Contributed.
