@@ -2,6 +2,8 @@ package attach
 
 import (
 	"context"
+	"errors"
+	"io"
 	"math"
 	"os"
 
@@ -53,8 +55,11 @@ func (x *attachment) addFrom(ctx context.Context, id dsm.RoundID, f *os.File, of
 	buf := make([]byte, min(n, dsm.ExtentSize))
 	for done := int64(0); done < n; {
 		p := buf[:min(n-done, dsm.ExtentSize-(off+done)%dsm.ExtentSize)]
-		if _, err := f.ReadAt(p, done); err != nil {
-			return errs.E(errs.Invalid, "accumulate", "the memory was cut off meanwhile: %w", err)
+		switch _, err := f.ReadAt(p, done); {
+		case errors.Is(err, io.EOF):
+			return errs.E(errs.Invalid, "accumulate", "the memory was cut off meanwhile")
+		case err != nil:
+			return errs.E(errs.Invalid, "accumulate", "the memory cannot be read: %w", err)
 		}
 		if err := x.area.Accumulate(ctx, id, off+done, p); err != nil {
 			return err

@@ -208,7 +208,8 @@ func (s *Server) serve(a *conn) {
 				// another goroutine.
 				go closeAll(files)
 				s.log.Warn("attach: a descriptor that is no userfaultfd of a TRACK, and no memory of an ACCUMULATE", "pid", a.who.pid)
-				break
+				a.reply(q, reply{}, errs.E(errs.Invalid, "attach", "the descriptor is no userfaultfd of a TRACK, and no memory of an ACCUMULATE"))
+				break // or it could have descriptors closed without end
 			}
 			q.file = files[0]
 		}
