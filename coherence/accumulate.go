@@ -93,7 +93,7 @@ func (a *Area) givePagesLocked(c *contribution, e dsm.ExtentIndex, set dsm.PageS
 	r, x := &a.mu.replica, a.extentLocked(e)
 	r.seq++
 	pub.seq = r.seq
-	x.parts = append(x.parts, pub)
+	a.keepPartLocked(x, pub)
 	a.busyLocked(e, x)
 	a.contributesLocked(pub, +1)
 	if c.whole { // by another program of the node

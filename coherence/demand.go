@@ -449,6 +449,7 @@ func (a *Area) chargeLocked() (more bool) {
 	default:
 		now.fixed = a.mu.ino.Size * int64(1+len(a.mu.drafts))
 	}
+	now.fixed += a.mu.home.rounds.bytes + a.mu.replica.partBytes
 	if invariants.Enabled && a.mu.replica.demand {
 		n := 0
 		for _, x := range a.mu.replica.extents {

@@ -60,6 +60,7 @@ type replica struct {
 	waits      waits
 
 	contribution *contribution              // to the round under way, or nil
+	partBytes    int64                      // of the parts that are in no window
 	dropped      map[dsm.AreaID]dsm.RoundID // the last round of each group of which something that was handed over is dropped
 
 	dense     bool // the last comparison found nearly all pages changed: see denseSample

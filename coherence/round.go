@@ -349,7 +349,7 @@ func (a *Area) replicaStagedLocked(m *wire.Staged) {
 	}
 	if pub == x.pub {
 		a.endPublicationLocked(x)
-		x.parts = append(x.parts, pub)
+		a.keepPartLocked(x, pub)
 		x.acked = max(x.acked, pub.number)
 		a.mu.wake = true
 	} else {
@@ -404,7 +404,7 @@ func (a *Area) endUnmergedOneLocked(x *replicaExtent, pub *publication) {
 		a.endPublicationLocked(x)
 	} else {
 		a.node.links.give(pub.home, a, pub.credit)
-		x.parts = slices.DeleteFunc(x.parts, func(o *publication) bool { return o == pub })
+		a.dropPartLocked(x, pub)
 	}
 	a.contributesLocked(pub, -1)
 }

@@ -14,6 +14,7 @@ import (
 type homeRounds struct {
 	open  map[dsm.RoundID]*homeRound
 	parts int                        // of all of them
+	bytes int64                      // that are kept for these parts
 	ended map[dsm.AreaID]dsm.RoundID // the last round that each group has ended here, for all extents that are homed here
 }
 
@@ -37,6 +38,13 @@ type stagedPart struct {
 	seq   dsm.Seq
 	delta merge.Delta
 	data  *wire.Shared // what delta.Data is in
+	bytes int64        // that are kept for it alone: of this node's own, data is that of its publication
+}
+
+// count counts a part that comes or goes.
+func (h *homeRounds) count(p *stagedPart, by int) {
+	h.parts += by
+	h.bytes += int64(by) * p.bytes
 }
 
 func newHomeExtent(v dsm.Version) *homeExtent {
@@ -92,17 +100,30 @@ func (a *Area) homePartLocked(from dsm.NodeID, m *wire.Part, payload []byte) err
 	}
 	hr = h.rounds.round(m.Round)
 	if !slices.ContainsFunc(hr.parts[m.Extent], func(o stagedPart) bool { return o.from == from && o.seq == m.Seq }) {
-		p.data = wire.Share(len(payload))
-		copy(p.data.Bytes, payload)
+		if pub := a.ownPartLocked(from, m); pub != nil {
+			p.data = pub.data.Retain()
+		} else {
+			p.data = wire.Share(len(payload))
+			copy(p.data.Bytes, payload)
+			p.bytes = int64(cap(p.data.Bytes))
+		}
 		p.delta.Data = p.data.Bytes
 		hr.parts[m.Extent] = append(hr.parts[m.Extent], p)
-		h.rounds.parts++
+		h.rounds.count(&p, +1)
 		if hr.marked[from] { // it takes part again, or sends again what it has taken back: its next Contributed says which
 			delete(hr.marked, from)
 			a.askMissingLocked(m.Round, hr)
 		}
 	}
 	a.sendLocked(from, &wire.Staged{Stamp: a.stampLocked(), Extent: m.Extent, Seq: m.Seq})
+	return nil
+}
+
+// ownPartLocked returns the publication that a part of this node is, or nil: it may have been taken back while the part waited.
+func (a *Area) ownPartLocked(from dsm.NodeID, m *wire.Part) *publication {
+	if x := a.mu.replica.extents[m.Extent]; a.isSelf(from) && x != nil {
+		return x.publication(m.Seq)
+	}
 	return nil
 }
 
@@ -251,7 +272,9 @@ func (a *Area) endRoundLocked(id dsm.RoundID) {
 	h.rounds.ended[id.Group] = id
 	a.mergeRoundLocked(hr, hr.finish.Writers)
 	for _, parts := range hr.parts {
-		h.rounds.parts -= len(parts)
+		for i := range parts {
+			h.rounds.count(&parts[i], -1)
+		}
 	}
 	waiting := hr.waiting
 	for _, old := range h.rounds.inOrder() {
@@ -325,7 +348,7 @@ func (a *Area) dropPartsLocked(hr *homeRound, e dsm.ExtentIndex, which func(p *s
 	hr.parts[e] = slices.DeleteFunc(hr.parts[e], func(p stagedPart) bool {
 		out := which(&p)
 		if out {
-			a.mu.home.rounds.parts--
+			a.mu.home.rounds.count(&p, -1)
 			p.data.Release()
 		}
 		return out

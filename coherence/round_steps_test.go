@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"math"
@@ -385,5 +386,63 @@ func TestPartLostBeforeContributed(t *testing.T) {
 		n.reset(home)
 		s.calm()
 		want(t, n, 5)
+	})
+}
+
+// TestPartsCountAsMemory: what nodes keep of parts counts against --memory until the round has ended, once where the home is the node's own.
+func TestPartsCountAsMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(2, dsm.ApplyArrival))
+		home, n := s.nodes[0], s.nodes[1]
+		before := make(map[*simNode]int64)
+		for _, o := range s.nodes {
+			o.open(true)
+		}
+		s.calm()
+		for _, o := range s.nodes {
+			before[o] = o.node.room.fixed.Load()
+		}
+		check := func(when string, homes, ns int64) {
+			t.Helper()
+			for o, want := range map[*simNode]int64{home: homes, n: ns} {
+				if got := o.node.room.fixed.Load() - before[o]; got != want {
+					t.Errorf("%s: %d bytes more at node %d, want %d", when, got, o.i, want)
+				}
+			}
+		}
+		give := func(o *simNode, off, size int64) {
+			o.ask("accumulate", func(ctx context.Context) error {
+				return o.area.Accumulate(ctx, firstRound, off, bytes.Repeat([]byte{1}, int(size)))
+			}, nil)
+			s.calm()
+		}
+		const k = 64 << 10
+		give(n, 0, k)
+		check("one part", k, k)
+		give(home, 0, 4*k)
+		check("a part of the home", 5*k, k)
+		for _, p := range home.area.mu.home.rounds.open[firstRound].parts[0] {
+			if own := home.area.extentLocked(0).publication(p.seq); p.from == home.id && p.data != own.data {
+				t.Error("the home has copied the part of its own node")
+			}
+		}
+		for _, o := range s.nodes {
+			o.joinRound()
+		}
+		s.calm()
+		home.endRound([]dsm.NodeID{1, 2}, nil)
+		n.endRound([]dsm.NodeID{1, 2}, nil)
+		s.calm()
+		check("after the round", 0, 0)
+		for _, o := range s.nodes {
+			want(t, o, 0x02020202)
+		}
+		give(n, 0, k)
+		give(home, 0, k)
+		for _, o := range s.nodes {
+			o.area.AbandonRound(firstRound)
+		}
+		s.calm()
+		check("given up", 0, 0)
 	})
 }

@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"iter"
+	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -21,6 +22,17 @@ func (x *replicaExtent) publications() iter.Seq[*publication] {
 			yield(x.pub)
 		}
 	}
+}
+
+// keepPartLocked adds a part to those that wait for the end of their round, and dropPartLocked takes one out.
+func (a *Area) keepPartLocked(x *replicaExtent, pub *publication) {
+	x.parts = append(x.parts, pub)
+	a.mu.replica.partBytes += int64(cap(pub.data.Bytes))
+}
+
+func (a *Area) dropPartLocked(x *replicaExtent, pub *publication) {
+	x.parts = slices.DeleteFunc(x.parts, func(o *publication) bool { return o == pub })
+	a.mu.replica.partBytes -= int64(cap(pub.data.Bytes))
 }
 
 // publishing reports whether there are any.
