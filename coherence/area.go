@@ -433,6 +433,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 
 // sessionResetLocked sends again what a broken session with peer may have lost.
 func (a *Area) sessionResetLocked(peer dsm.NodeID) {
+	a.dropWaitingLocked(peer)
 	a.homeResetLocked(peer)
 	a.replicaResetLocked(peer)
 	a.mu.wake = true // a subscription that is not needed any more is not repeated

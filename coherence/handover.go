@@ -208,8 +208,10 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 		<-r.acks
 	}
 	under := make(map[uint64]item)
-	flying := 0 // bytes under way
-	for len(todo) > 0 || len(under) > 0 {
+	flying := 0     // bytes under way
+	var held []item // of areas that cannot follow the catalog here, for lack of memory
+	var retry <-chan time.Time
+	for len(todo) > 0 || len(under) > 0 || len(held) > 0 {
 		for len(todo) > 0 && len(under) < handoverWindow && flying < handoverBytes {
 			id, it := h.lastID.Add(1), todo[0]
 			todo = todo[1:]
@@ -219,10 +221,12 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 				flying += it.bytes
 			}
 		}
-		if len(under) == 0 {
+		if len(under) == 0 && len(held) == 0 {
 			continue
 		}
 		select {
+		case <-retry:
+			todo, held = append(todo, held...), nil
 		case ack := <-r.acks:
 			it, ok := under[ack.ID]
 			if !ok {
@@ -234,7 +238,14 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 				if h.node.cfg.View.WaitApplied(h.ctx, ack.Rev, 0) != nil {
 					return false
 				}
-				todo = append(todo, it)
+				if !it.area.isShort() {
+					todo = append(todo, it)
+					continue
+				}
+				if len(held) == 0 {
+					retry = time.After(memoryRetry)
+				}
+				held = append(held, it)
 			}
 		case <-r.restart:
 			return false

@@ -293,6 +293,21 @@ func (a *Area) parkedFromLocked(from dsm.NodeID, msg any) bool {
 	return false
 }
 
+// dropWaitingLocked drops what waits of a peer when a session with it has broken, as if it had been lost with the session: the peer hears of
+// that, too, and sends again what it needs an answer to.
+func (a *Area) dropWaitingLocked(peer dsm.NodeID) {
+	of := func(m message) bool {
+		if p, ok := m.msg.(*wire.Part); ok && m.peer == peer {
+			if hr := a.mu.home.rounds.open[p.Round]; hr != nil {
+				delete(hr.marked, peer) // the round must not end before the part comes again
+			}
+		}
+		return m.peer == peer
+	}
+	a.mu.parked = slices.DeleteFunc(a.mu.parked, of)
+	a.mu.short.waiting = slices.DeleteFunc(a.mu.short.waiting, of)
+}
+
 // unparkLocked handles the parked messages again.
 func (a *Area) unparkLocked() {
 	parked := a.mu.parked

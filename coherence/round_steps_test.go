@@ -446,3 +446,29 @@ func TestPartsCountAsMemory(t *testing.T) {
 		check("given up", 0, 0)
 	})
 }
+
+// TestPartThatWaitedIsSentAgain: a round does not end without a part that has waited for memory and was dropped when a session broke.
+func TestPartThatWaitedIsSentAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		home, n, last := s.nodes[0], s.nodes[1], s.nodes[2]
+		home.find()
+		_, feed := home.starve()
+		for _, o := range []*simNode{n, last} {
+			o.open(true)
+		}
+		n.joinRound()
+		s.calm()
+		n.ask("accumulate", func(ctx context.Context) error { return n.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
+		s.calm()
+		home.reset(n) // n hears of it later
+		last.endRound([]dsm.NodeID{2}, nil)
+		s.calm("finish")
+		n.reset(home)
+		feed()
+		s.calm("finish")
+		<-time.After(memoryRetry + 1) // of the bubble
+		s.calm()
+		want(t, last, 5)
+	})
+}

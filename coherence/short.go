@@ -10,7 +10,7 @@ import (
 
 // An area is short when its memory could not be made as long as the catalog says. It then goes on with its old inode, like a node that
 // has not applied the newest entries of the catalog. The protocol allows for such nodes, so nothing else must be changed for it. Messages
-// made under a newer inode wait, in order. They are few: the windows of their senders bound them.
+// made under a newer inode wait, in order. They are few: the windows of their senders bound them, and when a session breaks, its messages wait no more.
 //
 // Programs of this node get errs.NoSpace if they need the missing part, or an answer of a home. The area tries again after a while, when
 // a program needs the memory, and when another area has given memory back.
@@ -91,6 +91,12 @@ func (a *Area) shortLocked() error {
 		return nil
 	}
 	return &errs.Error{Op: "reserve memory", Area: a.id, Kind: errs.NoSpace, Err: s.err}
+}
+
+func (a *Area) isShort() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.short.ino != nil
 }
 
 // missesLocked returns the error of shortLocked if [off, off+n) reaches into the missing part. It tries to make memory for it first.

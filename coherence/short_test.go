@@ -275,3 +275,70 @@ func TestDraftThatDoesNotGrow(t *testing.T) {
 		at.Detach()
 	})
 }
+
+// TestHandoverFromAShortHome: a home whose memory cannot follow the catalog hands its slots over when it can, and does not send them
+// again and again until then.
+func TestHandoverFromAShortHome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
+		home, to := s.nodes[0], s.nodes[1]
+		for _, n := range s.nodes {
+			n.open(true)
+		}
+		put(t, home, 5)
+		publish(home)
+		s.calm()
+		home.starving.Store(true)
+		s.resized(2 * dsm.ExtentSize)
+		s.changeRules(func(*dsm.Inode) {})
+		s.catchUp()
+		s.move(to, 1)
+		delivered := 0
+		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); { // of the bubble
+			if !s.deliver() {
+				s.pass(100 * time.Millisecond)
+			} else if delivered++; delivered > 200 {
+				t.Fatal("the extent is sent again and again")
+			}
+		}
+		home.starving.Store(false)
+		s.pass(shortRetryMost)
+		s.pass(2 * memoryRetry)
+		s.calm()
+		if x := to.area.mu.home.extents[0]; x == nil || x.data.Empty() {
+			t.Error("the new home does not have the extent")
+		}
+	})
+}
+
+// TestWaitingMessagesOfABrokenSession: what was sent again after a broken session does not wait twice for memory, or for a handover.
+func TestWaitingMessagesOfABrokenSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
+		home, n := s.nodes[0], s.nodes[1]
+		home.open(true)
+		n.open(true)
+		s.drain()
+		home.starving.Store(true)
+		s.resized(2 * dsm.ExtentSize)
+		put(t, n, 5)
+		n.ask("sync", func(ctx context.Context) error { return n.area.Sync(ctx, true) }, nil)
+		s.drain()
+		few := len(home.area.mu.short.waiting)
+		if few == 0 {
+			t.Fatal("nothing waits for memory")
+		}
+		for range 20 {
+			home.reset(n)
+			n.reset(home)
+			s.drain()
+		}
+		if k := len(home.area.mu.short.waiting); k > few+5 {
+			t.Errorf("%d messages wait for memory, where %d did before sessions broke", k, few)
+		}
+		home.starving.Store(false)
+		s.pass(shortRetryMost)
+		s.calm()
+		want(t, home, 5)
+	})
+}
