@@ -107,6 +107,7 @@ var testLibraries = []string{"github.com/anishathalye/porcupine", "go.uber.org/g
 // testExceptions are imports that tests make against the DAG, with the reason.
 var testExceptions = map[string][]string{
 	"integration":     {"github.com/hanwen/go-fuse/v2"}, // posixtest
+	"coherence":       {"pages/pagetest"},
 	"pages":           {"pages/pagetest"},
 	"pages/merge":     {"pages/pagetest"},
 	"pages/residency": {"pages/pagetest"},

@@ -2,4 +2,5 @@
 
 package pagetest
 
-const race = false
+// Race says whether the race detector is on.
+const Race = false

@@ -30,7 +30,7 @@ func Rand(t testing.TB) *rand.Rand {
 // makes a comparison with a reference more than ten times slower, and sees all that it can in one round.
 func Rounds(n int) int {
 	switch {
-	case race:
+	case Race:
 		n /= 10
 	case testing.Short():
 		n /= 4

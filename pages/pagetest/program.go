@@ -23,7 +23,7 @@ const programEnv = "DSMFS_TEST_ATTACHED"
 
 // Stores is how many stores the program makes: a race detector makes them slow.
 func Stores() int {
-	if testing.Short() || race {
+	if testing.Short() || Race {
 		return 200_000
 	}
 	return 2_000_000

@@ -2,4 +2,5 @@
 
 package pagetest
 
-const race = true
+// Race says whether the race detector is on.
+const Race = true
