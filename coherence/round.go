@@ -165,13 +165,19 @@ func (a *Area) abandonLocked() {
 		a.extentLocked(e).joins = false
 	}
 	c.gone = true
-	a.markAgainLocked()
+	for home := range c.asked {
+		c.asked[home] = 0
+	}
+	a.reopenLocked(c)
 	a.endContributionLocked()
 }
 
-// endContributionLocked forgets a contribution of which nothing is left.
+// endContributionLocked forgets a contribution of which nothing is left. Homes that have asked for it may wait for an answer.
 func (a *Area) endContributionLocked() {
 	if r := &a.mu.replica; r.contribution != nil && r.contribution.gone && r.contribution.parts == 0 {
+		if r.contribution.due {
+			a.tellHomesLocked(r.contribution)
+		}
 		r.contribution = nil
 		a.mu.wake = true
 	}
@@ -243,8 +249,14 @@ func (a *Area) markLocked() (sent bool) {
 	if c == nil || !c.due || !c.whole && !c.gone || !a.sealedLocked(c) {
 		return false
 	}
-	c.due = false
 	a.mu.wake = true
+	return a.tellHomesLocked(c)
+}
+
+// tellHomesLocked sends Contributed to the homes that lack it.
+func (a *Area) tellHomesLocked(c *contribution) (sent bool) {
+	r := &a.mu.replica
+	c.due = false
 	for _, home := range a.homesLocked() {
 		c.asked[home] += 0
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // Rounds in which single steps come in an order that faults bring about.
@@ -471,4 +472,24 @@ func TestPartThatWaitedIsSentAgain(t *testing.T) {
 		s.calm()
 		want(t, last, 5)
 	})
+}
+
+// TestGivenUpBeforeTheHomeIsAnswered: a home asks a node whose program has begun to accumulate for its parts, and then the node gives the
+// round up without any. The home is told, or those who finish the round would wait for ever.
+func TestGivenUpBeforeTheHomeIsAnswered(t *testing.T) {
+	s := newHomed(t, 2, sumOf(dsm.DTypeI32, dsm.ApplyAuto))
+	n := s.nodes[1]
+	n.open(true)
+	s.drain()
+	if _, err := n.area.inRound(t.Context(), firstRound, func(*contribution) {}); err != nil {
+		t.Fatal(err)
+	}
+	n.area.step(func() { n.area.replicaMissingLocked(s.nodes[0].id, &wire.Missing{Round: firstRound}) })
+	n.area.AbandonRound(firstRound)
+	for _, f := range s.net[link{1, 0}] {
+		if m, ok := f.msg.(*wire.Contributed); ok && m.None && m.Round == firstRound {
+			return
+		}
+	}
+	t.Errorf("the home is told nothing: %v", s.net)
 }
