@@ -402,6 +402,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 			return false
 		}
 	}
+	homes := a.homesLocked()
 	a.mu.ino, a.mu.counted.known = now, false
 	if now.Gen != old.Gen {
 		a.miscountedLocked()
@@ -418,7 +419,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	a.replicaResizedLocked(old.Size, now.Size)
 	a.replicaOnRequestChangedLocked()
 	if a.keepFreshLocked(); now.Size != old.Size {
-		a.askAgainLocked()
+		a.homesSinceLocked(homes)
 	}
 	a.contributionChangedLocked(now.Gen != old.Gen)
 	if now.Gen != old.Gen {

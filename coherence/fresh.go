@@ -3,8 +3,10 @@ package coherence
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
+	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
@@ -72,10 +74,15 @@ func (a *Area) startFresheningLocked() *acquiring {
 	return op
 }
 
-// askAgainLocked asks those that are the homes after a change of the size, if an acquire that nobody waits for in a call of his own is under way.
-func (a *Area) askAgainLocked() {
-	if op := a.mu.replica.refresh; op != nil {
-		a.sendAcquireLocked(op)
+// homesSinceLocked follows a change of the size. Homes that were none before nobody has asked, and others may have published to them what came
+// with the new size before this node heard of it. So of memory as a whole nothing is known until they are asked.
+func (a *Area) homesSinceLocked(before []dsm.NodeID) {
+	r := &a.mu.replica
+	if slices.ContainsFunc(a.homesLocked(), func(home dsm.NodeID) bool { return !slices.Contains(before, home) }) {
+		r.fresh, r.whole = time.Time{}, 0
+	}
+	if r.refresh != nil {
+		a.sendAcquireLocked(r.refresh)
 	}
 }
 
