@@ -92,7 +92,7 @@ func (n *simNode) due() snapshot {
 	s, bound := n.sim, n.ino.Spec.Staleness
 	is := n.acked()
 	is.counts = nil
-	if s.unaware { // a READ may be answered by another size than the node's, and the reply says zeroes
+	if s.resizes { // a READ may be answered by another size than the node has when it is checked
 		return is
 	}
 	for _, h := range s.seen.history {
