@@ -163,7 +163,10 @@ func (a *Area) homeContributedLocked(from dsm.NodeID, m *wire.Contributed) {
 	default:
 		hr := h.rounds.round(m.Round)
 		if !hr.excludes(from) && hr.partsOf(from) < m.Parts {
-			return // some were lost with a session, and their node had not heard of that: it sends all again when it has
+			// Some were lost with a session, and their node had not heard of that: it sends all again when it has. Or an earlier home has merged
+			// some, and their node had not heard of that: it counts again.
+			a.sendLocked(from, &wire.Missing{Stamp: a.stampLocked(), Round: m.Round})
+			return
 		}
 		hr.marked[from] = false
 	}
