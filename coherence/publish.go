@@ -320,12 +320,15 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 		return
 	}
 	a.mu.wake = true
+	part := pub.round != (dsm.RoundID{})
+	if part {
+		defer a.countAgainLocked(pub)
+	}
 	if m.Stale {
 		a.takeBackLocked(m.Extent, x, pub, false) // the next publication ends the waits for this one
 		a.startPublicationsLocked()
 		return
 	}
-	part := pub.round != (dsm.RoundID{})
 	a.mu.recount = a.mu.recount || pub.recount || part
 	if a.extentsLocked() == 1 {
 		a.mu.counted = counted{pages: int64(m.Data), known: true, taken: a.mu.counted.taken}

@@ -214,6 +214,18 @@ func (a *Area) markAgainAtLocked(home dsm.NodeID) {
 	}
 }
 
+// countAgainLocked follows the end of a part. A home that has not taken the Contributed which counted it waits for another one: an earlier home
+// had merged the part, so this one never has it.
+func (a *Area) countAgainLocked(pub *publication) {
+	c := a.mu.replica.contribution
+	if c == nil || c.id != pub.round || c.asked[pub.home] == 0 {
+		return
+	}
+	if _, counted := c.counted[pub.home]; !counted {
+		a.markAgainAtLocked(pub.home)
+	}
+}
+
 // markAgainAfterResetLocked is markAgainAtLocked if the node is a home, or was asked as one. Parts to it may wait to be sent again.
 func (a *Area) markAgainAfterResetLocked(peer dsm.NodeID) {
 	c := a.mu.replica.contribution

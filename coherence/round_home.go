@@ -163,10 +163,7 @@ func (a *Area) homeContributedLocked(from dsm.NodeID, m *wire.Contributed) {
 	default:
 		hr := h.rounds.round(m.Round)
 		if !hr.excludes(from) && hr.partsOf(from) < m.Parts {
-			// Some were lost with a session, and their node had not heard of that: it sends all again when it has. Or an earlier home has merged
-			// some, and their node had not heard of that: it counts again.
-			a.sendLocked(from, &wire.Missing{Stamp: a.stampLocked(), Round: m.Round})
-			return
+			return // some were lost with a session, and their node had not heard of that: it sends all again when it has
 		}
 		hr.marked[from] = false
 	}

@@ -493,3 +493,30 @@ func TestGivenUpBeforeTheHomeIsAnswered(t *testing.T) {
 	}
 	t.Errorf("the home is told nothing: %v", s.net)
 }
+
+// TestPartThatAnEarlierHomeHasMerged: the home has had a Contributed that counts a part which it will never have. Its node sends another one when it
+// hears that the part is merged.
+func TestPartThatAnEarlierHomeHasMerged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
+		home, n := s.nodes[0], s.nodes[1]
+		home.open(true)
+		n.open(true)
+		s.calm()
+		n.ask("accumulate", func(ctx context.Context) error { return n.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
+		s.rest()
+		part := s.net[link{1, 0}][0].msg.(*wire.Part)
+		s.net[link{1, 0}] = nil
+		contributed := false
+		n.ask("contribute", func(ctx context.Context) error { return n.area.Contribute(ctx, firstRound) }, func(error) { contributed = true })
+		s.calm("contribute")
+		n.area.step(func() {
+			n.area.replicaPublishAckLocked(&wire.PublishAck{Stamp: home.area.stampLocked(), Extent: part.Extent, Seq: part.Seq, Version: 1})
+		})
+		if s.calm("contribute"); !contributed {
+			t.Error("nobody has told the home that there is nothing to wait for")
+		}
+		n.endRound([]dsm.NodeID{2}, nil)
+		s.calm()
+	})
+}
