@@ -196,6 +196,23 @@ func TestSet(t *testing.T) {
 	}
 }
 
+// TestChanges: the number of changes is odd from Changing to Changed, however often they are called.
+func TestChanges(t *testing.T) {
+	l := &Line{}
+	for i := range uint64(3) {
+		for range 2 {
+			if l.Changing(); l.changes != 2*i+1 {
+				t.Errorf("changing: %d", l.changes)
+			}
+		}
+		for range 2 {
+			if l.Changed(); l.changes != 2*i+2 {
+				t.Errorf("changed: %d", l.changes)
+			}
+		}
+	}
+}
+
 func BenchmarkWakeNobody(b *testing.B) {
 	k := NewKeeper()
 	defer k.Close()

@@ -17,7 +17,7 @@ type Line struct {
 	whole   uint64
 	arrived int64
 	asked   int64
-	_       uint64
+	changes uint64
 	number  uint64
 }
 
@@ -67,6 +67,21 @@ func (l *Line) Set(v Values) (changed bool) {
 	atomic.StoreUint32(&l.state, v.State)
 	atomic.AddUint32(&l.word, 1)
 	return true
+}
+
+// Changing says that the bytes are about to change of which the line says the version. Until Changed the number of changes is odd: what a
+// program copies meanwhile may be of two versions.
+func (l *Line) Changing() {
+	if l.changes%2 == 0 {
+		atomic.AddUint64(&l.changes, 1)
+	}
+}
+
+// Changed ends Changing, after Set.
+func (l *Line) Changed() {
+	if l.changes%2 != 0 {
+		atomic.AddUint64(&l.changes, 1)
+	}
 }
 
 // Wake wakes the programs that wait.
