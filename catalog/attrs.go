@@ -34,6 +34,11 @@ func (o setAttrOp) apply(s *state, st step) (dsm.Inode, error) {
 			return dsm.Inode{}, err
 		}
 	}
+	if size != in.Size || o.Size != nil {
+		if err := s.checkOwner(in, st.node); err != nil {
+			return dsm.Inode{}, err
+		}
+	}
 	if err := s.checkGrowth(in, size-in.Size); err != nil {
 		return dsm.Inode{}, err
 	}

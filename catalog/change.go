@@ -111,6 +111,12 @@ func (c *Catalog) MoveArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID, pa
 	return err
 }
 
+// OwnArea makes a node the owner of a versioned area: this node, of one that has no owner, or another one, of an area that this node owns.
+func (c *Catalog) OwnArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID) error {
+	_, err := c.propose(ctx, ownOp{dsm.Ino(id), to})
+	return err
+}
+
 // SetLayout records the layout that the header of a file without an explicit type gives.
 func (c *Catalog) SetLayout(ctx context.Context, id dsm.AreaID, l dsm.Layout) error {
 	_, err := c.propose(ctx, setLayoutOp{id, l})

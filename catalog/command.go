@@ -56,6 +56,7 @@ const (
 	kindHandoverFailed
 	kindAbandon
 	kindMove
+	kindOwn
 )
 
 // op is an operation on the state. apply returns the inode that is the result for the caller, if
@@ -157,6 +158,10 @@ type (
 		Patience uint8
 		Epoch    dsm.Epoch
 	}
+	ownOp struct {
+		Ino dsm.Ino
+		To  dsm.NodeID
+	}
 )
 
 func (noopOp) apply(*state, step) (dsm.Inode, error) { return dsm.Inode{}, nil }
@@ -196,6 +201,7 @@ var ops = map[opKind]struct {
 	kindHandoverFailed: {"hand over", handoverFailedOp{}, false},
 	kindAbandon:        {"abandon", abandonOp{}, false},
 	kindMove:           {"move", moveOp{}, false},
+	kindOwn:            {"own", ownOp{}, false},
 }
 
 var opKinds = func() map[reflect.Type]opKind {

@@ -133,7 +133,7 @@ func (o moveOp) apply(s *state, st step) (dsm.Inode, error) {
 	_, fixed := in.Spec.Placement.Node()
 	to, ok := s.view.Member(o.To)
 	switch {
-	case in.Kind != dsm.KindFile || fixed || !in.Spec.OneHome(in.Size):
+	case in.Kind != dsm.KindFile || fixed || in.Spec.Mode == dsm.ModeVersioned || !in.Spec.OneHome(in.Size):
 		return dsm.Inode{}, fail(errs.Invalid, "inode %d does not move by itself", o.Ino)
 	case row.Primary != st.node || row.Source != 0 || o.Epoch < row.Epoch:
 		return dsm.Inode{}, fail(errs.Busy, "inode %d has moved", o.Ino)
@@ -151,6 +151,53 @@ func (o moveOp) apply(s *state, st step) (dsm.Inode, error) {
 		v.OwnOf(in.Area()).Patience = o.Patience
 	})
 	return dsm.Inode{}, nil
+}
+
+// The owner of a versioned area is the home of the slot that it has to itself. A node makes itself the owner of an area that has none; the
+// owner gives its area to another one. So an area never has two.
+func (o ownOp) apply(s *state, st step) (dsm.Inode, error) {
+	in, err := s.get(o.Ino)
+	if err != nil {
+		return dsm.Inode{}, err
+	}
+	to, ok := s.view.Member(o.To)
+	if in.Kind != dsm.KindFile || in.Spec.Mode != dsm.ModeVersioned {
+		return dsm.Inode{}, fail(errs.Invalid, "inode %d is no versioned area, and has no owner", o.Ino)
+	}
+	row, owned := *s.view.Row(s.view.SlotOf(in.Area(), in.Spec, 0)), s.view.Placed(in.Area()) != 0
+	switch {
+	case owned && row.Primary == o.To:
+		return in.Inode, nil
+	case !ok || to.Leaving || to.Gone:
+		return dsm.Inode{}, fail(errs.Unavailable, "node %s takes nothing over", o.To)
+	case owned && row.Primary != st.node && !(o.To == st.node && in.Size == 0 && isGone(s.view, row.Primary)):
+		return dsm.Inode{}, fail(errs.Access, "node %s owns it", row.Primary)
+	case !owned && o.To != st.node:
+		return dsm.Inode{}, fail(errs.Access, "it has no owner, and only node %s itself can become one", o.To)
+	case in.Size > 0 && (isGone(s.view, row.Primary) || isGone(s.view, row.Source)):
+		return dsm.Inode{}, fail(errs.Unavailable, "the node that had its bytes has died")
+	case row.Source != 0 && in.Size > 0:
+		return dsm.Inode{}, fail(errs.Busy, "it is on its way to node %s", row.Primary)
+	}
+	if err := s.placeable(in); err != nil {
+		return dsm.Inode{}, err
+	}
+	s.reviewed(func(v *dsm.View) {
+		s.displace(v)
+		v.Place(in.Area(), startOf(in, row, o.To, v.Epoch))
+	})
+	return in.Inode, nil
+}
+
+// checkOwner refuses a node that may not change the size of a file, because another one owns it. What a dead owner had can be truncated by all.
+func (s *state) checkOwner(in *inode, node dsm.NodeID) error {
+	if in.Spec.Mode != dsm.ModeVersioned || s.view.Placed(in.Area()) == 0 {
+		return nil
+	}
+	if owner := s.view.Row(s.view.Placed(in.Area())).Primary; owner != node && !isGone(s.view, owner) {
+		return fail(errs.Access, "the file is versioned, and node %s owns it: only its programs change the size", owner)
+	}
+	return nil
 }
 
 // ownHome returns where an area's own slot belongs: to the node that its placement names; else it stays. If its home leaves, it goes to the

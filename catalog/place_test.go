@@ -251,3 +251,51 @@ func TestMoveToAWriter(t *testing.T) {
 		t.Errorf("%+v", own)
 	}
 }
+
+// TestOwners: a versioned area has one owner, who alone can give it away.
+func TestOwners(t *testing.T) {
+	m := newSized(t, 1<<34, 1<<34, 1<<34)
+	in := placedFile(m, "v", 0, "auto")
+	refused := func(n dsm.NodeID, o op, k errs.Kind) {
+		t.Helper()
+		view := m.view
+		if _, err := m.do(n, o); !errs.Is(err, k) || m.view != view {
+			t.Errorf("%+v: %v, want %v", o, err, k)
+		}
+	}
+	own := func(n dsm.NodeID) ownOp { return ownOp{in.Ino, n} }
+	refused(nodeA, own(nodeA), errs.Invalid) // not versioned
+	m.must(nodeA, setSpecOp{in.Ino, "mode", "versioned"})
+	refused(nodeA, own(nodeB), errs.Access)
+	m.must(nodeB, own(nodeB))
+	if row := homeOf(m, in); row.Primary != nodeB || row.Source != 0 {
+		t.Fatalf("%+v, want all of it at once", row)
+	}
+	view := m.view
+	if m.must(nodeB, own(nodeB)); m.view != view {
+		t.Error("a new view, for nothing")
+	}
+	m.must(nodeB, setAttrOp{in.Ino, dsm.SetAttr{Size: new(int64(mib))}})
+	refused(nodeA, own(nodeA), errs.Access)
+	refused(nodeA, setAttrOp{in.Ino, dsm.SetAttr{Size: new(int64(2 * mib))}}, errs.Access)
+	refused(nodeA, setAttrOp{in.Ino, dsm.SetAttr{GrowTo: new(int64(2 * mib))}}, errs.Access)
+	m.must(nodeA, setAttrOp{in.Ino, dsm.SetAttr{GrowTo: new(int64(mib))}}) // it is that large
+	m.must(nodeB, setAttrOp{in.Ino, dsm.SetAttr{Size: new(int64(mib / 2))}})
+	refused(nodeB, own(99), errs.Unavailable)
+	refused(nodeB, moveOp{in.Ino, nodeA, 4, m.view.Epoch}, errs.Invalid)
+	m.must(nodeB, own(nodeA))
+	if row := homeOf(m, in); row.Primary != nodeA || row.Source != nodeB {
+		t.Fatalf("%+v, want it on its way", row)
+	}
+	refused(nodeA, own(nodeC), errs.Busy)
+	refused(nodeB, own(nodeC), errs.Access)
+	ready(m)
+	m.must(nodeA, own(nodeC))
+	m.must(nodeA, goneOp{nodeC})
+	refused(nodeA, own(nodeA), errs.Access) // its bytes are lost
+	m.must(nodeA, setAttrOp{in.Ino, dsm.SetAttr{Size: new(int64)}})
+	m.must(nodeA, own(nodeA))
+	if row := homeOf(m, in); row.Primary != nodeA || row.Source != 0 {
+		t.Errorf("%+v, want it here", row)
+	}
+}

@@ -409,7 +409,7 @@ func (a *openArea) note(i dsm.Inode) {
 	}
 	a.mu.inode = i
 	a.mu.rev, a.mu.gen, a.mu.size, a.mu.spec = i.Rev, i.Gen, i.Size, i.Spec
-	a.every.Store(int64(i.Spec.Interval))
+	a.every.Store(int64(i.Spec.Every()))
 }
 
 // tookStore counts a store that was taken over. timed says that the catalog's time of modification

@@ -39,6 +39,7 @@ var table = [...]syscall.Errno{
 	errs.TooManyLinks: syscall.EMLINK,
 	errs.WouldBlock:   syscall.EAGAIN,
 	errs.Deadlock:     syscall.EDEADLK,
+	errs.Dropped:      syscall.ESTALE,
 }
 
 // Of returns the error number that a program sees for err. An error of the operating system keeps

@@ -56,6 +56,8 @@ func ParsePlacement(s string) (Placement, error) {
 // what memory they take at each home is reckoned by its slots.
 func (s Spec) Together(e ExtentIndex) bool {
 	switch {
+	case s.Mode == ModeVersioned:
+		return true
 	case s.Residency == ResidencyDemand || s.Placement == PlaceSpread:
 		return false
 	case s.Placement == PlaceAuto:

@@ -12,7 +12,7 @@ import (
 type Setting struct{ Key, Value string }
 
 // SettingKeys are the keys of the settings, in the order they are shown.
-var SettingKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access", "locks", "placement", "staleness"}
+var SettingKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access", "locks", "placement", "staleness", "retain"}
 
 // Setting returns the value of a key, in the format in which it is set; ok is false if there is no
 // such key.
@@ -41,6 +41,8 @@ func (s Spec) Setting(key string) (value string, ok bool) {
 			return noStaleness, true
 		}
 		return s.Staleness.String(), true
+	case "retain":
+		return strconv.Itoa(s.Retained()), true
 	}
 	return "", false
 }
@@ -70,6 +72,8 @@ func (s Spec) With(key, value string) (Spec, error) {
 		s.Placement, err = ParsePlacement(value)
 	case "staleness":
 		s.Staleness, err = parseStaleness(value)
+	case "retain":
+		s.Retain, err = parseRetain(value)
 	default:
 		return was, fmt.Errorf("unknown attribute %q: want one of %s", key, strings.Join(SettingKeys, " "))
 	}
@@ -115,6 +119,18 @@ func parseDuration(value string, most time.Duration) (time.Duration, error) {
 		return time.Duration(max(-1, min(ms, most.Milliseconds()+1))) * time.Millisecond, nil
 	}
 	return time.ParseDuration(value)
+}
+
+// parseRetain reads how many versions stay readable.
+func parseRetain(value string) (uint8, error) {
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 1 || n > MaxRetain {
+		return 0, fmt.Errorf("retain %q: want how many versions of a versioned area stay readable, from 1 to %d", value, MaxRetain)
+	}
+	if n == DefaultRetain {
+		n = 0 // so that a spec in which it was never set is the same
+	}
+	return uint8(n), nil
 }
 
 // ErrFixed is in the chain of an error about a setting that can be changed only while the file is

@@ -10,7 +10,7 @@ import (
 // TestSettingsAreReadAsTheyAreSet goes through all keys.
 func TestSettingsAreReadAsTheyAreSet(t *testing.T) {
 	spec := DefaultSpec()
-	values := map[string]string{"mode": "relaxed", "merge": "sum", "dtype": "bf16", "apply": "sync", "interval": "1m30s", "residency": "demand", "access": "cached", "locks": "plain", "placement": "spread", "staleness": "250ms"}
+	values := map[string]string{"mode": "relaxed", "merge": "sum", "dtype": "bf16", "apply": "sync", "interval": "1m30s", "residency": "demand", "access": "cached", "locks": "plain", "placement": "spread", "staleness": "250ms", "retain": "5"}
 	for _, key := range SettingKeys {
 		next, err := spec.With(key, values[key])
 		if err != nil {
@@ -26,6 +26,16 @@ func TestSettingsAreReadAsTheyAreSet(t *testing.T) {
 	}
 	if _, err := spec.With("colour", "red"); err == nil || !strings.Contains(err.Error(), strings.Join(SettingKeys, " ")) {
 		t.Errorf("an unknown key: %v", err)
+	}
+	if got, _ := DefaultSpec().Setting("retain"); got != "2" {
+		t.Errorf("retain is %s by default", got)
+	}
+	for key, value := range map[string]string{"merge": "sum", "residency": "demand", "access": "direct", "placement": "one", "apply": "sync"} {
+		versioned := DefaultSpec()
+		versioned.Mode = ModeVersioned
+		if _, err := versioned.With(key, value); err == nil {
+			t.Errorf("a versioned area with %s=%s", key, value)
+		}
 	}
 	if _, err := spec.With("access", "direct"); err == nil {
 		t.Error("a direct file on demand")

@@ -11,10 +11,15 @@ import (
 // Mode is the consistency mode of an area.
 type Mode uint8
 
-// ModeRelaxed lets any node write at any time; publishes are merged.
-const ModeRelaxed Mode = 0
+const (
+	// ModeRelaxed lets any node write at any time; publishes are merged.
+	ModeRelaxed Mode = iota
+	// ModeVersioned lets one node write, the owner. What it publishes is a version, which others see
+	// whole or not at all.
+	ModeVersioned
+)
 
-var modeNames = []string{"relaxed"}
+var modeNames = []string{"relaxed", "versioned"}
 
 // MergeRule decides the result where several nodes changed the same element.
 type MergeRule uint8
@@ -143,6 +148,7 @@ type Spec struct {
 	Locks     Locks
 	Placement Placement
 	Staleness time.Duration // 0: no bound
+	Retain    uint8         // of a versioned area: how many versions stay readable; 0: DefaultRetain
 }
 
 // DefaultSpec is the spec of the root directory of a new cluster.
@@ -224,12 +230,34 @@ func (s Spec) AppliesInSync() bool {
 	return s.Apply == ApplySync || s.Apply == ApplyAuto && s.Merge.Adds()
 }
 
+// Every is how often what is stored is published without being asked for; 0: never. A version is made on request only.
+func (s Spec) Every() time.Duration {
+	if s.Mode == ModeVersioned {
+		return 0
+	}
+	return s.Interval
+}
+
+// DefaultRetain is how many versions of a versioned area stay readable: the newest and the one before.
+const DefaultRetain = 2
+
+// MaxRetain bounds how many versions stay readable without being pinned.
+const MaxRetain = 64
+
+// Retained returns how many versions of a versioned area stay readable, the newest included.
+func (s Spec) Retained() int {
+	if s.Retain == 0 {
+		return DefaultRetain
+	}
+	return int(s.Retain)
+}
+
 // Valid reports whether every field of s is one this version knows.
 func (s Spec) Valid() bool {
 	return int(s.Mode) < len(modeNames) && int(s.Merge) < len(mergeNames) && int(s.DType) < len(dtypeNames) &&
 		int(s.Apply) < len(applyNames) && s.Interval >= 0 && s.Interval <= MaxInterval &&
 		int(s.Residency) < len(residencyNames) && int(s.Access) < len(accessNames) && int(s.Locks) < len(locksNames) &&
-		s.Placement.Valid() && (s.Staleness == 0 || s.Staleness >= MinStaleness && s.Staleness <= MaxStaleness) && s.conflict() == nil
+		s.Placement.Valid() && (s.Staleness == 0 || s.Staleness >= MinStaleness && s.Staleness <= MaxStaleness) && s.Retain <= MaxRetain && s.conflict() == nil
 }
 
 // conflict returns why two of the settings do not go together, or nil.
@@ -239,6 +267,18 @@ func (s Spec) conflict() error {
 	}
 	if s.Staleness > 0 && s.Access == AccessDirect {
 		return errors.New("a bound on staleness is for areas of access cached: programs read a direct one without asking anybody, so no read could be held up")
+	}
+	if s.Mode == ModeVersioned {
+		switch {
+		case s.Merge != MergeLast:
+			return fmt.Errorf("merge %s is for areas of mode relaxed: of a versioned area there is one writer, and nothing to merge", s.Merge)
+		case s.Residency != ResidencyFull || s.Access != AccessCached:
+			return errors.New("a versioned area has residency full and access cached: each node keeps whole versions of it")
+		case s.Placement != PlaceAuto:
+			return errors.New("a versioned area has placement auto: its home is its owner")
+		case s.Apply == ApplySync:
+			return errors.New("apply sync is for areas of mode relaxed: the owner of a versioned area gets no updates, and nobody else stores")
+		}
 	}
 	if s.Residency == ResidencyFull {
 		return nil

@@ -26,6 +26,8 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 //	   |<------- PublishAck ... Push, Acquired |
 //	   | Release (pages) --------------------->|  no more of these: see Subscribe.Partial
 //	   | Unsubscribe ------------------------->|
+//	   | Take (to) --------------------------->|  make that node the owner of the versioned area
+//	   |<----------------------------- Taken   |  when the view says so, or why not
 //
 // and between the old and the new home of a slot:
 //
@@ -121,6 +123,14 @@ type Push struct {
 	Answer dsm.PageSet // the pages among Pages that were fetched
 	Index  []byte
 	Zero   dsm.PageSet
+
+	// Of a versioned area: the push is number Part of a batch, which brings the receiver to Version when it has
+	// all parts, up to the Last. Group is that of the Subscribe.
+	Group  uint64
+	Part   uint32
+	Last   bool
+	Writer dsm.NodeID // who published the version
+	Size   int64      // bytes of the version
 }
 
 // PushAck says that the Push was merged, except for the pages in Declined: these must not reach a
@@ -184,6 +194,11 @@ type HandoverExtent struct {
 	Pages    dsm.PageSet
 	Versions []dsm.Version // of the pages of Pages, in order
 	Writers  []WriterSeq
+	// Of a versioned area: its newest version, who published it, how many bytes it has, and whether the area was shrunk since.
+	Whole  dsm.Version
+	Writer dsm.NodeID
+	Size   int64
+	Cut    bool
 }
 
 // WriterSeq says that the publishes of Node up to Seq are merged, and its parts of rounds up to Part.
@@ -291,4 +306,19 @@ type Finish struct {
 	Acquire uint64 // Acquire.Round
 	Nodes   []dsm.NodeID
 	Writers int // how many programs took part
+}
+
+// Take asks the owner of a versioned area to make the node To its owner.
+type Take struct {
+	Stamp
+	Round uint64
+	To    dsm.NodeID
+}
+
+// Taken answers Take. Kind is 0 if the area was given away by the view of the Stamp's epoch, else why it was not; Why says that in words.
+type Taken struct {
+	Stamp
+	Round uint64
+	Kind  uint8
+	Why   string
 }

@@ -35,6 +35,8 @@ var dataMessages = map[uint16]any{
 	31: Counted{},
 	32: Missing{},
 	33: Finish{},
+	34: Take{},
+	35: Taken{},
 }
 
 // laneMessages belong to the request lane itself.
