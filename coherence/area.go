@@ -39,6 +39,9 @@ type Area struct {
 		home       home
 		lingering  lingering
 		freshening freshening
+		whole      whole
+		owning     owning
+		versions   uint64    // that this node has published
 		parked     []message // messages to slots that are still being handed to this node, or that need memory
 		receiving  int       // calls of receiveAgainLocked
 		removed    bool
@@ -349,13 +352,13 @@ func (a *Area) inodeChangedLocked(now dsm.Inode) {
 	if s := a.mu.short.ino; now.Rev < old.Rev || s != nil && now.Rev < s.Rev {
 		return
 	}
-	if now.Spec.Residency != old.Spec.Residency || replaced(old, now) {
+	if now.Spec.Residency != old.Spec.Residency || now.Spec.Mode != old.Spec.Mode || replaced(old, now) {
 		// These change only while the file is empty. A snapshot of the catalog skips that moment.
 		empty := now
 		empty.Rev = old.Rev // what is made under now waits until the area has become now
-		empty.Size, empty.Spec.Residency, empty.Spec.Placement = 0, old.Spec.Residency, old.Spec.Placement
+		empty.Size, empty.Spec = 0, fixedAs(now.Spec, old.Spec)
 		there := old.Size == 0 || a.becomeLocked(empty)
-		empty.Spec.Residency, empty.Spec.Placement = now.Spec.Residency, now.Spec.Placement
+		empty.Spec = now.Spec
 		if there = there && (now.Size == 0 || a.becomeLocked(empty)); !there {
 			a.mu.short.ino = &now
 			return
@@ -364,6 +367,12 @@ func (a *Area) inodeChangedLocked(now dsm.Inode) {
 	if a.becomeLocked(now) {
 		a.endShortLocked()
 	}
+}
+
+// fixedAs returns s with the settings that change only while the file is empty, as they were.
+func fixedAs(s, was dsm.Spec) dsm.Spec {
+	s.Mode, s.Residency, s.Placement = was.Mode, was.Residency, was.Placement
+	return s
 }
 
 // newestRev returns the newest catalog entry that the area has heard of.
@@ -386,7 +395,7 @@ func (a *Area) cutMeanwhileLocked(now dsm.Inode, least int64, gen dsm.Generation
 	cut := old // the rules of that moment are not known, but homes refuse what is made by them
 	if gen == now.Gen {
 		cut = now
-		cut.Spec.Residency, cut.Spec.Placement = old.Spec.Residency, old.Spec.Placement
+		cut.Spec = fixedAs(now.Spec, old.Spec)
 	}
 	cut.Size, cut.Gen = least, gen
 	cut.Rev = old.Rev // what is made under now waits until the area has become now
@@ -396,6 +405,10 @@ func (a *Area) cutMeanwhileLocked(now dsm.Inode, least int64, gen dsm.Generation
 // becomeLocked has the area act on the inode, or returns false if there is no memory for it: see short.
 func (a *Area) becomeLocked(now dsm.Inode) bool {
 	old := a.mu.ino
+	if now.Size < old.Size {
+		a.changingLocked()
+		a.cutVersionsLocked(now.Size)
+	}
 	if now.Size != old.Size && a.mu.mem != nil {
 		if err := a.resizeMemoryLocked(now.Size); err != nil {
 			a.fallShortLocked(now, err)
@@ -416,14 +429,25 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	if now.Spec.Residency != old.Spec.Residency {
 		a.residencyChangedLocked()
 	}
+	if now.Spec.Mode != old.Spec.Mode {
+		a.modeChangedLocked()
+	}
 	a.replicaResizedLocked(old.Size, now.Size)
 	a.replicaOnRequestChangedLocked()
 	if a.keepFreshLocked(); now.Size != old.Size {
 		a.homesSinceLocked(homes)
 	}
 	a.contributionChangedLocked(now.Gen != old.Gen)
+	if now.Size < old.Size && a.versionedLocked() {
+		a.cutVersionLocked()
+	}
 	if now.Gen != old.Gen {
 		a.homeGenChangedLocked() // it pushes, to this node too
+	}
+	if now.Size > old.Size && a.versionedLocked() {
+		for _, id := range a.subscribersLocked() {
+			a.pumpLocked(id, a.mu.home.subs[id])
+		}
 	}
 	if now.Spec.Placement != old.Spec.Placement {
 		a.resignOthersLocked()
@@ -437,6 +461,7 @@ func (a *Area) sessionResetLocked(peer dsm.NodeID) {
 	a.dropWaitingLocked(peer)
 	a.homeResetLocked(peer)
 	a.replicaResetLocked(peer)
+	a.takesResetLocked(peer)
 	a.mu.wake = true // a subscription that is not needed any more is not repeated
 }
 
@@ -469,6 +494,7 @@ func (a *Area) closeMemoryLocked() {
 	}
 	a.mu.drafts = nil
 	a.mu.cached.Replaced()
+	a.dropHistoryLocked()
 	if err := a.mu.mem.Close(); err != nil {
 		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "err", err)
 	}

@@ -48,7 +48,14 @@ type Attachment struct {
 // Attach waits until all bytes are here. An area on demand needs no such wait: programs fault on pages that are not
 // here. For write, Attach also waits until the ledger knows what the kernel was given of each page in its page cache.
 // Detach ends the attachment.
+//
+// Programs that attach to a versioned area for reading get the bytes that are published, never what is only stored.
 func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment, *os.File, error) {
+	if write {
+		if err := a.own(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
 	if err := a.readyToAttach(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -58,6 +65,11 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	fresh := false
 	a.step(func() {
 		had := len(a.mu.drafts)
+		if write {
+			if err = a.refusalLocked(); err != nil {
+				return
+			}
+		}
 		if t.draft, err = a.draftOfLocked(program, write); err != nil {
 			return
 		}
@@ -95,6 +107,8 @@ func (t *Attachment) open(write bool) (f *os.File, err error) {
 	err = &errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist}
 	a.step(func() {
 		switch {
+		case !t.write && a.versionedLocked():
+			f, err = a.mu.mem.OpenBase()
 		case t.draft == nil:
 			f, err = a.mu.mem.OpenWorking(write || a.mu.replica.demand)
 		case slices.Contains(a.mu.drafts, t.draft):

@@ -169,6 +169,14 @@ func (a *Area) homeProblemLocked() string {
 // problem checks what is known about a subscriber.
 func (s *subscriber) problem() string {
 	inFlight, lacking := 0, 0
+	if t := s.batches; t != nil {
+		for _, n := range t.unacked {
+			inFlight += n
+		}
+		if t.sending != (len(t.left) > 0) {
+			return fmt.Sprintf("a batch under way: %v, with %d parts left", t.sending, len(t.left))
+		}
+	}
 	for e, l := range s.extents {
 		if l.turn != 0 {
 			lacking++

@@ -438,18 +438,22 @@ type charged struct {
 	fixed int64
 }
 
+// fixedLocked returns the bytes that the area takes and that cannot be evicted.
+func (a *Area) fixedLocked() int64 {
+	n := a.mu.home.rounds.bytes + a.mu.replica.partBytes
+	switch {
+	case a.mu.mem == nil:
+		return n
+	case a.mu.mem.Demand():
+		return n + int64(a.mu.home.pages)*dsm.PageSize
+	}
+	return n + a.mu.ino.Size*int64(1+len(a.mu.drafts)) + a.versionBytesLocked()
+}
+
 // chargeLocked tells room what the area takes now, and reports whether calls that wait for room should
 // look again.
 func (a *Area) chargeLocked() (more bool) {
-	now := charged{pages: a.mu.replica.units}
-	switch {
-	case a.mu.mem == nil:
-	case a.mu.mem.Demand():
-		now.fixed = int64(a.mu.home.pages) * dsm.PageSize
-	default:
-		now.fixed = a.mu.ino.Size * int64(1+len(a.mu.drafts))
-	}
-	now.fixed += a.mu.home.rounds.bytes + a.mu.replica.partBytes
+	now := charged{pages: a.mu.replica.units, fixed: a.fixedLocked()}
 	if invariants.Enabled && a.mu.replica.demand {
 		n := 0
 		for _, x := range a.mu.replica.extents {

@@ -15,12 +15,17 @@ import (
 )
 
 // Open opens the area for one more file handle. It subscribes if this is the first one, and acquires.
-// write says that programs may store through the handle. The caller never runs two calls of Open or
+// write says that programs may store through the handle. That of a versioned area is refused as in Own. The caller never runs two calls of Open or
 // Close of one area at the same time.
 func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, error) {
 	a, err := n.area(id)
 	if err != nil {
 		return nil, err
+	}
+	if write {
+		if err := a.own(ctx); err != nil {
+			return nil, err
+		}
 	}
 	first := false // no program can store yet, so updates may enter memory even with apply=sync
 	a.step(func() {
@@ -50,6 +55,9 @@ func (a *Area) openedLocked(write bool) error {
 	if err := a.growLocked(); err != nil {
 		return err
 	}
+	if err := a.refusalLocked(); write && err != nil {
+		return err
+	}
 	r := &a.mu.replica
 	if !r.subscribed {
 		if err := a.startReplicaLocked(); err != nil {
@@ -77,6 +85,7 @@ func (a *Area) endWritingLocked() {
 	r := &a.mu.replica
 	r.writers--
 	r.released = max(r.released-1, 0)
+	a.mu.wake = true
 	a.mu.cached.SetWriters(r.writers > 0)
 	a.replicaOnRequestChangedLocked()
 }
@@ -87,6 +96,7 @@ func (a *Area) endWritingLocked() {
 func (a *Area) Released() {
 	a.step(func() {
 		a.mu.replica.released++
+		a.mu.wake = true
 		a.replicaOnRequestChangedLocked()
 	})
 }
@@ -445,6 +455,12 @@ func (a *Area) holdNoticesLocked() {
 // Sync is fsync and msync. It publishes and acquires at the same time: the Acquire is sent after the first publishes, so a home
 // handles it after these. storing is that of Acquire; a call that Acquire would ignore only publishes, and is an error if memory is older than its bound.
 func (a *Area) Sync(ctx context.Context, storing bool) error {
+	if a.versioned() {
+		if err := a.publishVersion(ctx); err != nil {
+			return err
+		}
+		return a.Acquire(ctx, storing)
+	}
 	var op *acquiring
 	var held error
 	begin := func() {

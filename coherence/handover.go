@@ -201,6 +201,9 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 					todo = append(todo, item{area: a, extent: e})
 				}
 			}
+			if newest, _ := a.newestLocked(); newest.Version > 0 && len(a.mu.home.extents) == 0 && moving[a.slotLocked(0)] {
+				todo = append(todo, item{area: a}) // it says which version is the newest
+			}
 		})
 	}
 	r.first.Store(h.lastID.Load() + 1)
@@ -260,11 +263,16 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 // of the extent any more.
 func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (bytes int, sent bool) {
 	a.step(func() {
+		newest, _ := a.newestLocked()
 		x := a.mu.home.extents[e]
+		if x == nil && newest.Version > 0 { // all that was ever published is cut off
+			x = newHomeExtent(0)
+		}
 		if x == nil {
 			return
 		}
 		m := &wire.HandoverExtent{Stamp: a.stampLocked(), ID: id, Slot: a.slotLocked(e), Extent: e, Version: x.version}
+		m.Whole, m.Writer, m.Size, m.Cut = newest.Version, newest.Writer, newest.Size, a.mu.whole.cut
 		for i, v := range x.pages {
 			if v != 0 {
 				m.Pages.Add(i)
@@ -307,11 +315,14 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 				ack.Stale, ack.Rev, later = true, a.revLocked(), true
 			case m.Gen < a.mu.ino.Gen:
 				ack.Stale, ack.Rev = true, a.revLocked()
-			case int(m.Extent) < a.extentsLocked():
+			case int(m.Extent) >= a.extentsLocked(): // cut off
+				a.comingLocked(m)
+			default:
 				if _, err := a.memoryLocked(); err != nil {
 					ack.Stale, ack.Rev, later = true, a.revLocked(), true
 					return
 				}
+				a.comingLocked(m)
 				a.installExtentLocked(m, payload)
 			}
 		})
@@ -356,6 +367,9 @@ func (a *Area) installExtentLocked(m *wire.HandoverExtent, payload []byte) {
 	k := 0
 	for i := range m.Pages.All() {
 		if a.inAreaLocked(m.Extent, i) {
+			if a.versionedLocked() {
+				a.takesPageLocked(page(m.Extent, i))
+			}
 			a.mu.home.setVersion(x, i, m.Versions[k])
 			a.mu.mem.InstallHome(page(m.Extent, i), payload[k*dsm.PageSize:][:dsm.PageSize], a.replicaHasLocked(m.Extent, i))
 			a.lookAtHomeLocked(m.Extent, x, i)

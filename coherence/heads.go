@@ -47,7 +47,17 @@ func (a *Area) tellHeadsLocked(wake heads) heads {
 	case a.followsLocked():
 		v.State = head.Follows
 	}
+	if a.versionedLocked() { // all of a version comes at once
+		v.Here, v.Whole = uint64(a.mu.whole.told), uint64(a.mu.whole.told)
+	}
 	wake = a.mu.heads.tell(v, wake)
+	for _, l := range a.mu.heads {
+		if a.mu.whole.taking || a.mu.whole.torn {
+			l.Changing() // it may have come meanwhile
+		} else {
+			l.Changed()
+		}
+	}
 	for _, d := range a.mu.drafts {
 		v.Whole, v.Asked, v.State = uint64(d.whole), d.fresh, v.State&head.Removed|head.Own
 		wake = d.heads.tell(v, wake)

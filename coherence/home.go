@@ -129,6 +129,9 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 		a.parkForMemoryLocked(from, m, payload)
 		return nil
 	}
+	if a.versionedLocked() {
+		return errs.E(errs.Corrupt, "publish", "a part of a version of area %d that is no part", a.id)
+	}
 	x := a.homeExtentLocked(m.Extent)
 	own := a.isSelf(from) && !a.hasPartsLocked(m.Extent)
 	for i := range m.Pages.All() {
@@ -231,6 +234,9 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 			delete(a.mu.home.subs, id)
 			continue
 		}
+		if a.versionedLocked() && a.movedLocked(old, a.slotLocked(0)) {
+			a.endBatchesLocked(s)
+		}
 		for i := range s.slots {
 			if slot, ok := a.slotAtLocked(i); !ok || a.movedLocked(old, slot) {
 				s.slots[i] = false
@@ -268,6 +274,7 @@ func (a *Area) leftLocked(n dsm.NodeID, _ dsm.Seq) bool {
 // resignLocked frees the home copy of an extent. The new home has received it.
 func (a *Area) resignLocked(e dsm.ExtentIndex) {
 	h := &a.mu.home
+	a.resignVersionsLocked()
 	for i := range h.extents[e].pages {
 		h.setVersion(h.extents[e], i, 0)
 	}
@@ -289,6 +296,7 @@ func (a *Area) resignLocked(e dsm.ExtentIndex) {
 func (a *Area) homeGenChangedLocked() {
 	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
+		a.againLocked(s)
 		s.requeueAll()
 		for _, w := range s.acquires { // what they waited for may have been pushed, and refused
 			w.until, w.left = s.lastTurn, s.lacking
@@ -318,6 +326,7 @@ func (a *Area) homeResetLocked(peer dsm.NodeID) {
 	delete(a.mu.home.untils, peer) // it asks again
 	a.roundsResetLocked(peer)
 	if s := a.mu.home.subs[peer]; s != nil {
+		a.againLocked(s)
 		s.requeueAll()
 		a.pumpLocked(peer, s)
 	}

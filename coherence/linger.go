@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -44,6 +45,11 @@ func (a *Area) expire() {
 		if !r.subscribed || r.opens > 0 || a.node.keeps.Load() {
 			return
 		}
+		if a.versionedLocked() && (len(a.busyExtentsLocked()) > 0 || r.contribution != nil) {
+			a.mu.arrived = append(a.mu.arrived, func() { a.node.handovers.publishLeft(a) })
+			a.lingerLocked()
+			return
+		}
 		a.abandonLocked()
 		goal := a.requestPublishLocked()
 		waits := slices.ContainsFunc(a.busyExtentsLocked(), func(e dsm.ExtentIndex) bool { return len(a.extentLocked(e).stash) > 0 })
@@ -55,3 +61,22 @@ func (a *Area) expire() {
 		a.dropReplicaLocked()
 	})
 }
+
+// publishLeft publishes what is left of a closed versioned area.
+func (h *handovers) publishLeft(a *Area) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ctx.Err() != nil {
+		return
+	}
+	h.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(h.ctx, publishLeftTimeout)
+		defer cancel()
+		if err := a.publishVersion(ctx); err != nil {
+			h.node.cfg.Log.Debug("a closed area is not published yet", "area", a.id, "err", err)
+		}
+	})
+}
+
+// publishLeftTimeout is how long one try of publishLeft takes at most; the next one begins when the area has lingered again.
+const publishLeftTimeout = 10 * time.Second

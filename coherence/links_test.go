@@ -56,6 +56,8 @@ func (s *slowPair) SlotsReady(context.Context, []dsm.Slot, dsm.Epoch) error     
 func (s *slowPair) HandoverFailed(context.Context, []dsm.Slot, []dsm.Slot, dsm.Epoch) error {
 	return nil
 }
+func (s *slowPair) OwnArea(context.Context, dsm.AreaID, dsm.NodeID) error { return nil }
+
 func (s *slowPair) MoveArea(context.Context, dsm.AreaID, dsm.NodeID, uint8, dsm.Epoch) error {
 	return nil
 }

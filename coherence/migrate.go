@@ -97,7 +97,7 @@ func (l *lone) closeWindow(self dsm.NodeID) {
 // publishedByLocked counts a publish that was merged, and has the area moved if one other node has made nearly all of them for a while.
 func (a *Area) publishedByLocked(from dsm.NodeID, e dsm.ExtentIndex) {
 	s, row := a.mu.ino.Spec, a.rowLocked(e)
-	if _, fixed := s.Placement.Node(); fixed || !s.OneHome(a.mu.ino.Size) || row.Source != 0 || a.mu.home.data > migratePages {
+	if _, fixed := s.Placement.Node(); fixed || s.Mode == dsm.ModeVersioned || !s.OneHome(a.mu.ino.Size) || row.Source != 0 || a.mu.home.data > migratePages {
 		return
 	}
 	l := &a.mu.home.lone

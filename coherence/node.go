@@ -69,9 +69,11 @@ type Node struct {
 	room      room
 	keeps     atomic.Bool // KeepPages was called
 
-	newMemory func(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) // tests make it fail
-	resize    func(mem interface{ Resize(size int64) error }, size int64) error // likewise
-	warned    atomic.Int64                                                      // when a failure of these was last logged
+	newMemory     func(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) // tests make it fail
+	resize        func(mem interface{ Resize(size int64) error }, size int64) error // likewise
+	closePatience time.Duration                                                     // see giveWhenClosed
+
+	warned atomic.Int64 // when a failure of these was last logged
 
 	moving atomic.Int64 // how many areas the catalog is being asked to move
 
@@ -86,7 +88,7 @@ func New(cfg Config) *Node {
 	if cfg.Linger == 0 {
 		cfg.Linger = DefaultLinger
 	}
-	n := &Node{cfg: cfg, newMemory: newMemory, resize: resize}
+	n := &Node{cfg: cfg, newMemory: newMemory, resize: resize, closePatience: closePatience}
 	n.mu.Init("coherence.Node")
 	n.mu.areas = make(map[dsm.AreaID]*Area)
 	n.handovers.init(n)

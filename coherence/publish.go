@@ -390,7 +390,7 @@ const aheadBytes = 256 << 10
 // so, it has recorded that one will run. Only an area with an interval may be published before a call asks for it.
 func (a *Area) canPublishAheadLocked() bool {
 	r := &a.mu.replica
-	if r.early || a.mu.ino.Spec.Interval == 0 || r.underWay >= publishWindow {
+	if r.early || a.mu.ino.Spec.Interval == 0 || a.versionedLocked() || r.underWay >= publishWindow {
 		return false
 	}
 	r.early = true
@@ -466,11 +466,21 @@ func (a *Area) reachedLocked(g publishGoal) bool {
 // Publish makes the stores that this node has received so far visible to the other nodes. It returns
 // when the homes have merged them. errs.Timeout if some home does not answer before ctx ends; the stores
 // are kept, and published later. errs.Invalid if the area's rules do not fit its bytes.
-func (a *Area) Publish(ctx context.Context) error { return a.publish(ctx, false, func() {}) }
+func (a *Area) Publish(ctx context.Context) error {
+	if a.versioned() {
+		return a.publishVersion(ctx)
+	}
+	return a.publish(ctx, false, func() {})
+}
 
 // PublishLast is Publish for a program that closes the area. It does not wait for silent homes: those that have let an earlier publish
 // run into its deadline, and have sent nothing since. If only such homes are left, it returns errs.Timeout at once.
-func (a *Area) PublishLast(ctx context.Context) error { return a.publish(ctx, true, func() {}) }
+func (a *Area) PublishLast(ctx context.Context) error {
+	if a.versioned() {
+		return a.publishVersion(ctx)
+	}
+	return a.publish(ctx, true, func() {})
+}
 
 // publish is Publish, or PublishLast with last. It calls and in the step that sends the first publications, after they are sent.
 func (a *Area) publish(ctx context.Context, last bool, and func()) error {

@@ -22,6 +22,10 @@ func (a *Area) homeSubscribeLocked(from dsm.NodeID, m *wire.Subscribe) {
 	}
 	s.onRequest, s.partial = m.OnRequest, m.Partial
 	r := &wire.Subscribed{Stamp: a.stampLocked(), Round: m.Round}
+	if a.versionedLocked() {
+		a.subscribeBatchesLocked(s, m, r)
+		return
+	}
 	for _, x := range m.Extents {
 		if a.serveLocked(m.Epoch, x.Extent) != serve {
 			continue
@@ -109,6 +113,10 @@ func (a *Area) homeAcquireLocked(from dsm.NodeID, m *wire.Acquire) {
 	if s == nil {
 		return // its Subscribe was made for an older view; it asks again in the new one
 	}
+	if a.versionedLocked() {
+		a.acquireBatchesLocked(from, s, m)
+		return
+	}
 	w := &acquireWait{round: m.Round, until: s.lastTurn, left: s.lacking, upto: a.mu.newest}
 	s.acquires = append(s.acquires, w)
 	a.pumpLocked(from, s)
@@ -116,7 +124,7 @@ func (a *Area) homeAcquireLocked(from dsm.NodeID, m *wire.Acquire) {
 
 // homeFetchLocked pushes pages that a program waits for, even if the window is full or the subscriber wants pushes on request only.
 func (a *Area) homeFetchLocked(from dsm.NodeID, m *wire.Fetch) {
-	if s := a.mu.home.subs[from]; s != nil && s.lag(m.Extent) != nil {
+	if s := a.mu.home.subs[from]; s != nil && !a.versionedLocked() && s.lag(m.Extent) != nil {
 		l := s.lag(m.Extent)
 		l.has, l.asked = l.has.Or(m.Pages), l.asked.Or(m.Pages)
 		for i := range l.pushes { // acks of earlier pushes do not answer this Fetch
@@ -143,6 +151,10 @@ func (a *Area) homeReleaseLocked(from dsm.NodeID, m *wire.Release) {
 
 func (a *Area) homePushAckLocked(from dsm.NodeID, m *wire.PushAck) {
 	if s := a.mu.home.subs[from]; s != nil {
+		if s.batches != nil {
+			a.batchAckedLocked(from, s, m)
+			return
+		}
 		if !m.Declined.Empty() {
 			// The subscriber defers updates; its Subscribe that says so is under way, or parked.
 			// Pushing again before that arrives would be declined each time.
@@ -158,6 +170,10 @@ func (a *Area) homePushAckLocked(from dsm.NodeID, m *wire.PushAck) {
 // which everything has been pushed.
 func (a *Area) pumpLocked(to dsm.NodeID, s *subscriber) {
 	if s == nil {
+		return
+	}
+	if a.versionedLocked() {
+		a.pumpBatchesLocked(to, s)
 		return
 	}
 	if a.pumpFetchesLocked(to, s) {

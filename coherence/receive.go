@@ -62,6 +62,10 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 		st = &m.Stamp
 	case *wire.Finish:
 		st = &m.Stamp
+	case *wire.Take:
+		st = &m.Stamp
+	case *wire.Taken:
+		st = &m.Stamp
 	default:
 		return errUnexpected(from, msg)
 	}
@@ -163,6 +167,10 @@ func (a *Area) receiveLocked(from dsm.NodeID, msg any, payload [][]byte) error {
 		a.replicaInquiredLocked(from, m)
 	case *wire.Surveyed:
 		a.replicaSurveyedLocked(from, m)
+	case *wire.Take:
+		a.homeTakeLocked(from, m)
+	case *wire.Taken:
+		a.takenLocked(from, m)
 	default:
 		return a.receiveOfRoundLocked(from, msg, one)
 	}

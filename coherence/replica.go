@@ -152,6 +152,10 @@ func (a *Area) dropReplicaLocked() {
 	}
 	a.mu.cached = pages.NewCached(a.mu.mem)
 	a.mu.replica.init()
+	if !a.ownHomeLocked() || a.mu.whole.taking { // else all of it is about the home's bytes
+		a.dropHistoryLocked()
+	}
+	a.mu.whole.replica, a.mu.whole.stage = 0, stage{}
 	a.localLocked()
 	a.freeIfUnusedLocked()
 }
@@ -181,6 +185,16 @@ func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte
 	if !x.live {
 		return nil
 	}
+	if a.versionedLocked() {
+		return a.stagePushLocked(from, m, payload)
+	}
+	return a.takePushLocked(from, m, payload, true)
+}
+
+// takePushLocked puts the pages of a push in place, and acks it if ack is set.
+func (a *Area) takePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte, acks bool) error {
+	r := &a.mu.replica
+	x := a.extentLocked(m.Extent)
 	came, declined, err := a.placeLocked(m, x, payload)
 	if err != nil {
 		return err
@@ -197,7 +211,9 @@ func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte
 	r.setOutdated(x, x.outdated.Or(declined))
 	if m.Complete && x.outdated.Empty() && m.Version > x.version {
 		x.version = m.Version
-		a.arrivedLocked(m.Version)
+		if !a.versionedLocked() {
+			a.arrivedLocked(m.Version)
+		}
 	}
 	a.cameUptoLocked(m.Upto)
 	for _, op := range r.acquires {
@@ -206,9 +222,11 @@ func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte
 	a.unstashLocked(m.Extent, came)
 	a.arriveLocked(m.Extent, came)
 	ack.Newest = a.mu.newest
-	if declined.Empty() && a.kernelLagsLocked(from) {
+	switch {
+	case !acks:
+	case declined.Empty() && a.kernelLagsLocked(from):
 		r.lateAcks = append(r.lateAcks, message{peer: from, msg: ack})
-	} else {
+	default:
 		a.sendLocked(from, ack)
 	}
 	a.node.stats.pagesReceived.Add(uint64(m.Pages.Len()))

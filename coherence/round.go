@@ -35,8 +35,17 @@ type contribution struct {
 
 // Contribute sends what this node has stored to the homes, as its part in a round. They keep it apart until FinishRound. It returns when
 // all of them have it; errs.Timeout if one does not answer before ctx ends, errs.Busy if the node takes part in a round of another group.
-// If it fails, the caller calls AbandonRound. Other programs of the node contribute what they have stored with it.
+// If it fails, the caller calls AbandonRound. Other programs of the node contribute what they have stored with it. errs.Invalid for a
+// versioned area: its versions have one writer.
 func (a *Area) Contribute(ctx context.Context, id dsm.RoundID) error {
+	if a.versioned() {
+		return errs.E(errs.Invalid, "contribute", "area %d is versioned: its versions have one writer, and are no rounds", a.id)
+	}
+	return a.contribute(ctx, id)
+}
+
+// contribute is Contribute for an area of any mode.
+func (a *Area) contribute(ctx context.Context, id dsm.RoundID) error {
 	a.collect()
 	a.refreshAll()
 	if err := a.detectLayout(ctx); err != nil {
@@ -162,7 +171,11 @@ func (a *Area) abandonLocked() {
 		return
 	}
 	for _, e := range a.busyExtentsLocked() {
-		a.extentLocked(e).joins = false
+		x := a.extentLocked(e)
+		if x.joins && a.versionedLocked() {
+			x.wanted = false // nothing of a version is published alone
+		}
+		x.joins = false
 	}
 	c.gone = true
 	for home := range c.asked {
@@ -417,7 +430,7 @@ func (a *Area) takeBackLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publicat
 	a.endUnmergedOneLocked(x, pub)
 	a.dirtyLocked(e, x, pub.sent.And(x.have).And(a.withinLocked(e))) // pages on demand that were cut off are not here
 	pub.data.Release()
-	if x.wanted = true; !dead {
+	if x.wanted = x.joins || !a.versionedLocked(); x.wanted && !dead { // of a version, nothing is published alone
 		a.wantLocked(e, x)
 	}
 }

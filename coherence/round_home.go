@@ -295,7 +295,12 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 		return
 	}
 	h, mem := &a.mu.home, a.mu.mem
+	if a.versionedLocked() {
+		a.takeoverDoneLocked()
+		a.changingLocked()
+	}
 	v := a.drawLocked()
+	changed := make(map[dsm.ExtentIndex]dsm.PageSet)
 	var sum merge.Staged
 	for _, e := range slices.Sorted(maps.Keys(hr.parts)) {
 		parts := hr.parts[e]
@@ -311,6 +316,9 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 		all := sum.Pages
 		x.version = v
 		for i := range all.All() {
+			if a.versionedLocked() {
+				a.historyLocked().Before(page(e, i), mem.Home(page(e, i)))
+			}
 			mem.BeforeHomeWrite(page(e, i), false)
 			a.mu.kernel.ApplyStaged(&sum, page(e, i), writers, mem.Home(page(e, i)))
 			h.setVersion(x, i, v)
@@ -320,9 +328,16 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 		for i := range parts {
 			a.sendLocked(parts[i].from, &wire.PublishAck{Stamp: a.stampLocked(), Extent: e, Seq: parts[i].seq, Version: v, Data: x.data.Len()})
 		}
+		if changed[e] = all; a.versionedLocked() {
+			continue
+		}
 		for _, id := range a.subscribersLocked() {
 			h.subs[id].lack(e, all)
 		}
+	}
+	if a.versionedLocked() {
+		a.publishedLocked(hr.finish.Nodes[0], v, changed)
+		return
 	}
 	for _, id := range a.subscribersLocked() {
 		a.pumpLocked(id, h.subs[id])

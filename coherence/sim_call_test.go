@@ -61,6 +61,12 @@ func (s *sim) rest() {
 		s.requests = append(s.requests[:i:i], s.requests[i+1:]...)
 		q.cancel()
 		short := q.n.starved.Load() && errs.Is(q.err, errs.NoSpace)
+		if q.what == "take" && errs.Is(q.err, errs.Timeout) { // the owner could not publish in time
+			q.gaveUp = true
+		}
+		if s.whole && (errs.Is(q.err, errs.Access) || errs.Is(q.err, errs.Busy)) && slices.Contains([]string{"open to write", "attach", "take"}, q.what) {
+			q.gaveUp, q.err = true, errs.E(errs.Timeout, "", "%w", q.err)
+		}
 		if dead := s.taker != nil && s.taker.gone && errs.Is(q.err, errs.Unavailable); q.err != nil && !dead && !short && !(q.gaveUp && (errs.Is(q.err, errs.Timeout) || errs.Is(q.err, errs.NoSpace))) {
 			s.t.Fatalf("node %d: %s: %v", q.n.i, q.what, q.err)
 		}

@@ -37,6 +37,7 @@ type sim struct {
 	queues   bool // READs may wait in the queues of the kernels
 	// careful says that programs load, and store back later; a node has one that stores to the page cache, or attached ones.
 	careful     bool
+	whole       bool          // the area is versioned: it has one home, and one node that stores
 	lastProgram int           // numbers those that attach
 	taker       *simNode      // see withTaker
 	lost        int           // how often it took something along
@@ -46,6 +47,7 @@ type sim struct {
 
 	mu       sync.Mutex // of net and log, and the view and inode of each node
 	requests []*request
+	pinned   []pinnedVersion
 	seen     seen
 }
 
@@ -108,6 +110,7 @@ func newSimOf(t *testing.T, seed uint64, nodes int, ino dsm.Inode, linger time.D
 	for i := range nodes {
 		view.Members = append(view.Members, dsm.Member{ID: dsm.NodeID(i + 1)})
 	}
+	s.whole = ino.Spec.Mode == dsm.ModeVersioned
 	for sl := range view.Slots {
 		view.Slots[sl] = dsm.SlotHome{Primary: dsm.NodeID(s.rng.IntN(nodes) + 1), Epoch: 1}
 	}
@@ -125,6 +128,7 @@ func newSimOf(t *testing.T, seed uint64, nodes int, ino dsm.Inode, linger time.D
 			}
 			return resize(mem, size)
 		}
+		n.node.closePatience = overdue
 		n.kernel = newFakeKernel(n)
 		if memory > 0 {
 			n.node.room.least = simRoom * pageCost
@@ -316,7 +320,10 @@ func (s *sim) rowOf(v *dsm.View, e dsm.ExtentIndex) *dsm.SlotHome { return v.Row
 func (s *sim) moveSlots() {
 	v := s.lastView().Clone()
 	v.Epoch++
-	changed := s.places && s.placeAnew(v)
+	if s.whole && v.Placed(simArea) != 0 {
+		return // it moves when a node takes it
+	}
+	changed := s.places && !s.whole && s.placeAnew(v)
 	for e := range dsm.ExtentIndex(s.lastInode().Spec.CoveringExtents(s.lastInode().Size)) {
 		sl := s.slotOf(v, e)
 		row := v.Row(sl)

@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"encoding/binary"
+	"maps"
 	"math"
 	"slices"
 
@@ -17,6 +18,7 @@ type simCase struct {
 	careful bool                            // see sim
 	dies    bool                            // a node dies: see withTaker
 	auto    bool                            // some extents live together, others are spread
+	marked  bool                            // see storeMark
 	starves bool                            // at times memory cannot be made longer
 	rounds  bool                            // see simGroup
 	rules   func(r *simRun, ino *dsm.Inode) // changes what the model allows to change
@@ -33,9 +35,12 @@ type simRun struct {
 	sums  map[int]int32  // sum: the total of each element
 	fsums map[int]float64
 	best  map[int]uint32  // min and max: the best value of each element that a program has stored
+	marks uint32          // how often a program has stored a mark: see storeMark
 	found int             // how many values programs have found
 	hot   []dsm.PageIndex // that this run stores to
 	group simGroup
+
+	versions map[dsm.Version]map[int64]byte // what is stored to in versions, as the first node that had them had them
 }
 
 const simSize = 3*dsm.ExtentSize + 5*dsm.PageSize
@@ -73,7 +78,12 @@ const (
 	hotElems = 16
 )
 
-func (s *sim) owner(off int64) int { return int(off) % len(s.nodes) }
+func (s *sim) owner(off int64) int {
+	if s.whole {
+		return int(s.rowOf(s.lastView(), 0).Primary) - 1
+	}
+	return int(off) % len(s.nodes)
+}
 
 // toAttached says which of the node's programs stores to the byte: of two that store to
 // one byte at the same time by different ways either may be the last.
@@ -81,8 +91,11 @@ func (s *sim) toAttached(off int64) bool { return int(off)/len(s.nodes)%2 == 1 }
 
 // shrunk forgets the bytes past the end of the writer that has heard of it.
 func (r *simRun) shrunk(n *simNode, size int64) {
+	if r.whole { // it may have stored them when it was the owner
+		maps.DeleteFunc(n.given, func(off int64, _ int) bool { return off >= size })
+	}
 	for off := range r.bytes {
-		if off >= size && r.owner(off) == n.i {
+		if off >= size && (r.owner(off) == n.i || r.whole && r.rowOf(n.Current(), 0).Primary == n.id) {
 			delete(n.given, off)
 			p := dsm.PageIndex(off / dsm.PageSize)
 			if c := n.kernel.cache[p]; n.kernel.changing(off) || r.unaware && (c != nil && c.dirty || n.kernel.past[p]) {
@@ -300,6 +313,8 @@ var simCases = []simCase{
 	{name: "round-demand", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), rounds: true, rules: applyRule, store: addInts, check: checkInts},
 	{name: "round-max", ino: bestOf(dsm.MergeMax, dsm.DTypeI32, dsm.ApplyAuto), careful: true, rounds: true, rules: applyRule, store: findBest, check: checkBest},
 	sumOfTemporaries,
+	versioned,
+	versionedMarked,
 	{name: "min", ino: bestOf(dsm.MergeMin, dsm.DTypeI32, dsm.ApplyAuto), careful: true, rules: applyRule, store: findBest, check: checkBest},
 	{name: "max-float", ino: bestOf(dsm.MergeMax, dsm.DTypeF32, dsm.ApplyAuto), careful: true, rules: applyRule, store: findBest, check: checkBest},
 	{name: "max-demand", ino: onDemand(bestOf(dsm.MergeMax, dsm.DTypeI32, dsm.ApplyAuto)), careful: true, rules: applyRule, store: findBest, check: checkBest},

@@ -177,6 +177,12 @@ func (n *simNode) lastClose() {
 	if n.isOpen() {
 		return
 	}
+	n.sim.pinned = slices.DeleteFunc(n.sim.pinned, func(p pinnedVersion) bool {
+		if p.n == n {
+			p.area.UnpinVersion(p.version)
+		}
+		return p.n == n
+	})
 	for p, r := range n.kernel.reading {
 		if r.send != nil {
 			delete(n.kernel.reading, p)

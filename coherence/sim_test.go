@@ -57,10 +57,10 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	}
 	nodes, ino := simNodes, c.ino
 	// A seed decides where the area lives. Areas on demand are always spread.
-	if draw := rand.New(rand.NewPCG(seed, 2)); ino.Spec.Residency == dsm.ResidencyFull && ino.Spec.Placement == dsm.PlaceAuto && draw.IntN(2) == 0 {
+	if draw := rand.New(rand.NewPCG(seed, 2)); ino.Spec.Residency == dsm.ResidencyFull && ino.Spec.Placement == dsm.PlaceAuto && ino.Spec.Mode == dsm.ModeRelaxed && draw.IntN(2) == 0 {
 		ino.Spec.Placement = dsm.PlaceOne
 	}
-	if draw := rand.New(rand.NewPCG(seed, 3)); draw.IntN(2) == 0 {
+	if draw := rand.New(rand.NewPCG(seed, 3)); ino.Spec.Mode == dsm.ModeRelaxed && draw.IntN(2) == 0 {
 		ino.Spec.Staleness = time.Duration(1+draw.IntN(50)) * time.Millisecond
 	}
 	farther := dsm.PageIndex(0)
@@ -95,8 +95,10 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		r.event(r.programNodes()[r.rng.IntN(simNodes)])
 		r.rest()
 		r.check()
+		r.checkVersions()
 	}
 	r.settle()
+	r.checkVersions()
 	for _, n := range r.programNodes() {
 		c.check(r, n)
 		r.checkGifts(n)
@@ -124,7 +126,13 @@ func (r *simRun) settle() {
 		n.kernel.learn()
 		n.openReader()
 		r.calm("wait")
-		n.openWriter()
+		if r.whole {
+			r.handTo(n)
+		}
+		if n.openWriter(); r.kind.marked {
+			r.calm("wait")
+			n.attach()
+		}
 		r.calm("wait")
 		for range 3 { // at first pages have to come
 			for range 20 {
@@ -234,7 +242,11 @@ func (r *simRun) event(n *simNode) {
 	case x < 64:
 		r.tellASender()
 	case x < 65:
-		r.moveSlots()
+		if r.whole && r.rng.IntN(4) > 0 {
+			r.transfer()
+		} else {
+			r.moveSlots()
+		}
 	case x < 68:
 		if n.behindCatalog() {
 			if r.unaware && r.rng.IntN(4) == 0 {

@@ -177,6 +177,9 @@ func (a *Area) subscribeLocked(list []dsm.Slot) {
 	for _, home := range slices.Sorted(maps.Keys(slots)) {
 		left := extents[home]
 		group := r.round + 1
+		if a.extentsLocked() > 0 && home == a.rowLocked(0).Primary { // a versioned area has no other home
+			a.mu.whole.stage = stage{group: group}
+		}
 		for last := false; !last; {
 			part := left[:min(len(left), subscribePart)]
 			left = left[len(part):]

@@ -24,6 +24,7 @@ type subscriber struct {
 	lastTurn  uint64
 	inFlight  int // bytes pushed and not acked
 	acquires  []*acquireWait
+	batches   *batches // of a versioned area; then extents and what belongs to it are not used
 }
 
 // lag is what a subscriber lacks of an extent.
@@ -220,6 +221,7 @@ func (s *subscriber) forget(e dsm.ExtentIndex) {
 // end takes back what is under way to a node that is not a subscriber any more.
 func (s *subscriber) end() {
 	if s != nil {
+		s.area.endBatchesLocked(s)
 		s.landed(s.inFlight)
 	}
 }

@@ -110,6 +110,9 @@ func (r *replica) setOutdated(x *replicaExtent, s dsm.PageSet) {
 func (a *Area) Version() dsm.Version {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.versionedLocked() {
+		return a.mu.whole.told
+	}
 	return a.mu.replica.version
 }
 
@@ -123,7 +126,15 @@ func (a *Area) Wait(ctx context.Context, v dsm.Version, storing bool) error {
 	if err := a.waitFor(ctx, v); err != nil || v == 0 {
 		return err
 	}
-	return a.Acquire(ctx, storing)
+	if err := a.Acquire(ctx, storing); err != nil {
+		return err
+	}
+	return a.wholeHere(ctx, v)
+}
+
+// wholeHere returns when version v of a versioned area, or a later one, is complete here. An Acquire brings it, but the home may have moved.
+func (a *Area) wholeHere(ctx context.Context, v dsm.Version) error {
+	return a.awaitHomes(ctx, "wait", func() bool { return !a.versionedLocked() || a.mu.whole.told >= v }, a.deadInAreaLocked)
 }
 
 // Wait is Area.Wait by the program; afterwards the updates are in its memory.
@@ -131,7 +142,10 @@ func (t *Attachment) Wait(ctx context.Context, v dsm.Version) error {
 	if err := t.area.waitFor(ctx, v); err != nil || v == 0 {
 		return err
 	}
-	return t.Acquire(ctx)
+	if err := t.Acquire(ctx); err != nil {
+		return err
+	}
+	return t.area.wholeHere(ctx, v)
 }
 
 // Expect is Wait for a call that goes on while the program does something else: it brings updates only where they may come at any time.

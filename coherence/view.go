@@ -30,6 +30,8 @@ type View interface {
 	// MoveArea asks the cluster to move an area, whose home is this node in the view of epoch e, to another one. patience is what a move takes next
 	// time: see dsm.OwnSlot.
 	MoveArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID, patience uint8, e dsm.Epoch) error
+	// OwnArea makes a node the owner of a versioned area: this node, of one that has no owner; or another one, of an area that this node owns.
+	OwnArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID) error
 	// SetLayout records the layout that an area's own header gives.
 	SetLayout(ctx context.Context, id dsm.AreaID, l dsm.Layout) error
 }

@@ -2,6 +2,7 @@ package pages
 
 import (
 	"fmt"
+	"os"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -235,4 +236,13 @@ func (a *Area) truncateBases(size int64) {
 		in := min(max((size-int64(e)*dsm.ExtentSize+dsm.PageSize-1)/dsm.PageSize, 0), dsm.ExtentPages)
 		a.demand.release(e, dsm.Range(int(in), dsm.ExtentPages))
 	}
+}
+
+// OpenBase opens the base copy for a program that reads: what is published.
+func (a *Area) OpenBase() (*os.File, error) {
+	f, err := a.base.open(false)
+	if err != nil {
+		return nil, a.fail("open the base copy", err)
+	}
+	return f, nil
 }

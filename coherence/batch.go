@@ -1,0 +1,386 @@
+package coherence
+
+import (
+	"bytes"
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// batches is what the home of a versioned area sends to a subscriber: one batch after the other, each all
+// pages that differ between two versions. What is published while a batch is under way is for the next
+// one. So a slow subscriber skips versions, and the writer waits for nobody. The batch has the bytes of
+// its own version: the history keeps those that are overwritten meanwhile.
+type batches struct {
+	named   map[dsm.ExtentIndex]bool // in the Subscribe, until it has begun
+	group   uint64                   // Subscribe.Group: pushes with an earlier one mean nothing to the subscriber
+	begun   bool                     // the whole Subscribe is here
+	greeted bool                     // a first batch was sent, which says what the version is
+	behind  map[dsm.ExtentIndex]dsm.PageSet
+	upTo    dsm.Version // of the last batch that was sent
+	waits   []batchWait
+
+	sending bool // a batch is under way
+	version VersionInfo
+	left    []dsm.ExtentIndex // of the batch, in order
+	pages   map[dsm.ExtentIndex]dsm.PageSet
+	part    uint32
+	unacked map[uint64]int // bytes of pushes by id
+	flying  []flyingBatch  // sent, and not known to be in place
+}
+
+// flyingBatch is a batch of which all parts are sent. The ack of the last part says that it is in place.
+type flyingBatch struct {
+	last  uint64 // ID of the last part
+	pages map[dsm.ExtentIndex]dsm.PageSet
+}
+
+// batchWait is an Acquire. It is answered when the subscriber has been sent all up to version.
+type batchWait struct {
+	round   uint64
+	version dsm.Version
+}
+
+// subscribeBatchesLocked begins to send a subscriber batches, or takes in a further part of its Subscribe, and answers.
+func (a *Area) subscribeBatchesLocked(s *subscriber, m *wire.Subscribe, r *wire.Subscribed) {
+	if m.Round == 0 {
+		return // it only says how it wants its pushes
+	}
+	for _, slot := range m.Slots {
+		if a.serveSlotLocked(m.Epoch, slot) == serve {
+			r.Slots = append(r.Slots, slot)
+		}
+	}
+	if a.serveLocked(m.Epoch, 0) != serve { // a slot in which the area has no extent any more
+		a.sendSubscribedLocked(s.id, r)
+		return
+	}
+	a.takeoverDoneLocked()
+	if s.batches == nil || s.batches.group != m.Group {
+		a.endBatchesLocked(s)
+		s.batches = &batches{group: m.Group, named: make(map[dsm.ExtentIndex]bool), behind: make(map[dsm.ExtentIndex]dsm.PageSet), unacked: make(map[uint64]int)}
+	}
+	t := s.batches
+	lacks := func(e dsm.ExtentIndex, p dsm.PageSet) {
+		if !p.Empty() {
+			t.changed(e, p)
+			r.Lacks = append(r.Lacks, wire.ExtentPages{Extent: e, Pages: p})
+		}
+	}
+	for _, x := range m.Extents {
+		if a.serveLocked(m.Epoch, x.Extent) == serve {
+			t.named[x.Extent] = true
+			r.Full = append(r.Full, x.Extent)
+			lacks(x.Extent, a.mu.home.extents[x.Extent].newer(x.Version))
+		}
+	}
+	if len(m.Slots) > 0 {
+		for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
+			if !t.named[e] && int(e) < a.extentsLocked() {
+				lacks(e, a.mu.home.extents[e].newer(0))
+			}
+		}
+		t.begun, t.named = true, nil
+	}
+	a.sendSubscribedLocked(s.id, r)
+	a.pumpLocked(s.id, s)
+}
+
+// acquireBatchesLocked answers an Acquire when the subscriber has been sent all that is complete now.
+func (a *Area) acquireBatchesLocked(from dsm.NodeID, s *subscriber, m *wire.Acquire) {
+	if s.batches == nil {
+		return // it subscribes again, and then repeats this
+	}
+	newest := dsm.Version(0)
+	if h := a.mu.whole.history; h != nil {
+		newest = h.Newest()
+	}
+	s.batches.waits = append(s.batches.waits, batchWait{round: m.Round, version: newest})
+	a.pumpLocked(from, s)
+}
+
+// publishedLocked makes a version of what was just merged for a publisher.
+func (a *Area) publishedLocked(from dsm.NodeID, v dsm.Version, changed map[dsm.ExtentIndex]dsm.PageSet) {
+	w := &a.mu.whole
+	if s := a.mu.home.subs[from]; a.isSelf(from) && s != nil && s.batches != nil && s.batches.greeted && !s.batches.sending && w.replica == w.history.Newest() {
+		w.replica = v
+	}
+	a.completedLocked(VersionInfo{Version: v, Size: a.mu.ino.Size, Writer: from})
+	for _, id := range a.subscribersLocked() {
+		s := a.mu.home.subs[id]
+		if s.batches == nil {
+			continue
+		}
+		if id != from || !a.isSelf(from) { // what this node has published, it has; another one may since have been sent an older version
+			for e, p := range changed {
+				s.batches.changed(e, p)
+			}
+		}
+		a.pumpLocked(id, s)
+	}
+}
+
+// takesPageLocked is called before a page of a former home is put in place. Until takeoverDoneLocked the newest version is the one before.
+func (a *Area) takesPageLocked(p dsm.PageIndex) {
+	w, h := &a.mu.whole, a.historyLocked()
+	a.changingLocked()
+	if !w.taking {
+		w.taking, w.was = true, h.Pin()
+	}
+	h.Before(p, a.mu.mem.Home(p))
+}
+
+// comingLocked takes in what a former home says of the newest version.
+func (a *Area) comingLocked(m *wire.HandoverExtent) {
+	if w := &a.mu.whole; a.versionedLocked() && m.Whole > 0 {
+		a.heardLocked(m.Whole)
+		w.coming, w.cut = VersionInfo{Version: m.Whole, Writer: m.Writer, Size: m.Size}, w.cut || m.Cut
+	}
+}
+
+// takeoverDoneLocked makes the newest version that a former home has handed over complete. The slot of the area is ready.
+func (a *Area) takeoverDoneLocked() {
+	w := &a.mu.whole
+	v := w.coming
+	for _, x := range a.mu.home.extents {
+		v.Version = max(v.Version, x.version)
+	}
+	switch {
+	case v.Version == 0:
+		w.cut = false
+	case w.cut:
+		a.heardLocked(v.Version)
+		a.versionOfCutLocked(v.Writer)
+	case w.history == nil || v.Version > w.history.Newest():
+		a.completedLocked(v)
+	}
+	w.coming = VersionInfo{}
+	if w.taking {
+		w.taking = false
+		w.history.Advance(w.was) // if the former home had nothing newer, all is in place all the same
+		w.history.Unpin(w.was)
+	}
+}
+
+// cutVersionLocked follows a shrink. What it has left becomes a version of its own: other nodes may have cut off what lies past the end before they
+// had the version before, and some after that, so it is not the same everywhere.
+func (a *Area) cutVersionLocked() {
+	w := &a.mu.whole
+	w.cut = w.cut || w.history != nil || a.ownHomeLocked() || w.coming.Version > 0
+	if row := a.rowLocked(0); !a.isSelf(row.Primary) || !a.node.slotReady(a.slotLocked(0), row) {
+		return // the next home makes it
+	}
+	if newest, ok := a.newestLocked(); ok && w.coming == (VersionInfo{}) {
+		w.coming = newest
+	}
+	a.takeoverDoneLocked()
+}
+
+// versionOfCutLocked makes the version. The caller pumps.
+func (a *Area) versionOfCutLocked(writer dsm.NodeID) {
+	a.completedLocked(VersionInfo{Version: a.drawLocked(), Size: a.mu.ino.Size, Writer: writer})
+	for _, s := range a.mu.home.subs {
+		if s.batches != nil {
+			s.batches.greeted = false
+		}
+	}
+}
+
+// endBatchesLocked gives up what is under way to a subscriber.
+func (a *Area) endBatchesLocked(s *subscriber) {
+	t := s.batches
+	if t == nil {
+		return
+	}
+	if t.sending {
+		a.mu.whole.history.Unpin(t.version.Version)
+	}
+	for _, n := range t.unacked {
+		s.landed(n)
+	}
+	s.batches = nil
+}
+
+// changed says that the newest version has changed pages of an extent.
+func (t *batches) changed(e dsm.ExtentIndex, p dsm.PageSet) { t.behind[e] = t.behind[e].Or(p) }
+
+// pumpBatchesLocked sends as much as the window and the link allow, and answers Acquires.
+func (a *Area) pumpBatchesLocked(to dsm.NodeID, s *subscriber) {
+	t := s.batches
+	if t == nil || !t.begun || a.extentsLocked() == 0 { // no message says anything about an area with no extent
+		return
+	}
+	for t.sending || !t.greeted || len(t.behind) > 0 {
+		if !t.sending {
+			if _, err := a.memoryLocked(); err != nil {
+				return // a later publish or Acquire tries again
+			}
+			t.version, t.sending, t.part = VersionInfo{Version: a.historyLocked().Pin(), Size: a.mu.ino.Size}, true, 0
+			if k := a.mu.whole.kept; len(k) > 0 {
+				t.version = k[len(k)-1].VersionInfo
+			}
+			t.pages, t.behind = t.behind, make(map[dsm.ExtentIndex]dsm.PageSet)
+			maps.DeleteFunc(t.pages, func(e dsm.ExtentIndex, _ dsm.PageSet) bool { return int(e) >= a.extentsLocked() }) // cut off
+			if len(t.pages) == 0 {
+				t.pages[0] = dsm.PageSet{}
+			}
+			t.left = slices.Sorted(maps.Keys(t.pages))
+		}
+		for len(t.left) > 0 {
+			if s.inFlight >= pushWindow || !a.pushPartLocked(to, s) {
+				return
+			}
+		}
+		a.mu.whole.history.Unpin(t.version.Version)
+		t.sending, t.greeted = false, true
+		t.flying = append(t.flying, flyingBatch{a.mu.home.lastPush, t.pages})
+		t.pages = nil
+	}
+	if h := a.mu.whole.history; h != nil {
+		t.upTo = h.Newest()
+	}
+	t.waits = slices.DeleteFunc(t.waits, func(w batchWait) bool {
+		if w.version > t.upTo {
+			return false
+		}
+		a.sendLocked(to, &wire.Acquired{Stamp: a.stampLocked(), Round: w.round})
+		return true
+	})
+}
+
+// pushPartLocked sends the next part of a batch. It returns false if there is no credit.
+func (a *Area) pushPartLocked(to dsm.NodeID, s *subscriber) bool {
+	t := s.batches
+	e := t.left[0]
+	m := &wire.Push{Stamp: a.stampLocked(), Extent: e, Version: t.version.Version, Complete: true, Pages: t.pages[e].And(a.withinLocked(e)),
+		Group: t.group, Part: t.part, Last: len(t.left) == 1}
+	if x := a.mu.home.extents[e]; x != nil {
+		m.Contains = x.writers[to]
+	}
+	m.Writer, m.Size = t.version.Writer, t.version.Size
+	var payload [][]byte
+	for i := range m.Pages.All() {
+		b, inPlace := a.mu.whole.history.At(page(e, i), t.version.Version)
+		if inPlace {
+			b = a.mu.mem.Home(page(e, i))
+		}
+		if isZero(b) {
+			m.Zero.Add(i)
+		} else {
+			payload = append(payload, b)
+		}
+	}
+	n := len(payload) * dsm.PageSize
+	if !a.node.links.take(to, a, n) {
+		return false
+	}
+	a.mu.home.lastPush++
+	m.ID = a.mu.home.lastPush
+	t.left = t.left[1:]
+	t.part++
+	t.unacked[m.ID] = n
+	s.inFlight += n
+	a.node.stats.pushes.Add(1)
+	if a.isSelf(to) || n == 0 {
+		a.sendLocked(to, m, payload...)
+		return true
+	}
+	shared := wire.Share(n)
+	b := shared.Bytes[:0]
+	for _, p := range payload {
+		b = append(b, p...)
+	}
+	a.sendSharedLocked(to, m, shared)
+	return true
+}
+
+// batchAckedLocked handles a PushAck of a part.
+func (a *Area) batchAckedLocked(from dsm.NodeID, s *subscriber, m *wire.PushAck) {
+	if n, ok := s.batches.unacked[m.ID]; ok {
+		delete(s.batches.unacked, m.ID)
+		s.landed(n)
+		if f := s.batches.flying; len(f) > 0 && f[0].last == m.ID {
+			s.batches.flying = f[1:]
+		}
+		a.pumpLocked(from, s)
+	}
+}
+
+// againLocked sends again what may be lost, or was refused: all pages of batches that are not known to be in place, with the bytes that
+// they have now.
+func (a *Area) againLocked(s *subscriber) {
+	t := s.batches
+	if t == nil {
+		return
+	}
+	if t.sending {
+		a.mu.whole.history.Unpin(t.version.Version)
+		t.flying = append(t.flying, flyingBatch{pages: t.pages})
+	}
+	for _, f := range t.flying {
+		for e, p := range f.pages {
+			t.changed(e, p)
+		}
+	}
+	for _, n := range t.unacked {
+		s.landed(n)
+	}
+	clear(t.unacked)
+	t.sending, t.greeted, t.left, t.pages, t.flying, t.upTo = false, false, nil, nil, nil, 0
+}
+
+// stage is what a replica has received of a batch that is not complete.
+type stage struct {
+	group uint64 // of its last Subscribe
+	parts []message
+	bytes int64
+}
+
+// stagePushLocked takes in a part of a batch. With the last one, all are put in place. A part that does not follow the one before is of a
+// batch of which a part was refused, or of an earlier Subscribe: the home begins anew when it has the Subscribe.
+func (a *Area) stagePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte) error {
+	st := &a.mu.whole.stage
+	if m.Part == 0 {
+		st.parts, st.bytes = nil, 0
+	}
+	if m.Group != st.group || int(m.Part) != len(st.parts) {
+		return nil
+	}
+	if !m.Last {
+		b := bytes.Clone(flat(payload))
+		st.parts, st.bytes = append(st.parts, message{peer: from, msg: m, payload: [][]byte{b}}), st.bytes+int64(len(b))
+		a.sendLocked(from, &wire.PushAck{Stamp: a.stampLocked(), Extent: m.Extent, ID: m.ID})
+		return nil
+	}
+	if a.ownHomeLocked() && !a.isSelf(from) { // the next home has all: the bytes here are those of a replica from now on
+		for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
+			a.resignLocked(e)
+		}
+	}
+	a.changingLocked()
+	parts := append(st.parts, message{peer: from, msg: m, payload: payload})
+	st.parts, st.bytes = nil, 0
+	for i, p := range parts {
+		push := p.msg.(*wire.Push)
+		x := a.extentLocked(push.Extent)
+		if !a.ownHomeLocked() && m.Version > a.historyLocked().Newest() { // else it is sent again, and changes nothing
+			had := push.Pages.And(x.have)
+			for i := range had.All() {
+				a.historyLocked().Before(page(push.Extent, i), a.mu.mem.Base(page(push.Extent, i)))
+			}
+		}
+		if err := a.takePushLocked(from, push, p.payload, i == len(parts)-1); err != nil {
+			return err
+		}
+	}
+	a.heardLocked(m.Version)
+	r := &a.mu.replica
+	r.version = max(r.version, m.Version)
+	a.mu.whole.replica = max(a.mu.whole.replica, m.Version)
+	if !a.ownHomeLocked() {
+		a.completedLocked(VersionInfo{Version: m.Version, Size: m.Size, Writer: m.Writer})
+	}
+	return nil
+}
