@@ -38,7 +38,8 @@ type whole struct {
 	replica dsm.Version // the newest version that the replica has, which on the home's node has a base of its own
 	told    dsm.Version // the newest version that was ever complete here
 	cut     bool        // the area was shrunk, and its home has made no version since
-	least   int64       // the smallest size since the newest version came
+	held    bool        // a shrink has pinned the newest version, heldAt
+	heldAt  dsm.Version
 	coming  VersionInfo // what the former home says of its newest version
 }
 
@@ -69,7 +70,7 @@ func (a *Area) dropHistoryLocked() {
 		h.Close()
 	}
 	w := &a.mu.whole
-	w.history, w.kept, w.taking, w.torn = nil, nil, false, false
+	w.history, w.kept, w.taking, w.torn, w.held = nil, nil, false, false, false
 }
 
 // inPlaceLocked returns the bytes of page p that the history is about: those of the newest version. nil: the page is all zero.
@@ -93,7 +94,11 @@ func (a *Area) completedLocked(v VersionInfo) {
 	if n := len(w.kept); n > 0 && w.kept[n-1].Version >= v.Version {
 		return
 	}
-	w.cut, w.least = false, a.mu.ino.Size
+	w.cut = false
+	if w.held {
+		w.held = false
+		h.Unpin(w.heldAt)
+	}
 	w.kept = append(w.kept, keptVersion{VersionInfo: v})
 	a.retainLocked()
 }
@@ -114,7 +119,6 @@ func (a *Area) retainLocked() {
 	}
 	a.forgetVersionsLocked()
 	a.shedVersionsLocked()
-	a.trimNewestLocked()
 }
 
 // forgetVersionsLocked forgets the versions that nobody keeps.
@@ -278,7 +282,6 @@ func (a *Area) unpinLocked(v dsm.Version) {
 	}
 	w.kept[i].users--
 	w.history.Unpin(v)
-	a.trimNewestLocked()
 	a.retainLocked()
 }
 
@@ -312,11 +315,14 @@ func (a *Area) ReadVersion(v dsm.Version, p []byte, off int64) (n int, err error
 	return n, err
 }
 
-// cutVersionsLocked keeps what pinned versions have past size, before a shrink takes it. Of a version that is not pinned it is gone.
+// cutVersionsLocked keeps what the versions here have past size, before a shrink takes it.
 func (a *Area) cutVersionsLocked(size int64) {
 	w := &a.mu.whole
 	if w.history == nil {
 		return
+	}
+	if !w.held { // until the next version comes
+		w.held, w.heldAt = true, w.history.Pin()
 	}
 	have := make(map[dsm.ExtentIndex]struct{}) // extents that may have bytes
 	for e := range a.mu.home.extents {
@@ -335,14 +341,4 @@ func (a *Area) cutVersionsLocked(size int64) {
 		}
 	}
 	w.history.Advance(w.history.Newest())
-	w.least = min(w.least, size)
-	a.trimNewestLocked()
-}
-
-// trimNewestLocked follows a shrink, and the end of the last pin of the newest version: what was cut off is not kept any more.
-func (a *Area) trimNewestLocked() {
-	w := &a.mu.whole
-	if n := len(w.kept); n > 0 && !w.kept[n-1].retained && w.kept[n-1].users == 0 {
-		w.kept[n-1].Size = min(w.kept[n-1].Size, w.least)
-	}
 }
