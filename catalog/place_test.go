@@ -265,7 +265,7 @@ func TestOwners(t *testing.T) {
 	}
 	own := func(n dsm.NodeID) ownOp { return ownOp{in.Ino, n} }
 	refused(nodeA, own(nodeA), errs.Invalid) // not versioned
-	m.inodes[in.Ino].Spec.Mode = dsm.ModeVersioned
+	m.must(nodeA, setSpecOp{in.Ino, "mode", "versioned"})
 	refused(nodeA, own(nodeB), errs.Access)
 	m.must(nodeB, own(nodeB))
 	if row := homeOf(m, in); row.Primary != nodeB || row.Source != 0 {

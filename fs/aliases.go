@@ -333,4 +333,5 @@ func (x *aliases) renamed(from, to place, exchanged bool) {
 func (b *bridge) Forget(node, times uint64) {
 	b.aliases.drop(nodeID(node), times)
 	b.walIndexes.forget(inoOf(node), times)
+	b.versions.forget(node, times)
 }

@@ -20,6 +20,10 @@ type Areas interface {
 	Inspect(ctx context.Context, id dsm.AreaID) (AreaReport, error)
 	// Homes returns the homes of an area as this node knows them. It asks nobody.
 	Homes(id dsm.AreaID) ([]AreaHome, error)
+	// Owner returns the node that owns a versioned area, as this node knows: 0 if none does yet.
+	Owner(id dsm.AreaID) dsm.NodeID
+	// Transfer makes a node the owner of a versioned area. errs.Busy while programs have it open for writing at its owner.
+	Transfer(ctx context.Context, id dsm.AreaID, to dsm.NodeID) error
 	// CountPages asks the homes of an area how many of its pages have bytes other than zero.
 	CountPages(ctx context.Context, id dsm.AreaID) (int64, error)
 	// KeepPages is called when the filesystem ends, before faults are served for the last time: when
@@ -114,6 +118,16 @@ type Area interface {
 	// the number that Counted has returned by those of other nodes.
 	Recounts() bool
 	Version() dsm.Version
+	// Versions returns the versions of a versioned area that can be read on this node, the oldest first.
+	Versions() []VersionInfo
+	// PinVersion keeps a version readable until UnpinVersion; 0 is the newest that is here. errs.Dropped if it is not kept any more,
+	// errs.Unavailable if there is none, errs.NoSpace if there is no memory for what changes meanwhile.
+	PinVersion(v dsm.Version) (VersionInfo, error)
+	// PinToRead is PinVersion of the newest version for a moment, for which there is always memory.
+	PinToRead() (VersionInfo, error)
+	UnpinVersion(v dsm.Version)
+	// ReadVersion fills p with bytes of a pinned version. It never waits. n is short at the end of the version.
+	ReadVersion(v dsm.Version, p []byte, off int64) (n int, err error)
 	ResidentBytes() int64
 	// ModTime returns when the bytes here last changed, zero if they did not.
 	ModTime() time.Time
@@ -156,6 +170,13 @@ type Source interface {
 type AreaReport struct {
 	Version     dsm.Version
 	Subscribers []dsm.NodeID // distinct, sorted
+}
+
+// VersionInfo is what is known of a version of a versioned area. Version.Time is when it was made.
+type VersionInfo struct {
+	Version dsm.Version
+	Size    int64
+	Writer  dsm.NodeID // who published it; 0: not known any more
 }
 
 // AreaHome is a home of an area.

@@ -188,7 +188,7 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	*out = fuse.AttrOut{}
 	if c, ok := control.Of(in.NodeId); ok {
 		// A shell opens with O_TRUNC what it redirects to: nothing to cut off here.
-		if in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) != 0 {
+		if _, version := c.Version(); version || in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) != 0 {
 			return fuse.EPERM
 		}
 		return status(b.controlAttr(r, c, &out.Attr))
@@ -231,7 +231,7 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 		}
 	}
 	if err != nil {
-		if errs.Is(err, errs.Invalid) {
+		if errs.Is(err, errs.Invalid) || errs.Is(err, errs.Access) {
 			b.log.Warn("refused", "area", in.NodeId, "err", err) // an errno does not say what was expected
 		}
 		return b.walkStatus(r.tid, err)

@@ -44,6 +44,7 @@ type bridge struct {
 	count      counts
 
 	walIndexes walIndexes
+	versions   versions
 
 	passthrough passthrough
 
@@ -71,6 +72,7 @@ func newBridge(cfg Config) *bridge {
 	b.walks.init()
 	b.walksTwice = walksTwice
 	b.walIndexes.init(b)
+	b.versions.init(b)
 	b.failed.init(failedWindow)
 	b.unfound.init(cfg.unfoundWindow)
 	b.background.init()
@@ -174,6 +176,8 @@ type fileHandle struct {
 	area    *openArea
 	write   bool
 	past    bool // the kernel reads and writes by it past its page cache
+	whole   bool // what is read by it is of one version
+	streams streams
 	owners  lockOwners
 	program int          // that opened it to write; a thread where that is enough
 	leave   func()       // lets go of the index of a write-ahead log; or nil
@@ -183,6 +187,7 @@ type fileHandle struct {
 func newFileHandle(a *openArea, write bool) *fileHandle {
 	h := &fileHandle{area: a, write: write}
 	h.owners.mu.Init("fs.lockOwners")
+	h.streams.init()
 	return h
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
@@ -180,6 +181,7 @@ func (c *client) open(path string, flag int) int {
 func clientMain() {
 	signal.Ignore(syscall.SIGUSR1)
 	debug.SetPanicOnFault(true)
+	runtime.LockOSThread() // what a read goes on with depends on the thread
 	s := clientState{maps: make(map[int][]byte)}
 	dec, out := json.NewDecoder(bufio.NewReader(os.Stdin)), json.NewEncoder(os.Stdout)
 	for {

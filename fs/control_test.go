@@ -34,8 +34,8 @@ func TestControlFiles(t *testing.T) {
 	if got := list(".dsm", "areas", "d"); !slices.Equal(got, []string{"w"}) {
 		t.Errorf("areas/d lists %q", got)
 	}
-	if got, want := list(".dsm", "areas", "d", "w"), []string{"access", "acquire", "apply", "dtype", "group", "home", "interval", "locks", "merge", "mode",
-		"placement", "publish", "residency", "staleness", "stats", "subscribers", "version"}; !slices.Equal(got, want) {
+	if got, want := list(".dsm", "areas", "d", "w"), []string{"access", "acquire", "apply", "dtype", "group", "history", "home", "interval", "locks", "merge", "mode",
+		"owner", "placement", "publish", "residency", "retain", "staleness", "stats", "subscribers", "version", "versions"}; !slices.Equal(got, want) {
 		t.Errorf("areas/d/w lists %q, want %q", got, want)
 	}
 

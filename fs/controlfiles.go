@@ -35,7 +35,11 @@ func (m controlMount) SetSpec(ctx context.Context, ino dsm.Ino, key, value strin
 }
 
 func (m controlMount) Inspect(ctx context.Context, i dsm.Inode, key string) (string, error) {
-	return m.b.liveValue(ctx, i, key)
+	v, err := m.b.liveValue(ctx, i, key)
+	if errs.Is(err, errs.NoAttr) {
+		return "", nil // a control file says nothing then
+	}
+	return v, err
 }
 
 func (m controlMount) Publish(ctx context.Context, id dsm.AreaID) error {
@@ -64,6 +68,19 @@ func (m controlMount) AreaStats(id dsm.AreaID) []control.Stat {
 	return nil
 }
 
+func (m controlMount) Versions(ctx context.Context, ino dsm.Ino) ([]control.Version, error) {
+	list, err := m.b.versions.list(ctx, ino)
+	out := make([]control.Version, len(list))
+	for i, v := range list {
+		out[i] = control.Version{Number: v.Version, Size: v.Size, Writer: m.b.nodeName(v.Writer)}
+	}
+	return out, err
+}
+
+func (m controlMount) Transfer(ctx context.Context, ino dsm.Ino, to string) error {
+	return m.b.transfer(ctx, ino, to)
+}
+
 func (m controlMount) Groups(ctx context.Context) []string {
 	if m.b.cfg.Groups == nil {
 		return nil
@@ -88,6 +105,9 @@ func (m controlMount) Talk(group dsm.Ino, who dsm.Credentials) (control.Talk, er
 type controlHandle struct{ *control.Handle }
 
 func (b *bridge) controlAttr(ctx context.Context, c control.Node, out *fuse.Attr) error {
+	if _, ok := c.Version(); ok {
+		return b.versions.attr(c.ID(), out)
+	}
 	a, err := b.control.Attr(ctx, c)
 	if err != nil {
 		return err
@@ -118,6 +138,9 @@ func (b *bridge) controlLookup(ctx context.Context, dir control.Node, name strin
 		}
 		b.entry(i, out) // the inode itself, under a second name
 		return nil
+	}
+	if ino, ok := dir.Versions(); ok {
+		return b.versions.lookup(ctx, ino, name, out)
 	}
 	c, err := b.control.Lookup(ctx, dir, name)
 	if err != nil {
@@ -157,7 +180,10 @@ func (b *bridge) known(ino dsm.Ino) (i dsm.Inode, ok bool) {
 	return i, false
 }
 
-func (b *bridge) controlOpen(c control.Node, in *fuse.OpenIn, out *fuse.OpenOut) error {
+func (b *bridge) controlOpen(ctx context.Context, c control.Node, in *fuse.OpenIn, out *fuse.OpenOut) error {
+	if _, ok := c.Version(); ok {
+		return b.versions.open(ctx, in, out)
+	}
 	who := dsm.Credentials{UID: in.Uid, GID: in.Gid}
 	if in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY { // it may be a talk, which uses files for the program
 		who.Groups = groupsOf(int(in.Pid))

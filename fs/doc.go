@@ -15,6 +15,8 @@
 //	              stores, or is attached for writing, does nothing
 //	notify.go     the queue of what the kernel must be told
 //	direct.go     files whose plain opens get the memory itself
+//	versions.go   files of single versions of an area
+//	streams.go    which version a program reads
 //	nomount.go    a node without a mount
 //	harvest       (package) the harvester: a child process that makes the kernel hand over, at every
 //	              area's interval, what programs stored into their mappings
@@ -47,5 +49,6 @@
 //   - fallocate modes other than growing and punching: EOPNOTSUPP.
 //   - `..` in a working directory that another node has moved leads to where it was, until a program
 //     of this node looks at the directory under its new name; for good if that is mkdir(2) or the like.
+//   - A mapping of a versioned file shows a version while it is put in place. Map versions/NUMBER.
 //   - Access times do not change by reading.
 package fs

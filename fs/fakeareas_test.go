@@ -27,6 +27,7 @@ type fakeAreas struct {
 	told  atomic.Bool
 	quiet atomic.Bool // this node publishes nothing
 	asked atomic.Int64
+	owner atomic.Uint64 // of every area
 }
 
 // fakeArea is one area. Hooks are set before the area is used.
@@ -48,6 +49,7 @@ type fakeArea struct {
 	notices   []Notice
 	done      int // notices done
 	syncErr   error
+	versions  []*fakeVersion
 	told      []int64 // sizes that answers told the kernel
 
 	// merge replaces copying a WRITE into data; called with mu held.

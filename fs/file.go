@@ -17,7 +17,7 @@ func (b *bridge) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	if c, ok := control.Of(in.NodeId); ok {
-		return status(b.controlOpen(c, in, out))
+		return status(b.controlOpen(r, c, in, out))
 	}
 	if b.harvest.IsChild(in.Pid) {
 		out.Fh, out.OpenFlags = b.handles.add(childHandle{}), fuse.FOPEN_KEEP_CACHE|fuse.FOPEN_NOFLUSH
@@ -30,7 +30,7 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 	write := flags&syscall.O_ACCMODE != syscall.O_RDONLY
 	a, first, err := b.opens.open(r, ino, write, held)
 	if err != nil {
-		if k := errs.KindOf(err); k == errs.Unavailable || k == errs.Timeout || k == errs.NoSpace {
+		if k := errs.KindOf(err); k == errs.Unavailable || k == errs.Timeout || k == errs.NoSpace || k == errs.Busy {
 			b.log.Warn("open", "area", dsm.AreaID(ino), "err", err) // what it says is more than the error number
 		}
 		return b.walkStatus(r.tid, err)
@@ -53,6 +53,7 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 	}
 	h.appending(flags, out)
 	h.bounded(out)
+	h.wholly(out)
 	out.Fh = b.handles.add(h)
 	switch {
 	case direct:
@@ -160,6 +161,9 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 			return nil, status(err)
 		}
 		return fuse.ReadResultData(buf[:copy(buf, text)]), fuse.OK
+	case *versionHandle:
+		n, err := h.area.current().ReadVersion(h.version, buf, int64(in.Offset))
+		return fuse.ReadResultData(buf[:n]), status(err)
 	case *fileHandle:
 		b.count.reads.Add(1)
 		b.givesPages(h.area)
@@ -168,7 +172,11 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 			return nil, fuse.EIO
 		}
 		read := h.area.current().ReadAt
-		if past {
+		switch {
+		case !past:
+		case h.whole:
+			read = func(_ context.Context, p []byte, off int64) (int, error) { return h.readWhole(in.Pid, p, off) }
+		default:
 			read = func(ctx context.Context, p []byte, off int64) (int, error) {
 				return h.area.current().ReadBy(ctx, h.area.programs.owner(in.Pid), p, off)
 			}
@@ -289,8 +297,11 @@ func (b *bridge) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 // for it.
 func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	defer b.handles.remove(in.Fh) // last: whoever waits for that waits for what is begun here next
-	if c, ok := b.handles.get(in.Fh).(controlHandle); ok {
-		c.Close()
+	switch h := b.handles.get(in.Fh).(type) {
+	case controlHandle:
+		h.Close()
+	case *versionHandle:
+		b.versions.release(h)
 	}
 	h, ok := b.handles.get(in.Fh).(*fileHandle)
 	if !ok {
@@ -302,6 +313,7 @@ func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	if h.write && !h.area.direct.on.Load() {
 		h.area.current().Released() // at once: the next program that opens the area may wait for what other nodes have published
 	}
+	h.endStreams()
 	unlock := b.unlockReleased(h)
 	b.releases.run(func() {
 		unlock()

@@ -73,6 +73,9 @@ func Mount(cfg Config) (*FS, error) {
 	return f, nil
 }
 
+// maxTransfer is how much the kernel reads or writes at once.
+const maxTransfer = 1 << 20
+
 // serve mounts b. As root it does so without go-fuse, which would leave /dev/fuse open in every
 // child process, and so keep the mount alive as long as the child.
 func serve(b *bridge, mountpoint string) (*fuse.Server, error) {
@@ -81,7 +84,7 @@ func serve(b *bridge, mountpoint string) (*fuse.Server, error) {
 		Options: []string{"default_permissions"},
 		Logger:  log.New(&debugWriter{b.log}, "", 0),
 		// One READ or WRITE of 1 MiB costs less than eight of 128 KiB.
-		MaxWrite: 1 << 20,
+		MaxWrite: maxTransfer,
 		// With the default of 12, twelve faults that wait for a slow node block the faults of every
 		// area.
 		MaxBackground: 4096,

@@ -64,6 +64,7 @@ func (*fakeInfo) Members() []control.Member {
 func (*fakeInfo) Config() []control.Stat {
 	return []control.Stat{{Name: "mountpoint", Value: "/mnt"}, {Name: "replicas", Value: "2"}}
 }
+func (i *fakeInfo) Self() dsm.NodeID         { return 0xa }
 func (i *fakeInfo) LogLevel() slog.Level     { return i.level.Level() }
 func (i *fakeInfo) SetLogLevel(l slog.Level) { i.level.Set(l) }
 

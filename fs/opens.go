@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -460,7 +461,7 @@ func (b *bridge) areaStats(a *openArea) []control.Stat {
 	area, handles := a.mu.area, a.mu.handles
 	a.mu.Unlock()
 	_, storing := a.programs.counts()
-	return append([]control.Stat{
+	return slices.Concat([]control.Stat{
 		control.Figure("version", uint64(area.Version())),
 		control.Figure("resident_bytes", area.ResidentBytes()),
 		control.Figure("handles", handles),
@@ -473,7 +474,24 @@ func (b *bridge) areaStats(a *openArea) []control.Stat {
 		control.Figure("compare_ms", area.CompareTime().Milliseconds()),
 		control.Figure("compare_rest_ms", time.Duration(a.direct.rest.Load()).Milliseconds()),
 		control.Figure("residency", residency(area)),
-	}, area.Figures()...)
+	}, area.Figures(), versionStats(a.spec(), area))
+}
+
+// versionStats returns the figures of a versioned area.
+func versionStats(s dsm.Spec, area Area) []control.Stat {
+	if s.Mode != dsm.ModeVersioned {
+		return nil
+	}
+	list := area.Versions()
+	oldest := dsm.Version(0)
+	if len(list) > 0 {
+		oldest = list[0].Version
+	}
+	return []control.Stat{
+		control.Figure("versions", len(list)),
+		control.Figure("oldest_version", uint64(oldest)),
+		control.Figure("whole", "read versions/ snapshot; a mapping of the file itself shows a version while it comes in"),
+	}
 }
 
 func residency(a Area) dsm.Residency {

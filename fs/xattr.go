@@ -24,7 +24,7 @@ import (
 const dsmPrefix = "user.dsm."
 
 // liveKeys are values that can be read but not set.
-var liveKeys = []string{"version", "home", "subscribers"}
+var liveKeys = []string{"version", "home", "subscribers", "owner"}
 
 // errNoKey is the error for a name below user.dsm that does not exist.
 func errNoKey(op, key string) error {
@@ -40,6 +40,9 @@ func (b *bridge) liveValue(ctx context.Context, i dsm.Inode, key string) (string
 	if key == "home" {
 		homes, err := b.cfg.Areas.Homes(i.Area())
 		return formatHomes(homes), err
+	}
+	if key == "owner" {
+		return b.ownerName(i)
 	}
 	rep, err := b.cfg.Areas.Inspect(ctx, i.Area())
 	if err != nil {
@@ -152,7 +155,11 @@ func (b *bridge) SetXAttr(cancel <-chan struct{}, in *fuse.SetXAttrIn, name stri
 	defer r.end()
 	value := data[:min(int(in.Size), len(data))]
 	if key, ours := strings.CutPrefix(name, dsmPrefix); ours {
-		err := b.setSpec(r, inoOf(in.NodeId), key, string(value))
+		change := b.setSpec
+		if key == "owner" {
+			change = func(ctx context.Context, ino dsm.Ino, _, to string) error { return b.transfer(ctx, ino, to) }
+		}
+		err := change(r, inoOf(in.NodeId), key, string(value))
 		if err != nil {
 			b.log.Warn("set attribute", "attr", name, "value", string(value), "ino", in.NodeId, "err", err)
 		}

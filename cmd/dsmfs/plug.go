@@ -107,6 +107,14 @@ func (a areas) Homes(id dsm.AreaID) ([]fs.AreaHome, error) {
 	return list, err
 }
 
+// Owner implements fs.Areas.
+func (a areas) Owner(id dsm.AreaID) dsm.NodeID { return a.n.data.Owner(id) }
+
+// Transfer implements fs.Areas.
+func (a areas) Transfer(ctx context.Context, id dsm.AreaID, to dsm.NodeID) error {
+	return a.n.data.Transfer(ctx, id, to)
+}
+
 // CountPages implements fs.Areas.
 func (a areas) CountPages(ctx context.Context, id dsm.AreaID) (int64, error) {
 	return a.n.data.CountPages(ctx, id)
@@ -169,6 +177,28 @@ func (a *area) NextNotice() (fs.Notice, bool) {
 // NoticeDone implements fs.Area.
 func (a *area) NoticeDone(fs.Notice) { a.Area.NoticeDone(a.taken) }
 
+// Versions implements fs.Area.
+func (a *area) Versions() []fs.VersionInfo {
+	all := a.Area.Versions()
+	list := make([]fs.VersionInfo, len(all))
+	for i, v := range all {
+		list[i] = fs.VersionInfo(v)
+	}
+	return list
+}
+
+// PinVersion implements fs.Area.
+func (a *area) PinVersion(v dsm.Version) (fs.VersionInfo, error) {
+	pinned, err := a.Area.PinVersion(v)
+	return fs.VersionInfo(pinned), err
+}
+
+// PinToRead implements fs.Area.
+func (a *area) PinToRead() (fs.VersionInfo, error) {
+	pinned, err := a.Area.PinToRead()
+	return fs.VersionInfo(pinned), err
+}
+
 // Attach implements fs.Area.
 func (a *area) Attach(ctx context.Context, program int, write bool) (fs.Attachment, *os.File, error) {
 	t, f, err := a.Area.Attach(ctx, program, write)
@@ -222,6 +252,9 @@ type info struct{ n *node }
 
 // Version implements control.Info.
 func (info) Version() string { return programVersion() }
+
+// Self implements control.Info.
+func (i info) Self() dsm.NodeID { return i.n.self.ID }
 
 // LogLevel implements control.Info.
 func (i info) LogLevel() slog.Level { return i.n.cfg.level.Level() }

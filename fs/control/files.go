@@ -68,6 +68,14 @@ var areaFiles = []file{
 		})), nil
 	}},
 	specFile("staleness"),
+	specFile("retain"),
+	{name: "owner", perm: 0o666, read: liveFile("owner").read, write: func(ctx context.Context, t *Tree, ino dsm.Ino, value string) error {
+		return t.cfg.Mount.Transfer(ctx, ino, value)
+	}},
+	{name: "history", perm: 0o444, read: func(ctx context.Context, t *Tree, ino dsm.Ino) (string, error) {
+		versions, err := t.cfg.Mount.Versions(ctx, ino)
+		return History(versions), err
+	}},
 }
 
 // lines returns a text of them.
@@ -123,6 +131,15 @@ func FlatKeyed(stats []Stat) string {
 	var text strings.Builder
 	for _, s := range stats {
 		fmt.Fprintf(&text, "%s %s\n", s.Name, s.Value)
+	}
+	return text.String()
+}
+
+// History returns one line for each version, with the time when it was made in seconds since 1970.
+func History(versions []Version) string {
+	var text strings.Builder
+	for _, v := range versions {
+		fmt.Fprintf(&text, "%d time=%.6f size=%d writer=%s\n", v.Number, float64(v.Number.Time().UnixMicro())/1e6, v.Size, v.Writer)
 	}
 	return text.String()
 }

@@ -11,6 +11,8 @@ import (
 type Info interface {
 	// Version returns the version of the program.
 	Version() string
+	// Self returns the id of this node.
+	Self() dsm.NodeID
 	// Members returns the nodes of the cluster, by id.
 	Members() []Member
 	// Config returns the settings that the daemon runs with, in a fixed order.

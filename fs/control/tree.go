@@ -13,11 +13,14 @@
 //	      log_level           debug, info, warn or error
 //	      attach              path of the socket of the memory plane
 //	      groups              those that have members, nested keyed
-//	      areas/PATH/mode merge dtype apply interval residency access locks placement   as user.dsm.*
+//	      areas/PATH/mode merge dtype apply interval residency access locks placement retain   as user.dsm.*
 //	                 version home subscribers              read-only
 //	                 publish acquire                       write 1
 //	                 stats                                 of this node, flat keyed
 //	                 group                                 opened for writing, it is a membership
+//	                 owner                                 of a versioned area; who writes a node's name, or here, moves it
+//	                 history                               versions that this node can read, nested keyed
+//	                 versions/NUMBER                       a version, which does not change
 //	      ino/NUMBER          the inode itself, for the harvester's child only
 //
 // areas mirrors the tree of the filesystem; each file is a directory there. Whoever may read or
@@ -27,6 +30,7 @@ package control
 import (
 	"context"
 	"log/slog"
+	"strconv"
 	"syscall"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -39,6 +43,8 @@ const (
 	// InoDirName is the directory in which the harvester's child finds inodes by number.
 	InoDirName   = "ino"
 	areasDirName = "areas"
+	// versionsDirName is the directory of an area's versions.
+	versionsDirName = "versions"
 
 	maxWrite = 4096
 )
@@ -60,11 +66,22 @@ type Mount interface {
 	// this node has had it open lately.
 	Stats() []Stat
 	AreaStats(id dsm.AreaID) []Stat
+	// Versions returns the versions of an area that this node can read, the oldest first.
+	Versions(ctx context.Context, ino dsm.Ino) ([]Version, error)
+	// Transfer makes a node the owner of a versioned area: the one with this name or id.
+	Transfer(ctx context.Context, ino dsm.Ino, to string) error
 	// Groups describes the groups of the cluster, one on each line, which begins with the number of the
 	// file that names it.
 	Groups(ctx context.Context) []string
 	// Talk begins to talk with a program of the user about the group that the file names.
 	Talk(group dsm.Ino, who dsm.Credentials) (Talk, error)
+}
+
+// Version is a version of an area.
+type Version struct {
+	Number dsm.Version
+	Size   int64
+	Writer string // the name of a node, or its id if it has left
 }
 
 // Talk is a file to which a program writes lines and from which it reads one answer to each. It
@@ -109,9 +126,11 @@ const (
 	inoDir
 	areasDir // a directory in areas/
 	areaDir  // a file in areas/: the directory of its control files
-	topFile  // + index in topFiles
-	areaFile = topFile + 32
-	kindEnd  = areaFile + 32
+	versionsDir
+	versionFile // package fs knows of which area and version
+	topFile     // + index in topFiles
+	areaFile    = topFile + 32
+	kindEnd     = areaFile + 32
 )
 
 const (
@@ -125,6 +144,15 @@ var (
 	Root   = Node{kind: rootDir}
 	InoDir = Node{kind: inoDir}
 )
+
+// VersionFile returns a file in the directory of versions of an area. Package fs looks after these, under numbers of its own.
+func VersionFile(number uint64) Node { return Node{kind: versionFile, ino: dsm.Ino(number)} }
+
+// Version returns the number that VersionFile was given; ok is false if c is something else.
+func (c Node) Version() (number uint64, ok bool) { return uint64(c.ino), c.kind == versionFile }
+
+// Versions returns the area of which c is the directory of versions; ok is false if c is something else.
+func (c Node) Versions() (area dsm.Ino, ok bool) { return c.ino, c.kind == versionsDir }
 
 // ID returns the node's number in the mount.
 func (c Node) ID() uint64 {
@@ -169,7 +197,7 @@ type Attr struct{ Mode, Nlink, UID, GID uint32 }
 func (t *Tree) Attr(ctx context.Context, c Node) (Attr, error) {
 	out := Attr{Nlink: 1, UID: t.cfg.UID, GID: t.cfg.GID}
 	mask := uint32(0o7777)
-	if c.kind == areasDir || c.kind == areaDir || c.kind >= areaFile {
+	if c.kind == areasDir || c.kind == areaDir || c.kind == versionsDir || c.kind >= areaFile {
 		i, err := t.cfg.Mount.Getattr(ctx, c.ino)
 		if err != nil {
 			return Attr{}, err
@@ -183,7 +211,7 @@ func (t *Tree) Attr(ctx context.Context, c Node) (Attr, error) {
 		return out, nil
 	case c.kind == inoDir:
 		out.Mode = 0o500
-	case c.kind == areaDir: // whoever may read or write the file may come in
+	case c.kind == areaDir || c.kind == versionsDir: // whoever may read or write the file may come in
 		out.Mode = mask&0o444 | mask&0o444>>2 | mask&0o222>>1
 	default:
 		out.Mode = 0o555 & mask
@@ -195,7 +223,7 @@ func (t *Tree) Attr(ctx context.Context, c Node) (Attr, error) {
 
 var errNotHere = errs.E(errs.NotExist, "look up", "")
 
-// Lookup resolves a name in a directory of /.dsm. It does not know the contents of InoDir.
+// Lookup resolves a name in a directory of /.dsm. It does not know the contents of InoDir, nor those of the directories of versions.
 func (t *Tree) Lookup(ctx context.Context, dir Node, name string) (Node, error) {
 	switch dir.kind {
 	case rootDir:
@@ -219,6 +247,9 @@ func (t *Tree) Lookup(ctx context.Context, dir Node, name string) (Node, error) 
 			return Node{kind, i.Ino}, nil
 		}
 	case areaDir:
+		if name == versionsDirName {
+			return Node{versionsDir, dir.ino}, nil
+		}
 		for i, f := range areaFiles {
 			if f.name == name {
 				return Node{areaFile + kind(i), dir.ino}, nil
@@ -256,6 +287,15 @@ func (t *Tree) List(ctx context.Context, dir Node) ([]dsm.DirEntry, error) {
 	case areaDir:
 		for i, f := range areaFiles {
 			add(f.name, Node{areaFile + kind(i), dir.ino}, dsm.KindFile)
+		}
+		add(versionsDirName, Node{versionsDir, dir.ino}, dsm.KindDir)
+	case versionsDir:
+		versions, err := t.cfg.Mount.Versions(ctx, dir.ino)
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range versions {
+			add(strconv.FormatUint(uint64(v.Number), 10), VersionFile(uint64(v.Number)), dsm.KindFile)
 		}
 	}
 	return out, nil

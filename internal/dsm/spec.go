@@ -183,10 +183,7 @@ func (d DType) Valid() bool { return int(d) < len(dtypeNames) }
 func (d DType) Size() int { return dtypeSizes[d] }
 
 // ParseMode reads a consistency mode; the error lists the known ones.
-func ParseMode(s string) (Mode, error) {
-	v, err := parse("mode", modeNames[:ModeVersioned], s) // nothing reads single versions yet
-	return Mode(v), err
-}
+func ParseMode(s string) (Mode, error) { v, err := parse("mode", modeNames, s); return Mode(v), err }
 
 // ParseMerge reads a merge rule; the error lists the known ones.
 func ParseMerge(s string) (MergeRule, error) {
