@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +27,9 @@ type areaRow struct {
 	Placement string        `json:"placement"`
 	Staleness string        `json:"staleness"` // the bound, or none
 	Homes     []areaHomeRow `json:"homes"`     // none if they may not be read
+
+	Owner    string `json:"owner,omitempty"`    // of a file with mode=versioned: the name of a node, "-" if it has none
+	Versions int    `json:"versions,omitempty"` // of such a file: how many can be read on this node
 }
 
 // areaHomeRow is a home of a file.
@@ -72,11 +74,14 @@ func lookAreas(point, inside string) (areaRows, error) {
 			return err
 		}
 		row := areaRow{Path: rel, Size: info.Size()}
-		row.Resident = residentBytes(point, rel)
+		row.Resident, row.Versions = figures(point, rel)
 		row.Mode, row.Merge, row.DType = attribute(path, "mode"), attribute(path, "merge"), attribute(path, "dtype")
 		row.Version, _ = strconv.ParseUint(attribute(path, "version"), 10, 64) // 0 if it may not be read
 		row.Placement, row.Staleness = attribute(path, "placement"), attribute(path, "staleness")
 		row.Homes = homesOf(path, names)
+		if row.Mode == dsm.ModeVersioned.String() {
+			row.Owner = attribute(path, "owner")
+		}
 		rows = append(rows, row)
 		return nil
 	})
@@ -134,27 +139,34 @@ func attribute(path, key string) string {
 }
 
 func (a areaRows) text(w io.Writer) error {
-	rows := [][]string{{"PATH", "SIZE", "MODE", "MERGE", "DTYPE", "PLACEMENT", "STALENESS", "HOME", "PUBLISHED", "RESIDENT"}}
+	rows := [][]string{{"PATH", "SIZE", "MODE", "OWNER", "VERSIONS", "MERGE", "DTYPE", "PLACEMENT", "STALENESS", "HOME", "PUBLISHED", "RESIDENT"}}
 	for _, r := range a {
 		published := "never"
 		if t := dsm.Version(r.Version).Time(); !t.IsZero() {
 			published = t.Format(time.DateTime)
 		}
-		rows = append(rows, []string{r.Path, formatSize(r.Size), r.Mode, r.Merge, r.DType, r.Placement, r.Staleness, r.homeText(), published, formatSize(r.Resident)})
+		owner, versions := "-", "-"
+		if r.Owner != "" {
+			owner, versions = r.Owner, strconv.Itoa(r.Versions)
+		}
+		rows = append(rows, []string{r.Path, formatSize(r.Size), r.Mode, owner, versions, r.Merge, r.DType, r.Placement, r.Staleness, r.homeText(), published, formatSize(r.Resident)})
 	}
 	return table(w, rows)
 }
 
-// residentBytes is what an area takes in the memory of this node, if it is or was open here.
-func residentBytes(point, rel string) (n int64) {
+// figures returns what an area takes in the memory of this node, if it is or was open here, and how many versions of it can be read.
+func figures(point, rel string) (resident int64, versions int) {
 	text, err := os.ReadFile(filepath.Join(point, ".dsm", "areas", rel, "stats"))
 	if err != nil {
-		return 0 // it has just been removed
+		return 0, 0 // it has just been removed
 	}
-	for line := range strings.Lines(string(text)) {
-		if v, ok := strings.CutPrefix(line, "resident_bytes "); ok {
-			n, _ = strconv.ParseInt(strings.TrimSpace(v), 10, 64)
+	for _, p := range parseFlat(string(text)) {
+		switch p.key {
+		case "resident_bytes":
+			resident, _ = strconv.ParseInt(p.value, 10, 64)
+		case "versions":
+			versions, _ = strconv.Atoi(p.value)
 		}
 	}
-	return n
+	return resident, versions
 }

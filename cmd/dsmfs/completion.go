@@ -46,6 +46,8 @@ func argumentOf(v verb) argument {
 		return argument{kind: mountPoint}
 	case "status", "members", "areas":
 		return argument{kind: mountPoint}
+	case "area":
+		return argument{anyFile, []string{"transfer"}}
 	case "get":
 		return argument{anyFile, slices.Concat(dsm.SettingKeys, liveKeys)}
 	case "set":

@@ -45,6 +45,7 @@ func verbs() []verb {
 		{"status", "[PATH] [flags]", "how the node of a mount is", statusVerb},
 		{"members", "[PATH] [flags]", "the nodes of the cluster", membersVerb},
 		{"areas", "[PATH] [flags]", "the files and how they are shared: all of a mount, or those below a path in it", areasVerb},
+		{"area", "transfer PATH [NODE] [flags]", "make a node, or this one, the owner of a file with mode=versioned: the node whose programs write it", areaVerb},
 		{"get", "PATH [KEY...] [flags]", "the settings of a file, or of a directory: those of what is made in it", getVerb},
 		{"set", "PATH KEY=VALUE...", "change settings of a file, or of a directory for what is made in it", setVerb},
 		{"unset", "PATH KEY...", "give settings the values that the directory of PATH has", unsetVerb},

@@ -23,7 +23,7 @@ import (
 const attributePrefix = "user.dsm."
 
 // liveKeys are values that can be read but not set.
-var liveKeys = []string{"version", "home", "subscribers"}
+var liveKeys = []string{"version", "home", "subscribers", "owner"}
 
 func getVerb(p *program, args []string) error {
 	f := p.flags("get")
@@ -219,7 +219,15 @@ func checkPlacement(path string, before, now dsm.Spec) error {
 	if err != nil {
 		return err
 	}
-	members, err := lookMembers(m.Point)
+	if err := checkMember(m.Point, word, "auto, spread, one, or "); err != nil {
+		return fail(exitUsage, "%s: placement=%s: %w", path, word, err)
+	}
+	return nil
+}
+
+// checkMember refuses a word that is neither the name nor the id of a member of the cluster. besides are other words that may be there.
+func checkMember(point, word, besides string) error {
+	members, err := lookMembers(point)
 	if err != nil {
 		return err
 	}
@@ -231,7 +239,7 @@ func checkPlacement(path string, before, now dsm.Spec) error {
 		names = append(names, x.Name)
 	}
 	slices.Sort(names)
-	return fail(exitUsage, "%s: placement=%s: no member has this name or id: want auto, spread, one, or one of the members %s", path, word, strings.Join(names, " "))
+	return fmt.Errorf("no member has this name or id: want %sone of the members %s", besides, strings.Join(names, " "))
 }
 
 // inherited returns the value that a setting of the path would have if it were created now.
