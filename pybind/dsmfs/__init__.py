@@ -29,12 +29,13 @@ from ._errors import (
     OperationError,
     PlaneUnavailableError,
     TimedOutError,
+    VersionDroppedError,
 )
 from ._filesystem import AreaInfo, Areas, Filesystem, Member, mount
 from ._group import Counter, Group, Meeting, group
 from ._open import PlaneWarning, create, open
 from ._tensors import MovedWarning
-from ._versions import version_time
+from ._versions import Snapshot, Version, version_time
 
 __all__ = [
     "AccessError",
@@ -61,7 +62,10 @@ __all__ = [
     "OperationError",
     "PlaneUnavailableError",
     "PlaneWarning",
+    "Snapshot",
     "TimedOutError",
+    "Version",
+    "VersionDroppedError",
     "cluster",
     "create",
     "find_binary",

@@ -21,13 +21,13 @@ from ._layout import Layout, lengths
 from ._mounts import Location
 from ._plane import Mapping, Plane
 from ._tensors import address, elements
-from ._versions import version_time
+from ._versioned import Versioned
 
 if TYPE_CHECKING:
     from ._group import Group, Meeting
 
 
-class Area(SharedArray):
+class Area(SharedArray, Versioned):
     """An area: an array in memory that all nodes share.
 
     :func:`dsmfs.open` and :func:`dsmfs.create` return one. Used as a context manager, it is closed at the end. Methods
@@ -301,6 +301,10 @@ class Area(SharedArray):
         known = self._open().known()
         return max(0.0, time.time() - known) if known else math.inf
 
+    def _writes_now(self, plane: Plane, mapping: Mapping) -> None:
+        self._plane, self.mode = plane, "r+"
+        self._show(mapping, self._layout.grown(len(mapping)))
+
     @property
     def stats(self) -> dict[str, int | float | str]:
         """Figures about the area on this node, by name. Names of times and sizes contain the unit."""
@@ -308,12 +312,12 @@ class Area(SharedArray):
 
     @property
     def settings(self) -> _rules.Settings:
-        """The rules of the area: `consistency`, `merge`, `dtype`, `apply`, `interval`, `residency`, `access`, `locks`, `placement` and `staleness`, named as in ``user.dsm.*``."""
+        """The rules of the area: `consistency`, `merge`, `dtype`, `apply`, `interval`, `residency`, `access`, `locks`, `placement`, `staleness` and `retain`, named as in ``user.dsm.*``."""
         return _rules.read(self._file())
 
     @property
     def consistency(self) -> str:
-        """How the nodes agree about the memory: ``relaxed``."""
+        """How the nodes agree about the memory: ``relaxed`` or ``versioned``."""
         if self._consistency is None:  # it never changes
             self._consistency = self.settings["consistency"]
         return self._consistency
@@ -325,12 +329,13 @@ class Area(SharedArray):
         apply: str | None = None,
         interval: float | str | None = None,
         staleness: float | str | None = None,
+        retain: int | None = None,
     ) -> None:
         """Change rules of the area, on all nodes.
 
         Parameters
         ----------
-        merge, apply, interval, staleness
+        merge, apply, interval, staleness, retain
             As in :func:`dsmfs.create`. None leaves a rule as it is.
 
         Raises
@@ -344,6 +349,7 @@ class Area(SharedArray):
             "apply": apply,
             "interval": None if interval is None else _rules.duration(interval),
             "staleness": None if staleness is None else _rules.duration(staleness),
+            "retain": None if retain is None else str(operator.index(retain)),
         }
         _rules.write(path, path, {rule: value for rule, value in rules.items() if value is not None})
 

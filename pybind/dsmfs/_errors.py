@@ -59,6 +59,10 @@ class DisconnectedError(OperationError, ConnectionError):
     """The daemon of this node has ended. Attached memory is this process's own from then on."""
 
 
+class VersionDroppedError(OperationError):
+    """A version that this node does not keep any more (ESTALE); the text names the oldest that it keeps."""
+
+
 class NotMountedError(OperationError):
     """The path is not in a dsmfs mount."""
 

@@ -88,7 +88,7 @@ class Layout:
     def array(self, mapping: Mapping) -> npt.NDArray[Any]:
         """Return the array in a mapping of the file."""
         order: Literal["C", "F"] = "F" if self.fortran else "C"
-        kind: type[npt.NDArray[Any]] = DemandArray if mapping.plane.demand else np.ndarray
+        kind: type[npt.NDArray[Any]] = DemandArray if mapping.demand else np.ndarray
         return kind(self.shape, self.dtype, buffer=mapping, offset=self.offset, order=order)
 
     def views(self, mapping: Mapping) -> dict[str, npt.NDArray[Any]]:

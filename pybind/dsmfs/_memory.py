@@ -336,9 +336,10 @@ class MemoryPlane:
         now.close()
         return now.size
 
-    def again(self) -> tuple[MemoryPlane, Mapping]:
+    def again(self, writable: bool | None = None) -> tuple[MemoryPlane, Mapping]:
         """Attach again. Users of the old mapping keep it."""
-        again = MemoryPlane(self._socket, self._inside, self._path, self.writable, self._number)
+        may = self.writable if writable is None else writable
+        again = MemoryPlane(self._socket, self._inside, self._path, may, self._number)
         return again, again.map()
 
     def resize(self, nbytes: int) -> tuple[MemoryPlane, Mapping]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
+import operator
 import os
 import secrets
 import threading
@@ -151,6 +152,7 @@ def create(
     residency: str | None = None,
     placement: str | None = None,
     staleness: float | str | None = None,
+    retain: int | None = None,
     order: str = "C",
     permissions: int = 0o666,
     exist_ok: bool = False,
@@ -175,7 +177,8 @@ def create(
         In place of `shape` and `dtype`: the shape and type of each tensor of a ``.safetensors`` file, by name, for instance
         ``{'w': ((10, 50), 'f4')}``.
     consistency
-        How the nodes agree about the memory: ``relaxed``.
+        How the nodes agree about the memory. ``relaxed``: all store to it. ``versioned``: the programs of one node do, and what they
+        publish is a version, which others see whole: see :meth:`Area.snapshot`.
     merge
         The rule for elements that several nodes changed: ``last``, ``sum``, ``mean``, ``min`` or ``max``.
     apply
@@ -190,6 +193,8 @@ def create(
     staleness
         How old what a program reads may be (:attr:`Area.staleness`): seconds, text such as ``250ms``, or ``none``. It holds for read(2); the memory
         of :attr:`Area.array` is kept within it as long as the homes answer.
+    retain
+        Of a versioned area: how many versions each node keeps for readers, from 1 to 64, the newest included.
     order
         ``C`` or ``F``.
     permissions
@@ -215,7 +220,7 @@ def create(
     ValueError
         Such an array is not possible; or the ending of `path` belongs to another format.
     OperationError
-        EINVAL: a value of consistency, merge, apply, interval, residency, placement or staleness is not allowed. ENOSPC: there is not enough memory.
+        EINVAL: a value of consistency, merge, apply, interval, residency, placement, staleness or retain is not allowed, or not together with the others. ENOSPC: there is not enough memory.
     """
     if order not in ("C", "F"):
         raise ValueError(f"order {order!r}: want 'C' or 'F'")
@@ -229,6 +234,8 @@ def create(
         wanted["interval"] = _rules.duration(interval)
     if staleness is not None:
         wanted["staleness"] = _rules.duration(staleness)
+    if retain is not None:
+        wanted["retain"] = str(operator.index(retain))
     plane = _plane(plane)
     where = locate(path)
     try:

@@ -71,9 +71,10 @@ class PageCachePlane:
         with translated(self._path):
             return os.fstat(self._fd).st_size
 
-    def again(self) -> tuple[PageCachePlane, Mapping]:
+    def again(self, writable: bool | None = None) -> tuple[PageCachePlane, Mapping]:
         """Map it once more."""
-        return self, self.map()
+        plane = self if writable in (None, self.writable) else PageCachePlane(self._where, bool(writable))
+        return plane, plane.map()
 
     def resize(self, nbytes: int) -> tuple[PageCachePlane, Mapping]:
         """ftruncate(2), and map it once more."""

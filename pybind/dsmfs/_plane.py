@@ -16,6 +16,11 @@ class Mapping(mmap.mmap):
 
     plane: Plane
 
+    @property
+    def demand(self) -> bool:
+        """Whether a page that is touched may fail to come, which is an exception then."""
+        return self.plane.demand
+
 
 class Plane(Protocol):
     """A way to the memory of one area. Versions are hybrid logical clocks, see :attr:`Area.version`."""
@@ -42,8 +47,11 @@ class Plane(Protocol):
     def size_now(self) -> int:
         """Return the size of the file, in bytes, which others may have changed."""
 
-    def again(self) -> tuple[Plane, Mapping]:
-        """Return a plane for the current size of the area, and the mapping. The old mapping stays."""
+    def again(self, writable: bool | None = None) -> tuple[Plane, Mapping]:
+        """Return a plane for the current size of the area, and the mapping. The old mapping stays.
+
+        `writable` is whether the program may store by the new one; None: if it may by this one.
+        """
 
     def resize(self, nbytes: int) -> tuple[Plane, Mapping]:
         """Change the size of the area, and do what :meth:`again` does."""

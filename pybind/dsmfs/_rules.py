@@ -21,10 +21,11 @@ _NAMES = (
     "locks",
     "placement",
     "staleness",
+    "retain",
 )
 #: What a rule may be, for error texts. A test compares them with the daemon's.
 VALUES = {
-    "consistency": ("relaxed",),
+    "consistency": ("relaxed", "versioned"),
     "merge": ("last", "sum", "mean", "min", "max"),
     "dtype": ("auto", "f64", "f32", "f16", "bf16", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"),
     "apply": ("auto", "arrival", "sync"),

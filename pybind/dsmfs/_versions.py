@@ -1,6 +1,24 @@
-"""Versions of areas."""
+"""Versions of an area with ``consistency='versioned'``: which there are, and snapshots of them."""
 
 from __future__ import annotations
+
+import errno
+import mmap
+import os
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _layout
+from ._errors import ClosedError, OperationError, VersionDroppedError, from_errno, translated
+from ._layout import Layout
+from ._mounts import Location
+from ._plane import Mapping
+from ._tensors import Tensors
 
 _LOGICAL_BITS = 12
 
@@ -21,3 +39,193 @@ def version_time(version: int) -> float:
         0.0 for version 0, which is before every publish.
     """
     return (version >> _LOGICAL_BITS) / 1e6
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of an area.
+
+    Attributes
+    ----------
+    number : int
+        As of :attr:`Area.version`. Later versions have larger numbers.
+    stamp : float
+        When it was made: seconds since 1970, by the clock of its writer (a hybrid logical clock: it never goes backwards).
+    size : int
+        Of the file, in bytes.
+    writer : str
+        The name of the node that published it; ``-`` if that is not known any more.
+    """
+
+    number: int
+    stamp: float
+    size: int
+    writer: str
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was made, by the clock of this node. Not negative."""
+        return max(0.0, time.time() - self.stamp)
+
+
+def control(where: Location, name: str) -> str:
+    """Return the path of a control file of the area.
+
+    Raises
+    ------
+    OperationError
+        EOPNOTSUPP: it is out of reach.
+    """
+    path = where.control(name)
+    if path is None:
+        raise OperationError(
+            errno.EOPNOTSUPP,
+            "owner and versions of an area are reached through a mount, and there is none here",
+            str(where),
+        )
+    return path
+
+
+def history(where: Location) -> list[Version]:
+    """Return the versions that this node can read, the oldest first."""
+    found = []
+    with translated(str(where), "versions"), open(control(where, "history"), encoding="utf-8") as f:
+        for line in f:
+            number, *pairs = line.split()
+            about = dict(pair.split("=", 1) for pair in pairs)
+            found.append(Version(int(number), float(about["time"]), int(about["size"]), about["writer"]))
+    return found
+
+
+class Bytes(Mapping):
+    """A version, mapped for reading, on no plane. It is kept for as long as it is mapped."""
+
+    @property
+    def demand(self) -> bool:
+        """All of it is on this node."""
+        return False
+
+
+class Snapshot:
+    """A version of an area that does not change: :meth:`Area.snapshot` returns one.
+
+    As a context manager it is :attr:`array`, and is closed at the end. The version is kept, whatever is published meanwhile, until
+    the snapshot is closed and its arrays are gone. That costs memory for what changes meanwhile; neither the writer nor other
+    readers wait for it.
+
+    Attributes
+    ----------
+    version : Version
+        Which one it is.
+    """
+
+    def __init__(self, where: Location, version: Version, layout: Layout) -> None:
+        self.version = version
+        path = os.path.join(control(where, "versions"), str(version.number))
+        try:
+            with translated(str(where), f"version {version.number}"):
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    size = os.fstat(fd).st_size
+                    mapping = Bytes(fd, size, mmap.MAP_SHARED, mmap.PROT_READ) if size else None
+                finally:
+                    os.close(fd)
+        except OperationError as e:
+            if e.errno in (errno.ESTALE, errno.ENOENT):
+                raise VersionDroppedError(errno.ESTALE, dropped(where, version.number), str(where)) from e
+            raise
+        self._path = str(where)
+        self._array: npt.NDArray[Any] | None
+        if mapping is None:
+            self._array, self._tensors = np.empty(0, layout.dtype), Tensors({})
+            self._array.flags.writeable = False
+            return
+        if layout.headed or layout.tensors:
+            layout = _layout.read(str(where), mapping, None, None, 0, "C")
+        else:
+            layout = layout.grown(size)
+        self._array, self._tensors = layout.array(mapping), Tensors(layout.views(mapping))
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The array, read-only, with the shape and type that it had in this version."""
+        if self._array is None:
+            raise ClosedError(f"the snapshot of {self._path} is closed")
+        return self._array
+
+    @property
+    def tensors(self) -> Tensors:
+        """The tensors of a ``.safetensors`` file by name, each a read-only array. Empty for other files."""
+        if self._array is None:
+            raise ClosedError(f"the snapshot of {self._path} is closed")
+        return self._tensors
+
+    def close(self) -> None:
+        """Let go of the version. Arrays that somebody still has stay as they are, and keep it."""
+        self._array, self._tensors = None, Tensors({})
+
+    def __enter__(self) -> npt.NDArray[Any]:
+        return self.array
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._array is None else f"{self._array.shape} {self._array.dtype}"
+        return f"<dsmfs.Snapshot {self._path!r} {self.version.number} {state}>"
+
+
+def snapshot(where: Location, number: int | None, layout: Layout) -> Snapshot:
+    """Return a version, None for the newest that is here."""
+    while True:
+        kept = history(where)
+        if number is None and not kept:
+            raise from_errno(errno.ENODATA, "nothing has been published yet", str(where))
+        found = [v for v in kept if number is None or v.number == number]
+        if not found:
+            raise VersionDroppedError(errno.ESTALE, dropped(where, number), str(where))
+        try:
+            return Snapshot(where, found[-1], layout)
+        except VersionDroppedError:
+            if number is not None:
+                raise
+            # It has been dropped since: then there are newer ones.
+
+
+def dropped(where: Location, number: int | None) -> str:
+    """Say why a version cannot be read."""
+    kept = history(where)
+    if not kept:
+        return f"version {number} is not kept on this node; none has been published yet"
+    return f"version {number} is not kept on this node; the oldest that is kept is {kept[0].number}, the newest {kept[-1].number}"
+
+
+def owner(where: Location) -> str | None:
+    """Return the name of the node that owns the area, None if none does."""
+    with translated(str(where), "owner"), open(control(where, "owner"), encoding="utf-8") as f:
+        name = f.read().strip()
+    return None if name in ("", "-") else name
+
+
+def take(where: Location) -> None:
+    """Make this node the owner."""
+    try:
+        with translated(str(where), "take"):
+            fd = os.open(control(where, "owner"), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, b"here\n")
+            finally:
+                os.close(fd)
+    except OperationError as e:
+        if e.errno == errno.EBUSY:
+            text = (
+                f"take: programs of node {owner(where)} have it open for writing, or it is on its way to another node"
+            )
+            raise from_errno(errno.EBUSY, text, str(where)) from e
+        if e.errno == errno.EINVAL:
+            raise from_errno(
+                errno.EINVAL, "take: only an area with consistency='versioned' has an owner", str(where)
+            ) from e
+        raise

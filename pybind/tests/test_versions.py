@@ -1,0 +1,153 @@
+"""Versioned areas on real mounts, with programs on other nodes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import dsmfs
+import numpy as np
+import pytest
+from conftest import LIMIT, Talk
+
+WRITER = """
+import sys, dsmfs
+with dsmfs.open(sys.argv[1]) as w:
+    for n in range(2, int(sys.argv[2])):
+        w.array[:] = n
+        w.publish()
+"""
+
+
+def name(node: dsmfs.Filesystem) -> str:
+    """Return what the node is called in the cluster."""
+    return os.path.basename(node.path)
+
+
+def made(node: dsmfs.Filesystem) -> dsmfs.Area:
+    """Make a versioned area with a first version, all ones."""
+    w = node.create("w.npy", 100_000, "i8", consistency="versioned")
+    w.array[:] = 1
+    w.publish()
+    return w
+
+
+def test_snapshots_are_whole_and_do_not_move(nodes: dsmfs.Cluster, talk: Callable[..., Talk]) -> None:
+    made(nodes[0]).close()
+    with dsmfs.open(nodes[1] / "w.npy", "r") as w:
+        first = w.snapshot()
+        old, seen, last = first.array, 0, 300
+        writer = talk(sys.executable, "-c", WRITER, str(nodes[0] / "w.npy"), str(last))
+        while seen < last - 1:
+            with w.snapshot() as a:
+                n = int(a[0])
+                assert n >= seen and (a == n).all() and not a.flags.writeable
+                seen = n
+            assert seen > 1 or writer.process.poll() is None
+        writer.ends_well()
+        w.acquire()
+        with w.snapshot() as a:
+            assert (a == last - 1).all()
+        assert (old == 1).all()
+        first.close()
+        with pytest.raises(dsmfs.ClosedError):
+            _ = first.array
+        assert (old == 1).all()
+
+
+def test_versions_tell_who_made_them_and_when(nodes: dsmfs.Cluster) -> None:
+    began = time.time()
+    with made(nodes[0]) as w:
+        assert w.consistency == "versioned" and w.owner == name(nodes[0]) and w.settings["retain"] == "2"
+        one = w.version
+        w.array[:] = 2
+        two = w.publish()
+        with dsmfs.open(nodes[1] / "w.npy", "r") as r:
+            assert r.wait(two, LIMIT) >= two
+            newest = r.versions()[-1]
+            assert newest == w.versions()[-1]
+            assert newest.number == two and newest.writer == name(nodes[0]) and newest.size == w.nbytes + 128
+            assert began - 1 < newest.stamp <= time.time() + 1 and 0 <= newest.age < time.time() - began + 1
+        assert [v.number for v in w.versions()] == [one, two]
+        w.configure(retain=3)
+        for n in range(3, 6):
+            w.array[:] = n
+            w.publish()
+        assert len(w.versions()) == 3
+        for v, n in zip(w.versions(), range(3, 6), strict=True):
+            with w.snapshot(v.number) as a:
+                assert (a == n).all()
+        with pytest.raises(
+            dsmfs.VersionDroppedError, match=f"the oldest that is kept is {w.versions()[0].number}"
+        ) as e:
+            w.snapshot(one)
+        assert e.value.errno == errno.ESTALE
+        with pytest.raises(dsmfs.VersionDroppedError):
+            w.snapshot(w.version + 1000)
+
+
+def test_one_node_writes_and_another_takes_over(nodes: dsmfs.Cluster) -> None:
+    w = made(nodes[0])
+    with pytest.raises(dsmfs.AccessError):
+        dsmfs.open(nodes[1] / "w.npy")
+    with pytest.raises(PermissionError), open(nodes[1] / "w.npy", "r+b"):
+        pass
+    with dsmfs.open(nodes[1] / "w.npy", "r") as r:
+        with pytest.raises(dsmfs.AccessError):
+            r.publish()
+        with pytest.raises(dsmfs.OperationError, match=f"programs of node {name(nodes[0])} have it open") as e:
+            r.take()
+        assert e.value.errno == errno.EBUSY and r.owner == name(nodes[0])
+        w.close()
+        r.take()
+        assert r.owner == name(nodes[1]) and r.mode == "r+"
+        r.array[:] = 7
+        v = r.publish()
+        r.take()  # it has it
+        with dsmfs.open(nodes[0] / "w.npy", "r") as old:
+            old.wait(v, LIMIT)
+            with old.snapshot() as a:
+                assert (a == 7).all()
+            assert old.versions()[-1].writer == name(nodes[1])
+            with pytest.raises(dsmfs.AccessError):
+                dsmfs.open(nodes[0] / "w.npy")
+
+
+def test_what_versions_are_asked_of(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("r.npy", 3, "f4") as r:
+        assert r.owner is None and r.versions() == []
+        with pytest.raises(dsmfs.OperationError, match="only an area with consistency='versioned' has versions"):
+            r.snapshot()
+        with pytest.raises(dsmfs.OperationError, match="only an area with consistency='versioned' has an owner"):
+            r.take()
+    with pytest.raises(dsmfs.OperationError, match="merge sum is for areas of mode relaxed") as e:
+        nodes[0].create("s.npy", 3, "f4", consistency="versioned", merge="sum")
+    assert e.value.errno == errno.EINVAL
+
+
+def test_snapshots_of_tensors_and_of_other_files(nodes: dsmfs.Cluster) -> None:
+    tensors = {"a": (3, "f4"), "b": ((2, 2), "i8")}
+    with nodes[0].create("m.safetensors", tensors=tensors, consistency="versioned") as m:
+        m.tensors["b"] = 4
+        m.publish()
+        s = m.snapshot()
+        m.tensors["b"] = 5
+        m.publish()
+        assert s.tensors["b"].tolist() == [[4, 4], [4, 4]] and s.tensors["a"].shape == (3,)
+        assert str(s.version.number) in repr(s)
+        s.close()
+    with nodes[0].create("w.npy", 4, "i4", consistency="versioned") as w:
+        w.array[:] = 1
+        w.publish()
+        s = w.snapshot()
+        w.resize(6)
+        w.array[:] = 2
+        w.publish()
+        with s as a:
+            assert a.tolist() == [1] * 4
+        with w.snapshot() as a:
+            assert a.tolist() == [2] * 6
+        assert np.load(nodes[0] / "w.npy").tolist() == [2] * 6
