@@ -24,6 +24,8 @@ type network interface {
 	drop(i int, from string) error
 	heal(i int) error
 	rate(i, mbit int) error
+	// lose loses some of all that comes to node i.
+	lose(i, percent int) error
 	// close removes everything and tells what could not be removed.
 	close() error
 }
@@ -45,6 +47,7 @@ func (loopback) enter(_ int, name string, args []string) (string, []string) { re
 func (loopback) drop(int, string) error                                     { return errNoLinks }
 func (loopback) heal(int) error                                             { return nil }
 func (loopback) rate(int, int) error                                        { return errNoLinks }
+func (loopback) lose(int, int) error                                        { return errNoLinks }
 
 // bridged is a bridge with one namespace per node, 10.99.0.i, each connected by
 // a pair of interfaces. The host has no address on it, so any number can exist.
@@ -131,6 +134,12 @@ func (b *bridged) rate(i, mbit int) error {
 		return err
 	}
 	return b.inside(i, append([]string{"tc", "qdisc", "add", "dev", "eth0"}, limit...)...)
+}
+
+// lose drops packets at random: kernels may be without netem.
+func (b *bridged) lose(i, percent int) error {
+	return b.inside(i, "nft", fmt.Sprintf("add table inet loss; add chain inet loss in { type filter hook input priority 0 ; }; "+
+		"flush chain inet loss in; add rule inet loss in iifname eth0 numgen random mod 100 < %d drop", percent))
 }
 
 func (b *bridged) close() error {

@@ -220,6 +220,14 @@ func (n *Node) Rate(mbit int) {
 	}
 }
 
+// Lose has the node lose a part of the packets that come to it, in percent.
+func (n *Node) Lose(percent int) {
+	n.c.t.Helper()
+	if err := n.c.net.lose(n.index(), percent); err != nil {
+		n.c.t.Fatalf("%s: lose: %v", n.Name, err)
+	}
+}
+
 // signalStop asks the daemon to leave.
 func (n *Node) signalStop() {
 	if n.Running() {
