@@ -1,6 +1,11 @@
 package coherence
 
-import "github.com/dsmfs/dsmfs/internal/dsm"
+import (
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
 
 // Which slot an extent is in is up to the spec of the area, and to the view: it may give an area a slot of its own, in which those
 // extents are that live together. It does so once, when nothing of the area is being handed over, and not
@@ -37,10 +42,25 @@ func (a *Area) coveringLocked() int { return a.mu.ino.Spec.CoveringExtents(a.mu.
 // placedLocked follows a view in which the area has a slot of its own, or 0. What the replica knows of the extents in it
 // that have no state is what it knew when they shared one.
 func (a *Area) placedLocked(own dsm.Slot) {
-	if r := &a.mu.replica; own != 0 && a.mu.own == 0 {
-		r.slots[dsm.Slots] = r.slots[a.mu.ino.Spec.SlotOf(a.id, 0)]
-	}
+	first := own != 0 && a.mu.own == 0
 	a.mu.own = own
+	if !first {
+		return
+	}
+	r, shared := &a.mu.replica, a.mu.ino.Spec.SlotOf(a.id, 0)
+	r.slots[dsm.Slots] = r.slots[shared]
+	if r.slots[shared].asked && !slices.Contains(a.slotsLocked(0), shared) {
+		a.leaveSlotLocked(shared)
+	}
+}
+
+// leaveSlotLocked ends the subscription to a slot in which the area has no extents, so that no open depends on its home. If the area grows
+// into it, it is subscribed to anew. replicaViewChangedLocked follows.
+func (a *Area) leaveSlotLocked(s dsm.Slot) {
+	a.mu.replica.slots[slotIndex(s)] = slotState{}
+	if home := a.mu.view.Row(s).Primary; !slices.Contains(a.subscribedHomesLocked(), home) { // an Unsubscribe ends all that the home has
+		a.sendLocked(home, &wire.Unsubscribe{Stamp: a.stampLocked()})
+	}
 }
 
 // movedLocked reports whether the slot has another home than in the view old, or the same one after

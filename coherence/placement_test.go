@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 
@@ -76,4 +77,73 @@ func testSnapshot(t *testing.T, change func(s *sim)) {
 		s.rested()
 		check(7)
 	})
+}
+
+// placedOn gives the area a slot of its own at node n, and waits until it is there.
+func (s *sim) placedOn(n *simNode) {
+	s.changeView(func(v *dsm.View) {
+		v.Place(simArea, dsm.SlotHome{Primary: n.id, Source: s.rowOf(v, 0).Primary, Epoch: v.Epoch})
+	})
+	s.catchUp()
+	s.calm()
+	s.changeView(func(v *dsm.View) { v.OwnOf(simArea).Source = 0 })
+	s.catchUp()
+	s.calm()
+}
+
+// TestOpenWithoutTheFormerHome: an area that has got a slot of its own does not depend on the home of the slot that it had before.
+func TestOpenWithoutTheFormerHome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ino := sums(1, dsm.ApplyArrival)
+		ino.Spec.Placement = dsm.PlaceOne
+		s := newHomed(t, 3, ino)
+		n := s.nodes[1]
+		s.nodes[0].find()
+		n.open(true)
+		s.calm()
+		s.placedOn(n)
+		if subs := s.nodes[0].area.mu.home.subs; len(subs) > 0 {
+			t.Errorf("the former home has %d subscribers", len(subs))
+		}
+		n.reset(s.nodes[0]) // which does not answer any more
+		s.rest()
+		if !n.area.subscribedLocked() {
+			t.Error("an open waits for a node that has nothing of the area")
+		}
+		s.drain()
+	})
+}
+
+// TestGrowPastItsOwnSlot: an area whose first extents have got a slot of their own grows into slots at the home of the slot that they had
+// before: into others than that one, to which nodes have stayed subscribed since it was that large before, and into that one itself.
+func TestGrowPastItsOwnSlot(t *testing.T) {
+	for _, extent := range []dsm.ExtentIndex{dsm.AutoExtents, dsm.Slots} {
+		t.Run(fmt.Sprintf("extent=%d", extent), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ino := dsm.Inode{Size: (dsm.AutoExtents + 1) * dsm.ExtentSize}
+				if shared := ino.Spec.SlotOf(simArea, 0) == ino.Spec.SlotOf(simArea, extent); shared != (extent == dsm.Slots) {
+					t.Fatalf("extent %d is in the slot of the first one: %v", extent, shared)
+				}
+				s := newHomed(t, 3, ino)
+				for _, n := range s.nodes {
+					n.open(true)
+				}
+				s.calm()
+				s.resized(dsm.AutoExtents * dsm.ExtentSize)
+				s.placedOn(s.nodes[1])
+				s.resized(int64(extent+1) * dsm.ExtentSize)
+				s.calm()
+				off := int64(extent) * dsm.ExtentSize
+				if err := s.nodes[2].area.WriteAt(context.Background(), []byte{5}, off); err != nil {
+					t.Fatal(err)
+				}
+				s.rested()
+				for _, n := range s.nodes {
+					if got := n.area.mu.mem.Working(dsm.PageIndex(off / dsm.PageSize))[0]; got != 5 {
+						t.Errorf("node %d has %d, want 5", n.i, got)
+					}
+				}
+			})
+		})
+	}
 }

@@ -25,15 +25,18 @@ type subscribing struct {
 	extents []wire.ExtentVersion
 }
 
-// addTo adds to set the slots that the Subscribe is for.
+// addTo adds to set the slots that the Subscribe is for, but those that have been left.
 func (s *subscribing) addTo(set map[dsm.Slot]struct{}, a *Area) {
-	for _, slot := range s.slots {
-		if a.hasSlotLocked(slot) {
+	add := func(slot dsm.Slot) {
+		if a.hasSlotLocked(slot) && a.mu.replica.slots[slotIndex(slot)].asked {
 			set[slot] = struct{}{}
 		}
 	}
+	for _, slot := range s.slots {
+		add(slot)
+	}
 	for _, x := range s.extents {
-		set[a.slotLocked(x.Extent)] = struct{}{}
+		add(a.slotLocked(x.Extent))
 	}
 }
 
