@@ -51,13 +51,21 @@ func (r *simRun) find(i int) uint32 {
 
 // findBest has a program look for better values: it loads elements, and later stores back the better one of what it has loaded and what it
 // has found, though others may have come in between. Nothing else keeps two programs of a node from undoing what the other one
-// has just stored to their one memory, so none stores to elements that another one has loaded.
+// has just stored to their one memory, so none stores to elements that another one has loaded. Nor does it where some have memory of their own
+// and others do not, as when the rule has changed meanwhile: what the first have stored gets to the memory of the others at any time.
 func findBest(r *simRun, n *simNode) {
 	prog := n.aProgram()
 	if prog == nil || prog.syncing > 0 {
 		return
 	}
 	if t := prog.temporaries; t != nil {
+		if !prog.hasDraft() && t.drafted != n.drafted {
+			prog.temporaries = nil
+			return
+		}
+		if prog.hasDraft() {
+			n.drafted++
+		}
 		if b := n.memory(prog, t.page, true); b != nil {
 			prog.temporaries = nil
 			for i, v := range t.values {
@@ -69,9 +77,9 @@ func findBest(r *simRun, n *simNode) {
 		}
 		return
 	}
-	t := &temporaries{page: r.aHot()}
+	t := &temporaries{page: r.aHot(), drafted: n.drafted}
 	for _, other := range n.programs() {
-		if other != prog && other.temporaries != nil && other.temporaries.page == t.page {
+		if other != prog && (other.temporaries != nil && other.temporaries.page == t.page || other.hasDraft() != prog.hasDraft()) {
 			return
 		}
 	}
@@ -101,3 +109,6 @@ func addsRule(r *simRun, ino *dsm.Inode) {
 	applyRule(r, ino)
 	ino.Spec.Merge = []dsm.MergeRule{dsm.MergeSum, dsm.MergeMean}[r.rng.IntN(2)]
 }
+
+// hasDraft reports whether the program has memory of its own.
+func (p *simProgram) hasDraft() bool { return p.at != nil && p.at.draft != nil }

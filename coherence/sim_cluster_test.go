@@ -82,6 +82,7 @@ type simNode struct {
 	entering *request // an open under way
 	faulting map[dsm.PageIndex]bool
 	rounds   int           // how often it has contributed to one
+	drafted  int           // how often a program has stored to memory of its own: see findBest
 	given    map[int64]int // stores of each byte that were delivered: see seen
 	homes    map[dsm.PageIndex]merged
 }

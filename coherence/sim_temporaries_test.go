@@ -11,6 +11,8 @@ import (
 type temporaries struct {
 	page   dsm.PageIndex
 	values [hotElems]int32
+
+	drafted int // simNode.drafted when they were loaded
 }
 
 // sumOfTemporaries is an area that such programs add to: a node has one that stores through the page cache, or several that
