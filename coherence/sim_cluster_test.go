@@ -32,7 +32,6 @@ type sim struct {
 	log    []entry       // the catalog
 	// onShrink is told when a node has applied a smaller size.
 	onShrink func(n *simNode, size int64)
-	resizes  bool // the size changes
 	unaware  bool // kernels are told of sizes some time after their node
 	queues   bool // READs may wait in the queues of the kernels
 	// careful says that programs load, and store back later; a node has one that stores to the page cache, or attached ones.

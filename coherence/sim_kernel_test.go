@@ -75,7 +75,6 @@ func (k *fakeKernel) ask(p dsm.PageIndex) {
 	k.reading[p] = r
 	r.send = func() {
 		r.send = nil
-		due := k.n.due()
 		k.n.ask("read", func(ctx context.Context) error {
 			_, err := k.n.area.ReadAt(ctx, c.data[:], int64(p)*dsm.PageSize)
 			return err
@@ -84,7 +83,6 @@ func (k *fakeKernel) ask(p dsm.PageIndex) {
 				delete(k.reading, p)
 				return
 			}
-			k.n.reads(due, p, c)
 			r.reply = c
 			if k.soon(4) {
 				k.receive()

@@ -75,7 +75,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		bytes: make(map[int64]byte), maybe: make(map[int64]bool), sums: make(map[int]int32), fsums: make(map[int]float64), best: make(map[int]uint32)}
 	r.farther, r.places = farther, ino.Spec.Together(0) // and by a view of its own from time to time
 	r.drawHot()
-	r.onShrink, r.careful, r.resizes, r.unaware, r.queues = r.shrunk, c.careful, c.resize, c.unaware, true
+	r.onShrink, r.careful, r.unaware, r.queues = r.shrunk, c.careful, c.unaware, true
 	if c.dies {
 		r.withTaker()
 	}
@@ -343,6 +343,8 @@ func (r *simRun) call(n *simNode) bool {
 		}
 	case x < 44:
 		n.openReader()
+	case x < 46:
+		n.readDirect(r.aHot())
 	case x < 60 && r.kind.rounds:
 		for _, n := range r.programNodes() {
 			r.round(n)
