@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
@@ -237,10 +238,16 @@ func (a *Area) pumpBatchesLocked(to dsm.NodeID, s *subscriber) {
 		t.sending, t.greeted = false, true
 		t.flying = append(t.flying, flyingBatch{a.mu.home.lastPush, t.pages})
 		t.pages = nil
+		a.answerWaitsLocked(to, t, t.version.Version) // the owner may publish faster than the link takes it
 	}
 	if h := a.mu.whole.history; h != nil {
-		t.upTo = h.Newest()
+		a.answerWaitsLocked(to, t, h.Newest())
 	}
+}
+
+// answerWaitsLocked answers the Acquires that waited for a version which has been sent.
+func (a *Area) answerWaitsLocked(to dsm.NodeID, t *batches, sent dsm.Version) {
+	t.upTo = sent
 	t.waits = slices.DeleteFunc(t.waits, func(w batchWait) bool {
 		if w.version > t.upTo {
 			return false
@@ -348,6 +355,9 @@ func (a *Area) stagePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte) 
 	if m.Group != st.group || int(m.Part) != len(st.parts) {
 		return nil
 	}
+	if err := a.partProblemLocked(m, payload); err != nil { // all of a batch is put in place, or nothing
+		return err
+	}
 	if !m.Last {
 		b := bytes.Clone(flat(payload))
 		st.parts, st.bytes = append(st.parts, message{peer: from, msg: m, payload: [][]byte{b}}), st.bytes+int64(len(b))
@@ -383,4 +393,20 @@ func (a *Area) stagePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte) 
 		a.completedLocked(VersionInfo{Version: m.Version, Size: m.Size, Writer: m.Writer})
 	}
 	return nil
+}
+
+// partProblemLocked checks a part of a batch that came from elsewhere.
+func (a *Area) partProblemLocked(m *wire.Push, payload [][]byte) error {
+	n, data := 0, m.Pages.Minus(m.Zero)
+	for _, b := range payload {
+		n += len(b)
+	}
+	parts := a.mu.whole.stage.parts
+	switch {
+	case len(m.Index) != 0 || n != data.Len()*dsm.PageSize:
+	case len(parts) > 0 && parts[0].msg.(*wire.Push).Version != m.Version:
+	default:
+		return nil
+	}
+	return errs.E(errs.Corrupt, "push", "part %d of version %d of area %d does not add up", m.Part, m.Version, a.id)
 }

@@ -213,6 +213,9 @@ func (a *Area) homeFinishLocked(from dsm.NodeID, m *wire.Finish) {
 		a.homeAcquireLocked(from, &wire.Acquire{Stamp: m.Stamp, Round: m.Acquire})
 		return
 	}
+	if a.versionedLocked() && !slices.Equal(m.Nodes, []dsm.NodeID{from}) {
+		return // a version has one writer, who ends it
+	}
 	hr := h.rounds.round(m.Round)
 	hr.finish = m
 	if w := (finishing{from, m.Acquire}); !slices.Contains(hr.waiting, w) { // it is sent again after a broken session

@@ -190,7 +190,12 @@ func (r *simRun) handTo(n *simNode) {
 			r.calm("wait")
 		}
 	}
-	for i := 0; slices.ContainsFunc(r.nodes, func(o *simNode) bool { return o.area.mu.owning.giving != nil }); i++ {
+	gives := func(o *simNode) bool {
+		o.area.mu.Lock()
+		defer o.area.mu.Unlock()
+		return o.area.mu.owning.giving != nil
+	}
+	for i := 0; slices.ContainsFunc(r.nodes, gives); i++ {
 		if i == 100 {
 			r.t.Fatal("an area is being given away for ever")
 		}

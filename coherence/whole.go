@@ -227,6 +227,7 @@ func (a *Area) PinVersion(v dsm.Version) (info VersionInfo, err error) { return 
 func (a *Area) PinToRead() (info VersionInfo, err error) { return a.pin(0, false) }
 
 func (a *Area) pin(v dsm.Version, room bool) (info VersionInfo, err error) {
+	err = &errs.Error{Op: "pin", Area: a.id, Kind: errs.NotExist} // if the area has been removed
 	a.step(func() {
 		w := &a.mu.whole
 		if err = a.startVersionsLocked(); err != nil {
@@ -287,8 +288,10 @@ func (a *Area) unpinLocked(v dsm.Version) {
 
 // ReadVersion fills p with the bytes of a pinned version from off on. n is short at the end of the version.
 func (a *Area) ReadVersion(v dsm.Version, p []byte, off int64) (n int, err error) {
+	err = &errs.Error{Op: "read", Area: a.id, Kind: errs.NotExist}
 	a.step(func() {
 		w := &a.mu.whole
+		err = nil
 		i := slices.IndexFunc(w.kept, func(k keptVersion) bool { return k.Version == v })
 		if i < 0 {
 			err = errs.E(errs.Dropped, "read", "version %d of area %d is not here any more", v, a.id)

@@ -3,6 +3,7 @@ package groups
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 type cluster struct {
 	t     testing.TB
 	nodes []*wired
-	view  *dsm.View
+	view  atomic.Pointer[dsm.View]
 }
 
 type wired struct {
@@ -24,35 +25,36 @@ type wired struct {
 }
 
 func (w *wired) Send(to dsm.NodeID, m any, _ [][]byte, _ bool) {
-	if int(to) <= len(w.c.nodes) && here(w.c.view, to) {
+	if int(to) <= len(w.c.nodes) && here(w.c.view.Load(), to) {
 		w.c.nodes[to-1].Handle(w.id, m)
 	}
 }
 
 func newCluster(t testing.TB, nodes int) *cluster {
-	c := &cluster{t: t, view: &dsm.View{Epoch: 1}}
-	c.view.Slots[0].Primary = 1
+	c, v := &cluster{t: t}, &dsm.View{Epoch: 1}
+	c.view.Store(v)
+	v.Slots[0].Primary = 1
 	for i := range nodes {
 		w := &wired{c: c, id: dsm.NodeID(i + 1)}
 		w.Node = NewNode(Config{Self: w.id, Sender: w, Home: func(v *dsm.View, _ dsm.AreaID) dsm.NodeID { return v.Slots[0].Primary }})
 		c.nodes = append(c.nodes, w)
-		c.view.Members = append(c.view.Members, dsm.Member{ID: w.id, Name: string(rune('a' + i))})
+		v.Members = append(v.Members, dsm.Member{ID: w.id, Name: string(rune('a' + i))})
 	}
 	for _, w := range c.nodes {
-		w.ViewChanged(c.view)
+		w.ViewChanged(v)
 	}
 	return c
 }
 
 // gone takes a node out.
 func (c *cluster) gone(id dsm.NodeID) {
-	v := *c.view
+	v := *c.view.Load()
 	v.Epoch++
 	v.Members = append([]dsm.Member(nil), v.Members...)
 	v.Members[id-1].Gone = true
-	c.view = &v
+	c.view.Store(&v)
 	for _, w := range c.nodes {
-		w.ViewChanged(c.view)
+		w.ViewChanged(&v)
 	}
 }
 

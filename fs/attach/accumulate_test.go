@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -15,7 +16,7 @@ import (
 // givenArea is an area of two extents in which what is accumulated is counted.
 type givenArea struct {
 	idleArea
-	took   int
+	took   atomic.Int64
 	atCall func() // before the first bytes are taken
 }
 
@@ -26,7 +27,7 @@ func (a *givenArea) Accumulate(_ context.Context, _ dsm.RoundID, _ int64, p []by
 	if a.atCall != nil {
 		a.atCall()
 	}
-	a.took += len(p)
+	a.took.Add(int64(len(p)))
 	return nil
 }
 
@@ -101,13 +102,6 @@ func TestAccumulateFromBadMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			area := new(givenArea)
-			m := &givenMount{area: area}
-			p := listenForGroups(t, m)
-			t.Cleanup(m.background.Wait)
-			group := p.join()
-			if h, text := p.call(header{op: opAttach, arg: [4]uint64{accessWrite}}, "/w"); h.errno != 0 {
-				t.Fatal(text)
-			}
 			f := c.file(t)
 			if f != nil {
 				defer f.Close()
@@ -119,12 +113,19 @@ func TestAccumulateFromBadMemory(t *testing.T) {
 					}
 				}
 			}
+			m := &givenMount{area: area}
+			p := listenForGroups(t, m)
+			t.Cleanup(m.background.Wait)
+			group := p.join()
+			if h, text := p.call(header{op: opAttach, arg: [4]uint64{accessWrite}}, "/w"); h.errno != 0 {
+				t.Fatal(text)
+			}
 			h, text := p.pass(header{op: opAccumulate, attachment: group, arg: [4]uint64{1, uint64(dsm.RootIno + 1), 0, c.length}}, f)
 			if h.errno != c.errno || !strings.Contains(text, c.text) {
 				t.Errorf("%v, %q: want %v, %q", h.errno, text, c.errno, c.text)
 			}
-			if c.errno == 0 && area.took != int(c.length) {
-				t.Errorf("%d bytes were taken, want %d", area.took, c.length)
+			if c.errno == 0 && area.took.Load() != int64(c.length) {
+				t.Errorf("%d bytes were taken, want %d", area.took.Load(), c.length)
 			}
 			if _, err := p.Write((&header{op: opLeave, attachment: group}).encode(nil)); !c.ends && err != nil {
 				t.Errorf("the connection has ended: %v", err)
