@@ -372,3 +372,34 @@ func TestSlowSubscriber(t *testing.T) {
 		}
 	})
 }
+
+// TestAcquireWhileTheOwnerPublishes: an owner that publishes faster than the link to a reader takes it does not keep an Acquire of the reader waiting.
+func TestAcquireWhileTheOwnerPublishes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newOwnCase(t, 2, dsm.Spec{})
+		a, reader := c.nodes[0], c.nodes[1]
+		if err := c.opens(a); err != nil {
+			t.Fatal(err)
+		}
+		c.calm()
+		a.node.links.window = 2 * dsm.PageSize // so that a batch does not fit
+		q := reader.ask("acquire", func(ctx context.Context) error { return reader.area.Acquire(ctx, false) }, nil)
+		for i := 0; !q.over.Load(); i++ {
+			if i == 200 {
+				t.Fatal("the reader still waits")
+			}
+			for _, p := range hot {
+				c.stores(a, int64(p)*dsm.PageSize, byte(i%100+1))
+			}
+			a.ask("publish", a.area.Publish, nil)
+			c.rest()
+			for _, k := range []link{{0, 1}, {1, 0}} {
+				if len(c.net[k]) > 0 {
+					c.deliverOn(k)
+				}
+				c.rest()
+			}
+		}
+		c.calm()
+	})
+}
