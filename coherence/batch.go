@@ -240,9 +240,11 @@ func (a *Area) pumpBatchesLocked(to dsm.NodeID, s *subscriber) {
 		t.pages = nil
 		a.answerWaitsLocked(to, t, t.version.Version) // the owner may publish faster than the link takes it
 	}
-	if h := a.mu.whole.history; h != nil {
-		a.answerWaitsLocked(to, t, h.Newest())
+	sent := t.upTo
+	if h := a.mu.whole.history; h != nil { // else nothing has been published
+		sent = h.Newest()
 	}
+	a.answerWaitsLocked(to, t, sent)
 }
 
 // answerWaitsLocked answers the Acquires that waited for a version which has been sent.

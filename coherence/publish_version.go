@@ -31,6 +31,18 @@ func (a *Area) publishVersion(ctx context.Context) error {
 			return err
 		}
 	}
+	for {
+		var before, after dsm.Generation
+		a.note(func() { before = a.mu.ino.Gen })
+		err := a.publishRound(ctx)
+		if a.note(func() { after = a.mu.ino.Gen }); err != nil || before == after {
+			return err
+		}
+		// A shrink may have had the home refuse parts, so that they came too late for the round.
+	}
+}
+
+func (a *Area) publishRound(ctx context.Context) error {
 	var id dsm.RoundID
 	a.step(func() {
 		if w := &a.mu.whole; w.id == (dsm.RoundID{}) && a.mu.replica.subscribed && len(a.busyExtentsLocked()) > 0 {
