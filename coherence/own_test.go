@@ -253,10 +253,18 @@ func TestOlderVersionsAndRoom(t *testing.T) {
 		if _, err := a.area.PinVersion(0); !errs.Is(err, errs.NoSpace) {
 			t.Errorf("pinned without room: %v", err)
 		}
-		if v, err := a.area.PinToRead(); err != nil || a.byteOf(v.Version, 0) != "6" {
+		if v, err := a.area.PinToRead(0); err != nil || a.byteOf(v.Version, 0) != "6" {
 			t.Errorf("read: %v", err)
 		} else {
 			a.area.UnpinVersion(v.Version)
+		}
+		if v, err := a.area.PinToRead(kept[1]); err != nil || v.Version != kept[1] {
+			t.Errorf("read on: %v", err)
+		} else {
+			a.area.UnpinVersion(v.Version)
+		}
+		if _, err := a.area.PinToRead(kept[0]); !errs.Is(err, errs.Dropped) {
+			t.Errorf("read on in a version that is dropped: %v", err)
 		}
 		a.area.UnpinVersion(kept[1])
 		if a.node.room.fixed.Load() != simSize {

@@ -223,8 +223,8 @@ func (a *Area) Versions() []VersionInfo {
 // version is 0: all bytes are zero.
 func (a *Area) PinVersion(v dsm.Version) (info VersionInfo, err error) { return a.pin(v, true) }
 
-// PinToRead is PinVersion of the newest version, for as long as it takes to read it. There need not be room for it.
-func (a *Area) PinToRead() (info VersionInfo, err error) { return a.pin(0, false) }
+// PinToRead is PinVersion for as long as it takes to read the version. There need not be room for it.
+func (a *Area) PinToRead(v dsm.Version) (info VersionInfo, err error) { return a.pin(v, false) }
 
 func (a *Area) pin(v dsm.Version, room bool) (info VersionInfo, err error) {
 	err = &errs.Error{Op: "pin", Area: a.id, Kind: errs.NotExist} // if the area has been removed

@@ -50,7 +50,8 @@ type fakeArea struct {
 	done      int // notices done
 	syncErr   error
 	versions  []*fakeVersion
-	told      []int64 // sizes that answers told the kernel
+	full      atomic.Bool // there is no memory for older versions
+	told      []int64     // sizes that answers told the kernel
 
 	// merge replaces copying a WRITE into data; called with mu held.
 	merge func(p []byte, off int64)

@@ -65,6 +65,13 @@ func (a *fakeArea) findLocked(n dsm.Version) *fakeVersion {
 }
 
 func (a *fakeArea) PinVersion(n dsm.Version) (info VersionInfo, err error) {
+	if a.full.Load() {
+		return info, errs.E(errs.NoSpace, "pin", "")
+	}
+	return a.PinToRead(n)
+}
+
+func (a *fakeArea) PinToRead(n dsm.Version) (info VersionInfo, err error) {
 	a.update(func() {
 		if len(a.versions) == 0 {
 			err = errs.E(errs.Unavailable, "pin", "")
@@ -100,8 +107,6 @@ func (a *fakeArea) ReadVersion(n dsm.Version, p []byte, off int64) (int, error) 
 	}
 	return copy(p, v.data[min(off, int64(len(v.data))):]), nil
 }
-
-func (a *fakeArea) PinToRead() (VersionInfo, error) { return a.PinVersion(0) }
 
 func (p *fakeAreas) Owner(dsm.AreaID) dsm.NodeID { return dsm.NodeID(p.owner.Load()) }
 

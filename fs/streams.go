@@ -181,7 +181,7 @@ func (h *fileHandle) readWhole(tid uint32, p []byte, off int64) (n int, err erro
 
 // newest pins the newest version.
 func (h *fileHandle) newest(area Area) (*stream, error) {
-	v, err := area.PinToRead()
+	v, err := area.PinToRead(0)
 	if err == nil {
 		return &stream{version: v.Version, size: v.Size, pinned: true}, nil
 	}

@@ -194,8 +194,8 @@ func (a *area) PinVersion(v dsm.Version) (fs.VersionInfo, error) {
 }
 
 // PinToRead implements fs.Area.
-func (a *area) PinToRead() (fs.VersionInfo, error) {
-	pinned, err := a.Area.PinToRead()
+func (a *area) PinToRead(v dsm.Version) (fs.VersionInfo, error) {
+	pinned, err := a.Area.PinToRead(v)
 	return fs.VersionInfo(pinned), err
 }
 
