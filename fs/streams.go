@@ -1,21 +1,22 @@
 package fs
 
 import (
-	"maps"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
 // streams are what programs read of a versioned area by one handle. The kernel asks for a large read(2) in pieces of maxTransfer, one after
 // the other, and programs read files in pieces themselves. So a piece that begins where the last one of the same thread ended is answered
-// from the version that this one was answered from; where that of another thread ended, too: programs in Go go from thread to thread. Any
-// other is answered from the newest.
+// from the version that this one was answered from. Any other is answered from the newest, but for programs in Go, which go from thread to
+// thread: a thread that goes on nowhere itself may go on where another one has just ended. No thread gets an older version than before.
 type streams struct {
 	mu struct {
 		lockrank.Mutex
-		of    map[uint32]*stream // by thread; who answers a READ takes it out meanwhile
+		of    map[uint32]*stream // by thread; while a READ is answered, it is one that goes on nowhere
+		least dsm.Version        // no thread that is not in the table has read a newer one
 		timer *time.Timer        // ends the pins of those that are idle
 		ended bool
 	}
@@ -23,8 +24,9 @@ type streams struct {
 
 // stream is the last piece that a thread has read.
 type stream struct {
-	next    int64       // where it ended
+	next    int64       // where it ended, or nowhere
 	full    bool        // it was as large as pieces get, so there may be more of the same read(2)
+	lent    bool        // another thread has a copy
 	version dsm.Version // 0: all zero, before the first publish
 	size    int64
 	pinned  bool
@@ -32,6 +34,10 @@ type stream struct {
 }
 
 const (
+	// nowhere is the next of a stream that has come to its end. It tells which version its thread has read.
+	nowhere = -1
+	// takeOver is how long after a piece another thread may go on. As old may be the version that a new thread gets.
+	takeOver = 500 * time.Millisecond
 	// streamIdle is how long a version stays pinned for a thread that reads no more: it may cost as much memory as the area.
 	// To go on later is ESTALE if the version has been dropped.
 	streamIdle = 10 * time.Second
@@ -42,35 +48,50 @@ const (
 func (s *streams) init() { s.mu.Init("fs.streams") }
 
 // take returns the stream that a piece of the thread at off goes on with, or nil. The pin of dropped, unless it is nil, is to be ended.
-// With shared, another thread may go on with it too.
-func (s *streams) take(tid uint32, off int64, now time.Time) (t *stream, shared bool, dropped *stream) {
+// If the stream is another thread's, lent says whether that one keeps the pin.
+func (s *streams) take(tid uint32, off int64, now time.Time) (t *stream, foreign, lent bool, dropped *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t = s.mu.of[tid]
-	delete(s.mu.of, tid)
-	if t != nil && t.next == off {
-		return t, false, nil
+	least := s.mu.least
+	if own := s.mu.of[tid]; own != nil {
+		s.mu.of[tid] = &stream{next: nowhere, version: own.version, at: own.at}
+		idle := own.next >= own.size && now.Sub(own.at) > streamIdle // the file may have grown long since
+		switch {
+		case own.next == off && !idle:
+			return own, false, false, nil
+		case own.next != nowhere && !own.lent:
+			return nil, false, false, own
+		}
+		dropped, least = own, own.version
 	}
-	dropped = t
+	var from uint32
 	for id, o := range s.mu.of {
-		if o.next != off || !o.pinned && o.next < o.size && o.version != 0 || now.Sub(o.at) > streamIdle {
-			continue
+		if o.next == off && o.version >= least && now.Sub(o.at) <= takeOver && (t == nil || o.version > t.version) {
+			t, from = o, id
 		}
-		if o.full {
-			copied := *o
-			return &copied, true, dropped
-		}
-		delete(s.mu.of, id)
-		return o, false, dropped
 	}
-	return nil, false, dropped
+	switch {
+	case t == nil:
+		return nil, false, false, dropped
+	case t.full: // its own thread may be about to go on
+		t.lent = true
+		copied := *t
+		copied.lent = false
+		return &copied, true, true, dropped
+	}
+	s.mu.of[from] = &stream{next: nowhere, version: t.version, at: t.at}
+	return t, true, false, dropped
 }
 
-// told forgets streams that have come to the end at off. Their versions are not pinned.
-func (s *streams) told(off int64) {
+// told ends streams of which a copy has come to the end. They are not pinned.
+func (s *streams) told(end *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.DeleteFunc(s.mu.of, func(_ uint32, t *stream) bool { return t.next == off && t.next >= t.size })
+	for _, t := range s.mu.of {
+		if t.lent && t.version == end.version && t.next == end.size {
+			t.next = nowhere
+		}
+	}
 }
 
 // put returns a stream to the table. The pins of dropped are to be ended. sweep is called later.
@@ -96,6 +117,7 @@ func (s *streams) put(tid uint32, t *stream, now time.Time, sweep func()) (dropp
 			}
 		}
 		dropped = append(dropped, s.mu.of[oldest])
+		s.mu.least = max(s.mu.least, s.mu.of[oldest].version)
 		delete(s.mu.of, oldest)
 	}
 	if t.pinned && s.mu.timer == nil {
@@ -141,23 +163,9 @@ func (s *streams) end() (all []*stream) {
 // readWhole answers a READ of a versioned area, other than for a mapping, from one version.
 func (h *fileHandle) readWhole(tid uint32, p []byte, off int64) (n int, err error) {
 	area := h.area.current()
-	t, shared, dropped := h.streams.take(tid, off, time.Now())
-	if dropped != nil {
-		dropped.unpin(area)
-	}
-	if shared {
-		t.pinned = false // that pin is the other thread's
-	}
-	if t == nil {
-		if t, err = h.newest(area); err != nil {
-			return 0, err
-		}
-	} else if !t.pinned && off < t.size && t.version != 0 {
-		if _, err = area.PinVersion(t.version); err != nil {
-			h.keep(area, tid, t) // to try again must not read another version
-			return 0, err
-		}
-		t.pinned = true
+	t, err := h.stream(area, tid, off)
+	if err != nil {
+		return 0, err
 	}
 	switch left := max(t.size-off, 0); {
 	case left == 0:
@@ -167,16 +175,61 @@ func (h *fileHandle) readWhole(tid uint32, p []byte, off int64) (n int, err erro
 	default:
 		n, err = area.ReadVersion(t.version, p, off)
 	}
-	t.next, t.full = off+int64(n), n == maxTransfer
+	if err != nil {
+		t.next = off
+		h.failed(area, tid, t, err)
+		return 0, err
+	}
+	t.next, t.full, t.lent = off+int64(n), n == maxTransfer, false
 	if t.next >= t.size {
 		t.unpin(area)
 	}
-	if err == nil && n == 0 {
-		h.streams.told(off)
-		return 0, nil // the program has been told of the end; what it reads next is of the newest
+	if n == 0 { // the program is told of the end; what it reads next is of the newest
+		h.streams.told(t)
+		t.next = nowhere
 	}
 	h.keep(area, tid, t)
-	return n, err
+	return n, nil
+}
+
+// stream returns what a piece of the thread at off goes on with. If off is before its end, it is pinned.
+func (h *fileHandle) stream(area Area, tid uint32, off int64) (t *stream, err error) {
+	t, foreign, lent, dropped := h.streams.take(tid, off, time.Now())
+	if dropped != nil {
+		dropped.unpin(area)
+	}
+	if lent {
+		t.pinned = false // that pin is the other thread's
+	}
+	if t == nil {
+		return h.newest(area)
+	}
+	if t.pinned || off >= t.size || t.version == 0 {
+		return t, nil
+	}
+	_, err = area.PinToRead(t.version)
+	switch {
+	case err == nil:
+		t.pinned = true
+		return t, nil
+	case foreign && errs.Is(err, errs.Dropped):
+		return h.newest(area)
+	}
+	h.failed(area, tid, t, err)
+	return nil, err
+}
+
+// failed keeps a stream after an error, since to try again must not read another version. When the program has been told that the version is
+// dropped, it goes on nowhere. An error in the middle of a read(2) tells it only that there was less to read, so then it is told once more.
+func (h *fileHandle) failed(area Area, tid uint32, t *stream, err error) {
+	if errs.Is(err, errs.Dropped) {
+		t.unpin(area)
+		if !t.full {
+			t.next = nowhere
+		}
+		t.full = false
+	}
+	h.keep(area, tid, t)
 }
 
 // newest pins the newest version.

@@ -121,6 +121,7 @@ var mayNap = map[string]string{
 	"membership/real_test.go BenchmarkIdle": "the same",
 	"fs/mount_test.go poll":                 "facts of the kernel and of other processes, which no channel tells of",
 	"fs/interval_test.go Publish":           "a fake, called in bubbles",
+	"fs/streams_test.go pass":               "called in bubbles",
 	"membership/membership_test.go stop":    "called in bubbles",
 	"membership/membership_test.go within":  "called in bubbles",
 	"membership/net_test.go Dial":           "the network of tests in a bubble",
