@@ -49,6 +49,7 @@
 //   - fallocate modes other than growing and punching: EOPNOTSUPP.
 //   - `..` in a working directory that another node has moved leads to where it was, until a program
 //     of this node looks at the directory under its new name; for good if that is mkdir(2) or the like.
-//   - A mapping of a versioned file shows a version while it is put in place. Map versions/NUMBER.
+//   - A mapping of a versioned file, sendfile(2) and the like show a version while it is put in place.
+//     Use versions/NUMBER.
 //   - Access times do not change by reading.
 package fs

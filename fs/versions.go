@@ -82,7 +82,8 @@ func (x *versions) list(ctx context.Context, ino dsm.Ino) (list []VersionInfo, e
 	return list, err
 }
 
-// lookup finds the file of a version. errs.Dropped if it is not kept any more; errs.NotExist if there has never been one.
+// lookup finds the file of a version. errs.NotExist if the newest is older; errs.Dropped if it is not kept, or if there has never been one of
+// a number that is less than the newest's.
 func (x *versions) lookup(ctx context.Context, ino dsm.Ino, name string, out *fuse.EntryOut) error {
 	n, err := strconv.ParseUint(name, 10, 64)
 	if err != nil || n == 0 || strconv.FormatUint(n, 10) != name {
