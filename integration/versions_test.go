@@ -14,9 +14,9 @@ import (
 // versionElements is the length of the array: more than two pieces of a large read(2), and three extents.
 const versionElements = 300_000
 
-// ways are those in which readers get a version: one read() of the live name, one read of it from end to end in pieces, read() and mmap of
-// versions/N, and snapshot() of the Python package.
-var ways = []string{"live", "pieces", "version", "mmap", "snapshot"}
+// ways are those in which readers get a version: one read() of the live name, one read of it from end to end in pieces, read(), sendfile() and
+// mmap of versions/N, and snapshot() of the Python package.
+var ways = []string{"live", "pieces", "version", "sendfile", "mmap", "snapshot"}
 
 // wholeReaders are readers of all ways on some nodes.
 type wholeReaders struct {
