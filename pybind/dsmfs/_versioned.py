@@ -42,9 +42,13 @@ class Versioned(ABC):
         """The name of the node whose programs may store to the area; None if no node owns it yet.
 
         Only areas with ``consistency='versioned'`` have an owner: the node that first opened it for writing, until another takes it.
+
+        Raises
+        ------
+        OperationError
+            ESTALE: the path leads to another file by now, or to none. EOPNOTSUPP: the area is reached without a mount.
         """
-        self._open()
-        return _versions.owner(self._where)
+        return _versions.owner(self._where, self._open().number)
 
     def take(self) -> None:
         """Make this node the owner of the area, and open it for writing: :attr:`mode` is ``r+`` then, :attr:`array` a new array.
@@ -55,14 +59,14 @@ class Versioned(ABC):
         ------
         OperationError
             EBUSY: programs of its owner have it open for writing. EINVAL: it has no owner, because the consistency is another one.
-            EOPNOTSUPP: the area is reached without a mount.
+            ESTALE: the path leads to another file by now, or to none; nothing is moved. EOPNOTSUPP: the area is reached without a mount.
         AccessError
             The mode of the file does not allow it.
         TimedOutError
             The owner does not answer.
         """
         plane = self._open()
-        _versions.take(self._where)
+        _versions.take(self._where, plane.number)
         if not plane.writable:
             self._writes_now(*plane.again(writable=True))
 
@@ -75,10 +79,9 @@ class Versioned(ABC):
         Raises
         ------
         OperationError
-            EOPNOTSUPP: the area is reached without a mount.
+            ESTALE: the path leads to another file by now, or to none. EOPNOTSUPP: the area is reached without a mount.
         """
-        self._open()
-        return _versions.history(self._where)
+        return _versions.versions(self._where, self._open().number)
 
     def snapshot(self, version: int | None = None) -> Snapshot:
         """Return a version of the area as an array that does not change.
@@ -96,15 +99,15 @@ class Versioned(ABC):
         VersionDroppedError
             It is not kept any more; the text says which is the oldest that is.
         OperationError
-            ENODATA: nothing has been published yet. ENOSPC: there is no memory for what would have to be kept. EINVAL: the
+            ESTALE: the path leads to another file by now, or to none. ENODATA: nothing has been published yet. ENOSPC: there is no memory for what would have to be kept. EINVAL: the
             consistency is not ``versioned``. EOPNOTSUPP: the area is reached without a mount.
         FormatError
             It has something else in that version.
         """
-        self._open()
+        area = self._open().number
         if self.consistency != "versioned":
             raise OperationError(
                 errno.EINVAL, "snapshot: only an area with consistency='versioned' has versions", self.path
             )
         number = None if version is None else operator.index(version)
-        return _versions.snapshot(self._where, number, self._layout)
+        return _versions.snapshot(self._where, area, number, self._layout)

@@ -6,6 +6,8 @@ import errno
 import mmap
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -14,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _layout
-from ._errors import ClosedError, OperationError, VersionDroppedError, from_errno, translated
+from ._errors import ClosedError, NotFoundError, OperationError, VersionDroppedError, from_errno, translated
 from ._layout import Layout
 from ._mounts import Location
 from ._plane import Mapping
 from ._tensors import Tensors
 
 _LOGICAL_BITS = 12
+_OWNER = "user.dsm.owner"
 
 
 def version_time(version: int) -> float:
@@ -86,8 +89,56 @@ def control(where: Location, name: str) -> str:
     return path
 
 
+@contextmanager
+def held(where: Location, number: int, doing: str) -> Iterator[str]:
+    """Hold the file of an area without opening it, whatever becomes of its path; the value is a path that leads to it for as long.
+
+    Raises
+    ------
+    OperationError
+        ESTALE: the path leads to another file, or to none. EOPNOTSUPP: the area is reached without a mount.
+    """
+    control(where, "owner")
+    assert where.path is not None
+    try:
+        with translated(str(where), doing):
+            fd = os.open(where.path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotFoundError as e:
+        raise from_errno(errno.ESTALE, f"{doing}: the path leads to no file now", str(where)) from e
+    try:
+        if os.fstat(fd).st_ino != number:
+            raise from_errno(errno.ESTALE, f"{doing}: the path leads to another file now", str(where))
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def unmoved(where: Location, number: int, doing: str) -> Iterator[None]:
+    """Refuse what the body reads by the path of an area if that leads to another file, before or after.
+
+    Raises
+    ------
+    OperationError
+        As of `held`.
+    """
+    with held(where, number, doing):
+        pass
+    try:
+        yield
+    finally:
+        with held(where, number, doing):
+            pass
+
+
+def versions(where: Location, number: int) -> list[Version]:
+    """Return the versions of the area with this number that this node can read, the oldest first."""
+    with unmoved(where, number, "versions"):
+        return history(where)
+
+
 def history(where: Location) -> list[Version]:
-    """Return the versions that this node can read, the oldest first."""
+    """Return the versions of the file that the path leads to, the oldest first."""
     found = []
     with translated(str(where), "versions"), open(control(where, "history"), encoding="utf-8") as f:
         for line in f:
@@ -177,21 +228,27 @@ class Snapshot:
         return f"<dsmfs.Snapshot {self._path!r} {self.version.number} {state}>"
 
 
-def snapshot(where: Location, number: int | None, layout: Layout) -> Snapshot:
-    """Return a version, None for the newest that is here."""
+def snapshot(where: Location, number: int, version: int | None, layout: Layout) -> Snapshot:
+    """Return a version of the area with this number, None for the newest that is here."""
     while True:
-        kept = history(where)
-        if number is None and not kept:
-            raise from_errno(errno.ENODATA, "nothing has been published yet", str(where))
-        found = [v for v in kept if number is None or v.number == number]
-        if not found:
-            raise VersionDroppedError(errno.ESTALE, dropped(where, number), str(where))
-        try:
-            return Snapshot(where, found[-1], layout)
-        except VersionDroppedError:
-            if number is not None:
-                raise
-            # It has been dropped since: then there are newer ones.
+        with unmoved(where, number, "snapshot"):
+            try:
+                return newest(where, version, layout)
+            except VersionDroppedError:
+                if version is not None:
+                    raise
+                # It has been dropped since: then there are newer ones.
+
+
+def newest(where: Location, version: int | None, layout: Layout) -> Snapshot:
+    """Return a version, None for the newest that is listed."""
+    kept = history(where)
+    if version is None and not kept:
+        raise from_errno(errno.ENODATA, "nothing has been published yet", str(where))
+    found = [v for v in kept if version is None or v.number == version]
+    if not found:
+        raise VersionDroppedError(errno.ESTALE, dropped(where, version), str(where))
+    return Snapshot(where, found[-1], layout)
 
 
 def dropped(where: Location, number: int | None) -> str:
@@ -202,30 +259,37 @@ def dropped(where: Location, number: int | None) -> str:
     return f"version {number} is not kept on this node; the oldest that is kept is {kept[0].number}, the newest {kept[-1].number}"
 
 
-def owner(where: Location) -> str | None:
-    """Return the name of the node that owns the area, None if none does."""
-    with translated(str(where), "owner"), open(control(where, "owner"), encoding="utf-8") as f:
-        name = f.read().strip()
+def owner(where: Location, number: int) -> str | None:
+    """Return the name of the node that owns the area with this number, None if none does."""
+    with held(where, number, "owner") as path:
+        return owner_of(where, path)
+
+
+def owner_of(where: Location, path: str) -> str | None:
+    """Return the name of the node that owns the file that a path leads to, None if none does."""
+    try:
+        with translated(str(where), "owner"):
+            name = os.getxattr(path, _OWNER).decode()
+    except OperationError as e:
+        if e.errno == errno.ENODATA:  # the consistency is another one
+            return None
+        raise
     return None if name in ("", "-") else name
 
 
-def take(where: Location) -> None:
-    """Make this node the owner."""
-    try:
-        with translated(str(where), "take"):
-            fd = os.open(control(where, "owner"), os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(fd, b"here\n")
-            finally:
-                os.close(fd)
-    except OperationError as e:
-        if e.errno == errno.EBUSY:
-            text = (
-                f"take: programs of node {owner(where)} have it open for writing, or it is on its way to another node"
-            )
-            raise from_errno(errno.EBUSY, text, str(where)) from e
-        if e.errno == errno.EINVAL:
-            raise from_errno(
-                errno.EINVAL, "take: only an area with consistency='versioned' has an owner", str(where)
-            ) from e
-        raise
+def take(where: Location, number: int) -> None:
+    """Make this node the owner of the area with this number."""
+    with held(where, number, "take") as path:
+        was = None
+        try:
+            was = owner_of(where, path)
+            with translated(str(where), "take"):
+                os.setxattr(path, _OWNER, b"here")
+        except OperationError as e:
+            why = {
+                errno.EBUSY: f"programs of node {was} have it open for writing, or it is on its way to another node",
+                errno.EINVAL: "only an area with consistency='versioned' has an owner",
+            }.get(e.errno or 0)
+            if why is None:
+                raise
+            raise from_errno(e.errno or 0, f"take: {why}", str(where)) from e

@@ -151,3 +151,25 @@ def test_snapshots_of_tensors_and_of_other_files(nodes: dsmfs.Cluster) -> None:
         with w.snapshot() as a:
             assert a.tolist() == [2] * 6
         assert np.load(nodes[0] / "w.npy").tolist() == [2] * 6
+
+
+def test_another_file_of_the_name_is_left_alone(nodes: dsmfs.Cluster) -> None:
+    for n, value in (("a", 3), ("b", 5)):
+        with nodes[0].create(n, 10, "i8", consistency="versioned") as w:
+            w.array[:] = value
+            w.publish()
+    with dsmfs.open(nodes[1] / "a", "r") as r:
+        r.acquire()
+        assert (r.array == 3).all()
+
+        def refused(why: str) -> None:
+            for ask in (r.versions, r.snapshot, r.take, lambda: r.owner):
+                with pytest.raises(dsmfs.OperationError, match=why) as e:
+                    ask()
+                assert e.value.errno == errno.ESTALE and not isinstance(e.value, dsmfs.VersionDroppedError)
+
+        os.replace(nodes[1] / "b", nodes[1] / "a")
+        refused("the path leads to another file now")
+        assert r.mode == "r" and os.getxattr(nodes[1] / "a", "user.dsm.owner").decode() == name(nodes[0])
+        os.unlink(nodes[1] / "a")
+        refused("the path leads to no file now")
