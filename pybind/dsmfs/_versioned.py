@@ -97,7 +97,7 @@ class Versioned(ABC):
         Raises
         ------
         VersionDroppedError
-            It is not kept any more; the text says which is the oldest that is.
+            It is not kept any more; the text says which is the oldest that is. For None: each of ten was dropped before it was read.
         OperationError
             ESTALE: the path leads to another file by now, or to none. ENODATA: nothing has been published yet. ENOSPC: there is no memory for what would have to be kept. EINVAL: the
             consistency is not ``versioned``. EOPNOTSUPP: the area is reached without a mount.

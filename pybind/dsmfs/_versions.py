@@ -23,6 +23,7 @@ from ._plane import Mapping
 from ._tensors import Tensors
 
 _LOGICAL_BITS = 12
+_TRIES, _PAUSE = 10, 0.001  # how often snapshot looks for the newest version, and seconds between two looks
 _OWNER = "user.dsm.owner"
 
 
@@ -230,14 +231,15 @@ class Snapshot:
 
 def snapshot(where: Location, number: int, version: int | None, layout: Layout) -> Snapshot:
     """Return a version of the area with this number, None for the newest that is here."""
-    while True:
+    for left in reversed(range(_TRIES)):
         with unmoved(where, number, "snapshot"):
             try:
                 return newest(where, version, layout)
             except VersionDroppedError:
-                if version is not None:
+                if version is not None or left == 0:
                     raise
-                # It has been dropped since: then there are newer ones.
+        time.sleep(_PAUSE)  # it has been dropped since: then there are newer ones
+    raise AssertionError("no try was the last")
 
 
 def newest(where: Location, version: int | None, layout: Layout) -> Snapshot:

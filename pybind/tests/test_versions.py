@@ -12,6 +12,7 @@ import dsmfs
 import numpy as np
 import pytest
 from conftest import LIMIT, Talk
+from dsmfs import _versions
 
 WRITER = """
 import sys, dsmfs
@@ -173,3 +174,18 @@ def test_another_file_of_the_name_is_left_alone(nodes: dsmfs.Cluster) -> None:
         assert r.mode == "r" and os.getxattr(nodes[1] / "a", "user.dsm.owner").decode() == name(nodes[0])
         os.unlink(nodes[1] / "a")
         refused("the path leads to no file now")
+
+
+def test_a_snapshot_of_the_newest_gives_up(nodes: dsmfs.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+
+    def gone(*_: object) -> None:
+        nonlocal tries
+        tries += 1
+        assert tries < 1000, "it tries for ever"
+        raise dsmfs.VersionDroppedError(errno.ESTALE, f"try {tries}")
+
+    with made(nodes[0]) as w:
+        monkeypatch.setattr(_versions, "Snapshot", gone)
+        with pytest.raises(dsmfs.VersionDroppedError, match="try 10"):
+            w.snapshot()
