@@ -63,7 +63,8 @@ class Versioned(ABC):
         AccessError
             The mode of the file does not allow it.
         TimedOutError
-            The owner does not answer.
+            The node that owns it does not answer within the ``--fault-timeout`` of the mount. The file may still be moved later:
+            :attr:`owner` says when.
         """
         plane = self._open()
         _versions.take(self._where, plane.number)

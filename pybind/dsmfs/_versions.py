@@ -291,7 +291,16 @@ def take(where: Location, number: int) -> None:
             why = {
                 errno.EBUSY: f"programs of node {was} have it open for writing, or it is on its way to another node",
                 errno.EINVAL: "only an area with consistency='versioned' has an owner",
+                errno.EIO: f"{silent(was)}; the file may still be moved later",
             }.get(e.errno or 0)
             if why is None:
                 raise
-            raise from_errno(e.errno or 0, f"take: {why}", str(where)) from e
+            code = errno.ETIMEDOUT if e.errno == errno.EIO else e.errno or 0
+            raise from_errno(code, f"take: {why}", str(where)) from e
+
+
+def silent(owner: str | None) -> str:
+    """Say who does not answer."""
+    if owner is None:
+        return "too few of the nodes that vote on names answer"
+    return f"the owner, node {owner}, does not answer"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import dsmfs
 import numpy as np
@@ -174,6 +176,33 @@ def test_another_file_of_the_name_is_left_alone(nodes: dsmfs.Cluster) -> None:
         assert r.mode == "r" and os.getxattr(nodes[1] / "a", "user.dsm.owner").decode() == name(nodes[0])
         os.unlink(nodes[1] / "a")
         refused("the path leads to no file now")
+
+
+def test_a_silent_owner_is_named(binary: str, tmp_path: Path) -> None:
+    nodes: list[dsmfs.Filesystem] = []
+    try:
+        for n in range(3):
+            join = [str(nodes[0].config["addr"])] if nodes else []
+            options = {"state": str(tmp_path / f"state{n}"), "fault-timeout": "1s" if n == 0 else f"{LIMIT}s"}
+            nodes.append(
+                dsmfs.mount(tmp_path / f"n{n}", join=join, listen="127.0.0.1:0", memory="64M", options=options)
+            )
+        with nodes[2].create("w", 10, "i8", consistency="versioned") as w:
+            w.publish()
+        with dsmfs.open(nodes[0] / "w", "r") as r:
+            silent = int(nodes[2].config["pid"])
+            why = f"the owner, node {r.owner}, does not answer; the file may still be moved later"
+            os.kill(silent, signal.SIGSTOP)
+            try:
+                with pytest.raises(dsmfs.OperationError) as e:
+                    r.take()
+            finally:
+                os.kill(silent, signal.SIGCONT)
+        assert isinstance(e.value, dsmfs.TimedOutError) and e.value.errno == errno.ETIMEDOUT
+        assert why in str(e.value)
+    finally:
+        for node in reversed(nodes):
+            node.unmount()
 
 
 def test_a_snapshot_of_the_newest_gives_up(nodes: dsmfs.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
