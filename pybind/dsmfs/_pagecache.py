@@ -9,7 +9,7 @@ import os
 import stat
 import time
 
-from ._errors import DirectoryError, TimedOutError, translated
+from ._errors import DirectoryError, TimedOutError, from_errno, translated
 from ._mounts import Location
 from ._plane import Mapping, known_of, parse_stats
 
@@ -73,7 +73,12 @@ class PageCachePlane:
 
     def again(self, writable: bool | None = None) -> tuple[PageCachePlane, Mapping]:
         """Map it once more."""
-        plane = self if writable in (None, self.writable) else PageCachePlane(self._where, bool(writable))
+        if writable in (None, self.writable):
+            return self, self.map()
+        plane = PageCachePlane(self._where, bool(writable))
+        if plane.number != self.number:
+            plane.close()
+            raise from_errno(errno.ESTALE, "the path leads to another area now", self._path)
         return plane, plane.map()
 
     def resize(self, nbytes: int) -> tuple[PageCachePlane, Mapping]:

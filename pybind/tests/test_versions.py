@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import dsmfs
 import numpy as np
@@ -176,6 +177,29 @@ def test_another_file_of_the_name_is_left_alone(nodes: dsmfs.Cluster) -> None:
         assert r.mode == "r" and os.getxattr(nodes[1] / "a", "user.dsm.owner").decode() == name(nodes[0])
         os.unlink(nodes[1] / "a")
         refused("the path leads to no file now")
+
+
+def test_take_goes_on_with_the_file_it_took(nodes: dsmfs.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n, value in (("a", 3), ("b", 5)):
+        with nodes[1].create(n, 10, "i8", consistency="versioned") as w:
+            w.array[:] = value
+            w.publish()
+    take = _versions.take
+
+    def renamed(*args: Any) -> None:
+        take(*args)
+        os.replace(nodes[1] / "b", nodes[1] / "a")
+
+    with dsmfs.open(nodes[1] / "a", "r") as r:
+        monkeypatch.setattr(_versions, "take", renamed)
+        if r.plane == "memory":  # it attaches by number
+            r.take()
+            assert r.mode == "r+"
+        else:
+            with pytest.raises(dsmfs.OperationError, match="the path leads to another") as e:
+                r.take()
+            assert e.value.errno == errno.ESTALE and r.mode == "r"
+        assert (r.array == 3).all()
 
 
 def test_a_silent_owner_is_named(binary: str, tmp_path: Path) -> None:
