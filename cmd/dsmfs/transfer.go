@@ -80,6 +80,9 @@ func notMoved(err error, owner string) string {
 		return fmt.Sprintf(": programs of node %s have it open for writing, or it is on its way", owner)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		return fmt.Sprintf(": that takes the right to write the file; and node %s, which owns it, gives it to others, or one of these takes it", owner)
+	case owner == "", owner == "-": // nobody is asked but the voters
+	case errors.Is(err, unix.EIO), errors.Is(err, unix.ETIMEDOUT):
+		return fmt.Sprintf(": the owner, node %s, or the node that is to own it does not answer; the file may still be moved later (dsmfs members)", owner)
 	}
 	return inWords(err)
 }
