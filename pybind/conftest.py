@@ -34,6 +34,10 @@ os.environ.pop("DSMFS_ATTACH", None)
 hypothesis.settings.register_profile("dsmfs", database=None, print_blob=True)
 hypothesis.settings.load_profile("dsmfs")
 
+# A shell has what it runs in the background ignore SIGINT, and tests interrupt themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 LIMIT = 300  # seconds that a program of a test may take: it bounds a hang
 
 
