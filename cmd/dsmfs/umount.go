@@ -68,7 +68,7 @@ func umountVerb(p *program, args []string) error {
 	if text, err := os.ReadFile(filepath.Join(dir, failedFile)); err == nil {
 		return fail(exitLeave, "%s is unmounted, but the node did not leave its cluster cleanly: %s", m.Point, strings.TrimSpace(string(text)))
 	}
-	return nil
+	return forgetMount(m.Point) // nothing is left, unless the daemon was killed, and had its lock still when this began
 }
 
 // bareNode returns the process of a node that runs under the path without a mount, 0 if there is
@@ -135,7 +135,7 @@ func umountForce(point string, pid int, dir string, limit time.Duration) error {
 		return forgetMount(point)
 	}
 	if !isStopped(pid) && gone.wait(limit) {
-		return nil
+		return forgetMount(point)
 	}
 	if err := gone.kill(); err != nil {
 		return fmt.Errorf("end the daemon (pid %d): %w", pid, err)
