@@ -195,13 +195,20 @@ func (a *Area) endBatchesLocked(s *subscriber) {
 	if t == nil {
 		return
 	}
+	a.dropBatchLocked(s)
+	s.batches = nil
+}
+
+// dropBatchLocked ends the pin of the batch that is being sent, and gives back the credit of what is not acked.
+func (a *Area) dropBatchLocked(s *subscriber) {
+	t := s.batches
 	if t.sending {
 		a.mu.whole.history.Unpin(t.version.Version)
 	}
 	for _, n := range t.unacked {
 		s.landed(n)
 	}
-	s.batches = nil
+	clear(t.unacked)
 }
 
 // changed says that the newest version has changed pages of an extent.
@@ -324,8 +331,8 @@ func (a *Area) againLocked(s *subscriber) {
 	if t == nil {
 		return
 	}
+	a.dropBatchLocked(s)
 	if t.sending {
-		a.mu.whole.history.Unpin(t.version.Version)
 		t.flying = append(t.flying, flyingBatch{pages: t.pages})
 	}
 	for _, f := range t.flying {
@@ -333,10 +340,6 @@ func (a *Area) againLocked(s *subscriber) {
 			t.changed(e, p)
 		}
 	}
-	for _, n := range t.unacked {
-		s.landed(n)
-	}
-	clear(t.unacked)
 	t.sending, t.greeted, t.left, t.pages, t.flying, t.upTo = false, false, nil, nil, nil, 0
 }
 

@@ -18,6 +18,11 @@ import (
 
 var firstRound = dsm.RoundID{Group: 99, Generation: 1, Number: 1}
 
+// accumulateFive starts an Accumulate of the number 5 by the node.
+func (n *simNode) accumulateFive() {
+	n.ask("accumulate", func(ctx context.Context) error { return n.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
+}
+
 // joinRound starts a Contribute of the node.
 func (n *simNode) joinRound() {
 	n.ask("contribute", func(ctx context.Context) error { return n.area.Contribute(ctx, firstRound) }, nil)
@@ -26,6 +31,32 @@ func (n *simNode) joinRound() {
 // endRound starts a FinishRound of the node. done gets its error.
 func (n *simNode) endRound(list []dsm.NodeID, done func(err error)) {
 	n.ask("finish", func(ctx context.Context) error { return n.area.FinishRound(ctx, firstRound, list, len(list), true) }, done)
+}
+
+// newHomeWithoutMemory is a cluster of three whose first node is the home and has no memory for the area, until feed is called. The others have
+// it open for writing.
+func newHomeWithoutMemory(t *testing.T) (s *sim, home, n, other *simNode, feed func()) {
+	s = newHomed(t, 3, sums(1, dsm.ApplyArrival))
+	home, n, other = s.nodes[0], s.nodes[1], s.nodes[2]
+	home.find()
+	_, feed = home.starve()
+	n.open(true)
+	other.open(true)
+	return s, home, n, other, feed
+}
+
+// losePart is a cluster of two in which a part on its way to the home is lost, and its node has not heard of that.
+func losePart(t *testing.T) (s *sim, home, n *simNode, part *wire.Part) {
+	s = newHomed(t, 2, sums(1, dsm.ApplyArrival))
+	home, n = s.nodes[0], s.nodes[1]
+	home.open(true)
+	n.open(true)
+	s.calm()
+	n.accumulateFive()
+	s.rest()
+	part = s.net[link{1, 0}][0].msg.(*wire.Part)
+	s.net[link{1, 0}] = nil
+	return s, home, n, part
 }
 
 // TestRoundOutlivesItsReplica: the home of parts keeps the memory for them when its own programs are gone.
@@ -58,7 +89,7 @@ func TestPartTakenBackFreesMemory(t *testing.T) {
 		home, n := s.nodes[0], s.nodes[1]
 		home.find()
 		n.open(true)
-		n.ask("accumulate", func(ctx context.Context) error { return n.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
+		n.accumulateFive()
 		s.calm()
 		if home.area.mu.mem == nil {
 			t.Error("parts are here, and no memory")
@@ -254,16 +285,12 @@ func TestRoundGivenUpByTheLiving(t *testing.T) {
 // TestPartWaitsForMemory: a round does not end without a part that came after its node had contributed, and that waits until the home has memory.
 func TestPartWaitsForMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
-		home, n, m := s.nodes[0], s.nodes[1], s.nodes[2]
-		home.find()
-		_, feed := home.starve()
+		s, _, n, m, feed := newHomeWithoutMemory(t)
 		for _, o := range []*simNode{n, m} {
-			o.open(true)
 			o.joinRound()
 		}
 		s.calm()
-		n.ask("accumulate", func(ctx context.Context) error { return n.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
+		n.accumulateFive()
 		s.calm()
 		for _, o := range []*simNode{m, n} {
 			o.endRound([]dsm.NodeID{2, 3}, nil)
@@ -334,7 +361,7 @@ func TestPartsWaitInOrder(t *testing.T) {
 		m.joinRound()
 		s.calm()
 		for _, o := range []*simNode{n, m, n} {
-			o.ask("accumulate", func(ctx context.Context) error { return o.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
+			o.accumulateFive()
 			s.calm()
 		}
 		last.endRound([]dsm.NodeID{2, 3}, nil)
@@ -369,14 +396,7 @@ func TestFinishAtAFormerHome(t *testing.T) {
 // TestPartLostBeforeContributed: a Contributed of a later session than a part that was lost does not count, if its node has not heard of that.
 func TestPartLostBeforeContributed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
-		home, n := s.nodes[0], s.nodes[1]
-		home.open(true)
-		n.open(true)
-		s.calm()
-		n.ask("accumulate", func(ctx context.Context) error { return n.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
-		s.rest()
-		s.net[link{1, 0}] = nil
+		s, home, n, _ := losePart(t)
 		contributed := false
 		n.ask("contribute", func(ctx context.Context) error { return n.area.Contribute(ctx, firstRound) }, func(error) { contributed = true })
 		home.endRound([]dsm.NodeID{2}, nil)
@@ -451,16 +471,10 @@ func TestPartsCountAsMemory(t *testing.T) {
 // TestPartThatWaitedIsSentAgain: a round does not end without a part that has waited for memory and was dropped when a session broke.
 func TestPartThatWaitedIsSentAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
-		home, n, last := s.nodes[0], s.nodes[1], s.nodes[2]
-		home.find()
-		_, feed := home.starve()
-		for _, o := range []*simNode{n, last} {
-			o.open(true)
-		}
+		s, home, n, last, feed := newHomeWithoutMemory(t)
 		n.joinRound()
 		s.calm()
-		n.ask("accumulate", func(ctx context.Context) error { return n.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
+		n.accumulateFive()
 		s.calm()
 		home.reset(n) // n hears of it later
 		last.endRound([]dsm.NodeID{2}, nil)
@@ -498,15 +512,7 @@ func TestGivenUpBeforeTheHomeIsAnswered(t *testing.T) {
 // hears that the part is merged.
 func TestPartThatAnEarlierHomeHasMerged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
-		home, n := s.nodes[0], s.nodes[1]
-		home.open(true)
-		n.open(true)
-		s.calm()
-		n.ask("accumulate", func(ctx context.Context) error { return n.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
-		s.rest()
-		part := s.net[link{1, 0}][0].msg.(*wire.Part)
-		s.net[link{1, 0}] = nil
+		s, home, n, part := losePart(t)
 		contributed := false
 		n.ask("contribute", func(ctx context.Context) error { return n.area.Contribute(ctx, firstRound) }, func(error) { contributed = true })
 		s.calm("contribute")
