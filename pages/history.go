@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -16,7 +17,8 @@ import (
 //
 // So a pinned version costs the pages that have changed since, each once however many versions share
 // it (the undo records of multi-version concurrency control, as in Reed, "Naming and synchronization
-// in a decentralized computer system", 1978). Neither who writes nor who reads waits for the other.
+// in a decentralized computer system", 1978). Neither who writes nor who reads waits for the other. The lock of the
+// area guards a History.
 type History struct {
 	frames frames
 	newest dsm.Version
@@ -103,30 +105,8 @@ func (h *History) Unpin(v dsm.Version) {
 	}
 }
 
-// Pinned reports whether version v can be read: it is pinned, or the newest.
-func (h *History) Pinned(v dsm.Version) bool {
-	_, ok := h.find(v)
-	return ok || v == h.newest
-}
-
-// Oldest returns the oldest version that can be read.
-func (h *History) Oldest() dsm.Version {
-	if len(h.pins) == 0 {
-		return h.newest
-	}
-	return h.pins[0].version
-}
-
 func (h *History) find(v dsm.Version) (int, bool) {
-	return slices.BinarySearchFunc(h.pins, v, func(p pin, v dsm.Version) int {
-		switch {
-		case p.version < v:
-			return -1
-		case p.version > v:
-			return 1
-		}
-		return 0
-	})
+	return slices.BinarySearchFunc(h.pins, v, func(p pin, v dsm.Version) int { return cmp.Compare(p.version, v) })
 }
 
 // Before must be called before the bytes of page p in place, now those of the newest version, change.
@@ -148,7 +128,7 @@ func (h *History) Before(p dsm.PageIndex, bytes []byte) {
 	last.last = append(last.last, k)
 }
 
-// At returns the bytes of page p in version v, which must be Pinned. inPlace says that they are the bytes in place. The
+// At returns the bytes of page p in version v, which must be pinned or the newest. inPlace says that they are the bytes in place. The
 // slice is valid until the next Unpin or Close.
 func (h *History) At(p dsm.PageIndex, v dsm.Version) (bytes []byte, inPlace bool) {
 	for _, k := range h.pages[p] {

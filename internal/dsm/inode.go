@@ -50,10 +50,12 @@ type DirEntry struct {
 // Member is a node of the cluster as the catalog knows it.
 type Member struct {
 	ID      NodeID
-	Name    string // for people: the host name unless --name says otherwise
-	Addr    string // host:port of its one TCP and UDP port
-	Budget  int64  // bytes of areas it can hold
-	Voter   bool   // votes in the consensus of the catalog
-	Leaving bool   // it is handing its slots over
-	Gone    bool   // its process ended without leaving: what it was the home of is lost
+	Inc     uint64  // its incarnation: a node that was evicted, and joins again, has a larger one
+	Name    string  // for people: the host name unless --name says otherwise
+	Addr    string  // host:port of its one TCP and UDP port
+	Budget  int64   // bytes of areas it can hold
+	Voter   bool    // votes in the consensus of the catalog
+	Leaving bool    // it is handing its slots over
+	Key     NodeKey // by which the others know it
+	Gone    bool    // its process has ended without leaving, or its lease: it grants and acknowledges nothing any more
 }

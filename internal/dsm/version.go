@@ -10,6 +10,10 @@ type Version uint64
 
 const versionLogicalBits = 12
 
+// MaxVersion bounds the versions that a node takes from others. It is of the year 2103, with room behind it for a million publishes a second
+// for ages: versions only grow, so after one at the end of the number no home could make another.
+const MaxVersion = Version(1<<64 - 1<<60)
+
 // VersionAt returns the first version of the microsecond of t.
 func VersionAt(t time.Time) Version { return Version(t.UnixMicro()) << versionLogicalBits }
 

@@ -4,6 +4,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"time"
 )
 
 // SlotHome is the row of a slot in the view.
@@ -19,7 +20,10 @@ type SlotHome struct {
 type View struct {
 	Cluster ClusterID
 	Epoch   Epoch
-	Members []Member // by ID
+	Lease   time.Duration // how long a member may act as one after it last asked the leader
+	Members []Member      // by ID
+	Trust   *Trust        // nil: the cluster does not encrypt
+	Former  []Former      // members that were gone, and are forgotten but for that: they may join again; the latest last
 	Slots   [Slots]SlotHome
 	Own     []OwnSlot // of areas that have a slot of their own: row i is that of slot Slots+i
 	placed  map[AreaID]Slot
@@ -50,6 +54,21 @@ func (v *View) Member(id NodeID) (Member, bool) {
 		}
 	}
 	return Member{}, false
+}
+
+// Former is a member that was gone, and is forgotten.
+type Former struct {
+	ID  NodeID
+	Inc uint64
+}
+
+// MostFormer bounds View.Former.
+const MostFormer = 64
+
+// Knows reports whether a node is a member, or was one and may join again. Publishes of such a node that it has under way may come again.
+func (v *View) Knows(id NodeID) bool {
+	_, ok := v.Member(id)
+	return ok || slices.ContainsFunc(v.Former, func(f Former) bool { return f.ID == id })
 }
 
 // Row returns the row of a slot; nil if there is no such slot.
@@ -96,7 +115,7 @@ func (v *View) SlotOf(a AreaID, s Spec, e ExtentIndex) Slot {
 // Clone returns a copy whose members and slots can be changed.
 func (v *View) Clone() *View {
 	c := *v
-	c.Members, c.Own, c.placed = slices.Clone(v.Members), slices.Clone(v.Own), maps.Clone(v.placed)
+	c.Members, c.Former, c.Own, c.placed = slices.Clone(v.Members), slices.Clone(v.Former), slices.Clone(v.Own), maps.Clone(v.placed)
 	return &c
 }
 

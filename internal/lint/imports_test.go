@@ -20,7 +20,10 @@ const imports = `
 	internal/errs internal/invariants internal/lockrank
 	< internal/wire;
 
-	internal/wire
+	internal/errs
+	< internal/trust;
+
+	internal/wire internal/trust
 	< internal/transport catalog;
 
 	internal/errs internal/lockrank
@@ -81,10 +84,10 @@ const imports = `
 	< cmd/dsmfs;
 
 	NONE
-	< integration/harness;
+	< integration/harness integration/history;
 
-	internal/dsm integration/harness
-	< integration integration/differential bench;
+	internal/dsm integration/harness integration/history
+	< integration integration/chaos integration/differential bench;
 
 	NONE
 	< bench/barefuse;
@@ -99,9 +102,10 @@ var libraries = map[string][]string{
 	"github.com/hanwen/go-fuse/v2":      {"fs", "bench/barefuse"}, // the yardstick of the benchmark is a bare server
 	"github.com/spf13/pflag":            {"cmd/dsmfs"},
 	"github.com/dgraph-io/ristretto/v2": {"pages/residency"},
+	"github.com/anishathalye/porcupine": {"integration/history"}, // the models that tests share
 }
 
-// testLibraries are imported by tests only, by any.
+// testLibraries are imported by tests, by any, and by what libraries names besides.
 var testLibraries = []string{"github.com/anishathalye/porcupine", "go.uber.org/goleak"}
 
 // testExceptions are imports that tests make against the DAG, with the reason.

@@ -107,12 +107,37 @@ func (b *batch) appendTo(parts [][]byte) [][]byte {
 // chunker writes batches to a connection.
 type chunker struct {
 	conn    net.Conn
+	seal    *sealed // encrypts; nil: nobody does
+	most    int     // bytes of a chunk
 	timeout time.Duration
 	wrote   func(bytes int) // called after each chunk
 	armed   time.Time       // when the deadline was last set
 	batch   [][]byte
 	parts   net.Buffers
 	bytes   int
+}
+
+func newChunker(conn net.Conn, timeout time.Duration, wrote func(int)) *chunker {
+	c := &chunker{conn: conn, most: chunkBytes, timeout: timeout, wrote: wrote}
+	if s, ok := conn.(*sealed); ok {
+		c.conn, c.seal, c.most = s.pipe.Conn, s, sealedChunk
+	}
+	return c
+}
+
+// putSealed adds what is to be written as it is, and has been taken out of the connection's bytes
+// already.
+func (c *chunker) putSealed(p []byte) error {
+	seal := c.seal
+	if c.seal = nil; seal == nil {
+		return c.put(p)
+	}
+	err := c.put(p)
+	if err == nil {
+		err = c.flush()
+	}
+	c.seal = seal
+	return err
 }
 
 // write writes all of b.
@@ -130,11 +155,11 @@ func (c *chunker) write(b *batch) error {
 // put adds p to the chunk, and writes the chunk whenever it is full.
 func (c *chunker) put(p []byte) error {
 	for len(p) > 0 {
-		n := min(len(p), chunkBytes-c.bytes)
+		n := min(len(p), c.most-c.bytes)
 		c.parts = append(c.parts, p[:n])
 		c.bytes += n
 		p = p[n:]
-		if c.bytes == chunkBytes || len(c.parts) == chunkParts {
+		if c.bytes == c.most || len(c.parts) == chunkParts {
 			if err := c.flush(); err != nil {
 				return err
 			}
@@ -156,10 +181,12 @@ func (c *chunker) flush() error {
 		c.armed = now
 	}
 	var err error
-	if len(c.parts) == 1 {
-		_, err = c.conn.Write(c.parts[0])
-	} else {
-		parts := c.parts // WriteTo consumes the slice it is called on
+	switch parts := c.parts; { // WriteTo consumes the slice it is called on
+	case c.seal != nil:
+		_, err = c.conn.Write(c.seal.seal(parts))
+	case len(parts) == 1:
+		_, err = c.conn.Write(parts[0])
+	default:
 		_, err = parts.WriteTo(c.conn)
 	}
 	n := c.bytes

@@ -35,6 +35,16 @@ type Config struct {
 	// peer run concurrently. ctx ends when nobody waits for the answer any more.
 	OnCall func(ctx context.Context, from dsm.NodeID, req any) (any, error)
 
+	// Secure says that gossip and connections to other machines are encrypted, and that both ends show a
+	// certificate: see guard.go. Otherwise everybody who reaches the port is believed.
+	Secure bool
+	// OnEnroll gives a node a certificate. vouched says that the node is of the same user on the same
+	// machine, and needs no secret.
+	OnEnroll func(ctx context.Context, from dsm.NodeID, req *wire.Enroll, vouched bool) (*wire.Enrolled, error)
+
+	// apart, in tests, takes all nodes for nodes of other machines.
+	apart bool
+
 	// Dial makes TCP connections; tests inject faults here.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	// HelloTimeout bounds connecting and the hello. Default: 5 s.

@@ -9,7 +9,7 @@
 //
 // A TCP connection starts with a hello that names lane, cluster, sender and target (hello.go). A
 // connection without one is closed and counted, and changes nothing. The target is a node, that is,
-// one incarnation of a process: connections meant for an earlier process at the same address are
+// one process: connections meant for an earlier process at the same address are
 // refused.
 //
 // # Sessions

@@ -29,7 +29,11 @@ import (
 //
 // min..max are the versions of wire that the dialer speaks; kind is 0 or the
 // errs.Kind of the refusal. Cluster 0 (only on the control lane) is a node that
-// wants to join; target 0 (only there, and for gossip) is whoever is at the address.
+// wants to join; target 0 (only there, and for gossip) is whoever is at the address. On the enroll lane
+// both are 0.
+//
+// Between machines all of this is within TLS 1.3 (guard.go), and the sender must be the node of the
+// certificate. Who has none may only enroll.
 const (
 	helloMagic = "DSMF"
 	helloSize  = 32
@@ -45,9 +49,10 @@ const (
 	laneControl
 	laneRaft
 	laneGossip
+	laneEnroll
 )
 
-var laneNames = [...]string{"none", "data", "control", "raft", "gossip"}
+var laneNames = [...]string{"none", "data", "control", "raft", "gossip", "enroll"}
 
 func (l lane) String() string { return laneNames[min(int(l), len(laneNames)-1)] }
 
@@ -96,13 +101,15 @@ func (h hello) judge(self dsm.NodeID, cluster dsm.ClusterID) *errs.Error {
 	switch {
 	case h.min > wire.Version || h.max < wire.Version:
 		return errs.E(errs.Unsupported, "hello", "this node speaks protocol version %d, the other %d to %d", wire.Version, h.min, h.max)
-	case h.lane < laneData || h.lane > laneGossip:
+	case h.lane < laneData || h.lane > laneEnroll:
 		return errs.E(errs.Unsupported, "hello", "unknown lane %d", uint8(h.lane))
 	case h.from == 0 || h.from == self && h.lane == laneData:
 		return errs.E(errs.Invalid, "hello", "sender %v", h.from)
 	case h.to != self && (h.to != 0 || h.lane == laneData || h.lane == laneRaft):
 		return errs.E(errs.Unavailable, "hello", "node %v is not here, but node %v", h.to, self)
 	case joining:
+		return nil
+	case h.lane == laneEnroll && cluster != 0:
 		return nil
 	case cluster == 0:
 		return errs.E(errs.Unavailable, "hello", "this node has not joined a cluster yet")

@@ -54,7 +54,7 @@ func TestJudge(t *testing.T) {
 		{"newer only", testCluster, func(h *hello) { h.min, h.max = wire.Version+1, 9 }, errs.Unsupported, "protocol version"},
 		{"older only", testCluster, func(h *hello) { h.min, h.max = 0, 0 }, errs.Unsupported, "protocol version"},
 		{"no lane", testCluster, func(h *hello) { h.lane = 0 }, errs.Unsupported, "lane"},
-		{"unknown lane", testCluster, func(h *hello) { h.lane = 5 }, errs.Unsupported, "lane"},
+		{"unknown lane", testCluster, func(h *hello) { h.lane = 6 }, errs.Unsupported, "lane"},
 		{"no sender", testCluster, func(h *hello) { h.from = 0 }, errs.Invalid, "sender"},
 		{"itself", testCluster, func(h *hello) { h.from = self }, errs.Invalid, "sender"},
 		{"another target", testCluster, func(h *hello) { h.to = 3 }, errs.Unavailable, "not here"},

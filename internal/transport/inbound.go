@@ -109,7 +109,8 @@ func (t *Transport) readFrames(from dsm.NodeID, in *inbound, conn net.Conn) erro
 // source reads a connection, and calls idle before it waits for bytes.
 type source struct {
 	conn       net.Conn
-	raw        syscall.RawConn // if nil, idle is called before each Read
+	raw        syscall.RawConn // if nil, and seal too, idle is called before each Read
+	seal       *sealed         // conn, if it is encrypted
 	n          *atomic.Uint64  // counts what is read
 	unanswered int             // bytes since the last call of idle
 	idle       func()
@@ -117,7 +118,10 @@ type source struct {
 
 func newSource(conn net.Conn, n *atomic.Uint64, idle func()) *source {
 	s := &source{conn: conn, n: n, idle: idle}
-	if c, ok := conn.(syscall.Conn); ok {
+	switch c := conn.(type) {
+	case *sealed:
+		s.seal = c
+	case syscall.Conn:
 		s.raw, _ = c.SyscallConn()
 	}
 	return s
@@ -137,6 +141,9 @@ func (s *source) Read(b []byte) (n int, err error) {
 // readNow reads what is there without waiting. It leaves the end of the stream to conn.Read, which
 // will see it again; the kernel reports an error only once.
 func (s *source) readNow(b []byte) (n int, err error) {
+	if s.seal != nil {
+		return s.seal.readNow(b)
+	}
 	if s.raw == nil {
 		return 0, nil
 	}

@@ -21,9 +21,10 @@ const (
 // inline is the state of writing from Send; guarded by outbound.mu.
 type inline struct {
 	raw   syscall.RawConn // of the session; nil if it has none
+	seal  *sealed         // the session, if it is encrypted
 	busy  bool            // the writer or a Send is writing
 	last  time.Time       // end of the last write
-	rest  []byte          // what a Send could not write of its frames; it must be written first
+	rest  []byte          // what a Send could not write of its frames, as it goes out; it must be written first
 	spare batch           // empty; its memory takes turns with the queue's
 }
 
@@ -36,18 +37,24 @@ func (o *outbound) inlineLocked() bool {
 
 // writeInlineLocked takes the queue and writes it, with the lock released meanwhile.
 func (o *outbound) writeInlineLocked() {
-	session, raw, b := o.mu.session, o.mu.raw, o.mu.queue
+	session, raw, seal, b := o.mu.session, o.mu.raw, o.mu.seal, o.mu.queue
 	o.mu.queue, o.mu.spare = o.mu.spare, batch{}
 	o.mu.busy, o.mu.writing = true, b.bytes
 	o.mu.Unlock()
 
 	o.parts = b.appendTo(o.parts[:0])
-	n := writeParts(raw, o.parts, b.bytes)
+	bytes := b.bytes
+	if seal != nil {
+		out := seal.seal(o.parts)
+		clear(o.parts)
+		o.parts, bytes = append(o.parts[:0], out), len(out)
+	}
+	n := writeParts(raw, o.parts, bytes)
 
 	o.mu.Lock()
 	o.mu.busy, o.mu.last = false, time.Now()
 	if o.mu.session == session { // otherwise it was lost with its session
-		o.mu.writing = b.bytes - n
+		o.mu.writing = bytes - n
 		o.mu.rest = appendFrom(o.mu.rest[:0], o.parts, n)
 		o.flow.bytes.Add(uint64(n))
 		o.flow.frames.Add(uint64(b.frames))

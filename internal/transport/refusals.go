@@ -25,13 +25,17 @@ const (
 func (r *refusals) init() { r.mu.Init("transport.refusals") }
 
 func (r *refusals) log(log *slog.Logger, remote net.Addr, why error) {
-	host, _, err := net.SplitHostPort(remote.String())
-	if err != nil {
-		host = remote.String()
-	}
-	if r.due(host, time.Now()) {
+	if r.due(hostOf(remote), time.Now()) {
 		log.Warn("connection refused", "remote", remote, "err", why)
 	}
+}
+
+func hostOf(remote net.Addr) string {
+	host, _, err := net.SplitHostPort(remote.String())
+	if err != nil {
+		return remote.String()
+	}
+	return host
 }
 
 // due reports whether no refusal of the host was logged within the last minute.

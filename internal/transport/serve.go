@@ -51,6 +51,13 @@ func (t *Transport) serve(from dsm.NodeID, conn net.Conn) {
 			return
 		}
 		f.Release()
+		if s, ok := conn.(*sealed); ok && !t.guard.mayAsk(s, f.Msg) {
+			t.refused.log(t.cfg.Log, conn.RemoteAddr(), errs.E(errs.Access, "serve", "%T by node %v, which is no member", f.Msg, from))
+			if err := out.write(t.ctx, wire.FailureOf(errs.E(errs.Access, "call", "node %v is not a member of this cluster", from), t.cfg.Self), f.Req, true); err != nil {
+				return
+			}
+			continue
+		}
 		if _, ok := f.Msg.(*wire.Cancel); ok {
 			under.end(f.Req)
 			continue

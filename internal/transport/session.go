@@ -144,7 +144,7 @@ func (o *outbound) session(conn net.Conn) (err error) {
 	o.t.wg.Go(func() {
 		// The other side sends nothing on this connection. Without this read the loss of the last
 		// frames would go unnoticed until the next one is sent.
-		_, err := conn.Read(make([]byte, 1))
+		_, err := under(conn).Read(make([]byte, 1))
 		if err == nil {
 			err = errs.E(errs.Corrupt, "session", "bytes on the way back")
 		}
@@ -162,7 +162,7 @@ func (o *outbound) session(conn net.Conn) (err error) {
 func (o *outbound) write(conn net.Conn, ended <-chan error) error {
 	o.begin(conn)
 	defer o.end()
-	w := chunker{conn: conn, timeout: o.t.cfg.WriteTimeout, wrote: o.wrote}
+	w := newChunker(conn, o.t.cfg.WriteTimeout, o.wrote)
 	var b batch
 	var rest []byte
 	for {
@@ -178,7 +178,7 @@ func (o *outbound) write(conn net.Conn, ended <-chan error) error {
 			}
 			continue
 		}
-		if err = w.put(rest); err == nil {
+		if err = w.putSealed(rest); err == nil {
 			err = w.write(&b)
 		}
 		o.done(&b)
@@ -193,7 +193,10 @@ func (o *outbound) begin(conn net.Conn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.mu.live = true
-	if c, ok := conn.(syscall.Conn); ok {
+	switch c := conn.(type) {
+	case *sealed:
+		o.mu.seal, o.mu.raw = c, c.pipe.raw
+	case syscall.Conn:
 		o.mu.raw, _ = c.SyscallConn() // without it every frame is left to the writer
 	}
 }
@@ -204,7 +207,7 @@ func (o *outbound) end() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.mu.live = false
-	o.mu.raw = nil
+	o.mu.raw, o.mu.seal = nil, nil
 	o.mu.session++
 	o.mu.rest = o.mu.rest[:0]
 }

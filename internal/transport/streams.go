@@ -30,7 +30,21 @@ func newStreams(t *Transport, l lane) *Streams {
 }
 
 // RaftLayer returns the byte streams of the consensus.
-func (t *Transport) RaftLayer() *Streams { return t.raft }
+func (t *Transport) RaftLayer() *Streams { return t.raft.Load() }
+
+// ReopenRaft is RaftLayer, and returns new ones if they have been closed.
+func (t *Transport) ReopenRaft() *Streams {
+	s := t.raft.Load()
+	select {
+	case <-s.done:
+		if t.ctx.Err() == nil {
+			s = newStreams(t, laneRaft)
+			t.raft.Store(s)
+		}
+	default:
+	}
+	return s
+}
 
 // Open admits connections, which from then on wait for Accept.
 func (s *Streams) Open() {

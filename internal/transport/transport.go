@@ -1,8 +1,10 @@
 package transport
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -11,6 +13,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"github.com/dsmfs/dsmfs/internal/trust"
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
@@ -26,15 +29,17 @@ type Transport struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // every goroutine of the transport
 
-	raft    *Streams
+	raft    atomic.Pointer[Streams]
 	gossip  *Gossip
 	counts  counts
 	refused refusals
+	crowd   crowd
+	guard   *guard // nil unless Config.Secure
 
 	mu struct {
 		lockrank.Mutex
 		closed  bool
-		conns   map[net.Conn]struct{} // open ones, so that Close can close them
+		conns   map[net.Conn]dsm.NodeID // open ones with the node that a certificate has named, or 0
 		out     map[dsm.NodeID]*outbound
 		in      map[dsm.NodeID]*inbound
 		callers map[string]*caller
@@ -60,12 +65,20 @@ func Listen(cfg Config) (*Transport, error) {
 	t := &Transport{cfg: cfg, addr: addr, tcp: l, udp: u}
 	t.mu.Init("transport.Transport")
 	t.refused.init()
+	t.crowd.init()
+	if cfg.Secure {
+		if t.guard, err = newGuard(cfg.Self); err != nil {
+			l.Close()
+			u.Close()
+			return nil, err
+		}
+	}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
-	t.mu.conns = make(map[net.Conn]struct{})
+	t.mu.conns = make(map[net.Conn]dsm.NodeID)
 	t.mu.out = make(map[dsm.NodeID]*outbound)
 	t.mu.in = make(map[dsm.NodeID]*inbound)
 	t.mu.callers = make(map[string]*caller)
-	t.raft = newStreams(t, laneRaft)
+	t.raft.Store(newStreams(t, laneRaft))
 	t.gossip = &Gossip{t: t, streams: newStreams(t, laneGossip)}
 	t.wg.Go(t.accept)
 	return t, nil
@@ -92,7 +105,7 @@ func (t *Transport) Close() error {
 	t.cancel()
 	t.tcp.Close()
 	t.udp.Close()
-	t.raft.Close()
+	t.raft.Load().Close()
 	t.gossip.streams.Close()
 	for _, o := range out {
 		o.close()
@@ -121,10 +134,17 @@ func (t *Transport) accept() {
 		}
 		pause = time.Millisecond
 		tune(c, t.cfg.WriteTimeout)
+		host := hostOf(c.RemoteAddr())
+		if !t.crowd.enter(host) {
+			t.counts.rejected.Add(1)
+			t.refused.log(t.cfg.Log, c.RemoteAddr(), errs.E(errs.Busy, "hello", "too many connections from there have not said who they are"))
+			c.Close()
+			continue
+		}
 		if !t.track(c) {
 			return
 		}
-		t.wg.Go(func() { t.admit(c) })
+		t.wg.Go(func() { t.admit(c, host) })
 	}
 }
 
@@ -137,7 +157,20 @@ func (t *Transport) track(c net.Conn) bool {
 		c.Close()
 		return false
 	}
-	t.mu.conns[c] = struct{}{}
+	t.mu.conns[c] = 0
+	return true
+}
+
+// upgrade tracks the encrypted connection by in place of the one it is made of.
+func (t *Transport) upgrade(c net.Conn, by *sealed) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.mu.conns, c)
+	if t.mu.closed {
+		c.Close()
+		return false
+	}
+	t.mu.conns[by] = by.peer.Node
 	return true
 }
 
@@ -150,8 +183,13 @@ func (t *Transport) drop(c net.Conn) {
 }
 
 // admit reads the hello of a new connection and serves its lane.
-func (t *Transport) admit(c net.Conn) {
-	h, err := t.greeted(c)
+func (t *Transport) admit(c net.Conn, host string) {
+	c, h, err := t.greeted(c)
+	if err == nil && h.lane == laneEnroll {
+		err = t.enroll(h.from, c)
+		t.drop(c)
+	}
+	t.crowd.leave(host)
 	if err != nil {
 		if t.ctx.Err() == nil {
 			t.counts.rejected.Add(1)
@@ -166,38 +204,70 @@ func (t *Transport) admit(c net.Conn) {
 	case laneControl:
 		t.serve(h.from, c)
 	case laneRaft:
-		t.raft.deliver(c)
+		t.raft.Load().deliver(c)
 	case laneGossip:
 		t.gossip.streams.deliver(c)
 	}
 }
 
 // greeted reads and answers the hello.
-func (t *Transport) greeted(c net.Conn) (hello, error) {
+func (t *Transport) greeted(c net.Conn) (net.Conn, hello, error) {
 	if err := c.SetDeadline(time.Now().Add(t.cfg.HelloTimeout)); err != nil {
-		return hello{}, err
+		return c, hello{}, err
 	}
-	h, err := readHello(c)
+	c, h, why, err := t.introduced(c)
 	if err != nil {
-		return h, err
+		return c, h, err
 	}
-	why := h.judge(t.cfg.Self, dsm.ClusterID(t.cluster.Load()))
+	if why == nil {
+		why = h.judge(t.cfg.Self, dsm.ClusterID(t.cluster.Load()))
+	}
 	if why == nil {
 		why = t.wanted(h.lane)
 	}
 	err = answer(c, t.cfg.Self, why)
 	if why != nil {
-		return h, why
+		return c, h, why
 	}
+	if err != nil || h.lane == laneEnroll {
+		return c, h, err
+	}
+	return c, h, c.SetDeadline(time.Time{})
+}
+
+// introduced reads the hello, after the handshake of TLS if there is one. why is the refusal of
+// somebody who may not say such a hello by this connection.
+func (t *Transport) introduced(c net.Conn) (_ net.Conn, h hello, why *errs.Error, err error) {
+	if t.guard == nil {
+		h, err = readHello(c)
+		return c, h, nil, err
+	}
+	first := make([]byte, len(helloMagic))
+	if _, err := io.ReadFull(c, first); err != nil {
+		return c, h, nil, err
+	}
+	if string(first) == helloMagic {
+		if h, err = readHello(io.MultiReader(bytes.NewReader(first), c)); err == nil && (t.cfg.apart || !sameUser(c)) {
+			why = errs.E(errs.Access, "hello", "this cluster encrypts: mount with --token, and without --insecure")
+		}
+		return c, h, why, err
+	}
+	s, err := t.guard.accept(c, first)
 	if err != nil {
-		return h, err
+		return c, h, nil, err
 	}
-	return h, c.SetDeadline(time.Time{})
+	if !t.upgrade(c, s) {
+		return s, h, nil, errs.E(errs.Closed, "hello", "")
+	}
+	if h, err = readHello(s); err == nil {
+		why = t.guard.admits(s, h)
+	}
+	return s, h, why, err
 }
 
 // wanted refuses streams of lanes that are not open.
 func (t *Transport) wanted(l lane) *errs.Error {
-	if l == laneRaft && !t.raft.open() || l == laneGossip && !t.gossip.streams.open() {
+	if l == laneRaft && !t.raft.Load().open() || l == laneGossip && !t.gossip.streams.open() {
 		return errs.E(errs.Unavailable, "hello", "this node does not take part in %s yet", l)
 	}
 	return nil
@@ -205,6 +275,12 @@ func (t *Transport) wanted(l lane) *errs.Error {
 
 // dial connects to addr, which may be a NodeAddr, and sends the hello. The connection is tracked.
 func (t *Transport) dial(ctx context.Context, l lane, to dsm.NodeID, addr string) (net.Conn, dsm.NodeID, error) {
+	return t.dialPinned(ctx, l, to, addr, nil)
+}
+
+// dialPinned is dial to a node of which only the fingerprint of its authority is known, unless pin
+// is nil.
+func (t *Transport) dialPinned(ctx context.Context, l lane, to dsm.NodeID, addr string, pin *trust.Fingerprint) (net.Conn, dsm.NodeID, error) {
 	ctx, cancel := context.WithTimeout(ctx, t.cfg.HelloTimeout)
 	defer cancel()
 	fail := func(err error) (net.Conn, dsm.NodeID, error) {
@@ -219,20 +295,20 @@ func (t *Transport) dial(ctx context.Context, l lane, to dsm.NodeID, addr string
 	} else if id != 0 {
 		to, addr = id, plain
 	}
-	c, err := t.cfg.Dial(ctx, "tcp", addr)
+	plain, err := t.cfg.Dial(ctx, "tcp", addr)
 	if err != nil {
 		return fail(err)
 	}
-	if !t.track(c) {
+	if !t.track(plain) {
 		return fail(errs.E(errs.Closed, "connect", ""))
 	}
-	tune(c, t.cfg.WriteTimeout)
-	stop := context.AfterFunc(ctx, func() { c.Close() })
+	tune(plain, t.cfg.WriteTimeout)
+	stop := context.AfterFunc(ctx, func() { plain.Close() })
 	h := hello{
 		min: wire.Version, max: wire.Version, lane: l,
 		cluster: dsm.ClusterID(t.cluster.Load()), from: t.cfg.Self, to: to,
 	}
-	from, err := greet(c, h, t.cfg.HelloTimeout)
+	c, from, err := t.introduce(ctx, plain, h, pin)
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
@@ -241,4 +317,35 @@ func (t *Transport) dial(ctx context.Context, l lane, to dsm.NodeID, addr string
 		return fail(err)
 	}
 	return c, from, nil
+}
+
+// introduce says the hello, after the handshake of TLS unless the other side is of the same user on
+// this machine.
+func (t *Transport) introduce(ctx context.Context, c net.Conn, h hello, pin *trust.Fingerprint) (net.Conn, dsm.NodeID, error) {
+	if t.guard == nil {
+		from, err := greet(c, h, t.cfg.HelloTimeout)
+		return c, from, err
+	}
+	if pin == nil && !t.cfg.apart && listensHere(c) {
+		from, err := greet(c, h, t.cfg.HelloTimeout)
+		if err == nil && !sameUser(c) {
+			err = errs.E(errs.Access, "hello", "another user of this machine has answered")
+		}
+		return c, from, err
+	}
+	if err := c.SetDeadline(time.Now().Add(t.cfg.HelloTimeout)); err != nil {
+		return c, 0, err
+	}
+	s, err := t.guard.dial(ctx, c, h.to, pin)
+	if err != nil {
+		return c, 0, err
+	}
+	if !t.upgrade(c, s) {
+		return s, 0, errs.E(errs.Closed, "connect", "")
+	}
+	from, err := greet(s, h, t.cfg.HelloTimeout)
+	if err == nil && from != s.peer.Node {
+		err = errs.E(errs.Access, "hello", "node %v answers with the certificate of %v", from, s.peer.Node)
+	}
+	return s, from, err
 }

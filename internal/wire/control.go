@@ -25,11 +25,15 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 //	   |                   |   Probe to the new node: can the cluster reach it?
 //	   |<----------- Joined|<----------- Joined|
 //
-// All but the first Join are sent to one node, not to whoever is at its address.
+//	new node            any node
+//	   | Enroll ---------->|  by a connection that is encrypted; the new node has no certificate yet
+//	   |<--------- Enrolled|  a certificate, with which it may ask to Join
+//
+// All but Enroll and the first Join are sent to one node, not to whoever is at its address.
 
 // JoinProtocol is the version of the commands and snapshots of the catalog. All members of a
 // cluster must have the same one.
-const JoinProtocol = 4
+const JoinProtocol = 7
 
 // Join asks to make Member a member of the cluster.
 type Join struct {
@@ -41,6 +45,20 @@ type Join struct {
 // Joined says that the sender of Join is now a member.
 type Joined struct{ Cluster dsm.ClusterID }
 
+// Enroll asks for a certificate for the sender's id and Key. Secret is that of a join token; a node
+// of the same user on the same machine needs none.
+type Enroll struct {
+	Secret []byte
+	Key    dsm.NodeKey
+}
+
+// Enrolled has the certificate, and that of the authority which signed it, both DER. Both are empty
+// if the cluster does not encrypt.
+type Enrolled struct {
+	Cluster  dsm.ClusterID
+	CA, Cert []byte
+}
+
 // Propose asks the leader to append a command. Only a failure is answered. The command may still
 // get lost with the leader; the proposer sends it again until it has applied it.
 type Propose struct{ Command []byte }
@@ -48,9 +66,14 @@ type Propose struct{ Command []byte }
 // ReadIndex asks up to where a replica must have applied the log to serve a read that begins now.
 // Term is the sender's term in raft. If the sender votes, it thereby declares that it had given its
 // vote to no later leader when it asked.
+//
+// It is a sign of life, too. Epoch is that of the sender's view, in which it is a member.
 type ReadIndex struct {
-	From dsm.NodeID
-	Term uint64
+	From  dsm.NodeID
+	Inc   uint64
+	Term  uint64
+	Epoch dsm.Epoch
+	Sign  bool // it is only a sign of life
 }
 
 // ReadIndexed answers ReadIndex.
@@ -82,6 +105,7 @@ type Probe struct{ Cluster dsm.ClusterID }
 
 // Probed answers Probe: the node's term in raft and how far it has applied the log.
 type Probed struct {
+	Inc     uint64 // of the node that answers
 	Term    uint64
 	Applied uint64
 }
@@ -108,4 +132,6 @@ var controlMessages = map[uint16]any{
 	111: Recalled{},
 	112: YieldLocks{},
 	113: LocksYielded{},
+	114: Enroll{},
+	115: Enrolled{},
 }

@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"io"
 	"reflect"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
 // readBuffer is the size of a Reader's buffer. Payloads that are larger than their buffered part
@@ -12,12 +14,19 @@ const readBuffer = 64 << 10
 
 // Reader reads the frames of one connection. It is for one goroutine.
 type Reader struct {
-	r *bufio.Reader
+	r    *bufio.Reader
+	most int // bytes of a frame; 0: those of the protocol
 }
 
 // NewReader returns a Reader that reads ahead on r.
 func NewReader(r io.Reader) *Reader {
 	return &Reader{r: bufio.NewReaderSize(r, readBuffer)}
+}
+
+// NewShortReader returns a Reader that takes no frame of more than so many bytes: of somebody who has
+// not said yet who it is.
+func NewShortReader(r io.Reader, most int) *Reader {
+	return &Reader{r: bufio.NewReaderSize(r, most+headerSize), most: most}
 }
 
 // Read reads the next frame. The error is io.EOF if the stream ended between two frames, has kind
@@ -51,6 +60,9 @@ func (r *Reader) header() (header, error) {
 		return header{}, err
 	}
 	h, err := parseHeader(b)
+	if err == nil && r.most > 0 && h.message+h.payload > r.most {
+		err = errs.E(errs.Corrupt, "read frame", "%s of %d bytes: the most is %d here", h.kind.typ.Name(), h.message+h.payload, r.most)
+	}
 	if err == nil {
 		_, err = r.r.Discard(headerSize)
 	}
