@@ -37,10 +37,10 @@ func (s *state) apply(index uint64, data []byte) (outcome, error) {
 		return out, err
 	}
 	first := c.Kind == kindBootstrap && s.view.Cluster == 0
-	if m, member := s.view.Member(c.Node); (!member || m.Gone) && !first {
+	if m, member := s.view.Member(c.Node); (!member || m.Gone || m.Inc != c.Inc) && !first {
 		// The results of nodes that left are forgotten. So their commands must not be applied: they
 		// may have been applied before.
-		out.result = resultOf(dsm.Inode{}, fail(errs.Unavailable, "node %s is no member", c.Node))
+		out.result = resultOf(dsm.Inode{}, fail(errs.Evicted, "node %s is no member", c.Node))
 		return out, nil
 	}
 	ses := s.sessions[c.Node]
@@ -67,7 +67,7 @@ func (s *state) apply(index uint64, data []byte) (outcome, error) {
 }
 
 // configure records which members vote, according to the entry of the log at index.
-func (s *state) configure(index uint64, votes func(dsm.NodeID) bool) effects {
+func (s *state) configure(index uint64, votes func(dsm.Member) bool) effects {
 	s.applied = index
 	s.setVoters(votes)
 	e := s.effects

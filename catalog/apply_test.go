@@ -94,7 +94,7 @@ func script(t *testing.T, rng *rand.Rand, m *machine, steps int) {
 			m.do(n, setLayoutOp{dsm.AreaID(1 + rng.IntN(30)), dsm.Layout{DType: dsm.DTypeF32, DataOffset: rng.Int64N(100)}})
 		case 5:
 			m.index++
-			m.configure(m.index, func(n dsm.NodeID) bool { return n%2 == 0 })
+			m.configure(m.index, func(m dsm.Member) bool { return m.ID%2 == 0 })
 		default:
 			m.do(n, randomOp(rng, m.nextIno))
 		}

@@ -39,7 +39,7 @@ func (o setAttrOp) apply(s *state, st step) (dsm.Inode, error) {
 			return dsm.Inode{}, err
 		}
 	}
-	if err := s.checkGrowth(in, size-in.Size); err != nil {
+	if err := s.checkGrowth(in, size); err != nil {
 		return dsm.Inode{}, err
 	}
 
@@ -139,7 +139,7 @@ func (s *state) resize(st step, in *inode, size int64) {
 		return
 	}
 	before := in.Inode
-	s.reserve(in, size-in.Size)
+	s.reserve(takes(in.Spec, in.Size), takes(in.Spec, size))
 	in.Size = size
 	in.Pages = min(in.Pages, pagesOf(size))
 	shrunk := size < before.Size

@@ -54,7 +54,11 @@ type Config struct {
 	// OnCluster is told to which cluster this node belongs, before the cluster sends it the log. It
 	// may be called more than once.
 	OnCluster func(dsm.ClusterID)
-	Log       *slog.Logger
+	// Lease is the lease of the members of the cluster that this node may begin; 0 means DefaultLease.
+	Lease time.Duration
+	// Trust is that of the cluster which Bootstrap makes; nil: it does not encrypt.
+	Trust *dsm.Trust
+	Log   *slog.Logger
 }
 
 // Catalog is this node's replica of the catalog. Its methods may be called
@@ -64,6 +68,7 @@ type Catalog struct {
 	caller   Caller
 	observer Observer
 	belong   func(dsm.ClusterID)
+	first    *dsm.Trust
 	yield    func(ino dsm.Ino, term uint64) (locks.Yield, bool)
 	orphaned func(ino dsm.Ino)
 	log      *slog.Logger
@@ -72,6 +77,7 @@ type Catalog struct {
 
 	raft   *raft.Raft
 	trans  raftTransport
+	rpcs   chan raft.RPC // what raft is asked
 	layer  *layer
 	logs   *logStore
 	life   context.Context // ends with Close
@@ -84,8 +90,12 @@ type Catalog struct {
 		state *state
 	}
 	view     atomic.Pointer[dsm.View]
-	joining  atomic.Bool  // Join is asking to be admitted
-	leavers  atomic.Int64 // nodes for which serveLeave is running
+	joining  atomic.Bool   // Join is asking to be admitted
+	admitted atomic.Bool   // the cluster has made this node a member
+	leaving  atomic.Bool   // Leave was called
+	begins   time.Duration // the lease of a cluster that this node begins
+	doubt    chan struct{} // rung when the leader did not take a request: see renew
+	leavers  atomic.Int64  // nodes for which serveLeave is running
 	progress progress
 	calls    calls
 	rounds   rounds
@@ -100,16 +110,16 @@ type Catalog struct {
 }
 
 const (
-	// electionTimeout is how long followers wait for a leader before they elect another: when a
-	// leader dies, names cannot change for one to two times as long.
-	electionTimeout = 1250 * time.Millisecond
+	// electionTimeout is how long followers wait for a leader before they elect another: when a leader's
+	// machine dies, names cannot change for one to two times as long, and leaseTime. See also succeed.go.
+	electionTimeout = 600 * time.Millisecond
 	// heartbeat is the shortest time between two heartbeats to a follower; the longest is twice
 	// that. A heartbeat is a message, its answer and some wake-ups on both nodes, which is most of
 	// what an idle cluster does. See pace.
-	heartbeat = 200 * time.Millisecond
+	heartbeat = 125 * time.Millisecond
 	// leaderLease is how long a leader goes on without hearing from a majority. It is shorter than
 	// electionTimeout, see Bootstrap.
-	leaderLease = time.Second
+	leaderLease = 500 * time.Millisecond
 	// commitTimeout bounds when a follower learns that an entry is committed if the push that says
 	// so is lost. An idle leader sends one message to each follower this often.
 	commitTimeout = 500 * time.Millisecond
@@ -124,10 +134,13 @@ const (
 // New starts the replica. It knows nothing until Bootstrap or Join.
 func New(cfg Config) (*Catalog, error) {
 	c := &Catalog{
-		self: cfg.Self, caller: cfg.Caller, observer: cfg.Observer, belong: cfg.OnCluster, yield: cfg.Yield, log: cfg.Log,
+		self: cfg.Self, caller: cfg.Caller, observer: cfg.Observer, belong: cfg.OnCluster, first: cfg.Trust, yield: cfg.Yield, log: cfg.Log,
 		layer: newLayer(cfg.Streams, cfg.Self), logs: newLogStore(),
 	}
 	c.yieldTime.Store(int64(yieldTime))
+	if c.begins = cfg.Lease; c.begins == 0 {
+		c.begins = DefaultLease
+	}
 	if c.orphaned = cfg.Orphaned; c.orphaned == nil {
 		c.orphaned = c.giveUpHold
 	}
@@ -146,12 +159,12 @@ func New(cfg Config) (*Catalog, error) {
 	c.push.init()
 
 	rlog := raftLog{cfg.Log.With("part", "raft"), "raft"}
-	rpcs := make(chan raft.RPC)
+	c.rpcs = make(chan raft.RPC)
 	c.trans = raftTransport{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: c.layer, MaxPool: 4, Timeout: rpcTimeout, Logger: rlog, MsgpackUseNewTimeFormat: true,
-	}), rpcs}
+	}), c.rpcs}
 	conf := raft.DefaultConfig()
-	conf.LocalID = serverID(c.self.ID)
+	conf.LocalID = serverOf(c.self).raftID()
 	conf.Logger = rlog
 	conf.HeartbeatTimeout = electionTimeout
 	conf.ElectionTimeout = electionTimeout
@@ -170,11 +183,12 @@ func New(cfg Config) (*Catalog, error) {
 		return nil, errs.E(errs.Other, "start catalog", "%w", err)
 	}
 	c.raft = r
-	c.snap.due = make(chan struct{}, 1)
-	c.tasks.Go(func() { hearEarly(c.life, c.trans.NetworkTransport.Consumer(), rpcs, c.logs, conf.LocalID) })
+	c.snap.due, c.doubt = make(chan struct{}, 1), make(chan struct{}, 1)
+	c.tasks.Go(func() { hearEarly(c.life, c.trans.NetworkTransport.Consumer(), c.rpcs, c.logs, conf.LocalID) })
 	c.tasks.Go(c.watchLeader)
 	c.tasks.Go(c.takeSnapshots)
 	c.tasks.Go(c.decideAbandoned)
+	c.tasks.Go(c.renew)
 	return c, nil
 }
 
@@ -204,11 +218,11 @@ func (c *Catalog) leader() (dsm.NodeID, string) {
 	if a == "" {
 		return 0, ""
 	}
-	id, addr, err := parseServer(a)
+	s, err := parseServer(a)
 	if err != nil {
 		return 0, ""
 	}
-	return id, addr
+	return s.id, s.addr
 }
 
 // gaveUp returns the error of a wait that ended because ctx or the catalog ended.

@@ -44,12 +44,10 @@ func (s *state) check() error {
 		if err := s.checkInode(in, names[ino], subdirs[ino]); err != nil {
 			return fmt.Errorf("inode %d: %w", ino, err)
 		}
-		if in.Kind == dsm.KindFile {
-			reserved = reserved.with(in.Spec.Residency, in.Size)
-		}
+		reserved = reserved.plus(in.all())
 	}
 	if reserved != s.reserved {
-		return fmt.Errorf("%+v bytes are reserved, the sizes add up to %+v", s.reserved, reserved)
+		return fmt.Errorf("%+v bytes are reserved, the files add up to %+v", s.reserved, reserved)
 	}
 	if err := s.book.Check(); err != nil {
 		return err

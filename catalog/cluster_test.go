@@ -183,7 +183,7 @@ func startAt(t testing.TB, name, listen string) *node {
 	n.via.use(n.net)
 	n.streams = newEars(n.net.RaftLayer())
 	n.Catalog, err = New(Config{
-		Self:   dsm.Member{ID: id, Name: name, Addr: n.net.Addr(), Budget: 1 << 30},
+		Self:   dsm.Member{ID: id, Name: name, Addr: n.net.Addr(), Budget: 2 << 30},
 		Caller: n.via, Streams: n.streams, Observer: n.observer, OnCluster: n.net.SetCluster, Yield: n.yieldLocks,
 		Log: slog.New(warnings{testLog(t, name).Handler(), n.warned}),
 	})

@@ -10,10 +10,11 @@ import (
 	"github.com/dsmfs/dsmfs/locks"
 )
 
-// command is an entry of the log: an operation in its envelope. Node and Req identify it for ever:
+// command is an entry of the log: an operation in its envelope. Node, Inc and Req identify it for ever:
 // however often it is proposed, it is applied once.
 type command struct {
 	Node dsm.NodeID
+	Inc  uint64 // of the member
 	Req  uint64 // numbers the commands of the node, from 1
 	Low  uint64 // the node waits for no command with a smaller number
 	Now  int64  // the node's clock, Unix nanoseconds
@@ -48,7 +49,7 @@ const (
 	kindAskLock
 	kindSurrenderLocks
 	kindCancelLock
-	kindDropLocks
+	_ // was: drop the locks of a silent node
 	kindLink
 	kindGone
 	kindSettle
@@ -57,6 +58,7 @@ const (
 	kindAbandon
 	kindMove
 	kindOwn
+	kindTrust
 )
 
 // op is an operation on the state. apply returns the inode that is the result for the caller, if
@@ -75,13 +77,19 @@ type (
 		Member   dsm.Member
 		RootPerm uint32
 		UID, GID uint32
+		Lease    time.Duration
+		Trust    *dsm.Trust // nil: the cluster does not encrypt
 	}
 	addMemberOp    struct{ Member dsm.Member }
 	leavingOp      struct{ Node dsm.NodeID }
 	removeMemberOp struct{ Node dsm.NodeID }
-	goneOp         struct{ Node dsm.NodeID }
-	settleOp       struct{}
-	slotsReadyOp   struct {
+	goneOp         struct {
+		Node dsm.NodeID
+		Inc  uint64 // of this incarnation
+		Term uint64 // if the leader of this term has decided it: see evict.go; 0: it is certain that the process has ended
+	}
+	settleOp     struct{}
+	slotsReadyOp struct {
 		Slots []dsm.Slot
 		Epoch dsm.Epoch
 	}
@@ -193,7 +201,6 @@ var ops = map[opKind]struct {
 	kindAskLock:        {"lock", askLockOp{}, false},
 	kindSurrenderLocks: {"lock", surrenderLocksOp{}, false},
 	kindCancelLock:     {"lock", cancelLockOp{}, false},
-	kindDropLocks:      {"lock", dropLocksOp{}, false},
 	kindLink:           {"link", linkOp{}, true},
 	kindGone:           {"gone", goneOp{}, false},
 	kindSettle:         {"gone", settleOp{}, false},
@@ -202,6 +209,7 @@ var ops = map[opKind]struct {
 	kindAbandon:        {"abandon", abandonOp{}, false},
 	kindMove:           {"move", moveOp{}, false},
 	kindOwn:            {"own", ownOp{}, false},
+	kindTrust:          {"change the keys", trustOp{}, false},
 }
 
 var opKinds = func() map[reflect.Type]opKind {

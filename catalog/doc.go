@@ -10,8 +10,10 @@
 //	logstore.go snapstore.go streams.go pipeline.go           what raft needs
 //	change.go propose.go abandon.go                           changes
 //	query.go reads.go lease.go grants.go                      reads
-//	locks.go yield.go signs.go                                locks of files
+//	locks.go yield.go                                         locks of files
 //	join.go leave.go gone.go serve.go                         members
+//	trust.go                                                  keys and tokens of the cluster
+//	signs.go fence.go evict.go succeed.go                     their leases
 //
 // # Promises
 //
@@ -41,10 +43,10 @@
 // describes is memory too, and ends with the last node. Raft expects them to survive a restart,
 // because a server that forgets its vote could vote twice in a term, and one that forgets its log
 // could elect a leader without entries that it acknowledged. Here no server restarts. A raft
-// ServerID is the NodeID, drawn at random when the process starts; so a process that starts again
-// is a new server without a vote, which has to join, and to raft the old one is dead for ever. Both
-// may have the same address, so streams and requests name the node that they are for, and no other
-// node answers them.
+// ServerID is the NodeID, drawn at random when the process starts, and the incarnation, which grows
+// when a node that was evicted joins again; so each is a new server without a vote, which has to
+// join, and to raft the old one is dead for ever. Both may have the same address, so streams and
+// requests name the node that they are for, and streams the incarnation, and no other answers them.
 //
 // The price: a majority of the voters must not die at the same time, whether they are restarted or
 // not.

@@ -21,6 +21,7 @@ var (
 func (f fsm) Apply(l *raft.Log) any {
 	c := f.c
 	c.mu.Lock()
+	c.mu.state.term = l.Term
 	out, err := c.mu.state.apply(l.Index, l.Data)
 	inodes := len(c.mu.state.inodes)
 	if invariants.Enabled && l.Index%64 == 0 {
@@ -40,10 +41,11 @@ func (f fsm) Apply(l *raft.Log) any {
 		}
 	}
 	c.grants.close(out.Node, out.Req)
-	if out.Node == c.self.ID {
+	mine := out.Node == c.self.ID && out.Inc == c.self.Inc
+	if mine {
 		c.calls.passed(out.Low)
 	}
-	if out.Node == c.self.ID && out.fate != ignored {
+	if mine && out.fate != ignored {
 		c.calls.deliver(out.Req, answer{out.result, l.Index, l.Term})
 	}
 	c.snap.consider(l.Index, inodes)
@@ -53,14 +55,14 @@ func (f fsm) Apply(l *raft.Log) any {
 // StoreConfiguration applies a committed configuration of raft.
 func (f fsm) StoreConfiguration(index uint64, conf raft.Configuration) {
 	c := f.c
-	voters := make(map[dsm.NodeID]bool)
+	votes := make(map[server]bool) // by id and incarnation
 	for _, s := range conf.Servers {
-		if id, _, err := parseServer(s.Address); err == nil && s.Suffrage == raft.Voter {
-			voters[id] = true
+		if p, err := parseServer(s.Address); err == nil && s.Suffrage == raft.Voter {
+			votes[server{id: p.id, inc: p.inc}] = true
 		}
 	}
 	c.mu.Lock()
-	e := c.mu.state.configure(index, func(n dsm.NodeID) bool { return voters[n] })
+	e := c.mu.state.configure(index, func(m dsm.Member) bool { return votes[server{id: m.ID, inc: m.Inc}] })
 	c.mu.Unlock()
 	c.applied(index, e)
 	if c.reign.term() != 0 {
@@ -85,7 +87,6 @@ func (c *Catalog) applied(index uint64, e effects) {
 	}
 	if len(e.locks) > 0 {
 		c.observer.LocksChanged(e.locks)
-		c.signs.lockers.ring()
 	}
 	c.progress.advance(index, c.view.Load().Epoch)
 	if e.view != nil {
@@ -133,6 +134,9 @@ func (f fsm) Restore(r io.ReadCloser) error {
 	c.observer.Reset()
 	c.progress.advance(s.applied, s.view.Epoch)
 	c.news.ring()
+	if m, _ := s.view.Member(c.self.ID); m.Inc != c.self.Inc {
+		return nil // its session is that of a former incarnation
+	}
 	if ses := s.sessions[c.self.ID]; ses != nil {
 		for req, r := range ses.results {
 			c.calls.deliver(req, answer{result: r, index: s.applied})

@@ -6,22 +6,21 @@ import (
 	"slices"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// A member whose process has ended without leaving is marked as gone. Its name and address are free
+// A member whose process has ended without leaving, or that is evicted, is marked as gone. Its name and address are free
 // at once, its locks and holds are dropped, and it can make no change any more. What it was the
 // home of is lost, but for what was on its way to it (handoverFailedOp). Its slots stay with it as long as a file has bytes in them. Such bytes cannot be
 // read (EIO), and never read as zero; the file can be removed or truncated. When no file has bytes
 // in its slots any more, the slots go to other members, which loses nothing, and the member is
 // forgotten.
 //
-// It must be certain that the process has ended, because it might still have unpublished stores,
-// and become reachable again. It is certain if another process has the address, or if the machine
-// says that nobody listens there. A node that does not answer may be on the other side of a
-// partition.
+// It must be certain that the process has ended, or that it is fenced (fence.go): it might still have unpublished stores, act as a home,
+// and become reachable again. It is certain that it has ended if another process has the address, or if the machine says that nobody
+// listens there. A node that does not answer may be on the other side of a partition: it is evicted when its lease has run out (evict.go).
 
 func isGone(v *dsm.View, n dsm.NodeID) bool {
 	m, ok := v.Member(n)
@@ -35,8 +34,11 @@ func present(v *dsm.View) []dsm.Member {
 
 func (o goneOp) apply(s *state, st step) (dsm.Inode, error) {
 	m, ok := s.view.Member(o.Node)
-	if !ok || m.Gone || o.Node == st.node {
+	if !ok || m.Gone || m.Inc != o.Inc || o.Node == st.node {
 		return dsm.Inode{}, nil
+	}
+	if o.Term != 0 && o.Term != s.term {
+		return dsm.Inode{}, fail(errs.Unavailable, "decided in term %d, and this is term %d", o.Term, s.term)
 	}
 	s.reviewed(func(v *dsm.View) {
 		for i := range v.Members {
@@ -44,6 +46,7 @@ func (o goneOp) apply(s *state, st step) (dsm.Inode, error) {
 				v.Members[i].Gone, v.Members[i].Leaving = true, true
 			}
 		}
+		depart(v, st, o.Node, m.Key, true)
 	})
 	s.release(o.Node)
 	return settleOp{}.apply(s, st)
@@ -147,7 +150,7 @@ func (c *Catalog) bury(ctx context.Context, members []dsm.Member) {
 			if !c.ended(ctx, m) {
 				return
 			}
-			if _, err := c.propose(ctx, goneOp{m.ID}); err != nil {
+			if _, err := c.propose(ctx, goneOp{Node: m.ID, Inc: m.Inc}); err != nil {
 				c.log.Warn("mark a dead member as gone", "node", m.ID, "name", m.Name, "err", err)
 				return
 			}
@@ -155,59 +158,4 @@ func (c *Catalog) bury(ctx context.Context, members []dsm.Member) {
 		})
 	}
 	asked.Wait()
-}
-
-const (
-	// lookForDead is how often the leader looks whether members have died; it looks again at those that seem to have each lookAgain.
-	lookForDead = 5 * time.Second
-	lookAgain   = time.Second
-	// deadFor is how many looks in a row must find a member dead before it is marked as gone, although nobody wants its name. A node
-	// that lives must never be marked, and a firewall may refuse connections while it is set up.
-	deadFor = 6
-)
-
-// watchDead marks members as gone that have been dead for some time, and forgets them when no file
-// has bytes in their slots any more. It returns when ctx ends.
-func (c *Catalog) watchDead(ctx context.Context) {
-	dead := make(map[dsm.NodeID]int)
-	look := time.NewTicker(lookAgain)
-	defer look.Stop()
-	for n := 1; ; n++ {
-		select {
-		case <-look.C:
-		case <-ctx.Done():
-			return
-		}
-		all := n%int(lookForDead/lookAgain) == 0
-		c.bury(ctx, lookAt(present(c.Current()), dead, all, func(m dsm.Member) bool { return m.ID != c.self.ID && c.ended(ctx, m) }))
-		if !all {
-			continue
-		}
-		c.mu.RLock()
-		free := len(c.mu.state.settled())
-		c.mu.RUnlock()
-		if free == 0 {
-			continue
-		}
-		if _, err := c.propose(ctx, settleOp{}); err != nil {
-			c.log.Debug("forget dead members", "err", err)
-		}
-	}
-}
-
-// lookAt looks at the members that seemed dead at the last look, or at all of them, and returns those that have been dead for long
-// enough. It keeps for how many looks each has been dead.
-func lookAt(members []dsm.Member, dead map[dsm.NodeID]int, all bool, ended func(m dsm.Member) bool) (gone []dsm.Member) {
-	for _, m := range members {
-		switch _, seemed := dead[m.ID]; {
-		case !seemed && !all:
-		case !ended(m):
-			delete(dead, m.ID)
-		default:
-			if dead[m.ID]++; dead[m.ID] >= deadFor {
-				gone = append(gone, m)
-			}
-		}
-	}
-	return gone
 }

@@ -1,44 +1,88 @@
 package catalog
 
 import (
+	"context"
+	"errors"
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// TestDeadIsMarkedAfterSomeLooks: a member is marked as gone after it was dead at several looks in a row. The looks at all are rare, and
-// in between only those that seem dead are looked at.
-func TestDeadIsMarkedAfterSomeLooks(t *testing.T) {
-	members := []dsm.Member{{ID: 1}, {ID: 2}}
-	dead := make(map[dsm.NodeID]int)
-	alive, looks := map[dsm.NodeID]bool{1: true}, 0
-	look := func(all bool) []dsm.Member {
-		return lookAt(members, dead, all, func(m dsm.Member) bool {
-			looks++
-			return !alive[m.ID]
-		})
+// sees waits until the view of the node is such.
+func (n *node) sees(t *testing.T, what string, cond func(v *dsm.View) bool) {
+	t.Helper()
+	if err := n.news.until(patient(t), n.life, func() bool { return cond(n.Current()) }); err != nil {
+		t.Fatalf("%s: %v: %+v", what, err, n.Current().Members)
 	}
-	if look(false); looks != 0 {
-		t.Errorf("%d members are looked at that did not seem dead", looks)
+}
+
+func isOut(id dsm.NodeID) func(*dsm.View) bool {
+	return func(v *dsm.View) bool {
+		m, ok := v.Member(id)
+		return !ok || m.Gone
 	}
-	look(true)
-	look(false)
-	alive[2] = true
-	look(false) // it answers: all begins anew
-	alive[2] = false
-	if look(true); dead[2] != 1 {
-		t.Errorf("a member that has answered counts as dead for %d looks", dead[2])
-	}
-	for n := 2; ; n++ {
-		gone := look(false)
-		if len(gone) > 0 != (n >= deadFor) {
-			t.Fatalf("after %d looks %v are gone", n, gone)
+}
+
+// mute is the Caller of a node that reaches nobody.
+type mute struct{ Caller }
+
+func (mute) Call(ctx context.Context, _ string, _ any) (any, error) {
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
+}
+
+func (mute) Tell(context.Context, string, any) (<-chan error, func()) {
+	lost := make(chan error, 1)
+	lost <- errors.New("nobody is reached")
+	return lost, func() {}
+}
+
+// TestSilentMemberIsEvicted cuts a member off. It is fenced before it is evicted, and learns of the eviction when it reaches any other
+// node again.
+func TestSilentMemberIsEvicted(t *testing.T) {
+	nodes := cluster(t, 3)
+	lead := leaderOf(t, nodes)
+	var silent, other *node
+	for _, n := range nodes {
+		switch {
+		case n == lead:
+		case silent == nil:
+			silent = n
+		default:
+			other = n
 		}
-		if len(gone) > 0 {
-			if gone[0].ID != 2 {
-				t.Errorf("%v are gone", gone)
-			}
-			return
+	}
+	if silent.Fenced() || lead.Fenced() {
+		t.Fatal("a node that is well is fenced")
+	}
+	silent.via.use(mute{})
+	lead.sees(t, "a silent member", isOut(silent.self.ID))
+	if !silent.Fenced() {
+		t.Error("a member was evicted that was not fenced")
+	}
+	other.sees(t, "a silent member", isOut(silent.self.ID))
+	silent.via.use(silent.net)
+	select {
+	case <-silent.Evicted():
+	case <-patient(t).Done():
+		t.Fatal("the node does not learn that it was evicted")
+	}
+	if err := silent.Leave(patient(t)); err != nil {
+		t.Error("a node that was evicted leaves: ", err)
+	}
+	if !silent.Fenced() || lead.Fenced() || other.Fenced() {
+		t.Error("who is evicted is not fenced, or who is well is")
+	}
+}
+
+// TestDeadLeaderIsEvicted kills the leader: the next one has it marked as gone.
+func TestDeadLeaderIsEvicted(t *testing.T) {
+	nodes := cluster(t, 3)
+	lead := leaderOf(t, nodes)
+	lead.stop()
+	for _, n := range nodes {
+		if n != lead {
+			n.sees(t, "a dead leader", isOut(lead.self.ID))
 		}
 	}
 }

@@ -3,6 +3,7 @@ package catalog
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/hashicorp/raft"
 
@@ -17,7 +18,7 @@ func (c *Catalog) Bootstrap(ctx context.Context, root dsm.Inode) error {
 	cluster := dsm.ClusterID(rand.Uint64() | 1) // not 0
 	c.belong(cluster)
 	err := c.raft.BootstrapCluster(raft.Configuration{Servers: []raft.Server{{
-		ID: serverID(c.self.ID), Address: serverAddress(c.self.ID, c.self.Addr),
+		ID: serverOf(c.self).raftID(), Address: serverOf(c.self).raftAddress(),
 	}}}).Error()
 	if err != nil {
 		return errs.E(errs.Other, "bootstrap", "%w", err)
@@ -36,7 +37,7 @@ func (c *Catalog) Bootstrap(ctx context.Context, root dsm.Inode) error {
 	self := c.self
 	self.Voter, self.Leaving = true, false
 	_, err = c.propose(ctx, bootstrapOp{
-		Cluster: cluster, Member: self, RootPerm: root.Perm, UID: root.UID, GID: root.GID,
+		Cluster: cluster, Member: self, RootPerm: root.Perm, UID: root.UID, GID: root.GID, Lease: c.begins, Trust: c.first,
 	})
 	return err
 }
@@ -62,9 +63,11 @@ func (c *Catalog) Join(ctx context.Context, addr string) error {
 		return errs.E(errs.Corrupt, "join", "%T answers Join", reply)
 	}
 	c.belong(joined.Cluster)
+	c.admitted.Store(true)
+	c.news.ring()
 	err = c.news.until(ctx, c.life, func() bool {
-		_, member := c.Current().Member(c.self.ID)
-		return member
+		m, member := c.Current().Member(c.self.ID)
+		return member && m.Inc == c.self.Inc
 	})
 	if err == nil {
 		err = c.sync(ctx)
@@ -143,7 +146,7 @@ func (c *Catalog) admit(ctx context.Context, req *wire.Join) (any, error) {
 	if _, err := c.propose(ctx, addMemberOp{m}); err != nil {
 		return nil, err
 	}
-	if err := c.news.until(ctx, c.life, func() bool { return c.replicates(m.ID) || c.leads() == 0 }); err != nil {
+	if err := c.news.until(ctx, c.life, func() bool { return c.replicates(func(s server) bool { return s.is(m) }) || c.leads() == 0 }); err != nil {
 		return nil, named("join", err)
 	}
 	if c.leads() == 0 {
@@ -157,9 +160,9 @@ func (c *Catalog) admit(ctx context.Context, req *wire.Join) (any, error) {
 func (c *Catalog) replace(ctx context.Context, m dsm.Member) {
 	for _, x := range present(c.Current()) {
 		switch {
-		case x.ID == m.ID:
-		case x.Addr == m.Addr: // m answers at this address
-			if _, err := c.propose(ctx, goneOp{x.ID}); err == nil {
+		case x.ID == m.ID && x.Inc >= m.Inc:
+		case x.Addr == m.Addr || x.ID == m.ID: // m answers at this address, or says itself that its former incarnation is over
+			if _, err := c.propose(ctx, goneOp{Node: x.ID, Inc: x.Inc}); err == nil && x.ID != m.ID {
 				c.log.Warn("another process has the address of a member, which has died: what it was the home of is lost", "node", x.ID, "name", x.Name, "addr", x.Addr)
 			}
 		case x.Name == m.Name:
@@ -168,12 +171,5 @@ func (c *Catalog) replace(ctx context.Context, m dsm.Member) {
 	}
 }
 
-// replicates reports whether raft sends the log to the node.
-func (c *Catalog) replicates(n dsm.NodeID) bool {
-	for _, s := range c.servers() {
-		if s.id == n {
-			return true
-		}
-	}
-	return false
-}
+// replicates reports whether raft sends the log to such a server.
+func (c *Catalog) replicates(is func(server) bool) bool { return slices.ContainsFunc(c.servers(), is) }

@@ -21,8 +21,10 @@ import (
 // node joins, or all others leave too. If ctx ends first, the error is errs.NoSpace and says how
 // much memory is missing, and the node stays marked as leaving.
 //
-// If the processes of all others have ended, nobody takes over either, and Leave does not wait.
+// If the processes of all others have ended, nobody takes over either, and Leave does not wait. Nor does it if this node has been
+// evicted: then the others have gone on without it.
 func (c *Catalog) Leave(ctx context.Context) error {
+	c.leaving.Store(true)
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watch sync.WaitGroup
 	defer watch.Wait()
@@ -32,7 +34,18 @@ func (c *Catalog) Leave(ctx context.Context) error {
 			cancel(errDeserted)
 		}
 	})
+	watch.Go(func() {
+		select {
+		case <-c.signs.evicted:
+			cancel(errEvicted(c.self.ID))
+		case <-ctx.Done():
+		}
+	})
 	err := c.leave(ctx)
+	if err != nil && (errs.Is(err, errs.Evicted) || c.signs.out()) {
+		c.log.Warn("leaving without handing anything over: the cluster has evicted this node")
+		return nil
+	}
 	if err != nil && errors.Is(context.Cause(ctx), errDeserted) {
 		c.log.Warn("leaving without handing anything over: all other members have ended")
 		return nil
@@ -181,7 +194,7 @@ func (c *Catalog) serveLeave(ctx context.Context, n dsm.NodeID) (any, error) {
 	if _, err := c.propose(ctx, removeMemberOp{n}); err != nil {
 		return nil, err
 	}
-	free := func() bool { return !c.replicates(n) || dissolves(c.Current()) }
+	free := func() bool { return !c.replicates(func(s server) bool { return s.id == n }) || dissolves(c.Current()) }
 	if err := c.news.until(ctx, c.life, func() bool { return free() || c.leads() == 0 }); err != nil {
 		return nil, named("leave", err)
 	}

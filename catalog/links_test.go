@@ -26,7 +26,7 @@ func TestLinks(t *testing.T) {
 		t.Errorf("after a rename of one name to the other: %+v", in)
 	}
 	m.must(nodeA, unlinkOp{root, "f"})
-	if in := m.at(f.Ino); in.Nlink != 1 || len(m.last.effects.removed) != 0 || m.reserved.full != 100 {
+	if in := m.at(f.Ino); in.Nlink != 1 || len(m.last.effects.removed) != 0 || m.reserved.full != dsm.PageSize {
 		t.Errorf("with one name left: %+v, %+v reserved", in, m.reserved)
 	}
 	m.must(nodeA, unlinkOp{d, "g"})

@@ -26,8 +26,6 @@ type (
 		Ino    dsm.Ino
 		Ticket uint64
 	}
-	// dropLocksOp drops the locks of a node that has given no sign of life.
-	dropLocksOp struct{ Node dsm.NodeID }
 )
 
 func (o askLockOp) apply(s *state, st step) (dsm.Inode, error) {
@@ -47,10 +45,6 @@ func (o surrenderLocksOp) apply(s *state, st step) (dsm.Inode, error) {
 
 func (o cancelLockOp) apply(s *state, st step) (dsm.Inode, error) {
 	return s.lock(s.book.Cancel(o.Ino, st.node, o.Ticket), nil)
-}
-
-func (o dropLocksOp) apply(s *state, _ step) (dsm.Inode, error) {
-	return s.lock(s.book.Drop(o.Node), nil)
 }
 
 func (s *state) lock(events []locks.Event, err error) (dsm.Inode, error) {

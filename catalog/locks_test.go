@@ -3,7 +3,6 @@ package catalog
 import (
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -54,8 +53,6 @@ func TestLockCommands(t *testing.T) {
 	m.must(nodeA, holdOp{Ino: f})
 	m.must(nodeA, askLockOp{f, request(nodeA, locks.Write, locks.Wait, 2)})
 	m.told(locks.Answered)
-	m.must(nodeA, dropLocksOp{nodeB})
-	m.told(locks.Dropped, locks.Answered)
 
 	for _, x := range []struct {
 		op   op
@@ -71,8 +68,9 @@ func TestLockCommands(t *testing.T) {
 		}
 	}
 
+	m.must(nodeA, goneOp{Node: nodeB})
+	m.told(locks.Dropped, locks.Answered)
 	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
-	m.must(nodeB, unholdOp{[]dsm.Ino{f}})
 	m.must(nodeA, unholdOp{[]dsm.Ino{f}})
 	if p := m.book.Pages(); len(p) > 0 {
 		t.Errorf("locks of a file that is no more: %+v", p)
@@ -100,8 +98,7 @@ func TestLocksComeWithHolds(t *testing.T) {
 	m.told()
 }
 
-// TestLocksOfSilentNode: the leader drops the locks of a node that crashed, and of none that is well. A node that
-// hears nothing of the leader knows that it may not grant any.
+// TestLocksOfSilentNode: the locks of a node that crashed end, and of none that is well.
 func TestLocksOfSilentNode(t *testing.T) {
 	nodes := cluster(t, 3)
 	ctx := patient(t)
@@ -115,16 +112,9 @@ func TestLocksOfSilentNode(t *testing.T) {
 	ok(t, well.AskLock(ctx, f.Ino, request(well.self.ID, locks.Write, locks.Try, 1)))
 	ok(t, dead.AskLock(ctx, g.Ino, request(dead.self.ID, locks.Write, locks.Try, 1)))
 	dead.stop()
-	sign := time.NewTicker(time.Second)
-	defer sign.Stop()
-	for leader.standingOf(g.Ino, dead.self.ID).Delegated {
-		select {
-		case <-leader.signs.lockers.hear():
-		case <-sign.C:
-			ok(t, well.ShowLife(ctx))
-		case <-ctx.Done():
-			t.Fatal("the locks of a dead node stay")
-		}
+	leader.sees(t, "a crashed node", isOut(dead.self.ID))
+	if leader.standingOf(g.Ino, dead.self.ID).Delegated {
+		t.Error("the locks of a dead node stay")
 	}
 	ok(t, well.ShowLife(ctx))
 	if !well.LockStanding(f.Ino).Delegated || !well.MayGrant() {

@@ -16,12 +16,27 @@ func (s *state) reviewed(change func(v *dsm.View)) {
 	v := s.view.Clone()
 	v.Epoch++
 	change(v)
+	s.remember(v)
 	if s.reserved.room(v) > roomNone {
 		balance(v)
 	}
 	s.place(v)
 	s.view = v
 	s.effects.view = s.view
+}
+
+// remember keeps who was gone and is forgotten in v, because it may join again.
+func (s *state) remember(v *dsm.View) {
+	for _, m := range s.view.Members {
+		if _, ok := v.Member(m.ID); m.Gone && !ok {
+			v.Former = append(v.Former, dsm.Former{ID: m.ID, Inc: m.Inc})
+		}
+	}
+	v.Former = slices.DeleteFunc(v.Former, func(f dsm.Former) bool {
+		_, ok := v.Member(f.ID)
+		return ok
+	})
+	v.Former = v.Former[max(len(v.Former)-dsm.MostFormer, 0):]
 }
 
 func (o bootstrapOp) apply(s *state, st step) (dsm.Inode, error) {
@@ -36,7 +51,8 @@ func (o bootstrapOp) apply(s *state, st step) (dsm.Inode, error) {
 	}
 	s.add(st, dsm.Inode{Kind: dsm.KindDir, Perm: o.RootPerm & permMask, UID: o.UID, GID: o.GID, Spec: dsm.DefaultSpec()})
 	s.reviewed(func(v *dsm.View) {
-		v.Cluster = o.Cluster
+		v.Cluster, v.Lease = o.Cluster, o.Lease
+		v.Trust = o.Trust
 		v.Members = []dsm.Member{o.Member}
 		for i := range v.Slots {
 			v.Slots[i] = dsm.SlotHome{Primary: o.Member.ID, Epoch: v.Epoch}
@@ -62,12 +78,13 @@ func (o addMemberOp) apply(s *state, st step) (dsm.Inode, error) {
 	if err := s.admissible(o.Member); err != nil {
 		return dsm.Inode{}, err
 	}
-	if _, ok := s.view.Member(o.Member.ID); ok {
+	if m, ok := s.view.Member(o.Member.ID); ok && m.Inc == o.Member.Inc {
 		return dsm.Inode{}, nil
 	}
 	s.reviewed(func(v *dsm.View) {
 		m := o.Member
-		m.Voter, m.Leaving = false, false
+		m.Voter, m.Leaving, m.Gone = false, false, false
+		v.Members = slices.DeleteFunc(v.Members, func(x dsm.Member) bool { return x.ID == m.ID }) // an incarnation that is gone
 		v.Members = append(v.Members, m)
 		slices.SortFunc(v.Members, func(a, b dsm.Member) int { return cmp.Compare(a.ID, b.ID) })
 	})
@@ -79,10 +96,20 @@ func (s *state) admissible(m dsm.Member) error {
 	if err := checkMember(m); err != nil {
 		return err
 	}
+	if err := s.trusts(m); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(s.view.Former, func(f dsm.Former) bool { return f.ID == m.ID && f.Inc >= m.Inc }) {
+		return fail(errs.Evicted, "incarnation %d of node %s is over", m.Inc, m.ID)
+	}
 	for _, x := range s.view.Members {
 		switch {
-		case x.ID == m.ID && !x.Gone:
+		case x.ID == m.ID && x.Inc == m.Inc && !x.Gone:
 			return nil
+		case x.ID == m.ID && x.Inc >= m.Inc:
+			return fail(errs.Evicted, "incarnation %d of node %s is over", m.Inc, m.ID)
+		case x.ID == m.ID && !x.Gone:
+			return fail(errs.Exist, "node %s is a member, of incarnation %d", x.ID, x.Inc)
 		case x.Gone:
 		case x.Addr == m.Addr:
 			return fail(errs.Exist, "the address %s belongs to member %s (%s), which has not left", m.Addr, x.Name, x.ID)
@@ -110,7 +137,8 @@ func (o leavingOp) apply(s *state, st step) (dsm.Inode, error) {
 }
 
 func (o removeMemberOp) apply(s *state, st step) (dsm.Inode, error) {
-	if _, ok := s.view.Member(o.Node); !ok {
+	gone, ok := s.view.Member(o.Node)
+	if !ok {
 		return dsm.Inode{}, nil
 	}
 	if n := slotsOf(s.view, o.Node); n > 0 {
@@ -118,6 +146,7 @@ func (o removeMemberOp) apply(s *state, st step) (dsm.Inode, error) {
 	}
 	s.reviewed(func(v *dsm.View) {
 		v.Members = slices.DeleteFunc(v.Members, func(m dsm.Member) bool { return m.ID == o.Node })
+		depart(v, st, o.Node, gone.Key, false)
 	})
 	s.release(o.Node)
 	return dsm.Inode{}, nil
@@ -135,14 +164,14 @@ func (s *state) release(n dsm.NodeID) {
 }
 
 // setVoters records which members vote, according to raft's configuration.
-func (s *state) setVoters(votes func(dsm.NodeID) bool) {
-	same := func(m dsm.Member) bool { return m.Voter == votes(m.ID) }
+func (s *state) setVoters(votes func(dsm.Member) bool) {
+	same := func(m dsm.Member) bool { return m.Voter == votes(m) }
 	if !slices.ContainsFunc(s.view.Members, func(m dsm.Member) bool { return !same(m) }) {
 		return
 	}
 	s.reviewed(func(v *dsm.View) {
 		for i := range v.Members {
-			v.Members[i].Voter = votes(v.Members[i].ID)
+			v.Members[i].Voter = votes(v.Members[i])
 		}
 	})
 }

@@ -45,7 +45,7 @@ func TestJoinRules(t *testing.T) {
 func TestStrangersAreRefused(t *testing.T) {
 	m := newMachine(t)
 	o := createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile}
-	if _, err := m.do(nodeB, o); !errs.Is(err, errs.Unavailable) {
+	if _, err := m.do(nodeB, o); !errs.Is(err, errs.Evicted) {
 		t.Fatalf("a stranger's command: %v", err)
 	}
 	m.must(nodeA, addMemberOp{member(nodeB)})
@@ -56,7 +56,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	ready(m)
 	m.must(nodeA, removeMemberOp{nodeB})
 	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
-	if _, err := m.send(late, o); !errs.Is(err, errs.Unavailable) {
+	if _, err := m.send(late, o); !errs.Is(err, errs.Evicted) {
 		t.Errorf("a command of one who left: %v", err)
 	}
 	if m.sessions[nodeB] != nil {
@@ -145,13 +145,11 @@ func TestSlotsReadyIgnoresStaleReports(t *testing.T) {
 // says. Of a source that leaves the others take it.
 func TestHandoverToTheDead(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
-		m := newMachine(t)
-		m.must(nodeA, addMemberOp{member(nodeB)})
-		ready(m)
+		m := newSized(t, 2<<30, 2<<30)
 		f := m.file("f")
 		size := int64(dsm.Slots * dsm.ExtentSize)
 		m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: &size}})
-		m.must(nodeA, addMemberOp{member(nodeC)})
+		m.must(nodeA, addMemberOp{sized(nodeC, 2<<30)})
 		var back, lost []dsm.Slot
 		for i, h := range m.view.Slots {
 			switch {
@@ -167,7 +165,7 @@ func TestHandoverToTheDead(t *testing.T) {
 		}
 		view := m.view
 		m.must(nodeA, handoverFailedOp{back, lost, view.Epoch}) // it has not died
-		m.must(nodeB, goneOp{nodeC})
+		m.must(nodeB, goneOp{Node: nodeC})
 		gone := m.view
 		m.must(nodeB, handoverFailedOp{back, lost, m.view.Epoch})                     // not the source
 		m.must(nodeA, handoverFailedOp{back, lost, view.Slots[back[0]].Epoch - 1})    // of an earlier move
@@ -196,13 +194,13 @@ func TestHandoverToTheDead(t *testing.T) {
 func TestVotersInView(t *testing.T) {
 	m := newMachine(t)
 	m.must(nodeA, addMemberOp{member(nodeB)})
-	e := m.configure(m.index+1, func(n dsm.NodeID) bool { return n == nodeB })
+	e := m.configure(m.index+1, func(m dsm.Member) bool { return m.ID == nodeB })
 	a, _ := m.view.Member(nodeA)
 	b, _ := m.view.Member(nodeB)
 	if a.Voter || !b.Voter || e.view != m.view || m.applied != m.index+1 {
 		t.Errorf("members %+v", m.view.Members)
 	}
-	if e := m.configure(m.index+2, func(n dsm.NodeID) bool { return n == nodeB }); e.view != nil {
+	if e := m.configure(m.index+2, func(m dsm.Member) bool { return m.ID == nodeB }); e.view != nil {
 		t.Error("the same voters are a new view")
 	}
 }

@@ -140,13 +140,13 @@ func (m *model) do(n dsm.NodeID, o op) errs.Kind {
 		m.kinds[m.next], m.names[p], m.demand[m.next] = o.Kind, m.next, demand
 		if o.Kind == dsm.KindFile && o.Size > 0 {
 			m.sizes[m.next] = o.Size
-			if !m.fits() {
-				delete(m.sizes, m.next)
-				delete(m.kinds, m.next)
-				delete(m.names, p)
-				delete(m.demand, m.next)
-				return errs.NoSpace
-			}
+		}
+		if !m.fits() {
+			delete(m.sizes, m.next)
+			delete(m.kinds, m.next)
+			delete(m.names, p)
+			delete(m.demand, m.next)
+			return errs.NoSpace
 		}
 		if o.Hold {
 			m.holds[holding{n, m.next}] = true
@@ -287,12 +287,24 @@ const modelBudget = 1 << 30 // of member
 
 func (m *model) reserved() (r reservation) {
 	for ino, n := range m.sizes {
+		n = (n + dsm.PageSize - 1) / dsm.PageSize * dsm.PageSize
 		switch {
 		case !m.exists(ino):
 		case m.demand[ino]:
 			r.demand += n
 		default:
 			r.full += n
+		}
+	}
+	for ino, kind := range m.kinds {
+		switch {
+		case !m.exists(ino) || ino == dsm.RootIno:
+		case kind == dsm.KindFile:
+			r.kept += fileCost
+		case kind == dsm.KindSymlink:
+			r.kept += inodeCost + int64(len("t"))
+		default:
+			r.kept += inodeCost
 		}
 	}
 	return r
@@ -302,7 +314,7 @@ func (m *model) reserved() (r reservation) {
 // larger parts are of 171 slots.
 func (m *model) fits() bool {
 	r := m.reserved()
-	left := modelBudget - r.full
+	left := modelBudget - 2*r.full - r.kept
 	if r.demand == 0 {
 		return left >= 0
 	}

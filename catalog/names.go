@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -57,10 +58,13 @@ func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
 		if err := s.checkTruncate(empty, o.Size); err != nil {
 			return dsm.Inode{}, err
 		}
-		if err := s.checkGrowth(empty, o.Size); err != nil {
+		if err := s.checkRoomFor(reservation{}, empty.keeps().plus(takes(n.Spec, o.Size)), fmt.Sprintf("another file of %d bytes", o.Size)); err != nil {
 			return dsm.Inode{}, err
 		}
 	case dsm.KindDir:
+		if err := s.checkRoomFor(reservation{}, (&inode{Inode: n}).keeps(), "another directory"); err != nil {
+			return dsm.Inode{}, err
+		}
 		d.Nlink++
 	case dsm.KindSymlink:
 		if o.Target == "" {
@@ -70,6 +74,9 @@ func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
 			return dsm.Inode{}, fail(errs.NameTooLong, "a link target of %d bytes: the most is %d", len(o.Target), maxTarget)
 		}
 		n.Perm, n.Target, n.Size = 0o777, o.Target, int64(len(o.Target))
+		if err := s.checkRoomFor(reservation{}, (&inode{Inode: n}).keeps(), "another symbolic link"); err != nil {
+			return dsm.Inode{}, err
+		}
 	default:
 		return dsm.Inode{}, fail(errs.Unsupported, "inodes of kind %d: dsmfs has files, directories and symbolic links", o.Kind)
 	}

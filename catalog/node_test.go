@@ -59,7 +59,7 @@ func TestEveryNodeSeesAll(t *testing.T) {
 		}
 		reserved, budget, inodes, err := other.Usage(ctx)
 		ok(t, err)
-		if reserved != 100 || budget != 1<<30 || inodes != uint64(3) {
+		if reserved != 3*dsm.PageSize || budget != 1<<30 || inodes != uint64(3) {
 			t.Errorf("usage %d of %d, %d inodes", reserved, budget, inodes)
 		}
 		ok(t, other.Unlink(ctx, dsm.RootIno, fmt.Sprint("g", i)))

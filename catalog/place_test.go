@@ -173,7 +173,7 @@ func TestPlaceWaits(t *testing.T) {
 func TestPlaceOfTheDead(t *testing.T) {
 	m := newSized(t, 1<<34, 1<<34, 1<<34)
 	in := placedFile(m, "f", mib, "nc")
-	m.must(nodeA, goneOp{nodeC})
+	m.must(nodeA, goneOp{Node: nodeC})
 	if row := homeOf(m, in); row.Primary != nodeC {
 		t.Errorf("%+v: its bytes are lost, and who says so?", row)
 	}
@@ -291,7 +291,7 @@ func TestOwners(t *testing.T) {
 	refused(nodeB, own(nodeC), errs.Access)
 	ready(m)
 	m.must(nodeA, own(nodeC))
-	m.must(nodeA, goneOp{nodeC})
+	m.must(nodeA, goneOp{Node: nodeC})
 	refused(nodeA, own(nodeA), errs.Access) // its bytes are lost
 	m.must(nodeA, setAttrOp{in.Ino, dsm.SetAttr{Size: new(int64)}})
 	m.must(nodeA, own(nodeA))

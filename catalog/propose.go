@@ -162,7 +162,7 @@ func (c *Catalog) commit(ctx context.Context, o op) (answer, error) {
 			c.calls.finish(req, applied)
 		}
 	}()
-	data, err := command{Node: c.self.ID, Req: req, Low: low, Now: time.Now().UnixNano()}.encode(o)
+	data, err := command{Node: c.self.ID, Inc: c.self.Inc, Req: req, Low: low, Now: time.Now().UnixNano()}.encode(o)
 	if err != nil {
 		return answer{}, err
 	}
@@ -180,6 +180,7 @@ func (c *Catalog) commit(ctx context.Context, o op) (answer, error) {
 				applied = true
 				return a, nil
 			case err := <-failed:
+				c.doubtLeader(err)
 				if !retryable(err) {
 					wait.Stop()
 					return answer{}, err

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -58,11 +59,12 @@ func (c *Catalog) meet(ctx context.Context) {
 	before := c.push.mu.peers
 	c.push.mu.peers = make(map[dsm.NodeID]*pusher)
 	conf := c.raft.GetConfiguration().Configuration()
-	for _, s := range c.servers() {
-		if s.id == c.self.ID {
+	servers := c.servers()
+	for _, s := range servers {
+		if s.id == c.self.ID || slices.ContainsFunc(servers, func(later server) bool { return later.id == s.id && later.inc > s.inc }) {
 			continue
 		}
-		early := enough(conf, serverID(c.self.ID), serverID(s.id))
+		early := enough(conf, serverOf(c.self).raftID(), s.raftID())
 		p := before[s.id]
 		if p != nil && p.early != early {
 			p.stop()
@@ -192,15 +194,15 @@ func (c *Catalog) report(s server, p *pusher) bool {
 	if term == 0 || commit <= p.told.Load() || c.logs.GetLog(commit, &last) != nil {
 		return true
 	}
-	self := c.trans.EncodePeer(serverID(c.self.ID), c.trans.LocalAddr())
+	id := serverOf(c.self).raftID()
 	req := raft.AppendEntriesRequest{
-		RPCHeader:    raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(serverID(c.self.ID)), Addr: self},
+		RPCHeader:    raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(id), Addr: c.trans.EncodePeer(id, c.trans.LocalAddr())},
 		Term:         term,
 		PrevLogEntry: commit, PrevLogTerm: last.Term, LeaderCommitIndex: commit,
 	}
 	var resp raft.AppendEntriesResponse
 	// raft itself finds out what a failure or a later term means.
-	err := c.trans.AppendEntries(serverID(s.id), serverAddress(s.id, s.addr), &req, &resp)
+	err := c.trans.AppendEntries(s.raftID(), s.raftAddress(), &req, &resp)
 	if err == nil && resp.Success {
 		p.told.Store(commit)
 	}

@@ -149,6 +149,7 @@ func (c *Catalog) askIndex() (uint64, error) {
 		if err == nil {
 			return index, nil
 		}
+		c.doubtLeader(err)
 		if !c.pause(c.life, reign, try) {
 			return 0, errs.E(errs.Closed, "", "")
 		}
@@ -158,11 +159,20 @@ func (c *Catalog) askIndex() (uint64, error) {
 func (c *Catalog) tryIndex(reign context.Context) (uint64, error) {
 	ctx, cancel := during(reign, c.life)
 	defer cancel()
-	request := c.lease.request()
+	return c.question(ctx, false)
+}
+
+// question asks the leader once. With sign it is only a sign of life, and brings no lease for reads.
+func (c *Catalog) question(ctx context.Context, sign bool) (uint64, error) {
+	request, sent := c.lease.request(), c.signs.clock()
 	if term := c.leads(); term != 0 {
 		index := c.readIndex()
 		if !c.confirm(ctx, term) {
 			return 0, errs.E(errs.NotLeader, "", "")
+		}
+		c.signs.confirm(sent)
+		if sign {
+			return index, nil
 		}
 		return c.granted(request, term, index), nil
 	}
@@ -173,7 +183,7 @@ func (c *Catalog) tryIndex(reign context.Context) (uint64, error) {
 	if id == 0 || id == c.self.ID {
 		return 0, errs.E(errs.Unavailable, "", "the catalog has no leader")
 	}
-	reply, err := c.caller.Call(ctx, nodeAddr(id, addr), &wire.ReadIndex{From: c.self.ID, Term: term})
+	reply, err := c.caller.Call(ctx, nodeAddr(id, addr), &wire.ReadIndex{From: c.self.ID, Inc: c.self.Inc, Term: term, Epoch: c.Current().Epoch, Sign: sign})
 	if err != nil {
 		return 0, err
 	}
@@ -181,7 +191,7 @@ func (c *Catalog) tryIndex(reign context.Context) (uint64, error) {
 	if !ok {
 		return 0, errs.E(errs.Corrupt, "", "%T answers ReadIndex", reply)
 	}
-	c.signs.confirm(request.asked)
+	c.signs.confirm(sent)
 	if r.Lease {
 		c.lease.accept(request, r.Index)
 	}
@@ -191,16 +201,23 @@ func (c *Catalog) tryIndex(reign context.Context) (uint64, error) {
 // serveIndex answers the question of another node.
 func (c *Catalog) serveIndex(ctx context.Context, req *wire.ReadIndex) (any, error) {
 	term := c.leads()
-	if term == 0 {
+	switch {
+	case c.knownOut(req):
+		return nil, errEvicted(req.From)
+	case term == 0:
 		return nil, errs.E(errs.NotLeader, "read", "")
+	case !c.signs.hear(req.From, req.Inc, term):
+		return nil, errs.E(errs.Unavailable, "read", "node %s is being evicted", req.From)
 	}
-	c.signs.hear(req.From)
 	index := c.readIndex()
-	if !c.majority(term, req.From, req.Term) {
+	if !c.majority(term, req) {
 		var err error
 		if index, err = c.sharedIndex(ctx); err != nil {
 			return nil, err
 		}
+	}
+	if req.Sign {
+		return &wire.ReadIndexed{Index: index}, nil
 	}
 	later, lease := c.grant(req.From, term)
 	c.push.kickOne(req.From, max(index, later))
@@ -209,14 +226,14 @@ func (c *Catalog) serveIndex(ctx context.Context, req *wire.ReadIndex) (any, err
 
 // majority reports whether this node and the one that asks, at its term, are more than half of the
 // voters: among three, a voter that asks has confirmed the leader.
-func (c *Catalog) majority(term uint64, asker dsm.NodeID, askerTerm uint64) bool {
+func (c *Catalog) majority(term uint64, asker *wire.ReadIndex) bool {
 	voters, yes := 0, 0
 	for _, s := range c.servers() {
 		if !s.voter {
 			continue
 		}
 		voters++
-		if s.id == c.self.ID || s.id == asker && askerTerm == term {
+		if s.id == c.self.ID || s.id == asker.From && s.inc == asker.Inc && asker.Term == term {
 			yes++
 		}
 	}
@@ -244,7 +261,7 @@ func (c *Catalog) confirm(ctx context.Context, term uint64) bool {
 		asked++
 		go func() {
 			p, err := c.probe(ctx, s.id, s.addr)
-			answers <- err == nil && p.Term == term
+			answers <- err == nil && p.Inc == s.inc && p.Term == term
 		}()
 	}
 	for ; asked > 0 && yes <= voters/2; asked-- {

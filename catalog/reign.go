@@ -6,7 +6,6 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
@@ -124,13 +123,15 @@ func (c *Catalog) lead(ctx context.Context) {
 		if err != nil {
 			return
 		}
+		c.signs.begin(a.term)
 		c.reign.own.Store(a.term)
 	}
 	c.log.Info("leading the catalog", "term", c.leads())
 	c.news.ring()
 	defer c.push.dismiss()
-	c.tasks.Go(func() { c.watchLockers(ctx) })
-	c.tasks.Go(func() { c.watchDead(ctx) })
+	term := c.reign.term()
+	c.tasks.Go(func() { c.watchMembers(ctx, term) })
+	c.tasks.Go(func() { c.turnKeys(ctx) })
 	c.reconcile(ctx)
 }
 
@@ -140,16 +141,10 @@ func (c *Catalog) servers() []server {
 	conf := c.raft.GetConfiguration().Configuration()
 	servers := make([]server, 0, len(conf.Servers))
 	for _, s := range conf.Servers {
-		if id, addr, err := parseServer(s.Address); err == nil {
-			servers = append(servers, server{id, addr, s.Suffrage == raft.Voter})
+		if p, err := parseServer(s.Address); err == nil {
+			p.voter = s.Suffrage == raft.Voter
+			servers = append(servers, p)
 		}
 	}
 	return servers
-}
-
-// server is a node to which raft replicates.
-type server struct {
-	id    dsm.NodeID
-	addr  string
-	voter bool
 }

@@ -9,9 +9,11 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// reservation is how much of the members' memory the files take: the sums of their sizes, in bytes.
+// reservation is how much of the members' memory the files take: the sums of their sizes, in bytes of whole
+// pages, and what the members keep of each file, directory and symbolic link besides.
 //
-// Full files count whole at every member, because its programs may use all of them. Of demand files
+// Full files count whole at every member, because its programs may use all of them, and twice: a page that is in use is there as
+// its working and as its base copy, and a home needs no third one. Of demand files
 // a member needs memory for its part as a home, and for pages that its programs touch. The latter
 // can be given back, but without room for some of them no program would make progress. So an eighth
 // of what the full files leave stays free for them.
@@ -20,7 +22,63 @@ import (
 // while some are handed over. Extents hash to slots evenly but not exactly: where a member is home
 // of more, that reduces the room for pages.
 type reservation struct {
-	full, demand int64
+	full, demand, kept int64
+}
+
+// fullCopies is how often a member may have each page of a full file.
+const fullCopies = 2
+
+const (
+	// fileCost is what a member keeps of a file, however small, while its programs have it open: about 6 KiB in Go's heap, and what of that is
+	// garbage before Go collects it. It includes the copy of the inode that every member has.
+	fileCost = 10 << 10
+	// inodeCost is that of a directory or a symbolic link, and attrCost that of an extended attribute besides its name and value.
+	inodeCost = 1 << 10
+	attrCost  = 128
+)
+
+// takes returns what a file of that size takes, without what is kept of it.
+func takes(x dsm.Spec, size int64) reservation {
+	bytes := pagesOf(size) * dsm.PageSize
+	if x.Residency == dsm.ResidencyDemand {
+		return reservation{demand: bytes}
+	}
+	return reservation{full: bytes}
+}
+
+// keeps returns what is kept of an inode besides the pages of a file.
+func (in *inode) keeps() (r reservation) {
+	switch {
+	case in.Kind == dsm.KindFile:
+		r.kept = fileCost
+	case in.Kind == dsm.KindSymlink:
+		r.kept = inodeCost + in.Size
+	case in.Ino != dsm.RootIno: // which is there before anything can be refused
+		r.kept = inodeCost
+	}
+	for name, value := range in.xattrs {
+		r.kept += attrBytes(name, value)
+	}
+	return r
+}
+
+func attrBytes(name string, value []byte) int64 { return int64(len(name)+len(value)) + attrCost }
+
+// all returns all that an inode takes.
+func (in *inode) all() reservation {
+	r := in.keeps()
+	if in.Kind == dsm.KindFile {
+		r = r.plus(takes(in.Spec, in.Size))
+	}
+	return r
+}
+
+func (r reservation) plus(o reservation) reservation {
+	return reservation{r.full + o.full, r.demand + o.demand, r.kept + o.kept}
+}
+
+func (r reservation) minus(o reservation) reservation {
+	return reservation{r.full - o.full, r.demand - o.demand, r.kept - o.kept}
 }
 
 // room says how well the members can hold what is reserved.
@@ -36,23 +94,14 @@ const (
 type claim struct {
 	member dsm.Member
 	full   int64 // the full files
+	kept   int64 // what it keeps of all files besides
 	home   int64 // its part of the demand files as a home
 	paging int64 // kept free for pages on demand
 }
 
-// with returns the reservation after a file with the residency has grown by delta.
-func (r reservation) with(x dsm.Residency, delta int64) reservation {
-	if x == dsm.ResidencyDemand {
-		r.demand += delta
-	} else {
-		r.full += delta
-	}
-	return r
-}
-
 // of returns how much memory a member with this number of slots needs for the room.
 func (r reservation) of(m dsm.Member, slots int, x room) claim {
-	c := claim{member: m, full: r.full}
+	c := claim{member: m, full: fullCopies * r.full, kept: r.kept}
 	if r.demand == 0 {
 		return c
 	}
@@ -66,12 +115,13 @@ func (r reservation) of(m dsm.Member, slots int, x room) claim {
 	return c
 }
 
-func (c claim) need() int64  { return c.full + c.home + c.paging }
+func (c claim) need() int64  { return c.full + c.kept + c.home + c.paging }
 func (c claim) spare() int64 { return c.member.Budget - c.need() }
 
 // String describes the claim in words.
 func (c claim) String() string {
-	text := fmt.Sprintf("node %s needs --memory at least %d bytes and offers %d: %d for the full files", c.member.Name, c.need(), c.member.Budget, c.full)
+	text := fmt.Sprintf("node %s needs --memory at least %d bytes and offers %d: %d for %d copies of the full files, %d for what it keeps of each file",
+		c.member.Name, c.need(), c.member.Budget, c.full, fullCopies, c.kept)
 	if c.home > 0 {
 		text += fmt.Sprintf(", %d for its part of the demand files", c.home)
 	}
@@ -105,28 +155,38 @@ func (r reservation) room(v *dsm.View) room {
 	return roomNone
 }
 
-// reserve accounts for the file growing by delta. If it shrinks, a leaving member may now be able
+// reserve accounts for something that takes now what it takes, and took was before. If that is less, a leaving member may now be able
 // to hand over its slots.
-func (s *state) reserve(in *inode, delta int64) {
-	s.reserved = s.reserved.with(in.Spec.Residency, delta)
-	if delta < 0 && len(stranded(s.view)) > 0 && s.reserved.room(s.view) > roomNone {
+func (s *state) reserve(was, now reservation) {
+	before := s.reserved
+	s.reserved = before.minus(was).plus(now)
+	less := s.reserved.full < before.full || s.reserved.demand < before.demand || s.reserved.kept < before.kept
+	if less && len(stranded(s.view)) > 0 && s.reserved.room(s.view) > roomNone {
 		s.reviewed(func(*dsm.View) {})
 	}
 }
 
-// checkGrowth returns why the file cannot grow by delta, or nil.
-func (s *state) checkGrowth(in *inode, delta int64) error {
-	if delta <= 0 {
+// checkGrowth returns why the file cannot have the size, or nil.
+func (s *state) checkGrowth(in *inode, size int64) error {
+	if size <= in.Size {
 		return nil
 	}
-	c := s.reserved.with(in.Spec.Residency, delta).tightest(s.view, roomPages)
+	return s.checkRoomFor(takes(in.Spec, in.Size), takes(in.Spec, size), fmt.Sprintf("growing by %d bytes", size-in.Size))
+}
+
+// checkRoomFor returns why there is no room for something that takes now instead of was, or nil.
+func (s *state) checkRoomFor(was, now reservation, what string) error {
+	if was == now {
+		return nil
+	}
+	c := s.reserved.minus(was).plus(now).tightest(s.view, roomPages)
 	switch {
-	case c.spare() >= 0:
+	case c.member.ID == 0 || c.spare() >= 0:
 		return nil
 	case c.home == 0:
-		return fail(errs.NoSpace, "growing by %d bytes: %s; remove files", delta, c)
+		return fail(errs.NoSpace, "%s: %s; remove files", what, c)
 	}
-	return fail(errs.NoSpace, "growing by %d bytes: %s; remove files or add a node", delta, c)
+	return fail(errs.NoSpace, "%s: %s; remove files or add a node", what, c)
 }
 
 // checkRoom returns why there is too little memory with m as another member, or nil. A cluster that
@@ -195,8 +255,12 @@ func (s *state) checkLeaving(id dsm.NodeID) error {
 }
 
 // usage returns reserved and budget such that a full file may grow by their difference, not at all
-// if that is negative. budget is the least memory of a member that stays.
+// if that is negative. budget is what full files may take at most: a part of the least memory of a member that stays.
 func (s *state) usage() (reserved, budget int64) {
-	budget = reservation{}.tightest(s.view, roomPages).member.Budget
-	return budget - s.reserved.tightest(s.view, roomPages).spare(), budget
+	budget = reservation{}.tightest(s.view, roomPages).member.Budget / fullCopies
+	spare := s.reserved.tightest(s.view, roomPages).spare()
+	if spare < 0 {
+		return budget - spare/fullCopies, budget
+	}
+	return budget - spare/fullCopies/dsm.PageSize*dsm.PageSize, budget
 }

@@ -13,13 +13,25 @@ import (
 const mib = 1 << 20
 
 // newFiles returns newSized with an empty full file and an empty demand file.
+// The budgets are what there is for the bytes of the two.
 func newFiles(t testing.TB, budgets ...int64) (m *machine, full, demand dsm.Inode) {
 	t.Helper()
-	m = newSized(t, budgets...)
+	m = newSized(t, withFiles(budgets...)...)
 	full, demand = m.file("full"), m.file("demand")
 	m.must(nodeA, setSpecOp{demand.Ino, "residency", "demand"})
 	return m, full, demand
 }
+
+// withFiles adds what a member keeps of the two files of newFiles.
+func withFiles(budgets ...int64) []int64 {
+	all := slices.Clone(budgets)
+	for i := range all {
+		all[i] += twoFiles
+	}
+	return all
+}
+
+const twoFiles = 2 * fileCost
 
 func resize(in dsm.Inode, n int64) setAttrOp { return setAttrOp{in.Ino, dsm.SetAttr{Size: &n}} }
 
@@ -32,17 +44,17 @@ func TestReservationIsExact(t *testing.T) {
 		most    int64 // of the demand file
 	}{
 		{[]int64{64 * mib}, 0, 56 * mib},
-		{[]int64{64 * mib}, 32 * mib, 28 * mib},
+		{[]int64{64 * mib}, 16 * mib, 28 * mib},
 		{[]int64{64 * mib, 64 * mib}, 0, 112 * mib},
 		{[]int64{64 * mib, 192 * mib}, 0, 224 * mib},
-		{[]int64{64 * mib, 192 * mib}, 32 * mib, 112 * mib}, // the small one has a quarter of the slots
+		{[]int64{64 * mib, 192 * mib}, 16 * mib, 112 * mib}, // the small one has a quarter of the slots
 		{[]int64{4 * mib}, 0, 3 * mib},                      // an extent is more than an eighth
-		{[]int64{4 * mib}, 3 * mib, 0},
-		{[]int64{4 * mib}, 4 * mib, 0},
-		{[]int64{mib, 1023 * mib}, 0, 0},                // half a slot's part, rounded up for who has more
-		{[]int64{mib + 1, 2048 * mib}, 0, 1792 * mib},   // no slot, and room for an extent
-		{[]int64{mib + 1, 2048 * mib}, 1, 1792*mib - 1}, // the other loses a byte of all it has
-		{[]int64{1 << 50, 1 << 50}, 0, dsm.MaxAreaSize},
+		{[]int64{4 * mib}, 3 * mib / 2, 0},
+		{[]int64{4 * mib}, 2 * mib, 0},
+		{[]int64{mib, 1023 * mib}, 0, 0},                                          // half a slot's part, rounded up for who has more
+		{[]int64{mib + 1, 2048 * mib}, 0, 1792 * mib},                             // no slot, and room for an extent
+		{[]int64{mib + 2*dsm.PageSize, 2048 * mib}, 1, 1792*mib - 2*dsm.PageSize}, // the other loses two pages of all it has
+		{[]int64{1<<50 - twoFiles, 1<<50 - twoFiles}, 0, dsm.MaxAreaSize},
 	} {
 		t.Run(fmt.Sprint(x.budgets, x.full), func(t *testing.T) {
 			m, full, demand := newFiles(t, x.budgets...)
@@ -55,7 +67,7 @@ func TestReservationIsExact(t *testing.T) {
 			if x.most == 0 {
 				return
 			}
-			if s, err := restore(mustEncode(t, m.image())); err != nil || s.reserved != (reservation{x.full, x.most}) {
+			if s, err := restore(mustEncode(t, m.image())); err != nil || s.reserved != (reservation{(x.full + dsm.PageSize - 1) &^ (dsm.PageSize - 1), x.most, twoFiles}) {
 				t.Errorf("restored: %v", err)
 			}
 			// What is unlinked and held is reserved still, by its own residency.
@@ -65,7 +77,7 @@ func TestReservationIsExact(t *testing.T) {
 				t.Errorf("unlinked and held: %+v", m.reserved)
 			}
 			m.must(nodeA, unholdOp{[]dsm.Ino{demand.Ino}})
-			if m.reserved != (reservation{full: x.full}) {
+			if m.reserved.demand != 0 || m.reserved.kept != fileCost {
 				t.Errorf("removed: %+v", m.reserved)
 			}
 		})
@@ -75,19 +87,55 @@ func TestReservationIsExact(t *testing.T) {
 // TestGrowthSaysWhoLacks reads the texts of refused growth.
 func TestGrowthSaysWhoLacks(t *testing.T) {
 	m, full, demand := newFiles(t, 64*mib, 192*mib)
-	m.must(nodeA, resize(full, 32*mib))
-	m.fails(errs.NoSpace, resize(demand, 120*mib), "node na", "at least 69505610 bytes and offers 67108864",
-		"33554432 for the full files", "31457280 for its part of the demand files", "4493898 for pages on demand", "add a node")
+	m.must(nodeA, resize(full, 16*mib))
+	m.fails(errs.NoSpace, resize(demand, 120*mib), "node na", fmt.Sprint("at least ", 69505610+twoFiles, " bytes and offers ", 67108864+twoFiles),
+		"33554432 for 2 copies of the full files", fmt.Sprint(twoFiles, " for what it keeps"), "31457280 for its part of the demand files", "4493898 for pages on demand", "add a node")
 	m.must(nodeA, resize(demand, 112*mib))
-	m.fails(errs.NoSpace, resize(full, 32*mib+1), "node na", "at least 67108865")
+	m.fails(errs.NoSpace, resize(full, 16*mib+1), "node na", fmt.Sprint("at least ", 67108864+2*dsm.PageSize+twoFiles))
 	m.fails(errs.Busy, setSpecOp{demand.Ino, "residency", "full"}, "truncate it to 0")
 	m.must(nodeA, resize(demand, 0))
 	m.must(nodeA, setSpecOp{demand.Ino, "residency", "full"})
-	m.fails(errs.NoSpace, resize(demand, 33*mib), "node na", "remove files")
-	m.must(nodeA, resize(demand, 32*mib))
-	if m.reserved != (reservation{full: 64 * mib}) {
+	m.fails(errs.NoSpace, resize(demand, 17*mib), "node na", "remove files")
+	m.must(nodeA, resize(demand, 16*mib))
+	if m.reserved != (reservation{full: 32 * mib, kept: twoFiles}) {
 		t.Errorf("%+v", m.reserved)
 	}
+}
+
+// TestWhatIsKeptIsReserved: files, directories, symbolic links and attributes take memory on every node, however small they are. Where there
+// is none they are refused when they are made, and what is removed makes room.
+func TestWhatIsKeptIsReserved(t *testing.T) {
+	const files = 5
+	m := newSized(t, files*fileCost)
+	for i := range files {
+		m.file(fmt.Sprint(i))
+	}
+	another := createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile, Perm: 0o644}
+	dir := createOp{Dir: dsm.RootIno, Name: "d", Kind: dsm.KindDir, Perm: 0o755}
+	link := createOp{Dir: dsm.RootIno, Name: "l", Kind: dsm.KindSymlink, Target: "t"}
+	attr := setXattrOp{Ino: dsm.RootIno, Name: "user.x", Value: make([]byte, 1000)}
+	m.fails(errs.NoSpace, another, "another file", fmt.Sprint((files+1)*fileCost, " for what it keeps of each file"), "remove files")
+	m.fails(errs.NoSpace, dir, "another directory")
+	m.fails(errs.NoSpace, link, "another symbolic link")
+	m.fails(errs.NoSpace, attr, "an attribute of 1000 bytes")
+	m.must(nodeA, unlinkOp{dsm.RootIno, "0"})
+	m.must(nodeA, dir)
+	m.must(nodeA, link)
+	m.must(nodeA, attr)
+	if want := int64((files-1)*fileCost + 2*inodeCost + 1 + len("user.x") + 1000 + attrCost); m.reserved != (reservation{kept: want}) {
+		t.Errorf("%+v, want %d", m.reserved, want)
+	}
+	m.fails(errs.NoSpace, another)
+	attr.Value = attr.Value[:10]
+	m.must(nodeA, attr)
+	if s, err := restore(mustEncode(t, m.image())); err != nil || s.reserved != m.reserved {
+		t.Errorf("restored: %v", err)
+	}
+	m.must(nodeA, removeXattrOp{dsm.RootIno, "user.x"})
+	m.must(nodeA, unlinkOp{dsm.RootIno, "l"})
+	m.must(nodeA, rmdirOp{dsm.RootIno, "d"})
+	m.must(nodeA, another)
+	m.fails(errs.NoSpace, resize(m.at(m.last.result.Inode.Ino), 1))
 }
 
 func TestUsage(t *testing.T) {
@@ -98,36 +146,36 @@ func TestUsage(t *testing.T) {
 	for _, x := range []struct{ full, demand, reserved int64 }{
 		{0, 0, 0},
 		{10 * mib, 0, 10 * mib},
-		{0, 112 * mib, 32 * mib}, // 28 MiB homed at the small node, 4 MiB for pages
-		{10 * mib, 112 * mib, 42 * mib},
-		{32 * mib, 112 * mib, 64 * mib},
-		{0, 1, mib + 1},
+		{0, 112 * mib, 16 * mib}, // half of 28 MiB homed at the small node and 4 MiB for pages, for a full file takes twice its size
+		{10 * mib, 112 * mib, 26 * mib},
+		{16 * mib, 112 * mib, 32 * mib},
+		{0, 1, mib/2 + dsm.PageSize},
 	} {
 		m.must(nodeA, resize(full, 0))
 		m.must(nodeA, resize(demand, x.demand))
 		m.must(nodeA, resize(full, x.full))
-		if reserved, budget := m.usage(); reserved != x.reserved || budget != 64*mib {
+		if reserved, budget := m.usage(); reserved-budget != x.reserved-32*mib || budget != 32*mib+twoFiles/2 {
 			t.Errorf("%+v: %d of %d", x, reserved, budget)
 		}
 	}
 	m.must(nodeA, leavingOp{nodeA})
-	if _, budget := m.usage(); budget != 192*mib {
+	if _, budget := m.usage(); budget != 96*mib+twoFiles/2 {
 		t.Errorf("budget %d of those that stay", budget)
 	}
 }
 
 func TestJoinNeedsRoom(t *testing.T) {
 	m, full, demand := newFiles(t, 64*mib)
-	m.must(nodeA, resize(full, 32*mib))
+	m.must(nodeA, resize(full, 16*mib))
 	m.must(nodeA, resize(demand, 28*mib))
-	m.fails(errs.NoSpace, addMemberOp{sized(nodeB, 32*mib)}, "node nb", "at least 34603008", "offers 33554432", "33554432 for the full files")
+	m.fails(errs.NoSpace, addMemberOp{sized(nodeB, 32*mib)}, "node nb", fmt.Sprint("at least ", 34603008+twoFiles), "offers 33554432", "33554432 for 2 copies of the full files")
 	m.fails(errs.Invalid, addMemberOp{sized(nodeB, 1<<50+1)}, "--memory", "the most is")
 
 	// What it needs grows with the slots it gets for it: the text says what suffices.
-	x := sized(nodeB, 33*mib)
+	x := sized(nodeB, 33*mib+twoFiles)
 	err := m.admissible(x)
 	var suffices int64
-	if _, serr := fmt.Sscanf(err.Error(), "node nb needs --memory at least %d bytes and offers 34603008:", &suffices); serr != nil {
+	if _, serr := fmt.Sscanf(err.Error(), fmt.Sprintf("node nb needs --memory at least %%d bytes and offers %d:", 34603008+twoFiles), &suffices); serr != nil {
 		t.Fatalf("%v: %v", err, serr)
 	}
 	m.fails(errs.NoSpace, addMemberOp{x}, "its part of the demand files", "pages on demand")
@@ -188,12 +236,12 @@ func TestLeaveWithoutRoom(t *testing.T) {
 	})
 	t.Run("join", func(t *testing.T) {
 		m, _ := stuck(t)
-		m.fails(errs.NoSpace, addMemberOp{sized(nodeC, mib-1)}) // no room for a page
-		m.must(nodeA, addMemberOp{sized(nodeC, 8*mib)})         // a little
+		m.fails(errs.NoSpace, addMemberOp{sized(nodeC, mib-1+twoFiles)}) // no room for a page
+		m.must(nodeA, addMemberOp{sized(nodeC, 8*mib+twoFiles)})         // a little
 		if len(stranded(m.view)) == 0 || countPrimary(m.view, nodeC) != 0 {
 			t.Fatal("99 MiB on 72")
 		}
-		m.must(nodeA, addMemberOp{sized(nodeC+1, 64*mib)})
+		m.must(nodeA, addMemberOp{sized(nodeC+1, 64*mib+twoFiles)})
 		left(t, m)
 	})
 	t.Run("all", func(t *testing.T) {
@@ -226,11 +274,11 @@ func TestLeaveTakesTheRoomForPages(t *testing.T) {
 	m.fails(errs.NoSpace, resize(full, 1))
 	m.must(nodeA, resize(demand, 59*mib))
 	m.fails(errs.NoSpace, resize(demand, 60*mib))
-	m.must(nodeA, addMemberOp{sized(nodeC, 4*mib)}) // has no room for pages either, but it helps
+	m.must(nodeA, addMemberOp{sized(nodeC, 4*mib+twoFiles)}) // has no room for pages either, but it helps
 	if r := m.reserved.room(m.view); r != roomHomes {
 		t.Fatalf("room %d", r)
 	}
-	m.must(nodeA, addMemberOp{sized(nodeC+1, 64*mib)})
+	m.must(nodeA, addMemberOp{sized(nodeC+1, 64*mib+twoFiles)})
 	if r := m.reserved.room(m.view); r != roomPages {
 		t.Fatalf("room %d", r)
 	}
@@ -289,7 +337,7 @@ func TestReservationAtRandom(t *testing.T) {
 				}
 				grown := *m.state // the same, but for what is reserved
 				in := m.at(s.Ino)
-				grown.reserved = grown.reserved.with(in.Spec.Residency, *s.Size-in.Size)
+				grown.reserved = grown.reserved.minus(takes(in.Spec, in.Size)).plus(takes(in.Spec, *s.Size))
 				if r := roomByHand(&machine{TB: t, state: &grown}); r == roomPages {
 					t.Fatalf("from %d to %d: refused though it fits: %v", in.Size, *s.Size, err)
 				}
@@ -310,7 +358,7 @@ func TestReservationAtRandom(t *testing.T) {
 // roomByHand is reservation.room by another way of reckoning.
 func roomByHand(m *machine) room {
 	worst := roomPages
-	full, demand := m.reserved.full, m.reserved.demand
+	full, demand := 2*m.reserved.full+m.reserved.kept, m.reserved.demand
 	for id, slots := range quotas(m.view) {
 		x, _ := m.view.Member(id)
 		left := x.Budget - full
@@ -339,13 +387,14 @@ func probeUsage(m *machine, in dsm.Inode) {
 		}
 		return int(a.Budget - b.Budget)
 	})
-	if budget != least.Budget || reserved < m.reserved.full {
+	if budget != least.Budget/2 || reserved < m.reserved.full {
 		m.Fatalf("%d of %d: %+v, the least budget is %d", reserved, budget, m.reserved, least.Budget)
 	}
 	free := max(budget-reserved, 0)
+	end := pagesOf(in.Size) * dsm.PageSize
 	if free > 0 {
-		m.must(nodeA, resize(in, in.Size+free))
+		m.must(nodeA, resize(in, end+free))
 	}
-	m.fails(errs.NoSpace, resize(in, in.Size+free+1))
+	m.fails(errs.NoSpace, resize(in, end+free+1))
 	m.must(nodeA, resize(in, in.Size))
 }

@@ -46,7 +46,7 @@ func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error
 		if c.joining.Load() && r.Cluster != 0 {
 			c.belong(r.Cluster)
 		}
-		return &wire.Probed{Term: c.raft.CurrentTerm(), Applied: c.progress.index.Load()}, nil
+		return &wire.Probed{Inc: c.self.Inc, Term: c.raft.CurrentTerm(), Applied: c.progress.index.Load()}, nil
 	case *wire.Leave:
 		return c.serveLeave(ctx, r.Node)
 	}

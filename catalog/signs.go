@@ -1,132 +1,152 @@
 package catalog
 
 import (
-	"context"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
-	"github.com/dsmfs/dsmfs/locks"
 )
 
-// Signs of life: by these a node knows that the cluster still counts on it, and the leader knows
-// which nodes live.
+// Each member has a lease (dsm.View.Lease), not to be confused with that for reads (lease.go). While it lasts the cluster counts
+// on the member, and nobody takes its place. It is renewed by signs of life: questions to the leader (fence.go).
 //
-// A node's sign of life is its question for the read index. The node counts it from when it was
-// sent, and only if it was answered. The leader counts it from when it arrived, which is later. So
-// when the leader has heard nothing for locks.DropAfter, the node has granted no lock for a while.
-// A new leader begins with what it hears itself. A deposed one answers for less than another second
-// (leaderLease), while the new one first waits for DropAfter.
+//	member                             leader
+//	   | sign of life ------------------->|  hears it; asks a majority whether it still leads
+//	   |<---------------------- answer    |
+//	fenced a lease after it sent          |  evicts it a lease and evictGrace after it heard (evict.go)
+//
+// So a member is fenced before it can be evicted. The nodes need not agree on what time it is, only on how long a second is.
+//
+// A new leader does not know whom the former one answered. That one has answered nobody since the election, because a majority would
+// have known of the new leader. So the new one waits a whole lease from when it leads before it evicts anybody.
+//
+// A leader that has decided to evict a member answers it no more, and the command carries the leader's term: it has no effect if
+// it gets into the log under a later leader, who may have answered the member again.
 type signs struct {
-	born time.Time
-	// answered is when the last question that was answered had been sent, in nanoseconds since
-	// born; 0 if there was none.
+	clock func() time.Duration
+	// answered is when the last sign of life that was answered had been sent, by the clock in nanoseconds; 0: none was.
 	answered atomic.Int64
-	// lockers rings when the book of locks has changed.
-	lockers bell
+	evicted  chan struct{} // closed when this node has been evicted
 
 	mu struct {
 		lockrank.Mutex
-		heard map[dsm.NodeID]time.Time
+		term  uint64                // of this node's reign to which heard belongs
+		heard map[dsm.NodeID]*heard // the members
 	}
+}
+
+// heard is what the leader has heard of a member.
+type heard struct {
+	inc    uint64
+	at     time.Duration // the last sign of life, or when the leader began to wait for it
+	doomed bool          // it is being evicted
+}
+
+// sinceBoot is a clock that goes on while the machine is suspended.
+func sinceBoot() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
+		panic(err) // Linux has this clock since 2.6.39
+	}
+	return time.Duration(t.Nano())
 }
 
 func (g *signs) init() {
-	g.born = time.Now().Add(-time.Second) // so that no time is 0
-	g.lockers.init()
+	g.clock = sinceBoot
+	g.evicted = make(chan struct{})
 	g.mu.Init("catalog.signs")
-	g.mu.heard = make(map[dsm.NodeID]time.Time)
 }
 
 // confirm says that the leader has answered a question sent at that time.
-func (g *signs) confirm(sent time.Time) {
-	at := int64(sent.Sub(g.born))
+func (g *signs) confirm(sent time.Duration) {
 	for {
 		was := g.answered.Load()
-		if was >= at || g.answered.CompareAndSwap(was, at) {
+		if was >= int64(sent) || g.answered.CompareAndSwap(was, int64(sent)) {
 			return
 		}
 	}
 }
 
-// hear says that a node has asked this one, which leads.
-func (g *signs) hear(n dsm.NodeID) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.mu.heard[n] = time.Now()
+// fenced reports whether the lease has run out.
+func (g *signs) fenced(lease time.Duration) bool {
+	at := g.answered.Load()
+	return at == 0 || g.out() || g.clock()-time.Duration(at) >= lease
 }
 
-func (g *signs) lastHeard(n dsm.NodeID) time.Time {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.mu.heard[n]
-}
-
-// MayGrant reports whether this node leads, or the leader has answered it within locks.GrantFor.
-func (c *Catalog) MayGrant() bool {
-	at := c.signs.answered.Load()
-	return c.leads() != 0 || at != 0 && time.Since(c.signs.born)-time.Duration(at) < locks.GrantFor
-}
-
-// ShowLife asks the leader, and returns when this node has applied everything committed before.
-func (c *Catalog) ShowLife(ctx context.Context) error { return c.ask(ctx) }
-
-// lookEvery is how often the leader checks that it has heard of all nodes with locks.
-const lookEvery = time.Second
-
-// watchLockers drops the locks of nodes from which this one, the leader until ctx ends, hears
-// nothing.
-func (c *Catalog) watchLockers(ctx context.Context) {
-	since := make(map[dsm.NodeID]time.Time) // when a node was first seen to have locks
-	for {
-		ring := c.signs.lockers.hear()
-		now, was := time.Now(), since
-		since = make(map[dsm.NodeID]time.Time)
-		for _, n := range c.lockers() {
-			since[n] = now
-			if t, ok := was[n]; ok {
-				since[n] = t
-			}
-			last := c.signs.lastHeard(n)
-			if last.Before(since[n]) {
-				last = since[n]
-			}
-			if now.Sub(last) < locks.DropAfter {
-				continue
-			}
-			c.log.Warn("no sign of life from a node: dropping its locks", "node", n)
-			if _, err := c.propose(ctx, dropLocksOp{n}); err != nil && ctx.Err() == nil {
-				c.log.Warn("drop locks", "node", n, "err", err)
-			}
-		}
-		if len(since) > 0 {
-			ring = nil
-		}
-		look := time.NewTimer(lookEvery)
-		if ring != nil {
-			look.Stop() // no node to watch
-		}
-		select {
-		case <-ring:
-		case <-look.C:
-		case <-ctx.Done():
-			look.Stop()
-			return
-		}
+// out reports whether this node has been evicted.
+func (g *signs) out() bool {
+	select {
+	case <-g.evicted:
+		return true
+	default:
+		return false
 	}
 }
 
-// lockers returns the other nodes that have locks.
-func (c *Catalog) lockers() []dsm.NodeID {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	nodes := c.mu.state.book.Nodes()
-	others := nodes[:0]
-	for _, n := range nodes {
-		if n != c.self.ID {
-			others = append(others, n)
-		}
+// begin begins to wait for signs of life, as the leader of the term.
+func (g *signs) begin(term uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.mu.term = term
+	g.mu.heard = make(map[dsm.NodeID]*heard)
+}
+
+// startOver begins to wait anew: this node itself was stopped, and could not have heard anything.
+func (g *signs) startOver() {
+	now := g.clock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, h := range g.mu.heard {
+		h.at = now
 	}
-	return others
+}
+
+// heardLocked returns what was heard of an incarnation of a node; of one that is unknown or newer this node begins to wait now.
+func (g *signs) heardLocked(n dsm.NodeID, inc uint64, now time.Duration) *heard {
+	h := g.mu.heard[n]
+	if h == nil || h.inc < inc {
+		h = &heard{inc: inc, at: now}
+		g.mu.heard[n] = h
+	}
+	return h
+}
+
+// hear says that a node has asked this one, which leads in the term. It returns false if the node must not be answered.
+func (g *signs) hear(n dsm.NodeID, inc, term uint64) bool {
+	now := g.clock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.mu.term != term {
+		return false // this reign has just begun, or is over
+	}
+	h := g.heardLocked(n, inc, now)
+	if h.doomed || h.inc != inc {
+		return false
+	}
+	h.at = now
+	return true
+}
+
+// silence returns for how long this node, the leader, has heard nothing from a member.
+func (g *signs) silence(n dsm.NodeID, inc uint64) time.Duration {
+	now := g.clock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return now - g.heardLocked(n, inc, now).at
+}
+
+// doom decides that a node is evicted if it has been silent for so long. From then on it is answered no more.
+func (g *signs) doom(n dsm.NodeID, inc uint64, silent time.Duration, term uint64) bool {
+	now := g.clock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	h := g.heardLocked(n, inc, now)
+	if h.inc != inc || g.mu.term != term || h.doomed || now-h.at < silent {
+		return false
+	}
+	h.doomed = true
+	return true
 }

@@ -53,7 +53,7 @@ func TestQuotasMoveLeast(t *testing.T) {
 		t.Errorf("%d and %d slots", a, b)
 	}
 	slots := m.view.Slots
-	if e := m.configure(m.index+1, func(n dsm.NodeID) bool { return n == nodeB }); e.view == nil || e.view.Slots != slots {
+	if e := m.configure(m.index+1, func(m dsm.Member) bool { return m.ID == nodeB }); e.view == nil || e.view.Slots != slots {
 		t.Error("a new view moves slots again")
 	}
 }

@@ -3,6 +3,7 @@ package catalog
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -11,7 +12,7 @@ import (
 )
 
 // imageFormat is the version of image.
-const imageFormat = 7
+const imageFormat = 10
 
 // image is a state as a value, with every set in order: equal states have equal images, byte for
 // byte.
@@ -21,7 +22,10 @@ type image struct {
 	NextIno  dsm.Ino
 	Cluster  dsm.ClusterID
 	Epoch    dsm.Epoch
+	Lease    time.Duration
 	Members  []dsm.Member
+	Trust    *dsm.Trust
+	Former   []dsm.Former
 	Slots    []dsm.SlotHome
 	Own      []dsm.OwnSlot
 	Inodes   []inodeImage
@@ -66,7 +70,7 @@ type resultImage struct {
 func (s *state) image() *image {
 	img := &image{
 		Format: imageFormat, Applied: s.applied, NextIno: s.nextIno,
-		Cluster: s.view.Cluster, Epoch: s.view.Epoch, Members: s.view.Members, Slots: s.view.Slots[:], Own: s.view.Own,
+		Cluster: s.view.Cluster, Epoch: s.view.Epoch, Lease: s.view.Lease, Members: s.view.Members, Former: s.view.Former, Trust: s.view.Trust, Slots: s.view.Slots[:], Own: s.view.Own,
 		Inodes: make([]inodeImage, 0, len(s.inodes)),
 	}
 	for _, ino := range sortedKeys(s.inodes) {
@@ -107,7 +111,7 @@ func restore(b []byte) (*state, error) {
 	}
 	s := newState()
 	s.applied, s.nextIno = img.Applied, img.NextIno
-	s.view = &dsm.View{Cluster: img.Cluster, Epoch: img.Epoch, Members: img.Members, Slots: [dsm.Slots]dsm.SlotHome(img.Slots)}
+	s.view = &dsm.View{Cluster: img.Cluster, Epoch: img.Epoch, Lease: img.Lease, Members: img.Members, Former: img.Former, Trust: img.Trust, Slots: [dsm.Slots]dsm.SlotHome(img.Slots)}
 	if !s.view.RestoreOwn(img.Own) {
 		return nil, errs.E(errs.Corrupt, "restore snapshot", "%d slots of single areas do not add up", len(img.Own))
 	}
@@ -131,8 +135,8 @@ func restore(b []byte) (*state, error) {
 		for _, n := range x.Holds {
 			in.hold(n)
 		}
+		s.reserved = s.reserved.plus(in.all())
 		if in.Kind == dsm.KindFile {
-			s.reserved = s.reserved.with(in.Spec.Residency, in.Size)
 			if _, names := in.Spec.Placement.Node(); names && s.view.Placed(in.Area()) == 0 {
 				s.unplaced[in.Ino] = struct{}{}
 			}

@@ -66,7 +66,7 @@ func TestModeIsFixedWhileNotEmpty(t *testing.T) {
 	m := newMachine(t)
 	f := m.file("f")
 	m.inodes[f.Ino].Spec.Mode = dsm.ModeRelaxed + 1
-	m.inodes[f.Ino].Size, m.reserved.full = 10, 10
+	m.inodes[f.Ino].Size, m.reserved.full = 10, dsm.PageSize
 	s := m.state
 	if _, err := (setSpecOp{f.Ino, "mode", "relaxed"}).apply(s, step{index: 9}); !errs.Is(err, errs.Busy) {
 		t.Errorf("the mode of a file of 10 bytes: %v", err)

@@ -13,10 +13,11 @@ import (
 // commands have the same state, byte for byte of its snapshot.
 //
 // Invariants: every entry of a directory names an inode in inodes; an inode with Nlink 0 is held by
-// a member; reserved is the sum of the sizes of the regular files; view is never changed, only
+// a member; reserved is the sum of what the inodes take; view is never changed, only
 // replaced; members that leave keep no slot that those that stay have memory for.
 type state struct {
 	applied  uint64
+	term     uint64 // of raft, of the entry that is being applied; not a part of the image
 	inodes   map[dsm.Ino]*inode
 	nextIno  dsm.Ino
 	reserved reservation
@@ -82,6 +83,7 @@ func (s *state) add(st step, n dsm.Inode) *inode {
 		in.entries = make(map[string]dsm.Ino)
 	}
 	s.inodes[n.Ino] = in
+	s.reserve(reservation{}, in.all())
 	return in
 }
 
@@ -136,8 +138,8 @@ func (s *state) drop(in *inode) {
 	delete(s.inodes, in.Ino)
 	delete(s.unplaced, in.Ino)
 	s.book.Remove(in.Ino)
+	s.reserve(in.all(), reservation{})
 	if in.Kind == dsm.KindFile {
-		s.reserve(in, -in.Size)
 		s.effects.removed = append(s.effects.removed, in.Ino)
 	}
 }

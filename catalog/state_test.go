@@ -184,7 +184,7 @@ func TestCreate(t *testing.T) {
 		bad.Settings = []dsm.Setting{x}
 		m.fails(errs.Invalid, bad)
 	}
-	if w := m.must(nodeA, whole); w.Size != 24 || w.Spec.Merge != dsm.MergeSum || w.Layout.DType != dsm.DTypeI64 || m.reserved.full != 24 {
+	if w := m.must(nodeA, whole); w.Size != 24 || w.Spec.Merge != dsm.MergeSum || w.Layout.DType != dsm.DTypeI64 || m.reserved.full != dsm.PageSize {
 		t.Errorf("made whole: %+v; %+v reserved", w, m.reserved)
 	}
 
@@ -249,7 +249,7 @@ func TestUnlinkAndHolds(t *testing.T) {
 	m.must(nodeB, holdOp{Ino: f.Ino})
 	m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: ptr(int64(100))}})
 	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
-	if in := m.at(f.Ino); in.Nlink != 0 || len(m.last.effects.removed) != 0 || m.reserved.full != 100 {
+	if in := m.at(f.Ino); in.Nlink != 0 || len(m.last.effects.removed) != 0 || m.reserved.full != dsm.PageSize {
 		t.Errorf("unlinked and held: %+v, reserved %+v", in, m.reserved)
 	}
 	m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: ptr(int64(50))}}) // as through an open file
@@ -419,7 +419,7 @@ func TestSize(t *testing.T) {
 	if in = m.must(nodeA, grow(2000)); in.Size != 2000 || in.Gen != f.Gen {
 		t.Errorf("grown: %+v", in)
 	}
-	if in = m.must(nodeA, size(10)); in.Size != 10 || in.Gen != dsm.Generation(m.index) || in.Rev != in.Gen || m.reserved.full != 10 {
+	if in = m.must(nodeA, size(10)); in.Size != 10 || in.Gen != dsm.Generation(m.index) || in.Rev != in.Gen || m.reserved.full != dsm.PageSize {
 		t.Errorf("shrunk: %+v, reserved %+v", in, m.reserved)
 	}
 	rev := in.Rev
@@ -456,22 +456,25 @@ func TestBudget(t *testing.T) {
 	m := newMachine(t)
 	f, g := m.file("f"), m.file("g")
 	size := func(in dsm.Inode, n int64) setAttrOp { return setAttrOp{in.Ino, dsm.SetAttr{Size: &n}} }
-	m.must(nodeA, size(f, 1<<30-100))
+	const page, kept = dsm.PageSize, 2 * fileCost
+	most := int64(1<<30-kept) / 2 / page // pages of files, in two copies
+	m.must(nodeA, size(f, (most-1)*page-100))
 	m.must(nodeA, size(g, 100))
-	m.fails(errs.NoSpace, size(g, 101), "growing by 1 bytes", "--memory at least 1073741825", "offers 1073741824", "remove files")
-	m.fails(errs.NoSpace, setAttrOp{g.Ino, dsm.SetAttr{GrowTo: ptr(int64(101))}})
+	m.must(nodeA, size(g, page))
+	m.fails(errs.NoSpace, size(g, page+1), "growing by 1 bytes", fmt.Sprint("--memory at least ", 2*(most+1)*page+kept), "offers 1073741824",
+		fmt.Sprint(2*(most+1)*page, " for 2 copies of the full files"), fmt.Sprint(kept, " for what it keeps"), "remove files")
+	m.fails(errs.NoSpace, setAttrOp{g.Ino, dsm.SetAttr{GrowTo: ptr(int64(page + 1))}})
 
 	small := member(nodeB)
-	small.Budget = 1<<30 - 1
-	m.fails(errs.NoSpace, addMemberOp{small}, "--memory at least 1073741824", "offers 1073741823")
-	m.must(nodeA, size(f, 1000))
-	small.Budget = 2000
+	small.Budget = 2*most*page + kept - 1
+	m.fails(errs.NoSpace, addMemberOp{small}, fmt.Sprint("--memory at least ", small.Budget+1), fmt.Sprint("offers ", small.Budget))
+	m.must(nodeA, size(f, page))
+	small.Budget = 4*page + kept
 	m.must(nodeA, addMemberOp{small})
-	m.fails(errs.NoSpace, size(g, 1001), "node nb", "at least 2001", "offers 2000")
-	m.must(nodeA, size(g, 1000))
-	m.must(nodeA, size(g, 999))
+	m.fails(errs.NoSpace, size(g, page+1), "node nb", fmt.Sprint("at least ", 6*page+kept), fmt.Sprint("offers ", small.Budget))
+	m.must(nodeA, size(g, page-1))
 	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
-	m.must(nodeA, size(g, 2000))
+	m.must(nodeA, size(g, 2*page+fileCost/2/page*page))
 }
 
 func TestChown(t *testing.T) {

@@ -1,7 +1,10 @@
 package catalog
 
 import (
+	"encoding/binary"
+	"io"
 	"net"
+	"strconv"
 	"strings"
 	"time"
 
@@ -23,18 +26,39 @@ type Streams interface {
 	Dial(addr string, timeout time.Duration) (net.Conn, error)
 }
 
-func serverID(n dsm.NodeID) raft.ServerID { return raft.ServerID(n.String()) }
-
 func nodeAddr(n dsm.NodeID, addr string) string { return n.String() + "@" + addr }
 
-func serverAddress(n dsm.NodeID, addr string) raft.ServerAddress {
-	return raft.ServerAddress(nodeAddr(n, addr))
+// server is a node to which raft replicates. To raft each incarnation of a node is a server of its own: it knows nothing of the log
+// that the former one had, nor of the votes that that one has cast.
+type server struct {
+	id    dsm.NodeID
+	inc   uint64
+	addr  string
+	voter bool
 }
 
-func parseServer(a raft.ServerAddress) (dsm.NodeID, string, error) {
-	id, addr, _ := strings.Cut(string(a), "@")
-	n, err := dsm.ParseNodeID(id)
-	return n, addr, err
+func serverOf(m dsm.Member) server { return server{id: m.ID, inc: m.Inc, addr: m.Addr} }
+
+func (s server) raftID() raft.ServerID {
+	if s.inc == 0 {
+		return raft.ServerID(s.id.String())
+	}
+	return raft.ServerID(s.id.String() + "." + strconv.FormatUint(s.inc, 16))
+}
+
+func (s server) raftAddress() raft.ServerAddress {
+	return raft.ServerAddress(string(s.raftID()) + "@" + s.addr)
+}
+
+// parseServer is the inverse of raftAddress.
+func parseServer(a raft.ServerAddress) (s server, err error) {
+	name, addr, _ := strings.Cut(string(a), "@")
+	id, inc, of := strings.Cut(name, ".")
+	s.addr = addr
+	if s.id, err = dsm.ParseNodeID(id); err == nil && of {
+		s.inc, err = strconv.ParseUint(inc, 16, 64)
+	}
+	return s, err
 }
 
 // layer is raft's StreamLayer over Streams.
@@ -61,11 +85,19 @@ func (l *layer) Addr() net.Addr { return l }
 
 // Network and String make the layer the net.Addr that raft tells its peers.
 func (l *layer) Network() string { return "dsmfs" }
-func (l *layer) String() string  { return string(serverAddress(l.self.ID, l.self.Addr)) }
+func (l *layer) String() string  { return string(serverOf(l.self).raftAddress()) }
 
 func (l *layer) Dial(a raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
-	conn, err := l.Streams.Dial(string(a), timeout)
+	to, err := parseServer(a)
 	if err != nil {
+		return nil, err
+	}
+	conn, err := l.Streams.Dial(nodeAddr(to.id, to.addr), timeout)
+	if err != nil {
+		return nil, err
+	}
+	if _, err = conn.Write(binary.BigEndian.AppendUint64(nil, to.inc)); err != nil {
+		conn.Close()
 		return nil, err
 	}
 	return l.track(conn)
@@ -76,7 +108,7 @@ func (l *layer) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.track(conn)
+	return l.track(&addressed{Conn: conn, inc: l.self.Inc})
 }
 
 // Close closes the streams too, because raft waits for calls under way, and these would wait for
@@ -103,6 +135,27 @@ func (l *layer) track(conn net.Conn) (net.Conn, error) {
 	t := &tracked{Conn: conn, layer: l}
 	l.mu.open[t] = struct{}{}
 	return t, nil
+}
+
+// addressed is a stream that begins with the incarnation that it is for. For any other it ends there.
+type addressed struct {
+	net.Conn
+	inc  uint64
+	read bool
+}
+
+func (a *addressed) Read(b []byte) (int, error) {
+	if !a.read {
+		var to [8]byte
+		if _, err := io.ReadFull(a.Conn, to[:]); err != nil {
+			return 0, err
+		}
+		if binary.BigEndian.Uint64(to[:]) != a.inc {
+			return 0, io.EOF
+		}
+		a.read = true
+	}
+	return a.Conn.Read(b)
 }
 
 // tracked is a stream that the layer closes when it is closed itself.

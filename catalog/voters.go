@@ -46,13 +46,16 @@ type change struct {
 //
 // If the living voters were a majority before a step, they are one after it.
 func nextChange(members []dsm.Member, servers []server, leader dsm.NodeID, live func(dsm.NodeID) bool) change {
+	member := func(s server) bool { return slices.ContainsFunc(members, s.is) }
 	known := make(map[dsm.NodeID]server)
 	for _, s := range servers {
-		known[s.id] = s
+		if member(s) {
+			known[s.id] = s
+		}
 	}
 	for _, m := range members {
 		if _, ok := known[m.ID]; !ok {
-			return change{changeAdd, server{m.ID, m.Addr, false}}
+			return change{changeAdd, serverOf(m)}
 		}
 	}
 	elect := electorate(members, known, leader, live)
@@ -68,20 +71,28 @@ func nextChange(members []dsm.Member, servers []server, leader dsm.NodeID, live 
 	if !elected(known[leader]) {
 		return change{changeTransfer, elect[0]}
 	}
-	for _, alive := range []bool{false, true} {
+	// Those that answer and are members are the last: one that was evicted answers only until it has learned of it.
+	for _, stays := range []func(server) bool{
+		func(s server) bool { return live(s.id) },
+		member,
+		func(server) bool { return false },
+	} {
 		for _, s := range servers {
-			if s.voter && !elected(s) && live(s.id) == alive {
+			if s.voter && !elected(s) && !stays(s) {
 				return change{changeDemote, s}
 			}
 		}
 	}
 	for _, s := range servers {
-		if !slices.ContainsFunc(members, func(m dsm.Member) bool { return m.ID == s.id }) {
+		if !member(s) {
 			return change{changeRemove, s}
 		}
 	}
 	return change{}
 }
+
+// is reports whether the server is the member.
+func (s server) is(m dsm.Member) bool { return m.ID == s.id && m.Inc == s.inc }
 
 // electorate returns who should vote: an odd number of the members that stay, with a majority of
 // living ones. It prefers the leader, those that vote already, and those that live. It returns
@@ -129,7 +140,8 @@ func (c *Catalog) reconcile(ctx context.Context) {
 		c.meet(ctx)
 		var again <-chan time.Time
 		if nextChange(present(c.Current()), c.servers(), c.self.ID, anybody).kind != changeNone {
-			next := nextChange(present(c.Current()), c.servers(), c.self.ID, c.roll(ctx))
+			live := c.roll(ctx, c.servers())
+			next := nextChange(present(c.Current()), c.servers(), c.self.ID, live)
 			c.make(next)
 			again = time.After(100 * time.Millisecond)
 			if next.kind == changeNone {
@@ -148,7 +160,7 @@ func anybody(dsm.NodeID) bool { return true }
 
 // make takes one step. The configuration tells whether it was taken.
 func (c *Catalog) make(next change) {
-	id, addr := serverID(next.id), serverAddress(next.id, next.addr)
+	id, addr := next.raftID(), next.raftAddress()
 	switch next.kind {
 	case changeNone:
 		return
@@ -169,22 +181,26 @@ func (c *Catalog) make(next change) {
 // maxLag is how many entries a node may lack and still get a vote.
 const maxLag = 1024
 
-// roll asks all nodes whether they answer and lack few entries.
-func (c *Catalog) roll(ctx context.Context) (live func(dsm.NodeID) bool) {
+// roll asks all nodes whether they answer and lack few entries. Each has one process, and so one incarnation that answers, although raft
+// may have servers of earlier ones still.
+func (c *Catalog) roll(ctx context.Context, servers []server) (live func(dsm.NodeID) bool) {
 	ctx, cancel := context.WithTimeout(ctx, attempt/2)
 	defer cancel()
 	var mu sync.Mutex
 	present := map[dsm.NodeID]bool{c.self.ID: true}
 	var asked sync.WaitGroup
-	for _, s := range c.servers() {
+	for _, s := range servers {
 		if s.id == c.self.ID {
 			continue
 		}
 		asked.Go(func() {
 			p, err := c.probe(ctx, s.id, s.addr)
+			if err != nil || p.Inc != s.inc || p.Applied+maxLag < c.progress.index.Load() {
+				return
+			}
 			mu.Lock()
 			defer mu.Unlock()
-			present[s.id] = err == nil && p.Applied+maxLag >= c.progress.index.Load()
+			present[s.id] = true
 		})
 	}
 	asked.Wait()

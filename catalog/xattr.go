@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -59,6 +60,16 @@ func (o setXattrOp) apply(s *state, st step) (dsm.Inode, error) {
 	if total > maxXattrTotal {
 		return dsm.Inode{}, fail(errs.NoSpace, "%d bytes of attributes of one inode: the most is %d", total, maxXattrTotal)
 	}
+	was, now := reservation{}, reservation{kept: attrBytes(o.Name, o.Value)}
+	if ok {
+		was.kept = attrBytes(o.Name, old)
+	}
+	if now.kept > was.kept {
+		if err := s.checkRoomFor(was, now, fmt.Sprintf("an attribute of %d bytes", len(o.Value))); err != nil {
+			return dsm.Inode{}, err
+		}
+	}
+	s.reserve(was, now)
 	if in.xattrs == nil {
 		in.xattrs = make(map[string][]byte)
 	}
@@ -72,9 +83,11 @@ func (o removeXattrOp) apply(s *state, st step) (dsm.Inode, error) {
 	if err != nil {
 		return dsm.Inode{}, err
 	}
-	if _, ok := in.xattrs[o.Name]; !ok {
+	old, ok := in.xattrs[o.Name]
+	if !ok {
 		return dsm.Inode{}, fail(errs.NoAttr, "%q", o.Name)
 	}
+	s.reserve(reservation{kept: attrBytes(o.Name, old)}, reservation{})
 	delete(in.xattrs, o.Name)
 	in.changed(st)
 	return dsm.Inode{}, nil

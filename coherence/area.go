@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -19,7 +20,7 @@ type Area struct {
 	id       dsm.AreaID
 	node     *Node
 	attached attached
-	ages     ages
+	ages     atomic.Pointer[ages] // nil before the first read or sync
 
 	mu struct {
 		lockrank.Mutex
@@ -122,7 +123,7 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 		a.wakingWhenToldLocked(func() {
 			event()
 			a.localLocked()
-			for a.ackLateLocked() || a.markLocked() {
+			for a.ackLateLocked() || a.markLocked() || a.pumpWaitingLocked() {
 				a.localLocked()
 			}
 		})
@@ -159,6 +160,7 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 	if more {
 		a.node.room.ring()
 	}
+	a.node.room.tell()
 	if c := a.node.cache.Load(); c != nil {
 		if notify {
 			(*c).Changed(a.id)
@@ -342,6 +344,7 @@ func (a *Area) catchUpLocked() {
 	}
 	a.homeViewChangedLocked(old)
 	a.replicaViewChangedLocked(old)
+	a.returnedLocked(old)
 	a.unparkLocked() // a slot that this node waited for may not come any more, or have another home
 	a.mu.wake = true
 }
@@ -415,7 +418,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 			return false
 		}
 	}
-	homes := a.homesLocked()
+	covering := a.coveringLocked()
 	a.mu.ino, a.mu.counted.known = now, false
 	if now.Gen != old.Gen {
 		a.miscountedLocked()
@@ -435,7 +438,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	a.replicaResizedLocked(old.Size, now.Size)
 	a.replicaOnRequestChangedLocked()
 	if a.keepFreshLocked(); now.Size != old.Size {
-		a.homesSinceLocked(homes)
+		a.homesSinceLocked(covering)
 	}
 	a.contributionChangedLocked(now.Gen != old.Gen)
 	if now.Size < old.Size && a.versionedLocked() {

@@ -20,9 +20,9 @@ type batches struct {
 	begun   bool                     // the whole Subscribe is here
 	greeted bool                     // a first batch was sent, which says what the version is
 	behind  map[dsm.ExtentIndex]dsm.PageSet
-	upTo    dsm.Version // of the last batch that was sent
 	waits   []batchWait
 
+	waiting bool // for room to begin the next batch
 	sending bool // a batch is under way
 	version VersionInfo
 	left    []dsm.ExtentIndex // of the batch, in order
@@ -59,7 +59,7 @@ func (a *Area) subscribeBatchesLocked(s *subscriber, m *wire.Subscribe, r *wire.
 		return
 	}
 	a.takeoverDoneLocked()
-	if s.batches == nil || s.batches.group != m.Group {
+	if s.batches == nil || s.batches.group != m.Group || s.batches.begun {
 		a.endBatchesLocked(s)
 		s.batches = &batches{group: m.Group, named: make(map[dsm.ExtentIndex]bool), behind: make(map[dsm.ExtentIndex]dsm.PageSet), unacked: make(map[uint64]int)}
 	}
@@ -94,11 +94,7 @@ func (a *Area) acquireBatchesLocked(from dsm.NodeID, s *subscriber, m *wire.Acqu
 	if s.batches == nil {
 		return // it subscribes again, and then repeats this
 	}
-	newest := dsm.Version(0)
-	if h := a.mu.whole.history; h != nil {
-		newest = h.Newest()
-	}
-	s.batches.waits = append(s.batches.waits, batchWait{round: m.Round, version: newest})
+	s.batches.waits = append(s.batches.waits, batchWait{round: m.Round, version: a.inPlaceVersionLocked()})
 	a.pumpLocked(from, s)
 }
 
@@ -203,7 +199,7 @@ func (a *Area) endBatchesLocked(s *subscriber) {
 func (a *Area) dropBatchLocked(s *subscriber) {
 	t := s.batches
 	if t.sending {
-		a.mu.whole.history.Unpin(t.version.Version)
+		a.batchEndedLocked(t)
 	}
 	for _, n := range t.unacked {
 		s.landed(n)
@@ -225,6 +221,10 @@ func (a *Area) pumpBatchesLocked(to dsm.NodeID, s *subscriber) {
 			if _, err := a.memoryLocked(); err != nil {
 				return // a later publish or Acquire tries again
 			}
+			if t.waiting = a.batchWaitsLocked(to); t.waiting {
+				a.mu.whole.waiting = true
+				return // batchEndedLocked tries again
+			}
 			t.version, t.sending, t.part = VersionInfo{Version: a.historyLocked().Pin(), Size: a.mu.ino.Size}, true, 0
 			if k := a.mu.whole.kept; len(k) > 0 {
 				t.version = k[len(k)-1].VersionInfo
@@ -241,24 +241,60 @@ func (a *Area) pumpBatchesLocked(to dsm.NodeID, s *subscriber) {
 				return
 			}
 		}
-		a.mu.whole.history.Unpin(t.version.Version)
+		a.batchEndedLocked(t)
 		t.sending, t.greeted = false, true
 		t.flying = append(t.flying, flyingBatch{a.mu.home.lastPush, t.pages})
 		t.pages = nil
 		a.answerWaitsLocked(to, t, t.version.Version) // the owner may publish faster than the link takes it
 	}
-	sent := t.upTo
-	if h := a.mu.whole.history; h != nil { // else nothing has been published
-		sent = h.Newest()
+	a.answerWaitsLocked(to, t, a.inPlaceVersionLocked())
+}
+
+// batchWaitsLocked reports whether a batch to a node must wait for others that are under way. Each keeps what is published over the bytes of its
+// version, so it may cost as much memory as the area, and there may be many slow subscribers. While memory is short no two batches of different versions are
+// begun. Those that have waited begin together, with the same version, so that none waits for ever; the replica on this node waits for nobody.
+func (a *Area) batchWaitsLocked(to dsm.NodeID) bool {
+	if a.isSelf(to) || !a.lacksRoomLocked(a.pagesBytesLocked()) {
+		return false
 	}
-	a.answerWaitsLocked(to, t, sent)
+	older := false
+	for id, s := range a.mu.home.subs {
+		if s.batches == nil || !s.batches.sending || a.isSelf(id) {
+			continue
+		}
+		if s.batches.version.Version == a.inPlaceVersionLocked() {
+			return false // one more costs nothing
+		}
+		older = true
+	}
+	return older
+}
+
+// batchEndedLocked ends the pin of a batch. Others may wait for that.
+func (a *Area) batchEndedLocked(t *batches) {
+	a.mu.whole.history.Unpin(t.version.Version)
+	a.mu.whole.roomier = a.mu.whole.waiting // most end without anybody waiting
+}
+
+// pumpWaitingLocked begins the batches that have waited for the end of others, and reports whether there were any.
+func (a *Area) pumpWaitingLocked() (more bool) {
+	if !a.mu.whole.roomier {
+		return false
+	}
+	a.mu.whole.waiting, a.mu.whole.roomier = false, false
+	for _, id := range a.subscribersLocked() {
+		if s := a.mu.home.subs[id]; s != nil && s.batches != nil && s.batches.waiting {
+			more = true
+			a.pumpLocked(id, s)
+		}
+	}
+	return more
 }
 
 // answerWaitsLocked answers the Acquires that waited for a version which has been sent.
 func (a *Area) answerWaitsLocked(to dsm.NodeID, t *batches, sent dsm.Version) {
-	t.upTo = sent
 	t.waits = slices.DeleteFunc(t.waits, func(w batchWait) bool {
-		if w.version > t.upTo {
+		if w.version > sent {
 			return false
 		}
 		a.sendLocked(to, &wire.Acquired{Stamp: a.stampLocked(), Round: w.round})
@@ -340,7 +376,7 @@ func (a *Area) againLocked(s *subscriber) {
 			t.changed(e, p)
 		}
 	}
-	t.sending, t.greeted, t.left, t.pages, t.flying, t.upTo = false, false, nil, nil, nil, 0
+	t.sending, t.greeted, t.left, t.pages, t.flying = false, false, nil, nil, nil
 }
 
 // stage is what a replica has received of a batch that is not complete.
@@ -354,14 +390,18 @@ type stage struct {
 // batch of which a part was refused, or of an earlier Subscribe: the home begins anew when it has the Subscribe.
 func (a *Area) stagePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte) error {
 	st := &a.mu.whole.stage
+	before := st.parts
 	if m.Part == 0 {
-		st.parts, st.bytes = nil, 0
+		before = nil
 	}
-	if m.Group != st.group || int(m.Part) != len(st.parts) {
+	if m.Group != st.group || int(m.Part) != len(before) {
 		return nil
 	}
-	if err := a.partProblemLocked(m, payload); err != nil { // all of a batch is put in place, or nothing
+	if err := a.partProblem(m, payload, before); err != nil { // all of a batch is put in place, or nothing
 		return err
+	}
+	if m.Part == 0 {
+		st.parts, st.bytes = nil, 0
 	}
 	if !m.Last {
 		b := bytes.Clone(flat(payload))
@@ -400,18 +440,10 @@ func (a *Area) stagePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte) 
 	return nil
 }
 
-// partProblemLocked checks a part of a batch that came from elsewhere.
-func (a *Area) partProblemLocked(m *wire.Push, payload [][]byte) error {
-	n, data := 0, m.Pages.Minus(m.Zero)
-	for _, b := range payload {
-		n += len(b)
+// partProblem checks a part of a batch that came from elsewhere, behind those before it.
+func (a *Area) partProblem(m *wire.Push, payload [][]byte, before []message) error {
+	if len(m.Index) != 0 || len(before) > 0 && before[0].msg.(*wire.Push).Version != m.Version {
+		return errs.E(errs.Corrupt, "push", "part %d of version %d of area %d does not fit the parts before it", m.Part, m.Version, a.id)
 	}
-	parts := a.mu.whole.stage.parts
-	switch {
-	case len(m.Index) != 0 || n != data.Len()*dsm.PageSize:
-	case len(parts) > 0 && parts[0].msg.(*wire.Push).Version != m.Version:
-	default:
-		return nil
-	}
-	return errs.E(errs.Corrupt, "push", "part %d of version %d of area %d does not add up", m.Part, m.Version, a.id)
+	return wholePages(m, payload)
 }

@@ -105,7 +105,8 @@ func (a *Area) extentProblemLocked(e dsm.ExtentIndex, x *replicaExtent) string {
 	r := &a.mu.replica
 	none := dsm.PageSet{}
 	switch {
-	case x.acked > x.started || x.pub != nil && x.acked == x.started && !x.wanted || x.pub == nil && x.acked < x.started && !x.wanted:
+	case x.acked > x.started || x.pub != nil && x.acked == x.started && !x.wanted,
+		x.pub == nil && x.acked < x.started && !x.wanted && !a.versionedLocked(): // what is refused of a version waits for the next one
 		return fmt.Sprintf("publications started %d, acked %d, one under way: %v", x.started, x.acked, x.pub != nil)
 	case x.pub != nil && x.pub.pages.Minus(x.pub.sent) != none:
 		return "a publication accounts for pages that it has not sent"

@@ -105,29 +105,25 @@ func (a *Area) heardFromLocked(n dsm.NodeID) {
 	}
 }
 
-// abandonDeadLocked ends publications to homes that have died: their pages become dirty again. Extents whose home had died, and that
-// have a new one now, are queued to be published.
-//
-// If only the source of a slot on its way has died, its new home may have all of the slot, and may have merged the publication. Taken
-// back it would be merged twice. So it stays, but without the credit that others need.
+// abandonDeadLocked gives back the credit of publications to homes that have died: others need it. The publications stay as they are, because
+// they may have been merged: by a home that took over, or by the dead one, which may come back. They are sent again, under their numbers,
+// when their slot has another home, or theirs has joined again. Parts of rounds are taken back: the round fails, so they are not merged. Extents whose home had died, and that have one now, are queued to be published.
 func (a *Area) abandonDeadLocked() {
 	for _, e := range a.busyExtentsLocked() {
 		x := a.extentLocked(e)
 		dead := a.deadHomeLocked(a.slotLocked(e)) != 0
 		switch {
-		case dead && x.publishing() && !slices.Contains(a.mu.dead, a.rowLocked(e).Primary):
-			for pub := range x.publications() {
+		case dead:
+			ended := slices.Contains(a.mu.dead, a.rowLocked(e).Primary)
+			for _, pub := range slices.Collect(x.publications()) {
+				if ended && pub.round != (dsm.RoundID{}) {
+					a.takeBackLocked(e, x, pub, true)
+					continue
+				}
 				a.node.links.give(pub.home, a, pub.credit)
 				pub.credit = 0
 			}
-		case dead && x.publishing():
-			for x.publishing() {
-				for pub := range x.publications() {
-					a.takeBackLocked(e, x, pub, true)
-					break
-				}
-			}
-		case !dead && x.wanted && x.pub == nil:
+		case x.wanted && x.pub == nil:
 			a.wantLocked(e, x)
 			a.mu.again = true
 		}

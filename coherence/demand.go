@@ -146,7 +146,7 @@ func (a *Area) residencyChangedLocked() {
 		a.node.cfg.Log.Error("change the residency", "area", a.id, "err", err)
 	}
 	a.mu.replica.demand = a.mu.mem.Demand()
-	a.mu.replica.slots = [areaSlots]slotState{} // it subscribes anew, in the other way, when there is something
+	a.mu.replica.slots = slotStates{} // it subscribes anew, in the other way, when there is something
 	a.mu.replica.bare = a.mu.mem.Demand() && a.mu.replica.writers == 0
 }
 
@@ -218,6 +218,9 @@ func (a *Area) request(step func(event func()), off int64, n int, then, asked fu
 		}
 		taken, lacks = lacks, 0
 		a.askAllLocked(want)
+		if r.ahead == nil {
+			r.ahead = new(readahead)
+		}
 		first, stride, pages := r.ahead.next(off, n, room.window())
 		switch ahead := a.missingLocked(first, stride, pages); {
 		case len(ahead) == 0:
@@ -447,7 +450,15 @@ func (a *Area) fixedLocked() int64 {
 	case a.mu.mem.Demand():
 		return n + int64(a.mu.home.pages)*dsm.PageSize
 	}
-	return n + a.mu.ino.Size*int64(1+len(a.mu.drafts)) + a.versionBytesLocked()
+	if n += a.versionBytesLocked(); !a.mu.replica.subscribed { // there is no working copy
+		return n + int64(a.mu.home.pages)*dsm.PageSize
+	}
+	return n + a.pagesBytesLocked()*int64(2+2*len(a.mu.drafts)) // a draft has a base of its own
+}
+
+// pagesBytesLocked returns the bytes of the whole pages of the area.
+func (a *Area) pagesBytesLocked() int64 {
+	return (a.mu.ino.Size + dsm.PageSize - 1) / dsm.PageSize * dsm.PageSize
 }
 
 // chargeLocked tells room what the area takes now, and reports whether calls that wait for room should

@@ -49,8 +49,8 @@ func (a *Area) draftOfLocked(program int, write bool) (*draft, error) {
 	if !write || program == 0 || a.mu.replica.demand || !a.mu.ino.Spec.AppliesInSync() {
 		return nil, nil
 	}
-	if m := &a.node.room; m.budget > 0 && m.fixed.Load()+a.mu.ino.Size > m.budget {
-		return nil, errs.E(errs.NoSpace, "attach", "a program that stores where apply=sync needs a copy of its own, and there is no room in --memory for %d bytes more", a.mu.ino.Size)
+	if n := 2 * a.pagesBytesLocked(); a.lacksRoomLocked(n) { // a copy, and its base
+		return nil, errs.E(errs.NoSpace, "attach", "a program that stores where apply=sync needs a copy of its own, and there is no room in --memory for %d bytes more", n)
 	}
 	mem, err := a.mu.mem.NewDraft()
 	if err != nil {

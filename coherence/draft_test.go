@@ -11,7 +11,7 @@ import (
 // TestDraftsBeyondTheBudget: a program that stores is refused where its draft does not fit beside the area and the drafts of others,
 // and nothing is left of it. One whose process has a draft is let in, and one that comes when a draft is gone.
 func TestDraftsBeyondTheBudget(t *testing.T) {
-	s := newSimOf(t, 1, 1, sums(1, dsm.ApplySync), time.Hour, 5*dsm.ExtentSize/2)
+	s := newSimOf(t, 1, 1, sums(1, dsm.ApplySync), time.Hour, 5*dsm.ExtentSize+areaCost)
 	n := s.nodes[0]
 	n.open(false)
 	attach := func(program int) (*Attachment, error) {
@@ -25,7 +25,7 @@ func TestDraftsBeyondTheBudget(t *testing.T) {
 		t.Helper()
 		n.area.step(func() {
 			r := &n.area.mu.replica
-			if k := len(n.area.mu.drafts); k != drafts || r.mapped < k || n.node.room.fixed.Load() != int64(1+k)*dsm.ExtentSize {
+			if k := len(n.area.mu.drafts); k != drafts || r.mapped < k || n.node.room.fixed.Load() != int64(2+2*k)*dsm.ExtentSize {
 				t.Errorf("%d drafts, want %d; %d programs, %d bytes charged", k, drafts, r.mapped, n.node.room.fixed.Load())
 			}
 		})

@@ -3,10 +3,8 @@ package coherence
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
-	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
@@ -76,9 +74,10 @@ func (a *Area) startFresheningLocked() *acquiring {
 
 // homesSinceLocked follows a change of the size. Homes that were none before nobody has asked, and others may have published to them what came
 // with the new size before this node heard of it. So of memory as a whole nothing is known until they are asked.
-func (a *Area) homesSinceLocked(before []dsm.NodeID) {
+// covering is what coveringLocked was before.
+func (a *Area) homesSinceLocked(covering int) {
 	r := &a.mu.replica
-	if slices.ContainsFunc(a.homesLocked(), func(home dsm.NodeID) bool { return !slices.Contains(before, home) }) {
+	if a.coveringLocked() > covering && len(a.homesLocked()) > len(a.homesOfLocked(covering)) {
 		r.fresh, r.whole = time.Time{}, 0
 	}
 	if r.refresh != nil {
@@ -142,9 +141,13 @@ func (a *Area) freshenLocked() {
 
 // sawLocked counts how old memory was for a call that began at a time.
 func (a *Area) sawLocked(in func(*ages) *histogram, fresh, began time.Time) {
-	for _, s := range []*ages{&a.ages, &a.node.ages} {
-		in(s).add(age(fresh, began))
+	own := a.ages.Load()
+	if own == nil {
+		own = new(ages)
+		a.ages.Store(own)
 	}
+	in(own).add(age(fresh, began))
+	in(&a.node.ages).add(age(fresh, began))
 }
 
 // maxAge stands for memory of which nothing is known.
@@ -174,4 +177,9 @@ func (a *Area) Staleness() (d time.Duration, ok bool) {
 }
 
 // Ages returns the histograms of the area: those of their figures that are not 0.
-func (a *Area) Ages() []Stat { return a.ages.stats(false) }
+func (a *Area) Ages() []Stat {
+	if s := a.ages.Load(); s != nil {
+		return s.stats(false)
+	}
+	return nil
+}

@@ -15,8 +15,9 @@ import (
 )
 
 // Open opens the area for one more file handle. It subscribes if this is the first one, and acquires.
-// write says that programs may store through the handle. That of a versioned area is refused as in Own. The caller never runs two calls of Open or
-// Close of one area at the same time.
+// write says that programs may store through the handle. Of a versioned area this makes the node the owner, if there
+// is none: errs.Access if another node owns it, errs.Busy while it is being given away. The caller never runs two calls of Open or Close of one
+// area at the same time.
 func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, error) {
 	a, err := n.area(id)
 	if err != nil {
@@ -515,8 +516,10 @@ func (a *Area) replicaAcquiredLocked(from dsm.NodeID, m *wire.Acquired) {
 		delete(op.pending, from)
 		op.version = min(op.version, m.Upto)
 		// If the area has grown meanwhile, it may have homes that nobody has asked. Those that answer have heard of their versions.
-		grown := slices.ContainsFunc(a.homesLocked(), func(home dsm.NodeID) bool { return !slices.Contains(op.homes, home) })
-		whole := len(op.pending) == 0 && !op.partly && !grown
+		grown := func() bool {
+			return slices.ContainsFunc(a.homesLocked(), func(home dsm.NodeID) bool { return !slices.Contains(op.homes, home) })
+		}
+		whole := len(op.pending) == 0 && !op.partly && !grown()
 		if whole {
 			a.wholeLocked(op.version)
 		}

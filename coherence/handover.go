@@ -300,7 +300,8 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 	if err := n.waitApplied(from, m.Rev, m.Epoch); err != nil {
 		return err
 	}
-	if m.Pages.Len() != len(m.Versions) || len(payload) != m.Pages.Len()*dsm.PageSize {
+	wrong := func(v dsm.Version) bool { return v == 0 || v > m.Version }
+	if m.Pages.Len() != len(m.Versions) || len(payload) != m.Pages.Len()*dsm.PageSize || slices.ContainsFunc(m.Versions, wrong) || m.Size < 0 {
 		return errs.E(errs.Corrupt, "handover", "extent %d of area %d does not add up", m.Extent, m.Area)
 	}
 	ack := &wire.HandoverAck{ID: m.ID}

@@ -27,11 +27,11 @@ type home struct {
 
 // homeExtent is the directory entry of an extent.
 type homeExtent struct {
-	version dsm.Version                  // of the newest publish
-	pages   [dsm.ExtentPages]dsm.Version // of the newest publish to each page; 0: none
-	data    dsm.PageSet                  // pages whose bytes are not all zero
-	writers map[dsm.NodeID]dsm.Seq       // the newest publish that was merged, for each publisher
-	parts   map[dsm.NodeID]dsm.Seq       // likewise, the newest part of a round
+	version dsm.Version            // of the newest publish
+	pages   []dsm.Version          // of the newest publish to each page; 0, or past the end: none
+	data    dsm.PageSet            // pages whose bytes are not all zero
+	writers map[dsm.NodeID]dsm.Seq // the newest publish that was merged, for each publisher
+	parts   map[dsm.NodeID]dsm.Seq // likewise, the newest part of a round
 }
 
 func (h *home) init() {
@@ -44,16 +44,35 @@ func (h *home) init() {
 
 // setVersion records the version of page i. Version 0 means that the page is all zero.
 func (h *home) setVersion(x *homeExtent, i int, v dsm.Version) {
-	switch was := x.pages[i]; {
+	was := dsm.Version(0)
+	if i < len(x.pages) {
+		was = x.pages[i]
+	} else if v != 0 {
+		x.grow(i)
+	}
+	switch {
 	case was == 0 && v != 0:
 		h.pages++
 	case was != 0 && v == 0:
 		h.pages--
 	}
-	x.pages[i] = v
+	if i < len(x.pages) {
+		x.pages[i] = v
+	}
 	if v == 0 {
 		h.setData(x, i, false)
 	}
+}
+
+// grow makes room for the version of page i. Small files have few pages, and there may be many such files.
+func (x *homeExtent) grow(i int) {
+	n := 1
+	for n <= i {
+		n *= 4
+	}
+	pages := make([]dsm.Version, n)
+	copy(pages, x.pages)
+	x.pages = pages
 }
 
 // setData records whether page i has bytes other than zero.
@@ -130,7 +149,7 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 		return nil
 	}
 	if a.versionedLocked() {
-		return errs.E(errs.Corrupt, "publish", "a part of a version of area %d that is no part", a.id)
+		return errs.E(errs.Corrupt, "publish", "area %d is versioned: a publish that is no part of a version", a.id)
 	}
 	x := a.homeExtentLocked(m.Extent)
 	own := a.isSelf(from) && !a.hasPartsLocked(m.Extent)
@@ -237,9 +256,9 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 		if a.versionedLocked() && a.movedLocked(old, a.slotLocked(0)) {
 			a.endBatchesLocked(s)
 		}
-		for i := range s.slots {
+		for i := range areaSlots {
 			if slot, ok := a.slotAtLocked(i); !ok || a.movedLocked(old, slot) {
-				s.slots[i] = false
+				s.slots.put(i, false)
 			}
 		}
 		for e := range s.extents {
@@ -254,7 +273,7 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 		}
 	}
 	for e, x := range a.mu.home.extents {
-		if row := a.rowLocked(e); !a.isSelf(row.Primary) && !a.isSelf(row.Source) {
+		if a.othersHaveLocked(old, a.slotLocked(e)) {
 			a.resignLocked(e)
 			continue
 		}
@@ -264,11 +283,21 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 	a.roundsViewChangedLocked(old)
 }
 
-// leftLocked reports whether a publisher has left the cluster. From then on nothing of it is merged: the home forgets which of its
-// publishes it has merged, so one that was sent again at a handover would count twice.
+// othersHaveLocked reports whether home copies of a slot are of no use here any more: others are its home, or this node is to become it once
+// more, and the source has newer ones.
+func (a *Area) othersHaveLocked(old *dsm.View, s dsm.Slot) bool {
+	row := a.mu.view.Row(s)
+	if !a.isSelf(row.Primary) {
+		return !a.isSelf(row.Source)
+	}
+	return row.Source != 0 && a.movedLocked(old, s) && !a.node.slotReady(s, row)
+}
+
+// leftLocked reports whether a publisher has left the cluster for good. From then on nothing of it is merged: the home forgets which of its
+// publishes it has merged, so one that was sent again at a handover would count twice. A node that was evicted may join again, and send
+// again what it had under way.
 func (a *Area) leftLocked(n dsm.NodeID, _ dsm.Seq) bool {
-	_, ok := a.mu.view.Member(n)
-	return !ok
+	return !a.mu.view.Knows(n)
 }
 
 // resignLocked frees the home copy of an extent. The new home has received it.

@@ -37,6 +37,9 @@ type Config struct {
 	// Memory is how many bytes areas may take on this node; pages on demand get what other areas
 	// leave. 0: no limit.
 	Memory int64
+	// Taken, if not nil, is told how many bytes pages may take, now and then when that has changed. It is called with no lock held,
+	// and must not block.
+	Taken func(bytes int64)
 	// Now is the clock from which versions are made; nil means time.Now.
 	Now func() time.Time
 }
@@ -121,6 +124,7 @@ func (n *Node) area(id dsm.AreaID) (*Area, error) {
 	}
 	a := newArea(n, ino)
 	n.mu.areas[id] = a
+	n.room.keep(1)
 	return a, nil
 }
 
@@ -160,6 +164,7 @@ func (n *Node) AreaRemoved(ino dsm.Ino) {
 	delete(n.mu.areas, dsm.AreaID(ino))
 	n.mu.Unlock()
 	if a != nil {
+		n.room.keep(-1)
 		a.step(a.removeLocked)
 	}
 	if c := n.cache.Load(); c != nil {

@@ -25,7 +25,7 @@ func isNpy(head []byte) bool { return bytes.HasPrefix(head, []byte("\x93NUMPY"))
 // little-endian types that dsmfs can merge. A header longer than a page belongs to a structured
 // type, which is not one of these.
 func npyLayout(head []byte, size int64) (dsm.Layout, bool) {
-	if size < 16 || !isNpy(head) {
+	if min(size, int64(len(head))) < 16 || !isNpy(head) {
 		return dsm.Layout{}, false
 	}
 	off := 10

@@ -37,3 +37,14 @@ func TestNpyLayout(t *testing.T) {
 		}
 	}
 }
+
+// FuzzNpyLayout: no header makes trouble, and what is found can be recorded.
+func FuzzNpyLayout(f *testing.F) {
+	f.Add([]byte("\x93NUMPY\x01\x00\x76\x00{'descr': '<f4', 'fortran_order': False, 'shape': (100,), }"), int64(528))
+	f.Add([]byte("\x93NUMPY\x02\x00\x34\x00\x00\x00{'descr':'<c16','fortran_order':False,'shape':()}    \n"), int64(1<<40))
+	f.Fuzz(func(t *testing.T, head []byte, size int64) {
+		if l, ok := npyLayout(head, size); ok && (l.Check() != nil || l.DataOffset > size) {
+			t.Errorf("%+v of %d bytes: %v", l, size, l.Check())
+		}
+	})
+}

@@ -58,18 +58,13 @@ func (n *Node) Owner(id dsm.AreaID) dsm.NodeID {
 	return 0
 }
 
-// Own makes this node the owner of a versioned area if it has none. errs.Access if programs of this node may not store to the area, since
-// another node owns it, errs.Busy while it is being given away. Of an area that is not versioned it returns nil.
-func (n *Node) Own(ctx context.Context, id dsm.AreaID) error {
-	a, err := n.area(id)
-	if err != nil {
-		return err
-	}
-	return a.own(ctx)
-}
-
-// own is Node.Own. When it returns nil, this node has all of the area.
+// own makes this node the owner of a versioned area if it has none. When it returns nil, this node has all of the area. errs.Access if programs
+// of this node may not store to the area, since another node owns it, errs.Busy while it is being given away. Of an area that is not versioned
+// it returns nil.
 func (a *Area) own(ctx context.Context) error {
+	if !a.versioned() {
+		return nil
+	}
 	for {
 		var refused error
 		var epoch dsm.Epoch
@@ -261,7 +256,8 @@ func (a *Area) takeAnswerLocked(q asked, err error) {
 
 // Transfer makes a node the owner of a versioned area, from whatever node it is called. It returns when the view says so: an open for writing
 // there waits for the rest. errs.Busy if programs of the owner have the area open for writing, errs.Unavailable if the owner has died, or the
-// node takes nothing over. An area without an owner can only be taken by the node itself.
+// node takes nothing over. An area without an owner can only be taken by the node itself. A call that makes this node the owner returns when
+// all of the area is here.
 func (n *Node) Transfer(ctx context.Context, id dsm.AreaID, to dsm.NodeID) error {
 	a, err := n.area(id)
 	if err != nil {
@@ -269,9 +265,6 @@ func (n *Node) Transfer(ctx context.Context, id dsm.AreaID, to dsm.NodeID) error
 	}
 	return a.transfer(ctx, to)
 }
-
-// Take is Transfer to this node. It returns when this node has all of the area.
-func (a *Area) Take(ctx context.Context) error { return a.transfer(ctx, a.node.cfg.Self) }
 
 func (a *Area) transfer(ctx context.Context, to dsm.NodeID) error {
 	open, versioned := false, false

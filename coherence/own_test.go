@@ -101,12 +101,12 @@ func TestOneOwner(t *testing.T) {
 		if _, _, err := b.area.Attach(context.Background(), 0, true); !errs.Is(err, errs.Access) {
 			t.Errorf("attached where it is not owned: %v", err)
 		}
-		if err := c.does(b, b.area.Take); !errs.Is(err, errs.Busy) || !strings.Contains(err.Error(), "1 of its programs") {
+		if err := c.does(b, b.take); !errs.Is(err, errs.Busy) || !strings.Contains(err.Error(), "1 of its programs") {
 			t.Errorf("taken from a program that has it open: %v", err)
 		}
 		c.stores(a, 5, 7) // and is published when the area is given away
 		a.area.Close(true)
-		if err := c.does(b, b.area.Take); err != nil || b.node.Owner(simArea) != b.id {
+		if err := c.does(b, b.take); err != nil || b.node.Owner(simArea) != b.id {
 			t.Fatalf("taken: %v, the owner is %v", err, b.node.Owner(simArea))
 		}
 		if err := c.opens(a); !errs.Is(err, errs.Access) {
@@ -135,7 +135,7 @@ func TestTakeWaitsForAClose(t *testing.T) {
 		}
 		c.nodes[0].node.closePatience = patience
 		b := c.nodes[1]
-		q := b.ask("take", b.area.Take, nil)
+		q := b.ask("take", b.take, nil)
 		c.drain()
 		if q.over.Load() {
 			t.Fatal("it is over before a program has closed the area")
@@ -162,7 +162,7 @@ func TestOwnerDies(t *testing.T) {
 		if err := c.opens(b); !errs.Is(err, errs.Access) {
 			t.Errorf("open: %v", err)
 		}
-		if err := c.does(b, b.area.Take); !errs.Is(err, errs.Unavailable) {
+		if err := c.does(b, b.take); !errs.Is(err, errs.Unavailable) {
 			t.Errorf("take: %v", err)
 		}
 		if v := b.area.Versions(); len(v) != 1 || b.byteOf(v[0].Version, 0) != "1" {
@@ -245,7 +245,8 @@ func TestOlderVersionsAndRoom(t *testing.T) {
 		if _, err := a.area.PinVersion(kept[1]); err != nil {
 			t.Fatal(err)
 		}
-		a.node.room.budget = simSize // which the area itself takes
+		most := int64(2 * simSize) // which the area itself takes
+		a.node.room.budget = most + areaCost
 		c.publishes(a, 0, 6)
 		if now := list(); len(now) != 2 || now[0] != kept[1] || a.byteOf(kept[1], 0) != "4" {
 			t.Errorf("kept are %v, of %v", now, kept)
@@ -253,25 +254,68 @@ func TestOlderVersionsAndRoom(t *testing.T) {
 		if _, err := a.area.PinVersion(0); !errs.Is(err, errs.NoSpace) {
 			t.Errorf("pinned without room: %v", err)
 		}
-		if v, err := a.area.PinToRead(0); err != nil || a.byteOf(v.Version, 0) != "6" {
+		if v, err := a.area.PinToRead(t.Context(), 0); err != nil || a.byteOf(v.Version, 0) != "6" {
 			t.Errorf("read: %v", err)
 		} else {
 			a.area.UnpinVersion(v.Version)
 		}
-		if v, err := a.area.PinToRead(kept[1]); err != nil || v.Version != kept[1] {
+		if v, err := a.area.PinToRead(t.Context(), kept[1]); err != nil || v.Version != kept[1] {
 			t.Errorf("read on: %v", err)
 		} else {
 			a.area.UnpinVersion(v.Version)
 		}
-		if _, err := a.area.PinToRead(kept[0]); !errs.Is(err, errs.Dropped) {
+		if _, err := a.area.PinToRead(t.Context(), kept[0]); !errs.Is(err, errs.Dropped) {
 			t.Errorf("read on in a version that is dropped: %v", err)
 		}
 		a.area.UnpinVersion(kept[1])
-		if a.node.room.fixed.Load() != simSize {
-			t.Errorf("%d bytes are taken, the area has %d", a.node.room.fixed.Load(), simSize)
+		if a.node.room.fixed.Load() != most {
+			t.Errorf("%d bytes are taken, the area has %d", a.node.room.fixed.Load(), most)
 		}
 		if _, err := a.area.PinVersion(0); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// TestReadWaitsForAVersion: a read waits while the home has not sent this node a version yet. A file without bytes has none to wait for.
+func TestReadWaitsForAVersion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := ownCase{newSim(t, 1, 2, dsm.Inode{Size: simSize, Spec: dsm.Spec{Mode: dsm.ModeVersioned}})}
+		a, late := c.nodes[0], c.nodes[1]
+		a.find()
+		late.find()
+		a.openReader()
+		c.calm()
+		if err := c.opens(a); err != nil {
+			t.Fatal(err)
+		}
+		c.publishes(a, 5, 7)
+		late.startOpen(false)
+		var v VersionInfo
+		q := late.ask("read", func(ctx context.Context) (err error) {
+			v, err = late.area.PinToRead(ctx, 0)
+			return err
+		}, nil)
+		c.rest()
+		if q.over.Load() {
+			t.Fatalf("a read does not wait: %+v", v)
+		}
+		c.calm()
+		if !q.over.Load() || late.byteOf(v.Version, 5) != "7" {
+			t.Errorf("it reads %+v", v)
+		}
+		late.area.UnpinVersion(v.Version)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		c := ownCase{newSim(t, 1, 2, dsm.Inode{Spec: dsm.Spec{Mode: dsm.ModeVersioned}})}
+		for _, n := range c.nodes {
+			n.find()
+			n.openReader()
+			c.calm()
+			v, err := n.area.PinToRead(t.Context(), 0)
+			if home := c.rowOf(c.lastView(), 0).Primary == n.id; home && (err != nil || v.Size != 0) || !home && !errs.Is(err, errs.Invalid) {
+				t.Errorf("an empty file at node %d: %+v, %v", n.i, v, err)
+			}
 		}
 	})
 }
@@ -377,6 +421,46 @@ func TestSlowSubscriber(t *testing.T) {
 		}
 		if !slices.IsSortedFunc(v, func(x, y VersionInfo) int { return int(x.Version - y.Version) }) || len(v) > 2 {
 			t.Errorf("versions %+v", v)
+		}
+	})
+}
+
+// TestManySlowSubscribers: what the versions of batches under way take does not grow with the number of slow subscribers once memory is short, the
+// writer waits for none of them, and all get the newest version in the end.
+func TestManySlowSubscribers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const nodes = 7
+		c := newOwnCase(t, nodes, dsm.Spec{})
+		a := c.nodes[0]
+		if err := c.opens(a); err != nil {
+			t.Fatal(err)
+		}
+		c.calm()
+		a.node.room.budget = a.node.room.kept.Load() + a.node.room.fixed.Load() + 1 // the area itself takes nearly all
+		a.node.links.window = 2 * dsm.PageSize                                      // so that a batch does not fit
+		h, most := a.area.mu.whole.history, int64(0)
+		for i := range byte(nodes - 1) {
+			for _, p := range hot {
+				c.stores(a, int64(p)*dsm.PageSize, 10*i+1)
+			}
+			q := a.ask("publish", a.area.Publish, nil)
+			c.rest()
+			if !q.over.Load() {
+				t.Fatal("the writer waits for a reader")
+			}
+			// One more subscriber is told that its session is reset, so that its batch begins anew, with the newest version.
+			a.area.step(func() { a.area.homeResetLocked(c.nodes[i+1].id) })
+			c.rest()
+			most = max(most, h.Bytes())
+		}
+		if want := int64(2*len(hot)) * dsm.PageSize; most > want {
+			t.Errorf("the home has kept %d bytes of versions, want at most %d", most, want)
+		}
+		c.calm()
+		for _, n := range c.nodes[1:] {
+			if n.area.Version() != a.area.Version() {
+				t.Errorf("node %d has version %d of %d", n.i, n.area.Version(), a.area.Version())
+			}
 		}
 	})
 }

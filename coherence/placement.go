@@ -48,8 +48,8 @@ func (a *Area) placedLocked(own dsm.Slot) {
 		return
 	}
 	r, shared := &a.mu.replica, a.mu.ino.Spec.SlotOf(a.id, 0)
-	r.slots[dsm.Slots] = r.slots[shared]
-	if r.slots[shared].asked && !slices.Contains(a.slotsLocked(0), shared) {
+	r.slots.put(dsm.Slots, r.slots.at(int(shared)))
+	if r.slots.asked.has(int(shared)) && !slices.Contains(a.slotsLocked(0), shared) {
 		a.leaveSlotLocked(shared)
 	}
 }
@@ -57,7 +57,7 @@ func (a *Area) placedLocked(own dsm.Slot) {
 // leaveSlotLocked ends the subscription to a slot in which the area has no extents, so that no open depends on its home. If the area grows
 // into it, it is subscribed to anew. replicaViewChangedLocked follows.
 func (a *Area) leaveSlotLocked(s dsm.Slot) {
-	a.mu.replica.slots[slotIndex(s)] = slotState{}
+	a.mu.replica.slots.put(slotIndex(s), slotState{})
 	if home := a.mu.view.Row(s).Primary; !slices.Contains(a.subscribedHomesLocked(), home) { // an Unsubscribe ends all that the home has
 		a.sendLocked(home, &wire.Unsubscribe{Stamp: a.stampLocked()})
 	}

@@ -16,7 +16,8 @@ const pushWindow = 4 << 20
 // homeSubscribeLocked starts, or restarts, the stream of updates for the extents and for the slots.
 func (a *Area) homeSubscribeLocked(from dsm.NodeID, m *wire.Subscribe) {
 	s := a.mu.home.subs[from]
-	if s == nil {
+	if s == nil || s.partial != m.Partial { // another kind of replica knows nothing of what the last one had
+		s.end()
 		s = newSubscriber(a, from)
 		a.mu.home.subs[from] = s
 	}
@@ -70,7 +71,7 @@ func (a *Area) homeSubscribeLocked(from dsm.NodeID, m *wire.Subscribe) {
 func (a *Area) subscribeSlotsLocked(s *subscriber, list []dsm.Slot, group uint64) (lacks []wire.ExtentPages) {
 	in := slotSet(list)
 	for _, slot := range list {
-		s.slots[slotIndex(slot)] = true
+		s.slots.put(slotIndex(slot), true)
 	}
 	for e, l := range s.extents {
 		if in[slotIndex(a.slotLocked(e))] && l.group != group {

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
@@ -11,6 +12,9 @@ import (
 // in which they came. The payload is not kept. An error means that the message violates the
 // protocol: the caller closes the connection.
 func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
+	if err := versionProblem(msg); err != nil {
+		return err
+	}
 	var st *wire.Stamp
 	switch m := msg.(type) {
 	case *wire.HandoverExtent:
@@ -69,6 +73,9 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 	default:
 		return errUnexpected(from, msg)
 	}
+	if st.Newest > dsm.MaxVersion {
+		return errs.E(errs.Corrupt, "receive", "%T after version %d", msg, st.Newest)
+	}
 	if err := n.waitApplied(from, st.Rev, st.Epoch); err != nil {
 		return err
 	}
@@ -86,6 +93,27 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 		bad = a.receiveLocked(from, msg, [][]byte{payload})
 	})
 	return bad
+}
+
+// versionProblem checks the versions of which the receiver makes later ones: see dsm.MaxVersion.
+func versionProblem(msg any) error {
+	var newest dsm.Version
+	switch m := msg.(type) {
+	case *wire.Push:
+		newest = max(m.Version, m.Upto)
+	case *wire.PublishAck:
+		newest = max(m.Version, m.Upto)
+	case *wire.Acquired:
+		newest = m.Upto
+	case *wire.HandoverExtent:
+		newest = max(m.Newest, m.Version, m.Whole)
+	case *wire.HandoverDone:
+		newest = m.Newest
+	}
+	if newest > dsm.MaxVersion {
+		return errs.E(errs.Corrupt, "receive", "%T of version %d", msg, newest)
+	}
+	return nil
 }
 
 // receiveLocked handles one message in a step. It drops messages about extents of which this node is not,

@@ -16,19 +16,19 @@ import (
 // replica serves the programs of this node: it knows which pages are here, which of them have unpublished
 // stores, and what was asked of the homes.
 type replica struct {
-	subscribed bool // from the first open until dropped
-	opens      int  // open handles
-	writers    int  // handles for writing, and attachments that store into the working copy: see beginWritingLocked
-	released   int  // writers that cannot store any more: see Released
-	attached   int  // writers that are attachments
-	mapped     int  // all attachments, also those that only read or have a draft
-	syncing    int  // sync calls under way of programs that store: updates may enter memory
-	draining   int  // calls that wait until the kernel has been told everything: see drainLocked
-	onRequest  bool // what the homes were last told: whether to push only for an Acquire or Fetch
-	demand     bool // pages are here only while they are needed: see demand.go
-	units      int  // of demand: pages that are here or asked for
-	bare       bool // of demand: no program has been able to store yet, so no base copies are kept
-	ahead      readahead
+	subscribed bool                       // from the first open until dropped
+	opens      int                        // open handles
+	writers    int                        // handles for writing, and attachments that store into the working copy: see beginWritingLocked
+	released   int                        // writers that cannot store any more: see Released
+	attached   int                        // writers that are attachments
+	mapped     int                        // all attachments, also those that only read or have a draft
+	syncing    int                        // sync calls under way of programs that store: updates may enter memory
+	draining   int                        // calls that wait until the kernel has been told everything: see drainLocked
+	onRequest  bool                       // what the homes were last told: whether to push only for an Acquire or Fetch
+	demand     bool                       // pages are here only while they are needed: see demand.go
+	units      int                        // of demand: pages that are here or asked for
+	bare       bool                       // of demand: no program has been able to store yet, so no base copies are kept
+	ahead      *readahead                 // of demand, once a program has waited for a page
 	making     bool                       // bringAhead is about to ask
 	stuck      bool                       // the log says that pages cannot be evicted
 	silent     []dsm.NodeID               // homes that did not answer a publish in time, and have sent nothing since
@@ -39,7 +39,7 @@ type replica struct {
 	extents map[dsm.ExtentIndex]*replicaExtent
 	n       int
 	zero    dsm.ExtentIndex // extents from here on were added when the area grew, and were zero then
-	slots   [areaSlots]slotState
+	slots   slotStates
 
 	seq        dsm.Seq           // of the last publication
 	underWay   int               // bytes of publications under way
@@ -112,8 +112,11 @@ func (r *replica) init() {
 }
 
 // homesLocked returns the distinct homes of the area's extents.
-func (a *Area) homesLocked() []dsm.NodeID {
-	ids := make([]dsm.NodeID, a.coveringLocked())
+func (a *Area) homesLocked() []dsm.NodeID { return a.homesOfLocked(a.coveringLocked()) }
+
+// homesOfLocked returns the distinct homes of the first n extents.
+func (a *Area) homesOfLocked(n int) []dsm.NodeID {
+	ids := make([]dsm.NodeID, n)
 	for e := range ids {
 		ids[e] = a.rowLocked(dsm.ExtentIndex(e)).Primary
 	}
@@ -243,7 +246,7 @@ func (a *Area) takePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte, a
 func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (came, declined dsm.PageSet, err error) {
 	r := &a.mu.replica
 	hold := a.holdsUpdatesLocked()
-	next, delta, err := a.pushedPagesLocked(m, payload)
+	next, delta, err := a.pushedPagesLocked(m, x, payload)
 	if err != nil {
 		return came, declined, err
 	}
@@ -255,9 +258,7 @@ func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (ca
 		}
 		n := zeroPages[i*dsm.PageSize:][:dsm.PageSize]
 		if !m.Zero.Has(i) && delta == nil {
-			if n = next(); n == nil {
-				return came, declined, errs.E(errs.Corrupt, "push", "payload of area %d is short", a.id)
-			}
+			n = next()
 		}
 		switch {
 		case !a.inAreaLocked(m.Extent, i):
@@ -265,8 +266,6 @@ func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (ca
 			if m.Answer.Has(i) && x.asked.Has(i) { // else it was pushed before a Release: see demand.go
 				fresh.add(a, i, n)
 			}
-		case !x.have.Has(i) && delta != nil:
-			return came, declined, errs.E(errs.Corrupt, "push", "a publish of page %d of area %d, which is not here", page(m.Extent, i), a.id)
 		case !x.have.Has(i):
 			a.installLocked(m.Extent, i, n, m.Zero.Has(i))
 			came.Add(i)
@@ -331,24 +330,37 @@ var zeroPages = make([]byte, dsm.ExtentSize)
 // isZero reports whether a page is all zero.
 func isZero(p []byte) bool { return string(p) == string(zeroPages[:len(p)]) }
 
-// pushedPagesLocked returns a function that returns the pages of a push one after the other, then nil. If a
-// publish was pushed in place of pages (forwardLocked), it returns that.
-func (a *Area) pushedPagesLocked(m *wire.Push, payload [][]byte) (next func() []byte, delta *merge.Delta, err error) {
+// pushedPagesLocked returns a function that returns the pages of a push one after the other. If a publish was pushed in place of
+// pages (forwardLocked), it returns that. A push that does not add up is refused before any of its pages is in place.
+func (a *Area) pushedPagesLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (next func() []byte, delta *merge.Delta, err error) {
 	if len(m.Index) == 0 {
-		return pageReader(payload), nil, nil
+		return pageReader(payload), nil, wholePages(m, payload)
+	}
+	if lacks := m.Pages.And(a.withinLocked(m.Extent)).Minus(x.have); !a.mu.replica.demand && !lacks.Empty() {
+		return nil, nil, errs.E(errs.Corrupt, "push", "a publish of pages %v of extent %d of area %d, which are not here", lacks, m.Extent, a.id)
 	}
 	delta = &merge.Delta{Extent: m.Extent, Pages: m.Pages, Index: m.Index, Data: flat(payload)}
 	return nil, delta, delta.Validate(a.mu.kernel)
 }
 
-// pageReader returns a function that returns the pages of a payload one after the other, then nil.
+// wholePages checks that the payload of a push has the pages that it names.
+func wholePages(m *wire.Push, payload [][]byte) error {
+	data := m.Pages.Minus(m.Zero)
+	n, want := 0, data.Len()*dsm.PageSize
+	for _, b := range payload {
+		n += len(b)
+	}
+	if n != want {
+		return errs.E(errs.Corrupt, "push", "%d bytes for pages of extent %d of area %d that take %d", n, m.Extent, m.Area, want)
+	}
+	return nil
+}
+
+// pageReader returns a function that returns the pages of a payload one after the other.
 func pageReader(payload [][]byte) func() []byte {
 	return func() []byte {
 		for len(payload) > 0 && len(payload[0]) == 0 {
 			payload = payload[1:]
-		}
-		if len(payload) == 0 || len(payload[0]) < dsm.PageSize {
-			return nil
 		}
 		p := payload[0][:dsm.PageSize]
 		payload[0] = payload[0][dsm.PageSize:]
@@ -501,7 +513,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 		first := r.n
 		r.n = a.extentsLocked()
 		a.materializeLastLocked()
-		added := slices.DeleteFunc(a.slotsLocked(first), func(s dsm.Slot) bool { return r.slots[slotIndex(s)].asked })
+		added := slices.DeleteFunc(a.slotsLocked(first), func(s dsm.Slot) bool { return r.slots.asked.has(slotIndex(s)) })
 		if len(added) > 0 {
 			r.whole = 0 // others may have published there, and this node may have heard of the versions
 		}

@@ -25,7 +25,9 @@ type room struct {
 	budget  int64         // in bytes; 0: no limit, and nothing is evicted
 	least   int64         // leastRoom; tests may use another value
 	taken   atomic.Int64  // pages for which room is taken: here, under way, or about to be asked for
-	fixed   atomic.Int64  // bytes that cannot be evicted
+	fixed   atomic.Int64  // bytes of pages that cannot be evicted
+	kept    atomic.Int64  // bytes that are kept of the areas besides their pages
+	told    atomic.Int64  // what Config.Taken was last told
 	gate    chan struct{} // capacity 1: only one goroutine evicts at a time
 	freeing atomic.Bool   // keepFree is running
 	// waiters is the number of calls of make under way.
@@ -74,8 +76,31 @@ func (m *room) limit() int64 {
 	if m.budget == 0 {
 		return 1 << 62
 	}
-	return max(m.budget-m.fixed.Load(), m.least) / pageCost
+	return max(m.forPages()-m.fixed.Load(), m.least) / pageCost
 }
+
+// forPages returns how many bytes there are for pages of all kinds.
+func (m *room) forPages() int64 { return m.budget - m.kept.Load() }
+
+// areaCost is what is kept of an area besides its pages: fileCost in the catalog, which reserves it.
+const areaCost = 10 << 10
+
+// keep records that areas came, or went.
+func (m *room) keep(areas int) { m.kept.Add(int64(areas) * areaCost) }
+
+// tell tells Config.Taken what pages take, if that has changed much since it was last told. No lock may be held.
+func (m *room) tell() {
+	if m.node.cfg.Taken == nil {
+		return
+	}
+	now, told := m.fixed.Load()+m.taken.Load()*pageCost, m.told.Load()
+	if d := now - told; max(d, -d) >= tellStep && m.told.CompareAndSwap(told, now) {
+		m.node.cfg.Taken(now)
+	}
+}
+
+// tellStep is by how much the memory of pages changes until Config.Taken is told.
+const tellStep = 2 << 20
 
 // window returns how many pages may be read ahead: few enough to be still here when the program
 // comes to them.

@@ -298,12 +298,13 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 		return
 	}
 	h, mem := &a.mu.home, a.mu.mem
+	var changed map[dsm.ExtentIndex]dsm.PageSet // of a versioned area; else nil
 	if a.versionedLocked() {
+		changed = make(map[dsm.ExtentIndex]dsm.PageSet)
 		a.takeoverDoneLocked()
 		a.changingLocked()
 	}
 	v := a.drawLocked()
-	changed := make(map[dsm.ExtentIndex]dsm.PageSet)
 	var sum merge.Staged
 	for _, e := range slices.Sorted(maps.Keys(hr.parts)) {
 		parts := hr.parts[e]
@@ -319,7 +320,7 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 		all := sum.Pages
 		x.version = v
 		for i := range all.All() {
-			if a.versionedLocked() {
+			if changed != nil {
 				a.historyLocked().Before(page(e, i), mem.Home(page(e, i)))
 			}
 			mem.BeforeHomeWrite(page(e, i), false)
@@ -331,14 +332,15 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 		for i := range parts {
 			a.sendLocked(parts[i].from, &wire.PublishAck{Stamp: a.stampLocked(), Extent: e, Seq: parts[i].seq, Version: v, Data: x.data.Len()})
 		}
-		if changed[e] = all; a.versionedLocked() {
+		if changed != nil {
+			changed[e] = all
 			continue
 		}
 		for _, id := range a.subscribersLocked() {
 			h.subs[id].lack(e, all)
 		}
 	}
-	if a.versionedLocked() {
+	if changed != nil {
 		a.publishedLocked(hr.finish.Nodes[0], v, changed)
 		return
 	}

@@ -202,12 +202,15 @@ func (r *simRun) handTo(n *simNode) {
 		r.pass(giveAgain)
 		r.calm("wait")
 	}
-	n.ask("take at the end", n.area.Take, nil)
+	n.ask("take at the end", n.take, nil)
 	r.calm("wait")
 	if r.owner(0) != n.i {
 		r.t.Fatalf("node %d has taken the area, and node %d owns it", n.i, r.owner(0))
 	}
 }
+
+// take makes the node the owner of the area.
+func (n *simNode) take(ctx context.Context) error { return n.node.Transfer(ctx, simArea, n.id) }
 
 // OwnArea does what the catalog does: see catalog/place.go.
 func (n *simNode) OwnArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID) error {

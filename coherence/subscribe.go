@@ -11,13 +11,6 @@ import (
 // A replica subscribes to slots, not to extents: an area may have a million extents, most of which were never touched. The replica makes
 // the state of an extent when a call first looks at it. Until then slotState stands for all such extents of a slot.
 
-// slotState is what a replica knows of those extents of a slot for which it has made no state.
-type slotState struct {
-	asked bool // a Subscribe was sent
-	live  bool // the home has answered the Subscribe: see replicaExtent
-	here  bool // all their pages are here, and zero
-}
-
 // subscribing is a Subscribe that the home has not answered.
 type subscribing struct {
 	home    dsm.NodeID
@@ -28,7 +21,7 @@ type subscribing struct {
 // addTo adds to set the slots that the Subscribe is for, but those that have been left.
 func (s *subscribing) addTo(set map[dsm.Slot]struct{}, a *Area) {
 	add := func(slot dsm.Slot) {
-		if a.hasSlotLocked(slot) && a.mu.replica.slots[slotIndex(slot)].asked {
+		if a.hasSlotLocked(slot) && a.mu.replica.slots.asked.has(slotIndex(slot)) {
 			set[slot] = struct{}{}
 		}
 	}
@@ -53,8 +46,11 @@ func (a *Area) slotsLocked(first int) []dsm.Slot {
 // askedLocked returns the slots that are subscribed to. After a shrink the area may have no extents in some of them. They stay subscribed:
 // the area may grow again.
 func (a *Area) askedLocked() (list []dsm.Slot) {
-	for i := range a.mu.replica.slots {
-		if s, ok := a.slotAtLocked(i); ok && a.mu.replica.slots[i].asked {
+	for i := range areaSlots {
+		if !a.mu.replica.slots.asked.has(i) {
+			continue
+		}
+		if s, ok := a.slotAtLocked(i); ok {
 			list = append(list, s)
 		}
 	}
@@ -96,7 +92,7 @@ func (a *Area) extentLocked(e dsm.ExtentIndex) *replicaExtent {
 	r := &a.mu.replica
 	x := r.extents[e]
 	if x == nil {
-		slot := &r.slots[slotIndex(a.slotLocked(e))]
+		slot := r.slots.at(slotIndex(a.slotLocked(e)))
 		x = &replicaExtent{index: e, live: slot.live}
 		switch {
 		case r.demand: // no page is here
@@ -160,8 +156,9 @@ func (a *Area) subscribeLocked(list []dsm.Slot) {
 	for _, s := range list {
 		home := a.mu.view.Row(s).Primary
 		slots[home] = append(slots[home], s)
-		slot := &r.slots[slotIndex(s)]
-		slot.asked, slot.live = true, slot.live && !r.demand
+		i := slotIndex(s)
+		r.slots.asked.put(i, true)
+		r.slots.live.put(i, r.slots.live.has(i) && !r.demand)
 	}
 	in := slotSet(list)
 	for _, e := range a.extentsFromLocked(0) {
@@ -226,11 +223,11 @@ func (a *Area) replicaSubscribedLocked(from dsm.NodeID, m *wire.Subscribed) {
 			continue
 		}
 		if row := a.mu.view.Row(s); row.Primary == from && m.Epoch >= row.Epoch {
-			r.slots[slotIndex(s)] = slotState{asked: true, live: true, here: true}
+			r.slots.put(slotIndex(s), slotState{asked: true, live: true, here: true})
 		}
 	}
 	for _, e := range a.extentsFromLocked(0) { // extents whose state was made after the Subscribe
-		if slot := r.slots[slotIndex(a.slotLocked(e))]; slot.live && !r.extents[e].live {
+		if r.slots.live.has(slotIndex(a.slotLocked(e))) && !r.extents[e].live {
 			a.extentSubscribedLocked(from, m.Epoch, e, dsm.PageSet{})
 		}
 	}

@@ -16,7 +16,7 @@ type subscriber struct {
 	area      *Area
 	onRequest bool                     // push only for an Acquire or Fetch
 	partial   bool                     // push only pages that it has
-	slots     [areaSlots]bool          // that it has subscribed to, until they move
+	slots     slotBits                 // that it has subscribed to, until they move
 	extents   map[dsm.ExtentIndex]*lag // those in them of which there is something to know
 	lacking   int                      // how many of them have pages to push
 	queue     lagQueue                 // those of them without a push under way, oldest first
@@ -82,7 +82,7 @@ func newSubscriber(a *Area, id dsm.NodeID) *subscriber {
 // lag returns what is known of an extent; nil: the subscriber has not subscribed to it.
 func (s *subscriber) lag(e dsm.ExtentIndex) *lag {
 	l := s.extents[e]
-	if l == nil && s.slots[slotIndex(s.area.slotLocked(e))] {
+	if l == nil && s.slots.has(slotIndex(s.area.slotLocked(e))) {
 		l = &lag{}
 		s.extents[e] = l
 	}

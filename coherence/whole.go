@@ -1,6 +1,8 @@
 package coherence
 
 import (
+	"cmp"
+	"context"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -32,6 +34,8 @@ type whole struct {
 	stage   stage
 	id      dsm.RoundID // of the version that is being published; none if Group is 0
 	serial  bool        // publishVersion is at work
+	waiting bool        // a subscriber waits for room to begin a batch
+	roomier bool        // a batch has ended since: see pumpWaitingLocked
 	taking  bool        // this node is receiving the home's bytes, and has pinned the version was
 	was     dsm.Version // the newest before
 	torn    bool        // the published bytes in place are of no one version
@@ -62,6 +66,14 @@ func (a *Area) historyLocked() *pages.History {
 		a.mu.whole.history = pages.NewHistory(0)
 	}
 	return a.mu.whole.history
+}
+
+// inPlaceVersionLocked returns the version whose bytes are in place; 0 if nothing has been published.
+func (a *Area) inPlaceVersionLocked() dsm.Version {
+	if a.mu.whole.history == nil {
+		return 0
+	}
+	return a.mu.whole.history.Newest()
 }
 
 // dropHistoryLocked forgets all versions.
@@ -123,11 +135,9 @@ func (a *Area) retainLocked() {
 
 // forgetVersionsLocked forgets the versions that nobody keeps.
 func (a *Area) forgetVersionsLocked() {
-	w := &a.mu.whole
-	newest, i := len(w.kept)-1, 0
-	w.kept = slices.DeleteFunc(w.kept, func(k keptVersion) bool {
-		i++
-		return !k.retained && k.users == 0 && i-1 != newest
+	newest, _ := a.newestLocked()
+	a.mu.whole.kept = slices.DeleteFunc(a.mu.whole.kept, func(k keptVersion) bool {
+		return !k.retained && k.users == 0 && k.Version != newest.Version
 	})
 }
 
@@ -186,16 +196,16 @@ func (a *Area) versionBytesLocked() int64 {
 	return n
 }
 
-// lacksRoomLocked reports whether the areas of this node take more than there is memory for.
-func (a *Area) lacksRoomLocked() bool {
+// lacksRoomLocked reports whether there is no memory for what the areas of this node take, and n bytes more.
+func (a *Area) lacksRoomLocked(n int64) bool {
 	m := &a.node.room
-	return m.budget > 0 && m.fixed.Load()-a.mu.charged.fixed+a.fixedLocked() > m.budget
+	return m.budget > 0 && m.fixed.Load()-a.mu.charged.fixed+a.fixedLocked()+n > m.forPages()
 }
 
 // shedVersionsLocked drops retained versions while memory is short, the oldest first, but none that is pinned.
 func (a *Area) shedVersionsLocked() {
 	w := &a.mu.whole
-	for i := 0; i < len(w.kept)-1 && a.lacksRoomLocked(); i++ {
+	for i := 0; i < len(w.kept)-1 && a.lacksRoomLocked(0); i++ {
 		if k := &w.kept[i]; k.retained {
 			w.history.Unpin(k.Version)
 			k.retained = false
@@ -223,8 +233,28 @@ func (a *Area) Versions() []VersionInfo {
 // version is 0: all bytes are zero.
 func (a *Area) PinVersion(v dsm.Version) (info VersionInfo, err error) { return a.pin(v, true) }
 
-// PinToRead is PinVersion for as long as it takes to read the version. There need not be room for it.
-func (a *Area) PinToRead(v dsm.Version) (info VersionInfo, err error) { return a.pin(v, false) }
+// PinToRead is PinVersion for as long as it takes to read the version. There need not be room for it. While no version is here, because
+// the home has not sent one yet or has moved away before this node had all, it waits for one. errs.Invalid if the area has no bytes and no version.
+func (a *Area) PinToRead(ctx context.Context, v dsm.Version) (info VersionInfo, err error) {
+	for {
+		if info, err = a.pin(v, false); !errs.Is(err, errs.Unavailable) {
+			return info, err
+		}
+		none := error(nil)
+		gone := a.awaitHomes(ctx, "read", func() bool {
+			switch none = nil; {
+			case a.extentsLocked() == 0:
+				none = errs.E(errs.Invalid, "read", "area %d is empty, and has no version", a.id)
+			case !a.versionedLocked() || !a.mu.replica.subscribed: // no home sends any
+				none = err
+			}
+			return none != nil || len(a.mu.whole.kept) > 0 || a.unpublishedLocked()
+		}, a.deadInAreaLocked)
+		if gone = cmp.Or(gone, none); gone != nil {
+			return VersionInfo{}, gone
+		}
+	}
+}
 
 func (a *Area) pin(v dsm.Version, room bool) (info VersionInfo, err error) {
 	err = &errs.Error{Op: "pin", Area: a.id, Kind: errs.NotExist} // if the area has been removed
@@ -249,7 +279,7 @@ func (a *Area) pin(v dsm.Version, room bool) (info VersionInfo, err error) {
 		}
 		k.users++
 		info, room = k.VersionInfo, room && k.users == 1
-		if a.shedVersionsLocked(); room && a.lacksRoomLocked() {
+		if a.shedVersionsLocked(); room && a.lacksRoomLocked(0) {
 			a.unpinLocked(v)
 			info, err = VersionInfo{}, errs.E(errs.NoSpace, "pin", "older versions of areas, and the areas, take all of --memory (%d bytes) of this node", a.node.room.budget)
 		}
@@ -262,7 +292,7 @@ func (a *Area) startVersionsLocked() error {
 	if len(a.mu.whole.kept) > 0 {
 		return nil
 	}
-	if row := a.rowLocked(0); !a.versionedLocked() || a.ownHomeLocked() || !a.isSelf(row.Primary) || !a.node.slotReady(a.slotLocked(0), row) {
+	if !a.unpublishedLocked() {
 		return errs.E(errs.Unavailable, "pin", "no version of area %d is here yet", a.id)
 	}
 	if _, err := a.memoryLocked(); err != nil {
@@ -270,6 +300,12 @@ func (a *Area) startVersionsLocked() error {
 	}
 	a.completedLocked(VersionInfo{Size: a.mu.ino.Size})
 	return nil
+}
+
+// unpublishedLocked reports whether this node is the home of a versioned area of which nothing has been published.
+func (a *Area) unpublishedLocked() bool {
+	row := a.rowLocked(0)
+	return a.versionedLocked() && !a.ownHomeLocked() && a.isSelf(row.Primary) && a.node.slotReady(a.slotLocked(0), row)
 }
 
 // UnpinVersion ends a PinVersion or PinToRead.

@@ -251,23 +251,6 @@ func (b *Book) Remove(ino dsm.Ino) {
 	delete(b.set.tables, ino)
 }
 
-// Nodes returns the nodes that have a delegation, a lock or a request, in order.
-func (b *Book) Nodes() []dsm.NodeID {
-	nodes := make(map[dsm.NodeID]struct{})
-	for _, d := range b.delegated {
-		nodes[d.node] = struct{}{}
-	}
-	for _, t := range b.set.tables {
-		for _, l := range t.held {
-			nodes[l.Owner.Node] = struct{}{}
-		}
-		for _, r := range t.queue {
-			nodes[r.Lock.Owner.Node] = struct{}{}
-		}
-	}
-	return slices.Sorted(maps.Keys(nodes))
-}
-
 // Delegated returns the files that are delegated to the node, in order.
 func (b *Book) Delegated(node dsm.NodeID) (files []dsm.Ino) {
 	for ino, d := range b.delegated {

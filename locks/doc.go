@@ -56,9 +56,8 @@
 //
 // # A node that dies
 //
-// The leader of the catalog drops the locks of a node from which it has heard nothing for
-// DropAfter. A node grants locks only if the leader has answered it within GrantFor, which is
-// shorter, so two nodes never both grant. A node may have been dropped although it lives, because
+// The locks of a node end when it is evicted from the cluster. A node grants locks only while its lease lasts (Cluster.MayGrant), and it
+// is evicted only after that, so two nodes never both grant. A node may have been evicted although it lives, because
 // it was stopped or cut off. It then fails all lock calls for the files that its programs believed
 // to have locked, until they have closed these files.
 package locks

@@ -3,7 +3,6 @@ package locks
 import (
 	"fmt"
 	"math"
-	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -22,14 +21,6 @@ const (
 
 // End is the last byte that can be locked: the end of every file.
 const End = math.MaxInt64
-
-const (
-	// GrantFor is how long a node may grant locks after it asked the leader something that was answered.
-	GrantFor = 3 * time.Second
-	// DropAfter is how long the leader waits for a sign of life before it drops a node's locks. It
-	// exceeds GrantFor by more than the time in which a leader learns that it has been replaced.
-	DropAfter = 5 * time.Second
-)
 
 // Owner is the owner of locks: a process, an open file, or, with Flock, an open file as flock(2)
 // sees it. ID comes from the kernel and is unique on its node only.

@@ -25,7 +25,7 @@ type Cluster interface {
 	LockStanding(ino dsm.Ino) Standing
 	// DelegatedLocks returns the files that are delegated to this node, as of the same command.
 	DelegatedLocks() []dsm.Ino
-	// MayGrant reports whether the leader has answered this node within GrantFor.
+	// MayGrant reports whether it is certain that the cluster still counts on this node.
 	MayGrant() bool
 	// ShowLife asks the leader, and returns when this node has applied all that was committed before.
 	ShowLife(ctx context.Context) error
@@ -53,7 +53,6 @@ type Node struct {
 		local  set // of the delegated files
 		asked  map[uint64]*waiting
 		last   uint64 // ticket
-		timer  *time.Timer
 		closed bool
 	}
 }
@@ -108,9 +107,6 @@ func (n *Node) Close() {
 	n.end()
 	n.mu.Lock()
 	n.mu.closed = true
-	if n.mu.timer != nil {
-		n.mu.timer.Stop()
-	}
 	n.mu.Unlock()
 	n.tasks.Wait()
 }
@@ -132,7 +128,6 @@ func (n *Node) fileLocked(ino dsm.Ino) *file {
 	if f == nil {
 		f = &file{owners: make(map[Owner]struct{})}
 		n.mu.files[ino] = f
-		n.keepAliveLocked()
 	}
 	return f
 }
@@ -218,39 +213,6 @@ func (n *Node) Figures() (delegated, waiting int) {
 		}
 	}
 	return delegated, len(n.mu.asked)
-}
-
-// renewEvery is how often a node that has locks shows the leader a sign of life.
-const renewEvery = time.Second
-
-// keepAliveLocked shows the leader signs of life as long as this node has any locks. A file more
-// does not put off the next sign.
-func (n *Node) keepAliveLocked() {
-	if n.mu.timer == nil && !n.mu.closed {
-		n.mu.timer = time.AfterFunc(renewEvery, n.renew)
-	}
-}
-
-func (n *Node) renew() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if len(n.mu.files) == 0 || n.mu.closed {
-		n.mu.timer = nil
-		return
-	}
-	n.runLocked(func() {
-		ctx, cancel := context.WithTimeout(n.life, renewEvery)
-		err := n.cfg.Cluster.ShowLife(ctx)
-		cancel()
-		if err != nil && n.life.Err() == nil {
-			n.cfg.Log.Debug("no sign of life from the leader", "err", err)
-		}
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		if !n.mu.closed {
-			n.mu.timer.Reset(renewEvery)
-		}
-	})
 }
 
 // over says that the file is not delegated any more.

@@ -40,8 +40,7 @@ type member struct {
 	dead     bool // the leader does not answer it
 	commands atomic.Int64
 	acquires atomic.Int64
-	signs    atomic.Int64 // of life
-	fail     atomic.Bool  // the area cannot be acquired
+	fail     atomic.Bool // the area cannot be acquired
 	warned   atomic.Int64
 	delayed  chan struct{} // surrenders wait until it is closed
 }
@@ -190,7 +189,6 @@ func (m *member) MayGrant() bool {
 }
 
 func (m *member) ShowLife(context.Context) error {
-	m.signs.Add(1)
 	if m.MayGrant() {
 		return nil
 	}

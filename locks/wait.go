@@ -2,6 +2,7 @@ package locks
 
 import (
 	"context"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -185,8 +186,11 @@ func (n *Node) refuseLocked(f *file, ino dsm.Ino, r Request) (Answer, error) {
 	return r.answer(Granted), nil
 }
 
+// leaderPatience is how long a program waits for the leader when this node may not grant locks.
+const leaderPatience = 3 * time.Second
+
 func (n *Node) showLife(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, GrantFor)
+	ctx, cancel := context.WithTimeout(ctx, leaderPatience)
 	defer cancel()
 	if err := n.cfg.Cluster.ShowLife(ctx); err != nil {
 		return errs.E(errs.Unavailable, "lock", "no answer from the leader: %w", err)
