@@ -191,25 +191,29 @@ func attachBulkRow(o options) ([]line, error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		return func() (float64, error) {
-			v := rand.Uint64()
-			ns, err := publishing(a, func() {
-				for i := range words(a.Mem) {
-					words(a.Mem)[i] = v + uint64(i)
-				}
-			})
-			if err != nil {
-				return 0, err
-			}
-			began := time.Now()
-			_, err = b.Call(harness.AcquireOp)
-			ns += float64(time.Since(began))
-			if got := words(b.Mem)[size/8-1]; err == nil && got != v+uint64(size/8-1) {
-				err = fmt.Errorf("the last word is %#x after an acquire, want %#x", got, v+uint64(size/8-1))
-			}
-			return float64(size) / ns * 1e9, err
-		}, func() (float64, error) { return iperf(c) }, nil
+		return func() (float64, error) { return dense(a, b) }, func() (float64, error) { return iperf(c) }, nil
 	})
+}
+
+// dense publishes all of an area that is attached at two nodes until the second has it; bytes per second.
+func dense(a, b *harness.Attachment) (float64, error) {
+	size := len(a.Mem)
+	v := rand.Uint64()
+	ns, err := publishing(a, func() {
+		for i := range words(a.Mem) {
+			words(a.Mem)[i] = v + uint64(i)
+		}
+	})
+	if err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	_, err = b.Call(harness.AcquireOp)
+	ns += float64(time.Since(began))
+	if got := words(b.Mem)[size/8-1]; err == nil && got != v+uint64(size/8-1) {
+		err = fmt.Errorf("the last word is %#x after an acquire, want %#x", got, v+uint64(size/8-1))
+	}
+	return float64(size) / ns * 1e9, err
 }
 
 // scans returns how many scans STATS counts.

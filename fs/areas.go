@@ -123,8 +123,9 @@ type Area interface {
 	// PinVersion keeps a version readable until UnpinVersion; 0 is the newest that is here. errs.Dropped if it is not kept any more,
 	// errs.Unavailable if there is none, errs.NoSpace if there is no memory for what changes meanwhile.
 	PinVersion(v dsm.Version) (VersionInfo, error)
-	// PinToRead is PinVersion for a moment, for which there is always memory.
-	PinToRead(v dsm.Version) (VersionInfo, error)
+	// PinToRead is PinVersion for a moment, for which there is always memory. It waits while no version is here yet; errs.Invalid if
+	// there is none to wait for, since the area has no bytes.
+	PinToRead(ctx context.Context, v dsm.Version) (VersionInfo, error)
 	UnpinVersion(v dsm.Version)
 	// ReadVersion fills p with bytes of a pinned version. It never waits. n is short at the end of the version.
 	ReadVersion(v dsm.Version, p []byte, off int64) (n int, err error)

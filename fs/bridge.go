@@ -175,9 +175,8 @@ func (t *handleTable) get(fh uint64) handle {
 type fileHandle struct {
 	area    *openArea
 	write   bool
-	past    bool // the kernel reads and writes by it past its page cache
-	whole   bool // what is read by it is of one version
-	streams streams
+	past    bool     // the kernel reads and writes by it past its page cache
+	streams *streams // if what is read by it is of one version; or nil
 	owners  lockOwners
 	program int          // that opened it to write; a thread where that is enough
 	leave   func()       // lets go of the index of a write-ahead log; or nil
@@ -187,7 +186,6 @@ type fileHandle struct {
 func newFileHandle(a *openArea, write bool) *fileHandle {
 	h := &fileHandle{area: a, write: write}
 	h.owners.mu.Init("fs.lockOwners")
-	h.streams.init()
 	return h
 }
 

@@ -68,10 +68,10 @@ func (a *fakeArea) PinVersion(n dsm.Version) (info VersionInfo, err error) {
 	if a.full.Load() {
 		return info, errs.E(errs.NoSpace, "pin", "")
 	}
-	return a.PinToRead(n)
+	return a.PinToRead(context.Background(), n)
 }
 
-func (a *fakeArea) PinToRead(n dsm.Version) (info VersionInfo, err error) {
+func (a *fakeArea) PinToRead(_ context.Context, n dsm.Version) (info VersionInfo, err error) {
 	a.update(func() {
 		if len(a.versions) == 0 {
 			err = errs.E(errs.Unavailable, "pin", "")

@@ -174,8 +174,8 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 		read := h.area.current().ReadAt
 		switch {
 		case !past:
-		case h.whole:
-			read = func(_ context.Context, p []byte, off int64) (int, error) { return h.readWhole(in.Pid, p, off) }
+		case h.streams != nil:
+			read = func(ctx context.Context, p []byte, off int64) (int, error) { return h.readWhole(ctx, in.Pid, p, off) }
 		default:
 			read = func(ctx context.Context, p []byte, off int64) (int, error) {
 				return h.area.current().ReadBy(ctx, h.area.programs.owner(in.Pid), p, off)

@@ -96,6 +96,25 @@ func (h *holds) made(ino dsm.Ino) {
 	}
 }
 
+// renew holds again what this node has held: it was evicted, which ended all its holds. A file that was removed meanwhile is gone.
+func (h *holds) renew(ctx context.Context) error {
+	var failed error
+	for _, a := range h.b.opens.all(func(*openArea) bool { return true }) {
+		select {
+		case a.gate <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if a.held {
+			if _, err := h.b.cfg.Names.Hold(ctx, dsm.Ino(a.id), a.live.Load() > 0); err != nil && !errs.Is(err, errs.NotExist) {
+				failed = err
+			}
+		}
+		<-a.gate
+	}
+	return failed
+}
+
 // giveUp gives up the holds of areas some time later, unless they are open then. The caller has the
 // gates of the areas.
 func (h *holds) giveUp(areas ...*openArea) {

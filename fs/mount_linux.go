@@ -186,6 +186,9 @@ func (f *FS) Orphaned(ino dsm.Ino) {
 	f.b.background.run(func() { f.b.holds.made(ino) })
 }
 
+// Rejoined says that this node has joined the cluster again, which knows nothing of it any more.
+func (f *FS) Rejoined(ctx context.Context) error { return f.b.holds.renew(ctx) }
+
 // Removed implements PageCache.
 func (f *FS) Removed(id dsm.AreaID) { f.b.opens.removed(id) }
 

@@ -68,6 +68,9 @@ func (i *fakeInfo) Self() dsm.NodeID         { return 0xa }
 func (i *fakeInfo) LogLevel() slog.Level     { return i.level.Level() }
 func (i *fakeInfo) SetLogLevel(l slog.Level) { i.level.Set(l) }
 
+func (*fakeInfo) Tokens(context.Context) ([]string, error)   { return nil, nil }
+func (*fakeInfo) ChangeTokens(context.Context, string) error { return nil }
+
 // logBuffer collects what is logged.
 type logBuffer struct {
 	mu  sync.Mutex

@@ -42,8 +42,8 @@ type openArea struct {
 	gate chan struct{}
 	// held says that this node holds the inode in the catalog; heldUntil says until when it must
 	// stay held without handles. Both are guarded by the gate.
-	held      bool
 	heldUntil time.Time
+	held      bool
 	// perhaps says that a hold was asked for, and that nobody knows whether it was made. It is given up. The gate guards it, too.
 	perhaps bool
 	// removed says that the area is gone, so nobody opens it again.

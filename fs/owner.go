@@ -16,7 +16,7 @@ import (
 // put in place.
 func (h *fileHandle) wholly(out *fuse.OpenOut) {
 	if !h.write && h.area.spec().Mode == dsm.ModeVersioned {
-		h.whole = true
+		h.streams = newStreams(h.sweep)
 		h.goPast(out)
 	}
 }

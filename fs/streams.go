@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"context"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -13,12 +14,12 @@ import (
 // from the version that this one was answered from. Any other is answered from the newest, but for programs in Go, which go from thread to
 // thread: a thread that goes on nowhere itself may go on where another one has just ended. No thread gets an older version than before.
 type streams struct {
-	mu struct {
+	sweep func() // ends the pins of those that are idle
+	mu    struct {
 		lockrank.Mutex
-		of    map[uint32]*stream // by thread; while a READ is answered, it is one that goes on nowhere
+		of    map[uint32]*stream // by thread; while a READ is answered, it is one that goes on nowhere. nil: the handle is closed
 		least dsm.Version        // no thread that is not in the table has read a newer one
-		timer *time.Timer        // ends the pins of those that are idle
-		ended bool
+		timer *time.Timer        // for sweep
 	}
 }
 
@@ -45,22 +46,27 @@ const (
 	maxStreams = 1024
 )
 
-func (s *streams) init() { s.mu.Init("fs.streams") }
+func newStreams(sweep func()) *streams {
+	s := &streams{sweep: sweep}
+	s.mu.Init("fs.streams")
+	s.mu.of = make(map[uint32]*stream)
+	return s
+}
 
-// take returns the stream that a piece of the thread at off goes on with, or nil. The pin of dropped, unless it is nil, is to be ended.
-// If the stream is another thread's, lent says whether that one keeps the pin.
-func (s *streams) take(tid uint32, off int64, now time.Time) (t *stream, foreign, lent bool, dropped *stream) {
+// take returns the stream that a piece of the thread at off goes on with, or nil. foreign says that it is another thread's. The pin of dropped,
+// unless it is nil, is to be ended.
+func (s *streams) take(tid uint32, off int64) (t *stream, foreign bool, dropped *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	least := s.mu.least
+	now, least := time.Now(), s.mu.least
 	if own := s.mu.of[tid]; own != nil {
 		s.mu.of[tid] = &stream{next: nowhere, version: own.version, at: own.at}
 		idle := own.next >= own.size && now.Sub(own.at) > streamIdle // the file may have grown long since
 		switch {
 		case own.next == off && !idle:
-			return own, false, false, nil
+			return own, false, nil
 		case own.next != nowhere && !own.lent:
-			return nil, false, false, own
+			return nil, false, own
 		}
 		dropped, least = own, own.version
 	}
@@ -72,15 +78,15 @@ func (s *streams) take(tid uint32, off int64, now time.Time) (t *stream, foreign
 	}
 	switch {
 	case t == nil:
-		return nil, false, false, dropped
+		return nil, false, dropped
 	case t.full: // its own thread may be about to go on
 		t.lent = true
 		copied := *t
-		copied.lent = false
-		return &copied, true, true, dropped
+		copied.lent, copied.pinned = false, false // that pin is the other thread's
+		return &copied, true, dropped
 	}
 	s.mu.of[from] = &stream{next: nowhere, version: t.version, at: t.at}
-	return t, true, false, dropped
+	return t, true, dropped
 }
 
 // told ends streams of which a copy has come to the end. They are not pinned.
@@ -94,20 +100,17 @@ func (s *streams) told(end *stream) {
 	}
 }
 
-// put returns a stream to the table. The pins of dropped are to be ended. sweep is called later.
-func (s *streams) put(tid uint32, t *stream, now time.Time, sweep func()) (dropped []*stream) {
+// put returns a stream to the table. The pins of dropped are to be ended.
+func (s *streams) put(tid uint32, t *stream) (dropped []*stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.mu.ended {
+	if s.mu.of == nil {
 		return []*stream{t}
 	}
-	if old := s.mu.of[tid]; old != nil { // of another READ at the same time, as io_uring sends them
+	if old := s.mu.of[tid]; old != nil && old.pinned { // of another READ at the same time, as io_uring sends them
 		dropped = append(dropped, old)
 	}
-	if s.mu.of == nil { // of most handles nothing is read in this way
-		s.mu.of = make(map[uint32]*stream)
-	}
-	t.at = now
+	t.at = time.Now()
 	s.mu.of[tid] = t
 	if len(s.mu.of) > maxStreams {
 		oldest := tid
@@ -121,16 +124,17 @@ func (s *streams) put(tid uint32, t *stream, now time.Time, sweep func()) (dropp
 		delete(s.mu.of, oldest)
 	}
 	if t.pinned && s.mu.timer == nil {
-		s.mu.timer = time.AfterFunc(streamIdle, sweep)
+		s.mu.timer = time.AfterFunc(streamIdle, s.sweep)
 	}
 	return dropped
 }
 
 // idle returns the versions whose pins are to be ended, because their threads have not read for a while.
-func (s *streams) idle(now time.Time, sweep func()) (unpin []dsm.Version) {
+func (s *streams) idle() (unpin []dsm.Version) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.timer = nil
+	now := time.Now()
 	for _, t := range s.mu.of {
 		if !t.pinned {
 			continue
@@ -138,8 +142,8 @@ func (s *streams) idle(now time.Time, sweep func()) (unpin []dsm.Version) {
 		if wait := t.at.Add(streamIdle).Sub(now); wait <= 0 {
 			t.pinned = false
 			unpin = append(unpin, t.version)
-		} else if s.mu.timer == nil && !s.mu.ended {
-			s.mu.timer = time.AfterFunc(wait, sweep)
+		} else if s.mu.timer == nil {
+			s.mu.timer = time.AfterFunc(wait, s.sweep)
 		}
 	}
 	return unpin
@@ -149,7 +153,6 @@ func (s *streams) idle(now time.Time, sweep func()) (unpin []dsm.Version) {
 func (s *streams) end() (all []*stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.mu.ended = true
 	if s.mu.timer != nil {
 		s.mu.timer.Stop()
 	}
@@ -161,9 +164,9 @@ func (s *streams) end() (all []*stream) {
 }
 
 // readWhole answers a READ of a versioned area, other than for a mapping, from one version.
-func (h *fileHandle) readWhole(tid uint32, p []byte, off int64) (n int, err error) {
+func (h *fileHandle) readWhole(ctx context.Context, tid uint32, p []byte, off int64) (n int, err error) {
 	area := h.area.current()
-	t, err := h.stream(area, tid, off)
+	t, err := h.stream(ctx, area, tid, off)
 	if err != nil {
 		return 0, err
 	}
@@ -193,27 +196,24 @@ func (h *fileHandle) readWhole(tid uint32, p []byte, off int64) (n int, err erro
 }
 
 // stream returns what a piece of the thread at off goes on with. If off is before its end, it is pinned.
-func (h *fileHandle) stream(area Area, tid uint32, off int64) (t *stream, err error) {
-	t, foreign, lent, dropped := h.streams.take(tid, off, time.Now())
+func (h *fileHandle) stream(ctx context.Context, area Area, tid uint32, off int64) (t *stream, err error) {
+	t, foreign, dropped := h.streams.take(tid, off)
 	if dropped != nil {
 		dropped.unpin(area)
 	}
-	if lent {
-		t.pinned = false // that pin is the other thread's
-	}
 	if t == nil {
-		return h.newest(area)
+		return h.newest(ctx, area)
 	}
 	if t.pinned || off >= t.size || t.version == 0 {
 		return t, nil
 	}
-	_, err = area.PinToRead(t.version)
+	_, err = area.PinToRead(ctx, t.version)
 	switch {
 	case err == nil:
 		t.pinned = true
 		return t, nil
 	case foreign && errs.Is(err, errs.Dropped):
-		return h.newest(area)
+		return h.newest(ctx, area)
 	}
 	h.failed(area, tid, t, err)
 	return nil, err
@@ -233,33 +233,35 @@ func (h *fileHandle) failed(area Area, tid uint32, t *stream, err error) {
 }
 
 // newest pins the newest version.
-func (h *fileHandle) newest(area Area) (*stream, error) {
-	v, err := area.PinToRead(0)
-	if err == nil {
+func (h *fileHandle) newest(ctx context.Context, area Area) (*stream, error) {
+	v, err := area.PinToRead(ctx, 0)
+	switch {
+	case err == nil:
 		return &stream{version: v.Version, size: v.Size, pinned: true}, nil
+	case errs.Is(err, errs.Invalid): // no bytes
+		return &stream{}, nil
 	}
-	if len(area.Versions()) > 0 {
-		return nil, err
-	}
-	size, _ := h.area.noted() // nothing has been published
-	return &stream{size: size}, nil
+	return nil, err
 }
 
 func (h *fileHandle) keep(area Area, tid uint32, t *stream) {
-	for _, d := range h.streams.put(tid, t, time.Now(), h.sweep) {
+	for _, d := range h.streams.put(tid, t) {
 		d.unpin(area)
 	}
 }
 
 // sweep ends the pins of threads that do not read.
 func (h *fileHandle) sweep() {
-	for _, v := range h.streams.idle(time.Now(), h.sweep) {
+	for _, v := range h.streams.idle() {
 		h.area.current().UnpinVersion(v)
 	}
 }
 
 // endStreams ends all pins of the handle, which is closed.
 func (h *fileHandle) endStreams() {
+	if h.streams == nil {
+		return
+	}
 	for _, t := range h.streams.end() {
 		t.unpin(h.area.current())
 	}

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,6 +28,7 @@ func streamTest(t *testing.T, do func(c *streamCase)) {
 		c := &streamCase{T: t, area: newFakeAreas(nil).area(1)}
 		open.mu.area = c.area
 		c.h = newFileHandle(open, false)
+		c.h.streams = newStreams(c.h.sweep)
 		c.publish(streamSize)
 		do(c)
 		c.h.endStreams()
@@ -52,7 +54,7 @@ func (c *streamCase) pass(d time.Duration) {
 func (c *streamCase) want(tid uint32, off int64, n int, v byte) {
 	c.Helper()
 	p := make([]byte, n)
-	if got, err := c.h.readWhole(tid, p, off); got != n || err != nil || p[0] != v {
+	if got, err := c.h.readWhole(context.Background(), tid, p, off); got != n || err != nil || p[0] != v {
 		c.Errorf("thread %d at %d: %d bytes of version %d, %v; want %d of version %d", tid, off, got, p[0], err, n, v)
 	}
 }
@@ -60,7 +62,7 @@ func (c *streamCase) want(tid uint32, off int64, n int, v byte) {
 // wantEnd reads and finds the end.
 func (c *streamCase) wantEnd(tid uint32, off int64) {
 	c.Helper()
-	if got, err := c.h.readWhole(tid, make([]byte, 10), off); got != 0 || err != nil {
+	if got, err := c.h.readWhole(context.Background(), tid, make([]byte, 10), off); got != 0 || err != nil {
 		c.Errorf("thread %d at %d: %d bytes, %v; want the end", tid, off, got, err)
 	}
 }
@@ -68,7 +70,7 @@ func (c *streamCase) wantEnd(tid uint32, off int64) {
 // wantDropped reads and finds that the version is not kept.
 func (c *streamCase) wantDropped(tid uint32, off int64) {
 	c.Helper()
-	if got, err := c.h.readWhole(tid, make([]byte, 10), off); !errs.Is(err, errs.Dropped) {
+	if got, err := c.h.readWhole(context.Background(), tid, make([]byte, 10), off); !errs.Is(err, errs.Dropped) {
 		c.Errorf("thread %d at %d: %d bytes, %v; want that the version is dropped", tid, off, got, err)
 	}
 }
@@ -109,6 +111,15 @@ func TestThreadTakesOver(t *testing.T) {
 		c.want(1, 40, 10, 3) // somebody else
 		c.want(2, 40, 10, 1)
 	})
+	streamTest(t, func(c *streamCase) { // of several, it goes on in the newest
+		for tid := range uint32(64) { // so that it is hardly by chance
+			if tid == 63 {
+				c.publish(streamSize)
+			}
+			c.want(1+tid, 0, 10, c.newest)
+		}
+		c.want(100, 10, 10, 2)
+	})
 	const large = 4 * maxTransfer
 	streamTest(t, func(c *streamCase) {
 		c.publish(large)
@@ -137,6 +148,42 @@ func TestManyThreads(t *testing.T) {
 			c.want(10+tid, 200, 10, 2)
 		}
 		c.want(2, 20, 10, 2)
+	})
+}
+
+// TestReadsOfAThreadAtTheSameTime come from io_uring: none leaves a pin, nor does one that ends after the file was closed.
+func TestReadsOfAThreadAtTheSameTime(t *testing.T) {
+	streamTest(t, func(c *streamCase) {
+		begin := func() *stream {
+			s, err := c.h.stream(context.Background(), c.area, 1, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		first, second, late := begin(), begin(), begin()
+		c.h.keep(c.area, 1, first)
+		c.h.keep(c.area, 1, second)
+		if c.area.pins() != 2 {
+			t.Errorf("%d pins, want that of the last and that of the one under way", c.area.pins())
+		}
+		c.h.endStreams()
+		c.h.keep(c.area, 1, late)
+	})
+}
+
+// TestEachPinIsIdleInItsTime has two threads stop one after the other.
+func TestEachPinIsIdleInItsTime(t *testing.T) {
+	streamTest(t, func(c *streamCase) {
+		c.want(1, 0, 10, 1)
+		c.pass(streamIdle / 2)
+		c.want(2, 0, 10, 1)
+		for _, want := range []int{1, 0} {
+			c.pass(streamIdle/2 + time.Millisecond)
+			if got := c.area.pins(); got != want {
+				t.Errorf("%d pins, want %d", got, want)
+			}
+		}
 	})
 }
 
@@ -197,4 +244,16 @@ func TestEndIsNotOld(t *testing.T) {
 		c.wantEnd(3, streamSize+20)
 		c.wantEnd(4, streamSize+20)
 	})
+}
+
+// TestNoVersionIsNoZeroes: a read of an area of which no version is here fails. What it is to find is not known.
+func TestNoVersionIsNoZeroes(t *testing.T) {
+	open := newOpenArea(1)
+	open.mu.area, open.mu.size = newFakeAreas(nil).area(1), streamSize
+	h := newFileHandle(open, false)
+	h.streams = newStreams(h.sweep)
+	defer h.endStreams()
+	if n, err := h.readWhole(t.Context(), 1, make([]byte, 10), 0); n != 0 || !errs.Is(err, errs.Unavailable) {
+		t.Errorf("%d bytes, %v", n, err)
+	}
 }

@@ -92,7 +92,9 @@ func (b *bridge) create(ctx context.Context, in *fuse.InHeader, name string, n d
 	if err != nil {
 		return dsm.Inode{}, err
 	}
-	return b.cfg.Names.Create(ctx, dir.Ino, name, owned(n, dir, in.Uid, in.Gid), hold)
+	return b.withRoom(ctx, func() (dsm.Inode, error) {
+		return b.cfg.Names.Create(ctx, dir.Ino, name, owned(n, dir, in.Uid, in.Gid), hold)
+	})
 }
 
 // make is create without an open handle.

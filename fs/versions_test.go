@@ -2,7 +2,9 @@ package fs
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"syscall"
 	"testing"
@@ -11,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
@@ -43,6 +46,7 @@ func TestOneReadIsOneVersion(t *testing.T) {
 	}
 	const size = 3 << 20
 	c.must(clientCall{Op: "truncate", Path: f.path("w"), Off: size})
+	a.version(0, make([]byte, size))
 	if got := read(0, 100); !bytes.Equal(got, make([]byte, 100)) {
 		t.Errorf("before the first publish: %x", got)
 	}
@@ -83,6 +87,11 @@ func TestOneReadIsOneVersion(t *testing.T) {
 	if got := read(0, 1); got[0] != 5 {
 		t.Errorf("read with a mapping: %d, want version 5", got[0])
 	}
+	live := c.open(f.path("w"), syscall.O_RDWR) // a program that stores reads what it has stored
+	if got := c.must(clientCall{Op: "pread", FD: live, Len: 1}).Data; got[0] != 77 {
+		t.Errorf("read by a descriptor for writing: %d", got[0])
+	}
+	c.must(clientCall{Op: "close", FD: live})
 	c.must(clientCall{Op: "munmap", FD: m})
 	c.must(clientCall{Op: "close", FD: fd})
 }
@@ -95,11 +104,12 @@ func TestStreamsAreIdle(t *testing.T) {
 		open := newOpenArea(1)
 		open.mu.area = a
 		h := newFileHandle(open, false)
+		h.streams = newStreams(h.sweep)
 		a.version(1, of(1, 100))
 		p := make([]byte, 10)
 		want := func(tid uint32, off int64, v byte) {
 			t.Helper()
-			if n, err := h.readWhole(tid, p, off); n != 10 || err != nil || p[0] != v {
+			if n, err := h.readWhole(context.Background(), tid, p, off); n != 10 || err != nil || p[0] != v {
 				t.Errorf("thread %d at %d: %d bytes of version %d, %v; want version %d", tid, off, n, p[0], err, v)
 			}
 		}
@@ -119,7 +129,7 @@ func TestStreamsAreIdle(t *testing.T) {
 		want(7, 20, 1)
 		time.Sleep(streamIdle * 2)
 		a.version(3, of(3, 100))
-		if n, err := h.readWhole(7, p, 30); !errs.Is(err, errs.Dropped) {
+		if n, err := h.readWhole(context.Background(), 7, p, 30); !errs.Is(err, errs.Dropped) {
 			t.Errorf("%d, %v: want that version 1 is dropped", n, err)
 		}
 		want(7, 30, 3) // it has been told
@@ -134,6 +144,28 @@ func TestStreamsAreIdle(t *testing.T) {
 			t.Errorf("%d pins of a closed file", a.pins())
 		}
 	})
+}
+
+// TestForgottenVersions: what the kernel has forgotten takes no memory.
+func TestForgottenVersions(t *testing.T) {
+	b := newBridge(Config{Log: slog.New(slog.DiscardHandler)})
+	i := dsm.Inode{Ino: dsm.RootIno + 1}
+	n := b.versions.tell(i, VersionInfo{Version: 7, Size: 5})
+	if again := b.versions.tell(i, VersionInfo{Version: 7, Size: 5}); again != n {
+		t.Errorf("told again it is %d, first it was %d", again, n)
+	}
+	node := control.VersionFile(n).ID()
+	b.Forget(node, 1)
+	if f, err := b.versions.find(node); err != nil || f.size != 5 {
+		t.Errorf("the kernel knows it, and it has %d bytes, %v", f.size, err)
+	}
+	b.Forget(node, 1)
+	if len(b.versions.mu.files)+len(b.versions.mu.byArea) != 0 {
+		t.Errorf("%d files, %d versions are left", len(b.versions.mu.files), len(b.versions.mu.byArea))
+	}
+	if next := b.versions.tell(i, VersionInfo{Version: 7}); next == n {
+		t.Error("a number is used twice")
+	}
 }
 
 // TestVersionFiles reads, maps and lists versions by number.

@@ -17,7 +17,7 @@ func withPort(flag, addr string) (string, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		bare := strings.TrimSuffix(strings.TrimPrefix(addr, "["), "]")
-		if strings.Contains(bare, ":") && net.ParseIP(bare) == nil || bare == "" {
+		if strings.Contains(bare, ":") && net.ParseIP(bare) == nil || strings.ContainsAny(bare, "[]") || bare == "" {
 			return "", fail(exitUsage, "--%s %q is no address: want HOST or HOST:PORT", flag, addr)
 		}
 		host, port = bare, defaultPort

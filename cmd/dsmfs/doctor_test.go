@@ -39,7 +39,7 @@ func TestDoctor(t *testing.T) {
 		{memlockFinding(8<<20, false), false, "8192 kB"},
 		{memlockFinding(8<<20, true), true, "pin"},
 		{memlockFinding(unix.RLIM_INFINITY, false), true, "pin"},
-		{memoryFinding(memoryBound{3 << 30, "this machine has"}), true, "this machine has 3.0 GiB; --memory is "},
+		{memoryFinding(memoryBound{bytes: 3 << 30, by: "this machine has"}), true, "this machine has 3.0 GiB; --memory is "},
 	} {
 		if c.f.ok != c.ok || !strings.Contains(c.f.text, c.want) || c.f.needs {
 			t.Errorf("%+v; want ok=%v and %q", c.f, c.ok, c.want)

@@ -40,7 +40,7 @@ var exitTexts = []string{
 	exitJoin:     "no node to join answered, or the cluster refused this node",
 	exitListen:   "cannot listen on the address",
 	exitMachine:  "the machine lacks something: /dev/fuse, root or fusermount3",
-	exitInsecure: "the addresses need --insecure",
+	exitInsecure: "the addresses need --token, or --insecure",
 	exitDied:     "the daemon ended before the mount was usable",
 	exitNoMount:  "there is no dsmfs mount",
 	exitSilent:   "the daemon of the mount does not answer",

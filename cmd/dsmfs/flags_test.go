@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -82,9 +83,9 @@ func parsed(t *testing.T, args ...string) mountConfig {
 
 func TestOptionsEqualFlags(t *testing.T) {
 	flags := parsed(t, "/mnt", "--join", "127.0.0.1", "--join", "localhost:9", "--listen", "0.0.0.0:1", "--advertise", "h:2", "--insecure",
-		"--name", "n", "--memory", "64M", "--state", "/s", "--fault-timeout", "5s", "--unmount-timeout", "6s", "--log-level", "debug", "--log-file", "/l", "--tracking", "compare", "--passthrough", "off", "--no-mount", "--force")
+		"--name", "n", "--memory", "64M", "--state", "/s", "--fault-timeout", "5s", "--unmount-timeout", "6s", "--lease", "7s", "--log-level", "debug", "--log-file", "/l", "--tracking", "compare", "--passthrough", "off", "--no-mount", "--force")
 	options := parsed(t, "-o", "rw,noauto,_netdev,nofail,user,defaults,x-systemd.automount,join=127.0.0.1", "/mnt", "-o",
-		"join=localhost:9,listen=0.0.0.0:1,advertise=h:2,insecure,name=n,memory=64M,state=/s,fault_timeout=5s,unmount_timeout=6s,log-level=debug,log_file=/l,tracking=compare,passthrough=off,no_mount,force")
+		"join=localhost:9,listen=0.0.0.0:1,advertise=h:2,insecure,name=n,memory=64M,state=/s,fault_timeout=5s,unmount_timeout=6s,lease=7s,log-level=debug,log_file=/l,tracking=compare,passthrough=off,no_mount,force")
 	if !slices.Equal(flags.join, options.join) {
 		t.Errorf("join: %v and %v", flags.join, options.join)
 	}
@@ -94,12 +95,32 @@ func TestOptionsEqualFlags(t *testing.T) {
 	flags.join, options.join = nil, nil
 	want := mountConfig{
 		point: "/mnt", listen: "0.0.0.0:1", advertise: "h:2", name: "n", insecure: true, memory: 64 << 20, state: "/s",
-		timeout: 5 * time.Second, unmount: 6 * time.Second, tracking: "compare", passthrough: "off", noMount: true, logLevel: "debug", logFile: "/l", force: true, allowOther: os.Geteuid() == 0,
+		timeout: 5 * time.Second, unmount: 6 * time.Second, lease: 7 * time.Second, tracking: "compare", passthrough: "off", noMount: true, logLevel: "debug", logFile: "/l", force: true, allowOther: os.Geteuid() == 0,
 	}
 	for what, c := range map[string]mountConfig{"flags": flags, "options": options} {
 		if got, want := fmt.Sprintf("%+v", c), fmt.Sprintf("%+v", want); got != want {
 			t.Errorf("%s:\n%s, want\n%s", what, got, want)
 		}
+	}
+}
+
+// A node that joins another machine must be reached by it.
+func TestWhoJoinsListens(t *testing.T) {
+	for listen, args := range map[string][]string{
+		":7480":          {"/mnt", "--join", "host1", "--token", someToken},
+		"127.0.0.1:7480": {"/mnt", "--join", "localhost", "--token", someToken},
+		"10.0.0.1:7480":  {"/mnt", "-o", "join=host1,listen=10.0.0.1,token=" + someToken},
+	} {
+		if c := parsed(t, args...); c.listen != listen || c.token != someToken {
+			t.Errorf("%v: listens on %q with token %q, want %q", args, c.listen, c.token, listen)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte(someToken+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if c := parsed(t, "/mnt", "--join", "host1", "--token", "@"+file); c.token != someToken {
+		t.Errorf("from a file: %q", c.token)
 	}
 }
 

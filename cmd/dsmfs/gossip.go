@@ -29,7 +29,7 @@ func (n *node) startGossip(context.Context) error {
 // others returns the addresses of the other members.
 func (n *node) others() []string {
 	var addrs []string
-	for _, m := range n.cat.Current().Members {
+	for _, m := range n.cats.Current().Members {
 		if m.ID != n.self.ID {
 			addrs = append(addrs, m.Addr)
 		}

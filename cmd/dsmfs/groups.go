@@ -41,7 +41,7 @@ func (g programGroups) List(ctx context.Context) []string {
 	lines := g.n.groups.List()
 	var mu sync.Mutex
 	var asked sync.WaitGroup
-	for _, m := range g.n.cat.Current().Members {
+	for _, m := range g.n.cats.Current().Members {
 		if m.ID == g.n.self.ID || m.Gone {
 			continue
 		}

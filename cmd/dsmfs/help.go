@@ -57,8 +57,9 @@ func helpVerb(p *program, args []string) error {
 		return pflag.ErrHelp
 	}
 	fmt.Fprint(p.out, "dsmfs mounts memory that many machines share.\n\n"+
-		"  dsmfs mount /mnt/dsm --listen :7480 --insecure                  the first node\n"+
-		"  dsmfs mount /mnt/dsm --listen :7480 --insecure --join host1     every further one\n\n"+
+		"  dsmfs mount /mnt/dsm --listen :7480                  the first node, host1\n"+
+		"  dsmfs token /mnt/dsm                                 there: prints the token\n"+
+		"  dsmfs mount /mnt/dsm --join host1 --token TOKEN      every further one\n\n"+
 		"verbs:\n")
 	for _, v := range verbs() {
 		if v.summary != "" {

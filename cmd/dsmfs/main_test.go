@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/dsmfs/dsmfs/internal/trust"
 )
 
 // actVariable makes the test binary act as dsmfs, or hang, in the processes
@@ -37,6 +39,9 @@ func cli(args ...string) (code exitCode, out, errOut string) {
 	return code, o.String(), e.String()
 }
 
+// someToken has the form of one.
+var someToken = trust.Token{Secret: make([]byte, 16)}.String()
+
 func TestUsageErrors(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -59,11 +64,16 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"mount", "/a", "-o", "rw,colour=blue,size"}, exitUsage, "unknown option -o colour, size; known: join listen"},
 		{[]string{"mount", "/a", "-o", "memory"}, exitUsage, "-o memory needs a value"},
 		{[]string{"mount", "/a", "-o", "memory=lots"}, exitUsage, `"lots" is no size`},
-		{[]string{"mount", "/a", "--listen", ":7480"}, exitInsecure, "--insecure"},
-		{[]string{"mount", "/a", "--join", "host1"}, exitInsecure, "--join host1:7480 is not on this machine"},
+		{[]string{"mount", "/a", "--join", "host1"}, exitInsecure, "--join host1:7480 is not on this machine: add --token T"},
 		{[]string{"mount", "/a", "--join", "host1"}, exitInsecure, "type: dsmfs mount /a --listen :7480 --insecure --join host1:7480"},
-		{[]string{"mount", "/a", "--listen", ":9"}, exitInsecure, "type: dsmfs mount /a --listen :9 --insecure"},
 		{[]string{"mount", "/a", "--join", "host1", "--insecure"}, exitUsage, "Type: dsmfs mount /a --listen :7480 --insecure --join host1:7480"},
+		{[]string{"mount", "/a", "--join", "host1", "--token", someToken, "--listen", "127.0.0.1:7480"}, exitUsage, "Type: dsmfs mount /a --listen :7480 --join host1:7480 --token TOKEN"},
+		{[]string{"mount", "/a", "--join", "host1", "--token", "secret"}, exitUsage, "--token: token: that is no token"},
+		{[]string{"mount", "/a", "--join", "host1", "--token", "@/no/such/file"}, exitUsage, "--token: open /no/such/file"},
+		{[]string{"mount", "/a", "--join", "host1", "--token", someToken, "--insecure"}, exitUsage, "has no tokens"},
+		{[]string{"mount", "/a", "--token", someToken}, exitUsage, "--token needs --join"},
+		{[]string{"token", "/tmp"}, exitNoMount, "/tmp is in no dsmfs mount"},
+		{[]string{"token", "/tmp", "--ttl", "1ms"}, exitUsage, "at least 1s"},
 		{[]string{"mount", "/a", "--join", "127.0.0.1:0"}, exitUsage, "no port"},
 		{[]string{"mount", "/a", "--join", "a:b:c"}, exitUsage, "no address"},
 		{[]string{"status", "/"}, exitNoMount, "/ is in no dsmfs mount"},

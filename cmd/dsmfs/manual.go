@@ -92,5 +92,5 @@ The first mount makes a cluster of one, every further one joins it.
 
 // fstabExample are lines of fstab that a test mounts.
 const fstabExample = `dsmfs  /mnt/dsm  dsmfs  noauto,x-systemd.automount,_netdev,nofail,memory=4G  0 0
-host1  /mnt/dsm  dsmfs  _netdev,nofail,listen=:7480,insecure  0 0
+host1  /mnt/dsm  dsmfs  _netdev,nofail,token=@/etc/dsmfs/token  0 0
 `

@@ -17,21 +17,34 @@ const leastMemory = 4 << 20
 type memoryBound struct {
 	bytes int64
 	by    string
+	group bool // a control group does: the kernel kills who takes more
 }
+
+// leastMargin is what the daemon may take besides --memory, or a quarter of that if it is more: its own records, what is under way, garbage that Go
+// has not collected, its child processes, and what the kernel keeps for them.
+const leastMargin = 48 << 20
+
+// withMargin returns what a node of that --memory takes at most.
+func withMargin(memory int64) int64 { return memory + max(memory/4, leastMargin) }
+
+// fitting returns the largest --memory, in MiB, of a node that may take so much.
+func fitting(bytes int64) int64 { return max(min(bytes-leastMargin, bytes/5*4)/mib, 0) }
+
+const mib = 1 << 20
 
 // usableMemory returns the smallest bound: that of the machine or of a control group.
 func usableMemory() memoryBound {
-	best := memoryBound{1 << 30, "it is not known what this machine has; taken is"}
+	best := memoryBound{bytes: 1 << 30, by: "it is not known what this machine has; taken is"}
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err == nil {
-		best = memoryBound{int64(info.Totalram) * int64(info.Unit), "this machine has"}
+		best = memoryBound{bytes: int64(info.Totalram) * int64(info.Unit), by: "this machine has"}
 	}
 	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		return best
 	}
 	if n := cgroupLimit("/sys/fs/cgroup", string(text)); n > 0 && n < best.bytes {
-		best = memoryBound{n, "the control group of this process may use"}
+		best = memoryBound{n, "the control group of this process may use", true}
 	}
 	return best
 }
@@ -68,15 +81,15 @@ func cgroupLimit(dir, text string) int64 {
 	return least
 }
 
-// defaultMemory returns a quarter of what this process may use: an area takes twice its size, and
-// programs need memory too.
-func defaultMemory() byteSize {
-	const mib = 1 << 20
-	return byteSize(max(usableMemory().bytes/4/mib, 64) * mib)
+// defaultMemory returns half of what this process may use: programs need memory too.
+func defaultMemory() byteSize { return defaultFor(usableMemory()) }
+
+func defaultFor(most memoryBound) byteSize {
+	return byteSize(max(min(most.bytes/2/mib, fitting(most.bytes)), leastMemory/mib) * mib)
 }
 
-// checkMemory refuses values that must be mistakes. A value below the machine's memory may still be
-// too large, because full files take up to twice their size and programs need memory too.
+// checkMemory refuses values that must be mistakes, and in a control group those with which the kernel would kill the daemon when files take
+// all of it. On a whole machine programs need memory too, how much nobody knows.
 func checkMemory(m byteSize, most memoryBound) error {
 	switch {
 	case int64(m) < leastMemory && m < 1<<20:
@@ -84,7 +97,10 @@ func checkMemory(m byteSize, most memoryBound) error {
 	case int64(m) < leastMemory:
 		return fail(exitUsage, "--memory %s is too little: want at least %s", m.String(), formatSize(leastMemory))
 	case int64(m) > most.bytes:
-		return fail(exitUsage, "--memory %s is more than %s: %s; full files take up to twice their size, so half of that is much", m.String(), most.by, formatSize(most.bytes))
+		return fail(exitUsage, "--memory %s is more than %s: %s; programs need memory too, so half of that is much", m.String(), most.by, formatSize(most.bytes))
+	case most.group && withMargin(int64(m)) > most.bytes:
+		return fail(exitUsage, "--memory %s does not fit: a daemon takes up to a quarter more, and 48 MiB more at least, and %s %s; --memory %dM fits",
+			m.String(), most.by, formatSize(most.bytes), fitting(most.bytes))
 	}
 	return nil
 }

@@ -8,7 +8,7 @@ import (
 )
 
 func TestCheckMemory(t *testing.T) {
-	most := memoryBound{24 << 30, "this machine has"}
+	most := memoryBound{bytes: 24 << 30, by: "this machine has"}
 	for _, c := range []struct {
 		memory byteSize
 		want   string // empty: taken
@@ -25,6 +25,19 @@ func TestCheckMemory(t *testing.T) {
 		err := checkMemory(c.memory, most)
 		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || codeOf(err) != exitUsage) {
 			t.Errorf("%d: %v, want %q", c.memory, err, c.want)
+		}
+	}
+	group := memoryBound{320 << 20, "the control group of this process may use", true}
+	if err := checkMemory(256<<20, group); err != nil {
+		t.Error(err)
+	}
+	if err := checkMemory(257<<20, group); err == nil || !strings.Contains(err.Error(), "320.0 MiB; --memory 256M fits") {
+		t.Errorf("a quarter more than --memory is not in the group: %v", err)
+	}
+	for limit, want := range map[int64]byteSize{24 << 30: 12 << 30, 320 << 20: 160 << 20, 64 << 20: 16 << 20, 50 << 20: 4 << 20} {
+		got := defaultFor(memoryBound{bytes: limit, group: true})
+		if err := checkMemory(got, memoryBound{limit, "", true}); got != want || (err == nil) != (limit > 52<<20) {
+			t.Errorf("in %d the default is %s, want %s: %v", limit, got.String(), want.String(), err)
 		}
 	}
 	if got := defaultMemory(); got < 64<<20 || checkMemory(got, usableMemory()) != nil && usableMemory().bytes >= 64<<20 {

@@ -97,9 +97,8 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 			return err
 		}
 	}
-	if most := usableMemory(); int64(c.memory) > most.bytes/2 {
-		log.Warn("full files take up to twice their size: filled with them this node needs more memory than there is",
-			"memory", c.memory.String(), "there", formatSize(most.bytes))
+	if most := usableMemory(); withMargin(int64(c.memory)) > most.bytes/4*3 && !most.group {
+		log.Warn("when files take all of --memory, hardly any is left for programs", "memory", c.memory.String(), "there", formatSize(most.bytes))
 	}
 	profiled, err := startProfile()
 	if err != nil {

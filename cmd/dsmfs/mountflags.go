@@ -11,7 +11,9 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/dsmfs/dsmfs/catalog"
 	"github.com/dsmfs/dsmfs/fs"
+	"github.com/dsmfs/dsmfs/internal/trust"
 	"github.com/dsmfs/dsmfs/internal/uffd"
 )
 
@@ -24,10 +26,12 @@ type mountConfig struct {
 	advertise   string
 	name        string
 	insecure    bool
+	token       string
 	memory      byteSize
 	state       string
 	timeout     time.Duration
 	unmount     time.Duration
+	lease       time.Duration
 	tracking    string
 	passthrough string
 	logLevel    string
@@ -42,6 +46,9 @@ type mountConfig struct {
 // maxName bounds the name of a node: gossip has no room for more.
 const maxName = 200
 
+// The bounds of --lease. With less, a busy machine would have its node evicted all the time.
+const leastLease, mostLease = 500 * time.Millisecond, time.Minute
+
 // detachedFlag is hidden: the parent gives it to the child that runs in the background.
 const detachedFlag = "detached"
 
@@ -52,13 +59,15 @@ var unoptional = []string{"foreground", "options", "help", detachedFlag}
 func registerMountFlags(f *pflag.FlagSet, c *mountConfig) {
 	c.memory = defaultMemory()
 	f.StringArrayVar(&c.join, "join", nil, "join the cluster of the node at `HOST[:PORT]`; more than once: the first that answers")
-	f.StringVar(&c.listen, "listen", "127.0.0.1:"+defaultPort, "`HOST:PORT` to listen on, TCP and UDP; port 0 takes a free one")
+	f.StringVar(&c.listen, "listen", "127.0.0.1:"+defaultPort, "`HOST:PORT` to listen on, TCP and UDP; port 0 takes a free one; who joins another machine listens on all addresses unless told otherwise")
 	f.StringVar(&c.advertise, "advertise", "", "`HOST[:PORT]` at which other nodes reach this one, if not that of --listen")
-	f.BoolVar(&c.insecure, "insecure", false, "talk to other machines without encryption or authentication")
+	f.BoolVar(&c.insecure, "insecure", false, "talk to other machines without encryption or authentication: everybody who reaches the port is believed")
+	f.StringVar(&c.token, "token", "", "`TOKEN` of the cluster to join, as dsmfs token prints it, or @FILE with it")
 	f.StringVar(&c.name, "name", "", "`NAME` of the node; default: that of the machine, and the port if it is another than "+defaultPort)
-	f.Var(&c.memory, "memory", "bytes of files that this node can hold: all full files and its part of the demand files; up to twice that is used; a quarter of what there is unless set")
+	f.Var(&c.memory, "memory", "bytes that files may take on this node: all full files, in two copies, and its part of the demand files; the daemon takes up to a quarter more; half of what there is unless set")
 	f.StringVar(&c.state, "state", "", "`DIR` for the lock, process id and socket of this mount; default: /run/dsmfs/NAME-OF-MNT, without root below $XDG_RUNTIME_DIR")
 	f.DurationVar(&c.timeout, "fault-timeout", 30*time.Second, "end accesses that wait for other nodes after this")
+	f.DurationVar(&c.lease, "lease", catalog.DefaultLease, "of a node that starts a cluster: nodes that do not answer for this long are evicted, and others take over what they had")
 	f.DurationVar(&c.unmount, "unmount-timeout", fs.DefaultUnmountTimeout, "when the node is told to end, let programs use the mount this long before it is taken away from them")
 	f.StringVar(&c.tracking, "tracking", "auto", "`WAY` in which stores of attached programs are found: auto, async, sync or compare; see dsmfs doctor")
 	f.StringVar(&c.passthrough, "passthrough", "auto", "`WHEN` to let programs have the memory of files with user.dsm.access=direct: auto, where it works, or off; see dsmfs doctor")
@@ -138,11 +147,11 @@ func parseMount(p *program, args []string) (mountConfig, error) {
 	if err := applyOptions(f, *options); err != nil {
 		return c, err
 	}
-	return c, c.check()
+	return c, c.check(f.Changed("listen"))
 }
 
 // check completes the addresses and refuses values that make no sense.
-func (c *mountConfig) check() error {
+func (c *mountConfig) check(listenGiven bool) error {
 	var err error
 	if c.listen, err = withPort("listen", c.listen); err != nil {
 		return err
@@ -166,6 +175,9 @@ func (c *mountConfig) check() error {
 	if c.unmount <= 0 {
 		return fail(exitUsage, "--unmount-timeout %v: want more than 0, for example 5s", c.unmount)
 	}
+	if c.lease < leastLease || c.lease > mostLease {
+		return fail(exitUsage, "--lease %v: want %v to %v, for example 5s", c.lease, leastLease, mostLease)
+	}
 	if strings.ContainsAny(c.name, " \t\n=") || len(c.name) > maxName {
 		return fail(exitUsage, "--name %q: want at most %d bytes without blanks and =", c.name, maxName)
 	}
@@ -182,24 +194,59 @@ func (c *mountConfig) check() error {
 	if _, err := parseLevel(c.logLevel); err != nil {
 		return err
 	}
+	if err := c.readToken(); err != nil {
+		return err
+	}
+	if c.token != "" && !listenGiven && c.otherMachine() >= 0 {
+		c.listen = ":" + defaultPort
+	}
 	return c.checkSecurity()
 }
 
-// checkSecurity refuses to talk to other machines in clear text unless asked to, and to join nodes
-// that could not answer. The error says what to type.
-func (c *mountConfig) checkSecurity() error {
-	other := slices.IndexFunc(c.join, func(addr string) bool { return !isLoopback(addr) })
-	const why = "is not on this machine, and dsmfs does not encrypt or authenticate yet: anybody who reaches the port can read and change everything. " +
-		"In a network where that is fine, type: "
+// otherMachine returns the index of the first node to join that is not on this machine, or -1.
+func (c *mountConfig) otherMachine() int {
+	return slices.IndexFunc(c.join, func(addr string) bool { return !isLoopback(addr) })
+}
+
+// readToken replaces @FILE by what is in the file, and checks the token.
+func (c *mountConfig) readToken() error {
+	if file, ok := strings.CutPrefix(c.token, "@"); ok {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return fail(exitUsage, "--token: %w", err)
+		}
+		c.token = strings.TrimSpace(string(text))
+		if c.token == "" {
+			return fail(exitUsage, "--token: %s is empty", file)
+		}
+	}
 	switch {
-	case c.insecure && other >= 0 && isLoopback(c.listen):
-		return fail(exitUsage, "--join %s is another machine, and could not reach this one at %s. Type: %s", c.join[other], c.listen, c.openCommand())
-	case c.insecure:
+	case c.token == "":
 		return nil
-	case other >= 0:
-		return fail(exitInsecure, "--join %s %s%s", c.join[other], why, c.openCommand())
-	case !isLoopback(c.listen):
-		return fail(exitInsecure, "--listen %s %s%s", c.listen, why, c.openCommand())
+	case c.insecure:
+		return fail(exitUsage, "--token and --insecure: a cluster that was started with --insecure has no tokens")
+	case len(c.join) == 0:
+		return fail(exitUsage, "--token needs --join HOST: a new cluster makes its own token, which dsmfs token prints")
+	}
+	if _, err := trust.ParseToken(c.token); err != nil {
+		return fail(exitUsage, "--token: %w", err)
+	}
+	return nil
+}
+
+// checkSecurity refuses to join other machines without a token, unless everybody is to be believed,
+// and to join nodes that could not answer. The error says what to type.
+func (c *mountConfig) checkSecurity() error {
+	other := c.otherMachine()
+	if other < 0 {
+		return nil
+	}
+	if !c.insecure && c.token == "" {
+		return fail(exitInsecure, "--join %s is not on this machine: add --token T, with the token that dsmfs token MNT prints there. "+
+			"If the cluster was started with --insecure, in a network where everybody may read and change everything, type: %s", c.join[other], c.openCommand())
+	}
+	if isLoopback(c.listen) {
+		return fail(exitUsage, "--join %s is another machine, and could not reach this one at %s. Type: %s", c.join[other], c.listen, c.openCommand())
 	}
 	return nil
 }
@@ -210,9 +257,15 @@ func (c *mountConfig) openCommand() string {
 	if host, port, err := net.SplitHostPort(listen); err == nil && host != "" && isLoopback(listen) {
 		listen = ":" + port
 	}
-	words := []string{"dsmfs mount", c.point, "--listen", listen, "--insecure"}
+	words := []string{"dsmfs mount", c.point, "--listen", listen}
+	if c.token == "" {
+		words = append(words, "--insecure")
+	}
 	for _, addr := range c.join {
 		words = append(words, "--join", addr)
+	}
+	if c.token != "" {
+		words = append(words, "--token", "TOKEN")
 	}
 	return strings.Join(words, " ")
 }

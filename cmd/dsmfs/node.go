@@ -39,7 +39,9 @@ type node struct {
 	log     *slog.Logger
 	self    dsm.Member
 	net     *transport.Transport
-	cat     *catalog.Catalog
+	cats    catalogs
+	serving atomic.Pointer[catalog.Catalog] // answers other nodes: that of cats, or the next one
+	rejoins rejoins
 	data    *coherence.Node
 	locks   *locks.Node
 	groups  *groups.Node
@@ -58,7 +60,7 @@ type node struct {
 // before are stopped again.
 func startNode(ctx context.Context, cfg nodeConfig) (*node, error) {
 	n := &node{cfg: cfg, log: cfg.log, built: make(chan struct{}), leftovers: newLeftovers()}
-	for _, part := range []func(context.Context) error{n.listen, n.build, n.enter, n.startGossip, n.mount} {
+	for _, part := range []func(context.Context) error{n.listen, n.build, n.enter, n.startGossip, n.mount, n.startRejoins} {
 		if err := part(ctx); err != nil {
 			ctx, cancel := context.WithTimeout(context.Background(), leaveLimit/4)
 			defer cancel()
@@ -76,6 +78,7 @@ func (n *node) listen(context.Context) error {
 	n.self = dsm.Member{ID: dsm.NodeID(rand.Uint64() | 1), Budget: int64(n.cfg.memory)}
 	var err error
 	n.net, err = transport.Listen(transport.Config{
+		Secure: !n.cfg.insecure, OnEnroll: n.onEnroll,
 		Self: n.self.ID, Listen: n.cfg.listen, Advertise: n.cfg.advertise, Log: n.log.With("part", "transport"),
 		OnFrame: n.onFrame, OnReset: n.onReset, OnTold: n.onTold, OnCall: n.onCall,
 	})
@@ -85,7 +88,7 @@ func (n *node) listen(context.Context) error {
 	case err != nil:
 		return fail(exitListen, "--listen %s: %w", n.cfg.listen, err)
 	}
-	n.self.Addr = n.net.Addr()
+	n.self.Addr, n.self.Key = n.net.Addr(), n.net.Key()
 	n.self.Name, err = nodeName(n.cfg.name, n.self.Addr)
 	return err
 }
@@ -108,29 +111,42 @@ func nodeName(chosen, addr string) (string, error) {
 
 // build makes the catalog and the data plane, which need each other.
 func (n *node) build(context.Context) error {
-	var err error
-	n.cat, err = catalog.New(catalog.Config{
-		Self: n.self, Caller: n.net, Streams: n.net.RaftLayer(), Observer: n, OnCluster: n.net.SetCluster, Yield: n.yieldLocks,
-		Orphaned: n.orphaned,
-		Log:      n.log.With("part", "catalog"),
-	})
+	first, err := n.firstTrust()
 	if err != nil {
 		return err
 	}
+	cat, err := n.newCatalog(n.self, n, first)
+	if err != nil {
+		return err
+	}
+	n.cats.at.Store(&seat{cat: cat, joined: already})
 	n.data = coherence.New(coherence.Config{
-		Self: n.self.ID, View: n.cat, Sender: n.net, Log: n.log.With("part", "coherence"), Memory: int64(n.cfg.memory),
+		Self: n.self.ID, View: &n.cats, Sender: n.net, Log: n.log.With("part", "coherence"), Memory: int64(n.cfg.memory),
+		Taken: boundHeap(int64(n.cfg.memory)),
 	})
-	n.locks = locks.NewNode(locks.Config{Self: n.self.ID, Cluster: n.cat, Log: n.log.With("part", "locks"), Patience: n.cfg.timeout})
+	n.locks = locks.NewNode(locks.Config{Self: n.self.ID, Cluster: &n.cats, Log: n.log.With("part", "locks"), Patience: n.cfg.timeout})
 	n.groups = groups.NewNode(groups.Config{Self: n.self.ID, Sender: n.net, Log: n.log.With("part", "groups"), Home: homeOf})
 	close(n.built)
 	return nil
+}
+
+// newCatalog makes a catalog that knows nothing yet, and that answers other nodes from now on.
+func (n *node) newCatalog(self dsm.Member, o catalog.Observer, first *dsm.Trust) (*catalog.Catalog, error) {
+	cat, err := catalog.New(catalog.Config{
+		Self: self, Caller: n.net, Streams: n.net.ReopenRaft(), Observer: o, OnCluster: n.net.SetCluster, Yield: n.yieldLocks,
+		Orphaned: n.orphaned, Lease: n.cfg.lease, Trust: first, Log: n.log.With("part", "catalog"),
+	})
+	if err == nil {
+		n.serving.Store(cat)
+	}
+	return cat, err
 }
 
 // enter joins the cluster of the first node that answers, or makes one.
 func (n *node) enter(ctx context.Context) error {
 	if len(n.cfg.join) == 0 {
 		root := dsm.Inode{Perm: 0o755, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
-		if err := n.cat.Bootstrap(ctx, root); err != nil {
+		if err := n.cats.last().Bootstrap(ctx, root); err != nil {
 			return fmt.Errorf("start a cluster: %w", err)
 		}
 		n.member = true
@@ -140,7 +156,10 @@ func (n *node) enter(ctx context.Context) error {
 	for _, addr := range n.cfg.join {
 		// Each gets an equal part of the time.
 		try, cancel := context.WithTimeout(ctx, joinLimit/time.Duration(len(n.cfg.join)))
-		err := n.cat.Join(try, addr)
+		err := n.enroll(try, addr)
+		if err == nil {
+			err = n.cats.last().Join(try, addr)
+		}
 		cancel()
 		if err == nil {
 			n.member = true
@@ -149,7 +168,7 @@ func (n *node) enter(ctx context.Context) error {
 		k := errs.KindOf(err)
 		silent := k == errs.Unavailable || k == errs.Timeout
 		if silent && !isLoopback(addr) {
-			err = fmt.Errorf("%w (a node takes others only if it was mounted with --listen :PORT --insecure)", err)
+			err = fmt.Errorf("%w (a node takes those of other machines only if it was mounted with --listen :PORT)", err)
 		}
 		failed = append(failed, fmt.Errorf("--join %s: %w", addr, err))
 		if ctx.Err() != nil || !silent {
@@ -170,7 +189,7 @@ func (n *node) mount(context.Context) error {
 		point = ""
 	}
 	n.fs, err = fs.Mount(fs.Config{
-		Mountpoint: point, Source: fmt.Sprintf("dsmfs:%s/%s", n.cat.Current().Cluster, n.self.Name), Names: n.cat, Areas: areas{n}, Locks: n.locks, Groups: programGroups{n}, Info: info{n}, Log: n.log.With("part", "fs"),
+		Mountpoint: point, Source: fmt.Sprintf("dsmfs:%s/%s", n.cats.Current().Cluster, n.self.Name), Names: &n.cats, Areas: areas{n}, Locks: n.locks, Groups: programGroups{n}, Info: info{n}, Log: n.log.With("part", "fs"),
 		HarvestArgv: []string{selfPath, harvestVerbName}, GuardArgv: []string{selfPath, guardVerbName}, FaultTimeout: n.cfg.timeout, UnmountTimeout: n.cfg.unmount,
 		AttachSocket: filepath.Join(n.cfg.state, attachFile), Tracking: tracking, TrackingReason: reason,
 		PassthroughOff: n.cfg.passthroughOff(),
@@ -215,8 +234,9 @@ func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 	if n.groups != nil {
 		n.groups.Close()
 	}
-	if n.member {
-		note("leave the cluster", n.cat.Leave(ctx))
+	evicted := n.rejoins.stop(n)
+	if n.member && !evicted {
+		note("leave the cluster", n.cats.last().Leave(ctx))
 	}
 	if n.gossip != nil {
 		note("end the gossip", n.stopGossip(ctx))
@@ -224,8 +244,8 @@ func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 	if n.locks != nil {
 		n.locks.Close()
 	}
-	if n.cat != nil {
-		n.cat.Close()
+	if cat := n.serving.Load(); cat != nil {
+		cat.Close()
 	}
 	if n.net != nil {
 		note("close the port", n.net.Close())
@@ -255,7 +275,7 @@ func (n *node) onReset(peer dsm.NodeID) {
 func (n *node) onTold(_ dsm.NodeID, req any) bool {
 	select {
 	case <-n.built:
-		return n.cat.OnTold(req)
+		return n.serving.Load().OnTold(req)
 	default:
 		return false
 	}
@@ -267,7 +287,7 @@ func (n *node) onCall(ctx context.Context, from dsm.NodeID, req any) (any, error
 		if _, ok := req.(*wire.GroupList); ok {
 			return &wire.GroupListed{Lines: n.groups.List()}, nil
 		}
-		return n.cat.OnCall(ctx, from, req)
+		return n.serving.Load().OnCall(ctx, from, req)
 	case <-ctx.Done():
 		return nil, errs.E(errs.Closed, "call", "")
 	}

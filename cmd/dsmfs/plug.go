@@ -22,11 +22,11 @@ var (
 	_ catalog.Observer    = (*node)(nil)
 	_ catalog.Caller      = (*transport.Transport)(nil)
 	_ coherence.Sender    = (*transport.Transport)(nil)
-	_ coherence.View      = (*catalog.Catalog)(nil)
-	_ locks.Cluster       = (*catalog.Catalog)(nil)
+	_ coherence.View      = (*catalogs)(nil)
+	_ locks.Cluster       = (*catalogs)(nil)
 	_ coherence.PageCache = (*fs.FS)(nil)
 	_ membership.Net      = (*transport.Gossip)(nil)
-	_ fs.Names            = (*catalog.Catalog)(nil)
+	_ fs.Names            = (*catalogs)(nil)
 	_ fs.Areas            = areas{}
 	_ control.Info        = info{}
 )
@@ -64,10 +64,10 @@ func (n *node) orphaned(ino dsm.Ino) {
 
 // Reset implements catalog.Observer.
 func (n *node) Reset() {
-	n.connect(n.cat.Current())
+	n.connect(n.cats.Current())
 	n.data.Reset()
 	n.locks.LocksReset()
-	n.groups.ViewChanged(n.cat.Current())
+	n.groups.ViewChanged(n.cats.Current())
 }
 
 // connect tells the transport who the members are.
@@ -76,6 +76,7 @@ func (n *node) connect(v *dsm.View) {
 	for _, m := range v.Members {
 		peers[m.ID] = m.Addr
 	}
+	n.net.SetTrust(v)
 	n.net.SetPeers(peers)
 }
 
@@ -125,11 +126,11 @@ func (a areas) KeepPages() { a.n.data.KeepPages() }
 
 // Stats implements fs.Areas: it has the figures of everything below fs.
 func (a areas) Stats() []control.Stat {
-	v := a.n.cat.Current()
+	v := a.n.cats.Current()
 	stats := []control.Stat{
 		{Name: "cluster", Value: v.Cluster.String()},
 		{Name: "epoch", Value: strconv.FormatUint(uint64(v.Epoch), 10)},
-		{Name: "leader", Value: a.n.cat.Leader().String()},
+		{Name: "leader", Value: a.n.cats.last().Leader().String()},
 	}
 	for _, s := range a.n.data.Stats() {
 		stats = append(stats, control.Stat{Name: s.Name, Value: s.Value})
@@ -194,8 +195,8 @@ func (a *area) PinVersion(v dsm.Version) (fs.VersionInfo, error) {
 }
 
 // PinToRead implements fs.Area.
-func (a *area) PinToRead(v dsm.Version) (fs.VersionInfo, error) {
-	pinned, err := a.Area.PinToRead(v)
+func (a *area) PinToRead(ctx context.Context, v dsm.Version) (fs.VersionInfo, error) {
+	pinned, err := a.Area.PinToRead(ctx, v)
 	return fs.VersionInfo(pinned), err
 }
 
@@ -264,10 +265,13 @@ func (i info) SetLogLevel(l slog.Level) { i.n.cfg.level.Set(l) }
 
 // Members implements control.Info.
 func (i info) Members() []control.Member {
-	v, peers := i.n.cat.Current(), i.n.gossip.Peers()
+	v, peers := i.n.cats.Current(), i.n.gossip.Peers()
 	members := make([]control.Member, len(v.Members))
 	for j, m := range v.Members {
 		members[j] = control.Member{Member: m, State: i.n.stateIn(peers, m.ID)}
+		if m.Gone {
+			members[j].State = "gone"
+		}
 	}
 	return members
 }

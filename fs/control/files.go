@@ -44,6 +44,12 @@ var topFiles = []file{
 	{name: "groups", perm: 0o444, read: func(ctx context.Context, t *Tree, _ dsm.Ino) (string, error) {
 		return lines(t.cfg.Mount.Groups(ctx)), nil
 	}},
+	{name: "token", perm: 0o600, read: func(ctx context.Context, t *Tree, _ dsm.Ino) (string, error) {
+		tokens, err := t.cfg.Info.Tokens(ctx)
+		return lines(tokens), err
+	}, write: func(ctx context.Context, t *Tree, _ dsm.Ino, value string) error {
+		return t.cfg.Info.ChangeTokens(ctx, value)
+	}},
 }
 
 // areaFiles are the control files of an area; the order is part of their inode numbers.

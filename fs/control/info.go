@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 
@@ -19,6 +20,12 @@ type Info interface {
 	Config() []Stat
 	LogLevel() slog.Level
 	SetLogLevel(slog.Level)
+	// Tokens returns the tokens with which nodes join, each with "expires=TIME" in Unix seconds, 0 for
+	// never.
+	Tokens(ctx context.Context) ([]string, error)
+	// ChangeTokens takes "ttl SECONDS", which makes another token that expires, or "rotate [SECONDS]",
+	// which makes all others and the certificates' authority invalid; without SECONDS it does not expire.
+	ChangeTokens(ctx context.Context, order string) error
 }
 
 // Member is a node, with its state according to gossip.

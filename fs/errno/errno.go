@@ -40,6 +40,7 @@ var table = [...]syscall.Errno{
 	errs.WouldBlock:   syscall.EAGAIN,
 	errs.Deadlock:     syscall.EDEADLK,
 	errs.Dropped:      syscall.ESTALE,
+	errs.Evicted:      syscall.EIO,
 }
 
 // Of returns the error number that a program sees for err. An error of the operating system keeps

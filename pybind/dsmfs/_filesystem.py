@@ -234,6 +234,7 @@ def mount(
     listen: str | None = None,
     memory: int | str | None = None,
     name: str | None = None,
+    token: str | None = None,
     insecure: bool = False,
     options: Mapping[str, str] | None = None,
 ) -> Filesystem:
@@ -246,7 +247,7 @@ def mount(
         and the end of the context does not unmount it.
     join
         ``HOST[:PORT]`` of nodes of the cluster. None: the first node of a new one.
-    listen, memory, name, insecure
+    listen, memory, name, token, insecure
         As the flags of ``dsmfs mount``; `memory` in bytes, or text such as ``2GiB``.
     options
         Other flags by name, as ``-o`` takes them.
@@ -265,7 +266,13 @@ def mount(
     command = ["mount", point]
     for host in [join] if isinstance(join, str) else join:
         command += ["--join", host]
-    flags = {"listen": listen, "memory": None if memory is None else str(memory), "name": name, **(options or {})}
+    flags = {
+        "listen": listen,
+        "memory": None if memory is None else str(memory),
+        "name": name,
+        "token": token,
+        **(options or {}),
+    }
     for flag, value in flags.items():
         if value is not None:
             command += [f"--{flag}", value]

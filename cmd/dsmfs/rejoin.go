@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dsmfs/dsmfs/catalog"
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/locks"
+)
+
+// A node that was stopped, or cut off, for longer than its lease has been evicted. It joins again by itself, under its id, as a new
+// incarnation. Only its catalog is new: mount, mappings, memory and connections stay. What its programs have stored and not published is
+// dirty in its working copies, and is published. Publishes that were under way are sent again under their numbers, so the homes know
+// which of them they have. Its locks are lost (EIO until the files are closed), and so are files without a name that it alone held.
+type rejoins struct {
+	cancel context.CancelFunc // nil: not started
+	done   sync.WaitGroup
+}
+
+const (
+	// rejoinMin and rejoinMax bound the pause after an attempt that failed.
+	rejoinMin, rejoinMax = 100 * time.Millisecond, 5 * time.Second
+	// calm is how long a node must have been a member, or it waits before it joins once more: longer each time, up to mostWait.
+	// Otherwise one that can reach only some of the others would come and go all the time.
+	calm, mostWait = 20 * time.Second, time.Minute
+)
+
+// startRejoins begins to watch for an eviction.
+func (n *node) startRejoins(context.Context) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	n.rejoins.cancel = cancel
+	n.rejoins.done.Go(func() { n.watchEviction(ctx) })
+	return nil
+}
+
+// stop ends that. It reports whether the node is no member now.
+func (r *rejoins) stop(n *node) (evicted bool) {
+	if r.cancel == nil {
+		return false
+	}
+	r.cancel()
+	r.done.Wait()
+	n.cats.stop()
+	select {
+	case <-n.cats.last().Evicted():
+		return true
+	default:
+		return false
+	}
+}
+
+func (n *node) watchEviction(ctx context.Context) {
+	pause := time.Duration(0)
+	for {
+		joined := time.Now()
+		select {
+		case <-n.cats.last().Evicted():
+		case <-ctx.Done():
+			return
+		}
+		if pause = min(2*pause, mostWait); time.Since(joined) >= calm {
+			pause = 0
+		}
+		n.log.Warn("evicted from the cluster: joining again", "wait", pause)
+		n.cats.leave()
+		v := n.cats.Current()
+		n.cats.last().Close()
+		if !sleep(ctx, pause) {
+			return
+		}
+		pause = max(pause, time.Second)
+		began := time.Now()
+		if !n.rejoin(ctx, v) {
+			return
+		}
+		n.log.Info("joined the cluster again", "took", time.Since(began).Round(time.Millisecond))
+	}
+}
+
+// sleep waits. It returns false if ctx ends.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// rejoin joins the cluster whose members were those of v. It returns false if ctx ends.
+func (n *node) rejoin(ctx context.Context, v *dsm.View) bool {
+	for pause := rejoinMin; ; pause = min(2*pause, rejoinMax) {
+		g := &gate{n: n}
+		next, err := n.joinAgain(ctx, v, g)
+		if err == nil {
+			g.open.Store(true)
+			n.cats.show(next)
+			n.Reset() // whatever came before g was open is in this
+			n.data.Rejoined()
+			n.cats.enter()
+			if err := n.fs.Rejoined(ctx); err != nil {
+				n.log.Warn("files that programs have open", "err", err)
+			}
+			return true
+		}
+		n.log.Warn("join the cluster again", "err", err)
+		if !sleep(ctx, pause/2+rand.N(pause)) {
+			return false
+		}
+	}
+}
+
+// joinAgain returns a new catalog that has joined.
+func (n *node) joinAgain(ctx context.Context, v *dsm.View, o catalog.Observer) (*catalog.Catalog, error) {
+	self := n.self
+	self.Inc = uint64(time.Now().UnixNano())
+	cat, err := n.newCatalog(self, o, nil)
+	if err != nil {
+		return nil, err
+	}
+	err = errs.E(errs.Unavailable, "join", "the cluster had no other members")
+	for _, i := range rand.Perm(len(v.Members)) {
+		if m := v.Members[i]; m.ID != n.self.ID {
+			try, cancel := context.WithTimeout(ctx, joinLimit/4)
+			err = cat.Join(try, m.Addr)
+			cancel()
+		}
+		if err == nil {
+			return cat, nil
+		}
+	}
+	cat.Close()
+	return nil, err
+}
+
+// gate is the Observer of a catalog that is joining: until it is open nothing passes, and then the node takes the whole state.
+type gate struct {
+	n    *node
+	open atomic.Bool
+}
+
+func (g *gate) AreaChanged(before, after dsm.Inode) {
+	if g.open.Load() {
+		g.n.AreaChanged(before, after)
+	}
+}
+
+func (g *gate) AreaRemoved(ino dsm.Ino) {
+	if g.open.Load() {
+		g.n.AreaRemoved(ino)
+	}
+}
+
+func (g *gate) ViewChanged(v *dsm.View) {
+	if g.open.Load() {
+		g.n.ViewChanged(v)
+	}
+}
+
+func (g *gate) LocksChanged(events []locks.Event) {
+	if g.open.Load() {
+		g.n.LocksChanged(events)
+	}
+}
+
+func (g *gate) Reset() {
+	if g.open.Load() {
+		g.n.Reset()
+	}
+}
