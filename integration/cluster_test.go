@@ -38,8 +38,8 @@ func TestMountInBackground(t *testing.T) {
 			if members := report[[]row](t, n, "members"); len(members) != 1 || members[0].text("name") != "alone" {
 				t.Errorf("members: %v", members)
 			}
-			if got := cl.Must("statfs %s", n.Mount)[0]; got != "67108864" {
-				t.Errorf("statfs: %s bytes, want --memory", got)
+			if got := cl.Must("statfs %s", n.Mount)[0]; got != "33554432" {
+				t.Errorf("statfs: %s bytes, want half of --memory", got)
 			}
 			cl.Close()
 			if res := n.CLI("umount", n.Mount); res.Err != nil {

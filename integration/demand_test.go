@@ -214,7 +214,7 @@ func touch(b []byte, at int) (v uint64, fault bool) {
 // program that gives the page up gets it.
 func TestDemandFaultTimeout(t *testing.T) {
 	const size = 16 * mib
-	c := harness.New(t, harness.Options{Network: harness.Namespaces, Memory: "512M", Memories: []string{"8M"}})
+	c := harness.New(t, harness.Options{Network: harness.Namespaces, Memory: "512M", Memories: []string{"8M"}, Flags: lasting})
 	impatient(c, 2, 1, "1s")
 	onDemand(t, c.Node(2), "w", size)
 	number(t, c.Node(2).Attach("/w", true), 0)
@@ -292,7 +292,7 @@ func TestDemandReadOnlyProgram(t *testing.T) {
 // they are SIGBUS, also for a thread that waits for one at that moment.
 func TestDemandDaemonKilled(t *testing.T) {
 	const size = 32 * mib
-	c := harness.New(t, harness.Options{Nodes: 2, Network: harness.Namespaces, Memory: "512M", Memories: []string{"8M"}})
+	c := harness.New(t, harness.Options{Nodes: 2, Network: harness.Namespaces, Memory: "512M", Memories: []string{"8M"}, Flags: lasting})
 	onDemand(t, c.Node(2), "w", size)
 	number(t, c.Node(2).Attach("/w", true), 0)
 	a := c.Node(1).Attach("/w", false)

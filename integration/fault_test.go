@@ -49,7 +49,7 @@ func TestDaemonDiesUnderItsPrograms(t *testing.T) {
 // TestBlockedFaultEnds touches a page whose home does not answer: the fault ends
 // by itself, and once the home is back the same page can be had.
 func TestBlockedFaultEnds(t *testing.T) {
-	c := cluster(t, harness.Options{})
+	c := cluster(t, harness.Options{Flags: lasting})
 	impatient(c, 3, 2, "1s")
 	all := clients(c)
 	name := ""
@@ -126,7 +126,7 @@ func fails(t *testing.T, n *harness.Node, what string, err error, log ...string)
 
 // withoutItsHome returns a file that a program on the second node has stored to, after its home, the third node, became silent.
 func withoutItsHome(t *testing.T, timeout string, silence func(*harness.Node)) (c *harness.Cluster, all []*harness.Client, name string, fd int) {
-	c = cluster(t, harness.Options{Nodes: 3, Flags: []string{"--fault-timeout", timeout}})
+	c = cluster(t, harness.Options{Nodes: 3, Flags: append([]string{"--fault-timeout", timeout}, lasting...)})
 	all = clients(c)
 	name = homedAt(t, c, all[1], "n3")
 	f, m := all[1].Attach(name, 4*page)

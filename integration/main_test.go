@@ -7,10 +7,7 @@ package integration
 
 import (
 	"flag"
-	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 	"testing"
 	"time"
 
@@ -26,28 +23,10 @@ var (
 const limit = 60 * time.Second
 
 func TestMain(m *testing.M) {
-	flag.Parse()
 	if os.Getenv(posixMount) != "" {
 		os.Exit(m.Run()) // a child of TestPosix needs nothing built
 	}
-	skip, err := harness.Prepare()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "integration:", err)
-		os.Exit(1)
-	}
-	if skip != "" {
-		fmt.Fprintln(os.Stderr, "integration: everything that mounts is skipped:", skip)
-	}
-	interrupted := make(chan os.Signal, 1)
-	signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM)
-	go func() {
-		<-interrupted
-		harness.Discard()
-		os.Exit(1)
-	}()
-	code := m.Run()
-	harness.Discard()
-	os.Exit(code)
+	os.Exit(harness.Main(m, "integration"))
 }
 
 // cluster starts a cluster that ends with the test, and skips the test where nothing can be mounted.
@@ -58,6 +37,9 @@ func cluster(t *testing.T, o harness.Options) *harness.Cluster {
 	}
 	return harness.New(t, o)
 }
+
+// lasting are flags of nodes that may be stopped or cut off for a while, and stay members.
+var lasting = []string{"--lease", "1m"}
 
 // nodes starts a cluster of n nodes on loopback.
 func nodes(t *testing.T, n int) *harness.Cluster {

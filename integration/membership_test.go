@@ -131,7 +131,7 @@ func homedAway(t *testing.T, n *harness.Node, cl *harness.Client, avoid string) 
 // TestPausedSubscriber stops the daemon of one subscriber: the others neither
 // wait for it nor keep more than a bounded amount for it, and it catches up.
 func TestPausedSubscriber(t *testing.T) {
-	c := nodes(t, 3)
+	c := cluster(t, harness.Options{Nodes: 3, Flags: lasting})
 	all := clients(c)
 	name, am, size := homedAway(t, c.Node(1), all[0], "n3")
 	maps := attachAll(all, name, size)

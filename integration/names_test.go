@@ -9,22 +9,23 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
+	"github.com/dsmfs/dsmfs/integration/history"
 )
 
 // load is one random workload on names and the model it must fit.
 type load struct {
 	name    string
 	prepare func(*harness.Client)
-	draw    func(*rand.Rand) nameOp
+	draw    func(*rand.Rand) history.Op
 	model   porcupine.Model
 }
 
 var loads = []load{
-	{"names", func(cl *harness.Client) { cl.Must("mkdir %s", cl.Path("d")) }, randomNameOp, namesModel},
+	{"names", func(cl *harness.Client) { cl.Must("mkdir %s", cl.Path("d")) }, randomNameOp, history.Names},
 	{"sizes", func(cl *harness.Client) {
 		cl.Must("mkdir %s", cl.Path("d"))
 		cl.Open("d/f", "rw,creat").Close()
-	}, randomSizeOp, sizeModel},
+	}, randomSizeOp, history.Sizes},
 }
 
 func TestNamesAndSizesAreLinearizable(t *testing.T) {

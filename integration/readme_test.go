@@ -122,12 +122,13 @@ func TestReadme(t *testing.T) {
 			}
 		}
 	}()
-	commands := 0
+	commands, token := 0, ""
 	for _, m := range typed.FindAllStringSubmatch(string(text), -1) {
 		commands++
 		i := int(m[1][0] - '1')
 		line := strings.ReplaceAll(m[3], "/mnt/dsm", hosts[i].Mount)
 		line = regexp.MustCompile(`\bhost1\b`).ReplaceAllString(line, address)
+		line = strings.ReplaceAll(line, "TOKEN", token)
 		if m[2] == ">>>" {
 			if got := prompts[i].do(line); got != "ok" {
 				t.Errorf("%s\n%s", m[0], got)
@@ -140,6 +141,9 @@ func TestReadme(t *testing.T) {
 		res := hosts[i].Run(limit, "env", "PATH="+filepath.Dir(harness.Binary())+":"+os.Getenv("PATH"), "sh", "-ec", line)
 		if res.Err != nil {
 			t.Errorf("%s\n%v\n%s%s", m[0], res.Err, res.Stdout, res.Stderr)
+		}
+		if strings.HasPrefix(line, "dsmfs token") {
+			token = strings.TrimSpace(res.Stdout)
 		}
 	}
 	if commands < 10 {

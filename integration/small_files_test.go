@@ -19,7 +19,7 @@ var filesFlag = flag.Int("files", 4000, "small files that TestManySmallFiles mak
 func TestManySmallFiles(t *testing.T) {
 	const small = 100
 	files := *filesFlag
-	c := cluster(t, harness.Options{Nodes: 2})
+	c := cluster(t, harness.Options{Nodes: 2, Memory: "2G"})
 	one, two := c.Node(1), c.Node(2)
 	for _, n := range c.Nodes() {
 		if err := unix.Prlimit(n.PID(), unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1024, Max: 1024}, nil); err != nil {

@@ -38,7 +38,7 @@ func (r reader) reads() (string, error) {
 // TestStalenessBound reads a file with a bound while its home does not answer: a read is an error, also of pages that the node has
 // and a mapping shows. As long as the home answers no read waits for it, and none returns more than the bound ago.
 func TestStalenessBound(t *testing.T) {
-	c := cluster(t, harness.Options{})
+	c := cluster(t, harness.Options{Flags: lasting})
 	impatient(c, 3, 2, "2s")
 	all := clients(c)
 	name := homedAt(t, c, all[0], "n3")
@@ -100,7 +100,7 @@ func TestStalenessBound(t *testing.T) {
 // of before are too old. When it is healed reads have the new ones.
 func TestStalenessBehindAPartition(t *testing.T) {
 	const bound = 300 * time.Millisecond
-	c := cluster(t, harness.Options{Network: harness.Namespaces})
+	c := cluster(t, harness.Options{Network: harness.Namespaces, Flags: lasting})
 	impatient(c, 3, 2, "2s")
 	all := clients(c)
 	name := homedAt(t, c, all[0], "n3")

@@ -116,7 +116,7 @@ func TestVersionsAreWholeUnderLoss(t *testing.T) {
 
 // TestVersionsPassAStoppedSubscriber stops a daemon: the writer goes on, others see its versions, and the subscriber sees whole ones later.
 func TestVersionsPassAStoppedSubscriber(t *testing.T) {
-	c := nodes(t, 3)
+	c := cluster(t, harness.Options{Nodes: 3, Flags: lasting})
 	writer := versioned(t, c)
 	slow := readWhole(t, []string{"live", "mmap"}, c.Node(3))
 	slow.until(1)

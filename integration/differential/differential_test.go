@@ -30,16 +30,7 @@ var (
 	leaveOut = flag.String("without", "", "operations and flags of open to leave out, with commas between")
 )
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	if _, err := harness.Prepare(); err != nil {
-		fmt.Fprintln(os.Stderr, "differential:", err)
-		os.Exit(1)
-	}
-	code := m.Run()
-	harness.Discard()
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(harness.Main(m, "differential")) }
 
 // slots is how many descriptors and how many mappings a program has at most.
 const slots = 4

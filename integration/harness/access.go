@@ -218,6 +218,12 @@ func (m *Map) Sync() {
 	m.c.Must("msync %d", m.id)
 }
 
+// TrySync is Sync, and returns the error.
+func (m *Map) TrySync() error {
+	_, err := m.c.Do("msync %d", m.id)
+	return err
+}
+
 // Await spins until the memory holds p and reports how long that took; it ends
 // the test at the limit.
 func (m *Map) Await(off int64, p []byte, limit time.Duration) time.Duration {

@@ -25,10 +25,13 @@ const (
 type Options struct {
 	Nodes   int      // that New starts; 0: only Declare and Add make some
 	Network Network  // where they talk
-	Memory  string   // --memory of every node; empty: 256M
+	Memory  string   // --memory of every node; empty: 512M
 	Flags   []string // more flags of dsmfs mount
+	Secure  bool     // Namespaces without --insecure: nodes join by the token
 	// Memories is --memory of the first nodes; of the others it is Memory.
 	Memories []string
+	// Limit bounds the memory of each node, its daemon and its programs together, in bytes: see NoCgroups. 0: nothing does.
+	Limit int64
 }
 
 // tagVariable is set to the cluster's tag in every process of a cluster.
@@ -70,7 +73,7 @@ func New(t TB, o Options) *Cluster {
 		t.Fatalf("the harness is not usable: %s %v", skip, err)
 	}
 	if o.Memory == "" {
-		o.Memory = "256M"
+		o.Memory = "512M"
 	}
 	c := &Cluster{t: t, opts: o, tag: fmt.Sprintf("dm%dc%d", os.Getpid()%100000, clusterCount.Add(1))}
 	dir, err := os.MkdirTemp("", "dsmfs-"+c.tag+"-")
@@ -121,6 +124,11 @@ func (c *Cluster) Declare() *Node {
 		c.t.Fatalf("%s: %v", n.Name, err)
 	}
 	c.nodes = append(c.nodes, n)
+	if c.opts.Limit > 0 {
+		if n.group, err = newCgroup("dsmfs-"+c.tag+n.Name, c.opts.Limit); err != nil {
+			c.t.Fatalf("%s: %v", n.Name, err)
+		}
+	}
 	return n
 }
 
@@ -150,7 +158,15 @@ func (c *Cluster) Partition(sides ...[]*Node) {
 	}
 }
 
-// Heal undoes Partition.
+// Mute has nothing arrive at one node that another one sends.
+func (c *Cluster) Mute(from, to *Node) {
+	c.t.Helper()
+	if err := c.net.drop(to.index(), from.Address); err != nil {
+		c.t.Fatalf("mute: %v", err)
+	}
+}
+
+// Heal undoes Partition and Mute.
 func (c *Cluster) Heal() {
 	c.t.Helper()
 	for _, n := range c.nodes {
@@ -190,6 +206,14 @@ func (c *Cluster) Close() {
 		n.awaitStop()
 	}
 	c.checkNothingLeft()
+	for _, n := range c.nodes {
+		if n.group == nil {
+			continue
+		}
+		if err := n.group.remove(); err != nil {
+			c.t.Errorf("%s: %v", n.Name, err)
+		}
+	}
 	if err := c.net.close(); err != nil {
 		c.t.Errorf("network: %v", err)
 	}

@@ -138,6 +138,9 @@ func (b *bridged) rate(i, mbit int) error {
 
 // lose drops packets at random: kernels may be without netem.
 func (b *bridged) lose(i, percent int) error {
+	if percent == 0 {
+		return b.inside(i, "nft", "delete table inet loss")
+	}
 	return b.inside(i, "nft", fmt.Sprintf("add table inet loss; add chain inet loss in { type filter hook input priority 0 ; }; "+
 		"flush chain inet loss in; add rule inet loss in iifname eth0 numgen random mod 100 < %d drop", percent))
 }

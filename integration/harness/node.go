@@ -29,10 +29,12 @@ type Node struct {
 	exited  chan struct{} // closed when the daemon is gone
 	killed  bool          // by the test, so a dead mount is expected
 	paused  atomic.Bool
+	group   *cgroup  // nil unless Options.Limit bounds the memory
 	Name    string   // n1, n2, ...
 	Mount   string   // the mount point
 	Address string   // host:port that it listens on
 	Flags   []string // more flags of dsmfs mount, of this node alone
+	Via     *Node    // which node to join; nil: the first that runs
 }
 
 // index counts the nodes from 1.
@@ -49,16 +51,29 @@ func (n *Node) Arguments() []string {
 	}
 	args := []string{"mount", n.Mount, "-f", "--listen", n.Address, "--name", n.Name, "--memory", memory,
 		"--state", n.State(), "--log-level", logLevel(), "--log-file", n.LogFile()}
-	if n.c.opts.Network == Namespaces {
+	if n.c.opts.Network == Namespaces && !n.c.opts.Secure {
 		args = append(args, "--insecure")
 	}
 	for _, peer := range n.c.nodes {
-		if peer != n && peer.Running() {
+		if peer != n && peer.Running() && (n.Via == nil || n.Via == peer) {
 			args = append(args, "--join", peer.Address)
+			if n.c.opts.Secure {
+				args = append(args, "--token", peer.Token())
+			}
 			break
 		}
 	}
 	return append(append(args, n.c.opts.Flags...), n.Flags...)
+}
+
+// Token is what dsmfs token prints for the node.
+func (n *Node) Token(flags ...string) string {
+	n.c.t.Helper()
+	res := n.CLI(append([]string{"token", n.Mount}, flags...)...)
+	if res.Err != nil {
+		n.c.t.Fatalf("%s: token: %v: %s", n.Name, res.Err, res.Stderr)
+	}
+	return strings.TrimSpace(res.Stdout)
 }
 
 // State is the node's state directory.
@@ -117,6 +132,9 @@ func (n *Node) start(args []string) error {
 // Command makes a command that runs in the node's network with the cluster's tag.
 func (n *Node) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	name, args = n.c.net.enter(n.index(), name, args)
+	if n.group != nil {
+		name, args = n.group.enter(name, args)
+	}
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), tagVariable+"="+n.c.tag)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the tests, which then clean up
@@ -220,7 +238,7 @@ func (n *Node) Rate(mbit int) {
 	}
 }
 
-// Lose has the node lose a part of the packets that come to it, in percent.
+// Lose has the node lose a part of the packets that come to it, in percent; 0 after another number ends that.
 func (n *Node) Lose(percent int) {
 	n.c.t.Helper()
 	if err := n.c.net.lose(n.index(), percent); err != nil {

@@ -3,12 +3,15 @@ package harness
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -40,6 +43,30 @@ func Prepare() (skip string, err error) {
 		tools.err = build()
 	})
 	return tools.skips, tools.err
+}
+
+// Main is the TestMain of a package that mounts: it prepares, runs the tests, and takes down what they have left, also when a signal ends them.
+// name is that of the package, for messages. It returns the exit code.
+func Main(m interface{ Run() int }, name string) int {
+	flag.Parse()
+	skip, err := Prepare()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		return 1
+	}
+	if skip != "" {
+		fmt.Fprintf(os.Stderr, "%s: everything that mounts is skipped: %s\n", name, skip)
+	}
+	defer Discard()
+	interrupted, code := make(chan os.Signal, 1), make(chan int, 1)
+	signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM)
+	go func() { code <- m.Run() }()
+	select {
+	case c := <-code:
+		return c
+	case <-interrupted:
+		return 1
+	}
 }
 
 // Discard removes what Prepare built and takes down the clusters that still run.
