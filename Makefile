@@ -1,8 +1,9 @@
 # make build   bin/dsmfs
 # make test    everything that CI runs; installs what it needs
+# make chaos   programs on a cluster while nodes are killed, stopped and cut off: HOURS=0.05, SEED=
 # make demo    trains a classifier on three mounts of this machine
 # make bench   measures against yardsticks of the same machine
-# make fuzz    every fuzz target for a while; FUZZTIME=20s
+# make fuzz    every fuzz target for a while; FUZZTIME=30s
 # make install the program, its mount helper, manual, completions and systemd unit: PREFIX=/usr/local, DESTDIR=
 # make uninstall  removes what install has put there
 # make clean   removes what the others made here
@@ -13,7 +14,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-FUZZTIME ?= 20s
+FUZZTIME ?= 30s
 VERSION := $(shell scripts/version.sh)
 
 # Everything but the black-box tests and the checks of the source.
@@ -35,7 +36,7 @@ $(SHIM): shim/client.c shim/shim.c shim/shim.h include/dsmfs.h
 	@gcc -O2 -fPIC -shared -Wall -Wextra -Werror -fvisibility=hidden -ftls-model=initial-exec -o $@ shim/client.c shim/shim.c -pthread
 
 .PHONY: test
-test: deps lint unit race invariants integration python
+test: deps lint unit race invariants integration chaos python
 	@echo "all passed"
 
 # In this order also with -j: the machine is small and the tests have deadlines.
@@ -76,7 +77,17 @@ invariants: deps shim
 # One package at a time: they mount, and make network namespaces.
 .PHONY: integration
 integration: deps build
-	@go test -p 1 -timeout 80m -count=1 -json ./integration/... | $(SUM) "integration tests"
+	@go test -p 1 -timeout 80m -count=1 -json $$(go list ./integration/... | grep -v /chaos$$) | $(SUM) "integration tests"
+
+# Rounds of half a minute, each with a seed that repeats it; the first one is drawn unless it is given.
+HOURS ?= 0.05
+SEED ?=
+
+.PHONY: chaos
+chaos: deps build
+	@seed=$(SEED); seed=$${seed:-$$(($$(date +%s) % 100000000))}; echo "chaos for $(HOURS) hours from seed $$seed on"; \
+	status=0; go test ./integration/chaos -timeout 0 -count=1 -json -seed $$seed -for $(HOURS)h -tally "$$PWD/bin/chaos.txt" | $(SUM) "chaos" || status=$$?; \
+	cat bin/chaos.txt || true; exit $$status
 
 # PyTorch is outside the tree: make clean leaves it.
 .PHONY: torch
