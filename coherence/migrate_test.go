@@ -14,9 +14,9 @@ func (n *simNode) MoveArea(_ context.Context, id dsm.AreaID, to dsm.NodeID, pati
 	s := n.sim
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v := s.lastView().Clone()
+	v := s.lastViewLocked().Clone()
 	v.Epoch++
-	row := *s.rowOf(v, 0)
+	row := *s.firstRowLocked(v)
 	if row.Primary != n.id || row.Source != 0 || e < row.Epoch {
 		return context.Canceled
 	}

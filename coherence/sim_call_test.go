@@ -140,14 +140,14 @@ func (n *simNode) SlotsReady(_ context.Context, slots []dsm.Slot, e dsm.Epoch) e
 	if n.dead {
 		return nil
 	}
-	v := s.lastView().Clone()
+	v := s.lastViewLocked().Clone()
 	for _, sl := range slots {
 		if row := v.Row(sl); row.Primary == n.id && row.Source != 0 && e >= row.Epoch {
 			row.Source = 0
 			v.Epoch++
 		}
 	}
-	if v.Epoch != s.lastView().Epoch {
+	if v.Epoch != s.lastViewLocked().Epoch {
 		s.log = append(s.log, entry{nil, v})
 	}
 	return nil

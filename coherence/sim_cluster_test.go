@@ -44,7 +44,9 @@ type sim struct {
 	places      bool          // the area gets a slot of its own, and that moves
 	placed      int           // how often
 
-	mu       sync.Mutex // of net and log, and the view and inode of each node
+	// mu is of net and log, and of the view and inode of each node. Also the goroutine of the test takes it to look at the log: what goes on when time
+	// has passed is not ordered after what that goroutine did before.
+	mu       sync.Mutex
 	requests []*request
 	pinned   []pinnedVersion
 	seen     seen
@@ -241,10 +243,9 @@ func (n *simNode) apply() {
 
 // snapshot has the node get the catalog as a snapshot: it sees the last entries only.
 func (n *simNode) snapshot() {
-	ino, view := n.sim.lastInode(), n.sim.lastView()
 	n.sim.mu.Lock()
 	old := n.ino
-	n.ino, n.view, n.applied = ino, view, len(n.sim.log)
+	n.ino, n.view, n.applied = n.sim.lastInodeLocked(), n.sim.lastViewLocked(), len(n.sim.log)
 	close(n.changed)
 	n.changed = make(chan struct{})
 	n.sim.mu.Unlock()
@@ -270,7 +271,20 @@ func (s *sim) commit(e entry) {
 	s.log = append(s.log, e)
 }
 
+// entries returns how many entries the catalog has.
+func (s *sim) entries() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.log)
+}
+
 func (s *sim) lastInode() dsm.Inode {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lastInodeLocked()
+}
+
+func (s *sim) lastInodeLocked() dsm.Inode {
 	for i := len(s.log) - 1; ; i-- {
 		if s.log[i].ino != nil {
 			return *s.log[i].ino
@@ -279,6 +293,12 @@ func (s *sim) lastInode() dsm.Inode {
 }
 
 func (s *sim) lastView() *dsm.View {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lastViewLocked()
+}
+
+func (s *sim) lastViewLocked() *dsm.View {
 	for i := len(s.log) - 1; ; i-- {
 		if s.log[i].view != nil {
 			return s.log[i].view
@@ -292,7 +312,7 @@ func (s *sim) resize(size int64) {
 	ino.Rev++
 	if size < ino.Size {
 		ino.Gen = ino.Rev
-		s.seen.cut(len(s.log))
+		s.seen.cut(s.entries())
 	}
 	ino.Size = size
 	s.commit(entry{&ino, nil})
@@ -314,6 +334,11 @@ func (s *sim) slotOf(v *dsm.View, e dsm.ExtentIndex) dsm.Slot {
 
 // rowOf returns the row of an extent of the area.
 func (s *sim) rowOf(v *dsm.View, e dsm.ExtentIndex) *dsm.SlotHome { return v.Row(s.slotOf(v, e)) }
+
+// firstRowLocked returns the row of the area's first extent.
+func (s *sim) firstRowLocked(v *dsm.View) *dsm.SlotHome {
+	return v.Row(v.SlotOf(simArea, s.lastInodeLocked().Spec, 0))
+}
 
 // moveSlots commits a view in which some slots of the area get another home, or in
 // which handovers that are complete are over.

@@ -118,7 +118,7 @@ func (n *simNode) HandoverFailed(_ context.Context, back, lost []dsm.Slot, e dsm
 	s := n.sim
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v := s.lastView().Clone()
+	v := s.lastViewLocked().Clone()
 	v.Epoch++
 	changed := false
 	for _, sl := range append(slices.Clone(back), lost...) {

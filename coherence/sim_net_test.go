@@ -98,7 +98,7 @@ func (s *sim) explain() {
 	for _, n := range s.nodes {
 		if n.area != nil {
 			r := &n.area.mu.replica
-			s.t.Logf("node %d: applied %d of %d, parked %d, pubs %d, hold %v, syncing %d, writers %d", n.i, n.applied, len(s.log),
+			s.t.Logf("node %d: applied %d of %d, parked %d, pubs %d, hold %v, syncing %d, writers %d", n.i, n.applied, s.entries(),
 				len(n.area.mu.parked), r.underWay, r.onRequest, r.syncing, r.writers)
 			s.t.Logf("newest %d, here %d, waits for %v, asked to tell %v", n.area.mu.newest, r.version, r.waits, n.area.mu.home.untils)
 			if c := n.area.mu.cached; c != nil {
@@ -126,6 +126,8 @@ func (s *sim) explain() {
 			}
 		}
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for k, q := range s.net {
 		for _, f := range q {
 			s.t.Logf("from %d to %d: %T %+v", k[0], k[1], f.msg, f.msg)

@@ -84,10 +84,7 @@ func (s *sim) ack(mine snapshot) {
 	for off, k := range mine.counts {
 		s.seen.published[off] = max(s.seen.published[off], k)
 	}
-	s.mu.Lock()
-	bounded := s.lastInode().Spec.Staleness > 0
-	s.mu.Unlock()
-	if bounded {
+	if s.lastInode().Spec.Staleness > 0 {
 		s.seen.history = append(s.seen.history, acked{time.Now(), maps.Clone(s.seen.published)})
 	}
 }

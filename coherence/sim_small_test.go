@@ -82,7 +82,7 @@ func newPathRun(t *testing.T, k small) *pathRun {
 		r.calm()
 		r.progs = append(r.progs, n.attached[0])
 	}
-	r.added = make([]int, len(r.log))
+	r.added = make([]int, r.entries())
 	return r
 }
 
@@ -136,7 +136,7 @@ func (r *pathRun) choices() (list []choice) {
 
 // do has an event happen, and returns what it has touched.
 func (r *pathRun) do(c choice, index int) touched {
-	had, entries := make(map[link]int), len(r.log)
+	had, entries := make(map[link]int), r.entries()
 	for k, q := range r.net {
 		had[k] = len(q)
 	}
@@ -163,7 +163,7 @@ func (r *pathRun) do(c choice, index int) touched {
 			}
 		}
 	}
-	for range len(r.log) - entries {
+	for range r.entries() - entries {
 		r.added = append(r.added, index)
 		t.log = true
 	}

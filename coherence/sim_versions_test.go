@@ -221,11 +221,12 @@ func (n *simNode) OwnArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID) err
 	return err
 }
 
+// own commits a view in which the area belongs to another node, if the node that asks may.
 func (s *sim) own(by dsm.NodeID, id dsm.AreaID, to dsm.NodeID) (dsm.Epoch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v := s.lastView().Clone()
-	row, owned := *s.rowOf(v, 0), v.Placed(id) != 0
+	v := s.lastViewLocked().Clone()
+	row, owned := *s.firstRowLocked(v), v.Placed(id) != 0
 	switch {
 	case owned && row.Primary == to:
 		return v.Epoch, nil
@@ -233,12 +234,12 @@ func (s *sim) own(by dsm.NodeID, id dsm.AreaID, to dsm.NodeID) (dsm.Epoch, error
 		return 0, errs.E(errs.Access, "own", "node %v owns it", row.Primary)
 	case !owned && to != by:
 		return 0, errs.E(errs.Access, "own", "it has no owner")
-	case row.Source != 0 && s.lastInode().Size > 0:
+	case row.Source != 0 && s.lastInodeLocked().Size > 0:
 		return 0, errs.E(errs.Busy, "own", "it is on its way to node %v", row.Primary)
 	}
 	v.Epoch++
 	first := dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: v.Epoch}
-	if row.Primary == to || s.lastInode().Size == 0 {
+	if row.Primary == to || s.lastInodeLocked().Size == 0 {
 		first.Source = 0
 	}
 	v.Place(id, first)
