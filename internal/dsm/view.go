@@ -14,6 +14,34 @@ type SlotHome struct {
 	Source NodeID
 	// Epoch is the epoch of the view in which Primary became primary.
 	Epoch Epoch
+	// Backups keep copies of what the primary has; the zero Backup is none. While Source is not 0, those in sync have what the source has.
+	Backups [MostBackups]Backup
+}
+
+// MostBackups is how many backups a slot has at most.
+const MostBackups = 2
+
+// Backup is a member that keeps a copy of a slot.
+type Backup struct {
+	Node NodeID
+	// InSync says that it has all that anybody has seen of the slot, so it can take over. Otherwise it is being filled.
+	InSync bool
+}
+
+// InSync yields the backups of a slot that can take over.
+func (h *SlotHome) InSync() iter.Seq[NodeID] {
+	return func(yield func(NodeID) bool) {
+		for _, b := range h.Backups {
+			if b.Node != 0 && b.InSync && !yield(b.Node) {
+				return
+			}
+		}
+	}
+}
+
+// BackupOf returns the place of a node in Backups, or -1.
+func (h *SlotHome) BackupOf(n NodeID) int {
+	return slices.IndexFunc(h.Backups[:], func(b Backup) bool { return b.Node == n && n != 0 })
 }
 
 // View is the agreed members and slot table. It is immutable once shared.
