@@ -27,6 +27,14 @@ type View interface {
 	// HandoverFailed tells the cluster that the nodes which were to take slots from this one have died. It has those in back as they
 	// were, and nobody has served them since. Those in lost may have been served. e is the epoch of the view that says so.
 	HandoverFailed(ctx context.Context, back, lost []dsm.Slot, e dsm.Epoch) error
+	// BackupInSync tells the cluster that a backup of slots of which this node is the primary, in the view of epoch e, has all that anybody has
+	// seen of them: it may take over from now on.
+	BackupInSync(ctx context.Context, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error
+	// BackupLags tells the cluster that such a backup does not follow: it must not take over. This node goes on to hold back what the backup lacks
+	// until it has a view that says so.
+	BackupLags(ctx context.Context, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error
+	// MayServe reports whether the lease of this node lasts. If not, it may have been evicted, and a backup may have taken over.
+	MayServe() bool
 	// MoveArea asks the cluster to move an area, whose home is this node in the view of epoch e, to another one. patience is what a move takes next
 	// time: see dsm.OwnSlot.
 	MoveArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID, patience uint8, e dsm.Epoch) error

@@ -263,6 +263,19 @@ func (c *catalogs) HandoverFailed(ctx context.Context, back, lost []dsm.Slot, e 
 	return err
 }
 
+// BackupInSync implements coherence.View.
+func (c *catalogs) BackupInSync(context.Context, dsm.NodeID, []dsm.Slot, dsm.Epoch) error {
+	return errs.E(errs.Unavailable, "backup", "the catalog has no backups")
+}
+
+// BackupLags implements coherence.View.
+func (c *catalogs) BackupLags(context.Context, dsm.NodeID, []dsm.Slot, dsm.Epoch) error {
+	return errs.E(errs.Unavailable, "backup", "the catalog has no backups")
+}
+
+// MayServe implements coherence.View.
+func (c *catalogs) MayServe() bool { return c.MayGrant() }
+
 // MoveArea implements coherence.View.
 func (c *catalogs) MoveArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID, patience uint8, e dsm.Epoch) error {
 	_, err := ask(ctx, c, only(func(now *catalog.Catalog) error { return now.MoveArea(ctx, id, to, patience, e) }))
