@@ -174,7 +174,7 @@ func (b *bridge) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 		read := h.area.current().ReadAt
 		switch {
 		case !past:
-		case h.streams != nil:
+		case h.streams != nil && h.area.spec().Mode == dsm.ModeVersioned: // the mode of a file can change while it is empty
 			read = func(ctx context.Context, p []byte, off int64) (int, error) { return h.readWhole(ctx, in.Pid, p, off) }
 		default:
 			read = func(ctx context.Context, p []byte, off int64) (int, error) {

@@ -96,6 +96,33 @@ func TestOneReadIsOneVersion(t *testing.T) {
 	c.must(clientCall{Op: "close", FD: fd})
 }
 
+// TestModeChangesUnderAHandle: a handle for reading that was opened while the file was versioned reads the file as it is now.
+func TestModeChangesUnderAHandle(t *testing.T) {
+	f := mountTest(t)
+	c := startClient(t)
+	a := f.versioned(c, "w")
+	fd := c.open(f.path("w"), syscall.O_RDONLY)
+	c.must(clientCall{Op: "truncate", Path: f.path("w"), Off: 2})
+	a.version(1, of(1, 2))
+	if got := c.must(clientCall{Op: "pread", FD: fd, Len: 1}).Data; !bytes.Equal(got, of(1, 1)) {
+		t.Errorf("of version 1: %x", got)
+	}
+	c.must(clientCall{Op: "truncate", Path: f.path("w"), Off: 0})
+	c.must(clientCall{Op: "setxattr", Path: f.path("w"), To: "user.dsm.mode", Data: []byte("relaxed")})
+	w := c.open(f.path("w"), syscall.O_WRONLY)
+	c.must(clientCall{Op: "pwrite", FD: w, Data: of(9, 4)})
+	for off := range int64(2) { // where the handle would go on, and elsewhere
+		if got := c.must(clientCall{Op: "pread", FD: fd, Off: off, Len: 1}).Data; !bytes.Equal(got, of(9, 1)) {
+			t.Errorf("relaxed, at %d: %x", off, got)
+		}
+	}
+	c.must(clientCall{Op: "close", FD: w})
+	c.must(clientCall{Op: "close", FD: fd})
+	if !a.await(clientTimeout, func() bool { return a.opens == 0 }) || a.pins() != 0 {
+		t.Errorf("%d pins of a closed file", a.pins())
+	}
+}
+
 // TestStreamsAreIdle: what nobody goes on to read costs nothing after a while. Who goes on later gets the same version, or an error.
 func TestStreamsAreIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
