@@ -66,7 +66,7 @@ type Area struct {
 		counted     counted
 		surveys     map[uint64]*surveying
 		toldOfCut   bool        // a program has cut the memory, and the log says so
-		memoryRetry *time.Timer // if not nil, it will handle again what is parked for lack of memory
+		memoryRetry *time.Timer // if not nil, it will try again what waits for memory
 		short       short       // why the memory is not as long as the catalog says
 	}
 }

@@ -219,7 +219,8 @@ func (a *Area) pumpBatchesLocked(to dsm.NodeID, s *subscriber) {
 	for t.sending || !t.greeted || len(t.behind) > 0 {
 		if !t.sending {
 			if _, err := a.memoryLocked(); err != nil {
-				return // a later publish or Acquire tries again
+				a.retryMemoryLocked()
+				return
 			}
 			if t.waiting = a.batchWaitsLocked(to); t.waiting {
 				a.mu.whole.waiting = true

@@ -11,7 +11,7 @@ import (
 	"github.com/dsmfs/dsmfs/pages"
 )
 
-// memoryRetry is how long a message waits for another try when the memory of its area could not be made.
+// memoryRetry is how long a message or a batch waits for another try when the memory of its area could not be made.
 const memoryRetry = time.Second
 
 // warnPause is the least time between two warnings that memory cannot be made.
@@ -101,12 +101,21 @@ func (n *Node) warnOfMemory(id dsm.AreaID, err error) {
 // wait behind it. The publisher is not told: its fsync ends at its deadline, and its stores stay there as unpublished.
 func (a *Area) parkForMemoryLocked(from dsm.NodeID, m any, payload []byte) {
 	a.parkLocked(from, m, payload)
-	if a.mu.memoryRetry == nil {
-		a.mu.memoryRetry = time.AfterFunc(memoryRetry, func() {
-			a.step(func() {
-				a.mu.memoryRetry = nil
-				a.unparkLocked()
-			})
-		})
+	a.retryMemoryLocked()
+}
+
+// retryMemoryLocked has what waits for the memory of the area tried again after a while: parked messages, and batches that have not begun.
+func (a *Area) retryMemoryLocked() {
+	if a.mu.memoryRetry != nil {
+		return
 	}
+	a.mu.memoryRetry = time.AfterFunc(memoryRetry, func() {
+		a.step(func() {
+			a.mu.memoryRetry = nil
+			a.unparkLocked()
+			for _, id := range a.subscribersLocked() {
+				a.pumpLocked(id, a.mu.home.subs[id])
+			}
+		})
+	})
 }

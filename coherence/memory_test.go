@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -100,6 +101,35 @@ func TestPublishToAHomeWithoutDescriptors(t *testing.T) {
 		home.open(false)
 		s.drain()
 		want(t, home, 5)
+	})
+}
+
+// TestVersionFromAHomeWithoutDescriptors: a node that has asked for the newest version gets it when its home has memory, though nobody publishes
+// or asks again.
+func TestVersionFromAHomeWithoutDescriptors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, dsm.Inode{Size: dsm.ExtentSize, Spec: dsm.Spec{Mode: dsm.ModeVersioned}})
+		home, replica := s.nodes[0], s.nodes[1]
+		home.find()
+		_, feed := home.starve()
+		replica.open(false)
+		var size int64
+		replica.ask("pin", func(ctx context.Context) error {
+			v, err := replica.area.PinToRead(ctx, 0)
+			size = v.Size
+			return err
+		}, nil)
+		s.retried()
+		if replica.outstanding() == 0 {
+			t.Fatal("a version comes from a home without memory")
+		}
+		feed()
+		s.retried()
+		if replica.outstanding() > 0 {
+			t.Error("the version does not come when the home has memory")
+		} else if size != dsm.ExtentSize {
+			t.Errorf("the version has %d bytes, want %d", size, dsm.ExtentSize)
+		}
 	})
 }
 
