@@ -17,88 +17,74 @@ type catalogs struct{ at atomic.Pointer[seat] }
 
 // seat is what a catalogs has at some time. It is replaced, not changed.
 type seat struct {
-	cat     *catalog.Catalog
-	joined  chan struct{} // closed, unless the node is joining again
-	stopped bool          // it will not join again
+	cat      *catalog.Catalog
+	joining  bool          // the node is joining again
+	stopped  bool          // it will not join again
+	replaced chan struct{} // closed when another seat is there
 }
 
-var already = func() chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
-}()
+// start says that the node is a member, or is about to become one, with its first catalog.
+func (c *catalogs) start(first *catalog.Catalog) {
+	c.at.Store(&seat{cat: first, replaced: make(chan struct{})})
+}
 
 // last returns the catalog whose state is shown.
 func (c *catalogs) last() *catalog.Catalog { return c.at.Load().cat }
 
 // leave says that the node joins again: calls wait until enter.
-func (c *catalogs) leave() {
-	c.change(func(s seat) seat {
-		s.joined = make(chan struct{})
-		return s
-	})
-}
+func (c *catalogs) leave() { c.change(func(s *seat) { s.joining = true }) }
 
 // show shows the state of the new catalog. Until enter the node still acts for nobody: its other parts have not taken that state.
-func (c *catalogs) show(next *catalog.Catalog) {
-	c.change(func(s seat) seat {
-		s.cat = next
-		return s
-	})
-}
+func (c *catalogs) show(next *catalog.Catalog) { c.change(func(s *seat) { s.cat = next }) }
 
 // enter lets the calls go on that wait.
-func (c *catalogs) enter() {
-	c.change(func(s seat) seat {
-		s.joined = already
-		return s
-	})
-}
+func (c *catalogs) enter() { c.change(func(s *seat) { s.joining = false }) }
 
 // stop says that the node ends, and does not join again.
-func (c *catalogs) stop() {
-	c.change(func(s seat) seat {
-		s.joined, s.stopped = already, true
-		return s
-	})
-}
+func (c *catalogs) stop() { c.change(func(s *seat) { s.joining, s.stopped = false, true }) }
 
 // change replaces the seat, unless the node ends.
-func (c *catalogs) change(to func(seat) seat) {
+func (c *catalogs) change(to func(*seat)) {
 	for {
 		was := c.at.Load()
 		if was.stopped {
 			return
 		}
-		is := to(*was)
-		if !c.at.CompareAndSwap(was, &is) {
-			continue
+		is := *was
+		is.replaced = make(chan struct{})
+		to(&is)
+		if c.at.CompareAndSwap(was, &is) {
+			close(was.replaced)
+			return
 		}
-		if was.joined != already && is.joined != was.joined {
-			close(was.joined)
-		}
-		return
 	}
 }
 
-// get returns the catalog when the node is a member.
-func (c *catalogs) get(ctx context.Context) (*catalog.Catalog, error) {
+// get returns the catalog when the node is a member with another one than over, of which the caller knows that it is given up, or about to be;
+// nil if it knows of none.
+func (c *catalogs) get(ctx context.Context, over *catalog.Catalog) (*catalog.Catalog, error) {
 	for {
 		s := c.at.Load()
-		if s.joined == already {
+		if s.stopped || !s.joining && s.cat != over {
 			return s.cat, nil
 		}
 		select {
-		case <-s.joined:
+		case <-s.replaced:
 		case <-ctx.Done():
 			return nil, errs.E(errs.Timeout, "", "this node was evicted from the cluster, and has not joined again in time: %w", context.Cause(ctx))
 		}
 	}
 }
 
-// over reports whether the call failed because its catalog was given up, so that the next one can be asked.
+// over reports whether the call failed because its catalog was given up, so that the next one can be asked. That may be before the node knows
+// that it was evicted: the cluster applies no more commands of it, and says so.
 func (c *catalogs) over(asked *catalog.Catalog, err error) bool {
-	if err == nil || !errs.Is(err, errs.Closed) || c.at.Load().stopped {
+	switch {
+	case c.at.Load().stopped:
+		return false
+	case errs.Is(err, errs.Evicted):
+		return true
+	case !errs.Is(err, errs.Closed):
 		return false
 	}
 	select {
@@ -111,8 +97,9 @@ func (c *catalogs) over(asked *catalog.Catalog, err error) bool {
 
 // ask makes a call that may be made again: one that changes nothing, or nothing more the second time.
 func ask[T any](ctx context.Context, c *catalogs, call func(*catalog.Catalog) (T, error)) (T, error) {
+	var over *catalog.Catalog
 	for {
-		now, err := c.get(ctx)
+		now, err := c.get(ctx, over)
 		if err != nil {
 			var none T
 			return none, err
@@ -121,12 +108,13 @@ func ask[T any](ctx context.Context, c *catalogs, call func(*catalog.Catalog) (T
 		if !c.over(now, err) {
 			return r, err
 		}
+		over = now
 	}
 }
 
 // once makes a call of which nobody knows, if the node is evicted, whether it happened.
 func once[T any](ctx context.Context, c *catalogs, call func(*catalog.Catalog) (T, error)) (T, error) {
-	now, err := c.get(ctx)
+	now, err := c.get(ctx, nil)
 	if err != nil {
 		var none T
 		return none, err
@@ -366,5 +354,5 @@ func (c *catalogs) DelegatedLocks() []dsm.Ino { return c.last().DelegatedLocks()
 // MayGrant implements locks.Cluster.
 func (c *catalogs) MayGrant() bool {
 	s := c.at.Load()
-	return s.joined == already && s.cat.MayGrant()
+	return !s.joining && s.cat.MayGrant()
 }

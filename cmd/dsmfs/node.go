@@ -119,7 +119,7 @@ func (n *node) build(context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.cats.at.Store(&seat{cat: cat, joined: already})
+	n.cats.start(cat)
 	n.data = coherence.New(coherence.Config{
 		Self: n.self.ID, View: &n.cats, Sender: n.net, Log: n.log.With("part", "coherence"), Memory: int64(n.cfg.memory),
 		Taken: boundHeap(int64(n.cfg.memory)),
