@@ -186,7 +186,11 @@ func (c *catalogs) Rename(ctx context.Context, dir dsm.Ino, name string, newDir 
 
 // SetAttr implements fs.Names.
 func (c *catalogs) SetAttr(ctx context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
-	return ask(ctx, c, func(now *catalog.Catalog) (dsm.Inode, error) { return now.SetAttr(ctx, ino, ch) })
+	call := func(now *catalog.Catalog) (dsm.Inode, error) { return now.SetAttr(ctx, ino, ch) }
+	if ch.Repeatable() {
+		return ask(ctx, c, call)
+	}
+	return once(ctx, c, call)
 }
 
 // SetSpec implements fs.Names.
