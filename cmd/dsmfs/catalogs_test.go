@@ -58,10 +58,10 @@ func TestCallOfAnEvictedNode(t *testing.T) {
 		kind errs.Kind         // of the error of ask
 		at   *catalog.Catalog  // that has answered
 	}{
-		"joins":          {then: func(c *catalogs) { c.show(next); c.enter() }, at: next},
-		"ends":           {then: func(c *catalogs) { c.stop() }, kind: errs.Evicted},
-		"does not join":  {then: func(*catalogs) { time.Sleep(time.Second) }, kind: errs.Timeout},
-		"joins too late": {then: func(c *catalogs) { c.show(next); time.Sleep(time.Second) }, kind: errs.Timeout},
+		"joins":         {then: func(c *catalogs) { c.show(next); c.enter() }, at: next},
+		"ends":          {then: func(c *catalogs) { c.stop() }, kind: errs.Evicted},
+		"does not join": {then: func(*catalogs) {}, kind: errs.Timeout},
+		"only begins":   {then: func(c *catalogs) { c.show(next) }, kind: errs.Timeout},
 	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
