@@ -428,6 +428,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	}
 	if now.Spec.Merge != old.Spec.Merge || now.Layout != old.Layout {
 		a.mu.kernel, a.mu.ruleErr = merge.KernelFor(now.Spec.Merge, now.Layout)
+		a.mu.header.refused = false
 	}
 	if now.Spec.Residency != old.Spec.Residency {
 		a.residencyChangedLocked()

@@ -18,7 +18,9 @@ var npyTypes = map[string]dsm.DType{
 	"u1": dsm.DTypeU8, "u2": dsm.DTypeU16, "u4": dsm.DTypeU32, "u8": dsm.DTypeU64,
 }
 
-func isNpy(head []byte) bool { return bytes.HasPrefix(head, []byte("\x93NUMPY")) }
+const npyMagic = "\x93NUMPY"
+
+func isNpy(head []byte) bool { return bytes.HasPrefix(head, []byte(npyMagic)) }
 
 // npyLayout reads the element type from the header of a NumPy array file, given its first page (NEP
 // 1: magic, version, length of the header, header as a Python dict literal). It accepts only

@@ -49,6 +49,9 @@ func (h *fileHandle) goesPast(flags uint32) bool { return h.past || flags&syscal
 func (b *bridge) write(r *request, h *fileHandle, in *fuse.WriteIn, data []byte) (timed bool, err error) {
 	a, area, n := h.area, h.area.current(), int64(len(data))
 	off := int64(in.Offset)
+	if err := area.CheckWrite(data, off, !h.goesPast(in.Flags)); err != nil {
+		return false, err
+	}
 	if in.Flags&syscall.O_APPEND != 0 {
 		off, timed, err = b.grow(r, a, n)
 	} else {

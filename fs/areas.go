@@ -44,6 +44,9 @@ type Area interface {
 	// It may fetch, and ends with errs.Timeout when ctx does. n is short at the end
 	// of the area: the kernel then takes what it read for the whole file.
 	ReadAt(ctx context.Context, p []byte, off int64) (n int, err error)
+	// CheckWrite is called before the file grows for a write(2). errs.Invalid if nothing of it could be published. through says that the page
+	// cache has the bytes already.
+	CheckWrite(p []byte, off int64, through bool) error
 	// WriteAt takes over stores. It does not wait for the network, but of an area on demand for
 	// room: errs.NoSpace if there is none before ctx ends. Bytes past the
 	// end are dropped: somebody has just cut them off.

@@ -51,6 +51,7 @@ type fakeArea struct {
 	syncErr   error
 	versions  []*fakeVersion
 	full      atomic.Bool // there is no memory for older versions
+	untyped   atomic.Bool // CheckWrite refuses
 	told      []int64     // sizes that answers told the kernel
 
 	// merge replaces copying a WRITE into data; called with mu held.
@@ -232,6 +233,13 @@ func (a *fakeArea) WriteBack(p []byte, off int64) error {
 func (a *fakeArea) KernelDrops() func()   { return func() {} }
 func (a *fakeArea) KernelCuts(int64)      {}
 func (a *fakeArea) KernelTold(size int64) { a.update(func() { a.told = append(a.told, size) }) }
+
+func (a *fakeArea) CheckWrite([]byte, int64, bool) error {
+	if a.untyped.Load() {
+		return errs.E(errs.Invalid, "write", "")
+	}
+	return nil
+}
 
 func (a *fakeArea) WriteAt(_ context.Context, p []byte, off int64) error {
 	a.update(func() {

@@ -40,6 +40,20 @@ func TestWriteGrowsOnlyPastTheEnd(t *testing.T) {
 	}
 }
 
+// TestRefusedWrite: a write(2) that the data plane refuses, as it does where a type is missing, leaves the file as it was.
+func TestRefusedWrite(t *testing.T) {
+	f := mountTest(t)
+	c := startClient(t)
+	for name, flags := range map[string]int{"written": 0, "appended": unix.O_APPEND, "past-the-page-cache": unix.O_DIRECT} {
+		fd := c.open(f.path(name), unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|flags)
+		f.areas.area(dsm.AreaID(f.names.inoOf(name))).untyped.Store(true)
+		c.wantErrno(syscall.EINVAL, clientCall{Op: "pwrite", FD: fd, Data: []byte("hi")})
+		if st := c.must(clientCall{Op: "fstat", FD: fd}).Stat; st.Size != 0 {
+			t.Errorf("%s: the file has %d bytes", name, st.Size)
+		}
+	}
+}
+
 // TestWriteAfterTruncateElsewhere: the size that this node knew is not believed
 // after it changed elsewhere.
 func TestWriteAfterTruncateElsewhere(t *testing.T) {

@@ -107,3 +107,43 @@ func TestPathsInAMount(t *testing.T) {
 	refuses(t, n.CLI("umount", dir), "not a dsmfs mount")
 	refuses(t, n.CLI("areas", filepath.Join(n.Mount, "none")), "no such file")
 }
+
+// TestTextWhereSumsAre: in a directory with a rule that needs a type a file without one cannot be shared. That is said by the write(2), not only
+// by close, which shells do not look at; and the log says what to do.
+func TestTextWhereSumsAre(t *testing.T) {
+	c := nodes(t, 2)
+	n, other := c.Node(1), c.Node(2)
+	sums := filepath.Join(n.Mount, "sums")
+	done(t, "mkdir", n.Run(limit, "mkdir", sums))
+	done(t, "set", n.CLI("set", sums, "merge=sum"))
+	for _, to := range []string{">", ">>"} {
+		refuses(t, n.Run(limit, "sh", "-c", "echo hi "+to+" "+filepath.Join(sums, "x")), "I/O error|invalid argument")
+	}
+	all := clients(c)
+	if st := all[1].Stat("sums/x"); st.Size != 0 {
+		t.Errorf("the file has %d bytes", st.Size)
+	}
+	log, err := os.ReadFile(n.LogFile())
+	if err != nil || strings.Count(string(log), "set user.dsm.dtype of the file") != 1 {
+		t.Errorf("%v; the log:\n%s", err, log)
+	}
+	done(t, "set", n.CLI("set", filepath.Join(sums, "x"), "merge=last"))
+	done(t, "write", n.Run(limit, "sh", "-c", "echo hi > "+filepath.Join(sums, "x")))
+	if got := other.Run(limit, "cat", filepath.Join(other.Mount, "sums", "x")); got.Stdout != "hi\n" {
+		t.Errorf("with merge=last: %q, %v", got.Stdout, got.Err)
+	}
+
+	// Stores to a mapping cannot be refused. They are published when there is a type.
+	_, m := all[0].Create("sums/mapped", page)
+	_, there := all[1].Attach("sums/mapped", page)
+	m.Store(0, []byte{7})
+	if err := m.TrySync(); err != harness.Failure("EINVAL") {
+		t.Errorf("msync of what has no type: %v, want EINVAL", err)
+	}
+	done(t, "set", n.CLI("set", filepath.Join(sums, "mapped"), "dtype=u8"))
+	m.Sync()
+	there.Sync()
+	if got := there.Load(0, 1); got[0] != 7 {
+		t.Errorf("the other node has %d", got[0])
+	}
+}
