@@ -50,7 +50,7 @@ func TestJoinRefused(t *testing.T) {
 		refused(t, x.Join(ctx, n.self.Addr), errs.Exist, nodes[0].self.Name, "--name")
 		x.self.Name = "x"
 		x.self.Budget = 1000
-		refused(t, x.Join(ctx, n.self.Addr), errs.NoSpace, fmt.Sprint("--memory at least ", 2*1048576+fileCost), "offers 1000")
+		refused(t, x.Join(ctx, n.self.Addr), errs.NoSpace, fmt.Sprint("--memory at least ", 2*1048576+dsm.FileCost), "offers 1000")
 		x.self.Budget = 1 << 30
 		right := x.self.Addr
 		x.self.Addr = dead
@@ -225,7 +225,7 @@ func TestLeaveWaitsForMemory(t *testing.T) {
 		go func() { gone <- goes.Leave(short) }()
 		goes.warns(ctx, t, "waiting for memory")
 		cancel()
-		refused(t, <-gone, errs.NoSpace, "256 slots", "node "+stays.self.Name, fmt.Sprint("at least ", int64(3)<<30+fileCost), "offers 2147483648", "remove files or add a node")
+		refused(t, <-gone, errs.NoSpace, "256 slots", "node "+stays.self.Name, fmt.Sprint("at least ", int64(3)<<30+dsm.FileCost), "offers 2147483648", "remove files or add a node")
 
 		go func() { gone <- goes.Leave(ctx) }()
 		goes.warns(ctx, t, "waiting for memory")

@@ -300,7 +300,7 @@ func (m *model) reserved() (r reservation) {
 		switch {
 		case !m.exists(ino) || ino == dsm.RootIno:
 		case kind == dsm.KindFile:
-			r.kept += fileCost
+			r.kept += dsm.FileCost
 		case kind == dsm.KindSymlink:
 			r.kept += inodeCost + int64(len("t"))
 		default:

@@ -29,10 +29,8 @@ type reservation struct {
 const fullCopies = 2
 
 const (
-	// fileCost is what a member keeps of a file, however small, while its programs have it open: about 6 KiB in Go's heap, and what of that is
-	// garbage before Go collects it. It includes the copy of the inode that every member has.
-	fileCost = 10 << 10
-	// inodeCost is that of a directory or a symbolic link, and attrCost that of an extended attribute besides its name and value.
+	// inodeCost is what a member keeps of a directory or a symbolic link, and attrCost of an extended attribute besides its name and value. Of a
+	// file it is dsm.FileCost.
 	inodeCost = 1 << 10
 	attrCost  = 128
 )
@@ -50,7 +48,7 @@ func takes(x dsm.Spec, size int64) reservation {
 func (in *inode) keeps() (r reservation) {
 	switch {
 	case in.Kind == dsm.KindFile:
-		r.kept = fileCost
+		r.kept = dsm.FileCost
 	case in.Kind == dsm.KindSymlink:
 		r.kept = inodeCost + in.Size
 	case in.Ino != dsm.RootIno: // which is there before anything can be refused

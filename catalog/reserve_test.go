@@ -31,7 +31,7 @@ func withFiles(budgets ...int64) []int64 {
 	return all
 }
 
-const twoFiles = 2 * fileCost
+const twoFiles = 2 * dsm.FileCost
 
 func resize(in dsm.Inode, n int64) setAttrOp { return setAttrOp{in.Ino, dsm.SetAttr{Size: &n}} }
 
@@ -77,7 +77,7 @@ func TestReservationIsExact(t *testing.T) {
 				t.Errorf("unlinked and held: %+v", m.reserved)
 			}
 			m.must(nodeA, unholdOp{[]dsm.Ino{demand.Ino}})
-			if m.reserved.demand != 0 || m.reserved.kept != fileCost {
+			if m.reserved.demand != 0 || m.reserved.kept != dsm.FileCost {
 				t.Errorf("removed: %+v", m.reserved)
 			}
 		})
@@ -106,7 +106,7 @@ func TestGrowthSaysWhoLacks(t *testing.T) {
 // is none they are refused when they are made, and what is removed makes room.
 func TestWhatIsKeptIsReserved(t *testing.T) {
 	const files = 5
-	m := newSized(t, files*fileCost)
+	m := newSized(t, files*dsm.FileCost)
 	for i := range files {
 		m.file(fmt.Sprint(i))
 	}
@@ -114,7 +114,7 @@ func TestWhatIsKeptIsReserved(t *testing.T) {
 	dir := createOp{Dir: dsm.RootIno, Name: "d", Kind: dsm.KindDir, Perm: 0o755}
 	link := createOp{Dir: dsm.RootIno, Name: "l", Kind: dsm.KindSymlink, Target: "t"}
 	attr := setXattrOp{Ino: dsm.RootIno, Name: "user.x", Value: make([]byte, 1000)}
-	m.fails(errs.NoSpace, another, "another file", fmt.Sprint((files+1)*fileCost, " for what it keeps of each file"), "remove files")
+	m.fails(errs.NoSpace, another, "another file", fmt.Sprint((files+1)*dsm.FileCost, " for what it keeps of each file"), "remove files")
 	m.fails(errs.NoSpace, dir, "another directory")
 	m.fails(errs.NoSpace, link, "another symbolic link")
 	m.fails(errs.NoSpace, attr, "an attribute of 1000 bytes")
@@ -122,7 +122,7 @@ func TestWhatIsKeptIsReserved(t *testing.T) {
 	m.must(nodeA, dir)
 	m.must(nodeA, link)
 	m.must(nodeA, attr)
-	if want := int64((files-1)*fileCost + 2*inodeCost + 1 + len("user.x") + 1000 + attrCost); m.reserved != (reservation{kept: want}) {
+	if want := int64((files-1)*dsm.FileCost + 2*inodeCost + 1 + len("user.x") + 1000 + attrCost); m.reserved != (reservation{kept: want}) {
 		t.Errorf("%+v, want %d", m.reserved, want)
 	}
 	m.fails(errs.NoSpace, another)

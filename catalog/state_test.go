@@ -456,7 +456,7 @@ func TestBudget(t *testing.T) {
 	m := newMachine(t)
 	f, g := m.file("f"), m.file("g")
 	size := func(in dsm.Inode, n int64) setAttrOp { return setAttrOp{in.Ino, dsm.SetAttr{Size: &n}} }
-	const page, kept = dsm.PageSize, 2 * fileCost
+	const page, kept = dsm.PageSize, 2 * dsm.FileCost
 	most := int64(1<<30-kept) / 2 / page // pages of files, in two copies
 	m.must(nodeA, size(f, (most-1)*page-100))
 	m.must(nodeA, size(g, 100))
@@ -474,7 +474,7 @@ func TestBudget(t *testing.T) {
 	m.fails(errs.NoSpace, size(g, page+1), "node nb", fmt.Sprint("at least ", 6*page+kept), fmt.Sprint("offers ", small.Budget))
 	m.must(nodeA, size(g, page-1))
 	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
-	m.must(nodeA, size(g, 2*page+fileCost/2/page*page))
+	m.must(nodeA, size(g, 2*page+dsm.FileCost/2/page*page))
 }
 
 func TestChown(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 // TestDraftsBeyondTheBudget: a program that stores is refused where its draft does not fit beside the area and the drafts of others,
 // and nothing is left of it. One whose process has a draft is let in, and one that comes when a draft is gone.
 func TestDraftsBeyondTheBudget(t *testing.T) {
-	s := newSimOf(t, 1, 1, sums(1, dsm.ApplySync), time.Hour, 5*dsm.ExtentSize+areaCost)
+	s := newSimOf(t, 1, 1, sums(1, dsm.ApplySync), time.Hour, 5*dsm.ExtentSize+dsm.FileCost)
 	n := s.nodes[0]
 	n.open(false)
 	attach := func(program int) (*Attachment, error) {

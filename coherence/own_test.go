@@ -246,7 +246,7 @@ func TestOlderVersionsAndRoom(t *testing.T) {
 			t.Fatal(err)
 		}
 		most := int64(2 * simSize) // which the area itself takes
-		a.node.room.budget = most + areaCost
+		a.node.room.budget = most + dsm.FileCost
 		c.publishes(a, 0, 6)
 		if now := list(); len(now) != 2 || now[0] != kept[1] || a.byteOf(kept[1], 0) != "4" {
 			t.Errorf("kept are %v, of %v", now, kept)

@@ -82,11 +82,8 @@ func (m *room) limit() int64 {
 // forPages returns how many bytes there are for pages of all kinds.
 func (m *room) forPages() int64 { return m.budget - m.kept.Load() }
 
-// areaCost is what is kept of an area besides its pages: fileCost in the catalog, which reserves it.
-const areaCost = 10 << 10
-
-// keep records that areas came, or went.
-func (m *room) keep(areas int) { m.kept.Add(int64(areas) * areaCost) }
+// keep records that areas came, or went: what is kept of them besides their pages.
+func (m *room) keep(areas int) { m.kept.Add(int64(areas) * dsm.FileCost) }
 
 // tell tells Config.Taken what pages take, if that has changed much since it was last told. No lock may be held.
 func (m *room) tell() {

@@ -11,6 +11,10 @@ const (
 	Slots = 512
 	// MaxAreaSize bounds the size of one area, in bytes.
 	MaxAreaSize = 1 << 42
+	// FileCost is what a node keeps of a file besides its pages, however small, while its programs have it open, in bytes: about 6 KiB in Go's
+	// heap, and what of that is garbage before Go collects it. It includes the copy of the inode that every member has. The catalog
+	// reserves it, and the data plane counts it.
+	FileCost = 10 << 10
 )
 
 // PageIndex numbers the pages of an area from 0.
