@@ -56,7 +56,7 @@ func (c *Catalog) SetAttr(ctx context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm
 	return c.propose(ctx, setAttrOp{ino, ch})
 }
 
-// SetSpec sets one of mode, merge, dtype, apply, interval, residency and access.
+// SetSpec sets one of dsm.SettingKeys.
 func (c *Catalog) SetSpec(ctx context.Context, ino dsm.Ino, key, value string) (dsm.Inode, error) {
 	return c.propose(ctx, setSpecOp{ino, key, value})
 }

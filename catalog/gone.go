@@ -64,11 +64,12 @@ func (settleOp) apply(s *state, _ step) (dsm.Inode, error) {
 		for i := range v.Slots {
 			h := &v.Slots[i]
 			if slices.Contains(free, h.Primary) {
-				to := neediest(v, quota, count)
+				class := dsm.CopiesOf(dsm.Slot(i)) - 1
+				to := neediest(v, quota, count, class)
 				if to == 0 {
 					to = present(v)[0].ID
 				}
-				count[to]++
+				count.add(to, class, 1)
 				*h = dsm.SlotHome{Primary: to, Epoch: v.Epoch}
 			}
 			if slices.Contains(free, h.Source) {
@@ -78,7 +79,7 @@ func (settleOp) apply(s *state, _ step) (dsm.Inode, error) {
 		for i := range v.Own {
 			h := &v.Own[i]
 			if slices.Contains(free, h.Primary) {
-				h.SlotHome = dsm.SlotHome{Primary: v.Row(dsm.SlotOf(h.Area, 0)).Primary, Epoch: v.Epoch}
+				h.SlotHome = dsm.SlotHome{Primary: s.sharedRow(v, h.Area).Primary, Epoch: v.Epoch}
 			}
 			if slices.Contains(free, h.Source) {
 				h.Source = 0

@@ -95,7 +95,7 @@ func TestJoinTogether(t *testing.T) {
 	tasks.Wait()
 	settle(t, nodes)
 	for _, n := range nodes {
-		if s := slotsOf(n.Current(), n.self.ID); s < dsm.Slots/6 || s > dsm.Slots/6+1 {
+		if s := slotsOf(n.Current(), n.self.ID); s < dsm.Slots/6-1 || s > dsm.Slots/6+1 {
 			t.Errorf("%s has %d slots", n.self.Name, s)
 		}
 	}

@@ -291,7 +291,7 @@ func (m *model) reserved() (r reservation) {
 		switch {
 		case !m.exists(ino):
 		case m.demand[ino]:
-			r.demand += n
+			r.demand[0] += n
 		default:
 			r.full += n
 		}
@@ -310,15 +310,15 @@ func (m *model) reserved() (r reservation) {
 	return r
 }
 
-// fits reports whether each of three members of modelBudget holds its files: the
-// larger parts are of 171 slots.
+// fits reports whether each of three members of modelBudget holds its files: each
+// has a third of the 384 slots of their class.
 func (m *model) fits() bool {
 	r := m.reserved()
 	left := modelBudget - 2*r.full - r.kept
-	if r.demand == 0 {
+	if r.demand == (bytesPerClass{}) {
 		return left >= 0
 	}
-	pages := left - (r.demand*171+dsm.Slots-1)/dsm.Slots
+	pages := left - (r.demand[0]+2)/3
 	return pages >= dsm.ExtentSize && pages*8 >= left
 }
 

@@ -114,6 +114,15 @@ func (s *state) displace(v *dsm.View) {
 	}
 }
 
+// sharedRow returns the row of the slot that an area with one of its own would share.
+func (s *state) sharedRow(v *dsm.View, a dsm.AreaID) *dsm.SlotHome {
+	spec := dsm.Spec{}
+	if in := s.inodes[dsm.Ino(a)]; in != nil {
+		spec = in.Spec
+	}
+	return v.Row(spec.SlotOf(a, 0))
+}
+
 // startOf returns the first row of an area's own slot.
 func startOf(in *inode, shared dsm.SlotHome, to dsm.NodeID, e dsm.Epoch) dsm.SlotHome {
 	row := dsm.SlotHome{Primary: to, Source: shared.Primary, Epoch: e}

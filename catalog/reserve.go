@@ -22,7 +22,29 @@ import (
 // while some are handed over. Extents hash to slots evenly but not exactly: where a member is home
 // of more, that reduces the room for pages.
 type reservation struct {
-	full, demand, kept int64
+	full   int64
+	demand bytesPerClass // by how many copies there are to be
+	kept   int64
+}
+
+// bytesPerClass is a number of bytes for each class of slots: at i of areas with i+1 copies.
+type bytesPerClass [dsm.MostReplicas]int64
+
+func (b bytesPerClass) plus(o bytesPerClass, sign int64) bytesPerClass {
+	for i := range b {
+		b[i] += sign * o[i]
+	}
+	return b
+}
+
+// less reports whether any of the numbers is smaller than the other.
+func (b bytesPerClass) less(o bytesPerClass) bool {
+	for i := range b {
+		if b[i] < o[i] {
+			return true
+		}
+	}
+	return false
 }
 
 // fullCopies is how often a member may have each page of a full file.
@@ -39,7 +61,9 @@ const (
 func takes(x dsm.Spec, size int64) reservation {
 	bytes := pagesOf(size) * dsm.PageSize
 	if x.Residency == dsm.ResidencyDemand {
-		return reservation{demand: bytes}
+		var demand bytesPerClass
+		demand[x.Copies()-1] = bytes
+		return reservation{demand: demand}
 	}
 	return reservation{full: bytes}
 }
@@ -72,11 +96,11 @@ func (in *inode) all() reservation {
 }
 
 func (r reservation) plus(o reservation) reservation {
-	return reservation{r.full + o.full, r.demand + o.demand, r.kept + o.kept}
+	return reservation{r.full + o.full, r.demand.plus(o.demand, 1), r.kept + o.kept}
 }
 
 func (r reservation) minus(o reservation) reservation {
-	return reservation{r.full - o.full, r.demand - o.demand, r.kept - o.kept}
+	return reservation{r.full - o.full, r.demand.plus(o.demand, -1), r.kept - o.kept}
 }
 
 // room says how well the members can hold what is reserved.
@@ -97,14 +121,21 @@ type claim struct {
 	paging int64 // kept free for pages on demand
 }
 
+// part returns how many of so many bytes are in so many of a class's slots, rounded up.
+func part(bytes int64, slots, class int) int64 {
+	n, all := int64(slots), int64(dsm.ClassOf(class+1).Slots)
+	return bytes/all*n + (bytes%all*n+all-1)/all
+}
+
 // of returns how much memory a member with this number of slots needs for the room.
-func (r reservation) of(m dsm.Member, slots int, x room) claim {
+func (r reservation) of(m dsm.Member, slots perClass, x room) claim {
 	c := claim{member: m, full: fullCopies * r.full, kept: r.kept}
-	if r.demand == 0 {
+	if r.demand == (bytesPerClass{}) {
 		return c
 	}
-	n := int64(slots)
-	c.home = r.demand/dsm.Slots*n + (r.demand%dsm.Slots*n+dsm.Slots-1)/dsm.Slots
+	for class, bytes := range r.demand {
+		c.home += part(bytes, slots[class], class)
+	}
 	if x == roomPages {
 		// A seventh of the home part is an eighth of both together. Programs on a member with
 		// hardly any slots need pages too.
@@ -158,7 +189,7 @@ func (r reservation) room(v *dsm.View) room {
 func (s *state) reserve(was, now reservation) {
 	before := s.reserved
 	s.reserved = before.minus(was).plus(now)
-	less := s.reserved.full < before.full || s.reserved.demand < before.demand || s.reserved.kept < before.kept
+	less := s.reserved.full < before.full || s.reserved.demand.less(before.demand) || s.reserved.kept < before.kept
 	if less && len(stranded(s.view)) > 0 && s.reserved.room(s.view) > roomNone {
 		s.reviewed(func(*dsm.View) {})
 	}
@@ -191,7 +222,7 @@ func (s *state) checkRoomFor(was, now reservation, what string) error {
 // lacks memory already, because a member left, admits every node that does not make it worse: that
 // is how it recovers.
 func (s *state) checkRoom(m dsm.Member) error {
-	if c := s.reserved.of(m, 0, roomPages); c.spare() < 0 {
+	if c := s.reserved.of(m, perClass{}, roomPages); c.spare() < 0 {
 		return fail(errs.NoSpace, "%s", c)
 	}
 	least := s.reserved.room(s.view)

@@ -51,7 +51,7 @@ func TestReservationIsExact(t *testing.T) {
 		{[]int64{4 * mib}, 0, 3 * mib},                      // an extent is more than an eighth
 		{[]int64{4 * mib}, 3 * mib / 2, 0},
 		{[]int64{4 * mib}, 2 * mib, 0},
-		{[]int64{mib, 1023 * mib}, 0, 0},                                          // half a slot's part, rounded up for who has more
+		{[]int64{mib, 767 * mib}, 0, 0},                                           // half a slot's part, rounded up for who has more
 		{[]int64{mib + 1, 2048 * mib}, 0, 1792 * mib},                             // no slot, and room for an extent
 		{[]int64{mib + 2*dsm.PageSize, 2048 * mib}, 1, 1792*mib - 2*dsm.PageSize}, // the other loses two pages of all it has
 		{[]int64{1<<50 - twoFiles, 1<<50 - twoFiles}, 0, dsm.MaxAreaSize},
@@ -67,17 +67,17 @@ func TestReservationIsExact(t *testing.T) {
 			if x.most == 0 {
 				return
 			}
-			if s, err := restore(mustEncode(t, m.image())); err != nil || s.reserved != (reservation{(x.full + dsm.PageSize - 1) &^ (dsm.PageSize - 1), x.most, twoFiles}) {
+			if s, err := restore(mustEncode(t, m.image())); err != nil || s.reserved != (reservation{(x.full + dsm.PageSize - 1) &^ (dsm.PageSize - 1), bytesPerClass{x.most}, twoFiles}) {
 				t.Errorf("restored: %v", err)
 			}
 			// What is unlinked and held is reserved still, by its own residency.
 			m.must(nodeA, holdOp{Ino: demand.Ino})
 			m.must(nodeA, unlinkOp{dsm.RootIno, "demand"})
-			if m.reserved.demand != x.most {
+			if m.reserved.demand[0] != x.most {
 				t.Errorf("unlinked and held: %+v", m.reserved)
 			}
 			m.must(nodeA, unholdOp{[]dsm.Ino{demand.Ino}})
-			if m.reserved.demand != 0 || m.reserved.kept != dsm.FileCost {
+			if m.reserved.demand[0] != 0 || m.reserved.kept != dsm.FileCost {
 				t.Errorf("removed: %+v", m.reserved)
 			}
 		})
@@ -182,7 +182,7 @@ func TestJoinNeedsRoom(t *testing.T) {
 	m.fails(errs.NoSpace, addMemberOp{sized(nodeB, suffices-1)})
 	m.must(nodeA, addMemberOp{sized(nodeB, suffices)})
 	ready(m)
-	if got, want := countPrimary(m.view, nodeB), quotas(m.view)[nodeB]; got != want || m.reserved.room(m.view) != roomPages {
+	if got, want := countPrimary(m.view, nodeB), quotas(m.view)[nodeB].sum(); got != want || m.reserved.room(m.view) != roomPages {
 		t.Errorf("%d slots, want %d", got, want)
 	}
 }
@@ -358,15 +358,15 @@ func TestReservationAtRandom(t *testing.T) {
 // roomByHand is reservation.room by another way of reckoning.
 func roomByHand(m *machine) room {
 	worst := roomPages
-	full, demand := 2*m.reserved.full+m.reserved.kept, m.reserved.demand
+	full, demand, all := 2*m.reserved.full+m.reserved.kept, m.reserved.demand[0], int64(dsm.ClassOf(1).Slots)
 	for id, slots := range quotas(m.view) {
 		x, _ := m.view.Member(id)
 		left := x.Budget - full
-		pages := left*dsm.Slots - demand*int64(slots) // in parts of 512
+		pages := left*all - demand*int64(slots[0]) // in parts of a slot
 		switch {
 		case pages < 0:
 			worst = roomNone
-		case demand > 0 && (pages/dsm.Slots*8 < left || pages/dsm.Slots < dsm.ExtentSize):
+		case demand > 0 && (pages/all*8 < left || pages/all < dsm.ExtentSize):
 			worst = min(worst, roomHomes)
 		}
 	}

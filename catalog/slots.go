@@ -7,7 +7,17 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// balance gives every member its quota of the slots and moves as few as possible: only the surplus
+// perClass is a number of slots for each class of them: at i those of areas with i+1 copies.
+type perClass [dsm.MostReplicas]int
+
+func (p perClass) sum() (n int) {
+	for _, x := range p {
+		n += x
+	}
+	return n
+}
+
+// balance gives every member its quota of the slots of each class and moves as few as possible: only the surplus
 // of members that have too many, and all slots of those that leave. A slot that is still being
 // handed over stays where it goes until its new primary is ready; then balance is called again. If
 // everybody leaves, nothing moves. The slots of a member that is gone stay, see settleOp.
@@ -16,24 +26,31 @@ import (
 func balance(v *dsm.View) {
 	quota, count := quotas(v), primaries(v)
 	for i := range v.Slots {
-		h := &v.Slots[i]
-		if h.Source != 0 || count[h.Primary] <= quota[h.Primary] || isGone(v, h.Primary) {
+		h, class := &v.Slots[i], dsm.CopiesOf(dsm.Slot(i))-1
+		if h.Source != 0 || count[h.Primary][class] <= quota[h.Primary][class] || isGone(v, h.Primary) {
 			continue
 		}
-		to := neediest(v, quota, count)
+		to := neediest(v, quota, count, class)
 		if to == 0 {
-			return
+			continue
 		}
-		count[h.Primary]--
-		count[to]++
+		count.add(h.Primary, class, -1)
+		count.add(to, class, 1)
 		*h = dsm.SlotHome{Primary: to, Source: h.Primary, Epoch: v.Epoch}
 	}
 }
 
-// quotas returns how many slots each member should have. Members that stay get parts in proportion
-// to their budgets, by largest remainder (Hamilton's method), so each is less than one slot off.
-// Among equal remainders those are rounded up whose members have most slots too many, which moves
-// least. Members that leave get none, unless all leave: then each keeps what it has.
+// shares is how many slots members have, or should have.
+type shares map[dsm.NodeID]perClass
+
+func (s shares) add(n dsm.NodeID, class, slots int) {
+	x := s[n]
+	x[class] += slots
+	s[n] = x
+}
+
+// quotas returns how many slots of each class each member should have. Members that leave get none, unless all leave: then each keeps
+// what it has.
 //
 // A member whose part is less than about one slot gets none. It reads and writes like the others.
 // If it got a slot, its little memory would bound the demand files of all.
@@ -41,57 +58,89 @@ func balance(v *dsm.View) {
 // Parts have no upper bound: the size of demand files is bounded by the memory of their homes, and
 // with a bound a large node's memory would lie idle. If a node's network is too slow for its part,
 // mount it with a smaller --memory.
-func quotas(v *dsm.View) map[dsm.NodeID]int {
-	have := primaries(v)
-	quota := make(map[dsm.NodeID]int)
-	rest := make(map[dsm.NodeID]int64) // of the division
-	var stay []dsm.NodeID
-	var sum int64
-	for _, m := range v.Members {
-		if !m.Leaving {
-			stay = append(stay, m.ID)
-			sum += m.Budget
-		}
-	}
+func quotas(v *dsm.View) shares {
+	have, quota := primaries(v), make(shares)
+	stay := staying(v)
 	if len(stay) == 0 {
 		for _, m := range v.Members {
 			quota[m.ID] = have[m.ID]
 		}
 		return quota
 	}
-	left := dsm.Slots
-	for _, m := range v.Members {
-		if !m.Leaving {
-			quota[m.ID], rest[m.ID] = int(dsm.Slots*m.Budget/sum), dsm.Slots*m.Budget%sum
-			left -= quota[m.ID]
+	for _, c := range dsm.Classes {
+		class := c.Copies - 1
+		for i, n := range apportion(stay, c.Slots, nil, func(id dsm.NodeID) int { return have[id][class] }) {
+			quota.add(stay[i].ID, class, n)
 		}
 	}
-	slices.SortFunc(stay, func(a, b dsm.NodeID) int {
-		surplus := cmp.Compare(have[b]-quota[b], have[a]-quota[a])
-		return cmp.Or(cmp.Compare(rest[b], rest[a]), surplus, cmp.Compare(a, b))
+	return quota
+}
+
+// staying returns the members that do not leave.
+func staying(v *dsm.View) []dsm.Member {
+	return slices.DeleteFunc(slices.Clone(v.Members), func(m dsm.Member) bool { return m.Leaving })
+}
+
+// apportion shares n slots out to members in proportion to their budgets, by largest remainder (Hamilton's method), so each is less than one
+// off. Among equal remainders those are rounded up whose members have most too many, which moves least. No member gets more than most
+// says, if it is not nil: what is too much goes to the others, as far as they may have it.
+func apportion(members []dsm.Member, n int, most, have func(dsm.NodeID) int) []int {
+	quota, rest := make([]int, len(members)), make([]int64, len(members)) // rest: of the division
+	var open []int                                                        // the members that may have more
+	for i := range members {
+		open = append(open, i)
+	}
+	for full := true; full; {
+		full = false
+		var sum int64
+		for _, i := range open {
+			sum += members[i].Budget
+		}
+		left := n
+		for i := range members {
+			if !slices.Contains(open, i) {
+				left -= quota[i]
+			}
+		}
+		open = slices.DeleteFunc(open, func(i int) bool {
+			quota[i], rest[i] = int(int64(left)*members[i].Budget/sum), int64(left)*members[i].Budget%sum
+			if most == nil || quota[i] < most(members[i].ID) {
+				return false
+			}
+			quota[i], full = most(members[i].ID), true
+			return true
+		})
+	}
+	left := n
+	for _, q := range quota {
+		left -= q
+	}
+	slices.SortFunc(open, func(a, b int) int {
+		surplus := cmp.Compare(have(members[b].ID)-quota[b], have(members[a].ID)-quota[a])
+		return cmp.Or(cmp.Compare(rest[b], rest[a]), surplus, cmp.Compare(members[a].ID, members[b].ID))
 	})
-	for _, id := range stay[:left] {
-		quota[id]++
+	for _, i := range open[:min(left, len(open))] {
+		quota[i]++
 	}
 	return quota
 }
 
 // primaries counts the slots that each node is primary of.
-func primaries(v *dsm.View) map[dsm.NodeID]int {
-	count := make(map[dsm.NodeID]int)
-	for _, h := range v.Slots {
-		count[h.Primary]++
+func primaries(v *dsm.View) shares {
+	count := make(shares)
+	for i, h := range v.Slots {
+		count.add(h.Primary, dsm.CopiesOf(dsm.Slot(i))-1, 1)
 	}
 	return count
 }
 
-// neediest returns the member that lacks most slots, the first one if several are equal, or 0 if
+// neediest returns the member that lacks most slots of the class, the first one if several are equal, or 0 if
 // none lacks any.
-func neediest(v *dsm.View, quota, count map[dsm.NodeID]int) dsm.NodeID {
+func neediest(v *dsm.View, quota, count shares, class int) dsm.NodeID {
 	var id dsm.NodeID
 	lacks := 0
 	for _, m := range v.Members {
-		if n := quota[m.ID] - count[m.ID]; n > lacks {
+		if n := quota[m.ID][class] - count[m.ID][class]; n > lacks {
 			id, lacks = m.ID, n
 		}
 	}

@@ -16,17 +16,17 @@ func TestQuotas(t *testing.T) {
 	}{
 		{[]int64{5}, []int{512}},
 		{[]int64{7, 7}, []int{256, 256}},
-		{[]int64{9, 9, 9}, []int{171, 171, 170}},
+		{[]int64{9, 9, 9}, []int{172, 170, 170}}, // of 64 slots one gets 22, twice
 		{[]int64{1, 3}, []int{128, 384}},
 		{[]int64{1 << 30, 1 << 31, 1 << 30}, []int{128, 256, 128}},
-		{[]int64{1, 1, 1, 4}, []int{73, 73, 73, 293}},                             // 73.1 and 292.6
-		{[]int64{1, 511}, []int{1, 511}},                                          // a slot's part
-		{[]int64{10, 10000}, []int{1, 511}},                                       // more than half of one
-		{[]int64{10, 11000}, []int{0, 512}},                                       // less
-		{[]int64{1, 1 << 50}, []int{0, 512}},                                      // hardly anything
-		{[]int64{1 << 50, 1 << 50, 1 << 50}, []int{171, 171, 170}},                // the most there is
-		{[]int64{64 << 30, 64 << 30, 1 << 40}, []int{29, 28, 455}},                // no bound for the big
-		{slices.Repeat([]int64{3}, 513), append(slices.Repeat([]int{1}, 512), 0)}, // more members than slots
+		{[]int64{1, 1, 1, 4}, []int{73, 73, 73, 293}},              // 54.9 and 219.4, and 9.1 and 36.6 twice
+		{[]int64{1, 511}, []int{1, 511}},                           // a slot's part
+		{[]int64{10, 7600}, []int{1, 511}},                         // more than half of one
+		{[]int64{10, 7800}, []int{0, 512}},                         // less
+		{[]int64{1, 1 << 50}, []int{0, 512}},                       // hardly anything
+		{[]int64{1 << 50, 1 << 50, 1 << 50}, []int{172, 170, 170}}, // the most there is
+		{[]int64{64 << 30, 64 << 30, 1 << 40}, []int{30, 27, 455}}, // no bound for the big
+		{slices.Repeat([]int64{3}, 385), slices.Concat(slices.Repeat([]int{3}, 64), slices.Repeat([]int{1}, 320), []int{0})}, // more members than slots
 	} {
 		v := &dsm.View{}
 		for i, b := range x.budgets {
@@ -34,7 +34,7 @@ func TestQuotas(t *testing.T) {
 		}
 		quota := quotas(v)
 		for i, want := range x.want {
-			if got := quota[dsm.NodeID(i+1)]; got != want {
+			if got := quota[dsm.NodeID(i+1)].sum(); got != want {
 				t.Errorf("%v: %d slots for member %d, want %d", x.budgets, got, i, want)
 				break
 			}
@@ -48,7 +48,7 @@ func TestQuotas(t *testing.T) {
 // TestQuotasMoveLeast has a tie between members of different budgets: the half
 // slot goes to who has it, and stays there when the slots have moved.
 func TestQuotasMoveLeast(t *testing.T) {
-	m := newSized(t, 1<<20, 1023<<20)
+	m := newSized(t, 1<<20, 767<<20)
 	if a, b := countPrimary(m.view, nodeA), countPrimary(m.view, nodeB); a != 1 || b != 511 {
 		t.Errorf("%d and %d slots", a, b)
 	}
@@ -106,7 +106,9 @@ func balanceAtRandom(t *testing.T, rng *rand.Rand, budget func(*rand.Rand) int64
 		after := *m.view
 		after.Slots = before.Slots // the shares that the new members want of the old slots
 		for id, n := range quotas(&after) {
-			want += max(0, n-countPrimary(&before, id))
+			for class := range n {
+				want += max(0, n[class]-primaries(&before)[id][class])
+			}
 		}
 		if moved > want || pending == 0 && moved < want {
 			t.Fatalf("%d slots moved, %d had to, %d could not", moved, want, pending)
@@ -131,13 +133,15 @@ func balanceAtRandom(t *testing.T, rng *rand.Rand, budget func(*rand.Rand) int64
 func fair(v *dsm.View) error {
 	all, slots := sum(v), 0
 	for _, x := range v.Members {
-		n := slotsOf(v, x.ID)
-		if q := quotas(v)[x.ID]; n != q {
+		n := primaries(v)[x.ID]
+		if q := quotas(v)[x.ID]; n != q || n.sum() != slotsOf(v, x.ID) {
 			return fmt.Errorf("node %s has %d slots, want %d", x.ID, n, q)
 		}
-		slots += n
-		if d := float64(n) - dsm.Slots*float64(x.Budget)/float64(all); d <= -1 || d >= 1 {
-			return fmt.Errorf("node %s has %d slots, %f more than its part", x.ID, n, d)
+		slots += n.sum()
+		for _, c := range dsm.Classes {
+			if d := float64(n[c.Copies-1]) - float64(c.Slots)*float64(x.Budget)/float64(all); d <= -1 || d >= 1 {
+				return fmt.Errorf("node %s has %d slots for %d copies, %f more than its part", x.ID, n[c.Copies-1], c.Copies, d)
+			}
 		}
 	}
 	if slots != dsm.Slots {

@@ -18,7 +18,8 @@ type programGroups struct{ n *node }
 
 var _ fs.Groups = programGroups{}
 
-// homeOf is groups.Config.Home.
+// homeOf is groups.Config.Home: it goes by the view alone, so that all nodes choose alike. It is the home of the file's first extent if the
+// file has as many copies as most have.
 func homeOf(v *dsm.View, group dsm.AreaID) dsm.NodeID {
 	if own := v.OwnOf(group); own != nil {
 		return own.Primary

@@ -82,6 +82,7 @@ var areaFiles = []file{
 		versions, err := t.cfg.Mount.Versions(ctx, ino)
 		return History(versions), err
 	}},
+	specFile("replicas"),
 }
 
 // lines returns a text of them.

@@ -14,7 +14,7 @@
 //	      attach              path of the socket of the memory plane
 //	      groups              those that have members, nested keyed
 //	      token               with which nodes join, nested keyed; for the owner of the mount alone
-//	      areas/PATH/mode merge dtype apply interval residency access locks placement retain   as user.dsm.*
+//	      areas/PATH/mode merge dtype apply interval residency access locks placement retain replicas   as user.dsm.*
 //	                 version home subscribers              read-only
 //	                 publish acquire                       write 1
 //	                 stats                                 of this node, flat keyed

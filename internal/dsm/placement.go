@@ -74,17 +74,17 @@ func (s Spec) SlotOf(a AreaID, e ExtentIndex) Slot {
 	if s.Together(e) {
 		e = 0
 	}
-	return SlotOf(a, e)
+	return ClassOf(s.Copies()).SlotOf(a, e)
 }
 
 // CoveringExtents returns how many of the first extents of an area have all its slots.
 func (s Spec) CoveringExtents(size int64) int {
-	n := Extents(size)
+	n, slots := Extents(size), ClassOf(s.Copies()).Slots
 	switch {
 	case s.OneHome(size):
 		return min(n, 1)
 	case s.Placement == PlaceAuto:
-		return min(n, AutoExtents+Slots)
+		return min(n, AutoExtents+slots)
 	}
-	return min(n, Slots)
+	return min(n, slots)
 }

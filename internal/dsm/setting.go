@@ -12,7 +12,7 @@ import (
 type Setting struct{ Key, Value string }
 
 // SettingKeys are the keys of the settings, in the order they are shown.
-var SettingKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access", "locks", "placement", "staleness", "retain"}
+var SettingKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access", "locks", "placement", "staleness", "retain", "replicas"}
 
 // Setting returns the value of a key, in the format in which it is set; ok is false if there is no
 // such key.
@@ -43,6 +43,8 @@ func (s Spec) Setting(key string) (value string, ok bool) {
 		return s.Staleness.String(), true
 	case "retain":
 		return strconv.Itoa(s.Retained()), true
+	case "replicas":
+		return strconv.Itoa(s.Copies()), true
 	}
 	return "", false
 }
@@ -74,6 +76,8 @@ func (s Spec) With(key, value string) (Spec, error) {
 		s.Staleness, err = parseStaleness(value)
 	case "retain":
 		s.Retain, err = parseRetain(value)
+	case "replicas":
+		s.Replicas, err = parseReplicas(value)
 	default:
 		return was, fmt.Errorf("unknown attribute %q: want one of %s", key, strings.Join(SettingKeys, " "))
 	}
@@ -133,6 +137,18 @@ func parseRetain(value string) (uint8, error) {
 	return uint8(n), nil
 }
 
+// parseReplicas reads how many nodes keep what the home has.
+func parseReplicas(value string) (uint8, error) {
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 1 || n > MostReplicas {
+		return 0, fmt.Errorf("unknown number of replicas %q: want one of 1 2 3", value)
+	}
+	if n == DefaultReplicas {
+		n = 0 // so that a spec in which it was never set is the same
+	}
+	return uint8(n), nil
+}
+
 // ErrFixed is in the chain of an error about a setting that can be changed only while the file is
 // empty.
 var ErrFixed = errors.New("fixed while the file is not empty: truncate it to 0 first")
@@ -142,7 +158,7 @@ func (s Spec) CheckChange(to Spec, size int64) error {
 	if size == 0 {
 		return nil
 	}
-	for _, key := range []string{"mode", "residency", "access"} {
+	for _, key := range []string{"mode", "residency", "access", "replicas"} {
 		was, _ := s.Setting(key)
 		if now, _ := to.Setting(key); now != was {
 			return fmt.Errorf("the %s of a file of %d bytes is %s and %w", key, size, was, ErrFixed)

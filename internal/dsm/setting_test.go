@@ -10,7 +10,7 @@ import (
 // TestSettingsAreReadAsTheyAreSet goes through all keys.
 func TestSettingsAreReadAsTheyAreSet(t *testing.T) {
 	spec := DefaultSpec()
-	values := map[string]string{"mode": "relaxed", "merge": "sum", "dtype": "bf16", "apply": "sync", "interval": "1m30s", "residency": "demand", "access": "cached", "locks": "plain", "placement": "spread", "staleness": "250ms", "retain": "5"}
+	values := map[string]string{"mode": "relaxed", "merge": "sum", "dtype": "bf16", "apply": "sync", "interval": "1m30s", "residency": "demand", "access": "cached", "locks": "plain", "placement": "spread", "staleness": "250ms", "retain": "5", "replicas": "3"}
 	for _, key := range SettingKeys {
 		next, err := spec.With(key, values[key])
 		if err != nil {

@@ -7,7 +7,7 @@ const (
 	ExtentPages = 256
 	// ExtentSize is the unit of homing, in bytes.
 	ExtentSize = ExtentPages * PageSize
-	// Slots is the number of buckets that (area, extent) hashes to.
+	// Slots is the number of buckets that (area, extent) hashes to: see Class.
 	Slots = 512
 	// MaxAreaSize bounds the size of one area, in bytes.
 	MaxAreaSize = 1 << 42
@@ -35,15 +35,4 @@ func Extents(size int64) int { return int((size + ExtentSize - 1) / ExtentSize) 
 // Extent returns the extent of page p, and p's place in it.
 func (p PageIndex) Extent() (ExtentIndex, int) {
 	return ExtentIndex(p / ExtentPages), int(p % ExtentPages)
-}
-
-// SlotOf hashes an extent to its slot. Extents of one area are spread evenly:
-// consecutive extents go to slots a golden-ratio step apart, so that even an
-// area of a few extents is homed on several nodes.
-func SlotOf(a AreaID, e ExtentIndex) Slot {
-	h := uint64(a)*0x9e3779b97f4a7c15 ^ uint64(a)>>29
-	h *= 0xbf58476d1ce4e5b9
-	h ^= h >> 32
-	const step = 317 // odd, near Slots/phi: visits every slot
-	return Slot((h + uint64(e)*step) % Slots)
 }

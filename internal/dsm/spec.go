@@ -149,6 +149,7 @@ type Spec struct {
 	Placement Placement
 	Staleness time.Duration // 0: no bound
 	Retain    uint8         // of a versioned area: how many versions stay readable; 0: DefaultRetain
+	Replicas  uint8         // how many nodes keep what the home has, the home included; 0: DefaultReplicas
 }
 
 // DefaultSpec is the spec of the root directory of a new cluster.
@@ -257,7 +258,8 @@ func (s Spec) Valid() bool {
 	return int(s.Mode) < len(modeNames) && int(s.Merge) < len(mergeNames) && int(s.DType) < len(dtypeNames) &&
 		int(s.Apply) < len(applyNames) && s.Interval >= 0 && s.Interval <= MaxInterval &&
 		int(s.Residency) < len(residencyNames) && int(s.Access) < len(accessNames) && int(s.Locks) < len(locksNames) &&
-		s.Placement.Valid() && (s.Staleness == 0 || s.Staleness >= MinStaleness && s.Staleness <= MaxStaleness) && s.Retain <= MaxRetain && s.conflict() == nil
+		s.Placement.Valid() && (s.Staleness == 0 || s.Staleness >= MinStaleness && s.Staleness <= MaxStaleness) && s.Retain <= MaxRetain &&
+		s.Replicas <= MostReplicas && s.conflict() == nil
 }
 
 // conflict returns why two of the settings do not go together, or nil.

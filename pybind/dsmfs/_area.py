@@ -312,7 +312,7 @@ class Area(SharedArray, Versioned):
 
     @property
     def settings(self) -> _rules.Settings:
-        """The rules of the area: `consistency`, `merge`, `dtype`, `apply`, `interval`, `residency`, `access`, `locks`, `placement`, `staleness` and `retain`, named as in ``user.dsm.*``."""
+        """The rules of the area: `consistency`, `merge`, `dtype`, `apply`, `interval`, `residency`, `access`, `locks`, `placement`, `staleness`, `retain` and `replicas`, named as in ``user.dsm.*``."""
         return _rules.read(self._file())
 
     @property

@@ -153,6 +153,7 @@ def create(
     placement: str | None = None,
     staleness: float | str | None = None,
     retain: int | None = None,
+    replicas: int | None = None,
     order: str = "C",
     permissions: int = 0o666,
     exist_ok: bool = False,
@@ -195,6 +196,8 @@ def create(
         of :attr:`Area.array` is kept within it as long as the homes answer.
     retain
         Of a versioned area: how many versions each node keeps for readers, from 1 to 64, the newest included.
+    replicas
+        On how many nodes the bytes of the area are kept, its homes included: 1, 2 or 3.
     order
         ``C`` or ``F``.
     permissions
@@ -220,7 +223,7 @@ def create(
     ValueError
         Such an array is not possible; or the ending of `path` belongs to another format.
     OperationError
-        EINVAL: a value of consistency, merge, apply, interval, residency, placement, staleness or retain is not allowed, or not together with the others. ENOSPC: there is not enough memory.
+        EINVAL: a value of consistency, merge, apply, interval, residency, placement, staleness, retain or replicas is not allowed, or not together with the others. ENOSPC: there is not enough memory.
     """
     if order not in ("C", "F"):
         raise ValueError(f"order {order!r}: want 'C' or 'F'")
@@ -236,6 +239,8 @@ def create(
         wanted["staleness"] = _rules.duration(staleness)
     if retain is not None:
         wanted["retain"] = str(operator.index(retain))
+    if replicas is not None:
+        wanted["replicas"] = str(operator.index(replicas))
     plane = _plane(plane)
     where = locate(path)
     try:

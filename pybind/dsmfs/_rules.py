@@ -22,6 +22,7 @@ _NAMES = (
     "placement",
     "staleness",
     "retain",
+    "replicas",
 )
 #: What a rule may be, for error texts. A test compares them with the daemon's.
 VALUES = {
@@ -32,6 +33,7 @@ VALUES = {
     "residency": ("full", "demand"),
     "access": ("cached", "direct"),
     "locks": ("meet", "plain"),
+    "replicas": ("1", "2", "3"),
 }
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -151,6 +151,7 @@ def test_rules(nodes: dsmfs.Cluster) -> None:
             "placement": "auto",
             "staleness": "none",
             "retain": "2",
+            "replicas": "1",
         }
         w.configure(merge="last", interval="1s", apply="sync")
         with nodes[1].create("p.npy", 3, "f4", placement="spread") as spread:
@@ -169,6 +170,7 @@ def test_rules(nodes: dsmfs.Cluster) -> None:
         {"placement": "nobody"},
         {"staleness": 0.0001},
         {"staleness": "3 versions"},
+        {"replicas": 4},
     ):
         with pytest.raises(dsmfs.OperationError, match=next(iter(wrong))):
             nodes[0].create("x.npy", 3, "f4", **wrong)
