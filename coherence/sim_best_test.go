@@ -73,6 +73,7 @@ func findBest(r *simRun, n *simNode) {
 				at := int(t.page)*hotElems + i
 				binary.LittleEndian.PutUint32(b[4*i:], is)
 				r.best[at] = r.better(r.best[at], is)
+				r.finds(n, at, is)
 			}
 		}
 		return
@@ -96,6 +97,9 @@ func checkBest(r *simRun, n *simNode) {
 		w, c := n.page(p)
 		for i := range hotElems {
 			want := r.best[int(p)*hotElems+i]
+			if r.crash.crashed > 0 {
+				want = r.bestLeft(n, int(p)*hotElems+i, binary.LittleEndian.Uint32(w[4*i:]))
+			}
 			work, got := binary.LittleEndian.Uint32(w[4*i:]), binary.LittleEndian.Uint32(c.data[4*i:])
 			if work != want || got != want {
 				r.t.Fatalf("node %d page %d element %d: working %#x, in the page cache %#x, want %#x", n.i, p, i, work, got, want)

@@ -60,6 +60,9 @@ func (s *sim) rest() {
 		q := s.requests[i]
 		s.requests = append(s.requests[:i:i], s.requests[i+1:]...)
 		q.cancel()
+		if q.n.dead {
+			continue
+		}
 		short := q.n.starved.Load() && errs.Is(q.err, errs.NoSpace)
 		if q.what == "take" && errs.Is(q.err, errs.Timeout) { // the owner could not publish in time
 			q.gaveUp = true
@@ -148,6 +151,7 @@ func (n *simNode) SlotsReady(_ context.Context, slots []dsm.Slot, e dsm.Epoch) e
 		}
 	}
 	if v.Epoch != s.lastViewLocked().Epoch {
+		s.assign(v)
 		s.log = append(s.log, entry{nil, v})
 	}
 	return nil
@@ -172,6 +176,7 @@ func (s *sim) calm(left ...string) {
 		}
 		s.rest()
 		moved := s.deliver()
+		moved = s.decide() || moved
 		for _, n := range s.nodes {
 			if n.behindCatalog() {
 				n.apply()

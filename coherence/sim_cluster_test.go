@@ -43,10 +43,12 @@ type sim struct {
 	farther     dsm.PageIndex // how many extents all hot pages but the first two are moved back by
 	places      bool          // the area gets a slot of its own, and that moves
 	placed      int           // how often
+	copies      int           // of each slot that the catalog wants: see assign
 
-	// mu is of net and log, and of the view and inode of each node. Also the goroutine of the test takes it to look at the log: what goes on when time
+	// mu is of net, log and wishes, and of the view and inode of each node. Also the goroutine of the test takes it to look at the log: what goes on when time
 	// has passed is not ordered after what that goroutine did before.
 	mu       sync.Mutex
+	wishes   []*wish
 	requests []*request
 	pinned   []pinnedVersion
 	seen     seen
@@ -101,7 +103,7 @@ func newSim(t *testing.T, seed uint64, nodes int, ino dsm.Inode) *sim {
 // newSimOf is newSim with a memory budget, of which there is room for simRoom pages beside what full areas take, and the time that an
 // area lingers.
 func newSimOf(t *testing.T, seed uint64, nodes int, ino dsm.Inode, linger time.Duration, memory int64) *sim {
-	s := &sim{t: t, rng: rand.New(rand.NewPCG(seed, 1)), net: make(map[link][]frame), deaf: make(map[link]bool),
+	s := &sim{t: t, rng: rand.New(rand.NewPCG(seed, 1)), net: make(map[link][]frame), deaf: make(map[link]bool), copies: 1,
 		bubble: time.Now().Year() == 2000, // where the clock of a bubble begins
 		seen:   seen{stores: make(map[int64]int), published: make(map[int64]int)}}
 	if ino.Spec.Placement == dsm.PlaceAuto && ino.Spec.OneHome(ino.Size) {
@@ -360,30 +362,36 @@ func (s *sim) moveSlots() {
 				changed = true
 			}
 		case s.rng.IntN(3) == 0:
-			to := dsm.NodeID(s.rng.IntN(len(s.nodes)) + 1)
+			to := s.aHome()
 			if to != row.Primary && !slices.Contains(gone, to) {
-				*row = dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: v.Epoch}
+				*row = s.movedTo(*row, to, v.Epoch)
 				changed = true
 			}
 		}
 	}
 	if changed {
+		s.assign(v)
 		s.commit(entry{nil, v})
 	}
+}
+
+// aHome is a node that slots are to move to. It may be dead, if there are copies elsewhere.
+func (s *sim) aHome() dsm.NodeID {
+	n := s.nodes[s.rng.IntN(len(s.nodes))]
+	if n.dead && s.copies == 1 && n != s.taker {
+		n = s.aNode()
+	}
+	return n.id
 }
 
 // placeAnew gives the area a slot of its own, as catalog/place.go does, at some node. It reports whether it did.
 func (s *sim) placeAnew(v *dsm.View) bool {
 	row := *s.rowOf(v, 0)
 	gone := deadOf(v)
-	to := dsm.NodeID(s.rng.IntN(len(s.nodes)) + 1)
+	to := s.aHome()
 	if v.Placed(simArea) != 0 || row.Source != 0 || slices.Contains(gone, row.Primary) || slices.Contains(gone, to) || s.rng.IntN(2) == 0 {
 		return false
 	}
-	first := dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: v.Epoch}
-	if row.Primary == to {
-		first.Source = 0
-	}
 	s.placed++
-	return v.Place(simArea, first)
+	return v.Place(simArea, s.movedTo(row, to, v.Epoch))
 }

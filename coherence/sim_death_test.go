@@ -22,30 +22,55 @@ func (s *sim) withTaker() {
 	}
 }
 
-// programNodes are the nodes with programs.
+// programNodes are the nodes with programs, of those that live.
 func (s *sim) programNodes() []*simNode {
-	if s.taker == nil {
-		return s.nodes
-	}
-	return s.nodes[:len(s.nodes)-1]
+	return slices.DeleteFunc(slices.Clone(s.nodes), func(n *simNode) bool { return n == s.taker || n.dead })
 }
 
-// kill ends a node. Nobody says so to the others, but that their sessions with it break.
+// aNode is one of the nodes with programs.
+func (s *sim) aNode() *simNode {
+	list := s.programNodes()
+	return list[s.rng.IntN(len(list))]
+}
+
+// kill ends a node, and its programs. Nobody says so to the others, but that their sessions with it end. Before that they get some of what it
+// has sent.
 func (s *sim) kill(n *simNode) {
 	s.mu.Lock()
 	n.dead = true
 	for i := range s.nodes {
-		delete(s.net, link{i, n.i})
-		delete(s.net, link{n.i, i})
+		if i == n.i {
+			continue
+		}
+		to, from := link{i, n.i}, link{n.i, i}
+		keep := s.rng.IntN(len(s.net[from]) + 1)
+		for _, f := range append(slices.Clone(s.net[to]), s.net[from][keep:]...) {
+			if f.shared != nil {
+				f.shared.Release()
+			}
+		}
+		delete(s.net, to)
+		delete(s.deaf, to)
+		delete(s.deaf, from)
+		s.net[from] = append(slices.Clip(s.net[from][:keep]), frame{msg: sessionEnd{}})
 	}
 	s.mu.Unlock()
-	n.node.Close()
-	for _, o := range s.nodes {
-		if o != n {
-			o.reset(n)
+	for _, q := range s.requests {
+		if q.n == n {
+			q.cancel()
 		}
 	}
 	s.rest()
+	for _, prog := range n.attached {
+		prog.untrack()
+		prog.at.Detach()
+	}
+	n.node.Close()
+	n.area, n.reader, n.writer, n.attached = nil, false, nil, nil
+	s.rest()
+	if k := n.outstanding(); k > 0 {
+		s.t.Fatalf("%d calls of node %d outlive it", k, n.i)
+	}
 }
 
 // bury marks a node as gone.
@@ -53,6 +78,7 @@ func (s *sim) bury(n *simNode) {
 	n.gone = true
 	s.changeView(func(v *dsm.View) {
 		v.Members[n.i].Gone, v.Members[n.i].Leaving = true, true
+		s.takeOver(v, n.id)
 	})
 }
 
@@ -90,6 +116,7 @@ func (r *simRun) die(now bool) bool {
 					row.Source = 0
 				}
 			}
+			r.assign(v)
 		})
 		r.resize(r.fullSize())
 	default:
@@ -98,8 +125,10 @@ func (r *simRun) die(now bool) bool {
 	return true
 }
 
-// endDeath has the taker die to the end, if there is one.
+// endDeath has the taker die to the end, if there is one, and the catalog hear of all deaths.
 func (r *simRun) endDeath() {
+	for r.kind.crashes && r.buryOne() {
+	}
 	for more := r.taker != nil; more; more = r.die(true) {
 		for moved := true; moved; {
 			r.drain()
@@ -113,7 +142,8 @@ func (r *simRun) endDeath() {
 	}
 }
 
-// HandoverFailed commits a view in which slots are with this node again, or given up.
+// HandoverFailed commits a view in which slots are with this node again, or given up. Who may have served them has had its backups wait for what
+// it said.
 func (n *simNode) HandoverFailed(_ context.Context, back, lost []dsm.Slot, e dsm.Epoch) error {
 	s := n.sim
 	s.mu.Lock()
@@ -128,12 +158,13 @@ func (n *simNode) HandoverFailed(_ context.Context, back, lost []dsm.Slot, e dsm
 		}
 		changed = true
 		if slices.Contains(back, sl) {
-			*row = dsm.SlotHome{Primary: n.id, Epoch: v.Epoch}
-		} else {
+			*row = dsm.SlotHome{Primary: n.id, Epoch: v.Epoch, Backups: row.Backups}
+		} else if !s.succeed(v, row) {
 			row.Source = 0
 		}
 	}
 	if changed {
+		s.assign(v)
 		s.log = append(s.log, entry{nil, v})
 	}
 	return nil

@@ -17,6 +17,8 @@ type simCase struct {
 	unaware bool                            // see sim
 	careful bool                            // see sim
 	dies    bool                            // a node dies: see withTaker
+	crashes bool                            // nodes die, with their programs: see crashOn
+	tally   tally                           // see addOnes
 	auto    bool                            // some extents live together, others are spread
 	marked  bool                            // see storeMark
 	starves bool                            // at times memory cannot be made longer
@@ -34,8 +36,9 @@ type simRun struct {
 	maybe map[int64]bool // that byte or zero: it was cut off, and the kernel had the store
 	sums  map[int]int32  // sum: the total of each element
 	fsums map[int]float64
-	best  map[int]uint32  // min and max: the best value of each element that a program has stored
-	marks uint32          // how often a program has stored a mark: see storeMark
+	best  map[int]uint32 // min and max: the best value of each element that a program has stored
+	marks uint32         // how often a program has stored a mark: see storeMark
+	crash simCrash
 	found int             // how many values programs have found
 	hot   []dsm.PageIndex // that this run stores to
 	group simGroup
@@ -172,6 +175,9 @@ func checkBytes(r *simRun, n *simNode) {
 		for i := range size {
 			off := int64(p)*dsm.PageSize + i
 			want := r.bytes[off]
+			if r.crash.left[off] && r.mayBeLeft(off, w[i]) {
+				r.crash.left[off], r.bytes[off], want = false, w[i], w[i]
+			}
 			if r.maybe[off] && w[i] == 0 {
 				delete(r.bytes, off) // then it is zero everywhere
 				want = 0

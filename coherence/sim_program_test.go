@@ -361,6 +361,7 @@ func (n *simNode) waitFor(p dsm.PageIndex) {
 			case <-came:
 				return nil
 			case <-time.After(overdue):
+			case <-ctx.Done():
 			}
 		}
 		return a.Fault(ctx, off, there)

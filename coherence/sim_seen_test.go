@@ -17,6 +17,7 @@ type seen struct {
 	history   []acked       // oldest first, if there is a bound on staleness
 	cuts      int
 	lastCut   int // index in the catalog
+	tally     tally
 }
 
 // acked is what was published at a time.
@@ -57,10 +58,24 @@ func (k *seen) storeOf(off int64, v byte) int {
 	return n - ((n-1)%255+1-int(v)+255)%255
 }
 
+// storesIn returns which of the stores to a byte a page has.
+func (k *seen) storesIn(page []byte, off int64) int {
+	if k.tally.on() {
+		return k.tally.digit(page, off)
+	}
+	return k.storeOf(off, page[off%dsm.PageSize])
+}
+
 // deliveredTo says that the node's area has what its programs have stored to the first bytes of a page of the page cache.
 func (n *simNode) deliveredTo(p dsm.PageIndex, c *cachedPage, size int64) {
 	for i, v := range c.data[:min(max(size, 0), hotBytes)] {
 		off := int64(p)*dsm.PageSize + int64(i)
+		if t := n.sim.seen.tally; t.on() {
+			if i%t.size == n.i {
+				n.given[off] += t.digit(c.data[:], off) - t.digit(c.given[:], off)
+			}
+			continue
+		}
 		if v != c.given[i] && off < n.ino.Size && n.sim.owner(off) == n.i && !n.sim.toAttached(off) {
 			n.given[off] = n.sim.seen.storeOf(off, v)
 		}
@@ -132,7 +147,7 @@ func (n *simNode) reads(began snapshot, p dsm.PageIndex, b []byte) {
 		if at := off - int64(p)*dsm.PageSize; at < 0 || at >= int64(len(b)) || s.owner(off) == n.i || punchable(off) || off >= min(began.size, n.ino.Size) {
 			continue
 		}
-		if k := s.seen.storeOf(off, b[off%dsm.PageSize]); k < least {
+		if k := s.seen.storesIn(b, off); k < least {
 			s.t.Fatalf("node %d: a read brought store %d of byte %d; store %d was published %v before it began", n.i, k, off, least, n.ino.Spec.Staleness)
 		}
 	}
@@ -152,8 +167,8 @@ func (n *simNode) sees(began snapshot, what string, storing bool, prog *simProgr
 	if n.area.mu.short.ino != nil || began.held && !storing || began.gen != n.ino.Gen || began.cuts != s.seen.cuts || began.gen != s.lastInode().Gen {
 		return
 	}
-	check := func(where string, off int64, v byte, least int) {
-		if k := s.seen.storeOf(off, v); k < least {
+	check := func(where string, off int64, page []byte, least int) {
+		if k := s.seen.storesIn(page, off); k < least {
 			s.t.Fatalf("node %d: %s has returned, and byte %d %s is that of store %d; store %d was published before it began", n.i, what, off, where, k, least)
 		}
 	}
@@ -164,19 +179,19 @@ func (n *simNode) sees(began snapshot, what string, storing bool, prog *simProgr
 		}
 		n.area.mu.Lock()
 		e, i := p.Extent()
-		here, v := n.area.replicaHasLocked(e, i), byte(0)
+		here, v := n.area.replicaHasLocked(e, i), []byte(nil)
 		if here {
-			v = n.area.mu.mem.Working(p)[off%dsm.PageSize]
+			v = n.area.mu.mem.Working(p)
 		}
 		n.area.mu.Unlock() // a failed check ends the test, which takes the lock
 		if here {
 			check("in memory", off, v, least)
 		}
 		if prog != nil && prog.at != nil && prog.at.draft != nil {
-			check("in the draft", off, prog.at.draft.mem.Memory(p)[off%dsm.PageSize], least)
+			check("in the draft", off, prog.at.draft.mem.Memory(p), least)
 		}
 		if c := n.kernel.cache[p]; c != nil && n.kernel.reading[p] == nil {
-			check("in the page cache", off, c.data[off%dsm.PageSize], least)
+			check("in the page cache", off, c.data[:], least)
 		}
 	}
 }

@@ -72,10 +72,20 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		nodes++
 	}
 	r := &simRun{sim: newSimOf(t, seed, nodes, ino, 30*time.Millisecond, memory), kind: c,
-		bytes: make(map[int64]byte), maybe: make(map[int64]bool), sums: make(map[int]int32), fsums: make(map[int]float64), best: make(map[int]uint32)}
+		crash: simCrash{left: make(map[int64]bool)}, bytes: make(map[int64]byte), maybe: make(map[int64]bool), sums: make(map[int]int32), fsums: make(map[int]float64), best: make(map[int]uint32)}
 	r.farther, r.places = farther, ino.Spec.Together(0) // and by a view of its own from time to time
 	r.drawHot()
+	r.seen.tally = c.tally
 	r.onShrink, r.careful, r.unaware, r.queues = r.shrunk, c.careful, c.unaware, true
+	if draw := rand.New(rand.NewPCG(seed, 4)); replicates {
+		copies := 1 + draw.IntN(dsm.MostBackups+1)
+		if c.crashes {
+			copies = max(copies, 2)
+		}
+		r.withBackups(copies, draw.IntN(2) == 0)
+	} else if c.crashes {
+		r.withFewHomes()
+	}
 	if c.dies {
 		r.withTaker()
 	}
@@ -92,13 +102,15 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	}
 	for range *simSteps {
 		r.pass(time.Duration(r.rng.IntN(2000)) * time.Microsecond)
-		r.event(r.programNodes()[r.rng.IntN(simNodes)])
+		r.event(r.aNode())
+		r.crashOn()
 		r.rest()
 		r.check()
 		r.checkVersions()
 	}
 	r.settle()
 	r.checkVersions()
+	r.wholeRows()
 	for _, n := range r.programNodes() {
 		c.check(r, n)
 		r.checkGifts(n)
@@ -165,11 +177,11 @@ func (r *simRun) feed() {
 	if !r.kind.starves {
 		return
 	}
-	for _, n := range r.nodes {
+	for _, n := range r.programNodes() {
 		n.starving.Store(false)
 	}
 	r.pass(shortRetryMost)
-	for _, n := range r.nodes {
+	for _, n := range r.programNodes() {
 		if n.area.mu.short.ino != nil {
 			r.t.Fatalf("node %d: the memory stays short", n.i)
 		}
@@ -260,7 +272,7 @@ func (r *simRun) event(n *simNode) {
 			r.resize(r.aSize())
 			if r.unaware && r.rng.IntN(2) == 0 { // who gets a snapshot does not see the size between
 				r.resize(r.fullSize())
-				if o := r.programNodes()[r.rng.IntN(simNodes)]; r.rng.IntN(2) == 0 {
+				if o := r.aNode(); r.rng.IntN(2) == 0 {
 					o.snapshot()
 				}
 			}

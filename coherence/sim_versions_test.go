@@ -155,12 +155,14 @@ func (r *simRun) checkVersion(n *simNode, v dsm.Version) {
 
 // transfer has a node take the area, or some node give it to another one. At times the programs of the owner close it before.
 func (r *simRun) transfer() {
-	n, to := r.nodes[r.rng.IntN(len(r.nodes))], r.nodes[r.rng.IntN(len(r.nodes))]
+	n, to := r.aNode(), r.aNode()
 	if n.outstanding() >= mostAsked {
 		return
 	}
 	if r.rng.IntN(3) > 0 {
-		r.nodes[r.owner(0)].leaveStorers()
+		if owner := r.nodes[r.owner(0)]; !owner.dead {
+			owner.leaveStorers()
+		}
 	}
 	if r.rng.IntN(3) > 0 {
 		to = n
@@ -184,7 +186,7 @@ func (n *simNode) leaveStorers() {
 
 // handTo makes a node the owner at the end.
 func (r *simRun) handTo(n *simNode) {
-	for _, o := range r.nodes {
+	for _, o := range r.programNodes() {
 		if o != n {
 			o.leaveStorers()
 			r.calm("wait")
@@ -195,7 +197,7 @@ func (r *simRun) handTo(n *simNode) {
 		defer o.area.mu.Unlock()
 		return o.area.mu.owning.giving != nil
 	}
-	for i := 0; slices.ContainsFunc(r.nodes, gives); i++ {
+	for i := 0; slices.ContainsFunc(r.programNodes(), gives); i++ {
 		if i == 100 {
 			r.t.Fatal("an area is being given away for ever")
 		}
@@ -234,15 +236,18 @@ func (s *sim) own(by dsm.NodeID, id dsm.AreaID, to dsm.NodeID) (dsm.Epoch, error
 		return 0, errs.E(errs.Access, "own", "node %v owns it", row.Primary)
 	case !owned && to != by:
 		return 0, errs.E(errs.Access, "own", "it has no owner")
+	case s.copies == 1 && s.nodes[to-1].dead:
+		return 0, errs.E(errs.Busy, "own", "node %v is dead, and nobody has a copy of what it takes over", to)
 	case row.Source != 0 && s.lastInodeLocked().Size > 0:
 		return 0, errs.E(errs.Busy, "own", "it is on its way to node %v", row.Primary)
 	}
 	v.Epoch++
-	first := dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: v.Epoch}
-	if row.Primary == to || s.lastInodeLocked().Size == 0 {
+	first := s.movedTo(row, to, v.Epoch)
+	if s.lastInodeLocked().Size == 0 {
 		first.Source = 0
 	}
 	v.Place(id, first)
+	s.assign(v)
 	s.log = append(s.log, entry{nil, v})
 	return v.Epoch, nil
 }
