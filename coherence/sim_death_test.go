@@ -169,12 +169,3 @@ func (n *simNode) HandoverFailed(_ context.Context, back, lost []dsm.Slot, e dsm
 	}
 	return nil
 }
-
-// BackupInSync implements View: no row has backups.
-func (n *simNode) BackupInSync(context.Context, dsm.NodeID, []dsm.Slot, dsm.Epoch) error { return nil }
-
-// BackupLags implements View.
-func (n *simNode) BackupLags(context.Context, dsm.NodeID, []dsm.Slot, dsm.Epoch) error { return nil }
-
-// MayServe implements View.
-func (n *simNode) MayServe() bool { return true }
