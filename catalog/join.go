@@ -17,6 +17,19 @@ import (
 func (c *Catalog) Bootstrap(ctx context.Context, root dsm.Inode) error {
 	cluster := dsm.ClusterID(rand.Uint64() | 1) // not 0
 	c.belong(cluster)
+	if err := c.begin(ctx); err != nil {
+		return err
+	}
+	self := c.self
+	self.Voter, self.Leaving = true, false
+	_, err := c.propose(ctx, bootstrapOp{
+		Cluster: cluster, Member: self, RootPerm: root.Perm, UID: root.UID, GID: root.GID, Lease: c.begins, Trust: c.first,
+	})
+	return err
+}
+
+// begin makes this node the only voter, and returns when it leads.
+func (c *Catalog) begin(ctx context.Context) error {
 	err := c.raft.BootstrapCluster(raft.Configuration{Servers: []raft.Server{{
 		ID: serverOf(c.self).raftID(), Address: serverOf(c.self).raftAddress(),
 	}}}).Error()
@@ -31,15 +44,7 @@ func (c *Catalog) Bootstrap(ctx context.Context, root dsm.Inode) error {
 	if err := c.raft.ReloadConfig(conf); err != nil {
 		return errs.E(errs.Other, "bootstrap", "%w", err)
 	}
-	if err := c.news.until(ctx, c.life, func() bool { return c.leads() != 0 }); err != nil {
-		return named("bootstrap", err)
-	}
-	self := c.self
-	self.Voter, self.Leaving = true, false
-	_, err = c.propose(ctx, bootstrapOp{
-		Cluster: cluster, Member: self, RootPerm: root.Perm, UID: root.UID, GID: root.GID, Lease: c.begins, Trust: c.first,
-	})
-	return err
+	return named("bootstrap", c.news.until(ctx, c.life, func() bool { return c.leads() != 0 }))
 }
 
 // Join makes this node a member of the cluster to which the node at addr belongs, and returns when

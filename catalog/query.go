@@ -126,9 +126,13 @@ func (c *Catalog) ListXattr(ctx context.Context, ino dsm.Ino) (names []string, e
 // a node, and budget - reserved is how much full files may still grow. A demand file counts as much
 // as it takes away from that. So it is often larger than what it takes here, and one larger than
 // budget may still find room. The difference is negative when a node has left and others lack room
-// for pages on demand.
+// for pages on demand. A node that is fenced says what was so last.
 func (c *Catalog) Usage(ctx context.Context) (reserved, budget int64, inodes uint64, err error) {
-	err = c.readAfter(ctx, "statfs", c.ask, func(s *state) error {
+	after := c.ask
+	if c.Fenced() {
+		after = func(context.Context) error { return nil }
+	}
+	err = c.readAfter(ctx, "statfs", after, func(s *state) error {
 		reserved, budget = s.usage()
 		inodes = uint64(len(s.inodes))
 		return nil

@@ -28,7 +28,7 @@ func TestControlFiles(t *testing.T) {
 	if got := list("."); !slices.Equal(got, []string{"d"}) {
 		t.Errorf("the root lists %q; .dsm is hidden", got)
 	}
-	if got, want := list(".dsm"), []string{"areas", "attach", "config", "groups", "log_level", "members", "stats", "token", "version"}; !slices.Equal(got, want) {
+	if got, want := list(".dsm"), []string{"areas", "attach", "cluster", "config", "groups", "log_level", "members", "stats", "token", "version"}; !slices.Equal(got, want) {
 		t.Errorf(".dsm lists %q, want %q", got, want)
 	}
 	if got := list(".dsm", "areas", "d"); !slices.Equal(got, []string{"w"}) {

@@ -25,6 +25,7 @@ type fakeNames struct {
 	changed func(dsm.Ino)    // called with mu free, after a size changed elsewhere
 	resized func(dsm.Ino)    // called with mu free, after any change
 	kept    atomic.Int64     // what Keep returns
+	cutOff  atomic.Bool      // what CutOff returns
 }
 
 type fakeInode struct {
@@ -71,6 +72,8 @@ func (n *fakeNames) Link(_ context.Context, ino, dir dsm.Ino, name string) (dsm.
 
 // Keep returns what a test says; without it nothing is kept, for tests change the fake behind
 // the kernel's back.
+func (n *fakeNames) CutOff() bool { return n.cutOff.Load() }
+
 func (n *fakeNames) Keep() time.Duration { return time.Duration(n.kept.Load()) }
 
 func (n *fakeNames) Stat(_ context.Context, dir dsm.Ino, entries []dsm.DirEntry) ([]dsm.Inode, error) {

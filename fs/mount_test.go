@@ -68,6 +68,8 @@ func (i *fakeInfo) Self() dsm.NodeID         { return 0xa }
 func (i *fakeInfo) LogLevel() slog.Level     { return i.level.Level() }
 func (i *fakeInfo) SetLogLevel(l slog.Level) { i.level.Set(l) }
 
+func (*fakeInfo) Cluster() []control.Stat                    { return []control.Stat{{Name: "id", Value: "c"}} }
+func (*fakeInfo) RecoverCluster(context.Context) error       { return nil }
 func (*fakeInfo) Tokens(context.Context) ([]string, error)   { return nil, nil }
 func (*fakeInfo) ChangeTokens(context.Context, string) error { return nil }
 

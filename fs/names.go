@@ -21,6 +21,9 @@ type Names interface {
 	// Keep returns for how long the kernel may keep what a read that begins now returns, 0
 	// for not at all: no other node changes it before.
 	Keep() time.Duration
+	// CutOff reports whether the others have not answered this node for so long that a read would most likely wait
+	// until its request ends.
+	CutOff() bool
 	// Create makes a file, directory or symlink (n.Kind); n's Perm, UID, GID and
 	// Target, and the Size of a regular file, are taken. Its Spec is inherited from dir, and changed by
 	// the settings of a regular file. errs.Exist if the name is taken; nobody finds it half made.

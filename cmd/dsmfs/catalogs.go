@@ -328,15 +328,23 @@ type usage struct {
 
 // Usage implements fs.Names.
 func (c *catalogs) Usage(ctx context.Context) (reserved, budget int64, inodes uint64, err error) {
-	u, err := ask(ctx, c, func(now *catalog.Catalog) (u usage, err error) {
+	of := func(now *catalog.Catalog) (u usage, err error) {
 		u.reserved, u.budget, u.inodes, err = now.Usage(ctx)
 		return u, err
-	})
+	}
+	if c.CutOff() { // then it says what was so last
+		u, err := of(c.last())
+		return u.reserved, u.budget, u.inodes, err
+	}
+	u, err := ask(ctx, c, of)
 	return u.reserved, u.budget, u.inodes, err
 }
 
 // Keep implements fs.Names.
 func (c *catalogs) Keep() time.Duration { return c.last().Keep() }
+
+// CutOff implements fs.Names.
+func (c *catalogs) CutOff() bool { return !c.MayGrant() }
 
 // Current implements coherence.View.
 func (c *catalogs) Current() *dsm.View { return c.last().Current() }

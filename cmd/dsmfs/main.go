@@ -50,6 +50,7 @@ func verbs() []verb {
 		{"set", "PATH KEY=VALUE...", "change settings of a file, or of a directory for what is made in it", setVerb},
 		{"unset", "PATH KEY...", "give settings the values that the directory of PATH has", unsetVerb},
 		{"token", "MNT [flags]", "the token with which other machines join the cluster of MNT", tokenVerb},
+		{"cluster", "recover MNT [flags]", "make the node of MNT a cluster of its own when the majority of the others has died", clusterVerb},
 		{"run", "[flags] -- PROGRAM [ARGS]", "run a program with the memory plane: what it maps of a mount is memory itself", runVerb},
 		{"dev", "--nodes N DIR [flags]", "a cluster of N nodes on this machine, mounted at DIR/node1 ...", devVerb},
 		{"doctor", "", "what this machine can do, and what is missing", doctorVerb},

@@ -72,6 +72,8 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"mount", "/a", "--join", "host1", "--token", "@/no/such/file"}, exitUsage, "--token: open /no/such/file"},
 		{[]string{"mount", "/a", "--join", "host1", "--token", someToken, "--insecure"}, exitUsage, "has no tokens"},
 		{[]string{"mount", "/a", "--token", someToken}, exitUsage, "--token needs --join"},
+		{[]string{"cluster", "recover", "/tmp"}, exitNoMount, "/tmp is in no dsmfs mount"},
+		{[]string{"cluster", "dissolve", "/tmp"}, exitUsage, `unknown word "dissolve"`},
 		{[]string{"token", "/tmp"}, exitNoMount, "/tmp is in no dsmfs mount"},
 		{[]string{"token", "/tmp", "--ttl", "1ms"}, exitUsage, "at least 1s"},
 		{[]string{"mount", "/a", "--join", "127.0.0.1:0"}, exitUsage, "no port"},

@@ -60,6 +60,7 @@ type node struct {
 // before are stopped again.
 func startNode(ctx context.Context, cfg nodeConfig) (*node, error) {
 	n := &node{cfg: cfg, log: cfg.log, built: make(chan struct{}), leftovers: newLeftovers()}
+	n.rejoins.recoveries = make(chan recovery)
 	for _, part := range []func(context.Context) error{n.listen, n.build, n.enter, n.startGossip, n.mount, n.startRejoins} {
 		if err := part(ctx); err != nil {
 			ctx, cancel := context.WithTimeout(context.Background(), leaveLimit/4)

@@ -18,8 +18,9 @@ import (
 // dirty in its working copies, and is published. Publishes that were under way are sent again under their numbers, so the homes know
 // which of them they have. Its locks are lost (EIO until the files are closed), and so are files without a name that it alone held.
 type rejoins struct {
-	cancel context.CancelFunc // nil: not started
-	done   sync.WaitGroup
+	cancel     context.CancelFunc // nil: not started
+	done       sync.WaitGroup
+	recoveries chan recovery // orders of the user: see recoverAlone
 }
 
 const (
@@ -60,6 +61,9 @@ func (n *node) watchEviction(ctx context.Context) {
 		joined := time.Now()
 		select {
 		case <-n.cats.last().Evicted():
+		case order := <-n.rejoins.recoveries:
+			order.done <- n.recoverAlone(ctx)
+			continue
 		case <-ctx.Done():
 			return
 		}
@@ -100,20 +104,45 @@ func (n *node) rejoin(ctx context.Context, v *dsm.View) bool {
 		g := &gate{n: n}
 		next, err := n.joinAgain(ctx, v, g)
 		if err == nil {
-			g.open.Store(true)
-			n.cats.show(next)
-			n.Reset() // whatever came before g was open is in this
-			n.data.Rejoined()
-			n.cats.enter()
-			if err := n.fs.Rejoined(ctx); err != nil {
-				n.log.Warn("files that programs have open", "err", err)
-			}
+			n.take(ctx, g, next)
 			return true
 		}
 		n.log.Warn("join the cluster again", "err", err)
-		if !sleep(ctx, pause/2+rand.N(pause)) {
-			return false
+		if recovered, ok := n.idle(ctx, pause/2+rand.N(pause)); recovered || !ok {
+			return ok
 		}
+	}
+}
+
+// idle waits. recovered says that the node became a cluster of its own meanwhile; ok is false if ctx ended.
+func (n *node) idle(ctx context.Context, d time.Duration) (recovered, ok bool) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			return false, true
+		case order := <-n.rejoins.recoveries:
+			err := n.recoverAlone(ctx)
+			order.done <- err
+			if err == nil {
+				return true, true
+			}
+		case <-ctx.Done():
+			return false, false
+		}
+	}
+}
+
+// take goes on with a new catalog, whose observer is g.
+func (n *node) take(ctx context.Context, g *gate, next *catalog.Catalog) {
+	g.open.Store(true)
+	n.cats.show(next)
+	n.Reset() // whatever came before g was open is in this
+	n.data.Rejoined()
+	n.cats.enter()
+	if err := n.fs.Rejoined(ctx); err != nil {
+		n.log.Warn("files that programs have open", "err", err)
 	}
 }
 

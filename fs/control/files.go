@@ -50,6 +50,14 @@ var topFiles = []file{
 	}, write: func(ctx context.Context, t *Tree, _ dsm.Ino, value string) error {
 		return t.cfg.Info.ChangeTokens(ctx, value)
 	}},
+	{name: "cluster", perm: 0o644, read: func(_ context.Context, t *Tree, _ dsm.Ino) (string, error) {
+		return FlatKeyed(t.cfg.Info.Cluster()), nil
+	}, write: func(ctx context.Context, t *Tree, _ dsm.Ino, value string) error {
+		if value != "recover" {
+			return errs.E(errs.Invalid, "cluster", "%q: want recover", value)
+		}
+		return t.cfg.Info.RecoverCluster(ctx)
+	}},
 }
 
 // areaFiles are the control files of an area; the order is part of their inode numbers.

@@ -20,6 +20,10 @@ type Info interface {
 	Config() []Stat
 	LogLevel() slog.Level
 	SetLogLevel(slog.Level)
+	// Cluster returns what the nodes agree on besides, in a fixed order.
+	Cluster() []Stat
+	// RecoverCluster makes this node a cluster of its own: errs.Busy as long as its cluster works.
+	RecoverCluster(ctx context.Context) error
 	// Tokens returns the tokens with which nodes join, each with "expires=TIME" in Unix seconds, 0 for
 	// never.
 	Tokens(ctx context.Context) ([]string, error)

@@ -13,6 +13,7 @@
 //	      log_level           debug, info, warn or error
 //	      attach              path of the socket of the memory plane
 //	      groups              those that have members, nested keyed
+//	      cluster             flat keyed; who writes recover makes this node a cluster of its own
 //	      token               with which nodes join, nested keyed; for the owner of the mount alone
 //	      areas/PATH/mode merge dtype apply interval residency access locks placement retain replicas   as user.dsm.*
 //	                 version home subscribers              read-only

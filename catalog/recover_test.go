@@ -1,0 +1,74 @@
+package catalog
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// TestRecover: a node whose cluster has lost its majority becomes a cluster of its own, with all that the old one had decided. While the
+// majority lives that is refused.
+func TestRecover(t *testing.T) {
+	ctx := patient(t)
+	nodes := cluster(t, 3)
+	last := nodes[2]
+	made, err := last.Create(ctx, dsm.RootIno, "f", file, true)
+	ok(t, err)
+	if err := last.Lost(ctx); !errs.Is(err, errs.Busy) {
+		t.Fatalf("a cluster that works is lost: %v", err)
+	}
+	same(t, nodes)
+	former := last.Current()
+	for _, n := range nodes[:2] {
+		n.stop()
+	}
+	brief, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	if err := last.Lost(brief); err != nil {
+		t.Fatalf("a cluster without a majority: %v", err)
+	}
+	last.Catalog.Close()
+
+	self := last.self
+	self.Inc = 1
+	next, err := New(Config{Self: self, Caller: last.via, Streams: newEars(last.net.ReopenRaft()), Observer: last.observer, OnCluster: last.net.SetCluster,
+		Yield: last.yieldLocks, Log: testLog(t, "recovered")})
+	ok(t, err)
+	defer next.Close()
+	ok(t, next.Recover(ctx, last.Catalog, nil))
+	v := next.Current()
+	if v.Cluster == former.Cluster || v.Epoch <= former.Epoch || len(present(v)) != 1 {
+		t.Errorf("the new view: cluster %s after %s, epoch %d after %d, members %+v", v.Cluster, former.Cluster, v.Epoch, former.Epoch, v.Members)
+	}
+	got, err := next.Lookup(ctx, dsm.RootIno, "f")
+	if err != nil || got.Ino != made.Ino {
+		t.Errorf("a file of the old cluster: %+v, %v", got, err)
+	}
+	ok(t, next.Unlink(ctx, dsm.RootIno, "f"))
+	if _, err := next.Getattr(ctx, made.Ino); err != nil {
+		t.Errorf("a file that the node holds: %v", err)
+	}
+	if _, err := next.Create(ctx, dsm.RootIno, "g", file, false); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRecoverTakesTheLog: what is in the log, and was not applied, is a part of what the new cluster begins with.
+func TestRecoverTakesTheLog(t *testing.T) {
+	ctx := patient(t)
+	n := cluster(t, 1)[0]
+	_, err := n.Create(ctx, dsm.RootIno, "f", file, false)
+	ok(t, err)
+	n.Catalog.Close()
+	n.mu.Lock()
+	n.mu.state = newState() // as if nothing had been applied
+	n.mu.Unlock()
+	s, err := n.final()
+	ok(t, err)
+	if _, there := s.inodes[dsm.RootIno].entries["f"]; !there {
+		t.Error("the file is not there")
+	}
+}
