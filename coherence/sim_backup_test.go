@@ -23,62 +23,81 @@ func (s *sim) withBackups(copies int, inSync bool) {
 	}
 }
 
-// assign does what the catalog does in each review: a row has as many backups as are wanted, none of them gone. It keeps those that are in sync.
+// assign does what the catalog does in each review: a row has as many backups as are wanted. Those in sync stay before others. Rows that are handed
+// over, or whose home has died, are passed over.
 func (s *sim) assign(v *dsm.View) {
 	gone := deadOf(v)
 	want := min(s.copies-1, len(v.Members)-len(gone)-1)
 	for sl, row := range v.Rows() {
-		list := slices.DeleteFunc(backups(row), func(b dsm.Backup) bool {
-			return slices.Contains(gone, b.Node) || b.Node == row.Primary && row.Source == 0
-		})
-		slices.SortStableFunc(list, func(a, b dsm.Backup) int { return rank(a) - rank(b) })
-		if len(list) > want && row.Source == 0 {
-			list = list[:want]
+		if row.Source != 0 || slices.Contains(gone, row.Primary) {
+			continue
 		}
+		synced, filling := backups(row)
+		if len(synced) > want {
+			synced = synced[:want]
+		}
+		if len(synced) < want {
+			filling = filling[:min(len(filling), want-len(synced))]
+		}
+		setBackups(row, synced, filling)
 		for i := range s.nodes {
 			id := s.nodes[(int(sl)+int(v.Epoch)+i)%len(s.nodes)].id
-			if len(list) < want && id != row.Primary && id != row.Source && !slices.Contains(gone, id) && row.BackupOf(id) < 0 {
-				list = append(list, dsm.Backup{Node: id})
+			if len(synced)+len(filling) < want && id != row.Primary && !slices.Contains(gone, id) && row.BackupOf(id) < 0 {
+				filling = append(filling, dsm.Backup{Node: id})
 			}
 		}
-		setBackups(row, list)
+		setBackups(row, synced, filling)
 	}
-}
-
-// rank says which backups stay: those in sync do first.
-func rank(b dsm.Backup) int {
-	if b.InSync {
-		return 0
-	}
-	return 1
 }
 
 // backups returns the backups of a row.
-func backups(row *dsm.SlotHome) []dsm.Backup {
-	return slices.DeleteFunc(slices.Clone(row.Backups[:]), func(b dsm.Backup) bool { return b.Node == 0 })
-}
-
-func setBackups(row *dsm.SlotHome, list []dsm.Backup) {
-	row.Backups = [dsm.MostBackups]dsm.Backup{}
-	copy(row.Backups[:], list)
-}
-
-// movedTo returns the row of what a node is to take over from the home in the given row. That one is among the backups meanwhile.
-func (s *sim) movedTo(row dsm.SlotHome, to dsm.NodeID, e dsm.Epoch) dsm.SlotHome {
-	next := dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: e}
-	list := slices.DeleteFunc(backups(&row), func(b dsm.Backup) bool { return b.Node == to })
-	if row.Primary == to {
-		next.Source = 0
-	} else if s.copies > 1 {
-		if len(list) == dsm.MostBackups && !list[1].InSync {
-			list = list[:1]
-		}
-		if len(list) < dsm.MostBackups {
-			list = append(list, dsm.Backup{Node: row.Primary, InSync: true})
+func backups(row *dsm.SlotHome) (synced, filling []dsm.Backup) {
+	for _, b := range row.Backups {
+		switch {
+		case b.InSync:
+			synced = append(synced, b)
+		case b.Node != 0:
+			filling = append(filling, b)
 		}
 	}
-	setBackups(&next, list)
+	return synced, filling
+}
+
+// setBackups gives a row backups, as far as there is place.
+func setBackups(row *dsm.SlotHome, kinds ...[]dsm.Backup) {
+	row.Backups = [dsm.MostBackups]dsm.Backup{}
+	copy(row.Backups[:], slices.Concat(kinds...))
+}
+
+// dropBackup takes a node out of a row.
+func dropBackup(row *dsm.SlotHome, n dsm.NodeID) {
+	setBackups(row, slices.DeleteFunc(slices.Clone(row.Backups[:]), func(b dsm.Backup) bool { return b.Node == n || b.Node == 0 }))
+}
+
+// movedTo returns the row of what a node is to take over from the home in the given row. That one is among the backups meanwhile; and the new home,
+// if it is one in sync, has place there too.
+func (s *sim) movedTo(row dsm.SlotHome, to dsm.NodeID, e dsm.Epoch) dsm.SlotHome {
+	next := dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: e}
+	switch {
+	case row.Primary == to:
+		next.Source, next.Backups = 0, row.Backups
+	case s.copies > 1:
+		synced, filling := backups(&row)
+		last := []dsm.Backup(nil)
+		if i := slices.IndexFunc(synced, func(b dsm.Backup) bool { return b.Node == to }); i >= 0 {
+			last = append(last, synced[i])
+			synced = slices.Delete(synced, i, i+1)
+		}
+		filling = slices.DeleteFunc(filling, func(b dsm.Backup) bool { return b.Node == to })
+		setBackups(&next, synced, []dsm.Backup{{Node: row.Primary, InSync: true}}, last, filling)
+	}
 	return next
+}
+
+// arrived ends the handover of a row.
+func arrived(row *dsm.SlotHome) {
+	row.Source = 0
+	dropBackup(row, row.Primary)
 }
 
 // holder is the node that has the state of a row.
@@ -89,31 +108,36 @@ func holder(row *dsm.SlotHome) dsm.NodeID {
 	return row.Primary
 }
 
-// takeOver has backups take the rows over whose state a node had that is gone in the view. Without one in sync a row stays with it.
+// takeOver takes a node that is gone out of the rows. Where it had the state, a backup in sync takes over. Without one the row stays with it.
 func (s *sim) takeOver(v *dsm.View, dead dsm.NodeID) {
 	for _, row := range v.Rows() {
-		if holder(row) == dead {
-			s.succeed(v, row)
+		dropBackup(row, dead)
+		if holder(row) == dead && !s.succeed(v, row) {
+			setBackups(row)
 		}
 	}
 	s.assign(v)
 }
 
-// succeed makes a backup in sync the home of a row, if there is one that is not gone. What the others have may differ by what was on its way.
+// succeed makes a backup in sync the home of a row, if there is one that is not gone.
 func (s *sim) succeed(v *dsm.View, row *dsm.SlotHome) bool {
 	for id := range row.InSync() {
-		if isGone(v, id) {
-			continue
+		if !isGone(v, id) {
+			*row = restarted(v, *row, id)
+			return true
 		}
-		list := slices.DeleteFunc(backups(row), func(b dsm.Backup) bool { return b.Node == id })
-		for i := range list {
-			list[i].InSync = false
-		}
-		*row = dsm.SlotHome{Primary: id, Epoch: v.Epoch}
-		setBackups(row, list)
-		return true
 	}
 	return false
+}
+
+// restarted returns a row with another home, which has everything. What the others have may differ by what was on its way, so they are filled anew.
+func restarted(v *dsm.View, row dsm.SlotHome, home dsm.NodeID) dsm.SlotHome {
+	next := dsm.SlotHome{Primary: home, Epoch: v.Epoch, Backups: row.Backups}
+	dropBackup(&next, home)
+	for i := range next.Backups {
+		next.Backups[i].InSync = false
+	}
+	return next
 }
 
 // wish is what a node has asked the catalog for, and what that has not decided yet.
@@ -161,7 +185,7 @@ func (s *sim) decide() bool {
 // BackupInSync says that a backup of slots of this node has all that anybody has seen of them.
 func (n *simNode) BackupInSync(ctx context.Context, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error {
 	return n.asks(ctx, func(v *dsm.View) bool {
-		return n.backupIs(v, backup, slots, true, func(row *dsm.SlotHome) bool { return row.Primary == n.id && row.Source == 0 && e >= row.Epoch })
+		return n.backupIs(v, backup, slots, true, func(row *dsm.SlotHome) bool { return holder(row) == n.id && e >= row.Epoch })
 	})
 }
 
@@ -192,20 +216,21 @@ func (n *simNode) backupIs(v *dsm.View, backup dsm.NodeID, slots []dsm.Slot, inS
 // MayServe reports whether the node is sure that it is still a member.
 func (n *simNode) MayServe() bool { return true }
 
-// replaceBackup has the catalog choose another backup for some row that loses none by that.
+// replaceBackup has the catalog give some row another backup in place of one in sync. That stays until the other is in sync, if there is place.
 func (s *sim) replaceBackup() {
-	if s.copies == 1 {
-		return
-	}
 	v := s.lastView().Clone()
 	v.Epoch++
-	row := s.rowOf(v, dsm.ExtentIndex(s.rng.IntN(4)))
-	list := backups(row)
-	if i := s.rng.IntN(dsm.MostBackups); i < len(list) && row.Source == 0 {
-		setBackups(row, slices.Delete(list, i, i+1))
-		s.assign(v)
-		s.commit(entry{nil, v})
+	row, n := s.rowOf(v, dsm.ExtentIndex(s.rng.IntN(4))), s.aNode()
+	synced, filling := backups(row)
+	if s.copies == 1 || row.Source != 0 || len(filling) > 0 || len(synced) < s.copies-1 || row.Primary == n.id || row.BackupOf(n.id) >= 0 || isGone(v, row.Primary) {
+		return
 	}
+	if len(synced) == dsm.MostBackups {
+		i := s.rng.IntN(len(synced))
+		synced = slices.Delete(synced, i, i+1)
+	}
+	setBackups(row, synced, []dsm.Backup{{Node: n.id}})
+	s.commit(entry{nil, v})
 }
 
 // wholeRows checks that every row has its backups again, all in sync.

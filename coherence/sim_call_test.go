@@ -146,7 +146,7 @@ func (n *simNode) SlotsReady(_ context.Context, slots []dsm.Slot, e dsm.Epoch) e
 	v := s.lastViewLocked().Clone()
 	for _, sl := range slots {
 		if row := v.Row(sl); row.Primary == n.id && row.Source != 0 && e >= row.Epoch {
-			row.Source = 0
+			arrived(row)
 			v.Epoch++
 		}
 	}

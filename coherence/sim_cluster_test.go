@@ -358,7 +358,7 @@ func (s *sim) moveSlots() {
 		case slices.Contains(gone, row.Primary) || slices.Contains(gone, row.Source):
 		case row.Source != 0:
 			if dsm.Epoch(s.nodes[row.Primary-1].node.received[sl].Load()) == row.Epoch {
-				row.Source = 0
+				arrived(row)
 				changed = true
 			}
 		case s.rng.IntN(3) == 0:

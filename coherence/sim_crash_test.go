@@ -43,7 +43,7 @@ func (r *simRun) busyRows() bool {
 	v := r.lastView()
 	for e := range dsm.ExtentIndex(4) {
 		row := r.rowOf(v, e)
-		if row.Source != 0 || r.nodes[holder(row)-1].dead || slices.ContainsFunc(backups(row), func(b dsm.Backup) bool { return !b.InSync }) {
+		if _, filling := backups(row); row.Source != 0 || r.nodes[holder(row)-1].dead || len(filling) > 0 {
 			return true
 		}
 	}

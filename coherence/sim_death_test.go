@@ -158,9 +158,9 @@ func (n *simNode) HandoverFailed(_ context.Context, back, lost []dsm.Slot, e dsm
 		}
 		changed = true
 		if slices.Contains(back, sl) {
-			*row = dsm.SlotHome{Primary: n.id, Epoch: v.Epoch, Backups: row.Backups}
+			*row = restarted(v, *row, n.id)
 		} else if !s.succeed(v, row) {
-			row.Source = 0
+			arrived(row)
 		}
 	}
 	if changed {

@@ -243,6 +243,9 @@ func (r *simRun) event(n *simNode) {
 		for range r.rng.IntN(6) {
 			r.deliver()
 		}
+		if r.rng.IntN(8) == 0 {
+			r.decide()
+		}
 	case x < 48:
 		n.kernel.takeNotice()
 	case x < 56:
@@ -256,6 +259,8 @@ func (r *simRun) event(n *simNode) {
 	case x < 65:
 		if r.whole && r.rng.IntN(4) > 0 {
 			r.transfer()
+		} else if r.rng.IntN(8) == 0 {
+			r.replaceBackup()
 		} else {
 			r.moveSlots()
 		}
@@ -297,6 +302,8 @@ func (r *simRun) event(n *simNode) {
 		if r.kind.starves && r.rng.IntN(4) == 0 {
 			n.starving.Store(!n.starving.Load())
 		}
+	default:
+		r.decide()
 	}
 }
 
