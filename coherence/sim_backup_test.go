@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -247,5 +248,30 @@ func (s *sim) wholeRows() {
 			s.explain()
 			s.t.Fatalf("extent %d: %d backups in sync, want %d: %+v", e, k, want, *row)
 		}
+	}
+}
+
+// explainRowsLocked logs the rows that the area has had since there is a reason to.
+func (s *sim) explainRowsLocked() {
+	if s.copies == 1 {
+		return
+	}
+	last := ""
+	for i, e := range s.log {
+		if e.view == nil {
+			continue
+		}
+		rows := fmt.Sprint("gone ", deadOf(e.view))
+		for x := range dsm.ExtentIndex(4) {
+			sl := e.view.SlotOf(simArea, s.lastInodeLocked().Spec, x)
+			rows += fmt.Sprintf("; extent %d in slot %d: %+v", x, sl, *e.view.Row(sl))
+		}
+		if rows != last {
+			s.t.Logf("entry %d, epoch %d: %s", i, e.view.Epoch, rows)
+		}
+		last = rows
+	}
+	for _, n := range s.nodes {
+		s.t.Logf("node %d: dead %v, gone %v", n.i, n.dead, n.gone)
 	}
 }

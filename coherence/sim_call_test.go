@@ -71,7 +71,9 @@ func (s *sim) rest() {
 			q.gaveUp, q.err = true, errs.E(errs.Timeout, "", "%w", q.err)
 		}
 		if dead := s.taker != nil && s.taker.gone && errs.Is(q.err, errs.Unavailable); q.err != nil && !dead && !short && !(q.gaveUp && (errs.Is(q.err, errs.Timeout) || errs.Is(q.err, errs.NoSpace))) {
-			s.t.Fatalf("node %d: %s: %v", q.n.i, q.what, q.err)
+			s.t.Errorf("node %d: %s: %v", q.n.i, q.what, q.err)
+			s.explain()
+			s.t.FailNow()
 		}
 		if q.finish != nil {
 			q.finish(q.err)

@@ -50,14 +50,22 @@ func (r *simRun) busyRows() bool {
 	return false
 }
 
-// loses reports whether the rows say that something is lost if the node dies now.
+// loses reports whether something is lost if the node dies now, and the catalog then hears of all deaths, one after the other.
 func (s *sim) loses(n *simNode) bool {
-	lives := func(id dsm.NodeID) bool { return id != n.id && !s.nodes[id-1].dead }
-	for _, row := range s.lastView().Rows() {
+	v := s.lastView().Clone()
+	for _, row := range v.Rows() {
 		if s.copies == 1 && (row.Primary == n.id || row.Source == n.id) {
 			return true
 		}
-		if !lives(holder(row)) && !slices.ContainsFunc(slices.Collect(row.InSync()), lives) {
+	}
+	for _, o := range s.nodes {
+		if o == n || o.dead && !o.gone {
+			v.Members[o.i].Gone = true
+			s.takeOver(v, o.id)
+		}
+	}
+	for _, row := range v.Rows() {
+		if isGone(v, holder(row)) {
 			return true
 		}
 	}

@@ -128,6 +128,7 @@ func (s *sim) explain() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.explainRowsLocked()
 	for k, q := range s.net {
 		for _, f := range q {
 			s.t.Logf("from %d to %d: %T %+v", k[0], k[1], f.msg, f.msg)
