@@ -104,6 +104,19 @@ func (c *Catalog) HandoverFailed(ctx context.Context, back, lost []dsm.Slot, e d
 	return err
 }
 
+// BackupInSync says that a backup has all that this node, the home of the slots in the view of epoch e, has let anybody see of them, and that from
+// now on this node lets nobody see what the backup lacks.
+func (c *Catalog) BackupInSync(ctx context.Context, node dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error {
+	_, err := c.propose(ctx, backupsOp{node, slots, true, e})
+	return err
+}
+
+// BackupLags says that a backup of this node does not answer in time: when it returns the backup cannot take over any more.
+func (c *Catalog) BackupLags(ctx context.Context, node dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error {
+	_, err := c.propose(ctx, backupsOp{node, slots, false, e})
+	return err
+}
+
 // MoveArea moves an area of this node, its home in the view of epoch e, to another one. The area does not move by itself again before a
 // node has been the only one to publish to it for as many windows as patience says.
 func (c *Catalog) MoveArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID, patience uint8, e dsm.Epoch) error {

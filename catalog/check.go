@@ -106,6 +106,9 @@ func (s *state) checkView() error {
 		}
 	}
 	for i, h := range s.view.Rows() {
+		if err := s.checkBackups(i, *h); err != nil {
+			return err
+		}
 		_, primary := s.view.Member(h.Primary)
 		_, source := s.view.Member(h.Source)
 		if !primary || h.Source != 0 && !source || h.Source == h.Primary || h.Epoch > s.view.Epoch {

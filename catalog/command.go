@@ -59,6 +59,7 @@ const (
 	kindMove
 	kindOwn
 	kindTrust
+	kindBackups
 )
 
 // op is an operation on the state. apply returns the inode that is the result for the caller, if
@@ -159,6 +160,12 @@ type (
 		Back, Lost []dsm.Slot
 		Epoch      dsm.Epoch
 	}
+	backupsOp struct {
+		Node   dsm.NodeID
+		Slots  []dsm.Slot
+		InSync bool // or it lags
+		Epoch  dsm.Epoch
+	}
 
 	moveOp struct {
 		Ino      dsm.Ino
@@ -210,6 +217,7 @@ var ops = map[opKind]struct {
 	kindMove:           {"move", moveOp{}, false},
 	kindOwn:            {"own", ownOp{}, false},
 	kindTrust:          {"change the keys", trustOp{}, false},
+	kindBackups:        {"report on a backup", backupsOp{}, false},
 }
 
 var opKinds = func() map[reflect.Type]opKind {

@@ -4,7 +4,7 @@
 // node; it is the only importer of raft.
 //
 //	names.go attrs.go spec.go xattr.go                        what a command does:
-//	members.go slots.go reserve.go cuts.go                    to names and to memory
+//	members.go slots.go backups.go assign.go reserve.go cuts.go   to names and to memory
 //	state.go command.go session.go apply.go snapshot.go       the state machine around them
 //	catalog.go fsm.go reign.go voters.go early.go push.go     raft around that
 //	logstore.go snapstore.go streams.go pipeline.go           what raft needs

@@ -46,6 +46,7 @@ func (o goneOp) apply(s *state, st step) (dsm.Inode, error) {
 				v.Members[i].Gone, v.Members[i].Leaving = true, true
 			}
 		}
+		bereave(v, o.Node)
 		depart(v, st, o.Node, m.Key, true)
 	})
 	s.release(o.Node)
@@ -73,7 +74,7 @@ func (settleOp) apply(s *state, _ step) (dsm.Inode, error) {
 				*h = dsm.SlotHome{Primary: to, Epoch: v.Epoch}
 			}
 			if slices.Contains(free, h.Source) {
-				h.Source = 0
+				arrived(h)
 			}
 		}
 		for i := range v.Own {
@@ -82,7 +83,7 @@ func (settleOp) apply(s *state, _ step) (dsm.Inode, error) {
 				h.SlotHome = dsm.SlotHome{Primary: s.sharedRow(v, h.Area).Primary, Epoch: v.Epoch}
 			}
 			if slices.Contains(free, h.Source) {
-				h.Source = 0
+				arrived(&h.SlotHome)
 			}
 		}
 	})

@@ -99,7 +99,7 @@ func (c *Catalog) leave(ctx context.Context) error {
 			return nil
 		}
 		id, addr := c.leader()
-		if slotsOf(v, c.self.ID) > 0 || id == c.self.ID {
+		if rowsOf(v, c.self.ID) > 0 || id == c.self.ID {
 			// Until the slots are gone, and reconcile has found another leader.
 			stuck := c.stuck()
 			if stuck != nil && !told {

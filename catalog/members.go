@@ -8,7 +8,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// reviewed applies change to the view and gives the result the next epoch. It balances the slots if
+// reviewed applies change to the view and gives the result the next epoch. It balances the slots, and assigns backups, if
 // the members that should have them have memory for them. That is so unless a member leaves: then
 // its slots stay with it until there is room (reserve), everybody leaves, or it goes without
 // handing them over.
@@ -21,6 +21,7 @@ func (s *state) reviewed(change func(v *dsm.View)) {
 		balance(v)
 	}
 	s.place(v)
+	assign(v, func(slot dsm.Slot) int { return s.copiesOf(v, slot) }, s.reserved.room(v) > roomNone)
 	s.view = v
 	s.effects.view = s.view
 }
@@ -141,7 +142,7 @@ func (o removeMemberOp) apply(s *state, st step) (dsm.Inode, error) {
 	if !ok {
 		return dsm.Inode{}, nil
 	}
-	if n := slotsOf(s.view, o.Node); n > 0 {
+	if n := rowsOf(s.view, o.Node); n > 0 {
 		return dsm.Inode{}, fail(errs.Busy, "node %s has %d slots to hand over", o.Node, n)
 	}
 	s.reviewed(func(v *dsm.View) {

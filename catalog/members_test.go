@@ -93,7 +93,7 @@ func TestLeave(t *testing.T) {
 	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
 
 	m.fails(errs.NotExist, leavingOp{nodeC})
-	m.fails(errs.Busy, removeMemberOp{nodeB}, "256 slots")
+	m.fails(errs.Busy, removeMemberOp{nodeB}, "320 slots")
 	m.must(nodeB, leavingOp{nodeB})
 	m.must(nodeB, leavingOp{nodeB})
 	m.fails(errs.Busy, removeMemberOp{nodeB}) // it is the source of its slots
@@ -175,7 +175,7 @@ func TestHandoverToTheDead(t *testing.T) {
 		}
 		m.must(nodeA, handoverFailedOp{back, lost, m.view.Epoch})
 		for _, i := range back {
-			h, want := m.view.Slots[i], dsm.SlotHome{Primary: nodeA, Epoch: m.view.Epoch}
+			h, want := m.view.Slots[i], dsm.SlotHome{Primary: nodeA, Epoch: m.view.Epoch, Backups: m.view.Slots[i].Backups}
 			if leaves {
 				want = dsm.SlotHome{Primary: nodeB, Source: nodeA, Epoch: m.view.Epoch}
 			}

@@ -93,13 +93,13 @@ func (s *state) place(v *dsm.View) {
 		}
 		in := s.inodes[dsm.Ino(o.Area)]
 		if to := ownHome(v, in, o.Primary); to != o.Primary {
-			v.Place(o.Area, dsm.SlotHome{Primary: to, Source: o.Primary, Epoch: v.Epoch})
+			v.Place(o.Area, move(v, o.SlotHome, in.Spec.Copies(), to))
 		}
 	}
 	for _, ino := range sortedKeys(s.unplaced) {
 		in := s.inodes[ino]
 		to, shared := pinned(v, in.Spec.Placement), v.Row(in.Spec.SlotOf(in.Area(), 0))
-		if to != 0 && (in.Size == 0 || shared.Source == 0 && !isGone(v, shared.Primary)) && v.Place(in.Area(), startOf(in, *shared, to, v.Epoch)) {
+		if to != 0 && (in.Size == 0 || shared.Source == 0 && !isGone(v, shared.Primary)) && v.Place(in.Area(), startOf(v, in, *shared, to)) {
 			delete(s.unplaced, ino)
 		}
 	}
@@ -123,13 +123,15 @@ func (s *state) sharedRow(v *dsm.View, a dsm.AreaID) *dsm.SlotHome {
 	return v.Row(spec.SlotOf(a, 0))
 }
 
-// startOf returns the first row of an area's own slot.
-func startOf(in *inode, shared dsm.SlotHome, to dsm.NodeID, e dsm.Epoch) dsm.SlotHome {
-	row := dsm.SlotHome{Primary: to, Source: shared.Primary, Epoch: e}
-	if in.Size == 0 || row.Source == to {
-		row.Source = 0 // there is nothing to hand over
+// startOf returns the first row of an area's own slot. Who has a copy of the slot that it shared has one of it.
+func startOf(v *dsm.View, in *inode, shared dsm.SlotHome, to dsm.NodeID) dsm.SlotHome {
+	switch {
+	case in.Size == 0: // there is nothing to hand over
+		return dsm.SlotHome{Primary: to, Epoch: v.Epoch}
+	case shared.Primary == to:
+		return dsm.SlotHome{Primary: to, Epoch: v.Epoch, Backups: shared.Backups}
 	}
-	return row
+	return move(v, shared, in.Spec.Copies(), to)
 }
 
 // A home asks for this when another node has been the only one that publishes to an area of its for a while. What it has seen may be out of date.
@@ -156,7 +158,7 @@ func (o moveOp) apply(s *state, st step) (dsm.Inode, error) {
 	}
 	s.reviewed(func(v *dsm.View) {
 		s.displace(v)
-		v.Place(in.Area(), startOf(in, row, o.To, v.Epoch))
+		v.Place(in.Area(), startOf(v, in, row, o.To))
 		v.OwnOf(in.Area()).Patience = o.Patience
 	})
 	return dsm.Inode{}, nil
@@ -193,7 +195,7 @@ func (o ownOp) apply(s *state, st step) (dsm.Inode, error) {
 	}
 	s.reviewed(func(v *dsm.View) {
 		s.displace(v)
-		v.Place(in.Area(), startOf(in, row, o.To, v.Epoch))
+		v.Place(in.Area(), startOf(v, in, row, o.To))
 	})
 	return in.Inode, nil
 }
@@ -215,14 +217,10 @@ func ownHome(v *dsm.View, in *inode, now dsm.NodeID) dsm.NodeID {
 	if to := pinned(v, in.Spec.Placement); to != 0 {
 		return to
 	}
-	stays := func(n dsm.NodeID) bool {
-		m, ok := v.Member(n)
-		return ok && !m.Leaving
-	}
-	if stays(now) {
+	if stays(v, now) {
 		return now
 	}
-	if shared := v.Row(in.Spec.SlotOf(in.Area(), 0)).Primary; stays(shared) {
+	if shared := v.Row(in.Spec.SlotOf(in.Area(), 0)).Primary; stays(v, shared) {
 		return shared
 	}
 	for _, m := range v.Members {

@@ -36,7 +36,7 @@ func balance(v *dsm.View) {
 		}
 		count.add(h.Primary, class, -1)
 		count.add(to, class, 1)
-		*h = dsm.SlotHome{Primary: to, Source: h.Primary, Epoch: v.Epoch}
+		*h = move(v, *h, class+1, to)
 	}
 }
 
@@ -74,6 +74,12 @@ func quotas(v *dsm.View) shares {
 		}
 	}
 	return quota
+}
+
+// stays reports whether the node is a member that does not leave.
+func stays(v *dsm.View, n dsm.NodeID) bool {
+	m, ok := v.Member(n)
+	return ok && !m.Leaving
 }
 
 // staying returns the members that do not leave.
@@ -147,6 +153,17 @@ func neediest(v *dsm.View, quota, count shares, class int) dsm.NodeID {
 	return id
 }
 
+// rowsOf counts the slots that the node is primary, source or backup of.
+func rowsOf(v *dsm.View, n dsm.NodeID) int {
+	count := slotsOf(v, n)
+	for _, h := range v.Rows() {
+		if h.BackupOf(n) >= 0 && h.Primary != n && h.Source != n {
+			count++
+		}
+	}
+	return count
+}
+
 // slotsOf counts the slots that the node is primary or source of.
 func slotsOf(v *dsm.View, n dsm.NodeID) int {
 	count := 0
@@ -173,7 +190,7 @@ func (o slotsReadyOp) apply(s *state, st step) (dsm.Inode, error) {
 	}
 	s.reviewed(func(v *dsm.View) {
 		for _, i := range slots {
-			v.Row(i).Source = 0
+			arrived(v.Row(i))
 		}
 	})
 	return dsm.Inode{}, nil
@@ -191,12 +208,12 @@ func (o handoverFailedOp) apply(s *state, st step) (dsm.Inode, error) {
 	s.reviewed(func(v *dsm.View) {
 		for _, i := range o.Back {
 			if failed(i) {
-				*v.Row(i) = dsm.SlotHome{Primary: st.node, Epoch: v.Epoch}
+				*v.Row(i) = restarted(v, *v.Row(i), st.node)
 			}
 		}
 		for _, i := range o.Lost {
-			if failed(i) {
-				v.Row(i).Source = 0
+			if failed(i) && !takeOver(v, v.Row(i)) {
+				arrived(v.Row(i))
 			}
 		}
 	})

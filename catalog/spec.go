@@ -51,6 +51,9 @@ func (o setSpecOp) apply(s *state, st step) (dsm.Inode, error) {
 	if spec.Placement != before.Spec.Placement {
 		s.placing(in)
 	}
+	if spec.Copies() != before.Spec.Copies() && s.view.Placed(in.Area()) != 0 {
+		s.reviewed(func(*dsm.View) {})
+	}
 	return in.Inode, nil
 }
 

@@ -256,13 +256,15 @@ func (c *catalogs) HandoverFailed(ctx context.Context, back, lost []dsm.Slot, e 
 }
 
 // BackupInSync implements coherence.View.
-func (c *catalogs) BackupInSync(context.Context, dsm.NodeID, []dsm.Slot, dsm.Epoch) error {
-	return errs.E(errs.Unavailable, "backup", "the catalog has no backups")
+func (c *catalogs) BackupInSync(ctx context.Context, node dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error {
+	_, err := ask(ctx, c, only(func(now *catalog.Catalog) error { return now.BackupInSync(ctx, node, slots, e) }))
+	return err
 }
 
 // BackupLags implements coherence.View.
-func (c *catalogs) BackupLags(context.Context, dsm.NodeID, []dsm.Slot, dsm.Epoch) error {
-	return errs.E(errs.Unavailable, "backup", "the catalog has no backups")
+func (c *catalogs) BackupLags(ctx context.Context, node dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error {
+	_, err := ask(ctx, c, only(func(now *catalog.Catalog) error { return now.BackupLags(ctx, node, slots, e) }))
+	return err
 }
 
 // MayServe implements coherence.View.

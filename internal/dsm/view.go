@@ -14,7 +14,8 @@ type SlotHome struct {
 	Source NodeID
 	// Epoch is the epoch of the view in which Primary became primary.
 	Epoch Epoch
-	// Backups keep copies of what the primary has; the zero Backup is none. While Source is not 0, those in sync have what the source has.
+	// Backups keep copies of what the primary has; the zero Backup is none. While Source is not 0, those in sync have what the source has,
+	// and the primary can be one of them.
 	Backups [MostBackups]Backup
 }
 
@@ -26,6 +27,8 @@ type Backup struct {
 	Node NodeID
 	// InSync says that it has all that anybody has seen of the slot, so it can take over. Otherwise it is being filled.
 	InSync bool
+	// Since is the epoch of the view in which it was put in the row, or last taken out of sync: it has to be filled since then.
+	Since Epoch
 }
 
 // InSync yields the backups of a slot that can take over.

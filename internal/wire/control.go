@@ -33,7 +33,7 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 
 // JoinProtocol is the version of the commands and snapshots of the catalog. All members of a
 // cluster must have the same one.
-const JoinProtocol = 7
+const JoinProtocol = 8
 
 // Join asks to make Member a member of the cluster.
 type Join struct {

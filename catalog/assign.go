@@ -1,0 +1,208 @@
+package catalog
+
+import (
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// assign brings the backups of all rows to where they should be. Each row gets as many as its areas want copies besides the home, as far
+// as there are members that stay. They follow the members' memory, as far as they can: no member keeps two copies of a slot. Few change:
+// who is in sync stays, unless it leaves or keeps too many. Its copy goes when another is in sync; but where there are three copies there is
+// no place for a fourth, so it goes before. If nobody stays nothing changes.
+//
+// Slots that are handed over keep their backups, but for those that leave and are not in sync. Those whose home has died are passed over. Without room nobody becomes a backup. copies says how many copies there
+// are to be of a slot. The result depends on nothing else.
+func assign(v *dsm.View, copies func(dsm.Slot) int, room bool) {
+	stay := staying(v)
+	if len(stay) == 0 {
+		return
+	}
+	var pools [dsm.MostReplicas + 1]pool // of the classes; that at 0 is of the slots that areas have to themselves
+	for slot, row := range v.Rows() {
+		n := copies(slot)
+		if n == 1 && row.Backups[0].Node == 0 || isGone(v, holder(*row)) || isGone(v, row.Primary) {
+			continue
+		}
+		p := &pools[n]
+		if slot >= dsm.Slots {
+			p = &pools[0]
+		}
+		others := len(stay)
+		if stays(v, row.Primary) {
+			others--
+		}
+		p.rows = append(p.rows, pooled{row, min(n-1, others)})
+	}
+	for i := range pools {
+		if p := &pools[i]; len(p.rows) > 0 {
+			p.v, p.stay = v, stay
+			p.assign(room)
+		}
+	}
+}
+
+// pool is rows whose backups are shared out together.
+type pool struct {
+	v     *dsm.View
+	stay  []dsm.Member
+	rows  []pooled
+	quota map[dsm.NodeID]int // how many backups each member should be
+	have  map[dsm.NodeID]int // and how many it is, or will be when what is being filled is in sync
+}
+
+// pooled is a row, and how many backups it should have.
+type pooled struct {
+	*dsm.SlotHome
+	wants int
+}
+
+func (p *pool) assign(room bool) {
+	p.count()
+	moving := false
+	for _, r := range p.rows {
+		if r.Source != 0 {
+			moving = true
+			keep(r.SlotHome, func(b dsm.Backup) bool { return b.InSync || stays(p.v, b.Node) })
+			continue
+		}
+		p.trim(r)
+		if room {
+			p.fill(r)
+		}
+	}
+	if moving || !room {
+		return
+	}
+	for _, r := range p.rows {
+		p.shift(r)
+	}
+}
+
+// count sets quota and have.
+func (p *pool) count() {
+	p.have, p.quota = make(map[dsm.NodeID]int), make(map[dsm.NodeID]int)
+	homes, total := make(map[dsm.NodeID]int), 0
+	rows := 0
+	for _, r := range p.rows {
+		if total += r.wants; r.wants > 0 {
+			rows++
+			homes[r.Primary]++
+		}
+		p.add(r, 1)
+	}
+	most := func(n dsm.NodeID) int { return rows - homes[n] }
+	for i, n := range apportion(p.stay, total, most, func(n dsm.NodeID) int { return p.have[n] }) {
+		p.quota[p.stay[i].ID] = n
+	}
+}
+
+// add adds so much to have for each backup of the row that is to stay.
+func (p *pool) add(r pooled, n int) {
+	synced, _, filling := p.sort(r)
+	kept := slices.Concat(filling, synced) // one that is being filled replaces one in sync
+	for _, b := range kept[:min(len(kept), r.wants)] {
+		p.have[b.Node] += n
+	}
+}
+
+// sort returns the backups of a row by kind: those in sync, those of them that leave apart, and those that are being filled and stay.
+func (p *pool) sort(r pooled) (synced, leaving, filling []dsm.Backup) {
+	for _, b := range r.Backups {
+		switch {
+		case b.Node == 0 || b.Node == r.Primary:
+		case b.InSync && stays(p.v, b.Node):
+			synced = append(synced, b)
+		case b.InSync:
+			leaving = append(leaving, b)
+		case stays(p.v, b.Node):
+			filling = append(filling, b)
+		}
+	}
+	return synced, leaving, filling
+}
+
+// trim drops the backups of a row that it needs no more.
+func (p *pool) trim(r pooled) {
+	p.add(r, -1)
+	defer p.add(r, 1)
+	synced, leaving, filling := p.sort(r)
+	for len(synced) > r.wants {
+		i := 0
+		for j, b := range synced {
+			if p.lack(b.Node) < p.lack(synced[i].Node) {
+				i = j
+			}
+		}
+		synced = slices.Delete(synced, i, i+1)
+	}
+	if len(synced) >= r.wants {
+		leaving = nil
+	}
+	if r.wants == 0 {
+		filling = nil
+	} else if len(synced) < r.wants {
+		filling = filling[:min(len(filling), r.wants-len(synced))]
+	}
+	r.set(synced, leaving, filling)
+}
+
+func (r pooled) set(kinds ...[]dsm.Backup) {
+	r.Backups = [dsm.MostBackups]dsm.Backup{}
+	copy(r.Backups[:], slices.Concat(kinds...))
+}
+
+// fill has a row get the backups that it lacks.
+func (p *pool) fill(r pooled) {
+	synced, leaving, filling := p.sort(r)
+	for len(synced)+len(filling) < r.wants {
+		if len(synced)+len(leaving)+len(filling) == dsm.MostBackups {
+			if len(leaving) == 0 || len(synced)+len(leaving) == 1 {
+				return // until what is being filled is in sync
+			}
+			leaving = leaving[:len(leaving)-1]
+		}
+		to := p.neediest(r)
+		if to == 0 {
+			return
+		}
+		p.have[to]++
+		filling = append(filling, dsm.Backup{Node: to, Since: p.v.Epoch})
+		r.set(synced, leaving, filling)
+	}
+}
+
+// shift has a member that is too few backups become one of the row in place of one that is too many.
+func (p *pool) shift(r pooled) {
+	synced, leaving, filling := p.sort(r)
+	if len(synced) != r.wants || len(leaving)+len(filling) > 0 {
+		return
+	}
+	for i, b := range synced {
+		to := p.neediest(r)
+		if p.lack(b.Node) >= 0 || to == 0 || p.lack(to) <= 0 {
+			continue
+		}
+		p.have[b.Node]--
+		p.have[to]++
+		if len(synced) == dsm.MostBackups {
+			synced = slices.Delete(synced, i, i+1)
+		}
+		r.set(synced, []dsm.Backup{{Node: to, Since: p.v.Epoch}})
+		return
+	}
+}
+
+// lack returns how many more backups the member should be.
+func (p *pool) lack(n dsm.NodeID) int { return p.quota[n] - p.have[n] }
+
+// neediest returns the member that should be a backup of the row: that which lacks most of those that can be one, or 0.
+func (p *pool) neediest(r pooled) dsm.NodeID {
+	var id dsm.NodeID
+	for _, m := range p.stay {
+		if m.ID != r.Primary && r.BackupOf(m.ID) < 0 && (id == 0 || p.lack(m.ID) > p.lack(id)) {
+			id = m.ID
+		}
+	}
+	return id
+}

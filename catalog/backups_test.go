@@ -1,0 +1,447 @@
+package catalog
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// rowsModel plays the data plane of a cluster, with a number for what a slot's bytes are: each publish makes it greater, at the home and at the
+// backups that the home waits for. Whoever the catalog says has the bytes must have that number.
+type rowsModel struct {
+	*machine
+	rng     *rand.Rand
+	newest  map[dsm.Slot]int                      // 0: nothing was published, or it is lost
+	has     map[dsm.NodeID]map[dsm.Slot]int       // what members have
+	joining map[dsm.Slot]map[dsm.NodeID]dsm.Epoch // backups that homes wait for before the catalog says that they are in sync, and their Since
+	late    []late
+	seen    *dsm.View // whose rows has is for
+	lost    int
+}
+
+// late is a report that is under way.
+type late struct {
+	from dsm.NodeID
+	backupsOp
+}
+
+func newRowsModel(t *testing.T, rng *rand.Rand, budgets ...int64) *rowsModel {
+	m := &rowsModel{machine: newSized(t, budgets...), rng: rng, newest: make(map[dsm.Slot]int), has: make(map[dsm.NodeID]map[dsm.Slot]int), joining: make(map[dsm.Slot]map[dsm.NodeID]dsm.Epoch)}
+	m.seen = m.view
+	return m
+}
+
+// by carries out an operation of a member in its incarnation, and has the data plane hear of it.
+func (m *rowsModel) by(n dsm.NodeID, o op) error {
+	m.Helper()
+	x, _ := m.view.Member(n)
+	m.reqs[n]++
+	_, err := m.send(command{Node: n, Inc: x.Inc, Req: m.reqs[n], Low: m.reqs[n], Now: m.now}, o)
+	m.hear()
+	return err
+}
+
+// hear goes through the rows that have changed, and checks who has what.
+func (m *rowsModel) hear() {
+	m.Helper()
+	before := m.seen
+	m.seen = m.view
+	for slot, h := range m.view.Rows() {
+		was := before.Row(slot)
+		if was == nil || slot >= dsm.Slots && before.Own[slot-dsm.Slots].Area != m.view.Own[slot-dsm.Slots].Area {
+			for n := range m.has { // a slot that an area has just got: whoever had the shared one has this
+				if shared := m.sharedSlot(slot); m.newest[shared] > 0 && m.has[n][shared] == m.newest[shared] {
+					m.set(n, slot, 1)
+				}
+			}
+			m.newest[slot], m.joining[slot] = min(m.newest[m.sharedSlot(slot)], 1), nil
+			was = before.Row(m.sharedSlot(slot))
+		}
+		if holder(*h) != holder(*was) {
+			m.joining[slot] = nil
+		}
+		if m.bereft(before, *was) {
+			if m.newest[slot] > 0 {
+				m.lost++
+			}
+			m.newest[slot] = 0
+			for _, has := range m.has {
+				delete(has, slot)
+			}
+		}
+		if n := m.newest[slot]; n > 0 {
+			if x := holder(*h); !isGone(m.view, x) && m.has[x][slot] != n {
+				m.Fatalf("slot %d: home %s has %d, not %d; %+v, was %+v", slot, x, m.has[x][slot], n, *h, *was)
+			}
+			for x := range h.InSync() {
+				if m.has[x][slot] != n {
+					m.Fatalf("slot %d: %s is in sync and has %d, not %d; %+v, was %+v", slot, x, m.has[x][slot], n, *h, *was)
+				}
+			}
+		}
+	}
+}
+
+// bereft reports whether what is in a slot of such a row is lost, or was before, and the slot has a new home because no file has bytes there.
+func (m *rowsModel) bereft(before *dsm.View, was dsm.SlotHome) bool {
+	lives := func(n dsm.NodeID) bool {
+		x, ok := m.view.Member(n)
+		return ok && !x.Gone
+	}
+	known := func(n dsm.NodeID) bool { _, ok := m.view.Member(n); return ok }
+	if lives(holder(was)) {
+		return !known(was.Primary)
+	}
+	return isGone(before, holder(was)) && !known(holder(was)) || !slices.ContainsFunc(slices.Collect(was.InSync()), lives)
+}
+
+func (m *rowsModel) sharedSlot(slot dsm.Slot) dsm.Slot {
+	if in := m.inodes[dsm.Ino(m.view.Own[slot-dsm.Slots].Area)]; in != nil {
+		return in.Spec.SlotOf(in.Area(), 0)
+	}
+	return 0
+}
+
+func (m *rowsModel) set(n dsm.NodeID, slot dsm.Slot, what int) {
+	if m.has[n] == nil {
+		m.has[n] = make(map[dsm.Slot]int)
+	}
+	m.has[n][slot] = what
+}
+
+// publish changes what is in some slots.
+func (m *rowsModel) publish() {
+	for slot, h := range m.view.Rows() {
+		if h.Source != 0 || isGone(m.view, h.Primary) || m.rng.IntN(4) > 0 {
+			continue
+		}
+		m.newest[slot]++
+		m.set(h.Primary, slot, m.newest[slot])
+		for n := range h.InSync() {
+			m.set(n, slot, m.newest[slot])
+		}
+		for n, since := range m.joining[slot] {
+			if at := h.BackupOf(n); at >= 0 && h.Backups[at].Since == since {
+				m.set(n, slot, m.newest[slot])
+			}
+		}
+	}
+}
+
+// filled has homes fill some backups: their reports are under way.
+func (m *rowsModel) filled(some func() bool) {
+	reports := make(map[[2]dsm.NodeID][]dsm.Slot)
+	for slot, h := range m.view.Rows() {
+		x := holder(*h)
+		for _, b := range h.Backups {
+			if b.Node == 0 || b.InSync || b.Node == h.Primary || isGone(m.view, x) || !some() {
+				continue
+			}
+			m.set(b.Node, slot, m.newest[slot])
+			if m.joining[slot] == nil {
+				m.joining[slot] = make(map[dsm.NodeID]dsm.Epoch)
+			}
+			m.joining[slot][b.Node] = b.Since
+			reports[[2]dsm.NodeID{x, b.Node}] = append(reports[[2]dsm.NodeID{x, b.Node}], slot)
+		}
+	}
+	for _, x := range m.view.Members {
+		for _, y := range m.view.Members {
+			if slots := reports[[2]dsm.NodeID{x.ID, y.ID}]; len(slots) > 0 {
+				m.late = append(m.late, late{x.ID, backupsOp{y.ID, slots, true, m.view.Epoch}})
+			}
+		}
+	}
+}
+
+// lag has a home report a backup. From then on it does not wait for it.
+func (m *rowsModel) lag() {
+	for slot, h := range m.view.Rows() {
+		for _, b := range h.Backups {
+			x := []dsm.NodeID{h.Primary, holder(*h)}[m.rng.IntN(2)]
+			if b.Node != 0 && b.Node != x && !isGone(m.view, x) && m.rng.IntN(100) == 0 {
+				if err := m.by(x, backupsOp{b.Node, []dsm.Slot{slot}, false, m.view.Epoch}); err != nil {
+					m.Fatal(err)
+				}
+				delete(m.joining[slot], b.Node)
+				return
+			}
+		}
+	}
+}
+
+// deliver delivers some reports, in any order, if who made them is a member still.
+func (m *rowsModel) deliver(some func() bool) {
+	m.rng.Shuffle(len(m.late), func(i, j int) { m.late[i], m.late[j] = m.late[j], m.late[i] })
+	var rest []late
+	for _, l := range m.late {
+		if x, ok := m.view.Member(l.from); !ok || x.Gone {
+			continue
+		} else if !some() {
+			rest = append(rest, l)
+		} else if err := m.by(l.from, l.backupsOp); err != nil {
+			m.Fatal(err)
+		}
+	}
+	m.late = rest
+}
+
+// handOver has new primaries receive some of what is handed over to them, and sources take back what went to the dead.
+func (m *rowsModel) handOver(some func() bool) {
+	to, back := make(map[dsm.NodeID][]dsm.Slot), make(map[dsm.NodeID][]dsm.Slot)
+	for slot, h := range m.view.Rows() {
+		switch {
+		case h.Source == 0 || !some() || isGone(m.view, h.Source):
+		case isGone(m.view, h.Primary):
+			back[h.Source] = append(back[h.Source], slot)
+		default:
+			to[h.Primary] = append(to[h.Primary], slot)
+		}
+	}
+	for _, n := range sortedKeys(to) {
+		for _, slot := range to[n] {
+			m.set(n, slot, m.newest[slot])
+		}
+		if err := m.by(n, slotsReadyOp{to[n], m.view.Epoch}); err != nil {
+			m.Fatal(err)
+		}
+	}
+	for _, n := range sortedKeys(back) {
+		if err := m.by(n, handoverFailedOp{Back: back[n], Epoch: m.view.Epoch}); err != nil {
+			m.Fatal(err)
+		}
+	}
+}
+
+// die kills a member. What only it had is lost, and nothing else.
+func (m *rowsModel) die(n, by dsm.NodeID) {
+	m.Helper()
+	lost := m.lost
+	alone := 0
+	for _, h := range m.view.Rows() {
+		if holder(*h) == n && !slices.ContainsFunc(slices.Collect(h.InSync()), func(x dsm.NodeID) bool { return x != n }) {
+			alone++
+		}
+	}
+	x, _ := m.view.Member(n)
+	delete(m.has, n)
+	for slot := range m.joining {
+		delete(m.joining[slot], n)
+	}
+	if err := m.by(by, goneOp{Node: n, Inc: x.Inc}); err != nil {
+		m.Fatal(err)
+	}
+	if m.lost-lost > alone {
+		m.Fatalf("%d slots are lost with %s, which alone had %d", m.lost-lost, n, alone)
+	}
+}
+
+// rest lets everything come to rest, and checks that it is as it should be.
+func (m *rowsModel) rest() {
+	m.Helper()
+	all := func() bool { return true }
+	for range 30 {
+		e := m.view.Epoch
+		m.handOver(all)
+		m.deliver(all)
+		m.filled(all)
+		m.deliver(all)
+		for _, x := range slices.Clone(m.view.Members) {
+			if x.Leaving && !x.Gone && rowsOf(m.view, x.ID) == 0 {
+				if err := m.by(x.ID, removeMemberOp{x.ID}); err != nil {
+					m.Fatal(err)
+				}
+				delete(m.has, x.ID)
+			}
+		}
+		if m.view.Epoch == e {
+			break
+		}
+	}
+	stay := staying(m.view)
+	for slot, h := range m.view.Rows() {
+		want := min(m.copiesOf(m.view, slot), len(stay)) - 1
+		if isGone(m.view, h.Primary) || isGone(m.view, h.Source) || len(stay) == 0 {
+			continue
+		}
+		filling := slices.ContainsFunc(h.Backups[:], func(b dsm.Backup) bool { return b.Node != 0 && !b.InSync })
+		if got := slices.Collect(h.InSync()); len(got) != want || h.Source != 0 || filling {
+			m.Fatalf("at rest, with %d members, slot %d for %d copies: %+v", len(stay), slot, m.copiesOf(m.view, slot), *h)
+		}
+	}
+	rows := m.view.Slots
+	m.reviewed(func(*dsm.View) {})
+	m.effects = effects{}
+	if m.seen = m.view; rows != m.view.Slots {
+		m.Fatal("a new view changes what was at rest")
+	}
+}
+
+// uneven returns by how many slots the member that is furthest from it misses its quota of backups.
+func uneven(v *dsm.View) (most int) {
+	stay := staying(v)
+	for _, c := range dsm.Classes[1:] {
+		p := pool{v: v, stay: stay}
+		for i := range c.Slots {
+			if h := &v.Slots[int(c.First)+i]; !isGone(v, h.Primary) && !isGone(v, h.Source) {
+				p.rows = append(p.rows, pooled{h, min(c.Copies, len(stay)) - 1})
+			}
+		}
+		p.count()
+		for _, x := range stay {
+			most = max(most, p.lack(x.ID), -p.lack(x.ID))
+		}
+	}
+	return most
+}
+
+// TestBackupsAgainstModel has members join, leave, die and come back while slots and copies are on their way.
+func TestBackupsAgainstModel(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for round := range uint64(8) {
+		t.Run(fmt.Sprint(round), func(t *testing.T) { backupsAtRandom(t, rand.New(rand.NewPCG(seed, round))) })
+	}
+}
+
+// sizeOf is the size of a file of TestBackupsAgainstModel.
+func sizeOf(f dsm.Inode) int64 {
+	if f.Spec.Placement == dsm.PlaceAuto {
+		return dsm.PageSize
+	}
+	return int64(dsm.ClassOf(f.Spec.Copies()).Slots) * dsm.ExtentSize
+}
+
+func backupsAtRandom(t *testing.T, rng *rand.Rand) {
+	budget := func() int64 { return 1 << (33 + rng.IntN(2)) }
+	m := newRowsModel(t, rng, budget(), budget())
+	var files []dsm.Inode // with bytes in all slots of their classes, and one that lives at one home
+	for i, x := range []struct{ replicas, placement string }{{"1", "spread"}, {"2", "spread"}, {"3", "spread"}, {"2", "auto"}} {
+		f := m.file(fmt.Sprint(i))
+		m.must(nodeA, setSpecOp{f.Ino, "replicas", x.replicas})
+		f = m.must(nodeA, setSpecOp{f.Ino, "placement", x.placement})
+		files = append(files, m.must(nodeA, resize(f, sizeOf(f))))
+	}
+	m.rest()
+	next := dsm.NodeID(0x100)
+	some := func() bool { return rng.IntN(2) == 0 }
+	for range 150 {
+		m.publish()
+		live := present(m.view)
+		x, y := live[rng.IntN(len(live))], live[rng.IntN(len(live))]
+		switch rng.IntN(17) {
+		case 0:
+			if len(live) < 6 {
+				next++
+				if err := m.by(x.ID, addMemberOp{sized(next, budget())}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		case 1:
+			if len(staying(m.view)) > 1 {
+				if err := m.by(x.ID, leavingOp{x.ID}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		case 2, 3:
+			if x.ID != y.ID && len(live) > 2 && !y.Leaving {
+				m.die(x.ID, y.ID)
+				if x.Inc++; rng.IntN(2) == 0 && !x.Leaving {
+					m.reqs[x.ID] = 0
+					if err := m.by(y.ID, addMemberOp{x}); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		case 4:
+			if err := m.by(x.ID, setSpecOp{files[3].Ino, "placement", y.Name}); err != nil && !y.Leaving {
+				t.Fatal(err)
+			}
+		case 14: // what is lost is removed, so the dead can be forgotten
+			for _, f := range files {
+				for _, o := range []op{resize(f, 0), settleOp{}, resize(f, sizeOf(f))} {
+					if err := m.by(x.ID, o); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		case 5:
+			m.rest()
+		case 6, 7:
+			m.lag()
+		case 8, 9:
+			m.handOver(some)
+		case 10, 11:
+			m.filled(some)
+		default:
+			m.deliver(some)
+		}
+	}
+	m.rest()
+	if n := uneven(m.view); n > 10 {
+		t.Errorf("a member misses its share of the backups of a class by %d slots", n)
+	}
+}
+
+// TestStaleReports: a report on a backup counts only if it is by the home, and about what the backup is now.
+func TestStaleReports(t *testing.T) {
+	m := newSized(t, 1<<30, 1<<30)
+	const slot = dsm.Slots - 1
+	row := func() dsm.SlotHome { return m.view.Slots[slot] }
+	home, backup := row().Primary, row().Backups[0].Node
+	if backup == 0 || row().Backups[0].InSync {
+		t.Fatalf("%+v", row())
+	}
+	since := row().Backups[0].Since
+	report := func(from dsm.NodeID, synced bool, e dsm.Epoch, changes bool) {
+		t.Helper()
+		before := m.view
+		m.must(from, backupsOp{backup, []dsm.Slot{slot, 9999}, synced, e})
+		if (m.view != before) != changes {
+			t.Errorf("a report by %s, of epoch %d: %+v", from, e, row())
+		}
+	}
+	report(backup, true, m.view.Epoch, false)
+	report(home, true, since-1, false)
+	report(home, true, since, true)
+	if !row().Backups[0].InSync || row().Backups[0].Since != since {
+		t.Fatalf("%+v", row())
+	}
+	report(home, true, m.view.Epoch, false) // it says so already
+	report(backup, false, m.view.Epoch, false)
+	report(home, false, since, true) // by a home that has not heard yet that it is in sync
+	if row().Backups[0].InSync || row().Backups[0].Since != m.view.Epoch {
+		t.Fatalf("%+v", row())
+	}
+	report(home, true, m.view.Epoch-1, false) // from before it lagged
+	report(home, true, m.view.Epoch, true)
+}
+
+// TestTakeOver: the entry that says that a node is gone makes a backup in sync the home, of the slot that an area has to itself, too; but
+// not one that is being filled.
+func TestTakeOver(t *testing.T) {
+	m := newSized(t, 1<<30, 1<<30, 1<<30)
+	f := m.file("f")
+	m.must(nodeA, setSpecOp{f.Ino, "replicas", "2"})
+	m.must(nodeA, setSpecOp{f.Ino, "placement", "na"})
+	m.must(nodeA, resize(f, dsm.PageSize))
+	own := m.view.Placed(f.Area())
+	backup := m.view.Row(own).Backups[0].Node
+	if m.view.Row(own).Primary != nodeA || backup == 0 {
+		t.Fatalf("%+v", m.view.Row(own))
+	}
+	m.must(nodeA, backupsOp{backup, []dsm.Slot{own}, true, m.view.Epoch})
+	before := m.view.Epoch
+	m.must(nodeB, goneOp{Node: nodeA})
+	if h := m.view.Row(own); h.Primary != backup || h.Source != 0 || h.Epoch <= before || h.Backups[0].Node == 0 || h.Backups[0].InSync {
+		t.Errorf("%+v after epoch %d", h, before)
+	}
+	for i, h := range m.view.Rows() {
+		if h.Primary == nodeA && i == own || h.BackupOf(nodeA) >= 0 {
+			t.Errorf("slot %d: %+v", i, h)
+		}
+	}
+}
