@@ -36,6 +36,16 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 //	   |<------------------------ HandoverAck  |  room for the next extent
 //	   | HandoverDone ------------------------>|  then SlotsReady in the catalog
 //
+// and between the home of a slot and its backups:
+//
+//	home                                      backup
+//	   | Refill (slots) ---------------------->|  drop what is left of them
+//	   |<---------------------------- Refilled |
+//	   | Replicate (a merged publish) -------->|  merge it as well
+//	   | ReplicatePages (state, or a part) --->|
+//	   | ReplicateVersion -------------------->|  the pages before it are a whole version
+//	   |<-------------------------- Replicated |  then what the home says after the change may leave
+//
 // Every message names the area's generation and the sender's epoch.
 
 // Stamp says for which state of the catalog a message was made.
@@ -322,3 +332,61 @@ type Taken struct {
 	Kind  uint8
 	Why   string
 }
+
+// Replicate tells a backup of a publish that the home has merged: of node From, with the number Seq. The payload is that of the publish. The
+// backup has the extent of version Base, and merges it by the same rules.
+type Replicate struct {
+	Stamp
+	ID      uint64 // for Replicated
+	Extent  dsm.ExtentIndex
+	From    dsm.NodeID
+	Seq     dsm.Seq
+	Base    dsm.Version
+	Version dsm.Version
+	Pages   dsm.PageSet
+	Index   []byte
+}
+
+// ReplicatePages tells a backup what has changed in an extent since version Base; all of it if Base is 0. The payload has the pages
+// of Pages in order, without those in Zero.
+type ReplicatePages struct {
+	Stamp
+	ID       uint64
+	Extent   dsm.ExtentIndex
+	Base     dsm.Version
+	Version  dsm.Version
+	Pages    dsm.PageSet
+	Versions []dsm.Version // of the pages of Pages, in order
+	Zero     dsm.PageSet
+	Writers  []WriterSeq
+	Begin    bool // of a versioned area: all of a version follows, and replaces what the backup has
+}
+
+// ReplicateVersion tells a backup that all pages of a versioned area before it make up the version Whole: what it has not got of a version
+// whole does not count. With Whole 0 it says only what Newest says.
+type ReplicateVersion struct {
+	Stamp
+	ID     uint64
+	Whole  dsm.Version
+	Writer dsm.NodeID
+	Size   int64
+	Begin  bool // as in ReplicatePages: the version has no pages
+}
+
+// Replicated says that the backup has what the message with the ID told. With Whole it does not: it needs the whole extent, or all of a
+// versioned area.
+type Replicated struct {
+	Stamp
+	ID    uint64
+	Whole bool
+}
+
+// Refill tells a backup that it will be told all of the slots: it drops what it has of them.
+type Refill struct {
+	Epoch dsm.Epoch
+	ID    uint64
+	Slots []dsm.Slot
+}
+
+// Refilled answers Refill.
+type Refilled struct{ ID uint64 }

@@ -37,6 +37,12 @@ var dataMessages = map[uint16]any{
 	33: Finish{},
 	34: Take{},
 	35: Taken{},
+	36: Replicate{},
+	37: ReplicatePages{},
+	38: ReplicateVersion{},
+	39: Replicated{},
+	40: Refill{},
+	41: Refilled{},
 }
 
 // laneMessages belong to the request lane itself.
