@@ -26,6 +26,7 @@ type Area struct {
 		lockrank.Mutex
 		ino        dsm.Inode
 		view       *dsm.View    // the view that replica and home act on
+		backed     bool         // some slot of it here has a backup
 		own        dsm.Slot     // the slot that the view gives to this area alone; 0: none
 		dead       []dsm.NodeID // its members that are gone
 		mem        *pages.Area
@@ -41,6 +42,8 @@ type Area struct {
 		lingering  lingering
 		freshening freshening
 		whole      whole
+		copies     *copies  // nil: no slot here ever had a backup
+		standby    *standby // nil: this node never was a backup of the area
 		owning     owning
 		versions   uint64    // that this node has published
 		parked     []message // messages to slots that are still being handed to this node, or that need memory
@@ -86,6 +89,7 @@ func newArea(n *Node, ino dsm.Inode) *Area {
 	a.mu.ino = ino
 	a.mu.view = n.cfg.View.Current()
 	a.mu.dead, a.mu.own = deadOf(a.mu.view), a.mu.view.Placed(a.id)
+	a.lookForBackupsLocked()
 	a.mu.kernel, a.mu.ruleErr = merge.KernelFor(ino.Spec.Merge, ino.Layout)
 	a.mu.replica.init()
 	a.mu.home.init()
@@ -270,11 +274,15 @@ func (a *Area) fromSelfLocked(msg any, payload [][]byte) {
 }
 
 // sendLocked sends a message. What a home sends to the replica on its own node is handled at once, so that both are of one mind whenever
-// anything else happens. What a replica asks of the home on its own node is handled when it is done itself: see localLocked. So neither
+// anything else happens, unless it waits for backups. What a replica asks of the home on its own node is handled when it is done itself: see localLocked. So neither
 // is called while it is at work, and both see the same order as two nodes would.
 func (a *Area) sendLocked(to dsm.NodeID, msg any, payload ...[]byte) {
-	if a.isSelf(to) && fromHome(msg) {
-		a.fromSelfLocked(msg, payload)
+	if self, holds := a.isSelf(to), a.holdsBackLocked(); (self || holds) && fromHome(msg) {
+		if holds {
+			a.holdBackLocked(to, msg, payload)
+		} else {
+			a.fromSelfLocked(msg, payload)
+		}
 		return
 	}
 	a.mu.out = append(a.mu.out, message{peer: to, msg: msg, payload: payload})
@@ -292,7 +300,12 @@ func fromHome(msg any) bool {
 
 // sendSharedLocked sends a message with a payload from the pool. It takes over the caller's reference.
 func (a *Area) sendSharedLocked(to dsm.NodeID, msg any, payload *wire.Shared) {
-	a.mu.out = append(a.mu.out, message{peer: to, msg: msg, shared: payload})
+	m := message{peer: to, msg: msg, shared: payload}
+	if a.holdsBackLocked() && fromHome(msg) {
+		a.outputLocked(m)
+		return
+	}
+	a.mu.out = append(a.mu.out, m)
 }
 
 func (a *Area) isSelf(n dsm.NodeID) bool { return n == a.node.cfg.Self }
@@ -338,13 +351,18 @@ func (a *Area) catchUpLocked() {
 	}
 	old := a.mu.view
 	a.mu.view, a.mu.dead = v, deadOf(v)
+	a.node.fills.follow(v)
 	a.placedLocked(v.Placed(a.id))
 	if a.mu.removed {
 		return
 	}
+	a.lookForBackupsLocked()
+	a.copiesViewChangedLocked(old)
+	a.standbyViewChangedLocked(old)
 	a.homeViewChangedLocked(old)
 	a.replicaViewChangedLocked(old)
 	a.returnedLocked(old)
+	a.releaseLocked()
 	a.unparkLocked() // a slot that this node waited for may not come any more, or have another home
 	a.mu.wake = true
 }
@@ -420,6 +438,9 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	}
 	covering := a.coveringLocked()
 	a.mu.ino, a.mu.counted.known = now, false
+	if a.coveringLocked() != covering || now.Spec != old.Spec {
+		a.lookForBackupsLocked()
+	}
 	if now.Gen != old.Gen {
 		a.miscountedLocked()
 	}
@@ -446,6 +467,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 		a.cutVersionLocked()
 	}
 	if now.Gen != old.Gen {
+		a.standbyCutLocked(now.Size < old.Size)
 		a.homeGenChangedLocked() // it pushes, to this node too
 	}
 	if now.Size > old.Size && a.versionedLocked() {
@@ -463,6 +485,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 // sessionResetLocked sends again what a broken session with peer may have lost.
 func (a *Area) sessionResetLocked(peer dsm.NodeID) {
 	a.dropWaitingLocked(peer)
+	a.copiesResetLocked(peer)
 	a.homeResetLocked(peer)
 	a.replicaResetLocked(peer)
 	a.takesResetLocked(peer)
@@ -475,6 +498,10 @@ func (a *Area) removeLocked() {
 	a.mu.out, a.mu.parked = nil, nil
 	a.mu.short.waiting = nil
 	a.endShortLocked()
+	a.endCopiesLocked()
+	if a.mu.standby != nil {
+		a.mu.standby.close()
+	}
 	for _, s := range a.mu.home.subs {
 		s.end()
 	}

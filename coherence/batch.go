@@ -98,13 +98,14 @@ func (a *Area) acquireBatchesLocked(from dsm.NodeID, s *subscriber, m *wire.Acqu
 	a.pumpLocked(from, s)
 }
 
-// publishedLocked makes a version of what was just merged for a publisher.
-func (a *Area) publishedLocked(from dsm.NodeID, v dsm.Version, changed map[dsm.ExtentIndex]dsm.PageSet) {
+// publishedLocked makes a version of what was just merged for a publisher. It calls complete when the version is, before anybody is told of it.
+func (a *Area) publishedLocked(from dsm.NodeID, v dsm.Version, changed map[dsm.ExtentIndex]dsm.PageSet, complete func()) {
 	w := &a.mu.whole
 	if s := a.mu.home.subs[from]; a.isSelf(from) && s != nil && s.batches != nil && s.batches.greeted && !s.batches.sending && w.replica == w.history.Newest() {
 		w.replica = v
 	}
 	a.completedLocked(VersionInfo{Version: v, Size: a.mu.ino.Size, Writer: from})
+	complete()
 	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
 		if s.batches == nil {
@@ -178,6 +179,9 @@ func (a *Area) cutVersionLocked() {
 // versionOfCutLocked makes the version. The caller pumps.
 func (a *Area) versionOfCutLocked(writer dsm.NodeID) {
 	a.completedLocked(VersionInfo{Version: a.drawLocked(), Size: a.mu.ino.Size, Writer: writer})
+	if a.mu.backed {
+		a.copyNewestLocked()
+	}
 	for _, s := range a.mu.home.subs {
 		if s.batches != nil {
 			s.batches.greeted = false

@@ -443,7 +443,7 @@ type charged struct {
 
 // fixedLocked returns the bytes that the area takes and that cannot be evicted.
 func (a *Area) fixedLocked() int64 {
-	n := a.mu.home.rounds.bytes + a.mu.replica.partBytes
+	n := a.mu.home.rounds.bytes + a.mu.replica.partBytes + a.standbyBytesLocked()
 	switch {
 	case a.mu.mem == nil:
 		return n

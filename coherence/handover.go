@@ -162,7 +162,7 @@ func (h *handovers) run(r *handoverRun) {
 			return
 		}
 		h.mu.Unlock()
-		if !h.send(r, slots) {
+		if !h.send(r, slots) || !h.copied(slots) {
 			continue
 		}
 		h.mu.Lock()
@@ -195,6 +195,9 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 	}
 	var todo []item
 	for _, a := range h.node.all() {
+		if a.await(h.ctx, "hand over", func() bool { return !a.dueLocked() }) != nil {
+			continue // it was removed
+		}
 		a.step(func() {
 			for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
 				if moving[a.slotLocked(e)] {
@@ -259,6 +262,19 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 	return true
 }
 
+// copied returns when the backups that may take over have all that this node has said as the home of the slots: they have the same then as the
+// new home. It returns false if the node is closed.
+func (h *handovers) copied(slots []dsm.Slot) bool {
+	moving := make(map[dsm.Slot]bool)
+	for _, s := range slots {
+		moving[s] = true
+	}
+	for _, a := range h.node.all() {
+		_ = a.await(h.ctx, "hand over", func() bool { return !a.owesLocked(moving) }) // else it was removed
+	}
+	return h.ctx.Err() == nil
+}
+
 // handOver sends the state of an extent, and returns the bytes of its pages. sent is false if this node has no state
 // of the extent any more.
 func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (bytes int, sent bool) {
@@ -279,11 +295,7 @@ func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (bytes int,
 				m.Versions = append(m.Versions, v)
 			}
 		}
-		merged := maps.Clone(x.writers)
-		maps.Copy(merged, x.parts) // for their keys
-		for _, n := range slices.Sorted(maps.Keys(merged)) {
-			m.Writers = append(m.Writers, wire.WriterSeq{Node: n, Seq: x.writers[n], Part: x.parts[n]})
-		}
+		m.Writers = x.writersLocked()
 		payload := make([]byte, 0, m.Pages.Len()*dsm.PageSize)
 		for i := range m.Pages.All() {
 			payload = append(payload, a.mu.mem.Home(page(e, i))...)
@@ -413,8 +425,15 @@ func (h *handovers) done(from dsm.NodeID, m *wire.HandoverDone) error {
 	if len(ready) == 0 {
 		return nil
 	}
+	here := make(map[dsm.Slot]bool)
+	for _, s := range ready {
+		here[s] = true
+	}
 	for _, a := range n.all() {
-		a.step(a.unparkLocked)
+		a.step(func() {
+			a.dropStandbyLocked(here) // this node was a backup
+			a.unparkLocked()
+		})
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -152,7 +152,7 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 		return errs.E(errs.Corrupt, "publish", "area %d is versioned: a publish that is no part of a version", a.id)
 	}
 	x := a.homeExtentLocked(m.Extent)
-	own := a.isSelf(from) && !a.hasPartsLocked(m.Extent)
+	own, base := a.isSelf(from) && !a.hasPartsLocked(m.Extent) && !a.apartLocked(m.Extent), x.version
 	for i := range m.Pages.All() {
 		if mem.BeforeHomeWrite(page(m.Extent, i), own) {
 			ack.Rode.Add(i)
@@ -170,6 +170,9 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 	x.writers[from] = m.Seq
 	a.publishedByLocked(from, m.Extent)
 	a.node.stats.publishesMerged.Add(1)
+	f := forwarding{publish: m, payload: payload}
+	defer f.end()
+	a.copyPublishLocked(from, base, &f)
 
 	ack.Version, ack.Data = x.version, x.data.Len()
 	if sub := a.mu.home.subs[from]; sub != nil {
@@ -182,7 +185,6 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 		ack.Upto = a.uptoLocked(sub)
 	}
 	a.sendLocked(from, ack)
-	f := forwarding{publish: m, payload: payload}
 	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
 		if id != from && !a.forwardLocked(id, s, &f) {
@@ -190,7 +192,6 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 		}
 		a.pumpLocked(id, s)
 	}
-	f.end()
 	return nil
 }
 

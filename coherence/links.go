@@ -141,6 +141,7 @@ func (l *links) callAll(to dsm.NodeID, c *credit) {
 
 // creditReturnedLocked sends what the area could not send for lack of credit.
 func (a *Area) creditReturnedLocked(to dsm.NodeID) {
+	a.pumpCopiesLocked(to)
 	a.pumpLocked(to, a.mu.home.subs[to])
 	a.sendUnsentLocked()
 	a.startPublicationsLocked()

@@ -69,6 +69,8 @@ type Node struct {
 	}
 	handovers handovers
 	links     links
+	copyLinks links // for what backups are told: pushes that hold credit wait for their acks
+	fills     fills
 	room      room
 	keeps     atomic.Bool // KeepPages was called
 
@@ -96,6 +98,8 @@ func New(cfg Config) *Node {
 	n.mu.areas = make(map[dsm.AreaID]*Area)
 	n.handovers.init(n)
 	n.links.init()
+	n.copyLinks.init()
+	n.fills.init(n)
 	n.room.init(n)
 	return n
 }
@@ -180,6 +184,7 @@ func (n *Node) ViewChanged(v *dsm.View) {
 			a.step(func() {})
 		}
 		n.handovers.viewChanged(v)
+		n.fills.viewChanged(v)
 	}()
 }
 
@@ -205,6 +210,7 @@ func (n *Node) SessionReset(peer dsm.NodeID) {
 		a.step(func() { a.sessionResetLocked(peer) })
 	}
 	n.handovers.sessionReset(peer)
+	n.fills.sessionReset(peer)
 }
 
 // KeepPages stops the freeing of pages, for good: after it has returned, no page leaves the working

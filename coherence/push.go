@@ -118,6 +118,7 @@ func (a *Area) homeAcquireLocked(from dsm.NodeID, m *wire.Acquire) {
 		a.acquireBatchesLocked(from, s, m)
 		return
 	}
+	a.tellNewestLocked()
 	w := &acquireWait{round: m.Round, until: s.lastTurn, left: s.lacking, upto: a.mu.newest}
 	s.acquires = append(s.acquires, w)
 	a.pumpLocked(from, s)
@@ -236,7 +237,7 @@ func (a *Area) pushLocked(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set d
 type forwarding struct {
 	publish *wire.Publish
 	payload []byte
-	shared  *wire.Shared // a copy of payload, made for the first subscriber that gets it
+	shared  *wire.Shared // a copy of payload, made for the first node that gets it
 }
 
 // forwardLocked pushes a publish that was just merged as it came, if that is less than the pages that it
@@ -271,12 +272,17 @@ func (a *Area) forwardLocked(to dsm.NodeID, s *subscriber, f *forwarding) bool {
 		a.sendLocked(to, p, f.payload)
 		return true
 	}
+	a.sendSharedLocked(to, p, f.share())
+	return true
+}
+
+// share returns a copy of the payload, with a reference for the caller.
+func (f *forwarding) share() *wire.Shared {
 	if f.shared == nil {
 		f.shared = wire.Share(len(f.payload))
 		copy(f.shared.Bytes, f.payload)
 	}
-	a.sendSharedLocked(to, p, f.shared.Retain())
-	return true
+	return f.shared.Retain()
 }
 
 // end releases the copy.

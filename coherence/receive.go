@@ -24,6 +24,19 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 		return nil
 	case *wire.HandoverDone:
 		return n.handovers.done(from, m)
+	case *wire.Refill:
+		return n.fills.refill(from, m)
+	case *wire.Refilled:
+		n.fills.refilled(from, m)
+		return nil
+	case *wire.Replicate:
+		st = &m.Stamp
+	case *wire.ReplicatePages:
+		st = &m.Stamp
+	case *wire.ReplicateVersion:
+		st = &m.Stamp
+	case *wire.Replicated:
+		st = &m.Stamp
 	case *wire.Subscribe:
 		st = &m.Stamp
 	case *wire.Subscribed:
@@ -109,6 +122,12 @@ func versionProblem(msg any) error {
 		newest = max(m.Newest, m.Version, m.Whole)
 	case *wire.HandoverDone:
 		newest = m.Newest
+	case *wire.Replicate:
+		newest = m.Version
+	case *wire.ReplicatePages:
+		newest = m.Version
+	case *wire.ReplicateVersion:
+		newest = m.Whole
 	}
 	if newest > dsm.MaxVersion {
 		return errs.E(errs.Corrupt, "receive", "%T of version %d", msg, newest)
@@ -195,6 +214,10 @@ func (a *Area) receiveLocked(from dsm.NodeID, msg any, payload [][]byte) error {
 		a.replicaInquiredLocked(from, m)
 	case *wire.Surveyed:
 		a.replicaSurveyedLocked(from, m)
+	case *wire.Replicate, *wire.ReplicatePages, *wire.ReplicateVersion:
+		return a.receiveAsBackupLocked(from, msg, one())
+	case *wire.Replicated:
+		a.replicatedLocked(from, m)
 	case *wire.Take:
 		a.homeTakeLocked(from, m)
 	case *wire.Taken:
@@ -241,7 +264,7 @@ func (a *Area) serveSlotLocked(epoch dsm.Epoch, s dsm.Slot) verdict {
 	switch {
 	case !a.isSelf(row.Primary) || epoch < row.Epoch:
 		return drop
-	case !a.node.slotReady(s, row):
+	case !a.node.slotReady(s, row) || a.dueLocked():
 		return park
 	}
 	return serve
@@ -265,6 +288,9 @@ func (a *Area) serveAllLocked(m *wire.Subscribe) verdict {
 
 // awaitingLocked reports whether an extent of the area is still being handed over to this node.
 func (a *Area) awaitingLocked() bool {
+	if a.dueLocked() {
+		return true
+	}
 	for e := range dsm.ExtentIndex(a.coveringLocked()) {
 		if row := a.rowLocked(e); row.Source != 0 && a.isSelf(row.Primary) && !a.node.slotReady(a.slotLocked(e), row) {
 			return true

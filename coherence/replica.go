@@ -273,7 +273,7 @@ func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (ca
 			declined.Add(i)
 			continue
 		default:
-			a.mergePageLocked(m.Extent, i, x, n, delta, contained{m.Contains, m.Parts})
+			a.mergePageLocked(m.Extent, i, x, n, delta, m.Version, contained{m.Contains, m.Parts})
 		}
 		outdated.Remove(i)
 	}
@@ -381,13 +381,14 @@ func (a *Area) installLocked(e dsm.ExtentIndex, i int, n []byte, zero bool) {
 
 // mergePageLocked brings a newer value of a page, n, from its home into the working copy. This is the three-way
 // merge of the base copy, the working copy and n; with a publication under way, of the bytes that the publication
-// accounts for in place of the base. If delta is not nil, it stands for n: the home's last value with delta applied.
-func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, delta *merge.Delta, contains contained) {
+// accounts for in place of the base. If delta is not nil, it stands for n: the home's last value with delta applied, which is version v.
+func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []byte, delta *merge.Delta, v dsm.Version, contains contained) {
 	p := page(e, i)
 	mem := a.mu.mem
 	a.mu.cached.BeforeMerge(p)
 	if delta != nil {
-		own := a.isSelf(a.rowLocked(e).Primary)
+		h := a.mu.home.extents[e]
+		own := a.isSelf(a.rowLocked(e).Primary) && h != nil && h.version == v // else the push has waited, and the home has gone on
 		clean := !x.unmerged(i) && !x.dirty.Has(i) && !a.sharedLocked()
 		if clean { // the working copy is the same as the base
 			a.mu.kernel.Overlay(delta, i, mem.Working(p))

@@ -59,7 +59,7 @@ func (a *Area) HomeMoves() uint32 {
 type Stat struct{ Name, Value string }
 
 type stats struct {
-	publishes, publishedBytes, publishesMerged, pushes, forwards, pagesReceived, pagesEvicted, faults, areasMoved atomic.Uint64
+	publishes, publishedBytes, publishesMerged, pushes, forwards, pagesReceived, pagesEvicted, faults, areasMoved, takenOver atomic.Uint64
 }
 
 // Stats returns the figures of the data plane since the start, in a fixed order.
@@ -82,6 +82,7 @@ func (n *Node) Stats() []Stat {
 		u("faults", &n.stats.faults),
 		u("pages_evicted", &n.stats.pagesEvicted),
 		u("areas_moved", &n.stats.areasMoved),
+		u("areas_taken_over", &n.stats.takenOver),
 		{"pages_on_demand", fmt.Sprint(n.room.taken.Load())},
 	}, n.ages.stats(true)...)
 }

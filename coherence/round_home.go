@@ -306,7 +306,9 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 	}
 	v := a.drawLocked()
 	var sum merge.Staged
-	for _, e := range slices.Sorted(maps.Keys(hr.parts)) {
+	order := slices.Sorted(maps.Keys(hr.parts))
+	bases := make(map[dsm.ExtentIndex]dsm.Version, len(order)) // the versions before
+	for _, e := range order {
 		parts := hr.parts[e]
 		slices.SortFunc(parts, func(p, q stagedPart) int { return cmp.Or(cmp.Compare(p.from, q.from), cmp.Compare(p.seq, q.seq)) })
 		x := a.homeExtentLocked(e)
@@ -318,7 +320,7 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 			p.data.Release()
 		}
 		all := sum.Pages
-		x.version = v
+		bases[e], x.version = x.version, v
 		for i := range all.All() {
 			if changed != nil {
 				a.historyLocked().Before(page(e, i), mem.Home(page(e, i)))
@@ -329,23 +331,34 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 			a.lookAtHomeLocked(e, x, i)
 		}
 		a.node.stats.publishesMerged.Add(uint64(len(parts)))
-		for i := range parts {
-			a.sendLocked(parts[i].from, &wire.PublishAck{Stamp: a.stampLocked(), Extent: e, Seq: parts[i].seq, Version: v, Data: x.data.Len()})
-		}
 		if changed != nil {
 			changed[e] = all
 			continue
 		}
+		a.copyPagesLocked(e, bases[e])
+		a.ackPartsLocked(e, v, parts)
 		for _, id := range a.subscribersLocked() {
 			h.subs[id].lack(e, all)
 		}
 	}
 	if changed != nil {
-		a.publishedLocked(hr.finish.Nodes[0], v, changed)
+		a.publishedLocked(hr.finish.Nodes[0], v, changed, func() {
+			a.copyVersionLocked(bases)
+			for _, e := range order {
+				a.ackPartsLocked(e, v, hr.parts[e])
+			}
+		})
 		return
 	}
 	for _, id := range a.subscribersLocked() {
 		a.pumpLocked(id, h.subs[id])
+	}
+}
+
+// ackPartsLocked says that parts are merged.
+func (a *Area) ackPartsLocked(e dsm.ExtentIndex, v dsm.Version, parts []stagedPart) {
+	for i := range parts {
+		a.sendLocked(parts[i].from, &wire.PublishAck{Stamp: a.stampLocked(), Extent: e, Seq: parts[i].seq, Version: v, Data: a.mu.home.extents[e].data.Len()})
 	}
 }
 

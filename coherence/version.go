@@ -56,7 +56,7 @@ func (a *Area) arrivedLocked(v dsm.Version) {
 // uptoLocked returns the version up to which a subscriber has everything that this home has merged, once it has the message that is
 // being made; 0 if more is to be pushed.
 func (a *Area) uptoLocked(s *subscriber) dsm.Version {
-	if s.lacking > 0 {
+	if s.lacking > 0 || a.mu.backed && a.copiesLocked().told < a.mu.newest {
 		return 0
 	}
 	return a.mu.newest

@@ -167,7 +167,8 @@ func (a *Area) resignVersionsLocked() {
 		return
 	}
 	a.changingLocked()
-	if !a.mu.replica.subscribed || w.replica != w.history.Newest() {
+	waits := a.mu.copies != nil && slices.ContainsFunc(a.mu.copies.outputs, func(o output) bool { return a.isSelf(o.peer) })
+	if !a.mu.replica.subscribed || waits || w.replica != w.history.Newest() {
 		a.dropHistoryLocked()
 		w.torn = a.mu.replica.subscribed
 	}

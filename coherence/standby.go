@@ -1,0 +1,462 @@
+package coherence
+
+import (
+	"bytes"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
+	"github.com/dsmfs/dsmfs/pages/merge"
+)
+
+// standby is what this node keeps, as a backup, of extents whose home is another node: all that it needs to go on in place of that. It is
+// apart from the home copy and from the replica.
+type standby struct {
+	extents map[dsm.ExtentIndex]*standbyExtent
+	store   pages.Store
+	retry   *time.Timer // if not nil, it will try again to take over: there was no memory
+
+	// Of a versioned area: the newest version that is whole, what has come since, and whether something of that is missing.
+	whole  VersionInfo
+	cut    bool // the area was shrunk since
+	staged []message
+	bytes  int64 // of the payloads of staged
+	broken bool
+}
+
+// standbyExtent is to a standby what homeExtent is to a home.
+type standbyExtent struct {
+	version dsm.Version
+	pages   map[int]dsm.Version
+	writers map[dsm.NodeID]dsm.Seq
+	parts   map[dsm.NodeID]dsm.Seq
+}
+
+// extent returns what is kept of an extent, and makes it at the first call.
+func (s *standby) extent(e dsm.ExtentIndex) *standbyExtent {
+	x := s.extents[e]
+	if x == nil {
+		x = &standbyExtent{pages: make(map[int]dsm.Version), writers: make(map[dsm.NodeID]dsm.Seq), parts: make(map[dsm.NodeID]dsm.Seq)}
+		if s.extents == nil {
+			s.extents = make(map[dsm.ExtentIndex]*standbyExtent)
+		}
+		s.extents[e] = x
+	}
+	return x
+}
+
+// drop forgets an extent.
+func (s *standby) drop(e dsm.ExtentIndex) {
+	for i := range s.extents[e].pages {
+		s.store.Drop(page(e, i))
+	}
+	delete(s.extents, e)
+	if len(s.extents) == 0 {
+		s.whole, s.cut, s.broken = VersionInfo{}, false, false
+		s.unstage()
+	}
+}
+
+// unstage drops what has come of a version that is not whole.
+func (s *standby) unstage() { s.staged, s.bytes = nil, 0 }
+
+func (s *standby) close() {
+	if s.retry != nil {
+		s.retry.Stop()
+	}
+	s.store.Close()
+	*s = standby{}
+}
+
+// standbyLocked returns what this node keeps as a backup, and makes it at the first call.
+func (a *Area) standbyLocked() *standby {
+	if a.mu.standby == nil {
+		a.mu.standby = &standby{}
+	}
+	return a.mu.standby
+}
+
+// standbyBytesLocked returns the memory that the standby takes.
+func (a *Area) standbyBytesLocked() int64 {
+	if a.mu.standby == nil {
+		return 0
+	}
+	return a.mu.standby.store.Bytes() + a.mu.standby.bytes
+}
+
+// backupOrder says what this node, as a backup, does with what a node tells it of an extent.
+type backupOrder uint8
+
+const (
+	ignore   backupOrder = iota // it is not the home any more, or this node is no backup
+	askWhole                    // the change was made by other rules, or for another size
+	follow
+)
+
+func (a *Area) backupOrderLocked(from dsm.NodeID, e dsm.ExtentIndex, st *wire.Stamp) backupOrder {
+	row := a.rowLocked(e)
+	backup, self := row.BackupOf(a.node.cfg.Self) >= 0, a.isSelf(row.Primary)
+	switch {
+	case from != row.Primary && from != row.Source, self && from != row.Source, !self && !backup:
+		return ignore
+	case from == row.Primary && st.Epoch < row.Epoch, st.Gen != a.mu.ino.Gen:
+		return askWhole
+	}
+	return follow
+}
+
+// receiveAsBackupLocked handles what a home tells a backup.
+func (a *Area) receiveAsBackupLocked(from dsm.NodeID, msg any, payload []byte) error {
+	ack := &wire.Replicated{Stamp: a.stampLocked()}
+	e, st := dsm.ExtentIndex(0), (*wire.Stamp)(nil)
+	switch m := msg.(type) {
+	case *wire.Replicate:
+		ack.ID, e, st = m.ID, m.Extent, &m.Stamp
+	case *wire.ReplicatePages:
+		ack.ID, e, st = m.ID, m.Extent, &m.Stamp
+	case *wire.ReplicateVersion:
+		ack.ID, st = m.ID, &m.Stamp
+		if !a.versionedLocked() { // it was heard
+			a.sendLocked(from, ack)
+			return nil
+		}
+	}
+	switch a.backupOrderLocked(from, e, st) {
+	case ignore:
+		return nil
+	case askWhole:
+		ack.Whole = true
+	case follow:
+		if a.isSelf(a.rowLocked(e).Source) { // its new home has begun
+			a.stepDownLocked(a.slotLocked(e))
+		}
+		var err error
+		if ack.Whole, err = a.followChangeLocked(msg, payload); err != nil {
+			return err
+		}
+	}
+	if ack.Whole && a.versionedLocked() {
+		a.standbyLocked().broken = true
+		a.mu.standby.unstage()
+	}
+	a.sendLocked(from, ack)
+	return nil
+}
+
+// followChangeLocked takes in a change. whole says that all of the extent, or of the versioned area, is needed instead.
+func (a *Area) followChangeLocked(msg any, payload []byte) (whole bool, err error) {
+	s := a.standbyLocked()
+	switch m := msg.(type) {
+	case *wire.Replicate:
+		return a.followPublishLocked(m, payload)
+	case *wire.ReplicatePages:
+		if err := standbyProblem(m, payload); err != nil {
+			return false, err
+		}
+		if a.versionedLocked() {
+			return a.stageForStandbyLocked(m, payload), nil
+		}
+		switch x := s.extents[m.Extent]; {
+		case m.Base == 0 && (x == nil || m.Version >= x.version): // all of it
+		case x == nil || x.version < m.Base:
+			return true, nil
+		case m.Version <= x.version:
+			return false, nil
+		}
+		a.followPagesLocked(m, payload)
+	case *wire.ReplicateVersion:
+		return a.wholeInStandbyLocked(m), nil
+	}
+	return false, nil
+}
+
+// standbyProblem checks a message with pages.
+func standbyProblem(m *wire.ReplicatePages, payload []byte) error {
+	wrong := func(v dsm.Version) bool { return v == 0 || v > m.Version }
+	data := m.Pages.Minus(m.Zero)
+	if m.Pages.Len() != len(m.Versions) || len(payload) != data.Len()*dsm.PageSize || slices.ContainsFunc(m.Versions, wrong) || m.Base > m.Version {
+		return errs.E(errs.Corrupt, "replicate", "extent %d of area %d does not add up", m.Extent, m.Area)
+	}
+	return nil
+}
+
+// followPublishLocked merges a publish as the home did.
+func (a *Area) followPublishLocked(m *wire.Replicate, payload []byte) (whole bool, err error) {
+	s := a.mu.standby
+	base := dsm.Version(0)
+	if x := s.extents[m.Extent]; x != nil {
+		base = x.version
+	}
+	switch {
+	case m.Version <= base:
+		return false, nil // it has come before
+	case m.Base != base:
+		return true, nil
+	}
+	delta := merge.Delta{Extent: m.Extent, Pages: m.Pages, Index: m.Index, Data: payload}
+	if err := a.validateLocked(&delta); err != nil {
+		return false, err
+	}
+	x := s.extent(m.Extent)
+	a.mu.kernel.Apply(&delta, func(i int) []byte { return s.store.Page(page(m.Extent, i)) })
+	for i := range m.Pages.All() {
+		x.pages[i] = m.Version
+		s.store.Settle(page(m.Extent, i))
+	}
+	x.version = m.Version
+	if !a.leftLocked(m.From, 0) {
+		x.writers[m.From] = m.Seq
+	}
+	a.heardLocked(m.Version)
+	return false, nil
+}
+
+// followPagesLocked puts pages in place, all of the extent if Base is 0.
+func (a *Area) followPagesLocked(m *wire.ReplicatePages, payload []byte) {
+	s := a.mu.standby
+	x := s.extent(m.Extent)
+	if m.Base == 0 {
+		for i := range x.pages {
+			s.store.Drop(page(m.Extent, i))
+		}
+		clear(x.pages)
+	}
+	k := 0
+	for i := range m.Pages.All() {
+		p := page(m.Extent, i)
+		if m.Zero.Has(i) {
+			s.store.Drop(p)
+		} else {
+			if a.inAreaLocked(m.Extent, i) {
+				copy(s.store.Page(p), payload)
+			}
+			payload = payload[dsm.PageSize:]
+		}
+		if a.inAreaLocked(m.Extent, i) {
+			x.pages[i] = m.Versions[k]
+		}
+		k++
+	}
+	x.version = max(x.version, m.Version)
+	clear(x.writers)
+	clear(x.parts)
+	for _, w := range m.Writers {
+		if !a.leftLocked(w.Node, 0) {
+			x.writers[w.Node], x.parts[w.Node] = w.Seq, w.Part
+		}
+	}
+	a.heardLocked(m.Version)
+}
+
+// stageForStandbyLocked keeps pages until their version is whole.
+func (a *Area) stageForStandbyLocked(m *wire.ReplicatePages, payload []byte) (whole bool) {
+	s := a.mu.standby
+	if m.Begin {
+		s.broken = false
+		s.unstage()
+	}
+	if s.broken {
+		return true
+	}
+	if m.Base != 0 {
+		have := dsm.Version(0)
+		if x := s.extents[m.Extent]; x != nil {
+			have = x.version
+		}
+		if m.Version <= have {
+			return false // it has come before
+		}
+		for _, o := range s.staged {
+			if o := o.msg.(*wire.ReplicatePages); o.Extent == m.Extent {
+				have = max(have, o.Version)
+			}
+		}
+		if have < m.Base {
+			return true
+		}
+	}
+	s.staged = append(s.staged, message{msg: m, payload: [][]byte{bytes.Clone(payload)}})
+	s.bytes += int64(len(payload))
+	return false
+}
+
+// wholeInStandbyLocked puts what has come of a version in place: it is whole.
+func (a *Area) wholeInStandbyLocked(m *wire.ReplicateVersion) (whole bool) {
+	s := a.mu.standby
+	if m.Begin {
+		s.broken = false
+		s.unstage()
+	}
+	if s.broken {
+		return true
+	}
+	staged := s.staged
+	s.unstage()
+	if m.Whole == 0 || m.Whole < s.whole.Version {
+		return false // it has come before
+	}
+	if begins := m.Begin || len(staged) > 0 && staged[0].msg.(*wire.ReplicatePages).Begin; begins {
+		for _, e := range slices.Sorted(maps.Keys(s.extents)) {
+			s.drop(e)
+		}
+	}
+	for _, o := range staged {
+		a.followPagesLocked(o.msg.(*wire.ReplicatePages), o.payload[0])
+	}
+	s.whole, s.cut = VersionInfo{Version: m.Whole, Writer: m.Writer, Size: m.Size}, false
+	a.heardLocked(m.Whole)
+	return false
+}
+
+// standbyCutLocked follows a change of size or rules: see homeGenChangedLocked. What is under way of a version was made before.
+func (a *Area) standbyCutLocked(shrunk bool) {
+	s := a.mu.standby
+	if s == nil {
+		return
+	}
+	if len(s.staged) > 0 {
+		s.unstage()
+		s.broken = true
+	}
+	if !shrunk {
+		return
+	}
+	s.cut = s.cut || s.whole.Version > 0
+	for e, x := range s.extents {
+		for i := range x.pages {
+			switch off := int64(page(e, i)) * dsm.PageSize; {
+			case off >= a.mu.ino.Size:
+				s.store.Drop(page(e, i))
+				delete(x.pages, i)
+			case off+dsm.PageSize > a.mu.ino.Size:
+				clear(s.store.Page(page(e, i))[a.mu.ino.Size-off:])
+				s.store.Settle(page(e, i))
+			}
+		}
+	}
+}
+
+// stepDownLocked makes what this node has as the home of a slot its standby.
+func (a *Area) stepDownLocked(slot dsm.Slot) {
+	s := a.standbyLocked()
+	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
+		if a.slotLocked(e) != slot {
+			continue
+		}
+		h, x := a.mu.home.extents[e], s.extent(e)
+		for i, v := range h.pages {
+			if v != 0 {
+				x.pages[i] = v
+				if h.data.Has(i) {
+					copy(s.store.Page(page(e, i)), a.mu.mem.Home(page(e, i)))
+				}
+			}
+		}
+		x.version, x.writers, x.parts = h.version, maps.Clone(h.writers), maps.Clone(h.parts)
+		if newest, ok := a.newestLocked(); ok && a.versionedLocked() {
+			s.whole, s.cut = newest, a.mu.whole.cut
+		}
+		a.resignLocked(e)
+	}
+}
+
+// standbyViewChangedLocked follows a view: this node steps down as the home of slots that it has handed over and is a backup of, takes over
+// those that it is the home of without a handover, and drops what it is no backup of.
+func (a *Area) standbyViewChangedLocked(old *dsm.View) {
+	self := a.node.cfg.Self
+	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
+		slot := a.slotLocked(e)
+		was, row := old.Row(slot), a.mu.view.Row(slot)
+		if i := row.BackupOf(self); was != nil && was.Source == self && row.Source != self && row.Primary != self && i >= 0 && row.Backups[i].InSync {
+			a.stepDownLocked(slot)
+		}
+	}
+	s := a.mu.standby
+	if s == nil {
+		return
+	}
+	for _, e := range slices.Sorted(maps.Keys(s.extents)) {
+		slot := a.slotLocked(e)
+		was, row := old.Row(slot), a.mu.view.Row(slot)
+		served := was != nil && was.Primary == self && a.node.slotReady(slot, was)
+		switch {
+		case row.Primary == self && row.Source == 0 && served, row.Primary != self && row.BackupOf(self) < 0:
+			s.drop(e)
+		default:
+			left := func(n dsm.NodeID, _ dsm.Seq) bool { return a.leftLocked(n, 0) }
+			maps.DeleteFunc(s.extents[e].writers, left)
+			maps.DeleteFunc(s.extents[e].parts, left)
+		}
+	}
+	a.takeOverLocked()
+}
+
+// dueLocked reports whether this node is to take over an extent, and has not got the memory.
+func (a *Area) dueLocked() bool {
+	if a.mu.standby == nil {
+		return false
+	}
+	for e := range a.mu.standby.extents {
+		if row := a.rowLocked(e); a.isSelf(row.Primary) && row.Source == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// takeOverLocked makes this node go on in place of a home that has died.
+func (a *Area) takeOverLocked() {
+	s := a.mu.standby
+	if !a.dueLocked() {
+		return
+	}
+	if _, err := a.memoryLocked(); err != nil {
+		if s.retry == nil {
+			s.retry = time.AfterFunc(memoryRetry, func() {
+				a.step(func() {
+					s.retry = nil
+					if a.takeOverLocked(); !a.dueLocked() {
+						a.unparkLocked()
+					}
+				})
+			})
+		}
+		return
+	}
+	s.unstage()
+	whole := s.whole
+	for _, e := range slices.Sorted(maps.Keys(s.extents)) {
+		if row := a.rowLocked(e); !a.isSelf(row.Primary) || row.Source != 0 {
+			continue
+		}
+		x := s.extents[e]
+		m := &wire.HandoverExtent{Extent: e, Version: x.version, Writers: writersOf(x.writers, x.parts), Whole: whole.Version, Writer: whole.Writer, Size: whole.Size, Cut: s.cut}
+		var payload []byte
+		for _, i := range slices.Sorted(maps.Keys(x.pages)) {
+			m.Pages.Add(i)
+			m.Versions = append(m.Versions, x.pages[i])
+			payload = append(payload, s.store.Look(page(e, i))...)
+		}
+		a.comingLocked(m)
+		a.installExtentLocked(m, payload)
+		s.drop(e)
+	}
+	a.node.stats.takenOver.Add(1)
+	a.mu.wake = true
+}
+
+// dropStandbyLocked drops what this node has, as a backup, of slots.
+func (a *Area) dropStandbyLocked(slots map[dsm.Slot]bool) {
+	if a.mu.standby == nil {
+		return
+	}
+	for _, e := range slices.Sorted(maps.Keys(a.mu.standby.extents)) {
+		if slots[a.slotLocked(e)] {
+			a.mu.standby.drop(e)
+		}
+	}
+}
