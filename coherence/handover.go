@@ -119,15 +119,16 @@ func (h *handovers) viewChanged(v *dsm.View) {
 }
 
 // failuresLocked returns the slots that this node was handing over to members that have died, and that the catalog has not been told
-// of. Slots that were never offered come back: this node has their state, and nobody can have changed it. The others are lost: their new
-// home may have merged and acked publishes that are not in the state here, so to serve that would undo them.
+// of. Slots that were never offered come back: this node has their state, and nobody can have changed it. So do those whose backup this node
+// is: it has all that anybody has seen. The others are lost: their new home may have merged and acked publishes that are not in the state here,
+// so to serve that would undo them.
 func (h *handovers) failuresLocked(v *dsm.View) (back, lost []dsm.Slot) {
 	for s, row := range v.Rows() {
 		if row.Source != h.node.cfg.Self || !isGone(v, row.Primary) || h.mu.failed[s] == row.Epoch {
 			continue
 		}
 		h.mu.failed[s] = row.Epoch
-		if h.mu.offered[s] == row.Epoch {
+		if i := row.BackupOf(row.Source); h.mu.offered[s] == row.Epoch && (i < 0 || !row.Backups[i].InSync) {
 			lost = append(lost, s)
 		} else {
 			back = append(back, s)
