@@ -94,6 +94,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 			n.node.links.window = (1 + r.rng.IntN(4)) * dsm.PageSize
 		}
 		n.find()
+		n.node.ViewChanged(n.view) // there may be backups to fill
 		n.openReader()
 		r.calm()
 		if i < 2 || r.rng.IntN(2) == 0 { // at times a node only reads, and its page cache is stored into in place
@@ -111,6 +112,9 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	r.settle()
 	r.checkVersions()
 	r.wholeRows()
+	if c.crashes {
+		r.t.Logf("%d nodes have died", r.crash.crashed)
+	}
 	for _, n := range r.programNodes() {
 		c.check(r, n)
 		r.checkGifts(n)
