@@ -77,6 +77,9 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	r.drawHot()
 	r.seen.tally = c.tally
 	r.onShrink, r.careful, r.unaware, r.queues = r.shrunk, c.careful, c.unaware, true
+	if c.dies {
+		r.withTaker()
+	}
 	if draw := rand.New(rand.NewPCG(seed, 4)); replicates {
 		copies := 1 + draw.IntN(dsm.MostBackups+1)
 		if c.crashes {
@@ -85,9 +88,6 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		r.withBackups(copies, draw.IntN(2) == 0)
 	} else if c.crashes {
 		r.withFewHomes()
-	}
-	if c.dies {
-		r.withTaker()
 	}
 	for i, n := range r.programNodes() {
 		if r.rng.IntN(2) == 0 {
