@@ -12,7 +12,7 @@ import (
 // may import a and b. "NONE" is the standard library and golang.org/x/sys.
 const imports = `
 	NONE
-	< internal/dsm internal/invariants internal/lockrank internal/lint internal/mountinfo internal/spread;
+	< internal/dsm internal/invariants internal/lockrank internal/lint internal/mountinfo internal/spread internal/hold;
 
 	internal/dsm
 	< internal/errs;
@@ -25,6 +25,9 @@ const imports = `
 
 	internal/wire internal/trust
 	< internal/transport catalog;
+
+	internal/hold
+	< catalog pages fs;
 
 	internal/errs internal/lockrank
 	< locks;
@@ -87,7 +90,7 @@ const imports = `
 	< integration/harness integration/history;
 
 	internal/dsm integration/harness integration/history
-	< integration integration/chaos integration/differential bench;
+	< integration integration/chaos integration/differential integration/hold bench;
 
 	NONE
 	< bench/barefuse;

@@ -1,0 +1,152 @@
+package hold
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Format is the version of the layout of the file and of all that is in it. A daemon adopts no other.
+const Format = 1
+
+const (
+	headSize    = 64 << 10
+	requestsAt  = 1 << 20
+	areasAt     = 1 << 30
+	maxAreas    = 1 << 24
+	journalsAt  = 1 << 40 // two halves each, of journalHalf
+	journalHalf = 1 << 40
+	// PagesAt is where the pages of the areas begin.
+	PagesAt = 1 << 44
+	// End is the length of the file.
+	End = 1 << 62
+)
+
+// Memory is the file.
+type Memory struct {
+	fd       int
+	head     []byte
+	requests []byte
+	areas    []byte
+}
+
+// Word is a number in the head.
+type Word int
+
+// The numbers. Values are in files that an older daemon has written: append only.
+const (
+	format      Word = iota
+	Node             // the node's id
+	Mounted          // 1: the mount is there
+	Ended            // 1: the daemon was told to end, or the mount is gone
+	Refused          // 1: no other daemon can take over; the log says why
+	Daemons          // how many have served
+	LastRequest      // the newest command of the node
+	AreasUsed        // how many records of areas were ever used
+	SlotsUsed        // likewise, large ranges of pages
+	BlocksUsed       // likewise, blocks of small ones
+	Exclusive        // 1: somebody else than this node is or was a member
+	catalogTail
+	filesTail
+	Serving  // the last of Daemons that serves
+	Alive    // not 0 while the first thread of the daemon lives
+	Expected // how many were started
+)
+
+// Text is a string in the head.
+type Text int
+
+// The strings.
+const (
+	Listen  Text = iota // where the node listens
+	Key                 // the seed of the node's key
+	Point               // the mount point
+	InitIn              // the kernel's INIT request
+	InitOut             // what the first daemon answered
+	State               // the state directory
+	Log                 // the daemons' log
+	texts
+)
+
+const textSize = 4 << 10
+
+// Create makes the file.
+func Create() (*Memory, error) {
+	fd, err := unix.MemfdCreate("dsmfs:held", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	m, err := Open(fd)
+	if err == nil {
+		err = errors.Join(os.NewSyscallError("fchmod", unix.Fchmod(fd, 0o600)), os.NewSyscallError("ftruncate", unix.Ftruncate(fd, End)))
+	}
+	if err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	m.Word(format).Store(Format)
+	return m, nil
+}
+
+// Adopt takes over a file that another process has made.
+func Adopt(fd int) (*Memory, error) {
+	m, err := Open(fd)
+	if err != nil {
+		return nil, err
+	}
+	if f := m.Word(format).Load(); f != Format {
+		return nil, fmt.Errorf("what is held has format %d, and this program has %d", f, Format)
+	}
+	return m, nil
+}
+
+// Open maps the parts of the file that are looked at as memory. The Memory owns the descriptor.
+func Open(fd int) (m *Memory, err error) {
+	m = &Memory{fd: fd}
+	for _, part := range []struct {
+		mem *[]byte
+		at  int64
+		n   int
+	}{{&m.head, 0, headSize}, {&m.requests, requestsAt, requestsSize}, {&m.areas, areasAt, maxAreas * areaSize}} {
+		if *part.mem, err = unix.Mmap(fd, part.at, part.n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE); err != nil {
+			return nil, os.NewSyscallError("mmap", err)
+		}
+	}
+	unix.CloseOnExec(fd)
+	return m, nil
+}
+
+// FD returns the descriptor of the file, which the Memory owns.
+func (m *Memory) FD() int { return m.fd }
+
+// Word returns a number of the head.
+func (m *Memory) Word(w Word) *atomic.Uint64 { return word(m.head, int(w)) }
+
+// word returns the i-th number of a mapping.
+func word(mem []byte, i int) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&mem[8*i])) }
+
+// SetText sets a string of the head, once.
+func (m *Memory) SetText(t Text, s string) error {
+	at := m.head[headSize-int(texts-t)*textSize:][:textSize]
+	if len(s) > textSize-4 {
+		return fmt.Errorf("%d bytes are too many to be held", len(s))
+	}
+	copy(at[4:], s)
+	binary.LittleEndian.PutUint32(at, uint32(len(s)))
+	return nil
+}
+
+// Text returns a string of the head, empty if it was never set.
+func (m *Memory) Text(t Text) string {
+	at := m.head[headSize-int(texts-t)*textSize:][:textSize]
+	return string(at[4:][:min(binary.LittleEndian.Uint32(at), textSize-4)])
+}
+
+// Free gives back the memory of a range, which reads zero afterwards.
+func (m *Memory) Free(off, n int64) error {
+	return os.NewSyscallError("fallocate", unix.Fallocate(m.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n))
+}
