@@ -32,15 +32,20 @@ type Area struct {
 	demand  *demand                 // nil unless the area is on demand
 	ledger  *Cached                 // the newest one; nil before the first
 	drops   *Drops                  // of the file; never nil
+	kept    *keeping                // nil unless it is in a Store
 }
 
 // NewArea returns the memory of an area of size bytes, all zero, without a working copy.
-func NewArea(id dsm.AreaID, size int64) (*Area, error) { return newArea(id, size, nil) }
+func NewArea(id dsm.AreaID, size int64) (*Area, error) { return newArea(id, size, nil, nil) }
 
-// newArea makes an area, one on demand if d is not nil.
-func newArea(id dsm.AreaID, size int64, d *demand) (*Area, error) {
-	a := &Area{id: id, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}, demand: d, drops: &Drops{}}
-	a.working, a.base = newCopy(id, "w", true), newCopy(id, "b", d != nil)
+// newArea makes an area, one on demand if d is not nil, one in a Store if k is not nil.
+func newArea(id dsm.AreaID, size int64, d *demand, k *keeping) (*Area, error) {
+	a := &Area{id: id, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}, demand: d, drops: &Drops{}, kept: k}
+	a.working, a.base = newCopy(id, "w", k == nil), newCopy(id, "b", d != nil)
+	if k != nil {
+		a.working.kept, a.working.at = k, &k.record.Working
+		a.base.kept, a.base.at = k, &k.record.Base
+	}
 	a.working.absent = true
 	if err := a.Resize(size); err != nil {
 		return nil, errors.Join(err, a.Close())
@@ -62,6 +67,9 @@ func (a *Area) BeginReplica() error {
 // EndReplica frees the working copy, and holds no base any more. Programs that have it mapped keep it.
 // Nobody else may look at it afterwards.
 func (a *Area) EndReplica() error {
+	if a.kept != nil {
+		a.kept.record.Newest.Store(0)
+	}
 	for p := range a.twins {
 		a.dropTwin(p)
 	}
@@ -174,6 +182,8 @@ func (a *Area) Size() int64 { return a.size }
 func (a *Area) Close() error {
 	clear(a.twins)
 	a.frames.close()
+	a.kept.forget()
+	defer a.kept.end()
 	if err := errors.Join(a.demand.close(), a.working.close(), a.base.close()); err != nil {
 		return a.fail("close", err)
 	}

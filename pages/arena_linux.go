@@ -2,6 +2,7 @@ package pages
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 
@@ -17,11 +18,14 @@ import (
 // Memory of freed pieces is given back in ranges: a call for each piece takes 26 us, and much longer by the
 // clock if all processors are in use, so a node of 20,000 files took seconds to end.
 type arena struct {
-	back func(mem []byte) error // gives memory back
+	back func(mem []byte) error                   // gives memory back
+	grab func() (mem []byte, at int64, err error) // makes the memory of a block; at is where it is in a Store
+	drop func(b *arenaBlock) error                // ends a block
 	mu   struct {
 		lockrank.Mutex
-		classes [arenaClasses]arenaClass
-		many    int // calls of FreeMany that have not ended
+		classes  [arenaClasses]arenaClass
+		many     int           // calls of FreeMany that have not ended
+		restored []*arenaBlock // see restore
 	}
 }
 
@@ -43,6 +47,7 @@ type arenaClass struct {
 // arenaBlock is a mapping that is divided into pieces of one size.
 type arenaBlock struct {
 	mem   []byte
+	at    int64 // in a Store
 	class int
 	free  []uint16 // indices of free pieces, which take no memory
 	dirty []uint16 // of those that still do
@@ -59,6 +64,11 @@ var smallCopies = newArena()
 
 func newArena() *arena {
 	a := &arena{back: func(mem []byte) error { return os.NewSyscallError("madvise", unix.Madvise(mem, unix.MADV_DONTNEED)) }}
+	a.grab = func() ([]byte, int64, error) {
+		mem, err := anonymous(blockSize)
+		return mem, 0, err
+	}
+	a.drop = func(b *arenaBlock) error { return os.NewSyscallError("munmap", unix.Munmap(b.mem)) }
 	a.mu.Init("pages.arena")
 	return a
 }
@@ -78,7 +88,7 @@ func (a *arena) take(n int64) (mem []byte, p piece, err error) {
 	k := classOf(n)
 	c := &a.mu.classes[k]
 	if len(c.open) == 0 {
-		b, err := newBlock(k)
+		b, err := a.newBlock(k)
 		if err != nil {
 			return nil, p, err
 		}
@@ -117,7 +127,7 @@ func (a *arena) give(p piece) error {
 	if idle && c.idle > 0 {
 		at := slices.Index(c.open, b)
 		c.open = slices.Delete(c.open, at, at+1)
-		return os.NewSyscallError("munmap", unix.Munmap(b.mem))
+		return a.drop(b)
 	}
 	if idle {
 		c.idle++
@@ -170,16 +180,43 @@ func (b *arenaBlock) clean(back func(mem []byte) error) error {
 	return nil
 }
 
-func newBlock(class int) (*arenaBlock, error) {
-	mem, err := anonymous(blockSize)
+func (a *arena) newBlock(class int) (*arenaBlock, error) {
+	mem, at, err := a.grab()
 	if err != nil {
 		return nil, err
 	}
-	b := &arenaBlock{mem: mem, class: class, free: make([]uint16, piecesOf(class))}
+	b := &arenaBlock{mem: mem, at: at, class: class, free: make([]uint16, piecesOf(class))}
 	for i := range b.free {
 		b.free[i] = uint16(len(b.free) - 1 - i)
 	}
 	return b, nil
+}
+
+// restore adds a block of a Store of which some pieces are in use. The others may take memory.
+func (a *arena) restore(b *arenaBlock, used map[uint16]bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range uint16(piecesOf(b.class)) {
+		if !used[i] {
+			b.dirty = append(b.dirty, i)
+		}
+	}
+	if len(b.dirty) > 0 {
+		a.mu.classes[b.class].open = append(a.mu.classes[b.class].open, b)
+	}
+	a.mu.restored = append(a.mu.restored, b)
+}
+
+// piece returns the piece at a place of a Store, which is in use since restore.
+func (a *arena) piece(at int64) piece {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, b := range a.mu.restored {
+		if at >= b.at && at < b.at+blockSize {
+			return piece{b, uint16((at - b.at) / int64(dsm.PageSize<<b.class))}
+		}
+	}
+	panic(fmt.Sprintf("no block at %#x is in use", at))
 }
 
 // piecesOf returns how many pieces a block of the class has.

@@ -13,11 +13,12 @@ import (
 func (c *areaCopy) reserveAnonymous(n int64) (err error) {
 	var mem []byte
 	var p piece
+	var slot int64
 	switch {
 	case n <= smallCopy:
-		mem, p, err = smallCopies.take(n)
+		mem, p, err = c.small().take(n)
 	case c.mem == nil || c.piece.block != nil:
-		mem, err = anonymous(capacityFor(n))
+		mem, slot, err = c.large(capacityFor(n))
 	default:
 		mem, err = unix.Mremap(c.mem, int(capacityFor(n)), unix.MREMAP_MAYMOVE)
 		if err == nil {
@@ -29,9 +30,50 @@ func (c *areaCopy) reserveAnonymous(n int64) (err error) {
 		return err
 	}
 	c.copyTo(mem)
+	c.isAt(placeOf(p, slot))
 	err = c.unmap()
-	c.mem, c.piece = mem, p
+	c.mem, c.piece, c.slot = mem, p, slot
 	return err
+}
+
+// small returns where small copies have their memory from.
+func (c *areaCopy) small() *arena {
+	if c.kept != nil {
+		return c.kept.store.small
+	}
+	return smallCopies
+}
+
+// large returns memory for a large copy, and its slot if it is in a Store.
+func (c *areaCopy) large(n int64) (mem []byte, slot int64, err error) {
+	if c.kept != nil {
+		return c.kept.store.grabSlot(n)
+	}
+	mem, err = anonymous(n)
+	return mem, 0, err
+}
+
+// isAt records where the copy is in a Store, if it is in one; 0: nowhere.
+func (c *areaCopy) isAt(place int64) {
+	if c.at != nil {
+		(*c.at).Store(uint64(place))
+	}
+}
+
+// placeOf is how a Store records a piece or a slot.
+func placeOf(p piece, slot int64) int64 {
+	if p.block == nil {
+		return slot
+	}
+	return p.block.at + int64(p.span().from) + int64(p.block.class) + 1
+}
+
+// discard gives the memory of pages back, which read zero afterwards.
+func (c *areaCopy) discard(mem []byte) error {
+	if c.kept != nil {
+		return remove(mem)
+	}
+	return os.NewSyscallError("madvise", unix.Madvise(mem, unix.MADV_DONTNEED))
 }
 
 // copyTo copies the pages that take memory to mem, which is as long as the copy or longer.
@@ -74,8 +116,8 @@ func (c *areaCopy) zeroAnonymous(from, to int64) error {
 		for off+n+dsm.PageSize <= to && i+int(n/dsm.PageSize) < dsm.ExtentPages && c.taken[e].Has(i+int(n/dsm.PageSize)) {
 			n += dsm.PageSize
 		}
-		if err := unix.Madvise(c.mem[off:off+n], unix.MADV_DONTNEED); err != nil {
-			return os.NewSyscallError("madvise", err)
+		if err := c.discard(c.mem[off : off+n]); err != nil {
+			return err
 		}
 		c.taken[e] = c.taken[e].Minus(dsm.Range(i, i+int(n/dsm.PageSize)))
 		p += dsm.PageIndex(n/dsm.PageSize) - 1

@@ -6,11 +6,16 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
 // toFile moves an anonymous copy into a memfd with a mapping of at least n bytes. After an error it
 // is unchanged.
 func (c *areaCopy) toFile(n int64) error {
+	if c.kept != nil {
+		return errs.E(errs.Unsupported, "open memory", "programs cannot attach to a mount with --hold")
+	}
 	fd, err := newFile(c.String())
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -41,6 +42,10 @@ type areaCopy struct {
 	// taken, for anonymous memory, has the pages that were returned for storing, by extent: all
 	// others are zero, and take no memory. Pages of different extents may be returned concurrently.
 	taken []dsm.PageSet
+	// kept, if not nil, is the Store's: anonymous memory is memory of the Store then, the copy never is a memfd, and at says where it is.
+	kept *keeping
+	at   **atomic.Uint64
+	slot int64 // of the Store, if it is in one
 }
 
 // newCopy returns an empty copy, which takes no memory. filed says that it will be a memfd beyond
@@ -194,6 +199,7 @@ func (c *areaCopy) resident() (int64, error) {
 
 // close frees everything. Afterwards the copy is empty and anonymous.
 func (c *areaCopy) close() error {
+	c.isAt(0)
 	err := c.unmap()
 	if c.fd >= 0 {
 		err = errors.Join(err, os.NewSyscallError("close", unix.Close(c.fd)))
@@ -205,11 +211,17 @@ func (c *areaCopy) close() error {
 
 // unmap gives the mapping back.
 func (c *areaCopy) unmap() error {
-	mem, p := c.mem, c.piece
-	c.mem, c.piece = nil, piece{}
+	return c.release(c.mem, c.piece, c.slot)
+}
+
+// release gives a mapping of the copy back, and what is behind it.
+func (c *areaCopy) release(mem []byte, p piece, slot int64) error {
+	c.mem, c.piece, c.slot = nil, piece{}, 0
 	switch {
 	case p.block != nil:
-		return smallCopies.give(p)
+		return c.small().give(p)
+	case slot != 0:
+		return errors.Join(os.NewSyscallError("munmap", unix.Munmap(mem)), c.kept.store.dropSlot(slot))
 	case mem != nil:
 		return os.NewSyscallError("munmap", unix.Munmap(mem))
 	}

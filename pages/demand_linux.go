@@ -67,7 +67,7 @@ type filler interface {
 // that are here. The base copy of a page that is not here is a hole as well, unless the extent is
 // homed here.
 func NewDemandArea(id dsm.AreaID, size int64) (*Area, error) {
-	return newArea(id, size, &demand{none: missing()})
+	return newArea(id, size, &demand{none: missing()}, nil)
 }
 
 // missing returns why programs cannot be made to wait for pages on this kernel, or nil if they can.

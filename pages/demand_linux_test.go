@@ -112,7 +112,7 @@ func TestResizeKeepsHoles(t *testing.T) {
 // TestWithoutUserfaultfd: the page-cache plane works.
 func TestWithoutUserfaultfd(t *testing.T) {
 	a := openTestArea(t, func(id dsm.AreaID, size int64) (*Area, error) {
-		return newArea(id, size, &demand{none: errs.E(errs.Unsupported, "", "none")})
+		return newArea(id, size, &demand{none: errs.E(errs.Unsupported, "", "none")}, nil)
 	}, 9*dsm.PageSize)
 	if !errs.Is(a.Attachable(), errs.Unsupported) || newTestArea(t, 1).Attachable() != nil {
 		t.Error("the wrong kind can be attached")

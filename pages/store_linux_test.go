@@ -1,0 +1,155 @@
+package pages
+
+import (
+	"bytes"
+	"flag"
+	"math/rand/v2"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/hold"
+)
+
+var storeSeed = flag.Uint64("store.seed", 0, "of TestStoreOutlivesTheDaemon; 0: a new one")
+
+// heldArea is an area of the test with the bytes that it should have.
+type heldArea struct {
+	*Area
+	want []byte
+	open bool
+}
+
+func newTestStore(t *testing.T, m *hold.Memory) *Store {
+	t.Helper()
+	s, err := NewStore(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestStoreOutlivesTheDaemon makes, changes and removes areas of all sizes, and looks at them as the next daemon does, again and again.
+func TestStoreOutlivesTheDaemon(t *testing.T) {
+	seed := *storeSeed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("-store.seed=%d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	m, err := hold.Create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newTestStore(t, m)
+	areas := make(map[dsm.AreaID]*heldArea)
+	next := dsm.AreaID(1)
+	size := func() int64 { return rnd.Int64N([]int64{1, 5000, 70000, 3 << 20}[rnd.IntN(4)]) }
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for round := range 40 {
+		for range 30 {
+			if len(areas) < 20 && rnd.IntN(3) == 0 {
+				n := size()
+				a, err := s.NewHeldArea(next, n)
+				must(err)
+				areas[next] = &heldArea{Area: a, want: make([]byte, n)}
+				next++
+			}
+			for id, a := range areas {
+				switch rnd.IntN(8) {
+				case 0:
+					must(a.Close())
+					delete(areas, id)
+				case 1:
+					n := size()
+					must(a.Resize(n))
+					a.want = append(a.want[:min(n, int64(len(a.want)))], make([]byte, max(n-int64(len(a.want)), 0))...)
+				case 2:
+					if a.open { // the base gets all of it
+						for p := range dsm.PageIndex(wholePages(a.Size()) / dsm.PageSize) {
+							if !allZero(a.working.look(p, 1)) || !allZero(a.Base(p)) {
+								a.SetBase(p, a.Working(p))
+							}
+						}
+						must(a.EndReplica())
+					} else {
+						must(a.BeginReplica())
+						for p := range dsm.PageIndex(wholePages(a.Size()) / dsm.PageSize) {
+							if !allZero(a.Base(p)) {
+								copy(a.Working(p), a.Base(p))
+							}
+						}
+						a.WorkingIsNewest()
+					}
+					a.open = !a.open
+				default:
+					if n := int64(len(a.want)); a.open && n > 0 {
+						off := rnd.Int64N(n)
+						p := dsm.PageIndex(off / dsm.PageSize)
+						end := min(int64(p+1)*dsm.PageSize, n)
+						for i := off; i < end; i++ {
+							a.want[i] = byte(rnd.Uint32())
+						}
+						copy(a.Working(p)[off%dsm.PageSize:], a.want[off:end])
+						if rnd.IntN(4) == 0 {
+							from := int64(p) * dsm.PageSize
+							must(a.working.zero(from, min(from+dsm.PageSize, a.working.len)))
+							clear(a.want[from:end])
+						}
+					}
+				}
+				break // of any area
+			}
+		}
+		fd, err := unix.Dup(m.FD())
+		must(err)
+		m, err = hold.Adopt(fd)
+		must(err)
+		s = newTestStore(t, m)
+		left := s.Areas()
+		if len(left) != len(areas) {
+			t.Fatalf("round %d: %d areas are left of %d", round, len(left), len(areas))
+		}
+		for _, l := range left {
+			a := areas[l.ID]
+			if a == nil {
+				t.Fatalf("round %d: area %d was removed", round, l.ID)
+			}
+			n, least := int64(len(a.want)), int64(len(a.want))
+			switch rnd.IntN(6) {
+			case 0:
+				must(l.Drop())
+				delete(areas, l.ID)
+				continue
+			case 1: // the catalog is ahead of it
+				n, least = size(), rnd.Int64N(n+1)
+				least = min(least, n)
+				a.want = append(a.want[:least], make([]byte, n-least)...)
+			}
+			a.Area, err = l.Take(n, least)
+			must(err)
+			a.open = false
+			got := make([]byte, wholePages(n))
+			for p := range dsm.PageIndex(wholePages(n) / dsm.PageSize) {
+				copy(got[int64(p)*dsm.PageSize:], a.Base(p))
+			}
+			if !bytes.Equal(got[:n], a.want) || !allZero(got[n:]) {
+				t.Fatalf("round %d: area %d of %d bytes is not what it was", round, l.ID, n)
+			}
+		}
+	}
+	for _, a := range areas {
+		must(a.Close())
+	}
+	var st unix.Stat_t
+	must(unix.Fstat(m.FD(), &st))
+	if most := int64(4 << 20); st.Blocks*512 > most {
+		t.Errorf("%d bytes are taken with no area left, more than %d", st.Blocks*512, most)
+	}
+}
