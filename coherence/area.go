@@ -478,6 +478,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	if now.Spec.Placement != old.Spec.Placement {
 		a.resignOthersLocked()
 	}
+	a.followedLocked()
 	a.mu.wake = true
 	return true
 }

@@ -38,6 +38,9 @@ func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, erro
 		if err == nil {
 			err = a.Acquire(ctx, first)
 		}
+		if err == nil {
+			err = a.holds(ctx)
+		}
 		if err == nil && write {
 			err = a.await(ctx, "open", func() bool { return a.mu.cached.Writable() })
 		}

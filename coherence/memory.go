@@ -39,6 +39,7 @@ func (a *Area) memoryLocked() (*pages.Area, error) {
 	}
 	mem.SetDrops(&a.mu.drops)
 	a.mu.mem = mem
+	a.followedLocked()
 	a.mu.cached = pages.NewCached(mem)
 	invariants.Check(len(a.mu.home.extents) == 0, "area %d is the home of extents that had no memory", a.id)
 	return mem, nil

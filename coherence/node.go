@@ -40,6 +40,8 @@ type Config struct {
 	// Taken, if not nil, is told how many bytes pages may take, now and then when that has changed. It is called with no lock held,
 	// and must not block.
 	Taken func(bytes int64)
+	// Store, if not nil, keeps the areas for the daemon that follows this one: see held.go.
+	Store *pages.Store
 	// Now is the clock from which versions are made; nil means time.Now.
 	Now func() time.Time
 }
@@ -94,6 +96,9 @@ func New(cfg Config) *Node {
 		cfg.Linger = DefaultLinger
 	}
 	n := &Node{cfg: cfg, newMemory: newMemory, resize: resize, closePatience: closePatience}
+	if cfg.Store != nil {
+		n.newMemory = n.heldMemory
+	}
 	n.mu.Init("coherence.Node")
 	n.mu.areas = make(map[dsm.AreaID]*Area)
 	n.handovers.init(n)
