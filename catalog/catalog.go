@@ -11,6 +11,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/locks"
 )
@@ -58,7 +59,9 @@ type Config struct {
 	Lease time.Duration
 	// Trust is that of the cluster which Bootstrap makes; nil: it does not encrypt.
 	Trust *dsm.Trust
-	Log   *slog.Logger
+	// Held, if not nil, has what the daemon that was killed before this one has left, and gets what this one leaves: see held.go.
+	Held *hold.Memory
+	Log  *slog.Logger
 }
 
 // Catalog is this node's replica of the catalog. Its methods may be called
@@ -132,7 +135,7 @@ const (
 )
 
 // New starts the replica. It knows nothing until Bootstrap or Join.
-func New(cfg Config) (*Catalog, error) {
+func New(cfg Config) (_ *Catalog, err error) {
 	c := &Catalog{
 		self: cfg.Self, caller: cfg.Caller, observer: cfg.Observer, belong: cfg.OnCluster, first: cfg.Trust, yield: cfg.Yield, log: cfg.Log,
 		layer: newLayer(cfg.Streams, cfg.Self), logs: newLogStore(),
@@ -149,7 +152,7 @@ func New(cfg Config) (*Catalog, error) {
 	c.mu.state = newState()
 	c.view.Store(c.mu.state.view)
 	c.progress.init()
-	c.calls.init()
+	c.calls.init(cfg.Held)
 	c.rounds.init()
 	c.lease.init()
 	c.grants.init()
@@ -176,7 +179,14 @@ func New(cfg Config) (*Catalog, error) {
 	conf.TrailingLogs = trailingLogs
 	conf.SnapshotInterval = time.Hour // the type snapshots decides
 	conf.NoLegacyTelemetry = true
-	r, err := raft.NewRaft(conf, fsm{c}, c.logs, c.logs, newSnapStore(c.logs.restored), c.trans)
+	snaps := newSnapStore(c.logs.restored, c.logs.keep)
+	var r *raft.Raft
+	if cfg.Held != nil {
+		err = c.logs.resume(cfg.Held, snaps)
+	}
+	if err == nil {
+		r, err = raft.NewRaft(conf, fsm{c}, c.logs, c.logs, snaps, c.trans)
+	}
 	if err != nil {
 		c.end()
 		c.trans.Close()

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/internal/transport"
 	"github.com/dsmfs/dsmfs/locks"
 )
@@ -162,8 +163,13 @@ func start(t testing.TB, name string) *node {
 // startAt starts the node at an address that it must have.
 func startAt(t testing.TB, name, listen string) *node {
 	t.Helper()
+	return startHeld(t, name, listen, dsm.NodeID(rand.Uint64()|1), nil)
+}
+
+// startHeld starts the node with what is held.
+func startHeld(t testing.TB, name, listen string, id dsm.NodeID, held *hold.Memory) *node {
+	t.Helper()
 	n := &node{observer: &recorder{views: make(chan struct{}, 1)}, warned: make(chan string, 64), via: new(callers)}
-	id := dsm.NodeID(rand.Uint64() | 1)
 	var err error
 	ready := make(chan struct{})
 	n.net, err = transport.Listen(transport.Config{
@@ -184,7 +190,7 @@ func startAt(t testing.TB, name, listen string) *node {
 	n.streams = newEars(n.net.RaftLayer())
 	n.Catalog, err = New(Config{
 		Self:   dsm.Member{ID: id, Name: name, Addr: n.net.Addr(), Budget: 2 << 30},
-		Caller: n.via, Streams: n.streams, Observer: n.observer, OnCluster: n.net.SetCluster, Yield: n.yieldLocks,
+		Caller: n.via, Streams: n.streams, Observer: n.observer, OnCluster: n.net.SetCluster, Yield: n.yieldLocks, Held: held,
 		Log: slog.New(warnings{testLog(t, name).Handler(), n.warned}),
 	})
 	if err != nil {

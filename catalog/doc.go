@@ -48,6 +48,8 @@
 // join, and to raft the old one is dead for ever. Both may have the same address, so streams and
 // requests name the node that they are for, and streams the incarnation, and no other answers them.
 //
+// A node that is held (held.go) is the exception: it comes back as the same server, with its log and its vote.
+//
 // The price: a majority of the voters must not die at the same time, whether they are restarted or
 // not.
 //

@@ -36,15 +36,19 @@ func (c *Catalog) begin(ctx context.Context) error {
 	if err != nil {
 		return errs.E(errs.Other, "bootstrap", "%w", err)
 	}
-	// A follower waits for a leader before it thinks of an election. Here there is none to wait
-	// for, and a shorter timeout ends the wait at once, because raft restarts the timer at zero.
-	// When this node leads, the timeouts become those of a leader.
+	return named("bootstrap", c.electSelf(ctx))
+}
+
+// electSelf makes this node, which is alone, the leader. A follower waits for a leader before it thinks of an election. Here there
+// is none to wait for, and a shorter timeout ends the wait at once, because raft restarts the timer at zero.
+// When this node leads, the timeouts become those of a leader.
+func (c *Catalog) electSelf(ctx context.Context) error {
 	conf := c.raft.ReloadableConfig()
 	conf.HeartbeatTimeout = leaderLease
 	if err := c.raft.ReloadConfig(conf); err != nil {
-		return errs.E(errs.Other, "bootstrap", "%w", err)
+		return errs.E(errs.Other, "", "%w", err)
 	}
-	return named("bootstrap", c.news.until(ctx, c.life, func() bool { return c.leads() != 0 }))
+	return c.news.until(ctx, c.life, func() bool { return c.leads() != 0 })
 }
 
 // Join makes this node a member of the cluster to which the node at addr belongs, and returns when

@@ -24,6 +24,7 @@ type logStore struct {
 		conf, before logConf
 		values       map[string][]byte
 		numbers      map[string]uint64
+		held         heldLog
 	}
 }
 
@@ -70,6 +71,15 @@ func (s *logStore) StoreLog(l *raft.Log) error { return s.StoreLogs([]*raft.Log{
 func (s *logStore) StoreLogs(logs []*raft.Log) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.mu.held.journal != nil {
+		records := make([]heldRecord, len(logs))
+		for i, l := range logs {
+			records[i] = entryRecord(l)
+		}
+		if err := s.mu.held.add(records...); err != nil {
+			return err
+		}
+	}
 	for _, l := range logs {
 		if n := l.Index - s.mu.first; l.Index >= s.mu.first && n <= uint64(len(s.mu.entries)) {
 			s.mu.entries = s.mu.entries[:n]
@@ -93,12 +103,16 @@ func (s *logStore) DeleteRange(low, high uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	end := s.mu.first + uint64(len(s.mu.entries)) // end of the log, exclusive
+	if err := s.mu.held.add(heldRecord{Kind: heldDelete, Index: low, Last: high}); err != nil {
+		return err
+	}
 	switch {
 	case low > high || high < s.mu.first || low >= end:
 	case low <= s.mu.first:
 		keep := s.mu.entries[min(high+1, end)-s.mu.first:]
 		s.mu.entries = append([]raft.Log(nil), keep...) // the rest is freed
 		s.mu.first = min(high+1, end)
+		return s.compactLocked()
 	default:
 		clear(s.mu.entries[low-s.mu.first:])
 		s.mu.entries = s.mu.entries[:low-s.mu.first]
@@ -141,7 +155,7 @@ func (s *logStore) Set(key, value []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.values[string(key)] = append([]byte(nil), value...)
-	return nil
+	return s.mu.held.add(heldRecord{Kind: heldValue, Key: string(key), Data: value})
 }
 
 func (s *logStore) Get(key []byte) ([]byte, error) {
@@ -154,7 +168,7 @@ func (s *logStore) SetUint64(key []byte, value uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.numbers[string(key)] = value
-	return nil
+	return s.mu.held.add(heldRecord{Kind: heldNumber, Key: string(key), Number: value})
 }
 
 func (s *logStore) GetUint64(key []byte) (uint64, error) {

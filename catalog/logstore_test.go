@@ -70,7 +70,7 @@ func TestLogStore(t *testing.T) {
 }
 
 func TestSnapStore(t *testing.T) {
-	s := newSnapStore(newLogStore().restored)
+	s := newSnapStore(newLogStore().restored, func(*snapshot) error { return nil })
 	write := func(index uint64, data string) raft.SnapshotSink {
 		sink, err := s.Create(1, index, 3, raft.Configuration{}, 1, nil)
 		ok(t, err)

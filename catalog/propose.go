@@ -9,6 +9,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
@@ -16,6 +17,7 @@ import (
 // calls are the commands of this node that somebody waits for.
 type calls struct {
 	orphans chan struct{} // rung when there are commands to abandon
+	held    heldCalls
 	mu      struct {
 		lockrank.Mutex
 		last    uint64 // number of the newest
@@ -38,27 +40,34 @@ type answer struct {
 	term   uint64 // of the leader that appended it; 0 if it came in a snapshot
 }
 
-func (cs *calls) init() {
+func (cs *calls) init(held *hold.Memory) {
 	cs.mu.Init("catalog.calls")
+	cs.mu.waiting = make(map[uint64]chan answer)
+	cs.mu.seen = make(map[uint64]chan struct{})
+	cs.held.init(held)
+	if held != nil {
+		cs.mu.last = held.Word(hold.LastRequest).Load()
+	}
+	cs.mu.low = cs.mu.last + 1
 	cs.orphans = make(chan struct{}, 1)
 }
 
-// begin numbers a command. low is the smallest number that somebody waits for.
-func (cs *calls) begin(seen bool) (req, low uint64, done <-chan answer) {
+// begin numbers a command for a request of the kernel, or zero. low is the smallest number that somebody waits for.
+func (cs *calls) begin(seen bool, of hold.Request) (req, low uint64, done <-chan answer) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if cs.mu.waiting == nil {
-		cs.mu.waiting = make(map[uint64]chan answer)
-		cs.mu.seen = make(map[uint64]chan struct{})
-		cs.mu.low = 1
+	if req = cs.held.known[of]; req == 0 {
+		cs.mu.last++
+		req = cs.mu.last
 	}
-	cs.mu.last++
+	delete(cs.held.known, of) // if the request repeats the command now, that is another one
+	low = cs.held.number(of, req, cs.mu.last, cs.mu.low)
 	ch := make(chan answer, 1)
-	cs.mu.waiting[cs.mu.last] = ch
+	cs.mu.waiting[req] = ch
 	if seen {
-		cs.mu.seen[cs.mu.last] = make(chan struct{})
+		cs.mu.seen[req] = make(chan struct{})
 	}
-	return cs.mu.last, cs.mu.low, ch
+	return req, low, ch
 }
 
 // finish says that nobody waits for the command any more: it has been applied, or was given up.
@@ -153,7 +162,12 @@ func (c *Catalog) propose(ctx context.Context, o op) (dsm.Inode, error) {
 
 // commit sends o to the leader until this node has applied it.
 func (c *Catalog) commit(ctx context.Context, o op) (answer, error) {
-	req, low, done := c.calls.begin(ops[opKinds[reflect.TypeOf(o)]].seen)
+	kind := opKinds[reflect.TypeOf(o)]
+	of, err := c.calls.held.requestOf(ctx, kind, o)
+	if err != nil {
+		return answer{}, err
+	}
+	req, low, done := c.calls.begin(ops[kind].seen, of)
 	applied := false
 	defer func() {
 		if !applied && leavesHold(o) {

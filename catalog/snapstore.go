@@ -15,6 +15,8 @@ import (
 type snapStore struct {
 	// created is told the configuration of every snapshot, wherever the snapshot comes from.
 	created func(index uint64, conf raft.Configuration)
+	// keep is told each snapshot that is complete, before it counts.
+	keep func(*snapshot) error
 
 	mu struct {
 		lockrank.Mutex
@@ -29,8 +31,8 @@ type snapshot struct {
 	data  bytes.Buffer
 }
 
-func newSnapStore(created func(uint64, raft.Configuration)) *snapStore {
-	s := &snapStore{created: created}
+func newSnapStore(created func(uint64, raft.Configuration), keep func(*snapshot) error) *snapStore {
+	s := &snapStore{created: created, keep: keep}
 	s.mu.Init("catalog.snapStore")
 	return s
 }
@@ -63,6 +65,13 @@ func (s *snapStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	return &meta, io.NopCloser(bytes.NewReader(s.mu.latest.data.Bytes())), nil
 }
 
+// newest returns the newest snapshot, or nil.
+func (s *snapStore) newest() *snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.latest
+}
+
 func (w *snapshot) Write(b []byte) (int, error) { return w.data.Write(b) }
 
 func (w *snapshot) ID() string { return w.meta.ID }
@@ -71,6 +80,9 @@ func (w *snapshot) Cancel() error { return nil }
 
 // Close makes the snapshot visible, unless there is a newer one.
 func (w *snapshot) Close() error {
+	if err := w.store.keep(w); err != nil {
+		return err
+	}
 	w.store.mu.Lock()
 	defer w.store.mu.Unlock()
 	w.meta.Size = int64(w.data.Len())
