@@ -172,6 +172,38 @@ func (n *Node) HasLocks(ino dsm.Ino, o Owner) bool {
 	return ok
 }
 
+// Held returns the locks that the owner has of a file that is delegated to this node.
+func (n *Node) Held(ino dsm.Ino, o Owner) (held []Lock) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if t := n.mu.local.tables[ino]; t != nil {
+		for _, l := range t.held {
+			if l.Owner == o {
+				held = append(held, l)
+			}
+		}
+	}
+	return held
+}
+
+// Resume gives an owner the lock that it had before the daemon of this node was killed. Whoever has a lock that conflicts has it from
+// before: it was released, or l would not have been granted.
+func (n *Node) Resume(ctx context.Context, ino dsm.Ino, l Lock) error {
+	for {
+		err := n.Set(ctx, ino, l, false, nil)
+		if !errs.Is(err, errs.WouldBlock) {
+			return err
+		}
+		in, blocked, err := n.Test(ctx, ino, l)
+		if err == nil && blocked {
+			err = n.Set(ctx, ino, Lock{Owner: in.Owner, First: in.First, Last: in.Last}, false, nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
 // Releasing says that a program has closed the file and that its locks are about to be released.
 // Until done is called, other programs of this node that ask for a lock wait: on a local filesystem
 // they would not see these locks any more.
