@@ -1,10 +1,12 @@
 package transport
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -29,25 +31,37 @@ func SplitNodeAddr(s string) (dsm.NodeID, string, error) {
 	return id, addr, nil
 }
 
-// bind opens the TCP and the UDP socket on one port.
-func bind(listen string) (net.Listener, *net.UDPConn, error) {
+// bindHeld is bind for a node whose process may be followed by another while it cannot end yet: both may have the port. With heir it is that other.
+func bindHeld(listen string, heir bool) (net.Listener, *net.UDPConn, error) {
+	if !heir { // as long as nobody else has it
+		l, u, err := bind(listen, nil)
+		if err != nil {
+			return nil, nil, err
+		}
+		listen = l.Addr().String()
+		l.Close()
+		u.Close()
+	}
+	return bind(listen, reusePort)
+}
+
+// bind opens the TCP and the UDP socket on one port. control, if not nil, sets their options.
+func bind(listen string, control func(network, addr string, c syscall.RawConn) error) (net.Listener, *net.UDPConn, error) {
+	cfg := net.ListenConfig{Control: control}
 	host, port, err := net.SplitHostPort(listen)
 	if err != nil {
 		return nil, nil, errs.E(errs.Invalid, "listen", "address %q: want HOST:PORT", listen)
 	}
 	const attempts = 32 // ports that the kernel picked for TCP, but that are taken for UDP
 	for i := 1; ; i++ {
-		l, err := net.Listen("tcp", net.JoinHostPort(host, port))
+		l, err := cfg.Listen(context.Background(), "tcp", net.JoinHostPort(host, port))
 		if err != nil {
 			return nil, nil, errs.E(errs.Other, "listen", "%w", err)
 		}
 		at := net.JoinHostPort(host, strconv.Itoa(l.Addr().(*net.TCPAddr).Port))
-		ua, err := net.ResolveUDPAddr("udp", at)
+		u, err := cfg.ListenPacket(context.Background(), "udp", at)
 		if err == nil {
-			var u *net.UDPConn
-			if u, err = net.ListenUDP("udp", ua); err == nil {
-				return l, u, nil
-			}
+			return l, u.(*net.UDPConn), nil
 		}
 		l.Close()
 		if port != "0" || i == attempts {

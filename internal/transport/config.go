@@ -38,6 +38,10 @@ type Config struct {
 	// Secure says that gossip and connections to other machines are encrypted, and that both ends show a
 	// certificate: see guard.go. Otherwise everybody who reaches the port is believed.
 	Secure bool
+	// Held says that another process may take over the port while this one cannot end; Heir, that this is it.
+	Held, Heir bool
+	// Seed, if not nil, is that of the node's key.
+	Seed []byte
 	// OnEnroll gives a node a certificate. vouched says that the node is of the same user on the same
 	// machine, and needs no secret.
 	OnEnroll func(ctx context.Context, from dsm.NodeID, req *wire.Enroll, vouched bool) (*wire.Enrolled, error)

@@ -60,11 +60,15 @@ type certificate struct {
 // know that it leaves.
 const goodbyeTime = 30 * time.Second
 
-func newGuard(self dsm.NodeID) (*guard, error) {
-	_, key, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		return nil, errs.E(errs.Other, "make a key", "%w", err)
+// newGuard returns a guard with the key of the seed; nil: with a new one.
+func newGuard(self dsm.NodeID, seed []byte) (*guard, error) {
+	if seed == nil {
+		seed = make([]byte, ed25519.SeedSize)
+		if _, err := rand.Read(seed); err != nil {
+			return nil, errs.E(errs.Other, "make a key", "%w", err)
+		}
 	}
+	key := ed25519.NewKeyFromSeed(seed)
 	g := &guard{self: self, key: key}
 	g.view.Store(&guardView{})
 	return g, nil

@@ -1,7 +1,10 @@
 package transport
 
 import (
+	"cmp"
 	"net"
+	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,4 +26,13 @@ func tune(c net.Conn, timeout time.Duration) {
 			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(timeout.Milliseconds()))
 		})
 	}
+}
+
+// reusePort lets several processes of a user have the port.
+func reusePort(_, _ string, c syscall.RawConn) error {
+	var failed error
+	err := c.Control(func(fd uintptr) {
+		failed = os.NewSyscallError("setsockopt", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1))
+	})
+	return cmp.Or(err, failed)
 }

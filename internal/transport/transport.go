@@ -52,7 +52,11 @@ func Listen(cfg Config) (*Transport, error) {
 	if cfg.Self == 0 {
 		return nil, errs.E(errs.Invalid, "listen", "the node has no id")
 	}
-	l, u, err := bind(cfg.Listen)
+	open := func() (net.Listener, *net.UDPConn, error) { return bind(cfg.Listen, nil) }
+	if cfg.Held {
+		open = func() (net.Listener, *net.UDPConn, error) { return bindHeld(cfg.Listen, cfg.Heir) }
+	}
+	l, u, err := open()
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +71,7 @@ func Listen(cfg Config) (*Transport, error) {
 	t.refused.init()
 	t.crowd.init()
 	if cfg.Secure {
-		if t.guard, err = newGuard(cfg.Self); err != nil {
+		if t.guard, err = newGuard(cfg.Self, cfg.Seed); err != nil {
 			l.Close()
 			u.Close()
 			return nil, err
@@ -86,6 +90,9 @@ func Listen(cfg Config) (*Transport, error) {
 
 // Addr returns the host:port at which the others reach this node.
 func (t *Transport) Addr() string { return t.addr }
+
+// ListenAddr returns where it listens.
+func (t *Transport) ListenAddr() string { return t.tcp.Addr().String() }
 
 // SetCluster says which cluster this node belongs to.
 func (t *Transport) SetCluster(id dsm.ClusterID) { t.cluster.Store(uint64(id)) }
