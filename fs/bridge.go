@@ -47,6 +47,7 @@ type bridge struct {
 	versions   versions
 
 	passthrough passthrough
+	held        heldFiles
 
 	life       context.Context // ends when the filesystem is going away
 	end        context.CancelFunc
@@ -81,6 +82,7 @@ func newBridge(cfg Config) *bridge {
 	b.pages.init(b)
 	b.opens = newOpens(b)
 	b.handles.init()
+	b.held.init(b)
 	b.dirs.init()
 	b.notify = &notifier{b: b}
 	b.harvest = harvest.New(harvest.Config{
@@ -151,6 +153,20 @@ func (t *handleTable) add(h handle) uint64 {
 	t.mu.next++
 	t.mu.open[t.mu.next] = h
 	return t.mu.next
+}
+
+// put adds a handle under a number that the kernel knows already.
+func (t *handleTable) put(fh uint64, h handle) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.open[fh] = h
+}
+
+// begin has numbers begin after one.
+func (t *handleTable) begin(after uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.next = after
 }
 
 func (t *handleTable) remove(fh uint64) handle {

@@ -5,7 +5,9 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/fs/control"
+	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/internal/uffd"
 	"github.com/dsmfs/dsmfs/locks"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -45,6 +47,12 @@ type Config struct {
 	// PassthroughOff says why no file may be direct even if the kernel supports it; empty if files
 	// may be.
 	PassthroughOff string
+	// Held, if not nil, has what outlives the daemon: see held.go. Device is then the descriptor of /dev/fuse, of which the holder
+	// has another.
+	// HeldFiles are the files that this node holds in the catalog.
+	Held      *hold.Memory
+	Device    int
+	HeldFiles []dsm.Ino
 	// FaultTimeout ends every request of the kernel; 0 means DefaultFaultTimeout.
 	FaultTimeout time.Duration
 	// UnmountTimeout is how long Unmount waits for a mount that is in use; 0 means
@@ -65,6 +73,8 @@ func (c *Config) check() error {
 	switch {
 	case c.Names == nil || c.Areas == nil || c.Info == nil || c.Log == nil:
 		return errs.E(errs.Invalid, "mount", "incomplete configuration")
+	case c.Held != nil && (c.Mountpoint == "" || c.AttachSocket != "" || c.PassthroughOff == ""):
+		return errs.E(errs.Invalid, "mount", "what is held cannot be attached or direct")
 	case len(c.HarvestArgv) == 0:
 		return errs.E(errs.Invalid, "mount", "no command for the harvest child")
 	}

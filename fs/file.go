@@ -42,19 +42,13 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 		return status(err)
 	}
 	direct := a.direct.on.Load()
-	h := newFileHandle(a, write)
+	h := b.newHandle(a, r.tid, flags, out)
 	h.leave = leave
-	if write {
-		if h.program = int(r.tid); a.spec().AppliesInSync() {
-			h.program = processOf(h.program) // now, because the thread may end
-		}
-		a.programs.enter(h.program, false)
-		b.warnOfSums(a)
-	}
-	h.appending(flags, out)
-	h.bounded(out)
-	h.wholly(out)
 	out.Fh = b.handles.add(h)
+	if err := b.held.opened(r, heldHandle{fh: out.Fh, ino: ino, flags: flags, tid: r.tid}); err != nil {
+		b.Release(nil, &fuse.ReleaseIn{Fh: out.Fh})
+		return status(err)
+	}
 	switch {
 	case direct:
 		out.OpenFlags |= fuse.FOPEN_PASSTHROUGH // the kernel refuses KEEP_CACHE together with it
@@ -63,6 +57,22 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
 	}
 	return fuse.OK
+}
+
+// newHandle returns a handle of an area that a thread has opened.
+func (b *bridge) newHandle(a *openArea, tid, flags uint32, out *fuse.OpenOut) *fileHandle {
+	h := newFileHandle(a, flags&syscall.O_ACCMODE != syscall.O_RDONLY)
+	if h.write {
+		if h.program = int(tid); a.spec().AppliesInSync() {
+			h.program = processOf(h.program) // now, because the thread may end
+		}
+		a.programs.enter(h.program, false)
+		b.warnOfSums(a)
+	}
+	h.appending(flags, out)
+	h.bounded(out)
+	h.wholly(out)
+	return h
 }
 
 // Create makes a file and opens it in one step, so that nobody can unlink it in between. If the
@@ -74,6 +84,11 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	i, err := b.create(r, &in.InHeader, name, dsm.Inode{Kind: dsm.KindFile, Perm: in.Mode & 07777}, true)
+	if err == nil && in.Unique&resent != 0 { // the result may be that of before
+		if now, nerr := b.cfg.Names.Getattr(r, i.Ino); nerr == nil {
+			i = now
+		}
+	}
 	held := &i
 	if errs.Is(err, errs.Exist) && in.Flags&syscall.O_EXCL == 0 {
 		// Another node made it after this kernel looked. It may be a symlink; then
@@ -307,6 +322,7 @@ func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	if !ok {
 		return
 	}
+	b.held.closed(in.Fh)
 	if h.write {
 		h.area.programs.leave(h.program, false)
 	}

@@ -20,10 +20,19 @@ func (b *bridge) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Open
 		b.dirs.opened(i)
 	}
 	out.Fh = b.handles.add(newDirHandle())
+	if _, ok := control.Of(in.NodeId); !ok {
+		r := b.begin(cancel, &in.InHeader)
+		defer r.end()
+		if err := b.held.opened(r, heldHandle{fh: out.Fh, ino: inoOf(in.NodeId), dir: true}); err != nil {
+			b.ReleaseDir(&fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh})
+			return status(err)
+		}
+	}
 	return fuse.OK
 }
 
 func (b *bridge) ReleaseDir(in *fuse.ReleaseIn) {
+	b.held.closed(in.Fh)
 	b.handles.remove(in.Fh)
 	b.dirs.released(inoOf(in.NodeId))
 }

@@ -147,6 +147,7 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 		acquire = nil
 	}
 	err := b.cfg.Locks.Set(r, ino, l, wait, acquire)
+	b.held.locked(in.Fh, ino, l.Owner)
 	switch {
 	case err == nil && l.Type == locks.Write:
 		a.writeLocked.Store(true)
@@ -196,6 +197,7 @@ func (b *bridge) unlock(ctx context.Context, a *openArea, o locks.Owner) {
 	if err := b.cfg.Locks.Release(ctx, dsm.Ino(a.id), o); err != nil {
 		b.log.Warn("the locks of a closed file are not given up", "area", a.id, "err", err)
 	}
+	b.held.locked(0, dsm.Ino(a.id), o)
 }
 
 // unlockReleased announces that the locks of a handle that is gone are about to be released, and

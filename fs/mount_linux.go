@@ -15,6 +15,7 @@ import (
 	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 )
@@ -35,18 +36,25 @@ func Mount(cfg Config) (*FS, error) {
 	if cfg.Mountpoint == "" {
 		return serveAttachOnly(cfg)
 	}
-	if err := CheckMountpoint(cfg.Mountpoint); err != nil {
-		return nil, err
-	}
-	var err error
-	if cfg.Mountpoint, err = resolve(cfg.Mountpoint); err != nil {
-		return nil, err
+	resuming := cfg.Held != nil && cfg.Held.Word(hold.Mounted).Load() != 0
+	if !resuming {
+		if err := CheckMountpoint(cfg.Mountpoint); err != nil {
+			return nil, err
+		}
+		var err error
+		if cfg.Mountpoint, err = resolve(cfg.Mountpoint); err != nil {
+			return nil, err
+		}
 	}
 	cfg.owner = fuse.Owner{Uid: uint32(os.Getuid()), Gid: uint32(os.Getgid())}
 	cfg.started = time.Now()
 
 	b := newBridge(cfg)
-	server, err := serve(b, cfg.Mountpoint)
+	start := serve
+	if cfg.Held != nil {
+		start = serveHeld
+	}
+	server, err := start(b, cfg.Mountpoint)
 	if err != nil {
 		return nil, err
 	}
@@ -54,16 +62,31 @@ func Mount(cfg Config) (*FS, error) {
 	if err == nil && !ok {
 		err = errors.New("mounted, but not in /proc/self/mountinfo")
 	}
+	if err != nil && resuming {
+		return nil, err
+	}
 	if err != nil {
 		return nil, errors.Join(errMount(cfg.Mountpoint, err), unmount(cfg.Mountpoint, true)) // nobody serves it yet
 	}
 	b.notify.server, b.notify.locksFirst = server, locksForUnknownNames(kernelRelease())
 	b.passthrough.init(server, cfg.PassthroughOff)
 	f := &FS{b: b, device: m.Device, served: make(chan struct{})}
+	if cfg.Held != nil {
+		if err := b.held.resume(cfg.Held.Word(hold.Daemons).Load(), cfg.HeldFiles); err != nil {
+			return nil, err
+		}
+		cfg.Held.Word(hold.Mounted).Store(1)
+	}
 	go func() {
 		server.Serve()
 		close(f.served)
 	}()
+	if resuming {
+		if err := askAgain(cfg.Device); err != nil {
+			return nil, err
+		}
+		b.held.dropPages()
+	}
 	tuneWriteback(f.device, b.log)
 	if cfg.AttachSocket != "" {
 		if f.attach, err = b.startAttach(); err != nil {
@@ -79,7 +102,51 @@ const maxTransfer = 1 << 20
 // serve mounts b. As root it does so without go-fuse, which would leave /dev/fuse open in every
 // child process, and so keep the mount alive as long as the child.
 func serve(b *bridge, mountpoint string) (*fuse.Server, error) {
-	opts := &fuse.MountOptions{
+	opts := b.mountOptions()
+	if os.Geteuid() != 0 {
+		// fusermount3 would print the reason on standard error and return only a number.
+		if err := unix.Access("/dev/fuse", unix.R_OK|unix.W_OK); err != nil {
+			return nil, errMount(mountpoint, fmt.Errorf("open /dev/fuse: %w", err))
+		}
+		server, err := fuse.NewServer(b, mountpoint, opts)
+		if err != nil {
+			return nil, errMount(mountpoint, err)
+		}
+		return server, nil
+	}
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, errMount(mountpoint, fmt.Errorf("open /dev/fuse: %w", err))
+	}
+	if err := b.mountDevice(fd, mountpoint); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	server, err := fuse.NewServer(b, fmt.Sprintf("/dev/fd/%d", fd), opts) // it owns fd from now on
+	if err != nil {
+		if uerr := unmount(mountpoint, true); uerr != nil {
+			b.log.Warn("unmount after a failed start", "err", uerr)
+		}
+		return nil, errMount(mountpoint, err)
+	}
+	return server, nil
+}
+
+// mountDevice mounts what the descriptor of /dev/fuse serves.
+func (b *bridge) mountDevice(fd int, mountpoint string) error {
+	data := strings.Join([]string{
+		fmt.Sprintf("fd=%d", fd), "rootmode=40000", "user_id=0", "group_id=0",
+		"default_permissions", "allow_other", fmt.Sprintf("max_read=%d", maxTransfer),
+	}, ",")
+	if err := unix.Mount(b.cfg.Source, mountpoint, "fuse.dsmfs", unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
+		return errMount(mountpoint, err)
+	}
+	return nil
+}
+
+// mountOptions are what a server is made with.
+func (b *bridge) mountOptions() *fuse.MountOptions {
+	return &fuse.MountOptions{
 		FsName: b.cfg.Source, Name: "dsmfs",
 		Options: []string{"default_permissions"},
 		Logger:  log.New(&debugWriter{b.log}, "", 0),
@@ -97,37 +164,6 @@ func serve(b *bridge, mountpoint string) (*fuse.Server, error) {
 		// So that files opened with O_APPEND can be mapped (Linux 6.6; ENODEV without).
 		ExtraCapabilities: fuse.CAP_DIRECT_IO_ALLOW_MMAP,
 	}
-	if os.Geteuid() != 0 {
-		// fusermount3 would print the reason on standard error and return only a number.
-		if err := unix.Access("/dev/fuse", unix.R_OK|unix.W_OK); err != nil {
-			return nil, errMount(mountpoint, fmt.Errorf("open /dev/fuse: %w", err))
-		}
-		server, err := fuse.NewServer(b, mountpoint, opts)
-		if err != nil {
-			return nil, errMount(mountpoint, err)
-		}
-		return server, nil
-	}
-	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, errMount(mountpoint, fmt.Errorf("open /dev/fuse: %w", err))
-	}
-	data := strings.Join([]string{
-		fmt.Sprintf("fd=%d", fd), "rootmode=40000", "user_id=0", "group_id=0",
-		"default_permissions", "allow_other", fmt.Sprintf("max_read=%d", opts.MaxWrite),
-	}, ",")
-	if err := unix.Mount(b.cfg.Source, mountpoint, "fuse.dsmfs", unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
-		unix.Close(fd)
-		return nil, errMount(mountpoint, err)
-	}
-	server, err := fuse.NewServer(b, fmt.Sprintf("/dev/fd/%d", fd), opts) // it owns fd from now on
-	if err != nil {
-		if uerr := unmount(mountpoint, true); uerr != nil {
-			b.log.Warn("unmount after a failed start", "err", uerr)
-		}
-		return nil, errMount(mountpoint, err)
-	}
-	return server, nil
 }
 
 // errMount says what is missing where the kernel only returns a number.

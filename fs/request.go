@@ -11,6 +11,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
@@ -35,6 +36,7 @@ type request struct {
 	// Both are set before the request is used. A FLUSH looks for signals by itself, because the
 	// kernel does not report one while the process exits.
 	breakable, flush bool
+	unique           uint64 // the kernel's number of the request, the same if it comes again
 	// interruptible: any signal ends it.
 	interruptible bool
 
@@ -60,7 +62,7 @@ const (
 
 func (b *bridge) begin(cancel <-chan struct{}, h *fuse.InHeader) *request {
 	b.retries.began(h)
-	r := &request{deadline: time.Now().Add(b.cfg.FaultTimeout), cancel: cancel, closing: b.life.Done(), tid: h.Pid}
+	r := &request{deadline: time.Now().Add(b.cfg.FaultTimeout), cancel: cancel, closing: b.life.Done(), tid: h.Pid, unique: h.Unique &^ resent}
 	r.mu.Init("fs.request")
 	return r
 }
@@ -77,7 +79,12 @@ func (r *request) end() {
 
 func (r *request) Deadline() (time.Time, bool) { return r.deadline, true }
 
-func (r *request) Value(any) any { return nil }
+func (r *request) Value(key any) any {
+	if _, ok := key.(hold.RequestKey); ok {
+		return r.unique
+	}
+	return nil
+}
 
 func (r *request) Done() <-chan struct{} {
 	r.mu.Lock()

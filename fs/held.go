@@ -1,0 +1,332 @@
+package fs
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/hold"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"github.com/dsmfs/dsmfs/locks"
+)
+
+// heldFiles keeps, for the daemon that follows this one, what the kernel has been told of: handles, and locks. The kernel's
+// numbers of inodes are those of the catalog, which is held too.
+//
+// A record is written before the request that it belongs to is answered. So the kernel never knows of something that the next
+// daemon does not know. What the next daemon knows and the kernel does not is a handle of an open that was not answered: the
+// request comes again, and the handle is closed then. An unlock is recorded when it has happened: a lock that others were
+// granted meanwhile counts for more (locks.Node.Resume).
+//
+// A listing of a directory goes on at its place in the directory as it is then.
+type heldFiles struct {
+	b       *bridge
+	journal *hold.Journal // nil: nothing is held
+	mu      struct {
+		lockrank.Mutex
+		handles map[uint64]heldHandle
+		locks   map[heldLock]heldLocks
+		last    uint64            // numbers heldLocks
+		opens   map[uint64]uint64 // handles of earlier daemons, by the request that opened them
+		written int64             // size of the journal when it was last written anew
+	}
+}
+
+// resent is the bit that a request has which comes again.
+const resent = 1 << 63
+
+// heldHandle is an open file or directory.
+type heldHandle struct {
+	fh     uint64
+	ino    dsm.Ino
+	flags  uint32
+	tid    uint32
+	dir    bool
+	unique uint64 // of the request that opened it
+}
+
+type heldLock struct {
+	ino   dsm.Ino
+	owner locks.Owner
+}
+
+type heldLocks struct {
+	fh  uint64
+	at  uint64 // later ones have larger numbers
+	set []locks.Lock
+}
+
+// Kinds of records.
+const (
+	heldOpened = iota + 1
+	heldClosed
+	heldLocked
+)
+
+func (x *heldFiles) init(b *bridge) {
+	x.b = b
+	x.mu.Init("fs.heldFiles")
+	x.mu.handles, x.mu.locks, x.mu.opens = make(map[uint64]heldHandle), make(map[heldLock]heldLocks), make(map[uint64]uint64)
+	if b.cfg.Held != nil {
+		x.journal = b.cfg.Held.Files()
+	}
+}
+
+// refuses returns why a setting is not possible here.
+func (x *heldFiles) refuses(key, value string) error {
+	if x.journal == nil || !(key == "residency" && value == dsm.ResidencyDemand.String() || key == "mode" && value == dsm.ModeVersioned.String()) {
+		return nil
+	}
+	return errs.E(errs.Unsupported, "set attribute", "%s%s=%s does not go with --hold", dsmPrefix, key, value)
+}
+
+// record is a record as it is written.
+func record(kind uint64, fields ...uint64) []byte {
+	b := binary.LittleEndian.AppendUint64(nil, kind)
+	for _, f := range fields {
+		b = binary.LittleEndian.AppendUint64(b, f)
+	}
+	return b
+}
+
+func (h heldHandle) record() []byte {
+	dir := uint64(0)
+	if h.dir {
+		dir = 1
+	}
+	return record(heldOpened, h.fh, uint64(h.ino), uint64(h.flags), uint64(h.tid), dir, h.unique)
+}
+
+func (l heldLocks) record(of heldLock) []byte {
+	flock := uint64(0)
+	if of.owner.Flock {
+		flock = 1
+	}
+	b := record(heldLocked, l.fh, uint64(of.ino), of.owner.ID, flock)
+	for _, k := range l.set {
+		for _, f := range []uint64{uint64(k.Type), k.First, k.Last, uint64(k.PID)} {
+			b = binary.LittleEndian.AppendUint64(b, f)
+		}
+	}
+	return b
+}
+
+// opened records a handle. If the request came to an earlier daemon, the handle that it had made is closed.
+func (x *heldFiles) opened(r *request, h heldHandle) error {
+	if x.journal == nil {
+		return nil
+	}
+	h.unique = r.unique
+	x.mu.Lock()
+	before, again := x.mu.opens[r.unique]
+	delete(x.mu.opens, r.unique)
+	x.mu.handles[h.fh] = h
+	err := x.journal.Append(h.record())
+	x.mu.Unlock()
+	if again && h.dir {
+		x.b.ReleaseDir(&fuse.ReleaseIn{InHeader: fuse.InHeader{NodeId: uint64(h.ino)}, Fh: before})
+	} else if again {
+		x.b.Release(nil, &fuse.ReleaseIn{Fh: before})
+	}
+	return err
+}
+
+// closed ends a handle, with the locks that were taken through it.
+func (x *heldFiles) closed(fh uint64) {
+	if x.journal == nil {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if _, ok := x.mu.handles[fh]; !ok {
+		return
+	}
+	delete(x.mu.handles, fh)
+	maps.DeleteFunc(x.mu.locks, func(_ heldLock, l heldLocks) bool { return l.fh == fh })
+	x.writeLocked(record(heldClosed, fh))
+}
+
+// locked records the locks that an owner has now, after a request through the handle; 0: through none.
+func (x *heldFiles) locked(fh uint64, ino dsm.Ino, o locks.Owner) {
+	if x.journal == nil {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	of := heldLock{ino, o}
+	l, had := x.mu.locks[of]
+	set := x.b.cfg.Locks.Held(ino, o)
+	if _, open := x.mu.handles[fh]; open {
+		l.fh = fh
+	} else if len(set) > 0 {
+		return // it is being released
+	}
+	if len(set) == 0 && !had {
+		return
+	}
+	x.mu.last++
+	l.at, l.set = x.mu.last, set
+	if x.mu.locks[of] = l; len(set) == 0 {
+		delete(x.mu.locks, of)
+	}
+	x.writeLocked(l.record(of))
+}
+
+// journalSlack is how much the journal may grow before it is written anew.
+const journalSlack = 1 << 20
+
+// writeLocked appends a record of what has happened already.
+func (x *heldFiles) writeLocked(r []byte) {
+	err := x.journal.Append(r)
+	if err == nil && x.journal.Size() > 2*x.mu.written+journalSlack {
+		err = x.compactLocked()
+	}
+	if err != nil {
+		x.b.log.Error("what is open is not held any more", "err", err)
+		x.b.cfg.Held.Word(hold.Refused).Store(1)
+	}
+}
+
+func (x *heldFiles) compactLocked() error {
+	var all [][]byte
+	for _, fh := range slices.Sorted(maps.Keys(x.mu.handles)) {
+		all = append(all, x.mu.handles[fh].record())
+	}
+	for _, of := range x.locksLocked() {
+		all = append(all, x.mu.locks[of].record(of))
+	}
+	err := x.journal.Rewrite(all)
+	x.mu.written = x.journal.Size()
+	return err
+}
+
+// locksLocked returns the owners of locks in the order in which they got them.
+func (x *heldFiles) locksLocked() []heldLock {
+	return slices.SortedFunc(maps.Keys(x.mu.locks), func(a, b heldLock) int { return cmp.Compare(x.mu.locks[a].at, x.mu.locks[b].at) })
+}
+
+// readLocked brings in what earlier daemons have recorded.
+func (x *heldFiles) readLocked(b []byte) error {
+	f := make([]uint64, len(b)/8)
+	for i := range f {
+		f[i] = binary.LittleEndian.Uint64(b[8*i:])
+	}
+	switch {
+	case len(f) == 7 && f[0] == heldOpened:
+		x.mu.handles[f[1]] = heldHandle{fh: f[1], ino: dsm.Ino(f[2]), flags: uint32(f[3]), tid: uint32(f[4]), dir: f[5] != 0, unique: f[6]}
+	case len(f) == 2 && f[0] == heldClosed:
+		delete(x.mu.handles, f[1])
+		maps.DeleteFunc(x.mu.locks, func(_ heldLock, l heldLocks) bool { return l.fh == f[1] })
+	case len(f) >= 5 && f[0] == heldLocked && len(f)%4 == 1:
+		of := heldLock{dsm.Ino(f[2]), x.b.cfg.Locks.Owner(f[3], f[4] != 0)}
+		x.mu.last++
+		l := heldLocks{fh: f[1], at: x.mu.last}
+		for k := f[5:]; len(k) > 0; k = k[4:] {
+			l.set = append(l.set, locks.Lock{Owner: of.owner, Type: locks.Type(k[0]), First: k[1], Last: k[2], PID: uint32(k[3])})
+		}
+		if x.mu.locks[of] = l; len(l.set) == 0 {
+			delete(x.mu.locks, of)
+		}
+	default:
+		return errs.E(errs.Corrupt, "resume", "a record of %d bytes", len(b))
+	}
+	return nil
+}
+
+// resumeLimit bounds how long it may take to open everything again.
+const resumeLimit = time.Minute
+
+// resume opens again what programs have open, before any request is served. held are the files that this node holds in the
+// catalog. The number of the daemon is not that of any before.
+func (x *heldFiles) resume(daemon uint64, held []dsm.Ino) error {
+	ctx, cancel := context.WithTimeout(x.b.life, resumeLimit)
+	defer cancel()
+	x.mu.Lock()
+	err := x.journal.Read(x.readLocked)
+	handles := slices.SortedFunc(maps.Values(x.mu.handles), func(a, b heldHandle) int { return cmp.Compare(a.fh, b.fh) })
+	for _, h := range handles {
+		x.mu.opens[h.unique] = h.fh
+	}
+	x.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	used := make(map[dsm.Ino]bool)
+	x.b.handles.begin(daemon << 40)
+	for _, h := range handles {
+		used[h.ino] = true
+		if err := x.open(ctx, h); err != nil {
+			x.b.log.Error("a file that programs have open is lost; what they do with it fails", "inode", h.ino, "err", err)
+			x.closed(h.fh)
+		}
+	}
+	x.mu.Lock()
+	owners := x.locksLocked()
+	x.mu.Unlock()
+	for _, of := range owners {
+		x.mu.Lock()
+		l := x.mu.locks[of]
+		x.mu.Unlock()
+		h, ok := x.b.handles.get(l.fh).(*fileHandle)
+		if !ok {
+			continue
+		}
+		h.owners.add(of.owner)
+		for _, k := range l.set {
+			if k.Type == locks.Write {
+				h.area.writeLocked.Store(true)
+			}
+			if err := x.b.cfg.Locks.Resume(ctx, of.ino, k); err != nil {
+				x.b.log.Error("a lock is lost", "inode", of.ino, "err", err)
+			}
+		}
+	}
+	for _, ino := range held {
+		if !used[ino] {
+			x.b.background.run(func() { x.b.holds.made(ino) }) // unless a request that comes again opens it
+		}
+	}
+	return nil
+}
+
+// open makes a handle again.
+func (x *heldFiles) open(ctx context.Context, h heldHandle) error {
+	if h.dir {
+		i, err := x.b.cfg.Names.Getattr(ctx, h.ino)
+		if errs.Is(err, errs.NotExist) { // it was removed, and is open
+			i, err = dsm.Inode{Ino: h.ino, Kind: dsm.KindDir}, nil
+		}
+		if err == nil {
+			x.b.dirs.opened(i)
+			x.b.handles.put(h.fh, newDirHandle())
+		}
+		return err
+	}
+	a, _, err := x.b.opens.open(ctx, h.ino, wanted(h.flags)&dsm.MayWrite != 0, nil)
+	if err != nil {
+		return err
+	}
+	var out fuse.OpenOut
+	x.b.handles.put(h.fh, x.b.newHandle(a, h.tid, h.flags, &out))
+	a.kernelPages.Store(true)
+	a.kernelSize.Store(0) // it may not have taken in what it was told last
+	return nil
+}
+
+// dropPages makes the kernel hand over what it has of the files that are open, and read it again. The ledger knows nothing of it.
+func (x *heldFiles) dropPages() {
+	for _, a := range x.b.opens.all(func(a *openArea) bool { return a.current() != nil }) {
+		x.b.background.run(func() {
+			ended := a.current().KernelDrops()
+			x.b.notify.log(a, "invalidate", x.b.notify.server.InodeNotify(uint64(a.id), 0, 0))
+			ended()
+		})
+	}
+}
