@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -62,6 +63,9 @@ func verbs() []verb {
 		{guardVerbName, "", "", guardVerb},
 	}
 }
+
+// init keeps main in the first thread of the process: see hold.Memory.Live.
+func init() { runtime.LockOSThread() }
 
 func main() {
 	p := &program{in: os.Stdin, out: os.Stdout, err: os.Stderr}

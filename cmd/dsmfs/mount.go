@@ -15,6 +15,7 @@ import (
 	"github.com/dsmfs/dsmfs/fs/attach"
 	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/internal/mountinfo"
 )
 
@@ -39,11 +40,17 @@ func mountVerb(p *program, args []string) error {
 	if err != nil {
 		return err
 	}
-	service, err := newService()
-	if err != nil {
-		return err
+	held, err := newHeld()
+	switch {
+	case err != nil:
+	case c.hold && held == nil:
+		err = holdMount(c, args, parent)
+	default:
+		var service *service
+		if service, err = newService(); err == nil {
+			err = runMount(p, c, parent, service, held)
+		}
 	}
-	err = runMount(p, c, parent, service)
 	if err != nil && parent.tell(news{Error: err.Error(), Code: codeOf(err)}) {
 		return &exitError{codeOf(err), errPrinted} // the parent prints it
 	}
@@ -52,29 +59,34 @@ func mountVerb(p *program, args []string) error {
 
 // runMount is the life of a daemon. It acquires what the mount needs, beginning with what can be
 // refused most cheaply, serves until it is told to end, and releases everything.
-func runMount(p *program, c mountConfig, parent *reporter, service *service) error {
+func runMount(p *program, c mountConfig, parent *reporter, service *service, held *held) error {
 	stop := make(chan os.Signal, 2)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
-	point, made, err := c.place(stop)
+	point, made, err := "", false, error(nil)
+	if held != nil && held.resuming {
+		point = held.mem.Text(hold.Point) // nobody serves it: it must not be touched
+	} else {
+		point, made, err = c.place(stop)
+	}
 	if err != nil {
 		return err
 	}
 	c.point = point
-	st, err := openState(c.state, point)
+	st, err := openState(c.state, point, held != nil && held.resuming)
 	if err != nil {
 		return errors.Join(err, removeMade(made, point))
 	}
 	c.state = st.dir
 	if err = st.note(c.noMount, made); err == nil {
-		err = serveMount(p, c, st, parent, service, stop)
+		err = serveMount(p, c, st, parent, service, held, stop)
 	}
 	st.close()
 	return err
 }
 
 // serveMount does the part of runMount that has the state directory.
-func serveMount(p *program, c mountConfig, st *state, parent *reporter, service *service, stop chan os.Signal) error {
+func serveMount(p *program, c mountConfig, st *state, parent *reporter, service *service, held *held, stop chan os.Signal) error {
 	out, err := openLog(p, &c, st)
 	if err != nil {
 		return err
@@ -84,7 +96,12 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 	if err != nil {
 		return err
 	}
-	if c.force && !c.noMount {
+	if held != nil {
+		if err := held.begin(&c, log); err != nil {
+			return err
+		}
+	}
+	if c.force && !c.noMount && (held == nil || !held.resuming) {
 		if err := replaceDead(c.point, log); err != nil {
 			return err
 		}
@@ -109,7 +126,7 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 			log.Error("profile", "err", err)
 		}
 	}()
-	n, err := startInTime(nodeConfig{mountConfig: c, log: log, level: level}, stop)
+	n, err := startInTime(nodeConfig{mountConfig: c, log: log, level: level, held: held}, stop)
 	if err != nil {
 		log.Error("mount failed", "err", err)
 		return err
@@ -121,6 +138,9 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 			what = "ready, without a mount"
 		}
 		log.Info(what, "mount", c.point, "addr", n.self.Addr, "node", n.self.ID, "version", programVersion())
+		if held != nil {
+			held.mem.Word(hold.Serving).Store(held.mem.Word(hold.Daemons).Load())
+		}
 		// Who is told finds that line in the log.
 		parent.tell(news{Ready: true, Addr: n.self.Addr})
 		if serr := service.tell("READY=1\nSTATUS=serving " + c.point + " at " + n.self.Addr); serr != nil {
@@ -132,6 +152,9 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 		case <-n.fs.Done():
 			log.Info("unmounted by somebody else")
 		}
+	}
+	if held != nil {
+		held.mem.Word(hold.Ended).Store(1)
 	}
 	_ = service.tell("STOPPING=1\nSTATUS=publishing and leaving the cluster") // the service manager may be gone
 	ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)

@@ -38,6 +38,7 @@ type mountConfig struct {
 	logFile     string
 	allowOther  bool
 	noMount     bool
+	hold        bool
 	force       bool
 	foreground  bool
 	detached    bool // this is the child that runs in the background
@@ -75,6 +76,7 @@ func registerMountFlags(f *pflag.FlagSet, c *mountConfig) {
 	f.StringVar(&c.logFile, "log-file", "", "`FILE` to append the log to; default: /var/log/dsmfs/NAME-OF-MNT.log, without root below $XDG_STATE_HOME, with --state DIR/log, with -f standard error")
 	f.BoolVar(&c.allowOther, "allow-other", os.Geteuid() == 0, "let other users in, as far as owner and mode of the files allow")
 	f.BoolVar(&c.noMount, "no-mount", false, "mount nothing: programs attach at DIR/attach of --state; MNT, which need not exist, only names the node")
+	f.BoolVar(&c.hold, "hold", false, "keep the mount if the daemon is killed: another takes over, and programs go on; for a node that is alone in its cluster, without attached programs")
 	f.BoolVar(&c.force, "force", false, "replace a dead mount at MNT")
 	f.BoolVarP(&c.foreground, "foreground", "f", false, "do not go into the background")
 	f.BoolVar(&c.detached, detachedFlag, false, "")
@@ -165,6 +167,9 @@ func (c *mountConfig) check(listenGiven bool) error {
 		if c.join[i], err = withPort("join", c.join[i]); err != nil {
 			return err
 		}
+	}
+	if err := c.checkHold(); err != nil {
+		return err
 	}
 	if err := checkMemory(c.memory, usableMemory()); err != nil {
 		return err
@@ -285,6 +290,9 @@ func parseLevel(s string) (slog.Level, error) {
 // passthroughOff returns why files cannot be direct although the kernel may support it, "" if they
 // can.
 func (c *mountConfig) passthroughOff() string {
+	if c.hold {
+		return "--hold"
+	}
 	if c.passthrough == "off" {
 		return "--passthrough=off"
 	}

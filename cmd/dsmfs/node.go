@@ -30,6 +30,7 @@ type nodeConfig struct {
 	mountConfig // state is absolute
 	log         *slog.Logger
 	level       *slog.LevelVar
+	held        *held
 }
 
 // node is a running node: its parts, in the order in which they are started. Where two parts need
@@ -63,6 +64,9 @@ func startNode(ctx context.Context, cfg nodeConfig) (*node, error) {
 	n.rejoins.recoveries = make(chan recovery)
 	for _, part := range []func(context.Context) error{n.listen, n.build, n.enter, n.startGossip, n.mount, n.startRejoins} {
 		if err := part(ctx); err != nil {
+			if cfg.held != nil && cfg.held.resuming {
+				return nil, err // everything stays as it is for the next one
+			}
 			ctx, cancel := context.WithTimeout(context.Background(), leaveLimit/4)
 			defer cancel()
 			if serr := n.stop(ctx, nil); serr != nil {
@@ -77,8 +81,12 @@ func startNode(ctx context.Context, cfg nodeConfig) (*node, error) {
 // listen opens the port of the node and gives the node its identity.
 func (n *node) listen(context.Context) error {
 	n.self = dsm.Member{ID: dsm.NodeID(rand.Uint64() | 1), Budget: int64(n.cfg.memory)}
-	var err error
+	seed, err := n.cfg.held.identify(&n.self, &n.cfg.listen)
+	if err != nil {
+		return err
+	}
 	n.net, err = transport.Listen(transport.Config{
+		Held: n.cfg.held != nil, Heir: n.cfg.held != nil && n.cfg.held.resuming, Seed: seed,
 		Secure: !n.cfg.insecure, OnEnroll: n.onEnroll,
 		Self: n.self.ID, Listen: n.cfg.listen, Advertise: n.cfg.advertise, Log: n.log.With("part", "transport"),
 		OnFrame: n.onFrame, OnReset: n.onReset, OnTold: n.onTold, OnCall: n.onCall,
@@ -90,8 +98,10 @@ func (n *node) listen(context.Context) error {
 		return fail(exitListen, "--listen %s: %w", n.cfg.listen, err)
 	}
 	n.self.Addr, n.self.Key = n.net.Addr(), n.net.Key()
-	n.self.Name, err = nodeName(n.cfg.name, n.self.Addr)
-	return err
+	if n.self.Name, err = nodeName(n.cfg.name, n.self.Addr); err != nil {
+		return err
+	}
+	return n.cfg.held.listening(n.net.ListenAddr())
 }
 
 // nodeName returns the chosen name of the node, or that of the machine. It must be unique in a
@@ -121,9 +131,13 @@ func (n *node) build(context.Context) error {
 		return err
 	}
 	n.cats.start(cat)
+	store, err := n.cfg.held.store()
+	if err != nil {
+		return err
+	}
 	n.data = coherence.New(coherence.Config{
 		Self: n.self.ID, View: &n.cats, Sender: n.net, Log: n.log.With("part", "coherence"), Memory: int64(n.cfg.memory),
-		Taken: boundHeap(int64(n.cfg.memory)),
+		Taken: boundHeap(int64(n.cfg.memory)), Store: store,
 	})
 	n.locks = locks.NewNode(locks.Config{Self: n.self.ID, Cluster: &n.cats, Log: n.log.With("part", "locks"), Patience: n.cfg.timeout})
 	n.groups = groups.NewNode(groups.Config{Self: n.self.ID, Sender: n.net, Log: n.log.With("part", "groups"), Home: homeOf})
@@ -135,7 +149,7 @@ func (n *node) build(context.Context) error {
 func (n *node) newCatalog(self dsm.Member, o catalog.Observer, first *dsm.Trust) (*catalog.Catalog, error) {
 	cat, err := catalog.New(catalog.Config{
 		Self: self, Caller: n.net, Streams: n.net.ReopenRaft(), Observer: o, OnCluster: n.net.SetCluster, Yield: n.yieldLocks,
-		Orphaned: n.orphaned, Lease: n.cfg.lease, Trust: first, Log: n.log.With("part", "catalog"),
+		Orphaned: n.orphaned, Lease: n.cfg.lease, Trust: first, Held: n.cfg.held.first(n.serving.Load() == nil), Log: n.log.With("part", "catalog"),
 	})
 	if err == nil {
 		n.serving.Store(cat)
@@ -145,6 +159,9 @@ func (n *node) newCatalog(self dsm.Member, o catalog.Observer, first *dsm.Trust)
 
 // enter joins the cluster of the first node that answers, or makes one.
 func (n *node) enter(ctx context.Context) error {
+	if n.cfg.held != nil && n.cfg.held.resuming {
+		return n.resume(ctx)
+	}
 	if len(n.cfg.join) == 0 {
 		root := dsm.Inode{Perm: 0o755, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 		if err := n.cats.last().Bootstrap(ctx, root); err != nil {
@@ -189,10 +206,18 @@ func (n *node) mount(context.Context) error {
 	if n.cfg.noMount {
 		point = ""
 	}
+	attach, device, files := filepath.Join(n.cfg.state, attachFile), 0, []dsm.Ino(nil)
+	if h := n.cfg.held; h != nil {
+		attach, device = "", h.device
+		if h.resuming {
+			files = n.cats.last().Held()
+		}
+	}
 	n.fs, err = fs.Mount(fs.Config{
+		Held: n.cfg.held.memory(), Device: device, HeldFiles: files,
 		Mountpoint: point, Source: fmt.Sprintf("dsmfs:%s/%s", n.cats.Current().Cluster, n.self.Name), Names: &n.cats, Areas: areas{n}, Locks: n.locks, Groups: programGroups{n}, Info: info{n}, Log: n.log.With("part", "fs"),
 		HarvestArgv: []string{selfPath, harvestVerbName}, GuardArgv: []string{selfPath, guardVerbName}, FaultTimeout: n.cfg.timeout, UnmountTimeout: n.cfg.unmount,
-		AttachSocket: filepath.Join(n.cfg.state, attachFile), Tracking: tracking, TrackingReason: reason,
+		AttachSocket: attach, Tracking: tracking, TrackingReason: reason,
 		PassthroughOff: n.cfg.passthroughOff(),
 	})
 	switch {

@@ -32,23 +32,32 @@ var (
 )
 
 // AreaChanged implements catalog.Observer, as the next three methods do.
-func (n *node) AreaChanged(before, after dsm.Inode) { n.data.AreaChanged(before, after) }
+func (n *node) AreaChanged(before, after dsm.Inode) {
+	<-n.built // a catalog that is resumed may be early
+	n.data.AreaChanged(before, after)
+}
 
 // AreaRemoved implements catalog.Observer.
 func (n *node) AreaRemoved(ino dsm.Ino) {
+	<-n.built
 	n.data.AreaRemoved(ino)
 	n.leftovers.add()
 }
 
 // ViewChanged implements catalog.Observer.
 func (n *node) ViewChanged(v *dsm.View) {
+	<-n.built
+	n.cfg.held.viewChanged(v, n.log)
 	n.connect(v)
 	n.data.ViewChanged(v)
 	n.groups.ViewChanged(v)
 }
 
 // LocksChanged implements catalog.Observer.
-func (n *node) LocksChanged(events []locks.Event) { n.locks.LocksChanged(events) }
+func (n *node) LocksChanged(events []locks.Event) {
+	<-n.built
+	n.locks.LocksChanged(events)
+}
 
 // yieldLocks is catalog.Config.Yield.
 func (n *node) yieldLocks(ino dsm.Ino, term uint64) (locks.Yield, bool) {
@@ -64,6 +73,11 @@ func (n *node) orphaned(ino dsm.Ino) {
 
 // Reset implements catalog.Observer.
 func (n *node) Reset() {
+	select {
+	case <-n.built:
+	default:
+		return // of a catalog that is resumed: resume does it
+	}
 	n.connect(n.cats.Current())
 	n.data.Reset()
 	n.locks.LocksReset()

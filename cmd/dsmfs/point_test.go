@@ -27,7 +27,7 @@ func TestMadePointGoesWithTheState(t *testing.T) {
 		if err := os.Mkdir(point, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		s, err := openState(dir, point)
+		s, err := openState(dir, point, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -36,7 +36,7 @@ func TestMadePointGoesWithTheState(t *testing.T) {
 		}
 		if c.died {
 			_ = s.lock.Close() // as the kernel does
-			if s, err = openState(dir, point); err != nil {
+			if s, err = openState(dir, point, false); err != nil {
 				t.Fatal(err)
 			}
 			if err := s.note(false, false); err != nil {
@@ -62,7 +62,7 @@ func TestDeadMadePoint(t *testing.T) {
 	if err := os.Mkdir(point, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	s, err := openState(dir, point)
+	s, err := openState(dir, point, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestPlaceMakesNoTree(t *testing.T) {
 // TestMountWaitsForOneThatLeaves: the state says that a daemon had the mount, and the mount is gone.
 func TestMountWaitsForOneThatLeaves(t *testing.T) {
 	point := filepath.Join(t.TempDir(), "mnt")
-	s, err := openState(filepath.Join(ownBase(t), "state"), point)
+	s, err := openState(filepath.Join(ownBase(t), "state"), point, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -74,8 +74,9 @@ func hash(s string) uint64 {
 	return h
 }
 
-// openState takes the state directory of a mount; empty means the default one.
-func openState(dir, point string) (*state, error) {
+// openState takes the state directory of a mount; empty means the default one. heir says that the daemon takes over from one that was killed
+// and may not have ended: a thread of it may wait for an answer that only this one will give.
+func openState(dir, point string, heir bool) (*state, error) {
 	place := defaultState(point)
 	s := &state{point: point}
 	if dir != "" {
@@ -98,7 +99,12 @@ func openState(dir, point string) (*state, error) {
 	if err != nil {
 		return nil, fail(exitState, "state directory: %w; give another --state", err)
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if heir && errors.Is(err, unix.EWOULDBLOCK) {
+		go func() { _ = unix.Flock(int(lock.Fd()), unix.LOCK_EX) }() // until then the lock says the same
+		err = nil
+	}
+	if err != nil {
 		_ = lock.Close() // nothing was written
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, fail(exitState, "lock the state directory %s: %w", s.dir, err)
@@ -166,7 +172,7 @@ func forgetMount(point string) error {
 	if err != nil || strings.TrimSpace(string(at)) != point || holder(dir) != 0 {
 		return nil
 	}
-	s, err := openState(dir, point)
+	s, err := openState(dir, point, false)
 	if err != nil {
 		return err
 	}

@@ -21,11 +21,11 @@ func ownBase(t *testing.T) string {
 func TestStateIsTakenOnce(t *testing.T) {
 	dir := filepath.Join(ownBase(t), "state")
 	point := filepath.Join(t.TempDir(), "mnt")
-	s, err := openState(dir, point)
+	s, err := openState(dir, point, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = openState(dir, "/other")
+	_, err = openState(dir, "/other", false)
 	want := "state " + dir + " is in use by pid " + strconv.Itoa(os.Getpid()) + " (mounted on " + point + "): unmount it or give another --state"
 	if codeOf(err) != exitState || err.Error() != want {
 		t.Errorf("a second mount: %v, want %s", err, want)
@@ -62,7 +62,7 @@ func TestStaleStateIsReused(t *testing.T) {
 	if got := holder(dir); got != 0 {
 		t.Errorf("a dead daemon holds it: %d", got)
 	}
-	s, err := openState(dir, point)
+	s, err := openState(dir, point, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestNoStateWithoutPermission(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openState(filepath.Join(file, "state"), "/mnt"); codeOf(err) != exitState || !strings.Contains(err.Error(), "--state") {
+	if _, err := openState(filepath.Join(file, "state"), "/mnt", false); codeOf(err) != exitState || !strings.Contains(err.Error(), "--state") {
 		t.Errorf("below a file: %v", err)
 	}
 }

@@ -1,0 +1,314 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/hold"
+)
+
+// The holder is the process of a mount with --hold that is not killed with the daemon. It does next to nothing: it has
+// /dev/fuse open, and the file of package hold, and starts the daemon, again when it was killed. While a descriptor of /dev/fuse is open
+// the mount stays, and its programs wait.
+//
+//	dsmfs mount --hold       the holder: opens, starts, waits
+//	  dsmfs mount --hold     the daemon, told by heldVariable that it is one
+//
+// The daemon mounts, and unmounts when it ends in order; then the holder ends. If no daemon can be started, or they are killed too often,
+// the holder ends all the same: the kernel then ends all requests with ENOTCONN.
+
+// heldVariable tells a daemon which descriptors it has from the holder: of the file and of /dev/fuse. A text follows
+// that says what became of the daemon before, if there was one.
+const heldVariable = "DSMFS_HELD"
+
+// Descriptors of the daemon.
+const (
+	heldFD = 3 + iota
+	deviceFD
+	heldReadyFD
+)
+
+const (
+	// After so many daemons in a row that ended by themselves no other is started, if each did within crashWindow of the one before or
+	// did not serve at all.
+	mostCrashes = 5
+	crashWindow = 10 * time.Second
+	// mostKills is the same for daemons that were killed from outside before they served.
+	mostKills = 50
+	// restartPause is how long the holder waits after the second crash; then twice as long each time.
+	restartPause = 100 * time.Millisecond
+)
+
+// keeper is the holder, and has what is held.
+type keeper struct {
+	c      mountConfig
+	args   []string
+	mem    *hold.Memory
+	device int
+	binary string // of the daemon
+	cmd    *exec.Cmd
+	dead   chan struct{} // closed when the daemon does nothing any more
+	ended  chan error    // how it ended, when it has
+}
+
+// holdMount is the life of a holder. args are those of mount.
+func holdMount(c mountConfig, args []string, parent *reporter) error {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	mem, err := hold.Create()
+	if err != nil {
+		return fail(exitMachine, "hold: %w", err)
+	}
+	device, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fail(exitMachine, "open /dev/fuse: %w", err)
+	}
+	h := &keeper{c: c, args: args, mem: mem, device: device, binary: selfPath}
+	if err := h.start("", parent); err != nil {
+		return err
+	}
+	if c.detached {
+		if err := os.Chdir("/"); err != nil { // so that no other filesystem stays busy
+			return err
+		}
+	}
+	return h.watch(signals)
+}
+
+// start starts a daemon. before says what became of the one before.
+func (h *keeper) start(before string, parent *reporter) error {
+	cmd := exec.Command(h.binary, append([]string{"mount"}, h.args...)...)
+	cmd.Args[0] = "dsmfs"
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the holder, which passes it on
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %s", heldVariable, heldFD, deviceFD, before))
+	memory, err := duplicate(h.mem.FD(), "held")
+	if err != nil {
+		return err
+	}
+	device, err := duplicate(h.device, "/dev/fuse")
+	if err != nil {
+		return errors.Join(err, memory.Close())
+	}
+	cmd.ExtraFiles = []*os.File{memory, device}
+	if parent != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, parent.pipe)
+		cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%d", readyVariable, heldReadyFD))
+	}
+	wait, release := h.mem.Expect()
+	err = errors.Join(cmd.Start(), memory.Close(), device.Close())
+	if parent != nil {
+		err = errors.Join(err, parent.pipe.Close()) // if the daemon ends now, the parent is to hear of it
+	}
+	if err != nil {
+		return fmt.Errorf("start the daemon: %w", err)
+	}
+	dead, ended := make(chan struct{}), make(chan error, 1)
+	h.cmd, h.dead, h.ended = cmd, dead, ended
+	over := make(chan struct{})
+	go func() {
+		ended <- cmd.Wait()
+		close(over)
+		release()
+	}()
+	go func() {
+		defer close(dead)
+		awaitDeath(cmd.Process.Pid, wait, over)
+	}()
+	return nil
+}
+
+// awaitDeath returns when no thread of a child runs any more. The child may be unable to end: see hold.Memory.Live. over is closed when it has.
+func awaitDeath(pid int, wait func(), over <-chan struct{}) {
+	wait()
+	for tick := time.NewTicker(time.Millisecond); someRun(pid); { // the others end now, too
+		select {
+		case <-over:
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// someRun reports whether a thread of a process that is being killed runs or can go on: it neither has ended, nor waits in the kernel beyond the reach
+// of signals.
+func someRun(pid int) bool {
+	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(stats, func(path string) bool {
+		text, err := os.ReadFile(path)
+		_, rest, _ := strings.Cut(string(text), ") ") // what follows the name, which is in brackets
+		return err == nil && !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X") && !strings.HasPrefix(rest, "D")
+	})
+}
+
+// duplicate returns another descriptor of the same file, which the caller closes.
+func duplicate(fd int, name string) (*os.File, error) {
+	other, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("fcntl", err)
+	}
+	return os.NewFile(uintptr(other), name), nil
+}
+
+// watch starts daemons one after the other, and returns when the last has ended.
+func (h *keeper) watch(signals <-chan os.Signal) error {
+	crashes, kills, last := 0, 0, time.Now()
+	for {
+		select {
+		case s := <-signals:
+			_ = h.cmd.Process.Signal(s) // if it has ended, that is heard next
+			continue
+		case <-h.dead:
+		}
+		if reason := h.final(); reason != "" {
+			return h.giveUp(reason)
+		}
+		killed, how := h.post()
+		served := h.mem.Word(hold.Serving).Load() == h.mem.Word(hold.Daemons).Load()
+		switch {
+		case served && killed:
+			crashes, kills = 0, 0
+		case killed:
+			kills++
+		case served && time.Since(last) > crashWindow:
+			crashes, kills = 1, 0
+		default:
+			crashes++
+		}
+		last = time.Now()
+		if crashes >= mostCrashes || kills >= mostKills {
+			return h.giveUp(fmt.Sprintf("%d daemons in a row have ended, or %d were killed before they served", crashes, kills))
+		}
+		if crashes > 1 {
+			select {
+			case s := <-signals: // there is no daemon that could end in order
+				return h.giveUp("told to end (" + s.String() + ") while no daemon was there")
+			case <-time.After(restartPause << (crashes - 2)):
+			}
+		}
+		if err := h.start(how, nil); err != nil {
+			return h.giveUp(err.Error())
+		}
+	}
+}
+
+// final returns why no daemon follows the one that has ended, "" if one does. The daemon was not mounted yet, or not any more, or has said so.
+func (h *keeper) final() string {
+	is := func(w hold.Word) bool { return h.mem.Word(w).Load() != 0 }
+	switch {
+	case is(hold.Ended), !is(hold.Mounted):
+		return "ended"
+	case is(hold.Exclusive):
+		return "other nodes are or were in the cluster"
+	case is(hold.Refused):
+		return "the daemon said that no other can follow it"
+	}
+	return ""
+}
+
+// giveUp ends the holder, as the daemon ended.
+func (h *keeper) giveUp(reason string) error {
+	if reason != "ended" {
+		h.say("the daemon has ended, and no other follows it: the mount is lost", "reason", reason)
+		_ = unix.Close(h.device) // so that nobody waits for an answer, the daemon neither; it is closed at the end in any case
+	}
+	if err := <-h.ended; err == nil {
+		return nil
+	}
+	state := h.cmd.ProcessState
+	if code := state.ExitCode(); code > 0 {
+		return &exitError{exitCode(code), errPrinted}
+	}
+	return fail(exitDied, "the daemon has ended (%v): %s", state, reason)
+}
+
+// postLimit is how long the holder waits to hear how the daemon ended, which is dead. If it cannot end, it was killed.
+const postLimit = 20 * time.Millisecond
+
+// post returns whether the daemon was killed from outside, and how it ended.
+func (h *keeper) post() (killed bool, how string) {
+	select {
+	case <-h.ended:
+	case <-time.After(postLimit):
+		return true, "killed"
+	}
+	status, _ := h.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	return status.Signaled() && status.Signal() == syscall.SIGKILL, h.cmd.ProcessState.String()
+}
+
+// say writes to the log of the daemons.
+func (h *keeper) say(what string, args ...any) {
+	w := os.Stderr
+	if path := h.mem.Text(hold.Log); path != "" {
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+		if err == nil {
+			defer func() { _ = f.Close() }()
+			w = f
+		}
+	}
+	slog.New(slog.NewTextHandler(w, nil)).Error(what, args...)
+}
+
+// held is what a daemon has from the holder; nil: there is none.
+type held struct {
+	mem      *hold.Memory
+	device   int
+	resuming bool   // there was a daemon before
+	before   string // what became of it
+}
+
+// newHeld returns what this process has from a holder, nil if it has none. It removes the variable from the environment.
+func newHeld() (*held, error) {
+	text, ok := os.LookupEnv(heldVariable)
+	if !ok {
+		return nil, nil
+	}
+	if err := os.Unsetenv(heldVariable); err != nil {
+		return nil, err
+	}
+	var fd int
+	h := new(held)
+	words := strings.SplitN(text, " ", 3)
+	if _, err := fmt.Sscan(text, &fd, &h.device); err != nil || len(words) != 3 {
+		return nil, fail(exitUsage, "%s=%q: want two descriptors", heldVariable, text)
+	}
+	h.before = words[2]
+	unix.CloseOnExec(h.device)
+	var err error
+	if h.mem, err = hold.Adopt(fd); err != nil {
+		return nil, fail(exitMachine, "%w", err)
+	}
+	h.resuming = h.mem.Word(hold.Mounted).Load() != 0
+	h.mem.Word(hold.Daemons).Add(1)
+	return h, h.mem.Live()
+}
+
+// checkHold refuses what does not go with --hold.
+func (c *mountConfig) checkHold() error {
+	switch {
+	case !c.hold:
+		return nil
+	case len(c.join) > 0:
+		return fail(exitUsage, "--hold is for a node that is alone in its cluster: it does not go with --join")
+	case c.noMount:
+		return fail(exitUsage, "--hold keeps a mount: it does not go with --no-mount")
+	case os.Geteuid() != 0:
+		return fail(exitUsage, "--hold needs root")
+	}
+	return nil
+}

@@ -1,0 +1,105 @@
+package hold_test
+
+import (
+	"flag"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/dsmfs/dsmfs/integration/harness"
+)
+
+var (
+	kills = flag.Int("kills", 20, "how often the daemon is killed")
+	seed  = flag.Uint64("seed", 0, "of the moments; 0: a new one")
+)
+
+// limit bounds waiting for another daemon.
+const limit = 60 * time.Second
+
+// longest is the longest time between two kills.
+const longest = 300 * time.Millisecond
+
+// held starts a node with --hold.
+func held(t *testing.T, flags ...string) *harness.Node {
+	t.Helper()
+	if skip, _ := harness.Prepare(); skip != "" {
+		t.Skip(skip)
+	}
+	return harness.New(t, harness.Options{Nodes: 1, Memory: "256M", Flags: append([]string{"--hold"}, flags...)}).Node(1)
+}
+
+// daemon returns the process of the daemon, 0 if there is none at the moment. It is not that of the node, which is the holder.
+func daemon(n *harness.Node) int {
+	text, err := os.ReadFile(filepath.Join(n.State(), "pid"))
+	if err != nil {
+		return 0
+	}
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	return pid
+}
+
+// killDaemon kills the daemon that follows the process last, and returns its number.
+func killDaemon(t *testing.T, n *harness.Node, last int, after time.Duration) int {
+	t.Helper()
+	pid := 0
+	if !harness.Eventually(limit, func() bool { pid = daemon(n); return pid != last && pid != 0 }) {
+		log, _ := os.ReadFile(n.LogFile())
+		t.Fatalf("no daemon follows %d:\n%s", last, log)
+	}
+	<-time.After(after)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		log, _ := os.ReadFile(n.LogFile())
+		t.Fatalf("kill %d: %v\n%s", pid, err, log)
+	}
+	return pid
+}
+
+// TestHeldMountOutlivesItsDaemon: programs of all kinds see no error and lose nothing while the daemon is killed again and again.
+func TestHeldMountOutlivesItsDaemon(t *testing.T) {
+	n := held(t)
+	s := *seed
+	if s == 0 {
+		s = uint64(time.Now().UnixNano()) % 1e9
+	}
+	t.Logf("-seed=%d", s)
+	rnd := rand.New(rand.NewPCG(s, 0))
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	running := make(map[string]*harness.Client)
+	for _, kind := range kinds {
+		running[kind] = n.Program(exe, programWord, kind, n.Mount)
+		if _, err := running[kind].Do("begin %d", rnd.Uint64()); err != nil {
+			t.Fatalf("%s: %v", kind, err)
+		}
+	}
+	last := 0
+	for range *kills {
+		last = killDaemon(t, n, last, time.Duration(rnd.Int64N(int64(longest))))
+	}
+	for _, kind := range kinds {
+		words, err := running[kind].Do("end")
+		t.Logf("%s: %s %v", kind, strings.Join(words, " "), err)
+		if err != nil {
+			t.Errorf("%s: %v", kind, err)
+		}
+	}
+	if t.Failed() {
+		log, _ := os.ReadFile(n.LogFile())
+		t.Logf("log:\n%s", log)
+	}
+	for _, c := range running {
+		c.Close()
+	}
+	n.Stop()
+	if rest := harness.Mounts(filepath.Dir(n.Mount)); len(rest) > 0 {
+		t.Errorf("%v are still mounted", rest)
+	}
+}
