@@ -42,7 +42,7 @@ func move(v *dsm.View, row dsm.SlotHome, copies int, to dsm.NodeID) dsm.SlotHome
 		}
 	}
 	if stays(v, row.Primary) {
-		last = append(last, dsm.Backup{Node: row.Primary, Since: v.Epoch})
+		backups = append(backups, dsm.Backup{Node: row.Primary, InSync: true, Since: v.Epoch})
 	}
 	slices.SortStableFunc(last, syncedFirst)
 	copy(next.Backups[:], append(backups, last...))

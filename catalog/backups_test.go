@@ -17,15 +17,9 @@ type rowsModel struct {
 	newest  map[dsm.Slot]int                      // 0: nothing was published, or it is lost
 	has     map[dsm.NodeID]map[dsm.Slot]int       // what members have
 	joining map[dsm.Slot]map[dsm.NodeID]dsm.Epoch // backups that homes wait for before the catalog says that they are in sync, and their Since
-	late    []late
-	seen    *dsm.View // whose rows has is for
+	late    []report                              // under way
+	seen    *dsm.View                             // whose rows has is for
 	lost    int
-}
-
-// late is a report that is under way.
-type late struct {
-	from dsm.NodeID
-	backupsOp
 }
 
 func newRowsModel(t *testing.T, rng *rand.Rand, budgets ...int64) *rowsModel {
@@ -133,27 +127,17 @@ func (m *rowsModel) publish() {
 
 // filled has homes fill some backups: their reports are under way.
 func (m *rowsModel) filled(some func() bool) {
-	reports := make(map[[2]dsm.NodeID][]dsm.Slot)
-	for slot, h := range m.view.Rows() {
-		x := holder(*h)
-		for _, b := range h.Backups {
-			if b.Node == 0 || b.InSync || b.Node == h.Primary || isGone(m.view, x) || !some() {
-				continue
-			}
-			m.set(b.Node, slot, m.newest[slot])
+	for _, r := range fillings(m.view) {
+		r.Slots = slices.DeleteFunc(r.Slots, func(dsm.Slot) bool { return !some() })
+		for _, slot := range r.Slots {
+			h := m.view.Row(slot)
+			m.set(r.Node, slot, m.newest[slot])
 			if m.joining[slot] == nil {
 				m.joining[slot] = make(map[dsm.NodeID]dsm.Epoch)
 			}
-			m.joining[slot][b.Node] = b.Since
-			reports[[2]dsm.NodeID{x, b.Node}] = append(reports[[2]dsm.NodeID{x, b.Node}], slot)
+			m.joining[slot][r.Node] = h.Backups[h.BackupOf(r.Node)].Since
 		}
-	}
-	for _, x := range m.view.Members {
-		for _, y := range m.view.Members {
-			if slots := reports[[2]dsm.NodeID{x.ID, y.ID}]; len(slots) > 0 {
-				m.late = append(m.late, late{x.ID, backupsOp{y.ID, slots, true, m.view.Epoch}})
-			}
-		}
+		m.late = append(m.late, r)
 	}
 }
 
@@ -176,7 +160,7 @@ func (m *rowsModel) lag() {
 // deliver delivers some reports, in any order, if who made them is a member still.
 func (m *rowsModel) deliver(some func() bool) {
 	m.rng.Shuffle(len(m.late), func(i, j int) { m.late[i], m.late[j] = m.late[j], m.late[i] })
-	var rest []late
+	var rest []report
 	for _, l := range m.late {
 		if x, ok := m.view.Member(l.from); !ok || x.Gone {
 			continue
@@ -392,6 +376,7 @@ func TestStaleReports(t *testing.T) {
 	const slot = dsm.Slots - 1
 	row := func() dsm.SlotHome { return m.view.Slots[slot] }
 	home, backup := row().Primary, row().Backups[0].Node
+	m.must(home, backupsOp{backup, []dsm.Slot{slot}, false, m.view.Epoch})
 	if backup == 0 || row().Backups[0].InSync {
 		t.Fatalf("%+v", row())
 	}

@@ -237,6 +237,15 @@ func (n *node) handOver(stop <-chan struct{}) {
 		if len(slots) > 0 && n.SlotsReady(ctx, slots, v.Epoch) == nil {
 			continue
 		}
+		filled := false
+		for _, r := range fillings(v) {
+			if r.from == n.self.ID && n.BackupInSync(ctx, r.Node, r.Slots, v.Epoch) == nil {
+				filled = true
+			}
+		}
+		if filled {
+			continue
+		}
 		select {
 		case <-n.observer.views:
 		case <-stop:

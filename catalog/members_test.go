@@ -64,24 +64,52 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 }
 
-// ready reports all slots that are being handed over.
+// ready reports all slots that are being handed over, and all backups that are being filled.
 func ready(m *machine) {
 	m.Helper()
 	for range 10 {
 		by := make(map[dsm.NodeID][]dsm.Slot)
+		filling := fillings(m.view)
 		for i, h := range m.view.Rows() {
 			if h.Source != 0 {
 				by[h.Primary] = append(by[h.Primary], i)
 			}
 		}
-		if len(by) == 0 {
+		if len(by)+len(filling) == 0 {
 			return
+		}
+		for _, r := range filling {
+			m.must(r.from, r.backupsOp)
 		}
 		for _, n := range sortedKeys(by) {
 			m.must(n, slotsReadyOp{by[n], m.view.Epoch})
 		}
 	}
 	m.Fatal("the slots do not come to rest")
+}
+
+// fillings returns what homes report when they have filled all backups that they can.
+func fillings(v *dsm.View) (reports []report) {
+	for _, x := range present(v) {
+		for _, y := range present(v) {
+			var slots []dsm.Slot
+			for i, h := range v.Rows() {
+				if at := h.BackupOf(y.ID); at >= 0 && !h.Backups[at].InSync && h.Primary == x.ID && h.Source == 0 {
+					slots = append(slots, i)
+				}
+			}
+			if len(slots) > 0 {
+				reports = append(reports, report{x.ID, backupsOp{y.ID, slots, true, v.Epoch}})
+			}
+		}
+	}
+	return reports
+}
+
+// report is a report on a backup by its home.
+type report struct {
+	from dsm.NodeID
+	backupsOp
 }
 
 func TestLeave(t *testing.T) {
