@@ -9,7 +9,7 @@ import (
 	"github.com/dsmfs/dsmfs/pages"
 )
 
-// A node that is held has its areas in a pages.Store. If the daemon is killed, the next one has the bytes that programs have stored,
+// A node that is held has its areas in a pages.Keep. If the daemon is killed, the next one has the bytes that programs have stored,
 // published or not. As nobody else is in the cluster, it may count all of them as published: it is their home, and the only replica.
 
 // heldMemory is newMemory for a node that is held.

@@ -35,7 +35,7 @@ func TestHeldStoresAreThereForTheNextDaemon(t *testing.T) {
 		must(err)
 		m, err = hold.Adopt(fd)
 		must(err)
-		store, err := pages.NewStore(m)
+		store, err := pages.NewKeep(m)
 		must(err)
 		n := New(Config{Self: 1, View: view, Sender: nowhere{}, Log: slog.New(slog.DiscardHandler), Store: store, Linger: time.Hour})
 		must(n.Resume())

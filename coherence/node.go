@@ -41,7 +41,7 @@ type Config struct {
 	// and must not block.
 	Taken func(bytes int64)
 	// Store, if not nil, keeps the areas for the daemon that follows this one: see held.go.
-	Store *pages.Store
+	Store *pages.Keep
 	// Now is the clock from which versions are made; nil means time.Now.
 	Now func() time.Time
 }

@@ -32,13 +32,13 @@ type Area struct {
 	demand  *demand                 // nil unless the area is on demand
 	ledger  *Cached                 // the newest one; nil before the first
 	drops   *Drops                  // of the file; never nil
-	kept    *keeping                // nil unless it is in a Store
+	kept    *keeping                // nil unless it is in a Keep
 }
 
 // NewArea returns the memory of an area of size bytes, all zero, without a working copy.
 func NewArea(id dsm.AreaID, size int64) (*Area, error) { return newArea(id, size, nil, nil) }
 
-// newArea makes an area, one on demand if d is not nil, one in a Store if k is not nil.
+// newArea makes an area, one on demand if d is not nil, one in a Keep if k is not nil.
 func newArea(id dsm.AreaID, size int64, d *demand, k *keeping) (*Area, error) {
 	a := &Area{id: id, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}, demand: d, drops: &Drops{}, kept: k}
 	a.working, a.base = newCopy(id, "w", k == nil), newCopy(id, "b", d != nil)

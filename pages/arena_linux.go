@@ -19,7 +19,7 @@ import (
 // clock if all processors are in use, so a node of 20,000 files took seconds to end.
 type arena struct {
 	back func(mem []byte) error                   // gives memory back
-	grab func() (mem []byte, at int64, err error) // makes the memory of a block; at is where it is in a Store
+	grab func() (mem []byte, at int64, err error) // makes the memory of a block; at is where it is in a Keep
 	drop func(b *arenaBlock) error                // ends a block
 	mu   struct {
 		lockrank.Mutex
@@ -47,7 +47,7 @@ type arenaClass struct {
 // arenaBlock is a mapping that is divided into pieces of one size.
 type arenaBlock struct {
 	mem   []byte
-	at    int64 // in a Store
+	at    int64 // in a Keep
 	class int
 	free  []uint16 // indices of free pieces, which take no memory
 	dirty []uint16 // of those that still do
@@ -192,7 +192,7 @@ func (a *arena) newBlock(class int) (*arenaBlock, error) {
 	return b, nil
 }
 
-// restore adds a block of a Store of which some pieces are in use. The others may take memory.
+// restore adds a block of a Keep of which some pieces are in use. The others may take memory.
 func (a *arena) restore(b *arenaBlock, used map[uint16]bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -207,7 +207,7 @@ func (a *arena) restore(b *arenaBlock, used map[uint16]bool) {
 	a.mu.restored = append(a.mu.restored, b)
 }
 
-// piece returns the piece at a place of a Store, which is in use since restore.
+// piece returns the piece at a place of a Keep, which is in use since restore.
 func (a *arena) piece(at int64) piece {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -44,7 +44,7 @@ func (c *areaCopy) small() *arena {
 	return smallCopies
 }
 
-// large returns memory for a large copy, and its slot if it is in a Store.
+// large returns memory for a large copy, and its slot if it is in a Keep.
 func (c *areaCopy) large(n int64) (mem []byte, slot int64, err error) {
 	if c.kept != nil {
 		return c.kept.store.grabSlot(n)
@@ -53,14 +53,14 @@ func (c *areaCopy) large(n int64) (mem []byte, slot int64, err error) {
 	return mem, 0, err
 }
 
-// isAt records where the copy is in a Store, if it is in one; 0: nowhere.
+// isAt records where the copy is in a Keep, if it is in one; 0: nowhere.
 func (c *areaCopy) isAt(place int64) {
 	if c.at != nil {
 		(*c.at).Store(uint64(place))
 	}
 }
 
-// placeOf is how a Store records a piece or a slot.
+// placeOf is how a Keep records a piece or a slot.
 func placeOf(p piece, slot int64) int64 {
 	if p.block == nil {
 		return slot

@@ -42,10 +42,10 @@ type areaCopy struct {
 	// taken, for anonymous memory, has the pages that were returned for storing, by extent: all
 	// others are zero, and take no memory. Pages of different extents may be returned concurrently.
 	taken []dsm.PageSet
-	// kept, if not nil, is the Store's: anonymous memory is memory of the Store then, the copy never is a memfd, and at says where it is.
+	// kept, if not nil, is the Keep's: anonymous memory is memory of the Keep then, the copy never is a memfd, and at says where it is.
 	kept *keeping
 	at   **atomic.Uint64
-	slot int64 // of the Store, if it is in one
+	slot int64 // of the Keep, if it is in one
 }
 
 // newCopy returns an empty copy, which takes no memory. filed says that it will be a memfd beyond

@@ -70,11 +70,11 @@ func (h *held) first(is bool) *hold.Memory {
 }
 
 // store returns where the areas are held.
-func (h *held) store() (*pages.Store, error) {
+func (h *held) store() (*pages.Keep, error) {
 	if h == nil {
 		return nil, nil
 	}
-	return pages.NewStore(h.mem)
+	return pages.NewKeep(h.mem)
 }
 
 // viewChanged takes note of other members. What they have of this node ends with the daemon, as without a holder.

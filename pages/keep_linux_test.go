@@ -21,9 +21,9 @@ type heldArea struct {
 	open bool
 }
 
-func newTestStore(t *testing.T, m *hold.Memory) *Store {
+func newTestStore(t *testing.T, m *hold.Memory) *Keep {
 	t.Helper()
-	s, err := NewStore(m)
+	s, err := NewKeep(m)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// Store is where the copies of areas are that outlive the daemon: in the file of package hold, in place of anonymous memory. Each
+// Keep is where the copies of areas are that outlive the daemon: in the file of package hold, in place of anonymous memory. Each
 // area has a record there, which says where its copies are and which of them has all of the area's bytes.
 //
 //	pages       a range of the file
@@ -21,7 +21,7 @@ import (
 //
 // A copy that moves is in its new place before the record says so, and leaves its old one after that. What a daemon was killed with
 // in between, memory that no record names, the next one frees.
-type Store struct {
+type Keep struct {
 	mem   *hold.Memory
 	small *arena
 	mu    struct {
@@ -70,10 +70,10 @@ func (n *numbers) restore(used uint64, in map[int]bool) {
 	}
 }
 
-// NewStore returns the store in a memory. It has what earlier daemons have left there: see Areas.
-func NewStore(m *hold.Memory) (*Store, error) {
-	s := &Store{mem: m}
-	s.mu.Init("pages.Store")
+// NewKeep returns the keep in a memory. It has what earlier daemons have left there: see Areas.
+func NewKeep(m *hold.Memory) (*Keep, error) {
+	s := &Keep{mem: m}
+	s.mu.Init("pages.Keep")
 	note := func(w hold.Word) func(int) { return func(used int) { m.Word(w).Store(uint64(used)) } }
 	s.mu.records = numbers{most: hold.MaxAreas, held: note(hold.AreasUsed)}
 	s.mu.slots = numbers{most: mostSlots, held: note(hold.SlotsUsed)}
@@ -84,7 +84,7 @@ func NewStore(m *hold.Memory) (*Store, error) {
 }
 
 // restore finds out what is in use, and frees the rest.
-func (s *Store) restore() error {
+func (s *Keep) restore() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	records, slots := make(map[int]bool), make(map[int]bool)
@@ -142,7 +142,7 @@ func blockOf(at int64) int  { return int((at - hold.PagesAt) / blockSize) }
 func remove(b []byte) error { return os.NewSyscallError("madvise", unix.Madvise(b, unix.MADV_REMOVE)) }
 
 // mapRange maps a part of the file.
-func (s *Store) mapRange(at, n int64) ([]byte, error) {
+func (s *Keep) mapRange(at, n int64) ([]byte, error) {
 	mem, err := unix.Mmap(s.mem.FD(), at, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, os.NewSyscallError("mmap", err)
@@ -152,7 +152,7 @@ func (s *Store) mapRange(at, n int64) ([]byte, error) {
 }
 
 // grabBlock is arena.grab.
-func (s *Store) grabBlock() (mem []byte, at int64, err error) {
+func (s *Keep) grabBlock() (mem []byte, at int64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i, err := s.mu.blocks.take()
@@ -167,7 +167,7 @@ func (s *Store) grabBlock() (mem []byte, at int64, err error) {
 }
 
 // dropBlock is arena.drop.
-func (s *Store) dropBlock(b *arenaBlock) error {
+func (s *Keep) dropBlock(b *arenaBlock) error {
 	err := errors.Join(s.mem.Free(b.at, blockSize), os.NewSyscallError("munmap", unix.Munmap(b.mem)))
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -176,7 +176,7 @@ func (s *Store) dropBlock(b *arenaBlock) error {
 }
 
 // grabSlot returns the place of a large copy, and a mapping of n bytes of it.
-func (s *Store) grabSlot(n int64) (mem []byte, at int64, err error) {
+func (s *Keep) grabSlot(n int64) (mem []byte, at int64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i, err := s.mu.slots.take()
@@ -190,7 +190,7 @@ func (s *Store) grabSlot(n int64) (mem []byte, at int64, err error) {
 }
 
 // dropSlot frees the place of a large copy.
-func (s *Store) dropSlot(at int64) error {
+func (s *Keep) dropSlot(at int64) error {
 	err := s.mem.Free(at, slotSize)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,13 +200,13 @@ func (s *Store) dropSlot(at int64) error {
 
 // keeping is what an area in a store has of it.
 type keeping struct {
-	store  *Store
+	store  *Keep
 	i      int
 	record hold.Area
 }
 
 // keep makes the record of an area.
-func (s *Store) keep(id dsm.AreaID) (*keeping, error) {
+func (s *Keep) keep(id dsm.AreaID) (*keeping, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i, err := s.mu.records.take()
@@ -237,7 +237,7 @@ func (k *keeping) end() {
 }
 
 // NewHeldArea is NewArea for an area whose copies outlive the daemon.
-func (s *Store) NewHeldArea(id dsm.AreaID, size int64) (*Area, error) {
+func (s *Keep) NewHeldArea(id dsm.AreaID, size int64) (*Area, error) {
 	k, err := s.keep(id)
 	if err != nil {
 		return nil, &errs.Error{Op: "memory: hold", Area: id, Kind: errs.NoSpace, Err: err}
@@ -268,7 +268,7 @@ type Left struct {
 }
 
 // Areas returns what earlier daemons have left.
-func (s *Store) Areas() (all []Left) {
+func (s *Keep) Areas() (all []Left) {
 	for i := range int(s.mem.Word(hold.AreasUsed).Load()) {
 		if r := s.mem.Area(i); r.ID.Load() != 0 {
 			all = append(all, Left{dsm.AreaID(r.ID.Load()), dsm.Generation(r.Rev.Load()), &keeping{s, i, r}})
@@ -366,7 +366,7 @@ func (l Left) restore(suffix string, at uint64, size int64) (*areaCopy, error) {
 }
 
 // data calls f for the parts of a range that take memory.
-func (s *Store) data(at, n int64, f func(off, n int64)) error {
+func (s *Keep) data(at, n int64, f func(off, n int64)) error {
 	for off := int64(0); off < n; {
 		from, err := unix.Seek(s.mem.FD(), at+off, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) || err == nil && from >= at+n {
