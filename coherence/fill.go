@@ -40,6 +40,7 @@ type copyOf struct {
 
 type copyState struct {
 	epoch dsm.Epoch // of the row
+	since dsm.Epoch // of the backup in it: an entry that this node has not seen may have taken it out of sync
 	phase fillPhase
 	fill  uint64
 }
@@ -97,7 +98,7 @@ func (f *fills) follow(v *dsm.View) {
 			i = row.BackupOf(k.node)
 		}
 		switch {
-		case i < 0 || c.phase == synced && !row.Backups[i].InSync:
+		case i < 0 || row.Backups[i].Since != c.since || c.phase == synced && !row.Backups[i].InSync:
 			delete(f.mu.state, k)
 		case row.Backups[i].InSync:
 			c.phase = synced
@@ -175,7 +176,8 @@ func (f *fills) run(to dsm.NodeID) {
 		in := make(map[dsm.Slot]bool)
 		for _, s := range slots {
 			in[s] = true
-			f.mu.state[copyOf{s, to}] = copyState{epoch: v.Row(s).Epoch, phase: announced, fill: r.fill}
+			row := v.Row(s)
+			f.mu.state[copyOf{s, to}] = copyState{epoch: row.Epoch, since: row.Backups[row.BackupOf(to)].Since, phase: announced, fill: r.fill}
 		}
 		fill := r.fill
 		f.mu.Unlock()

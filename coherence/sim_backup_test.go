@@ -8,9 +8,6 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// replicates says whether homes replicate. As long as they do not, no row has backups.
-const replicates = false
-
 // withBackups has the catalog want so many copies of every slot. With inSync, backups are in sync from the start, as nothing was published yet.
 // The view is one that nobody uses yet.
 func (s *sim) withBackups(copies int, inSync bool) {
@@ -44,7 +41,7 @@ func (s *sim) assign(v *dsm.View) {
 		for i := range s.nodes {
 			id := s.nodes[(int(sl)+int(v.Epoch)+i)%len(s.nodes)].id
 			if len(synced)+len(filling) < want && id != row.Primary && !slices.Contains(gone, id) && row.BackupOf(id) < 0 {
-				filling = append(filling, dsm.Backup{Node: id})
+				filling = append(filling, dsm.Backup{Node: id, Since: v.Epoch})
 			}
 		}
 		setBackups(row, synced, filling)
@@ -90,7 +87,7 @@ func (s *sim) movedTo(row dsm.SlotHome, to dsm.NodeID, e dsm.Epoch) dsm.SlotHome
 			synced = slices.Delete(synced, i, i+1)
 		}
 		filling = slices.DeleteFunc(filling, func(b dsm.Backup) bool { return b.Node == to })
-		setBackups(&next, synced, []dsm.Backup{{Node: row.Primary, InSync: true}}, last, filling)
+		setBackups(&next, synced, []dsm.Backup{{Node: row.Primary, InSync: true, Since: e}}, last, filling)
 	}
 	return next
 }
@@ -136,7 +133,9 @@ func restarted(v *dsm.View, row dsm.SlotHome, home dsm.NodeID) dsm.SlotHome {
 	next := dsm.SlotHome{Primary: home, Epoch: v.Epoch, Backups: row.Backups}
 	dropBackup(&next, home)
 	for i := range next.Backups {
-		next.Backups[i].InSync = false
+		if b := &next.Backups[i]; b.Node != 0 {
+			b.InSync, b.Since = false, v.Epoch
+		}
 	}
 	return next
 }
@@ -185,33 +184,39 @@ func (s *sim) decide() bool {
 
 // BackupInSync says that a backup of slots of this node has all that anybody has seen of them.
 func (n *simNode) BackupInSync(ctx context.Context, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error {
-	return n.asks(ctx, func(v *dsm.View) bool {
-		return n.backupIs(v, backup, slots, true, func(row *dsm.SlotHome) bool { return holder(row) == n.id && e >= row.Epoch })
+	return n.asks(ctx, func(v *dsm.View) (changed bool) {
+		n.reportsOn(v, backup, slots, e, func(row *dsm.SlotHome, b *dsm.Backup) {
+			if holder(row) == n.id && !b.InSync {
+				b.InSync, changed = true, true
+			}
+		})
+		return changed
 	})
 }
 
 // BackupLags says that nobody waits for a backup any more.
 func (n *simNode) BackupLags(ctx context.Context, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error {
-	return n.asks(ctx, func(v *dsm.View) bool {
-		return n.backupIs(v, backup, slots, false, func(row *dsm.SlotHome) bool {
-			return (row.Primary == n.id || row.Source == n.id) && e >= row.Epoch
+	return n.asks(ctx, func(v *dsm.View) (changed bool) {
+		n.reportsOn(v, backup, slots, e, func(row *dsm.SlotHome, b *dsm.Backup) {
+			if row.Primary == n.id || row.Source == n.id {
+				b.InSync, b.Since, changed = false, v.Epoch, true
+			}
 		})
+		return changed
 	})
 }
 
-// backupIs records for the slots that may say so whether a backup is in sync. It reports whether that changes anything.
-func (n *simNode) backupIs(v *dsm.View, backup dsm.NodeID, slots []dsm.Slot, inSync bool, may func(row *dsm.SlotHome) bool) (changed bool) {
+// reportsOn calls record for a backup of those slots of which a report that was made in the view of epoch e is not out of date.
+func (n *simNode) reportsOn(v *dsm.View, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch, record func(row *dsm.SlotHome, b *dsm.Backup)) {
 	for _, sl := range slots {
 		row := v.Row(sl)
-		if row == nil || !may(row) {
+		if row == nil || e < row.Epoch {
 			continue
 		}
-		if i := row.BackupOf(backup); i >= 0 && row.Backups[i].InSync != inSync {
-			row.Backups[i].InSync = inSync
-			changed = true
+		if i := row.BackupOf(backup); i >= 0 && e >= row.Backups[i].Since {
+			record(row, &row.Backups[i])
 		}
 	}
-	return changed
 }
 
 // MayServe reports whether the node is sure that it is still a member.
@@ -230,7 +235,7 @@ func (s *sim) replaceBackup() {
 		i := s.rng.IntN(len(synced))
 		synced = slices.Delete(synced, i, i+1)
 	}
-	setBackups(row, synced, []dsm.Backup{{Node: n.id}})
+	setBackups(row, synced, []dsm.Backup{{Node: n.id, Since: v.Epoch}})
 	s.commit(entry{nil, v})
 }
 

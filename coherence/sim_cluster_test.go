@@ -362,7 +362,7 @@ func (s *sim) moveSlots() {
 				changed = true
 			}
 		case s.rng.IntN(3) == 0:
-			to := s.aHome()
+			to := dsm.NodeID(s.rng.IntN(len(s.nodes)) + 1)
 			if to != row.Primary && !slices.Contains(gone, to) {
 				*row = s.movedTo(*row, to, v.Epoch)
 				changed = true
@@ -375,20 +375,11 @@ func (s *sim) moveSlots() {
 	}
 }
 
-// aHome is a node that slots are to move to. It may be dead, if there are copies elsewhere.
-func (s *sim) aHome() dsm.NodeID {
-	n := s.nodes[s.rng.IntN(len(s.nodes))]
-	if n.dead && s.copies == 1 && n != s.taker {
-		n = s.aNode()
-	}
-	return n.id
-}
-
 // placeAnew gives the area a slot of its own, as catalog/place.go does, at some node. It reports whether it did.
 func (s *sim) placeAnew(v *dsm.View) bool {
 	row := *s.rowOf(v, 0)
 	gone := deadOf(v)
-	to := s.aHome()
+	to := dsm.NodeID(s.rng.IntN(len(s.nodes)) + 1)
 	if v.Placed(simArea) != 0 || row.Source != 0 || slices.Contains(gone, row.Primary) || slices.Contains(gone, to) || s.rng.IntN(2) == 0 {
 		return false
 	}

@@ -53,11 +53,6 @@ func (r *simRun) busyRows() bool {
 // loses reports whether something is lost if the node dies now, and the catalog then hears of all deaths, one after the other.
 func (s *sim) loses(n *simNode) bool {
 	v := s.lastView().Clone()
-	for _, row := range v.Rows() {
-		if s.copies == 1 && (row.Primary == n.id || row.Source == n.id) {
-			return true
-		}
-	}
 	for _, o := range s.nodes {
 		if o == n || o.dead && !o.gone {
 			v.Members[o.i].Gone = true
@@ -70,13 +65,6 @@ func (s *sim) loses(n *simNode) bool {
 		}
 	}
 	return false
-}
-
-// withFewHomes leaves two nodes without slots, so that they can die.
-func (s *sim) withFewHomes() {
-	for _, row := range s.lastView().Rows() {
-		row.Primary = (row.Primary-1)%2 + 1
-	}
 }
 
 // buryOne has the catalog hear of a death. It reports whether there was one to hear of.

@@ -80,15 +80,12 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	if c.dies {
 		r.withTaker()
 	}
-	if draw := rand.New(rand.NewPCG(seed, 4)); replicates {
-		copies := 1 + draw.IntN(dsm.MostBackups+1)
-		if c.crashes {
-			copies = max(copies, 2)
-		}
-		r.withBackups(copies, draw.IntN(2) == 0)
-	} else if c.crashes {
-		r.withFewHomes()
+	draw := rand.New(rand.NewPCG(seed, 4))
+	copies := 1 + draw.IntN(dsm.MostBackups+1)
+	if c.crashes {
+		copies = max(copies, 2)
 	}
+	r.withBackups(copies, draw.IntN(2) == 0)
 	for i, n := range r.programNodes() {
 		if r.rng.IntN(2) == 0 {
 			n.node.links.window = (1 + r.rng.IntN(4)) * dsm.PageSize
@@ -112,6 +109,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	r.settle()
 	r.checkVersions()
 	r.wholeRows()
+	r.checkStandbys()
 	if c.crashes {
 		r.t.Logf("%d nodes have died", r.crash.crashed)
 	}

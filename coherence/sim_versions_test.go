@@ -236,8 +236,6 @@ func (s *sim) own(by dsm.NodeID, id dsm.AreaID, to dsm.NodeID) (dsm.Epoch, error
 		return 0, errs.E(errs.Access, "own", "node %v owns it", row.Primary)
 	case !owned && to != by:
 		return 0, errs.E(errs.Access, "own", "it has no owner")
-	case s.copies == 1 && s.nodes[to-1].dead:
-		return 0, errs.E(errs.Busy, "own", "node %v is dead, and nobody has a copy of what it takes over", to)
 	case row.Source != 0 && s.lastInodeLocked().Size > 0:
 		return 0, errs.E(errs.Busy, "own", "it is on its way to node %v", row.Primary)
 	}

@@ -1,0 +1,72 @@
+package coherence
+
+import (
+	"fmt"
+	"maps"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// checkStandbys: at rest every backup in sync has what its home has: bytes, versions, and whose publishes they contain.
+func (s *sim) checkStandbys() {
+	v := s.lastView()
+	for e := range dsm.ExtentIndex(s.lastInode().Spec.CoveringExtents(s.lastInode().Size)) {
+		row := s.rowOf(v, e)
+		for id := range row.InSync() {
+			if row.Source != 0 || isGone(v, row.Primary) {
+				continue
+			}
+			home, backup := s.nodes[row.Primary-1], s.nodes[id-1]
+			if bad := home.standbyProblem(backup, e); bad != "" {
+				s.explain()
+				s.t.Fatalf("extent %d: its home is node %d, and node %d a backup: %s", e, home.i, backup.i, bad)
+			}
+		}
+	}
+}
+
+// standbyProblem returns how what a backup has of an extent differs from what this node has as its home.
+func (n *simNode) standbyProblem(backup *simNode, e dsm.ExtentIndex) string {
+	a, b := n.node.known(simArea), backup.node.known(simArea)
+	if a == nil || a.mu.home.extents[e] == nil {
+		return ""
+	}
+	x := a.mu.home.extents[e]
+	if b == nil || b.mu.standby == nil || b.mu.standby.extents[e] == nil {
+		return fmt.Sprintf("it has nothing of it, and the home has version %d", x.version)
+	}
+	s := b.mu.standby.extents[e]
+	if s.version != x.version && !a.versionedLocked() {
+		return fmt.Sprintf("it has version %d, not %d", s.version, x.version)
+	}
+	if !sameSeqs(s.writers, x.writers) || !sameSeqs(s.parts, x.parts) {
+		return fmt.Sprintf("it has publishes %v and parts %v, not %v and %v", s.writers, s.parts, x.writers, x.parts)
+	}
+	for i := range dsm.ExtentPages {
+		v := dsm.Version(0)
+		if i < len(x.pages) {
+			v = x.pages[i]
+		}
+		p := page(e, i)
+		switch {
+		case s.pages[i] != v:
+			return fmt.Sprintf("page %d: it has version %d, not %d", p, s.pages[i], v)
+		case v != 0 && string(b.mu.standby.store.Look(p)) != string(a.mu.mem.Home(p)):
+			return fmt.Sprintf("page %d differs in version %d", p, v)
+		}
+	}
+	if newest, _ := a.newestLocked(); a.versionedLocked() && b.mu.standby.whole.Version != newest.Version {
+		return fmt.Sprintf("its newest whole version is %d, not %d", b.mu.standby.whole.Version, newest.Version)
+	}
+	return ""
+}
+
+// sameSeqs compares the newest publish of each node; 0 is none.
+func sameSeqs(a, b map[dsm.NodeID]dsm.Seq) bool {
+	some := func(m map[dsm.NodeID]dsm.Seq) map[dsm.NodeID]dsm.Seq {
+		m = maps.Clone(m)
+		maps.DeleteFunc(m, func(_ dsm.NodeID, k dsm.Seq) bool { return k == 0 })
+		return m
+	}
+	return maps.Equal(some(a), some(b))
+}
