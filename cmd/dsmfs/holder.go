@@ -59,7 +59,7 @@ type keeper struct {
 	binary string // of the daemon
 	cmd    *exec.Cmd
 	dead   chan struct{} // closed when the daemon does nothing any more
-	ended  chan error    // how it ended, when it has
+	ended  chan struct{} // closed when it has ended, with cmd.ProcessState set
 }
 
 // holdMount is the life of a holder. args are those of mount.
@@ -115,27 +115,26 @@ func (h *keeper) start(before string, parent *reporter) error {
 	if err != nil {
 		return fmt.Errorf("start the daemon: %w", err)
 	}
-	dead, ended := make(chan struct{}), make(chan error, 1)
+	dead, ended := make(chan struct{}), make(chan struct{})
 	h.cmd, h.dead, h.ended = cmd, dead, ended
-	over := make(chan struct{})
 	go func() {
-		ended <- cmd.Wait()
-		close(over)
+		_ = cmd.Wait() // ProcessState has the result
+		close(ended)
 		release()
 	}()
 	go func() {
 		defer close(dead)
-		awaitDeath(cmd.Process.Pid, wait, over)
+		awaitDeath(cmd.Process.Pid, wait, ended)
 	}()
 	return nil
 }
 
-// awaitDeath returns when no thread of a child runs any more. The child may be unable to end: see hold.Memory.Live. over is closed when it has.
-func awaitDeath(pid int, wait func(), over <-chan struct{}) {
+// awaitDeath returns when no thread of a child runs any more. The child may be unable to end: see hold.Memory.Live. ended is closed when it has.
+func awaitDeath(pid int, wait func(), ended <-chan struct{}) {
 	wait()
 	for tick := time.NewTicker(time.Millisecond); someRun(pid); { // the others end now, too
 		select {
-		case <-over:
+		case <-ended:
 			return
 		case <-tick.C:
 		}
@@ -227,10 +226,11 @@ func (h *keeper) giveUp(reason string) error {
 		h.say("the daemon has ended, and no other follows it: the mount is lost", "reason", reason)
 		_ = unix.Close(h.device) // so that nobody waits for an answer, the daemon neither; it is closed at the end in any case
 	}
-	if err := <-h.ended; err == nil {
+	<-h.ended
+	state := h.cmd.ProcessState
+	if state.Success() {
 		return nil
 	}
-	state := h.cmd.ProcessState
 	if code := state.ExitCode(); code > 0 {
 		return &exitError{exitCode(code), errPrinted}
 	}

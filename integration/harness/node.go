@@ -206,6 +206,17 @@ func (n *Node) Kill() {
 	<-n.exited
 }
 
+// Lost says that the test has made an end of the daemon, and expects a dead mount.
+func (n *Node) Lost() {
+	n.c.t.Helper()
+	n.killed, n.c.bereaved = true, true
+	select {
+	case <-n.exited:
+	case <-time.After(stopLimit):
+		n.c.t.Fatalf("%s: the daemon still runs", n.Name)
+	}
+}
+
 // Pause stops the daemon's process as SIGSTOP does. It does nothing any more when this returns.
 func (n *Node) Pause() {
 	n.c.t.Helper()

@@ -45,7 +45,7 @@ func daemon(n *harness.Node) int {
 }
 
 // killDaemon kills the daemon that follows the process last, and returns its number.
-func killDaemon(t *testing.T, n *harness.Node, last int, after time.Duration) int {
+func killDaemon(t *testing.T, n *harness.Node, last int, after time.Duration, how syscall.Signal) int {
 	t.Helper()
 	pid := 0
 	if !harness.Eventually(limit, func() bool { pid = daemon(n); return pid != last && pid != 0 }) {
@@ -53,7 +53,7 @@ func killDaemon(t *testing.T, n *harness.Node, last int, after time.Duration) in
 		t.Fatalf("no daemon follows %d:\n%s", last, log)
 	}
 	<-time.After(after)
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(pid, how); err != nil {
 		log, _ := os.ReadFile(n.LogFile())
 		t.Fatalf("kill %d: %v\n%s", pid, err, log)
 	}
@@ -82,7 +82,7 @@ func TestHeldMountOutlivesItsDaemon(t *testing.T) {
 	}
 	last := 0
 	for range *kills {
-		last = killDaemon(t, n, last, time.Duration(rnd.Int64N(int64(longest))))
+		last = killDaemon(t, n, last, time.Duration(rnd.Int64N(int64(longest))), syscall.SIGKILL)
 	}
 	for _, kind := range kinds {
 		words, err := running[kind].Do("end")
@@ -101,5 +101,48 @@ func TestHeldMountOutlivesItsDaemon(t *testing.T) {
 	n.Stop()
 	if rest := harness.Mounts(filepath.Dir(n.Mount)); len(rest) > 0 {
 		t.Errorf("%v are still mounted", rest)
+	}
+}
+
+// TestHolderGivesUp: daemons that crash again and again are not started for ever. Programs get ENOTCONN then, and do not hang.
+func TestHolderGivesUp(t *testing.T) {
+	n := held(t)
+	c := n.Client()
+	words, err := c.Do("open %s rw,creat", filepath.Join(n.Mount, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := 0
+	for range 5 {
+		last = killDaemon(t, n, last, 0, syscall.SIGABRT)
+	}
+	n.Lost()
+	if _, err := c.Do("pread %s 0 5", words[0]); err == nil || !strings.Contains(err.Error(), "ENOTCONN") && !strings.Contains(err.Error(), "ECONNABORTED") {
+		t.Errorf("read after that: %v", err)
+	}
+	log, err := os.ReadFile(n.LogFile())
+	if err != nil || !strings.Contains(string(log), "no other follows it") {
+		t.Errorf("the log does not say it (%v):\n%s", err, log)
+	}
+}
+
+// TestHoldRefuses: what does not go with --hold is refused in words.
+func TestHoldRefuses(t *testing.T) {
+	n := held(t)
+	for _, flags := range [][]string{{"--join", n.Address}, {"--no-mount"}} {
+		res := n.CLI(append([]string{"mount", "--hold", filepath.Join(filepath.Dir(n.Mount), "other")}, flags...)...)
+		if res.Err == nil || !strings.Contains(res.Stderr, "does not go with") {
+			t.Errorf("%v: %v: %s", flags, res.Err, res.Stderr)
+		}
+	}
+	made := n.Client()
+	if _, err := made.Do("open %s rw,creat", filepath.Join(n.Mount, "f")); err != nil {
+		t.Fatal(err)
+	}
+	for _, setting := range []string{"residency=demand", "mode=versioned"} {
+		res := n.CLI("set", filepath.Join(n.Mount, "f"), setting)
+		if res.Err == nil {
+			t.Errorf("%s is taken: %s", setting, res.Stdout)
+		}
 	}
 }
