@@ -3,6 +3,7 @@ package pages
 import (
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -12,11 +13,23 @@ import (
 // slabFrames is how many frames are requested from the kernel at once.
 const slabFrames = 64
 
+const slabBytes = slabFrames * dsm.PageSize
+
 // idleSlabs are slabs that no area uses, 12 MiB at most. That is how much the copies of a busy area
 // take before its homes must wait. While updates stream in, every page needs a frame for a moment. A
 // frame of new memory costs 2 us (a page fault, and its share of mmap and munmap), and the copy itself
-// only 0.4 us.
-var idleSlabs = make(chan []byte, 48)
+// only 0.4 us. KeepIdle may say that there is memory for fewer.
+var (
+	idleSlabs = make(chan []byte, 48)
+	idleFewer atomic.Int64 // how many of them must not be kept
+	slabs     atomic.Int64 // that there are, idle or not
+)
+
+// KeepIdle says how many bytes of frames the process may keep that nothing uses.
+func KeepIdle(bytes int64) { idleFewer.Store(int64(cap(idleSlabs)) - bytes/slabBytes) }
+
+// FrameBytes returns what all frames of the process take, used or not.
+func FrameBytes() int64 { return slabs.Load() * slabBytes }
 
 // frames provides pages for copies that come and go: twins, and bytes last given to the page cache.
 // They are outside the Go heap. There, with GOGC=100, free frames would take as much memory again as
@@ -78,10 +91,11 @@ func slabMemory() []byte {
 		return mem
 	default:
 	}
-	mem, err := unix.Mmap(-1, 0, slabFrames*dsm.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	mem, err := unix.Mmap(-1, 0, slabBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		panic(fmt.Sprintf("no memory for page frames: %v", err))
 	}
+	slabs.Add(1)
 	return mem
 }
 
@@ -111,11 +125,14 @@ func (f *frames) drop(s *slab) {
 // release keeps the memory of a slab for others, or gives it back to the kernel.
 func (f *frames) release(s *slab) {
 	delete(f.all, s)
-	select {
-	case idleSlabs <- s.mem:
-		return
-	default:
+	if int64(len(idleSlabs))+idleFewer.Load() < int64(cap(idleSlabs)) {
+		select {
+		case idleSlabs <- s.mem:
+			return
+		default:
+		}
 	}
+	slabs.Add(-1)
 	if err := unix.Munmap(s.mem); err != nil {
 		panic(fmt.Sprintf("unmapping page frames: %v", err))
 	}
