@@ -165,6 +165,7 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 		a.node.room.ring()
 	}
 	a.node.room.tell()
+	a.node.room.fit()
 	if c := a.node.cache.Load(); c != nil {
 		if notify {
 			(*c).Changed(a.id)

@@ -437,23 +437,29 @@ func (a *Area) faultedLocked(off int64) (here bool, err error) {
 
 // charged is what room has been told that an area takes.
 type charged struct {
-	pages int
-	fixed int64
+	pages  int
+	fixed  int64
+	copies int64 // of fixed
 }
 
 // fixedLocked returns the bytes that the area takes and that cannot be evicted.
 func (a *Area) fixedLocked() int64 {
-	n := a.mu.home.rounds.bytes + a.mu.replica.partBytes + a.standbyBytesLocked()
+	n := a.copyBytesLocked() + a.mu.home.rounds.bytes + a.mu.replica.partBytes + a.standbyBytesLocked()
+	if a.mu.mem != nil && !a.mu.mem.Demand() {
+		n += a.versionBytesLocked()
+	}
+	return n
+}
+
+// copyBytesLocked returns those of its working and base copies.
+func (a *Area) copyBytesLocked() int64 {
 	switch {
 	case a.mu.mem == nil:
-		return n
-	case a.mu.mem.Demand():
-		return n + int64(a.mu.home.pages)*dsm.PageSize
+		return 0
+	case a.mu.mem.Demand(), !a.mu.replica.subscribed: // without a subscription there is no working copy
+		return int64(a.mu.home.pages) * dsm.PageSize
 	}
-	if n += a.versionBytesLocked(); !a.mu.replica.subscribed { // there is no working copy
-		return n + int64(a.mu.home.pages)*dsm.PageSize
-	}
-	return n + a.pagesBytesLocked()*int64(2+2*len(a.mu.drafts)) // a draft has a base of its own
+	return a.pagesBytesLocked() * int64(2+2*len(a.mu.drafts)) // a draft has a base of its own
 }
 
 // pagesBytesLocked returns the bytes of the whole pages of the area.
@@ -464,7 +470,7 @@ func (a *Area) pagesBytesLocked() int64 {
 // chargeLocked tells room what the area takes now, and reports whether calls that wait for room should
 // look again.
 func (a *Area) chargeLocked() (more bool) {
-	now := charged{pages: a.mu.replica.units, fixed: a.fixedLocked()}
+	now := charged{pages: a.mu.replica.units, fixed: a.fixedLocked(), copies: a.copyBytesLocked()}
 	if invariants.Enabled && a.mu.replica.demand {
 		n := 0
 		for _, x := range a.mu.replica.extents {
@@ -475,7 +481,7 @@ func (a *Area) chargeLocked() (more bool) {
 	}
 	was := a.mu.charged
 	if now != was {
-		a.node.room.charge(now.pages-was.pages, now.fixed-was.fixed)
+		a.node.room.charge(now.pages-was.pages, now.fixed-was.fixed, now.copies-was.copies)
 		a.mu.charged = now
 	}
 	more = a.mu.cleaner || now.pages < was.pages || now.fixed < was.fixed

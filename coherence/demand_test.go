@@ -3,6 +3,7 @@ package coherence
 import (
 	"bytes"
 	"testing"
+	"testing/synctest"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -90,6 +91,34 @@ func TestEvictWaitsForTheKernel(t *testing.T) {
 	default:
 		t.Error("who waits for room is not told that pages have not left")
 	}
+}
+
+// TestPagesMakeRoomForAreas: when areas come that take a part of the memory, pages on demand leave, though none is asked for.
+func TestPagesMakeRoomForAreas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, 1, 1, onDemand(dsm.Inode{Size: simSize}))
+		n := s.nodes[0]
+		room := &n.node.room
+		room.budget, room.least = 2*simSize, simRoom*pageCost
+		n.open(false)
+		const pages = 400
+		for p := range dsm.PageIndex(pages) {
+			for n.kernel.fault(p) == nil {
+				s.drain()
+			}
+		}
+		if was := room.taken.Load(); was < pages || was > room.limit() {
+			t.Fatalf("%d pages are taken, there is room for %d", was, room.limit())
+		}
+		const others = simSize
+		room.charge(0, others, others)
+		defer room.charge(0, -others, -others)
+		n.area.step(func() {})
+		s.calm()
+		if now := room.taken.Load(); now > room.limit() {
+			t.Errorf("%d pages are taken, there is room for %d", now, room.limit())
+		}
+	})
 }
 
 // TestEvictWaitsForTheRound: pages that wait for the end of a round make nobody who waits for room look again before it.

@@ -9,7 +9,7 @@ import (
 
 // linkWindow bounds the page data of all areas together that has been sent to one node and is not
 // answered. A fast link needs less (see pushWindow), and the transport breaks a session with four
-// times as much.
+// times as much. A link has less if its part of Config.UnderWay is less.
 const linkWindow = 16 << 20
 
 // linkTurn is how much an area may send when it is its turn on a full link.
@@ -20,7 +20,8 @@ const linkTurn = dsm.ExtentSize
 // are small and need no credit. An area that gets no credit remembers what it has to send as sets
 // of pages, and is called when there is credit again, one area after the other.
 type links struct {
-	window int // linkWindow; tests use less
+	window int   // linkWindow; tests use less
+	all    int64 // Config.UnderWay
 	mu     struct {
 		lockrank.Mutex
 		to map[dsm.NodeID]*credit
@@ -37,8 +38,8 @@ type credit struct {
 	calling bool  // callAll is running
 }
 
-func (l *links) init() {
-	l.window = linkWindow
+func (l *links) init(all int64) {
+	l.window, l.all = linkWindow, all
 	l.mu.Init("coherence.links")
 	l.mu.to = make(map[dsm.NodeID]*credit)
 }
@@ -52,15 +53,25 @@ func (l *links) creditLocked(to dsm.NodeID) *credit {
 	return c
 }
 
-// take takes credit for n bytes. If it returns false, the area will be called when there is credit.
+// windowFor returns what one link may have under way: as much as any other, so that a slow one does not take what the others need.
+func (l *links) windowFor(v *dsm.View) int {
+	if l.all == 0 {
+		return l.window
+	}
+	return min(l.window, int(l.all)/max(len(v.Members)-1, 1))
+}
+
+// take takes credit for n bytes. If it returns false, the area will be called when there is credit. One message is always let through, so
+// that an area whose extent is larger than the window goes on.
 func (l *links) take(to dsm.NodeID, a *Area, n int) bool {
 	if n == 0 || a.isSelf(to) {
 		return true
 	}
+	window := l.windowFor(a.node.cfg.View.Current())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := l.creditLocked(to)
-	fits := c.used == 0 || c.used+n <= l.window
+	fits := c.used == 0 || c.used+n <= window
 	switch {
 	case fits && c.turn == nil && len(c.waiting) == 0:
 	case fits && c.turn == a && c.left > 0:

@@ -83,13 +83,13 @@ func (e slowEnd) put(m any, payload [][]byte, shared *wire.Shared) {
 	e.most[e.peer] = max(e.most[e.peer], e.bytes[e.peer])
 }
 
-func newSlowPair(t *testing.T, size int64) *slowPair {
+func newSlowPair(t *testing.T, size, underWay int64) *slowPair {
 	s := &slowPair{t: t, size: size, view: &dsm.View{Cluster: 1, Epoch: 1, Members: []dsm.Member{{ID: 1}, {ID: 2}}}}
 	for sl := range s.view.Slots {
 		s.view.Slots[sl] = dsm.SlotHome{Primary: 1, Epoch: 1}
 	}
 	for i := range s.nodes {
-		s.nodes[i] = New(Config{Self: dsm.NodeID(i + 1), View: s, Sender: slowEnd{s, 1 - i}, Log: slog.New(slog.DiscardHandler), Linger: time.Hour})
+		s.nodes[i] = New(Config{Self: dsm.NodeID(i + 1), View: s, Sender: slowEnd{s, 1 - i}, Log: slog.New(slog.DiscardHandler), Linger: time.Hour, UnderWay: underWay})
 		t.Cleanup(s.nodes[i].Close)
 	}
 	return s
@@ -159,20 +159,23 @@ func (s *slowPair) open(n *Node, id dsm.AreaID) (a *Area) {
 // arrives.
 func TestManyBusyAreasAndASlowPeer(t *testing.T) {
 	for from, name := range []string{"push", "publish"} {
-		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { manyBusyAreas(t, from) }) })
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { manyBusyAreas(t, from, 0) }) })
+		t.Run(name+", little memory", func(t *testing.T) { synctest.Test(t, func(t *testing.T) { manyBusyAreas(t, from, 5<<20) }) })
 	}
 }
 
-func manyBusyAreas(t *testing.T, from int) {
+func manyBusyAreas(t *testing.T, from int, underWay int64) {
 	const areas, extents = 20, 6
-	s := newSlowPair(t, extents*dsm.ExtentSize)
+	s := newSlowPair(t, extents*dsm.ExtentSize, underWay)
 	var at [2][areas]*Area
 	for i := range areas {
 		for n := range s.nodes {
 			at[n][i] = s.open(s.nodes[n], dsm.AreaID(i+1))
 		}
 	}
-	s.resetAt = 20
+	if underWay == 0 {
+		s.resetAt = 20 // what was under way is sent again, so there may be twice as much
+	}
 	published := make(chan error, areas)
 	for i, a := range at[from] {
 		ones := bytes.Repeat([]byte{byte(i + 1)}, dsm.ExtentSize)
@@ -188,6 +191,9 @@ func manyBusyAreas(t *testing.T, from int) {
 	if s.breaks > 0 {
 		t.Errorf("the session broke %d times", s.breaks)
 		return
+	}
+	if most := int64(s.most[1-from]); underWay > 0 && most > underWay || most < underWay/2 {
+		t.Errorf("%d bytes were under way, want at most %d, and no less than half", most, underWay)
 	}
 	if len(published) != areas {
 		t.Errorf("%d publishes of %d are complete", len(published), areas)

@@ -37,8 +37,11 @@ type Config struct {
 	// Memory is how many bytes areas may take on this node; pages on demand get what other areas
 	// leave. 0: no limit.
 	Memory int64
-	// Taken, if not nil, is told how many bytes pages may take, now and then when that has changed. It is called with no lock held,
-	// and must not block.
+	// UnderWay is how many bytes of pages may be sent to other nodes and not answered, to all of them together, and how many more to
+	// backups; 0: no limit but that of each link.
+	UnderWay int64
+	// Taken, if not nil, is told how many bytes there may be outside Go's heap, now and then when that has changed. It is called with no
+	// lock held, and must not block.
 	Taken func(bytes int64)
 	// Store, if not nil, keeps the areas for the daemon that follows this one: see held.go.
 	Store *pages.Keep
@@ -102,8 +105,8 @@ func New(cfg Config) *Node {
 	n.mu.Init("coherence.Node")
 	n.mu.areas = make(map[dsm.AreaID]*Area)
 	n.handovers.init(n)
-	n.links.init()
-	n.copyLinks.init()
+	n.links.init(cfg.UnderWay)
+	n.copyLinks.init(cfg.UnderWay)
 	n.fills.init(n)
 	n.room.init(n)
 	return n

@@ -8,6 +8,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"github.com/dsmfs/dsmfs/pages"
 	"github.com/dsmfs/dsmfs/pages/residency"
 )
 
@@ -25,11 +26,13 @@ type room struct {
 	budget  int64         // in bytes; 0: no limit, and nothing is evicted
 	least   int64         // leastRoom; tests may use another value
 	taken   atomic.Int64  // pages for which room is taken: here, under way, or about to be asked for
-	fixed   atomic.Int64  // bytes of pages that cannot be evicted
+	fixed   atomic.Int64  // bytes that cannot be evicted
+	copies  atomic.Int64  // of fixed, those of pages in place: the others are in frames, or in Go's heap
 	kept    atomic.Int64  // bytes that are kept of the areas besides their pages
 	told    atomic.Int64  // what Config.Taken was last told
 	gate    chan struct{} // capacity 1: only one goroutine evicts at a time
 	freeing atomic.Bool   // keepFree is running
+	crowded atomic.Bool   // there is less room than is taken: fit is to look
 	// waiters is the number of calls of make under way.
 	waiters atomic.Int64
 	// policy chooses the pages that leave. It takes memory, so it is made only for the first page on
@@ -71,12 +74,14 @@ func (m *room) close() {
 	}
 }
 
-// limit returns how many pages there is room for.
+// limit returns how many pages there is room for. They do not get all that is left: a node on which they did would be as full as can be at any
+// time, and Go would collect garbage without end to have room for what is under way.
 func (m *room) limit() int64 {
 	if m.budget == 0 {
 		return 1 << 62
 	}
-	return max(m.forPages()-m.fixed.Load(), m.least) / pageCost
+	rest := m.forPages() - m.fixed.Load()
+	return max(rest-min(rest/4, m.budget/16), m.least) / pageCost
 }
 
 // forPages returns how many bytes there are for pages of all kinds.
@@ -85,18 +90,18 @@ func (m *room) forPages() int64 { return m.budget - m.kept.Load() }
 // keep records that areas came, or went: what is kept of them besides their pages.
 func (m *room) keep(areas int) { m.kept.Add(int64(areas) * dsm.FileCost) }
 
-// tell tells Config.Taken what pages take, if that has changed much since it was last told. No lock may be held.
+// tell tells Config.Taken what there may be outside Go's heap, if that has changed much since it was last told. No lock may be held.
 func (m *room) tell() {
 	if m.node.cfg.Taken == nil {
 		return
 	}
-	now, told := m.fixed.Load()+m.taken.Load()*pageCost, m.told.Load()
+	now, told := m.copies.Load()+m.taken.Load()*pageCost+pages.FrameBytes(), m.told.Load()
 	if d := now - told; max(d, -d) >= tellStep && m.told.CompareAndSwap(told, now) {
 		m.node.cfg.Taken(now)
 	}
 }
 
-// tellStep is by how much the memory of pages changes until Config.Taken is told.
+// tellStep is by how much the memory outside the heap changes until Config.Taken is told.
 const tellStep = 2 << 20
 
 // window returns how many pages may be read ahead: few enough to be still here when the program
@@ -160,6 +165,19 @@ func (m *room) free(n int) bool { return m.fits(m.taken.Load(), n) }
 // always true: otherwise a call that needs more than the limit at once could never go on.
 func (m *room) fits(taken int64, n int) bool { return taken == 0 || taken+int64(n) <= m.limit() }
 
+// fit evicts in the background when an area has come that is full, or has grown, and leaves less room than pages on demand have. The area does
+// not wait, since its pages come one by one. Pages that cannot leave now do so when a call wants room: who waited for them here would evict what
+// READs bring that do not wait for room, again and again.
+func (m *room) fit() {
+	if !m.crowded.Load() || m.ctx.Err() != nil || !m.crowded.CompareAndSwap(true, false) {
+		return
+	}
+	m.tasks.Go(func() {
+		for !m.free(0) && m.evict(m.ctx, 0) {
+		}
+	})
+}
+
 // give gives back room for n pages.
 func (m *room) give(n int) {
 	if n > 0 {
@@ -169,13 +187,17 @@ func (m *room) give(n int) {
 }
 
 // charge records that an area takes more, or less.
-func (m *room) charge(pages int, fixed int64) {
+func (m *room) charge(pages int, fixed, copies int64) {
 	m.taken.Add(int64(pages))
+	m.copies.Add(copies)
 	if fixed != 0 {
 		m.fixed.Add(fixed)
 		if p := m.policy.Load(); p != nil {
 			p.SetLimit(m.limit())
 		}
+	}
+	if fixed > 0 && !m.free(0) {
+		m.crowded.Store(true)
 	}
 }
 
