@@ -12,7 +12,7 @@ func TestHeapHasWhatPagesLeave(t *testing.T) {
 	defer debug.SetMemoryLimit(before)
 	t.Setenv("GOMEMLIMIT", "")
 	taken := boundHeap(256 << 20)
-	for pages, want := range map[int64]int64{0: 304 << 20, 256 << 20: 48 << 20, 300 << 20: leastHeap} {
+	for pages, want := range map[int64]int64{0: 296 << 20, 256 << 20: 40 << 20, 300 << 20: leastHeap} {
 		taken(pages)
 		if got := debug.SetMemoryLimit(-1); got != want {
 			t.Errorf("with %d bytes of pages Go may take %d, want %d", pages, got, want)

@@ -30,6 +30,14 @@ func withMargin(memory int64) int64 { return memory + max(memory/4, leastMargin)
 // fitting returns the largest --memory, in MiB, of a node that may take so much.
 func fitting(bytes int64) int64 { return max(min(bytes-leastMargin, bytes/5*4)/mib, 0) }
 
+const (
+	// underWayPart is which part of a node's margin pages take that are being sent to other nodes. Their buffers are in Go's heap, which is behind by
+	// as much again before it gives back what it had.
+	underWayPart = 4
+	// idlePart is which part of --memory frames may take that nothing uses (pages.KeepIdle).
+	idlePart = 64
+)
+
 const mib = 1 << 20
 
 // usableMemory returns the smallest bound: that of the machine or of a control group.

@@ -23,6 +23,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/locks"
 	"github.com/dsmfs/dsmfs/membership"
+	"github.com/dsmfs/dsmfs/pages"
 )
 
 // nodeConfig is what a node needs.
@@ -137,8 +138,9 @@ func (n *node) build(context.Context) error {
 	}
 	n.data = coherence.New(coherence.Config{
 		Self: n.self.ID, View: &n.cats, Sender: n.net, Log: n.log.With("part", "coherence"), Memory: int64(n.cfg.memory),
-		Taken: boundHeap(int64(n.cfg.memory)), Store: store,
+		UnderWay: (withMargin(int64(n.cfg.memory)) - int64(n.cfg.memory)) / underWayPart, Taken: boundHeap(int64(n.cfg.memory)), Store: store,
 	})
+	pages.KeepIdle(int64(n.cfg.memory) / idlePart)
 	n.locks = locks.NewNode(locks.Config{Self: n.self.ID, Cluster: &n.cats, Log: n.log.With("part", "locks"), Patience: n.cfg.timeout})
 	n.groups = groups.NewNode(groups.Config{Self: n.self.ID, Sender: n.net, Log: n.log.With("part", "groups"), Home: homeOf})
 	close(n.built)
