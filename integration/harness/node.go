@@ -300,7 +300,7 @@ func (n *Node) awaitStop() {
 	}
 	state := n.cmd.ProcessState
 	if !n.killed && !state.Success() && !(n.c.bereaved && state.ExitCode() == leftWithoutOrder) {
-		n.c.t.Errorf("%s: ended with %v", n.Name, state)
+		n.c.t.Errorf("%s: ended with %v%s", n.Name, state, n.group.why())
 	}
 	if mounted(n.Mount) && !n.killed {
 		n.c.t.Errorf("%s: stopped, but still mounted", n.Name)
