@@ -22,6 +22,8 @@ type Report struct {
 type Home struct {
 	Node    dsm.NodeID
 	Sources []dsm.NodeID // distinct, sorted: the nodes that are handing some of them over to it
+	Backups []dsm.NodeID // distinct, sorted: the nodes that have a copy of some of them, and can take over
+	Filling []dsm.NodeID // distinct, sorted: the nodes that are getting a copy of some of them
 }
 
 // Homes returns the homes of an area, by their ids, as this node knows them. It asks nobody.
@@ -35,16 +37,33 @@ func (n *Node) Homes(id dsm.AreaID) ([]Home, error) {
 		for _, id := range a.homesLocked() {
 			h := Home{Node: id}
 			for e := range dsm.ExtentIndex(a.coveringLocked()) {
-				if row := a.rowLocked(e); row.Primary == id && row.Source != 0 {
-					h.Sources = append(h.Sources, row.Source)
+				if row := a.rowLocked(e); row.Primary == id {
+					h.addRow(row)
 				}
 			}
-			slices.Sort(h.Sources)
-			h.Sources = slices.Compact(h.Sources)
+			for _, nodes := range []*[]dsm.NodeID{&h.Sources, &h.Backups, &h.Filling} {
+				slices.Sort(*nodes)
+				*nodes = slices.Compact(*nodes)
+			}
 			list = append(list, h)
 		}
 	})
 	return list, nil
+}
+
+func (h *Home) addRow(row *dsm.SlotHome) {
+	if row.Source != 0 {
+		h.Sources = append(h.Sources, row.Source)
+	}
+	for _, b := range row.Backups {
+		switch {
+		case b.Node == 0 || b.Node == row.Primary:
+		case b.InSync:
+			h.Backups = append(h.Backups, b.Node)
+		default:
+			h.Filling = append(h.Filling, b.Node)
+		}
+	}
 }
 
 // HomeMoves returns how often the area has moved from one home to another, as a whole.

@@ -187,6 +187,8 @@ type VersionInfo struct {
 type AreaHome struct {
 	Node    dsm.NodeID
 	Sources []dsm.NodeID // the nodes that are handing their parts of the area over to it
+	Backups []dsm.NodeID // the nodes that have copies of parts of it, and can take over
+	Filling []dsm.NodeID // the nodes that are getting copies
 }
 
 // PageCache is what fs gives the data plane. Its methods never block; they are

@@ -51,7 +51,7 @@ func TestControlFiles(t *testing.T) {
 		"areas/d/w/apply":          "auto\n",
 		"areas/d/w/interval":       "100ms\n",
 		"areas/d/w/version":        "4711\n",
-		"areas/d/w/home":           "000000000000000a\n000000000000000b source=000000000000000c,000000000000000d\n",
+		"areas/d/w/home":           "000000000000000a\n000000000000000b source=000000000000000c,000000000000000d backups=000000000000000e filling=000000000000000a,000000000000000f\n",
 		"areas/d/w/subscribers":    "000000000000000c\n",
 		"areas/../areas/d/w/merge": "last\n",
 	} {

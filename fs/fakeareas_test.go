@@ -110,7 +110,7 @@ func (p *fakeAreas) Inspect(_ context.Context, id dsm.AreaID) (AreaReport, error
 }
 
 func (p *fakeAreas) Homes(dsm.AreaID) ([]AreaHome, error) {
-	return []AreaHome{{Node: 0xa}, {Node: 0xb, Sources: []dsm.NodeID{0xc, 0xd}}}, nil
+	return []AreaHome{{Node: 0xa}, {Node: 0xb, Sources: []dsm.NodeID{0xc, 0xd}, Backups: []dsm.NodeID{0xe}, Filling: []dsm.NodeID{0xa, 0xf}}}, nil
 }
 
 func (p *fakeAreas) CountPages(_ context.Context, id dsm.AreaID) (int64, error) {

@@ -54,13 +54,19 @@ func (b *bridge) liveValue(ctx context.Context, i dsm.Inode, key string) (string
 	return formatNodes(rep.Subscribers), nil
 }
 
-// formatHomes returns one line for each home, nested keyed: while a part of the area moves there, it has a source.
+// formatHomes returns one line for each home, nested keyed: while a part of the area moves there, it has a source; if there are copies of parts
+// of it, it has backups, and while there are to be more, nodes that are being filled.
 func formatHomes(homes []AreaHome) string {
 	lines := make([]string, len(homes))
 	for i, h := range homes {
 		lines[i] = h.Node.String()
-		if len(h.Sources) > 0 {
-			lines[i] += " source=" + strings.ReplaceAll(formatNodes(h.Sources), "\n", ",")
+		for _, x := range []struct {
+			what  string
+			nodes []dsm.NodeID
+		}{{"source", h.Sources}, {"backups", h.Backups}, {"filling", h.Filling}} {
+			if len(x.nodes) > 0 {
+				lines[i] += " " + x.what + "=" + strings.ReplaceAll(formatNodes(x.nodes), "\n", ",")
+			}
 		}
 	}
 	return strings.Join(lines, "\n")

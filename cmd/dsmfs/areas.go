@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,7 @@ type areaRow struct {
 	Version  uint64 `json:"version"`  // 0: nothing has been published
 	Resident int64  `json:"resident"` // bytes in the memory of this node
 
+	Replicas  string        `json:"replicas"`
 	Placement string        `json:"placement"`
 	Staleness string        `json:"staleness"` // the bound, or none
 	Homes     []areaHomeRow `json:"homes"`     // none if they may not be read
@@ -36,7 +38,10 @@ type areaRow struct {
 type areaHomeRow struct {
 	ID     string `json:"id"`
 	Source string `json:"source,omitempty"` // ids of the nodes that are handing their parts of the file over to it
-	name   string
+	// Backups are ids of the nodes that have copies of parts of the file that live here, and can take over; Filling those that are getting some.
+	Backups string `json:"backups,omitempty"`
+	Filling string `json:"filling,omitempty"`
+	name    string
 }
 
 type areaRows []areaRow
@@ -77,6 +82,7 @@ func lookAreas(point, inside string) (areaRows, error) {
 		row.Resident, row.Versions = figures(point, rel)
 		row.Mode, row.Merge, row.DType = attribute(path, "mode"), attribute(path, "merge"), attribute(path, "dtype")
 		row.Version, _ = strconv.ParseUint(attribute(path, "version"), 10, 64) // 0 if it may not be read
+		row.Replicas = attribute(path, "replicas")
 		row.Placement, row.Staleness = attribute(path, "placement"), attribute(path, "staleness")
 		row.Homes = homesOf(path, names)
 		if row.Mode == dsm.ModeVersioned.String() {
@@ -100,7 +106,7 @@ func homesOf(path string, names map[string]string) []areaHomeRow {
 		return homes
 	}
 	for _, l := range lines {
-		h := areaHomeRow{ID: l.key, Source: l.values["source"], name: names[l.key]}
+		h := areaHomeRow{ID: l.key, Source: l.values["source"], Backups: l.values["backups"], Filling: l.values["filling"], name: names[l.key]}
 		if h.name == "" {
 			h.name = h.ID
 		}
@@ -128,6 +134,22 @@ func (r areaRow) homeText() string {
 	return text
 }
 
+// replicasText says how many copies of the file there are to be, and that there are too few as yet.
+func (r areaRow) replicasText() string {
+	for _, h := range r.Homes {
+		if h.Filling != "" {
+			return r.Replicas + ", filling"
+		}
+	}
+	want, err := strconv.Atoi(r.Replicas)
+	for _, h := range r.Homes {
+		if err == nil && len(strings.FieldsFunc(h.Backups, func(r rune) bool { return r == ',' })) < want-1 {
+			return r.Replicas + ", lacking"
+		}
+	}
+	return r.Replicas
+}
+
 // attribute returns user.dsm.KEY of a file, "-" if it may not be read.
 func attribute(path, key string) string {
 	var buf [256]byte
@@ -139,7 +161,7 @@ func attribute(path, key string) string {
 }
 
 func (a areaRows) text(w io.Writer) error {
-	rows := [][]string{{"PATH", "SIZE", "MODE", "OWNER", "VERSIONS", "MERGE", "DTYPE", "PLACEMENT", "STALENESS", "HOME", "PUBLISHED", "RESIDENT"}}
+	rows := [][]string{{"PATH", "SIZE", "MODE", "OWNER", "VERSIONS", "MERGE", "DTYPE", "PLACEMENT", "STALENESS", "REPLICAS", "HOME", "PUBLISHED", "RESIDENT"}}
 	for _, r := range a {
 		published := "never"
 		if t := dsm.Version(r.Version).Time(); !t.IsZero() {
@@ -149,7 +171,7 @@ func (a areaRows) text(w io.Writer) error {
 		if r.Owner != "" {
 			owner, versions = r.Owner, strconv.Itoa(r.Versions)
 		}
-		rows = append(rows, []string{r.Path, formatSize(r.Size), r.Mode, owner, versions, r.Merge, r.DType, r.Placement, r.Staleness, r.homeText(), published, formatSize(r.Resident)})
+		rows = append(rows, []string{r.Path, formatSize(r.Size), r.Mode, owner, versions, r.Merge, r.DType, r.Placement, r.Staleness, r.replicasText(), r.homeText(), published, formatSize(r.Resident)})
 	}
 	return table(w, rows)
 }

@@ -51,8 +51,8 @@ func TestJSONKeysAreStable(t *testing.T) {
 		keys string
 	}{
 		{memberRow{}, "addr id leader leaving memory name self state voter"},
-		{areaRow{}, "dtype homes merge mode path placement resident size staleness version"},
-		{areaRow{Owner: "n1", Versions: 1}, "dtype homes merge mode owner path placement resident size staleness version versions"},
+		{areaRow{}, "dtype homes merge mode path placement replicas resident size staleness version"},
+		{areaRow{Owner: "n1", Versions: 1}, "dtype homes merge mode owner path placement replicas resident size staleness version versions"},
 		{statusReport{}, "addr cluster config epoch id leader members memory mount name pid stats used version"},
 	} {
 		text, err := json.Marshal(c.v)
