@@ -164,11 +164,17 @@ func (n *simNode) asks(ctx context.Context, change func(v *dsm.View) bool) error
 // decide has the catalog answer one of those who have asked it for something. It reports whether there was any.
 func (s *sim) decide() bool {
 	s.mu.Lock()
-	if len(s.wishes) == 0 {
-		s.mu.Unlock()
-		return false
+	some := len(s.wishes)
+	s.mu.Unlock()
+	if some > 0 {
+		s.grant(s.rng.IntN(some))
 	}
-	i := s.rng.IntN(len(s.wishes))
+	return some > 0
+}
+
+// grant has the catalog answer one of them.
+func (s *sim) grant(i int) {
+	s.mu.Lock()
 	w := s.wishes[i]
 	s.wishes = slices.Delete(s.wishes, i, i+1)
 	v := s.lastViewLocked().Clone()
@@ -179,7 +185,6 @@ func (s *sim) decide() bool {
 	close(w.done)
 	s.mu.Unlock()
 	s.rest()
-	return true
 }
 
 // BackupInSync says that a backup of slots of this node has all that anybody has seen of them.
@@ -222,13 +227,15 @@ func (n *simNode) reportsOn(v *dsm.View, backup dsm.NodeID, slots []dsm.Slot, e 
 // MayServe reports whether the node is sure that it is still a member.
 func (n *simNode) MayServe() bool { return true }
 
-// replaceBackup has the catalog give some row another backup in place of one in sync. That stays until the other is in sync, if there is place.
+// replaceBackup has the catalog give some row another backup in place of one in sync. That stays until the other is in sync, if there is place. While somebody
+// is dead this could lose the last one.
 func (s *sim) replaceBackup() {
 	v := s.lastView().Clone()
 	v.Epoch++
 	row, n := s.rowOf(v, dsm.ExtentIndex(s.rng.IntN(4))), s.aNode()
 	synced, filling := backups(row)
-	if s.copies == 1 || row.Source != 0 || len(filling) > 0 || len(synced) < s.copies-1 || row.Primary == n.id || row.BackupOf(n.id) >= 0 || isGone(v, row.Primary) {
+	dead := slices.ContainsFunc(s.nodes, func(n *simNode) bool { return n.dead && !n.gone })
+	if dead || s.copies == 1 || row.Source != 0 || len(filling) > 0 || len(synced) < s.copies-1 || row.Primary == n.id || row.BackupOf(n.id) >= 0 || isGone(v, row.Primary) {
 		return
 	}
 	if len(synced) == dsm.MostBackups {

@@ -35,7 +35,10 @@ func (s *sim) aNode() *simNode {
 
 // kill ends a node, and its programs. Nobody says so to the others, but that their sessions with it end. Before that they get some of what it
 // has sent.
-func (s *sim) kill(n *simNode) {
+func (s *sim) kill(n *simNode) { s.killAfter(n, func(sent int) int { return s.rng.IntN(sent + 1) }) }
+
+// killAfter is kill. keep says how many of the messages arrive that are on a link.
+func (s *sim) killAfter(n *simNode, keep func(sent int) int) {
 	s.mu.Lock()
 	n.dead = true
 	for i := range s.nodes {
@@ -43,8 +46,8 @@ func (s *sim) kill(n *simNode) {
 			continue
 		}
 		to, from := link{i, n.i}, link{n.i, i}
-		keep := s.rng.IntN(len(s.net[from]) + 1)
-		for _, f := range append(slices.Clone(s.net[to]), s.net[from][keep:]...) {
+		k := keep(len(s.net[from]))
+		for _, f := range append(slices.Clone(s.net[to]), s.net[from][k:]...) {
 			if f.shared != nil {
 				f.shared.Release()
 			}
@@ -52,7 +55,7 @@ func (s *sim) kill(n *simNode) {
 		delete(s.net, to)
 		delete(s.deaf, to)
 		delete(s.deaf, from)
-		s.net[from] = append(slices.Clip(s.net[from][:keep]), frame{msg: sessionEnd{}})
+		s.net[from] = append(slices.Clip(s.net[from][:k]), frame{msg: sessionEnd{}})
 	}
 	s.mu.Unlock()
 	for _, q := range s.requests {

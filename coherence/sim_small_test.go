@@ -22,10 +22,15 @@ var smallClusters = []small{
 	{name: "two-losses", sum: true, scripts: [][]scripted{{}, writer(10)}, losses: 2},
 	{name: "moves-to-reader", scripts: [][]scripted{writer(9), {acquire}}, moves: []int{1}},
 	{name: "moves-and-back", sum: true, scripts: [][]scripted{{}, writer(10)}, moves: []int{1, 0}},
+	{name: "home-dies", sum: true, scripts: [][]scripted{{}, writer(10)}, copies: 2, dies: 1},
+	{name: "home-that-writes-dies", sum: true, scripts: [][]scripted{writer(9), {acquire}}, copies: 2, dies: 1},
+	{name: "backup-dies", sum: true, scripts: [][]scripted{writer(9), {}}, copies: 2, dies: 2},
+	{name: "home-dies-loss", sum: true, scripts: [][]scripted{{}, writer(10)}, copies: 2, dies: 1, losses: 1},
+	{name: "home-dies-move", large: true, sum: true, scripts: [][]scripted{{}, writer(10)}, copies: 2, dies: 1, moves: []int{1}},
 	{name: "move-lost", large: true, sum: true, scripts: [][]scripted{{}, writer(10)}, moves: []int{1}, losses: 1},
 }
 
-// small is a cluster to search.
+// small is a cluster to search. Its first node is the home.
 type small struct {
 	name    string
 	large   bool         // it takes half a minute
@@ -33,6 +38,8 @@ type small struct {
 	scripts [][]scripted // what the programs of each node do, one call after the other
 	moves   []int        // the nodes to which the area moves, one after the other
 	losses  int          // how many sessions are lost
+	copies  int          // of the area; 0: one
+	dies    dsm.NodeID   // a node that dies, if not 0
 }
 
 // scripted is a step of a program.
@@ -48,10 +55,13 @@ type pathRun struct {
 	progs []*simProgram
 	at    []int // how far each program is
 	want  map[int64]byte
+	by    map[int64]*simNode // who has stored it
+	died  int                // the event by which a node has died
 	moved int
 	lost  int
 	sent  map[link][]int // the events that have sent what is under way
 	added []int          // the events that have added the entries of the catalog
+	asked []int          // the events by which nodes have asked the catalog for what it has not decided
 	broke map[link]int   // the events that have broken the links whose senders have not heard of it
 }
 
@@ -68,13 +78,16 @@ func newPathRun(t *testing.T, k small) *pathRun {
 	if k.sum {
 		ino.Spec.Merge, ino.Spec.DType, ino.Layout.DType = dsm.MergeSum, dsm.DTypeU8, dsm.DTypeU8
 	}
-	r := &pathRun{sim: newSimOf(t, 1, len(k.scripts), ino, time.Hour, 0), small: k, at: make([]int, len(k.scripts)), want: make(map[int64]byte)}
+	r := &pathRun{sim: newSimOf(t, 1, len(k.scripts), ino, time.Hour, 0), small: k, at: make([]int, len(k.scripts)), want: make(map[int64]byte), by: make(map[int64]*simNode)}
 	r.rng, r.sent, r.broke = rand.New(rand.NewPCG(1, 1)), make(map[link][]int), make(map[link]int)
 	r.changeView(func(v *dsm.View) {
 		for i := range v.Slots {
 			v.Slots[i].Primary = r.nodes[0].id
 		}
 	})
+	if k.copies > 0 {
+		r.withBackups(k.copies, true)
+	}
 	for _, n := range r.nodes {
 		n.skew = 0
 		n.find()
@@ -124,9 +137,15 @@ func (r *pathRun) choices() (list []choice) {
 		}
 	}
 	for _, n := range r.nodes {
-		if r.at[n.i] < len(r.scripts[n.i]) && n.outstanding() == 0 {
+		if r.at[n.i] < len(r.scripts[n.i]) && n.outstanding() == 0 && !n.dead {
 			add(func() { r.program(n) }, touched{nodes: []int{n.i}}, "the program of %d goes on", n.i)
 		}
+	}
+	for i, w := range r.wishes {
+		add(func() { r.grant(i) }, touched{nodes: []int{w.by.i}, because: []int{r.asked[i]}}, "the catalog answers request %d of %d", i, w.by.i)
+	}
+	if r.dies != 0 {
+		list = append(list, r.death(r.nodes[r.dies-1])...)
 	}
 	if v := r.lastView(); r.moved < len(r.moves) && r.rowOf(v, 0).Source == 0 {
 		add(r.moveOn, touched{log: true}, "move to %d", r.moves[r.moved])
@@ -134,9 +153,42 @@ func (r *pathRun) choices() (list []choice) {
 	return list
 }
 
+// death returns what can happen next of the death of a node: it dies, and either all that it has sent arrives or nothing; the catalog hears of it.
+func (r *pathRun) death(n *simNode) []choice {
+	switch {
+	case n.gone:
+		return nil
+	case n.dead:
+		return []choice{{"the catalog hears of the death", func() { r.bury(n) }, touched{because: []int{r.died}}}}
+	}
+	var t touched
+	for i := range r.nodes {
+		t.nodes = append(t.nodes, i)
+	}
+	return []choice{
+		{"a node dies, and what it has sent arrives", func() { r.killAfter(n, func(sent int) int { return sent }) }, t},
+		{"a node dies, and what it has sent does not arrive", func() { r.killAfter(n, func(int) int { return 0 }) }, t},
+	}
+}
+
+// buried takes note of what is left on the links of a node that an event has killed.
+func (r *pathRun) buried(n *simNode, index int, had map[link]int) {
+	r.died = index
+	for i := range r.nodes {
+		to, from := link{i, n.i}, link{n.i, i}
+		delete(r.sent, to)
+		delete(had, to)
+		if k := len(r.net[from]); k > 0 {
+			r.sent[from] = append(slices.Clone(r.sent[from][:k-1]), index)
+			had[from] = k
+		}
+	}
+}
+
 // do has an event happen, and returns what it has touched.
 func (r *pathRun) do(c choice, index int) touched {
-	had, entries := make(map[link]int), r.entries()
+	had, entries, wishes := make(map[link]int), r.entries(), slices.Clone(r.wishes)
+	lived := r.dies != 0 && !r.nodes[r.dies-1].dead
 	for k, q := range r.net {
 		had[k] = len(q)
 	}
@@ -149,6 +201,10 @@ func (r *pathRun) do(c choice, index int) touched {
 	}
 	c.take()
 	r.rest()
+	if lived && r.nodes[r.dies-1].dead {
+		r.buried(r.nodes[r.dies-1], index, had)
+	}
+	r.asked = r.askedBy(wishes, index)
 	for a := range r.nodes {
 		for b := range r.nodes {
 			switch k := (link{a, b}); {
@@ -170,6 +226,18 @@ func (r *pathRun) do(c choice, index int) touched {
 	return t
 }
 
+// askedBy returns the events by which nodes have asked for what is not decided. wishes were there before the last event.
+func (r *pathRun) askedBy(wishes []*wish, index int) (asked []int) {
+	for _, w := range r.wishes {
+		if i := slices.Index(wishes, w); i >= 0 {
+			asked = append(asked, r.asked[i])
+		} else {
+			asked = append(asked, index)
+		}
+	}
+	return asked
+}
+
 // program has the program of a node take its next step.
 func (r *pathRun) program(n *simNode) {
 	s, prog := r.scripts[n.i][r.at[n.i]], r.progs[n.i]
@@ -177,7 +245,7 @@ func (r *pathRun) program(n *simNode) {
 	if off := s.store; off != 0 {
 		v := r.seen.store(off)
 		n.memory(prog, dsm.PageIndex(off/dsm.PageSize), true)[off%dsm.PageSize] = v
-		r.want[off], n.given[off] = v, r.seen.stores[off]
+		r.want[off], r.by[off], n.given[off] = v, n, r.seen.stores[off]
 	}
 	if s.call != nil {
 		s.call(n, prog)
@@ -190,7 +258,7 @@ func (r *pathRun) moveOn() {
 	r.moved++
 	r.changeView(func(v *dsm.View) {
 		row := r.rowOf(v, 0)
-		*row = dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: v.Epoch}
+		*row = r.movedTo(*row, to, v.Epoch)
 	})
 }
 
@@ -209,14 +277,17 @@ func (r *pathRun) lose(k link, keep int) {
 // end checks the state in which nothing can happen any more: every call has returned, and after an acquire every node has what was stored.
 func (r *pathRun) end() {
 	r.calm()
-	for i, n := range r.nodes {
-		n.sync(r.progs[i])
+	for _, n := range r.programNodes() {
+		n.sync(r.progs[n.i])
 		r.calm()
 	}
-	for i, n := range r.nodes {
-		n.acquire(r.progs[i])
+	for _, n := range r.programNodes() {
+		n.acquire(r.progs[n.i])
 		r.calm()
 		for off, v := range r.want {
+			if r.by[off].dead && r.seen.published[off] == 0 && n.area.mu.mem.Working(dsm.PageIndex(off / dsm.PageSize))[off%dsm.PageSize] == 0 {
+				r.want[off], v = 0, 0 // nobody has seen it, and nobody will
+			}
 			if got := n.area.mu.mem.Working(dsm.PageIndex(off / dsm.PageSize))[off%dsm.PageSize]; got != v {
 				r.t.Errorf("node %d has %d at %d, want %d", n.i, got, off, v)
 			}

@@ -35,7 +35,7 @@ func (s *sim) move(to *simNode, extents dsm.ExtentIndex) {
 		for e := range extents {
 			row := s.rowOf(v, e)
 			if row.Primary != to.id {
-				*row = dsm.SlotHome{Primary: to.id, Source: row.Primary, Epoch: v.Epoch}
+				*row = s.movedTo(*row, to.id, v.Epoch)
 			}
 		}
 	})
