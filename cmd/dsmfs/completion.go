@@ -42,7 +42,7 @@ func argumentOf(v verb) argument {
 	switch v.name {
 	case "mount", "dev":
 		return argument{kind: directory}
-	case "umount":
+	case "umount", "upgrade":
 		return argument{kind: mountPoint}
 	case "status", "members", "areas":
 		return argument{kind: mountPoint}

@@ -65,7 +65,7 @@ type keeper struct {
 // holdMount is the life of a holder. args are those of mount.
 func holdMount(c mountConfig, args []string, parent *reporter) error {
 	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
 	mem, err := hold.Create()
 	if err != nil {
@@ -108,6 +108,7 @@ func (h *keeper) start(before string, parent *reporter) error {
 		cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%d", readyVariable, heldReadyFD))
 	}
 	wait, release := h.mem.Expect()
+	h.mem.Word(hold.Daemons).Add(1)
 	err = errors.Join(cmd.Start(), memory.Close(), device.Close())
 	if parent != nil {
 		err = errors.Join(err, parent.pipe.Close()) // if the daemon ends now, the parent is to hear of it
@@ -167,10 +168,18 @@ func duplicate(fd int, name string) (*os.File, error) {
 // watch starts daemons one after the other, and returns when the last has ended.
 func (h *keeper) watch(signals <-chan os.Signal) error {
 	crashes, kills, last := 0, 0, time.Now()
+	var next *upgrade // whose daemon has not served yet
 	for {
 		select {
 		case s := <-signals:
-			_ = h.cmd.Process.Signal(s) // if it has ended, that is heard next
+			switch {
+			case s != syscall.SIGUSR1:
+				_ = h.cmd.Process.Signal(s) // if it has ended, that is heard next
+			case next == nil || h.serves():
+				if next = h.askedFor(); next != nil {
+					_ = h.cmd.Process.Kill() // likewise
+				}
+			}
 			continue
 		case <-h.dead:
 		}
@@ -178,8 +187,11 @@ func (h *keeper) watch(signals <-chan os.Signal) error {
 			return h.giveUp(reason)
 		}
 		killed, how := h.post()
-		served := h.mem.Word(hold.Serving).Load() == h.mem.Word(hold.Daemons).Load()
+		served := h.serves()
 		switch {
+		case next != nil && !served:
+			next.failed(h, how)
+			next = nil
 		case served && killed:
 			crashes, kills = 0, 0
 		case killed:
@@ -195,7 +207,7 @@ func (h *keeper) watch(signals <-chan os.Signal) error {
 		}
 		if crashes > 1 {
 			select {
-			case s := <-signals: // there is no daemon that could end in order
+			case s := <-signals: // there is no daemon that could end in order, or that could be replaced
 				return h.giveUp("told to end (" + s.String() + ") while no daemon was there")
 			case <-time.After(restartPause << (crashes - 2)):
 			}
@@ -204,6 +216,11 @@ func (h *keeper) watch(signals <-chan os.Signal) error {
 			return h.giveUp(err.Error())
 		}
 	}
+}
+
+// serves reports whether the last daemon serves, or has served.
+func (h *keeper) serves() bool {
+	return h.mem.Word(hold.Serving).Load() == h.mem.Word(hold.Daemons).Load()
 }
 
 // final returns why no daemon follows the one that has ended, "" if one does. The daemon was not mounted yet, or not any more, or has said so.
@@ -294,7 +311,6 @@ func newHeld() (*held, error) {
 		return nil, fail(exitMachine, "%w", err)
 	}
 	h.resuming = h.mem.Word(hold.Mounted).Load() != 0
-	h.mem.Word(hold.Daemons).Add(1)
 	return h, h.mem.Live()
 }
 

@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -140,6 +142,8 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 		log.Info(what, "mount", c.point, "addr", n.self.Addr, "node", n.self.ID, "version", programVersion())
 		if held != nil {
 			held.mem.Word(hold.Serving).Store(held.mem.Word(hold.Daemons).Load())
+			err = errors.Join(st.write(holderFile, strconv.Itoa(os.Getppid())), st.write(servingFile, fmt.Sprintf("pid %d, version %s", os.Getpid(), programVersion())))
+			st.files = append(st.files, upgradeFile, upgradedFile)
 		}
 		// Who is told finds that line in the log.
 		parent.tell(news{Ready: true, Addr: n.self.Addr})

@@ -45,7 +45,7 @@ const (
 	Mounted          // 1: the mount is there
 	Ended            // 1: the daemon was told to end, or the mount is gone
 	Refused          // 1: no other daemon can take over; the log says why
-	Daemons          // how many have served
+	Daemons          // how many were started
 	LastRequest      // the newest command of the node
 	AreasUsed        // how many records of areas were ever used
 	SlotsUsed        // likewise, large ranges of pages
@@ -55,7 +55,7 @@ const (
 	filesTail
 	Serving  // the last of Daemons that serves
 	Alive    // not 0 while the first thread of the daemon lives
-	Expected // how many were started
+	Expected // counts the calls of Expect
 )
 
 // Text is a string in the head.

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/hold"
+)
+
+// An upgrade is a daemon that is killed, and one of another program that takes over. The verb leaves the program's path in the state
+// directory and tells the holder, by a signal. The holder starts what it finds there; if that does not serve, it goes on with the program
+// before and says why.
+
+// Files of the state directory of a held mount.
+const (
+	holderFile   = "holder"   // the holder's process id
+	servingFile  = "serving"  // the process id and the version of the daemon that serves
+	upgradeFile  = "upgrade"  // what is asked of the holder: hold.Format, and the path of the program
+	upgradedFile = "upgraded" // why it did not do it
+)
+
+// upgradeLimit is how long an upgrade may take.
+const upgradeLimit = 2 * joinLimit
+
+// upgradeVerb replaces the daemon of a mount by one of this program.
+func upgradeVerb(p *program, args []string) error {
+	f := p.flags("upgrade")
+	if err := parse(f, args, 1, 1, "MNT"); err != nil {
+		return err
+	}
+	m, err := findMount(f.Arg(0))
+	if err != nil {
+		return err
+	}
+	_, dir := daemonOf(m.Point)
+	text, err := os.ReadFile(filepath.Join(dir, holderFile))
+	if err != nil {
+		return fail(exitOther, "%s is not mounted with --hold: unmount it, and mount it with the new program", m.Point)
+	}
+	holder, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return fail(exitOther, "%s: %q is no process", filepath.Join(dir, holderFile), text)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	before, err := os.ReadFile(filepath.Join(dir, servingFile))
+	if err != nil {
+		return fail(exitSilent, "%s: no daemon serves at the moment: try again", m.Point)
+	}
+	if err := os.Remove(filepath.Join(dir, upgradedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, upgradeFile), fmt.Appendf(nil, "%d %s", hold.Format, self), 0o600); err != nil {
+		return err
+	}
+	if err := unix.Kill(holder, unix.SIGUSR1); err != nil {
+		return fail(exitOther, "tell the holder (pid %d): %w", holder, err)
+	}
+	end := time.After(upgradeLimit)
+	for tick := time.NewTicker(busyRetry); ; {
+		if text, err := os.ReadFile(filepath.Join(dir, upgradedFile)); err == nil && len(text) > 0 {
+			return fail(exitOther, "%s: %s", m.Point, text)
+		}
+		if now, err := os.ReadFile(filepath.Join(dir, servingFile)); err == nil && len(now) > 0 && string(now) != string(before) {
+			fmt.Fprintf(p.out, "%s is served by %s\n", m.Point, strings.TrimSpace(string(now)))
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-end:
+			return fail(exitSilent, "%s: no other daemon serves after %v; see %s", m.Point, upgradeLimit, logOf(dir))
+		}
+	}
+}
+
+// upgrade is another program for the daemon.
+type upgrade struct {
+	program *os.File // open, so that it can be started again whatever becomes of its path
+	from    string   // the program before
+	to      string   // where the answer goes
+}
+
+// askedFor returns the upgrade that is asked for in the state directory. If it is not possible it says so there, and returns nil.
+func (h *keeper) askedFor() *upgrade {
+	dir := h.mem.Text(hold.State)
+	u := &upgrade{from: h.binary, to: filepath.Join(dir, upgradedFile)}
+	text, err := os.ReadFile(filepath.Join(dir, upgradeFile))
+	format, path, ok := strings.Cut(strings.TrimSpace(string(text)), " ")
+	switch reason := h.final(); {
+	case err != nil || !ok:
+		return nil
+	case reason != "":
+		u.answer("no daemon can follow this one: " + reason)
+		return nil
+	case format != strconv.Itoa(hold.Format):
+		u.answer(fmt.Sprintf("the program keeps what is held in format %s, and what is there has %d", format, hold.Format))
+		return nil
+	}
+	if u.program, err = os.Open(path); err != nil {
+		u.answer(err.Error())
+		return nil
+	}
+	h.binary = fmt.Sprintf("/proc/self/fd/%d", u.program.Fd())
+	return u
+}
+
+// failed goes back to the program before.
+func (u *upgrade) failed(h *keeper, how string) {
+	h.binary = u.from
+	_ = u.program.Close() // only read
+	u.answer(fmt.Sprintf("the new daemon ended before it served (%s): the program before goes on; see the log", how))
+}
+
+// answer says why it was not done.
+func (u *upgrade) answer(text string) {
+	_ = os.WriteFile(u.to, []byte(text), 0o600) // then the one that asked waits in vain, and says so
+}
