@@ -415,6 +415,9 @@ func (a *Area) stagePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte) 
 		return nil
 	}
 	if a.ownHomeLocked() && !a.isSelf(from) { // the next home has all: the bytes here are those of a replica from now on
+		if row := a.rowLocked(0); row.BackupOf(a.node.cfg.Self) >= 0 {
+			a.stepDownLocked(a.slotLocked(0))
+		}
 		for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
 			a.resignLocked(e)
 		}

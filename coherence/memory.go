@@ -98,7 +98,7 @@ func (n *Node) warnOfMemory(id dsm.AreaID, err error) {
 	n.cfg.Log.Warn("the memory of an area cannot be made", "area", id, "err", err, "todo", todo)
 }
 
-// parkForMemoryLocked keeps a publish for which there is no memory, and tries it again until there is. Later requests of the publisher
+// parkForMemoryLocked keeps a publish for which there is no memory, or a request for which there is no lease, and tries it again until there is. Later requests of the publisher
 // wait behind it. The publisher is not told: its fsync ends at its deadline, and its stores stay there as unpublished.
 func (a *Area) parkForMemoryLocked(from dsm.NodeID, m any, payload []byte) {
 	a.parkLocked(from, m, payload)

@@ -144,6 +144,10 @@ func (a *Area) receiveLocked(from dsm.NodeID, msg any, payload [][]byte) error {
 		a.parkLocked(from, msg, one())
 		return nil
 	}
+	if a.fencedLocked(msg) {
+		a.parkForMemoryLocked(from, msg, one())
+		return nil
+	}
 	switch m := msg.(type) {
 	case *wire.Subscribe:
 		switch a.serveAllLocked(m) {
@@ -226,6 +230,18 @@ func (a *Area) receiveLocked(from dsm.NodeID, msg any, payload [][]byte) error {
 		return a.receiveOfRoundLocked(from, msg, one)
 	}
 	return nil
+}
+
+// fencedLocked reports whether a request must wait: it asks what was published until now, and a backup may have taken over from this node.
+func (a *Area) fencedLocked(msg any) bool {
+	if !a.mu.backed {
+		return false
+	}
+	switch msg.(type) {
+	case *wire.Subscribe, *wire.Acquire, *wire.Finish:
+		return !a.node.cfg.View.MayServe()
+	}
+	return false
 }
 
 func flat(payload [][]byte) []byte {

@@ -1,0 +1,108 @@
+package coherence
+
+import (
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// backed is a home (node 0), its backup (node 1), and a replica (node 2) of an area of one extent, whose messages are in the test's hands.
+func backed(t *testing.T) (s *sim, home, backup, replica *simNode) {
+	s = newHomed(t, 3, sums(1, dsm.ApplyArrival))
+	s.changeView(func(v *dsm.View) {
+		for i := range v.Slots {
+			v.Slots[i].Backups[0] = dsm.Backup{Node: s.nodes[1].id, InSync: true}
+		}
+	})
+	s.catchUp()
+	for _, n := range s.nodes {
+		n.open(true)
+	}
+	s.drain()
+	return s, s.nodes[0], s.nodes[1], s.nodes[2]
+}
+
+// sends returns how many messages of a kind are on a link.
+func sends[M any](s *sim, k link) (n int) {
+	for _, f := range s.net[k] {
+		if _, ok := f.msg.(M); ok {
+			n++
+		}
+	}
+	return n
+}
+
+// TestNobodySeesWhatABackupLacks: what a home says after a publish waits for the backup, on the way to its own node too, and leaves in order.
+func TestNobodySeesWhatABackupLacks(t *testing.T) {
+	s, home, _, replica := backed(t)
+	put(t, replica, 5)
+	publish(replica)
+	s.deliverAll(link{2, 0})
+	if got := sends[*wire.Replicate](s, link{0, 1}); got != 1 {
+		t.Fatalf("the backup is told of %d publishes, want 1", got)
+	}
+	if acks, pushes := sends[*wire.PublishAck](s, link{0, 2}), sends[*wire.Push](s, link{0, 1}); acks+pushes > 0 {
+		t.Errorf("%d acks and %d pushes have left before the backup has acked", acks, pushes)
+	}
+	want(t, home, 0)
+	s.deliverAll(link{0, 1})
+	s.deliverAll(link{1, 0})
+	want(t, home, 5)
+	if got := sends[*wire.PublishAck](s, link{0, 2}); got != 1 {
+		t.Errorf("%d acks have left, want 1", got)
+	}
+	s.rested()
+}
+
+// TestBackupTakesOver: a home dies after its backup has a publish, and before the publisher has the ack. It sends the publish again, to
+// the backup, which knows it.
+func TestBackupTakesOver(t *testing.T) {
+	s, home, backup, replica := backed(t)
+	put(t, home, 100)
+	publish(home)
+	put(t, replica, 7)
+	publish(replica)
+	s.deliverAll(link{2, 0})
+	s.deliverAll(link{0, 1})
+	s.kill(home)
+	s.changeView(func(v *dsm.View) {
+		v.Members[0].Gone = true
+		for i := range v.Slots {
+			v.Slots[i] = dsm.SlotHome{Primary: backup.id, Epoch: v.Epoch}
+		}
+	})
+	s.catchUp()
+	for s.deliver() {
+		continue
+	}
+	want(t, backup, 107)
+	want(t, replica, 107)
+	if x := replica.area.extentLocked(0); x.publishing() {
+		t.Error("the publish has no ack")
+	}
+}
+
+// TestSilentBackupHoldsUp: as long as the view says that a backup can take over, the home waits for it.
+func TestSilentBackupHoldsUp(t *testing.T) {
+	s, home, backup, replica := backed(t)
+	put(t, replica, 5)
+	publish(replica)
+	s.deliverAll(link{2, 0})
+	s.changeView(func(v *dsm.View) {
+		for i := range v.Slots {
+			v.Slots[i].Backups[0].InSync = false
+		}
+	})
+	if sends[*wire.PublishAck](s, link{0, 2}) > 0 {
+		t.Error("an ack has left without the backup")
+	}
+	home.apply()
+	if sends[*wire.PublishAck](s, link{0, 2}) != 1 {
+		t.Error("no ack has left though the backup cannot take over any more")
+	}
+	replica.apply()
+	backup.apply()
+	s.rested()
+	want(t, home, 5)
+}
