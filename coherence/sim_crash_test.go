@@ -53,6 +53,13 @@ func (r *simRun) busyRows() bool {
 // loses reports whether something is lost if the node dies now, and the catalog then hears of all deaths, one after the other.
 func (s *sim) loses(n *simNode) bool {
 	v := s.lastView().Clone()
+	dies := func(id dsm.NodeID) bool { return id == n.id || s.nodes[id-1].dead }
+	for _, row := range v.Rows() {
+		// Where a new home has died, its source says so at some time, and then the first in sync has it.
+		if row.Source != 0 && dies(row.Primary) && slices.ContainsFunc(slices.Collect(row.InSync()), func(id dsm.NodeID) bool { return id != row.Primary && dies(id) }) {
+			return true
+		}
+	}
 	for _, o := range s.nodes {
 		if o == n || o.dead && !o.gone {
 			v.Members[o.i].Gone = true

@@ -371,7 +371,7 @@ func (a *Area) standbyViewChangedLocked(old *dsm.View) {
 	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
 		slot := a.slotLocked(e)
 		was, row := old.Row(slot), a.mu.view.Row(slot)
-		if i := row.BackupOf(self); was != nil && was.Source == self && row.Source != self && row.Primary != self && i >= 0 && row.Backups[i].InSync {
+		if i := row.BackupOf(self); was != nil && was.Source == self && row.Source != self && (row.Primary != self || row.Source != 0) && i >= 0 && row.Backups[i].InSync {
 			a.stepDownLocked(slot)
 		}
 	}
