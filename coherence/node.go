@@ -238,6 +238,7 @@ func (n *Node) Close() {
 	n.mu.closed = true
 	n.mu.Unlock()
 	n.handovers.close()
+	n.room.ending.Store(true)
 	freed := pages.FreeMany()
 	for _, a := range n.all() {
 		n.AreaRemoved(dsm.Ino(a.id))

@@ -32,6 +32,7 @@ type room struct {
 	told    atomic.Int64  // what Config.Taken was last told
 	gate    chan struct{} // capacity 1: only one goroutine evicts at a time
 	freeing atomic.Bool   // keepFree is running
+	ending  atomic.Bool   // the node is being closed, and gives memory back at the end only: nothing is told any more
 	crowded atomic.Bool   // there is less room than is taken: fit is to look
 	// waiters is the number of calls of make under way.
 	waiters atomic.Int64
@@ -92,7 +93,7 @@ func (m *room) keep(areas int) { m.kept.Add(int64(areas) * dsm.FileCost) }
 
 // tell tells Config.Taken what there may be outside Go's heap, if that has changed much since it was last told. No lock may be held.
 func (m *room) tell() {
-	if m.node.cfg.Taken == nil {
+	if m.node.cfg.Taken == nil || m.ending.Load() {
 		return
 	}
 	now, told := m.copies.Load()+m.taken.Load()*pageCost+pages.FrameBytes(), m.told.Load()
