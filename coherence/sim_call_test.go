@@ -63,7 +63,7 @@ func (s *sim) rest() {
 		if q.n.dead {
 			continue
 		}
-		short := q.n.starved.Load() && errs.Is(q.err, errs.NoSpace)
+		short := errs.Is(q.err, errs.NoSpace) && (q.n.starved.Load() || q.what == "take" && slices.ContainsFunc(s.nodes, func(n *simNode) bool { return n.starved.Load() }))
 		if q.what == "take" && errs.Is(q.err, errs.Timeout) { // the owner could not publish in time
 			q.gaveUp = true
 		}

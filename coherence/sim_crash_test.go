@@ -50,22 +50,21 @@ func (r *simRun) busyRows() bool {
 	return false
 }
 
-// loses reports whether something is lost if the node dies now, and the catalog then hears of all deaths, one after the other.
+// loses reports whether something is lost if the node dies now, and the catalog hears of it. It also does while the catalog has not heard of another
+// death: it would have that node take over, or be among the two backups that a move leaves.
 func (s *sim) loses(n *simNode) bool {
+	if slices.ContainsFunc(s.nodes, func(o *simNode) bool { return o.dead && !o.gone }) {
+		return true
+	}
 	v := s.lastView().Clone()
-	dies := func(id dsm.NodeID) bool { return id == n.id || s.nodes[id-1].dead }
+	v.Members[n.i].Gone = true
 	for _, row := range v.Rows() {
 		// Where a new home has died, its source says so at some time, and then the first in sync has it.
-		if row.Source != 0 && dies(row.Primary) && slices.ContainsFunc(slices.Collect(row.InSync()), func(id dsm.NodeID) bool { return id != row.Primary && dies(id) }) {
+		if row.Source != 0 && isGone(v, row.Primary) && row.Primary != n.id && row.BackupOf(n.id) >= 0 {
 			return true
 		}
 	}
-	for _, o := range s.nodes {
-		if o == n || o.dead && !o.gone {
-			v.Members[o.i].Gone = true
-			s.takeOver(v, o.id)
-		}
-	}
+	s.takeOver(v, n.id)
 	for _, row := range v.Rows() {
 		if isGone(v, holder(row)) {
 			return true
