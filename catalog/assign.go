@@ -11,7 +11,7 @@ import (
 // who is in sync stays, unless it leaves or keeps too many. Its copy goes when another is in sync; but where there are three copies there is
 // no place for a fourth, so it goes before. If nobody stays nothing changes.
 //
-// Slots that are handed over keep their backups, but for those that leave and are not in sync. Those whose home has died are passed over. Without room nobody becomes a backup. copies says how many copies there
+// Slots that are handed over keep their backups, but for those that leave and are not in sync. Those whose home has died are passed over. Without room nobody becomes a backup, nor who begins to hand a slot over. copies says how many copies there
 // are to be of a slot. The result depends on nothing else.
 func assign(v *dsm.View, copies func(dsm.Slot) int, room bool) {
 	stay := staying(v)
@@ -63,7 +63,9 @@ func (p *pool) assign(room bool) {
 	for _, r := range p.rows {
 		if r.Source != 0 {
 			moving = true
-			keep(r.SlotHome, func(b dsm.Backup) bool { return b.InSync || stays(p.v, b.Node) })
+			keep(r.SlotHome, func(b dsm.Backup) bool {
+				return (b.InSync || stays(p.v, b.Node)) && (room || b.Node != r.Source || r.Epoch != p.v.Epoch)
+			})
 			continue
 		}
 		p.trim(r)

@@ -8,10 +8,10 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// reviewed applies change to the view and gives the result the next epoch. It balances the slots, and assigns backups, if
+// reviewed applies change to the view and gives the result the next epoch. It balances the slots if
 // the members that should have them have memory for them. That is so unless a member leaves: then
 // its slots stay with it until there is room (reserve), everybody leaves, or it goes without
-// handing them over.
+// handing them over. It also assigns backups, if there is room for what they keep.
 func (s *state) reviewed(change func(v *dsm.View)) {
 	v := s.view.Clone()
 	v.Epoch++
@@ -21,7 +21,7 @@ func (s *state) reviewed(change func(v *dsm.View)) {
 		balance(v)
 	}
 	s.place(v)
-	assign(v, func(slot dsm.Slot) int { return s.copiesOf(v, slot) }, s.reserved.room(v) > roomNone)
+	assign(v, func(slot dsm.Slot) int { return s.copiesOf(v, slot) }, s.reserved.roomForCopies(v))
 	s.view = v
 	s.effects.view = s.view
 }

@@ -25,6 +25,8 @@ type reservation struct {
 	full   int64
 	demand bytesPerClass // by how many copies there are to be
 	kept   int64
+	// Of full, what backups keep: of files that are spread, by slots, and of those that live at one home, which a backup has whole.
+	spread, whole bytesPerClass
 }
 
 // bytesPerClass is a number of bytes for each class of slots: at i of areas with i+1 copies.
@@ -65,7 +67,15 @@ func takes(x dsm.Spec, size int64) reservation {
 		demand[x.Copies()-1] = bytes
 		return reservation{demand: demand}
 	}
-	return reservation{full: bytes}
+	r := reservation{full: bytes}
+	switch class := x.Copies() - 1; {
+	case class == 0:
+	case x.Together(dsm.ExtentIndex(dsm.Extents(dsm.MaxAreaSize))):
+		r.whole[class] = bytes
+	default:
+		r.spread[class] = bytes
+	}
+	return r
 }
 
 // keeps returns what is kept of an inode besides the pages of a file.
@@ -96,20 +106,21 @@ func (in *inode) all() reservation {
 }
 
 func (r reservation) plus(o reservation) reservation {
-	return reservation{r.full + o.full, r.demand.plus(o.demand, 1), r.kept + o.kept}
+	return reservation{r.full + o.full, r.demand.plus(o.demand, 1), r.kept + o.kept, r.spread.plus(o.spread, 1), r.whole.plus(o.whole, 1)}
 }
 
 func (r reservation) minus(o reservation) reservation {
-	return reservation{r.full - o.full, r.demand.plus(o.demand, -1), r.kept - o.kept}
+	return reservation{r.full - o.full, r.demand.plus(o.demand, -1), r.kept - o.kept, r.spread.plus(o.spread, -1), r.whole.plus(o.whole, -1)}
 }
 
 // room says how well the members can hold what is reserved.
 type room uint8
 
 const (
-	roomNone  room = iota // a member has too little memory for what it is home of
-	roomHomes             // one has enough for that, but too little for pages on demand
-	roomPages             // there is enough
+	roomNone   room = iota // a member has too little memory for what it is home of
+	roomHomes              // one has enough for that, but too little for copies of what others are home of
+	roomCopies             // one has enough for that too, but too little for pages on demand
+	roomPages              // there is enough
 )
 
 // claim is how much of one member's memory a reservation takes, in bytes.
@@ -119,6 +130,7 @@ type claim struct {
 	kept   int64 // what it keeps of all files besides
 	home   int64 // its part of the demand files as a home
 	paging int64 // kept free for pages on demand
+	copies int64 // what it keeps as a backup
 }
 
 // part returns how many of so many bytes are in so many of a class's slots, rounded up.
@@ -127,9 +139,27 @@ func part(bytes int64, slots, class int) int64 {
 	return bytes/all*n + (bytes%all*n+all-1)/all
 }
 
-// of returns how much memory a member with this number of slots needs for the room.
-func (r reservation) of(m dsm.Member, slots perClass, x room) claim {
+// copied reports whether there are files of which there are to be more copies than there are members.
+func (r reservation) copied(members int) bool {
+	for class := members; class < dsm.MostReplicas; class++ {
+		if r.demand[class]+r.spread[class]+r.whole[class] > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// of returns how much memory a member that is home and backup of so many slots needs for the room.
+func (r reservation) of(m dsm.Member, slots, backups perClass, x room) claim {
 	c := claim{member: m, full: fullCopies * r.full, kept: r.kept}
+	if x >= roomCopies {
+		for class, n := range backups {
+			c.copies += part(r.demand[class]+r.spread[class], n, class)
+			if n > 0 {
+				c.copies += r.whole[class] // any member may be the backup
+			}
+		}
+	}
 	if r.demand == (bytesPerClass{}) {
 		return c
 	}
@@ -144,7 +174,7 @@ func (r reservation) of(m dsm.Member, slots perClass, x room) claim {
 	return c
 }
 
-func (c claim) need() int64  { return c.full + c.kept + c.home + c.paging }
+func (c claim) need() int64  { return c.full + c.kept + c.home + c.paging + c.copies }
 func (c claim) spare() int64 { return c.member.Budget - c.need() }
 
 // String describes the claim in words.
@@ -157,6 +187,9 @@ func (c claim) String() string {
 	if c.paging > 0 {
 		text += fmt.Sprintf(", %d for pages on demand", c.paging)
 	}
+	if c.copies > 0 {
+		text += fmt.Sprintf(", %d for copies as a backup", c.copies)
+	}
 	return text
 }
 
@@ -164,10 +197,11 @@ func (c claim) String() string {
 // made, the first one if several are equal. Members that leave do not count, unless all do.
 func (r reservation) tightest(v *dsm.View, x room) claim {
 	quota := quotas(v)
+	backups := backupQuotas(v, quota)
 	var tight claim
 	for _, m := range v.Members {
 		slots, ok := quota[m.ID]
-		if c := r.of(m, slots, x); ok && (tight.member.ID == 0 || c.spare() < tight.spare()) {
+		if c := r.of(m, slots, backups[m.ID], x); ok && (tight.member.ID == 0 || c.spare() < tight.spare()) {
 			tight = c
 		}
 	}
@@ -176,7 +210,7 @@ func (r reservation) tightest(v *dsm.View, x room) claim {
 
 // room returns how well the members of v can hold what is reserved.
 func (r reservation) room(v *dsm.View) room {
-	for _, x := range []room{roomPages, roomHomes} {
+	for _, x := range []room{roomPages, roomCopies, roomHomes} {
 		if r.tightest(v, x).spare() >= 0 {
 			return x
 		}
@@ -184,13 +218,19 @@ func (r reservation) room(v *dsm.View) room {
 	return roomNone
 }
 
+// roomForCopies reports whether the members can keep copies of what others are home of. If there are no such files, copies of their slots take nothing.
+func (r reservation) roomForCopies(v *dsm.View) bool { return !r.copied(1) || r.room(v) >= roomCopies }
+
 // reserve accounts for something that takes now what it takes, and took was before. If that is less, a leaving member may now be able
-// to hand over its slots.
+// to hand over its slots, and others to be backups.
 func (s *state) reserve(was, now reservation) {
 	before := s.reserved
 	s.reserved = before.minus(was).plus(now)
 	less := s.reserved.full < before.full || s.reserved.demand.less(before.demand) || s.reserved.kept < before.kept
-	if less && len(stranded(s.view)) > 0 && s.reserved.room(s.view) > roomNone {
+	if !less {
+		return
+	}
+	if len(stranded(s.view)) > 0 && s.reserved.room(s.view) > roomNone || !before.roomForCopies(s.view) && s.reserved.roomForCopies(s.view) {
 		s.reviewed(func(*dsm.View) {})
 	}
 }
@@ -212,7 +252,7 @@ func (s *state) checkRoomFor(was, now reservation, what string) error {
 	switch {
 	case c.member.ID == 0 || c.spare() >= 0:
 		return nil
-	case c.home == 0:
+	case c.home+c.copies == 0:
 		return fail(errs.NoSpace, "%s: %s; remove files", what, c)
 	}
 	return fail(errs.NoSpace, "%s: %s; remove files or add a node", what, c)
@@ -220,12 +260,15 @@ func (s *state) checkRoomFor(was, now reservation, what string) error {
 
 // checkRoom returns why there is too little memory with m as another member, or nil. A cluster that
 // lacks memory already, because a member left, admits every node that does not make it worse: that
-// is how it recovers.
+// is how it recovers. It may lack memory for more copies of files that are to have more of them than there were members.
 func (s *state) checkRoom(m dsm.Member) error {
-	if c := s.reserved.of(m, perClass{}, roomPages); c.spare() < 0 {
+	if c := s.reserved.of(m, perClass{}, perClass{}, roomPages); c.spare() < 0 {
 		return fail(errs.NoSpace, "%s", c)
 	}
 	least := s.reserved.room(s.view)
+	if s.reserved.copied(len(staying(s.view))) {
+		least = min(least, roomHomes)
+	}
 	if least == roomNone {
 		return nil
 	}
@@ -275,12 +318,14 @@ func stranded(v *dsm.View) map[dsm.NodeID]int {
 
 // checkLeaving returns why a leaving node cannot hand over its slots, or nil.
 func (s *state) checkLeaving(id dsm.NodeID) error {
-	n := stranded(s.view)[id]
-	if n == 0 {
-		return nil
+	if n := stranded(s.view)[id]; n > 0 {
+		return fail(errs.NoSpace, "nobody has the memory to take over its %d slots, and what they hold is lost without: %s; remove files or add a node",
+			n, s.reserved.tightest(s.view, roomHomes))
 	}
-	return fail(errs.NoSpace, "nobody has the memory to take over its %d slots, and what they hold is lost without: %s; remove files or add a node",
-		n, s.reserved.tightest(s.view, roomHomes))
+	if n := rowsOf(s.view, id) - slotsOf(s.view, id); n > 0 && !stays(s.view, id) && !s.reserved.roomForCopies(s.view) {
+		return fail(errs.NoSpace, "nobody has the memory for its copies of %d slots: %s; remove files or add a node", n, s.reserved.tightest(s.view, roomCopies))
+	}
+	return nil
 }
 
 // usage returns reserved and budget such that a full file may grow by their difference, not at all

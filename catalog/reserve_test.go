@@ -67,7 +67,7 @@ func TestReservationIsExact(t *testing.T) {
 			if x.most == 0 {
 				return
 			}
-			if s, err := restore(mustEncode(t, m.image())); err != nil || s.reserved != (reservation{(x.full + dsm.PageSize - 1) &^ (dsm.PageSize - 1), bytesPerClass{x.most}, twoFiles}) {
+			if s, err := restore(mustEncode(t, m.image())); err != nil || s.reserved != (reservation{full: (x.full + dsm.PageSize - 1) &^ (dsm.PageSize - 1), demand: bytesPerClass{x.most}, kept: twoFiles}) {
 				t.Errorf("restored: %v", err)
 			}
 			// What is unlinked and held is reserved still, by its own residency.
@@ -265,7 +265,7 @@ func TestLeaveTakesTheRoomForPages(t *testing.T) {
 	m.must(nodeB, leavingOp{nodeB})
 	ready(m)
 	m.must(nodeA, removeMemberOp{nodeB})
-	if r := m.reserved.room(m.view); r != roomHomes {
+	if r := m.reserved.room(m.view); r != roomCopies {
 		t.Fatalf("room %d", r)
 	}
 	if reserved, budget := m.usage(); reserved <= budget {
@@ -275,7 +275,7 @@ func TestLeaveTakesTheRoomForPages(t *testing.T) {
 	m.must(nodeA, resize(demand, 59*mib))
 	m.fails(errs.NoSpace, resize(demand, 60*mib))
 	m.must(nodeA, addMemberOp{sized(nodeC, 4*mib+twoFiles)}) // has no room for pages either, but it helps
-	if r := m.reserved.room(m.view); r != roomHomes {
+	if r := m.reserved.room(m.view); r != roomCopies {
 		t.Fatalf("room %d", r)
 	}
 	m.must(nodeA, addMemberOp{sized(nodeC+1, 64*mib+twoFiles)})
@@ -345,7 +345,7 @@ func TestReservationAtRandom(t *testing.T) {
 			if rng.IntN(3) == 0 {
 				ready(m)
 				for _, x := range m.view.Members {
-					if x.Leaving && slotsOf(m.view, x.ID) == 0 {
+					if x.Leaving && rowsOf(m.view, x.ID) == 0 {
 						m.must(nodeA, removeMemberOp{x.ID})
 					}
 				}
@@ -367,7 +367,7 @@ func roomByHand(m *machine) room {
 		case pages < 0:
 			worst = roomNone
 		case demand > 0 && (pages/all*8 < left || pages/all < dsm.ExtentSize):
-			worst = min(worst, roomHomes)
+			worst = min(worst, roomCopies)
 		}
 	}
 	return worst
@@ -397,4 +397,58 @@ func probeUsage(m *machine, in dsm.Inode) {
 	}
 	m.fails(errs.NoSpace, resize(in, end+free+1))
 	m.must(nodeA, resize(in, in.Size))
+}
+
+// TestCopiesAreReserved: what members keep as backups counts, by their share of the slots, or whole if a file lives at one home. A file that is
+// to have more copies than there are members can grow as if there were no more; then a node may join all the same, but there are no new copies
+// and nothing grows before there is room.
+func TestCopiesAreReserved(t *testing.T) {
+	for _, x := range []struct {
+		members            int
+		replicas, settings string
+		most               int64 // of budgets of 60 MiB
+	}{
+		{1, "2", "spread", 30 * mib},
+		{2, "1", "spread", 30 * mib},
+		{2, "2", "spread", 24 * mib}, // and half a copy
+		{2, "3", "spread", 24 * mib},
+		{2, "2", "na", 20 * mib}, // and a copy
+		{1, "2", "na", 30 * mib},
+		{4, "2", "spread", 60 * mib * 4 / 9},
+		{4, "3", "spread", 24 * mib}, // half of 3 times 64 slots, by four
+	} {
+		budgets := slices.Repeat([]int64{60*mib + dsm.FileCost}, x.members)
+		m := newSized(t, budgets...)
+		f := m.file("f")
+		m.must(nodeA, setSpecOp{f.Ino, "replicas", x.replicas})
+		f = m.must(nodeA, setSpecOp{f.Ino, "placement", x.settings})
+		m.must(nodeA, resize(f, x.most&^(dsm.PageSize-1)))
+		m.fails(errs.NoSpace, resize(f, x.most+2*dsm.PageSize), "--memory at least")
+		ready(m)
+		short := 0
+		for i, h := range m.view.Rows() {
+			if slices.Collect(h.InSync()) == nil && m.copiesOf(m.view, i) > 1 {
+				short++
+			}
+		}
+		if (short > 0) != (x.members == 1) {
+			t.Errorf("%+v: %d slots have no backup", x, short)
+		}
+	}
+
+	m := newSized(t, 60*mib+dsm.FileCost)
+	f := m.file("f")
+	f = m.must(nodeA, setSpecOp{f.Ino, "replicas", "2"})
+	m.must(nodeA, resize(f, 30*mib))
+	m.must(nodeA, addMemberOp{sized(nodeB, 60*mib+dsm.FileCost)})
+	ready(m)
+	backups := func() int { return rowsOf(m.view, nodeA) - slotsOf(m.view, nodeA) }
+	if backups() != 0 || m.reserved.room(m.view) != roomHomes {
+		t.Errorf("%d backups without room", backups())
+	}
+	m.fails(errs.NoSpace, resize(f, 30*mib+1), "for copies as a backup")
+	m.must(nodeA, resize(f, 24*mib))
+	if ready(m); backups() == 0 {
+		t.Error("no backups with room")
+	}
 }

@@ -76,6 +76,24 @@ func quotas(v *dsm.View) shares {
 	return quota
 }
 
+// backupQuotas returns of how many slots of each class each member should be a backup, if the slots are shared out as quota says.
+func backupQuotas(v *dsm.View, quota shares) shares {
+	backups := make(shares)
+	stay := staying(v)
+	for _, c := range dsm.Classes {
+		class := c.Copies - 1
+		total := c.Slots * min(class, len(stay)-1)
+		if total <= 0 {
+			continue
+		}
+		most := func(id dsm.NodeID) int { return c.Slots - quota[id][class] }
+		for i, n := range apportion(stay, total, most, func(dsm.NodeID) int { return 0 }) {
+			backups.add(stay[i].ID, class, n)
+		}
+	}
+	return backups
+}
+
 // stays reports whether the node is a member that does not leave.
 func stays(v *dsm.View, n dsm.NodeID) bool {
 	m, ok := v.Member(n)

@@ -38,6 +38,9 @@ func (o setSpecOp) apply(s *state, st step) (dsm.Inode, error) {
 		if err := s.checkPlaceable(in, spec.Placement); err != nil {
 			return dsm.Inode{}, err
 		}
+		if err := s.checkRoomFor(takes(in.Spec, in.Size), takes(spec, in.Size), "copies of a file with one home"); err != nil {
+			return dsm.Inode{}, err
+		}
 		if spec.DType != in.Spec.DType {
 			in.Layout = explicitLayout(spec)
 		}
@@ -46,6 +49,9 @@ func (o setSpecOp) apply(s *state, st step) (dsm.Inode, error) {
 		}
 	}
 	in.Spec = spec
+	if in.Kind == dsm.KindFile {
+		s.reserve(takes(before.Spec, in.Size), takes(spec, in.Size))
+	}
 	in.changed(st)
 	s.revised(st, in, before, true)
 	if spec.Placement != before.Spec.Placement {
