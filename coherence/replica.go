@@ -159,6 +159,7 @@ func (a *Area) dropReplicaLocked() {
 		a.dropHistoryLocked()
 	}
 	a.mu.whole.replica, a.mu.whole.stage = 0, stage{}
+	a.mu.whole.id = dsm.RoundID{} // nothing is left of a version that did not end in time
 	a.localLocked()
 	a.freeIfUnusedLocked()
 }
