@@ -50,8 +50,8 @@ func TestJudge(t *testing.T) {
 		text    string
 	}{
 		{"data", testCluster, func(*hello) {}, 0, ""},
-		{"a range of versions", testCluster, func(h *hello) { h.min, h.max = 0, 9 }, 0, ""},
-		{"newer only", testCluster, func(h *hello) { h.min, h.max = wire.Version+1, 9 }, errs.Unsupported, "protocol version"},
+		{"a range of versions", testCluster, func(h *hello) { h.min, h.max = 0, wire.Version }, 0, ""},
+		{"newer only", testCluster, func(h *hello) { h.min, h.max = wire.Version+1, wire.Version+1 }, errs.Unsupported, "protocol version"},
 		{"older only", testCluster, func(h *hello) { h.min, h.max = 0, 0 }, errs.Unsupported, "protocol version"},
 		{"no lane", testCluster, func(h *hello) { h.lane = 0 }, errs.Unsupported, "lane"},
 		{"unknown lane", testCluster, func(h *hello) { h.lane = 6 }, errs.Unsupported, "lane"},
