@@ -263,7 +263,7 @@ func (s *sim) wholeRows() {
 	}
 }
 
-// explainRowsLocked logs the rows that the area has had since there is a reason to.
+// explainRowsLocked logs the sizes and the rows that the area has had.
 func (s *sim) explainRowsLocked() {
 	if s.copies == 1 {
 		return
@@ -271,6 +271,7 @@ func (s *sim) explainRowsLocked() {
 	last := ""
 	for i, e := range s.log {
 		if e.view == nil {
+			s.t.Logf("entry %d: size %d", i, e.ino.Size)
 			continue
 		}
 		rows := fmt.Sprint("gone ", deadOf(e.view))

@@ -52,7 +52,12 @@ func (n *simNode) standbyProblem(backup *simNode, e dsm.ExtentIndex) string {
 		case s.pages[i] != v:
 			return fmt.Sprintf("page %d: it has version %d, not %d", p, s.pages[i], v)
 		case v != 0 && string(b.mu.standby.store.Look(p)) != string(a.mu.mem.Home(p)):
-			return fmt.Sprintf("page %d differs in version %d", p, v)
+			b, h := b.mu.standby.store.Look(p), a.mu.mem.Home(p)
+			i := 0
+			for b[i] == h[i] {
+				i++
+			}
+			return fmt.Sprintf("page %d differs in version %d: it has %d at %d, not %d", p, v, b[i], i, h[i])
 		}
 	}
 	if newest, _ := a.newestLocked(); a.versionedLocked() && b.mu.standby.whole.Version != newest.Version {
