@@ -4,6 +4,7 @@
 # make demo    trains a classifier on three mounts of this machine
 # make bench   measures against yardsticks of the same machine
 # make fuzz    every fuzz target for a while; FUZZTIME=30s
+# make simulate the simulator of the data plane with new seeds: RUNS=200 of each kind
 # make install the program, its mount helper, manual, completions and systemd unit: PREFIX=/usr/local, DESTDIR=
 # make uninstall  removes what install has put there
 # make clean   removes what the others made here
@@ -110,6 +111,12 @@ bench: deps build
 .PHONY: fuzz
 fuzz:
 	@scripts/fuzz.sh $(FUZZTIME)
+
+RUNS ?= 200
+
+.PHONY: simulate
+simulate:
+	@go test ./coherence -run 'TestSimulation$$' -sim.fresh -sim.runs=$(RUNS) -timeout 24h
 
 # mount(8) looks for helpers in /sbin alone, so that does not follow PREFIX.
 PREFIX ?= /usr/local
