@@ -1,14 +1,19 @@
 package coherence
 
 import (
+	"syscall"
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
 )
 
 // backed is a home (node 0), its backup (node 1), and a replica (node 2) of an area of one extent, whose messages are in the test's hands.
-func backed(t *testing.T) (s *sim, home, backup, replica *simNode) {
+func backed(t *testing.T) (s *sim, home, backup, replica *simNode) { return backedBy(t, 0, 1, 2) }
+
+// backedBy is backed, but only these nodes have the area open.
+func backedBy(t *testing.T, open ...int) (s *sim, home, backup, replica *simNode) {
 	s = newHomed(t, 3, sums(1, dsm.ApplyArrival))
 	s.changeView(func(v *dsm.View) {
 		for i := range v.Slots {
@@ -16,8 +21,8 @@ func backed(t *testing.T) (s *sim, home, backup, replica *simNode) {
 		}
 	})
 	s.catchUp()
-	for _, n := range s.nodes {
-		n.open(true)
+	for _, i := range open {
+		s.nodes[i].open(true)
 	}
 	s.drain()
 	return s, s.nodes[0], s.nodes[1], s.nodes[2]
@@ -81,6 +86,47 @@ func TestBackupTakesOver(t *testing.T) {
 	if x := replica.area.extentLocked(0); x.publishing() {
 		t.Error("the publish has no ack")
 	}
+}
+
+// TestBackupWithoutMemoryTakesOver: a backup that is to take over has no memory for the area, and the slot moves on. The next home gets what the
+// backup has when there is memory, not nothing.
+func TestBackupWithoutMemoryTakesOver(t *testing.T) {
+	s, home, backup, replica := backedBy(t, 0, 2)
+	put(t, replica, 7)
+	publish(replica)
+	s.drain()
+	backup.find()
+	newMemory := backup.node.newMemory
+	backup.node.newMemory = func(dsm.AreaID, int64, bool) (*pages.Area, error) { return nil, syscall.ENOMEM }
+	s.kill(home)
+	s.changeView(func(v *dsm.View) {
+		v.Members[0].Gone = true
+		for i := range v.Slots {
+			v.Slots[i] = dsm.SlotHome{Primary: backup.id, Epoch: v.Epoch}
+		}
+	})
+	s.catchUp()
+	s.changeView(func(v *dsm.View) {
+		for i := range v.Slots {
+			v.Slots[i] = dsm.SlotHome{Primary: replica.id, Source: backup.id, Epoch: v.Epoch}
+		}
+	})
+	s.catchUp()
+	due := false
+	backup.area.step(func() { due = backup.area.dueLocked() })
+	if !due {
+		t.Fatal("what the backup has does not wait for memory")
+	}
+	backup.node.newMemory = newMemory
+	backup.area.step(backup.area.takeOverLocked)
+	for s.deliver() {
+		continue
+	}
+	backup.area.step(func() {
+		if x := backup.area.mu.home.extents[0]; x == nil || x.writers[replica.id] == 0 {
+			t.Errorf("the backup hands over %+v", x)
+		}
+	})
 }
 
 // TestSilentBackupHoldsUp: as long as the view says that a backup can take over, the home waits for it.

@@ -18,7 +18,8 @@ import (
 type standby struct {
 	extents map[dsm.ExtentIndex]*standbyExtent
 	store   pages.Store
-	retry   *time.Timer // if not nil, it will try again to take over: there was no memory
+	retry   *time.Timer            // if not nil, it will try again to take over: there was no memory
+	stepped map[dsm.Slot]dsm.Epoch // slots that this node handed over, and follows since, with the epochs of their rows
 
 	// Of a versioned area: the newest version that is whole, what has come since, and whether something of that is missing.
 	whole  VersionInfo
@@ -343,6 +344,10 @@ func (a *Area) standbyCutLocked(shrunk bool) {
 // stepDownLocked makes what this node has as the home of a slot its standby.
 func (a *Area) stepDownLocked(slot dsm.Slot) {
 	s := a.standbyLocked()
+	if s.stepped == nil {
+		s.stepped = make(map[dsm.Slot]dsm.Epoch)
+	}
+	s.stepped[slot] = a.mu.view.Row(slot).Epoch
 	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
 		if a.slotLocked(e) != slot {
 			continue
@@ -384,7 +389,7 @@ func (a *Area) standbyViewChangedLocked(old *dsm.View) {
 		was, row := old.Row(slot), a.mu.view.Row(slot)
 		served := was != nil && was.Primary == self && a.node.slotReady(slot, was)
 		switch {
-		case row.Primary == self && row.Source == 0 && served, row.Primary != self && row.BackupOf(self) < 0:
+		case row.Primary == self && row.Source == 0 && served, row.Primary != self && row.BackupOf(self) < 0 && !a.takesOverLocked(e):
 			s.drop(e)
 		default:
 			left := func(n dsm.NodeID, _ dsm.Seq) bool { return a.leftLocked(n, 0) }
@@ -401,9 +406,22 @@ func (a *Area) dueLocked() bool {
 		return false
 	}
 	for e := range a.mu.standby.extents {
-		if row := a.rowLocked(e); a.isSelf(row.Primary) && row.Source == 0 {
+		if a.takesOverLocked(e) {
 			return true
 		}
+	}
+	return false
+}
+
+// takesOverLocked reports whether this node goes on with what it has of an extent in place of a home that has died: also if the slot moves on to
+// another node before it has done so.
+func (a *Area) takesOverLocked(e dsm.ExtentIndex) bool {
+	slot := a.slotLocked(e)
+	switch row := a.mu.view.Row(slot); {
+	case a.isSelf(row.Primary):
+		return row.Source == 0
+	case a.isSelf(row.Source):
+		return a.mu.home.extents[e] == nil && a.mu.standby.stepped[slot] != row.Epoch
 	}
 	return false
 }
@@ -430,7 +448,7 @@ func (a *Area) takeOverLocked() {
 	s.unstage()
 	whole := s.whole
 	for _, e := range slices.Sorted(maps.Keys(s.extents)) {
-		if row := a.rowLocked(e); !a.isSelf(row.Primary) || row.Source != 0 {
+		if !a.takesOverLocked(e) {
 			continue
 		}
 		x := s.extents[e]
