@@ -168,15 +168,15 @@ func duplicate(fd int, name string) (*os.File, error) {
 // watch starts daemons one after the other, and returns when the last has ended.
 func (h *keeper) watch(signals <-chan os.Signal) error {
 	crashes, kills, last := 0, 0, time.Now()
-	var next *upgrade // whose daemon has not served yet
+	var asked, next *upgrade // the one that is to follow; that of the daemon now, if it began with it
 	for {
 		select {
 		case s := <-signals:
 			switch {
 			case s != syscall.SIGUSR1:
 				_ = h.cmd.Process.Signal(s) // if it has ended, that is heard next
-			case next == nil || h.serves():
-				if next = h.askedFor(); next != nil {
+			case asked == nil && (next == nil || h.serves()):
+				if asked = h.askedFor(); asked != nil {
 					_ = h.cmd.Process.Kill() // likewise
 				}
 			}
@@ -190,8 +190,7 @@ func (h *keeper) watch(signals <-chan os.Signal) error {
 		served := h.serves()
 		switch {
 		case next != nil && !served:
-			next.failed(h, how)
-			next = nil
+			next.failed(h, "the new daemon ended before it served ("+how+")")
 		case served && killed:
 			crashes, kills = 0, 0
 		case killed:
@@ -201,7 +200,11 @@ func (h *keeper) watch(signals <-chan os.Signal) error {
 		default:
 			crashes++
 		}
-		last = time.Now()
+		next, last = nil, time.Now()
+		if asked != nil {
+			next, asked = asked, nil
+			h.binary = next.path()
+		}
 		if crashes >= mostCrashes || kills >= mostKills {
 			return h.giveUp(fmt.Sprintf("%d daemons in a row have ended, or %d were killed before they served", crashes, kills))
 		}
@@ -212,8 +215,17 @@ func (h *keeper) watch(signals <-chan os.Signal) error {
 			case <-time.After(restartPause << (crashes - 2)):
 			}
 		}
-		if err := h.start(how, nil); err != nil {
-			return h.giveUp(err.Error())
+		for err := h.start(how, nil); err != nil; err = h.start(how, nil) {
+			switch {
+			case next != nil:
+				next.failed(h, err.Error())
+				next = nil
+				continue
+			case crashes >= mostCrashes:
+				return h.giveUp(err.Error())
+			}
+			time.Sleep(restartPause << crashes) // the machine may be short of memory or processes for a moment
+			crashes++
 		}
 	}
 }

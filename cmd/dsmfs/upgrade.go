@@ -106,19 +106,37 @@ func (h *keeper) askedFor() *upgrade {
 		u.answer(fmt.Sprintf("the program keeps what is held in format %s, and what is there has %d", format, hold.Format))
 		return nil
 	}
-	if u.program, err = os.Open(path); err != nil {
+	if err := u.open(path); err != nil {
 		u.answer(err.Error())
 		return nil
 	}
-	h.binary = fmt.Sprintf("/proc/self/fd/%d", u.program.Fd())
 	return u
 }
+
+// leastFD is more than a child has descriptors: it resolves the path of the program after it has got those, which replace what it inherited.
+const leastFD = 64
+
+// open opens the program.
+func (u *upgrade) open(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, leastFD)
+	if err = errors.Join(os.NewSyscallError("fcntl", err), f.Close()); err == nil {
+		u.program = os.NewFile(uintptr(fd), path)
+	}
+	return err
+}
+
+// path returns a path of the program that does not change.
+func (u *upgrade) path() string { return fmt.Sprintf("/proc/self/fd/%d", u.program.Fd()) }
 
 // failed goes back to the program before.
 func (u *upgrade) failed(h *keeper, how string) {
 	h.binary = u.from
 	_ = u.program.Close() // only read
-	u.answer(fmt.Sprintf("the new daemon ended before it served (%s): the program before goes on; see the log", how))
+	u.answer(how + ": the program before goes on; see the log")
 }
 
 // answer says why it was not done.
