@@ -25,7 +25,12 @@ const raftVersion = raft.SnapshotVersionMax
 // Lost returns nil if the cluster of this node has lost the majority of its voters, as far as this node can tell before ctx ends.
 func (c *Catalog) Lost(ctx context.Context) error {
 	if err := c.ask(ctx); err != nil {
-		return nil
+		select {
+		case <-c.Evicted():
+			return errs.E(errs.Busy, "recover", "this node was evicted, by a majority that works")
+		default:
+			return nil
+		}
 	}
 	id := c.Leader()
 	m, _ := c.Current().Member(id)

@@ -60,7 +60,7 @@ func (p *program) recoverCluster(point string, force bool) error {
 	err = writeControl(point, "cluster", "recover")
 	switch {
 	case errors.Is(err, syscall.EBUSY):
-		return fail(exitOther, "cluster: recover: the cluster of %s works: nothing is to be recovered (dsmfs status %s)", point, point)
+		return fail(exitOther, "cluster: recover: the cluster of %s works, or has evicted this node, which joins again when it reaches a member: nothing is to be recovered (dsmfs status %s)", point, point)
 	case errors.Is(err, os.ErrPermission):
 		return fail(exitOther, "cluster: recover: only the user who has mounted %s may do that", point)
 	case err != nil:

@@ -108,28 +108,24 @@ func (n *node) rejoin(ctx context.Context, v *dsm.View) bool {
 			return true
 		}
 		n.log.Warn("join the cluster again", "err", err)
-		if recovered, ok := n.idle(ctx, pause/2+rand.N(pause)); recovered || !ok {
-			return ok
+		if !n.idle(ctx, pause/2+rand.N(pause)) {
+			return false
 		}
 	}
 }
 
-// idle waits. recovered says that the node became a cluster of its own meanwhile; ok is false if ctx ended.
-func (n *node) idle(ctx context.Context, d time.Duration) (recovered, ok bool) {
+// idle waits. It returns false if ctx ends. A node that was evicted is no survivor: a majority has evicted it, and its state is an old one.
+func (n *node) idle(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	for {
 		select {
 		case <-t.C:
-			return false, true
+			return true
 		case order := <-n.rejoins.recoveries:
-			err := n.recoverAlone(ctx)
-			order.done <- err
-			if err == nil {
-				return true, true
-			}
+			order.done <- errs.E(errs.Busy, "recover", "this node was evicted, by a majority that works: it joins again when it reaches a member")
 		case <-ctx.Done():
-			return false, false
+			return false
 		}
 	}
 }
