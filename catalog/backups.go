@@ -151,9 +151,10 @@ func (o backupsOp) apply(s *state, st step) (dsm.Inode, error) {
 	return dsm.Inode{}, nil
 }
 
-// checkBackups returns what is wrong with the backups of a row, or nil.
+// checkBackups returns what is wrong with the backups of a row, or nil. An area that was removed has its slot until the next view.
 func (s *state) checkBackups(slot dsm.Slot, h dsm.SlotHome) error {
-	if h.Source == 0 && h.Backups[0].Node != 0 && s.copiesOf(s.view, slot) == 1 {
+	removed := slot >= dsm.Slots && s.inodes[dsm.Ino(s.view.Own[slot-dsm.Slots].Area)] == nil
+	if !removed && h.Source == 0 && h.Backups[0].Node != 0 && s.copiesOf(s.view, slot) == 1 {
 		return fail(errs.Corrupt, "slot %d is to have no copies: %+v", slot, h)
 	}
 	for i, b := range h.Backups {

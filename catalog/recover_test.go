@@ -72,3 +72,51 @@ func TestRecoverTakesTheLog(t *testing.T) {
 		t.Error("the file is not there")
 	}
 }
+
+// TestSnapshotAfterARemoval: the slot of its own that a removed file had stays in the view for a while, with its backups.
+func TestSnapshotAfterARemoval(t *testing.T) {
+	m := newSized(t, 1<<34, 1<<34, 1<<34)
+	f := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile, Settings: []dsm.Setting{{Key: "mode", Value: "versioned"}, {Key: "replicas", Value: "2"}}})
+	m.must(nodeA, ownOp{Ino: f.Ino, To: nodeA})
+	if row := homeOf(m, f); row.Backups[0].Node == 0 {
+		t.Fatalf("no backup: %+v", row)
+	}
+	m.must(nodeA, unlinkOp{Dir: dsm.RootIno, Name: "f"})
+	if _, err := restore(mustEncode(t, m.image())); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRecoverTakesOver: of two backups in sync one is dead, like the home. The other one, which goes on alone, takes over.
+func TestRecoverTakesOver(t *testing.T) {
+	m := newSized(t, 1<<34, 1<<34, 1<<34)
+	nodes := []dsm.NodeID{nodeA, nodeB, nodeB + 1}
+	m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile, Size: 8 * mib, Settings: []dsm.Setting{{Key: "replicas", Value: "3"}, {Key: "placement", Value: "spread"}}})
+	for _, home := range nodes {
+		for _, backup := range nodes {
+			var slots []dsm.Slot
+			for slot, row := range m.view.Rows() {
+				if row.Primary == home && row.BackupOf(backup) >= 0 {
+					slots = append(slots, slot)
+				}
+			}
+			m.must(home, backupsOp{Node: backup, Slots: slots, InSync: true, Epoch: m.view.Epoch})
+		}
+	}
+	last := nodeB + 1
+	self, _ := m.view.Member(last)
+	self.Inc++
+	ok(t, m.found(self, 2, nil))
+	for _, n := range nodes {
+		if n != last {
+			m.reqs[last]++
+			_, err := m.send(command{Node: last, Inc: self.Inc, Req: m.reqs[last], Low: m.reqs[last], Now: m.now}, goneOp{Node: n})
+			ok(t, err)
+		}
+	}
+	for slot, row := range m.view.Rows() {
+		if dsm.CopiesOf(slot) == 3 && holder(*row) != last {
+			t.Fatalf("slot %d: %+v", slot, *row)
+		}
+	}
+}
