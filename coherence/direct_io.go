@@ -33,13 +33,7 @@ func (a *Area) WriteDirect(ctx context.Context, p []byte, off int64) error {
 
 // Punch stores zeroes in [off, off+n) for a program that punches a hole there. It returns when the page cache does not have the old
 // bytes any more, or when ctx ends. The kernel cuts the hole out of its page cache after the answer: see pages.Cached.KernelPunches.
-//
-// It acquires first. Else zeroes here would be no store, and what another node had published there before would come later, and stay.
-// Where updates enter memory in sync calls only it does not: a punch is none.
 func (a *Area) Punch(ctx context.Context, off, n int64) error {
-	if err := a.Acquire(ctx, false); err != nil {
-		return err
-	}
 	ended := func() {}
 	a.step(func() {
 		if a.mu.cached != nil && n > 0 {

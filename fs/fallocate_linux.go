@@ -28,7 +28,11 @@ func (b *bridge) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.St
 	case unix.FALLOC_FL_KEEP_SIZE | unix.FALLOC_FL_PUNCH_HOLE:
 		i, err := b.cfg.Names.Getattr(r, inoOf(in.NodeId))
 		if end = min(end, i.Size); err == nil && off < end {
-			err = h.area.current().Punch(r, off, end-off)
+			// Zeroes where memory has zeroes are no store: what another node has published there would come later, and stay. Where updates
+			// enter memory in sync calls only nothing is acquired, for a punch is none.
+			if err = h.area.current().Acquire(r, false); err == nil {
+				err = h.area.current().Punch(r, off, end-off)
+			}
 			h.area.stored.Add(1)
 			b.intervals.stored(h.area, atInterval)
 		}
