@@ -262,17 +262,8 @@ func (f *fills) each(r *fillRun, call func(a *Area, done func())) bool {
 	r.left = len(all)
 	f.mu.Unlock()
 	for _, a := range all {
-		if a.await(f.node.handovers.ctx, "fill", func() bool { return !a.dueLocked() }) != nil {
+		if !a.stepTakenOver(f.node.handovers.ctx, "fill", func() { call(a, done) }) {
 			done() // it was removed
-			continue
-		}
-		removed := true
-		a.step(func() {
-			removed = false
-			call(a, done)
-		})
-		if removed {
-			done()
 		}
 	}
 	return f.wait(r, func() bool { return r.left == 0 })

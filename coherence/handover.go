@@ -196,10 +196,7 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 	}
 	var todo []item
 	for _, a := range h.node.all() {
-		if a.await(h.ctx, "hand over", func() bool { return !a.dueLocked() }) != nil {
-			continue // it was removed
-		}
-		a.step(func() {
+		a.stepTakenOver(h.ctx, "hand over", func() {
 			for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
 				if moving[a.slotLocked(e)] {
 					todo = append(todo, item{area: a, extent: e})

@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"bytes"
+	"context"
 	"maps"
 	"slices"
 	"time"
@@ -18,8 +19,7 @@ import (
 type standby struct {
 	extents map[dsm.ExtentIndex]*standbyExtent
 	store   pages.Store
-	retry   *time.Timer            // if not nil, it will try again to take over: there was no memory
-	stepped map[dsm.Slot]dsm.Epoch // slots that this node handed over, and follows since, with the epochs of their rows
+	retry   *time.Timer // if not nil, it will try again to take over: there was no memory
 
 	// Of a versioned area: the newest version that is whole, what has come since, and whether something of that is missing.
 	whole  VersionInfo
@@ -35,6 +35,8 @@ type standbyExtent struct {
 	pages   map[int]dsm.Version
 	writers map[dsm.NodeID]dsm.Seq
 	parts   map[dsm.NodeID]dsm.Seq
+	// due says that this node goes on from it in place of a home that has died, and has not got the memory. It may be about to hand it over then.
+	due bool
 }
 
 // extent returns what is kept of an extent, and makes it at the first call.
@@ -344,10 +346,6 @@ func (a *Area) standbyCutLocked(shrunk bool) {
 // stepDownLocked makes what this node has as the home of a slot its standby.
 func (a *Area) stepDownLocked(slot dsm.Slot) {
 	s := a.standbyLocked()
-	if s.stepped == nil {
-		s.stepped = make(map[dsm.Slot]dsm.Epoch)
-	}
-	s.stepped[slot] = a.mu.view.Row(slot).Epoch
 	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
 		if a.slotLocked(e) != slot {
 			continue
@@ -370,13 +368,15 @@ func (a *Area) stepDownLocked(slot dsm.Slot) {
 }
 
 // standbyViewChangedLocked follows a view: this node steps down as the home of slots that it has handed over and is a backup of, takes over
-// those that it is the home of without a handover, and drops what it is no backup of.
+// those that it is the home of without a handover, and drops what it is no backup of. It may see no view in which it is the home: in the next one
+// after it takes over, it is to hand the slot over.
 func (a *Area) standbyViewChangedLocked(old *dsm.View) {
 	self := a.node.cfg.Self
 	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
 		slot := a.slotLocked(e)
-		was, row := old.Row(slot), a.mu.view.Row(slot)
-		if i := row.BackupOf(self); was != nil && was.Source == self && row.Source != self && (row.Primary != self || row.Source != 0) && i >= 0 && row.Backups[i].InSync {
+		_, was := a.wasInLocked(old, e)
+		row := a.mu.view.Row(slot)
+		if i := row.BackupOf(self); was.Source == self && row.Source != self && (row.Primary != self || row.Source != 0) && i >= 0 && row.Backups[i].InSync {
 			a.stepDownLocked(slot)
 		}
 	}
@@ -385,19 +385,27 @@ func (a *Area) standbyViewChangedLocked(old *dsm.View) {
 		return
 	}
 	for _, e := range slices.Sorted(maps.Keys(s.extents)) {
-		slot := a.slotLocked(e)
-		was, row := old.Row(slot), a.mu.view.Row(slot)
-		served := was != nil && was.Primary == self && a.node.slotReady(slot, was)
-		switch {
-		case row.Primary == self && row.Source == 0 && served, row.Primary != self && row.BackupOf(self) < 0 && !a.takesOverLocked(e):
+		x, slot := s.extents[e], a.slotLocked(e)
+		row := a.mu.view.Row(slot)
+		from, was := a.wasInLocked(old, e)
+		served := !x.due && was.Primary == self && a.node.slotReady(from, was)
+		holds := row.Primary == self && row.Source == 0 || row.Source == self && (x.due || a.movedLocked(old, slot)) // else it has stepped down
+		x.due = holds && !served
+		if !x.due && (holds || row.Primary != self && row.BackupOf(self) < 0) {
 			s.drop(e)
-		default:
-			left := func(n dsm.NodeID, _ dsm.Seq) bool { return a.leftLocked(n, 0) }
-			maps.DeleteFunc(s.extents[e].writers, left)
-			maps.DeleteFunc(s.extents[e].parts, left)
+			continue
 		}
+		left := func(n dsm.NodeID, _ dsm.Seq) bool { return a.leftLocked(n, 0) }
+		maps.DeleteFunc(x.writers, left)
+		maps.DeleteFunc(x.parts, left)
 	}
 	a.takeOverLocked()
+}
+
+// wasInLocked returns the slot that an extent had in a former view, and its row there.
+func (a *Area) wasInLocked(old *dsm.View, e dsm.ExtentIndex) (dsm.Slot, *dsm.SlotHome) {
+	slot := old.SlotOf(a.id, a.mu.ino.Spec, e)
+	return slot, old.Row(slot)
 }
 
 // dueLocked reports whether this node is to take over an extent, and has not got the memory.
@@ -405,25 +413,32 @@ func (a *Area) dueLocked() bool {
 	if a.mu.standby == nil {
 		return false
 	}
-	for e := range a.mu.standby.extents {
-		if a.takesOverLocked(e) {
+	for _, x := range a.mu.standby.extents {
+		if x.due {
 			return true
 		}
 	}
 	return false
 }
 
-// takesOverLocked reports whether this node goes on with what it has of an extent in place of a home that has died: also if the slot moves on to
-// another node before it has done so.
-func (a *Area) takesOverLocked(e dsm.ExtentIndex) bool {
-	slot := a.slotLocked(e)
-	switch row := a.mu.view.Row(slot); {
-	case a.isSelf(row.Primary):
-		return row.Source == 0
-	case a.isSelf(row.Source):
-		return a.mu.home.extents[e] == nil && a.mu.standby.stepped[slot] != row.Epoch
+// stepTakenOver is step for an event that is about all that this node is the home of. It comes when nothing is due any more; never, if the area was
+// removed or ctx has ended: then it returns false.
+func (a *Area) stepTakenOver(ctx context.Context, op string, event func()) bool {
+	for {
+		if a.await(ctx, op, func() bool { return !a.dueLocked() }) != nil {
+			return false
+		}
+		ran, removed := false, true
+		a.step(func() { // it may see a newer view
+			removed = false
+			if ran = !a.dueLocked(); ran {
+				event()
+			}
+		})
+		if ran || removed {
+			return ran
+		}
 	}
-	return false
 }
 
 // takeOverLocked makes this node go on in place of a home that has died.
@@ -448,10 +463,10 @@ func (a *Area) takeOverLocked() {
 	s.unstage()
 	whole := s.whole
 	for _, e := range slices.Sorted(maps.Keys(s.extents)) {
-		if !a.takesOverLocked(e) {
+		x := s.extents[e]
+		if !x.due {
 			continue
 		}
-		x := s.extents[e]
 		m := &wire.HandoverExtent{Extent: e, Version: x.version, Writers: writersOf(x.writers, x.parts), Whole: whole.Version, Writer: whole.Writer, Size: whole.Size, Cut: s.cut}
 		var payload []byte
 		for _, i := range slices.Sorted(maps.Keys(x.pages)) {
