@@ -311,16 +311,17 @@ func (a *Area) partsAtLocked(id dsm.RoundID) map[dsm.NodeID]int {
 	return at
 }
 
-// sealedLocked reports whether all parts were sent, and none of them is going to be refused for its rules.
+// sealedLocked reports whether all parts were sent, and none of them is going to be refused for its rules. Nor is what was being published when the
+// program contributed: that is no part, but the homes are to have it before the round ends.
 func (a *Area) sealedLocked(c *contribution) bool {
 	for len(c.open) > 0 {
 		e := c.open[len(c.open)-1]
 		if x := a.mu.replica.extents[e]; x != nil {
-			if x.joins {
+			if x.joins || x.wanted && !c.gone {
 				return false
 			}
 			for pub := range x.publications() {
-				if pub.round == c.id && (pub.home == 0 || pub.stamp.Gen < a.mu.ino.Gen) {
+				if (pub.round == c.id || !c.gone) && (pub.home == 0 || pub.stamp.Gen < a.mu.ino.Gen) {
 					return false
 				}
 			}

@@ -282,3 +282,32 @@ func TestRoundsOfTwoGroups(t *testing.T) {
 		want(t, s.nodes[0], 5)
 	})
 }
+
+// TestPublishRefusedBeforeContributing: what was being published when a node contributed, and is refused for new rules, is in memory after the round.
+func TestPublishRefusedBeforeContributing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		n, m := s.nodes[1], s.nodes[2]
+		for _, n := range s.nodes {
+			n.open(true)
+		}
+		s.calm()
+		put(t, n, 5)
+		publish(n)
+		s.changeRules(func(*dsm.Inode) {})
+		s.catchUp()
+		for _, o := range []*simNode{n, m} {
+			o.joinRound()
+			s.rest()
+			s.deliverAll(link{o.i, 0})
+		}
+		m.endRound([]dsm.NodeID{2, 3}, func(error) { want(t, m, 5) })
+		for range 3 { // n hears of the refusal later
+			s.rest()
+			s.deliverAll(link{2, 0})
+			s.deliverAll(link{0, 2})
+			m.kernel.finishNotices()
+		}
+		s.calm()
+	})
+}
