@@ -138,6 +138,15 @@ func (a *Area) comingLocked(m *wire.HandoverExtent) {
 	}
 }
 
+// newestHereLocked returns the newest version that the home has whole: also one that a former home has handed over, if nobody has asked for it since.
+func (a *Area) newestHereLocked() VersionInfo {
+	newest, _ := a.newestLocked()
+	if c := a.mu.whole.coming; a.versionedLocked() && c.Version > newest.Version {
+		return c
+	}
+	return newest
+}
+
 // takeoverDoneLocked makes the newest version that a former home has handed over complete. The slot of the area is ready.
 func (a *Area) takeoverDoneLocked() {
 	w := &a.mu.whole

@@ -202,7 +202,7 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 					todo = append(todo, item{area: a, extent: e})
 				}
 			}
-			if newest, _ := a.newestLocked(); newest.Version > 0 && len(a.mu.home.extents) == 0 && moving[a.slotLocked(0)] {
+			if a.newestHereLocked().Version > 0 && len(a.mu.home.extents) == 0 && moving[a.slotLocked(0)] {
 				todo = append(todo, item{area: a}) // it says which version is the newest
 			}
 		})
@@ -277,7 +277,7 @@ func (h *handovers) copied(slots []dsm.Slot) bool {
 // of the extent any more.
 func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (bytes int, sent bool) {
 	a.step(func() {
-		newest, _ := a.newestLocked()
+		newest := a.newestHereLocked()
 		x := a.mu.home.extents[e]
 		if x == nil && newest.Version > 0 { // all that was ever published is cut off
 			x = newHomeExtent(0)

@@ -3,8 +3,10 @@ package coherence
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/wire"
@@ -252,5 +254,62 @@ func TestAcksOfAnEarlierHandover(t *testing.T) {
 	}
 	if len(r.acks) != handoverWindow {
 		t.Errorf("%d acks, want the %d of what is under way", len(r.acks), handoverWindow)
+	}
+}
+
+// TestVersionMovesOnUnseen: a versioned area that nobody has open moves on from a home that nobody has asked for its newest version.
+func TestVersionMovesOnUnseen(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		dies bool // the home of the version: a backup takes over, and sees the next view only
+	}{{"moved", false}, {"taken over", true}} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSim(t, 1, 4, dsm.Inode{Size: simSize, Spec: dsm.Spec{Mode: dsm.ModeVersioned}})
+				if c.dies {
+					s.withBackups(2, true)
+				}
+				owner := s.nodes[2]
+				for _, n := range s.nodes {
+					n.find()
+					n.node.cfg.Linger = time.Second
+				}
+				if err := (ownCase{s}).opens(owner); err != nil {
+					t.Fatal(err)
+				}
+				ownCase{s}.publishes(owner, 5, 7)
+				owner.area.Close(true)
+				<-time.After(2 * time.Second) // of the bubble
+				s.calm()
+
+				row := s.rowOf(s.lastView(), 0)
+				home, next := s.nodes[row.Primary-1], s.nodes[0]
+				if c.dies {
+					next = s.nodes[row.Backups[0].Node-1]
+					s.kill(home)
+					s.bury(home)
+				} else {
+					s.move(next, 1)
+					s.calm()
+				}
+				late := s.nodes[slices.IndexFunc(s.nodes, func(n *simNode) bool { return n != owner && n != home && n != next })]
+				s.changeView(func(v *dsm.View) {
+					row := s.rowOf(v, 0)
+					*row = s.movedTo(*row, late.id, v.Epoch)
+				})
+				next.snapshot()
+				s.calm()
+				if err := (ownCase{s}).does(late, func(ctx context.Context) error {
+					_, err := late.node.Open(ctx, simArea, false)
+					return err
+				}); err != nil {
+					t.Fatal(err)
+				}
+				list := late.area.Versions()
+				if len(list) != 1 || list[0].Size != simSize || list[0].Writer != owner.id || late.byteOf(list[0].Version, 5) != "7" {
+					t.Errorf("the versions are %+v", list)
+				}
+			})
+		})
 	}
 }

@@ -360,7 +360,7 @@ func (a *Area) stepDownLocked(slot dsm.Slot) {
 			}
 		}
 		x.version, x.writers, x.parts = h.version, maps.Clone(h.writers), maps.Clone(h.parts)
-		if newest, ok := a.newestLocked(); ok && a.versionedLocked() {
+		if newest := a.newestHereLocked(); newest.Version > 0 && a.versionedLocked() {
 			s.whole, s.cut = newest, a.mu.whole.cut
 		}
 		a.resignLocked(e)

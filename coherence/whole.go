@@ -182,7 +182,7 @@ func (a *Area) modeChangedLocked() {
 		delete(a.mu.home.subs, id)
 	}
 	a.dropHistoryLocked()
-	a.mu.whole.stage = stage{}
+	a.mu.whole.stage, a.mu.whole.coming = stage{}, VersionInfo{}
 	if a.mu.replica.subscribed {
 		a.resubscribeLocked(a.askedLocked())
 	}
