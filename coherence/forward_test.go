@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // TestTwoParkedPublishesOfAPage: two nodes publish to a page while its slot is on its way to a
@@ -72,4 +73,34 @@ func TestForwardToAHomeWithoutBases(t *testing.T) {
 		want(t, before, 1005)
 		want(t, after, 1005)
 	})
+}
+
+// TestForwardAfterALostAck: a home passes a publish on to a node that has not had the ack of its own one. Both are in memory, and in the base.
+func TestForwardAfterALostAck(t *testing.T) {
+	s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+	n, other := s.nodes[1], s.nodes[2]
+	for _, n := range s.nodes {
+		n.open(true)
+	}
+	s.drain()
+	put(t, n, 5)
+	publish(n)
+	s.deliverAll(link{1, 0})
+	s.net[link{0, 1}] = nil // the session has ended, and n has not heard of that
+	s.deliverAll(link{0, 2})
+	s.deliverAll(link{2, 0})
+	put(t, other, 75)
+	publish(other)
+	s.deliverAll(link{2, 0})
+	if got := sends[*wire.Push](s, link{0, 1}); got != 1 {
+		t.Fatalf("%d pushes, want 1", got)
+	}
+	s.deliverAll(link{0, 1})
+	want(t, n, 75)
+	if got := int32(binary.LittleEndian.Uint32(n.area.mu.mem.Base(0))); got != 75 {
+		t.Errorf("the base has %d, want 75", got)
+	}
+	n.reset(s.nodes[0])
+	s.rested()
+	want(t, n, 75)
 }

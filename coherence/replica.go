@@ -407,6 +407,11 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 			n = mem.Home(p)
 		} else {
 			n = bytes.Clone(mem.Base(p))
+			for pub := range x.publications() {
+				if pub.seq <= contains.of(pub) && pub.pages.Has(i) { // the home had merged it before, and its ack is lost
+					pub.overlay(n, i)
+				}
+			}
 			a.mu.kernel.Overlay(delta, i, n)
 		}
 	}

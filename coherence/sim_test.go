@@ -59,9 +59,7 @@ func TestSimulation(t *testing.T) {
 }
 
 // knownToFail has seeds that found something which is not mended yet. They run if -sim.seed names them.
-var knownToFail = map[uint64]string{
-	15294784624555570439: "after a takeover a node takes itself for up to date that lacks a page (auto-crash)",
-}
+var knownToFail = map[uint64]string{}
 
 // usualSeed returns the first seed of a kind. It is the same each time, so that what fails is up to the change that is being tested, not to the
 // draw; builds with other checks have others. make simulate draws new ones.
