@@ -156,10 +156,10 @@ func (s *logStore) resume(m *hold.Memory, snaps *snapStore) error {
 		}
 		return errs.E(errs.Corrupt, "resume", "a record of kind %d", r.Kind)
 	})
+	newest := snaps.newest()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.mu.held.journal = m.Catalog()
-	s.mu.held.newest = snaps.newest()
+	s.mu.held.journal, s.mu.held.newest = m.Catalog(), newest
 	return err
 }
 

@@ -83,10 +83,8 @@ func NewKeep(m *hold.Memory) (*Keep, error) {
 	return s, s.restore()
 }
 
-// restore finds out what is in use, and frees the rest.
+// restore finds out what is in use, and frees the rest. Nobody else has the keep yet, so it takes no lock: arenas take theirs before it.
 func (s *Keep) restore() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	records, slots := make(map[int]bool), make(map[int]bool)
 	pieces := make(map[int]map[uint16]bool) // by block
 	class := make(map[int]int)

@@ -224,7 +224,11 @@ func (h *keeper) watch(signals <-chan os.Signal) error {
 			case crashes >= mostCrashes:
 				return h.giveUp(err.Error())
 			}
-			time.Sleep(restartPause << crashes) // the machine may be short of memory or processes for a moment
+			select { // the machine may be short of memory or processes for a moment
+			case s := <-signals:
+				return h.giveUp("told to end (" + s.String() + ") while no daemon was there")
+			case <-time.After(restartPause << crashes):
+			}
 			crashes++
 		}
 	}
