@@ -141,7 +141,7 @@ def test_a_descriptor_for_which_there_is_no_room_is_no_end_of_the_connection(
     daemon: FakeDaemon, connection: Connection
 ) -> None:
     daemon.make("/w", b"x" * 4096)
-    connection.call(Op.ATTACH, args=(3,), payload=b"/w").close()  # so the fake daemon, of this process, has taken the connection
+    connection.call(Op.ATTACH, args=(3,), payload=b"/w").close()  # the fake daemon has taken the connection then
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)  # the fake daemon is of this process, and needs none: a descriptor that is sent comes in twice
     os.close(free)
