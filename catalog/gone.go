@@ -12,8 +12,8 @@ import (
 )
 
 // A member whose process has ended without leaving, or that is evicted, is marked as gone. Its name and address are free
-// at once, its locks and holds are dropped, and it can make no change any more. What it was the
-// home of is lost, but for what was on its way to it (handoverFailedOp). Its slots stay with it as long as a file has bytes in them. Such bytes cannot be
+// at once, its locks and holds are dropped, and it can make no change any more. Where a backup
+// has what it was the home of, that takes over in the same step (backups.go). The rest is lost, but for what was on its way to it (handoverFailedOp). Those slots stay with it as long as a file has bytes in them. Such bytes cannot be
 // read (EIO), and never read as zero; the file can be removed or truncated. When no file has bytes
 // in its slots any more, the slots go to other members, which loses nothing, and the member is
 // forgotten.
@@ -156,7 +156,7 @@ func (c *Catalog) bury(ctx context.Context, members []dsm.Member) {
 				c.log.Warn("mark a dead member as gone", "node", m.ID, "name", m.Name, "err", err)
 				return
 			}
-			c.log.Warn("a member has died: what it was the home of is lost", "node", m.ID, "name", m.Name, "addr", m.Addr)
+			c.log.Warn("a member has died: what it was the home of, and nobody had a copy of, is lost", "node", m.ID, "name", m.Name, "addr", m.Addr)
 		})
 	}
 	asked.Wait()

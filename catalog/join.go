@@ -172,7 +172,7 @@ func (c *Catalog) replace(ctx context.Context, m dsm.Member) {
 		case x.ID == m.ID && x.Inc >= m.Inc:
 		case x.Addr == m.Addr || x.ID == m.ID: // m answers at this address, or says itself that its former incarnation is over
 			if _, err := c.propose(ctx, goneOp{Node: x.ID, Inc: x.Inc}); err == nil && x.ID != m.ID {
-				c.log.Warn("another process has the address of a member, which has died: what it was the home of is lost", "node", x.ID, "name", x.Name, "addr", x.Addr)
+				c.log.Warn("another process has the address of a member, which has died: what it was the home of, and nobody had a copy of, is lost", "node", x.ID, "name", x.Name, "addr", x.Addr)
 			}
 		case x.Name == m.Name:
 			c.bury(ctx, []dsm.Member{x})

@@ -37,7 +37,7 @@ type update struct {
 	waits     bool // outputs wait for it
 	sent      bool
 	credit    int
-	made      time.Time
+	made      time.Time // or when outputs began to wait for it
 
 	publish *wire.Replicate // a publish, with its payload; nil: the pages that have changed since base
 	payload *wire.Shared
@@ -175,6 +175,7 @@ func (a *Area) logLocked(to dsm.NodeID, x *update) {
 	}
 	if x.waits {
 		c.waits++
+		a.watchBackupsLocked()
 	}
 	b.log = append(b.log, x)
 	a.pumpCopiesLocked(to)
@@ -375,7 +376,7 @@ func (a *Area) replicatedLocked(from dsm.NodeID, m *wire.Replicated) {
 func (a *Area) copyAgainLocked(to dsm.NodeID, b *backup, x *update) {
 	all := a.versionedLocked()
 	index, waits := x.index, x.waits
-	a.forgetChangesLocked(b, func(o *update) bool {
+	a.dropChangesLocked(b, func(o *update) bool {
 		out := all || o.extent == x.extent && o.record == nil
 		if out {
 			index, waits = min(index, o.index), waits || o.waits
@@ -388,6 +389,7 @@ func (a *Area) copyAgainLocked(to dsm.NodeID, b *backup, x *update) {
 	case a.mu.home.extents[x.extent] != nil:
 		a.logLocked(to, &update{extent: x.extent, index: index, waits: waits})
 	}
+	a.meetMarksLocked(b)
 }
 
 // copyAllLocked tells a backup all of a versioned area.
@@ -408,6 +410,12 @@ func (a *Area) copyAllLocked(to dsm.NodeID, index uint64, waits bool) {
 
 // forgetChangesLocked takes changes out of the log of a backup, and makes the calls that waited for that.
 func (a *Area) forgetChangesLocked(b *backup, which func(x *update) bool) {
+	a.dropChangesLocked(b, which)
+	a.meetMarksLocked(b)
+}
+
+// dropChangesLocked takes changes out of the log of a backup. The caller puts others in their place before meetMarksLocked follows.
+func (a *Area) dropChangesLocked(b *backup, which func(x *update) bool) {
 	b.log = slices.DeleteFunc(b.log, func(x *update) bool {
 		out := which(x)
 		if out {
@@ -416,6 +424,10 @@ func (a *Area) forgetChangesLocked(b *backup, which func(x *update) bool) {
 		}
 		return out
 	})
+}
+
+// meetMarksLocked makes the calls that waited for changes which are not in the log of a backup any more.
+func (a *Area) meetMarksLocked(b *backup) {
 	if len(b.marks) == 0 {
 		return
 	}
@@ -507,6 +519,8 @@ func (a *Area) recountLocked(id dsm.NodeID) {
 		_, waits := a.backupForLocked(id, x.extent)
 		if waits && !x.waits {
 			a.mu.copies.waits++
+			x.made = a.now() // it counts from when somebody waits for it
+			a.watchBackupsLocked()
 		} else if !waits && x.waits {
 			a.mu.copies.waits--
 		}
@@ -545,7 +559,7 @@ func (a *Area) endCopiesLocked() {
 // backupPatience is how long outputs wait for a backup until the catalog hears that it does not follow.
 const backupPatience = time.Second
 
-// watchBackupsLocked has the area look later whether outputs have waited for too long.
+// watchBackupsLocked has the area look later whether a backup that outputs, or a handover, wait for has not acked for too long.
 func (a *Area) watchBackupsLocked() {
 	if a.mu.copies.watch == nil {
 		a.mu.copies.watch = time.AfterFunc(backupPatience, func() { a.step(a.lookAtBackupsLocked) })
@@ -554,7 +568,10 @@ func (a *Area) watchBackupsLocked() {
 
 func (a *Area) lookAtBackupsLocked() {
 	c := a.mu.copies
-	if c.watch = nil; len(c.outputs) == 0 {
+	if c == nil {
+		return // the timer had fired before it was stopped
+	}
+	if c.watch = nil; c.waits == 0 {
 		return
 	}
 	for _, id := range slices.Sorted(maps.Keys(c.to)) {

@@ -152,3 +152,68 @@ func TestSilentBackupHoldsUp(t *testing.T) {
 	s.rested()
 	want(t, home, 5)
 }
+
+// TestWholeInPlaceOfAChange: a backup that cannot take a change asks for all of the extent. It has joined when it has acked that, not before.
+func TestWholeInPlaceOfAChange(t *testing.T) {
+	s, home, backup, replica := backed(t)
+	put(t, replica, 5)
+	publish(replica)
+	s.deliverAll(link{2, 0})
+	joined := false
+	home.area.step(func() {
+		b := home.area.backupLocked(backup.id)
+		home.area.whenCopiedLocked(b, func() { joined = true })
+		home.area.replicatedLocked(backup.id, &wire.Replicated{ID: b.log[0].id, Whole: true})
+	})
+	if joined {
+		t.Error("a backup counts as joined that has asked for all of an extent")
+	}
+	s.drain()
+	if !joined {
+		t.Error("a backup that has everything does not count as joined")
+	}
+	want(t, home, 5)
+}
+
+// TestJoinedBackupLags: outputs wait for a backup from when it has joined, before the catalog knows, so the catalog can be told that it does not
+// follow from then on, too.
+func TestJoinedBackupLags(t *testing.T) {
+	_, home, backup, _ := backed(t)
+	f, v := &home.node.fills, home.view.Clone()
+	for i := range v.Slots {
+		v.Slots[i].Backups[0].InSync = false
+	}
+	if got := len(f.awaited(v, backup.id)); got != 0 {
+		t.Errorf("%d slots wait for a backup that is not being filled", got)
+	}
+	f.mu.Lock()
+	f.mu.state[copyOf{3, backup.id}] = copyState{phase: filling}
+	f.mu.state[copyOf{4, backup.id}] = copyState{phase: joined}
+	f.mu.Unlock()
+	if got := f.awaited(v, backup.id); len(got) != 1 || got[0] != 4 {
+		t.Errorf("slots %v wait for the backup, want 4", got)
+	}
+	if got := len(f.awaited(home.view, backup.id)); got != dsm.Slots {
+		t.Errorf("%d slots wait for a backup that is in sync with all", got)
+	}
+}
+
+// TestRejoinedHomeHearsItself: what a home holds back for its own node outlasts its eviction, where nobody has taken over: nobody asks again.
+func TestRejoinedHomeHearsItself(t *testing.T) {
+	s, home, _, _ := backed(t)
+	put(t, home, 7)
+	publish(home)
+	if x := home.area.extentLocked(0); !x.publishing() {
+		t.Fatal("the publish does not wait for the backup")
+	}
+	s.changeView(func(v *dsm.View) {
+		v.Members[0].Inc++
+		for i := range v.Slots {
+			v.Slots[i].Backups[0].InSync = false
+		}
+	})
+	s.catchUp()
+	if x := home.area.extentLocked(0); x.publishing() {
+		t.Error("the publish has no ack")
+	}
+}

@@ -297,7 +297,7 @@ func (f *fills) report(r *fillRun, e dsm.Epoch) {
 // reportPause is the first pause until the catalog is told again.
 const reportPause = 50 * time.Millisecond
 
-// lags tells the catalog that a backup does not follow, until the view says so.
+// lags tells the catalog that a backup which outputs wait for does not follow.
 func (f *fills) lags(to dsm.NodeID) {
 	h := &f.node.handovers
 	h.mu.Lock()
@@ -309,12 +309,7 @@ func (f *fills) lags(to dsm.NodeID) {
 		defer f.tells(to, false)
 		for pause := reportPause; ; pause = min(2*pause, time.Second) {
 			v := f.node.cfg.View.Current()
-			var slots []dsm.Slot
-			for s, row := range v.Rows() {
-				if i := row.BackupOf(to); i >= 0 && row.Backups[i].InSync && (row.Primary == f.node.cfg.Self || row.Source == f.node.cfg.Self) {
-					slots = append(slots, s)
-				}
-			}
+			slots := f.awaited(v, to)
 			if len(slots) == 0 || h.ctx.Err() != nil {
 				return
 			}
@@ -322,6 +317,9 @@ func (f *fills) lags(to dsm.NodeID) {
 			err := f.node.cfg.View.BackupLags(ctx, to, slots, v.Epoch)
 			cancel()
 			f.node.cfg.Log.Warn("a backup does not follow", "node", to, "slots", len(slots), "err", err)
+			if err == nil { // if it is so again, areas find out again
+				return
+			}
 			select {
 			case <-time.After(pause):
 			case <-h.ctx.Done():
@@ -329,6 +327,21 @@ func (f *fills) lags(to dsm.NodeID) {
 			}
 		}
 	})
+}
+
+// awaited returns the slots of which outputs wait for a backup: it is in sync, or has joined.
+func (f *fills) awaited(v *dsm.View, to dsm.NodeID) (slots []dsm.Slot) {
+	self := f.node.cfg.Self
+	for s, row := range v.Rows() {
+		i := row.BackupOf(to)
+		if i < 0 || row.Primary != self && row.Source != self {
+			continue
+		}
+		if phase, _ := f.standing(s, to); row.Backups[i].InSync || phase == joined {
+			slots = append(slots, s)
+		}
+	}
+	return slots
 }
 
 // tells sets whether the catalog is being told of a node, and reports whether that has changed.

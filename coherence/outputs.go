@@ -35,7 +35,6 @@ func (a *Area) holdBackLocked(to dsm.NodeID, msg any, payload [][]byte) {
 func (a *Area) outputLocked(m message) {
 	c := a.mu.copies
 	c.outputs = append(c.outputs, output{m, c.index})
-	a.watchBackupsLocked()
 }
 
 // releaseLocked sends the messages that need not wait any more, in order.
@@ -84,8 +83,7 @@ func (a *Area) dropLostOutputsLocked(old *dsm.View) {
 	self := a.node.cfg.Self
 	was, _ := old.Member(self)
 	if is, ok := a.mu.view.Member(self); !ok || is.Gone != was.Gone || is.Inc != was.Inc {
-		a.dropOutputsLocked(func(*message) bool { return true })
-		return
+		a.dropOutputsLocked(func(m *message) bool { return m.peer != self }) // sessions have ended; that with itself goes on
 	}
 	lost := func(e dsm.ExtentIndex) bool {
 		was, is := old.Row(a.slotLocked(e)), a.rowLocked(e)
