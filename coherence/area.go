@@ -149,10 +149,12 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 		a.mu.Lock()
 		a.tellUsedLocked()
 	}
-	var room [4]*head.Line
+	var room [4]head.Waiters
 	if wake := a.tellHeadsLocked(room[:0]); len(wake) > 0 {
 		a.mu.Unlock()
-		wake.wake()
+		for _, w := range wake { // a program may end meanwhile, and its line with it
+			w.Wake()
+		}
 		a.mu.Lock()
 	}
 	again, a.mu.again, a.mu.diffed = a.mu.again, false, 0

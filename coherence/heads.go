@@ -22,7 +22,7 @@ func (t *Attachment) Watch(l *head.Line) {
 	a.step(func() {})
 }
 
-// Unwatch ends Watch for the line. Nothing is entered there any more when it returns.
+// Unwatch ends Watch for the line. Nothing is entered there any more when it returns. Who waits there may still be woken.
 func (t *Attachment) Unwatch(l *head.Line) {
 	is := func(o *head.Line) bool { return o == l }
 	t.area.mu.Lock()
@@ -33,9 +33,9 @@ func (t *Attachment) Unwatch(l *head.Line) {
 	}
 }
 
-// tellHeadsLocked enters in the lines which version is in memory, and adds those at which programs may wait for this to wake. The
+// tellHeadsLocked enters in the lines which version is in memory, and adds the programs that may wait for this to wake. The
 // bytes have been put in place before. Afterwards the caller wakes them, without the lock, and before it sends anything.
-func (a *Area) tellHeadsLocked(wake heads) heads {
+func (a *Area) tellHeadsLocked(wake []head.Waiters) []head.Waiters {
 	if len(a.mu.heads) == 0 && len(a.mu.drafts) == 0 {
 		return wake
 	}
@@ -65,17 +65,11 @@ func (a *Area) tellHeadsLocked(wake heads) heads {
 	return wake
 }
 
-func (h heads) tell(v head.Values, wake heads) heads {
+func (h heads) tell(v head.Values, wake []head.Waiters) []head.Waiters {
 	for _, l := range h {
 		if l.Set(v) {
-			wake = append(wake, l)
+			wake = append(wake, l.Waiters())
 		}
 	}
 	return wake
-}
-
-func (h heads) wake() {
-	for _, l := range h {
-		l.Wake()
-	}
 }

@@ -213,6 +213,23 @@ func TestChanges(t *testing.T) {
 	}
 }
 
+// TestWakeAfterClose wakes who waited at a line whose pages are not mapped any more: a program can end at any time.
+func TestWakeAfterClose(t *testing.T) {
+	p, err := NewPages(NewKeeper(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, _, err := p.Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := l.Waiters()
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w.Wake()
+}
+
 func BenchmarkWakeNobody(b *testing.B) {
 	k := NewKeeper()
 	defer k.Close()
@@ -222,7 +239,7 @@ func BenchmarkWakeNobody(b *testing.B) {
 	}
 	l, _, _ := p.Take()
 	for b.Loop() {
-		l.Wake()
+		l.Waiters().Wake()
 	}
 	if err := p.Close(); err != nil {
 		b.Fatal(err)

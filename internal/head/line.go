@@ -3,6 +3,7 @@ package head
 import (
 	"sync/atomic"
 	"time"
+	"unsafe"
 )
 
 // Line tells programs about one area. Its first word is a futex, which changes whenever a program
@@ -84,8 +85,12 @@ func (l *Line) Changed() {
 	}
 }
 
-// Wake wakes the programs that wait.
-func (l *Line) Wake() { wake(&l.word) }
+// Waiters are the programs that wait at a line. They can be woken when the line has been given back, and its page is not mapped any more: then
+// that does nothing.
+type Waiters uintptr // the address of the line's word; not a pointer, for it may be of no memory
+
+// Waiters returns the programs that wait at the line.
+func (l *Line) Waiters() Waiters { return Waiters(unsafe.Pointer(&l.word)) }
 
 // Number identifies the use of the line.
 func (l *Line) Number() uint64 { return l.number }

@@ -97,7 +97,7 @@ func (p *Pages) Take() (l *Line, off int64, err error) {
 // Give gives a line back. Programs that wait there are told.
 func (p *Pages) Give(l *Line) {
 	l.Set(Values{State: Ended})
-	l.Wake()
+	l.Waiters().Wake()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	at := uintptr(unsafe.Pointer(l)) - uintptr(unsafe.Pointer(p.line(0)))
@@ -110,7 +110,7 @@ func (p *Pages) File() *os.File { return p.file }
 // End tells the programs that the daemon has ended.
 func (p *Pages) End() {
 	atomic.StoreUint32(p.life(), Died)
-	wake(p.life())
+	p.line(0).Waiters().Wake() // its word is the life word
 }
 
 // Close ends them and unmaps them. No line may be in use.
@@ -121,8 +121,8 @@ func (p *Pages) Close() error {
 	return errors.Join(err, p.file.Close())
 }
 
-// wake wakes all that wait for a word, in any process. It does not block.
-func wake(word *uint32) {
+// Wake wakes them, in any process. It does not block.
+func (w Waiters) Wake() {
 	const futexWake, all = 1, 1<<31 - 1
-	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, all, 0, 0, 0)
+	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(w), futexWake, all, 0, 0, 0)
 }
