@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -221,11 +222,28 @@ func sweepLinks() {
 
 // write writes one file of the state.
 func (s *state) write(name, text string) error {
-	if err := os.WriteFile(filepath.Join(s.dir, name), []byte(text+"\n"), 0o644); err != nil {
+	if err := replaceFile(s.path(name), text+"\n"); err != nil {
 		return fail(exitState, "state directory: %w", err)
 	}
-	s.files = append(s.files, name)
+	if !slices.Contains(s.files, name) {
+		s.files = append(s.files, name)
+	}
 	return nil
+}
+
+// unfinished ends the name of a file that is being written.
+const unfinished = ".new"
+
+// replaceFile makes a file of the state, or replaces it in one step: who reads it finds all of the former text, or all of this one.
+func replaceFile(path, text string) error {
+	err := os.WriteFile(path+unfinished, []byte(text), 0o644)
+	if err == nil {
+		err = os.Rename(path+unfinished, path)
+	}
+	if err != nil {
+		_ = os.Remove(path + unfinished) // it may not be there
+	}
+	return err
 }
 
 // path returns the path of a file of the state.
@@ -254,6 +272,7 @@ func (s *state) close() {
 	}
 	for _, f := range s.files {
 		_ = os.Remove(s.path(f)) // likewise
+		_ = os.Remove(s.path(f + unfinished))
 	}
 	if s.made {
 		_ = os.Remove(s.dir) // fails if something else is in it

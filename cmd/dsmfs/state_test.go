@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -101,5 +102,40 @@ func TestNoStateWithoutPermission(t *testing.T) {
 	}
 	if _, err := openState(filepath.Join(file, "state"), "/mnt", false); codeOf(err) != exitState || !strings.Contains(err.Error(), "--state") {
 		t.Errorf("below a file: %v", err)
+	}
+}
+
+// TestStateFilesAreNeverEmpty reads a file of the state while it is written again and again.
+func TestStateFilesAreNeverEmpty(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "serving")
+	texts := []string{"pid 1\n", "pid 22222, a longer one\n"}
+	if err := replaceFile(path, texts[0]); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 2000 {
+			if err := replaceFile(path, texts[i%2]); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	for {
+		text, err := os.ReadFile(path)
+		if err != nil || !slices.Contains(texts, string(text)) {
+			t.Errorf("read %q, %v", text, err)
+			<-done
+			return
+		}
+		select {
+		case <-done:
+			if left, _ := filepath.Glob(path + "?*"); len(left) > 0 {
+				t.Errorf("%v are left", left)
+			}
+			return
+		default:
+		}
 	}
 }

@@ -60,7 +60,7 @@ func upgradeVerb(p *program, args []string) error {
 	if err := os.Remove(filepath.Join(dir, upgradedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, upgradeFile), fmt.Appendf(nil, "%d %s", hold.Format, self), 0o600); err != nil {
+	if err := replaceFile(filepath.Join(dir, upgradeFile), fmt.Sprintf("%d %s\n", hold.Format, self)); err != nil {
 		return err
 	}
 	if err := unix.Kill(holder, unix.SIGUSR1); err != nil {
@@ -68,10 +68,10 @@ func upgradeVerb(p *program, args []string) error {
 	}
 	end := time.After(upgradeLimit)
 	for tick := time.NewTicker(busyRetry); ; {
-		if text, err := os.ReadFile(filepath.Join(dir, upgradedFile)); err == nil && len(text) > 0 {
+		if text, err := os.ReadFile(filepath.Join(dir, upgradedFile)); err == nil {
 			return fail(exitOther, "%s: %s", m.Point, text)
 		}
-		if now, err := os.ReadFile(filepath.Join(dir, servingFile)); err == nil && len(now) > 0 && string(now) != string(before) {
+		if now, err := os.ReadFile(filepath.Join(dir, servingFile)); err == nil && string(now) != string(before) {
 			fmt.Fprintf(p.out, "%s is served by %s\n", m.Point, strings.TrimSpace(string(now)))
 			return nil
 		}
@@ -141,5 +141,5 @@ func (u *upgrade) failed(h *keeper, how string) {
 
 // answer says why it was not done.
 func (u *upgrade) answer(text string) {
-	_ = os.WriteFile(u.to, []byte(text), 0o600) // then the one that asked waits in vain, and says so
+	_ = replaceFile(u.to, text) // then the one that asked waits in vain, and says so
 }
