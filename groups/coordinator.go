@@ -15,6 +15,7 @@ import (
 // to the last, as long as the view has this node as the coordinator.
 type coordinator struct {
 	group dsm.AreaID
+	self  dsm.NodeID
 	reign dsm.Epoch
 	few   int           // a node with more members waits for an answer to each report
 	lives func() uint64 // a number for the next generation, greater than all before of this node
@@ -31,7 +32,9 @@ type coordinator struct {
 	at                     []*wire.GroupSeat  // of the members, nil if one is gone; bury sets it
 	ranks                  map[uint64]int     // of the members that live, by the number of the program
 	met                    []dsm.NodeID       // as in wire.GroupState, of barrier done; never changed
-	counters               map[string]*wire.GroupCounter
+	counters               map[string]*counter
+	counted                uint64 // additions in this reign, and one for those before
+	alone                  bool   // a node is gone, which perhaps was the only other one that had a counter
 	slowest                uint64
 	called                 uint64 // the barrier that somebody has arrived at
 	round                  bool   // it is the barrier of a round
@@ -57,7 +60,9 @@ type peer struct {
 	generation, done, list, slowest, came, heard uint64
 
 	// What it has said that it has. A state leaves nothing else out, for one that was sent may be lost.
-	hasDone, hasList uint64
+	hasDone, hasList, hasCounted uint64
+	keeps                        bool // it is to have all counters
+	sentCounted                  uint64
 
 	asked   uint64              // the last barrier of which it was asked whether it has the result, plus one
 	touched map[string]struct{} // counters that it waits for
@@ -78,10 +83,10 @@ func (c *coordinator) empty() bool {
 	return c.ready
 }
 
-func newCoordinator(group dsm.AreaID, reign dsm.Epoch, lives func() uint64) *coordinator {
+func newCoordinator(group dsm.AreaID, self dsm.NodeID, reign dsm.Epoch, lives func() uint64) *coordinator {
 	return &coordinator{
-		group: group, reign: reign, lives: lives, peers: make(map[dsm.NodeID]*peer),
-		silent: make(map[dsm.NodeID]struct{}), counters: make(map[string]*wire.GroupCounter),
+		group: group, self: self, reign: reign, lives: lives, peers: make(map[dsm.NodeID]*peer),
+		silent: make(map[dsm.NodeID]struct{}), counters: make(map[string]*counter),
 		ranks: make(map[uint64]int),
 	}
 }
@@ -105,6 +110,7 @@ func (c *coordinator) report(from dsm.NodeID, r *wire.GroupReport, now time.Time
 	p.seq = r.Seq
 	c.last = max(c.last, r.Generation)
 	p.generation, p.done, p.list, p.slowest, p.came = r.Generation, r.Done, r.List, r.Slowest, 0
+	p.hasCounted, p.sentCounted = r.Counted, r.Counted
 	p.hasDone, p.hasList, p.asked, p.seats, p.refused, p.denied, p.silent = r.Done, r.List, 0, r.Seats, nil, nil, 0
 	p.stillDisagree()
 	c.line(p)
@@ -154,6 +160,7 @@ func (c *coordinator) view(here func(dsm.NodeID) bool, now time.Time) {
 		if !here(n) {
 			delete(c.peers, n)
 			c.came++
+			c.alone = true
 		}
 	}
 	c.adopt()
@@ -173,9 +180,10 @@ func (c *coordinator) decide(now time.Time) {
 	c.meet(now)
 	c.slowest = c.behind()
 	c.count()
+	c.chooseKeepers()
 	for _, n := range c.nodes() {
 		p := c.peers[n]
-		if c.owes(p) {
+		if c.owes(n, p) {
 			c.tell(n, p)
 		}
 	}
@@ -230,16 +238,19 @@ func (c *coordinator) bury() {
 	}
 	if !left && c.generation != 0 {
 		c.generation, c.done, c.list, c.size, c.slowest = 0, 0, 0, 0, 0
-		c.members, c.at, c.met = nil, nil, nil
+		c.members, c.at, c.met, c.counted = nil, nil, nil, 0
 		clear(c.ranks)
 		clear(c.counters)
+		for _, p := range c.peers {
+			clear(p.touched) // who waited is gone
+		}
 	}
 }
 
 // sameLife drops what a node has of another life of the group.
 func (c *coordinator) sameLife(p *peer) {
 	if c.ready && p.generation != c.generation {
-		p.hasDone, p.hasList, p.done, p.list, p.slowest = 0, 0, 0, 0, 0
+		p.hasDone, p.hasList, p.hasCounted, p.done, p.list, p.slowest, p.sentCounted = 0, 0, 0, 0, 0, 0, 0
 	}
 }
 

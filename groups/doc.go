@@ -63,6 +63,11 @@
 // the value, and also all additions up to there that may not have been answered yet: if only one
 // node that saw the value is left, it still knows which additions are in it.
 //
+// The value that a program has seen outlives its node, and any other one: a program of another node
+// than the coordinator's has the answer there and here, one of the coordinator's own gets it when
+// another node with members has all counters and has said so. A node whose last program leaves, and
+// a coordinator that is replaced, keep the counters until another has them.
+//
 // # Concurrency
 //
 // All of a group is a step: a report, a state, a view or a call of a program, under the lock of

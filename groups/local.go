@@ -26,6 +26,7 @@ type local struct {
 	members                         []wire.GroupMember
 	met                             []dsm.NodeID // as in wire.GroupState, of barrier done; never changed
 	counters                        map[string]wire.GroupCounter
+	counted                         uint64 // as in wire.GroupReport
 	came                            []wire.GroupMember
 	silent                          []dsm.NodeID // the coordinator waits for them
 	seats                           map[uint64]*Member
@@ -46,7 +47,7 @@ func (l *local) report(seq uint64, epoch dsm.Epoch, known bool) *wire.GroupRepor
 	}
 	r := &wire.GroupReport{
 		Group: l.group, Epoch: epoch, Reign: l.reign, Seq: seq,
-		Generation: l.generation, Done: l.done, List: l.list, Slowest: l.slowest,
+		Generation: l.generation, Done: l.done, List: l.list, Slowest: l.slowest, Counted: l.counted,
 	}
 	r.Seats = make([]wire.GroupSeat, 0, len(l.seats))
 	for _, m := range l.inOrder() {
@@ -94,11 +95,7 @@ func (l *local) moved(to dsm.NodeID, skipped bool) bool {
 // may be served by one state.
 func (l *local) state(s *wire.GroupState) {
 	l.heard, l.acked = max(l.heard, s.Heard), max(l.acked, s.Heard)
-	if s.Generation > l.generation {
-		l.generation, l.done, l.list, l.slowest = s.Generation, 0, 0, 0
-		l.size, l.members, l.met = 0, nil, nil
-		clear(l.counters)
-	}
+	l.lives(s.Generation)
 	if s.Generation == l.generation {
 		if s.Members != nil && s.List > l.list {
 			l.size, l.list, l.members = s.Size, s.List, s.Members
@@ -107,6 +104,7 @@ func (l *local) state(s *wire.GroupState) {
 			l.done, l.met = s.Done, s.Met
 		}
 		l.slowest = max(l.slowest, s.Slowest)
+		l.counted = max(l.counted, s.Counted)
 	}
 	l.came, l.silent = s.Came, s.Silent
 	for rank := range l.members {
@@ -116,7 +114,7 @@ func (l *local) state(s *wire.GroupState) {
 		}
 	}
 	for _, c := range s.Counters {
-		l.counted(c)
+		l.count(c)
 	}
 	for _, r := range s.Refused {
 		if m := l.seats[r.Seat]; m != nil && r.Try != 0 {
@@ -127,8 +125,17 @@ func (l *local) state(s *wire.GroupState) {
 	}
 }
 
-// counted takes over the value of a counter, and the answers in it.
-func (l *local) counted(c wire.GroupCounter) {
+// lives begins another life of the group if it is a newer one.
+func (l *local) lives(generation uint64) {
+	if generation > l.generation {
+		l.generation, l.done, l.list, l.slowest = generation, 0, 0, 0
+		l.size, l.members, l.met, l.counted = 0, nil, nil, 0
+		clear(l.counters)
+	}
+}
+
+// count takes over the value of a counter, and the answers in it.
+func (l *local) count(c wire.GroupCounter) {
 	if have, ok := l.counters[c.Name]; !ok || have.Count < c.Count {
 		l.counters[c.Name] = c
 	}

@@ -76,7 +76,7 @@ func (n *Node) reportedLocked(from dsm.NodeID, r *wire.GroupReport) {
 // takeOverLocked makes this node the coordinator of a group, and calls all nodes.
 func (n *Node) takeOverLocked(group dsm.AreaID) *coordinator {
 	reign := n.mu.view.Epoch
-	c := newCoordinator(group, reign, func() uint64 {
+	c := newCoordinator(group, n.cfg.Self, reign, func() uint64 {
 		n.mu.lives++
 		return uint64(reign)<<20 + n.mu.lives
 	})
@@ -109,7 +109,7 @@ func (n *Node) calledLocked(from dsm.NodeID, call *wire.GroupCall) {
 		n.postLocked(from, &wire.GroupReport{Group: call.Group, Epoch: n.mu.view.Epoch, Reign: call.Reign, Known: &wire.GroupKnown{}})
 		return
 	}
-	l.coordinator, l.reign = from, call.Reign
+	l.coordinator, l.reign, l.counted = from, call.Reign, 0
 	n.tellLocked(l, true)
 }
 
@@ -120,7 +120,7 @@ func (n *Node) stateLocked(from dsm.NodeID, s *wire.GroupState) {
 		return
 	}
 	l.state(s)
-	if len(s.Refused) > 0 || l.owing && l.acked >= l.seq {
+	if len(s.Refused) > 0 || s.Counted > 0 || l.owing && l.acked >= l.seq {
 		n.reportLocked(l)
 	}
 }
@@ -133,6 +133,11 @@ func (n *Node) ViewChanged(v *dsm.View) {
 		n.mu.view = v
 		if !here(v, n.cfg.Self) {
 			n.loseAllLocked(errs.E(errs.Closed, "group", "this node is no member of the cluster any more"))
+		}
+		for id, c := range n.mu.coordinators {
+			if skipped || n.coordinatorLocked(id) != n.cfg.Self {
+				n.retireLocked(c)
+			}
 		}
 		for _, id := range slices.Sorted(maps.Keys(n.mu.locals)) {
 			if l := n.mu.locals[id]; l.moved(n.coordinatorLocked(id), skipped) {

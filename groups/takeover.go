@@ -38,6 +38,26 @@ func (a *adopted) add(r *wire.GroupReport) {
 	}
 }
 
+// retireLocked has this node's side of a group keep the counters that it knows as a coordinator that is replaced: perhaps nobody else has
+// them. A side without programs tells the next coordinator, and ends when that has them.
+func (n *Node) retireLocked(c *coordinator) {
+	if !c.ready || len(c.counters) == 0 {
+		return
+	}
+	l := n.mu.locals[c.group]
+	if l == nil {
+		l = newLocal(c.group)
+		l.few = n.cfg.few
+		n.mu.locals[c.group] = l
+	}
+	l.lives(c.generation)
+	for name, k := range c.counters {
+		if l.generation == c.generation && l.counters[name].Count < k.Count {
+			l.counters[name] = k.GroupCounter
+		}
+	}
+}
+
 // adopt goes on where the last coordinator ended, as far as anybody knows, once all have answered.
 func (c *coordinator) adopt() {
 	if c.ready || len(c.silent) > 0 {
@@ -55,7 +75,8 @@ func (c *coordinator) adopt() {
 	}
 	for _, n := range k.Counters {
 		n.Recent = slices.Clone(n.Recent)
-		c.counters[n.Name] = &n
+		c.counted, c.alone = 1, true
+		c.counters[n.Name] = &counter{n, c.counted}
 	}
 	for _, p := range c.peers {
 		c.sameLife(p)

@@ -192,3 +192,30 @@ func TestKnownAfterALostState(t *testing.T) {
 		t.Errorf("nobody coordinates: %s", h)
 	}
 }
+
+// TestCountOutlivesItsNode: a program has no answer that only the node knows where it runs.
+func TestCountOutlivesItsNode(t *testing.T) {
+	h := &held{sim: newSim(t, 1, 3)}
+	h.join(0, 1)
+	h.links = [][2]int{{1, 0}}
+	h.progs[0].add()
+	h.pass()
+	if h.progs[0].added != 0 {
+		t.Fatal("the program has its answer before the other node has said that it knows it")
+	}
+	h.links = nil
+	h.pass()
+	if h.progs[0].added != 1 {
+		t.Fatalf("no answer: %s", h)
+	}
+	h.kill(h.nodes[0])
+	for _, n := range h.nodes[1:] {
+		n.see()
+	}
+	h.pass()
+	h.progs[1].add()
+	h.pass()
+	if l := h.progs[1].life(); l.values[2] != h.progs[1] {
+		t.Errorf("the second addition is not answered by 2: %v", l.values)
+	}
+}

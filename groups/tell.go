@@ -9,14 +9,14 @@ import (
 )
 
 // owes reports whether a node waits for something that this one knows.
-func (c *coordinator) owes(p *peer) bool {
-	if len(p.refused) > 0 || len(p.touched) > 0 || len(p.seats) > c.few && p.heard < p.seq {
+func (c *coordinator) owes(n dsm.NodeID, p *peer) bool {
+	if len(p.refused) > 0 || c.mayAnswer(n, p) || p.keeps && p.sentCounted < c.counted || len(p.seats) > c.few && p.heard < p.seq {
 		return true
 	}
 	if len(p.seats) == 0 && p.heard < p.seq {
 		// It leaves, and keeps what it knows until this is heard: perhaps nobody else has the result of
-		// the last barrier.
-		return c.settled()
+		// the last barrier, or the value of a counter.
+		return c.settled() && c.kept(c.keeper(n))
 	}
 	for i := range p.seats {
 		s := &p.seats[i]
@@ -66,12 +66,21 @@ func (c *coordinator) tell(to dsm.NodeID, p *peer) {
 			}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(p.touched)) {
-		k := *c.counters[name]
+	var names []string
+	if c.mayAnswer(to, p) {
+		names = slices.AppendSeq(names, maps.Keys(p.touched))
+		clear(p.touched)
+	}
+	if p.keeps {
+		names = slices.AppendSeq(names, c.changedSince(p.hasCounted))
+		m.Counted, p.sentCounted = c.counted, c.counted
+	}
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		k := c.counters[name].GroupCounter
 		k.Recent = slices.Clone(k.Recent)
 		m.Counters = append(m.Counters, k)
 	}
-	clear(p.touched)
 	p.generation, p.done, p.list, p.slowest, p.came, p.heard = c.generation, c.done, c.list, c.slowest, c.came, p.seq
 	p.refused = nil
 	c.out = append(c.out, message{to, m})

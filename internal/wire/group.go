@@ -30,6 +30,7 @@ type GroupReport struct {
 	Done       uint64
 	List       uint64
 	Slowest    uint64
+	Counted    uint64
 	Seats      []GroupSeat
 	Known      *GroupKnown // in the answer to a call
 }
@@ -106,7 +107,8 @@ type GroupState struct {
 	List       uint64         // counts the changes of the members
 	Members    []GroupMember  // nil if they are left out
 	Slowest    uint64         // no clock is behind this
-	Counters   []GroupCounter // those that the receiver has added to
+	Counters   []GroupCounter // those that the receiver has added to, and with Counted those that changed since what it has reported
+	Counted    uint64         // the receiver has all counters as they were after so many additions of this reign, and reports that; 0: it need not
 	Came       []GroupMember  // who waits for the group to be complete
 	Refused    []GroupRefusal
 	Silent     []dsm.NodeID // who has not answered the call: nothing is decided before
