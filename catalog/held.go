@@ -163,10 +163,18 @@ func (s *logStore) resume(m *hold.Memory, snaps *snapStore) error {
 	return err
 }
 
-// Resume goes on in place of the daemon that was killed, and returns when the catalog serves.
+// Resume goes on in place of the daemon that was killed, and returns when the catalog serves. errs.Busy: the node is not alone in its cluster. The
+// daemon may have been killed before it knew of the member that it had taken in; but its log had it first.
 func (c *Catalog) Resume(ctx context.Context) error {
+	others := errs.E(errs.Busy, "resume", "other nodes had joined when the daemon ended")
+	if len(c.servers()) > 1 {
+		return others
+	}
 	if err := c.electSelf(ctx); err != nil {
 		return named("resume", err)
+	}
+	if len(c.Current().Members) > 1 {
+		return others
 	}
 	c.belong(c.view.Load().Cluster)
 	return nil

@@ -5,20 +5,23 @@ import (
 	"errors"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
-	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/pages"
 )
 
 // A node that is held has its areas in a pages.Keep. If the daemon is killed, the next one has the bytes that programs have stored,
-// published or not. As nobody else is in the cluster, it may count all of them as published: it is their home, and the only replica.
+// published or not. As nobody else is in the cluster, it may count all of them as published: it is their home, and the only replica. Once others
+// are there no daemon follows this one, and the node serves them like any other.
 
-// heldMemory is newMemory for a node that is held.
+// heldMemory is newMemory for a node that is held. Areas on demand are not held: there are none before others have joined.
 func (n *Node) heldMemory(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) {
 	if demand {
-		return nil, errs.E(errs.Unsupported, "open area", "files with residency=demand are not held")
+		return newMemory(id, size, demand)
 	}
 	return n.cfg.Store.NewHeldArea(id, size)
 }
+
+// alone reports whether no other node is in the cluster.
+func (n *Node) alone() bool { return len(n.cfg.View.Current().Members) <= 1 }
 
 // Resume takes over the areas of the daemon that was killed. The catalog must be up to date, and no area open.
 func (n *Node) Resume() error {
@@ -86,7 +89,7 @@ func (a *Area) allHereLocked() bool {
 
 // holds waits until all of the area is in the working copy, and says so to the next daemon, before a program may store.
 func (a *Area) holds(ctx context.Context) error {
-	if a.node.cfg.Store == nil {
+	if a.node.cfg.Store == nil || !a.node.alone() {
 		return nil
 	}
 	if err := a.await(ctx, "open", a.allHereLocked); err != nil {

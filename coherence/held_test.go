@@ -22,7 +22,9 @@ func TestHeldStoresAreThereForTheNextDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	view := &slowPair{view: oneHome(), size: size}
+	alone := oneHome()
+	alone.Members = alone.Members[:1]
+	view := &slowPair{view: alone, size: size}
 	want := make([]byte, size)
 	must := func(err error) {
 		t.Helper()

@@ -79,9 +79,9 @@ func (x *heldFiles) init(b *bridge) {
 	}
 }
 
-// refuses returns why a setting is not possible here.
+// refuses returns why a setting is not possible here. If others have joined nothing is held any more, and all settings are possible.
 func (x *heldFiles) refuses(key, value string) error {
-	if x.journal == nil || !(key == "residency" && value == dsm.ResidencyDemand.String() || key == "mode" && value == dsm.ModeVersioned.String()) {
+	if x.journal == nil || x.b.cfg.Held.Word(hold.Exclusive).Load() != 0 || !(key == "residency" && value == dsm.ResidencyDemand.String() || key == "mode" && value == dsm.ModeVersioned.String()) {
 		return nil
 	}
 	return errs.E(errs.Unsupported, "set attribute", "%s%s=%s does not go with --hold", dsmPrefix, key, value)

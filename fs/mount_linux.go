@@ -75,6 +75,7 @@ func Mount(cfg Config) (*FS, error) {
 		if err := b.held.resume(cfg.Held.Word(hold.Daemons).Load(), cfg.HeldFiles); err != nil {
 			return nil, err
 		}
+		cfg.Held.Word(hold.Device).Store(minorOf(f.device))
 		cfg.Held.Word(hold.Mounted).Store(1)
 	}
 	go func() {

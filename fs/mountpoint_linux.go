@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -148,6 +149,26 @@ func abort(device string) error {
 		defer unix.Unmount(dir, 0)
 	}
 	return os.WriteFile(filepath.Join(dir, minor, "abort"), []byte("1"), 0)
+}
+
+// Abort ends the connection of the mount at path to its daemon: all requests end with ENOTCONN, and the mount stays, dead. It does nothing if the minor number of
+// the mount's device is another.
+func Abort(path string, minor uint64) error {
+	m, ok, err := mountAt(path)
+	if err != nil || !ok || minorOf(m.Device) != minor {
+		return err
+	}
+	return abort(m.Device)
+}
+
+// minorOf returns the minor number of major:minor, 0 if it is none.
+func minorOf(device string) uint64 {
+	_, minor, _ := strings.Cut(device, ":")
+	n, err := strconv.ParseUint(minor, 10, 32)
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // mountAt returns the topmost mount on path, which has no symlinks.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/pages"
 )
@@ -87,6 +88,9 @@ func (h *held) viewChanged(v *dsm.View, log *slog.Logger) {
 // resume takes over from the daemon that was killed.
 func (n *node) resume(ctx context.Context) error {
 	if err := n.cats.last().Resume(ctx); err != nil {
+		if errs.Is(err, errs.Busy) {
+			n.cfg.held.mem.Word(hold.Exclusive).Store(1) // so that the holder tries no other daemon
+		}
 		return fmt.Errorf("resume the catalog: %w", err)
 	}
 	n.member = true

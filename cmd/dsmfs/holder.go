@@ -7,14 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dsmfs/dsmfs/fs"
 	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
@@ -125,35 +124,28 @@ func (h *keeper) start(before string, parent *reporter) error {
 	}()
 	go func() {
 		defer close(dead)
-		awaitDeath(cmd.Process.Pid, wait, ended)
+		h.awaitDeath(cmd.Process.Pid, wait, ended)
 	}()
 	return nil
 }
 
+// sayAfter is how long a daemon that was killed may take to end before the log says so.
+const sayAfter = 5 * time.Second
+
 // awaitDeath returns when no thread of a child runs any more. The child may be unable to end: see hold.Memory.Live. ended is closed when it has.
-func awaitDeath(pid int, wait func(), ended <-chan struct{}) {
+func (h *keeper) awaitDeath(pid int, wait func(), ended <-chan struct{}) {
 	wait()
-	for tick := time.NewTicker(time.Millisecond); someRun(pid); { // the others end now, too
+	tick, late := time.NewTicker(time.Millisecond), time.After(sayAfter)
+	defer tick.Stop()
+	for someRun(pid) { // the others end now, too
 		select {
 		case <-ended:
 			return
+		case <-late:
+			h.say("the daemon that was killed does not end: the next one waits for it", "pid", pid)
 		case <-tick.C:
 		}
 	}
-}
-
-// someRun reports whether a thread of a process that is being killed runs or can go on: it neither has ended, nor waits in the kernel beyond the reach
-// of signals.
-func someRun(pid int) bool {
-	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(stats, func(path string) bool {
-		text, err := os.ReadFile(path)
-		_, rest, _ := strings.Cut(string(text), ") ") // what follows the name, which is in brackets
-		return err == nil && !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X") && !strings.HasPrefix(rest, "D")
-	})
 }
 
 // duplicate returns another descriptor of the same file, which the caller closes.
@@ -257,7 +249,11 @@ func (h *keeper) final() string {
 func (h *keeper) giveUp(reason string) error {
 	if reason != "ended" {
 		h.say("the daemon has ended, and no other follows it: the mount is lost", "reason", reason)
-		_ = unix.Close(h.device) // so that nobody waits for an answer, the daemon neither; it is closed at the end in any case
+		// Nobody is to wait for an answer any more. The daemon may be unable to end while it waits for one, and has /dev/fuse open so long.
+		if err := fs.Abort(h.mem.Text(hold.Point), h.mem.Word(hold.Device).Load()); err != nil {
+			h.say("requests that are under way may hang (dsmfs umount --force)", "err", err)
+		}
+		_ = unix.Close(h.device) // it is closed at the end in any case
 	}
 	<-h.ended
 	state := h.cmd.ProcessState

@@ -2,6 +2,7 @@ package hold_test
 
 import (
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
@@ -112,6 +115,8 @@ func TestHolderGivesUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	device := openDevice(t, n.PID()) // as a daemon that cannot end has it
+	defer func() { _ = unix.Close(device) }()
 	last := 0
 	for range 5 {
 		last = killDaemon(t, n, last, 0, syscall.SIGABRT)
@@ -124,6 +129,37 @@ func TestHolderGivesUp(t *testing.T) {
 	if err != nil || !strings.Contains(string(log), "no other follows it") {
 		t.Errorf("the log does not say it (%v):\n%s", err, log)
 	}
+}
+
+// openDevice returns the connection to the kernel that a process has open, which stays open with it.
+func openDevice(t *testing.T, pid int) int {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	all, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		if to, err := os.Readlink(filepath.Join(dir, e.Name())); err != nil || to != "/dev/fuse" {
+			continue
+		}
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		process, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = unix.Close(process) }()
+		device, err := unix.PidfdGetfd(process, fd, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return device
+	}
+	t.Fatal("it does not have /dev/fuse open")
+	return -1
 }
 
 // TestHoldRefuses: what does not go with --hold is refused in words.

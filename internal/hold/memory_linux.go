@@ -56,6 +56,7 @@ const (
 	Serving  // the last of Daemons that serves
 	Alive    // not 0 while the first thread of the daemon lives
 	Expected // counts the calls of Expect
+	Device   // the minor number of the mount's device; 0: there is no mount yet
 )
 
 // Text is a string in the head.

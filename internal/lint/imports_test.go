@@ -92,6 +92,9 @@ const imports = `
 	internal/dsm integration/harness integration/history
 	< integration integration/chaos integration/differential integration/hold bench;
 
+	internal/hold
+	< integration/hold;
+
 	NONE
 	< bench/barefuse;
 `
