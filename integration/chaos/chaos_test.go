@@ -28,6 +28,7 @@ type plan struct {
 	faults   []fault
 	patience time.Duration // --fault-timeout
 	lease    time.Duration // --lease
+	copies   int           // user.dsm.replicas of all files
 }
 
 func (p plan) String() string {
@@ -35,7 +36,7 @@ func (p plan) String() string {
 	for _, w := range p.chosen {
 		names = append(names, w.name)
 	}
-	return fmt.Sprintf("workloads %s; --fault-timeout %v; --lease %v; faults:%s", strings.Join(names, ","), p.patience, p.lease, describe(p.faults))
+	return fmt.Sprintf("workloads %s; replicas=%d; --fault-timeout %v; --lease %v; faults:%s", strings.Join(names, ","), p.copies, p.patience, p.lease, describe(p.faults))
 }
 
 func listed(flag string) []string {
@@ -45,7 +46,7 @@ func listed(flag string) []string {
 // draw draws a round. What the flags ask for comes after what is drawn, so that a seed draws the same with and without them.
 func draw(seed uint64) plan {
 	r := rand.New(rand.NewPCG(seed, 1))
-	p := plan{seed: seed, patience: []time.Duration{30 * time.Second, 5 * time.Second}[r.IntN(2)]}
+	p := plan{seed: seed, patience: []time.Duration{30 * time.Second, 5 * time.Second}[r.IntN(2)], copies: 1 + r.IntN(2)}
 	for _, i := range r.Perm(len(workloads))[:some] {
 		p.chosen = append(p.chosen, workloads[i])
 	}
@@ -64,11 +65,13 @@ func draw(seed uint64) plan {
 		}
 	}
 	slices.Sort(kinds)
-	// Of most workloads there is little left to see after a kill, as long as that takes their data with it. Where nodes are evicted, other
-	// faults are short.
+	// Of most workloads there is little left to see after a kill that takes their data with it. Where nodes are evicted, other faults are short.
 	rare := []kind{kill, evict}[r.IntN(2)]
-	if r.IntN(3) > 0 && dataSurvivesKill < whole {
+	if r.IntN(3) > 0 && p.copies == 1 {
 		rare = ""
+	}
+	if *copiesFlag > 0 {
+		p.copies = *copiesFlag
 	}
 	if *faultsFlag == "" {
 		kinds = slices.DeleteFunc(kinds, func(k kind) bool { return (k == kill || k == evict) && k != rare })
@@ -113,8 +116,11 @@ func round(t *testing.T, p plan, total *tally) {
 	python, _ := harness.Interpreter()
 	crew := &crew{t: t, c: c, python: python, seed: p.seed, last: map[string]int{}}
 	t.Cleanup(crew.stop)
-	n := &nemesis{t: t, c: c, crew: crew, chosen: p.chosen}
+	n := &nemesis{t: t, c: c, crew: crew, chosen: p.chosen, copies: p.copies}
 	n.settle()
+	cl := c.Node(1).Client()
+	cl.SetXattr(".", "user.dsm.replicas", fmt.Sprint(p.copies))
+	cl.Close()
 	for _, w := range p.chosen {
 		crew.once(w.name, "setup", 1)
 	}
@@ -144,7 +150,7 @@ func alive(t *testing.T, p plan, crew *crew, healed int64) (slowest time.Duratio
 		return false
 	}
 	for _, w := range p.chosen {
-		if w.promised(p.faults) < whole {
+		if p.promised(w) < whole {
 			continue
 		}
 		for node := range size {
@@ -194,7 +200,7 @@ func finish(t *testing.T, p plan, crew *crew) {
 					continue
 				}
 				for _, o := range crew.once(w.name, action, node+1) {
-					if o.Result != ok && w.promised(p.faults) == whole {
+					if o.Result != ok && p.promised(w) == whole {
 						t.Errorf("%s: %s", w.name, o)
 					}
 				}
@@ -225,7 +231,7 @@ func judge(t *testing.T, p plan, crew *crew, total *tally, events []event) {
 		}
 		t.Logf("%-9s %5d operations: %d done, %d refused, %d of unknown outcome", w.name, len(ops), results[ok], results[refused], results[unknown])
 		const few = 20
-		if results[ok] < few && w.promised(p.faults) == whole {
+		if results[ok] < few && p.promised(w) == whole {
 			t.Errorf("%s: %d operations were done: that says nothing", w.name, results[ok])
 		}
 		if !w.rival {

@@ -25,6 +25,7 @@ type nemesis struct {
 	c       *harness.Cluster
 	crew    *crew
 	chosen  []workload
+	copies  int // of each file
 	active  []fault
 	events  []event
 	ballast *worker
@@ -176,11 +177,33 @@ type member struct {
 	Voter bool
 }
 
-// goneAreForgotten is whether a member that has died is taken off the list. Today it stays as long as a file has bytes that it was the
-// home of.
-const goneAreForgotten = dataSurvivesKill == whole
+// area is what dsmfs areas says of a file.
+type area struct {
+	Path  string
+	Homes []struct{ Backups, Filling string }
+}
 
-// settle waits until all nodes take part again: one more fault must not be one too many.
+// lacking returns the files that have too few copies.
+func (n *nemesis) lacking() (files string) {
+	if n.copies == 1 {
+		return ""
+	}
+	res := n.c.Node(1).CLI("areas", n.c.Node(1).Mount, "--output", "json")
+	var all []area
+	if res.Err != nil || json.Unmarshal([]byte(res.Stdout), &all) != nil {
+		return res.Stdout + res.Stderr
+	}
+	for _, a := range all {
+		for _, h := range a.Homes {
+			if h.Filling != "" || h.Backups == "" {
+				files += " " + a.Path
+			}
+		}
+	}
+	return files
+}
+
+// settle waits until all nodes take part again, and all copies are there: one more fault must not be one too many.
 func (n *nemesis) settle() {
 	n.t.Helper()
 	voters := len(n.c.Nodes()) - 1 | 1 // an odd number
@@ -193,7 +216,7 @@ func (n *nemesis) settle() {
 			if res.Err != nil || json.Unmarshal([]byte(res.Stdout), &all) != nil {
 				return false
 			}
-			if goneAreForgotten && len(all) != len(n.c.Nodes()) {
+			if n.copies > 1 && len(all) != len(n.c.Nodes()) { // else it stays as long as a file has bytes that it was the home of
 				return false
 			}
 			alive, vote := 0, 0
@@ -209,7 +232,8 @@ func (n *nemesis) settle() {
 				return false
 			}
 		}
-		return true
+		said = "too few copies of" + n.lacking()
+		return said == "too few copies of"
 	}) {
 		n.t.Errorf("the cluster is not whole after %v: %s", time.Since(began).Round(time.Second), said)
 	}

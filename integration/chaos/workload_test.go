@@ -12,47 +12,38 @@ const (
 	whole
 )
 
-// dataSurvivesKill is what the bytes of a file promise when the daemon dies that is their home. There are no replicas: they are lost, and
-// whoever wants them gets EIO.
-const dataSurvivesKill = right
-
 // workload is one kind of program and what it may expect.
 type workload struct {
 	name  string
 	check func([]operation) []string
-	// stands: against all other kinds of faults the promise is whole.
-	stands map[kind]promise
+	// data: it has bytes, of which one copy is lost when the daemon dies that is their home. Whoever wants them gets EIO then.
+	data bool
 	// publishes: when all is quiet, each node publishes what its programs have left behind, and reads all.
 	publishes bool
 	// rival: programs of this workload wait for each other, so how long an operation takes says nothing about a fault.
 	rival bool
 }
 
-var ofData = map[kind]promise{kill: dataSurvivesKill}
-
 var workloads = []workload{
 	{name: "names", check: checkNames},
-	{name: "sizes", check: checkSizes, stands: ofData},
-	{name: "last", check: checkLast, stands: ofData, publishes: true},
-	{name: "max", check: checkMax, stands: ofData, publishes: true},
-	{name: "min", check: checkMin, stands: ofData, publishes: true},
-	{name: "sum", check: checkSum, stands: ofData, publishes: true},
-	{name: "attached", check: checkSum, stands: ofData, publishes: true},
-	{name: "locks", check: checkLocks, stands: ofData, rival: true},
-	{name: "versioned", check: checkVersioned, stands: ofData},
-	{name: "sqlite", check: checkDatabase, stands: ofData, rival: true},
-	{name: "group", check: checkGroup, stands: ofData, rival: true},
+	{name: "sizes", check: checkSizes, data: true},
+	{name: "last", check: checkLast, data: true, publishes: true},
+	{name: "max", check: checkMax, data: true, publishes: true},
+	{name: "min", check: checkMin, data: true, publishes: true},
+	{name: "sum", check: checkSum, data: true, publishes: true},
+	{name: "attached", check: checkSum, data: true, publishes: true},
+	{name: "locks", check: checkLocks, data: true, rival: true},
+	{name: "versioned", check: checkVersioned, data: true},
+	{name: "sqlite", check: checkDatabase, data: true, rival: true},
+	{name: "group", check: checkGroup, data: true, rival: true},
 }
 
-// promised is what stands after all these faults.
-func (w workload) promised(all []fault) promise {
-	least := whole
-	for _, f := range all {
-		if p, found := w.stands[f.kind]; found {
-			least = min(least, p)
-		}
+// promised is what stands of a workload after all faults.
+func (p plan) promised(w workload) promise {
+	if w.data && p.copies == 1 && slices.ContainsFunc(p.faults, func(f fault) bool { return f.kind == kill }) {
+		return right
 	}
-	return least
+	return whole
 }
 
 // sayTheSame tells whether the final reads of all nodes have the same values.
