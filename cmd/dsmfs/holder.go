@@ -167,7 +167,9 @@ func (h *keeper) watch(signals <-chan os.Signal) error {
 			switch {
 			case s != syscall.SIGUSR1:
 				_ = h.cmd.Process.Signal(s) // if it has ended, that is heard next
-			case asked == nil && (next == nil || h.serves()):
+			case asked != nil || next != nil && !h.serves():
+				h.refuse("another upgrade is under way: try again when it has ended")
+			default:
 				if asked = h.askedFor(); asked != nil {
 					_ = h.cmd.Process.Kill() // likewise
 				}
@@ -201,10 +203,8 @@ func (h *keeper) watch(signals <-chan os.Signal) error {
 			return h.giveUp(fmt.Sprintf("%d daemons in a row have ended, or %d were killed before they served", crashes, kills))
 		}
 		if crashes > 1 {
-			select {
-			case s := <-signals: // there is no daemon that could end in order, or that could be replaced
+			if s := h.rest(signals, restartPause<<(crashes-2)); s != nil {
 				return h.giveUp("told to end (" + s.String() + ") while no daemon was there")
-			case <-time.After(restartPause << (crashes - 2)):
 			}
 		}
 		for err := h.start(how, nil); err != nil; err = h.start(how, nil) {
@@ -216,12 +216,25 @@ func (h *keeper) watch(signals <-chan os.Signal) error {
 			case crashes >= mostCrashes:
 				return h.giveUp(err.Error())
 			}
-			select { // the machine may be short of memory or processes for a moment
-			case s := <-signals:
+			if s := h.rest(signals, restartPause<<crashes); s != nil { // the machine may be short of memory or processes for a moment
 				return h.giveUp("told to end (" + s.String() + ") while no daemon was there")
-			case <-time.After(restartPause << crashes):
 			}
 			crashes++
+		}
+	}
+}
+
+// rest waits while no daemon is there that could end in order, or be replaced. It returns the signal that tells the holder to end, nil if none came.
+func (h *keeper) rest(signals <-chan os.Signal, d time.Duration) os.Signal {
+	for end := time.After(d); ; {
+		select {
+		case s := <-signals:
+			if s != syscall.SIGUSR1 {
+				return s
+			}
+			h.refuse("no daemon serves at the moment: try again")
+		case <-end:
+			return nil
 		}
 	}
 }

@@ -116,10 +116,11 @@ func openLog(p *program, c *mountConfig, st *state) (*logWriter, error) {
 		return nil, err
 	}
 	if link := st.path(logFile); link != c.logFile {
-		if _, err := os.Readlink(link); err == nil {
+		to, err := os.Readlink(link)
+		if err == nil && to != c.logFile {
 			_ = os.Remove(link) // left by a daemon that died
 		}
-		if os.Symlink(c.logFile, link) == nil {
+		if err == nil && to == c.logFile || os.Symlink(c.logFile, link) == nil {
 			st.files = append(st.files, logFile)
 		}
 	}

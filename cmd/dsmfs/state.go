@@ -118,8 +118,10 @@ func openState(dir, point string, heir bool) (*state, error) {
 	s.lock = lock
 	s.files = []string{lockFile}
 	s.own = madePoint(s.dir, point)
-	for _, name := range []string{failedFile, madeFile, bareFile} { // left by an earlier daemon; usually there are none
-		_ = os.Remove(filepath.Join(s.dir, name))
+	if !heir { // else they are this one's, too
+		for _, name := range []string{failedFile, madeFile, bareFile} { // left by an earlier daemon; usually there are none
+			_ = os.Remove(filepath.Join(s.dir, name))
+		}
 	}
 	for _, f := range []struct{ name, text string }{{pidFile, strconv.Itoa(os.Getpid())}, {pointFile, point}} {
 		if err := s.write(f.name, f.text); err != nil {
@@ -234,7 +236,8 @@ func (s *state) write(name, text string) error {
 // unfinished ends the name of a file that is being written.
 const unfinished = ".new"
 
-// replaceFile makes a file of the state, or replaces it in one step: who reads it finds all of the former text, or all of this one.
+// replaceFile makes a file of the state, or replaces it in one step: who reads it finds all of the former text, or all of this one. If there is no
+// room for another file, it is overwritten: a daemon that takes over must not end for that.
 func replaceFile(path, text string) error {
 	err := os.WriteFile(path+unfinished, []byte(text), 0o644)
 	if err == nil {
@@ -243,7 +246,25 @@ func replaceFile(path, text string) error {
 	if err != nil {
 		_ = os.Remove(path + unfinished) // it may not be there
 	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		if overwrite(path, text) == nil {
+			return nil
+		}
+	}
 	return err
+}
+
+// overwrite writes to a file that is there, whose memory it has already. Who reads it just then may find the end of the former text behind this one.
+func overwrite(path, text string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt([]byte(text), 0)
+	if err == nil {
+		err = f.Truncate(int64(len(text)))
+	}
+	return errors.Join(err, f.Close())
 }
 
 // path returns the path of a file of the state.

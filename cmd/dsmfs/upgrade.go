@@ -49,6 +49,11 @@ func upgradeVerb(p *program, args []string) error {
 	if err != nil {
 		return fail(exitOther, "%s: %q is no process", filepath.Join(dir, holderFile), text)
 	}
+	free, err := lockUpgrade(dir, m.Point)
+	if err != nil {
+		return err
+	}
+	defer free()
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -71,7 +76,7 @@ func upgradeVerb(p *program, args []string) error {
 		if text, err := os.ReadFile(filepath.Join(dir, upgradedFile)); err == nil {
 			return fail(exitOther, "%s: %s", m.Point, text)
 		}
-		if now, err := os.ReadFile(filepath.Join(dir, servingFile)); err == nil && string(now) != string(before) {
+		if now, err := os.ReadFile(filepath.Join(dir, servingFile)); err == nil && string(now) != string(before) && ofThisProgram(string(now)) {
 			fmt.Fprintf(p.out, "%s is served by %s\n", m.Point, strings.TrimSpace(string(now)))
 			return nil
 		}
@@ -81,6 +86,36 @@ func upgradeVerb(p *program, args []string) error {
 			return fail(exitSilent, "%s: no other daemon serves after %v; see %s", m.Point, upgradeLimit, logOf(dir))
 		}
 	}
+}
+
+// lockUpgrade keeps others from upgrading a mount at the same time: each would take the answer to the other for its own.
+func lockUpgrade(dir, point string) (free func(), err error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return nil, errors.Join(fail(exitOther, "%s: another dsmfs upgrade of it is under way: wait until that has ended", point), f.Close())
+	case err != nil:
+		return nil, errors.Join(os.NewSyscallError("flock", err), f.Close())
+	}
+	return func() { _ = f.Close() }, nil // it frees the lock
+}
+
+// ofThisProgram reports whether the daemon that serves, as it says itself, is of the program that asks. Another may have taken over because the one before was killed, or
+// because the upgrade has failed.
+func ofThisProgram(serving string) bool {
+	var pid int
+	if _, err := fmt.Sscanf(serving, "pid %d,", &pid); err != nil {
+		return false
+	}
+	its, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil {
+		return false
+	}
+	own, err := os.Stat(selfPath)
+	return err == nil && os.SameFile(its, own)
 }
 
 // upgrade is another program for the daemon.
@@ -111,6 +146,12 @@ func (h *keeper) askedFor() *upgrade {
 		return nil
 	}
 	return u
+}
+
+// refuse says why nothing is done about an upgrade that is asked for.
+func (h *keeper) refuse(reason string) {
+	u := &upgrade{to: filepath.Join(h.mem.Text(hold.State), upgradedFile)}
+	u.answer(reason)
 }
 
 // leastFD is more than a child has descriptors: it resolves the path of the program after it has got those, which replace what it inherited.

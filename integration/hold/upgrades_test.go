@@ -1,0 +1,143 @@
+package hold_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/integration/harness"
+)
+
+// hangs is a program that never serves.
+const hangs = `package main
+
+import "os"
+
+func main() {
+	r, _, _ := os.Pipe()
+	_, _ = r.Read(make([]byte, 1))
+}
+`
+
+// TestOneUpgradeAtATime: who asks for an upgrade while another is under way is told so.
+func TestOneUpgradeAtATime(t *testing.T) {
+	n := held(t)
+	dir, err := os.Open(n.State())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dir.Close() }()
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	if res := n.CLI("upgrade", n.Mount); res.Err == nil || !strings.Contains(res.Stderr, "another dsmfs upgrade") {
+		t.Errorf("while another is under way: %v: %s%s", res.Err, res.Stdout, res.Stderr)
+	}
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+
+	// The one that asked has ended, and what it asked for is under way.
+	text, other := filepath.Join(t.TempDir(), "main.go"), filepath.Join(t.TempDir(), "hangs")
+	if err := os.WriteFile(text, []byte(hangs), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("go", "build", "-o", other, text).CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	if err := os.WriteFile(filepath.Join(n.State(), "upgrade"), []byte("1 "+other), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(n.PID(), syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	hanging := 0
+	if !harness.Eventually(limit, func() bool { hanging = childOf(n.PID(), other); return hanging != 0 }) {
+		t.Fatal("the other program is not started")
+	}
+	if res := n.CLI("upgrade", n.Mount); res.Err == nil || !strings.Contains(res.Stderr, "another upgrade is under way") {
+		t.Errorf("while the other program begins: %v: %s%s", res.Err, res.Stdout, res.Stderr)
+	}
+	if err := syscall.Kill(hanging, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if res := n.Run(limit, "touch", filepath.Join(n.Mount, "f")); res.Err != nil {
+		t.Errorf("the program before does not go on: %v: %s", res.Err, res.Stderr)
+	}
+	if res := n.CLI("upgrade", n.Mount); res.Err != nil {
+		t.Errorf("after that: %v: %s", res.Err, res.Stderr)
+	}
+}
+
+// childOf returns the child of a process that runs a program, 0 if there is none.
+func childOf(pid int, program string) int {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err != nil {
+		return 0
+	}
+	for _, word := range strings.Fields(string(text)) {
+		if to, err := os.Readlink("/proc/" + word + "/exe"); err == nil && to == program {
+			child, _ := strconv.Atoi(word)
+			return child
+		}
+	}
+	return 0
+}
+
+// TestTakeoverWithoutRoom: the filesystem of the state directory is full when the daemon is killed.
+func TestTakeoverWithoutRoom(t *testing.T) {
+	if skip, _ := harness.Prepare(); skip != "" {
+		t.Skip(skip)
+	}
+	n := harness.New(t, harness.Options{Memory: "256M", Flags: []string{"--hold"}}).Declare()
+	if err := os.Mkdir(n.State(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", n.State(), "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(n.State(), unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	n.Start()
+	f, err := os.Create(filepath.Join(n.State(), "filler"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for b := make([]byte, 4096); err == nil; {
+		_, err = f.Write(b)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(n.State(), "more"), []byte("x"), 0o600); err == nil {
+		t.Fatal("there is room")
+	}
+	last := killDaemon(t, n, 0, 0, syscall.SIGKILL)
+	if !harness.Eventually(limit, func() bool { return daemon(n) != last }) {
+		t.Fatal("the state does not name another daemon")
+	}
+	if res := n.Run(limit, "touch", filepath.Join(n.Mount, "f")); res.Err != nil {
+		t.Errorf("nothing goes on: %v: %s", res.Err, res.Stderr)
+	}
+	serving := fmt.Sprintf("pid %d,", daemon(n))
+	if !harness.Eventually(limit, func() bool {
+		text, err := os.ReadFile(filepath.Join(n.State(), "serving"))
+		return err == nil && strings.HasPrefix(string(text), serving)
+	}) {
+		t.Errorf("it is not said that %s serves", serving)
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		t.Fatal(err)
+	}
+	n.Stop()
+}
