@@ -1,6 +1,8 @@
 package transport
 
 import (
+	"time"
+
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/invariants"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
@@ -22,11 +24,12 @@ type outbound struct {
 		lockrank.Mutex
 		addr    string // "" until SetPeers names the node
 		queue   batch
-		writing int    // bytes taken from the queue and not yet written
-		broken  bool   // frames were dropped: the session must end before others are queued
-		closed  bool   // for good
-		live    bool   // there is a session
-		session uint64 // counts them
+		writing int       // bytes taken from the queue and not yet written
+		broken  bool      // frames were dropped: the session must end before others are queued
+		closed  bool      // for good
+		live    bool      // there is a session
+		session uint64    // counts them
+		reached time.Time // when the node was last known to be in reach; see silence
 		inline
 		// interrupt ends the attempt to connect or the session; nil between them.
 		interrupt func()
@@ -144,6 +147,9 @@ func (o *outbound) named() bool {
 func (o *outbound) setAddr(addr string) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.mu.addr == "" {
+		o.mu.reached = time.Now()
+	}
 	if o.mu.addr != addr {
 		o.mu.addr = addr
 		o.poke()

@@ -108,6 +108,10 @@ func (o *outbound) interruptible(interrupt func(), f func()) bool {
 	return true
 }
 
+// connectLimit bounds an attempt until there is a connection. The kernel repeats the first packet after 1 s, 3 s and 7 s: to begin anew
+// finds out sooner that a link works again.
+const connectLimit = 1500 * time.Millisecond
+
 // connect makes one attempt.
 func (o *outbound) connect(addr string) (conn net.Conn, err error) {
 	ctx, cancel := context.WithCancel(o.t.ctx)
@@ -192,12 +196,15 @@ func (o *outbound) write(conn net.Conn, ended <-chan error) error {
 func (o *outbound) begin(conn net.Conn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.mu.live = true
+	o.mu.live, o.mu.reached = true, time.Now()
 	switch c := conn.(type) {
 	case *sealed:
 		o.mu.seal, o.mu.raw = c, c.pipe.raw
 	case syscall.Conn:
 		o.mu.raw, _ = c.SyscallConn() // without it every frame is left to the writer
+	}
+	if o.mu.raw != nil {
+		keepAsking(o.mu.raw)
 	}
 }
 

@@ -302,7 +302,7 @@ func (t *Transport) dialPinned(ctx context.Context, l lane, to dsm.NodeID, addr 
 	} else if id != 0 {
 		to, addr = id, plain
 	}
-	plain, err := t.cfg.Dial(ctx, "tcp", addr)
+	plain, err := t.reach(ctx, l, addr)
 	if err != nil {
 		return fail(err)
 	}
@@ -324,6 +324,16 @@ func (t *Transport) dialPinned(ctx context.Context, l lane, to dsm.NodeID, addr 
 		return fail(err)
 	}
 	return c, from, nil
+}
+
+// reach makes the TCP connection.
+func (t *Transport) reach(ctx context.Context, l lane, addr string) (net.Conn, error) {
+	if l == laneData {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, connectLimit)
+		defer cancel()
+	}
+	return t.cfg.Dial(ctx, "tcp", addr)
 }
 
 // introduce says the hello, after the handshake of TLS unless the other side is of the same user on
