@@ -57,6 +57,8 @@ type Config struct {
 	OnCluster func(dsm.ClusterID)
 	// Lease is the lease of the members of the cluster that this node may begin; 0 means DefaultLease.
 	Lease time.Duration
+	// Silences returns for how long members may have been out of reach on the data lane: transport.Silences. nil: nobody ever is.
+	Silences func() map[dsm.NodeID]time.Duration
 	// Trust is that of the cluster which Bootstrap makes; nil: it does not encrypt.
 	Trust *dsm.Trust
 	// Held, if not nil, has what the daemon that was killed before this one has left, and gets what this one leaves: see held.go.
@@ -74,6 +76,7 @@ type Catalog struct {
 	first    *dsm.Trust
 	yield    func(ino dsm.Ino, term uint64) (locks.Yield, bool)
 	orphaned func(ino dsm.Ino)
+	silences func() map[dsm.NodeID]time.Duration
 	log      *slog.Logger
 	// yieldTime is the constant, except in a test.
 	yieldTime atomic.Int64
@@ -106,6 +109,7 @@ type Catalog struct {
 	grants   grants
 	reign    reign
 	signs    signs
+	met      met
 	// news rings when the view, the voters or the leader change.
 	news bell
 	push pushers
@@ -137,7 +141,7 @@ const (
 // New starts the replica. It knows nothing until Bootstrap or Join.
 func New(cfg Config) (_ *Catalog, err error) {
 	c := &Catalog{
-		self: cfg.Self, caller: cfg.Caller, observer: cfg.Observer, belong: cfg.OnCluster, first: cfg.Trust, yield: cfg.Yield, log: cfg.Log,
+		self: cfg.Self, caller: cfg.Caller, observer: cfg.Observer, belong: cfg.OnCluster, first: cfg.Trust, yield: cfg.Yield, silences: cfg.Silences, log: cfg.Log,
 		layer: newLayer(cfg.Streams, cfg.Self), logs: newLogStore(),
 	}
 	c.yieldTime.Store(int64(yieldTime))
@@ -158,6 +162,7 @@ func New(cfg Config) (_ *Catalog, err error) {
 	c.grants.init()
 	c.reign.init(c.life)
 	c.signs.init()
+	c.met.init()
 	c.news.init()
 	c.push.init()
 

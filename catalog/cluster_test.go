@@ -43,6 +43,17 @@ type node struct {
 	stopped  sync.Once
 	via      *callers
 	yields   atomic.Pointer[yields] // nil: none
+	silent   atomic.Pointer[silences]
+}
+
+// silences is Config.Silences.
+type silences map[dsm.NodeID]time.Duration
+
+func (n *node) silences() map[dsm.NodeID]time.Duration {
+	if s := n.silent.Load(); s != nil {
+		return *s
+	}
+	return nil
 }
 
 // yields is Config.Yield.
@@ -190,7 +201,7 @@ func startHeld(t testing.TB, name, listen string, id dsm.NodeID, held *hold.Memo
 	n.streams = newEars(n.net.RaftLayer())
 	n.Catalog, err = New(Config{
 		Self:   dsm.Member{ID: id, Name: name, Addr: n.net.Addr(), Budget: 2 << 30},
-		Caller: n.via, Streams: n.streams, Observer: n.observer, OnCluster: n.net.SetCluster, Yield: n.yieldLocks, Held: held,
+		Caller: n.via, Streams: n.streams, Observer: n.observer, OnCluster: n.net.SetCluster, Yield: n.yieldLocks, Silences: n.silences, Held: held,
 		Log: slog.New(warnings{testLog(t, name).Handler(), n.warned}),
 	})
 	if err != nil {

@@ -37,7 +37,7 @@ func judge(silent, lease time.Duration, refusals int) verdict {
 		return expired
 	case refusals >= leastRefusals && silent >= 2*part:
 		return ended
-	case silent >= part+part/4:
+	case silent >= overdueAfter(lease):
 		return overdue
 	}
 	return lives
@@ -55,6 +55,7 @@ const (
 // watchMembers evicts members, as the leader in the term, until ctx ends.
 func (c *Catalog) watchMembers(ctx context.Context, term uint64) {
 	refused := make(map[dsm.NodeID]int)
+	arbiter := &arbiter{out: make(map[dsm.NodeID]outing)}
 	last := c.signs.clock()
 	for looks := 0; ; looks++ {
 		v := c.Current()
@@ -64,12 +65,15 @@ func (c *Catalog) watchMembers(ctx context.Context, term uint64) {
 			c.signs.startOver()
 		}
 		last = now
-		var look []dsm.Member
+		var look, hushed []dsm.Member
 		for _, m := range present(v) {
 			if m.ID == c.self.ID {
 				continue
 			}
 			silent := c.signs.silence(m.ID, m.Inc)
+			if silent >= silentAfter(v.Lease) && refused[m.ID] == 0 {
+				hushed = append(hushed, m)
+			}
 			switch verdict := judge(silent, v.Lease, refused[m.ID]); verdict {
 			case lives:
 				delete(refused, m.ID)
@@ -79,6 +83,8 @@ func (c *Catalog) watchMembers(ctx context.Context, term uint64) {
 				c.expel(ctx, m, verdict, v.Lease, term)
 			}
 		}
+		c.arbitrate(ctx, v, term, arbiter)
+		c.lookAround(ctx, v, hushed, term, arbiter)
 		c.lookAt(ctx, look, every, refused)
 		if looks%settleLooks == 0 {
 			c.forgetGone(ctx)

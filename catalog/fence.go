@@ -133,8 +133,10 @@ func (c *Catalog) sign(reign context.Context, v *dsm.View, try int) error {
 
 // evict says that this node is no member any more.
 func (c *Catalog) evict() {
-	c.log.Warn("this node was evicted from the cluster")
-	close(c.signs.evicted)
+	c.signs.leave.Do(func() {
+		c.log.Warn("this node was evicted from the cluster")
+		close(c.signs.evicted)
+	})
 }
 
 // doubtLeader says that the leader could not be reached: the next sign of life is sent now.

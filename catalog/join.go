@@ -146,6 +146,9 @@ func (c *Catalog) admit(ctx context.Context, req *wire.Join) (any, error) {
 		}
 		return nil, errs.E(errs.Invalid, "join", "the cluster cannot reach the node at %s, which it says is its address (%w)", m.Addr, err)
 	}
+	if err := c.meets(ctx, m); err != nil {
+		return nil, err
+	}
 	if refused != nil {
 		c.replace(ctx, m)
 		if err := check(); err != nil {

@@ -183,7 +183,12 @@ func (c *Catalog) question(ctx context.Context, sign bool) (uint64, error) {
 	if id == 0 || id == c.self.ID {
 		return 0, errs.E(errs.Unavailable, "", "the catalog has no leader")
 	}
-	reply, err := c.caller.Call(ctx, nodeAddr(id, addr), &wire.ReadIndex{From: c.self.ID, Inc: c.self.Inc, Term: term, Epoch: c.Current().Epoch, Sign: sign})
+	v := c.Current()
+	var unreached, apart []dsm.NodeID
+	if sign {
+		unreached, apart = c.unreached(v)
+	}
+	reply, err := c.caller.Call(ctx, nodeAddr(id, addr), &wire.ReadIndex{From: c.self.ID, Inc: c.self.Inc, Term: term, Epoch: v.Epoch, Sign: sign, Unreached: unreached, Apart: apart})
 	if err != nil {
 		return 0, err
 	}
@@ -208,6 +213,9 @@ func (c *Catalog) serveIndex(ctx context.Context, req *wire.ReadIndex) (any, err
 		return nil, errs.E(errs.NotLeader, "read", "")
 	case !c.signs.hear(req.From, req.Inc, term):
 		return nil, errs.E(errs.Unavailable, "read", "node %s is being evicted", req.From)
+	}
+	if req.Sign {
+		c.signs.blame(req.From, req.Inc, req.Unreached, req.Apart)
 	}
 	index := c.readIndex()
 	if !c.majority(term, req) {

@@ -47,6 +47,10 @@ func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error
 			c.belong(r.Cluster)
 		}
 		return &wire.Probed{Inc: c.self.Inc, Term: c.raft.CurrentTerm(), Applied: c.progress.index.Load()}, nil
+	case *wire.Reach:
+		return c.serveReach(ctx, r)
+	case *wire.PutOut:
+		return c.servePutOut(r)
 	case *wire.Leave:
 		return c.serveLeave(ctx, r.Node)
 	}

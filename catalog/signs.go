@@ -1,6 +1,8 @@
 package catalog
 
 import (
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,6 +32,7 @@ type signs struct {
 	// answered is when the last sign of life that was answered had been sent, by the clock in nanoseconds; 0: none was.
 	answered atomic.Int64
 	evicted  chan struct{} // closed when this node has been evicted
+	leave    sync.Once     // closes evicted
 
 	mu struct {
 		lockrank.Mutex
@@ -43,6 +46,12 @@ type heard struct {
 	inc    uint64
 	at     time.Duration // the last sign of life, or when the leader began to wait for it
 	doomed bool          // it is being evicted
+	// shunned says that it is answered no more, so that its lease runs out: see apart.go.
+	shunned bool
+	// unreached are the members that it does not reach, as it has said last; apart those that it has not reached for apartAfter, and since
+	// when it has said so each time.
+	unreached []dsm.NodeID
+	apart     map[dsm.NodeID]time.Duration
 }
 
 // sinceBoot is a clock that goes on while the machine is suspended.
@@ -100,7 +109,7 @@ func (g *signs) startOver() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, h := range g.mu.heard {
-		h.at = now
+		h.at, h.unreached, h.apart = now, nil, nil
 	}
 }
 
@@ -123,10 +132,84 @@ func (g *signs) hear(n dsm.NodeID, inc, term uint64) bool {
 		return false // this reign has just begun, or is over
 	}
 	h := g.heardLocked(n, inc, now)
-	if h.doomed || h.inc != inc {
+	if h.doomed || h.shunned || h.inc != inc {
 		return false
 	}
 	h.at = now
+	return true
+}
+
+// blame takes what a node, which was just heard, says of the members that it does not reach.
+func (g *signs) blame(n dsm.NodeID, inc uint64, unreached, apart []dsm.NodeID) {
+	now := g.clock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	h := g.mu.heard[n]
+	if h == nil || h.inc != inc {
+		return
+	}
+	known := func(m dsm.NodeID) bool { return g.mu.heard[m] != nil }
+	h.unreached = only(unreached, known)
+	before := h.apart
+	h.apart = nil
+	for _, m := range only(apart, known) {
+		if h.apart == nil {
+			h.apart = make(map[dsm.NodeID]time.Duration)
+		}
+		since, ok := before[m]
+		if !ok {
+			since = now
+		}
+		h.apart[m] = since
+	}
+}
+
+// only returns those of the nodes that are such.
+func only(ids []dsm.NodeID, are func(dsm.NodeID) bool) (kept []dsm.NodeID) {
+	for _, id := range ids {
+		if are(id) {
+			kept = append(kept, id)
+		}
+	}
+	return kept
+}
+
+// cut returns the links between members that live which one end does not reach, and those of them which have been cut for apartAfter: both
+// have given a sign of life since one of them said so. A member that has died is not reached by anybody either, and is no reason to put
+// another out.
+func (g *signs) cut(fresh time.Duration) (cut, long []link) {
+	now := g.clock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	lives := func(n dsm.NodeID, since time.Duration) bool {
+		h := g.mu.heard[n]
+		return h != nil && !h.doomed && !h.shunned && h.at > since && now-h.at < fresh
+	}
+	add := func(to *[]link, a, b dsm.NodeID, since time.Duration) {
+		if l := (link{min(a, b), max(a, b)}); lives(a, since) && lives(b, since) && !slices.Contains(*to, l) {
+			*to = append(*to, l)
+		}
+	}
+	for a, h := range g.mu.heard {
+		for _, b := range h.unreached {
+			add(&cut, a, b, 0)
+		}
+		for b, since := range h.apart {
+			add(&long, a, b, since)
+		}
+	}
+	return cut, long
+}
+
+// shun decides that a node is answered no more. It returns false if that was decided already.
+func (g *signs) shun(n dsm.NodeID, inc uint64) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	h := g.mu.heard[n]
+	if h == nil || h.inc != inc || h.doomed || h.shunned {
+		return false
+	}
+	h.shunned = true
 	return true
 }
 

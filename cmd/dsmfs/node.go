@@ -151,7 +151,7 @@ func (n *node) build(context.Context) error {
 func (n *node) newCatalog(self dsm.Member, o catalog.Observer, first *dsm.Trust) (*catalog.Catalog, error) {
 	cat, err := catalog.New(catalog.Config{
 		Self: self, Caller: n.net, Streams: n.net.ReopenRaft(), Observer: o, OnCluster: n.net.SetCluster, Yield: n.yieldLocks,
-		Orphaned: n.orphaned, Lease: n.cfg.lease, Trust: first, Held: n.cfg.held.first(n.serving.Load() == nil), Log: n.log.With("part", "catalog"),
+		Orphaned: n.orphaned, Silences: n.net.Silences, Lease: n.cfg.lease, Trust: first, Held: n.cfg.held.first(n.serving.Load() == nil), Log: n.log.With("part", "catalog"),
 	})
 	if err == nil {
 		n.serving.Store(cat)

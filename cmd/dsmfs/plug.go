@@ -146,6 +146,9 @@ func (a areas) Stats() []control.Stat {
 		{Name: "epoch", Value: strconv.FormatUint(uint64(v.Epoch), 10)},
 		{Name: "leader", Value: a.n.cats.last().Leader().String()},
 	}
+	if why := a.n.rejoins.why.Load(); why != nil {
+		stats = append(stats, control.Stat{Name: "joins_again_when", Value: *why})
+	}
 	for _, s := range a.n.data.Stats() {
 		stats = append(stats, control.Stat{Name: s.Name, Value: s.Value})
 	}

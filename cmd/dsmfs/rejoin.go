@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -20,15 +21,16 @@ import (
 type rejoins struct {
 	cancel     context.CancelFunc // nil: not started
 	done       sync.WaitGroup
-	recoveries chan recovery // orders of the user: see recoverAlone
+	recoveries chan recovery          // orders of the user: see recoverAlone
+	why        atomic.Pointer[string] // why the last attempt failed; nil: the node is a member, or has not tried yet
 }
 
 const (
 	// rejoinMin and rejoinMax bound the pause after an attempt that failed.
 	rejoinMin, rejoinMax = 100 * time.Millisecond, 5 * time.Second
 	// calm is how long a node must have been a member, or it waits before it joins once more: longer each time, up to mostWait.
-	// Otherwise one that can reach only some of the others would come and go all the time.
-	calm, mostWait = 20 * time.Second, time.Minute
+	// Otherwise one with a link that comes and goes would do so, too.
+	calm, mostWait = time.Minute, time.Minute
 )
 
 // startRejoins begins to watch for an eviction.
@@ -105,9 +107,14 @@ func (n *node) rejoin(ctx context.Context, v *dsm.View) bool {
 		next, err := n.joinAgain(ctx, v, g)
 		if err == nil {
 			n.take(ctx, g, next)
+			n.rejoins.why.Store(nil)
 			return true
 		}
-		n.log.Warn("join the cluster again", "err", err)
+		why, level := err.Error(), slog.LevelDebug
+		if was := n.rejoins.why.Swap(&why); was == nil || *was != why {
+			level = slog.LevelWarn
+		}
+		n.log.Log(ctx, level, "join the cluster again", "err", why)
 		if !n.idle(ctx, pause/2+rand.N(pause)) {
 			return false
 		}
@@ -142,7 +149,7 @@ func (n *node) take(ctx context.Context, g *gate, next *catalog.Catalog) {
 	}
 }
 
-// joinAgain returns a new catalog that has joined.
+// joinAgain returns a new catalog that has joined. The leader refuses that while a member and this node do not reach each other.
 func (n *node) joinAgain(ctx context.Context, v *dsm.View, o catalog.Observer) (*catalog.Catalog, error) {
 	self := n.self
 	self.Inc = uint64(time.Now().UnixNano())
@@ -159,6 +166,9 @@ func (n *node) joinAgain(ctx context.Context, v *dsm.View, o catalog.Observer) (
 		}
 		if err == nil {
 			return cat, nil
+		}
+		if k := errs.KindOf(err); k != errs.Unavailable && k != errs.Timeout {
+			break // it answered: the others belong to the same cluster
 		}
 	}
 	cat.Close()

@@ -1,6 +1,10 @@
 package wire
 
-import "github.com/dsmfs/dsmfs/internal/dsm"
+import (
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
 
 // The control plane: requests of one node's catalog to another's.
 //
@@ -19,10 +23,14 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 //	   |                                       |
 //	   | Leave ------------------------------->|  after its last slot is handed over
 //	   |<-------------------------------- Left |
+//	   |                                       |
+//	   |<------------------------------ PutOut |  two members do not reach each other, and this is one of them
+//	   | IsOut ------------------------------->|  marks it as gone
 //
 //	new node            any node              leader
 //	   | Join ------------>| Join ------------>|
 //	   |                   |   Probe to the new node: can the cluster reach it?
+//	   |                   |   Reach to the new node and all members: do they reach each other?
 //	   |<----------- Joined|<----------- Joined|
 //
 //	new node            any node
@@ -74,6 +82,9 @@ type ReadIndex struct {
 	Term  uint64
 	Epoch dsm.Epoch
 	Sign  bool // it is only a sign of life
+	// Unreached are the members that the sender of a sign of life has not reached for some time on the data lane, and Apart those of them
+	// that it has not reached for so long that one of the two has to go.
+	Unreached, Apart []dsm.NodeID
 }
 
 // ReadIndexed answers ReadIndex.
@@ -110,6 +121,26 @@ type Probed struct {
 	Applied uint64
 }
 
+// Reach asks whether the receiver reaches Node at Addr Within a time.
+type Reach struct {
+	Node   dsm.NodeID
+	Addr   string
+	Within time.Duration
+}
+
+// Reached answers Reach.
+type Reached struct{ OK bool }
+
+// PutOut tells the receiver, if it is of that incarnation, that it is to be marked as gone, and the names of the members from which it is
+// apart.
+type PutOut struct {
+	Inc       uint64
+	ApartFrom []string
+}
+
+// IsOut says that the sender acts for the cluster no more.
+type IsOut struct{}
+
 // Leave asks to remove Node, which has no slots any more, from the members.
 type Leave struct{ Node dsm.NodeID }
 
@@ -134,4 +165,8 @@ var controlMessages = map[uint16]any{
 	113: LocksYielded{},
 	114: Enroll{},
 	115: Enrolled{},
+	116: Reach{},
+	117: Reached{},
+	118: PutOut{},
+	119: IsOut{},
 }
