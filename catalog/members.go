@@ -84,7 +84,7 @@ func (o addMemberOp) apply(s *state, st step) (dsm.Inode, error) {
 	}
 	s.reviewed(func(v *dsm.View) {
 		m := o.Member
-		m.Voter, m.Leaving, m.Gone = false, false, false
+		m.Voter, m.Leaving, m.Gone, m.Since = false, false, false, v.Epoch
 		v.Members = slices.DeleteFunc(v.Members, func(x dsm.Member) bool { return x.ID == m.ID }) // an incarnation that is gone
 		v.Members = append(v.Members, m)
 		slices.SortFunc(v.Members, func(a, b dsm.Member) int { return cmp.Compare(a.ID, b.ID) })

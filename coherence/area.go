@@ -40,6 +40,7 @@ type Area struct {
 		replica    replica
 		home       home
 		lingering  lingering
+		absence    *absence // nil: this node was never evicted while it had stores
 		freshening freshening
 		whole      whole
 		copies     *copies  // nil: no slot here ever had a backup
@@ -127,7 +128,7 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 		a.wakingWhenToldLocked(func() {
 			event()
 			a.localLocked()
-			for a.ackLateLocked() || a.markLocked() || a.pumpWaitingLocked() {
+			for a.comparedAllLocked() || a.ackLateLocked() || a.markLocked() || a.pumpWaitingLocked() {
 				a.localLocked()
 			}
 		})
@@ -510,6 +511,7 @@ func (a *Area) removeLocked() {
 		s.end()
 	}
 	a.mu.home.init()
+	a.clearConflictsLocked(0)
 	for _, e := range a.busyExtentsLocked() {
 		a.endUnmergedLocked(a.extentLocked(e))
 	}

@@ -444,7 +444,7 @@ type charged struct {
 
 // fixedLocked returns the bytes that the area takes and that cannot be evicted.
 func (a *Area) fixedLocked() int64 {
-	n := a.copyBytesLocked() + a.mu.home.rounds.bytes + a.mu.replica.partBytes + a.standbyBytesLocked()
+	n := a.copyBytesLocked() + a.mu.home.rounds.bytes + a.mu.replica.partBytes + a.standbyBytesLocked() + a.conflictBytesLocked()
 	if a.mu.mem != nil && !a.mu.mem.Demand() {
 		n += a.versionBytesLocked()
 	}

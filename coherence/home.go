@@ -126,7 +126,7 @@ func (a *Area) homeExtentLocked(e dsm.ExtentIndex) *homeExtent {
 
 // homePublishLocked merges a publish, and gives it its version. No other function makes versions of publishes.
 func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byte) error {
-	if a.leftLocked(from, 0) {
+	if a.strangerLocked(from, &m.Stamp) {
 		return nil
 	}
 	ack := &wire.PublishAck{Stamp: a.stampLocked(), Extent: m.Extent, Seq: m.Seq}

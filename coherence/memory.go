@@ -14,6 +14,9 @@ import (
 // memoryRetry is how long a message or a batch waits for another try when the memory of its area could not be made.
 const memoryRetry = time.Second
 
+// leaseRetry is how long what a home has sent waits until it is looked at whether this node's lease lasts again.
+const leaseRetry = 50 * time.Millisecond
+
 // warnPause is the least time between two warnings that memory cannot be made.
 const warnPause = time.Minute
 
@@ -106,11 +109,17 @@ func (a *Area) parkForMemoryLocked(from dsm.NodeID, m any, payload []byte) {
 }
 
 // retryMemoryLocked has what waits for the memory of the area tried again after a while: parked messages, and batches that have not begun.
-func (a *Area) retryMemoryLocked() {
+func (a *Area) retryMemoryLocked() { a.retryLocked(memoryRetry) }
+
+// retryLocked has what is parked tried again after so long, or earlier.
+func (a *Area) retryLocked(pause time.Duration) {
 	if a.mu.memoryRetry != nil {
+		if pause < memoryRetry {
+			a.mu.memoryRetry.Reset(pause)
+		}
 		return
 	}
-	a.mu.memoryRetry = time.AfterFunc(memoryRetry, func() {
+	a.mu.memoryRetry = time.AfterFunc(pause, func() {
 		a.step(func() {
 			a.mu.memoryRetry = nil
 			a.unparkLocked()

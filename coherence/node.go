@@ -88,6 +88,8 @@ type Node struct {
 	moving atomic.Int64 // how many areas the catalog is being asked to move
 
 	shortAreas atomic.Int64 // how many areas are short
+
+	conflictBytes atomic.Int64 // that conflicts of all areas take
 }
 
 // New returns a data plane with no areas. It starts no goroutine.

@@ -266,6 +266,9 @@ func (a *Area) resendAllLocked(e dsm.ExtentIndex, x *replicaExtent) {
 // resendLocked sends a publication again, perhaps to another home. If the link there has no credit, the
 // publication waits for credit.
 func (a *Area) resendLocked(e dsm.ExtentIndex, pub *publication) {
+	if a.mu.absence.has(e) {
+		return // comparedAllLocked sends it
+	}
 	home := a.rowLocked(e).Primary
 	if pub.home != home || pub.staged {
 		a.node.links.give(pub.home, a, pub.credit)

@@ -148,6 +148,11 @@ func (a *Area) receiveLocked(from dsm.NodeID, msg any, payload [][]byte) error {
 		a.parkForMemoryLocked(from, msg, one())
 		return nil
 	}
+	if a.doubtfulLocked(from, msg) {
+		a.parkLocked(from, msg, one())
+		a.retryLocked(leaseRetry)
+		return nil
+	}
 	switch m := msg.(type) {
 	case *wire.Subscribe:
 		switch a.serveAllLocked(m) {
@@ -361,14 +366,14 @@ func publishOf(msg any) (publishName, bool) {
 }
 
 // parkedFromLocked reports whether a request must be parked because an earlier one of the same node is:
-// requests are served in order.
+// requests are served in order. So is what a home sends.
 func (a *Area) parkedFromLocked(from dsm.NodeID, msg any) bool {
 	switch msg.(type) {
 	case *wire.Subscribe, *wire.Unsubscribe, *wire.Fetch, *wire.Release, *wire.Publish, *wire.Acquire, *wire.Inquire, *wire.Survey,
 		*wire.Part, *wire.Contributed, *wire.Finish:
 		return slices.ContainsFunc(a.mu.parked, func(m message) bool { return m.peer == from })
 	}
-	return false
+	return fromHome(msg) && slices.ContainsFunc(a.mu.parked, func(m message) bool { return m.peer == from && fromHome(m.msg) })
 }
 
 // dropWaitingLocked drops what waits of a peer when a session with it has broken, as if it had been lost with the session: the peer hears of

@@ -7,8 +7,11 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 // every other node: they have forgotten its subscriptions. What it was the home of, and others have taken over, it forgets as after any
 // handover. Rows that still name it, with the same epoch, nobody has taken over: it goes on with what it has.
 
-// Rejoined says that this node has joined the cluster again: View has the new state, and Reset was called.
+// Rejoined says that this node has joined the cluster again: View has the new state, and Returning and Reset were called.
 func (n *Node) Rejoined() {
+	for _, a := range n.all() {
+		a.step(a.rejoinedLocked)
+	}
 	for _, m := range n.cfg.View.Current().Members {
 		if m.ID != n.cfg.Self {
 			n.SessionReset(m.ID)

@@ -186,7 +186,7 @@ func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte
 		return nil // the home pushes again when it applies the same catalog entry: see homeGenChangedLocked
 	}
 	x := a.extentLocked(m.Extent)
-	if !x.live {
+	if !x.live || a.awaitsAnswerLocked(m.Extent) {
 		return nil
 	}
 	if a.versionedLocked() {
@@ -199,6 +199,7 @@ func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte
 func (a *Area) takePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte, acks bool) error {
 	r := &a.mu.replica
 	x := a.extentLocked(m.Extent)
+	a.takeBackUnmergedLocked(m, x)
 	came, declined, err := a.placeLocked(m, x, payload)
 	if err != nil {
 		return err
@@ -427,14 +428,14 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 			}
 			delete(pub.snap, i) // from here on the publication accounts for the new base with its overlay
 		}
-		a.mergeLocked(a.mu.kernel, p, mine[:], incoming[:])
+		a.mergeLocked(a.mu.kernel, p, a.conflictsLocked(e, i, mine[:], incoming[:]), incoming[:])
 	} else if !x.dirty.Has(i) && !a.sharedLocked() {
 		copy(mem.Working(p), n)
 		if a.mu.replica.bare && !mem.Homed(e) {
 			return
 		}
 	} else {
-		a.mergeLocked(a.mu.kernel, p, mem.Base(p), n)
+		a.mergeLocked(a.mu.kernel, p, a.conflictsLocked(e, i, mem.Base(p), n), n)
 	}
 	mem.SetBase(p, n)
 }
@@ -552,6 +553,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 		x.cutOff()
 		r.setOutdated(x, dsm.PageSet{})
 		delete(r.extents, e)
+		a.mu.absence.forget(e)
 	}
 	r.n = a.extentsLocked()
 	a.startPublicationsLocked()

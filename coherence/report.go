@@ -85,9 +85,10 @@ type stats struct {
 func (n *Node) Stats() []Stat {
 	u := func(name string, v *atomic.Uint64) Stat { return Stat{name, fmt.Sprint(v.Load())} }
 	all := n.all()
-	resident := int64(0)
+	resident, conflicts := int64(0), 0
 	for _, a := range all {
 		resident += a.ResidentBytes()
+		conflicts += a.ConflictCount()
 	}
 	return append([]Stat{
 		{"areas", fmt.Sprint(len(all))},
@@ -102,6 +103,7 @@ func (n *Node) Stats() []Stat {
 		u("pages_evicted", &n.stats.pagesEvicted),
 		u("areas_moved", &n.stats.areasMoved),
 		u("areas_taken_over", &n.stats.takenOver),
+		{"conflicts", fmt.Sprint(conflicts)},
 		{"pages_on_demand", fmt.Sprint(n.room.taken.Load())},
 	}, n.ages.stats(true)...)
 }

@@ -225,7 +225,7 @@ func (n *simNode) reportsOn(v *dsm.View, backup dsm.NodeID, slots []dsm.Slot, e 
 }
 
 // MayServe reports whether the node is sure that it is still a member.
-func (n *simNode) MayServe() bool { return true }
+func (n *simNode) MayServe() bool { return !n.fenced.Load() }
 
 // replaceBackup has the catalog give some row another backup in place of one in sync. That stays until the other is in sync, if there is place. While somebody
 // is dead this could lose the last one.

@@ -77,6 +77,7 @@ type simNode struct {
 	starving atomic.Bool   // its memory cannot be made longer
 	starved  atomic.Bool   // that was so at some time
 	dead     bool          // see kill
+	fenced   atomic.Bool   // see sim_away_test.go
 	gone     bool          // and the catalog says so
 	changed  chan struct{} // closed and replaced when an entry is applied
 	reader   bool          // a program has it open to read

@@ -231,6 +231,7 @@ func (a *Area) replicaSubscribedLocked(from dsm.NodeID, m *wire.Subscribed) {
 			a.extentSubscribedLocked(from, m.Epoch, e, dsm.PageSet{})
 		}
 	}
+	a.homeAnsweredLocked(from, m)
 }
 
 func (a *Area) extentSubscribedLocked(from dsm.NodeID, epoch dsm.Epoch, e dsm.ExtentIndex, lacks dsm.PageSet) {

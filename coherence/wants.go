@@ -55,7 +55,7 @@ func (a *Area) nextWantedLocked(home dsm.NodeID) (dsm.ExtentIndex, *replicaExten
 			continue
 		}
 		x := a.extentLocked(e)
-		if x.wanted && x.pub == nil && !(x.dirty.Empty() && len(x.stash) > 0) && a.deadHomeLocked(a.slotLocked(e)) == 0 {
+		if x.wanted && x.pub == nil && !a.mu.absence.has(e) && !(x.dirty.Empty() && len(x.stash) > 0) && a.deadHomeLocked(a.slotLocked(e)) == 0 {
 			return e, x
 		}
 		r.wants.drop(home, x)

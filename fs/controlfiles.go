@@ -77,6 +77,14 @@ func (m controlMount) Versions(ctx context.Context, ino dsm.Ino) ([]control.Vers
 	return out, err
 }
 
+func (m controlMount) Conflicts(id dsm.AreaID) (list []control.Conflict, lost int64) {
+	return m.b.cfg.Areas.Conflicts(id)
+}
+
+func (m controlMount) ClearConflicts(id dsm.AreaID, upTo uint64) {
+	m.b.cfg.Areas.ClearConflicts(id, upTo)
+}
+
 func (m controlMount) Transfer(ctx context.Context, ino dsm.Ino, to string) error {
 	return m.b.transfer(ctx, ino, to)
 }

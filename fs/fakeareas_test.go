@@ -126,6 +126,9 @@ func (p *fakeAreas) CountPages(_ context.Context, id dsm.AreaID) (int64, error) 
 
 func (p *fakeAreas) KeepPages() {}
 
+func (p *fakeAreas) Conflicts(dsm.AreaID) ([]control.Conflict, int64) { return nil, 0 }
+func (p *fakeAreas) ClearConflicts(dsm.AreaID, uint64)                {}
+
 func (p *fakeAreas) Stats() []control.Stat {
 	return []control.Stat{{Name: "publishes", Value: "3"}, {Name: "pushes", Value: "4"}}
 }

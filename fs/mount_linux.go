@@ -236,14 +236,25 @@ func (f *FS) Done() <-chan struct{} { return f.served }
 // Mountpoint returns where the filesystem is mounted, or an empty string.
 func (f *FS) Mountpoint() string { return f.b.cfg.Mountpoint }
 
-// PublishAll publishes everything that the programs of this node have stored.
-func (f *FS) PublishAll(ctx context.Context) error {
-	open := f.b.opens.all(func(a *openArea) bool { return a.current() != nil })
+// Harvest has the kernel deliver what programs of this node have stored to mappings.
+func (f *FS) Harvest(ctx context.Context) error {
+	_, failed := f.harvestAll(ctx)
+	return errors.Join(failed...)
+}
+
+// harvestAll is Harvest, and returns the areas that are open, with the error of each.
+func (f *FS) harvestAll(ctx context.Context) (open []*openArea, failed []error) {
+	open = f.b.opens.all(func(a *openArea) bool { return a.current() != nil })
 	targets := make([]harvest.Target, len(open))
 	for i, a := range open {
 		targets[i].Area = a
 	}
-	failed := f.b.harvest.Sync(ctx, targets)
+	return open, f.b.harvest.Sync(ctx, targets)
+}
+
+// PublishAll publishes everything that the programs of this node have stored.
+func (f *FS) PublishAll(ctx context.Context) error {
+	open, failed := f.harvestAll(ctx)
 	results := make(chan error)
 	for _, a := range open {
 		go func() { results <- f.b.publish(ctx, a) }()

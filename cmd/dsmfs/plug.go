@@ -135,6 +135,19 @@ func (a areas) CountPages(ctx context.Context, id dsm.AreaID) (int64, error) {
 	return a.n.data.CountPages(ctx, id)
 }
 
+// Conflicts implements fs.Areas.
+func (a areas) Conflicts(id dsm.AreaID) ([]control.Conflict, int64) {
+	kept, lost := a.n.data.Conflicts(id)
+	list := make([]control.Conflict, len(kept))
+	for i, x := range kept {
+		list[i] = control.Conflict(x)
+	}
+	return list, lost
+}
+
+// ClearConflicts implements fs.Areas.
+func (a areas) ClearConflicts(id dsm.AreaID, upTo uint64) { a.n.data.ClearConflicts(id, upTo) }
+
 // KeepPages implements fs.Areas.
 func (a areas) KeepPages() { a.n.data.KeepPages() }
 
@@ -254,6 +267,7 @@ func (a *area) Figures() []control.Stat {
 		{Name: "scans", Value: strconv.FormatUint(t.Scans, 10)},
 		{Name: "pages_found", Value: strconv.FormatUint(t.Found, 10)},
 		{Name: "pages_compared", Value: strconv.FormatUint(t.Compared, 10)},
+		{Name: "conflicts", Value: strconv.Itoa(a.ConflictCount())},
 		{Name: "home_moves", Value: strconv.FormatUint(uint64(a.HomeMoves()), 10)},
 	}
 	if d, ok := a.Staleness(); ok {

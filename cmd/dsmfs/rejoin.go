@@ -137,8 +137,22 @@ func (n *node) idle(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// gatherLimit bounds how long a node waits for what the kernel has of the stores of programs, before it acts as a member again.
+const gatherLimit = 5 * time.Second
+
+// gather finds what programs have stored while this node was away: it is compared with what others have, before anything of it is published.
+func (n *node) gather(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, gatherLimit)
+	defer cancel()
+	if err := n.fs.Harvest(ctx); err != nil {
+		n.log.Warn("stores to mappings from before this node joins again", "err", err)
+	}
+	n.data.Returning()
+}
+
 // take goes on with a new catalog, whose observer is g.
 func (n *node) take(ctx context.Context, g *gate, next *catalog.Catalog) {
+	n.gather(ctx)
 	g.open.Store(true)
 	n.cats.show(next)
 	n.Reset() // whatever came before g was open is in this

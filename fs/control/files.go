@@ -91,6 +91,15 @@ var areaFiles = []file{
 		return History(versions), err
 	}},
 	specFile("replicas"),
+	{name: "conflicts", perm: 0o666, read: func(_ context.Context, t *Tree, ino dsm.Ino) (string, error) {
+		return conflictText(t.cfg.Mount.Conflicts(dsm.AreaID(ino))), nil
+	}, write: func(_ context.Context, t *Tree, ino dsm.Ino, value string) error {
+		upTo, err := parseClear(value)
+		if err == nil {
+			t.cfg.Mount.ClearConflicts(dsm.AreaID(ino), upTo)
+		}
+		return err
+	}},
 }
 
 // lines returns a text of them.

@@ -22,6 +22,7 @@
 //	                 group                                 opened for writing, it is a membership
 //	                 owner                                 of a versioned area; who writes a node's name, or here, moves it
 //	                 history                               versions that this node can read, nested keyed
+//	                 conflicts                             nested keyed; who writes clear drops them
 //	                 versions/NUMBER                       a version, which does not change
 //	      ino/NUMBER          the inode itself, for the harvester's child only
 //
@@ -70,6 +71,10 @@ type Mount interface {
 	AreaStats(id dsm.AreaID) []Stat
 	// Versions returns the versions of an area that this node can read, the oldest first.
 	Versions(ctx context.Context, ino dsm.Ino) ([]Version, error)
+	// Conflicts returns what this node stored to an area while it was cut off, and gave up for what others stored, oldest first, and of how many
+	// bytes it has kept nothing. ClearConflicts drops those up to a number; 0: all.
+	Conflicts(id dsm.AreaID) (list []Conflict, lost int64)
+	ClearConflicts(id dsm.AreaID, upTo uint64)
 	// Transfer makes a node the owner of a versioned area: the one with this name or id.
 	Transfer(ctx context.Context, ino dsm.Ino, to string) error
 	// Groups describes the groups of the cluster, one on each line, which begins with the number of the

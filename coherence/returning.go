@@ -1,0 +1,200 @@
+package coherence
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages/merge"
+)
+
+// A node that was cut off, and evicted, comes back with stores that it has not published. By all merge rules but last they merge as ever. By
+// the rule last what is published later wins, so its stores would undo what the others have published since. So there it compares first:
+//
+//	Returning    stores are found; extents that have any are returning: nothing of them is published
+//	Rejoined     Subscribe to all homes: what is newer than the base copy?
+//	Subscribed   the pages that are, if this node has stored to them too, must come first
+//	Push         an element that both have changed since the base copy, to different values, is a conflict: the value of the
+//	             others stays, and that of this node is kept aside
+//	             then the extent is not returning any more, and what is left is published
+//
+// Who is right is decided here, because only this node has all three values. What the others publish after the Push is an ordinary publish at
+// the same time: the last one wins.
+//
+// Two things have to hold. Nothing that this node has sent before it was evicted may be merged any more, though it may arrive long after, from
+// the buffers of a connection: see strangerLocked. And the base copy must not follow what the homes have sent before this node knew that it was
+// evicted: see doubtfulLocked.
+
+// absence is what is left of the time when a node was not a member.
+type absence struct {
+	returning map[dsm.ExtentIndex]bool // the extents that are being compared, and whether their homes have answered a Subscribe since
+	conflicts
+}
+
+// has reports whether an extent is being compared.
+func (b *absence) has(e dsm.ExtentIndex) bool {
+	if b == nil {
+		return false
+	}
+	_, ok := b.returning[e]
+	return ok
+}
+
+// forget follows an extent that was cut off.
+func (b *absence) forget(e dsm.ExtentIndex) {
+	if b != nil {
+		delete(b.returning, e)
+	}
+}
+
+// compares reports whether extents are being compared.
+func (b *absence) compares() bool { return b != nil && len(b.returning) > 0 }
+
+// Returning says that this node was evicted, and is about to act as a member again: Rejoined follows. What the kernel had of the stores of
+// programs has been delivered.
+func (n *Node) Returning() {
+	for _, a := range n.all() {
+		a.collect()
+		a.step(a.returningLocked)
+	}
+}
+
+// comparesLocked reports whether conflicts are looked for: in areas of other rules only headers, and parts that have no other rule, could have any.
+func (a *Area) comparesLocked() bool {
+	return a.mu.replica.subscribed && a.mu.ino.Spec.Merge == dsm.MergeLast && !a.versionedLocked()
+}
+
+func (a *Area) returningLocked() {
+	r := &a.mu.replica
+	if !a.comparesLocked() {
+		return
+	}
+	for _, e := range a.busyExtentsLocked() {
+		if x := r.extents[e]; x.dirty.Empty() && x.pub == nil {
+			continue
+		}
+		if a.mu.absence == nil {
+			a.mu.absence = &absence{returning: make(map[dsm.ExtentIndex]bool)}
+		}
+		a.mu.absence.returning[e] = false
+	}
+}
+
+// rejoinedLocked subscribes to what this node is the home of. It subscribes at other nodes, too, because its sessions with them count as broken: so
+// answers to earlier Subscribes are answers to none.
+func (a *Area) rejoinedLocked() {
+	if a.mu.absence.compares() {
+		a.replicaResetLocked(a.node.cfg.Self)
+	}
+}
+
+// awaitsAnswerLocked reports whether pushes of an extent are not taken yet. They belong to an earlier subscription: what this one lacks is pushed
+// again, with what the home knows now of the publishes that it contains.
+func (a *Area) awaitsAnswerLocked(e dsm.ExtentIndex) bool {
+	return a.mu.absence.has(e) && !a.mu.absence.returning[e]
+}
+
+// homeAnsweredLocked follows the answer of a home to a Subscribe.
+func (a *Area) homeAnsweredLocked(from dsm.NodeID, m *wire.Subscribed) {
+	if !a.mu.absence.compares() {
+		return
+	}
+	for e := range a.mu.absence.returning {
+		if slices.Contains(m.Slots, a.slotLocked(e)) && a.fromHomeLocked(from, m.Epoch, e) {
+			a.mu.absence.returning[e] = true
+		}
+	}
+}
+
+// takeBackUnmergedLocked makes what was sent of a returning extent, and its home has not merged, into stores again: it never will be merged.
+func (a *Area) takeBackUnmergedLocked(m *wire.Push, x *replicaExtent) {
+	if !a.mu.absence.has(m.Extent) {
+		return
+	}
+	a.mu.absence.joins = false
+	if x.pub == nil || x.pub.round != (dsm.RoundID{}) || x.pub.seq <= m.Contains {
+		return
+	}
+	a.takeBackLocked(m.Extent, x, x.pub, false)
+}
+
+// conflictsLocked finds the conflicts between the working copy of page i, which was base, and incoming, and keeps them aside. It returns the base with
+// which the page is to be merged: as if nothing had been stored to these elements.
+func (a *Area) conflictsLocked(e dsm.ExtentIndex, i int, base, incoming []byte) []byte {
+	if !a.mu.absence.has(e) {
+		return base
+	}
+	p := page(e, i)
+	var mine [dsm.PageSize]byte
+	merge.Snapshot(mine[:], a.bytesOfLocked(p))
+	found := a.mu.kernel.Conflicts(p, base, mine[:], incoming)
+	if len(found) == 0 {
+		return base
+	}
+	base = slices.Clone(base)
+	for _, run := range found {
+		end := run.Off + run.Len
+		copy(base[run.Off:], mine[run.Off:end])
+		a.keepLocked(int64(p)*dsm.PageSize+run.Off, mine[run.Off:end], incoming[run.Off:end])
+	}
+	return base
+}
+
+// comparedAllLocked ends the comparison of the extents of which all is here that is needed, and has them published. It reports whether there
+// were any.
+func (a *Area) comparedAllLocked() (any bool) {
+	b := a.mu.absence
+	if !b.compares() {
+		return false
+	}
+	for _, e := range slices.Sorted(maps.Keys(b.returning)) {
+		x := a.mu.replica.extents[e]
+		if x != nil {
+			stored := x.dirty
+			if x.pub != nil {
+				stored = stored.Or(x.pub.sent)
+			}
+			if behind := x.outdated.And(stored); !b.returning[e] || !behind.Empty() {
+				continue
+			}
+		}
+		delete(b.returning, e)
+		if any = true; x == nil { // it was cut off
+			continue
+		}
+		a.resendAllLocked(e, x)
+		if x.wanted {
+			a.wantLocked(e, x)
+		}
+	}
+	if !any {
+		return false
+	}
+	a.startPublicationsLocked()
+	if len(b.returning) == 0 {
+		a.tellOfConflictsLocked()
+	}
+	a.mu.wake = true
+	return true
+}
+
+// doubtfulLocked reports whether a message of a home must wait. This node's lease has run out: it is a member still, or it was evicted, and what
+// its programs have stored is to be compared with what it knows from before.
+func (a *Area) doubtfulLocked(from dsm.NodeID, msg any) bool {
+	r := &a.mu.replica
+	if a.isSelf(from) || !fromHome(msg) || !a.comparesLocked() || r.writers == 0 && len(r.busy.extents) == 0 {
+		return false
+	}
+	return !a.node.cfg.View.MayServe()
+}
+
+// strangerLocked reports whether a node has sent a message when it was not a member, or was one before it was evicted. A publish of then is not
+// merged: what its node has not published by the time that it joins again it compares first, and sends again.
+func (a *Area) strangerLocked(from dsm.NodeID, st *wire.Stamp) bool {
+	if a.isSelf(from) {
+		return a.leftLocked(from, 0)
+	}
+	m, ok := a.mu.view.Member(from)
+	return !ok || m.Gone || st.Epoch < m.Since
+}

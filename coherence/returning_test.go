@@ -1,0 +1,308 @@
+package coherence
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// parting is a cluster of three whose first node is the home. All have the area open for writing; its bytes were published, and all have them.
+type parting struct {
+	*sim
+	home, n, other *simNode
+}
+
+func newParting(t *testing.T, ino dsm.Inode) *parting {
+	ino.Size = dsm.ExtentSize
+	s := newHomed(t, 3, ino)
+	p := &parting{s, s.nodes[0], s.nodes[1], s.nodes[2]}
+	for _, n := range s.nodes {
+		n.find()
+		n.openReader()
+		s.calm()
+		n.openWriter()
+		s.calm()
+	}
+	p.stores(p.home, "aaaabbbbcccc")
+	p.published(p.home)
+	return p
+}
+
+// stores has a program of a node store to the first bytes, where text has no dot.
+func (p *parting) stores(n *simNode, text string) {
+	p.t.Helper()
+	for i := range text {
+		if text[i] == '.' {
+			continue
+		}
+		if err := n.area.WriteAt(context.Background(), []byte{text[i]}, int64(i)); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+}
+
+// published publishes what a node has, and lets the cluster come to rest.
+func (p *parting) published(n *simNode) {
+	n.ask("publish", n.area.Publish, nil)
+	p.calm()
+}
+
+// alone lets the home and the other node come to rest, while the node in between gets nothing and nobody gets anything of it.
+func (p *parting) alone() {
+	for range 200 {
+		p.rest()
+		for _, n := range []*simNode{p.home, p.other} {
+			for n.behindCatalog() {
+				n.apply()
+			}
+			n.kernel.work()
+		}
+		for _, k := range []link{{p.home.i, p.other.i}, {p.other.i, p.home.i}} {
+			if len(p.net[k]) > 0 {
+				p.deliverOn(k)
+			}
+		}
+	}
+}
+
+// publishedAlone publishes what a node has while another is cut off.
+func (p *parting) publishedAlone(n *simNode) {
+	p.t.Helper()
+	q := n.ask("publish", n.area.Publish, nil)
+	p.alone()
+	if !q.over.Load() {
+		p.t.Error("the majority does not publish")
+	}
+}
+
+// wants checks what all nodes have of the first bytes, and which conflicts the node keeps.
+func (p *parting) wants(text string, conflicts ...string) {
+	p.t.Helper()
+	for _, n := range p.nodes {
+		if got := n.area.mu.mem.Working(0)[:len(text)]; string(got) != text {
+			p.t.Errorf("node %d has %q, want %q", n.i, got, text)
+		}
+	}
+	var got []string
+	list, lost := p.n.node.Conflicts(simArea)
+	for _, x := range list {
+		got = append(got, fmt.Sprintf("%d: %s, not %s", x.Off, x.Taken, x.Kept))
+	}
+	if fmt.Sprint(got) != fmt.Sprint(conflicts) || lost > 0 {
+		p.t.Errorf("conflicts %q and %d bytes lost, want %q", got, lost, conflicts)
+	}
+}
+
+// parted runs a test of one.
+func parted(t *testing.T, ino dsm.Inode, f func(p *parting)) {
+	synctest.Test(t, func(t *testing.T) { f(newParting(t, ino)) })
+}
+
+// TestConflictIsKept: what both sides have changed stays as the majority has it.
+func TestConflictIsKept(t *testing.T) {
+	parted(t, dsm.Inode{}, func(p *parting) {
+		p.isEvicted(p.n)
+		p.stores(p.n, "1111....5.6.")
+		p.stores(p.other, "22..33..5..7")
+		p.publishedAlone(p.other)
+		p.comesBack(p.n)
+		p.published(p.n)
+		p.wants("221133bb5c67", "0: 22, not 11")
+	})
+}
+
+// TestConflictsOfElements: an element of a type is whole.
+func TestConflictsOfElements(t *testing.T) {
+	ino := dsm.Inode{Layout: dsm.Layout{DType: dsm.DTypeI32}}
+	ino.Spec.DType = dsm.DTypeI32
+	parted(t, ino, func(p *parting) {
+		p.isEvicted(p.n)
+		p.stores(p.n, "1.......1...")
+		p.stores(p.other, ".2..2.......")
+		p.publishedAlone(p.other)
+		p.comesBack(p.n)
+		p.published(p.n)
+		p.wants("a2aa2bbb1ccc", "0: a2aa, not 1aaa")
+	})
+}
+
+// TestSumsHaveNoConflicts: both sides count.
+func TestSumsHaveNoConflicts(t *testing.T) {
+	parted(t, sums(1, dsm.ApplyArrival), func(p *parting) {
+		p.isEvicted(p.n)
+		p.stores(p.n, "b")
+		p.stores(p.other, "b")
+		p.publishedAlone(p.other)
+		p.comesBack(p.n)
+		p.published(p.n)
+		p.wants("caaabbbbcccc")
+	})
+}
+
+// TestPublishFromBeforeTheEviction arrives when the node counts as gone, or when it is back: it is not merged, for it was not compared.
+func TestPublishFromBeforeTheEviction(t *testing.T) {
+	for _, back := range []bool{false, true} {
+		parted(t, dsm.Inode{}, func(p *parting) {
+			p.stores(p.n, "1")
+			p.n.ask("publish", p.n.area.Publish, nil)
+			p.rest()
+			way := link{p.n.i, p.home.i}
+			late := p.net[way]
+			p.net[way] = nil
+			p.isEvicted(p.n)
+			p.stores(p.other, "2")
+			p.publishedAlone(p.other)
+			if back {
+				p.comesBack(p.n)
+				for p.home.behindCatalog() {
+					p.home.apply()
+				}
+			}
+			p.net[way] = append(late, p.net[way]...)
+			p.deliverOn(way)
+			if p.home.area.mu.mem.Home(0)[0] != '2' {
+				t.Error("it is merged")
+			}
+			if !back {
+				p.comesBack(p.n)
+			}
+			p.calm()
+			p.wants("2aaa", "0: 2, not 1")
+		})
+	}
+}
+
+// TestPublishWithoutItsAck was merged before the node was cut off. What others made of it since is no conflict.
+func TestPublishWithoutItsAck(t *testing.T) {
+	parted(t, dsm.Inode{}, func(p *parting) {
+		p.stores(p.n, "11")
+		p.n.ask("publish", p.n.area.Publish, nil)
+		p.rest()
+		p.deliverAll(link{p.n.i, p.home.i})
+		p.net[link{p.home.i, p.n.i}] = nil
+		p.isEvicted(p.n)
+		p.alone()
+		p.stores(p.other, "2")
+		p.publishedAlone(p.other)
+		p.stores(p.n, "..3")
+		p.comesBack(p.n)
+		p.published(p.n)
+		p.wants("213a")
+	})
+}
+
+// TestPushFromBeforeTheEviction comes to a node that does not know yet that it was evicted: the base copy stays what it was.
+func TestPushFromBeforeTheEviction(t *testing.T) {
+	parted(t, dsm.Inode{}, func(p *parting) {
+		p.stores(p.n, "1")
+		p.stores(p.other, "2")
+		p.publishedAlone(p.other)
+		p.isEvicted(p.n)
+		p.alone()
+		way := link{p.home.i, p.n.i}
+		pushed := false
+		for len(p.net[way]) > 0 {
+			if st, ok := p.net[way][0].msg.(*wire.Push); ok && st.Epoch <= p.n.view.Epoch {
+				p.deliverOn(way)
+				pushed = true
+				continue
+			}
+			p.take(way)
+		}
+		if base := p.n.area.mu.mem.Base(0)[:1]; !pushed || !bytes.Equal(base, []byte("a")) {
+			t.Errorf("something was pushed: %v; the base copy is %q", pushed, base)
+		}
+		p.comesBack(p.n)
+		p.published(p.n)
+		p.wants("2aaa", "0: 2, not 1")
+	})
+}
+
+// TestPushFromTheFormerSubscription comes to a node that is back. It does not say that a publish was merged that was merged after it.
+func TestPushFromTheFormerSubscription(t *testing.T) {
+	parted(t, dsm.Inode{}, func(p *parting) {
+		p.stores(p.n, "1")
+		p.n.ask("publish", p.n.area.Publish, nil)
+		p.rest()
+		p.stores(p.other, "........4")
+		p.publishedAlone(p.other)
+		way := link{p.home.i, p.n.i}
+		former := p.net[way]
+		p.net[way] = nil
+		p.deliverAll(link{p.n.i, p.home.i})
+		p.net[way] = nil
+		p.isEvicted(p.n)
+		p.stores(p.other, "2")
+		p.publishedAlone(p.other)
+		p.comesBack(p.n)
+		p.net[way] = former
+		p.published(p.n)
+		p.wants("2aaabbbb4ccc")
+	})
+}
+
+// TestHiccup: what a home sends while the lease has run out is taken when it lasts again.
+func TestHiccup(t *testing.T) {
+	parted(t, dsm.Inode{}, func(p *parting) {
+		p.n.fenced.Store(true)
+		p.stores(p.n, "1")
+		p.stores(p.other, "22")
+		p.publishedAlone(p.other)
+		p.deliverAll(link{p.home.i, p.n.i})
+		if got := p.n.area.mu.mem.Working(0)[:2]; string(got) != "1a" {
+			t.Errorf("without a lease it has taken in %q", got)
+		}
+		p.n.fenced.Store(false)
+		p.pass(leaseRetry)
+		p.published(p.n)
+		p.wants("12aa")
+	})
+}
+
+// TestNoRoomForConflicts: what does not fit is counted.
+func TestNoRoomForConflicts(t *testing.T) {
+	parted(t, dsm.Inode{}, func(p *parting) {
+		p.n.node.conflictBytes.Store(mostConflicts - conflictCost - 2)
+		p.isEvicted(p.n)
+		p.stores(p.n, "11..111")
+		p.stores(p.other, "22..222")
+		p.publishedAlone(p.other)
+		p.comesBack(p.n)
+		p.published(p.n)
+		list, lost := p.n.node.Conflicts(simArea)
+		if len(list) != 1 || string(list[0].Kept) != "11" || lost != 3 {
+			t.Errorf("%d conflicts, %d bytes lost: %+v", len(list), lost, list)
+		}
+		p.n.node.ClearConflicts(simArea, 0)
+		if list, lost := p.n.node.Conflicts(simArea); len(list) > 0 || lost > 0 || p.n.node.conflictBytes.Load() != mostConflicts-conflictCost-2 {
+			t.Errorf("after they were cleared: %d conflicts, %d bytes lost, %d bytes taken", len(list), lost, p.n.node.conflictBytes.Load())
+		}
+	})
+}
+
+// TestEvictedTwice: what the first comparison did not come to, the second does.
+func TestEvictedTwice(t *testing.T) {
+	parted(t, dsm.Inode{}, func(p *parting) {
+		p.isEvicted(p.n)
+		p.stores(p.n, "1")
+		p.stores(p.other, "2")
+		p.publishedAlone(p.other)
+		p.comesBack(p.n)
+		p.isEvicted(p.n)
+		p.alone()
+		p.stores(p.n, ".1")
+		p.stores(p.other, ".2")
+		p.publishedAlone(p.other)
+		for _, k := range []link{{p.home.i, p.n.i}, {p.n.i, p.home.i}, {p.other.i, p.n.i}, {p.n.i, p.other.i}} {
+			p.net[k] = nil
+		}
+		p.comesBack(p.n)
+		p.published(p.n)
+		p.wants("22aa", "0: 22, not 11")
+	})
+}
