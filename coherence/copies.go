@@ -7,53 +7,17 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/wire"
-	"github.com/dsmfs/dsmfs/pages"
 )
 
-// copies is what a home keeps of the copies that backups of its slots have: what it has merged, and they have not acked. Publishes
-// go to a backup as they came; all else as pages, with the bytes that they have when the message is made.
+// copies is what a home keeps of the copies that backups of its slots have: what it has merged, and they have not acked.
 type copies struct {
 	to      map[dsm.NodeID]*backup
 	lastID  uint64
 	index   uint64 // of the last change, whatever backup it is for
-	waits   int    // changes that somebody has not acked, and that outputs wait for
+	owed    owed   // changes that somebody has not acked, and that outputs wait for
 	outputs []output
 	told    dsm.Version // backups have heard of no version after it
 	watch   *time.Timer // if not nil, it will look at how long outputs have waited
-}
-
-// backup is what is under way to one backup.
-type backup struct {
-	id      dsm.NodeID
-	log     []*update
-	covered map[dsm.ExtentIndex]uint64 // while it is being filled: the extents that it is told of, with the number of the fill
-	marks   []mark
-}
-
-// update is what a backup is told in one message, and has not acked.
-type update struct {
-	id, index uint64
-	extent    dsm.ExtentIndex
-	waits     bool // outputs wait for it
-	sent      bool
-	credit    int
-	made      time.Time // or when outputs began to wait for it
-
-	publish *wire.Replicate // a publish, with its payload; nil: the pages that have changed since base
-	payload *wire.Shared
-	base    dsm.Version
-	// Of a versioned area: the pages are those of a version that is pinned in a history.
-	history *pages.History
-	version dsm.Version
-	writers []wire.WriterSeq
-	begin   bool
-	record  *VersionInfo // it says only that a version is whole, or exists
-}
-
-// mark is a call to be made when all changes up to an index are acked.
-type mark struct {
-	index uint64
-	done  func()
 }
 
 // copiesLocked returns what this node keeps as a home with backups, and makes it at the first call.
@@ -62,21 +26,6 @@ func (a *Area) copiesLocked() *copies {
 		a.mu.copies = &copies{}
 	}
 	return a.mu.copies
-}
-
-// neededLocked returns the index of the first change that outputs wait for; 0: there is none.
-func (c *copies) neededLocked() (need uint64) {
-	if c.waits == 0 {
-		return 0
-	}
-	for _, b := range c.to {
-		for _, x := range b.log {
-			if x.waits && (need == 0 || x.index < need) {
-				need = x.index
-			}
-		}
-	}
-	return need
 }
 
 // lookForBackupsLocked records whether some slot of the area whose home this node is has a backup.
@@ -113,7 +62,7 @@ func (c *copies) backup(id dsm.NodeID) *backup {
 		if c.to == nil {
 			c.to = make(map[dsm.NodeID]*backup)
 		}
-		b = &backup{id: id, covered: make(map[dsm.ExtentIndex]uint64)}
+		b = &backup{id: id, sent: make(map[uint64]*update)}
 		c.to[id] = b
 	}
 	return b
@@ -124,20 +73,21 @@ func (a *Area) standingLocked(b dsm.Backup, e dsm.ExtentIndex) (told, waits bool
 	if b.InSync {
 		return true, true
 	}
-	phase, fill := a.node.fills.standing(a.slotLocked(e), b.Node)
+	slot := a.slotLocked(e)
+	phase, fill := a.node.fills.standing(slot, b.Node)
 	switch {
 	case phase >= joined:
 		return true, true
 	case phase == filling:
 		to := a.backupLocked(b.Node)
-		return to != nil && to.covered[e] == fill, false
+		return to != nil && to.covers(slot, e, fill), false
 	}
 	return false, false
 }
 
-// copyLocked tells the backups of an extent of a change that has just been made. base is the version before it; 0: it is the first. The
-// function makes the change.
-func (a *Area) copyLocked(e dsm.ExtentIndex, base dsm.Version, make func() update) {
+// copyLocked tells the backups of an extent of a change that has just been made. base is the version before it; 0: it is the first. A publish is
+// passed on to those that have what was there before it, if there is credit; else f is nil. The caller of a versioned area pumps.
+func (a *Area) copyLocked(e dsm.ExtentIndex, base dsm.Version, f *forwarding, from dsm.NodeID) {
 	row := a.rowLocked(e)
 	if !hasBackups(row) {
 		return
@@ -152,48 +102,53 @@ func (a *Area) copyLocked(e dsm.ExtentIndex, base dsm.Version, make func() updat
 			continue
 		}
 		if phase, fill := a.node.fills.standing(a.slotLocked(e), b.Node); base == 0 && phase == filling {
-			c.backup(b.Node).covered[e] = fill // it knows all that there is
+			a.coverLocked(c.backup(b.Node), a.slotLocked(e), fill, e) // it knows all that there is
 		}
-		if told, waits := a.standingLocked(b, e); told {
-			x := make()
-			x.extent, x.index, x.waits = e, c.index, waits
-			a.logLocked(b.Node, &x)
+		told, waits := a.standingLocked(b, e)
+		if !told {
+			continue
+		}
+		to, x := c.backup(b.Node), &update{index: c.index, extent: e, base: base, waits: waits}
+		if f != nil && a.copyAtOnceLocked(to, x, f, from) {
+			continue
+		}
+		a.copyDueLocked(to, x)
+		if !a.versionedLocked() {
+			a.pumpCopiesLocked(b.Node)
 		}
 	}
 }
 
-// logLocked adds a change to those under way to a backup.
-func (a *Area) logLocked(to dsm.NodeID, x *update) {
-	c := a.mu.copies
-	b := c.backup(to)
-	c.lastID++
-	x.id, x.made = c.lastID, a.now()
-	if x.publish != nil {
-		m := *x.publish
-		m.ID = x.id
-		x.publish = &m
+// copyAtOnceLocked passes a publish on to a backup as it came. It returns false if there is no credit, or if the backup was not sent what was there before.
+func (a *Area) copyAtOnceLocked(b *backup, x *update, f *forwarding, from dsm.NodeID) bool {
+	m := f.publish
+	n := len(m.Index) + len(f.payload)
+	if b.due.of[x.extent] != nil || !a.node.copyLinks.take(b.id, a, n) {
+		return false
 	}
-	if x.waits {
-		c.waits++
-		a.watchBackupsLocked()
-	}
-	b.log = append(b.log, x)
-	a.pumpCopiesLocked(to)
+	x.credit = n
+	a.beginChangeLocked(b, x)
+	a.sentChangeLocked(b, x)
+	a.sendSharedLocked(b.id, &wire.Replicate{Stamp: a.stampLocked(), ID: x.id, Extent: m.Extent, From: from, Seq: m.Seq,
+		Base: x.base, Version: a.mu.home.extents[m.Extent].version, Pages: m.Pages, Index: m.Index}, f.share())
+	return true
+}
+
+// sentChangeLocked gives a change the ID of the message that tells of it.
+func (a *Area) sentChangeLocked(b *backup, x *update) {
+	b.due.remove(x)
+	a.mu.copies.lastID++
+	x.id = a.mu.copies.lastID
+	b.sent[x.id] = x
 }
 
 // copyPublishLocked tells the backups of a publish that was merged. f has its payload.
 func (a *Area) copyPublishLocked(from dsm.NodeID, base dsm.Version, f *forwarding) {
-	m := f.publish
-	a.copyLocked(m.Extent, base, func() update {
-		return update{payload: f.share(), publish: &wire.Replicate{Stamp: a.stampLocked(), Extent: m.Extent, From: from, Seq: m.Seq,
-			Base: base, Version: a.mu.home.extents[m.Extent].version, Pages: m.Pages, Index: m.Index}}
-	})
+	a.copyLocked(f.publish.Extent, base, f, from)
 }
 
 // copyPagesLocked tells the backups of pages that have changed since the version base, in a way that is no publish.
-func (a *Area) copyPagesLocked(e dsm.ExtentIndex, base dsm.Version) {
-	a.copyLocked(e, base, func() update { return update{base: base} })
-}
+func (a *Area) copyPagesLocked(e dsm.ExtentIndex, base dsm.Version) { a.copyLocked(e, base, nil, 0) }
 
 // copyVersionLocked tells the backups of a version of a versioned area. bases has the extents that have changed, with their versions before.
 func (a *Area) copyVersionLocked(bases map[dsm.ExtentIndex]dsm.Version) {
@@ -201,15 +156,9 @@ func (a *Area) copyVersionLocked(bases map[dsm.ExtentIndex]dsm.Version) {
 		return
 	}
 	for _, e := range slices.Sorted(maps.Keys(bases)) {
-		a.copyLocked(e, bases[e], func() update { return a.versionChangeLocked(e, bases[e]) })
+		a.copyPagesLocked(e, bases[e])
 	}
 	a.copyNewestLocked()
-}
-
-// versionChangeLocked returns the change that tells of an extent in the newest version. The version is pinned until the change is forgotten.
-func (a *Area) versionChangeLocked(e dsm.ExtentIndex, base dsm.Version) update {
-	h := a.historyLocked()
-	return update{extent: e, base: base, history: h, version: h.Pin(), writers: a.mu.home.extents[e].writersLocked()}
 }
 
 // copyNewestLocked tells the backups which versions exist, and of a versioned area which is the newest that is whole.
@@ -217,17 +166,18 @@ func (a *Area) copyNewestLocked() {
 	c := a.copiesLocked()
 	c.index++
 	c.told = a.mu.newest
-	newest, _ := a.newestLocked()
 	synced := a.syncedLocked()
 	for _, id := range slices.Sorted(maps.Keys(synced)) {
-		a.logLocked(id, &update{extent: synced[id], record: &newest, index: c.index, waits: true})
+		a.copyDueLocked(c.backup(id), &update{extent: synced[id], record: true, index: c.index, waits: true})
+		a.pumpCopiesLocked(id)
 	}
 	if !a.versionedLocked() {
 		return
 	}
 	for _, b := range a.rowLocked(0).Backups { // those that are being filled
 		if told, waits := a.standingLocked(b, 0); b.Node != 0 && told && !waits && !a.isSelf(b.Node) {
-			a.logLocked(b.Node, &update{record: &newest, index: c.index})
+			a.copyDueLocked(c.backup(b.Node), &update{record: true, index: c.index})
+			a.pumpCopiesLocked(b.Node)
 		}
 	}
 }
@@ -266,76 +216,100 @@ func (a *Area) pumpCopiesLocked(to dsm.NodeID) {
 	if b == nil {
 		return
 	}
-	for _, x := range b.log {
-		if !x.sent && !a.sendChangeLocked(to, x) {
+	for {
+		if b.due.empty() {
+			a.nextBatchLocked(b)
+		}
+		x := b.due.first()
+		if x == nil {
+			return
+		}
+		if a.versionedLocked() && b.history != a.mu.whole.history {
+			b.history = a.mu.whole.history
+			if b.at, _ = a.newestLocked(); b.history != nil {
+				b.at.Version = b.history.Pin()
+			}
+		}
+		if !a.sendChangeLocked(b, x) {
 			return
 		}
 	}
 }
 
+// nextBatchLocked goes on to what has changed since the version that a backup was sent.
+func (a *Area) nextBatchLocked(b *backup) {
+	if b.history != nil && b.history == a.mu.whole.history { // else it is closed
+		b.history.Unpin(b.at.Version)
+	}
+	b.history, b.at = nil, VersionInfo{}
+	b.due, b.later = b.later, batch{}
+}
+
+// changeCost is what a message of a change costs besides its bytes: without that there might be any number of them under way.
+const changeCost = 256
+
 // sendChangeLocked sends one change. It returns false if there is no credit.
-func (a *Area) sendChangeLocked(to dsm.NodeID, x *update) bool {
-	switch {
-	case x.publish != nil:
-		n := len(x.publish.Index) + len(x.payload.Bytes)
-		if !a.node.copyLinks.take(to, a, n) {
+func (a *Area) sendChangeLocked(b *backup, x *update) bool {
+	if x.record || a.mu.home.extents[x.extent] == nil { // in that case nothing is left to tell
+		if !a.node.copyLinks.take(b.id, a, changeCost) {
 			return false
 		}
-		x.credit, x.sent = n, true
-		a.sendSharedLocked(to, x.publish, x.payload.Retain())
-		return true
-	case x.record == nil && a.mu.home.extents[x.extent] == nil: // nothing is left to tell
-		x.sent = true
-		a.sendLocked(to, &wire.ReplicateVersion{Stamp: a.stampLocked(), ID: x.id})
-		return true
-	case x.record != nil:
-		x.sent = true
-		a.sendLocked(to, &wire.ReplicateVersion{Stamp: a.stampLocked(), ID: x.id, Whole: x.record.Version, Writer: x.record.Writer, Size: x.record.Size, Begin: x.begin})
+		x.credit = changeCost
+		a.sentChangeLocked(b, x)
+		m := &wire.ReplicateVersion{Stamp: a.stampLocked(), ID: x.id}
+		if x.record {
+			if a.versionedLocked() {
+				m.Whole, m.Writer, m.Size, m.Begin = b.at.Version, b.at.Writer, b.at.Size, x.begin
+			}
+		}
+		a.sendLocked(b.id, m)
 		return true
 	}
-	m, bytes, payload := a.describeChangeLocked(x)
-	if !a.node.copyLinks.take(to, a, bytes) {
+	m, bytes, payload := a.describeChangeLocked(b, x)
+	if !a.node.copyLinks.take(b.id, a, changeCost+bytes) {
 		return false
 	}
-	x.credit, x.sent = bytes, true
+	x.credit = changeCost + bytes
+	a.sentChangeLocked(b, x)
+	m.ID = x.id
 	if bytes == 0 {
-		a.sendLocked(to, m)
+		a.sendLocked(b.id, m)
 		return true
 	}
 	s := wire.Share(bytes)
-	b := s.Bytes[:0]
+	all := s.Bytes[:0]
 	for _, p := range payload {
-		b = append(b, p...)
+		all = append(all, p...)
 	}
-	a.sendSharedLocked(to, m, s)
+	a.sendSharedLocked(b.id, m, s)
 	return true
 }
 
-// describeChangeLocked makes the message of a change that is told as pages. It tells of all that has changed since the base.
-func (a *Area) describeChangeLocked(x *update) (m *wire.ReplicatePages, bytes int, payload [][]byte) {
+// describeChangeLocked makes the message of a change. It tells of all that has changed since the base.
+func (a *Area) describeChangeLocked(b *backup, x *update) (m *wire.ReplicatePages, bytes int, payload [][]byte) {
 	h := a.mu.home.extents[x.extent]
-	m = &wire.ReplicatePages{Stamp: a.stampLocked(), ID: x.id, Extent: x.extent, Base: x.base, Version: h.version, Pages: h.newer(x.base), Begin: x.begin}
+	m = &wire.ReplicatePages{Stamp: a.stampLocked(), Extent: x.extent, Base: x.base, Version: h.version, Pages: h.newer(x.base), Begin: x.begin}
 	m.Pages = m.Pages.And(a.withinLocked(x.extent))
 	if m.Writers = x.writers; m.Writers == nil {
 		m.Writers = h.writersLocked()
 	}
-	if x.version != 0 {
-		m.Version = min(m.Version, x.version)
+	if b.history != nil {
+		m.Version = min(m.Version, b.at.Version)
 	}
 	for i := range m.Pages.All() {
 		m.Versions = append(m.Versions, min(h.pages[i], m.Version))
-		b := a.mu.mem.Home(page(x.extent, i))
-		if x.version != 0 {
-			if old, inPlace := x.history.At(page(x.extent, i), x.version); !inPlace {
-				b = old
+		bs := a.mu.mem.Home(page(x.extent, i))
+		if b.history != nil {
+			if old, inPlace := b.history.At(page(x.extent, i), b.at.Version); !inPlace {
+				bs = old
 			}
 		}
-		if isZero(b) {
+		if isZero(bs) {
 			m.Zero.Add(i)
 			continue
 		}
-		payload = append(payload, b)
-		bytes += len(b)
+		payload = append(payload, bs)
+		bytes += len(bs)
 	}
 	return m, bytes, payload
 }
@@ -358,13 +332,13 @@ func (a *Area) replicatedLocked(from dsm.NodeID, m *wire.Replicated) {
 	if b == nil {
 		return
 	}
-	i := slices.IndexFunc(b.log, func(x *update) bool { return x.id == m.ID })
+	x := b.sent[m.ID]
 	switch {
-	case i < 0: // it was given up
+	case x == nil: // it was given up
 	case m.Whole:
-		a.copyAgainLocked(from, b, b.log[i])
+		a.copyAgainLocked(b, x)
 	default:
-		a.forgetChangesLocked(b, func(x *update) bool { return x.id == m.ID })
+		a.endChangeLocked(b, x)
 	}
 	a.pumpCopiesLocked(from)
 	a.releaseLocked()
@@ -373,88 +347,45 @@ func (a *Area) replicatedLocked(from dsm.NodeID, m *wire.Replicated) {
 
 // copyAgainLocked tells a backup all of an extent, or of a versioned area, in place of what is under way of it: the backup cannot take the
 // change x. What waits for that waits for this.
-func (a *Area) copyAgainLocked(to dsm.NodeID, b *backup, x *update) {
-	all := a.versionedLocked()
-	index, waits := x.index, x.waits
-	a.dropChangesLocked(b, func(o *update) bool {
-		out := all || o.extent == x.extent && o.record == nil
-		if out {
-			index, waits = min(index, o.index), waits || o.waits
-		}
-		return out
-	})
-	switch {
-	case all:
-		a.copyAllLocked(to, index, waits)
-	case a.mu.home.extents[x.extent] != nil:
-		a.logLocked(to, &update{extent: x.extent, index: index, waits: waits})
+func (a *Area) copyAgainLocked(b *backup, x *update) {
+	if a.versionedLocked() {
+		a.copyAllLocked(b, update{index: x.index})
+		return
 	}
-	a.meetMarksLocked(b)
+	all := &update{extent: x.extent, index: x.index}
+	for o := range b.all() {
+		if o.extent == x.extent && !o.record {
+			all.index, all.waits = min(all.index, o.index), all.waits || o.waits
+			all.marks = append(all.marks, a.withdrawLocked(b, o)...)
+		}
+	}
+	if a.mu.home.extents[x.extent] != nil {
+		a.copyDueLocked(b, all)
+		return
+	}
+	for _, m := range all.marks {
+		m.passed()
+	}
 }
 
-// copyAllLocked tells a backup all of a versioned area.
-func (a *Area) copyAllLocked(to dsm.NodeID, index uint64, waits bool) {
+// copyAllLocked tells a backup all of a versioned area, in place of what is under way. as says from when on, whether outputs wait for it, and who waits
+// for the ack.
+func (a *Area) copyAllLocked(b *backup, as update) {
 	if a.ownHomeLocked() {
 		a.takeoverDoneLocked()
 	}
-	newest, _ := a.newestLocked()
-	begin := true
+	for o := range b.all() {
+		as.index, as.waits = min(as.index, o.index), as.waits || o.waits
+		as.marks = append(as.marks, a.withdrawLocked(b, o)...)
+	}
+	a.nextBatchLocked(b)
+	as.begin = true
 	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
-		x := a.versionChangeLocked(e, 0)
-		x.index, x.waits, x.begin = index, waits, begin
-		begin = false
-		a.logLocked(to, &x)
+		a.copyDueLocked(b, &update{extent: e, index: as.index, waits: as.waits, begin: as.begin})
+		as.begin = false
 	}
-	a.logLocked(to, &update{record: &newest, index: index, waits: waits, begin: begin})
-}
-
-// forgetChangesLocked takes changes out of the log of a backup, and makes the calls that waited for that.
-func (a *Area) forgetChangesLocked(b *backup, which func(x *update) bool) {
-	a.dropChangesLocked(b, which)
-	a.meetMarksLocked(b)
-}
-
-// dropChangesLocked takes changes out of the log of a backup. The caller puts others in their place before meetMarksLocked follows.
-func (a *Area) dropChangesLocked(b *backup, which func(x *update) bool) {
-	b.log = slices.DeleteFunc(b.log, func(x *update) bool {
-		out := which(x)
-		if out {
-			a.node.copyLinks.give(b.id, a, x.credit)
-			a.endChangeLocked(x)
-		}
-		return out
-	})
-}
-
-// meetMarksLocked makes the calls that waited for changes which are not in the log of a backup any more.
-func (a *Area) meetMarksLocked(b *backup) {
-	if len(b.marks) == 0 {
-		return
-	}
-	first := uint64(1 << 63)
-	for _, x := range b.log {
-		first = min(first, x.index)
-	}
-	b.marks = slices.DeleteFunc(b.marks, func(m mark) bool {
-		if first <= m.index {
-			return false
-		}
-		m.done()
-		return true
-	})
-}
-
-// endChangeLocked gives back what a change keeps.
-func (a *Area) endChangeLocked(x *update) {
-	if x.waits {
-		a.mu.copies.waits--
-	}
-	if x.payload != nil {
-		x.payload.Release()
-	}
-	if x.history != nil && x.history == a.mu.whole.history {
-		x.history.Unpin(x.version)
-	}
+	as.record = true
+	a.copyDueLocked(b, &as)
 }
 
 // copiesResetLocked follows a broken session: what is under way to the peer may be lost.
@@ -464,9 +395,21 @@ func (a *Area) copiesResetLocked(peer dsm.NodeID) {
 	if b == nil {
 		return
 	}
-	for _, x := range b.log {
-		a.node.copyLinks.give(peer, a, x.credit)
-		x.credit, x.sent = 0, false
+	again := slices.Collect(b.all())
+	waits := make([]bool, len(again))
+	for i, x := range again {
+		waits[i] = x.waits
+		x.marks = a.withdrawLocked(b, x)
+	}
+	a.nextBatchLocked(b)
+	for i, x := range again {
+		if x.record || a.mu.home.extents[x.extent] != nil {
+			a.copyDueLocked(b, &update{index: x.index, extent: x.extent, base: x.base, record: x.record, begin: x.begin, waits: waits[i], marks: x.marks, made: x.made})
+			continue
+		}
+		for _, m := range x.marks { // nothing is left to tell
+			m.passed()
+		}
 	}
 	a.pumpCopiesLocked(peer)
 }
@@ -482,12 +425,19 @@ func (a *Area) copiesViewChangedLocked(old *dsm.View) {
 	}
 	for _, id := range slices.Sorted(maps.Keys(c.to)) {
 		b := c.to[id]
-		a.forgetChangesLocked(b, func(x *update) bool {
-			told, _ := a.backupForLocked(id, x.extent)
-			return !told
-		})
-		a.recountLocked(id)
-		if len(b.log) == 0 && len(b.marks) == 0 && !a.anyBackupLocked(id) {
+		for x := range b.all() {
+			if told, waits := a.backupForLocked(id, x.extent); told {
+				a.setWaitsLocked(b, x, waits)
+			} else {
+				a.endChangeLocked(b, x)
+			}
+		}
+		for s, c := range b.covered {
+			if _, fill := a.node.fills.standing(s, id); fill != c.fill {
+				delete(b.covered, s)
+			}
+		}
+		if a.pumpCopiesLocked(id); b.idle() && !a.anyBackupLocked(id) {
 			delete(c.to, id)
 		}
 	}
@@ -513,29 +463,16 @@ func (a *Area) anyBackupLocked(id dsm.NodeID) bool {
 	return false
 }
 
-// recountLocked records which changes under way to a backup outputs wait for now.
-func (a *Area) recountLocked(id dsm.NodeID) {
-	for _, x := range a.mu.copies.to[id].log {
-		_, waits := a.backupForLocked(id, x.extent)
-		if waits && !x.waits {
-			a.mu.copies.waits++
-			x.made = a.now() // it counts from when somebody waits for it
-			a.watchBackupsLocked()
-		} else if !waits && x.waits {
-			a.mu.copies.waits--
-		}
-		x.waits = waits
-	}
-}
-
 // owesLocked reports whether backups have not acked all changes of the slots that outputs wait for.
 func (a *Area) owesLocked(slots map[dsm.Slot]bool) bool {
 	if a.mu.copies == nil {
 		return false
 	}
 	for _, b := range a.mu.copies.to {
-		if slices.ContainsFunc(b.log, func(x *update) bool { return x.waits && slots[a.slotLocked(x.extent)] }) {
-			return true
+		for s := range b.owes {
+			if slots[s] {
+				return true
+			}
 		}
 	}
 	return false
@@ -548,36 +485,13 @@ func (a *Area) endCopiesLocked() {
 	}
 	a.dropOutputsLocked(func(*message) bool { return true })
 	for _, b := range a.mu.copies.to {
-		a.forgetChangesLocked(b, func(*update) bool { return true })
+		for x := range b.all() {
+			a.endChangeLocked(b, x)
+		}
+		a.nextBatchLocked(b)
 	}
 	if t := a.mu.copies.watch; t != nil {
 		t.Stop()
 	}
 	a.mu.copies = nil
-}
-
-// backupPatience is how long outputs wait for a backup until the catalog hears that it does not follow.
-const backupPatience = time.Second
-
-// watchBackupsLocked has the area look later whether a backup that outputs, or a handover, wait for has not acked for too long.
-func (a *Area) watchBackupsLocked() {
-	if a.mu.copies.watch == nil {
-		a.mu.copies.watch = time.AfterFunc(backupPatience, func() { a.step(a.lookAtBackupsLocked) })
-	}
-}
-
-func (a *Area) lookAtBackupsLocked() {
-	c := a.mu.copies
-	if c == nil {
-		return // the timer had fired before it was stopped
-	}
-	if c.watch = nil; c.waits == 0 {
-		return
-	}
-	for _, id := range slices.Sorted(maps.Keys(c.to)) {
-		if slices.ContainsFunc(c.to[id].log, func(x *update) bool { return x.waits && a.now().Sub(x.made) >= backupPatience }) {
-			a.mu.arrived = append(a.mu.arrived, func() { a.node.fills.lags(id) })
-		}
-	}
-	a.watchBackupsLocked()
 }

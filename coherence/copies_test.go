@@ -161,9 +161,10 @@ func TestWholeInPlaceOfAChange(t *testing.T) {
 	s.deliverAll(link{2, 0})
 	joined := false
 	home.area.step(func() {
-		b := home.area.backupLocked(backup.id)
-		home.area.whenCopiedLocked(b, func() { joined = true })
-		home.area.replicatedLocked(backup.id, &wire.Replicated{ID: b.log[0].id, Whole: true})
+		for x := range home.area.backupLocked(backup.id).all() {
+			x.marks = append(x.marks, &mark{1, func() { joined = true }})
+			home.area.replicatedLocked(backup.id, &wire.Replicated{ID: x.id, Whole: true})
+		}
 	})
 	if joined {
 		t.Error("a backup counts as joined that has asked for all of an extent")
@@ -187,8 +188,8 @@ func TestJoinedBackupLags(t *testing.T) {
 		t.Errorf("%d slots wait for a backup that is not being filled", got)
 	}
 	f.mu.Lock()
-	f.mu.state[copyOf{3, backup.id}] = copyState{phase: filling}
-	f.mu.state[copyOf{4, backup.id}] = copyState{phase: joined}
+	f.mu.state[copyOf{3, backup.id}] = &copyState{phase: filling}
+	f.mu.state[copyOf{4, backup.id}] = &copyState{phase: joined}
 	f.mu.Unlock()
 	if got := f.awaited(v, backup.id); len(got) != 1 || got[0] != 4 {
 		t.Errorf("slots %v wait for the backup, want 4", got)

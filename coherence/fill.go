@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"iter"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -14,10 +15,13 @@ import (
 
 // fills brings the backups that the catalog assigns to slots of this node up to what it has, and tells the catalog who follows.
 //
-//	announced   the backup drops what it may have left of the slots
-//	filling     each area tells it each extent of them, and from then on what changes there
-//	joined      all has been acked: outputs wait for the backup, too. When it has acked what was under way by then, the catalog hears of it
+//	announced   the backup drops what it may have left of the slot
+//	filling     each area tells it each extent of the slot, and from then on what changes there
+//	joined      all has been acked: outputs wait for the backup, too
+//	reported    it has acked what was under way when it joined, and the catalog has been told
 //	synced      the view says that it can take over
+//
+// Each slot goes this way by itself: one of which something does not come on holds up no others.
 //
 // A backup that does not follow is taken back by the catalog. Outputs wait for it until the view says so; then it is filled anew.
 type fills struct {
@@ -26,7 +30,7 @@ type fills struct {
 	last atomic.Uint64 // number of the last fill
 	mu   struct {
 		lockrank.Mutex
-		state   map[copyOf]copyState
+		state   map[copyOf]*copyState
 		runs    map[dsm.NodeID]*fillRun
 		telling map[dsm.NodeID]bool // the catalog is being told that the node does not follow
 	}
@@ -43,6 +47,8 @@ type copyState struct {
 	since dsm.Epoch // of the backup in it: an entry that this node has not seen may have taken it out of sync
 	phase fillPhase
 	fill  uint64
+	left  int                // what the phase waits for
+	areas map[*Area]struct{} // that tell it of something in the slot
 }
 
 type fillPhase uint8
@@ -51,23 +57,22 @@ const (
 	announced fillPhase = iota + 1
 	filling
 	joined
+	reported
 	synced
 )
 
 // fillRun fills one backup. Its goroutine ends when there is nothing left to fill.
 type fillRun struct {
 	to       dsm.NodeID
-	fill     uint64
 	answered uint64        // the last fill whose Refill the backup has answered
 	lost     bool          // the session broke: Refill may be lost
-	left     int           // calls of areas that are not over
 	wake     chan struct{} // capacity 1
 }
 
 func (f *fills) init(n *Node) {
 	f.node = n
 	f.mu.Init("coherence.fills")
-	f.mu.state = make(map[copyOf]copyState)
+	f.mu.state = make(map[copyOf]*copyState)
 	f.mu.runs = make(map[dsm.NodeID]*fillRun)
 	f.mu.telling = make(map[dsm.NodeID]bool)
 }
@@ -76,8 +81,10 @@ func (f *fills) init(n *Node) {
 func (f *fills) standing(s dsm.Slot, n dsm.NodeID) (fillPhase, uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	c := f.mu.state[copyOf{s, n}]
-	return c.phase, c.fill
+	if c := f.mu.state[copyOf{s, n}]; c != nil {
+		return c.phase, c.fill
+	}
+	return 0, 0
 }
 
 // follow takes in a view.
@@ -102,7 +109,6 @@ func (f *fills) follow(v *dsm.View) {
 			delete(f.mu.state, k)
 		case row.Backups[i].InSync:
 			c.phase = synced
-			f.mu.state[k] = c
 		}
 	}
 	for _, r := range f.mu.runs {
@@ -124,7 +130,7 @@ func (f *fills) pendingLocked(v *dsm.View, to dsm.NodeID) (list []dsm.Slot) {
 		if i < 0 || row.Primary != f.node.cfg.Self || row.Source != 0 || row.Backups[i].InSync || isGone(v, to) {
 			continue
 		}
-		if _, ok := f.mu.state[copyOf{s, to}]; !ok {
+		if f.mu.state[copyOf{s, to}] == nil {
 			list = append(list, s)
 		}
 	}
@@ -161,131 +167,232 @@ func (f *fills) begins(v *dsm.View, to dsm.NodeID) bool {
 
 // run fills a backup until nothing is left to fill.
 func (f *fills) run(to dsm.NodeID) {
+	h := &f.node.handovers
 	for {
 		v := f.node.cfg.View.Current()
 		f.follow(v)
 		f.mu.Lock()
 		r := f.mu.runs[to]
 		slots := f.pendingLocked(v, to)
-		if len(slots) == 0 || f.node.handovers.ctx.Err() != nil {
+		full, ready := f.readyLocked(to, filling), f.readyLocked(to, joined)
+		if over := len(slots) == 0 && !f.busyLocked(to); over || h.ctx.Err() != nil {
 			delete(f.mu.runs, to)
 			f.mu.Unlock()
 			return
 		}
-		r.fill, r.left, r.lost = f.last.Add(1), 0, false
-		in := make(map[dsm.Slot]bool)
-		for _, s := range slots {
-			in[s] = true
-			row := v.Row(s)
-			f.mu.state[copyOf{s, to}] = copyState{epoch: row.Epoch, since: row.Backups[row.BackupOf(to)].Since, phase: announced, fill: r.fill}
-		}
-		fill := r.fill
 		f.mu.Unlock()
-		if f.announce(r, v.Epoch, slots) && f.advance(r, filling) && f.each(r, func(a *Area, done func()) { a.fillLocked(to, fill, in, done) }) &&
-			f.advance(r, joined) && f.each(r, func(a *Area, done func()) { a.joinLocked(to, done) }) {
-			f.report(r, v.Epoch)
+		switch {
+		case len(full) > 0:
+			f.join(to, full)
+		case len(ready) > 0:
+			f.report(to)
+		case len(slots) > 0:
+			f.fill(r, v, slots)
+		default:
+			select {
+			case <-r.wake:
+			case <-h.ctx.Done():
+			}
 		}
 	}
 }
 
-// aliveLocked returns the slots that the run still fills.
-func (f *fills) aliveLocked(r *fillRun) (list []dsm.Slot) {
+// busyLocked reports whether copies of a node have not got as far as they can.
+func (f *fills) busyLocked(to dsm.NodeID) bool {
 	for k, c := range f.mu.state {
-		if c.fill == r.fill && c.phase != synced {
-			list = append(list, k.slot)
+		if k.node == to && c.phase < reported {
+			return true
 		}
 	}
-	slices.Sort(list)
-	return list
+	return false
 }
 
-// wait returns true when over holds, and false if nothing is to be filled any more.
-func (f *fills) wait(r *fillRun, over func() bool) bool {
+// readyLocked returns the slots of a node that have all that a phase waits for, with their fills.
+func (f *fills) readyLocked(to dsm.NodeID, phase fillPhase) map[dsm.Slot]uint64 {
+	ready := make(map[dsm.Slot]uint64)
+	for k, c := range f.mu.state {
+		if k.node == to && c.phase == phase && c.left == 0 {
+			ready[k.slot] = c.fill
+		}
+	}
+	return ready
+}
+
+// fill begins to fill slots.
+func (f *fills) fill(r *fillRun, v *dsm.View, slots []dsm.Slot) {
+	fill := f.last.Add(1)
+	in := make(map[dsm.Slot]uint64)
+	f.mu.Lock()
+	r.lost = false
+	for _, s := range slots {
+		in[s] = fill
+		row := v.Row(s)
+		f.mu.state[copyOf{s, r.to}] = &copyState{epoch: row.Epoch, since: row.Backups[row.BackupOf(r.to)].Since, phase: announced,
+			fill: fill, left: 1, areas: make(map[*Area]struct{})}
+	}
+	f.mu.Unlock()
+	if !f.announce(r, v.Epoch, fill, slots) {
+		return
+	}
+	f.advance(r.to, in, announced, filling)
+	for _, a := range f.node.all() {
+		var held map[dsm.Slot]uint64
+		a.step(func() {
+			if held = a.heldSlotsLocked(in); len(held) > 0 {
+				f.hold(r.to, held)
+				return
+			}
+			a.fillLocked(r.to, in)
+		})
+		if len(held) > 0 { // it may take long
+			f.later(func() {
+				a.stepTakenOver(f.node.handovers.ctx, "fill", func() { a.fillLocked(r.to, held) }) // else it was removed
+				f.pass(r.to, held)
+			})
+		}
+	}
+	f.pass(r.to, in)
+}
+
+// later runs a task until the node is closed.
+func (f *fills) later(task func()) {
+	h := &f.node.handovers
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ctx.Err() == nil {
+		h.wg.Go(task)
+	}
+}
+
+// aliveLocked reports whether some slot of a fill is still to be filled.
+func (f *fills) aliveLocked(to dsm.NodeID, fill uint64) bool {
+	for k, c := range f.mu.state {
+		if k.node == to && c.fill == fill {
+			return true
+		}
+	}
+	return false
+}
+
+// announce has the backup drop what it has of the slots. It returns false if they are not to be filled any more.
+func (f *fills) announce(r *fillRun, e dsm.Epoch, fill uint64, slots []dsm.Slot) bool {
+	ask := true
 	for {
-		f.mu.Lock()
-		alive, ok := len(f.aliveLocked(r)) > 0, over()
-		f.mu.Unlock()
-		if !alive || ok {
-			return alive
+		if ask {
+			f.node.cfg.Sender.Send(r.to, &wire.Refill{Epoch: e, ID: fill, Slots: slots}, nil, false)
 		}
 		select {
 		case <-r.wake:
 		case <-f.node.handovers.ctx.Done():
 			return false
 		}
-	}
-}
-
-// announce has the backup drop what it has of the slots.
-func (f *fills) announce(r *fillRun, e dsm.Epoch, slots []dsm.Slot) bool {
-	for {
-		f.node.cfg.Sender.Send(r.to, &wire.Refill{Epoch: e, ID: r.fill, Slots: slots}, nil, false)
-		if !f.wait(r, func() bool { return r.answered == r.fill || r.lost }) {
-			return false
-		}
 		f.mu.Lock()
-		answered := r.answered == r.fill
-		r.lost = false
+		alive, answered := f.aliveLocked(r.to, fill), r.answered == fill
+		ask, r.lost = r.lost, false
 		f.mu.Unlock()
-		if answered {
-			return true
+		if !alive || answered {
+			return alive
 		}
 	}
 }
 
-// advance takes the slots of a run to the next phase.
-func (f *fills) advance(r *fillRun, to fillPhase) bool {
+// eachLocked yields the copies that are still in the given fills.
+func (f *fills) eachLocked(to dsm.NodeID, in map[dsm.Slot]uint64) iter.Seq[*copyState] {
+	return func(yield func(*copyState) bool) {
+		for s, fill := range in {
+			if c := f.mu.state[copyOf{s, to}]; c != nil && c.fill == fill && !yield(c) {
+				return
+			}
+		}
+	}
+}
+
+// advance takes slots to the next phase.
+func (f *fills) advance(to dsm.NodeID, in map[dsm.Slot]uint64, from, next fillPhase) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for k, c := range f.mu.state {
-		if c.fill == r.fill && c.phase < to {
-			c.phase = to
-			f.mu.state[k] = c
+	for c := range f.eachLocked(to, in) {
+		if c.phase == from {
+			c.phase = next
 		}
 	}
+}
+
+// hold has the phase of slots wait until pass is called once more.
+func (f *fills) hold(to dsm.NodeID, in map[dsm.Slot]uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for c := range f.eachLocked(to, in) {
+		c.left++
+	}
+}
+
+// pass says that something has come that slots wait for.
+func (f *fills) pass(to dsm.NodeID, in map[dsm.Slot]uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for c := range f.eachLocked(to, in) {
+		if c.left--; c.left == 0 {
+			f.ringLocked(to)
+		}
+	}
+}
+
+func (f *fills) ringLocked(to dsm.NodeID) {
+	if r := f.mu.runs[to]; r != nil {
+		r.ring()
+	}
+}
+
+// cover records that an area tells a backup of something in a slot. It returns false if the slot is not being filled in that fill.
+func (f *fills) cover(k copyOf, fill uint64, a *Area) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := f.mu.state[k]
+	if c == nil || c.fill != fill || c.phase != filling {
+		return false
+	}
+	c.areas[a] = struct{}{}
 	return true
 }
 
-// each makes a call for each area in a step, and waits until all are done.
-func (f *fills) each(r *fillRun, call func(a *Area, done func())) bool {
-	fill := r.fill
-	done := func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if r.fill == fill {
-			r.left--
-			r.ring()
-		}
-	}
-	all := f.node.all()
+// join has outputs wait for the backup of slots.
+func (f *fills) join(to dsm.NodeID, in map[dsm.Slot]uint64) {
+	areas := make(map[*Area]struct{})
 	f.mu.Lock()
-	r.left = len(all)
-	f.mu.Unlock()
-	for _, a := range all {
-		if !a.stepTakenOver(f.node.handovers.ctx, "fill", func() { call(a, done) }) {
-			done() // it was removed
+	for c := range f.eachLocked(to, in) {
+		if c.phase == filling {
+			c.phase, c.left = joined, 1
+			maps.Copy(areas, c.areas)
+			c.areas = nil
 		}
 	}
-	return f.wait(r, func() bool { return r.left == 0 })
+	f.mu.Unlock()
+	for a := range areas {
+		a.step(func() { a.joinLocked(to, in) })
+	}
+	f.pass(to, in)
 }
 
-// report tells the catalog that a backup is in sync.
-func (f *fills) report(r *fillRun, e dsm.Epoch) {
+// report tells the catalog that a backup is in sync with slots.
+func (f *fills) report(to dsm.NodeID) {
 	h := &f.node.handovers
 	for pause := reportPause; ; pause = min(2*pause, time.Second) {
 		f.mu.Lock()
-		slots := f.aliveLocked(r)
+		e, ready := dsm.Epoch(f.seen.Load()), f.readyLocked(to, joined) // they are as in that view
 		f.mu.Unlock()
-		if len(slots) == 0 {
+		if len(ready) == 0 {
 			return
 		}
+		slots := slices.Sorted(maps.Keys(ready))
 		ctx, cancel := context.WithTimeout(h.ctx, 10*time.Second)
-		err := f.node.cfg.View.BackupInSync(ctx, r.to, slots, e)
+		err := f.node.cfg.View.BackupInSync(ctx, to, slots, e)
 		cancel()
 		if err == nil || h.ctx.Err() != nil {
+			f.advance(to, ready, joined, reported)
 			return
 		}
-		f.node.cfg.Log.Warn("the catalog cannot be told yet", "of", "a backup that is in sync", "node", r.to, "slots", len(slots), "err", err)
+		f.node.cfg.Log.Warn("the catalog cannot be told yet", "of", "a backup that is in sync", "node", to, "slots", len(slots), "err", err)
 		select {
 		case <-time.After(pause):
 		case <-h.ctx.Done():
@@ -296,62 +403,6 @@ func (f *fills) report(r *fillRun, e dsm.Epoch) {
 
 // reportPause is the first pause until the catalog is told again.
 const reportPause = 50 * time.Millisecond
-
-// lags tells the catalog that a backup which outputs wait for does not follow.
-func (f *fills) lags(to dsm.NodeID) {
-	h := &f.node.handovers
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.ctx.Err() != nil || !f.tells(to, true) {
-		return
-	}
-	h.wg.Go(func() {
-		defer f.tells(to, false)
-		for pause := reportPause; ; pause = min(2*pause, time.Second) {
-			v := f.node.cfg.View.Current()
-			slots := f.awaited(v, to)
-			if len(slots) == 0 || h.ctx.Err() != nil {
-				return
-			}
-			ctx, cancel := context.WithTimeout(h.ctx, 10*time.Second)
-			err := f.node.cfg.View.BackupLags(ctx, to, slots, v.Epoch)
-			cancel()
-			f.node.cfg.Log.Warn("a backup does not follow", "node", to, "slots", len(slots), "err", err)
-			if err == nil { // if it is so again, areas find out again
-				return
-			}
-			select {
-			case <-time.After(pause):
-			case <-h.ctx.Done():
-				return
-			}
-		}
-	})
-}
-
-// awaited returns the slots of which outputs wait for a backup: it is in sync, or has joined.
-func (f *fills) awaited(v *dsm.View, to dsm.NodeID) (slots []dsm.Slot) {
-	self := f.node.cfg.Self
-	for s, row := range v.Rows() {
-		i := row.BackupOf(to)
-		if i < 0 || row.Primary != self && row.Source != self {
-			continue
-		}
-		if phase, _ := f.standing(s, to); row.Backups[i].InSync || phase == joined {
-			slots = append(slots, s)
-		}
-	}
-	return slots
-}
-
-// tells sets whether the catalog is being told of a node, and reports whether that has changed.
-func (f *fills) tells(to dsm.NodeID, now bool) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	was := f.mu.telling[to]
-	f.mu.telling[to] = now
-	return was != now
-}
 
 // refill handles a Refill.
 func (f *fills) refill(from dsm.NodeID, m *wire.Refill) error {
@@ -390,54 +441,4 @@ func (f *fills) sessionReset(peer dsm.NodeID) {
 		r.lost = true
 		r.ring()
 	}
-}
-
-// fillLocked tells a backup all that this node has of slots, and calls done when it has acked that.
-func (a *Area) fillLocked(to dsm.NodeID, fill uint64, in map[dsm.Slot]bool, done func()) {
-	c := a.copiesLocked()
-	var list []dsm.ExtentIndex
-	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
-		if phase, n := a.node.fills.standing(a.slotLocked(e), to); in[a.slotLocked(e)] && n == fill && phase == filling {
-			list = append(list, e)
-		}
-	}
-	newest, _ := a.newestLocked()
-	if len(list) == 0 && newest.Version == 0 {
-		done()
-		return
-	}
-	c.index++
-	b := c.backup(to)
-	for _, e := range list {
-		b.covered[e] = fill
-		if !a.versionedLocked() {
-			a.logLocked(to, &update{extent: e, index: c.index})
-		}
-	}
-	if phase, n := a.node.fills.standing(a.slotLocked(0), to); a.versionedLocked() && n == fill && phase == filling {
-		b.covered[0] = fill
-		a.copyAllLocked(to, c.index, false)
-	}
-	a.whenCopiedLocked(b, done)
-}
-
-// joinLocked has outputs wait for a backup that has joined, and calls done when it has acked all that is under way to it.
-func (a *Area) joinLocked(to dsm.NodeID, done func()) {
-	b := a.backupLocked(to)
-	if b == nil {
-		done()
-		return
-	}
-	a.recountLocked(to)
-	clear(b.covered)
-	a.whenCopiedLocked(b, done)
-}
-
-// whenCopiedLocked calls done when a backup has acked all that is under way to it now.
-func (a *Area) whenCopiedLocked(b *backup, done func()) {
-	if len(b.log) == 0 {
-		done()
-		return
-	}
-	b.marks = append(b.marks, mark{a.mu.copies.index, done})
 }

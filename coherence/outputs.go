@@ -20,7 +20,7 @@ type output struct {
 
 // holdsBackLocked reports whether messages of the home wait now.
 func (a *Area) holdsBackLocked() bool {
-	return a.mu.copies != nil && (a.mu.copies.waits > 0 || len(a.mu.copies.outputs) > 0)
+	return a.mu.copies != nil && (len(a.mu.copies.outputs) > 0 || a.mu.copies.neededLocked() > 0)
 }
 
 // holdBackLocked keeps a message of the home. Its payload may change afterwards.
@@ -46,7 +46,8 @@ func (a *Area) releaseLocked() {
 	need := c.neededLocked()
 	for len(c.outputs) > 0 && (need == 0 || c.outputs[0].index < need) {
 		m := c.outputs[0].message
-		c.outputs = slices.Delete(c.outputs, 0, 1)
+		c.outputs[0] = output{}
+		c.outputs = c.outputs[1:]
 		if !a.isSelf(m.peer) {
 			a.mu.out = append(a.mu.out, m)
 			continue

@@ -109,6 +109,9 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		if r.rng.IntN(2) == 0 {
 			n.node.links.window = (1 + r.rng.IntN(4)) * dsm.PageSize
 		}
+		if draw.IntN(2) == 0 {
+			n.node.copyLinks.window = (1 + draw.IntN(4)) * dsm.PageSize
+		}
 		n.find()
 		n.node.ViewChanged(n.view) // there may be backups to fill
 		n.openReader()

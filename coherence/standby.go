@@ -18,6 +18,7 @@ import (
 // apart from the home copy and from the replica.
 type standby struct {
 	extents map[dsm.ExtentIndex]*standbyExtent
+	due     int // extents that are due
 	store   pages.Store
 	retry   *time.Timer // if not nil, it will try again to take over: there was no memory
 
@@ -25,7 +26,8 @@ type standby struct {
 	whole  VersionInfo
 	cut    bool // the area was shrunk since
 	staged []message
-	bytes  int64 // of the payloads of staged
+	newest map[dsm.ExtentIndex]dsm.Version // of each extent in staged
+	bytes  int64                           // of the payloads of staged
 	broken bool
 }
 
@@ -52,8 +54,20 @@ func (s *standby) extent(e dsm.ExtentIndex) *standbyExtent {
 	return x
 }
 
+// setDue sets whether an extent is due.
+func (s *standby) setDue(x *standbyExtent, due bool) {
+	switch {
+	case due && !x.due:
+		s.due++
+	case !due && x.due:
+		s.due--
+	}
+	x.due = due
+}
+
 // drop forgets an extent.
 func (s *standby) drop(e dsm.ExtentIndex) {
+	s.setDue(s.extents[e], false)
 	for i := range s.extents[e].pages {
 		s.store.Drop(page(e, i))
 	}
@@ -65,7 +79,7 @@ func (s *standby) drop(e dsm.ExtentIndex) {
 }
 
 // unstage drops what has come of a version that is not whole.
-func (s *standby) unstage() { s.staged, s.bytes = nil, 0 }
+func (s *standby) unstage() { s.staged, s.newest, s.bytes = nil, nil, 0 }
 
 func (s *standby) close() {
 	if s.retry != nil {
@@ -273,15 +287,14 @@ func (a *Area) stageForStandbyLocked(m *wire.ReplicatePages, payload []byte) (wh
 		if m.Version <= have {
 			return false // it has come before
 		}
-		for _, o := range s.staged {
-			if o := o.msg.(*wire.ReplicatePages); o.Extent == m.Extent {
-				have = max(have, o.Version)
-			}
-		}
-		if have < m.Base {
+		if max(have, s.newest[m.Extent]) < m.Base {
 			return true
 		}
 	}
+	if s.newest == nil {
+		s.newest = make(map[dsm.ExtentIndex]dsm.Version)
+	}
+	s.newest[m.Extent] = max(s.newest[m.Extent], m.Version)
 	s.staged = append(s.staged, message{msg: m, payload: [][]byte{bytes.Clone(payload)}})
 	s.bytes += int64(len(payload))
 	return false
@@ -390,7 +403,7 @@ func (a *Area) standbyViewChangedLocked(old *dsm.View) {
 		from, was := a.wasInLocked(old, e)
 		served := !x.due && was.Primary == self && a.node.slotReady(from, was)
 		holds := row.Primary == self && row.Source == 0 || row.Source == self && (x.due || a.movedLocked(old, slot)) // else it has stepped down
-		x.due = holds && !served
+		s.setDue(x, holds && !served)
 		if !x.due && (holds || row.Primary != self && row.BackupOf(self) < 0) {
 			s.drop(e)
 			continue
@@ -409,17 +422,7 @@ func (a *Area) wasInLocked(old *dsm.View, e dsm.ExtentIndex) (dsm.Slot, *dsm.Slo
 }
 
 // dueLocked reports whether this node is to take over an extent, and has not got the memory.
-func (a *Area) dueLocked() bool {
-	if a.mu.standby == nil {
-		return false
-	}
-	for _, x := range a.mu.standby.extents {
-		if x.due {
-			return true
-		}
-	}
-	return false
-}
+func (a *Area) dueLocked() bool { return a.mu.standby != nil && a.mu.standby.due > 0 }
 
 // stepTakenOver is step for an event that is about all that this node is the home of. It comes when nothing is due any more; never, if the area was
 // removed or ctx has ended: then it returns false.
