@@ -3,6 +3,7 @@ package catalog
 import (
 	"bytes"
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 
@@ -22,19 +23,24 @@ import (
 // raftVersion is that of the snapshots that raft makes.
 const raftVersion = raft.SnapshotVersionMax
 
-// Lost returns nil if the cluster of this node has lost the majority of its voters, as far as this node can tell before ctx ends.
+// Lost returns nil if the cluster of this node has lost the majority of its voters, as far as this node can tell: until the deadline of ctx no leader
+// that has a majority has answered. Any other error says nothing of the cluster.
 func (c *Catalog) Lost(ctx context.Context) error {
-	if err := c.ask(ctx); err != nil {
-		select {
-		case <-c.Evicted():
-			return errs.E(errs.Busy, "recover", "this node was evicted, by a majority that works")
-		default:
-			return nil
-		}
+	var err error
+	if _, sole := c.soleIndex(); !sole {
+		_, err = c.sharedIndex(ctx) // not ask: a node that is slow to apply what a majority has decided has not lost it
 	}
-	id := c.Leader()
-	m, _ := c.Current().Member(id)
-	return errs.E(errs.Busy, "recover", "the cluster works: node %s (%s) leads it", m.Name, id)
+	switch {
+	case err == nil:
+		id := c.Leader()
+		m, _ := c.Current().Member(id)
+		return errs.E(errs.Busy, "recover", "the cluster works: node %s (%s) leads it", m.Name, id)
+	case c.signs.out():
+		return errs.E(errs.Busy, "recover", "this node was evicted, by a majority that works")
+	case c.life.Err() == nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+		return nil
+	}
+	return named("recover", err)
 }
 
 // Recover makes this node, whose catalog is new, the only member of a new cluster that has the state of lost: this node's former catalog, which

@@ -25,12 +25,20 @@ func TestRecover(t *testing.T) {
 	for _, n := range nodes[:2] {
 		n.stop()
 	}
+	over, giveUp := context.WithCancel(ctx)
+	giveUp()
+	if err := last.Lost(over); err == nil {
+		t.Error("a cluster is lost because nobody waits for the answer")
+	}
 	brief, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
 	if err := last.Lost(brief); err != nil {
 		t.Fatalf("a cluster without a majority: %v", err)
 	}
 	last.Catalog.Close()
+	if err := last.Lost(brief); !errs.Is(err, errs.Closed) && !errs.Is(err, errs.Timeout) {
+		t.Errorf("a catalog that is closed: %v", err)
+	}
 
 	self := last.self
 	self.Inc = 1

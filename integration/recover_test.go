@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -42,6 +43,15 @@ func testRecover(t *testing.T, c *harness.Cluster) {
 	}
 	if res := left.CLI("status", left.Mount); res.Err != nil || !strings.Contains(res.Stdout, "none") {
 		t.Errorf("the status of a node that is cut off: %+v", res)
+	}
+	if res := left.CLI("cluster", "recover", "--force", "--timeout", "200ms", left.Mount); res.Err == nil {
+		t.Fatalf("recovered before the leader was missed: %s", res.Stdout)
+	}
+	if !harness.Eventually(limit, func() bool {
+		log, err := os.ReadFile(left.LogFile())
+		return err == nil && strings.Contains(string(log), "whoever gave the order has given up")
+	}) {
+		t.Fatal("an order that nobody waits for is carried out")
 	}
 	if res := left.CLI("cluster", "recover", "--force", left.Mount); res.Err != nil {
 		t.Fatalf("recover: %v: %s", res.Err, res.Stderr)

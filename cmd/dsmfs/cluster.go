@@ -64,7 +64,7 @@ func (p *program) recoverCluster(point string, force bool) error {
 	case errors.Is(err, os.ErrPermission):
 		return fail(exitOther, "cluster: recover: only the user who has mounted %s may do that", point)
 	case err != nil:
-		return fmt.Errorf("cluster: recover: %w (the log of the daemon says more)", err)
+		return fmt.Errorf("cluster: recover: %w (the log of the daemon says more; the same order may be given again, and goes on where this one ended)", err)
 	}
 	now, err := readFlat(point, "cluster")
 	if err != nil {
@@ -101,7 +101,7 @@ func (i info) Cluster() []control.Stat {
 
 // RecoverCluster implements control.Info.
 func (i info) RecoverCluster(ctx context.Context) error {
-	order := recovery{done: make(chan error, 1)}
+	order := recovery{caller: ctx, done: make(chan error, 1)}
 	select {
 	case i.n.rejoins.recoveries <- order:
 	case <-ctx.Done():
@@ -116,16 +116,40 @@ func (i info) RecoverCluster(ctx context.Context) error {
 }
 
 // recovery is the order to make this node a cluster of its own.
-type recovery struct{ done chan error } // capacity 1
+type recovery struct {
+	caller context.Context // ends when nobody waits for it any more
+	done   chan error      // capacity 1
+}
 
-// recoverAlone makes this node a cluster of its own, if the one that it is in has lost its majority.
-func (n *node) recoverAlone(ctx context.Context) error {
+// recoverAlone makes this node a cluster of its own, if the one that it is in has lost its majority. Until that is known the caller may give up, and
+// nothing is done. After that it is done in any case; if it fails the node has no cluster, and the next order goes on.
+func (n *node) recoverAlone(ctx, caller context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, recoverLimit)
 	defer cancel()
 	old := n.cats.last()
-	if err := lost(ctx, old); err != nil {
+	if !n.rejoins.left {
+		if err := lost(ctx, old); err != nil {
+			return err
+		}
+		if err := context.Cause(caller); err != nil {
+			n.log.Warn("not made a cluster of its own: whoever gave the order has given up")
+			return errs.E(errs.Timeout, "recover", "whoever gave the order does not wait any more: %w", err)
+		}
+	}
+	n.log.Warn("told to give up all other nodes, and to be a cluster of its own", "former", old.Current().Cluster)
+	n.rejoins.left = true
+	n.cats.leave()
+	old.Close()
+	if err := n.found(ctx, old); err != nil {
+		n.log.Error("this node has left its cluster, and has none of its own yet: give the order again", "err", err)
 		return err
 	}
+	n.rejoins.left = false
+	return nil
+}
+
+// found makes this node a cluster of its own, with the state of a catalog that has been closed.
+func (n *node) found(ctx context.Context, old *catalog.Catalog) error {
 	var keys *dsm.Trust
 	if old.Current().Trust != nil {
 		var err error
@@ -133,9 +157,6 @@ func (n *node) recoverAlone(ctx context.Context) error {
 			return err
 		}
 	}
-	n.log.Warn("told to give up all other nodes, and to be a cluster of its own", "former", old.Current().Cluster)
-	n.cats.leave()
-	old.Close()
 	self := n.self
 	self.Inc = uint64(time.Now().UnixNano())
 	g := &gate{n: n}

@@ -22,6 +22,7 @@ type rejoins struct {
 	cancel     context.CancelFunc // nil: not started
 	done       sync.WaitGroup
 	recoveries chan recovery          // orders of the user: see recoverAlone
+	left       bool                   // the node has left its cluster for such an order, and has none yet; of the goroutine that watches
 	why        atomic.Pointer[string] // why the last attempt failed; nil: the node is a member, or has not tried yet
 }
 
@@ -64,7 +65,7 @@ func (n *node) watchEviction(ctx context.Context) {
 		select {
 		case <-n.cats.last().Evicted():
 		case order := <-n.rejoins.recoveries:
-			order.done <- n.recoverAlone(ctx)
+			order.done <- n.recoverAlone(ctx, order.caller)
 			continue
 		case <-ctx.Done():
 			return
