@@ -247,7 +247,7 @@ func (a *Area) takePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte, a
 // and those that it left out because updates must stay out of memory now (declined).
 func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (came, declined dsm.PageSet, err error) {
 	r := &a.mu.replica
-	hold := a.holdsUpdatesLocked()
+	hold := a.holdsUpdatesLocked() && !a.mu.absence.has(m.Extent)
 	next, delta, err := a.pushedPagesLocked(m, x, payload)
 	if err != nil {
 		return came, declined, err

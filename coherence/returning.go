@@ -28,9 +28,18 @@ import (
 
 // absence is what is left of the time when a node was not a member.
 type absence struct {
-	returning map[dsm.ExtentIndex]bool // the extents that are being compared, and whether their homes have answered a Subscribe since
+	returning map[dsm.ExtentIndex]comparison // the extents that are being compared
 	conflicts
 }
+
+// comparison is how far the comparison of an extent has come.
+type comparison uint8
+
+const (
+	unanswered comparison = iota // its home has not answered a Subscribe since this node is a member again
+	answered                     // it has: now it is known which pages are newer there
+	fetching                     // they were asked for, because the home pushes none by itself
+)
 
 // has reports whether an extent is being compared.
 func (b *absence) has(e dsm.ExtentIndex) bool {
@@ -75,9 +84,9 @@ func (a *Area) returningLocked() {
 			continue
 		}
 		if a.mu.absence == nil {
-			a.mu.absence = &absence{returning: make(map[dsm.ExtentIndex]bool)}
+			a.mu.absence = &absence{returning: make(map[dsm.ExtentIndex]comparison)}
 		}
-		a.mu.absence.returning[e] = false
+		a.mu.absence.returning[e] = unanswered
 	}
 }
 
@@ -92,7 +101,7 @@ func (a *Area) rejoinedLocked() {
 // awaitsAnswerLocked reports whether pushes of an extent are not taken yet. They belong to an earlier subscription: what this one lacks is pushed
 // again, with what the home knows now of the publishes that it contains.
 func (a *Area) awaitsAnswerLocked(e dsm.ExtentIndex) bool {
-	return a.mu.absence.has(e) && !a.mu.absence.returning[e]
+	return a.mu.absence.has(e) && a.mu.absence.returning[e] == unanswered
 }
 
 // homeAnsweredLocked follows the answer of a home to a Subscribe.
@@ -102,7 +111,7 @@ func (a *Area) homeAnsweredLocked(from dsm.NodeID, m *wire.Subscribed) {
 	}
 	for e := range a.mu.absence.returning {
 		if slices.Contains(m.Slots, a.slotLocked(e)) && a.fromHomeLocked(from, m.Epoch, e) {
-			a.mu.absence.returning[e] = true
+			a.mu.absence.returning[e] = answered
 		}
 	}
 }
@@ -141,13 +150,14 @@ func (a *Area) conflictsLocked(e dsm.ExtentIndex, i int, base, incoming []byte) 
 	return base
 }
 
-// comparedAllLocked ends the comparison of the extents of which all is here that is needed, and has them published. It reports whether there
-// were any.
-func (a *Area) comparedAllLocked() (any bool) {
+// comparedAllLocked ends the comparison of the extents of which all is here that is needed, and has them published. It reports whether it has
+// sent anything.
+func (a *Area) comparedAllLocked() bool {
 	b := a.mu.absence
 	if !b.compares() {
 		return false
 	}
+	any, fetched := false, false
 	for _, e := range slices.Sorted(maps.Keys(b.returning)) {
 		x := a.mu.replica.extents[e]
 		if x != nil {
@@ -155,12 +165,14 @@ func (a *Area) comparedAllLocked() (any bool) {
 			if x.pub != nil {
 				stored = stored.Or(x.pub.sent)
 			}
-			if behind := x.outdated.And(stored); !b.returning[e] || !behind.Empty() {
+			if behind := x.outdated.And(stored); b.returning[e] == unanswered || !behind.Empty() {
+				fetched = a.fetchToCompareLocked(e, behind) || fetched
 				continue
 			}
 		}
 		delete(b.returning, e)
-		if any = true; x == nil { // it was cut off
+		any = true
+		if x == nil { // it was cut off
 			continue
 		}
 		a.resendAllLocked(e, x)
@@ -169,13 +181,25 @@ func (a *Area) comparedAllLocked() (any bool) {
 		}
 	}
 	if !any {
-		return false
+		return fetched
 	}
 	a.startPublicationsLocked()
 	if len(b.returning) == 0 {
 		a.tellOfConflictsLocked()
 	}
 	a.mu.wake = true
+	return true
+}
+
+// fetchToCompareLocked asks for pages that the home does not push by itself, because updates enter memory in sync calls only. The working copy
+// takes them all the same: nothing can be published otherwise. Programs that do not share it see them after their next sync call.
+func (a *Area) fetchToCompareLocked(e dsm.ExtentIndex, behind dsm.PageSet) bool {
+	b := a.mu.absence
+	if b.returning[e] != answered || !a.mu.replica.onRequest {
+		return false
+	}
+	b.returning[e] = fetching
+	a.sendLocked(a.rowLocked(e).Primary, &wire.Fetch{Stamp: a.stampLocked(), Extent: e, Pages: behind})
 	return true
 }
 

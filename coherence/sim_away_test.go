@@ -1,10 +1,59 @@
 package coherence
 
-import "github.com/dsmfs/dsmfs/internal/dsm"
+import (
+	"reflect"
 
-// isEvicted commits a view in which a node is gone that lives, and is cut off. It learns of that by comesBack.
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// In a run with evictions a node is cut off at any moment: the catalog marks it as gone, backups take over from it, and it goes on without hearing of
+// that. Then what was sent before arrives after all, or is lost with the sessions, and the node joins again. Nothing that its programs stored is lost, and
+// nothing counts twice.
+
+// awayOn has a node be evicted at times, or takes that further.
+func (r *simRun) awayOn() {
+	if !r.kind.aways || r.rng.IntN(40) > 0 {
+		return
+	}
+	n := r.awayNode()
+	switch {
+	case n == nil:
+		if list := r.programNodes(); len(list) > 0 {
+			if n = list[r.rng.IntN(len(list))]; !r.loses(n) {
+				r.evictions++
+				r.isEvicted(n)
+			}
+		}
+	case n.cut && r.rng.IntN(2) == 0:
+		n.cut = false
+	default:
+		r.comesBack(n)
+	}
+}
+
+// awayNode is the node that is evicted, or nil.
+func (s *sim) awayNode() *simNode {
+	for _, n := range s.nodes {
+		if n.away {
+			return n
+		}
+	}
+	return nil
+}
+
+// endAway has the node that is evicted come back.
+func (s *sim) endAway() {
+	if n := s.awayNode(); n != nil {
+		s.comesBack(n)
+	}
+}
+
+// isEvicted commits a view in which a node is gone that lives, and is cut off.
 func (s *sim) isEvicted(n *simNode) {
 	n.fenced.Store(true)
+	s.mu.Lock()
+	n.away, n.cut = true, true
+	s.mu.Unlock()
 	s.changeView(func(v *dsm.View) {
 		v.Members[n.i].Gone, v.Members[n.i].Leaving = true, true
 		s.takeOver(v, n.id)
@@ -20,7 +69,75 @@ func (s *sim) comesBack(n *simNode) {
 		m.Gone, m.Leaving, m.Inc, m.Since = false, false, m.Inc+1, v.Epoch
 		s.assign(v)
 	})
+	for _, o := range s.nodes {
+		if o != n && s.rng.IntN(2) == 0 { // else the connections have outlived the cut
+			s.breakLink(link{n.i, o.i})
+			s.breakLink(link{o.i, n.i})
+		}
+	}
+	s.mu.Lock()
+	n.away, n.cut = false, false
+	s.mu.Unlock()
 	n.snapshot()
 	n.node.Rejoined()
 	n.fenced.Store(false)
+	s.rest()
 }
+
+// checkNoConflicts: a byte has one node that stores to it, so nothing was changed on both sides; but any node may punch a hole.
+func (r *simRun) checkNoConflicts() {
+	for _, n := range r.programNodes() {
+		list, lost := n.node.Conflicts(simArea)
+		for _, x := range list {
+			for i := range x.Kept {
+				if off := x.Off + int64(i); !punchable(off) {
+					r.t.Fatalf("node %d: byte %d is in conflict: it has stored %d", n.i, off, x.Kept[i])
+				}
+			}
+		}
+		if lost > 0 {
+			r.t.Fatalf("node %d: no room for %d bytes of conflicts", n.i, lost)
+		}
+	}
+}
+
+// holdsUp reports whether the oldest frame of a link does not arrive now: an end is cut off, or the receiver would wait for what it does not hear of
+// before it has joined again.
+func (s *sim) holdsUp(k link) bool {
+	from, to := s.nodes[k[0]], s.nodes[k[1]]
+	if from.cut || to.cut {
+		return true
+	}
+	f := s.net[k][0]
+	if _, end := f.msg.(sessionEnd); end || !to.away {
+		return false
+	}
+	m := reflect.ValueOf(f.msg).Elem()
+	rev, epoch := m.FieldByName("Rev"), m.FieldByName("Epoch")
+	return rev.IsValid() && rev.Uint() > uint64(to.ino.Rev) || epoch.IsValid() && epoch.Uint() > uint64(to.view.Epoch)
+}
+
+// awaitBack returns when the node is a member: the catalog answers it no earlier.
+func (n *simNode) awaitBack() {
+	for {
+		n.sim.mu.Lock()
+		away, changed := n.away, n.changed
+		n.sim.mu.Unlock()
+		if !away {
+			return
+		}
+		<-changed
+	}
+}
+
+var awayCases = []simCase{
+	{name: "last-away", ino: dsm.Inode{Size: simSize}, aways: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "auto-away", ino: dsm.Inode{Size: simSize}, aways: true, auto: true, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "cut-away", ino: dsm.Inode{Size: simSize}, aways: true, resize: true, unaware: true, rules: applyRule, store: storeBytes, check: checkBytes},
+	{name: "demand-away", ino: onDemand(dsm.Inode{Size: simSize}), aways: true, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "sum-away", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), aways: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
+	{name: "sum-demand-away", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), aways: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
+	{name: "max-away", ino: bestOf(dsm.MergeMax, dsm.DTypeI32, dsm.ApplyAuto), aways: true, careful: true, rules: applyRule, store: findBest, check: checkBest},
+}
+
+func init() { simCases = append(simCases, awayCases...) }

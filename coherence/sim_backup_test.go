@@ -164,12 +164,17 @@ func (n *simNode) asks(ctx context.Context, change func(v *dsm.View) bool) error
 // decide has the catalog answer one of those who have asked it for something. It reports whether there was any.
 func (s *sim) decide() bool {
 	s.mu.Lock()
-	some := len(s.wishes)
-	s.mu.Unlock()
-	if some > 0 {
-		s.grant(s.rng.IntN(some))
+	var some []int
+	for i, w := range s.wishes {
+		if !w.by.away {
+			some = append(some, i)
+		}
 	}
-	return some > 0
+	s.mu.Unlock()
+	if len(some) > 0 {
+		s.grant(some[s.rng.IntN(len(some))])
+	}
+	return len(some) > 0
 }
 
 // grant has the catalog answer one of them.
@@ -235,7 +240,7 @@ func (s *sim) replaceBackup() {
 	row, n := s.rowOf(v, dsm.ExtentIndex(s.rng.IntN(4))), s.aNode()
 	synced, filling := backups(row)
 	dead := slices.ContainsFunc(s.nodes, func(n *simNode) bool { return n.dead && !n.gone })
-	if dead || s.copies == 1 || row.Source != 0 || len(filling) > 0 || len(synced) < s.copies-1 || row.Primary == n.id || row.BackupOf(n.id) >= 0 || isGone(v, row.Primary) {
+	if dead || s.copies == 1 || row.Source != 0 || len(filling) > 0 || len(synced) < s.copies-1 || row.Primary == n.id || row.BackupOf(n.id) >= 0 || isGone(v, row.Primary) || isGone(v, n.id) {
 		return
 	}
 	if len(synced) == dsm.MostBackups {

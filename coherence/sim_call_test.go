@@ -140,6 +140,7 @@ func (n *simNode) SlotsReady(_ context.Context, slots []dsm.Slot, e dsm.Epoch) e
 	if n == s.taker {
 		<-time.After(20 * time.Millisecond) // it serves the slots already, and may die before anybody else knows
 	}
+	n.awaitBack()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n.dead {

@@ -77,7 +77,9 @@ type simNode struct {
 	starving atomic.Bool   // its memory cannot be made longer
 	starved  atomic.Bool   // that was so at some time
 	dead     bool          // see kill
-	fenced   atomic.Bool   // see sim_away_test.go
+	fenced   atomic.Bool   // its lease has run out: see sim_away_test.go
+	away     bool          // it is evicted, and has not joined again
+	cut      bool          // and nothing reaches it, or comes from it
 	gone     bool          // and the catalog says so
 	changed  chan struct{} // closed and replaced when an entry is applied
 	reader   bool          // a program has it open to read
@@ -246,6 +248,9 @@ func (n *simNode) apply() {
 
 // snapshot has the node get the catalog as a snapshot: it sees the last entries only.
 func (n *simNode) snapshot() {
+	if n.away {
+		return
+	}
 	n.sim.mu.Lock()
 	old := n.ino
 	n.ino, n.view, n.applied = n.sim.lastInodeLocked(), n.sim.lastViewLocked(), len(n.sim.log)
@@ -264,7 +269,7 @@ func (n *simNode) snapshot() {
 func (n *simNode) behindCatalog() bool {
 	n.sim.mu.Lock()
 	defer n.sim.mu.Unlock()
-	return !n.dead && n.applied < len(n.sim.log)
+	return !n.dead && !n.away && n.applied < len(n.sim.log)
 }
 
 // commit appends a entry to the catalog.

@@ -149,6 +149,7 @@ func (r *simRun) endDeath() {
 // it said.
 func (n *simNode) HandoverFailed(_ context.Context, back, lost []dsm.Slot, e dsm.Epoch) error {
 	s := n.sim
+	n.awaitBack()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v := s.lastViewLocked().Clone()

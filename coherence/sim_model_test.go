@@ -18,6 +18,7 @@ type simCase struct {
 	careful bool                            // see sim
 	dies    bool                            // a node dies: see withTaker
 	crashes bool                            // nodes die, with their programs: see crashOn
+	aways   bool                            // nodes are evicted, and come back: see awayOn
 	tally   tally                           // see addOnes
 	auto    bool                            // some extents live together, others are spread
 	marked  bool                            // see storeMark
@@ -31,17 +32,18 @@ type simCase struct {
 // simRun is one simulation with its model of what the bytes must be.
 type simRun struct {
 	*sim
-	kind  simCase
-	bytes map[int64]byte // last: the value of each byte; byte i belongs to writer owner(i)
-	maybe map[int64]bool // that byte or zero: it was cut off, and the kernel had the store
-	sums  map[int]int32  // sum: the total of each element
-	fsums map[int]float64
-	best  map[int]uint32 // min and max: the best value of each element that a program has stored
-	marks uint32         // how often a program has stored a mark: see storeMark
-	crash simCrash
-	found int             // how many values programs have found
-	hot   []dsm.PageIndex // that this run stores to
-	group simGroup
+	kind      simCase
+	bytes     map[int64]byte // last: the value of each byte; byte i belongs to writer owner(i)
+	maybe     map[int64]bool // that byte or zero: it was cut off, and the kernel had the store
+	sums      map[int]int32  // sum: the total of each element
+	fsums     map[int]float64
+	best      map[int]uint32 // min and max: the best value of each element that a program has stored
+	marks     uint32         // how often a program has stored a mark: see storeMark
+	crash     simCrash
+	evictions int             // how often a node was evicted
+	found     int             // how many values programs have found
+	hot       []dsm.PageIndex // that this run stores to
+	group     simGroup
 
 	versions map[dsm.Version]map[int64]byte // what is stored to in versions, as the first node that had them had them
 }

@@ -60,7 +60,7 @@ func (s *sim) deliver() bool {
 	s.mu.Lock()
 	for a := range s.nodes {
 		for b := range s.nodes {
-			if len(s.net[link{a, b}]) > 0 {
+			if len(s.net[link{a, b}]) > 0 && !s.holdsUp(link{a, b}) {
 				links = append(links, link{a, b})
 			}
 		}

@@ -101,7 +101,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	}
 	draw := rand.New(rand.NewPCG(seed, 4))
 	copies := 1 + draw.IntN(dsm.MostBackups+1)
-	if c.crashes {
+	if c.crashes || c.aways {
 		copies = max(copies, 2)
 	}
 	r.withBackups(copies, draw.IntN(2) == 0)
@@ -124,6 +124,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		r.pass(time.Duration(r.rng.IntN(2000)) * time.Microsecond)
 		r.event(r.aNode())
 		r.crashOn()
+		r.awayOn()
 		r.rest()
 		r.check()
 		r.checkVersions()
@@ -134,6 +135,10 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	r.checkStandbys()
 	if c.crashes {
 		r.t.Logf("%d nodes have died", r.crash.crashed)
+	}
+	if c.aways {
+		r.t.Logf("nodes were evicted %d times", r.evictions)
+		r.checkNoConflicts()
 	}
 	for _, n := range r.programNodes() {
 		c.check(r, n)
@@ -154,6 +159,7 @@ func (r *simRun) settle() {
 		}
 	}
 	r.endDeath()
+	r.endAway()
 	r.feed()
 	r.calm("wait")
 	r.hot = slices.DeleteFunc(r.hotPages(), func(p dsm.PageIndex) bool { return int64(p)*dsm.PageSize >= r.lastInode().Size }) // or perhaps nothing is stored
