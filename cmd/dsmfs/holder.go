@@ -132,12 +132,23 @@ func (h *keeper) start(before string, parent *reporter) error {
 // sayAfter is how long a daemon that was killed may take to end before the log says so.
 const sayAfter = 5 * time.Second
 
-// awaitDeath returns when no thread of a child runs any more. The child may be unable to end: see hold.Memory.Live. ended is closed when it has.
+// stuckLooks is how many times in a row, a millisecond apart, a daemon that is being killed must be seen to be unable to end.
+const stuckLooks = 20
+
+// awaitDeath returns when a child has ended, and ended is closed then, or when it is dead and cannot end: see hold.Memory.Live.
 func (h *keeper) awaitDeath(pid int, wait func(), ended <-chan struct{}) {
 	wait()
 	tick, late := time.NewTicker(time.Millisecond), time.After(sayAfter)
 	defer tick.Stop()
-	for someRun(pid) { // the others end now, too
+	for stuck := 0; stuck < stuckLooks; { // the other threads end now, too
+		switch mostOf(pid) {
+		case runs:
+			stuck = 0
+		case waits:
+			stuck++
+		case over: // nothing keeps it from ending, however long that takes
+			<-ended
+		}
 		select {
 		case <-ended:
 			return
@@ -279,14 +290,11 @@ func (h *keeper) giveUp(reason string) error {
 	return fail(exitDied, "the daemon has ended (%v): %s", state, reason)
 }
 
-// postLimit is how long the holder waits to hear how the daemon ended, which is dead. If it cannot end, it was killed.
-const postLimit = 20 * time.Millisecond
-
-// post returns whether the daemon was killed from outside, and how it ended.
+// post returns whether the daemon was killed from outside, and how it ended. If it cannot end, it was killed.
 func (h *keeper) post() (killed bool, how string) {
 	select {
 	case <-h.ended:
-	case <-time.After(postLimit):
+	default:
 		return true, "killed"
 	}
 	status, _ := h.cmd.ProcessState.Sys().(syscall.WaitStatus)

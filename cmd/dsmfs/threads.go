@@ -4,61 +4,75 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// someRun reports whether a thread of a process that is being killed runs or can go on.
-func someRun(pid int) bool {
+// thread is what a thread of a process that is being killed still does.
+type thread uint8
+
+const (
+	over  thread = iota // nothing: it has ended
+	waits               // nothing, but it waits in the kernel, beyond the reach of signals, and has not ended
+	runs                // something
+)
+
+// mostOf returns what the thread does that does most. A process without threads has ended.
+func mostOf(pid int) (most thread) {
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	if err != nil {
-		return false
+		return over
 	}
-	return slices.ContainsFunc(tasks, func(task string) bool {
+	for _, task := range tasks {
 		stat, err := os.ReadFile(filepath.Join(task, "stat"))
 		if err != nil {
-			return false // it has ended
+			continue // it has ended
 		}
 		call, err := os.ReadFile(filepath.Join(task, "syscall"))
 		if err != nil {
 			call = nil
 		}
-		return runs(string(stat), string(call), func(fd string) bool {
+		most = max(most, threadOf(string(stat), string(call), func(fd string) bool {
 			to, err := os.Readlink(filepath.Join(task, "fd", fd))
 			return err == nil && to == "/dev/fuse"
-		})
-	})
+		}))
+	}
+	return most
 }
 
 // exiting is the flag of a thread that is ending (PF_EXITING of include/linux/sched.h): it comes back to no program.
 const exiting = 4
 
-// runs reports whether a thread runs or can go on, by its files stat and syscall in /proc. isDevice says whether a descriptor is that of /dev/fuse.
+// threadOf returns what a thread does by its files stat and syscall in /proc. isDevice says whether a descriptor is that of /dev/fuse.
 //
 // A thread that waits beyond the reach of signals does the rest of its system call, and no more. It counts as running, for the call may write to what is held. But
 // a notice to the kernel may wait for a request that only the next daemon will answer: that is a write to /dev/fuse, which does no harm.
-func runs(stat, call string, isDevice func(fd string) bool) bool {
+func threadOf(stat, call string, isDevice func(fd string) bool) thread {
 	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:]) // what follows the name, which is in brackets
 	if len(fields) < 7 || fields[0] == "Z" || fields[0] == "X" {
-		return false
+		return over
 	}
 	if fields[0] != "D" {
-		return true
+		return runs
 	}
 	if flags, err := strconv.ParseUint(fields[6], 10, 64); err != nil || flags&exiting != 0 {
-		return false
+		return waits
 	}
 	words := strings.Fields(call)
-	if len(words) < 2 { // running, or unknown
-		return len(words) > 0
+	switch len(words) {
+	case 0: // unknown
+		return waits
+	case 1: // it has just gone on
+		return runs
 	}
 	number, err := strconv.Atoi(words[0])
 	if err != nil || number != unix.SYS_WRITE && number != unix.SYS_WRITEV {
-		return true
+		return runs
 	}
-	fd, err := strconv.ParseUint(words[1], 0, 32)
-	return err != nil || !isDevice(strconv.FormatUint(fd, 10))
+	if fd, err := strconv.ParseUint(words[1], 0, 32); err != nil || !isDevice(strconv.FormatUint(fd, 10)) {
+		return runs
+	}
+	return waits
 }

@@ -3,13 +3,14 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
 
-// TestRuns: which threads of a daemon that was killed the next one waits for.
-func TestRuns(t *testing.T) {
+// TestThreads: which threads of a daemon that was killed the next one waits for.
+func TestThreads(t *testing.T) {
 	stat := func(state string, flags int) string {
 		return fmt.Sprintf("12 (a) b) %s 1 2 3 0 -1 %d 0 0", state, flags)
 	}
@@ -18,27 +19,34 @@ func TestRuns(t *testing.T) {
 	}
 	for _, c := range []struct {
 		what, stat, call string
-		runs             bool
+		does             thread
 	}{
-		{"runs", stat("R", 0), "running\n", true},
-		{"sleeps, and a signal wakes it", stat("S", 0), write(unix.SYS_READ, 5), true},
-		{"has ended", stat("Z", exiting), "", false},
-		{"has just ended", stat("X", 0), "", false},
-		{"ends, and waits in that", stat("D", exiting|64), write(unix.SYS_PWRITE64, 3), false},
-		{"waits for a page that only the next daemon brings", stat("D", 64), write(unix.SYS_WRITE, 4), false},
-		{"the same in several parts", stat("D", 64), write(unix.SYS_WRITEV, 4), false},
-		{"writes to the log", stat("D", 0), write(unix.SYS_WRITE, 2), true},
-		{"writes to what is held", stat("D", 0), write(unix.SYS_PWRITE64, 4), true},
-		{"touches what is held", stat("D", 0), "-1 0x7ffe 0x4a\n", true},
-		{"has just gone on", stat("D", 0), "running\n", true},
-		{"waits, and the kernel does not say where", stat("D", 0), "", false},
-		{"is none", "", "", false},
+		{"runs", stat("R", 0), "running\n", runs},
+		{"sleeps, and a signal wakes it", stat("S", 0), write(unix.SYS_READ, 5), runs},
+		{"has ended", stat("Z", exiting), "", over},
+		{"has just ended", stat("X", 0), "", over},
+		{"ends, and waits in that", stat("D", exiting|64), write(unix.SYS_PWRITE64, 3), waits},
+		{"waits for a page that only the next daemon brings", stat("D", 64), write(unix.SYS_WRITE, 4), waits},
+		{"the same in several parts", stat("D", 64), write(unix.SYS_WRITEV, 4), waits},
+		{"writes to the log", stat("D", 0), write(unix.SYS_WRITE, 2), runs},
+		{"writes to what is held", stat("D", 0), write(unix.SYS_PWRITE64, 4), runs},
+		{"touches what is held", stat("D", 0), "-1 0x7ffe 0x4a\n", runs},
+		{"has just gone on", stat("D", 0), "running\n", runs},
+		{"waits, and the kernel does not say where", stat("D", 0), "", waits},
+		{"is none", "", "", over},
 	} {
-		if got := runs(c.stat, c.call, func(fd string) bool { return fd == "4" }); got != c.runs {
-			t.Errorf("one that %s: runs %v", c.what, got)
+		if got := threadOf(c.stat, c.call, func(fd string) bool { return fd == "4" }); got != c.does {
+			t.Errorf("one that %s: %v, want %v", c.what, got, c.does)
 		}
 	}
-	if !someRun(os.Getpid()) {
-		t.Error("this process does not run")
+	if got := mostOf(os.Getpid()); got != runs {
+		t.Errorf("this process: %v", got)
+	}
+	ended := exec.Command("true")
+	if err := ended.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if got := mostOf(ended.Process.Pid); got != over {
+		t.Errorf("a process that has ended: %v", got)
 	}
 }
