@@ -61,6 +61,32 @@ func (c *Catalog) Getattr(ctx context.Context, ino dsm.Ino) (n dsm.Inode, err er
 	return n, err
 }
 
+// LookupKnown is Lookup in the state that this node has applied. It asks nobody.
+func (c *Catalog) LookupKnown(dir dsm.Ino, name string) (dsm.Inode, error) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	d, err := c.mu.state.dir(dir)
+	if err != nil {
+		return dsm.Inode{}, named("lookup", err)
+	}
+	in, err := c.mu.state.child(d, name)
+	if err != nil {
+		return dsm.Inode{}, named("lookup", err)
+	}
+	return in.Inode, nil
+}
+
+// GetattrKnown is Getattr in the state that this node has applied. It asks nobody.
+func (c *Catalog) GetattrKnown(ino dsm.Ino) (dsm.Inode, error) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	in, err := c.mu.state.get(ino)
+	if err != nil {
+		return dsm.Inode{}, named("getattr", err)
+	}
+	return in.Inode, nil
+}
+
 // ReadDir returns the entries of dir by name, without . and ..
 func (c *Catalog) ReadDir(ctx context.Context, dir dsm.Ino) (entries []dsm.DirEntry, err error) {
 	err = c.read(ctx, "readdir", func(s *state) error {

@@ -30,6 +30,21 @@ func (b *bridge) newControl() *control.Tree {
 	})
 }
 
+// Lookup finds the control files of an area on a node that is cut off too: they say how old its memory is.
+func (m controlMount) Lookup(ctx context.Context, dir dsm.Ino, name string) (dsm.Inode, error) {
+	if m.CutOff() {
+		return m.LookupKnown(dir, name)
+	}
+	return m.Names.Lookup(ctx, dir, name)
+}
+
+func (m controlMount) Getattr(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) {
+	if m.CutOff() {
+		return m.GetattrKnown(ino)
+	}
+	return m.Names.Getattr(ctx, ino)
+}
+
 func (m controlMount) SetSpec(ctx context.Context, ino dsm.Ino, key, value string) error {
 	return m.b.setSpec(ctx, ino, key, value)
 }

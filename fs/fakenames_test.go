@@ -171,6 +171,14 @@ func (n *fakeNames) drop(i *fakeInode) {
 	}
 }
 
+func (n *fakeNames) LookupKnown(dir dsm.Ino, name string) (dsm.Inode, error) {
+	return n.Lookup(context.Background(), dir, name)
+}
+
+func (n *fakeNames) GetattrKnown(ino dsm.Ino) (dsm.Inode, error) {
+	return n.Getattr(context.Background(), ino)
+}
+
 func (n *fakeNames) Lookup(_ context.Context, dir dsm.Ino, name string) (dsm.Inode, error) {
 	defer n.mu.Unlock()
 	if err := n.lock("Lookup"); err != nil {

@@ -24,6 +24,9 @@ type Names interface {
 	// CutOff reports whether the others have not answered this node for so long that a read would most likely wait
 	// until its request ends.
 	CutOff() bool
+	// LookupKnown and GetattrKnown are Lookup and Getattr as this node knows. They ask nobody.
+	LookupKnown(dir dsm.Ino, name string) (dsm.Inode, error)
+	GetattrKnown(ino dsm.Ino) (dsm.Inode, error)
 	// Create makes a file, directory or symlink (n.Kind); n's Perm, UID, GID and
 	// Target, and the Size of a regular file, are taken. Its Spec is inherited from dir, and changed by
 	// the settings of a regular file. errs.Exist if the name is taken; nobody finds it half made.

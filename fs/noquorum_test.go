@@ -123,3 +123,24 @@ func TestNameAskedOnce(t *testing.T) {
 	close(names.mend)
 	eventually(t, "the name is found", func() bool { return c.call(clientCall{Op: "stat", Path: f.path("w")}).Errno == 0 })
 }
+
+// TestControlFilesOfACutOffNode: those of a file can be found while the catalog does not answer, as the node knows the names.
+func TestControlFilesOfACutOffNode(t *testing.T) {
+	var names *cutNames
+	f := mountTest(t, func(c *Config) {
+		names = newCutNames(c.Names.(*fakeNames))
+		c.Names, c.FaultTimeout = names, 10*clientTimeout
+	})
+	t.Cleanup(func() { close(names.mend) })
+	c := startClient(t)
+	f.file(c, "w", []byte("x"))
+	names.cutOff.Store(true)
+	close(names.noLookup)
+	close(names.cut)
+	if got := string(c.must(clientCall{Op: "readfile", Path: f.path(".dsm", "areas", "w", "merge")}).Data); got != "last\n" {
+		t.Errorf("merge reads %q", got)
+	}
+	if n := names.waiting.Load(); n != 0 {
+		t.Errorf("the catalog was asked %d times", n)
+	}
+}

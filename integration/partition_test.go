@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -24,13 +25,13 @@ func parted(t *testing.T, home string, replicas int) (c *harness.Cluster, all []
 	return c, all
 }
 
-// cannotPublish wants an msync to end with EIO, after the timeout of a call and not after twice that.
-func cannotPublish(t *testing.T, m *harness.Map) {
+// cannotPublish wants a call of a node that is cut off to end with EIO, after the timeout of a call and not after twice that.
+func cannotPublish(t *testing.T, what string, call func() error) {
 	t.Helper()
 	began := time.Now()
-	err := m.TrySync()
+	err := call()
 	if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "EIO") || took < cutOffTimeout/2 || took > cutOffTimeout*3/2 {
-		t.Errorf("msync of a node that is cut off: %v after %v", err, took)
+		t.Errorf("%s of a node that is cut off: %v after %v", what, err, took)
 	}
 }
 
@@ -48,6 +49,18 @@ func healed(t *testing.T, c *harness.Cluster, maps []*harness.Map) {
 	member(t, c.Node(1), "n3")
 	if !harness.Eventually(limit, func() bool { return maps[2].TrySync() == nil }) {
 		t.Fatal("the node that was cut off publishes nothing")
+	}
+}
+
+// looksCutOff wants a node to say that it is cut off, and for how long a file has not been brought up to date.
+func looksCutOff(t *testing.T, cl *harness.Client, name string) {
+	t.Helper()
+	if text := cl.Control("stats"); !strings.Contains(text, "cut_off true\n") {
+		t.Errorf("the stats of a node that is cut off: %s", text)
+	}
+	age, err := strconv.Atoi(stat(cl, name, "staleness_ms"))
+	if least := int(time.Second.Milliseconds()); err != nil || age < least {
+		t.Errorf("on a node that is cut off for more than %d ms memory is %d ms old (%v)", least, age, err)
 	}
 }
 
@@ -76,6 +89,7 @@ func TestPartition(t *testing.T) {
 			all[0].SetXattr("d/last", "user.dsm.dtype", x.dtype)
 			f.Truncate(4 * page)
 			maps := attachAll(all, "d/last", 4*page)
+			open := all[2].Open("d/last", "rw")
 			maps[0].Store(0, []byte("aaaabbbbccccddddeeee"))
 			maps[0].Sync()
 			for _, m := range maps {
@@ -87,8 +101,13 @@ func TestPartition(t *testing.T) {
 			maps[2].Store(page, []byte("...."))
 			maps[2].Store(page+6, []byte("mi"))
 			maps[2].Store(3*page, []byte("alone"))
-			cannotPublish(t, maps[2])
+			cannotPublish(t, "msync", maps[2].TrySync)
+			cannotPublish(t, "fsync", func() error { _, err := all[2].Do("fsync %d", open.FD); return err })
+			if got := string(open.Read(0, 8)); got != "minomino" {
+				t.Errorf("read(2) of a node that is cut off brings %q", got)
+			}
 			evicted(t, c.Node(1), "n3")
+			looksCutOff(t, all[2], "d/last")
 			maps[1].Store(0, []byte("MAJO"))
 			maps[1].Store(12, []byte("MAJOsame"))
 			maps[1].Store(page+4, []byte("..MA"))
@@ -178,7 +197,7 @@ func TestPartitionAddsOnce(t *testing.T) {
 			c.Mute(c.Node(1), c.Node(3))
 			c.Mute(c.Node(2), c.Node(3))
 			add(2, 10)
-			cannotPublish(t, maps[2])
+			cannotPublish(t, "msync", maps[2].TrySync)
 			add(1, 100)
 			if !harness.Eventually(limit, func() bool { return maps[1].TrySync() == nil }) {
 				t.Fatal("a publish of the majority does not end")

@@ -141,6 +141,14 @@ func (c *catalogs) Getattr(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) 
 	return ask(ctx, c, func(now *catalog.Catalog) (dsm.Inode, error) { return now.Getattr(ctx, ino) })
 }
 
+// LookupKnown implements fs.Names.
+func (c *catalogs) LookupKnown(dir dsm.Ino, name string) (dsm.Inode, error) {
+	return c.last().LookupKnown(dir, name)
+}
+
+// GetattrKnown implements fs.Names.
+func (c *catalogs) GetattrKnown(ino dsm.Ino) (dsm.Inode, error) { return c.last().GetattrKnown(ino) }
+
 // ReadDir implements fs.Names.
 func (c *catalogs) ReadDir(ctx context.Context, dir dsm.Ino) ([]dsm.DirEntry, error) {
 	return ask(ctx, c, func(now *catalog.Catalog) ([]dsm.DirEntry, error) { return now.ReadDir(ctx, dir) })

@@ -158,6 +158,7 @@ func (a areas) Stats() []control.Stat {
 		{Name: "cluster", Value: v.Cluster.String()},
 		{Name: "epoch", Value: strconv.FormatUint(uint64(v.Epoch), 10)},
 		{Name: "leader", Value: a.n.cats.last().Leader().String()},
+		{Name: "cut_off", Value: strconv.FormatBool(a.n.cats.CutOff())},
 	}
 	if why := a.n.rejoins.why.Load(); why != nil {
 		stats = append(stats, control.Stat{Name: "joins_again_when", Value: *why})
