@@ -26,6 +26,7 @@ var rows = []row{
 	{"files", filesRow},
 	{"locks", locksRow},
 	{"barrier", barrierRow},
+	{"round", roundRow},
 	{"idle", idleRow},
 	{"memory", memoryRow},
 	{"attach-stores", attachStoresRow},
