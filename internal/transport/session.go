@@ -14,6 +14,10 @@ import (
 func (o *outbound) run() {
 	defer o.t.forget(o)
 	pause := o.t.cfg.RedialMin
+	rest := func() {
+		o.sleep(pause/2 + rand.N(pause))
+		pause = min(2*pause, o.t.cfg.RedialMax)
+	}
 	for {
 		addr, ok := o.address()
 		if !ok {
@@ -23,11 +27,10 @@ func (o *outbound) run() {
 		if err != nil {
 			o.t.cfg.Log.Debug("connect", "peer", o.id, "addr", addr, "err", err)
 			o.settle(false)
-			o.sleep(pause/2 + rand.N(pause))
-			pause = min(2*pause, o.t.cfg.RedialMax)
+			rest()
 			continue
 		}
-		pause = o.t.cfg.RedialMin
+		began := time.Now()
 		err = o.session(conn)
 		o.t.drop(conn)
 		if o.t.ctx.Err() != nil {
@@ -36,6 +39,11 @@ func (o *outbound) run() {
 		o.t.cfg.Log.Info("session ended", "peer", o.id, "err", err)
 		if !o.settle(true) {
 			return
+		}
+		if time.Since(began) < o.t.cfg.RedialMax {
+			rest() // as a node that was evicted, and ends every session until it has joined again
+		} else {
+			pause = o.t.cfg.RedialMin
 		}
 	}
 }
