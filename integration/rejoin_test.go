@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"flag"
 	"slices"
 	"strings"
 	"testing"
@@ -29,10 +30,16 @@ func member(t *testing.T, n *harness.Node, other string) {
 	}
 }
 
+var stopped = flag.Duration("stopped", 0, "how long TestStoppedNodeJoinsAgain stops a daemon that has the default lease; 0: until it is evicted after a short one")
+
 // TestStoppedNodeJoinsAgain stops a daemon for longer than its lease. It is evicted, joins again by itself, and its programs go on with what
 // they have open and mapped: what they had stored before is published.
 func TestStoppedNodeJoinsAgain(t *testing.T) {
-	c := cluster(t, harness.Options{Nodes: 3, Flags: []string{"--lease", "1s"}})
+	lease := []string{"--lease", "1s"}
+	if *stopped > 0 {
+		lease = nil
+	}
+	c := cluster(t, harness.Options{Nodes: 3, Flags: lease})
 	all := clients(c)
 	name, own, size := homedAway(t, c.Node(3), all[2], "n3")
 	_, other := all[0].Attach(name, size)
@@ -41,12 +48,16 @@ func TestStoppedNodeJoinsAgain(t *testing.T) {
 	other.Await(0, []byte("before"), limit)
 	own.Store(page, []byte("unpublished"))
 	c.Node(3).Pause()
+	resume := time.After(*stopped)
 	evicted(t, c.Node(1), "n3")
 	all[0].Must("mkdir %s", all[0].Path("meanwhile"))
 	other.Store(2*page, []byte("elsewhere"))
 	other.Sync()
+	<-resume
+	began := time.Now()
 	c.Node(3).Resume()
 	member(t, c.Node(1), "n3")
+	t.Logf("a member again after %v", time.Since(began))
 	if !harness.Eventually(limit, func() bool { _, err := all[2].Do("mkdir %s", all[2].Path("again")); return err == nil }) {
 		t.Fatal("a node that has joined again makes no directory")
 	}
@@ -55,6 +66,7 @@ func TestStoppedNodeJoinsAgain(t *testing.T) {
 	}
 	own.Sync()
 	other.Await(page, []byte("unpublished"), limit)
+	t.Logf("what was unpublished is there after %v", time.Since(began))
 	own.Await(2*page, []byte("elsewhere"), limit)
 	own.Store(3*page, []byte("after"))
 	own.Sync()

@@ -29,6 +29,8 @@ type rejoins struct {
 const (
 	// rejoinMin and rejoinMax bound the pause after an attempt that failed.
 	rejoinMin, rejoinMax = 100 * time.Millisecond, 5 * time.Second
+	// joinUnderWay is how long a node that is told to end waits for an attempt: if the cluster has just admitted it, it must leave.
+	joinUnderWay = 2 * time.Second
 	// calm is how long a node must have been a member, or it waits before it joins once more: longer each time, up to mostWait.
 	// Otherwise one with a link that comes and goes would do so, too.
 	calm, mostWait = time.Minute, time.Minute
@@ -103,7 +105,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // rejoin joins the cluster whose members were those of v. It returns false if ctx ends.
 func (n *node) rejoin(ctx context.Context, v *dsm.View) bool {
-	for pause := rejoinMin; ; pause = min(2*pause, rejoinMax) {
+	for pause := rejoinMin; ctx.Err() == nil; pause = min(2*pause, rejoinMax) {
 		g := &gate{n: n}
 		next, err := n.joinAgain(ctx, v, g)
 		if err == nil {
@@ -120,6 +122,7 @@ func (n *node) rejoin(ctx context.Context, v *dsm.View) bool {
 			return false
 		}
 	}
+	return false
 }
 
 // idle waits. It returns false if ctx ends. A node that was evicted is no survivor: a majority has evicted it, and its state is an old one.
@@ -175,12 +178,17 @@ func (n *node) joinAgain(ctx context.Context, v *dsm.View, o catalog.Observer) (
 	err = errs.E(errs.Unavailable, "join", "the cluster had no other members")
 	for _, i := range rand.Perm(len(v.Members)) {
 		if m := v.Members[i]; m.ID != n.self.ID {
-			try, cancel := context.WithTimeout(ctx, joinLimit/4)
+			try, cancel := context.WithTimeout(context.WithoutCancel(ctx), joinLimit/4)
+			hurry := context.AfterFunc(ctx, func() { time.AfterFunc(joinUnderWay, cancel) })
 			err = cat.Join(try, m.Addr)
+			hurry()
 			cancel()
 		}
 		if err == nil {
 			return cat, nil
+		}
+		if ctx.Err() != nil {
+			break
 		}
 		if k := errs.KindOf(err); k != errs.Unavailable && k != errs.Timeout {
 			break // it answered: the others belong to the same cluster
