@@ -1,8 +1,10 @@
 package integration
 
 import (
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
@@ -62,5 +64,54 @@ func TestTakerDiesWhileANodeLeaves(t *testing.T) {
 	}
 	if err != nil || words[0] != "7468657265" {
 		t.Errorf("what the node that left was the home of: %v, %v", words, err)
+	}
+}
+
+// TestNameAndAddressOfADeadNode kills a node and starts one at once at its address under another name, then one under that name at another address,
+// and then one that has both. Each is usable before the dead one has run out of its lease, which is long here. Who was the home of a file
+// stays in the list of members, as gone, until the file is removed, and is then forgotten.
+func TestNameAndAddressOfADeadNode(t *testing.T) {
+	c := cluster(t, harness.Options{Nodes: 3, Flags: lasting})
+	cl := c.Node(1).Client()
+	name := homedAt(t, c, cl, "n3")
+	n := c.Node(3)
+	rows := func() (alive, gone []string) {
+		for _, m := range report[[]row](t, c.Node(1), "members") {
+			at := m.text("name") + " " + m.text("addr")
+			if strings.Contains(m.text("state"), "gone") {
+				gone = append(gone, at)
+			} else {
+				alive = append(alive, at)
+			}
+		}
+		slices.Sort(alive)
+		return alive, gone
+	}
+	address := n.Address
+	host, _, _ := strings.Cut(address, ":")
+	for _, x := range []struct{ name, address string }{{"other", address}, {"other", host + ":7401"}, {"other", host + ":7401"}, {"n3", address}} {
+		began := time.Now()
+		n.Kill()
+		n.Flags, n.Address = []string{"--name", x.name}, x.address
+		n.Start()
+		t.Logf("%s at %s: usable %v after the death", x.name, x.address, time.Since(began))
+		alive, gone := rows()
+		if !harness.Eventually(limit/2, func() bool { // one of which nobody has name or address is dead when it refuses connections
+			alive, gone = rows()
+			return len(alive) == 3
+		}) || !slices.Contains(alive, x.name+" "+x.address) {
+			t.Errorf("members %v, want %s at %s", alive, x.name, x.address)
+		}
+		if !slices.Contains(gone, "n3 "+address) {
+			t.Errorf("a dead node that was the home of a file is not shown as gone: %v", gone)
+		}
+		n.Client().Open("f", "rw,creat").Close()
+	}
+	cl.Close() // it has the file open
+	last := c.Node(1).Client()
+	last.Must("unlink %s", last.Path(name))
+	if !harness.Eventually(limit, func() bool { _, gone := rows(); return len(gone) == 0 }) {
+		_, gone := rows()
+		t.Errorf("dead members are remembered when nobody needs them any more: %v", gone)
 	}
 }
