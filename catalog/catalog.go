@@ -110,6 +110,7 @@ type Catalog struct {
 	reign    reign
 	signs    signs
 	met      met
+	heir     heir
 	// news rings when the view, the voters or the leader change.
 	news bell
 	push pushers
@@ -117,9 +118,9 @@ type Catalog struct {
 }
 
 const (
-	// electionTimeout is how long followers wait for a leader before they elect another: when a leader's
-	// machine dies, names cannot change for one to two times as long, and leaseTime. See also succeed.go.
-	electionTimeout = 600 * time.Millisecond
+	// electionTimeout is how long raft waits for a leader before it elects another, and up to twice that. Usually a voter has stood for
+	// election before: see succeed.go.
+	electionTimeout = time.Second
 	// heartbeat is the shortest time between two heartbeats to a follower; the longest is twice
 	// that. A heartbeat is a message, its answer and some wake-ups on both nodes, which is most of
 	// what an idle cluster does. See pace.
@@ -163,6 +164,7 @@ func New(cfg Config) (_ *Catalog, err error) {
 	c.reign.init(c.life)
 	c.signs.init()
 	c.met.init()
+	c.heir.init()
 	c.news.init()
 	c.push.init()
 
@@ -204,6 +206,7 @@ func New(cfg Config) (_ *Catalog, err error) {
 	c.tasks.Go(c.takeSnapshots)
 	c.tasks.Go(c.decideAbandoned)
 	c.tasks.Go(c.renew)
+	c.tasks.Go(c.watchSilence)
 	return c, nil
 }
 

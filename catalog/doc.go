@@ -59,7 +59,7 @@
 // One goroutine of raft applies the log. It changes the state under Catalog.mu, and calls the
 // Observer after it has released mu. Only then the applied index advances, for which reads and
 // changes wait. Readers hold mu for reading, for the length of a map access. The other mutexes
-// (progress, calls, rounds, lease, grants, signs, met, reign, bell, pushers, layer) guard their own fields. No
+// (progress, calls, rounds, lease, grants, signs, met, heir, reign, bell, pushers, layer) guard their own fields. No
 // two are held at once, except that pushers.mu and reign's are held over calls of context and raft
 // that do not block. None is held over the network.
 package catalog

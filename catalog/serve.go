@@ -49,6 +49,8 @@ func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error
 		return &wire.Probed{Inc: c.self.Inc, Term: c.raft.CurrentTerm(), Applied: c.progress.index.Load()}, nil
 	case *wire.Reach:
 		return c.serveReach(ctx, r)
+	case *wire.Succeed:
+		return c.serveSucceed(r)
 	case *wire.PutOut:
 		return c.servePutOut(r)
 	case *wire.Leave:

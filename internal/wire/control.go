@@ -131,6 +131,18 @@ type Reach struct {
 // Reached answers Reach.
 type Reached struct{ OK bool }
 
+// Succeed asks a voter whether From may stand for election in place of the leader of the Term, which is silent, or Ended: it refuses
+// connections. Last is the end of the sender's log.
+type Succeed struct {
+	From  dsm.NodeID
+	Term  uint64
+	Last  uint64
+	Ended bool
+}
+
+// Succeeds answers Succeed: whether the sender agrees, and helps no other for a while.
+type Succeeds struct{ OK bool }
+
 // PutOut tells the receiver, if it is of that incarnation, that it is to be marked as gone, and the names of the members from which it is
 // apart.
 type PutOut struct {
@@ -169,4 +181,6 @@ var controlMessages = map[uint16]any{
 	117: Reached{},
 	118: PutOut{},
 	119: IsOut{},
+	120: Succeed{},
+	121: Succeeds{},
 }
