@@ -66,7 +66,8 @@ func draw(seed uint64) plan {
 	}
 	slices.Sort(kinds)
 	// Of most workloads there is little left to see after a kill that takes their data with it. Where nodes are evicted, other faults are short.
-	rare := []kind{kill, evict}[r.IntN(2)]
+	rares := []kind{kill, evict, part}
+	rare := rares[r.IntN(len(rares))]
 	if r.IntN(3) > 0 && p.copies == 1 {
 		rare = ""
 	}
@@ -74,9 +75,9 @@ func draw(seed uint64) plan {
 		p.copies = *copiesFlag
 	}
 	if *faultsFlag == "" {
-		kinds = slices.DeleteFunc(kinds, func(k kind) bool { return (k == kill || k == evict) && k != rare })
+		kinds = slices.DeleteFunc(kinds, func(k kind) bool { return slices.Contains(rares, k) && k != rare })
 	}
-	if p.lease = 30 * time.Second; slices.Contains(kinds, evict) {
+	if p.lease = 30 * time.Second; slices.Contains(kinds, evict) || slices.Contains(kinds, part) {
 		p.lease = shortLease
 	}
 	p.faults = schedule(r, kinds, size, length)
@@ -236,6 +237,9 @@ func judge(t *testing.T, p plan, crew *crew, total *tally, events []event) {
 		}
 		if !w.rival {
 			total.pauses(events, ops)
+			for _, err := range p.overdue(events, ops) {
+				t.Errorf("%s: %s", w.name, err)
+			}
 		}
 		total.counted(w.name, results)
 	}

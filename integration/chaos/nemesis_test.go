@@ -17,6 +17,7 @@ import (
 type event struct {
 	fault
 	began, ended int64
+	out          int // of part, the node that was put out
 }
 
 // nemesis injects the faults of a schedule. It is for the goroutine of the test.
@@ -96,7 +97,7 @@ func (n *nemesis) cut(f fault) {
 	node := n.c.Node(f.node)
 	var here, there []*harness.Node
 	switch f.kind {
-	case link:
+	case link, part:
 		n.c.Partition([]*harness.Node{node}, []*harness.Node{n.c.Node(f.other)})
 	case oneway:
 		n.c.Mute(node, n.c.Node(f.other))
@@ -136,6 +137,12 @@ func (n *nemesis) end(f fault) {
 			n.t.Error("the ballast does not go")
 		}
 	default:
+		out := n.putOut(f)
+		for i := range n.events {
+			if n.events[i].fault == f {
+				n.events[i].out = out
+			}
+		}
 		n.c.Heal()
 		for _, e := range n.active {
 			if slices.Contains(cuts, e.kind) {
@@ -148,6 +155,31 @@ func (n *nemesis) end(f fault) {
 			n.events[i].ended = now()
 		}
 	}
+}
+
+// putOut returns which of two nodes that are apart has been put out.
+func (n *nemesis) putOut(f fault) int {
+	n.t.Helper()
+	if f.kind != part {
+		return 0
+	}
+	third := n.c.Node(1 + 2 + 3 - f.node - f.other)
+	res := third.CLI("members", third.Mount, "--output", "json")
+	var all []member
+	if res.Err != nil || json.Unmarshal([]byte(res.Stdout), &all) != nil {
+		n.t.Errorf("members: %v: %s%s", res.Err, res.Stdout, res.Stderr)
+	}
+	there := func(i int) bool {
+		return slices.ContainsFunc(all, func(m member) bool { return m.Name == n.c.Node(i).Name && m.State != "gone" })
+	}
+	switch a, b := there(f.node), there(f.other); {
+	case a && !b:
+		return f.other
+	case b && !a:
+		return f.node
+	}
+	n.t.Errorf("%v: not one of the two was put out: %+v", f, all)
+	return 0
 }
 
 // revive starts workers in place of those that have died, by SIGBUS when a page could not be had in time.

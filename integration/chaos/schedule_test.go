@@ -23,6 +23,7 @@ const (
 	rate    kind = "rate"    // a thin link
 	loss    kind = "loss"    // packets are lost
 	evict   kind = "evict"   // SIGSTOP for longer than the lease
+	part    kind = "part"    // link, for longer than the lease
 	squeeze kind = "squeeze" // a file takes nearly all memory
 )
 
@@ -46,16 +47,17 @@ var draws = map[kind]struct {
 	rate:    {least: 2 * time.Second, most: 8 * time.Second, amounts: []int{1, 4, 20}}, // Mbit/s
 	loss:    {least: 2 * time.Second, most: 8 * time.Second, amounts: []int{1, 5, 20}}, // percent
 	evict:   {least: shortLease + 2*time.Second, most: shortLease + 4*time.Second, alone: true},
+	part:    {least: shortLease + 6*time.Second, most: shortLease + 8*time.Second, alone: true},
 	squeeze: {least: time.Second, most: 4 * time.Second, alone: true},
 }
 
 // cuts are the faults that Cluster.Heal undoes.
-var cuts = []kind{halves, isolate, link, oneway}
+var cuts = []kind{halves, isolate, link, oneway, part}
 
 // fault is one fault of a schedule. Nodes are counted from 1.
 type fault struct {
 	kind         kind
-	node, other  int // other: of link and oneway, the second node
+	node, other  int // other: of link, oneway and part, the second node
 	amount       int
 	start, lasts time.Duration // since the schedule began
 }
@@ -82,7 +84,7 @@ func (f fault) touches(nodes int) []int {
 			all = append(all, i)
 		}
 		return all
-	case link, oneway:
+	case link, oneway, part:
 		return []int{f.node, f.other}
 	}
 	return []int{f.node}
@@ -90,7 +92,7 @@ func (f fault) touches(nodes int) []int {
 
 // schedule draws faults of the kinds for a time. At most two are there at once, and never two of a kind.
 func schedule(r *rand.Rand, kinds []kind, nodes int, length time.Duration) []fault {
-	evicts := slices.Contains(kinds, evict)
+	evicts := slices.Contains(kinds, evict) || slices.Contains(kinds, part)
 	const between = 4 * time.Second
 	var all []fault
 	if len(kinds) == 0 {
@@ -106,7 +108,7 @@ func schedule(r *rand.Rand, kinds []kind, nodes int, length time.Duration) []fau
 		if evicts && !d.alone {
 			f.lasts = min(f.lasts, shortLease/2)
 		}
-		if f.kind == link || f.kind == oneway {
+		if f.kind == link || f.kind == oneway || f.kind == part {
 			f.other = 1 + (f.node+r.IntN(nodes-1))%nodes
 		}
 		if len(d.amounts) > 0 {
@@ -150,7 +152,7 @@ func TestSchedules(t *testing.T) {
 		}
 		for i, f := range all {
 			drawn[f.kind]++
-			if f.node < 1 || f.node > nodes || (f.kind == link || f.kind == oneway) && (f.other < 1 || f.other > nodes || f.other == f.node) {
+			if f.node < 1 || f.node > nodes || (f.kind == link || f.kind == oneway || f.kind == part) && (f.other < 1 || f.other > nodes || f.other == f.node) {
 				t.Errorf("seed %d: %v", seed, f)
 			}
 			beside := 0

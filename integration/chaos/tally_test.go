@@ -49,6 +49,21 @@ func (t *tally) pauses(events []event, ops []operation) {
 	}
 }
 
+// noticing is how much longer than a lease a node waits for one that it does not reach, on a machine that is busy, before one of the two is put out.
+const noticing = 4 * time.Second
+
+// overdue tells which programs waited longer than the cluster takes to put out one of two nodes that are apart, on another node than that.
+func (p plan) overdue(events []event, ops []operation) (errs []string) {
+	for _, e := range events {
+		for _, o := range ops {
+			if e.out != 0 && o.Node != e.out && o.Call < e.ended && time.Duration(o.End-max(o.Call, e.began)) > p.lease+noticing {
+				errs = append(errs, fmt.Sprintf("n%d is put out (%v), and n%d waits: %v", e.out, e.fault, o.Node, o))
+			}
+		}
+	}
+	return errs
+}
+
 func (t *tally) counted(workload string, results map[string]int) {
 	if t.results[workload] == nil {
 		t.results[workload] = map[string]int{}
