@@ -410,15 +410,14 @@ func (f *fills) refill(from dsm.NodeID, m *wire.Refill) error {
 	if err := n.waitApplied(from, 0, m.Epoch); err != nil {
 		return err
 	}
-	in := make(map[dsm.Slot]bool)
-	v := n.cfg.View.Current()
-	for _, s := range m.Slots {
-		if row := v.Row(s); row != nil && row.Primary == from && m.Epoch >= row.Epoch {
-			in[s] = true
-		}
-	}
+	in := setOf(m.Slots)
 	for _, a := range n.all() {
-		a.step(func() { a.dropStandbyLocked(in) })
+		a.step(func() {
+			a.dropStandbyLocked(in, func(row *dsm.SlotHome) bool {
+				i := row.BackupOf(n.cfg.Self)
+				return row.Primary == from && row.Source == 0 && m.Epoch >= row.Epoch && i >= 0 && !row.Backups[i].InSync
+			})
+		})
 	}
 	n.cfg.Sender.Send(from, &wire.Refilled{ID: m.ID}, nil, false)
 	return nil

@@ -185,10 +185,7 @@ func (h *handovers) run(r *handoverRun) {
 // send sends the extents of the slots, and returns when all are acked. It returns false if the caller must
 // start over.
 func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
-	moving := make(map[dsm.Slot]bool)
-	for _, s := range slots {
-		moving[s] = true
-	}
+	moving := setOf(slots)
 	type item struct {
 		area   *Area
 		extent dsm.ExtentIndex
@@ -263,10 +260,7 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 // copied returns when the backups that may take over have all that this node has said as the home of the slots: they have the same then as the
 // new home. It returns false if the node is closed.
 func (h *handovers) copied(slots []dsm.Slot) bool {
-	moving := make(map[dsm.Slot]bool)
-	for _, s := range slots {
-		moving[s] = true
-	}
+	moving := setOf(slots)
 	for _, a := range h.node.all() {
 		_ = a.await(h.ctx, "hand over", func() bool { return !a.owesLocked(moving) }) // else it was removed
 	}
@@ -423,13 +417,12 @@ func (h *handovers) done(from dsm.NodeID, m *wire.HandoverDone) error {
 	if len(ready) == 0 {
 		return nil
 	}
-	here := make(map[dsm.Slot]bool)
-	for _, s := range ready {
-		here[s] = true
-	}
+	in := setOf(ready)
 	for _, a := range n.all() {
 		a.step(func() {
-			a.dropStandbyLocked(here) // this node was a backup
+			a.dropStandbyLocked(in, func(row *dsm.SlotHome) bool { // this node was a backup
+				return row.Primary == n.cfg.Self && row.Source == from && m.Epoch >= row.Epoch
+			})
 			a.unparkLocked()
 		})
 	}

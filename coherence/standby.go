@@ -485,14 +485,24 @@ func (a *Area) takeOverLocked() {
 	a.mu.wake = true
 }
 
-// dropStandbyLocked drops what this node has, as a backup, of slots.
-func (a *Area) dropStandbyLocked(slots map[dsm.Slot]bool) {
+// dropStandbyLocked drops what this node has, as a backup, of those slots of which it holds. It looks at the view of this step: there may be many
+// areas, and until it is their turn the slots may have moved on, so that this node is a backup in sync.
+func (a *Area) dropStandbyLocked(slots map[dsm.Slot]bool, holds func(row *dsm.SlotHome) bool) {
 	if a.mu.standby == nil {
 		return
 	}
 	for _, e := range slices.Sorted(maps.Keys(a.mu.standby.extents)) {
-		if slots[a.slotLocked(e)] {
+		if slots[a.slotLocked(e)] && holds(a.rowLocked(e)) {
 			a.mu.standby.drop(e)
 		}
 	}
+}
+
+// setOf returns a set of slots.
+func setOf(slots []dsm.Slot) map[dsm.Slot]bool {
+	in := make(map[dsm.Slot]bool, len(slots))
+	for _, s := range slots {
+		in[s] = true
+	}
+	return in
 }

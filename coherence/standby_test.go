@@ -1,11 +1,13 @@
 package coherence
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // TestTakeoverIsNotTheLastView: a backup takes over, and before it has done so the catalog has gone on.
@@ -65,4 +67,74 @@ func TestTakeoverIsNotTheLastView(t *testing.T) {
 			})
 		})
 	}
+}
+
+// later is a View that goes on when it has been looked at for the first time.
+type later struct {
+	*simNode
+	on func()
+}
+
+func (l *later) Current() *dsm.View {
+	v := l.simNode.Current()
+	if on := l.on; on != nil {
+		l.on = nil
+		on()
+	}
+	return v
+}
+
+// TestStandbyOfALaterView: a node is told to drop what it has as a backup, and before it has come to the area it is a backup in sync again, as the source
+// of a move.
+func TestStandbyOfALaterView(t *testing.T) {
+	for _, msg := range []any{
+		&wire.Refill{Epoch: 3, ID: 1, Slots: allSlots()},
+		&wire.HandoverDone{Epoch: 3, Slots: allSlots()},
+	} {
+		t.Run(fmt.Sprintf("%T", msg), func(t *testing.T) {
+			s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
+			home, backup := s.nodes[0], s.nodes[1]
+			_, refill := msg.(*wire.Refill)
+			s.changeView(func(v *dsm.View) {
+				for i := range v.Slots {
+					if v.Slots[i].Backups[0] = (dsm.Backup{Node: backup.id, Since: v.Epoch}); !refill {
+						v.Slots[i] = dsm.SlotHome{Primary: backup.id, Source: home.id, Epoch: v.Epoch}
+						v.Slots[i].Backups[0] = dsm.Backup{Node: backup.id, InSync: true}
+					}
+				}
+			})
+			s.catchUp()
+			backup.find()
+			backup.area.step(func() { backup.area.standbyLocked().extent(0).version = 1 })
+			s.changeView(func(v *dsm.View) {
+				for i := range v.Slots {
+					v.Slots[i] = dsm.SlotHome{Primary: home.id, Epoch: 3}
+					v.Slots[i].Backups[0] = dsm.Backup{Node: backup.id, InSync: true}
+				}
+			})
+			l := &later{simNode: backup}
+			backup.node.cfg.View = l
+			l.on = func() {
+				s.mu.Lock()
+				backup.view = s.lastViewLocked()
+				s.mu.Unlock()
+			}
+			if refill { // the step looks first
+				l.Current()
+			}
+			if err := backup.node.Handle(home.id, msg, nil); err != nil {
+				t.Fatal(err)
+			}
+			if backup.area.mu.standby.extents[0] == nil {
+				t.Error("a backup in sync has dropped what it has")
+			}
+		})
+	}
+}
+
+func allSlots() (all []dsm.Slot) {
+	for s := range dsm.Slot(dsm.Slots) {
+		all = append(all, s)
+	}
+	return all
 }
