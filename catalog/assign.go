@@ -11,7 +11,7 @@ import (
 // who is in sync stays, unless it leaves or keeps too many. Its copy goes when another is in sync; but where there are three copies there is
 // no place for a fourth, so it goes before. If nobody stays nothing changes.
 //
-// Slots that are handed over keep their backups, but for those that leave and are not in sync. Those whose home has died are passed over. Without room nobody becomes a backup, nor who begins to hand a slot over. copies says how many copies there
+// Slots that are handed over keep their backups, but for those that leave and are not in sync. Those whose home has died, or has just taken over, are passed over. Without room nobody becomes a backup, nor who begins to hand a slot over. copies says how many copies there
 // are to be of a slot. The result depends on nothing else.
 func assign(v *dsm.View, copies func(dsm.Slot) int, room bool) {
 	stay := staying(v)
@@ -67,6 +67,9 @@ func (p *pool) assign(room bool) {
 				return (b.InSync || stays(p.v, b.Node)) && (room || b.Node != r.Source || r.Epoch != p.v.Epoch)
 			})
 			continue
+		}
+		if r.wants > 0 && !r.Settled() {
+			continue // its home reports on them
 		}
 		p.trim(r)
 		if room {
@@ -177,7 +180,7 @@ func (p *pool) fill(r pooled) {
 // shift has a member that is too few backups become one of the row in place of one that is too many.
 func (p *pool) shift(r pooled) {
 	synced, leaving, filling := p.sort(r)
-	if len(synced) != r.wants || len(leaving)+len(filling) > 0 {
+	if !r.Settled() || len(synced) != r.wants || len(leaving)+len(filling) > 0 {
 		return
 	}
 	for i, b := range synced {

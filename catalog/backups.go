@@ -66,8 +66,7 @@ func arrived(h *dsm.SlotHome) {
 	keep(h, func(b dsm.Backup) bool { return b.Node != h.Primary })
 }
 
-// takeOver makes the first backup in sync the primary. The others may have less than it, or more, so they are filled anew. It returns false
-// if no backup can take over.
+// takeOver makes the first backup in sync the primary. It returns false if no backup can take over.
 func takeOver(v *dsm.View, h *dsm.SlotHome) bool {
 	for n := range h.InSync() {
 		if !isGone(v, n) {
@@ -78,13 +77,15 @@ func takeOver(v *dsm.View, h *dsm.SlotHome) bool {
 	return false
 }
 
-// restarted returns the row with another primary, which has everything, and whose backups are to be filled anew.
+// restarted returns the row with another primary, which has everything. Its backups may have less than it, or more: what was under way. So they are to
+// be filled anew. But who was in sync has all that anybody has seen, and stays one who can take over until the new primary has heard of this, so nothing is
+// lost if that has died as well.
 func restarted(v *dsm.View, h dsm.SlotHome, primary dsm.NodeID) dsm.SlotHome {
 	next := dsm.SlotHome{Primary: primary, Epoch: v.Epoch, Backups: h.Backups}
 	keep(&next, func(b dsm.Backup) bool { return b.Node != primary && !isGone(v, b.Node) })
 	for i := range next.Backups {
 		if b := &next.Backups[i]; b.Node != 0 {
-			b.InSync, b.Since = false, v.Epoch
+			b.Former, b.Since = b.InSync, v.Epoch
 		}
 	}
 	return next
@@ -144,7 +145,7 @@ func (o backupsOp) apply(s *state, st step) (dsm.Inode, error) {
 			if b := concerned(v, i); b != nil && o.InSync {
 				b.InSync = true
 			} else if b != nil {
-				b.InSync, b.Since = false, v.Epoch
+				b.InSync, b.Former, b.Since = false, false, v.Epoch
 			}
 		}
 	})
@@ -161,7 +162,7 @@ func (s *state) checkBackups(slot dsm.Slot, h dsm.SlotHome) error {
 		m, ok := s.view.Member(b.Node)
 		switch {
 		case b == dsm.Backup{} && (i == dsm.MostBackups-1 || h.Backups[i+1] == dsm.Backup{}):
-		case !ok || m.Gone || h.BackupOf(b.Node) != i || b.Since > s.view.Epoch || b.Node == h.Primary && h.Source == 0:
+		case !ok || m.Gone || h.BackupOf(b.Node) != i || b.Since > s.view.Epoch || b.Former && (!b.InSync || h.Source != 0) || b.Node == h.Primary && h.Source == 0:
 			return fail(errs.Corrupt, "slot %d: backup %d of %+v", slot, i, h)
 		}
 	}

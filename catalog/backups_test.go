@@ -109,7 +109,7 @@ func (m *rowsModel) set(n dsm.NodeID, slot dsm.Slot, what int) {
 // publish changes what is in some slots.
 func (m *rowsModel) publish() {
 	for slot, h := range m.view.Rows() {
-		if h.Source != 0 || isGone(m.view, h.Primary) || m.rng.IntN(4) > 0 {
+		if !h.Settled() || isGone(m.view, h.Primary) || m.rng.IntN(4) > 0 {
 			continue
 		}
 		m.newest[slot]++
@@ -128,7 +128,10 @@ func (m *rowsModel) publish() {
 // filled has homes fill some backups: their reports are under way.
 func (m *rowsModel) filled(some func() bool) {
 	for _, r := range fillings(m.view) {
-		r.Slots = slices.DeleteFunc(r.Slots, func(dsm.Slot) bool { return !some() })
+		if r.Slots = slices.DeleteFunc(r.Slots, func(dsm.Slot) bool { return !some() }); !r.InSync {
+			m.late = append(m.late, r)
+			continue
+		}
 		for _, slot := range r.Slots {
 			h := m.view.Row(slot)
 			m.set(r.Node, slot, m.newest[slot])
@@ -251,7 +254,7 @@ func (m *rowsModel) rest() {
 		if isGone(m.view, h.Primary) || isGone(m.view, h.Source) || len(stay) == 0 {
 			continue
 		}
-		filling := slices.ContainsFunc(h.Backups[:], func(b dsm.Backup) bool { return b.Node != 0 && !b.InSync })
+		filling := slices.ContainsFunc(h.Backups[:], func(b dsm.Backup) bool { return b.Node != 0 && (!b.InSync || b.Former) })
 		if got := slices.Collect(h.InSync()); len(got) != want || h.Source != 0 || filling {
 			m.Fatalf("at rest, with %d members, slot %d for %d copies: %+v", len(stay), slot, m.copiesOf(m.view, slot), *h)
 		}
@@ -427,6 +430,50 @@ func TestTakeOver(t *testing.T) {
 	for i, h := range m.view.Rows() {
 		if h.Primary == nodeA && i == own || h.BackupOf(nodeA) >= 0 {
 			t.Errorf("slot %d: %+v", i, h)
+		}
+	}
+}
+
+// TestTwoDeaths: of three nodes with copies two die, and the catalog hears of one first. It makes the other one, which is dead too, the home; the third takes
+// over all the same. Not so when the second was alive, and has said that it goes on without the third.
+func TestTwoDeaths(t *testing.T) {
+	for _, heard := range []bool{false, true} {
+		m := newSized(t, 1<<30, 1<<30, 1<<30, 1<<30)
+		f := m.file("f")
+		m.must(nodeA, setSpecOp{f.Ino, "replicas", "3"})
+		m.must(nodeA, resize(f, dsm.PageSize))
+		f = m.inodes[f.Ino].Inode
+		slot := f.Spec.SlotOf(f.Area(), 0)
+		ready(m)
+		first := m.view.Row(slot).Primary
+		backups := m.view.Row(slot).Backups
+		if !backups[0].InSync || !backups[1].InSync {
+			t.Fatalf("%+v", m.view.Row(slot))
+		}
+		by := func(not ...dsm.NodeID) dsm.NodeID {
+			for _, x := range present(m.view) {
+				if !slices.Contains(not, x.ID) {
+					return x.ID
+				}
+			}
+			return 0
+		}
+		m.must(by(first), goneOp{Node: first})
+		second := m.view.Row(slot).Primary
+		at := slices.IndexFunc(m.view.Row(slot).Backups[:], func(b dsm.Backup) bool { return b.Former })
+		if second != backups[0].Node || at < 0 || m.view.Row(slot).Settled() {
+			t.Fatalf("%+v", m.view.Row(slot))
+		}
+		third := m.view.Row(slot).Backups[at].Node
+		if heard {
+			m.must(second, backupsOp{third, []dsm.Slot{slot}, false, m.view.Epoch})
+			if h := m.view.Row(slot); !h.Settled() || len(slices.Collect(h.InSync())) > 0 {
+				t.Fatalf("%+v", h)
+			}
+		}
+		m.must(by(second), goneOp{Node: second})
+		if got := m.view.Row(slot).Primary == third; got == heard {
+			t.Errorf("heard %v: %+v", heard, m.view.Row(slot))
 		}
 	}
 }

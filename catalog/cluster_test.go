@@ -250,7 +250,11 @@ func (n *node) handOver(stop <-chan struct{}) {
 		}
 		filled := false
 		for _, r := range fillings(v) {
-			if r.from == n.self.ID && n.BackupInSync(ctx, r.Node, r.Slots, v.Epoch) == nil {
+			tell := n.BackupInSync
+			if !r.InSync {
+				tell = n.BackupLags
+			}
+			if r.from == n.self.ID && tell(ctx, r.Node, r.Slots, v.Epoch) == nil {
 				filled = true
 			}
 		}

@@ -88,15 +88,22 @@ func ready(m *machine) {
 	m.Fatal("the slots do not come to rest")
 }
 
-// fillings returns what homes report when they have filled all backups that they can.
+// fillings returns what homes report when they have filled all backups that they can, and have heard of those in sync with former homes.
 func fillings(v *dsm.View) (reports []report) {
 	for _, x := range present(v) {
 		for _, y := range present(v) {
-			var slots []dsm.Slot
+			var slots, former []dsm.Slot
 			for i, h := range v.Rows() {
-				if at := h.BackupOf(y.ID); at >= 0 && !h.Backups[at].InSync && h.Primary == x.ID && h.Source == 0 {
+				switch at := h.BackupOf(y.ID); {
+				case at < 0 || h.Primary != x.ID || h.Source != 0:
+				case h.Backups[at].Former:
+					former = append(former, i)
+				case !h.Backups[at].InSync:
 					slots = append(slots, i)
 				}
+			}
+			if len(former) > 0 {
+				reports = append(reports, report{x.ID, backupsOp{y.ID, former, false, v.Epoch}})
 			}
 			if len(slots) > 0 {
 				reports = append(reports, report{x.ID, backupsOp{y.ID, slots, true, v.Epoch}})
@@ -204,7 +211,7 @@ func TestHandoverToTheDead(t *testing.T) {
 		m.must(nodeA, handoverFailedOp{back, lost, m.view.Epoch})
 		for _, i := range back {
 			h, want := m.view.Slots[i], dsm.SlotHome{Primary: nodeA, Epoch: m.view.Epoch, Backups: m.view.Slots[i].Backups}
-			if leaves {
+			if leaves && (h.Settled() || h.Source != 0) { // else its home has to hear first of who was in sync
 				want = dsm.SlotHome{Primary: nodeB, Source: nodeA, Epoch: m.view.Epoch}
 			}
 			if h != want && (leaves || h.Primary != nodeB) { // B may lack some

@@ -88,7 +88,7 @@ func (s *state) place(v *dsm.View) {
 	s.displace(v)
 	for i := range v.Own {
 		o := &v.Own[i]
-		if o.Area == 0 || o.Source != 0 || isGone(v, o.Primary) {
+		if o.Area == 0 || !o.Settled() || isGone(v, o.Primary) {
 			continue
 		}
 		in := s.inodes[dsm.Ino(o.Area)]
@@ -99,7 +99,7 @@ func (s *state) place(v *dsm.View) {
 	for _, ino := range sortedKeys(s.unplaced) {
 		in := s.inodes[ino]
 		to, shared := pinned(v, in.Spec.Placement), v.Row(in.Spec.SlotOf(in.Area(), 0))
-		if to != 0 && (in.Size == 0 || shared.Source == 0 && !isGone(v, shared.Primary)) && v.Place(in.Area(), startOf(v, in, *shared, to)) {
+		if to != 0 && (in.Size == 0 || shared.Settled() && !isGone(v, shared.Primary)) && v.Place(in.Area(), startOf(v, in, *shared, to)) {
 			delete(s.unplaced, ino)
 		}
 	}
@@ -146,7 +146,7 @@ func (o moveOp) apply(s *state, st step) (dsm.Inode, error) {
 	switch {
 	case in.Kind != dsm.KindFile || fixed || in.Spec.Mode == dsm.ModeVersioned || !in.Spec.OneHome(in.Size):
 		return dsm.Inode{}, fail(errs.Invalid, "inode %d does not move by itself", o.Ino)
-	case row.Primary != st.node || row.Source != 0 || o.Epoch < row.Epoch:
+	case row.Primary != st.node || !row.Settled() || o.Epoch < row.Epoch:
 		return dsm.Inode{}, fail(errs.Busy, "inode %d has moved", o.Ino)
 	case !ok || to.Leaving || to.Gone || to.ID == row.Primary:
 		return dsm.Inode{}, fail(errs.Unavailable, "node %s takes nothing over", o.To)
@@ -189,6 +189,8 @@ func (o ownOp) apply(s *state, st step) (dsm.Inode, error) {
 		return dsm.Inode{}, fail(errs.Unavailable, "the node that had its bytes has died")
 	case row.Source != 0 && in.Size > 0:
 		return dsm.Inode{}, fail(errs.Busy, "it is on its way to node %s", row.Primary)
+	case !row.Settled() && in.Size > 0:
+		return dsm.Inode{}, fail(errs.Busy, "node %s has just taken over", row.Primary)
 	}
 	if err := s.placeable(in); err != nil {
 		return dsm.Inode{}, err

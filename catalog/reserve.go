@@ -308,7 +308,7 @@ func stranded(v *dsm.View) map[dsm.NodeID]int {
 		return nil
 	}
 	for _, h := range v.Slots {
-		if n, leaves := count[h.Primary]; leaves && h.Source == 0 {
+		if n, leaves := count[h.Primary]; leaves && h.Settled() {
 			count[h.Primary] = n + 1
 		}
 	}

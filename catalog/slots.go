@@ -27,7 +27,7 @@ func balance(v *dsm.View) {
 	quota, count := quotas(v), primaries(v)
 	for i := range v.Slots {
 		h, class := &v.Slots[i], dsm.CopiesOf(dsm.Slot(i))-1
-		if h.Source != 0 || count[h.Primary][class] <= quota[h.Primary][class] || isGone(v, h.Primary) {
+		if !h.Settled() || count[h.Primary][class] <= quota[h.Primary][class] || isGone(v, h.Primary) {
 			continue
 		}
 		to := neediest(v, quota, count, class)

@@ -27,6 +27,7 @@ type Area struct {
 		ino        dsm.Inode
 		view       *dsm.View    // the view that replica and home act on
 		backed     bool         // some slot of it here has a backup
+		mute       bool         // some slot of it here has a backup that could take over and lack something: see Backup.Former
 		own        dsm.Slot     // the slot that the view gives to this area alone; 0: none
 		dead       []dsm.NodeID // its members that are gone
 		mem        *pages.Area

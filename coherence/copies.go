@@ -28,13 +28,13 @@ func (a *Area) copiesLocked() *copies {
 	return a.mu.copies
 }
 
-// lookForBackupsLocked records whether some slot of the area whose home this node is has a backup.
+// lookForBackupsLocked records whether some slot of the area whose home this node is has a backup, and whether one is in sync with a former home.
 func (a *Area) lookForBackupsLocked() {
-	a.mu.backed = false
+	a.mu.backed, a.mu.mute = false, false
 	for e := range dsm.ExtentIndex(a.coveringLocked()) {
 		if row := a.rowLocked(e); a.isSelf(row.Primary) && hasBackups(row) {
 			a.mu.backed = true
-			return
+			a.mu.mute = a.mu.mute || slices.ContainsFunc(row.Backups[:], func(b dsm.Backup) bool { return b.Former })
 		}
 	}
 }
@@ -71,7 +71,7 @@ func (c *copies) backup(id dsm.NodeID) *backup {
 // standingLocked says whether a backup is told of the changes of an extent, and whether outputs wait for it.
 func (a *Area) standingLocked(b dsm.Backup, e dsm.ExtentIndex) (told, waits bool) {
 	if b.InSync {
-		return true, true
+		return !b.Former, !b.Former // nothing is said while there is one in sync with a former home
 	}
 	slot := a.slotLocked(e)
 	phase, fill := a.node.fills.standing(slot, b.Node)

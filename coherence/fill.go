@@ -32,7 +32,7 @@ type fills struct {
 		lockrank.Mutex
 		state   map[copyOf]*copyState
 		runs    map[dsm.NodeID]*fillRun
-		telling map[dsm.NodeID]bool // the catalog is being told that the node does not follow
+		lagging map[dsm.NodeID]*lagging
 	}
 }
 
@@ -74,7 +74,7 @@ func (f *fills) init(n *Node) {
 	f.mu.Init("coherence.fills")
 	f.mu.state = make(map[copyOf]*copyState)
 	f.mu.runs = make(map[dsm.NodeID]*fillRun)
-	f.mu.telling = make(map[dsm.NodeID]bool)
+	f.mu.lagging = make(map[dsm.NodeID]*lagging)
 }
 
 // standing returns how far the copy of a slot is; 0: it is not being filled. It does not know of those that are in sync by the view alone.
@@ -140,6 +140,11 @@ func (f *fills) pendingLocked(v *dsm.View, to dsm.NodeID) (list []dsm.Slot) {
 // viewChanged begins to fill the backups that a view assigns.
 func (f *fills) viewChanged(v *dsm.View) {
 	f.follow(v)
+	for _, m := range v.Members {
+		if len(f.formers(v, m.ID)) > 0 {
+			f.lags(m.ID, false)
+		}
+	}
 	h := &f.node.handovers
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -147,10 +152,12 @@ func (f *fills) viewChanged(v *dsm.View) {
 		return
 	}
 	for _, m := range v.Members {
-		if m.ID == f.node.cfg.Self || !f.begins(v, m.ID) {
+		if m.ID == f.node.cfg.Self {
 			continue
 		}
-		h.wg.Go(func() { f.run(m.ID) })
+		if f.begins(v, m.ID) {
+			h.wg.Go(func() { f.run(m.ID) })
+		}
 	}
 }
 

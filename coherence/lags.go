@@ -30,7 +30,7 @@ func (a *Area) lookAtBackupsLocked() {
 	for _, id := range slices.Sorted(maps.Keys(c.to)) {
 		for x := range c.to[id].all() {
 			if x.waits && a.now().Sub(x.made) >= backupPatience {
-				a.mu.arrived = append(a.mu.arrived, func() { a.node.fills.lags(id) })
+				a.mu.arrived = append(a.mu.arrived, func() { a.node.fills.lags(id, true) })
 				break
 			}
 		}
@@ -38,36 +38,75 @@ func (a *Area) lookAtBackupsLocked() {
 	a.watchBackupsLocked()
 }
 
-// lags tells the catalog that a backup which outputs wait for does not follow.
-func (f *fills) lags(to dsm.NodeID) {
-	h := &f.node.handovers
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.ctx.Err() != nil || !f.tells(to, true) {
+// lagging is that the catalog is being told that a backup does not follow.
+type lagging struct{ again bool }
+
+// lags tells the catalog of slots of which a backup does not follow: all of which outputs wait for it, if it is silent, and in any case those in which it was
+// in sync with a former home.
+func (f *fills) lags(to dsm.NodeID, silent bool) {
+	f.mu.Lock()
+	t := f.mu.lagging[to]
+	if t != nil {
+		t.again = t.again || !silent // if it is silent still, areas find out again
+		f.mu.Unlock()
 		return
 	}
-	h.wg.Go(func() {
-		defer f.tells(to, false)
-		for pause := reportPause; ; pause = min(2*pause, time.Second) {
+	t = &lagging{}
+	f.mu.lagging[to] = t
+	f.mu.Unlock()
+	f.later(func() {
+		for pause := reportPause; f.node.handovers.ctx.Err() == nil; {
+			f.mu.Lock()
+			t.again = false
+			f.mu.Unlock()
 			v := f.node.cfg.View.Current()
-			slots := f.awaited(v, to)
-			if len(slots) == 0 || h.ctx.Err() != nil {
-				return
+			slots := f.formers(v, to)
+			if silent {
+				slots = f.awaited(v, to)
 			}
-			ctx, cancel := context.WithTimeout(h.ctx, 10*time.Second)
-			err := f.node.cfg.View.BackupLags(ctx, to, slots, v.Epoch)
-			cancel()
-			f.node.cfg.Log.Warn("a backup does not follow", "node", to, "slots", len(slots), "err", err)
-			if err == nil { // if it is so again, areas find out again
-				return
+			if len(slots) == 0 || f.tellLags(to, slots, v.Epoch) == nil {
+				if f.told(to, t) {
+					return
+				}
+				silent = false
+				continue
 			}
 			select {
 			case <-time.After(pause):
-			case <-h.ctx.Done():
-				return
+			case <-f.node.handovers.ctx.Done():
 			}
+			pause = min(2*pause, time.Second)
 		}
 	})
+}
+
+// tellLags tells the catalog once.
+func (f *fills) tellLags(to dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error {
+	ctx, cancel := context.WithTimeout(f.node.handovers.ctx, 10*time.Second)
+	defer cancel()
+	err := f.node.cfg.View.BackupLags(ctx, to, slots, e)
+	f.node.cfg.Log.Warn("a backup does not follow", "node", to, "slots", len(slots), "err", err)
+	return err
+}
+
+// told says that the catalog has been told, and reports whether that is all there is to say.
+func (f *fills) told(to dsm.NodeID, t *lagging) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !t.again {
+		delete(f.mu.lagging, to)
+	}
+	return !t.again
+}
+
+// formers returns the slots of which a backup is in sync with a former home, and this node is the home.
+func (f *fills) formers(v *dsm.View, of dsm.NodeID) (slots []dsm.Slot) {
+	for s, row := range v.Rows() {
+		if i := row.BackupOf(of); i >= 0 && row.Backups[i].Former && row.Primary == f.node.cfg.Self {
+			slots = append(slots, s)
+		}
+	}
+	return slots
 }
 
 // awaited returns the slots of which outputs wait for a backup: it is in sync, or has joined.
@@ -83,13 +122,4 @@ func (f *fills) awaited(v *dsm.View, to dsm.NodeID) (slots []dsm.Slot) {
 		}
 	}
 	return slots
-}
-
-// tells sets whether the catalog is being told of a node, and reports whether that has changed.
-func (f *fills) tells(to dsm.NodeID, now bool) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	was := f.mu.telling[to]
-	f.mu.telling[to] = now
-	return was != now
 }

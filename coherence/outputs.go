@@ -11,6 +11,11 @@ import (
 // A home merges at once. What it then says waits until every backup that counts has what the home had merged by then: so nobody has ever
 // seen anything that a backup lacks, and a backup that takes over undoes nothing. (Output commit: Cully et al., "Remus: High Availability
 // via Asynchronous Virtual Machine Replication", NSDI 2008.) It waits on the way to the home's own node, too.
+//
+// When a home dies, its backups in sync may differ: by what it had told one and not yet the other, so by nothing that anybody has seen. The one that takes
+// over is mute until the catalog says that the others cannot take over any more (dsm.Backup.Former): what it says may be what they lack. Should it turn out to
+// be dead, too, another one takes over, and nothing is undone. That one may have publishes that the mute one lacked, and lack some that it had: who sent them has no
+// ack, and sends them again.
 
 // output is a message of the home that waits.
 type output struct {
@@ -20,7 +25,7 @@ type output struct {
 
 // holdsBackLocked reports whether messages of the home wait now.
 func (a *Area) holdsBackLocked() bool {
-	return a.mu.copies != nil && (len(a.mu.copies.outputs) > 0 || a.mu.copies.neededLocked() > 0)
+	return a.mu.mute || a.mu.copies != nil && (len(a.mu.copies.outputs) > 0 || a.mu.copies.neededLocked() > 0)
 }
 
 // holdBackLocked keeps a message of the home. Its payload may change afterwards.
@@ -33,14 +38,14 @@ func (a *Area) holdBackLocked(to dsm.NodeID, msg any, payload [][]byte) {
 }
 
 func (a *Area) outputLocked(m message) {
-	c := a.mu.copies
+	c := a.copiesLocked()
 	c.outputs = append(c.outputs, output{m, c.index})
 }
 
 // releaseLocked sends the messages that need not wait any more, in order.
 func (a *Area) releaseLocked() {
 	c := a.mu.copies
-	if c == nil || len(c.outputs) == 0 {
+	if c == nil || len(c.outputs) == 0 || a.mu.mute {
 		return
 	}
 	need := c.neededLocked()

@@ -128,13 +128,14 @@ func (s *sim) succeed(v *dsm.View, row *dsm.SlotHome) bool {
 	return false
 }
 
-// restarted returns a row with another home, which has everything. What the others have may differ by what was on its way, so they are filled anew.
+// restarted returns a row with another home, which has everything. What the others have may differ by what was on its way. Those in sync can take over until
+// the home has said that it has heard of this.
 func restarted(v *dsm.View, row dsm.SlotHome, home dsm.NodeID) dsm.SlotHome {
 	next := dsm.SlotHome{Primary: home, Epoch: v.Epoch, Backups: row.Backups}
 	dropBackup(&next, home)
 	for i := range next.Backups {
 		if b := &next.Backups[i]; b.Node != 0 {
-			b.InSync, b.Since = false, v.Epoch
+			b.Former, b.Since = b.InSync, v.Epoch
 		}
 	}
 	return next
@@ -209,7 +210,7 @@ func (n *simNode) BackupLags(ctx context.Context, backup dsm.NodeID, slots []dsm
 	return n.asks(ctx, func(v *dsm.View) (changed bool) {
 		n.reportsOn(v, backup, slots, e, func(row *dsm.SlotHome, b *dsm.Backup) {
 			if row.Primary == n.id || row.Source == n.id {
-				b.InSync, b.Since, changed = false, v.Epoch, true
+				b.InSync, b.Former, b.Since, changed = false, false, v.Epoch, true
 			}
 		})
 		return changed
@@ -240,7 +241,7 @@ func (s *sim) replaceBackup() {
 	row, n := s.rowOf(v, dsm.ExtentIndex(s.rng.IntN(4))), s.aNode()
 	synced, filling := backups(row)
 	dead := slices.ContainsFunc(s.nodes, func(n *simNode) bool { return n.dead && !n.gone })
-	if dead || s.copies == 1 || row.Source != 0 || len(filling) > 0 || len(synced) < s.copies-1 || row.Primary == n.id || row.BackupOf(n.id) >= 0 || isGone(v, row.Primary) || isGone(v, n.id) {
+	if dead || s.copies == 1 || !row.Settled() || len(filling) > 0 || len(synced) < s.copies-1 || row.Primary == n.id || row.BackupOf(n.id) >= 0 || isGone(v, row.Primary) || isGone(v, n.id) {
 		return
 	}
 	if len(synced) == dsm.MostBackups {
@@ -261,7 +262,7 @@ func (s *sim) wholeRows() {
 		for range row.InSync() {
 			k++
 		}
-		if row.Source == 0 && k != want && !isGone(v, row.Primary) {
+		if row.Source == 0 && (k != want || !row.Settled()) && !isGone(v, row.Primary) {
 			s.explain()
 			s.t.Fatalf("extent %d: %d backups in sync, want %d: %+v", e, k, want, *row)
 		}

@@ -367,7 +367,7 @@ func (s *sim) moveSlots() {
 				arrived(row)
 				changed = true
 			}
-		case s.rng.IntN(3) == 0:
+		case s.rng.IntN(3) == 0 && row.Settled() && !s.twoUnheard():
 			to := dsm.NodeID(s.rng.IntN(len(s.nodes)) + 1)
 			if to != row.Primary && !slices.Contains(gone, to) {
 				*row = s.movedTo(*row, to, v.Epoch)
@@ -386,7 +386,7 @@ func (s *sim) placeAnew(v *dsm.View) bool {
 	row := *s.rowOf(v, 0)
 	gone := deadOf(v)
 	to := dsm.NodeID(s.rng.IntN(len(s.nodes)) + 1)
-	if v.Placed(simArea) != 0 || row.Source != 0 || slices.Contains(gone, row.Primary) || slices.Contains(gone, to) || s.rng.IntN(2) == 0 {
+	if v.Placed(simArea) != 0 || !row.Settled() || s.twoUnheard() || slices.Contains(gone, row.Primary) || slices.Contains(gone, to) || s.rng.IntN(2) == 0 {
 		return false
 	}
 	s.placed++

@@ -33,7 +33,11 @@ func (r *simRun) crashOn() {
 	if !busy && r.rng.IntN(4) > 0 {
 		return
 	}
-	if list := slices.DeleteFunc(r.programNodes(), r.loses); len(list) > 0 {
+	for more := true; more && r.crash.crashed < mostCrashes; more = r.copies > 2 && r.rng.IntN(2) == 0 { // perhaps two at about the same time
+		list := slices.DeleteFunc(r.programNodes(), r.loses)
+		if len(list) == 0 {
+			return
+		}
 		r.crashes(list[r.rng.IntN(len(list))])
 	}
 }
@@ -50,27 +54,56 @@ func (r *simRun) busyRows() bool {
 	return false
 }
 
-// loses reports whether something is lost if the node dies now, and the catalog hears of it. It also does while the catalog has not heard of another
-// death: it would have that node take over, or be among the two backups that a move leaves.
+// loses reports whether something is lost if the node dies now, and the catalog hears of it, and of another death of which it has not heard, in either order.
 func (s *sim) loses(n *simNode) bool {
-	if slices.ContainsFunc(s.nodes, func(o *simNode) bool { return o.dead && !o.gone }) {
-		return true
+	dead := []*simNode{n}
+	for _, o := range s.nodes {
+		if o.dead && !o.gone {
+			dead = append(dead, o)
+		}
 	}
 	v := s.lastView().Clone()
-	v.Members[n.i].Gone = true
+	for _, o := range dead {
+		v.Members[o.i].Gone = true
+	}
 	for _, row := range v.Rows() {
-		// Where a new home has died, its source says so at some time, and then the first in sync has it.
-		if row.Source != 0 && isGone(v, row.Primary) && row.Primary != n.id && row.BackupOf(n.id) >= 0 {
+		if row.Source == 0 || !isGone(v, row.Primary) {
+			continue
+		}
+		// Where a new home has died, its source says so at some time, and then the first in sync has it. A move leaves two backups only.
+		if len(dead) > 1 || row.Primary != n.id && row.BackupOf(n.id) >= 0 {
 			return true
 		}
 	}
-	s.takeOver(v, n.id)
+	return s.losesAll(dead) || len(dead) == 2 && s.losesAll([]*simNode{dead[1], dead[0]})
+}
+
+// losesAll reports whether something is lost when the catalog hears of deaths one after the other.
+func (s *sim) losesAll(dead []*simNode) bool {
+	v := s.lastView().Clone()
+	for _, n := range dead {
+		v.Epoch++
+		v.Members[n.i].Gone = true
+		s.takeOver(v, n.id)
+	}
 	for _, row := range v.Rows() {
 		if isGone(v, holder(row)) {
 			return true
 		}
 	}
 	return false
+}
+
+// twoUnheard reports whether two nodes are dead of which the catalog has not heard. Then no slot begins to move: two backups are all that a move has
+// place for, and its source is one.
+func (s *sim) twoUnheard() bool {
+	n := 0
+	for _, o := range s.nodes {
+		if o.dead && !o.gone {
+			n++
+		}
+	}
+	return n > 1
 }
 
 // buryOne has the catalog hear of a death. It reports whether there was one to hear of.

@@ -236,7 +236,7 @@ func (s *sim) own(by dsm.NodeID, id dsm.AreaID, to dsm.NodeID) (dsm.Epoch, error
 		return 0, errs.E(errs.Access, "own", "node %v owns it", row.Primary)
 	case !owned && to != by:
 		return 0, errs.E(errs.Access, "own", "it has no owner")
-	case row.Source != 0 && s.lastInodeLocked().Size > 0:
+	case (!row.Settled() || s.twoUnheard()) && s.lastInodeLocked().Size > 0:
 		return 0, errs.E(errs.Busy, "own", "it is on its way to node %v", row.Primary)
 	}
 	v.Epoch++

@@ -27,7 +27,10 @@ type Backup struct {
 	Node NodeID
 	// InSync says that it has all that anybody has seen of the slot, so it can take over. Otherwise it is being filled.
 	InSync bool
-	// Since is the epoch of the view in which it was put in the row, or last taken out of sync: it has to be filled since then.
+	// Former says that it was in sync with a home that has died: it has all that anybody has seen, and so can take over, but perhaps not what the
+	// next home has. That says nothing of the slot until the catalog has taken it out of sync.
+	Former bool
+	// Since is the epoch of the view in which it was put in the row, or last taken out of sync, or in which its home died.
 	Since Epoch
 }
 
@@ -40,6 +43,11 @@ func (h *SlotHome) InSync() iter.Seq[NodeID] {
 			}
 		}
 	}
+}
+
+// Settled reports whether the slot may begin to move: it is not on its way, and whoever is in sync has what its home has.
+func (h *SlotHome) Settled() bool {
+	return h.Source == 0 && !slices.ContainsFunc(h.Backups[:], func(b Backup) bool { return b.Former })
 }
 
 // BackupOf returns the place of a node in Backups, or -1.
