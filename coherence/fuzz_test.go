@@ -107,7 +107,7 @@ func newLiar(t *testing.T, b []byte) *liar {
 	ino := liarSpecs[l.n(len(liarSpecs))]
 	ino.Size = 2*dsm.ExtentSize - int64(l.n(3))*dsm.PageSize*5
 	l.sim = newHomed(t, 3, ino)
-	home := l.nodes[l.n(2)] // the victim, or another one
+	home, copies := l.nodes[l.n(2)], l.n(4) // the victim, or another one
 	l.victim = l.nodes[0]
 	for _, n := range l.nodes {
 		n.node.cfg.Sender = record{n, l}
@@ -119,6 +119,7 @@ func newLiar(t *testing.T, b []byte) *liar {
 		if ino.Spec.Mode == dsm.ModeVersioned {
 			v.Place(simArea, dsm.SlotHome{Primary: home.id, Epoch: v.Epoch})
 		}
+		l.backups(v, copies)
 	})
 	l.catchUp()
 	for _, n := range l.nodes {
@@ -130,6 +131,29 @@ func newLiar(t *testing.T, b []byte) *liar {
 		l.drain()
 	}
 	return l
+}
+
+// backups has every row get backups, or none any more. The first of them is the victim if that is not the home. In sync are none, the first, or both.
+func (l *liar) backups(v *dsm.View, kind int) {
+	for _, row := range v.Rows() {
+		var list []dsm.Backup
+		for _, n := range l.nodes {
+			if kind > 0 && n.id != row.Primary && n.id != row.Source {
+				list = append(list, dsm.Backup{Node: n.id, InSync: kind > 1 && (kind == 3 || len(list) == 0), Since: v.Epoch})
+			}
+		}
+		setBackups(row, list)
+	}
+}
+
+// dies has the home of some row die, as far as the catalog knows. A backup takes over.
+func (l *liar) dies(v *dsm.View) {
+	row := v.Row(v.SlotOf(simArea, l.lastInode().Spec, 0))
+	if h := holder(row); h != l.victim.id && len(deadOf(v)) == 0 {
+		v.Members[h-1].Gone = true
+		l.copies = 3
+		l.takeOver(v, h)
+	}
 }
 
 // store has a program store to a page, and publish or acquire.
@@ -173,7 +197,7 @@ func (l *liar) pass(k int) {
 
 // event is something that may happen.
 func (l *liar) event() {
-	switch l.n(12) {
+	switch l.n(14) {
 	case 0:
 		l.store(l.nodes[l.n(2)])
 	case 1:
@@ -181,13 +205,27 @@ func (l *liar) event() {
 	case 2:
 		l.changeView(func(v *dsm.View) {
 			row, to := v.Row(v.SlotOf(simArea, l.lastInode().Spec, 0)), l.nodes[l.n(2)].id
-			if row.Source == 0 && row.Primary != to {
-				*row = dsm.SlotHome{Primary: to, Source: row.Primary, Epoch: v.Epoch}
+			if row.Settled() && row.Primary != to && !isGone(v, row.Primary) && !isGone(v, to) {
+				*row = l.movedTo(*row, to, v.Epoch)
 			}
 		})
 		l.catchUp()
 	case 3:
 		l.pass(l.n(8))
+	case 4:
+		if len(l.wishes) > 0 {
+			l.grant(l.n(len(l.wishes)))
+			l.catchUp()
+		}
+	case 5:
+		l.changeView(func(v *dsm.View) {
+			if kind := l.n(5); kind < 4 {
+				l.backups(v, kind)
+			} else {
+				l.dies(v)
+			}
+		})
+		l.catchUp()
 	default:
 		l.lie()
 	}
@@ -362,6 +400,8 @@ func (a *Area) known() string {
 	defer a.mu.Unlock()
 	var b strings.Builder
 	h, r, w := &a.mu.home, &a.mu.replica, &a.mu.whole
+	var sum maphash.Hash
+	sum.SetSeed(liarSeed)
 	for _, e := range slices.Sorted(maps.Keys(h.extents)) {
 		x := h.extents[e]
 		fmt.Fprintf(&b, "home of %d: %d %v %v %v %v\n", e, x.version, x.pages, x.data, x.writers, x.parts)
@@ -383,9 +423,24 @@ func (a *Area) known() string {
 		x := r.extents[e]
 		fmt.Fprintf(&b, "  %d: %v %d %v %v %v %v %d %d\n", e, x.live, x.version, x.have, x.outdated, x.dirty, x.asked, x.started, x.acked)
 	}
+	if s := a.mu.standby; s != nil {
+		fmt.Fprintf(&b, "standby: %v %v %v %d %d\n", s.whole, s.cut, s.broken, len(s.staged), s.bytes)
+		for _, e := range slices.Sorted(maps.Keys(s.extents)) {
+			fmt.Fprintf(&b, "  %d: %+v\n", e, *s.extents[e])
+			for _, i := range slices.Sorted(maps.Keys(s.extents[e].pages)) {
+				sum.Write(s.store.Look(page(e, i)))
+			}
+		}
+	}
+	if c := a.mu.copies; c != nil {
+		for _, id := range slices.Sorted(maps.Keys(c.to)) {
+			for x := range c.to[id].all() {
+				fmt.Fprintf(&b, "backup %d: %d %d %d %v\n", id, x.id, x.extent, x.base, x.waits)
+			}
+		}
+		fmt.Fprintf(&b, "held back: %d\n", len(c.outputs))
+	}
 	fmt.Fprintf(&b, "versions: %v %d %d, parked: %d\n", w.kept, w.stage.group, len(w.stage.parts), len(a.mu.parked))
-	var sum maphash.Hash
-	sum.SetSeed(liarSeed)
 	for e := range dsm.ExtentIndex(a.extentsLocked()) {
 		for _, i := range []int{0, 1, 2, 3, 100, 255} {
 			if p := page(e, i); a.mu.mem != nil && a.inAreaLocked(e, i) {
@@ -427,8 +482,8 @@ func lies(t *testing.T, b []byte) {
 func FuzzHandle(f *testing.F) {
 	for spec := range byte(len(liarSpecs)) {
 		for home := range byte(2) {
-			f.Add([]byte{spec, 0, home})
-			f.Add(append([]byte{spec, 1, home}, bytes.Repeat([]byte{0, 3, 5, 1, 9, 130, 66, 4}, 20)...))
+			f.Add([]byte{spec, 0, home, 2})
+			f.Add(append([]byte{spec, 1, home, spec % 4}, bytes.Repeat([]byte{0, 3, 5, 1, 9, 130, 66, 4}, 20)...))
 		}
 	}
 	f.Fuzz(func(t *testing.T, b []byte) { synctest.Test(t, func(t *testing.T) { lies(t, b) }) })
