@@ -365,6 +365,7 @@ func (a *Area) catchUpLocked() {
 	a.copiesViewChangedLocked(old)
 	a.standbyViewChangedLocked(old)
 	a.homeViewChangedLocked(old)
+	a.homesReturnedLocked(old) // before anything is sent to them
 	a.replicaViewChangedLocked(old)
 	a.returnedLocked(old)
 	a.releaseLocked()

@@ -8,13 +8,13 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// Conflict is a run of elements to which this node has stored while it was cut off, and others too: their values stayed. See returning.go.
+// Conflict is a run of elements to which both sides have stored while this node, or the home, was cut off. See returning.go.
 type Conflict struct {
 	Number uint64 // counts those of the area on this node, from 1
 	Time   time.Time
 	Off    int64
-	Kept   []byte // what this node has stored
-	Taken  []byte // what the others have stored, if it is short
+	Kept   []byte // the values that were given up
+	Taken  []byte // those that stay, if they are short
 }
 
 // conflicts are those of an area that nobody has cleared.
@@ -44,10 +44,10 @@ func (n *Node) conflictRoom() int64 {
 	return min(max(n.cfg.Memory/conflictPart, leastConflicts), mostConflicts)
 }
 
-// keepLocked keeps a value aside that is given up for another.
-func (a *Area) keepLocked(off int64, mine, others []byte) {
+// keepLocked keeps values aside that are given up for others.
+func (a *Area) keepLocked(off int64, given, stay []byte) {
 	c := &a.mu.absence.conflicts
-	n := int64(len(mine))
+	n := int64(len(given))
 	if a.node.conflictBytes.Add(n+conflictCost) > a.node.conflictRoom() {
 		a.node.conflictBytes.Add(-n - conflictCost)
 		c.lost, c.joins = c.lost+n, false
@@ -58,26 +58,26 @@ func (a *Area) keepLocked(off int64, mine, others []byte) {
 		a.node.conflictBytes.Add(-conflictCost)
 		c.bytes += n
 		x := &c.list[k]
-		if x.Kept = append(x.Kept, mine...); len(x.Kept) <= mostTaken {
-			x.Taken = append(x.Taken, others...)
+		if x.Kept = append(x.Kept, given...); len(x.Kept) <= mostTaken {
+			x.Taken = append(x.Taken, stay...)
 		} else {
 			x.Taken = nil
 		}
 		return
 	}
 	c.last++
-	x := Conflict{Number: c.last, Time: a.now(), Off: off, Kept: bytes.Clone(mine)}
+	x := Conflict{Number: c.last, Time: a.now(), Off: off, Kept: bytes.Clone(given)}
 	if n <= mostTaken {
-		x.Taken = bytes.Clone(others)
+		x.Taken = bytes.Clone(stay)
 	}
 	c.list, c.joins, c.bytes = append(c.list, x), true, c.bytes+n+conflictCost
 }
 
-// tellOfConflictsLocked tells the log what was found when this node came back.
+// tellOfConflictsLocked tells the log what was found when this node, or a home, came back.
 func (a *Area) tellOfConflictsLocked() {
 	c := &a.mu.absence.conflicts
 	if c.untold > 0 {
-		a.node.cfg.Log.Warn("others have changed what programs here stored while this node was cut off: theirs stays",
+		a.node.cfg.Log.Warn("programs here and others have stored to the same elements while a node was cut off: the values of the majority stay",
 			"area", a.id, "kept_bytes", c.untold, "todo", "see conflicts among the control files of the area")
 		c.untold = 0
 	}

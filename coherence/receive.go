@@ -205,7 +205,7 @@ func (a *Area) receiveLocked(from dsm.NodeID, msg any, payload [][]byte) error {
 	case *wire.PushAck:
 		a.homePushAckLocked(from, m)
 	case *wire.Push:
-		if a.fromHomeLocked(from, m.Epoch, m.Extent) {
+		if a.fromHomeLocked(from, m.Epoch, m.Extent) && !a.strangerLocked(from, &m.Stamp) {
 			return a.replicaPushLocked(from, m, payload)
 		}
 	case *wire.PublishAck:

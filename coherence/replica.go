@@ -460,7 +460,7 @@ func (a *Area) replicaViewChangedLocked(old *dsm.View) {
 		sub.addTo(moved, a)
 		delete(r.subs, round)
 	}
-	if len(a.mu.dead) > 0 {
+	if len(a.mu.dead) > 0 || len(deadOf(old)) > 0 { // the last of them may be back
 		a.abandonDeadLocked()
 	}
 	a.resubscribeLocked(slices.Sorted(maps.Keys(moved)))

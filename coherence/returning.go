@@ -19,6 +19,9 @@ import (
 //	             others stays, and that of this node is kept aside
 //	             then the extent is not returning any more, and what is left is published
 //
+// A home that was cut off may have merged what its own programs have published, if nobody could take over from it. When it comes back the others have not
+// published what they have stored: they compare in the same way, but there their values stay.
+//
 // Who is right is decided here, because only this node has all three values. What the others publish after the Push is an ordinary publish at
 // the same time: the last one wins.
 //
@@ -32,14 +35,25 @@ type absence struct {
 	conflicts
 }
 
-// comparison is how far the comparison of an extent has come.
-type comparison uint8
+// comparison is that of an extent.
+type comparison struct {
+	at   comparedTo
+	wins bool // the home was cut off, and not this node: the values of this node stay
+}
+
+// comparedTo is how far a comparison has come.
+type comparedTo uint8
 
 const (
-	unanswered comparison = iota // its home has not answered a Subscribe since this node is a member again
+	unanswered comparedTo = iota // the home has not answered a Subscribe since both are members
 	answered                     // it has: now it is known which pages are newer there
 	fetching                     // they were asked for, because the home pushes none by itself
 )
+
+// set records how far the comparison of an extent has come.
+func (b *absence) set(e dsm.ExtentIndex, at comparedTo) {
+	b.returning[e] = comparison{at, b.returning[e].wins}
+}
 
 // has reports whether an extent is being compared.
 func (b *absence) has(e dsm.ExtentIndex) bool {
@@ -75,18 +89,35 @@ func (a *Area) comparesLocked() bool {
 }
 
 func (a *Area) returningLocked() {
-	r := &a.mu.replica
+	a.compareLocked(false, func(dsm.ExtentIndex) bool { return true })
+}
+
+// homesReturnedLocked follows homes that were cut off, and have joined again since the view old with what they had. Their programs may have published
+// there to elements to which this node has stored: as this node was with the majority, its values stay, and it keeps those of the home.
+func (a *Area) homesReturnedLocked(old *dsm.View) {
+	a.compareLocked(true, func(e dsm.ExtentIndex) bool {
+		row, was := a.rowLocked(e), old.Row(a.slotLocked(e))
+		if a.isSelf(row.Primary) || row.Source != 0 || was == nil || was.Primary != row.Primary || a.mu.absence.has(e) {
+			return false
+		}
+		m, ok := a.mu.view.Member(row.Primary)
+		return ok && !m.Gone && wasOther(old, m)
+	})
+}
+
+// compareLocked begins the comparison of those extents that have stores.
+func (a *Area) compareLocked(wins bool, which func(e dsm.ExtentIndex) bool) {
 	if !a.comparesLocked() {
 		return
 	}
 	for _, e := range a.busyExtentsLocked() {
-		if x := r.extents[e]; x.dirty.Empty() && x.pub == nil {
+		if x := a.mu.replica.extents[e]; x.dirty.Empty() && x.pub == nil || !which(e) {
 			continue
 		}
 		if a.mu.absence == nil {
 			a.mu.absence = &absence{returning: make(map[dsm.ExtentIndex]comparison)}
 		}
-		a.mu.absence.returning[e] = unanswered
+		a.mu.absence.returning[e] = comparison{wins: wins}
 	}
 }
 
@@ -101,7 +132,7 @@ func (a *Area) rejoinedLocked() {
 // awaitsAnswerLocked reports whether pushes of an extent are not taken yet. They belong to an earlier subscription: what this one lacks is pushed
 // again, with what the home knows now of the publishes that it contains.
 func (a *Area) awaitsAnswerLocked(e dsm.ExtentIndex) bool {
-	return a.mu.absence.has(e) && a.mu.absence.returning[e] == unanswered
+	return a.mu.absence.has(e) && a.mu.absence.returning[e].at == unanswered
 }
 
 // homeAnsweredLocked follows the answer of a home to a Subscribe.
@@ -111,7 +142,7 @@ func (a *Area) homeAnsweredLocked(from dsm.NodeID, m *wire.Subscribed) {
 	}
 	for e := range a.mu.absence.returning {
 		if slices.Contains(m.Slots, a.slotLocked(e)) && a.fromHomeLocked(from, m.Epoch, e) {
-			a.mu.absence.returning[e] = answered
+			a.mu.absence.set(e, answered)
 		}
 	}
 }
@@ -128,8 +159,8 @@ func (a *Area) takeBackUnmergedLocked(m *wire.Push, x *replicaExtent) {
 	a.takeBackLocked(m.Extent, x, x.pub, false)
 }
 
-// conflictsLocked finds the conflicts between the working copy of page i, which was base, and incoming, and keeps them aside. It returns the base with
-// which the page is to be merged: as if nothing had been stored to these elements.
+// conflictsLocked finds the conflicts between the working copy of page i, which was base, and incoming, and keeps aside the values that do not stay. It
+// returns the base with which the page is to be merged: if those are this node's, as if nothing had been stored to these elements.
 func (a *Area) conflictsLocked(e dsm.ExtentIndex, i int, base, incoming []byte) []byte {
 	if !a.mu.absence.has(e) {
 		return base
@@ -141,11 +172,16 @@ func (a *Area) conflictsLocked(e dsm.ExtentIndex, i int, base, incoming []byte) 
 	if len(found) == 0 {
 		return base
 	}
+	wins := a.mu.absence.returning[e].wins
 	base = slices.Clone(base)
 	for _, run := range found {
-		end := run.Off + run.Len
-		copy(base[run.Off:], mine[run.Off:end])
-		a.keepLocked(int64(p)*dsm.PageSize+run.Off, mine[run.Off:end], incoming[run.Off:end])
+		off, own, others := int64(p)*dsm.PageSize+run.Off, mine[run.Off:][:run.Len], incoming[run.Off:][:run.Len]
+		if wins {
+			a.keepLocked(off, others, own)
+			continue
+		}
+		a.keepLocked(off, own, others)
+		copy(base[run.Off:], own)
 	}
 	return base
 }
@@ -165,7 +201,7 @@ func (a *Area) comparedAllLocked() bool {
 			if x.pub != nil {
 				stored = stored.Or(x.pub.sent)
 			}
-			if behind := x.outdated.And(stored); b.returning[e] == unanswered || !behind.Empty() {
+			if behind := x.outdated.And(stored); b.returning[e].at == unanswered || !behind.Empty() {
 				fetched = a.fetchToCompareLocked(e, behind) || fetched
 				continue
 			}
@@ -195,30 +231,34 @@ func (a *Area) comparedAllLocked() bool {
 // takes them all the same: nothing can be published otherwise. Programs that do not share it see them after their next sync call.
 func (a *Area) fetchToCompareLocked(e dsm.ExtentIndex, behind dsm.PageSet) bool {
 	b := a.mu.absence
-	if b.returning[e] != answered || !a.mu.replica.onRequest {
+	if b.returning[e].at != answered || !a.mu.replica.onRequest {
 		return false
 	}
-	b.returning[e] = fetching
+	b.set(e, fetching)
 	a.sendLocked(a.rowLocked(e).Primary, &wire.Fetch{Stamp: a.stampLocked(), Extent: e, Pages: behind})
 	return true
 }
 
-// doubtfulLocked reports whether a message of a home must wait. This node's lease has run out: it is a member still, or it was evicted, and what
-// its programs have stored is to be compared with what it knows from before.
+// doubtfulLocked reports whether a message of a home, or a publish for this one, must wait. This node's lease has run out: it is a member still, or it
+// was evicted, and what programs have stored on both sides is to be compared with what was known before.
 func (a *Area) doubtfulLocked(from dsm.NodeID, msg any) bool {
+	if a.isSelf(from) || a.mu.ino.Spec.Merge != dsm.MergeLast || a.versionedLocked() {
+		return false
+	}
 	r := &a.mu.replica
-	if a.isSelf(from) || !fromHome(msg) || !a.comparesLocked() || r.writers == 0 && len(r.busy.extents) == 0 {
+	if _, publish := msg.(*wire.Publish); !publish && (!fromHome(msg) || !r.subscribed || r.writers == 0 && len(r.busy.extents) == 0) {
 		return false
 	}
 	return !a.node.cfg.View.MayServe()
 }
 
-// strangerLocked reports whether a node has sent a message when it was not a member, or was one before it was evicted. A publish of then is not
-// merged: what its node has not published by the time that it joins again it compares first, and sends again.
+// strangerLocked reports whether a message was sent while its sender, or this node, was not a member, or before one of them was evicted. A publish of
+// then is not merged: who has sent it compares first, and sends again what is left of it. Nor is a push of then taken.
 func (a *Area) strangerLocked(from dsm.NodeID, st *wire.Stamp) bool {
 	if a.isSelf(from) {
 		return a.leftLocked(from, 0)
 	}
+	self, _ := a.mu.view.Member(a.node.cfg.Self)
 	m, ok := a.mu.view.Member(from)
-	return !ok || m.Gone || st.Epoch < m.Since
+	return !ok || m.Gone || st.Epoch < max(m.Since, self.Since)
 }

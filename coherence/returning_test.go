@@ -246,6 +246,38 @@ func TestPushFromTheFormerSubscription(t *testing.T) {
 	})
 }
 
+// TestHomeComesBack: the home was cut off, and its programs have published. What the others stored to the same elements stays, also if they had sent it
+// before the cut, and it comes when the home is back, or while it does not know yet that it was evicted.
+func TestHomeComesBack(t *testing.T) {
+	for _, c := range []struct{ sent, late bool }{{false, false}, {true, false}, {true, true}} {
+		parted(t, dsm.Inode{}, func(p *parting) {
+			p.stores(p.n, "1.1")
+			way := link{p.n.i, p.home.i}
+			if c.sent {
+				publish(p.n)
+			}
+			p.stores(p.home, "22")
+			p.isEvicted(p.home)
+			p.publishedAlone(p.home)
+			for _, n := range []*simNode{p.n, p.other} {
+				for n.behindCatalog() {
+					n.apply()
+				}
+			}
+			if !c.late {
+				p.deliverAll(way)
+			}
+			p.comesBack(p.home)
+			p.calm()
+			p.published(p.n)
+			p.wants("121a", "0: 1, not 2")
+			if t.Failed() {
+				t.Fatalf("sent %v, late %v", c.sent, c.late)
+			}
+		})
+	}
+}
+
 // TestHiccup: what a home sends while the lease has run out is taken when it lasts again.
 func TestHiccup(t *testing.T) {
 	parted(t, dsm.Inode{}, func(p *parting) {

@@ -19,7 +19,7 @@ func (r *simRun) awayOn() {
 	switch {
 	case n == nil:
 		if list := r.programNodes(); len(list) > 0 {
-			if n = list[r.rng.IntN(len(list))]; !r.loses(n) {
+			if n = list[r.rng.IntN(len(list))]; r.alone || !r.loses(n) {
 				r.evictions++
 				r.isEvicted(n)
 			}
@@ -137,6 +137,8 @@ var awayCases = []simCase{
 	{name: "demand-away", ino: onDemand(dsm.Inode{Size: simSize}), aways: true, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "sum-away", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), aways: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
 	{name: "sum-demand-away", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), aways: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
+	{name: "last-alone-away", ino: dsm.Inode{Size: simSize}, aways: true, alone: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "sum-alone-away", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), aways: true, alone: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
 	{name: "max-away", ino: bestOf(dsm.MergeMax, dsm.DTypeI32, dsm.ApplyAuto), aways: true, careful: true, rules: applyRule, store: findBest, check: checkBest},
 }
 

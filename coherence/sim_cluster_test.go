@@ -44,6 +44,7 @@ type sim struct {
 	places      bool          // the area gets a slot of its own, and that moves
 	placed      int           // how often
 	copies      int           // of each slot that the catalog wants: see assign
+	alone       bool          // calls may fail that need a home which is evicted
 
 	// mu is of net, log and wishes, and of the view and inode of each node. Also the goroutine of the test takes it to look at the log: what goes on when time
 	// has passed is not ordered after what that goroutine did before.

@@ -19,6 +19,7 @@ type simCase struct {
 	dies    bool                            // a node dies: see withTaker
 	crashes bool                            // nodes die, with their programs: see crashOn
 	aways   bool                            // nodes are evicted, and come back: see awayOn
+	alone   bool                            // of aways: nobody takes over from them
 	tally   tally                           // see addOnes
 	auto    bool                            // some extents live together, others are spread
 	marked  bool                            // see storeMark

@@ -104,6 +104,9 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	if c.crashes || c.aways {
 		copies = max(copies, 2)
 	}
+	if r.alone = c.alone; c.alone {
+		copies = 1
+	}
 	r.withBackups(copies, draw.IntN(2) == 0)
 	for i, n := range r.programNodes() {
 		if r.rng.IntN(2) == 0 {

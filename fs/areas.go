@@ -26,8 +26,8 @@ type Areas interface {
 	Transfer(ctx context.Context, id dsm.AreaID, to dsm.NodeID) error
 	// CountPages asks the homes of an area how many of its pages have bytes other than zero.
 	CountPages(ctx context.Context, id dsm.AreaID) (int64, error)
-	// Conflicts returns what this node stored to an area while it was cut off, and gave up for what others stored, and of how many bytes it has kept
-	// nothing. ClearConflicts drops those up to a number; 0: all.
+	// Conflicts returns what was stored to an area on one side of a partition, and given up for what was stored on the other, and of how many bytes this
+	// node has kept nothing. ClearConflicts drops those up to a number; 0: all.
 	Conflicts(id dsm.AreaID) (list []control.Conflict, lost int64)
 	ClearConflicts(id dsm.AreaID, upTo uint64)
 	// KeepPages is called when the filesystem ends, before faults are served for the last time: when

@@ -224,3 +224,39 @@ func TestPartitionAddsOnce(t *testing.T) {
 		})
 	}
 }
+
+// TestPartitionedHome cuts off the home of a file that has no copies. Its programs go on with it; what the others have stored meanwhile, and could not
+// publish, stays where both sides have stored, and they keep what was published there.
+func TestPartitionedHome(t *testing.T) {
+	c, all := parted(t, "n3", 1)
+	f := all[0].Open("d/last", "rw,creat,excl")
+	f.Truncate(page)
+	maps := attachAll(all, "d/last", page)
+	maps[0].Store(0, []byte("aaaabbbbcccc"))
+	maps[0].Sync()
+	for _, m := range maps {
+		m.Await(0, []byte("aaaabbbbcccc"), limit)
+	}
+	c.Partition([]*harness.Node{c.Node(3)}, []*harness.Node{c.Node(1), c.Node(2)})
+	maps[0].Store(0, []byte("MAJO"))
+	maps[0].Store(8, []byte("MAJO"))
+	maps[2].Store(0, []byte("minomino"))
+	cannotPublish(t, "msync", maps[2].TrySync)
+	evicted(t, c.Node(1), "n3")
+	if err := maps[0].TrySync(); err == nil {
+		t.Error("the majority publishes to a home that is cut off")
+	}
+	healed(t, c, maps)
+	if !harness.Eventually(limit, func() bool { return maps[0].TrySync() == nil }) {
+		t.Fatal("the majority does not publish to its home, which is back")
+	}
+	for _, m := range maps {
+		m.Await(0, []byte("MAJOminoMAJO"), limit)
+	}
+	if got, want := kept(all[0], "d/last"), []string{"0 length=4 kept=6d696e6f taken=4d414a4f"}; !slices.Equal(got, want) {
+		t.Errorf("conflicts %q, want %q", got, want)
+	}
+	if got := kept(all[2], "d/last"); len(got) > 0 {
+		t.Errorf("conflicts at the home: %q", got)
+	}
+}

@@ -14,8 +14,8 @@ type Conflict struct {
 	Number uint64 // counts those of the area on this node, from 1
 	Time   time.Time
 	Off    int64
-	Kept   []byte // what programs of this node stored
-	Taken  []byte // what is in the file in its place, if it is short
+	Kept   []byte // the values that were given up
+	Taken  []byte // those that are in the file in their place, if they are short
 }
 
 // conflictText returns one line for each conflict, with the time when it was found in seconds since 1970, and one for the bytes that were not

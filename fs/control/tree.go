@@ -71,8 +71,8 @@ type Mount interface {
 	AreaStats(id dsm.AreaID) []Stat
 	// Versions returns the versions of an area that this node can read, the oldest first.
 	Versions(ctx context.Context, ino dsm.Ino) ([]Version, error)
-	// Conflicts returns what this node stored to an area while it was cut off, and gave up for what others stored, oldest first, and of how many
-	// bytes it has kept nothing. ClearConflicts drops those up to a number; 0: all.
+	// Conflicts returns what was stored to an area on one side of a partition, and given up for what was stored on the other, oldest first, and of how many
+	// bytes this node has kept nothing. ClearConflicts drops those up to a number; 0: all.
 	Conflicts(id dsm.AreaID) (list []Conflict, lost int64)
 	ClearConflicts(id dsm.AreaID, upTo uint64)
 	// Transfer makes a node the owner of a versioned area: the one with this name or id.
