@@ -423,7 +423,7 @@ func (a *Area) known() string {
 		x := r.extents[e]
 		fmt.Fprintf(&b, "  %d: %v %d %v %v %v %v %d %d\n", e, x.live, x.version, x.have, x.outdated, x.dirty, x.asked, x.started, x.acked)
 	}
-	if s := a.mu.standby; s != nil {
+	if s := a.mu.standby; s != nil && len(s.extents)+len(s.staged) > 0 {
 		fmt.Fprintf(&b, "standby: %v %v %v %d %d\n", s.whole, s.cut, s.broken, len(s.staged), s.bytes)
 		for _, e := range slices.Sorted(maps.Keys(s.extents)) {
 			fmt.Fprintf(&b, "  %d: %+v\n", e, *s.extents[e])
