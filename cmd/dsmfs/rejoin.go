@@ -60,8 +60,17 @@ func (r *rejoins) stop(n *node) (evicted bool) {
 	}
 }
 
+// nextPause returns how long a node that was a member for a time waits before it joins once more, when it waited for pause the last time; less
+// than 0: it did not join again yet.
+func nextPause(pause, lasted time.Duration) time.Duration {
+	if pause < 0 || lasted >= calm {
+		return 0
+	}
+	return min(max(2*pause, time.Second), mostWait)
+}
+
 func (n *node) watchEviction(ctx context.Context) {
-	pause := time.Duration(0)
+	pause := time.Duration(-1)
 	for {
 		joined := time.Now()
 		select {
@@ -72,9 +81,7 @@ func (n *node) watchEviction(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		if pause = min(2*pause, mostWait); time.Since(joined) >= calm {
-			pause = 0
-		}
+		pause = nextPause(pause, time.Since(joined))
 		n.log.Warn("evicted from the cluster: joining again", "wait", pause)
 		n.cats.leave()
 		v := n.cats.Current()
@@ -82,7 +89,6 @@ func (n *node) watchEviction(ctx context.Context) {
 		if !sleep(ctx, pause) {
 			return
 		}
-		pause = max(pause, time.Second)
 		began := time.Now()
 		if !n.rejoin(ctx, v) {
 			return
