@@ -341,6 +341,9 @@ func (a *Area) replicatedLocked(from dsm.NodeID, m *wire.Replicated) {
 		a.endChangeLocked(b, x)
 	}
 	a.pumpCopiesLocked(from)
+	if b.idle() && len(b.covered) == 0 && b.history == nil { // there may be thousands of areas
+		delete(a.mu.copies.to, from)
+	}
 	a.releaseLocked()
 	a.mu.wake = true
 }

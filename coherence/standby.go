@@ -45,7 +45,7 @@ type standbyExtent struct {
 func (s *standby) extent(e dsm.ExtentIndex) *standbyExtent {
 	x := s.extents[e]
 	if x == nil {
-		x = &standbyExtent{pages: make(map[int]dsm.Version), writers: make(map[dsm.NodeID]dsm.Seq), parts: make(map[dsm.NodeID]dsm.Seq)}
+		x = &standbyExtent{pages: make(map[int]dsm.Version), writers: make(map[dsm.NodeID]dsm.Seq)}
 		if s.extents == nil {
 			s.extents = make(map[dsm.ExtentIndex]*standbyExtent)
 		}
@@ -263,7 +263,13 @@ func (a *Area) followPagesLocked(m *wire.ReplicatePages, payload []byte) {
 	clear(x.parts)
 	for _, w := range m.Writers {
 		if !a.leftLocked(w.Node, 0) {
-			x.writers[w.Node], x.parts[w.Node] = w.Seq, w.Part
+			x.writers[w.Node] = w.Seq
+			if w.Part != 0 {
+				if x.parts == nil {
+					x.parts = make(map[dsm.NodeID]dsm.Seq)
+				}
+				x.parts[w.Node] = w.Part
+			}
 		}
 	}
 	a.heardLocked(m.Version)
