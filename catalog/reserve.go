@@ -328,13 +328,17 @@ func (s *state) checkLeaving(id dsm.NodeID) error {
 	return nil
 }
 
-// usage returns reserved and budget such that a full file may grow by their difference, not at all
-// if that is negative. budget is what full files may take at most: a part of the least memory of a member that stays.
+// usage returns reserved and budget such that a full file with the settings of the root may grow by their difference, not at all
+// if that is negative. budget is what such files may take at most: a part of the least memory of a member that stays.
 func (s *state) usage() (reserved, budget int64) {
-	budget = reservation{}.tightest(s.view, roomPages).member.Budget / fullCopies
+	times := int64(fullCopies)
+	if len(staying(s.view)) > 1 && s.inodes[dsm.RootIno].Spec.Copies() > 1 {
+		times++ // each of them may be the backup of all of it; of what is spread it has less
+	}
+	budget = reservation{}.tightest(s.view, roomPages).member.Budget / times
 	spare := s.reserved.tightest(s.view, roomPages).spare()
 	if spare < 0 {
-		return budget - spare/fullCopies, budget
+		return budget - spare/times, budget
 	}
-	return budget - spare/fullCopies/dsm.PageSize*dsm.PageSize, budget
+	return budget - spare/times/dsm.PageSize*dsm.PageSize, budget
 }

@@ -51,7 +51,7 @@ func TestReservationIsExact(t *testing.T) {
 		{[]int64{4 * mib}, 0, 3 * mib},                      // an extent is more than an eighth
 		{[]int64{4 * mib}, 3 * mib / 2, 0},
 		{[]int64{4 * mib}, 2 * mib, 0},
-		{[]int64{mib, 767 * mib}, 0, 0},                                           // half a slot's part, rounded up for who has more
+		{[]int64{mib, 127 * mib}, 0, 0},                                           // half a slot's part, rounded up for who has more
 		{[]int64{mib + 1, 2048 * mib}, 0, 1792 * mib},                             // no slot, and room for an extent
 		{[]int64{mib + 2*dsm.PageSize, 2048 * mib}, 1, 1792*mib - 2*dsm.PageSize}, // the other loses two pages of all it has
 		{[]int64{1<<50 - twoFiles, 1<<50 - twoFiles}, 0, dsm.MaxAreaSize},
@@ -158,6 +158,19 @@ func TestUsage(t *testing.T) {
 			t.Errorf("%+v: %d of %d", x, reserved, budget)
 		}
 	}
+	m.must(nodeA, resize(full, 0))
+	m.must(nodeA, resize(demand, 0))
+	m.must(nodeA, setSpecOp{dsm.RootIno, "replicas", "2"})
+	g := m.file("g")
+	m.must(nodeA, setSpecOp{g.Ino, "placement", "one"}) // what is spread takes less
+	reserved, budget := m.usage()
+	if budget != (64*mib+twoFiles)/3 {
+		t.Errorf("budget %d where each may be a backup", budget)
+	}
+	m.fails(errs.NoSpace, resize(g, budget-reserved+1))
+	m.must(nodeA, resize(g, budget-reserved))
+	m.must(nodeA, resize(g, 0))
+	m.must(nodeA, setSpecOp{dsm.RootIno, "replicas", "1"})
 	m.must(nodeA, leavingOp{nodeA})
 	if _, budget := m.usage(); budget != 96*mib+twoFiles/2 {
 		t.Errorf("budget %d of those that stay", budget)
