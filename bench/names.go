@@ -39,7 +39,7 @@ func filesRow(o options) ([]line, error) {
 	count, entries, rounds := o.pick(5000, 500), o.pick(20000, 500), min(o.rounds, 3)
 	var lines []line
 	err := act(func(s *stage) error {
-		c := harness.New(s, harness.Options{Nodes: 3})
+		c := harness.New(s, harness.Options{Single: true, Nodes: 3})
 		yard, err := bare(s, c.Node(1))
 		if err != nil {
 			return err

@@ -28,7 +28,7 @@ func roundRow(o options) ([]line, error) {
 		{"store", 51_000_000, 1.6, o.pick(10, 3)}, {"store", mib, 0.5, o.pick(100, 10)},
 	} {
 		l := line{Name: fmt.Sprintf("sum of %d bytes of %d nodes, f32, by %s and round", of.size, nodes, of.how), Measure: "Gloo all_reduce", Unit: "ns", Bound: of.bound}
-		more, err := compare(l, harness.Options{Nodes: nodes, Network: harness.Namespaces, Memory: "1G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+		more, err := compare(l, harness.Options{Single: true, Nodes: nodes, Network: harness.Namespaces, Memory: "1G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 			host, _, err := net.SplitHostPort(c.Node(1).Address)
 			if err != nil {
 				return nil, nil, err

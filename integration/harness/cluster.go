@@ -28,6 +28,7 @@ type Options struct {
 	Memory  string   // --memory of every node; empty: 512M
 	Flags   []string // more flags of dsmfs mount
 	Secure  bool     // Namespaces without --insecure: nodes join by the token
+	Single  bool     // files have one copy: it goes with its home
 	// Memories is --memory of the first nodes; of the others it is Memory.
 	Memories []string
 	// Limit bounds the memory of each node, its daemon and its programs together, in bytes: see NoCgroups. 0: nothing does.
@@ -51,6 +52,7 @@ type Cluster struct {
 	nodes []*Node
 
 	bereaved bool // a node was killed
+	single   bool // as in Options, and set
 
 	mu struct {
 		sync.Mutex

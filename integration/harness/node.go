@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // stopLimit bounds how long a node may take to leave its cluster. It is more than a node gives itself.
@@ -95,6 +97,12 @@ func (n *Node) Start() {
 	n.c.t.Helper()
 	if err := n.start(n.Arguments()); err != nil {
 		n.c.t.Fatalf("%s: %v", n.Name, err)
+	}
+	if n.c.opts.Single && !n.c.single {
+		if err := unix.Setxattr(n.Mount, "user.dsm.replicas", []byte("1"), 0); err != nil {
+			n.c.t.Fatalf("%s: one copy of all files: %v", n.Name, err)
+		}
+		n.c.single = true
 	}
 }
 
