@@ -215,6 +215,8 @@ func TestLeaveWaitsForMemory(t *testing.T) {
 		}
 		in, err := stays.Create(ctx, dsm.RootIno, "f", file, false)
 		ok(t, err)
+		_, err = stays.SetSpec(ctx, in.Ino, "replicas", "1")
+		ok(t, err)
 		_, err = stays.SetSpec(ctx, in.Ino, "residency", "demand")
 		ok(t, err)
 		_, err = stays.SetAttr(ctx, in.Ino, dsm.SetAttr{Size: ptr(int64(3 << 30))})
@@ -256,6 +258,8 @@ func TestLeaveTogetherWithoutRoom(t *testing.T) {
 	nodes := cluster(t, 2)
 	ctx := patient(t)
 	in, err := nodes[0].Create(ctx, dsm.RootIno, "f", file, false)
+	ok(t, err)
+	_, err = nodes[0].SetSpec(ctx, in.Ino, "replicas", "1")
 	ok(t, err)
 	_, err = nodes[0].SetSpec(ctx, in.Ino, "residency", "demand")
 	ok(t, err)
@@ -334,9 +338,11 @@ func TestRestartAtTheSameAddress(t *testing.T) {
 			_, err := dead.Create(ctx, dsm.RootIno, "held", file, true)
 			ok(t, err)
 			if x.data {
+				_, err := lead.SetSpec(ctx, dsm.RootIno, "replicas", "1")
+				ok(t, err)
 				big := file
 				big.Size = dsm.Slots * dsm.ExtentSize // bytes in every slot
-				_, err := lead.Create(ctx, dsm.RootIno, "big", big, false)
+				_, err = lead.Create(ctx, dsm.RootIno, "big", big, false)
 				ok(t, err)
 			}
 			dead.stop()

@@ -128,7 +128,7 @@ func TestLeave(t *testing.T) {
 	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
 
 	m.fails(errs.NotExist, leavingOp{nodeC})
-	m.fails(errs.Busy, removeMemberOp{nodeB}, "320 slots")
+	m.fails(errs.Busy, removeMemberOp{nodeB}, "480 slots")
 	m.must(nodeB, leavingOp{nodeB})
 	m.must(nodeB, leavingOp{nodeB})
 	m.fails(errs.Busy, removeMemberOp{nodeB}) // it is the source of its slots
@@ -189,7 +189,7 @@ func TestHandoverToTheDead(t *testing.T) {
 		for i, h := range m.view.Slots {
 			switch {
 			case h.Source != nodeA:
-			case len(lost) < 10:
+			case len(lost) < 10 && dsm.CopiesOf(dsm.Slot(i)) == 1:
 				lost = append(lost, dsm.Slot(i))
 			default:
 				back = append(back, dsm.Slot(i))

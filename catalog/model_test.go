@@ -310,15 +310,14 @@ func (m *model) reserved() (r reservation) {
 	return r
 }
 
-// fits reports whether each of three members of modelBudget holds its files: each
-// has a third of the 384 slots of their class.
+// fits reports whether each of three members of modelBudget holds its files: of the 64 slots of their class one has 22.
 func (m *model) fits() bool {
 	r := m.reserved()
 	left := modelBudget - 2*r.full - r.kept
 	if r.demand == (bytesPerClass{}) {
 		return left >= 0
 	}
-	pages := left - (r.demand[0]+2)/3
+	pages := left - (r.demand[0]*22+63)/64
 	return pages >= dsm.ExtentSize && pages*8 >= left
 }
 

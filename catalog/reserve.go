@@ -329,16 +329,39 @@ func (s *state) checkLeaving(id dsm.NodeID) error {
 }
 
 // usage returns reserved and budget such that a full file with the settings of the root may grow by their difference, not at all
-// if that is negative. budget is what such files may take at most: a part of the least memory of a member that stays.
+// if that is negative. budget is what such files may take at most: a part of the memory of the member that stays and can keep least.
 func (s *state) usage() (reserved, budget int64) {
-	times := int64(fullCopies)
-	if len(staying(s.view)) > 1 && s.inodes[dsm.RootIno].Spec.Copies() > 1 {
-		times++ // each of them may be the backup of all of it; of what is spread it has less
+	if len(s.view.Members) == 0 {
+		return 0, 0
 	}
-	budget = reservation{}.tightest(s.view, roomPages).member.Budget / times
-	spare := s.reserved.tightest(s.view, roomPages).spare()
-	if spare < 0 {
-		return budget - spare/times, budget
+	root := s.inodes[dsm.RootIno].Spec
+	class := root.Copies() - 1
+	quota := quotas(s.view)
+	backups := backupQuotas(s.view, quota)
+	free := int64(0)
+	first := true
+	for _, m := range s.view.Members {
+		slots, ok := quota[m.ID]
+		if !ok {
+			continue
+		}
+		n, all := int64(backups[m.ID][class]), int64(dsm.ClassOf(class+1).Slots)
+		if n > 0 && takes(root, 1).whole[class] > 0 {
+			n = all
+		}
+		// What a byte takes: fullCopies of it, and n of all such bytes as a backup.
+		holds := func(bytes int64) int64 { return bytes * all / (fullCopies*all + n) }
+		most, rest := holds(m.Budget), holds(s.reserved.of(m, slots, backups[m.ID], roomPages).spare()-min(n, 1)) // that of all is rounded up
+		if first || most < budget {
+			budget = most
+		}
+		if first || rest < free {
+			free = rest
+		}
+		first = false
 	}
-	return budget - spare/times/dsm.PageSize*dsm.PageSize, budget
+	if free > 0 {
+		free = free / dsm.PageSize * dsm.PageSize
+	}
+	return budget - free, budget
 }

@@ -161,15 +161,17 @@ func TestUsage(t *testing.T) {
 	m.must(nodeA, resize(full, 0))
 	m.must(nodeA, resize(demand, 0))
 	m.must(nodeA, setSpecOp{dsm.RootIno, "replicas", "2"})
-	g := m.file("g")
-	m.must(nodeA, setSpecOp{g.Ino, "placement", "one"}) // what is spread takes less
-	reserved, budget := m.usage()
-	if budget != (64*mib+twoFiles)/3 {
-		t.Errorf("budget %d where each may be a backup", budget)
+	for _, place := range []string{"auto", "one"} { // at one home, each of the two members may be the backup of all
+		m.must(nodeA, setSpecOp{dsm.RootIno, "placement", place})
+		g := m.file("g" + place)
+		reserved, budget := m.usage()
+		if place == "one" && budget != (64*mib+twoFiles)/3 {
+			t.Errorf("budget %d where each may be a backup", budget)
+		}
+		m.fails(errs.NoSpace, resize(g, budget-reserved+dsm.PageSize+1))
+		m.must(nodeA, resize(g, budget-reserved))
+		m.must(nodeA, resize(g, 0))
 	}
-	m.fails(errs.NoSpace, resize(g, budget-reserved+1))
-	m.must(nodeA, resize(g, budget-reserved))
-	m.must(nodeA, resize(g, 0))
 	m.must(nodeA, setSpecOp{dsm.RootIno, "replicas", "1"})
 	m.must(nodeA, leavingOp{nodeA})
 	if _, budget := m.usage(); budget != 96*mib+twoFiles/2 {

@@ -190,7 +190,7 @@ func TestSpecIsInherited(t *testing.T) {
 	if f.Spec != m.at(d).Spec || f.Layout != (dsm.Layout{DType: dsm.DTypeI64}) {
 		t.Errorf("file: %+v", f)
 	}
-	if g := m.file("g"); g.Spec != dsm.DefaultSpec() {
+	if g := m.file("g"); g.Spec != m.at(dsm.RootIno).Spec {
 		t.Errorf("elsewhere: %+v", g)
 	}
 }

@@ -47,6 +47,7 @@ func newSized(t testing.TB, budgets ...int64) *machine {
 	t.Helper()
 	m := &machine{TB: t, state: newState(), reqs: make(map[dsm.NodeID]uint64), now: 1e18}
 	m.must(nodeA, bootstrapOp{Cluster: 1, Member: sized(nodeA, budgets[0]), RootPerm: 0o755})
+	m.must(nodeA, setSpecOp{dsm.RootIno, "replicas", "1"}) // backups have tests of their own
 	for i, b := range budgets[1:] {
 		m.must(nodeA, addMemberOp{sized(nodeB+dsm.NodeID(i), b)})
 	}
@@ -143,7 +144,7 @@ func TestCreate(t *testing.T) {
 	m := newMachine(t)
 	long := strings.Repeat("x", 255)
 	in := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: long, Kind: dsm.KindFile, Perm: 0o104755, UID: 7, GID: 8})
-	if in.Perm != 0o4755 || in.UID != 7 || in.GID != 8 || in.Nlink != 1 || in.Size != 0 || in.Spec != dsm.DefaultSpec() {
+	if in.Perm != 0o4755 || in.UID != 7 || in.GID != 8 || in.Nlink != 1 || in.Size != 0 || in.Spec != m.at(dsm.RootIno).Spec {
 		t.Errorf("created %+v", in)
 	}
 	if in.Rev != dsm.Generation(m.index) || in.Gen != in.Rev {

@@ -346,7 +346,7 @@ func TestXattrs(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"mode": "relaxed", "merge": "last", "dtype": "auto", "apply": "auto", "interval": "100ms",
-		"residency": "full", "access": "cached", "locks": "meet", "placement": "auto", "staleness": "none", "retain": "2", "replicas": "1",
+		"residency": "full", "access": "cached", "locks": "meet", "placement": "auto", "staleness": "none", "retain": "2", "replicas": "2",
 		"version": "4711", "home": "000000000000000a\n000000000000000b source=000000000000000c,000000000000000d backups=000000000000000e filling=000000000000000a,000000000000000f", "subscribers": "000000000000000c",
 	} {
 		if got := get(w, dsmPrefix+name); got != want {

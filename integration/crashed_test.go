@@ -42,7 +42,7 @@ func TestCrashedMemberIsReplaced(t *testing.T) {
 // TestTakerDiesWhileANodeLeaves stops a node, has another leave, whose slots are to go to the first as well, and kills the first: the
 // leave ends in order, and what the leaver was the home of is at the node that is left.
 func TestTakerDiesWhileANodeLeaves(t *testing.T) {
-	c := cluster(t, harness.Options{Nodes: 4, Flags: lasting})
+	c := cluster(t, harness.Options{Single: true, Nodes: 4, Flags: lasting})
 	all := clients(c)
 	name := homedAt(t, c, all[0], "n3")
 	c.Node(4).Pause()

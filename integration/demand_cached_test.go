@@ -17,7 +17,7 @@ import (
 // more, and asks for them again while others have to leave: every read ends, with the right bytes.
 func TestDemandKernelDropsPages(t *testing.T) {
 	const size, threads, reads, piece = 64 * mib, 8, 400, 128 << 10
-	c := harness.New(t, harness.Options{Nodes: 2, Memory: "512M", Memories: []string{"32M"}, Flags: []string{"--fault-timeout", "10s"}})
+	c := harness.New(t, harness.Options{Single: true, Nodes: 2, Memory: "512M", Memories: []string{"32M"}, Flags: []string{"--fault-timeout", "10s"}})
 	onDemand(t, c.Node(2), "w", size)
 	number(t, c.Node(2).Attach("/w", true), 0)
 	seed := rand.Uint64()

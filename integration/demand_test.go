@@ -133,7 +133,7 @@ func TestDemandKeepsTheBudget(t *testing.T) {
 
 // What does not fit is written through the mount: write(2) waits for room, and all arrives.
 func TestDemandWritesMoreThanFits(t *testing.T) {
-	c := harness.New(t, harness.Options{Nodes: 2, Memory: "512M", Memories: []string{"24M"}})
+	c := harness.New(t, harness.Options{Single: true, Nodes: 2, Memory: "512M", Memories: []string{"24M"}})
 	small, large := c.Node(1), c.Node(2)
 	onDemand(t, small, "w", 0)
 	sh(t, small, "seq 1 9000000 > w")
@@ -152,7 +152,7 @@ func TestDemandWritesMoreThanFits(t *testing.T) {
 // no addition is lost.
 func TestDemandSumIsExact(t *testing.T) {
 	const size, pages = 64 * mib, 64 * mib / 4096
-	c := harness.New(t, harness.Options{Nodes: 3, Memory: "512M", Memories: []string{"16M", "16M"}})
+	c := harness.New(t, harness.Options{Single: true, Nodes: 3, Memory: "512M", Memories: []string{"16M", "16M"}})
 	onDemand(t, c.Node(3), "w", size, "merge", "sum", "dtype", "i64", "interval", "0")
 	const rounds, adds = 4, 3000
 	seed := rand.Uint64()
@@ -214,7 +214,7 @@ func touch(b []byte, at int) (v uint64, fault bool) {
 // program that gives the page up gets it.
 func TestDemandFaultTimeout(t *testing.T) {
 	const size = 16 * mib
-	c := harness.New(t, harness.Options{Network: harness.Namespaces, Memory: "512M", Memories: []string{"8M"}, Flags: lasting})
+	c := harness.New(t, harness.Options{Single: true, Network: harness.Namespaces, Memory: "512M", Memories: []string{"8M"}, Flags: lasting})
 	impatient(c, 2, 1, "1s")
 	onDemand(t, c.Node(2), "w", size)
 	number(t, c.Node(2).Attach("/w", true), 0)
@@ -292,7 +292,7 @@ func TestDemandReadOnlyProgram(t *testing.T) {
 // they are SIGBUS, also for a thread that waits for one at that moment.
 func TestDemandDaemonKilled(t *testing.T) {
 	const size = 32 * mib
-	c := harness.New(t, harness.Options{Nodes: 2, Network: harness.Namespaces, Memory: "512M", Memories: []string{"8M"}, Flags: lasting})
+	c := harness.New(t, harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "512M", Memories: []string{"8M"}, Flags: lasting})
 	onDemand(t, c.Node(2), "w", size)
 	number(t, c.Node(2).Attach("/w", true), 0)
 	a := c.Node(1).Attach("/w", false)
@@ -329,7 +329,7 @@ func TestDemandDaemonKilled(t *testing.T) {
 // SIGBUS for them from then on, and never zero.
 func TestDemandDaemonStops(t *testing.T) {
 	const size, threads = 48 * mib, 8
-	c := harness.New(t, harness.Options{Nodes: 2, Memory: "512M", Memories: []string{"16M"}})
+	c := harness.New(t, harness.Options{Single: true, Nodes: 2, Memory: "512M", Memories: []string{"16M"}})
 	onDemand(t, c.Node(2), "w", size)
 	number(t, c.Node(2).Attach("/w", true), 1<<60)
 	var wg sync.WaitGroup
@@ -396,7 +396,7 @@ func TestDemandProgramEnds(t *testing.T) {
 // eviction, nor is zero read.
 func TestDemandAfterDetach(t *testing.T) {
 	const size = 64 * mib
-	c := harness.New(t, harness.Options{Nodes: 2, Memory: "512M", Memories: []string{"16M"}})
+	c := harness.New(t, harness.Options{Single: true, Nodes: 2, Memory: "512M", Memories: []string{"16M"}})
 	onDemand(t, c.Node(2), "w", size)
 	number(t, c.Node(2).Attach("/w", true), 0)
 	a := c.Node(1).Attach("/w", true)

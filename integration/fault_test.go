@@ -126,7 +126,7 @@ func fails(t *testing.T, n *harness.Node, what string, err error, log ...string)
 
 // withoutItsHome returns a file that a program on the second node has stored to, after its home, the third node, became silent.
 func withoutItsHome(t *testing.T, timeout string, silence func(*harness.Node)) (c *harness.Cluster, all []*harness.Client, name string, fd int) {
-	c = cluster(t, harness.Options{Nodes: 3, Flags: append([]string{"--fault-timeout", timeout}, lasting...)})
+	c = cluster(t, harness.Options{Single: true, Nodes: 3, Flags: append([]string{"--fault-timeout", timeout}, lasting...)})
 	all = clients(c)
 	name = homedAt(t, c, all[1], "n3")
 	f, m := all[1].Attach(name, 4*page)

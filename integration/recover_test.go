@@ -13,7 +13,7 @@ import (
 func TestRecoverCluster(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		t.Run(map[bool]string{false: "insecure", true: "secure"}[secure], func(t *testing.T) {
-			c := cluster(t, harness.Options{Nodes: 2, Network: harness.Namespaces, Secure: secure, Flags: []string{"--fault-timeout", "2s"}})
+			c := cluster(t, harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Secure: secure, Flags: []string{"--fault-timeout", "2s"}})
 			testRecover(t, c)
 		})
 	}

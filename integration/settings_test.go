@@ -28,7 +28,7 @@ func TestSettings(t *testing.T) {
 		t.Helper()
 		done(t, strings.Join(args, " "), n.CLI(args...))
 	}
-	const defaults = "mode=relaxed\nmerge=last\ndtype=auto\napply=auto\ninterval=100ms\nresidency=full\naccess=cached\nlocks=meet\nplacement=auto\nstaleness=none\nretain=2\nreplicas=1"
+	const defaults = "mode=relaxed\nmerge=last\ndtype=auto\napply=auto\ninterval=100ms\nresidency=full\naccess=cached\nlocks=meet\nplacement=auto\nstaleness=none\nretain=2\nreplicas=2"
 
 	done(t, "mkdir", n.Run(limit, "mkdir", at(n, "model"), at(n, "plain")))
 	get(n, defaults, at(n, "model"))

@@ -35,7 +35,7 @@ func TestSignalsWhileAHomeIsSilent(t *testing.T) {
 	if _, err := exec.LookPath("python3"); err != nil {
 		t.Skip(err)
 	}
-	c := cluster(t, harness.Options{Nodes: 3, Flags: append([]string{"--fault-timeout", "2m"}, lasting...)})
+	c := cluster(t, harness.Options{Single: true, Nodes: 3, Flags: append([]string{"--fault-timeout", "2m"}, lasting...)})
 	one := c.Node(1).Client()
 	name := ""
 	for i := range 64 {

@@ -7,7 +7,7 @@ const (
 	// MostReplicas is how many copies of an area's bytes there are at most.
 	MostReplicas = MostBackups + 1
 	// DefaultReplicas is how many there are unless the user says otherwise.
-	DefaultReplicas = 1
+	DefaultReplicas = 2
 )
 
 // Copies returns how many nodes are to keep the area's bytes, the home included. There are fewer while there are not so many members.

@@ -2,6 +2,7 @@ package dsm
 
 import (
 	"errors"
+	"strconv"
 	"testing"
 )
 
@@ -68,7 +69,7 @@ func TestReplicas(t *testing.T) {
 		if err == nil != (copies > 0) || err == nil && (spec.Copies() != copies || !spec.Valid()) {
 			t.Errorf("replicas=%s: %d, %v", value, spec.Copies(), err)
 		}
-		if copies < 2 {
+		if copies == 0 || copies == DefaultReplicas {
 			continue
 		}
 		if err := DefaultSpec().CheckChange(spec, 1); !errors.Is(err, ErrFixed) {
@@ -78,7 +79,7 @@ func TestReplicas(t *testing.T) {
 			t.Errorf("replicas=%s of an empty file: %v", value, err)
 		}
 	}
-	if spec, err := DefaultSpec().With("replicas", "1"); err != nil || spec != DefaultSpec() {
+	if spec, err := DefaultSpec().With("replicas", strconv.Itoa(DefaultReplicas)); err != nil || spec != DefaultSpec() {
 		t.Errorf("what is the default anyway: %+v, %v", spec, err)
 	}
 	if (Spec{Replicas: MostReplicas + 1}).Valid() {
