@@ -197,7 +197,7 @@ def create(
     retain
         Of a versioned area: how many versions each node keeps for readers, from 1 to 64, the newest included.
     replicas
-        On how many nodes the bytes of the area are kept, its homes included: 1, 2 or 3.
+        On how many nodes the bytes of the area are kept, its homes included: 1, 2 or 3. 2 unless its directory says otherwise: any node may die.
     order
         ``C`` or ``F``.
     permissions
