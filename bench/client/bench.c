@@ -83,6 +83,9 @@ static const struct {
 	{"lock-unlock", 3, lock_unlock}, {"lock-first", 3, lock_first}, {"lock-turns", 3, lock_turns},
 	{"lock-keep", 4, lock_keep}, {"lock-opened", 3, lock_opened},
 	{"barriers", 4, barriers},
+	{"attached-reader", 5, attached_reader}, {"attached-writer", 4, attached_writer},
+	{"hop-end", 2, hop_end}, {"hop-forward", 3, hop_forward}, {"hop-relay", 4, hop_relay},
+	{"hop-reader", 4, hop_reader}, {"hop-writer", 4, hop_writer},
 };
 
 int main(int argc, char **argv)

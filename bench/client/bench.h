@@ -17,6 +17,16 @@ const void *map_to_read(const char *path, size_t size);
 /* median sorts v. */
 int64_t median(int64_t *v, size_t n);
 
+/* What a reader tells the writer, in a page of /dev/shm that is not part of the measurement: the round it has seen, and when. */
+struct sighting {
+	_Atomic uint32_t round;
+	_Atomic int64_t when;
+};
+
+/* saw tells that the reader has just seen a round; seen waits for that, and returns when it was. */
+void saw(struct sighting *s, uint32_t round);
+int64_t seen(struct sighting *s, uint32_t round);
+
 void tcp_server(char **a);
 void tcp_client(char **a);
 void write_fsync(char **a);
@@ -38,5 +48,12 @@ void lock_turns(char **a);
 void lock_keep(char **a);
 void lock_opened(char **a);
 void barriers(char **a);
+void attached_reader(char **a);
+void attached_writer(char **a);
+void hop_end(char **a);
+void hop_forward(char **a);
+void hop_relay(char **a);
+void hop_reader(char **a);
+void hop_writer(char **a);
 
 #endif

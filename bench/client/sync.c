@@ -52,15 +52,6 @@ void store_msync(char **a)
 	printf("%lld\n", (long long)median(t, n));
 }
 
-/*
- * What a reader tells the writer, in a page of /dev/shm that is not part of the
- * measurement: the round it has seen, and when.
- */
-struct sighting {
-	_Atomic uint32_t round;
-	_Atomic int64_t when;
-};
-
 static void wait_for(_Atomic uint32_t *word, uint32_t want)
 {
 	for (uint32_t v; (v = *word) != want;)
@@ -71,6 +62,18 @@ static void tell(_Atomic uint32_t *word, uint32_t v)
 {
 	*word = v;
 	syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void saw(struct sighting *s, uint32_t round)
+{
+	s->when = now();
+	tell(&s->round, round);
+}
+
+int64_t seen(struct sighting *s, uint32_t round)
+{
+	wait_for(&s->round, round);
+	return s->when;
 }
 
 static volatile uint32_t *area_word(const char *path) { return map_file(path, PAGE); }
@@ -92,8 +95,7 @@ void latency_reader(char **a)
 			if (spins % 64 == 63)
 				sched_yield();
 		}
-		s->when = now();
-		tell(&s->round, i);
+		saw(s, i);
 	}
 }
 
@@ -115,8 +117,8 @@ void latency_writer(char **a)
 		if (msync((void *)p, PAGE, MS_SYNC) < 0)
 			die("msync");
 		for (size_t r = 0; r < readers; r++) {
-			wait_for(&s[r]->round, i);
-			last = s[r]->when > last ? s[r]->when : last;
+			int64_t when = seen(s[r], i);
+			last = when > last ? when : last;
 		}
 		t[i - 1] = last - start;
 	}

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/dsmfs/dsmfs/integration/harness"
+)
+
+// The rows of small publishes of attached programs. The yardstick is programs in C that pass a page on in the same hops, wait for each other, and do
+// nothing else: from a program to a process beside it, from there to the next node, and into the memory of the reader.
+
+// hops is one such row.
+type hops struct {
+	home  int    // the node that is the home; the writer is on the first, the reader on the second
+	how   string // the reader spins, or waits
+	bound float64
+}
+
+func attachLatencyRow(o options) ([]line, error) {
+	rounds := o.pick(3000, 300)
+	var lines []line
+	for _, h := range []hops{{1, "spin", 2.8}, {2, "spin", 2.8}, {3, "spin", 3}, {1, "wait", 1.8}, {2, "wait", 1.8}} {
+		reader := map[string]string{"spin": "spins", "wait": "sleeps"}[h.how]
+		l := line{
+			Name: fmt.Sprintf("4 KiB of an attached program, home at node %d, until a reader of node 2 sees it that %s", h.home, reader),
+			Unit: "ns", Measure: "C programs, the same hops", Bound: h.bound,
+		}
+		more, err := compare(l, harness.Options{Single: true, Nodes: 3, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
+			func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+				files, err := shared(s)
+				calls := 0
+				return func() (float64, error) {
+						calls++
+						return publishHops(c, h, filepath.Join(files, strconv.Itoa(calls)), "", page, rounds)
+					}, func() (float64, error) {
+						calls++
+						return bareHops(c, h, filepath.Join(files, strconv.Itoa(calls)), rounds)
+					}, err
+			})
+		lines = append(lines, more...)
+		if err != nil {
+			return lines, err
+		}
+	}
+	return lines, nil
+}
+
+// publishHops measures publishes of an area, with settings instead of the home if there are any. file is the prefix of what the programs use
+// besides, and of the area's name.
+func publishHops(c *harness.Cluster, h hops, file, settings string, size, rounds int) (float64, error) {
+	writer, reader := c.Node(1), c.Node(2)
+	path := "/" + filepath.Base(file) + h.how
+	if settings == "" {
+		settings = "placement " + c.Node(h.home).Name + "\n"
+	}
+	text := path + "\n" + settings + "interval 0\n"
+	if _, err := harness.CreateAt(writer.AttachSocket(), text, int64(size), 0o644, true); err != nil {
+		return 0, err
+	}
+	r, _, err := start(reader, programs.bench, "attached-reader", reader.AttachSocket(), path, file, rounds, h.how)
+	if err != nil {
+		return 0, err
+	}
+	v, err := one(writer, "attached-writer", writer.AttachSocket(), path, file, rounds)
+	if err != nil {
+		return 0, errors.Join(err, r.end())
+	}
+	_, err = r.rest()
+	return v, err
+}
+
+// bareHops is publishHops with programs in C in place of the daemons.
+func bareHops(c *harness.Cluster, h hops, file string, rounds int) (_ float64, err error) {
+	const port = 7451
+	host := func(n *harness.Node) string {
+		addr, _, splitErr := net.SplitHostPort(n.Address)
+		err = errors.Join(err, splitErr)
+		return addr
+	}
+	writer, reader := c.Node(1), c.Node(2)
+	type program struct {
+		on   *harness.Node
+		args []any
+	}
+	chain := []program{{reader, []any{"hop-reader", file + ".there", file, rounds, h.how}}, {reader, []any{"hop-end", port, file + ".there"}}}
+	next := host(reader)
+	if h.home == 3 {
+		chain = append(chain, program{c.Node(3), []any{"hop-forward", port, next, port}})
+		next = host(c.Node(3))
+	}
+	chain = append(chain, program{writer, []any{"hop-relay", file + ".socket", file + ".here", next, port}})
+	if err != nil {
+		return 0, err
+	}
+	var all []*helper
+	for _, p := range chain {
+		b, _, err := start(p.on, programs.bench, p.args...)
+		if err != nil {
+			return 0, err
+		}
+		all = append(all, b)
+	}
+	v, err := one(writer, "hop-writer", file+".socket", file+".here", file, rounds)
+	if err != nil {
+		return 0, err
+	}
+	for _, b := range all { // each ends when the one before it does
+		if _, err := b.rest(); err != nil {
+			return 0, err
+		}
+	}
+	return v, nil
+}
+
+// versionedRow measures versions of a versioned area, until a reader has them that sleeps.
+func versionedRow(o options) ([]line, error) {
+	rounds := o.pick(1000, 100)
+	l := line{Name: "version of 4 KiB, until a reader of another node has it that sleeps", Unit: "ns", Measure: "C programs, the same hops", Bound: 3.5}
+	return compare(l, harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
+		func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+			files, err := shared(s)
+			calls, h := 0, hops{home: 1, how: "wait"}
+			return func() (float64, error) {
+					calls++
+					return publishHops(c, h, filepath.Join(files, strconv.Itoa(calls)), "mode versioned\n", page, rounds)
+				}, func() (float64, error) {
+					calls++
+					return bareHops(c, h, filepath.Join(files, strconv.Itoa(calls)), rounds)
+				}, err
+		})
+}
+
+// attachWorkRow measures the processor time of both daemons for a small publish, with a reader that sleeps.
+func attachWorkRow(o options) ([]line, error) {
+	const allowed = 60 * time.Microsecond
+	rounds := o.pick(3000, 300)
+	l := line{Name: "processor time of both daemons for 4 KiB of an attached program, until a reader sees it", Unit: "ns", Measure: "allowed", Bound: 1}
+	return compare(l, harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
+		func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+			files, err := shared(s)
+			calls := 0
+			return func() (float64, error) {
+				calls++
+				before := c.CPU()
+				_, err := publishHops(c, hops{home: 1, how: "wait"}, filepath.Join(files, strconv.Itoa(calls)), "", page, rounds)
+				return float64(c.CPU()-before) / float64(rounds), err
+			}, func() (float64, error) { return float64(allowed), nil }, err
+		})
+}
+
+// shared returns a directory of memory that programs on all nodes share. It goes with the stage.
+func shared(s *stage) (string, error) {
+	dir, err := os.MkdirTemp("/dev/shm", "dsmfs-bench-")
+	s.Cleanup(func() { _ = os.RemoveAll(dir) }) // what is left is seen in /dev/shm
+	return dir, err
+}
