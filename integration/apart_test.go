@@ -93,8 +93,8 @@ func cutLink(t *testing.T, oneWay bool) {
 	}
 	all[0].SetXattr("d", "user.dsm.placement", place.Name)
 	all[0].Open("d/f", "rw,creat,excl").Truncate(3 * page)
-	home, backup := backupsOf(t, c.Node(1), all[0], "d/f")
-	t.Logf("leader %s, home %s, backup %s", lead.Name, home, backup)
+	home, backups := backupsOf(t, c.Node(1), all[0], "d/f", 2)
+	t.Logf("leader %s, home %s, backups %v", lead.Name, home, backups)
 	stop := make(chan struct{})
 	var running sync.WaitGroup
 	work := make(map[string]*publisher)

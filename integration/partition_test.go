@@ -178,7 +178,7 @@ func TestPartitionAddsOnce(t *testing.T) {
 			all[0].SetXattr("d/sum", "user.dsm.interval", "0")
 			f.Truncate(page)
 			if x.replicas > 1 {
-				if home, _ := backupsOf(t, c.Node(1), all[0], "d/sum"); home != x.home {
+				if home, _ := backupsOf(t, c.Node(1), all[0], "d/sum", 2); home != x.home {
 					t.Fatalf("the home is %s", home)
 				}
 			}
