@@ -109,6 +109,7 @@ func (t *Transport) readFrames(from dsm.NodeID, in *inbound, conn net.Conn) erro
 // source reads a connection, and calls idle before it waits for bytes.
 type source struct {
 	conn       net.Conn
+	brief      net.Conn        // conn, with brief reads
 	raw        syscall.RawConn // if nil, and seal too, idle is called before each Read
 	seal       *sealed         // conn, if it is encrypted
 	n          *atomic.Uint64  // counts what is read
@@ -117,7 +118,7 @@ type source struct {
 }
 
 func newSource(conn net.Conn, n *atomic.Uint64, idle func()) *source {
-	s := &source{conn: conn, n: n, idle: idle}
+	s := &source{conn: conn, brief: briefly(conn), n: n, idle: idle}
 	switch c := conn.(type) {
 	case *sealed:
 		s.seal = c
@@ -131,7 +132,11 @@ func (s *source) Read(b []byte) (n int, err error) {
 	if n, err = s.readNow(b); n == 0 && err == nil {
 		s.unanswered = 0
 		s.idle() // not called from within raw.Read, because it takes locks that are held while the connection is closed
-		n, err = s.conn.Read(b)
+		if len(b) <= briefBytes {
+			n, err = s.brief.Read(b)
+		} else {
+			n, err = s.conn.Read(b)
+		}
 	}
 	s.unanswered += n
 	s.n.Add(uint64(n))
