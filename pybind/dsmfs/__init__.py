@@ -31,7 +31,7 @@ from ._errors import (
     TimedOutError,
     VersionDroppedError,
 )
-from ._filesystem import AreaInfo, Areas, Filesystem, Member, mount
+from ._filesystem import AreaInfo, Areas, Conflict, Filesystem, Member, mount
 from ._group import Counter, Group, Meeting, group
 from ._open import PlaneWarning, create, open
 from ._tensors import MovedWarning
@@ -44,6 +44,7 @@ __all__ = [
     "Areas",
     "ClosedError",
     "Cluster",
+    "Conflict",
     "Counter",
     "DirectoryError",
     "DisconnectedError",

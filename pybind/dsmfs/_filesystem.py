@@ -52,6 +52,29 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Conflict:
+    """Elements to which both sides stored while a node was cut off, as ``/.dsm/areas/<path>/conflicts`` of this node shows them.
+
+    `number` counts those of the area, `found` is when they were found, in seconds since 1970, `offset` where they are in the
+    file, `kept` the bytes that were given up, and `taken` those that stayed; None if these are many.
+    """
+
+    number: int
+    found: float
+    offset: int
+    kept: bytes
+    taken: bytes | None
+
+    @classmethod
+    def parse(cls, line: str) -> Conflict:
+        """Read a line ``NUMBER time=... offset=... length=... kept=HEX taken=HEX``."""
+        number, *pairs = line.split()
+        has = dict(p.split("=", 1) for p in pairs)
+        taken = bytes.fromhex(has["taken"]) if "taken" in has else None
+        return cls(int(number), float(has["time"]), int(has["offset"]), bytes.fromhex(has["kept"]), taken)
+
+
+@dataclass(frozen=True)
 class AreaInfo:
     """An area that need not be open. Sizes are in bytes; `resident` is what of it is in memory on this node."""
 
@@ -64,6 +87,20 @@ class AreaInfo:
     def open(self, mode: str = "r+", **options: Any) -> Area:
         """Open it: see :func:`dsmfs.open`."""
         return open(self.path, mode, **options)
+
+    @property
+    def conflicts(self) -> list[Conflict]:
+        """What was given up on this node when it, or a home, had been cut off and came back, the oldest first."""
+        lines = self._conflicts.read_text(encoding="ascii").splitlines()
+        return [Conflict.parse(line) for line in lines if not line.startswith("lost ")]
+
+    def clear_conflicts(self, through: int | None = None) -> None:
+        """Forget conflicts, up to a number; None: all."""
+        self._conflicts.write_text("clear\n" if through is None else f"clear {through}\n", encoding="ascii")
+
+    @property
+    def _conflicts(self) -> Path:
+        return Path(self.path.removesuffix(self.name), CONTROL, "areas", self.name, "conflicts")
 
 
 class Areas(Mapping[str, AreaInfo]):

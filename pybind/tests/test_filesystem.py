@@ -25,6 +25,9 @@ def test_members_areas_and_figures(nodes: dsmfs.Cluster) -> None:
     assert info.size == 8128 and info.settings["merge"] == "sum" and info.path == fs / "a/b/w.npy"
     with info.open("r") as w:
         assert w.shape == (1000,)
+    assert info.conflicts == []
+    info.clear_conflicts()
+    info.clear_conflicts(through=3)
     with dsmfs.open(fs / "link.npy") as w:
         assert w.path == fs / "v.npy"
     for no in ("a", "nothing", "v.npy/x"):
@@ -35,6 +38,18 @@ def test_members_areas_and_figures(nodes: dsmfs.Cluster) -> None:
     assert dsmfs.Filesystem(fs / "a/b/w.npy").path == fs.path
     with pytest.raises(dsmfs.NotMountedError):
         dsmfs.Filesystem("/proc")
+
+
+def test_conflicts_of_an_area(tmp_path: Path) -> None:
+    line = "7 time=1764000000.250000 offset=4096 length=4 kept=6d696e65"
+    file = tmp_path / ".dsm" / "areas" / "d" / "w" / "conflicts"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"{line} taken=74686579\n{line}\nlost bytes=12\n")
+    info = dsmfs.AreaInfo("d/w", str(tmp_path / "d/w"), 0, 0, {})
+    first, second = info.conflicts
+    assert first == dsmfs.Conflict(7, 1764000000.25, 4096, b"mine", b"they") and second.taken is None
+    info.clear_conflicts(7)
+    assert file.read_text() == "clear 7\n"
 
 
 def test_mount_starts_a_node_and_ends_it(binary: str, tmp_path: Path) -> None:
