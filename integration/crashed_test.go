@@ -71,7 +71,7 @@ func TestTakerDiesWhileANodeLeaves(t *testing.T) {
 // and then one that has both. Each is usable before the dead one has run out of its lease, which is long here. Who was the home of a file
 // stays in the list of members, as gone, until the file is removed, and is then forgotten.
 func TestNameAndAddressOfADeadNode(t *testing.T) {
-	c := cluster(t, harness.Options{Nodes: 3, Flags: lasting})
+	c := cluster(t, harness.Options{Single: true, Nodes: 3, Flags: lasting})
 	cl := c.Node(1).Client()
 	name := homedAt(t, c, cl, "n3")
 	n := c.Node(3)

@@ -216,7 +216,7 @@ func TestPartitionHealsAndCatchesUp(t *testing.T) {
 // not every version of them.
 func TestSlowSubscriber(t *testing.T) {
 	long(t)
-	c := cluster(t, harness.Options{Nodes: 3, Network: harness.Namespaces})
+	c := cluster(t, harness.Options{Single: true, Nodes: 3, Network: harness.Namespaces})
 	all := clients(c)
 	name, am, size := homedAway(t, c.Node(1), all[0], "n3")
 	maps := attachAll(all, name, size)
