@@ -151,7 +151,7 @@ def test_rules(nodes: dsmfs.Cluster) -> None:
             "placement": "auto",
             "staleness": "none",
             "retain": "2",
-            "replicas": "1",
+            "replicas": "2",
         }
         w.configure(merge="last", interval="1s", apply="sync")
         with nodes[1].create("p.npy", 3, "f4", placement="spread") as spread:

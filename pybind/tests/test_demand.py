@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def small(
     nodes = [mount("small", "8M")]
     try:
         nodes.append(mount("large", "512M", (str(nodes[0].config["addr"]),)))
+        os.setxattr(nodes[0].path, "user.dsm.replicas", b"1")  # else the small one would have to keep a copy of all
         with nodes[1].create("w.npy", COUNT, "i8", residency="demand", interval=0) as w:
             assert w.plane == "memory" and w.settings["residency"] == "demand"
             w.array[:] = np.arange(COUNT)
