@@ -7,7 +7,7 @@ from pathlib import Path
 
 import dsmfs
 import pytest
-from dsmfs import _mounts
+from dsmfs import _mounts, _rules
 
 
 def test_members_areas_and_figures(nodes: dsmfs.Cluster) -> None:
@@ -45,7 +45,7 @@ def test_conflicts_of_an_area(tmp_path: Path) -> None:
     file = tmp_path / ".dsm" / "areas" / "d" / "w" / "conflicts"
     file.parent.mkdir(parents=True)
     file.write_text(f"{line} taken=74686579\n{line}\nlost bytes=12\n")
-    info = dsmfs.AreaInfo("d/w", str(tmp_path / "d/w"), 0, 0, {})
+    info = dsmfs.AreaInfo("d/w", str(tmp_path / "d/w"), 0, 0, _rules.Settings())
     first, second = info.conflicts
     assert first == dsmfs.Conflict(7, 1764000000.25, 4096, b"mine", b"they") and second.taken is None
     info.clear_conflicts(7)
