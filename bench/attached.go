@@ -31,18 +31,7 @@ func attachLatencyRow(o options) ([]line, error) {
 			Name: fmt.Sprintf("4 KiB of an attached program, home at node %d, until a reader of node 2 sees it that %s", h.home, reader),
 			Unit: "ns", Measure: "C programs, the same hops", Bound: h.bound,
 		}
-		more, err := compare(l, harness.Options{Single: true, Nodes: 3, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
-			func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
-				files, err := shared(s)
-				calls := 0
-				return func() (float64, error) {
-						calls++
-						return publishHops(c, h, filepath.Join(files, strconv.Itoa(calls)), "", page, rounds)
-					}, func() (float64, error) {
-						calls++
-						return bareHops(c, h, filepath.Join(files, strconv.Itoa(calls)), rounds)
-					}, err
-			})
+		more, err := hopsRow(l, h, 3, "", rounds, o)
 		lines = append(lines, more...)
 		if err != nil {
 			return lines, err
@@ -51,16 +40,26 @@ func attachLatencyRow(o options) ([]line, error) {
 	return lines, nil
 }
 
-// publishHops measures publishes of an area, with settings instead of the home if there are any. file is the prefix of what the programs use
+// hopsRow measures publishes of an area on so many nodes beside bareHops.
+func hopsRow(l line, h hops, nodes int, settings string, rounds int, o options) ([]line, error) {
+	return compare(l, harness.Options{Single: true, Nodes: nodes, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
+		func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+			next, err := shared(s)
+			return func() (float64, error) { return publishHops(c, h, next(), settings, rounds) },
+				func() (float64, error) { return bareHops(c, h, next(), rounds) }, err
+		})
+}
+
+// publishHops measures publishes of a page of an area, with settings instead of the home if there are any. file is the prefix of what the programs use
 // besides, and of the area's name.
-func publishHops(c *harness.Cluster, h hops, file, settings string, size, rounds int) (float64, error) {
+func publishHops(c *harness.Cluster, h hops, file, settings string, rounds int) (float64, error) {
 	writer, reader := c.Node(1), c.Node(2)
 	path := "/" + filepath.Base(file) + h.how
 	if settings == "" {
 		settings = "placement " + c.Node(h.home).Name + "\n"
 	}
 	text := path + "\n" + settings + "interval 0\n"
-	if _, err := harness.CreateAt(writer.AttachSocket(), text, int64(size), 0o644, true); err != nil {
+	if _, err := harness.CreateAt(writer.AttachSocket(), text, page, 0o644, true); err != nil {
 		return 0, err
 	}
 	r, _, err := start(reader, programs.bench, "attached-reader", reader.AttachSocket(), path, file, rounds, h.how)
@@ -102,38 +101,35 @@ func bareHops(c *harness.Cluster, h hops, file string, rounds int) (_ float64, e
 	for _, p := range chain {
 		b, _, err := start(p.on, programs.bench, p.args...)
 		if err != nil {
-			return 0, err
+			return 0, errors.Join(err, endAll(all))
 		}
 		all = append(all, b)
 	}
 	v, err := one(writer, "hop-writer", file+".socket", file+".here", file, rounds)
 	if err != nil {
-		return 0, err
+		return 0, errors.Join(err, endAll(all))
 	}
 	for _, b := range all { // each ends when the one before it does
-		if _, err := b.rest(); err != nil {
-			return 0, err
-		}
+		_, restErr := b.rest()
+		err = errors.Join(err, restErr)
 	}
-	return v, nil
+	return v, err
+}
+
+// endAll ends programs that nobody talks to any more.
+func endAll(all []*helper) (err error) {
+	for _, b := range all {
+		b.cancel()
+		err = errors.Join(err, b.end())
+	}
+	return err
 }
 
 // versionedRow measures versions of a versioned area, until a reader has them that sleeps.
 func versionedRow(o options) ([]line, error) {
 	rounds := o.pick(1000, 100)
 	l := line{Name: "version of 4 KiB, until a reader of another node has it that sleeps", Unit: "ns", Measure: "C programs, the same hops", Bound: 3.5}
-	return compare(l, harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
-		func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
-			files, err := shared(s)
-			calls, h := 0, hops{home: 1, how: "wait"}
-			return func() (float64, error) {
-					calls++
-					return publishHops(c, h, filepath.Join(files, strconv.Itoa(calls)), "mode versioned\n", page, rounds)
-				}, func() (float64, error) {
-					calls++
-					return bareHops(c, h, filepath.Join(files, strconv.Itoa(calls)), rounds)
-				}, err
-		})
+	return hopsRow(l, hops{home: 1, how: "wait"}, 2, "mode versioned\n", rounds, o)
 }
 
 // attachWorkRow measures the processor time of both daemons for a small publish, with a reader that sleeps.
@@ -143,20 +139,22 @@ func attachWorkRow(o options) ([]line, error) {
 	l := line{Name: "processor time of both daemons for 4 KiB of an attached program, until a reader sees it", Unit: "ns", Measure: "allowed", Bound: 1}
 	return compare(l, harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "256M"}, o.rounds,
 		func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
-			files, err := shared(s)
-			calls := 0
+			next, err := shared(s)
 			return func() (float64, error) {
-				calls++
 				before := c.CPU()
-				_, err := publishHops(c, hops{home: 1, how: "wait"}, filepath.Join(files, strconv.Itoa(calls)), "", page, rounds)
+				_, err := publishHops(c, hops{home: 1, how: "wait"}, next(), "", rounds)
 				return float64(c.CPU()-before) / float64(rounds), err
 			}, func() (float64, error) { return float64(allowed), nil }, err
 		})
 }
 
-// shared returns a directory of memory that programs on all nodes share. It goes with the stage.
-func shared(s *stage) (string, error) {
+// shared returns a function that names a new file in memory that programs on all nodes share. The files go with the stage.
+func shared(s *stage) (next func() string, err error) {
 	dir, err := os.MkdirTemp("/dev/shm", "dsmfs-bench-")
 	s.Cleanup(func() { _ = os.RemoveAll(dir) }) // what is left is seen in /dev/shm
-	return dir, err
+	calls := 0
+	return func() string {
+		calls++
+		return filepath.Join(dir, strconv.Itoa(calls))
+	}, err
 }

@@ -116,9 +116,10 @@ func parse(text string) ([]float64, error) {
 
 // helper is a program that runs beside a measurement.
 type helper struct {
-	in    io.Closer
-	lines *bufio.Reader
-	end   func() error
+	in     io.Closer
+	lines  *bufio.Reader
+	cancel func() // kills it; end follows
+	end    func() error
 }
 
 // start runs a program at a node and waits for its first line of output.
@@ -143,7 +144,7 @@ func start(n *harness.Node, name string, args ...any) (*helper, string, error) {
 		cancel()
 		return nil, "", err
 	}
-	h := &helper{in: in, lines: bufio.NewReader(out)}
+	h := &helper{in: in, lines: bufio.NewReader(out), cancel: cancel}
 	h.end = func() error {
 		defer cancel()
 		_ = in.Close() // some end when their input does

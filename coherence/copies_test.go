@@ -12,15 +12,20 @@ import (
 // backed is a home (node 0), its backup (node 1), and a replica (node 2) of an area of one extent, whose messages are in the test's hands.
 func backed(t *testing.T) (s *sim, home, backup, replica *simNode) { return backedBy(t, 0, 1, 2) }
 
-// backedBy is backed, but only these nodes have the area open.
-func backedBy(t *testing.T, open ...int) (s *sim, home, backup, replica *simNode) {
-	s = newHomed(t, 3, sums(1, dsm.ApplyArrival))
+// backUp makes a node the backup of all slots, in sync.
+func (s *sim) backUp(n *simNode) {
 	s.changeView(func(v *dsm.View) {
 		for i := range v.Slots {
-			v.Slots[i].Backups[0] = dsm.Backup{Node: s.nodes[1].id, InSync: true}
+			v.Slots[i].Backups[0] = dsm.Backup{Node: n.id, InSync: true}
 		}
 	})
 	s.catchUp()
+}
+
+// backedBy is backed, but only these nodes have the area open.
+func backedBy(t *testing.T, open ...int) (s *sim, home, backup, replica *simNode) {
+	s = newHomed(t, 3, sums(1, dsm.ApplyArrival))
+	s.backUp(s.nodes[1])
 	for _, i := range open {
 		s.nodes[i].open(true)
 	}

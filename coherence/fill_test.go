@@ -132,12 +132,7 @@ func TestHandoverWaitsForBackups(t *testing.T) {
 		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
 		home, backup, next := s.nodes[0], s.nodes[1], s.nodes[2]
 		s.copies = 2
-		s.changeView(func(v *dsm.View) {
-			for i := range v.Slots {
-				v.Slots[i].Backups[0] = dsm.Backup{Node: backup.id, InSync: true}
-			}
-		})
-		s.catchUp()
+		s.backUp(backup)
 		backup.find()
 		next.open(true)
 		put(t, next, 5)

@@ -80,6 +80,17 @@ func (p *parting) publishedAlone(n *simNode) {
 	}
 }
 
+// meet has the node evicted, both sides store, and the other one publish; then the node comes back, and publishes.
+func (p *parting) meet(mine, theirs string) {
+	p.t.Helper()
+	p.isEvicted(p.n)
+	p.stores(p.n, mine)
+	p.stores(p.other, theirs)
+	p.publishedAlone(p.other)
+	p.comesBack(p.n)
+	p.published(p.n)
+}
+
 // wants checks what all nodes have of the first bytes, and which conflicts the node keeps.
 func (p *parting) wants(text string, conflicts ...string) {
 	p.t.Helper()
@@ -106,12 +117,7 @@ func parted(t *testing.T, ino dsm.Inode, f func(p *parting)) {
 // TestConflictIsKept: what both sides have changed stays as the majority has it.
 func TestConflictIsKept(t *testing.T) {
 	parted(t, dsm.Inode{}, func(p *parting) {
-		p.isEvicted(p.n)
-		p.stores(p.n, "1111....5.6.")
-		p.stores(p.other, "22..33..5..7")
-		p.publishedAlone(p.other)
-		p.comesBack(p.n)
-		p.published(p.n)
+		p.meet("1111....5.6.", "22..33..5..7")
 		p.wants("221133bb5c67", "0: 22, not 11")
 	})
 }
@@ -121,12 +127,7 @@ func TestConflictsOfElements(t *testing.T) {
 	ino := dsm.Inode{Layout: dsm.Layout{DType: dsm.DTypeI32}}
 	ino.Spec.DType = dsm.DTypeI32
 	parted(t, ino, func(p *parting) {
-		p.isEvicted(p.n)
-		p.stores(p.n, "1.......1...")
-		p.stores(p.other, ".2..2.......")
-		p.publishedAlone(p.other)
-		p.comesBack(p.n)
-		p.published(p.n)
+		p.meet("1.......1...", ".2..2.......")
 		p.wants("a2aa2bbb1ccc", "0: a2aa, not 1aaa")
 	})
 }
@@ -134,12 +135,7 @@ func TestConflictsOfElements(t *testing.T) {
 // TestSumsHaveNoConflicts: both sides count.
 func TestSumsHaveNoConflicts(t *testing.T) {
 	parted(t, sums(1, dsm.ApplyArrival), func(p *parting) {
-		p.isEvicted(p.n)
-		p.stores(p.n, "b")
-		p.stores(p.other, "b")
-		p.publishedAlone(p.other)
-		p.comesBack(p.n)
-		p.published(p.n)
+		p.meet("b", "b")
 		p.wants("caaabbbbcccc")
 	})
 }
@@ -300,12 +296,7 @@ func TestHiccup(t *testing.T) {
 func TestNoRoomForConflicts(t *testing.T) {
 	parted(t, dsm.Inode{}, func(p *parting) {
 		p.n.node.conflictBytes.Store(mostConflicts - conflictCost - 2)
-		p.isEvicted(p.n)
-		p.stores(p.n, "11..111")
-		p.stores(p.other, "22..222")
-		p.publishedAlone(p.other)
-		p.comesBack(p.n)
-		p.published(p.n)
+		p.meet("11..111", "22..222")
 		list, lost := p.n.node.Conflicts(simArea)
 		if len(list) != 1 || string(list[0].Kept) != "11" || lost != 3 {
 			t.Errorf("%d conflicts, %d bytes lost: %+v", len(list), lost, list)

@@ -28,12 +28,7 @@ func TestTakeoverIsNotTheLastView(t *testing.T) {
 				s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
 				home, backup, replica := s.nodes[0], s.nodes[1], s.nodes[2]
 				s.copies = 2
-				s.changeView(func(v *dsm.View) {
-					for i := range v.Slots {
-						v.Slots[i].Backups[0] = dsm.Backup{Node: backup.id, InSync: true}
-					}
-				})
-				s.catchUp()
+				s.backUp(backup)
 				backup.find()
 				feed := func() {}
 				if c.starves {

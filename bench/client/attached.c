@@ -4,15 +4,10 @@
 #define DSMFS_IMPLEMENTATION
 #include "../../include/dsmfs.h"
 
-#include <arpa/inet.h>
 #include <linux/futex.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -34,15 +29,6 @@ static void ready(void)
 {
 	puts("ready");
 	fflush(stdout);
-}
-
-/* spin waits for a word as latency-reader does. */
-static void spin(volatile uint32_t *p, uint32_t want)
-{
-	for (unsigned spins = 0; *p != want; spins++) {
-		if (spins % 64 == 63)
-			sched_yield();
-	}
 }
 
 /* attached-reader SOCKET PATH SIGHTING ROUNDS HOW: sees each value of the last word of the area; HOW is spin, or wait: it sleeps in dsmfs_wait. */
@@ -88,53 +74,6 @@ void attached_writer(char **a)
 	dsmfs_detach(area);
 }
 
-static void pass(int fd, const void *p, size_t n)
-{
-	if (send(fd, p, n, MSG_NOSIGNAL) != (ssize_t)n)
-		die("send");
-}
-
-/* take returns 0 at the end of the connection. */
-static int take(int fd, void *p, size_t n)
-{
-	for (size_t got = 0; got < n;) {
-		ssize_t r = read(fd, (char *)p + got, n - got);
-		if (r < 0)
-			die("read");
-		if (r == 0)
-			return 0;
-		got += (size_t)r;
-	}
-	return 1;
-}
-
-static int dial(const char *host, const char *port)
-{
-	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(port))};
-	inet_pton(AF_INET, host, &to.sin_addr);
-	if (connect(fd, (struct sockaddr *)&to, sizeof to) < 0)
-		die("connect");
-	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-	return fd;
-}
-
-/* meet answers one connection. It prints "ready" when it listens. */
-static int meet(const char *port)
-{
-	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-	struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(port))};
-	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-	if (bind(fd, (struct sockaddr *)&at, sizeof at) < 0 || listen(fd, 1) < 0)
-		die("listen");
-	ready();
-	int conn = accept(fd, NULL, NULL);
-	if (conn < 0)
-		die("accept");
-	setsockopt(conn, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-	return conn;
-}
-
 static struct sockaddr_un name(const char *path)
 {
 	struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -145,28 +84,28 @@ static struct sockaddr_un name(const char *path)
 /* hop-end PORT FILE: puts each page that comes into the memory of a file, wakes who waits for its last word, and answers. */
 void hop_end(char **a)
 {
-	char page[PAGE], answer[ANSWER] = {0};
+	char page[PAGE], done[ANSWER] = {0};
 	char *to = map_file(a[1], PAGE);
 	uint32_t *word = (uint32_t *)(to + PAGE - sizeof *word);
-	int conn = meet(a[0]);
-	while (take(conn, page, PAGE)) {
+	int conn = tcp_answer(a[0]);
+	while (receive_all(conn, page, PAGE)) {
 		memcpy(to, page, PAGE - sizeof *word);
 		__atomic_store_n(word, *(uint32_t *)(page + PAGE - sizeof *word), __ATOMIC_SEQ_CST);
 		syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
-		pass(conn, answer, ANSWER);
+		send_all(conn, done, ANSWER);
 	}
 }
 
 /* hop-forward PORT HOST PORT: passes each page on, and the answer back. */
 void hop_forward(char **a)
 {
-	char page[PAGE], answer[ANSWER];
-	int to = dial(a[1], a[2]), from = meet(a[0]);
-	while (take(from, page, PAGE)) {
-		pass(to, page, PAGE);
-		if (!take(to, answer, ANSWER))
+	char page[PAGE], done[ANSWER];
+	int to = tcp_dial(a[1], a[2]), from = tcp_answer(a[0]);
+	while (receive_all(from, page, PAGE)) {
+		send_all(to, page, PAGE);
+		if (!receive_all(to, done, ANSWER))
 			die("the next hop is gone");
-		pass(from, answer, ANSWER);
+		send_all(from, done, ANSWER);
 	}
 }
 
@@ -176,20 +115,15 @@ void hop_relay(char **a)
 	char request[ANSWER], page[PAGE];
 	const char *from = map_file(a[1], PAGE);
 	struct sockaddr_un at = name(a[0]);
-	int to = dial(a[2], a[3]), fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+	int to = tcp_dial(a[2], a[3]), fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
 	unlink(a[0]);
-	if (bind(fd, (struct sockaddr *)&at, sizeof at) < 0 || listen(fd, 1) < 0)
-		die("listen");
-	ready();
-	int conn = accept(fd, NULL, NULL);
-	if (conn < 0)
-		die("accept");
-	while (take(conn, request, ANSWER)) {
+	int conn = answer(fd, (struct sockaddr *)&at, sizeof at);
+	while (receive_all(conn, request, ANSWER)) {
 		memcpy(page, from, PAGE);
-		pass(to, page, PAGE);
-		if (!take(to, request, ANSWER))
+		send_all(to, page, PAGE);
+		if (!receive_all(to, request, ANSWER))
 			die("the other end is gone");
-		pass(conn, request, ANSWER);
+		send_all(conn, request, ANSWER);
 	}
 }
 
@@ -225,8 +159,8 @@ void hop_writer(char **a)
 		int64_t start = now();
 		memset(mem, (int)(i % 251), PAGE);
 		*(volatile uint32_t *)(mem + PAGE - sizeof i) = i;
-		pass(fd, request, ANSWER);
-		if (!take(fd, request, ANSWER))
+		send_all(fd, request, ANSWER);
+		if (!receive_all(fd, request, ANSWER))
 			die("the relay is gone");
 		t[i - 1] = seen(s, i) - start;
 	}

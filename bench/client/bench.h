@@ -4,6 +4,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/socket.h>
 
 /* now is CLOCK_MONOTONIC in nanoseconds: one clock for all processes of a machine. */
 int64_t now(void);
@@ -26,6 +27,17 @@ struct sighting {
 /* saw tells that the reader has just seen a round; seen waits for that, and returns when it was. */
 void saw(struct sighting *s, uint32_t round);
 int64_t seen(struct sighting *s, uint32_t round);
+/* spin waits until a word has a value. It yields now and then, because on a machine with two cores the daemons need one. */
+void spin(volatile uint32_t *p, uint32_t want);
+
+/* send_all sends size bytes; receive_all receives as many, and returns 0 at the end of the connection. */
+void send_all(int fd, const void *p, size_t size);
+int receive_all(int fd, void *p, size_t size);
+/* answer binds a socket, prints "ready" when it listens, and returns the first connection. */
+int answer(int fd, const struct sockaddr *at, socklen_t size);
+/* tcp_answer is answer on a TCP port; tcp_dial connects to one. */
+int tcp_answer(const char *port);
+int tcp_dial(const char *host, const char *port);
 
 void tcp_server(char **a);
 void tcp_client(char **a);

@@ -78,10 +78,15 @@ int64_t seen(struct sighting *s, uint32_t round)
 
 static volatile uint32_t *area_word(const char *path) { return map_file(path, PAGE); }
 
-/*
- * latency-reader PATH SIGHTING ROUNDS: spins on the first word of the area. It
- * yields now and then, because on a machine with two cores the daemons need one.
- */
+void spin(volatile uint32_t *p, uint32_t want)
+{
+	for (unsigned spins = 0; *p != want; spins++) {
+		if (spins % 64 == 63)
+			sched_yield();
+	}
+}
+
+/* latency-reader PATH SIGHTING ROUNDS: spins on the first word of the area. */
 void latency_reader(char **a)
 {
 	volatile uint32_t *p = area_word(a[0]);
@@ -91,10 +96,7 @@ void latency_reader(char **a)
 	puts("ready");
 	fflush(stdout);
 	for (uint32_t i = 1; i <= rounds; i++) {
-		for (unsigned spins = 0; *p != i; spins++) {
-			if (spins % 64 == 63)
-				sched_yield();
-		}
+		spin(p, i);
 		saw(s, i);
 	}
 }

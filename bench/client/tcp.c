@@ -19,21 +19,20 @@ static void no_delay(int fd)
 		die("TCP_NODELAY");
 }
 
-static void send_all(int fd, const char *p)
+void send_all(int fd, const void *p, size_t size)
 {
-	for (size_t n = 0; n < BLOCK;) {
-		ssize_t r = write(fd, p + n, BLOCK - n);
+	for (size_t n = 0; n < size;) {
+		ssize_t r = send(fd, (const char *)p + n, size - n, MSG_NOSIGNAL);
 		if (r <= 0)
-			die("write");
+			die("send");
 		n += (size_t)r;
 	}
 }
 
-/* receive_all returns 0 at the end of the connection. */
-static int receive_all(int fd, char *p)
+int receive_all(int fd, void *p, size_t size)
 {
-	for (size_t n = 0; n < BLOCK;) {
-		ssize_t r = read(fd, p + n, BLOCK - n);
+	for (size_t n = 0; n < size;) {
+		ssize_t r = read(fd, (char *)p + n, size - n);
 		if (r < 0)
 			die("read");
 		if (r == 0)
@@ -43,23 +42,46 @@ static int receive_all(int fd, char *p)
 	return 1;
 }
 
-/* tcp-server PORT: answers one connection, then ends. Prints "ready" when it listens. */
-void tcp_server(char **a)
+int answer(int fd, const struct sockaddr *at, socklen_t size)
 {
-	char block[BLOCK];
-	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-	struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(a[0]))};
-	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-	if (bind(fd, (struct sockaddr *)&at, sizeof at) < 0 || listen(fd, 1) < 0)
+	if (bind(fd, at, size) < 0 || listen(fd, 1) < 0)
 		die("listen");
 	puts("ready");
 	fflush(stdout);
 	int conn = accept(fd, NULL, NULL);
 	if (conn < 0)
 		die("accept");
+	return conn;
+}
+
+int tcp_answer(const char *port)
+{
+	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+	struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(port))};
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+	int conn = answer(fd, (struct sockaddr *)&at, sizeof at);
 	no_delay(conn);
-	while (receive_all(conn, block))
-		send_all(conn, block);
+	return conn;
+}
+
+int tcp_dial(const char *host, const char *port)
+{
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(port))};
+	inet_pton(AF_INET, host, &to.sin_addr);
+	if (connect(fd, (struct sockaddr *)&to, sizeof to) < 0)
+		die("connect");
+	no_delay(fd);
+	return fd;
+}
+
+/* tcp-server PORT: answers one connection, then ends. Prints "ready" when it listens. */
+void tcp_server(char **a)
+{
+	char block[BLOCK];
+	int conn = tcp_answer(a[0]);
+	while (receive_all(conn, block, BLOCK))
+		send_all(conn, block, BLOCK);
 }
 
 /* tcp-client HOST PORT N: the median round trip of N, after N/10 to warm up. */
@@ -67,18 +89,13 @@ void tcp_client(char **a)
 {
 	char block[BLOCK];
 	memset(block, 7, sizeof block);
-	int fd = socket(AF_INET, SOCK_STREAM, 0);
-	struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(a[1]))};
-	inet_pton(AF_INET, a[0], &to.sin_addr);
-	if (connect(fd, (struct sockaddr *)&to, sizeof to) < 0)
-		die("connect");
-	no_delay(fd);
+	int fd = tcp_dial(a[0], a[1]);
 	size_t n = (size_t)atol(a[2]), warm = n / 10;
 	int64_t *t = calloc(n, sizeof *t);
 	for (size_t i = 0; i < n + warm; i++) {
 		int64_t start = now();
-		send_all(fd, block);
-		if (!receive_all(fd, block))
+		send_all(fd, block, BLOCK);
+		if (!receive_all(fd, block, BLOCK))
 			die("the server is gone");
 		if (i >= warm)
 			t[i - warm] = now() - start;
