@@ -36,6 +36,39 @@ func (a *Area) deadHomeLocked(s dsm.Slot) dsm.NodeID {
 	return 0
 }
 
+// lostLocked reports whether a slot was on its way to this node when its source died with what it had. Requests for such a slot are dropped: if
+// they waited here, later ones of the same node would wait behind them, also those for slots that live. Who made them hears of the death, too,
+// and sends them again when the slot has a home: see revivedLocked.
+func (a *Area) lostLocked(s dsm.Slot) bool {
+	row := a.mu.view.Row(s)
+	return row.Source != 0 && slices.Contains(a.mu.dead, row.Source) && a.isSelf(row.Primary) && !a.node.slotReady(s, row)
+}
+
+// lostInAreaLocked reports whether that is so of some extent of the area.
+func (a *Area) lostInAreaLocked() bool {
+	if len(a.mu.dead) == 0 {
+		return false
+	}
+	for e := range dsm.ExtentIndex(a.coveringLocked()) {
+		if a.lostLocked(a.slotLocked(e)) {
+			return true
+		}
+	}
+	return false
+}
+
+// revivedLocked reports whether a slot has a home, and that may have dropped requests for it because the source of the slot was dead at some
+// time since the view old.
+func (a *Area) revivedLocked(old *dsm.View, s dsm.Slot) bool {
+	was := old.Row(s)
+	if was.Source == 0 || a.deadHomeLocked(s) != 0 {
+		return false
+	}
+	before, _ := old.Member(was.Source)
+	now, ok := a.mu.view.Member(was.Source)
+	return before.Gone || !ok || now.Gone || now.Inc != before.Inc
+}
+
 // deadInAreaLocked returns the dead home of some extent of the area; 0 if all homes live.
 func (a *Area) deadInAreaLocked() dsm.NodeID {
 	if len(a.mu.dead) == 0 {

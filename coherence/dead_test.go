@@ -203,3 +203,71 @@ func TestSourceDiesAfterItsSlotHasGone(t *testing.T) {
 		}
 	})
 }
+
+// TestSourceDiesWithoutACopy: a slot is on its way to a node, and what it had dies with its source. Requests that waited for the slot hold up
+// nothing that lives, and when the file has been cut and grows again all is as ever.
+func TestSourceDiesWithoutACopy(t *testing.T) {
+	for _, ino := range []dsm.Inode{sums(2, dsm.ApplyArrival), onDemand(sums(2, dsm.ApplyArrival))} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newHomed(t, 3, ino)
+			s.changeView(func(v *dsm.View) { v.Slots[dsm.SlotOf(simArea, 1)].Primary = 2 })
+			s.catchUp()
+			source, home, n := s.nodes[0], s.nodes[1], s.nodes[2]
+			for _, o := range []*simNode{home, n} {
+				o.open(true)
+			}
+			put(t, n, 5)
+			publish(n)
+			s.drain()
+			a := n.area
+			s.changeView(func(v *dsm.View) {
+				v.Slots[dsm.SlotOf(simArea, 0)] = dsm.SlotHome{Primary: home.id, Source: source.id, Epoch: v.Epoch}
+			})
+			for _, o := range []*simNode{home, n} {
+				o.apply()
+			}
+			acquire := &failing{what: "acquire", call: func(ctx context.Context) error { return a.Acquire(ctx, true) }}
+			acquire.start()
+			s.deliverAll(link{2, 1})
+			if len(home.area.mu.parked) == 0 {
+				t.Fatal("nothing waits for the slot")
+			}
+			s.killAfter(source, func(int) int { return 0 })
+			s.die(source)
+			for _, o := range []*simNode{home, n} {
+				o.apply()
+			}
+			s.drain()
+			acquire.refused(t)
+			// What lives is not held up.
+			if err := a.WriteAt(t.Context(), []byte{7, 0, 0, 0}, dsm.ExtentSize); err != nil {
+				t.Fatal(err)
+			}
+			var goal publishGoal
+			a.step(func() { goal = a.requestPublishLocked() })
+			s.drain()
+			if !a.reachedLocked(goal) {
+				t.Error("a publish to an extent that lives waits for one that is lost")
+			}
+			if k := len(home.area.mu.parked); k > 0 {
+				t.Errorf("%d requests wait for ever", k)
+			}
+			// Without what was lost the area is as any other.
+			s.resize(0)
+			s.changeView(func(v *dsm.View) { v.Slots[dsm.SlotOf(simArea, 0)].Source = 0 }) // as the catalog does then
+			s.resize(2 * dsm.ExtentSize)
+			for _, o := range []*simNode{home, n} {
+				for o.behindCatalog() {
+					o.apply()
+				}
+			}
+			s.drain()
+			put(t, n, 9)
+			publish(n)
+			s.drain()
+			home.bring(0)
+			s.drain()
+			want(t, home, 9)
+		})
+	}
+}

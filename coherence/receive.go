@@ -153,6 +153,12 @@ func (a *Area) receiveLocked(from dsm.NodeID, msg any, payload [][]byte) error {
 		a.retryLocked(leaseRetry)
 		return nil
 	}
+	switch msg.(type) {
+	case *wire.Acquire, *wire.Inquire, *wire.Survey, *wire.Finish: // they ask for all of the area
+		if a.lostInAreaLocked() {
+			return nil
+		}
+	}
 	switch m := msg.(type) {
 	case *wire.Subscribe:
 		switch a.serveAllLocked(m) {
@@ -283,7 +289,7 @@ func (a *Area) serveSlotLocked(epoch dsm.Epoch, s dsm.Slot) verdict {
 	}
 	row := a.mu.view.Row(s)
 	switch {
-	case !a.isSelf(row.Primary) || epoch < row.Epoch:
+	case !a.isSelf(row.Primary) || epoch < row.Epoch || a.lostLocked(s):
 		return drop
 	case !a.node.slotReady(s, row) || a.dueLocked():
 		return park

@@ -451,7 +451,7 @@ func (a *Area) replicaViewChangedLocked(old *dsm.View) {
 	a.wantsMovedLocked()
 	moved := make(map[dsm.Slot]struct{})
 	for _, slot := range a.askedLocked() {
-		if a.movedLocked(old, slot) {
+		if a.movedLocked(old, slot) || a.revivedLocked(old, slot) {
 			moved[slot] = struct{}{}
 			r.whole = 0 // the home may have died
 		}
