@@ -14,10 +14,10 @@ import (
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
 
-// The rows of backups: the same measurement with two copies of a file and with one. Nothing else is on the three nodes.
+// The rows of backups: the same measurement with two copies of a file and with one. Nothing else is on the nodes.
 
-func copiesCluster(memory string) harness.Options {
-	return harness.Options{Nodes: 3, Network: harness.Namespaces, Memory: memory}
+func copiesCluster(nodes int, memory string) harness.Options {
+	return harness.Options{Nodes: nodes, Network: harness.Namespaces, Memory: memory}
 }
 
 // withCopies makes a file of which there are so many copies, with the home at the second node, and attaches it at the first. Only calls publish.
@@ -65,9 +65,9 @@ func fill(b []byte) {
 }
 
 // both measures a file with two copies, and one with a single copy.
-func both(l line, memory string, size int, o options, measure func(c *harness.Cluster, a *harness.Attachment) (float64, error)) ([]line, error) {
+func both(l line, nodes int, memory string, size int, o options, measure func(c *harness.Cluster, a *harness.Attachment) (float64, error)) ([]line, error) {
 	l.Measure = "one copy"
-	return compare(l, copiesCluster(memory), o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	return compare(l, copiesCluster(nodes, memory), o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		var of [2]*harness.Attachment
 		for i := range of {
 			if of[i], err = withCopies(c, fmt.Sprintf("/w%d", i+1), size, i+1); err != nil {
@@ -78,10 +78,22 @@ func both(l line, memory string, size int, o options, measure func(c *harness.Cl
 	})
 }
 
+// copiesPublishRow measures with three nodes, of which one has the backup, and with two, of which the publisher has it.
 func copiesPublishRow(o options) ([]line, error) {
+	var all []line
+	for _, nodes := range []int{3, 2} {
+		lines, err := copiesPublish(nodes, o)
+		if all = append(all, lines...); err != nil {
+			return all, err
+		}
+	}
+	return all, nil
+}
+
+func copiesPublish(nodes int, o options) ([]line, error) {
 	times := o.pick(2000, 200)
-	l := line{Name: "publish of 4 KiB to a home elsewhere, attached, until acked, two copies", Unit: "ns", Bound: 1.7}
-	return both(l, "256M", page, o, func(_ *harness.Cluster, a *harness.Attachment) (float64, error) {
+	l := line{Name: fmt.Sprintf("publish of 4 KiB to a home elsewhere, attached, until acked, two copies, %d nodes", nodes), Unit: "ns", Bound: 1.7}
+	return both(l, nodes, "256M", page, o, func(_ *harness.Cluster, a *harness.Attachment) (float64, error) {
 		began := time.Now()
 		for range times {
 			fill(a.Mem)
@@ -96,7 +108,7 @@ func copiesPublishRow(o options) ([]line, error) {
 func copiesBulkRow(o options) ([]line, error) {
 	size := o.pick(128*mib, 16*mib)
 	l := line{Name: fmt.Sprintf("publish %d MiB dense to a home elsewhere, attached, until acked, two copies", size/mib), Unit: "B/s", Bound: 0.55, AtLeast: true}
-	return both(l, "1G", size, o, func(_ *harness.Cluster, a *harness.Attachment) (float64, error) {
+	return both(l, 3, "1G", size, o, func(_ *harness.Cluster, a *harness.Attachment) (float64, error) {
 		ns, err := publishing(a, func() { fill(a.Mem) })
 		return float64(size) / ns * 1e9, err
 	})
@@ -105,7 +117,7 @@ func copiesBulkRow(o options) ([]line, error) {
 func copiesBytesRow(o options) ([]line, error) {
 	size := o.pick(128*mib, 16*mib)
 	l := line{Name: fmt.Sprintf("sent by all nodes for publishing %d MiB dense to a home elsewhere, two copies", size/mib), Unit: "B", Bound: 2.1}
-	return both(l, "1G", size, o, func(c *harness.Cluster, a *harness.Attachment) (float64, error) {
+	return both(l, 3, "1G", size, o, func(c *harness.Cluster, a *harness.Attachment) (float64, error) {
 		before, err := sent(c)
 		if err != nil {
 			return 0, err
@@ -140,7 +152,7 @@ func sent(c *harness.Cluster) (total float64, err error) {
 func copiesFillRow(o options) ([]line, error) {
 	size, part := o.pick(1024*mib, 64*mib), mib
 	l := line{Name: fmt.Sprintf("publish 1 MiB again and again while a backup of %d MiB is filled", size/mib), Unit: "B/s", Measure: "there is no backup", Bound: 0.8, AtLeast: true}
-	cluster := copiesCluster("4G")
+	cluster := copiesCluster(3, "4G")
 	cluster.Flags = []string{"--lease", "60s"}
 	return compare(l, cluster, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		const name = "/w"

@@ -282,15 +282,19 @@ func (a *Area) fromSelfLocked(msg any, payload [][]byte) {
 // anything else happens, unless it waits for backups. What a replica asks of the home on its own node is handled when it is done itself: see localLocked. So neither
 // is called while it is at work, and both see the same order as two nodes would.
 func (a *Area) sendLocked(to dsm.NodeID, msg any, payload ...[]byte) {
+	m := message{peer: to, msg: msg, payload: payload}
 	if self, holds := a.isSelf(to), a.holdsBackLocked(); (self || holds) && fromHome(msg) {
-		if holds {
-			a.holdBackLocked(to, msg, payload)
-		} else {
+		switch {
+		case !holds:
 			a.fromSelfLocked(msg, payload)
+			return
+		case !a.passesLocked(to, msg):
+			a.holdBackLocked(to, msg, payload)
+			return
 		}
-		return
+		m = ahead(m)
 	}
-	a.mu.out = append(a.mu.out, message{peer: to, msg: msg, payload: payload})
+	a.mu.out = append(a.mu.out, m)
 }
 
 // fromHome reports whether a message is one that homes send.
@@ -307,8 +311,11 @@ func fromHome(msg any) bool {
 func (a *Area) sendSharedLocked(to dsm.NodeID, msg any, payload *wire.Shared) {
 	m := message{peer: to, msg: msg, shared: payload}
 	if a.holdsBackLocked() && fromHome(msg) {
-		a.outputLocked(m)
-		return
+		if !a.passesLocked(to, msg) {
+			a.outputLocked(m)
+			return
+		}
+		m = ahead(m)
 	}
 	a.mu.out = append(a.mu.out, m)
 }

@@ -14,7 +14,6 @@ type copies struct {
 	to      map[dsm.NodeID]*backup
 	lastID  uint64
 	index   uint64 // of the last change, whatever backup it is for
-	owed    owed   // changes that somebody has not acked, and that outputs wait for
 	outputs []output
 	told    dsm.Version // backups have heard of no version after it
 	watch   *time.Timer // if not nil, it will look at how long outputs have waited

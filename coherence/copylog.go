@@ -26,6 +26,7 @@ type backup struct {
 	at      VersionInfo
 	covered map[dsm.Slot]*covered // while it is being filled
 	owes    map[dsm.Slot]int      // changes that outputs wait for
+	owed    owed                  // likewise, in order
 }
 
 // update is a change that a backup is to be told of, and has not acked: what has changed in an extent since base.
@@ -147,15 +148,29 @@ func (w *owed) Pop() any {
 	return x
 }
 
-// neededLocked returns the index of the first change that outputs wait for; 0: there is none.
-func (c *copies) neededLocked() uint64 {
-	for len(c.owed) > 0 {
-		if x := c.owed[0]; x.waits && !x.over && x.update.index == x.index {
+// needed returns the index of the first change that outputs wait for; 0: there is none.
+func (b *backup) needed() uint64 {
+	for len(b.owed) > 0 {
+		if x := b.owed[0]; x.waits && !x.over && x.update.index == x.index {
 			return x.index
 		}
-		heap.Pop(&c.owed)
+		heap.Pop(&b.owed)
 	}
 	return 0
+}
+
+// needed returns the index of the first change that outputs to a node wait for; 0: there is none. What the node has been sent itself is no such change.
+// If it is 0, it is any node that is no backup.
+func (c *copies) needed(to dsm.NodeID) (first uint64) {
+	for id, b := range c.to {
+		if id == to && b.due.empty() && b.later.empty() {
+			continue
+		}
+		if n := b.needed(); n != 0 && (first == 0 || n < first) {
+			first = n
+		}
+	}
+	return first
 }
 
 // setWaitsLocked records the slot of a change, and whether outputs wait for it.
@@ -175,7 +190,7 @@ func (a *Area) setWaitsLocked(b *backup, x *update, waits bool) {
 	}
 	b.owes[slot]++
 	if !was {
-		heap.Push(&a.mu.copies.owed, owedChange{x.index, x})
+		heap.Push(&b.owed, owedChange{x.index, x})
 		x.made = a.now() // it counts from when somebody waits for it
 		a.watchBackupsLocked()
 	}
@@ -225,7 +240,7 @@ func (a *Area) unifyLocked(b *backup, x, o *update) {
 	if o.index < x.index {
 		x.index = o.index
 		if x.waits {
-			heap.Push(&a.mu.copies.owed, owedChange{x.index, x})
+			heap.Push(&b.owed, owedChange{x.index, x})
 		}
 	}
 	if o.waits && !x.waits {

@@ -424,6 +424,7 @@ func (f *fills) refill(from dsm.NodeID, m *wire.Refill) error {
 				i := row.BackupOf(n.cfg.Self)
 				return row.Primary == from && row.Source == 0 && m.Epoch >= row.Epoch && i >= 0 && !row.Backups[i].InSync
 			})
+			a.aheadNoMoreLocked(from, in)
 		})
 	}
 	n.cfg.Sender.Send(from, &wire.Refilled{ID: m.ID}, nil, false)

@@ -24,7 +24,7 @@ func (a *Area) lookAtBackupsLocked() {
 	if c == nil {
 		return // the timer had fired before it was stopped
 	}
-	if c.watch = nil; c.neededLocked() == 0 {
+	if c.watch = nil; c.needed(0) == 0 {
 		return
 	}
 	for _, id := range slices.Sorted(maps.Keys(c.to)) {

@@ -12,6 +12,9 @@ import (
 // seen anything that a backup lacks, and a backup that takes over undoes nothing. (Output commit: Cully et al., "Remus: High Availability
 // via Asynchronous Virtual Machine Replication", NSDI 2008.) It waits on the way to the home's own node, too.
 //
+// What is for a backup need not wait for that backup's own ack, only for those of the others: it goes behind the change, on the same link, so the backup has the
+// change when it takes it. It looks whether it has (aheadOfStandbyLocked), for it may have refused the change, or that may be lost with a session.
+//
 // When a home dies, its backups in sync may differ: by what it had told one and not yet the other, so by nothing that anybody has seen. The one that takes
 // over is mute until the catalog says that the others cannot take over any more (dsm.Backup.Former): what it says may be what they lack. Should it turn out to
 // be dead, too, another one takes over, and nothing is undone. That one may have publishes that the mute one lacked, and lack some that it had: who sent them has no
@@ -25,7 +28,7 @@ type output struct {
 
 // holdsBackLocked reports whether messages of the home wait now.
 func (a *Area) holdsBackLocked() bool {
-	return a.mu.mute || a.mu.copies != nil && (len(a.mu.copies.outputs) > 0 || a.mu.copies.neededLocked() > 0)
+	return a.mu.mute || a.mu.copies != nil && (len(a.mu.copies.outputs) > 0 || a.mu.copies.needed(0) > 0)
 }
 
 // holdBackLocked keeps a message of the home. Its payload may change afterwards.
@@ -48,7 +51,7 @@ func (a *Area) releaseLocked() {
 	if c == nil || len(c.outputs) == 0 || a.mu.mute {
 		return
 	}
-	need := c.neededLocked()
+	need := c.needed(0)
 	for len(c.outputs) > 0 && (need == 0 || c.outputs[0].index < need) {
 		m := c.outputs[0].message
 		c.outputs[0] = output{}
@@ -66,6 +69,93 @@ func (a *Area) releaseLocked() {
 			m.shared.Release()
 		}
 	}
+	a.releaseAheadLocked()
+}
+
+// releaseAheadLocked sends messages for backups that need not wait for their receiver's own ack, each node's in order.
+func (a *Area) releaseAheadLocked() {
+	c := a.mu.copies
+	var waits []dsm.NodeID
+	c.outputs = slices.DeleteFunc(c.outputs, func(o output) bool {
+		if slices.Contains(waits, o.peer) {
+			return false
+		}
+		if c.to[o.peer] == nil || !c.mayGoAhead(o.peer, o.msg, o.index) {
+			waits = append(waits, o.peer)
+			return false
+		}
+		a.mu.out = append(a.mu.out, ahead(o.message))
+		return true
+	})
+}
+
+// passesLocked reports whether a message of the home need not wait, because all that has not been acked has been sent to its receiver.
+func (a *Area) passesLocked(to dsm.NodeID, msg any) bool {
+	c := a.mu.copies
+	return !a.mu.mute && c.to[to] != nil && c.mayGoAhead(to, msg, c.index) &&
+		!slices.ContainsFunc(c.outputs, func(o output) bool { return o.peer == to })
+}
+
+// mayGoAhead reports whether a message to a backup, made after the change with the index, may leave before the backup has acked that. It must be one that the
+// backup does not take without the change.
+func (c *copies) mayGoAhead(to dsm.NodeID, msg any, index uint64) bool {
+	switch msg.(type) {
+	case *wire.Push, *wire.PublishAck, *wire.Acquired: // the last counts behind pushes only
+		need := c.needed(to)
+		return need == 0 || index < need
+	}
+	return false
+}
+
+// ahead marks a message that has not waited for its receiver.
+func ahead(m message) message {
+	switch msg := m.msg.(type) {
+	case *wire.Push:
+		msg.Ahead = true
+	case *wire.PublishAck:
+		msg.Ahead = true
+	}
+	return m
+}
+
+// aheadOfStandbyLocked reports whether a home has said something that it need not have waited for this node's ack with, and this node lacks the change before
+// it as a backup. Nobody may see it: should the home die now, this node may take over.
+func (a *Area) aheadOfStandbyLocked(from dsm.NodeID, msg any) bool {
+	var e dsm.ExtentIndex
+	var v dsm.Version
+	var st *wire.Stamp
+	switch m := msg.(type) {
+	case *wire.Push:
+		if !m.Ahead {
+			return false
+		}
+		e, v, st = m.Extent, m.Version, &m.Stamp
+	case *wire.PublishAck:
+		if !m.Ahead {
+			return false
+		}
+		e, v, st = m.Extent, m.Version, &m.Stamp
+	default:
+		return false
+	}
+	row := a.rowLocked(e)
+	if row.BackupOf(a.node.cfg.Self) < 0 || !a.fromHomeLocked(from, st.Epoch, e) {
+		return false
+	}
+	return a.standbyVersionLocked(e) < v
+}
+
+// aheadNoMoreLocked has what a home has said ahead of this node's standby of slots be taken without it: the standby counts for nothing until it has been filled anew.
+func (a *Area) aheadNoMoreLocked(from dsm.NodeID, slots map[dsm.Slot]bool) {
+	for _, o := range a.mu.parked {
+		switch m := o.msg.(type) {
+		case *wire.Push:
+			m.Ahead = m.Ahead && (o.peer != from || !slots[a.slotLocked(m.Extent)])
+		case *wire.PublishAck:
+			m.Ahead = m.Ahead && (o.peer != from || !slots[a.slotLocked(m.Extent)])
+		}
+	}
+	a.unparkLocked()
 }
 
 // dropOutputsLocked drops messages as if they had been lost on their way.

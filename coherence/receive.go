@@ -144,6 +144,10 @@ func (a *Area) receiveLocked(from dsm.NodeID, msg any, payload [][]byte) error {
 		a.parkLocked(from, msg, one())
 		return nil
 	}
+	if a.aheadOfStandbyLocked(from, msg) {
+		a.parkLocked(from, msg, one())
+		return nil
+	}
 	if a.fencedLocked(msg) {
 		a.parkForMemoryLocked(from, msg, one())
 		return nil

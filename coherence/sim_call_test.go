@@ -242,6 +242,7 @@ func (s *sim) check() {
 			s.t.FailNow()
 		}
 	}
+	s.checkShown()
 }
 
 // wholeProblem checks what a node says of its memory: everything that homes have merged up to that version is in it. A home may have merged

@@ -75,3 +75,26 @@ func sameSeqs(a, b map[dsm.NodeID]dsm.Seq) bool {
 	}
 	return maps.Equal(some(a), some(b))
 }
+
+// checkShown: what a node has of an extent, every backup has that could take over. At any time.
+func (s *sim) checkShown() {
+	v := s.lastView()
+	for e := range dsm.ExtentIndex(s.lastInode().Spec.CoveringExtents(s.lastInode().Size)) {
+		row := s.rowOf(v, e)
+		for id := range row.InSync() {
+			backup := s.nodes[id-1].node.known(simArea)
+			if row.Source != 0 || !row.Settled() || s.nodes[id-1].dead || s.nodes[id-1].behindCatalog() || backup == nil {
+				continue
+			}
+			for _, n := range s.nodes {
+				if n.dead || n.away || n.cut || n.area == nil || n.area.mu.replica.extents[e] == nil || n.behindCatalog() {
+					continue
+				}
+				if shown, has := n.area.mu.replica.extents[e].version, backup.standbyVersionLocked(e); shown > has {
+					s.explain()
+					s.t.Fatalf("node %d shows version %d of extent %d, and backup %d has %d", n.i, shown, e, id-1, has)
+				}
+			}
+		}
+	}
+}

@@ -161,7 +161,27 @@ func (a *Area) receiveAsBackupLocked(from dsm.NodeID, msg any, payload []byte) e
 		a.mu.standby.unstage()
 	}
 	a.sendLocked(from, ack)
+	if len(a.mu.parked) > 0 {
+		a.unparkLocked() // the home may have said something ahead of the change
+	}
 	return nil
+}
+
+// standbyVersionLocked returns up to which version this node has an extent, as a backup, or as the home that it was until just now.
+func (a *Area) standbyVersionLocked(e dsm.ExtentIndex) (v dsm.Version) {
+	if x := a.mu.home.extents[e]; x != nil {
+		v = x.version
+	}
+	s := a.mu.standby
+	switch {
+	case s == nil:
+		return v
+	case a.versionedLocked():
+		return max(v, s.whole.Version)
+	case s.extents[e] != nil:
+		return max(v, s.extents[e].version)
+	}
+	return v
 }
 
 // followChangeLocked takes in a change. whole says that all of the extent, or of the versioned area, is needed instead.

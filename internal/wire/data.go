@@ -126,6 +126,7 @@ type Push struct {
 	Contains dsm.Seq // the bytes contain the receiver's own publishes up to here
 	Parts    dsm.Seq // likewise, its parts of rounds
 	Complete bool    // with it the receiver knows all changes to the extent up to Version
+	Ahead    bool    // it has not waited for the receiver's ack of Version as a backup, which takes it only when it has that
 	// Upto, unless it is 0, says that the receiver now has every publish that the sender has merged up to this version, and that
 	// whatever the sender merges from then on has a later one.
 	Upto   dsm.Version
@@ -172,6 +173,7 @@ type PublishAck struct {
 	Seq      dsm.Seq
 	Version  dsm.Version
 	Complete bool
+	Ahead    bool // as in Push
 	Stale    bool
 	Upto     dsm.Version // as in Push
 	Data     int         // how many pages of the extent have bytes other than zero; not if Stale

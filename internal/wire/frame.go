@@ -9,7 +9,7 @@ import (
 const (
 	// Version is the version of the frames and of the messages in them. Peers
 	// agree on it when they connect.
-	Version = 13
+	Version = 14
 	// MaxMessage bounds the msgpack bytes of a frame.
 	MaxMessage = 1 << 20
 	// MaxPayload bounds the raw bytes of a frame: 4 MiB and some slack.
