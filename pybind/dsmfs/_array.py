@@ -15,6 +15,8 @@ from ._plane import Mapping
 from ._tensors import Lent, Tensors, address
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import torch
 
 
@@ -154,6 +156,28 @@ class SharedArray(ABC):
 
     def __setitem__(self, index: Any, values: npt.ArrayLike) -> None:
         self.array[index] = values
+
+    # Without these, `w += 1` would make w an array of its own: NumPy can add to what has __array__.
+
+    def __iadd__(self, values: npt.ArrayLike) -> Self:
+        array = self.array
+        array += values
+        return self
+
+    def __isub__(self, values: npt.ArrayLike) -> Self:
+        array = self.array
+        array -= values
+        return self
+
+    def __imul__(self, values: npt.ArrayLike) -> Self:
+        array = self.array
+        array *= values
+        return self
+
+    def __itruediv__(self, values: npt.ArrayLike) -> Self:
+        array = self.array
+        array /= values
+        return self
 
 
 def protect(arrays: list[npt.NDArray[Any]]) -> None:

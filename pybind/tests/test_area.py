@@ -331,3 +331,20 @@ def test_pictures_for_notebooks(nodes: dsmfs.Cluster) -> None:
         assert math.isfinite(w.staleness)
         figures = w.stats
         assert figures["plane"] == w.plane and len(figures) > 1
+
+
+def test_arithmetic_in_place_is_done_in_the_shared_memory(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", 3, "f4", interval=0) as w, nodes[1].open("w.npy", "r") as r:
+        area = w
+        w += np.array([1, 2, 3], "f4")
+        w *= 4
+        w -= 2
+        w /= 2
+        assert w is area
+        w.publish()
+        r.acquire()
+        assert r.array.tolist() == [1, 3, 5]
+        with pytest.raises(ValueError, match="broadcast"):
+            w += np.ones(4, "f4")
+    with pytest.raises(dsmfs.ClosedError):
+        w += 1
