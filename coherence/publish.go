@@ -195,8 +195,10 @@ func (a *Area) diffLocked(pub *publication) {
 		}
 		// A program that has detached may have left bytes past the end.
 		if a.sharedLocked() || int64(p+1)*dsm.PageSize > a.mu.ino.Size {
-			changed, inexact = pub.kernel.AppendShared(&pub.delta, p, base, a.bytesOfLocked(p), snap[:])
-			w = snap[:] // programs may store meanwhile: what is accounted for must be the bytes that are sent
+			w = a.bytesOfLocked(p)
+			if changed, inexact = pub.kernel.AppendShared(&pub.delta, p, base, w, snap[:]); inexact {
+				w = snap[:] // programs may store meanwhile: what is accounted for must be the bytes that are sent
+			}
 		} else {
 			changed, inexact = pub.kernel.AppendDelta(&pub.delta, p, base, w)
 		}

@@ -1,8 +1,10 @@
 package coherence
 
 import (
+	"context"
 	"log/slog"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -106,4 +108,38 @@ func BenchmarkSparseArea(b *testing.B) {
 		}
 	})
 	shut()
+}
+
+// TestPagesWithDataAreNotCountedAgain: a publish that changes nothing about which pages have data does not have them counted, also while a program is
+// attached.
+func TestPagesWithDataAreNotCountedAgain(t *testing.T) {
+	for _, attached := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			ino := sums(1, dsm.ApplyArrival)
+			ino.Spec.Merge = dsm.MergeLast
+			s := newHomed(t, 2, ino)
+			n := s.nodes[1]
+			n.open(true)
+			s.calm()
+			if attached {
+				n.ask("attach", func(ctx context.Context) error {
+					at, f, err := n.area.Attach(ctx, 1, true)
+					if err != nil {
+						return err
+					}
+					t.Cleanup(at.Detach)
+					return f.Close()
+				}, nil)
+				s.calm()
+			}
+			for i, want := range []bool{true, false, true, false} {
+				put(t, n, []int32{1, 2, 0, 0}[i])
+				n.ask("sync", func(ctx context.Context) error { return n.area.Sync(ctx, true) }, nil)
+				s.calm()
+				if got := n.area.Recounts(); got != want {
+					t.Errorf("attached %v: publish %d: to be counted again: %v, want %v", attached, i, got, want)
+				}
+			}
+		})
+	}
 }
