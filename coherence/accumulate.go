@@ -22,7 +22,7 @@ func (a *Area) MayAccumulate(ctx context.Context, off, n int64) error {
 
 // Accumulate adds elements that a program has in memory of its own to this node's part in a round: the bytes p at off. Several calls add
 // up. The working copy does not change before the end of the round, and nothing has to be compared. The caller then calls Contribute. If
-// the round is given up, what was handed over is dropped. errs.Invalid if the elements of the area do not add up, or p is not whole ones.
+// the round is given up, what was handed over is dropped. If only finite numbers are published others are left out, and FinishRound fails. errs.Invalid if the elements of the area do not add up, or p is not whole ones.
 func (a *Area) Accumulate(ctx context.Context, id dsm.RoundID, off int64, p []byte) error {
 	for len(p) > 0 {
 		n := min(len(p), int(dsm.ExtentSize-off%dsm.ExtentSize))
@@ -83,6 +83,7 @@ func (a *Area) givePagesLocked(c *contribution, e dsm.ExtentIndex, set dsm.PageS
 			pub.sent.Add(i)
 		}
 	}
+	a.lookAtGivenLocked(c, pub)
 	pub.data.Bytes = pub.delta.Data
 	pub.data.Trim()
 	pub.delta.Data = pub.data.Bytes

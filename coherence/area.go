@@ -34,7 +34,8 @@ type Area struct {
 		cached     *pages.Cached
 		drops      pages.Drops // outlives the memory
 		kernel     merge.Kernel
-		ruleErr    error // why there is no kernel: then nothing can be published
+		ruleErr    error      // why there is no kernel: then nothing can be published
+		notFinite  *notFinite // nil: it has found none
 		header     header
 		drafts     []*draft
 		heads      heads // of the working copy
@@ -92,7 +93,7 @@ func newArea(n *Node, ino dsm.Inode) *Area {
 	a.mu.view = n.cfg.View.Current()
 	a.mu.dead, a.mu.own = deadOf(a.mu.view), a.mu.view.Placed(a.id)
 	a.lookForBackupsLocked()
-	a.mu.kernel, a.mu.ruleErr = merge.KernelFor(ino.Spec.Merge, ino.Layout)
+	a.mu.kernel, a.mu.ruleErr = kernelOf(ino)
 	a.mu.replica.init()
 	a.mu.home.init()
 	return a
@@ -460,8 +461,8 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	for _, d := range a.mu.drafts {
 		d.resizedLocked(a)
 	}
-	if now.Spec.Merge != old.Spec.Merge || now.Layout != old.Layout {
-		a.mu.kernel, a.mu.ruleErr = merge.KernelFor(now.Spec.Merge, now.Layout)
+	if now.Spec.Merge != old.Spec.Merge || now.Layout != old.Layout || now.Spec.OnNonFinite != old.Spec.OnNonFinite {
+		a.mu.kernel, a.mu.ruleErr = kernelOf(now)
 		a.mu.header.refused = false
 	}
 	if now.Spec.Residency != old.Spec.Residency {

@@ -166,10 +166,14 @@ func (t *Attachment) Sync(ctx context.Context) error {
 	if t.draft == nil || !t.write {
 		return t.area.Sync(ctx, t.write)
 	}
-	if err := t.area.Publish(ctx); err != nil {
+	err := t.area.Publish(ctx)
+	if err != nil && !errs.Is(err, errs.NotFinite) {
 		return err
 	}
-	return t.Acquire(ctx)
+	if failed := t.Acquire(ctx); failed != nil {
+		return failed
+	}
+	return err
 }
 
 // sawLocked counts how old the program's memory is.

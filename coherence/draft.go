@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -34,6 +35,7 @@ type draft struct {
 	stale        []dsm.PageSet     // by extent: pages where the working copy may differ from the base
 	staleExtents []dsm.ExtentIndex // the extents with such pages
 	tracking     pages.Tracking    // guarded by attached.mu
+	refused      refused
 	heads        heads
 	whole        dsm.Version // everything up to this version is in it: see replica.whole
 	fresh        time.Time   // see replica.fresh
@@ -152,9 +154,13 @@ func (a *Area) takeLocked(d *draft, e dsm.ExtentIndex, set dsm.PageSet) (changed
 		p := page(e, i)
 		memory, base := d.mem.Memory(p), d.mem.Base(p)
 		if string(memory) == string(base[:len(memory)]) {
+			a.setLocked(&d.refused, p, 0, 0)
 			continue
 		}
 		merge.Snapshot(now[:], memory)
+		if a.takesFiniteLocked(d, p, base, now[:]); string(now[:]) == string(base) {
+			continue
+		}
 		a.mu.cached.BeforeMerge(p)
 		w := a.mu.mem.Working(p)
 		if a.sharedLocked() {
@@ -202,6 +208,15 @@ func (a *Area) takeRange(d *draft, off, n int64) (looked, changed int) {
 	return looked, changed
 }
 
+// takeRefusedLocked looks again at pages with elements that were left out.
+func (a *Area) takeRefusedLocked(d *draft) {
+	for _, p := range slices.Sorted(maps.Keys(d.refused)) {
+		if e, i := p.Extent(); int64(p)*dsm.PageSize < a.mu.ino.Size {
+			a.takeLocked(d, e, dsm.Range(i, i+1))
+		}
+	}
+}
+
 // takeAll takes what the programs of all drafts have stored. The caller has attached.mu.
 func (a *Area) takeAll() (any bool) {
 	var drafts []*draft
@@ -211,6 +226,7 @@ func (a *Area) takeAll() (any bool) {
 		if d.tracking.Empty() {
 			continue
 		}
+		a.note(func() { a.takeRefusedLocked(d) })
 		any = true
 		found = found[:0]
 		d.tracking.Collect(

@@ -158,10 +158,10 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 			ack.Rode.Add(i)
 		}
 	}
-	a.mu.kernel.Apply(&delta, func(i int) []byte {
+	a.overflowedLocked(a.mu.kernel.Apply(&delta, func(i int) []byte {
 		mem.PrefetchNext(m.Extent, &m.Pages, i)
 		return mem.Home(page(m.Extent, i))
-	})
+	}))
 	x.version = a.drawLocked()
 	for i := range m.Pages.All() {
 		a.mu.home.setVersion(x, i, x.version)

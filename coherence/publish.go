@@ -50,6 +50,9 @@ type publication struct {
 	// limit is the smallest size that the area has had since, in bytes from the start of the extent.
 	// The part of the publication past it is void.
 	limit int
+	// compared are the pages that were diffed, refusals what was left out of them.
+	compared dsm.PageSet
+	refusals []refusal
 	// number is what replicaExtent.acked becomes with the ack: the stores of all publications up to
 	// this number are then published. A publication that leaves out stores, because their pages are
 	// not here yet, does not get a new number.
@@ -183,12 +186,13 @@ func (a *Area) diffLocked(pub *publication) {
 	pub.data = wire.Share(pub.sent.Len() * dsm.PageSize)
 	pub.delta.Data = pub.data.Bytes[:0]
 	x := a.mu.replica.extents[e]
+	pub.compared = pub.sent
 	var snap, accounted [dsm.PageSize]byte
 	for i := range pub.sent.All() {
 		p := page(e, i)
 		mem.PrefetchNext(e, &pub.sent, i)
 		var changed, inexact bool
-		w, base := mem.Working(p), mem.Base(p)
+		w, base, before := mem.Working(p), mem.Base(p), pub.delta.NotFinite
 		if x.unmerged(i) {
 			x.accounted(accounted[:], i, base)
 			base = accounted[:]
@@ -196,11 +200,18 @@ func (a *Area) diffLocked(pub *publication) {
 		// A program that has detached may have left bytes past the end.
 		if a.sharedLocked() || int64(p+1)*dsm.PageSize > a.mu.ino.Size {
 			w = a.bytesOfLocked(p)
-			if changed, inexact = pub.kernel.AppendShared(&pub.delta, p, base, w, snap[:]); inexact {
+			changed, inexact = pub.kernel.AppendShared(&pub.delta, p, base, w, snap[:])
+			if inexact || pub.kernel.RefusesNotFinite() {
 				w = snap[:] // programs may store meanwhile: what is accounted for must be the bytes that are sent
 			}
 		} else {
 			changed, inexact = pub.kernel.AppendDelta(&pub.delta, p, base, w)
+		}
+		if n := pub.delta.NotFinite - before; n > 0 && pub.kernel.RefusesNotFinite() {
+			copy(snap[:], w)
+			w = snap[:]
+			_, first := pub.kernel.Finite(p, base, w)
+			pub.refusals = append(pub.refusals, refusal{page: i, count: n, first: first})
 		}
 		if changed {
 			pub.pages.Add(i)
@@ -228,6 +239,7 @@ func (a *Area) startPublicationLocked(pub *publication) {
 	r := &a.mu.replica
 	e := pub.delta.Extent
 	x := a.extentLocked(e)
+	a.lookAtDiffLocked(x, pub)
 	a.node.links.more(pub.home, a, pub.weight()-pub.credit)
 	pub.credit = pub.weight()
 	if pub.pages.Empty() {
@@ -470,7 +482,7 @@ func (a *Area) reachedLocked(g publishGoal) bool {
 
 // Publish makes the stores that this node has received so far visible to the other nodes. It returns
 // when the homes have merged them. errs.Timeout if some home does not answer before ctx ends; the stores
-// are kept, and published later. errs.Invalid if the area's rules do not fit its bytes.
+// are kept, and published later. errs.Invalid if the area's rules do not fit its bytes, errs.NotFinite if some elements must not be published.
 func (a *Area) Publish(ctx context.Context) error {
 	if a.versioned() {
 		return a.publishVersion(ctx)
@@ -499,11 +511,13 @@ func (a *Area) publish(ctx context.Context, last bool, and func()) error {
 	a.step(func() {
 		if goal = a.requestPublishLocked(); goal != nil {
 			rule = a.publishableLocked()
+		} else {
+			rule = a.errNotFiniteLocked() // of a draft
 		}
 		and()
 	})
 	if goal == nil {
-		return nil
+		return rule
 	}
 	if rule != nil {
 		return rule
@@ -516,6 +530,9 @@ func (a *Area) publish(ctx context.Context, last bool, and func()) error {
 			a.step(func() { a.silentLocked(goal) })
 		}
 		return err
+	}
+	if rule == nil {
+		a.note(func() { rule = a.errNotFiniteLocked() })
 	}
 	return rule
 }

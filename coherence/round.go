@@ -130,7 +130,7 @@ func (a *Area) contributeLocked(c *contribution) {
 
 // FinishRound ends a round. nodes are those whose parts belong to it, writers how many programs these are of. It returns when the homes
 // have merged the parts of all, and the result is in memory: like Acquire, and storing is that of Acquire. errs.Timeout if a home
-// has not done so before ctx ends, errs.Unavailable if something that was accumulated on this node has been dropped. What this node has contributed is published apart from the round if it is not among nodes.
+// has not done so before ctx ends, errs.Unavailable if something that was accumulated on this node has been dropped, errs.NotFinite if it has been left out. What this node has contributed is published apart from the round if it is not among nodes.
 func (a *Area) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int, storing bool) error {
 	op := &acquiring{storing: storing, finish: &wire.Finish{Round: id, Nodes: nodes, Writers: writers}}
 	a.step(func() { a.startAcquiringLocked(op) })
@@ -142,6 +142,12 @@ func (a *Area) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.Node
 		if c := a.mu.replica.contribution; len(op.pending) == 0 && c != nil && c.id == id {
 			a.abandonLocked() // what is left of it came too late
 		}
+		if err == nil && a.notFiniteLocked().given == id {
+			err = a.notFiniteError()
+		}
+		if err == nil {
+			err = a.errNotFiniteLocked()
+		}
 	})
 	return err
 }
@@ -149,7 +155,7 @@ func (a *Area) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.Node
 // FinishRound is Area.FinishRound by the program; afterwards the result is in its memory.
 func (t *Attachment) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int) error {
 	err := t.area.FinishRound(ctx, id, nodes, writers, t.write)
-	if err == nil && t.draft != nil && t.write {
+	if (err == nil || errs.Is(err, errs.NotFinite)) && t.draft != nil && t.write {
 		t.area.refresh(t.draft)
 	}
 	return err

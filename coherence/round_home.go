@@ -327,6 +327,7 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 			}
 			mem.BeforeHomeWrite(page(e, i), false)
 			a.mu.kernel.ApplyStaged(&sum, page(e, i), writers, mem.Home(page(e, i)))
+			a.overflowedLocked(a.mu.kernel.NotFinite(page(e, i), mem.Home(page(e, i))))
 			h.setVersion(x, i, v)
 			a.lookAtHomeLocked(e, x, i)
 		}

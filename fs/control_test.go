@@ -34,7 +34,7 @@ func TestControlFiles(t *testing.T) {
 	if got := list(".dsm", "areas", "d"); !slices.Equal(got, []string{"w"}) {
 		t.Errorf("areas/d lists %q", got)
 	}
-	if got, want := list(".dsm", "areas", "d", "w"), []string{"access", "acquire", "apply", "conflicts", "dtype", "group", "history", "home", "interval", "locks", "merge", "mode",
+	if got, want := list(".dsm", "areas", "d", "w"), []string{"access", "acquire", "apply", "conflicts", "dtype", "group", "history", "home", "interval", "locks", "merge", "mode", "on_nonfinite",
 		"owner", "placement", "publish", "replicas", "residency", "retain", "staleness", "stats", "subscribers", "version", "versions"}; !slices.Equal(got, want) {
 		t.Errorf("areas/d/w lists %q, want %q", got, want)
 	}

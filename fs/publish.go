@@ -103,7 +103,7 @@ func (b *bridge) harvestAndPublish(ctx context.Context, a *openArea) error {
 		go func() { known <- b.publish(ctx, a) }()
 	}
 	err := b.harvest.Sync(ctx, []harvest.Target{{Area: a}})[0]
-	if e := <-known; err == nil {
+	if e := <-known; err == nil && !errs.Is(e, errs.NotFinite) { // what the harvest brought may be finite
 		err = e
 	}
 	if err != nil {

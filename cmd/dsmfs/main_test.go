@@ -81,7 +81,7 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"status", "/"}, exitNoMount, "/ is in no dsmfs mount"},
 		{[]string{"status", "--output", "xml"}, exitUsage, "want text or json"},
 		{[]string{"get", "/"}, exitNoMount, "/ is in no dsmfs mount"},
-		{[]string{"get", "/", "colour"}, exitUsage, `unknown setting "colour": want one of mode merge dtype apply interval residency access locks placement staleness retain replicas, or of a file version`},
+		{[]string{"get", "/", "colour"}, exitUsage, `unknown setting "colour": want one of mode merge dtype apply interval residency access locks placement staleness retain replicas on_nonfinite, or of a file version`},
 		{[]string{"set", "/"}, exitUsage, "usage: dsmfs set PATH KEY=VALUE"},
 		{[]string{"set", "/", "merge"}, exitUsage, "want KEY=VALUE, with one of the keys mode merge"},
 		{[]string{"set", "/", "colour=red"}, exitUsage, `unknown setting "colour": want one of mode merge`},

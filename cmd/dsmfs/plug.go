@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -274,7 +275,7 @@ func (a *area) Figures() []control.Stat {
 	if d, ok := a.Staleness(); ok {
 		stats = append(stats, control.Stat{Name: "staleness_ms", Value: strconv.FormatInt(d.Milliseconds(), 10)})
 	}
-	for _, s := range a.Ages() {
+	for _, s := range slices.Concat(a.NotFiniteStats(), a.Ages()) {
 		stats = append(stats, control.Stat(s))
 	}
 	return stats

@@ -100,6 +100,7 @@ var areaFiles = []file{
 		}
 		return err
 	}},
+	specFile("on_nonfinite"),
 }
 
 // lines returns a text of them.

@@ -15,7 +15,7 @@
 //	      groups              those that have members, nested keyed
 //	      cluster             flat keyed; who writes recover makes this node a cluster of its own
 //	      token               with which nodes join, nested keyed; for the owner of the mount alone
-//	      areas/PATH/mode merge dtype apply interval residency access locks placement retain replicas   as user.dsm.*
+//	      areas/PATH/mode merge dtype apply interval residency access locks placement retain replicas on_nonfinite   as user.dsm.*
 //	                 version home subscribers              read-only
 //	                 publish acquire                       write 1
 //	                 stats                                 of this node, flat keyed

@@ -40,6 +40,7 @@ var table = [...]syscall.Errno{
 	errs.WouldBlock:   syscall.EAGAIN,
 	errs.Deadlock:     syscall.EDEADLK,
 	errs.Dropped:      syscall.ESTALE,
+	errs.NotFinite:    syscall.ERANGE,
 	errs.Evicted:      syscall.EIO,
 }
 

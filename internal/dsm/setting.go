@@ -12,7 +12,7 @@ import (
 type Setting struct{ Key, Value string }
 
 // SettingKeys are the keys of the settings, in the order they are shown.
-var SettingKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access", "locks", "placement", "staleness", "retain", "replicas"}
+var SettingKeys = []string{"mode", "merge", "dtype", "apply", "interval", "residency", "access", "locks", "placement", "staleness", "retain", "replicas", "on_nonfinite"}
 
 // Setting returns the value of a key, in the format in which it is set; ok is false if there is no
 // such key.
@@ -45,6 +45,8 @@ func (s Spec) Setting(key string) (value string, ok bool) {
 		return strconv.Itoa(s.Retained()), true
 	case "replicas":
 		return strconv.Itoa(s.Copies()), true
+	case "on_nonfinite":
+		return s.OnNonFinite.String(), true
 	}
 	return "", false
 }
@@ -78,6 +80,8 @@ func (s Spec) With(key, value string) (Spec, error) {
 		s.Retain, err = parseRetain(value)
 	case "replicas":
 		s.Replicas, err = parseReplicas(value)
+	case "on_nonfinite":
+		s.OnNonFinite, err = ParseNonFinite(value)
 	default:
 		return was, fmt.Errorf("unknown attribute %q: want one of %s", key, strings.Join(SettingKeys, " "))
 	}

@@ -10,7 +10,7 @@ import (
 // TestSettingsAreReadAsTheyAreSet goes through all keys.
 func TestSettingsAreReadAsTheyAreSet(t *testing.T) {
 	spec := DefaultSpec()
-	values := map[string]string{"mode": "relaxed", "merge": "sum", "dtype": "bf16", "apply": "sync", "interval": "1m30s", "residency": "demand", "access": "cached", "locks": "plain", "placement": "spread", "staleness": "250ms", "retain": "5", "replicas": "3"}
+	values := map[string]string{"mode": "relaxed", "merge": "sum", "dtype": "bf16", "apply": "sync", "interval": "1m30s", "residency": "demand", "access": "cached", "locks": "plain", "placement": "spread", "staleness": "250ms", "retain": "5", "replicas": "3", "on_nonfinite": "refuse"}
 	for _, key := range SettingKeys {
 		next, err := spec.With(key, values[key])
 		if err != nil {
@@ -30,7 +30,7 @@ func TestSettingsAreReadAsTheyAreSet(t *testing.T) {
 	if got, _ := DefaultSpec().Setting("retain"); got != "2" {
 		t.Errorf("retain is %s by default", got)
 	}
-	for key, value := range map[string]string{"merge": "sum", "residency": "demand", "access": "direct", "placement": "one", "apply": "sync"} {
+	for key, value := range map[string]string{"merge": "sum", "residency": "demand", "access": "direct", "placement": "one", "apply": "sync", "on_nonfinite": "refuse"} {
 		versioned := DefaultSpec()
 		versioned.Mode = ModeVersioned
 		if _, err := versioned.With(key, value); err == nil {

@@ -123,6 +123,18 @@ const (
 
 var locksNames = []string{"meet", "plain"}
 
+// NonFinite says what becomes of floats that programs store and that are infinite or not a number.
+type NonFinite uint8
+
+const (
+	// NonFiniteCount publishes them like others, and counts them.
+	NonFiniteCount NonFinite = iota
+	// NonFiniteRefuse publishes none.
+	NonFiniteRefuse
+)
+
+var nonFiniteNames = []string{"count", "refuse"}
+
 // DefaultInterval is the period at which unpublished stores are published.
 const DefaultInterval = 100 * time.Millisecond
 
@@ -150,6 +162,8 @@ type Spec struct {
 	Staleness time.Duration // 0: no bound
 	Retain    uint8         // of a versioned area: how many versions stay readable; 0: DefaultRetain
 	Replicas  uint8         // how many nodes keep what the home has, the home included; 0: DefaultReplicas
+
+	OnNonFinite NonFinite
 }
 
 // DefaultSpec is the spec of the root directory of a new cluster.
@@ -176,6 +190,7 @@ func (a Apply) String() string     { return name(applyNames, int(a)) }
 func (r Residency) String() string { return name(residencyNames, int(r)) }
 func (a Access) String() string    { return name(accessNames, int(a)) }
 func (l Locks) String() string     { return name(locksNames, int(l)) }
+func (f NonFinite) String() string { return name(nonFiniteNames, int(f)) }
 
 // Valid reports whether d is a type that this version knows.
 func (d DType) Valid() bool { return int(d) < len(dtypeNames) }
@@ -222,6 +237,12 @@ func ParseLocks(s string) (Locks, error) {
 	return Locks(v), err
 }
 
+// ParseNonFinite reads what becomes of floats that are not finite.
+func ParseNonFinite(s string) (NonFinite, error) {
+	v, err := parse("on_nonfinite", nonFiniteNames, s)
+	return NonFinite(v), err
+}
+
 // AppliesInSync reports whether updates of other nodes enter memory only in sync calls of the
 // programs that store to it. This is the default for sum and mean: a program loads an element, adds to it
 // and stores it back. If an update came in between, the store would take the update back again, and
@@ -259,7 +280,7 @@ func (s Spec) Valid() bool {
 		int(s.Apply) < len(applyNames) && s.Interval >= 0 && s.Interval <= MaxInterval &&
 		int(s.Residency) < len(residencyNames) && int(s.Access) < len(accessNames) && int(s.Locks) < len(locksNames) &&
 		s.Placement.Valid() && (s.Staleness == 0 || s.Staleness >= MinStaleness && s.Staleness <= MaxStaleness) && s.Retain <= MaxRetain &&
-		s.Replicas <= MostReplicas && s.conflict() == nil
+		s.Replicas <= MostReplicas && int(s.OnNonFinite) < len(nonFiniteNames) && s.conflict() == nil
 }
 
 // conflict returns why two of the settings do not go together, or nil.
@@ -272,6 +293,8 @@ func (s Spec) conflict() error {
 	}
 	if s.Mode == ModeVersioned {
 		switch {
+		case s.OnNonFinite == NonFiniteRefuse:
+			return errors.New("on_nonfinite refuse is for areas of mode relaxed: a version is published whole, so no element of it can be left out")
 		case s.Merge != MergeLast:
 			return fmt.Errorf("merge %s is for areas of mode relaxed: of a versioned area there is one writer, and nothing to merge", s.Merge)
 		case s.Residency != ResidencyFull || s.Access != AccessCached:

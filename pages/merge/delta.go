@@ -20,6 +20,9 @@ type Delta struct {
 	Index  []byte      // which elements, page after page; see index.go
 	Data   []byte      // the elements' values (last, min, max) or differences (sum, mean), in order
 
+	NotFinite      int   // elements that AppendDelta found and that are no finite numbers
+	FirstNotFinite int64 // where the first one is, as an offset in the area
+
 	at []pageAt // where each page of Pages begins, in order
 }
 

@@ -26,6 +26,8 @@ type Kernel struct {
 	dtype dsm.DType // DTypeAuto: untyped bytes
 	head  int64     // length of the header, a multiple of the element size
 	parts []part    // what follows the header, if it is not all of one type
+
+	onlyFinite bool // see OnlyFinite
 }
 
 // part is a range of bytes of the area up to end, whose bounds are multiples of the element size.
@@ -144,6 +146,8 @@ type few [3]section
 // for some element not bitwise the value in working: a sum is rounded, or the value in base is the smaller one. Then this node
 // needs the result back from the home.
 //
+// d counts those of the elements that are no finite numbers; a kernel of OnlyFinite leaves them out.
+//
 // A word of working with a difference is read only once: the bytes sent are the bytes compared,
 // even if another process stores to them meanwhile.
 func (k Kernel) AppendDelta(d *Delta, p dsm.PageIndex, base, working []byte) (changed, inexact bool) {
@@ -157,9 +161,9 @@ func (k Kernel) AppendDelta(d *Delta, p dsm.PageIndex, base, working []byte) (ch
 	for _, s := range k.sections(p, buf[:0]) {
 		some, off := false, false
 		if s.op == opSum {
-			some, off = d.appendSum(s, base, working)
+			some, off = d.appendSum(k, p, s, base, working)
 		} else {
-			some, off = d.appendValues(s, base, working)
+			some, off = d.appendValues(k, p, s, base, working)
 		}
 		changed, inexact = changed || some, inexact || off
 	}
@@ -175,12 +179,12 @@ func (k Kernel) AppendDelta(d *Delta, p dsm.PageIndex, base, working []byte) (ch
 // appendValues is AppendDelta for a section whose values are sent. The compared bytes are read straight
 // into the buffer that is sent, and moved together there: a page that was stored to all over is
 // written once and not twice.
-func (d *Delta) appendValues(s section, base, working []byte) (changed, inexact bool) {
+func (d *Delta) appendValues(k Kernel, p dsm.PageIndex, s section, base, working []byte) (changed, inexact bool) {
 	var m mask
 	at := len(d.Data)
 	snap := d.growData(dsm.PageSize)
 	count := 0
-	if m.diff(s, base, working, snap) {
+	if m.diff(s, base, working, snap) && d.look(k, p, s, &m, snap) {
 		if s.op != opLast {
 			inexact = s.worse(&m, base, snap)
 		}
@@ -201,12 +205,12 @@ func (d *Delta) appendValues(s section, base, working []byte) (changed, inexact 
 }
 
 // appendSum is AppendDelta for a section with the rule sum.
-func (d *Delta) appendSum(s section, base, working []byte) (changed, inexact bool) {
+func (d *Delta) appendSum(k Kernel, p dsm.PageIndex, s section, base, working []byte) (changed, inexact bool) {
 	var (
 		m    mask
 		snap [dsm.PageSize]byte
 	)
-	if !m.diff(s, base, working, snap[:]) {
+	if !m.diff(s, base, working, snap[:]) || !d.look(k, p, s, &m, snap[:]) {
 		d.Index = append(d.Index, tagNone)
 		return false, false
 	}
@@ -218,12 +222,15 @@ func (d *Delta) appendSum(s section, base, working []byte) (changed, inexact boo
 // the smaller and the larger value. page(i) returns
 // page i of the extent, writable. d must come from AppendDelta with an equal Kernel, or have passed
 // Validate.
-func (k Kernel) Apply(d *Delta, page func(i int) []byte) {
+//
+// overflowed is how many sums are no finite numbers.
+func (k Kernel) Apply(d *Delta, page func(i int) []byte) (overflowed int) {
 	n := 0
 	for i := range d.Pages.All() {
-		k.applyPage(d, n, i, page(i))
+		overflowed += k.applyPage(d, n, i, page(i))
 		n++
 	}
+	return overflowed
 }
 
 // Overlay merges page i of d into dst, as Apply would. It does nothing if d does not have the page.
@@ -234,7 +241,7 @@ func (k Kernel) Overlay(d *Delta, i int, dst []byte) {
 }
 
 // applyPage applies page i of the extent, the n-th page of d.
-func (k Kernel) applyPage(d *Delta, n, i int, dst []byte) {
+func (k Kernel) applyPage(d *Delta, n, i int, dst []byte) (overflowed int) {
 	index, data := d.Index[d.at[n].index:], d.Data[d.at[n].data:]
 	var buf few
 	for _, s := range k.sections(d.page(i), buf[:0]) {
@@ -253,6 +260,8 @@ func (k Kernel) applyPage(d *Delta, n, i int, dst []byte) {
 		switch s.op {
 		case opSum:
 			s.add(&m, dst, data)
+			_, some, _ := m.notFinite(s, dst)
+			overflowed += some
 		case opLast:
 			scatterUnits(&m, s.unit, dst, data)
 		default:
@@ -260,6 +269,7 @@ func (k Kernel) applyPage(d *Delta, n, i int, dst []byte) {
 		}
 		index, data = index[used:], data[count*s.unit:]
 	}
+	return overflowed
 }
 
 // Merge merges the incoming bytes of page p into working, which differs from base by local stores

@@ -173,14 +173,14 @@ func Snapshot(dst, working []byte) {
 }
 
 // AppendShared is AppendDelta for a page to which other processes may be storing. working is as in
-// Snapshot, and snap is a page of the caller's. If the result is inexact, snap has exactly the
+// Snapshot, and snap is a page of the caller's. If the result is inexact, or k is a kernel of OnlyFinite, snap has exactly the
 // bytes that were compared, which are what the delta accounts for; else it may have none.
 //
 // AppendDelta also reads each word only once, but if it is inexact its caller needs those bytes,
 // and reading them again would account for stores that were not compared. With the rule last it is
 // never inexact, so whole pages need no snapshot there.
 func (k Kernel) AppendShared(d *Delta, p dsm.PageIndex, base, working, snap []byte) (changed, inexact bool) {
-	if k.op == opLast && len(working) == dsm.PageSize {
+	if k.op == opLast && !k.onlyFinite && len(working) == dsm.PageSize {
 		checkAligned(working)
 		return k.AppendDelta(d, p, base, working)
 	}

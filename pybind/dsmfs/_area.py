@@ -164,6 +164,8 @@ class Area(SharedArray, Versioned):
             A home does not answer. The stores stay and are published later.
         DisconnectedError
             The daemon of this node has ended.
+        NotFiniteError
+            With ``on_nonfinite="refuse"``: elements that this node's programs have stored are infinite or not a number. All others are published.
         """
         plane = self._to_store("publish")
         self._lent.look()
@@ -202,7 +204,7 @@ class Area(SharedArray, Versioned):
 
         Raises
         ------
-        TimedOutError, DisconnectedError
+        TimedOutError, DisconnectedError, NotFiniteError
             As for :meth:`publish`.
         """
         plane = self._open()
@@ -312,7 +314,7 @@ class Area(SharedArray, Versioned):
 
     @property
     def settings(self) -> _rules.Settings:
-        """The rules of the area: `consistency`, `merge`, `dtype`, `apply`, `interval`, `residency`, `access`, `locks`, `placement`, `staleness`, `retain` and `replicas`, named as in ``user.dsm.*``."""
+        """The rules of the area: `consistency`, `merge`, `dtype`, `apply`, `interval`, `residency`, `access`, `locks`, `placement`, `staleness`, `retain`, `replicas` and `on_nonfinite`, named as in ``user.dsm.*``."""
         return _rules.read(self._file())
 
     @property
@@ -330,12 +332,13 @@ class Area(SharedArray, Versioned):
         interval: float | str | None = None,
         staleness: float | str | None = None,
         retain: int | None = None,
+        on_nonfinite: str | None = None,
     ) -> None:
         """Change rules of the area, on all nodes.
 
         Parameters
         ----------
-        merge, apply, interval, staleness, retain
+        merge, apply, interval, staleness, retain, on_nonfinite
             As in :func:`dsmfs.create`. None leaves a rule as it is.
 
         Raises
@@ -350,6 +353,7 @@ class Area(SharedArray, Versioned):
             "interval": None if interval is None else _rules.duration(interval),
             "staleness": None if staleness is None else _rules.duration(staleness),
             "retain": None if retain is None else str(operator.index(retain)),
+            "on_nonfinite": on_nonfinite,
         }
         _rules.write(path, path, {rule: value for rule, value in rules.items() if value is not None})
 

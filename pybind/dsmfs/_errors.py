@@ -63,6 +63,10 @@ class VersionDroppedError(OperationError):
     """A version that this node does not keep any more (ESTALE); the text names the oldest that it keeps."""
 
 
+class NotFiniteError(OperationError, ArithmeticError):
+    """Numbers that are infinite or none at all, and are not published (ERANGE): see `on_nonfinite` of :func:`dsmfs.create`."""
+
+
 class NotMountedError(OperationError):
     """The path is not in a dsmfs mount."""
 
@@ -102,6 +106,7 @@ _CLASSES: dict[int, type[OperationError]] = {
     errno.EROFS: AccessError,
     errno.EISDIR: DirectoryError,
     errno.ETIMEDOUT: TimedOutError,
+    errno.ERANGE: NotFiniteError,
     errno.ENOTCONN: DisconnectedError,
     errno.EPIPE: DisconnectedError,
     errno.ECONNRESET: DisconnectedError,
@@ -114,6 +119,7 @@ _CLASSES: dict[int, type[OperationError]] = {
 _WORDS = {
     errno.ENOSPC: "the nodes have not enough memory for it: 'dsmfs status' shows what they have",
     errno.EFBIG: "larger than a file can be",
+    errno.ERANGE: "some elements are infinite or not a number, and are not published (on_nonfinite=refuse): store finite ones",
 }
 
 

@@ -196,6 +196,8 @@ class Group:
             As for :meth:`barrier` and :meth:`Area.sync`.
         AccessError
             An area is open for reading only.
+        NotFiniteError
+            The round has ended, without elements of this node that are infinite or not a number: see `on_nonfinite` of :func:`dsmfs.create`.
         OperationError
             ESTALE: as for :meth:`barrier`. EINVAL: an area is named twice, or others call :meth:`barrier` here. The member
             has not arrived then. In the second case what it has stored is published, and what it has accumulated is dropped.

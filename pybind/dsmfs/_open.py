@@ -154,6 +154,7 @@ def create(
     staleness: float | str | None = None,
     retain: int | None = None,
     replicas: int | None = None,
+    on_nonfinite: str | None = None,
     order: str = "C",
     permissions: int = 0o666,
     exist_ok: bool = False,
@@ -198,6 +199,10 @@ def create(
         Of a versioned area: how many versions each node keeps for readers, from 1 to 64, the newest included.
     replicas
         On how many nodes the bytes of the area are kept, its homes included: 1, 2 or 3. 2 unless its directory says otherwise: any node may die.
+    on_nonfinite
+        What becomes of floats that programs store and that are infinite or not a number. ``count``: they are published like others, and
+        :attr:`Area.stats` counts them. ``refuse``: none is published, and sync calls raise :class:`NotFiniteError` until a finite one
+        is stored there.
     order
         ``C`` or ``F``.
     permissions
@@ -223,7 +228,7 @@ def create(
     ValueError
         Such an array is not possible; or the ending of `path` belongs to another format.
     OperationError
-        EINVAL: a value of consistency, merge, apply, interval, residency, placement, staleness, retain or replicas is not allowed, or not together with the others. ENOSPC: there is not enough memory.
+        EINVAL: a value of consistency, merge, apply, interval, residency, placement, staleness, retain, replicas or on_nonfinite is not allowed, or not together with the others. ENOSPC: there is not enough memory.
     """
     if order not in ("C", "F"):
         raise ValueError(f"order {order!r}: want 'C' or 'F'")
@@ -231,7 +236,14 @@ def create(
         warnings.warn("create(mode=) is called consistency= now", DeprecationWarning, stacklevel=outside())
         consistency = consistency or mode
     plan = _plan(os.fsdecode(path), shape, dtype, tensors, order)
-    rules = {"consistency": consistency, "merge": merge, "apply": apply, "residency": residency, "placement": placement}
+    rules = {
+        "consistency": consistency,
+        "merge": merge,
+        "apply": apply,
+        "residency": residency,
+        "placement": placement,
+        "on_nonfinite": on_nonfinite,
+    }
     wanted = {k: v for k, v in rules.items() if v is not None}
     if interval is not None:
         wanted["interval"] = _rules.duration(interval)

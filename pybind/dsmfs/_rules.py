@@ -23,6 +23,7 @@ _NAMES = (
     "staleness",
     "retain",
     "replicas",
+    "on_nonfinite",
 )
 #: What a rule may be, for error texts. A test compares them with the daemon's.
 VALUES = {
@@ -34,6 +35,7 @@ VALUES = {
     "access": ("cached", "direct"),
     "locks": ("meet", "plain"),
     "replicas": ("1", "2", "3"),
+    "on_nonfinite": ("count", "refuse"),
 }
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -152,6 +152,7 @@ def test_rules(nodes: dsmfs.Cluster) -> None:
             "staleness": "none",
             "retain": "2",
             "replicas": "2",
+            "on_nonfinite": "count",
         }
         w.configure(merge="last", interval="1s", apply="sync")
         with nodes[1].create("p.npy", 3, "f4", placement="spread") as spread:
@@ -171,6 +172,7 @@ def test_rules(nodes: dsmfs.Cluster) -> None:
         {"staleness": 0.0001},
         {"staleness": "3 versions"},
         {"replicas": 4},
+        {"on_nonfinite": "ignore"},
     ):
         with pytest.raises(dsmfs.OperationError, match=next(iter(wrong))):
             nodes[0].create("x.npy", 3, "f4", **wrong)
