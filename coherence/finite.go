@@ -22,7 +22,6 @@ type notFinite struct {
 	pages      refused     // of the working copy; those of a draft are in the draft
 	given      dsm.RoundID // the last round into which one was accumulated that was left out
 	first      int64       // where one that was refused is, in bytes
-	told       bool        // the log has been told
 }
 
 // refused are pages with elements that are not published because they are not finite, and how many each has.
