@@ -21,3 +21,27 @@ func TestGenerationRises(t *testing.T) {
 		t.Errorf("generation %d of %+v", c.generation, c.members)
 	}
 }
+
+// TestRanksGoInTheOrderOfComing: who waits for a rank keeps its place when its node reports something else, and a report that another has overtaken
+// changes nothing.
+func TestRanksGoInTheOrderOfComing(t *testing.T) {
+	c := newCoordinator(9, 1, 1, func() uint64 { return 5 })
+	c.view(func(dsm.NodeID) bool { return true }, time.Time{})
+	says := func(node dsm.NodeID, seq uint64, seats ...wire.GroupSeat) {
+		c.report(node, &wire.GroupReport{Group: 9, Reign: 1, Seq: seq, Generation: c.generation, Seats: seats}, time.Time{})
+	}
+	says(2, 1, wire.GroupSeat{ID: 1, Size: 1})
+	member, first, second := wire.GroupSeat{ID: 1, Size: 1, Generation: c.generation}, wire.GroupSeat{ID: 2, Size: 1}, wire.GroupSeat{ID: 3, Size: 1}
+	says(2, 2, member, first)
+	says(3, 1, second)
+	member.Ticks = 1
+	says(2, 3, member, first)
+	says(2, 4, first)
+	if c.members[0].ID != 2 {
+		t.Errorf("the free rank is with %d: who came first has it", c.members[0].ID)
+	}
+	says(2, 3, member, first)
+	if got := c.peers[2].seats; len(got) != 1 || got[0].ID != 2 {
+		t.Errorf("after a report that came late the seats are %+v", got)
+	}
+}

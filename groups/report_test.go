@@ -146,3 +146,37 @@ func TestManyOnANode(t *testing.T) {
 		}
 	}
 }
+
+// TestWhoLeavesAddsNothingMore: what a member that ends had not been answered takes no room any more.
+func TestWhoLeavesAddsNothingMore(t *testing.T) {
+	c := newCluster(t, 2)
+	members := c.join(2, 1, 1)
+	members[0].n.cfg.Sender = &countingSender{t: t}
+	for _, m := range members {
+		if err := startAdding(t, m, "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := members[0].group
+	if members[0].Leave(); l.adding != addBytes("x") {
+		t.Errorf("%d bytes count as under way", l.adding)
+	}
+}
+
+// TestAnswersInAnyOrder: an addition is settled when all before it are answered, too: until then the coordinator keeps their answers.
+func TestAnswersInAnyOrder(t *testing.T) {
+	c := newCluster(t, 2)
+	m := c.join(1, 1)[0]
+	m.n.cfg.Sender = &countingSender{t: t}
+	for range 3 {
+		if err := startAdding(t, m, "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, a := range []struct{ number, settled uint64 }{{3, 0}, {1, 1}, {2, 3}} {
+		m.n.step(func() { m.answered(wire.GroupSum{Seat: m.seat.ID, Number: a.number}) })
+		if m.seat.Settled != a.settled {
+			t.Errorf("after the answer to %d all are settled up to %d, want %d", a.number, m.seat.Settled, a.settled)
+		}
+	}
+}

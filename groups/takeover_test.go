@@ -219,3 +219,26 @@ func TestCountOutlivesItsNode(t *testing.T) {
 		t.Errorf("the second addition is not answered by 2: %v", l.values)
 	}
 }
+
+// TestCountersGetAnotherKeeper: the node dies that alone had a counter beside the coordinator. Another one gets it at once, though nobody adds.
+func TestCountersGetAnotherKeeper(t *testing.T) {
+	h := &held{sim: newSim(t, 1, 3)}
+	h.join(0, 1, 2)
+	h.progs[1].add()
+	h.pass()
+	if h.progs[1].added != 1 {
+		t.Fatalf("no answer: %s", h)
+	}
+	for _, dies := range []int{1, 0} {
+		h.kill(h.nodes[dies])
+		for _, n := range h.living() {
+			n.see()
+		}
+		h.pass()
+	}
+	h.progs[2].add()
+	h.pass()
+	if l := h.progs[2].life(); l.values[2] != h.progs[2] {
+		t.Errorf("the second addition is not answered by 2: %v", l.values)
+	}
+}
