@@ -24,7 +24,7 @@ import (
 type heldRecord struct {
 	Kind  heldKind
 	Index uint64 // of an entry; the first of those that are deleted
-	Last  uint64 // of those that are deleted
+	Last  uint64 // the last entry that is deleted
 	Term  uint64
 	Type  uint8
 	Data  []byte // of an entry, a snapshot or a value

@@ -177,7 +177,8 @@ func (c *Catalog) leased(ctx context.Context) bool {
 	if c.progress.reached(index, 0) {
 		return true
 	}
-	// A leader that has died may have committed less.
+	// index was the end of the log of the leader that gave the lease. If that leader has died, the end of its log may never be
+	// committed. So this waits no longer than a lease.
 	ctx, cancel := context.WithTimeout(ctx, leaseTime)
 	defer cancel()
 	return c.progress.wait(ctx, c.life, index, 0) == nil

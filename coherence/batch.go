@@ -19,7 +19,7 @@ type batches struct {
 	group   uint64                   // Subscribe.Group: pushes with an earlier one mean nothing to the subscriber
 	begun   bool                     // the whole Subscribe is here
 	greeted bool                     // a first batch was sent, which says what the version is
-	behind  map[dsm.ExtentIndex]dsm.PageSet
+	owed    map[dsm.ExtentIndex]dsm.PageSet
 	waits   []batchWait
 
 	waiting bool // for room to begin the next batch
@@ -61,7 +61,7 @@ func (a *Area) subscribeBatchesLocked(s *subscriber, m *wire.Subscribe, r *wire.
 	a.takeoverDoneLocked()
 	if s.batches == nil || s.batches.group != m.Group || s.batches.begun {
 		a.endBatchesLocked(s)
-		s.batches = &batches{group: m.Group, named: make(map[dsm.ExtentIndex]bool), behind: make(map[dsm.ExtentIndex]dsm.PageSet), unacked: make(map[uint64]int)}
+		s.batches = &batches{group: m.Group, named: make(map[dsm.ExtentIndex]bool), owed: make(map[dsm.ExtentIndex]dsm.PageSet), unacked: make(map[uint64]int)}
 	}
 	t := s.batches
 	lacks := func(e dsm.ExtentIndex, p dsm.PageSet) {
@@ -221,7 +221,7 @@ func (a *Area) dropBatchLocked(s *subscriber) {
 }
 
 // changed says that the newest version has changed pages of an extent.
-func (t *batches) changed(e dsm.ExtentIndex, p dsm.PageSet) { t.behind[e] = t.behind[e].Or(p) }
+func (t *batches) changed(e dsm.ExtentIndex, p dsm.PageSet) { t.owed[e] = t.owed[e].Or(p) }
 
 // pumpBatchesLocked sends as much as the window and the link allow, and answers Acquires.
 func (a *Area) pumpBatchesLocked(to dsm.NodeID, s *subscriber) {
@@ -229,7 +229,7 @@ func (a *Area) pumpBatchesLocked(to dsm.NodeID, s *subscriber) {
 	if t == nil || !t.begun || a.extentsLocked() == 0 { // no message says anything about an area with no extent
 		return
 	}
-	for t.sending || !t.greeted || len(t.behind) > 0 {
+	for t.sending || !t.greeted || len(t.owed) > 0 {
 		if !t.sending {
 			if _, err := a.memoryLocked(); err != nil {
 				a.retryMemoryLocked()
@@ -243,7 +243,7 @@ func (a *Area) pumpBatchesLocked(to dsm.NodeID, s *subscriber) {
 			if k := a.mu.whole.kept; len(k) > 0 {
 				t.version = k[len(k)-1].VersionInfo
 			}
-			t.pages, t.behind = t.behind, make(map[dsm.ExtentIndex]dsm.PageSet)
+			t.pages, t.owed = t.owed, make(map[dsm.ExtentIndex]dsm.PageSet)
 			maps.DeleteFunc(t.pages, func(e dsm.ExtentIndex, _ dsm.PageSet) bool { return int(e) >= a.extentsLocked() }) // cut off
 			if len(t.pages) == 0 {
 				t.pages[0] = dsm.PageSet{}

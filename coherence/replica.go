@@ -530,7 +530,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 	}
 	a.extentLocked(dsm.ExtentIndex(min(is/dsm.ExtentSize, int64(r.n)-1))) // its pages past the end are zero, and so here
 	r.zero = min(r.zero, dsm.ExtentIndex(a.extentsLocked()))
-	for _, e := range a.extentsFromLocked(dsm.ExtentIndex(is / dsm.ExtentSize)) { // nothing is cut off those before
+	for _, e := range a.extentsFromLocked(dsm.ExtentIndex(is / dsm.ExtentSize)) { // the extents before lose nothing
 		x := r.extents[e]
 		a.cutStashLocked(x, is)
 		for pub := range x.publications() {

@@ -201,8 +201,8 @@ func (a *Area) comparedAllLocked() bool {
 			if x.pub != nil {
 				stored = stored.Or(x.pub.sent)
 			}
-			if behind := x.outdated.And(stored); b.returning[e].at == unanswered || !behind.Empty() {
-				fetched = a.fetchToCompareLocked(e, behind) || fetched
+			if outdated := x.outdated.And(stored); b.returning[e].at == unanswered || !outdated.Empty() {
+				fetched = a.fetchToCompareLocked(e, outdated) || fetched
 				continue
 			}
 		}
@@ -229,13 +229,13 @@ func (a *Area) comparedAllLocked() bool {
 
 // fetchToCompareLocked asks for pages that the home does not push by itself, because updates enter memory in sync calls only. The working copy
 // takes them all the same: nothing can be published otherwise. Programs that do not share it see them after their next sync call.
-func (a *Area) fetchToCompareLocked(e dsm.ExtentIndex, behind dsm.PageSet) bool {
+func (a *Area) fetchToCompareLocked(e dsm.ExtentIndex, outdated dsm.PageSet) bool {
 	b := a.mu.absence
 	if b.returning[e].at != answered || !a.mu.replica.onRequest {
 		return false
 	}
 	b.set(e, fetching)
-	a.sendLocked(a.rowLocked(e).Primary, &wire.Fetch{Stamp: a.stampLocked(), Extent: e, Pages: behind})
+	a.sendLocked(a.rowLocked(e).Primary, &wire.Fetch{Stamp: a.stampLocked(), Extent: e, Pages: outdated})
 	return true
 }
 

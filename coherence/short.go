@@ -113,11 +113,11 @@ func (a *Area) waitsForMemoryLocked(from dsm.NodeID, st *wire.Stamp, msg any, pa
 	if s.ino == nil {
 		return false
 	}
-	behind := false
+	waits := false
 	for _, m := range s.waiting {
-		behind = behind || m.peer == from
+		waits = waits || m.peer == from
 	}
-	if !behind && st.Rev <= a.mu.ino.Rev {
+	if !waits && st.Rev <= a.mu.ino.Rev {
 		return false
 	}
 	m := message{peer: from, msg: msg, payload: [][]byte{append([]byte(nil), payload...)}}

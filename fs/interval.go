@@ -143,8 +143,8 @@ func (n intervals) fire(a *openArea) {
 	switch {
 	case p.mu.busy || w == notAtAll:
 	case !a.unpublished() || a.published.Load() >= p.mu.covers && a.attached.Load() == 0:
-		// What the timer was set for is published. If there is more, a program is storing that
-		// publishes by itself, and it gets as much time for that as before.
+		// The stores for which the timer was set have been published. What is there now came later, from a program that
+		// publishes by itself. It gets the same time again.
 		p.mu.start = p.mu.set // as if it had been a round
 		n.nextLocked(a)
 	case a.publishing.Load() > 0:

@@ -178,7 +178,7 @@ func (c *coordinator) decide(now time.Time) {
 	c.refuse()
 	c.agree()
 	c.meet(now)
-	c.slowest = c.behind()
+	c.slowest = c.slowestTick()
 	c.count()
 	c.chooseKeepers()
 	for _, n := range c.nodes() {
@@ -321,7 +321,7 @@ func (c *coordinator) seat() {
 	if len(line) == 0 || len(c.ranks) == len(c.members) {
 		return
 	}
-	tick := c.behind()
+	tick := c.slowestTick()
 	for rank := range c.members {
 		if m := &c.members[rank]; m.Gone && len(line) > 0 {
 			w := line[0]
@@ -405,8 +405,8 @@ func (c *coordinator) meet(now time.Time) {
 	}
 }
 
-// behind returns the clock of the slowest member.
-func (c *coordinator) behind() uint64 {
+// slowestTick returns the clock of the slowest member.
+func (c *coordinator) slowestTick() uint64 {
 	least := ^uint64(0)
 	for i := range c.members {
 		m := &c.members[i]

@@ -139,7 +139,7 @@ func (n *Node) droppedLocked() {
 	}
 }
 
-// dropLocked records that all locks of the file are gone, and reports whether programs believe to have some.
+// dropLocked records that all locks of the file are gone, and reports whether programs think that they have any.
 func (n *Node) dropLocked(ino dsm.Ino) (believed bool) {
 	f := n.mu.files[ino]
 	f.over()

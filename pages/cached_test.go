@@ -334,3 +334,27 @@ func TestStoreOnWhatIsNotKnown(t *testing.T) {
 		}
 	}
 }
+
+// TestWriteOfWhatWasThere: a write(2) counts as stored also where it brings what the page cache had: an update that came meanwhile does not win. A
+// WRITE of a mapping counts only where it differs.
+func TestWriteOfWhatWasThere(t *testing.T) {
+	for _, back := range []bool{false, true} {
+		s := newLedgerScript(t, dsm.PageSize)
+		s.k = mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
+		s.SetWriters(true)
+		was := s.read(0)[7]
+		s.update(0, 7)
+		now := s.area.Working(0)[7]
+		if now == was {
+			t.Fatal("the update changes nothing")
+		}
+		want := was
+		if back {
+			want = now
+		}
+		s.Wrote(s.k, 0, make([]byte, dsm.PageSize), back)
+		if got := s.area.Working(0)[7]; got != want {
+			t.Errorf("of a mapping: %v: the working copy has %d, want %d", back, got, want)
+		}
+	}
+}

@@ -30,8 +30,8 @@ type demand struct {
 	bases map[dsm.ExtentIndex]dsm.PageSet
 }
 
-// hold notes that the bases of pages are kept from now on. release takes that back.
-func (d *demand) hold(e dsm.ExtentIndex, set dsm.PageSet) {
+// keepBases notes that the bases of pages are kept from now on. release takes that back.
+func (d *demand) keepBases(e dsm.ExtentIndex, set dsm.PageSet) {
 	if d == nil || set.Empty() {
 		return
 	}
@@ -146,14 +146,14 @@ func (a *Area) Install(k merge.Kernel, p dsm.PageIndex, n []byte, keep bool) (he
 			a.installBase(p, n[:filled])
 		}
 		if keep {
-			a.demand.hold(e, dsm.Range(i, i+done))
+			a.demand.keepBases(e, dsm.Range(i, i+done))
 		}
 		if errs.Is(err, errs.Exist) {
 			page := n[filled:][:dsm.PageSize]
 			q := p + dsm.PageIndex(done)
 			k.MergeShared(q, zeroPage, a.working.page(q), page)
 			a.installBase(q, page)
-			a.demand.hold(e, dsm.Range(i+done, i+done+1))
+			a.demand.keepBases(e, dsm.Range(i+done, i+done+1))
 			if string(a.working.page(q)) != string(page) {
 				stored.Add(i + done)
 			}
@@ -214,7 +214,7 @@ func (a *Area) installBase(p dsm.PageIndex, n []byte) {
 // KeepBases makes the working bytes the base of pages of extent e that Install brought without keep.
 // The pages must be here, and nobody may have stored to them.
 func (a *Area) KeepBases(e dsm.ExtentIndex, set dsm.PageSet) {
-	a.demand.hold(e, set)
+	a.demand.keepBases(e, set)
 	for from, to := range set.Runs() {
 		first, last := pageOfExtent(e, from), pageOfExtent(e, to)
 		a.checkHere(first, last)

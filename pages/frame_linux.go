@@ -22,7 +22,7 @@ const slabBytes = slabFrames * dsm.PageSize
 var (
 	idleSlabs = make(chan []byte, 48)
 	idleFewer atomic.Int64 // how many of them must not be kept
-	slabs     atomic.Int64 // that there are, idle or not
+	slabs     atomic.Int64 // how many there are, idle or in use
 )
 
 // KeepIdle says how many bytes of frames the process may keep that nothing uses.

@@ -121,7 +121,7 @@ func parseStaleness(value string) (time.Duration, error) {
 	return d, nil
 }
 
-// parseDuration reads a Go duration or a number of milliseconds, of which those above most become a little more than most.
+// parseDuration reads a Go duration or a number of milliseconds. A number above most becomes a little more than most, for the caller to refuse.
 func parseDuration(value string, most time.Duration) (time.Duration, error) {
 	if ms, err := strconv.ParseInt(value, 10, 64); err == nil {
 		return time.Duration(max(-1, min(ms, most.Milliseconds()+1))) * time.Millisecond, nil

@@ -15,7 +15,7 @@ import (
 type Pages struct {
 	keeper *Keeper
 	file   *os.File
-	// mem is a page of our own, which has the link of the Keeper's list, and behind it the memfd.
+	// mem is one page of this process alone, which links these Pages into the Keeper's list, and after it the mapped memfd.
 	mem []byte
 
 	mu struct {

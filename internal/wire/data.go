@@ -237,8 +237,8 @@ type HandoverAck struct {
 	Rev   dsm.Generation
 }
 
-// Inquire asks a home what it knows of an area; Inquired answers, when the home has heard of version Until. A home keeps
-// one Inquire of a node that waits, the last.
+// Inquire asks a home what it knows of an area. Inquired answers when the home has heard of version Until. Until then the
+// home remembers only the last Inquire of each node.
 type Inquire struct {
 	Stamp
 	Round uint64

@@ -13,7 +13,7 @@ import (
 
 // order maps the bit patterns of a type to numbers, of which the smallest wins.
 type order[T word] struct {
-	negative T // what is flipped in patterns with the highest bit
+	negative T // the bits to flip in a pattern whose highest bit is set
 	all      T // what is flipped in all patterns
 	add      T // added afterwards: brings NaNs to the front
 	last     T // flipped at the end: reverses the order
@@ -70,7 +70,7 @@ func (o order[T]) better(x, y T) T {
 	return x
 }
 
-// worse reports whether some element of m in working is not what the rule keeps of it and base.
+// worse reports whether the rule prefers base to working in some element of m.
 func (s section) worse(m *mask, base, working []byte) bool {
 	switch s.unit {
 	case 1:
