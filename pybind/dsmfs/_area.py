@@ -418,12 +418,11 @@ class Area(SharedArray, Versioned):
     def _must_be(self, described: tuple[Any, ...]) -> None:
         """Fail if this is not the array, or the tensors, that :func:`dsmfs.create` was told to make."""
         layout = self._layout
+        there: tuple[Any, ...] = (layout.dtype, layout.shape, layout.fortran)
         if layout.tensors or len(described) == 1:
-            same = described == ({name: about[:2] for name, about in layout.tensors.items()},)
-        else:
-            same = described == (layout.dtype, layout.shape, layout.fortran)
-        if not same:
-            raise FormatError(f"{self.path} is there, but is another: {layout}, not {described}")
+            there = ({name: about[:2] for name, about in layout.tensors.items()},)
+        if described != there:
+            raise FormatError(f"{self.path} is there, with {_in_words(there)}, not {_in_words(described)}")
 
     def _open(self) -> Plane:
         if self._plane is None:
@@ -449,3 +448,11 @@ class Area(SharedArray, Versioned):
                 errno.EOPNOTSUPP, "the rules of an area are reached through a mount, and there is none here", self.path
             )
         return self._where.path
+
+
+def _in_words(described: tuple[Any, ...]) -> str:
+    """Say what :func:`dsmfs.create` makes."""
+    if len(described) == 1:
+        return "the tensors " + ", ".join(f"{name}: {dtype} {shape}" for name, (dtype, shape) in described[0].items())
+    dtype, shape, fortran = described
+    return f"{dtype} {shape}" + (" in order F" if fortran else "")

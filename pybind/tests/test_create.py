@@ -117,8 +117,11 @@ def test_exist_ok(nodes: dsmfs.Cluster) -> None:
         w.publish()
         with nodes[1].create("w.npy", (2, 2), "f4", exist_ok=True) as again:
             assert (again.array == 3).all()
-        for shape, dtype in (((2, 3), "f4"), ((2, 2), "i4")):
-            with pytest.raises(dsmfs.FormatError):
+        for shape, dtype, said in (
+            ((2, 3), "f4", r"float32 \(2, 2\), not float32 \(2, 3\)"),
+            ((2, 2), "i4", r"not int32 \(2, 2\)"),
+        ):
+            with pytest.raises(dsmfs.FormatError, match=said):
                 nodes[1].create("w.npy", shape, dtype, exist_ok=True)
         with pytest.raises(dsmfs.ExistsError):
             nodes[1].create("w.npy", (2, 2), "f4")
@@ -132,7 +135,7 @@ def test_exist_ok_with_other_rules(nodes: dsmfs.Cluster) -> None:
             with pytest.raises(dsmfs.FormatError, match=next(iter(other))):
                 nodes[1].create("w.npy", 4, "f4", exist_ok=True, **other)
     nodes[0].create("f.npy", (4, 3), "f4", order="F").close()
-    with pytest.raises(dsmfs.FormatError):
+    with pytest.raises(dsmfs.FormatError, match=r"float32 \(4, 3\) in order F, not float32 \(4, 3\)"):
         nodes[1].create("f.npy", (4, 3), "f4", exist_ok=True)
     nodes[1].create("f.npy", (4, 3), "f4", order="F", exist_ok=True).close()
 
