@@ -211,7 +211,7 @@ func TestDev(t *testing.T) {
 			t.Errorf("written at %s, read at %s: %q %v %s", from, to, res.Stdout, res.Err, res.Stderr)
 		}
 	}
-	// A program that keeps a file open has it taken away.
+	// A program that keeps a file open has it taken away, and holds up nothing.
 	holder := n.Command(ctx, "sh", "-c", "exec 3<>"+dev.dir+"/node2/f; echo; exec sleep 1000")
 	opened, err := holder.StdoutPipe()
 	if err != nil {
@@ -227,7 +227,11 @@ func TestDev(t *testing.T) {
 	if !bufio.NewScanner(opened).Scan() {
 		t.Error("the program that is to keep a file open does not")
 	}
+	began := time.Now()
 	dev.interrupt()
+	if took := time.Since(began); took > 8*time.Second { // 2 s, on a machine with other work
+		t.Errorf("the cluster takes %v to end", took)
+	}
 }
 
 // TestDevAfterKill ends a local cluster of which a node was killed, the first: the others leave, and nothing stays behind.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
@@ -28,6 +29,10 @@ for line in sys.stdin:
     except KeyboardInterrupt:
         print("ok interrupted", flush=True)
 `
+
+// atOnce is how long a program may need to end, or to go on, after a signal. It takes less than 100 ms, but not on a machine that is busy with
+// other tests.
+const atOnce = 2 * time.Second
 
 // TestSignalsWhileAHomeIsSilent: a program that waits for a home which does not answer ends at once when it is
 // killed or interrupted, and one that handles the interrupt goes on. The requests could wait for two minutes.
@@ -84,26 +89,31 @@ func TestSignalsWhileAHomeIsSilent(t *testing.T) {
 		}
 		return done
 	}
-	signal := func(pid int, sig syscall.Signal) {
+	signal := func(pid int, sig syscall.Signal, done <-chan result) result {
 		t.Helper()
+		began := time.Now()
 		if err := syscall.Kill(pid, sig); err != nil {
 			t.Fatal(err)
 		}
+		r := <-done
+		took := time.Since(began)
+		if t.Logf("%v after %v", sig, took); took > atOnce {
+			t.Errorf("%v takes %v", sig, took)
+		}
+		return r
 	}
 	killed, pidKilled := start()
 	caught, pidCaught := start()
 	c.Node(3).Pause()
 
 	done := flush(killed, pidKilled)
-	signal(pidKilled, syscall.SIGKILL)
-	if r := <-done; !errors.Is(r.err, harness.ErrDied) {
+	if r := signal(pidKilled, syscall.SIGKILL, done); !errors.Is(r.err, harness.ErrDied) {
 		t.Errorf("the killed program: %v, %v", r.words, r.err)
 	}
 	killed.Close()
 
 	done = flush(caught, pidCaught)
-	signal(pidCaught, syscall.SIGINT)
-	if r := <-done; r.err != nil || r.words[0] != "interrupted" {
+	if r := signal(pidCaught, syscall.SIGINT, done); r.err != nil || r.words[0] != "interrupted" {
 		t.Errorf("the interrupted program: %v, %v", r.words, r.err)
 	}
 	c.Node(3).Resume()
