@@ -148,7 +148,8 @@ def translated(path: str | None = None, doing: str = "") -> Iterator[None]:
     except OperationError as e:
         if e.filename is None:
             e.filename = path
-            e.strerror = f"{doing}: {e.strerror}" if doing else e.strerror
+            if doing and not (e.strerror or "").startswith(f"{doing}: "):  # the daemon may have said it
+                e.strerror = f"{doing}: {e.strerror}"
         raise
     except OSError as e:
         text = _WORDS.get(e.errno or 0) or e.strerror or str(e)
