@@ -25,9 +25,11 @@ type Area struct {
 	mu struct {
 		lockrank.Mutex
 		ino        dsm.Inode
-		view       *dsm.View    // the view that replica and home act on
-		backed     bool         // some slot of it here has a backup
-		mute       bool         // some slot of it here has a backup that could take over and lack something: see Backup.Former
+		view       *dsm.View // the view that replica and home act on
+		backed     bool      // some slot of it here has a backup
+		mute       bool      // some slot of it here has a backup that could take over and lack something: see Backup.Former
+		removed    bool
+		sending    bool         // a goroutine is sending, in order
 		own        dsm.Slot     // the slot that the view gives to this area alone; 0: none
 		dead       []dsm.NodeID // its members that are gone
 		mem        *pages.Area
@@ -48,24 +50,22 @@ type Area struct {
 		copies     *copies  // nil: no slot here ever had a backup
 		standby    *standby // nil: this node never was a backup of the area
 		owning     owning
-		versions   uint64    // that this node has published
-		parked     []message // messages to slots that are still being handed to this node, or that need memory
-		receiving  int       // calls of receiveAgainLocked
-		removed    bool
+		versions   uint64      // that this node has published
+		parked     []message   // messages to slots that are still being handed to this node, or that need memory
+		receiving  int         // calls of receiveAgainLocked
 		newest     dsm.Version // newest version heard of: see heardLocked
 		telling    int         // number of calls of awaitNotices
 
 		out     []message // to send when the step is over
-		sending bool      // a goroutine is sending, in order
 		waiters []*waiter
 		wake    bool               // this step did something that waiters wait for
+		cleaner bool               // this step made pages clean, or the kernel dropped some
+		again   bool               // there are publications to start in a step of their own
 		charged charged            // what room has been told that this area takes
 		arrived []func()           // to call when the step is over: see onArrivalLocked
 		used    []wire.ExtentPages // pages that the functions in arrived waited for: see tellUsedLocked
-		cleaner bool               // this step made pages clean, or the kernel dropped some
 		diffed  int                // pages that this step diffed
 		looked  dsm.PageIndex      // the last page that checkLocked compared
-		again   bool               // there are publications to start in a step of their own
 
 		recount     bool // see Recounts
 		miscounted  bool // this step set recount, and the page cache is to be told
