@@ -27,6 +27,7 @@ var rows = []row{
 	{"locks", locksRow},
 	{"barrier", barrierRow},
 	{"round", roundRow},
+	{"factor", factorRow},
 	{"idle", idleRow},
 	{"memory", memoryRow},
 	{"attach-latency", attachLatencyRow},

@@ -30,7 +30,7 @@ func prepare() (skip string, err error) {
 	if err != nil || len(sources) == 0 {
 		return "", fmt.Errorf("no bench/client/*.c: run it in the root of the source tree (%w)", err)
 	}
-	if programs.bench, err = harness.Compile("bench", append([]string{"gcc", "-O2", "-pthread", "-o", "{out}"}, sources...)...); err != nil {
+	if programs.bench, err = harness.Compile("bench", append([]string{"gcc", "-O2", "-pthread", "-o", "{out}"}, append(sources, "-lm")...)...); err != nil {
 		return "", err
 	}
 	programs.barefuse, err = harness.Compile("barefuse", "go", "build", "-o", "{out}", "./bench/barefuse")

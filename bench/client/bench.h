@@ -67,5 +67,7 @@ void hop_forward(char **a);
 void hop_relay(char **a);
 void hop_reader(char **a);
 void hop_writer(char **a);
+void factor_attached(char **a);
+void factor_shared(char **a);
 
 #endif
