@@ -94,3 +94,27 @@ func TestSureWrite(t *testing.T) {
 		t.Error("the second write(2) after a page came back makes a notice")
 	}
 }
+
+// TestSureWriteToAnUnsurePage: of what the page cache holds of an unsure page only the write(2) that made it so is in doubt. What a later one brought
+// it certainly has, so a program that stores what was there before that stores.
+func TestSureWriteToAnUnsurePage(t *testing.T) {
+	k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
+	c, w := unsurePage(t)
+	c.BeforeMerge(0)
+	w[2] = 2
+	n, _ := c.NextNotice()
+	c.Done(n)
+	cache := make([]byte, dsm.PageSize)
+	c.Read(0, cache)
+	c.Wrote(k, 0, []byte{5}, false)
+	c.EndWrite()
+	c.Wrote(k, 4, []byte{9}, false)
+	c.EndWrite()
+	if c.Sure(0, 1) {
+		t.Fatal("sure of a page that was read between write(2) and WRITE")
+	}
+	c.Wrote(k, 0, cache, true) // in it byte 0 is from before the first write(2), and byte 4 is stored as it was before the second
+	if want := []byte{5, 1, 2, 1, 1}; !bytes.Equal(w[:5], want) {
+		t.Errorf("the page is %v, want %v", w[:5], want)
+	}
+}
