@@ -219,10 +219,8 @@ func (a *Area) takeRefusedLocked(d *draft) {
 
 // takeAll takes what the programs of all drafts have stored. The caller has attached.mu.
 func (a *Area) takeAll() (any bool) {
-	var drafts []*draft
 	var found []wire.ExtentPages
-	a.note(func() { drafts = append(drafts, a.mu.drafts...) })
-	for _, d := range drafts {
+	for _, d := range a.draftsNow() {
 		if d.tracking.Empty() {
 			continue
 		}
@@ -280,15 +278,20 @@ func (a *Area) refresh(d *draft) {
 // refreshAll is for programs that got their drafts before the area began to apply updates as they
 // arrive.
 func (a *Area) refreshAll() {
-	var drafts []*draft
-	a.note(func() {
-		if !a.mu.ino.Spec.AppliesInSync() {
-			drafts = append(drafts, a.mu.drafts...)
+	for _, d := range a.draftsNow() {
+		inSync := false
+		a.note(func() { inSync = a.mu.ino.Spec.AppliesInSync() })
+		if !inSync {
+			a.refresh(d)
 		}
-	})
-	for _, d := range drafts {
-		a.refresh(d)
 	}
+}
+
+// draftsNow returns the drafts that there are. Most areas have none, and each publish asks.
+func (a *Area) draftsNow() []*draft {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.mu.drafts)
 }
 
 func (a *Area) refreshExtentLocked(d *draft, e dsm.ExtentIndex) int {

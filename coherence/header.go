@@ -20,33 +20,51 @@ type header struct {
 
 var headerSeed = maphash.MakeSeed()
 
-// detectLayout looks for a header of a .npy or .safetensors file in an area whose types are not known. If there is one, it
-// records the layout in the catalog, for all nodes.
-func (a *Area) detectLayout(ctx context.Context) error {
-	var head []byte
-	var size int64
-	var known header
-	a.step(func() {
-		if a.mu.ino.Spec.DType == dsm.DTypeAuto && a.mu.ino.Layout == (dsm.Layout{}) {
-			head, size, known = a.headLocked(), a.mu.ino.Size, a.mu.header
-		}
-	})
+// candidate is a header that nobody has looked at.
+type candidate struct {
+	head []byte
+	size int64 // of the area
+	sum  uint64
+}
+
+// candidateLocked returns the header of a .npy or .safetensors file, if that may tell the types of the area; nil if there is
+// none, or it was looked at before.
+func (a *Area) candidateLocked() *candidate {
+	if a.mu.ino.Spec.DType != dsm.DTypeAuto || a.mu.ino.Layout != (dsm.Layout{}) {
+		return nil
+	}
+	head := a.headLocked()
 	if head == nil {
 		return nil
 	}
-	sum := maphash.Bytes(headerSeed, head)
-	if sum == known.sum {
+	c := &candidate{head, a.mu.ino.Size, maphash.Bytes(headerSeed, head)}
+	if c.sum == a.mu.header.sum {
 		return nil
 	}
-	l, found := npyLayout(head, size)
+	return c
+}
+
+// detectLayout looks for a header in an area whose types are not known. If it tells them, they are recorded.
+func (a *Area) detectLayout(ctx context.Context) error {
+	var c *candidate
+	a.step(func() { c = a.candidateLocked() })
+	if c == nil {
+		return nil
+	}
+	return a.setLayout(ctx, c)
+}
+
+// setLayout records the layout that a header tells in the catalog, for all nodes.
+func (a *Area) setLayout(ctx context.Context, c *candidate) error {
+	l, ok := npyLayout(c.head, c.size)
 	var why error
-	if !found {
-		if l, why = safetensorsLayout(head); why != nil {
+	if !ok {
+		if l, why = safetensorsLayout(c.head); why != nil {
 			a.node.cfg.Log.Info("the types of a file's elements are not known", "area", a.id, "err", why)
 		}
 	}
 	if l == (dsm.Layout{}) {
-		a.note(func() { a.mu.header.sum, a.mu.header.err = sum, why })
+		a.note(func() { a.mu.header.sum, a.mu.header.err = c.sum, why })
 		return nil
 	}
 	return a.node.cfg.View.SetLayout(ctx, a.id, l)

@@ -501,21 +501,30 @@ func (a *Area) PublishLast(ctx context.Context) error {
 
 // publish is Publish, or PublishLast with last. It calls and in the step that sends the first publications, after they are sent.
 func (a *Area) publish(ctx context.Context, last bool, and func()) error {
-	a.collect()
+	a.scan() // a step follows in any case
 	a.refreshAll()
-	if err := a.detectLayout(ctx); err != nil {
-		return err
-	}
 	var goal publishGoal
 	var rule error
-	a.step(func() {
-		if goal = a.requestPublishLocked(); goal != nil {
-			rule = a.publishableLocked()
-		} else {
-			rule = a.errNotFiniteLocked() // of a draft
+	for looked := false; ; looked = true {
+		var header *candidate
+		a.step(func() {
+			if header = a.candidateLocked(); header != nil && !looked {
+				return
+			}
+			if goal = a.requestPublishLocked(); goal != nil {
+				rule = a.publishableLocked()
+			} else {
+				rule = a.errNotFiniteLocked() // of a draft
+			}
+			and()
+		})
+		if header == nil || looked {
+			break
 		}
-		and()
-	})
+		if err := a.setLayout(ctx, header); err != nil {
+			return err
+		}
+	}
 	if goal == nil {
 		return rule
 	}

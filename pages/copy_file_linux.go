@@ -100,8 +100,8 @@ func (c *areaCopy) fileData(off, end int64, f func(off, n int64)) error {
 // reaches past its end, if its holes are no larger than that: then some holes count as data, and
 // reading them takes memory.
 func (c *areaCopy) whole() bool {
-	var st unix.Stat_t
-	return unix.Fstat(c.fd, &st) == nil && st.Blocks*512 >= c.len && st.Size <= c.len // a program may write past it
+	st, err := c.stat()
+	return err == nil && st.Blocks*512 >= c.len && st.Size <= c.len // a program may write past it
 }
 
 // fileWrite stores n at off with write(2).

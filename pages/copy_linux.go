@@ -138,12 +138,16 @@ func (c *areaCopy) end() (int64, error) {
 	if c.fd < 0 {
 		return c.size, nil
 	}
-	var st unix.Stat_t
-	// It is called in every step and does not block, so Go's scheduler is not told: that would wake its monitor.
+	st, err := c.stat()
+	return st.Size, err
+}
+
+// stat asks about the memfd. Every step does, and it does not block, so Go's scheduler is not told: that would wake its monitor.
+func (c *areaCopy) stat() (st unix.Stat_t, err error) {
 	if _, _, errno := unix.RawSyscall(unix.SYS_FSTAT, uintptr(c.fd), uintptr(unsafe.Pointer(&st)), 0); errno != 0 {
-		return 0, os.NewSyscallError("fstat", errno)
+		return st, os.NewSyscallError("fstat", errno)
 	}
-	return st.Size, nil
+	return st, nil
 }
 
 // zero makes the bytes [from, to) read zero. The memory of whole pages is freed, and partly covered

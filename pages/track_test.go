@@ -86,20 +86,29 @@ func TestTrackingAdapts(t *testing.T) {
 	}
 }
 
-// Few pages are scanned however dense they are; without a source, and with one that fails, all
-// is compared each time.
+// Some dozens of pages are scanned however dense they are, fewer are always compared; without a source, and with one that
+// fails, all is compared each time.
 func TestTrackingCompares(t *testing.T) {
 	var tr Tracking
+	few := &fakeSource{armed: true}
+	f := tr.Add(few, 0, fewPages*dsm.PageSize)
+	for _, changed := range []int{fewPages, 0} {
+		if stored, compared := round(t, &tr, few, changed, fewPages); stored != 0 || compared != 1 || few.armed {
+			t.Fatalf("few pages: %d stored, %d comparisons, faults %v", stored, compared, few.armed)
+		}
+	}
+	tr.Remove(f)
+	const pages = fewPages + 1
 	small := &fakeSource{}
-	m := tr.Add(small, 0, 10*dsm.PageSize)
+	m := tr.Add(small, 0, pages*dsm.PageSize)
 	for range 5 {
-		if stored, compared := round(t, &tr, small, 10, 10); stored != 10 || compared != 0 {
+		if stored, compared := round(t, &tr, small, pages, pages); stored != pages || compared != 0 {
 			t.Fatalf("%d pages stored, %d comparisons", stored, compared)
 		}
 	}
 	small.fail = errors.New("closed")
 	for range 3 {
-		if stored, compared := round(t, &tr, small, 10, 10); stored != 0 || compared != 1 {
+		if stored, compared := round(t, &tr, small, pages, pages); stored != 0 || compared != 1 {
 			t.Fatalf("a source that fails: %d pages stored, %d comparisons", stored, compared)
 		}
 	}
