@@ -58,6 +58,7 @@ type Area struct {
 
 		out     []message // to send when the step is over
 		waiters []*waiter
+		over    []*waiter          // whose wait is over, and that are to be told when the lock is released
 		wake    bool               // this step did something that waiters wait for
 		cleaner bool               // this step made pages clean, or the kernel dropped some
 		again   bool               // there are publications to start in a step of their own
@@ -124,6 +125,23 @@ func (a *Area) steps(from dsm.NodeID, event func()) {
 // those of deliverLocked.
 func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 	a.mu.Lock()
+	return a.takeStepLocked(from, brief, event)
+}
+
+// tryStep is steps for a goroutine that must not wait: it returns false, and has done nothing, if another one is at work on the area.
+// Another goroutine starts the remaining publications.
+func (a *Area) tryStep(from dsm.NodeID, event func()) bool {
+	if !a.mu.TryLock() {
+		return false
+	}
+	if a.takeStepLocked(from, true, event) {
+		go a.step(a.startPublicationsLocked)
+	}
+	return true
+}
+
+// takeStepLocked is oneStep by a caller that has the lock, which it releases.
+func (a *Area) takeStepLocked(from dsm.NodeID, brief bool, event func()) (again bool) {
 	a.restoreLocked()
 	a.catchUpLocked()
 	if !a.mu.removed {
@@ -165,7 +183,12 @@ func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 		from = 0 // it takes a while until Handle returns
 	}
 	a.deliverLocked(from, brief)
+	over := a.mu.over
+	a.mu.over = nil
 	a.mu.Unlock()
+	for _, w := range over {
+		w.then(a.outcome(w))
+	}
 	if more {
 		a.node.room.ring()
 	}

@@ -3,6 +3,7 @@ package coherence
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -14,7 +15,9 @@ type waiter struct {
 	cond  func() bool
 	dead  func() dsm.NodeID // a home without which cond does not hold, and that is not to be waited for; 0: none
 	homes bool              // it waits for answers of homes, which wait themselves if the area is short
-	done  chan struct{}     // closed when the wait is over
+	done  chan struct{}     // closed when the wait is over; nil: then is called
+	then  func(error)       // with no lock held
+	limit *time.Timer       // ends the wait of then
 	gone  bool              // because the area was removed
 	err   error             // because of dead, or homes
 }
@@ -52,10 +55,36 @@ func (a *Area) awaitWith(ctx context.Context, w *waiter) error {
 			return &errs.Error{Op: w.op, Area: a.id, Kind: errs.Timeout, Err: a.blame(ctx.Err())}
 		}
 	}
+	return a.outcome(w)
+}
+
+// outcome returns the error of a wait that is over.
+func (a *Area) outcome(w *waiter) error {
 	if w.gone {
 		return &errs.Error{Op: w.op, Area: a.id, Kind: errs.NotExist}
 	}
 	return w.err
+}
+
+// afterHomesLocked is awaitHomes for a caller that does not wait: then is called when the wait is over, by the goroutine that has taken the
+// step, with no lock held. If that is not within limit, late is called before, in a step.
+func (a *Area) afterHomesLocked(op string, limit time.Duration, cond func() bool, dead func() dsm.NodeID, late func(), then func(error)) {
+	w := &waiter{op: op, cond: cond, dead: dead, homes: true, then: then}
+	w.limit = time.AfterFunc(limit, func() {
+		left := false
+		a.step(func() {
+			i := slices.Index(a.mu.waiters, w)
+			if left = i >= 0; left {
+				a.mu.waiters = slices.Delete(a.mu.waiters, i, i+1)
+				late()
+			}
+		})
+		if left {
+			then(&errs.Error{Op: op, Area: a.id, Kind: errs.Timeout, Err: a.blame(context.DeadlineExceeded)})
+		}
+	})
+	a.mu.waiters = append(a.mu.waiters, w)
+	a.mu.wake = true // it may be over
 }
 
 // overLocked reports whether a wait is over, and ends it then.
@@ -69,7 +98,12 @@ func (a *Area) overLocked(w *waiter) bool {
 			over, w.err = true, err
 		}
 	}
-	if over {
+	switch {
+	case !over:
+	case w.then != nil:
+		w.limit.Stop()
+		a.mu.over = append(a.mu.over, w)
+	default:
 		close(w.done)
 	}
 	return over

@@ -309,11 +309,29 @@ func (n *simNode) publish() {
 		return
 	}
 	ack := n.acks()
-	n.ask("publish", n.area.Publish, func(err error) {
+	call := n.area.Publish
+	if n.publishes++; n.publishes%2 == 0 {
+		call = n.publishNow
+	}
+	n.ask("publish", call, func(err error) {
 		if err == nil {
 			ack()
 		}
 	})
+}
+
+// publishNow publishes as the goroutine does that reads what attached programs ask for.
+func (n *simNode) publishNow(ctx context.Context) error {
+	done := make(chan error, 1)
+	if !n.area.PublishNow(time.Hour, func(err error) { done <- err }) {
+		return n.area.Publish(ctx)
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // wait waits for anything newer than what the node has, by a program, nil for one that reads.

@@ -80,6 +80,8 @@ type Area interface {
 	// Publish makes the stores taken over so far visible to other nodes. Those of attached
 	// programs are looked for first, for which ctx is no bound: see docs/attach.md.
 	Publish(ctx context.Context) error
+	// PublishNow is Publish for a goroutine that must not wait: false if it might have to. Otherwise done is called once.
+	PublishNow(limit time.Duration, done func(error)) bool
 	// PublishLast is Publish at close: it does not wait again for homes that a sync or publish before has waited for in vain.
 	PublishLast(ctx context.Context) error
 	// Acquire brings this node up to every publish that completed before; but memory that lets updates in

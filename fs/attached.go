@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"syscall"
+	"time"
 
 	"github.com/dsmfs/dsmfs/fs/attach"
 	"github.com/dsmfs/dsmfs/fs/control"
@@ -127,6 +128,28 @@ func (x attachedArea) Resize(ctx context.Context, size int64) (dsm.Inode, error)
 }
 
 func (x attachedArea) Publish(ctx context.Context) error { return x.b.publish(ctx, x.a) }
+
+func (x attachedArea) PublishNow(limit time.Duration, done func(error)) bool {
+	a := x.a
+	if a.direct.writing.Load() != 0 {
+		return false // the catalog may have to be asked
+	}
+	stored := a.stored.Load()
+	a.publishing.Add(1)
+	taken := a.current().PublishNow(limit, func(err error) {
+		if err == nil {
+			x.b.countSoon(a) // first, so that a store is published only when it is known to be counted or not
+			a.reached(stored)
+		}
+		a.publishing.Add(-1)
+		done(err)
+	})
+	if !taken {
+		a.publishing.Add(-1)
+	}
+	return taken
+}
+
 func (x attachedArea) Contribute(ctx context.Context, id dsm.RoundID) error {
 	return x.b.contribute(ctx, x.a, id)
 }

@@ -296,6 +296,8 @@ func (a *fakeArea) Sync(ctx context.Context, _ bool) error {
 	return err
 }
 
+func (a *fakeArea) PublishNow(time.Duration, func(error)) bool { return false }
+
 func (a *fakeArea) Publish(ctx context.Context) error {
 	if err := a.wait(ctx); err != nil {
 		return err

@@ -72,10 +72,9 @@ func (t *Tracking) Add(s Source, off, n int64) *Mapping {
 	if t.mappings == nil {
 		t.mappings = make(map[*Mapping]struct{})
 	}
-	m := &Mapping{source: s, off: off, n: n, compare: s == nil}
-	if s != nil && n <= fewPages*dsm.PageSize && s.Disarm() == nil {
-		m.compare, m.small = true, true
-	}
+	few := n <= fewPages*dsm.PageSize
+	m := &Mapping{source: s, off: off, n: n, compare: s == nil || few && s.Disarm() == nil}
+	m.small = few && m.compare
 	t.mappings[m] = struct{}{}
 	return m
 }
@@ -85,6 +84,19 @@ func (t *Tracking) Remove(m *Mapping) { delete(t.mappings, m) }
 
 // Empty reports whether nothing is mapped for writing.
 func (t *Tracking) Empty() bool { return len(t.mappings) == 0 }
+
+// Brief reports whether Collect takes little time and asks no Source.
+func (t *Tracking) Brief() bool {
+	for m := range t.mappings {
+		if !m.small {
+			return false
+		}
+	}
+	return len(t.mappings) <= fewMappings
+}
+
+// fewMappings bounds what Brief takes for little.
+const fewMappings = 4
 
 // Range returns the part of the area that is mapped.
 func (m *Mapping) Range() (off, n int64) { return m.off, m.n }

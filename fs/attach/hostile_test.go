@@ -65,6 +65,10 @@ func (idleArea) Demand() bool                  { return false }
 func (idleArea) Size() int64                   { return dsm.PageSize }
 func (idleArea) Version() dsm.Version          { return 1 }
 func (idleArea) Publish(context.Context) error { return nil }
+func (idleArea) PublishNow(_ time.Duration, done func(error)) bool {
+	done(nil)
+	return true
+}
 func (idleAttachment) Wait(ctx context.Context, _ dsm.Version) error {
 	<-ctx.Done()
 	return &errs.Error{Op: "wait", Kind: errs.Timeout, Err: ctx.Err()}
@@ -78,10 +82,16 @@ type hostile struct {
 
 func listenHostile(t *testing.T, l limits) *hostile {
 	t.Helper()
-	h := &hostile{t: t, socket: filepath.Join(t.TempDir(), "attach"), log: new(bytes.Buffer)}
 	m := &openMount{}
+	return listenHostileWith(t, l, m, m)
+}
+
+// listenHostileWith is listenHostile for a mount that consists of an openMount and more.
+func listenHostileWith(t *testing.T, l limits, mount Mount, m *openMount) *hostile {
+	t.Helper()
+	h := &hostile{t: t, socket: filepath.Join(t.TempDir(), "attach"), log: new(bytes.Buffer)}
 	s, err := listenWithin(l, Config{
-		Mount: m, Log: slog.New(slog.NewTextHandler(h.log, nil)), Socket: h.socket, Tracking: uffd.Compare, Timeout: time.Minute, Life: t.Context(),
+		Mount: mount, Log: slog.New(slog.NewTextHandler(h.log, nil)), Socket: h.socket, Tracking: uffd.Compare, Timeout: time.Minute, Life: t.Context(),
 	})
 	if err != nil {
 		t.Fatal(err)

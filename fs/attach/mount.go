@@ -3,6 +3,7 @@ package attach
 import (
 	"context"
 	"os"
+	"time"
 
 	"github.com/dsmfs/dsmfs/groups"
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -54,6 +55,9 @@ type Area interface {
 	MayAccumulate(ctx context.Context, off, n int64) error
 	// Publish makes all stores made so far visible to other nodes, including stores to mappings.
 	Publish(ctx context.Context) error
+	// PublishNow is Publish for a goroutine that must not wait: false if it might have to. Otherwise done is called once, perhaps
+	// before PublishNow returns.
+	PublishNow(limit time.Duration, done func(error)) bool
 	// Stats returns figures, one on each line.
 	Stats() string
 

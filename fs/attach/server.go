@@ -230,6 +230,9 @@ func (s *Server) serve(a *conn) {
 			})
 			continue
 		}
+		if len(files) == 0 && a.answerNow(q) {
+			continue
+		}
 		if !a.takeSlot() {
 			closeAll(files)
 			continue // then the next receive fails
@@ -266,6 +269,46 @@ func (a *conn) takeSlot() bool {
 		<-a.slots
 		return false
 	}
+}
+
+// trySlot is takeSlot without waiting.
+func (a *conn) trySlot() bool {
+	select {
+	case a.slots <- struct{}{}:
+	default:
+		return false
+	}
+	select {
+	case a.user.requests <- struct{}{}:
+		return true
+	default:
+		<-a.slots
+		return false
+	}
+}
+
+// answerNow serves a request without another goroutine, and without waiting for anything. It returns false if that cannot be: then
+// nothing was done.
+func (a *conn) answerNow(q *request) bool {
+	if q.op != opPublish || !a.trySlot() {
+		return false
+	}
+	x, err := a.find(q.attachment)
+	taken := err == nil && x.area.PublishNow(a.s.cfg.Timeout, func(err error) {
+		packet := a.packet(q, reply{arg: [4]uint64{uint64(x.area.Version())}}, err)
+		if replyNow(a.conn, packet) {
+			a.endSlot()
+			return
+		}
+		go func() { // the program reads no answers, or is gone
+			defer a.endSlot()
+			a.send(packet, nil)
+		}()
+	})
+	if !taken {
+		a.endSlot()
+	}
+	return taken
 }
 
 func (a *conn) endSlot() {
@@ -349,11 +392,18 @@ func (a *conn) answer(q *request) {
 
 // reply sends the answer.
 func (a *conn) reply(q *request, r reply, err error) {
-	err = transmit(a.conn, a.packet(q, r, err), r.file) // packets are sent whole, so concurrent senders do not mix
+	packet := a.packet(q, r, err)
+	if r.file != nil || !replyNow(a.conn, packet) {
+		a.send(packet, r.file)
+	}
 	if r.file != nil && !r.keep {
 		_ = r.file.Close() // the program has its own now
 	}
-	if err != nil {
+}
+
+// send sends a packet, and waits until the program reads if it must. Packets are sent whole, so concurrent senders do not mix.
+func (a *conn) send(packet []byte, file *os.File) {
+	if err := transmit(a.conn, packet, file); err != nil {
 		a.close()
 	}
 }

@@ -1,0 +1,67 @@
+package coherence
+
+import (
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// PublishNow is Publish for a goroutine that must not wait for anything. It returns false, and has published nothing, where Publish might have to
+// wait for a lock or for a program's memory, or takes long: then the caller has another goroutine call Publish. If it returns true, done is
+// called once with what Publish would return, with no lock held: perhaps before PublishNow returns, else by the goroutine that
+// handles the last ack, or after limit.
+func (a *Area) PublishNow(limit time.Duration, done func(error)) bool {
+	t := &a.attached
+	if !t.mu.TryLock() {
+		return false
+	}
+	if !t.mu.tracking.Brief() {
+		t.mu.Unlock()
+		return false
+	}
+	held := true // t.mu: what is found is recorded under it
+	taken, waits := false, false
+	var rule error
+	free := a.tryStep(0, func() {
+		taken = a.publishesBrieflyLocked()
+		if taken {
+			t.mu.tracking.Collect(nil, a.comparedLocked)
+		}
+		t.mu.Unlock()
+		if held = false; !taken {
+			return
+		}
+		goal := a.requestPublishLocked()
+		if goal == nil {
+			return
+		}
+		if rule = a.publishableLocked(); rule != nil {
+			return
+		}
+		waits = true
+		a.afterHomesLocked("publish", limit, func() bool {
+			rule = a.publishableLocked()
+			return rule != nil || a.reachedLocked(goal)
+		}, func() dsm.NodeID { return a.deadGoalLocked(goal, false) }, func() { a.silentLocked(goal) }, func(err error) {
+			if err == nil {
+				err = rule
+			}
+			done(err)
+		})
+	})
+	if held {
+		t.mu.Unlock()
+	}
+	if !free || !taken {
+		return false
+	}
+	if !waits {
+		done(rule)
+	}
+	return true
+}
+
+// publishesBrieflyLocked reports whether a publish of the area takes little time, and nothing but what PublishNow does.
+func (a *Area) publishesBrieflyLocked() bool {
+	return a.extentsLocked() == 1 && !a.versionedLocked() && len(a.mu.drafts) == 0 && !a.mu.replica.demand && a.candidateLocked() == nil
+}

@@ -1,0 +1,99 @@
+package coherence
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// TestPublishNow: it ends with the ack of the home, at once where there is nothing to wait for, and at its limit.
+func TestPublishNow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, home, other := pairOf(t, dsm.Inode{Size: dsm.PageSize, Layout: dsm.Layout{DType: dsm.DTypeI32}})
+		var ended []error
+		now := func(n *simNode) bool {
+			ended = nil
+			return n.area.PublishNow(time.Second, func(err error) {
+				n.area.Version() // the lock is free
+				ended = append(ended, err)
+			})
+		}
+		is := func(what string, want ...errs.Kind) {
+			t.Helper()
+			ok := len(ended) == len(want)
+			for i := 0; ok && i < len(want); i++ {
+				ok = want[i] == errs.Other && ended[i] == nil || want[i] != errs.Other && errs.Is(ended[i], want[i])
+			}
+			if !ok {
+				t.Fatalf("%s: ended with %v, want %v", what, ended, want)
+			}
+		}
+		if !now(other) {
+			t.Fatal("nothing to publish, and it would wait")
+		}
+		is("nothing to publish", errs.Other)
+		put(t, home, 5)
+		if !now(home) {
+			t.Fatal("the home itself would wait")
+		}
+		is("the home itself", errs.Other)
+		s.drain()
+		put(t, other, 6)
+		if !now(other) {
+			t.Fatal("it would wait for something else than the home")
+		}
+		is("before the ack")
+		s.drain()
+		is("after the ack", errs.Other)
+		want(t, home, 6)
+
+		put(t, other, 7)
+		now(other)
+		time.Sleep(2 * time.Second) // of the bubble
+		synctest.Wait()
+		is("no ack", errs.Timeout)
+		s.drain()
+		is("an ack that is late", errs.Timeout)
+	})
+}
+
+// TestPublishNowDoesNotWait: it leaves to Publish what may take long, and does nothing then.
+func TestPublishNowDoesNotWait(t *testing.T) {
+	no := func(error) { t.Error("done was called") }
+	s, _, other := pairOf(t, dsm.Inode{Size: dsm.PageSize, Layout: dsm.Layout{DType: dsm.DTypeI32}})
+	a := other.area
+	put(t, other, 6)
+	elsewhere := func() (taken bool) {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			taken = a.PublishNow(time.Minute, no)
+		}()
+		<-done
+		return taken
+	}
+	a.mu.Lock()
+	if elsewhere() {
+		t.Error("it took the area's lock, which somebody has")
+	}
+	a.mu.Unlock()
+	a.attached.mu.Lock()
+	if elsewhere() {
+		t.Error("it took the lock of the mappings, which somebody has")
+	}
+	m := a.attached.mu.tracking.Add(nil, 0, dsm.ExtentSize)
+	a.attached.mu.Unlock()
+	if a.PublishNow(time.Minute, no) {
+		t.Error("it compared a large mapping")
+	}
+	a.attached.mu.tracking.Remove(m)
+	s.resized(2 * dsm.ExtentSize)
+	if a.PublishNow(time.Minute, no) {
+		t.Error("it published a large area")
+	}
+	publish(other) // the locks are free
+	s.drain()
+}
