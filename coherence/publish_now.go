@@ -33,6 +33,7 @@ func (a *Area) PublishNow(limit time.Duration, done func(error)) bool {
 		}
 		goal := a.requestPublishLocked()
 		if goal == nil {
+			rule = a.errNotFiniteLocked()
 			return
 		}
 		if rule = a.publishableLocked(); rule != nil {
@@ -40,8 +41,14 @@ func (a *Area) PublishNow(limit time.Duration, done func(error)) bool {
 		}
 		waits = true
 		a.afterHomesLocked("publish", limit, func() bool {
-			rule = a.publishableLocked()
-			return rule != nil || a.reachedLocked(goal)
+			if rule = a.publishableLocked(); rule != nil {
+				return true
+			}
+			reached := a.reachedLocked(goal)
+			if reached {
+				rule = a.errNotFiniteLocked()
+			}
+			return reached
 		}, func() dsm.NodeID { return a.deadGoalLocked(goal, false) }, func() { a.silentLocked(goal) }, func(err error) {
 			if err == nil {
 				err = rule

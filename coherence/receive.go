@@ -15,7 +15,7 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 	if err := versionProblem(msg); err != nil {
 		return err
 	}
-	var st *wire.Stamp
+	st := stampOf(msg)
 	switch m := msg.(type) {
 	case *wire.HandoverExtent:
 		return n.handovers.extent(from, m, payload)
@@ -29,6 +29,57 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 	case *wire.Refilled:
 		n.fills.refilled(from, m)
 		return nil
+	}
+	if st == nil {
+		return errUnexpected(from, msg)
+	}
+	if st.Newest > dsm.MaxVersion {
+		return errs.E(errs.Corrupt, "receive", "%T after version %d", msg, st.Newest)
+	}
+	if err := n.waitApplied(from, st.Rev, st.Epoch); err != nil {
+		return err
+	}
+	a, err := n.area(st.Area)
+	if err != nil {
+		return nil // removed meanwhile: the sender learns it from the catalog
+	}
+	var bad error
+	a.steps(from, func() { bad = a.takeMessageLocked(from, st, msg, payload) })
+	return bad
+}
+
+// takeMessageLocked handles a message of another node in a step.
+func (a *Area) takeMessageLocked(from dsm.NodeID, st *wire.Stamp, msg any, payload []byte) error {
+	a.heardLocked(st.Newest)
+	a.heardFromLocked(from)
+	if a.waitsForMemoryLocked(from, st, msg, payload) {
+		return nil
+	}
+	return a.receiveLocked(from, msg, [][]byte{payload})
+}
+
+// HandleNow is Handle for a goroutine that must not wait for anything: a loop that serves many nodes. It returns false, and has done nothing,
+// if Handle might have to wait or the area is so large that a step may take long; then the caller has another goroutine call Handle.
+func (n *Node) HandleNow(from dsm.NodeID, msg any, payload []byte) (handled bool, err error) {
+	st := stampOf(msg)
+	if st == nil || versionProblem(msg) != nil || st.Newest > dsm.MaxVersion || n.cfg.View.WaitApplied(ended, st.Rev, st.Epoch) != nil {
+		return false, nil
+	}
+	a := n.known(st.Area)
+	if a == nil {
+		return false, nil
+	}
+	free := a.tryStep(from, func() {
+		if handled = a.mu.ino.Size <= dsm.ExtentSize && !a.mu.replica.demand; handled {
+			err = a.takeMessageLocked(from, st, msg, payload)
+		}
+	})
+	return free && handled, err
+}
+
+// stampOf returns the stamp of a message about an area, nil of another one.
+func stampOf(msg any) (st *wire.Stamp) {
+	switch m := msg.(type) {
 	case *wire.Replicate:
 		st = &m.Stamp
 	case *wire.ReplicatePages:
@@ -83,29 +134,8 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 		st = &m.Stamp
 	case *wire.Taken:
 		st = &m.Stamp
-	default:
-		return errUnexpected(from, msg)
 	}
-	if st.Newest > dsm.MaxVersion {
-		return errs.E(errs.Corrupt, "receive", "%T after version %d", msg, st.Newest)
-	}
-	if err := n.waitApplied(from, st.Rev, st.Epoch); err != nil {
-		return err
-	}
-	a, err := n.area(st.Area)
-	if err != nil {
-		return nil // removed meanwhile: the sender learns it from the catalog
-	}
-	var bad error
-	a.steps(from, func() {
-		a.heardLocked(st.Newest)
-		a.heardFromLocked(from)
-		if a.waitsForMemoryLocked(from, st, msg, payload) {
-			return
-		}
-		bad = a.receiveLocked(from, msg, [][]byte{payload})
-	})
-	return bad
+	return st
 }
 
 // versionProblem checks the versions of which the receiver makes later ones: see dsm.MaxVersion.

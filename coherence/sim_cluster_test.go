@@ -70,11 +70,11 @@ type simNode struct {
 	node    *Node
 	area    *Area
 	applied int // entries of the catalog
-	// publishes counts calls of publish.
-	publishes int
-	ino       dsm.Inode
-	view      *dsm.View
-	kernel    *fakeKernel
+	// publishes and handled count calls of publish and handle.
+	publishes, handled int
+	ino                dsm.Inode
+	view               *dsm.View
+	kernel             *fakeKernel
 
 	skew     time.Duration // of its clock
 	starving atomic.Bool   // its memory cannot be made longer

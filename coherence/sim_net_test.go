@@ -83,7 +83,7 @@ func (s *sim) deliverOn(k link) {
 		to.reset(from)
 	default:
 		to.ahead(m)
-		if err := to.node.Handle(from.id, m, f.payload); err != nil {
+		if err := to.handle(from.id, m, f.payload); err != nil {
 			s.t.Fatalf("%T from %d to %d: %v", m, from.i, to.i, err)
 		}
 	}
@@ -91,6 +91,16 @@ func (s *sim) deliverOn(k link) {
 		f.shared.Release()
 	}
 	s.rest()
+}
+
+// handle handles a message as a session does of which a loop reads every second one.
+func (n *simNode) handle(from dsm.NodeID, msg any, payload []byte) error {
+	if n.handled++; n.handled%2 == 0 {
+		if handled, err := n.node.HandleNow(from, msg, payload); handled {
+			return err
+		}
+	}
+	return n.node.Handle(from, msg, payload)
 }
 
 // explain logs the state of a cluster that is stuck.

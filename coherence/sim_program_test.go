@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/pages"
 )
 
@@ -330,7 +331,7 @@ func (n *simNode) publishNow(ctx context.Context) error {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		return ctx.Err()
+		return &errs.Error{Op: "publish", Kind: errs.Timeout, Err: ctx.Err()} // the program goes on, and the publish too
 	}
 }
 

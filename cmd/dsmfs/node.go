@@ -90,7 +90,7 @@ func (n *node) listen(context.Context) error {
 		Held: n.cfg.held != nil, Heir: n.cfg.held != nil && n.cfg.held.resuming, Seed: seed,
 		Secure: !n.cfg.insecure, OnEnroll: n.onEnroll,
 		Self: n.self.ID, Listen: n.cfg.listen, Advertise: n.cfg.advertise, Log: n.log.With("part", "transport"),
-		OnFrame: n.onFrame, OnReset: n.onReset, OnTold: n.onTold, OnCall: n.onCall,
+		OnFrame: n.onFrame, OnFrameNow: n.onFrameNow, OnReset: n.onReset, OnTold: n.onTold, OnCall: n.onCall,
 	})
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
@@ -292,6 +292,15 @@ func (n *node) onFrame(from dsm.NodeID, f *wire.Frame) error {
 		return nil
 	}
 	return n.data.Handle(from, f.Msg, f.Payload)
+}
+
+func (n *node) onFrameNow(from dsm.NodeID, f *wire.Frame) (handled bool, err error) {
+	select {
+	case <-n.built:
+		return n.data.HandleNow(from, f.Msg, f.Payload)
+	default:
+		return false, nil
+	}
 }
 
 func (n *node) onReset(peer dsm.NodeID) {

@@ -18,6 +18,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/head"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"github.com/dsmfs/dsmfs/internal/loop"
 	"github.com/dsmfs/dsmfs/internal/uffd"
 	"golang.org/x/sys/unix"
 )
@@ -67,7 +68,7 @@ type Server struct {
 // mu guards the attachments; requests of one connection run concurrently.
 type conn struct {
 	s     *Server
-	conn  *net.UnixConn
+	conn  loop.Socket // a loop's if looped
 	who   program
 	user  *user
 	pidfd *os.File
@@ -75,6 +76,15 @@ type conn struct {
 	end   context.CancelFunc
 	slots chan struct{} // has one token for each request that runs
 	waits chan struct{} // has one token for each WAIT
+
+	looped *loop.Conn // conn, or nil if there were no descriptors for that
+	buf    []byte     // of the packet that is read
+	// left is a packet that the loop leaves to the goroutine of the connection.
+	left struct {
+		packet []byte
+		files  []*os.File
+		err    error
+	}
 
 	mu struct {
 		lockrank.Mutex
@@ -143,6 +153,9 @@ func (s *Server) accept() {
 				refuse = true
 			}
 		default:
+			if l, err := loop.Take(c); err == nil {
+				a.conn, a.looped = l, l
+			}
 			a.user.conns++
 			s.mu.conns[a] = struct{}{}
 			s.wg.Go(func() { s.serve(a) })
@@ -186,9 +199,8 @@ func (s *Server) serve(a *conn) {
 		}
 		a.close()
 	})
-	buf := make([]byte, headSize+maxPayload+1)
 	for {
-		packet, files, err := receive(a.conn, buf)
+		packet, files, err := a.receive()
 		if err != nil {
 			break
 		}
@@ -252,6 +264,40 @@ func (s *Server) serve(a *conn) {
 	delete(s.mu.conns, a)
 	a.user.conns--
 	s.forgetLocked(a.user)
+}
+
+// receive waits for the next packet that is for the goroutine of the connection.
+func (a *conn) receive() (packet []byte, files []*os.File, err error) {
+	if a.buf == nil {
+		a.buf = make([]byte, headSize+maxPayload+1)
+	}
+	if a.looped == nil {
+		return receive(a.conn, a.buf)
+	}
+	if packet, files, err = receiveNow(a.looped, a.buf); packet != nil || err != nil {
+		return packet, files, err
+	}
+	if err := a.looped.Await(a.turn); err != nil {
+		return nil, nil, err
+	}
+	l := a.left
+	a.left.packet, a.left.files, a.left.err = nil, nil, nil
+	return l.packet, l.files, l.err
+}
+
+// turn serves a request in the loop. It returns false, and leaves the packet to the goroutine of the connection, if that might have to wait.
+func (a *conn) turn() (again bool) {
+	packet, files, err := receiveNow(a.looped, a.buf)
+	if packet == nil && err == nil {
+		return true
+	}
+	if err == nil && files == nil {
+		if h, payload, derr := decode(packet); derr == nil && h.op == opPublish && a.answerNow(&request{header: h, payload: string(payload)}) {
+			return true
+		}
+	}
+	a.left.packet, a.left.files, a.left.err = packet, files, err
+	return false
 }
 
 // takeSlot waits until another request of the connection and of the user may run. It returns false

@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/loop"
 	"github.com/dsmfs/dsmfs/internal/uffd"
 	"golang.org/x/sys/unix"
 )
@@ -75,11 +76,66 @@ func peerGroups(s int) []uint32 {
 }
 
 // receive reads one packet and the descriptors with it.
-func receive(c *net.UnixConn, buf []byte) (packet []byte, files []*os.File, err error) {
-	oob := make([]byte, unix.CmsgSpace(4*maxDescriptors))
-	n, on, flags, err := receiveInto(c, buf, oob)
+func receive(c loop.Socket, buf []byte) (packet []byte, files []*os.File, err error) {
+	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, nil, err
+	}
+	var m message
+	var errno unix.Errno
+	if err := raw.Read(func(fd uintptr) bool {
+		errno = m.receive(fd, buf)
+		return errno != unix.EAGAIN
+	}); err != nil {
+		return nil, nil, err
+	}
+	return m.parts(buf, errno)
+}
+
+// receiveNow is receive without waiting: there is no packet and no error if none has come.
+func receiveNow(c *loop.Conn, buf []byte) (packet []byte, files []*os.File, err error) {
+	var m message
+	var errno unix.Errno
+	if err := c.Control(func(fd uintptr) { errno = m.receive(fd, buf) }); err != nil {
+		return nil, nil, err
+	}
+	if errno == unix.EAGAIN {
+		return nil, nil, nil
+	}
+	return m.parts(buf, errno)
+}
+
+// message is what came with a packet.
+type message struct {
+	n, on, flags int
+	oob          [64]byte
+}
+
+// receive reads a packet. A packet is small and the socket never blocks, so the call is made without telling Go's scheduler: otherwise
+// the first one after a moment of rest wakes the scheduler's monitor, which then looks every 20 us.
+func (m *message) receive(fd uintptr, buf []byte) unix.Errno {
+	for {
+		iov := unix.Iovec{Base: unsafe.SliceData(buf)}
+		iov.SetLen(len(buf))
+		h := unix.Msghdr{Iov: &iov, Control: &m.oob[0]}
+		h.SetIovlen(1)
+		h.SetControllen(unix.CmsgSpace(4 * maxDescriptors))
+		n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(&h)), unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+		if errno != unix.EINTR {
+			m.n, m.on, m.flags = int(n), int(h.Controllen), int(h.Flags)
+			return errno
+		}
+	}
+}
+
+// parts returns the packet and the descriptors.
+func (m *message) parts(buf []byte, errno unix.Errno) (packet []byte, files []*os.File, err error) {
+	if errno != 0 {
+		return nil, nil, os.NewSyscallError("recvmsg", errno)
+	}
+	n, on, flags, oob := m.n, m.on, m.flags, m.oob[:]
+	if n > 0 && on == 0 && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) == 0 {
+		return buf[:n], nil, nil
 	}
 	messages, perr := unix.ParseSocketControlMessage(oob[:on])
 	for _, m := range messages {
@@ -106,37 +162,6 @@ func receive(c *net.UnixConn, buf []byte) (packet []byte, files []*os.File, err 
 	return buf[:n], files, nil
 }
 
-// receiveInto waits for a packet. A packet is small and the socket never blocks, so the call is made without telling Go's scheduler: otherwise
-// the first one after a moment of rest wakes the scheduler's monitor, which then looks every 20 us.
-func receiveInto(c *net.UnixConn, buf, oob []byte) (n, on, flags int, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0, 0, 0, err
-	}
-	iov := unix.Iovec{Base: unsafe.SliceData(buf)}
-	iov.SetLen(len(buf))
-	msg := unix.Msghdr{Iov: &iov, Control: unsafe.SliceData(oob)}
-	msg.SetIovlen(1)
-	var errno unix.Errno
-	err = raw.Read(func(fd uintptr) bool {
-		for {
-			msg.SetControllen(len(oob))
-			var got uintptr
-			if got, _, errno = unix.RawSyscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(&msg)), unix.MSG_CMSG_CLOEXEC); errno != unix.EINTR {
-				n = int(got)
-				return errno != unix.EAGAIN
-			}
-		}
-	})
-	switch {
-	case err != nil:
-		return 0, 0, 0, err
-	case errno != 0:
-		return 0, 0, 0, os.NewSyscallError("recvmsg", errno)
-	}
-	return n, int(msg.Controllen), int(msg.Flags), nil
-}
-
 // maxDescriptors is how many descriptors are received with one packet; one is allowed.
 const maxDescriptors = 4
 
@@ -146,37 +171,48 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// transmit sends one packet, with a descriptor if there is one.
-func transmit(c *net.UnixConn, packet []byte, f *os.File) error {
-	if f != nil {
-		raw, err := f.SyscallConn()
-		if err != nil {
-			return err
-		}
-		var werr error
-		err = raw.Control(func(fd uintptr) {
-			_, _, werr = c.WriteMsgUnix(packet, unix.UnixRights(int(fd)), nil)
-		})
-		return errors.Join(err, werr)
+// transmit sends one packet, with a descriptor if there is one, and waits until the program has read enough.
+func transmit(c loop.Socket, packet []byte, f *os.File) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
 	}
-	_, _, err := c.WriteMsgUnix(packet, nil, nil)
-	return err
+	var sent error
+	send := func(rights []byte) error {
+		return raw.Write(func(fd uintptr) bool {
+			for {
+				if _, sent = unix.SendmsgN(int(fd), packet, rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); sent != unix.EINTR {
+					return sent != unix.EAGAIN
+				}
+			}
+		})
+	}
+	if f == nil {
+		err = send(nil)
+		return errors.Join(err, sent)
+	}
+	files, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var werr error
+	err = files.Control(func(fd uintptr) { werr = send(unix.UnixRights(int(fd))) })
+	return errors.Join(err, werr, sent)
 }
 
 // replyNow sends one packet if that takes no waiting, and reports whether it has.
-func replyNow(c *net.UnixConn, packet []byte) bool {
+func replyNow(c loop.Socket, packet []byte) bool {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return false
 	}
-	var sent error
+	sent := false
 	err = raw.Control(func(fd uintptr) {
 		const flags = unix.MSG_DONTWAIT | unix.MSG_NOSIGNAL
-		if _, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, fd, uintptr(unsafe.Pointer(unsafe.SliceData(packet))), uintptr(len(packet)), flags, 0, 0); errno != 0 {
-			sent = errno
-		}
+		_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, fd, uintptr(unsafe.Pointer(unsafe.SliceData(packet))), uintptr(len(packet)), flags, 0, 0)
+		sent = errno == 0
 	})
-	return err == nil && sent == nil
+	return err == nil && sent
 }
 
 // hasOpen reports whether the process has a file with the number open. It reads fdinfo, because the

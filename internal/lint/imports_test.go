@@ -59,6 +59,12 @@ const imports = `
 	internal/errs internal/lockrank
 	< internal/head;
 
+	internal/errs internal/lockrank
+	< internal/loop;
+
+	internal/loop
+	< internal/transport fs/attach;
+
 	internal/wire internal/head pages pages/residency
 	< coherence;
 

@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/loop"
 )
 
 // The sockets never block, so a small read or write ends at once. It is made without telling the
@@ -25,11 +27,11 @@ type brief struct {
 
 // briefly returns c, with brief reads and writes if it is a socket.
 func briefly(c net.Conn) net.Conn {
-	tcp, ok := c.(*net.TCPConn)
+	socket, ok := c.(loop.Socket)
 	if !ok {
 		return c // an in-process connection of a test
 	}
-	raw, err := tcp.SyscallConn()
+	raw, err := socket.SyscallConn()
 	if err != nil {
 		return c
 	}

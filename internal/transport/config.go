@@ -26,6 +26,9 @@ type Config struct {
 	// until it returns. An error means that the frame violates the protocol: it is counted and the
 	// session closed.
 	OnFrame func(from dsm.NodeID, f *wire.Frame) error
+	// OnFrameNow is OnFrame for a frame that is handled without waiting for anything and soon, as a loop serves
+	// many sessions. If it returns false it has done nothing, and OnFrame is called. It may be nil.
+	OnFrameNow func(from dsm.NodeID, f *wire.Frame) (handled bool, err error)
 	// OnReset says that messages to or from peer may have been lost: see the package comment.
 	OnReset func(peer dsm.NodeID)
 	// OnTold may handle a request of the control lane that needs no answer. It is called in the order

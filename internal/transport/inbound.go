@@ -12,6 +12,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/loop"
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
@@ -28,6 +29,7 @@ type inbound struct {
 // unless this is the first session, and reads frames until the connection breaks or the next
 // session replaces it.
 func (t *Transport) receive(from dsm.NodeID, conn net.Conn) {
+	conn, looped := t.looped(conn)
 	done := make(chan struct{})
 	defer close(done)
 	defer t.drop(conn)
@@ -48,7 +50,7 @@ func (t *Transport) receive(from dsm.NodeID, conn net.Conn) {
 		<-ended
 		t.reset(from, in)
 	}
-	err := t.readFrames(from, in, conn)
+	err := t.readFrames(from, in, conn, looped)
 	t.mu.Lock()
 	replaced := in.conn != conn
 	t.mu.Unlock()
@@ -72,16 +74,60 @@ func (t *Transport) reset(peer dsm.NodeID, in *inbound) {
 // are sent.
 const answerBytes = 256 << 10
 
+// looped has the loop poll a connection in place of Go's poller. looped is nil if it cannot.
+func (t *Transport) looped(conn net.Conn) (_ net.Conn, looped *loop.Conn) {
+	if t.cfg.OnFrameNow == nil {
+		return conn, nil
+	}
+	tcp, ok := under(conn).(loop.Socket)
+	if b, is := under(conn).(*brief); is {
+		tcp, ok = b.Conn.(loop.Socket)
+	}
+	if !ok {
+		return conn, nil // an in-process connection of a test
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	node, tracked := t.mu.conns[conn]
+	if !tracked {
+		return conn, nil // Close has closed it
+	}
+	looped, err := loop.Take(tcp)
+	if err != nil {
+		return conn, nil // no descriptor is left, most likely
+	}
+	if s, ok := conn.(*sealed); ok {
+		s.pipe.become(looped)
+		return conn, looped
+	}
+	delete(t.mu.conns, conn)
+	t.mu.conns[looped] = node
+	return looped, looped
+}
+
+// incoming is a session that is read.
+type incoming struct {
+	t      *Transport
+	from   dsm.NodeID
+	in     *inbound
+	source *source
+	reader *wire.Reader
+
+	// What the loop leaves to the goroutine of the session.
+	left *wire.Frame
+	err  error
+}
+
 // readFrames handles the frames of one session. The error is nil at the end of the stream. Answers
 // are sent together, when there is nothing more to read: sending each alone would cost a system
-// call and wake the other node each time.
-func (t *Transport) readFrames(from dsm.NodeID, in *inbound, conn net.Conn) error {
+// call and wake the other node each time. looped, if not nil, is the connection, or the one beneath it.
+func (t *Transport) readFrames(from dsm.NodeID, in *inbound, conn net.Conn, looped *loop.Conn) error {
 	answer := func() { t.Flush(from) }
 	defer answer()
 	c := newSource(conn, &in.flow.bytes, answer)
-	r := wire.NewReader(c)
+	s := &incoming{t: t, from: from, in: in, source: c, reader: wire.NewReader(c)}
 	for {
-		f, err := r.Read()
+		f, err := s.next(looped)
 		if err == nil {
 			in.flow.frames.Add(1)
 			err = t.cfg.OnFrame(from, f)
@@ -106,6 +152,65 @@ func (t *Transport) readFrames(from dsm.NodeID, in *inbound, conn net.Conn) erro
 	}
 }
 
+// next returns the next frame for the goroutine of the session.
+func (s *incoming) next(looped *loop.Conn) (*wire.Frame, error) {
+	if looped == nil {
+		return s.reader.Read()
+	}
+	s.source.poll = true
+	f, whole, err := s.reader.Now()
+	s.source.poll = false
+	switch {
+	case f != nil || err != nil:
+		return f, err
+	case !whole || !s.reader.Empty(): // the rest is on its way
+		return s.reader.Read()
+	}
+	s.source.rest()
+	if err := looped.Await(s.serve); err != nil {
+		return nil, err
+	}
+	f, err = s.left, s.err
+	if s.left, s.err = nil, nil; f != nil || err != nil {
+		return f, err
+	}
+	return s.reader.Read()
+}
+
+// serve handles what has come, in the loop. It returns false, and leaves what it has read to the goroutine of the session, if a frame is
+// large, or might have to wait.
+func (s *incoming) serve() (again bool) {
+	s.source.poll = true
+	defer func() { s.source.poll = false }()
+	for {
+		f, whole, err := s.reader.Now()
+		if err != nil || !whole {
+			s.err = err
+			return false
+		}
+		if f == nil {
+			break
+		}
+		handled, err := s.t.cfg.OnFrameNow(s.from, f)
+		if !handled {
+			s.left = f
+			return false
+		}
+		s.in.flow.frames.Add(1)
+		f.Release()
+		if err != nil {
+			s.t.counts.bad.Add(1)
+			s.err = err
+			return false
+		}
+		if s.reader.Empty() && s.source.seal == nil {
+			break // if there is more, the loop sees it
+		}
+	}
+	s.source.rest()
+	return true
+}
+
 // source reads a connection, and calls idle before it waits for bytes.
 type source struct {
 	conn       net.Conn
@@ -115,6 +220,7 @@ type source struct {
 	n          *atomic.Uint64  // counts what is read
 	unanswered int             // bytes since the last call of idle
 	idle       func()
+	poll       bool // Read does not wait
 }
 
 func newSource(conn net.Conn, n *atomic.Uint64, idle func()) *source {
@@ -130,8 +236,10 @@ func newSource(conn net.Conn, n *atomic.Uint64, idle func()) *source {
 
 func (s *source) Read(b []byte) (n int, err error) {
 	if n, err = s.readNow(b); n == 0 && err == nil {
-		s.unanswered = 0
-		s.idle() // not called from within raw.Read, because it takes locks that are held while the connection is closed
+		if s.poll {
+			return 0, wire.ErrNothing
+		}
+		s.rest() // not called from within raw.Read, because it takes locks that are held while the connection is closed
 		if len(b) <= briefBytes {
 			n, err = s.brief.Read(b)
 		} else {
@@ -143,7 +251,13 @@ func (s *source) Read(b []byte) (n int, err error) {
 	return n, err
 }
 
-// readNow reads what is there without waiting. It leaves the end of the stream to conn.Read, which
+// rest sends the answers before a wait.
+func (s *source) rest() {
+	s.unanswered = 0
+	s.idle()
+}
+
+// readNow reads what is there without waiting. It leaves the end of the stream to conn.Read, if that is called next: it
 // will see it again; the kernel reports an error only once.
 func (s *source) readNow(b []byte) (n int, err error) {
 	if s.seal != nil {
@@ -152,7 +266,7 @@ func (s *source) readNow(b []byte) (n int, err error) {
 	if s.raw == nil {
 		return 0, nil
 	}
-	if broken := s.raw.Read(func(fd uintptr) bool {
+	broken := s.raw.Read(func(fd uintptr) bool {
 		if len(b) <= briefBytes {
 			n, err = readNow(fd, b)
 			return true
@@ -162,8 +276,16 @@ func (s *source) readNow(b []byte) (n int, err error) {
 				return true
 			}
 		}
-	}); broken != nil || err == unix.EAGAIN {
+	})
+	switch {
+	case broken == nil && err == unix.EAGAIN:
 		return 0, nil
+	case broken != nil && s.poll:
+		return 0, broken
+	case broken != nil:
+		return 0, nil
+	case n == 0 && err == nil && s.poll:
+		return 0, io.EOF
 	}
 	return max(n, 0), os.NewSyscallError("read", err)
 }

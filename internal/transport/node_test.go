@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"reflect"
 	"sync"
 	"testing"
 	"time"
@@ -21,7 +22,7 @@ func TestMain(m *testing.M) {
 		knockAsAnother(addr)
 		return
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/dsmfs/dsmfs/internal/loop.(*loop).run")) // as long as the process
 }
 
 const (
@@ -61,8 +62,17 @@ func newNode(t testing.TB, self dsm.NodeID, change func(*Config)) *node {
 		},
 		OnReset: func(peer dsm.NodeID) { n.resets <- peer },
 	}
+	deliver := reflect.ValueOf(cfg.OnFrame).Pointer()
 	if change != nil {
 		change(&cfg)
+	}
+	if reflect.ValueOf(cfg.OnFrame).Pointer() == deliver && cfg.OnFrameNow == nil { // it does not wait
+		cfg.OnFrameNow = func(from dsm.NodeID, f *wire.Frame) (bool, error) {
+			if f.Msg.(*wire.PushAck).ID%5 == 3 {
+				return false, nil
+			}
+			return true, cfg.OnFrame(from, f)
+		}
 	}
 	tr, err := Listen(cfg)
 	if err != nil {

@@ -9,7 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dsmfs/dsmfs/internal/loop"
 	"github.com/dsmfs/dsmfs/internal/trust"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 const (
@@ -66,7 +68,7 @@ func (s *sealed) readNow(b []byte) (int, error) {
 	s.pipe.poll = true
 	n, err := s.Conn.Read(b)
 	s.pipe.poll = false
-	if err == error(errNothing) {
+	if err == wire.ErrNothing {
 		return n, nil
 	}
 	return n, err
@@ -101,18 +103,15 @@ func newPipe(c net.Conn, first []byte) *pipe {
 	return p
 }
 
-// nothing is the error of a Read that would wait. crypto/tls goes on after an error that is
-// temporary.
-type nothing struct{}
+// become has the pipe lie on a Conn of a loop, which is the same socket.
+func (p *pipe) become(c *loop.Conn) {
+	p.Conn = briefly(c)
+	if b, ok := p.Conn.(*brief); ok {
+		p.raw = b.raw
+	}
+}
 
-var errNothing nothing
-
-func (nothing) Error() string   { return "nothing to read" }
-func (nothing) Timeout() bool   { return false }
-func (nothing) Temporary() bool { return true }
-
-var _ net.Error = errNothing
-
+// Read returns wire.ErrNothing if it would wait and must not. crypto/tls goes on after an error that is temporary.
 func (p *pipe) Read(b []byte) (int, error) {
 	if len(p.ahead) == 0 && len(b) >= recordBytes/2 {
 		return p.fill(b)
@@ -142,7 +141,7 @@ func (p *pipe) fill(b []byte) (n int, err error) {
 	case broken != nil:
 		return 0, broken
 	case err == unix.EAGAIN:
-		return 0, errNothing
+		return 0, wire.ErrNothing
 	case err != nil:
 		return 0, os.NewSyscallError("read", err)
 	case n == 0:

@@ -84,6 +84,67 @@ func TestStream(t *testing.T) {
 	}
 }
 
+// stops is a connection that now and then has nothing.
+type stops struct {
+	io.Reader
+	n *rand.Rand
+}
+
+func (s stops) Read(b []byte) (int, error) {
+	if s.n.IntN(3) == 0 {
+		return 0, ErrNothing
+	}
+	return s.Reader.Read(b[:min(len(b), 1+s.n.IntN(300))])
+}
+
+// Now returns the frames that fit in the buffer, in whatever pieces they come, leaves others to Read, and keeps the end.
+func TestNow(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	var stream []byte
+	sizes := []int{0, 5, readBuffer + 5, 100, readBuffer - 100, 0}
+	for i, n := range sizes {
+		stream = append(stream, encode(t, &PushAck{ID: uint64(i)}, 0, false, make([]byte, n))...)
+	}
+	for _, cut := range []int{0, 1} { // the last frame is whole, or not
+		from := bytes.NewReader(stream[:len(stream)-cut])
+		s := stops{from, r}
+		rd := NewReader(s)
+		for i := 0; ; {
+			f, whole, err := rd.Now()
+			switch {
+			case err != nil:
+				if want := []error{io.EOF, io.ErrUnexpectedEOF}[cut]; err != want || i != len(sizes)-cut {
+					t.Fatalf("after %d frames: %v, want %v", i, err, want)
+				}
+			case !whole:
+				rd.r.Reset(io.MultiReader(bytes.NewReader(peeked(rd)), from)) // it has all of it
+				if f, err = rd.Read(); err != nil {
+					t.Fatal(err)
+				}
+				rd.r.Reset(io.MultiReader(bytes.NewReader(peeked(rd)), s))
+			}
+			if err != nil {
+				break
+			}
+			if f != nil {
+				if f.Msg.(*PushAck).ID != uint64(i) || len(f.Payload) != sizes[i] || whole == (sizes[i] >= readBuffer) {
+					t.Fatalf("frame %d is %+v with %d bytes, whole %v", i, f.Msg, len(f.Payload), whole)
+				}
+				f.Release()
+				i++
+			}
+		}
+	}
+}
+
+// peeked returns a copy of what has been read ahead.
+func peeked(r *Reader) []byte {
+	b, _ := r.r.Peek(r.r.Buffered())
+	return bytes.Clone(b)
+}
+
 // pieces reads a random number of bytes at a time.
 type pieces struct {
 	r io.Reader

@@ -51,7 +51,43 @@ func (r *Reader) Read() (*Frame, error) {
 	return f, nil
 }
 
-func (r *Reader) header() (header, error) {
+// nothing is the error of a read that would wait.
+type nothing struct{}
+
+// ErrNothing is what a connection returns to Now when there is nothing to read yet.
+var ErrNothing error = nothing{}
+
+func (nothing) Error() string   { return "nothing to read" }
+func (nothing) Timeout() bool   { return false }
+func (nothing) Temporary() bool { return true }
+
+// Now is Read of a frame that is in the buffer as a whole, or comes with one read of what there is. It returns nil, and keeps what has
+// come, if the connection has no more now, and its Read returns ErrNothing. whole is false if the frame does not
+// fit in the buffer: Read it.
+func (r *Reader) Now() (f *Frame, whole bool, err error) {
+	h, err := r.peek()
+	if err == nil {
+		n := headerSize + h.message + h.payload
+		if n > readBuffer {
+			return nil, false, nil
+		}
+		if _, err = r.r.Peek(n); err == nil {
+			f, err = r.Read()
+			return f, true, err
+		}
+		err = truncated(err)
+	}
+	if err == ErrNothing {
+		err = nil
+	}
+	return nil, true, err
+}
+
+// Empty reports whether nothing has been read ahead.
+func (r *Reader) Empty() bool { return r.r.Buffered() == 0 }
+
+// peek returns the header of the next frame, which stays in the buffer.
+func (r *Reader) peek() (header, error) {
 	b, err := r.r.Peek(headerSize)
 	if err != nil {
 		if len(b) > 0 {
@@ -59,7 +95,11 @@ func (r *Reader) header() (header, error) {
 		}
 		return header{}, err
 	}
-	h, err := parseHeader(b)
+	return parseHeader(b)
+}
+
+func (r *Reader) header() (header, error) {
+	h, err := r.peek()
 	if err == nil && r.most > 0 && h.message+h.payload > r.most {
 		err = errs.E(errs.Corrupt, "read frame", "%s of %d bytes: the most is %d here", h.kind.typ.Name(), h.message+h.payload, r.most)
 	}
