@@ -91,3 +91,120 @@ func TestAcquireWhileTheAreaGrows(t *testing.T) {
 		n.area.step(func() { n.area.endAcquireLocked(op) })
 	}
 }
+
+// TestGrowthToAnotherHome: with the growth comes a home that nobody has asked, so of memory as a whole nothing is known any more.
+func TestGrowthToAnotherHome(t *testing.T) {
+	for other, known := range map[dsm.NodeID]bool{1: true, 2: false} {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		s.changeView(func(v *dsm.View) { v.Slots[dsm.SlotOf(simArea, 1)].Primary = other })
+		s.catchUp()
+		n := s.nodes[2]
+		n.open(false)
+		op := n.startAcquire()
+		s.drain()
+		n.area.step(func() { n.area.endAcquireLocked(op) })
+		if n.area.mu.replica.fresh.IsZero() {
+			t.Fatal("nothing is known after an acquire")
+		}
+		s.resize(2 * dsm.ExtentSize)
+		n.apply()
+		n.area.step(func() {})
+		if got := !n.area.mu.replica.fresh.IsZero(); got != known {
+			t.Errorf("what came lives at node %v: it is known how new memory is: %v, want %v", other, got, known)
+		}
+	}
+}
+
+// TestPushBesideOutdatedPages: an extent has all of a version only if no page is known to be newer at the home.
+func TestPushBesideOutdatedPages(t *testing.T) {
+	for _, outdated := range []bool{false, true} {
+		_, home, n := pair(t, dsm.ApplyArrival)
+		a := n.area
+		x := a.extentLocked(0)
+		version := x.version + 10
+		a.step(func() {
+			if outdated {
+				a.mu.replica.setOutdated(x, dsm.Range(0, 1))
+			}
+			set := dsm.Range(1, 2)
+			if err := a.replicaPushLocked(home.id, &wire.Push{Stamp: a.stampLocked(), ID: 99, Pages: set, Zero: set, Version: version, Complete: true}, nil); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if has := x.version == version; has == outdated {
+			t.Errorf("a page is outdated: %v: the extent has all of the version: %v", outdated, has)
+		}
+	}
+}
+
+// TestReadsThatWaitForNewsHoldUpNoAcks: while a call waits until the kernel has been told everything homes have to wait, unless a READ waits for what they
+// send: the notices may wait for that READ.
+func TestReadsThatWaitForNewsHoldUpNoAcks(t *testing.T) {
+	_, home, n := pair(t, dsm.ApplyArrival)
+	r := &n.area.mu.replica
+	r.draining++
+	for freshening, lags := range map[int]bool{0: true, 1: false} {
+		r.freshening = freshening
+		if got := n.area.kernelLagsLocked(home.id); got != lags {
+			t.Errorf("%d READs wait: acks are held back: %v", freshening, got)
+		}
+	}
+	r.draining, r.freshening = 0, 0
+}
+
+// TestReleaseAnswersAnAcquire: an acquire waits for pages that are to be pushed, and the node gives them up: there is nothing left to wait for.
+func TestReleaseAnswersAnAcquire(t *testing.T) {
+	s, home, n := pairOf(t, onDemand(sums(1, dsm.ApplyArrival)))
+	a, set := home.area, dsm.Range(3, 4)
+	a.step(func() {
+		sub := a.mu.home.subs[n.id]
+		sub.lag(0).has = set
+		sub.lack(0, set)
+		sub.acquires = append(sub.acquires, &acquireWait{round: 77, until: sub.lastTurn, left: sub.lacking})
+		a.homeReleaseLocked(n.id, &wire.Release{Stamp: a.stampLocked(), Extent: 0, Pages: set})
+	})
+	if got := sends[*wire.Acquired](s, link{0, 1}); got != 1 {
+		t.Errorf("%d acquires are answered, want 1", got)
+	}
+	s.net[link{0, 1}] = nil // of an acquire that nobody made
+}
+
+// TestStoresDuringADrain: a call waits until the kernel has been told all that was known when it began. Pages that attached programs store to meanwhile
+// are told of after it: otherwise it would wait as long as they store.
+func TestStoresDuringADrain(t *testing.T) {
+	_, _, n := pair(t, dsm.ApplyArrival)
+	a := n.area
+	a.countAttachedLocked(+1)
+	n.kernel.finishNotices()
+	n.kernel.read(0)
+	w := a.mu.mem.Working(0)
+	w[8]++
+	a.drainLocked()
+	a.touchedLocked(0, dsm.Range(0, 1))
+	if !a.mu.cached.Idle() {
+		t.Error("the call waits for what was stored while it waits")
+	}
+	if a.drainedLocked(); a.mu.cached.Idle() {
+		t.Error("the kernel is not told after the call")
+	}
+	w[8]--
+	a.touchedLocked(0, dsm.Range(0, 1))
+	a.countAttachedLocked(-1)
+}
+
+// TestNewHomeKnowsNothingOfTheOld: when an extent has another home, the former may have died with what it had said last. So nobody counts on having it all.
+func TestNewHomeKnowsNothingOfTheOld(t *testing.T) {
+	s, _, n := pair(t, dsm.ApplyArrival)
+	op := n.startAcquire()
+	s.drain()
+	n.area.step(func() { n.area.endAcquireLocked(op) })
+	if n.area.mu.replica.whole == 0 {
+		t.Fatal("nothing is known after an acquire")
+	}
+	s.changeView(func(v *dsm.View) { *v.Row(dsm.SlotOf(simArea, 0)) = dsm.SlotHome{Primary: n.id, Epoch: v.Epoch} })
+	n.apply()
+	n.area.step(func() {})
+	if v := n.area.mu.replica.whole; v != 0 {
+		t.Errorf("everything up to version %d counts as here", v)
+	}
+}
