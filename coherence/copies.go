@@ -67,7 +67,7 @@ func (c *copies) backup(id dsm.NodeID) *backup {
 	return b
 }
 
-// standingLocked says whether a backup is told of the changes of an extent, and whether outputs wait for it.
+// standingLocked says whether a backup is told of the changes of an extent, and whether outputs wait for it. One that is being filled is told later: see pace.go.
 func (a *Area) standingLocked(b dsm.Backup, e dsm.ExtentIndex) (told, waits bool) {
 	if b.InSync {
 		return !b.Former, !b.Former // nothing is said while there is one in sync with a former home
@@ -77,7 +77,7 @@ func (a *Area) standingLocked(b dsm.Backup, e dsm.ExtentIndex) (told, waits bool
 	switch {
 	case phase >= joined:
 		return true, true
-	case phase == filling:
+	case phase == filling, phase == following:
 		to := a.backupLocked(b.Node)
 		return to != nil && to.covers(slot, e, fill), false
 	}
@@ -100,7 +100,7 @@ func (a *Area) copyLocked(e dsm.ExtentIndex, base dsm.Version, f *forwarding, fr
 		if b.Node == 0 || a.isSelf(b.Node) {
 			continue
 		}
-		if phase, fill := a.node.fills.standing(a.slotLocked(e), b.Node); base == 0 && phase == filling {
+		if phase, fill := a.node.fills.standing(a.slotLocked(e), b.Node); base == 0 && (phase == filling || phase == following) {
 			a.coverLocked(c.backup(b.Node), a.slotLocked(e), fill, e) // it knows all that there is
 		}
 		told, waits := a.standingLocked(b, e)
@@ -108,7 +108,7 @@ func (a *Area) copyLocked(e dsm.ExtentIndex, base dsm.Version, f *forwarding, fr
 			continue
 		}
 		to, x := c.backup(b.Node), &update{index: c.index, extent: e, base: base, waits: waits}
-		if f != nil && a.copyAtOnceLocked(to, x, f, from) {
+		if f != nil && !a.fillsLocked(to, x) && a.copyAtOnceLocked(to, x, f, from) {
 			continue
 		}
 		a.copyDueLocked(to, x)
@@ -122,7 +122,7 @@ func (a *Area) copyLocked(e dsm.ExtentIndex, base dsm.Version, f *forwarding, fr
 func (a *Area) copyAtOnceLocked(b *backup, x *update, f *forwarding, from dsm.NodeID) bool {
 	m := f.publish
 	n := len(m.Index) + len(f.payload)
-	if b.due.of[x.extent] != nil || !a.node.copyLinks.take(b.id, a, n) {
+	if b.due.of[x.extent] != nil || b.fill.of[x.extent] != nil || b.changed.of[x.extent] != nil || !a.node.copyLinks.take(b.id, a, n) {
 		return false
 	}
 	x.credit = n
@@ -136,6 +136,11 @@ func (a *Area) copyAtOnceLocked(b *backup, x *update, f *forwarding, from dsm.No
 // sentChangeLocked gives a change the ID of the message that tells of it.
 func (a *Area) sentChangeLocked(b *backup, x *update) {
 	b.due.remove(x)
+	b.fill.remove(x)
+	a.passedOnLocked(b, x)
+	if x.waits {
+		b.unsent--
+	}
 	a.mu.copies.lastID++
 	x.id = a.mu.copies.lastID
 	b.sent[x.id] = x
@@ -221,7 +226,7 @@ func (a *Area) pumpCopiesLocked(to dsm.NodeID) {
 		}
 		x := b.due.first()
 		if x == nil {
-			return
+			break
 		}
 		if a.versionedLocked() && b.history != a.mu.whole.history {
 			b.history = a.mu.whole.history
@@ -230,8 +235,10 @@ func (a *Area) pumpCopiesLocked(to dsm.NodeID) {
 			}
 		}
 		if !a.sendChangeLocked(b, x) {
-			return
+			break
 		}
+	}
+	for x := b.fill.first(); x != nil && a.sendChangeLocked(b, x); x = b.fill.first() {
 	}
 }
 
@@ -250,10 +257,9 @@ const changeCost = 256
 // sendChangeLocked sends one change. It returns false if there is no credit.
 func (a *Area) sendChangeLocked(b *backup, x *update) bool {
 	if x.record || a.mu.home.extents[x.extent] == nil { // in that case nothing is left to tell
-		if !a.node.copyLinks.take(b.id, a, changeCost) {
+		if !a.takeCreditLocked(b, x, changeCost) {
 			return false
 		}
-		x.credit = changeCost
 		a.sentChangeLocked(b, x)
 		m := &wire.ReplicateVersion{Stamp: a.stampLocked(), ID: x.id}
 		if x.record {
@@ -265,10 +271,9 @@ func (a *Area) sendChangeLocked(b *backup, x *update) bool {
 		return true
 	}
 	m, bytes, payload := a.describeChangeLocked(b, x)
-	if !a.node.copyLinks.take(b.id, a, changeCost+bytes) {
+	if !a.takeCreditLocked(b, x, changeCost+bytes) {
 		return false
 	}
-	x.credit = changeCost + bytes
 	a.sentChangeLocked(b, x)
 	m.ID = x.id
 	if bytes == 0 {

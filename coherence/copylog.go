@@ -20,6 +20,8 @@ type backup struct {
 	id   dsm.NodeID
 	sent map[uint64]*update // by their IDs, and not acked
 	due  batch              // not sent yet
+	// Likewise, of slots that are being filled: what fills them, and what has changed since it was sent. See pace.go.
+	fill, changed batch
 	// Of a versioned area: due is sent as the version at, which history has pinned, and what has changed since waits in later.
 	later   batch
 	history *pages.History // nil: nothing is pinned
@@ -27,6 +29,7 @@ type backup struct {
 	covered map[dsm.Slot]*covered // while it is being filled
 	owes    map[dsm.Slot]int      // changes that outputs wait for
 	owed    owed                  // likewise, in order
+	unsent  int                   // likewise, those that were not sent
 }
 
 // update is a change that a backup is to be told of, and has not acked: what has changed in an extent since base.
@@ -44,6 +47,7 @@ type update struct {
 	waits  bool // outputs wait for it
 	over   bool // it was acked, given up, or another has taken its place
 	credit int
+	paced  paced
 	made   time.Time // or when outputs began to wait for it
 	marks  []*mark
 }
@@ -62,7 +66,7 @@ func (m *mark) passed() {
 
 // batch is changes in the order in which they are to be sent: one of each extent at most, and the record at the end.
 type batch struct {
-	list   []*update // some may be over
+	list   []*update // some may not be in it any more
 	of     map[dsm.ExtentIndex]*update
 	record *update
 }
@@ -71,7 +75,7 @@ func (q *batch) empty() bool { return len(q.of) == 0 && q.record == nil }
 
 // first returns the change to be sent next, or nil.
 func (q *batch) first() *update {
-	for len(q.list) > 0 && q.list[0].over {
+	for len(q.list) > 0 && !q.has(q.list[0]) {
 		q.list = q.list[1:]
 	}
 	if len(q.list) == 0 {
@@ -81,12 +85,27 @@ func (q *batch) first() *update {
 	return q.list[0]
 }
 
-// remove takes a change out that was sent, or is over. It stays in list until first sees it, unless it is at the front.
+// add adds a change, the first of its extent.
+func (q *batch) add(x *update) {
+	if x.record {
+		q.record = x
+		return
+	}
+	if q.of == nil {
+		q.of = make(map[dsm.ExtentIndex]*update)
+	}
+	q.of[x.extent] = x
+	q.list = append(q.list, x)
+}
+
+func (q *batch) has(x *update) bool { return q.of[x.extent] == x }
+
+// remove takes a change out that was sent, or is over, or goes to another batch. It stays in list until first sees it, unless it is at the front.
 func (q *batch) remove(x *update) {
 	switch {
 	case x == q.record:
 		q.record = nil
-	case q.of[x.extent] == x:
+	case q.has(x):
 		delete(q.of, x.extent)
 		if len(q.list) > 0 && q.list[0] == x {
 			q.list = q.list[1:]
@@ -97,7 +116,7 @@ func (q *batch) remove(x *update) {
 func (q *batch) all() iter.Seq[*update] {
 	return func(yield func(*update) bool) {
 		for _, x := range slices.Clone(q.list) {
-			if !x.over && !yield(x) {
+			if q.has(x) && !yield(x) {
 				return
 			}
 		}
@@ -115,7 +134,7 @@ func (b *backup) all() iter.Seq[*update] {
 				return
 			}
 		}
-		for _, q := range []*batch{&b.due, &b.later} {
+		for _, q := range []*batch{&b.due, &b.fill, &b.changed, &b.later} {
 			for x := range q.all() {
 				if !yield(x) {
 					return
@@ -126,7 +145,9 @@ func (b *backup) all() iter.Seq[*update] {
 }
 
 // idle reports whether nothing is under way.
-func (b *backup) idle() bool { return len(b.sent) == 0 && b.due.empty() && b.later.empty() }
+func (b *backup) idle() bool {
+	return len(b.sent) == 0 && b.due.empty() && b.fill.empty() && b.changed.empty() && b.later.empty()
+}
 
 // owed has the changes that outputs wait for, the first on top. Some may not count any more.
 type owed []owedChange
@@ -163,7 +184,7 @@ func (b *backup) needed() uint64 {
 // If it is 0, it is any node that is no backup.
 func (c *copies) needed(to dsm.NodeID) (first uint64) {
 	for id, b := range c.to {
-		if id == to && b.due.empty() && b.later.empty() {
+		if id == to && b.unsent == 0 {
 			continue
 		}
 		if n := b.needed(); n != 0 && (first == 0 || n < first) {
@@ -180,6 +201,9 @@ func (a *Area) setWaitsLocked(b *backup, x *update, waits bool) {
 		if b.owes[x.slot]--; b.owes[x.slot] == 0 {
 			delete(b.owes, x.slot)
 		}
+		if x.id == 0 {
+			b.unsent--
+		}
 	}
 	was := x.waits
 	if x.slot, x.waits = slot, waits; !waits {
@@ -189,6 +213,9 @@ func (a *Area) setWaitsLocked(b *backup, x *update, waits bool) {
 		b.owes = make(map[dsm.Slot]int)
 	}
 	b.owes[slot]++
+	if x.id == 0 {
+		b.unsent++
+	}
 	if !was {
 		heap.Push(&b.owed, owedChange{x.index, x})
 		x.made = a.now() // it counts from when somebody waits for it
@@ -198,10 +225,7 @@ func (a *Area) setWaitsLocked(b *backup, x *update, waits bool) {
 
 // copyDueLocked adds a change to those that a backup is to be told of. One of the same extent that was not sent yet tells of both.
 func (a *Area) copyDueLocked(b *backup, x *update) {
-	q := &b.due
-	if b.history != nil {
-		q = &b.later
-	}
+	q := a.batchOfLocked(b, x)
 	if a.versionedLocked() && !x.record {
 		x.writers = a.mu.home.extents[x.extent].writersLocked()
 	}
@@ -213,15 +237,7 @@ func (a *Area) copyDueLocked(b *backup, x *update) {
 		a.unifyLocked(b, was, x)
 		return
 	}
-	if x.record {
-		q.record = x
-	} else {
-		if q.of == nil {
-			q.of = make(map[dsm.ExtentIndex]*update)
-		}
-		q.of[x.extent] = x
-		q.list = append(q.list, x)
-	}
+	q.add(x)
 	a.beginChangeLocked(b, x)
 }
 
@@ -255,8 +271,10 @@ func (a *Area) unifyLocked(b *backup, x, o *update) {
 func (a *Area) withdrawLocked(b *backup, x *update) (marks []*mark) {
 	delete(b.sent, x.id)
 	b.due.remove(x)
+	b.fill.remove(x)
+	b.changed.remove(x)
 	b.later.remove(x)
-	a.node.copyLinks.give(b.id, a, x.credit)
+	a.giveCreditLocked(b, x)
 	a.setWaitsLocked(b, x, false)
 	marks, x.marks = x.marks, nil
 	x.over, x.credit = true, 0

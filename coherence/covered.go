@@ -92,7 +92,7 @@ func (a *Area) fillLocked(to dsm.NodeID, in map[dsm.Slot]uint64) {
 		}
 		for _, e := range has[s] {
 			m.left++
-			a.copyDueLocked(b, &update{extent: e, index: c.index, marks: []*mark{m}})
+			a.copyDueLocked(b, a.firstLocked(b, &update{extent: e, index: c.index, marks: []*mark{m}}))
 		}
 	}
 	a.pumpCopiesLocked(to)
@@ -105,27 +105,47 @@ func (a *Area) fillMarkLocked(to dsm.NodeID, s dsm.Slot, fill uint64) *mark {
 	return &mark{done: func() { f.pass(to, in) }}
 }
 
+// followedByLocked has what the fills of slots wait for pass when a backup has acked all that is under way to it.
+func (a *Area) followedByLocked(to dsm.NodeID, in map[dsm.Slot]uint64) {
+	if b := a.backupLocked(to); b != nil {
+		a.markAllLocked(b, in, false)
+		for x := range b.changed.all() {
+			if in[a.slotLocked(x.extent)] != 0 {
+				b.changed.remove(x)
+				b.due.add(x)
+			}
+		}
+		a.pumpCopiesLocked(to)
+	}
+}
+
 // joinLocked has outputs wait for a backup of slots that has joined. What their fills wait for passes when it has acked all that is under way to it.
 func (a *Area) joinLocked(to dsm.NodeID, in map[dsm.Slot]uint64) {
 	b := a.backupLocked(to)
 	if b == nil {
 		return
 	}
+	a.markAllLocked(b, in, true)
+	for s := range in {
+		delete(b.covered, s)
+	}
+}
+
+// markAllLocked has the fills of slots wait for all that is under way to a backup, and outputs too if they are to.
+func (a *Area) markAllLocked(b *backup, in map[dsm.Slot]uint64, waits bool) {
 	marks := make(map[dsm.Slot]*mark)
 	for x := range b.all() {
-		if _, waits := a.backupForLocked(to, x.extent); !waits || in[a.slotLocked(x.extent)] == 0 {
+		told, waited := a.backupForLocked(b.id, x.extent)
+		if !told || waits && !waited || in[a.slotLocked(x.extent)] == 0 {
 			continue
 		}
-		a.setWaitsLocked(b, x, true)
+		a.setWaitsLocked(b, x, x.waits || waits)
 		m := marks[x.slot]
 		if m == nil {
-			m = a.fillMarkLocked(to, x.slot, in[x.slot])
+			m = a.fillMarkLocked(b.id, x.slot, in[x.slot])
 			marks[x.slot] = m
 		}
 		m.left++
 		x.marks = append(x.marks, m)
-	}
-	for s := range in {
-		delete(b.covered, s)
 	}
 }

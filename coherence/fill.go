@@ -16,7 +16,8 @@ import (
 // fills brings the backups that the catalog assigns to slots of this node up to what it has, and tells the catalog who follows.
 //
 //	announced   the backup drops what it may have left of the slot
-//	filling     each area tells it each extent of the slot, and from then on what changes there
+//	filling     each area tells it each extent of the slot, and from then on what changes there, slowly if it must (pace.go)
+//	following   it has all, and is told at once what changes; what had changed meanwhile follows
 //	joined      all has been acked: outputs wait for the backup, too
 //	reported    it has acked what was under way when it joined, and the catalog has been told
 //	synced      the view says that it can take over
@@ -33,6 +34,7 @@ type fills struct {
 		state   map[copyOf]*copyState
 		runs    map[dsm.NodeID]*fillRun
 		lagging map[dsm.NodeID]*lagging
+		unsent  map[dsm.NodeID]int // extents that were never sent, of slots that are being filled
 	}
 }
 
@@ -48,7 +50,7 @@ type copyState struct {
 	phase fillPhase
 	fill  uint64
 	left  int                // what the phase waits for
-	areas map[*Area]struct{} // that tell it of something in the slot
+	areas map[*Area]struct{} // that tell it of something in the slot, until it joins
 }
 
 type fillPhase uint8
@@ -56,6 +58,7 @@ type fillPhase uint8
 const (
 	announced fillPhase = iota + 1
 	filling
+	following
 	joined
 	reported
 	synced
@@ -75,6 +78,7 @@ func (f *fills) init(n *Node) {
 	f.mu.state = make(map[copyOf]*copyState)
 	f.mu.runs = make(map[dsm.NodeID]*fillRun)
 	f.mu.lagging = make(map[dsm.NodeID]*lagging)
+	f.mu.unsent = make(map[dsm.NodeID]int)
 }
 
 // standing returns how far the copy of a slot is; 0: it is not being filled. It does not know of those that are in sync by the view alone.
@@ -181,7 +185,10 @@ func (f *fills) run(to dsm.NodeID) {
 		f.mu.Lock()
 		r := f.mu.runs[to]
 		slots := f.pendingLocked(v, to)
-		full, ready := f.readyLocked(to, filling), f.readyLocked(to, joined)
+		full, caughtUp, ready := f.readyLocked(to, filling), f.readyLocked(to, following), f.readyLocked(to, joined)
+		if f.mu.unsent[to] > 0 { // what a slot is told at once goes at the cost of those who publish: not before that is all there is to do
+			full = nil
+		}
 		if over := len(slots) == 0 && !f.busyLocked(to); over || h.ctx.Err() != nil {
 			delete(f.mu.runs, to)
 			f.mu.Unlock()
@@ -190,7 +197,9 @@ func (f *fills) run(to dsm.NodeID) {
 		f.mu.Unlock()
 		switch {
 		case len(full) > 0:
-			f.join(to, full)
+			f.next(to, full, filling, following, (*Area).followedByLocked)
+		case len(caughtUp) > 0:
+			f.next(to, caughtUp, following, joined, (*Area).joinLocked)
 		case len(ready) > 0:
 			f.report(to)
 		case len(slots) > 0:
@@ -356,27 +365,30 @@ func (f *fills) cover(k copyOf, fill uint64, a *Area) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c := f.mu.state[k]
-	if c == nil || c.fill != fill || c.phase != filling {
+	if c == nil || c.fill != fill || c.phase != filling && c.phase != following {
 		return false
 	}
 	c.areas[a] = struct{}{}
 	return true
 }
 
-// join has outputs wait for the backup of slots.
-func (f *fills) join(to dsm.NodeID, in map[dsm.Slot]uint64) {
+// next takes slots to the next phase, and has each area that tells the backup of something in them follow.
+func (f *fills) next(to dsm.NodeID, in map[dsm.Slot]uint64, from, next fillPhase, follow func(a *Area, to dsm.NodeID, in map[dsm.Slot]uint64)) {
 	areas := make(map[*Area]struct{})
 	f.mu.Lock()
 	for c := range f.eachLocked(to, in) {
-		if c.phase == filling {
-			c.phase, c.left = joined, 1
-			maps.Copy(areas, c.areas)
+		if c.phase != from {
+			continue
+		}
+		c.phase, c.left = next, 1
+		maps.Copy(areas, c.areas)
+		if next == joined {
 			c.areas = nil
 		}
 	}
 	f.mu.Unlock()
 	for a := range areas {
-		a.step(func() { a.joinLocked(to, in) })
+		a.step(func() { follow(a, to, in) })
 	}
 	f.pass(to, in)
 }

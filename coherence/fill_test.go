@@ -13,8 +13,14 @@ import (
 // assigned is a home (node 0) of an area of some extents, that has each of them, a node (node 1) that has just been assigned as its backup and
 // has answered the Refill, and a replica (node 2). What the home tells the backup is in the test's hands. It runs in a bubble.
 func assigned(t *testing.T, extents int64) (s *sim, home, backup, replica *simNode) {
+	return assignedWith(t, extents, fillWindow)
+}
+
+// assignedWith is assigned with a window of what fills the backup.
+func assignedWith(t *testing.T, extents int64, window int) (s *sim, home, backup, replica *simNode) {
 	s = newHomed(t, 3, sums(extents, dsm.ApplyArrival))
 	home, backup, replica = s.nodes[0], s.nodes[1], s.nodes[2]
+	home.node.fillLinks.window = window
 	home.open(true)
 	replica.open(true)
 	backup.find()
@@ -105,11 +111,14 @@ func TestSlotsJoinByThemselves(t *testing.T) {
 func TestJoinsBeforeItIsInSync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, home, backup, replica := assigned(t, 1)
-		put(t, replica, 5) // its ack does not wait: the backup is being filled
-		publish(replica)
-		s.deliverAll(link{2, 0})
-		s.deliverOn(link{0, 1})
-		s.deliverAll(link{1, 0})
+		for i := range int32(2) { // their acks do not wait: the backup is being filled
+			put(t, replica, 5+i)
+			publish(replica)
+			s.deliverAll(link{2, 0})
+			s.deliverAll(link{0, 2})
+			s.deliverOn(link{0, 1}) // all of the extent, and what has changed meanwhile: the second publish is under way
+			s.deliverAll(link{1, 0})
+		}
 		if phase, _ := home.node.fills.standing(s.slotOf(s.lastView(), 0), backup.id); phase != joined {
 			t.Fatalf("the backup is in phase %d, want %d", phase, joined)
 		}

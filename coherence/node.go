@@ -75,6 +75,7 @@ type Node struct {
 	handovers handovers
 	links     links
 	copyLinks links // for what backups are told: pushes that hold credit wait for their acks
+	fillLinks links // likewise, while they are being filled
 	fills     fills
 	room      room
 	keeps     atomic.Bool // KeepPages was called
@@ -109,6 +110,8 @@ func New(cfg Config) *Node {
 	n.handovers.init(n)
 	n.links.init(cfg.UnderWay)
 	n.copyLinks.init(cfg.UnderWay)
+	n.fillLinks.init(cfg.UnderWay / 4)
+	n.fillLinks.window = fillWindow
 	n.fills.init(n)
 	n.room.init(n)
 	return n

@@ -114,6 +114,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		}
 		if draw.IntN(2) == 0 {
 			n.node.copyLinks.window = (1 + draw.IntN(4)) * dsm.PageSize
+			n.node.fillLinks.window = n.node.copyLinks.window
 		}
 		n.find()
 		n.node.ViewChanged(n.view) // there may be backups to fill
