@@ -35,7 +35,7 @@ func backedBy(t *testing.T, open ...int) (s *sim, home, backup, replica *simNode
 
 // sends returns how many messages of a kind are on a link.
 func sends[M any](s *sim, k link) (n int) {
-	for _, f := range s.net[k] {
+	for _, f := range s.queue(k) {
 		if _, ok := f.msg.(M); ok {
 			n++
 		}

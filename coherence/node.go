@@ -77,6 +77,7 @@ type Node struct {
 	copyLinks links // for what backups are told: pushes that hold credit wait for their acks
 	fillLinks links // likewise, while they are being filled
 	fills     fills
+	scrub     scrub
 	room      room
 	keeps     atomic.Bool // KeepPages was called
 
@@ -113,6 +114,7 @@ func New(cfg Config) *Node {
 	n.fillLinks.init(cfg.UnderWay / 4)
 	n.fillLinks.window = fillWindow
 	n.fills.init(n)
+	n.scrub.init()
 	n.room.init(n)
 	return n
 }

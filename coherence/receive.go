@@ -88,6 +88,10 @@ func stampOf(msg any) (st *wire.Stamp) {
 		st = &m.Stamp
 	case *wire.Replicated:
 		st = &m.Stamp
+	case *wire.Check:
+		st = &m.Stamp
+	case *wire.Checked:
+		st = &m.Stamp
 	case *wire.Subscribe:
 		st = &m.Stamp
 	case *wire.Subscribed:
@@ -267,6 +271,10 @@ func (a *Area) receiveLocked(from dsm.NodeID, msg any, payload [][]byte) error {
 		return a.receiveAsBackupLocked(from, msg, one())
 	case *wire.Replicated:
 		a.replicatedLocked(from, m)
+	case *wire.Check:
+		a.checkAsBackupLocked(from, m)
+	case *wire.Checked:
+		a.checkedLocked(from, m)
 	case *wire.Take:
 		a.homeTakeLocked(from, m)
 	case *wire.Taken:

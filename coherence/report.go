@@ -78,7 +78,7 @@ func (a *Area) HomeMoves() uint32 {
 type Stat struct{ Name, Value string }
 
 type stats struct {
-	publishes, publishedBytes, publishesMerged, pushes, forwards, pagesReceived, pagesEvicted, faults, areasMoved, takenOver atomic.Uint64
+	publishes, publishedBytes, publishesMerged, pushes, forwards, pagesReceived, pagesEvicted, faults, areasMoved, takenOver, scrubbed, differed atomic.Uint64
 }
 
 // Stats returns the figures of the data plane since the start, in a fixed order.
@@ -103,6 +103,8 @@ func (n *Node) Stats() []Stat {
 		u("pages_evicted", &n.stats.pagesEvicted),
 		u("areas_moved", &n.stats.areasMoved),
 		u("areas_taken_over", &n.stats.takenOver),
+		u("copies_compared", &n.stats.scrubbed),
+		u("copies_that_differed", &n.stats.differed),
 		{"conflicts", fmt.Sprint(conflicts)},
 		{"pages_on_demand", fmt.Sprint(n.room.taken.Load())},
 	}, n.ages.stats(true)...)

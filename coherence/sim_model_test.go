@@ -45,6 +45,7 @@ type simRun struct {
 	found     int             // how many values programs have found
 	hot       []dsm.PageIndex // that this run stores to
 	group     simGroup
+	scrubs    simScrubs
 
 	versions map[dsm.Version]map[int64]byte // what is stored to in versions, as the first node that had them had them
 }

@@ -87,14 +87,29 @@ func (s *sim) checkShown() {
 				continue
 			}
 			for _, n := range s.nodes {
-				if n.dead || n.away || n.cut || n.area == nil || n.area.mu.replica.extents[e] == nil || n.behindCatalog() {
+				if n.dead || n.away || n.cut || n.area == nil || n.behindCatalog() {
 					continue
 				}
-				if shown, has := n.area.mu.replica.extents[e].version, backup.standbyVersionLocked(e); shown > has {
+				if shown, has := n.area.shows(e), backup.hasAsBackup(e); shown > has {
 					s.explain()
 					s.t.Fatalf("node %d shows version %d of extent %d, and backup %d has %d", n.i, shown, e, id-1, has)
 				}
 			}
 		}
 	}
+}
+
+func (a *Area) shows(e dsm.ExtentIndex) (v dsm.Version) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if x := a.mu.replica.extents[e]; x != nil {
+		v = x.version
+	}
+	return v
+}
+
+func (a *Area) hasAsBackup(e dsm.ExtentIndex) dsm.Version {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.standbyVersionLocked(e)
 }

@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -59,9 +60,16 @@ func (s *sim) resized(size int64) {
 
 // deliverAll delivers what is on a link until nothing is.
 func (s *sim) deliverAll(k link) {
-	for len(s.net[k]) > 0 {
+	for len(s.queue(k)) > 0 {
 		s.deliverOn(k)
 	}
+}
+
+// queue returns what is on a link.
+func (s *sim) queue(k link) []frame {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.net[k])
 }
 
 // drain delivers until nothing is under way.

@@ -129,14 +129,17 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		r.event(r.aNode())
 		r.crashOn()
 		r.awayOn()
+		r.scrubOn()
 		r.rest()
 		r.check()
 		r.checkVersions()
 	}
 	r.settle()
 	r.checkVersions()
+	r.endFills()
 	r.wholeRows()
 	r.checkStandbys()
+	r.checkScrub()
 	if c.crashes {
 		r.t.Logf("%d nodes have died", r.crash.crashed)
 	}

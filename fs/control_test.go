@@ -28,7 +28,7 @@ func TestControlFiles(t *testing.T) {
 	if got := list("."); !slices.Equal(got, []string{"d"}) {
 		t.Errorf("the root lists %q; .dsm is hidden", got)
 	}
-	if got, want := list(".dsm"), []string{"areas", "attach", "cluster", "config", "groups", "log_level", "members", "stats", "token", "version"}; !slices.Equal(got, want) {
+	if got, want := list(".dsm"), []string{"areas", "attach", "cluster", "config", "groups", "log_level", "members", "scrub", "stats", "token", "version"}; !slices.Equal(got, want) {
 		t.Errorf(".dsm lists %q, want %q", got, want)
 	}
 	if got := list(".dsm", "areas", "d"); !slices.Equal(got, []string{"w"}) {
@@ -75,6 +75,10 @@ func TestControlFiles(t *testing.T) {
 		t.Errorf("level %v", f.info.LogLevel())
 	}
 	c.must(clientCall{Op: "writefile", Path: f.path(".dsm", "log_level"), Data: []byte("debug")})
+	c.must(clientCall{Op: "writefile", Path: f.path(".dsm", "scrub"), Data: []byte("now\n")})
+	if got := read("scrub"); got != "passes 1\n" {
+		t.Errorf("scrub reads %q", got)
+	}
 }
 
 func TestControlErrors(t *testing.T) {
@@ -89,6 +93,7 @@ func TestControlErrors(t *testing.T) {
 		want        syscall.Errno
 		log         string
 	}{
+		{"scrub", "later\n", syscall.EINVAL, "want now"},
 		{"log_level", "loud\n", syscall.EINVAL, "want debug, info, warn or error"},
 		{"areas/w/merge", "median\n", syscall.EINVAL, "want one of last sum"},
 		{"areas/w/dtype", "f33\n", syscall.EINVAL, "want one of auto f64"},

@@ -22,7 +22,7 @@ func (oneNode) List(context.Context) (lines []string) { return nil }
 
 // FuzzControl writes what a program may write to a control file, and reads what it says then. A setting that was refused is what it was.
 func FuzzControl(f *testing.F) {
-	for _, name := range []string{"log_level", "members", "areas/w/mode", "areas/w/merge", "areas/w/dtype", "areas/w/interval", "areas/w/placement", "areas/w/staleness", "areas/w/retain", "areas/w/replicas",
+	for _, name := range []string{"log_level", "members", "scrub", "areas/w/mode", "areas/w/merge", "areas/w/dtype", "areas/w/interval", "areas/w/placement", "areas/w/staleness", "areas/w/retain", "areas/w/replicas",
 		"areas/w/owner", "areas/w/publish", "areas/w/acquire", "areas/w/history", "areas/w/versions", "ino/2"} {
 		for _, value := range []string{"", "1", "versioned\n", "none", "f64", "0000000000000001"} {
 			f.Add(name, value)

@@ -70,6 +70,8 @@ func (i *fakeInfo) SetLogLevel(l slog.Level) { i.level.Set(l) }
 
 func (*fakeInfo) Cluster() []control.Stat                    { return []control.Stat{{Name: "id", Value: "c"}} }
 func (*fakeInfo) RecoverCluster(context.Context) error       { return nil }
+func (*fakeInfo) Scrub(context.Context) error                { return nil }
+func (*fakeInfo) Scrubbed() []control.Stat                   { return []control.Stat{{Name: "passes", Value: "1"}} }
 func (*fakeInfo) Tokens(context.Context) ([]string, error)   { return nil, nil }
 func (*fakeInfo) ChangeTokens(context.Context, string) error { return nil }
 

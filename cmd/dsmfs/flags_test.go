@@ -83,9 +83,9 @@ func parsed(t *testing.T, args ...string) mountConfig {
 
 func TestOptionsEqualFlags(t *testing.T) {
 	flags := parsed(t, "/mnt", "--join", "127.0.0.1", "--join", "localhost:9", "--listen", "0.0.0.0:1", "--advertise", "h:2", "--insecure",
-		"--name", "n", "--memory", "64M", "--state", "/s", "--fault-timeout", "5s", "--unmount-timeout", "6s", "--lease", "7s", "--log-level", "debug", "--log-file", "/l", "--tracking", "compare", "--passthrough", "off", "--no-mount", "--force")
+		"--name", "n", "--memory", "64M", "--state", "/s", "--fault-timeout", "5s", "--unmount-timeout", "6s", "--lease", "7s", "--scrub", "8h", "--log-level", "debug", "--log-file", "/l", "--tracking", "compare", "--passthrough", "off", "--no-mount", "--force")
 	options := parsed(t, "-o", "rw,noauto,_netdev,nofail,user,defaults,x-systemd.automount,join=127.0.0.1", "/mnt", "-o",
-		"join=localhost:9,listen=0.0.0.0:1,advertise=h:2,insecure,name=n,memory=64M,state=/s,fault_timeout=5s,unmount_timeout=6s,lease=7s,log-level=debug,log_file=/l,tracking=compare,passthrough=off,no_mount,force")
+		"join=localhost:9,listen=0.0.0.0:1,advertise=h:2,insecure,name=n,memory=64M,state=/s,fault_timeout=5s,unmount_timeout=6s,lease=7s,scrub=8h,log-level=debug,log_file=/l,tracking=compare,passthrough=off,no_mount,force")
 	if !slices.Equal(flags.join, options.join) {
 		t.Errorf("join: %v and %v", flags.join, options.join)
 	}
@@ -95,7 +95,7 @@ func TestOptionsEqualFlags(t *testing.T) {
 	flags.join, options.join = nil, nil
 	want := mountConfig{
 		point: "/mnt", listen: "0.0.0.0:1", advertise: "h:2", name: "n", insecure: true, memory: 64 << 20, state: "/s",
-		timeout: 5 * time.Second, unmount: 6 * time.Second, lease: 7 * time.Second, tracking: "compare", passthrough: "off", noMount: true, logLevel: "debug", logFile: "/l", force: true, allowOther: os.Geteuid() == 0,
+		timeout: 5 * time.Second, unmount: 6 * time.Second, lease: 7 * time.Second, scrub: 8 * time.Hour, tracking: "compare", passthrough: "off", noMount: true, logLevel: "debug", logFile: "/l", force: true, allowOther: os.Geteuid() == 0,
 	}
 	for what, c := range map[string]mountConfig{"flags": flags, "options": options} {
 		if got, want := fmt.Sprintf("%+v", c), fmt.Sprintf("%+v", want); got != want {

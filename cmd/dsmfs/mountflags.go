@@ -32,6 +32,7 @@ type mountConfig struct {
 	timeout     time.Duration
 	unmount     time.Duration
 	lease       time.Duration
+	scrub       time.Duration
 	tracking    string
 	passthrough string
 	logLevel    string
@@ -69,6 +70,7 @@ func registerMountFlags(f *pflag.FlagSet, c *mountConfig) {
 	f.StringVar(&c.state, "state", "", "`DIR` for the lock, process id and socket of this mount; default: /run/dsmfs/NAME-OF-MNT, without root below $XDG_RUNTIME_DIR")
 	f.DurationVar(&c.timeout, "fault-timeout", 30*time.Second, "end accesses that wait for other nodes after this")
 	f.DurationVar(&c.lease, "lease", catalog.DefaultLease, "of a node that starts a cluster: nodes that do not answer for this long are evicted, and others take over what they had")
+	f.DurationVar(&c.scrub, "scrub", 24*time.Hour, "compare the copies of files with the bytes at this node, if it is their home, each time that so long has passed; 0: never")
 	f.DurationVar(&c.unmount, "unmount-timeout", fs.DefaultUnmountTimeout, "when the node is told to end, let programs use the mount this long before it is taken away from them")
 	f.StringVar(&c.tracking, "tracking", "auto", "`WAY` in which stores of attached programs are found: auto, async, sync or compare; see dsmfs doctor")
 	f.StringVar(&c.passthrough, "passthrough", "auto", "`WHEN` to let programs have the memory of files with user.dsm.access=direct: auto, where it works, or off; see dsmfs doctor")
@@ -182,6 +184,9 @@ func (c *mountConfig) check(listenGiven bool) error {
 	}
 	if c.lease < leastLease || c.lease > mostLease {
 		return fail(exitUsage, "--lease %v: want %v to %v, for example 5s", c.lease, leastLease, mostLease)
+	}
+	if c.scrub != 0 && c.scrub < leastScrub {
+		return fail(exitUsage, "--scrub %v: want 0, or %v or more, for example 24h", c.scrub, leastScrub)
 	}
 	if strings.ContainsAny(c.name, " \t\n=") || len(c.name) > maxName {
 		return fail(exitUsage, "--name %q: want at most %d bytes without blanks and =", c.name, maxName)

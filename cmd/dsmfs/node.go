@@ -44,6 +44,7 @@ type node struct {
 	cats    catalogs
 	serving atomic.Pointer[catalog.Catalog] // answers other nodes: that of cats, or the next one
 	rejoins rejoins
+	scrubs  scrubs
 	data    *coherence.Node
 	locks   *locks.Node
 	groups  *groups.Node
@@ -62,8 +63,8 @@ type node struct {
 // before are stopped again.
 func startNode(ctx context.Context, cfg nodeConfig) (*node, error) {
 	n := &node{cfg: cfg, log: cfg.log, built: make(chan struct{}), leftovers: newLeftovers()}
-	n.rejoins.recoveries = make(chan recovery)
-	for _, part := range []func(context.Context) error{n.listen, n.build, n.enter, n.startGossip, n.mount, n.startRejoins} {
+	n.rejoins.recoveries, n.scrubs.orders = make(chan recovery), make(chan chan error)
+	for _, part := range []func(context.Context) error{n.listen, n.build, n.enter, n.startGossip, n.mount, n.startRejoins, n.startScrubs} {
 		if err := part(ctx); err != nil {
 			if cfg.held != nil && cfg.held.resuming {
 				return nil, err // everything stays as it is for the next one
@@ -262,6 +263,7 @@ func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 	if n.groups != nil {
 		n.groups.Close()
 	}
+	n.scrubs.stop()
 	evicted := n.rejoins.stop(n)
 	if n.member && !evicted {
 		note("leave the cluster", n.cats.last().Leave(ctx))

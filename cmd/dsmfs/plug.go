@@ -332,6 +332,7 @@ func (i info) Config() []control.Stat {
 		{Name: "listen", Value: c.listen},
 		{Name: "memory", Value: strconv.FormatInt(int64(c.memory), 10)},
 		{Name: "fault_timeout", Value: c.timeout.String()},
+		{Name: "scrub", Value: c.scrub.String()},
 		{Name: "tracking", Value: i.n.tracking()},
 		{Name: "passthrough", Value: c.passthrough},
 		{Name: "insecure", Value: strconv.FormatBool(c.insecure)},

@@ -58,6 +58,14 @@ var topFiles = []file{
 		}
 		return t.cfg.Info.RecoverCluster(ctx)
 	}},
+	{name: "scrub", perm: 0o644, read: func(_ context.Context, t *Tree, _ dsm.Ino) (string, error) {
+		return FlatKeyed(t.cfg.Info.Scrubbed()), nil
+	}, write: func(ctx context.Context, t *Tree, _ dsm.Ino, value string) error {
+		if value != "now" {
+			return errs.E(errs.Invalid, "scrub", "%q: want now", value)
+		}
+		return t.cfg.Info.Scrub(ctx)
+	}},
 }
 
 // areaFiles are the control files of an area; the order is part of their inode numbers.

@@ -24,6 +24,9 @@ type Info interface {
 	Cluster() []Stat
 	// RecoverCluster makes this node a cluster of its own: errs.Busy as long as its cluster works.
 	RecoverCluster(ctx context.Context) error
+	// Scrub compares what this node is the home of with all copies, and returns when that is done. Scrubbed says what the last such pass has found.
+	Scrub(ctx context.Context) error
+	Scrubbed() []Stat
 	// Tokens returns the tokens with which nodes join, each with "expires=TIME" in Unix seconds, 0 for
 	// never.
 	Tokens(ctx context.Context) ([]string, error)

@@ -14,6 +14,7 @@
 //	      attach              path of the socket of the memory plane
 //	      groups              those that have members, nested keyed
 //	      cluster             flat keyed; who writes recover makes this node a cluster of its own
+//	      scrub               what the last comparison of copies has found, flat keyed; who writes now has them compared
 //	      token               with which nodes join, nested keyed; for the owner of the mount alone
 //	      areas/PATH/mode merge dtype apply interval residency access locks placement retain replicas on_nonfinite   as user.dsm.*
 //	                 version home subscribers              read-only

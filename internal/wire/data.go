@@ -45,6 +45,8 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 //	   | ReplicatePages (state, or a part) --->|
 //	   | ReplicateVersion -------------------->|  the pages before it are a whole version
 //	   |<-------------------------- Replicated |  then what the home says after the change may leave
+//	   | Check (checksum of an extent) ------->|  from time to time
+//	   |<----------------------------- Checked |  the same, or another: then all of the extent follows
 //
 // Every message names the area's generation and the sender's epoch.
 
@@ -382,6 +384,34 @@ type Replicated struct {
 	ID    uint64
 	Whole bool
 }
+
+// Check asks a backup whether its bytes of an extent, of a versioned area those of the version, have the same checksum as the home's. It goes behind all changes that the home has made there.
+type Check struct {
+	Stamp
+	ID      uint64 // for Checked
+	Extent  dsm.ExtentIndex
+	Version dsm.Version
+	Sum     uint64
+}
+
+// Checked answers a Check.
+type Checked struct {
+	Stamp
+	ID     uint64
+	Extent dsm.ExtentIndex
+	Result CheckResult
+	Sum    uint64 // the backup's, if it differs
+	Home   uint64 // likewise, that of the Check
+}
+
+// CheckResult says how a Check has ended.
+type CheckResult uint8
+
+const (
+	CheckSkipped CheckResult = iota // the backup has another version just now, or is none any more
+	CheckSame
+	CheckDiffers
+)
 
 // Refill tells a backup that it will be told all of the slots: it drops what it has of them.
 type Refill struct {

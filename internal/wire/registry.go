@@ -43,6 +43,8 @@ var dataMessages = map[uint16]any{
 	39: Replicated{},
 	40: Refill{},
 	41: Refilled{},
+	42: Check{},
+	43: Checked{},
 }
 
 // laneMessages belong to the request lane itself.
