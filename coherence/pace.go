@@ -9,8 +9,8 @@ import (
 // A backup is filled at full speed while nobody publishes to this home. Otherwise filling takes a tenth of the time, for it competes with publishes for
 // processors and links at both ends:
 //
-//   - What goes to a backup of a slot that is being filled takes credit of a small window, and that comes back late: when it took t until the ack, after nine
-//     times t more. It is never later than fillPause, so a fill ends, however much is published: a window at least goes in that time.
+//   - What goes to a backup of a slot that is being filled takes credit of a small window, and that comes back late: when it took t until the ack, and n such may be
+//     under way, after 10 n - 1 times t more. It is never later than fillPause, so a fill ends, however much is published: a window at least goes in that time.
 //   - What is published meanwhile to extents that the backup has been sent is not passed on, but noted (backup.changed): they are sent again when everything has been sent once.
 //     From then on (following) publishes are passed on as they come, and the rest goes at full speed: that costs what a second copy costs anyway.
 //
@@ -109,7 +109,8 @@ func (a *Area) giveCreditLocked(b *backup, x *update) {
 	case a.node.stats.publishesMerged.Load() == x.paced.merged:
 		a.node.fillLinks.give(to, a, n)
 	default:
-		pause := min((fillShare-1)*a.now().Sub(x.paced.sent), fillPause)
+		atOnce := max(a.node.fillLinks.window/n, 1) // so many may be under way, each with a pause of its own
+		pause := min(time.Duration(fillShare*atOnce-1)*a.now().Sub(x.paced.sent), fillPause)
 		time.AfterFunc(pause, func() { a.node.fillLinks.give(to, a, n) })
 	}
 }
