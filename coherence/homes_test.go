@@ -195,6 +195,9 @@ func TestStoresDuringADrain(t *testing.T) {
 // TestNewHomeKnowsNothingOfTheOld: when an extent has another home, the former may have died with what it had said last. So nobody counts on having it all.
 func TestNewHomeKnowsNothingOfTheOld(t *testing.T) {
 	s, _, n := pair(t, dsm.ApplyArrival)
+	put(t, n, 5)
+	publish(n)
+	s.drain()
 	op := n.startAcquire()
 	s.drain()
 	n.area.step(func() { n.area.endAcquireLocked(op) })
