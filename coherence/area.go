@@ -56,23 +56,23 @@ type Area struct {
 		newest     dsm.Version // newest version heard of: see heardLocked
 		telling    int         // number of calls of awaitNotices
 
-		out     []message // to send when the step is over
-		waiters []*waiter
-		over    []*waiter          // whose wait is over, and that are to be told when the lock is released
-		wake    bool               // this step did something that waiters wait for
-		cleaner bool               // this step made pages clean, or the kernel dropped some
-		again   bool               // there are publications to start in a step of their own
-		charged charged            // what room has been told that this area takes
-		arrived []func()           // to call when the step is over: see onArrivalLocked
-		used    []wire.ExtentPages // pages that the functions in arrived waited for: see tellUsedLocked
-		diffed  int                // pages that this step diffed
-		looked  dsm.PageIndex      // the last page that checkLocked compared
+		out        []message // to send when the step is over
+		waiters    []*waiter
+		over       []*waiter          // whose wait is over, and that are to be told when the lock is released
+		wake       bool               // this step did something that waiters wait for
+		cleaner    bool               // this step made pages clean, or the kernel dropped some
+		again      bool               // there are publications to start in a step of their own
+		toldOfCut  bool               // a program has cut the memory, and the log says so
+		recount    bool               // see Recounts
+		miscounted bool               // this step set recount, and the page cache is to be told
+		charged    charged            // what room has been told that this area takes
+		arrived    []func()           // to call when the step is over: see onArrivalLocked
+		used       []wire.ExtentPages // pages that the functions in arrived waited for: see tellUsedLocked
+		diffed     int                // pages that this step diffed
+		looked     dsm.PageIndex      // the last page that checkLocked compared
 
-		recount     bool // see Recounts
-		miscounted  bool // this step set recount, and the page cache is to be told
 		counted     counted
 		surveys     map[uint64]*surveying
-		toldOfCut   bool        // a program has cut the memory, and the log says so
 		memoryRetry *time.Timer // if not nil, it will try again what waits for memory
 		short       short       // why the memory is not as long as the catalog says
 	}
