@@ -187,3 +187,15 @@ func BenchmarkGatherOctets(b *testing.B) {
 func BenchmarkScatterOctets(b *testing.B) {
 	benchMasks(b, func(m *mask, page, data []byte) { scatterOctets(m[:], page, data) })
 }
+
+func BenchmarkFinite(b *testing.B) {
+	s := section{to: dsm.PageSize, unit: 4, dtype: dsm.DTypeF32}
+	page := make([]byte, dsm.PageSize)
+	var m mask
+	m.set(s.units())
+	for b.Loop() {
+		if !m.finite(s, page) {
+			b.Fatal("zero is finite")
+		}
+	}
+}

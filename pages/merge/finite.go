@@ -35,34 +35,37 @@ func (s section) exponents() (sign, exponent uint64) {
 // finite reports whether all elements of page are, which is a part of a page, whole words long.
 func (s section) finite(page []byte) bool {
 	sign, exponent := s.exponents()
-	if exponent == 0 {
+	low := exponent & (^exponent << 1) // the lowest bit of each exponent
+	return carries(words(page), exponent, low)&sign == 0
+}
+
+// finite reports whether all elements of m are, in section s of page.
+func (m *mask) finite(s section, page []byte) bool {
+	if _, exponent := s.exponents(); exponent == 0 {
 		return true
 	}
-	low := exponent & (^exponent << 1) // the lowest bit of each exponent
-	var found uint64
-	for _, w := range words(page) {
-		found |= w&exponent + low
+	row := 64 * s.unit // bytes for which a word of m stands
+	rows := m[:dsm.PageSize/row]
+	for i := 0; i < len(rows); i++ {
+		if rows[i] == 0 {
+			continue
+		}
+		start := i
+		for i++; i < len(rows) && rows[i] != 0; i++ {
+		}
+		if !s.finite(page[start*row : i*row]) {
+			return false
+		}
 	}
-	return found&sign == 0
+	return true
 }
 
 // notFinite returns those elements of m, in section s of page, that are not finite, how many, and where the first one is.
 func (m *mask) notFinite(s section, page []byte) (found mask, count, first int) {
-	_, exponent := s.exponents()
-	if exponent == 0 {
-		return found, 0, 0
-	}
-	row := 64 * s.unit // bytes for which a word of m stands
 	for i, w := range m {
-		if i*row >= dsm.PageSize {
-			break
-		}
-		if w == 0 || s.finite(page[i*row:(i+1)*row]) {
-			continue
-		}
 		for ; w != 0; w &= w - 1 {
 			j := bits.TrailingZeros64(w)
-			at := i*row + j*s.unit
+			at := (i*64 + j) * s.unit
 			if s.finiteAt(page[at:]) {
 				continue
 			}
@@ -90,6 +93,9 @@ func (s section) finiteAt(b []byte) bool {
 // look counts the elements of page p that differ and are not finite. With OnlyFinite it takes them out of m; it reports
 // whether m has any then.
 func (d *Delta) look(k Kernel, p dsm.PageIndex, s section, m *mask, snap []byte) (some bool) {
+	if m.finite(s, snap) {
+		return true
+	}
 	found, n, first := m.notFinite(s, snap)
 	if n == 0 {
 		return true
@@ -113,8 +119,10 @@ func (k Kernel) NotFinite(p dsm.PageIndex, page []byte) (count int) {
 	for _, s := range k.sections(p, buf[:0]) {
 		var all mask
 		all.set(s.units())
-		_, n, _ := all.notFinite(s, page)
-		count += n
+		if !all.finite(s, page) {
+			_, n, _ := all.notFinite(s, page)
+			count += n
+		}
 	}
 	return count
 }

@@ -260,8 +260,10 @@ func (k Kernel) applyPage(d *Delta, n, i int, dst []byte) (overflowed int) {
 		switch s.op {
 		case opSum:
 			s.add(&m, dst, data)
-			_, some, _ := m.notFinite(s, dst)
-			overflowed += some
+			if !m.finite(s, dst) {
+				_, some, _ := m.notFinite(s, dst)
+				overflowed += some
+			}
 		case opLast:
 			scatterUnits(&m, s.unit, dst, data)
 		default:

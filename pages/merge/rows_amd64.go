@@ -1,6 +1,6 @@
 package merge
 
-// The loops over adjacent elements of four bytes, 16 at a time. n is a multiple of 16, and not 0.
+// The loops over adjacent elements of four bytes, 16 at a time, or of eight bytes, 8 at a time. n is a multiple of that, and not 0.
 
 //go:noescape
 func addRows(to, from *float32, n int)
@@ -10,6 +10,21 @@ func addQuotients(to, from *float32, divisor float32, n int)
 
 //go:noescape
 func keepRows(to, from *uint32, n int, o *order[uint32])
+
+//go:noescape
+func carryRows(p *uint64, n int, keep, add uint64) uint64
+
+// carries returns all bits that any of w has once it is masked with keep and add is added.
+func carries(w []uint64, keep, add uint64) (bits uint64) {
+	n := len(w) &^ 7
+	if n > 0 {
+		bits = carryRows(&w[0], n, keep, add)
+	}
+	for _, x := range w[n:] {
+		bits |= x&keep + add
+	}
+	return bits
+}
 
 // addFloats adds each element of from to that of to.
 func addFloats(to, from []float32) {

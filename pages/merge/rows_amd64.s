@@ -1,6 +1,6 @@
 #include "textflag.h"
 
-// SSE2 only, as in diff_amd64.s. Each loop does 16 elements of four bytes; n is a multiple of 16.
+// SSE2 only, as in diff_amd64.s. Each loop does 16 elements of four bytes, or 8 of eight; n is a multiple of that.
 
 // func addRows(to, from *float32, n int)
 TEXT ·addRows(SB), NOSPLIT, $0-24
@@ -118,4 +118,41 @@ keep:
 	ADDQ $64, DI
 	SUBQ $16, CX
 	JNZ  keep
+	RET
+
+// func carryRows(p *uint64, n int, keep, add uint64) uint64
+TEXT ·carryRows(SB), NOSPLIT, $0-40
+	MOVQ       p+0(FP), SI
+	MOVQ       n+8(FP), CX
+	MOVQ       keep+16(FP), X8
+	PUNPCKLQDQ X8, X8
+	MOVQ       add+24(FP), X9
+	PUNPCKLQDQ X9, X9
+	PXOR       X10, X10
+	PXOR       X11, X11
+
+carry:
+	MOVOU (SI), X0
+	MOVOU 16(SI), X1
+	MOVOU 32(SI), X2
+	MOVOU 48(SI), X3
+	PAND  X8, X0
+	PAND  X8, X1
+	PAND  X8, X2
+	PAND  X8, X3
+	PADDQ X9, X0
+	PADDQ X9, X1
+	PADDQ X9, X2
+	PADDQ X9, X3
+	POR   X0, X10
+	POR   X1, X11
+	POR   X2, X10
+	POR   X3, X11
+	ADDQ  $64, SI
+	SUBQ  $8, CX
+	JNZ   carry
+	POR   X11, X10
+	MOVHLPS X10, X0
+	POR   X0, X10
+	MOVQ  X10, ret+32(FP)
 	RET

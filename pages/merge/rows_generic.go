@@ -2,6 +2,14 @@
 
 package merge
 
+// carries returns all bits that any of w has once it is masked with keep and add is added.
+func carries(w []uint64, keep, add uint64) (bits uint64) {
+	for _, x := range w {
+		bits |= x&keep + add
+	}
+	return bits
+}
+
 // addFloats adds each element of from to that of to.
 func addFloats(to, from []float32) {
 	from = from[:len(to)]
