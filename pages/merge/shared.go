@@ -11,7 +11,7 @@ import (
 // An attached program stores into the working copy itself, at any time, from another process, with
 // plain stores or atomic operations on elements of 1 to 8 bytes. The functions of this file work on
 // a page of such memory. They touch it only by loads and compare-and-swaps of aligned words of
-// eight bytes:
+// eight bytes, or of two words where that is an instruction:
 //
 //   - A load of a word contains every aligned element in it whole.
 //   - A swap succeeds only if no byte of the word has changed since it was loaded. So it loses no
@@ -100,7 +100,12 @@ func swapWords(memory, base, other []byte, from, to int, own bool, merge wordMer
 		}
 		m, b, o := words(memory[from:end]), words(base[from:end]), words(other[from:end])
 		b, o = b[:len(m)], o[:len(m)]
-		for i := range m {
+		for i := 0; i < len(m); i++ {
+			if !own {
+				if i += swapUnchanged(m[i:], b[i:], o[i:]); i == len(m) {
+					break
+				}
+			}
 			if b[i] == o[i] {
 				continue
 			}
