@@ -20,24 +20,31 @@ func (a *Area) MayAccumulate(ctx context.Context, off, n int64) error {
 	return nil
 }
 
-// Accumulate adds elements that a program has in memory of its own to this node's part in a round: the bytes p at off. Several calls add
+// Accumulate adds elements that a program has in memory of its own to this node's part in a round: n bytes at off. read fills p with
+// them, from the byte at of the n on; it is called for one extent at a time. Several calls add
 // up. The working copy does not change before the end of the round, and nothing has to be compared. The caller then calls Contribute. If
 // the round is given up, what was handed over is dropped. If only finite numbers are published others are left out, and FinishRound fails. errs.Invalid if the elements of the area do not add up, or p is not whole ones.
-func (a *Area) Accumulate(ctx context.Context, id dsm.RoundID, off int64, p []byte) error {
-	for len(p) > 0 {
-		n := min(len(p), int(dsm.ExtentSize-off%dsm.ExtentSize))
-		var bad error
-		if _, err := a.inRound(ctx, id, func(c *contribution) {
-			if bad = a.accumulatesLocked(off, int64(len(p))); bad == nil {
-				a.giveLocked(c, off, p[:n])
+func (a *Area) Accumulate(ctx context.Context, id dsm.RoundID, off, n int64, read func(p []byte, at int64) error) error {
+	for at := int64(0); at < n; {
+		data := wire.Share(int(min(n-at, dsm.ExtentSize-(off+at)%dsm.ExtentSize)))
+		size := int64(len(data.Bytes))
+		err := read(data.Bytes, at)
+		if err == nil {
+			var bad error
+			_, err = a.inRound(ctx, id, func(c *contribution) {
+				if bad = a.accumulatesLocked(off+at, n-at); bad == nil {
+					a.giveLocked(c, off+at, data)
+				}
+			})
+			if bad != nil {
+				err = &errs.Error{Op: "accumulate", Area: a.id, Kind: errs.Invalid, Err: bad}
 			}
-		}); err != nil {
+		}
+		data.Release()
+		if err != nil {
 			return err
 		}
-		if bad != nil {
-			return &errs.Error{Op: "accumulate", Area: a.id, Kind: errs.Invalid, Err: bad}
-		}
-		p, off = p[n:], off+int64(n)
+		at += size
 	}
 	return nil
 }
@@ -47,6 +54,8 @@ func (a *Area) accumulatesLocked(off, n int64) error {
 	ino := &a.mu.ino
 	size := int64(ino.Layout.DType.Size())
 	switch {
+	case a.versionedLocked():
+		return errs.E(errs.Invalid, "", "the area is versioned: its versions have one writer, and are no rounds")
 	case ino.Spec.Merge != dsm.MergeSum && ino.Spec.Merge != dsm.MergeMean:
 		return errs.E(errs.Invalid, "", "the merge rule of the area is neither sum nor mean")
 	case off < ino.Layout.DataOffset || n > ino.Size-off:
@@ -57,43 +66,70 @@ func (a *Area) accumulatesLocked(off, n int64) error {
 	return nil
 }
 
-// giveLocked sends bytes of one extent as a part.
-func (a *Area) giveLocked(c *contribution, off int64, p []byte) {
+// giveLocked sends bytes of one extent as a part. If they are dense they are sent from where they are.
+func (a *Area) giveLocked(c *contribution, off int64, data *wire.Shared) {
 	e := dsm.ExtentOf(off)
-	at := off - int64(e)*dsm.ExtentSize
-	set := pagesOf(e, off, len(p))
+	at := int(off - int64(e)*dsm.ExtentSize)
+	set := pagesOf(e, off, len(data.Bytes))
+	within := func(i int) (lo int, values []byte) { // what data has of page i
+		from := i*dsm.PageSize - at
+		return max(-from, 0), data.Bytes[max(from, 0):min(from+dsm.PageSize, len(data.Bytes))]
+	}
+	pub := a.newGivenLocked(c, e, set.Len())
+	pub.delta.Data = data.Bytes[:0]
+	dense := true
+	for i := range set.All() {
+		lo, values := within(i)
+		if dense = pub.kernel.AppendDense(&pub.delta, page(e, i), lo, values); !dense {
+			break
+		}
+	}
+	if dense {
+		pub.data = data.Retain()
+		a.sendGivenLocked(c, e, pub)
+		return
+	}
 	a.givePagesLocked(c, e, set, func(page []byte, i int) {
-		from := int64(i)*dsm.PageSize - at // of the page in p
+		lo, values := within(i)
 		clear(page)
-		copy(page[max(-from, 0):], p[max(from, 0):])
+		copy(page[lo:], values)
 	})
 }
 
 // givePagesLocked sends pages of an extent as a part. fill writes what is to be added to one of them.
 func (a *Area) givePagesLocked(c *contribution, e dsm.ExtentIndex, set dsm.PageSet, fill func(p []byte, i int)) {
-	pub := &publication{kernel: a.mu.kernel, stamp: a.stampLocked(), limit: dsm.ExtentSize, round: c.id, given: true}
-	pub.delta.Reset(e)
-	pub.delta.Grow(set.Len())
+	pub := a.newGivenLocked(c, e, set.Len())
 	pub.data = wire.Share(set.Len() * dsm.PageSize)
 	pub.delta.Data = pub.data.Bytes[:0]
 	var bytes [dsm.PageSize]byte
 	for i := range set.All() {
-		fill(bytes[:], i)
-		if changed, _ := pub.kernel.AppendDelta(&pub.delta, page(e, i), zeroPages[:dsm.PageSize], bytes[:]); changed {
-			pub.sent.Add(i)
+		if fill(bytes[:], i); !pub.kernel.AppendDense(&pub.delta, page(e, i), 0, bytes[:]) {
+			pub.kernel.AppendDelta(&pub.delta, page(e, i), zeroPages[:dsm.PageSize], bytes[:])
 		}
 	}
 	a.lookAtGivenLocked(c, pub)
 	pub.data.Bytes = pub.delta.Data
 	pub.data.Trim()
 	pub.delta.Data = pub.data.Bytes
-	if pub.sent.Empty() {
+	if pub.delta.Pages.Empty() {
 		pub.data.Release()
 		return
 	}
+	a.sendGivenLocked(c, e, pub)
+}
+
+// newGivenLocked makes a part of so many pages, which a program has handed over.
+func (a *Area) newGivenLocked(c *contribution, e dsm.ExtentIndex, pages int) *publication {
+	pub := &publication{kernel: a.mu.kernel, stamp: a.stampLocked(), limit: dsm.ExtentSize, round: c.id, given: true}
+	pub.delta.Reset(e)
+	pub.delta.Grow(pages)
+	return pub
+}
+
+func (a *Area) sendGivenLocked(c *contribution, e dsm.ExtentIndex, pub *publication) {
 	r, x := &a.mu.replica, a.extentLocked(e)
 	r.seq++
-	pub.seq = r.seq
+	pub.seq, pub.sent = r.seq, pub.delta.Pages
 	a.keepPartLocked(x, pub)
 	a.busyLocked(e, x)
 	a.contributesLocked(pub, +1)

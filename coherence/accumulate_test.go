@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"encoding/binary"
 	"testing"
 	"testing/synctest"
 
@@ -30,7 +31,7 @@ func TestAccumulate(t *testing.T) {
 				for _, n := range s.nodes {
 					n.ask("accumulate", func(ctx context.Context) error {
 						for range 2 {
-							if err := n.area.Accumulate(ctx, id, 0, []byte{byte(n.id), 0, 0, 0}); err != nil {
+							if err := accumulate(ctx, n.area, id, 0, []byte{byte(n.id), 0, 0, 0}); err != nil {
 								return err
 							}
 						}
@@ -50,7 +51,7 @@ func TestAccumulate(t *testing.T) {
 					want(t, n, 112)
 				}
 				id.Number++
-				s.nodes[2].ask("accumulate", func(ctx context.Context) error { return s.nodes[2].area.Accumulate(ctx, id, 0, []byte{1, 0, 0, 0}) }, nil)
+				s.nodes[2].ask("accumulate", func(ctx context.Context) error { return accumulate(ctx, s.nodes[2].area, id, 0, []byte{1, 0, 0, 0}) }, nil)
 				s.calm()
 				s.nodes[2].area.AbandonRound(id)
 				s.rested()
@@ -70,7 +71,7 @@ func TestAccumulateRefuses(t *testing.T) {
 		n.open(true)
 		refused := func(what string, off int64, size int) {
 			t.Helper()
-			if err := n.area.Accumulate(context.Background(), dsm.RoundID{Group: 99, Number: 1}, off, make([]byte, size)); !errs.Is(err, errs.Invalid) {
+			if err := accumulate(context.Background(), n.area, dsm.RoundID{Group: 99, Number: 1}, off, make([]byte, size)); !errs.Is(err, errs.Invalid) {
 				t.Errorf("%s: %v", what, err)
 			}
 			if err := n.area.MayAccumulate(context.Background(), off, int64(size)); !errs.Is(err, errs.Invalid) {
@@ -83,5 +84,74 @@ func TestAccumulateRefuses(t *testing.T) {
 		s.changeRules(func(ino *dsm.Inode) { ino.Spec.Merge = dsm.MergeLast })
 		s.catchUp()
 		refused("the last store wins", 0, 4)
+	})
+}
+
+// TestAccumulateMuch: dense, sparse and empty pages add up alike, whether they are sent from where they came or diffed, in one round after another.
+func TestAccumulateMuch(t *testing.T) {
+	for name, meanwhile := range map[string]func(s *sim){
+		"quiet":     func(*sim) {},
+		"new rules": func(s *sim) { s.changeRules(func(*dsm.Inode) {}) },
+		"moved":     func(s *sim) { s.move(s.nodes[1], 2) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newHomed(t, 3, sums(2, dsm.ApplyArrival))
+				const elems = 2 * dsm.ExtentSize / 4
+				sum := make([]uint32, elems)
+				for _, n := range s.nodes {
+					n.open(n != s.nodes[2])
+				}
+				s.calm()
+				for number := range uint64(3) {
+					id := dsm.RoundID{Group: 99, Generation: 1, Number: number + 1}
+					for _, n := range s.nodes {
+						values := make([]byte, 4*elems)
+						for k := range elems {
+							v := s.rng.Uint32N(1 << 20)
+							switch page := k / (dsm.PageSize / 4) % 8; {
+							case page == 3 || page == 4 && k%100 != 0 || v%50 == 0:
+								v = 0
+							}
+							binary.LittleEndian.PutUint32(values[4*k:], v)
+							sum[k] += v
+						}
+						cut := 4 * s.rng.IntN(elems)
+						n.ask("accumulate", func(ctx context.Context) error {
+							if err := accumulate(ctx, n.area, id, 0, values[:cut]); err != nil {
+								return err
+							}
+							if err := accumulate(ctx, n.area, id, int64(cut), values[cut:]); err != nil {
+								return err
+							}
+							return n.area.Contribute(ctx, id)
+						}, nil)
+					}
+					s.calm()
+					meanwhile(s)
+					s.calm()
+					for _, n := range s.nodes {
+						n.ask("finish", func(ctx context.Context) error { return n.area.FinishRound(ctx, id, []dsm.NodeID{1, 2, 3}, 3, true) }, nil)
+					}
+					s.calm()
+					for _, n := range s.nodes {
+						for k, want := range sum {
+							p := dsm.PageIndex(4 * k / dsm.PageSize)
+							if got := binary.LittleEndian.Uint32(n.area.mu.mem.Working(p)[4*k%dsm.PageSize:]); got != want {
+								t.Fatalf("round %d: node %d has %d at %d, want %d", number, n.id, got, k, want)
+							}
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+// accumulate hands over values for the elements at off.
+func accumulate(ctx context.Context, a *Area, id dsm.RoundID, off int64, values []byte) error {
+	return a.Accumulate(ctx, id, off, int64(len(values)), func(p []byte, at int64) error {
+		copy(p, values[at:])
+		return nil
 	})
 }

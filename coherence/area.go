@@ -52,9 +52,9 @@ type Area struct {
 		owning     owning
 		versions   uint64      // that this node has published
 		parked     []message   // messages to slots that are still being handed to this node, or that need memory
-		receiving  int         // calls of receiveAgainLocked
+		receiving  int32       // calls of receiveAgainLocked
+		telling    int32       // number of calls of awaitNotices
 		newest     dsm.Version // newest version heard of: see heardLocked
-		telling    int         // number of calls of awaitNotices
 
 		out        []message // to send when the step is over
 		waiters    []*waiter
@@ -70,6 +70,7 @@ type Area struct {
 		used       []wire.ExtentPages // pages that the functions in arrived waited for: see tellUsedLocked
 		diffed     int                // pages that this step diffed
 		looked     dsm.PageIndex      // the last page that checkLocked compared
+		arriving   *wire.Shared       // the payload of the message that is handled, if it may be retained
 
 		counted     counted
 		surveys     map[uint64]*surveying

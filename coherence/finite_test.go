@@ -162,7 +162,7 @@ func TestFiniteRound(t *testing.T) {
 					if given {
 						p := binary.LittleEndian.AppendUint32(nil, math.Float32bits(bad))
 						p = binary.LittleEndian.AppendUint32(p, math.Float32bits(2))
-						if err := n.area.Accumulate(ctx, id, 0, p); err != nil {
+						if err := accumulate(ctx, n.area, id, 0, p); err != nil {
 							return err
 						}
 					} else {

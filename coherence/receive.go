@@ -12,6 +12,15 @@ import (
 // in which they came. The payload is not kept. An error means that the message violates the
 // protocol: the caller closes the connection.
 func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
+	return n.handle(from, msg, payload, nil)
+}
+
+// HandleFrame is Handle for a frame, whose payload may be retained.
+func (n *Node) HandleFrame(from dsm.NodeID, f *wire.Frame) error {
+	return n.handle(from, f.Msg, f.Payload, f.Shared())
+}
+
+func (n *Node) handle(from dsm.NodeID, msg any, payload []byte, shared *wire.Shared) error {
 	if err := versionProblem(msg); err != nil {
 		return err
 	}
@@ -44,7 +53,11 @@ func (n *Node) Handle(from dsm.NodeID, msg any, payload []byte) error {
 		return nil // removed meanwhile: the sender learns it from the catalog
 	}
 	var bad error
-	a.steps(from, func() { bad = a.takeMessageLocked(from, st, msg, payload) })
+	a.steps(from, func() {
+		a.mu.arriving = shared
+		bad = a.takeMessageLocked(from, st, msg, payload)
+		a.mu.arriving = nil
+	})
 	return bad
 }
 
@@ -140,6 +153,17 @@ func stampOf(msg any) (st *wire.Stamp) {
 		st = &m.Stamp
 	}
 	return st
+}
+
+// keptLocked returns the payload of a message that is handled in memory that stays, with a reference for the caller: the memory
+// in which it came, if that may be retained, or a copy.
+func (a *Area) keptLocked(payload []byte) *wire.Shared {
+	if s := a.mu.arriving; s != nil && len(payload) > 0 && &s.Bytes[0] == &payload[0] {
+		return s.Retain()
+	}
+	s := wire.Share(len(payload))
+	copy(s.Bytes, payload)
+	return s
 }
 
 // versionProblem checks the versions of which the receiver makes later ones: see dsm.MaxVersion.

@@ -103,8 +103,7 @@ func (a *Area) homePartLocked(from dsm.NodeID, m *wire.Part, payload []byte) err
 		if pub := a.ownPartLocked(from, m); pub != nil {
 			p.data = pub.data.Retain()
 		} else {
-			p.data = wire.Share(len(payload))
-			copy(p.data.Bytes, payload)
+			p.data = a.keptLocked(payload)
 			p.bytes = int64(cap(p.data.Bytes))
 		}
 		p.delta.Data = p.data.Bytes
@@ -312,24 +311,29 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 		parts := hr.parts[e]
 		slices.SortFunc(parts, func(p, q stagedPart) int { return cmp.Or(cmp.Compare(p.from, q.from), cmp.Compare(p.seq, q.seq)) })
 		x := a.homeExtentLocked(e)
-		sum.Reset()
+		var all dsm.PageSet
 		for i := range parts {
 			p := &parts[i]
-			a.mu.kernel.Fold(&sum, &p.delta)
+			all = all.Or(p.delta.Pages)
 			x.parts[p.from] = max(x.parts[p.from], p.seq)
-			p.data.Release()
 		}
-		all := sum.Pages
 		bases[e], x.version = x.version, v
 		for i := range all.All() {
 			if changed != nil {
 				a.historyLocked().Before(page(e, i), mem.Home(page(e, i)))
 			}
 			mem.BeforeHomeWrite(page(e, i), false)
+			sum.Reset()
+			for j := range parts {
+				a.mu.kernel.Fold(&sum, &parts[j].delta, page(e, i))
+			}
 			a.mu.kernel.ApplyStaged(&sum, page(e, i), writers, mem.Home(page(e, i)))
 			a.overflowedLocked(a.mu.kernel.NotFinite(page(e, i), mem.Home(page(e, i))))
 			h.setVersion(x, i, v)
 			a.lookAtHomeLocked(e, x, i)
+		}
+		for i := range parts {
+			parts[i].data.Release()
 		}
 		a.node.stats.publishesMerged.Add(uint64(len(parts)))
 		if changed != nil {

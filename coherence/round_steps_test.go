@@ -20,7 +20,7 @@ var firstRound = dsm.RoundID{Group: 99, Generation: 1, Number: 1}
 
 // accumulateFive starts an Accumulate of the number 5 by the node.
 func (n *simNode) accumulateFive() {
-	n.ask("accumulate", func(ctx context.Context) error { return n.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
+	n.ask("accumulate", func(ctx context.Context) error { return accumulate(ctx, n.area, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
 }
 
 // joinRound starts a Contribute of the node.
@@ -211,7 +211,7 @@ func TestContributeAfterGivingUp(t *testing.T) {
 		s.calm()
 		give := func(n *simNode, v byte) {
 			n.ask("accumulate", func(ctx context.Context) error {
-				if err := n.area.Accumulate(ctx, firstRound, 0, []byte{v, 0, 0, 0}); err != nil {
+				if err := accumulate(ctx, n.area, firstRound, 0, []byte{v, 0, 0, 0}); err != nil {
 					return err
 				}
 				return n.area.Contribute(ctx, firstRound)
@@ -237,7 +237,7 @@ func TestAccumulatedIsDropped(t *testing.T) {
 		n := s.nodes[1]
 		n.open(true)
 		n.ask("accumulate", func(ctx context.Context) error {
-			if err := n.area.Accumulate(ctx, firstRound, 0, []byte{5, 0, 0, 0}); err != nil {
+			if err := accumulate(ctx, n.area, firstRound, 0, []byte{5, 0, 0, 0}); err != nil {
 				return err
 			}
 			return n.area.Contribute(ctx, firstRound)
@@ -433,7 +433,7 @@ func TestPartsCountAsMemory(t *testing.T) {
 		}
 		give := func(o *simNode, off, size int64) {
 			o.ask("accumulate", func(ctx context.Context) error {
-				return o.area.Accumulate(ctx, firstRound, off, bytes.Repeat([]byte{1}, int(size)))
+				return accumulate(ctx, o.area, firstRound, off, bytes.Repeat([]byte{1}, int(size)))
 			}, nil)
 			s.calm()
 		}

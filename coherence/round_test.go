@@ -69,7 +69,7 @@ func testWholeRounds(t *testing.T, seed uint64) {
 			k, b := w.give(n)
 			n.ask("contribute", func(ctx context.Context) error {
 				if p, at := w.at(k); len(b) > 0 {
-					if err := n.area.Accumulate(ctx, id, int64(p)*dsm.PageSize+int64(at), b); err != nil {
+					if err := accumulate(ctx, n.area, id, int64(p)*dsm.PageSize+int64(at), b); err != nil {
 						return err
 					}
 				}

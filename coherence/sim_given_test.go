@@ -28,7 +28,7 @@ func (r *simRun) give(n *simNode, m *simMember) bool {
 	g := &gift{node: n.i, page: p}
 	r.group.gifts = append(r.group.gifts, g)
 	n.ask("accumulate", func(ctx context.Context) error {
-		return n.area.Accumulate(ctx, id, int64(p)*dsm.PageSize+givenAt(n.i), one[:])
+		return accumulate(ctx, n.area, id, int64(p)*dsm.PageSize+givenAt(n.i), one[:])
 	}, func(err error) {
 		if err == nil {
 			m.gifts = append(m.gifts, g)

@@ -100,7 +100,9 @@ func (n *simNode) handle(from dsm.NodeID, msg any, payload []byte) error {
 			return err
 		}
 	}
-	return n.node.Handle(from, msg, payload)
+	came := wire.NewFrame(msg, payload) // its memory is used again, unless it is retained
+	defer came.Release()
+	return n.node.HandleFrame(from, came)
 }
 
 // explain logs the state of a cluster that is stuck.

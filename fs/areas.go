@@ -92,7 +92,7 @@ type Area interface {
 	FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int, storing bool) error
 	AbandonRound(id dsm.RoundID)
 	// Accumulate adds elements to this node's part in a round, and MayAccumulate says beforehand what is wrong with them.
-	Accumulate(ctx context.Context, id dsm.RoundID, off int64, p []byte) error
+	Accumulate(ctx context.Context, id dsm.RoundID, off, n int64, read func(p []byte, at int64) error) error
 	MayAccumulate(ctx context.Context, off, n int64) error
 	// NextNotice returns what the kernel must be told next; NoticeDone ends it.
 	NextNotice() (Notice, bool)

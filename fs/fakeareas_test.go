@@ -322,10 +322,12 @@ func (a *fakeArea) Acquire(context.Context, bool) error {
 	return nil
 }
 
-func (a *fakeArea) Contribute(ctx context.Context, _ dsm.RoundID) error          { return a.Publish(ctx) }
-func (a *fakeArea) MayAccumulate(context.Context, int64, int64) error            { return nil }
-func (a *fakeArea) Accumulate(context.Context, dsm.RoundID, int64, []byte) error { return nil }
-func (a *fakeArea) AbandonRound(dsm.RoundID)                                     {}
+func (a *fakeArea) Contribute(ctx context.Context, _ dsm.RoundID) error { return a.Publish(ctx) }
+func (a *fakeArea) MayAccumulate(context.Context, int64, int64) error   { return nil }
+func (a *fakeArea) Accumulate(context.Context, dsm.RoundID, int64, int64, func([]byte, int64) error) error {
+	return nil
+}
+func (a *fakeArea) AbandonRound(dsm.RoundID) {}
 func (a *fakeArea) FinishRound(ctx context.Context, _ dsm.RoundID, _ []dsm.NodeID, _ int, storing bool) error {
 	return a.Acquire(ctx, storing)
 }

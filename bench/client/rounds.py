@@ -34,7 +34,7 @@ def rounds(how: str, mount: str, size: int, elements: int) -> Callable[[], None]
     if group.rank == 0:
         dsmfs.create(path, elements, "f4", merge="sum", interval=0, replicas=1).close()
     group.barrier()
-    area = dsmfs.open(path, "r+")
+    area = dsmfs.open(path, "r" if how == "accumulate" else "r+")
     values = np.ones(elements, "f4")
 
     def step() -> None:

@@ -293,7 +293,7 @@ func (n *node) onFrame(from dsm.NodeID, f *wire.Frame) error {
 		n.groups.Handle(from, f.Msg)
 		return nil
 	}
-	return n.data.Handle(from, f.Msg, f.Payload)
+	return n.data.HandleFrame(from, f)
 }
 
 func (n *node) onFrameNow(from dsm.NodeID, f *wire.Frame) (handled bool, err error) {

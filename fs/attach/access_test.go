@@ -65,8 +65,13 @@ func TestWhoMayOnlyRead(t *testing.T) {
 	x := a.mu.attachments[r.attachment]
 	_, err = x.track(&request{header: header{arg: [4]uint64{dsm.PageSize, dsm.PageSize, 0}}})
 	refused("track", err)
-	if found := a.s.attachmentsOf(a.who.pid, []dsm.Ino{x.file}); len(found) > 0 {
-		t.Errorf("a round finds %d attachments that only read", len(found))
+	refused("accumulate", x.mayAdd(t.Context()))
+	if x.adds.Load() {
+		t.Error("what it accumulates is taken all the same")
+	}
+	x.conn = connOf(t, &readableMount{}, 0)
+	if err := x.mayAdd(t.Context()); err != nil || !x.adds.Load() {
+		t.Errorf("who may write the file cannot accumulate: %v", err)
 	}
 }
 

@@ -31,10 +31,13 @@ func (a *conn) accumulate(m *membership, q *request) error {
 	case off > math.MaxInt64 || n > math.MaxInt64:
 		return errs.E(errs.Invalid, "accumulate", "%d bytes at %d", n, off)
 	case x == nil:
-		return errs.E(errs.Unsupported, "accumulate", "this program has not attached area %d for writing", ino)
+		return errs.E(errs.Unsupported, "accumulate", "this program has not attached area %d", ino)
 	}
 	ctx, cancel := context.WithTimeout(a.ctx, a.s.cfg.Timeout)
 	defer cancel()
+	if err := x.mayAdd(ctx); err != nil {
+		return err
+	}
 	if err := x.area.MayAccumulate(ctx, int64(off), int64(n)); err != nil {
 		return err
 	}
@@ -50,21 +53,29 @@ func (a *conn) accumulate(m *membership, q *request) error {
 	})
 }
 
-// addFrom adds the first n bytes of a file to an area at off. It goes to the homes by extents, so that no more is copied at a time.
+// mayAdd returns why the program may not accumulate into the area. One that has attached it to read may if it might attach it to write: it
+// stores nothing, so the daemon need not reckon with stores of it, which costs time whenever updates come in. As with open(2), that is
+// asked once.
+func (x *attachment) mayAdd(ctx context.Context) error {
+	if x.write || x.adds.Load() {
+		return nil
+	}
+	_, err := x.conn.s.openFile(ctx, &x.conn.who, x.file, dsm.MayWrite)
+	if err == nil {
+		x.adds.Store(true)
+	}
+	return err
+}
+
+// addFrom adds the first n bytes of a file to an area at off.
 func (x *attachment) addFrom(ctx context.Context, id dsm.RoundID, f *os.File, off, n int64) error {
-	buf := make([]byte, min(n, dsm.ExtentSize))
-	for done := int64(0); done < n; {
-		p := buf[:min(n-done, dsm.ExtentSize-(off+done)%dsm.ExtentSize)]
-		switch _, err := f.ReadAt(p, done); {
+	return x.area.Accumulate(ctx, id, off, n, func(p []byte, at int64) error {
+		switch _, err := f.ReadAt(p, at); {
 		case errors.Is(err, io.EOF):
 			return errs.E(errs.Invalid, "accumulate", "the memory was cut off meanwhile")
 		case err != nil:
 			return errs.E(errs.Invalid, "accumulate", "the memory cannot be read: %w", err)
 		}
-		if err := x.area.Accumulate(ctx, id, off+done, p); err != nil {
-			return err
-		}
-		done += int64(len(p))
-	}
-	return nil
+		return nil
+	})
 }

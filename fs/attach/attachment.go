@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -22,6 +23,7 @@ type attachment struct {
 	at    Attachment
 	path  string
 	write bool
+	adds  atomic.Bool // it may accumulate, though it is attached to read
 	// file is the area's inode.
 	file dsm.Ino
 	// dev and ino identify the memfd.

@@ -56,7 +56,9 @@ func (yesAttachment) Unwatch(*head.Line)                              {}
 
 type yesArea struct{ idleArea }
 
-func (yesArea) Accumulate(context.Context, dsm.RoundID, int64, []byte) error { return nil }
+func (yesArea) Accumulate(context.Context, dsm.RoundID, int64, int64, func([]byte, int64) error) error {
+	return nil
+}
 func (yesArea) FinishRound(context.Context, dsm.RoundID, []dsm.NodeID, int) error {
 	return nil
 }

@@ -196,7 +196,7 @@ func (a *conn) round(ctx context.Context, m *membership, q *request) (groups.Res
 	areas := make(map[dsm.AreaID]groups.Area)
 	attached := a.s.attachmentsOf(a.who.pid, wanted)
 	for _, ino := range wanted {
-		if x := attached[ino]; x != nil {
+		if x := attached[ino]; x != nil && (x.write || x.adds.Load()) {
 			areas[dsm.AreaID(ino)] = roundArea{x}
 			continue
 		}
@@ -208,7 +208,7 @@ func (a *conn) round(ctx context.Context, m *membership, q *request) (groups.Res
 	return m.Meet(ctx, q.arg[0], areas, a.s.cfg.Timeout)
 }
 
-// mayRound returns why the program may not put together an area that it has not attached.
+// mayRound returns why the program may not put together an area that it has not attached to store or to accumulate.
 func (a *conn) mayRound(ctx context.Context, ino dsm.Ino) error {
 	ctx, cancel := context.WithTimeout(ctx, a.s.cfg.Timeout)
 	defer cancel()
@@ -216,7 +216,7 @@ func (a *conn) mayRound(ctx context.Context, ino dsm.Ino) error {
 	return err
 }
 
-// roundArea is an area that a program has attached for writing, as a round needs it.
+// roundArea is an area that a program has attached to store or to accumulate, as a round needs it.
 type roundArea struct{ *attachment }
 
 func (x roundArea) Contribute(ctx context.Context, id dsm.RoundID) error {
@@ -229,7 +229,7 @@ func (x roundArea) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.
 	return x.at.FinishRound(ctx, id, nodes, writers)
 }
 
-// attachmentsOf returns those of some areas that a program has attached for writing, by any of its connections. The areas are sorted.
+// attachmentsOf returns what a program has attached of some areas, by any of its connections, for writing if it has. The areas are sorted.
 func (s *Server) attachmentsOf(pid int, wanted []dsm.Ino) map[dsm.Ino]*attachment {
 	var conns []*conn
 	s.mu.Lock()
@@ -241,16 +241,16 @@ func (s *Server) attachmentsOf(pid int, wanted []dsm.Ino) map[dsm.Ino]*attachmen
 	s.mu.Unlock()
 	found := make(map[dsm.Ino]*attachment)
 	for _, c := range conns {
-		c.writes(wanted, found)
+		c.attached(wanted, found)
 	}
 	return found
 }
 
-func (a *conn) writes(wanted []dsm.Ino, found map[dsm.Ino]*attachment) {
+func (a *conn) attached(wanted []dsm.Ino, found map[dsm.Ino]*attachment) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, x := range a.mu.attachments {
-		if _, ok := slices.BinarySearch(wanted, x.file); ok && x.write {
+		if _, ok := slices.BinarySearch(wanted, x.file); ok && (found[x.file] == nil || x.write && !found[x.file].write) {
 			found[x.file] = x
 		}
 	}

@@ -51,7 +51,7 @@ type Area interface {
 	// Contribute hands all stores made so far over to a round, and AbandonRound takes them back: see groups.Area.
 	Contribute(ctx context.Context, id dsm.RoundID) error
 	AbandonRound(id dsm.RoundID)
-	Accumulate(ctx context.Context, id dsm.RoundID, off int64, p []byte) error
+	Accumulate(ctx context.Context, id dsm.RoundID, off, n int64, read func(p []byte, at int64) error) error
 	MayAccumulate(ctx context.Context, off, n int64) error
 	// Publish makes all stores made so far visible to other nodes, including stores to mappings.
 	Publish(ctx context.Context) error

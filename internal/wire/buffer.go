@@ -55,9 +55,14 @@ type Shared struct {
 
 // Share returns a buffer of n bytes with arbitrary content and one reference.
 func Share(n int) *Shared {
-	s := &Shared{Bytes: Alloc(n)}
-	s.holders.Store(1)
+	s := new(Shared)
+	s.alloc(n)
 	return s
+}
+
+func (s *Shared) alloc(n int) {
+	s.Bytes = Alloc(n)
+	s.holders.Store(1)
 }
 
 // Trim moves the bytes to a smaller buffer if they are few: others can use the large one at once,
@@ -78,7 +83,7 @@ func (s *Shared) Retain() *Shared {
 	return s
 }
 
-// Release ends a reference that Share or Hold made. The caller must not touch the bytes afterwards.
+// Release ends a reference that Share or Retain made. The caller must not touch the bytes afterwards.
 func (s *Shared) Release() {
 	n := s.holders.Add(-1)
 	invariants.Check(n >= 0, "a shared buffer is released more often than held")

@@ -28,12 +28,37 @@ type Frame struct {
 	Reply bool
 	// Payload is nil if there is none. Its memory belongs to the frame, and is valid until Release.
 	Payload []byte
+	shared  Shared // what Payload is in
 }
 
-// Release gives the payload's memory back.
+// NewFrame returns a frame with a copy of the payload, as if it had been received.
+func NewFrame(msg any, payload []byte) *Frame {
+	f := &Frame{Msg: msg}
+	if len(payload) > 0 {
+		f.alloc(len(payload))
+		copy(f.Payload, payload)
+	}
+	return f
+}
+
+func (f *Frame) alloc(n int) {
+	f.shared.alloc(n)
+	f.Payload = f.shared.Bytes
+}
+
+// Shared returns the payload as a counted buffer, of which the frame has one reference: whoever retains it keeps the bytes after
+// Release. nil if there is no payload.
+func (f *Frame) Shared() *Shared {
+	if f.Payload == nil {
+		return nil
+	}
+	return &f.shared
+}
+
+// Release gives the payload's memory back, unless it was retained.
 func (f *Frame) Release() {
 	if f.Payload != nil {
-		Free(f.Payload)
+		f.shared.Release()
 		f.Payload = nil
 	}
 }

@@ -42,7 +42,7 @@ func (r *Reader) Read() (*Frame, error) {
 		return nil, err
 	}
 	if h.payload > 0 {
-		f.Payload = Alloc(h.payload)
+		f.alloc(h.payload)
 		if _, err := io.ReadFull(r.r, f.Payload); err != nil {
 			f.Release()
 			return nil, truncated(err)

@@ -59,6 +59,21 @@ func (d *Delta) appendIndex(m *mask, s section) (count int) {
 	return count
 }
 
+// appendRun appends the index of section s, of which the units in the bytes [lo, hi) of the page have changed.
+func (d *Delta) appendRun(s section, lo, hi int) {
+	lo, hi = max(lo, s.from), min(hi, s.to)
+	switch {
+	case lo >= hi:
+		d.Index = append(d.Index, tagNone)
+	case lo == s.from && hi == s.to:
+		d.Index = append(d.Index, tagAll)
+	default:
+		d.Index = append(d.Index, tagRuns)
+		d.Index = binary.LittleEndian.AppendUint16(d.Index, 1)
+		d.Index = binary.LittleEndian.AppendUint32(d.Index, uint32(lo/s.unit)|uint32((hi-lo)/s.unit)<<16)
+	}
+}
+
 // decode sets m, which is empty, to the changed units of section s. It returns the number of bytes
 // of the index and of units. The index must be valid.
 func (m *mask) decode(index []byte, s section) (used, count int) {

@@ -176,6 +176,50 @@ func (k Kernel) AppendDelta(d *Delta, p dsm.PageIndex, base, working []byte) (ch
 	return changed, inexact
 }
 
+// AppendDense appends to d the elements of page p from byte lo on, of which values has the differences, if nearly all of these differ from zero, all are finite,
+// and they add up (sum, mean). Otherwise it does nothing and returns false: AppendDelta then finds those that differ. An element that is zero
+// costs bytes, but to look for it would cost more time than all the others together. If values lies behind d.Data, in the same memory, it stays there.
+func (k Kernel) AppendDense(d *Delta, p dsm.PageIndex, lo int, values []byte) bool {
+	var buf few
+	secs, hi := k.sections(p, buf[:0]), lo+len(values)
+	if !mostlyNonzero(values) {
+		return false
+	}
+	for _, s := range secs {
+		if from, to := max(s.from, lo), min(s.to, hi); from < to {
+			if s.op != opSum || (to-from)%8 != 0 || !s.finite(values[from-lo:to-lo]) {
+				return false
+			}
+		}
+	}
+	_, i := p.Extent()
+	invariants.Check(!d.hasFrom(i), "page %d appended to the delta of extent %d that has %x", p, d.Extent, d.Pages)
+	d.at = append(d.at, pageAt{index: len(d.Index), data: len(d.Data)})
+	for _, s := range secs {
+		d.appendRun(s, lo, hi)
+	}
+	if n := len(d.Data); cap(d.Data)-n >= len(values) && &d.Data[:n+1][n] == &values[0] {
+		d.Data = d.Data[:n+len(values)]
+	} else {
+		d.Data = append(d.Data, values...)
+	}
+	d.Pages.Add(i)
+	return true
+}
+
+// mostlyNonzero looks at a few words.
+func mostlyNonzero(values []byte) bool {
+	const looks = 16
+	w := words(values)
+	n, of := 0, 0
+	for i := 0; i < len(w); i += max(len(w)/looks, 1) {
+		if of++; w[i] != 0 {
+			n++
+		}
+	}
+	return n > of*3/4
+}
+
 // appendValues is AppendDelta for a section whose values are sent. The compared bytes are read straight
 // into the buffer that is sent, and moved together there: a page that was stored to all over is
 // written once and not twice.

@@ -108,8 +108,8 @@ func mergeEveryWay(t *testing.T, k Kernel, p dsm.PageIndex, base, working, other
 	copy(shared, working)
 	k.MergeShared(p, base, shared, incoming)
 	var s Staged
-	k.Fold(&s, &d[0])
-	k.Fold(&s, &d[1])
+	k.Fold(&s, &d[0], p)
+	k.Fold(&s, &d[1], p)
 	k.ApplyStaged(&s, p, 3, result())
 	overwritten := result()
 	copy(overwritten, base)

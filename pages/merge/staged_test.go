@@ -84,7 +84,6 @@ func TestStagedAgainstReference(t *testing.T) {
 	for _, kc := range kernelCases(t) {
 		k := naive{kc}
 		for range pagetest.Rounds(2) {
-			s.Reset()
 			writers := 1 + rng.IntN(5)
 			var base, home [3][]byte
 			for p := range base {
@@ -97,14 +96,6 @@ func TestStagedAgainstReference(t *testing.T) {
 				for p := range dsm.PageIndex(3) {
 					k.AppendDelta(&deltas[w], p, base[p], change(rng, base[p]))
 				}
-				k.Fold(&s, &deltas[w])
-			}
-			var all dsm.PageSet
-			for w := range deltas {
-				all = all.Or(deltas[w].Pages)
-			}
-			if s.Pages != all {
-				t.Fatalf("%v: pages %x are staged, want %x", k, s.Pages, all)
 			}
 			for p := range dsm.PageIndex(3) {
 				want := append([]byte(nil), home[p]...)
@@ -123,6 +114,10 @@ func TestStagedAgainstReference(t *testing.T) {
 					copy(want[from:], k.staged(rule, home[p][from:to], parts, writers))
 				})
 				got := append([]byte(nil), home[p]...)
+				s.Reset()
+				for w := range deltas {
+					k.Fold(&s, &deltas[w], p)
+				}
 				k.ApplyStaged(&s, p, writers, got)
 				k.check(t, "staged", p, got, want)
 			}
@@ -177,7 +172,7 @@ func TestStagedInAnyOrder(t *testing.T) {
 					order = append(order, rng.IntN(len(deltas)))
 				}
 				for _, w := range order {
-					k.Fold(&s, &deltas[w])
+					k.Fold(&s, &deltas[w], 0)
 				}
 				results[i] = append([]byte(nil), base...)
 				k.ApplyStaged(&s, 0, len(deltas), results[i])
@@ -198,8 +193,8 @@ func TestNearest(t *testing.T) {
 	}
 }
 
-// BenchmarkFold adds the dense parts of a round, one mebibyte each: the first is copied, the others are added. The yardstick is
-// a copy of as many bytes.
+// BenchmarkFold adds two dense parts of a round, one mebibyte each: the first is copied, the other is added. With apply there are four, and they are
+// merged. The yardstick is a copy of as many bytes.
 func BenchmarkFold(b *testing.B) {
 	b.Run("memcpy", func(b *testing.B) {
 		from, to := make([]byte, dsm.ExtentSize), make([]byte, dsm.ExtentSize)
@@ -224,27 +219,87 @@ func BenchmarkFold(b *testing.B) {
 				k.AppendDelta(&d, dsm.PageIndex(p), base[p], working[p])
 			}
 			var s Staged
-			k.Fold(&s, &d)
 			b.SetBytes(dsm.ExtentSize)
 			for b.Loop() {
-				k.Fold(&s, &d)
+				for p := range dsm.PageIndex(dsm.ExtentPages) {
+					s.Reset()
+					k.Fold(&s, &d, p)
+					k.Fold(&s, &d, p)
+				}
 			}
 		})
 		b.Run(c.rule.String()+"-"+c.dt.String()+"-apply", func(b *testing.B) {
 			k := mustKernel(b, c.rule, c.dt, 0)
 			base, working := benchPages(dsm.ExtentPages, c.dt, storeAll)
-			var d Delta
-			for p := range base {
-				k.AppendDelta(&d, dsm.PageIndex(p), base[p], working[p])
+			parts := make([]Delta, 4)
+			for w := range parts {
+				for p := range base {
+					k.AppendDelta(&parts[w], dsm.PageIndex(p), base[p], working[p])
+				}
 			}
 			var s Staged
-			k.Fold(&s, &d)
-			b.SetBytes(dsm.ExtentSize)
+			b.SetBytes(int64(len(parts)) * dsm.ExtentSize)
 			for b.Loop() {
 				for p := range base {
+					s.Reset()
+					for w := range parts {
+						k.Fold(&s, &parts[w], dsm.PageIndex(p))
+					}
 					k.ApplyStaged(&s, dsm.PageIndex(p), 4, working[p])
 				}
 			}
 		})
+	}
+}
+
+// TestDense: elements that are handed over without a comparison make what those do that are diffed.
+func TestDense(t *testing.T) {
+	rng := pagetest.Rand(t)
+	for _, kc := range kernelCases(t) {
+		k := naive{kc}
+		for range pagetest.Rounds(2) {
+			const pages = 4
+			values := make([]byte, pages*dsm.PageSize)
+			k.fillPage(rng, values)
+			for i := range values {
+				values[i] |= 1
+			}
+			clear(values[2*dsm.PageSize : 3*dsm.PageSize])
+			lo, hi := 8*rng.IntN(dsm.PageSize/8), len(values)-8*rng.IntN(dsm.PageSize/8)
+			dense := Delta{Data: values[lo:lo]}
+			zero, home := make([]byte, dsm.PageSize), make([]byte, dsm.PageSize)
+			for p := range dsm.PageIndex(pages) {
+				from, to := max(int(p)*dsm.PageSize, lo), min((int(p)+1)*dsm.PageSize, hi)
+				at := from - int(p)*dsm.PageSize
+				sums := true
+				for _, s := range k.sections(p, nil) {
+					if a, b := max(s.from, at), min(s.to, at+to-from); a < b {
+						sums = sums && s.op == opSum && (b-a)%8 == 0 && s.finite(values[from+a-at:from+b-at])
+					}
+				}
+				if took := k.AppendDense(&dense, p, at, values[from:to]); took != (sums && p != 2) {
+					t.Fatalf("%v: bytes %d of page %d from %d on are taken: %v", k, to-from, p, at, took)
+				} else if !took {
+					continue
+				}
+				page := append([]byte(nil), zero...)
+				copy(page[at:], values[from:to])
+				var diffed Delta
+				k.AppendDelta(&diffed, p, zero, page)
+				k.fillPage(rng, home)
+				var results [2][]byte
+				for i, d := range []*Delta{&dense, &diffed} {
+					results[i] = append([]byte(nil), home...)
+					k.Overlay(d, int(p), results[i])
+				}
+				k.check(t, "dense", p, results[0], results[1])
+			}
+			if err := dense.Validate(kc.Kernel); err != nil {
+				t.Fatalf("%v: %v", k, err)
+			}
+			if len(dense.Data) > 0 && dense.Pages.Has(0) && &dense.Data[0] != &values[lo] {
+				t.Errorf("%v: %d bytes were copied", k, len(dense.Data))
+			}
+		}
 	}
 }

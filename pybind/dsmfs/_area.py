@@ -55,6 +55,7 @@ class Area(SharedArray, Versioned):
         self._show(mapping, layout)
         self._name = plane.name
         self._consistency: str | None = None
+        self._adds = False  # it takes part in rounds, though it may be open for reading
         self.mode = mode
 
     @property
@@ -220,7 +221,8 @@ class Area(SharedArray, Versioned):
 
         For gradients and the like, which are in memory of their own anyway: nothing has to be found by comparing. Several calls add up.
         The memory of the area changes when the round ends. If the member leaves or dies before, the values are dropped, unless
-        its node has another member in the round.
+        its node has another member in the round. The area may be open for reading, if the program may write the file: a program that stores nothing
+        gets what others have added sooner.
 
         Parameters
         ----------
@@ -243,8 +245,10 @@ class Area(SharedArray, Versioned):
             The area is on the page-cache plane, through which values can only be stored.
         OperationError
             EINVAL: the area's merge rule is neither ``sum`` nor ``mean``. EBUSY: it takes part in a round of another group.
+        AccessError
+            The area is open for reading, and the program may not write the file.
         """
-        plane = self._to_store("accumulate")
+        plane = self._open()
         if plane.name != "memory":
             raise PlaneUnavailableError(
                 errno.ENODEV, "accumulate needs the memory plane: store the values, and call round", self.path
@@ -253,6 +257,7 @@ class Area(SharedArray, Versioned):
         given = elements(values, to, self.path)
         if to.size:
             group._accumulate(self.path, plane.number, address(to) - self._address, to, given)
+            self._adds = True
 
     def wait(self, version: int, timeout: float | None = None) -> int:
         """Wait until a version exists, then acquire: afterwards what was published with it is in memory.
@@ -437,7 +442,7 @@ class Area(SharedArray, Versioned):
 
     def _to_round(self) -> int:
         """Return the number of the area for ROUND."""
-        number = self._to_store("round").number
+        number = (self._open() if self._adds else self._to_store("round")).number
         self._lent.look()
         return number
 

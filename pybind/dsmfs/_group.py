@@ -181,7 +181,7 @@ class Group:
         Parameters
         ----------
         areas
-            Opened for writing, through the mount or the node of the group's path, each named once.
+            Opened for writing, or accumulated into, through the mount or the node of the group's path, each named once.
         timeout
             As for :meth:`barrier`.
 
@@ -195,7 +195,7 @@ class Group:
         TimedOutError, DisconnectedError
             As for :meth:`barrier` and :meth:`Area.sync`.
         AccessError
-            An area is open for reading only.
+            An area is open for reading only, and nothing has been accumulated into it.
         NotFiniteError
             The round has ended, without elements of this node that are infinite or not a number: see `on_nonfinite` of :func:`dsmfs.create`.
         OperationError

@@ -244,12 +244,18 @@ for name, mode in (("secret.npy", "r"), ("public.npy", "r+")):
 w = dsmfs.open(f"{sys.argv[1]}/public.npy", "r")
 w.acquire(); w.sync(); w.wait(w.version, 5)
 print(w.array.tolist())
+try:
+    w.accumulate(w.array, dsmfs.group(f"{sys.argv[1]}/job", 1))
+except (dsmfs.AccessError, dsmfs.PlaneUnavailableError):
+    print("refused")
 """
+    Path(nodes[0] / "job").touch()
+    os.chmod(nodes[0] / "job", 0o666)
     os.chmod(nodes.directory, 0o755)
     if os.environ["DSMFS_PLANE"] == "memory":  # others may connect, but need a way to the socket
         os.chmod(Path(Path(nodes[1] / ".dsm/attach").read_text()).parents[1], 0o711)
     out = program(code, nodes[1].path).stdout
-    assert out == "refused secret.npy r\nrefused public.npy r+\n[0.0, 0.0, 0.0]\n"
+    assert out == "refused secret.npy r\nrefused public.npy r+\n[0.0, 0.0, 0.0]\nrefused\n"
 
 
 def test_a_closed_area(nodes: dsmfs.Cluster) -> None:
