@@ -331,10 +331,5 @@ func (a *Area) sendPagesLocked(to dsm.NodeID, m *wire.Push, bytes int) {
 		a.sendLocked(to, m, a.homePagesLocked(m)...)
 		return
 	}
-	s := wire.Share(bytes)
-	b := s.Bytes[:0]
-	for _, p := range a.homePagesLocked(m) {
-		b = append(b, p...)
-	}
-	a.sendSharedLocked(to, m, s)
+	a.sendSharedLocked(to, m, a.pushedBytesLocked(to, m, bytes))
 }

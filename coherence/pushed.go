@@ -1,0 +1,71 @@
+package coherence
+
+import (
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/invariants"
+	"github.com/dsmfs/dsmfs/internal/wire"
+)
+
+// pushCopy is the bytes of a push, which other subscribers are to get as well: one copy for all.
+type pushCopy struct {
+	extent  dsm.ExtentIndex
+	of      *homeExtent
+	version dsm.Version // with which the home had them
+	gen     dsm.Generation
+	pages   dsm.PageSet
+	data    *wire.Shared
+	left    int // subscribers that still lack them
+}
+
+// pushCopies bounds how many are kept: no more bytes than one subscriber may have under way. Subscribers that are further behind than that get
+// copies of their own.
+const pushCopies = pushWindow / dsm.ExtentSize
+
+// pushedBytesLocked returns the bytes of a push, with a reference for the caller. They are a copy, because the home copy will change.
+func (a *Area) pushedBytesLocked(to dsm.NodeID, m *wire.Push, bytes int) *wire.Shared {
+	h := &a.mu.home
+	x := h.extents[m.Extent]
+	h.copies = slices.DeleteFunc(h.copies, func(c pushCopy) bool {
+		void := h.extents[c.extent] != c.of || c.of.version != c.version || c.gen != a.mu.ino.Gen
+		if void {
+			c.data.Release()
+		}
+		return void
+	})
+	i := slices.IndexFunc(h.copies, func(c pushCopy) bool { return c.of == x && c.pages == m.Pages })
+	if i < 0 {
+		s := wire.Share(bytes)
+		b := s.Bytes[:0]
+		for _, p := range a.homePagesLocked(m) {
+			b = append(b, p...)
+		}
+		if left := a.lackingLocked(to, m.Extent, m.Pages); left > 0 {
+			if len(h.copies) == pushCopies {
+				h.copies[0].data.Release()
+				h.copies = h.copies[1:]
+			}
+			h.copies = append(h.copies, pushCopy{m.Extent, x, x.version, a.mu.ino.Gen, m.Pages, s.Retain(), left})
+		}
+		return s
+	}
+	c := &h.copies[i]
+	invariants.Check(string(flat(a.homePagesLocked(m))) == string(c.data.Bytes), "area %d: the copy of extent %d is not what the home has", a.id, m.Extent)
+	if c.left--; c.left > 0 {
+		return c.data.Retain()
+	}
+	s := c.data
+	h.copies = slices.Delete(h.copies, i, i+1)
+	return s
+}
+
+// lackingLocked returns how many subscribers of other nodes lack exactly these pages of an extent, but for one.
+func (a *Area) lackingLocked(but dsm.NodeID, e dsm.ExtentIndex, pages dsm.PageSet) (n int) {
+	for id, s := range a.mu.home.subs {
+		if l := s.extents[e]; id != but && !a.isSelf(id) && l != nil && l.lacks == pages {
+			n++
+		}
+	}
+	return n
+}
