@@ -300,10 +300,13 @@ func (a *Area) refreshExtentLocked(d *draft, e dsm.ExtentIndex) int {
 	var now [dsm.PageSize]byte
 	for i := range set.All() {
 		p := page(e, i)
-		base := d.mem.Base(p)
-		merge.Snapshot(now[:], a.bytesOfLocked(p))
-		a.mu.kernel.MergeShared(p, base, d.mem.Page(p), now[:])
-		copy(base, now[:])
+		base, is := d.mem.Base(p), a.bytesOfLocked(p)
+		if a.sharedLocked() || len(is) < dsm.PageSize {
+			merge.Snapshot(now[:], is)
+			is = now[:]
+		}
+		a.mu.kernel.MergeShared(p, base, d.mem.Page(p), is)
+		copy(base, is)
 	}
 	return set.Len()
 }

@@ -46,6 +46,21 @@ func subtractFloat[F float, U pattern](m *mask, base, working, out []byte) (inex
 	return inexact
 }
 
+// subtractFloat32s is subtractFloat for the most common type, and a page of which all elements are in m, but those of the header.
+func subtractFloat32s(m *mask, base, working, out []byte) (inexact bool) {
+	lo, hi := -1, 0
+	for from, to := range m.runs() {
+		if lo >= 0 {
+			return subtractFloat[float32, uint32](m, base, working, out)
+		}
+		lo, hi = from, to
+	}
+	if lo < 0 {
+		return false
+	}
+	return subtractFloats(view[float32](base)[lo:hi], view[float32](working)[lo:hi], view[float32](out))
+}
+
 // mergeFloat is the three-way merge of floats.
 func mergeFloat[F float, U pattern](base, working, incoming []byte) {
 	bf, wf, nf := view[F](base), view[F](working), view[F](incoming)

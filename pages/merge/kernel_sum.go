@@ -22,7 +22,7 @@ func (s section) subtract(m *mask, base, working, out []byte) (inexact bool) {
 	case dsm.DTypeF64:
 		return subtractFloat[float64, uint64](m, base, working, out)
 	case dsm.DTypeF32:
-		return subtractFloat[float32, uint32](m, base, working, out)
+		return subtractFloat32s(m, base, working, out)
 	case dsm.DTypeF16, dsm.DTypeBF16:
 		return s.half().subtract(m, view[uint16](base), view[uint16](working), view[uint16](out))
 	case dsm.DTypeU8, dsm.DTypeI8:

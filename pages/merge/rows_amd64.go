@@ -26,6 +26,25 @@ func carries(w []uint64, keep, add uint64) (bits uint64) {
 	return bits
 }
 
+//go:noescape
+func subtractRows(base, working, out *float32, n int) (off bool)
+
+// subtractFloats sets each element of out to that of working minus that of base. inexact reports whether adding one of them to base does not
+// give working.
+func subtractFloats(base, working, out []float32) (inexact bool) {
+	working, out = working[:len(base)], out[:len(base)]
+	n := len(base) &^ 15
+	if n > 0 {
+		inexact = subtractRows(&base[0], &working[0], &out[0], n)
+	}
+	for j := n; j < len(base); j++ {
+		d := working[j] - base[j]
+		out[j] = d
+		inexact = inexact || bitsOf[uint32](base[j]+d) != bitsOf[uint32](working[j])
+	}
+	return inexact
+}
+
 // addFloats adds each element of from to that of to.
 func addFloats(to, from []float32) {
 	from = from[:len(to)]

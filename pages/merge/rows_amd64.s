@@ -31,6 +31,45 @@ add:
 	JNZ    add
 	RET
 
+// SUBTRACT sets out to working-base, and the bits of X12 in which base+(working-base) differs from working.
+#define SUBTRACT(off, base, working, diff) \
+	MOVUPS off(SI), base;    \
+	MOVUPS off(DX), working; \
+	MOVAPS working, diff;    \
+	SUBPS  base, diff;       \
+	MOVUPS diff, off(DI);    \
+	ADDPS  diff, base;       \
+	PXOR   working, base;    \
+	POR    base, X12
+
+// func subtractRows(base, working, out *float32, n int) (off bool)
+TEXT ·subtractRows(SB), NOSPLIT, $0-33
+	MOVQ base+0(FP), SI
+	MOVQ working+8(FP), DX
+	MOVQ out+16(FP), DI
+	MOVQ n+24(FP), CX
+	PXOR X12, X12
+
+subtract:
+	SUBTRACT(0, X0, X1, X2)
+	SUBTRACT(16, X3, X4, X5)
+	SUBTRACT(32, X6, X7, X8)
+	SUBTRACT(48, X9, X10, X11)
+	ADDQ $64, SI
+	ADDQ $64, DX
+	ADDQ $64, DI
+	SUBQ $16, CX
+	JNZ  subtract
+
+	// Whether any bit of X12 is set.
+	MOVO   X12, X0
+	PSRLDQ $8, X0
+	POR    X12, X0
+	MOVQ   X0, AX
+	TESTQ  AX, AX
+	SETNE  off+32(FP)
+	RET
+
 // func addQuotients(to, from *float32, divisor float32, n int)
 TEXT ·addQuotients(SB), NOSPLIT, $0-32
 	MOVQ   to+0(FP), DI

@@ -10,6 +10,18 @@ func carries(w []uint64, keep, add uint64) (bits uint64) {
 	return bits
 }
 
+// subtractFloats sets each element of out to that of working minus that of base. inexact reports whether adding one of them to base does not
+// give working.
+func subtractFloats(base, working, out []float32) (inexact bool) {
+	working, out = working[:len(base)], out[:len(base)]
+	for j := range base {
+		d := working[j] - base[j]
+		out[j] = d
+		inexact = inexact || bitsOf[uint32](base[j]+d) != bitsOf[uint32](working[j])
+	}
+	return inexact
+}
+
 // addFloats adds each element of from to that of to.
 func addFloats(to, from []float32) {
 	from = from[:len(to)]
