@@ -9,6 +9,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // TestAccumulate: what programs hand over is added up at the end of the round and not before, also if the rules change or the slot moves
@@ -187,6 +188,46 @@ func TestLittleIsSentWithContributed(t *testing.T) {
 		}, nil)
 		s.calm()
 		want(t, s.nodes[0], 2*0x01010101)
+	})
+}
+
+// TestResultIsCopiedOnce: the home sends the same copy of what a round has changed to all nodes that lack it, and keeps none when they have it.
+func TestResultIsCopiedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(2, dsm.ApplyArrival))
+		home := s.nodes[0]
+		for _, n := range s.nodes {
+			n.open(true)
+		}
+		s.calm()
+		values := bytes.Repeat([]byte{1}, dsm.ExtentSize)
+		home.ask("contribute", func(ctx context.Context) error {
+			if err := accumulate(ctx, home.area, firstRound, 0, values); err != nil {
+				return err
+			}
+			return home.area.Contribute(ctx, firstRound)
+		}, nil)
+		s.calm()
+		home.ask("finish", func(ctx context.Context) error {
+			return home.area.FinishRound(ctx, firstRound, []dsm.NodeID{home.id}, 1, true)
+		}, nil)
+		s.rest()
+		var sent []*wire.Shared
+		for _, to := range []int{1, 2} {
+			for _, f := range s.net[link{0, to}] {
+				if _, ok := f.msg.(*wire.Push); ok {
+					sent = append(sent, f.shared)
+				}
+			}
+		}
+		if len(sent) != 2 || sent[0] != sent[1] {
+			t.Errorf("pushes of %v: want one copy for two nodes", sent)
+		}
+		s.calm()
+		if n := len(home.area.mu.home.copies); n != 0 {
+			t.Errorf("%d copies are kept for nobody", n)
+		}
+		want(t, s.nodes[2], 0x01010101)
 	})
 }
 

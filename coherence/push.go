@@ -186,6 +186,7 @@ func (a *Area) pumpLocked(to dsm.NodeID, s *subscriber) {
 			}
 		}
 	}
+	a.endPushCopiesLocked()
 	waiting := s.acquires[:0]
 	for _, w := range s.acquires {
 		if w.left == 0 {

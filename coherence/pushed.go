@@ -63,9 +63,26 @@ func (a *Area) pushedBytesLocked(to dsm.NodeID, m *wire.Push, bytes int) *wire.S
 // lackingLocked returns how many subscribers of other nodes lack exactly these pages of an extent, but for one.
 func (a *Area) lackingLocked(but dsm.NodeID, e dsm.ExtentIndex, pages dsm.PageSet) (n int) {
 	for id, s := range a.mu.home.subs {
-		if l := s.extents[e]; id != but && !a.isSelf(id) && l != nil && l.lacks == pages {
+		if l := s.extents[e]; id != but && !a.isSelf(id) && l != nil && l.lacks == pages && (!s.onRequest || s.wanted(l)) {
 			n++
 		}
 	}
 	return n
+}
+
+// endPushCopiesLocked releases what is kept if nobody lacks anything any more.
+func (a *Area) endPushCopiesLocked() {
+	h := &a.mu.home
+	if len(h.copies) == 0 {
+		return
+	}
+	for id, s := range h.subs {
+		if s.lacking > 0 && !a.isSelf(id) && (!s.onRequest || len(s.acquires) > 0) {
+			return
+		}
+	}
+	for _, c := range h.copies {
+		c.data.Release()
+	}
+	h.copies = nil
 }

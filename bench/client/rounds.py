@@ -32,16 +32,16 @@ def rounds(how: str, mount: str, size: int, elements: int) -> Callable[[], None]
     group = dsmfs.group(f"{mount}/{how}-group", size=size)
     path = f"{mount}/{how}"
     if group.rank == 0:
-        dsmfs.create(path, elements, "f4", merge="sum", interval=0, replicas=1).close()
+        dsmfs.create(path, elements, "f4", merge="sum", interval=0, replicas=2 if how == "copies" else 1).close()
     group.barrier()
-    area = dsmfs.open(path, "r" if how == "accumulate" else "r+")
+    area = dsmfs.open(path, "r+" if how == "store" else "r")
     values = np.ones(elements, "f4")
 
     def step() -> None:
-        if how == "accumulate":
-            area.accumulate(values, group)
-        else:
+        if how == "store":
             np.add(area.array, values, out=area.array)
+        else:
+            area.accumulate(values, group)
         group.round(area)
 
     return step
