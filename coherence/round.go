@@ -363,7 +363,8 @@ func (a *Area) receiveOfRoundLocked(from dsm.NodeID, msg any, payload func() []b
 			a.replicaStagedLocked(m)
 		}
 	case *wire.Counted:
-		if c := a.mu.replica.contribution; c != nil && c.asked[from] == m.Nonce {
+		// What says that there is no part has no Nonce, nor has its answer.
+		if c := a.mu.replica.contribution; c != nil && m.Nonce != 0 && c.asked[from] == m.Nonce {
 			c.counted[from] = struct{}{}
 			a.mu.wake = true
 		}

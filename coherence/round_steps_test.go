@@ -20,7 +20,15 @@ var firstRound = dsm.RoundID{Group: 99, Generation: 1, Number: 1}
 
 // accumulateFive starts an Accumulate of the number 5 by the node.
 func (n *simNode) accumulateFive() {
-	n.ask("accumulate", func(ctx context.Context) error { return accumulate(ctx, n.area, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
+	n.ask("accumulate", func(ctx context.Context) error {
+		err := accumulate(ctx, n.area, firstRound, 0, []byte{5, 0, 0, 0})
+		n.area.step(func() {
+			if c := n.area.mu.replica.contribution; c != nil {
+				n.area.sendGiftsLocked(c) // so little would wait for Contribute
+			}
+		})
+		return err
+	}, nil)
 }
 
 // joinRound starts a Contribute of the node.
@@ -524,5 +532,35 @@ func TestPartThatAnEarlierHomeHasMerged(t *testing.T) {
 		}
 		n.endRound([]dsm.NodeID{2}, nil)
 		s.calm()
+	})
+}
+
+// TestAnswerThatCountsNothing: a home that asked a node which took part in no round answers it as it does a Contributed. The answer may come when the
+// node contributes to the next round, of which that home has nothing.
+func TestAnswerThatCountsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		n := s.nodes[1]
+		n.open(true)
+		s.calm()
+		put(t, n, 5)
+		contributed := false
+		n.ask("contribute", func(ctx context.Context) error { return n.area.Contribute(ctx, firstRound) }, func(error) { contributed = true })
+		s.rest()
+		for _, home := range []*simNode{s.nodes[0], s.nodes[2]} {
+			n.area.step(func() {
+				if err := n.area.receiveOfRoundLocked(home.id, &wire.Counted{Round: firstRound}, nil); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		s.rest()
+		if contributed {
+			t.Error("nobody has the part")
+		}
+		s.calm()
+		if !contributed {
+			t.Error("the home has the part, and the node waits on")
+		}
 	})
 }
