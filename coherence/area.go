@@ -65,10 +65,10 @@ type Area struct {
 		toldOfCut  bool               // a program has cut the memory, and the log says so
 		recount    bool               // see Recounts
 		miscounted bool               // this step set recount, and the page cache is to be told
+		diffed     uint16             // pages that this step diffed
 		charged    charged            // what room has been told that this area takes
 		arrived    []func()           // to call when the step is over: see onArrivalLocked
 		used       []wire.ExtentPages // pages that the functions in arrived waited for: see tellUsedLocked
-		diffed     int                // pages that this step diffed
 		looked     dsm.PageIndex      // the last page that checkLocked compared
 		arriving   *wire.Shared       // the payload of the message that is handled, if it may be retained
 

@@ -19,7 +19,7 @@ type home struct {
 	subs    map[dsm.NodeID]*subscriber
 	untils  map[dsm.NodeID]*wire.Inquire // the Inquire of each node that waits for a version
 	rounds  homeRounds
-	copies  []pushCopy // of pushes, oldest first
+	pushed  *keptPushes // nil: none are kept
 
 	lone lone // who publishes: see migrate.go
 
@@ -39,7 +39,7 @@ func (h *home) init() {
 	h.pages, h.data = 0, 0
 	h.extents = make(map[dsm.ExtentIndex]*homeExtent)
 	h.subs = make(map[dsm.NodeID]*subscriber)
-	h.copies = nil
+	h.pushed = nil
 	h.untils = make(map[dsm.NodeID]*wire.Inquire)
 	h.rounds = homeRounds{open: make(map[dsm.RoundID]*homeRound), ended: make(map[dsm.AreaID]dsm.RoundID)}
 }

@@ -144,7 +144,7 @@ batch:
 			}
 			more = append(more, home)
 			r.wants.drop(home, x)
-			a.mu.diffed += n
+			a.mu.diffed += uint16(n)
 			x.wanted = len(x.stash) > 0 // stores in the stash are published when their pages have come
 			pub := a.newPublicationLocked(e, x)
 			pub.home, pub.credit = home, n*dsm.PageSize

@@ -19,6 +19,9 @@ type pushCopy struct {
 	left    int // subscribers that still lack them
 }
 
+// keptPushes are those of an area.
+type keptPushes struct{ list []pushCopy }
+
 // pushCopies bounds how many are kept: no more bytes than one subscriber may have under way. Subscribers that are further behind than that get
 // copies of their own.
 const pushCopies = pushWindow / dsm.ExtentSize
@@ -27,14 +30,18 @@ const pushCopies = pushWindow / dsm.ExtentSize
 func (a *Area) pushedBytesLocked(to dsm.NodeID, m *wire.Push, bytes int) *wire.Shared {
 	h := &a.mu.home
 	x := h.extents[m.Extent]
-	h.copies = slices.DeleteFunc(h.copies, func(c pushCopy) bool {
+	if h.pushed == nil {
+		h.pushed = new(keptPushes)
+	}
+	k := h.pushed
+	k.list = slices.DeleteFunc(k.list, func(c pushCopy) bool {
 		void := h.extents[c.extent] != c.of || c.of.version != c.version || c.gen != a.mu.ino.Gen
 		if void {
 			c.data.Release()
 		}
 		return void
 	})
-	i := slices.IndexFunc(h.copies, func(c pushCopy) bool { return c.of == x && c.pages == m.Pages })
+	i := slices.IndexFunc(k.list, func(c pushCopy) bool { return c.of == x && c.pages == m.Pages })
 	if i < 0 {
 		s := wire.Share(bytes)
 		b := s.Bytes[:0]
@@ -42,21 +49,21 @@ func (a *Area) pushedBytesLocked(to dsm.NodeID, m *wire.Push, bytes int) *wire.S
 			b = append(b, p...)
 		}
 		if left := a.lackingLocked(to, m.Extent, m.Pages); left > 0 {
-			if len(h.copies) == pushCopies {
-				h.copies[0].data.Release()
-				h.copies = h.copies[1:]
+			if len(k.list) == pushCopies {
+				k.list[0].data.Release()
+				k.list = k.list[1:]
 			}
-			h.copies = append(h.copies, pushCopy{m.Extent, x, x.version, a.mu.ino.Gen, m.Pages, s.Retain(), left})
+			k.list = append(k.list, pushCopy{m.Extent, x, x.version, a.mu.ino.Gen, m.Pages, s.Retain(), left})
 		}
 		return s
 	}
-	c := &h.copies[i]
+	c := &k.list[i]
 	invariants.Check(string(flat(a.homePagesLocked(m))) == string(c.data.Bytes), "area %d: the copy of extent %d is not what the home has", a.id, m.Extent)
 	if c.left--; c.left > 0 {
 		return c.data.Retain()
 	}
 	s := c.data
-	h.copies = slices.Delete(h.copies, i, i+1)
+	k.list = slices.Delete(k.list, i, i+1)
 	return s
 }
 
@@ -73,7 +80,7 @@ func (a *Area) lackingLocked(but dsm.NodeID, e dsm.ExtentIndex, pages dsm.PageSe
 // endPushCopiesLocked releases what is kept if nobody lacks anything any more.
 func (a *Area) endPushCopiesLocked() {
 	h := &a.mu.home
-	if len(h.copies) == 0 {
+	if h.pushed == nil {
 		return
 	}
 	for id, s := range h.subs {
@@ -81,8 +88,8 @@ func (a *Area) endPushCopiesLocked() {
 			return
 		}
 	}
-	for _, c := range h.copies {
+	for _, c := range h.pushed.list {
 		c.data.Release()
 	}
-	h.copies = nil
+	h.pushed = nil
 }
