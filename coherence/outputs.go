@@ -13,7 +13,8 @@ import (
 // via Asynchronous Virtual Machine Replication", NSDI 2008.) It waits on the way to the home's own node, too.
 //
 // What is for a backup need not wait for that backup's own ack, only for those of the others: it goes behind the change, on the same link, so the backup has the
-// change when it takes it. It looks whether it has (aheadOfStandbyLocked), for it may have refused the change, or that may be lost with a session.
+// change when it takes it. It looks whether it has (aheadOfStandbyLocked), for it may have refused the change, or that may be lost with a session. Versions of versioned
+// areas wait for all.
 //
 // When a home dies, its backups in sync may differ: by what it had told one and not yet the other, so by nothing that anybody has seen. The one that takes
 // over is mute until the catalog says that the others cannot take over any more (dsm.Backup.Former): what it says may be what they lack. Should it turn out to
@@ -75,6 +76,9 @@ func (a *Area) releaseLocked() {
 // releaseAheadLocked sends messages for backups that need not wait for their receiver's own ack, each node's in order.
 func (a *Area) releaseAheadLocked() {
 	c := a.mu.copies
+	if a.versionedLocked() {
+		return // a version is complete with its last push, and not with each
+	}
 	var waits []dsm.NodeID
 	c.outputs = slices.DeleteFunc(c.outputs, func(o output) bool {
 		if slices.Contains(waits, o.peer) {
@@ -92,7 +96,7 @@ func (a *Area) releaseAheadLocked() {
 // passesLocked reports whether a message of the home need not wait, because all that has not been acked has been sent to its receiver.
 func (a *Area) passesLocked(to dsm.NodeID, msg any) bool {
 	c := a.mu.copies
-	return !a.mu.mute && c.to[to] != nil && c.mayGoAhead(to, msg, c.index) &&
+	return !a.mu.mute && !a.versionedLocked() && c.to[to] != nil && c.mayGoAhead(to, msg, c.index) &&
 		!slices.ContainsFunc(c.outputs, func(o output) bool { return o.peer == to })
 }
 

@@ -76,8 +76,12 @@ func sameSeqs(a, b map[dsm.NodeID]dsm.Seq) bool {
 	return maps.Equal(some(a), some(b))
 }
 
-// checkShown: what a node has of an extent, every backup has that could take over. At any time.
+// checkShown: what a node has of an extent, every backup has that could take over. At any time. Not so in versioned areas, of which an owner shows its own programs
+// a version at once, and where each node makes of a shrink what is a version at the home.
 func (s *sim) checkShown() {
+	if s.lastInode().Spec.Mode == dsm.ModeVersioned {
+		return
+	}
 	v := s.lastView()
 	for e := range dsm.ExtentIndex(s.lastInode().Spec.CoveringExtents(s.lastInode().Size)) {
 		row := s.rowOf(v, e)
