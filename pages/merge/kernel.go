@@ -178,7 +178,8 @@ func (k Kernel) AppendDelta(d *Delta, p dsm.PageIndex, base, working []byte) (ch
 
 // AppendDense appends to d the elements of page p from byte lo on, of which values has the differences, if nearly all of these differ from zero, all are finite,
 // and they add up (sum, mean). Otherwise it does nothing and returns false: AppendDelta then finds those that differ. An element that is zero
-// costs bytes, but to look for it would cost more time than all the others together. If values lies behind d.Data, in the same memory, it stays there.
+// costs bytes, but to look for it would cost more time than all the others together. If values lies right behind d.Data, in the same memory, it stays there;
+// otherwise it is copied to there.
 func (k Kernel) AppendDense(d *Delta, p dsm.PageIndex, lo int, values []byte) bool {
 	var buf few
 	secs, hi := k.sections(p, buf[:0]), lo+len(values)

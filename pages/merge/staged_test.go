@@ -277,13 +277,13 @@ func TestDense(t *testing.T) {
 						sums = sums && s.op == opSum && (b-a)%8 == 0 && s.finite(values[from+a-at:from+b-at])
 					}
 				}
+				page := append([]byte(nil), zero...)
+				copy(page[at:], values[from:to]) // behind a page that was not taken they move
 				if took := k.AppendDense(&dense, p, at, values[from:to]); took != (sums && p != 2) {
 					t.Fatalf("%v: bytes %d of page %d from %d on are taken: %v", k, to-from, p, at, took)
 				} else if !took {
 					continue
 				}
-				page := append([]byte(nil), zero...)
-				copy(page[at:], values[from:to])
 				var diffed Delta
 				k.AppendDelta(&diffed, p, zero, page)
 				k.fillPage(rng, home)
