@@ -226,8 +226,25 @@ func (m *rowsModel) die(n, by dsm.NodeID) {
 	}
 }
 
-// rest lets everything come to rest, and checks that it is as it should be.
+// rest lets everything come to rest, and checks that it is as it should be. A review begins with the rows as they are, so when copies have come and
+// gone it may find one that is better elsewhere (seed 5382708473941284067, one slot); but that ends soon.
 func (m *rowsModel) rest() {
+	m.Helper()
+	for range 4 {
+		m.settle()
+		rows := m.view.Slots
+		m.reviewed(func(*dsm.View) {})
+		if rows == m.view.Slots {
+			m.effects = effects{}
+			m.seen = m.view
+			return
+		}
+	}
+	m.Fatal("new views change what was at rest again and again")
+}
+
+// settle lets what is under way come to its end, and checks that it is as it should be.
+func (m *rowsModel) settle() {
 	m.Helper()
 	all := func() bool { return true }
 	for range 30 {
@@ -258,12 +275,6 @@ func (m *rowsModel) rest() {
 		if got := slices.Collect(h.InSync()); len(got) != want || h.Source != 0 || filling {
 			m.Fatalf("at rest, with %d members, slot %d for %d copies: %+v", len(stay), slot, m.copiesOf(m.view, slot), *h)
 		}
-	}
-	rows := m.view.Slots
-	m.reviewed(func(*dsm.View) {})
-	m.effects = effects{}
-	if m.seen = m.view; rows != m.view.Slots {
-		m.Fatal("a new view changes what was at rest")
 	}
 }
 
