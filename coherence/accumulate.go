@@ -135,27 +135,8 @@ func (a *Area) sendGivenLocked(c *contribution, e dsm.ExtentIndex, pub *publicat
 	a.contributesLocked(pub, +1)
 	if c.whole { // by another program of the node
 		a.markAgainLocked()
-		a.resendLocked(e, pub)
-		return
 	}
-	if n := len(r.unsent); n == 0 || r.unsent[n-1] != e {
-		r.unsent = append(r.unsent, e)
-	}
-	if pub.weight() > c.left {
-		a.sendGiftsLocked(c)
-		return
-	}
-	c.left -= pub.weight()
-}
-
-// gifts is how many bytes of what programs have handed over wait for Contributed, which goes the same way: so little takes no longer to send
-// than to wake the home for it.
-const gifts = 64 << 10
-
-// sendGiftsLocked sends what has waited.
-func (a *Area) sendGiftsLocked(c *contribution) {
-	c.left = gifts
-	a.sendUnsentLocked()
+	a.resendLocked(e, pub)
 }
 
 // giveAgainLocked sends what was handed over once more, made by the rules that the area has now.

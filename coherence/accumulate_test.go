@@ -150,47 +150,6 @@ func TestAccumulateMuch(t *testing.T) {
 	}
 }
 
-// TestLittleIsSentWithContributed: what is small waits for Contributed, so the home is woken once; what is large is sent at once.
-func TestLittleIsSentWithContributed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newHomed(t, 2, sums(2, dsm.ApplyArrival))
-		n := s.nodes[1]
-		for _, n := range s.nodes {
-			n.open(true)
-		}
-		s.calm()
-		give := func(off int64, size, sent int) {
-			t.Helper()
-			values := bytes.Repeat([]byte{1}, size)
-			n.ask("accumulate", func(ctx context.Context) error { return accumulate(ctx, n.area, firstRound, off, values) }, nil)
-			s.calm()
-			got := 0
-			for _, x := range n.area.mu.replica.extents {
-				for pub := range x.publications() {
-					if pub.home != 0 {
-						got++
-					}
-				}
-			}
-			if got != sent {
-				t.Errorf("%d parts were sent, want %d", got, sent)
-			}
-		}
-		give(0, 4, 0)
-		give(dsm.ExtentSize, gifts/2, 0)
-		give(0, gifts, 3)
-		give(8, 4, 3)
-		n.ask("contribute", func(ctx context.Context) error { return n.area.Contribute(ctx, firstRound) }, nil)
-		s.calm()
-		give(12, 4, 5) // of another program of the node, after it
-		n.ask("finish", func(ctx context.Context) error {
-			return n.area.FinishRound(ctx, firstRound, []dsm.NodeID{n.id}, 1, true)
-		}, nil)
-		s.calm()
-		want(t, s.nodes[0], 2*0x01010101)
-	})
-}
-
 // TestResultIsCopiedOnce: the home sends the same copy of what a round has changed to all nodes that lack it, and keeps none when they have it.
 func TestResultIsCopiedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

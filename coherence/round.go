@@ -27,7 +27,6 @@ type contribution struct {
 	whole   bool                    // Contribute was called: what is to be sent is known
 	gone    bool                    // it is taken back: what homes keep of it is published apart from the round
 	parts   int                     // publications of it that are not over
-	left    int                     // bytes that may be handed over before any are sent
 	open    []dsm.ExtentIndex       // extents that may have parts which were not sent
 	due     bool                    // some home has to be sent Contributed when all parts are
 	asked   map[dsm.NodeID]uint64   // the Nonce of what each home was sent last; 0: it is to be sent
@@ -84,7 +83,7 @@ func (a *Area) inRound(ctx context.Context, id dsm.RoundID, event func(c *contri
 			case a.publishableLocked() != nil:
 				err = a.publishableLocked()
 			case c == nil:
-				c = &contribution{id: id, left: gifts, asked: make(map[dsm.NodeID]uint64), counted: make(map[dsm.NodeID]struct{})}
+				c = &contribution{id: id, asked: make(map[dsm.NodeID]uint64), counted: make(map[dsm.NodeID]struct{})}
 				r.contribution = c
 				event(c)
 			case c.id == id && !c.gone:
@@ -123,7 +122,6 @@ func (a *Area) contributeLocked(c *contribution) {
 		a.askLocked(e, x, stored)
 	}
 	c.whole = true
-	a.sendGiftsLocked(c)
 	if some {
 		a.markAgainLocked()
 	}
@@ -186,7 +184,6 @@ func (a *Area) abandonLocked() {
 		x.joins = false
 	}
 	c.gone = true
-	a.sendGiftsLocked(c) // the homes are to have refused them when they hear that there are none
 	for home := range c.asked {
 		c.asked[home] = 0
 	}

@@ -20,15 +20,7 @@ var firstRound = dsm.RoundID{Group: 99, Generation: 1, Number: 1}
 
 // accumulateFive starts an Accumulate of the number 5 by the node.
 func (n *simNode) accumulateFive() {
-	n.ask("accumulate", func(ctx context.Context) error {
-		err := accumulate(ctx, n.area, firstRound, 0, []byte{5, 0, 0, 0})
-		n.area.step(func() {
-			if c := n.area.mu.replica.contribution; c != nil {
-				n.area.sendGiftsLocked(c) // so little would wait for Contribute
-			}
-		})
-		return err
-	}, nil)
+	n.ask("accumulate", func(ctx context.Context) error { return accumulate(ctx, n.area, firstRound, 0, []byte{5, 0, 0, 0}) }, nil)
 }
 
 // joinRound starts a Contribute of the node.

@@ -28,7 +28,7 @@ func TestSettings(t *testing.T) {
 		t.Helper()
 		done(t, strings.Join(args, " "), n.CLI(args...))
 	}
-	const defaults = "mode=relaxed\nmerge=last\ndtype=auto\napply=auto\ninterval=100ms\nresidency=full\naccess=cached\nlocks=meet\nplacement=auto\nstaleness=none\nretain=2\nreplicas=2"
+	const defaults = "mode=relaxed\nmerge=last\ndtype=auto\napply=auto\ninterval=100ms\nresidency=full\naccess=cached\nlocks=meet\nplacement=auto\nstaleness=none\nretain=2\nreplicas=2\non_nonfinite=count"
 
 	done(t, "mkdir", n.Run(limit, "mkdir", at(n, "model"), at(n, "plain")))
 	get(n, defaults, at(n, "model"))
@@ -39,7 +39,7 @@ func TestSettings(t *testing.T) {
 	get(other, "last", at(other, "plain", "p"), "user.dsm.merge")
 	res := other.CLI("get", at(other, "model"), "--output", "json")
 	var values map[string]string
-	if err := json.Unmarshal([]byte(res.Stdout), &values); err != nil || values["merge"] != "sum" || len(values) != 12 {
+	if err := json.Unmarshal([]byte(res.Stdout), &values); err != nil || values["merge"] != "sum" || len(values) != 13 {
 		t.Errorf("as JSON: %q, %v", res.Stdout, err)
 	}
 
