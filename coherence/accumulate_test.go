@@ -12,14 +12,17 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
+// betweenParts is what may happen between the parts of a round and its end.
+var betweenParts = map[string]func(s *sim){
+	"quiet":     func(*sim) {},
+	"new rules": func(s *sim) { s.changeRules(func(*dsm.Inode) {}) },
+	"moved":     func(s *sim) { s.move(s.nodes[1], 2) },
+}
+
 // TestAccumulate: what programs hand over is added up at the end of the round and not before, also if the rules change or the slot moves
 // meanwhile; if the round is given up it is dropped.
 func TestAccumulate(t *testing.T) {
-	for name, meanwhile := range map[string]func(s *sim){
-		"quiet":     func(*sim) {},
-		"new rules": func(s *sim) { s.changeRules(func(*dsm.Inode) {}) },
-		"moved":     func(s *sim) { s.move(s.nodes[1], 2) },
-	} {
+	for name, meanwhile := range betweenParts {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newHomed(t, 3, sums(2, dsm.ApplyArrival))
@@ -91,11 +94,7 @@ func TestAccumulateRefuses(t *testing.T) {
 
 // TestAccumulateMuch: dense, sparse and empty pages add up alike, whether they are sent from where they came or diffed, in one round after another.
 func TestAccumulateMuch(t *testing.T) {
-	for name, meanwhile := range map[string]func(s *sim){
-		"quiet":     func(*sim) {},
-		"new rules": func(s *sim) { s.changeRules(func(*dsm.Inode) {}) },
-		"moved":     func(s *sim) { s.move(s.nodes[1], 2) },
-	} {
+	for name, meanwhile := range betweenParts {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newHomed(t, 3, sums(2, dsm.ApplyArrival))

@@ -154,7 +154,7 @@ func (a *Area) takeLocked(d *draft, e dsm.ExtentIndex, set dsm.PageSet) (changed
 		p := page(e, i)
 		memory, base := d.mem.Memory(p), d.mem.Base(p)
 		if string(memory) == string(base[:len(memory)]) {
-			a.setLocked(&d.refused, p, 0, 0)
+			a.refusedLocked(&d.refused, p, 0, 0)
 			continue
 		}
 		merge.Snapshot(now[:], memory)

@@ -27,8 +27,8 @@ type notFinite struct {
 // refused are pages with elements that are not published because they are not finite, and how many each has.
 type refused map[dsm.PageIndex]int
 
-// setLocked records how many a page has now, the first one at byte first. The map is made when it is needed.
-func (a *Area) setLocked(r *refused, p dsm.PageIndex, n int, first int64) {
+// refusedLocked records how many a page has now, the first one at byte first. The map is made when it is needed.
+func (a *Area) refusedLocked(r *refused, p dsm.PageIndex, n int, first int64) {
 	was := (*r)[p]
 	if n == 0 {
 		if was > 0 {
@@ -98,7 +98,7 @@ func (a *Area) lookAtDiffLocked(x *replicaExtent, pub *publication) {
 				a.dirtyLocked(pub.delta.Extent, x, dsm.Range(i, i+1))
 			}
 		}
-		a.setLocked(&f.pages, page(pub.delta.Extent, i), n, first)
+		a.refusedLocked(&f.pages, page(pub.delta.Extent, i), n, first)
 	}
 }
 
@@ -119,7 +119,7 @@ func (a *Area) lookAtGivenLocked(c *contribution, pub *publication) {
 func (a *Area) takesFiniteLocked(d *draft, p dsm.PageIndex, base, now []byte) {
 	if a.mu.kernel.RefusesNotFinite() {
 		n, first := a.mu.kernel.Finite(p, base, now)
-		a.setLocked(&d.refused, p, n, first)
+		a.refusedLocked(&d.refused, p, n, first)
 	}
 }
 

@@ -60,6 +60,14 @@ func TestEachBackupWaitsForTheOthers(t *testing.T) {
 	want(t, other, 5)
 }
 
+// loseChanges drops the publishes that a home passes on to a backup, but not what follows.
+func (s *sim) loseChanges(k link) {
+	s.net[k] = slices.DeleteFunc(s.net[k], func(f frame) bool {
+		_, lost := f.msg.(*wire.Replicate)
+		return lost
+	})
+}
+
 // TestBackupTakesNothingAheadOfItsStandby: a change is lost with a session, and what the home has said behind it is not, as the home has not heard yet. Nobody
 // sees it before the backup has the change.
 func TestBackupTakesNothingAheadOfItsStandby(t *testing.T) {
@@ -73,10 +81,7 @@ func TestBackupTakesNothingAheadOfItsStandby(t *testing.T) {
 			put(t, by, 5)
 			publish(by)
 			s.deliverAll(k)
-			s.net[link{0, 1}] = slices.DeleteFunc(s.net[link{0, 1}], func(f frame) bool {
-				_, lost := f.msg.(*wire.Replicate)
-				return lost
-			})
+			s.loseChanges(link{0, 1})
 			s.deliverAll(link{0, 1})
 			if by == backup {
 				if x := backup.area.extentLocked(0); !x.publishing() {
@@ -117,10 +122,7 @@ func TestRefillEndsWhatWasAhead(t *testing.T) {
 	put(t, replica, 5)
 	publish(replica)
 	s.deliverAll(link{2, 0})
-	s.net[link{0, 1}] = slices.DeleteFunc(s.net[link{0, 1}], func(f frame) bool {
-		_, lost := f.msg.(*wire.Replicate)
-		return lost
-	})
+	s.loseChanges(link{0, 1})
 	s.deliverAll(link{0, 1})
 	want(t, backup, 0)
 	s.changeView(func(v *dsm.View) {

@@ -19,10 +19,7 @@ import (
 type readableMount struct{ yesMount }
 
 func (*readableMount) Getattr(_ context.Context, ino dsm.Ino) (dsm.Inode, error) {
-	if ino == dsm.RootIno {
-		return dsm.Inode{Ino: ino, Kind: dsm.KindDir, Perm: 0o755}, nil
-	}
-	return dsm.Inode{Ino: ino, Kind: dsm.KindFile, Perm: 0o644, Size: dsm.PageSize}, nil
+	return fileOfRoot(ino, 0o755), nil
 }
 
 func (m *readableMount) Lookup(ctx context.Context, _ dsm.Ino, _ string) (dsm.Inode, error) {

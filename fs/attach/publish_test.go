@@ -2,8 +2,6 @@ package attach
 
 import (
 	"context"
-	"errors"
-	"os"
 	"runtime"
 	"sync"
 	"testing"
@@ -84,19 +82,8 @@ func TestPublishesAreBounded(t *testing.T) {
 	if e != 0 {
 		t.Fatal(text)
 	}
-	sent := 0
-	for ; sent < 150000; sent++ {
-		if err := p.SetWriteDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.post(header{op: opPublish, tag: uint64(sent), attachment: id}, ""); err != nil {
-			if !errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Fatal(err)
-			}
-			break // nobody reads on
-		}
-	}
-	if n := runtime.NumGoroutine() - before; sent == 150000 || n > defaultLimits.connRequests+50 {
+	sent := p.flood(header{op: opPublish, attachment: id})
+	if n := runtime.NumGoroutine() - before; sent == floods || n > defaultLimits.connRequests+50 {
 		t.Errorf("%d goroutines for %d publishes", n, sent)
 	}
 	for range sent { // each has an answer
