@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"hash/crc32"
@@ -70,7 +71,7 @@ func (n *Node) Scrub(ctx context.Context, now bool) (Scrubbed, error) {
 	defer func() { <-s.turn }()
 	var found Scrubbed
 	areas := n.all()
-	slices.SortFunc(areas, func(a, b *Area) int { return int(a.id) - int(b.id) })
+	slices.SortFunc(areas, func(a, b *Area) int { return cmp.Compare(a.id, b.id) })
 	for _, a := range areas {
 		var list []dsm.ExtentIndex
 		a.step(func() {
@@ -121,7 +122,7 @@ func (s *scrub) compare(ctx context.Context, a *Area, e dsm.ExtentIndex, found *
 	a.step(func() { asked, skipped, bytes = a.askBackupsLocked(e, first) })
 	found.Skipped += skipped
 	patience := time.After(scrubPatience)
-	for range asked {
+	for left := asked; left > 0; left-- {
 		select {
 		case m := <-answers:
 			switch m.Result {
@@ -134,7 +135,7 @@ func (s *scrub) compare(ctx context.Context, a *Area, e dsm.ExtentIndex, found *
 				found.Skipped++
 			}
 		case <-patience:
-			found.Skipped++
+			found.Skipped += left
 			return bytes, ctx.Err()
 		case <-ctx.Done():
 			return bytes, ctx.Err()
