@@ -149,10 +149,12 @@ func TestGivenUpChange(t *testing.T) {
 	if !n.calls.undecided() || n.leased(ctx) || n.Keep() != 0 {
 		t.Error("a change that was given up may still happen, and reads rest on the lease")
 	}
-	_, err = n.Create(ctx, dsm.RootIno, "g", file, false)
-	ok(t, err)
-	if n.calls.undecided() {
-		t.Error("a later change was made, and the one before it still counts as possible")
+	// A command of the node itself that began before may still be waited for: then the first later
+	// change says nothing yet.
+	for i := 0; n.calls.undecided(); i++ {
+		if _, err := n.Create(ctx, dsm.RootIno, fmt.Sprint("later", i), file, false); err != nil {
+			t.Fatalf("%d later changes were made, and the one before them still counts as possible: %v", i, err)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -66,7 +67,9 @@ type liar struct {
 	*sim
 	t      *testing.T
 	victim *simNode
-	heard  []frame // what honest nodes have sent the victim: most of it is what it would be from a liar, too
+
+	mu    sync.Mutex
+	heard []frame // what honest nodes have sent the victim: most of it is what it would be from a liar, too. Guarded by mu
 }
 
 // record is a Sender that keeps what it sends.
@@ -76,6 +79,8 @@ type record struct {
 }
 
 func (r record) keep(to dsm.NodeID, m any, payload []byte) {
+	r.l.mu.Lock()
+	defer r.l.mu.Unlock()
 	if to == r.l.victim.id && len(r.l.heard) < 64 {
 		r.l.heard = append(r.l.heard, frame{msg: m, payload: bytes.Clone(payload)})
 	}

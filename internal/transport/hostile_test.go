@@ -283,7 +283,7 @@ func TestGossipIsEncrypted(t *testing.T) {
 	}
 	say("hello")
 	turned := r.view.Clone()
-	turned.Trust = trust.Turn(r.trust, time.Now())
+	turned.Trust = trust.Turn(r.trust.Load(), time.Now())
 	a.SetTrust(turned)
 	say("with the next key")
 	b.SetTrust(turned)

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,7 +23,7 @@ import (
 // realm is a cluster that encrypts, with the catalog that its nodes would have.
 type realm struct {
 	t     testing.TB
-	trust *dsm.Trust
+	trust atomic.Pointer[dsm.Trust] // the nodes read it when they let others in
 	view  dsm.View
 	nodes []*node
 }
@@ -33,7 +34,9 @@ func newRealm(t testing.TB) *realm {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &realm{t: t, trust: made, view: dsm.View{Cluster: testCluster, Trust: made}}
+	r := &realm{t: t, view: dsm.View{Cluster: testCluster, Trust: made}}
+	r.trust.Store(made)
+	return r
 }
 
 // stranger starts a node that is of no cluster yet, as if on a machine of its own.
@@ -53,7 +56,7 @@ func (r *realm) stranger(id dsm.NodeID, change func(*Config)) *node {
 
 func (r *realm) enroll(_ context.Context, from dsm.NodeID, req *wire.Enroll, vouched bool) (*wire.Enrolled, error) {
 	if !vouched {
-		if err := trust.Admits(r.trust, req.Secret, time.Now()); err != nil {
+		if err := trust.Admits(r.trust.Load(), req.Secret, time.Now()); err != nil {
 			return nil, err
 		}
 	}
@@ -64,7 +67,7 @@ func (r *realm) enroll(_ context.Context, from dsm.NodeID, req *wire.Enroll, vou
 
 func (r *realm) authority() *trust.Authority {
 	r.t.Helper()
-	a, err := trust.Parse(r.trust.CA, r.trust.CAKey)
+	a, err := trust.Parse(r.trust.Load().CA, r.trust.Load().CAKey)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -88,7 +91,8 @@ func (r *realm) remove(id dsm.NodeID, gone bool) {
 	r.view.Members = slices.DeleteFunc(slices.Clone(r.view.Members), func(m dsm.Member) bool { return m.ID == id })
 	next := *r.view.Trust
 	next.Left = append(slices.Clone(next.Left), dsm.Departed{ID: id, At: time.Now().Unix(), Gone: gone, Key: was.Key})
-	r.view.Trust, r.trust = &next, &next
+	r.view.Trust = &next
+	r.trust.Store(&next)
 	r.nodes = slices.DeleteFunc(r.nodes, func(n *node) bool { return n.cfg.Self == id })
 	r.tell()
 }
@@ -106,7 +110,7 @@ func (r *realm) tell() {
 }
 
 func (r *realm) token() *trust.Token {
-	t, _ := trust.Lasting(r.trust)
+	t, _ := trust.Lasting(r.trust.Load())
 	return &t
 }
 
@@ -262,9 +266,9 @@ func TestEncryptedBackPressure(t *testing.T) {
 func TestTokens(t *testing.T) {
 	r, other := newRealm(t), newRealm(t)
 	a := r.member(1, nil)
-	expired := *r.trust
+	expired := *r.trust.Load()
 	expired.Tokens = append(slices.Clone(expired.Tokens), dsm.Secret{Bytes: []byte("sixteen bytes..."), Expires: time.Now().Unix() - 1})
-	r.trust = &expired
+	r.trust.Store(&expired)
 	for i, c := range []struct {
 		name  string
 		token *trust.Token
@@ -366,7 +370,8 @@ func TestRenewal(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := r.token()
-	r.view.Trust, r.trust = next, next
+	r.view.Trust = next
+	r.trust.Store(next)
 	r.tell()
 	if c, err := a.guard.certificate(); err != nil || !bytes.Equal(c.Certificate[1], next.CA) {
 		t.Errorf("the certificate is still of the authority before: %v", err)
