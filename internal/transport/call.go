@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"errors"
 	"net"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -75,6 +76,7 @@ type caller struct {
 	t     *Transport
 	addr  string
 	ready chan struct{} // closed when the connection is there or has failed
+	gone  chan struct{} // closed when the connection has ended, and the next Call makes a new one
 	out   *frameWriter  // set before ready
 	node  dsm.NodeID    // the node that answers; set before ready
 
@@ -108,7 +110,7 @@ type result struct {
 }
 
 func newCaller(t *Transport, addr string) *caller {
-	c := &caller{t: t, addr: addr, ready: make(chan struct{})}
+	c := &caller{t: t, addr: addr, ready: make(chan struct{}), gone: make(chan struct{})}
 	c.mu.Init("transport.caller")
 	c.mu.waiting = make(map[uint64]asker)
 	return c
@@ -116,6 +118,7 @@ func newCaller(t *Transport, addr string) *caller {
 
 // run connects and reads the replies until the connection ends.
 func (c *caller) run() {
+	defer close(c.gone)
 	conn, node, err := c.t.dial(c.t.ctx, laneControl, 0, c.addr)
 	if err == nil {
 		c.node = node
@@ -174,7 +177,7 @@ func (c *caller) read(conn net.Conn) error {
 	}
 }
 
-// call makes one request. again reports that the connection had ended before anything was sent.
+// call makes one request. again reports that the connection had ended before the request was sent.
 func (c *caller) call(ctx context.Context, req any) (reply any, err error, again bool) {
 	ch := make(chan result, 1)
 	id, err, again := c.ask(ctx, req, asker{answer: ch})
@@ -234,7 +237,11 @@ func (c *caller) ask(ctx context.Context, req any, a asker) (id uint64, err erro
 	if err := c.out.write(ctx, req, id, false); err != nil {
 		c.forget(id)
 		if ctx.Err() != nil {
-			err = c.gaveUp(ctx)
+			return 0, c.gaveUp(ctx), false
+		}
+		if errors.Is(err, net.ErrClosed) { // and what reads it does not know yet, or is about to say so
+			<-c.gone
+			return 0, err, true
 		}
 		return 0, err, false
 	}

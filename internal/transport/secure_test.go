@@ -3,7 +3,6 @@ package transport
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"net"
 	"runtime"
@@ -140,7 +139,7 @@ func refusedAs(t testing.TB, from, to *node, text string) {
 	t.Helper()
 	for {
 		err := call(t, from, to)
-		if err == nil || !errors.Is(err, io.EOF) {
+		if !errs.Is(err, errs.Unavailable) {
 			if err == nil || !strings.Contains(err.Error(), text) {
 				t.Errorf("%v calls %v: %v, want %q", from.cfg.Self, to.cfg.Self, err, text)
 			}
@@ -322,7 +321,7 @@ func TestRemovedMembers(t *testing.T) {
 	}
 	for { // the connection that was there may end in the middle of a call
 		_, err := b.Call(t.Context(), a.Addr(), &wire.Leave{Node: 2})
-		if !errors.Is(err, io.EOF) {
+		if !errs.Is(err, errs.Unavailable) {
 			if !errs.Is(err, errs.Access) {
 				t.Errorf("a node that was given up asks for more than to join: %v", err)
 			}
