@@ -19,8 +19,10 @@ func (a *conn) create(ctx context.Context, q *request) (reply, error) {
 	if err == nil {
 		i, err = a.s.cfg.Mount.Create(ctx, &a.who.Credentials, dir, name, n, settings)
 	}
-	if errs.Is(err, errs.Exist) && q.arg[2] == 0 {
-		i, err = a.s.file(ctx, &a.who, path, dsm.MayRead|dsm.MayWrite)
+	if errs.Is(err, errs.Exist) {
+		if err = taken(path); q.arg[2] == 0 {
+			i, err = a.s.file(ctx, &a.who, path, dsm.MayRead|dsm.MayWrite)
+		}
 	}
 	if err != nil {
 		return reply{}, err
@@ -44,7 +46,7 @@ func (a *conn) prepare(ctx context.Context, q *request) (reply, error) {
 	}
 	switch _, err := a.s.cfg.Mount.Lookup(ctx, dir.Ino, name); { // the program learns it before it has done its work
 	case err == nil:
-		return reply{}, errs.E(errs.Exist, "create", "%s", path)
+		return reply{}, taken(path)
 	case !errs.Is(err, errs.NotExist):
 		return reply{}, err
 	}
@@ -145,8 +147,14 @@ func (x *attachment) link(ctx context.Context, path string) (asked bool, err err
 		case undecided(e):
 			return true, e
 		}
+		err = taken(path)
 	}
 	return true, err
+}
+
+// taken is the error of a name that something has already.
+func taken(path string) error {
+	return errs.E(errs.Exist, "create", "%s is there already: attach it, or choose another name", path)
 }
 
 // directory returns the directory in which the program wants to make a file, and the file's name. As in
@@ -156,7 +164,7 @@ func (a *conn) directory(ctx context.Context, path string) (dsm.Inode, string, e
 	if err == nil && !a.who.May(dir, dsm.MayWrite|dsm.MaySearch) {
 		switch _, err = a.s.cfg.Mount.Lookup(ctx, dir.Ino, name); {
 		case err == nil:
-			err = errs.E(errs.Exist, "create", "%s", path)
+			err = taken(path)
 		case errs.Is(err, errs.NotExist):
 			err = errs.E(errs.Access, "create", "%s: no write permission for its directory", path)
 		}

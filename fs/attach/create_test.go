@@ -274,8 +274,12 @@ func TestExistingFileNeedsNoPermission(t *testing.T) {
 		{"PREPARE", a.prepare, 0, "/v\n", errs.Access},
 	} {
 		q := &request{header: header{arg: [4]uint64{5000, 0o640, x.arg}}, payload: x.path}
-		if r, err := x.call(t.Context(), q); errs.KindOf(err) != x.want || (err == nil) != (x.want == errs.Other) || err == nil && r.arg[1] != 7 {
+		r, err := x.call(t.Context(), q)
+		if errs.KindOf(err) != x.want || (err == nil) != (x.want == errs.Other) || err == nil && r.arg[1] != 7 {
 			t.Errorf("%s %q: %+v, %v", x.what, x.path, r.arg, err)
+		}
+		if x.want == errs.Exist && !strings.Contains(err.Error(), "/w is there already: attach it, or choose another name") {
+			t.Errorf("%s %q: %v: it does not say what to do", x.what, x.path, err)
 		}
 	}
 }
