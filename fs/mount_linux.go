@@ -78,10 +78,16 @@ func Mount(cfg Config) (*FS, error) {
 		cfg.Held.Word(hold.Device).Store(minorOf(f.device))
 		cfg.Held.Word(hold.Mounted).Store(1)
 	}
+	if cfg.AttachSocket != "" { // before anybody can read its name in the mount
+		f.attach, err = b.startAttach()
+	}
 	go func() {
 		server.Serve()
 		close(f.served)
 	}()
+	if err != nil {
+		return nil, errors.Join(err, f.Unmount(context.Background(), true))
+	}
 	if resuming {
 		if err := askAgain(cfg.Device); err != nil {
 			return nil, err
@@ -89,11 +95,6 @@ func Mount(cfg Config) (*FS, error) {
 		b.held.dropPages()
 	}
 	tuneWriteback(f.device, b.log)
-	if cfg.AttachSocket != "" {
-		if f.attach, err = b.startAttach(); err != nil {
-			return nil, errors.Join(err, f.Unmount(context.Background(), true))
-		}
-	}
 	return f, nil
 }
 
