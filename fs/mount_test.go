@@ -159,11 +159,12 @@ func (f *fixture) cleanup() {
 	}
 }
 
-// hanging names the processes of this session's test binary in state D.
+// hanging names the processes of this session's test binary that stay in state D. One that waits for a page, or for a disk that is busy, is in it
+// for a while.
 func hanging() string {
 	self, _ := os.Readlink("/proc/self/exe")
 	var left []string
-	poll(200*time.Millisecond, func() bool { // a page fault on the way out passes through D
+	poll(clientTimeout, func() bool {
 		left = nil
 		procs, _ := filepath.Glob("/proc/[0-9]*")
 		for _, p := range procs {
