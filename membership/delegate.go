@@ -15,8 +15,10 @@ import (
 // When a node is gone, memberlist does not tell whether it left or died. So a node that leaves
 // sends each peer a user message of its own: goodbye.
 type delegate struct {
+	self  dsm.NodeID
 	meta  []byte
 	table *table
+	left  func() // called when the news that this node leaves is about to be sent
 }
 
 const goodbye = 'L' // followed by 8 bytes of dsm.NodeID
@@ -53,7 +55,11 @@ func (d *delegate) NotifyUpdate(n *memberlist.Node) { d.NotifyJoin(n) }
 
 // NotifyLeave records a node that died or left.
 func (d *delegate) NotifyLeave(n *memberlist.Node) {
-	if id, err := dsm.ParseNodeID(n.Name); err == nil {
+	switch id, err := dsm.ParseNodeID(n.Name); {
+	case err != nil:
+	case id == d.self:
+		d.left()
+	default:
 		d.table.gone(id)
 	}
 }

@@ -47,6 +47,8 @@ type Membership struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
+	leaving chan struct{} // closed when the news that this node leaves is ready to be sent
+
 	// mu orders Leave and Close: memberlist panics if it is told to leave after its shutdown. mu is
 	// held while a Leave waits.
 	mu struct {
@@ -67,11 +69,11 @@ func Start(cfg Config) (*Membership, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Membership{cfg: cfg, table: newTable(cfg.Self)}
+	m := &Membership{cfg: cfg, table: newTable(cfg.Self), leaving: make(chan struct{})}
 	m.mu.Init("membership.Membership")
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	carrier := newCarrier(cfg.Net)
-	d := &delegate{meta: meta, table: m.table}
+	d := &delegate{self: cfg.Self, meta: meta, table: m.table, left: sync.OnceFunc(func() { close(m.leaving) })}
 
 	c := memberlist.DefaultLANConfig()
 	c.Name = cfg.Self.String()
@@ -122,6 +124,11 @@ func (m *Membership) Leave(ctx context.Context) error {
 		_ = m.list.SendToAddress(memberlist.Address{Addr: string(at), Name: id.String()}, goodbyeOf(m.cfg.Self)) // if it is lost, the peer only does not learn the reason
 	}
 	m.wg.Go(func() {
+		select {
+		case <-m.leaving: // pings before that carry no news of it
+		case <-m.ctx.Done():
+			return
+		}
 		for range leaveRounds {
 			m.spread()
 		}
