@@ -193,6 +193,38 @@ func TestKnownAfterALostState(t *testing.T) {
 	}
 }
 
+// TestResultOfOneWhoLeftWithoutAnAnswer: a program on the coordinator's node adds, leaves a barrier, and ends before the addition is answered.
+// That the answer may be given now is not the end of what its node keeps for the one who has not left the barrier.
+func TestResultOfOneWhoLeftWithoutAnAnswer(t *testing.T) {
+	h := &held{sim: newSim(t, 1, 3)}
+	h.join(0, 1)
+	h.progs[1].meet()
+	h.pass()
+	h.links = [][2]int{{1, 0}}
+	h.progs[0].add()
+	h.pass() // node 1 has the counter, and cannot say so
+	h.links = append(h.links, [2]int{0, 1})
+	h.progs[0].waits = "" // it waits for the addition in another thread
+	h.progs[0].meet()
+	h.pass()
+	if h.progs[0].number != 1 || h.progs[0].added != 0 || h.progs[1].number != 0 {
+		t.Fatalf("one must have left the barrier, without an answer to its addition, and the other not: %s", h)
+	}
+	h.progs[0].leave()
+	h.links = [][2]int{{0, 1}}
+	h.pass()
+	h.net[h.links[0]] = nil
+	h.links = nil
+	h.movedTo(2)
+	for _, n := range h.nodes {
+		n.see()
+	}
+	h.pass()
+	if h.progs[1].number != 1 { // meet looks whether the result is that of the other
+		t.Errorf("the other does not leave the barrier: %s", h)
+	}
+}
+
 // TestCountOutlivesItsNode: a program has no answer that only the node knows where it runs.
 func TestCountOutlivesItsNode(t *testing.T) {
 	h := &held{sim: newSim(t, 1, 3)}

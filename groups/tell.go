@@ -10,13 +10,13 @@ import (
 
 // owes reports whether a node waits for something that this one knows.
 func (c *coordinator) owes(n dsm.NodeID, p *peer) bool {
+	if len(p.seats) == 0 {
+		// It leaves, and keeps what it knows until this is heard: perhaps nobody else has the result of
+		// the last barrier, or the value of a counter. So it hears nothing before, not even an answer that its programs have waited for.
+		return p.heard < p.seq && c.settled() && c.kept(c.keeper(n))
+	}
 	if len(p.refused) > 0 || c.mayAnswer(n, p) || p.keeps && p.sentCounted < c.counted || len(p.seats) > c.few && p.heard < p.seq {
 		return true
-	}
-	if len(p.seats) == 0 && p.heard < p.seq {
-		// It leaves, and keeps what it knows until this is heard: perhaps nobody else has the result of
-		// the last barrier, or the value of a counter.
-		return c.settled() && c.kept(c.keeper(n))
 	}
 	for i := range p.seats {
 		s := &p.seats[i]
