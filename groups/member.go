@@ -140,6 +140,17 @@ func (m *Member) Arrive(number uint64, done func(Result, error)) error {
 	return err
 }
 
+// ArriveNow is Arrive for a goroutine that must not be held up. It returns false, and has done nothing, if another one is at work.
+func (m *Member) ArriveNow(number uint64, done func(Result, error)) (taken bool, err error) {
+	if !m.n.mu.TryLock() {
+		return false, nil
+	}
+	r := new(Result)
+	first, ready := m.arrival(number, false, r)
+	_, err = m.n.beginLocked(m, first, ready, func(err error) { done(*r, err) }, true)
+	return true, err
+}
+
 // arrival returns the two functions for Node.begin.
 func (m *Member) arrival(number uint64, round bool, r *Result) (first, ready func() (bool, error)) {
 	var try uint64

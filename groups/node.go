@@ -110,12 +110,13 @@ func (n *Node) loseAllLocked(err error) {
 func (n *Node) step(f func()) {
 	n.mu.Lock()
 	f()
-	n.settleLocked()
+	n.settleLocked(false)
 }
 
 // settleLocked handles the messages of this node to itself, releases the lock, gives rounds up, wakes programs and
-// sends messages. One goroutine sends at a time, so that they leave in the order of the steps.
-func (n *Node) settleLocked() {
+// sends messages. One goroutine sends at a time, so that they leave in the order of the steps. soon: the caller must not be held up, as
+// giving up a round may do.
+func (n *Node) settleLocked(soon bool) {
 	for len(n.mu.inbox) > 0 {
 		m := n.mu.inbox[0]
 		n.mu.inbox = n.mu.inbox[1:]
@@ -132,6 +133,13 @@ func (n *Node) settleLocked() {
 	}
 	abandoned := n.mu.abandoned
 	n.mu.abandoned = nil
+	if soon && len(abandoned) > 0 {
+		go func(abandoned []func(), woken []*waiter) {
+			call(abandoned)
+			wake(woken)
+		}(abandoned, woken)
+		abandoned, woken = nil, nil
+	}
 	if n.mu.sending || len(n.mu.outbox) == 0 {
 		n.mu.Unlock()
 		call(abandoned)
@@ -192,8 +200,13 @@ func wake(list []*waiter) {
 // first reports whether there is something new to report. It and ready run under the lock. With an
 // error nothing has begun, and done is not called.
 func (n *Node) begin(m *Member, first, ready func() (bool, error), done func(error)) (*waiter, error) {
-	w := &waiter{member: m, ready: ready, done: done}
 	n.mu.Lock()
+	return n.beginLocked(m, first, ready, done, false)
+}
+
+// beginLocked is begin by a caller that has the lock, which it releases. soon is that of settleLocked.
+func (n *Node) beginLocked(m *Member, first, ready func() (bool, error), done func(error), soon bool) (*waiter, error) {
+	w := &waiter{member: m, ready: ready, done: done}
 	if m.lost != nil {
 		defer n.mu.Unlock()
 		return nil, m.lost
@@ -207,7 +220,7 @@ func (n *Node) begin(m *Member, first, ready func() (bool, error), done func(err
 		n.reportLocked(m.group)
 	}
 	m.group.waiters = append(m.group.waiters, w)
-	n.settleLocked()
+	n.settleLocked(soon)
 	return w, nil
 }
 

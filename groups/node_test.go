@@ -26,7 +26,9 @@ type wired struct {
 
 func (w *wired) Send(to dsm.NodeID, m any, _ [][]byte, _ bool) {
 	if int(to) <= len(w.c.nodes) && here(w.c.view.Load(), to) {
-		w.c.nodes[to-1].Handle(w.id, m)
+		if n := w.c.nodes[to-1]; !n.HandleNow(w.id, m) {
+			n.Handle(w.id, m)
+		}
 	}
 }
 

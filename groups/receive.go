@@ -28,6 +28,31 @@ func (n *Node) Handle(from dsm.NodeID, msg any) {
 	n.step(func() { n.handleLocked(from, msg) })
 }
 
+// HandleNow is Handle for a goroutine that must not be held up: a loop that serves many nodes. It returns false, and has done nothing, if
+// another goroutine is at work, or there is much to do.
+func (n *Node) HandleNow(from dsm.NodeID, msg any) bool {
+	if extent(msg) > few || fits(msg) != "" || !n.mu.TryLock() {
+		return false
+	}
+	n.handleLocked(from, msg)
+	n.settleLocked(true)
+	return true
+}
+
+// extent returns of how many members a message tells.
+func extent(msg any) int {
+	switch m := msg.(type) {
+	case *wire.GroupReport:
+		if m.Known != nil {
+			return len(m.Seats) + len(m.Known.Members) + len(m.Known.Counters)
+		}
+		return len(m.Seats)
+	case *wire.GroupState:
+		return max(m.Size, len(m.Members), len(m.Came), len(m.Counters))
+	}
+	return 0
+}
+
 func (n *Node) handleLocked(from dsm.NodeID, msg any) {
 	var group dsm.AreaID
 	var epoch dsm.Epoch

@@ -299,6 +299,9 @@ func (n *node) onFrame(from dsm.NodeID, f *wire.Frame) error {
 func (n *node) onFrameNow(from dsm.NodeID, f *wire.Frame) (handled bool, err error) {
 	select {
 	case <-n.built:
+		if groups.Handles(f.Msg) {
+			return n.groups.HandleNow(from, f.Msg), nil
+		}
 		return n.data.HandleNow(from, f.Msg, f.Payload)
 	default:
 		return false, nil

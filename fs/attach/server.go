@@ -79,8 +79,9 @@ type conn struct {
 
 	looped *loop.Conn // conn, or nil if there were no descriptors for that
 	buf    []byte     // of the packet that is read
-	// left is a packet that the loop leaves to the goroutine of the connection.
+	// left is what the loop leaves to the goroutine of the connection: a packet, or the rest of a request.
 	left struct {
+		rest   func()
 		packet []byte
 		files  []*os.File
 		err    error
@@ -232,8 +233,10 @@ func (s *Server) serve(a *conn) {
 				a.reply(q, reply{}, err)
 				continue
 			}
-			if q.op == opBarrier && q.arg[1] == 0 {
-				a.arrive(q)
+			if q.isArrival() {
+				if _, rest := a.arrive(q, false); rest != nil {
+					rest()
+				}
 				continue
 			}
 			running.Go(func() {
@@ -266,40 +269,6 @@ func (s *Server) serve(a *conn) {
 	s.forgetLocked(a.user)
 }
 
-// receive waits for the next packet that is for the goroutine of the connection.
-func (a *conn) receive() (packet []byte, files []*os.File, err error) {
-	if a.buf == nil {
-		a.buf = make([]byte, headSize+maxPayload+1)
-	}
-	if a.looped == nil {
-		return receive(a.conn, a.buf)
-	}
-	if packet, files, err = receiveNow(a.looped, a.buf); packet != nil || err != nil {
-		return packet, files, err
-	}
-	if err := a.looped.Await(a.turn); err != nil {
-		return nil, nil, err
-	}
-	l := a.left
-	a.left.packet, a.left.files, a.left.err = nil, nil, nil
-	return l.packet, l.files, l.err
-}
-
-// turn serves a request in the loop. It returns false, and leaves the packet to the goroutine of the connection, if that might have to wait.
-func (a *conn) turn() (again bool) {
-	packet, files, err := receiveNow(a.looped, a.buf)
-	if packet == nil && err == nil {
-		return true
-	}
-	if err == nil && files == nil {
-		if h, payload, derr := decode(packet); derr == nil && h.op == opPublish && a.answerNow(&request{header: h, payload: string(payload)}) {
-			return true
-		}
-	}
-	a.left.packet, a.left.files, a.left.err = packet, files, err
-	return false
-}
-
 // takeSlot waits until another request of the connection and of the user may run. It returns false
 // when the connection ends.
 func (a *conn) takeSlot() bool {
@@ -315,46 +284,6 @@ func (a *conn) takeSlot() bool {
 		<-a.slots
 		return false
 	}
-}
-
-// trySlot is takeSlot without waiting.
-func (a *conn) trySlot() bool {
-	select {
-	case a.slots <- struct{}{}:
-	default:
-		return false
-	}
-	select {
-	case a.user.requests <- struct{}{}:
-		return true
-	default:
-		<-a.slots
-		return false
-	}
-}
-
-// answerNow serves a request without another goroutine, and without waiting for anything. It returns false if that cannot be: then
-// nothing was done.
-func (a *conn) answerNow(q *request) bool {
-	if q.op != opPublish || !a.trySlot() {
-		return false
-	}
-	x, err := a.find(q.attachment)
-	taken := err == nil && x.area.PublishNow(a.s.cfg.Timeout, func(err error) {
-		packet := a.packet(q, reply{arg: [4]uint64{uint64(x.area.Version())}}, err)
-		if replyNow(a.conn, packet) {
-			a.endSlot()
-			return
-		}
-		go func() { // the program reads no answers, or is gone
-			defer a.endSlot()
-			a.send(packet, nil)
-		}()
-	})
-	if !taken {
-		a.endSlot()
-	}
-	return taken
 }
 
 func (a *conn) endSlot() {
