@@ -185,7 +185,7 @@ func attachHalfRow(o options) ([]line, error) {
 
 func attachBulkRow(o options) ([]line, error) {
 	size := o.pick(128*mib, 16*mib)
-	l := line{Name: fmt.Sprintf("publish %d MiB dense A -> B, attached, until B has all", size/mib), Unit: "B/s", Measure: "iperf3, one stream", Bound: 0.7, AtLeast: true}
+	l := line{Name: fmt.Sprintf("publish %d MiB dense A -> B, attached, until B has all", size/mib), Unit: "B/s", Measure: "iperf3, one stream", Bound: 0.8, AtLeast: true}
 	return compare(l, harness.Options{Single: true, Nodes: 2, Network: harness.Namespaces, Memory: "2G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		a, b, err := attached(c, size)
 		if err != nil {

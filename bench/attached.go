@@ -18,15 +18,15 @@ import (
 // hops is one such row.
 type hops struct {
 	home  int    // the node that is the home; the writer is on the first, the reader on the second
-	how   string // the reader spins, or waits
+	how   string // the reader spins, waits for a version in the header page, or reads the file
 	bound float64
 }
 
 func attachLatencyRow(o options) ([]line, error) {
 	rounds := o.pick(3000, 300)
 	var lines []line
-	for _, h := range []hops{{1, "spin", 2.8}, {2, "spin", 2.8}, {3, "spin", 3}, {1, "wait", 1.8}, {2, "wait", 1.8}} {
-		reader := map[string]string{"spin": "spins", "wait": "sleeps"}[h.how]
+	for _, h := range []hops{{1, "spin", 2.8}, {2, "spin", 2.8}, {3, "spin", 3}, {1, "wait", 1.8}, {2, "wait", 1.8}, {3, "wait", 1.8}, {1, "read", 3}, {2, "read", 3}} {
+		reader := map[string]string{"spin": "spins", "wait": "sleeps", "read": "calls read(2)"}[h.how]
 		l := line{
 			Name: fmt.Sprintf("4 KiB of an attached program, home at node %d, until a reader of node 2 sees it that %s", h.home, reader),
 			Unit: "ns", Measure: "C programs, the same hops", Bound: h.bound,
@@ -62,7 +62,11 @@ func publishHops(c *harness.Cluster, h hops, file, settings string, rounds int) 
 	if _, err := harness.CreateAt(writer.AttachSocket(), text, page, 0o644, true); err != nil {
 		return 0, err
 	}
-	r, _, err := start(reader, programs.bench, "attached-reader", reader.AttachSocket(), path, file, rounds, h.how)
+	args := []any{"attached-reader", reader.AttachSocket(), path, file, rounds, h.how}
+	if h.how == "read" {
+		args = []any{"read-reader", reader.Mount + path, file, rounds}
+	}
+	r, _, err := start(reader, programs.bench, args...)
 	if err != nil {
 		return 0, err
 	}
@@ -87,7 +91,11 @@ func bareHops(c *harness.Cluster, h hops, file string, rounds int) (_ float64, e
 		on   *harness.Node
 		args []any
 	}
-	chain := []program{{reader, []any{"hop-reader", file + ".there", file, rounds, h.how}}, {reader, []any{"hop-end", port, file + ".there"}}}
+	last := []any{"hop-reader", file + ".there", file, rounds, h.how}
+	if h.how == "read" {
+		last = []any{"read-reader", file + ".there", file, rounds}
+	}
+	chain := []program{{reader, last}, {reader, []any{"hop-end", port, file + ".there"}}}
 	next := host(reader)
 	if h.home == 3 {
 		chain = append(chain, program{c.Node(3), []any{"hop-forward", port, next, port}})

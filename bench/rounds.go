@@ -13,43 +13,54 @@ import (
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
 
+// sum is a size of the sums that are measured.
+type sum struct {
+	size, times, quick int
+	bound              float64
+}
+
+// sums are the sums of each way. What a second copy of the file costs has no bound.
+var sums = map[string][]sum{
+	"accumulate": {{51_000_000, 10, 3, 1.15}, {mib, 100, 10, 0.3}, {page, 300, 30, 0.1}},
+	"store":      {{51_000_000, 10, 3, 1.6}, {mib, 100, 10, 0.5}},
+	"copies":     {{51_000_000, 10, 3, 0}, {mib, 100, 10, 0}, {page, 300, 30, 0}},
+}
+
 // roundRow measures sums of float32 over programs on four nodes beside Gloo's all_reduce of the same bytes. Each has a node of its own; all share
-// the machine's processors. What a second copy of the file costs has no bound.
-func roundRow(o options) ([]line, error) {
-	const nodes = 4
-	var lines []line
-	for _, of := range []struct {
-		how    string
-		size   int
-		bound  float64
-		rounds int
-	}{
-		{"accumulate", 51_000_000, 1.15, o.pick(10, 3)}, {"accumulate", mib, 0.3, o.pick(100, 10)}, {"accumulate", page, 0.1, o.pick(300, 30)},
-		{"store", 51_000_000, 1.6, o.pick(10, 3)}, {"store", mib, 0.5, o.pick(100, 10)},
-		{"copies", 51_000_000, 0, o.pick(10, 3)}, {"copies", mib, 0, o.pick(100, 10)}, {"copies", page, 0, o.pick(300, 30)},
-	} {
-		how := of.how
-		if how == "copies" {
-			how = "accumulate, two copies,"
-		}
-		l := line{Name: fmt.Sprintf("sum of %d bytes of %d nodes, f32, by %s and round", of.size, nodes, how), Measure: "Gloo all_reduce", Unit: "ns", Bound: of.bound}
-		more, err := compare(l, harness.Options{Single: true, Nodes: nodes, Network: harness.Namespaces, Memory: "1G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
-			host, _, err := net.SplitHostPort(c.Node(1).Address)
+// the machine's processors.
+func roundRow(way string) func(o options) ([]line, error) {
+	return func(o options) ([]line, error) {
+		var lines []line
+		for _, of := range sums[way] {
+			more, err := sumRow(way, of, o)
+			lines = append(lines, more...)
 			if err != nil {
-				return nil, nil, err
+				return lines, err
 			}
-			value, err = summing(c, of.how, of.size, of.rounds, func(n *harness.Node) string { return n.Mount })
-			if err == nil {
-				yardstick, err = summing(c, "gloo", of.size, of.rounds, func(*harness.Node) string { return host })
-			}
-			return value, yardstick, err
-		})
-		lines = append(lines, more...)
-		if err != nil {
-			return lines, err
 		}
+		return lines, nil
 	}
-	return lines, nil
+}
+
+func sumRow(way string, of sum, o options) ([]line, error) {
+	const nodes = 4
+	how := way
+	if how == "copies" {
+		how = "accumulate, two copies,"
+	}
+	times := o.pick(of.times, of.quick)
+	l := line{Name: fmt.Sprintf("sum of %d bytes of %d nodes, f32, by %s and round", of.size, nodes, how), Measure: "Gloo all_reduce", Unit: "ns", Bound: of.bound}
+	return compare(l, harness.Options{Single: true, Nodes: nodes, Network: harness.Namespaces, Memory: "1G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+		host, _, err := net.SplitHostPort(c.Node(1).Address)
+		if err != nil {
+			return nil, nil, err
+		}
+		value, err = summing(c, way, of.size, times, func(n *harness.Node) string { return n.Mount })
+		if err == nil {
+			yardstick, err = summing(c, "gloo", of.size, times, func(*harness.Node) string { return host })
+		}
+		return value, yardstick, err
+	})
 }
 
 // summing starts a program on each node. What it returns measures one sum, in nanoseconds: the median of so many.

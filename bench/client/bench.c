@@ -79,7 +79,7 @@ static const struct {
 	{"bulk-writer", 3, bulk_writer}, {"bulk-reader", 3, bulk_reader},
 	{"repeat-stores", 3, repeat_stores}, {"sweep", 3, sweep}, {"hold-areas", 3, hold_areas},
 	{"hold-file", 2, hold_file}, {"create-files", 4, create_files}, {"set-modes", 2, set_modes},
-	{"page-latency", 3, page_latency},
+	{"page-latency", 3, page_latency}, {"read-reader", 3, read_reader},
 	{"lock-unlock", 3, lock_unlock}, {"lock-first", 3, lock_first}, {"lock-turns", 3, lock_turns},
 	{"lock-keep", 4, lock_keep}, {"lock-opened", 3, lock_opened},
 	{"barriers", 4, barriers},

@@ -127,6 +127,31 @@ void latency_writer(char **a)
 	printf("%lld\n", (long long)median(t + warm, rounds - warm));
 }
 
+/* read-reader PATH SIGHTING ROUNDS: reads the last word of a page of a file with read(2), again and again. */
+void read_reader(char **a)
+{
+	int fd = open(a[0], O_RDONLY);
+	if (fd < 0) {
+		map_file(a[0], PAGE); /* the writer of the yardstick comes later */
+		fd = open(a[0], O_RDONLY);
+	}
+	if (fd < 0)
+		die(a[0]);
+	struct sighting *s = map_file(a[1], PAGE);
+	uint32_t rounds = (uint32_t)atol(a[2]), word = 0;
+	puts("ready");
+	fflush(stdout);
+	for (uint32_t i = 1; i <= rounds; i++) {
+		for (unsigned reads = 0; word != i; reads++) {
+			if (pread(fd, &word, sizeof word, PAGE - sizeof word) != sizeof word)
+				die("read");
+			if (reads % 64 == 63)
+				sched_yield();
+		}
+		saw(s, i);
+	}
+}
+
 /* page-latency DIR AREAS N: the median of N times one store and msync, each in another of the areas DIR/a0, DIR/a1, ... */
 void page_latency(char **a)
 {
