@@ -124,10 +124,15 @@ func holder(h dsm.SlotHome) dsm.NodeID {
 
 // A home's report on a backup of it. One on a row of which the home has not heard yet, or on a backup that has been put there, or taken out of
 // sync, since, is stale and changes nothing. A backup that lags is filled anew, also if it was not in sync: a report that it is may be under way.
+// Of a slot whose new home has died only its source decides, by a report on the handover: the new home may have served, so what the source has said
+// of a backup before may not be true any more, and the backup may be the only one that has what the new home has acked.
 func (o backupsOp) apply(s *state, st step) (dsm.Inode, error) {
 	concerned := func(v *dsm.View, i dsm.Slot) *dsm.Backup {
 		h := v.Row(i)
 		if h == nil || o.Epoch < h.Epoch || st.node != holder(*h) && (o.InSync || st.node != h.Primary) {
+			return nil
+		}
+		if h.Source != 0 && isGone(v, h.Primary) {
 			return nil
 		}
 		at := h.BackupOf(o.Node)

@@ -419,6 +419,39 @@ func TestStaleReports(t *testing.T) {
 	report(home, true, m.view.Epoch, true)
 }
 
+// TestReportOnASlotWhoseNewHomeDied: a source has told the new home that it has everything, and that has served and died. What the source has said of a
+// backup before comes late: the backup has what nobody else has, or lacks it, so the report counts neither way. With the source's word on the handover
+// the backup takes over.
+func TestReportOnASlotWhoseNewHomeDied(t *testing.T) {
+	for _, synced := range []bool{true, false} {
+		m := newSized(t, 1<<30, 1<<30, 1<<30)
+		f := m.file("f")
+		m.must(nodeA, setSpecOp{f.Ino, "replicas", "2"})
+		m.must(nodeA, resize(f, dsm.PageSize))
+		f = m.inodes[f.Ino].Inode
+		slot := f.Spec.SlotOf(f.Area(), 0)
+		source, backup := m.view.Slots[slot].Primary, m.view.Slots[slot].Backups[0].Node
+		home := nodeA + nodeB + nodeC - source - backup
+		v := m.view.Clone()
+		v.Epoch++
+		v.Slots[slot] = dsm.SlotHome{Primary: home, Source: source, Epoch: v.Epoch, Backups: [dsm.MostBackups]dsm.Backup{{Node: backup, InSync: !synced}}}
+		m.view = v
+		m.must(source, goneOp{Node: home})
+		before := m.view
+		m.must(source, backupsOp{backup, []dsm.Slot{slot}, synced, before.Epoch})
+		if m.view != before {
+			t.Errorf("in sync %v: %+v", synced, m.view.Slots[slot])
+		}
+		if synced {
+			continue // nobody has it
+		}
+		m.must(source, handoverFailedOp{Lost: []dsm.Slot{slot}, Epoch: m.view.Epoch})
+		if got := m.view.Slots[slot].Primary; got != backup {
+			t.Errorf("%s is the home, not the backup that has everything: %+v", got, m.view.Slots[slot])
+		}
+	}
+}
+
 // TestTakeOver: the entry that says that a node is gone makes a backup in sync the home, of the slot that an area has to itself, too; but
 // not one that is being filled.
 func TestTakeOver(t *testing.T) {

@@ -221,7 +221,7 @@ func (n *simNode) BackupLags(ctx context.Context, backup dsm.NodeID, slots []dsm
 func (n *simNode) reportsOn(v *dsm.View, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch, record func(row *dsm.SlotHome, b *dsm.Backup)) {
 	for _, sl := range slots {
 		row := v.Row(sl)
-		if row == nil || e < row.Epoch {
+		if row == nil || e < row.Epoch || row.Source != 0 && isGone(v, row.Primary) {
 			continue
 		}
 		if i := row.BackupOf(backup); i >= 0 && e >= row.Backups[i].Since {
