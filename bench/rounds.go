@@ -42,15 +42,21 @@ func roundRow(way string) func(o options) ([]line, error) {
 	}
 }
 
+// sumNodes is how many nodes take part in a sum.
+const sumNodes = 4
+
+func sumCluster() harness.Options {
+	return harness.Options{Single: true, Nodes: sumNodes, Network: harness.Namespaces, Memory: "1G"}
+}
+
 func sumRow(way string, of sum, o options) ([]line, error) {
-	const nodes = 4
 	how := way
 	if how == "copies" {
 		how = "accumulate, two copies,"
 	}
 	times := o.pick(of.times, of.quick)
-	l := line{Name: fmt.Sprintf("sum of %d bytes of %d nodes, f32, by %s and round", of.size, nodes, how), Measure: "Gloo all_reduce", Unit: "ns", Bound: of.bound}
-	return compare(l, harness.Options{Single: true, Nodes: nodes, Network: harness.Namespaces, Memory: "1G"}, o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+	l := line{Name: fmt.Sprintf("sum of %d bytes of %d nodes, f32, by %s and round", of.size, sumNodes, how), Measure: "Gloo all_reduce", Unit: "ns", Bound: of.bound}
+	return compare(l, sumCluster(), o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		host, _, err := net.SplitHostPort(c.Node(1).Address)
 		if err != nil {
 			return nil, nil, err
@@ -61,6 +67,56 @@ func sumRow(way string, of sum, o options) ([]line, error) {
 		}
 		return value, yardstick, err
 	})
+}
+
+// roundFloorRow measures what is left of a sum at one home without daemons, files and Python.
+func roundFloorRow(o options) ([]line, error) {
+	var lines []line
+	for _, of := range sums["accumulate"][1:] {
+		l := line{Name: fmt.Sprintf("sum of %d bytes of %d nodes, f32, by C programs of which one adds", of.size, sumNodes), Measure: "Gloo all_reduce", Unit: "ns"}
+		more, err := compare(l, sumCluster(), o.rounds, func(_ *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
+			host, _, err := net.SplitHostPort(c.Node(1).Address)
+			if err != nil {
+				return nil, nil, err
+			}
+			yardstick, err = summing(c, "gloo", of.size, o.pick(of.times, of.quick), func(*harness.Node) string { return host })
+			return func() (float64, error) { return bareSum(c, host, of.size/4, 10*o.pick(of.times, of.quick)) }, yardstick, err
+		})
+		lines = append(lines, more...)
+		if err != nil {
+			return lines, err
+		}
+	}
+	return lines, nil
+}
+
+// bareSum measures one sum of C programs; in nanoseconds.
+func bareSum(c *harness.Cluster, host string, elements, times int) (float64, error) {
+	const port = 7452
+	home, _, err := start(c.Node(1), programs.bench, "sum-home", port, sumNodes, elements, times)
+	if err != nil {
+		return 0, err
+	}
+	var members []*helper
+	for _, n := range c.Nodes()[1:] {
+		m, _, err := start(n, programs.bench, "sum-member", host, port, elements, times)
+		if err != nil {
+			return 0, errors.Join(err, endAll(append(members, home)))
+		}
+		members = append(members, m)
+	}
+	v, err := home.rest()
+	for _, m := range members {
+		_, restErr := m.rest()
+		err = errors.Join(err, restErr)
+	}
+	if err == nil && len(v) != 1 {
+		err = fmt.Errorf("the home printed %v", v)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return v[0], nil
 }
 
 // summing starts a program on each node. What it returns measures one sum, in nanoseconds: the median of so many.

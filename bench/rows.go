@@ -29,6 +29,7 @@ var rows = []row{
 	{"round-accumulate", roundRow("accumulate")},
 	{"round-store", roundRow("store")},
 	{"round-copies", roundRow("copies")},
+	{"round-floor", roundFloorRow},
 	{"factor", factorRow},
 	{"idle", idleRow},
 	{"memory", memoryRow},

@@ -86,6 +86,7 @@ static const struct {
 	{"attached-reader", 5, attached_reader}, {"attached-writer", 4, attached_writer},
 	{"hop-end", 2, hop_end}, {"hop-forward", 3, hop_forward}, {"hop-relay", 4, hop_relay},
 	{"hop-reader", 4, hop_reader}, {"hop-writer", 4, hop_writer},
+	{"sum-home", 4, sum_home}, {"sum-member", 4, sum_member},
 	{"factor-attached", 5, factor_attached}, {"factor-shared", 4, factor_shared},
 };
 

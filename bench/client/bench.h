@@ -45,6 +45,8 @@ void write_fsync(char **a);
 void store_msync(char **a);
 void latency_writer(char **a);
 void latency_reader(char **a);
+void sum_home(char **a);
+void sum_member(char **a);
 void read_reader(char **a);
 void bulk_writer(char **a);
 void bulk_reader(char **a);
