@@ -213,8 +213,8 @@ func (s *sim) calm(left ...string) {
 	}
 }
 
-// patience is how long calls may wait while nothing happens.
-const patience = 4 * overdue
+// patience is how long calls may wait while nothing happens. A fill may pause that long: see pace.go.
+const patience = fillPause + 4*overdue
 
 // waits reports whether a call is under way, but for those of the kinds left.
 func (s *sim) waits(left ...string) bool {
