@@ -21,6 +21,7 @@ var (
 	simSeed  = flag.Uint64("sim.seed", 0, "seed of the first simulation; 0: see sim.fresh")
 	simFresh = flag.Bool("sim.fresh", false, "draw seeds; otherwise each kind has the same ones each time")
 	simRuns  = flag.Int("sim.runs", 20, "simulations of each kind")
+	simPart  = flag.String("sim.part", "0/1", "K/N: every Nth kind from the Kth on, so that several processes share the work")
 	simSteps = flag.Int("sim.steps", 1500, "events of a simulation")
 )
 
@@ -32,7 +33,14 @@ func TestSimulation(t *testing.T) {
 	// So that a seed has one order: one goroutine at a time, and what a sync.Pool keeps is not up to the collector.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	for _, c := range simCases {
+	part, parts := 0, 1
+	if n, err := fmt.Sscanf(*simPart, "%d/%d", &part, &parts); n != 2 || part < 0 || part >= parts {
+		t.Fatalf("-sim.part %q: want K/N with K below N: %v", *simPart, err)
+	}
+	for i, c := range simCases {
+		if i%parts != part {
+			continue
+		}
 		t.Run(c.name, func(t *testing.T) {
 			for k := range *simRuns {
 				for range 2 { // pools keep what they have over one
