@@ -38,10 +38,11 @@ func (a *Area) deadHomeLocked(s dsm.Slot) dsm.NodeID {
 
 // lostLocked reports whether a slot was on its way to this node when its source died with what it had. Requests for such a slot are dropped: if
 // they waited here, later ones of the same node would wait behind them, also those for slots that live. Who made them hears of the death, too,
-// and sends them again when the slot has a home: see revivedLocked.
+// and sends them again when the slot has a home: see revivedLocked. So none is served before a view says that, not even when the slot has arrived after
+// all: who was refused a Subscribe would take an Acquired for all that there is.
 func (a *Area) lostLocked(s dsm.Slot) bool {
 	row := a.mu.view.Row(s)
-	return row.Source != 0 && slices.Contains(a.mu.dead, row.Source) && a.isSelf(row.Primary) && !a.node.slotReady(s, row)
+	return row.Source != 0 && slices.Contains(a.mu.dead, row.Source) && a.isSelf(row.Primary)
 }
 
 // lostInAreaLocked reports whether that is so of some extent of the area.

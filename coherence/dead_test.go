@@ -271,3 +271,52 @@ func TestSourceDiesWithoutACopy(t *testing.T) {
 		})
 	}
 }
+
+// TestHandedOverByADeadNode: a slot arrives after its source is marked as gone. Requests for it have been dropped, so none is answered before a
+// view has said that the slot has a home: an Acquire would be, with nothing subscribed to.
+func TestHandedOverByADeadNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		source, home, replica := s.nodes[0], s.nodes[1], s.nodes[2]
+		source.open(true)
+		put(t, source, 5)
+		publish(source)
+		s.drain()
+		s.move(home, 1)
+		s.rest()
+		s.deliverAll(link{source.i, home.i}) // the extent
+		s.deliverAll(link{home.i, source.i})
+		s.rest() // HandoverDone is under way
+
+		s.isEvicted(source)
+		var acquires []*acquiring
+		for _, n := range []*simNode{home, replica} {
+			n.apply()
+			n.find()
+			n.startOpen(false)
+		}
+		s.deliverAll(link{replica.i, home.i})
+		s.deliverAll(link{home.i, replica.i})
+		s.deliverAll(link{source.i, home.i})
+		for _, n := range []*simNode{home, replica} {
+			acquires = append(acquires, n.startAcquire())
+		}
+		s.deliverAll(link{replica.i, home.i})
+		s.deliverAll(link{home.i, replica.i})
+		for i, n := range []*simNode{home, replica} {
+			if r := &n.area.mu.replica; len(acquires[i].pending) == 0 || r.whole != 0 || !r.fresh.IsZero() {
+				t.Errorf("node %d takes for complete what it has, up to version %d, and is subscribed to nothing", n.i, r.whole)
+			}
+		}
+		for _, n := range []*simNode{home, replica} { // the home has told the catalog
+			n.apply()
+			s.deliverAll(link{replica.i, home.i})
+			s.deliverAll(link{home.i, replica.i})
+		}
+		for i, n := range []*simNode{home, replica} {
+			if want(t, n, 5); len(acquires[i].pending) > 0 {
+				t.Errorf("node %d: an acquire is not answered", n.i)
+			}
+		}
+	})
+}
