@@ -317,7 +317,7 @@ func (a *Area) sendLocked(to dsm.NodeID, msg any, payload ...[]byte) {
 			a.holdBackLocked(to, msg, payload)
 			return
 		}
-		m = ahead(m)
+		m = a.aheadLocked(m)
 	}
 	a.mu.out = append(a.mu.out, m)
 }
@@ -340,7 +340,7 @@ func (a *Area) sendSharedLocked(to dsm.NodeID, msg any, payload *wire.Shared) {
 			a.outputLocked(m)
 			return
 		}
-		m = ahead(m)
+		m = a.aheadLocked(m)
 	}
 	a.mu.out = append(a.mu.out, m)
 }

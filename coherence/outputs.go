@@ -88,7 +88,7 @@ func (a *Area) releaseAheadLocked() {
 			waits = append(waits, o.peer)
 			return false
 		}
-		a.mu.out = append(a.mu.out, ahead(o.message))
+		a.mu.out = append(a.mu.out, a.aheadLocked(o.message))
 		return true
 	})
 }
@@ -111,13 +111,14 @@ func (c *copies) mayGoAhead(to dsm.NodeID, msg any, index uint64) bool {
 	return false
 }
 
-// ahead marks a message that has not waited for its receiver.
-func ahead(m message) message {
+// aheadLocked marks a message that has not waited for its receiver's ack of the change. Not so if the receiver cannot take over the extent: one that is being filled may get
+// the change much later.
+func (a *Area) aheadLocked(m message) message {
 	switch msg := m.msg.(type) {
 	case *wire.Push:
-		msg.Ahead = true
+		_, msg.Ahead = a.backupForLocked(m.peer, msg.Extent)
 	case *wire.PublishAck:
-		msg.Ahead = true
+		_, msg.Ahead = a.backupForLocked(m.peer, msg.Extent)
 	}
 	return m
 }

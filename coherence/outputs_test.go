@@ -60,6 +60,35 @@ func TestEachBackupWaitsForTheOthers(t *testing.T) {
 	want(t, other, 5)
 }
 
+// TestBackupThatIsFilledHearsAtOnce: a node is in sync with one extent of an area, and being filled with another. What the home says of that one does not wait until the
+// fill has come to it.
+func TestBackupThatIsFilledHearsAtOnce(t *testing.T) {
+	ino := sums(2, dsm.ApplyArrival)
+	ino.Spec.Placement = dsm.PlaceSpread
+	s := newHomed(t, 3, ino)
+	home, backup, replica := s.nodes[0], s.nodes[1], s.nodes[2]
+	s.backUp(backup)
+	for _, n := range s.nodes {
+		n.open(true)
+	}
+	s.drain()
+	s.changeView(func(v *dsm.View) { v.Row(s.slotOf(v, 1)).Backups[0] = dsm.Backup{Node: backup.id, Since: v.Epoch} })
+	s.catchUp()
+	put(t, replica, 5)
+	if err := replica.area.WriteAt(t.Context(), []byte{7}, dsm.ExtentSize); err != nil {
+		t.Fatal(err)
+	}
+	publish(replica)
+	s.deliverAll(link{2, 0})
+	s.deliverAll(link{0, 1}) // the home hears no ack
+	want(t, backup, 5)
+	if got := backup.area.mu.mem.Working(page(1, 0))[0]; got != 7 {
+		t.Errorf("a backup that is being filled has %d, want 7", got)
+	}
+	s.rested()
+	want(t, home, 5)
+}
+
 // loseChanges drops the publishes that a home passes on to a backup, but not what follows.
 func (s *sim) loseChanges(k link) {
 	s.net[k] = slices.DeleteFunc(s.net[k], func(f frame) bool {
