@@ -40,7 +40,7 @@ func locksRow(o options) ([]line, error) {
 		tcp := func() (float64, error) { return tcpRoundTrip(c, o.pick(5000, 500)) }
 		round := 0
 		for _, size := range []int{0, page} {
-			l := line{Name: fmt.Sprintf("first lock of a file of %d bytes + unlock, a node that does not lead", size), Measure: "TCP 4 KiB request/reply"}
+			l := line{Name: fmt.Sprintf("first lock of a file of %d bytes + unlock, a node that does not lead", size), Measure: "TCP 4 KiB request/reply", Bound: 4}
 			if err := add(l, func() (float64, error) {
 				round++
 				prefix := fmt.Sprintf("f%d-", round)
@@ -53,7 +53,7 @@ func locksRow(o options) ([]line, error) {
 			}
 		}
 		for had, what := range []string{"has open", "locked last"} {
-			l := line{Name: "first lock of a file that another node " + what + " + unlock", Measure: "TCP 4 KiB request/reply"}
+			l := line{Name: "first lock of a file that another node " + what + " + unlock", Measure: "TCP 4 KiB request/reply", Bound: 4}
 			if err := add(l, func() (float64, error) {
 				round++
 				prefix := fmt.Sprintf("k%d-", round)
@@ -67,7 +67,7 @@ func locksRow(o options) ([]line, error) {
 				return err
 			}
 		}
-		if err := add(line{Name: "lock of a file that both have open and the other locked last + unlock", Measure: "TCP 4 KiB request/reply"},
+		if err := add(line{Name: "lock of a file that both have open and the other locked last + unlock", Measure: "TCP 4 KiB request/reply", Bound: 4},
 			func() (float64, error) {
 				round++
 				prefix := fmt.Sprintf("b%d-", round)
