@@ -3,6 +3,7 @@ package coherence
 import (
 	"syscall"
 	"testing"
+	"testing/synctest"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/wire"
@@ -96,6 +97,44 @@ func TestBackupTakesOver(t *testing.T) {
 	if x := replica.area.extentLocked(0); x.publishing() {
 		t.Error("the publish has no ack")
 	}
+}
+
+// TestTakeoverAfterHalfAHandover: a home dies that was handing a slot over to its backup, and had sent more than the backup has as one. The backup goes on from its standby: what
+// has come of the handover must not stay in its memory, for who published that sends it again.
+func TestTakeoverAfterHalfAHandover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, home, backup, replica := backed(t)
+		s.copies = 2
+		if err := replica.area.WriteAt(t.Context(), []byte{1}, dsm.PageSize); err != nil { // this the backup has
+			t.Fatal(err)
+		}
+		publish(replica)
+		s.drain()
+		put(t, replica, 5)
+		publish(replica)
+		s.deliverAll(link{2, 0})
+		s.loseChanges(link{0, 1})
+		s.move(backup, 1)
+		s.rest()
+		s.deliverAll(link{0, 1})
+		if x := backup.area.mu.home.extents[0]; x == nil || x.version == 0 {
+			t.Fatal("nothing of the handover has come")
+		}
+		s.killAfter(home, func(int) int { return 0 })
+		s.changeView(func(v *dsm.View) {
+			v.Members[home.i].Gone = true
+			s.takeOver(v, home.id)
+		})
+		s.catchUp()
+		for s.deliver() {
+			continue
+		}
+		if got := backup.area.mu.mem.Home(0)[0]; got != 5 {
+			t.Errorf("the new home has %d, want 5", got)
+		}
+		want(t, backup, 5)
+		want(t, replica, 5)
+	})
 }
 
 // TestBackupWithoutMemoryTakesOver: a backup that is to take over has no memory for the area, and the slot moves on. The next home gets what the

@@ -413,8 +413,12 @@ func (a *Area) standbyViewChangedLocked(old *dsm.View) {
 	self := a.node.cfg.Self
 	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
 		slot := a.slotLocked(e)
-		_, was := a.wasInLocked(old, e)
+		from, was := a.wasInLocked(old, e)
 		row := a.mu.view.Row(slot)
+		if was.Primary == self && !a.node.slotReady(from, was) && row.Primary == self && row.Source == 0 && row.Epoch != was.Epoch {
+			a.dropHalfLocked(e)
+			continue
+		}
 		if i := row.BackupOf(self); was.Source == self && row.Source != self && (row.Primary != self || row.Source != 0) && i >= 0 && row.Backups[i].InSync {
 			a.stepDownLocked(slot)
 		}
@@ -439,6 +443,24 @@ func (a *Area) standbyViewChangedLocked(old *dsm.View) {
 		maps.DeleteFunc(x.parts, left)
 	}
 	a.takeOverLocked()
+}
+
+// dropHalfLocked forgets what has come of an extent by a handover that its source has not lived to end. This node goes on from its standby, which may have less: nobody has
+// heard of the rest, and who published it sends it again.
+func (a *Area) dropHalfLocked(e dsm.ExtentIndex) {
+	x := a.mu.home.extents[e]
+	for i, v := range x.pages {
+		if v == 0 || !a.inAreaLocked(e, i) {
+			continue
+		}
+		if a.versionedLocked() {
+			a.takesPageLocked(page(e, i))
+		}
+		a.mu.mem.InstallHome(page(e, i), zeroPages[:dsm.PageSize], a.replicaHasLocked(e, i))
+		a.lookAtHomeLocked(e, x, i)
+	}
+	a.mu.whole.coming = VersionInfo{}
+	a.resignLocked(e)
 }
 
 // wasInLocked returns the slot that an extent had in a former view, and its row there.
