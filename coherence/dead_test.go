@@ -320,3 +320,42 @@ func TestHandedOverByADeadNode(t *testing.T) {
 		}
 	})
 }
+
+// TestPushOfAHomeWithALostSlot: a home has one slot, and waits in vain for another, whose source has died. What it pushes of the first says nothing of the second.
+func TestPushOfAHomeWithALostSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ino := sums(2, dsm.ApplyArrival)
+		ino.Spec.Placement = dsm.PlaceSpread
+		s := newHomed(t, 3, ino)
+		source, home, replica := s.nodes[0], s.nodes[1], s.nodes[2]
+		for _, n := range s.nodes {
+			n.open(true)
+		}
+		s.drain()
+		s.move(home, 1)
+		s.rested()
+		s.changeView(func(v *dsm.View) {
+			row := s.rowOf(v, 1)
+			*row = s.movedTo(*row, home.id, v.Epoch)
+		})
+		s.isEvicted(source)
+		for _, n := range []*simNode{home, replica} {
+			n.apply()
+			n.apply()
+		}
+		both := func() {
+			for range 3 {
+				s.deliverAll(link{replica.i, home.i})
+				s.deliverAll(link{home.i, replica.i})
+			}
+		}
+		both()
+		put(t, home, 5)
+		publish(home)
+		both()
+		want(t, replica, 5)
+		if r := &replica.area.mu.replica; r.whole != 0 || len(r.subs) > 0 {
+			t.Errorf("the replica takes all up to version %d for here, with a slot that nobody has", r.whole)
+		}
+	})
+}
