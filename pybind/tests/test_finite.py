@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import dsmfs
@@ -55,6 +56,8 @@ def test_a_round_without_them(nodes: dsmfs.Cluster, given: bool) -> None:
         if given and w.plane == "page-cache":
             pytest.skip("accumulate needs the memory plane")
 
+    looked = threading.Barrier(3)
+
     def worker(i: int) -> tuple[float, float, bool]:
         refused = False
         with nodes[i].open("w.npy", "r+") as w, dsmfs.group(os.path.join(nodes[i].path, "g"), size=3) as g:
@@ -70,6 +73,7 @@ def test_a_round_without_them(nodes: dsmfs.Cluster, given: bool) -> None:
             except dsmfs.NotFiniteError:
                 refused = True
             got = float(w[6]), float(w[7]), refused
+            looked.wait(60)  # what one stores now comes to the others at once
             w[7] = 0
             return got
 
