@@ -120,8 +120,8 @@ func TestAccumulateFromBadMemory(t *testing.T) {
 				}
 			}
 			m := &givenMount{area: area}
+			t.Cleanup(m.background.Wait) // runs after the server has closed: until then it starts more
 			p := listenForGroups(t, m)
-			t.Cleanup(m.background.Wait)
 			group := p.join()
 			if h, text := p.call(header{op: opAttach, arg: [4]uint64{accessWrite}}, "/w"); h.errno != 0 {
 				t.Fatal(text)
