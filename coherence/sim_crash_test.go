@@ -74,6 +74,10 @@ func (s *sim) loses(n *simNode) bool {
 		if len(dead) > 1 || row.Primary != n.id && row.BackupOf(n.id) >= 0 {
 			return true
 		}
+		// It may have arrived there: then only a backup has it, too.
+		if !slices.ContainsFunc(row.Backups[:], func(b dsm.Backup) bool { return b.InSync && !isGone(v, b.Node) }) {
+			return true
+		}
 	}
 	return s.losesAll(dead) || len(dead) == 2 && s.losesAll([]*simNode{dead[1], dead[0]})
 }
