@@ -20,7 +20,7 @@ func (r *simRun) scrubOn() {
 	s := &r.scrubs
 	if s.busy == nil {
 		s.busy = make(map[*simNode]chan struct{})
-		s.ctx, s.end = context.WithCancel(context.Background())
+		s.ctx, s.end = context.WithCancel(r.t.Context())
 	}
 	if n := r.aNode(); r.copies > 1 && s.busy[n] == nil && r.rng.IntN(40) == 0 {
 		s.busy[n] = r.scrub(s.ctx, n, new(Scrubbed))
