@@ -187,6 +187,10 @@ func checkBytes(r *simRun, n *simNode) {
 				want = 0
 			}
 			delete(r.maybe, off)
+			if r.seen.added[off] { // all nodes have the same
+				delete(r.seen.added, off)
+				r.bytes[off], want = w[i], w[i]
+			}
 			if w[i] != want || c.data[i] != want {
 				r.t.Fatalf("node %d page %d byte %d (of writer %d): working %#x, in the page cache %#x, want %#x",
 					n.i, p, i, r.owner(off), w[i], c.data[i], want)

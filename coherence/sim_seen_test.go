@@ -16,7 +16,8 @@ type seen struct {
 	published map[int64]int // of them, those that a call which has returned published
 	history   []acked       // oldest first, if there is a bound on staleness
 	cuts      int
-	lastCut   int // index in the catalog
+	lastCut   int            // index in the catalog
+	added     map[int64]bool // of these bytes of sums: stores of before the kernel had heard of a cut, which are added to what is there since
 	tally     tally
 }
 
@@ -76,10 +77,22 @@ func (n *simNode) deliveredTo(p dsm.PageIndex, c *cachedPage, size int64) {
 			}
 			continue
 		}
-		if v != c.given[i] && off < n.ino.Size && n.sim.owner(off) == n.i && !n.sim.toAttached(off) {
+		switch {
+		case v == c.given[i] || off >= n.ino.Size || n.sim.owner(off) != n.i || n.sim.toAttached(off):
+		case n.ino.Spec.Merge == dsm.MergeSum && n.sim.seen.cuts > 0 && !n.took(off, v):
+			delete(n.given, off)
+			n.sim.seen.added[off] = true
+		default:
 			n.given[off] = n.sim.seen.storeOf(off, v)
 		}
 	}
+}
+
+// took reports whether a byte of the area is of the value that was just written back.
+func (n *simNode) took(off int64, v byte) bool {
+	n.area.mu.Lock()
+	defer n.area.mu.Unlock()
+	return off < n.area.mu.ino.Size && n.area.mu.mem.Working(dsm.PageIndex(off / dsm.PageSize))[off%dsm.PageSize] == v
 }
 
 // delivered returns the stores that the node's area has: a publish that begins now publishes them.
