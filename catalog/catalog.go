@@ -23,6 +23,9 @@ type Caller interface {
 	// Tell makes a request of which only a failure is answered: it comes by the channel, until forget
 	// is called. ctx bounds the sending. That there is no connection yet is a failure.
 	Tell(ctx context.Context, addr string, req any) (failed <-chan error, forget func())
+	// Ask makes a request and calls done once, with the answer or, after the limit at the latest, with why there is
+	// none. done must not wait. Where there is no connection yet, Ask returns false and does not call done.
+	Ask(limit time.Duration, addr string, req any, done func(reply any, err error)) bool
 }
 
 // Observer is told what the log changes, in its order, by the goroutine that applies it, with no

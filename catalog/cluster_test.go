@@ -18,6 +18,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/internal/transport"
+	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/locks"
 )
 
@@ -43,6 +44,7 @@ type node struct {
 	stopped  sync.Once
 	via      *callers
 	yields   atomic.Pointer[yields] // nil: none
+	mute     atomic.Bool            // asked to yield, it says nothing
 	silent   atomic.Pointer[silences]
 }
 
@@ -77,6 +79,10 @@ func (c *callers) Call(ctx context.Context, addr string, req any) (any, error) {
 
 func (c *callers) Tell(ctx context.Context, addr string, req any) (<-chan error, func()) {
 	return (*c.to.Load()).Tell(ctx, addr, req)
+}
+
+func (c *callers) Ask(limit time.Duration, addr string, req any, done func(reply any, err error)) bool {
+	return (*c.to.Load()).Ask(limit, addr, req, done)
 }
 
 // warnings is the catalog's log, which hands warnings out too. Those of raft, which
@@ -185,9 +191,12 @@ func startHeld(t testing.TB, name, listen string, id dsm.NodeID, held *hold.Memo
 	ready := make(chan struct{})
 	n.net, err = transport.Listen(transport.Config{
 		Self: id, Listen: listen, Log: slog.New(slog.DiscardHandler),
-		OnTold: func(_ dsm.NodeID, req any) bool {
+		OnNow: func(_ dsm.NodeID, req any) (any, bool) {
 			<-ready
-			return n.OnTold(req)
+			if _, ok := req.(*wire.YieldLocks); ok && n.mute.Load() {
+				return nil, true
+			}
+			return n.OnNow(req)
 		},
 		OnCall: func(ctx context.Context, from dsm.NodeID, req any) (any, error) {
 			<-ready

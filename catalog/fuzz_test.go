@@ -42,7 +42,7 @@ func FuzzCalls(f *testing.F) {
 				break
 			}
 			ctx, cancel := context.WithTimeout(patient(t), 20*time.Millisecond) // what a request waits for is there, or never comes
-			if !n.OnTold(frame.Msg) {
+			if _, handled := n.OnNow(frame.Msg); !handled {
 				_, _ = n.OnCall(ctx, dsm.NodeID(frame.Req), frame.Msg)
 			}
 			cancel()

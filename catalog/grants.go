@@ -9,6 +9,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/locks"
 )
 
 // grants are the leases that this node has given as the leader. A change whose effect another node
@@ -207,31 +208,41 @@ func (c *Catalog) take(ctx context.Context, data []byte) error {
 	if err := c.clear(ctx, cmd, term); err != nil {
 		return err
 	}
-	data = c.withYield(ctx, cmd, data)
-	if c.raft.State() != raft.Leader || c.raft.CurrentTerm() != term {
-		c.grants.close(cmd.Node, cmd.Req)
+	if !c.add(cmd, c.withYield(ctx, cmd, data), term) {
 		return errNotLeader()
 	}
-	c.raft.Apply(data, 0)
 	return nil
 }
 
-// takeNow is take if that needs no waiting. Otherwise, or if it cannot be done, it returns false.
-func (c *Catalog) takeNow(data []byte) bool {
-	cmd, err := decodeEnvelope(data)
-	if err != nil || c.raft.State() != raft.Leader {
-		return false
-	}
-	term := c.raft.CurrentTerm()
-	if _, ok := c.keeperFor(cmd); ok || !c.clearNow(cmd, term) {
-		return false
-	}
+// add appends a command for which the way is clear, if this node still leads in the term.
+func (c *Catalog) add(cmd command, data []byte, term uint64) bool {
 	if c.raft.State() != raft.Leader || c.raft.CurrentTerm() != term {
 		c.grants.close(cmd.Node, cmd.Req)
 		return false
 	}
 	c.raft.Apply(data, 0)
 	return true
+}
+
+// takeNow is take if that needs no waiting, or only for a node to yield: the command is appended then by who hears the
+// answer. Otherwise, or if it cannot be done, it returns false.
+func (c *Catalog) takeNow(data []byte) bool {
+	cmd, err := decodeEnvelope(data)
+	if err != nil || c.raft.State() != raft.Leader {
+		return false
+	}
+	term := c.raft.CurrentTerm()
+	k, kept := c.keeperFor(cmd)
+	switch {
+	case !c.clearNow(cmd, term):
+		return false
+	case !kept:
+		return c.add(cmd, data, term)
+	case c.askNow(k, func(y locks.Yield, ok bool) { c.add(cmd, cmd.yielded(data, y, ok), term) }):
+		return true
+	}
+	c.grants.close(cmd.Node, cmd.Req)
+	return false
 }
 
 // noneLocked reports whether no other node than n can have a lease in the term.

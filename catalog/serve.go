@@ -12,10 +12,16 @@ import (
 
 func errNotLeader() error { return errs.E(errs.NotLeader, "propose", "") }
 
-// OnTold appends the command that another node proposes, if that takes no waiting.
-func (c *Catalog) OnTold(req any) bool {
-	r, ok := req.(*wire.Propose)
-	return ok && c.takeNow(r.Command)
+// OnNow handles a request of another catalog, if that takes no waiting. A command that is taken has no reply.
+func (c *Catalog) OnNow(req any) (reply any, handled bool) {
+	switch r := req.(type) {
+	case *wire.Propose:
+		return nil, c.takeNow(r.Command)
+	case *wire.YieldLocks:
+		y, ok := c.yield(r.Ino, r.Term)
+		return &wire.LocksYielded{OK: ok, Used: y.Used}, true
+	}
+	return nil, false
 }
 
 // OnCall answers requests of other catalogs; any other request is errs.Unsupported. It returns when
@@ -38,8 +44,8 @@ func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error
 		}
 		return &wire.Recalled{}, nil
 	case *wire.YieldLocks:
-		y, ok := c.yield(r.Ino, r.Term)
-		return &wire.LocksYielded{OK: ok, Used: y.Used}, nil
+		reply, _ := c.OnNow(r)
+		return reply, nil
 	case *wire.ReadIndex:
 		return c.serveIndex(ctx, r)
 	case *wire.Probe:

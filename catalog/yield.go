@@ -14,6 +14,9 @@ import (
 // recall, a surrender and a request would do. If the leader gets no answer the command is appended
 // without, and does that.
 //
+// A program waits for all of this, so no goroutine is woken on the way if it can be helped: the leader asks where it has
+// read the command, and appends it where it reads the answer (askNow).
+//
 // The answer binds the node that gives it, whatever becomes of the command, of the leader, and of
 // the one who asked. So it does not matter whether this node still leads.
 
@@ -55,16 +58,12 @@ func (c *Catalog) keeperFor(cmd command) (k keeper, ok bool) {
 	return k, ok
 }
 
-// withYield returns the encoded command, with the word of the node that has the locks which the
-// command wants. data is the command without.
-func (c *Catalog) withYield(ctx context.Context, cmd command, data []byte) []byte {
-	k, ok := c.keeperFor(cmd)
+// yielded returns the encoded command with the word of a node that has yielded. data is the command without.
+func (cmd command) yielded(data []byte, y locks.Yield, ok bool) []byte {
 	if !ok {
 		return data
 	}
-	if cmd.Yield, ok = c.askYield(ctx, k); !ok {
-		return data
-	}
+	cmd.Yield = y
 	with, err := wire.Marshal(cmd)
 	if err != nil {
 		return data
@@ -72,20 +71,55 @@ func (c *Catalog) withYield(ctx context.Context, cmd command, data []byte) []byt
 	return with
 }
 
-func (c *Catalog) askYield(ctx context.Context, k keeper) (y locks.Yield, ok bool) {
-	if k.node == c.self.ID {
-		return c.yield(k.ino, k.term)
-	}
+// keeperAddr returns the address of the node; false if it is not known any more.
+func (c *Catalog) keeperAddr(k keeper) (addr string, ok bool) {
 	for _, s := range c.servers() {
-		if s.id != k.node {
-			continue
-		}
-		ctx, cancel := context.WithTimeout(ctx, time.Duration(c.yieldTime.Load()))
-		defer cancel()
-		reply, err := c.caller.Call(ctx, nodeAddr(s.id, s.addr), &wire.YieldLocks{Ino: k.ino, Term: k.term})
-		if r, is := reply.(*wire.LocksYielded); is && err == nil {
-			return locks.Yield{Term: k.term, Used: r.Used}, r.OK
+		if s.id == k.node {
+			return nodeAddr(s.id, s.addr), true
 		}
 	}
-	return y, false
+	return "", false
+}
+
+func (k keeper) question() *wire.YieldLocks { return &wire.YieldLocks{Ino: k.ino, Term: k.term} }
+
+// word returns what the node has answered.
+func (k keeper) word(reply any, err error) (y locks.Yield, ok bool) {
+	r, is := reply.(*wire.LocksYielded)
+	if !is || err != nil {
+		return y, false
+	}
+	return locks.Yield{Term: k.term, Used: r.Used}, r.OK
+}
+
+// askNow asks the node to yield, and calls then with its word, once, where that is heard. If that takes waiting before it
+// is asked, it returns false and does nothing.
+func (c *Catalog) askNow(k keeper, then func(y locks.Yield, ok bool)) bool {
+	if k.node == c.self.ID {
+		then(c.yield(k.ino, k.term))
+		return true
+	}
+	addr, ok := c.keeperAddr(k)
+	return ok && c.caller.Ask(time.Duration(c.yieldTime.Load()), addr, k.question(), func(reply any, err error) { then(k.word(reply, err)) })
+}
+
+// withYield returns the encoded command, with the word of the node that has the locks which the
+// command wants. data is the command without.
+func (c *Catalog) withYield(ctx context.Context, cmd command, data []byte) []byte {
+	k, ok := c.keeperFor(cmd)
+	if !ok {
+		return data
+	}
+	if k.node == c.self.ID {
+		y, ok := c.yield(k.ino, k.term)
+		return cmd.yielded(data, y, ok)
+	}
+	addr, ok := c.keeperAddr(k)
+	if !ok {
+		return data
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(c.yieldTime.Load()))
+	defer cancel()
+	y, ok := k.word(c.caller.Call(ctx, addr, k.question()))
+	return cmd.yielded(data, y, ok)
 }

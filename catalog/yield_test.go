@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/hold"
+	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/locks"
 )
 
@@ -38,8 +40,6 @@ func TestLeaderAsksForLocks(t *testing.T) {
 	nodes := cluster(t, 3)
 	ctx := patient(t)
 	leader := leaderOf(t, nodes)
-	silent := make(chan struct{})
-	defer close(silent)
 	for i, has := range nodes {
 		wants := nodes[(i+1)%3]
 		for _, x := range []struct {
@@ -49,7 +49,7 @@ func TestLeaderAsksForLocks(t *testing.T) {
 		}{
 			{"yields", func(_ dsm.Ino, term uint64) (locks.Yield, bool) { return locks.Yield{Term: term, Used: true}, true }, locks.Standing{Delegated: true}},
 			{"refuses", func(dsm.Ino, uint64) (locks.Yield, bool) { return locks.Yield{}, false }, locks.Standing{Others: true}},
-			{"is silent", func(dsm.Ino, uint64) (locks.Yield, bool) { <-silent; return locks.Yield{}, false }, locks.Standing{Others: true}},
+			{"is silent", nil, locks.Standing{Others: true}},
 		} {
 			if x.name == "is silent" && has.leads() != 0 {
 				continue // it asks itself
@@ -57,6 +57,7 @@ func TestLeaderAsksForLocks(t *testing.T) {
 			leader.yieldTime.Store(int64(patience))
 			if x.name == "is silent" {
 				leader.yieldTime.Store(int64(yieldTime))
+				has.mute.Store(true)
 			}
 			has.yields.Store(&x.yield)
 			f, err := has.CreateTemp(ctx, dsm.RootIno, file)
@@ -68,6 +69,7 @@ func TestLeaderAsksForLocks(t *testing.T) {
 				t.Errorf("node %d %s: after an open of another the locks stand %+v", i, x.name, st)
 			}
 			has.yields.Store(nil)
+			has.mute.Store(false)
 			ok(t, has.Unhold(ctx, f.Ino))
 			ok(t, wants.Unhold(ctx, f.Ino))
 		}
@@ -78,6 +80,42 @@ func TestLeaderAsksForLocks(t *testing.T) {
 		ok(t, err)
 		ok(t, leader.ShowLife(ctx))
 		ok(t, wants.AskLock(ctx, f.Ino, request(wants.self.ID, locks.Write, locks.Try, 1)))
+		if st := wants.LockStanding(f.Ino); !st.Delegated || st.Others {
+			t.Errorf("after a request of another than node %d the locks stand %+v", i, st)
+		}
+	}
+}
+
+// TestCommandIsTakenWhereItWasRead: the leader reads on while the node that has the locks is asked, and who hears the answer
+// appends the command.
+func TestCommandIsTakenWhereItWasRead(t *testing.T) {
+	nodes := cluster(t, 3)
+	ctx := patient(t)
+	leader := leaderOf(t, nodes)
+	leader.yieldTime.Store(int64(patience))
+	yes := yields(func(_ dsm.Ino, term uint64) (locks.Yield, bool) { return locks.Yield{Term: term}, true })
+	for i, has := range nodes {
+		wants := nodes[(i+1)%3]
+		has.yields.Store(&yes)
+		if has != leader { // only a connection that is there is used
+			_, err := leader.caller.Call(ctx, nodeAddr(has.self.ID, has.self.Addr), &wire.Probe{})
+			ok(t, err)
+		}
+		f, err := has.CreateTemp(ctx, dsm.RootIno, file)
+		ok(t, err)
+		ok(t, leader.ShowLife(ctx))
+		req, low, done := wants.calls.begin(false, hold.Request{})
+		data, err := command{Node: wants.self.ID, Inc: wants.self.Inc, Req: req, Low: low}.encode(askLockOp{f.Ino, request(wants.self.ID, locks.Write, locks.Try, 1)})
+		ok(t, err)
+		if _, handled := leader.OnNow(&wire.Propose{Command: data}); !handled {
+			t.Fatalf("a command that wants the locks of node %d is left to a goroutine", i)
+		}
+		select {
+		case <-done:
+		case <-ctx.Done():
+			t.Fatalf("a command that wants the locks of node %d is not appended", i)
+		}
+		wants.calls.finish(req, true)
 		if st := wants.LockStanding(f.Ino); !st.Delegated || st.Others {
 			t.Errorf("after a request of another than node %d the locks stand %+v", i, st)
 		}

@@ -91,7 +91,7 @@ func (n *node) listen(context.Context) error {
 		Held: n.cfg.held != nil, Heir: n.cfg.held != nil && n.cfg.held.resuming, Seed: seed,
 		Secure: !n.cfg.insecure, OnEnroll: n.onEnroll,
 		Self: n.self.ID, Listen: n.cfg.listen, Advertise: n.cfg.advertise, Log: n.log.With("part", "transport"),
-		OnFrame: n.onFrame, OnFrameNow: n.onFrameNow, OnReset: n.onReset, OnTold: n.onTold, OnCall: n.onCall,
+		OnFrame: n.onFrame, OnFrameNow: n.onFrameNow, OnReset: n.onReset, OnNow: n.onNow, OnCall: n.onCall,
 	})
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
@@ -314,12 +314,12 @@ func (n *node) onReset(peer dsm.NodeID) {
 	n.groups.SessionReset(peer)
 }
 
-func (n *node) onTold(_ dsm.NodeID, req any) bool {
+func (n *node) onNow(_ dsm.NodeID, req any) (reply any, handled bool) {
 	select {
 	case <-n.built:
-		return n.serving.Load().OnTold(req)
+		return n.serving.Load().OnNow(req)
 	default:
-		return false
+		return nil, false
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync/atomic"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -47,6 +49,48 @@ func (t *Transport) Tell(ctx context.Context, addr string, req any) (failed <-ch
 	}
 }
 
+// Ask makes a request and does not wait for the answer: done is called once, with the answer by the goroutine that reads
+// it, or with the failure. done must not wait. A request that has no answer within the limit has failed. Where there is no
+// connection yet Ask returns false, and done is not called.
+func (t *Transport) Ask(limit time.Duration, addr string, req any, done func(reply any, err error)) bool {
+	c, err := t.callerOf(addr)
+	if err != nil {
+		return false
+	}
+	select {
+	case <-c.ready:
+	default:
+		return false
+	}
+	var (
+		over atomic.Bool   // done has been called, or is being called
+		id   atomic.Uint64 // of the request, once it is known here
+	)
+	ctx, cancel := context.WithTimeout(t.ctx, limit)
+	stop := context.AfterFunc(ctx, func() {
+		if over.CompareAndSwap(false, true) {
+			c.forget(id.Load())
+			done(nil, c.gaveUp(ctx))
+			cancel()
+		}
+	})
+	end := func(res result) {
+		if over.CompareAndSwap(false, true) {
+			stop()
+			cancel()
+			done(res.reply, res.err)
+		}
+	}
+	n, err, _ := c.ask(ctx, req, asker{done: end})
+	if err != nil {
+		end(result{err: err})
+	}
+	if id.Store(n); over.Load() {
+		c.forget(n) // its time may have been over before its number was known
+	}
+	return true
+}
+
 // told returns a channel that yields the error.
 func told(err error) <-chan error {
 	ch := make(chan error, 1)
@@ -88,17 +132,20 @@ type caller struct {
 	}
 }
 
-// asker is who made a request: one of the two is nil. Neither is ever full.
+// asker is who made a request: one of the three. No channel is ever full.
 type asker struct {
 	answer  chan result
 	failure chan error
+	done    func(result)
 }
 
 func (a asker) give(res result) {
 	switch {
+	case a.done != nil:
+		a.done(res)
 	case a.answer != nil:
 		a.answer <- res
-	case res.err != nil:
+	case a.failure != nil && res.err != nil:
 		a.failure <- res.err
 	}
 }
@@ -139,11 +186,12 @@ func (c *caller) run() {
 	}
 	c.mu.Lock()
 	c.mu.ended = err
-	for _, a := range c.mu.waiting {
+	waiting := c.mu.waiting
+	c.mu.waiting = nil
+	c.mu.Unlock()
+	for _, a := range waiting {
 		a.give(result{err: err})
 	}
-	clear(c.mu.waiting)
-	c.mu.Unlock()
 	if c.out == nil {
 		close(c.ready)
 	}
@@ -169,11 +217,10 @@ func (c *caller) read(conn net.Conn) error {
 			res = result{err: fail.Err()}
 		}
 		c.mu.Lock()
-		if a, ok := c.mu.waiting[f.Req]; ok { // otherwise nobody waits any more
-			delete(c.mu.waiting, f.Req)
-			a.give(res)
-		}
+		a := c.mu.waiting[f.Req] // if there is none, nobody waits any more
+		delete(c.mu.waiting, f.Req)
 		c.mu.Unlock()
+		a.give(res)
 	}
 }
 

@@ -218,12 +218,12 @@ func TestTell(t *testing.T) {
 	handled := make(chan uint64, 100)
 	a := newNode(t, 1, nil)
 	b := newNode(t, 2, func(c *Config) {
-		c.OnTold = func(_ dsm.NodeID, req any) bool {
+		c.OnNow = func(_ dsm.NodeID, req any) (any, bool) {
 			id := req.(*wire.PushAck).ID
 			if id%2 == 0 {
 				handled <- id
 			}
-			return id%2 == 0
+			return nil, id%2 == 0
 		}
 		c.OnCall = func(_ context.Context, _ dsm.NodeID, req any) (any, error) {
 			id := req.(*wire.PushAck).ID
@@ -284,5 +284,67 @@ func TestTellDoesNotWaitForAConnection(t *testing.T) {
 	<-dialing
 	if err := <-failed; !errs.Is(err, errs.Unavailable) {
 		t.Errorf("%v, want that there is no connection", err)
+	}
+}
+
+// TestAsk makes requests that nobody waits for: what becomes of each is told once, and in time.
+func TestAsk(t *testing.T) {
+	const limit = 50 * time.Millisecond
+	a := newNode(t, 1, nil)
+	b := newNode(t, 2, func(c *Config) {
+		c.OnNow = func(_ dsm.NodeID, req any) (any, bool) {
+			m := req.(*wire.PushAck)
+			if m.ID == 0 {
+				return nil, true // it never answers
+			}
+			return m, m.ID%2 == 0
+		}
+		c.OnCall = func(context.Context, dsm.NodeID, any) (any, error) { return nil, errs.E(errs.Busy, "call", "") }
+	})
+	type told struct {
+		reply any
+		err   error
+	}
+	outcomes := make(chan told, 100)
+	done := func(reply any, err error) { outcomes <- told{reply, err} }
+	if a.Ask(limit, b.Addr(), &wire.PushAck{ID: 2}, done) {
+		t.Error("asked without a connection")
+	}
+	if _, err := a.Call(t.Context(), b.Addr(), &wire.PushAck{ID: 1}); !errs.Is(err, errs.Busy) { // which connects
+		t.Fatal(err)
+	}
+	ask := func(limit time.Duration, id uint64) told {
+		t.Helper()
+		if !a.Ask(limit, b.Addr(), &wire.PushAck{ID: id}, done) {
+			t.Fatalf("request %d is not made", id)
+		}
+		return <-outcomes
+	}
+	if r, _ := ask(time.Minute, 2).reply.(*wire.PushAck); r == nil || r.ID != 2 {
+		t.Errorf("the answer is %+v", r)
+	}
+	if got := ask(time.Minute, 3); !errs.Is(got.err, errs.Busy) {
+		t.Errorf("%v, want that the other is busy", got.err)
+	}
+	if got := ask(limit, 0); !errs.Is(got.err, errs.Timeout) {
+		t.Errorf("no answer: %v", got.err)
+	}
+	for range 20 { // the answer and the limit come at the same time
+		ask(100*time.Microsecond, 2)
+	}
+	if !a.Ask(time.Minute, b.Addr(), &wire.PushAck{}, done) {
+		t.Fatal("a request is not made")
+	}
+	b.Close()
+	if got := <-outcomes; !errs.Is(got.err, errs.Unavailable) {
+		t.Errorf("the connection ended: %v", got.err)
+	}
+	if a.Ask(limit, b.Addr(), &wire.PushAck{ID: 2}, done) {
+		<-outcomes // a new connection, or one that has ended: it is told all the same
+	}
+	select {
+	case got := <-outcomes:
+		t.Errorf("told twice: %+v", got)
+	default:
 	}
 }

@@ -31,9 +31,9 @@ type Config struct {
 	OnFrameNow func(from dsm.NodeID, f *wire.Frame) (handled bool, err error)
 	// OnReset says that messages to or from peer may have been lost: see the package comment.
 	OnReset func(peer dsm.NodeID)
-	// OnTold may handle a request of the control lane that needs no answer. It is called in the order
-	// of the requests, and must not wait. If it returns false OnCall is called. It may be nil.
-	OnTold func(from dsm.NodeID, req any) bool
+	// OnNow may handle a request of the control lane where it was read; no reply is no answer. It is called
+	// in the order of the requests, and must not wait. If it returns false OnCall is called. It may be nil.
+	OnNow func(from dsm.NodeID, req any) (reply any, handled bool)
 	// OnCall answers a request of the control lane; nil and no error is no answer. Requests of one
 	// peer run concurrently. ctx ends when nobody waits for the answer any more.
 	OnCall func(ctx context.Context, from dsm.NodeID, req any) (any, error)

@@ -62,8 +62,13 @@ func (t *Transport) serve(from dsm.NodeID, conn net.Conn) {
 			under.end(f.Req)
 			continue
 		}
-		if t.cfg.OnTold != nil && t.cfg.OnTold(from, f.Msg) {
-			continue
+		if t.cfg.OnNow != nil {
+			if reply, handled := t.cfg.OnNow(from, f.Msg); handled {
+				if reply != nil {
+					t.answer(out, reply, f.Req)
+				}
+				continue
+			}
 		}
 		select {
 		case room <- struct{}{}:
@@ -75,14 +80,18 @@ func (t *Transport) serve(from dsm.NodeID, conn net.Conn) {
 			reply := t.handle(ctx, from, f.Msg)
 			under.end(f.Req)
 			defer func() { <-room }()
-			if reply == nil {
-				return
-			}
-			if err := out.write(t.ctx, reply, f.Req, true); err != nil && !errs.Is(err, errs.Unavailable) {
-				// The reply itself is the problem, not the connection.
-				_ = out.write(t.ctx, wire.FailureOf(err, t.cfg.Self), f.Req, true)
+			if reply != nil {
+				t.answer(out, reply, f.Req)
 			}
 		})
+	}
+}
+
+// answer writes a reply. If the connection has failed, its reader sees that too.
+func (t *Transport) answer(out *frameWriter, reply any, req uint64) {
+	if err := out.write(t.ctx, reply, req, true); err != nil && !errs.Is(err, errs.Unavailable) {
+		// The reply itself is the problem, not the connection.
+		_ = out.write(t.ctx, wire.FailureOf(err, t.cfg.Self), req, true)
 	}
 }
 
