@@ -24,6 +24,7 @@ var rows = []row{
 	{"bulk", bulkRow},
 	{"stores", storesRow},
 	{"files", filesRow},
+	{"list", listRow},
 	{"create", createRow},
 	{"locks", locksRow},
 	{"barrier", barrierRow},
