@@ -26,6 +26,8 @@ import (
 //     under the first number stays there, and finds the old place at "..".
 //
 // How long the first two take decides only whether the third is needed.
+//
+// A removal by rmdir(2) or rename(2) is by name as well: see removed.
 type aliases struct {
 	limit time.Duration // aliasLimit, but for tests
 	mu    struct {
@@ -33,6 +35,8 @@ type aliases struct {
 		of  map[nodeID]*alias
 		at  map[place]nodeID
 		now map[dsm.Ino]nodeID // the number that LOOKUPs tell, where it is not the inode's own
+		// past has the directories of which the kernel was told in a place before it was told of something else.
+		past map[place][]nodeID
 	}
 }
 
@@ -49,6 +53,10 @@ type alias struct {
 	told uint64
 	// leave is under way if somebody has found it in another directory than at.dir.
 	leave *leaving
+	// past are the places in aliases.past that have it, the oldest first.
+	past []place
+	// removed says that the kernel may take it for removed.
+	removed bool
 }
 
 // leaving waits until the kernel has taken in all that it was told of a directory in the place where it was.
@@ -82,6 +90,9 @@ const aliasLimit = 20 * time.Millisecond
 // maxWas bounds in how many places the kernel may have a directory.
 const maxWas = 8
 
+// maxPast bounds how many places of a directory are remembered: more than it is moved to during one removal.
+const maxPast = 64
+
 // maxDepth bounds how deep a directory may be: more than a path can name.
 const maxDepth = 2048
 
@@ -89,6 +100,7 @@ func (x *aliases) init() {
 	x.mu.Init("fs.aliases")
 	x.limit = aliasLimit
 	x.mu.of, x.mu.at, x.mu.now = make(map[nodeID]*alias), make(map[place]nodeID), make(map[dsm.Ino]nodeID)
+	x.mu.past = make(map[place][]nodeID)
 }
 
 // teller is who is told of a directory.
@@ -161,7 +173,8 @@ func (x *aliases) freeLocked(n nodeID, p place) bool {
 func (x *aliases) toldLocked(n nodeID, p place) {
 	x.vacateLocked(p, n)
 	a := x.mu.of[n]
-	if x.mu.at[a.at] == n {
+	if x.mu.at[a.at] == n && a.at != p {
+		x.passLocked(n, a.at)
 		delete(x.mu.at, a.at)
 	}
 	a.at, a.leave = p, nil
@@ -176,6 +189,7 @@ func (x *aliases) vacateLocked(p place, n nodeID) {
 	}
 	if a := x.mu.of[x.mu.at[p]]; a != nil {
 		a.doubt()
+		x.passLocked(x.mu.at[p], p)
 	}
 	delete(x.mu.at, p)
 }
@@ -201,11 +215,16 @@ func (l *leaving) ended() bool {
 	}
 }
 
+// nodeLocked returns under which number the kernel is told of the directory.
 func (x *aliases) nodeLocked(ino dsm.Ino) nodeID {
-	if n, ok := x.mu.now[ino]; ok {
-		return n
+	n, ok := x.mu.now[ino]
+	if !ok {
+		n = nodeOf(ino, 0)
 	}
-	return nodeOf(ino, 0)
+	if a := x.mu.of[n]; a != nil && a.removed {
+		return x.otherLocked(ino)
+	}
+	return n
 }
 
 // otherLocked returns a number of the directory that the kernel does not know.
@@ -216,7 +235,7 @@ func (x *aliases) otherLocked(ino dsm.Ino) nodeID {
 			return n
 		}
 	}
-	return x.nodeLocked(ino) // not with less than terabytes of directories in the kernel
+	return nodeOf(ino, 0) // not with less than terabytes of directories in the kernel
 }
 
 // withinLocked reports whether dir is, or is in, the directory n as the kernel may have it, which cannot move it there (ELOOP).
@@ -307,8 +326,53 @@ func (x *aliases) drop(n nodeID, times uint64) {
 	if x.mu.at[a.at] == n {
 		delete(x.mu.at, a.at)
 	}
+	for len(a.past) > 0 {
+		x.unpassLocked(n, a)
+	}
 	if ino := inoOf(uint64(n)); x.mu.now[ino] == n {
 		delete(x.mu.now, ino)
+	}
+}
+
+// passLocked remembers that the kernel was told of the directory at p, of which it is told something else now.
+func (x *aliases) passLocked(n nodeID, p place) {
+	a := x.mu.of[n]
+	if slices.Contains(a.past, p) {
+		return
+	}
+	if len(a.past) == maxPast {
+		x.unpassLocked(n, a)
+	}
+	a.past = append(a.past, p)
+	x.mu.past[p] = append(x.mu.past[p], n)
+}
+
+// unpassLocked forgets the oldest such place.
+func (x *aliases) unpassLocked(n nodeID, a *alias) {
+	p := a.past[0]
+	a.past = a.past[1:]
+	left := slices.DeleteFunc(x.mu.past[p], func(m nodeID) bool { return m == n })
+	if x.mu.past[p] = left; len(left) == 0 {
+		delete(x.mu.past, p)
+	}
+}
+
+// removed says that a call has removed what was at p. The kernel then takes the directory for removed that it had there
+// when the call began, and finds nothing in it any more, although another node may have moved that one away and put another in its place (K53).
+// The kernel is told of such a directory by another number from now on. It may be any of which the kernel was told at p, since several
+// threads look up at the same time.
+func (x *aliases) removed(p place) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.removedLocked(p)
+}
+
+func (x *aliases) removedLocked(p place) {
+	if a := x.mu.of[x.mu.at[p]]; a != nil {
+		a.removed = true
+	}
+	for _, n := range x.mu.past[p] {
+		x.mu.of[n].removed = true
 	}
 }
 
@@ -317,6 +381,9 @@ func (x *aliases) drop(n nodeID, times uint64) {
 func (x *aliases) renamed(from, to place, exchanged bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if !exchanged {
+		x.removedLocked(to)
+	}
 	a, isDir := x.mu.at[from]
 	b, isDir2 := x.mu.at[to]
 	delete(x.mu.at, from)

@@ -352,8 +352,8 @@ func TestForgottenNumber(t *testing.T) {
 	k.b.Forget(uint64(other), 1)
 	k.b.aliases.mu.Lock()
 	defer k.b.aliases.mu.Unlock()
-	if m := &k.b.aliases.mu; len(m.of)+len(m.at)+len(m.now) != 0 {
-		t.Errorf("remembered of a directory that the kernel has forgotten: %v %v %v", m.of, m.at, m.now)
+	if m := &k.b.aliases.mu; len(m.of)+len(m.at)+len(m.now)+len(m.past) != 0 {
+		t.Errorf("remembered of a directory that the kernel has forgotten: %v %v %v %v", m.of, m.at, m.now, m.past)
 	}
 }
 

@@ -166,7 +166,11 @@ func (b *bridge) Unlink(cancel <-chan struct{}, in *fuse.InHeader, name string) 
 }
 
 func (b *bridge) Rmdir(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
-	return b.remove(cancel, in, name, b.cfg.Names.Rmdir)
+	st := b.remove(cancel, in, name, b.cfg.Names.Rmdir)
+	if st.Ok() {
+		b.aliases.removed(place{nodeID(in.NodeId), name})
+	}
+	return st
 }
 
 func (b *bridge) remove(cancel <-chan struct{}, in *fuse.InHeader, name string, how func(context.Context, dsm.Ino, string) error) fuse.Status {
