@@ -184,6 +184,9 @@ func (t *groupTalk) barrier(ctx context.Context) (string, error) {
 
 // met is the answer to what has a result.
 func (t *groupTalk) met(r groups.Result, err error) (string, error) {
+	if errs.Is(err, errs.NotFinite) {
+		t.number = r.Number // the round is over all the same
+	}
 	if err != nil {
 		return "", err
 	}

@@ -9,7 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/fs/control"
+	"github.com/dsmfs/dsmfs/groups"
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
 // TestTalksOfAUser are bounded: each costs a goroutine. Other users have theirs, and what is closed counts no more.
@@ -48,4 +50,14 @@ func TestTalksOfAUser(t *testing.T) {
 		}
 		synctest.Wait()
 	})
+}
+
+// TestTalkAfterARound that left something out: the next call is of the next number. After other errors the same call can be made again.
+func TestTalkAfterARound(t *testing.T) {
+	for kind, want := range map[errs.Kind]uint64{errs.NotFinite: 3, errs.Timeout: 2} {
+		talk := &groupTalk{number: 2}
+		if _, err := talk.met(groups.Result{Number: 3}, errs.E(kind, "round", "")); !errs.Is(err, kind) || talk.number != want {
+			t.Errorf("after %v the last number is %d, want %d (%v)", kind, talk.number, want, err)
+		}
+	}
 }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ._errors import AccessError, ClosedError, DisconnectedError, NotFoundError, translated
+from ._errors import AccessError, ClosedError, DisconnectedError, NotFiniteError, NotFoundError, translated
 from ._mounts import Location, locate
 from ._open import _connect, _umask
 from ._wire import Connection, Op, Reply, milliseconds
@@ -285,9 +285,14 @@ class Group:
 
     def _meet(self, op: Op, timeout: float | None, payload: bytes = b"") -> Meeting:
         _check(timeout)
-        with self._turn, translated(self.path, "round" if op == Op.ROUND else "barrier"):
+        with self._turn:
             arguments = (self._number + 1, milliseconds(timeout))
-            reply = self._live().call(op, self._member, arguments, payload)
+            try:
+                with translated(self.path, "round" if op == Op.ROUND else "barrier"):
+                    reply = self._live().call(op, self._member, arguments, payload)
+            except NotFiniteError:
+                self._number += 1  # the round is over all the same
+                raise
             self._number = reply.args[0]
         bits = int.from_bytes(reply.payload, "little")
         missing = tuple(r for r in range(self.size) if bits >> r & 1)

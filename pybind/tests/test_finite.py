@@ -75,6 +75,17 @@ def test_a_round_without_them(nodes: dsmfs.Cluster, given: bool) -> None:
             got = float(w[6]), float(w[7]), refused
             looked.wait(60)  # what one stores now comes to the others at once
             w[7] = 0
+            # The round is over for all: the next ones wait for all, and count.
+            assert g.number == 1
+            assert g.barrier(timeout=60).number == 2
+            if i == 1:
+                step[7] = 1
+            if given:
+                w.accumulate(step, g)
+            else:
+                w.array += step
+            assert g.round(w, timeout=60).number == 3
+            assert float(w[6]) == 6
             return got
 
     with ThreadPoolExecutor(3) as pool:
