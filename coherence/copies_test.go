@@ -137,6 +137,43 @@ func TestTakeoverAfterHalfAHandover(t *testing.T) {
 	})
 }
 
+// TestOpenedDuringHalfAHandover: a home dies that was handing a slot over to a node which was about to open the area. A backup takes over, which lacks a publish that had come there
+// with the handover. The node's stores must not be compared with what nobody has.
+func TestOpenedDuringHalfAHandover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, home, backup, n := backedBy(t, 0, 1)
+		s.copies = 2
+		put(t, home, 5)
+		publish(home)
+		s.loseChanges(link{0, 1})
+		s.move(n, 1)
+		n.find()
+		n.startOpen(false)
+		n.startOpen(true)
+		s.rest()
+		s.deliverAll(link{0, 2})
+		if x := n.area.mu.home.extents[0]; x == nil || x.version == 0 {
+			t.Fatal("nothing of the handover has come")
+		}
+		s.killAfter(home, func(int) int { return 0 })
+		s.changeView(func(v *dsm.View) {
+			v.Members[home.i].Gone = true
+			s.takeOver(v, home.id)
+		})
+		s.catchUp()
+		for s.deliver() {
+			continue
+		}
+		put(t, n, 1)
+		publish(n)
+		for s.deliver() {
+			continue
+		}
+		want(t, n, 1)
+		want(t, backup, 1)
+	})
+}
+
 // TestBackupWithoutMemoryTakesOver: a backup that is to take over has no memory for the area, and the slot moves on. The next home gets what the
 // backup has when there is memory, not nothing.
 func TestBackupWithoutMemoryTakesOver(t *testing.T) {

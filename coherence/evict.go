@@ -7,7 +7,7 @@ import (
 )
 
 // forgetAllButLocked frees base bytes of pages that are not here, for an extent whose home this node is
-// not any more.
+// not any more. They may be bytes that no other node has: if they come as zeroes, or this node becomes the home again, they must be zero.
 func (a *Area) forgetAllButLocked(e dsm.ExtentIndex) {
 	var keep dsm.PageSet
 	if r := &a.mu.replica; int(e) < r.n {

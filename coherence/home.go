@@ -303,7 +303,7 @@ func (a *Area) leftLocked(n dsm.NodeID, _ dsm.Seq) bool {
 	return !a.mu.view.Knows(n)
 }
 
-// resignLocked frees the home copy of an extent. The new home has received it.
+// resignLocked frees the home copy of an extent. The new home has received it, or has something else.
 func (a *Area) resignLocked(e dsm.ExtentIndex) {
 	h := &a.mu.home
 	a.resignVersionsLocked()
@@ -313,11 +313,10 @@ func (a *Area) resignLocked(e dsm.ExtentIndex) {
 	delete(h.extents, e)
 	if a.mu.mem != nil {
 		a.mu.mem.ResignHome(e)
-		switch r := &a.mu.replica; {
-		case !r.subscribed:
-			a.forgetLocked(e)
-		case r.demand:
+		if a.mu.replica.subscribed {
 			a.forgetAllButLocked(e)
+		} else {
+			a.forgetLocked(e)
 		}
 	}
 	a.freeIfUnusedLocked()

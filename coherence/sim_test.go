@@ -69,7 +69,6 @@ func TestSimulation(t *testing.T) {
 // knownToFail has seeds that found something which is not mended yet. They run if -sim.seed names them.
 var knownToFail = map[uint64]string{
 	14121068247193790250: "auto-away: an acquire returns at a node that lacks what was published before it began",
-	15484301351227728804: "cut-away: a page at the end of the file is not the base copy, and nothing of it is unpublished",
 }
 
 // usualSeed returns the first seed of a kind. It is the same each time, so that what fails is up to the change that is being tested, not to the

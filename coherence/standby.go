@@ -448,17 +448,6 @@ func (a *Area) standbyViewChangedLocked(old *dsm.View) {
 // dropHalfLocked forgets what has come of an extent by a handover that its source has not lived to end. This node goes on from its standby, which may have less: nobody has
 // heard of the rest, and who published it sends it again.
 func (a *Area) dropHalfLocked(e dsm.ExtentIndex) {
-	x := a.mu.home.extents[e]
-	for i, v := range x.pages {
-		if v == 0 || !a.inAreaLocked(e, i) {
-			continue
-		}
-		if a.versionedLocked() {
-			a.takesPageLocked(page(e, i))
-		}
-		a.mu.mem.InstallHome(page(e, i), zeroPages[:dsm.PageSize], a.replicaHasLocked(e, i))
-		a.lookAtHomeLocked(e, x, i)
-	}
 	a.mu.whole.coming = VersionInfo{}
 	a.resignLocked(e)
 }

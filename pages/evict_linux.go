@@ -81,7 +81,7 @@ func (a *Area) Evict(k merge.Kernel, e dsm.ExtentIndex, set dsm.PageSet, shared 
 }
 
 // KeepBase frees the base copy of extent e, which is homed elsewhere, except for the pages in keep:
-// those that are here. It follows ResignHome in an area on demand, where the home had all pages.
+// those that are here. It follows ResignHome: the home had all pages.
 func (a *Area) KeepBase(e dsm.ExtentIndex, keep dsm.PageSet) error {
 	if a.Homed(e) {
 		panic("the base copy of a homed extent is the home's")
