@@ -28,6 +28,7 @@ type Area struct {
 		view       *dsm.View // the view that replica and home act on
 		backed     bool      // some slot of it here has a backup
 		mute       bool      // some slot of it here has a backup that could take over and lack something: see Backup.Former
+		handed     bool      // some slot of it has been handed over to this node, or is on its way, and has a backup that takes over if the source dies
 		removed    bool
 		sending    bool         // a goroutine is sending, in order
 		own        dsm.Slot     // the slot that the view gives to this area alone; 0: none

@@ -27,13 +27,15 @@ func (a *Area) copiesLocked() *copies {
 	return a.mu.copies
 }
 
-// lookForBackupsLocked records whether some slot of the area whose home this node is has a backup, and whether one is in sync with a former home.
+// lookForBackupsLocked records whether some slot of the area whose home this node is has a backup, whether one is in sync with a former home, and whether
+// one takes over if a home dies that hands the slot over to this node.
 func (a *Area) lookForBackupsLocked() {
-	a.mu.backed, a.mu.mute = false, false
+	a.mu.backed, a.mu.mute, a.mu.handed = false, false, false
 	for e := range dsm.ExtentIndex(a.coveringLocked()) {
 		if row := a.rowLocked(e); a.isSelf(row.Primary) && hasBackups(row) {
 			a.mu.backed = true
 			a.mu.mute = a.mu.mute || slices.ContainsFunc(row.Backups[:], func(b dsm.Backup) bool { return b.Former })
+			a.mu.handed = a.mu.handed || row.Source != 0 && slices.ContainsFunc(row.Backups[:], func(b dsm.Backup) bool { return b.InSync && b.Node != row.Source })
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // TestHomeWithoutALeaseSaysNothing: a backup may have taken over from a home whose lease has run out. So it does not say that a node has everything,
@@ -43,4 +44,43 @@ func TestHomeWithoutALeaseSaysNothing(t *testing.T) {
 			n.area.step(func() { n.area.endAcquireLocked(op) })
 		})
 	}
+}
+
+// TestNewHomeAwaitsTheCatalog: a home that hands a slot over is evicted, and a backup takes over before the catalog hears that the new home has everything. What the old home sent
+// before arrives at the new home, which has a lease, and has not heard of that. It does not say that a node has everything.
+func TestNewHomeAwaitsTheCatalog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 4, sums(1, dsm.ApplyArrival))
+		s.copies = 2
+		s.backUp(s.nodes[1])
+		source, backup, next, publisher := s.nodes[0], s.nodes[1], s.nodes[2], s.nodes[3]
+		next.open(true)
+		publisher.open(true)
+		s.drain()
+		s.move(next, 1)
+		s.until("hand over", func() bool { return sends[*wire.HandoverDone](s, link{0, 2}) > 0 })
+		s.changeView(func(v *dsm.View) {
+			v.Members[source.i].Gone = true
+			s.takeOver(v, source.id)
+		})
+		backup.apply()
+		publisher.apply()
+		put(t, publisher, 5)
+		publish(publisher)
+		s.deliverAll(link{3, 1})
+		s.deliverAll(link{1, 3})
+		if publisher.area.extentLocked(0).publishing() {
+			t.Fatal("the backup has not taken over")
+		}
+		s.deliverAll(link{0, 2})
+		s.rest()
+		op := next.startAcquire()
+		if len(op.pending) == 0 && get(next) != 5 {
+			t.Error("an acquire is answered, and something published before it is missing")
+		}
+		s.catchUp()
+		s.until("acquire", func() bool { return len(op.pending) == 0 })
+		want(t, next, 5)
+		next.area.step(func() { next.area.endAcquireLocked(op) })
+	})
 }

@@ -309,14 +309,15 @@ func (a *Area) receiveLocked(from dsm.NodeID, msg any, payload [][]byte) error {
 	return nil
 }
 
-// fencedLocked reports whether a request must wait: it asks what was published until now, and a backup may have taken over from this node.
+// fencedLocked reports whether a request must wait: it asks what was published until now, and a backup may have taken over from this node. That can also be so
+// while this node has a lease: until the catalog has heard that a slot is here, a backup takes over if the home dies that has handed it over, and this node may hear of that late.
 func (a *Area) fencedLocked(msg any) bool {
 	if !a.mu.backed {
 		return false
 	}
 	switch msg.(type) {
 	case *wire.Subscribe, *wire.Acquire, *wire.Finish:
-		return !a.node.cfg.View.MayServe()
+		return a.mu.handed || !a.node.cfg.View.MayServe()
 	}
 	return false
 }

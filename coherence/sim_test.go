@@ -54,9 +54,6 @@ func TestSimulation(t *testing.T) {
 					seed = usualSeed(c.name) + uint64(k)
 				}
 				if !t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-					if why := knownToFail[seed]; why != "" && *simSeed == 0 {
-						t.Skip(why)
-					}
 					synctest.Test(t, func(t *testing.T) { runSim(t, seed, c) })
 				}) {
 					t.Fatalf("reproduce: go test ./coherence -run 'TestSimulation/%s' -sim.seed=%d -sim.runs=1", c.name, seed)
@@ -64,11 +61,6 @@ func TestSimulation(t *testing.T) {
 			}
 		})
 	}
-}
-
-// knownToFail has seeds that found something which is not mended yet. They run if -sim.seed names them.
-var knownToFail = map[uint64]string{
-	14121068247193790250: "auto-away: an acquire returns at a node that lacks what was published before it began",
 }
 
 // usualSeed returns the first seed of a kind. It is the same each time, so that what fails is up to the change that is being tested, not to the
