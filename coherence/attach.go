@@ -39,11 +39,10 @@ type Attachment struct {
 	area  *Area
 	write bool
 	draft *draft // nil: it maps the working copy
-	first bool   // no other program could store when it attached
 }
 
 // Attach prepares the area for one more program that maps its memory, and returns a descriptor of that memory. The
-// caller has opened the area for reading. program is the process, or 0 if several processes use the attachment.
+// caller has just opened the area for reading, which has acquired. program is the process, or 0 if several processes use the attachment.
 //
 // Attach waits until all bytes are here. An area on demand needs no such wait: programs fault on pages that are not
 // here. For write, Attach also waits until the ledger knows what the kernel was given of each page in its page cache.
@@ -85,9 +84,7 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	case t.draft != nil:
 		err = a.await(ctx, "attach", func() bool { return t.draft.filled })
 	case write:
-		if err = a.Acquire(ctx, t.first); err == nil {
-			err = a.await(ctx, "attach", func() bool { return a.mu.cached.Writable() })
-		}
+		err = a.await(ctx, "attach", func() bool { return a.mu.cached.Writable() })
 	}
 	var f *os.File
 	if err == nil {
@@ -133,7 +130,6 @@ func (a *Area) enterLocked(t *Attachment) {
 	case t.draft != nil:
 		t.draft.attachments++
 	case t.write:
-		t.first = a.mu.replica.writers == 0
 		a.beginWritingLocked()
 		a.countAttachedLocked(+1)
 	}

@@ -28,27 +28,26 @@ func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, erro
 			return nil, err
 		}
 	}
-	first := false // no program can store yet, so updates may enter memory even with apply=sync
+	var op *acquiring
 	a.step(func() {
-		first = write && a.mu.replica.writers == 0
-		err = a.openedLocked(write)
+		first := write && a.mu.replica.writers == 0 // no program can store yet, so updates may enter memory even with apply=sync
+		if err = a.openedLocked(write); err == nil && (first || !a.defersLocked()) {
+			op = a.startAcquireLocked(first) // right behind the Subscribe, so the home answers both at once
+		}
 	})
+	if err != nil {
+		return nil, err
+	}
+	err = a.awaitHomes(ctx, "open", a.subscribedLocked, a.deadInAreaLocked)
+	err = a.finishAcquire(ctx, op, err)
 	if err == nil {
-		err = a.awaitHomes(ctx, "open", a.subscribedLocked, a.deadInAreaLocked)
-		if err == nil {
-			err = a.Acquire(ctx, first)
-		}
-		if err == nil {
-			err = a.holds(ctx)
-		}
-		if err == nil && write {
-			err = a.await(ctx, "open", func() bool { return a.mu.cached.Writable() })
-		}
-		if err != nil {
-			a.Close(write)
-		}
+		err = a.holds(ctx)
+	}
+	if err == nil && write {
+		err = a.await(ctx, "open", func() bool { return a.mu.cached.Writable() })
 	}
 	if err != nil {
+		a.Close(write)
 		return nil, err
 	}
 	return a, nil
