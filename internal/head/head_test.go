@@ -32,7 +32,9 @@ func daemon() {
 	if err := unix.Sendmsg(3, []byte("x"), unix.UnixRights(int(p.File().Fd())), nil, 0); err != nil {
 		panic(err)
 	}
-	select {}
+	for {
+		_ = unix.Pause() // to Go's runtime a daemon whose goroutines all wait for each other is over
+	}
 }
 
 // waitv waits until a word is not as given.
