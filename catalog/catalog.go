@@ -13,6 +13,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
+	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/locks"
 )
 
@@ -98,9 +99,10 @@ type Catalog struct {
 		lockrank.RWMutex
 		state *state
 	}
-	view     atomic.Pointer[dsm.View]
-	joining  atomic.Bool   // Join is asking to be admitted
-	admitted atomic.Bool   // the cluster has made this node a member
+	view    atomic.Pointer[dsm.View]
+	joining atomic.Bool // Join is asking to be admitted
+	// admitted is what the leader has said that has made this node a member; nil: none has.
+	admitted atomic.Pointer[wire.Joined]
 	leaving  atomic.Bool   // Leave was called
 	begins   time.Duration // the lease of a cluster that this node begins
 	doubt    chan struct{} // rung when the leader did not take a request: see renew

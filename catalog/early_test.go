@@ -18,11 +18,13 @@ type ears struct {
 	Streams
 	mu   sync.Mutex
 	open chan struct{} // closed while they are open
+	door chan struct{} // likewise, of what lets others in
 }
 
 func newEars(s Streams) *ears {
-	e := &ears{Streams: s, open: make(chan struct{})}
+	e := &ears{Streams: s, open: make(chan struct{}), door: make(chan struct{})}
 	close(e.open)
+	close(e.door)
 	return e
 }
 
@@ -33,6 +35,24 @@ func (e *ears) shut() (open func()) {
 	again := make(chan struct{})
 	e.open = again
 	return sync.OnceFunc(func() { close(again) })
+}
+
+// shutDoor has the streams that others begin wait until it is opened.
+func (e *ears) shutDoor() (open func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	again := make(chan struct{})
+	e.door = again
+	return sync.OnceFunc(func() { close(again) })
+}
+
+func (e *ears) Accept() (net.Conn, error) {
+	conn, err := e.Streams.Accept()
+	e.mu.Lock()
+	door := e.door
+	e.mu.Unlock()
+	<-door
+	return conn, err
 }
 
 func (e *ears) Dial(addr string, timeout time.Duration) (net.Conn, error) {

@@ -52,7 +52,7 @@ func (c *Catalog) renew() {
 			return
 		case !ok && member:
 			return // it has left
-		case !ok && !c.admitted.Load():
+		case !ok && c.admitted.Load() == nil:
 			select {
 			case <-ring:
 				continue
@@ -116,7 +116,10 @@ func changedAfter(err error, reign context.Context) <-chan struct{} {
 func (c *Catalog) sign(reign context.Context, v *dsm.View, try int) error {
 	ctx, cancel := context.WithTimeout(reign, max(v.Lease, DefaultLease)/2)
 	defer cancel()
-	if !c.Fenced() || try%2 == 0 || len(v.Members) == 0 {
+	switch id, _ := c.leader(); {
+	case id == 0 && len(v.Members) == 0 && c.admitted.Load() != nil:
+		return c.signToLeader(ctx, c.admitted.Load())
+	case !c.Fenced() || try%2 == 0 || len(v.Members) == 0:
 		_, err := c.question(ctx, true)
 		return err
 	}
@@ -127,6 +130,16 @@ func (c *Catalog) sign(reign context.Context, v *dsm.View, try int) error {
 	_, err := c.caller.Call(ctx, nodeAddr(m.ID, m.Addr), &wire.ReadIndex{From: c.self.ID, Inc: c.self.Inc, Epoch: v.Epoch, Sign: true})
 	if err == nil { // it leads: the next question finds it
 		err = errs.E(errs.NotLeader, "", "")
+	}
+	return err
+}
+
+// signToLeader sends a sign of life to the leader that has admitted this node, to which the log has told nothing yet.
+func (c *Catalog) signToLeader(ctx context.Context, by *wire.Joined) error {
+	sent := c.signs.clock()
+	_, err := c.caller.Call(ctx, by.Leader, &wire.ReadIndex{From: c.self.ID, Inc: c.self.Inc, Epoch: by.Epoch, Sign: true})
+	if err == nil {
+		c.signs.confirm(sent)
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
+	"sync"
 
 	"github.com/hashicorp/raft"
 
@@ -52,7 +53,7 @@ func (c *Catalog) electSelf(ctx context.Context) error {
 }
 
 // Join makes this node a member of the cluster to which the node at addr belongs, and returns when
-// this replica has caught up.
+// this replica has caught up. If the leader hears nothing of this node for a lease before that, the error is errs.Evicted: a new catalog may join.
 func (c *Catalog) Join(ctx context.Context, addr string) error {
 	if addr == c.self.Addr {
 		return errs.E(errs.Invalid, "join", "%s is this node's own address: name a node of the cluster", addr)
@@ -72,22 +73,41 @@ func (c *Catalog) Join(ctx context.Context, addr string) error {
 		return errs.E(errs.Corrupt, "join", "%T answers Join", reply)
 	}
 	c.belong(joined.Cluster)
-	c.admitted.Store(true)
+	c.admitted.Store(joined)
 	c.news.ring()
-	err = c.news.until(ctx, c.life, func() bool {
-		m, member := c.Current().Member(c.self.ID)
-		return member && m.Inc == c.self.Inc
-	})
-	if err == nil {
-		err = c.sync(ctx)
-	}
-	if err != nil {
+	if err := c.catchUp(ctx); err != nil {
 		return named("join", err)
 	}
 	if v := c.Current(); v.Cluster != joined.Cluster {
 		return errs.E(errs.Corrupt, "join", "%s is of cluster %s, the replica of %s", addr, joined.Cluster, v.Cluster)
 	}
 	return nil
+}
+
+// catchUp returns when this replica has all that was committed before, and this node as a member. It fails when the node is evicted.
+func (c *Catalog) catchUp(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	defer cancel()
+	watch.Go(func() {
+		select {
+		case <-c.signs.evicted:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	err := c.news.until(ctx, c.life, func() bool {
+		m, member := c.Current().Member(c.self.ID)
+		return member && m.Inc == c.self.Inc
+	})
+	if err == nil {
+		err = c.sync(ctx)
+	}
+	if err != nil && c.signs.out() {
+		return errs.E(errs.Evicted, "", "the cluster has put this node out again, as it gave no sign of life for a lease: is the machine overloaded?")
+	}
+	return err
 }
 
 // serveJoin admits a node, or passes the request on to the leader.
@@ -165,7 +185,8 @@ func (c *Catalog) admit(ctx context.Context, req *wire.Join) (any, error) {
 		return nil, errs.E(errs.NotLeader, "join", "")
 	}
 	c.log.Info("node joined", "node", m.ID, "name", m.Name, "addr", m.Addr)
-	return &wire.Joined{Cluster: c.Current().Cluster}, nil
+	v := c.Current()
+	return &wire.Joined{Cluster: v.Cluster, Epoch: v.Epoch, Leader: nodeAddr(c.self.ID, c.self.Addr)}, nil
 }
 
 // replace marks as gone the members whose name or address m takes, if their processes have ended.

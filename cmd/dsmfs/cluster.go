@@ -157,10 +157,8 @@ func (n *node) found(ctx context.Context, old *catalog.Catalog) error {
 			return err
 		}
 	}
-	self := n.self
-	self.Inc = uint64(time.Now().UnixNano())
 	g := &gate{n: n}
-	next, err := n.newCatalog(self, g, nil)
+	next, err := n.nextCatalog(g)
 	if err != nil {
 		return err
 	}

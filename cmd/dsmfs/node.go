@@ -174,12 +174,13 @@ func (n *node) enter(ctx context.Context) error {
 		return nil
 	}
 	var failed []error
+	e := entry{cat: n.cats.last()}
 	for _, addr := range n.cfg.join {
 		// Each gets an equal part of the time.
 		try, cancel := context.WithTimeout(ctx, joinLimit/time.Duration(len(n.cfg.join)))
 		err := n.enroll(try, addr)
 		if err == nil {
-			err = n.cats.last().Join(try, addr)
+			err = n.join(try, &e, addr)
 		}
 		cancel()
 		if err == nil {
@@ -197,6 +198,32 @@ func (n *node) enter(ctx context.Context) error {
 		}
 	}
 	return withCode(exitJoin, errors.Join(failed...))
+}
+
+// entry is a catalog that is to join, as the first one of its node.
+type entry struct {
+	cat *catalog.Catalog
+	g   *gate // its observer, if others were evicted before it
+}
+
+// join joins through the node at addr. A node that is so slow that it is evicted before it has the log joins once more.
+func (n *node) join(ctx context.Context, e *entry, addr string) error {
+	for {
+		err := e.cat.Join(ctx, addr)
+		switch {
+		case err == nil && e.g != nil:
+			n.take(ctx, e.g, e.cat)
+			return nil
+		case !errs.Is(err, errs.Evicted) || ctx.Err() != nil:
+			return err
+		}
+		n.log.Warn("evicted from the cluster before this node was ready: joining once more")
+		e.cat.Close()
+		e.g = &gate{n: n}
+		if e.cat, err = n.nextCatalog(e.g); err != nil {
+			return err
+		}
+	}
 }
 
 // mount makes everything visible.

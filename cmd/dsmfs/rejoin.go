@@ -154,8 +154,10 @@ const gatherLimit = 5 * time.Second
 func (n *node) gather(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, gatherLimit)
 	defer cancel()
-	if err := n.fs.Harvest(ctx); err != nil {
-		n.log.Warn("stores to mappings from before this node joins again", "err", err)
+	if n.fs != nil {
+		if err := n.fs.Harvest(ctx); err != nil {
+			n.log.Warn("stores to mappings from before this node joins again", "err", err)
+		}
 	}
 	n.data.Returning()
 }
@@ -168,16 +170,24 @@ func (n *node) take(ctx context.Context, g *gate, next *catalog.Catalog) {
 	n.Reset() // whatever came before g was open is in this
 	n.data.Rejoined()
 	n.cats.enter()
+	if n.fs == nil {
+		return // it has not mounted yet
+	}
 	if err := n.fs.Rejoined(ctx); err != nil {
 		n.log.Warn("files that programs have open", "err", err)
 	}
 }
 
-// joinAgain returns a new catalog that has joined. The leader refuses that while a member and this node do not reach each other.
-func (n *node) joinAgain(ctx context.Context, v *dsm.View, o catalog.Observer) (*catalog.Catalog, error) {
+// nextCatalog makes a catalog for the next incarnation of the node.
+func (n *node) nextCatalog(o catalog.Observer) (*catalog.Catalog, error) {
 	self := n.self
 	self.Inc = uint64(time.Now().UnixNano())
-	cat, err := n.newCatalog(self, o, nil)
+	return n.newCatalog(self, o, nil)
+}
+
+// joinAgain returns a new catalog that has joined. The leader refuses that while a member and this node do not reach each other.
+func (n *node) joinAgain(ctx context.Context, v *dsm.View, o catalog.Observer) (*catalog.Catalog, error) {
+	cat, err := n.nextCatalog(o)
 	if err != nil {
 		return nil, err
 	}

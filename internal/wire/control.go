@@ -41,7 +41,7 @@ import (
 
 // JoinProtocol is the version of the commands and snapshots of the catalog. All members of a
 // cluster must have the same one.
-const JoinProtocol = 10
+const JoinProtocol = 11
 
 // Join asks to make Member a member of the cluster.
 type Join struct {
@@ -50,8 +50,13 @@ type Join struct {
 	Forwarded bool // by a member, to the node that it believes to lead
 }
 
-// Joined says that the sender of Join is now a member.
-type Joined struct{ Cluster dsm.ClusterID }
+// Joined says that the sender of Join is now a member, and was so in the view of that epoch. Its lease has begun: until the log comes it gives the
+// leader signs of life at this address.
+type Joined struct {
+	Cluster dsm.ClusterID
+	Epoch   dsm.Epoch
+	Leader  string // id@host:port
+}
 
 // Enroll asks for a certificate for the sender's id and Key. Secret is that of a join token; a node
 // of the same user on the same machine needs none.
