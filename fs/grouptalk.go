@@ -184,10 +184,8 @@ func (t *groupTalk) barrier(ctx context.Context) (string, error) {
 
 // met is the answer to what has a result.
 func (t *groupTalk) met(r groups.Result, err error) (string, error) {
-	if errs.Is(err, errs.NotFinite) {
-		t.number = r.Number // the round is over all the same
-	}
 	if err != nil {
+		t.number = max(t.number, r.Number) // the round may be over all the same
 		return "", err
 	}
 	t.number = r.Number

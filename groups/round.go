@@ -26,7 +26,8 @@ type stake struct {
 
 // Meet is Barrier, at which the members put together what they have stored in areas, and what they have accumulated. Like Barrier it
 // may be called again after it has ended early: the member contributes once. limit bounds the time for each of the two steps in the
-// data plane. The members of a node share the node's contribution; it is taken back when none of them is in the round any more.
+// data plane. The members of a node share the node's contribution; it is taken back when none of them is in the round any more. With an
+// error the Result is zero, or that of a round which is over all the same.
 func (m *Member) Meet(ctx context.Context, number uint64, areas map[dsm.AreaID]Area, limit time.Duration) (Result, error) {
 	id := m.Round(number)
 	areas, arrived, err := m.enter(number, areas)
@@ -42,9 +43,10 @@ func (m *Member) Meet(ctx context.Context, number uint64, areas map[dsm.AreaID]A
 		nodes := r.nodes()
 		err = each(ctx, limit, areas, func(ctx context.Context, a Area) error { return a.FinishRound(ctx, id, nodes, len(r.Members)) })
 	}
-	if !errs.Is(err, errs.Timeout) && !errs.Is(err, errs.Interrupted) { // else the caller may go on
-		m.n.step(func() { m.withdrawLocked() })
+	if errs.Is(err, errs.Timeout) || errs.Is(err, errs.Interrupted) { // the caller may go on
+		return Result{}, err
 	}
+	m.n.step(func() { m.withdrawLocked() })
 	return r, err
 }
 

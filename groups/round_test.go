@@ -18,6 +18,7 @@ type noted struct {
 	mu     sync.Mutex
 	list   []string
 	refuse error // of Contribute
+	failed error // of FinishRound
 }
 
 func (a *noted) note(format string, args ...any) {
@@ -45,7 +46,7 @@ func (a *noted) Contribute(_ context.Context, id dsm.RoundID) error {
 
 func (a *noted) FinishRound(_ context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int) error {
 	a.note("finish %d of %d on %d", id.Number, writers, nodes)
-	return nil
+	return a.failed
 }
 
 func (a *noted) AbandonRound(id dsm.RoundID) { a.note("abandon %d", id.Number) }
@@ -108,6 +109,36 @@ func TestRoundOfAGroup(t *testing.T) {
 	first.refuse = nil
 	if n := len(c.nodes[0].mu.stakes) + len(c.nodes[1].mu.stakes); n != 0 {
 		t.Errorf("%d rounds are not over", n)
+	}
+}
+
+// TestFailedRoundIsOver: all have met, so it has its number, unless the member may call it again.
+func TestFailedRoundIsOver(t *testing.T) {
+	c := newCluster(t, 1)
+	m := c.join(1, 0)[0]
+	a := new(noted)
+	meet := func(number uint64) (uint64, error) {
+		r, err := m.Meet(t.Context(), number, map[dsm.AreaID]Area{5: a}, time.Minute)
+		return r.Number, err
+	}
+	for number, kind := range []errs.Kind{errs.NotFinite, errs.Unavailable} {
+		number := uint64(number) + 1
+		a.failed = errs.E(errs.Timeout, "finish", "not yet")
+		if got, err := meet(number); got != 0 || !errs.Is(err, errs.Timeout) {
+			t.Errorf("round %d: %v, as number %d", number, err, got)
+		}
+		a.failed = errs.E(kind, "finish", "a part is missing")
+		if got, err := meet(number); got != number || !errs.Is(err, kind) {
+			t.Errorf("round %d: %v, as number %d", number, err, got)
+		}
+	}
+	a.failed = nil
+	if _, err := m.Barrier(t.Context(), 3); err != nil {
+		t.Error(err)
+	}
+	a.refuse = errs.E(errs.Unavailable, "contribute", "the home has died")
+	if got, err := meet(4); got != 0 || !errs.Is(err, errs.Unavailable) {
+		t.Errorf("a round without this member: %v, as number %d", err, got)
 	}
 }
 

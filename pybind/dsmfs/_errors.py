@@ -20,6 +20,8 @@ class Error(Exception):
 class OperationError(Error, OSError):
     """The daemon or the kernel refused; ``errno`` and ``strerror`` say why."""
 
+    _meeting = 0  #: of a group: the number of the round that is over all the same; 0: none is
+
 
 class NotFoundError(OperationError, FileNotFoundError):
     """There is no such area, or no such directory."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ._errors import AccessError, ClosedError, DisconnectedError, NotFiniteError, NotFoundError, translated
+from ._errors import AccessError, ClosedError, DisconnectedError, NotFoundError, OperationError, translated
 from ._mounts import Location, locate
 from ._open import _connect, _umask
 from ._wire import Connection, Op, Reply, milliseconds
@@ -290,8 +290,8 @@ class Group:
             try:
                 with translated(self.path, "round" if op == Op.ROUND else "barrier"):
                     reply = self._live().call(op, self._member, arguments, payload)
-            except NotFiniteError:
-                self._number += 1  # the round is over all the same
+            except OperationError as e:
+                self._number = max(self._number, e._meeting)
                 raise
             self._number = reply.args[0]
         bits = int.from_bytes(reply.payload, "little")

@@ -169,7 +169,9 @@ class Connection:
                 late.close()
         if reply.error:
             reply.close()
-            raise from_errno(reply.error, reply.payload.decode("utf-8", "replace"))
+            error = from_errno(reply.error, reply.payload.decode("utf-8", "replace"))
+            error._meeting = reply.args[0]
+            raise error
         return reply
 
     def close(self) -> None:
