@@ -253,8 +253,8 @@ type staying struct {
 	on   bool
 }
 
-// begin is called in a step.
-func (s *staying) begin() {
+// beginLocked has the pages stay until end.
+func (s *staying) beginLocked() {
 	if !s.on {
 		s.on = true
 		s.area.mu.replica.staying = append(s.area.mu.replica.staying, s)

@@ -152,7 +152,7 @@ func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []by
 				a.sawLocked(atRead, r.fresh, began)
 			} else if !demand {
 				a.fetchLocked(off, len(p))
-				stay.begin()
+				stay.beginLocked()
 			}
 		})
 		switch {
@@ -163,7 +163,7 @@ func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []by
 		case done:
 			return n, nil
 		case demand:
-			err = a.bring(ctx, off, len(p), nil, stay.begin)
+			err = a.bring(ctx, off, len(p), nil, stay.beginLocked)
 		default:
 			err = a.awaitHomes(ctx, "read", func() bool { return a.presentLocked(off, int(min(int64(len(p)), a.mu.ino.Size-off))) },
 				func() dsm.NodeID { return a.deadForLocked(off, int64(len(p))) })

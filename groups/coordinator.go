@@ -12,7 +12,7 @@ import (
 )
 
 // coordinator decides for one group. It lives from the first word that this node hears of the group
-// to the last, as long as the view has this node as the coordinator.
+// to the last, as long as the view has this node as the coordinator. Node.mu guards all of it, whichever of its methods is called.
 type coordinator struct {
 	group dsm.AreaID
 	self  dsm.NodeID

@@ -95,8 +95,8 @@ func (p *peer) stillDisagree() {
 	}
 }
 
-// disagrees takes back an arrival that the coordinator has refused. An older one is over already.
-func (m *Member) disagrees(r wire.GroupRefusal) {
+// disagreesLocked takes back an arrival that the coordinator has refused. An older one is over already.
+func (m *Member) disagreesLocked(r wire.GroupRefusal) {
 	if r.Try != m.seat.Tries || r.Try == m.refused || m.group.done >= m.seat.Arrived {
 		return
 	}

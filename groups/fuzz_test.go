@@ -29,7 +29,7 @@ func fuzzed(t *testing.T) *Node {
 		delete(m.group.seats, m.seat.ID)
 		m.seat.ID = uint64(group) + 1 // in place of a random one
 		m.group.seats[m.seat.ID], m.group.sorted = m, nil
-		if _, err := n.begin(m, m.apply, m.hasRank, func(err error) {
+		if _, err := n.begin(m, m.applyLocked, m.hasRankLocked, func(err error) {
 			if err != nil {
 				return
 			}

@@ -29,7 +29,7 @@ func TestSilent(t *testing.T) {
 	_, err := c.nodes[1].Join(ended(t), 9, 2)
 	wants(t, err, errs.Timeout, "do not answer: c")
 	m := c.nodes[0].newMember(9, 2)
-	if _, err := c.nodes[0].begin(m, m.apply, m.hasRank, func(error) {}); err != nil {
+	if _, err := c.nodes[0].begin(m, m.applyLocked, m.hasRankLocked, func(error) {}); err != nil {
 		t.Fatal(err)
 	}
 	if l := c.nodes[0].List(); len(l) != 1 || !strings.HasSuffix(l[0], "waiting=1 on=a silent=c") {
@@ -49,7 +49,7 @@ func TestManyCame(t *testing.T) {
 	for i := range 100 {
 		n := c.nodes[i%2]
 		m := n.newMember(9, 200)
-		if _, err := n.begin(m, m.apply, m.hasRank, func(error) {}); err != nil {
+		if _, err := n.begin(m, m.applyLocked, m.hasRankLocked, func(error) {}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // local is a node's side of a group: the programs of the node that take part, and what the node
-// knows. It lives until the coordinator has heard that the last program has left.
+// knows. It lives until the coordinator has heard that the last program has left. Node.mu guards all of it, whichever of its methods is called.
 type local struct {
 	group       dsm.AreaID
 	coordinator dsm.NodeID
@@ -110,7 +110,7 @@ func (l *local) state(s *wire.GroupState) {
 	for rank := range l.members {
 		x := &l.members[rank]
 		if m := l.seats[x.ID]; m != nil && m.seat.Generation == 0 && !x.Gone {
-			m.seated(l, rank)
+			m.seatedLocked(l, rank)
 		}
 	}
 	for _, c := range s.Counters {
@@ -118,9 +118,9 @@ func (l *local) state(s *wire.GroupState) {
 	}
 	for _, r := range s.Refused {
 		if m := l.seats[r.Seat]; m != nil && r.Try != 0 {
-			m.disagrees(r)
+			m.disagreesLocked(r)
 		} else if m != nil {
-			m.lose(errs.E(r.Kind, "group", "%s", r.Text))
+			m.loseLocked(errs.E(r.Kind, "group", "%s", r.Text))
 		}
 	}
 }
@@ -141,7 +141,7 @@ func (l *local) count(c wire.GroupCounter) {
 	}
 	for _, r := range c.Recent {
 		if m := l.seats[r.Seat]; m != nil {
-			m.answered(r)
+			m.answeredLocked(r)
 		}
 	}
 }

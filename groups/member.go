@@ -71,15 +71,15 @@ func (m *Member) Round(number uint64) dsm.RoundID {
 	return dsm.RoundID{Group: m.group.group, Generation: m.seat.Generation, Number: number}
 }
 
-// seated gives the member its rank.
-func (m *Member) seated(l *local, rank int) {
+// seatedLocked gives the member its rank.
+func (m *Member) seatedLocked(l *local, rank int) {
 	x := &l.members[rank]
 	m.seat.Generation, m.rank, m.first = l.generation, rank, x.From
 	m.seat.Arrived, m.seat.Ticks = x.From-1, x.Tick
 }
 
-// lose ends the membership: every call returns the error.
-func (m *Member) lose(err error) {
+// loseLocked ends the membership: every call returns the error.
+func (m *Member) loseLocked(err error) {
 	m.lost = err
 	m.withdrawLocked()
 	for _, a := range m.seat.Adds {
@@ -93,8 +93,8 @@ func (m *Member) lose(err error) {
 // addBytes is what an addition takes in a report, at most.
 func addBytes(counter string) int { return len(counter) + 32 }
 
-// answered takes over the answer to an addition.
-func (m *Member) answered(r wire.GroupSum) {
+// answeredLocked takes over the answer to an addition.
+func (m *Member) answeredLocked(r wire.GroupSum) {
 	i := slices.IndexFunc(m.seat.Adds, func(a wire.GroupAdd) bool { return a.Number == r.Number })
 	if i < 0 {
 		return
@@ -110,9 +110,9 @@ func (m *Member) answered(r wire.GroupSum) {
 	}
 }
 
-// apply asks for a rank, and hasRank tells whether there is one. Both are for Node.begin.
-func (m *Member) apply() (bool, error)   { return true, nil }
-func (m *Member) hasRank() (bool, error) { return m.seat.Generation != 0, nil }
+// applyLocked asks for a rank, and hasRankLocked tells whether there is one. Both are for Node.begin.
+func (m *Member) applyLocked() (bool, error)   { return true, nil }
+func (m *Member) hasRankLocked() (bool, error) { return m.seat.Generation != 0, nil }
 
 // Barrier arrives at a barrier, and returns when all members that live have. The number is one more
 // than that of the last result. A call that ended early may be made again: the member has arrived,
@@ -155,7 +155,7 @@ func (m *Member) ArriveNow(number uint64, done func(Result, error)) (taken bool,
 func (m *Member) arrival(number uint64, round bool, r *Result) (first, ready func() (bool, error)) {
 	var try uint64
 	return func() (bool, error) {
-			news, err := m.mayArrive(number, round)
+			news, err := m.mayArriveLocked(number, round)
 			if news {
 				m.seat.Arrived, m.seat.Round = number, round
 				m.seat.Tries++
@@ -174,8 +174,8 @@ func (m *Member) arrival(number uint64, round bool, r *Result) (first, ready fun
 		}
 }
 
-// mayArrive checks that a barrier, or a round, is the member's next one, or the one at which it has arrived already: then news is false.
-func (m *Member) mayArrive(number uint64, round bool) (news bool, err error) {
+// mayArriveLocked checks that a barrier, or a round, is the member's next one, or the one at which it has arrived already: then news is false.
+func (m *Member) mayArriveLocked(number uint64, round bool) (news bool, err error) {
 	switch {
 	case number != m.seat.Arrived && number != m.seat.Arrived+1, number < m.first:
 		return false, errs.E(errs.Invalid, "barrier", "number %d: the member has arrived at %d", number, m.seat.Arrived)
@@ -272,7 +272,7 @@ func (m *Member) Ticks() uint64 {
 func (m *Member) Leave() {
 	m.n.step(func() {
 		if m.lost == nil {
-			m.lose(errs.E(errs.Closed, "group", "left"))
+			m.loseLocked(errs.E(errs.Closed, "group", "left"))
 			m.n.reportLocked(m.group)
 		}
 	})

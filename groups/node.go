@@ -99,7 +99,7 @@ func (n *Node) Close() {
 func (n *Node) loseAllLocked(err error) {
 	for _, l := range n.mu.locals {
 		for _, m := range l.inOrder() {
-			m.lose(err)
+			m.loseLocked(err)
 		}
 		n.reportLocked(l)
 	}
@@ -264,7 +264,7 @@ func (n *Node) Join(ctx context.Context, group dsm.AreaID, size int) (*Member, e
 		return nil, errs.E(errs.Invalid, "join", "a group has 1 to %d members, not %d", MaxSize, size)
 	}
 	m := n.newMember(group, size)
-	err := n.call(ctx, m, m.apply, m.hasRank)
+	err := n.call(ctx, m, m.applyLocked, m.hasRankLocked)
 	if err == nil {
 		return m, nil
 	}
@@ -275,7 +275,7 @@ func (n *Node) Join(ctx context.Context, group dsm.AreaID, size int) (*Member, e
 		if errs.Is(err, errs.Timeout) {
 			err = n.lackingLocked(m)
 		}
-		m.lose(err)
+		m.loseLocked(err)
 		n.reportLocked(m.group)
 	})
 	return nil, err

@@ -174,7 +174,7 @@ func TestAnswersInAnyOrder(t *testing.T) {
 		}
 	}
 	for _, a := range []struct{ number, settled uint64 }{{3, 0}, {1, 1}, {2, 3}} {
-		m.n.step(func() { m.answered(wire.GroupSum{Seat: m.seat.ID, Number: a.number}) })
+		m.n.step(func() { m.answeredLocked(wire.GroupSum{Seat: m.seat.ID, Number: a.number}) })
 		if m.seat.Settled != a.settled {
 			t.Errorf("after the answer to %d all are settled up to %d, want %d", a.number, m.seat.Settled, a.settled)
 		}

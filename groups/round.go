@@ -60,7 +60,7 @@ func (m *Member) Accumulate(number uint64, id dsm.AreaID, a Area, add func(dsm.R
 		if m.lost != nil {
 			return m.lost
 		}
-		next, err := m.mayArrive(number, true)
+		next, err := m.mayArriveLocked(number, true)
 		if err == nil && !next {
 			err = errs.E(errs.Invalid, "accumulate", "round %d has begun: end it first", number)
 		}
@@ -86,7 +86,7 @@ func (m *Member) enter(number uint64, areas map[dsm.AreaID]Area) (all map[dsm.Ar
 	if m.lost != nil {
 		return nil, false, m.lost
 	}
-	if _, err := m.mayArrive(number, true); err != nil {
+	if _, err := m.mayArriveLocked(number, true); err != nil {
 		return nil, false, err
 	}
 	arrived = number == m.seat.Arrived

@@ -124,7 +124,7 @@ func (p *simProgram) act(size int) bool {
 	if p.member == nil {
 		p.size = size
 		p.member = p.node.newMember(simGroup, size)
-		p.begin("a rank", p.member.apply, p.member.hasRank, func() {
+		p.begin("a rank", p.member.applyLocked, p.member.hasRankLocked, func() {
 			p.first, p.ticks = p.member.first, p.member.seat.Ticks
 			p.number = p.first - 1
 			l := p.life()

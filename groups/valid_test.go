@@ -24,7 +24,7 @@ func TestBrokenPeer(t *testing.T) {
 	}})
 	n.ViewChanged(&dsm.View{Epoch: 1, Members: []dsm.Member{{ID: 1}, {ID: 2}}})
 	m := n.newMember(2, 2)
-	if _, err := n.begin(m, m.apply, m.hasRank, func(error) {}); err != nil {
+	if _, err := n.begin(m, m.applyLocked, m.hasRankLocked, func(error) {}); err != nil {
 		t.Fatal(err)
 	}
 	n.Handle(2, &wire.GroupCall{Group: 2, Reign: 1})

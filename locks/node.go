@@ -57,7 +57,7 @@ type Node struct {
 	}
 }
 
-// file is what a node knows about the locks of one file.
+// file is what a node knows about the locks of one file. Node.mu guards all of it, whichever of its methods is called.
 type file struct {
 	delegated    bool
 	used         bool   // a program has asked for a lock since the delegation began
