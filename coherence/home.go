@@ -164,6 +164,7 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 		mem.PrefetchNext(m.Extent, &m.Pages, i)
 		return mem.Home(page(m.Extent, i))
 	}))
+	a.overtakePartsLocked(from, m.Seq, &delta)
 	x.version = a.drawLocked()
 	for i := range m.Pages.All() {
 		a.mu.home.setVersion(x, i, x.version)

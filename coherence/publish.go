@@ -262,8 +262,11 @@ func (a *Area) sendPublicationLocked(e dsm.ExtentIndex, pub *publication) {
 	st := a.stampLocked()
 	st.Gen = pub.stamp.Gen
 	if pub.round != (dsm.RoundID{}) {
-		a.sendSharedLocked(a.rowLocked(e).Primary, &wire.Part{Stamp: st, Round: pub.round, Extent: e, Seq: pub.seq, Pages: pub.sent, Index: pub.delta.Index},
-			pub.data.Retain())
+		delta, data := pub.delta, pub.data.Retain()
+		if later := a.extentLocked(e).publish(); later != nil { // the home may get it, or have got it, before the part
+			overtake(pub.kernel, &delta, &data, later.kernel, &later.delta)
+		}
+		a.sendSharedLocked(a.rowLocked(e).Primary, &wire.Part{Stamp: st, Round: pub.round, Extent: e, Seq: pub.seq, Pages: pub.sent, Index: pub.delta.Index}, data)
 		return
 	}
 	a.sendSharedLocked(a.rowLocked(e).Primary, &wire.Publish{Stamp: st, Extent: e, Seq: pub.seq, Pages: pub.sent, Index: pub.delta.Index},
@@ -345,6 +348,9 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 		a.takeBackLocked(m.Extent, x, pub, false) // the next publication ends the waits for this one
 		a.startPublicationsLocked()
 		return
+	}
+	if !part {
+		a.overtakeLocked(x, pub)
 	}
 	a.mu.recount = a.mu.recount || pub.recount || part
 	if a.extentsLocked() == 1 {

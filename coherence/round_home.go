@@ -118,12 +118,30 @@ func (a *Area) homePartLocked(from dsm.NodeID, m *wire.Part, payload []byte) err
 	return nil
 }
 
-// ownPartLocked returns the publication that a part of this node is, or nil: it may have been taken back while the part waited.
+// ownPartLocked returns the publication that a part of this node is, or nil: it may have been taken back while the part waited, or the part may have
+// values of a publish that is under way.
 func (a *Area) ownPartLocked(from dsm.NodeID, m *wire.Part) *publication {
-	if x := a.mu.replica.extents[m.Extent]; a.isSelf(from) && x != nil {
+	if x := a.mu.replica.extents[m.Extent]; a.isSelf(from) && x != nil && x.publish() == nil {
 		return x.publication(m.Seq)
 	}
 	return nil
+}
+
+// overtakePartsLocked is overtakeLocked at the home, for the parts of a node that were made before the publish.
+func (a *Area) overtakePartsLocked(from dsm.NodeID, seq dsm.Seq, d *merge.Delta) {
+	h := &a.mu.home.rounds
+	for _, hr := range h.open {
+		parts := hr.parts[d.Extent]
+		for i := range parts {
+			p := &parts[i]
+			if p.from != from || p.seq > seq || !overtake(a.mu.kernel, &p.delta, &p.data, a.mu.kernel, d) {
+				continue
+			}
+			h.count(p, -1)
+			p.bytes = int64(cap(p.data.Bytes))
+			h.count(p, +1)
+		}
+	}
 }
 
 // partsOf returns how many parts of a node are here.

@@ -38,8 +38,7 @@ const (
 
 func (g *simGroup) id() dsm.RoundID { return dsm.RoundID{Group: 99, Generation: 1, Number: g.number} }
 
-// inRound reports whether what the node has contributed may still be apart. What it stores then, the end of the round may undo where
-// the last store wins.
+// inRound reports whether what the node has contributed may still be apart.
 func (n *simNode) inRound() bool {
 	n.area.mu.Lock()
 	defer n.area.mu.Unlock()
@@ -56,16 +55,6 @@ func (n *simNode) acks() func() {
 		if n.rounds == rounds {
 			n.sim.ack(mine)
 		}
-	}
-}
-
-// outsideRounds has programs store only between the rounds of their node.
-func outsideRounds(store func(r *simRun, n *simNode)) func(r *simRun, n *simNode) {
-	return func(r *simRun, n *simNode) {
-		if m := r.group.members; m != nil && m[n.i].state != roundIdle || n.inRound() {
-			return
-		}
-		store(r, n)
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
 // What a node has sent of an extent, and its home has not merged: the parts that the home keeps for a round, and behind them at most one
@@ -33,6 +35,14 @@ func (a *Area) keepPartLocked(x *replicaExtent, pub *publication) {
 func (a *Area) dropPartLocked(x *replicaExtent, pub *publication) {
 	x.parts = slices.DeleteFunc(x.parts, func(o *publication) bool { return o == pub })
 	a.mu.replica.partBytes -= int64(cap(pub.data.Bytes))
+}
+
+// publish returns the publication that is no part and that the home has not answered, or nil.
+func (x *replicaExtent) publish() *publication {
+	if x.pub == nil || x.pub.round != (dsm.RoundID{}) {
+		return nil
+	}
+	return x.pub
 }
 
 // publishing reports whether there are any.
@@ -69,6 +79,29 @@ func (x *replicaExtent) accounted(dst []byte, i int, base []byte) {
 			pub.accounted(dst, i, dst)
 		}
 	}
+}
+
+// overtakeLocked follows a publish that the home has merged. What it has stored to the elements of parts that wait is newer than these: where the last
+// store wins, they take its values. So neither the end of the round undoes it, nor a part that is taken back. The home has done the same: see
+// overtakePartsLocked.
+func (a *Area) overtakeLocked(x *replicaExtent, pub *publication) {
+	for _, part := range x.parts {
+		a.mu.replica.partBytes -= int64(cap(part.data.Bytes))
+		overtake(part.kernel, &part.delta, &part.data, pub.kernel, &pub.delta)
+		a.mu.replica.partBytes += int64(cap(part.data.Bytes))
+	}
+}
+
+// overtake is merge.Kernel.Overtake for a delta whose data is in a shared buffer. It puts another one in its place: the data may be on its way.
+func overtake(k merge.Kernel, d *merge.Delta, data **wire.Shared, l merge.Kernel, later *merge.Delta) bool {
+	if !k.Overtake(d, l, later) {
+		return false
+	}
+	s := wire.Share(len(d.Data))
+	copy(s.Bytes, d.Data)
+	(*data).Release()
+	*data, d.Data = s, s.Bytes
+	return true
 }
 
 // contained says which publications of the receiver the bytes of a push contain.

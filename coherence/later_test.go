@@ -1,0 +1,75 @@
+package coherence
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// TestPublishAfterAPart: where the last store wins, what a node publishes while a part of it waits is not undone by the part, which has an
+// earlier store to the same bytes. It does not matter how the round ends, nor whether there is another home by then.
+func TestPublishAfterAPart(t *testing.T) {
+	type ending struct {
+		name string
+		end  func(n *simNode)
+	}
+	endings := []ending{
+		{"given up", func(n *simNode) { n.area.AbandonRound(firstRound) }},
+		{"finished", func(n *simNode) { n.endRound([]dsm.NodeID{n.id}, nil) }},
+		{"left out", func(n *simNode) { n.endRound([]dsm.NodeID{3}, nil) }},
+	}
+	for _, c := range []struct {
+		name     string
+		node     int // that contributes; the first one is the home
+		to       int // the home in the end
+		answered bool
+	}{
+		{"at the home", 0, 0, true},
+		{"at the home, which moves", 0, 2, true},
+		{"at the home, which moves at once", 0, 2, false},
+		{"elsewhere", 1, 0, true},
+		{"elsewhere, and the home moves", 1, 2, true},
+		{"elsewhere, and the home moves at once", 1, 2, false},
+		{"elsewhere, and the home moves there at once", 1, 1, false},
+	} {
+		for _, apply := range []dsm.Apply{dsm.ApplyArrival, dsm.ApplySync} {
+			for _, e := range endings {
+				t.Run(fmt.Sprintf("%s, %v, %s", c.name, apply, e.name), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) { publishAfterAPart(t, apply, c.node, c.to, c.answered, e.end) })
+				})
+			}
+		}
+	}
+}
+
+func publishAfterAPart(t *testing.T, apply dsm.Apply, node, to int, answered bool, end func(n *simNode)) {
+	const first, later = 0x0101, 0x0102
+	s := newHomed(t, 3, dsm.Inode{Size: dsm.ExtentSize, Spec: dsm.Spec{Apply: apply}})
+	n := s.nodes[node]
+	for _, n := range s.nodes {
+		n.open(true)
+	}
+	s.calm()
+	put(t, n, first)
+	n.joinRound()
+	s.calm()
+	put(t, n, later)
+	publish(n)
+	if answered {
+		s.calm()
+	} else { // the old home has it, and no answer comes in time
+		s.rest()
+		s.deliverAll(link{node, 0})
+	}
+	s.move(s.nodes[to], 1)
+	s.calm()
+	want(t, n, later)
+	end(n)
+	s.calm()
+	s.rested()
+	for _, n := range s.nodes {
+		want(t, n, later)
+	}
+}
