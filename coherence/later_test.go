@@ -73,3 +73,32 @@ func publishAfterAPart(t *testing.T, apply dsm.Apply, node, to int, answered boo
 		want(t, n, later)
 	}
 }
+
+// TestPartOfEarlierRules: a part that the home has refused, as it was made by earlier rules, is not added to what the home has since.
+func TestPartOfEarlierRules(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		n := s.nodes[1]
+		for _, n := range s.nodes {
+			n.open(true)
+		}
+		s.calm()
+		put(t, n, 1)
+		n.joinRound()
+		s.calm()
+		s.changeRules(func(ino *dsm.Inode) { ino.Spec.Merge = dsm.MergeLast })
+		s.catchUp()
+		put(t, n, 2)
+		publish(n)
+		s.rest()
+		s.deliverAll(link{1, 0})
+		s.move(s.nodes[2], 1)
+		s.calm()
+		n.area.AbandonRound(firstRound)
+		s.calm()
+		s.rested()
+		for _, n := range s.nodes {
+			want(t, n, 2)
+		}
+	})
+}

@@ -200,6 +200,7 @@ func (a *Area) takePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte, a
 	r := &a.mu.replica
 	x := a.extentLocked(m.Extent)
 	a.takeBackUnmergedLocked(m, x)
+	a.takeBackVoidLocked(m, x)
 	if pub := x.publish(); pub != nil && pub.seq <= m.Contains {
 		a.overtakeLocked(x, pub) // its ack is lost, or on its way
 	}

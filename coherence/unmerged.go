@@ -81,6 +81,20 @@ func (x *replicaExtent) accounted(dst []byte, i int, base []byte) {
 	}
 }
 
+// takeBackVoidLocked takes back the parts that were made by earlier rules, and that a push does not contain: its home refuses them. What is published
+// behind them, by the rules of now, may be in the push, and is not to be taken for what came before them.
+func (a *Area) takeBackVoidLocked(m *wire.Push, x *replicaExtent) {
+	if a.versionedLocked() {
+		return
+	}
+	for _, part := range slices.Clone(x.parts) {
+		if part.stamp.Gen < a.mu.ino.Gen && part.seq > m.Parts {
+			a.takeBackLocked(m.Extent, x, part, false)
+			a.countAgainLocked(part)
+		}
+	}
+}
+
 // overtakeLocked follows a publish that the home has merged. What it has stored to the elements of parts that wait is newer than these: where the last
 // store wins, they take its values. So neither the end of the round undoes it, nor a part that is taken back. The home has done the same: see
 // overtakePartsLocked.
