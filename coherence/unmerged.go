@@ -82,13 +82,14 @@ func (x *replicaExtent) accounted(dst []byte, i int, base []byte) {
 }
 
 // takeBackVoidLocked takes back the parts that were made by earlier rules, and that a push does not contain: its home refuses them. What is published
-// behind them, by the rules of now, may be in the push, and is not to be taken for what came before them.
+// behind them, by the rules of now, may be in the push, and is not to be taken for what came before them. What was accumulated stays: it is in no copy
+// of this node yet, and would be lost.
 func (a *Area) takeBackVoidLocked(m *wire.Push, x *replicaExtent) {
 	if a.versionedLocked() {
 		return
 	}
 	for _, part := range slices.Clone(x.parts) {
-		if part.stamp.Gen < a.mu.ino.Gen && part.seq > m.Parts {
+		if !part.given && part.stamp.Gen < a.mu.ino.Gen && part.seq > m.Parts {
 			a.takeBackLocked(m.Extent, x, part, false)
 			a.countAgainLocked(part)
 		}
