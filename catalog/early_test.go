@@ -29,20 +29,16 @@ func newEars(s Streams) *ears {
 }
 
 // shut returns what opens them again.
-func (e *ears) shut() (open func()) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	again := make(chan struct{})
-	e.open = again
-	return sync.OnceFunc(func() { close(again) })
-}
+func (e *ears) shut() (open func()) { return e.shutOne(&e.open) }
 
 // shutDoor has the streams that others begin wait until it is opened.
-func (e *ears) shutDoor() (open func()) {
+func (e *ears) shutDoor() (open func()) { return e.shutOne(&e.door) }
+
+func (e *ears) shutOne(which *chan struct{}) (open func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	again := make(chan struct{})
-	e.door = again
+	*which = again
 	return sync.OnceFunc(func() { close(again) })
 }
 

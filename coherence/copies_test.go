@@ -99,6 +99,23 @@ func TestBackupTakesOver(t *testing.T) {
 	}
 }
 
+// diesHalfway kills a home of which a handover has come to a node in part, and a backup takes over. All that was under way arrives.
+func (s *sim) diesHalfway(home, to *simNode) {
+	s.t.Helper()
+	if x := to.area.mu.home.extents[0]; x == nil || x.version == 0 {
+		s.t.Fatal("nothing of the handover has come")
+	}
+	s.killAfter(home, func(int) int { return 0 })
+	s.changeView(func(v *dsm.View) {
+		v.Members[home.i].Gone = true
+		s.takeOver(v, home.id)
+	})
+	s.catchUp()
+	for s.deliver() {
+		continue
+	}
+}
+
 // TestTakeoverAfterHalfAHandover: a home dies that was handing a slot over to its backup, and had sent more than the backup has as one. The backup goes on from its standby: what
 // has come of the handover must not stay in its memory, for who published that sends it again.
 func TestTakeoverAfterHalfAHandover(t *testing.T) {
@@ -117,18 +134,7 @@ func TestTakeoverAfterHalfAHandover(t *testing.T) {
 		s.move(backup, 1)
 		s.rest()
 		s.deliverAll(link{0, 1})
-		if x := backup.area.mu.home.extents[0]; x == nil || x.version == 0 {
-			t.Fatal("nothing of the handover has come")
-		}
-		s.killAfter(home, func(int) int { return 0 })
-		s.changeView(func(v *dsm.View) {
-			v.Members[home.i].Gone = true
-			s.takeOver(v, home.id)
-		})
-		s.catchUp()
-		for s.deliver() {
-			continue
-		}
+		s.diesHalfway(home, backup)
 		if got := backup.area.mu.mem.Home(0)[0]; got != 5 {
 			t.Errorf("the new home has %d, want 5", got)
 		}
@@ -152,18 +158,7 @@ func TestOpenedDuringHalfAHandover(t *testing.T) {
 		n.startOpen(true)
 		s.rest()
 		s.deliverAll(link{0, 2})
-		if x := n.area.mu.home.extents[0]; x == nil || x.version == 0 {
-			t.Fatal("nothing of the handover has come")
-		}
-		s.killAfter(home, func(int) int { return 0 })
-		s.changeView(func(v *dsm.View) {
-			v.Members[home.i].Gone = true
-			s.takeOver(v, home.id)
-		})
-		s.catchUp()
-		for s.deliver() {
-			continue
-		}
+		s.diesHalfway(home, n)
 		put(t, n, 1)
 		publish(n)
 		for s.deliver() {
