@@ -120,7 +120,7 @@ func (a *Area) extentProblemLocked(e dsm.ExtentIndex, x *replicaExtent) string {
 		return fmt.Sprintf("pages %v have newer bytes at the home and are not here", x.outdated.Minus(x.have))
 	}
 	dead := a.deadHomeLocked(a.slotLocked(e)) != 0
-	if x.wanted && x.pub == nil && len(x.stash) == 0 && !dead && !a.mu.absence.has(e) && !slices.Contains(r.wants[a.rowLocked(e).Primary], e) {
+	if x.wanted && x.pub == nil && len(x.stash) == 0 && !dead && !a.mu.absence.has(e) && !a.partsVoidLocked(x) && !slices.Contains(r.wants[a.rowLocked(e).Primary], e) {
 		return "nobody will publish it"
 	}
 	if !x.idle() && !x.busy {

@@ -1,6 +1,8 @@
 package coherence
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -93,6 +95,45 @@ func TestPartOfEarlierRules(t *testing.T) {
 		s.rest()
 		s.deliverAll(link{1, 0})
 		s.move(s.nodes[2], 1)
+		s.calm()
+		n.area.AbandonRound(firstRound)
+		s.calm()
+		s.rested()
+		for _, n := range s.nodes {
+			want(t, n, 2)
+		}
+	})
+}
+
+// TestPartOfEarlierRulesWaits: a part that was made by earlier rules waits for credit to be sent to another home, and a smaller publish by the rules
+// of now does not. The home's ack does not say whether it has the part, so the publish must not go first.
+func TestPartOfEarlierRulesWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+		n, to := s.nodes[1], s.nodes[2]
+		for _, n := range s.nodes {
+			n.open(true)
+		}
+		s.calm()
+		ones := bytes.Repeat([]byte{1, 0, 0, 0}, dsm.PageSize/4)
+		if err := n.area.WriteAt(context.Background(), ones, 0); err != nil {
+			t.Fatal(err)
+		}
+		n.joinRound()
+		s.calm()
+		s.changeRules(func(ino *dsm.Inode) { ino.Spec.Merge = dsm.MergeLast })
+		s.catchUp()
+		put(t, n, 2)
+		publish(n)
+		s.rest()
+		links := &n.node.links
+		links.window = 2 * dsm.PageSize
+		links.more(to.id, n.area, dsm.PageSize+1000)
+		s.move(to, 1)
+		s.calm()
+		links.give(to.id, n.area, 1)
+		s.calm()
+		links.give(to.id, n.area, dsm.PageSize+999)
 		s.calm()
 		n.area.AbandonRound(firstRound)
 		s.calm()

@@ -427,6 +427,9 @@ func (a *Area) takeBackLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publicat
 		}
 		a.endUnmergedOneLocked(x, pub)
 		pub.data.Release()
+		if x.wanted && !dead {
+			a.wantLocked(e, x)
+		}
 		return
 	}
 	x.joins = x.joins || stays

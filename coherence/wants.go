@@ -55,12 +55,19 @@ func (a *Area) nextWantedLocked(home dsm.NodeID) (dsm.ExtentIndex, *replicaExten
 			continue
 		}
 		x := a.extentLocked(e)
-		if x.wanted && x.pub == nil && !a.mu.absence.has(e) && !(x.dirty.Empty() && len(x.stash) > 0) && a.deadHomeLocked(a.slotLocked(e)) == 0 {
+		if x.wanted && x.pub == nil && !a.partsVoidLocked(x) && !a.mu.absence.has(e) && !(x.dirty.Empty() && len(x.stash) > 0) && a.deadHomeLocked(a.slotLocked(e)) == 0 {
 			return e, x
 		}
 		r.wants.drop(home, x)
 	}
 	return 0, nil
+}
+
+// partsVoidLocked reports whether parts of an extent were made by earlier rules, and the home has not answered that it refuses them, or had merged
+// them before. Nothing is published until it has: the ack of what is published by the rules of now does not say which of the two it is. For lack of
+// credit the parts may be sent to another home after it.
+func (a *Area) partsVoidLocked(x *replicaExtent) bool {
+	return slices.ContainsFunc(x.parts, func(part *publication) bool { return part.stamp.Gen < a.mu.ino.Gen })
 }
 
 // wantsMovedLocked moves every extent to the queue of its home in the new view.
