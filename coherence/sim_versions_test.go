@@ -214,16 +214,16 @@ func (r *simRun) handTo(n *simNode) {
 // take makes the node the owner of the area.
 func (n *simNode) take(ctx context.Context) error { return n.node.Transfer(ctx, simArea, n.id) }
 
-// OwnArea does what the catalog does: see catalog/place.go.
+// OwnArea does what the catalog does: see catalog/place.go. A refusal, too, is known when this node has applied what it is about.
 func (n *simNode) OwnArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID) error {
 	epoch, err := n.sim.own(n.id, id, to)
-	if err == nil && n.WaitApplied(ctx, 0, epoch) != nil {
+	if n.WaitApplied(ctx, 0, epoch) != nil {
 		return errs.E(errs.Timeout, "own", "")
 	}
 	return err
 }
 
-// own commits a view in which the area belongs to another node, if the node that asks may.
+// own commits a view in which the area belongs to another node, if the node that asks may. It returns the epoch of the last view.
 func (s *sim) own(by dsm.NodeID, id dsm.AreaID, to dsm.NodeID) (dsm.Epoch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -233,11 +233,11 @@ func (s *sim) own(by dsm.NodeID, id dsm.AreaID, to dsm.NodeID) (dsm.Epoch, error
 	case owned && row.Primary == to:
 		return v.Epoch, nil
 	case owned && row.Primary != by:
-		return 0, errs.E(errs.Access, "own", "node %v owns it", row.Primary)
+		return v.Epoch, errs.E(errs.Access, "own", "node %v owns it", row.Primary)
 	case !owned && to != by:
-		return 0, errs.E(errs.Access, "own", "it has no owner")
+		return v.Epoch, errs.E(errs.Access, "own", "it has no owner")
 	case (!row.Settled() || s.twoUnheard()) && s.lastInodeLocked().Size > 0:
-		return 0, errs.E(errs.Busy, "own", "it is on its way to node %v", row.Primary)
+		return v.Epoch, errs.E(errs.Busy, "own", "it is on its way to node %v", row.Primary)
 	}
 	v.Epoch++
 	first := s.movedTo(row, to, v.Epoch)
