@@ -91,6 +91,7 @@ type simNode struct {
 	entering *request // an open under way
 	faulting map[dsm.PageIndex]bool
 	rounds   int           // how often it has contributed to one
+	closes   int           // how often its last program has closed the area
 	drafted  int           // how often a program has stored to memory of its own: see findBest
 	given    map[int64]int // stores of each byte that were delivered: see seen
 	homes    map[dsm.PageIndex]merged

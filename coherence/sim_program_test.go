@@ -178,6 +178,7 @@ func (n *simNode) lastClose() {
 	if n.isOpen() {
 		return
 	}
+	n.closes++
 	n.sim.pinned = slices.DeleteFunc(n.sim.pinned, func(p pinnedVersion) bool {
 		if p.n == n {
 			p.area.UnpinVersion(p.version)

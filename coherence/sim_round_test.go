@@ -19,11 +19,12 @@ type simGroup struct {
 }
 
 type simMember struct {
-	state roundState
-	call  *request
-	mine  snapshot // what it has contributed
-	gifts []*gift  // beside what it has stored
-	void  bool     // it has taken that back
+	state  roundState
+	call   *request
+	mine   snapshot // what it has contributed
+	gifts  []*gift  // beside what it has stored
+	void   bool     // it has taken that back
+	closes int      // how often its node had closed the area when it began to contribute
 }
 
 type roundState uint8
@@ -65,15 +66,18 @@ func (r *simRun) round(n *simNode) {
 		g.number, g.members = 1, make([]simMember, len(r.nodes))
 	}
 	m := &g.members[n.i]
+	if m.state == roundIdle && len(m.gifts) == 0 {
+		m.closes = n.closes
+	}
 	switch {
+	case m.closes != n.closes && (m.state == roundIdle || m.state == roundContributed): // what is closed is taken back after a while
+		n.giveUpRound(g, m)
 	case m.state == roundIdle && g.list == nil && n.isOpen() && n.outstanding() < mostAsked:
 		if r.kind.ino.Spec.Merge != dsm.MergeSum || r.rng.IntN(3) > 0 || !r.give(n, m) {
 			n.contribute(r, m)
 		}
 	case m.state == roundContributed && g.list == nil:
 		r.beginEnd(r.rng.IntN(12) == 0)
-	case m.state == roundContributed && !n.isOpen():
-		n.giveUpRound(g, m)
 	case m.state == roundContributed:
 		n.finishRound(r, m)
 	}
@@ -91,7 +95,7 @@ func (r *simRun) round(n *simNode) {
 func (n *simNode) contribute(r *simRun, m *simMember) {
 	id := r.group.id()
 	n.rounds++
-	*m = simMember{state: roundContributing, mine: n.delivered(), gifts: m.gifts}
+	*m = simMember{state: roundContributing, mine: n.delivered(), gifts: m.gifts, closes: m.closes}
 	m.call = n.ask("contribute", func(ctx context.Context) error { return n.area.Contribute(ctx, id) }, func(err error) {
 		switch {
 		case id != r.group.id() || r.group.list != nil: // it was declared missing
@@ -193,7 +197,7 @@ func (r *simRun) endRounds() {
 		return
 	}
 	for _, n := range r.programNodes() {
-		if m := &g.members[n.i]; m.state == roundContributed && g.list != nil && slices.Contains(g.list, n.id) && n.isOpen() {
+		if m := &g.members[n.i]; m.state == roundContributed && g.list != nil && slices.Contains(g.list, n.id) && m.closes == n.closes {
 			n.finishRound(r, m)
 		}
 	}
