@@ -110,10 +110,12 @@ func (b *bridge) SetLk(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
 }
 
 // SetLkw waits for the lock, however long. Any signal ends the wait; if the signal's handler
-// restarts system calls, the kernel asks again.
+// restarts system calls, the kernel asks again. flock(2) unlocks this way, too. That waits for no lock, and a signal does not end it.
 func (b *bridge) SetLkw(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
 	r := b.begin(cancel, &in.InHeader)
-	r.deadline, r.interruptible = time.Now().Add(forever), true
+	if in.Lk.Typ != syscall.F_UNLCK {
+		r.deadline, r.interruptible = time.Now().Add(forever), true
+	}
 	defer r.end()
 	return b.setLock(r, in, true)
 }
@@ -131,6 +133,9 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 	// flock.
 	if (l.Type != locks.Write || l.Owner.Flock) && b.cfg.Locks.HasLocks(ino, l.Owner) {
 		if err := b.publishLocked(r, a); err != nil {
+			if r.interruptible && r.Err() != nil {
+				return fuse.EINTR
+			}
 			b.log.Warn("publish before unlock; the lock stays", "area", a.id, "err", err)
 			return status(err)
 		}

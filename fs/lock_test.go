@@ -2,12 +2,16 @@ package fs
 
 import (
 	"context"
+	"log/slog"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/locks"
-	"golang.org/x/sys/unix"
 )
 
 // TestUnlockLooksForStoresToMappings: the harvest child is asked where a program can have stored into a mapping, and only
@@ -108,4 +112,63 @@ func TestOpenAcquiresForLock(t *testing.T) {
 		t.Error(err)
 	}
 	b.opens.release(a, true)
+}
+
+// TestSignalDuringUnlock: a signal does not end an unlock that publishes. It ends a change of a lock, which stays as it was.
+func TestSignalDuringUnlock(t *testing.T) {
+	for _, c := range []struct {
+		what string
+		to   uint32
+		want fuse.Status
+	}{{"unlock", syscall.F_UNLCK, fuse.OK}, {"share", syscall.F_RDLCK, fuse.EINTR}} {
+		t.Run(c.what, func(t *testing.T) {
+			names := newFakeNames()
+			node := locks.NewNode(locks.Config{Self: 1, Cluster: noCommands{}})
+			defer node.Close()
+			areas := newFakeAreas(names)
+			b := newBridge(Config{Names: lockNames{names, node}, Areas: areas, FaultTimeout: time.Minute, Locks: node, Log: slog.New(slog.DiscardHandler)})
+			i, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Perm: 0o600}, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a, _, err := b.opens.open(t.Context(), i.Ino, true, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer b.opens.release(a, true)
+			in := fuse.LkIn{InHeader: *headerOf(0), Fh: b.handles.add(&fileHandle{area: a, write: true}), Owner: 1, LkFlags: fuse.FUSE_LK_FLOCK}
+			request := func(how uint32, cancel chan struct{}) fuse.Status {
+				in := in
+				in.Lk = fuse.FileLock{Typ: how, End: locks.End}
+				return b.SetLkw(cancel, &in)
+			}
+			if st := request(syscall.F_WRLCK, make(chan struct{})); !st.Ok() {
+				t.Fatalf("lock: %v", st)
+			}
+			a.stored.Add(1)
+			area, answer := areas.area(a.id), make(chan struct{})
+			area.update(func() { area.stall, area.stalled = answer, make(chan context.Context, 100) })
+			cancel, done := make(chan struct{}), make(chan fuse.Status, 1)
+			go func() { done <- request(c.to, cancel) }()
+			waits := <-area.stalled
+			close(cancel)
+			if c.want.Ok() {
+				select {
+				case <-waits.Done():
+					t.Error("the signal ends it")
+				case <-time.After(3 * recheck):
+				}
+			}
+			area.update(func() { area.stall = nil })
+			if c.want.Ok() {
+				close(answer)
+			}
+			if st := <-done; st != c.want {
+				t.Errorf("%v, want %v", st, c.want)
+			}
+			if held := len(node.Held(i.Ino, node.Owner(1, true))); held != 1 && !c.want.Ok() || held != 0 && c.want.Ok() {
+				t.Errorf("%d locks", held)
+			}
+		})
+	}
 }
