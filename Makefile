@@ -119,8 +119,8 @@ RUNS ?= 200
 simulate:
 	@go test ./coherence -run 'TestSimulation$$' -sim.fresh -sim.runs=$(RUNS) -timeout 24h
 
-# 213 of each of the 47 kinds. A run has one processor.
-SEEDS ?= 213
+# 180 of each of the 56 kinds. A run has one processor.
+SEEDS ?= 180
 
 .PHONY: seeds
 seeds: deps

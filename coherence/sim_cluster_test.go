@@ -40,6 +40,7 @@ type sim struct {
 	lastProgram int           // numbers those that attach
 	taker       *simNode      // see withTaker
 	lost        int           // how often it took something along
+	small       bool          // the area has smallPages
 	farther     dsm.PageIndex // how many extents all hot pages but the first two are moved back by
 	places      bool          // the area gets a slot of its own, and that moves
 	placed      int           // how often

@@ -22,6 +22,7 @@ type simCase struct {
 	alone   bool                            // of aways: nobody takes over from them
 	tally   tally                           // see addOnes
 	auto    bool                            // some extents live together, others are spread
+	small   bool                            // the area has a few pages: see smallPages
 	marked  bool                            // see storeMark
 	starves bool                            // at times memory cannot be made longer
 	rounds  bool                            // see simGroup
@@ -55,9 +56,18 @@ const simSize = 3*dsm.ExtentSize + 5*dsm.PageSize
 // hot are the pages that the runs store to: few, so that things collide.
 var hot = []dsm.PageIndex{0, 1, 255, 256, 300, 512, 767, 768, 772}
 
+// smallPages is how long a small area is. What is asked of it is served at once, by whoever reads the message: see Node.HandleNow, Area.PublishNow.
+const smallPages = 5
+
 // hotPages are the pages that the runs of a kind store to.
 func (s *sim) hotPages() []dsm.PageIndex {
 	list := slices.Clone(hot)
+	if s.small {
+		for i := range smallPages {
+			list[i] = dsm.PageIndex(i)
+		}
+		return list[:smallPages]
+	}
 	for i := range list {
 		if p := &list[i]; *p >= 2 {
 			*p += s.farther * dsm.ExtentPages
@@ -67,7 +77,12 @@ func (s *sim) hotPages() []dsm.PageIndex {
 }
 
 // fullSize is the size of the area at the beginning.
-func (s *sim) fullSize() int64 { return simSize + int64(s.farther)*dsm.ExtentSize }
+func (s *sim) fullSize() int64 {
+	if s.small {
+		return smallPages * dsm.PageSize
+	}
+	return simSize + int64(s.farther)*dsm.ExtentSize
+}
 
 // drawHot draws the pages that a run stores to: all that are hot, or two, where more collides.
 func (r *simRun) drawHot() {

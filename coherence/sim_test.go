@@ -89,12 +89,15 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		farther = dsm.AutoExtents - 2
 		ino.Size, ino.Spec.Placement = simSize+int64(farther)*dsm.ExtentSize, dsm.PlaceAuto
 	}
+	if c.small {
+		ino.Size = smallPages * dsm.PageSize
+	}
 	if c.dies {
 		nodes++
 	}
 	r := &simRun{sim: newSimOf(t, seed, nodes, ino, 30*time.Millisecond, memory), kind: c,
 		crash: simCrash{left: make(map[int64]bool)}, bytes: make(map[int64]byte), maybe: make(map[int64]bool), sums: make(map[int]int32), fsums: make(map[int]float64), best: make(map[int]uint32)}
-	r.farther, r.places = farther, ino.Spec.Together(0) // and by a view of its own from time to time
+	r.small, r.farther, r.places = c.small, farther, ino.Spec.Together(0) // and by a view of its own from time to time
 	r.drawHot()
 	r.seen.tally = c.tally
 	r.onShrink, r.careful, r.unaware, r.queues = r.shrunk, c.careful, c.unaware, true
@@ -349,7 +352,11 @@ func (r *simRun) event(n *simNode) {
 // aSize is a size to which the area is changed: a whole number of pages, or in the midst of what is stored to a page.
 func (r *simRun) aSize() int64 {
 	if r.rng.IntN(2) == 0 {
-		return r.fullSize() - int64(r.rng.IntN(773))*dsm.PageSize
+		pages := 773
+		if r.small {
+			pages = smallPages
+		}
+		return r.fullSize() - int64(r.rng.IntN(pages))*dsm.PageSize
 	}
 	return max(int64(r.aHot())*dsm.PageSize, dsm.PageSize) + int64(r.rng.IntN(hotBytes))
 }

@@ -25,7 +25,7 @@ func storeMark(r *simRun, n *simNode) {
 		return
 	}
 	var all [][]byte
-	for _, p := range hot {
+	for _, p := range r.hotPages() {
 		b := n.memory(prog, p, true)
 		if b == nil {
 			return
@@ -43,7 +43,7 @@ func storeMark(r *simRun, n *simNode) {
 }
 
 func checkMark(r *simRun, n *simNode) {
-	for _, p := range hot {
+	for _, p := range r.hotPages() {
 		w, c := n.page(p)
 		if a, b := binary.LittleEndian.Uint32(w), binary.LittleEndian.Uint32(c.data[:]); a != r.marks || b != r.marks {
 			r.t.Fatalf("node %d page %d: the mark is %d, in the page cache %d, want %d", n.i, p, a, b, r.marks)
@@ -61,7 +61,7 @@ func (r *simRun) checkMarks(n *simNode) {
 		return
 	}
 	var got []uint32
-	for _, p := range hot {
+	for _, p := range r.hotPages() {
 		got = append(got, 0)
 		if b := a.inPlaceLocked(p); b != nil {
 			got[len(got)-1] = binary.LittleEndian.Uint32(b)
@@ -146,7 +146,7 @@ func (r *simRun) checkVersion(n *simNode, v dsm.Version) {
 			mark = string(b[:4])
 		}
 		if r.kind.marked && string(b[:4]) != mark {
-			r.t.Errorf("node %d: version %d has the mark %x in page %d, and %x in page %d", n.i, v, mark, hot[0], b[:4], p)
+			r.t.Errorf("node %d: version %d has the mark %x in page %d, and %x in page %d", n.i, v, mark, r.hotPages()[0], b[:4], p)
 			r.explain()
 			r.t.FailNow()
 		}
