@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"context"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -9,7 +10,7 @@ import (
 // PublishNow is Publish for a goroutine that must not wait for anything. It returns false, and has published nothing, where Publish might have to
 // wait for a lock or for a program's memory, or takes long: then the caller has another goroutine call Publish. If it returns true, done is
 // called once with what Publish would return, with no lock held: perhaps before PublishNow returns, else by the goroutine that
-// handles the last ack, or after limit.
+// handles the last ack, or after limit; or by one of its own, where a version waits for a backup or for the kernel.
 func (a *Area) PublishNow(limit time.Duration, done func(error)) bool {
 	t := &a.attached
 	if !t.mu.TryLock() {
@@ -22,6 +23,7 @@ func (a *Area) PublishNow(limit time.Duration, done func(error)) bool {
 	held := true // t.mu: what is found is recorded under it
 	taken, waits := false, false
 	var rule error
+	var rest func(context.Context) error
 	free := a.tryStep(0, func() {
 		taken = a.publishesBrieflyLocked()
 		if taken {
@@ -29,6 +31,10 @@ func (a *Area) PublishNow(limit time.Duration, done func(error)) bool {
 		}
 		t.mu.Unlock()
 		if held = false; !taken {
+			return
+		}
+		if a.versionedLocked() {
+			rest, rule = a.versionNowLocked()
 			return
 		}
 		goal := a.requestPublishLocked()
@@ -62,7 +68,14 @@ func (a *Area) PublishNow(limit time.Duration, done func(error)) bool {
 	if !free || !taken {
 		return false
 	}
-	if !waits {
+	switch {
+	case rest != nil:
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), limit)
+			defer cancel()
+			done(rest(ctx))
+		}()
+	case !waits:
 		done(rule)
 	}
 	return true
@@ -70,5 +83,6 @@ func (a *Area) PublishNow(limit time.Duration, done func(error)) bool {
 
 // publishesBrieflyLocked reports whether a publish of the area takes little time, and nothing but what PublishNow does.
 func (a *Area) publishesBrieflyLocked() bool {
-	return a.extentsLocked() == 1 && !a.versionedLocked() && len(a.mu.drafts) == 0 && !a.mu.replica.demand && a.candidateLocked() == nil
+	return a.extentsLocked() == 1 && len(a.mu.drafts) == 0 && !a.mu.replica.demand && a.candidateLocked() == nil &&
+		(!a.versionedLocked() || a.versionsBrieflyLocked())
 }

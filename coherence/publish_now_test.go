@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -96,4 +97,69 @@ func TestPublishNowDoesNotWait(t *testing.T) {
 	}
 	publish(other) // the locks are free
 	s.drain()
+}
+
+// TestVersionNow: a version of the owner, which is the home, is over at once; where a backup is to have it first, it is over when that has.
+func TestVersionNow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newOwnCase(t, 3, dsm.Spec{})
+		owner := c.nodes[0]
+		if err := c.opens(owner); err != nil {
+			t.Fatal(err)
+		}
+		c.resize(dsm.PageSize)
+		c.calm()
+		c.publishes(owner, 9, 2) // it looks for a header
+		var ended []error
+		now := func(b byte) {
+			t.Helper()
+			c.stores(owner, 9, b)
+			ended = nil
+			if !owner.area.PublishNow(time.Second, func(err error) { ended = append(ended, err) }) {
+				t.Fatal("it would wait")
+			}
+			synctest.Wait()
+		}
+		is := func(what string, want ...errs.Kind) {
+			t.Helper()
+			if len(ended) != len(want) || len(want) == 1 && !errs.Is(ended[0], want[0]) && (want[0] != errs.Other || ended[0] != nil) {
+				t.Fatalf("%s: ended with %v, want %v", what, ended, want)
+			}
+		}
+		now(3)
+		is("one copy", errs.Other)
+		c.calm()
+		for _, n := range c.nodes {
+			if got := n.byteOf(owner.area.Version(), 9); got != "3" {
+				t.Errorf("node %d has %s", n.i, got)
+			}
+		}
+
+		c.copies = 2
+		c.changeView(c.assign)
+		c.calm()
+		if row := owner.Current().Row(owner.Current().Placed(simArea)); len(slices.Collect(row.InSync())) == 0 {
+			t.Fatal("no backup is in sync")
+		}
+		now(4)
+		is("before the backup has it")
+		if c.nodes[2].area.Version() == owner.area.Version() {
+			t.Error("a reader has what the backup lacks")
+		}
+		c.calm()
+		is("when the backup has it", errs.Other)
+		if got := c.nodes[2].byteOf(owner.area.Version(), 9); got != "4" {
+			t.Errorf("a reader has %s", got)
+		}
+		now(5)
+		time.Sleep(2 * time.Second) // of the bubble
+		synctest.Wait()
+		is("the backup is silent", errs.Timeout)
+		if err := c.does(owner, owner.area.Publish); err != nil {
+			t.Fatal(err)
+		}
+		if got := c.nodes[2].byteOf(owner.area.Version(), 9); got != "5" {
+			t.Errorf("after the next call a reader has %s", got)
+		}
+	})
 }

@@ -22,7 +22,7 @@ func (a *Area) publishVersion(ctx context.Context) error {
 			}
 		}
 	}
-	defer a.step(func() { a.mu.whole.serial, a.mu.wake = false, true })
+	defer a.step(a.versionPublishedLocked)
 	a.collect()
 	unowned := false
 	a.note(func() { unowned = a.mu.own == 0 && a.mu.replica.writers > 0 })
@@ -31,35 +31,102 @@ func (a *Area) publishVersion(ctx context.Context) error {
 			return err
 		}
 	}
+	return a.publishRounds(ctx)
+}
+
+// versionPublishedLocked lets the next publishVersion begin.
+func (a *Area) versionPublishedLocked() { a.mu.whole.serial, a.mu.wake = false, true }
+
+// publishRounds is publishRound, and again for as long as a shrink may have had the home refuse parts, so that they came too late for the round.
+func (a *Area) publishRounds(ctx context.Context) error {
 	for {
-		var before, after dsm.Generation
+		var before dsm.Generation
 		a.note(func() { before = a.mu.ino.Gen })
-		err := a.publishRound(ctx)
-		if a.note(func() { after = a.mu.ino.Gen }); err != nil || before == after {
+		if err := a.publishRound(ctx); err != nil || !a.changedSince(before) {
 			return err
 		}
-		// A shrink may have had the home refuse parts, so that they came too late for the round.
 	}
+}
+
+func (a *Area) changedSince(gen dsm.Generation) (changed bool) {
+	a.note(func() { changed = a.mu.ino.Gen != gen })
+	return changed
 }
 
 func (a *Area) publishRound(ctx context.Context) error {
 	var id dsm.RoundID
-	a.step(func() {
-		if w := &a.mu.whole; w.id == (dsm.RoundID{}) && a.mu.replica.subscribed && len(a.busyExtentsLocked()) > 0 {
-			a.mu.versions++
-			// Groups are areas of other kinds. A node of which programs had the file open for writing before it became versioned publishes, too.
-			w.id = dsm.RoundID{Group: dsm.AreaID(a.node.cfg.Self), Generation: uint64(a.rowLocked(0).Epoch), Number: a.mu.versions}
-		}
-		id = a.mu.whole.id
-	})
+	a.step(func() { id = a.versionIDLocked() })
 	if id == (dsm.RoundID{}) {
 		return nil // nothing was stored
 	}
 	if err := a.contribute(ctx, id); err != nil {
 		return err
 	}
-	a.step(func() { a.mu.whole.id = dsm.RoundID{} }) // the home may end it from now on; what is stored later is for another version
-	return a.FinishRound(ctx, id, []dsm.NodeID{a.node.cfg.Self}, 1, true)
+	var op *acquiring
+	a.step(func() { op = a.startVersionLocked(id) })
+	return a.finishRound(ctx, op)
+}
+
+// versionIDLocked returns the round of the version that is being published, and begins one if something was stored.
+func (a *Area) versionIDLocked() dsm.RoundID {
+	if w := &a.mu.whole; w.id == (dsm.RoundID{}) && a.mu.replica.subscribed && len(a.busyExtentsLocked()) > 0 {
+		a.mu.versions++
+		// Groups are areas of other kinds. A node of which programs had the file open for writing before it became versioned publishes, too.
+		w.id = dsm.RoundID{Group: dsm.AreaID(a.node.cfg.Self), Generation: uint64(a.rowLocked(0).Epoch), Number: a.mu.versions}
+	}
+	return a.mu.whole.id
+}
+
+// startVersionLocked has the home end the round of a version, of which it has all. What is stored from now on is for another version.
+func (a *Area) startVersionLocked(id dsm.RoundID) *acquiring {
+	a.mu.whole.id = dsm.RoundID{}
+	return a.startFinishLocked(id, []dsm.NodeID{a.node.cfg.Self}, 1, true)
+}
+
+// versionNowLocked is publishVersion in one step, as far as it comes without waiting. If rest is not nil, the caller has a goroutine call it, which does what is
+// left; else it is over, with err. It comes to the end if there is no backup to wait for, and no notice to the kernel, since the home is here.
+func (a *Area) versionNowLocked() (rest func(context.Context) error, err error) {
+	id := a.versionIDLocked()
+	if id == (dsm.RoundID{}) {
+		return nil, nil // nothing was stored
+	}
+	a.mu.whole.serial = true
+	gen, c := a.mu.ino.Gen, a.contributionLocked(id)
+	a.contributeLocked(c)
+	for a.localLocked(); a.markLocked(); {
+		a.localLocked()
+	}
+	if !c.countedLocked() {
+		return func(ctx context.Context) error {
+			defer a.step(a.versionPublishedLocked)
+			return a.publishRounds(ctx)
+		}, nil
+	}
+	op := a.startVersionLocked(id)
+	a.localLocked()
+	a.drainLocked()
+	idle := a.mu.cached.Idle()
+	a.drainedLocked()
+	if len(op.pending) > 0 || !idle {
+		return func(ctx context.Context) error {
+			defer a.step(a.versionPublishedLocked)
+			if err := a.finishRound(ctx, op); err != nil || !a.changedSince(gen) {
+				return err
+			}
+			return a.publishRounds(ctx)
+		}, nil
+	}
+	a.endAcquireLocked(op)
+	err = a.roundErrorLocked(op, nil)
+	a.versionPublishedLocked()
+	return nil, err
+}
+
+// versionsBrieflyLocked reports whether versionNowLocked may be called: the area is whole here, is owned by this node, and nothing else makes a version of it.
+func (a *Area) versionsBrieflyLocked() bool {
+	w, row := &a.mu.whole, a.rowLocked(0)
+	return a.mu.own != 0 && a.isSelf(row.Primary) && a.node.slotReady(a.slotLocked(0), row) && a.mu.replica.subscribed && a.mu.cached != nil &&
+		!w.serial && w.id == (dsm.RoundID{}) && a.mu.replica.contribution == nil && a.publishableLocked() == nil
 }
 
 // versioned reports whether versions of the area are whole.

@@ -57,7 +57,7 @@ func (a *Area) contribute(ctx context.Context, id dsm.RoundID) error {
 	}
 	if err := a.awaitHomes(ctx, "contribute", func() bool {
 		err = a.publishableLocked()
-		return err != nil || a.mu.replica.contribution != c || c.gone || !c.due && len(c.counted) == len(c.asked)
+		return err != nil || a.mu.replica.contribution != c || c.gone || c.countedLocked()
 	}, a.deadInAreaLocked); err != nil {
 		return err
 	}
@@ -83,8 +83,7 @@ func (a *Area) inRound(ctx context.Context, id dsm.RoundID, event func(c *contri
 			case a.publishableLocked() != nil:
 				err = a.publishableLocked()
 			case c == nil:
-				c = &contribution{id: id, asked: make(map[dsm.NodeID]uint64), counted: make(map[dsm.NodeID]struct{})}
-				r.contribution = c
+				c = a.contributionLocked(id)
 				event(c)
 			case c.id == id && !c.gone:
 				event(c)
@@ -104,6 +103,16 @@ func (a *Area) inRound(ctx context.Context, id dsm.RoundID, event func(c *contri
 		}
 	}
 }
+
+// contributionLocked has the node take part in a round. It takes part in none.
+func (a *Area) contributionLocked(id dsm.RoundID) *contribution {
+	c := &contribution{id: id, asked: make(map[dsm.NodeID]uint64), counted: make(map[dsm.NodeID]struct{})}
+	a.mu.replica.contribution = c
+	return c
+}
+
+// countedLocked reports whether all homes have all of it.
+func (c *contribution) countedLocked() bool { return !c.due && len(c.counted) == len(c.asked) }
 
 // contributeLocked queues all that is stored to be published as parts.
 func (a *Area) contributeLocked(c *contribution) {
@@ -132,23 +141,37 @@ func (a *Area) contributeLocked(c *contribution) {
 // have merged the parts of all, and the result is in memory: like Acquire, and storing is that of Acquire. errs.Timeout if a home
 // has not done so before ctx ends, errs.Unavailable if something that was accumulated on this node has been dropped, errs.NotFinite if it has been left out. What this node has contributed is published apart from the round if it is not among nodes.
 func (a *Area) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int, storing bool) error {
-	op := &acquiring{storing: storing, finish: &wire.Finish{Round: id, Nodes: nodes, Writers: writers}}
-	a.step(func() { a.startAcquiringLocked(op) })
+	var op *acquiring
+	a.step(func() { op = a.startFinishLocked(id, nodes, writers, storing) })
+	return a.finishRound(ctx, op)
+}
+
+func (a *Area) startFinishLocked(id dsm.RoundID, nodes []dsm.NodeID, writers int, storing bool) *acquiring {
+	return a.startAcquiringLocked(&acquiring{storing: storing, finish: &wire.Finish{Round: id, Nodes: nodes, Writers: writers}})
+}
+
+// finishRound is what is left of FinishRound after startFinishLocked.
+func (a *Area) finishRound(ctx context.Context, op *acquiring) error {
 	err := a.finishAcquire(ctx, op, nil)
-	a.step(func() {
-		if err == nil && a.mu.replica.dropped[id.Group] == id {
-			err = &errs.Error{Op: "finish", Area: a.id, Kind: errs.Unavailable, Err: errs.E(errs.Unavailable, "", "what was accumulated into round %v is not in it: the part of this node was given up", id)}
-		}
-		if c := a.mu.replica.contribution; len(op.pending) == 0 && c != nil && c.id == id {
-			a.abandonLocked() // what is left of it came too late
-		}
-		if err == nil && a.notFiniteLocked().given == id {
-			err = a.notFiniteError()
-		}
-		if err == nil {
-			err = a.errNotFiniteLocked()
-		}
-	})
+	a.step(func() { err = a.roundErrorLocked(op, err) })
+	return err
+}
+
+// roundErrorLocked returns what FinishRound returns, at its end; err is that of the acquire.
+func (a *Area) roundErrorLocked(op *acquiring, err error) error {
+	id := op.finish.Round
+	if err == nil && a.mu.replica.dropped[id.Group] == id {
+		err = &errs.Error{Op: "finish", Area: a.id, Kind: errs.Unavailable, Err: errs.E(errs.Unavailable, "", "what was accumulated into round %v is not in it: the part of this node was given up", id)}
+	}
+	if c := a.mu.replica.contribution; len(op.pending) == 0 && c != nil && c.id == id {
+		a.abandonLocked() // what is left of it came too late
+	}
+	if err == nil && a.notFiniteLocked().given == id {
+		err = a.notFiniteError()
+	}
+	if err == nil {
+		err = a.errNotFiniteLocked()
+	}
 	return err
 }
 
