@@ -21,6 +21,15 @@ func (a *Area) KernelTold(size int64) {
 	})
 }
 
+// KernelLocks says that the kernel has locked the file against write(2), truncations and holes that are punched, as for a FSYNC.
+func (a *Area) KernelLocks() {
+	a.note(func() {
+		if a.mu.cached != nil {
+			a.mu.cached.KernelLocks()
+		}
+	})
+}
+
 // KernelDrops says that the kernel is about to be told to drop pages of its page cache, and not by a notice of the
 // area. The caller calls ended when the kernel has dropped them.
 func (a *Area) KernelDrops() (ended func()) {

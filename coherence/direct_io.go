@@ -34,13 +34,13 @@ func (a *Area) WriteDirect(ctx context.Context, p []byte, off int64) error {
 // Punch stores zeroes in [off, off+n) for a program that punches a hole there. It returns when the page cache does not have the old
 // bytes any more, or when ctx ends. The kernel cuts the hole out of its page cache after the answer: see pages.Cached.KernelPunches.
 func (a *Area) Punch(ctx context.Context, off, n int64) error {
-	ended := func() {}
+	ended := func(time.Time) {}
 	a.step(func() {
 		if a.mu.cached != nil && n > 0 {
 			ended = a.mu.cached.KernelPunches(off, n)
 		}
 	})
-	defer func() { a.note(ended) }()
+	defer func() { a.note(func() { ended(a.now()) }) }()
 	for at := off; at < off+n; at += int64(len(zeroPages)) {
 		if err := a.writeWithRoom(ctx, zeroPages[:min(off+n-at, int64(len(zeroPages)))], at, writtenPast); err != nil {
 			return err
@@ -51,6 +51,9 @@ func (a *Area) Punch(ctx context.Context, off, n int64) error {
 	}
 	return nil
 }
+
+// punchLimit is how long a program that punches a hole may take at most to go on when it is answered, and cut the hole out of the page cache.
+const punchLimit = 100 * time.Millisecond
 
 // freeZeroedLocked gives back the memory of pages that a publish of this node has made zero, as after a punch. While programs
 // may store into the working copy itself the pages keep it, and so do pages on demand: without memory they would count as missing.

@@ -269,7 +269,7 @@ func (a *Area) writeWithRoom(ctx context.Context, p []byte, off int64, w way) er
 	a.step(func() {
 		r := &a.mu.replica
 		if r.subscribed {
-			a.mu.cached.KernelWrites()
+			a.mu.cached.KernelLocks()
 		}
 		if r.subscribed && r.demand {
 			lacks = count(a.missingOfLocked(off, len(p)))
@@ -399,7 +399,12 @@ func (a *Area) finishAcquire(ctx context.Context, op *acquiring, err error) erro
 	if err == nil {
 		// Until the kernel has been told everything, homes get no acks and so push no more. Else this
 		// might never end.
-		a.step(a.drainLocked)
+		a.step(func() {
+			if a.mu.cached != nil {
+				a.mu.cached.TellPunched(a.now().Add(-punchLimit))
+			}
+			a.drainLocked()
+		})
 		err = a.await(ctx, "acquire", func() bool { return a.mu.cached == nil || a.mu.cached.Idle() })
 		a.step(a.drainedLocked)
 	}

@@ -235,6 +235,7 @@ func (a *fakeArea) WriteBack(p []byte, off int64) error {
 
 func (a *fakeArea) KernelDrops() func()   { return func() {} }
 func (a *fakeArea) KernelCuts(int64)      {}
+func (a *fakeArea) KernelLocks()          {}
 func (a *fakeArea) KernelTold(size int64) { a.update(func() { a.told = append(a.told, size) }) }
 
 func (a *fakeArea) CheckWrite([]byte, int64, bool) error {

@@ -19,6 +19,7 @@ func (b *bridge) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.St
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
+	h.area.current().KernelLocks()
 	switch in.Mode {
 	case 0:
 		_, err := b.ensureSize(r, h.area, end)

@@ -295,6 +295,7 @@ func (b *bridge) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	r.breakable = true
+	h.area.current().KernelLocks()
 	err := b.sync(r, h.area, func(ctx context.Context) error { return h.area.current().Sync(ctx, h.write) })
 	if err == nil && h.write {
 		err = h.area.direct.takeNoRoom()

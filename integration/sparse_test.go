@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
@@ -132,5 +133,41 @@ func TestPunchUnderAMapping(t *testing.T) {
 	om.Sync()
 	if a, b := m.Load(0, 4*page), om.Load(0, 4*page); !bytes.Equal(a, b) {
 		t.Error("the nodes differ")
+	}
+}
+
+// TestPunchedAndRewritten: a program punches a hole that begins and ends inside of pages, and goes on with the file. What another node
+// then writes there is what it reads after fsync, and what a program reads that opens the file.
+func TestPunchedAndRewritten(t *testing.T) {
+	c := nodes(t, 2)
+	all := clients(c)
+	const size = 4 * page
+	f := all[0].Open("punched", "rw,creat")
+	f.Write(0, bytes.Repeat([]byte{'a'}, size))
+	f.Sync()
+	g := all[1].Open("punched", "rw")
+	for n := range byte(20) {
+		opened := n%2 == 1
+		all[0].Must("punch %d %d %d", f.FD, page+100, 2*page)
+		if !opened {
+			f.Sync()
+		} else if <-time.After(200 * time.Millisecond); !harness.Eventually(limit, func() bool { return g.Read(page+100, 1)[0] == 0 }) {
+			t.Fatalf("punch %v is not published at the interval", n)
+		}
+		want := bytes.Repeat([]byte{'b' + n}, size)
+		g.Write(0, want)
+		g.Sync()
+		h := f
+		if opened {
+			h = all[0].Open("punched", "r")
+		} else {
+			f.Sync()
+		}
+		if got := h.Read(0, size); !bytes.Equal(got, want) {
+			t.Fatalf("punch %v, opened %v: %q from %d on", n, opened, got[page+98:page+102], page+98)
+		}
+		if opened {
+			h.Close()
+		}
 	}
 }

@@ -119,6 +119,7 @@ func (c *Cached) shows(x *cachedExtent, i, lo int, data []byte) bool {
 // KernelCuts must be called before a SETATTR of a smaller size, by a program of this node, is
 // answered. The kernel then drops what it holds past size before it writes anything back.
 func (c *Cached) KernelCuts(size int64) {
+	c.punchOver() // the kernel has locked the file
 	c.cutPages(size, func(x *cachedExtent, i, from int) {
 		if g, ok := c.given[x.page(i)]; ok {
 			clear(g.mem[from:])

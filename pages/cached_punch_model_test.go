@@ -2,6 +2,7 @@ package pages
 
 import (
 	"math"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -10,7 +11,7 @@ import (
 type modelPunch struct {
 	modelCut
 	zeroed bool
-	ended  func()
+	ended  func(time.Time)
 }
 
 // punch begins a hole, or takes the one under way a step further.
@@ -18,6 +19,13 @@ func (m *ledgerModel) punch(p dsm.PageIndex) {
 	h := m.punching
 	switch {
 	case h == nil:
+		if !m.inPunch() && m.rng.IntN(2) == 0 {
+			if m.rng.IntN(2) == 0 {
+				m.c.KernelLocks()
+			} else {
+				m.c.TellPunched(time.Now())
+			}
+		}
 		m.beginPunch(p)
 	case !h.zeroed:
 		h.zeroed, h.ended = true, m.c.KernelPunches(h.from, h.to-h.from)
@@ -31,7 +39,7 @@ func (m *ledgerModel) punch(p dsm.PageIndex) {
 			off += n
 		}
 	case m.c.Told(h.from, h.to-h.from):
-		h.ended()
+		h.ended(time.Time{})
 		m.kernelCuts(h.modelCut)
 		m.punching = nil
 	}

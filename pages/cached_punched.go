@@ -1,6 +1,12 @@
 package pages
 
-import "github.com/dsmfs/dsmfs/internal/dsm"
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
 
 // When a program punches a hole (fallocate), the kernel first writes back dirty pages and then sends
 // the request. When it has the answer it cuts the hole out of its page cache: it drops whole pages,
@@ -13,8 +19,9 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 // READ. So until such a page has been dropped once more after the answer, the replies to READs have
 // zeroes in the hole: then the clearing changes nothing. For sizes, cached_told.go does the same.
 //
-// The kernel does one punch, truncation or write(2) of a file at a time, so the next one shows that
-// the punch is over.
+// The kernel does one punch, truncation, write(2) or fsync of a file at a time, so the next one shows
+// that the punch is over. An open shows nothing. What it waits for must be in the page cache when it
+// returns, so some time after the punch such a page is dropped for it (TellPunched).
 //
 // What is not covered: before that, the kernel may clear what a program stores to the hole through a
 // mapping.
@@ -25,12 +32,14 @@ type punched struct {
 	// pending are the pages that it begins and ends in, until they have been dropped after the answer.
 	pending  map[dsm.PageIndex]struct{}
 	answered bool
-	last     uint64 // the last notice before the answer
+	at       time.Time // of the answer
+	told     bool      // TellPunched was called
+	last     uint64    // the last notice before the answer
 }
 
 // KernelPunches records that a program punches a hole of n bytes at off. Call it before the zeroes
 // are stored here, and call ended right before the request is answered.
-func (c *Cached) KernelPunches(off, n int64) (ended func()) {
+func (c *Cached) KernelPunches(off, n int64) (ended func(now time.Time)) {
 	h := &punched{from: off, to: off + n, pending: make(map[dsm.PageIndex]struct{}, 2)}
 	for _, at := range [...]int64{off, off + n} {
 		if at%dsm.PageSize != 0 {
@@ -38,17 +47,53 @@ func (c *Cached) KernelPunches(off, n int64) (ended func()) {
 		}
 	}
 	c.punched = h
-	return func() { h.answered, h.last = true, c.area.drops.last }
+	return func(now time.Time) { h.answered, h.at, h.last = true, now, c.area.drops.last }
 }
 
-// KernelWrites must be called when the WRITE of a write(2) comes, before anything waits. If a punch was
-// answered, it is over.
-func (c *Cached) KernelWrites() { c.punchOver() }
+// KernelLocks must be called when a request comes for which the kernel has locked the file, before
+// anything waits: the WRITE of a write(2), an FSYNC, a FALLOCATE. If a punch was answered, it is over.
+func (c *Cached) KernelLocks() { c.punchOver() }
+
+// TellPunched makes an invalidation pending for the pages in which the last hole begins and ends, if
+// they have not been dropped since the answer. It does so only if that was before the given time: since
+// then the program must have gone on.
+func (c *Cached) TellPunched(before time.Time) {
+	if c.punched == nil || !c.punched.answered || !c.punched.at.Before(before) {
+		return
+	}
+	c.punched.told = true
+	for _, p := range slices.Sorted(maps.Keys(c.punched.pending)) { // in order: runs repeat from their seed
+		if x, i := c.page(p); x.given.Has(i) {
+			c.want(x, i)
+		} else {
+			delete(c.punched.pending, p) // no READ of it is under way for which the program may wait
+			c.retire(x)
+		}
+	}
+}
+
+// punchTold reports whether page i must be invalidated because of TellPunched.
+func (c *Cached) punchTold(x *cachedExtent, i int) bool {
+	if c.punched == nil || !c.punched.told {
+		return false
+	}
+	_, ok := c.punched.pending[x.page(i)]
+	return ok
+}
 
 // punchOver records that the kernel has cut out the last hole, if its request was answered.
 func (c *Cached) punchOver() {
-	if c.punched != nil && c.punched.answered {
-		c.punched = nil
+	h := c.punched
+	if h == nil || !h.answered {
+		return
+	}
+	c.punched = nil
+	for p := range h.pending {
+		x, i := c.page(p)
+		if _, kept := c.given[p]; h.told && !kept && !x.blind.Has(i) && !x.bare.Has(i) {
+			c.settle(x, i) // a notice only because of TellPunched
+		}
+		c.retire(x)
 	}
 }
 
@@ -91,7 +136,7 @@ func (c *Cached) deliveredPunched(off int64, data []byte) {
 
 // droppedPunched records that an invalidation of page p is done.
 func (c *Cached) droppedPunched(p dsm.PageIndex, notice uint64) {
-	if h := c.punched; h != nil && h.answered && notice > h.last {
+	if h := c.punched; h != nil && h.answered && (notice > h.last || h.told) {
 		delete(h.pending, p)
 	}
 }

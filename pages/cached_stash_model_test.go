@@ -30,7 +30,7 @@ const (
 func (m *ledgerModel) take(s modelStores) {
 	p := dsm.PageIndex(s.off / dsm.PageSize)
 	if s.how == throughCache || s.how == pastTheCache {
-		m.c.KernelWrites()
+		m.c.KernelLocks()
 	}
 	if s.how == throughCache || s.how == writtenBack {
 		m.c.Delivered(s.off, s.data, s.how == writtenBack)
