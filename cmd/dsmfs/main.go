@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -138,6 +139,9 @@ func parse(f *pflag.FlagSet, args []string, minimum, maximum int, want string) e
 	}
 	if n := f.NArg(); n < minimum || n > maximum {
 		return fail(exitUsage, "%s: usage: dsmfs %s %s; see dsmfs help %s", f.Name(), f.Name(), want, f.Name())
+	}
+	if slices.Contains(f.Args(), "") { // as of a script's variable that is not set: not the only mount, then
+		return fail(exitUsage, "%s: an argument is empty; usage: dsmfs %s %s; see dsmfs help %s", f.Name(), f.Name(), want, f.Name())
 	}
 	return nil
 }

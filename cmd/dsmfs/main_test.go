@@ -90,6 +90,8 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"unset", "/tmp", "merge"}, exitNoMount, "/tmp is in no dsmfs mount"},
 		{[]string{"umount", "/proc/../tmp"}, exitNoMount, "/tmp is not a dsmfs mount"},
 		{[]string{"umount"}, exitUsage, "usage: dsmfs umount MNT"},
+		{[]string{"umount", ""}, exitUsage, "an argument is empty; usage: dsmfs umount MNT"},
+		{[]string{"status", ""}, exitUsage, "an argument is empty; usage: dsmfs status"},
 		{[]string{"dev", "--nodes", "0", "/a"}, exitUsage, "1 to 64"},
 		{[]string{"help", "frobnicate"}, exitUsage, "frobnicate"},
 	} {
