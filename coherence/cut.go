@@ -21,7 +21,8 @@ func (a *Area) KernelTold(size int64) {
 	})
 }
 
-// KernelLocks says that the kernel has locked the file against write(2), truncations and holes that are punched, as for a FSYNC.
+// KernelLocks says that the kernel has locked the file against write(2), truncations and holes that are punched, as for a FSYNC; or
+// that the thread which has punched the last hole has gone on.
 func (a *Area) KernelLocks() {
 	a.note(func() {
 		if a.mu.cached != nil {

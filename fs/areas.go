@@ -71,7 +71,8 @@ type Area interface {
 	// KernelTold says that an answer of any kind is about to tell the kernel of the size. A READ that is under way may be
 	// answered before the kernel has cut its page cache off there.
 	KernelTold(size int64)
-	// KernelLocks says that a request has come for which the kernel has locked the file, as an FSYNC: none that changes its bytes is under way.
+	// KernelLocks says that a request has come for which the kernel has locked the file, as an FSYNC, or another of the thread that has
+	// punched a hole: no hole is being punched any more.
 	KernelLocks()
 	// KernelDrops says that the kernel is about to be told to drop pages, other than by a notice of NextNotice; ended is
 	// called when it has.

@@ -26,6 +26,7 @@ type bridge struct {
 	handles   handleTable
 	dirs      openDirs
 	retries   retries
+	punched   atomic.Pointer[punch] // the last hole, until the thread goes on that has punched it
 	lookups   lookups
 	talks     talks
 	root      atomic.Pointer[dsm.Inode] // as the kernel was last told, nil before that

@@ -33,6 +33,7 @@ func (b *bridge) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.St
 			// enter memory in sync calls only nothing is acquired, for a punch is none.
 			if err = h.area.current().Acquire(r, false); err == nil {
 				err = h.area.current().Punch(r, off, end-off)
+				b.punched.Store(&punch{r.tid, h.area})
 			}
 			h.area.stored.Add(1)
 			b.intervals.stored(h.area, atInterval)

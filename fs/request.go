@@ -62,6 +62,7 @@ const (
 
 func (b *bridge) begin(cancel <-chan struct{}, h *fuse.InHeader) *request {
 	b.retries.began(h)
+	b.goesOn(h.Pid)
 	r := &request{deadline: time.Now().Add(b.cfg.FaultTimeout), cancel: cancel, closing: b.life.Done(), tid: h.Pid, unique: h.Unique &^ resent}
 	r.mu.Init("fs.request")
 	return r
@@ -213,4 +214,17 @@ func signaled(tid uint32) bool {
 	}
 	flags, err := strconv.ParseUint(string(fields[6]), 10, 64)
 	return err == nil && flags&pfSignaled != 0
+}
+
+// punch is a hole that a thread has punched.
+type punch struct {
+	tid  uint32
+	area *openArea
+}
+
+// goesOn is called at the beginning of each request of a thread. If it has punched the last hole it has gone on since.
+func (b *bridge) goesOn(tid uint32) {
+	if p := b.punched.Load(); p != nil && p.tid == tid && tid != 0 && b.punched.CompareAndSwap(p, nil) { // 0: nobody knows
+		p.area.current().KernelLocks()
+	}
 }

@@ -146,27 +146,33 @@ func TestPunchedAndRewritten(t *testing.T) {
 	f.Write(0, bytes.Repeat([]byte{'a'}, size))
 	f.Sync()
 	g := all[1].Open("punched", "rw")
-	for n := range byte(20) {
-		opened := n%2 == 1
+	for n := range byte(24) {
+		how := []string{"fsync", "open", "close and open"}[n%3]
 		all[0].Must("punch %d %d %d", f.FD, page+100, 2*page)
-		if !opened {
+		switch how {
+		case "fsync":
 			f.Sync()
-		} else if <-time.After(200 * time.Millisecond); !harness.Eventually(limit, func() bool { return g.Read(page+100, 1)[0] == 0 }) {
-			t.Fatalf("punch %v is not published at the interval", n)
+		case "open":
+			<-time.After(200 * time.Millisecond)
+			if !harness.Eventually(limit, func() bool { return g.Read(page+100, 1)[0] == 0 }) {
+				t.Fatalf("punch %v is not published at the interval", n)
+			}
+		default:
+			all[0].Open("punched", "rw").Close() // publishes
 		}
 		want := bytes.Repeat([]byte{'b' + n}, size)
 		g.Write(0, want)
 		g.Sync()
 		h := f
-		if opened {
-			h = all[0].Open("punched", "r")
-		} else {
+		if how == "fsync" {
 			f.Sync()
+		} else {
+			h = all[0].Open("punched", "r")
 		}
 		if got := h.Read(0, size); !bytes.Equal(got, want) {
-			t.Fatalf("punch %v, opened %v: %q from %d on", n, opened, got[page+98:page+102], page+98)
+			t.Fatalf("punch %v, %s: %q from %d on", n, how, got[page+98:page+102], page+98)
 		}
-		if opened {
+		if h != f {
 			h.Close()
 		}
 	}

@@ -20,7 +20,7 @@ import (
 // zeroes in the hole: then the clearing changes nothing. For sizes, cached_told.go does the same.
 //
 // The kernel does one punch, truncation, write(2) or fsync of a file at a time, so the next one shows
-// that the punch is over. An open shows nothing. What it waits for must be in the page cache when it
+// that the punch is over. So does any request of the thread that has punched. An open by another one shows nothing. What it waits for must be in the page cache when it
 // returns, so some time after the punch such a page is dropped for it (TellPunched).
 //
 // What is not covered: before that, the kernel may clear what a program stores to the hole through a
@@ -51,7 +51,8 @@ func (c *Cached) KernelPunches(off, n int64) (ended func(now time.Time)) {
 }
 
 // KernelLocks must be called when a request comes for which the kernel has locked the file, before
-// anything waits: the WRITE of a write(2), an FSYNC, a FALLOCATE. If a punch was answered, it is over.
+// anything waits: the WRITE of a write(2), an FSYNC, a FALLOCATE; or another one of the thread that has
+// punched a hole. If a punch was answered, it is over.
 func (c *Cached) KernelLocks() { c.punchOver() }
 
 // TellPunched makes an invalidation pending for the pages in which the last hole begins and ends, if
