@@ -4,6 +4,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -274,3 +275,18 @@ func TestFrames(t *testing.T) {
 
 // twinBytes returns the memory that twins take.
 func twinBytes(a *Area) int64 { return int64(len(a.twins)) * dsm.PageSize }
+
+// TestForgetOneByOne: to forget the extents of an empty copy one by one took a look at all that follow, each time: 17 s for 100 GiB.
+func TestForgetOneByOne(t *testing.T) {
+	const extents = 100_000
+	a := newTestArea(t, extents*dsm.ExtentSize)
+	began := time.Now()
+	for e := range dsm.ExtentIndex(extents) {
+		if err := a.Forget(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if d := time.Since(began); d > 2*time.Second {
+		t.Errorf("it takes %v", d)
+	}
+}

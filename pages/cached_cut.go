@@ -1,7 +1,6 @@
 package pages
 
 import (
-	"maps"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -141,12 +140,16 @@ func (c *Cached) cutAt(size int64) {
 // cutPages calls f for each given page that reaches past size, with the offset in the page at which
 // the part past size begins.
 func (c *Cached) cutPages(size int64, f func(x *cachedExtent, i, from int)) {
-	first := dsm.PageIndex(size / dsm.PageSize)             // the last page, if it is cut
-	for _, e := range slices.Sorted(maps.Keys(c.extents)) { // in order: runs repeat from their seed
-		x := c.extents[e]
-		if (dsm.PageIndex(e)+1)*dsm.ExtentPages <= first {
-			continue
+	first := dsm.PageIndex(size / dsm.PageSize) // the last page, if it is cut
+	var list []dsm.ExtentIndex
+	for e := range c.extents {
+		if (dsm.PageIndex(e)+1)*dsm.ExtentPages > first {
+			list = append(list, e)
 		}
+	}
+	slices.Sort(list) // runs repeat from their seed
+	for _, e := range list {
+		x := c.extents[e]
 		for i := range x.given.All() {
 			switch p := x.page(i); {
 			case p > first:

@@ -103,7 +103,7 @@ func (c *areaCopy) resizeAnonymous(n int64) {
 
 func (c *areaCopy) zeroAnonymous(from, to int64) error {
 	for p := dsm.PageIndex(from / dsm.PageSize); int64(p)*dsm.PageSize < to; p++ {
-		if p = c.nextData(p); p == noPage || int64(p)*dsm.PageSize >= to {
+		if p = c.nextTakenBefore(p, to); p == noPage {
 			return nil
 		}
 		off, n := int64(p)*dsm.PageSize, int64(dsm.PageSize)
@@ -162,9 +162,18 @@ const noPage = dsm.PageIndex(math.MaxInt64)
 
 // nextTaken returns the first page from p on that takes memory.
 func (c *areaCopy) nextTaken(p dsm.PageIndex) dsm.PageIndex {
-	for e, i := p.Extent(); int(e) < len(c.taken); e, i = e+1, 0 {
+	return c.nextTakenBefore(p, math.MaxInt64)
+}
+
+// nextTakenBefore is nextTaken for a page that begins before an offset: it does not look on, so that an area of many extents can be freed one by
+// one.
+func (c *areaCopy) nextTakenBefore(p dsm.PageIndex, to int64) dsm.PageIndex {
+	for e, i := p.Extent(); int(e) < len(c.taken) && int64(e)*dsm.ExtentSize < to; e, i = e+1, 0 {
 		if j := c.taken[e].Next(i); j < dsm.ExtentPages {
-			return pageOfExtent(e, j)
+			if q := pageOfExtent(e, j); int64(q)*dsm.PageSize < to {
+				return q
+			}
+			break
 		}
 	}
 	return noPage
