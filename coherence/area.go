@@ -507,7 +507,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	}
 	if now.Gen != old.Gen {
 		a.standbyCutLocked(now.Size < old.Size)
-		a.homeGenChangedLocked() // it pushes, to this node too
+		a.homeGenChangedLocked(dsm.ExtentIndex(dsm.Extents(old.Size))) // it pushes, to this node too
 	}
 	if now.Size > old.Size && a.versionedLocked() {
 		for _, id := range a.subscribersLocked() {

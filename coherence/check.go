@@ -186,6 +186,8 @@ func (s *subscriber) problem() string {
 			inFlight += p.bytes
 		}
 		switch {
+		case s.flying[e] != (len(l.pushes) > 0):
+			return fmt.Sprintf("extent %d: %d pushes under way, noted: %v", e, len(l.pushes), s.flying[e])
 		case l.lacks.Empty() != (l.turn == 0):
 			return fmt.Sprintf("extent %d: its turn is %d, and it lacks %v", e, l.turn, l.lacks)
 		case l.turn != 0 && len(l.pushes) == 0 && !slices.Contains(s.queue, queuedLag{l.turn, e}):
@@ -198,7 +200,7 @@ func (s *subscriber) problem() string {
 			return fmt.Sprintf("extent %d: it lacks pages that it does not hold", e)
 		}
 	}
-	if lacking != s.lacking {
+	if lacking != int(s.lacking) {
 		return fmt.Sprintf("%d extents with lacking pages, counted as %d", lacking, s.lacking)
 	}
 	for _, w := range s.acquires {

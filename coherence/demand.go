@@ -94,8 +94,7 @@ type DemandStats struct{ Here, Asked int }
 func (a *Area) DemandStats() (d DemandStats) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, e := range a.extentsFromLocked(0) {
-		x := a.extentLocked(e)
+	for _, x := range a.mu.replica.extents {
 		d.Here += x.have.Len()
 		d.Asked += x.asked.Len()
 	}

@@ -265,6 +265,9 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 				s.slots.put(i, false)
 			}
 		}
+		if !a.rowsChangedLocked(old) {
+			continue
+		}
 		for e := range s.extents {
 			if a.movedLocked(old, a.slotLocked(e)) {
 				s.forget(e)
@@ -276,15 +279,38 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 			delete(a.mu.home.untils, id)
 		}
 	}
-	for e, x := range a.mu.home.extents {
-		if a.othersHaveLocked(old, a.slotLocked(e)) {
-			a.resignLocked(e)
-			continue
+	if a.extentsConcernedLocked(old) {
+		for e, x := range a.mu.home.extents {
+			if a.othersHaveLocked(old, a.slotLocked(e)) {
+				a.resignLocked(e)
+				continue
+			}
+			maps.DeleteFunc(x.writers, a.leftLocked)
+			maps.DeleteFunc(x.parts, a.leftLocked)
 		}
-		maps.DeleteFunc(x.writers, a.leftLocked)
-		maps.DeleteFunc(x.parts, a.leftLocked)
 	}
 	a.roundsViewChangedLocked(old)
+}
+
+// extentsConcernedLocked reports whether a view changes anything about extents of the area: the row of one of their slots is another, or who published to
+// them is forgotten. Most views are about slots of others, and there may be many extents.
+func (a *Area) extentsConcernedLocked(old *dsm.View) bool {
+	return a.rowsChangedLocked(old) || slices.ContainsFunc(old.Members, func(m dsm.Member) bool { return a.leftLocked(m.ID, 0) }) ||
+		slices.ContainsFunc(old.Former, func(f dsm.Former) bool { return a.leftLocked(f.ID, 0) })
+}
+
+// rowsChangedLocked reports whether a view changes the row of a slot in which the area has extents, or can have: of some that were cut off there may be
+// entries still.
+func (a *Area) rowsChangedLocked(old *dsm.View) bool {
+	if old.Placed(a.id) != a.mu.view.Placed(a.id) {
+		return true
+	}
+	for e := range dsm.ExtentIndex(a.mu.ino.Spec.CoveringExtents(dsm.MaxAreaSize)) {
+		if was := old.Row(a.slotLocked(e)); was == nil || *was != *a.rowLocked(e) {
+			return true
+		}
+	}
+	return false
 }
 
 // othersHaveLocked reports whether home copies of a slot are of no use here any more: others are its home, or this node is to become it once
@@ -324,23 +350,25 @@ func (a *Area) resignLocked(e dsm.ExtentIndex) {
 }
 
 // homeGenChangedLocked follows a shrink or a change of rules. Replicas that know of it drop pushes that were sent
-// before. So all pushes under way count as lost.
-func (a *Area) homeGenChangedLocked() {
+// before. So all pushes under way count as lost. The area had extents up to end.
+func (a *Area) homeGenChangedLocked(end dsm.ExtentIndex) {
+	first := dsm.ExtentIndex(a.mu.ino.Size / dsm.ExtentSize) // of those that have lost pages
 	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
 		a.againLocked(s)
 		s.requeueAll()
 		for _, w := range s.acquires { // what they waited for may have been pushed, and refused
-			w.until, w.left = s.lastTurn, s.lacking
+			w.until, w.left = s.lastTurn, int(s.lacking)
 		}
-		for e, l := range s.extents { // requeueAll looks only at extents with pushes under way
-			in := a.withinLocked(e)
+		for _, e := range keysFrom(s.extents, first, end) { // requeueAll looks only at extents with pushes under way
+			l, in := s.extents[e], a.withinLocked(e)
 			l.lacks, l.has, l.asked, l.fetched = l.lacks.And(in), l.has.And(in), l.asked.And(in), l.fetched.And(in)
 			s.settle(l)
 		}
 	}
 	last := dsm.PageIndex((a.mu.ino.Size + dsm.PageSize - 1) / dsm.PageSize)
-	for e, x := range a.mu.home.extents {
+	for _, e := range keysFrom(a.mu.home.extents, first, end) {
+		x := a.mu.home.extents[e]
 		for i := range x.pages {
 			if page(e, i) >= last {
 				a.mu.home.setVersion(x, i, 0)

@@ -160,7 +160,7 @@ func TestReleaseAnswersAnAcquire(t *testing.T) {
 		sub := a.mu.home.subs[n.id]
 		sub.lag(0).has = set
 		sub.lack(0, set)
-		sub.acquires = append(sub.acquires, &acquireWait{round: 77, until: sub.lastTurn, left: sub.lacking})
+		sub.acquires = append(sub.acquires, &acquireWait{round: 77, until: sub.lastTurn, left: int(sub.lacking)})
 		a.homeReleaseLocked(n.id, &wire.Release{Stamp: a.stampLocked(), Extent: 0, Pages: set})
 	})
 	if got := sends[*wire.Acquired](s, link{0, 1}); got != 1 {

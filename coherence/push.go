@@ -119,7 +119,7 @@ func (a *Area) homeAcquireLocked(from dsm.NodeID, m *wire.Acquire) {
 		return
 	}
 	a.tellNewestLocked()
-	w := &acquireWait{round: m.Round, until: s.lastTurn, left: s.lacking, upto: a.mu.newest}
+	w := &acquireWait{round: m.Round, until: s.lastTurn, left: int(s.lacking), upto: a.mu.newest}
 	s.acquires = append(s.acquires, w)
 	a.pumpLocked(from, s)
 }
@@ -226,8 +226,7 @@ func (a *Area) pushLocked(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set d
 	s.settle(l)
 	l.sent = l.sent.Or(set)
 	m.Complete = l.lacks.Empty() && len(l.pushes) == 0
-	l.pushes = append(l.pushes, pushed{m.ID, bytes, m.Answer})
-	s.inFlight += bytes
+	s.fly(e, l, pushed{m.ID, bytes, m.Answer})
 	m.Upto = a.uptoLocked(s)
 	a.node.stats.pushes.Add(1)
 	a.sendPagesLocked(to, m, bytes)
@@ -266,8 +265,7 @@ func (a *Area) forwardLocked(to dsm.NodeID, s *subscriber, f *forwarding) bool {
 	p := &wire.Push{Stamp: a.stampLocked(), Extent: m.Extent, ID: a.mu.home.lastPush, Version: x.version, Contains: x.writers[to],
 		Parts: x.parts[to], Complete: true, Upto: a.uptoLocked(s), Pages: m.Pages, Index: m.Index}
 	l.sent = m.Pages
-	l.pushes = append(l.pushes, pushed{p.ID, bytes, dsm.PageSet{}})
-	s.inFlight += bytes
+	s.fly(m.Extent, l, pushed{p.ID, bytes, dsm.PageSet{}})
 	a.node.stats.forwards.Add(1)
 	if a.isSelf(to) {
 		a.sendLocked(to, p, f.payload)

@@ -410,6 +410,10 @@ func (a *Area) stepDownLocked(slot dsm.Slot) {
 // those that it is the home of without a handover, and drops what it is no backup of. It may see no view in which it is the home: in the next one
 // after it takes over, it is to hand the slot over.
 func (a *Area) standbyViewChangedLocked(old *dsm.View) {
+	if !a.extentsConcernedLocked(old) {
+		a.takeOverLocked()
+		return
+	}
 	self := a.node.cfg.Self
 	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
 		slot := a.slotLocked(e)

@@ -108,8 +108,21 @@ func (a *Area) extentLocked(e dsm.ExtentIndex) *replicaExtent {
 
 // extentsFromLocked returns the extents from first on that have state, in increasing order.
 func (a *Area) extentsFromLocked(first dsm.ExtentIndex) []dsm.ExtentIndex {
-	list := make([]dsm.ExtentIndex, 0, len(a.mu.replica.extents))
-	for e := range a.mu.replica.extents {
+	return keysFrom(a.mu.replica.extents, first, dsm.ExtentIndex(a.mu.replica.n))
+}
+
+// keysFrom returns the extents in m from first on, in increasing order. All that are in it are below end. Of a few at the end of a large area it does not
+// look at the others.
+func keysFrom[T any](m map[dsm.ExtentIndex]T, first, end dsm.ExtentIndex) (list []dsm.ExtentIndex) {
+	if int(end)-int(first) < len(m) {
+		for e := first; e < end; e++ {
+			if _, ok := m[e]; ok {
+				list = append(list, e)
+			}
+		}
+		return list
+	}
+	for e := range m {
 		if e >= first {
 			list = append(list, e)
 		}
@@ -150,6 +163,9 @@ const subscribePart = 8192
 // subscribeLocked asks the homes of the slots for the updates of all their extents. For extents that have state it asks only for what is
 // newer than their versions.
 func (a *Area) subscribeLocked(list []dsm.Slot) {
+	if len(list) == 0 {
+		return
+	}
 	r := &a.mu.replica
 	slots := make(map[dsm.NodeID][]dsm.Slot)
 	extents := make(map[dsm.NodeID][]wire.ExtentVersion)

@@ -16,10 +16,11 @@ type subscriber struct {
 	area      *Area
 	onRequest bool                     // push only for an Acquire or Fetch
 	partial   bool                     // push only pages that it has
+	lacking   int32                    // how many extents have pages to push
 	slots     slotBits                 // that it has subscribed to, until they move
 	extents   map[dsm.ExtentIndex]*lag // those in them of which there is something to know
-	lacking   int                      // how many of them have pages to push
-	queue     lagQueue                 // those of them without a push under way, oldest first
+	flying    map[dsm.ExtentIndex]bool // those of them with pushes under way
+	queue     lagQueue                 // those with pages to push, and without a push under way, oldest first
 	fetches   []dsm.ExtentIndex        // extents with pages that a program waits for, oldest first
 	lastTurn  uint64
 	inFlight  int // bytes pushed and not acked
@@ -158,6 +159,16 @@ func (s *subscriber) fetch(e dsm.ExtentIndex, l *lag, p dsm.PageSet) {
 	l.fetched = l.fetched.Or(p)
 }
 
+// fly records a push.
+func (s *subscriber) fly(e dsm.ExtentIndex, l *lag, p pushed) {
+	l.pushes = append(l.pushes, p)
+	if s.flying == nil {
+		s.flying = make(map[dsm.ExtentIndex]bool)
+	}
+	s.flying[e] = true
+	s.inFlight += p.bytes
+}
+
 // acked handles a PushAck. Unknown ids are those of pushes that were given up as lost.
 func (s *subscriber) acked(e dsm.ExtentIndex, id uint64, declined dsm.PageSet) {
 	l := s.extents[e]
@@ -170,6 +181,7 @@ func (s *subscriber) acked(e dsm.ExtentIndex, id uint64, declined dsm.PageSet) {
 			l.asked = l.asked.Minus(p.answer)
 			l.pushes = append(l.pushes[:i], l.pushes[i+1:]...)
 			if len(l.pushes) == 0 {
+				delete(s.flying, e)
 				l.sent = dsm.PageSet{}
 			}
 			s.lack(e, declined)
@@ -192,6 +204,7 @@ func (s *subscriber) requeue(e dsm.ExtentIndex) {
 		s.landed(p.bytes)
 	}
 	l.pushes = nil
+	delete(s.flying, e)
 	sent := l.sent
 	l.sent = dsm.PageSet{}
 	s.fetch(e, l, sent.And(l.asked)) // even if the subscriber wants pushes only when it asks
@@ -200,10 +213,8 @@ func (s *subscriber) requeue(e dsm.ExtentIndex) {
 }
 
 func (s *subscriber) requeueAll() {
-	for _, e := range slices.Sorted(maps.Keys(s.extents)) {
-		if len(s.extents[e].pushes) > 0 {
-			s.requeue(e)
-		}
+	for _, e := range slices.Sorted(maps.Keys(s.flying)) {
+		s.requeue(e)
 	}
 }
 
@@ -216,6 +227,7 @@ func (s *subscriber) forget(e dsm.ExtentIndex) {
 	l.lacks = dsm.PageSet{}
 	s.settle(l)
 	delete(s.extents, e)
+	delete(s.flying, e)
 }
 
 // end takes back what is under way to a node that is not a subscriber any more.
