@@ -136,7 +136,7 @@ func TestSignalDuringUnlock(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer b.opens.release(a, true)
-			in := fuse.LkIn{InHeader: *headerOf(0), Fh: b.handles.add(&fileHandle{area: a, write: true}), Owner: 1, LkFlags: fuse.FUSE_LK_FLOCK}
+			in := fuse.LkIn{InHeader: *headerOf(0), Fh: b.handles.add(newFileHandle(a, true)), Owner: 1, LkFlags: fuse.FUSE_LK_FLOCK}
 			request := func(how uint32, cancel chan struct{}) fuse.Status {
 				in := in
 				in.Lk = fuse.FileLock{Typ: how, End: locks.End}
