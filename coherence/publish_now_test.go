@@ -24,13 +24,7 @@ func TestPublishNow(t *testing.T) {
 		}
 		is := func(what string, want ...errs.Kind) {
 			t.Helper()
-			ok := len(ended) == len(want)
-			for i := 0; ok && i < len(want); i++ {
-				ok = want[i] == errs.Other && ended[i] == nil || want[i] != errs.Other && errs.Is(ended[i], want[i])
-			}
-			if !ok {
-				t.Fatalf("%s: ended with %v, want %v", what, ended, want)
-			}
+			endedWith(t, what, ended, want)
 		}
 		if !now(other) {
 			t.Fatal("nothing to publish, and it would wait")
@@ -59,6 +53,18 @@ func TestPublishNow(t *testing.T) {
 		s.drain()
 		is("an ack that is late", errs.Timeout)
 	})
+}
+
+// endedWith checks how calls have ended; errs.Other is success.
+func endedWith(t *testing.T, what string, ended []error, want []errs.Kind) {
+	t.Helper()
+	ok := len(ended) == len(want)
+	for i := 0; ok && i < len(want); i++ {
+		ok = want[i] == errs.Other && ended[i] == nil || want[i] != errs.Other && errs.Is(ended[i], want[i])
+	}
+	if !ok {
+		t.Fatalf("%s: ended with %v, want %v", what, ended, want)
+	}
 }
 
 // TestPublishNowDoesNotWait: it leaves to Publish what may take long, and does nothing then.
@@ -122,9 +128,7 @@ func TestVersionNow(t *testing.T) {
 		}
 		is := func(what string, want ...errs.Kind) {
 			t.Helper()
-			if len(ended) != len(want) || len(want) == 1 && !errs.Is(ended[0], want[0]) && (want[0] != errs.Other || ended[0] != nil) {
-				t.Fatalf("%s: ended with %v, want %v", what, ended, want)
-			}
+			endedWith(t, what, ended, want)
 		}
 		now(3)
 		is("one copy", errs.Other)

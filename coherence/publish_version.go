@@ -84,7 +84,7 @@ func (a *Area) startVersionLocked(id dsm.RoundID) *acquiring {
 }
 
 // versionNowLocked is publishVersion in one step, as far as it comes without waiting. If rest is not nil, the caller has a goroutine call it, which does what is
-// left; else it is over, with err. It comes to the end if there is no backup to wait for, and no notice to the kernel, since the home is here.
+// left; else it is over, with err. The home is here, so nothing is left if there is no backup to wait for, and no notice to the kernel.
 func (a *Area) versionNowLocked() (rest func(context.Context) error, err error) {
 	id := a.versionIDLocked()
 	if id == (dsm.RoundID{}) {
