@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -93,12 +94,13 @@ type noCommands struct{ locks.Cluster }
 func (noCommands) MayGrant() bool                 { return true }
 func (noCommands) ShowLife(context.Context) error { return nil }
 
-// TestOpenAcquiresForLock: the first lock of a file that was delegated with the open has nothing to acquire.
-func TestOpenAcquiresForLock(t *testing.T) {
+// lockable is a file that a program has open for writing, on a node that has its locks.
+func lockable(t *testing.T) (*bridge, *fakeAreas, *locks.Node, *openArea) {
 	names := newFakeNames()
 	node := locks.NewNode(locks.Config{Self: 1, Cluster: noCommands{}})
-	defer node.Close()
-	b := newBridge(Config{Names: lockNames{names, node}, Areas: newFakeAreas(names), FaultTimeout: time.Minute, Locks: node})
+	t.Cleanup(node.Close)
+	areas := newFakeAreas(names)
+	b := newBridge(Config{Names: lockNames{names, node}, Areas: areas, FaultTimeout: time.Minute, Locks: node, Log: slog.New(slog.DiscardHandler)})
 	i, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Perm: 0o600}, false)
 	if err != nil {
 		t.Fatal(err)
@@ -107,8 +109,14 @@ func TestOpenAcquiresForLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return b, areas, node, a
+}
+
+// TestOpenAcquiresForLock: the first lock of a file that was delegated with the open has nothing to acquire.
+func TestOpenAcquiresForLock(t *testing.T) {
+	b, _, node, a := lockable(t)
 	l := locks.Lock{Owner: node.Owner(1, false), Type: locks.Write, Last: locks.End}
-	if err := node.Set(t.Context(), i.Ino, l, false, func() error { t.Error("the lock acquires"); return nil }); err != nil {
+	if err := node.Set(t.Context(), dsm.Ino(a.id), l, false, func() error { t.Error("the lock acquires"); return nil }); err != nil {
 		t.Error(err)
 	}
 	b.opens.release(a, true)
@@ -122,53 +130,44 @@ func TestSignalDuringUnlock(t *testing.T) {
 		want fuse.Status
 	}{{"unlock", syscall.F_UNLCK, fuse.OK}, {"share", syscall.F_RDLCK, fuse.EINTR}} {
 		t.Run(c.what, func(t *testing.T) {
-			names := newFakeNames()
-			node := locks.NewNode(locks.Config{Self: 1, Cluster: noCommands{}})
-			defer node.Close()
-			areas := newFakeAreas(names)
-			b := newBridge(Config{Names: lockNames{names, node}, Areas: areas, FaultTimeout: time.Minute, Locks: node, Log: slog.New(slog.DiscardHandler)})
-			i, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Perm: 0o600}, false)
-			if err != nil {
-				t.Fatal(err)
-			}
-			a, _, err := b.opens.open(t.Context(), i.Ino, true, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer b.opens.release(a, true)
-			in := fuse.LkIn{InHeader: *headerOf(0), Fh: b.handles.add(newFileHandle(a, true)), Owner: 1, LkFlags: fuse.FUSE_LK_FLOCK}
-			request := func(how uint32, cancel chan struct{}) fuse.Status {
-				in := in
-				in.Lk = fuse.FileLock{Typ: how, End: locks.End}
-				return b.SetLkw(cancel, &in)
-			}
-			if st := request(syscall.F_WRLCK, make(chan struct{})); !st.Ok() {
-				t.Fatalf("lock: %v", st)
-			}
-			a.stored.Add(1)
-			area, answer := areas.area(a.id), make(chan struct{})
-			area.update(func() { area.stall, area.stalled = answer, make(chan context.Context, 100) })
-			cancel, done := make(chan struct{}), make(chan fuse.Status, 1)
-			go func() { done <- request(c.to, cancel) }()
-			waits := <-area.stalled
-			close(cancel)
-			if c.want.Ok() {
-				select {
-				case <-waits.Done():
-					t.Error("the signal ends it")
-				case <-time.After(3 * recheck):
+			synctest.Test(t, func(t *testing.T) {
+				b, areas, node, a := lockable(t)
+				defer b.background.close()
+				defer b.releases.close()
+				defer b.opens.release(a, true)
+				in := fuse.LkIn{InHeader: *headerOf(0), Fh: b.handles.add(newFileHandle(a, true)), Owner: 1, LkFlags: fuse.FUSE_LK_FLOCK}
+				request := func(how uint32, cancel chan struct{}) fuse.Status {
+					in := in
+					in.Lk = fuse.FileLock{Typ: how, End: locks.End}
+					return b.SetLkw(cancel, &in)
 				}
-			}
-			area.update(func() { area.stall = nil })
-			if c.want.Ok() {
-				close(answer)
-			}
-			if st := <-done; st != c.want {
-				t.Errorf("%v, want %v", st, c.want)
-			}
-			if held := len(node.Held(i.Ino, node.Owner(1, true))); held != 1 && !c.want.Ok() || held != 0 && c.want.Ok() {
-				t.Errorf("%d locks", held)
-			}
+				if st := request(syscall.F_WRLCK, make(chan struct{})); !st.Ok() {
+					t.Fatalf("lock: %v", st)
+				}
+				a.stored.Add(1)
+				area, answer := areas.area(a.id), make(chan struct{})
+				area.update(func() { area.stall, area.stalled = answer, make(chan context.Context, 100) })
+				cancel, done := make(chan struct{}), make(chan fuse.Status, 1)
+				go func() { done <- request(c.to, cancel) }()
+				waits := <-area.stalled
+				close(cancel)
+				if c.want.Ok() {
+					<-time.After(3 * recheck) // of the bubble
+					if waits.Err() != nil {
+						t.Error("the signal ends it")
+					}
+				}
+				area.update(func() { area.stall = nil })
+				if c.want.Ok() {
+					close(answer)
+				}
+				if st := <-done; st != c.want {
+					t.Errorf("%v, want %v", st, c.want)
+				}
+				if held := len(node.Held(dsm.Ino(a.id), node.Owner(1, true))); held != 1 && !c.want.Ok() || held != 0 && c.want.Ok() {
+					t.Errorf("%d locks", held)
+				}
+			})
 		})
 	}
 }

@@ -20,8 +20,9 @@ import (
 // zeroes in the hole: then the clearing changes nothing. For sizes, cached_told.go does the same.
 //
 // The kernel does one punch, truncation, write(2) or fsync of a file at a time, so the next one shows
-// that the punch is over. So does any request of the thread that has punched. An open by another one shows nothing. What it waits for must be in the page cache when it
-// returns, so some time after the punch such a page is dropped for it (TellPunched).
+// that the punch is over. So does any request of the thread that has punched. An open by another thread
+// shows nothing, yet its program must see what was published before. So some time after the punch
+// TellPunched has such pages dropped.
 //
 // What is not covered: before that, the kernel may clear what a program stores to the hole through a
 // mapping.
