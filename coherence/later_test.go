@@ -69,11 +69,27 @@ func publishAfterAPart(t *testing.T, apply dsm.Apply, node, to int, answered boo
 	s.calm()
 	want(t, n, later)
 	end(n)
+	agree(t, s, later)
+}
+
+// agree checks that all nodes come to have the same.
+func agree(t *testing.T, s *sim, v int32) {
+	t.Helper()
 	s.calm()
 	s.rested()
 	for _, n := range s.nodes {
-		want(t, n, later)
+		want(t, n, v)
 	}
+}
+
+// storeByLaterRules has a program store 2 when its node has a part of a round and the rules have changed, and asks for it to be published.
+func storeByLaterRules(t *testing.T, s *sim, n *simNode) {
+	t.Helper()
+	s.changeRules(func(ino *dsm.Inode) { ino.Spec.Merge = dsm.MergeLast })
+	s.catchUp()
+	put(t, n, 2)
+	publish(n)
+	s.rest()
 }
 
 // TestPartOfEarlierRules: a part that the home has refused, as it was made by earlier rules, is not added to what the home has since.
@@ -88,20 +104,12 @@ func TestPartOfEarlierRules(t *testing.T) {
 		put(t, n, 1)
 		n.joinRound()
 		s.calm()
-		s.changeRules(func(ino *dsm.Inode) { ino.Spec.Merge = dsm.MergeLast })
-		s.catchUp()
-		put(t, n, 2)
-		publish(n)
-		s.rest()
+		storeByLaterRules(t, s, n)
 		s.deliverAll(link{1, 0})
 		s.move(s.nodes[2], 1)
 		s.calm()
 		n.area.AbandonRound(firstRound)
-		s.calm()
-		s.rested()
-		for _, n := range s.nodes {
-			want(t, n, 2)
-		}
+		agree(t, s, 2)
 	})
 }
 
@@ -121,11 +129,7 @@ func TestPartOfEarlierRulesWaits(t *testing.T) {
 		}
 		n.joinRound()
 		s.calm()
-		s.changeRules(func(ino *dsm.Inode) { ino.Spec.Merge = dsm.MergeLast })
-		s.catchUp()
-		put(t, n, 2)
-		publish(n)
-		s.rest()
+		storeByLaterRules(t, s, n)
 		links := &n.node.links
 		links.window = 2 * dsm.PageSize
 		links.more(to.id, n.area, dsm.PageSize+1000)
@@ -136,10 +140,6 @@ func TestPartOfEarlierRulesWaits(t *testing.T) {
 		links.give(to.id, n.area, dsm.PageSize+999)
 		s.calm()
 		n.area.AbandonRound(firstRound)
-		s.calm()
-		s.rested()
-		for _, n := range s.nodes {
-			want(t, n, 2)
-		}
+		agree(t, s, 2)
 	})
 }

@@ -3,6 +3,7 @@ package coherence
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -88,9 +89,10 @@ func (w *written) write() {
 }
 
 func (w *written) calls() map[string]func() {
-	s := sparse{w.Area, w.tb}
-	return map[string]func(){"fsync": s.fsync, "acquire": s.acquire, "version": s.version, "view": w.see, "grow and shrink": w.resize, "rules": w.rules,
-		"writer": w.write, "reset": func() { w.step(func() { w.sessionResetLocked(2) }) }}
+	calls := sparse{w.Area, w.tb}.calls()
+	maps.Copy(calls, map[string]func(){"view": w.see, "grow and shrink": w.resize, "rules": w.rules, "writer": w.write,
+		"reset": func() { w.step(func() { w.sessionResetLocked(2) }) }})
+	return calls
 }
 
 // TestCallsOnAWrittenArea: of an area of 25,000 extents a view that was about others took 15 ms, a change of rules 16 ms, and a shrink of its last one 18 ms.
@@ -99,28 +101,12 @@ func TestCallsOnAWrittenArea(t *testing.T) {
 	if pagetest.Race {
 		most *= 4
 	}
-	for name, call := range w.calls() {
-		least := time.Hour
-		for range 20 {
-			began := time.Now()
-			call()
-			least = min(least, time.Since(began))
-		}
-		if t.Logf("%s: %v", name, least); least > most {
-			t.Errorf("%s takes %v", name, least)
-		}
-	}
+	takeAtMost(t, w.calls(), most)
 }
 
 func BenchmarkWrittenArea(b *testing.B) {
 	w := newWritten(b, 25_000)
-	for name, call := range w.calls() {
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				call()
-			}
-		})
-	}
+	benchmarkCalls(b, w.calls())
 	b.Run("open", func(b *testing.B) {
 		for b.Loop() {
 			b.StopTimer()
