@@ -57,6 +57,7 @@ type Member struct {
 	Voter   bool    // votes in the consensus of the catalog
 	Leaving bool    // it is handing its slots over
 	Key     NodeKey // by which the others know it
-	Since   Epoch   // of the view in which it became a member, as this incarnation
+	Since   Epoch   // of the view in which it became a member, as this incarnation, or its last daemon followed another
+	Held    bool    // it has a holder: if its daemon is killed another one follows
 	Gone    bool    // its process has ended without leaving, or its lease: it grants and acknowledges nothing any more
 }

@@ -77,6 +77,17 @@ func (s Spec) SlotOf(a AreaID, e ExtentIndex) Slot {
 	return ClassOf(s.Copies()).SlotOf(a, e)
 }
 
+// Recur says how slots recur: from the extent first on, those that are n apart have the same one. Those before first live where the first extent does.
+func (s Spec) Recur() (first ExtentIndex, n int) {
+	switch {
+	case s.OneHome(MaxAreaSize):
+		return 0, 1
+	case s.Together(0):
+		first = AutoExtents
+	}
+	return first, ClassOf(s.Copies()).Slots
+}
+
 // CoveringExtents returns how many of the first extents of an area have all its slots.
 func (s Spec) CoveringExtents(size int64) int {
 	n, slots := Extents(size), ClassOf(s.Copies()).Slots

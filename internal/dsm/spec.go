@@ -109,6 +109,9 @@ const (
 	AccessDirect
 )
 
+// ByMount stands in place of a process where the mount itself attaches an area, for programs to which AccessDirect gives its memory.
+const ByMount = -1
+
 var accessNames = []string{"cached", "direct"}
 
 // Locks says what locks of a file do besides excluding others.

@@ -12,6 +12,9 @@ type SlotHome struct {
 	Primary NodeID
 	// Source is the previous primary while it hands the slot over, else 0.
 	Source NodeID
+	// Emptied says that the daemon of Primary was killed before the slot had arrived, for all that is known: it has nothing of it. Only
+	// Source knows whether Primary may have served.
+	Emptied bool
 	// Epoch is the epoch of the view in which Primary became primary.
 	Epoch Epoch
 	// Backups keep copies of what the primary has; the zero Backup is none. While Source is not 0, those in sync have what the source has,
@@ -48,6 +51,12 @@ func (h *SlotHome) InSync() iter.Seq[NodeID] {
 // Settled reports whether the slot may begin to move: it is not on its way, and whoever is in sync has what its home has.
 func (h *SlotHome) Settled() bool {
 	return h.Source == 0 && !slices.ContainsFunc(h.Backups[:], func(b Backup) bool { return b.Former })
+}
+
+// Failed reports whether the slot never arrives where it is going: its new primary has died, or was emptied.
+func (h *SlotHome) Failed(v *View) bool {
+	m, _ := v.Member(h.Primary)
+	return h.Source != 0 && (m.Gone || h.Emptied)
 }
 
 // BackupOf returns the place of a node in Backups, or -1.

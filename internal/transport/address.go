@@ -31,7 +31,8 @@ func SplitNodeAddr(s string) (dsm.NodeID, string, error) {
 	return id, addr, nil
 }
 
-// bindHeld is bind for a node whose process may be followed by another while it cannot end yet: both may have the port. With heir it is that other.
+// bindHeld is bind for a node whose process may be followed by another while it cannot end yet: both may have the port, until the sockets of the
+// dead one are shut: the kernel gives each a part of what comes. With heir it is that other.
 func bindHeld(listen string, heir bool) (net.Listener, *net.UDPConn, error) {
 	if !heir { // as long as nobody else has it
 		l, u, err := bind(listen, nil)

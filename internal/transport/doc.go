@@ -19,7 +19,9 @@
 // of OnReset are lost with the session; frames sent later belong to the next one, even if another
 // goroutine sends them while OnReset runs. So a protocol that resends on OnReset must accept its
 // messages in any order around that moment. If the receiver notices a break before the sender does,
-// it is told twice, because what it asked for in between may have been lost too.
+// it is told twice, because what it asked for in between may have been lost too. A process that follows
+// another one (Config.Heir) is told before the first frame of each peer: answers to what it has asked
+// for may have been lost in a session with the process before.
 //
 // # Who writes
 //

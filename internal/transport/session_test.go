@@ -212,6 +212,26 @@ func TestResetBeforeFrames(t *testing.T) {
 	}
 }
 
+// A process that follows another one is told of a break before the first frame of a peer, which may have had a session with the process
+// before.
+func TestHeirIsReset(t *testing.T) {
+	events := make(chan string, 100)
+	b := newNode(t, 2, func(c *Config) {
+		c.Heir = true
+		c.OnFrame = func(dsm.NodeID, *wire.Frame) error { events <- "frame"; return nil }
+		c.OnReset = func(dsm.NodeID) { events <- "reset" }
+	})
+	a := newNode(t, 1, nil)
+	know(a, b)
+	a.send(b, 1, nil)
+	if e := next(t, "event", events); e != "reset" {
+		t.Fatalf("%s before the reset", e)
+	}
+	if e := next(t, "event", events); e != "frame" {
+		t.Fatalf("%s, want the frame", e)
+	}
+}
+
 // A peer that takes nothing costs bounded memory, and Send never blocks.
 func TestSlowPeer(t *testing.T) {
 	const bound = 4 << 20

@@ -51,6 +51,7 @@ func Free(b []byte) {
 type Shared struct {
 	Bytes   []byte
 	holders atomic.Int32
+	back    func() // of memory that is lent; nil: it is a buffer of Alloc
 }
 
 // Share returns a buffer of n bytes with arbitrary content and one reference.
@@ -60,13 +61,21 @@ func Share(n int) *Shared {
 	return s
 }
 
+// Lend returns memory of somebody else as a counted buffer with one reference. Nobody may write to it. back is called when the last reference
+// is released, in whatever goroutine does that, perhaps with a lock held: it must not wait.
+func Lend(b []byte, back func()) *Shared {
+	s := &Shared{Bytes: b[:len(b):len(b)], back: back}
+	s.holders.Store(1)
+	return s
+}
+
 func (s *Shared) alloc(n int) {
 	s.Bytes = Alloc(n)
 	s.holders.Store(1)
 }
 
 // Trim moves the bytes to a smaller buffer if they are few: others can use the large one at once,
-// while it is in the processor's caches. The caller must have the only reference.
+// while it is in the processor's caches. The caller must have the only reference, and the memory not be lent.
 func (s *Shared) Trim() {
 	if len(s.Bytes) > cap(s.Bytes)/4 {
 		return
@@ -87,7 +96,12 @@ func (s *Shared) Retain() *Shared {
 func (s *Shared) Release() {
 	n := s.holders.Add(-1)
 	invariants.Check(n >= 0, "a shared buffer is released more often than held")
-	if n == 0 {
+	switch {
+	case n > 0:
+	case s.back != nil:
+		s.Bytes = nil
+		s.back()
+	default:
 		Free(s.Bytes)
 		s.Bytes = nil
 	}

@@ -41,7 +41,7 @@ import (
 
 // JoinProtocol is the version of the commands and snapshots of the catalog. All members of a
 // cluster must have the same one.
-const JoinProtocol = 11
+const JoinProtocol = 12
 
 // Join asks to make Member a member of the cluster.
 type Join struct {
