@@ -57,6 +57,10 @@
 // what the node contributes, so this package counts them: when the last of them is gone, without an
 // end of the round, the contribution is taken back.
 //
+// They also share the memory from which each gets the end of the round. So none of them contributes to
+// the next round before all of them have this one, or are gone. Nobody waits longer for that: the next
+// round cannot end without them.
+//
 // # Counters
 //
 // An addition is reported until it is answered, and has a number, so it counts once. The answer has

@@ -52,6 +52,7 @@ type Node struct {
 		outbox       []message
 		stakes       map[stake]int // how many members of this node have something in a round
 		abandoned    []func()      // to be called with no lock held
+		admitted     chan struct{} // closed when this node is a member of the cluster again; nil: nobody waits
 		sending      bool          // a goroutine sends what is in outbox
 		closed       bool
 	}
@@ -88,10 +89,13 @@ func NewNode(cfg Config) *Node {
 	return n
 }
 
+var errEvicted = errs.E(errs.StaleGen, "group", "this node was put out of the cluster, and the group goes on without this member: it may join again")
+
 // Close ends all memberships.
 func (n *Node) Close() {
 	n.step(func() {
 		n.mu.closed = true
+		n.admitLocked()
 		n.loseAllLocked(errs.E(errs.Closed, "group", "the node ends"))
 	})
 }
@@ -258,10 +262,13 @@ func (n *Node) call(ctx context.Context, m *Member, first, ready func() (bool, e
 }
 
 // Join makes a program a member of a group, and returns when it has a rank: when the group is
-// complete, or one of its members has gone.
+// complete, or one of its members has gone. On a node that was evicted it first waits until that has joined again.
 func (n *Node) Join(ctx context.Context, group dsm.AreaID, size int) (*Member, error) {
 	if size < 1 || size > MaxSize {
 		return nil, errs.E(errs.Invalid, "join", "a group has 1 to %d members, not %d", MaxSize, size)
+	}
+	if err := n.awaitAdmission(ctx); err != nil {
+		return nil, err
 	}
 	m := n.newMember(group, size)
 	err := n.call(ctx, m, m.applyLocked, m.hasRankLocked)
@@ -281,13 +288,49 @@ func (n *Node) Join(ctx context.Context, group dsm.AreaID, size int) (*Member, e
 	return nil, err
 }
 
+// awaitAdmission waits while the node is no member of the cluster, as one that was evicted is not until it has joined again.
+func (n *Node) awaitAdmission(ctx context.Context) error {
+	n.mu.Lock()
+	if n.mu.closed || here(n.mu.view, n.cfg.Self) {
+		n.mu.Unlock()
+		return nil
+	}
+	if n.mu.admitted == nil {
+		n.mu.admitted = make(chan struct{})
+	}
+	admitted := n.mu.admitted
+	n.mu.Unlock()
+	select {
+	case <-admitted:
+		return nil
+	case <-ctx.Done():
+	}
+	if ctx.Err() == context.DeadlineExceeded {
+		return errs.E(errs.Timeout, "join", "this node is no member of the cluster now")
+	}
+	return errs.E(errs.Interrupted, "join", "")
+}
+
+// admitLocked wakes who waits for admission.
+func (n *Node) admitLocked() {
+	if n.mu.admitted != nil {
+		close(n.mu.admitted)
+		n.mu.admitted = nil
+	}
+}
+
 // newMember returns a program that has not yet applied for a rank.
 func (n *Node) newMember(group dsm.AreaID, size int) *Member {
 	m := &Member{n: n, seat: wire.GroupSeat{ID: rand.Uint64() | 1, Size: size}, sums: make(map[uint64]*int64)}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.mu.closed || !here(n.mu.view, n.cfg.Self) {
-		m.lost = errs.E(errs.Closed, "join", "this node is no member of the cluster")
+	switch {
+	case n.mu.closed:
+		m.lost = errs.E(errs.Closed, "join", "the node ends")
+	case !here(n.mu.view, n.cfg.Self):
+		m.lost = errEvicted
+	}
+	if m.lost != nil {
 		return m
 	}
 	m.group = n.mu.locals[group]
@@ -357,6 +400,13 @@ func (n *Node) postLocked(to dsm.NodeID, msg any) {
 func here(v *dsm.View, id dsm.NodeID) bool {
 	m, ok := v.Member(id)
 	return ok && !m.Gone
+}
+
+// followed reports whether another daemon of a member has followed the one that it had in the view old. It knows nothing of any group.
+func followed(old, v *dsm.View, id dsm.NodeID) bool {
+	was, member := old.Member(id)
+	is, _ := v.Member(id)
+	return member && was.Since != is.Since
 }
 
 // coordinatorLocked returns the coordinator of a group: the home of its file, or, if that is gone,

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -20,13 +21,20 @@ type cluster struct {
 
 type wired struct {
 	*Node
-	c  *cluster
-	id dsm.NodeID
+	daemon atomic.Pointer[Node] // the same, for who sends meanwhile
+	c      *cluster
+	id     dsm.NodeID
+}
+
+// starts begins with a new daemon.
+func (w *wired) starts() {
+	w.Node = NewNode(Config{Self: w.id, Sender: w, Home: func(v *dsm.View, _ dsm.AreaID) dsm.NodeID { return v.Slots[0].Primary }})
+	w.daemon.Store(w.Node)
 }
 
 func (w *wired) Send(to dsm.NodeID, m any, _ [][]byte, _ bool) {
 	if int(to) <= len(w.c.nodes) && here(w.c.view.Load(), to) {
-		if n := w.c.nodes[to-1]; !n.HandleNow(w.id, m) {
+		if n := w.c.nodes[to-1].daemon.Load(); !n.HandleNow(w.id, m) {
 			n.Handle(w.id, m)
 		}
 	}
@@ -38,7 +46,7 @@ func newCluster(t testing.TB, nodes int) *cluster {
 	v.Slots[0].Primary = 1
 	for i := range nodes {
 		w := &wired{c: c, id: dsm.NodeID(i + 1)}
-		w.Node = NewNode(Config{Self: w.id, Sender: w, Home: func(v *dsm.View, _ dsm.AreaID) dsm.NodeID { return v.Slots[0].Primary }})
+		w.starts()
 		c.nodes = append(c.nodes, w)
 		v.Members = append(v.Members, dsm.Member{ID: w.id, Name: string(rune('a' + i))})
 	}
@@ -49,11 +57,13 @@ func newCluster(t testing.TB, nodes int) *cluster {
 }
 
 // gone takes a node out.
-func (c *cluster) gone(id dsm.NodeID) {
+func (c *cluster) gone(id dsm.NodeID) { c.setGone(id, true) }
+
+func (c *cluster) setGone(id dsm.NodeID, gone bool) {
 	v := *c.view.Load()
 	v.Epoch++
 	v.Members = append([]dsm.Member(nil), v.Members...)
-	v.Members[id-1].Gone = true
+	v.Members[id-1].Gone = gone
 	c.view.Store(&v)
 	for _, w := range c.nodes {
 		w.ViewChanged(&v)
@@ -162,8 +172,26 @@ func TestMissing(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	wants(t, second(members[0].Barrier(t.Context(), 1)), errs.Closed, "no member of the cluster")
+	wants(t, second(members[0].Barrier(t.Context(), 1)), errs.StaleGen, "it may join again")
 	wants(t, second(members[1].Barrier(t.Context(), 3)), errs.Invalid, "has arrived at 1")
+}
+
+// TestJoinOnANodeThatWasEvicted waits until the node is a member of the cluster again.
+func TestJoinOnANodeThatWasEvicted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 2)
+		members := c.join(2, 0, 1)
+		c.gone(1)
+		wants(t, second(members[0].Barrier(t.Context(), 1)), errs.StaleGen, "it may join again")
+		wants(t, second(c.nodes[0].Join(ended(t), 9, 2)), errs.Timeout, "no member of the cluster")
+		joined := make(chan error, 1)
+		go func() { joined <- second(c.nodes[0].Join(t.Context(), 9, 2)) }()
+		synctest.Wait()
+		c.setGone(1, false)
+		if err := <-joined; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func second[T any](_ T, err error) error { return err }

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
-	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
@@ -72,7 +71,7 @@ func (n *Node) handleLocked(from dsm.NodeID, msg any) {
 	coordinator := n.coordinatorLocked(group)
 	switch m := msg.(type) {
 	case *wire.GroupReport:
-		if coordinator == n.cfg.Self && here(n.mu.view, from) {
+		if is, _ := n.mu.view.Member(from); coordinator == n.cfg.Self && here(n.mu.view, from) && epoch >= is.Since { // else it is of a daemon that was killed
 			n.reportedLocked(from, m)
 		}
 	case *wire.GroupCall:
@@ -154,10 +153,13 @@ func (n *Node) stateLocked(from dsm.NodeID, s *wire.GroupState) {
 // may be left out.
 func (n *Node) ViewChanged(v *dsm.View) {
 	n.step(func() {
-		skipped := v.Epoch > n.mu.view.Epoch+1 // others may have coordinated meanwhile
+		old := n.mu.view
+		skipped := v.Epoch > old.Epoch+1 // others may have coordinated meanwhile
 		n.mu.view = v
 		if !here(v, n.cfg.Self) {
-			n.loseAllLocked(errs.E(errs.Closed, "group", "this node is no member of the cluster any more"))
+			n.loseAllLocked(errEvicted)
+		} else {
+			n.admitLocked()
 		}
 		for id, c := range n.mu.coordinators {
 			if skipped || n.coordinatorLocked(id) != n.cfg.Self {
@@ -180,7 +182,7 @@ func (n *Node) ViewChanged(v *dsm.View) {
 				n.decidedLocked(n.takeOverLocked(id))
 				continue
 			}
-			c.view(func(id dsm.NodeID) bool { return here(v, id) }, n.cfg.Now())
+			c.view(func(id dsm.NodeID) bool { return here(v, id) && !followed(old, v, id) }, n.cfg.Now())
 			n.decidedLocked(c)
 		}
 		for _, m := range n.unparkLocked() {

@@ -26,11 +26,14 @@ type stake struct {
 
 // Meet is Barrier, at which the members put together what they have stored in areas, and what they have accumulated. Like Barrier it
 // may be called again after it has ended early: the member contributes once. limit bounds the time for each of the two steps in the
-// data plane. The members of a node share the node's contribution; it is taken back when none of them is in the round any more. With an
-// error the Result is zero, or that of a round which is over all the same.
+// data plane. The members of a node share the node's contribution; it is taken back when none of them is in the round any more. A member contributes
+// when the others of its node have the end of the round before. With an error the Result is zero, or that of a round which is over all the same.
 func (m *Member) Meet(ctx context.Context, number uint64, areas map[dsm.AreaID]Area, limit time.Duration) (Result, error) {
 	id := m.Round(number)
 	areas, arrived, err := m.enter(number, areas)
+	if err == nil && !arrived {
+		err = m.meet(ctx, number, m.nothing, func() (bool, error) { return m.allHaveLocked(number-1, areas), nil })
+	}
 	if err == nil && !arrived {
 		err = each(ctx, limit, areas, func(ctx context.Context, a Area) error { return a.Contribute(ctx, id) })
 	}
@@ -101,6 +104,18 @@ func (m *Member) enter(number uint64, areas map[dsm.AreaID]Area) (all map[dsm.Ar
 	}
 	maps.Copy(all, areas)
 	return all, arrived, nil
+}
+
+func (m *Member) nothing() (bool, error) { return false, nil }
+
+// allHaveLocked reports whether no member of this node is left in a round of some areas.
+func (m *Member) allHaveLocked(number uint64, areas map[dsm.AreaID]Area) bool {
+	for id := range areas {
+		if m.n.mu.stakes[stake{id, m.Round(number)}] > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // stakeLocked records that the member has something in a round of an area.

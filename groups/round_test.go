@@ -112,6 +112,49 @@ func TestRoundOfAGroup(t *testing.T) {
 	}
 }
 
+// TestNextRoundWaitsForTheLast on a node: until a member has what a round has brought, nothing goes to the next one.
+func TestNextRoundWaitsForTheLast(t *testing.T) {
+	c := newCluster(t, 2)
+	members := c.join(3, 0, 0, 1)
+	here, there := new(noted), new(noted)
+	areas := []map[dsm.AreaID]Area{{5: here}, {5: here}, {5: there}}
+	meet := func(ctx context.Context, i int, number uint64) error {
+		return second(members[i].Meet(ctx, number, areas[i], time.Minute))
+	}
+	late := func(i int, number uint64) {
+		t.Helper()
+		wants(t, meet(ended(t), i, number), errs.Timeout, "have not all arrived")
+	}
+	late(1, 1)
+	late(2, 1)
+	if err := meet(t.Context(), 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	late(0, 2)
+	here.wants(t, "contribute 1", "contribute 1", "finish 1 of 3 on [1 2]")
+	for _, i := range []int{1, 2} {
+		if err := meet(t.Context(), i, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	late(0, 2)
+	late(1, 2)
+	here.wants(t, "abandon 1", "contribute 2", "contribute 2", "finish 1 of 3 on [1 2]")
+	if err := meet(t.Context(), 2, 2); err != nil {
+		t.Fatal(err)
+	}
+
+	// Nobody waits for a member that leaves.
+	if err := meet(t.Context(), 0, 2); err != nil {
+		t.Fatal(err)
+	}
+	late(0, 3)
+	here.wants(t, "finish 2 of 3 on [1 2]")
+	members[1].Leave()
+	late(0, 3)
+	here.wants(t, "abandon 2", "contribute 3")
+}
+
 // TestFailedRoundIsOver: all have met, so it has its number, unless the member may call it again.
 func TestFailedRoundIsOver(t *testing.T) {
 	c := newCluster(t, 1)
