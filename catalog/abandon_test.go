@@ -93,7 +93,7 @@ func TestNewFileOfNobody(t *testing.T) {
 				deliver()
 			}
 			ok(t, n.Mkdir(ctx, "then"))
-			ok(t, n.Rmdir(ctx, dsm.RootIno, "then"))
+			ok(t, n.Rmdir(ctx, dsm.RootIno, "then", 0))
 			n.nothingHeld(ctx, t)
 		}
 	}

@@ -310,7 +310,8 @@ func TestStoppedMembersAreNoReasonToYield(t *testing.T) {
 	}
 }
 
-// TestJoinWithoutAWay: who does not reach a member that lives, or is not reached by it, does not join. It does when there is a way.
+// TestJoinWithoutAWay: who does not reach a member that lives, or is not reached by it, does not join. It does when there is a way. Who
+// asks once more and is a member has joined, whatever has become of the way.
 func TestJoinWithoutAWay(t *testing.T) {
 	nodes := cluster(t, 2)
 	lead := leaderOf(t, nodes)
@@ -327,6 +328,10 @@ func TestJoinWithoutAWay(t *testing.T) {
 		}
 		cut.from.via.use(cut.from.net)
 	}
+	ok(t, n.Join(patient(t), lead.self.Addr))
+
+	// It may not have heard that it was admitted.
+	n.via.use(unreaching{n.net, []string{other.self.Addr}})
 	ok(t, n.Join(patient(t), lead.self.Addr))
 }
 

@@ -11,7 +11,7 @@ import (
 // who is in sync stays, unless it leaves or keeps too many. Its copy goes when another is in sync; but where there are three copies there is
 // no place for a fourth, so it goes before. If nobody stays nothing changes.
 //
-// Slots that are handed over keep their backups, but for those that leave and are not in sync. Those whose home has died, or has just taken over, are passed over. Without room nobody becomes a backup, nor who begins to hand a slot over. copies says how many copies there
+// Slots that are handed over keep their backups, but for those that leave and are not in sync. Those whose home has died, or was emptied, or has just taken over, are passed over. Without room nobody becomes a backup, nor who begins to hand a slot over. copies says how many copies there
 // are to be of a slot. The result depends on nothing else.
 func assign(v *dsm.View, copies func(dsm.Slot) int, room bool) {
 	stay := staying(v)
@@ -21,7 +21,7 @@ func assign(v *dsm.View, copies func(dsm.Slot) int, room bool) {
 	var pools [dsm.MostReplicas + 1]pool // of the classes; that at 0 is of the slots that areas have to themselves
 	for slot, row := range v.Rows() {
 		n := copies(slot)
-		if n == 1 && row.Backups[0].Node == 0 || isGone(v, holder(*row)) || isGone(v, row.Primary) {
+		if n == 1 && row.Backups[0].Node == 0 || isGone(v, holder(*row)) || isGone(v, row.Primary) || row.Emptied {
 			continue
 		}
 		p := &pools[n]

@@ -101,7 +101,7 @@ type Catalog struct {
 	}
 	view    atomic.Pointer[dsm.View]
 	joining atomic.Bool // Join is asking to be admitted
-	// admitted is what the leader has said that has made this node a member; nil: none has.
+	// admitted is what the leader has said that has made this node a member; nil: none has. It names nobody if that was a daemon before.
 	admitted atomic.Pointer[wire.Joined]
 	leaving  atomic.Bool   // Leave was called
 	begins   time.Duration // the lease of a cluster that this node begins
@@ -148,8 +148,9 @@ const (
 func New(cfg Config) (_ *Catalog, err error) {
 	c := &Catalog{
 		self: cfg.Self, caller: cfg.Caller, observer: cfg.Observer, belong: cfg.OnCluster, first: cfg.Trust, yield: cfg.Yield, silences: cfg.Silences, log: cfg.Log,
-		layer: newLayer(cfg.Streams, cfg.Self), logs: newLogStore(),
+		logs: newLogStore(),
 	}
+	c.layer = newLayer(cfg.Streams, cfg.Self, c.isHeld)
 	c.yieldTime.Store(int64(yieldTime))
 	if c.begins = cfg.Lease; c.begins == 0 {
 		c.begins = DefaultLease
@@ -163,6 +164,12 @@ func New(cfg Config) (_ *Catalog, err error) {
 	c.view.Store(c.mu.state.view)
 	c.progress.init()
 	c.calls.init(cfg.Held)
+	if m := cfg.Held; m != nil {
+		c.belong = func(id dsm.ClusterID) {
+			m.Word(hold.Cluster).Store(uint64(id))
+			cfg.OnCluster(id)
+		}
+	}
 	c.rounds.init()
 	c.lease.init()
 	c.grants.init()

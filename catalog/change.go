@@ -39,15 +39,16 @@ func (c *Catalog) Unlink(ctx context.Context, dir dsm.Ino, name string) error {
 	return err
 }
 
-// Rmdir removes an empty directory.
-func (c *Catalog) Rmdir(ctx context.Context, dir dsm.Ino, name string) error {
-	_, err := c.propose(ctx, rmdirOp{dir, name})
+// Rmdir removes an empty directory. If the name is not that of the directory is, which may be 0, the error is errs.Replaced.
+func (c *Catalog) Rmdir(ctx context.Context, dir dsm.Ino, name string, is dsm.Ino) error {
+	_, err := c.propose(ctx, rmdirOp{dir, name, is})
 	return err
 }
 
-// Rename moves an entry. It replaces an existing one unless how forbids it.
-func (c *Catalog) Rename(ctx context.Context, dir dsm.Ino, name string, newDir dsm.Ino, newName string, how dsm.RenameHow) error {
-	_, err := c.propose(ctx, renameOp{dir, name, newDir, newName, how})
+// Rename moves an entry. It replaces an existing one unless how forbids it. If what it would replace is not the directory over, which may be
+// 0, or there is nothing, the error is errs.Replaced.
+func (c *Catalog) Rename(ctx context.Context, dir dsm.Ino, name string, newDir dsm.Ino, newName string, how dsm.RenameHow, over dsm.Ino) error {
+	_, err := c.propose(ctx, renameOp{dir, name, newDir, newName, how, over})
 	return err
 }
 
@@ -97,7 +98,7 @@ func (c *Catalog) SlotsReady(ctx context.Context, slots []dsm.Slot, e dsm.Epoch)
 	return err
 }
 
-// HandoverFailed says that the nodes to which this one was to hand the slots over are gone, in the view of epoch e. Those in back come
+// HandoverFailed says that the nodes to which this one was to hand the slots over are gone, or were emptied, in the view of epoch e. Those in back come
 // back to it, and go to others if it leaves. Those in lost stay with the dead.
 func (c *Catalog) HandoverFailed(ctx context.Context, back, lost []dsm.Slot, e dsm.Epoch) error {
 	_, err := c.propose(ctx, handoverFailedOp{back, lost, e})

@@ -60,6 +60,7 @@ const (
 	kindOwn
 	kindTrust
 	kindBackups
+	kindBack
 )
 
 // op is an operation on the state. apply returns the inode that is the result for the caller, if
@@ -119,6 +120,7 @@ type (
 	rmdirOp struct {
 		Dir  dsm.Ino
 		Name string
+		Is   dsm.Ino // the directory that is meant; 0: any
 	}
 	renameOp struct {
 		Dir     dsm.Ino
@@ -126,6 +128,7 @@ type (
 		NewDir  dsm.Ino
 		NewName string
 		How     dsm.RenameHow
+		Over    dsm.Ino // the directory that is to be replaced; 0: whatever is there, or nothing
 	}
 	setAttrOp struct {
 		Ino dsm.Ino
@@ -165,6 +168,14 @@ type (
 		Slots  []dsm.Slot
 		InSync bool // or it lags
 		Epoch  dsm.Epoch
+	}
+
+	// backOp is made by a node whose daemon was killed, and another has followed: see back.go.
+	backOp struct {
+		Node dsm.NodeID
+		Inc  uint64
+		Last uint64   // the last number of a command of daemons before
+		Keep []uint64 // of those, what may come again: all others never happen any more
 	}
 
 	moveOp struct {
@@ -218,6 +229,7 @@ var ops = map[opKind]struct {
 	kindOwn:            {"own", ownOp{}, false},
 	kindTrust:          {"change the keys", trustOp{}, false},
 	kindBackups:        {"report on a backup", backupsOp{}, false},
+	kindBack:           {"resume", backOp{}, false},
 }
 
 var opKinds = func() map[reflect.Type]opKind {

@@ -14,7 +14,8 @@ import (
 // ended and its machine lives, so that connections are refused. A refusal alone proves nothing: a firewall refuses connections, too.
 // But a member that lives sends signs of life on a connection that it has, and if that breaks, on a new one, at once. So a member counts
 // as dead if two of them are missing, and all connections were refused since the first was. What remains is a firewall that for so long
-// resets all connections of a member that lives, in both directions: it would be evicted before it is fenced.
+// resets all connections of a member that lives, in both directions: it would be evicted before it is fenced. A member with a holder has its whole
+// lease: connections are refused until another daemon follows.
 
 // evictGrace is which part of a lease the leader waits longer than a member counts, because clocks drift.
 const evictGrace = 20
@@ -71,14 +72,16 @@ func (c *Catalog) watchMembers(ctx context.Context, term uint64) {
 				continue
 			}
 			silent := c.signs.silence(m.ID, m.Inc)
-			if silent >= silentAfter(v.Lease) && refused[m.ID] == 0 {
+			if silent >= silentAfter(v.Lease) && refused[m.ID] == 0 && !m.Held {
 				hushed = append(hushed, m)
 			}
 			switch verdict := judge(silent, v.Lease, refused[m.ID]); verdict {
 			case lives:
 				delete(refused, m.ID)
 			case overdue:
-				look = append(look, m)
+				if !m.Held {
+					look = append(look, m)
+				}
 			case ended, expired:
 				c.expel(ctx, m, verdict, v.Lease, term)
 			}

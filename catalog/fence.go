@@ -116,9 +116,12 @@ func changedAfter(err error, reign context.Context) <-chan struct{} {
 func (c *Catalog) sign(reign context.Context, v *dsm.View, try int) error {
 	ctx, cancel := context.WithTimeout(reign, max(v.Lease, DefaultLease)/2)
 	defer cancel()
+	by := c.admitted.Load()
 	switch id, _ := c.leader(); {
-	case id == 0 && len(v.Members) == 0 && c.admitted.Load() != nil:
-		return c.signToLeader(ctx, c.admitted.Load())
+	case id == 0 && len(v.Members) == 0 && by != nil && by.Leader != "":
+		return c.signToLeader(ctx, by)
+	case id == 0 && len(v.Members) == 0 && by != nil:
+		return c.signToFormer(ctx, try)
 	case !c.Fenced() || try%2 == 0 || len(v.Members) == 0:
 		_, err := c.question(ctx, true)
 		return err

@@ -75,6 +75,7 @@ func (f fsm) StoreConfiguration(index uint64, conf raft.Configuration) {
 func (c *Catalog) applied(index uint64, e effects) {
 	if e.view != nil {
 		c.view.Store(e.view)
+		c.calls.held.viewed(e.view, c.self)
 	}
 	for _, a := range e.changed {
 		c.observer.AreaChanged(a.before, a.after)
@@ -131,6 +132,7 @@ func (f fsm) Restore(r io.ReadCloser) error {
 	c.mu.state = s
 	c.mu.Unlock()
 	c.view.Store(s.view)
+	c.calls.held.viewed(s.view, c.self)
 	c.observer.Reset()
 	c.progress.advance(s.applied, s.view.Epoch)
 	c.news.ring()

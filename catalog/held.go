@@ -3,6 +3,7 @@ package catalog
 import (
 	"context"
 	"hash/fnv"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -13,7 +14,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// A node alone in its cluster may be held (package hold): then its log, votes and snapshot are in a journal too, and the daemon
+// A node may be held (package hold): then its log, votes and snapshot are in a journal too, and the daemon
 // that follows a killed one goes on with them, as the same server. It has all that was ever answered, so this is no vote that was
 // forgotten.
 //
@@ -163,21 +164,62 @@ func (s *logStore) resume(m *hold.Memory, snaps *snapStore) error {
 	return err
 }
 
-// Resume goes on in place of the daemon that was killed, and returns when the catalog serves. errs.Busy: the node is not alone in its cluster. The
-// daemon may have been killed before it knew of the member that it had taken in; but its log had it first.
-func (c *Catalog) Resume(ctx context.Context) error {
-	others := errs.E(errs.Busy, "resume", "other nodes had joined when the daemon ended")
-	if len(c.servers()) > 1 {
-		return others
+// Resume goes on in place of the daemon that was killed, and returns when the catalog serves. alone says that no other node is a member, so this one is
+// still the home of all. errs.Evicted: the cluster has taken the node for dead; errs.Busy: nobody else has something that it was the home of. Then no daemon
+// can follow. The caller has Join requests of others wait until the whole node has resumed.
+func (c *Catalog) Resume(ctx context.Context) (alone bool, err error) {
+	c.lease.resume()
+	if id := c.calls.held.mem.Word(hold.Cluster).Load(); id != 0 {
+		c.belong(dsm.ClusterID(id))
 	}
-	if err := c.electSelf(ctx); err != nil {
-		return named("resume", err)
+	c.admitted.Store(&wire.Joined{}) // by a leader of which the log will tell
+	c.news.ring()
+	servers := c.servers()
+	voters := slices.DeleteFunc(slices.Clone(servers), func(s server) bool { return !s.voter })
+	if len(voters) == 1 && voters[0].id == c.self.ID {
+		if err := c.electSelf(ctx); err != nil {
+			return false, named("resume", err)
+		}
 	}
-	if len(c.Current().Members) > 1 {
-		return others
+	if len(servers) == 1 && len(c.Current().Members) <= 1 {
+		return true, nil
 	}
-	c.belong(c.view.Load().Cluster)
-	return nil
+	// The command is proposed as soon as there is a leader: that has raft bring this node up to date at once.
+	return false, c.back(ctx, func() bool { return c.Leader() != 0 })
+}
+
+// Back says that this node has nothing any more of what a former daemon was the home of: see back.go.
+func (c *Catalog) Back(ctx context.Context) error {
+	return c.back(ctx, func() bool { return true })
+}
+
+// back is Back when a condition is true. It fails when the node is evicted.
+func (c *Catalog) back(ctx context.Context, when func() bool) error {
+	ctx, cancel := c.untilEvicted(ctx)
+	defer cancel()
+	err := c.news.until(ctx, c.life, when)
+	if err == nil {
+		last, keep := c.calls.former()
+		_, err = c.propose(ctx, backOp{c.self.ID, c.self.Inc, last, keep})
+	}
+	if c.signs.out() {
+		err = errs.E(errs.Evicted, "", "the cluster has taken this node for dead")
+	}
+	return named("resume", err)
+}
+
+// former returns the number of the last command of daemons before, and which of their commands requests of the kernel may bring again.
+func (cs *calls) former() (last uint64, again []uint64) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	last = cs.held.before
+	for _, req := range cs.held.known {
+		if req <= last && req+hold.MostRequests > last {
+			again = append(again, req)
+		}
+	}
+	slices.Sort(again)
+	return last, again
 }
 
 // Held returns the files that this node holds.
@@ -192,16 +234,52 @@ func (c *Catalog) Held() (inos []dsm.Ino) {
 	return inos
 }
 
+// signToFormer sends a sign of life to one of the servers that the journal names, of which raft has applied nothing yet: only a leader says how much of it counts, and none does if
+// the cluster has evicted this node.
+func (c *Catalog) signToFormer(ctx context.Context, try int) error {
+	servers := slices.DeleteFunc(c.servers(), func(s server) bool { return s.id == c.self.ID })
+	if len(servers) == 0 {
+		return errs.E(errs.Unavailable, "", "there are no others")
+	}
+	to, epoch := servers[try%len(servers)], dsm.Epoch(c.calls.held.mem.Word(hold.Epoch).Load())
+	_, err := c.caller.Call(ctx, nodeAddr(to.id, to.addr), &wire.ReadIndex{From: c.self.ID, Inc: c.self.Inc, Epoch: epoch, Sign: true})
+	if err == nil { // it leads: soon raft hears of it
+		err = errs.E(errs.NotLeader, "", "")
+	}
+	return err
+}
+
+// isHeld reports whether a node is a member with a holder: if its daemon is killed another one may follow.
+func (c *Catalog) isHeld(id dsm.NodeID) bool {
+	m, ok := c.Current().Member(id)
+	return ok && m.Held && !m.Gone
+}
+
 // heldCalls is the part of calls that outlives the daemon.
 type heldCalls struct {
-	mem   *hold.Memory
-	known map[hold.Request]uint64 // the commands of requests that came to an earlier daemon; guarded by calls.mu
+	mem    *hold.Memory
+	known  map[hold.Request]uint64 // the commands of requests that came to an earlier daemon; guarded by calls.mu
+	before uint64                  // the last number of a command of those
 }
 
 func (h *heldCalls) init(m *hold.Memory) {
 	h.mem = m
-	if m != nil {
-		h.known = m.Noted()
+	if m == nil {
+		return
+	}
+	h.known, h.before = m.Noted(), m.Word(hold.LastRequest).Load()
+	for _, req := range h.known { // the daemon may have been killed when it had noted the last one, and no more
+		h.before = max(h.before, req)
+	}
+}
+
+// viewed notes a view.
+func (h *heldCalls) viewed(v *dsm.View, self dsm.Member) {
+	if h.mem == nil {
+		return
+	}
+	if m, ok := v.Member(self.ID); ok && m.Inc == self.Inc && !m.Gone && uint64(v.Epoch) > h.mem.Word(hold.Epoch).Load() {
+		h.mem.Word(hold.Epoch).Store(uint64(v.Epoch))
 	}
 }
 
@@ -213,7 +291,7 @@ func (h *heldCalls) requestOf(ctx context.Context, kind opKind, o op) (r hold.Re
 	if r.Unique, _ = ctx.Value(hold.RequestKey{}).(uint64); r.Unique == 0 {
 		return r, nil
 	}
-	body, err := wire.Marshal(o)
+	body, err := wire.Marshal(requested(o))
 	if err != nil {
 		return r, err
 	}
@@ -221,6 +299,20 @@ func (h *heldCalls) requestOf(ctx context.Context, kind opKind, o op) (r hold.Re
 	_, _ = sum.Write(append(body, byte(kind))) // which cannot fail
 	r.Sum = sum.Sum64()
 	return r, nil
+}
+
+// requested is of an operation what every daemon takes from the same request of the kernel. Which directory the kernel means by a name only the daemon
+// knows to which the request came first.
+func requested(o op) op {
+	switch o := o.(type) {
+	case rmdirOp:
+		o.Is = 0
+		return o
+	case renameOp:
+		o.Over = 0
+		return o
+	}
+	return o
 }
 
 // number notes the number of a command, and the last one, and returns up to which number results may be forgotten.

@@ -181,7 +181,7 @@ func (h *history) make(ctx context.Context, n *node, c call, ino dsm.Ino) (reply
 	case callUnlink:
 		err = n.Unlink(ctx, dsm.RootIno, name(c.name))
 	case callRename:
-		err = n.Rename(ctx, dsm.RootIno, name(c.name), dsm.RootIno, name(c.to), dsm.RenameReplace)
+		err = n.Rename(ctx, dsm.RootIno, name(c.name), dsm.RootIno, name(c.to), dsm.RenameReplace, 0)
 	case callTruncate:
 		in, err = n.SetAttr(ctx, ino, dsm.SetAttr{Size: &c.size})
 	case callGetattr:

@@ -84,19 +84,27 @@ func (c *Catalog) Join(ctx context.Context, addr string) error {
 	return nil
 }
 
-// catchUp returns when this replica has all that was committed before, and this node as a member. It fails when the node is evicted.
-func (c *Catalog) catchUp(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
+// untilEvicted returns a context that also ends when this node is evicted.
+func (c *Catalog) untilEvicted(ctx context.Context) (context.Context, func()) {
+	ctx, end := context.WithCancel(ctx)
 	var watch sync.WaitGroup
-	defer watch.Wait()
-	defer cancel()
 	watch.Go(func() {
 		select {
 		case <-c.signs.evicted:
-			cancel()
+			end()
 		case <-ctx.Done():
 		}
 	})
+	return ctx, func() {
+		end()
+		watch.Wait()
+	}
+}
+
+// catchUp returns when this replica has all that was committed before, and this node as a member. It fails when the node is evicted.
+func (c *Catalog) catchUp(ctx context.Context) error {
+	ctx, cancel := c.untilEvicted(ctx)
+	defer cancel()
 	err := c.news.until(ctx, c.life, func() bool {
 		m, member := c.Current().Member(c.self.ID)
 		return member && m.Inc == c.self.Inc
@@ -160,14 +168,17 @@ func (c *Catalog) admit(ctx context.Context, req *wire.Join) (any, error) {
 	if refused != nil && !errs.Is(refused, errs.Exist) {
 		return nil, named("join", refused)
 	}
-	if _, err := c.probe(ctx, m.ID, m.Addr); err != nil {
-		if refused != nil {
-			return nil, named("join", refused)
+	// Who is refused gives this incarnation up, which must not happen to a member: it may have a vote.
+	if x, ok := c.Current().Member(m.ID); !ok || x.Gone || x.Inc != m.Inc {
+		if _, err := c.probe(ctx, m.ID, m.Addr); err != nil {
+			if refused != nil {
+				return nil, named("join", refused)
+			}
+			return nil, errs.E(errs.Invalid, "join", "the cluster cannot reach the node at %s, which it says is its address (%w)", m.Addr, err)
 		}
-		return nil, errs.E(errs.Invalid, "join", "the cluster cannot reach the node at %s, which it says is its address (%w)", m.Addr, err)
-	}
-	if err := c.meets(ctx, m); err != nil {
-		return nil, err
+		if err := c.meets(ctx, m); err != nil {
+			return nil, err
+		}
 	}
 	if refused != nil {
 		c.replace(ctx, m)

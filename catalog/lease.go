@@ -58,6 +58,13 @@ type lease struct {
 
 func (l *lease) init() { l.mu.Init("catalog.lease") }
 
+// resume says that the kernel may keep what an earlier daemon has told it.
+func (l *lease) resume() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.kept = time.Now().Add(keepTime + keepGrace)
+}
+
 // leaseRequest is a question for the read index that may bring a lease.
 type leaseRequest struct {
 	asked   time.Time

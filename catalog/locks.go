@@ -83,6 +83,21 @@ func (c *Catalog) LockStanding(ino dsm.Ino) locks.Standing {
 	return c.mu.state.book.Standing(ino, c.self.ID)
 }
 
+// HeldLocks returns the locks of a file that programs of this node have, if the file is not delegated to it, as of the last command that this node has
+// applied.
+func (c *Catalog) HeldLocks(ino dsm.Ino) []locks.Lock {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.mu.state.book.Has(ino, c.self.ID)
+}
+
+// LockedFiles returns the files of which HeldLocks returns some.
+func (c *Catalog) LockedFiles() []dsm.Ino {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.mu.state.book.Locked(c.self.ID)
+}
+
 // DelegatedLocks returns the files whose locks are delegated to this node, as of the last command
 // that it has applied.
 func (c *Catalog) DelegatedLocks() []dsm.Ino {

@@ -199,6 +199,8 @@ func (m *model) do(n dsm.NodeID, o op) errs.Kind {
 			return errs.NotDir
 		case !m.empty(m.names[p]):
 			return errs.NotEmpty
+		case o.Is != 0 && o.Is != m.names[p]:
+			return errs.Replaced
 		}
 		m.remove(p)
 	case renameOp:
@@ -268,14 +270,15 @@ func (m *model) rename(o renameOp) errs.Kind {
 	case swap:
 		m.names[from], m.names[to] = dst, src
 		return 0
-	case dst == 0:
-	case isDir(src) && !isDir(dst):
+	case dst != 0 && isDir(src) && !isDir(dst):
 		return errs.NotDir
-	case !isDir(src) && isDir(dst):
+	case dst != 0 && !isDir(src) && isDir(dst):
 		return errs.IsDir
 	case isDir(dst) && !m.empty(dst):
 		return errs.NotEmpty
-	default:
+	case o.Over != 0 && o.Over != dst:
+		return errs.Replaced
+	case dst != 0:
 		m.remove(to)
 	}
 	m.names[to] = src
@@ -360,6 +363,12 @@ func randomOp(rng *rand.Rand, last dsm.Ino) op {
 		}
 		return dsm.Ino(1 + rng.Uint64N(uint64(last)))
 	}
+	meant := func() dsm.Ino {
+		if rng.IntN(2) == 0 {
+			return 0
+		}
+		return ino()
+	}
 	name := func() string { return string(rune('a' + rng.IntN(5))) }
 	residency := func() string { return []string{"full", "demand"}[rng.IntN(2)] }
 	switch rng.IntN(16) {
@@ -385,9 +394,9 @@ func randomOp(rng *rand.Rand, last dsm.Ino) op {
 	case 3:
 		return unlinkOp{ino(), name()}
 	case 4:
-		return rmdirOp{ino(), name()}
+		return rmdirOp{ino(), name(), meant()}
 	case 5, 6, 7:
-		return renameOp{ino(), name(), ino(), name(), dsm.RenameHow(rng.IntN(3))}
+		return renameOp{ino(), name(), ino(), name(), dsm.RenameHow(rng.IntN(3)), meant()}
 	case 8, 9:
 		return setAttrOp{ino(), dsm.SetAttr{Size: ptr(rng.Int64N(modelBudget))}}
 	case 10:

@@ -180,6 +180,9 @@ func (o rmdirOp) apply(s *state, st step) (dsm.Inode, error) {
 	if len(in.entries) > 0 {
 		return dsm.Inode{}, fail(errs.NotEmpty, "%q", o.Name)
 	}
+	if o.Is != 0 && in.Ino != o.Is {
+		return dsm.Inode{}, fail(errs.Replaced, "%q", o.Name)
+	}
 	s.unname(st, d, o.Name, in)
 	return dsm.Inode{}, nil
 }
@@ -245,6 +248,11 @@ func (s *state) rename(st step, o renameOp) error {
 		case len(dst.entries) > 0:
 			return fail(errs.NotEmpty, "%q", o.NewName)
 		}
+	}
+	if o.Over != 0 && (dst == nil || dst.Ino != o.Over) {
+		return fail(errs.Replaced, "%q", o.NewName)
+	}
+	if dst != nil {
 		s.unname(st, to, o.NewName, dst)
 	}
 	s.move(st, from, o.Name, to, o.NewName, src)

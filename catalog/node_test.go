@@ -53,7 +53,7 @@ func TestEveryNodeSeesAll(t *testing.T) {
 			t.Error(err)
 		}
 		ok(t, n.SetLayout(ctx, made.Area(), dsm.Layout{DType: dsm.DTypeF32, DataOffset: 80}))
-		ok(t, other.Rename(ctx, dir.Ino, "f", dsm.RootIno, fmt.Sprint("g", i), dsm.RenameNoReplace))
+		ok(t, other.Rename(ctx, dir.Ino, "f", dsm.RootIno, fmt.Sprint("g", i), dsm.RenameNoReplace, 0))
 		if list, err := n.ReadDir(ctx, dir.Ino); err != nil || len(list) != 0 {
 			t.Errorf("list %v, %v", list, err)
 		}
@@ -64,7 +64,7 @@ func TestEveryNodeSeesAll(t *testing.T) {
 			t.Errorf("usage %d of %d, %d inodes", reserved, budget, inodes)
 		}
 		ok(t, other.Unlink(ctx, dsm.RootIno, fmt.Sprint("g", i)))
-		ok(t, other.Rmdir(ctx, dsm.RootIno, fmt.Sprint("d", i)))
+		ok(t, other.Rmdir(ctx, dsm.RootIno, fmt.Sprint("d", i), 0))
 		if _, err := other.Hold(ctx, made.Ino, false); err != nil {
 			t.Errorf("hold of what is held elsewhere: %v", err)
 		}
@@ -124,7 +124,7 @@ func TestCommandsThatArriveTwiceHappenOnce(t *testing.T) {
 			name := fmt.Sprint(n.self.Name, i)
 			_, err := n.Create(ctx, dsm.RootIno, name, file, false)
 			ok(t, err)
-			ok(t, n.Rename(ctx, dsm.RootIno, name, dsm.RootIno, name+"x", dsm.RenameReplace))
+			ok(t, n.Rename(ctx, dsm.RootIno, name, dsm.RootIno, name+"x", dsm.RenameReplace, 0))
 			ok(t, n.Unlink(ctx, dsm.RootIno, name+"x"))
 		}
 	}

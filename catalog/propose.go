@@ -45,9 +45,7 @@ func (cs *calls) init(held *hold.Memory) {
 	cs.mu.waiting = make(map[uint64]chan answer)
 	cs.mu.seen = make(map[uint64]chan struct{})
 	cs.held.init(held)
-	if held != nil {
-		cs.mu.last = held.Word(hold.LastRequest).Load()
-	}
+	cs.mu.last = cs.held.before
 	cs.mu.low = cs.mu.last + 1
 	cs.orphans = make(chan struct{}, 1)
 }

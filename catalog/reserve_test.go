@@ -133,7 +133,7 @@ func TestWhatIsKeptIsReserved(t *testing.T) {
 	}
 	m.must(nodeA, removeXattrOp{dsm.RootIno, "user.x"})
 	m.must(nodeA, unlinkOp{dsm.RootIno, "l"})
-	m.must(nodeA, rmdirOp{dsm.RootIno, "d"})
+	m.must(nodeA, rmdirOp{Dir: dsm.RootIno, Name: "d"})
 	m.must(nodeA, another)
 	m.fails(errs.NoSpace, resize(m.at(m.last.result.Inode.Ino), 1))
 }

@@ -217,7 +217,7 @@ func TestCreate(t *testing.T) {
 	if m.at(d).Nlink != 2 || m.at(dsm.RootIno).Nlink != 3 {
 		t.Errorf("links: %d of the directory, %d of the root", m.at(d).Nlink, m.at(dsm.RootIno).Nlink)
 	}
-	m.must(nodeA, rmdirOp{dsm.RootIno, "d"})
+	m.must(nodeA, rmdirOp{Dir: dsm.RootIno, Name: "d"})
 	if m.at(dsm.RootIno).Nlink != 2 {
 		t.Errorf("%d links of the root", m.at(dsm.RootIno).Nlink)
 	}
@@ -241,7 +241,7 @@ func TestUnlinkAndHolds(t *testing.T) {
 	m.must(nodeA, addMemberOp{member(nodeB)})
 	f := m.file("f")
 	m.fails(errs.NotExist, unlinkOp{dsm.RootIno, "g"})
-	m.fails(errs.NotDir, rmdirOp{dsm.RootIno, "f"})
+	m.fails(errs.NotDir, rmdirOp{Dir: dsm.RootIno, Name: "f"})
 	m.mkdir(dsm.RootIno, "d")
 	m.fails(errs.IsDir, unlinkOp{dsm.RootIno, "d"})
 
@@ -274,7 +274,7 @@ func TestUnlinkAndHolds(t *testing.T) {
 
 	d := m.mkdir(dsm.RootIno, "e")
 	m.must(nodeA, holdOp{Ino: d})
-	m.must(nodeA, rmdirOp{dsm.RootIno, "e"})
+	m.must(nodeA, rmdirOp{Dir: dsm.RootIno, Name: "e"})
 	m.fails(errs.NotExist, createOp{Dir: d, Name: "x", Kind: dsm.KindFile})
 	m.fails(errs.NotExist, renameOp{Dir: dsm.RootIno, Name: "d", NewDir: d, NewName: "x"})
 	if in, err := m.dir(d); err != nil || len(m.list(in)) != 0 {
@@ -290,10 +290,10 @@ func TestRmdirNotEmpty(t *testing.T) {
 	m := newMachine(t)
 	d := m.mkdir(dsm.RootIno, "d")
 	m.must(nodeA, createOp{Dir: d, Name: "f", Kind: dsm.KindFile})
-	m.fails(errs.NotEmpty, rmdirOp{dsm.RootIno, "d"})
+	m.fails(errs.NotEmpty, rmdirOp{Dir: dsm.RootIno, Name: "d"})
 	m.must(nodeA, unlinkOp{d, "f"})
-	m.must(nodeA, rmdirOp{dsm.RootIno, "d"})
-	m.fails(errs.NotExist, rmdirOp{dsm.RootIno, "d"})
+	m.must(nodeA, rmdirOp{Dir: dsm.RootIno, Name: "d"})
+	m.fails(errs.NotExist, rmdirOp{Dir: dsm.RootIno, Name: "d"})
 }
 
 func TestRename(t *testing.T) {
@@ -383,6 +383,30 @@ func TestRename(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestRemoveAnother: who removes a directory by its name can say which one that is.
+func TestRemoveAnother(t *testing.T) {
+	m := newMachine(t)
+	root := dsm.RootIno
+	d, e, full := m.mkdir(root, "d"), m.mkdir(root, "e"), m.mkdir(root, "full")
+	m.mkdir(full, "x")
+	m.fails(errs.Replaced, rmdirOp{root, "d", e})
+	m.fails(errs.NotEmpty, rmdirOp{root, "full", e})
+	m.fails(errs.NotExist, rmdirOp{root, "none", e})
+	over := func(newName string, over dsm.Ino) renameOp {
+		return renameOp{Dir: root, Name: "full", NewDir: root, NewName: newName, Over: over}
+	}
+	m.fails(errs.Replaced, over("d", e))
+	m.fails(errs.Replaced, over("none", e))
+	if m.inodes[root].entries["d"] != d || m.inodes[root].entries["full"] != full {
+		t.Error("what was refused has changed names")
+	}
+	m.must(nodeA, rmdirOp{root, "d", d})
+	m.must(nodeA, over("e", e))
+	if m.inodes[e] != nil || m.inodes[root].entries["e"] != full {
+		t.Error("the directory was not replaced")
 	}
 }
 

@@ -2,10 +2,12 @@ package catalog
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -65,6 +67,8 @@ func parseServer(a raft.ServerAddress) (s server, err error) {
 type layer struct {
 	Streams
 	self dsm.Member
+	held func(dsm.NodeID) bool // the node is a member with a holder
+	done chan struct{}         // closed by Close
 
 	mu struct {
 		lockrank.Mutex
@@ -73,8 +77,8 @@ type layer struct {
 	}
 }
 
-func newLayer(s Streams, self dsm.Member) *layer {
-	l := &layer{Streams: s, self: self}
+func newLayer(s Streams, self dsm.Member, held func(dsm.NodeID) bool) *layer {
+	l := &layer{Streams: s, self: self, held: held, done: make(chan struct{})}
 	l.mu.Init("catalog.layer")
 	l.mu.open = make(map[net.Conn]struct{})
 	s.Open()
@@ -92,7 +96,7 @@ func (l *layer) Dial(a raft.ServerAddress, timeout time.Duration) (net.Conn, err
 	if err != nil {
 		return nil, err
 	}
-	conn, err := l.Streams.Dial(nodeAddr(to.id, to.addr), timeout)
+	conn, err := l.dial(to, timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -101,6 +105,28 @@ func (l *layer) Dial(a raft.ServerAddress, timeout time.Duration) (net.Conn, err
 		return nil, err
 	}
 	return l.track(conn)
+}
+
+const (
+	// followPatience is how long a connection that a member with a holder refuses is tried again, and followPause the pause between two tries. Its daemon may
+	// have been killed, and another is about to follow: raft, which tries again later each time, would be seconds late then.
+	followPatience = time.Second
+	followPause    = 20 * time.Millisecond
+)
+
+// dial connects to a node. If that has a holder, its daemon may just be followed by another one.
+func (l *layer) dial(to server, timeout time.Duration) (net.Conn, error) {
+	for end := time.Now().Add(min(timeout, followPatience)); ; {
+		conn, err := l.Streams.Dial(nodeAddr(to.id, to.addr), timeout)
+		if !errors.Is(err, syscall.ECONNREFUSED) || !l.held(to.id) || time.Now().After(end) {
+			return conn, err
+		}
+		select {
+		case <-time.After(followPause):
+		case <-l.done:
+			return nil, net.ErrClosed
+		}
+	}
 }
 
 func (l *layer) Accept() (net.Conn, error) {
@@ -115,6 +141,9 @@ func (l *layer) Accept() (net.Conn, error) {
 // peers.
 func (l *layer) Close() error {
 	l.mu.Lock()
+	if !l.mu.closed {
+		close(l.done)
+	}
 	l.mu.closed = true
 	open := l.mu.open
 	l.mu.open = make(map[net.Conn]struct{})

@@ -44,7 +44,9 @@ type change struct {
 // the members. live says which nodes answer. Only these get a vote, because giving a vote to a dead
 // node could stop the catalog; dead nodes lose theirs first.
 //
-// If the living voters were a majority before a step, they are one after it.
+// A vote is taken only if the living voters that are members decide without it. Who was evicted answers until it has learned of it: if a step
+// needed it, and it came too late, no later one could be decided, and who comes back would not be elected with a log that lacks the step. So
+// a leader that is left alone waits for another voter.
 func nextChange(members []dsm.Member, servers []server, leader dsm.NodeID, live func(dsm.NodeID) bool) change {
 	member := func(s server) bool { return slices.ContainsFunc(members, s.is) }
 	known := make(map[dsm.NodeID]server)
@@ -68,27 +70,43 @@ func nextChange(members []dsm.Member, servers []server, leader dsm.NodeID, live 
 		return change{}
 	}
 	elected := func(s server) bool { return slices.Contains(elect, s) }
+	sure := func(s server) bool { return s.voter && live(s.id) && member(s) }
 	if !elected(known[leader]) {
 		return change{changeTransfer, elect[0]}
 	}
-	// Those that answer and are members are the last: one that was evicted answers only until it has learned of it.
+	// The dead are the first, and members that answer the last.
 	for _, stays := range []func(server) bool{
 		func(s server) bool { return live(s.id) },
 		member,
 		func(server) bool { return false },
 	} {
 		for _, s := range servers {
-			if s.voter && !elected(s) && !stays(s) {
+			if s.voter && !elected(s) && !stays(s) && decide(servers, s, sure) {
 				return change{changeDemote, s}
 			}
 		}
 	}
 	for _, s := range servers {
-		if !member(s) {
+		if !s.voter && !member(s) {
 			return change{changeRemove, s}
 		}
 	}
 	return change{}
+}
+
+// decide reports whether those who are sure to vote are more than half of the voters but one.
+func decide(servers []server, without server, sure func(server) bool) bool {
+	voters, yes := 0, 0
+	for _, s := range servers {
+		if s == without || !s.voter {
+			continue
+		}
+		voters++
+		if sure(s) {
+			yes++
+		}
+	}
+	return yes > voters/2
 }
 
 // is reports whether the server is the member.

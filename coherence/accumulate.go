@@ -20,27 +20,28 @@ func (a *Area) MayAccumulate(ctx context.Context, off, n int64) error {
 	return nil
 }
 
-// Accumulate adds elements that a program has in memory of its own to this node's part in a round: n bytes at off. read fills p with
-// them, from the byte at of the n on; it is called for one extent at a time. Several calls add
+// Accumulate adds elements that a program has in memory of its own to this node's part in a round: n bytes at off. piece returns size of them,
+// from the byte at of the n on, with a reference for the caller; it is called for one extent at a time. Dense pieces are sent from that memory, and
+// sent again, until the round is over. Several calls add
 // up. The working copy does not change before the end of the round, and nothing has to be compared. The caller then calls Contribute. If
 // the round is given up, what was handed over is dropped. If only finite numbers are published others are left out, and FinishRound fails. errs.Invalid if the elements of the area do not add up, or p is not whole ones.
-func (a *Area) Accumulate(ctx context.Context, id dsm.RoundID, off, n int64, read func(p []byte, at int64) error) error {
+func (a *Area) Accumulate(ctx context.Context, id dsm.RoundID, off, n int64, piece func(at, size int64) (*wire.Shared, error)) error {
 	for at := int64(0); at < n; {
-		data := wire.Share(int(min(n-at, dsm.ExtentSize-(off+at)%dsm.ExtentSize)))
-		size := int64(len(data.Bytes))
-		err := read(data.Bytes, at)
-		if err == nil {
-			var bad error
-			_, err = a.inRound(ctx, id, func(c *contribution) {
-				if bad = a.accumulatesLocked(off+at, n-at); bad == nil {
-					a.giveLocked(c, off+at, data)
-				}
-			})
-			if bad != nil {
-				err = &errs.Error{Op: "accumulate", Area: a.id, Kind: errs.Invalid, Err: bad}
-			}
+		size := min(n-at, dsm.ExtentSize-(off+at)%dsm.ExtentSize)
+		data, err := piece(at, size)
+		if err != nil {
+			return err
 		}
+		var bad error
+		_, err = a.inRound(ctx, id, func(c *contribution) {
+			if bad = a.accumulatesLocked(off+at, n-at); bad == nil {
+				a.giveLocked(c, off+at, data)
+			}
+		})
 		data.Release()
+		if bad != nil {
+			err = &errs.Error{Op: "accumulate", Area: a.id, Kind: errs.Invalid, Err: bad}
+		}
 		if err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -93,6 +94,7 @@ func TestAccumulateRefuses(t *testing.T) {
 }
 
 // TestAccumulateMuch: dense, sparse and empty pages add up alike, whether they are sent from where they came or diffed, in one round after another.
+// When a round is over nobody needs the memory any more from which they were sent.
 func TestAccumulateMuch(t *testing.T) {
 	for name, meanwhile := range betweenParts {
 		t.Run(name, func(t *testing.T) {
@@ -100,6 +102,13 @@ func TestAccumulateMuch(t *testing.T) {
 				s := newHomed(t, 3, sums(2, dsm.ApplyArrival))
 				const elems = 2 * dsm.ExtentSize / 4
 				sum := make([]uint32, elems)
+				var lent atomic.Int32
+				give := func(ctx context.Context, a *Area, id dsm.RoundID, off int, values []byte) error {
+					return a.Accumulate(ctx, id, int64(off), int64(len(values)), func(at, size int64) (*wire.Shared, error) {
+						lent.Add(1)
+						return wire.Lend(values[at:at+size], func() { lent.Add(-1) }), nil
+					})
+				}
 				for _, n := range s.nodes {
 					n.open(n != s.nodes[2])
 				}
@@ -119,10 +128,10 @@ func TestAccumulateMuch(t *testing.T) {
 						}
 						cut := 4 * s.rng.IntN(elems)
 						n.ask("accumulate", func(ctx context.Context) error {
-							if err := accumulate(ctx, n.area, id, 0, values[:cut]); err != nil {
+							if err := give(ctx, n.area, id, 0, values[:cut]); err != nil {
 								return err
 							}
-							if err := accumulate(ctx, n.area, id, int64(cut), values[cut:]); err != nil {
+							if err := give(ctx, n.area, id, cut, values[cut:]); err != nil {
 								return err
 							}
 							return n.area.Contribute(ctx, id)
@@ -135,6 +144,9 @@ func TestAccumulateMuch(t *testing.T) {
 						n.ask("finish", func(ctx context.Context) error { return n.area.FinishRound(ctx, id, []dsm.NodeID{1, 2, 3}, 3, true) }, nil)
 					}
 					s.calm()
+					if n := lent.Load(); n != 0 {
+						t.Errorf("round %d is over, and %d pieces of memory are in use", number, n)
+					}
 					for _, n := range s.nodes {
 						for k, want := range sum {
 							p := dsm.PageIndex(4 * k / dsm.PageSize)
@@ -143,6 +155,48 @@ func TestAccumulateMuch(t *testing.T) {
 							}
 						}
 					}
+				}
+			})
+		})
+	}
+}
+
+// TestMemoryIsGivenBack: nobody needs the memory any more from which something was to be sent to what is cut off the area, or to an area that is removed.
+func TestMemoryIsGivenBack(t *testing.T) {
+	for name, end := range map[string]func(s *sim){
+		"cut off":        func(s *sim) { s.resized(dsm.ExtentSize) },
+		"cut to nothing": func(s *sim) { s.resized(0) },
+		"removed": func(s *sim) {
+			for _, n := range s.nodes {
+				n.area.step(n.area.removeLocked)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newHomed(t, 2, sums(2, dsm.ApplyArrival))
+				var lent atomic.Int32
+				values := bytes.Repeat([]byte{1}, dsm.ExtentSize)
+				for _, n := range s.nodes {
+					n.open(true)
+				}
+				s.calm()
+				for _, n := range s.nodes {
+					n.ask("accumulate", func(ctx context.Context) error {
+						return n.area.Accumulate(ctx, dsm.RoundID{Group: 99, Generation: 1, Number: 1}, dsm.ExtentSize, dsm.ExtentSize, func(at, size int64) (*wire.Shared, error) {
+							lent.Add(1)
+							return wire.Lend(values[at:at+size], func() { lent.Add(-1) }), nil
+						})
+					}, nil)
+				}
+				s.calm()
+				if n := lent.Load(); n != 2 {
+					t.Fatalf("%d pieces are in use", n)
+				}
+				end(s)
+				s.calm()
+				if n := lent.Load(); n != 0 {
+					t.Errorf("%d pieces are in use still", n)
 				}
 			})
 		})
@@ -191,8 +245,7 @@ func TestResultIsCopiedOnce(t *testing.T) {
 
 // accumulate hands over values for the elements at off.
 func accumulate(ctx context.Context, a *Area, id dsm.RoundID, off int64, values []byte) error {
-	return a.Accumulate(ctx, id, off, int64(len(values)), func(p []byte, at int64) error {
-		copy(p, values[at:])
-		return nil
+	return a.Accumulate(ctx, id, off, int64(len(values)), func(at, size int64) (*wire.Shared, error) {
+		return wire.Lend(values[at:at+size], func() {}), nil
 	})
 }

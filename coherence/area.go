@@ -7,7 +7,6 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/head"
-	"github.com/dsmfs/dsmfs/internal/invariants"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
@@ -62,11 +61,10 @@ type Area struct {
 		over       []*waiter          // whose wait is over, and that are to be told when the lock is released
 		wake       bool               // this step did something that waiters wait for
 		cleaner    bool               // this step made pages clean, or the kernel dropped some
-		again      bool               // there are publications to start in a step of their own
-		toldOfCut  bool               // a program has cut the memory, and the log says so
+		again      bool               // something is left to a step of its own: see goOnLocked
 		recount    bool               // see Recounts
 		miscounted bool               // this step set recount, and the page cache is to be told
-		diffed     uint16             // pages that this step diffed
+		handled    uint16             // pages that this step diffed, or pushed to this node itself, and extents to which it subscribed
 		charged    charged            // what room has been told that this area takes
 		arrived    []func()           // to call when the step is over: see onArrivalLocked
 		used       []wire.ExtentPages // pages that the functions in arrived waited for: see tellUsedLocked
@@ -80,14 +78,6 @@ type Area struct {
 	}
 }
 
-// message is a message that is to be sent or handled, or that waits for a handover.
-type message struct {
-	peer    dsm.NodeID // receiver or sender
-	msg     any
-	payload [][]byte
-	shared  *wire.Shared // the payload, with a reference that the message owns; nil if payload has it
-}
-
 func newArea(n *Node, ino dsm.Inode) *Area {
 	a := &Area{id: ino.Area(), node: n}
 	a.mu.Init("coherence.Area")
@@ -99,52 +89,59 @@ func newArea(n *Node, ino dsm.Inode) *Area {
 	a.mu.kernel, a.mu.ruleErr = kernelOf(ino)
 	a.mu.replica.init()
 	a.mu.home.init()
+	a.mu.replica.seq, a.mu.replica.round, a.mu.home.lastPush = dsm.Seq(n.cfg.First), n.cfg.First, n.cfg.First
 	return a
 }
 
 // step runs one event under the area's lock, then handles what it asked of this node as a home,
 // and sends the other messages after the lock is released. If there are more publications than a
-// batch they are started in further steps: between these other goroutines get the lock, and
-// messages leave.
+// batch, or more that the home has to push to this node, that is done in further steps: between these
+// other goroutines get the lock, and messages leave.
 func (a *Area) step(event func()) { a.steps(0, event) }
 
-// stepBriefly is step for a goroutine that others wait for: another goroutine starts the remaining
-// publications, and sends the messages of others.
+// stepBriefly is step for a goroutine that others wait for: another goroutine takes the further
+// steps, and sends the messages of others.
 func (a *Area) stepBriefly(event func()) {
 	if a.oneStep(0, true, event) {
-		go a.step(a.startPublicationsLocked)
+		go a.step(a.goOnLocked)
 	}
 }
 
 // steps is step in Handle: messages to the node from may wait.
 func (a *Area) steps(from dsm.NodeID, event func()) {
 	for a.oneStep(from, false, event) {
-		event = a.startPublicationsLocked
+		event = a.goOnLocked
 	}
 }
 
-// oneStep is one step. It returns true if there are publications left to start. from and brief are
-// those of deliverLocked.
+// goOnLocked is the event of a further step.
+func (a *Area) goOnLocked() {
+	a.startPublicationsLocked()
+	self := a.node.cfg.Self
+	a.pumpLocked(self, a.mu.home.subs[self])
+}
+
+// oneStep is one step. It returns true if something is left to a further one. from and brief are those
+// of deliverLocked.
 func (a *Area) oneStep(from dsm.NodeID, brief bool, event func()) (again bool) {
 	a.mu.Lock()
 	return a.takeStepLocked(from, brief, event)
 }
 
 // tryStep is steps for a goroutine that must not wait: it returns false, and has done nothing, if another one is at work on the area.
-// Another goroutine starts the remaining publications.
+// Another goroutine takes the further steps.
 func (a *Area) tryStep(from dsm.NodeID, event func()) bool {
 	if !a.mu.TryLock() {
 		return false
 	}
 	if a.takeStepLocked(from, true, event) {
-		go a.step(a.startPublicationsLocked)
+		go a.step(a.goOnLocked)
 	}
 	return true
 }
 
 // takeStepLocked is oneStep by a caller that has the lock, which it releases.
 func (a *Area) takeStepLocked(from dsm.NodeID, brief bool, event func()) (again bool) {
-	a.restoreLocked()
 	a.catchUpLocked()
 	if !a.mu.removed {
 		a.wakingWhenToldLocked(func() {
@@ -180,7 +177,7 @@ func (a *Area) takeStepLocked(from dsm.NodeID, brief bool, event func()) (again 
 		}
 		a.mu.Lock()
 	}
-	again, a.mu.again, a.mu.diffed = a.mu.again, false, 0
+	again, a.mu.again, a.mu.handled = a.mu.again, false, 0
 	if again {
 		from = 0 // it takes a while until Handle returns
 	}
@@ -212,7 +209,6 @@ func (a *Area) takeStepLocked(from dsm.NodeID, brief bool, event func()) (again 
 func (a *Area) note(event func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.restoreLocked()
 	a.catchUpLocked()
 	if !a.mu.removed {
 		a.wakingWhenToldLocked(event)
@@ -237,113 +233,6 @@ func (a *Area) toldLocked() (all, writable bool) {
 		return true, true
 	}
 	return a.mu.cached.Idle(), a.mu.cached.Writable()
-}
-
-// deliverLocked hands the messages of the steps so far to the Sender, without the lock but in the
-// order of the steps: while one goroutine does so, others leave their messages to it. With brief,
-// this goroutine leaves the messages of others to yet another one. Messages to the node from may
-// wait.
-func (a *Area) deliverLocked(from dsm.NodeID, brief bool) {
-	if a.mu.sending {
-		return
-	}
-	a.mu.sending = true
-	for len(a.mu.out) > 0 {
-		out := a.mu.out
-		a.mu.out = nil
-		a.mu.Unlock()
-		for i, m := range out {
-			more := m.peer == from || slices.ContainsFunc(out[i+1:], func(o message) bool { return o.peer == m.peer })
-			if m.shared != nil {
-				a.node.cfg.Sender.SendShared(m.peer, m.msg, m.shared, more)
-				continue
-			}
-			a.node.cfg.Sender.Send(m.peer, m.msg, m.payload, more)
-		}
-		a.mu.Lock()
-		if brief && len(a.mu.out) > 0 {
-			go a.step(func() {})
-			break
-		}
-	}
-	a.mu.sending = false
-}
-
-// localLocked handles the requests that the step made of this node as a home, until there are none left.
-func (a *Area) localLocked() {
-	self := a.node.cfg.Self
-	for i := 0; i < len(a.mu.out); i++ { // all messages of earlier steps are for other nodes
-		if a.mu.out[i].peer != self {
-			continue
-		}
-		m := a.mu.out[i]
-		a.mu.out[i].msg = nil
-		payload := m.payload
-		if m.shared != nil {
-			payload = [][]byte{m.shared.Bytes}
-		}
-		a.fromSelfLocked(m.msg, payload)
-		if m.shared != nil {
-			m.shared.Release()
-		}
-	}
-	rest := a.mu.out[:0]
-	for _, m := range a.mu.out {
-		if m.msg != nil {
-			rest = append(rest, m)
-		}
-	}
-	a.mu.out = rest
-}
-
-// fromSelfLocked handles a message of this node to itself.
-func (a *Area) fromSelfLocked(msg any, payload [][]byte) {
-	if err := a.receiveLocked(a.node.cfg.Self, msg, payload); err != nil {
-		a.node.cfg.Log.Error("a message of this node to itself", "area", a.id, "err", err)
-		invariants.Check(false, "a message of this node to itself: %v", err)
-	}
-}
-
-// sendLocked sends a message. What a home sends to the replica on its own node is handled at once, so that both are of one mind whenever
-// anything else happens, unless it waits for backups. What a replica asks of the home on its own node is handled when it is done itself: see localLocked. So neither
-// is called while it is at work, and both see the same order as two nodes would.
-func (a *Area) sendLocked(to dsm.NodeID, msg any, payload ...[]byte) {
-	m := message{peer: to, msg: msg, payload: payload}
-	if self, holds := a.isSelf(to), a.holdsBackLocked(); (self || holds) && fromHome(msg) {
-		switch {
-		case !holds:
-			a.fromSelfLocked(msg, payload)
-			return
-		case !a.passesLocked(to, msg):
-			a.holdBackLocked(to, msg, payload)
-			return
-		}
-		m = a.aheadLocked(m)
-	}
-	a.mu.out = append(a.mu.out, m)
-}
-
-// fromHome reports whether a message is one that homes send.
-func fromHome(msg any) bool {
-	switch msg.(type) {
-	case *wire.Subscribed, *wire.Push, *wire.PublishAck, *wire.Acquired, *wire.Inquired, *wire.Surveyed,
-		*wire.Staged, *wire.Counted, *wire.Missing:
-		return true
-	}
-	return false
-}
-
-// sendSharedLocked sends a message with a payload from the pool. It takes over the caller's reference.
-func (a *Area) sendSharedLocked(to dsm.NodeID, msg any, payload *wire.Shared) {
-	m := message{peer: to, msg: msg, shared: payload}
-	if a.holdsBackLocked() && fromHome(msg) {
-		if !a.passesLocked(to, msg) {
-			a.outputLocked(m)
-			return
-		}
-		m = a.aheadLocked(m)
-	}
-	a.mu.out = append(a.mu.out, m)
 }
 
 func (a *Area) isSelf(n dsm.NodeID) bool { return n == a.node.cfg.Self }
@@ -517,6 +406,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	if now.Spec.Placement != old.Spec.Placement {
 		a.resignOthersLocked()
 	}
+	a.stillHeldLocked()
 	a.followedLocked()
 	a.mu.wake = true
 	return true
@@ -535,6 +425,11 @@ func (a *Area) sessionResetLocked(peer dsm.NodeID) {
 // removeLocked frees the area for good; the catalog has forgotten it.
 func (a *Area) removeLocked() {
 	a.mu.removed = true
+	for _, m := range a.mu.out {
+		if m.shared != nil {
+			m.shared.Release()
+		}
+	}
 	a.mu.out, a.mu.parked = nil, nil
 	a.mu.short.waiting = nil
 	a.endShortLocked()
@@ -544,6 +439,11 @@ func (a *Area) removeLocked() {
 	}
 	for _, s := range a.mu.home.subs {
 		s.end()
+	}
+	for _, hr := range a.mu.home.rounds.open {
+		for e := range hr.parts {
+			a.dropPartsLocked(hr, e, func(*stagedPart) bool { return true })
+		}
 	}
 	a.mu.home.init()
 	a.clearConflictsLocked(0)
@@ -562,16 +462,23 @@ func (a *Area) closeMemoryLocked() {
 	for _, d := range a.mu.drafts {
 		a.mu.heads = append(a.mu.heads, d.heads...)
 		d.heads = nil
-		a.closeDraft(d)
+		a.freeLocked(d.mem.Close)
 	}
 	a.mu.drafts = nil
 	a.mu.cached.Replaced()
 	a.dropHistoryLocked()
-	if err := a.mu.mem.Close(); err != nil {
-		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "err", err)
-	}
+	a.freeLocked(a.mu.mem.CloseLater())
 	a.mu.mem, a.mu.cached = nil, nil
-	a.node.memoryFreed()
+}
+
+// freeLocked frees memory when the step is over: for a large area that takes the kernel a while.
+func (a *Area) freeLocked(free func() error) {
+	a.mu.arrived = append(a.mu.arrived, func() {
+		if err := free(); err != nil {
+			a.node.cfg.Log.Error("memory is not given back", "area", a.id, "err", err)
+		}
+		a.node.memoryFreed()
+	})
 }
 
 // forgetLocked frees the replica's bytes of an extent.

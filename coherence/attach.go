@@ -38,11 +38,16 @@ const attachWindow = 8
 type Attachment struct {
 	area  *Area
 	write bool
+	mount bool   // it is that of the mount
 	draft *draft // nil: it maps the working copy
 }
 
 // Attach prepares the area for one more program that maps its memory, and returns a descriptor of that memory. The
-// caller has just opened the area for reading, which has acquired. program is the process, or 0 if several processes use the attachment.
+// caller has just opened the area for reading, which has acquired. program is the process, 0 if it has no number here, or
+// dsm.ByMount. The descriptor of the mount is for reading, also if its programs write.
+//
+// A program that may write has a descriptor with which it could cut the memory, so that is sealed: see pages.Area.Sealed. Then it cannot
+// be a file of the mount as well, and the one who comes second is refused: errs.Unsupported to a program, errs.Busy to the mount.
 //
 // Attach waits until all bytes are here. An area on demand needs no such wait: programs fault on pages that are not
 // here. For write, Attach also waits until the ledger knows what the kernel was given of each page in its page cache.
@@ -58,8 +63,11 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	if err := a.readyToAttach(ctx); err != nil {
 		return nil, nil, err
 	}
+	if write {
+		a.keepBases()
+	}
 	a.collect() // the program may be a child of fork: it gets what its parent has stored
-	t := &Attachment{area: a, write: write}
+	t := &Attachment{area: a, write: write, mount: program == dsm.ByMount}
 	err := error(&errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist})
 	fresh := false
 	a.step(func() {
@@ -70,6 +78,9 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 			}
 		}
 		if t.draft, err = a.draftOfLocked(program, write); err != nil {
+			return
+		}
+		if err = a.exclusiveLocked(t); err != nil {
 			return
 		}
 		fresh = len(a.mu.drafts) > had
@@ -97,10 +108,28 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	return t, f, nil
 }
 
+// exclusiveLocked refuses the attachment of the mount while programs have the working copy for writing, and the other way round.
+func (a *Area) exclusiveLocked(t *Attachment) error {
+	r := &a.mu.replica
+	switch {
+	case !t.mount && t.write && t.draft == nil && r.direct > 0:
+		return errs.E(errs.Unsupported, "attach", "the file is open or mapped on this node with access=direct: programs that write map it through the mount, which is the same memory")
+	case !t.mount || r.direct > 0:
+		return nil
+	case r.mapped == 0:
+		a.unshareLocked()
+	}
+	if a.mu.mem.Sealed() || r.attached > 0 {
+		return errs.E(errs.Busy, "attach", "programs have attached the file for writing")
+	}
+	return nil
+}
+
 // open opens the memory. The working copy of an area on demand is always opened for writing: userfaultfd takes a
 // shared mapping only if the process may write to the file.
 func (t *Attachment) open(write bool) (f *os.File, err error) {
 	a := t.area
+	write = write && !t.mount
 	err = &errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist}
 	a.step(func() {
 		switch {
@@ -126,6 +155,9 @@ func (t *Attachment) Memory() (*os.File, error) { return t.open(false) }
 // enterLocked counts an attachment; leaveLocked ends that.
 func (a *Area) enterLocked(t *Attachment) {
 	a.mu.replica.mapped++ // while it is not 0 the residency does not change
+	if t.mount {
+		a.mu.replica.direct++
+	}
 	switch {
 	case t.draft != nil:
 		t.draft.attachments++
@@ -137,12 +169,18 @@ func (a *Area) enterLocked(t *Attachment) {
 
 func (a *Area) leaveLocked(t *Attachment) {
 	a.mu.replica.mapped--
+	if t.mount {
+		a.mu.replica.direct--
+	}
 	switch {
 	case t.draft != nil:
 		t.draft.attachments--
 	case t.write:
 		a.countAttachedLocked(-1)
 		a.endWritingLocked()
+		if a.mu.replica.attached == 0 && a.mu.mem != nil {
+			a.dropPastLocked(a.mu.mem)
+		}
 	}
 }
 
@@ -335,14 +373,39 @@ func (a *Area) storedToLocked(list []wire.ExtentPages) {
 		return
 	}
 	r.lastStore = a.now()
+	past := false
 	for _, s := range list {
+		within := a.withinLocked(s.Extent)
+		past = past || s.Pages.Minus(within) != (dsm.PageSet{})
 		if int(s.Extent) >= r.n {
-			continue // past the end
+			continue
 		}
-		p := a.hereLocked(s.Extent, s.Pages.And(a.withinLocked(s.Extent)))
+		p := a.hereLocked(s.Extent, s.Pages.And(within))
 		a.dirtyLocked(s.Extent, a.extentLocked(s.Extent), p)
 		a.touchedLocked(s.Extent, p)
 	}
+	if past {
+		a.dropPastLocked(a.mu.mem)
+	}
+}
+
+// pastLocked reports whether [off, off+n) of the memory of programs goes past the last page. What was stored there is not looked for.
+func (a *Area) pastLocked(off, n int64) bool {
+	return a.mu.replica.subscribed && off+n > (a.mu.ino.Size+dsm.PageSize-1)/dsm.PageSize*dsm.PageSize
+}
+
+// dropPastLocked has the memory freed that programs have past the end: what they have stored there, in memory that they have mapped since the area was
+// longer, or added to the memfd.
+func (a *Area) dropPastLocked(mem interface{ DropPast() func() error }) {
+	drop := mem.DropPast()
+	if drop == nil {
+		return
+	}
+	go func() {
+		if err := drop(); err != nil {
+			a.node.cfg.Log.Warn("free memory past the end", "area", a.id, "err", err)
+		}
+	}()
 }
 
 // touchedLocked makes sure that the kernel is told of pages that attached programs stored to. If a call waits
@@ -398,6 +461,9 @@ const denseSample = 16
 // to. It returns how many it compared and how many differ. Pages that do not differ may have been stored to as
 // well, and been published since. So the kernel may have to be told of any of them.
 func (a *Area) comparedLocked(off, n int64) (looked, changed int) {
+	if a.pastLocked(off, n) {
+		a.dropPastLocked(a.mu.mem)
+	}
 	n = min(n, a.mu.ino.Size-off)
 	if !a.mu.replica.subscribed || n <= 0 {
 		return 0, 0

@@ -138,6 +138,9 @@ func (a *Area) homeProblemLocked() string {
 	h := &a.mu.home
 	n, data := 0, 0
 	for e, x := range h.extents {
+		if e >= h.below {
+			return fmt.Sprintf("extent %d is not looked for: all are below %d", e, h.below)
+		}
 		if x.version > a.mu.newest {
 			return fmt.Sprintf("extent %d is of version %d, and nobody has heard of a later one than %d", e, x.version, a.mu.newest)
 		}
@@ -186,6 +189,8 @@ func (s *subscriber) problem() string {
 			inFlight += p.bytes
 		}
 		switch {
+		case e >= s.area.mu.home.below:
+			return fmt.Sprintf("extent %d is not looked for: all are below %d", e, s.area.mu.home.below)
 		case s.flying[e] != (len(l.pushes) > 0):
 			return fmt.Sprintf("extent %d: %d pushes under way, noted: %v", e, len(l.pushes), s.flying[e])
 		case l.lacks.Empty() != (l.turn == 0):
@@ -231,7 +236,7 @@ func (a *Area) bytesProblemLocked(p dsm.PageIndex) string {
 	}
 	x := a.extentLocked(e)
 	switch {
-	case x.dirty.Has(i) || x.unmerged(i) || a.sharedLocked() || a.mu.replica.bare:
+	case x.dirty.Has(i) || x.unmerged(i) || a.sharedLocked() || a.bareLocked(p):
 	case string(a.mu.mem.Working(p)) != string(a.mu.mem.Base(p)):
 		return "nothing of it is unpublished, and it is not the base copy"
 	}

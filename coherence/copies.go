@@ -22,7 +22,7 @@ type copies struct {
 // copiesLocked returns what this node keeps as a home with backups, and makes it at the first call.
 func (a *Area) copiesLocked() *copies {
 	if a.mu.copies == nil {
-		a.mu.copies = &copies{}
+		a.mu.copies = &copies{lastID: a.node.cfg.First}
 	}
 	return a.mu.copies
 }

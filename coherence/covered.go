@@ -64,11 +64,9 @@ func (a *Area) heldSlotsLocked(in map[dsm.Slot]uint64) map[dsm.Slot]uint64 {
 
 // fillLocked tells a backup all that this node has of slots. What their fills wait for passes when it has acked that.
 func (a *Area) fillLocked(to dsm.NodeID, in map[dsm.Slot]uint64) {
-	has := make(map[dsm.Slot][]dsm.ExtentIndex)
-	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
-		if s := a.slotLocked(e); in[s] != 0 {
-			has[s] = append(has[s], e)
-		}
+	has, set := make(map[dsm.Slot][]dsm.ExtentIndex), a.slotSetLocked(maps.Keys(in))
+	for _, e := range inSlots(a, a.mu.home.extents, a.mu.home.below, &set) {
+		has[a.slotLocked(e)] = append(has[a.slotLocked(e)], e)
 	}
 	first := a.slotLocked(0)
 	if newest, _ := a.newestLocked(); a.versionedLocked() && newest.Version > 0 && in[first] != 0 {

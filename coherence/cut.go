@@ -21,8 +21,7 @@ func (a *Area) KernelTold(size int64) {
 	})
 }
 
-// KernelLocks says that the kernel has locked the file against write(2), truncations and holes that are punched, as for a FSYNC; or
-// that the thread which has punched the last hole has gone on.
+// KernelLocks says that the kernel has locked the file against write(2), truncations and holes that are punched, as for a FSYNC.
 func (a *Area) KernelLocks() {
 	a.note(func() {
 		if a.mu.cached != nil {

@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync/atomic"
 
@@ -109,18 +110,47 @@ func (a *Area) keepBasesLocked() {
 		return
 	}
 	r.bare = false
-	for _, e := range a.extentsFromLocked(0) {
-		x := a.extentLocked(e)
-		clean := x.have.Minus(x.dirty)
-		if x.pub != nil { // a program has stored before it might: it broke the protocol
-			clean = clean.Minus(x.pub.sent)
-		}
-		for _, pub := range x.parts {
-			clean = clean.Minus(pub.pages)
-		}
-		a.mu.mem.KeepBases(e, clean)
+	for _, x := range r.extents {
+		a.keepBasesOfLocked(x)
 	}
 }
+
+// keepBasesOfLocked makes the base copies of an extent's pages that have none. It returns how many it has made.
+func (a *Area) keepBasesOfLocked(x *replicaExtent) int {
+	clean := x.have.Minus(x.dirty)
+	if x.pub != nil { // a program has stored before it might: it broke the protocol
+		clean = clean.Minus(x.pub.sent)
+	}
+	for _, pub := range x.parts {
+		clean = clean.Minus(pub.pages)
+	}
+	return a.mu.mem.KeepBases(x.index, clean)
+}
+
+// keepBases makes base copies in steps of their own, a few at a time, before a program is to be the first that can store. So little is left to keepBasesLocked.
+func (a *Area) keepBases() {
+	var list []*replicaExtent
+	a.mu.Lock()
+	if r := &a.mu.replica; r.bare {
+		list = slices.Collect(maps.Values(r.extents))
+	}
+	a.mu.Unlock()
+	for more := len(list) > 0; more; {
+		more = false // also ends if the area is gone
+		a.step(func() {
+			r := &a.mu.replica
+			for n := 0; len(list) > 0 && n < publishBatch; list = list[1:] {
+				if x := list[0]; r.bare && r.extents[x.index] == x { // else it was cut off
+					n += a.keepBasesOfLocked(x)
+				}
+			}
+			more = len(list) > 0
+		})
+	}
+}
+
+// bareLocked reports whether no base copy of a page is kept that is here. The home's own bytes may be there.
+func (a *Area) bareLocked(p dsm.PageIndex) bool { return a.mu.replica.bare && !a.mu.mem.HoldsBase(p) }
 
 // hereLocked returns which of the pages are here.
 func (a *Area) hereLocked(e dsm.ExtentIndex, p dsm.PageSet) dsm.PageSet {
@@ -369,7 +399,7 @@ func count(list []wire.ExtentPages) (n int) {
 }
 
 // Fault serves a fault of an attached program on the page at off. It returns when the page is in
-// memory, or errs.Timeout when ctx ends. there is called at least once, by any goroutine, when the
+// memory, errs.Timeout when ctx ends, or errs.NotExist for a page past the end, which the memory may have: see pages.Area.Sealed. there is called at least once, by any goroutine, when the
 // page is in memory: so the program goes on before the home has received the ack. BeginFault has
 // counted the fault.
 func (a *Area) Fault(ctx context.Context, off int64, there func()) error {
@@ -416,7 +446,7 @@ func (a *Area) faultedLocked(off int64) (here bool, err error) {
 	case !r.subscribed:
 		return false, &errs.Error{Op: "fetch", Area: a.id, Kind: errs.Closed}
 	case off >= a.mu.ino.Size:
-		return true, nil // the kernel answers with SIGBUS
+		return false, errs.E(errs.NotExist, "fetch", "byte %d is past the end", off)
 	}
 	e, i := dsm.PageIndex(off / dsm.PageSize).Extent()
 	x := a.extentLocked(e)

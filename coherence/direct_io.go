@@ -33,14 +33,19 @@ func (a *Area) WriteDirect(ctx context.Context, p []byte, off int64) error {
 
 // Punch stores zeroes in [off, off+n) for a program that punches a hole there. It returns when the page cache does not have the old
 // bytes any more, or when ctx ends. The kernel cuts the hole out of its page cache after the answer: see pages.Cached.KernelPunches.
-func (a *Area) Punch(ctx context.Context, off, n int64) error {
-	ended := func(time.Time) {}
+// The caller calls over when the thread that punches has gone on after that.
+func (a *Area) Punch(ctx context.Context, off, n int64) (over func(), err error) {
+	answered, end := func(time.Time) {}, func() {}
 	a.step(func() {
 		if a.mu.cached != nil && n > 0 {
-			ended = a.mu.cached.KernelPunches(off, n)
+			answered, end = a.mu.cached.KernelPunches(off, n)
 		}
 	})
-	defer func() { a.note(func() { ended(a.now()) }) }()
+	defer func() { a.note(func() { answered(a.now()) }) }()
+	return func() { a.note(end) }, a.punch(ctx, off, n)
+}
+
+func (a *Area) punch(ctx context.Context, off, n int64) error {
 	for at := off; at < off+n; at += int64(len(zeroPages)) {
 		if err := a.writeWithRoom(ctx, zeroPages[:min(off+n-at, int64(len(zeroPages)))], at, writtenPast); err != nil {
 			return err

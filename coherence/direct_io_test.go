@@ -95,7 +95,7 @@ func TestPunchFreesMemory(t *testing.T) {
 			publish(n)
 			s.drain()
 			before := n.area.ResidentBytes()
-			if err := n.area.Punch(t.Context(), 0, hole*dsm.PageSize); err != nil {
+			if _, err := n.area.Punch(t.Context(), 0, hole*dsm.PageSize); err != nil {
 				t.Fatal(err)
 			}
 			if err := other.area.WriteDirect(t.Context(), []byte{9}, 3*dsm.PageSize); err != nil {

@@ -13,7 +13,8 @@
 //     subscribers.
 //
 // A node talks to itself as to any other node, without a copy of the pages. What its home sends is
-// handled where it is sent, what its replica asks of its home before the step ends.
+// handled where it is sent, what its replica asks of its home before the step ends. Only to subscribe to
+// much takes several steps.
 //
 // # The step function
 //
@@ -22,8 +23,8 @@
 // messages. A step does no I/O, reads no clock but the one it is given, and leaves no goroutine
 // behind. (Several extents are diffed concurrently, but the result does not depend on their order.)
 // The messages are handed to the Sender after the lock is released. A large publish takes several
-// steps. So the simulator of the tests runs the same code, with an order of events that comes from
-// a seed.
+// steps, and so does what a home has to push to its own node. So the simulator of the tests runs the
+// same code, with an order of events that comes from a seed.
 //
 // What has to wait (a reader for a page, an fsync for its acks) waits outside of steps. The steps
 // that change the area check whether its wait is over, and wake it only then (await).

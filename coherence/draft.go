@@ -48,7 +48,7 @@ func (a *Area) draftOfLocked(program int, write bool) (*draft, error) {
 			return d, nil
 		}
 	}
-	if !write || program == 0 || a.mu.replica.demand || !a.mu.ino.Spec.AppliesInSync() {
+	if !write || program <= 0 || a.mu.replica.demand || !a.mu.ino.Spec.AppliesInSync() {
 		return nil, nil
 	}
 	if n := 2 * a.pagesBytesLocked(); a.lacksRoomLocked(n) { // a copy, and its base
@@ -185,6 +185,11 @@ func (a *Area) takeLocked(d *draft, e dsm.ExtentIndex, set dsm.PageSet) (changed
 // takeRange is take for a range of bytes. It looks only at pages that take memory.
 func (a *Area) takeRange(d *draft, off, n int64) (looked, changed int) {
 	const batch = draftBatch * dsm.PageSize
+	a.note(func() {
+		if a.pastLocked(off, n) {
+			a.dropPastLocked(d.mem)
+		}
+	})
 	for ; n > 0; off, n = off+batch, n-batch {
 		more := false
 		a.note(func() {
@@ -230,11 +235,13 @@ func (a *Area) takeAll() (any bool) {
 		d.tracking.Collect(
 			func(off, n int64) { found = appendRange(found, off, n) },
 			func(off, n int64) (looked, changed int) { return a.takeRange(d, off, n) })
+		past := false
 		for len(found) > 0 {
 			n := 0
 			a.note(func() {
 				for pages := 0; n < len(found) && pages < draftBatch; n++ {
 					pages += found[n].Pages.Len()
+					past = past || found[n].Pages.Minus(a.withinLocked(found[n].Extent)) != (dsm.PageSet{})
 					a.takeLocked(d, found[n].Extent, found[n].Pages)
 				}
 			})
@@ -242,6 +249,9 @@ func (a *Area) takeAll() (any bool) {
 				break // the area is gone
 			}
 			found = found[n:]
+		}
+		if past {
+			a.note(func() { a.dropPastLocked(d.mem) })
 		}
 	}
 	return any
@@ -329,15 +339,9 @@ func (a *Area) dropDraftLocked(d *draft) {
 	for i, o := range a.mu.drafts {
 		if o == d {
 			a.mu.drafts = append(a.mu.drafts[:i:i], a.mu.drafts[i+1:]...)
-			a.closeDraft(d)
+			a.freeLocked(d.mem.Close)
 			return
 		}
-	}
-}
-
-func (a *Area) closeDraft(d *draft) {
-	if err := d.mem.Close(); err != nil {
-		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "err", err)
 	}
 }
 

@@ -74,6 +74,7 @@ type fillRun struct {
 
 func (f *fills) init(n *Node) {
 	f.node = n
+	f.last.Store(n.cfg.First)
 	f.mu.Init("coherence.fills")
 	f.mu.state = make(map[copyOf]*copyState)
 	f.mu.runs = make(map[dsm.NodeID]*fillRun)

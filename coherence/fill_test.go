@@ -180,7 +180,7 @@ func BenchmarkFill(b *testing.B) {
 			home := s.nodes[0]
 			home.find()
 			for e := range dsm.ExtentIndex(extents) {
-				home.area.mu.home.extents[e] = newHomeExtent(1)
+				home.area.mu.home.extents[e], home.area.mu.home.below = newHomeExtent(1), e+1
 			}
 			k := link{0, 1}
 			for b.Loop() {

@@ -27,6 +27,7 @@ func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, erro
 		if err := a.own(ctx); err != nil {
 			return nil, err
 		}
+		a.keepBases()
 	}
 	var op *acquiring
 	a.step(func() {
@@ -40,7 +41,7 @@ func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, erro
 	}
 	err = a.awaitHomes(ctx, "open", a.subscribedLocked, a.deadInAreaLocked)
 	err = a.finishAcquire(ctx, op, err)
-	if err == nil {
+	if err == nil && write {
 		err = a.holds(ctx)
 	}
 	if err == nil && write {
@@ -67,6 +68,7 @@ func (a *Area) openedLocked(write bool) error {
 			return err
 		}
 	}
+	a.unheldLocked(write)
 	r.opens++
 	a.keepFreshLocked()
 	if write {

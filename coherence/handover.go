@@ -2,7 +2,6 @@ package coherence
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -47,9 +46,15 @@ type handovers struct {
 		sent map[dsm.Slot]dsm.Epoch // HandoverDone was sent, and the session has not broken since
 		// offered has the slots for which HandoverDone was ever sent. Their new homes may have served requests since.
 		offered map[dsm.Slot]dsm.Epoch
-		failed  map[dsm.Slot]dsm.Epoch // the new home has died, and the catalog is being told
+		failed  map[dsm.Slot]failure // the catalog is being told
 		runs    map[dsm.NodeID]*handoverRun
 	}
+}
+
+// failure is why a slot never arrives: its new home was emptied, or has died.
+type failure struct {
+	epoch dsm.Epoch
+	gone  bool
 }
 
 // handoverRun sends slots to one new home. Its goroutine ends when there is no slot left to send.
@@ -62,11 +67,12 @@ type handoverRun struct {
 
 func (h *handovers) init(n *Node) {
 	h.node = n
+	h.lastID.Store(n.cfg.First)
 	h.mu.Init("coherence.handovers")
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.mu.sent = make(map[dsm.Slot]dsm.Epoch)
 	h.mu.offered = make(map[dsm.Slot]dsm.Epoch)
-	h.mu.failed = make(map[dsm.Slot]dsm.Epoch)
+	h.mu.failed = make(map[dsm.Slot]failure)
 	h.mu.runs = make(map[dsm.NodeID]*handoverRun)
 }
 
@@ -84,7 +90,7 @@ func (h *handovers) pendingLocked(v *dsm.View, to dsm.NodeID) []dsm.Slot {
 		return nil
 	}
 	for s, row := range v.Rows() {
-		if row.Source == h.node.cfg.Self && row.Primary == to && h.mu.sent[s] != row.Epoch {
+		if row.Source == h.node.cfg.Self && row.Primary == to && !row.Emptied && h.mu.sent[s] != row.Epoch {
 			out = append(out, s)
 		}
 	}
@@ -118,16 +124,17 @@ func (h *handovers) viewChanged(v *dsm.View) {
 	}
 }
 
-// failuresLocked returns the slots that this node was handing over to members that have died, and that the catalog has not been told
+// failuresLocked returns the slots that this node was handing over to members that have died, or were emptied, and that the catalog has not been told
 // of. Slots that were never offered come back: this node has their state, and nobody can have changed it. So do those whose backup this node
 // is: it has all that anybody has seen. The others are lost: their new home may have merged and acked publishes that are not in the state here,
 // so to serve that would undo them.
 func (h *handovers) failuresLocked(v *dsm.View) (back, lost []dsm.Slot) {
 	for s, row := range v.Rows() {
-		if row.Source != h.node.cfg.Self || !isGone(v, row.Primary) || h.mu.failed[s] == row.Epoch {
+		why := failure{row.Epoch, isGone(v, row.Primary)}
+		if row.Source != h.node.cfg.Self || !row.Failed(v) || h.mu.failed[s] == why {
 			continue
 		}
-		h.mu.failed[s] = row.Epoch
+		h.mu.failed[s] = why
 		if i := row.BackupOf(row.Source); h.mu.offered[s] == row.Epoch && (i < 0 || !row.Backups[i].InSync) {
 			lost = append(lost, s)
 		} else {
@@ -167,15 +174,17 @@ func (h *handovers) run(r *handoverRun) {
 			continue
 		}
 		h.mu.Lock()
-		died := isGone(h.node.cfg.View.Current(), r.to)
+		now := h.node.cfg.View.Current()
+		slots = slices.DeleteFunc(slots, func(s dsm.Slot) bool { // viewChanged takes care of them: see failuresLocked
+			row := now.Row(s)
+			return isGone(now, r.to) || row != nil && row.Emptied
+		})
 		for _, s := range slots {
-			if !died { // else viewChanged takes care of them: see failuresLocked
-				h.mu.sent[s] = v.Row(s).Epoch // before the message is sent: a reset from now on deletes it
-				h.mu.offered[s] = v.Row(s).Epoch
-			}
+			h.mu.sent[s] = v.Row(s).Epoch // before the message is sent: a reset from now on deletes it
+			h.mu.offered[s] = v.Row(s).Epoch
 		}
 		h.mu.Unlock()
-		if died {
+		if len(slots) == 0 {
 			continue
 		}
 		h.node.cfg.Sender.Send(r.to, &wire.HandoverDone{Epoch: v.Epoch, Slots: slots, Newest: dsm.Version(h.node.newest.Load())}, nil, false)
@@ -185,7 +194,6 @@ func (h *handovers) run(r *handoverRun) {
 // send sends the extents of the slots, and returns when all are acked. It returns false if the caller must
 // start over.
 func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
-	moving := setOf(slots)
 	type item struct {
 		area   *Area
 		extent dsm.ExtentIndex
@@ -194,12 +202,11 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 	var todo []item
 	for _, a := range h.node.all() {
 		a.stepTakenOver(h.ctx, "hand over", func() {
-			for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
-				if moving[a.slotLocked(e)] {
-					todo = append(todo, item{area: a, extent: e})
-				}
+			in := a.slotSetLocked(slices.Values(slots))
+			for _, e := range inSlots(a, a.mu.home.extents, a.mu.home.below, &in) {
+				todo = append(todo, item{area: a, extent: e})
 			}
-			if a.newestHereLocked().Version > 0 && len(a.mu.home.extents) == 0 && moving[a.slotLocked(0)] {
+			if a.newestHereLocked().Version > 0 && len(a.mu.home.extents) == 0 && in.has(slotIndex(a.slotLocked(0))) {
 				todo = append(todo, item{area: a}) // it says which version is the newest
 			}
 		})
@@ -314,7 +321,7 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 		a.step(func() {
 			row := a.rowLocked(m.Extent)
 			switch {
-			case a.slotLocked(m.Extent) != m.Slot || m.Epoch < row.Epoch || row.Source != from || !a.isSelf(row.Primary) || n.slotReady(m.Slot, row):
+			case a.slotLocked(m.Extent) != m.Slot || m.Epoch < row.Epoch || row.Source != from || !a.isSelf(row.Primary) || row.Emptied || n.slotReady(m.Slot, row):
 				// It was sent again, or a newer view has changed the home: nothing to install.
 			case m.Rev > a.mu.ino.Rev && a.mu.short.ino != nil:
 				ack.Stale, ack.Rev, later = true, a.revLocked(), true
@@ -408,7 +415,7 @@ func (h *handovers) done(from dsm.NodeID, m *wire.HandoverDone) error {
 		if int(s) >= len(n.received) {
 			return errs.E(errs.Corrupt, "handover", "slot %d", s)
 		}
-		if row := v.Row(s); row != nil && row.Source == from && row.Primary == n.cfg.Self && m.Epoch >= row.Epoch {
+		if row := v.Row(s); row != nil && row.Source == from && row.Primary == n.cfg.Self && !row.Emptied && m.Epoch >= row.Epoch {
 			raise(&n.floor, m.Newest)
 			n.received[s].Store(uint64(row.Epoch))
 			ready = append(ready, s)

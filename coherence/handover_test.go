@@ -183,22 +183,31 @@ func TestHandoverSendsManySmallExtents(t *testing.T) {
 	}
 }
 
+// handingOver returns a simulator in which the slot of an area, with a store of the third node, is on its way from the first node to the second. offered: it has
+// arrived there, and the catalog has not heard of that.
+func handingOver(t *testing.T, offered bool) *sim {
+	t.Helper()
+	s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+	n := s.nodes[2]
+	n.open(true)
+	put(t, n, 5)
+	publish(n)
+	s.drain()
+	s.move(s.nodes[1], 1)
+	if offered {
+		s.deliverOn(link{0, 1}) // the extent
+		s.deliverOn(link{1, 0}) // its ack
+	}
+	return s
+}
+
 // TestNewHomeDies: the node to which a slot is on its way dies. A slot that was not offered to it comes back, whole, and goes to another
 // node. One that was is lost with it: it may have served it.
 func TestNewHomeDies(t *testing.T) {
 	for _, offered := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
+			s := handingOver(t, offered)
 			old, taker, n := s.nodes[0], s.nodes[1], s.nodes[2]
-			n.open(true)
-			put(t, n, 5)
-			publish(n)
-			s.drain()
-			s.move(taker, 1)
-			if offered {
-				s.deliverOn(link{0, 1}) // the extent
-				s.deliverOn(link{1, 0}) // its ack
-			}
 			put(t, n, 7)
 			var goal publishGoal
 			n.area.step(func() { goal = n.area.requestPublishLocked() })
@@ -228,6 +237,48 @@ func TestNewHomeDies(t *testing.T) {
 			want(t, n, 7)
 			if got := int32(n.area.mu.mem.Home(0)[0]); got != 7 {
 				t.Errorf("the next home has %d, want 7", got)
+			}
+		})
+	}
+}
+
+// TestNewHomeIsEmptied: the daemon of a node to which a slot is on its way is killed, and another follows. The slot comes back if it was not offered to
+// the node. If it was, and no backup has it, nobody serves it, not even when the message that offers it arrives after all; and it is lost when the node dies.
+func TestNewHomeIsEmptied(t *testing.T) {
+	for _, offered := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := handingOver(t, offered)
+			old, taker, n := s.nodes[0], s.nodes[1], s.nodes[2]
+			slot := dsm.SlotOf(simArea, 0)
+			s.changeView(func(v *dsm.View) { v.Slots[slot].Emptied = true })
+			s.catchUp() // the source tells the catalog what becomes of it
+			s.rest()
+			s.catchUp()
+			s.drain()
+			row := s.lastView().Slots[slot]
+			if !offered {
+				if row.Primary != old.id || row.Source != 0 || row.Emptied {
+					t.Fatalf("%+v, want it back", row)
+				}
+				put(t, n, 7)
+				publish(n)
+				s.drain()
+				old.find()
+				if got := int32(old.area.mu.mem.Home(0)[0]); got != 7 {
+					t.Errorf("the home has %d, want 7", got)
+				}
+				return
+			}
+			if row.Primary != taker.id || row.Source != old.id || taker.node.slotReady(slot, &row) {
+				t.Fatalf("%+v, want it to be undecided; served: %v", row, taker.node.slotReady(slot, &row))
+			}
+			s.kill(taker)
+			s.bury(taker)
+			s.catchUp()
+			s.rest()
+			s.catchUp()
+			if row := s.lastView().Slots[slot]; row.Primary != taker.id || row.Source != 0 {
+				t.Errorf("%+v, want it to stay with the dead", row)
 			}
 		})
 	}

@@ -12,19 +12,20 @@ import (
 // published or not. As nobody else is in the cluster, it may count all of them as published: it is their home, and the only replica. Once others
 // are there no daemon follows this one, and the node serves them like any other.
 
-// heldMemory is newMemory for a node that is held. Areas on demand are not held: there are none before others have joined.
+// heldMemory is newMemory for a node that is held. What an area on demand has is not: there are none before others have joined.
 func (n *Node) heldMemory(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) {
 	if demand {
-		return newMemory(id, size, demand)
+		return n.cfg.Store.NewHeldDemandArea(id, size)
 	}
 	return n.cfg.Store.NewHeldArea(id, size)
 }
 
-// alone reports whether no other node is in the cluster.
-func (n *Node) alone() bool { return len(n.cfg.View.Current().Members) <= 1 }
-
-// Resume takes over the areas of the daemon that was killed. The catalog must be up to date, and no area open.
-func (n *Node) Resume() error {
+// Resume takes over the areas of the daemon that was killed. The catalog must be up to date, and no area open. alone says that the node is still the home of all that
+// it was the home of.
+func (n *Node) Resume(ctx context.Context, alone bool) error {
+	if !alone {
+		return n.resumeAmong(ctx)
+	}
 	var failed []error
 	for _, left := range n.cfg.Store.Areas() {
 		now, least, gen, ok := n.cfg.View.AreaSince(left.ID, left.Rev)
@@ -74,31 +75,28 @@ func (a *Area) followedLocked() {
 	}
 }
 
-// allHereLocked reports whether the working copy has all that this node has as the home.
-func (a *Area) allHereLocked() bool {
-	if !a.mu.replica.subscribed {
-		return false
+// mostHeld is the size of the largest area that another daemon takes over.
+const mostHeld = 64 << 30
+
+// unheldLocked says that no other daemon can follow this one, if a program has, or is about to have, an area open of which it would not have all.
+func (a *Area) unheldLocked(write bool) {
+	n := a.node
+	if n.cfg.Store == nil || n.cfg.Unheld == nil {
+		return
 	}
-	for e := range a.mu.home.extents {
-		if lacks := a.withinLocked(e).Minus(a.extentLocked(e).have); !lacks.Empty() {
-			return false
-		}
+	switch {
+	case a.versionedLocked():
+		n.cfg.Unheld("a program has a versioned file open")
+	case a.mu.replica.demand && write:
+		n.cfg.Unheld("a program has a file with pages on demand open for writing")
+	case a.mu.ino.Size > mostHeld:
+		n.cfg.Unheld("a program has a file of more than 64 GiB open")
 	}
-	return true
 }
 
-// holds waits until all of the area is in the working copy, and says so to the next daemon, before a program may store.
-func (a *Area) holds(ctx context.Context) error {
-	if a.node.cfg.Store == nil || !a.node.alone() {
-		return nil
+// stillHeldLocked is unheldLocked for an area that has another size or other rules.
+func (a *Area) stillHeldLocked() {
+	if r := &a.mu.replica; r.opens > 0 {
+		a.unheldLocked(r.writers > 0)
 	}
-	if err := a.await(ctx, "open", a.allHereLocked); err != nil {
-		return err
-	}
-	a.step(func() {
-		if a.mu.mem != nil && a.mu.replica.subscribed {
-			a.mu.mem.WorkingIsNewest()
-		}
-	})
-	return nil
 }

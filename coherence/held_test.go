@@ -40,7 +40,7 @@ func TestHeldStoresAreThereForTheNextDaemon(t *testing.T) {
 		store, err := pages.NewKeep(m)
 		must(err)
 		n := New(Config{Self: 1, View: view, Sender: nowhere{}, Log: slog.New(slog.DiscardHandler), Store: store, Linger: time.Hour})
-		must(n.Resume())
+		must(n.Resume(ctx, true))
 		for id := dsm.AreaID(1); id <= 2; id++ {
 			a, err := n.Open(ctx, id, true)
 			must(err)
@@ -70,5 +70,33 @@ func TestHeldStoresAreThereForTheNextDaemon(t *testing.T) {
 				t.Fatal("the replica is still there")
 			}
 		}
+	}
+}
+
+// TestAnotherNodeIsThereWhenOneResumesAlone: another node has joined just after the catalog has found that nobody else is a member. The bytes of a file that no program has open
+// are still at this node, and nowhere else.
+func TestAnotherNodeIsThereWhenOneResumesAlone(t *testing.T) {
+	m, err := hold.Create()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(err)
+	store, err := pages.NewKeep(m)
+	must(err)
+	mem, err := store.NewHeldArea(1, dsm.ExtentSize)
+	must(err)
+	mem.BecomeHome(0)
+	mem.Home(3)[0] = 7
+	ctx := t.Context()
+	n := New(Config{Self: 1, View: &slowPair{view: oneHome(), size: dsm.ExtentSize}, Sender: nowhere{}, Log: slog.New(slog.DiscardHandler), Store: store, Linger: time.Hour})
+	must(n.Resume(ctx, true))
+	a, err := n.Open(ctx, 1, false)
+	must(err)
+	var got [1]byte
+	if _, err := a.ReadAt(ctx, got[:], 3*dsm.PageSize); err != nil || got[0] != 7 {
+		t.Errorf("read %d, %v", got[0], err)
 	}
 }

@@ -1,7 +1,6 @@
 package coherence
 
 import (
-	"maps"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -14,6 +13,7 @@ import (
 // contain, and who is subscribed. The bytes themselves are the home copy, which package pages keeps.
 type home struct {
 	extents map[dsm.ExtentIndex]*homeExtent // extents that were ever published to
+	below   dsm.ExtentIndex                 // all of them, and of those that subscribers have something of, are below it
 	pages   int                             // pages of them that were ever published to
 	data    int                             // pages of them with data: bytes that are not all zero
 	subs    map[dsm.NodeID]*subscriber
@@ -118,6 +118,7 @@ func (a *Area) homeExtentLocked(e dsm.ExtentIndex) *homeExtent {
 	if x == nil {
 		x = newHomeExtent(0)
 		a.mu.home.extents[e] = x
+		a.mu.home.below = max(a.mu.home.below, e+1)
 		// The base copy of the extent, still all zero, becomes the home copy.
 		if !a.mu.mem.Homed(e) {
 			a.mu.mem.BecomeHome(e)
@@ -154,7 +155,7 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 		return errs.E(errs.Corrupt, "publish", "area %d is versioned: a publish that is no part of a version", a.id)
 	}
 	x := a.homeExtentLocked(m.Extent)
-	own, base := a.isSelf(from) && !a.hasPartsLocked(m.Extent) && !a.apartLocked(m.Extent), x.version
+	own, base := a.isSelf(from) && !a.hasPartsLocked(m.Extent) && !a.apartLocked(m.Extent) && a.ridesLocked(), x.version
 	for i := range m.Pages.All() {
 		if mem.BeforeHomeWrite(page(m.Extent, i), own) {
 			ack.Rode.Add(i)
@@ -250,6 +251,7 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 	if own := a.mu.own; own != 0 && a.movedLocked(old, own) {
 		a.mu.home.lone.reset(a.mu.view.OwnOf(a.id).Patience)
 	}
+	moved := a.movedSlotsLocked(old)
 	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
 		if _, ok := a.mu.view.Member(id); !ok {
@@ -260,18 +262,9 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 		if a.versionedLocked() && a.movedLocked(old, a.slotLocked(0)) {
 			a.endBatchesLocked(s)
 		}
-		for i := range areaSlots {
-			if slot, ok := a.slotAtLocked(i); !ok || a.movedLocked(old, slot) {
-				s.slots.put(i, false)
-			}
-		}
-		if !a.rowsChangedLocked(old) {
-			continue
-		}
-		for e := range s.extents {
-			if a.movedLocked(old, a.slotLocked(e)) {
-				s.forget(e)
-			}
+		s.slots = s.slots.minus(&moved)
+		for _, e := range inSlots(a, s.extents, a.mu.home.below, &moved) {
+			s.forget(e)
 		}
 	}
 	for id := range a.mu.home.untils {
@@ -279,38 +272,34 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 			delete(a.mu.home.untils, id)
 		}
 	}
-	if a.extentsConcernedLocked(old) {
-		for e, x := range a.mu.home.extents {
-			if a.othersHaveLocked(old, a.slotLocked(e)) {
-				a.resignLocked(e)
-				continue
-			}
-			maps.DeleteFunc(x.writers, a.leftLocked)
-			maps.DeleteFunc(x.parts, a.leftLocked)
+	changed := a.changedSlotsLocked(old)
+	for _, e := range inSlots(a, a.mu.home.extents, a.mu.home.below, &changed) {
+		if a.othersHaveLocked(old, a.slotLocked(e)) {
+			a.resignLocked(e)
+		}
+	}
+	for _, n := range a.forgottenLocked(old) {
+		for _, x := range a.mu.home.extents {
+			delete(x.writers, n)
+			delete(x.parts, n)
 		}
 	}
 	a.roundsViewChangedLocked(old)
 }
 
-// extentsConcernedLocked reports whether a view changes anything about extents of the area: the row of one of their slots is another, or who published to
-// them is forgotten. Most views are about slots of others, and there may be many extents.
-func (a *Area) extentsConcernedLocked(old *dsm.View) bool {
-	return a.rowsChangedLocked(old) || slices.ContainsFunc(old.Members, func(m dsm.Member) bool { return a.leftLocked(m.ID, 0) }) ||
-		slices.ContainsFunc(old.Former, func(f dsm.Former) bool { return a.leftLocked(f.ID, 0) })
-}
-
-// rowsChangedLocked reports whether a view changes the row of a slot in which the area has extents, or can have: of some that were cut off there may be
-// entries still.
-func (a *Area) rowsChangedLocked(old *dsm.View) bool {
-	if old.Placed(a.id) != a.mu.view.Placed(a.id) {
-		return true
-	}
-	for e := range dsm.ExtentIndex(a.mu.ino.Spec.CoveringExtents(dsm.MaxAreaSize)) {
-		if was := old.Row(a.slotLocked(e)); was == nil || *was != *a.rowLocked(e) {
-			return true
+// forgottenLocked returns the nodes that have left the cluster for good since a view.
+func (a *Area) forgottenLocked(old *dsm.View) (list []dsm.NodeID) {
+	for _, m := range old.Members {
+		if a.leftLocked(m.ID, 0) {
+			list = append(list, m.ID)
 		}
 	}
-	return false
+	for _, f := range old.Former {
+		if a.leftLocked(f.ID, 0) {
+			list = append(list, f.ID)
+		}
+	}
+	return list
 }
 
 // othersHaveLocked reports whether home copies of a slot are of no use here any more: others are its home, or this node is to become it once

@@ -79,7 +79,17 @@ func (a *Area) resizeMemoryLocked(size int64) error {
 		return err
 	}
 	a.mu.cached.Truncate(size)
+	if size == 0 && a.mu.replica.mapped == 0 {
+		a.unshareLocked() // what is stored next is in a file that ends where the area does
+	}
 	return nil
+}
+
+// unshareLocked gives the working copy memory of its own that no program has, or had: see pages.Area.Unshare.
+func (a *Area) unshareLocked() {
+	if err := a.mu.mem.Unshare(); err != nil {
+		a.node.warnOfMemory(a.id, err)
+	}
 }
 
 // resize changes the size of an area's memory, or of a draft.

@@ -45,6 +45,10 @@ type Config struct {
 	Taken func(bytes int64)
 	// Store, if not nil, keeps the areas for the daemon that follows this one: see held.go.
 	Store *pages.Keep
+	// Unheld, if not nil, is told why no other daemon can follow this one.
+	Unheld func(why string)
+	// First is the number after which messages and publishes are numbered: above those of any daemon before.
+	First uint64
 	// Now is the clock from which versions are made; nil means time.Now.
 	Now func() time.Time
 }
@@ -80,6 +84,7 @@ type Node struct {
 	scrub     scrub
 	room      room
 	keeps     atomic.Bool // KeepPages was called
+	resuming  atomic.Bool // between Resume and Resumed
 
 	newMemory     func(id dsm.AreaID, size int64, demand bool) (*pages.Area, error) // tests make it fail
 	resize        func(mem interface{ Resize(size int64) error }, size int64) error // likewise
@@ -122,7 +127,8 @@ func New(cfg Config) *Node {
 // SetPageCache says who is told about changes of working copies. Before the call nobody is.
 func (n *Node) SetPageCache(c PageCache) {
 	n.cache.Store(&c)
-	for _, a := range n.all() { // opened before, so nobody was told
+	for _, a := range n.all() { // opened before, by a daemon that follows another, so nobody was told
+		c.AttrChanged(a.id)
 		c.Changed(a.id)
 	}
 }

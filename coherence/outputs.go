@@ -61,14 +61,7 @@ func (a *Area) releaseLocked() {
 			a.mu.out = append(a.mu.out, m)
 			continue
 		}
-		payload := m.payload
-		if m.shared != nil {
-			payload = [][]byte{m.shared.Bytes}
-		}
-		a.fromSelfLocked(m.msg, payload)
-		if m.shared != nil {
-			m.shared.Release()
-		}
+		a.ownLocked(m)
 	}
 	a.releaseAheadLocked()
 }

@@ -73,6 +73,26 @@ func (a *Area) movedLocked(old *dsm.View, s dsm.Slot) bool {
 	return was.Primary != is.Primary || was.Epoch != is.Epoch
 }
 
+// movedSlotsLocked returns the slots that movedLocked is about. The area's own slot counts as one if it has none.
+func (a *Area) movedSlotsLocked(old *dsm.View) (in slotBits) {
+	for i := range areaSlots {
+		s, ok := a.slotAtLocked(i)
+		in.put(i, !ok || a.movedLocked(old, s))
+	}
+	return in
+}
+
+// changedSlotsLocked returns the slots whose rows are not the same as in the view old; all of them if extents of the area are in others than before. Most
+// views are about slots of others: then no extent of the area is concerned.
+func (a *Area) changedSlotsLocked(old *dsm.View) (in slotBits) {
+	placed := old.Placed(a.id) != a.mu.view.Placed(a.id)
+	for i := range areaSlots {
+		s, ok := a.slotAtLocked(i)
+		in.put(i, placed || ok && *old.Row(s) != *a.mu.view.Row(s))
+	}
+	return in
+}
+
 // replaced reports whether extents of an area are in other slots than before, not only by a view.
 func replaced(old, now dsm.Inode) bool {
 	return now.Spec.Placement != old.Spec.Placement && !(old.Spec.OneHome(old.Size) && now.Spec.OneHome(now.Size))

@@ -148,3 +148,13 @@ func TestGrowPastItsOwnSlot(t *testing.T) {
 		})
 	}
 }
+
+// checked has the node's area look at itself.
+func (n *simNode) checked(t *testing.T) {
+	t.Helper()
+	n.area.mu.Lock()
+	defer n.area.mu.Unlock()
+	if bad := n.area.problemLocked(hot); bad != "" {
+		t.Error(bad)
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/spread"
 	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
@@ -62,6 +63,8 @@ type publication struct {
 	round dsm.RoundID
 	// staged says that the home keeps the part, so it has given its credit back.
 	staged bool
+	// kept is what the next daemon has of it; nil: nothing.
+	kept *pages.Sent
 	// given says that a program has handed over what it adds: the working copy has nothing of it, and pages is empty.
 	given bool
 }
@@ -95,6 +98,7 @@ func (p *publication) accounted(dst []byte, i int, base []byte) {
 // shrink follows a shrink of the area.
 func (p *publication) shrink(e dsm.ExtentIndex, size int64) {
 	p.limit = int(min(int64(p.limit), max(size-int64(e)*dsm.ExtentSize, 0)))
+	p.kept.SetHead(sentLimit, uint64(p.limit))
 	for i, s := range p.snap {
 		clear(s[min(max(p.limit-i*dsm.PageSize, 0), dsm.PageSize):])
 	}
@@ -128,7 +132,7 @@ batch:
 				continue
 			}
 			full := r.underWay >= publishWindow
-			if a.mu.again = a.mu.diffed >= publishBatch; a.mu.again || full && !here {
+			if a.mu.again = a.mu.handled >= publishBatch; a.mu.again || full && !here {
 				break batch
 			}
 			if full && here && !a.node.slotReady(a.slotLocked(e), a.rowLocked(e)) { // the message would be parked
@@ -144,7 +148,7 @@ batch:
 			}
 			more = append(more, home)
 			r.wants.drop(home, x)
-			a.mu.diffed += uint16(n)
+			a.mu.handled += uint16(n)
 			x.wanted = len(x.stash) > 0 // stores in the stash are published when their pages have come
 			pub := a.newPublicationLocked(e, x)
 			pub.home, pub.credit = home, n*dsm.PageSize
@@ -253,6 +257,7 @@ func (a *Area) startPublicationLocked(pub *publication) {
 	pub.seq = r.seq
 	x.pub = pub
 	a.contributesLocked(pub, +1)
+	a.keepPublicationLocked(e, pub)
 	a.node.stats.publishes.Add(1)
 	a.node.stats.publishedBytes.Add(uint64(len(pub.delta.Data)))
 	a.sendPublicationLocked(e, pub)
@@ -322,7 +327,8 @@ func (a *Area) sendUnsentLocked() {
 func (a *Area) endPublicationLocked(x *replicaExtent) {
 	a.mu.replica.underWay -= x.pub.weight()
 	a.node.links.give(x.pub.home, a, x.pub.credit)
-	x.pub = nil
+	x.pub.kept.Drop()
+	x.pub.kept, x.pub = nil, nil
 }
 
 // replicaPublishAckLocked ends a publication. The base copy takes it over. If the home has refused it,
@@ -369,8 +375,10 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 		if !a.inAreaLocked(m.Extent, i) || s == nil && m.Rode.Has(i) {
 			continue
 		}
-		if s == nil && !mem.Homed(m.Extent) {
+		done := a.mergesLocked(m.Extent, x, i)
+		if pub.pages.Remove(i); s == nil && !mem.Homed(m.Extent) {
 			pub.overlay(mem.OwnBase(p), i)
+			done()
 			continue
 		}
 		copy(n[:], mem.Base(p))
@@ -384,6 +392,7 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 			a.changedLocked(m.Extent, dsm.Range(i, i+1), nil)
 		}
 		mem.SetBase(p, n[:])
+		done()
 	}
 	a.endUnmergedOneLocked(x, pub)
 	if !part {

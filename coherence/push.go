@@ -1,7 +1,6 @@
 package coherence
 
 import (
-	"maps"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -32,11 +31,7 @@ func (a *Area) homeSubscribeLocked(from dsm.NodeID, m *wire.Subscribe) {
 			continue
 		}
 		lacks := a.mu.home.extents[x.Extent].newer(x.Version)
-		l := s.extents[x.Extent]
-		if l == nil {
-			l = &lag{}
-			s.extents[x.Extent] = l
-		}
+		l := s.make(x.Extent)
 		l.group = m.Group
 		l.has, l.asked, l.fetched = x.Has, dsm.PageSet{}, dsm.PageSet{}
 		s.requeue(x.Extent) // it subscribed before, and what it has not acked may be lost
@@ -69,20 +64,25 @@ func (a *Area) homeSubscribeLocked(from dsm.NodeID, m *wire.Subscribe) {
 // subscribeSlotsLocked starts the stream of those extents in the slots that the subscriber has nothing of: all but those
 // that it has named in the group. It returns what it lacks of them.
 func (a *Area) subscribeSlotsLocked(s *subscriber, list []dsm.Slot, group uint64) (lacks []wire.ExtentPages) {
-	in := slotSet(list)
+	in := a.slotSetLocked(slices.Values(list))
 	for _, slot := range list {
 		s.slots.put(slotIndex(slot), true)
 	}
-	for e, l := range s.extents {
-		if in[slotIndex(a.slotLocked(e))] && l.group != group {
+	for _, e := range inSlots(a, s.extents, a.mu.home.below, &in) {
+		if s.extents[e].group != group {
 			s.forget(e)
 		}
 	}
 	if s.partial {
 		return nil // it holds nothing of them
 	}
-	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
-		if !in[slotIndex(a.slotLocked(e))] || s.extents[e] != nil || int(e) >= a.extentsLocked() {
+	has := inSlots(a, a.mu.home.extents, a.mu.home.below, &in)
+	if a.isSelf(s.id) {
+		a.mu.handled += uint16(min(len(has), publishBatch))
+	}
+	s.extents, lacks = roomFor(s.extents, len(has)), make([]wire.ExtentPages, 0, len(has))
+	for _, e := range has {
+		if s.extents[e] != nil || int(e) >= a.extentsLocked() {
 			continue
 		}
 		if all := a.mu.home.extents[e].newer(0); !all.Empty() {
@@ -181,7 +181,7 @@ func (a *Area) pumpLocked(to dsm.NodeID, s *subscriber) {
 	if a.pumpFetchesLocked(to, s) {
 		for s.inFlight < pushWindow {
 			e, l := s.next()
-			if l == nil || s.onRequest && !s.wanted(l) || !a.pushLocked(to, s, e, l.lacks) {
+			if l == nil || s.onRequest && !s.wanted(l) || a.restsLocked(to) || !a.pushLocked(to, s, e, l.lacks) {
 				break
 			}
 		}
@@ -197,6 +197,17 @@ func (a *Area) pumpLocked(to dsm.NodeID, s *subscriber) {
 	}
 	clear(s.acquires[len(waiting):])
 	s.acquires = waiting
+}
+
+// pushCost is what a push to this node itself costs besides its pages, in pages.
+const pushCost = 4
+
+// restsLocked reports whether this step has done enough, and leaves what the home has to push to this node itself to a further one. Such pushes are acked at
+// once, so no window bounds them.
+func (a *Area) restsLocked(to dsm.NodeID) bool {
+	rests := a.isSelf(to) && a.mu.handled >= publishBatch
+	a.mu.again = a.mu.again || rests
+	return rests
 }
 
 // pumpFetchesLocked pushes the pages that programs wait for. It returns false if there is no credit left.
@@ -228,6 +239,9 @@ func (a *Area) pushLocked(to dsm.NodeID, s *subscriber, e dsm.ExtentIndex, set d
 	m.Complete = l.lacks.Empty() && len(l.pushes) == 0
 	s.fly(e, l, pushed{m.ID, bytes, m.Answer})
 	m.Upto = a.uptoLocked(s)
+	if a.isSelf(to) {
+		a.mu.handled += uint16(set.Len() + pushCost)
+	}
 	a.node.stats.pushes.Add(1)
 	a.sendPagesLocked(to, m, bytes)
 	return true

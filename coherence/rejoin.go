@@ -34,11 +34,11 @@ func (a *Area) returnedLocked(old *dsm.View) {
 	}
 }
 
-// wasOther reports whether m was in the view old as another incarnation, or gone.
+// wasOther reports whether m was gone in the view old, or has joined, or gone on with another daemon, since.
 func wasOther(old *dsm.View, m dsm.Member) bool {
 	was, ok := old.Member(m.ID)
 	if !ok {
 		return old.Knows(m.ID)
 	}
-	return was.Gone || was.Inc != m.Inc
+	return was.Gone || was.Since != m.Since
 }

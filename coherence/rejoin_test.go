@@ -53,6 +53,7 @@ func TestAnotherNodeHasJoinedAgain(t *testing.T) {
 			s.changeView(func(v *dsm.View) {
 				v.Members = append([]dsm.Member(nil), v.Members...)
 				v.Members[o.i].Inc++
+				v.Members[o.i].Since++
 			})
 		}
 		sent := func() (seqs []dsm.Seq) {

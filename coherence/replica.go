@@ -26,8 +26,9 @@ type replica struct {
 	draining   int                        // calls that wait until the kernel has been told everything: see drainLocked
 	onRequest  bool                       // what the homes were last told: whether to push only for an Acquire or Fetch
 	demand     bool                       // pages are here only while they are needed: see demand.go
-	units      int                        // of demand: pages that are here or asked for
 	bare       bool                       // of demand: no program has been able to store yet, so no base copies are kept
+	direct     int32                      // attachments of the mount: see Attach
+	units      int                        // of demand: pages that are here or asked for
 	ahead      *readahead                 // of demand, once a program has waited for a page
 	making     bool                       // bringAhead is about to ask
 	stuck      bool                       // the log says that pages cannot be evicted
@@ -145,9 +146,7 @@ func (a *Area) dropReplicaLocked() {
 		a.sendLocked(home, &wire.Unsubscribe{Stamp: a.stampLocked()})
 	}
 	a.forgetPagesLocked()
-	if err := a.mu.mem.EndReplica(); err != nil {
-		a.node.cfg.Log.Error("memory is not given back", "area", a.id, "err", err)
-	}
+	a.freeLocked(a.mu.mem.EndReplicaLater())
 	if a.homesMemoryLocked() { // else freeIfUnusedLocked frees it all
 		for _, e := range a.extentsFromLocked(0) {
 			a.forgetLocked(e)
@@ -381,8 +380,13 @@ func (a *Area) installLocked(e dsm.ExtentIndex, i int, n []byte, zero bool) {
 		a.mu.mem.ZeroBase(p)
 		return
 	}
+	done := func() {}
+	if a.mu.mem.HasNewest() { // the area has grown since: one copy without the other would look like a store
+		done = a.mergesLocked(e, a.extentLocked(e), i)
+	}
 	copy(a.mu.mem.Working(p), n)
 	a.mu.mem.SetBase(p, n)
+	done()
 }
 
 // mergePageLocked brings a newer value of a page, n, from its home into the working copy. This is the three-way
@@ -392,6 +396,7 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 	p := page(e, i)
 	mem := a.mu.mem
 	a.mu.cached.BeforeMerge(p)
+	defer a.mergesLocked(e, x, i)()
 	if delta != nil {
 		h := a.mu.home.extents[e]
 		own := a.isSelf(a.rowLocked(e).Primary) && h != nil && h.version == v // else the push has waited, and the home has gone on
@@ -403,7 +408,7 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 				mem.FollowHome(p)
 			case mem.Homed(e): // its home was this node until just now
 				mem.SetBase(p, mem.Working(p))
-			case !a.mu.replica.bare:
+			case !a.bareLocked(p):
 				a.mu.kernel.Overlay(delta, i, mem.OwnBase(p))
 			}
 			return
@@ -435,7 +440,7 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 		a.mergeLocked(a.mu.kernel, p, a.conflictsLocked(e, i, mine[:], incoming[:]), incoming[:])
 	} else if !x.dirty.Has(i) && !a.sharedLocked() {
 		copy(mem.Working(p), n)
-		if a.mu.replica.bare && !mem.Homed(e) {
+		if a.bareLocked(p) && !mem.Homed(e) {
 			return
 		}
 	} else {
@@ -497,9 +502,9 @@ func (a *Area) homedAtLocked(n dsm.NodeID) []dsm.Slot {
 func (a *Area) resubscribeLocked(list []dsm.Slot) {
 	r := &a.mu.replica
 	a.subscribeLocked(list)
-	in := slotSet(list)
+	in := a.slotSetLocked(slices.Values(list))
 	for _, e := range a.busyExtentsLocked() {
-		if !in[slotIndex(a.slotLocked(e))] {
+		if !in.has(slotIndex(a.slotLocked(e))) {
 			continue
 		}
 		x := r.extents[e]

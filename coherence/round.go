@@ -233,6 +233,7 @@ func (a *Area) contributesLocked(pub *publication, by int) {
 	c := a.mu.replica.contribution
 	invariants.Check(c != nil && c.id == pub.round, "area %d: a part of round %v, to which the node does not contribute", a.id, pub.round)
 	c.parts += by
+	a.mu.mem.HasParts(c.parts > 0)
 	a.endContributionLocked()
 }
 
@@ -459,6 +460,7 @@ func (a *Area) takeBackLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publicat
 	for other := range x.publications() {
 		for i := range pub.pages.All() {
 			delete(other.snap, i) // it may account for pub
+			other.kept.Without(i)
 		}
 	}
 	a.endUnmergedOneLocked(x, pub)
@@ -480,10 +482,11 @@ func (a *Area) endUnmergedOneLocked(x *replicaExtent, pub *publication) {
 	a.contributesLocked(pub, -1)
 }
 
-// endUnmergedLocked ends all publications of an extent.
+// endUnmergedLocked ends all publications of an extent, for good.
 func (a *Area) endUnmergedLocked(x *replicaExtent) {
 	for _, pub := range slices.Collect(x.publications()) {
 		a.endUnmergedOneLocked(x, pub)
+		pub.data.Release()
 	}
 	x.joins = false
 }

@@ -94,7 +94,7 @@ func (s *sim) movedTo(row dsm.SlotHome, to dsm.NodeID, e dsm.Epoch) dsm.SlotHome
 
 // arrived ends the handover of a row.
 func arrived(row *dsm.SlotHome) {
-	row.Source = 0
+	row.Source, row.Emptied = 0, false
 	dropBackup(row, row.Primary)
 }
 
@@ -221,7 +221,7 @@ func (n *simNode) BackupLags(ctx context.Context, backup dsm.NodeID, slots []dsm
 func (n *simNode) reportsOn(v *dsm.View, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch, record func(row *dsm.SlotHome, b *dsm.Backup)) {
 	for _, sl := range slots {
 		row := v.Row(sl)
-		if row == nil || e < row.Epoch || row.Source != 0 && isGone(v, row.Primary) {
+		if row == nil || e < row.Epoch || row.Failed(v) {
 			continue
 		}
 		if i := row.BackupOf(backup); i >= 0 && e >= row.Backups[i].Since {

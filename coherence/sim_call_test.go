@@ -67,6 +67,9 @@ func (s *sim) rest() {
 		if q.what == "take" && errs.Is(q.err, errs.Timeout) { // the owner could not publish in time
 			q.gaveUp = true
 		}
+		if q.what == "attach" && (errs.Is(q.err, errs.Busy) || errs.Is(q.err, errs.Unsupported)) { // the mount, or programs, have it already
+			q.gaveUp, q.err = true, errs.E(errs.Timeout, "", "%w", q.err)
+		}
 		if s.whole && (errs.Is(q.err, errs.Access) || errs.Is(q.err, errs.Busy)) && slices.Contains([]string{"open to write", "attach", "take"}, q.what) {
 			q.gaveUp, q.err = true, errs.E(errs.Timeout, "", "%w", q.err)
 		}
@@ -148,7 +151,7 @@ func (n *simNode) SlotsReady(_ context.Context, slots []dsm.Slot, e dsm.Epoch) e
 	}
 	v := s.lastViewLocked().Clone()
 	for _, sl := range slots {
-		if row := v.Row(sl); row.Primary == n.id && row.Source != 0 && e >= row.Epoch {
+		if row := v.Row(sl); row.Primary == n.id && row.Source != 0 && !row.Emptied && e >= row.Epoch {
 			arrived(row)
 			v.Epoch++
 		}

@@ -15,9 +15,10 @@ type change struct {
 	page *cachedPage // of a write(2): nil if the page is not in the page cache; then it is locked until the answer
 	send func()      // of a write(2) that is in the page cache and not sent yet
 
-	from, to int64 // the hole
-	answered bool  // then the kernel cuts the hole out of its page cache
-	cut      bool  // it has, but of pages that wait for a READ
+	from, to int64  // the hole
+	over     func() // says that the thread which has punched goes on
+	answered bool   // then the kernel cuts the hole out of its page cache
+	cut      bool   // it has, but of pages that wait for a READ
 }
 
 // writeThrough is a write(2) of one byte through the page cache. The bytes are in the page before the WRITE is sent. In between, the page
@@ -59,7 +60,10 @@ func (k *fakeKernel) punch(from, to, off int64, done func(err error)) {
 	}
 	h := &change{off: off, from: from, to: to}
 	k.change = h
-	k.n.ask("punch", func(ctx context.Context) error { return k.n.area.Punch(ctx, from, to-from) }, func(err error) {
+	k.n.ask("punch", func(ctx context.Context) (err error) {
+		h.over, err = k.n.area.Punch(ctx, from, to-from)
+		return err
+	}, func(err error) {
 		if done(err); err != nil {
 			k.change = nil
 			return
@@ -104,7 +108,7 @@ func (k *fakeKernel) cutHole(h *change) {
 		}
 	}
 	if h.cut = true; over {
-		k.change = nil
+		k.change, k.goesOn = nil, h.over
 	}
 }
 
@@ -126,6 +130,9 @@ func punchable(off int64) bool { return off%dsm.PageSize < simNodes }
 // changeByte has the program that stores to the page cache change one byte by write(2), or punch a hole, unless the byte is not its own.
 func (r *simRun) changeByte(n *simNode, p dsm.PageIndex) {
 	k, off := n.kernel, int64(p)*dsm.PageSize+int64(r.rng.IntN(hotBytes))
+	if k.goesOn != nil && r.rng.IntN(2) == 0 {
+		k.goesOn() // also while the next hole is being punched
+	}
 	punch := r.rng.IntN(3) == 0
 	if punch {
 		off = int64(p)*dsm.PageSize + int64(n.i)
@@ -160,6 +167,7 @@ func (r *simRun) changeByte(n *simNode, p dsm.PageIndex) {
 	}
 	through := r.rng.IntN(2) == 0
 	r.bytes[off] = r.seen.store(off)
+	r.storers[off] = n.i
 	delete(r.maybe, off)
 	if through {
 		k.writeThrough(off, r.bytes[off])

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
 // sim is a cluster of nodes whose every event happens when the seed says so: messages (in order between two nodes, otherwise in
@@ -69,6 +70,9 @@ type simNode struct {
 	i       int
 	id      dsm.NodeID
 	node    *Node
+	config  Config       // of node
+	held    *hold.Memory // in which it keeps what the next daemon has; nil: nothing
+	daemons int          // of restarts
 	area    *Area
 	applied int // entries of the catalog
 	// publishes and handled count calls of publish and handle.
@@ -131,8 +135,9 @@ func newSimOf(t *testing.T, seed uint64, nodes int, ino dsm.Inode, linger time.D
 		n := &simNode{sim: s, i: i, id: dsm.NodeID(i + 1), applied: 2, ino: ino, view: view,
 			changed: make(chan struct{}), faulting: make(map[dsm.PageIndex]bool), given: make(map[int64]int), homes: make(map[dsm.PageIndex]merged)}
 		n.skew = time.Duration(s.rng.IntN(10)) * time.Millisecond
-		n.node = New(Config{Self: n.id, View: n, Sender: n, Log: slog.New(slog.DiscardHandler), Linger: linger, Memory: memory,
-			Now: func() time.Time { return time.Now().Add(n.skew) }})
+		n.config = Config{Self: n.id, View: n, Sender: n, Log: slog.New(slog.DiscardHandler), Linger: linger, Memory: memory,
+			Now: func() time.Time { return time.Now().Add(n.skew) }}
+		n.node = New(n.config)
 		n.node.resize = func(mem interface{ Resize(size int64) error }, size int64) error {
 			if n.starving.Load() && size > n.area.mu.ino.Size {
 				n.starved.Store(true)
@@ -167,6 +172,11 @@ func (s *sim) close() {
 			a.mu.Unlock()
 		}
 		n.node.Close()
+		if n.held != nil {
+			if err := n.held.Close(); err != nil {
+				s.t.Error(err)
+			}
+		}
 	}
 	if !s.bubble {
 		for _, n := range s.nodes { // the timer of a last Close holds the area for as long as Linger
@@ -263,11 +273,11 @@ func (n *simNode) snapshot() {
 	n.changed = make(chan struct{})
 	n.sim.mu.Unlock()
 	_, least, _, _ := n.AreaSince(simArea, old.Rev)
+	if least < old.Size && n.sim.onShrink != nil {
+		n.sim.onShrink(n, least) // now, for a write(2) that is under way may be done after the cut
+	}
 	n.node.Reset()
 	n.sim.rest()
-	if least < old.Size && n.sim.onShrink != nil {
-		n.sim.onShrink(n, least)
-	}
 }
 
 // behindCatalog reports whether there is a entry that the node has not applied.

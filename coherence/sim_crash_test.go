@@ -171,7 +171,7 @@ func (r *simRun) leaves(n *simNode) {
 			}
 		}
 	}
-	r.cutLeft(r.leastAfter(n))
+	r.cutLeft(r.leastAfter(n), n)
 	r.pinned = slices.DeleteFunc(r.pinned, func(p pinnedVersion) bool { return p.n == n })
 	if m := r.group.members; m != nil {
 		m[n.i].void = true
@@ -194,8 +194,15 @@ func (s *sim) leastAfter(n *simNode) int64 {
 	return least
 }
 
-// cutLeft follows a shrink: what the dead have stored past it is zero from then on.
-func (r *simRun) cutLeft(size int64) {
+// cutLeft follows a shrink: what the dead have stored past it is zero from then on. They need not have died as the owners of a versioned area. dying, which may be nil,
+// is about to.
+func (r *simRun) cutLeft(size int64, dying *simNode) {
+	for off, i := range r.storers {
+		if n := r.nodes[i]; off >= size && (n.dead || n == dying) {
+			delete(r.bytes, off)
+			delete(r.maybe, off)
+		}
+	}
 	for off := range r.crash.left {
 		if off >= size {
 			delete(r.crash.left, off)
@@ -207,7 +214,7 @@ func (r *simRun) cutLeft(size int64) {
 
 // resize commits a new size.
 func (r *simRun) resize(size int64) {
-	r.cutLeft(size)
+	r.cutLeft(size, nil)
 	r.sim.resize(size)
 }
 

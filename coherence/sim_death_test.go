@@ -157,13 +157,13 @@ func (n *simNode) HandoverFailed(_ context.Context, back, lost []dsm.Slot, e dsm
 	changed := false
 	for _, sl := range append(slices.Clone(back), lost...) {
 		row := v.Row(sl)
-		if row.Source != n.id || e < row.Epoch || !slices.Contains(deadOf(v), row.Primary) {
+		if row.Source != n.id || e < row.Epoch || !row.Failed(v) {
 			continue
 		}
 		changed = true
 		if slices.Contains(back, sl) {
 			*row = restarted(v, *row, n.id)
-		} else if !s.succeed(v, row) {
+		} else if !s.succeed(v, row) && isGone(v, row.Primary) {
 			arrived(row)
 		}
 	}

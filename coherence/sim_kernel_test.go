@@ -26,6 +26,7 @@ type fakeKernel struct {
 	gen    dsm.Generation         // likewise
 	deaf   bool                   // it is told by learn only
 	change *change                // under way
+	goesOn func()                 // says that the thread of the last hole that is cut out goes on
 	// reading has the pages that wait for a READ: notices of them wait too.
 	reading map[dsm.PageIndex]*reading
 }

@@ -11,24 +11,25 @@ import (
 
 // simCase is a kind of run: what the area is and what programs store.
 type simCase struct {
-	name    string
-	ino     dsm.Inode
-	resize  bool
-	unaware bool                            // see sim
-	careful bool                            // see sim
-	dies    bool                            // a node dies: see withTaker
-	crashes bool                            // nodes die, with their programs: see crashOn
-	aways   bool                            // nodes are evicted, and come back: see awayOn
-	alone   bool                            // of aways: nobody takes over from them
-	tally   tally                           // see addOnes
-	auto    bool                            // some extents live together, others are spread
-	small   bool                            // the area has a few pages: see smallPages
-	marked  bool                            // see storeMark
-	starves bool                            // at times memory cannot be made longer
-	rounds  bool                            // see simGroup
-	rules   func(r *simRun, ino *dsm.Inode) // changes what the model allows to change
-	store   func(r *simRun, n *simNode)
-	check   func(r *simRun, n *simNode)
+	name     string
+	ino      dsm.Inode
+	resize   bool
+	unaware  bool                            // see sim
+	careful  bool                            // see sim
+	dies     bool                            // a node dies: see withTaker
+	crashes  bool                            // nodes die, with their programs: see crashOn
+	aways    bool                            // nodes are evicted, and come back: see awayOn
+	restarts bool                            // daemons are killed, and others follow: see restartOn
+	alone    bool                            // of aways: nobody takes over from them
+	tally    tally                           // see addOnes
+	auto     bool                            // some extents live together, others are spread
+	small    bool                            // the area has a few pages: see smallPages
+	marked   bool                            // see storeMark
+	starves  bool                            // at times memory cannot be made longer
+	rounds   bool                            // see simGroup
+	rules    func(r *simRun, ino *dsm.Inode) // changes what the model allows to change
+	store    func(r *simRun, n *simNode)
+	check    func(r *simRun, n *simNode)
 }
 
 // simRun is one simulation with its model of what the bytes must be.
@@ -36,6 +37,7 @@ type simRun struct {
 	*sim
 	kind      simCase
 	bytes     map[int64]byte // last: the value of each byte; byte i belongs to writer owner(i)
+	storers   map[int64]int  // the node whose program has stored it
 	maybe     map[int64]bool // that byte or zero: it was cut off, and the kernel had the store
 	sums      map[int]int32  // sum: the total of each element
 	fsums     map[int]float64
@@ -43,6 +45,7 @@ type simRun struct {
 	marks     uint32         // how often a program has stored a mark: see storeMark
 	crash     simCrash
 	evictions int             // how often a node was evicted
+	restarts  int             // how often a daemon was
 	found     int             // how many values programs have found
 	hot       []dsm.PageIndex // that this run stores to
 	group     simGroup
@@ -117,7 +120,7 @@ func (r *simRun) shrunk(n *simNode, size int64) {
 		maps.DeleteFunc(n.given, func(off int64, _ int) bool { return off >= size })
 	}
 	for off := range r.bytes {
-		if off >= size && (r.owner(off) == n.i || r.whole && r.rowOf(n.Current(), 0).Primary == n.id) {
+		if off >= size && r.storers[off] == n.i {
 			delete(n.given, off)
 			p := dsm.PageIndex(off / dsm.PageSize)
 			if c := n.kernel.cache[p]; n.kernel.changing(off) || r.unaware && (c != nil && c.dirty || n.kernel.past[p]) {
@@ -172,7 +175,7 @@ func storeBytes(r *simRun, n *simNode) {
 		if r.owner(off) == n.i && r.toAttached(off) == attached && !n.kernel.changing(off) {
 			v := r.seen.store(off)
 			b[off%dsm.PageSize] = v
-			r.bytes[off] = v
+			r.bytes[off], r.storers[off] = v, n.i
 			delete(r.maybe, off)
 			if past && off >= n.hasUpTo() { // it may be delivered before or after the area grows
 				r.maybe[off] = true

@@ -55,13 +55,13 @@ func (s *sim) mostAttached() int {
 // attach has one more program map the memory of the area.
 func (n *simNode) attach() {
 	s := n.sim
-	if len(n.attached) == s.mostAttached() || n.entering != nil || s.careful && n.writer != nil {
+	if len(n.attached) == s.mostAttached() || n.held != nil || n.entering != nil || s.careful && n.writer != nil {
 		return
 	}
 	s.lastProgram++
 	id, compare := s.lastProgram, s.rng.IntN(3) == 0
-	if !s.careful && s.rng.IntN(2) == 0 {
-		id = 0 // of several, that share the working copy
+	if !s.careful && s.rng.IntN(2) == 0 && n.ino.Spec.Residency != dsm.ResidencyDemand {
+		id = dsm.ByMount // which shares the working copy
 	}
 	prog := &simProgram{found: make(map[dsm.PageIndex]bool)}
 	n.enter("attach", func(ctx context.Context) error {
@@ -384,7 +384,10 @@ func (n *simNode) waitFor(p dsm.PageIndex) {
 			case <-ctx.Done():
 			}
 		}
-		return a.Fault(ctx, off, there)
+		if err := a.Fault(ctx, off, there); !errs.Is(err, errs.NotExist) { // past the end
+			return err
+		}
+		return nil
 	}, func(error) { delete(n.faulting, p) })
 }
 

@@ -21,7 +21,7 @@ var smallClusters = []small{
 	{name: "added-lost", sum: true, scripts: [][]scripted{writer(9), writer(10)}, losses: 1},
 	{name: "two-losses", sum: true, scripts: [][]scripted{{}, writer(10)}, losses: 2},
 	{name: "moves-to-reader", scripts: [][]scripted{writer(9), {acquire}}, moves: []int{1}},
-	{name: "moves-and-back", sum: true, scripts: [][]scripted{{}, writer(10)}, moves: []int{1, 0}},
+	{name: "moves-and-back", large: true, sum: true, scripts: [][]scripted{{}, writer(10)}, moves: []int{1, 0}},
 	{name: "home-dies", sum: true, scripts: [][]scripted{{}, writer(10)}, copies: 2, dies: 1},
 	{name: "home-that-writes-dies", sum: true, scripts: [][]scripted{writer(9), {acquire}}, copies: 2, dies: 1},
 	{name: "backup-dies", sum: true, scripts: [][]scripted{writer(9), {}}, copies: 2, dies: 2},

@@ -20,12 +20,20 @@ import (
 var (
 	simSeed  = flag.Uint64("sim.seed", 0, "seed of the first simulation; 0: see sim.fresh")
 	simFresh = flag.Bool("sim.fresh", false, "draw seeds; otherwise each kind has the same ones each time")
-	simRuns  = flag.Int("sim.runs", 20, "simulations of each kind")
+	simRuns  = flag.Int("sim.runs", usualRuns(), "simulations of each kind")
 	simPart  = flag.String("sim.part", "0/1", "K/N: every Nth kind from the Kth on, so that several processes share the work")
 	simSteps = flag.Int("sim.steps", 1500, "events of a simulation")
 )
 
 const simNodes = 4
+
+// usualRuns is fewer where a run takes several times as long.
+func usualRuns() int {
+	if pagetest.Race || invariants.Enabled {
+		return 6
+	}
+	return 20
+}
 
 // TestSimulation runs programs that make the calls of production. Every call is answered once faults stop, every area agrees with
 // itself after each event (Area.problemLocked), who syncs or opens sees what was published before, and in the end all nodes have the same.
@@ -96,7 +104,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		nodes++
 	}
 	r := &simRun{sim: newSimOf(t, seed, nodes, ino, 30*time.Millisecond, memory), kind: c,
-		crash: simCrash{left: make(map[int64]bool)}, bytes: make(map[int64]byte), maybe: make(map[int64]bool), sums: make(map[int]int32), fsums: make(map[int]float64), best: make(map[int]uint32)}
+		crash: simCrash{left: make(map[int64]bool)}, bytes: make(map[int64]byte), storers: make(map[int64]int), maybe: make(map[int64]bool), sums: make(map[int]int32), fsums: make(map[int]float64), best: make(map[int]uint32)}
 	r.small, r.farther, r.places = c.small, farther, ino.Spec.Together(0) // and by a view of its own from time to time
 	r.drawHot()
 	r.seen.tally = c.tally
@@ -106,13 +114,16 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	}
 	draw := rand.New(rand.NewPCG(seed, 4))
 	copies := 1 + draw.IntN(dsm.MostBackups+1)
-	if c.crashes || c.aways {
+	if c.crashes || c.aways || c.restarts {
 		copies = max(copies, 2)
 	}
 	if r.alone = c.alone; c.alone {
 		copies = 1
 	}
 	r.withBackups(copies, draw.IntN(2) == 0)
+	if c.restarts {
+		r.holdAll()
+	}
 	for i, n := range r.programNodes() {
 		if r.rng.IntN(2) == 0 {
 			n.node.links.window = (1 + r.rng.IntN(4)) * dsm.PageSize
@@ -135,6 +146,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		r.crashOn()
 		r.awayOn()
 		r.scrubOn()
+		r.restartOn()
 		r.rest()
 		r.check()
 		r.checkVersions()
@@ -150,6 +162,10 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	}
 	if c.aways {
 		r.t.Logf("nodes were evicted %d times", r.evictions)
+		r.checkNoConflicts()
+	}
+	if c.restarts {
+		r.t.Logf("daemons were killed %d times", r.restarts)
 		r.checkNoConflicts()
 	}
 	for _, n := range r.programNodes() {

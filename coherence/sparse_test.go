@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // counting is a Sender that counts messages.
@@ -18,12 +19,10 @@ type counting struct {
 
 func (c *counting) Send(dsm.NodeID, any, [][]byte, bool) { c.n++ }
 
-// TestOpenOfASparseArea: to open 1 TiB of which nothing was ever stored to takes a message to each home, and no memory for its extents.
-func TestOpenOfASparseArea(t *testing.T) {
-	v := oneHome()
-	v.Slots[5].Primary, v.Slots[6].Primary = 2, 3
-	sent := &counting{}
-	n := New(Config{Self: 1, View: &slowPair{view: v, size: 1 << 40}, Sender: sent, Log: slog.New(slog.DiscardHandler), Linger: time.Hour})
+// opened returns the area of a View, which a program has opened for writing on a node. Nobody answers what the node sends.
+func opened(t *testing.T, self dsm.NodeID, v View, sender Sender) *Area {
+	t.Helper()
+	n := New(Config{Self: self, View: v, Sender: sender, Log: slog.New(slog.DiscardHandler), Linger: time.Hour})
 	t.Cleanup(n.Close)
 	a, err := n.area(1)
 	if err != nil {
@@ -33,8 +32,66 @@ func TestOpenOfASparseArea(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return a
+}
+
+// TestOpenOfASparseArea: to open 1 TiB of which nothing was ever stored to takes a message to each home, and no memory for its extents.
+func TestOpenOfASparseArea(t *testing.T) {
+	v := oneHome()
+	v.Slots[5].Primary, v.Slots[6].Primary = 2, 3
+	sent := &counting{}
+	a := opened(t, 1, &slowPair{view: v, size: 1 << 40}, sent)
 	if r := &a.mu.replica; sent.n != 2 || len(r.extents) > 1 || len(r.subs) != 2 || len(a.mu.home.subs[1].extents) > 1 {
 		t.Errorf("%d messages, %d answers awaited, state of %d extents, and of %d at the home", sent.n, len(r.subs), len(r.extents), len(a.mu.home.subs[1].extents))
+	}
+}
+
+// dense is a slowPair whose area has data in each extent.
+type dense struct{ *slowPair }
+
+func (d dense) Area(id dsm.AreaID) (dsm.Inode, bool) {
+	ino, ok := d.slowPair.Area(id)
+	ino.Pages = ino.Size / dsm.PageSize
+	return ino, ok
+}
+
+// subscribes is a Sender that keeps Subscribes.
+type subscribes struct {
+	nowhere
+	all []*wire.Subscribe
+}
+
+func (s *subscribes) Send(_ dsm.NodeID, m any, _ [][]byte, _ bool) {
+	if m, ok := m.(*wire.Subscribe); ok {
+		s.all = append(s.all, m)
+	}
+}
+
+// TestOpenOfALargeArea: of an area with much data, no Subscribe is about more than some extents.
+func TestOpenOfALargeArea(t *testing.T) {
+	const extents = 25_000
+	sent := &subscribes{}
+	a := opened(t, 2, dense{&slowPair{view: oneHome(), size: extents * dsm.ExtentSize}}, sent)
+	asked := make(map[dsm.Slot]bool)
+	for _, m := range sent.all {
+		about := 0
+		for _, s := range m.Slots {
+			if asked[s] {
+				t.Errorf("slot %d is asked for twice", s)
+			}
+			asked[s] = true
+			for e := range dsm.ExtentIndex(extents) {
+				if a.slotLocked(e) == s {
+					about++
+				}
+			}
+		}
+		if about > subscribeOnce {
+			t.Errorf("a Subscribe is about %d extents", about)
+		}
+	}
+	if _, slots := a.mu.ino.Spec.Recur(); len(asked) != slots {
+		t.Errorf("%d slots are asked for, want %d", len(asked), slots)
 	}
 }
 

@@ -18,7 +18,8 @@ import (
 // apart from the home copy and from the replica.
 type standby struct {
 	extents map[dsm.ExtentIndex]*standbyExtent
-	due     int // extents that are due
+	below   dsm.ExtentIndex // all of them are below it
+	due     int             // extents that are due
 	store   pages.Store
 	retry   *time.Timer // if not nil, it will try again to take over: there was no memory
 
@@ -50,6 +51,7 @@ func (s *standby) extent(e dsm.ExtentIndex) *standbyExtent {
 			s.extents = make(map[dsm.ExtentIndex]*standbyExtent)
 		}
 		s.extents[e] = x
+		s.below = max(s.below, e+1)
 	}
 	return x
 }
@@ -385,10 +387,8 @@ func (a *Area) standbyCutLocked(shrunk bool) {
 // stepDownLocked makes what this node has as the home of a slot its standby.
 func (a *Area) stepDownLocked(slot dsm.Slot) {
 	s := a.standbyLocked()
-	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
-		if a.slotLocked(e) != slot {
-			continue
-		}
+	in := a.slotSetLocked(slices.Values([]dsm.Slot{slot}))
+	for _, e := range inSlots(a, a.mu.home.extents, a.mu.home.below, &in) {
 		h, x := a.mu.home.extents[e], s.extent(e)
 		for i, v := range h.pages {
 			if v != 0 {
@@ -410,12 +410,11 @@ func (a *Area) stepDownLocked(slot dsm.Slot) {
 // those that it is the home of without a handover, and drops what it is no backup of. It may see no view in which it is the home: in the next one
 // after it takes over, it is to hand the slot over.
 func (a *Area) standbyViewChangedLocked(old *dsm.View) {
-	if !a.extentsConcernedLocked(old) {
-		a.takeOverLocked()
-		return
-	}
-	self := a.node.cfg.Self
-	for _, e := range slices.Sorted(maps.Keys(a.mu.home.extents)) {
+	self, changed := a.node.cfg.Self, a.changedSlotsLocked(old)
+	for _, e := range inSlots(a, a.mu.home.extents, a.mu.home.below, &changed) {
+		if a.mu.home.extents[e] == nil { // it has stepped down with another of its slot
+			continue
+		}
 		slot := a.slotLocked(e)
 		from, was := a.wasInLocked(old, e)
 		row := a.mu.view.Row(slot)
@@ -431,7 +430,7 @@ func (a *Area) standbyViewChangedLocked(old *dsm.View) {
 	if s == nil {
 		return
 	}
-	for _, e := range slices.Sorted(maps.Keys(s.extents)) {
+	for _, e := range inSlots(a, s.extents, s.below, &changed) {
 		x, slot := s.extents[e], a.slotLocked(e)
 		row := a.mu.view.Row(slot)
 		from, was := a.wasInLocked(old, e)
@@ -442,9 +441,12 @@ func (a *Area) standbyViewChangedLocked(old *dsm.View) {
 			s.drop(e)
 			continue
 		}
-		left := func(n dsm.NodeID, _ dsm.Seq) bool { return a.leftLocked(n, 0) }
-		maps.DeleteFunc(x.writers, left)
-		maps.DeleteFunc(x.parts, left)
+	}
+	for _, n := range a.forgottenLocked(old) {
+		for _, x := range s.extents {
+			delete(x.writers, n)
+			delete(x.parts, n)
+		}
 	}
 	a.takeOverLocked()
 }
@@ -532,8 +534,9 @@ func (a *Area) dropStandbyLocked(slots map[dsm.Slot]bool, holds func(row *dsm.Sl
 	if a.mu.standby == nil {
 		return
 	}
-	for _, e := range slices.Sorted(maps.Keys(a.mu.standby.extents)) {
-		if slots[a.slotLocked(e)] && holds(a.rowLocked(e)) {
+	in := a.slotSetLocked(maps.Keys(slots))
+	for _, e := range inSlots(a, a.mu.standby.extents, a.mu.standby.below, &in) {
+		if holds(a.rowLocked(e)) {
 			a.mu.standby.drop(e)
 		}
 	}

@@ -31,7 +31,7 @@ func TestPunchOfAPageThatIsNotHere(t *testing.T) {
 		if err := n.area.WriteAt(ctx, []byte{9}, 10); err != nil { // comes before the punch, and waits for the page as well
 			t.Fatal(err)
 		}
-		if err := n.area.Punch(ctx, 100, dsm.PageSize); err != nil {
+		if _, err := n.area.Punch(ctx, 100, dsm.PageSize); err != nil {
 			t.Fatal(err)
 		}
 		if n.here(0) {
@@ -57,6 +57,40 @@ func TestPunchOfAPageThatIsNotHere(t *testing.T) {
 		}
 		if b := read(); b[10] != 1 || b[100] != 0 || b[200] != 6 {
 			t.Errorf("after the punch the page cache is given %d, %d, %d; want 1, 0, 6", b[10], b[100], b[200])
+		}
+	})
+}
+
+// TestPunchIsOver: the thread that has punched goes on. That ends its own hole, and not one that was punched since.
+func TestPunchIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, dsm.Inode{Size: 2 * dsm.PageSize})
+		n, other := s.nodes[0], s.nodes[1]
+		n.open(true)
+		other.open(true)
+		s.drain()
+		first, err := n.area.Punch(t.Context(), 100, dsm.PageSize)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := n.area.Punch(t.Context(), 100, dsm.PageSize)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := other.area.WriteDirect(t.Context(), []byte{6}, 200); err != nil {
+			t.Fatal(err)
+		}
+		publish(other)
+		s.drain()
+		for _, at := range []struct {
+			over func()
+			want byte
+		}{{func() {}, 0}, {first, 0}, {second, 6}, {first, 6}} {
+			at.over()
+			b := make([]byte, dsm.PageSize)
+			if _, err := n.area.ReadAt(t.Context(), b, 0); err != nil || b[200] != at.want {
+				t.Errorf("the page cache is given %d, %v; want %d", b[200], err, at.want)
+			}
 		}
 	})
 }

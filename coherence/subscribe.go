@@ -67,15 +67,6 @@ func (a *Area) subscribedHomesLocked() []dsm.NodeID {
 	return slices.Compact(ids)
 }
 
-// slotSet returns the set of slots of an area, by slotIndex.
-func slotSet(list []dsm.Slot) *[areaSlots]bool {
-	var in [areaSlots]bool
-	for _, s := range list {
-		in[slotIndex(s)] = true
-	}
-	return &in
-}
-
 // subscribedLocked reports whether the homes have answered all Subscribes. Those to dead homes do not count if all extents of the area
 // have live homes.
 func (a *Area) subscribedLocked() bool {
@@ -104,6 +95,16 @@ func (a *Area) extentLocked(e dsm.ExtentIndex) *replicaExtent {
 		r.extents[e] = x
 	}
 	return x
+}
+
+// roomFor returns m with room for n more extents, if they are many: to grow a map bit by bit takes as long again.
+func roomFor[T any](m map[dsm.ExtentIndex]T, n int) map[dsm.ExtentIndex]T {
+	if n < 1000 || n < len(m) {
+		return m
+	}
+	more := make(map[dsm.ExtentIndex]T, len(m)+n)
+	maps.Copy(more, m)
+	return more
 }
 
 // extentsFromLocked returns the extents from first on that have state, in increasing order.
@@ -156,9 +157,23 @@ func (a *Area) startReplicaLocked() error {
 	return nil
 }
 
-// subscribePart bounds the extents in one Subscribe, and in one answer, so that neither takes more than half
-// of wire.MaxMessage.
-const subscribePart = 8192
+const (
+	// subscribePart bounds the extents in one Subscribe, and in one answer, so that neither takes more than half
+	// of wire.MaxMessage.
+	subscribePart = 8192
+	// subscribeOnce is about how many extents a Subscribe is about, so that its home is not busy for long with one.
+	subscribeOnce = 1024
+)
+
+// slotsAtOnceLocked returns for how many slots one Subscribe is.
+func (a *Area) slotsAtOnceLocked() int {
+	_, slots := a.mu.ino.Spec.Recur()
+	if slots == 1 {
+		return areaSlots
+	}
+	extents := min(int64(a.extentsLocked()), max(a.mu.ino.Pages, int64(len(a.mu.replica.extents)))) // of which something may be known
+	return max(subscribeOnce/(int(extents)/slots+1), 1)
+}
 
 // subscribeLocked asks the homes of the slots for the updates of all their extents. For extents that have state it asks only for what is
 // newer than their versions.
@@ -168,7 +183,6 @@ func (a *Area) subscribeLocked(list []dsm.Slot) {
 	}
 	r := &a.mu.replica
 	slots := make(map[dsm.NodeID][]dsm.Slot)
-	extents := make(map[dsm.NodeID][]wire.ExtentVersion)
 	for _, s := range list {
 		home := a.mu.view.Row(s).Primary
 		slots[home] = append(slots[home], s)
@@ -176,37 +190,42 @@ func (a *Area) subscribeLocked(list []dsm.Slot) {
 		r.slots.asked.put(i, true)
 		r.slots.live.put(i, r.slots.live.has(i) && !r.demand)
 	}
-	in := slotSet(list)
-	for _, e := range a.extentsFromLocked(0) {
-		if !in[slotIndex(a.slotLocked(e))] {
-			continue
+	once := a.slotsAtOnceLocked()
+	for _, home := range slices.Sorted(maps.Keys(slots)) {
+		for some := range slices.Chunk(slots[home], once) {
+			a.subscribeOnceLocked(home, some)
 		}
+	}
+}
+
+// subscribeOnceLocked asks a home for some of its slots.
+func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot) {
+	r := &a.mu.replica
+	in := a.slotSetLocked(slices.Values(list))
+	var left []wire.ExtentVersion
+	for _, e := range inSlots(a, r.extents, dsm.ExtentIndex(r.n), &in) {
 		x := r.extents[e]
 		v := wire.ExtentVersion{Extent: e, Version: x.version}
 		if r.demand {
 			v.Has = x.have
 			x.live = false
 		}
-		home := a.rowLocked(e).Primary
-		extents[home] = append(extents[home], v)
+		left = append(left, v)
 	}
-	for _, home := range slices.Sorted(maps.Keys(slots)) {
-		left := extents[home]
-		group := r.round + 1
-		if a.extentsLocked() > 0 && home == a.rowLocked(0).Primary { // a versioned area has no other home
-			a.mu.whole.stage = stage{group: group}
+	group := r.round + 1
+	if a.extentsLocked() > 0 && home == a.rowLocked(0).Primary { // a versioned area has no other home, and asks for all at once
+		a.mu.whole.stage = stage{group: group}
+	}
+	for last := false; !last; {
+		part := left[:min(len(left), subscribePart)]
+		left = left[len(part):]
+		r.round++
+		sub := subscribing{home: home, extents: part}
+		if last = len(left) == 0; last {
+			sub.slots = list
 		}
-		for last := false; !last; {
-			part := left[:min(len(left), subscribePart)]
-			left = left[len(part):]
-			r.round++
-			sub := subscribing{home: home, extents: part}
-			if last = len(left) == 0; last {
-				sub.slots = slots[home]
-			}
-			r.subs[r.round] = sub
-			a.sendLocked(home, &wire.Subscribe{Stamp: a.stampLocked(), Round: r.round, Group: group, OnRequest: r.onRequest, Partial: r.demand, Slots: sub.slots, Extents: part})
-		}
+		r.subs[r.round] = sub
+		a.sendLocked(home, &wire.Subscribe{Stamp: a.stampLocked(), Round: r.round, Group: group, OnRequest: r.onRequest, Partial: r.demand, Slots: sub.slots, Extents: part})
 	}
 }
 
@@ -217,13 +236,17 @@ func (a *Area) replicaSubscribedLocked(from dsm.NodeID, m *wire.Subscribed) {
 	if _, ok := r.subs[m.Round]; !ok {
 		return
 	}
-	lacks := make(map[dsm.ExtentIndex]dsm.PageSet, len(m.Lacks))
+	r.extents = roomFor(r.extents, len(m.Lacks))
+	full := make(map[dsm.ExtentIndex]bool, len(m.Full))
+	for _, e := range m.Full {
+		full[e] = true
+	}
 	for _, l := range m.Lacks {
-		lacks[l.Extent] = l.Pages
+		delete(full, l.Extent)
 		a.extentSubscribedLocked(from, m.Epoch, l.Extent, l.Pages)
 	}
 	for _, e := range m.Full {
-		if _, ok := lacks[e]; !ok {
+		if full[e] {
 			a.extentSubscribedLocked(from, m.Epoch, e, dsm.PageSet{})
 		}
 	}
@@ -234,16 +257,18 @@ func (a *Area) replicaSubscribedLocked(from dsm.NodeID, m *wire.Subscribed) {
 	if len(m.Slots) == 0 {
 		return
 	}
+	var in slotBits
 	for _, s := range m.Slots {
 		if !a.hasSlotLocked(s) {
 			continue
 		}
 		if row := a.mu.view.Row(s); row.Primary == from && m.Epoch >= row.Epoch {
 			r.slots.put(slotIndex(s), slotState{asked: true, live: true, here: true})
+			in.put(slotIndex(s), true)
 		}
 	}
-	for _, e := range a.extentsFromLocked(0) { // extents whose state was made after the Subscribe
-		if r.slots.live.has(slotIndex(a.slotLocked(e))) && !r.extents[e].live {
+	for _, e := range inSlots(a, r.extents, dsm.ExtentIndex(r.n), &in) { // extents whose state was made after the Subscribe
+		if !r.extents[e].live {
 			a.extentSubscribedLocked(from, m.Epoch, e, dsm.PageSet{})
 		}
 	}

@@ -1,7 +1,6 @@
 package coherence
 
 import (
-	"container/heap"
 	"maps"
 	"slices"
 
@@ -65,15 +64,30 @@ type queuedLag struct {
 	extent dsm.ExtentIndex
 }
 
-func (q lagQueue) Len() int           { return len(q) }
-func (q lagQueue) Less(i, j int) bool { return q[i].turn < q[j].turn }
-func (q lagQueue) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
-func (q *lagQueue) Push(x any)        { *q = append(*q, x.(queuedLag)) }
-func (q *lagQueue) Pop() any {
+func (q *lagQueue) push(x queuedLag) {
+	l := append(*q, x)
+	*q = l
+	for i := len(l) - 1; i > 0 && x.turn < l[(i-1)/2].turn; i = (i - 1) / 2 {
+		l[i], l[(i-1)/2] = l[(i-1)/2], x
+	}
+}
+
+// pop drops the first one.
+func (q *lagQueue) pop() {
 	last := len(*q) - 1
-	x := (*q)[last]
-	*q = (*q)[:last]
-	return x
+	l, x := (*q)[:last], (*q)[last]
+	*q = l
+	for i := 0; i < last; {
+		l[i] = x
+		next := 2*i + 1
+		if next+1 < last && l[next+1].turn < l[next].turn {
+			next++
+		}
+		if next >= last || l[next].turn > x.turn {
+			return
+		}
+		l[i], i = l[next], next
+	}
 }
 
 func newSubscriber(a *Area, id dsm.NodeID) *subscriber {
@@ -84,8 +98,19 @@ func newSubscriber(a *Area, id dsm.NodeID) *subscriber {
 func (s *subscriber) lag(e dsm.ExtentIndex) *lag {
 	l := s.extents[e]
 	if l == nil && s.slots.has(slotIndex(s.area.slotLocked(e))) {
+		l = s.make(e)
+	}
+	return l
+}
+
+// make returns what is known of an extent that it has subscribed to.
+func (s *subscriber) make(e dsm.ExtentIndex) *lag {
+	l := s.extents[e]
+	if l == nil {
 		l = &lag{}
 		s.extents[e] = l
+		h := &s.area.mu.home
+		h.below = max(h.below, e+1)
 	}
 	return l
 }
@@ -116,7 +141,7 @@ func (s *subscriber) enqueue(e dsm.ExtentIndex, l *lag) {
 	}
 	if len(l.pushes) == 0 && l.queued != l.turn {
 		l.queued = l.turn
-		heap.Push(&s.queue, queuedLag{l.turn, e})
+		s.queue.push(queuedLag{l.turn, e})
 	}
 }
 
@@ -129,7 +154,7 @@ func (s *subscriber) next() (dsm.ExtentIndex, *lag) {
 		} else if l != nil && l.queued == q.turn {
 			l.queued = 0
 		}
-		heap.Pop(&s.queue)
+		s.queue.pop()
 	}
 	return 0, nil
 }

@@ -136,6 +136,7 @@ func (c contained) of(pub *publication) dsm.Seq {
 func (a *Area) mergedAmongLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publication, i int) {
 	var mine, base, now [dsm.PageSize]byte
 	mem, p := a.mu.mem, page(e, i)
+	defer a.mergesLocked(e, x, i)()
 	x.accounted(mine[:], i, mem.Base(p))
 	copy(base[:], mem.Base(p))
 	pub.overlay(base[:], i)

@@ -185,10 +185,10 @@ func TestAcquireEndsUnderASteadyStream(t *testing.T) {
 	})
 }
 
-type bell struct{ rung int }
+type bell struct{ rung, attr int }
 
 func (b *bell) Changed(dsm.AreaID)     { b.rung++ }
-func (b *bell) AttrChanged(dsm.AreaID) {}
+func (b *bell) AttrChanged(dsm.AreaID) { b.attr++ }
 func (b *bell) Miscounted(dsm.AreaID)  {}
 func (b *bell) Removed(dsm.AreaID)     {}
 
@@ -199,7 +199,10 @@ func TestNotifierIsKicked(t *testing.T) {
 	s.drain()
 	replica.kernel.finishNotices()
 	replica.node.SetPageCache(b)
-	b.rung = 0 // it announces all areas
+	if b.rung == 0 || b.attr == 0 {
+		t.Errorf("of an area that was open before, and may have changed, it is told %d times, of its attributes %d times", b.rung, b.attr)
+	}
+	b.rung = 0
 	put(t, home, 5)
 	publish(home)
 	s.drain()

@@ -303,6 +303,16 @@ func (x *aliases) path(p place) (path string, ok bool) {
 	return "", false
 }
 
+// inoAt returns the directory of which the kernel was last told at p, 0 if of none.
+func (x *aliases) inoAt(p place) dsm.Ino {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if n, ok := x.mu.at[p]; ok {
+		return inoOf(uint64(n))
+	}
+	return 0
+}
+
 // has reports whether the kernel knows a directory at p.
 func (x *aliases) has(p place) bool {
 	x.mu.Lock()
@@ -359,7 +369,8 @@ func (x *aliases) unpassLocked(n nodeID, a *alias) {
 
 // removed says that a call has removed what was at p. The kernel then takes the directory for removed that it had there
 // when the call began, and finds nothing in it any more, although another node may have moved that one away and put another in its place (K53).
-// The kernel is told of such a directory by another number from now on. It may be any of which the kernel was told at p, since several
+// The removal is refused then, once, if it is known which one the kernel had: see victim. If one was removed all the same
+// the kernel is told of the first by another number from now on. It may be any of which the kernel was told at p, since several
 // threads look up at the same time.
 func (x *aliases) removed(p place) {
 	x.mu.Lock()

@@ -55,7 +55,7 @@ func (k *kernel) known() (p, q, x dsm.Ino) {
 // move renames on another node.
 func (k *kernel) move(dir dsm.Ino, name string, newDir dsm.Ino, newName string) {
 	k.Helper()
-	if err := k.names.Rename(k.Context(), dir, name, newDir, newName, dsm.RenameReplace); err != nil {
+	if err := k.names.Rename(k.Context(), dir, name, newDir, newName, dsm.RenameReplace, 0); err != nil {
 		k.Fatal(err)
 	}
 }

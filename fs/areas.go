@@ -8,6 +8,7 @@ import (
 	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/head"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // Areas is the data plane as fs needs it.
@@ -16,6 +17,8 @@ type Areas interface {
 	// write says that the handle may store. fs opens and closes an area one call
 	// at a time. It may wait for notices that are taken meanwhile.
 	Open(ctx context.Context, id dsm.AreaID, write bool) (Area, error)
+	// Reopen is Open for a handle that a program had when the daemon before was killed.
+	Reopen(ctx context.Context, id dsm.AreaID, write bool) (Area, error)
 	// Inspect asks the homes about an area, which need not be open here.
 	Inspect(ctx context.Context, id dsm.AreaID) (AreaReport, error)
 	// Homes returns the homes of an area as this node knows them. It asks nobody.
@@ -62,7 +65,8 @@ type Area interface {
 	ReadBy(ctx context.Context, program int, p []byte, off int64) (n int, err error)
 	WriteBy(ctx context.Context, program int, p []byte, off int64) error
 	// Punch stores zeroes, for a program that punches a hole. The page cache has none of the old bytes when it returns.
-	Punch(ctx context.Context, off, n int64) error
+	// Over says that the thread which has punched it has gone on: the hole is not being punched any more.
+	Punch(ctx context.Context, off, n int64) (over func(), err error)
 	// WriteBack is WriteAt for stores to mappings, and never waits.
 	WriteBack(p []byte, off int64) error
 	// KernelCuts says that the answer to a SETATTR is about to tell the kernel of the size: it writes back
@@ -71,8 +75,7 @@ type Area interface {
 	// KernelTold says that an answer of any kind is about to tell the kernel of the size. A READ that is under way may be
 	// answered before the kernel has cut its page cache off there.
 	KernelTold(size int64)
-	// KernelLocks says that a request has come for which the kernel has locked the file, as an FSYNC, or another of the thread that has
-	// punched a hole: no hole is being punched any more.
+	// KernelLocks says that a request has come for which the kernel has locked the file, as an FSYNC: no hole is being punched any more.
 	KernelLocks()
 	// KernelDrops says that the kernel is about to be told to drop pages, other than by a notice of NextNotice; ended is
 	// called when it has.
@@ -95,7 +98,7 @@ type Area interface {
 	FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int, storing bool) error
 	AbandonRound(id dsm.RoundID)
 	// Accumulate adds elements to this node's part in a round, and MayAccumulate says beforehand what is wrong with them.
-	Accumulate(ctx context.Context, id dsm.RoundID, off, n int64, read func(p []byte, at int64) error) error
+	Accumulate(ctx context.Context, id dsm.RoundID, off, n int64, piece func(at, size int64) (*wire.Shared, error)) error
 	MayAccumulate(ctx context.Context, off, n int64) error
 	// NextNotice returns what the kernel must be told next; NoticeDone ends it.
 	NextNotice() (Notice, bool)
@@ -110,8 +113,8 @@ type Area interface {
 	// Fault returns when the page at off is in the working copy; errs.Timeout when ctx ends before. As soon
 	// as the page is there it calls there, with no lock held.
 	Fault(ctx context.Context, off int64, there func()) error
-	// Attach readies the area, opened before for reading, for a program (a process; 0: several) that maps its
-	// memory, and returns a descriptor of that, writable if write or the area is on demand.
+	// Attach readies the area, opened before for reading, for a program (a process; 0: unknown; dsm.ByMount) that maps its
+	// memory, and returns a descriptor of that: writable if write, but for the mount, or if the area is on demand.
 	Attach(ctx context.Context, program int, write bool) (Attachment, *os.File, error)
 	// CompareTime is what comparing took since the start.
 	CompareTime() time.Duration

@@ -155,6 +155,8 @@ func (x attachedArea) Contribute(ctx context.Context, id dsm.RoundID) error {
 }
 func (x attachedArea) Stats() string { return control.FlatKeyed(x.b.areaStats(x.a)) }
 
+func (x attachedArea) Direct() bool { return x.a.direct.on.Load() }
+
 func (x attachedArea) Attach(ctx context.Context, program int, write bool) (attach.Attachment, *os.File, error) {
 	t, f, err := x.Area.Attach(ctx, program, write)
 	if err != nil {

@@ -21,6 +21,7 @@ type bridge struct {
 	fuse.RawFileSystem // ENOSYS
 
 	cfg       Config
+	resuming  atomic.Bool // what programs had open is being opened again
 	log       *slog.Logger
 	opens     *opens
 	handles   handleTable

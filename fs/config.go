@@ -58,6 +58,10 @@ type Config struct {
 	// UnmountTimeout is how long Unmount waits for a mount that is in use; 0 means
 	// DefaultUnmountTimeout.
 	UnmountTimeout time.Duration
+	// Resumed, if not nil, is called when what programs had open is open again, before any request is served.
+	Resumed func()
+	// LocksLost says that the cluster has given up the locks that programs had.
+	LocksLost bool
 
 	// owner and started are shown as owner and times of the files of /.dsm.
 	owner   fuse.Owner

@@ -60,7 +60,8 @@ const (
 	compareShare = 10
 )
 
-// errRefused says that the kernel refused the memfd, so the area goes through the page cache.
+// errRefused says that the kernel refused the memfd, or that programs have attached it for writing, so the area goes
+// through the page cache.
 var errRefused = errors.New("no passthrough")
 
 // choose decides, at the first open of the mount, how the mount has the area open. alone says that
@@ -90,9 +91,13 @@ func (o *opens) enterDirect(ctx context.Context, a *openArea, write bool) error 
 		if err := o.addLocked(ctx, a, false); err != nil {
 			return err
 		}
-		at, f, err := a.current().Attach(ctx, 0, false)
+		at, f, err := a.current().Attach(ctx, dsm.ByMount, false)
 		if err != nil {
 			o.closeLocked(a, false, false)
+			if errs.Is(err, errs.Busy) {
+				o.b.log.Info("a file with user.dsm.access=direct is served through the page cache until all have closed it", "area", a.id, "why", err)
+				return errRefused
+			}
 			return err
 		}
 		d.reading, d.file = at, f
@@ -123,7 +128,7 @@ func (o *opens) startWriting(ctx context.Context, a *openArea) error {
 	if err := o.addLocked(ctx, a, false); err != nil {
 		return err
 	}
-	at, f, err := a.current().Attach(ctx, 0, true)
+	at, f, err := a.current().Attach(ctx, dsm.ByMount, true)
 	if err != nil {
 		o.closeLocked(a, false, false)
 		return err

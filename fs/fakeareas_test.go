@@ -12,6 +12,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/head"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // fakeAreas is a data plane without other nodes; tests play these by changing
@@ -92,6 +93,10 @@ func (p *fakeAreas) area(id dsm.AreaID) *fakeArea {
 		p.areas[id] = a
 	}
 	return a
+}
+
+func (p *fakeAreas) Reopen(ctx context.Context, id dsm.AreaID, write bool) (Area, error) {
+	return p.Open(ctx, id, write)
 }
 
 func (p *fakeAreas) Open(ctx context.Context, id dsm.AreaID, write bool) (Area, error) {
@@ -225,8 +230,8 @@ func (a *fakeArea) WriteBy(ctx context.Context, _ int, p []byte, off int64) erro
 	return a.WriteAt(ctx, p, off)
 }
 
-func (a *fakeArea) Punch(ctx context.Context, off, n int64) error {
-	return a.WriteAt(ctx, make([]byte, n), off)
+func (a *fakeArea) Punch(ctx context.Context, off, n int64) (over func(), err error) {
+	return func() {}, a.WriteAt(ctx, make([]byte, n), off)
 }
 
 func (a *fakeArea) WriteBack(p []byte, off int64) error {
@@ -325,7 +330,7 @@ func (a *fakeArea) Acquire(context.Context, bool) error {
 
 func (a *fakeArea) Contribute(ctx context.Context, _ dsm.RoundID) error { return a.Publish(ctx) }
 func (a *fakeArea) MayAccumulate(context.Context, int64, int64) error   { return nil }
-func (a *fakeArea) Accumulate(context.Context, dsm.RoundID, int64, int64, func([]byte, int64) error) error {
+func (a *fakeArea) Accumulate(context.Context, dsm.RoundID, int64, int64, func(at, size int64) (*wire.Shared, error)) error {
 	return nil
 }
 func (a *fakeArea) AbandonRound(dsm.RoundID) {}

@@ -293,15 +293,18 @@ func (n *fakeNames) Unlink(_ context.Context, dir dsm.Ino, name string) error {
 	return n.remove(dir, name, false)
 }
 
-func (n *fakeNames) Rmdir(_ context.Context, dir dsm.Ino, name string) error {
+func (n *fakeNames) Rmdir(_ context.Context, dir dsm.Ino, name string, is dsm.Ino) error {
 	defer n.mu.Unlock()
 	if err := n.lock("Rmdir"); err != nil {
 		return err
 	}
+	if _, i, err := n.child(dir, name); err == nil && len(i.entries) == 0 && is != 0 && i.Ino != is {
+		return errs.E(errs.Replaced, "fake", "")
+	}
 	return n.remove(dir, name, true)
 }
 
-func (n *fakeNames) Rename(_ context.Context, dir dsm.Ino, name string, newDir dsm.Ino, newName string, how dsm.RenameHow) error {
+func (n *fakeNames) Rename(_ context.Context, dir dsm.Ino, name string, newDir dsm.Ino, newName string, how dsm.RenameHow, overIno dsm.Ino) error {
 	defer n.mu.Unlock()
 	if err := n.lock("Rename"); err != nil {
 		return err
@@ -322,6 +325,8 @@ func (n *fakeNames) Rename(_ context.Context, dir dsm.Ino, name string, newDir d
 	case how == dsm.RenameExchange:
 		from.entries[name], to.entries[newName] = over.Ino, i.Ino
 		return nil
+	case overIno != 0 && (over == nil || over.Ino != overIno && len(over.entries) == 0):
+		return errs.E(errs.Replaced, "fake", "")
 	case over != nil:
 		if err := n.remove(newDir, newName, i.Kind == dsm.KindDir); err != nil {
 			return err

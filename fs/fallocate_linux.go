@@ -32,8 +32,9 @@ func (b *bridge) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.St
 			// Zeroes where memory has zeroes are no store: what another node has published there would come later, and stay. Where updates
 			// enter memory in sync calls only nothing is acquired, for a punch is none.
 			if err = h.area.current().Acquire(r, false); err == nil {
-				err = h.area.current().Punch(r, off, end-off)
-				b.punched.Store(&punch{r.tid, h.area})
+				p := &punch{tid: r.tid}
+				p.over, err = h.area.current().Punch(r, off, end-off)
+				b.punched.Store(p)
 			}
 			h.area.stored.Add(1)
 			b.intervals.stored(h.area, atInterval)

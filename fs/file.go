@@ -323,7 +323,12 @@ func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	if !ok {
 		return
 	}
-	b.held.closed(in.Fh)
+	held := in.Fh
+	if h.write || len(h.owners.all()) > 0 { // it is not over: if the daemon is killed now the next one publishes, and gives the locks up
+		held = b.held.closes(in.Fh)
+	} else {
+		b.held.closed(in.Fh)
+	}
 	if h.write {
 		h.area.programs.leave(h.program, false)
 	}
@@ -337,6 +342,6 @@ func (b *bridge) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 		if h.leave != nil {
 			h.leave()
 		}
-		b.opens.release(h.area, h.write)
+		b.opens.releaseThen(h.area, h.write, func() { b.held.closed(held) })
 	})
 }

@@ -202,7 +202,7 @@ func TestNamesChangedElsewhere(t *testing.T) {
 	f.file(c, "w", []byte("x"))
 	ctx := t.Context()
 	c.must(clientCall{Op: "stat", Path: f.path("w")})
-	if err := f.names.Rename(ctx, dsm.RootIno, "w", dsm.RootIno, "v", dsm.RenameReplace); err != nil {
+	if err := f.names.Rename(ctx, dsm.RootIno, "w", dsm.RootIno, "v", dsm.RenameReplace, 0); err != nil {
 		t.Fatal(err)
 	}
 	c.wantErrno(syscall.ENOENT, clientCall{Op: "stat", Path: f.path("w")})
@@ -257,6 +257,37 @@ func TestPunchHole(t *testing.T) {
 	}
 	if got := c.must(clientCall{Op: "fstat", FD: fd}).Stat.Size; got != 3*dsm.PageSize {
 		t.Errorf("size %d", got)
+	}
+}
+
+// TestThreadGoesOn: which requests show that a thread which has punched a hole has gone on.
+func TestThreadGoesOn(t *testing.T) {
+	const opGetattr = 3
+	b := newBridge(Config{FaultTimeout: time.Minute})
+	over := 0
+	request := func(tid, op uint32) {
+		h := headerOf(tid)
+		h.Opcode = op
+		b.begin(nil, h).end()
+	}
+	for _, c := range []struct {
+		name     string
+		punched  uint32
+		tid, op  uint32
+		wantOver int
+	}{
+		{"another thread", 7, 8, opGetattr, 0},
+		{"a READ, which may read ahead, and be from before", 7, 7, opRead, 0},
+		{"nobody knows which thread", 0, 0, opGetattr, 0},
+		{"the thread", 7, 7, opGetattr, 1},
+	} {
+		over = 0
+		b.punched.Store(&punch{c.punched, func() { over++ }})
+		request(c.tid, c.op)
+		request(c.tid, c.op)
+		if over != c.wantOver {
+			t.Errorf("%s: over %d times, want %d", c.name, over, c.wantOver)
+		}
 	}
 }
 
@@ -446,7 +477,7 @@ func TestRemovedDirectoryKeepsItsAttributes(t *testing.T) {
 	c.must(clientCall{Op: "mkdir", Path: f.path("d"), Mode: 0o755})
 	fd := c.open(f.path("d"), unix.O_RDONLY|unix.O_DIRECTORY)
 	c.must(clientCall{Op: "chmod", Path: f.path("d"), Mode: 0o700})
-	if err := f.names.Rmdir(t.Context(), dsm.RootIno, "d"); err != nil {
+	if err := f.names.Rmdir(t.Context(), dsm.RootIno, "d", 0); err != nil {
 		t.Fatal(err)
 	}
 	if mode := c.must(clientCall{Op: "fstat", FD: fd}).Stat.Mode; mode != syscall.S_IFDIR|0o700 {

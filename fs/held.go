@@ -22,13 +22,15 @@ import (
 //
 // A record is written before the request that it belongs to is answered. So the kernel never knows of something that the next
 // daemon does not know. What the next daemon knows and the kernel does not is a handle of an open that was not answered: the
-// request comes again, and the handle is closed then. An unlock is recorded when it has happened: a lock that others were
-// granted meanwhile counts for more (locks.Node.Resume).
+// request comes again, and the handle is closed then. A lock is recorded when it was granted, and what is given up of one before that
+// is done: see package locks, back.go. A handle for writing, or through which locks were taken, is closed for good when what was stored is published, and the locks
+// have been given up.
 //
 // A listing of a directory goes on at its place in the directory as it is then.
 type heldFiles struct {
 	b       *bridge
 	journal *hold.Journal // nil: nothing is held
+	closing []uint64      // handles that the daemon before was closing
 	mu      struct {
 		lockrank.Mutex
 		handles map[uint64]heldHandle
@@ -68,6 +70,7 @@ const (
 	heldOpened = iota + 1
 	heldClosed
 	heldLocked
+	heldCloses
 )
 
 func (x *heldFiles) init(b *bridge) {
@@ -79,9 +82,9 @@ func (x *heldFiles) init(b *bridge) {
 	}
 }
 
-// refuses returns why a setting is not possible here. If others have joined nothing is held any more, and all settings are possible.
+// refuses returns why a setting is not possible here. If others have joined all settings are possible: see coherence.Config.Unheld.
 func (x *heldFiles) refuses(key, value string) error {
-	if x.journal == nil || x.b.cfg.Held.Word(hold.Exclusive).Load() != 0 || !(key == "residency" && value == dsm.ResidencyDemand.String() || key == "mode" && value == dsm.ModeVersioned.String()) {
+	if x.journal == nil || x.b.cfg.Held.Word(hold.Others).Load() != 0 || !(key == "residency" && value == dsm.ResidencyDemand.String() || key == "mode" && value == dsm.ModeVersioned.String()) {
 		return nil
 	}
 	return errs.E(errs.Unsupported, "set attribute", "%s%s=%s does not go with --hold", dsmPrefix, key, value)
@@ -153,6 +156,70 @@ func (x *heldFiles) closed(fh uint64) {
 	x.writeLocked(record(heldClosed, fh))
 }
 
+// closing is a bit that the numbers of handles have that are being closed. The kernel may use the others again.
+const closing = 1 << 63
+
+// closes says that a handle is being closed, and returns a number that it has from now on: closed follows when what was stored is
+// published, and its locks have been given up.
+func (x *heldFiles) closes(fh uint64) (to uint64) {
+	if x.journal == nil {
+		return fh
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for to = fh | closing; ; to++ {
+		if _, used := x.mu.handles[to]; !used {
+			break
+		}
+	}
+	x.renameLocked(fh, to)
+	x.writeLocked(record(heldCloses, fh, to))
+	return to
+}
+
+func (x *heldFiles) renameLocked(fh, to uint64) {
+	h, ok := x.mu.handles[fh]
+	if !ok {
+		return
+	}
+	delete(x.mu.handles, fh)
+	h.fh = to
+	x.mu.handles[to] = h
+	for of, l := range x.mu.locks {
+		if l.fh == fh {
+			l.fh = to
+			x.mu.locks[of] = l
+		}
+	}
+}
+
+// locking records what the owner of l still has for certain while it asks for l.
+func (x *heldFiles) locking(ino dsm.Ino, l locks.Lock) {
+	if x.journal == nil {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	of := heldLock{ino, l.Owner}
+	if had, ok := x.mu.locks[of]; ok {
+		x.setLocked(of, had.fh, locks.Weaker(had.set, l))
+	}
+}
+
+// setLocked records the locks of an owner, if they are others than before.
+func (x *heldFiles) setLocked(of heldLock, fh uint64, set []locks.Lock) {
+	l := x.mu.locks[of]
+	if l.fh == fh && slices.Equal(l.set, set) || len(set)+len(l.set) == 0 {
+		return
+	}
+	x.mu.last++
+	l = heldLocks{fh: fh, at: x.mu.last, set: set}
+	if x.mu.locks[of] = l; len(set) == 0 {
+		delete(x.mu.locks, of)
+	}
+	x.writeLocked(l.record(of))
+}
+
 // locked records the locks that an owner has now, after a request through the handle; 0: through none.
 func (x *heldFiles) locked(fh uint64, ino dsm.Ino, o locks.Owner) {
 	if x.journal == nil {
@@ -161,22 +228,13 @@ func (x *heldFiles) locked(fh uint64, ino dsm.Ino, o locks.Owner) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	of := heldLock{ino, o}
-	l, had := x.mu.locks[of]
 	set := x.b.cfg.Locks.Held(ino, o)
-	if _, open := x.mu.handles[fh]; open {
-		l.fh = fh
-	} else if len(set) > 0 {
-		return // it is being released
+	if _, open := x.mu.handles[fh]; !open {
+		if fh = x.mu.locks[of].fh; fh == 0 && len(set) > 0 {
+			return // it is being released
+		}
 	}
-	if len(set) == 0 && !had {
-		return
-	}
-	x.mu.last++
-	l.at, l.set = x.mu.last, set
-	if x.mu.locks[of] = l; len(set) == 0 {
-		delete(x.mu.locks, of)
-	}
-	x.writeLocked(l.record(of))
+	x.setLocked(of, fh, set)
 }
 
 // journalSlack is how much the journal may grow before it is written anew.
@@ -224,6 +282,8 @@ func (x *heldFiles) readLocked(b []byte) error {
 	case len(f) == 2 && f[0] == heldClosed:
 		delete(x.mu.handles, f[1])
 		maps.DeleteFunc(x.mu.locks, func(_ heldLock, l heldLocks) bool { return l.fh == f[1] })
+	case len(f) == 3 && f[0] == heldCloses:
+		x.renameLocked(f[1], f[2])
 	case len(f) >= 5 && f[0] == heldLocked && len(f)%4 == 1:
 		of := heldLock{dsm.Ino(f[2]), x.b.cfg.Locks.Owner(f[3], f[4] != 0)}
 		x.mu.last++
@@ -244,8 +304,10 @@ func (x *heldFiles) readLocked(b []byte) error {
 const resumeLimit = time.Minute
 
 // resume opens again what programs have open, before any request is served. held are the files that this node holds in the
-// catalog. The number of the daemon is not that of any before.
+// catalog. The number of the daemon is not that of any before. After an error nothing is lost: another daemon can do it.
 func (x *heldFiles) resume(daemon uint64, held []dsm.Ino) error {
+	x.b.resuming.Store(true)
+	defer x.b.resuming.Store(false)
 	ctx, cancel := context.WithTimeout(x.b.life, resumeLimit)
 	defer cancel()
 	x.mu.Lock()
@@ -262,7 +324,11 @@ func (x *heldFiles) resume(daemon uint64, held []dsm.Ino) error {
 	x.b.handles.begin(daemon << 40)
 	for _, h := range handles {
 		used[h.ino] = true
-		if err := x.open(ctx, h); err != nil {
+		err := x.open(ctx, h)
+		if err != nil && ctx.Err() != nil { // the cluster may answer the next daemon
+			return errs.E(errs.Timeout, "resume", "what programs have open is not open again after %v: %w", resumeLimit, err)
+		}
+		if err != nil {
 			x.b.log.Error("a file that programs have open is lost; what they do with it fails", "inode", h.ino, "err", err)
 			x.closed(h.fh)
 		}
@@ -279,13 +345,24 @@ func (x *heldFiles) resume(daemon uint64, held []dsm.Ino) error {
 			continue
 		}
 		h.owners.add(of.owner)
-		for _, k := range l.set {
-			if k.Type == locks.Write {
-				h.area.writeLocked.Store(true)
-			}
-			if err := x.b.cfg.Locks.Resume(ctx, of.ino, k); err != nil {
-				x.b.log.Error("a lock is lost", "inode", of.ino, "err", err)
-			}
+		if slices.ContainsFunc(l.set, func(k locks.Lock) bool { return k.Type == locks.Write }) {
+			h.area.writeLocked.Store(true)
+		}
+		if x.b.cfg.LocksLost {
+			x.b.cfg.Locks.Lost(of.ino, of.owner)
+			continue
+		}
+		err := x.b.cfg.Locks.Resume(ctx, of.ino, l.set)
+		if err != nil && ctx.Err() != nil {
+			return errs.E(errs.Timeout, "resume", "programs do not have their locks again after %v: %w", resumeLimit, err)
+		}
+		if err != nil {
+			x.b.log.Error("a lock is lost", "inode", of.ino, "err", err)
+		}
+	}
+	for _, h := range handles {
+		if h.fh&closing != 0 {
+			x.closing = append(x.closing, h.fh)
 		}
 	}
 	for _, ino := range held {
@@ -294,6 +371,14 @@ func (x *heldFiles) resume(daemon uint64, held []dsm.Ino) error {
 		}
 	}
 	return nil
+}
+
+// goOn closes what the daemon before was closing.
+func (x *heldFiles) goOn() {
+	for _, fh := range x.closing {
+		x.b.Release(nil, &fuse.ReleaseIn{Fh: fh})
+	}
+	x.closing = nil
 }
 
 // open makes a handle again.
@@ -313,6 +398,8 @@ func (x *heldFiles) open(ctx context.Context, h heldHandle) error {
 	if err != nil {
 		return err
 	}
+	a.kernelGen.Store(0) // nor may it have heard of a shrink
+	a.stored.Add(1)      // what the daemon before was told of may not be published
 	var out fuse.OpenOut
 	x.b.handles.put(h.fh, x.b.newHandle(a, h.tid, h.flags, &out))
 	a.kernelPages.Store(true)
@@ -320,7 +407,7 @@ func (x *heldFiles) open(ctx context.Context, h heldHandle) error {
 	return nil
 }
 
-// dropPages makes the kernel hand over what it has of the files that are open, and read it again. The ledger knows nothing of it.
+// dropPages makes the kernel hand over what it has of the files that are open, and read it again. The ledger of a node alone knows nothing of it.
 func (x *heldFiles) dropPages() {
 	for _, a := range x.b.opens.all(func(a *openArea) bool { return a.current() != nil }) {
 		x.b.background.run(func() {

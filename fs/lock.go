@@ -151,6 +151,7 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 	if a.spec().Locks == dsm.LocksPlain {
 		acquire = nil
 	}
+	b.held.locking(ino, l)
 	err := b.cfg.Locks.Set(r, ino, l, wait, acquire)
 	b.held.locked(in.Fh, ino, l.Owner)
 	switch {
@@ -199,6 +200,7 @@ func (b *bridge) unlock(ctx context.Context, a *openArea, o locks.Owner) {
 	if !b.cfg.Locks.HasLocks(dsm.Ino(a.id), o) {
 		return
 	}
+	b.held.locking(dsm.Ino(a.id), locks.Lock{Owner: o, Last: locks.End})
 	if err := b.cfg.Locks.Release(ctx, dsm.Ino(a.id), o); err != nil {
 		b.log.Warn("the locks of a closed file are not given up", "area", a.id, "err", err)
 	}

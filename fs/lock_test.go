@@ -93,6 +93,7 @@ type noCommands struct{ locks.Cluster }
 
 func (noCommands) MayGrant() bool                 { return true }
 func (noCommands) ShowLife(context.Context) error { return nil }
+func (noCommands) HeldLocks(dsm.Ino) []locks.Lock { return nil }
 
 // lockable is a file that a program has open for writing, on a node that has its locks.
 func lockable(t *testing.T) (*bridge, *fakeAreas, *locks.Node, *openArea) {

@@ -12,6 +12,8 @@ import (
 // name. On a local filesystem the program then gets the attributes of the file that had the name.
 // Here the catalog has forgotten them. Walking the path once more (ESTALE) could lose the same race
 // again, and the program would be told that there is no file although there always was one.
+//
+// A removal by name is about what the LOOKUP before it has found as well: see victim.
 type lookups struct {
 	slots [256]lookup
 }
@@ -20,7 +22,8 @@ type lookups struct {
 type lookup struct {
 	mu    lockrank.Mutex
 	tid   uint32
-	inode dsm.Inode
+	place place
+	inode dsm.Inode // zero if nothing was found
 	at    time.Time
 }
 
@@ -33,11 +36,19 @@ func (l *lookups) init() {
 	}
 }
 
-func (l *lookups) put(tid uint32, i dsm.Inode) {
+func (l *lookups) put(tid uint32, p place, i dsm.Inode) {
 	s := &l.slots[tid%uint32(len(l.slots))]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tid, s.inode, s.at = tid, i, time.Now()
+	s.tid, s.place, s.inode, s.at = tid, p, i, time.Now()
+}
+
+// last returns what the thread's last LOOKUP has found, if it was of p.
+func (l *lookups) last(tid uint32, p place) (i dsm.Inode, ok bool) {
+	s := &l.slots[tid%uint32(len(l.slots))]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.inode, s.tid == tid && s.place == p
 }
 
 // gone returns the inode as it was, without names, if the thread looked it up a moment ago.

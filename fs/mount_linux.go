@@ -75,6 +75,10 @@ func Mount(cfg Config) (*FS, error) {
 		if err := b.held.resume(cfg.Held.Word(hold.Daemons).Load(), cfg.HeldFiles); err != nil {
 			return nil, err
 		}
+		if cfg.Resumed != nil {
+			cfg.Resumed()
+		}
+		b.held.goOn()
 		cfg.Held.Word(hold.Device).Store(minorOf(f.device))
 		cfg.Held.Word(hold.Mounted).Store(1)
 	}
@@ -92,7 +96,9 @@ func Mount(cfg Config) (*FS, error) {
 		if err := askAgain(cfg.Device); err != nil {
 			return nil, err
 		}
-		b.held.dropPages()
+		if cfg.Held.Word(hold.Others).Load() == 0 {
+			b.held.dropPages()
+		}
 	}
 	tuneWriteback(f.device, b.log)
 	return f, nil

@@ -39,9 +39,11 @@ type Names interface {
 	// Link gives a file or symlink a further name: errs.Permission for a directory.
 	Link(ctx context.Context, ino, dir dsm.Ino, name string) (dsm.Inode, error)
 	Unlink(ctx context.Context, dir dsm.Ino, name string) error
-	Rmdir(ctx context.Context, dir dsm.Ino, name string) error
-	// Rename moves a name over an existing one if there is one.
-	Rename(ctx context.Context, dir dsm.Ino, name string, newDir dsm.Ino, newName string, how dsm.RenameHow) error
+	// Rmdir removes a directory. If is is not 0 and the name is not that directory's any more, it returns errs.Replaced.
+	Rmdir(ctx context.Context, dir dsm.Ino, name string, is dsm.Ino) error
+	// Rename moves a name over an existing one if there is one. If over is not 0 and newName is not that directory's any more,
+	// it returns errs.Replaced.
+	Rename(ctx context.Context, dir dsm.Ino, name string, newDir dsm.Ino, newName string, how dsm.RenameHow, over dsm.Ino) error
 	SetAttr(ctx context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error)
 	SetSpec(ctx context.Context, ino dsm.Ino, key, value string) (dsm.Inode, error)
 	GetXattr(ctx context.Context, ino dsm.Ino, name string) ([]byte, error)

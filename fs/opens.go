@@ -332,7 +332,11 @@ func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.In
 
 // addLocked counts another handle in the data plane. The caller has the gate.
 func (o *opens) addLocked(ctx context.Context, a *openArea, write bool) error {
-	area, err := o.b.cfg.Areas.Open(ctx, a.id, write)
+	open := o.b.cfg.Areas.Open
+	if o.b.resuming.Load() {
+		open = o.b.cfg.Areas.Reopen
+	}
+	area, err := open(ctx, a.id, write)
 	if err != nil {
 		return err
 	}
@@ -346,8 +350,12 @@ func (o *opens) addLocked(ctx context.Context, a *openArea, write bool) error {
 
 // release ends a handle: its stores are published, then the data plane and, at the last handle, the
 // catalog are told. The kernel does not wait for it.
-func (o *opens) release(a *openArea, write bool) {
+func (o *opens) release(a *openArea, write bool) { o.releaseThen(a, write, func() {}) }
+
+// releaseThen is release. It calls published when what was stored is published, and the file is still held.
+func (o *opens) releaseThen(a *openArea, write bool, published func()) {
 	if a.direct.on.Load() {
+		published()
 		o.releaseDirect(a, write)
 		return
 	}
@@ -362,6 +370,7 @@ func (o *opens) release(a *openArea, write bool) {
 		o.b.keepModTime(ctx, a)
 		cancel()
 	}
+	published()
 	a.gate <- struct{}{}
 	defer func() { <-a.gate }()
 	o.closeLocked(a, write, true)

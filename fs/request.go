@@ -62,7 +62,7 @@ const (
 
 func (b *bridge) begin(cancel <-chan struct{}, h *fuse.InHeader) *request {
 	b.retries.began(h)
-	b.goesOn(h.Pid)
+	b.goesOn(h)
 	r := &request{deadline: time.Now().Add(b.cfg.FaultTimeout), cancel: cancel, closing: b.life.Done(), tid: h.Pid, unique: h.Unique &^ resent}
 	r.mu.Init("fs.request")
 	return r
@@ -219,12 +219,16 @@ func signaled(tid uint32) bool {
 // punch is a hole that a thread has punched.
 type punch struct {
 	tid  uint32
-	area *openArea
+	over func() // what the area is to be told when the thread goes on
 }
 
-// goesOn is called at the beginning of each request of a thread. If it has punched the last hole it has gone on since.
-func (b *bridge) goesOn(tid uint32) {
-	if p := b.punched.Load(); p != nil && p.tid == tid && tid != 0 && b.punched.CompareAndSwap(p, nil) { // 0: nobody knows
-		p.area.current().KernelLocks()
+// opRead is FUSE_READ.
+const opRead = 15
+
+// goesOn is called at the beginning of each request. If its thread has punched the last hole it has gone on since. A READ says nothing:
+// no thread waits for one that reads ahead, so it may be from before the hole.
+func (b *bridge) goesOn(h *fuse.InHeader) {
+	if p := b.punched.Load(); p != nil && p.tid == h.Pid && h.Pid != 0 && h.Opcode != opRead && b.punched.CompareAndSwap(p, nil) { // 0: nobody knows
+		p.over()
 	}
 }

@@ -103,7 +103,7 @@ func (t *retries) began(h *fuse.InHeader) {
 }
 
 // inWalks are the requests that a walk may consist of, or end with at an ESTALE.
-var inWalks = []uint32{opLookup, opGetattr, opSetattr, opReadlink, opOpen, opOpendir, opCreate, opTmpfile, opSetxattr, opGetxattr, opListxattr, opRemovexattr}
+var inWalks = []uint32{opLookup, opGetattr, opSetattr, opReadlink, opOpen, opOpendir, opCreate, opTmpfile, opSetxattr, opGetxattr, opListxattr, opRemovexattr, opRmdir, opRename, opRename2}
 
 // Of the kernel's numbers of requests (uapi/linux/fuse.h).
 const (
@@ -111,6 +111,8 @@ const (
 	opGetattr     = 3
 	opSetattr     = 4
 	opReadlink    = 5
+	opRmdir       = 11
+	opRename      = 12
 	opOpen        = 14
 	opSetxattr    = 21
 	opGetxattr    = 22
@@ -118,6 +120,7 @@ const (
 	opRemovexattr = 24
 	opOpendir     = 27
 	opCreate      = 35
+	opRename2     = 45
 	opTmpfile     = 51
 )
 

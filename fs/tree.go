@@ -44,6 +44,7 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 		b.aliases.vacate(at)
 	}
 	if err != nil {
+		b.lookups.put(r.tid, at, dsm.Inode{})
 		b.unfoundNow(r.tid, at, err)
 		return status(err)
 	}
@@ -51,7 +52,7 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 	if !ok {
 		return fuse.Status(syscall.ESTALE)
 	}
-	b.lookups.put(r.tid, i)
+	b.lookups.put(r.tid, at, i)
 	b.beforeTold(r, i)
 	if i.Kind == dsm.KindDir {
 		b.keptEntry(i, k, out)
@@ -162,24 +163,26 @@ func (b *bridge) Readlink(cancel <-chan struct{}, in *fuse.InHeader) ([]byte, fu
 }
 
 func (b *bridge) Unlink(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
-	return b.remove(cancel, in, name, b.cfg.Names.Unlink)
-}
-
-func (b *bridge) Rmdir(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
-	st := b.remove(cancel, in, name, b.cfg.Names.Rmdir)
-	if st.Ok() {
-		b.aliases.removed(place{nodeID(in.NodeId), name})
-	}
-	return st
-}
-
-func (b *bridge) remove(cancel <-chan struct{}, in *fuse.InHeader, name string, how func(context.Context, dsm.Ino, string) error) fuse.Status {
 	if st := writable(in.NodeId, name); !st.Ok() {
 		return st
 	}
 	r := b.begin(cancel, in)
 	defer r.end()
-	return status(how(r, inoOf(in.NodeId), name))
+	return status(b.cfg.Names.Unlink(r, inoOf(in.NodeId), name))
+}
+
+func (b *bridge) Rmdir(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
+	if st := writable(in.NodeId, name); !st.Ok() {
+		return st
+	}
+	r := b.begin(cancel, in)
+	defer r.end()
+	p := place{nodeID(in.NodeId), name}
+	st := b.remove(r, p, func(victim dsm.Ino) error { return b.cfg.Names.Rmdir(r, inoOf(in.NodeId), name, victim) })
+	if st.Ok() {
+		b.aliases.removed(p)
+	}
+	return st
 }
 
 func (b *bridge) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
@@ -197,11 +200,17 @@ func (b *bridge) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newN
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
-	err := b.cfg.Names.Rename(r, inoOf(in.NodeId), oldName, inoOf(in.Newdir), newName, how)
-	if err == nil {
-		b.aliases.renamed(place{nodeID(in.NodeId), oldName}, place{nodeID(in.Newdir), newName}, how == dsm.RenameExchange)
+	from, to := place{nodeID(in.NodeId), oldName}, place{nodeID(in.Newdir), newName}
+	st := b.remove(r, to, func(victim dsm.Ino) error {
+		if how != dsm.RenameReplace {
+			victim = 0 // nothing is removed
+		}
+		return b.cfg.Names.Rename(r, inoOf(in.NodeId), oldName, inoOf(in.Newdir), newName, how, victim)
+	})
+	if st.Ok() {
+		b.aliases.renamed(from, to, how == dsm.RenameExchange)
 	}
-	return status(err)
+	return st
 }
 
 var errNotHere = errs.E(errs.NotExist, "look up", "")

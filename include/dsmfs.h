@@ -141,7 +141,8 @@ enum { DSMFS__MAGIC = 0x414d5344, DSMFS__VERSION = 1 }; /* of the protocol */
 enum { DSMFS__PAYLOAD = 4096, DSMFS__GUARDED = 8 };
 enum { DSMFS__MAPPING_LIMIT = 60000 }; /* ms for requests with signals blocked; the daemon's own limit is 30 s */
 enum { DSMFS__PATIENCE = 5000 };       /* ms after which signals are unblocked during a request that is not answered */
-enum { DSMFS__UFFD = 1, DSMFS__DEMAND = 4 }; /* of ATTACH's d: TRACK needs a userfaultfd; the area is on demand */
+enum { DSMFS__UFFD = 1, DSMFS__DEMAND = 4, DSMFS__DIRECT = 16 }; /* of ATTACH's d: TRACK needs a userfaultfd; the area is on demand; it
+                                                                    is open in the mount with access=direct */
 
 struct dsmfs__head { /* of every packet, as on the wire */
     uint32_t magic;

@@ -2,6 +2,8 @@ package integration
 
 import (
 	"bytes"
+	"errors"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -9,65 +11,233 @@ import (
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
 
-// TestAttachedProgramCutsTheMemory: programs that have attached cut the memory of their areas and seal it. Their daemon
-// lives, all that was published is there, and they and others go on.
-func TestAttachedProgramCutsTheMemory(t *testing.T) {
+// The tests of this file are about programs that use the descriptor of an area's memory for more than to map it.
+
+// eachMemory runs a test with an area of each kind of memory, which it makes as /w.
+func eachMemory(t *testing.T, size int64, f func(t *testing.T, c *harness.Cluster)) {
 	for name, settings := range map[string]string{"plain": "", "own": "merge sum\ndtype i32\n", "demand": "residency demand\n"} {
-		t.Run(name, func(t *testing.T) { cutsTheMemory(t, settings) })
+		t.Run(name, func(t *testing.T) {
+			c := nodes(t, 2)
+			if _, err := harness.CreateAt(c.Node(1).AttachSocket(), "/w\n"+settings, size, 0o644, true); err != nil {
+				t.Fatal(err)
+			}
+			f(t, c)
+		})
 	}
 }
 
-func cutsTheMemory(t *testing.T, settings string) {
-	c := nodes(t, 2)
-	n := c.Node(1)
-	const size = 64*page + 100
-	for _, path := range []string{"/w", "/other"} {
-		if _, err := harness.CreateAt(n.AttachSocket(), path+"\n"+settings, size, 0o644, true); err != nil {
-			t.Fatal(err)
-		}
-	}
-	a, other, far := n.Attach("/w", true), n.Attach("/other", true), c.Node(2).Attach("/w", true)
-	stored := bytes.Repeat([]byte{1, 2, 3, 0}, size/4)
-	copy(a.Mem, stored)
-	ok(t, "sync")(a.Call(harness.SyncOp))
+// memfd attaches /w once more, and returns the descriptor.
+func memfd(t *testing.T, a *harness.Attachment) int {
+	t.Helper()
 	fd, err := a.Memfd("/w")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = unix.Close(fd) }()
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_FUTURE_WRITE); err != unix.EPERM {
-		t.Errorf("seals are added: %v", err)
-	}
-	for _, end := range []int64{0, 3*page + 7} {
-		if err := unix.Ftruncate(fd, end); err != nil {
-			t.Fatal(err)
-		}
-		ok(t, "sync of what was cut")(a.Call(harness.SyncOp))
-		if !is(fd, stored) {
-			t.Errorf("after a cut to %d bytes other bytes are there", end)
-		}
-	}
-	if err := unix.Ftruncate(fd, 0); err != nil {
-		t.Fatal(err)
-	}
-	ok(t, "acquire")(far.Call(harness.AcquireOp))
-	far.Mem[4] += 9
-	ok(t, "publish elsewhere")(far.Call(harness.SyncOp))
-	ok(t, "sync of what was cut")(a.Call(harness.SyncOp))
-	stored[4] += 9
-	if !is(fd, stored) {
-		t.Error("a publish of another node is not there after a cut")
-	}
-	other.Mem[0] = 1
-	ok(t, "sync of another area")(other.Call(harness.SyncOp))
-	if !n.Running() {
-		t.Error("the daemon has died")
-	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	return fd
 }
 
-// is reports whether a memfd has the bytes: looking at a mapping of one that is cut would end the test.
-func is(fd int, want []byte) bool {
-	got := make([]byte, len(want))
-	n, err := unix.Pread(fd, got, 0)
-	return err == nil && bytes.Equal(got[:n], want)
+// TestAttachedProgramCutsTheMemory: a program cuts the memory of its area, seals it and makes it longer, again and again, while it and a
+// program of another node store and publish. Nothing is lost, and its daemon lives.
+func TestAttachedProgramCutsTheMemory(t *testing.T) {
+	const size, rounds = 64*page + 100, 200
+	eachMemory(t, size, func(t *testing.T, c *harness.Cluster) {
+		n := c.Node(1)
+		a, far := n.Attach("/w", true), c.Node(2).Attach("/w", true)
+		fd := memfd(t, a)
+		stop, done := make(chan struct{}), make(chan error, 1)
+		go func() {
+			for i := int64(0); ; i++ {
+				select {
+				case <-stop:
+					done <- nil
+					return
+				default:
+				}
+				_, sealed := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_FUTURE_WRITE)
+				cut, longer := unix.Ftruncate(fd, i%size), unix.Ftruncate(fd, size+i%100*page)
+				if sealed != unix.EPERM || cut != unix.EPERM || longer != nil && longer != unix.EPERM {
+					done <- errors.Join(errors.New("the memory is sealed, cut, or not made longer"), sealed, cut, longer)
+					return
+				}
+			}
+		}()
+		want := make([]byte, size)
+		for i := range rounds {
+			at, mine := 4*(i%16), page*(i%64)+64
+			a.Mem[mine]++
+			want[mine]++
+			ok(t, "sync")(a.Call(harness.SyncOp))
+			far.Mem[at]++
+			want[at]++
+			ok(t, "sync elsewhere")(far.Call(harness.SyncOp))
+		}
+		close(stop)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		for i, x := range []*harness.Attachment{a, far} {
+			ok(t, "sync")(x.Call(harness.SyncOp))
+			if !bytes.Equal(x.Mem[:size], want) {
+				t.Errorf("node %d: other bytes are there", i+1)
+			}
+		}
+		if !n.Running() {
+			t.Error("the daemon has died")
+		}
+	})
+}
+
+// TestAttachedProgramPunchesTheMemory: what a program punches out of its memory is missing for its node alone, and the updates of others
+// come to it as before.
+func TestAttachedProgramPunchesTheMemory(t *testing.T) {
+	const size = 64 * page
+	eachMemory(t, size, func(t *testing.T, c *harness.Cluster) {
+		n := c.Node(1)
+		a, far := n.Attach("/w", true), c.Node(2).Attach("/w", true)
+		fd := memfd(t, a)
+		for p := range 64 {
+			a.Mem[p*page] = 5
+		}
+		for _, x := range []*harness.Attachment{a, far} {
+			ok(t, "sync")(x.Call(harness.SyncOp))
+		}
+		if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 8*page, 16*page); err != nil {
+			t.Fatal(err)
+		}
+		a.Mem[page+4] = 6
+		far.Mem[10*page+4] = 7
+		for _, x := range []*harness.Attachment{a, far, a, far} {
+			ok(t, "sync")(x.Call(harness.SyncOp))
+		}
+		for i, x := range []*harness.Attachment{a, far} {
+			if x.Mem[page] != 5 || x.Mem[page+4] != 6 || x.Mem[10*page+4] != 7 || x.Mem[30*page] != 5 {
+				t.Errorf("node %d: %d, %d, %d, %d", i+1, x.Mem[page], x.Mem[page+4], x.Mem[10*page+4], x.Mem[30*page])
+			}
+		}
+		if !n.Running() {
+			t.Error("the daemon has died")
+		}
+	})
+}
+
+// TestShrunkWhileAttached: a program that has mapped an area has it mapped still past the end that somebody sets. What it stores there is
+// nowhere when the area grows again, and takes no memory after a sync. In an area on demand it is SIGBUS.
+func TestShrunkWhileAttached(t *testing.T) {
+	const size, small = 64 * page, 3*page + 100
+	eachMemory(t, size, func(t *testing.T, c *harness.Cluster) {
+		n := c.Node(1)
+		a, far := n.Attach("/w", true), c.Node(2).Attach("/w", true)
+		fd := memfd(t, a)
+		for p := range 64 {
+			a.Mem[p*page+8] = 5
+		}
+		for _, x := range []*harness.Attachment{a, far} {
+			ok(t, "sync")(x.Call(harness.SyncOp))
+		}
+		for range 2 {
+			ok(t, "resize")(far.Call(harness.ResizeOp, small))
+			all := clients(c)
+			for i, cl := range all {
+				if st := cl.Stat("w"); st.Size != small {
+					t.Fatalf("node %d: size %d", i+1, st.Size)
+				}
+			}
+			if a.Demand {
+				if _, fault := touch(a.Mem, 10*page); !fault {
+					t.Error("memory past the end is there")
+				}
+			} else {
+				for p := 3; p < 64; p++ {
+					if a.Mem[p*page+8] != 0 && p > 3 {
+						t.Errorf("page %d has its bytes still", p)
+					}
+					a.Mem[p*page+2000] = 9
+				}
+			}
+			a.Mem[16]++
+			ok(t, "sync")(a.Call(harness.SyncOp))
+			var st unix.Stat_t
+			if err := unix.Fstat(fd, &st); err != nil || st.Blocks*512 > 4*page {
+				t.Errorf("%d bytes of memory are left (%v)", st.Blocks*512, err)
+			}
+			if !a.Demand {
+				a.Mem[20*page] = 9 // not found by a sync
+			}
+			ok(t, "resize")(far.Call(harness.ResizeOp, size))
+			for _, cl := range all {
+				if st := cl.Stat("w"); st.Size != size {
+					t.Fatalf("size %d", st.Size)
+				}
+			}
+			if a.Demand {
+				a.GiveUp(10*page, page)
+			}
+			for i, x := range []*harness.Attachment{a, far} {
+				ok(t, "sync")(x.Call(harness.SyncOp))
+				if b := x.Mem[small:]; !bytes.Equal(b, make([]byte, len(b))) || x.Mem[page+8] != 5 {
+					t.Errorf("node %d: other bytes are there", i+1)
+				}
+			}
+			a.Mem[50*page] = 3
+			ok(t, "sync")(a.Call(harness.SyncOp))
+			ok(t, "sync")(far.Call(harness.SyncOp))
+			if far.Mem[50*page] != 3 {
+				t.Error("a store after growth does not come")
+			}
+		}
+	})
+}
+
+// TestDirectOrAttached: a file is direct, or programs of the node have attached it for writing: the second one has the page cache, or the
+// mount. When the first has ended it is the other way round.
+func TestDirectOrAttached(t *testing.T) {
+	c, all := directNodes(t, 1)
+	n, cl := c.Node(1), all[0]
+	f, m := cl.Create("w", 4*page)
+	access(t, cl, "w", "direct")
+	if _, err := n.TryAttach("/w", true); err == nil || !strings.Contains(err.Error(), "access=direct") || !errors.Is(err, unix.ENODEV) {
+		t.Errorf("attached for writing: %v", err)
+	}
+	r := n.Attach("/w", false)
+	m.Store(page, []byte("direct"))
+	if got := string(r.Mem[page:][:6]); got != "direct" {
+		t.Errorf("the reader sees %q", got)
+	}
+	r.Close()
+	m.Unmap()
+	f.Close()
+	var a *harness.Attachment
+	if !harness.Eventually(limit, func() bool {
+		var err error
+		a, err = n.TryAttach("/w", true)
+		return err == nil
+	}) {
+		t.Fatal("a file that nobody has open any more cannot be attached")
+	}
+	defer a.Close()
+	copy(a.Mem[2*page:], "attached")
+	f = cl.Open("w", "rw")
+	if got := figure(cl, "w", "access"); !strings.HasPrefix(got, "cached") {
+		t.Errorf("access %q of a file that is attached for writing", got)
+	}
+	f.Truncate(2 * page)
+	if got := f.Read(0, 8*page); len(got) != 2*page || string(got[page:][:6]) != "direct" {
+		t.Errorf("%d bytes of a file that was cut", len(got))
+	}
+	f.Close()
+	a.Close()
+	if !harness.Eventually(limit, func() bool { return figure(cl, "w", "handles") == "0" }) {
+		t.Fatalf("%s handles are left", figure(cl, "w", "handles"))
+	}
+	f = cl.Open("w", "rw") // before the node lets go of the memory
+	access(t, cl, "w", "direct")
+	if got := f.Read(0, 8*page); len(got) != 2*page || string(got[page:][:6]) != "direct" {
+		t.Errorf("%d bytes of a file that is direct again", len(got))
+	}
+	m = f.Map(2 * page)
+	f.Truncate(page)
+	if err := m.LoadFails(page); err != harness.Failure("SIGBUS") {
+		t.Errorf("memory past the end of a direct file: %v, want SIGBUS", err)
+	}
 }

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -217,5 +218,58 @@ func TestRemovedDirectoryThatIsOpen(t *testing.T) {
 	b.Must("fchmod %d 700", dir.FD)
 	if got := dir.Stat(); got.Mode&0o777 != 0o700 || got.Nlink != 0 {
 		t.Errorf("the removed directory is %+v", got)
+	}
+}
+
+// TestRemoveByANameThatMoves removes directories by a name that another node gives to another one at that moment. What had it before
+// is not removed, so a program that works in it goes on.
+func TestRemoveByANameThatMoves(t *testing.T) {
+	c := nodes(t, 2)
+	a, b, inside := c.Node(1).Client(), c.Node(2).Client(), c.Node(2).Client()
+	for _, x := range []struct {
+		call string
+		may  []error // the name may be nobody's, or that of the directory which is not empty
+	}{
+		{"rmdir " + b.Path("x"), []error{harness.Failure("ENOTEMPTY"), harness.Failure("ENOENT")}},
+		{"rename " + b.Path("w") + " " + b.Path("x"), []error{harness.Failure("ENOTEMPTY")}},
+	} {
+		lost := 0
+		const rounds = 50
+		for range rounds {
+			for _, d := range []string{"w", "x", "x/d", "y"} {
+				a.Must("mkdir %s", a.Path(d))
+			}
+			inside.Must("chdir %s", inside.Path("x"))
+			var removing sync.WaitGroup
+			removing.Go(func() {
+				for {
+					_, err := b.Do("%s", x.call)
+					if err == nil {
+						return
+					}
+					if !slices.Contains(x.may, err) {
+						t.Errorf("%s: %v", x.call, err)
+						return
+					}
+				}
+			})
+			a.Must("rename %s %s", a.Path("x"), a.Path("z"))
+			_, err := a.Do("rename %s %s", a.Path("y"), a.Path("x"))
+			removing.Wait()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := inside.Do("stat d"); err != nil {
+				lost++
+			}
+			inside.Must("chdir %s", inside.Path("."))
+			a.Must("rmdir %s", a.Path("z/d"))
+			a.Must("rmdir %s", a.Path("z"))
+			_, _ = a.Do("rmdir %s", a.Path("w"))
+			_, _ = a.Do("rmdir %s", a.Path("x"))
+		}
+		if lost > 0 {
+			t.Errorf("%s: in %d rounds of %d the directory that was moved away is taken for removed", x.call, lost, rounds)
+		}
 	}
 }

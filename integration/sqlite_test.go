@@ -13,43 +13,14 @@ import (
 func TestSQLite(t *testing.T) {
 	needNumPy(t)
 	c := nodes(t, 3)
-	const rounds = 30
 	for _, journal := range []string{"DELETE", "TRUNCATE", "PERSIST"} {
 		t.Run(journal, func(t *testing.T) {
-			name := "/" + journal + ".db"
-			c.Node(1).Python(fmt.Sprintf(`
-import sqlite3
-db = sqlite3.connect(mnt + %q)
-db.execute('PRAGMA journal_mode=%s')
-db.execute('CREATE TABLE counter (n)')
-db.execute('CREATE TABLE rows (node, i, text)')
-db.execute('INSERT INTO counter VALUES (0)')
-db.commit()
-db.close()
-`, name, journal))
-			everywhere(t, c, func(n *harness.Node) string {
-				return fmt.Sprintf(`
-import sqlite3
-db = sqlite3.connect(mnt + %q, timeout=100, isolation_level=None)
-db.execute('PRAGMA journal_mode=%s')
-for i in range(%d):
-    db.execute('BEGIN IMMEDIATE')
-    n, = db.execute('SELECT n FROM counter').fetchone()
-    db.execute('UPDATE counter SET n=?', (n + 1,))
-    db.execute('INSERT INTO rows VALUES (?, ?, ?)', (%q, i, 'x' * (i * 97 %% 4000)))
-    db.execute('COMMIT')
-`, name, journal, rounds, n.Name)
-			})
+			db := harness.SQLite{Name: "/" + journal + ".db", Journal: journal, Rounds: 30}
+			c.Node(1).Python(db.Create())
+			everywhere(t, c, db.Count)
+			look, want := db.Check(3)
 			for _, n := range c.Nodes() {
-				got := n.Python(fmt.Sprintf(`
-import sqlite3
-db = sqlite3.connect(mnt + %q, timeout=100)
-n, = db.execute('SELECT n FROM counter').fetchone()
-rows = db.execute('SELECT DISTINCT node, i FROM rows').fetchall()
-whole = all(len(t) == i * 97 %% 4000 for i, t in db.execute('SELECT i, text FROM rows'))
-print(n, len(rows), whole, db.execute('PRAGMA integrity_check').fetchone()[0])
-`, name))
-				if want := fmt.Sprintf("%d %d True ok", 3*rounds, 3*rounds); got != want {
+				if got := n.Python(look); got != want {
 					t.Errorf("%s: %s, want %s", n.Name, got, want)
 				}
 			}

@@ -164,10 +164,12 @@ func (b *Book) delegate(ino dsm.Ino, node dsm.NodeID) Event {
 // and wait for. It does nothing to a delegation of another term: it was delayed, and what the node
 // has granted in that one it does not know.
 func (b *Book) Surrender(ino dsm.Ino, node dsm.NodeID, term uint64, held []Lock, waiting []Request) ([]Event, error) {
+	var its table
 	for _, l := range held {
-		if l.Owner.Node != node || !l.valid() || l.Type == Unlock {
+		if _, blocked := its.conflict(l); blocked || l.Owner.Node != node || !l.valid() || l.Type == Unlock {
 			return nil, fmt.Errorf("a lock of node %s: %+v", node, l)
 		}
+		its.place(l)
 	}
 	for _, r := range waiting {
 		if r.Lock.Owner.Node != node || !r.Lock.valid() || r.How != Wait {
@@ -179,10 +181,7 @@ func (b *Book) Surrender(ino dsm.Ino, node dsm.NodeID, term uint64, held []Lock,
 	}
 	delete(b.delegated, ino)
 	t := b.set.table(ino)
-	for _, l := range held {
-		t.place(l)
-	}
-	t.queue = append(slices.Clone(waiting), t.queue...)
+	t.held, t.queue = its.held, append(slices.Clone(waiting), t.queue...)
 	events := []Event{{What: Surrendered, Ino: ino, Node: node}}
 	if next, ok := t.heir(); ok {
 		e := b.delegate(ino, next)

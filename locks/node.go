@@ -23,6 +23,9 @@ type Cluster interface {
 	// LockStanding returns the file's state for this node, as of the last command that this node
 	// has applied.
 	LockStanding(ino dsm.Ino) Standing
+	// HeldLocks returns what the book has of the locks of this node's programs, as of the same command. LockedFiles returns the files of which it has some.
+	HeldLocks(ino dsm.Ino) []Lock
+	LockedFiles() []dsm.Ino
 	// DelegatedLocks returns the files that are delegated to this node, as of the same command.
 	DelegatedLocks() []dsm.Ino
 	// MayGrant reports whether it is certain that the cluster still counts on this node.
@@ -38,6 +41,10 @@ type Config struct {
 	Log     *slog.Logger
 	// Patience bounds how long a command may take.
 	Patience time.Duration
+	// First is the number after which requests are numbered: above those of any daemon before.
+	First uint64
+	// Resuming says that programs had locks when the daemon before was killed: Resume follows for each, and then Resumed. Until then no file is given up.
+	Resuming bool
 }
 
 // Node keeps the locks of one node's programs. Its methods may be called by any goroutine.
@@ -49,11 +56,13 @@ type Node struct {
 
 	mu struct {
 		lockrank.Mutex
-		files  map[dsm.Ino]*file
-		local  set // of the delegated files
-		asked  map[uint64]*waiting
-		last   uint64 // ticket
-		closed bool
+		files    map[dsm.Ino]*file
+		local    set // of the delegated files
+		asked    map[uint64]*waiting
+		last     uint64              // ticket
+		resuming bool                // see Config
+		resumed  map[Owner][]resumed // while resuming
+		closed   bool
 	}
 }
 
@@ -64,9 +73,10 @@ type file struct {
 	term         uint64 // the delegation's
 	stale        bool   // no program has acquired the area since the delegation began
 	surrendering bool
-	yielded      bool // the book decides, until it has renewed the delegation
-	dropped      bool // the locks were dropped, and programs do not know
-	releases     int  // calls under way for programs that have closed the file
+	yielded      bool    // the book decides, until it has renewed the delegation
+	dropped      bool    // the locks were dropped, and programs do not know
+	releases     int     // calls under way for programs that have closed the file
+	undoing      []*Lock // given up, but not yet released: see undoLocked
 	// owners have locks, or may have some.
 	owners  map[Owner]struct{}
 	changed chan struct{} // closed at the next change; nil if nobody waits for one
@@ -99,6 +109,7 @@ func NewNode(cfg Config) *Node {
 	n.mu.files = make(map[dsm.Ino]*file)
 	n.mu.asked = make(map[uint64]*waiting)
 	n.mu.local.init()
+	n.mu.last, n.mu.resuming, n.mu.resumed = cfg.First, cfg.Resuming, make(map[Owner][]resumed)
 	return n
 }
 
@@ -135,7 +146,7 @@ func (n *Node) fileLocked(ino dsm.Ino) *file {
 // tidyLocked forgets the file if there is nothing left to remember about it.
 func (n *Node) tidyLocked(ino dsm.Ino) {
 	f := n.mu.files[ino]
-	if f == nil || f.delegated || f.releases > 0 || f.changed != nil || len(f.owners) > 0 {
+	if f == nil || f.delegated || f.releases > 0 || len(f.undoing) > 0 || f.changed != nil || len(f.owners) > 0 {
 		return
 	}
 	delete(n.mu.files, ino)
@@ -172,36 +183,28 @@ func (n *Node) HasLocks(ino dsm.Ino, o Owner) bool {
 	return ok
 }
 
-// Held returns the locks that the owner has of a file that is delegated to this node.
-func (n *Node) Held(ino dsm.Ino, o Owner) (held []Lock) {
+// Held returns the locks that the owner has of a file.
+func (n *Node) Held(ino dsm.Ino, o Owner) []Lock {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	all := n.cfg.Cluster.HeldLocks(ino)
 	if t := n.mu.local.tables[ino]; t != nil {
-		for _, l := range t.held {
+		all = t.held
+	}
+	var its table
+	for _, l := range all {
+		if l.Owner == o {
+			its.held = append(its.held, l)
+		}
+	}
+	if f := n.mu.files[ino]; f != nil {
+		for _, l := range f.undoing {
 			if l.Owner == o {
-				held = append(held, l)
+				its.place(*l)
 			}
 		}
 	}
-	return held
-}
-
-// Resume gives an owner the lock that it had before the daemon of this node was killed. Whoever has a lock that conflicts has it from
-// before: it was released, or l would not have been granted.
-func (n *Node) Resume(ctx context.Context, ino dsm.Ino, l Lock) error {
-	for {
-		err := n.Set(ctx, ino, l, false, nil)
-		if !errs.Is(err, errs.WouldBlock) {
-			return err
-		}
-		in, blocked, err := n.Test(ctx, ino, l)
-		if err == nil && blocked {
-			err = n.Set(ctx, ino, Lock{Owner: in.Owner, First: in.First, Last: in.Last}, false, nil)
-		}
-		if err != nil {
-			return err
-		}
-	}
+	return its.held
 }
 
 // Releasing says that a program has closed the file and that its locks are about to be released.
@@ -228,7 +231,7 @@ func (n *Node) Opening(ino dsm.Ino) (acquired func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	f := n.mu.files[ino]
-	if f == nil || !f.delegated || !f.stale {
+	if f == nil || !f.delegated || !f.stale || n.mu.resuming { // what is opened again is not acquired
 		return func() {}
 	}
 	term := f.term
@@ -253,7 +256,7 @@ func (f *file) over() { f.delegated, f.surrendering, f.yielded = false, false, f
 // surrenderLocked gives up a delegation. Until that is done the file's local table does not change.
 func (n *Node) surrenderLocked(ino dsm.Ino) {
 	f := n.mu.files[ino]
-	if f.surrendering {
+	if f.surrendering || n.mu.resuming {
 		return
 	}
 	f.surrendering = true

@@ -42,6 +42,7 @@ type member struct {
 	acquires atomic.Int64
 	fail     atomic.Bool // the area cannot be acquired
 	warned   atomic.Int64
+	unled    atomic.Int64  // so many commands find no leader
 	delayed  chan struct{} // surrenders wait until it is closed
 }
 
@@ -114,8 +115,8 @@ func (m *member) command(ctx context.Context, what func(b *Book) ([]Event, error
 	})()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if ctx.Err() != nil {
-		return ctx.Err()
+	if err := m.led(ctx); err != nil {
+		return err
 	}
 	events, err := what(c.book)
 	if err == nil {
@@ -168,6 +169,18 @@ func (m *member) SurrenderLocks(ctx context.Context, ino dsm.Ino, term uint64, h
 
 func (m *member) CancelLock(ctx context.Context, ino dsm.Ino, ticket uint64) error {
 	return m.command(ctx, func(b *Book) ([]Event, error) { return b.Cancel(ino, m.id, ticket), nil })
+}
+
+func (m *member) LockedFiles() []dsm.Ino {
+	m.bench.mu.Lock()
+	defer m.bench.mu.Unlock()
+	return m.bench.book.Locked(m.id)
+}
+
+func (m *member) HeldLocks(ino dsm.Ino) []Lock {
+	m.bench.mu.Lock()
+	defer m.bench.mu.Unlock()
+	return m.bench.book.Has(ino, m.id)
 }
 
 func (m *member) LockStanding(ino dsm.Ino) Standing {

@@ -2,6 +2,7 @@ package locks
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -59,7 +60,9 @@ func (n *Node) Set(ctx context.Context, ino dsm.Ino, l Lock, wait bool, acquire 
 	}
 	if err != nil {
 		n.mu.Lock()
-		n.undoLocked(ino, l)
+		if !n.keepsLocked(ino) {
+			n.undoLocked(ino, l)
+		}
 		n.mu.Unlock()
 	}
 	return err
@@ -130,7 +133,7 @@ func (n *Node) ask(ctx context.Context, ino dsm.Ino, r Request, undo bool, askin
 			a, err := n.refuseLocked(f, ino, r)
 			n.mu.Unlock()
 			return nil, a, err
-		case f.surrendering, f.releases > 0 && r.Lock.Type != Unlock:
+		case f.surrendering, r.Lock.Type != Unlock && (f.releases > 0 || f.undoes(r.Lock.Owner)):
 			changed := f.hear()
 			ready = func() error { return n.until(ctx, changed) }
 		case f.delegated && r.Lock.Type != Unlock && !n.cfg.Cluster.MayGrant():
@@ -276,7 +279,7 @@ func (n *Node) recordLocked(ino dsm.Ino, w *waiting, a Answer) {
 	case a.Verdict != Granted || w.req.How == Test:
 	case l.Type != Unlock:
 		f.owners[l.Owner] = struct{}{}
-		if w.abandoned {
+		if w.abandoned && !n.keepsLocked(ino) {
 			n.undoLocked(ino, l)
 		}
 	case l.First == 0 && l.Last == End:
@@ -285,15 +288,28 @@ func (n *Node) recordLocked(ino dsm.Ino, w *waiting, a Answer) {
 	n.tidyLocked(ino)
 }
 
-// undoLocked releases a lock that was granted although no program will get it.
+// undoLocked releases a lock that was granted although no program will get it. Until that is done the owner does not have it, and gets no other of the file, which might be
+// released in its place.
 func (n *Node) undoLocked(ino dsm.Ino, l Lock) {
+	f := n.fileLocked(ino)
 	l.Type = Unlock
+	f.undoing = append(f.undoing, &l)
 	n.runLocked(func() {
 		n.insist("give up a lock", func(ctx context.Context) error {
 			_, _, err := n.ask(ctx, ino, Request{Lock: l}, true, func() {})
 			return err
 		})
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		f.undoing = slices.DeleteFunc(f.undoing, func(x *Lock) bool { return x == &l })
+		f.ring()
+		n.tidyLocked(ino)
 	})
+}
+
+// undoes reports whether a lock of the owner is being undone.
+func (f *file) undoes(o Owner) bool {
+	return slices.ContainsFunc(f.undoing, func(l *Lock) bool { return l.Owner == o })
 }
 
 // giveUp ends a request that may not have reached the cluster. why is the reason.

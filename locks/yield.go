@@ -12,6 +12,9 @@ type Yield struct {
 
 // idleLocked reports whether no program of this node has a lock of the file or asks for one.
 func (n *Node) idleLocked(ino dsm.Ino) bool {
+	if n.mu.resuming {
+		return false
+	}
 	for _, w := range n.mu.asked {
 		if w.ino == ino {
 			return false

@@ -32,7 +32,10 @@ type Area struct {
 	demand  *demand                 // nil unless the area is on demand
 	ledger  *Cached                 // the newest one; nil before the first
 	drops   *Drops                  // of the file; never nil
-	kept    *keeping                // nil unless it is in a Keep
+	kept    *keeping                // nil unless it has a record in a Keep: see outlives
+	note    []frame                 // see BeginMerge
+	sent    int                     // how many Sents there are
+	left    map[frameKind][]tagged  // until ResumeCached
 }
 
 // NewArea returns the memory of an area of size bytes, all zero, without a working copy.
@@ -41,11 +44,9 @@ func NewArea(id dsm.AreaID, size int64) (*Area, error) { return newArea(id, size
 // newArea makes an area, one on demand if d is not nil, one in a Keep if k is not nil.
 func newArea(id dsm.AreaID, size int64, d *demand, k *keeping) (*Area, error) {
 	a := &Area{id: id, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}, demand: d, drops: &Drops{}, kept: k}
-	a.working, a.base = newCopy(id, "w", k == nil), newCopy(id, "b", d != nil)
-	if k != nil {
-		a.working.kept, a.working.at = k, &k.record.Working
-		a.base.kept, a.base.at = k, &k.record.Base
-	}
+	a.frames.kept = k
+	a.working, a.base = newCopy(id, "w", false), newCopy(id, "b", false)
+	a.placeCopies()
 	a.working.absent = true
 	if err := a.Resize(size); err != nil {
 		return nil, errors.Join(err, a.Close())
@@ -66,17 +67,32 @@ func (a *Area) BeginReplica() error {
 
 // EndReplica frees the working copy, and holds no base any more. Programs that have it mapped keep it.
 // Nobody else may look at it afterwards.
-func (a *Area) EndReplica() error {
+func (a *Area) EndReplica() error { return a.EndReplicaLater()() }
+
+// EndReplicaLater is EndReplica, but returns what frees the memory, which takes a while if there is much. Any goroutine may call it, at any time.
+func (a *Area) EndReplicaLater() (free func() error) {
 	if a.kept != nil {
 		a.kept.record.Newest.Store(0)
 	}
 	for p := range a.twins {
 		a.dropTwin(p)
 	}
+	a.dropNote()
 	if a.demand != nil {
 		a.demand.bases = nil
 	}
-	return a.failed("end replica", errors.Join(a.demand.close(), a.working.leave()))
+	return a.all("end replica", a.demand.closeLater(), a.working.leaveLater())
+}
+
+// all returns a function that calls all of some.
+func (a *Area) all(op string, list ...func() error) func() error {
+	return func() error {
+		var all []error
+		for _, f := range list {
+			all = append(all, f())
+		}
+		return a.failed(op, errors.Join(all...))
+	}
 }
 
 func (a *Area) fail(op string, err error) error {
@@ -87,6 +103,14 @@ func (a *Area) fail(op string, err error) error {
 	return &errs.Error{Op: "memory: " + op, Area: a.id, Kind: kind, Err: err}
 }
 
+// failed is fail if err is not nil.
+func (a *Area) failed(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return a.fail(op, err)
+}
+
 // wholePages rounds a size up to a whole number of pages.
 func wholePages(size int64) int64 { return (size + dsm.PageSize - 1) &^ (dsm.PageSize - 1) }
 
@@ -95,8 +119,7 @@ func wholePages(size int64) int64 { return (size + dsm.PageSize - 1) &^ (dsm.Pag
 // that were returned before become invalid. After an error the size is the old one and the caller
 // must try again; bytes past the requested end may already be zero.
 //
-// While the area is shared, what programs have written past the end (see Extended) stays when the
-// area grows.
+// What programs have written past the end of a file of a mount (see Extended) stays when the area grows.
 func (a *Area) Resize(size int64) error {
 	if size < 0 || size > dsm.MaxAreaSize {
 		return errs.E(errs.TooLarge, "resize", "size of %d bytes", size)
@@ -106,10 +129,6 @@ func (a *Area) Resize(size int64) error {
 		if err := c.reserve(end); err != nil {
 			return a.fail("resize", err)
 		}
-	}
-	had, err := a.working.end()
-	if err != nil {
-		return a.fail("resize", err)
 	}
 	resize, length := a.working.resize, size
 	if a.demand != nil {
@@ -131,7 +150,11 @@ func (a *Area) Resize(size int64) error {
 		if err := a.working.zero(a.size, a.working.len); err != nil {
 			return a.fail("resize", err)
 		}
-	} else {
+	} else if !a.working.sealed {
+		had, err := a.working.end()
+		if err != nil {
+			return a.fail("resize", err)
+		}
 		if written := max(a.size, had); written < size {
 			// Programs that have the working copy mapped can store past its end, in its last page.
 			a.working.clearPast(written)
@@ -147,6 +170,9 @@ func (a *Area) Resize(size int64) error {
 		return a.fail("resize", err)
 	}
 	a.size = size
+	if a.kept != nil {
+		a.kept.record.Size.Store(max(a.kept.record.Size.Load(), uint64(size)))
+	}
 	return nil
 }
 
@@ -166,7 +192,7 @@ func (a *Area) Extended() (int64, error) {
 
 // Trim removes what programs have written past the end.
 func (a *Area) Trim() error {
-	if a.demand != nil {
+	if a.demand != nil || a.working.sealed {
 		return nil
 	}
 	if err := a.working.resize(a.size); err != nil {
@@ -179,15 +205,15 @@ func (a *Area) Trim() error {
 func (a *Area) Size() int64 { return a.size }
 
 // Close frees all memory. The Area and its Cached must not be used afterwards.
-func (a *Area) Close() error {
+func (a *Area) Close() error { return a.CloseLater()() }
+
+// CloseLater is Close as EndReplicaLater is EndReplica.
+func (a *Area) CloseLater() (free func() error) {
 	clear(a.twins)
 	a.frames.close()
 	a.kept.forget()
 	defer a.kept.end()
-	if err := errors.Join(a.demand.close(), a.working.close(), a.base.close()); err != nil {
-		return a.fail("close", err)
-	}
-	return nil
+	return a.all("close", a.demand.closeLater(), a.working.closeLater(), a.base.closeLater())
 }
 
 // Working returns page p as the node's programs see it. Bytes past the end of the area, in its last

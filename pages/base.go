@@ -55,7 +55,7 @@ func (a *Area) SetBase(p dsm.PageIndex, n []byte) {
 	case string(n) == string(a.base.look(p, 1)):
 		a.dropTwin(p)
 	default:
-		copy(a.twin(p), n)
+		a.setTwin(p, n)
 	}
 }
 
@@ -109,9 +109,9 @@ func (a *Area) Homed(e dsm.ExtentIndex) bool {
 	return ok
 }
 
-// holdsBase reports whether the replica needs the base of page p to stay what it is: all pages of an
+// HoldsBase reports whether the replica needs the base of page p to stay what it is: all pages of an
 // area with a working copy, but in one on demand only those whose base Install or KeepBases has kept.
-func (a *Area) holdsBase(p dsm.PageIndex) bool {
+func (a *Area) HoldsBase(p dsm.PageIndex) bool {
 	if a.demand == nil {
 		return !a.working.absent
 	}
@@ -152,14 +152,13 @@ func (a *Area) FreeHome(p dsm.PageIndex) {
 // last value.
 func (a *Area) BeforeHomeWrite(p dsm.PageIndex, own bool) (rode bool) {
 	switch {
-	case !a.holdsBase(p):
+	case !a.HoldsBase(p):
 		a.dropTwin(p)
 	case a.HasTwin(p):
 	case own:
 		return true
 	default:
-		home := a.Home(p)
-		copy(a.twin(p), home)
+		a.setTwin(p, a.Home(p))
 	}
 	return false
 }
@@ -194,14 +193,17 @@ func (a *Area) ResignHome(e dsm.ExtentIndex) {
 	delete(a.homed, e)
 }
 
-// twin returns the twin of page p. If there is none it makes one, with undefined bytes.
-func (a *Area) twin(p dsm.PageIndex) []byte {
+// setTwin copies n to the twin of page p, which it makes if there is none.
+func (a *Area) setTwin(p dsm.PageIndex, n []byte) {
 	t, ok := a.twins[p]
 	if !ok {
 		t = a.frames.take()
 		a.twins[p] = t
 	}
-	return t.mem
+	copy(t.mem, n)
+	if !ok {
+		a.frames.tag(t, frameTwin, uint64(p), 0)
+	}
 }
 
 func (a *Area) dropTwin(p dsm.PageIndex) {

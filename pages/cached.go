@@ -150,6 +150,8 @@ type Cached struct {
 	spare   []byte // buffer of a store notice that is done
 
 	windows map[dsm.ExtentIndex]*window // what happened since the last write(2): see cached_unsure.go
+	resumed int64                       // not 0 if the ledger was taken over from an earlier daemon: all pages before it may be given
+	again   bool                        // likewise, and no write(2) was taken since
 	shaken  bool                        // since the last write(2) the page cache may have dropped pages without a notice
 
 	open    int // pages pending + pages in flight
@@ -184,6 +186,12 @@ type cachedExtent struct {
 // replaces the ledger that a had before. Of notices of the old ledger that are still in flight it
 // knows only that they may make the page cache drop pages: see Drops.
 func NewCached(a *Area) *Cached {
+	c := newCached(a)
+	c.certainAgain()
+	return c
+}
+
+func newCached(a *Area) *Cached {
 	if old := a.ledger; old != nil {
 		old.Replaced()
 		for _, g := range old.given {
@@ -285,6 +293,7 @@ func (c *Cached) Read(off int64, dst []byte) int {
 			case hidden:
 				g := c.keep(x, i)
 				clear(g.mem[copy(g.mem, reply):])
+				c.keepsGiven(x, i)
 				c.known(x, i)
 				c.want(x, i)
 			case c.shared:
@@ -383,10 +392,11 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 	if c.shared {
 		k.StoreShared(p, base[:], w, merged[:])
 	} else {
+		c.area.BeginMerge(p, nil)
 		k.Merge(p, base[:], merged[:], w, nil)
 		copy(w, merged[:])
 	}
-	copy(g.mem[lo:], data)
+	g = c.nowGiven(p, lo, data)
 	if !split { // whatever the page cache held before, it holds data now
 		for _, o := range c.others[p] {
 			copy(o.mem[lo:], data)
@@ -408,7 +418,7 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 // the page cache was given, and makes a notice pending.
 func (c *Cached) BeforeMerge(p dsm.PageIndex) {
 	e, i := p.Extent()
-	x := c.extents[e]
+	x := c.extent(e)
 	if x == nil || !x.given.Has(i) {
 		return
 	}
@@ -424,6 +434,7 @@ func (c *Cached) BeforeMerge(p dsm.PageIndex) {
 	case ok:
 	case c.writers || c.shared:
 		c.snapshot(c.keep(x, i).mem, p)
+		c.keepsGiven(x, i)
 		c.remove(&x.bare, i, &c.unready)
 	default:
 		c.add(&x.blind, i, &c.unready)

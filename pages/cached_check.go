@@ -42,7 +42,7 @@ func (c *Cached) Problem() string {
 // stores that were not delivered yet; known is false if the ledger does not know. It is for tests.
 func (c *Cached) Believed(p dsm.PageIndex) (b []byte, known bool) {
 	e, i := p.Extent()
-	x := c.extents[e]
+	x := c.extent(e)
 	if x == nil || !x.given.Has(i) || x.flying.Has(i) || x.expected.Has(i) || x.blind.Has(i) || x.doubtful.Has(i) || x.unsure.Has(i) || int64(p)*dsm.PageSize >= c.area.size {
 		return nil, false
 	}

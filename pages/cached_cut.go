@@ -16,6 +16,10 @@ func (c *Cached) BeforeCut(size int64) {
 	if !c.writers && !c.shared {
 		return // nobody can have stored to them
 	}
+	c.notCertain(size)
+	for e := dsm.ExtentOf(size); c.resumed > 0 && int(e) < dsm.Extents(c.resumed); e++ {
+		c.extent(e)
+	}
 	room := (cutLimit - c.CopyBytes()) / dsm.PageSize
 	c.cutPages(size, func(x *cachedExtent, i, _ int) {
 		_, kept := c.given[x.page(i)]
@@ -23,6 +27,7 @@ func (c *Cached) BeforeCut(size int64) {
 			return
 		}
 		c.snapshot(c.keep(x, i).mem, x.page(i))
+		c.keepsGiven(x, i)
 		c.remove(&x.bare, i, &c.unready)
 		room--
 	})
@@ -58,13 +63,14 @@ func (c *Cached) Truncate(size int64) {
 		c.remove(&x.bare, i, &c.unready)
 		c.doubt(x, i)
 	})
+	c.certainAgain()
 }
 
 // Refuses reports whether Wrote refuses stores to mappings of page p, because their baseline is lost.
 func (c *Cached) Refuses(p dsm.PageIndex) bool {
 	e, i := p.Extent()
 	_, kept := c.given[p]
-	x := c.extents[e]
+	x := c.extent(e)
 	return x != nil && x.doubtful.Has(i) && !kept
 }
 
@@ -91,12 +97,14 @@ func (c *Cached) NotTaken(off int64, data []byte) {
 		if !kept && !x.blind.Has(i) && !x.storing.Has(i) && !x.doubtful.Has(i) && (c.within(p) == 0 || c.area.isHere(p)) {
 			g, kept = c.keep(x, i), true
 			c.snapshot(g.mem, p)
+			c.keepsGiven(x, i)
 			c.remove(&x.bare, i, &c.unready)
 		}
+		// First, for the next daemon: the WRITE comes again to that. If g had it already, and that daemon took it, it would be no store.
+		c.doubt(x, i)
 		if kept {
 			copy(g.mem[lo:], data[:n])
 		}
-		c.doubt(x, i)
 		data = data[n:]
 	}
 }

@@ -36,7 +36,7 @@ func (c *Cached) Given(off, n int64) bool {
 	for e := dsm.ExtentOf(off); int64(e)*dsm.ExtentSize < off+n; e++ {
 		first := max(off-int64(e)*dsm.ExtentSize, 0) / dsm.PageSize
 		end := (min(off+n-int64(e)*dsm.ExtentSize, dsm.ExtentSize) + dsm.PageSize - 1) / dsm.PageSize
-		if x := c.extents[e]; x != nil {
+		if x := c.extent(e); x != nil {
 			if set := dsm.Range(int(first), int(end)).And(x.given.Or(x.flying)); !set.Empty() {
 				return true
 			}
@@ -90,7 +90,7 @@ func (c *Cached) ready(x *cachedExtent) dsm.PageSet {
 
 // retire forgets x if nothing is known about it any more.
 func (c *Cached) retire(x *cachedExtent) {
-	if x.given.Empty() && x.flying.Empty() && x.late.Empty() && !x.queued && !x.waits {
+	if x.given.Empty() && c.resumed == 0 && x.flying.Empty() && x.late.Empty() && !x.queued && !x.waits {
 		delete(c.extents, x.extent)
 	}
 }

@@ -62,7 +62,9 @@ type ledgerModel struct {
 	done     []Notice
 	ended    func() // of KernelDrops
 	punching *modelPunch
-	opening  bool // an OPEN for writing waits
+	cutOut   func() // says that the thread of the last hole goes on: to be called when the kernel has cut the hole out
+	goOn     func() // the same, of a hole that is cut out
+	opening  bool   // an OPEN for writing waits
 	writer   bool
 
 	attaching bool // an attached program waits

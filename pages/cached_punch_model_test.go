@@ -10,13 +10,20 @@ import (
 // modelPunch is a hole that a program punches. What programs store there meanwhile through mappings is not defined, so none does.
 type modelPunch struct {
 	modelCut
-	zeroed bool
-	ended  func(time.Time)
+	zeroed   bool
+	answered func(time.Time)
+	over     func()
 }
 
 // punch begins a hole, or takes the one under way a step further.
 func (m *ledgerModel) punch(p dsm.PageIndex) {
 	h := m.punching
+	if !m.inPunch() && m.cutOut != nil {
+		m.goOn, m.cutOut = m.cutOut, nil
+	}
+	if m.goOn != nil && m.rng.IntN(4) == 0 {
+		m.goOn() // also while the next hole is being punched
+	}
 	switch {
 	case h == nil:
 		if !m.inPunch() && m.rng.IntN(2) == 0 {
@@ -28,7 +35,8 @@ func (m *ledgerModel) punch(p dsm.PageIndex) {
 		}
 		m.beginPunch(p)
 	case !h.zeroed:
-		h.zeroed, h.ended = true, m.c.KernelPunches(h.from, h.to-h.from)
+		h.zeroed = true
+		h.answered, h.over = m.c.KernelPunches(h.from, h.to-h.from)
 		for off := h.from; off < h.to; {
 			p := dsm.PageIndex(off / dsm.PageSize)
 			n := min(int64(p+1)*dsm.PageSize, h.to) - off
@@ -39,7 +47,8 @@ func (m *ledgerModel) punch(p dsm.PageIndex) {
 			off += n
 		}
 	case m.c.Told(h.from, h.to-h.from):
-		h.ended(time.Time{})
+		h.answered(time.Time{})
+		m.cutOut = h.over
 		m.kernelCuts(h.modelCut)
 		m.punching = nil
 	}

@@ -39,8 +39,9 @@ type punched struct {
 }
 
 // KernelPunches records that a program punches a hole of n bytes at off. Call it before the zeroes
-// are stored here, and call ended right before the request is answered.
-func (c *Cached) KernelPunches(off, n int64) (ended func(now time.Time)) {
+// are stored here, and call answered right before the request is answered. Call over when the thread that
+// has punched goes on: the kernel has cut out this hole then, and perhaps not one that was punched since.
+func (c *Cached) KernelPunches(off, n int64) (answered func(now time.Time), over func()) {
 	h := &punched{from: off, to: off + n, pending: make(map[dsm.PageIndex]struct{}, 2)}
 	for _, at := range [...]int64{off, off + n} {
 		if at%dsm.PageSize != 0 {
@@ -48,12 +49,17 @@ func (c *Cached) KernelPunches(off, n int64) (ended func(now time.Time)) {
 		}
 	}
 	c.punched = h
-	return func(now time.Time) { h.answered, h.at, h.last = true, now, c.area.drops.last }
+	answered = func(now time.Time) { h.answered, h.at, h.last = true, now, c.area.drops.last }
+	over = func() {
+		if c.punched == h {
+			c.punchOver()
+		}
+	}
+	return answered, over
 }
 
 // KernelLocks must be called when a request comes for which the kernel has locked the file, before
-// anything waits: the WRITE of a write(2), an FSYNC, a FALLOCATE; or another one of the thread that has
-// punched a hole. If a punch was answered, it is over.
+// anything waits: the WRITE of a write(2), an FSYNC, a FALLOCATE. If a punch was answered, it is over.
 func (c *Cached) KernelLocks() { c.punchOver() }
 
 // TellPunched makes an invalidation pending for the pages in which the last hole begins and ends, if

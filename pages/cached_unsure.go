@@ -32,7 +32,7 @@ type window struct {
 // EndWrite records that a write(2) has been taken, except for its pages that are not here. The next
 // write(2) begins after it.
 func (c *Cached) EndWrite() {
-	c.shaken = c.area.drops.under()
+	c.shaken, c.again = c.area.drops.under(), false
 	clear(c.windows)
 }
 
@@ -81,7 +81,7 @@ func (c *Cached) notBack(x *cachedExtent, i int) {
 // its bytes there.
 func (c *Cached) isBack(x *cachedExtent, i int) bool {
 	w := c.windows[x.extent]
-	return w != nil && w.back.Has(i)
+	return c.again || w != nil && w.back.Has(i) // what the daemon before has seen is not known
 }
 
 // beforeWrite is called before data is written at lo of page i, which a READ may have brought back.
@@ -95,6 +95,7 @@ func (c *Cached) beforeWrite(x *cachedExtent, i, lo int, data []byte) (g frame, 
 		}
 		g = c.keep(x, i)
 		c.snapshot(g.mem, p)
+		c.keepsGiven(x, i)
 		c.remove(&x.bare, i, &c.unready)
 	}
 	if string(g.mem[lo:lo+len(data)]) == string(data) {
@@ -102,6 +103,7 @@ func (c *Cached) beforeWrite(x *cachedExtent, i, lo int, data []byte) (g frame, 
 	}
 	o := c.area.frames.take()
 	copy(o.mem, g.mem)
+	c.area.frames.tag(o, frameOther, uint64(p), 0)
 	c.others[p] = append(c.others[p], o)
 	x.unsure.Add(i)
 	c.want(x, i)

@@ -78,26 +78,23 @@ func (c *areaCopy) discard(mem []byte) error {
 
 // copyTo copies the pages that take memory to mem, which is as long as the copy or longer.
 func (c *areaCopy) copyTo(mem []byte) {
-	for e := range c.taken {
-		for from, to := range c.taken[e].Runs() {
-			first, last := pageOfExtent(dsm.ExtentIndex(e), from), pageOfExtent(dsm.ExtentIndex(e), to)
+	for e, set := range c.taken.from(0) {
+		for from, to := range set.Runs() {
+			first, last := pageOfExtent(e, from), pageOfExtent(e, to)
 			copy(mem[int64(first)*dsm.PageSize:], c.mem[int64(first)*dsm.PageSize:int64(last)*dsm.PageSize])
 		}
 	}
 }
 
 func (c *areaCopy) resizeAnonymous(n int64) {
-	end, extents := wholePages(n), dsm.Extents(n)
+	end := wholePages(n)
 	if end < c.len {
 		// If madvise fails here no other call could free the memory: it stays taken, and is zero.
 		if err := c.zeroAnonymous(end, c.len); err != nil {
 			clear(c.mem[end:c.len])
 		}
-		c.taken = c.taken[:extents:extents]
 	}
-	for len(c.taken) < extents {
-		c.taken = append(c.taken, make([]dsm.PageSet, extents-len(c.taken))...)
-	}
+	c.taken.resize(dsm.Extents(n))
 	c.size, c.len = n, end
 }
 
@@ -113,13 +110,14 @@ func (c *areaCopy) zeroAnonymous(from, to int64) error {
 		}
 		// The whole pages of this extent, from here on, that take memory.
 		e, i := p.Extent()
-		for off+n+dsm.PageSize <= to && i+int(n/dsm.PageSize) < dsm.ExtentPages && c.taken[e].Has(i+int(n/dsm.PageSize)) {
+		for off+n+dsm.PageSize <= to && i+int(n/dsm.PageSize) < dsm.ExtentPages && c.taken.has(e, i+int(n/dsm.PageSize)) {
 			n += dsm.PageSize
 		}
 		if err := c.discard(c.mem[off : off+n]); err != nil {
 			return err
 		}
-		c.taken[e] = c.taken[e].Minus(dsm.Range(i, i+int(n/dsm.PageSize)))
+		set := c.taken.at(e)
+		*set = set.Minus(dsm.Range(i, i+int(n/dsm.PageSize)))
 		p += dsm.PageIndex(n/dsm.PageSize) - 1
 	}
 	return nil
@@ -128,16 +126,17 @@ func (c *areaCopy) zeroAnonymous(from, to int64) error {
 // take records that n pages of one extent, from p on, are stored to.
 func (c *areaCopy) take(p dsm.PageIndex, n int) {
 	e, i := p.Extent()
+	set := c.taken.put(e)
 	if n == 1 {
-		c.taken[e].Add(i)
+		set.Add(i)
 		return
 	}
-	c.taken[e] = c.taken[e].Or(dsm.Range(i, i+n))
+	*set = set.Or(dsm.Range(i, i+n))
 }
 
 func (c *areaCopy) residentAnonymous() (n int64) {
-	for e := range c.taken {
-		n += int64(c.taken[e].Len()) * dsm.PageSize
+	for _, set := range c.taken.from(0) {
+		n += int64(set.Len()) * dsm.PageSize
 	}
 	return n
 }
@@ -168,8 +167,15 @@ func (c *areaCopy) nextTaken(p dsm.PageIndex) dsm.PageIndex {
 // nextTakenBefore is nextTaken for a page that begins before an offset: it does not look on, so that an area of many extents can be freed one by
 // one.
 func (c *areaCopy) nextTakenBefore(p dsm.PageIndex, to int64) dsm.PageIndex {
-	for e, i := p.Extent(); int(e) < len(c.taken) && int64(e)*dsm.ExtentSize < to; e, i = e+1, 0 {
-		if j := c.taken[e].Next(i); j < dsm.ExtentPages {
+	first, i := p.Extent()
+	for e, set := range c.taken.from(int(first)) {
+		if int64(e)*dsm.ExtentSize >= to {
+			break
+		}
+		if e != first {
+			i = 0
+		}
+		if j := set.Next(i); j < dsm.ExtentPages {
 			if q := pageOfExtent(e, j); int64(q)*dsm.PageSize < to {
 				return q
 			}

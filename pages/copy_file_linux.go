@@ -29,7 +29,7 @@ func (c *areaCopy) toFile(n int64) error {
 	}
 	c.copyTo(mem)
 	err = c.unmap()
-	c.fd, c.mem, c.taken = fd, mem, nil
+	c.fd, c.mem, c.taken = fd, mem, takenPages{}
 	return err
 }
 
@@ -44,17 +44,97 @@ func newFile(name string) (fd int, err error) {
 	if err := unix.Fchmod(fd, 0o600); err != nil {
 		return -1, errors.Join(os.NewSyscallError("fchmod", err), unix.Close(fd))
 	}
-	// Nobody may add a seal, which could keep this process from its own memory. (Even without
-	// MFD_ALLOW_SEALING some seals are possible, if the sysctl vm.memfd_noexec is set.)
-	// F_SEAL_SHRINK is not used against ftruncate by programs: it would also keep this process from
-	// cutting, and memory past a new end must be SIGBUS: see Restore.
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SEAL); err != nil {
-		return -1, errors.Join(os.NewSyscallError("fcntl", err), unix.Close(fd))
-	}
 	return fd, nil
 }
 
-// open opens the copy for a program, which makes it a memfd.
+// seal keeps the programs that get a descriptor for writing from cutting the memfd, after which this
+// process would get SIGBUS, and from adding seals, which could keep this process from its own memory. It
+// is for ever, and for this process too: the memfd never gets shorter. So
+//
+//   - its length says nothing, also because programs may make it longer;
+//   - bytes past the end of the copy are zero when resize makes it longer, and have no memory when resize has
+//     made it shorter. Programs may store there in between: dropPast undoes that;
+//   - a file of a mount cannot be a sealed memfd: it would not end where the area does.
+func (c *areaCopy) seal() error {
+	if c.sealed {
+		return nil
+	}
+	if _, err := unix.FcntlInt(uintptr(c.fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL); err != nil {
+		return os.NewSyscallError("fcntl", err)
+	}
+	c.sealed = true
+	return nil
+}
+
+// pastAll is past whatever a memfd may have.
+const pastAll = 1 << 62
+
+// dropPast frees what a sealed memfd has from the byte off on.
+func (c *areaCopy) dropPast(off int64) error {
+	c.settle()
+	return c.zero(off, pastAll)
+}
+
+// droppingPast returns dropPast for all past the last page, to be called once and without locks: the kernel lets it wait while a program writes to the memfd
+// by write(2), and the bytes that are written may come from a page that this process has yet to bring. nil: the memfd is not sealed, or there is
+// one under way. Before the copy gets another length it must be over (settle): it would free what is stored there then.
+func (c *areaCopy) droppingPast() (drop func() error) {
+	if !c.sealed {
+		return nil
+	}
+	select {
+	case <-c.dropping:
+	default:
+		if c.dropping != nil {
+			return nil
+		}
+	}
+	fd, err := unix.FcntlInt(uintptr(c.fd), unix.F_DUPFD_CLOEXEC, 0) // the copy may end meanwhile
+	if err != nil {
+		return func() error { return os.NewSyscallError("fcntl", err) }
+	}
+	done := make(chan struct{})
+	past := &areaCopy{fd: fd}
+	from := c.len
+	c.dropping = done
+	return func() error {
+		defer close(done)
+		return errors.Join(past.zero(from, pastAll), unix.Close(fd))
+	}
+}
+
+// settle returns when no droppingPast is under way.
+func (c *areaCopy) settle() {
+	if c.dropping != nil {
+		<-c.dropping
+		c.dropping = nil
+	}
+}
+
+// unshare gives a sealed copy memory of its own. Programs keep what they have mapped. After an error it is
+// unchanged.
+func (c *areaCopy) unshare() error {
+	n := newCopy(c.id, c.suffix, c.filed)
+	err := n.reserve(c.len)
+	if err == nil {
+		err = n.resize(c.size)
+	}
+	if err == nil {
+		err = c.data(0, c.len, func(off, k int64) {
+			for p, to := pagesOf(off, k); p < to; p++ {
+				copy(n.page(p), c.look(p, 1))
+			}
+		})
+	}
+	if err != nil {
+		return errors.Join(err, n.close())
+	}
+	n.clearPast(n.size) // a program may have stored there
+	*c, *n = *n, *c
+	return n.close()
+}
+
+// open opens the copy for a program, which makes it a memfd, a sealed one if it may write.
 func (c *areaCopy) open(write bool) (*os.File, error) {
 	if c.fd < 0 {
 		if err := c.toFile(c.len); err != nil {
@@ -64,6 +144,9 @@ func (c *areaCopy) open(write bool) (*os.File, error) {
 	flags := unix.O_RDONLY
 	if write {
 		flags = unix.O_RDWR
+		if err := c.seal(); err != nil {
+			return nil, err
+		}
 	}
 	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", c.fd), flags, 0)
 }

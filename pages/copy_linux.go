@@ -24,8 +24,8 @@ const minCapacity = 1 << 20
 //	working copy, draft, beyond           a memfd, because moving it takes time; anonymous if no descriptor is left
 //
 // A memfd is as long as the area, to the byte: programs that have it open see its end as that of
-// their file. The mapping has the length capacity, which may be more. The mapping of a memfd is
-// never touched past the last page of the file (SIGBUS).
+// their file. One that is sealed is at least as long. The mapping has the length capacity, which may be
+// more. The mapping of a memfd is never touched past the last page of the area (SIGBUS).
 //
 // Moving from one to the other is a copy under the area's lock. No program can have anonymous
 // memory, so nobody else stores into it meanwhile, and nothing is lost. (The base of an area on
@@ -40,9 +40,12 @@ type areaCopy struct {
 	piece  piece // the piece that mem is, if it is one
 	filed  bool  // will be a memfd beyond smallCopy
 	absent bool  // there is no memory, and nobody may look at the copy
-	// taken, for anonymous memory, has the pages that were returned for storing, by extent: all
-	// others are zero, and take no memory. Pages of different extents may be returned concurrently.
-	taken []dsm.PageSet
+	sealed bool  // programs may store into the memfd: see seal
+	// dropping is closed when what droppingPast returned last is over; nil: it is.
+	dropping chan struct{}
+	// taken, for anonymous memory, has the pages that were returned for storing: all others are zero,
+	// and take no memory. Pages of different extents may be returned concurrently.
+	taken takenPages
 	// kept, if not nil, is the Keep's: anonymous memory is memory of the Keep then, the copy never is a memfd, and at says where it is.
 	kept *keeping
 	at   **atomic.Uint64
@@ -107,7 +110,12 @@ func (c *areaCopy) resize(n int64) error {
 		c.resizeAnonymous(n)
 		return nil
 	}
-	if err := unix.Ftruncate(c.fd, n); err != nil {
+	if c.sealed {
+		if err := c.dropPast(min(c.size, n)); err != nil {
+			return err
+		}
+	}
+	if err := unix.Ftruncate(c.fd, n); err != nil && !(c.sealed && errors.Is(err, unix.EPERM)) { // EPERM: it is longer
 		return os.NewSyscallError("ftruncate", err)
 	}
 	c.size, c.len = n, wholePages(n)
@@ -132,17 +140,17 @@ func (c *areaCopy) extend(n int64) error {
 	return nil
 }
 
-// end returns the length of the file in bytes, which may be more than size: programs may have written
-// past that, or less: they may have cut it.
+// end returns where the bytes end. That is past size if programs have made a file longer by write(2) that
+// is not sealed. The length of a sealed one says nothing.
 func (c *areaCopy) end() (int64, error) {
-	if c.fd < 0 {
+	if c.fd < 0 || c.sealed {
 		return c.size, nil
 	}
 	st, err := c.stat()
 	return st.Size, err
 }
 
-// stat asks about the memfd. Every step does, and it does not block, so Go's scheduler is not told: that would wake its monitor.
+// stat asks about the memfd. Comparing does, and it does not block, so Go's scheduler is not told: that would wake its monitor.
 func (c *areaCopy) stat() (st unix.Stat_t, err error) {
 	if _, _, errno := unix.RawSyscall(unix.SYS_FSTAT, uintptr(c.fd), uintptr(unsafe.Pointer(&st)), 0); errno != 0 {
 		return st, os.NewSyscallError("fstat", errno)
@@ -196,32 +204,37 @@ func (c *areaCopy) resident() (int64, error) {
 	if c.fd < 0 {
 		return c.residentAnonymous(), nil
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(c.fd, &st); err != nil {
-		return 0, os.NewSyscallError("fstat", err)
-	}
-	return st.Blocks * 512, nil
+	st, err := c.stat()
+	return st.Blocks * 512, err
 }
 
 // close frees everything. Afterwards the copy is empty and anonymous.
-func (c *areaCopy) close() error {
+func (c *areaCopy) close() error { return c.closeLater()() }
+
+// closeLater is close, but returns what frees the memory, for which the kernel looks at each page. Only what is in a Keep is freed at once.
+func (c *areaCopy) closeLater() (free func() error) {
 	c.isAt(0)
-	err := c.unmap()
-	if c.fd >= 0 {
-		err = errors.Join(err, os.NewSyscallError("close", unix.Close(c.fd)))
-		c.fd = -1
+	mem, fd := c.mem, c.fd
+	var err error
+	if c.piece.block != nil || c.slot != 0 {
+		mem, err = nil, c.unmap()
 	}
-	c.size, c.len, c.taken = 0, 0, nil
-	return err
+	c.mem, c.fd, c.sealed, c.dropping = nil, -1, false, nil
+	c.size, c.len, c.taken = 0, 0, takenPages{}
+	return func() error {
+		if mem != nil {
+			err = errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(mem)))
+		}
+		if fd >= 0 {
+			err = errors.Join(err, os.NewSyscallError("close", unix.Close(fd)))
+		}
+		return err
+	}
 }
 
-// unmap gives the mapping back.
+// unmap gives the mapping back, and what is behind it.
 func (c *areaCopy) unmap() error {
-	return c.release(c.mem, c.piece, c.slot)
-}
-
-// release gives a mapping of the copy back, and what is behind it.
-func (c *areaCopy) release(mem []byte, p piece, slot int64) error {
+	mem, p, slot := c.mem, c.piece, c.slot
 	c.mem, c.piece, c.slot = nil, piece{}, 0
 	switch {
 	case p.block != nil:
@@ -234,13 +247,13 @@ func (c *areaCopy) release(mem []byte, p piece, slot int64) error {
 	return nil
 }
 
-// leave frees all memory, but keeps the size. Until come the copy is absent.
-func (c *areaCopy) leave() error {
+// leaveLater is closeLater, but the copy keeps its size. Until come it is absent.
+func (c *areaCopy) leaveLater() (free func() error) {
 	size := c.size
-	err := c.close()
+	free = c.closeLater()
 	c.absent = true
 	c.resizeAnonymous(size)
-	return err
+	return free
 }
 
 // come ends leave: all bytes are zero.

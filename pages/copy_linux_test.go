@@ -85,7 +85,7 @@ func testCopy(t *testing.T, rng *rand.Rand, c *areaCopy) {
 	most := []int64{3 * dsm.PageSize, 2 * smallCopy, 3 << 20}[rng.IntN(3)]
 	for range 60 {
 		size := int64(len(m.bytes))
-		switch op := rng.IntN(8); {
+		switch op := rng.IntN(9); {
 		case op < 2:
 			n := rng.Int64N(most + 1)
 			if n < size { // as Area.Resize does
@@ -115,14 +115,41 @@ func testCopy(t *testing.T, rng *rand.Rand, c *areaCopy) {
 			}
 			m.zero(from, to)
 		case op == 7 && c.filed && rng.IntN(5) == 0:
-			f, err := c.open(true)
+			f, err := c.open(rng.IntN(2) == 0)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if st, err := f.Stat(); err != nil || st.Size() != size {
+			if st, err := f.Stat(); err != nil || st.Size() < size || st.Size() > size && !c.sealed {
 				t.Fatalf("the file has %d bytes (%v), want %d", st.Size(), err, size)
 			}
 			_ = f.Close()
+		case op == 8 && c.sealed: // a program stores past the end, and may make the file longer for it
+			at := size + rng.Int64N(most)
+			if _, err := unix.Pwrite(c.fd, pagetest.PageOf(9), at); err != nil {
+				t.Fatal(err)
+			}
+			if at < c.len {
+				m.takes[dsm.PageIndex(at/dsm.PageSize)] = true
+			}
+			n := min(rng.Int64N(most+1), size)
+			if rng.IntN(2) == 0 {
+				n = size + rng.Int64N(most)
+			}
+			if err := errors.Join(c.reserve(wholePages(n)), c.resize(n)); err != nil {
+				t.Fatal(err)
+			}
+			if n < size { // as Area.Resize does
+				m.zero(n, wholePages(n))
+			}
+			m.resize(n)
+			if n, err := c.resident(); err != nil || n != int64(len(m.takes))*dsm.PageSize {
+				t.Fatalf("%v takes %d bytes (%v), want %d pages", c, n, err, len(m.takes))
+			}
+			if rng.IntN(4) == 0 {
+				if err := c.unshare(); err != nil || c.sealed {
+					t.Fatalf("%v has no memory of its own (%v)", c, err)
+				}
+			}
 		}
 		m.checkData(t, c, rng.Int64N(most/dsm.PageSize+1)*dsm.PageSize, rng.Int64N(most))
 		if rng.IntN(6) == 0 { // reading makes pages of holes in a memfd
@@ -182,6 +209,30 @@ func TestDescriptors(t *testing.T) {
 	want("homes again", 0)
 	if err := all[0].BeginReplica(); err != nil || all[0].Working(0)[0] != 0 {
 		t.Errorf("a new replica has bytes of the last one (%v)", err)
+	}
+}
+
+// TestMemoryIsFreedLater: what frees the memory of a working copy may be called when there is a new one.
+func TestMemoryIsFreedLater(t *testing.T) {
+	a := newTestArea(t, 30<<20)
+	had := descriptors(t)
+	a.Working(0)[0] = 1
+	free := a.EndReplicaLater()
+	if err := a.BeginReplica(); err != nil {
+		t.Fatal(err)
+	}
+	a.Working(1)[0] = 2
+	if got := descriptors(t); got != had+1 {
+		t.Errorf("%d descriptors with two working copies, %d with one", got, had)
+	}
+	if err := free(); err != nil {
+		t.Fatal(err)
+	}
+	if got := descriptors(t); got != had {
+		t.Errorf("%d descriptors, want %d", got, had)
+	}
+	if a.Working(0)[0] != 0 || a.Working(1)[0] != 2 {
+		t.Error("the new working copy has other bytes")
 	}
 }
 

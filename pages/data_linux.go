@@ -26,7 +26,8 @@ func (c *areaCopy) data(off, n int64, f func(off, n int64)) error {
 
 // OpenWorking opens the memfd of the working copy again for a program of this node, with a file
 // offset of its own and, unless write, read-only. The caller closes it. A working copy that was not
-// a memfd becomes one; then page slices that were returned before are invalid.
+// a memfd becomes one; then page slices that were returned before are invalid. With write it is Sealed
+// from now on: no program can cut it.
 func (a *Area) OpenWorking(write bool) (*os.File, error) {
 	f, err := a.working.open(write)
 	if err == nil && a.demand != nil {
@@ -39,3 +40,23 @@ func (a *Area) OpenWorking(write bool) (*os.File, error) {
 	}
 	return f, nil
 }
+
+// Sealed reports whether programs have, or have had, descriptors of the working copy for writing. Then its
+// file may be longer than the area.
+func (a *Area) Sealed() bool { return a.working.sealed }
+
+// Unshare gives a working copy that is Sealed memory of its own. It is called when no program has it. Page
+// slices that were returned before are invalid. The area is not one on demand.
+func (a *Area) Unshare() error {
+	if !a.working.sealed || a.demand != nil {
+		return nil
+	}
+	return a.failed("unshare", a.working.unshare())
+}
+
+// DropPast returns what frees the memory that programs have past the last page of the area, where it had more before: it is to be called once, without
+// locks, and may have to wait for a program. nil: nothing is to be done.
+func (a *Area) DropPast() (drop func() error) { return a.working.droppingPast() }
+
+// DropPast is Area.DropPast for the draft.
+func (d *Draft) DropPast() (drop func() error) { return d.memory.droppingPast() }

@@ -1,6 +1,8 @@
 package pages
 
 import (
+	"errors"
+
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
@@ -17,14 +19,26 @@ func (a *Area) SetDemand(on bool) error {
 	if on == a.Demand() {
 		return nil
 	}
-	a.base.filed = on
-	if !on {
-		err := a.demand.close()
-		a.demand = nil
-		return err
+	err := a.demand.close()
+	if a.kept != nil { // what comes is in the Keep, or is not any more
+		a.kept.record.Newest.Store(0)
+		err = errors.Join(err, a.working.close(), a.base.close())
 	}
-	a.demand = &demand{none: missing()}
-	return nil
+	if a.demand = nil; on {
+		a.demand = &demand{none: missing()}
+	}
+	a.placeCopies()
+	return err
+}
+
+// placeCopies says where the copies have what memory they take from now on.
+func (a *Area) placeCopies() {
+	a.working.filed, a.base.filed = !a.outlives(), a.demand != nil
+	a.working.kept, a.working.at, a.base.kept, a.base.at = nil, nil, nil, nil
+	if a.outlives() {
+		a.working.kept, a.working.at = a.kept, &a.kept.record.Working
+		a.base.kept, a.base.at = a.kept, &a.kept.record.Base
+	}
 }
 
 // Hole reports whether page p is a hole of the working copy.

@@ -26,7 +26,7 @@ type demand struct {
 	filler filler
 	mapped int64 // length of the filler's mapping
 	none   error // why there is no filler
-	// bases has the pages that are here and whose base is kept: see Area.holdsBase.
+	// bases has the pages that are here and whose base is kept: see Area.HoldsBase.
 	bases map[dsm.ExtentIndex]dsm.PageSet
 }
 
@@ -112,13 +112,16 @@ func (d *demand) reserve(memfd int, n int64) error {
 	return nil
 }
 
-func (d *demand) close() error {
+func (d *demand) close() error { return d.closeLater()() }
+
+// closeLater is close, but returns what frees the mapping.
+func (d *demand) closeLater() (free func() error) {
 	if d == nil || d.filler == nil {
-		return nil
+		return func() error { return nil }
 	}
 	f := d.filler
 	d.filler, d.mapped = nil, 0
-	return f.Close()
+	return f.Close
 }
 
 // Install brings pages that are not here. n has one or more pages of one extent, from page p on, and
@@ -211,9 +214,10 @@ func (a *Area) installBase(p dsm.PageIndex, n []byte) {
 	a.base.write(p, n[run:], run)
 }
 
-// KeepBases makes the working bytes the base of pages of extent e that Install brought without keep.
-// The pages must be here, and nobody may have stored to them.
-func (a *Area) KeepBases(e dsm.ExtentIndex, set dsm.PageSet) {
+// KeepBases makes the working bytes the base of pages of extent e that Install brought without keep, and
+// returns how many of them had none. The pages must be here, and nobody may have stored to them.
+func (a *Area) KeepBases(e dsm.ExtentIndex, set dsm.PageSet) int {
+	set = set.Minus(a.demand.bases[e])
 	a.demand.keepBases(e, set)
 	for from, to := range set.Runs() {
 		first, last := pageOfExtent(e, from), pageOfExtent(e, to)
@@ -226,6 +230,7 @@ func (a *Area) KeepBases(e dsm.ExtentIndex, set dsm.PageSet) {
 			a.SetBase(p, a.working.page(p))
 		}
 	}
+	return set.Len()
 }
 
 // write writes n at the byte offset at, counted from the beginning of page p.
@@ -252,7 +257,12 @@ func (c *areaCopy) has(from, to dsm.PageIndex) bool {
 }
 
 // takes reports whether page p takes memory. If the kernel cannot tell, it reports true.
-func (c *areaCopy) takes(p dsm.PageIndex) bool { return c.nextData(p) == p }
+func (c *areaCopy) takes(p dsm.PageIndex) bool {
+	if c.fd < 0 {
+		return c.taken.has(p.Extent())
+	}
+	return c.nextData(p) == p
+}
 
 // nextData returns the first page from p on that takes memory, or p if the kernel cannot tell. It
 // never asks for the end of the data (SEEK_HOLE): the kernel would look at every page up to the next

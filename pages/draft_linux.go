@@ -32,10 +32,6 @@ func (a *Area) NewDraft() (*Draft, error) {
 // Resize follows the size of the area. Bytes that are cut off are zero if the area grows again.
 func (d *Draft) Resize(size int64) error {
 	end := wholePages(size)
-	if size > d.size && d.size < d.memory.len {
-		// The program can store past the end, in its last page.
-		d.memory.clearPast(d.size)
-	}
 	for _, c := range []*areaCopy{d.memory, d.base} {
 		if err := c.reserve(end); err != nil {
 			return err

@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -18,12 +19,17 @@ func length(t *testing.T, a *Area, n int64) {
 	}
 }
 
-// sharedFile returns an area of size bytes that programs may store to, and the descriptor of one.
+// sharedFile returns an area of size bytes whose memory is a file of a mount, and a descriptor of one of its programs.
 func sharedFile(t *testing.T, size int64) (*Area, *os.File) {
 	t.Helper()
 	a := newTestArea(t, size)
 	NewCached(a).SetShared(true)
-	f, err := a.OpenWorking(true)
+	g, err := a.OpenWorking(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = g.Close() }() // only read
+	f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", g.Fd()), os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,14 +22,15 @@ const slabBytes = slabFrames * dsm.PageSize
 var (
 	idleSlabs = make(chan []byte, 48)
 	idleFewer atomic.Int64 // how many of them must not be kept
-	slabs     atomic.Int64 // how many there are, idle or in use
+	slabs     atomic.Int64 // how many there are, idle or in use, but for those of a Keep
+	keptBytes atomic.Int64 // what those take: a slab of a Keep takes no memory before it is used
 )
 
 // KeepIdle says how many bytes of frames the process may keep that nothing uses.
 func KeepIdle(bytes int64) { idleFewer.Store(int64(cap(idleSlabs)) - bytes/slabBytes) }
 
 // FrameBytes returns what all frames of the process take, used or not.
-func FrameBytes() int64 { return slabs.Load() * slabBytes }
+func FrameBytes() int64 { return slabs.Load()*slabBytes + keptBytes.Load() }
 
 // frames provides pages for copies that come and go: twins, and bytes last given to the page cache.
 // They are outside the Go heap. There, with GOGC=100, free frames would take as much memory again as
@@ -37,15 +38,18 @@ func FrameBytes() int64 { return slabs.Load() * slabBytes }
 // process. The zero value is ready for use.
 type frames struct {
 	all  map[*slab]struct{}
-	open []*slab // slabs with free frames
-	idle int     // how many slabs in open have no frame in use
-	used int     // frames in use
+	open []*slab  // slabs with free frames
+	idle int      // how many slabs in open have no frame in use
+	used int      // frames in use
+	kept *keeping // if not nil, the frames outlive the daemon: see keep_frames_linux.go
 }
 
 // slab is a mapping of slabFrames frames.
 type slab struct {
 	mem  []byte
 	free []uint8 // indices of free frames
+	at   int     // which one of the Keep's, if it is in one
+	took int     // of the Keep's: how many of its frames, from the first on, may take memory
 }
 
 // frame is one page. Its bytes are undefined when it is taken.
@@ -59,7 +63,12 @@ type frame struct {
 // within its budget because growth is refused.
 func (f *frames) take() frame {
 	if len(f.open) == 0 {
-		s := &slab{mem: slabMemory(), free: make([]uint8, slabFrames)}
+		s := &slab{free: make([]uint8, slabFrames)}
+		if f.kept != nil {
+			s.mem, s.at = f.kept.store.grabSlab()
+		} else {
+			s.mem = slabMemory()
+		}
 		for i := range s.free {
 			s.free[i] = uint8(slabFrames - 1 - i)
 		}
@@ -80,8 +89,19 @@ func (f *frames) take() frame {
 		f.open = f.open[:len(f.open)-1]
 	}
 	f.used++
+	if f.kept != nil {
+		s.takes(int(i) + 1)
+	}
 	off := int(i) * dsm.PageSize
 	return frame{s.mem[off : off+dsm.PageSize : off+dsm.PageSize], s, i}
+}
+
+// takes says that the first n frames of a slab of a Keep may take memory.
+func (s *slab) takes(n int) {
+	if n > s.took {
+		keptBytes.Add(int64(n-s.took) * dsm.PageSize)
+		s.took = n
+	}
 }
 
 // slabMemory returns the memory of a slab, with arbitrary content.
@@ -102,6 +122,7 @@ func slabMemory() []byte {
 // put gives a frame back.
 func (f *frames) put(x frame) {
 	s := x.slab
+	f.untag(x)
 	f.used--
 	s.free = append(s.free, x.i)
 	switch len(s.free) {
@@ -125,6 +146,10 @@ func (f *frames) drop(s *slab) {
 // release keeps the memory of a slab for others, or gives it back to the kernel.
 func (f *frames) release(s *slab) {
 	delete(f.all, s)
+	if f.kept != nil {
+		f.kept.store.dropSlab(s)
+		return
+	}
 	if int64(len(idleSlabs))+idleFewer.Load() < int64(cap(idleSlabs)) {
 		select {
 		case idleSlabs <- s.mem:
@@ -146,5 +171,5 @@ func (f *frames) close() {
 	for s := range f.all {
 		f.release(s)
 	}
-	*f = frames{}
+	*f = frames{kept: f.kept}
 }

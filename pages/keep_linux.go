@@ -26,8 +26,9 @@ type Keep struct {
 	small *arena
 	mu    struct {
 		lockrank.Mutex
-		records, slots, blocks numbers
+		records, slots, blocks, slabs numbers
 	}
+	left map[dsm.AreaID][]int // the slabs of areas that were not taken yet
 }
 
 const (
@@ -78,6 +79,7 @@ func NewKeep(m *hold.Memory) (*Keep, error) {
 	s.mu.records = numbers{most: hold.MaxAreas, held: note(hold.AreasUsed)}
 	s.mu.slots = numbers{most: mostSlots, held: note(hold.SlotsUsed)}
 	s.mu.blocks = numbers{most: int(slotSize / blockSize), held: note(hold.BlocksUsed)}
+	s.mu.slabs = numbers{most: hold.MaxFrames / slabFrames, held: note(hold.SlabsUsed)}
 	s.small = newArena()
 	s.small.back, s.small.grab, s.small.drop = remove, s.grabBlock, s.dropBlock
 	return s, s.restore()
@@ -86,6 +88,7 @@ func NewKeep(m *hold.Memory) (*Keep, error) {
 // restore finds out what is in use, and frees the rest. Nobody else has the keep yet, so it takes no lock: arenas take theirs before it.
 func (s *Keep) restore() error {
 	records, slots := make(map[int]bool), make(map[int]bool)
+	ids := make(map[dsm.AreaID]bool)
 	pieces := make(map[int]map[uint16]bool) // by block
 	class := make(map[int]int)
 	for i := range int(s.mem.Word(hold.AreasUsed).Load()) {
@@ -95,7 +98,7 @@ func (s *Keep) restore() error {
 			r.Working.Store(0)
 			continue
 		}
-		records[i] = true
+		records[i], ids[dsm.AreaID(r.ID.Load())] = true, true
 		for _, at := range []int64{int64(r.Base.Load()), int64(r.Working.Load())} {
 			switch {
 			case at >= slotsAt:
@@ -117,7 +120,7 @@ func (s *Keep) restore() error {
 	s.mu.records.restore(s.mem.Word(hold.AreasUsed).Load(), records)
 	s.mu.slots.restore(s.mem.Word(hold.SlotsUsed).Load(), slots)
 	s.mu.blocks.restore(s.mem.Word(hold.BlocksUsed).Load(), blocks)
-	var failed error
+	failed := s.restoreSlabs(ids)
 	for _, i := range s.mu.slots.free {
 		failed = errors.Join(failed, s.mem.Free(slotAt(i), slotSize))
 	}
@@ -214,6 +217,9 @@ func (s *Keep) keep(id dsm.AreaID) (*keeping, error) {
 	k := &keeping{s, i, s.mem.Area(i)}
 	k.record.Newest.Store(0)
 	k.record.Rev.Store(0)
+	k.record.Cut.Store(0)
+	k.record.Size.Store(0)
+	k.record.Parts.Store(0)
 	k.record.ID.Store(uint64(id))
 	return k, nil
 }
@@ -243,6 +249,18 @@ func (s *Keep) NewHeldArea(id dsm.AreaID, size int64) (*Area, error) {
 	return newArea(id, size, nil, k)
 }
 
+// NewHeldDemandArea is NewDemandArea for an area that may be in the Keep, and is not as long as it is on demand.
+func (s *Keep) NewHeldDemandArea(id dsm.AreaID, size int64) (*Area, error) {
+	k, err := s.keep(id)
+	if err != nil {
+		return nil, &errs.Error{Op: "memory: hold", Area: id, Kind: errs.NoSpace, Err: err}
+	}
+	return newArea(id, size, &demand{none: missing()}, k)
+}
+
+// outlives reports whether the copies outlive the daemon.
+func (a *Area) outlives() bool { return a.kept != nil && a.demand == nil }
+
 // FollowedTo says up to which change of the catalog the copies follow.
 func (a *Area) FollowedTo(rev dsm.Generation) {
 	if a.kept != nil {
@@ -250,11 +268,25 @@ func (a *Area) FollowedTo(rev dsm.Generation) {
 	}
 }
 
+// HasNewest reports whether the next daemon takes the working copy over: see WorkingIsNewest.
+func (a *Area) HasNewest() bool { return a.kept != nil && a.kept.record.Newest.Load() != 0 }
+
 // WorkingIsNewest says that the working copy has all bytes of the area, from now until EndReplica: programs are going to store into it. What it
 // has counts for the next daemon.
 func (a *Area) WorkingIsNewest() {
-	if a.kept != nil {
+	if a.outlives() {
 		a.kept.record.Newest.Store(1)
+	}
+}
+
+// HasParts says whether this node has parts of a round that are not over.
+func (a *Area) HasParts(has bool) {
+	switch {
+	case a == nil || a.kept == nil:
+	case has:
+		a.kept.record.Parts.Store(1)
+	default:
+		a.kept.record.Parts.Store(0)
 	}
 }
 
@@ -279,7 +311,12 @@ func (s *Keep) Areas() (all []Left) {
 // copy. All bytes that programs have stored count as published: the base has them. If the daemon is killed before it
 // is done, the next one does it again.
 func (l Left) Take(size, least int64) (a *Area, err error) {
+	if err := l.dropFrames(); err != nil {
+		return nil, err
+	}
+	l.k.record.Parts.Store(0)
 	a = &Area{id: l.ID, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}, drops: &Drops{}, kept: l.k}
+	a.frames.kept = l.k
 	a.base, err = l.restore("b", l.k.record.Base.Load(), min(size, least))
 	if err != nil {
 		return nil, a.fail("restore", err)
@@ -309,6 +346,7 @@ func (l Left) Take(size, least int64) (a *Area, err error) {
 // Drop frees what is left of an area that is gone.
 func (l Left) Drop() error {
 	l.k.forget()
+	ferr := l.dropFrames()
 	b, err := l.restore("b", l.k.record.Base.Load(), 0)
 	if err == nil {
 		err = b.close()
@@ -318,7 +356,7 @@ func (l Left) Drop() error {
 		werr = w.close()
 	}
 	l.k.end()
-	return errors.Join(err, werr)
+	return errors.Join(ferr, err, werr)
 }
 
 // restore returns a copy that is at a place of the store. Its bytes from size on are zero.

@@ -30,6 +30,59 @@ func newTestStore(t *testing.T, m *hold.Memory) *Keep {
 	return s
 }
 
+// TestHeldAreaOnDemand: an area that has its first bytes on demand is not in the keep, and is there again when it is resident.
+func TestHeldAreaOnDemand(t *testing.T) {
+	const size = 600 * dsm.PageSize
+	m, err := hold.Create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, err := newTestStore(t, m).NewHeldArea(5, 0)
+	must(err)
+	must(a.BeginReplica())
+	a.WorkingIsNewest()
+	NewCached(a).SetWriters(true)
+	for range 2 {
+		must(a.SetDemand(true))
+		must(a.Resize(size))
+		if a.HasNewest() {
+			t.Error("the next daemon takes over an area on demand")
+		}
+		if _, err := a.fill(3, fill(7)); err != nil || a.Working(3)[0] != 7 || !a.Hole(4) {
+			t.Errorf("filled: %v", err)
+		}
+		must(a.Resize(0))
+		must(a.SetDemand(false))
+		must(a.Resize(size))
+		if a.Working(3)[0] != 0 {
+			t.Error("what the area had on demand is there")
+		}
+		a.WorkingIsNewest()
+		copy(a.Working(3), fill(9))
+		if next, _, _ := nextDaemon(t, m, size, size); next.Working(3)[0] != 9 {
+			t.Error("what was stored is lost")
+		}
+		must(a.Resize(0))
+	}
+	must(a.SetDemand(true))
+	a.WorkingIsNewest()
+	must(a.Resize(size))
+	left := newTestStore(t, m).Areas()
+	if len(left) != 1 || left[0].Newest() {
+		t.Fatalf("left: %+v", left)
+	}
+	must(left[0].Drop())
+	if left = newTestStore(t, m).Areas(); len(left) != 0 {
+		t.Errorf("left of an area that was dropped: %+v", left)
+	}
+}
+
 // TestStoreOutlivesTheDaemon makes, changes and removes areas of all sizes, and looks at them as the next daemon does, again and again.
 func TestStoreOutlivesTheDaemon(t *testing.T) {
 	seed := *storeSeed

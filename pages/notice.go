@@ -173,6 +173,7 @@ func (c *Cached) Done(n Notice) (e dsm.ExtentIndex, out dsm.PageSet) {
 	}
 	c.enqueue(f.x)
 	c.retire(f.x)
+	c.certainAgain()
 	return f.x.extent, out
 }
 
@@ -199,6 +200,7 @@ func (c *Cached) stored(f *flight, i int) {
 	}
 	g := c.keep(x, i)
 	clear(g.mem[copy(g.mem, s):])
+	c.keepsGiven(x, i)
 }
 
 // dropped ends an invalidation of page i. It reports whether the page was leaving and is out now.
@@ -245,12 +247,22 @@ func (x *cachedExtent) page(i int) dsm.PageIndex {
 // page returns the ledger of p's extent, which it makes if there is none, and p's index in the extent.
 func (c *Cached) page(p dsm.PageIndex) (*cachedExtent, int) {
 	e, i := p.Extent()
-	x := c.extents[e]
+	x := c.extent(e)
 	if x == nil {
 		x = &cachedExtent{extent: e}
 		c.extents[e] = x
 	}
 	return x, i
+}
+
+// extent returns the ledger of an extent, nil if there is none. What the page cache may hold since an earlier daemon is given.
+func (c *Cached) extent(e dsm.ExtentIndex) *cachedExtent {
+	x := c.extents[e]
+	if end := wholePages(c.resumed)/dsm.PageSize - int64(e)*dsm.ExtentPages; x == nil && end > 0 {
+		x = &cachedExtent{extent: e, given: dsm.Range(0, int(min(end, dsm.ExtentPages)))}
+		c.extents[e] = x
+	}
+	return x
 }
 
 // flightOf returns the flight of page p, which must be in flight.
@@ -274,7 +286,10 @@ func (c *Cached) clean(x *cachedExtent, i int) {
 // notice.
 func (c *Cached) known(x *cachedExtent, i int) {
 	c.remove(&x.blind, i, &c.unready)
-	c.remove(&x.doubtful, i, &c.unready)
+	if x.doubtful.Has(i) {
+		c.remove(&x.doubtful, i, &c.unready)
+		c.certainAgain()
+	}
 	c.remove(&x.bare, i, &c.unready)
 	c.sure(x, i)
 	c.settle(x, i)
@@ -291,6 +306,7 @@ func (c *Cached) settle(x *cachedExtent, i int) {
 
 // doubt puts page i into state cut, and makes the invalidation pending that ends it.
 func (c *Cached) doubt(x *cachedExtent, i int) {
+	c.notCertain(int64(x.page(i)) * dsm.PageSize)
 	c.add(&x.doubtful, i, &c.unready)
 	c.want(x, i)
 }

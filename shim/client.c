@@ -300,6 +300,8 @@ int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, voi
     old = dsmfs__lock();
     if (!err)
         err = dsmfs__open(p->socket, p->path, s.st_ino, access, &a, &memfd);
+    if (!err && a->kind & DSMFS__DIRECT && (mode & O_ACCMODE) == O_RDWR) /* it could not be attached for writing if mprotect wants that */
+        err = dsmfs__fail(ENODEV, "it is open with access=direct");
     if (!err && (flags & MAP_FIXED) && aligned(addr) && lo < hi) {
         err = untrack_in(lo, hi);
         if (!err)

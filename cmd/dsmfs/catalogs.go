@@ -181,14 +181,14 @@ func (c *catalogs) Unlink(ctx context.Context, dir dsm.Ino, name string) error {
 }
 
 // Rmdir implements fs.Names.
-func (c *catalogs) Rmdir(ctx context.Context, dir dsm.Ino, name string) error {
-	_, err := once(ctx, c, only(func(now *catalog.Catalog) error { return now.Rmdir(ctx, dir, name) }))
+func (c *catalogs) Rmdir(ctx context.Context, dir dsm.Ino, name string, is dsm.Ino) error {
+	_, err := once(ctx, c, only(func(now *catalog.Catalog) error { return now.Rmdir(ctx, dir, name, is) }))
 	return err
 }
 
 // Rename implements fs.Names.
-func (c *catalogs) Rename(ctx context.Context, dir dsm.Ino, name string, newDir dsm.Ino, newName string, how dsm.RenameHow) error {
-	_, err := once(ctx, c, only(func(now *catalog.Catalog) error { return now.Rename(ctx, dir, name, newDir, newName, how) }))
+func (c *catalogs) Rename(ctx context.Context, dir dsm.Ino, name string, newDir dsm.Ino, newName string, how dsm.RenameHow, over dsm.Ino) error {
+	_, err := once(ctx, c, only(func(now *catalog.Catalog) error { return now.Rename(ctx, dir, name, newDir, newName, how, over) }))
 	return err
 }
 
@@ -369,6 +369,12 @@ func (c *catalogs) AreaSince(id dsm.AreaID, rev dsm.Generation) (now dsm.Inode, 
 
 // LockStanding implements locks.Cluster.
 func (c *catalogs) LockStanding(ino dsm.Ino) locks.Standing { return c.last().LockStanding(ino) }
+
+// HeldLocks implements locks.Cluster.
+func (c *catalogs) HeldLocks(ino dsm.Ino) []locks.Lock { return c.last().HeldLocks(ino) }
+
+// LockedFiles implements locks.Cluster.
+func (c *catalogs) LockedFiles() []dsm.Ino { return c.last().LockedFiles() }
 
 // DelegatedLocks implements locks.Cluster.
 func (c *catalogs) DelegatedLocks() []dsm.Ino { return c.last().DelegatedLocks() }

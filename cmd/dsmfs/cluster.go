@@ -13,6 +13,7 @@ import (
 	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/internal/trust"
 )
 
@@ -93,9 +94,13 @@ func (i info) Cluster() []control.Stat {
 	if v.Trust != nil {
 		encrypted = 1
 	}
+	uncovered, all := i.n.cats.last().Uncovered()
+	if h := i.n.cfg.held; h != nil && h.mem.Word(hold.Others).Load() == 0 { // the next daemon has all
+		uncovered, all = 0, 0
+	}
 	return []control.Stat{
 		control.Figure("id", v.Cluster), control.Figure("epoch", v.Epoch), control.Figure("members", len(v.Members)), control.Figure("voters", voters),
-		control.Figure("leader", i.n.cats.last().Leader()), control.Figure("lease", v.Lease), control.Figure("encrypted", encrypted),
+		control.Figure("leader", i.n.cats.last().Leader()), control.Figure("lease", v.Lease), control.Figure("encrypted", encrypted), control.Figure("uncovered", uncovered), control.Figure("uncovered_anywhere", all),
 	}
 }
 

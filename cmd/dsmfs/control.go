@@ -49,7 +49,7 @@ func parseNested(text string) ([]nested, error) {
 	return all, nil
 }
 
-// readControl reads a file of /.dsm. Only a supervised process may call it.
+// readControl reads a file of /.dsm. Only a supervised process may call it, or one that does not wait for it.
 func readControl(point, file string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(point, ".dsm", file))
 	return string(text), err

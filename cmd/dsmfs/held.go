@@ -6,6 +6,8 @@ import (
 	"crypto/rand"
 	"fmt"
 	"log/slog"
+	"strings"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -35,7 +37,7 @@ func (h *held) identify(self *dsm.Member, listen *string) (seed []byte, err erro
 	case h == nil:
 		return nil, nil
 	case h.resuming:
-		self.ID, *listen = dsm.NodeID(h.mem.Word(hold.Node).Load()), h.mem.Text(hold.Listen)
+		self.ID, self.Inc, *listen = dsm.NodeID(h.mem.Word(hold.Node).Load()), h.mem.Word(hold.Inc).Load(), h.mem.Text(hold.Listen)
 		return []byte(h.mem.Text(hold.Key)), nil
 	}
 	seed = make([]byte, ed25519.SeedSize)
@@ -61,13 +63,11 @@ func (h *held) memory() *hold.Memory {
 	return h.mem
 }
 
-// first is memory for the node's first catalog. One that follows it, because the node joins again, is not held.
-func (h *held) first(is bool) *hold.Memory {
-	if h != nil && !is {
-		h.mem.Word(hold.Refused).Store(1)
-		return nil
+// joinsAgain says that the node's catalog is another than that of the journal, because the node joins again: if the daemon is killed, the next one joins once more.
+func (h *held) joinsAgain() {
+	if h != nil {
+		h.mem.Word(hold.Rejoining).Store(1)
 	}
-	return h.memory()
 }
 
 // store returns where the areas are held.
@@ -78,25 +78,115 @@ func (h *held) store() (*pages.Keep, error) {
 	return pages.NewKeep(h.mem)
 }
 
-// viewChanged takes note of other members. What they have of this node ends with the daemon, as without a holder.
-func (h *held) viewChanged(v *dsm.View, log *slog.Logger) {
-	if h != nil && len(v.Members) > 1 && h.mem.Word(hold.Exclusive).Swap(1) == 0 {
-		log.Warn("other nodes have joined: from now on the mount is lost if the daemon is killed, as without --hold")
+// viewChanged takes note of other members, of as many as there is room for.
+func (h *held) viewChanged(v *dsm.View, self dsm.NodeID) error {
+	if h == nil || len(v.Members) <= 1 {
+		if h != nil && len(v.Members) == 1 {
+			h.mem.Word(hold.Left).Store(h.mem.Word(hold.Others).Load())
+		}
+		return nil
+	}
+	h.mem.Word(hold.Others).Store(1)
+	h.mem.Word(hold.Left).Store(0)
+	text := ""
+	for _, m := range v.Members {
+		if line := m.Addr + "\n"; m.ID != self && !m.Gone && len(text)+len(line) <= hold.MostReplaced {
+			text += line
+		}
+	}
+	if text == "" || text == h.mem.Text(hold.Members) {
+		return nil
+	}
+	return h.mem.ReplaceText(hold.Members, text)
+}
+
+// firstNumber returns the number after which what this daemon says is numbered: none before has used it.
+func (h *held) firstNumber() uint64 {
+	if h == nil {
+		return 0
+	}
+	return h.mem.Word(hold.Daemons).Load() << 40
+}
+
+// noteMembers has the next daemon know who else is a member.
+func (n *node) noteMembers(v *dsm.View) {
+	if err := n.cfg.held.viewChanged(v, n.self.ID); err != nil {
+		n.unheld(err.Error())
+	}
+}
+
+// unheld says that no other daemon can follow this one.
+func (n *node) unheld(why string) {
+	if h := n.cfg.held; h != nil && h.mem.Word(hold.Refused).Swap(1) == 0 {
+		n.log.Warn("from now on the mount is lost if the daemon is killed, as without --hold", "why", why)
 	}
 }
 
 // resume takes over from the daemon that was killed.
 func (n *node) resume(ctx context.Context) error {
-	if err := n.cats.last().Resume(ctx); err != nil {
+	if id := n.cfg.held.mem.InRound(); id != 0 {
+		n.unheld("the daemon was killed in a round")
+		return errs.E(errs.Busy, "resume", "the daemon was killed in a round of file %d: what this node added may be in it or not", id)
+	}
+	var err error = errs.E(errs.Evicted, "resume", "")
+	alone := false
+	if n.cfg.held.mem.Word(hold.Rejoining).Load() == 0 {
+		alone, err = n.cats.last().Resume(ctx)
+	}
+	if errs.Is(err, errs.Evicted) {
+		err = n.resumeAnew(ctx)
+	}
+	if err != nil {
 		if errs.Is(err, errs.Busy) {
-			n.cfg.held.mem.Word(hold.Exclusive).Store(1) // so that the holder tries no other daemon
+			n.cfg.held.mem.Word(hold.Refused).Store(1) // so that the holder tries no other daemon
 		}
 		return fmt.Errorf("resume the catalog: %w", err)
 	}
+	if alone && n.cfg.held.mem.Word(hold.Others).Load() != 0 {
+		n.unheld("the other nodes have gone")
+		return errs.E(errs.Busy, "resume", "the other nodes have gone: what they have published may be newer than what programs here have seen")
+	}
 	n.member = true
 	n.Reset()
-	if err := n.data.Resume(); err != nil {
+	if err := n.data.Resume(ctx, alone); err != nil {
 		return fmt.Errorf("resume the files: %w", err)
 	}
+	close(n.resumed)
+	n.data.Reset() // whatever came before is in this
 	return nil
+}
+
+// resumeAnew takes over in a cluster that has taken the node for dead: it joins again, as another incarnation. Its locks are lost.
+func (n *node) resumeAnew(ctx context.Context) error {
+	h := n.cfg.held
+	n.log.Warn("the cluster has taken this node for dead: joining again")
+	n.locksLost = true
+	h.mem.Word(hold.Rejoining).Store(1)
+	n.cats.last().Close()
+	n.self.Inc = uint64(time.Now().UnixNano())
+	h.mem.Word(hold.Inc).Store(n.self.Inc)
+	if err := h.mem.Catalog().Rewrite(nil); err != nil {
+		return err
+	}
+	next, err := n.newCatalog(n.self, n, nil, h.mem)
+	if err != nil {
+		return err
+	}
+	n.cats.show(next)
+	err = errs.E(errs.Busy, "join", "the cluster had no other members")
+	for _, addr := range strings.Fields(h.mem.Text(hold.Members)) {
+		try, cancel := context.WithTimeout(ctx, joinLimit/4)
+		err = next.Join(try, addr)
+		cancel()
+		if k := errs.KindOf(err); err == nil || k != errs.Unavailable && k != errs.Timeout {
+			break
+		}
+	}
+	if err == nil {
+		err = next.Back(ctx)
+	}
+	if err == nil {
+		h.mem.Word(hold.Rejoining).Store(0)
+	}
+	return err
 }

@@ -55,10 +55,11 @@ type keeper struct {
 	args   []string
 	mem    *hold.Memory
 	device int
-	binary string // of the daemon
-	cmd    *exec.Cmd
-	dead   chan struct{} // closed when the daemon does nothing any more
-	ended  chan struct{} // closed when it has ended, with cmd.ProcessState set
+	// program is that of the daemon, open so that it can be started again whatever becomes of its path. nil: it is that of the holder.
+	program *os.File
+	cmd     *exec.Cmd
+	dead    chan struct{} // closed when the daemon does nothing any more
+	ended   chan struct{} // closed when it has ended, with cmd.ProcessState set
 }
 
 // holdMount is the life of a holder. args are those of mount.
@@ -74,7 +75,7 @@ func holdMount(c mountConfig, args []string, parent *reporter) error {
 	if err != nil {
 		return fail(exitMachine, "open /dev/fuse: %w", err)
 	}
-	h := &keeper{c: c, args: args, mem: mem, device: device, binary: selfPath}
+	h := &keeper{c: c, args: args, mem: mem, device: device}
 	if err := h.start("", parent); err != nil {
 		return err
 	}
@@ -86,9 +87,17 @@ func holdMount(c mountConfig, args []string, parent *reporter) error {
 	return h.watch(signals)
 }
 
+// binary returns a path of the daemon's program that does not change.
+func (h *keeper) binary() string {
+	if h.program == nil {
+		return selfPath
+	}
+	return fmt.Sprintf("/proc/self/fd/%d", h.program.Fd())
+}
+
 // start starts a daemon. before says what became of the one before.
 func (h *keeper) start(before string, parent *reporter) error {
-	cmd := exec.Command(h.binary, append([]string{"mount"}, h.args...)...)
+	cmd := exec.Command(h.binary(), append([]string{"mount"}, h.args...)...)
 	cmd.Args[0] = "dsmfs"
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the holder, which passes it on
@@ -177,12 +186,12 @@ func (h *keeper) watch(signals <-chan os.Signal) error {
 		case s := <-signals:
 			switch {
 			case s != syscall.SIGUSR1:
-				_ = h.cmd.Process.Signal(s) // if it has ended, that is heard next
+				h.tell(s)
 			case asked != nil || next != nil && !h.serves():
 				h.refuse("another upgrade is under way: try again when it has ended")
 			default:
 				if asked = h.askedFor(); asked != nil {
-					_ = h.cmd.Process.Kill() // likewise
+					_ = h.cmd.Process.Kill() // likewise; it is stopped
 				}
 			}
 			continue
@@ -191,8 +200,21 @@ func (h *keeper) watch(signals <-chan os.Signal) error {
 		if reason := h.final(); reason != "" {
 			return h.giveUp(reason)
 		}
+		if h.unmounted() {
+			return h.goodbye()
+		}
 		killed, how := h.post()
+		h.silence()
 		served := h.serves()
+		if next != nil && served {
+			next.done()
+		}
+		if told := h.mem.Word(hold.Told); told.Load() != 0 {
+			if !served && !killed {
+				return h.giveUp("told to end, and no daemon could begin")
+			}
+			told.Store(1) // it was killed before it could end in order
+		}
 		switch {
 		case next != nil && !served:
 			next.failed(h, "the new daemon ended before it served ("+how+")")
@@ -208,7 +230,7 @@ func (h *keeper) watch(signals <-chan os.Signal) error {
 		next, last = nil, time.Now()
 		if asked != nil {
 			next, asked = asked, nil
-			h.binary = next.path()
+			next.follow(h)
 		}
 		if crashes >= mostCrashes || kills >= mostKills {
 			return h.giveUp(fmt.Sprintf("%d daemons in a row have ended, or %d were killed before they served", crashes, kills))
@@ -232,6 +254,15 @@ func (h *keeper) watch(signals <-chan os.Signal) error {
 			}
 			crashes++
 		}
+	}
+}
+
+// tell tells the daemon to end. One that is about to take over hears of it when it serves: only then it can leave in order.
+func (h *keeper) tell(s os.Signal) {
+	told := h.mem.Word(hold.Told)
+	told.Store(1)
+	if first := h.mem.Word(hold.Serving).Load() == 0; (first || h.serves()) && told.CompareAndSwap(1, 2) {
+		_ = h.cmd.Process.Signal(s) // if it has ended, that is heard next
 	}
 }
 
@@ -261,12 +292,28 @@ func (h *keeper) final() string {
 	switch {
 	case is(hold.Ended), !is(hold.Mounted):
 		return "ended"
-	case is(hold.Exclusive):
-		return "other nodes are or were in the cluster"
 	case is(hold.Refused):
 		return "the daemon said that no other can follow it"
 	}
 	return ""
+}
+
+// unmounted reports whether the mount is gone: the kernel has nothing to ask any more.
+func (h *keeper) unmounted() bool {
+	device := []unix.PollFd{{Fd: int32(h.device)}}
+	n, err := unix.Poll(device, 0)
+	return err == nil && n == 1 && device[0].Revents&unix.POLLERR != 0
+}
+
+// goodbye ends the holder of a mount that was unmounted while no daemon served, so that none could leave the cluster.
+func (h *keeper) goodbye() error {
+	<-h.ended
+	if h.mem.Word(hold.Others).Load() == 0 {
+		return nil
+	}
+	const what = "unmounted while no daemon was there: the node has not left its cluster in order, and the others go on without it when its lease has ended"
+	h.say(what)
+	return fail(exitLeave, what)
 }
 
 // giveUp ends the holder, as the daemon ended.
@@ -299,6 +346,19 @@ func (h *keeper) post() (killed bool, how string) {
 	}
 	status, _ := h.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	return status.Signaled() && status.Signal() == syscall.SIGKILL, h.cmd.ProcessState.String()
+}
+
+// silence takes the network from a daemon that is dead and cannot end.
+func (h *keeper) silence() {
+	select {
+	case <-h.ended:
+		return
+	default:
+	}
+	shut, err := hangUp(h.cmd.Process.Pid)
+	if err != nil {
+		h.say("the daemon that was killed cannot end, and keeps connections: others may wait for it in vain until the next one serves", "shut", shut, "err", err)
+	}
 }
 
 // say writes to the log of the daemons.
@@ -347,13 +407,17 @@ func newHeld() (*held, error) {
 	return h, h.mem.Live()
 }
 
+// serves says that the daemon serves. It returns true if it is to end: the holder was told so before.
+func (h *held) serves() (ends bool) {
+	h.mem.Word(hold.Serving).Store(h.mem.Word(hold.Daemons).Load())
+	return h.mem.Word(hold.Told).CompareAndSwap(1, 2)
+}
+
 // checkHold refuses what does not go with --hold.
 func (c *mountConfig) checkHold() error {
 	switch {
 	case !c.hold:
 		return nil
-	case len(c.join) > 0:
-		return fail(exitUsage, "--hold is for a node that is alone in its cluster: it does not go with --join")
 	case c.noMount:
 		return fail(exitUsage, "--hold keeps a mount: it does not go with --no-mount")
 	case os.Geteuid() != 0:

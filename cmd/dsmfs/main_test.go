@@ -25,6 +25,10 @@ func TestMain(m *testing.M) {
 		main()
 	case "hang":
 		select {} // the runtime calls it a deadlock only without other goroutines: signal handling is one
+	case "listen":
+		listenAndHang()
+	case "rounds":
+		inAndOutOfRounds()
 	case "crash":
 		panic("as the test wants")
 	}

@@ -134,6 +134,10 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 		return err
 	}
 	err = st.write(addrFile, n.self.Addr)
+	if err != nil && held != nil && held.resuming { // programs go on, and the address is the same
+		log.Error("others may not find this node", "err", err)
+		err = nil
+	}
 	if err == nil {
 		what := "mounted"
 		if c.noMount {
@@ -141,7 +145,12 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 		}
 		log.Info(what, "mount", c.point, "addr", n.self.Addr, "node", n.self.ID, "version", programVersion())
 		if held != nil {
-			held.mem.Word(hold.Serving).Store(held.mem.Word(hold.Daemons).Load())
+			if held.serves() {
+				select {
+				case stop <- syscall.SIGTERM:
+				default: // others have come
+				}
+			}
 			err = errors.Join(st.write(holderFile, strconv.Itoa(os.Getppid())), st.write(servingFile, fmt.Sprintf("pid %d, version %s", os.Getpid(), programVersion())))
 			st.files = append(st.files, upgradeFile, upgradedFile)
 		}
@@ -176,11 +185,14 @@ func serveMount(p *program, c mountConfig, st *state, parent *reporter, service 
 	return err
 }
 
-// startInTime starts the node. joinLimit or a signal ends the attempt; the signal stays in the
+// startInTime starts the node. joinLimit or a signal ends the attempt, but that of a daemon that takes over only joinLimit; the signal stays in the
 // channel.
 func startInTime(cfg nodeConfig, stop chan os.Signal) (*node, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), joinLimit)
 	defer cancel()
+	if cfg.held != nil && cfg.held.resuming { // it can leave in order only when it serves
+		return startNode(ctx, cfg)
+	}
 	started := make(chan struct{})
 	defer close(started)
 	go func() {

@@ -19,6 +19,7 @@ import (
 	"github.com/dsmfs/dsmfs/groups"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/internal/transport"
 	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/locks"
@@ -37,33 +38,39 @@ type nodeConfig struct {
 // node is a running node: its parts, in the order in which they are started. Where two parts need
 // each other, they call each other through the node.
 type node struct {
-	cfg     nodeConfig
-	log     *slog.Logger
-	self    dsm.Member
-	net     *transport.Transport
-	cats    catalogs
-	serving atomic.Pointer[catalog.Catalog] // answers other nodes: that of cats, or the next one
-	rejoins rejoins
-	scrubs  scrubs
-	data    *coherence.Node
-	locks   *locks.Node
-	groups  *groups.Node
-	member  bool // of a cluster
-	gossip  *membership.Membership
-	fs      *fs.FS
-	mounted atomic.Pointer[fs.FS] // fs, for goroutines that may be there before it
+	cfg       nodeConfig
+	log       *slog.Logger
+	self      dsm.Member
+	net       *transport.Transport
+	cats      catalogs
+	serving   atomic.Pointer[catalog.Catalog] // answers other nodes: that of cats, or the next one
+	rejoins   rejoins
+	scrubs    scrubs
+	data      *coherence.Node
+	locks     *locks.Node
+	groups    *groups.Node
+	member    bool // of a cluster
+	locksLost bool // that programs had when the daemon before was killed
+	gossip    *membership.Membership
+	fs        *fs.FS
+	mounted   atomic.Pointer[fs.FS] // fs, for goroutines that may be there before it
 
 	leftovers *leftovers
 
 	// built is closed when cat and data exist: requests that arrive earlier wait for it.
 	built chan struct{}
+	// resumed is closed when the data plane may act: what an earlier daemon was the home of has gone to others.
+	resumed chan struct{}
 }
 
 // startNode starts a node and returns when its mount is usable. If a part fails, the parts started
 // before are stopped again.
 func startNode(ctx context.Context, cfg nodeConfig) (*node, error) {
-	n := &node{cfg: cfg, log: cfg.log, built: make(chan struct{}), leftovers: newLeftovers()}
+	n := &node{cfg: cfg, log: cfg.log, built: make(chan struct{}), resumed: make(chan struct{}), leftovers: newLeftovers()}
 	n.rejoins.recoveries, n.scrubs.orders = make(chan recovery), make(chan chan error)
+	if cfg.held == nil || !cfg.held.resuming {
+		close(n.resumed)
+	}
 	for _, part := range []func(context.Context) error{n.listen, n.build, n.enter, n.startGossip, n.mount, n.startRejoins, n.startScrubs} {
 		if err := part(ctx); err != nil {
 			if cfg.held != nil && cfg.held.resuming {
@@ -82,7 +89,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (*node, error) {
 
 // listen opens the port of the node and gives the node its identity.
 func (n *node) listen(context.Context) error {
-	n.self = dsm.Member{ID: dsm.NodeID(rand.Uint64() | 1), Budget: int64(n.cfg.memory)}
+	n.self = dsm.Member{ID: dsm.NodeID(rand.Uint64() | 1), Budget: int64(n.cfg.memory), Held: n.cfg.held != nil}
 	seed, err := n.cfg.held.identify(&n.self, &n.cfg.listen)
 	if err != nil {
 		return err
@@ -104,6 +111,26 @@ func (n *node) listen(context.Context) error {
 		return err
 	}
 	return n.cfg.held.listening(n.net.ListenAddr())
+}
+
+// isResumed reports whether the data plane may act.
+func (n *node) isResumed() bool {
+	select {
+	case <-n.resumed:
+		return true
+	default:
+		return false
+	}
+}
+
+// reopened says that what programs had open is open again.
+func (n *node) reopened() {
+	n.data.Resumed()
+	ctx, cancel := context.WithTimeout(context.Background(), max(n.cfg.timeout, joinLimit))
+	defer cancel()
+	if err := n.locks.Resumed(ctx); err != nil {
+		n.log.Error("locks that no program has any more are not given up", "err", err)
+	}
 }
 
 // nodeName returns the chosen name of the node, or that of the machine. It must be unique in a
@@ -128,7 +155,7 @@ func (n *node) build(context.Context) error {
 	if err != nil {
 		return err
 	}
-	cat, err := n.newCatalog(n.self, n, first)
+	cat, err := n.newCatalog(n.self, n, first, n.cfg.held.memory())
 	if err != nil {
 		return err
 	}
@@ -140,19 +167,21 @@ func (n *node) build(context.Context) error {
 	n.data = coherence.New(coherence.Config{
 		Self: n.self.ID, View: &n.cats, Sender: n.net, Log: n.log.With("part", "coherence"), Memory: int64(n.cfg.memory),
 		UnderWay: (withMargin(int64(n.cfg.memory)) - int64(n.cfg.memory)) / underWayPart, Taken: boundHeap(int64(n.cfg.memory)), Store: store,
+		First: n.cfg.held.firstNumber(), Unheld: n.unheld,
 	})
 	pages.KeepIdle(int64(n.cfg.memory) / idlePart)
-	n.locks = locks.NewNode(locks.Config{Self: n.self.ID, Cluster: &n.cats, Log: n.log.With("part", "locks"), Patience: n.cfg.timeout})
+	n.locks = locks.NewNode(locks.Config{Self: n.self.ID, Cluster: &n.cats, Log: n.log.With("part", "locks"), Patience: n.cfg.timeout,
+		First: n.cfg.held.firstNumber(), Resuming: n.cfg.held != nil && n.cfg.held.resuming})
 	n.groups = groups.NewNode(groups.Config{Self: n.self.ID, Sender: n.net, Log: n.log.With("part", "groups"), Home: homeOf})
 	close(n.built)
 	return nil
 }
 
 // newCatalog makes a catalog that knows nothing yet, and that answers other nodes from now on.
-func (n *node) newCatalog(self dsm.Member, o catalog.Observer, first *dsm.Trust) (*catalog.Catalog, error) {
+func (n *node) newCatalog(self dsm.Member, o catalog.Observer, first *dsm.Trust, held *hold.Memory) (*catalog.Catalog, error) {
 	cat, err := catalog.New(catalog.Config{
 		Self: self, Caller: n.net, Streams: n.net.ReopenRaft(), Observer: o, OnCluster: n.net.SetCluster, Yield: n.yieldLocks,
-		Orphaned: n.orphaned, Silences: n.net.Silences, Lease: n.cfg.lease, Trust: first, Held: n.cfg.held.first(n.serving.Load() == nil), Log: n.log.With("part", "catalog"),
+		Orphaned: n.orphaned, Silences: n.net.Silences, Lease: n.cfg.lease, Trust: first, Held: held, Log: n.log.With("part", "catalog"),
 	})
 	if err == nil {
 		n.serving.Store(cat)
@@ -248,7 +277,7 @@ func (n *node) mount(context.Context) error {
 		Mountpoint: point, Source: fmt.Sprintf("dsmfs:%s/%s", n.cats.Current().Cluster, n.self.Name), Names: &n.cats, Areas: areas{n}, Locks: n.locks, Groups: programGroups{n}, Info: info{n}, Log: n.log.With("part", "fs"),
 		HarvestArgv: []string{selfPath, harvestVerbName}, GuardArgv: []string{selfPath, guardVerbName}, FaultTimeout: n.cfg.timeout, UnmountTimeout: n.cfg.unmount,
 		AttachSocket: attach, Tracking: tracking, TrackingReason: reason,
-		PassthroughOff: n.cfg.passthroughOff(),
+		PassthroughOff: n.cfg.passthroughOff(), Resumed: n.reopened, LocksLost: n.locksLost,
 	})
 	switch {
 	case errs.Is(err, errs.Busy):
@@ -315,7 +344,7 @@ func (n *node) stop(ctx context.Context, again <-chan os.Signal) error {
 
 // onFrame, onReset, onTold and onCall pass on what comes in from other nodes.
 func (n *node) onFrame(from dsm.NodeID, f *wire.Frame) error {
-	<-n.built
+	<-n.resumed
 	if groups.Handles(f.Msg) {
 		n.groups.Handle(from, f.Msg)
 		return nil
@@ -336,7 +365,7 @@ func (n *node) onFrameNow(from dsm.NodeID, f *wire.Frame) (handled bool, err err
 }
 
 func (n *node) onReset(peer dsm.NodeID) {
-	<-n.built
+	<-n.resumed
 	n.data.SessionReset(peer)
 	n.groups.SessionReset(peer)
 }
@@ -353,11 +382,18 @@ func (n *node) onNow(_ dsm.NodeID, req any) (reply any, handled bool) {
 func (n *node) onCall(ctx context.Context, from dsm.NodeID, req any) (any, error) {
 	select {
 	case <-n.built:
-		if _, ok := req.(*wire.GroupList); ok {
-			return &wire.GroupListed{Lines: n.groups.List()}, nil
-		}
-		return n.serving.Load().OnCall(ctx, from, req)
 	case <-ctx.Done():
 		return nil, errs.E(errs.Closed, "call", "")
 	}
+	switch req.(type) {
+	case *wire.GroupList:
+		return &wire.GroupListed{Lines: n.groups.List()}, nil
+	case *wire.Join: // with another member, what is to be resumed would be something else
+		select {
+		case <-n.resumed:
+		case <-ctx.Done():
+			return nil, errs.E(errs.Closed, "call", "")
+		}
+	}
+	return n.serving.Load().OnCall(ctx, from, req)
 }

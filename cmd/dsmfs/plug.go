@@ -48,9 +48,11 @@ func (n *node) AreaRemoved(ino dsm.Ino) {
 // ViewChanged implements catalog.Observer.
 func (n *node) ViewChanged(v *dsm.View) {
 	<-n.built
-	n.cfg.held.viewChanged(v, n.log)
 	n.connect(v)
-	n.data.ViewChanged(v)
+	if n.isResumed() { // those that a journal brings back are old
+		n.noteMembers(v)
+		n.data.ViewChanged(v)
+	}
 	n.groups.ViewChanged(v)
 }
 
@@ -80,7 +82,10 @@ func (n *node) Reset() {
 		return // of a catalog that is resumed: resume does it
 	}
 	n.connect(n.cats.Current())
-	n.data.Reset()
+	n.noteMembers(n.cats.Current())
+	if n.isResumed() { // else resume does that, too
+		n.data.Reset()
+	}
 	n.locks.LocksReset()
 	n.groups.ViewChanged(n.cats.Current())
 }
@@ -101,6 +106,15 @@ type areas struct{ n *node }
 // Open implements fs.Areas.
 func (a areas) Open(ctx context.Context, id dsm.AreaID, write bool) (fs.Area, error) {
 	x, err := a.n.data.Open(ctx, id, write)
+	if err != nil {
+		return nil, err
+	}
+	return &area{Area: x}, nil
+}
+
+// Reopen implements fs.Areas.
+func (a areas) Reopen(ctx context.Context, id dsm.AreaID, write bool) (fs.Area, error) {
+	x, err := a.n.data.Reopen(ctx, id, write)
 	if err != nil {
 		return nil, err
 	}

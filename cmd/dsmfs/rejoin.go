@@ -182,7 +182,8 @@ func (n *node) take(ctx context.Context, g *gate, next *catalog.Catalog) {
 func (n *node) nextCatalog(o catalog.Observer) (*catalog.Catalog, error) {
 	self := n.self
 	self.Inc = uint64(time.Now().UnixNano())
-	return n.newCatalog(self, o, nil)
+	n.cfg.held.joinsAgain()
+	return n.newCatalog(self, o, nil, nil)
 }
 
 // joinAgain returns a new catalog that has joined. The leader refuses that while a member and this node do not reach each other.

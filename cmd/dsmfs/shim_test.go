@@ -122,6 +122,32 @@ print('/memfd:' in open('/proc/self/maps').read(), open(sys.argv[1], 'rb').read(
 	}
 }
 
+// TestShimOfADirectFile: a mapping for reading of a file that is open with access=direct, by a descriptor for writing, can become one for writing.
+func TestShimOfADirectFile(t *testing.T) {
+	shim := "LD_PRELOAD=" + builtShim(t)
+	first, second, _ := twoNodes(t)
+	const program = `
+import ctypes, mmap, os, sys
+path, other = sys.argv[1:]
+os.close(os.open(path, os.O_RDWR | os.O_CREAT))
+os.setxattr(path, 'user.dsm.access', b'direct')
+f = os.open(path, os.O_RDWR)
+os.ftruncate(f, 8192)
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+p = libc.mmap(None, ctypes.c_size_t(8192), mmap.PROT_READ, mmap.MAP_SHARED, f, ctypes.c_long(0))
+assert ctypes.string_at(p, 2) == b'\0\0'
+if libc.mprotect(ctypes.c_void_p(p), ctypes.c_size_t(8192), mmap.PROT_READ | mmap.PROT_WRITE) != 0:
+    sys.exit('mprotect: ' + os.strerror(ctypes.get_errno()))
+ctypes.memset(p + 5000, 65, 1)
+os.fsync(f)
+print(open(other, 'rb').read()[5000:5001], os.pread(f, 1, 5000))
+`
+	if out, text := runProgram(t, []string{shim, "DSMFS_QUIET=1"}, lookProgram(t, "python3"), "-c", program, filepath.Join(first, "d"), filepath.Join(second, "d")); out != "b'A' b'A'\n" {
+		t.Errorf("printed %q, %q", out, text)
+	}
+}
+
 // TestHeader runs the tests of dsmfs.h against real nodes.
 func TestHeader(t *testing.T) {
 	first, second, socket := twoNodes(t)

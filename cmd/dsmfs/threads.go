@@ -19,13 +19,18 @@ const (
 	runs                // something
 )
 
-// mostOf returns what the thread does that does most. A process without threads has ended.
-func mostOf(pid int) (most thread) {
+// tasksOf returns the directories in /proc of the threads of a process, none if it has ended.
+func tasksOf(pid int) []string {
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	if err != nil {
-		return over
+		panic(err) // the pattern is wrong
 	}
-	for _, task := range tasks {
+	return tasks
+}
+
+// mostOf returns what the thread does that does most. A process without threads has ended.
+func mostOf(pid int) (most thread) {
+	for _, task := range tasksOf(pid) {
 		stat, err := os.ReadFile(filepath.Join(task, "stat"))
 		if err != nil {
 			continue // it has ended
@@ -40,6 +45,46 @@ func mostOf(pid int) (most thread) {
 		}))
 	}
 	return most
+}
+
+// stopped reports whether a process has stopped, or ended: none of its threads comes back to the program before SIGCONT. When one has stopped, all that are in the kernel
+// stop before they come back; those that wait there beyond the reach of signals may be waiting for what the others would do.
+func stopped(pid int) bool {
+	for range 2 { // the second look sees threads that began during the first
+		if !allStopped(pid) {
+			return false
+		}
+	}
+	return true
+}
+
+// allStopped looks once.
+func allStopped(pid int) bool {
+	one, wait := false, false
+	for _, task := range tasksOf(pid) {
+		stat, err := os.ReadFile(filepath.Join(task, "stat"))
+		if err != nil {
+			continue // it has ended
+		}
+		switch stateOf(string(stat)) {
+		case "T", "t":
+			one = true
+		case "D":
+			wait = true
+		case "Z", "X":
+		default:
+			return false
+		}
+	}
+	return one || !wait
+}
+
+// stateOf returns the state of a thread by its file stat in /proc.
+func stateOf(stat string) string {
+	if fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:]); len(fields) > 0 {
+		return fields[0]
+	}
+	return "X"
 }
 
 // exiting is the flag of a thread that is ending (PF_EXITING of include/linux/sched.h): it comes back to no program.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +30,13 @@ const (
 
 // upgradeLimit is how long an upgrade may take.
 const upgradeLimit = 2 * joinLimit
+
+const (
+	// roundPatience is how long the holder waits for a moment without a round that has begun: no daemon could follow.
+	roundPatience = 2 * time.Second
+	// stopPatience is how long it waits until all threads of the daemon have stopped, each time.
+	stopPatience = 100 * time.Millisecond
+)
 
 // upgradeVerb replaces the daemon of a mount by one of this program.
 func upgradeVerb(p *program, args []string) error {
@@ -54,6 +62,9 @@ func upgradeVerb(p *program, args []string) error {
 		return err
 	}
 	defer free()
+	if err := followable(m.Point); err != nil {
+		return err
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -88,6 +99,32 @@ func upgradeVerb(p *program, args []string) error {
 	}
 }
 
+// askLimit is how long the verb waits for what a daemon says of the cluster.
+const askLimit = time.Second
+
+// followable returns an error while parts of the memory of a cluster have no other copy: no daemon could follow.
+func followable(point string) error {
+	var figures map[string]string
+	var err error
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		figures, err = readFlat(point, "cluster")
+	}()
+	select {
+	case <-read:
+	case <-time.After(askLimit): // the holder says whether one is just beginning
+		return nil
+	}
+	if err != nil {
+		return fail(exitOther, "%w", err)
+	}
+	if k := figures["uncovered"]; figures["members"] != "1" && k != "0" { // if there is only one the holder knows more
+		return fail(exitOther, "%s: %s parts of the memory of the cluster are at this node and have no other copy yet, so the mount could be lost: try again in some seconds (uncovered in /.dsm/cluster). A file with user.dsm.replicas=1 never has one", point, k)
+	}
+	return nil
+}
+
 // lockUpgrade keeps others from upgrading a mount at the same time: each would take the answer to the other for its own.
 func lockUpgrade(dir, point string) (free func(), err error) {
 	f, err := os.Open(dir)
@@ -120,15 +157,16 @@ func ofThisProgram(serving string) bool {
 
 // upgrade is another program for the daemon.
 type upgrade struct {
-	program *os.File // open, so that it can be started again whatever becomes of its path
-	from    string   // the program before
+	program *os.File
+	from    *os.File // the program before; nil: that of the holder
 	to      string   // where the answer goes
 }
 
-// askedFor returns the upgrade that is asked for in the state directory. If it is not possible it says so there, and returns nil.
+// askedFor returns the upgrade that is asked for in the state directory, and has stopped the daemon then: the caller kills it. If it is not possible it says so there, and
+// returns nil.
 func (h *keeper) askedFor() *upgrade {
 	dir := h.mem.Text(hold.State)
-	u := &upgrade{from: h.binary, to: filepath.Join(dir, upgradedFile)}
+	u := &upgrade{to: filepath.Join(dir, upgradedFile)}
 	text, err := os.ReadFile(filepath.Join(dir, upgradeFile))
 	format, path, ok := strings.Cut(strings.TrimSpace(string(text)), " ")
 	switch reason := h.final(); {
@@ -136,6 +174,9 @@ func (h *keeper) askedFor() *upgrade {
 		return nil
 	case reason != "":
 		u.answer("no daemon can follow this one: " + reason)
+		return nil
+	case h.mem.Word(hold.Left).Load() != 0:
+		u.answer("the other nodes of its cluster have gone, so no daemon can follow this one: unmount it, and mount it with the new program")
 		return nil
 	case format != strconv.Itoa(hold.Format):
 		u.answer(fmt.Sprintf("the program keeps what is held in format %s, and what is there has %d", format, hold.Format))
@@ -145,7 +186,53 @@ func (h *keeper) askedFor() *upgrade {
 		u.answer(err.Error())
 		return nil
 	}
+	if reason := h.halt(); reason != "" {
+		_ = u.program.Close() // only read
+		u.answer(reason)
+		return nil
+	}
 	return u
+}
+
+// halt stops the daemon at a moment in which another one can follow it. If there is none it returns why, and the daemon goes on.
+func (h *keeper) halt() (reason string) {
+	for end, tick := time.After(roundPatience), time.NewTicker(time.Millisecond); ; {
+		if h.mem.InRound() == 0 && h.stop() {
+			return ""
+		}
+		if reason := h.final(); reason != "" {
+			return "no daemon can follow this one: " + reason
+		}
+		select {
+		case <-tick.C:
+		case <-end:
+			return "a round of a group has begun at this node, and does not end: try again when it has"
+		}
+	}
+}
+
+// stop stops the daemon. If it has begun a round meanwhile, or does not stop, it goes on, and stop returns false.
+func (h *keeper) stop() bool {
+	p := h.cmd.Process
+	if p.Signal(syscall.SIGSTOP) != nil {
+		return true // it has ended
+	}
+	for end, tick := time.After(stopPatience), time.NewTicker(time.Millisecond); ; {
+		if stopped(p.Pid) {
+			if h.mem.InRound() == 0 && h.final() == "" {
+				return true
+			}
+			break
+		}
+		select {
+		case <-tick.C:
+			continue
+		case <-end:
+		}
+		break
+	}
+	_ = p.Signal(syscall.SIGCONT) // if it has ended, that is heard next
+	return false
 }
 
 // refuse says why nothing is done about an upgrade that is asked for.
@@ -170,12 +257,19 @@ func (u *upgrade) open(path string) error {
 	return err
 }
 
-// path returns a path of the program that does not change.
-func (u *upgrade) path() string { return fmt.Sprintf("/proc/self/fd/%d", u.program.Fd()) }
+// follow has the program be that of the daemons from now on. The keeper has it then: a file that nothing refers to any more is closed some time.
+func (u *upgrade) follow(h *keeper) {
+	u.from, h.program = h.program, u.program
+}
+
+// done says that the program has served: nobody goes back to the one before.
+func (u *upgrade) done() {
+	_ = u.from.Close() // only read; if it is that of the holder, nothing was open
+}
 
 // failed goes back to the program before.
 func (u *upgrade) failed(h *keeper, how string) {
-	h.binary = u.from
+	h.program = u.from
 	_ = u.program.Close() // only read
 	u.answer(how + ": the program before goes on; see the log")
 }

@@ -4,7 +4,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
 	"testing"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
 // TestOfThisProgram: a daemon that serves counts as upgraded only if it is of the program that asked.
@@ -34,4 +39,109 @@ func TestOfThisProgram(t *testing.T) {
 			t.Errorf("%q: %v", c.text, got)
 		}
 	}
+}
+
+// inAndOutOfRounds is a process that begins and ends rounds, by turns.
+func inAndOutOfRounds() {
+	mem, err := hold.Adopt(heldFD)
+	if err != nil {
+		panic(err)
+	}
+	for range 3 { // other threads
+		go func() {
+			for {
+				runtime.Gosched()
+			}
+		}()
+	}
+	const each = 50 * time.Microsecond
+	for parts := uint64(0); ; parts = 1 - parts {
+		mem.Area(0).Parts.Store(parts)
+		mem.Word(hold.Serving).Store(1)
+		for begin := time.Now(); time.Since(begin) < each; {
+		}
+	}
+}
+
+// TestUpgradeBetweenRounds: the daemon is killed while it is in no round, however fast one follows the other.
+func TestUpgradeBetweenRounds(t *testing.T) {
+	for range 20 {
+		mem, err := hold.Create()
+		must := musts(t)
+		must(err)
+		mem.Word(hold.Mounted).Store(1)
+		mem.Word(hold.Others).Store(1)
+		mem.Word(hold.AreasUsed).Store(1)
+		mem.Area(0).ID.Store(1)
+		must(mem.SetText(hold.State, t.TempDir()))
+		must(os.WriteFile(filepath.Join(mem.Text(hold.State), upgradeFile), fmt.Appendf(nil, "%d %s", hold.Format, selfPath), 0o600))
+		file, err := duplicate(mem.FD(), "held")
+		must(err)
+		cmd := exec.Command(selfPath)
+		cmd.Env = append(os.Environ(), actVariable+"=rounds")
+		cmd.ExtraFiles = []*os.File{file}
+		must(cmd.Start())
+		must(file.Close())
+		for mem.Word(hold.Serving).Load() == 0 {
+			runtime.Gosched()
+		}
+		h := &keeper{mem: mem, cmd: cmd}
+		u := h.askedFor()
+		if u == nil {
+			text, _ := os.ReadFile(filepath.Join(mem.Text(hold.State), upgradedFile))
+			t.Errorf("no upgrade: %s", text)
+		} else {
+			must(u.program.Close())
+		}
+		must(cmd.Process.Kill())
+		_ = cmd.Wait() // it was killed
+		if mem.InRound() != 0 {
+			t.Fatal("killed in a round")
+		}
+		must(mem.Close())
+	}
+}
+
+// TestUpgradedProgramStays: the program that was upgraded to can be started again however long afterwards, and so can the one before as long as it may have to go on.
+func TestUpgradedProgramStays(t *testing.T) {
+	must := musts(t)
+	h := &keeper{}
+	asked := func(text string) *upgrade {
+		path := filepath.Join(t.TempDir(), "dsmfs")
+		must(os.WriteFile(path, []byte(text), 0o600))
+		u := &upgrade{to: filepath.Join(t.TempDir(), upgradedFile)}
+		must(u.open(path))
+		must(os.Remove(path))
+		u.follow(h)
+		return u
+	}
+	is := func(want string) {
+		t.Helper()
+		for range 2 { // what nothing refers to is closed meanwhile
+			collected := make(chan struct{})
+			runtime.SetFinalizer(&struct{ s string }{want}, func(any) { close(collected) })
+			runtime.GC()
+			<-collected
+		}
+		if text, err := os.ReadFile(h.binary()); err != nil || string(text) != want {
+			t.Errorf("the program is %q, %v; want %q", text, err, want)
+		}
+	}
+	if h.binary() != selfPath {
+		t.Errorf("the first program is %s", h.binary())
+	}
+	asked("first").done()
+	is("first")
+	next := asked("second")
+	is("second")
+	next.failed(h, "it does not serve")
+	is("first")
+	next = asked("third")
+	first := next.from
+	next.done()
+	is("third")
+	if err := first.Close(); err == nil {
+		t.Error("the program before is still open")
+	}
+	must(h.program.Close())
 }

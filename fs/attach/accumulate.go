@@ -2,34 +2,23 @@ package attach
 
 import (
 	"context"
-	"errors"
-	"io"
 	"math"
-	"os"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// isMemory reports whether a descriptor is that of a memfd or of a file of tmpfs: only they have seals. A read of those waits for nobody.
-func isMemory(f *os.File) bool {
-	_, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
-	return err == nil
-}
-
-// accumulate serves ACCUMULATE. The elements come in memory that the program passes, and are read, not mapped: it may cut the memory off
-// at any time. To read the program's own memory (process_vm_readv) would save it a copy. But the daemon, which may read everybody's, would have to
+// accumulate serves ACCUMULATE. The elements come in the packet, or in memory that the program passes. To read the program's own memory
+// (process_vm_readv) would save it a copy. But the daemon, which may read everybody's, would have to
 // be sure that the process is still the program that has asked, and did not become another one, of more rights, by exec.
 func (a *conn) accumulate(m *membership, q *request) error {
 	number, ino, off, n := q.arg[0], dsm.Ino(q.arg[1]), q.arg[2], q.arg[3]
 	x := a.s.attachmentsOf(a.who.pid, []dsm.Ino{ino})[ino]
 	switch {
-	case q.file == nil:
-		return errs.E(errs.Invalid, "accumulate", "no descriptor came with it")
 	case off > math.MaxInt64 || n > math.MaxInt64:
 		return errs.E(errs.Invalid, "accumulate", "%d bytes at %d", n, off)
+	case q.file == nil && uint64(len(q.payload)) != n:
+		return errs.E(errs.Invalid, "accumulate", "no descriptor came with it, and %d bytes in place of %d", len(q.payload), n)
 	case x == nil:
 		return errs.E(errs.Unsupported, "accumulate", "this program has not attached area %d", ino)
 	}
@@ -41,15 +30,13 @@ func (a *conn) accumulate(m *membership, q *request) error {
 	if err := x.area.MayAccumulate(ctx, int64(off), int64(n)); err != nil {
 		return err
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(q.file.Fd()), &st); err != nil {
-		return os.NewSyscallError("fstat", err)
+	g, err := a.newGiven(q, number, int64(n))
+	if err != nil {
+		return err
 	}
-	if st.Size < int64(n) {
-		return errs.E(errs.Invalid, "accumulate", "%d bytes, in memory of %d", n, st.Size)
-	}
+	defer g.close()
 	return m.Accumulate(number, dsm.AreaID(ino), roundArea{x}, func(id dsm.RoundID) error {
-		return x.addFrom(ctx, id, q.file, int64(off), int64(n))
+		return x.area.Accumulate(ctx, id, int64(off), int64(n), g.piece)
 	})
 }
 
@@ -65,17 +52,4 @@ func (x *attachment) mayAdd(ctx context.Context) error {
 		x.adds.Store(true)
 	}
 	return err
-}
-
-// addFrom adds the first n bytes of a file to an area at off.
-func (x *attachment) addFrom(ctx context.Context, id dsm.RoundID, f *os.File, off, n int64) error {
-	return x.area.Accumulate(ctx, id, off, n, func(p []byte, at int64) error {
-		switch _, err := f.ReadAt(p, at); {
-		case errors.Is(err, io.EOF):
-			return errs.E(errs.Invalid, "accumulate", "the memory was cut off meanwhile")
-		case err != nil:
-			return errs.E(errs.Invalid, "accumulate", "the memory cannot be read: %w", err)
-		}
-		return nil
-	})
 }

@@ -134,6 +134,9 @@ func (x *attachment) told(i dsm.Inode, memory *os.File) reply {
 	if i.Spec.Merge != dsm.MergeLast {
 		flags |= mergesElements
 	}
+	if x.area.Direct() {
+		flags |= isDirect
+	}
 	x.grew(i.Size)
 	x.conn.s.log.Debug("attached", "path", x.path, "pid", x.conn.who.pid, "write", x.write)
 	return reply{attachment: x.id, arg: [4]uint64{uint64(i.Size), uint64(i.Ino), access, flags}, file: memory}

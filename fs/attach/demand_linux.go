@@ -64,7 +64,7 @@ func (x *attachment) missing(r *uffd.Range, off int64) {
 	}
 }
 
-// bring brings the page, or lets the thread have SIGBUS if it does not come in time.
+// bring brings the page, or lets the thread have SIGBUS if it does not come in time, or is past the end.
 func (f *fault) bring() {
 	x, r, off := f.x, f.r, f.off
 	ctx, cancel := context.WithDeadline(x.conn.s.ctx, f.since.Add(x.conn.s.cfg.Timeout))
@@ -74,7 +74,11 @@ func (f *fault) bring() {
 		return
 	}
 	log := x.conn.s.log.With("path", x.path, "pid", x.conn.who.pid, "off", off)
-	log.Warn("a program gets SIGBUS for a page that does not come", "err", err)
+	if errs.Is(err, errs.NotExist) {
+		log.Debug("a program gets SIGBUS past the end")
+	} else {
+		log.Warn("a program gets SIGBUS for a page that does not come", "err", err)
+	}
 	if err := r.Poison(off, dsm.PageSize); err != nil && !errs.Is(err, errs.Closed) {
 		log.Warn("poison", "err", err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/head"
 	"github.com/dsmfs/dsmfs/internal/uffd"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // yesMount is a filesystem that does whatever a program asks for.
@@ -41,6 +42,7 @@ func (*yesMount) Open(context.Context, dsm.Ino, bool) (Area, error)   { return y
 func (*yesMount) CheckSetting(key string) error                       { _, err := dsm.Spec{}.With(key, "auto"); return err }
 func (yesArea) Contribute(context.Context, dsm.RoundID) error         { return nil }
 func (yesArea) AbandonRound(dsm.RoundID)                              {}
+func (yesArea) Direct() bool                                          { return false }
 func (yesArea) MayAccumulate(context.Context, int64, int64) error     { return nil }
 func (yesArea) Stats() string                                         { return "" }
 func (yesArea) Publish(context.Context) error                         { return nil }
@@ -56,7 +58,7 @@ func (yesAttachment) Unwatch(*head.Line)                              {}
 
 type yesArea struct{ idleArea }
 
-func (yesArea) Accumulate(context.Context, dsm.RoundID, int64, int64, func([]byte, int64) error) error {
+func (yesArea) Accumulate(context.Context, dsm.RoundID, int64, int64, func(at, size int64) (*wire.Shared, error)) error {
 	return nil
 }
 func (yesArea) FinishRound(context.Context, dsm.RoundID, []dsm.NodeID, int) error {

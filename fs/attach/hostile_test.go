@@ -67,6 +67,7 @@ func (idleAttachment) Memory() (*os.File, error) { return nil, errs.E(errs.NotEx
 
 func (idleArea) Close(bool)                    {}
 func (idleArea) Demand() bool                  { return false }
+func (idleArea) Direct() bool                  { return false }
 func (idleArea) Size() int64                   { return dsm.PageSize }
 func (idleArea) Version() dsm.Version          { return 1 }
 func (idleArea) Publish(context.Context) error { return nil }

@@ -8,6 +8,7 @@ import (
 	"github.com/dsmfs/dsmfs/groups"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/head"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // Mount is what the memory plane needs of the filesystem.
@@ -51,7 +52,7 @@ type Area interface {
 	// Contribute hands all stores made so far over to a round, and AbandonRound takes them back: see groups.Area.
 	Contribute(ctx context.Context, id dsm.RoundID) error
 	AbandonRound(id dsm.RoundID)
-	Accumulate(ctx context.Context, id dsm.RoundID, off, n int64, read func(p []byte, at int64) error) error
+	Accumulate(ctx context.Context, id dsm.RoundID, off, n int64, piece func(at, size int64) (*wire.Shared, error)) error
 	MayAccumulate(ctx context.Context, off, n int64) error
 	// Publish makes all stores made so far visible to other nodes, including stores to mappings.
 	Publish(ctx context.Context) error
@@ -67,6 +68,8 @@ type Area interface {
 	// program maps.
 	Attach(ctx context.Context, program int, write bool) (Attachment, *os.File, error)
 	Demand() bool
+	// Direct reports whether programs of the node have the memory by the mount: see exclusive attachments in attach.md.
+	Direct() bool
 	BeginFault(off int64, there func()) bool
 	Fault(ctx context.Context, off int64, there func()) error
 	Version() dsm.Version

@@ -92,6 +92,7 @@ type conn struct {
 		last        uint64
 		attachments map[uint64]*attachment
 		members     map[uint64]*membership
+		mapped      mappings // of what the program has handed over by ACCUMULATE
 	}
 }
 
@@ -261,6 +262,7 @@ func (s *Server) serve(a *conn) {
 	_ = a.pidfd.Close() // ends AwaitExit
 	running.Wait()
 	a.leaveAll()
+	a.unmapAll()
 	a.detachAll()
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -44,6 +44,8 @@ const (
 	hasHoles  = 4
 	// mergesElements says that user.dsm.merge is not last.
 	mergesElements = 8
+	// isDirect says that programs of the node have it by the mount, with access=direct.
+	isDirect = 16
 )
 
 func (x *attachment) wantsUffd() uint64 {

@@ -2,6 +2,7 @@ package attach
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -17,13 +18,15 @@ type limits struct {
 	connRequests, connWaits int
 	// For all programs of a user together.
 	conns, attachments, requests, waits int
+	// How much of what they hand over is mapped, likewise; what is more is read.
+	mapped int
 	// refusals is how many connections beyond the limit are told the reason at the same time.
 	refusals int
 }
 
 var defaultLimits = limits{
 	connRequests: 64, connWaits: 1024,
-	conns: 4096, attachments: 16384, requests: 1024, waits: 8192,
+	conns: 4096, attachments: 16384, requests: 1024, waits: 8192, mapped: 4096,
 	refusals: 64,
 }
 
@@ -33,6 +36,7 @@ type user struct {
 	conns, attachments int
 	warned             bool          // the log says that the user reached a limit
 	requests, waits    chan struct{} // one token for each that is served
+	mapped             atomic.Int32  // mappings of what they have handed over: see newMapping
 	heads              *heads        // nil: no program of the user has watched an area
 }
 
@@ -48,7 +52,7 @@ func (s *Server) userLocked(id uint32) *user {
 
 // forgetLocked removes the counters of a user who has nothing.
 func (s *Server) forgetLocked(u *user) {
-	if u.conns > 0 || u.attachments > 0 {
+	if u.conns > 0 || u.attachments > 0 || u.mapped.Load() > 0 {
 		return
 	}
 	if u.heads != nil {

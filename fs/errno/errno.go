@@ -42,6 +42,7 @@ var table = [...]syscall.Errno{
 	errs.Dropped:      syscall.ESTALE,
 	errs.NotFinite:    syscall.ERANGE,
 	errs.Evicted:      syscall.EIO,
+	errs.Replaced:     syscall.ESTALE,
 }
 
 // Of returns the error number that a program sees for err. An error of the operating system keeps

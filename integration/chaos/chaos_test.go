@@ -29,14 +29,22 @@ type plan struct {
 	patience time.Duration // --fault-timeout
 	lease    time.Duration // --lease
 	copies   int           // user.dsm.replicas of all files
+	held     bool          // --hold on all nodes
 }
+
+// unheld are the workloads whose programs have something open that is lost with the daemon, and the faults that are done to the process of a mount, which
+// is the holder there.
+var (
+	unheldWorkloads = []string{"attached", "versioned", "group"}
+	unheldFaults    = []kind{kill, pause, evict}
+)
 
 func (p plan) String() string {
 	var names []string
 	for _, w := range p.chosen {
 		names = append(names, w.name)
 	}
-	return fmt.Sprintf("workloads %s; replicas=%d; --fault-timeout %v; --lease %v; faults:%s", strings.Join(names, ","), p.copies, p.patience, p.lease, describe(p.faults))
+	return fmt.Sprintf("workloads %s; replicas=%d; held=%v; --fault-timeout %v; --lease %v; faults:%s", strings.Join(names, ","), p.copies, p.held, p.patience, p.lease, describe(p.faults))
 }
 
 func listed(flag string) []string {
@@ -66,7 +74,7 @@ func draw(seed uint64) plan {
 	}
 	slices.Sort(kinds)
 	// Of most workloads there is little left to see after a kill that takes their data with it. Where nodes are evicted, other faults are short.
-	rares := []kind{kill, evict, part}
+	rares := []kind{kill, evict, part, follow}
 	rare := rares[r.IntN(len(rares))]
 	if r.IntN(3) > 0 && p.copies == 1 {
 		rare = ""
@@ -76,6 +84,11 @@ func draw(seed uint64) plan {
 	}
 	if *faultsFlag == "" {
 		kinds = slices.DeleteFunc(kinds, func(k kind) bool { return slices.Contains(rares, k) && k != rare })
+	}
+	if p.held = slices.Contains(kinds, follow); p.held {
+		p.copies = max(p.copies, 2)
+		kinds = slices.DeleteFunc(kinds, func(k kind) bool { return slices.Contains(unheldFaults, k) })
+		p.chosen = slices.DeleteFunc(p.chosen, func(w workload) bool { return slices.Contains(unheldWorkloads, w.name) })
 	}
 	if p.lease = 30 * time.Second; slices.Contains(kinds, evict) || slices.Contains(kinds, part) {
 		p.lease = shortLease
@@ -113,7 +126,11 @@ func TestChaos(t *testing.T) {
 // round is one cluster from its beginning to its end.
 func round(t *testing.T, p plan, total *tally) {
 	t.Logf("repeat with: go test ./integration/chaos -run TestChaos -for 1s -seed %d\n%v", p.seed, p)
-	c := harness.New(t, harness.Options{Nodes: size, Network: harness.Namespaces, Memory: memory, Flags: []string{"--fault-timeout", p.patience.String(), "--lease", p.lease.String()}})
+	flags := []string{"--fault-timeout", p.patience.String(), "--lease", p.lease.String()}
+	if p.held {
+		flags = append(flags, "--hold")
+	}
+	c := harness.New(t, harness.Options{Nodes: size, Network: harness.Namespaces, Memory: memory, Flags: flags})
 	python, _ := harness.Interpreter()
 	crew := &crew{t: t, c: c, python: python, seed: p.seed, last: map[string]int{}}
 	t.Cleanup(crew.stop)

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,6 +33,7 @@ type nemesis struct {
 	events  []event
 	ballast *worker
 	peak    int64 // of the memory of any daemon, in bytes
+	killed  int   // the daemon that was killed last, of follow
 }
 
 // step is the beginning or the end of a fault.
@@ -72,6 +75,11 @@ func (n *nemesis) begin(f fault) {
 	case kill:
 		n.measure()
 		node.Kill()
+	case follow:
+		n.killed = node.Daemon()
+		if err := syscall.Kill(n.killed, syscall.SIGKILL); n.killed == 0 || err != nil {
+			n.t.Errorf("the daemon %d of n%d is not killed: %v", n.killed, f.node, err)
+		}
 	case pause, evict:
 		node.Pause()
 	case leave:
@@ -126,6 +134,15 @@ func (n *nemesis) end(f fault) {
 		}
 		node.Start()
 		n.man(f.node)
+	case follow: // by itself
+		if !harness.Eventually(bound, func() bool { pid := node.Daemon(); return pid != 0 && pid != n.killed }) {
+			n.t.Errorf("no daemon follows %d on n%d", n.killed, f.node)
+		}
+		if !harness.Eventually(bound, func() bool { // else the next one that is killed loses its mount
+			return strings.Contains(node.Run(bound, "cat", filepath.Join(node.Mount, ".dsm/cluster")).Stdout, "uncovered_anywhere 0\n")
+		}) {
+			n.t.Errorf("after %d on n%d not all has backups", n.killed, f.node)
+		}
 	case pause, evict: // who was evicted joins again by itself
 		node.Resume()
 	case rate:

@@ -25,6 +25,7 @@ const (
 	evict   kind = "evict"   // SIGSTOP for longer than the lease
 	part    kind = "part"    // link, for longer than the lease
 	squeeze kind = "squeeze" // a file takes nearly all memory
+	follow  kind = "follow"  // SIGKILL of a daemon under a holder; another follows
 )
 
 // shortLease is --lease where nodes are to be evicted. Other faults of such a round are over before.
@@ -49,6 +50,7 @@ var draws = map[kind]struct {
 	evict:   {least: shortLease + 2*time.Second, most: shortLease + 4*time.Second, alone: true},
 	part:    {least: shortLease + 6*time.Second, most: shortLease + 8*time.Second, alone: true},
 	squeeze: {least: time.Second, most: 4 * time.Second, alone: true},
+	follow:  {least: 2 * time.Second, most: 4 * time.Second, alone: true},
 }
 
 // cuts are the faults that Cluster.Heal undoes.

@@ -191,6 +191,16 @@ func (n *Node) Running() bool {
 	}
 }
 
+// Daemon returns the process id of the daemon as its state says it, 0 if there is none at the moment. Of a node with --hold PID is that of the holder.
+func (n *Node) Daemon() int {
+	text, err := os.ReadFile(filepath.Join(n.State(), "pid"))
+	if err != nil {
+		return 0
+	}
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	return pid
+}
+
 // PID is the daemon's process id.
 func (n *Node) PID() int { return n.cmd.Process.Pid }
 

@@ -1,6 +1,7 @@
 package hold_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
+	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
 // TestUpgradeDetached: as users do it, with a holder in the background. A program that cannot be started at all leaves all as it was.
@@ -38,7 +40,7 @@ func TestUpgradeDetached(t *testing.T) {
 	if err := os.WriteFile(plain, []byte("no program"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(state, "upgrade"), []byte("1 "+plain), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(state, "upgrade"), fmt.Appendf(nil, "%d %s", hold.Format, plain), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(filepath.Join(state, "holder"))

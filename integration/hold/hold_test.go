@@ -37,21 +37,11 @@ func held(t *testing.T, flags ...string) *harness.Node {
 	return harness.New(t, harness.Options{Nodes: 1, Memory: "256M", Flags: append([]string{"--hold"}, flags...)}).Node(1)
 }
 
-// daemon returns the process of the daemon, 0 if there is none at the moment. It is not that of the node, which is the holder.
-func daemon(n *harness.Node) int {
-	text, err := os.ReadFile(filepath.Join(n.State(), "pid"))
-	if err != nil {
-		return 0
-	}
-	pid, _ := strconv.Atoi(strings.TrimSpace(string(text)))
-	return pid
-}
-
 // killDaemon kills the daemon that follows the process last, and returns its number.
 func killDaemon(t *testing.T, n *harness.Node, last int, after time.Duration, how syscall.Signal) int {
 	t.Helper()
 	pid := 0
-	if !harness.Eventually(limit, func() bool { pid = daemon(n); return pid != last && pid != 0 }) {
+	if !harness.Eventually(limit, func() bool { pid = n.Daemon(); return pid != last && pid != 0 }) {
 		log, _ := os.ReadFile(n.LogFile())
 		t.Fatalf("no daemon follows %d:\n%s", last, log)
 	}
@@ -131,6 +121,23 @@ func TestHolderGivesUp(t *testing.T) {
 	}
 }
 
+// TestUnmountedWhileNoDaemonServes: the mount is unmounted just after its daemon was killed. No daemon follows, and that is no error.
+func TestUnmountedWhileNoDaemonServes(t *testing.T) {
+	for range 5 {
+		n := held(t)
+		killDaemon(t, n, 0, 0, syscall.SIGKILL)
+		if err := unix.Unmount(n.Mount, 0); err != nil {
+			t.Fatal(err)
+		}
+		if !harness.Eventually(limit, func() bool { return !n.Running() }) {
+			t.Fatal("the holder goes on")
+		}
+		if log, err := os.ReadFile(n.LogFile()); err != nil || strings.Count(string(log), "mount failed") > 1 {
+			t.Errorf("%v; the log:\n%s", err, log)
+		}
+	}
+}
+
 // openDevice returns the connection to the kernel that a process has open, which stays open with it.
 func openDevice(t *testing.T, pid int) int {
 	t.Helper()
@@ -165,11 +172,9 @@ func openDevice(t *testing.T, pid int) int {
 // TestHoldRefuses: what does not go with --hold is refused in words.
 func TestHoldRefuses(t *testing.T) {
 	n := held(t)
-	for _, flags := range [][]string{{"--join", n.Address}, {"--no-mount"}} {
-		res := n.CLI(append([]string{"mount", "--hold", filepath.Join(filepath.Dir(n.Mount), "other")}, flags...)...)
-		if res.Err == nil || !strings.Contains(res.Stderr, "does not go with") {
-			t.Errorf("%v: %v: %s", flags, res.Err, res.Stderr)
-		}
+	res := n.CLI("mount", "--hold", filepath.Join(filepath.Dir(n.Mount), "other"), "--no-mount")
+	if res.Err == nil || !strings.Contains(res.Stderr, "does not go with") {
+		t.Errorf("--no-mount: %v: %s", res.Err, res.Stderr)
 	}
 	made := n.Client()
 	if _, err := made.Do("open %s rw,creat", filepath.Join(n.Mount, "f")); err != nil {

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
-	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
 // joined starts a held node, and another one that joins it.
@@ -65,58 +65,103 @@ func TestHeldNodeServesOthers(t *testing.T) {
 	}
 }
 
-// TestDeathOfAHeldMember: if others have joined, a node with --hold ends with its daemon as any other does, at once, and says why. That holds also if the daemon
-// is killed before it could say that it is not alone any more.
-func TestDeathOfAHeldMember(t *testing.T) {
-	for _, said := range []bool{true, false} {
-		t.Run(fmt.Sprint("said=", said), func(t *testing.T) {
-			first, _ := joined(t)
-			here := first.Client()
-			words, err := here.Do("open %s rw,creat", filepath.Join(first.Mount, "f"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !said {
-				forget(t, first)
-			}
-			killDaemon(t, first, 0, 0, syscall.SIGKILL)
-			first.Lost()
-			if _, err := here.Do("pread %s 0 5", words[0]); err == nil || !strings.Contains(err.Error(), "ENOTCONN") && !strings.Contains(err.Error(), "ECONNABORTED") {
-				t.Errorf("read after that: %v", err)
-			}
-			log, err := os.ReadFile(first.LogFile())
-			if err != nil || !strings.Contains(string(log), "other nodes are or were in the cluster") {
-				t.Errorf("the log does not say it (%v):\n%s", err, log)
-			}
-		})
+// TestOnDemandWhileThereIsMemory: an empty file that nodes already have memory for goes on demand.
+func TestOnDemandWhileThereIsMemory(t *testing.T) {
+	nodes := heldCluster(t, 2).Nodes()
+	must := func(res harness.Result) {
+		t.Helper()
+		if res.Err != nil {
+			t.Fatalf("%v: %s", res.Err, res.Stderr)
+		}
+	}
+	path := func(n *harness.Node) string { return filepath.Join(n.Mount, "f") }
+	must(nodes[0].Run(10*time.Second, "touch", path(nodes[0])))
+	must(nodes[1].Run(10*time.Second, "cat", path(nodes[1])))
+	must(nodes[0].CLI("set", path(nodes[0]), "residency=demand"))
+	must(nodes[0].Run(10*time.Second, "truncate", "-s", "10M", path(nodes[0])))
+	for _, n := range nodes {
+		must(n.Run(20*time.Second, "dd", "if=/dev/urandom", "of="+path(n), "bs=1M", "count=10", "conv=notrunc,fsync"))
 	}
 }
 
-// forget takes back what the daemon of a node has said about others.
-func forget(t *testing.T, n *harness.Node) {
-	t.Helper()
-	dir := fmt.Sprintf("/proc/%d/fd", n.PID())
-	all, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range all {
-		path := filepath.Join(dir, e.Name())
-		if to, err := os.Readlink(path); err != nil || !strings.Contains(to, "dsmfs:held") {
-			continue
+// TestDeathOfAHeldMember: where only the node has bytes of a file, no daemon follows. It ends as any other does, and says why.
+func TestDeathOfAHeldMember(t *testing.T) {
+	first, _ := joined(t)
+	here := first.Client()
+	words := []string(nil)
+	for i := range 64 { // some of them live here
+		path := filepath.Join(first.Mount, fmt.Sprint("f", i))
+		var err error
+		if words, err = here.Do("open %s rw,creat", path); err != nil {
+			t.Fatal(err)
 		}
-		fd, err := syscall.Open(path, syscall.O_RDWR, 0)
+		if res := first.CLI("set", path, "replicas=1"); res.Err != nil {
+			t.Fatalf("set: %v: %s", res.Err, res.Stderr)
+		}
+		if _, err := here.Do("pwrite %s 0 616263", words[0]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	killDaemon(t, first, 0, 0, syscall.SIGKILL)
+	first.Lost()
+	if _, err := here.Do("pread %s 0 5", words[0]); err == nil || !strings.Contains(err.Error(), "ENOTCONN") && !strings.Contains(err.Error(), "ECONNABORTED") {
+		t.Errorf("read after that: %v", err)
+	}
+	log, err := os.ReadFile(first.LogFile())
+	if err != nil || !strings.Contains(string(log), "nobody else has slot") {
+		t.Errorf("the log does not say it (%v):\n%s", err, log)
+	}
+}
+
+// TestHolderIsKilled: the holder of a member is killed, and its daemon afterwards or at the same time. Without a holder the daemon goes on. Without both the mount is lost, as
+// programs are told; what was synced is there, and the node can be mounted again.
+func TestHolderIsKilled(t *testing.T) {
+	c := heldCluster(t, 3, "--lease", "3s")
+	other := c.Node(1).Client()
+	for i, n := range c.Nodes()[1:] {
+		here, name := n.Client(), fmt.Sprint("f", i)
+		words, err := here.Do("open %s rw,creat", filepath.Join(n.Mount, name))
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, err := hold.Adopt(fd)
-		if err != nil {
+		want := ""
+		write := func() {
+			t.Helper()
+			if _, err := here.Do("pwrite %s %d 616263", words[0], len(want)/2); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := here.Do("fsync %s", words[0]); err != nil {
+				t.Fatal(err)
+			}
+			want += "616263"
+		}
+		write()
+		covered(t, n)
+		pid := n.Daemon()
+		n.Kill()
+		if i == 0 {
+			for range 3 {
+				write()
+			}
+		}
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		if m.Word(hold.Exclusive).Swap(0) != 1 {
-			t.Error("the daemon has not said that it is not alone")
+		if _, err := here.Do("pread %s 0 3", words[0]); err == nil || !strings.Contains(err.Error(), "ENOTCONN") && !strings.Contains(err.Error(), "ECONNABORTED") {
+			t.Errorf("%s: read without a daemon: %v", n.Name, err)
 		}
-		return
+		read := func(c *harness.Client, n *harness.Node) {
+			t.Helper()
+			words, err := c.Do("open %s r", filepath.Join(n.Mount, name))
+			if err != nil {
+				t.Errorf("%s: %v", n.Name, err)
+			} else if got, err := c.Do("pread %s 0 100", words[0]); err != nil || got[0] != want {
+				t.Errorf("%s: %v, %v, want %s", n.Name, got, err, want)
+			}
+		}
+		read(other, c.Node(1))
+		n.Start()
+		read(n.Client(), n)
+		covered(t, n)
 	}
-	t.Fatal("the holder has nothing that is held")
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // A program runs in a process of its own. It is told to begin and to end, and does steps in between. In the end it checks what
@@ -41,7 +42,12 @@ func newWorkload(kind string) workload {
 		return new(cuts)
 	case "owner":
 		return new(owner)
+	case "looks":
+		return looks{}
 	default:
+		if strings.HasPrefix(kind, "shares") {
+			return new(shares)
+		}
 		return new(counter)
 	}
 }

@@ -1,6 +1,7 @@
 package hold_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,11 +10,20 @@ import (
 	"testing"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
+	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
 // TestUpgrade has a program of another version take over, then one that cannot. A program with an open file does not notice.
 func TestUpgrade(t *testing.T) {
-	n := held(t)
+	t.Run("alone", func(t *testing.T) { upgrades(t, held(t), func() {}) })
+	t.Run("member", func(t *testing.T) {
+		c := heldCluster(t, 3)
+		upgrades(t, c.Node(3), func() { covered(t, c.Node(1)) })
+	})
+}
+
+// upgrades is TestUpgrade for a node, which can be upgraded when ready returns.
+func upgrades(t *testing.T, n *harness.Node, ready func()) {
 	const version = "99.1.2-test"
 	other := filepath.Join(t.TempDir(), "dsmfs")
 	if out, err := exec.Command("go", "build", "-ldflags", "-X main.version="+version, "-o", other, "github.com/dsmfs/dsmfs/cmd/dsmfs").CombinedOutput(); err != nil {
@@ -37,15 +47,22 @@ func TestUpgrade(t *testing.T) {
 		}
 	}
 	write()
+	ready()
 	res := n.Run(limit, other, "upgrade", n.Mount)
 	if res.Err != nil || !strings.Contains(res.Stdout, version) {
 		t.Fatalf("upgrade: %v: %s%s", res.Err, res.Stdout, res.Stderr)
 	}
 	write()
+	if res := n.Run(limit, other, "upgrade", n.Mount); res.Err == nil {
+		write()
+	} else if !strings.Contains(res.Stderr, "no other copy yet") {
+		t.Errorf("another one at once: %v: %s%s", res.Err, res.Stdout, res.Stderr)
+	}
 
-	last := daemon(n)
+	ready()
+	last := n.Daemon()
 	answer := filepath.Join(n.State(), "upgraded")
-	if err := os.WriteFile(filepath.Join(n.State(), "upgrade"), []byte("1 /bin/false"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(n.State(), "upgrade"), fmt.Appendf(nil, "%d /bin/false", hold.Format), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Kill(n.PID(), syscall.SIGUSR1); err != nil {
@@ -54,7 +71,7 @@ func TestUpgrade(t *testing.T) {
 	if !harness.Eventually(limit, func() bool { text, _ := os.ReadFile(answer); return strings.Contains(string(text), "before it served") }) {
 		t.Error("it is not said that the program cannot serve")
 	}
-	if !harness.Eventually(limit, func() bool { pid := daemon(n); return pid != 0 && pid != last }) {
+	if !harness.Eventually(limit, func() bool { pid := n.Daemon(); return pid != 0 && pid != last }) {
 		t.Error("no daemon goes on")
 	}
 	write()

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dsmfs/dsmfs/integration/harness"
+	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
 // hangs is a program that never serves.
@@ -52,7 +53,7 @@ func TestOneUpgradeAtATime(t *testing.T) {
 	if out, err := exec.Command("go", "build", "-o", other, text).CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
-	if err := os.WriteFile(filepath.Join(n.State(), "upgrade"), []byte("1 "+other), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(n.State(), "upgrade"), fmt.Appendf(nil, "%d %s", hold.Format, other), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Kill(n.PID(), syscall.SIGUSR1); err != nil {
@@ -109,6 +110,13 @@ func TestTakeoverWithoutRoom(t *testing.T) {
 		}
 	})
 	n.Start()
+	serves := func() bool {
+		text, err := os.ReadFile(filepath.Join(n.State(), "serving"))
+		return err == nil && strings.HasPrefix(string(text), fmt.Sprintf("pid %d,", n.Daemon()))
+	}
+	if !harness.Eventually(limit, serves) { // the last of its files
+		t.Fatal("it is not said that the first daemon serves")
+	}
 	f, err := os.Create(filepath.Join(n.State(), "filler"))
 	if err != nil {
 		t.Fatal(err)
@@ -123,21 +131,71 @@ func TestTakeoverWithoutRoom(t *testing.T) {
 		t.Fatal("there is room")
 	}
 	last := killDaemon(t, n, 0, 0, syscall.SIGKILL)
-	if !harness.Eventually(limit, func() bool { return daemon(n) != last }) {
+	if !harness.Eventually(limit, func() bool { return n.Daemon() != last }) {
 		t.Fatal("the state does not name another daemon")
 	}
 	if res := n.Run(limit, "touch", filepath.Join(n.Mount, "f")); res.Err != nil {
 		t.Errorf("nothing goes on: %v: %s", res.Err, res.Stderr)
 	}
-	serving := fmt.Sprintf("pid %d,", daemon(n))
-	if !harness.Eventually(limit, func() bool {
-		text, err := os.ReadFile(filepath.Join(n.State(), "serving"))
-		return err == nil && strings.HasPrefix(string(text), serving)
-	}) {
-		t.Errorf("it is not said that %s serves", serving)
+	if !harness.Eventually(limit, serves) {
+		t.Errorf("it is not said that %d serves", n.Daemon())
 	}
 	if err := os.Remove(f.Name()); err != nil {
 		t.Fatal(err)
 	}
 	n.Stop()
+}
+
+// TestUpgradeIsRefused where no daemon could follow: of a node that alone has bytes of a file, and of the last one of a cluster. The mounts go on.
+func TestUpgradeIsRefused(t *testing.T) {
+	nodes := heldCluster(t, 2).Nodes()
+	c, path := nodes[0].Client(), filepath.Join(nodes[0].Mount, "f")
+	words, err := c.Do("open %s rw,creat", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res := nodes[0].CLI("set", path, "replicas=1"); res.Err != nil {
+		t.Fatalf("set: %v: %s", res.Err, res.Stderr)
+	}
+	if _, err := c.Do("pwrite %s 0 616263", words[0]); err != nil {
+		t.Fatal(err)
+	}
+	figures := func(n *harness.Node) string {
+		return n.Run(limit, "cat", filepath.Join(n.Mount, ".dsm/cluster")).Stdout
+	}
+	only, other := nodes[0], nodes[1]
+	if !harness.Eventually(limit, func() bool {
+		if strings.Contains(figures(other), "uncovered 1\n") {
+			only, other = other, only
+		}
+		return strings.Contains(figures(only), "uncovered 1\n") && strings.Contains(figures(other), "uncovered 0\n")
+	}) {
+		t.Fatalf("not just one node has the file:\n%s\n%s", figures(only), figures(other))
+	}
+	goesOn := func(n *harness.Node) {
+		t.Helper()
+		if res := n.Run(limit, "cat", filepath.Join(n.Mount, "f")); res.Stdout != "abc" {
+			t.Errorf("%s reads %q, %v: %s", n.Name, res.Stdout, res.Err, res.Stderr)
+		}
+	}
+	if res := only.CLI("upgrade", only.Mount); res.Err == nil || !strings.Contains(res.Stderr, "no other copy yet") {
+		t.Errorf("the node that has the file: %v: %s%s", res.Err, res.Stdout, res.Stderr)
+	}
+	goesOn(only)
+	if res := other.CLI("upgrade", other.Mount); res.Err != nil {
+		t.Errorf("the other node: %v: %s", res.Err, res.Stderr)
+	}
+	goesOn(other)
+	last := nodes[0].Daemon()
+	nodes[1].Stop()
+	if !harness.Eventually(limit, func() bool { return strings.Contains(figures(nodes[0]), "members 1\n") }) {
+		t.Fatalf("the other node does not leave:\n%s", figures(nodes[0]))
+	}
+	if res := nodes[0].CLI("upgrade", nodes[0].Mount); res.Err == nil || !strings.Contains(res.Stderr, "other nodes of its cluster have gone") {
+		t.Errorf("the last node: %v: %s%s", res.Err, res.Stdout, res.Stderr)
+	}
+	goesOn(nodes[0])
+	if pid := nodes[0].Daemon(); pid != last {
+		t.Errorf("daemon %d, was %d", pid, last)
+	}
 }

@@ -46,13 +46,15 @@ const (
 	Dropped                  // a version that is not kept any more: ESTALE
 	Evicted                  // the node is not a member of the cluster any more: EIO
 	NotFinite                // a number that is infinite or none at all, where only finite ones are published: ERANGE
+	Replaced                 // the name is not that of the directory any more which is to be removed: ESTALE
 )
 
 var kindText = [...]string{"error", "invalid argument", "no such file or directory", "file exists", "not a directory",
 	"is a directory", "directory not empty", "operation not permitted", "permission denied", "no space left in the memory budget",
 	"file too large", "name too long", "not supported", "busy", "no such attribute", "timed out", "unavailable", "not the leader",
 	"stale epoch", "stale generation", "corrupt message", "closed", "interrupted", "directory moved into itself", "too many links",
-	"locked by another", "deadlock", "not kept any more", "evicted from the cluster", "not a finite number"}
+	"locked by another", "deadlock", "not kept any more", "evicted from the cluster", "not a finite number",
+	"no more the directory of that name"}
 
 // String returns the kind in words.
 func (k Kind) String() string {

@@ -14,13 +14,35 @@ type Area struct {
 	Newest *atomic.Uint64
 	// Rev is the change of the catalog that the copies follow.
 	Rev *atomic.Uint64
+	// Cut is not 0 while it is not certain what the kernel has of some pages: all bytes before Cut-1 are certain.
+	Cut *atomic.Uint64
+	// Size is the largest size that the area has had since it was certain. Past it the kernel has nothing.
+	Size *atomic.Uint64
+	// Parts is 1 while the node has parts of a round that are not over.
+	Parts *atomic.Uint64
 }
 
 // Area returns record i.
 func (m *Memory) Area(i int) Area {
 	at := func(k int) *atomic.Uint64 { return word(m.areas, i*areaSize/8+k) }
-	return Area{ID: at(0), Base: at(1), Working: at(2), Newest: at(3), Rev: at(4)}
+	return Area{ID: at(0), Base: at(1), Working: at(2), Newest: at(3), Rev: at(4), Cut: at(5), Parts: at(6), Size: at(7)}
 }
 
 // MaxAreas is how many records there are.
 const MaxAreas = maxAreas
+
+// InRound returns an area of which the daemon has, or had when it was killed, parts of a round that was not over; 0: there is none. The homes have merged them, or will do so, or
+// they are not in the round: the next daemon could not know what of them is published. For a node alone all is.
+func (m *Memory) InRound() uint64 {
+	if m.Word(Others).Load() == 0 {
+		return 0
+	}
+	for i := range int(m.Word(AreasUsed).Load()) {
+		if a := m.Area(i); a.Parts.Load() != 0 {
+			if id := a.ID.Load(); id != 0 {
+				return id
+			}
+		}
+	}
+	return 0
+}

@@ -5,6 +5,8 @@
 //	requests    which number a request of the kernel had as a command of the catalog
 //	journals    the catalog's log, and what is open: records that are appended, and now and then written anew
 //	areas       where the copies of each area are
+//	tags        what the frames have
+//	frames      single pages of an area that are in neither copy
 //	pages       the copies themselves
 //
 // The file is sparse, and the parts are far apart in it. A process that is killed stops between two instructions, and the machine

@@ -1,7 +1,6 @@
 package hold
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -12,7 +11,7 @@ import (
 )
 
 // Format is the version of the layout of the file and of all that is in it. A daemon adopts no other.
-const Format = 1
+const Format = 3
 
 const (
 	headSize    = 64 << 10
@@ -21,6 +20,9 @@ const (
 	maxAreas    = 1 << 24
 	journalsAt  = 1 << 40 // two halves each, of journalHalf
 	journalHalf = 1 << 40
+	tagsAt      = 1 << 43
+	// FramesAt is where the frames are.
+	FramesAt = 3 << 42
 	// PagesAt is where the pages of the areas begin.
 	PagesAt = 1 << 44
 	// End is the length of the file.
@@ -33,6 +35,8 @@ type Memory struct {
 	head     []byte
 	requests []byte
 	areas    []byte
+	tags     []byte
+	frames   map[int64][]byte // by the number of the piece
 }
 
 // Word is a number in the head.
@@ -50,13 +54,20 @@ const (
 	AreasUsed        // how many records of areas were ever used
 	SlotsUsed        // likewise, large ranges of pages
 	BlocksUsed       // likewise, blocks of small ones
-	Exclusive        // 1: somebody else than this node is or was a member
+	Others           // 1: somebody else than this node is or was a member
 	catalogTail
 	filesTail
-	Serving  // the last of Daemons that serves
-	Alive    // not 0 while the first thread of the daemon lives
-	Expected // counts the calls of Expect
-	Device   // the minor number of the mount's device; 0: there is no mount yet
+	Serving   // the last of Daemons that serves
+	Alive     // not 0 while the first thread of the daemon lives
+	Expected  // counts the calls of Expect
+	Device    // the minor number of the mount's device; 0: there is no mount yet
+	SlabsUsed // as AreasUsed, of groups of frames
+	Cluster   // the id of the cluster
+	Inc       // the node's incarnation
+	Rejoining // 1: the node is, or has become, another incarnation than that of the catalog's journal
+	Left      // 1: others were members, and none is any more
+	Epoch     // that of the newest view in which the node, as this incarnation, was a member
+	Told      // 1: the holder was told to end, and no daemon has heard of that; 2: the last one has
 )
 
 // Text is a string in the head.
@@ -71,10 +82,17 @@ const (
 	InitOut             // what the first daemon answered
 	State               // the state directory
 	Log                 // the daemons' log
+	Members             // the addresses of the other members, one a line
 	texts
 )
 
-const textSize = 4 << 10
+const (
+	textSize = 4 << 10
+	// MostReplaced is the most bytes of a string that is replaced.
+	MostReplaced = (textSize - 4) / 2
+	// inSecond is a bit of the length of a string that is in the second half of its place.
+	inSecond = 1 << 31
+)
 
 // Create makes the file.
 func Create() (*Memory, error) {
@@ -107,12 +125,12 @@ func Adopt(fd int) (*Memory, error) {
 
 // Open maps the parts of the file that are looked at as memory. The Memory owns the descriptor.
 func Open(fd int) (m *Memory, err error) {
-	m = &Memory{fd: fd}
+	m = &Memory{fd: fd, frames: make(map[int64][]byte)}
 	for _, part := range []struct {
 		mem *[]byte
 		at  int64
 		n   int
-	}{{&m.head, 0, headSize}, {&m.requests, requestsAt, requestsSize}, {&m.areas, areasAt, maxAreas * areaSize}} {
+	}{{&m.head, 0, headSize}, {&m.requests, requestsAt, requestsSize}, {&m.areas, areasAt, maxAreas * areaSize}, {&m.tags, tagsAt, MaxFrames * tagSize}} {
 		if *part.mem, err = unix.Mmap(fd, part.at, part.n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE); err != nil {
 			return nil, os.NewSyscallError("mmap", err)
 		}
@@ -130,24 +148,62 @@ func (m *Memory) Word(w Word) *atomic.Uint64 { return word(m.head, int(w)) }
 // word returns the i-th number of a mapping.
 func word(mem []byte, i int) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&mem[8*i])) }
 
+// text returns the length of a string of the head, and its place.
+func (m *Memory) text(t Text) (length *atomic.Uint32, at []byte) {
+	all := m.head[headSize-int(texts-t)*textSize:][:textSize]
+	return (*atomic.Uint32)(unsafe.Pointer(&all[0])), all[4:]
+}
+
 // SetText sets a string of the head, once.
 func (m *Memory) SetText(t Text, s string) error {
-	at := m.head[headSize-int(texts-t)*textSize:][:textSize]
-	if len(s) > textSize-4 {
+	length, at := m.text(t)
+	if len(s) > len(at) {
 		return fmt.Errorf("%d bytes are too many to be held", len(s))
 	}
-	copy(at[4:], s)
-	binary.LittleEndian.PutUint32(at, uint32(len(s)))
+	copy(at, s)
+	length.Store(uint32(len(s)))
+	return nil
+}
+
+// ReplaceText sets a string of the head that changes, and of which SetText sets nothing. Who is killed meanwhile leaves the old one, or the new one.
+func (m *Memory) ReplaceText(t Text, s string) error {
+	length, at := m.text(t)
+	if len(s) > MostReplaced {
+		return fmt.Errorf("%d bytes are too many to be held", len(s))
+	}
+	half := ^length.Load() & inSecond // the other one
+	if half != 0 {
+		at = at[MostReplaced:]
+	}
+	copy(at, s)
+	length.Store(half | uint32(len(s)))
 	return nil
 }
 
 // Text returns a string of the head, empty if it was never set.
 func (m *Memory) Text(t Text) string {
-	at := m.head[headSize-int(texts-t)*textSize:][:textSize]
-	return string(at[4:][:min(binary.LittleEndian.Uint32(at), textSize-4)])
+	length, at := m.text(t)
+	n := length.Load()
+	if n&inSecond != 0 {
+		at = at[MostReplaced:]
+	}
+	return string(at[:min(int(n&^inSecond), len(at))])
 }
 
 // Free gives back the memory of a range, which reads zero afterwards.
 func (m *Memory) Free(off, n int64) error {
 	return os.NewSyscallError("fallocate", unix.Fallocate(m.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n))
+}
+
+// Close unmaps the file and closes its descriptor. Nothing of it may be in use.
+func (m *Memory) Close() error {
+	var failed []error
+	parts := [][]byte{m.head, m.requests, m.areas, m.tags}
+	for _, part := range m.frames {
+		parts = append(parts, part)
+	}
+	for _, part := range parts {
+		failed = append(failed, os.NewSyscallError("munmap", unix.Munmap(part)))
+	}
+	return errors.Join(append(failed, os.NewSyscallError("close", unix.Close(m.fd)))...)
 }

@@ -3,6 +3,7 @@ package hold
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -46,6 +47,33 @@ func TestHeadIsThereForTheNext(t *testing.T) {
 	m.Word(format).Store(Format + 1)
 	if _, err := Adopt(m.FD()); err == nil {
 		t.Error("another format was adopted")
+	}
+}
+
+// TestReplacedText: a string is replaced whole. Until the last store the one before is there.
+func TestReplacedText(t *testing.T) {
+	m := create(t)
+	before := ""
+	for _, s := range []string{"a", strings.Repeat("b", MostReplaced), "", "c", strings.Repeat("d", MostReplaced)} {
+		length, _ := m.text(Members)
+		was := length.Load()
+		if err := m.ReplaceText(Members, s); err != nil {
+			t.Fatal(err)
+		}
+		next := again(t, m)
+		if got := next.Text(Members); got != s {
+			t.Errorf("%d bytes, want %d", len(got), len(s))
+		}
+		length, _ = next.text(Members)
+		is := length.Swap(was)
+		if got := next.Text(Members); got != before {
+			t.Errorf("%d bytes before the last store, want %d", len(got), len(before))
+		}
+		length.Store(is)
+		before = s
+	}
+	if err := m.ReplaceText(Members, strings.Repeat("e", MostReplaced+1)); err == nil || m.Text(Members) != before {
+		t.Errorf("too long: %v", err)
 	}
 }
 

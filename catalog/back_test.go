@@ -1,0 +1,156 @@
+package catalog
+
+import (
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// TestWithdraw: who has a slot when the daemon of a node was killed, and another has followed.
+func TestWithdraw(t *testing.T) {
+	const n, s, b, dead = 1, 2, 3, 4
+	v := &dsm.View{Epoch: 9, Members: []dsm.Member{{ID: n}, {ID: s}, {ID: b}, {ID: dead, Gone: true}}}
+	backups := func(list ...dsm.Backup) (all [dsm.MostBackups]dsm.Backup) {
+		copy(all[:], list)
+		return all
+	}
+	in := func(id dsm.NodeID) dsm.Backup { return dsm.Backup{Node: id, InSync: true} }
+	for _, c := range []struct {
+		what string
+		row  dsm.SlotHome
+		to   dsm.NodeID
+		has  bool
+		// emptied says that the source decides
+		emptied bool
+	}{
+		{"another is the home", dsm.SlotHome{Primary: s, Backups: backups(in(n))}, s, true, false},
+		{"a backup in sync", dsm.SlotHome{Primary: n, Backups: backups(in(b))}, b, true, false},
+		{"a backup that is being filled", dsm.SlotHome{Primary: n, Backups: backups(dsm.Backup{Node: b})}, n, false, false},
+		{"nobody else", dsm.SlotHome{Primary: n}, n, false, false},
+		{"on its way there, from a backup in sync", dsm.SlotHome{Primary: n, Source: s, Backups: backups(in(s))}, s, true, false},
+		{"on its way there, from one that has not followed", dsm.SlotHome{Primary: n, Source: s, Backups: backups(in(b), dsm.Backup{Node: s})}, n, true, true},
+		{"on its way there, from one that is no backup", dsm.SlotHome{Primary: n, Source: s, Backups: backups(in(b), in(n))}, n, true, true},
+		{"on its way there, and nobody is in sync", dsm.SlotHome{Primary: n, Source: s, Backups: backups(in(n))}, n, false, true},
+		{"on its way there, from one that is dead", dsm.SlotHome{Primary: n, Source: dead, Backups: backups(in(b))}, b, true, false},
+		{"on its way elsewhere, and a backup has it", dsm.SlotHome{Primary: s, Source: n, Backups: backups(in(n), in(b))}, b, true, false},
+		{"on its way elsewhere", dsm.SlotHome{Primary: s, Source: n, Backups: backups(in(n))}, s, false, false},
+	} {
+		if has := withdraw(v, &c.row, n); has != c.has || c.row.Primary != c.to || c.row.Emptied != c.emptied || c.row.Source != 0 && !c.emptied || c.row.BackupOf(n) >= 0 {
+			t.Errorf("%s: %v, %+v", c.what, has, c.row)
+		}
+	}
+}
+
+// TestSourceOfAnEmptiedSlot: the source says what becomes of a slot that was on its way to a node whose daemon was killed. What it says of a backup, or the
+// daemon before of the slot, does not count meanwhile. A slot that nobody can have stays undecided.
+func TestSourceOfAnEmptiedSlot(t *testing.T) {
+	for _, c := range []struct {
+		what         string
+		back, synced bool
+		to           dsm.NodeID // 0: it stays
+	}{
+		{"not offered", true, true, nodeA},
+		{"not offered, no backup", true, false, nodeA},
+		{"offered", false, true, nodeC},
+		{"offered, no backup", false, false, 0},
+	} {
+		m := newSized(t, 1<<30, 1<<30, 1<<30)
+		const slot = 3
+		v := m.view.Clone()
+		v.Epoch++
+		was := dsm.SlotHome{Primary: nodeB, Source: nodeA, Emptied: true, Epoch: v.Epoch}
+		was.Backups[0] = dsm.Backup{Node: nodeC, InSync: c.synced}
+		v.Slots[slot] = was
+		m.view = v
+		m.must(nodeA, backupsOp{nodeC, []dsm.Slot{slot}, !c.synced, v.Epoch})
+		m.must(nodeB, slotsReadyOp{[]dsm.Slot{slot}, v.Epoch})
+		if got := m.view.Slots[slot]; got != was {
+			t.Errorf("%s: %+v before the source has spoken", c.what, got)
+		}
+		said := handoverFailedOp{Epoch: m.view.Epoch}
+		if c.back {
+			said.Back = []dsm.Slot{slot}
+		} else {
+			said.Lost = []dsm.Slot{slot}
+		}
+		m.must(nodeA, said)
+		switch got := m.view.Slots[slot]; {
+		case c.to != 0 && (got.Emptied || got.Epoch == was.Epoch || got.Primary != c.to && got.Source != c.to):
+			t.Errorf("%s: %+v", c.what, got)
+		case c.to == 0 && (!got.Emptied || got.Primary != nodeB || got.Source != nodeA):
+			t.Errorf("%s: %+v, want it undecided", c.what, got)
+		}
+	}
+}
+
+// TestLateCommandsOfAKilledDaemon: none of them is applied any more, but for those that come again.
+func TestLateCommandsOfAKilledDaemon(t *testing.T) {
+	s := &session{low: 3, results: map[uint64]result{4: {}}}
+	s.end(8, []uint64{6})
+	for req, want := range map[uint64]bool{3: true, 5: true, 6: false, 7: true, 8: true, 9: false} {
+		if r, ok := s.results[req]; ok != want || want && r.err("x") == nil {
+			t.Errorf("command %d: %v, %+v", req, ok, r)
+		}
+	}
+	if r := s.results[4]; r.err("x") != nil {
+		t.Errorf("a command that was applied: %+v", r)
+	}
+}
+
+// TestUncovered: which slots make it impossible that a daemon is followed.
+func TestUncovered(t *testing.T) {
+	const self, b, dead, own = 1, 2, 3, dsm.Slots // the first that an area has to itself
+	one, two := dsm.ClassOf(1).First, dsm.ClassOf(2).First
+	in := dsm.SlotHome{Primary: self, Backups: [dsm.MostBackups]dsm.Backup{{Node: b, InSync: true}}}
+	gone := in
+	gone.Backups[0].Node = dead
+	alone, there, elsewhere := dsm.SlotHome{Primary: self}, dsm.SlotHome{Primary: b}, in
+	elsewhere.Source, elsewhere.Primary = self, b
+	single := func(size int64) *inode {
+		return &inode{Inode: dsm.Inode{Ino: 5, Kind: dsm.KindFile, Size: size, Spec: dsm.Spec{Replicas: 1}}}
+	}
+	for _, c := range []struct {
+		what      string
+		slot      dsm.Slot
+		row       dsm.SlotHome
+		file      *inode
+		here, all int
+	}{
+		{"a backup has it", two, in, nil, 0, 0},
+		{"the backup is dead", two, gone, nil, 1, 1},
+		{"no backup yet", two, alone, nil, 1, 1},
+		{"no backup of what another has", two, there, nil, 0, 1},
+		{"on its way, to a backup", two, elsewhere, nil, 0, 1},
+		{"no copies, and no file", one, alone, nil, 0, 0},
+		{"no copies, and a file without bytes", one, alone, single(0), 0, 0},
+		{"no copies, and a file", one, alone, single(5), 1, 1},
+		{"no copies, and a file at another node", one, there, single(5), 0, 1},
+		{"of its own, without copies and bytes", own, alone, single(0), 0, 0},
+		{"of its own, without copies", own, alone, single(5), 1, 1},
+		{"of its own, without copies, at another node", own, there, single(5), 0, 1},
+	} {
+		v := &dsm.View{Epoch: 9, Members: []dsm.Member{{ID: self}, {ID: b}, {ID: dead, Gone: true}}}
+		for slot, row := range v.Rows() {
+			if *row = alone; dsm.CopiesOf(slot) > 1 {
+				*row = in
+			}
+			if slot == c.slot || c.slot == one && dsm.CopiesOf(slot) == 1 { // wherever the file is
+				*row = c.row
+			}
+		}
+		s := newState()
+		s.view = v
+		if c.file != nil {
+			s.inodes[c.file.Ino] = c.file
+		}
+		if c.slot == own && !v.Place(c.file.Area(), c.row) {
+			t.Fatal("no slot of its own")
+		}
+		x := &Catalog{self: dsm.Member{ID: self}}
+		x.mu.Init("catalog.Catalog")
+		x.mu.state = s
+		if here, all := x.Uncovered(); here != c.here || all != c.all {
+			t.Errorf("%s: %d here, %d in all, want %d and %d", c.what, here, all, c.here, c.all)
+		}
+	}
+}

@@ -1,0 +1,173 @@
+package coherence
+
+import (
+	"context"
+	"errors"
+	"math"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// A daemon that follows another one in a cluster of several nodes is, to the others, a node that has died and joined again, whose programs
+// live on: see design.md. It is the home of nothing that it was the home of; backups are. What its programs have open it has from the Keep:
+// both copies, what the page cache was given, and what was sent and not answered. So it goes on as after an eviction, but its publishes
+// count.
+
+// resumeAmong takes over the areas of the daemon that was killed, if others are in the cluster. An area that no program can have stored
+// to is dropped: the homes have all of it. Resumed follows.
+func (n *Node) resumeAmong(ctx context.Context) error {
+	var failed []error
+	for _, left := range n.cfg.Store.Areas() {
+		for done := false; !done; {
+			now, least, gen, ok := n.cfg.View.AreaSince(left.ID, left.Rev)
+			a, err := n.area(left.ID)
+			if !ok || now.Kind != dsm.KindFile || !left.Newest() || errs.Is(err, errs.NotExist) {
+				failed = append(failed, left.Drop())
+				break
+			}
+			cut := least
+			if gen == 0 {
+				least, cut = now.Size, math.MaxInt64
+			}
+			if ctx.Err() != nil {
+				err = &errs.Error{Op: "resume", Area: left.ID, Kind: errs.Timeout, Err: ctx.Err()}
+			}
+			if err == nil {
+				a.step(func() {
+					a.inodeChangedLocked(now)                 // the catalog may not have told yet, or will not before this is over
+					if done = a.mu.ino.Rev == now.Rev; done { // else it has changed once more
+						err = a.resumeReplicaLocked(left, least, cut)
+					}
+				})
+			}
+			if err != nil {
+				return errors.Join(append(failed, err)...)
+			}
+		}
+	}
+	n.resuming.Store(true)
+	return errors.Join(failed...)
+}
+
+// Resumed says that what programs have open is open again.
+func (n *Node) Resumed() {
+	n.resuming.Store(false)
+	for _, a := range n.all() {
+		a.step(func() {
+			r := &a.mu.replica
+			if !r.subscribed {
+				return
+			}
+			switch {
+			case r.opens == 0: // the kernel keeps nothing over the next open, and takes no notice before
+				a.mu.cached = pages.NewCached(a.mu.mem)
+				a.lingerLocked()
+			case r.writers == 0: // the ledger before may not have known what the page cache had
+				a.mu.cached = pages.ResumeCached(a.mu.mem, false, 0)
+			}
+		})
+	}
+}
+
+// resumeReplicaLocked makes a replica of what was left. All pages are here, of a version that is not known. The area has been as short as least since, and from
+// cut on others have cut what programs see.
+func (a *Area) resumeReplicaLocked(left pages.Left, least, cut int64) error {
+	mem, sent, err := left.TakeBoth(a.mu.ino.Size, least)
+	if err != nil {
+		return err
+	}
+	mem.SetDrops(&a.mu.drops)
+	a.mu.mem, a.mu.cached = mem, pages.ResumeCached(mem, true, cut)
+	a.followedLocked()
+	mem.WorkingIsNewest()
+	r := &a.mu.replica
+	r.subscribed, r.n = true, a.extentsLocked()
+	r.onRequest = a.defersLocked()
+	a.materializeLastLocked()
+	for _, s := range sent {
+		e := s.Extent()
+		pub, err := a.publicationLocked(s, least)
+		if err != nil {
+			return err
+		}
+		if int(e) >= r.n {
+			s.Drop()
+			continue
+		}
+		x := a.extentLocked(e)
+		x.pub = pub
+		x.started++
+		pub.number = x.started
+		r.underWay += pub.weight()
+		a.busyLocked(e, x)
+	}
+	var now [dsm.PageSize]byte
+	mem.Stored(func(p dsm.PageIndex) {
+		e, i := p.Extent()
+		if !a.inAreaLocked(e, i) {
+			return
+		}
+		x := a.extentLocked(e)
+		if x.accounted(now[:], i, mem.Base(p)); string(now[:]) != string(mem.Working(p)) {
+			a.dirtyLocked(e, x, dsm.Range(i, i+1))
+		}
+	})
+	a.resubscribeLocked(a.slotsLocked(0))
+	return nil
+}
+
+// Reopen is Open for what a program had open when the daemon was killed. It does not wait for other nodes.
+func (n *Node) Reopen(ctx context.Context, id dsm.AreaID, write bool) (*Area, error) {
+	if !n.resuming.Load() { // it was alone
+		return n.Open(ctx, id, write)
+	}
+	a, err := n.area(id)
+	if err != nil {
+		return nil, err
+	}
+	a.step(func() {
+		if err = a.openedLocked(write); err == nil {
+			a.kernelMayHaveLocked()
+		}
+	})
+	return a, err
+}
+
+// kernelMayHaveLocked has the kernel drop what it has of an area whose replica has just begun anew, because nothing of it was left.
+func (a *Area) kernelMayHaveLocked() {
+	if a.node.resuming.Load() && !a.mu.cached.Resumed() {
+		a.mu.cached = pages.ResumeCached(a.mu.mem, a.mu.replica.writers > 0, 0)
+	}
+}
+
+// holds waits until all of the area is in the working copy, and says so to the next daemon, before a program may store.
+func (a *Area) holds(ctx context.Context) error {
+	if a.node.cfg.Store == nil {
+		return nil
+	}
+	return a.awaitHomes(ctx, "open", func() bool {
+		if a.mu.replica.demand || !a.allHereLocked() {
+			return a.mu.replica.demand // no daemon follows: see unheldLocked
+		}
+		if a.mu.replica.subscribed { // at once: with the next view a slot may move, and its pages come again
+			a.mu.mem.WorkingIsNewest()
+		}
+		return true
+	}, a.deadInAreaLocked)
+}
+
+// allHereLocked reports whether all pages are here.
+func (a *Area) allHereLocked() bool {
+	r := &a.mu.replica
+	if !r.subscribed || len(r.subs) > 0 {
+		return !r.subscribed
+	}
+	for e, x := range r.extents {
+		if lacks := a.withinLocked(e).Minus(x.have); !lacks.Empty() {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,136 @@
+package coherence
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
+	"github.com/dsmfs/dsmfs/pages"
+	"github.com/dsmfs/dsmfs/pages/merge"
+)
+
+// A node that is held keeps what it publishes until the base copy has it. The next daemon sends it again under the same number, so the home knows whether it
+// has merged it.
+
+// Words of the head of what is kept.
+const (
+	sentGen = iota
+	sentLimit
+	sentMerge // the rules
+	sentType
+	sentOffset
+	sentComplex
+	sentRecount
+	sentAll    // four words each
+	sentZeroed = sentAll + 4
+	sentSnaps  = sentZeroed + 4
+	sentIndex  = sentSnaps + 4
+	sentData   = sentIndex + 1
+	sentWords  = sentData + 1
+)
+
+// keepPublicationLocked keeps a publication, before it is sent.
+func (a *Area) keepPublicationLocked(e dsm.ExtentIndex, pub *publication) {
+	if a.node.cfg.Store == nil {
+		return
+	}
+	body, snaps := [][]byte{pub.delta.Index, pub.delta.Data}, dsm.PageSet{}
+	for i := range pub.sent.All() {
+		if s := pub.snap[i]; s != nil {
+			snaps.Add(i)
+			body = append(body, s)
+		}
+	}
+	head := make([]uint64, sentWords)
+	l := a.mu.ino.Layout
+	head[sentGen], head[sentLimit] = uint64(pub.stamp.Gen), uint64(pub.limit)
+	head[sentMerge], head[sentType], head[sentOffset] = uint64(a.mu.ino.Spec.Merge), uint64(l.DType), uint64(l.DataOffset)
+	head[sentComplex], head[sentRecount] = bit(l.Complex), bit(pub.recount)
+	copy(head[sentAll:], pub.sent[:])
+	copy(head[sentZeroed:], pub.zeroed[:])
+	copy(head[sentSnaps:], snaps[:])
+	head[sentIndex], head[sentData] = uint64(len(pub.delta.Index)), uint64(len(pub.delta.Data))
+	pub.kept = a.mu.mem.KeepSent(e, uint64(pub.seq), pub.pages, snaps, head, append(body, []byte(l.Parts))...)
+}
+
+func bit(b bool) uint64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// publicationLocked returns the publication that was kept. The area has been as short as least since.
+func (a *Area) publicationLocked(s *pages.Sent, least int64) (*publication, error) {
+	set := func(at int) (set dsm.PageSet) {
+		for i := range set {
+			set[i] = s.Head(at + i)
+		}
+		return set
+	}
+	broken := func(err error) error { return &errs.Error{Op: "resume", Area: a.id, Kind: errs.Corrupt, Err: err} }
+	body, index, data := s.Body(), s.Head(sentIndex), s.Head(sentData)
+	snaps := set(sentSnaps)
+	parts := index + data + uint64(snaps.Len())*dsm.PageSize
+	if uint64(len(body)) < parts {
+		return nil, broken(fmt.Errorf("a publish of %d bytes", len(body)))
+	}
+	kernel, err := merge.KernelFor(dsm.MergeRule(s.Head(sentMerge)), dsm.Layout{
+		DType: dsm.DType(s.Head(sentType)), DataOffset: int64(s.Head(sentOffset)), Complex: s.Head(sentComplex) != 0, Parts: dsm.Parts(body[parts:]),
+	})
+	if err != nil {
+		return nil, broken(err)
+	}
+	pub := &publication{
+		seq: dsm.Seq(s.Number()), stamp: a.stampLocked(), pages: s.Pages(), sent: set(sentAll), zeroed: set(sentZeroed), kernel: kernel,
+		recount: s.Head(sentRecount) != 0, limit: int(s.Head(sentLimit)), kept: s,
+	}
+	pub.stamp.Gen = dsm.Generation(s.Head(sentGen))
+	pub.data = wire.Share(int(data))
+	copy(pub.data.Bytes, body[index:])
+	pub.delta = merge.Delta{Extent: s.Extent(), Pages: pub.sent, Index: bytes.Clone(body[:index]), Data: pub.data.Bytes}
+	if err := pub.delta.Validate(pub.kernel); err != nil {
+		return nil, broken(err)
+	}
+	rest, counts := body[index+data:], s.Besides()
+	for i := range snaps.All() {
+		if counts.Has(i) {
+			if pub.snap == nil {
+				pub.snap = make(map[int][]byte)
+			}
+			pub.snap[i] = bytes.Clone(rest[:dsm.PageSize])
+		}
+		rest = rest[dsm.PageSize:]
+	}
+	pub.shrink(s.Extent(), least)
+	return pub, nil
+}
+
+// mergesLocked says that page i of an extent is about to change in both copies. The function that it returns says that it has.
+func (a *Area) mergesLocked(e dsm.ExtentIndex, x *replicaExtent, i int) (done func()) {
+	if a.node.cfg.Store == nil {
+		return func() {}
+	}
+	var s *pages.Sent
+	if x.pub != nil {
+		s = x.pub.kept
+	}
+	a.mu.mem.BeginMerge(page(e, i), s)
+	return func() {
+		if s != nil && !x.pub.pages.Has(i) {
+			s.Merged(i)
+		}
+		if s != nil && x.pub.snap[i] == nil {
+			s.Without(i)
+		}
+		a.mu.mem.EndMerge()
+	}
+}
+
+// ridesLocked reports whether the base copy may follow the home while that merges. If the daemon is killed meanwhile, some of the elements are merged already: with the rule
+// last that does no harm.
+func (a *Area) ridesLocked() bool {
+	return a.node.cfg.Store == nil || a.mu.ino.Spec.Merge == dsm.MergeLast
+}

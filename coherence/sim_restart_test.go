@@ -1,0 +1,222 @@
+package coherence
+
+import (
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/hold"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// In a run with restarts daemons are killed between any two steps, and others follow in their place. What the kernel has stays, and so do the programs. Nothing
+// that they stored is lost, or counts twice.
+
+// holdAll has all nodes keep what they have for the daemons that follow.
+func (r *simRun) holdAll() {
+	for _, n := range r.nodes {
+		n.hold()
+	}
+}
+
+// hold has the node keep what it has for the daemons that follow.
+func (n *simNode) hold() {
+	m, err := hold.Create()
+	if err != nil {
+		n.sim.t.Fatal(err)
+	}
+	n.held = m
+	n.newDaemon()
+}
+
+// newDaemon makes a data plane with what was kept.
+func (n *simNode) newDaemon() {
+	store, err := pages.NewKeep(n.held)
+	if err != nil {
+		n.sim.t.Fatal(err)
+	}
+	old := n.node
+	n.daemons++
+	n.config.Store, n.config.First = store, uint64(n.daemons)<<40
+	n.node = New(n.config)
+	n.node.resize, n.node.closePatience = old.resize, old.closePatience
+	n.node.links.window, n.node.copyLinks.window = old.links.window, old.copyLinks.window
+	n.node.SetPageCache(n)
+}
+
+// restartOn has a daemon be killed at times.
+func (r *simRun) restartOn() {
+	if !r.kind.restarts || r.rng.IntN(60) > 0 {
+		return
+	}
+	n := r.aNode()
+	if v := r.lastView().Clone(); r.goesBack(v, n) {
+		r.restart(n)
+	}
+}
+
+// goesBack takes a node out of the rows, whose daemon was killed. It returns false if somebody has nothing but there.
+func (s *sim) goesBack(v *dsm.View, n *simNode) bool {
+	for _, row := range v.Rows() {
+		involved, source := row.Primary == n.id || row.Source == n.id, row.Source
+		dropBackup(row, n.id)
+		if synced, _ := backups(row); row.Emptied && len(synced) == 0 {
+			return false // if the source does not serve any more nobody has anything
+		}
+		if row.Primary == n.id && source != 0 { // which may still serve: only it knows when it has stopped
+			if i := row.BackupOf(source); i >= 0 && row.Backups[i].InSync {
+				*row = restarted(v, *row, source)
+			} else if synced, _ := backups(row); len(synced) == 0 {
+				return false // it may lack what the node has acked
+			} else {
+				row.Emptied = true // the source says whether it still is the home
+			}
+		} else if involved && !s.succeed(v, row) {
+			return false
+		}
+	}
+	v.Members[n.i].Since = v.Epoch
+	s.assign(v)
+	return true
+}
+
+// restart kills the daemon of a node, and starts another.
+func (r *simRun) restart(n *simNode) {
+	for _, q := range r.requests {
+		if q.n == n {
+			if q.firm {
+				return // the kernel would ask again
+			}
+			q.giveUp()
+		}
+	}
+	r.rest()
+	v := r.lastView().Clone()
+	if v.Epoch++; n.outstanding() > 0 || !r.goesBack(v, n) {
+		return
+	}
+	r.restarts++
+	reader, writer := n.reader, n.writer
+	n.node.isKilled()
+	r.mu.Lock()
+	r.wishes = slices.DeleteFunc(r.wishes, func(w *wish) bool { return w.by == n })
+	for i := range r.nodes {
+		if i == n.i {
+			continue
+		}
+		to, from := link{i, n.i}, link{n.i, i}
+		k := r.rng.IntN(len(r.net[from]) + 1)
+		for _, f := range append(slices.Clone(r.net[to]), r.net[from][k:]...) {
+			if f.shared != nil {
+				f.shared.Release()
+			}
+		}
+		r.net[to] = []frame{{msg: sessionEnd{}}}
+		r.net[from] = append(slices.Clip(r.net[from][:k]), frame{msg: sessionEnd{}})
+		r.deaf[to] = true
+		delete(r.deaf, from)
+	}
+	r.mu.Unlock()
+	for _, o := range n.kernel.out { // what the kernel was being told it may do, or not
+		if r.rng.IntN(2) == 0 {
+			continue
+		}
+		for p := dsm.PageIndex(o.Off / dsm.PageSize); int64(p)*dsm.PageSize < o.Off+o.Len; p++ {
+			if c := n.kernel.cache[p]; c != nil && !c.dirty && n.kernel.reading[p] == nil && !n.kernel.locked(p) {
+				delete(n.kernel.cache, p)
+			}
+		}
+	}
+	n.kernel.out, n.kernel.done = nil, nil
+	n.newDaemon()
+	clear(n.homes)
+	n.area = nil
+	if r.rng.IntN(2) == 0 { // it takes a while
+		r.setAway(n, true)
+		for range r.rng.IntN(20) {
+			r.event(r.other(n))
+			r.rest()
+		}
+		r.setAway(n, false)
+		v = r.lastView().Clone()
+		v.Epoch++
+		if !r.goesBack(v, n) {
+			r.t.Fatal("somebody has nothing but at a node whose daemon was killed")
+		}
+	}
+	r.commit(entry{nil, v})
+	n.snapshot()
+	if err := n.node.Resume(r.t.Context(), false); err != nil {
+		r.t.Fatal(err)
+	}
+	open := func(write bool) {
+		a, err := n.node.Reopen(r.t.Context(), simArea, write)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		n.area = a
+	}
+	n.find()
+	if reader {
+		open(false)
+	}
+	if writer != nil {
+		open(true)
+	}
+	n.node.Resumed()
+	n.kernel.bell.Store(true)
+	r.rest()
+}
+
+func (s *sim) setAway(n *simNode, is bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n.away, n.cut = is, is
+}
+
+// other is another node with programs.
+func (s *sim) other(n *simNode) *simNode {
+	for {
+		if o := s.aNode(); o != n {
+			return o
+		}
+	}
+}
+
+// isKilled ends a data plane as its process does: it says nothing to anybody, and what it keeps stays.
+func (n *Node) isKilled() {
+	n.mu.Lock()
+	n.mu.closed = true
+	n.mu.Unlock()
+	areas := n.all()
+	for _, a := range areas {
+		a.mu.Lock()
+		a.mu.removed = true
+		a.mu.Unlock()
+	}
+	n.handovers.close()
+	n.room.ending.Store(true)
+	for _, a := range areas {
+		a.mu.Lock()
+		for _, m := range a.mu.out {
+			if m.shared != nil {
+				m.shared.Release()
+			}
+		}
+		a.mu.out, a.mu.parked, a.mu.short.waiting = nil, nil, nil
+		a.endCopiesLocked()
+		if a.mu.standby != nil {
+			a.mu.standby.close()
+		}
+		a.mu.Unlock()
+	}
+	n.room.close()
+}
+
+var restartCases = []simCase{
+	{name: "last-restart", ino: dsm.Inode{Size: simSize}, restarts: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "auto-restart", ino: dsm.Inode{Size: simSize}, restarts: true, auto: true, rules: bytesRule, store: storeBytes, check: checkBytes},
+	{name: "sum-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), restarts: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
+	{name: "float-restart", ino: sumOf(dsm.DTypeF64, dsm.ApplyAuto), restarts: true, tally: floatTally, rules: addsRule, store: addOnes, check: checkOnes},
+}
+
+func init() { simCases = append(simCases, restartCases...) }

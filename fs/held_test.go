@@ -1,0 +1,104 @@
+package fs
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/hold"
+)
+
+// TestHandleIsHeldUntilItIsPublished: a file was closed after the last store, and the daemon is killed before that is published. The next daemon has the handle, which it closes.
+func TestHandleIsHeldUntilItIsPublished(t *testing.T) {
+	b, areas, _, a := lockable(t)
+	defer b.background.close()
+	defer b.releases.close()
+	mem, err := hold.Create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.held.journal = mem.Files()
+	kept := func() (fhs []uint64) {
+		t.Helper()
+		next := newBridge(b.cfg)
+		if err := mem.Files().Read(next.held.readLocked); err != nil {
+			t.Fatal(err)
+		}
+		for fh := range next.held.mu.handles {
+			fhs = append(fhs, fh)
+		}
+		return fhs
+	}
+	fh := b.handles.add(newFileHandle(a, true))
+	if err := b.held.opened(&request{}, heldHandle{fh: fh, ino: dsm.Ino(a.id), flags: uint32(os.O_RDWR)}); err != nil {
+		t.Fatal(err)
+	}
+	a.stored.Add(1)
+	area, answer := areas.area(a.id), make(chan struct{})
+	area.update(func() { area.stall, area.stalled = answer, make(chan context.Context, 100) })
+	b.Release(nil, &fuse.ReleaseIn{Fh: fh})
+	<-area.stalled
+	if got := kept(); len(got) != 1 || got[0]&closing == 0 {
+		t.Errorf("handles %x, want one that is being closed", got)
+	}
+	close(answer)
+	b.releases.settle(t.Context())
+	if got := kept(); len(got) != 0 {
+		t.Errorf("handles %x after that", got)
+	}
+}
+
+// silentNames answers nothing that needs the cluster.
+type silentNames struct{ *fakeNames }
+
+func (silentNames) Hold(ctx context.Context, _ dsm.Ino, _ bool) (dsm.Inode, error) {
+	<-ctx.Done()
+	return dsm.Inode{}, errs.E(errs.Timeout, "hold", "")
+}
+
+// TestResumeWithoutAnswer: the cluster does not answer a daemon that takes over, for instance as it has just evicted the node. The daemon ends, and the next one has all that programs had open.
+func TestResumeWithoutAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, err := hold.Create()
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := newFakeNames()
+		i, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Perm: 0o600}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		follow := func(n Names) (*bridge, error) {
+			b := newBridge(Config{Names: n, Areas: newFakeAreas(names), FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
+			b.held.journal = mem.Files()
+			t.Cleanup(func() {
+				b.background.close()
+				b.releases.close()
+			})
+			return b, b.held.resume(2, nil)
+		}
+		b, err := follow(names)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.held.opened(&request{}, heldHandle{fh: 1, ino: i.Ino, flags: uint32(os.O_RDWR)}); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if _, err := follow(silentNames{names}); !errs.Is(err, errs.Timeout) {
+				t.Errorf("it goes on without what it could not open: %v", err)
+			}
+		}
+		b, err = follow(names)
+		if err != nil || b.handles.get(1) == nil {
+			t.Errorf("what a program has open is not open: %v", err)
+		}
+	})
+}

@@ -1,0 +1,555 @@
+package pages
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/hold"
+)
+
+// What neither copy has outlives the daemon in frames of the Keep. A frame has a tag, which says what it has:
+//
+//	given    what the page cache was given of a page, where that is not the working copy: the ledger's g
+//	next     the g that takes its place when what the page cache holds now is in the working copy
+//	other    what it may hold in place of g
+//	twin     the base of a page, where that is not the home's bytes
+//	working  both copies of a page that are just being changed together: see BeginMerge. The next daemon puts back what was there before
+//	base
+//	sent     pieces of what was sent, and not answered: see KeepSent
+//
+// A frame has its bytes before it gets its tag, and loses the tag before it has others. The exceptions are changes that may be done twice.
+type frameKind uint64
+
+const (
+	frameNone frameKind = iota
+	frameGiven
+	frameOther
+	frameTwin
+	frameWorking
+	frameBase
+	frameSent
+	frameNext
+)
+
+func slabOffset(at int) int64 { return hold.FramesAt + int64(at)*slabBytes }
+
+// grabSlab returns a slab of the Keep. Like slabMemory, it does not return if there is none.
+func (s *Keep) grabSlab() (mem []byte, at int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at, err := s.mu.slabs.take()
+	if err == nil {
+		mem, err = s.mem.Frames(int64(at)*slabBytes, slabBytes)
+	}
+	if err != nil {
+		panic(fmt.Sprintf("no memory for page frames: %v", err))
+	}
+	return mem, at
+}
+
+// dropSlab frees a slab, with what is in it.
+func (s *Keep) dropSlab(x *slab) {
+	for i := range slabFrames {
+		s.tag(x, uint8(i)).Kind.Store(0)
+	}
+	keptBytes.Add(-int64(x.took) * dsm.PageSize)
+	if err := s.mem.Free(slabOffset(x.at), slabBytes); err != nil {
+		panic(fmt.Sprintf("freeing page frames: %v", err))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.slabs.free = append(s.mu.slabs.free, x.at)
+}
+
+func (s *Keep) tag(x *slab, i uint8) hold.Tag { return s.mem.Tag(x.at*slabFrames + int(i)) }
+
+// restoreSlabs finds the slabs of the areas that have records, and frees the others.
+func (s *Keep) restoreSlabs(ids map[dsm.AreaID]bool) error {
+	s.left = make(map[dsm.AreaID][]int)
+	in := make(map[int]bool)
+	used := s.mem.Word(hold.SlabsUsed).Load()
+	for at := range int(used) {
+		for i := range slabFrames {
+			t := s.mem.Tag(at*slabFrames + i)
+			if id := dsm.AreaID(t.ID.Load()); t.Kind.Load() == 0 || !ids[id] {
+				t.Kind.Store(0)
+			} else if !in[at] {
+				in[at] = true
+				s.left[id] = append(s.left[id], at)
+			}
+		}
+	}
+	s.mu.slabs.restore(used, in)
+	var failed error
+	for _, at := range s.mu.slabs.free {
+		failed = errors.Join(failed, s.mem.Free(slabOffset(at), slabBytes))
+	}
+	return failed
+}
+
+// tag says to the next daemon what a frame has, from now on.
+func (f *frames) tag(x frame, kind frameKind, arg, more uint64) {
+	if f.kept == nil {
+		return
+	}
+	t := f.kept.store.tag(x.slab, x.i)
+	t.ID.Store(f.kept.record.ID.Load())
+	t.Arg.Store(arg)
+	t.More.Store(more)
+	t.Kind.Store(uint64(kind))
+}
+
+// untag says that a frame has nothing any more.
+func (f *frames) untag(x frame) {
+	if f.kept != nil {
+		f.kept.store.tag(x.slab, x.i).Kind.Store(0)
+	}
+}
+
+// tagged is a frame of an earlier daemon.
+type tagged struct {
+	frame
+	arg, more uint64
+}
+
+// adopt takes over the frames that an earlier daemon has left of an area, by kind, in the order of their tags.
+func (f *frames) adopt(id dsm.AreaID) (left map[frameKind][]tagged, err error) {
+	s := f.kept.store
+	left = make(map[frameKind][]tagged)
+	for _, at := range s.left[id] {
+		x := &slab{at: at}
+		s.mu.Lock()
+		x.mem, err = s.mem.Frames(int64(at)*slabBytes, slabBytes)
+		if s.mu.Unlock(); err != nil {
+			return nil, err
+		}
+		x.takes(slabFrames) // at most
+		if f.all == nil {
+			f.all = make(map[*slab]struct{})
+		}
+		f.all[x] = struct{}{}
+		for i := range slabFrames {
+			t := s.tag(x, uint8(i))
+			k := frameKind(t.Kind.Load())
+			if k == frameNone {
+				x.free = append(x.free, uint8(i))
+				continue
+			}
+			f.used++
+			off := i * dsm.PageSize
+			left[k] = append(left[k], tagged{frame{x.mem[off : off+dsm.PageSize : off+dsm.PageSize], x, uint8(i)}, t.Arg.Load(), t.More.Load()})
+		}
+		if len(x.free) > 0 {
+			f.open = append(f.open, x)
+		}
+	}
+	delete(s.left, id)
+	return left, nil
+}
+
+// dropFrames frees what is left in frames of an area.
+func (l Left) dropFrames() error {
+	f := frames{kept: l.k}
+	_, err := f.adopt(l.ID)
+	f.close()
+	return err
+}
+
+// BeginMerge is called before both copies of page p are changed, or the base copy in a way that cannot be done twice. If the daemon is killed before EndMerge, the next one has the
+// page as it is now, and what s, which may be nil, says of the page.
+func (a *Area) BeginMerge(p dsm.PageIndex, s *Sent) {
+	if !a.outlives() {
+		return
+	}
+	arg, number := uint64(p), uint64(0)
+	if s != nil {
+		number = s.Number()
+		_, i := p.Extent()
+		for k := range s.sets() {
+			if set := s.set(k); set.Has(i) {
+				arg |= 1 << (noteBits + k)
+			}
+		}
+	}
+	if a.note == nil {
+		a.note = []frame{a.frames.take(), a.frames.take()}
+	}
+	copy(a.note[0].mem, a.working.look(p, 1))
+	copy(a.note[1].mem, a.Base(p))
+	a.frames.tag(a.note[1], frameBase, arg, number)
+	a.frames.tag(a.note[0], frameWorking, arg, number)
+}
+
+// EndMerge says that the change is done.
+func (a *Area) EndMerge() {
+	if !a.outlives() {
+		return
+	}
+	a.frames.untag(a.note[0])
+	a.frames.untag(a.note[1])
+}
+
+// dropNote frees what BeginMerge needs. No change may be under way.
+func (a *Area) dropNote() {
+	for _, x := range a.note {
+		a.frames.put(x)
+	}
+	a.note = nil
+}
+
+// Sent is what a node has sent of an extent, and has no answer to. It is there for the next daemon until Drop. The methods of nil do nothing.
+type Sent struct {
+	area   *Area
+	frames []frame // the first has the head
+	body   []byte  // only of one that was left
+}
+
+const (
+	sentHead = 512 // bytes of the first frame
+	sentSize = sentHead - 8
+	// What is at the begin of a head.
+	sentNumber = 0
+	sentSets   = 8 // sets of pages
+	sentWords  = sentSets + 2*32
+
+	noteBits = 62 // of the argument of the tags: what two sets have of the page
+	notePage = 1<<noteBits - 1
+)
+
+// KeepSent keeps what is sent of an extent under a number: pages of which the base copy does not have it, pages whose bytes it has besides, a
+// head, and a body. It returns nil if nothing outlives the daemon.
+func (a *Area) KeepSent(e dsm.ExtentIndex, number uint64, pages, besides dsm.PageSet, head []uint64, body ...[]byte) *Sent {
+	if !a.outlives() {
+		return nil
+	}
+	a.sent++
+	s := &Sent{area: a, frames: []frame{a.frames.take()}}
+	first := s.frames[0].mem
+	binary.LittleEndian.PutUint64(first[sentNumber:], number)
+	for k, set := range []dsm.PageSet{pages, besides} {
+		for i, w := range set {
+			s.word(sentSets + 32*k + 8*i).Store(w)
+		}
+	}
+	for i, w := range head {
+		s.SetHead(i, w)
+	}
+	size, to := 0, first[sentHead:]
+	for _, b := range body {
+		size += len(b)
+		for len(b) > 0 {
+			if len(to) == 0 {
+				x := a.frames.take()
+				s.frames, to = append(s.frames, x), x.mem
+			}
+			n := copy(to, b)
+			to, b = to[n:], b[n:]
+		}
+	}
+	binary.LittleEndian.PutUint64(first[sentSize:], uint64(size))
+	for i := len(s.frames) - 1; i >= 0; i-- {
+		a.frames.tag(s.frames[i], frameSent, uint64(e)<<16|uint64(i), number)
+	}
+	return s
+}
+
+// word returns a number of the head.
+func (s *Sent) word(off int) *atomic.Uint64 { return hold.WordOf(s.frames[0].mem[off:]) }
+
+// SetHead sets word i of the head.
+func (s *Sent) SetHead(i int, w uint64) {
+	if s != nil {
+		s.word(sentWords + 8*i).Store(w)
+	}
+}
+
+// Head returns word i of the head.
+func (s *Sent) Head(i int) uint64 { return s.word(sentWords + 8*i).Load() }
+
+// Number returns the number under which it was sent.
+func (s *Sent) Number() uint64 { return s.word(sentNumber).Load() }
+
+// sets is how many sets of pages there are.
+func (*Sent) sets() int { return 2 }
+
+func (s *Sent) set(k int) (set dsm.PageSet) {
+	for i := range set {
+		set[i] = s.word(sentSets + 32*k + 8*i).Load()
+	}
+	return set
+}
+
+func (s *Sent) put(k, i int, in bool) {
+	if s == nil {
+		return
+	}
+	w := s.word(sentSets + 32*k + 8*(i/64))
+	if bit := uint64(1) << (i % 64); in {
+		w.Or(bit)
+	} else {
+		w.And(^bit)
+	}
+}
+
+// Pages returns the pages of which the base copy does not have it yet.
+func (s *Sent) Pages() dsm.PageSet { return s.set(0) }
+
+// Besides returns the pages whose bytes count.
+func (s *Sent) Besides() dsm.PageSet { return s.set(1) }
+
+// Merged says that the base copy has it of page i.
+func (s *Sent) Merged(i int) { s.put(0, i, false) }
+
+// Without says that the bytes of page i do not count any more.
+func (s *Sent) Without(i int) { s.put(1, i, false) }
+
+// Body returns the body of one that was left.
+func (s *Sent) Body() []byte { return s.body }
+
+// Extent returns the extent.
+func (s *Sent) Extent() dsm.ExtentIndex {
+	x := s.frames[0]
+	return dsm.ExtentIndex(s.area.kept.store.tag(x.slab, x.i).Arg.Load() >> 16)
+}
+
+// Drop forgets it.
+func (s *Sent) Drop() {
+	if s == nil || s.frames == nil {
+		return
+	}
+	for _, x := range s.frames { // what is left without its first frame does not count
+		s.area.frames.put(x)
+	}
+	s.frames = nil
+	if s.area.sent--; s.area.sent == 0 {
+		s.area.dropNote()
+	}
+}
+
+// leftSent puts the pieces together.
+func (a *Area) leftSent(pieces []tagged) (all []*Sent) {
+	slices.SortFunc(pieces, func(x, y tagged) int { return cmp.Or(cmp.Compare(x.more, y.more), cmp.Compare(x.arg, y.arg)) })
+	for len(pieces) > 0 {
+		n := 1
+		for n < len(pieces) && pieces[n].more == pieces[0].more {
+			n++
+		}
+		a.sent++
+		s := &Sent{area: a}
+		for _, x := range pieces[:n] {
+			s.frames = append(s.frames, x.frame)
+		}
+		if pieces[0].arg&0xffff != 0 { // its first piece was not there yet, or not any more
+			s.Drop()
+		} else {
+			s.body = append(s.body, pieces[0].mem[sentHead:]...)
+			for _, x := range pieces[1:n] {
+				s.body = append(s.body, x.mem...)
+			}
+			s.body = s.body[:s.word(sentSize).Load()]
+			all = append(all, s)
+		}
+		pieces = pieces[n:]
+	}
+	return all
+}
+
+// Newest reports whether programs could store: the working copy has all bytes of the area.
+func (l Left) Newest() bool { return l.k.record.Newest.Load() != 0 }
+
+// TakeBoth returns the area, whose size is now size and has been as little as least since Left.Rev, with both copies: the working copy has
+// what programs have stored, and the base copy what the homes had. No extent is homed here. What was sent and not answered comes with
+// it. If the daemon is killed before it is done, the next one does it again.
+func (l Left) TakeBoth(size, least int64) (a *Area, sent []*Sent, err error) {
+	cut := min(size, least)
+	a = &Area{id: l.ID, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}, drops: &Drops{}, kept: l.k}
+	a.frames.kept = l.k
+	if a.base, err = l.restore("b", l.k.record.Base.Load(), cut); err != nil {
+		return nil, nil, a.fail("restore", err)
+	}
+	if a.working, err = l.restore("w", l.k.record.Working.Load(), cut); err != nil {
+		return nil, nil, a.fail("restore", errors.Join(err, a.base.unmap()))
+	}
+	a.size = min(a.base.size, a.working.size, cut)
+	a.working.resizeAnonymous(a.size)
+	a.base.resizeAnonymous(a.size)
+	left, err := a.frames.adopt(l.ID)
+	if err != nil {
+		return nil, nil, a.fail("restore", err)
+	}
+	within := func(x tagged) bool { return int64(x.arg&notePage)*dsm.PageSize < a.size }
+	for _, x := range left[frameTwin] {
+		if within(x) {
+			copy(a.base.page(dsm.PageIndex(x.arg)), x.mem)
+		}
+		a.frames.put(x.frame)
+	}
+	sent = a.leftSent(left[frameSent])
+	for _, w := range left[frameWorking] {
+		i := slices.IndexFunc(left[frameBase], func(b tagged) bool { return b.arg == w.arg })
+		if i < 0 || !within(w) {
+			continue
+		}
+		p := dsm.PageIndex(w.arg & notePage)
+		copy(a.working.page(p), w.mem)
+		copy(a.base.page(p), left[frameBase][i].mem)
+		_, i = p.Extent()
+		for _, s := range sent {
+			if w.more != 0 && s.Number() == w.more {
+				for k := range s.sets() {
+					s.put(k, i, w.arg>>(noteBits+k)&1 != 0)
+				}
+			}
+		}
+	}
+	for _, next := range left[frameNext] {
+		same := func(x tagged) bool { return x.arg&notePage == next.arg }
+		if slices.ContainsFunc(left[frameWorking], same) { // the working copy is as before
+			a.frames.put(next.frame)
+			continue
+		}
+		if i := slices.IndexFunc(left[frameGiven], same); i >= 0 {
+			a.frames.put(left[frameGiven][i].frame)
+			left[frameGiven] = slices.Delete(left[frameGiven], i, i+1)
+		}
+		a.frames.tag(next.frame, frameGiven, next.arg, 0)
+		left[frameGiven] = append(left[frameGiven], next)
+	}
+	for _, x := range append(left[frameWorking], left[frameBase]...) {
+		a.frames.put(x.frame)
+	}
+	a.working.clearPast(cut)
+	a.base.clearPast(cut)
+	a.left = left
+	return a, sent, a.failed("restore", a.Resize(size))
+}
+
+// ResumeCached is NewCached for an area of an earlier daemon: the page cache may hold any page. If programs may have stored to it (writers), the area
+// was TakeBoth. From the byte cut on it is not certain what it holds.
+func ResumeCached(a *Area, writers bool, cut int64) *Cached {
+	c := newCached(a)
+	c.writers, c.resumed, c.shaken, c.again = writers, a.size, true, true
+	if a.kept != nil {
+		c.resumed = max(a.size, int64(a.kept.record.Size.Load()))
+		if more := int64(a.kept.record.Cut.Load()); more != 0 {
+			cut = min(cut, more-1)
+		}
+	}
+	if c.resumed > a.size {
+		cut = min(cut, a.size)
+	}
+	if !writers {
+		cut = 0
+	}
+	for _, x := range a.left[frameGiven] {
+		p := dsm.PageIndex(x.arg)
+		if (int64(p)+1)*dsm.PageSize > cut || int64(p)*dsm.PageSize >= a.size {
+			a.frames.put(x.frame)
+			continue
+		}
+		c.given[p] = x.frame
+		at, i := c.page(p)
+		c.want(at, i)
+	}
+	for _, x := range a.left[frameOther] {
+		p := dsm.PageIndex(x.arg)
+		if _, ok := c.given[p]; !ok {
+			a.frames.put(x.frame)
+			continue
+		}
+		at, i := c.page(p)
+		c.others[p] = append(c.others[p], x.frame)
+		at.unsure.Add(i)
+		c.want(at, i)
+	}
+	a.left = nil
+	if cut >= c.resumed {
+		return c
+	}
+	c.notCertain(cut)
+	for e := dsm.ExtentOf(cut); int(e) < dsm.Extents(c.resumed); e++ {
+		x := c.extent(e)
+		for i := range x.given.All() {
+			if (int64(x.page(i))+1)*dsm.PageSize > cut {
+				c.doubt(x, i)
+			}
+		}
+	}
+	return c
+}
+
+// notCertain says to the next daemon that it is not certain what the page cache holds from a byte on.
+func (c *Cached) notCertain(from int64) {
+	k := c.area.kept
+	if k == nil {
+		return
+	}
+	if cut := k.record.Cut.Load(); cut == 0 || cut > uint64(from)+1 {
+		k.record.Cut.Store(uint64(from) + 1)
+	}
+}
+
+// certainAgain takes that back when it is.
+func (c *Cached) certainAgain() {
+	k := c.area.kept
+	if k == nil || k.record.Cut.Load() == 0 && k.record.Size.Load() == uint64(c.area.size) {
+		return
+	}
+	for _, x := range c.extents {
+		if !x.doubtful.Empty() {
+			return
+		}
+	}
+	k.record.Size.Store(uint64(c.area.size))
+	k.record.Cut.Store(0)
+}
+
+// keepsGiven says to the next daemon what the page cache was given of page i.
+func (c *Cached) keepsGiven(x *cachedExtent, i int) {
+	p := x.page(i)
+	c.area.frames.tag(c.given[p], frameGiven, uint64(p), 0)
+}
+
+// nowGiven puts data, which the page cache holds at lo of page p, into its g, which it returns. The working copy has been changed by it, and BeginMerge was called before. If
+// the daemon is killed before this is done, both are as before: the WRITE comes again, and must not count twice.
+func (c *Cached) nowGiven(p dsm.PageIndex, lo int, data []byte) frame {
+	g := c.given[p]
+	if !c.area.outlives() || c.shared {
+		copy(g.mem[lo:], data)
+		return g
+	}
+	next := c.area.frames.take()
+	copy(next.mem, g.mem)
+	copy(next.mem[lo:], data)
+	c.area.frames.tag(next, frameNext, uint64(p), 0)
+	c.area.EndMerge()
+	c.given[p] = next
+	c.area.frames.put(g)
+	c.area.frames.tag(next, frameGiven, uint64(p), 0)
+	return next
+}
+
+// Resumed reports whether the ledger was taken over from an earlier daemon.
+func (c *Cached) Resumed() bool { return c.resumed > 0 || c.area.size == 0 }
+
+// Stored calls f for each page of which one of the copies takes memory.
+func (a *Area) Stored(f func(p dsm.PageIndex)) {
+	for w, b := a.working.nextTaken(0), a.base.nextTaken(0); w != noPage || b != noPage; {
+		p := w
+		if w == noPage || b != noPage && b < w {
+			p = b
+		}
+		f(p)
+		if w == p {
+			w = a.working.nextTaken(p + 1)
+		}
+		if b == p {
+			b = a.base.nextTaken(p + 1)
+		}
+	}
+}

@@ -1,0 +1,172 @@
+package pages
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/pagetest"
+)
+
+// cannotCut fails the test unless a program with the descriptor can neither cut the memory nor seal it, and makes the file longer.
+func cannotCut(t *testing.T, f *os.File, n int64) {
+	t.Helper()
+	for _, end := range []int64{0, n - 1} {
+		if err := f.Truncate(end); !errors.Is(err, unix.EPERM) {
+			t.Errorf("cut to %d: %v, want EPERM", end, err)
+		}
+	}
+	for _, seal := range []int{unix.F_SEAL_GROW, unix.F_SEAL_WRITE, unix.F_SEAL_FUTURE_WRITE, unix.F_SEAL_EXEC} {
+		if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seal); !errors.Is(err, unix.EPERM) {
+			t.Errorf("seal %#x is added: %v", seal, err)
+		}
+	}
+	if err := f.Truncate(n + 8<<20); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSealed: a program that may write the working copy, or has a draft, cannot cut it. It stores past the end, which the daemon does not
+// take for a part of the area, and finds zeroes there when the area grows.
+func TestSealed(t *testing.T) {
+	const before, small, large = 9*dsm.PageSize - 100, 2*dsm.PageSize + 10, 40 * dsm.PageSize
+	for name, c := range map[string]struct{ demand, draft bool }{"working": {}, "demand": {demand: true}, "draft": {draft: true}} {
+		t.Run(name, func(t *testing.T) {
+			newArea := newTestArea
+			if c.demand {
+				newArea = newTestDemandArea
+			}
+			a := newArea(t, before)
+			open, resize, bytesOf := a.OpenWorking, a.Resize, a.working
+			if c.draft {
+				d, err := a.NewDraft()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer d.Close()
+				open, resize, bytesOf = d.Open, d.Resize, d.memory
+			}
+			if c.demand && a.Attachable() != nil {
+				t.Skip(a.Attachable())
+			}
+			f, err := open(true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			cannotCut(t, f, before)
+			want := bytes.Repeat([]byte("stored"), before)[:before]
+			store := func(b []byte, off int64) {
+				t.Helper()
+				if _, err := f.WriteAt(b, off); err != nil {
+					t.Fatal(err)
+				}
+			}
+			look := func(what string, n int64) {
+				t.Helper()
+				got := make([]byte, n)
+				if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, want[:n]) {
+					t.Errorf("%s: other bytes are there (%v)", what, err)
+				}
+			}
+			takes := func(what string, pages int64) {
+				t.Helper()
+				if n, err := bytesOf.resident(); err != nil || n != pages*dsm.PageSize {
+					t.Errorf("%s: %d bytes of memory (%v), want %d pages", what, n, err, pages)
+				}
+			}
+			store(want, 0)
+			store(pagetest.PageOf(9), 20*dsm.PageSize)
+			if n, err := a.Extended(); n != before || err != nil {
+				t.Errorf("the area ends at %d (%v) where a program has made the file longer", n, err)
+			}
+			if err := resize(before); err != nil {
+				t.Fatal(err)
+			}
+			look("stored past the end", before)
+			takes("stored past the end", 9)
+			if err := resize(small); err != nil {
+				t.Fatal(err)
+			}
+			clear(want[small:])
+			look("cut by the area", before)
+			takes("cut", 3)
+			store(bytes.Repeat([]byte{7}, before-small), small)
+			drop := bytesOf.droppingPast()
+			if bytesOf.droppingPast() != nil {
+				t.Error("it is freed twice at once")
+			}
+			if err := drop(); err != nil {
+				t.Fatal(err)
+			}
+			takes("stored past the end, and dropped", 3)
+			store(bytes.Repeat([]byte{7}, before-small), small)
+			if err := resize(large); err != nil {
+				t.Fatal(err)
+			}
+			want = append(want, make([]byte, large-before)...)
+			look("grown again", large)
+			takes("grown again", 3)
+			if err := resize(0); err != nil {
+				t.Fatal(err)
+			}
+			takes("empty", 0)
+		})
+	}
+}
+
+// TestUnshare: memory that programs have had, and have not any more, is a file again that ends where the area does.
+func TestUnshare(t *testing.T) {
+	for _, size := range []int64{100, smallCopy + 10, 2 << 20} {
+		a := newTestArea(t, size)
+		f, err := a.OpenWorking(true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cannotCut(t, f, size)
+		last := dsm.PageIndex((size - 1) / dsm.PageSize)
+		a.Working(last)[0] = 5
+		if _, err := f.WriteAt([]byte("past"), size); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Unshare(); err != nil || a.Sealed() {
+			t.Fatalf("sealed %v, %v", a.Sealed(), err)
+		}
+		if _, err := f.WriteAt(pagetest.PageOf(9), 0); err != nil {
+			t.Fatal(err)
+		}
+		g, err := a.OpenWorking(false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st, err := g.Stat(); err != nil || st.Size() != size {
+			t.Errorf("the file has %d bytes (%v), want %d", st.Size(), err, size)
+		}
+		if n, err := a.working.resident(); err != nil || n != dsm.PageSize {
+			t.Errorf("%d bytes of memory (%v)", n, err)
+		}
+		if b := a.Working(last); b[0] != 5 || size > dsm.PageSize && a.Working(0)[0] != 0 {
+			t.Error("other bytes are there")
+		}
+		a.working.fileWrite([]byte{9}, size+200) // as a program that has the direct file does, which is then that long
+		if end, err := a.Extended(); err != nil || end != size+201 {
+			t.Errorf("the file ends at %d (%v), want %d", end, err, size+201)
+		}
+		if err := a.Resize(size + 201); err != nil {
+			t.Fatal(err)
+		}
+		between := make([]byte, 200)
+		if a.ReadWorking(between, size); !bytes.Equal(between, make([]byte, 200)) {
+			t.Error("what a program had stored past the end is in the area that is longer")
+		}
+		for _, f := range []*os.File{f, g} {
+			if err := f.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
