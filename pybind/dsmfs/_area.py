@@ -94,8 +94,9 @@ class Area(SharedArray, Versioned):
         """Change the length of the array, on all nodes: like `numpy.ndarray.resize`, but no element moves.
 
         :attr:`array` is a new array afterwards; new elements are zero. Arrays and tensors made before, here and on other nodes,
-        show the old length until they are made again (:meth:`remap`). If the array became shorter, touching an old one beyond
-        the new end is SIGBUS. Only one program should resize at a time.
+        show the old length until they are made again (:meth:`remap`). If the array became shorter, old ones beyond the new end
+        read zero, and what is stored there is lost; on the page-cache plane touching them is SIGBUS, and with
+        ``residency=demand`` it is `OperationError`. Only one program should resize at a time.
 
         Parameters
         ----------
@@ -227,7 +228,8 @@ class Area(SharedArray, Versioned):
         Parameters
         ----------
         values
-            An array, or a tensor on the CPU, with the shape and the element type of :attr:`array`, or of the tensor.
+            An array, or a tensor on the CPU, with the shape and the element type of :attr:`array`, or of the tensor. It is copied,
+            unless it is all of a :meth:`Group.buffer`.
         group
             The next :meth:`Group.round` of this member puts them together, whether it names this area or not.
         name

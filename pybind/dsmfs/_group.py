@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import mmap
+import operator
 import os
 import struct
 import threading
@@ -13,10 +13,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ._errors import AccessError, ClosedError, DisconnectedError, NotFoundError, OperationError, translated
+from ._errors import (
+    AccessError,
+    ClosedError,
+    DisconnectedError,
+    NotFoundError,
+    OperationError,
+    TimedOutError,
+    translated,
+)
 from ._mounts import Location, locate
 from ._open import _connect, _umask
-from ._wire import Connection, Op, Reply, milliseconds
+from ._staging import Staging, Stagings
+from ._tensors import address
+from ._wire import MAX_PAYLOAD, Connection, Op, Reply, milliseconds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -78,6 +88,7 @@ def group(path: str | os.PathLike[str], size: int, *, timeout: float | None = 30
     ...     g.barrier()
     """
     _check(timeout)
+    size = max(0, min(operator.index(size), 1 << 63))
     where = locate(path)
     connection = _connect(where)
     try:
@@ -91,7 +102,7 @@ def group(path: str | os.PathLike[str], size: int, *, timeout: float | None = 30
 
 def _join(connection: Connection, where: Location, size: int, timeout: float | None, permissions: int) -> Reply:
     payload = os.fsencode(where.inside)
-    arguments = (max(0, size), milliseconds(timeout))
+    arguments = (size, milliseconds(timeout))
     try:
         return connection.call(Op.JOIN, args=arguments, payload=payload)
     except NotFoundError:
@@ -129,7 +140,8 @@ class Group:
         self._connection: Connection | None = connection
         self._owner = os.getpid()
         self._turn = threading.Lock()
-        self._staging: _Staging | None = None
+        self._stagings = Stagings()
+        self._buffers: dict[int, Staging] = {}
 
     @property
     def number(self) -> int:
@@ -175,8 +187,8 @@ class Group:
         """Put together what all members have stored in areas.
 
         It returns when all members have called it, and what they had stored before is in the memory of the areas, merged by their rules:
-        with ``merge=sum`` the sum, with ``mean`` that divided by the number of members. Until all have called it, nobody on any node sees
-        anything of it. What the area's interval, or a sync of another program, publishes before is not in the round.
+        with ``merge=sum`` the sum, with ``mean`` that divided by the number of members. Until all have called it, no other node sees
+        anything of it, nor does another member where each has memory of its own (``sum`` and ``mean``, memory plane). What the area's interval, or a sync of another program, publishes before is not in the round.
 
         Parameters
         ----------
@@ -204,6 +216,34 @@ class Group:
         """
         numbers = [a._to_round() for a in areas]
         return self._meet(Op.ROUND, timeout, struct.pack(f"<{len(numbers)}Q", *numbers))
+
+    def buffer(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array of zeros, from whose memory :meth:`Area.accumulate` takes elements without copying them first.
+
+        Compute gradients straight into it, or make it the ``grad`` of a parameter (``torch.from_numpy``). From ``accumulate`` until
+        :meth:`round` has returned the daemon may read it at any time: leave it alone, or others get what it has then. It stays in memory until the
+        group is left.
+
+        Parameters
+        ----------
+        like
+            What it has the shape, the type and the order of: :attr:`Area.array`, or one of :attr:`Area.tensors`.
+
+        Examples
+        --------
+        >>> gradient = g.buffer(w.array)  # doctest: +SKIP
+        >>> for batch in batches:
+        ...     compute(batch, out=gradient)
+        ...     w.accumulate(gradient, g)
+        ...     g.round(w)
+        """
+        with self._turn, translated(self.path, "buffer"):
+            self._live()
+            staging = Staging(max(1, like.nbytes))
+            order: Literal["C", "F"] = "C" if like.flags.c_contiguous else "F"
+            array: npt.NDArray[Any] = np.ndarray(like.shape, like.dtype, staging.memory, order=order)
+            self._buffers[address(array)] = staging
+            return array
 
     def counter(self, name: str = "default") -> Counter:
         """Return a counter that all members share. It is 0 at first, and ends with the group.
@@ -248,7 +288,8 @@ class Group:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        self._staging = None
+        self._stagings.drop()
+        self._buffers.clear()
         if os.getpid() != self._owner:
             connection.forget()
             return
@@ -292,8 +333,12 @@ class Group:
                     reply = self._live().call(op, self._member, arguments, payload)
             except OperationError as e:
                 self._number = max(self._number, e._meeting)
+                if not isinstance(e, TimedOutError):  # else it goes on
+                    self._stagings.drop()
                 raise
             self._number = reply.args[0]
+            if op == Op.ROUND:
+                self._stagings.over()
         bits = int.from_bytes(reply.payload, "little")
         missing = tuple(r for r in range(self.size) if bits >> r & 1)
         return Meeting(self._number, tuple(r for r in range(self.size) if not bits >> r & 1), missing)
@@ -302,17 +347,24 @@ class Group:
         """Hand over elements, laid out as in `to`."""
         with self._turn, translated(path, "accumulate"):
             live = self._live()
-            staging, self._staging = self._staging, None  # who is interrupted does not know how far the daemon has read
-            if staging is None or len(staging.memory) < to.nbytes:
-                staging = _Staging(to.nbytes)
             order: Literal["C", "F"] = "C" if to.flags.c_contiguous else "F"
-            np.ndarray(to.shape, to.dtype, staging.memory, order=order)[...] = given
             arguments = (self._number + 1, number, offset, to.nbytes)
+            if to.nbytes <= MAX_PAYLOAD:
+                live.call(Op.ACCUMULATE, self._member, arguments, given.tobytes(order))
+                return
+            whole = given.flags.c_contiguous if order == "C" else given.flags.f_contiguous
+            buffer = self._buffers.get(address(given)) if self._buffers and whole else None
+            if buffer is not None:
+                live.call(Op.ACCUMULATE, self._member, arguments, fds=[buffer.fd])
+                return
+            staging = self._stagings.take(to.nbytes)
+            np.ndarray(to.shape, to.dtype, staging.memory, order=order)[...] = given
             live.call(Op.ACCUMULATE, self._member, arguments, fds=[staging.fd])
-            self._staging = staging
+            self._stagings.give(staging)
 
     def _tick(self, steps: int, slack: int, timeout: float | None) -> int:
         _check(timeout)
+        slack = operator.index(slack)
         if not 0 <= slack < 1 << 63:
             raise ValueError(f"slack {slack}: want steps, not negative")
         with self._turn, translated(self.path, "tick"):
@@ -325,24 +377,6 @@ class Group:
             arguments = (value & (1 << 64) - 1, 0)
             total = self._live().call(Op.COUNT, self._member, arguments, name.encode()).args[0]
         return total - (total >> 63 << 64)
-
-
-class _Staging:
-    """Memory in which elements are handed over. It is kept for the next call: making it takes as long as filling it."""
-
-    def __init__(self, size: int) -> None:
-        self.fd = os.memfd_create("dsmfs-accumulate", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(self.fd, size)
-            self.memory = mmap.mmap(self.fd, size)
-        except BaseException:
-            os.close(self.fd)
-            self.fd = -1
-            raise
-
-    def __del__(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
 
 
 class Counter:
@@ -368,6 +402,7 @@ class Counter:
         DisconnectedError
             The daemon of this node has ended.
         """
+        value = operator.index(value)
         if not -(1 << 63) <= value < 1 << 63:
             raise ValueError(f"{value}: want 64 bits")
         return self._group._add(self.name, value)

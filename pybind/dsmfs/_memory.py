@@ -169,7 +169,7 @@ class MemoryPlane:
         self._address = np.frombuffer(mapping, np.uint8).ctypes.data
         self._track()
         if self.demand:
-            size = functools.partial(_size, weakref.ref(mapping))
+            size = functools.partial(_size, weakref.ref(mapping), self._path, self._number)
             self._region = _faults.Region(self._address, self._length, self._path, size, self._live())
             with _registry:
                 _faults.watch(self._region)
@@ -180,9 +180,11 @@ class MemoryPlane:
 
     def _mapped(self, protection: int) -> Mapping:
         while True:
+            if self.size == 0:
+                raise ValueError("cannot map an empty area")  # mmap would map all of the memory, which may be longer
             try:
                 return Mapping(self._memory, self.size, mmap.MAP_SHARED, protection)
-            except ValueError:  # it is empty, or was cut since the daemon told its size
+            except ValueError:  # it was cut since the daemon told its size; only read-only memory can be
                 end = os.fstat(self._memory).st_size
                 if end >= self.size:
                     raise
@@ -421,9 +423,15 @@ class MemoryPlane:
             )
 
 
-def _size(mapping: weakref.ref[Mapping]) -> int:
+def _size(mapping: weakref.ref[Mapping], path: str, number: int) -> int:
+    """Return where the area ends; of one that has shrunk, whose memory stays as long as it was, only if the path is in a mount."""
     found = mapping()
-    return 0 if found is None else found.size()
+    size = 0 if found is None else found.size()
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+        if status.st_ino == number and _mounts.is_area(status):
+            size = min(size, status.st_size)
+    return size
 
 
 def _forget(region: _faults.Region) -> None:

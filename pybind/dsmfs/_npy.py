@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import io
 import math
+import os
+import threading
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,19 @@ _MERGED = {
     "u8": "u64",
 }
 _COMPLEX = {"c8": "f32", "c16": "f64"}
+
+
+# NumPy reads a header by the parser of Python, which in some versions (3.11.7 is one) counts for all threads together how deep it is: two at
+# once may end with SystemError.
+_parser = threading.RLock()
+
+
+def _forked() -> None:
+    global _parser
+    _parser = threading.RLock()  # another thread may have had it
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def bfloat16() -> np.dtype[Any]:
@@ -141,10 +156,11 @@ def read_header(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]
     f = io.BytesIO(head)
     try:
         version = np.lib.format.read_magic(f)
-        if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(f)
-        else:
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(f)
+        with _parser:
+            if version == (1, 0):
+                shape, fortran, dtype = np.lib.format.read_array_header_1_0(f)
+            else:
+                shape, fortran, dtype = np.lib.format.read_array_header_2_0(f)
     except (ValueError, TypeError) as e:
         raise FormatError(f"a damaged .npy header: {e}") from e
     if dtype.hasobject:

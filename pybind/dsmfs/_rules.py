@@ -120,7 +120,9 @@ def _why(rule: str, value: str) -> str:
 
 def duration(time: float | str) -> str:
     """Return an interval, or a bound on staleness, as dsmfs takes it; numbers are seconds."""
-    return time if isinstance(time, str) else f"{time:.6f}s"
+    if isinstance(time, str):
+        return time
+    return f"{max(time, 1e-9) if time > 0 else time:.9f}s"  # 0 is never, so what is hardly more is not 0
 
 
 def seconds(interval: str) -> float | None:

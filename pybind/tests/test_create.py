@@ -141,6 +141,13 @@ def test_exist_ok_with_other_rules(nodes: dsmfs.Cluster) -> None:
     nodes[1].create("f.npy", (4, 3), "f4", order="F", exist_ok=True).close()
 
 
+@pytest.mark.parametrize(
+    ("time", "seconds"), [(0, 0), (0.25, 0.25), (1e-9, 1e-9), (1e-30, 1e-9), ("50ms", 0.05), (-1, None)]
+)
+def test_durations(time: float | str, seconds: float | None) -> None:
+    assert _rules.seconds(_rules.duration(time)) == seconds
+
+
 def test_rules(nodes: dsmfs.Cluster) -> None:
     with nodes[0].create("w.npy", 3, "f4", consistency="relaxed", merge="sum", apply="arrival", interval=0.25) as w:
         assert w.settings == {

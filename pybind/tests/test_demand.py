@@ -109,6 +109,26 @@ def test_it_grows_and_shrinks(small: dsmfs.Filesystem, home: dsmfs.Filesystem) -
         assert np.array_equal(w.array, np.arange(1000))
 
 
+def test_an_old_array_beyond_the_end(small: dsmfs.Filesystem, home: dsmfs.Filesystem, program: Program) -> None:
+    code = f"""
+import sys, dsmfs
+w = dsmfs.open(sys.argv[1])
+old, reader = w.array, dsmfs.open(sys.argv[1], "r").array
+w.resize(1000)
+for array in (old, reader):
+    for i in ({COUNT} - 1, 5000):
+        try:
+            value = array[i]
+        except dsmfs.OperationError as e:
+            assert e.errno == 6 and "shrunk" in str(e), e
+        else:
+            raise AssertionError(value)
+w.resize({COUNT})
+assert old[{COUNT} - 1] == reader[5000] == 0 and old[7] == 7
+"""
+    program(code, small / "w.npy")
+
+
 @pytest.mark.parametrize("small", ["1s"], indirect=True)
 @pytest.mark.parametrize("operation", ["[int(a[i]) for i in places]", "a.sum()", "[work(i + 1) for i in places]"])
 def test_a_home_that_does_not_answer(

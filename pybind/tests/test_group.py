@@ -115,6 +115,24 @@ def test_rounds_add_exactly_while_programs_are_killed_and_come(memory: dsmfs.Clu
         m.leave()
 
 
+def test_the_next_round_is_not_in_the_memory_of_who_ends_the_last(memory: dsmfs.Cluster, start: Start) -> None:
+    memory[0].create("w.npy", 100, "i8", merge="sum", interval=0).close()
+    early, late = (start(memory[0], 2, "w.npy") for _ in range(2))
+    for m in (early, late):
+        m.joined()
+    late.begin("w.array.fill(1) or w.round(g, timeout=0.01)")
+    assert late.said() == "TimedOutError"  # it has arrived, and has not seen the end
+    early.begin("step(10)")
+    assert early.said() == "(1, (), {11})"
+    early.begin("w.array.fill(111) or w.round(g, timeout=0.3)")
+    assert early.said() == "TimedOutError"
+    late.begin("w.round(g).number, set(w.array.tolist())")
+    assert late.said() == "(1, {11})"
+    late.begin("step(1000)")
+    early.begin("w.round(g).number, set(w.array.tolist())")
+    assert [late.said(), early.said()] == ["(2, (), {1111})", "(2, {1111})"]
+
+
 def test_a_mean_is_of_the_members_of_the_round(nodes: dsmfs.Cluster, start: Start) -> None:
     nodes[0].create("w.npy", 100, "f8", merge="mean", interval=0).close()
     on = [0, 1, 2]
@@ -312,8 +330,13 @@ def test_who_does_not_fit_is_told(nodes: dsmfs.Cluster) -> None:
         dsmfs.group(nodes[0] / "job", 2, timeout=0.05)
     with pytest.raises(ValueError):
         dsmfs.group(nodes[0] / "job", 2, timeout=-1)
-    with pytest.raises(dsmfs.OperationError, match="1 to 256"):
-        dsmfs.group(nodes[0] / "job", 0)
+    for size in (0, -1, -(1 << 70)):
+        with pytest.raises(dsmfs.OperationError, match="1 to 256"):
+            dsmfs.group(nodes[0] / "job", size)
+    with pytest.raises(dsmfs.OperationError):
+        dsmfs.group(nodes[0] / "job", 1 << 70)
+    with pytest.raises(TypeError):
+        dsmfs.group(nodes[0] / "job", 1.5)  # type: ignore[arg-type]
     with dsmfs.group(nodes[0] / "job", 1) as g:
         assert (g.rank, g.size, g.number, g.closed) == (0, 1, 0, False) and "rank 0 of 1" in repr(g)
         with pytest.raises(dsmfs.OperationError, match="the group has size 1, not 2"):
@@ -332,6 +355,9 @@ def test_who_does_not_fit_is_told(nodes: dsmfs.Cluster) -> None:
         for wrong in ({"slack": -1}, {"slack": 1 << 64}, {"timeout": -1}, {"timeout": math.nan}):
             with pytest.raises(ValueError):
                 g.tick(**wrong)
+        for call in (g.tick, g.counter("steps").add):
+            with pytest.raises(TypeError):
+                call(1.5)  # type: ignore[arg-type]
         assert g.clock == 0 and g.tick(timeout=1e300) == 1 and g.clock == 1
         pid = os.fork()
         if pid == 0:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +148,23 @@ def test_a_header_has_the_length_that_is_asked_for(rows: int, dtype: str, spare:
     assert len(head) == least and _npy.read_header(head) == (kind, (rows, 3), False, least)
     with pytest.raises(dsmfs.FormatError, match="room"):
         _npy.header(kind, (rows, 3), False, 60)
+
+
+def test_threads_read_headers_at_once() -> None:
+    head = _npy.header(np.dtype("i8"), (130, 300), False)
+    threshold = gc.get_threshold()
+
+    def let_others(phase: str, info: dict[str, int]) -> None:
+        time.sleep(0)  # where the parser of Python does not expect it
+
+    def read(_: int) -> bool:
+        return all(_npy.read_header(head) == (np.dtype("i8"), (130, 300), False, len(head)) for _ in range(1000))
+
+    gc.callbacks.append(let_others)
+    gc.set_threshold(5)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            assert all(pool.map(read, range(3)))
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(let_others)

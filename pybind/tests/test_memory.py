@@ -232,7 +232,7 @@ def test_create_without_a_mount(daemon: FakeDaemon) -> None:
     daemon.wants = COMPARES
     with dsmfs.create("/new", (3, 4), "bfloat16", merge="sum", interval=0.02) as w:
         assert w.shape == (3, 4)
-        assert daemon.areas["/new"].settings == ["merge sum", "interval 0.020000s", "dtype bf16"]
+        assert daemon.areas["/new"].settings == ["merge sum", "interval 0.020000000s", "dtype bf16"]
         with pytest.raises(OSError, match="through a mount"):
             _ = w.settings
     with pytest.raises(FileExistsError):

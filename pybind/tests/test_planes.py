@@ -93,3 +93,25 @@ def test_an_array_that_outlives_its_area_is_published(nodes: dsmfs.Cluster) -> N
         w.publish()
         r.acquire()
         assert r.array[6] == 10
+
+
+def test_an_old_array_beyond_the_end(nodes: dsmfs.Cluster) -> None:
+    with nodes[0].create("w.npy", 30000, "i8") as w, nodes[0].open("w.npy", "r") as reader:
+        w.array[:] = 1
+        w.publish()
+        old = w.array
+        w.resize(50)
+        assert old[:50].sum() == 50 and not old[1000:].any() and not reader.array[1000:].any(), (
+            "nothing is past the end"
+        )
+        old[2000:] = 7
+        w.resize(30000)
+        assert w.array.sum() == old.sum() == 50, "what was stored past the end is nowhere"
+        old[-1] = 3
+        w.publish()
+    with nodes[1].open("w.npy", "r") as there:
+        assert there.array.sum() == 53
+    with nodes[1].open("w.npy") as there:
+        there.resize(0)
+    with nodes[0].open("w.npy") as w:
+        assert w.array.shape == (0,)
