@@ -29,6 +29,7 @@ var rows = []row{
 	{"locks", locksRow},
 	{"barrier", barrierRow},
 	{"round-accumulate", roundRow("accumulate")},
+	{"round-copied", roundRow("copied")},
 	{"round-store", roundRow("store")},
 	{"round-copies", roundRow("copies")},
 	{"round-floor", roundFloorRow},

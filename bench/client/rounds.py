@@ -35,9 +35,10 @@ def rounds(how: str, mount: str, size: int, elements: int) -> Callable[[], None]
         dsmfs.create(path, elements, "f4", merge="sum", interval=0, replicas=2 if how == "copies" else 1).close()
     group.barrier()
     area = dsmfs.open(path, "r+" if how == "store" else "r")
-    values = np.ones(elements, "f4")
+    values = group.buffer(area.array) if how == "accumulate" else np.empty(elements, "f4")
 
     def step() -> None:
+        values.fill(1)  # as with Gloo
         if how == "store":
             np.add(area.array, values, out=area.array)
         else:
