@@ -452,6 +452,9 @@ func (a *Area) endAcquireLocked(op *acquiring) {
 		r.syncing--
 		a.holdNoticesLocked()
 	}
+	if op.storing && len(op.pending) == 0 {
+		a.broughtLocked(op)
+	}
 	delete(r.acquires, op.round)
 }
 
@@ -533,6 +536,7 @@ func (a *Area) replicaAcquiredLocked(from dsm.NodeID, m *wire.Acquired) {
 			a.wholeLocked(op.version)
 		}
 		if len(op.pending) == 0 {
+			op.answered = a.mu.replica.round
 			a.freshenedLocked(op, whole)
 		}
 		a.mu.wake = true

@@ -63,6 +63,8 @@ type replica struct {
 	contribution *contribution              // to the round under way, or nil
 	partBytes    int64                      // of the parts that are in no window
 	dropped      map[dsm.AreaID]dsm.RoundID // the last round of each group of which something that was handed over is dropped
+	finished     map[dsm.AreaID]dsm.RoundID // the last round of each group that a program which stores has ended
+	brought      uint64                     // the newest acquire of a program that stores which has ended: what it asked for is in memory
 
 	dense     bool // the last comparison found nearly all pages changed: see denseSample
 	lastStore time.Time
@@ -92,14 +94,15 @@ type replicaExtent struct {
 
 // acquiring is an Acquire that not all homes have answered.
 type acquiring struct {
-	began   time.Time    // when it was sent
-	storing bool         // the caller stores: updates may enter memory until it ends
-	finish  *wire.Finish // if not nil, it ends a round first
-	round   uint64
-	homes   []dsm.NodeID            // those that were asked
-	pending map[dsm.NodeID]struct{} // those of them that have not answered
-	version dsm.Version             // the oldest of the versions that homes have answered with
-	partly  bool                    // some pages were kept out of memory meanwhile
+	began    time.Time    // when it was sent
+	storing  bool         // the caller stores: updates may enter memory until it ends
+	finish   *wire.Finish // if not nil, it ends a round first
+	round    uint64
+	homes    []dsm.NodeID            // those that were asked
+	pending  map[dsm.NodeID]struct{} // those of them that have not answered
+	answered uint64                  // the last acquire that was sent before all homes had answered
+	version  dsm.Version             // the oldest of the versions that homes have answered with
+	partly   bool                    // some pages were kept out of memory meanwhile
 }
 
 func (r *replica) init() {
@@ -109,7 +112,7 @@ func (r *replica) init() {
 	}
 	// seq and round are not set back, so that late answers to an earlier replica match nothing.
 	*r = replica{seq: r.seq, round: r.round, inquiry: inquiry, waits: r.waits, wants: make(wants), extents: make(map[dsm.ExtentIndex]*replicaExtent),
-		subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring), dropped: make(map[dsm.AreaID]dsm.RoundID)}
+		subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring), dropped: make(map[dsm.AreaID]dsm.RoundID), finished: make(map[dsm.AreaID]dsm.RoundID)}
 }
 
 // homesLocked returns the distinct homes of the area's extents.

@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -140,6 +141,7 @@ func (a *Area) contributeLocked(c *contribution) {
 // FinishRound ends a round. nodes are those whose parts belong to it, writers how many programs these are of. It returns when the homes
 // have merged the parts of all, and the result is in memory: like Acquire, and storing is that of Acquire. errs.Timeout if a home
 // has not done so before ctx ends, errs.Unavailable if something that was accumulated on this node has been dropped, errs.NotFinite if it has been left out. What this node has contributed is published apart from the round if it is not among nodes.
+// A caller that does not store waits while programs that do keep the result out of memory (apply=sync): errs.Timeout if they still do when ctx ends.
 func (a *Area) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int, storing bool) error {
 	var op *acquiring
 	a.step(func() { op = a.startFinishLocked(id, nodes, writers, storing) })
@@ -153,8 +155,12 @@ func (a *Area) startFinishLocked(id dsm.RoundID, nodes []dsm.NodeID, writers int
 // finishRound is what is left of FinishRound after startFinishLocked.
 func (a *Area) finishRound(ctx context.Context, op *acquiring) error {
 	err := a.finishAcquire(ctx, op, nil)
+	var kept error
+	if err == nil {
+		kept = a.awaitKept(ctx, op)
+	}
 	a.step(func() { err = a.roundErrorLocked(op, err) })
-	return err
+	return cmp.Or(err, kept)
 }
 
 // roundErrorLocked returns what FinishRound returns, at its end; err is that of the acquire.

@@ -21,6 +21,7 @@ type request struct {
 	cancel context.CancelFunc
 	gaveUp bool // cancel was called
 	firm   bool // it is not given up
+	synced bool // a program of the node has synced for it
 	over   atomic.Bool
 	err    error
 	finish func(err error) // by the goroutine of the test, when the call has returned
@@ -195,6 +196,10 @@ func (s *sim) calm(left ...string) {
 			continue
 		}
 		s.check()
+		if s.syncsForAReader() {
+			waited = 0
+			continue
+		}
 		if waited < patience && s.waits(left...) { // some look again by themselves
 			waited += overdue
 			s.pass(overdue)
@@ -214,6 +219,28 @@ func (s *sim) calm(left ...string) {
 		}
 		return
 	}
+}
+
+// syncsForAReader has a program that stores sync, if another of its node waits for the result of a round. One such sync must do.
+func (s *sim) syncsForAReader() bool {
+	for _, q := range s.requests {
+		if prog := q.n.keeper(); q.what == "finish a round" && q.by == nil && !q.synced && prog != nil && prog.syncing == 0 {
+			q.synced, prog.temporaries = true, nil
+			q.n.sync(prog)
+			return true
+		}
+	}
+	return false
+}
+
+// keeper is a program that keeps updates out of memory, nil if there is none.
+func (n *simNode) keeper() *simProgram {
+	for _, prog := range n.programs() {
+		if !prog.hasDraft() {
+			return prog
+		}
+	}
+	return nil
 }
 
 // patience is how long calls may wait while nothing happens. A fill may pause that long: see pace.go.

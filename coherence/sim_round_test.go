@@ -151,8 +151,8 @@ func (n *simNode) finishRound(r *simRun, m *simMember) {
 	id, list, began := g.id(), g.list, n.acked()
 	m.state = roundFinishing
 	prog := n.aProgram()
-	if prog != nil && prog.temporaries != nil {
-		prog = nil
+	if prog != nil && (prog.temporaries != nil || r.rng.IntN(4) == 0) {
+		prog = nil // one that reads
 	}
 	if prog != nil {
 		prog.syncing++
@@ -173,6 +173,10 @@ func (n *simNode) finishRound(r *simRun, m *simMember) {
 			return
 		}
 		g.ended++
+		if prog == nil && began.held { // all that it must see is what is in the round
+			clear(began.counts)
+			began.held = false
+		}
 		for _, o := range list {
 			if part := g.members[o-1]; !part.void && part.mine.cuts == r.seen.cuts {
 				g.took++

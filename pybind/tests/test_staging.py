@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +11,7 @@ import dsmfs
 import numpy as np
 import numpy.typing as npt
 import pytest
+from conftest import LIMIT
 from dsmfs import _staging
 
 attached = pytest.mark.parametrize("nodes", ["memory"], indirect=True)
@@ -51,6 +54,31 @@ def test_sums_are_exact(nodes: dsmfs.Cluster, shape: tuple[int, ...], order: str
                 assert g.round(w).missing == ()
                 total += sum(part(rank, number, call, shape) for rank in range(3) for call in range(calls))
                 assert np.array_equal(w.array, total), (i, number)
+
+    everywhere(nodes, member)
+
+
+@attached
+def test_a_reader_waits_for_who_keeps_sums_out(nodes: dsmfs.Cluster) -> None:
+    """A program that has the file open for writing in the mount, and is no member, keeps updates out until it syncs, or closes."""
+    nodes[0].create("w.npy", 1, "i8", merge="sum", interval=0).close()
+    keeper = os.open(nodes[0] / "w.npy", os.O_RDWR)
+    others = threading.Barrier(3, timeout=20)
+
+    def member(i: int) -> None:
+        with dsmfs.group(nodes[i] / "job", 3) as g, nodes[i].open("w.npy", "r+" if i else "r") as w:
+            for number, bring in enumerate((os.fsync, os.close), 1):
+                w.accumulate(np.array([1]), g)
+                if i > 0:
+                    w.round(g)
+                    others.wait()
+                else:
+                    with pytest.raises(dsmfs.TimedOutError):
+                        g.round(w, timeout=0.01)
+                    keep = ThreadPoolExecutor(1).submit(lambda: (others.wait(), bring(keeper)))
+                    g.round(w)
+                    keep.result()
+                assert w.array.tolist() == [3 * number]
 
     everywhere(nodes, member)
 

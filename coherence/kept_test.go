@@ -1,0 +1,70 @@
+package coherence
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// TestResultKeptOut: a program that only reads ends a round while another of its node has the file open for writing, which keeps updates out of memory.
+// It has the result when that one has closed, synced, or ended the round too; and an error when its time is over.
+func TestResultKeptOut(t *testing.T) {
+	list := []dsm.NodeID{1, 2}
+	finish := func(ctx context.Context, n *simNode) error {
+		return n.area.FinishRound(ctx, firstRound, list, len(list), false)
+	}
+	for name, bring := range map[string]func(n *simNode){
+		"closed": func(n *simNode) { n.area.Released() },
+		"synced": func(n *simNode) { n.sync(n.writer) },
+		"ended":  func(n *simNode) { n.endRound(list, nil) },
+		"late":   nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newHomed(t, 2, sums(1, dsm.ApplySync))
+				home, n := s.nodes[0], s.nodes[1]
+				home.open(true)
+				n.open(true)
+				s.calm()
+				put(t, home, 5)
+				for _, n := range s.nodes {
+					n.joinRound()
+				}
+				s.calm()
+				home.endRound(list, nil)
+				var over bool
+				var got error
+				n.ask("finish", func(ctx context.Context) error {
+					ctx, cancel := context.WithTimeout(ctx, time.Hour)
+					defer cancel()
+					got = finish(ctx, n)
+					return nil
+				}, func(error) { over = true })
+				s.calm("finish")
+				want(t, n, 0)
+				if over {
+					t.Fatalf("it has ended without the result: %v", got)
+				}
+				if bring == nil {
+					s.pass(2 * time.Hour)
+					if !over || !errs.Is(got, errs.Timeout) {
+						t.Errorf("over %v: %v", over, got)
+					}
+					n.ask("finish", func(ctx context.Context) error { return finish(ctx, n) }, nil) // what is kept out has not come meanwhile
+					n.area.Released()
+				} else {
+					bring(n)
+				}
+				s.calm()
+				want(t, n, 5)
+				if bring != nil && got != nil {
+					t.Error(got)
+				}
+			})
+		})
+	}
+}
