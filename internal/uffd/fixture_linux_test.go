@@ -116,6 +116,33 @@ func (m *missing) serve() (stop func()) {
 	}
 }
 
+// poison poisons pages, and again when Missing is called, until stop is called. A thread that has found nothing in the page table, and is not in the
+// kernel's queue yet, waits beside the poison: for the kernel it is nothing too (userfaultfd_must_wait).
+func (m *missing) poison(off, n int64) (stop func()) {
+	m.t.Helper()
+	if err := m.Poison(off, n); err != nil {
+		m.t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	done := make(chan struct{})
+	serving.Go(func() {
+		for {
+			select {
+			case page := <-m.calls:
+				if err := m.Poison(page*int64(pageSize), int64(pageSize)); err != nil {
+					m.t.Error(err)
+				}
+			case <-done:
+				return
+			}
+		}
+	})
+	return func() {
+		close(done)
+		serving.Wait()
+	}
+}
+
 // called waits for a call and returns its page.
 func (m *missing) called() int64 {
 	m.t.Helper()
