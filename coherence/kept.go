@@ -3,6 +3,7 @@ package coherence
 import (
 	"context"
 
+	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
@@ -41,6 +42,9 @@ func (a *Area) broughtLocked(op *acquiring) {
 	r := &a.mu.replica
 	r.brought = max(r.brought, op.round)
 	if op.finish != nil {
+		if r.finished == nil {
+			r.finished = make(map[dsm.AreaID]dsm.RoundID)
+		}
 		r.finished[op.finish.Round.Group] = op.finish.Round
 	}
 	a.mu.wake = true

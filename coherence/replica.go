@@ -17,6 +17,10 @@ import (
 // stores, and what was asked of the homes.
 type replica struct {
 	subscribed bool                       // from the first open until dropped
+	onRequest  bool                       // what the homes were last told: whether to push only for an Acquire or Fetch
+	demand     bool                       // pages are here only while they are needed: see demand.go
+	bare       bool                       // of demand: no program has been able to store yet, so no base copies are kept
+	direct     int32                      // attachments of the mount: see Attach
 	opens      int                        // open handles
 	writers    int                        // handles for writing, and attachments that store into the working copy: see beginWritingLocked
 	released   int                        // writers that cannot store any more: see Released
@@ -24,13 +28,10 @@ type replica struct {
 	mapped     int                        // all attachments, also those that only read or have a draft
 	syncing    int                        // sync calls under way of programs that store: updates may enter memory
 	draining   int                        // calls that wait until the kernel has been told everything: see drainLocked
-	onRequest  bool                       // what the homes were last told: whether to push only for an Acquire or Fetch
-	demand     bool                       // pages are here only while they are needed: see demand.go
-	bare       bool                       // of demand: no program has been able to store yet, so no base copies are kept
-	direct     int32                      // attachments of the mount: see Attach
 	units      int                        // of demand: pages that are here or asked for
 	ahead      *readahead                 // of demand, once a program has waited for a page
 	making     bool                       // bringAhead is about to ask
+	early      bool                       // publishAheadLocked is about to run
 	stuck      bool                       // the log says that pages cannot be evicted
 	silent     []dsm.NodeID               // homes that did not answer a publish in time, and have sent nothing since
 	awaited    map[dsm.PageIndex][]func() // what to call when a page comes
@@ -47,7 +48,6 @@ type replica struct {
 	wants      wants             // extents to be published
 	unsent     []dsm.ExtentIndex // extents whose publications wait for credit
 	busy       busy
-	early      bool // publishAheadLocked is about to run
 	round      uint64
 	version    dsm.Version            // newest version that is here: see arrivedLocked
 	whole      dsm.Version            // everything that was published up to this version is here: see cameUptoLocked
@@ -112,7 +112,7 @@ func (r *replica) init() {
 	}
 	// seq and round are not set back, so that late answers to an earlier replica match nothing.
 	*r = replica{seq: r.seq, round: r.round, inquiry: inquiry, waits: r.waits, wants: make(wants), extents: make(map[dsm.ExtentIndex]*replicaExtent),
-		subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring), dropped: make(map[dsm.AreaID]dsm.RoundID), finished: make(map[dsm.AreaID]dsm.RoundID)}
+		subs: make(map[uint64]subscribing), acquires: make(map[uint64]*acquiring), dropped: make(map[dsm.AreaID]dsm.RoundID)}
 }
 
 // homesLocked returns the distinct homes of the area's extents.

@@ -11,7 +11,6 @@ import dsmfs
 import numpy as np
 import numpy.typing as npt
 import pytest
-from conftest import LIMIT
 from dsmfs import _staging
 
 attached = pytest.mark.parametrize("nodes", ["memory"], indirect=True)
@@ -63,7 +62,11 @@ def test_a_reader_waits_for_who_keeps_sums_out(nodes: dsmfs.Cluster) -> None:
     """A program that has the file open for writing in the mount, and is no member, keeps updates out until it syncs, or closes."""
     nodes[0].create("w.npy", 1, "i8", merge="sum", interval=0).close()
     keeper = os.open(nodes[0] / "w.npy", os.O_RDWR)
-    others = threading.Barrier(3, timeout=20)
+    others = threading.Barrier(3, timeout=60)
+
+    def bring_after(bring: Callable[[int], None]) -> None:
+        others.wait()
+        bring(keeper)
 
     def member(i: int) -> None:
         with dsmfs.group(nodes[i] / "job", 3) as g, nodes[i].open("w.npy", "r+" if i else "r") as w:
@@ -75,8 +78,9 @@ def test_a_reader_waits_for_who_keeps_sums_out(nodes: dsmfs.Cluster) -> None:
                 else:
                     with pytest.raises(dsmfs.TimedOutError):
                         g.round(w, timeout=0.01)
-                    keep = ThreadPoolExecutor(1).submit(lambda: (others.wait(), bring(keeper)))
-                    g.round(w)
+                    with ThreadPoolExecutor(1) as pool:
+                        keep = pool.submit(bring_after, bring)
+                        g.round(w)
                     keep.result()
                 assert w.array.tolist() == [3 * number]
 
