@@ -101,6 +101,7 @@ type Catalog struct {
 	}
 	view    atomic.Pointer[dsm.View]
 	joining atomic.Bool // Join is asking to be admitted
+	away    atomic.Bool // this daemon follows one that was killed, and is not back yet
 	// admitted is what the leader has said that has made this node a member; nil: none has. It names nobody if that was a daemon before.
 	admitted atomic.Pointer[wire.Joined]
 	leaving  atomic.Bool   // Leave was called
@@ -201,6 +202,7 @@ func New(cfg Config) (_ *Catalog, err error) {
 	snaps := newSnapStore(c.logs.restored, c.logs.keep)
 	var r *raft.Raft
 	if cfg.Held != nil {
+		c.away.Store(cfg.Held.Word(hold.Cluster).Load() != 0)
 		err = c.logs.resume(cfg.Held, snaps)
 	}
 	if err == nil {

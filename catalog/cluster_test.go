@@ -209,7 +209,7 @@ func startHeld(t testing.TB, name, listen string, id dsm.NodeID, held *hold.Memo
 	n.via.use(n.net)
 	n.streams = newEars(n.net.RaftLayer())
 	n.Catalog, err = New(Config{
-		Self:   dsm.Member{ID: id, Name: name, Addr: n.net.Addr(), Budget: 2 << 30},
+		Self:   dsm.Member{ID: id, Name: name, Addr: n.net.Addr(), Budget: 2 << 30, Held: held != nil},
 		Caller: n.via, Streams: n.streams, Observer: n.observer, OnCluster: n.net.SetCluster, Yield: n.yieldLocks, Silences: n.silences, Held: held,
 		Log: slog.New(warnings{testLog(t, name).Handler(), n.warned}),
 	})

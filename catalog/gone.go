@@ -141,11 +141,35 @@ func (c *Catalog) ended(ctx context.Context, m dsm.Member) bool {
 	return false
 }
 
-// bury marks as gone those of the members whose processes have certainly ended.
+// followed reports whether another daemon may follow that of a member, if it was killed.
+func followed(m dsm.Member) bool { return m.Held && !m.Leaving }
+
+// awaitBack waits for those of the members whose daemon was killed, and may be followed, until the next one is back, or the cluster has evicted the
+// member.
+func (c *Catalog) awaitBack(ctx context.Context, members []dsm.Member) {
+	var waits sync.WaitGroup
+	for _, m := range members {
+		if m.ID == c.self.ID || !followed(m) {
+			continue
+		}
+		waits.Go(func() {
+			for try := 0; ; try++ {
+				p, err := c.probe(ctx, m.ID, m.Addr)
+				away := err == nil && p.Away || err != nil && c.ended(ctx, m)
+				if is, member := c.Current().Member(m.ID); !away || !member || is.Gone || is.Inc != m.Inc || !c.pause(ctx, c.life, try) {
+					return
+				}
+			}
+		})
+	}
+	waits.Wait()
+}
+
+// bury marks as gone those of the members whose processes have certainly ended. One that may be followed is evicted when its lease has run out (evict.go).
 func (c *Catalog) bury(ctx context.Context, members []dsm.Member) {
 	var asked sync.WaitGroup
 	for _, m := range members {
-		if m.ID == c.self.ID {
+		if m.ID == c.self.ID || followed(m) {
 			continue
 		}
 		asked.Go(func() {

@@ -182,6 +182,7 @@ func (c *Catalog) Resume(ctx context.Context) (alone bool, err error) {
 		}
 	}
 	if len(servers) == 1 && len(c.Current().Members) <= 1 {
+		c.away.Store(false)
 		return true, nil
 	}
 	// The command is proposed as soon as there is a leader: that has raft bring this node up to date at once.
@@ -204,6 +205,9 @@ func (c *Catalog) back(ctx context.Context, when func() bool) error {
 	}
 	if c.signs.out() {
 		err = errs.E(errs.Evicted, "", "the cluster has taken this node for dead")
+	}
+	if err == nil {
+		c.away.Store(false)
 	}
 	return named("resume", err)
 }

@@ -293,3 +293,65 @@ func TestRefusedConnectionIsTriedAgain(t *testing.T) {
 		}
 	})
 }
+
+// refusalsSeen is a Caller that counts the connections which are refused.
+type refusalsSeen struct {
+	Caller
+	seen chan struct{}
+}
+
+func (r *refusalsSeen) Call(ctx context.Context, addr string, req any) (any, error) {
+	reply, err := r.Caller.Call(ctx, addr, req)
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		select {
+		case r.seen <- struct{}{}:
+		default:
+		}
+	}
+	return reply, err
+}
+
+// TestLeaveWhileADaemonIsAway: a node leaves while the daemon of another one is being replaced. It waits until the next one is back, which keeps what the
+// node had.
+func TestLeaveWhileADaemonIsAway(t *testing.T) {
+	for others := 1; others <= 2; others++ {
+		t.Run(fmt.Sprint(others), func(t *testing.T) {
+			n, m := startNewHeld(t)
+			nodes := []*node{n}
+			ok(t, n.Bootstrap(patient(t), dsm.Inode{Perm: 0o755}))
+			for i := range others {
+				o := start(t, fmt.Sprint("b", i))
+				ok(t, o.Join(patient(t), n.self.Addr))
+				nodes = append(nodes, o)
+			}
+			settle(t, nodes)
+			made, err := n.Create(patient(t), dsm.RootIno, "f", file, true)
+			ok(t, err)
+			_, err = n.SetAttr(patient(t), made.Ino, dsm.SetAttr{Size: ptr(int64(5))})
+			ok(t, err)
+			want := locks.Lock{Owner: locks.Owner{Node: 7, ID: 3}, Type: locks.Write, Last: locks.End}
+			ok(t, n.AskLock(patient(t), made.Ino, locks.Request{Ticket: 1, Lock: want}))
+			inSync(t, nodes)
+			n.stop()
+			leaver := nodes[1]
+			via := &refusalsSeen{Caller: leaver.net, seen: make(chan struct{})}
+			leaver.via.use(via)
+			left := make(chan error, 1)
+			go func() { left <- leaver.Leave(patient(t)) }()
+			for range 5 {
+				<-via.seen
+			}
+			next, _ := follow(t, n, m)
+			ok(t, <-left)
+			if is, member := next.Current().Member(7); !member || is.Gone {
+				t.Errorf("it is %+v", is)
+			}
+			if _, member := next.Current().Member(leaver.self.ID); member {
+				t.Error("the other has not left")
+			}
+			if got := next.LockStanding(made.Ino); got.Term == 0 && len(next.LockedFiles()) == 0 {
+				t.Errorf("no lock is left: %+v", got)
+			}
+		})
+	}
+}

@@ -55,10 +55,12 @@ func (c *Catalog) Leave(ctx context.Context) error {
 
 var errDeserted = errors.New("all other members have ended")
 
-// deserted waits until there is no leader and all other members have certainly ended, which it reports, or ctx ends.
+// deserted waits until there is no leader and all other members have certainly ended, which it reports, or ctx ends. One whose daemon may be followed
+// must have refused connections for a lease.
 func (c *Catalog) deserted(ctx context.Context) bool {
 	look := time.NewTicker(lastWords / 4)
 	defer look.Stop()
+	since := make(map[dsm.NodeID]time.Time) // from when on a member has refused connections
 	for {
 		select {
 		case <-look.C:
@@ -67,14 +69,30 @@ func (c *Catalog) deserted(ctx context.Context) bool {
 		case <-c.life.Done():
 			return false
 		}
-		if c.Leader() == 0 && !slices.ContainsFunc(present(c.Current()), func(m dsm.Member) bool { return m.ID != c.self.ID && !c.ended(ctx, m) }) {
+		v := c.Current()
+		lives := func(m dsm.Member) bool {
+			if m.ID == c.self.ID {
+				return false
+			}
+			if !c.ended(ctx, m) {
+				delete(since, m.ID)
+				return true
+			}
+			if _, before := since[m.ID]; !before {
+				since[m.ID] = time.Now()
+			}
+			return followed(m) && time.Since(since[m.ID]) < v.Lease
+		}
+		if c.Leader() == 0 && !slices.ContainsFunc(present(v), lives) {
 			return true
 		}
 	}
 }
 
 func (c *Catalog) leave(ctx context.Context) error {
-	c.bury(ctx, present(c.Current())) // otherwise it would hand slots over to dead members
+	// Otherwise it would hand slots over to dead members.
+	c.awaitBack(ctx, present(c.Current()))
+	c.bury(ctx, present(c.Current()))
 	if _, err := c.propose(ctx, leavingOp{c.self.ID}); err != nil {
 		return err
 	}

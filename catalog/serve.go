@@ -52,7 +52,7 @@ func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error
 		if c.joining.Load() && r.Cluster != 0 {
 			c.belong(r.Cluster)
 		}
-		return &wire.Probed{Inc: c.self.Inc, Term: c.raft.CurrentTerm(), Applied: c.progress.index.Load()}, nil
+		return &wire.Probed{Inc: c.self.Inc, Term: c.raft.CurrentTerm(), Applied: c.progress.index.Load(), Away: c.away.Load()}, nil
 	case *wire.Reach:
 		return c.serveReach(ctx, r)
 	case *wire.Succeed:

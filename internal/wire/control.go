@@ -124,6 +124,7 @@ type Probed struct {
 	Inc     uint64 // of the node that answers
 	Term    uint64
 	Applied uint64
+	Away    bool // it has followed one that was killed, and is not back yet: see catalog/back.go
 }
 
 // Reach asks whether the receiver reaches Node at Addr Within a time.
