@@ -82,6 +82,8 @@ func (p *pool) assign(room bool) {
 	for _, r := range p.rows {
 		p.shift(r)
 	}
+	for p.exchange() {
+	}
 }
 
 // count sets quota and have.
@@ -179,23 +181,72 @@ func (p *pool) fill(r pooled) {
 
 // shift has a member that is too few backups become one of the row in place of one that is too many.
 func (p *pool) shift(r pooled) {
-	synced, leaving, filling := p.sort(r)
-	if !r.Settled() || len(synced) != r.wants || len(leaving)+len(filling) > 0 {
-		return
-	}
-	for i, b := range synced {
+	for _, b := range p.complete(r) {
 		to := p.neediest(r)
-		if p.lack(b.Node) >= 0 || to == 0 || p.lack(to) <= 0 {
+		if p.lack(b.Node) < 0 && to != 0 && p.lack(to) > 0 {
+			p.replace(r, b.Node, to)
+			return
+		}
+	}
+}
+
+// exchange has the member that is the fewest backups for its share become one in place of a third, and that one in place of the member that is too many: for
+// where it can replace that one nowhere, since it is the home, or a backup already. It reports whether there was a way.
+func (p *pool) exchange() bool {
+	var few, many dsm.NodeID
+	for _, m := range p.stay {
+		if p.lack(m.ID) > p.lack(few) {
+			few = m.ID
+		}
+		if p.lack(m.ID) < p.lack(many) {
+			many = m.ID
+		}
+	}
+	if few == 0 || many == 0 {
+		return false
+	}
+	for _, third := range p.stay {
+		if third.ID == few || third.ID == many {
 			continue
 		}
-		p.have[b.Node]--
-		p.have[to]++
-		if len(synced) == dsm.MostBackups {
-			synced = slices.Delete(synced, i, i+1)
+		gets, gives := p.rowFor(third.ID, few), p.rowFor(many, third.ID)
+		if gets.SlotHome != nil && gives.SlotHome != nil {
+			p.replace(gets, third.ID, few)
+			p.replace(gives, many, third.ID)
+			return true
 		}
-		r.set(synced, []dsm.Backup{{Node: to, Since: p.v.Epoch}})
-		return
 	}
+	return false
+}
+
+// rowFor returns a row in which one member can be a backup in place of another; one of nothing if there is none.
+func (p *pool) rowFor(is, to dsm.NodeID) pooled {
+	for _, r := range p.rows {
+		if r.Primary != to && r.BackupOf(to) < 0 && slices.ContainsFunc(p.complete(r), func(b dsm.Backup) bool { return b.Node == is }) {
+			return r
+		}
+	}
+	return pooled{}
+}
+
+// complete returns the backups of a row that has those it is to have, all in sync; none of another.
+func (p *pool) complete(r pooled) []dsm.Backup {
+	synced, leaving, filling := p.sort(r)
+	if !r.Settled() || len(synced) != r.wants || len(leaving)+len(filling) > 0 {
+		return nil
+	}
+	return synced
+}
+
+// replace has a member be filled as a backup of a row that is complete, in place of another.
+func (p *pool) replace(r pooled, is, to dsm.NodeID) {
+	synced := p.complete(r)
+	p.have[is]--
+	p.have[to]++
+	if len(synced) == dsm.MostBackups {
+		synced = slices.DeleteFunc(synced, func(b dsm.Backup) bool { return b.Node == is })
+	}
+	r.set(synced, []dsm.Backup{{Node: to, Since: p.v.Epoch}})
 }
 
 // lack returns how many more backups the member should be.
