@@ -278,3 +278,34 @@ func TestToldToEndWhileNoDaemonServes(t *testing.T) {
 		}
 	}
 }
+
+// TestLeaveWhileADaemonIsReplaced: a node leaves when the daemon of another one has just been killed. It waits for the next one, which gets what the leaver
+// was the home of; what a program there has open stays.
+func TestLeaveWhileADaemonIsReplaced(t *testing.T) {
+	for _, count := range []int{2, 3} {
+		nodes := heldCluster(t, count, "--lease", "10s").Nodes()
+		n, leaver := nodes[0], nodes[1]
+		f := n.Client().Open("f", "rw,creat")
+		f.Write(0, []byte("stored"))
+		var names []string
+		there := leaver.Client()
+		for i := range 20 { // each node is the home of some
+			names = append(names, fmt.Sprint("f", i))
+			there.Open(names[i], "rw,creat").Write(0, []byte(names[i]))
+		}
+		there.Close()
+		covered(t, n)
+		killDaemon(t, n, 0, 0, syscall.SIGKILL)
+		if res := leaver.CLI("umount", leaver.Mount); res.Err != nil {
+			t.Errorf("the other of %d leaves: %v: %s", count, res.Err, res.Stderr)
+		}
+		here := n.Client()
+		for _, name := range names {
+			if got := here.Open(name, "r").Read(0, int64(len(name))); string(got) != name {
+				t.Errorf("%d nodes: %s reads %q", count, name, got)
+			}
+		}
+		f.Write(0, []byte("again!"))
+		f.Sync()
+	}
+}
