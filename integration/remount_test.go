@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -163,4 +164,53 @@ func TestLogStays(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestKilledBeforeItHasLeft: umount says so.
+func TestKilledBeforeItHasLeft(t *testing.T) {
+	n := cluster(t, harness.Options{}).Declare()
+	done(t, "mount", background(n))
+	pid := n.Daemon()
+	if err := harness.Stop(pid); err != nil {
+		t.Fatal(err)
+	}
+	done(t, "umount(8)", n.Run(limit, "umount", "-l", n.Mount))
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	cmd := n.Command(ctx, harness.Binary(), "umount", n.Mount)
+	var says strings.Builder
+	cmd.Stderr = &says
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	waits := func() bool {
+		for _, text := range fdInfo(cmd.Process.Pid) {
+			if strings.Contains(text, fmt.Sprintf("Pid:\t%d\n", pid)) {
+				return true
+			}
+		}
+		return false
+	}
+	if !harness.Eventually(limit, waits) {
+		t.Error("umount does not wait for the daemon")
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	const leave = 13
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != leave || !strings.Contains(says.String(), "was killed before it had left") {
+		t.Errorf("umount of a node whose daemon is killed: %v: %s", err, says.String())
+	}
+}
+
+// fdInfo returns what the kernel says of the descriptors of a process.
+func fdInfo(pid int) (all []string) {
+	dir := fmt.Sprintf("/proc/%d/fdinfo", pid)
+	list, _ := os.ReadDir(dir)
+	for _, fd := range list {
+		if text, err := os.ReadFile(filepath.Join(dir, fd.Name())); err == nil {
+			all = append(all, string(text))
+		}
+	}
+	return all
 }

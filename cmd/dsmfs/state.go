@@ -171,8 +171,7 @@ func forgetMount(point string) error {
 	if target, err := os.Readlink(place); err == nil {
 		dir = target
 	}
-	at, err := os.ReadFile(filepath.Join(dir, pointFile))
-	if err != nil || strings.TrimSpace(string(at)) != point || holder(dir) != 0 {
+	if !hasState(dir, point) || holder(dir) != 0 {
 		return nil
 	}
 	s, err := openState(dir, point, false)
@@ -338,9 +337,14 @@ func daemonOf(point string) (pid int, dir string) {
 	if pid = holder(dir); pid == 0 {
 		return 0, dir
 	}
-	at, err := os.ReadFile(filepath.Join(dir, pointFile))
-	if err != nil || strings.TrimSpace(string(at)) != point {
+	if !hasState(dir, point) {
 		return 0, dir
 	}
 	return pid, dir
+}
+
+// hasState reports whether a directory has the state of a mount point.
+func hasState(dir, point string) bool {
+	at, err := os.ReadFile(filepath.Join(dir, pointFile))
+	return err == nil && strings.TrimSpace(string(at)) == point
 }

@@ -33,8 +33,8 @@ func umountVerb(p *program, args []string) error {
 		return err
 	}
 	m, err := findMount(f.Arg(0))
-	if pid, leaving := bareNode(f.Arg(0)); err != nil && pid != 0 {
-		return endBareNode(f.Arg(0), pid, leaving, *wait)
+	if point, pid, dir := bareNode(f.Arg(0)); err != nil && pid != 0 {
+		return endBareNode(point, pid, dir, *wait)
 	}
 	if err != nil {
 		return err
@@ -65,40 +65,49 @@ func umountVerb(p *program, args []string) error {
 	if !watch.wait(*wait) {
 		return fail(exitLeave, "%s is unmounted, but its daemon (pid %d) has not left the cluster after %v; see %s", m.Point, pid, *wait, logOf(dir))
 	}
+	return hasLeft(m.Point, pid, dir)
+}
+
+// hasLeft returns nil if a daemon that has ended had left its cluster before.
+func hasLeft(point string, pid int, dir string) error {
 	if text, err := os.ReadFile(filepath.Join(dir, failedFile)); err == nil {
-		return fail(exitLeave, "%s is unmounted, but the node did not leave its cluster cleanly: %s", m.Point, strings.TrimSpace(string(text)))
+		return fail(exitLeave, "%s is unmounted, but the node did not leave its cluster cleanly: %s", point, strings.TrimSpace(string(text)))
 	}
-	return forgetMount(m.Point) // nothing is left, unless the daemon was killed, and had its lock still when this began
+	killed, log := hasState(dir, point), logOf(dir) // a daemon that has left has removed its state
+	if err := forgetMount(point); err != nil || !killed {
+		return err
+	}
+	return fail(exitLeave, "%s is unmounted, but its daemon (pid %d) was killed before it had left the cluster; see %s", point, pid, log)
 }
 
 // bareNode returns the process of a node that runs under the path without a mount, 0 if there is
 // none. Such a node either never had a mount, or is leaving because its mount is gone.
-func bareNode(path string) (pid int, leaving bool) {
+func bareNode(path string) (point string, pid int, dir string) {
 	point, err := filepath.Abs(path)
 	if err != nil {
-		return 0, false
+		return path, 0, ""
 	}
-	pid, dir := daemonOf(point)
-	return pid, isLeaving(dir)
+	pid, dir = daemonOf(point)
+	return point, pid, dir
 }
 
 // endBareNode tells a node without a mount to leave its cluster, unless it is already leaving, and
 // waits until it has left.
-func endBareNode(path string, pid int, leaving bool, limit time.Duration) error {
+func endBareNode(point string, pid int, dir string, limit time.Duration) error {
 	w, err := watchProcess(pid)
 	if err != nil {
 		return err
 	}
 	defer w.close()
-	if !leaving { // a second signal would make it leave in disorder
+	if !isLeaving(dir) { // a second signal would make it leave in disorder
 		if err := unix.Kill(pid, unix.SIGTERM); err != nil {
 			return fmt.Errorf("end the daemon (pid %d): %w", pid, err)
 		}
 	}
 	if !w.wait(limit) {
-		return fail(exitLeave, "the node %s (pid %d) has not left the cluster after %v", path, pid, limit)
+		return fail(exitLeave, "the node %s (pid %d) has not left the cluster after %v", point, pid, limit)
 	}
-	return nil
+	return hasLeft(point, pid, dir)
 }
 
 // umountIdle unmounts a mount that no program uses.
