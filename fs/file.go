@@ -269,11 +269,15 @@ func (b *bridge) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
 	r.breakable, r.flush = true, true
-	var err error
-	if h.write {
+	var err, kept error
+	switch {
+	case h.write:
 		err = b.publishBy(r, h.area, Area.PublishLast) // after an fsync that timed out it does not wait again
+		kept = err
+	case b.hasLocks(h.area, in.LockOwner): // close(2) of any descriptor releases the locks of the process, under which it may have stored by another
+		kept = b.publishLocked(r, h.area)
 	}
-	b.unlockFlushed(h, in.LockOwner, err == nil)
+	b.unlockFlushed(h, in.LockOwner, kept == nil)
 	if err == nil && h.write {
 		err = h.area.direct.takeNoRoom()
 	}

@@ -344,7 +344,7 @@ func (x *heldFiles) resume(daemon uint64, held []dsm.Ino) error {
 		if !ok {
 			continue
 		}
-		h.owners.add(of.owner)
+		h.locks(of.owner)
 		if slices.ContainsFunc(l.set, func(k locks.Lock) bool { return k.Type == locks.Write }) {
 			h.area.writeLocked.Store(true)
 		}

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"context"
+	"slices"
 	"syscall"
 	"time"
 
@@ -56,6 +57,12 @@ func (l *lockOwners) all() (owners []locks.Owner) {
 		owners = append(owners, o)
 	}
 	return owners
+}
+
+// locks records that an owner asks for locks through the handle.
+func (h *fileHandle) locks(o locks.Owner) {
+	h.owners.add(o)
+	h.area.lockers.Store(o, h)
 }
 
 var lockTypes = map[uint32]locks.Type{syscall.F_RDLCK: locks.Read, syscall.F_WRLCK: locks.Write, syscall.F_UNLCK: locks.Unlock}
@@ -141,7 +148,7 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 		}
 	}
 	if l.Type != locks.Unlock {
-		h.owners.add(l.Owner)
+		h.locks(l.Owner)
 	}
 	acquire := func() error {
 		ctx, cancel := b.lasting()
@@ -176,6 +183,11 @@ func (b *bridge) publishLocked(ctx context.Context, a *openArea) error {
 	return b.publish(ctx, a)
 }
 
+// hasLocks reports whether a process has locks of the file.
+func (b *bridge) hasLocks(a *openArea, owner uint64) bool {
+	return b.cfg.Locks != nil && b.cfg.Locks.HasLocks(dsm.Ino(a.id), b.cfg.Locks.Owner(owner, false))
+}
+
 // unlockFlushed releases the locks of a process that has closed a descriptor of the file. If what
 // it stored is not published yet, it tries once more after the close has returned.
 func (b *bridge) unlockFlushed(h *fileHandle, owner uint64, published bool) {
@@ -184,6 +196,7 @@ func (b *bridge) unlockFlushed(h *fileHandle, owner uint64, published bool) {
 	}
 	o := b.cfg.Locks.Owner(owner, false)
 	h.owners.remove(o)
+	h.area.lockers.Delete(o)
 	if !b.cfg.Locks.HasLocks(dsm.Ino(h.area.id), o) {
 		return
 	}
@@ -210,7 +223,8 @@ func (b *bridge) unlock(ctx context.Context, a *openArea, o locks.Owner) {
 // unlockReleased announces that the locks of a handle that is gone are about to be released, and
 // returns the function that does so.
 func (b *bridge) unlockReleased(h *fileHandle) func() {
-	owners := h.owners.all()
+	// The kernel may give the number of an open file that is gone to the next one at once, which may have asked for locks before the RELEASE has its turn.
+	owners := slices.DeleteFunc(h.owners.all(), func(o locks.Owner) bool { return !h.area.lockers.CompareAndDelete(o, h) })
 	if len(owners) == 0 {
 		return func() {}
 	}

@@ -172,3 +172,44 @@ func TestSignalDuringUnlock(t *testing.T) {
 		})
 	}
 }
+
+// TestCloseForReading: a process closes a descriptor for reading, which releases its locks. What it has stored through another one is published before.
+func TestCloseForReading(t *testing.T) {
+	b, areas, node, a := lockable(t)
+	w, r := b.handles.add(newFileHandle(a, true)), b.handles.add(newFileHandle(a, false))
+	in := fuse.LkIn{InHeader: *headerOf(0), Fh: w, Owner: 1, Lk: fuse.FileLock{Typ: syscall.F_WRLCK, End: 1 << 62}}
+	if st := b.SetLk(nil, &in); !st.Ok() {
+		t.Fatal(st)
+	}
+	a.stored.Add(1)
+	before := areas.area(a.id).state().publishes
+	if st := b.Flush(nil, &fuse.FlushIn{InHeader: *headerOf(0), Fh: r, LockOwner: 1}); !st.Ok() {
+		t.Fatal(st)
+	}
+	if held, published := len(node.Held(dsm.Ino(a.id), node.Owner(1, false))), areas.area(a.id).state().publishes-before; held != 0 || published != 1 {
+		t.Errorf("%d locks are left, after %d publishes", held, published)
+	}
+}
+
+// TestNumberOfAnOpenFileComesAgain: the RELEASE of a file that was closed is served after the next one, to which the kernel has given the same number, has been locked.
+func TestNumberOfAnOpenFileComesAgain(t *testing.T) {
+	b, _, node, a := lockable(t)
+	a.mu.Lock()
+	a.mu.handles, a.mu.kernel = a.mu.handles+1, a.mu.kernel+1
+	a.mu.Unlock()
+	const number = 7
+	handles := [2]uint64{b.handles.add(newFileHandle(a, false)), b.handles.add(newFileHandle(a, false))}
+	for _, h := range handles {
+		in := fuse.LkIn{InHeader: *headerOf(0), Fh: h, Owner: number, LkFlags: fuse.FUSE_LK_FLOCK, Lk: fuse.FileLock{Typ: syscall.F_WRLCK, End: 1 << 62}}
+		if st := b.SetLk(nil, &in); !st.Ok() {
+			t.Fatal(st)
+		}
+	}
+	for i, want := range []int{1, 0} {
+		b.Release(nil, &fuse.ReleaseIn{InHeader: *headerOf(0), Fh: handles[i]})
+		b.releases.settle(t.Context())
+		if held := len(node.Held(dsm.Ino(a.id), node.Owner(number, true))); held != want {
+			t.Errorf("after RELEASE %d there are %d locks, want %d", i+1, held, want)
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -82,6 +83,8 @@ type openArea struct {
 	expecting atomic.Bool
 	// writeLocked says that a program of this node has had a lock for writing.
 	writeLocked atomic.Bool
+	// lockers has, for each owner that asks for locks, the last handle through which it did (*fileHandle by locks.Owner).
+	lockers sync.Map
 	// sizeStale says that the size changed on another node after it was noted.
 	sizeStale atomic.Bool
 	// every is the interval in nanoseconds, written with mu held.
