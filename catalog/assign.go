@@ -205,28 +205,31 @@ func (p *pool) exchange() bool {
 	if few == 0 || many == 0 {
 		return false
 	}
-	for _, third := range p.stay {
-		if third.ID == few || third.ID == many {
+	gets := make(map[dsm.NodeID]pooled) // rows in which few can take the place of a third
+	for _, r := range p.rows {
+		if r.Primary == few || r.BackupOf(few) >= 0 {
 			continue
 		}
-		gets, gives := p.rowFor(third.ID, few), p.rowFor(many, third.ID)
-		if gets.SlotHome != nil && gives.SlotHome != nil {
-			p.replace(gets, third.ID, few)
-			p.replace(gives, many, third.ID)
-			return true
+		for _, b := range p.complete(r) {
+			if _, found := gets[b.Node]; !found {
+				gets[b.Node] = r
+			}
+		}
+	}
+	for _, r := range p.rows { // in which the third can take the place of many
+		if r.BackupOf(many) < 0 || !slices.ContainsFunc(p.complete(r), func(b dsm.Backup) bool { return b.Node == many }) {
+			continue
+		}
+		for _, third := range p.stay {
+			row, found := gets[third.ID]
+			if found && third.ID != many && third.ID != r.Primary && r.BackupOf(third.ID) < 0 {
+				p.replace(row, third.ID, few)
+				p.replace(r, many, third.ID)
+				return true
+			}
 		}
 	}
 	return false
-}
-
-// rowFor returns a row in which one member can be a backup in place of another; one of nothing if there is none.
-func (p *pool) rowFor(is, to dsm.NodeID) pooled {
-	for _, r := range p.rows {
-		if r.Primary != to && r.BackupOf(to) < 0 && slices.ContainsFunc(p.complete(r), func(b dsm.Backup) bool { return b.Node == is }) {
-			return r
-		}
-	}
-	return pooled{}
 }
 
 // complete returns the backups of a row that has those it is to have, all in sync; none of another.

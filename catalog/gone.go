@@ -154,7 +154,9 @@ func (c *Catalog) awaitBack(ctx context.Context, members []dsm.Member) {
 		}
 		waits.Go(func() {
 			for try := 0; ; try++ {
-				p, err := c.probe(ctx, m.ID, m.Addr)
+				one, cancel := context.WithTimeout(ctx, attempt/2) // of one that is stopped the kernel answers
+				p, err := c.probe(one, m.ID, m.Addr)
+				cancel()
 				away := err == nil && p.Away || err != nil && c.ended(ctx, m)
 				if is, member := c.Current().Member(m.ID); !away || !member || is.Gone || is.Inc != m.Inc || !c.pause(ctx, c.life, try) {
 					return

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -15,6 +16,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/hold"
+	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/locks"
 )
 
@@ -353,5 +355,37 @@ func TestLeaveWhileADaemonIsAway(t *testing.T) {
 				t.Errorf("no lock is left: %+v", got)
 			}
 		})
+	}
+}
+
+// unanswered is a Caller of which probes of an address have no answer, as those of a process that is stopped.
+type unanswered struct {
+	Caller
+	addr string
+}
+
+func (u unanswered) Call(ctx context.Context, addr string, req any) (any, error) {
+	if _, probe := req.(*wire.Probe); probe && strings.HasSuffix(addr, u.addr) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return u.Caller.Call(ctx, addr, req)
+}
+
+// TestLeaveWhileAMemberIsStopped: a node does not wait for one with a holder that does not answer.
+func TestLeaveWhileAMemberIsStopped(t *testing.T) {
+	n, _ := startNewHeld(t)
+	nodes := []*node{n, start(t, "b"), start(t, "c")}
+	ok(t, n.Bootstrap(patient(t), dsm.Inode{Perm: 0o755}))
+	for _, o := range nodes[1:] {
+		ok(t, o.Join(patient(t), n.self.Addr))
+	}
+	settle(t, nodes)
+	inSync(t, nodes)
+	leaver := nodes[1]
+	leaver.via.use(unanswered{leaver.net, n.self.Addr})
+	ok(t, leaver.Leave(patient(t)))
+	if _, member := n.Current().Member(leaver.self.ID); member {
+		t.Error("it has not left")
 	}
 }

@@ -69,21 +69,25 @@ func (c *Catalog) deserted(ctx context.Context) bool {
 		case <-c.life.Done():
 			return false
 		}
-		v := c.Current()
-		lives := func(m dsm.Member) bool {
-			if m.ID == c.self.ID {
-				return false
-			}
-			if !c.ended(ctx, m) {
-				delete(since, m.ID)
-				return true
-			}
-			if _, before := since[m.ID]; !before {
-				since[m.ID] = time.Now()
-			}
-			return followed(m) && time.Since(since[m.ID]) < v.Lease
+		if c.Leader() != 0 {
+			clear(since)
+			continue
 		}
-		if c.Leader() == 0 && !slices.ContainsFunc(present(v), lives) {
+		v, lives := c.Current(), false
+		for _, m := range present(v) {
+			switch {
+			case m.ID == c.self.ID:
+			case !c.ended(ctx, m):
+				delete(since, m.ID)
+				lives = true
+			case since[m.ID].IsZero():
+				since[m.ID] = time.Now()
+				lives = lives || followed(m)
+			default:
+				lives = lives || followed(m) && time.Since(since[m.ID]) < v.Lease
+			}
+		}
+		if !lives {
 			return true
 		}
 	}

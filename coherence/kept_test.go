@@ -2,6 +2,8 @@ package coherence
 
 import (
 	"context"
+	"encoding/binary"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,4 +69,47 @@ func TestResultKeptOut(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestResultKeptOutAndNotFinite: the same of a program that has accumulated what is not finite. It hears first that the result is not in memory, and of the
+// other when that is over.
+func TestResultKeptOutAndNotFinite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, finiteOnly(dsm.MergeSum, dsm.ApplySync))
+		home, n := s.nodes[0], s.nodes[1]
+		home.open(true)
+		n.open(true)
+		s.calm()
+		home.store(t, 0, 5)
+		n.ask("accumulate", func(ctx context.Context) error {
+			return accumulate(ctx, n.area, firstRound, 40, binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(math.NaN()))))
+		}, nil)
+		s.calm()
+		for _, n := range s.nodes {
+			n.joinRound()
+		}
+		s.calm()
+		home.endRound([]dsm.NodeID{1, 2}, nil)
+		for _, want := range []errs.Kind{errs.Timeout, errs.NotFinite} {
+			var got error
+			n.ask("finish", func(ctx context.Context) error {
+				ctx, cancel := context.WithTimeout(ctx, time.Hour)
+				defer cancel()
+				got = n.area.FinishRound(ctx, firstRound, []dsm.NodeID{1, 2}, 2, false)
+				return nil
+			}, nil)
+			s.calm("finish")
+			s.pass(2 * time.Hour)
+			if !errs.Is(got, want) {
+				t.Errorf("%v, want %v", got, want)
+			}
+			if want == errs.Timeout {
+				n.area.Released()
+				s.calm()
+			}
+		}
+		if got := n.float(0); got != 5 {
+			t.Errorf("the result is %v", got)
+		}
+	})
 }

@@ -160,7 +160,7 @@ func (a *Area) finishRound(ctx context.Context, op *acquiring) error {
 		kept = a.awaitKept(ctx, op)
 	}
 	a.step(func() { err = a.roundErrorLocked(op, err) })
-	return cmp.Or(err, kept)
+	return cmp.Or(kept, err) // who is told of kept calls again, and hears of the other then
 }
 
 // roundErrorLocked returns what FinishRound returns, at its end; err is that of the acquire.

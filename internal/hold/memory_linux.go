@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Format is the version of the layout of the file and of all that is in it. A daemon adopts no other.
-const Format = 3
+// Format is the version of the layout of the file and of all that is in it, the commands of the catalog among them: it changes with wire.JoinProtocol.
+// A daemon adopts no other.
+const Format = 4
 
 const (
 	headSize    = 64 << 10

@@ -40,8 +40,8 @@ import (
 // All but Enroll and the first Join are sent to one node, not to whoever is at its address.
 
 // JoinProtocol is the version of the commands and snapshots of the catalog. All members of a
-// cluster must have the same one.
-const JoinProtocol = 12
+// cluster must have the same one. hold.Format changes with it.
+const JoinProtocol = 13
 
 // Join asks to make Member a member of the cluster.
 type Join struct {
