@@ -66,7 +66,7 @@ func TestNowGivesRoundsUpElsewhere(t *testing.T) {
 	n := c.nodes[1]
 	m := c.join(2, 0, 1)[1]
 	area := &busyArea{over: make(chan struct{}), given: make(chan dsm.RoundID, 1)}
-	if err := m.Accumulate(1, 5, area, func(dsm.RoundID) error { return nil }); err != nil {
+	if err := m.Accumulate(t.Context(), 1, 5, area, func(dsm.RoundID) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	n.mu.Lock()

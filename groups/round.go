@@ -36,6 +36,7 @@ func (m *Member) Meet(ctx context.Context, number uint64, areas map[dsm.AreaID]A
 	}
 	if err == nil && !arrived {
 		err = each(ctx, limit, areas, func(ctx context.Context, a Area) error { return a.Contribute(ctx, id) })
+		m.takeBack(number, areas)
 	}
 	var r Result
 	if err == nil {
@@ -54,8 +55,13 @@ func (m *Member) Meet(ctx context.Context, number uint64, areas map[dsm.AreaID]A
 }
 
 // Accumulate has add hand over something to the round of an area that is the member's next. It is put together by Meet, whichever areas that names.
-// If add fails, nothing that came with it counts, unless the member or another one of the node has handed over something before.
-func (m *Member) Accumulate(number uint64, id dsm.AreaID, a Area, add func(dsm.RoundID) error) error {
+// If add fails, nothing that came with it counts, unless the member or another one of the node has handed over something before. Like Meet it waits until
+// the others of its node have the end of the round before.
+func (m *Member) Accumulate(ctx context.Context, number uint64, id dsm.AreaID, a Area, add func(dsm.RoundID) error) error {
+	areas := map[dsm.AreaID]Area{id: a}
+	if err := m.n.call(ctx, m, m.nothing, func() (bool, error) { return m.allHaveLocked(number-1, areas), nil }); err != nil {
+		return err
+	}
 	had := false
 	err := func() error {
 		m.n.mu.Lock()
@@ -79,7 +85,20 @@ func (m *Member) Accumulate(number uint64, id dsm.AreaID, a Area, add func(dsm.R
 	if err = add(m.Round(number)); err != nil && !had {
 		m.n.step(func() { m.dropLocked(id) })
 	}
+	m.takeBack(number, areas)
 	return err
+}
+
+// takeBack takes back what a member has contributed if it has ended meanwhile: when that was to be taken back there may have been nothing yet.
+func (m *Member) takeBack(number uint64, areas map[dsm.AreaID]Area) {
+	m.n.step(func() {
+		for _, id := range slices.Sorted(maps.Keys(areas)) {
+			a, k := areas[id], stake{id, m.Round(number)}
+			if m.lost != nil && m.n.mu.stakes[k] == 0 {
+				m.n.mu.abandoned = append(m.n.mu.abandoned, func() { a.AbandonRound(k.id) })
+			}
+		}
+	})
 }
 
 // enter begins a round, and returns its areas: also those in which the member has accumulated. arrived says that it has contributed.

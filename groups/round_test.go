@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -191,7 +192,7 @@ func TestAccumulatedIsPutTogether(t *testing.T) {
 	m := c.join(1, 0)[0]
 	a, other := new(noted), new(noted)
 	give := func(number uint64, err error) error {
-		return m.Accumulate(number, 5, a, func(id dsm.RoundID) error {
+		return m.Accumulate(t.Context(), number, 5, a, func(id dsm.RoundID) error {
 			a.note("give to %d", id.Number)
 			return err
 		})
@@ -239,4 +240,91 @@ func TestResultNamesWhoTookPart(t *testing.T) {
 	if nodes := again.nodes(); !slices.Equal(nodes, []dsm.NodeID{1, 2}) {
 		t.Errorf("on %v", nodes)
 	}
+}
+
+// slow is an area whose Contribute waits.
+type slow struct {
+	noted
+	begun, goOn chan struct{}
+}
+
+func (a *slow) Contribute(ctx context.Context, id dsm.RoundID) error {
+	close(a.begun)
+	<-a.goOn
+	return a.noted.Contribute(ctx, id)
+}
+
+// TestLeaveWhileContributing: a member leaves before the area knows of its contribution, which is taken back all the same.
+func TestLeaveWhileContributing(t *testing.T) {
+	c := newCluster(t, 1)
+	m := c.join(2, 0, 0)[0]
+	a := &slow{begun: make(chan struct{}), goOn: make(chan struct{})}
+	done := make(chan error)
+	go func() {
+		_, err := m.Meet(t.Context(), 1, map[dsm.AreaID]Area{5: a}, time.Minute)
+		done <- err
+	}()
+	<-a.begun
+	m.Leave()
+	close(a.goOn)
+	wants(t, <-done, errs.Closed, "left")
+	if last := a.list[len(a.list)-1]; last != "abandon 1" {
+		t.Errorf("done %q", a.list)
+	}
+
+	m = c.join(2, 0)[0]
+	a.list = nil
+	err := m.Accumulate(t.Context(), 1, 5, a, func(id dsm.RoundID) error {
+		m.Leave()
+		a.note("give to %d", id.Number)
+		return nil
+	})
+	if err != nil || a.list[len(a.list)-1] != "abandon 1" {
+		t.Errorf("%v, done %q", err, a.list)
+	}
+}
+
+// ending is an area whose FinishRound waits.
+type ending struct {
+	noted
+	begun, goOn chan struct{}
+}
+
+func (a *ending) FinishRound(ctx context.Context, id dsm.RoundID, nodes []dsm.NodeID, writers int) error {
+	close(a.begun)
+	<-a.goOn
+	return a.noted.FinishRound(ctx, id, nodes, writers)
+}
+
+// TestAccumulateAfterOthersHaveTheRound: what a member hands over for the next round of an area does not end the last one of another member of its node, which
+// it has not named itself.
+func TestAccumulateAfterOthersHaveTheRound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 1)
+		members := c.join(2, 0, 0)
+		a := &ending{begun: make(chan struct{}), goOn: make(chan struct{})}
+		done := make(chan error, 1)
+		go func() {
+			_, err := members[1].Meet(t.Context(), 1, map[dsm.AreaID]Area{5: a}, time.Minute)
+			done <- err
+		}()
+		if _, err := members[0].Meet(t.Context(), 1, nil, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		<-a.begun
+		given := make(chan error, 1)
+		go func() {
+			given <- members[0].Accumulate(t.Context(), 2, 5, a, func(dsm.RoundID) error { return nil })
+		}()
+		synctest.Wait()
+		if len(given) > 0 {
+			t.Error("it does not wait")
+		}
+		close(a.goOn)
+		for _, err := range []error{<-done, <-given} {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	})
 }

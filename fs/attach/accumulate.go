@@ -35,7 +35,7 @@ func (a *conn) accumulate(m *membership, q *request) error {
 		return err
 	}
 	defer g.close()
-	return m.Accumulate(number, dsm.AreaID(ino), roundArea{x}, func(id dsm.RoundID) error {
+	return m.Accumulate(ctx, number, dsm.AreaID(ino), roundArea{x}, func(id dsm.RoundID) error {
 		return x.area.Accumulate(ctx, id, int64(off), int64(n), g.piece)
 	})
 }
