@@ -215,7 +215,7 @@ func (b *bridge) unlock(ctx context.Context, a *openArea, o locks.Owner) {
 	}
 	b.held.locking(dsm.Ino(a.id), locks.Lock{Owner: o, Last: locks.End})
 	if err := b.cfg.Locks.Release(ctx, dsm.Ino(a.id), o); err != nil {
-		b.log.Warn("the locks of a closed file are not given up", "area", a.id, "err", err)
+		b.log.Warn("the locks of a closed file are given up later", "area", a.id, "err", err)
 	}
 	b.held.locked(0, dsm.Ino(a.id), o)
 }

@@ -164,7 +164,7 @@ func (n *Node) Lost(ino dsm.Ino, o Owner) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	f := n.fileLocked(ino)
-	f.owners[o] = struct{}{}
+	f.owners[o] = true
 	f.dropped = true
 	delete(n.mu.local.tables, ino)
 	for o, all := range n.mu.resumed {

@@ -79,16 +79,41 @@ func (n *Node) askAgainLocked(ino dsm.Ino) {
 			continue
 		}
 		w.owed = false
-		w.asking++
-		n.runLocked(func() {
-			n.insist("ask again", func(ctx context.Context) error { return n.cfg.Cluster.AskLock(ctx, ino, w.req) })
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			w.asking--
-			n.fileLocked(ino).ring()
-			n.tidyLocked(ino)
-		})
+		n.repeatLocked(w)
 	}
+}
+
+// repeatLocked asks the book for a request once more. Until that is over it is not cancelled, and its owner releases nothing: the command might come after
+// that, and lock for nobody.
+func (n *Node) repeatLocked(w *waiting) {
+	o, f := w.req.Lock.Owner, n.fileLocked(w.ino)
+	if f.again == nil {
+		f.again = make(map[Owner]int)
+	}
+	w.asking++
+	f.again[o]++
+	n.runLocked(func() {
+		n.insist("ask again", func(ctx context.Context) error {
+			if n.answered(w) {
+				return nil
+			}
+			return n.cfg.Cluster.AskLock(ctx, w.ino, w.req)
+		})
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		w.asking--
+		if f.again[o]--; f.again[o] == 0 {
+			delete(f.again, o)
+		}
+		f.ring()
+		n.tidyLocked(w.ino)
+	})
+}
+
+func (n *Node) answered(w *waiting) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.asked[w.req.Ticket] != w
 }
 
 // sharedLocked surrenders a file that another node has opened, unless programs of this node lock it:
@@ -130,7 +155,7 @@ func (n *Node) endedLocked(ino dsm.Ino) {
 func (n *Node) droppedLocked() {
 	files := 0
 	for ino := range n.mu.files {
-		if n.dropLocked(ino) {
+		if n.dropLocked(ino, false) {
 			files++
 		}
 	}
@@ -139,16 +164,22 @@ func (n *Node) droppedLocked() {
 	}
 }
 
-// dropLocked records that all locks of the file are gone, and reports whether programs think that they have any.
-func (n *Node) dropLocked(ino dsm.Ino) (believed bool) {
+// dropLocked records that all locks of the file are gone, and reports whether programs think that they have any. waits says that the book still has the
+// requests of this node that wait there: they are cancelled.
+func (n *Node) dropLocked(ino dsm.Ino, waits bool) (believed bool) {
 	f := n.mu.files[ino]
 	f.over()
-	f.dropped = len(f.owners) > 0
+	f.dropped = f.believes()
 	delete(n.mu.local.tables, ino)
 	for ticket, w := range n.mu.asked {
 		if w.ino == ino && (w.local || w.entered || w.owed) {
 			w.owed = false
 			n.answerLocked(ino, []Answer{{Node: n.cfg.Self, Ticket: ticket, Verdict: NodeDropped}})
+			if waits && !w.local {
+				left := &waiting{ino: ino, req: w.req, done: make(chan Answer, 1)}
+				n.mu.asked[ticket] = left
+				n.abandonLocked(left)
+			}
 		}
 	}
 	f.ring()
@@ -172,8 +203,8 @@ func (n *Node) LocksReset() {
 		switch {
 		case ended && f.yielded, ended && f.surrendering && (st.HasLocks || t == nil || len(t.held) == 0):
 			n.surrenderedLocked(ino)
-		case ended, !st.Delegated && !st.HasLocks && len(f.owners) > 0:
-			n.dropLocked(ino)
+		case ended, !st.Delegated && !st.HasLocks && f.believes():
+			n.dropLocked(ino, true)
 		}
 		if st.Delegated && !f.delegated {
 			n.delegatedLocked(ino, st.Term, 0)
@@ -185,13 +216,7 @@ func (n *Node) LocksReset() {
 	}
 	for _, w := range n.mu.asked {
 		if !w.local && !w.abandoned && !w.unasked() {
-			n.runLocked(func() {
-				ctx, cancel := n.patient()
-				defer cancel()
-				if err := n.cfg.Cluster.AskLock(ctx, w.ino, w.req); err != nil {
-					n.cfg.Log.Warn("locks: ask again", "ino", w.ino, "err", err)
-				}
-			})
+			n.repeatLocked(w)
 		}
 	}
 }

@@ -73,12 +73,13 @@ type file struct {
 	term         uint64 // the delegation's
 	stale        bool   // no program has acquired the area since the delegation began
 	surrendering bool
-	yielded      bool    // the book decides, until it has renewed the delegation
-	dropped      bool    // the locks were dropped, and programs do not know
-	releases     int     // calls under way for programs that have closed the file
-	undoing      []*Lock // given up, but not yet released: see undoLocked
-	// owners have locks, or may have some.
-	owners  map[Owner]struct{}
+	yielded      bool          // the book decides, until it has renewed the delegation
+	dropped      bool          // the locks were dropped, and programs do not know
+	releases     int           // calls under way for programs that have closed the file
+	undoing      []*Lock       // given up, but not yet released: see undoLocked
+	again        map[Owner]int // commands under way that ask again for an owner: see askAgainLocked
+	// owners have locks, or may have some: true if one was granted, and false if one was asked for.
+	owners  map[Owner]bool
 	changed chan struct{} // closed at the next change; nil if nobody waits for one
 }
 
@@ -137,7 +138,7 @@ func (n *Node) patient() (context.Context, context.CancelFunc) {
 func (n *Node) fileLocked(ino dsm.Ino) *file {
 	f := n.mu.files[ino]
 	if f == nil {
-		f = &file{owners: make(map[Owner]struct{})}
+		f = &file{owners: make(map[Owner]bool)}
 		n.mu.files[ino] = f
 	}
 	return f
@@ -146,7 +147,7 @@ func (n *Node) fileLocked(ino dsm.Ino) *file {
 // tidyLocked forgets the file if there is nothing left to remember about it.
 func (n *Node) tidyLocked(ino dsm.Ino) {
 	f := n.mu.files[ino]
-	if f == nil || f.delegated || f.releases > 0 || len(f.undoing) > 0 || f.changed != nil || len(f.owners) > 0 {
+	if f == nil || f.delegated || f.releases > 0 || len(f.undoing) > 0 || len(f.again) > 0 || f.changed != nil || len(f.owners) > 0 {
 		return
 	}
 	delete(n.mu.files, ino)

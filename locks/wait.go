@@ -77,10 +77,19 @@ func (n *Node) Test(ctx context.Context, ino dsm.Ino, l Lock) (in Lock, blocked 
 	return in, a.Verdict == Refused, err
 }
 
-// Release releases all locks of the owner. The caller must have published what was stored under
-// them.
+// Release releases all locks of an owner that is gone. The caller must have published what was stored under
+// them. If it fails that is done later, again and again.
 func (n *Node) Release(ctx context.Context, ino dsm.Ino, o Owner) error {
-	return n.Set(ctx, ino, Lock{Owner: o, Last: End}, false, nil)
+	l := Lock{Owner: o, Last: End}
+	err := n.Set(ctx, ino, l, false, nil)
+	if err != nil {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if f := n.mu.files[ino]; f != nil && !f.dropped && f.owners[o] {
+			n.undoLocked(ino, l)
+		}
+	}
+	return err
 }
 
 var errDropped = errs.E(errs.Unavailable, "lock", "the cluster took this node for dead and dropped its locks; close the file and open it again")
@@ -133,7 +142,7 @@ func (n *Node) ask(ctx context.Context, ino dsm.Ino, r Request, undo bool, askin
 			a, err := n.refuseLocked(f, ino, r)
 			n.mu.Unlock()
 			return nil, a, err
-		case f.surrendering, r.Lock.Type != Unlock && (f.releases > 0 || f.undoes(r.Lock.Owner)):
+		case f.surrendering, r.Lock.Type != Unlock && (f.releases > 0 || f.undoes(r.Lock.Owner)), r.Lock.Type == Unlock && f.again[r.Lock.Owner] > 0:
 			changed := f.hear()
 			ready = func() error { return n.until(ctx, changed) }
 		case f.delegated && r.Lock.Type != Unlock && !n.cfg.Cluster.MayGrant():
@@ -183,7 +192,7 @@ func (n *Node) refuseLocked(f *file, ino dsm.Ino, r Request) (Answer, error) {
 	}
 	if r.Lock.First == 0 && r.Lock.Last == End {
 		delete(f.owners, r.Lock.Owner)
-		f.dropped = len(f.owners) > 0
+		f.dropped = f.believes()
 		n.tidyLocked(ino)
 	}
 	return r.answer(Granted), nil
@@ -221,7 +230,9 @@ func (n *Node) enterLocked(ino dsm.Ino, f *file, r Request) *waiting {
 	w := &waiting{ino: ino, req: r, local: f.delegated && !f.yielded, done: make(chan Answer, 1), stale: true}
 	n.mu.asked[r.Ticket] = w
 	if r.How != Test && r.Lock.Type != Unlock {
-		f.owners[r.Lock.Owner] = struct{}{}
+		if _, known := f.owners[r.Lock.Owner]; !known {
+			f.owners[r.Lock.Owner] = false
+		}
 	}
 	if w.local {
 		n.askLocalLocked(w)
@@ -278,7 +289,7 @@ func (n *Node) recordLocked(ino dsm.Ino, w *waiting, a Answer) {
 	switch {
 	case a.Verdict != Granted || w.req.How == Test:
 	case l.Type != Unlock:
-		f.owners[l.Owner] = struct{}{}
+		f.owners[l.Owner] = true
 		if w.abandoned && !n.keepsLocked(ino) {
 			n.undoLocked(ino, l)
 		}
@@ -305,6 +316,16 @@ func (n *Node) undoLocked(ino dsm.Ino, l Lock) {
 		f.ring()
 		n.tidyLocked(ino)
 	})
+}
+
+// believes reports whether a program has been told that it has a lock.
+func (f *file) believes() bool {
+	for _, granted := range f.owners {
+		if granted {
+			return true
+		}
+	}
+	return false
 }
 
 // undoes reports whether a lock of the owner is being undone.

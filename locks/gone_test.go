@@ -1,0 +1,105 @@
+package locks
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+)
+
+// free fails unless a program of the node gets the lock, which others may be about to release.
+func (m *member) free(ino dsm.Ino, l Lock) {
+	m.bench.Helper()
+	end(m.bench, m.wait(context.Background(), ino, l), errs.Other)
+}
+
+// TestReleaseThatFails: nobody leads when a program closes the file. Its lock is released when somebody does.
+func TestReleaseThatFails(t *testing.T) {
+	c := newBench(t, 2)
+	a, b := c.members[0], c.members[1]
+	a.must(1, lock(a.owner(1), Write, 0, 9))
+	b.refused(1, lock(b.owner(1), Write, 0, 9), errs.WouldBlock) // so that the book has it
+	a.unled.Store(1)
+	if err := a.Release(context.Background(), 1, a.owner(1)); err == nil {
+		t.Error("the release, which found no leader, has not failed")
+	}
+	b.free(1, lock(b.owner(1), Write, 0, 9))
+}
+
+// TestResetOfWhoHasNone: a node of which a program waits for a lock, or was refused one, loads a snapshot. It has lost none.
+func TestResetOfWhoHasNone(t *testing.T) {
+	for _, waits := range []bool{false, true} {
+		c := newBench(t, 2)
+		a, b := c.members[0], c.members[1]
+		b.must(1, lock(b.owner(1), Write, 0, 9))
+		var done <-chan error
+		if waits {
+			done = a.wait(context.Background(), 1, lock(a.owner(1), Write, 0, 9))
+			c.queued(1, 1)
+		} else {
+			a.refused(1, lock(a.owner(1), Write, 0, 9), errs.WouldBlock)
+		}
+		c.hold(a)
+		b.must(2, lock(b.owner(1), Write, 0, 9))
+		c.resume(a)
+		b.must(1, lock(b.owner(1), Unlock, 0, End))
+		if waits {
+			end(t, done, errs.Other)
+		} else {
+			a.free(1, lock(a.owner(1), Write, 0, 9))
+		}
+	}
+}
+
+// TestResetAsksForWhoGivesUp: the request of a program is asked once more after a snapshot, and the program gives up meanwhile.
+func TestResetAsksForWhoGivesUp(t *testing.T) {
+	c := newBench(t, 2)
+	a, b := c.members[0], c.members[1]
+	b.must(1, lock(b.owner(1), Write, 0, 9))
+	a.must(1, lock(a.owner(1), Write, 100, 109)) // so that the book has something of a
+	ctx, cancel := context.WithCancel(context.Background())
+	done := a.wait(ctx, 1, lock(a.owner(1), Write, 0, 9))
+	c.queued(1, 1)
+	slow, asked := make(chan struct{}), make(chan struct{}, 10)
+	c.hold(a)
+	b.must(2, lock(b.owner(1), Write, 0, 9))
+	c.word = func(_ dsm.Ino, y Yield) Yield {
+		asked <- struct{}{}
+		<-slow
+		return y
+	}
+	c.resume(a)
+	<-asked
+	cancel()
+	select {
+	case err := <-done:
+		t.Errorf("the wait ends with %v while its request is being asked", err)
+		close(slow)
+	case <-time.After(50 * time.Millisecond):
+		close(slow)
+		end(t, done, errs.Interrupted)
+	}
+	b.must(1, lock(b.owner(1), Unlock, 0, End))
+	b.free(1, lock(b.owner(2), Write, 0, 9))
+}
+
+// TestDroppedWhileAnotherWaits: a node has lost a lock, as a snapshot says, while another of its programs waits for one. That one is told, and nothing is left of its request.
+func TestDroppedWhileAnotherWaits(t *testing.T) {
+	c := newBench(t, 2)
+	a, b := c.members[0], c.members[1]
+	b.must(1, lock(b.owner(1), Write, 0, 9))
+	a.must(1, lock(a.owner(2), Write, 100, 109))
+	done := a.wait(context.Background(), 1, lock(a.owner(1), Write, 0, 9))
+	c.queued(1, 1)
+	c.hold(a)
+	c.mu.Lock()
+	c.book.set.tables[1].place(lock(a.owner(2), Unlock, 0, End))
+	c.mu.Unlock()
+	b.must(2, lock(b.owner(1), Write, 0, 9))
+	c.resume(a)
+	end(t, done, errs.Unavailable)
+	b.must(1, lock(b.owner(1), Unlock, 0, End))
+	b.free(1, lock(b.owner(2), Write, 0, 9))
+}
