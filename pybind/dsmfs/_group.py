@@ -211,8 +211,9 @@ class Group:
         NotFiniteError
             The round has ended, without elements of this node that are infinite or not a number: see `on_nonfinite` of :func:`dsmfs.create`.
         OperationError
-            ESTALE: as for :meth:`barrier`. EINVAL: an area is named twice, or others call :meth:`barrier` here. The member
-            has not arrived then. In the second case what it has stored is published, and what it has accumulated is dropped.
+            EIO: the round has ended, without what this member had accumulated. ESTALE: as for :meth:`barrier`. EINVAL: an area is named
+            twice, or others call :meth:`barrier` here. The member has not arrived then. In the second case what it has stored is
+            published, and what it has accumulated is dropped.
         """
         numbers = [a._to_round() for a in areas]
         return self._meet(Op.ROUND, timeout, struct.pack(f"<{len(numbers)}Q", *numbers))
@@ -237,7 +238,7 @@ class Group:
         ...     w.accumulate(gradient, g)
         ...     g.round(w)
         """
-        with self._turn, translated(self.path, "buffer"):
+        with self._mine(), translated(self.path, "buffer"):
             self._live()
             staging = Staging(max(1, like.nbytes))
             order: Literal["C", "F"] = "C" if like.flags.c_contiguous else "F"
@@ -324,17 +325,25 @@ class Group:
             raise AccessError(errno.EPERM, "a forked process is no member: it may join by itself", self.path)
         return self._connection
 
+    def _mine(self) -> threading.Lock:
+        """Return the lock of this member's calls. In a forked process, where nobody may ever release it, it is an error."""
+        self._live()
+        return self._turn
+
     def _meet(self, op: Op, timeout: float | None, payload: bytes = b"") -> Meeting:
         _check(timeout)
-        with self._turn:
+        with self._mine():
             arguments = (self._number + 1, milliseconds(timeout))
             try:
                 with translated(self.path, "round" if op == Op.ROUND else "barrier"):
                     reply = self._live().call(op, self._member, arguments, payload)
             except OperationError as e:
                 self._number = max(self._number, e._meeting)
-                if not isinstance(e, TimedOutError):  # else it goes on
-                    self._stagings.drop()
+                if isinstance(e, TimedOutError) and not e._meeting:  # it goes on
+                    raise
+                self._stagings.drop()
+                if isinstance(e, TimedOutError):  # the same call would be the next round
+                    raise OperationError(errno.EIO, f"the round has ended: {e.strerror}", self.path) from e
                 raise
             self._number = reply.args[0]
             if op == Op.ROUND:
@@ -345,7 +354,7 @@ class Group:
 
     def _accumulate(self, path: str, number: int, offset: int, to: npt.NDArray[Any], given: npt.NDArray[Any]) -> None:
         """Hand over elements, laid out as in `to`."""
-        with self._turn, translated(path, "accumulate"):
+        with self._mine(), translated(path, "accumulate"):
             live = self._live()
             order: Literal["C", "F"] = "C" if to.flags.c_contiguous else "F"
             arguments = (self._number + 1, number, offset, to.nbytes)
@@ -367,7 +376,7 @@ class Group:
         slack = operator.index(slack)
         if not 0 <= slack < 1 << 63:
             raise ValueError(f"slack {slack}: want steps, not negative")
-        with self._turn, translated(self.path, "tick"):
+        with self._mine(), translated(self.path, "tick"):
             live = self._live()
             self._clock += steps
             return live.call(Op.TICK, self._member, (self._clock, milliseconds(timeout), slack)).args[1]

@@ -398,6 +398,40 @@ def test_who_calls_something_else_is_told(nodes: dsmfs.Cluster) -> None:
             first.join()
 
 
+def test_a_round_that_is_over_is_not_called_again(nodes: dsmfs.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a round that has ended, without what was accumulated, the daemon says ETIMEDOUT too."""
+    with dsmfs.group(nodes[0] / "job", 1) as g:
+        assert g.barrier().number == 1
+
+        def over(*_: object) -> None:
+            error = dsmfs.TimedOutError(errno.ETIMEDOUT, "what was accumulated is not in it")
+            error._meeting = 2
+            raise error
+
+        connection = g._connection
+        assert connection is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(connection, "call", over)
+            with pytest.raises(dsmfs.OperationError, match=r"has ended: .*what was accumulated") as e:
+                g.round()
+        assert e.value.errno == errno.EIO and not isinstance(e.value, dsmfs.TimedOutError) and g.number == 2
+
+
+def test_a_forked_process_is_told_while_a_thread_waits(nodes: dsmfs.Cluster) -> None:
+    with dsmfs.group(nodes[0] / "job", 1) as g:
+        with g._turn:  # as a thread in a call has it
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    g.barrier()
+                except dsmfs.AccessError:
+                    code = 0
+                finally:
+                    os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_an_interrupt_frees_who_waits_at_once(nodes: dsmfs.Cluster) -> None:
     other: list[dsmfs.Group] = []
     joiner = threading.Thread(target=lambda: other.append(dsmfs.group(nodes[1] / "job", 2)))
