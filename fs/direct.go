@@ -158,10 +158,12 @@ func (o *opens) stopWriting(a *openArea) {
 		if err != nil {
 			o.b.log.Warn("stores of a closed file are not published yet", "area", a.id, "err", err)
 		}
+		a.gate <- struct{}{} // or another program could open it, and write past the end, before the Trim
 		if d.writing.Add(-1) == 0 {
 			o.b.passthrough.writing.Add(-1)
 			a.current().Trim() // what could not be added to the file
 		}
+		<-a.gate
 		at.Detach()
 		o.detach(a, true)
 	})
