@@ -12,6 +12,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/hold"
+	"github.com/dsmfs/dsmfs/internal/wire"
 	"github.com/dsmfs/dsmfs/pages"
 )
 
@@ -78,8 +79,11 @@ func (h *held) store() (*pages.Keep, error) {
 	return pages.NewKeep(h.mem)
 }
 
-// viewChanged takes note of other members, of as many as there is room for.
+// viewChanged takes note of the keys, and of other members, of as many as there is room for.
 func (h *held) viewChanged(v *dsm.View, self dsm.NodeID) error {
+	if err := h.keysChanged(v); err != nil {
+		return err
+	}
 	if h == nil || len(v.Members) <= 1 {
 		if h != nil && len(v.Members) == 1 {
 			h.mem.Word(hold.Left).Store(h.mem.Word(hold.Others).Load())
@@ -98,6 +102,43 @@ func (h *held) viewChanged(v *dsm.View, self dsm.NodeID) error {
 		return nil
 	}
 	return h.mem.ReplaceText(hold.Members, text)
+}
+
+// heldKeys are those of a cluster that encrypts, as hold.Keys has them: see dsm.Trust.
+type heldKeys struct {
+	Cluster dsm.ClusterID
+	CA      []byte
+	CAKey   []byte
+	Gossip  [][]byte
+}
+
+// keysChanged takes note of the keys of a cluster that encrypts.
+func (h *held) keysChanged(v *dsm.View) error {
+	if h == nil || v.Trust == nil {
+		return nil
+	}
+	text, err := wire.Marshal(&heldKeys{Cluster: v.Cluster, CA: v.Trust.CA, CAKey: v.Trust.CAKey, Gossip: v.Trust.Gossip})
+	if err != nil || string(text) == h.mem.Text(hold.Keys) {
+		return err
+	}
+	return h.mem.ReplaceText(hold.Keys, string(text))
+}
+
+// believed returns a view that has only the keys of the cluster; nil if nobody has noted any. With them a daemon that follows talks to the others before it
+// knows the members, of which only they can tell it.
+func (h *held) believed() (*dsm.View, error) {
+	if h == nil || !h.resuming {
+		return nil, nil
+	}
+	text := h.mem.Text(hold.Keys)
+	if text == "" {
+		return nil, nil
+	}
+	var k heldKeys
+	if err := wire.Unmarshal([]byte(text), &k); err != nil {
+		return nil, fmt.Errorf("the keys that are held: %w", err)
+	}
+	return &dsm.View{Cluster: k.Cluster, Trust: &dsm.Trust{CA: k.CA, CAKey: k.CAKey, Gossip: k.Gossip}}, nil
 }
 
 // firstNumber returns the number after which what this daemon says is numbered: none before has used it.

@@ -106,6 +106,13 @@ func (n *node) listen(context.Context) error {
 	case err != nil:
 		return fail(exitListen, "--listen %s: %w", n.cfg.listen, err)
 	}
+	known, err := n.cfg.held.believed()
+	if err != nil {
+		return err
+	}
+	if known != nil {
+		n.net.SetTrust(known)
+	}
 	n.self.Addr, n.self.Key = n.net.Addr(), n.net.Key()
 	if n.self.Name, err = nodeName(n.cfg.name, n.self.Addr); err != nil {
 		return err

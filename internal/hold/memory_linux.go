@@ -84,6 +84,7 @@ const (
 	State               // the state directory
 	Log                 // the daemons' log
 	Members             // the addresses of the other members, one a line
+	Keys                // by which the members of the cluster know each other, in msgpack
 	texts
 )
 
