@@ -7,6 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -75,6 +78,9 @@ func holdMount(c mountConfig, args []string, parent *reporter) error {
 	if err != nil {
 		return fail(exitMachine, "open /dev/fuse: %w", err)
 	}
+	if args, err = c.forHeirs(args); err != nil {
+		return err
+	}
 	h := &keeper{c: c, args: args, mem: mem, device: device}
 	if err := h.start("", parent); err != nil {
 		return err
@@ -85,6 +91,22 @@ func holdMount(c mountConfig, args []string, parent *reporter) error {
 		}
 	}
 	return h.watch(signals)
+}
+
+// forHeirs returns the arguments for all daemons: with what may be another later, or in another directory.
+func (c *mountConfig) forHeirs(args []string) ([]string, error) {
+	args = append(slices.Clone(args), "--memory", strconv.FormatInt(int64(c.memory), 10))
+	for _, f := range []struct{ flag, path string }{{"--state", c.state}, {"--log-file", c.logFile}} {
+		if f.path == "" {
+			continue
+		}
+		path, err := filepath.Abs(f.path)
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, f.flag, path)
+	}
+	return args, nil
 }
 
 // binary returns a path of the daemon's program that does not change.
@@ -380,6 +402,12 @@ type held struct {
 	device   int
 	resuming bool   // there was a daemon before
 	before   string // what became of it
+}
+
+// follows reports whether this process is to follow a daemon that has ended.
+func follows() bool {
+	words := strings.SplitN(os.Getenv(heldVariable), " ", 3)
+	return len(words) == 3 && words[2] != ""
 }
 
 // newHeld returns what this process has from a holder, nil if it has none. It removes the variable from the environment.

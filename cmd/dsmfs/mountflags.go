@@ -173,7 +173,8 @@ func (c *mountConfig) check(listenGiven bool) error {
 	if err := c.checkHold(); err != nil {
 		return err
 	}
-	if err := checkMemory(c.memory, usableMemory()); err != nil {
+	heir := follows() // it has been admitted, and has the memory
+	if err := checkMemory(c.memory, usableMemory()); err != nil && !heir {
 		return err
 	}
 	if c.timeout <= 0 {
@@ -203,6 +204,9 @@ func (c *mountConfig) check(listenGiven bool) error {
 	}
 	if _, err := parseLevel(c.logLevel); err != nil {
 		return err
+	}
+	if heir {
+		return nil
 	}
 	if err := c.readToken(); err != nil {
 		return err

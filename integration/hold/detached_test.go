@@ -59,3 +59,43 @@ func TestUpgradeDetached(t *testing.T) {
 		t.Errorf("the file has %q", text)
 	}
 }
+
+// TestTakeoverElsewhere: the daemons that follow run in another directory than the first, and what that one has joined with is gone.
+func TestTakeoverElsewhere(t *testing.T) {
+	first := held(t)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "token"), []byte(first.Token()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sh := func(format string, args ...any) string {
+		t.Helper()
+		res := first.Run(limit, "sh", "-c", "cd "+dir+" && "+fmt.Sprintf(format, args...))
+		if res.Err != nil {
+			t.Fatalf("%v: %s", res.Err, res.Stderr)
+		}
+		return res.Stdout
+	}
+	dsmfs := harness.Binary()
+	sh("%s mount m --hold --join %s --token @token --listen 127.0.0.1:0 --name second --state s --log-file log", dsmfs, first.Address)
+	defer first.CLI("umount", filepath.Join(dir, "m"))
+	sh("rm token && echo kept > m/f")
+	if !harness.Eventually(limit, func() bool { return strings.Contains(sh("cat m/.dsm/cluster"), "uncovered_anywhere 0\n") }) {
+		t.Fatal("not all of it has backups")
+	}
+	before := sh("cat s/pid")
+	sh("kill -9 %s", strings.TrimSpace(before))
+	if got := sh("cat m/f"); got != "kept\n" {
+		t.Errorf("the file has %q", got)
+	}
+	if after := sh("cat s/pid"); after == before {
+		t.Error("the state directory is another one")
+	}
+	if got := sh("cat log"); !strings.Contains(got, "daemons=2") {
+		t.Errorf("the log is another one: %s", got)
+	}
+	sh("%s upgrade m", dsmfs)
+	if got := sh("cat m/f"); got != "kept\n" {
+		t.Errorf("after an upgrade the file has %q", got)
+	}
+	sh("%s umount m", dsmfs)
+}
