@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"bytes"
 	"context"
 	"crypto/cipher"
 	"crypto/ed25519"
@@ -98,11 +99,13 @@ func (t *Transport) SetTrust(v *dsm.View) {
 	t.expel(was)
 }
 
-// expel closes the connections of nodes that may not have any, and those that a node had when it was given up since was.
+// expel closes the connections of nodes that may not have any, those that a node had when it was given up since was, and, if the authority is another one
+// since then, or nobody knew who is a member, those of all that are none.
 func (t *Transport) expel(was *guardView) {
 	v, now := t.guard.view.Load(), t.guard.now()
 	var gone []net.Conn
 	var next time.Time
+	anew := was.members == nil || was.authority != nil && v.authority != nil && !bytes.Equal(was.authority.DER(), v.authority.DER())
 	t.mu.Lock()
 	for c, id := range t.mu.conns {
 		until, left := v.left[id]
@@ -110,7 +113,7 @@ func (t *Transport) expel(was *guardView) {
 		_, member := v.members[id]
 		_, before := was.members[id]
 		switch {
-		case evicted && !member && before:
+		case id != 0 && !member && anew, evicted && !member && before:
 			gone = append(gone, c)
 		case !left:
 		case !now.Before(until):

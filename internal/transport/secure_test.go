@@ -400,3 +400,26 @@ func TestNewAuthorityReachesThoseThatLag(t *testing.T) {
 		}
 	}
 }
+
+// TestNewAuthorityEndsWhatOthersHave: a node that has left may say goodbye, but not after the authority has changed.
+func TestNewAuthorityEndsWhatOthersHave(t *testing.T) {
+	r := newRealm(t)
+	a, c := r.member(1, nil), r.member(3, nil)
+	r.remove(3, false)
+	if err := call(t, c, a); err != nil {
+		t.Fatal(err)
+	}
+	next, err := trust.New(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.view.Trust = next
+	r.trust.Store(next)
+	r.tell()
+	for err == nil { // what was on its way is answered
+		err = call(t, c, a)
+	}
+	if stays := call(t, c, a); stays == nil {
+		t.Error("a node that has left talks to others by another connection")
+	}
+}
