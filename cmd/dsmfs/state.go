@@ -315,10 +315,32 @@ func holder(dir string) int {
 		return 0
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil || pid <= 0 {
+	if err != nil || pid <= 0 || !hasOpen(pid, f) {
 		return 0
 	}
 	return pid
+}
+
+// hasOpen reports whether a process has a file open; also true if that may not be known. Anybody may lock a file that he may read, so a lock says nothing of
+// the process that a dead daemon has left the number of.
+func hasOpen(pid int, f *os.File) bool {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return errors.Is(err, fs.ErrPermission)
+	}
+	want, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(list, func(e os.DirEntry) bool {
+		path := filepath.Join(dir, e.Name())
+		if name, err := os.Readlink(path); err != nil || filepath.Base(name) != filepath.Base(f.Name()) { // another may be of a mount that does not answer
+			return false
+		}
+		has, err := os.Stat(path)
+		return err == nil && os.SameFile(has, want)
+	})
 }
 
 // logOf returns where the daemon of a state directory logs.

@@ -2,11 +2,14 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // ownBase keeps the states of a test apart from those of the machine.
@@ -74,6 +77,35 @@ func TestStaleStateIsReused(t *testing.T) {
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) != 1 || left[0].Name() != "other" {
 		t.Errorf("left in a directory that was there before: %v, %v", left, err)
+	}
+}
+
+// TestLockOfSomebodyElse: anybody may lock the file that a dead daemon has left. The process that has that one's number now is not it.
+func TestLockOfSomebodyElse(t *testing.T) {
+	dir := ownBase(t)
+	other := exec.Command("sleep", "1000")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = other.Process.Kill()
+		_ = other.Wait()
+	}()
+	for name, text := range map[string]string{lockFile: "", pidFile: strconv.Itoa(other.Process.Pid), pointFile: "/mnt"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f, err := os.Open(filepath.Join(dir, lockFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	if got := holder(dir); got != 0 {
+		t.Errorf("process %d is taken for the daemon", got)
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -43,14 +44,19 @@ func umountVerb(p *program, args []string) error {
 	if *force {
 		return umountForce(m.Point, pid, dir, *wait)
 	}
+	holder := holderOf(dir)
+	last := pid
+	if holder != 0 { // it ends after the last of the daemons
+		last = holder
+	}
 	var watch *watch
-	if pid != 0 {
-		if watch, err = watchProcess(pid); err != nil {
+	if last != 0 {
+		if watch, err = watchProcess(last); err != nil {
 			return err
 		}
 		defer watch.close()
 	}
-	if pid == 0 && errors.Is(fs.CheckMountpoint(m.Point), fs.ErrDeadMount) {
+	if last == 0 && errors.Is(fs.CheckMountpoint(m.Point), fs.ErrDeadMount) {
 		if err := fs.UnmountPath(m.Point, true); err != nil {
 			return withCode(exitBusy, err)
 		}
@@ -63,9 +69,9 @@ func umountVerb(p *program, args []string) error {
 		return nil
 	}
 	if !watch.wait(*wait) {
-		return fail(exitLeave, "%s is unmounted, but its daemon (pid %d) has not left the cluster after %v; see %s", m.Point, pid, *wait, logOf(dir))
+		return fail(exitLeave, "%s is unmounted, but its daemon (pid %d) has not left the cluster after %v; see %s", m.Point, last, *wait, logOf(dir))
 	}
-	return hasLeft(m.Point, pid, dir)
+	return hasLeft(m.Point, cmp.Or(pid, last), dir)
 }
 
 // hasLeft returns nil if a daemon that has ended had left its cluster before.

@@ -49,13 +49,9 @@ func upgradeVerb(p *program, args []string) error {
 		return err
 	}
 	_, dir := daemonOf(m.Point)
-	text, err := os.ReadFile(filepath.Join(dir, holderFile))
-	if err != nil {
-		return fail(exitOther, "%s is not mounted with --hold: unmount it, and mount it with the new program", m.Point)
-	}
-	holder, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		return fail(exitOther, "%s: %q is no process", filepath.Join(dir, holderFile), text)
+	holder := holderOf(dir)
+	if holder == 0 {
+		return fail(exitOther, "%s is not mounted with --hold, or its holder has ended: unmount it, and mount it with the new program", m.Point)
 	}
 	free, err := lockUpgrade(dir, m.Point)
 	if err != nil {
@@ -97,6 +93,24 @@ func upgradeVerb(p *program, args []string) error {
 			return fail(exitSilent, "%s: no other daemon serves after %v; see %s", m.Point, upgradeLimit, logOf(dir))
 		}
 	}
+}
+
+// holderOf returns the holder of a mount with a state directory, 0 if it has none.
+func holderOf(dir string) int {
+	text, err := os.ReadFile(filepath.Join(dir, holderFile))
+	if err != nil {
+		return 0
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || pid <= 0 {
+		return 0
+	}
+	// It is the parent of the daemons, and does nothing but that. If it has ended, its number may be that of another process.
+	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil || !strings.Contains(string(args), "hold") {
+		return 0
+	}
+	return pid
 }
 
 // askLimit is how long the verb waits for what a daemon says of the cluster.
