@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import collections
 import contextlib
 import errno
 import math
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from ._errors import DisconnectedError, from_errno
 
@@ -23,6 +25,9 @@ VERSION = 1
 MAX_PAYLOAD = 4096
 _MAX_FDS = 4
 _CENTURY = 100 * 365 * 86400
+_LOOK = 1.0  # seconds after which who waits looks by itself: who was to wake it may have been interrupted
+
+_Packet = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
 
 
 class Op(IntEnum):
@@ -120,11 +125,14 @@ class Connection:
         except BaseException:
             self._sock.close()
             raise
-        self._changed = threading.Condition()
-        # Guarded by the condition's lock.
+        # A lock in C: an interrupt cannot come between taking it and the block that gives it back, as in the methods of a Condition.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        # Guarded by the lock.
         self._tag = 0
         self._waiting: set[int] = set()
         self._replies: dict[int, Reply] = {}
+        self._inbox: collections.deque[_Packet] = collections.deque()
         self._reading = False
         self._broken: str | None = None
 
@@ -154,7 +162,7 @@ class Connection:
         """
         if len(payload) > MAX_PAYLOAD:
             raise from_errno(errno.ENAMETOOLONG)
-        with self._changed:
+        with self._lock:
             self._tag += 1
             tag = self._tag
             self._waiting.add(tag)
@@ -162,7 +170,7 @@ class Connection:
             self._send(pack(op, tag, attachment, args, payload), fds)
             reply = self._receive(tag)
         finally:
-            with self._changed:
+            with self._lock:
                 self._waiting.discard(tag)
                 late = self._replies.pop(tag, None)
             if late is not None:
@@ -171,7 +179,10 @@ class Connection:
             reply.close()
             error = from_errno(reply.error, reply.payload.decode("utf-8", "replace"))
             error._meeting = reply.args[0]
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # else it and this frame keep each other, and all that the callers have
         return reply
 
     def close(self) -> None:
@@ -196,30 +207,32 @@ class Connection:
     def _send(self, packet: bytes, fds: Sequence[int]) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
-            self._sock.sendmsg([packet], rights)
+            self._sock.sendmsg([packet], rights, socket.MSG_NOSIGNAL)
         except OSError as e:
             self._break(os.strerror(e.errno or errno.EIO))
             raise self._ended() from e
 
     def _receive(self, tag: int) -> Reply:
         while True:
-            with self._changed:
-                while True:
-                    if tag in self._replies:
-                        return self._replies.pop(tag)
-                    if self._broken is not None:
-                        raise self._ended()
-                    if not self._reading:
-                        self._reading = True
-                        break
-                    self._changed.wait()
+            mine = False
             try:
-                self._poll()  # an interrupt here loses nothing
+                with self._lock:
+                    while True:
+                        if tag in self._replies:
+                            return self._replies.pop(tag)
+                        if self._broken is not None:
+                            raise self._ended()
+                        if not self._reading:
+                            self._reading = mine = True
+                            break
+                        self._changed.wait(_LOOK)
+                self._poll()
                 self._take()
             finally:
-                with self._changed:
-                    self._reading = False
-                    self._changed.notify_all()
+                if mine:
+                    with self._lock:
+                        self._reading = False
+                        self._changed.notify_all()
 
     def _poll(self) -> None:
         ready = select.poll()
@@ -230,25 +243,25 @@ class Connection:
         ready.poll()
 
     def _take(self) -> None:
-        try:
-            reply = self._packet()
-            with self._changed:
-                if reply.tag in self._waiting:
-                    self._replies[reply.tag] = reply
-                    return
-            reply.close()  # whoever asked was interrupted
-        except BlockingIOError:
-            return
-        except (OSError, ValueError) as e:
-            self._break(str(e))
-        except BaseException:
-            self._break("reading it was interrupted")  # a packet may be lost, and somebody waits for it
-            raise
-
-    def _packet(self) -> Reply:
         room = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
         how = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-        packet, ancillary, flags, _ = self._sock.recvmsg(HEADER.size + MAX_PAYLOAD, room, how)
+        try:
+            # In one call, so that an interrupt comes before or after, and what was received is not lost.
+            self._inbox.extend(map(self._sock.recvmsg, (HEADER.size + MAX_PAYLOAD,), (room,), (how,)))
+        except BlockingIOError:
+            pass
+        except (OSError, ValueError) as e:
+            self._break(str(e))
+        try:
+            with self._lock:
+                while self._inbox:
+                    self._sort()
+        except (OSError, ValueError) as e:
+            self._break(str(e))
+
+    def _sort(self) -> None:
+        """Give the first packet to whom it belongs. No interrupt comes between two statements without a call."""
+        packet, ancillary, flags, _ = self._inbox[0]
         fds = array.array("i")
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -259,17 +272,29 @@ class Connection:
             if flags & socket.MSG_TRUNC:
                 raise ValueError("a packet larger than the protocol has")
             reply = unpack(packet, list(fds))
-        except BaseException:
+        except (OSError, ValueError):
+            del self._inbox[0]
             for fd in fds:
                 os.close(fd)
             raise
         if flags & socket.MSG_CTRUNC:  # concerns who asked, not the connection
-            reply.close()
-            reply.error, reply.payload = errno.EMFILE, b"this process has no room for the descriptor that was sent"
-        return reply
+            error, text, had = errno.EMFILE, b"this process has no room for the descriptor that was sent", reply.fds
+            reply.error, reply.payload, reply.fds = error, text, []
+            if reply.tag in self._waiting:
+                self._replies[reply.tag] = reply
+            del self._inbox[0]
+            for fd in had:
+                os.close(fd)
+            return
+        if reply.tag in self._waiting:
+            self._replies[reply.tag] = reply
+            del self._inbox[0]
+            return
+        del self._inbox[0]
+        reply.close()  # whoever asked was interrupted
 
     def _break(self, why: str) -> None:
-        with self._changed:
+        with self._lock:
             if self._broken is None:
                 self._broken = why
             for reply in self._replies.values():
