@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 
@@ -167,6 +168,7 @@ class MemoryPlane:
             mapping = self._mapped(protection)
             mapping.madvise(_linux.MADV_DONTFORK)
         self._address = np.frombuffer(mapping, np.uint8).ctypes.data
+        self._mapping = weakref.ref(mapping)
         self._track()
         if self.demand:
             size = functools.partial(_size, weakref.ref(mapping), self._path, self._number)
@@ -175,7 +177,6 @@ class MemoryPlane:
                 _faults.watch(self._region)
             weakref.finalize(mapping, _forget, self._region).atexit = False
         mapping.plane = self
-        self._mapping = weakref.ref(mapping)
         return mapping
 
     def _mapped(self, protection: int) -> Mapping:
@@ -379,14 +380,18 @@ class MemoryPlane:
         if getattr(self, "_memory", -1) >= 0:
             os.close(self._memory)
 
+    def _shown(self) -> bool:
+        """Whether the mapping is there: after a resize this object may outlive it, and something else have its addresses."""
+        return self._mapping is not None and self._mapping() is not None
+
     def before_fork(self) -> None:
         """Let the child inherit the mapping, so that nothing else takes its addresses before it is attached."""
-        if self._address and self._connection is not None:
+        if self._shown() and self._connection is not None:
             _linux.advise(self._address, self._length, _linux.MADV_DOFORK)
 
     def after_fork(self) -> None:
         """Undo :meth:`before_fork` in the parent."""
-        if self._address and self._connection is not None:
+        if self._shown() and self._connection is not None:
             _linux.advise(self._address, self._length, _linux.MADV_DONTFORK)
 
     def again_in_child(self) -> None:
@@ -401,21 +406,21 @@ class MemoryPlane:
         self._head = None
         os.close(self._memory)
         self._memory = -1
+        if not self._shown():
+            return
         size = self.size
         try:
             self._attach()
             if self.size < size:
                 raise OperationError(errno.ENXIO, "the area has shrunk", self._path)
             self.size = size
-            if self._address:
-                _linux.map_over(self._address, self._length, self.writable, self._memory)
-                _linux.advise(self._address, self._length, _linux.MADV_DONTFORK)
-                self._track()
+            _linux.map_over(self._address, self._length, self.writable, self._memory)
+            _linux.advise(self._address, self._length, _linux.MADV_DONTFORK)
+            self._track()
             if self._region is not None:
                 self._region.again_in_child(self._live())
         except OSError as e:
-            if self._address:
-                _linux.seal_off(self._address, self._length)
+            _linux.seal_off(self._address, self._length)
             warnings.warn(
                 f"{self._path} is not mapped in this forked process (an access is SIGSEGV): {e}",
                 RuntimeWarning,
@@ -441,20 +446,36 @@ def _forget(region: _faults.Region) -> None:
 
 def _before_fork() -> None:
     _registry.acquire()
-    for plane in _planes:
-        plane.before_fork()
+    _each(MemoryPlane.before_fork)
 
 
 def _after_fork() -> None:
-    for plane in _planes:
-        plane.after_fork()
-    _registry.release()
+    try:
+        _each(MemoryPlane.after_fork)
+    finally:
+        _registry.release()
 
 
 def _in_child() -> None:
-    for plane in sorted(_planes, key=lambda p: not p.writable):  # then those for reading show the same memory
-        plane.again_in_child()
-    _registry.release()
+    try:
+        _each(MemoryPlane.again_in_child)
+    finally:
+        _registry.release()
+
+
+def _each(do: Callable[[MemoryPlane], None]) -> None:
+    """Do something with all planes, those for writing first: then those for reading show the same memory.
+
+    One failure, perhaps a warning that is an error, keeps it from no other.
+    """
+    failed: Exception | None = None
+    for plane in sorted(_planes, key=lambda p: not p.writable):
+        try:
+            do(plane)
+        except Exception as e:
+            failed = e
+    if failed is not None:
+        raise failed
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
