@@ -54,7 +54,8 @@ class Cluster(Sequence[Filesystem]):
         )
         # The guard sees the end of its standard input if this process ends in any way. The finalizer is for
         # objects that are dropped while the process lives.
-        self._stop = weakref.finalize(self, _stop, self._guard, os.getpid())
+        self._owner = os.getpid()
+        self._stop = weakref.finalize(self, _stop, self._guard, self._owner)
         self._stop.atexit = False
         try:
             self._await_ready(nodes, timeout)
@@ -139,7 +140,7 @@ class Cluster(Sequence[Filesystem]):
         NodeError
             A node had ended before or did not end cleanly. Nothing is left running or mounted all the same.
         """
-        if self._stop.detach() is None:
+        if self._stop.detach() is None or os.getpid() != self._owner:  # a forked process has nothing to end
             return
         code = _stop(self._guard, os.getpid())
         said = self._said()

@@ -185,6 +185,7 @@ class Filesystem:
             raise NotMountedError(errno.ENODEV, "in no dsmfs mount of this machine", given)
         self.path = found.point
         self._owned = False
+        self._owner = os.getpid()
 
     @property
     def version(self) -> str:
@@ -239,7 +240,7 @@ class Filesystem:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._owned:
+        if self._owned and os.getpid() == self._owner:
             self.unmount()
 
     def __fspath__(self) -> str:
