@@ -120,7 +120,7 @@ class Area(SharedArray, Versioned):
             raise ValueError(f"shape {layout.shape}: nothing would be left of the file")
         head = layout.header()
         # The header must never describe more bytes than the file has.
-        shrinks = layout.size < self._layout.size
+        shrinks = layout.size < plane.size_now()  # another program may have made it longer
         if shrinks:
             self._store(plane, head)
         self._plane, mapping = plane.resize(layout.size)

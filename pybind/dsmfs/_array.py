@@ -179,6 +179,51 @@ class SharedArray(ABC):
         array /= values
         return self
 
+    def __ifloordiv__(self, values: npt.ArrayLike) -> Self:
+        array = self.array
+        array //= values
+        return self
+
+    def __imod__(self, values: npt.ArrayLike) -> Self:
+        array = self.array
+        array %= values
+        return self
+
+    def __ipow__(self, values: npt.ArrayLike) -> Self:
+        array = self.array
+        array **= values
+        return self
+
+    def __imatmul__(self, values: npt.ArrayLike) -> Self:
+        array = self.array
+        array @= values
+        return self
+
+    def __iand__(self, values: npt.ArrayLike) -> Self:
+        array = self.array
+        array &= values
+        return self
+
+    def __ior__(self, values: npt.ArrayLike) -> Self:
+        array = self.array
+        array |= values
+        return self
+
+    def __ixor__(self, values: npt.ArrayLike) -> Self:
+        array = self.array
+        array ^= values
+        return self
+
+    def __ilshift__(self, values: npt.ArrayLike) -> Self:
+        array = self.array
+        array <<= values
+        return self
+
+    def __irshift__(self, values: npt.ArrayLike) -> Self:
+        array = self.array
+        array >>= values
+        return self
+
 
 def protect(arrays: list[npt.NDArray[Any]]) -> None:
     """Let nobody store through the arrays any more; views of them may go on."""

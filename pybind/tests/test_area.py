@@ -350,7 +350,19 @@ def test_arithmetic_in_place_is_done_in_the_shared_memory(nodes: dsmfs.Cluster) 
         w.publish()
         r.acquire()
         assert r.array.tolist() == [1, 3, 5]
+        w %= np.float32(4)
+        w **= 2
+        w //= np.array([1, 2, 1], "f4")
+        assert w is area and w.array.tolist() == [1, 4, 1]
         with pytest.raises(ValueError, match="broadcast"):
             w += np.ones(4, "f4")
+    with nodes[0].create("bits.npy", 3, "u1", interval=0) as w:
+        area = w
+        w |= np.array([7, 6, 5], "u1")
+        w &= 6
+        w ^= np.array([1, 1, 1], "u1")
+        w <<= 2
+        w >>= np.array([1, 1, 1], "u1")
+        assert w is area and w.array.tolist() == [14, 14, 10]
     with pytest.raises(dsmfs.ClosedError):
         w += 1
