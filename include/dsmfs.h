@@ -179,6 +179,7 @@ struct dsmfs__line { /* in the header pages, which are read-only: what is in mem
 };
 enum { DSMFS__ENDED = 1, DSMFS__REMOVED = 2, DSMFS__FOLLOWS = 4 }; /* of state */
 enum { DSMFS__DIED = 0x40000000 };                                 /* of the life line's word */
+#define DSMFS__CENTURY ((int64_t)100 * 365 * 86400 * 1000) /* ms */
 enum { DSMFS__SOON = 50, DSMFS__EXPECTED = 10000, DSMFS__LOOK = 100 }; /* ms: see dsmfs_wait */
 
 struct dsmfs__head_pages { /* of an area */
@@ -1163,6 +1164,8 @@ DSMFS_API int64_t dsmfs_wait(dsmfs *a, int64_t version, int64_t timeout_ms)
 {
     struct dsmfs__head_pages *h = version > 0 ? dsmfs__watch(a) : NULL;
     int64_t start = dsmfs__now(), ask = DSMFS__SOON, past = 0;
+    if (timeout_ms > DSMFS__CENTURY)
+        timeout_ms = DSMFS__CENTURY; /* sums with it do not overflow */
     while (h) {
         uint32_t word = __atomic_load_n(&h->line->word, __ATOMIC_ACQUIRE), life = __atomic_load_n(&h->life->word, __ATOMIC_ACQUIRE);
         uint32_t state = __atomic_load_n(&h->line->state, __ATOMIC_ACQUIRE);

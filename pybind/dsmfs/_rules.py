@@ -127,8 +127,8 @@ def duration(time: float | str) -> str:
 
 def seconds(interval: str) -> float | None:
     """Return an interval in seconds; None if it is no time."""
-    if interval == "0":
-        return 0.0
+    if interval.isascii() and interval.isdecimal():
+        return int(interval) / 1000
     parts = re.findall(r"([0-9]*\.?[0-9]+|[0-9]+\.)(ns|us|µs|ms|s|m|h)", interval)
     if not parts or "".join(map("".join, parts)) != interval:
         return None

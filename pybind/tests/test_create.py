@@ -142,7 +142,7 @@ def test_exist_ok_with_other_rules(nodes: dsmfs.Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("time", "seconds"), [(0, 0), (0.25, 0.25), (1e-9, 1e-9), (1e-30, 1e-9), ("50ms", 0.05), (-1, None)]
+    ("time", "seconds"), [(0, 0), (0.25, 0.25), (1e-9, 1e-9), (1e-30, 1e-9), ("50ms", 0.05), ("100", 0.1), (-1, None)]
 )
 def test_durations(time: float | str, seconds: float | None) -> None:
     assert _rules.seconds(_rules.duration(time)) == seconds
