@@ -248,11 +248,17 @@ func (n *node) handOver(stop <-chan struct{}) {
 	context.AfterFunc(n.life, cancel)
 	for {
 		v := n.Current()
-		var slots []dsm.Slot
+		var slots, back []dsm.Slot
 		for i, h := range v.Slots {
-			if h.Primary == n.self.ID && h.Source != 0 {
+			if h.Primary == n.self.ID && h.Source != 0 && !h.Failed(v) {
 				slots = append(slots, dsm.Slot(i))
 			}
+			if h.Source == n.self.ID && h.Failed(v) {
+				back = append(back, dsm.Slot(i))
+			}
+		}
+		if len(back) > 0 && n.HandoverFailed(ctx, back, nil, v.Epoch) == nil {
+			continue
 		}
 		if len(slots) > 0 && n.SlotsReady(ctx, slots, v.Epoch) == nil {
 			continue

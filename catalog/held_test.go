@@ -147,12 +147,7 @@ func TestHeldMemberComesBack(t *testing.T) {
 				ok(t, o.Join(patient(t), nodes[0].self.Addr))
 			}
 			settle(t, nodes)
-			made, err := n.Create(patient(t), dsm.RootIno, "f", file, true)
-			ok(t, err)
-			_, err = n.SetAttr(patient(t), made.Ino, dsm.SetAttr{Size: ptr(int64(5))})
-			ok(t, err)
-			want := locks.Lock{Owner: locks.Owner{Node: 7, ID: 3}, Type: locks.Write, Last: locks.End}
-			ok(t, n.AskLock(patient(t), made.Ino, locks.Request{Ticket: 1, Lock: want}))
+			made := lockedFile(t, n)
 			before := n.LockStanding(made.Ino)
 			inSync(t, nodes)
 			for range 3 {
@@ -186,6 +181,18 @@ func TestHeldMemberComesBack(t *testing.T) {
 			}
 		})
 	}
+}
+
+// lockedFile makes a file with bytes in it, which the held node has open and locked.
+func lockedFile(t *testing.T, n *node) dsm.Inode {
+	t.Helper()
+	made, err := n.Create(patient(t), dsm.RootIno, "f", file, true)
+	ok(t, err)
+	_, err = n.SetAttr(patient(t), made.Ino, dsm.SetAttr{Size: ptr(int64(5))})
+	ok(t, err)
+	l := locks.Lock{Owner: locks.Owner{Node: 7, ID: 3}, Type: locks.Write, Last: locks.End}
+	ok(t, n.AskLock(patient(t), made.Ino, locks.Request{Ticket: 1, Lock: l}))
+	return made
 }
 
 // inSync waits until all slots have a backup in sync that are to have one.
@@ -336,12 +343,7 @@ func TestLeaveWhileADaemonIsAway(t *testing.T) {
 				nodes = append(nodes, o)
 			}
 			settle(t, nodes)
-			made, err := n.Create(patient(t), dsm.RootIno, "f", file, true)
-			ok(t, err)
-			_, err = n.SetAttr(patient(t), made.Ino, dsm.SetAttr{Size: ptr(int64(5))})
-			ok(t, err)
-			want := locks.Lock{Owner: locks.Owner{Node: 7, ID: 3}, Type: locks.Write, Last: locks.End}
-			ok(t, n.AskLock(patient(t), made.Ino, locks.Request{Ticket: 1, Lock: want}))
+			made := lockedFile(t, n)
 			inSync(t, nodes)
 			n.stop()
 			leaver := nodes[1]

@@ -60,7 +60,7 @@ var errDeserted = errors.New("all other members have ended")
 func (c *Catalog) deserted(ctx context.Context) bool {
 	look := time.NewTicker(lastWords / 4)
 	defer look.Stop()
-	since := make(map[dsm.NodeID]time.Time) // from when on a member has refused connections
+	away := make(absences)
 	for {
 		select {
 		case <-look.C:
@@ -70,27 +70,34 @@ func (c *Catalog) deserted(ctx context.Context) bool {
 			return false
 		}
 		if c.Leader() != 0 {
-			clear(since)
+			clear(away)
 			continue
 		}
 		v, lives := c.Current(), false
-		for _, m := range present(v) {
-			switch {
-			case m.ID == c.self.ID:
-			case !c.ended(ctx, m):
-				delete(since, m.ID)
+		for _, m := range present(v) { // all of them, so that each is counted from when it was first away
+			if m.ID != c.self.ID && away.mayLive(m, c.ended(ctx, m), time.Now(), v.Lease) {
 				lives = true
-			case since[m.ID].IsZero():
-				since[m.ID] = time.Now()
-				lives = lives || followed(m)
-			default:
-				lives = lives || followed(m) && time.Since(since[m.ID]) < v.Lease
 			}
 		}
 		if !lives {
 			return true
 		}
 	}
+}
+
+// absences has from when on members have refused connections, without an answer since.
+type absences map[dsm.NodeID]time.Time
+
+// mayLive takes note whether a member's process has ended, as far as its machine says, and reports whether it, or the daemon that follows it, may serve.
+func (a absences) mayLive(m dsm.Member, ended bool, now time.Time, lease time.Duration) bool {
+	if !ended {
+		delete(a, m.ID)
+		return true
+	}
+	if _, before := a[m.ID]; !before {
+		a[m.ID] = now
+	}
+	return followed(m) && now.Sub(a[m.ID]) < lease
 }
 
 func (c *Catalog) leave(ctx context.Context) error {

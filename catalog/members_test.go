@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"testing"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -145,6 +146,27 @@ func TestLeave(t *testing.T) {
 	m.must(nodeA, leavingOp{nodeA}) // the last one keeps its slots
 	if slotsOf(m.view, nodeA) != dsm.Slots || m.view.Epoch != epoch+1 {
 		t.Errorf("the last: %d slots in epoch %d", slotsOf(m.view, nodeA), m.view.Epoch)
+	}
+}
+
+// TestWhoMayLive: a member that refuses connections has ended, but for one that may be followed, and has refused them for less than a lease.
+func TestWhoMayLive(t *testing.T) {
+	const lease = 2 * time.Second
+	plain, held, leaves := dsm.Member{ID: 1}, dsm.Member{ID: 2, Held: true}, dsm.Member{ID: 3, Held: true, Leaving: true}
+	away, began := make(absences), time.Unix(1000, 0)
+	for i, c := range []struct {
+		m     dsm.Member
+		ended bool
+		after time.Duration
+		want  bool
+	}{
+		{plain, false, 0, true}, {plain, true, 0, false}, {leaves, true, 0, false},
+		{held, true, 0, true}, {held, true, lease - 1, true}, {held, true, lease, false},
+		{held, false, lease, true}, {held, true, lease + 1, true}, {held, true, 2 * lease, true}, {held, true, 2*lease + 1, false},
+	} {
+		if got := away.mayLive(c.m, c.ended, began.Add(c.after), lease); got != c.want {
+			t.Errorf("%d: %+v: %t", i, c, got)
+		}
 	}
 }
 

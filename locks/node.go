@@ -77,7 +77,7 @@ type file struct {
 	dropped      bool          // the locks were dropped, and programs do not know
 	releases     int           // calls under way for programs that have closed the file
 	undoing      []*Lock       // given up, but not yet released: see undoLocked
-	again        map[Owner]int // commands under way that ask again for an owner: see askAgainLocked
+	again        map[Owner]int // commands under way that ask again for an owner: see repeatLocked
 	// owners have locks, or may have some: true if one was granted, and false if one was asked for.
 	owners  map[Owner]bool
 	changed chan struct{} // closed at the next change; nil if nobody waits for one

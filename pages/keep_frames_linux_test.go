@@ -44,7 +44,14 @@ func newHeldReplica(t *testing.T, size int64) (*hold.Memory, *Area, *Cached) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := newTestStore(t, m).NewHeldArea(5, size)
+	a, c := beginHeld(t, newTestStore(t, m), size)
+	return m, a, c
+}
+
+// beginHeld returns the same of a store that is there.
+func beginHeld(t *testing.T, s *Keep, size int64) (*Area, *Cached) {
+	t.Helper()
+	a, err := s.NewHeldArea(5, size)
 	if err == nil {
 		err = a.BeginReplica()
 	}
@@ -54,7 +61,7 @@ func newHeldReplica(t *testing.T, size int64) (*hold.Memory, *Area, *Cached) {
 	a.WorkingIsNewest()
 	c := NewCached(a)
 	c.SetWriters(true)
-	return m, a, c
+	return a, c
 }
 
 func fill(b byte) []byte { return bytes.Repeat([]byte{b}, dsm.PageSize) }
@@ -283,16 +290,7 @@ func TestDroppedAreaLeavesNoFrames(t *testing.T) {
 	}
 	s := newTestStore(t, m)
 	begin := func(b byte) (*Area, *Cached) {
-		a, err := s.NewHeldArea(5, size)
-		if err == nil {
-			err = a.BeginReplica()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		a.WorkingIsNewest()
-		c := NewCached(a)
-		c.SetWriters(true)
+		a, c := beginHeld(t, s, size)
 		copy(a.Working(2), fill(b))
 		c.Read(2*dsm.PageSize, make([]byte, dsm.PageSize))
 		return a, c
