@@ -536,6 +536,7 @@ func (a *Area) replicaAcquiredLocked(from dsm.NodeID, m *wire.Acquired) {
 			a.wholeLocked(op.version)
 		}
 		if len(op.pending) == 0 {
+			delete(a.mu.replica.acquires, m.Round) // it is over for the homes, and not sent again
 			op.answered = a.mu.replica.round
 			a.freshenedLocked(op, whole)
 		}

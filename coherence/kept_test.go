@@ -71,6 +71,37 @@ func TestResultKeptOut(t *testing.T) {
 	}
 }
 
+// TestResultKeptOutAndReset: a session with a home breaks while the kernel is told of the round, which the home has ended and this node keeps out. The call
+// still waits: the home has nothing more to say, and what was kept out is not forgotten.
+func TestResultKeptOutAndReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, list := newHomed(t, 2, sums(1, dsm.ApplySync)), []dsm.NodeID{1, 2}
+		home, n := s.nodes[0], s.nodes[1]
+		home.open(true)
+		n.open(true)
+		s.calm()
+		put(t, home, 5)
+		for _, n := range s.nodes {
+			n.joinRound()
+		}
+		s.calm()
+		home.endRound(list, nil)
+		var op *acquiring
+		n.area.step(func() { op = n.area.startFinishLocked(firstRound, list, len(list), false) })
+		s.calm()
+		n.reset(home)
+		over := false
+		n.ask("finish", func(ctx context.Context) error { return n.area.awaitKept(ctx, op) }, func(error) { over = true })
+		s.calm("finish")
+		if over {
+			t.Error("it has ended without the result")
+		}
+		n.area.Released()
+		s.calm()
+		want(t, n, 5)
+	})
+}
+
 // TestResultKeptOutAndNotFinite: the same of a program that has accumulated what is not finite. It hears first that the result is not in memory, and of the
 // other when that is over.
 func TestResultKeptOutAndNotFinite(t *testing.T) {
