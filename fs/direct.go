@@ -152,12 +152,7 @@ func (o *opens) stopWriting(a *openArea) {
 	d.stop = nil
 	o.b.releases.run(func() {
 		stop()
-		ctx, cancel := o.b.lasting()
-		err := o.b.publish(ctx, a)
-		cancel()
-		if err != nil {
-			o.b.log.Warn("stores of a closed file are not published yet", "area", a.id, "err", err)
-		}
+		o.publishLast(a)
 		a.gate <- struct{}{} // or another program could open it, and write past the end, before the Trim
 		if d.writing.Add(-1) == 0 {
 			o.b.passthrough.writing.Add(-1)
@@ -167,6 +162,29 @@ func (o *opens) stopWriting(a *openArea) {
 		at.Detach()
 		o.detach(a, true)
 	})
+}
+
+// publishLast publishes what the programs of a session for writing have left. What they have written past the end is cut off when the session ends, so
+// it tries until that is part of the file, or cannot be: the catalog may be away for longer than anybody waits for it.
+func (o *opens) publishLast(a *openArea) {
+	for pause := firstLook; ; pause = min(2*pause, lastLook) {
+		ctx, cancel := o.b.lasting()
+		err := o.b.publish(ctx, a)
+		cancel()
+		if err != nil {
+			o.b.log.Warn("stores of a closed file are not published yet", "area", a.id, "err", err)
+		}
+		if a.current().Extended() == 0 {
+			return
+		}
+		next := time.NewTimer(pause)
+		select {
+		case <-next.C:
+		case <-o.b.life.Done():
+			next.Stop()
+			return
+		}
+	}
 }
 
 // releaseDirect ends a handle of the mount. Its stores were published at close(2). Later ones,
@@ -271,6 +289,8 @@ func (b *bridge) grown(ctx context.Context, a *openArea) {
 		i, err = b.cfg.Names.SetAttr(ctx, dsm.Ino(a.id), dsm.SetAttr{GrowTo: &end})
 	}
 	switch {
+	case errs.Is(err, errs.NotExist): // the file is removed
+		area.Trim()
 	case errs.Is(err, errs.NoSpace), errs.Is(err, errs.TooLarge):
 		area.Trim()
 		a.direct.noRoom.Store(&err)

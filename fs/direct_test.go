@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/fs/harvest"
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
 // memfd returns a memory file of one page, and one to open it anew.
@@ -109,6 +111,89 @@ func TestCompareRest(t *testing.T) {
 			}
 			a.attached.Store(0) // the timer finds nothing to do
 			time.Sleep(10 * time.Second)
+		})
+	}
+}
+
+// longerArea is an area whose memory is longer than the file.
+type longerArea struct {
+	*fakeArea
+	names *fakeNames
+	ino   dsm.Ino
+	end   int64
+	cut   bool // what was too long is gone
+}
+
+func (l *longerArea) Extended() int64 {
+	i, _ := l.names.Getattr(context.Background(), l.ino)
+	if l.cut || i.Size >= l.end {
+		return 0
+	}
+	return l.end
+}
+
+func (l *longerArea) Trim() { l.cut = true }
+
+// TestWrittenPastTheEndAtLast: the catalog is away when the last program has closed a direct file past whose end it has written, for longer than
+// calls wait. What it has written is part of the file when the catalog is back, and is not cut off before. It is if it cannot be part of the file.
+func TestWrittenPastTheEndAtLast(t *testing.T) {
+	for name, c := range map[string]struct {
+		away, then error
+		size       int64
+		takes      time.Duration
+		ends       bool // the filesystem goes away meanwhile
+	}{
+		"comes back":   {away: errs.E(errs.Timeout, "", ""), size: 5 * dsm.PageSize, takes: time.Hour},
+		"refuses":      {away: errs.E(errs.NoSpace, "", "")},
+		"removed":      {away: errs.E(errs.NotExist, "", "")},
+		"removed then": {away: errs.E(errs.Unavailable, "", ""), then: errs.E(errs.NotExist, "", ""), takes: time.Hour},
+		"unmounted":    {away: errs.E(errs.Unavailable, "", ""), then: errs.E(errs.Unavailable, "", ""), takes: time.Hour, ends: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, a, _ := pacedArea(0)
+				names := b.cfg.Names.(*fakeNames)
+				areas := newFakeAreas(names)
+				b.cfg.Areas, b.notify.server = areas, slowCache{func() {}}
+				l := &longerArea{fakeArea: areas.area(1), names: names, end: 5 * dsm.PageSize}
+				a.mu.area = l
+				a.attached.Store(1)
+				a.direct.writing.Store(1)
+				i, err := names.CreateTemp(t.Context(), dsm.RootIno, dsm.Inode{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				a.id, l.ino = i.Area(), i.Ino
+				fail := func(err error) {
+					names.mu.Lock()
+					defer names.mu.Unlock()
+					names.fail["SetAttr"] = err
+				}
+				fail(c.away)
+				began := time.Now()
+				var took time.Duration
+				b.releases.run(func() {
+					b.opens.publishLast(a)
+					took = time.Since(began)
+				})
+				time.Sleep(time.Hour)
+				fail(c.then)
+				if c.ends {
+					b.end()
+				}
+				b.releases.close()
+				if i, _ = names.Getattr(t.Context(), i.Ino); i.Size != c.size {
+					t.Errorf("the file has %d bytes, want %d", i.Size, c.size)
+				}
+				if took < c.takes || took > c.takes+lastLook {
+					t.Errorf("it took %v, want %v", took, c.takes)
+				}
+				if left := l.Extended(); left != 0 != c.ends {
+					t.Errorf("%d bytes are left to be cut off", left)
+				}
+				b.end()
+				b.background.close()
+			})
 		})
 	}
 }
