@@ -30,6 +30,7 @@ type plan struct {
 	lease    time.Duration // --lease
 	copies   int           // user.dsm.replicas of all files
 	held     bool          // --hold on all nodes
+	secure   bool          // they encrypt, and prove to each other who they are
 }
 
 // unheld are the workloads whose programs have something open that is lost with the daemon, and the faults that are done to the process of a mount, which
@@ -44,7 +45,7 @@ func (p plan) String() string {
 	for _, w := range p.chosen {
 		names = append(names, w.name)
 	}
-	return fmt.Sprintf("workloads %s; replicas=%d; held=%v; --fault-timeout %v; --lease %v; faults:%s", strings.Join(names, ","), p.copies, p.held, p.patience, p.lease, describe(p.faults))
+	return fmt.Sprintf("workloads %s; replicas=%d; held=%v; secure=%v; --fault-timeout %v; --lease %v; faults:%s", strings.Join(names, ","), p.copies, p.held, p.secure, p.patience, p.lease, describe(p.faults))
 }
 
 func listed(flag string) []string {
@@ -94,6 +95,7 @@ func draw(seed uint64) plan {
 		p.lease = shortLease
 	}
 	p.faults = schedule(r, kinds, size, length)
+	p.secure = r.IntN(2) == 0
 	return p
 }
 
@@ -130,7 +132,7 @@ func round(t *testing.T, p plan, total *tally) {
 	if p.held {
 		flags = append(flags, "--hold")
 	}
-	c := harness.New(t, harness.Options{Nodes: size, Network: harness.Namespaces, Memory: memory, Flags: flags})
+	c := harness.New(t, harness.Options{Nodes: size, Network: harness.Namespaces, Secure: p.secure, Memory: memory, Flags: flags})
 	python, _ := harness.Interpreter()
 	crew := &crew{t: t, c: c, python: python, seed: p.seed, last: map[string]int{}}
 	t.Cleanup(crew.stop)
