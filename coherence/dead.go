@@ -141,19 +141,15 @@ func (a *Area) heardFromLocked(n dsm.NodeID) {
 
 // abandonDeadLocked gives back the credit of publications to homes that have died: others need it. The publications stay as they are, because
 // they may have been merged: by a home that took over, or by the dead one, which may come back. They are sent again, under their numbers,
-// when their slot has another home, or theirs has joined again. Parts of rounds are taken back: the round fails, so they are not merged. Extents whose home had died, and that have one now, are queued to be published.
+// when their slot has another home, or theirs has joined again. So are parts of rounds: one that was only cut off may merge them before it hears of that.
+// Extents whose home had died, and that have one now, are queued to be published.
 func (a *Area) abandonDeadLocked() {
 	for _, e := range a.busyExtentsLocked() {
 		x := a.extentLocked(e)
 		dead := a.deadHomeLocked(a.slotLocked(e)) != 0
 		switch {
 		case dead:
-			ended := slices.Contains(a.mu.dead, a.rowLocked(e).Primary)
-			for _, pub := range slices.Collect(x.publications()) {
-				if ended && pub.round != (dsm.RoundID{}) {
-					a.takeBackLocked(e, x, pub, true)
-					continue
-				}
+			for pub := range x.publications() {
 				a.node.links.give(pub.home, a, pub.credit)
 				pub.credit = 0
 			}

@@ -351,7 +351,7 @@ func (a *Area) replicaPublishAckLocked(m *wire.PublishAck) {
 		defer a.countAgainLocked(pub)
 	}
 	if m.Stale {
-		a.takeBackLocked(m.Extent, x, pub, false) // the next publication ends the waits for this one
+		a.takeBackLocked(m.Extent, x, pub) // the next publication ends the waits for this one
 		a.startPublicationsLocked()
 		return
 	}

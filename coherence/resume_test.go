@@ -241,7 +241,7 @@ func TestPartTakenBackBesideAPublish(t *testing.T) {
 			if len(x.parts) != 1 || x.pub == nil || x.pub.snap[0] == nil || x.pub.kept.Besides() != dsm.Range(0, 1) {
 				t.Fatalf("%d parts, publish %+v", len(x.parts), x.pub)
 			}
-			n.area.takeBackLocked(0, x, x.parts[0], true)
+			n.area.takeBackLocked(0, x, x.parts[0])
 			if x.pub.snap[0] != nil || x.pub.kept.Besides() != (dsm.PageSet{}) {
 				t.Error("the next daemon takes the publish for one with the part in it")
 			}

@@ -156,7 +156,7 @@ func (a *Area) takeBackUnmergedLocked(m *wire.Push, x *replicaExtent) {
 	if x.pub == nil || x.pub.round != (dsm.RoundID{}) || x.pub.seq <= m.Contains {
 		return
 	}
-	a.takeBackLocked(m.Extent, x, x.pub, false)
+	a.takeBackLocked(m.Extent, x, x.pub)
 }
 
 // conflictsLocked finds the conflicts between the working copy of page i, which was base, and incoming, and keeps aside the values that do not stay. It

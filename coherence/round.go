@@ -443,12 +443,12 @@ func (a *Area) hasPartsLocked(e dsm.ExtentIndex) bool {
 	return x != nil && len(x.parts) > 0
 }
 
-// takeBackLocked ends a publication that the home has refused, or whose home has died (dead): its pages become dirty again, and are
+// takeBackLocked ends a publication that the home has refused: its pages become dirty again, and are
 // diffed anew. It stays in the round only if it was refused for its rules. What a program has handed over is sent again then, and else dropped:
 // FinishRound says so.
-func (a *Area) takeBackLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publication, dead bool) {
+func (a *Area) takeBackLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publication) {
 	c := a.mu.replica.contribution
-	stays := !dead && pub.stamp.Gen < a.mu.ino.Gen && c != nil && c.id == pub.round && !c.gone
+	stays := pub.stamp.Gen < a.mu.ino.Gen && c != nil && c.id == pub.round && !c.gone
 	if pub.given {
 		if stays && a.accumulatesLocked(a.mu.ino.Layout.DataOffset, 0) == nil {
 			a.giveAgainLocked(e, pub)
@@ -457,7 +457,7 @@ func (a *Area) takeBackLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publicat
 		}
 		a.endUnmergedOneLocked(x, pub)
 		pub.data.Release()
-		if x.wanted && !dead {
+		if x.wanted {
 			a.wantLocked(e, x)
 		}
 		return
@@ -472,7 +472,7 @@ func (a *Area) takeBackLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publicat
 	a.endUnmergedOneLocked(x, pub)
 	a.dirtyLocked(e, x, pub.sent.And(x.have).And(a.withinLocked(e))) // pages on demand that were cut off are not here
 	pub.data.Release()
-	if x.wanted = x.joins || !a.versionedLocked(); x.wanted && !dead { // of a version, nothing is published alone
+	if x.wanted = x.joins || !a.versionedLocked(); x.wanted { // of a version, nothing is published alone
 		a.wantLocked(e, x)
 	}
 }

@@ -52,7 +52,7 @@ func (s *sim) endAway() {
 func (s *sim) isEvicted(n *simNode) {
 	n.fenced.Store(true)
 	s.mu.Lock()
-	n.away, n.cut = true, true
+	n.away, n.cut, n.evicted = true, true, true
 	s.mu.Unlock()
 	s.changeView(func(v *dsm.View) {
 		v.Members[n.i].Gone, v.Members[n.i].Leaving = true, true
@@ -139,6 +139,8 @@ var awayCases = []simCase{
 	{name: "sum-demand-away", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), aways: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
 	{name: "last-alone-away", ino: dsm.Inode{Size: simSize}, aways: true, alone: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "sum-alone-away", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), aways: true, alone: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
+	{name: "round-away", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), aways: true, rounds: true, tally: intTally, rules: applyRule, store: addOnes, check: checkOnes},
+	{name: "round-alone-away", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), aways: true, alone: true, rounds: true, tally: intTally, rules: applyRule, store: addOnes, check: checkOnes},
 	{name: "max-away", ino: bestOf(dsm.MergeMax, dsm.DTypeI32, dsm.ApplyAuto), aways: true, careful: true, rules: applyRule, store: findBest, check: checkBest},
 }
 

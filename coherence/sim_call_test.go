@@ -74,6 +74,9 @@ func (s *sim) rest() {
 		if s.whole && (errs.Is(q.err, errs.Access) || errs.Is(q.err, errs.Busy)) && slices.Contains([]string{"open to write", "attach", "take"}, q.what) {
 			q.gaveUp, q.err = true, errs.E(errs.Timeout, "", "%w", q.err)
 		}
+		if q.what == "finish a round" && q.n.evicted && errs.Is(q.err, errs.Unavailable) { // what it had accumulated is not in the round, and it is told
+			q.gaveUp, q.err = true, errs.E(errs.Timeout, "", "%w", q.err)
+		}
 		if dead := (s.alone || s.taker != nil && s.taker.gone) && errs.Is(q.err, errs.Unavailable); q.err != nil && !dead && !short && !(q.gaveUp && (errs.Is(q.err, errs.Timeout) || errs.Is(q.err, errs.NoSpace))) {
 			s.t.Errorf("node %d: %s: %v", q.n.i, q.what, q.err)
 			s.explain()

@@ -87,6 +87,7 @@ type simNode struct {
 	dead     bool          // see kill
 	fenced   atomic.Bool   // its lease has run out: see sim_away_test.go
 	away     bool          // it is evicted, and has not joined again
+	evicted  bool          // it was, at some time
 	cut      bool          // and nothing reaches it, or comes from it
 	gone     bool          // and the catalog says so
 	changed  chan struct{} // closed and replaced when an entry is applied

@@ -90,7 +90,7 @@ func (a *Area) takeBackVoidLocked(m *wire.Push, x *replicaExtent) {
 	}
 	for _, part := range slices.Clone(x.parts) {
 		if !part.given && part.stamp.Gen < a.mu.ino.Gen && part.seq > m.Parts {
-			a.takeBackLocked(m.Extent, x, part, false)
+			a.takeBackLocked(m.Extent, x, part)
 			a.countAgainLocked(part)
 		}
 	}
