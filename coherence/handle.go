@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"math"
-	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -503,9 +502,8 @@ func (a *Area) sendAcquireLocked(op *acquiring) {
 	r.acquires[op.round] = op
 	op.began = a.now()
 	op.pending = make(map[dsm.NodeID]struct{})
-	op.version, op.partly = math.MaxUint64, false
-	op.homes = a.homesLocked()
-	for _, home := range op.homes {
+	op.version, op.partly, op.kept = math.MaxUint64, false, 0
+	for _, home := range a.homesLocked() {
 		op.pending[home] = struct{}{}
 		if f := op.finish; f != nil {
 			a.sendLocked(home, &wire.Finish{Stamp: a.stampLocked(), Round: f.Round, Acquire: op.round, Nodes: f.Nodes, Writers: f.Writers})
@@ -513,7 +511,7 @@ func (a *Area) sendAcquireLocked(op *acquiring) {
 		}
 		a.sendLocked(home, &wire.Acquire{Stamp: a.stampLocked(), Round: op.round})
 	}
-	if len(op.homes) == 0 { // nor are there bytes
+	if len(op.pending) == 0 { // nor are there bytes
 		a.freshenedLocked(op, true)
 	}
 }
@@ -527,17 +525,12 @@ func (a *Area) replicaAcquiredLocked(from dsm.NodeID, m *wire.Acquired) {
 	default:
 		delete(op.pending, from)
 		op.version = min(op.version, m.Upto)
-		// If the area has grown meanwhile, it may have homes that nobody has asked. Those that answer have heard of their versions.
-		grown := func() bool {
-			return slices.ContainsFunc(a.homesLocked(), func(home dsm.NodeID) bool { return !slices.Contains(op.homes, home) })
-		}
-		whole := len(op.pending) == 0 && !op.partly && !grown()
+		whole := len(op.pending) == 0 && !op.partly
 		if whole {
 			a.wholeLocked(op.version)
 		}
 		if len(op.pending) == 0 {
 			delete(a.mu.replica.acquires, m.Round) // it is over for the homes, and not sent again
-			op.answered = a.mu.replica.round
 			a.freshenedLocked(op, whole)
 		}
 		a.mu.wake = true

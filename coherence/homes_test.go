@@ -66,27 +66,39 @@ func TestVersionsAfterAHandover(t *testing.T) {
 	})
 }
 
-// TestAcquireWhileTheAreaGrows: another home comes with the growth, which the acquire has not asked. So it does not say how new memory is as a whole.
+// TestAcquireWhileTheAreaGrows: with the growth come slots to which the node has not subscribed when its acquire asks their home, or another one. The acquire
+// ends when what others have published there is here.
 func TestAcquireWhileTheAreaGrows(t *testing.T) {
-	for _, grows := range []bool{false, true} {
+	for _, id := range []dsm.NodeID{1, 2} {
 		s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
-		s.changeView(func(v *dsm.View) { v.Slots[dsm.SlotOf(simArea, 1)].Primary = 2 })
+		s.changeView(func(v *dsm.View) { v.Slots[dsm.SlotOf(simArea, 1)].Primary = id })
 		s.catchUp()
-		n := s.nodes[2]
+		home, writer, n := s.nodes[0], s.nodes[1], s.nodes[2]
+		writer.open(true)
 		n.open(false)
 		s.drain()
 		op := n.startAcquire()
-		if grows {
-			s.resize(2 * dsm.ExtentSize)
-			n.apply()
+		s.resize(2 * dsm.ExtentSize)
+		home.apply()
+		writer.apply()
+		writer.store(t, dsm.ExtentSize/4, 5)
+		publish(writer)
+		for range 3 {
+			s.deliverAll(link{1, 0})
+			s.deliverAll(link{0, 1})
 		}
 		s.deliverAll(link{2, 0})
 		s.deliverAll(link{0, 2})
-		if len(op.pending) > 0 {
-			t.Fatal("the home has not answered")
+		has := func() bool { return n.area.mu.ino.Size > dsm.ExtentSize && n.float(dsm.ExtentSize/4) == 5 }
+		if len(op.pending) == 0 && !has() {
+			t.Errorf("the home is %v: the acquire has ended without what was published before it came", id)
 		}
-		if fresh := n.area.mu.replica.fresh.Equal(op.began); fresh == grows {
-			t.Errorf("the area grows: %v: all is as new as the acquire: %v", grows, fresh)
+		if n.area.mu.replica.fresh.Equal(op.began) != (len(op.pending) == 0) {
+			t.Errorf("the home is %v: all is as new as the acquire, which waits for %v", id, op.pending)
+		}
+		s.drain()
+		if len(op.pending) > 0 || !has() || !n.area.mu.replica.fresh.Equal(op.began) {
+			t.Errorf("the home is %v: it waits for %v, the bytes are here: %v", id, op.pending, has())
 		}
 		n.area.step(func() { n.area.endAcquireLocked(op) })
 	}

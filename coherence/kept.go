@@ -14,7 +14,7 @@ func (a *Area) awaitKept(ctx context.Context, op *acquiring) error {
 	id := op.finish.Round
 	for op.partly {
 		r := &a.mu.replica
-		broughtLocked := func() bool { return r.brought > op.answered || r.finished[id.Group] == id }
+		broughtLocked := func() bool { return r.brought > op.kept || r.finished[id.Group] == id }
 		err := a.await(ctx, "finish", func() bool { return broughtLocked() || !a.defersLocked() })
 		if errs.Is(err, errs.Timeout) && ctx.Err() == context.DeadlineExceeded {
 			return errs.E(errs.Timeout, "finish", "the result of round %v enters memory when the program of this node that has the file open for writing "+

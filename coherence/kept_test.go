@@ -10,6 +10,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // TestResultKeptOut: a program that only reads ends a round while another of its node has the file open for writing, which keeps updates out of memory.
@@ -99,6 +100,41 @@ func TestResultKeptOutAndReset(t *testing.T) {
 		n.area.Released()
 		s.calm()
 		want(t, n, 5)
+	})
+}
+
+// TestResultThatAnEarlierSyncHasBrought: the program that keeps the result out syncs while it comes, before the home has answered who ends the round. That
+// one waits for no further sync.
+func TestResultThatAnEarlierSyncHasBrought(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, list := newHomed(t, 2, sums(1, dsm.ApplySync)), []dsm.NodeID{1, 2}
+		home, n := s.nodes[0], s.nodes[1]
+		home.open(true)
+		n.open(true)
+		s.calm()
+		put(t, home, 5)
+		for _, n := range s.nodes {
+			n.joinRound()
+		}
+		s.calm()
+		n.ask("finish", func(ctx context.Context) error { return n.area.FinishRound(ctx, firstRound, list, len(list), false) }, nil)
+		s.rest()
+		s.deliverAll(link{1, 0})
+		for {
+			if _, answers := s.queue(link{0, 1})[0].msg.(*wire.Acquired); answers {
+				break
+			}
+			s.deliverOn(link{0, 1})
+		}
+		want(t, n, 0)
+		n.sync(n.writer)
+		for len(s.requests) > 0 && (s.deliver() || n.kernel.work()) {
+			s.rest()
+		}
+		want(t, n, 5)
+		if s.waits() {
+			t.Error("it waits although it has the result")
+		}
 	})
 }
 

@@ -94,15 +94,14 @@ type replicaExtent struct {
 
 // acquiring is an Acquire that not all homes have answered.
 type acquiring struct {
-	began    time.Time    // when it was sent
-	storing  bool         // the caller stores: updates may enter memory until it ends
-	finish   *wire.Finish // if not nil, it ends a round first
-	round    uint64
-	homes    []dsm.NodeID            // those that were asked
-	pending  map[dsm.NodeID]struct{} // those of them that have not answered
-	answered uint64                  // the last acquire that was sent before all homes had answered
-	version  dsm.Version             // the oldest of the versions that homes have answered with
-	partly   bool                    // some pages were kept out of memory meanwhile
+	began   time.Time    // when it was sent
+	storing bool         // the caller stores: updates may enter memory until it ends
+	finish  *wire.Finish // if not nil, it ends a round first
+	round   uint64
+	pending map[dsm.NodeID]struct{} // the homes that have not answered
+	version dsm.Version             // the oldest of the versions that homes have answered with
+	partly  bool                    // some pages were kept out of memory meanwhile
+	kept    uint64                  // the last acquire that was sent before the last of these; the home answers a later one with them
 }
 
 func (r *replica) init() {
@@ -227,8 +226,10 @@ func (a *Area) takePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte, a
 		}
 	}
 	a.cameUptoLocked(m.Upto)
-	for _, op := range r.acquires {
-		op.partly = op.partly || !declined.Empty()
+	if !declined.Empty() {
+		for _, op := range r.acquires {
+			op.partly, op.kept = true, r.round
+		}
 	}
 	a.unstashLocked(m.Extent, came)
 	a.arriveLocked(m.Extent, came)
@@ -516,6 +517,12 @@ func (a *Area) resubscribeLocked(list []dsm.Slot) {
 			a.sendLocked(a.rowLocked(e).Primary, &wire.Fetch{Stamp: a.stampLocked(), Extent: e, Pages: x.asked})
 		}
 	}
+	a.acquireAgainLocked()
+}
+
+// acquireAgainLocked sends all Acquires that are not answered again.
+func (a *Area) acquireAgainLocked() {
+	r := &a.mu.replica
 	for _, round := range slices.Sorted(maps.Keys(r.acquires)) {
 		a.sendAcquireLocked(r.acquires[round])
 	}
@@ -538,6 +545,9 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 			r.whole = 0 // others may have published there, and this node may have heard of the versions
 		}
 		a.subscribeLocked(added)
+		if len(added) > 0 { // what others have stored there is behind the Subscribe
+			a.acquireAgainLocked()
+		}
 		return
 	}
 	a.extentLocked(dsm.ExtentIndex(min(is/dsm.ExtentSize, int64(r.n)-1))) // its pages past the end are zero, and so here
