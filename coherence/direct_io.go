@@ -142,7 +142,7 @@ func (a *Area) ReadBy(ctx context.Context, program int, p []byte, off int64) (n 
 	for {
 		var d *draft
 		old := false
-		a.note(func() {
+		a.step(func() {
 			if d = a.draftWithLocked(program); d == nil {
 				return
 			}
@@ -150,6 +150,9 @@ func (a *Area) ReadBy(ctx context.Context, program int, p []byte, off int64) (n 
 				if a.mu.ino.Spec.AppliesInSync() {
 					err = a.errHeldLocked("read", d.fresh, began)
 				}
+				return
+			}
+			if err = a.missesLocked(off, int64(len(p))); err != nil {
 				return
 			}
 			n = int(max(min(int64(len(p)), a.mu.ino.Size-off), 0))
@@ -170,7 +173,7 @@ func (a *Area) ReadBy(ctx context.Context, program int, p []byte, off int64) (n 
 }
 
 // WriteBy is WriteDirect by a program, whose memory shows the written bytes at once.
-func (a *Area) WriteBy(ctx context.Context, program int, p []byte, off int64) error {
+func (a *Area) WriteBy(ctx context.Context, program int, p []byte, off int64) (err error) {
 	own := false
 	a.step(func() {
 		d := a.draftWithLocked(program)
@@ -178,6 +181,9 @@ func (a *Area) WriteBy(ctx context.Context, program int, p []byte, off int64) er
 			return
 		}
 		own = true
+		if err = a.missesLocked(off, int64(len(p))); err != nil {
+			return
+		}
 		p = p[:max(min(int64(len(p)), a.mu.ino.Size-off), 0)]
 		d.mem.Write(p, off)
 		for _, s := range appendRange(nil, off, int64(len(p))) {
@@ -185,7 +191,7 @@ func (a *Area) WriteBy(ctx context.Context, program int, p []byte, off int64) er
 		}
 	})
 	if own {
-		return nil
+		return err
 	}
 	return a.WriteDirect(ctx, p, off)
 }

@@ -18,6 +18,44 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
+// TestDraftWhereMemoryDoesNotGrow: what a program with memory of its own writes and reads past the page cache where the area has none is ENOSPC, as for others.
+func TestDraftWhereMemoryDoesNotGrow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(1, dsm.ApplySync))
+		n := s.nodes[0]
+		n.open(true)
+		s.calm()
+		at, f, err := n.area.Attach(t.Context(), 9, true)
+		if err != nil || !at.Own() {
+			t.Fatal(at, err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		n.starving.Store(true)
+		s.resized(2 * dsm.ExtentSize)
+		s.drain()
+		b := make([]byte, 8)
+		try := func(past int64) (write, read error) {
+			write = n.area.WriteBy(t.Context(), 9, b, past)
+			_, read = n.area.ReadBy(t.Context(), 9, b, past)
+			return write, read
+		}
+		for _, past := range []int64{dsm.ExtentSize, dsm.ExtentSize - 4} {
+			if write, read := try(past); errs.KindOf(write) != errs.NoSpace || errs.KindOf(read) != errs.NoSpace {
+				t.Errorf("at %d: write %v, read %v, want ENOSPC", past, write, read)
+			}
+		}
+		if write, read := try(0); write != nil || read != nil {
+			t.Errorf("where there is memory: write %v, read %v", write, read)
+		}
+		n.starving.Store(false)
+		if write, read := try(dsm.ExtentSize); write != nil || read != nil {
+			t.Errorf("where there is memory again: write %v, read %v", write, read)
+		}
+	})
+}
+
 // TestMemoryThatDoesNotGrow: the memory of an area cannot be made longer at one of two nodes. What its programs need of the rest is
 // ENOSPC there, nothing else changes, and the log says what to do, once. What others publish to it meanwhile is taken when there is
 // memory again: after a while, or when another area gives some back.
