@@ -45,7 +45,7 @@ func (a *Area) expire() {
 		if !r.subscribed || r.opens > 0 || a.node.keeps.Load() {
 			return
 		}
-		if a.versionedLocked() && (len(a.busyExtentsLocked()) > 0 || r.contribution != nil) {
+		if a.versionedLocked() && (len(a.busyExtentsLocked()) > 0 || a.mu.whole.serial) {
 			a.mu.arrived = append(a.mu.arrived, func() { a.node.handovers.publishLeft(a) })
 			a.lingerLocked()
 			return

@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"strings"
 	"testing"
@@ -59,6 +60,35 @@ func TestClosesOfWhatCannotBePublished(t *testing.T) {
 		synctest.Wait()
 		if n.area.mu.replica.subscribed {
 			t.Error("the area is still there though it is published")
+		}
+	})
+}
+
+// TestCloseAfterAnInterruptedPublish: a versioned area is let go after its last close, also if the publish of its last version was interrupted when nothing but
+// the answer of the home was left.
+func TestCloseAfterAnInterruptedPublish(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newOwnCase(t, 2, dsm.Spec{})
+		n := c.nodes[1]
+		if err := c.opens(n); err != nil {
+			t.Fatal(err)
+		}
+		c.stores(n, 0, 7)
+		var id dsm.RoundID
+		n.area.step(func() { id = n.area.versionIDLocked() })
+		if err := c.does(n, func(ctx context.Context) error { return n.area.contribute(ctx, id) }); err != nil {
+			t.Fatal(err)
+		}
+		n.area.step(func() { n.area.endAcquireLocked(n.area.startVersionLocked(id)) })
+		c.calm()
+		n.area.Close(true)
+		n.leaveAll()
+		for range 2 {
+			n.area.expire()
+			c.calm()
+		}
+		if n.area.mu.replica.subscribed {
+			t.Error("the area is still there")
 		}
 	})
 }
