@@ -255,8 +255,7 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
 		if _, ok := a.mu.view.Member(id); !ok {
-			s.end()
-			delete(a.mu.home.subs, id)
+			a.forgetSubscriberLocked(id)
 			continue
 		}
 		if a.versionedLocked() && a.movedLocked(old, a.slotLocked(0)) {

@@ -103,8 +103,14 @@ func (a *Area) sendSubscribedLocked(to dsm.NodeID, r *wire.Subscribed) {
 }
 
 func (a *Area) homeUnsubscribeLocked(from dsm.NodeID) {
-	a.mu.home.subs[from].end()
-	delete(a.mu.home.subs, from)
+	a.forgetSubscriberLocked(from)
+}
+
+// forgetSubscriberLocked ends the subscription of a node, if it has one.
+func (a *Area) forgetSubscriberLocked(id dsm.NodeID) {
+	a.mu.home.subs[id].end()
+	delete(a.mu.home.subs, id)
+	a.endPushCopiesLocked()
 }
 
 // homeAcquireLocked pushes what the sender lacks, then answers. The answer does not wait for what is

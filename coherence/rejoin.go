@@ -26,10 +26,7 @@ func (a *Area) returnedLocked(old *dsm.View) {
 		if a.isSelf(m.ID) || m.Gone || !wasOther(old, m) {
 			continue
 		}
-		if s := a.mu.home.subs[m.ID]; s != nil {
-			s.end()
-			delete(a.mu.home.subs, m.ID)
-		}
+		a.forgetSubscriberLocked(m.ID)
 		a.sessionResetLocked(m.ID)
 	}
 }
