@@ -59,7 +59,7 @@ func (m mountedArea) FinishRound(ctx context.Context, id dsm.RoundID, nodes []ds
 
 // AbandonRound implements groups.Area.
 func (m mountedArea) AbandonRound(id dsm.RoundID) {
-	if a := m.open(); a != nil {
+	if a := m.b.opens.find(m.id); a != nil && a.current() != nil { // the program may have closed it
 		a.current().AbandonRound(id)
 	}
 }
