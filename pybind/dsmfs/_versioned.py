@@ -103,7 +103,7 @@ class Versioned(ABC):
             ESTALE: the path leads to another file by now, or to none. ENODATA: nothing has been published yet. ENOSPC: there is no memory for what would have to be kept. EINVAL: the
             consistency is not ``versioned``. EOPNOTSUPP: the area is reached without a mount.
         FormatError
-            It has something else in that version.
+            It has something else in that version, or less than the shape that :func:`dsmfs.open` was told.
         """
         area = self._open().number
         if self.consistency != "versioned":

@@ -16,7 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _layout
-from ._errors import ClosedError, NotFoundError, OperationError, VersionDroppedError, from_errno, translated
+from ._errors import (
+    ClosedError,
+    FormatError,
+    NotFoundError,
+    OperationError,
+    VersionDroppedError,
+    from_errno,
+    translated,
+)
 from ._layout import Layout
 from ._mounts import Location
 from ._plane import Mapping
@@ -196,6 +204,11 @@ class Snapshot:
             layout = _layout.read(str(where), mapping, None, None, 0, "C")
         else:
             layout = layout.grown(size)
+        if layout.size > size:
+            raise FormatError(
+                f"{where}: version {version.number} has {size} bytes: too few for {layout.shape} of {layout.dtype} from {layout.offset} on; "
+                "open the file with the shape= that it had in this version, or without one"
+            )
         self._array, self._tensors = layout.array(mapping), Tensors(layout.views(mapping))
 
     @property

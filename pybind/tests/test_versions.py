@@ -157,6 +157,26 @@ def test_snapshots_of_tensors_and_of_other_files(nodes: dsmfs.Cluster) -> None:
         assert np.load(nodes[0] / "w.npy").tolist() == [2] * 6
 
 
+def test_a_version_too_small_for_the_shape_is_refused(nodes: dsmfs.Cluster) -> None:
+    path = nodes[0] / "raw"
+    Path(path).touch()
+    os.setxattr(path, "user.dsm.mode", b"versioned")
+    os.truncate(path, 16)
+    with dsmfs.open(path, dtype="i4", shape=4) as w:
+        w.array[:] = 1
+        small = w.publish()
+    os.truncate(path, 32)
+    with dsmfs.open(path, dtype="i4", shape=(2, 4)) as w:
+        with pytest.raises(dsmfs.FormatError, match=r"has 16 bytes: too few for \(2, 4\).*or without one"):
+            w.snapshot(small)
+        w.array[:] = 2
+        w.publish()
+        with w.snapshot() as a:
+            assert a.tolist() == [[2] * 4] * 2
+    with dsmfs.open(path, dtype="i4") as w, w.snapshot(small) as a:
+        assert a.tolist() == [1] * 4
+
+
 def test_another_file_of_the_name_is_left_alone(nodes: dsmfs.Cluster) -> None:
     for n, value in (("a", 3), ("b", 5)):
         with nodes[0].create(n, 10, "i8", consistency="versioned") as w:
