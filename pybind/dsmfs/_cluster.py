@@ -20,6 +20,7 @@ from ._errors import NodeError
 from ._filesystem import Filesystem
 from ._html import html_table
 
+_LONGEST = 2**31 - 1  # milliseconds that poll takes
 _STOP_LIMIT = 120.0  # seconds; the guard kills what it must before
 
 
@@ -45,16 +46,21 @@ class Cluster(Sequence[Filesystem]):
             flags += ["--memory", str(memory)]
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         guard = Path(__file__).with_name("_guard.py")
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(guard), binary, self.directory, then, *flags],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,  # Ctrl-C is for the program
-        )
-        # The guard sees the end of its standard input if this process ends in any way. The finalizer is for
-        # objects that are dropped while the process lives.
         self._owner = os.getpid()
+        owner = os.pidfd_open(self._owner)
+        try:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(guard), str(owner), binary, self.directory, then, *flags],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                pass_fds=[owner],
+                start_new_session=True,  # Ctrl-C is for the program
+            )
+        finally:
+            os.close(owner)
+        # The guard sees the end of this process, whatever ends it. The finalizer is for
+        # objects that are dropped while the process lives.
         self._stop = weakref.finalize(self, _stop, self._guard, self._owner)
         self._stop.atexit = False
         try:
@@ -68,9 +74,10 @@ class Cluster(Sequence[Filesystem]):
         """Wait for the next line that dsmfs prints."""
         assert self._guard.stdout is not None
         out, end = self._guard.stdout.fileno(), time.monotonic() + timeout
+        ready = select.poll()  # not select, which knows descriptors below 1024 only
+        ready.register(out, select.POLLIN)
         while b"\n" not in self._printed:
-            ready, _, _ = select.select([out], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
+            if not ready.poll(min(1000 * max(0.0, end - time.monotonic()), _LONGEST)):
                 raise NodeError(f"{what} within {timeout:g} s\n{self._said()}")
             data = os.read(out, 4096)
             if not data:

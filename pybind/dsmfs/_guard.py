@@ -1,9 +1,10 @@
 """Runs ``dsmfs dev`` for a program, and cleans up whatever becomes of the program.
 
-usage: _guard.py BINARY DIR keep|remove ARGUMENT...
+usage: _guard.py OWNER BINARY DIR keep|remove ARGUMENT...
 
 Runs ``BINARY dev --orders ARGUMENT... DIR`` and passes on what it prints, and to it the lines of standard input. It ends it when that
-ends, which also happens when the program is killed, or has an empty line. What does not end in time is killed, and what is then still mounted below
+ends or has an empty line, and when the program ends, of which OWNER is a pidfd: forks of the program may hold standard input open.
+What does not end in time is killed, and what is then still mounted below
 DIR is unmounted; with `remove` DIR goes too. The exit code is that of dsmfs. Only the standard library, so that it starts quickly.
 """
 
@@ -26,7 +27,7 @@ _KILLED = 5  # seconds for what was killed to be gone
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def main(binary: str, directory: str, then: str, arguments: list[str]) -> int:
+def main(owner: int, binary: str, directory: str, then: str, arguments: list[str]) -> int:
     """Run the cluster until it is to end."""
     for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(s, lambda *_: None)  # only wakes poll
@@ -41,7 +42,7 @@ def main(binary: str, directory: str, then: str, arguments: list[str]) -> int:
         start_new_session=True,
     )
     try:
-        nodes = _until_the_end(dev, wake)
+        nodes = _until_the_end(dev, (owner, wake))
     finally:
         for how, limit in ((signal.SIGTERM, _LEAVE), (signal.SIGTERM, _HURRY), (signal.SIGKILL, _HURRY)):
             if dev.poll() is None:
@@ -64,13 +65,13 @@ def _die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _until_the_end(dev: subprocess.Popen[bytes], wake: int) -> list[int]:
-    """Pass on output until dsmfs or standard input ends, or a signal comes; return the pids of the nodes."""
+def _until_the_end(dev: subprocess.Popen[bytes], ends: tuple[int, ...]) -> list[int]:
+    """Pass on output until dsmfs or standard input ends, or one of `ends` is readable; return the pids of the nodes."""
     assert dev.stdout is not None and dev.stdin is not None
     out = dev.stdout.fileno()
     ended = os.pidfd_open(dev.pid)
     poll = select.poll()
-    for fd in (0, out, ended, wake):
+    for fd in (0, out, ended, *ends):
         poll.register(fd, select.POLLIN)
     said = b""
     while True:
@@ -118,4 +119,4 @@ def _mounted_below(directory: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5:]))

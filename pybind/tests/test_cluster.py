@@ -11,7 +11,7 @@ from pathlib import Path
 
 import dsmfs
 import pytest
-from conftest import LIMIT, Talk, has_ended
+from conftest import LIMIT, Program, Talk, has_ended
 from dsmfs._guard import _end_node
 
 
@@ -94,6 +94,42 @@ def test_the_end_of_the_program_ends_it(binary: str, talk: Callable[..., Talk], 
     program.go()
     program.end()
     await_nothing_left(directory, there)
+
+
+def test_it_does_not_outlive_its_program_because_of_a_fork(binary: str, talk: Callable[..., Talk]) -> None:
+    program = talk(
+        sys.executable,
+        "-c",
+        """
+import os, signal, dsmfs
+c = dsmfs.cluster(1, memory="64MiB")
+pid = os.fork()
+if pid == 0:
+    signal.pause()
+print(c.directory, pid, flush=True)
+input()
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+    )
+    directory, _, fork = program.said().rpartition(" ")
+    try:
+        there = watched(directory)
+        program.go()
+        await_nothing_left(directory, there)
+    finally:
+        os.kill(int(fork), signal.SIGKILL)
+
+
+def test_it_needs_no_small_descriptors(binary: str, program: Program) -> None:
+    program("""
+import os, resource, dsmfs
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 2000), most))
+while os.open("/dev/null", os.O_RDONLY) < 1024:
+    pass
+with dsmfs.cluster(1, memory="64MiB", timeout=1e9) as c:
+    c.add()
+""")
 
 
 def test_a_node_that_dies_is_reported_and_leaves_nothing(binary: str) -> None:
