@@ -163,15 +163,13 @@ class MemoryPlane:
 
     def map(self) -> Mapping:
         """Map the whole area and have stores tracked."""
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if self.writable else 0)
         with translated(self._path, "attach"):
-            mapping = self._mapped(protection)
+            mapping = self._mapped()
             mapping.madvise(_linux.MADV_DONTFORK)
-        self._address = np.frombuffer(mapping, np.uint8).ctypes.data
         self._mapping = weakref.ref(mapping)
         self._track()
         if self.demand:
-            size = functools.partial(_size, weakref.ref(mapping), self._path, self._number)
+            size = functools.partial(_size, weakref.ref(self), self._path, self._number)
             self._region = _faults.Region(self._address, self._length, self._path, size, self._live())
             with _registry:
                 _faults.watch(self._region)
@@ -179,17 +177,24 @@ class MemoryPlane:
         mapping.plane = self
         return mapping
 
-    def _mapped(self, protection: int) -> Mapping:
-        while True:
-            if self.size == 0:
-                raise ValueError("cannot map an empty area")  # mmap would map all of the memory, which may be longer
-            try:
-                return Mapping(self._memory, self.size, mmap.MAP_SHARED, protection)
-            except ValueError:  # it was cut since the daemon told its size; only read-only memory can be
-                end = os.fstat(self._memory).st_size
-                if end >= self.size:
-                    raise
-                self.size = end
+    def _mapped(self) -> Mapping:
+        # Only read-only memory can have been cut since the daemon told its size.
+        self.size = min(self.size, os.fstat(self._memory).st_size)
+        if self.size == 0:
+            raise ValueError("cannot map an empty area")  # mmap would map all of the memory, which may be longer
+        # mmap.mmap keeps a descriptor of its file, by which a forked child would keep the memory of its parent. So that is another
+        # file, of nothing but a hole, and the memory is mapped over it.
+        hole = os.memfd_create("hole", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(hole, self.size)
+            mapping = Mapping(
+                hole, self.size, mmap.MAP_SHARED, mmap.PROT_READ | (mmap.PROT_WRITE if self.writable else 0)
+            )
+        finally:
+            os.close(hole)
+        self._address = np.frombuffer(mapping, np.uint8).ctypes.data
+        _linux.map_over(self._address, self._length, self.writable, self._memory)
+        return mapping
 
     @property
     def _length(self) -> int:
@@ -428,10 +433,10 @@ class MemoryPlane:
             )
 
 
-def _size(mapping: weakref.ref[Mapping], path: str, number: int) -> int:
+def _size(plane: weakref.ref[MemoryPlane], path: str, number: int) -> int:
     """Return where the area ends; of one that has shrunk, whose memory stays as long as it was, only if the path is in a mount."""
-    found = mapping()
-    size = 0 if found is None else found.size()
+    found = plane()
+    size = 0 if found is None else os.fstat(found._memory).st_size
     with contextlib.suppress(OSError):
         status = os.stat(path)
         if status.st_ino == number and _mounts.is_area(status):

@@ -115,3 +115,33 @@ def test_an_old_array_beyond_the_end(nodes: dsmfs.Cluster) -> None:
         there.resize(0)
     with nodes[0].open("w.npy") as w:
         assert w.array.shape == (0,)
+
+
+def test_a_forked_worker_keeps_nothing_of_the_memory_of_its_parent(nodes: dsmfs.Cluster, program: Program) -> None:
+    nodes[0].create("w.npy", 5000, "f4", merge="sum", interval=0).close()
+    code = """
+import os, sys, dsmfs
+def kept():
+    with open("/proc/self/maps") as maps:
+        found = {int(line.split()[4]) for line in maps}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.add(os.stat(f"/proc/self/fd/{fd}").st_ino)
+        except FileNotFoundError:
+            pass  # of listdir
+    return found
+w = dsmfs.open(sys.argv[1])
+r = dsmfs.open(sys.argv[1], "r")
+mine = {os.fstat(a._plane._memory).st_ino for a in (w, r)}
+assert mine <= kept()
+pid = os.fork()
+if pid == 0:
+    w.array[0] = 1
+    w.publish()
+    os._exit(bool(mine & kept()))
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+w.array[1] = 2
+w.sync()
+assert mine <= kept() and w.array[:2].tolist() == r.array[:2].tolist() == [1, 2]
+"""
+    program(code, nodes[0] / "w.npy")
