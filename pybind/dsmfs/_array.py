@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from . import _faults
 from ._layout import Layout
 from ._npy import is_bfloat16
 from ._plane import Mapping
@@ -56,6 +57,8 @@ class SharedArray(ABC):
         Assigning to it stores into the memory: ``w.array += 1``, ``w.array = 0``.
         """
         self._open()
+        if _faults.unsure:
+            _faults.take()
         return self._array
 
     @array.setter
@@ -71,6 +74,8 @@ class SharedArray(ABC):
         Assigning to one stores into the memory: ``w.tensors['a'] = 5``.
         """
         self._open()
+        if _faults.unsure:
+            _faults.take()
         return self._tensors
 
     @property

@@ -29,6 +29,8 @@ Guarantees and limits:
 * Another thread that touches the same page between the fault and the exception may see the zeroes, and what it stores
   there is lost.
 * If a thread is traced or profiled by ``sys.settrace``, that ends when the exception is raised, because CPython stops tracing then.
+* The signal is one handler's. Who installs another has it until the next area is opened, or an array of one that was there is used for the first time since it
+  was opened, or since the process was forked. That is late enough for a worker of torch, which installs one when it starts.
 * An interrupt (^C) that came while the thread waited is reported as ignored; the exception is raised all the same.
 """
 
@@ -165,6 +167,8 @@ class Region:
 
     def again_in_child(self, connection: Connection) -> None:
         """The mapping was replaced in a forked child, which has no other thread."""
+        global unsure
+        unsure = True
         self._lock = threading.RLock()
         self._aside = []
         self.connection = connection
@@ -213,7 +217,8 @@ class _Failure:
 
 
 _regions: tuple[Region, ...] = ()  # replaced, never changed: the handler reads it without a lock
-_installed: list[object] = []  # what must not be freed
+_installed: list[Any] = []  # what must not be freed
+unsure = False  # whether to call take before the next access: areas were opened, or the process forked, since
 _failures: weakref.WeakValueDictionary[int, _Failure] = weakref.WeakValueDictionary()  # by thread
 _workers: list[_Failure] = []  # that of all threads without Python code, if there is one
 
@@ -226,11 +231,11 @@ def _nothing() -> int:
 
 def watch(region: Region) -> None:
     """Turn SIGBUS in a region into exceptions from now on. Callers of this and of :func:`forget` exclude each other."""
-    global _regions
-    if not _installed:
-        _nothing()
-        _install()
+    global _regions, unsure
+    _nothing()
+    take()
     _regions = (*_regions, region)
+    unsure = True
 
 
 def forget(region: Region) -> None:
@@ -366,23 +371,34 @@ class _Action(ctypes.Structure):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_before = _Action()  # who had the signal before
+_formers: list[_Action] = []  # who had the signal before, the last one at the end
 
 
-def _install() -> None:
-    # With use_errno a fault in the middle of C code leaves its errno alone.
-    handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.POINTER(_Info), ctypes.c_void_p, use_errno=True)(_on_fault)
-    action = _Action(handler=ctypes.cast(handler, ctypes.c_void_p), flags=_SA_SIGINFO)
-    if _libc.sigaction(signal.SIGBUS, ctypes.byref(action), ctypes.byref(_before)) != 0:
+def take() -> None:
+    """Have the signal, also if somebody has taken it since: each worker of a DataLoader of torch does when it starts.
+
+    What is no area's goes on to who had it. None of them has it twice, for the last one may leave it to us in turn.
+    """
+    global unsure
+    unsure = False
+    if not _installed:
+        # With use_errno a fault in the middle of C code leaves its errno alone.
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.POINTER(_Info), ctypes.c_void_p, use_errno=True)
+        _installed.append(kind(_on_fault))
+    action, former = _Action(handler=ctypes.cast(_installed[0], ctypes.c_void_p), flags=_SA_SIGINFO), _Action()
+    if _libc.sigaction(signal.SIGBUS, ctypes.byref(action), ctypes.byref(former)) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"sigaction: {os.strerror(code)}")
-    _installed.append(handler)
-    # Without an interpreter there is nobody to handle it.
-    atexit.register(_chain, signal.SIGBUS, 1)
+    if former.handler != action.handler:
+        if not _formers:
+            # Without an interpreter there is nobody to handle it.
+            atexit.register(_chain, signal.SIGBUS, 1)
+        _formers.append(former)
 
 
 def _chain(number: int, code: int) -> None:
     """Leave a signal to its former handler: the instruction causes it again, or, if it was sent, it is sent again."""
-    _libc.sigaction(number, ctypes.byref(_before), None)
+    former = _formers.pop() if len(_formers) > 1 else _formers[0]
+    _libc.sigaction(number, ctypes.byref(former), None)
     if code <= 0:
         signal.raise_signal(number)

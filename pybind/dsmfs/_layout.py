@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from . import _npy, _safetensors
+from . import _faults, _npy, _safetensors
 from ._errors import FormatError
 from ._plane import Mapping
 
@@ -30,12 +30,16 @@ class DemandArray(np.ndarray[Any, np.dtype[Any]]):
     __array_priority__ = -100.0
 
     def __getitem__(self, index: Any, /) -> Any:
+        if _faults.unsure:
+            _faults.take()
         found = np.ndarray.__getitem__(self, index)
         if isinstance(found, DemandArray) and not np.may_share_memory(found, self):
             return found.view(np.ndarray)
         return found
 
     def __setitem__(self, index: Any, value: Any, /) -> None:
+        if _faults.unsure:
+            _faults.take()
         np.ndarray.__setitem__(self, index, value)
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False, /) -> Any:

@@ -358,18 +358,97 @@ assert a[90_000] == 0 and a[10] == 10
     c.ends_well()
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "os.kill(os.getpid(), signal.SIGBUS)",
-        "import mmap; f = os.memfd_create('x'); os.ftruncate(f, 4096); m = mmap.mmap(f, 4096); os.ftruncate(f, 0); m[0]",
-    ],
-)
+OTHERS = [
+    "os.kill(os.getpid(), signal.SIGBUS)",
+    "import mmap; f = os.memfd_create('x'); os.ftruncate(f, 4096); m = mmap.mmap(f, 4096); os.ftruncate(f, 0); m[0]",
+]
+
+
+@pytest.mark.parametrize("how", OTHERS)
 def test_other_bus_errors_kill_as_ever(daemon: FakeDaemon, client: Client, how: str) -> None:
     c = client(f"import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); {how}")
     code, text = c.end()
     assert code == -signal.SIGBUS, text
     assert "Fatal Python error: Bus error" in text, "whoever had the signal before gets it"
+
+
+@pytest.mark.parametrize("how", OTHERS)
+@pytest.mark.parametrize("again", ["", "a[0]; faulthandler.enable(); v = dsmfs.open('/w.npy')"])
+def test_a_handler_of_a_worker_has_what_is_no_areas(daemon: FakeDaemon, client: Client, again: str, how: str) -> None:
+    c = client(f"""
+import faulthandler, resource
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+pid = os.fork()
+if pid == 0:
+    faulthandler.disable()
+    {again}  # its handler goes back to ours then
+    faulthandler.enable()
+    tell("open")
+    assert isinstance(fails(lambda: a[20_000]), dsmfs.FaultError)
+    tell("failed")
+    {how}
+_, status = os.waitpid(pid, 0)
+assert os.waitstatus_to_exitcode(status) == -signal.SIGBUS
+""")
+    c.until("open")
+    with daemon.areas["/w.npy"].silent():
+        c.go()
+        c.until("failed")
+    c.go()
+    code, text = c.end()
+    assert code == 0 and text.count("Fatal Python error: Bus error") == 1, text
+
+
+LOADER = """
+import mmap, os, resource, sys, dsmfs
+from torch.utils.data import DataLoader, Dataset
+
+class Samples(Dataset):
+    def __init__(self, w):
+        self.w = w
+    def __len__(self):
+        return 2
+    def __getitem__(self, i):
+        if i == 0:
+            return float(self.w[20_000])
+        memory = os.memfd_create("full")
+        os.ftruncate(memory, 4096)
+        full = mmap.mmap(memory, 4096)
+        os.ftruncate(memory, 0)
+        return full[0]
+
+def next_fails(samples, kind):
+    try:
+        next(samples)
+    except kind as e:
+        return str(e)
+    raise AssertionError("no error")
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    w = dsmfs.open("/w.npy")
+    print("open", flush=True)
+    input()
+    one = {"batch_size": None, "num_workers": 1, "prefetch_factor": 1}
+    samples = iter(DataLoader(Samples(w), multiprocessing_context=sys.argv[1], **one))
+    assert "did not come in time" in next_fails(samples, dsmfs.FaultError)
+    assert "exited unexpectedly" in next_fails(samples, RuntimeError)
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_workers_of_torch_fail_as_others_and_report_full_memory(
+    daemon: FakeDaemon, talk: Callable[..., Talk], tmp_path: Path, how: str
+) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "loader.py"
+    script.write_text(LOADER)
+    c = talk(sys.executable, "-W", "ignore", str(script), how)
+    c.until("open")
+    with daemon.areas["/w.npy"].silent():
+        c.go()
+        code, text = c.end()
+    assert code == 0 and text.count("insufficient shared memory") == 1, text
 
 
 def test_a_forked_child_is_served(daemon: FakeDaemon, client: Client) -> None:
