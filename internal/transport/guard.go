@@ -355,18 +355,19 @@ func (g *guard) admits(s *sealed, h hello) *errs.Error {
 // mayAsk reports whether the node at the other end may make the request of the control lane. One that
 // is not a member may only join, and look whether this node is there; one that was given up learns that from ReadIndex.
 func (g *guard) mayAsk(s *sealed, req any) bool {
+	v := g.view.Load()
 	if !s.known {
-		v := g.view.Load()
-		_, s.known = v.members[s.peer.Node]
+		_, member := v.members[s.peer.Node]
 		_, left := v.left[s.peer.Node] // its connection is closed when it has said goodbye
-		s.known = s.known || left || v.members == nil
+		s.known = member || left
 	}
 	switch req.(type) {
 	case *wire.Join, *wire.Probe, *wire.Cancel:
 		return true
 	case *wire.ReadIndex:
-		_, evicted := g.view.Load().evicted[s.peer.Node]
-		return s.known || evicted
+		if _, evicted := v.evicted[s.peer.Node]; evicted {
+			return true
+		}
 	}
-	return s.known
+	return s.known || v.members == nil // nobody can tell yet: look again at the next request
 }

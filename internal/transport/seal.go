@@ -27,8 +27,8 @@ type sealed struct {
 	*tls.Conn
 	pipe *pipe
 	peer trust.Identity // what the other side's certificate says; zero if it has none
-	// known says that peer was a member once when somebody looked; used by the reader of the control
-	// lane only.
+	// known says that peer was a member once when somebody looked, in a view; used by the reader of the
+	// control lane only.
 	known bool
 	block []byte // plain bytes of a record that is not full; of whoever may call seal
 }

@@ -343,6 +343,37 @@ func TestRemovedMembers(t *testing.T) {
 	}
 }
 
+// TestNodeWithoutAView: a node that is joining cannot know that another was given up, and takes it for a member until it has a view.
+func TestNodeWithoutAView(t *testing.T) {
+	r := newRealm(t)
+	a, b := r.member(1, nil), r.member(2, nil)
+	r.remove(2, true)
+	c := r.stranger(3, nil)
+	if err := c.Enroll(t.Context(), a.Addr(), r.token()); err != nil {
+		t.Fatal(err)
+	}
+	c.SetCluster(testCluster)
+	b.SetPeers(map[dsm.NodeID]string{3: c.Addr()})
+	b.send(c, 1)
+	c.frame()
+	if err := call(t, b, c); err != nil {
+		t.Fatal(err)
+	}
+	given := &sealed{peer: trust.Identity{Node: 2}} // as c has that connection, of which it may have read more already
+	may := func() bool { return c.guard.mayAsk(given, &wire.Leave{Node: 2}) }
+	if !may() {
+		t.Error("a node without a view refuses a request")
+	}
+	r.nodes = append(r.nodes, c)
+	r.view.Members = append(slices.Clone(r.view.Members), dsm.Member{ID: 3, Addr: c.Addr(), Key: c.Key()})
+	r.tell()
+	if may() {
+		t.Error("a node that was given up may ask for all that it could before there was a view")
+	}
+	for b.reset() != 3 { // its session was closed
+	}
+}
+
 // Certificates are renewed when half of their life is over, and when the authority is another one.
 func TestRenewal(t *testing.T) {
 	r := newRealm(t)
