@@ -175,7 +175,7 @@ func (g *guard) set(v *dsm.View) error {
 	return nil
 }
 
-// enrolled takes over what the answer to Enroll says.
+// enrolled takes over what the answer to Enroll says. What the node knows of members of the cluster stays: it may have failed to join only after it had a view.
 func (g *guard) enrolled(r *wire.Enrolled) error {
 	a, err := trust.Parse(r.CA, nil)
 	if err != nil {
@@ -192,7 +192,19 @@ func (g *guard) enrolled(r *wire.Enrolled) error {
 	if id.Node != g.self || id.Key != g.public() || id.Cluster != r.Cluster {
 		return errs.E(errs.Corrupt, "enroll", "the certificate is of node %v", id.Node)
 	}
-	g.view.Store(&guardView{cluster: r.Cluster, authority: a})
+	for {
+		before := g.view.Load()
+		next := guardView{cluster: r.Cluster}
+		if before.cluster == r.Cluster {
+			next = *before
+		}
+		if next.authority == nil || !bytes.Equal(next.authority.DER(), a.DER()) {
+			next.authority = a
+		}
+		if g.view.CompareAndSwap(before, &next) {
+			break
+		}
+	}
 	g.mine.Store(g.own(a, r.Cert, cert))
 	return nil
 }

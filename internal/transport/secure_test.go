@@ -374,6 +374,36 @@ func TestNodeWithoutAView(t *testing.T) {
 	}
 }
 
+// TestEnrollAgain: a node that has a view, and has not joined in time all the same, enrolls at the next address. It still knows who is a member.
+func TestEnrollAgain(t *testing.T) {
+	r := newRealm(t)
+	a, b := r.member(1, nil), r.stranger(2, nil)
+	enroll := func() {
+		t.Helper()
+		if err := b.Enroll(t.Context(), a.Addr(), r.token()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	enroll()
+	b.SetTrust(r.view.Clone())
+	enroll()
+	v := b.guard.view.Load()
+	if v.members[1] != a.Key() || len(v.gossip) == 0 || !v.authority.Signs() {
+		t.Errorf("it knows %d members, and %d keys of gossip; it signs: %v", len(v.members), len(v.gossip), v.authority.Signs())
+	}
+	next, err := trust.New(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.trust.Store(next)
+	r.view.Trust = next
+	r.tell()
+	enroll()
+	if v := b.guard.view.Load(); !bytes.Equal(v.authority.DER(), next.CA) || v.members[1] != a.Key() {
+		t.Error("it does not know a new authority, or the members")
+	}
+}
+
 // Certificates are renewed when half of their life is over, and when the authority is another one.
 func TestRenewal(t *testing.T) {
 	r := newRealm(t)
