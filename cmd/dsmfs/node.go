@@ -42,6 +42,7 @@ type node struct {
 	log       *slog.Logger
 	self      dsm.Member
 	net       *transport.Transport
+	told      told
 	cats      catalogs
 	serving   atomic.Pointer[catalog.Catalog] // answers other nodes: that of cats, or the next one
 	rejoins   rejoins
@@ -67,6 +68,7 @@ type node struct {
 // before are stopped again.
 func startNode(ctx context.Context, cfg nodeConfig) (*node, error) {
 	n := &node{cfg: cfg, log: cfg.log, built: make(chan struct{}), resumed: make(chan struct{}), leftovers: newLeftovers()}
+	n.told.init()
 	n.rejoins.recoveries, n.scrubs.orders = make(chan recovery), make(chan chan error)
 	if cfg.held == nil || !cfg.held.resuming {
 		close(n.resumed)

@@ -14,6 +14,7 @@ import (
 	"github.com/dsmfs/dsmfs/fs"
 	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/lockrank"
 	"github.com/dsmfs/dsmfs/internal/transport"
 	"github.com/dsmfs/dsmfs/locks"
 	"github.com/dsmfs/dsmfs/membership"
@@ -48,9 +49,9 @@ func (n *node) AreaRemoved(ino dsm.Ino) {
 // ViewChanged implements catalog.Observer.
 func (n *node) ViewChanged(v *dsm.View) {
 	<-n.built
-	n.connect(v)
-	if n.isResumed() { // those that a journal brings back are old
-		n.noteMembers(v)
+	resumed := n.isResumed() // those that a journal brings back are old
+	n.connect(v, resumed)
+	if resumed {
 		n.data.ViewChanged(v)
 	}
 	n.groups.ViewChanged(v)
@@ -81,8 +82,7 @@ func (n *node) Reset() {
 	default:
 		return // of a catalog that is resumed: resume does it
 	}
-	n.connect(n.cats.Current())
-	n.noteMembers(n.cats.Current())
+	n.connect(n.cats.Current(), true)
 	if n.isResumed() { // else resume does that, too
 		n.data.Reset()
 	}
@@ -90,8 +90,28 @@ func (n *node) Reset() {
 	n.groups.ViewChanged(n.cats.Current())
 }
 
-// connect tells the transport who the members are.
-func (n *node) connect(v *dsm.View) {
+// told is what the transport, and the next daemon, know of the members. While the catalog tells of a view, Reset of another goroutine may have looked up the one
+// before: that comes too late.
+type told struct {
+	mu struct {
+		lockrank.Mutex
+		view *dsm.View // the newest
+	}
+}
+
+func (o *told) init() { o.mu.Init("dsmfs.told") }
+
+// connect tells the transport who the members are and, if note is set, the next daemon.
+func (n *node) connect(v *dsm.View, note bool) {
+	n.told.mu.Lock()
+	defer n.told.mu.Unlock()
+	if was := n.told.mu.view; was != nil && was.Cluster == v.Cluster && was.Epoch > v.Epoch {
+		v = was
+	}
+	n.told.mu.view = v
+	if note {
+		n.noteMembers(v)
+	}
 	peers := make(map[dsm.NodeID]string, len(v.Members))
 	for _, m := range v.Members {
 		peers[m.ID] = m.Addr
