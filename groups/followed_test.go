@@ -69,3 +69,16 @@ func TestDaemonFollows(t *testing.T) {
 		}
 	}
 }
+
+// TestViewThatComesLate: who looked the view up before the node became a member tells of it after the catalog has told of the next one.
+func TestViewThatComesLate(t *testing.T) {
+	c := newCluster(t, 2)
+	late := *c.view.Load()
+	late.Epoch--
+	late.Members = late.Members[:1]
+	m := c.join(1, 1)[0]
+	c.nodes[1].ViewChanged(&late)
+	if r, err := m.Barrier(t.Context(), 1); err != nil || len(r.Missing) > 0 {
+		t.Errorf("a member of a node that is in the view: %+v, %v", r, err)
+	}
+}

@@ -150,10 +150,13 @@ func (n *Node) stateLocked(from dsm.NodeID, s *wire.GroupState) {
 }
 
 // ViewChanged takes over a view: groups whose coordinator has gone report to the next one. Views
-// may be left out.
+// may be left out, and one that comes after a later one of its cluster is.
 func (n *Node) ViewChanged(v *dsm.View) {
 	n.step(func() {
 		old := n.mu.view
+		if v.Cluster == old.Cluster && v.Epoch < old.Epoch {
+			return
+		}
 		skipped := v.Epoch > old.Epoch+1 // others may have coordinated meanwhile
 		n.mu.view = v
 		if !here(v, n.cfg.Self) {
