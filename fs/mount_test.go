@@ -68,12 +68,14 @@ func (i *fakeInfo) Self() dsm.NodeID         { return 0xa }
 func (i *fakeInfo) LogLevel() slog.Level     { return i.level.Level() }
 func (i *fakeInfo) SetLogLevel(l slog.Level) { i.level.Set(l) }
 
-func (*fakeInfo) Cluster() []control.Stat                    { return []control.Stat{{Name: "id", Value: "c"}} }
-func (*fakeInfo) RecoverCluster(context.Context) error       { return nil }
-func (*fakeInfo) Scrub(context.Context) error                { return nil }
-func (*fakeInfo) Scrubbed() []control.Stat                   { return []control.Stat{{Name: "passes", Value: "1"}} }
-func (*fakeInfo) Tokens(context.Context) ([]string, error)   { return nil, nil }
-func (*fakeInfo) ChangeTokens(context.Context, string) error { return nil }
+func (*fakeInfo) Cluster() []control.Stat                  { return []control.Stat{{Name: "id", Value: "c"}} }
+func (*fakeInfo) RecoverCluster(context.Context) error     { return nil }
+func (*fakeInfo) Scrub(context.Context) error              { return nil }
+func (*fakeInfo) Scrubbed() []control.Stat                 { return []control.Stat{{Name: "passes", Value: "1"}} }
+func (*fakeInfo) Tokens(context.Context) ([]string, error) { return nil, nil }
+func (*fakeInfo) ChangeTokens(_ context.Context, order string) (string, error) {
+	return "token of " + order, nil
+}
 
 // logBuffer collects what is logged.
 type logBuffer struct {

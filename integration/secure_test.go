@@ -113,6 +113,24 @@ func TestTokenOnLoopback(t *testing.T) {
 	}
 }
 
+// TestTokensMadeAtOnce: each dsmfs token prints the token that it has had made, and no other's.
+func TestTokensMadeAtOnce(t *testing.T) {
+	c := nodes(t, 2)
+	const each = 6
+	made := make(chan string)
+	for i := range 2 * each {
+		go func() { made <- c.Node(1+i%2).CLI("token", c.Node(1+i%2).Mount, "--ttl", "1h").Stdout }()
+	}
+	seen := make(map[string]bool)
+	for range 2 * each {
+		token := strings.TrimSpace(<-made)
+		if token == "" || seen[token] {
+			t.Errorf("%q is printed, and to another as well: %v", token, seen[token])
+		}
+		seen[token] = true
+	}
+}
+
 // TestEvictedNodeJoinsAgain cuts a node off until the others have given it up. When it reaches them again it is told so, and joins again by
 // its certificate.
 func TestEvictedNodeJoinsAgain(t *testing.T) {

@@ -23,7 +23,10 @@ func TestKeysWaitForTheCluster(t *testing.T) {
 			_, err := info{n}.Tokens(ctx)
 			return err
 		},
-		"rotate": func(ctx context.Context, n *node) error { return info{n}.ChangeTokens(ctx, "rotate") },
+		"rotate": func(ctx context.Context, n *node) error {
+			_, err := info{n}.ChangeTokens(ctx, "rotate")
+			return err
+		},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			n := &node{built: make(chan struct{})}

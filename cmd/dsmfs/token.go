@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -42,12 +43,12 @@ func (p *program) token(point string, rotate bool, ttl time.Duration) error {
 	case seconds > 0:
 		order = fmt.Sprintf("ttl %d", seconds)
 	}
+	text, err := "", error(nil)
 	if order != "" {
-		if err := writeControl(point, "token", order); err != nil {
-			return explained(point, err)
-		}
+		text, err = orderControl(point, "token", order)
+	} else {
+		text, err = readControl(point, "token")
 	}
-	text, err := readControl(point, "token")
 	if err != nil {
 		return explained(point, err)
 	}
@@ -56,7 +57,7 @@ func (p *program) token(point string, rotate bool, ttl time.Duration) error {
 		return err
 	}
 	token := ""
-	for _, t := range tokens { // the newest is the last
+	for _, t := range tokens { // a daemon of before this program answers an order with all tokens, the newest last
 		if order != "" || t.values["expires"] == "0" && token == "" {
 			token = t.key
 		}
@@ -76,6 +77,20 @@ func writeControl(point, file, value string) error {
 	}
 	_, err = f.WriteString(value + "\n")
 	return errors.Join(err, f.Close())
+}
+
+// orderControl writes a file of /.dsm, and returns the answer. Others may give orders at the same time. Only a supervised process may call it.
+func orderControl(point, file, value string) (string, error) {
+	f, err := os.OpenFile(filepath.Join(point, ".dsm", file), os.O_RDWR, 0)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }() // the answer tells whether the order was carried out
+	if _, err := f.WriteString(value + "\n"); err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(io.NewSectionReader(f, 0, 1<<20))
+	return string(text), err
 }
 
 // explained says what an error of the file token means.

@@ -83,21 +83,25 @@ func (i info) Tokens(ctx context.Context) ([]string, error) {
 	var all []string
 	for _, s := range t.Tokens {
 		if s.Expires == 0 || s.Expires > time.Now().Unix() {
-			all = append(all, fmt.Sprintf("%s expires=%d", trust.Token{CA: trust.FingerprintOf(t.CA), Secret: s.Bytes}, s.Expires))
+			all = append(all, tokenText(t, s))
 		}
 	}
 	return all, nil
 }
 
+func tokenText(t *dsm.Trust, s dsm.Secret) string {
+	return fmt.Sprintf("%s expires=%d", trust.Token{CA: trust.FingerprintOf(t.CA), Secret: s.Bytes}, s.Expires)
+}
+
 // ChangeTokens implements control.Info.
-func (i info) ChangeTokens(ctx context.Context, order string) error {
+func (i info) ChangeTokens(ctx context.Context, order string) (made string, err error) {
 	word, seconds, timed := strings.Cut(order, " ")
 	n, err := strconv.ParseInt(seconds, 10, 32)
 	if timed && (err != nil || n <= 0) || !timed && word == "ttl" || word != "ttl" && word != "rotate" {
-		return errs.E(errs.Invalid, "token", "%q: want rotate, rotate SECONDS or ttl SECONDS", order)
+		return "", errs.E(errs.Invalid, "token", "%q: want rotate, rotate SECONDS or ttl SECONDS", order)
 	}
 	ttl := time.Duration(n) * time.Second
-	_, err = i.n.cats.ChangeTrust(ctx, func(t *dsm.Trust) (*dsm.Trust, error) {
+	after, err := i.n.cats.ChangeTrust(ctx, func(t *dsm.Trust) (*dsm.Trust, error) {
 		now := time.Now()
 		if word == "ttl" {
 			next, _, err := trust.With(t, ttl, now)
@@ -109,8 +113,11 @@ func (i info) ChangeTokens(ctx context.Context, order string) error {
 		}
 		return next, err
 	})
-	if err == nil && word == "rotate" {
+	if err != nil {
+		return "", err
+	}
+	if word == "rotate" {
 		i.n.log.Warn("the authority, the tokens and the keys of gossip are new ones")
 	}
-	return err
+	return tokenText(after, after.Tokens[len(after.Tokens)-1]), nil
 }

@@ -47,8 +47,9 @@ var topFiles = []file{
 	{name: "token", perm: 0o600, read: func(ctx context.Context, t *Tree, _ dsm.Ino) (string, error) {
 		tokens, err := t.cfg.Info.Tokens(ctx)
 		return lines(tokens), err
-	}, write: func(ctx context.Context, t *Tree, _ dsm.Ino, value string) error {
-		return t.cfg.Info.ChangeTokens(ctx, value)
+	}, order: func(ctx context.Context, t *Tree, _ dsm.Ino, value string) (string, error) {
+		made, err := t.cfg.Info.ChangeTokens(ctx, value)
+		return made + "\n", err
 	}},
 	{name: "cluster", perm: 0o644, read: func(_ context.Context, t *Tree, _ dsm.Ino) (string, error) {
 		return FlatKeyed(t.cfg.Info.Cluster()), nil

@@ -16,9 +16,10 @@ type Handle struct {
 	c    Node
 	file *file
 
-	mu   lockrank.Mutex
-	text string // as of the last read at offset 0; of a talk, the rest of an answer
-	talk Talk   // nil unless it is one
+	mu       lockrank.Mutex
+	text     string // as of the last read at offset 0; of a talk, the rest of an answer
+	answered bool   // text is the answer to an order, and stays
+	talk     Talk   // nil unless it is one
 }
 
 // Open opens a control file for a program of the user.
@@ -28,7 +29,7 @@ func (t *Tree) Open(c Node, flags uint32, who dsm.Credentials) (*Handle, error) 
 		return nil, errs.E(errs.IsDir, "open", "")
 	}
 	access := flags & syscall.O_ACCMODE
-	if f.read == nil && access != syscall.O_WRONLY || f.write == nil && !f.talks && access != syscall.O_RDONLY {
+	if f.read == nil && access != syscall.O_WRONLY || f.write == nil && f.order == nil && !f.talks && access != syscall.O_RDONLY {
 		return nil, errs.E(errs.Access, "open", "") // the mode does not stop root
 	}
 	h := &Handle{tree: t, c: c, file: f}
@@ -73,10 +74,13 @@ func (h *Handle) Close() {
 }
 
 // Read returns the text from off on. A read at offset 0 takes the current text; reads at later
-// offsets continue in that text.
+// offsets continue in that text. After an order all reads are of the answer.
 func (h *Handle) Read(ctx context.Context, off uint64) (string, error) {
+	h.mu.Lock()
+	current := off == 0 && !h.answered
+	h.mu.Unlock()
 	var text string
-	if off == 0 {
+	if current {
 		var err error
 		if text, err = h.file.read(ctx, h.tree, h.c.ino); err != nil {
 			return "", err
@@ -84,7 +88,7 @@ func (h *Handle) Read(ctx context.Context, off uint64) (string, error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if off == 0 {
+	if current && !h.answered {
 		h.text = text
 	}
 	return h.text[min(off, uint64(len(h.text))):], nil
@@ -102,11 +106,27 @@ func (h *Handle) Write(ctx context.Context, data []byte) error {
 		return nil
 	}
 	err := error(errs.E(errs.Invalid, "write", "%d bytes: want one short value", len(data)))
-	if len(data) <= maxWrite {
+	switch {
+	case len(data) > maxWrite:
+	case h.file.order != nil:
+		err = h.order(ctx, value)
+	default:
 		err = h.file.write(ctx, h.tree, h.c.ino, value)
 	}
 	if err != nil {
 		h.tree.cfg.Log.Warn("write to control file", "file", h.file.name, "area", uint64(h.c.ino), "value", value[:min(len(value), 64)], "err", err)
 	}
 	return err
+}
+
+// order gives an order, and keeps the answer.
+func (h *Handle) order(ctx context.Context, value string) error {
+	answer, err := h.file.order(ctx, h.tree, h.c.ino, value)
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.text, h.answered = answer, true
+	return nil
 }

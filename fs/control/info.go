@@ -32,7 +32,8 @@ type Info interface {
 	Tokens(ctx context.Context) ([]string, error)
 	// ChangeTokens takes "ttl SECONDS", which makes another token that expires, or "rotate [SECONDS]",
 	// which makes all others and the certificates' authority invalid; without SECONDS it does not expire.
-	ChangeTokens(ctx context.Context, order string) error
+	// It returns the token that was made, as Tokens does.
+	ChangeTokens(ctx context.Context, order string) (made string, err error)
 }
 
 // Member is a node, with its state according to gossip.

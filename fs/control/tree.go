@@ -15,7 +15,7 @@
 //	      groups              those that have members, nested keyed
 //	      cluster             flat keyed; who writes recover makes this node a cluster of its own
 //	      scrub               what the last comparison of copies has found, flat keyed; who writes now has them compared
-//	      token               with which nodes join, nested keyed; for the owner of the mount alone
+//	      token               with which nodes join, nested keyed; for the owner of the mount alone. Who has had one made reads that one
 //	      areas/PATH/mode merge dtype apply interval residency access locks placement retain replicas on_nonfinite   as user.dsm.*
 //	                 version home subscribers              read-only
 //	                 publish acquire                       write 1
@@ -183,6 +183,8 @@ type file struct {
 	read func(ctx context.Context, t *Tree, ino dsm.Ino) (string, error)
 	// write takes a value, without its newline; nil if the file is only read.
 	write func(ctx context.Context, t *Tree, ino dsm.Ino, value string) error
+	// order is write, with an answer: it is what the same handle reads from then on.
+	order func(ctx context.Context, t *Tree, ino dsm.Ino, value string) (answer string, err error)
 	// talks: when the file is opened for writing it is a Talk.
 	talks bool
 }
