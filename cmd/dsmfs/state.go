@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -91,32 +93,9 @@ func openState(dir, point string, heir bool) (*state, error) {
 			_ = os.Remove(place) // left by a daemon that died; if it stays, so does the error below
 		}
 	}
-	_, err := os.Stat(s.dir)
-	s.made = errors.Is(err, fs.ErrNotExist)
-	if err := os.MkdirAll(s.dir, 0o755); err != nil {
-		return nil, fail(exitState, "state directory: %w; give another --state", err)
+	if err := s.take(heir); err != nil {
+		return nil, err
 	}
-	lock, err := os.OpenFile(filepath.Join(s.dir, lockFile), os.O_RDWR|os.O_CREATE, 0o644)
-	if err != nil {
-		return nil, fail(exitState, "state directory: %w; give another --state", err)
-	}
-	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if heir && errors.Is(err, unix.EWOULDBLOCK) {
-		go func() { _ = unix.Flock(int(lock.Fd()), unix.LOCK_EX) }() // until then the lock says the same
-		err = nil
-	}
-	if err != nil {
-		_ = lock.Close() // nothing was written
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fail(exitState, "lock the state directory %s: %w", s.dir, err)
-		}
-		pid, _ := os.ReadFile(filepath.Join(s.dir, pidFile))
-		at, _ := os.ReadFile(filepath.Join(s.dir, pointFile))
-		return nil, fail(exitState, "state %s is in use by pid %s (mounted on %s): unmount it or give another --state",
-			s.dir, strings.TrimSpace(string(pid)), strings.TrimSpace(string(at)))
-	}
-	s.lock = lock
-	s.files = []string{lockFile}
 	s.own = madePoint(s.dir, point)
 	if !heir { // else they are this one's, too
 		for _, name := range []string{failedFile, madeFile, bareFile} { // left by an earlier daemon; usually there are none
@@ -134,6 +113,76 @@ func openState(dir, point string, heir bool) (*state, error) {
 		s.leaveLink(place)
 	}
 	return s, nil
+}
+
+const (
+	// lockTries is how often a daemon tries to get a lock that no other seems to have: holder takes it for a moment, and a daemon that ends still has it when the other
+	// files are gone.
+	lockTries = 200
+	lockPause = 5 * time.Millisecond
+)
+
+// errReplaced says that the lock file, or its directory, was removed before it was locked: the daemon that had it has ended.
+var errReplaced = errors.New("the lock file was removed at this moment")
+
+// take makes the directory, and locks it.
+func (s *state) take(heir bool) error {
+	for left := lockTries; ; left-- {
+		err := s.tryTake(heir)
+		switch {
+		case err == nil:
+			return nil
+		case left > 0 && (errors.Is(err, errReplaced) || errors.Is(err, unix.EWOULDBLOCK) && holder(s.dir) == 0):
+			sleep(context.Background(), lockPause)
+		case errors.Is(err, unix.EWOULDBLOCK):
+			pid, _ := os.ReadFile(s.path(pidFile))
+			at, _ := os.ReadFile(s.path(pointFile))
+			return fail(exitState, "state %s is in use by pid %s (mounted on %s): unmount it or give another --state",
+				s.dir, strings.TrimSpace(string(pid)), strings.TrimSpace(string(at)))
+		default:
+			return fail(exitState, "state directory: %w; give another --state", err)
+		}
+	}
+}
+
+// tryTake is take without patience: EWOULDBLOCK if another has the lock. A lock counts only if its file is still the one in the directory, since close removes that.
+func (s *state) tryTake(heir bool) error {
+	if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
+		s.made = true
+	}
+	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+		return err
+	}
+	lock, err := os.OpenFile(s.path(lockFile), os.O_RDWR|os.O_CREATE, 0o644)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errReplaced
+	}
+	if err != nil {
+		return err
+	}
+	switch err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case heir && errors.Is(err, unix.EWOULDBLOCK):
+		go func() { _ = unix.Flock(int(lock.Fd()), unix.LOCK_EX) }() // until then the lock says the same
+		err = nil
+	case err == nil && !isAt(lock, s.path(lockFile)):
+		err = errReplaced
+	}
+	if err != nil {
+		_ = lock.Close() // nothing was written
+		return &fs.PathError{Op: "lock", Path: lock.Name(), Err: err}
+	}
+	s.lock = lock
+	return nil
+}
+
+// isAt reports whether an open file is the one at a path.
+func isAt(f *os.File, path string) bool {
+	has, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	at, err := os.Stat(path)
+	return err == nil && os.SameFile(has, at)
 }
 
 // note records what is special about the mount: that there is none, or that its mount point was
@@ -279,8 +328,8 @@ func (s *state) keep(name string) {
 	}
 }
 
-// close removes the files of the state. It removes the directory, and the mount point, if this
-// daemon made it and it is empty. It frees the lock last.
+// close removes the files of the state, the lock file last: from then on the directory may be another
+// daemon's. It removes the directory, and the mount point, if this daemon made it and it is empty.
 func (s *state) close() {
 	if s.own {
 		_ = unix.Rmdir(s.point) // fails if something is in it, or mounted on it
@@ -294,6 +343,7 @@ func (s *state) close() {
 		_ = os.Remove(s.path(f)) // likewise
 		_ = os.Remove(s.path(f + unfinished))
 	}
+	_ = os.Remove(s.path(lockFile)) // likewise
 	if s.made {
 		_ = os.Remove(s.dir) // fails if something else is in it
 	}

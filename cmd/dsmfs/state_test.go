@@ -7,7 +7,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -107,6 +110,54 @@ func TestLockOfSomebodyElse(t *testing.T) {
 	if got := holder(dir); got != 0 {
 		t.Errorf("process %d is taken for the daemon", got)
 	}
+}
+
+// TestLookDoesNotStopAMount: who looks whether a daemon lives has the lock for a moment. One that starts then waits.
+func TestLookDoesNotStopAMount(t *testing.T) {
+	dir := ownBase(t)
+	f, err := os.Create(filepath.Join(dir, lockFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(10*lockPause, func() { _ = f.Close() })
+	s, err := openState(dir, filepath.Join(t.TempDir(), "mnt"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.close()
+}
+
+// TestOneHasTheState: of daemons that begin and end all the time, one has the state at a time, and all of its files.
+func TestOneHasTheState(t *testing.T) {
+	dir := filepath.Join(ownBase(t), "state")
+	point := filepath.Join(t.TempDir(), "mnt")
+	var has atomic.Int32
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 150 {
+				s, err := openState(dir, point, false)
+				if err != nil {
+					if !strings.Contains(err.Error(), "is in use") {
+						t.Error(err)
+					}
+					continue
+				}
+				if n := has.Add(1); n != 1 {
+					t.Errorf("%d have the state", n)
+				}
+				if !hasState(dir, point) || holder(dir) != os.Getpid() {
+					t.Error("the files of a daemon are gone")
+				}
+				has.Add(-1)
+				s.close()
+			}
+		})
+	}
+	all.Wait()
 }
 
 func TestDefaultState(t *testing.T) {
