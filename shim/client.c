@@ -411,11 +411,11 @@ static long regrown(range *r, char *lo, size_t new_len, int flags, char *at)
     return (long)fresh->addr;
 }
 
-/* Takes note of where a moved or copied range is now. */
-static long moved(range *r, long p, size_t new_len, int copy)
+/* Takes note of where what was mapped from lo on, in the range, is mapped now, or a second time. */
+static long moved(range *r, const char *lo, long p, size_t new_len, int copy)
 {
-    if (copy) {
-        range *second = dsmfs__range(r->area, (char *)p, new_len, r->off, r->prot);
+    if (copy) { /* with an old length of 0 it may begin inside of the range */
+        range *second = dsmfs__range(r->area, (char *)p, new_len, r->off + (uint64_t)(lo - r->addr), r->prot);
         if (!second) {
             syscall(SYS_munmap, p, new_len);
             return -ENOMEM;
@@ -456,7 +456,7 @@ long shim_remap(void *addr, size_t old_len, size_t new_len, int flags, void *at)
     } else if (!p) {
         p = code((long)syscall(SYS_mremap, addr, old_len, new_len, flags, at));
         if (r && !shim_failed(p))
-            p = moved(r, p, new_len, copy);
+            p = moved(r, lo, p, new_len, copy);
     }
     retrack();
     dsmfs__unlock(old);

@@ -154,6 +154,10 @@ static void moves(void)
     published(q + 2 * PAGE, 2 * PAGE, 6);
     CHECK(p[2 * PAGE] == 6);
     published(p + 3 * PAGE, 3 * PAGE, 7);
+    room = mremap(p + 2 * PAGE, 0, 4 * PAGE, MREMAP_MAYMOVE); /* of its middle */
+    CHECK(room != MAP_FAILED && *room == 6);
+    published(room + 2 * PAGE, 4 * PAGE, 9);
+    CHECK(p[4 * PAGE] == 9 && munmap(room, 4 * PAGE) == 0);
     CHECK(mremap(q, 8 * PAGE, 2 * PAGE, 0) == q && kind(q + 2 * PAGE) == 0);
     published(q + PAGE, PAGE, 8);
     FAILS(mremap(p + 1, PAGE, PAGE, 0), EINVAL);
