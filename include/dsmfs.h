@@ -207,7 +207,7 @@ struct dsmfs__range { /* one mapping */
     char *addr;
     size_t len; /* a multiple of the page size */
     uint64_t off;
-    int prot, tracked, nofork, upgradable;
+    int prot, tracked, nofork, upgradable; /* tracked: by how many TRACKs */
 };
 
 static pthread_mutex_t dsmfs__maps = PTHREAD_MUTEX_INITIALIZER;

@@ -1,5 +1,5 @@
 /* The memory side of the preloaded library: which ranges of the program are attached, kept in dsmfs.h's own lists under its
-   lock. Ranges are split where the program unmaps, protects or moves a part of one: pieces.h. */
+   lock. Ranges are split where the program unmaps, protects or moves a part of one, and joined again: pieces.h. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -127,7 +127,7 @@ static long replaced(const struct visit *v, long r)
     if (v->ours && !shim_failed(r))
         drop_in(v->lo, v->hi);
     if (v->ours)
-        retrack();
+        settle(v->lo, v->hi);
     leave(v);
     return r;
 }
@@ -202,7 +202,7 @@ int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, voi
     struct stat s;
     struct dsmfs__place *p;
     uint64_t old;
-    int saved = errno, err, mode, memfd = -1, access = prot & PROT_WRITE ? DSMFS_WRITE : DSMFS_READ;
+    int saved = errno, err, full = 0, mode, memfd = -1, access = prot & PROT_WRITE ? DSMFS_WRITE : DSMFS_READ;
     char *lo = addr, *hi = lo + dsmfs__pages(len);
     dsmfs *a = NULL;
     range *r = NULL;
@@ -224,7 +224,7 @@ int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, voi
     if (!err && a->kind & DSMFS__DIRECT && (mode & O_ACCMODE) == O_RDWR) /* it could not be attached for writing if mprotect wants that */
         err = dsmfs__fail(ENODEV, "it is open with access=direct");
     if (!err && (flags & MAP_FIXED) && aligned(addr) && lo < hi) {
-        err = untrack_in(lo, hi);
+        err = full = untrack_in(lo, hi); /* the caller finds this error as well */
         if (!err)
             drop_in(lo, hi);
     }
@@ -241,11 +241,11 @@ int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, voi
     if (!err)
         bypass_all(s.st_dev, s.st_ino);
     dsmfs__close(memfd);
-    retrack();
+    settle(lo, hi);
     dsmfs__unlock(old);
-    if (err)
+    if (err && !full)
         say("dsmfs: %.200s stays on the page cache: %.400s\n", p->path, dsmfs__text);
-    else if (is_set("DSMFS_VERBOSE"))
+    else if (!err && is_set("DSMFS_VERBOSE"))
         say("dsmfs: %.200s is attached: %.400s\n", p->path, access == DSMFS_WRITE ? "for reading and writing" : "for reading");
     shim_free(p);
     errno = saved;
@@ -261,52 +261,70 @@ static int place(range *r, char *at)
     return 0;
 }
 
-/* Maps a part of r's area again, with an attachment of its own and at least r's access. */
-static int again(const range *r, int access, size_t len, uint64_t off, range **out)
+/* Attaches again what an attachment has. */
+static int reopen(const dsmfs *before, int access, dsmfs **a, int *memfd)
 {
-    dsmfs *a, *before = r->area;
-    int memfd, prot = access == DSMFS_WRITE && on_demand(r) ? r->prot | PROT_WRITE : r->prot;
-    int err = dsmfs__open(before->link->at.sun_path, before->path, before->number, access, &a, &memfd);
-    if (err)
-        return err;
-    a->device = before->device;
-    err = dsmfs__map(a, memfd, NULL, len, prot, MAP_SHARED, off, out);
-    dsmfs__close(memfd);
+    int err = dsmfs__open(before->link->at.sun_path, before->path, before->number, access, a, memfd);
     if (!err)
-        inherit(*out, r);
-    dsmfs__release(a); /* its range keeps it */
+        (*a)->device = before->device;
     return err;
 }
 
-/* Replaces a read-only mapping by a writable one: the same memory, through a descriptor that allows it. The old range is gone
-   afterwards. */
-static int upgrade(range *r)
+/* Maps a part of r's file by another attachment. */
+static int again(const range *r, dsmfs *a, int memfd, size_t len, uint64_t off, range **out)
 {
-    range *fresh;
-    int err = again(r, DSMFS_WRITE, r->len, r->off, &fresh);
-    if (!err && (err = place(fresh, r->addr)) < 0)
-        dsmfs__discard(fresh);
+    int err = dsmfs__map(a, memfd, NULL, len, r->prot, MAP_SHARED, off, out);
     if (!err)
-        dsmfs__drop(r);
+        inherit(*out, r);
+    return err;
+}
+
+/* Replaces all pieces of a mapping for reading by ones that can be made writable: the same memory, through a descriptor that allows it. All,
+   so that they can be joined when they have the same protection again. The old ranges are gone afterwards. */
+static int upgrade(dsmfs *before)
+{
+    dsmfs *a;
+    int memfd, err = reopen(before, DSMFS_WRITE, &a, &memfd);
+    if (err)
+        return err;
+    before->refs++;
+    for (range *r = dsmfs__ranges, *next, *fresh; r && !err; r = next) {
+        next = r->next;
+        if (r->area != before || (err = again(r, a, memfd, r->len, r->off, &fresh)) < 0)
+            continue;
+        if ((err = place(fresh, r->addr)) < 0)
+            dsmfs__discard(fresh);
+        else
+            dsmfs__drop(r);
+    }
+    dsmfs__close(memfd);
+    dsmfs__release(before);
+    dsmfs__release(a); /* its ranges keep it */
     return err;
 }
 
 long shim_protect(void *addr, size_t len, int prot)
 {
     struct visit v = enter(addr, len);
-    long err = v.ours ? isolate(v.lo, v.hi) : 0;
-    for (range *r = dsmfs__ranges, *next; v.ours && r && !err; r = next) {
-        next = r->next;
-        if (meets(r, v.lo, v.hi) && (prot & PROT_WRITE) && r->area->access == DSMFS_READ && (!r->upgradable || upgrade(r) < 0))
+    long err = 0;
+    for (range *r = dsmfs__ranges; v.ours && (prot & PROT_WRITE) && r && !err;) {
+        if (!meets(r, v.lo, v.hi) || r->area->access != DSMFS_READ) {
+            r = r->next;
+            continue;
+        }
+        if (!r->upgradable || upgrade(r->area) < 0)
             err = -EACCES;
+        r = dsmfs__ranges;
     }
+    if (v.ours && !err)
+        err = isolate(v.lo, v.hi, prot);
     if (!err)
         err = code(syscall(SYS_mprotect, addr, len, prot));
     for (range *r = dsmfs__ranges; v.ours && r && !err; r = r->next)
         if (meets(r, v.lo, v.hi))
             r->prot = prot;
     if (v.ours)
-        retrack();
+        settle(v.lo, v.hi);
     leave(&v);
     return err;
 }
@@ -316,19 +334,23 @@ long shim_protect(void *addr, size_t len, int prot)
 static long regrown(range *r, char *lo, size_t new_len, int flags, char *at)
 {
     range *fresh;
-    int err;
+    dsmfs *a;
+    int err, memfd;
     if (!(flags & MREMAP_MAYMOVE))
         return -ENOMEM; /* as if there were no room after it */
     if ((flags & MREMAP_FIXED) && at < end_of(r) && r->addr < at + dsmfs__pages(new_len))
         return -EINVAL;
-    if (again(r, r->area->access, new_len, r->off + (uint64_t)(lo - r->addr), &fresh) < 0)
+    if (reopen(r->area, r->area->access, &a, &memfd) < 0)
+        return -ENOMEM;
+    err = again(r, a, memfd, new_len, r->off + (uint64_t)(lo - r->addr), &fresh);
+    dsmfs__close(memfd);
+    dsmfs__release(a); /* its range keeps it */
+    if (err < 0)
         return -ENOMEM;
     if ((flags & MREMAP_FIXED) && (err = place(fresh, at)) < 0) {
         dsmfs__discard(fresh);
         return err;
     }
-    if (fresh->prot != r->prot && syscall(SYS_mprotect, fresh->addr, fresh->len, r->prot) == 0)
-        fresh->prot = r->prot;
     return (long)fresh->addr;
 }
 
@@ -355,12 +377,16 @@ long shim_remap(void *addr, size_t old_len, size_t new_len, int flags, void *at)
     char *lo = addr, *hi = lo + (old_len ? dsmfs__pages(old_len) : 1), *to = at, *to_end = to + dsmfs__pages(new_len);
     int saved = errno, copy = !old_len || (flags & MREMAP_DONTUNMAP);
     uint64_t old = dsmfs__lock();
-    range *r = aligned(addr) ? first_in(lo, hi) : NULL;
+    range *r;
     long p = 0;
+    join(lo + 1, hi - 1, 1);
+    r = aligned(addr) ? first_in(lo, hi) : NULL;
     if (r && (lo < r->addr || end_of(r) < hi))
         p = -EFAULT; /* as for several mappings of the kernel */
     if (!p && r && old_len)
-        p = isolate(lo, hi);
+        p = isolate(lo, hi, KEPT);
+    if (!p && r && copy && crowded(lo, hi, KEPT, 1))
+        p = -ENOMEM;
     if (!p && r) {
         r = first_in(lo, hi);
         dsmfs__untrack(r); /* also to copy it: the kernel would hand the tracking on */
@@ -379,7 +405,8 @@ long shim_remap(void *addr, size_t old_len, size_t new_len, int flags, void *at)
         if (r && !shim_failed(p))
             p = moved(r, lo, p, new_len, copy);
     }
-    retrack();
+    settle(lo, hi);
+    settle(to, to_end);
     dsmfs__unlock(old);
     errno = saved;
     return p;
@@ -399,16 +426,16 @@ int shim_set_fork(void *addr, size_t len, int fork)
 {
     struct visit v = enter(addr, len);
     size_t found = 0;
-    if (v.ours && !isolate(v.lo, v.hi))
-        for (range *r = dsmfs__ranges; r; r = r->next)
-            if (meets(r, v.lo, v.hi)) {
-                r->nofork = !fork;
-                found += r->len;
-            }
+    int err = v.ours ? isolate(v.lo, v.hi, KEPT) : 0;
+    for (range *r = dsmfs__ranges; v.ours && r && !err; r = r->next)
+        if (meets(r, v.lo, v.hi)) {
+            r->nofork = !fork;
+            found += r->len;
+        }
     if (v.ours)
-        retrack();
+        settle(v.lo, v.hi);
     leave(&v);
-    return found && found == (size_t)(v.hi - v.lo);
+    return err ? err : found && found == (size_t)(v.hi - v.lo);
 }
 
 /* Publishes each chosen area through one of its attachments, with no lock held. It goes in the order of mount and number, so that

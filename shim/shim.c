@@ -102,8 +102,11 @@ EXPORT int msync(void *addr, size_t len, int flags)
    is not a page of zeroes. */
 EXPORT int madvise(void *addr, size_t len, int advice)
 {
-    if ((advice == MADV_DOFORK || advice == MADV_DONTFORK) && shim_active() && shim_set_fork(addr, len, advice == MADV_DOFORK))
-        return 0;
+    if ((advice == MADV_DOFORK || advice == MADV_DONTFORK) && shim_active()) {
+        int r = shim_set_fork(addr, len, advice == MADV_DOFORK);
+        if (r)
+            return (int)result(r < 0 ? r : 0);
+    }
     if (advice == MADV_REMOVE && shim_active() && shim_keeps(addr, len))
         return (int)result(-EOPNOTSUPP);
     return (int)result(RAW(SYS_madvise, addr, len, advice, 0, 0, 0));

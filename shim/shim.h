@@ -29,7 +29,8 @@ long shim_map_over(void *addr, size_t len, int prot, int flags, int fd, off_t of
 long shim_protect(void *addr, size_t len, int prot);
 long shim_remap(void *old, size_t old_len, size_t new_len, int flags, void *at);
 
-/* Before fork: whether a child should get [addr, addr+len). Returns 1 if all of it is ours, so that the kernel need not be called. */
+/* Before fork: whether a child should get [addr, addr+len). Returns 1 if all of it is ours, so that the kernel need not be
+   called, 0 if not, or -errno. */
 int shim_set_fork(void *addr, size_t len, int fork);
 
 /* Whether [addr, addr+len) shows an area on demand: a hole in its memory is a page that is not here. */

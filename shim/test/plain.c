@@ -65,13 +65,18 @@ static int kind(void *p)
     return found;
 }
 
+static void peer_bytes(void *to, size_t n, off_t off)
+{
+    int fd = open(peer, O_RDONLY);
+    CHECK(fd >= 0);
+    CHECK(pread(fd, to, n, off) == (ssize_t)n);
+    close(fd);
+}
+
 static int peer_byte(off_t off)
 {
     unsigned char c;
-    int fd = open(peer, O_RDONLY);
-    CHECK(fd >= 0);
-    CHECK(pread(fd, &c, 1, off) == 1);
-    close(fd);
+    peer_bytes(&c, 1, off);
     return c;
 }
 
@@ -176,6 +181,67 @@ static void protects(void)
     published(p + 2 * PAGE, 2 * PAGE, 3);
     CHECK(mprotect(p, PAGE, PROT_READ | PROT_WRITE) == 0);
     published(p, 0, 4);
+}
+
+/* What mprotect cut is one mapping again when its parts have the same protection: mremap takes it as a whole. */
+static void joins(void)
+{
+    enum { N = 8, BOTH = PROT_READ | PROT_WRITE };
+    int fd = open_file(O_RDWR | O_CREAT | O_TRUNC, 64 * PAGE), prot = BOTH;
+    for (int n = 1; n <= 3; n++) {
+        char *p = map(fd, N * PAGE, prot);
+        CHECK(mprotect(p + PAGE, PAGE, PROT_NONE) == 0 && mprotect(p + 3 * PAGE, 2 * PAGE, BOTH) == 0);
+        CHECK(mprotect(p + 6 * PAGE, PAGE, BOTH) == 0 && mprotect(p + 3 * PAGE, PAGE, PROT_READ) == 0);
+        FAILS(mremap(p, N * PAGE, 2 * N * PAGE, MREMAP_MAYMOVE), EFAULT);
+        CHECK(mprotect(p, N * PAGE, BOTH) == 0);
+        CHECK(mprotect(p + 2 * PAGE, PAGE, PROT_READ) == 0 && mprotect(p + 2 * PAGE, PAGE, BOTH) == 0);
+        CHECK(madvise(p + 5 * PAGE, PAGE, MADV_DONTFORK) == 0 && madvise(p + 5 * PAGE, PAGE, MADV_DOFORK) == 0);
+        for (off_t i = 0; i < N; i++)
+            published(p + i * PAGE, i * PAGE, n * (int)(i + 1));
+        p = mremap(p, N * PAGE, 2 * N * PAGE, MREMAP_MAYMOVE);
+        CHECK(p != MAP_FAILED && kind(p) == 'm');
+        for (off_t i = 0; i < 2 * N; i++)
+            published(p + i * PAGE, i * PAGE, n * (int)(i + 2));
+        CHECK(munmap(p, 2 * N * PAGE) == 0);
+        prot = prot == BOTH ? PROT_READ : PROT_NONE;
+    }
+}
+
+/* More parts than the daemon tracks: ENOMEM, as from the kernel for a process with too many mappings, and never a store that nobody sees. */
+static void many(void)
+{
+    enum { MOST = 1024, N = 2 * MOST + 8, BOTH = PROT_READ | PROT_WRITE };
+    static char seen[N * PAGE];
+    int fd = open_file(O_RDWR | O_CREAT | O_TRUNC, N * PAGE);
+    char *p = map(fd, N * PAGE, BOTH), *last = p + (N - 3) * PAGE;
+    for (int step = MOST / 2; step; step /= 2) /* halves, then quarters ...: small parts are tracked faster */
+        for (int i = step; i < MOST; i += 2 * step)
+            CHECK(mprotect(p + (2 * i - 1) * PAGE, PAGE, PROT_READ) == 0);
+    FAILS(mprotect(last, PAGE, PROT_READ), ENOMEM);
+    FAILS(munmap(last, PAGE), ENOMEM);
+    FAILS(madvise(last, PAGE, MADV_DONTFORK), ENOMEM);
+    FAILS(mremap(p, 0, PAGE, MREMAP_MAYMOVE), ENOMEM);
+    FAILS(mmap(last, PAGE, BOTH, MAP_SHARED | MAP_FIXED, fd, 0), ENOMEM);
+    FAILS(mmap(last, PAGE, BOTH, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), ENOMEM);
+    for (int i = 0; i < N; i += i < 2 * MOST - 2 ? 2 : 1)
+        p[i * PAGE] = (char)(i % 100 + 1);
+    CHECK(fsync(fd) == 0);
+    peer_bytes(seen, sizeof seen, 0);
+    for (int i = 0; i < N; i += i < 2 * MOST - 2 ? 2 : 1)
+        CHECK(seen[i * PAGE] == i % 100 + 1);
+    CHECK(munmap(p + (N - 2) * PAGE, 2 * PAGE) == 0); /* which makes no other part */
+    for (int i = 1; i < MOST; i += 2)
+        CHECK(mprotect(p + i * PAGE, PAGE, BOTH) == 0);
+    CHECK(mprotect(last - PAGE, PAGE, PROT_READ) == 0); /* there is room again */
+    CHECK(mprotect(p, 2 * MOST * PAGE, BOTH) == 0);
+    for (int i = 0; i < 2 * MOST; i++)
+        p[i * PAGE] = (char)(i % 100 + 2);
+    *last = 1;
+    CHECK(fsync(fd) == 0);
+    peer_bytes(seen, sizeof seen, 0);
+    for (int i = 0; i < 2 * MOST; i++)
+        CHECK(seen[i * PAGE] == i % 100 + 2);
+    CHECK(seen[(N - 3) * PAGE] == 1);
 }
 
 /* How a child that runs f ends: its exit status, or 1000 and the signal. */
@@ -424,7 +490,8 @@ static void both_summed(void) { two_ways("sum"); }
 int main(int argc, char **argv)
 {
     static const struct { const char *name; void (*run)(void); } steps[] = {
-        {"basic", basic}, {"parts", parts}, {"moves", moves}, {"protects", protects}, {"forks", forks}, {"forks_after_removal", forks_after_removal},
+        {"basic", basic}, {"parts", parts}, {"moves", moves}, {"protects", protects}, {"joins", joins}, {"many", many},
+        {"forks", forks}, {"forks_after_removal", forks_after_removal},
         {"tail", tail}, {"closes", closes}, {"threads", threads}, {"signals", signals}, {"both", both}, {"both_summed", both_summed},
     };
     CHECK(argc == 4);
