@@ -34,8 +34,8 @@ SHIM = cmd/dsmfs/shim/libdsmfs.so
 shim:
 	@if command -v gcc >/dev/null; then $(MAKE) --silent $(SHIM); fi
 
-$(SHIM): shim/client.c shim/pieces.h shim/shim.c shim/shim.h include/dsmfs.h
-	@gcc -O2 -fPIC -shared -Wall -Wextra -Werror -fvisibility=hidden -ftls-model=initial-exec -o $@ shim/client.c shim/shim.c -pthread
+$(SHIM): shim/client.c shim/pieces.h shim/shim.c shim/shim.h shim/shown.c include/dsmfs.h
+	@gcc -O2 -fPIC -shared -Wall -Wextra -Werror -fvisibility=hidden -ftls-model=initial-exec -o $@ shim/client.c shim/shim.c shim/shown.c -pthread
 
 .PHONY: test
 test: deps lint unit race invariants integration chaos python

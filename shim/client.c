@@ -99,9 +99,42 @@ static long code(long r) { return r == -1 ? -errno : r; }
 
 #include "pieces.h"
 
-/* A call of the program about the pages from lo to hi. The lock is held from enter to leave, which restores errno. */
+/* Says which addresses are ours now. To be called before the lock is given back, when the program can get to know new ones. */
+static void show(void)
+{
+    size_t n = 0;
+    for (range *r = dsmfs__ranges; r; r = r->next)
+        n++;
+    if (!shim_show_begin(n))
+        return;
+    for (range *r = dsmfs__ranges; r; r = r->next)
+        shim_show_add(r->addr, end_of(r));
+    shim_show_end();
+}
+
+/* Takes the lock if [lo, hi) or [to, to_end) may be ours, and returns whether. It looks again while it waits: the table may have been out of date
+   at first, and meanwhile the lock may be that of a fork which waits for the caller. */
+static int lock_for(const char *lo, const char *hi, const char *to, const char *to_end, uint64_t *old)
+{
+    while (shim_shows(lo, hi) || shim_shows(to, to_end)) {
+        struct timespec t;
+        *old = dsmfs__block();
+        clock_gettime(CLOCK_REALTIME, &t);
+        if ((t.tv_nsec += 10000000) >= 1000000000) {
+            t.tv_nsec -= 1000000000;
+            t.tv_sec++;
+        }
+        if (pthread_mutex_timedlock(&dsmfs__maps, &t) == 0)
+            return 1;
+        dsmfs__restore(*old);
+    }
+    return 0;
+}
+
+/* A call of the program about the pages from lo to hi. If they may be ours the lock is held from enter to leave, which restores errno. */
 struct visit {
     char *lo, *hi;
+    int locked;
     int ours; /* whether they show something of ours */
     int saved;
     uint64_t signals;
@@ -110,14 +143,15 @@ struct visit {
 static struct visit enter(void *addr, size_t len)
 {
     struct visit v = {.lo = addr, .hi = (char *)addr + dsmfs__pages(len), .saved = errno};
-    v.signals = dsmfs__lock();
-    v.ours = aligned(addr) && v.lo < v.hi && first_in(v.lo, v.hi);
+    v.locked = lock_for(v.lo, v.hi, NULL, NULL, &v.signals);
+    v.ours = v.locked && aligned(addr) && v.lo < v.hi && first_in(v.lo, v.hi);
     return v;
 }
 
 static void leave(const struct visit *v)
 {
-    dsmfs__unlock(v->signals);
+    if (v->locked)
+        dsmfs__unlock(v->signals);
     errno = v->saved;
 }
 
@@ -126,8 +160,10 @@ static long replaced(const struct visit *v, long r)
 {
     if (v->ours && !shim_failed(r))
         drop_in(v->lo, v->hi);
-    if (v->ours)
+    if (v->ours) {
         settle(v->lo, v->hi);
+        show();
+    }
     leave(v);
     return r;
 }
@@ -242,6 +278,7 @@ int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, voi
         bypass_all(s.st_dev, s.st_ino);
     dsmfs__close(memfd);
     settle(lo, hi);
+    show();
     dsmfs__unlock(old);
     if (err && !full)
         say("dsmfs: %.200s stays on the page cache: %.400s\n", p->path, dsmfs__text);
@@ -376,9 +413,14 @@ long shim_remap(void *addr, size_t old_len, size_t new_len, int flags, void *at)
 {
     char *lo = addr, *hi = lo + (old_len ? dsmfs__pages(old_len) : 1), *to = at, *to_end = to + dsmfs__pages(new_len);
     int saved = errno, copy = !old_len || (flags & MREMAP_DONTUNMAP);
-    uint64_t old = dsmfs__lock();
+    uint64_t old;
     range *r;
     long p = 0;
+    if (!lock_for(lo, hi, to, to_end, &old)) {
+        p = code((long)syscall(SYS_mremap, addr, old_len, new_len, flags, at));
+        errno = saved;
+        return p;
+    }
     join(lo + 1, hi - 1, 1);
     r = aligned(addr) ? first_in(lo, hi) : NULL;
     if (r && (lo < r->addr || end_of(r) < hi))
@@ -407,6 +449,7 @@ long shim_remap(void *addr, size_t old_len, size_t new_len, int flags, void *at)
     }
     settle(lo, hi);
     settle(to, to_end);
+    show();
     dsmfs__unlock(old);
     errno = saved;
     return p;
@@ -416,7 +459,7 @@ int shim_keeps(void *addr, size_t len)
 {
     struct visit v = enter(addr, len);
     int found = 0;
-    for (range *r = dsmfs__ranges; r; r = r->next)
+    for (range *r = dsmfs__ranges; r && v.ours; r = r->next)
         found |= meets(r, v.lo, v.hi) && on_demand(r);
     leave(&v);
     return found;

@@ -9,6 +9,13 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+/* shown.c: whether [lo, hi) may show something of ours, asked without a lock. All of the list is said anew whenever it shows more or less, with
+   the lock held: begin with its length, which returns 0 if there is no memory for it, then add each range, then end. */
+int shim_shows(const char *lo, const char *hi);
+int shim_show_begin(size_t n);
+void shim_show_add(const char *lo, const char *hi);
+void shim_show_end(void);
+
 /* client.c: includes dsmfs.h and owns its lists. Functions that return int return 0 or -errno, and none changes errno for the caller. */
 
 /* Whether anything is attached at all; cheap, without a lock. */

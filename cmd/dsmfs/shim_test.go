@@ -74,7 +74,7 @@ func TestShim(t *testing.T) {
 	shim := "LD_PRELOAD=" + builtShim(t)
 	plain := compile(t, "-O1", "shim/test/plain.c")
 	first, second, _ := twoNodes(t)
-	for _, step := range []string{"basic", "parts", "moves", "protects", "joins", "many", "forks", "tail", "closes", "threads", "signals", "both", "both_summed"} {
+	for _, step := range []string{"basic", "parts", "moves", "protects", "joins", "many", "forks", "forks_with_an_allocator", "tail", "closes", "threads", "signals", "both", "both_summed"} {
 		t.Run(step, func(t *testing.T) {
 			if _, text := runProgram(t, []string{shim}, plain, step, filepath.Join(first, step), filepath.Join(second, step)); text != "" {
 				t.Errorf("printed %q", text)

@@ -126,7 +126,7 @@ def preloaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, 
     """The program of the preloaded library, and the environment to run it in."""
     made = tmp_path_factory.mktemp("shim")
     flags = "-O2 -fPIC -shared -fvisibility=hidden -ftls-model=initial-exec"
-    shim = compiled(made / "shim.so", flags, "shim/client.c", "shim/shim.c")
+    shim = compiled(made / "shim.so", flags, "shim/client.c", "shim/shim.c", "shim/shown.c")
     environment = {k: v for k, v in os.environ.items() if k != "DSMFS_ATTACH"} | {"LD_PRELOAD": shim}
     return compiled(made / "program", "-O1", "shim/test/demand.c"), environment
 

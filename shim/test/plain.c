@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <spawn.h>
@@ -260,6 +261,53 @@ static int child(void (*f)(char *), char *p)
     return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+/* An allocator of the program: it maps and unmaps with its lock held, also before and after a fork. */
+static pthread_mutex_t arena = PTHREAD_MUTEX_INITIALIZER;
+static char *spare;
+static int stop;
+
+static char *chunk(void) { return mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); }
+
+static void use_all_calls(void)
+{
+    char *p = chunk(), *q;
+    CHECK(p != MAP_FAILED && mprotect(p, PAGE, PROT_READ) == 0 && madvise(p, PAGE, MADV_DONTFORK) == 0);
+    CHECK(mmap(p, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p);
+    FAILS(madvise(p, PAGE, MADV_REMOVE), EINVAL);
+    CHECK((q = mremap(p + 3 * PAGE, PAGE, 2 * PAGE, MREMAP_MAYMOVE)) != MAP_FAILED);
+    CHECK(munmap(p, 3 * PAGE) == 0 && munmap(q, 2 * PAGE) == 0);
+}
+
+static void arena_prepare(void)
+{
+    CHECK(pthread_mutex_lock(&arena) == 0);
+    use_all_calls();
+    spare = chunk();
+}
+
+static void arena_parent(void)
+{
+    CHECK(munmap(spare, 4 * PAGE) == 0);
+    use_all_calls();
+    CHECK(pthread_mutex_unlock(&arena) == 0);
+}
+
+static void arena_child(void)
+{
+    CHECK(munmap(spare, 4 * PAGE) == 0);
+    CHECK(pthread_mutex_init(&arena, NULL) == 0);
+}
+
+static void *allocates(void *arg)
+{
+    while (!__atomic_load_n(&stop, __ATOMIC_ACQUIRE)) {
+        CHECK(pthread_mutex_lock(&arena) == 0);
+        use_all_calls();
+        CHECK(pthread_mutex_unlock(&arena) == 0 && sched_yield() == 0);
+    }
+    return arg;
+}
+
 static void touch(char *p) { _exit(*(volatile char *)p); }
 static void publish_in_child(char *p)
 {
@@ -276,6 +324,29 @@ static void bare_clone(char *p)
         syscall(SYS_exit, c);
     }
     CHECK(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+}
+
+/* The handlers of the allocator are called while the library's have its lock. */
+static void forks_with_an_allocator(void)
+{
+    int fd = open_file(O_RDWR | O_CREAT | O_TRUNC, 4 * PAGE);
+    pthread_t t;
+    char *p;
+    CHECK(pthread_atfork(arena_prepare, arena_parent, arena_child) == 0);
+    p = map(fd, 4 * PAGE, PROT_READ | PROT_WRITE);
+    *p = 21;
+    CHECK(child(touch, p) == 21); /* alone */
+    CHECK(pthread_create(&t, NULL, allocates, NULL) == 0);
+    for (int n = 1; n <= 20; n++) {
+        char *q = map(fd, PAGE, PROT_READ | PROT_WRITE);
+        *p = (char)n;
+        CHECK(child(touch, q) == n);
+        CHECK(munmap(q, PAGE) == 0); /* the allocator may get this place at once */
+        CHECK(child(touch, p) == n);
+    }
+    __atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
+    CHECK(pthread_join(t, NULL) == 0);
+    published(p, 0, 22);
 }
 
 static void forks(void)
@@ -491,7 +562,7 @@ int main(int argc, char **argv)
 {
     static const struct { const char *name; void (*run)(void); } steps[] = {
         {"basic", basic}, {"parts", parts}, {"moves", moves}, {"protects", protects}, {"joins", joins}, {"many", many},
-        {"forks", forks}, {"forks_after_removal", forks_after_removal},
+        {"forks", forks}, {"forks_with_an_allocator", forks_with_an_allocator}, {"forks_after_removal", forks_after_removal},
         {"tail", tail}, {"closes", closes}, {"threads", threads}, {"signals", signals}, {"both", both}, {"both_summed", both_summed},
     };
     CHECK(argc == 4);
