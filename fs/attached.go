@@ -191,6 +191,10 @@ func (t attachment) Track(source attach.Source, off, n int64) (stop func()) {
 	return t.Attachment.Track(source, off, n)
 }
 
+func (t attachment) Acquire(ctx context.Context) error {
+	return t.area.b.acquire(ctx, t.area.a, t.Attachment.Acquire)
+}
+
 func (t attachment) Sync(ctx context.Context) error {
 	return t.area.b.sync(ctx, t.area.a, t.Attachment.Sync)
 }

@@ -67,7 +67,8 @@ func (m controlMount) Publish(ctx context.Context, id dsm.AreaID) error {
 func (m controlMount) Acquire(ctx context.Context, id dsm.AreaID) error {
 	if a := m.b.opens.find(id); a != nil && a.handles() > 0 {
 		r, ok := ctx.(*request)
-		return a.current().Acquire(ctx, ok && a.programs.has(processOf(int(r.tid))))
+		stores := ok && a.programs.has(processOf(int(r.tid)))
+		return m.b.acquire(ctx, a, func(ctx context.Context) error { return a.current().Acquire(ctx, stores) })
 	}
 	return nil
 }

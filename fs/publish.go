@@ -38,6 +38,16 @@ func (b *bridge) sync(ctx context.Context, a *openArea, do func(context.Context)
 	a.publishing.Add(1)
 	defer a.publishing.Add(-1)
 	b.grown(ctx, a)
+	if err := b.acquire(ctx, a, do); err != nil {
+		return err
+	}
+	b.countSoon(a) // first, so that a store is published only when it is known to be counted or not
+	a.reached(stored)
+	return nil
+}
+
+// acquire calls do, which acquires in the data plane, as sync does.
+func (b *bridge) acquire(ctx context.Context, a *openArea, do func(context.Context) error) error {
 	size, gen := a.noted()
 	newest := b.newest(ctx, a)
 	err := do(ctx)
@@ -53,8 +63,6 @@ func (b *bridge) sync(ctx context.Context, a *openArea, do func(context.Context)
 			return err
 		}
 	}
-	b.countSoon(a) // first, so that a store is published only when it is known to be counted or not
-	a.reached(stored)
 	if b.cfg.Mountpoint != "" && !a.direct.on.Load() && a.kernelBehind(now.inode) {
 		b.notify.tellSize(ctx, a)
 	}
