@@ -32,7 +32,7 @@ func usualRuns() int {
 	if pagetest.Race || invariants.Enabled {
 		return 6
 	}
-	return 20
+	return 10
 }
 
 // TestSimulation runs programs that make the calls of production. Every call is answered once faults stop, every area agrees with
