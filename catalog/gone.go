@@ -9,6 +9,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // A member whose process has ended without leaving, or that is evicted, is marked as gone. Its name and address are free
@@ -124,21 +125,28 @@ func (s *state) settled() (free []dsm.NodeID) {
 
 // ended reports whether it is certain that the member's process has ended.
 func (c *Catalog) ended(ctx context.Context, m dsm.Member) bool {
+	_, ended := c.look(ctx, m)
+	return ended
+}
+
+// look returns what a member answers; nil if it does not, and then whether it is certain that its process has ended. It takes no longer than attempt/2: for one that is
+// stopped the kernel takes the connection.
+func (c *Catalog) look(ctx context.Context, m dsm.Member) (p *wire.Probed, ended bool) {
 	ctx, cancel := context.WithTimeout(ctx, attempt/2)
 	defer cancel()
 	for try := range 3 {
-		_, err := c.probe(ctx, m.ID, m.Addr)
+		p, err := c.probe(ctx, m.ID, m.Addr)
 		switch {
 		case err == nil:
-			return false
+			return p, false
 		case errors.Is(err, syscall.ECONNREFUSED):
-			return true
+			return nil, true
 		}
 		if !c.pause(ctx, c.life, try) { // the failure may be that of an old connection
 			break
 		}
 	}
-	return false
+	return nil, false
 }
 
 // followed reports whether another daemon may follow that of a member, if it was killed.
@@ -154,10 +162,8 @@ func (c *Catalog) awaitBack(ctx context.Context, members []dsm.Member) {
 		}
 		waits.Go(func() {
 			for try := 0; ; try++ {
-				one, cancel := context.WithTimeout(ctx, attempt/2) // of one that is stopped the kernel answers
-				p, err := c.probe(one, m.ID, m.Addr)
-				cancel()
-				away := err == nil && p.Away || err != nil && c.ended(ctx, m)
+				p, ended := c.look(ctx, m)
+				away := ended || p != nil && p.Away
 				if is, member := c.Current().Member(m.ID); !away || !member || is.Gone || is.Inc != m.Inc || !c.pause(ctx, c.life, try) {
 					return
 				}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"syscall"
@@ -364,6 +365,41 @@ func TestLeaveWhileADaemonIsAway(t *testing.T) {
 				t.Errorf("no lock is left: %+v", got)
 			}
 		})
+	}
+}
+
+// said is a Caller of which probes have these answers, one after the other.
+type said struct {
+	Caller
+	left []any // *wire.Probed, or error
+}
+
+func (s *said) Call(ctx context.Context, addr string, req any) (any, error) {
+	if _, probe := req.(*wire.Probe); !probe || len(s.left) == 0 {
+		return s.Caller.Call(ctx, addr, req)
+	}
+	next := s.left[0]
+	s.left = s.left[1:]
+	if err, failed := next.(error); failed {
+		return nil, err
+	}
+	return next, nil
+}
+
+// TestAwaitBackWhileItIsAway: who waits for the next daemon of a member does so until that says that it is back: not if it listens between two looks, nor if
+// an old connection breaks.
+func TestAwaitBackWhileItIsAway(t *testing.T) {
+	n, _ := startNewHeld(t)
+	other := start(t, "b")
+	ok(t, n.Bootstrap(patient(t), dsm.Inode{Perm: 0o755}))
+	ok(t, other.Join(patient(t), n.self.Addr))
+	settle(t, []*node{n, other})
+	away, refused, broken := &wire.Probed{Away: true}, error(syscall.ECONNREFUSED), io.ErrUnexpectedEOF
+	via := &said{other.net, []any{refused, away, broken, away, refused, refused, away, broken, refused, away, &wire.Probed{}}}
+	other.via.use(via)
+	other.awaitBack(patient(t), other.Current().Members)
+	if len(via.left) > 0 {
+		t.Errorf("it has not waited for the last %d answers", len(via.left))
 	}
 }
 

@@ -30,7 +30,7 @@ const simNodes = 4
 // usualRuns is fewer where a run takes several times as long.
 func usualRuns() int {
 	if pagetest.Race || invariants.Enabled {
-		return 6
+		return 3
 	}
 	return 10
 }
