@@ -138,8 +138,8 @@ func FuzzRequests(f *testing.F) {
 // hear reads answers until the daemon closes the connection.
 func (p testProgram) hear() error {
 	for {
-		packet, files, err := receive(p.UnixConn, make([]byte, headSize+maxPayload))
-		closeAll(files)
+		packet, fds, err := receive(p.UnixConn, make([]byte, headSize+maxPayload))
+		closeAll(fds)
 		if errors.Is(err, io.EOF) || errors.Is(err, os.ErrClosed) || errors.Is(err, unix.ECONNRESET) || packet == nil {
 			return nil
 		}

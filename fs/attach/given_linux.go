@@ -13,8 +13,8 @@ import (
 )
 
 // isMemory reports whether a descriptor is that of a memfd or of a file of tmpfs: only they have seals. A read of those waits for nobody.
-func isMemory(f *os.File) bool {
-	_, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+func isMemory(fd int) bool {
+	_, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	return err == nil
 }
 

@@ -105,7 +105,7 @@ func listenHostileWith(t *testing.T, l limits, mount Mount, m *openMount) *hosti
 	t.Cleanup(func() {
 		s.Close()
 		m.background.Wait()
-		if n := len(s.mu.users); n != 0 {
+		if n := s.remembered(); n != 0 {
 			t.Errorf("%d users are remembered when all have gone", n)
 		}
 		if n := strings.Count(h.log.String(), "level=WARN"); n > 1 {
@@ -113,6 +113,18 @@ func listenHostileWith(t *testing.T, l limits, mount Mount, m *openMount) *hosti
 		}
 	})
 	return h
+}
+
+// remembered returns how many users are remembered when the last descriptors have been closed.
+func (s *Server) remembered() (n int) {
+	for end := time.Now().Add(time.Minute); ; runtime.Gosched() {
+		s.mu.Lock()
+		n = len(s.mu.users)
+		s.mu.Unlock()
+		if n == 0 || time.Now().After(end) {
+			return n
+		}
+	}
 }
 
 // program is one connection.
@@ -139,8 +151,8 @@ func (p testProgram) post(q header, payload string) error {
 // answer returns the next answer, and the text of its error.
 func (p testProgram) answer() (header, string) {
 	p.t.Helper()
-	packet, files, err := receive(p.UnixConn, make([]byte, headSize+maxPayload))
-	closeAll(files)
+	packet, fds, err := receive(p.UnixConn, make([]byte, headSize+maxPayload))
+	closeAll(fds)
 	if err != nil {
 		p.t.Fatal(err)
 	}

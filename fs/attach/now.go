@@ -1,9 +1,7 @@
 package attach
 
-import "os"
-
 // receive waits for the next packet that is for the goroutine of the connection.
-func (a *conn) receive() (packet []byte, files []*os.File, err error) {
+func (a *conn) receive() (packet []byte, fds []int, err error) {
 	if a.buf == nil {
 		a.buf = make([]byte, headSize+maxPayload+1)
 	}
@@ -11,16 +9,16 @@ func (a *conn) receive() (packet []byte, files []*os.File, err error) {
 		return receive(a.conn, a.buf)
 	}
 	for {
-		if packet, files, err = receiveNow(a.looped, a.buf); packet != nil || err != nil {
-			return packet, files, err
+		if packet, fds, err = receiveNow(a.looped, a.buf); packet != nil || err != nil {
+			return packet, fds, err
 		}
 		if err := a.looped.Await(a.turn); err != nil {
 			return nil, nil, err
 		}
 		l := a.left
-		a.left.packet, a.left.files, a.left.err, a.left.rest = nil, nil, nil, nil
+		a.left.packet, a.left.fds, a.left.err, a.left.rest = nil, nil, nil, nil
 		if l.rest == nil {
-			return l.packet, l.files, l.err
+			return l.packet, l.fds, l.err
 		}
 		l.rest()
 	}
@@ -28,16 +26,16 @@ func (a *conn) receive() (packet []byte, files []*os.File, err error) {
 
 // turn serves a request in the loop. It returns false, and leaves the packet to the goroutine of the connection, if that might have to wait.
 func (a *conn) turn() (again bool) {
-	packet, files, err := receiveNow(a.looped, a.buf)
+	packet, fds, err := receiveNow(a.looped, a.buf)
 	if packet == nil && err == nil {
 		return true
 	}
-	if err == nil && files == nil {
+	if err == nil && fds == nil {
 		if h, payload, derr := decode(packet); derr == nil && a.takeNow(&request{header: h, payload: string(payload)}) {
 			return a.left.rest == nil
 		}
 	}
-	a.left.packet, a.left.files, a.left.err = packet, files, err
+	a.left.packet, a.left.fds, a.left.err = packet, fds, err
 	return false
 }
 

@@ -83,7 +83,7 @@ type conn struct {
 	left struct {
 		rest   func()
 		packet []byte
-		files  []*os.File
+		fds    []int
 		err    error
 	}
 
@@ -177,11 +177,17 @@ const refusalLimit = time.Second
 // refuse answers the first request of a connection that is one too many, with an error that says so,
 // and closes the connection.
 func (s *Server) refuse(a *conn) {
-	defer func() { <-s.refusals }()
+	var fds []int
+	defer func() {
+		go func() { // the others are told no reason as long as this waits: see discard
+			closeAll(fds)
+			<-s.refusals
+		}()
+	}()
 	err := s.refused(a.user, errTooMany(unix.EMFILE, "connections of one user", s.limits.conns))
 	if e := a.conn.SetDeadline(time.Now().Add(refusalLimit)); e == nil {
-		packet, files, e := receive(a.conn, make([]byte, headSize+maxPayload+1))
-		closeAll(files)
+		var packet []byte
+		packet, fds, e = receive(a.conn, make([]byte, headSize+maxPayload+1))
 		if h, _, derr := decode(packet); e == nil && derr == nil {
 			a.reply(&request{header: h}, reply{}, err)
 		}
@@ -202,30 +208,25 @@ func (s *Server) serve(a *conn) {
 		a.close()
 	})
 	for {
-		packet, files, err := a.receive()
+		packet, fds, err := a.receive()
 		if err != nil {
+			a.discard(fds)
 			break
 		}
 		h, payload, err := decode(packet)
 		if err != nil {
-			closeAll(files)
+			a.discard(fds)
 			s.log.Warn("attach: bad packet", "pid", a.who.pid, "err", err)
 			break
 		}
 		q := &request{header: h, payload: string(payload)}
-		if len(files) > 0 {
-			if h.op == opAccumulate && isMemory(files[0]) {
-				q.file = files[0]
-				closeAll(files[1:])
-			} else if h.op != opTrack || uffd.IsUserfaultfd(int(files[0].Fd())) != nil {
-				// Closing a descriptor can wait for the filesystem that serves it, so it is done in
-				// another goroutine.
-				go closeAll(files)
+		if len(fds) > 0 {
+			if q.file = fileOf(h.op, fds[0]); q.file == nil {
+				a.discard(fds)
 				s.log.Warn("attach: a descriptor that is no userfaultfd of a TRACK, and no memory of an ACCUMULATE", "pid", a.who.pid)
 				a.reply(q, reply{}, errs.E(errs.Invalid, "attach", "the descriptor is no userfaultfd of a TRACK, and no memory of an ACCUMULATE"))
 				break // or it could have descriptors closed without end
 			}
-			q.file = files[0]
 		}
 		if h.op.waits() { // it has no time limit, so it must not hold up the others
 			if err := a.takeWait(); err != nil {
@@ -246,11 +247,13 @@ func (s *Server) serve(a *conn) {
 			})
 			continue
 		}
-		if len(files) == 0 && a.answerNow(q) {
+		if q.file == nil && a.answerNow(q) {
 			continue
 		}
 		if !a.takeSlot() {
-			closeAll(files)
+			if q.file != nil {
+				_ = q.file.Close() // nothing was written to it
+			}
 			continue // then the next receive fails
 		}
 		running.Go(func() {

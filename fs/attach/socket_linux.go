@@ -75,8 +75,8 @@ func peerGroups(s int) []uint32 {
 	return slices.Clone(list[:size/4])
 }
 
-// receive reads one packet and the descriptors with it.
-func receive(c loop.Socket, buf []byte) (packet []byte, files []*os.File, err error) {
+// receive reads one packet. The descriptors that came with it are the caller's, even after an error. They may be of anything: see discard.
+func receive(c loop.Socket, buf []byte) (packet []byte, fds []int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, nil, err
@@ -93,7 +93,7 @@ func receive(c loop.Socket, buf []byte) (packet []byte, files []*os.File, err er
 }
 
 // receiveNow is receive without waiting: there is no packet and no error if none has come.
-func receiveNow(c *loop.Conn, buf []byte) (packet []byte, files []*os.File, err error) {
+func receiveNow(c *loop.Conn, buf []byte) (packet []byte, fds []int, err error) {
 	var m message
 	var errno unix.Errno
 	if err := c.Control(func(fd uintptr) { errno = m.receive(fd, buf) }); err != nil {
@@ -108,7 +108,7 @@ func receiveNow(c *loop.Conn, buf []byte) (packet []byte, files []*os.File, err 
 // message is what came with a packet.
 type message struct {
 	n, on, flags int
-	oob          [64]byte
+	oob          [24 + 4*maxDescriptors]byte
 }
 
 // receive reads a packet. A packet is small and the socket never blocks, so the call is made without telling Go's scheduler: otherwise
@@ -128,8 +128,9 @@ func (m *message) receive(fd uintptr, buf []byte) unix.Errno {
 	}
 }
 
-// parts returns the packet and the descriptors.
-func (m *message) parts(buf []byte, errno unix.Errno) (packet []byte, files []*os.File, err error) {
+// parts returns the packet and the descriptors. The loop calls it, so it neither closes them nor makes files of them: the first can wait
+// for whoever serves the file, and the second has Go's poller ask that one, without telling Go's scheduler.
+func (m *message) parts(buf []byte, errno unix.Errno) (packet []byte, fds []int, err error) {
 	if errno != 0 {
 		return nil, nil, os.NewSyscallError("recvmsg", errno)
 	}
@@ -139,12 +140,8 @@ func (m *message) parts(buf []byte, errno unix.Errno) (packet []byte, files []*o
 	}
 	messages, perr := unix.ParseSocketControlMessage(oob[:on])
 	for _, m := range messages {
-		fds, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			continue
-		}
-		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), "received"))
+		if list, err := unix.ParseUnixRights(&m); err == nil {
+			fds = append(fds, list...)
 		}
 	}
 	switch {
@@ -152,23 +149,51 @@ func (m *message) parts(buf []byte, errno unix.Errno) (packet []byte, files []*o
 		err = net.ErrClosed // an empty packet or the end of the connection; both are treated as the end
 	case perr != nil:
 		err = perr
-	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || len(files) > 1:
+	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || len(fds) > 1:
 		err = syscall.EMSGSIZE
 	}
 	if err != nil {
-		closeAll(files)
-		return nil, nil, err
+		return nil, fds, err
 	}
-	return buf[:n], files, nil
+	return buf[:n], fds, nil
 }
 
-// maxDescriptors is how many descriptors are received with one packet; one is allowed.
-const maxDescriptors = 4
+// maxDescriptors is how many descriptors are received with one packet: as many as there can be (SCM_MAX_FD), because the kernel closes
+// those that there is no room for, in the loop. One is allowed.
+const maxDescriptors = 253
 
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		_ = f.Close() // nothing was written to it
+// fileOf returns the descriptor as the file that a request takes, or nil if the request takes none of its kind. It calls no file of a
+// filesystem of the program.
+func fileOf(o op, fd int) *os.File {
+	if o == opAccumulate && isMemory(fd) || o == opTrack && uffd.IsUserfaultfd(fd) == nil {
+		return os.NewFile(uintptr(fd), "received")
 	}
+	return nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd) // nothing was written to it
+	}
+}
+
+// discard closes descriptors that no request takes. The filesystem or the socket that one belongs to may keep that waiting for ever, so
+// it is done in another goroutine. Until it is over each counts as a connection of the user.
+func (a *conn) discard(fds []int) {
+	if len(fds) == 0 {
+		return
+	}
+	s := a.s
+	s.mu.Lock()
+	a.user.conns += len(fds)
+	s.mu.Unlock()
+	go func() {
+		closeAll(fds)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		a.user.conns -= len(fds)
+		s.forgetLocked(a.user)
+	}()
 }
 
 // transmit sends one packet, with a descriptor if there is one, and waits until the program has read enough.
