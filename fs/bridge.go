@@ -86,7 +86,7 @@ func newBridge(cfg Config) *bridge {
 	b.handles.init()
 	b.held.init(b)
 	b.dirs.init()
-	b.notify = &notifier{b: b}
+	b.notify = &notifier{b: b, server: noKernel{}}
 	b.harvest = harvest.New(harvest.Config{
 		Argv: cfg.HarvestArgv, Dir: filepath.Join(cfg.Mountpoint, control.Name, control.InoDirName), Log: b.log, Timeout: cfg.FaultTimeout,
 		Life: b.life, Live: b.liveAreas, Background: b.background.run,

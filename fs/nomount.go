@@ -14,7 +14,6 @@ func serveAttachOnly(cfg Config) (*FS, error) {
 		return nil, errs.E(errs.Invalid, "mount", "neither a mount point nor a socket to attach at")
 	}
 	f := &FS{b: newBridge(cfg), served: make(chan struct{})}
-	f.b.notify.server = noKernel{}
 	var err error
 	if f.attach, err = f.b.startAttach(); err != nil {
 		return nil, errors.Join(err, f.Unmount(context.Background(), true))
@@ -22,7 +21,7 @@ func serveAttachOnly(cfg Config) (*FS, error) {
 	return f, nil
 }
 
-// noKernel takes the place of the kernel's page cache where nothing is mounted: it has no inodes.
+// noKernel takes the place of the kernel's page cache where nothing is mounted, or not yet: it has no inodes.
 type noKernel struct{}
 
 func (noKernel) InodeNotify(uint64, int64, int64) fuse.Status { return fuse.ENOENT }

@@ -65,6 +65,11 @@ func (n *notifier) attrChanged(a *openArea) {
 	n.kick(a)
 }
 
+// drop makes the kernel drop all pages of an area.
+func (n *notifier) drop(a *openArea) {
+	n.log(a, "invalidate", n.server.InodeNotify(uint64(a.id), 0, 0))
+}
+
 func (n *notifier) run(a *openArea) {
 	s := &a.notices
 	area := a.current()
@@ -142,7 +147,7 @@ func (n *notifier) refresh(a *openArea) {
 	if uint64(inode.Gen) > a.kernelGen.Load() || inode.Size < oldSize {
 		// All of it: meanwhile the area may have been smaller than it is now.
 		ended := a.current().KernelDrops()
-		n.log(a, "invalidate", n.server.InodeNotify(uint64(a.id), 0, 0))
+		n.drop(a)
 		ended()
 		a.kernelGen.Store(uint64(inode.Gen))
 	}

@@ -225,6 +225,11 @@ func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Ino
 	if first {
 		a.kernelPages.Store(false) // no handle is there, and what a notice may bring now enterPlane waits for
 		a.expecting.Store(false)
+		if held == nil && !o.b.resuming.Load() {
+			// The reply drops them too, but the kernel may take that of the next open first, which keeps them. Nothing holds this up:
+			// without a handle no page is being read or written.
+			o.b.notify.drop(a)
+		}
 		err = o.choose(ctx, a, alone)
 	}
 	if err == nil {
