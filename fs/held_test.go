@@ -55,6 +55,56 @@ func TestHandleIsHeldUntilItIsPublished(t *testing.T) {
 	}
 }
 
+// TestResumeTellsTheKernelNothing: a notice can wait for a WRITE, which is served only when all is open again. It is told when the data plane knows
+// whom to tell.
+func TestResumeTellsTheKernelNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, err := hold.Create()
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := newFakeNames()
+		i, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Perm: 0o600}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		areas := newFakeAreas(names)
+		b := newBridge(Config{Names: names, Areas: areas, FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
+		defer b.background.close()
+		defer b.releases.close()
+		served := make(chan struct{})
+		b.notify.server = slowCache{func() { <-served }}
+		b.held.journal = mem.Files()
+		for fh, flags := range []int{os.O_RDONLY, os.O_RDWR} { // the second would wait for the notice
+			h := heldHandle{fh: uint64(fh) + 1, ino: i.Ino, flags: uint32(flags)}
+			if err := b.held.journal.Append(h.record()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		area := areas.area(dsm.AreaID(i.Ino))
+		area.notices = []Notice{{Len: dsm.PageSize}}
+		b.cfg.Areas = yieldingAreas{areas}
+		if err := b.held.resume(2, nil); err != nil {
+			t.Fatal(err)
+		}
+		f := &FS{b: b}
+		f.Changed(area.id)
+		close(served)
+		synctest.Wait()
+		if area.done != 1 {
+			t.Error("the notice was not delivered afterwards")
+		}
+	})
+}
+
+// yieldingAreas lets all that an open has begun go as far as it can.
+type yieldingAreas struct{ *fakeAreas }
+
+func (y yieldingAreas) Reopen(ctx context.Context, id dsm.AreaID, write bool) (Area, error) {
+	synctest.Wait()
+	return y.fakeAreas.Reopen(ctx, id, write)
+}
+
 // silentNames answers nothing that needs the cluster.
 type silentNames struct{ *fakeNames }
 

@@ -352,7 +352,9 @@ func (o *opens) addLocked(ctx context.Context, a *openArea, write bool) error {
 	a.mu.area = area
 	a.mu.handles++
 	a.mu.Unlock()
-	o.b.notify.kick(a)
+	if !o.b.resuming.Load() { // or it could wait for a WRITE, which nobody serves yet: FS.AttrChanged and Changed follow for all areas
+		o.b.notify.kick(a)
+	}
 	return nil
 }
 
