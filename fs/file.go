@@ -83,39 +83,18 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 	}
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
-	i, err := b.create(r, &in.InHeader, name, dsm.Inode{Kind: dsm.KindFile, Perm: in.Mode & 07777}, true)
-	if err == nil && in.Unique&resent != 0 { // the result may be that of before
-		if now, nerr := b.cfg.Names.Getattr(r, i.Ino); nerr == nil {
-			i = now
-		}
-	}
-	held := &i
-	if errs.Is(err, errs.Exist) && in.Flags&syscall.O_EXCL == 0 {
-		// Another node made it after this kernel looked. It may be a symlink; then
-		// ESTALE makes the kernel walk the path again.
-		i, err = b.cfg.Names.Lookup(r, inoOf(in.NodeId), name)
-		switch {
-		case err == nil && i.Kind == dsm.KindDir:
-			return fuse.Status(syscall.EISDIR)
-		case err == nil && i.Kind != dsm.KindFile:
-			return b.walkStatus(r.tid, errNotHere)
-		}
-		held = nil
-	}
+	i, made, err := b.createOrFind(r, in, name)
 	if err != nil {
 		return status(err)
 	}
-	if held == nil {
-		// The kernel left this check out because it believed that the file was new. Supplementary
-		// groups do not count here, because the kernel does not tell them.
-		if c := (dsm.Credentials{UID: in.Uid, GID: in.Gid}); !c.May(i, wanted(in.Flags)) {
-			return fuse.EACCES
-		}
-		if in.Flags&syscall.O_TRUNC != 0 && i.Size > 0 { // nor did the kernel truncate it
-			if i, err = b.setAttr(r, i.Ino, dsm.SetAttr{Size: new(int64)}); err != nil {
-				return status(err)
-			}
-		}
+	var held *dsm.Inode
+	switch {
+	case made:
+		held = &i
+	case i.Kind == dsm.KindDir:
+		return fuse.Status(syscall.EISDIR)
+	case i.Kind != dsm.KindFile: // a symlink: ESTALE makes the kernel walk the path again
+		return b.walkStatus(r.tid, errNotHere)
 	}
 	b.walIndexes.told(i, place{nodeID(in.NodeId), name})
 	if st := b.open(r, i.Ino, in.Flags, held, &out.OpenOut); !st.Ok() {
@@ -123,6 +102,42 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 	}
 	b.entry(i, &out.EntryOut)
 	return fuse.OK
+}
+
+// createOrFind makes the file of a Create. Without O_EXCL it returns what another node has made after this kernel looked, and makes the file
+// all the same if that was unlinked meanwhile.
+func (b *bridge) createOrFind(r *request, in *fuse.CreateIn, name string) (i dsm.Inode, made bool, err error) {
+	for {
+		i, err = b.create(r, &in.InHeader, name, dsm.Inode{Kind: dsm.KindFile, Perm: in.Mode & 07777}, true)
+		if err == nil && in.Unique&resent != 0 { // the result may be that of before
+			if now, nerr := b.cfg.Names.Getattr(r, i.Ino); nerr == nil {
+				i = now
+			}
+		}
+		if !errs.Is(err, errs.Exist) || in.Flags&syscall.O_EXCL != 0 {
+			return i, err == nil, err
+		}
+		if i, err = b.find(r, in, name); !errs.Is(err, errs.NotExist) || r.Err() != nil {
+			return i, false, err
+		}
+	}
+}
+
+// find returns what has the name of a Create. A file is ready to be opened.
+func (b *bridge) find(r *request, in *fuse.CreateIn, name string) (dsm.Inode, error) {
+	i, err := b.cfg.Names.Lookup(r, inoOf(in.NodeId), name)
+	if err != nil || i.Kind != dsm.KindFile {
+		return i, err
+	}
+	// The kernel left this check out because it believed that the file was new. Supplementary
+	// groups do not count here, because the kernel does not tell them.
+	if c := (dsm.Credentials{UID: in.Uid, GID: in.Gid}); !c.May(i, wanted(in.Flags)) {
+		return i, errs.E(errs.Access, "create", "")
+	}
+	if in.Flags&syscall.O_TRUNC != 0 && i.Size > 0 { // nor did the kernel truncate it
+		return b.setAttr(r, i.Ino, dsm.SetAttr{Size: new(int64)})
+	}
+	return i, nil
 }
 
 // Tmpfile makes a file without a name (O_TMPFILE), which linkat(2) may give it.

@@ -14,20 +14,31 @@ func (a *conn) create(ctx context.Context, q *request) (reply, error) {
 	if err != nil {
 		return reply{}, err
 	}
-	var i dsm.Inode
-	dir, name, err := a.directory(ctx, path)
-	if err == nil {
-		i, err = a.s.cfg.Mount.Create(ctx, &a.who.Credentials, dir, name, n, settings)
-	}
-	if errs.Is(err, errs.Exist) {
-		if err = taken(path); q.arg[2] == 0 {
-			i, err = a.s.file(ctx, &a.who, path, dsm.MayRead|dsm.MayWrite)
-		}
-	}
+	i, err := a.createOrFind(ctx, path, n, settings, q.arg[2] != 0)
 	if err != nil {
 		return reply{}, err
 	}
 	return reply{arg: [4]uint64{uint64(i.Size), uint64(i.Ino)}}, nil
+}
+
+// createOrFind makes the file, or returns the one that is there unless it must be new. If that is removed before it is found, the file is made
+// after all.
+func (a *conn) createOrFind(ctx context.Context, path string, n dsm.Inode, settings []dsm.Setting, anew bool) (i dsm.Inode, err error) {
+	for {
+		dir, name, err := a.directory(ctx, path)
+		if err == nil {
+			i, err = a.s.cfg.Mount.Create(ctx, &a.who.Credentials, dir, name, n, settings)
+		}
+		switch {
+		case !errs.Is(err, errs.Exist):
+			return i, err
+		case anew:
+			return i, taken(path)
+		}
+		if i, err = a.s.file(ctx, &a.who, path, dsm.MayRead|dsm.MayWrite); !errs.Is(err, errs.NotExist) || ctx.Err() != nil {
+			return i, err
+		}
+	}
 }
 
 // prepare makes a file that has no name yet, for the program to fill, and attaches it. A file that

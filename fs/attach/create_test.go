@@ -283,3 +283,29 @@ func TestExistingFileNeedsNoPermission(t *testing.T) {
 		}
 	}
 }
+
+// removingMount is a filesystem in which the file is there when it is to be made, and gone when it is looked for, so often.
+type removingMount struct {
+	openMount
+	times, creates int
+}
+
+func (m *removingMount) Create(ctx context.Context, _ *dsm.Credentials, _ dsm.Inode, _ string, _ dsm.Inode, _ []dsm.Setting) (dsm.Inode, error) {
+	if m.creates++; m.creates <= m.times {
+		return dsm.Inode{}, errs.E(errs.Exist, "create", "")
+	}
+	return m.Getattr(ctx, 7)
+}
+
+func (*removingMount) Lookup(context.Context, dsm.Ino, string) (dsm.Inode, error) {
+	return dsm.Inode{}, errs.E(errs.NotExist, "look up", "")
+}
+
+// TestCreateOfAFileThatIsRemoved: CREATE makes the file if the one that is there is removed before it is found.
+func TestCreateOfAFileThatIsRemoved(t *testing.T) {
+	m := &removingMount{times: 3}
+	p := listenHostileWith(t, defaultLimits, m, &m.openMount).dial()
+	if h, text := p.call(header{op: opCreate, arg: [4]uint64{dsm.PageSize, 0o600}}, "/w\n"); h.errno != 0 || h.arg[1] != 7 {
+		t.Errorf("%v, %q: file %d", h.errno, text, h.arg[1])
+	}
+}
