@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -195,6 +196,33 @@ func TestWrittenPastTheEndAtLast(t *testing.T) {
 				b.background.close()
 			})
 		})
+	}
+}
+
+// TestPunchPastTheEndThatIsKnown: a hole in what programs have written past the end of a direct file is punched.
+func TestPunchPastTheEndThatIsKnown(t *testing.T) {
+	names := newFakeNames()
+	areas := newFakeAreas(names)
+	b := newBridge(Config{Names: names, Areas: areas, FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
+	defer b.background.close()
+	defer b.releases.close()
+	i, err := names.CreateTemp(t.Context(), dsm.RootIno, dsm.Inode{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newOpenArea(i.Area())
+	area := areas.area(a.id)
+	a.mu.area = &longerArea{fakeArea: area, names: names, ino: i.Ino, end: 5 * dsm.PageSize}
+	a.direct.writing.Store(1)
+	in := &fuse.FallocateIn{
+		InHeader: fuse.InHeader{NodeId: uint64(i.Ino)}, Fh: b.handles.add(newFileHandle(a, true)),
+		Offset: dsm.PageSize, Length: dsm.PageSize, Mode: unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE,
+	}
+	if st := b.Fallocate(nil, in); !st.Ok() || len(area.wrote) != 1 {
+		t.Errorf("%v, %d holes", st, len(area.wrote))
+	}
+	if size := names.size(a.id); size != 5*dsm.PageSize {
+		t.Errorf("the file has %d bytes", size)
 	}
 }
 

@@ -27,6 +27,7 @@ func (b *bridge) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.St
 	case unix.FALLOC_FL_KEEP_SIZE:
 		return fuse.OK
 	case unix.FALLOC_FL_KEEP_SIZE | unix.FALLOC_FL_PUNCH_HOLE:
+		b.grown(r, h.area) // or what programs have written past the end of a direct file would stay
 		i, err := b.cfg.Names.Getattr(r, inoOf(in.NodeId))
 		if end = min(end, i.Size); err == nil && off < end {
 			// Zeroes where memory has zeroes are no store: what another node has published there would come later, and stay. Where updates
