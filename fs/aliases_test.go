@@ -11,6 +11,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"github.com/dsmfs/dsmfs/fs/control"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
@@ -451,5 +452,40 @@ func TestUnknownNameTellsNothing(t *testing.T) {
 		if n := k.lookup(2, nodeID(q), "x", x); n == nodeID(x) {
 			t.Error("in its second walk the thread is told of a directory that the kernel may have elsewhere")
 		}
+	}
+}
+
+// TestDirectoryOfControlFilesIsAnother: a program has a directory open, and closes the one in /.dsm/areas that belongs to it.
+func TestDirectoryOfControlFilesIsAnother(t *testing.T) {
+	k := newKernel(t)
+	d := k.mkdir(dsm.RootIno, "d")
+	node := uint64(dsm.RootIno)
+	for _, name := range []string{control.Name, "areas", "d"} {
+		var out fuse.EntryOut
+		in := header(opLookup, 8, nodeID(node))
+		if st := k.b.Lookup(nil, &in, name, &out); !st.Ok() {
+			t.Fatalf("%s: %v", name, st)
+		}
+		node = out.NodeId
+	}
+	if _, ok := control.Of(node); !ok || inoOf(node) != d {
+		t.Fatalf("%#x is not the number of a control directory of %d", node, d)
+	}
+	open := func(node uint64) *fuse.ReleaseIn {
+		var out fuse.OpenOut
+		in := header(opOpendir, 8, nodeID(node))
+		if st := k.b.OpenDir(nil, &fuse.OpenIn{InHeader: in}, &out); !st.Ok() {
+			t.Fatalf("open %#x: %v", node, st)
+		}
+		return &fuse.ReleaseIn{InHeader: in, Fh: out.Fh}
+	}
+	dir := open(uint64(d))
+	k.b.ReleaseDir(open(node))
+	if _, ok := k.b.dirs.removed(d); !ok {
+		t.Error("the directory counts as closed")
+	}
+	k.b.ReleaseDir(dir)
+	if _, ok := k.b.dirs.removed(d); ok {
+		t.Error("the directory counts as open")
 	}
 }

@@ -34,7 +34,9 @@ func (b *bridge) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Open
 func (b *bridge) ReleaseDir(in *fuse.ReleaseIn) {
 	b.held.closed(in.Fh)
 	b.handles.remove(in.Fh)
-	b.dirs.released(inoOf(in.NodeId))
+	if _, ok := control.Of(in.NodeId); !ok { // the number of one in areas has that of the directory in it
+		b.dirs.released(inoOf(in.NodeId))
+	}
 }
 
 // FsyncDir has nothing to do: a change of names is in the catalog when it returns.
