@@ -26,6 +26,9 @@ import (
 // is done: see package locks, back.go. A handle for writing, or through which locks were taken, is closed for good when what was stored is published, and the locks
 // have been given up.
 //
+// The index of a write-ahead log that the node's programs have is recorded with its place, as a lock is. The next daemon enters it for each handle of
+// the file, and resumes its lock.
+//
 // A listing of a directory goes on at its place in the directory as it is then.
 type heldFiles struct {
 	b       *bridge
@@ -35,6 +38,7 @@ type heldFiles struct {
 		lockrank.Mutex
 		handles map[uint64]heldHandle
 		locks   map[heldLock]heldLocks
+		indexes map[dsm.Ino]place // that walIndexes has entered
 		last    uint64            // numbers heldLocks
 		opens   map[uint64]uint64 // handles of earlier daemons, by the request that opened them
 		written int64             // size of the journal when it was last written anew
@@ -71,12 +75,14 @@ const (
 	heldClosed
 	heldLocked
 	heldCloses
+	heldIndex
 )
 
 func (x *heldFiles) init(b *bridge) {
 	x.b = b
 	x.mu.Init("fs.heldFiles")
 	x.mu.handles, x.mu.locks, x.mu.opens = make(map[uint64]heldHandle), make(map[heldLock]heldLocks), make(map[uint64]uint64)
+	x.mu.indexes = make(map[dsm.Ino]place)
 	if b.cfg.Held != nil {
 		x.journal = b.cfg.Held.Files()
 	}
@@ -119,6 +125,35 @@ func (l heldLocks) record(of heldLock) []byte {
 		}
 	}
 	return b
+}
+
+// indexRecord says where the index of a write-ahead log is; without a name, that no program has it.
+func indexRecord(ino dsm.Ino, at place) []byte {
+	return append(record(heldIndex, uint64(ino), uint64(at.dir)), at.name...)
+}
+
+// indexed records that programs have the index of a write-ahead log.
+func (x *heldFiles) indexed(ino dsm.Ino, at place) {
+	if x.journal == nil {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.mu.indexes[ino] = at
+	x.writeLocked(indexRecord(ino, at))
+}
+
+// unindexed records that they have it no more, before its lock is given up.
+func (x *heldFiles) unindexed(ino dsm.Ino) {
+	if x.journal == nil {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if _, ok := x.mu.indexes[ino]; ok {
+		delete(x.mu.indexes, ino)
+		x.writeLocked(indexRecord(ino, place{}))
+	}
 }
 
 // opened records a handle. If the request came to an earlier daemon, the handle that it had made is closed.
@@ -260,6 +295,9 @@ func (x *heldFiles) compactLocked() error {
 	for _, of := range x.locksLocked() {
 		all = append(all, x.mu.locks[of].record(of))
 	}
+	for ino, at := range x.mu.indexes {
+		all = append(all, indexRecord(ino, at))
+	}
 	err := x.journal.Rewrite(all)
 	x.mu.written = x.journal.Size()
 	return err
@@ -293,6 +331,12 @@ func (x *heldFiles) readLocked(b []byte) error {
 		}
 		if x.mu.locks[of] = l; len(l.set) == 0 {
 			delete(x.mu.locks, of)
+		}
+	case len(f) >= 3 && f[0] == heldIndex:
+		if name := string(b[3*8:]); name != "" {
+			x.mu.indexes[dsm.Ino(f[1])] = place{nodeID(f[2]), name}
+		} else {
+			delete(x.mu.indexes, dsm.Ino(f[1]))
 		}
 	default:
 		return errs.E(errs.Corrupt, "resume", "a record of %d bytes", len(b))
@@ -360,6 +404,9 @@ func (x *heldFiles) resume(daemon uint64, held []dsm.Ino) error {
 			x.b.log.Error("a lock is lost", "inode", of.ino, "err", err)
 		}
 	}
+	if err := x.resumeIndexes(ctx); err != nil {
+		return err
+	}
 	for _, h := range handles {
 		if h.fh&closing != 0 {
 			x.closing = append(x.closing, h.fh)
@@ -368,6 +415,33 @@ func (x *heldFiles) resume(daemon uint64, held []dsm.Ino) error {
 	for _, ino := range held {
 		if !used[ino] {
 			x.b.background.run(func() { x.b.holds.made(ino) }) // unless a request that comes again opens it
+		}
+	}
+	return nil
+}
+
+// resumeIndexes has this node keep the indexes of write-ahead logs of which handles are open again. Other nodes may get the others.
+func (x *heldFiles) resumeIndexes(ctx context.Context) error {
+	x.mu.Lock()
+	indexes := slices.Sorted(maps.Keys(x.mu.indexes))
+	x.mu.Unlock()
+	for _, ino := range indexes {
+		w := &x.b.walIndexes
+		if !w.has(ino) {
+			x.unindexed(ino)
+			continue
+		}
+		l := w.lock(locks.Write)
+		if x.b.cfg.LocksLost {
+			x.b.cfg.Locks.Lost(ino, l.Owner)
+			continue
+		}
+		err := x.b.cfg.Locks.Resume(ctx, ino, []locks.Lock{l})
+		if err != nil && ctx.Err() != nil {
+			return errs.E(errs.Timeout, "resume", "programs do not have the index of a write-ahead log again after %v: %w", resumeLimit, err)
+		}
+		if err != nil {
+			x.b.log.Error("the index of a write-ahead log is lost", "inode", ino, "err", err)
 		}
 	}
 	return nil
@@ -401,7 +475,14 @@ func (x *heldFiles) open(ctx context.Context, h heldHandle) error {
 	a.kernelGen.Store(0) // nor may it have heard of a shrink
 	a.stored.Add(1)      // what the daemon before was told of may not be published
 	var out fuse.OpenOut
-	x.b.handles.put(h.fh, x.b.newHandle(a, h.tid, h.flags, &out))
+	f := x.b.newHandle(a, h.tid, h.flags, &out)
+	x.mu.Lock()
+	at, index := x.mu.indexes[h.ino]
+	x.mu.Unlock()
+	if index {
+		f.leave = x.b.walIndexes.again(h.ino, at)
+	}
+	x.b.handles.put(h.fh, f)
 	a.kernelPages.Store(true)
 	a.kernelSize.Store(0) // it may not have taken in what it was told last
 	return nil

@@ -140,9 +140,31 @@ func (x *walIndexes) enter(ctx context.Context, tid uint32, write bool, a *openA
 			x.drop(ino, w)
 			return nil, err
 		}
+		x.b.held.indexed(ino, w.at)
 	}
 	w.opens++
 	return func() { x.leave(ino, w) }, nil
+}
+
+// again enters the index for a handle that the daemon before had. Its lock is resumed later.
+func (x *walIndexes) again(ino dsm.Ino, at place) (leave func()) {
+	x.mu.Lock()
+	if _, named := x.mu.at[ino]; !named {
+		x.mu.at[ino] = toldPlace{at, 1}
+	}
+	x.mu.Unlock()
+	w := x.use(ino, at)
+	w.gate <- struct{}{}
+	w.opens++
+	<-w.gate
+	return func() { x.leave(ino, w) }
+}
+
+// has reports whether programs of this node have the index.
+func (x *walIndexes) has(ino dsm.Ino) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.mu.open[ino] != nil
 }
 
 // leave ends a handle. The kernel does not wait for it.
@@ -151,6 +173,7 @@ func (x *walIndexes) leave(ino dsm.Ino, w *walIndex) {
 	if w.opens--; w.opens == 0 {
 		ctx, cancel := x.b.lasting()
 		x.publish(ctx, w.at)
+		x.b.held.unindexed(ino)
 		x.release(ctx, ino, w)
 		cancel()
 	}

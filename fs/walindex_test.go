@@ -1,12 +1,17 @@
 package fs
 
 import (
+	"context"
 	"log/slog"
+	"os"
 	"testing"
 	"time"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
+
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/locks"
 )
 
@@ -110,3 +115,91 @@ func TestForgottenWALIndex(t *testing.T) {
 		w.b.Forget(uint64(ino), 1)
 	}
 }
+
+// bookOf is a cluster whose book has a lock of this node.
+type bookOf struct {
+	noCommands
+	ino  dsm.Ino
+	lock locks.Lock
+	gone chan locks.Lock
+}
+
+func (b bookOf) LockedFiles() []dsm.Ino              { return []dsm.Ino{b.ino} }
+func (b bookOf) HeldLocks(ino dsm.Ino) []locks.Lock  { return []locks.Lock{b.lock} }
+func (b bookOf) DelegatedLocks() []dsm.Ino           { return nil }
+func (b bookOf) LockStanding(dsm.Ino) locks.Standing { return locks.Standing{} }
+func (b bookOf) AskLock(context.Context, dsm.Ino, locks.Request) error {
+	b.gone <- b.lock
+	return errs.E(errs.Invalid, "lock", "")
+}
+func (b bookOf) CancelLock(context.Context, dsm.Ino, uint64) error {
+	return errs.E(errs.NotExist, "lock", "")
+}
+
+// TestWALIndexOutlivesTheDaemon: the next daemon has the index for the handles that programs have of it, and gives it up after the last.
+func TestWALIndexOutlivesTheDaemon(t *testing.T) {
+	w := openWAL(t)
+	mem, err := hold.Create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ino := dsm.Ino(w.index.id)
+	w.b.held.journal = mem.Files()
+	open := func(b *bridge, a *openArea) uint64 {
+		t.Helper()
+		var out fuse.OpenOut
+		if st := b.Open(nil, &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: uint64(a.id)}, Flags: uint32(os.O_RDWR)}, &out); !st.Ok() {
+			t.Fatal(st)
+		}
+		return out.Fh
+	}
+	follow := func(daemon uint64) (*bridge, *locks.Node, chan locks.Lock) {
+		t.Helper()
+		book := bookOf{ino: ino, lock: w.b.walIndexes.lock(locks.Write), gone: make(chan locks.Lock, 10)}
+		node := locks.NewNode(locks.Config{Self: 1, Cluster: book, Resuming: true, Patience: time.Minute})
+		t.Cleanup(node.Close)
+		b := newBridge(Config{Names: lockNames{w.b.cfg.Names.(lockNames).fakeNames, node}, Areas: w.areas, FaultTimeout: time.Minute, Locks: node, Log: w.b.log})
+		b.held.journal = mem.Files()
+		t.Cleanup(b.releases.close)
+		if err := b.held.resume(daemon, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := node.Resumed(t.Context()); (err != nil) != (len(book.gone) > 0) {
+			t.Fatal(err)
+		}
+		return b, node, book.gone
+	}
+	fhs := []uint64{open(w.b, w.index), open(w.b, w.index)}
+	open(w.b, w.db)
+	open(w.b, w.log)
+	var last *bridge
+	for daemon := range uint64(2) { // the second finds what the first has written anew
+		b, node, gone := follow(daemon + 2)
+		if len(gone) > 0 || !node.HasLocks(ino, indexOwner(b)) {
+			t.Fatalf("daemon %d gives up the index", daemon+2)
+		}
+		if got := b.walIndexes.mu.open[ino]; got == nil || got.opens != len(fhs) || got.at != (place{rootNode, "db" + walIndexSuffix}) {
+			t.Errorf("daemon %d has the index as %+v", daemon+2, got)
+		}
+		b.held.mu.Lock()
+		err := b.held.compactLocked()
+		b.held.mu.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = b
+	}
+	for i, fh := range fhs {
+		last.Release(nil, &fuse.ReleaseIn{Fh: fh})
+		last.releases.settle(t.Context())
+		if has := last.cfg.Locks.HasLocks(ino, indexOwner(last)); has != (i == 0) {
+			t.Errorf("after close %d the node has the index: %v", i+1, has)
+		}
+	}
+	if _, node, gone := follow(4); len(gone) == 0 || node.HasLocks(ino, indexOwner(last)) {
+		t.Error("the daemon after that keeps the index")
+	}
+}
+
+// indexOwner is the owner of the locks of indexes.
+func indexOwner(b *bridge) locks.Owner { return b.walIndexes.lock(locks.Write).Owner }
