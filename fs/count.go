@@ -155,32 +155,32 @@ func (p *pageCounts) addLocked(ino dsm.Ino, a *openArea, pages int64) {
 	}
 }
 
+// run enters once what is gathered. As long as that is something there is another run.
 func (p *pageCounts) run() {
-	for {
-		gather := time.NewTimer(gatherCounts)
-		select {
-		case <-p.b.life.Done():
-		case <-gather.C:
-		}
-		gather.Stop()
-		counts := p.take()
-		if len(counts) == 0 {
-			return
-		}
-		ctx, cancel := p.b.lasting()
-		changes := make([]dsm.PageCount, len(counts))
-		for k, c := range counts {
-			changes[k] = dsm.PageCount{Ino: dsm.Ino(c.area.id), Pages: c.pages}
-		}
-		if err := p.b.cfg.Names.CountPages(ctx, changes...); err != nil {
-			p.b.log.Debug("enter the pages of files", "files", len(counts), "err", err)
-		}
-		cancel()
-		for _, c := range counts {
-			c.area.entering.Add(-c.counts)
-		}
-		p.b.releases.run(func() { p.b.countedAgain(counts) })
+	gather := time.NewTimer(gatherCounts)
+	select {
+	case <-p.b.life.Done():
+	case <-gather.C:
 	}
+	gather.Stop()
+	counts := p.take()
+	if len(counts) == 0 {
+		return
+	}
+	ctx, cancel := p.b.lasting()
+	changes := make([]dsm.PageCount, len(counts))
+	for k, c := range counts {
+		changes[k] = dsm.PageCount{Ino: dsm.Ino(c.area.id), Pages: c.pages}
+	}
+	if err := p.b.cfg.Names.CountPages(ctx, changes...); err != nil {
+		p.b.log.Debug("enter the pages of files", "files", len(counts), "err", err)
+	}
+	cancel()
+	for _, c := range counts {
+		c.area.entering.Add(-c.counts)
+	}
+	p.b.releases.run(func() { p.b.countedAgain(counts) })
+	p.b.releases.run(p.run)
 }
 
 // countedAgain looks whether numbers that are in the catalog now are right still. Another node may have published meanwhile, and

@@ -127,22 +127,21 @@ func (h *holds) giveUp(areas ...*openArea) {
 	}
 }
 
+// run gives up once what is gathered. While files are closed there is always another run, and nobody waits for all of them.
 func (h *holds) run() {
-	for {
-		select {
-		case <-h.b.life.Done():
-		case <-time.After(holdDelay):
-		}
-		h.mu.Lock()
-		n := min(len(h.mu.closed), maxHolds)
-		closed := h.mu.closed[:n:n]
-		h.mu.closed = h.mu.closed[n:]
-		h.mu.running = n > 0
-		h.mu.Unlock()
-		if n == 0 {
-			return
-		}
+	select {
+	case <-h.b.life.Done():
+	case <-time.After(holdDelay):
+	}
+	h.mu.Lock()
+	n := min(len(h.mu.closed), maxHolds)
+	closed := h.mu.closed[:n:n]
+	h.mu.closed = h.mu.closed[n:]
+	h.mu.running = n > 0
+	h.mu.Unlock()
+	if n > 0 {
 		h.unhold(closed)
+		h.b.releases.run(h.run)
 	}
 }
 

@@ -10,26 +10,37 @@ import (
 
 // withRoom makes a change that takes memory, and tries again if there may be more now: a removed file gives its memory back some time after
 // the last close. The kernel says that only after close(2) has returned, so it may say it after it asks for the change.
+// It waits for what was closed before, and for closeLimit at most: others may open and close files all the time. If nobody knows what became of the second
+// try, what the first one said counts.
 func (b *bridge) withRoom(ctx context.Context, change func() (dsm.Inode, error)) (dsm.Inode, error) {
 	before := b.releases.ended()
 	i, err := change()
 	if !errs.Is(err, errs.NoSpace) {
 		return i, err
 	}
-	b.handles.awaitClosed(ctx)
-	if b.releases.settle(ctx) || b.releases.ended() != before {
-		i, err = change()
+	limit, cancel := context.WithTimeout(ctx, closeLimit)
+	defer cancel()
+	b.handles.awaitClosed(limit)
+	b.releases.settle(limit)
+	b.releases.settle(limit) // the holds of what was closed are given up after that
+	if b.releases.ended() == before {
+		return i, err
 	}
-	return i, err
+	again, failed := change()
+	if errs.Is(failed, errs.Timeout) || errs.Is(failed, errs.Unavailable) || failed != nil && ctx.Err() != nil {
+		return i, err
+	}
+	return again, failed
 }
 
 // closeLimit is how long after a FLUSH the RELEASE is waited for. There is none if the program has another descriptor of the handle.
 const closeLimit = 500 * time.Millisecond
 
-// awaitClosed returns when no handle was flushed a moment ago that may be released now.
+// awaitClosed returns when no handle was flushed a moment before the call that may be released now.
 func (t *handleTable) awaitClosed(ctx context.Context) {
+	called := time.Now()
 	for {
-		left, removed := t.closing(time.Now())
+		left, removed := t.closing(called, time.Now())
 		if left <= 0 {
 			return
 		}
@@ -45,13 +56,15 @@ func (t *handleTable) awaitClosed(ctx context.Context) {
 	}
 }
 
-// closing returns how long a RELEASE may still be waited for, and a channel that is closed when a handle is removed.
-func (t *handleTable) closing(now time.Time) (left time.Duration, removed <-chan struct{}) {
+// closing returns how long a RELEASE may still be waited for of a handle that was flushed until then, and a channel that is closed when one is removed.
+func (t *handleTable) closing(until, now time.Time) (left time.Duration, removed <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, h := range t.mu.open {
-		if f, ok := h.(*fileHandle); ok && f.flushed.Load() != 0 {
-			left = max(left, time.Unix(0, f.flushed.Load()).Add(closeLimit).Sub(now))
+		if f, ok := h.(*fileHandle); ok {
+			if at := f.flushed.Load(); at != 0 && at <= until.UnixNano() {
+				left = max(left, time.Unix(0, at).Add(closeLimit).Sub(now))
+			}
 		}
 	}
 	if t.mu.removed == nil {

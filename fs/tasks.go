@@ -2,6 +2,8 @@ package fs
 
 import (
 	"context"
+	"maps"
+	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
@@ -11,14 +13,16 @@ import (
 type tasks struct {
 	mu struct {
 		lockrank.Mutex
-		n      int
-		ends   uint64        // how many have ended
-		idle   chan struct{} // closed when n becomes 0
-		closed bool
+		running map[chan struct{}]struct{} // closed when the function has ended
+		ends    uint64                     // how many have ended
+		closed  bool
 	}
 }
 
-func (t *tasks) init() { t.mu.Init("fs.tasks") }
+func (t *tasks) init() {
+	t.mu.Init("fs.tasks")
+	t.mu.running = make(map[chan struct{}]struct{})
+}
 
 // run runs f in a goroutine, unless the tasks are closed.
 func (t *tasks) run(f func()) {
@@ -27,40 +31,36 @@ func (t *tasks) run(f func()) {
 	if t.mu.closed {
 		return
 	}
-	if t.mu.n == 0 {
-		t.mu.idle = make(chan struct{})
-	}
-	t.mu.n++
+	ended := make(chan struct{})
+	t.mu.running[ended] = struct{}{}
 	go func() {
-		defer t.done()
+		defer t.done(ended)
 		f()
 	}()
 }
 
-func (t *tasks) done() {
+func (t *tasks) done(ended chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.mu.ends++
-	if t.mu.n--; t.mu.n == 0 {
-		close(t.mu.idle)
-	}
+	delete(t.mu.running, ended)
+	close(ended)
 }
 
-// settle waits until no function is running. It reports whether there was one, and whether that was
-// before ctx ended.
+// settle waits for the functions that are running now, but not for those that are run meanwhile. It reports
+// whether there was one, and whether that was before ctx ended.
 func (t *tasks) settle(ctx context.Context) bool {
 	t.mu.Lock()
-	n, idle := t.mu.n, t.mu.idle
+	running := slices.Collect(maps.Keys(t.mu.running))
 	t.mu.Unlock()
-	if n == 0 {
-		return false
+	for _, ended := range running {
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return false
+		}
 	}
-	select {
-	case <-idle:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return len(running) > 0
 }
 
 // ended returns how many functions have ended.
@@ -74,12 +74,12 @@ func (t *tasks) ended() uint64 {
 func (t *tasks) close() {
 	for {
 		t.mu.Lock()
-		n, idle := t.mu.n, t.mu.idle
-		t.mu.closed = n == 0
+		t.mu.closed = len(t.mu.running) == 0
+		closed := t.mu.closed
 		t.mu.Unlock()
-		if n == 0 {
+		if closed {
 			return
 		}
-		<-idle
+		t.settle(context.Background())
 	}
 }
