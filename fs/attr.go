@@ -270,7 +270,11 @@ func (b *bridge) setAttr(r *request, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, er
 	if err := b.publish(r, a); err != nil {
 		b.log.Debug("publish before utimens", "area", a.id, "err", err)
 	}
-	i, err := b.resize(r, ino, ch)
+	if err := a.takeTiming(r); err != nil { // keepModTime, which has read the time from before, could undo it
+		return dsm.Inode{}, err
+	}
+	defer func() { <-a.timing }()
+	i, err := b.cfg.Names.SetAttr(r, ino, ch)
 	if err == nil {
 		a.timed.Store(stored)
 		a.settle(i.Ctime)

@@ -54,8 +54,9 @@ type openArea struct {
 	// If they are equal, a close or an interval has nothing to do.
 	stored    atomic.Uint64
 	published atomic.Uint64
-	// timed counts the stores whose time of modification the catalog has.
-	timed atomic.Uint64
+	// timed counts the stores whose time of modification the catalog has. timing is held by who tells the catalog one.
+	timed  atomic.Uint64
+	timing chan struct{}
 	// uncounted says that the number of pages with data may not be that in the catalog, counting that it is counted soon.
 	uncounted, counting atomic.Bool
 	// recounting says that it is to be counted later because of publishes of other nodes; recounts is how often it was in a row.
@@ -120,7 +121,7 @@ func newOpens(b *bridge) *opens {
 }
 
 func newOpenArea(id dsm.AreaID) *openArea {
-	a := &openArea{id: id, gate: make(chan struct{}, 1)}
+	a := &openArea{id: id, gate: make(chan struct{}, 1), timing: make(chan struct{}, 1)}
 	a.mu.Init("fs.openArea")
 	a.programs.init()
 	a.notices.mu.Init("fs.noticeWorker")

@@ -146,20 +146,53 @@ func (b *bridge) expectHarvest(a *openArea) {
 // keepModTime writes the time of the last store to the catalog, where it stays
 // when the area is closed, and has the pages counted.
 func (b *bridge) keepModTime(ctx context.Context, a *openArea) {
-	stored := a.stored.Load()
-	if stored == a.timed.Load() && a.attached.Load() == 0 {
+	if !a.untimed() || !b.tellModTime(ctx, a) {
 		return
 	}
+	b.counted(ctx, a)
+}
+
+// untimed reports whether there may be stores whose time the catalog does not have.
+func (a *openArea) untimed() bool {
+	return a.stored.Load() != a.timed.Load() || a.attached.Load() != 0
+}
+
+// takeTiming waits until nobody else tells the catalog a time of modification.
+func (a *openArea) takeTiming(ctx context.Context) error {
+	select {
+	case a.timing <- struct{}{}:
+		return nil
+	default: // ctx.Done may be costly
+	}
+	select {
+	case a.timing <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// tellModTime tells the catalog the time of the last store, unless a program has set another since: that stays. If it returns
+// false nobody will ask, or the catalog did not answer.
+func (b *bridge) tellModTime(ctx context.Context, a *openArea) bool {
+	if a.takeTiming(ctx) != nil {
+		return false
+	}
+	defer func() { <-a.timing }()
+	if !a.untimed() {
+		return true
+	}
+	stored := a.stored.Load()
 	i, err := b.cfg.Names.Getattr(ctx, dsm.Ino(a.id))
 	if err != nil || i.Nlink == 0 {
-		return // nobody will ask
+		return false
 	}
 	if t := a.modTime(i); t.After(i.Mtime) {
 		if i, err = b.cfg.Names.SetAttr(ctx, dsm.Ino(a.id), dsm.SetAttr{Mtime: &t}); err != nil {
-			return
+			return false
 		}
 		a.note(i)
 	}
-	b.counted(ctx, a)
 	a.timed.Store(stored)
+	return true
 }

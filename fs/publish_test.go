@@ -2,7 +2,10 @@ package fs
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -54,4 +57,56 @@ func TestAcquireOfALongerFile(t *testing.T) {
 			}
 		})
 	}
+}
+
+// lateChange is a catalog that makes one change when the test says so.
+type lateChange struct {
+	*fakeNames
+	late atomic.Pointer[chan struct{}] // closed when it does
+}
+
+func (n *lateChange) SetAttr(ctx context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
+	if late := n.late.Swap(nil); late != nil {
+		<-*late
+	}
+	return n.fakeNames.SetAttr(ctx, ino, ch)
+}
+
+// TestTimeThatAProgramSetsStays: a program sets the time of a file that it has just closed, while the node tells the catalog of the last store.
+func TestTimeThatAProgramSetsStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		names := &lateChange{fakeNames: newFakeNames()}
+		b, a := countingBy(t, names, names.fakeNames, "f")
+		time.Sleep(time.Second)
+		a.stored.Add(1)
+		area := b.cfg.Areas.(*fakeAreas).area(a.id)
+		area.update(func() { area.modTime = time.Now() })
+		change := make(chan struct{})
+		names.late.Store(&change)
+		kept := make(chan struct{})
+		go func() {
+			b.keepModTime(t.Context(), a)
+			close(kept)
+		}()
+		synctest.Wait()
+		set, done := time.Now().Add(-time.Hour), make(chan error, 1)
+		go func() {
+			r := b.begin(nil, headerOf(0))
+			defer r.end()
+			_, err := b.setAttr(r, dsm.Ino(a.id), dsm.SetAttr{Mtime: &set})
+			done <- err
+		}()
+		synctest.Wait()
+		close(change)
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		<-kept
+		b.keepModTime(t.Context(), a) // of another handle
+		if i, err := names.Getattr(t.Context(), dsm.Ino(a.id)); err != nil || !i.Mtime.Equal(set) {
+			t.Errorf("modified at %v (%v), want %v", i.Mtime, err, set)
+		}
+		b.background.close()
+		b.releases.close()
+	})
 }
