@@ -260,7 +260,7 @@ func (b *bridge) ensureSize(r *request, a *openArea, end int64) (timed bool, err
 	if end < 0 || end > dsm.MaxAreaSize {
 		return false, errs.E(errs.TooLarge, "write", "")
 	}
-	if size, _ := a.noted(); end <= size && !a.sizeStale.Load() {
+	if size, _ := a.noted(); end <= size && !a.sizeStale() {
 		return false, nil
 	}
 	began := time.Now()

@@ -58,7 +58,7 @@ func (n *notifier) kick(a *openArea) {
 
 // attrChanged makes the area's worker refresh what the kernel knows about the inode.
 func (n *notifier) attrChanged(a *openArea) {
-	a.sizeStale.Store(true)
+	a.sizeChanges.Add(1)
 	a.notices.mu.Lock()
 	a.notices.mu.attr = true
 	a.notices.mu.Unlock()
@@ -124,7 +124,7 @@ func (n *notifier) deliver(a *openArea, notice Notice) {
 	n.b.count.stored.Add(1)
 	// A store past the end makes the file longer for this kernel. If a truncation overtook the
 	// store, take that back: a READ there then returns less.
-	if size, _ := a.noted(); notice.Off+int64(len(notice.Data)) > size && !a.sizeStale.Load() {
+	if size, _ := a.noted(); notice.Off+int64(len(notice.Data)) > size && !a.sizeStale() {
 		n.log(a, "invalidate", n.server.InodeNotify(node, size, 0))
 	}
 }
@@ -135,14 +135,14 @@ func (n *notifier) refresh(a *openArea) {
 	ctx, cancel := n.b.lasting()
 	defer cancel()
 	oldSize, _ := a.noted()
-	a.sizeStale.Store(false) // before asking: a change from now on sets it again
+	changes := a.sizeChanges.Load() // before asking: of those from now on the answer may say nothing
 	inode, err := n.b.cfg.Names.Getattr(ctx, dsm.Ino(a.id))
 	if err != nil {
-		a.sizeStale.Store(true)
 		n.b.log.Debug("cannot refresh attributes", "area", a.id, "err", err)
 		return
 	}
 	a.note(inode)
+	a.sizeHeard.Store(changes) // only now: until then a write(2) must not go by what was noted before
 	n.b.intervals.changed(a)
 	if uint64(inode.Gen) > a.kernelGen.Load() || inode.Size < oldSize {
 		// All of it: meanwhile the area may have been smaller than it is now.
@@ -188,7 +188,7 @@ func (n *notifier) tellSize(ctx context.Context, a *openArea) {
 		s.mu.asked = make(chan struct{})
 	}
 	asked := s.mu.asked
-	a.sizeStale.Store(true)
+	a.sizeChanges.Add(1)
 	s.mu.attr = true // set together with asked, or the worker might answer without asking
 	s.mu.Unlock()
 	n.kick(a)

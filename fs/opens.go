@@ -86,8 +86,8 @@ type openArea struct {
 	writeLocked atomic.Bool
 	// lockers has, for each owner that asks for locks, the last handle through which it did (*fileHandle by locks.Owner).
 	lockers sync.Map
-	// sizeStale says that the size changed on another node after it was noted.
-	sizeStale atomic.Bool
+	// sizeChanges counts how often the size may have changed on another node, sizeHeard how many of these changes are noted.
+	sizeChanges, sizeHeard atomic.Uint64
 	// every is the interval in nanoseconds, written with mu held.
 	every atomic.Int64
 
@@ -467,6 +467,9 @@ func (a *openArea) modTime(i dsm.Inode) time.Time {
 	}
 	return i.Mtime
 }
+
+// sizeStale reports whether the size may have changed on another node after it was noted.
+func (a *openArea) sizeStale() bool { return a.sizeChanges.Load() != a.sizeHeard.Load() }
 
 // noted returns the size and the generation recorded last.
 func (a *openArea) noted() (size int64, gen dsm.Generation) {

@@ -110,3 +110,64 @@ func TestTimeThatAProgramSetsStays(t *testing.T) {
 		b.releases.close()
 	})
 }
+
+// slowAnswer is a catalog that answers what an inode is like when the test says so.
+type slowAnswer struct {
+	*fakeNames
+	answer chan struct{} // nil: at once
+}
+
+func (n *slowAnswer) Getattr(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) {
+	if n.answer != nil {
+		<-n.answer
+	}
+	return n.fakeNames.Getattr(ctx, ino)
+}
+
+// TestWriteWhileTheSizeIsAskedFor: another node has made a file shorter, and this one asks how long it is now. What a program writes meanwhile is in the file:
+// what was known before does not count.
+func TestWriteWhileTheSizeIsAskedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		names := &slowAnswer{fakeNames: newFakeNames()}
+		b, a := countingBy(t, names, names.fakeNames, "f")
+		b.notify.server = slowCache{func() {}}
+		write := func() int64 {
+			t.Helper()
+			r := b.begin(nil, headerOf(0))
+			defer r.end()
+			if _, err := b.ensureSize(r, a, 100); err != nil {
+				t.Fatal(err)
+			}
+			i, err := names.fakeNames.Getattr(t.Context(), dsm.Ino(a.id))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return i.Size
+		}
+		shorter := func() {
+			t.Helper()
+			if _, err := names.SetAttr(t.Context(), dsm.Ino(a.id), dsm.SetAttr{Size: new(int64)}); err != nil {
+				t.Fatal(err)
+			}
+			b.notify.attrChanged(a)
+		}
+		answer := make(chan struct{})
+		names.answer = answer
+		shorter()
+		synctest.Wait()
+		if size := write(); size != 100 {
+			t.Errorf("the file has %d bytes, and 100 were written to it", size)
+		}
+		shorter() // while it is being asked for
+		close(answer)
+		synctest.Wait()
+		if size := write(); size != 100 {
+			t.Errorf("then the file has %d bytes, and 100 were written to it", size)
+		}
+		if a.sizeStale() {
+			t.Error("the size is asked for again and again")
+		}
+		b.background.close()
+		b.releases.close()
+	})
+}
