@@ -2,6 +2,8 @@ package catalog
 
 import (
 	"context"
+	"sync"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -52,10 +54,47 @@ func (c *Catalog) Rename(ctx context.Context, dir dsm.Ino, name string, newDir d
 	return err
 }
 
-// SetAttr changes attributes and returns the changed inode.
+// SetAttr changes attributes and returns the changed inode. A file that it has made shorter is so on all nodes that have it open.
 func (c *Catalog) SetAttr(ctx context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
-	return c.propose(ctx, setAttrOp{ino, ch})
+	in, err := c.propose(ctx, setAttrOp{ino, ch})
+	if err == nil && ch.Size != nil && in.Gen == in.Rev {
+		c.awaitCut(ctx, in)
+	}
+	return in, err
 }
+
+// awaitCut returns when the other nodes that hold a file have heard that it is shorter. What one of them took before that would be cut off, also if the
+// program has written it after somebody told it of the cut. Nobody waits longer than cutLimit: what a node takes that does not answer, it may not be able to
+// publish either.
+func (c *Catalog) awaitCut(ctx context.Context, cut dsm.Inode) {
+	var holders []dsm.Member
+	c.mu.RLock()
+	if in := c.mu.state.inodes[cut.Ino]; in != nil {
+		for _, m := range present(c.mu.state.view) {
+			if _, holds := in.holds[m.ID]; holds && m.ID != c.self.ID {
+				holders = append(holders, m)
+			}
+		}
+	}
+	c.mu.RUnlock()
+	if len(holders) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, cutLimit)
+	defer cancel()
+	var waits sync.WaitGroup
+	for _, m := range holders {
+		waits.Go(func() {
+			if _, err := c.probeAt(ctx, m.ID, m.Addr, uint64(cut.Rev)); err != nil {
+				c.log.Debug("a node may not know yet that a file is shorter", "node", m.ID, "inode", cut.Ino, "err", err)
+			}
+		})
+	}
+	waits.Wait()
+}
+
+// cutLimit bounds the wait for nodes that do not answer. It is as long as any change of names may take when a node dies.
+const cutLimit = 2 * time.Second
 
 // SetSpec sets one of dsm.SettingKeys.
 func (c *Catalog) SetSpec(ctx context.Context, ino dsm.Ino, key, value string) (dsm.Inode, error) {

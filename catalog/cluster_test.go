@@ -116,9 +116,13 @@ type recorder struct {
 	epochs  []dsm.Epoch
 	resets  int
 	views   chan struct{}
+	first   atomic.Pointer[func()] // called before a change is taken in
 }
 
 func (r *recorder) AreaChanged(before, after dsm.Inode) {
+	if f := r.first.Load(); f != nil {
+		(*f)()
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.changed = append(r.changed, areaChange{before, after})

@@ -2,7 +2,9 @@ package catalog
 
 import (
 	"math/rand/v2"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
@@ -71,4 +73,63 @@ func TestManyCuts(t *testing.T) {
 	if c, ok := in.cutSince(in.Gen - 1); !ok || c.Size != in.Size {
 		t.Errorf("the last is to %d bytes", c.Size)
 	}
+}
+
+// TestShrinkIsHeardByWhoHasItOpen: who makes a file shorter hears that it is done when the nodes that have it open know, so that what they take from
+// then on is not cut off. A file that becomes longer, or that they have not open, is nothing to wait for, nor is a node that has ended.
+func TestShrinkIsHeardByWhoHasItOpen(t *testing.T) {
+	n, other := start(t, "a"), start(t, "b")
+	ok(t, n.Bootstrap(patient(t), dsm.Inode{Perm: 0o755}))
+	ok(t, other.Join(patient(t), n.self.Addr))
+	settle(t, []*node{n, other})
+	made, err := n.Create(patient(t), dsm.RootIno, "f", file, true)
+	ok(t, err)
+	resize := func(size int64) {
+		t.Helper()
+		_, err := n.SetAttr(patient(t), made.Ino, dsm.SetAttr{Size: &size})
+		ok(t, err)
+	}
+	// slow has the other node not take in changes from now on, until it is let go; comes is closed when there is one.
+	slow := func() (comes chan struct{}, let func()) {
+		comes, goes := make(chan struct{}), make(chan struct{})
+		var once sync.Once
+		f := func() {
+			once.Do(func() { close(comes) })
+			<-goes
+		}
+		other.observer.first.Store(&f)
+		return comes, func() {
+			other.observer.first.Store(nil)
+			close(goes)
+		}
+	}
+	resize(3 * dsm.PageSize)
+	_, err = other.Hold(patient(t), made.Ino, true)
+	ok(t, err)
+	comes, let := slow()
+	shorter := make(chan struct{})
+	go func() {
+		defer close(shorter)
+		resize(5)
+	}()
+	<-comes
+	select {
+	case <-shorter:
+		t.Error("the file is shorter, and a node that has it open has not taken that in")
+	case <-time.After(followPatience):
+	}
+	let()
+	<-shorter
+
+	_, let = slow()
+	resize(3 * dsm.PageSize) // longer
+	let()
+	ok(t, other.Unhold(patient(t), made.Ino))
+	_, let = slow()
+	resize(5) // not open there
+	let()
+	_, err = other.Hold(patient(t), made.Ino, true)
+	ok(t, err)
+	other.stop()
+	resize(3)
 }

@@ -282,7 +282,12 @@ func (c *Catalog) confirm(ctx context.Context, term uint64) bool {
 
 // probe asks a node for its state.
 func (c *Catalog) probe(ctx context.Context, id dsm.NodeID, addr string) (*wire.Probed, error) {
-	reply, err := c.caller.Call(ctx, nodeAddr(id, addr), &wire.Probe{Cluster: c.Current().Cluster})
+	return c.probeAt(ctx, id, addr, 0)
+}
+
+// probeAt is probe when the node has applied the log up to an entry.
+func (c *Catalog) probeAt(ctx context.Context, id dsm.NodeID, addr string, index uint64) (*wire.Probed, error) {
+	reply, err := c.caller.Call(ctx, nodeAddr(id, addr), &wire.Probe{Cluster: c.Current().Cluster, Until: index})
 	if err != nil {
 		return nil, err
 	}

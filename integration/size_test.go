@@ -53,6 +53,28 @@ func TestTruncateIsSeenEverywhere(t *testing.T) {
 	maps[1].Await(3*page, []byte("again"), limit)
 }
 
+// TestWriteAfterATruncateElsewhere: a program writes when another one, of another node, has told it that the file is empty now. What it writes is the file.
+func TestWriteAfterATruncateElsewhere(t *testing.T) {
+	c := nodes(t, 3)
+	all := clients(c)
+	f := all[0].Open("w", "rw,creat,excl")
+	g := all[1].Open("w", "rw")
+	const rounds = 200
+	lost := 0
+	for range rounds {
+		f.Truncate(256 * page)
+		g.Write(255*page, []byte("it knows how long it is"))
+		f.Truncate(0)
+		g.Write(0, []byte("after"))
+		if st := g.Stat(); st.Size != 5 {
+			lost++
+		}
+	}
+	if lost > 0 {
+		t.Errorf("what was written is gone in %d of %d rounds", lost, rounds)
+	}
+}
+
 // TestShrinkDropsUnpublishedStores has stores beyond the new end that nobody has
 // published when another node shrinks the area: they are gone for good once their node has seen the shrink.
 func TestShrinkDropsUnpublishedStores(t *testing.T) {

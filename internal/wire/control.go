@@ -116,8 +116,11 @@ type YieldLocks struct {
 type LocksYielded struct{ OK, Used bool }
 
 // Probe asks a node for its state. A node that is joining learns from it which cluster it will
-// belong to.
-type Probe struct{ Cluster dsm.ClusterID }
+// belong to. The node answers when it has applied the log up to Until.
+type Probe struct {
+	Cluster dsm.ClusterID
+	Until   uint64
+}
 
 // Probed answers Probe: the node's term in raft and how far it has applied the log.
 type Probed struct {
