@@ -290,7 +290,13 @@ func TestTellDoesNotWaitForAConnection(t *testing.T) {
 // TestAsk makes requests that nobody waits for: what becomes of each is told once, and in time.
 func TestAsk(t *testing.T) {
 	const limit = 50 * time.Millisecond
-	a := newNode(t, 1, nil)
+	mayDial := make(chan struct{})
+	a := newNode(t, 1, func(c *Config) {
+		c.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			<-mayDial
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		}
+	})
 	b := newNode(t, 2, func(c *Config) {
 		c.OnNow = func(_ dsm.NodeID, req any) (any, bool) {
 			m := req.(*wire.PushAck)
@@ -310,6 +316,7 @@ func TestAsk(t *testing.T) {
 	if a.Ask(limit, b.Addr(), &wire.PushAck{ID: 2}, done) {
 		t.Error("asked without a connection")
 	}
+	close(mayDial)
 	if _, err := a.Call(t.Context(), b.Addr(), &wire.PushAck{ID: 1}); !errs.Is(err, errs.Busy) { // which connects
 		t.Fatal(err)
 	}
