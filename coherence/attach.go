@@ -473,6 +473,7 @@ func (a *Area) comparedLocked(off, n int64) (looked, changed int) {
 	}
 	r := &a.mu.replica
 	all := r.dense
+	var accounted [dsm.PageSize]byte
 	err := a.mu.mem.DataRanges(off, n, func(off, n int64) {
 		for p := dsm.PageIndex(off / dsm.PageSize); int64(p)*dsm.PageSize < off+n; p++ {
 			e, i := p.Extent()
@@ -486,7 +487,12 @@ func (a *Area) comparedLocked(off, n int64) (looked, changed int) {
 				}
 			}
 			looked++
-			if string(a.mu.mem.Working(p)) != string(a.mu.mem.Base(p)) {
+			base, x := a.mu.mem.Base(p), a.extentLocked(e)
+			if x.unmerged(i) { // a store that goes back to the base is one, too
+				x.accounted(accounted[:], i, base)
+				base = accounted[:]
+			}
+			if string(a.mu.mem.Working(p)) != string(base) {
 				changed++
 				a.dirtyLocked(e, a.extentLocked(e), dsm.Range(i, i+1))
 			}

@@ -68,7 +68,8 @@ func (a *Area) freeZeroedLocked(e dsm.ExtentIndex, x *replicaExtent, set dsm.Pag
 		return
 	}
 	for i := range set.All() {
-		if !isZero(a.mu.mem.Working(page(e, i))) { // another node has stored there since
+		// Another node has stored there since, or a part of a round is about what is there: then the base is not zero.
+		if p := page(e, i); x.unmerged(i) || !isZero(a.mu.mem.Working(p)) || !isZero(a.mu.mem.Base(p)) {
 			set.Remove(i)
 		}
 	}

@@ -556,3 +556,39 @@ func TestAnswerThatCountsNothing(t *testing.T) {
 		}
 	})
 }
+
+// TestPageOfAPartBecomesZero: what a node has of a page becomes zero while a part of a round waits that is about it. The part still counts from what was there.
+func TestPageOfAPartBecomesZero(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, list := newHomed(t, 2, sums(1, dsm.ApplyArrival)), []dsm.NodeID{1, 2}
+		home, n := s.nodes[0], s.nodes[1]
+		home.open(true)
+		n.open(true)
+		s.calm()
+		home.store(t, 0, 5)
+		home.store(t, 1, 6)
+		publish(home)
+		s.calm()
+		n.store(t, 0, 0)
+		n.store(t, 1, 3)
+		for _, n := range s.nodes {
+			n.joinRound()
+		}
+		s.calm()
+		n.store(t, 1, 0)
+		publish(n)
+		s.calm()
+		n.store(t, 0, 1)
+		publish(n)
+		s.calm()
+		for _, n := range s.nodes {
+			n.endRound(list, nil)
+		}
+		s.calm()
+		for _, n := range s.nodes {
+			if first, second := n.float(0), n.float(1); first != 1 || second != 0 {
+				t.Errorf("node %d has %v, %v, want 1, 0", n.i, first, second)
+			}
+		}
+	})
+}

@@ -1,0 +1,35 @@
+package coherence
+
+import (
+	"testing"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+)
+
+// TestStoreBackToTheBase: a program stores what was there before the last publish, which the home has not answered. That is a store.
+func TestStoreBackToTheBase(t *testing.T) {
+	s, home, n := pair(t, dsm.ApplyArrival)
+	at, f, err := n.area.Attach(t.Context(), 1, true)
+	if err != nil || at.Own() {
+		t.Fatal(at, err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	store := func(b byte) {
+		n.area.mu.mem.Working(0)[0] = b
+		n.area.note(func() { n.area.comparedLocked(0, dsm.PageSize) })
+		publish(n)
+	}
+	store(1)
+	store(0)
+	s.drain()
+	if got := home.area.mu.mem.Home(0)[0]; got != 0 {
+		t.Errorf("the home has %d", got)
+	}
+	n.area.mu.Lock()
+	defer n.area.mu.Unlock()
+	if bad := n.area.problemLocked(nil); bad != "" {
+		t.Error(bad)
+	}
+}
