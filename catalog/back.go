@@ -51,7 +51,7 @@ func (s *session) end(last uint64, keep []uint64) {
 	if last >= hold.MostRequests {
 		s.forget(last - hold.MostRequests + 1)
 	}
-	for req := s.low; req <= last; req++ {
+	for req := s.low; req <= last && req-s.low < hold.MostRequests; req++ { // that is all of them, and ends also if last is the largest number
 		if _, again := slices.BinarySearch(keep, req); again {
 			continue
 		}

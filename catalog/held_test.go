@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strings"
 	"syscall"
@@ -386,16 +385,16 @@ func (s *said) Call(ctx context.Context, addr string, req any) (any, error) {
 	return next, nil
 }
 
-// TestAwaitBackWhileItIsAway: who waits for the next daemon of a member does so until that says that it is back: not if it listens between two looks, nor if
-// an old connection breaks.
+// TestAwaitBackWhileItIsAway: who waits for the next daemon of a member does so until that says that it is back: also if it begins
+// to listen between two looks.
 func TestAwaitBackWhileItIsAway(t *testing.T) {
 	n, _ := startNewHeld(t)
 	other := start(t, "b")
 	ok(t, n.Bootstrap(patient(t), dsm.Inode{Perm: 0o755}))
 	ok(t, other.Join(patient(t), n.self.Addr))
 	settle(t, []*node{n, other})
-	away, refused, broken := &wire.Probed{Away: true}, error(syscall.ECONNREFUSED), io.ErrUnexpectedEOF
-	via := &said{other.net, []any{refused, away, broken, away, refused, refused, away, broken, refused, away, &wire.Probed{}}}
+	away, refused := &wire.Probed{Away: true}, error(syscall.ECONNREFUSED)
+	via := &said{other.net, []any{refused, away, refused, refused, away, away, refused, away, &wire.Probed{}}}
 	other.via.use(via)
 	other.awaitBack(patient(t), other.Current().Members)
 	if len(via.left) > 0 {

@@ -223,6 +223,9 @@ func (c *Catalog) serveIndex(ctx context.Context, req *wire.ReadIndex) (any, err
 		if index, err = c.sharedIndex(ctx); err != nil {
 			return nil, err
 		}
+		if c.leads() != term { // a later leader has confirmed the index, and does not know that this node has heard of the asker
+			return nil, errs.E(errs.NotLeader, "read", "")
+		}
 	}
 	if req.Sign {
 		return &wire.ReadIndexed{Index: index}, nil
