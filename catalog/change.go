@@ -54,10 +54,12 @@ func (c *Catalog) Rename(ctx context.Context, dir dsm.Ino, name string, newDir d
 	return err
 }
 
-// SetAttr changes attributes and returns the changed inode. A file that it has made shorter is so on all nodes that have it open.
+// SetAttr changes attributes and returns the changed inode. A file that it has made shorter is so on all nodes that have it open, and
+// answer in time: see awaitCut.
 func (c *Catalog) SetAttr(ctx context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
+	before, known := c.GetattrKnown(ino)
 	in, err := c.propose(ctx, setAttrOp{ino, ch})
-	if err == nil && ch.Size != nil && in.Gen == in.Rev {
+	if err == nil && ch.Size != nil && in.Gen == in.Rev && (known != nil || before.Gen != in.Gen) { // else it was as short before
 		c.awaitCut(ctx, in)
 	}
 	return in, err
