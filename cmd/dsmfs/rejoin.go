@@ -162,7 +162,8 @@ func (n *node) gather(ctx context.Context) {
 	n.data.Returning()
 }
 
-// take goes on with a new catalog, whose observer is g.
+// take goes on with a new catalog, whose observer is g. It does not wait for that any more if the node is evicted again meanwhile: what is left is done when it is
+// back the next time.
 func (n *node) take(ctx context.Context, g *gate, next *catalog.Catalog) {
 	n.gather(ctx)
 	g.open.Store(true)
@@ -173,6 +174,15 @@ func (n *node) take(ctx context.Context, g *gate, next *catalog.Catalog) {
 	if n.fs == nil {
 		return // it has not mounted yet
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // or nobody would have the node join once more
+		select {
+		case <-next.Evicted():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	if err := n.fs.Rejoined(ctx); err != nil {
 		n.log.Warn("files that programs have open", "err", err)
 	}
