@@ -174,7 +174,7 @@ func (o *opens) publishLast(a *openArea) {
 		if err != nil {
 			o.b.log.Warn("stores of a closed file are not published yet", "area", a.id, "err", err)
 		}
-		if a.current().Extended() == 0 {
+		if a.current().Extended() == 0 || a.direct.writing.Load() > 1 { // the last session cuts off
 			return
 		}
 		next := time.NewTimer(pause)

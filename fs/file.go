@@ -260,7 +260,16 @@ func (b *bridge) ensureSize(r *request, a *openArea, end int64) (timed bool, err
 	if end < 0 || end > dsm.MaxAreaSize {
 		return false, errs.E(errs.TooLarge, "write", "")
 	}
-	if size, _ := a.noted(); end <= size && !a.sizeStale() {
+	size, _ := a.noted()
+	if end <= size && a.sizeStale() { // what is noted may not count any more
+		i, err := b.cfg.Names.Getattr(r, dsm.Ino(a.id))
+		if err != nil {
+			return false, err
+		}
+		a.note(i)
+		size = i.Size
+	}
+	if end <= size {
 		return false, nil
 	}
 	began := time.Now()

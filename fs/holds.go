@@ -175,9 +175,7 @@ func (h *holds) unhold(areas []*openArea) {
 		cancel()
 	}
 	for _, a := range idle {
-		if a.held = a.held && err != nil; err == nil {
-			a.perhaps = false
-		}
+		a.held, a.perhaps = false, err != nil // it may have been given up all the same: who opens the file holds it again
 		<-a.gate
 		if a.removed.Load() { // by this
 			h.b.opens.removed(a.id)

@@ -54,7 +54,7 @@ type openArea struct {
 	// If they are equal, a close or an interval has nothing to do.
 	stored    atomic.Uint64
 	published atomic.Uint64
-	// timed counts the stores whose time of modification the catalog has. timing is held by who tells the catalog one.
+	// timed counts the stores whose time of modification the catalog has, or over which a program has set another. timing is held by who tells the catalog one.
 	timed  atomic.Uint64
 	timing chan struct{}
 	// uncounted says that the number of pages with data may not be that in the catalog, counting that it is counted soon.

@@ -114,12 +114,12 @@ func TestTimeThatAProgramSetsStays(t *testing.T) {
 // slowAnswer is a catalog that answers what an inode is like when the test says so.
 type slowAnswer struct {
 	*fakeNames
-	answer chan struct{} // nil: at once
+	answer atomic.Pointer[chan struct{}] // of the next question; nil: at once
 }
 
 func (n *slowAnswer) Getattr(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) {
-	if n.answer != nil {
-		<-n.answer
+	if answer := n.answer.Swap(nil); answer != nil {
+		<-*answer
 	}
 	return n.fakeNames.Getattr(ctx, ino)
 }
@@ -152,7 +152,7 @@ func TestWriteWhileTheSizeIsAskedFor(t *testing.T) {
 			b.notify.attrChanged(a)
 		}
 		answer := make(chan struct{})
-		names.answer = answer
+		names.answer.Store(&answer)
 		shorter()
 		synctest.Wait()
 		if size := write(); size != 100 {

@@ -21,8 +21,9 @@ func (b *bridge) withRoom(ctx context.Context, change func() (dsm.Inode, error))
 	limit, cancel := context.WithTimeout(ctx, closeLimit)
 	defer cancel()
 	b.handles.awaitClosed(limit)
-	b.releases.settle(limit)
-	b.releases.settle(limit) // the holds of what was closed are given up after that
+	for range 3 { // first what is released, then those holds that are being given up, then the holds of that
+		b.releases.settle(limit)
+	}
 	if b.releases.ended() == before {
 		return i, err
 	}

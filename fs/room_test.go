@@ -74,8 +74,8 @@ func TestNoRoomOnABusyNode(t *testing.T) {
 		want   errs.Kind
 		most   time.Duration
 	}{
-		{"room", false, nil, errs.Other, closeLimit / 2},
-		{"no room", false, errs.E(errs.NoSpace, "fake", ""), errs.NoSpace, closeLimit / 2},
+		{"room", false, nil, errs.Other, 3 * closeLimit / 4},
+		{"no room", false, errs.E(errs.NoSpace, "fake", ""), errs.NoSpace, 3 * closeLimit / 4},
 		{"stuck", true, errs.E(errs.NoSpace, "fake", ""), errs.NoSpace, closeLimit},
 		{"no answer", true, errs.E(errs.Timeout, "fake", ""), errs.NoSpace, closeLimit},
 		{"another answer", true, errs.E(errs.Exist, "fake", ""), errs.Exist, closeLimit},

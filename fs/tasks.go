@@ -8,7 +8,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
-// tasks runs functions in the background and knows when none is running. Unlike a sync.WaitGroup it
+// tasks runs functions in the background, which may be waited for. Unlike a sync.WaitGroup it
 // may be waited for while functions are added, and it can be closed.
 type tasks struct {
 	mu struct {

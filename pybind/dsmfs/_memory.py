@@ -186,9 +186,15 @@ class MemoryPlane:
         # file, of nothing but a hole, and the memory is mapped over it.
         hole = os.memfd_create("hole", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(hole, self.size)
+            file = hole
+            try:
+                os.ftruncate(hole, self.size)
+            except OSError as error:
+                if error.errno != errno.EFBIG:  # that is ulimit -f
+                    raise
+                file = self._memory
             mapping = Mapping(
-                hole, self.size, mmap.MAP_SHARED, mmap.PROT_READ | (mmap.PROT_WRITE if self.writable else 0)
+                file, self.size, mmap.MAP_SHARED, mmap.PROT_READ | (mmap.PROT_WRITE if self.writable else 0)
             )
         finally:
             os.close(hole)
