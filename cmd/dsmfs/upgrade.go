@@ -58,7 +58,7 @@ func upgradeVerb(p *program, args []string) error {
 		return err
 	}
 	defer free()
-	if err := followable(m.Point); err != nil {
+	if err := followable(m.Point, dir); err != nil {
 		return err
 	}
 	self, err := os.Executable()
@@ -114,10 +114,10 @@ func holderOf(dir string) int {
 }
 
 // askLimit is how long the verb waits for what a daemon says of the cluster.
-const askLimit = time.Second
+const askLimit = 2 * time.Second
 
-// followable returns an error while parts of the memory of a cluster have no other copy: no daemon could follow.
-func followable(point string) error {
+// followable returns an error while parts of the memory of a cluster have no other copy: no daemon could follow. Nor must one that is there, and does not say.
+func followable(point, dir string) error {
 	var figures map[string]string
 	var err error
 	read := make(chan struct{})
@@ -127,8 +127,11 @@ func followable(point string) error {
 	}()
 	select {
 	case <-read:
-	case <-time.After(askLimit): // the holder says whether one is just beginning
-		return nil
+	case <-time.After(askLimit):
+		if serves(dir) {
+			return fail(exitSilent, "%s: the daemon does not say within %v whether another one could follow it: try again", point, askLimit)
+		}
+		return nil // the holder says whether one is just beginning
 	}
 	if err != nil {
 		return fail(exitOther, "%w", err)
@@ -152,6 +155,16 @@ func lockUpgrade(dir, point string) (free func(), err error) {
 		return nil, errors.Join(os.NewSyscallError("flock", err), f.Close())
 	}
 	return func() { _ = f.Close() }, nil // it frees the lock
+}
+
+// serves reports whether the daemon that served last lives.
+func serves(dir string) bool {
+	text, err := os.ReadFile(filepath.Join(dir, servingFile))
+	var pid int
+	if err == nil {
+		_, err = fmt.Sscanf(string(text), "pid %d,", &pid)
+	}
+	return err == nil && unix.Kill(pid, 0) == nil
 }
 
 // ofThisProgram reports whether the daemon that serves, as it says itself, is of the program that asks. Another may have taken over because the one before was killed, or

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
@@ -144,4 +146,27 @@ func TestUpgradedProgramStays(t *testing.T) {
 		t.Error("the program before is still open")
 	}
 	must(h.program.Close())
+}
+
+// TestUpgradeOfADaemonThatDoesNotSay: whether another daemon could follow is not known before the one that serves has said it. If that has ended the holder knows.
+func TestUpgradeOfADaemonThatDoesNotSay(t *testing.T) {
+	point, dir := t.TempDir(), t.TempDir()
+	if err := os.Mkdir(filepath.Join(point, ".dsm"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(filepath.Join(point, ".dsm", "cluster"), 0o600); err != nil { // who opens it waits
+		t.Fatal(err)
+	}
+	ended := exec.Command("true")
+	if err := ended.Run(); err != nil {
+		t.Fatal(err)
+	}
+	for pid, refused := range map[int]bool{os.Getpid(): true, ended.Process.Pid: false} {
+		if err := os.WriteFile(filepath.Join(dir, servingFile), fmt.Appendf(nil, "pid %d, version 1", pid), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := followable(point, dir); (err != nil) != refused {
+			t.Errorf("the daemon lives: %v: %v", refused, err)
+		}
+	}
 }
