@@ -79,8 +79,8 @@ func (a *Area) homesSinceLocked(covering int) {
 	r := &a.mu.replica
 	if a.coveringLocked() > covering && len(a.homesLocked()) > len(a.homesOfLocked(covering)) {
 		r.fresh, r.whole = time.Time{}, 0
-	}
-	if r.refresh != nil {
+		a.acquireAgainLocked()
+	} else if r.refresh != nil {
 		a.sendAcquireLocked(r.refresh)
 	}
 }
