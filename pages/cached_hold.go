@@ -31,6 +31,9 @@ func (c *Cached) lineUp() {
 	}
 }
 
+// Holds reports whether there are notices on hold.
+func (c *Cached) Holds() bool { return c.hold && c.holds() > 0 }
+
 // onHold returns the pages of x whose notices are on hold.
 func (c *Cached) onHold(x *cachedExtent) dsm.PageSet {
 	if !c.hold || c.shared || !c.writers {
