@@ -45,7 +45,11 @@ def test_making_one_takes_two_changes_of_names(nodes: dsmfs.Cluster, monkeypatch
         asked.append(op.name)
         return call(self, op, *arguments, **more)
 
+    ftruncate = os.ftruncate
+
     def none(*arguments: Any) -> None:
+        if isinstance(arguments[0], int) and "memfd:" in os.readlink(f"/proc/self/fd/{arguments[0]}"):
+            return ftruncate(*arguments)  # that asks nobody
         raise AssertionError(arguments)
 
     monkeypatch.setattr(Connection, "call", counted)
