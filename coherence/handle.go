@@ -406,7 +406,13 @@ func (a *Area) finishAcquire(ctx context.Context, op *acquiring, err error) erro
 			}
 			a.drainLocked()
 		})
-		err = a.await(ctx, "acquire", func() bool { return a.mu.cached == nil || a.mu.cached.Idle() })
+		err = a.await(ctx, "acquire", func() bool {
+			c := a.mu.cached
+			if c != nil && op != nil && c.Holds() { // it is in memory, but a program that stores has come before the kernel was told
+				op.partly, op.kept = true, a.mu.replica.round
+			}
+			return c == nil || c.Idle()
+		})
 		a.step(a.drainedLocked)
 	}
 	if op == nil {

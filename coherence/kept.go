@@ -11,18 +11,9 @@ import (
 // them has synced, or has ended the round itself, or when none is left. A program that has closed the file stores no more when the kernel has said so,
 // which it does some time after close(2). op is the acquire that has ended the round. errs.Timeout if ctx ends first.
 func (a *Area) awaitKept(ctx context.Context, op *acquiring) error {
-	id, r := op.finish.Round, &a.mu.replica
-	for {
-		kept := false
-		a.note(func() {
-			if a.mu.cached != nil && a.mu.cached.Holds() { // it is in memory, and the kernel is not told: a program that stores has come since
-				op.partly, op.kept = true, r.round
-			}
-			kept = op.partly
-		})
-		if !kept {
-			return nil
-		}
+	id := op.finish.Round
+	for op.partly {
+		r := &a.mu.replica
 		broughtLocked := func() bool { return r.brought > op.kept || r.finished[id.Group] == id }
 		err := a.await(ctx, "finish", func() bool { return broughtLocked() || !a.defersLocked() })
 		if errs.Is(err, errs.Timeout) && ctx.Err() == context.DeadlineExceeded {
@@ -43,6 +34,7 @@ func (a *Area) awaitKept(ctx context.Context, op *acquiring) error {
 		}
 		op = again
 	}
+	return nil
 }
 
 // broughtLocked follows the end of an acquire by a program that stores: all that it has asked for is in memory.
