@@ -260,8 +260,9 @@ func (b *bridge) ensureSize(r *request, a *openArea, end int64) (timed bool, err
 	if end < 0 || end > dsm.MaxAreaSize {
 		return false, errs.E(errs.TooLarge, "write", "")
 	}
+	stale := a.sizeStale() // first: a change that is heard of from here on has not been answered to whom made it
 	size, _ := a.noted()
-	if end <= size && a.sizeStale() { // what is noted may not count any more
+	if end <= size && stale { // what is noted may not count any more
 		i, err := b.cfg.Names.Getattr(r, dsm.Ino(a.id))
 		if err != nil {
 			return false, err
