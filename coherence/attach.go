@@ -477,24 +477,25 @@ func (a *Area) comparedLocked(off, n int64) (looked, changed int) {
 	err := a.mu.mem.DataRanges(off, n, func(off, n int64) {
 		for p := dsm.PageIndex(off / dsm.PageSize); int64(p)*dsm.PageSize < off+n; p++ {
 			e, i := p.Extent()
-			if !a.extentLocked(e).have.Has(i) {
+			x := a.extentLocked(e)
+			if !x.have.Has(i) {
 				continue // a program that broke the protocol has touched it
 			}
 			if all {
-				a.dirtyLocked(e, a.extentLocked(e), dsm.Range(i, i+1))
+				a.dirtyLocked(e, x, dsm.Range(i, i+1))
 				if p%denseSample != 0 {
 					continue
 				}
 			}
 			looked++
-			base, x := a.mu.mem.Base(p), a.extentLocked(e)
+			base := a.mu.mem.Base(p)
 			if x.unmerged(i) { // a store that goes back to the base is one, too
 				x.accounted(accounted[:], i, base)
 				base = accounted[:]
 			}
 			if string(a.mu.mem.Working(p)) != string(base) {
 				changed++
-				a.dirtyLocked(e, a.extentLocked(e), dsm.Range(i, i+1))
+				a.dirtyLocked(e, x, dsm.Range(i, i+1))
 			}
 		}
 	})

@@ -178,8 +178,7 @@ func (a *Area) resignVersionsLocked() {
 // subscribe anew.
 func (a *Area) modeChangedLocked() {
 	for _, id := range a.subscribersLocked() {
-		a.mu.home.subs[id].end()
-		delete(a.mu.home.subs, id)
+		a.forgetSubscriberLocked(id)
 	}
 	a.dropHistoryLocked()
 	a.mu.whole.stage, a.mu.whole.coming = stage{}, VersionInfo{}
