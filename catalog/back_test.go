@@ -1,9 +1,11 @@
 package catalog
 
 import (
+	"math"
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
 // TestWithdraw: who has a slot when the daemon of a node was killed, and another has followed.
@@ -151,6 +153,23 @@ func TestUncovered(t *testing.T) {
 		x.mu.state = s
 		if here, all := x.Uncovered(); here != c.here || all != c.all {
 			t.Errorf("%s: %d here, %d in all, want %d and %d", c.what, here, all, c.here, c.all)
+		}
+	}
+}
+
+// TestEndOfAllNumbers: a member says that its commands up to a number never happen any more, whichever number that is.
+func TestEndOfAllNumbers(t *testing.T) {
+	for _, last := range []uint64{0, 5, hold.MostRequests, 3 * hold.MostRequests, math.MaxUint64} {
+		s := &session{results: make(map[uint64]result)}
+		s.end(last, []uint64{last - 1})
+		if n := uint64(len(s.results)); n > hold.MostRequests {
+			t.Errorf("up to %d: %d results", last, n)
+		}
+		if _, ended := s.results[last]; !ended {
+			t.Errorf("up to %d: that one is not ended", last)
+		}
+		if _, ended := s.results[last-1]; ended {
+			t.Errorf("up to %d: what is kept has ended", last)
 		}
 	}
 }

@@ -218,13 +218,20 @@ func forget(t *testing.T, leader, dead *node) {
 	ok(t, leader.news.until(patient(t), leader.life, func() bool { return !leader.replicates(func(s server) bool { return s.id == dead.self.ID }) }))
 }
 
-// TestNobodyElseHasIt: a node that alone has bytes of a file does not come back without them.
-func TestNobodyElseHasIt(t *testing.T) {
-	n, m := startNewHeld(t)
-	other := start(t, "b")
+// startHeldPair starts a cluster of two, of which the first may be followed by another daemon.
+func startHeldPair(t *testing.T) (n *node, m *hold.Memory, other *node) {
+	t.Helper()
+	n, m = startNewHeld(t)
+	other = start(t, "b")
 	ok(t, n.Bootstrap(patient(t), dsm.Inode{Perm: 0o755}))
 	ok(t, other.Join(patient(t), n.self.Addr))
 	settle(t, []*node{n, other})
+	return n, m, other
+}
+
+// TestNobodyElseHasIt: a node that alone has bytes of a file does not come back without them.
+func TestNobodyElseHasIt(t *testing.T) {
+	n, m, _ := startHeldPair(t)
 	for i := range 200 { // some of them live at the node
 		in, err := n.Create(patient(t), dsm.RootIno, fmt.Sprint("f", i), file, false, dsm.Setting{Key: "replicas", Value: "1"})
 		ok(t, err)
@@ -388,11 +395,7 @@ func (s *said) Call(ctx context.Context, addr string, req any) (any, error) {
 // TestAwaitBackWhileItIsAway: who waits for the next daemon of a member does so until that says that it is back: also if it begins
 // to listen between two looks.
 func TestAwaitBackWhileItIsAway(t *testing.T) {
-	n, _ := startNewHeld(t)
-	other := start(t, "b")
-	ok(t, n.Bootstrap(patient(t), dsm.Inode{Perm: 0o755}))
-	ok(t, other.Join(patient(t), n.self.Addr))
-	settle(t, []*node{n, other})
+	_, _, other := startHeldPair(t)
 	away, refused := &wire.Probed{Away: true}, error(syscall.ECONNREFUSED)
 	via := &said{other.net, []any{refused, away, refused, refused, away, away, refused, away, &wire.Probed{}}}
 	other.via.use(via)

@@ -249,3 +249,36 @@ func accumulate(ctx context.Context, a *Area, id dsm.RoundID, off int64, values 
 		return wire.Lend(values[at:at+size], func() {}), nil
 	})
 }
+
+// TestCopiesGoWithWhoLacksThem: copies of pushes are kept for a node that lacks them, and not longer than it is a subscriber.
+func TestCopiesGoWithWhoLacksThem(t *testing.T) {
+	for name, leave := range map[string]func(home, n *simNode){
+		"unsubscribes": func(home, n *simNode) { home.area.homeUnsubscribeLocked(n.id) },
+		"joins again": func(home, n *simNode) {
+			old := home.area.mu.view.Clone()
+			old.Members[n.i].Since++
+			home.area.returnedLocked(old)
+		},
+		"is no member": func(home, n *simNode) {
+			old := home.area.mu.view
+			home.area.mu.view = old.Clone()
+			home.area.mu.view.Members = home.area.mu.view.Members[:n.i]
+			home.area.homeViewChangedLocked(old)
+		},
+	} {
+		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
+		home, n := s.nodes[0], s.nodes[1]
+		home.open(true)
+		n.open(true)
+		s.drain()
+		home.area.step(func() {
+			h := &home.area.mu.home
+			h.subs[n.id].lack(0, dsm.Range(0, 1))
+			h.pushed = &keptPushes{list: []pushCopy{{data: wire.Share(1), left: 1}}}
+			leave(home, n)
+			if h.pushed != nil {
+				t.Errorf("%s: the copies stay", name)
+			}
+		})
+	}
+}

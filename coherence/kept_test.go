@@ -13,31 +13,37 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
+// newKept is a cluster of two of whose nodes both have contributed to a round, the home a 5. On the other one, n, a program that stores keeps updates out of
+// memory.
+func newKept(t *testing.T) (s *sim, home, n *simNode, list []dsm.NodeID) {
+	s = newHomed(t, 2, sums(1, dsm.ApplySync))
+	home, n = s.nodes[0], s.nodes[1]
+	home.open(true)
+	n.open(true)
+	s.calm()
+	put(t, home, 5)
+	for _, n := range s.nodes {
+		n.joinRound()
+	}
+	s.calm()
+	return s, home, n, []dsm.NodeID{1, 2}
+}
+
 // TestResultKeptOut: a program that only reads ends a round while another of its node has the file open for writing, which keeps updates out of memory.
 // It has the result when that one has closed, synced, or ended the round too; and an error when its time is over.
 func TestResultKeptOut(t *testing.T) {
-	list := []dsm.NodeID{1, 2}
-	finish := func(ctx context.Context, n *simNode) error {
-		return n.area.FinishRound(ctx, firstRound, list, len(list), false)
-	}
-	for name, bring := range map[string]func(n *simNode){
-		"closed": func(n *simNode) { n.area.Released() },
-		"synced": func(n *simNode) { n.sync(n.writer) },
-		"ended":  func(n *simNode) { n.endRound(list, nil) },
+	for name, bring := range map[string]func(n *simNode, list []dsm.NodeID){
+		"closed": func(n *simNode, _ []dsm.NodeID) { n.area.Released() },
+		"synced": func(n *simNode, _ []dsm.NodeID) { n.sync(n.writer) },
+		"ended":  func(n *simNode, list []dsm.NodeID) { n.endRound(list, nil) },
 		"late":   nil,
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newHomed(t, 2, sums(1, dsm.ApplySync))
-				home, n := s.nodes[0], s.nodes[1]
-				home.open(true)
-				n.open(true)
-				s.calm()
-				put(t, home, 5)
-				for _, n := range s.nodes {
-					n.joinRound()
+				s, home, n, list := newKept(t)
+				finish := func(ctx context.Context, n *simNode) error {
+					return n.area.FinishRound(ctx, firstRound, list, len(list), false)
 				}
-				s.calm()
 				home.endRound(list, nil)
 				var over bool
 				var got error
@@ -60,7 +66,7 @@ func TestResultKeptOut(t *testing.T) {
 					n.ask("finish", func(ctx context.Context) error { return finish(ctx, n) }, nil) // what is kept out has not come meanwhile
 					n.area.Released()
 				} else {
-					bring(n)
+					bring(n, list)
 				}
 				s.calm()
 				want(t, n, 5)
@@ -76,16 +82,7 @@ func TestResultKeptOut(t *testing.T) {
 // still waits: the home has nothing more to say, and what was kept out is not forgotten.
 func TestResultKeptOutAndReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, list := newHomed(t, 2, sums(1, dsm.ApplySync)), []dsm.NodeID{1, 2}
-		home, n := s.nodes[0], s.nodes[1]
-		home.open(true)
-		n.open(true)
-		s.calm()
-		put(t, home, 5)
-		for _, n := range s.nodes {
-			n.joinRound()
-		}
-		s.calm()
+		s, home, n, list := newKept(t)
 		home.endRound(list, nil)
 		var op *acquiring
 		n.area.step(func() { op = n.area.startFinishLocked(firstRound, list, len(list), false) })
@@ -107,16 +104,7 @@ func TestResultKeptOutAndReset(t *testing.T) {
 // one waits for no further sync.
 func TestResultThatAnEarlierSyncHasBrought(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, list := newHomed(t, 2, sums(1, dsm.ApplySync)), []dsm.NodeID{1, 2}
-		home, n := s.nodes[0], s.nodes[1]
-		home.open(true)
-		n.open(true)
-		s.calm()
-		put(t, home, 5)
-		for _, n := range s.nodes {
-			n.joinRound()
-		}
-		s.calm()
+		s, _, n, list := newKept(t)
 		n.ask("finish", func(ctx context.Context) error { return n.area.FinishRound(ctx, firstRound, list, len(list), false) }, nil)
 		s.rest()
 		s.deliverAll(link{1, 0})

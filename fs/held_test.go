@@ -55,19 +55,26 @@ func TestHandleIsHeldUntilItIsPublished(t *testing.T) {
 	}
 }
 
+// newHeldFile returns what a node holds, nothing, and the names of its cluster, with one file.
+func newHeldFile(t *testing.T) (*hold.Memory, *fakeNames, dsm.Inode) {
+	t.Helper()
+	mem, err := hold.Create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := newFakeNames()
+	i, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Perm: 0o600}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mem, names, i
+}
+
 // TestResumeTellsTheKernelNothing: a notice can wait for a WRITE, which is served only when all is open again. It is told when the data plane knows
 // whom to tell.
 func TestResumeTellsTheKernelNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		mem, err := hold.Create()
-		if err != nil {
-			t.Fatal(err)
-		}
-		names := newFakeNames()
-		i, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Perm: 0o600}, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		mem, names, i := newHeldFile(t)
 		areas := newFakeAreas(names)
 		b := newBridge(Config{Names: names, Areas: areas, FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
 		defer b.background.close()
@@ -116,15 +123,7 @@ func (silentNames) Hold(ctx context.Context, _ dsm.Ino, _ bool) (dsm.Inode, erro
 // TestResumeWithoutAnswer: the cluster does not answer a daemon that takes over, for instance as it has just evicted the node. The daemon ends, and the next one has all that programs had open.
 func TestResumeWithoutAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		mem, err := hold.Create()
-		if err != nil {
-			t.Fatal(err)
-		}
-		names := newFakeNames()
-		i, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Perm: 0o600}, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		mem, names, i := newHeldFile(t)
 		follow := func(n Names) (*bridge, error) {
 			b := newBridge(Config{Names: n, Areas: newFakeAreas(names), FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
 			b.held.journal = mem.Files()

@@ -192,3 +192,35 @@ func TestHoldThatWasNotAnswered(t *testing.T) {
 		}
 	})
 }
+
+// unheldNames gives up a hold after it has told who asked for that that nobody knows.
+type unheldNames struct{ *fakeNames }
+
+func (n unheldNames) Unhold(ctx context.Context, inos ...dsm.Ino) error {
+	if err := n.fakeNames.Unhold(ctx, inos...); err != nil {
+		return err
+	}
+	return errs.E(errs.Timeout, "unhold", "")
+}
+
+// TestOpenAfterAnUnholdThatWasNotAnswered: the hold may be gone, so who opens the file holds it again.
+func TestOpenAfterAnUnholdThatWasNotAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		names := newFakeNames()
+		b, a := countingBy(t, unheldNames{names}, names, "f")
+		b.opens.detach(a, false)
+		time.Sleep(2 * holdDelay)
+		if names.held(dsm.Ino(a.id)) || names.count("Unhold") == 0 {
+			t.Fatal("the hold is not given up")
+		}
+		if _, err := b.opens.attach(t.Context(), dsm.Ino(a.id), false, nil); err != nil {
+			t.Fatal(err)
+		}
+		if !names.held(dsm.Ino(a.id)) {
+			t.Error("the file is open, and not held")
+		}
+		b.end()
+		b.background.close()
+		b.releases.close()
+	})
+}
