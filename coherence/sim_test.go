@@ -29,7 +29,10 @@ const simNodes = 4
 
 // usualRuns is fewer where a run takes several times as long.
 func usualRuns() int {
-	if pagetest.Race || invariants.Enabled {
+	switch {
+	case pagetest.Race: // one goroutine at a time has few races
+		return 1
+	case invariants.Enabled:
 		return 3
 	}
 	return 10
