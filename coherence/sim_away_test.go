@@ -4,6 +4,7 @@ import (
 	"reflect"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // In a run with evictions a node is cut off at any moment: the catalog marks it as gone, backups take over from it, and it goes on without hearing of
@@ -87,16 +88,16 @@ func (s *sim) comesBack(n *simNode) {
 // checkNoConflicts: a byte has one node that stores to it, so nothing was changed on both sides; but any node may punch a hole.
 func (r *simRun) checkNoConflicts() {
 	for _, n := range r.programNodes() {
-		list, lost := n.node.Conflicts(simArea)
-		for _, x := range list {
+		found := n.node.ListConflicts(&wire.ListConflicts{Area: simArea})
+		for _, x := range found.List {
 			for i := range x.Kept {
 				if off := x.Off + int64(i); !punchable(off) {
 					r.t.Fatalf("node %d: byte %d is in conflict: it has stored %d", n.i, off, x.Kept[i])
 				}
 			}
 		}
-		if lost > 0 {
-			r.t.Fatalf("node %d: no room for %d bytes of conflicts", n.i, lost)
+		if found.Lost > 0 {
+			r.t.Fatalf("node %d: no room for %d bytes of conflicts", n.i, found.Lost)
 		}
 	}
 }

@@ -29,10 +29,10 @@ type Areas interface {
 	Transfer(ctx context.Context, id dsm.AreaID, to dsm.NodeID) error
 	// CountPages asks the homes of an area how many of its pages have bytes other than zero.
 	CountPages(ctx context.Context, id dsm.AreaID) (int64, error)
-	// Conflicts returns what was stored to an area on one side of a partition, and given up for what was stored on the other, and of how many bytes this
-	// node has kept nothing. ClearConflicts drops those up to a number; 0: all.
-	Conflicts(id dsm.AreaID) (list []control.Conflict, lost int64)
-	ClearConflicts(id dsm.AreaID, upTo uint64)
+	// Conflicts asks all nodes what was stored to an area on one side of a partition, and given up for what was stored on the other. ClearConflicts drops
+	// what a node, or with 0 each, keeps of that, up to a number; 0: all.
+	Conflicts(ctx context.Context, id dsm.AreaID) []control.KeptConflicts
+	ClearConflicts(ctx context.Context, id dsm.AreaID, node dsm.NodeID, upTo uint64) error
 	// KeepPages is called when the filesystem ends, before faults are served for the last time: when
 	// it returns no page leaves the working copies any more, which programs keep.
 	KeepPages()

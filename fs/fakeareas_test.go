@@ -3,6 +3,7 @@ package fs
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -29,6 +30,9 @@ type fakeAreas struct {
 	quiet atomic.Bool // this node publishes nothing
 	asked atomic.Int64
 	owner atomic.Uint64 // of every area
+
+	conflicts []control.KeptConflicts
+	cleared   []string // NODE/NUMBER, as ClearConflicts was told
 }
 
 // fakeArea is one area. Hooks are set before the area is used.
@@ -131,8 +135,14 @@ func (p *fakeAreas) CountPages(_ context.Context, id dsm.AreaID) (int64, error) 
 
 func (p *fakeAreas) KeepPages() {}
 
-func (p *fakeAreas) Conflicts(dsm.AreaID) ([]control.Conflict, int64) { return nil, 0 }
-func (p *fakeAreas) ClearConflicts(dsm.AreaID, uint64)                {}
+func (p *fakeAreas) Conflicts(context.Context, dsm.AreaID) []control.KeptConflicts {
+	return p.conflicts
+}
+
+func (p *fakeAreas) ClearConflicts(_ context.Context, _ dsm.AreaID, node dsm.NodeID, upTo uint64) error {
+	p.cleared = append(p.cleared, fmt.Sprintf("%d/%d", node, upTo))
+	return nil
+}
 
 func (p *fakeAreas) Stats() []control.Stat {
 	return []control.Stat{{Name: "publishes", Value: "3"}, {Name: "pushes", Value: "4"}}

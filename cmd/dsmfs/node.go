@@ -394,6 +394,9 @@ func (n *node) onCall(ctx context.Context, from dsm.NodeID, req any) (any, error
 	case <-ctx.Done():
 		return nil, errs.E(errs.Closed, "call", "")
 	}
+	if reply, ok := answerConflicts(n.data, req); ok {
+		return reply, nil
+	}
 	switch req.(type) {
 	case *wire.GroupList:
 		return &wire.GroupListed{Lines: n.groups.List()}, nil

@@ -27,6 +27,12 @@ import (
 //	   |<------------------------------ PutOut |  two members do not reach each other, and this is one of them
 //	   | IsOut ------------------------------->|  marks it as gone
 //
+//	node                                      any other member
+//	   | ListConflicts ----------------------->|  a program reads the conflicts of a file
+//	   |<-------------------- ConflictsListed  |  some of those that it keeps
+//	   | ClearConflicts ---------------------->|
+//	   |<------------------- ConflictsCleared  |
+//
 //	new node            any node              leader
 //	   | Join ------------>| Join ------------>|
 //	   |                   |   Probe to the new node: can the cluster reach it?
@@ -39,9 +45,9 @@ import (
 //
 // All but Enroll and the first Join are sent to one node, not to whoever is at its address.
 
-// JoinProtocol is the version of the commands and snapshots of the catalog. All members of a
+// JoinProtocol is the version of the commands and snapshots of the catalog, and of the requests that members make of each other. All members of a
 // cluster must have the same one. hold.Format changes with it.
-const JoinProtocol = 13
+const JoinProtocol = 14
 
 // Join asks to make Member a member of the cluster.
 type Join struct {
@@ -168,6 +174,39 @@ type Leave struct{ Node dsm.NodeID }
 // Left says that the node is not a member any more, nor has a vote.
 type Left struct{}
 
+// ListConflicts asks a node for the conflicts of an area that it keeps, from number From on. The sender has the first Skip bytes of that one.
+type ListConflicts struct {
+	Area dsm.AreaID
+	From uint64
+	Skip int64
+}
+
+// ConflictsListed answers ListConflicts with the first of them, in order. More says that there are others behind them.
+type ConflictsListed struct {
+	List []KeptConflict
+	Lost int64 // bytes that the node had no room for
+	More bool
+}
+
+// KeptConflict is a conflict that a node keeps, or a part of one: Rest bytes of Kept follow.
+type KeptConflict struct {
+	Number uint64
+	Time   time.Time
+	Off    int64 // of the first byte that was kept
+	Kept   []byte
+	Rest   int64
+	Taken  []byte
+}
+
+// ClearConflicts has a node drop the conflicts of an area that it keeps, up to a number; 0: all.
+type ClearConflicts struct {
+	Area dsm.AreaID
+	UpTo uint64
+}
+
+// ConflictsCleared answers ClearConflicts.
+type ConflictsCleared struct{}
+
 // controlMessages are the requests and replies of the control lane with their permanent numbers,
 // from 100 to 199.
 var controlMessages = map[uint16]any{
@@ -192,4 +231,8 @@ var controlMessages = map[uint16]any{
 	119: IsOut{},
 	120: Succeed{},
 	121: Succeeds{},
+	122: ListConflicts{},
+	123: ConflictsListed{},
+	124: ClearConflicts{},
+	125: ConflictsCleared{},
 }
