@@ -249,7 +249,8 @@ func (a *Area) startPublicationLocked(pub *publication) {
 	if pub.pages.Empty() {
 		pub.data.Release()
 		x.acked = pub.number
-		a.mu.wake, a.mu.cleaner = true, r.demand
+		clean := pub.compared.Minus(x.dirty) // but for those with elements that must not be published
+		a.mu.wake, a.mu.cleaner = true, a.mu.cleaner || r.demand && !clean.Empty()
 		return
 	}
 	r.seq++
