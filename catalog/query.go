@@ -166,6 +166,15 @@ func (c *Catalog) Usage(ctx context.Context) (reserved, budget int64, inodes uin
 	return reserved, budget, inodes, err
 }
 
+// Promised returns how much of this node's memory files take, or may take at any time: a file that nobody has opened here too.
+func (c *Catalog) Promised() int64 {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	s := c.mu.state
+	quota := quotas(s.view)
+	return s.reserved.of(c.self, quota[c.self.ID], backupQuotas(s.view, quota)[c.self.ID], roomPages).need()
+}
+
 // Current returns the newest view that this node has applied, an empty one before Bootstrap or
 // Join.
 func (c *Catalog) Current() *dsm.View { return c.view.Load() }

@@ -69,7 +69,7 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	a.collect() // the program may be a child of fork: it gets what its parent has stored
 	t := &Attachment{area: a, write: write, mount: program == dsm.ByMount}
 	err := error(&errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist})
-	fresh := false
+	fresh, promised := false, a.node.cfg.View.Promised()
 	a.step(func() {
 		had := len(a.mu.drafts)
 		if write {
@@ -77,7 +77,7 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 				return
 			}
 		}
-		if t.draft, err = a.draftOfLocked(program, write); err != nil {
+		if t.draft, err = a.draftOfLocked(program, write, promised); err != nil {
 			return
 		}
 		if err = a.exclusiveLocked(t); err != nil {

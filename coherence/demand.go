@@ -469,6 +469,7 @@ type charged struct {
 	pages  int
 	fixed  int64
 	copies int64 // of fixed
+	drafts int64 // of fixed
 }
 
 // fixedLocked returns the bytes that the area takes and that cannot be evicted.
@@ -488,7 +489,7 @@ func (a *Area) copyBytesLocked() int64 {
 	case a.mu.mem.Demand(), !a.mu.replica.subscribed: // without a subscription there is no working copy
 		return int64(a.mu.home.pages) * dsm.PageSize
 	}
-	return a.pagesBytesLocked() * int64(2+2*len(a.mu.drafts)) // a draft has a base of its own
+	return 2*a.pagesBytesLocked() + a.draftBytesLocked()
 }
 
 // pagesBytesLocked returns the bytes of the whole pages of the area.
@@ -499,7 +500,7 @@ func (a *Area) pagesBytesLocked() int64 {
 // chargeLocked tells room what the area takes now, and reports whether calls that wait for room should
 // look again.
 func (a *Area) chargeLocked() (more bool) {
-	now := charged{pages: a.mu.replica.units, fixed: a.fixedLocked(), copies: a.copyBytesLocked()}
+	now := charged{pages: a.mu.replica.units, fixed: a.fixedLocked(), copies: a.copyBytesLocked(), drafts: a.draftBytesLocked()}
 	if invariants.Enabled && a.mu.replica.demand {
 		n := 0
 		for _, x := range a.mu.replica.extents {
@@ -511,6 +512,7 @@ func (a *Area) chargeLocked() (more bool) {
 	was := a.mu.charged
 	if now != was {
 		a.node.room.charge(now.pages-was.pages, now.fixed-was.fixed, now.copies-was.copies)
+		a.node.room.drafts.Add(now.drafts - was.drafts)
 		a.mu.charged = now
 	}
 	more = a.mu.cleaner || now.pages < was.pages || now.fixed < was.fixed

@@ -233,6 +233,9 @@ func (n *simNode) reportsOn(v *dsm.View, backup dsm.NodeID, slots []dsm.Slot, e 
 // MayServe reports whether the node is sure that it is still a member.
 func (n *simNode) MayServe() bool { return !n.fenced.Load() }
 
+// Promised is what files take that are not in memory.
+func (n *simNode) Promised() int64 { return n.promised }
+
 // replaceBackup has the catalog give some row another backup in place of one in sync. That stays until the other is in sync, if there is place. While somebody
 // is dead this could lose the last one.
 func (s *sim) replaceBackup() {

@@ -85,6 +85,7 @@ type simNode struct {
 	starving atomic.Bool   // its memory cannot be made longer
 	starved  atomic.Bool   // that was so at some time
 	dead     bool          // see kill
+	promised int64         // of its memory to files
 	fenced   atomic.Bool   // its lease has run out: see sim_away_test.go
 	away     bool          // it is evicted, and has not joined again
 	evicted  bool          // it was, at some time

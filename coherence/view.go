@@ -35,6 +35,8 @@ type View interface {
 	BackupLags(ctx context.Context, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error
 	// MayServe reports whether the lease of this node lasts. If not, it may have been evicted, and a backup may have taken over.
 	MayServe() bool
+	// Promised returns how much of the memory of this node the catalog has promised to files, whether they are in memory here or not.
+	Promised() int64
 	// MoveArea asks the cluster to move an area, whose home is this node in the view of epoch e, to another one. patience is what a move takes next
 	// time: see dsm.OwnSlot.
 	MoveArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID, patience uint8, e dsm.Epoch) error

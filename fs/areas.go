@@ -54,6 +54,8 @@ type Area interface {
 	// CheckWrite is called before the file grows for a write(2). errs.Invalid if nothing of it could be published. through says that the page
 	// cache has the bytes already.
 	CheckWrite(p []byte, off int64, through bool) error
+	// CheckGrowth is called before the file is made as long as size. errs.NoSpace if memory of its own that programs of this node have takes the room.
+	CheckGrowth(size int64) error
 	// WriteAt takes over stores. It does not wait for the network, but of an area on demand for
 	// room: errs.NoSpace if there is none before ctx ends. Bytes past the
 	// end are dropped: somebody has just cut them off.

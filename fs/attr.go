@@ -284,7 +284,32 @@ func (b *bridge) setAttr(r *request, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, er
 
 // resize is SetAttr, tried again if there may be more memory now.
 func (b *bridge) resize(r context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
-	return b.withRoom(r, func() (dsm.Inode, error) { return b.cfg.Names.SetAttr(r, ino, ch) })
+	return b.withRoom(r, func() (dsm.Inode, error) {
+		if err := b.checkGrowth(ino, ch); err != nil {
+			return dsm.Inode{}, err
+		}
+		return b.cfg.Names.SetAttr(r, ino, ch)
+	})
+}
+
+// checkGrowth asks a file that is open on this node whether it may become longer.
+func (b *bridge) checkGrowth(ino dsm.Ino, ch dsm.SetAttr) error {
+	a := b.opens.find(dsm.AreaID(ino))
+	if a == nil || a.current() == nil {
+		return nil
+	}
+	size, _ := a.noted()
+	switch {
+	case ch.Size != nil:
+		size = *ch.Size
+	case ch.GrowTo != nil:
+		size = *ch.GrowTo
+	case ch.GrowBy != nil:
+		size += *ch.GrowBy
+	default:
+		return nil
+	}
+	return a.current().CheckGrowth(size)
 }
 
 func (b *bridge) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {

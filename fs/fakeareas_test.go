@@ -55,9 +55,10 @@ type fakeArea struct {
 	done      int // notices done
 	syncErr   error
 	versions  []*fakeVersion
-	full      atomic.Bool // there is no memory for older versions
-	untyped   atomic.Bool // CheckWrite refuses
-	told      []int64     // sizes that answers told the kernel
+	full      atomic.Bool  // there is no memory for older versions
+	untyped   atomic.Bool  // CheckWrite refuses
+	most      atomic.Int64 // CheckGrowth refuses more; 0: nothing
+	told      []int64      // sizes that answers told the kernel
 
 	// merge replaces copying a WRITE into data; called with mu held.
 	merge func(p []byte, off int64)
@@ -252,6 +253,13 @@ func (a *fakeArea) KernelDrops() func()   { return func() {} }
 func (a *fakeArea) KernelCuts(int64)      {}
 func (a *fakeArea) KernelLocks()          {}
 func (a *fakeArea) KernelTold(size int64) { a.update(func() { a.told = append(a.told, size) }) }
+
+func (a *fakeArea) CheckGrowth(size int64) error {
+	if most := a.most.Load(); most > 0 && size > most {
+		return errs.E(errs.NoSpace, "grow", "")
+	}
+	return nil
+}
 
 func (a *fakeArea) CheckWrite([]byte, int64, bool) error {
 	if a.untyped.Load() {

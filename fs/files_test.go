@@ -54,6 +54,26 @@ func TestRefusedWrite(t *testing.T) {
 	}
 }
 
+// TestRefusedGrowth: a file for which the data plane has no room stays as it is, however a program would make it longer.
+func TestRefusedGrowth(t *testing.T) {
+	f := mountTest(t)
+	c := startClient(t)
+	for name, flags := range map[string]int{"written": 0, "appended": unix.O_APPEND, "past-the-page-cache": unix.O_DIRECT} {
+		fd := c.open(f.path(name), unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|flags)
+		c.must(clientCall{Op: "pwrite", FD: fd, Data: []byte("held")})
+		f.areas.area(dsm.AreaID(f.names.inoOf(name))).most.Store(6)
+		c.wantErrno(syscall.ENOSPC, clientCall{Op: "pwrite", FD: fd, Off: 4, Data: []byte("past")})
+		c.wantErrno(syscall.ENOSPC, clientCall{Op: "ftruncate", FD: fd, Off: 7})
+		if st := c.must(clientCall{Op: "fstat", FD: fd}).Stat; st.Size != 4 {
+			t.Errorf("%s: the file has %d bytes", name, st.Size)
+		}
+		c.must(clientCall{Op: "ftruncate", FD: fd, Off: 6})
+		if got := string(c.must(clientCall{Op: "pread", FD: fd, Len: 10}).Data); got != "held\x00\x00" {
+			t.Errorf("%s: read %q", name, got)
+		}
+	}
+}
+
 // TestWriteAfterTruncateElsewhere: the size that this node knew is not believed
 // after it changed elsewhere.
 func TestWriteAfterTruncateElsewhere(t *testing.T) {

@@ -278,6 +278,9 @@ func (c *catalogs) BackupLags(ctx context.Context, node dsm.NodeID, slots []dsm.
 // MayServe implements coherence.View.
 func (c *catalogs) MayServe() bool { return c.MayGrant() }
 
+// Promised implements coherence.View.
+func (c *catalogs) Promised() int64 { return c.last().Promised() }
+
 // MoveArea implements coherence.View.
 func (c *catalogs) MoveArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID, patience uint8, e dsm.Epoch) error {
 	_, err := ask(ctx, c, only(func(now *catalog.Catalog) error { return now.MoveArea(ctx, id, to, patience, e) }))
