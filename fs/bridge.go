@@ -183,10 +183,15 @@ func (t *handleTable) remove(fh uint64) handle {
 	return h
 }
 
+// get returns the handle of a request.
 func (t *handleTable) get(fh uint64) handle {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return t.mu.open[fh]
+	h := t.mu.open[fh]
+	if f, ok := h.(*fileHandle); ok && !f.area.used.Load() {
+		f.area.used.Store(true)
+	}
+	return h
 }
 
 // fileHandle is an open area.

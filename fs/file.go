@@ -12,7 +12,7 @@ import (
 )
 
 // Open opens an area for another handle. The first one makes the kernel drop the pages that it
-// still has from before, because they have not been kept up to date. Every further one keeps them.
+// still has from before, because they have not been kept up to date. Every further one keeps them, once the kernel has certainly done that.
 func (b *bridge) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
@@ -28,7 +28,7 @@ func (b *bridge) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 
 func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, out *fuse.OpenOut) fuse.Status {
 	write := flags&syscall.O_ACCMODE != syscall.O_RDONLY
-	a, first, err := b.opens.open(r, ino, write, held)
+	a, drops, err := b.opens.open(r, ino, write, held)
 	if err != nil {
 		if k := errs.KindOf(err); k == errs.Unavailable || k == errs.Timeout || k == errs.NoSpace || k == errs.Busy {
 			b.log.Warn("open", "area", dsm.AreaID(ino), "err", err) // what it says is more than the error number
@@ -53,7 +53,7 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 	case direct:
 		out.OpenFlags |= fuse.FOPEN_PASSTHROUGH // the kernel refuses KEEP_CACHE together with it
 		out.BackingID = a.direct.backing.Load()
-	case !first:
+	case !drops:
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
 	}
 	return fuse.OK

@@ -489,6 +489,37 @@ func TestListingBringsAttributes(t *testing.T) {
 	}
 }
 
+// TestOpenKeepsAttributes reads files that were listed, as grep -r and tar do: the kernel goes on to know their attributes, and what it kept of their pages
+// is dropped all the same.
+func TestOpenKeepsAttributes(t *testing.T) {
+	f := mountTest(t, func(c *Config) { c.keepLimit = time.Hour })
+	c := startClient(t)
+	c.must(clientCall{Op: "mkdir", Path: f.path("d"), Mode: 0o755})
+	const files = 64
+	areas := make([]*fakeArea, files)
+	for i := range files {
+		areas[i] = f.file(c, "d/"+strconv.Itoa(i), []byte("old"))
+	}
+	for _, a := range areas {
+		eventually(t, "closed", func() bool { return a.state().opens == 0 })
+		a.update(func() { copy(a.data, "new") })
+	}
+	f.names.kept.Store(int64(time.Hour))
+	c.must(clientCall{Op: "readdir", Path: f.path("d")})
+	asked := -f.names.count("Getattr")
+	for i := range files {
+		fd := c.open(f.path("d", strconv.Itoa(i)), unix.O_RDONLY)
+		c.must(clientCall{Op: "fstat", FD: fd})
+		if got := string(c.must(clientCall{Op: "pread", FD: fd, Len: 10}).Data); got != "new" {
+			t.Errorf("file %d reads %q", i, got)
+		}
+		c.must(clientCall{Op: "close", FD: fd})
+	}
+	if asked += f.names.count("Getattr"); asked >= files { // some for other ends
+		t.Errorf("%d questions about %d files that were listed and opened", asked, files)
+	}
+}
+
 // TestRemovedDirectoryKeepsItsAttributes: who has a directory open that another node removes sees what it was last, not what it
 // was when it was opened.
 func TestRemovedDirectoryKeepsItsAttributes(t *testing.T) {

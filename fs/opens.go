@@ -50,6 +50,10 @@ type openArea struct {
 	// removed says that the area is gone, so nobody opens it again.
 	removed atomic.Bool
 
+	// used says that a request came by a handle of the mount since it had none: so the kernel has taken the answer to an open that had it drop its pages.
+	// To tell it to drop them (FUSE_NOTIFY_INVAL_INODE) would drop the attributes too.
+	used atomic.Bool
+
 	// stored counts the stores that were accepted, and published those of them that are published.
 	// If they are equal, a close or an interval has nothing to do.
 	stored    atomic.Uint64
@@ -210,27 +214,23 @@ func (o *opens) all(want func(*openArea) bool) []*openArea {
 }
 
 // open opens an area for another handle of the mount. held is the inode if the catalog holds it for
-// this handle already, as after Create. first reports that the mount had no handle before: then
-// pages that the kernel has kept are stale.
-func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Inode) (_ *openArea, first bool, err error) {
+// this handle already, as after Create. drops reports that pages which the kernel has kept may be stale: the mount had no handle before, and the kernel
+// need not have taken the answer to the open of any since.
+func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Inode) (_ *openArea, drops bool, err error) {
 	a, err := o.enter(ctx, ino, write, held)
 	if err != nil {
 		return nil, false, err
 	}
 	defer func() { <-a.gate }()
 	a.mu.Lock()
-	first = a.mu.kernel == 0
+	first := a.mu.kernel == 0
 	a.mu.kernel++
 	alone := a.mu.handles == 1
 	a.mu.Unlock()
 	if first {
 		a.kernelPages.Store(false) // no handle is there, and what a notice may bring now enterPlane waits for
 		a.expecting.Store(false)
-		if held == nil && !o.b.resuming.Load() {
-			// The reply drops them too, but the kernel may take that of the next open first, which keeps them. Nothing holds this up:
-			// without a handle no page is being read or written.
-			o.b.notify.drop(a)
-		}
+		a.used.Store(o.b.resuming.Load())
 		err = o.choose(ctx, a, alone)
 	}
 	if err == nil {
@@ -241,7 +241,7 @@ func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Ino
 		o.lookLocked(a)
 		return nil, false, err
 	}
-	return a, first, nil
+	return a, !a.used.Load(), nil
 }
 
 // enterPlane prepares the area for another handle of the mount, which has already been counted.
