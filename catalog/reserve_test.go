@@ -467,3 +467,15 @@ func TestCopiesAreReserved(t *testing.T) {
 		t.Error("no backups with room")
 	}
 }
+
+// TestPromised: a full file is promised the memory for its copies on a node that has not opened it.
+func TestPromised(t *testing.T) {
+	n := cluster(t, 1)[0]
+	before := n.Promised()
+	if _, err := n.Create(patient(t), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Size: 3 * dsm.PageSize}, false); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := n.Promised()-before, int64(fullCopies*3*dsm.PageSize+dsm.FileCost); got != want {
+		t.Errorf("%d bytes more are promised, want %d", got, want)
+	}
+}
