@@ -77,6 +77,7 @@ type file struct {
 	dropped      bool          // the locks were dropped, and programs do not know
 	releases     int           // calls under way for programs that have closed the file
 	undoing      []*Lock       // given up, but not yet released: see undoLocked
+	abandoned    []*waiting    // requests that nobody waits for, but that may still be granted: see abandonLocked
 	again        map[Owner]int // commands under way that ask again for an owner: see repeatLocked
 	// owners have locks, or may have some: true if one was granted, and false if one was asked for.
 	owners  map[Owner]bool
@@ -147,7 +148,7 @@ func (n *Node) fileLocked(ino dsm.Ino) *file {
 // tidyLocked forgets the file if there is nothing left to remember about it.
 func (n *Node) tidyLocked(ino dsm.Ino) {
 	f := n.mu.files[ino]
-	if f == nil || f.delegated || f.releases > 0 || len(f.undoing) > 0 || len(f.again) > 0 || f.changed != nil || len(f.owners) > 0 {
+	if f == nil || f.delegated || f.releases > 0 || len(f.undoing) > 0 || len(f.abandoned) > 0 || len(f.again) > 0 || f.changed != nil || len(f.owners) > 0 {
 		return
 	}
 	delete(n.mu.files, ino)
