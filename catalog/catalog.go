@@ -57,7 +57,7 @@ type Config struct {
 	// give up the hold. If it is nil, the catalog does.
 	Orphaned func(ino dsm.Ino)
 	// OnCluster is told to which cluster this node belongs, before the cluster sends it the log. It
-	// may be called more than once.
+	// may be called more than once. If the node is held, the cluster is to be in hold.Cluster from then on.
 	OnCluster func(dsm.ClusterID)
 	// Lease is the lease of the members of the cluster that this node may begin; 0 means DefaultLease.
 	Lease time.Duration
@@ -165,12 +165,6 @@ func New(cfg Config) (_ *Catalog, err error) {
 	c.view.Store(c.mu.state.view)
 	c.progress.init()
 	c.calls.init(cfg.Held)
-	if m := cfg.Held; m != nil {
-		c.belong = func(id dsm.ClusterID) {
-			m.Word(hold.Cluster).Store(uint64(id))
-			cfg.OnCluster(id)
-		}
-	}
 	c.rounds.init()
 	c.lease.init()
 	c.grants.init()

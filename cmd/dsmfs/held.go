@@ -201,6 +201,7 @@ func (n *node) resume(ctx context.Context) error {
 func (n *node) resumeAnew(ctx context.Context) error {
 	h := n.cfg.held
 	n.log.Warn("the cluster has taken this node for dead: joining again")
+	n.net.SetCluster(dsm.ClusterID(h.mem.Word(hold.Cluster).Load())) // another one may be at the addresses of its members
 	n.locksLost = true
 	h.mem.Word(hold.Rejoining).Store(1)
 	n.cats.last().Close()

@@ -189,13 +189,21 @@ func (n *node) build(context.Context) error {
 // newCatalog makes a catalog that knows nothing yet, and that answers other nodes from now on.
 func (n *node) newCatalog(self dsm.Member, o catalog.Observer, first *dsm.Trust, held *hold.Memory) (*catalog.Catalog, error) {
 	cat, err := catalog.New(catalog.Config{
-		Self: self, Caller: n.net, Streams: n.net.ReopenRaft(), Observer: o, OnCluster: n.net.SetCluster, Yield: n.yieldLocks,
+		Self: self, Caller: n.net, Streams: n.net.ReopenRaft(), Observer: o, OnCluster: n.belongs, Yield: n.yieldLocks,
 		Orphaned: n.orphaned, Silences: n.net.Silences, Lease: n.cfg.lease, Trust: first, Held: held, Log: n.log.With("part", "catalog"),
 	})
 	if err == nil {
 		n.serving.Store(cat)
 	}
 	return cat, err
+}
+
+// belongs says to which cluster the node belongs. A daemon that follows this one joins no other.
+func (n *node) belongs(id dsm.ClusterID) {
+	if h := n.cfg.held; h != nil {
+		h.mem.Word(hold.Cluster).Store(uint64(id))
+	}
+	n.net.SetCluster(id)
 }
 
 // enter joins the cluster of the first node that answers, or makes one.
