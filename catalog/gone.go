@@ -20,8 +20,8 @@ import (
 // forgotten.
 //
 // It must be certain that the process has ended, or that it is fenced (fence.go): it might still have unpublished stores, act as a home,
-// and become reachable again. It is certain that it has ended if another process has the address, or if the machine says that nobody
-// listens there. A node that does not answer may be on the other side of a partition: it is evicted when its lease has run out (evict.go).
+// and become reachable again. It is certain that it has ended if another process has the address. For all else the leader waits for signs of life, and
+// evicts a node that gives none (evict.go): one that does not answer may be on the other side of a partition.
 
 func isGone(v *dsm.View, n dsm.NodeID) bool {
 	m, ok := v.Member(n)
@@ -123,13 +123,13 @@ func (s *state) settled() (free []dsm.NodeID) {
 	return free
 }
 
-// ended reports whether it is certain that the member's process has ended.
+// ended reports whether the member's machine says that its process has ended.
 func (c *Catalog) ended(ctx context.Context, m dsm.Member) bool {
 	_, ended := c.look(ctx, m)
 	return ended
 }
 
-// look returns what a member answers; nil if it does not, and then whether it is certain that its process has ended. It takes no longer than attempt/2: for one that is
+// look returns what a member answers; nil if it does not, and then whether its machine says that its process has ended. It takes no longer than attempt/2: for one that is
 // stopped the kernel takes the connection.
 func (c *Catalog) look(ctx context.Context, m dsm.Member) (p *wire.Probed, ended bool) {
 	ctx, cancel := context.WithTimeout(ctx, attempt/2)
@@ -152,18 +152,21 @@ func (c *Catalog) look(ctx context.Context, m dsm.Member) (p *wire.Probed, ended
 // followed reports whether another daemon may follow that of a member, if it was killed.
 func followed(m dsm.Member) bool { return m.Held && !m.Leaving }
 
-// awaitBack waits for those of the members whose daemon was killed, and may be followed, until the next one is back, or the cluster has evicted the
-// member.
-func (c *Catalog) awaitBack(ctx context.Context, members []dsm.Member) {
+// awaitFate waits for those of the members that seem to have ended, until they answer, or the cluster has marked them as gone. That nobody listens at an address
+// proves nothing to who is not the leader: it may be that only this node does not reach a member that is well. So the leader decides (evict.go), and a member that it
+// has not evicted after two leases lives. One whose daemon may be followed is waited for also if it does not answer, and until it is back.
+func (c *Catalog) awaitFate(ctx context.Context, members []dsm.Member) {
+	ctx, cancel := context.WithTimeout(ctx, 2*c.Current().Lease)
+	defer cancel()
 	var waits sync.WaitGroup
 	for _, m := range members {
-		if m.ID == c.self.ID || !followed(m) {
+		if m.ID == c.self.ID {
 			continue
 		}
 		waits.Go(func() {
 			for try := 0; ; try++ {
 				p, ended := c.look(ctx, m)
-				away := ended || p != nil && p.Away
+				away := ended || followed(m) && (p == nil || p.Away)
 				if is, member := c.Current().Member(m.ID); !away || !member || is.Gone || is.Inc != m.Inc || !c.pause(ctx, c.life, try) {
 					return
 				}
@@ -171,25 +174,4 @@ func (c *Catalog) awaitBack(ctx context.Context, members []dsm.Member) {
 		})
 	}
 	waits.Wait()
-}
-
-// bury marks as gone those of the members whose processes have certainly ended. One that may be followed is evicted when its lease has run out (evict.go).
-func (c *Catalog) bury(ctx context.Context, members []dsm.Member) {
-	var asked sync.WaitGroup
-	for _, m := range members {
-		if m.ID == c.self.ID || followed(m) {
-			continue
-		}
-		asked.Go(func() {
-			if !c.ended(ctx, m) {
-				return
-			}
-			if _, err := c.propose(ctx, goneOp{Node: m.ID, Inc: m.Inc}); err != nil {
-				c.log.Warn("mark a dead member as gone", "node", m.ID, "name", m.Name, "err", err)
-				return
-			}
-			c.log.Warn("a member has died: what it was the home of, and nobody had a copy of, is lost", "node", m.ID, "name", m.Name, "addr", m.Addr)
-		})
-	}
-	asked.Wait()
 }

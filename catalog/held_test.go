@@ -392,14 +392,15 @@ func (s *said) Call(ctx context.Context, addr string, req any) (any, error) {
 	return next, nil
 }
 
-// TestAwaitBackWhileItIsAway: who waits for the next daemon of a member does so until that says that it is back: also if it begins
+// TestAwaitFateWhileItIsAway: who waits for the next daemon of a member does so until that says that it is back: also if it begins
 // to listen between two looks.
-func TestAwaitBackWhileItIsAway(t *testing.T) {
+func TestAwaitFateWhileItIsAway(t *testing.T) {
 	_, _, other := startHeldPair(t)
 	away, refused := &wire.Probed{Away: true}, error(syscall.ECONNREFUSED)
-	via := &said{other.net, []any{refused, away, refused, refused, away, away, refused, away, &wire.Probed{}}}
+	silent := error(errs.E(errs.Timeout, "probe", ""))
+	via := &said{other.net, []any{refused, away, refused, silent, silent, silent, refused, away, away, refused, away, &wire.Probed{}}}
 	other.via.use(via)
-	other.awaitBack(patient(t), other.Current().Members)
+	other.awaitFate(patient(t), other.Current().Members)
 	if len(via.left) > 0 {
 		t.Errorf("it has not waited for the last %d answers", len(via.left))
 	}
@@ -419,7 +420,7 @@ func (u unanswered) Call(ctx context.Context, addr string, req any) (any, error)
 	return u.Caller.Call(ctx, addr, req)
 }
 
-// TestLeaveWhileAMemberIsStopped: a node does not wait for one with a holder that does not answer.
+// TestLeaveWhileAMemberIsStopped: a node does not wait without end for one with a holder that does not answer.
 func TestLeaveWhileAMemberIsStopped(t *testing.T) {
 	n, _ := startNewHeld(t)
 	nodes := []*node{n, start(t, "b"), start(t, "c")}

@@ -102,8 +102,7 @@ func (a absences) mayLive(m dsm.Member, ended bool, now time.Time, lease time.Du
 
 func (c *Catalog) leave(ctx context.Context) error {
 	// Otherwise it would hand slots over to dead members.
-	c.awaitBack(ctx, present(c.Current()))
-	c.bury(ctx, present(c.Current()))
+	c.awaitFate(ctx, present(c.Current()))
 	if _, err := c.propose(ctx, leavingOp{c.self.ID}); err != nil {
 		return err
 	}
@@ -135,13 +134,8 @@ func (c *Catalog) leave(ctx context.Context) error {
 				told = true
 				c.log.Warn("waiting for memory on other nodes before leaving", "err", stuck)
 			}
-			look := time.NewTimer(lastWords)
 			select {
 			case <-ring:
-				look.Stop()
-				continue
-			case <-look.C:
-				c.bury(ctx, present(c.Current())) // those that died meanwhile
 				continue
 			case <-ctx.Done():
 			case <-c.life.Done():
