@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"context"
+	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -80,6 +81,53 @@ func (c *Catalog) decideAbandoned() {
 			}
 		}
 	}
+}
+
+// ordered reports whether such a command happens before later ones of its node that are ordered, or not at all: see endLate.
+func (k opKind) ordered() bool {
+	switch k {
+	case kindHold, kindUnhold, kindAskLock, kindCancelLock:
+		return true
+	}
+	return false
+}
+
+// giveUp says that nobody waits for a command any more, and that it must not happen after a later one: see endLate.
+func (cs *calls) giveUp(req uint64) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.mu.late = append(cs.mu.late, req)
+}
+
+// lateOnes returns commands that were given up, and may still happen.
+func (cs *calls) lateOnes() []uint64 {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return slices.Clone(cs.mu.late[:min(len(cs.mu.late), maxAbandoned)])
+}
+
+// ended says that commands cannot happen any more.
+func (cs *calls) ended(reqs []uint64) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.mu.late = slices.DeleteFunc(cs.mu.late, func(req uint64) bool { return slices.Contains(reqs, req) })
+}
+
+// endLate returns when no command that this node has given up may happen any more, of those that must not happen after a later one. The hold of a file
+// that is open would end, or a lock would be granted whose request has been cancelled. That the numbers of such commands are below a later Low is not
+// enough: an older command may be under way still, and a node that is held lets no number pass for long.
+func (c *Catalog) endLate(ctx context.Context) error {
+	for reqs := c.calls.lateOnes(); len(reqs) > 0; reqs = c.calls.lateOnes() {
+		a, err := c.commit(ctx, abandonOp{reqs})
+		if err == nil {
+			err = a.result.err("")
+		}
+		if err != nil {
+			return err
+		}
+		c.calls.ended(reqs)
+	}
+	return nil
 }
 
 // made returns the inodes that commands of this node have made, as far as it has applied the log.
