@@ -104,6 +104,57 @@ func TestUpgradeBetweenRounds(t *testing.T) {
 	}
 }
 
+// stopAndHang is a holder that has stopped its daemon, of which it writes the number, and has not killed it.
+func stopAndHang() {
+	must := func(err error) {
+		if err != nil {
+			panic(err)
+		}
+	}
+	mem, err := hold.Create()
+	must(err)
+	device, err := os.Open(os.DevNull)
+	must(err)
+	must(os.Setenv(actVariable, "hang"))
+	h := &keeper{mem: mem, device: int(device.Fd())}
+	must(h.start("", nil))
+	mem.Word(hold.Mounted).Store(1)
+	for !h.stop() {
+		runtime.Gosched()
+	}
+	fmt.Println(h.cmd.Process.Pid)
+	select {}
+}
+
+// TestHolderIsKilledInAnUpgrade: a daemon that it has stopped goes on, whoever its parent is then. If that is of the same session, the kernel does nothing by itself.
+func TestHolderIsKilledInAnUpgrade(t *testing.T) {
+	must := musts(t)
+	must(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+	defer func() { must(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)) }()
+	holder := exec.Command(selfPath)
+	holder.Env = append(os.Environ(), actVariable+"=stops")
+	out, err := holder.StdoutPipe()
+	must(err)
+	must(holder.Start())
+	var pid int
+	_, err = fmt.Fscan(out, &pid)
+	must(err)
+	if !isStopped(pid) {
+		t.Error("the daemon is not stopped")
+	}
+	must(holder.Process.Kill())
+	_ = holder.Wait() // it was killed
+	for deadline := time.Now().Add(10 * time.Second); isStopped(pid); runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Error("the daemon stays stopped")
+			break
+		}
+	}
+	must(unix.Kill(pid, unix.SIGKILL))
+	_, err = unix.Wait4(pid, nil, 0, nil)
+	must(err)
+}
+
 // TestUpgradedProgramStays: the program that was upgraded to can be started again however long afterwards, and so can the one before as long as it may have to go on.
 func TestUpgradedProgramStays(t *testing.T) {
 	must := musts(t)
