@@ -6,7 +6,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -153,6 +155,28 @@ func TestHolderIsKilledInAnUpgrade(t *testing.T) {
 	must(unix.Kill(pid, unix.SIGKILL))
 	_, err = unix.Wait4(pid, nil, 0, nil)
 	must(err)
+}
+
+// TestUpgradeInARoundWithoutEnd: who asks for an upgrade is told of which file it is, and what helps.
+func TestUpgradeInARoundWithoutEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, err := hold.Create()
+		must := musts(t)
+		must(err)
+		mem.Word(hold.Mounted).Store(1)
+		mem.Word(hold.Others).Store(1)
+		mem.Word(hold.AreasUsed).Store(1)
+		mem.Area(0).ID.Store(77)
+		mem.Area(0).Parts.Store(1)
+		must(mem.SetText(hold.Point, "/mnt/dsm"))
+		reason := (&keeper{mem: mem}).halt()
+		for _, words := range []string{"find /mnt/dsm -inum 77", "try again when it has", "remove the file"} {
+			if !strings.Contains(reason, words) {
+				t.Errorf("%q does not say %q", reason, words)
+			}
+		}
+		must(mem.Close())
+	})
 }
 
 // TestUpgradedProgramStays: the program that was upgraded to can be started again however long afterwards, and so can the one before as long as it may have to go on.
