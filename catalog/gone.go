@@ -123,12 +123,6 @@ func (s *state) settled() (free []dsm.NodeID) {
 	return free
 }
 
-// ended reports whether the member's machine says that its process has ended.
-func (c *Catalog) ended(ctx context.Context, m dsm.Member) bool {
-	_, ended := c.look(ctx, m)
-	return ended
-}
-
 // look returns what a member answers; nil if it does not, and then whether its machine says that its process has ended. It takes no longer than attempt/2: for one that is
 // stopped the kernel takes the connection.
 func (c *Catalog) look(ctx context.Context, m dsm.Member) (p *wire.Probed, ended bool) {

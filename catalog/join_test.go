@@ -173,6 +173,37 @@ func TestLeaveDeserted(t *testing.T) {
 	}
 }
 
+// TestLeaveTogetherWithoutMajority: those that are left over when a majority of the voters has died leave, if all of them do.
+func TestLeaveTogetherWithoutMajority(t *testing.T) {
+	nodes := cluster(t, 4)
+	dead := 0
+	for _, n := range nodes {
+		if n.leads() != 0 {
+			n.stop()
+			dead++
+		}
+	}
+	var left []*node
+	for _, n := range nodes {
+		m, _ := n.Current().Member(n.self.ID)
+		switch {
+		case n.life.Err() != nil:
+		case m.Voter && dead < 2:
+			n.stop()
+			dead++
+		default:
+			left = append(left, n)
+		}
+	}
+	failed := make(chan error, len(left))
+	for _, n := range left {
+		go func() { failed <- n.Leave(patient(t)) }()
+	}
+	for range left {
+		ok(t, <-failed)
+	}
+}
+
 // TestLastLeaderAnswers: the last one of a cluster has other nodes know that they have left before it goes itself.
 func TestLastLeaderAnswers(t *testing.T) {
 	for range 10 {

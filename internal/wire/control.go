@@ -134,6 +134,7 @@ type Probed struct {
 	Term    uint64
 	Applied uint64
 	Away    bool // it has followed one that was killed, and is not back yet: see catalog/back.go
+	Leaving bool // it was told to leave
 }
 
 // Reach asks whether the receiver reaches Node at Addr Within a time.
