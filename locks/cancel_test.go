@@ -62,6 +62,39 @@ func TestCutOffNodeAnswersOnce(t *testing.T) {
 	}
 }
 
+func TestInterruptedWaitLeavesNothing(t *testing.T) {
+	for _, where := range []string{"local", "book", "recall"} {
+		t.Run(where, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newBench(t, 2)
+				a, b := c.members[0], c.members[1]
+				a.must(1, lock(a.owner(1), Write, 0, 9))
+				m := a
+				if where != "local" {
+					m = b
+				}
+				if where == "book" {
+					b.must(1, lock(b.owner(7), Write, 100, 100))
+				}
+				ctx, cancel := context.WithCancel(context.Background())
+				done := m.wait(ctx, 1, lock(m.owner(2), Write, 0, 9))
+				m.waiting(1)
+				if where != "local" {
+					c.until(func() bool { return !c.book.Standing(1, a.id).Delegated })
+					c.queued(1, 1)
+				}
+				cancel()
+				end(t, done, errs.Interrupted)
+				a.must(1, lock(a.owner(1), Unlock, 0, End))
+				a.must(1, lock(a.owner(3), Write, 0, 9))
+				if _, n := m.Figures(); n != 0 {
+					t.Errorf("%d requests wait", n)
+				}
+			})
+		})
+	}
+}
+
 // TestSignalEndsAWaitAtOnce, whatever is stuck. What is left of the request is given up later, before the owner gets another lock.
 func TestSignalEndsAWaitAtOnce(t *testing.T) {
 	for _, x := range []struct {
