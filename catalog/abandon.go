@@ -9,7 +9,7 @@ import (
 )
 
 // A command whose caller does not wait any more may still be applied, much later. Most of them do no harm then. But
-// one that makes a file which this node holds leaves a hold of which nobody knows: the file's memory would stay reserved
+// one that makes a file which this node claims leaves a claim of which nobody knows: the file's memory would stay reserved
 // after it was removed, for as long as this node lives. So this node has the cluster decide: a command of its own
 // takes the numbers of such commands. One that was not applied before then never is, for its number has been used.
 // The files of the others are told to Config.Orphaned.
@@ -28,10 +28,10 @@ func (o abandonOp) apply(s *state, st step) (dsm.Inode, error) {
 	return dsm.Inode{}, nil
 }
 
-// leavesHold reports whether a hold is left if o is applied and nobody hears of it.
-func leavesHold(o op) bool {
+// leavesClaim reports whether a claim is left if o is applied and nobody hears of it.
+func leavesClaim(o op) bool {
 	c, ok := o.(createOp)
-	return ok && (c.Hold || c.Temp)
+	return ok && (c.Claim || c.Temp)
 }
 
 // maxAbandoned bounds how many numbers one command takes.
@@ -86,7 +86,7 @@ func (c *Catalog) decideAbandoned() {
 // ordered reports whether such a command happens before later ones of its node that are ordered, or not at all: see endLate.
 func (k opKind) ordered() bool {
 	switch k {
-	case kindHold, kindUnhold, kindAskLock, kindCancelLock:
+	case kindClaim, kindUnclaim, kindAskLock, kindCancelLock:
 		return true
 	}
 	return false
@@ -136,7 +136,7 @@ func (c *Catalog) made(reqs []uint64) (made []dsm.Ino) {
 	defer c.mu.RUnlock()
 	ses := c.mu.state.sessions[c.self.ID]
 	if ses == nil {
-		return nil // this node is no member any more, and holds nothing
+		return nil // this node is no member any more, and claims nothing
 	}
 	for _, req := range reqs {
 		if r, ok := ses.results[req]; ok && r.err("") == nil {
@@ -146,11 +146,11 @@ func (c *Catalog) made(reqs []uint64) (made []dsm.Ino) {
 	return made
 }
 
-// giveUpHold ends a hold of which nobody knows. It is Config.Orphaned of a node without a filesystem.
-func (c *Catalog) giveUpHold(ino dsm.Ino) {
+// giveUpClaim ends a claim of which nobody knows. It is Config.Orphaned of a node without a filesystem.
+func (c *Catalog) giveUpClaim(ino dsm.Ino) {
 	ctx, cancel := context.WithTimeout(c.life, attempt)
 	defer cancel()
-	if err := c.Unhold(ctx, ino); err != nil {
-		c.log.Warn("cannot give up the hold of a new file that nobody waits for", "ino", ino, "err", err)
+	if err := c.Unclaim(ctx, ino); err != nil {
+		c.log.Warn("cannot give up the claim on a new file that nobody waits for", "ino", ino, "err", err)
 	}
 }

@@ -13,11 +13,11 @@ import (
 )
 
 // A member whose process has ended without leaving, or that is evicted, is marked as gone. Its name and address are free
-// at once, its locks and holds are dropped, and it can make no change any more. Where a backup
-// has what it was the home of, that takes over in the same step (backups.go). The rest is lost, but for what was on its way to it (handoverFailedOp). Those slots stay with it as long as a file has bytes in them. Such bytes cannot be
-// read (EIO), and never read as zero; the file can be removed or truncated. When no file has bytes
-// in its slots any more, the slots go to other members, which loses nothing, and the member is
-// forgotten.
+// at once, its locks and claims are dropped, and it can make no change any more. Where a backup
+// has what it was the home of, that takes over in the same step (backups.go). The rest is lost, except for slots that were being handed over to it: their
+// former home may still have them (handoverFailedOp). Those slots stay with it as long as a file has bytes in them. Such bytes cannot be read (EIO), and never
+// read as zero; the file can be removed or truncated. When no file has bytes in its slots any more, the slots go to other members, which loses nothing, and the
+// member is forgotten.
 //
 // It must be certain that the process has ended, or that it is fenced (fence.go): it might still have unpublished stores, act as a home,
 // and become reachable again. It is certain that it has ended if another process has the address. For all else the leader waits for signs of life, and
@@ -93,13 +93,13 @@ func (settleOp) apply(s *state, _ step) (dsm.Inode, error) {
 
 // settled returns the gone members in whose slots no file has bytes.
 func (s *state) settled() (free []dsm.NodeID) {
-	lost := make(map[dsm.NodeID]bool) // gone members, and whether a file has bytes in their slots
+	data := make(map[dsm.NodeID]bool) // gone members, and whether a file has bytes in their slots
 	for _, m := range s.view.Members {
 		if m.Gone {
-			lost[m.ID] = false
+			data[m.ID] = false
 		}
 	}
-	if len(lost) == 0 || len(lost) == len(s.view.Members) {
+	if len(data) == 0 || len(data) == len(s.view.Members) {
 		return nil
 	}
 	for _, in := range s.inodes {
@@ -109,14 +109,14 @@ func (s *state) settled() (free []dsm.NodeID) {
 		for e := range in.Spec.CoveringExtents(in.Size) {
 			h := s.view.Row(s.view.SlotOf(in.Area(), in.Spec, dsm.ExtentIndex(e)))
 			for _, n := range []dsm.NodeID{h.Primary, h.Source} {
-				if _, gone := lost[n]; gone {
-					lost[n] = true
+				if _, gone := data[n]; gone {
+					data[n] = true
 				}
 			}
 		}
 	}
-	for _, n := range sortedKeys(lost) {
-		if !lost[n] {
+	for _, n := range sortedKeys(data) {
+		if !data[n] {
 			free = append(free, n)
 		}
 	}

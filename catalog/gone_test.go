@@ -34,9 +34,9 @@ func (mute) Call(ctx context.Context, _ string, _ any) (any, error) {
 }
 
 func (mute) Tell(context.Context, string, any) (<-chan error, func()) {
-	lost := make(chan error, 1)
-	lost <- errors.New("nobody is reached")
-	return lost, func() {}
+	failed := make(chan error, 1)
+	failed <- errors.New("nobody is reached")
+	return failed, func() {}
 }
 
 // TestSilentMemberIsEvicted cuts a member off. It is fenced before it is evicted, and learns of the eviction when it reaches any other

@@ -90,8 +90,8 @@ func TestHeldCatalogGoesOn(t *testing.T) {
 		if c := n.Current().Cluster; c != cluster {
 			t.Fatalf("cluster %v, was %v", c, cluster)
 		}
-		if got := n.Held(); len(got) != i+1 || got[i] != made.Ino {
-			t.Errorf("%v are held, want %d of which the last is %v", got, i+1, made.Ino)
+		if got := n.Claimed(); len(got) != i+1 || got[i] != made.Ino {
+			t.Errorf("%v are claimed, want %d of which the last is %v", got, i+1, made.Ino)
 		}
 		ok(t, n.Rename(of(uint64(200+i)), dsm.RootIno, name, dsm.RootIno, "moved "+name, dsm.RenameReplace, 0))
 		if again, err := n.Create(of(uint64(100+i)), dsm.RootIno, name, file, true); err != nil || again.Ino != made.Ino {
@@ -168,8 +168,8 @@ func TestHeldMemberComesBack(t *testing.T) {
 				if before.Term = after.Term; after != before {
 					t.Errorf("locks: %+v, were %+v", after, before)
 				}
-				if got := n.Held(); len(got) != 1 {
-					t.Errorf("%v are held", got)
+				if got := n.Claimed(); len(got) != 1 {
+					t.Errorf("%v are claimed", got)
 				}
 				row := n.Current().Row(n.Current().SlotOf(made.Area(), made.Spec, 0))
 				if row.Primary == 7 && row.Epoch < is.Since { // it may have been given the slot again

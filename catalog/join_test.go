@@ -235,7 +235,7 @@ func TestLastLeaderAnswers(t *testing.T) {
 }
 
 // TestLeaveWaitsForMemory has a node leave, leader or not, whose part of a demand
-// file the other cannot hold: it waits until the file is removed.
+// file there is no room for on the other: it waits until the file is removed.
 func TestLeaveWaitsForMemory(t *testing.T) {
 	for _, leads := range []bool{false, true} {
 		nodes := cluster(t, 2)
@@ -284,7 +284,7 @@ func (n *node) warns(ctx context.Context, t *testing.T, text string) {
 	}
 }
 
-// TestLeaveTogetherWithoutRoom ends a cluster whose file no single node can hold.
+// TestLeaveTogetherWithoutRoom ends a cluster whose file no single node has room for.
 func TestLeaveTogetherWithoutRoom(t *testing.T) {
 	nodes := cluster(t, 2)
 	ctx := patient(t)

@@ -52,13 +52,13 @@ func TestWhatIsGivenUpIsNotLate(t *testing.T) {
 			l := locks.Lock{Owner: locks.Owner{Node: n.self.ID, ID: 1}, Type: locks.Write, First: 20, Last: 29}
 			return n.AskLock(ctx, ino, locks.Request{Lock: l, Ticket: 5})
 		}, func(n *node, ino dsm.Ino) error { return n.CancelLock(patient(t), ino, 5) }, true},
-		{"a hold", kindHold, func(ctx context.Context, n *node, ino dsm.Ino) error {
-			_, err := n.Hold(ctx, ino, false)
+		{"a hold", kindClaim, func(ctx context.Context, n *node, ino dsm.Ino) error {
+			_, err := n.Claim(ctx, ino, false)
 			return err
-		}, func(n *node, ino dsm.Ino) error { return n.Unhold(patient(t), ino) }, false},
-		{"the end of a hold", kindUnhold, func(ctx context.Context, n *node, ino dsm.Ino) error { return n.Unhold(ctx, ino) },
+		}, func(n *node, ino dsm.Ino) error { return n.Unclaim(patient(t), ino) }, false},
+		{"the end of a hold", kindUnclaim, func(ctx context.Context, n *node, ino dsm.Ino) error { return n.Unclaim(ctx, ino) },
 			func(n *node, ino dsm.Ino) error {
-				_, err := n.Hold(patient(t), ino, false)
+				_, err := n.Claim(patient(t), ino, false)
 				return err
 			}, true},
 	} {
@@ -70,7 +70,7 @@ func TestWhatIsGivenUpIsNotLate(t *testing.T) {
 			settle(t, []*node{lead, n})
 			made, err := lead.Create(patient(t), dsm.RootIno, "f", file, true)
 			ok(t, err)
-			_, err = n.Hold(patient(t), made.Ino, false)
+			_, err = n.Claim(patient(t), made.Ino, false)
 			ok(t, err)
 			// The locks are with the book.
 			l := locks.Lock{Owner: locks.Owner{Node: lead.self.ID, ID: 1}, Type: locks.Write, Last: 9}
@@ -94,13 +94,13 @@ func TestWhatIsGivenUpIsNotLate(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			ok(t, lead.Unhold(patient(t), 12345)) // all is applied now
+			ok(t, lead.Unclaim(patient(t), 12345)) // all is applied now
 			lead.mu.RLock()
 			defer lead.mu.RUnlock()
 			if got := lead.mu.state.book.Has(made.Ino, n.self.ID); len(got) > 0 {
 				t.Errorf("locks of nobody: %+v", got)
 			}
-			if _, held := lead.mu.state.inodes[made.Ino].holds[n.self.ID]; held != x.held {
+			if _, held := lead.mu.state.inodes[made.Ino].claims[n.self.ID]; held != x.held {
 				t.Errorf("the node holds the file: %v, want %v", held, x.held)
 			}
 		})

@@ -14,7 +14,7 @@ import (
 
 // Leave takes this node out of the cluster. Its slots are handed over (by the data plane, which
 // reports with SlotsReady on the nodes that get them), its vote and the leadership go to others,
-// and its holds end. It returns when this node is not needed any more. If no node stays, nobody
+// and its claims end. It returns when this node is not needed any more. If no node stays, nobody
 // takes over: then it returns once the other nodes know.
 //
 // If the members that stay lack the memory for the slots, Leave waits until files are removed, a
@@ -185,7 +185,7 @@ func dissolves(v *dsm.View) bool {
 }
 
 // dissolve waits until those of the others that answer know that everybody leaves. They might need
-// this node's vote or leadership to learn it; this also holds for nodes that are not members any more
+// this node's vote or leadership to learn it; so it is with nodes that are not members any more
 // and have not been told.
 func (c *Catalog) dissolve(ctx context.Context, v *dsm.View) {
 	ctx, cancel := context.WithTimeout(ctx, lastWords)

@@ -23,7 +23,7 @@ func TestJoinRules(t *testing.T) {
 	m := newMachine(t)
 	m.must(nodeA, addMemberOp{member(nodeB)})
 	epoch := m.view.Epoch
-	m.must(nodeA, addMemberOp{member(nodeB)}) // the answer was lost
+	m.must(nodeA, addMemberOp{member(nodeB)}) // the answer did not arrive
 	if m.view.Epoch != epoch || len(m.view.Members) != 2 {
 		t.Errorf("added twice: %+v", m.view.Members)
 	}
@@ -125,7 +125,7 @@ func TestLeave(t *testing.T) {
 	m.must(nodeA, addMemberOp{member(nodeB)})
 	ready(m)
 	f := m.file("f")
-	m.must(nodeB, holdOp{Ino: f.Ino})
+	m.must(nodeB, claimOp{Ino: f.Ino})
 	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
 
 	m.fails(errs.NotExist, leavingOp{nodeC})
@@ -139,7 +139,7 @@ func TestLeave(t *testing.T) {
 	ready(m)
 	m.must(nodeA, removeMemberOp{nodeB})
 	if got := m.last.effects.removed; len(got) != 1 || got[0] != f.Ino {
-		t.Errorf("the hold of one who left keeps the file: removed %v", got)
+		t.Errorf("the claim of one who left keeps the file: removed %v", got)
 	}
 	m.must(nodeA, removeMemberOp{nodeB})
 	epoch := m.view.Epoch

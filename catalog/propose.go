@@ -174,7 +174,7 @@ func (c *Catalog) commit(ctx context.Context, o op) (answer, error) {
 	applied := false
 	defer func() {
 		switch {
-		case !applied && leavesHold(o):
+		case !applied && leavesClaim(o):
 			c.calls.abandon(req)
 		case !applied && kind.ordered():
 			c.calls.giveUp(req)

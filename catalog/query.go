@@ -56,7 +56,7 @@ func (c *Catalog) Getattr(ctx context.Context, ino dsm.Ino) (n dsm.Inode, err er
 		return err
 	}
 	if err = c.read(ctx, "getattr", get); err == nil && n.Nlink == 0 {
-		err = c.readAfter(ctx, "getattr", c.ask, get) // leases do not cover the end of the last hold
+		err = c.readAfter(ctx, "getattr", c.ask, get) // leases do not cover the end of the last claim
 	}
 	return n, err
 }
@@ -199,7 +199,7 @@ func (c *Catalog) AreaSince(id dsm.AreaID, rev dsm.Generation) (now dsm.Inode, l
 	if in == nil || in.Kind != dsm.KindFile {
 		return dsm.Inode{}, 0, 0, false
 	}
-	if c, ok := in.cutSince(rev); ok {
+	if c, ok := in.shrinkSince(rev); ok {
 		return in.Inode, c.Size, c.Rev, true
 	}
 	return in.Inode, in.Size, 0, true

@@ -52,7 +52,7 @@ func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error
 		if c.joining.Load() && r.Cluster != 0 {
 			c.belong(r.Cluster)
 		}
-		ctx, cancel := context.WithTimeout(ctx, cutLimit)
+		ctx, cancel := context.WithTimeout(ctx, shrinkLimit)
 		defer cancel()
 		if err := c.progress.wait(ctx, c.life, r.Until, 0); err != nil {
 			return nil, err

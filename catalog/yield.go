@@ -34,7 +34,7 @@ type keeper struct {
 // keeperFor returns the node that should be asked before the command is appended, if there is one.
 func (c *Catalog) keeperFor(cmd command) (k keeper, ok bool) {
 	switch cmd.Kind {
-	case kindHold, kindAskLock:
+	case kindClaim, kindAskLock:
 	default:
 		return k, false
 	}
@@ -43,7 +43,7 @@ func (c *Catalog) keeperFor(cmd command) (k keeper, ok bool) {
 		return k, false
 	}
 	switch o := o.(type) {
-	case holdOp:
+	case claimOp:
 		k.ino, ok = o.Ino, o.Write
 	case askLockOp:
 		k.ino, ok = o.Ino, o.Request.Lock.Type != locks.Unlock

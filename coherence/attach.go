@@ -46,7 +46,7 @@ type Attachment struct {
 // caller has just opened the area for reading, which has acquired. program is the process, 0 if it has no number here, or
 // dsm.ByMount. The descriptor of the mount is for reading, also if its programs write.
 //
-// A program that may write has a descriptor with which it could cut the memory, so that is sealed: see pages.Area.Sealed. Then it cannot
+// A program that may write has a descriptor with which it could make the memory shorter, so that is sealed: see pages.Area.Sealed. Then it cannot
 // be a file of the mount as well, and the one who comes second is refused: errs.Unsupported to a program, errs.Busy to the mount.
 //
 // Attach waits until all bytes are here. An area on demand needs no such wait: programs fault on pages that are not

@@ -42,24 +42,24 @@ type arrivals struct {
 	here   dsm.PageSet
 }
 
-// add adds the bytes of page i. Pages must be added in increasing order.
-func (r *arrivals) add(a *Area, i int, n []byte) {
+// addLocked adds the bytes of page i. Pages must be added in increasing order.
+func (r *arrivals) addLocked(a *Area, i int, n []byte) {
 	if k := len(r.bytes); k > 0 && i == r.first+k/dsm.PageSize && cap(r.bytes) >= k+dsm.PageSize && &r.bytes[:k+1][k] == &n[0] {
 		r.bytes = r.bytes[:k+dsm.PageSize]
 		return
 	}
-	r.install(a)
+	r.installLocked(a)
 	r.first, r.bytes = i, n
 }
 
-// install puts the added pages in place.
-func (r *arrivals) install(a *Area) {
+// installLocked puts the added pages in place.
+func (r *arrivals) installLocked(a *Area) {
 	if len(r.bytes) == 0 {
 		return
 	}
 	here, stored, err := a.mu.mem.Install(a.mu.kernel, page(r.extent, r.first), r.bytes, !a.mu.replica.bare)
 	if err != nil {
-		a.node.cfg.Log.Error("pages that were fetched are lost", "area", a.id, "extent", r.extent, "err", err)
+		a.node.cfg.Log.Error("pages that were fetched cannot be put in place", "area", a.id, "extent", r.extent, "err", err)
 	}
 	x := a.extentLocked(r.extent)
 	a.dirtyLocked(r.extent, x, stored)
@@ -67,9 +67,9 @@ func (r *arrivals) install(a *Area) {
 	a.node.room.brought(a.id, r.extent, here)
 }
 
-// installed puts the added pages in place, and returns all pages that it and install have put in place.
-func (r *arrivals) installed(a *Area) dsm.PageSet {
-	r.install(a)
+// installedLocked puts the added pages in place, and returns all pages that it and install have put in place.
+func (r *arrivals) installedLocked(a *Area) dsm.PageSet {
+	r.installLocked(a)
 	return r.here
 }
 
@@ -140,7 +140,7 @@ func (a *Area) keepBases() {
 		a.step(func() {
 			r := &a.mu.replica
 			for n := 0; len(list) > 0 && n < publishBatch; list = list[1:] {
-				if x := list[0]; r.bare && r.extents[x.index] == x { // else it was cut off
+				if x := list[0]; r.bare && r.extents[x.index] == x { // else it was truncated
 					n += a.keepBasesOfLocked(x)
 				}
 			}
@@ -150,7 +150,7 @@ func (a *Area) keepBases() {
 }
 
 // bareLocked reports whether no base copy of a page is kept that is here. The home's own bytes may be there.
-func (a *Area) bareLocked(p dsm.PageIndex) bool { return a.mu.replica.bare && !a.mu.mem.HoldsBase(p) }
+func (a *Area) bareLocked(p dsm.PageIndex) bool { return a.mu.replica.bare && !a.mu.mem.NeedsBase(p) }
 
 // hereLocked returns which of the pages are here.
 func (a *Area) hereLocked(e dsm.ExtentIndex, p dsm.PageSet) dsm.PageSet {
@@ -179,8 +179,8 @@ func (a *Area) residencyChangedLocked() {
 	a.mu.replica.bare = a.mu.mem.Demand() && a.mu.replica.writers == 0
 }
 
-// cutOnDemandLocked forgets the pages of an extent past the end.
-func (a *Area) cutOnDemandLocked(e dsm.ExtentIndex, x *replicaExtent) {
+// shrinkOnDemandLocked forgets the pages of an extent past the end.
+func (a *Area) shrinkOnDemandLocked(e dsm.ExtentIndex, x *replicaExtent) {
 	in := a.withinLocked(e)
 	gone := x.have.Or(x.asked).Minus(in)
 	a.mu.replica.units -= gone.Len()

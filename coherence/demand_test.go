@@ -49,7 +49,7 @@ func TestKeepPages(t *testing.T) {
 	}
 }
 
-// TestEvictWaitsForTheKernel: of the pages that the page cache holds no more are told to leave than there is
+// TestEvictWaitsForTheKernel: of the pages that the page cache has no more are told to leave than there is
 // room wanted for, though none has left before the kernel answers; and who waits for room looks
 // again when pages stay, because somebody used them.
 func TestEvictWaitsForTheKernel(t *testing.T) {
@@ -64,7 +64,7 @@ func TestEvictWaitsForTheKernel(t *testing.T) {
 		}
 	}
 	if room.evict(t.Context(), evictBatch/2) {
-		t.Error("pages have left that the page cache holds")
+		t.Error("pages have left that the page cache has")
 	}
 	leaving := 0
 	for {

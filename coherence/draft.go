@@ -153,7 +153,7 @@ func (d *draft) resizedLocked(a *Area) {
 }
 
 // changedLocked records that pages of the working copy have changes that no draft but has contains. Some
-// pages may be past the end: pages that were cut off while they were under way.
+// pages may be past the end: the area may have shrunk while they were under way.
 func (a *Area) changedLocked(e dsm.ExtentIndex, p dsm.PageSet, has *draft) {
 	p = p.And(a.withinLocked(e))
 	for _, d := range a.mu.drafts {

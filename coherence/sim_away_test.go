@@ -8,7 +8,7 @@ import (
 )
 
 // In a run with evictions a node is cut off at any moment: the catalog marks it as gone, backups take over from it, and it goes on without hearing of
-// that. Then what was sent before arrives after all, or is lost with the sessions, and the node joins again. Nothing that its programs stored is lost, and
+// that. Then what was sent before arrives after all, or is dropped with the sessions, and the node joins again. Nothing that its programs stored is lost, and
 // nothing counts twice.
 
 // awayOn has a node be evicted at times, or takes that further.
@@ -102,9 +102,9 @@ func (r *simRun) checkNoConflicts() {
 	}
 }
 
-// holdsUp reports whether the oldest frame of a link does not arrive now: an end is cut off, or the receiver would wait for what it does not hear of
+// delays reports whether the oldest frame of a link does not arrive now: an end is cut off, or the receiver would wait for what it does not hear of
 // before it has joined again.
-func (s *sim) holdsUp(k link) bool {
+func (s *sim) delays(k link) bool {
 	from, to := s.nodes[k[0]], s.nodes[k[1]]
 	if from.cut || to.cut {
 		return true

@@ -98,8 +98,8 @@ func arrived(row *dsm.SlotHome) {
 	dropBackup(row, row.Primary)
 }
 
-// holder is the node that has the state of a row.
-func holder(row *dsm.SlotHome) dsm.NodeID {
+// stateAt is the node that has the state of a row.
+func stateAt(row *dsm.SlotHome) dsm.NodeID {
 	if row.Source != 0 {
 		return row.Source
 	}
@@ -110,7 +110,7 @@ func holder(row *dsm.SlotHome) dsm.NodeID {
 func (s *sim) takeOver(v *dsm.View, dead dsm.NodeID) {
 	for _, row := range v.Rows() {
 		dropBackup(row, dead)
-		if holder(row) == dead && !s.succeed(v, row) {
+		if stateAt(row) == dead && !s.succeed(v, row) {
 			setBackups(row)
 		}
 	}
@@ -197,7 +197,7 @@ func (s *sim) grant(i int) {
 func (n *simNode) BackupInSync(ctx context.Context, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error {
 	return n.asks(ctx, func(v *dsm.View) (changed bool) {
 		n.reportsOn(v, backup, slots, e, func(row *dsm.SlotHome, b *dsm.Backup) {
-			if holder(row) == n.id && !b.InSync {
+			if stateAt(row) == n.id && !b.InSync {
 				b.InSync, changed = true, true
 			}
 		})

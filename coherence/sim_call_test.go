@@ -356,10 +356,10 @@ func (n *simNode) homed(ino dsm.Inode, epoch dsm.Epoch) (list []merged) {
 		for i, v := range h.pages {
 			if v != 0 {
 				p := page(e, i)
-				m, bytes := n.homes[p], a.mu.mem.Home(p)
+				m, bytes := n.merged[p], a.mu.mem.Home(p)
 				if m.version != v || m.bytes != string(bytes) { // nothing is collected while a simulation runs, so copies are dear
 					m = merged{p, v, string(bytes)}
-					n.homes[p] = m
+					n.merged[p] = m
 				}
 				list = append(list, m)
 			}

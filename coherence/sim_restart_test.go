@@ -128,7 +128,7 @@ func (r *simRun) restart(n *simNode) {
 	}
 	n.kernel.out, n.kernel.done = nil, nil
 	n.newDaemon()
-	clear(n.homes)
+	clear(n.merged)
 	n.area = nil
 	if r.rng.IntN(2) == 0 { // it takes a while
 		r.setAway(n, true)

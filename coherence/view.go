@@ -30,7 +30,7 @@ type View interface {
 	// BackupInSync tells the cluster that a backup of slots of which this node is the primary, in the view of epoch e, has all that anybody has
 	// seen of them: it may take over from now on.
 	BackupInSync(ctx context.Context, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error
-	// BackupLags tells the cluster that such a backup does not follow: it must not take over. This node goes on to hold back what the backup lacks
+	// BackupLags tells the cluster that such a backup does not follow: it must not take over. This node goes on to withhold what the backup lacks
 	// until it has a view that says so.
 	BackupLags(ctx context.Context, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error
 	// MayServe reports whether the lease of this node lasts. If not, it may have been evicted, and a backup may have taken over.

@@ -194,7 +194,7 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	defer r.end()
 	*out = fuse.AttrOut{}
 	if c, ok := control.Of(in.NodeId); ok {
-		// A shell opens with O_TRUNC what it redirects to: nothing to cut off here.
+		// A shell opens with O_TRUNC what it redirects to: nothing to truncate here.
 		if _, version := c.Version(); version || in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) != 0 {
 			return fuse.EPERM
 		}
@@ -223,7 +223,7 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 		size := int64(v)
 		ch.Size = &size
 		if a := b.opens.find(dsm.AreaID(inoOf(in.NodeId))); a != nil {
-			b.grown(r, a) // or it would not be cut off
+			b.grown(r, a) // or it would not be truncated
 		}
 		if ch.Mtime == nil {
 			now := time.Now()
@@ -250,7 +250,7 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	if a := b.opens.find(i.Area()); a != nil && ch.Size != nil {
 		a.kernelSize.Store(i.Size) // the reply tells it, whatever else is under way
 		if area := a.current(); area != nil {
-			area.KernelCuts(i.Size) // it writes nothing back until it has cut its pages off too
+			area.KernelShrinks(i.Size) // it writes nothing back until it has truncated its pages too
 			a.uncounted.Store(true)
 			b.countSoon(a)
 		}

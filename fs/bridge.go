@@ -37,7 +37,7 @@ type bridge struct {
 	control   *control.Tree
 	harvest   *harvest.Harvester
 	intervals intervals
-	holds     holds
+	claims    claims
 	pages     pageCounts
 	aliases   aliases
 	walks     walks
@@ -80,7 +80,7 @@ func newBridge(cfg Config) *bridge {
 	b.unfound.init(cfg.unfoundWindow)
 	b.background.init()
 	b.releases.init()
-	b.holds.init(b)
+	b.claims.init(b)
 	b.pages.init(b)
 	b.opens = newOpens(b)
 	b.handles.init()

@@ -49,10 +49,10 @@ type Config struct {
 	PassthroughOff string
 	// Held, if not nil, has what outlives the daemon: see held.go. Device is then the descriptor of /dev/fuse, of which the holder
 	// has another.
-	// HeldFiles are the files that this node holds in the catalog.
-	Held      *hold.Memory
-	Device    int
-	HeldFiles []dsm.Ino
+	// ClaimedFiles are the files that this node claims in the catalog.
+	Held         *hold.Memory
+	Device       int
+	ClaimedFiles []dsm.Ino
 	// FaultTimeout ends every request of the kernel; 0 means DefaultFaultTimeout.
 	FaultTimeout time.Duration
 	// UnmountTimeout is how long Unmount waits for a mount that is in use; 0 means

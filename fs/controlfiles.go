@@ -225,7 +225,7 @@ func (b *bridge) controlOpen(ctx context.Context, c control.Node, in *fuse.OpenI
 		return err
 	}
 	out.Fh, out.OpenFlags = b.handles.add(controlHandle{h}), fuse.FOPEN_DIRECT_IO
-	if h.Talks() { // a read that waits must not hold up a write
+	if h.Talks() { // a read that waits must not delay a write
 		out.OpenFlags |= fuse.FOPEN_STREAM | fuse.FOPEN_NONSEEKABLE
 	}
 	return nil

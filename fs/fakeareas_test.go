@@ -82,7 +82,7 @@ func newFakeAreas(names *fakeNames) *fakeAreas {
 	if names != nil {
 		names.resized = func(ino dsm.Ino) {
 			a := p.area(dsm.AreaID(ino))
-			a.update(a.cutLocked)
+			a.update(a.shrinkLocked)
 		}
 	}
 	return p
@@ -188,15 +188,15 @@ func (a *fakeArea) state() fakeState {
 	return fakeState{string(a.published), a.opens, a.writers, a.syncs, a.publishes, a.acquires}
 }
 
-// cutLocked forgets what is past the end of the file.
-func (a *fakeArea) cutLocked() {
+// shrinkLocked forgets what is past the end of the file.
+func (a *fakeArea) shrinkLocked() {
 	a.data = a.data[:min(int64(len(a.data)), a.plane.names.size(a.id))]
 }
 
-// fitLocked brings the working copy to the size of the file. What was cut off is
+// fitLocked brings the working copy to the size of the file. What was truncated is
 // zero when it grows again.
 func (a *fakeArea) fitLocked() {
-	a.cutLocked()
+	a.shrinkLocked()
 	a.data = append(a.data, make([]byte, a.plane.names.size(a.id)-int64(len(a.data)))...)
 }
 
@@ -250,7 +250,7 @@ func (a *fakeArea) WriteBack(p []byte, off int64) error {
 }
 
 func (a *fakeArea) KernelDrops() func()   { return func() {} }
-func (a *fakeArea) KernelCuts(int64)      {}
+func (a *fakeArea) KernelShrinks(int64)   {}
 func (a *fakeArea) KernelLocks()          {}
 func (a *fakeArea) KernelTold(size int64) { a.update(func() { a.told = append(a.told, size) }) }
 

@@ -135,41 +135,40 @@ func TestUnlinkedFileLivesWhileOpen(t *testing.T) {
 	c.wantErrno(syscall.ENOENT, clientCall{Op: "stat", Path: f.path("w")})
 }
 
-// TestHoldOncePerArea: the first open holds, the last close lets go, and what is
-// reopened meanwhile stays held.
-func TestHoldOncePerArea(t *testing.T) {
+// TestClaimOncePerArea: the first open claims, the last close lets go, and what is reopened meanwhile stays claimed.
+func TestClaimOncePerArea(t *testing.T) {
 	f := mountTest(t)
 	c := startClient(t)
 	f.file(c, "w", []byte("x"))
 	ino := f.names.inoOf("w")
-	eventually(t, "let go", func() bool { return !f.names.held(ino) })
+	eventually(t, "let go", func() bool { return !f.names.claimed(ino) })
 	for range 200 {
 		fd := c.open(f.path("w"), unix.O_RDWR)
-		if !f.names.held(ino) {
-			t.Fatal("open and not held")
+		if !f.names.claimed(ino) {
+			t.Fatal("open and not claimed")
 		}
 		fd2 := c.open(f.path("w"), unix.O_RDONLY)
 		c.must(clientCall{Op: "close", FD: fd})
 		c.must(clientCall{Op: "close", FD: fd2})
 	}
-	eventually(t, "let go", func() bool { return !f.names.held(ino) })
+	eventually(t, "let go", func() bool { return !f.names.claimed(ino) })
 	a := f.areas.area(dsm.AreaID(ino))
 	if s := a.state(); s.opens != 0 || s.writers != 0 {
 		t.Errorf("%d handles, %d writers left in the data plane", s.opens, s.writers)
 	}
 }
 
-// TestUnholdIsTriedAgain: a catalog that does not answer at the last close does
-// not keep the hold for good.
-func TestUnholdIsTriedAgain(t *testing.T) {
+// TestUnclaimIsTriedAgain: a catalog that does not answer at the last close does
+// not keep the claim for good.
+func TestUnclaimIsTriedAgain(t *testing.T) {
 	f := mountTest(t, func(c *Config) { c.FaultTimeout = 50 * time.Millisecond })
 	c := startClient(t)
-	f.names.failWith("Unhold", errs.E(errs.Timeout, "fake", ""))
+	f.names.failWith("Unclaim", errs.E(errs.Timeout, "fake", ""))
 	f.file(c, "w", []byte("x"))
 	ino := f.names.inoOf("w")
-	eventually(t, "tried twice", func() bool { return f.names.count("Unhold") >= 2 })
-	f.names.failWith("Unhold", nil)
-	eventually(t, "let go", func() bool { return !f.names.held(ino) })
+	eventually(t, "tried twice", func() bool { return f.names.count("Unclaim") >= 2 })
+	f.names.failWith("Unclaim", nil)
+	eventually(t, "let go", func() bool { return !f.names.claimed(ino) })
 }
 
 func TestClosePublishes(t *testing.T) {

@@ -36,9 +36,9 @@ func TestFirstOpenDropsPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	var opened []*openArea
-	open := func(held *dsm.Inode, want bool) (fh uint64) {
+	open := func(claimed *dsm.Inode, want bool) (fh uint64) {
 		t.Helper()
-		a, drops, err := b.opens.open(t.Context(), i.Ino, false, held)
+		a, drops, err := b.opens.open(t.Context(), i.Ino, false, claimed)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,8 +54,8 @@ func TestFirstOpenDropsPages(t *testing.T) {
 		}
 		opened = nil
 	}
-	for _, held := range []*dsm.Inode{&i, nil} {
-		open(held, true)
+	for _, claimed := range []*dsm.Inode{&i, nil} {
+		open(claimed, true)
 		fh := open(nil, true)
 		b.handles.get(fh) // a request by it
 		open(nil, false)
@@ -72,8 +72,8 @@ func TestFirstOpenDropsPages(t *testing.T) {
 // unlinkingNames is a catalog whose files another node removes: one when it is asked for the name, and one before it is truncated.
 type unlinkingNames struct {
 	*fakeNames
-	lookups, cuts int // how often that is still to happen
-	t             *testing.T
+	lookups, truncates int // how often that is still to happen
+	t                  *testing.T
 }
 
 // make makes the file as another node does.
@@ -99,8 +99,8 @@ func (n *unlinkingNames) Lookup(ctx context.Context, dir dsm.Ino, name string) (
 }
 
 func (n *unlinkingNames) SetAttr(ctx context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
-	if n.cuts > 0 {
-		n.cuts--
+	if n.truncates > 0 {
+		n.truncates--
 		n.remove()
 	}
 	return n.fakeNames.SetAttr(ctx, ino, ch)
@@ -109,9 +109,9 @@ func (n *unlinkingNames) SetAttr(ctx context.Context, ino dsm.Ino, ch dsm.SetAtt
 // TestCreateOfAFileThatIsRemoved: open(2) with O_CREAT finds a file that another node removes then: it makes one. If the other makes a file
 // again, that one is opened.
 func TestCreateOfAFileThatIsRemoved(t *testing.T) {
-	for _, c := range []struct{ lookups, cuts, creates int }{{1, 0, 2}, {0, 1, 2}, {1, 1, 3}, {5, 0, 6}} {
-		names := &unlinkingNames{fakeNames: newFakeNames(), lookups: c.lookups, cuts: c.cuts, t: t}
-		b := newHoldsBridge(names, names.fakeNames, time.Minute)
+	for _, c := range []struct{ lookups, truncates, creates int }{{1, 0, 2}, {0, 1, 2}, {1, 1, 3}, {5, 0, 6}} {
+		names := &unlinkingNames{fakeNames: newFakeNames(), lookups: c.lookups, truncates: c.truncates, t: t}
+		b := newClaimsBridge(names, names.fakeNames, time.Minute)
 		names.make()
 		before := names.count("Create") + c.lookups // those of the other
 		if st := b.Create(nil, createIn(syscall.O_RDWR|syscall.O_TRUNC), "f", new(fuse.CreateOut)); !st.Ok() {

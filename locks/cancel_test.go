@@ -42,7 +42,7 @@ func TestCutOffNodeAnswersOnce(t *testing.T) {
 		t.Run(x.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c, a, b := inBook(t)
-				c.hold(a)
+				c.halt(a)
 				for range 2 { // also if what the first has left is still under way
 					ctx, cancel := context.WithTimeout(t.Context(), patience/2)
 					began := time.Now()
@@ -105,7 +105,7 @@ func TestSignalEndsAWaitAtOnce(t *testing.T) {
 			a.must(1, lock(a.owner(3), Write, 0, 9))
 			b := c.members[1]
 			b.must(1, lock(b.owner(1), Write, 20, 20))
-			c.hold(a)
+			c.halt(a)
 			return func() { c.goOn(a, false) }
 		}},
 		{"a surrender is under way", func(t *testing.T, c *bench, a *member) func() {
@@ -147,7 +147,7 @@ func TestSignalEndsAWaitAtOnce(t *testing.T) {
 func TestLateGrantOfAnAbandonedRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, a, b := inBook(t)
-		c.hold(a)
+		c.halt(a)
 		ctx, cancel := context.WithTimeout(t.Context(), patience/2)
 		defer cancel()
 		if err := a.Set(ctx, 1, lock(a.owner(2), Write, 20, 20), false, nil); errs.KindOf(err) != errs.Timeout {

@@ -40,7 +40,7 @@ func TestResetOfWhoHasNone(t *testing.T) {
 		} else {
 			a.refused(1, lock(a.owner(1), Write, 0, 9), errs.WouldBlock)
 		}
-		c.hold(a)
+		c.halt(a)
 		b.must(2, lock(b.owner(1), Write, 0, 9))
 		c.resume(a)
 		b.must(1, lock(b.owner(1), Unlock, 0, End))
@@ -62,7 +62,7 @@ func TestResetAsksForWhoGivesUp(t *testing.T) {
 	done := a.wait(ctx, 1, lock(a.owner(1), Write, 0, 9))
 	c.queued(1, 1)
 	slow, asked := make(chan struct{}), make(chan struct{}, 10)
-	c.hold(a)
+	c.halt(a)
 	b.must(2, lock(b.owner(1), Write, 0, 9))
 	c.word = func(_ dsm.Ino, y Yield) Yield {
 		asked <- struct{}{}
@@ -86,7 +86,7 @@ func TestDroppedWhileAnotherWaits(t *testing.T) {
 	a.must(1, lock(a.owner(2), Write, 100, 109))
 	done := a.wait(context.Background(), 1, lock(a.owner(1), Write, 0, 9))
 	c.queued(1, 1)
-	c.hold(a)
+	c.halt(a)
 	c.mu.Lock()
 	c.book.set.tables[1].place(lock(a.owner(2), Unlock, 0, End))
 	c.mu.Unlock()

@@ -18,13 +18,13 @@ import (
 type Cluster interface {
 	AskLock(ctx context.Context, ino dsm.Ino, r Request) error
 	// SurrenderLocks ends the delegation of that term.
-	SurrenderLocks(ctx context.Context, ino dsm.Ino, term uint64, held []Lock, waiting []Request) error
+	SurrenderLocks(ctx context.Context, ino dsm.Ino, term uint64, granted []Lock, waiting []Request) error
 	CancelLock(ctx context.Context, ino dsm.Ino, ticket uint64) error
 	// LockStanding returns the file's state for this node, as of the last command that this node
 	// has applied.
 	LockStanding(ino dsm.Ino) Standing
-	// HeldLocks returns what the book has of the locks of this node's programs, as of the same command. LockedFiles returns the files of which it has some.
-	HeldLocks(ino dsm.Ino) []Lock
+	// GrantedLocks returns what the book has of the locks of this node's programs, as of the same command. LockedFiles returns the files of which it has some.
+	GrantedLocks(ino dsm.Ino) []Lock
 	LockedFiles() []dsm.Ino
 	// DelegatedLocks returns the files that are delegated to this node, as of the same command.
 	DelegatedLocks() []dsm.Ino
@@ -185,18 +185,18 @@ func (n *Node) HasLocks(ino dsm.Ino, o Owner) bool {
 	return ok
 }
 
-// Held returns the locks that the owner has of a file.
-func (n *Node) Held(ino dsm.Ino, o Owner) []Lock {
+// Granted returns the locks that the owner has of a file.
+func (n *Node) Granted(ino dsm.Ino, o Owner) []Lock {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	all := n.cfg.Cluster.HeldLocks(ino)
+	all := n.cfg.Cluster.GrantedLocks(ino)
 	if t := n.mu.local.tables[ino]; t != nil {
-		all = t.held
+		all = t.granted
 	}
 	var its table
 	for _, l := range all {
 		if l.Owner == o {
-			its.held = append(its.held, l)
+			its.granted = append(its.granted, l)
 		}
 	}
 	if f := n.mu.files[ino]; f != nil {
@@ -206,7 +206,7 @@ func (n *Node) Held(ino dsm.Ino, o Owner) []Lock {
 			}
 		}
 	}
-	return its.held
+	return its.granted
 }
 
 // Releasing says that a program has closed the file and that its locks are about to be released.
@@ -263,13 +263,13 @@ func (n *Node) surrenderLocked(ino dsm.Ino) {
 	}
 	f.surrendering = true
 	term := f.term
-	var held []Lock
+	var granted []Lock
 	var queue []Request
 	if t := n.mu.local.tables[ino]; t != nil {
-		held, queue = slices.Clone(t.held), slices.Clone(t.queue)
+		granted, queue = slices.Clone(t.granted), slices.Clone(t.queue)
 	}
 	n.runLocked(func() {
-		n.insist("surrender", func(ctx context.Context) error { return n.cfg.Cluster.SurrenderLocks(ctx, ino, term, held, queue) })
+		n.insist("surrender", func(ctx context.Context) error { return n.cfg.Cluster.SurrenderLocks(ctx, ino, term, granted, queue) })
 	})
 }
 

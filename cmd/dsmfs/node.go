@@ -286,11 +286,11 @@ func (n *node) mount(context.Context) error {
 	if h := n.cfg.held; h != nil {
 		attach, device = "", h.device
 		if h.resuming {
-			files = n.cats.last().Held()
+			files = n.cats.last().Claimed()
 		}
 	}
 	n.fs, err = fs.Mount(fs.Config{
-		Held: n.cfg.held.memory(), Device: device, HeldFiles: files,
+		Held: n.cfg.held.memory(), Device: device, ClaimedFiles: files,
 		Mountpoint: point, Source: fmt.Sprintf("dsmfs:%s/%s", n.cats.Current().Cluster, n.self.Name), Names: &n.cats, Areas: areas{n}, Locks: n.locks, Groups: programGroups{n}, Info: info{n}, Log: n.log.With("part", "fs"),
 		HarvestArgv: []string{selfPath, harvestVerbName}, GuardArgv: []string{selfPath, guardVerbName}, FaultTimeout: n.cfg.timeout, UnmountTimeout: n.cfg.unmount,
 		AttachSocket: attach, Tracking: tracking, TrackingReason: reason,

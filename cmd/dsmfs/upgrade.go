@@ -282,7 +282,8 @@ func (h *keeper) refuse(reason string) {
 	u.answer(reason)
 }
 
-// leastFD is more than a child has descriptors: it resolves the path of the program after it has got those, which replace what it inherited.
+// leastFD is larger than the number of any descriptor that a child is given. The child opens its program by /proc/self/fd only after it has its descriptors,
+// and these must not replace that of the program.
 const leastFD = 64
 
 // open opens the program.

@@ -79,7 +79,7 @@ type Enrolled struct {
 }
 
 // Propose asks the leader to append a command. Only a failure is answered. The command may still
-// get lost with the leader; the proposer sends it again until it has applied it.
+// end with the leader; the proposer sends it again until it has applied it.
 type Propose struct{ Command []byte }
 
 // ReadIndex asks up to where a replica must have applied the log to serve a read that begins now.
@@ -93,8 +93,8 @@ type ReadIndex struct {
 	Term  uint64
 	Epoch dsm.Epoch
 	Sign  bool // it is only a sign of life
-	// Unreached are the members that the sender of a sign of life has not reached for some time on the data lane, and Apart those of them
-	// that it has not reached for so long that one of the two has to go.
+	// In a sign of life, Unreached are the members that the sender has not reached on the data lane for some time. Apart are those of them that it has not reached
+	// for longer still: so long that either the sender or they must leave the cluster.
 	Unreached, Apart []dsm.NodeID
 }
 
@@ -159,8 +159,7 @@ type Succeed struct {
 // Succeeds answers Succeed: whether the sender agrees, and helps no other for a while.
 type Succeeds struct{ OK bool }
 
-// PutOut tells the receiver, if it is of that incarnation, that it is to be marked as gone, and the names of the members from which it is
-// apart.
+// PutOut tells the receiver that it is about to be marked as gone, and by name from which members it is apart. It is meant for that incarnation only.
 type PutOut struct {
 	Inc       uint64
 	ApartFrom []string
