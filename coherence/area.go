@@ -56,20 +56,21 @@ type Area struct {
 		telling    int32       // number of calls of awaitNotices
 		newest     dsm.Version // newest version heard of: see heardLocked
 
-		out        []message // to send when the step is over
-		waiters    []*waiter
-		over       []*waiter          // whose wait is over, and that are to be told when the lock is released
-		wake       bool               // this step did something that waiters wait for
-		cleaner    bool               // this step made pages clean, or the kernel dropped some
-		again      bool               // something is left to a step of its own: see goOnLocked
-		recount    bool               // see Recounts
-		miscounted bool               // this step set recount, and the page cache is to be told
-		handled    uint16             // pages that this step diffed, or pushed to this node itself, and extents to which it subscribed
-		charged    charged            // what room has been told that this area takes
-		arrived    []func()           // to call when the step is over: see onArrivalLocked
-		used       []wire.ExtentPages // pages that the functions in arrived waited for: see tellUsedLocked
-		looked     dsm.PageIndex      // the last page that checkLocked compared
-		arriving   *wire.Shared       // the payload of the message that is handled, if it may be retained
+		out          []message // to send when the step is over
+		waiters      []*waiter
+		over         []*waiter          // whose wait is over, and that are to be told when the lock is released
+		wake         bool               // this step did something that waiters wait for
+		cleaner      bool               // this step made pages clean, or the kernel dropped some
+		again        bool               // something is left to a step of its own: see goOnLocked
+		recount      bool               // see Recounts
+		miscounted   bool               // this step set recount, and the page cache is to be told
+		writeRefused bool               // CheckWrite has refused something, and the log says so
+		handled      uint16             // pages that this step diffed, or pushed to this node itself, and extents to which it subscribed
+		charged      charged            // what room has been told that this area takes
+		arrived      []func()           // to call when the step is over: see onArrivalLocked
+		used         []wire.ExtentPages // pages that the functions in arrived waited for: see tellUsedLocked
+		looked       dsm.PageIndex      // the last page that checkLocked compared
+		arriving     *wire.Shared       // the payload of the message that is handled, if it may be retained
 
 		counted     counted
 		surveys     map[uint64]*surveying
@@ -377,7 +378,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	}
 	if now.Spec.Merge != old.Spec.Merge || now.Layout != old.Layout || now.Spec.OnNonFinite != old.Spec.OnNonFinite {
 		a.mu.kernel, a.mu.ruleErr = kernelOf(now)
-		a.mu.header.refused = false
+		a.mu.writeRefused = false
 	}
 	if now.Spec.Residency != old.Spec.Residency {
 		a.residencyChangedLocked()
