@@ -140,6 +140,7 @@ type Cached struct {
 	extents  map[dsm.ExtentIndex]*cachedExtent
 	given    map[dsm.PageIndex]frame   // g of the pages in state entry
 	others   map[dsm.PageIndex][]frame // of unsure pages: what the page cache may have in place of g
+	since    map[dsm.PageIndex][]byte  // of doubtful pages with g: see sinceShrink
 	late     map[dsm.PageIndex]late    // of late pages
 	punched  *punched                  // nil: the kernel has no hole left to drop
 	queue    []*cachedExtent           // extents with pages that may be pending
@@ -375,16 +376,24 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 	copy(base[:], g.mem)
 	copy(merged[:], g.mem)
 	copy(merged[lo:], data)
+	var since []byte
+	if x.doubtful.Has(i) {
+		since = c.sinceShrink(p)
+	}
 	if !back {
-		if x.doubtful.Has(i) { // the bytes past the smallest size are void: zero is the baseline there, and no more than data changes
-			clear(base[min(max(c.shrunkTo-int64(p)*dsm.PageSize, 0), dsm.PageSize):])
-			copy(merged[:lo], base[:lo])
-			copy(merged[lo+len(data):], base[lo+len(data):])
+		if since != nil { // no more than data changes
+			copy(base[:], since)
+			copy(merged[:], since)
+			copy(merged[lo:], data)
+			copy(since[lo:], data)
 		}
 		k.Overwriting(p, base[:], merged[:], lo, lo+len(data))
 	} else {
 		for _, o := range c.others[p] {
 			k.Either(p, base[:], o.mem, merged[:])
+		}
+		if since != nil {
+			k.Changed(p, base[:], merged[:], since)
 		}
 	}
 	if c.shared {

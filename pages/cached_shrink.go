@@ -59,9 +59,33 @@ func (c *Cached) Truncate(size int64) {
 			x.expected.Remove(i)
 		}
 		c.remove(&x.bare, i, &c.unready)
+		if since := c.since[x.page(i)]; since != nil {
+			clear(since[from:])
+		}
 		c.doubt(x, i)
 	})
 	c.certainAgain()
+}
+
+// sinceShrink returns the baseline of a write(2) to page p, which is doubtful and has g. What is past the smallest size is void there, and zero, but for
+// what WRITEs have brought since: that is taken, and counted, already.
+func (c *Cached) sinceShrink(p dsm.PageIndex) []byte {
+	since := c.since[p]
+	if since == nil {
+		since = slices.Clone(c.given[p].mem)
+		clear(since[min(max(c.shrunkTo-int64(p)*dsm.PageSize, 0), dsm.PageSize):])
+		if c.since == nil {
+			c.since = make(map[dsm.PageIndex][]byte)
+		}
+		c.since[p] = since
+	}
+	return since
+}
+
+// trust ends state doubtful of page i.
+func (c *Cached) trust(x *cachedExtent, i int) {
+	c.remove(&x.doubtful, i, &c.unready)
+	delete(c.since, x.page(i))
 }
 
 // Refuses reports whether Wrote refuses stores to mappings of page p, because their baseline is gone.

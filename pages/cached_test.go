@@ -315,6 +315,36 @@ func TestStoreAfterAShrink(t *testing.T) {
 	}
 }
 
+// TestWriteAgainAfterAShrink: what has come of a page since a shrink that the kernel may not know of is no store when a write(2) brings it again. With sum it
+// counted twice.
+func TestWriteAgainAfterAShrink(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		s := newLedgerScript(t, 3*dsm.PageSize)
+		s.SetWriters(true)
+		s.SetShared(shared)
+		copy(s.area.Working(1), pagetest.PageOf(7))
+		k := s.read(1)
+		s.resize(dsm.PageSize + 100)
+		s.resize(3 * dsm.PageSize)
+		k[150]++
+		s.Wrote(s.k, dsm.PageSize, k, true)
+		k[300] = 5
+		s.Wrote(s.k, dsm.PageSize+300, k[300:301], false)
+		for range 2 {
+			s.Wrote(s.k, dsm.PageSize+150, k[150:301], false)
+			if w := s.area.Working(1); w[150] != 1 || w[300] != 5 {
+				t.Errorf("shared %v: 1 and 5 were stored, and are %d and %d", shared, w[150], w[300])
+			}
+		}
+		s.resize(dsm.PageSize + 200)
+		s.resize(3 * dsm.PageSize)
+		s.Wrote(s.k, dsm.PageSize+150, k[150:301], false)
+		if w := s.area.Working(1); w[150] != 1 || w[300] != 5 {
+			t.Errorf("shared %v: 1 was stored, and 5 after another shrink, and they are %d and %d", shared, w[150], w[300])
+		}
+	}
+}
+
 // TestStoreOnWhatIsNotKnown: where no room was left to keep what the page cache was given, a WRITE of a mapping is
 // refused, and one of write(2) is not.
 func TestStoreOnWhatIsNotKnown(t *testing.T) {

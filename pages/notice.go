@@ -218,14 +218,14 @@ func (c *Cached) dropped(x *cachedExtent, i int) (out bool) {
 	case x.unsure.Has(i) && !x.reread.Has(i):
 		c.sure(x, i) // only WRITEs came: see below
 		c.notBack(x, i)
-		c.remove(&x.doubtful, i, &c.unready)
+		c.trust(x, i)
 		c.want(x, i)
 	case x.unsure.Has(i):
 		c.want(x, i) // after the drop a READ may have come, then a write(2): it is still unsure
 	case x.doubtful.Has(i) && kept:
 		// Only WRITEs came: a READ would have ended the doubt. If the drop came after them, the page cache
 		// has nothing. If not, it has what they brought, and that is g.
-		c.remove(&x.doubtful, i, &c.unready)
+		c.trust(x, i)
 		c.want(x, i)
 	case x.doubtful.Has(i):
 		c.want(x, i)
@@ -287,7 +287,7 @@ func (c *Cached) clean(x *cachedExtent, i int) {
 func (c *Cached) known(x *cachedExtent, i int) {
 	c.remove(&x.blind, i, &c.unready)
 	if x.doubtful.Has(i) {
-		c.remove(&x.doubtful, i, &c.unready)
+		c.trust(x, i)
 		c.certainAgain()
 	}
 	c.remove(&x.bare, i, &c.unready)
