@@ -305,7 +305,7 @@ func (t *Attachment) Track(source pages.Source, off, n int64) (stop func()) {
 		if t.draft != nil {
 			a.takeRange(t.draft, off, n)
 		} else {
-			a.note(func() { a.comparedLocked(off, n) })
+			a.compared(off, n)
 		}
 		at.mu.Unlock()
 		a.step(func() {})
@@ -344,10 +344,7 @@ func (a *Area) scan() bool {
 	t.mu.found = t.mu.found[:0]
 	t.mu.tracking.Collect(
 		func(off, n int64) { t.mu.found = appendRange(t.mu.found, off, n) },
-		func(off, n int64) (looked, changed int) {
-			a.note(func() { looked, changed = a.comparedLocked(off, n) })
-			return looked, changed
-		})
+		a.compared)
 	a.note(func() { a.storedToLocked(t.mu.found) })
 	return true
 }
@@ -456,6 +453,22 @@ func (a *Area) tellUntoldLocked() {
 // pages changed. Every page then counts as stored to, because the diff compares it anyway. One page in denseSample
 // is still compared, to see whether the area stays dense.
 const denseSample = 16
+
+// compared is comparedLocked for a range of any length: others get the lock in between.
+func (a *Area) compared(off, n int64) (looked, changed int) {
+	const batch = publishBatch * dsm.PageSize
+	for more := true; more && n > 0; off, n = off+batch, n-batch {
+		a.note(func() {
+			part := n
+			if more = off+batch < a.mu.ino.Size; more {
+				part = min(n, batch)
+			} // else all that is past the end, too
+			l, c := a.comparedLocked(off, part)
+			looked, changed = looked+l, changed+c
+		})
+	}
+	return looked, changed
+}
 
 // comparedLocked compares the pages of [off, off+n) with the base copy, and records those that differ as stored
 // to. It returns how many it compared and how many differ. Pages that do not differ may have been stored to as

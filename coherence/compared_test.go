@@ -33,3 +33,26 @@ func TestStoreBackToTheBase(t *testing.T) {
 		t.Error(bad)
 	}
 }
+
+// TestComparedInBatches: a long mapping is compared in several steps, between which others get the lock. All that was stored in it is found.
+func TestComparedInBatches(t *testing.T) {
+	const extents = 5
+	_, _, n := pairOf(t, sums(extents, dsm.ApplyArrival))
+	_, f, err := n.area.Attach(t.Context(), 1, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	const last = extents*dsm.ExtentPages - 1
+	for _, p := range []dsm.PageIndex{1, publishBatch - 1, publishBatch, last} {
+		n.area.mu.mem.Working(p)[0] = 1
+	}
+	if _, changed := n.area.compared(dsm.PageSize, extents*dsm.ExtentSize); changed != 4 {
+		t.Errorf("%d pages differ, want 4", changed)
+	}
+	if _, changed := n.area.compared(2*dsm.PageSize, (publishBatch-2)*dsm.PageSize); changed != 1 {
+		t.Errorf("%d pages of a batch differ, want 1", changed)
+	}
+}
