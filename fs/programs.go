@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/lockrank"
 )
 
@@ -95,7 +96,11 @@ func (a *openArea) sums() string {
 		return "atomic-only: with apply=arrival a load, an add and a store back undo what arrives in between"
 	}
 	if shared, all := a.programs.counts(); shared > 0 && all > 1 {
-		return fmt.Sprintf("undone: %d programs of this node store, %d of them into one memory; attach them all", all, shared)
+		what := "attach them all"
+		if spec.Residency == dsm.ResidencyDemand {
+			what = "with residency=demand only one may"
+		}
+		return fmt.Sprintf("undone: %d programs of this node store, %d of them into one memory; %s", all, shared, what)
 	}
 	return "exact"
 }
