@@ -79,3 +79,36 @@ func TestOpenTakesOneRoundTrip(t *testing.T) {
 		})
 	}
 }
+
+// TestSyncTakesOneRoundTrip: a sync publishes to one home, and asks the others at the same time whether they have anything. After it the program has what was published before.
+func TestSyncTakesOneRoundTrip(t *testing.T) {
+	for name, apply := range map[string]dsm.Apply{"arrival": dsm.ApplyArrival, "sync": dsm.ApplySync} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSim(t, 1, 3, sums(40, apply)) // of more than 16 MiB, so not at one home
+				first, second, n := s.nodes[0], s.nodes[1], s.nodes[2]
+				s.changeView(func(v *dsm.View) {
+					for i := range v.Slots {
+						v.Slots[i].Primary = second.id
+					}
+					s.rowOf(v, 0).Primary = first.id
+				})
+				s.catchUp()
+				for _, o := range s.nodes {
+					o.open(true)
+				}
+				s.drain()
+				put(t, second, 5)
+				publish(second)
+				s.drain()
+				put(t, n, get(n)+3)
+				if got := s.trips(n, func(ctx context.Context) error { return n.area.Sync(ctx, true) }); got != 1 {
+					t.Errorf("a sync takes %d round trips", got)
+				}
+				if get(n) != 8 {
+					t.Errorf("after it the program has %d, want 8", get(n))
+				}
+			})
+		})
+	}
+}
