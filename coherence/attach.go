@@ -69,7 +69,10 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	a.collect() // the program may be a child of fork: it gets what its parent has stored
 	t := &Attachment{area: a, write: write, mount: program == dsm.ByMount}
 	err := error(&errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist})
-	fresh, promised := false, a.node.cfg.View.Promised()
+	fresh, promised := false, int64(0)
+	if write && program > 0 { // it may need a draft
+		promised = a.node.cfg.View.Promised()
+	}
 	a.step(func() {
 		had := len(a.mu.drafts)
 		if write {

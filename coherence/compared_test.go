@@ -49,10 +49,26 @@ func TestComparedInBatches(t *testing.T) {
 	for _, p := range []dsm.PageIndex{1, publishBatch - 1, publishBatch, last} {
 		n.area.mu.mem.Working(p)[0] = 1
 	}
+	steps := &countedView{View: n}
+	n.node.cfg.View = steps
 	if _, changed := n.area.compared(dsm.PageSize, extents*dsm.ExtentSize); changed != 4 {
 		t.Errorf("%d pages differ, want 4", changed)
+	}
+	if most := extents * dsm.ExtentPages / publishBatch; steps.looks < most {
+		t.Errorf("the lock is taken %d times, want %d at least", steps.looks, most)
 	}
 	if _, changed := n.area.compared(2*dsm.PageSize, (publishBatch-2)*dsm.PageSize); changed != 1 {
 		t.Errorf("%d pages of a batch differ, want 1", changed)
 	}
+}
+
+// countedView counts how often the view is looked at, as who has taken an area's lock does first.
+type countedView struct {
+	View
+	looks int
+}
+
+func (v *countedView) Current() *dsm.View {
+	v.looks++
+	return v.View.Current()
 }
