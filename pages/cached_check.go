@@ -35,6 +35,12 @@ func (c *Cached) Problem() string {
 			return fmt.Sprintf("page %d: bytes are kept that the page cache was not given", p)
 		}
 	}
+	for p := range c.since {
+		e, i := p.Extent()
+		if _, kept := c.given[p]; !kept || c.extents[e] == nil || !c.extents[e].doubtful.Has(i) {
+			return fmt.Sprintf("page %d: what came since a shrink is kept, and it is not doubtful or has no g", p)
+		}
+	}
 	return ""
 }
 

@@ -500,6 +500,9 @@ func (m *ledgerModel) run(steps int, truncates bool) {
 		if m.rng.IntN(8) == 0 {
 			m.checkKept()
 			m.checkAway()
+			if bad := m.c.Problem(); bad != "" {
+				m.t.Fatal(bad)
+			}
 		}
 	}
 	m.settle()
