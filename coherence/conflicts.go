@@ -49,7 +49,7 @@ func (n *Node) conflictRoom() int64 {
 
 // keepLocked keeps values aside that are given up for others.
 func (a *Area) keepLocked(off int64, given, stay []byte) {
-	c := &a.mu.absence.conflicts
+	c := &a.absentLocked().conflicts
 	n := int64(len(given))
 	if a.node.conflictBytes.Add(n+conflictCost) > a.node.conflictRoom() {
 		a.node.conflictBytes.Add(-n - conflictCost)
@@ -76,12 +76,11 @@ func (a *Area) keepLocked(off int64, given, stay []byte) {
 	c.list, c.joins, c.bytes = append(c.list, x), true, c.bytes+n+conflictCost
 }
 
-// tellOfConflictsLocked tells the log what was found when this node, or a home, came back.
-func (a *Area) tellOfConflictsLocked() {
-	c := &a.mu.absence.conflicts
+// tellOfConflictsLocked tells the log why values were given up.
+func (a *Area) tellOfConflictsLocked(why string) {
+	c := &a.absentLocked().conflicts
 	if c.untold > 0 {
-		a.node.cfg.Log.Warn("programs here and others have stored to the same elements while a node was cut off: the values of the majority stay",
-			"area", a.id, "kept_bytes", c.untold, "todo", "see conflicts among the control files of the area")
+		a.node.cfg.Log.Warn(why, "area", a.id, "kept_bytes", c.untold, "todo", "see conflicts among the control files of the area")
 		c.untold = 0
 	}
 	if c.lost > 0 {

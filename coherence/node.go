@@ -47,6 +47,9 @@ type Config struct {
 	Store *pages.Keep
 	// Unheld, if not nil, is told why no other daemon can follow this one.
 	Unheld func(why string)
+	// LocksLost, if not nil, reports whether programs of this node believe to have locks of the file that the cluster has dropped. It is called with the
+	// area's lock held.
+	LocksLost func(dsm.AreaID) bool
 	// First is the number after which messages and publishes are numbered: above those of any daemon before.
 	First uint64
 	// Now is the clock from which versions are made; nil means time.Now.

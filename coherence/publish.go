@@ -111,6 +111,9 @@ func (a *Area) startPublicationsLocked() {
 	if a.publishableLocked() != nil {
 		return
 	}
+	if a.forfeitsLocked() {
+		a.forfeitLocked()
+	}
 	if a.startPublicationsToLocked(false) {
 		a.startPublicationsToLocked(true)
 	}

@@ -89,6 +89,10 @@ func (a *Area) comparesLocked() bool {
 }
 
 func (a *Area) returningLocked() {
+	if a.forfeitsLocked() {
+		a.forfeitLocked()
+		return
+	}
 	a.compareLocked(false, func(dsm.ExtentIndex) bool { return true })
 }
 
@@ -114,11 +118,16 @@ func (a *Area) compareLocked(wins bool, which func(e dsm.ExtentIndex) bool) {
 		if x := a.mu.replica.extents[e]; x.dirty.Empty() && x.pub == nil || !which(e) {
 			continue
 		}
-		if a.mu.absence == nil {
-			a.mu.absence = &absence{returning: make(map[dsm.ExtentIndex]comparison)}
-		}
-		a.mu.absence.returning[e] = comparison{wins: wins}
+		a.absentLocked().returning[e] = comparison{wins: wins}
 	}
+}
+
+// absentLocked returns the absence of the area, made if there is none.
+func (a *Area) absentLocked() *absence {
+	if a.mu.absence == nil {
+		a.mu.absence = &absence{returning: make(map[dsm.ExtentIndex]comparison)}
+	}
+	return a.mu.absence
 }
 
 // rejoinedLocked subscribes to what this node is the home of. It subscribes at other nodes, too, because its sessions with them count as broken: so
@@ -221,7 +230,7 @@ func (a *Area) comparedAllLocked() bool {
 	}
 	a.startPublicationsLocked()
 	if len(b.returning) == 0 {
-		a.tellOfConflictsLocked()
+		a.tellOfConflictsLocked("programs here and others have stored to the same elements while a node was cut off: the values of the majority stay")
 	}
 	a.mu.wake = true
 	return true

@@ -329,3 +329,60 @@ func TestEvictedTwice(t *testing.T) {
 		p.wants("22aa", "0: 22, not 11")
 	})
 }
+
+// TestStoresUnderLostLocks: what was stored under locks that the cluster has dropped is given up as a whole, also where others have changed nothing, and so is
+// what programs store until they have closed the file.
+func TestStoresUnderLostLocks(t *testing.T) {
+	parted(t, dsm.Inode{}, func(p *parting) {
+		p.n.lost.Store(true)
+		p.meet("1111....5.6.", "22..33..5..7")
+		p.wants("22aa33bb5cc7", "0: aaaa, not 1111", "8: c, not 5", "10: c, not 6")
+		p.n.node.ClearConflicts(simArea, 0)
+		p.stores(p.n, ".....8.8")
+		p.published(p.n)
+		p.wants("22aa33bb5cc7", "5: 3, not 8", "7: b, not 8")
+		p.n.lost.Store(false)
+		p.stores(p.n, ".....9")
+		p.published(p.n)
+		p.wants("22aa39bb5cc7", "5: 3, not 8", "7: b, not 8")
+	})
+}
+
+// TestPublishUnderLostLocks: a publish that has not reached the home is given up, and one that has stays.
+func TestPublishUnderLostLocks(t *testing.T) {
+	for _, arrives := range []bool{false, true} {
+		parted(t, dsm.Inode{}, func(p *parting) {
+			p.stores(p.n, "11")
+			p.n.ask("publish", p.n.area.Publish, nil)
+			p.rest()
+			if arrives {
+				p.deliverAll(link{p.n.i, p.home.i})
+			}
+			p.net[link{p.home.i, p.n.i}], p.net[link{p.n.i, p.home.i}] = nil, nil
+			p.isEvicted(p.n)
+			p.alone()
+			p.stores(p.other, "2")
+			p.publishedAlone(p.other)
+			p.stores(p.n, "..3")
+			p.n.lost.Store(true)
+			p.comesBack(p.n)
+			p.published(p.n)
+			if arrives {
+				p.wants("21aa", "0: aaa, not 113") // the node cannot know that the home had merged two of them
+			} else {
+				p.wants("2aaa", "0: aaa, not 113")
+			}
+		})
+	}
+}
+
+// TestStoresUnderPlainLocks: with locks=plain no lock is an end of anything.
+func TestStoresUnderPlainLocks(t *testing.T) {
+	ino := dsm.Inode{}
+	ino.Spec.Locks = dsm.LocksPlain
+	parted(t, ino, func(p *parting) {
+		p.n.lost.Store(true)
+		p.meet("11", "..2")
+		p.wants("112a")
+	})
+}

@@ -1,6 +1,7 @@
 package coherence
 
 import (
+	"maps"
 	"reflect"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -28,8 +29,55 @@ func (r *simRun) awayOn() {
 	case n.cut && r.rng.IntN(2) == 0:
 		n.cut = false
 	default:
+		if r.kind.locks && r.rng.IntN(2) == 0 {
+			n.lost.Store(true)
+			n.losses++
+		}
 		r.comesBack(n)
+		n.since = maps.Clone(r.seen.stores)
 	}
+	for _, n := range r.nodes {
+		if n.lost.Load() && !n.away && r.rng.IntN(40) == 0 {
+			r.closesLocked(n)
+		}
+	}
+}
+
+// closesLocked has the programs of a node close the area that believed to have locks: what they have stored since it was back is given up.
+func (r *simRun) closesLocked(n *simNode) {
+	n.kernel.harvest(1)
+	void := maps.Clone(n.given)
+	n.area.Forfeit()
+	n.lost.Store(false)
+	n.losses++
+	for _, p := range r.hotPages() {
+		w := make([]byte, hotBytes)
+		if n.isOpen() && int64(p)*dsm.PageSize < n.area.mu.ino.Size {
+			copy(w, n.area.mu.mem.Working(p))
+		}
+		for i, v := range w {
+			off := int64(p)*dsm.PageSize + int64(i)
+			if r.owner(off) != n.i {
+				continue
+			}
+			k := r.seen.storeOf(off, v)
+			if k > n.since[off] && k <= void[off] {
+				r.t.Fatalf("node %d: byte %d: store %d was made when locks were lost, and is not given up", n.i, off, k)
+			}
+			n.given[off] = k
+			r.seen.added[off] = true
+		}
+	}
+}
+
+// endLocked ends that for all nodes.
+func (r *simRun) endLocked() {
+	for _, n := range r.nodes {
+		if n.lost.Load() {
+			r.closesLocked(n)
+		}
+	}
+	r.calm("wait")
 }
 
 // awayNode is the node that is evicted, or nil.
@@ -135,6 +183,7 @@ var awayCases = []simCase{
 	{name: "last-away", ino: dsm.Inode{Size: simSize}, aways: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "auto-away", ino: dsm.Inode{Size: simSize}, aways: true, auto: true, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "cut-away", ino: dsm.Inode{Size: simSize}, aways: true, resize: true, unaware: true, rules: applyRule, store: storeBytes, check: checkBytes},
+	{name: "locks-away", ino: dsm.Inode{Size: simSize}, aways: true, locks: true, resize: true, rules: applyRule, store: storeBytes, check: checkBytes},
 	{name: "demand-away", ino: onDemand(dsm.Inode{Size: simSize}), aways: true, resize: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "sum-away", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), aways: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
 	{name: "sum-demand-away", ino: onDemand(sumOf(dsm.DTypeI32, dsm.ApplyAuto)), aways: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},

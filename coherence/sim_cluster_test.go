@@ -88,6 +88,9 @@ type simNode struct {
 	promised int64         // of its memory to files
 	fenced   atomic.Bool   // its lease has run out: see sim_away_test.go
 	away     bool          // it is evicted, and has not joined again
+	lost     atomic.Bool   // programs have lost locks by that, and do not know
+	losses   int           // how often that began or ended
+	since    map[int64]int // the stores to each byte of before it came back: homes may have merged them
 	evicted  bool          // it was, at some time
 	cut      bool          // and nothing reaches it, or comes from it
 	gone     bool          // and the catalog says so
@@ -138,7 +141,7 @@ func newSimOf(t *testing.T, seed uint64, nodes int, ino dsm.Inode, linger time.D
 			changed: make(chan struct{}), faulting: make(map[dsm.PageIndex]bool), given: make(map[int64]int), merged: make(map[dsm.PageIndex]merged)}
 		n.skew = time.Duration(s.rng.IntN(10)) * time.Millisecond
 		n.config = Config{Self: n.id, View: n, Sender: n, Log: slog.New(slog.DiscardHandler), Linger: linger, Memory: memory,
-			Now: func() time.Time { return time.Now().Add(n.skew) }}
+			Now: func() time.Time { return time.Now().Add(n.skew) }, LocksLost: func(dsm.AreaID) bool { return n.lost.Load() }}
 		n.node = New(n.config)
 		n.node.resize = func(mem interface{ Resize(size int64) error }, size int64) error {
 			if n.starving.Load() && size > n.area.mu.ino.Size {

@@ -21,6 +21,7 @@ type simCase struct {
 	aways    bool                            // nodes are evicted, and come back: see awayOn
 	restarts bool                            // daemons are killed, and others follow: see restartOn
 	alone    bool                            // of aways: nobody takes over from them
+	locks    bool                            // of aways: programs lose locks, under which they had stored
 	tally    tally                           // see addOnes
 	auto     bool                            // some extents live together, others are spread
 	small    bool                            // the area has a few pages: see smallPages
@@ -207,6 +208,9 @@ func checkBytes(r *simRun, n *simNode) {
 			delete(r.maybe, off)
 			if r.seen.added[off] { // all nodes have the same
 				delete(r.seen.added, off)
+				if r.kind.locks && !punchable(off) && r.seen.storeOf(off, w[i]) < r.seen.published[off] {
+					r.t.Fatalf("node %d page %d byte %d: %#x, and a later store was published", n.i, p, i, w[i])
+				}
 				r.bytes[off], want = w[i], w[i]
 			}
 			if w[i] != want || c.data[i] != want {

@@ -51,9 +51,12 @@ func (n *simNode) acks() func() {
 	if n.inRound() {
 		return func() {}
 	}
-	mine, rounds := n.delivered(), n.rounds
+	if n.lost.Load() {
+		return func() {} // programs are told that what they have stored is given up
+	}
+	mine, rounds, losses := n.delivered(), n.rounds, n.losses
 	return func() {
-		if n.rounds == rounds {
+		if n.rounds == rounds && n.losses == losses {
 			n.sim.ack(mine)
 		}
 	}

@@ -78,6 +78,8 @@ type Area interface {
 	KernelTold(size int64)
 	// KernelLocks says that a request has come for which the kernel has locked the file, as an FSYNC: no hole is being punched any more.
 	KernelLocks()
+	// Forfeit takes back what programs have stored under locks that the cluster had dropped.
+	Forfeit()
 	// KernelDrops says that the kernel is about to be told to drop pages, other than by a notice of NextNotice; ended is
 	// called when it has.
 	KernelDrops() (ended func())

@@ -252,6 +252,7 @@ func (a *fakeArea) WriteBack(p []byte, off int64) error {
 func (a *fakeArea) KernelDrops() func()   { return func() {} }
 func (a *fakeArea) KernelShrinks(int64)   {}
 func (a *fakeArea) KernelLocks()          {}
+func (a *fakeArea) Forfeit()              {}
 func (a *fakeArea) KernelTold(size int64) { a.update(func() { a.told = append(a.told, size) }) }
 
 func (a *fakeArea) CheckGrowth(size int64) error {

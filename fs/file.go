@@ -302,6 +302,9 @@ func (b *bridge) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	case b.hasLocks(h.area, in.LockOwner): // close(2) of any descriptor releases the locks of the process, under which it may have stored by another
 		kept = b.publishForLocks(r, h.area)
 	}
+	if err == nil && h.write && h.area.forfeited.Swap(false) {
+		err = errForfeited
+	}
 	b.unlockFlushed(h, in.LockOwner, kept == nil)
 	if err == nil && h.write {
 		err = h.area.direct.takeNoRoom()

@@ -214,6 +214,9 @@ func (b *bridge) unlock(ctx context.Context, a *openArea, o locks.Owner) {
 		return
 	}
 	b.held.locking(dsm.Ino(a.id), locks.Lock{Owner: o, Last: locks.End})
+	if b.locksLost(a) != nil {
+		a.current().Forfeit() // when the owner has released what it believes to have, its stores are like any others
+	}
 	if err := b.cfg.Locks.Release(ctx, dsm.Ino(a.id), o); err != nil {
 		b.log.Warn("the locks of a closed file are given up later", "area", a.id, "err", err)
 	}

@@ -87,6 +87,8 @@ type openArea struct {
 	expecting atomic.Bool
 	// writeLocked says that a program of this node has had a lock for writing.
 	writeLocked atomic.Bool
+	// forfeited says that stores were given up together with locks, and no call has said so yet.
+	forfeited atomic.Bool
 	// lockers has, for each owner that asks for locks, the last handle through which it did (*fileHandle by locks.Owner).
 	lockers sync.Map
 	// sizeChanges counts how often the size may have changed on another node, sizeHeard how many of these changes are noted.

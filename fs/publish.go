@@ -27,8 +27,14 @@ func (b *bridge) publishBy(ctx context.Context, a *openArea, how func(Area, cont
 	}
 	b.countSoon(a) // first, so that a store is published only when it is known to be counted or not
 	a.reached(stored)
+	if b.locksLost(a) != nil {
+		a.forfeited.Store(true)
+	}
 	return nil
 }
+
+// errForfeited is for programs whose stores were given up together with locks.
+var errForfeited = errs.E(errs.Unavailable, "publish", "the cluster took this node for dead and dropped its locks: what was stored is not published; close the file and open it again")
 
 // sync is fsync and msync, which do does in the data plane: it publishes, and acquires from the homes of
 // the area as long as this node knows it to be. Another node may have made it longer, and published there, before the
@@ -43,7 +49,19 @@ func (b *bridge) sync(ctx context.Context, a *openArea, do func(context.Context)
 	}
 	b.countSoon(a) // first, so that a store is published only when it is known to be counted or not
 	a.reached(stored)
+	if b.locksLost(a) != nil {
+		a.forfeited.Store(false)
+		return errForfeited
+	}
 	return nil
+}
+
+// locksLost returns an error if the cluster has dropped locks of the file that programs here believe to have: what is stored is given up then.
+func (b *bridge) locksLost(a *openArea) error {
+	if b.cfg.Locks == nil || a.spec().Locks == dsm.LocksPlain {
+		return nil
+	}
+	return b.cfg.Locks.Dropped(dsm.Ino(a.id))
 }
 
 // acquire calls do, which acquires in the data plane, as sync does.

@@ -19,6 +19,7 @@ const lockerProgram = `
 import errno, fcntl, mmap, os, signal, sqlite3, struct, sys
 mnt = sys.argv[1]
 files = {}
+maps = {}
 
 def path(name): return os.path.join(mnt, name)
 
@@ -27,6 +28,8 @@ def op(name, f='f', flags=os.O_RDWR | os.O_CREAT):
     return 'ok'
 
 def close(f='f'):
+    if f in maps:
+        maps.pop(f).close()
     os.close(files.pop(f))
     return 'ok'
 
@@ -58,6 +61,11 @@ def sql(text, times=1):
 def disconnect():
     files.pop('d').close()
     return 'ok'
+
+def mapped(name):
+    if name not in maps:
+        maps[name] = mmap.mmap(files[name], 0)
+    return maps[name]
 
 def fork():
     r, w = os.pipe()

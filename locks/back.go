@@ -165,7 +165,7 @@ func (n *Node) Lost(ino dsm.Ino, o Owner) {
 	defer n.mu.Unlock()
 	f := n.fileLocked(ino)
 	f.owners[o] = true
-	f.dropped = true
+	n.markLocked(ino, f, true)
 	delete(n.mu.local.tables, ino)
 	for o, all := range n.mu.resumed {
 		n.mu.resumed[o] = slices.DeleteFunc(all, func(r resumed) bool { return r.ino == ino })

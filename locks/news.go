@@ -143,12 +143,37 @@ func (n *Node) surrenderedLocked(ino dsm.Ino) {
 func (n *Node) endedLocked(ino dsm.Ino) {
 	f := n.fileLocked(ino)
 	f.over()
-	f.dropped = false
+	n.markLocked(ino, f, false)
 	delete(n.mu.local.tables, ino)
 	clear(f.owners)
 	n.askAgainLocked(ino)
 	f.ring()
 	n.tidyLocked(ino)
+}
+
+// Evicted says that the cluster has evicted this node, before it acts as a member again: the locks of its programs are gone.
+func (n *Node) Evicted() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.droppedLocked()
+}
+
+// Dropped returns an error if locks of the file were dropped, and programs that have not closed it believe to have them. What they store is not to be
+// published: others may have had the locks since. It takes no lock.
+func (n *Node) Dropped(ino dsm.Ino) error {
+	if _, dropped := n.dropped.Load(ino); dropped {
+		return errDropped
+	}
+	return nil
+}
+
+// markLocked records whether the locks of the file were dropped and programs do not know.
+func (n *Node) markLocked(ino dsm.Ino, f *file, dropped bool) {
+	if f.dropped = dropped; dropped {
+		n.dropped.Store(ino, struct{}{})
+	} else {
+		n.dropped.Delete(ino)
+	}
 }
 
 // droppedLocked records that all locks are gone. It also runs on a node that leaves, which has none.
@@ -169,7 +194,7 @@ func (n *Node) droppedLocked() {
 func (n *Node) dropLocked(ino dsm.Ino, waits bool) (believed bool) {
 	f := n.mu.files[ino]
 	f.over()
-	f.dropped = f.believes()
+	n.markLocked(ino, f, f.believes())
 	delete(n.mu.local.tables, ino)
 	for ticket, w := range n.mu.asked {
 		if w.ino == ino && (w.local || w.entered || w.owed) {

@@ -54,6 +54,8 @@ type Node struct {
 	end   context.CancelFunc
 	tasks sync.WaitGroup
 
+	dropped sync.Map // the files that are dropped, for who has not the lock
+
 	mu struct {
 		lockrank.Mutex
 		files    map[dsm.Ino]*file

@@ -194,7 +194,7 @@ func (n *Node) refuseLocked(f *file, ino dsm.Ino, r Request) (Answer, error) {
 	}
 	if r.Lock.First == 0 && r.Lock.Last == End {
 		delete(f.owners, r.Lock.Owner)
-		f.dropped = f.believes()
+		n.markLocked(ino, f, f.believes())
 		n.tidyLocked(ino)
 	}
 	return r.answer(Granted), nil

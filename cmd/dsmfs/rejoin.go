@@ -152,6 +152,7 @@ const gatherLimit = 5 * time.Second
 
 // gather finds what programs have stored while this node was away: it is compared with what others have, before anything of it is published.
 func (n *node) gather(ctx context.Context) {
+	n.locks.Evicted() // what was stored under them is given up
 	ctx, cancel := context.WithTimeout(ctx, gatherLimit)
 	defer cancel()
 	if n.fs != nil {

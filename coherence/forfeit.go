@@ -1,0 +1,78 @@
+package coherence
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/merge"
+)
+
+// The locks of a node that is evicted are gone, and its programs do not know. What they have stored under them is not merged with what others store under
+// the same locks after that: the two make no sense together, also where they touch different elements. So it is forfeit, as a whole: the working copy goes back to the base
+// copy, and the values are kept as conflicts. The same is done with what these programs store until they have closed the file.
+//
+// What a home had merged before stays: it was seen by others.
+
+// forfeitsLocked reports whether what programs store is forfeit.
+func (a *Area) forfeitsLocked() bool {
+	lost := a.node.cfg.LocksLost
+	return lost != nil && a.comparesLocked() && a.mu.ino.Spec.Locks != dsm.LocksPlain && lost(a.id)
+}
+
+// Forfeit takes back what programs have stored under locks that the cluster had dropped. It is called before LocksLost says that they have closed
+// the file, and does nothing if it does not say that they believe to have locks.
+func (a *Area) Forfeit() {
+	a.collect()
+	a.step(func() {
+		if a.forfeitsLocked() {
+			a.forfeitLocked()
+		}
+	})
+}
+
+// forfeitLocked takes back all stores that are not merged at a home.
+func (a *Area) forfeitLocked() {
+	for _, e := range a.busyExtentsLocked() {
+		x := a.mu.replica.extents[e]
+		if x.pub != nil && x.pub.round == (dsm.RoundID{}) {
+			a.takeBackLocked(e, x, x.pub)
+		}
+		pages := x.dirty.And(x.have)
+		for i := range pages.All() {
+			a.forfeitPageLocked(e, x, i)
+		}
+		x.dirty = x.dirty.Minus(pages)
+		a.changedLocked(e, pages, nil)
+		for _, i := range slices.Sorted(maps.Keys(x.stash)) {
+			for _, s := range x.stash[i] {
+				if s.way != writtenPast {
+					a.mu.cached.NotTaken(s.off, s.data)
+				}
+				a.keepLocked(s.off, s.data, nil)
+			}
+		}
+		x.stash = nil
+	}
+	if a.mu.absence != nil {
+		a.tellOfConflictsLocked("programs of this node have stored under locks that the cluster had dropped: that is not published")
+	}
+}
+
+func (a *Area) forfeitPageLocked(e dsm.ExtentIndex, x *replicaExtent, i int) {
+	p := page(e, i)
+	var mine, base, own [dsm.PageSize]byte
+	merge.Snapshot(mine[:], a.bytesOfLocked(p))
+	if copy(base[:], a.mu.mem.Base(p)); x.unmerged(i) { // a part of a round is
+		x.accounted(base[:], i, a.mu.mem.Base(p))
+	}
+	own = base
+	for _, run := range a.mu.kernel.Differing(p, base[:], mine[:]) {
+		from, to := run.Off, run.Off+run.Len
+		a.keepLocked(int64(p)*dsm.PageSize+from, mine[from:to], base[from:to])
+		copy(own[from:to], mine[from:to])
+	}
+	a.mu.cached.BeforeMerge(p)
+	defer a.mergesLocked(e, x, i)()
+	a.mergeLocked(a.mu.kernel, p, own[:], base[:])
+}
