@@ -7,6 +7,7 @@
 //	takeover.go counter.go    parts of it
 //	disagree.go               members that call different things
 //	parked.go                 what waits for a view
+//	evicted.go                a node that was evicted
 //	valid.go                  what another node may say
 //	round.go                  barriers at which areas are put together
 //	inspect.go figures.go     what people see
@@ -28,6 +29,10 @@
 // coordinator, and drops what one of them sends: each message has the reign that it belongs to,
 // which is the epoch of the coordinator's view when it took over. What older ones have decided is
 // either known to a node that answers, or to nobody.
+//
+// A node that was evicted forgets all groups, like a daemon that ends. It sees that in a view where
+// it is gone, or is another incarnation. Messages of, or for, the incarnation before may come after
+// that view, and are dropped.
 //
 // # Barriers
 //

@@ -44,6 +44,7 @@ type Node struct {
 		lives        uint64    // of the groups that this node has coordinated
 		replaced     dsm.Epoch // the last view that took a group from this node
 		seq          uint64    // of reports
+		first        uint64    // report since this node was evicted last
 		locals       map[dsm.AreaID]*local
 		coordinators map[dsm.AreaID]*coordinator
 		parked       map[parkedKey]parked
@@ -52,6 +53,7 @@ type Node struct {
 		outbox       []message
 		stakes       map[stake]int // how many members of this node have something in a round
 		abandoned    []func()      // to be called with no lock held
+		evicted      []*waiter     // to be woken with no lock held: their groups are forgotten
 		admitted     chan struct{} // closed when this node is a member of the cluster again; nil: nobody waits
 		sending      bool          // a goroutine sends what is in outbox
 		closed       bool
@@ -96,17 +98,13 @@ func (n *Node) Close() {
 	n.step(func() {
 		n.mu.closed = true
 		n.admitLocked()
-		n.loseAllLocked(errs.E(errs.Closed, "group", "the node ends"))
-	})
-}
-
-func (n *Node) loseAllLocked(err error) {
-	for _, l := range n.mu.locals {
-		for _, m := range l.inOrder() {
-			m.endLocked(err)
+		for _, l := range n.mu.locals {
+			for _, m := range l.inOrder() {
+				m.endLocked(errs.E(errs.Closed, "group", "the node ends"))
+			}
+			n.reportLocked(l)
 		}
-		n.reportLocked(l)
-	}
+	})
 }
 
 // step runs f under the lock, and then what f has made: messages of this node to itself, messages
@@ -126,7 +124,8 @@ func (n *Node) settleLocked(soon bool) {
 		n.mu.inbox = n.mu.inbox[1:]
 		n.handleLocked(n.cfg.Self, m.msg)
 	}
-	var woken []*waiter
+	woken := n.mu.evicted
+	n.mu.evicted = nil
 	for id, l := range n.mu.locals {
 		if len(l.waiters) > 0 {
 			woken = append(woken, l.wakened()...)

@@ -69,9 +69,12 @@ func (n *Node) handleLocked(from dsm.NodeID, msg any) {
 		return
 	}
 	coordinator := n.coordinatorLocked(group)
+	if is, ok := n.mu.view.Member(from); !ok || is.Gone || epoch < is.Since { // it is of a daemon that was killed, or from before an eviction
+		return
+	}
 	switch m := msg.(type) {
 	case *wire.GroupReport:
-		if is, _ := n.mu.view.Member(from); coordinator == n.cfg.Self && here(n.mu.view, from) && epoch >= is.Since { // else it is of a daemon that was killed
+		if coordinator == n.cfg.Self {
 			n.reportedLocked(from, m)
 		}
 	case *wire.GroupCall:
@@ -143,6 +146,9 @@ func (n *Node) stateLocked(from dsm.NodeID, s *wire.GroupState) {
 	if l == nil || l.coordinator != from || l.reign != s.Reign {
 		return
 	}
+	if s.Generation != 0 && s.Heard < n.mu.first { // it leaves out what this node knew before it was evicted
+		return
+	}
 	l.stateLocked(s)
 	if len(s.Refused) > 0 || s.Counted > 0 || l.owing && l.acked >= l.seq {
 		n.reportLocked(l)
@@ -157,11 +163,13 @@ func (n *Node) ViewChanged(v *dsm.View) {
 		if v.Cluster == old.Cluster && v.Epoch < old.Epoch {
 			return
 		}
-		skipped := v.Epoch > old.Epoch+1 // others may have coordinated meanwhile
+		// Others may have coordinated meanwhile, or they drop what this daemon has sent before it followed another.
+		skipped := v.Epoch > old.Epoch+1 || followed(old, v, n.cfg.Self)
 		n.mu.view = v
-		if !here(v, n.cfg.Self) {
-			n.loseAllLocked(errEvicted)
-		} else {
+		if evicted(old, v, n.cfg.Self) {
+			n.evictedLocked()
+		}
+		if here(v, n.cfg.Self) {
 			n.admitLocked()
 		}
 		for id, c := range n.mu.coordinators {
