@@ -7,7 +7,7 @@
 //	takeover.go counter.go    parts of it
 //	disagree.go               members that call different things
 //	parked.go                 what waits for a view
-//	evicted.go                a node that was evicted
+//	fence.go evicted.go       a node that may have been evicted, and one that was
 //	valid.go                  what another node may say
 //	round.go                  barriers at which areas are put together
 //	inspect.go figures.go     what people see
@@ -29,6 +29,19 @@
 // coordinator, and drops what one of them sends: each message has the reign that it belongs to,
 // which is the epoch of the coordinator's view when it took over. What older ones have decided is
 // either known to a node that answers, or to nobody.
+//
+// # Fences
+//
+// A node may be gone for the others and not know it. Its coordinators go on in the old view, and do
+// not wait for the others any more than these wait for them. So a node tells nobody anything unless
+// its lease lasts (Config.MayTell): no program the end of what it waits for, no other node what a
+// coordinator here has decided. It asks when that is done. If the lease has run out all of it stays
+// as it is, and is told when it lasts again: then the node was never gone, and no other coordinator
+// has decided without it.
+//
+// Programs are the last to be told, so a result that was sent in time, and comes late, stays with
+// the node too: the others may have another one by then. But who had a result before its node was
+// put out may be alone with it, like one that has died.
 //
 // A node that was evicted forgets all groups, like a daemon that ends. It sees that in a view where
 // it is gone, or is another incarnation. Messages of, or for, the incarnation before may come after

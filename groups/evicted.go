@@ -9,14 +9,14 @@ func evicted(old, v *dsm.View, id dsm.NodeID) bool {
 	return here(old, id) && (!here(v, id) || v.Cluster == old.Cluster && is.Inc != was.Inc)
 }
 
-// evictedLocked forgets all groups, as if the daemon had ended: they go on without this node's members, and nobody there knows what this node does. What
+// evictedLocked forgets all groups, as if the daemon had ended: they go on without this node's members, and nobody else knows what was withheld. What
 // waits for a view stays: it may be meant for the next incarnation.
 func (n *Node) evictedLocked() {
 	for _, l := range n.mu.locals {
 		for _, m := range l.inOrder() {
 			m.endLocked(errEvicted)
 		}
-		n.mu.evicted = append(n.mu.evicted, l.wakened()...)
+		n.mu.evicted = append(n.mu.evicted, n.wakenedLocked(l)...)
 	}
 	clear(n.mu.locals)
 	clear(n.mu.coordinators)

@@ -26,8 +26,13 @@ type Config struct {
 	Log    *slog.Logger // nil: nothing is logged
 	// Home is the node that a view has for the first extent of a file.
 	Home func(v *dsm.View, group dsm.AreaID) dsm.NodeID
+	// MayTell reports whether the lease of this node lasts. If not, it may have been evicted: see Fences in the package's comment. It does not
+	// wait. nil: there is no lease.
+	MayTell func() bool
 	// few is how many members a node may have and report each thing at once; 0 means the usual.
 	few int
+	// later calls f when it is worth asking MayTell again; nil means after leaseRetry.
+	later func(f func())
 	// Now is the clock that people are shown; nil means time.Now.
 	Now func() time.Time
 }
@@ -54,6 +59,7 @@ type Node struct {
 		stakes       map[stake]int // how many members of this node have something in a round
 		abandoned    []func()      // to be called with no lock held
 		evicted      []*waiter     // to be woken with no lock held: their groups are forgotten
+		withheld     bool          // goOn will be called, because MayTell was false when there was something to tell
 		admitted     chan struct{} // closed when this node is a member of the cluster again; nil: nobody waits
 		sending      bool          // a goroutine sends what is in outbox
 		closed       bool
@@ -77,8 +83,14 @@ func NewNode(cfg Config) *Node {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
+	if cfg.MayTell == nil {
+		cfg.MayTell = func() bool { return true }
+	}
 	if cfg.few == 0 {
 		cfg.few = few
+	}
+	if cfg.later == nil {
+		cfg.later = func(f func()) { time.AfterFunc(leaseRetry, f) }
 	}
 	n := &Node{cfg: cfg}
 	n.mu.Init("groups.Node")
@@ -128,7 +140,7 @@ func (n *Node) settleLocked(soon bool) {
 	n.mu.evicted = nil
 	for id, l := range n.mu.locals {
 		if len(l.waiters) > 0 {
-			woken = append(woken, l.wakened()...)
+			woken = append(woken, n.wakenedLocked(l)...)
 		}
 		if len(l.seats) == 0 && l.heard >= l.seq {
 			delete(n.mu.locals, id)
@@ -171,15 +183,21 @@ func (n *Node) settleLocked(soon bool) {
 	n.mu.Unlock()
 }
 
-// wakened takes out the waiters whose wait is over.
-func (l *local) wakened() (woken []*waiter) {
+// wakenedLocked takes out the waiters whose wait is over, and who may be told so.
+func (n *Node) wakenedLocked(l *local) (woken []*waiter) {
+	asked, may := false, false
 	l.waiters = slices.DeleteFunc(l.waiters, func(w *waiter) bool {
-		over := true
 		if w.err = w.member.ended; w.err == nil {
-			over, w.err = w.ready()
-		}
-		if !over && w.err == nil {
-			return false
+			var over bool
+			if over, w.err = w.ready(); !over && w.err == nil {
+				return false
+			}
+			if !asked {
+				asked, may = true, n.mayTellLocked()
+			}
+			if !may {
+				return false
+			}
 		}
 		woken = append(woken, w)
 		return true

@@ -118,8 +118,12 @@ func (n *Node) takeOverLocked(group dsm.AreaID) *coordinator {
 	return c
 }
 
-// decidedLocked sends what a coordinator has made, and drops it when the group has ended.
+// decidedLocked sends what a coordinator has made, and drops it when the group has ended. If this node may have been evicted nothing is sent: it
+// stays in c.out until the lease lasts again, or another node coordinates.
 func (n *Node) decidedLocked(c *coordinator) {
+	if len(c.out) > 0 && !n.mayTellLocked() {
+		return
+	}
 	for _, m := range c.out {
 		n.postLocked(m.to, m.msg)
 	}

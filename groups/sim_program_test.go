@@ -16,6 +16,7 @@ type simProgram struct {
 	member *Member
 	size   int
 	over   bool
+	out    bool // its node was put out: the others do not wait for it, and nobody tells it anything
 	waits  string
 	first  uint64
 	waiter *waiter
@@ -58,6 +59,9 @@ func (p *simProgram) progress() uint64 {
 	return p.number
 }
 
+// counts reports whether the group goes on with the program.
+func (p *simProgram) counts() bool { return !p.over && !p.out }
+
 func (p *simProgram) leave() {
 	p.over = true
 	if p.member != nil {
@@ -78,6 +82,8 @@ func (p *simProgram) begin(what string, first, ready func() (bool, error), then 
 		case p.over:
 		case err != nil:
 			p.ended(what, err)
+		case p.node.out:
+			p.failed("is told the end of %s after its node was put out", what)
 		default:
 			then()
 		}
@@ -89,8 +95,14 @@ func (p *simProgram) begin(what string, first, ready func() (bool, error), then 
 	}
 }
 
-// ended is what happens to a program that is refused. In the simulation only those are who do not call what others do: they do so then.
+// ended is what happens to a program that is refused. In the simulation only those are who do not call what others do: they do so then. Who was put out
+// may come again.
 func (p *simProgram) ended(what string, err error) {
+	if err == errEvicted && (p.out || p.node.out || p.node.inc > 0) {
+		p.over = true
+		p.s.progs = append(p.s.progs, p.s.program(p.node))
+		return
+	}
 	l := p.life()
 	if what != "a barrier" || !strings.Contains(err.Error(), "of this member") || !l.called[simCall{p.next, !p.round}] {
 		p.failed("%s %d: %v", what, p.next, err)
@@ -130,7 +142,7 @@ func (p *simProgram) act(size int) bool {
 			l := p.life()
 			l.programs = append(l.programs, p)
 			for _, other := range l.programs {
-				if other != p && !other.over && other.member.rank == p.member.rank {
+				if other != p && other.counts() && other.member.rank == p.member.rank {
 					p.failed("two have rank %d", p.member.rank)
 				}
 			}
@@ -166,10 +178,10 @@ func (p *simProgram) meet() {
 			p.failed("result of %d in place of %d", r.Number, p.number)
 		}
 		for _, other := range l.programs {
-			if !other.over && other.first <= p.number && l.arrived[other] < p.number {
+			if other.counts() && other.first <= p.number && l.arrived[other] < p.number {
 				p.failed("leaves barrier %d before %s", p.number, other.node.Node.cfg.Self)
 			}
-			if !other.over && other.next == p.number && other.round != p.round {
+			if other.counts() && other.next == p.number && other.round != p.round {
 				p.failed("leaves %s %d, and one on node %s calls a %s", collective(p.round), p.number, other.node.cfg.Self, collective(other.round))
 			}
 		}
@@ -178,7 +190,7 @@ func (p *simProgram) meet() {
 		}
 		said := fmt.Sprintf("%+v", *r)
 		for _, r := range l.results[p.number] {
-			if !r.program.node.dead && r.said != said {
+			if !r.program.node.dead && !r.program.out && r.said != said {
 				p.failed("result %s, another had %s", said, r.said)
 			}
 		}
@@ -196,7 +208,7 @@ func (p *simProgram) add() {
 	l := p.life()
 	l.begun++
 	p.begin("a counter", first, ready, func() {
-		if other, ok := l.values[*value]; ok && (!other.over || p.s.calm) {
+		if other, ok := l.values[*value]; ok && (other.counts() || p.s.calm) {
 			p.failed("value %d twice", *value)
 		}
 		l.values[*value] = p
@@ -212,7 +224,7 @@ func (p *simProgram) tick() {
 	first, ready := p.member.tick(slack, c)
 	p.begin("a tick", first, ready, func() {
 		for _, other := range p.life().programs {
-			if !other.over && other.ticks+slack < p.ticks {
+			if other.counts() && other.ticks+slack < p.ticks {
 				p.failed("clock %d, another at %d", p.ticks, other.ticks)
 			}
 		}
@@ -224,7 +236,7 @@ func (p *simProgram) tick() {
 func (l *simLife) check(s *sim) {
 	answered, most := 0, int64(0)
 	for _, p := range l.programs {
-		if !p.over {
+		if p.counts() {
 			answered += p.added
 		}
 	}

@@ -41,6 +41,10 @@ type simNode struct {
 	i    int
 	seen int // views
 	dead bool
+	// A node whose lease has run out is fenced, and goes on all the same. If it is put out, nobody else counts on it any more: see sim_out_test.go.
+	fenced, out bool
+	inc         uint64 // as which it was admitted last
+	retry       func() // looks whether the lease lasts again
 }
 
 // sessionEnd stands where the receiver learns that the session broke.
@@ -68,7 +72,7 @@ func newSim(t *testing.T, seed uint64, nodes int) *sim {
 		n := &simNode{s: s, i: i}
 		v.Members = append(v.Members, dsm.Member{ID: n.id()})
 		s.nodes = append(s.nodes, n)
-		n.Node = NewNode(Config{Self: n.id(), Sender: n, few: 16 - 15*int(seed/8%2), Home: func(v *dsm.View, _ dsm.AreaID) dsm.NodeID { return v.Slots[0].Primary }})
+		n.Node = NewNode(Config{Self: n.id(), Sender: n, few: 16 - 15*int(seed/8%2), MayTell: n.mayTell, later: n.later, Home: func(v *dsm.View, _ dsm.AreaID) dsm.NodeID { return v.Slots[0].Primary }})
 	}
 	v.Slots[0].Primary = 1
 	s.views = append(s.views, v)
@@ -89,7 +93,11 @@ func (n *simNode) look() {
 // see has a node take the next view.
 func (n *simNode) see() {
 	n.seen++
-	n.ViewChanged(n.s.views[n.seen-1])
+	v := n.s.views[n.seen-1]
+	n.ViewChanged(v)
+	if m, _ := v.Member(n.id()); !m.Gone && m.Inc > n.inc {
+		n.inc, n.out, n.fenced = m.Inc, false, false
+	}
 }
 
 // change makes a new view.
@@ -165,7 +173,7 @@ func (s *sim) deliver() bool {
 	slices.SortFunc(links, func(a, b [2]int) int { return (a[0]-b[0])*100 + a[1] - b[1] })
 	var behind []*simNode
 	for _, n := range s.living() {
-		if n.seen < len(s.views) {
+		if n.seen < len(s.views) || n.retry != nil && !n.fenced {
 			behind = append(behind, n)
 		}
 	}
@@ -177,7 +185,11 @@ func (s *sim) deliver() bool {
 		i = s.rng.IntN(len(links) + len(behind))
 	}
 	if i >= len(links) {
-		behind[i-len(links)].look()
+		if n := behind[i-len(links)]; n.seen < len(s.views) {
+			n.look()
+		} else {
+			n.goOnNow()
+		}
 	} else {
 		k := links[i]
 		m := s.net[k][0]
@@ -203,13 +215,13 @@ func (s *sim) fault() {
 	if s.rng.IntN(3) == 0 {
 		s.slow = [2]int{a.i, b.i}
 	}
+	if s.rng.IntN(3) == 0 {
+		s.lease(a)
+		return
+	}
 	switch s.rng.IntN(kinds) {
 	case 0:
-		if s.calm && s.astir {
-			for s.deliver() {
-			}
-			s.astir = false
-		} else if len(all) > 2 {
+		if s.settle() && (a.out || s.present() > 2) {
 			s.kill(a)
 		}
 	case 1:
@@ -284,6 +296,7 @@ func simulate(t *testing.T, seed uint64) (meetings, refused int) {
 		}
 	}
 	s.harsh = 0
+	s.leases()
 	// Faults are over. Who has a rank must get on, and with enough programs, everybody has one.
 	for i := 0; s.deliver(); i++ {
 		if i > 20000 {

@@ -182,7 +182,7 @@ func (n *node) build(context.Context) error {
 	pages.KeepIdle(int64(n.cfg.memory) / idlePart)
 	n.locks = locks.NewNode(locks.Config{Self: n.self.ID, Cluster: &n.cats, Log: n.log.With("part", "locks"), Patience: n.cfg.timeout,
 		First: n.cfg.held.firstNumber(), Resuming: n.cfg.held != nil && n.cfg.held.resuming})
-	n.groups = groups.NewNode(groups.Config{Self: n.self.ID, Sender: n.net, Log: n.log.With("part", "groups"), Home: homeOf})
+	n.groups = groups.NewNode(groups.Config{Self: n.self.ID, Sender: n.net, Log: n.log.With("part", "groups"), Home: homeOf, MayTell: n.cats.MayGrant})
 	close(n.built)
 	return nil
 }
