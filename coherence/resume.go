@@ -8,6 +8,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/pages"
+	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
 // A daemon that follows another one in a cluster of several nodes is, to the others, a node that has died and joined again, whose programs
@@ -74,15 +75,34 @@ func (n *Node) Resumed() {
 // resumeReplicaLocked makes a replica of what was left. All pages are here, of a version that is not known. The area has been as short as least since, and from
 // cut on others have cut what programs see.
 func (a *Area) resumeReplicaLocked(left pages.Left, least, cut int64) error {
-	mem, sent, err := left.TakeBoth(a.mu.ino.Size, least)
+	_, sent, err := a.takeBothLocked(left, least, cut)
 	if err != nil {
 		return err
+	}
+	return a.replicaOfLocked(sent, least)
+}
+
+// takeBothLocked takes both copies of what was left, and what was sent and not answered.
+func (a *Area) takeBothLocked(left pages.Left, least, cut int64) (mem *pages.Area, sent []*pages.Sent, err error) {
+	k := a.mu.kernel
+	if a.mu.ino.Spec.Merge.Adds() { // see heldRefusalLocked
+		if k, err = merge.KernelFor(dsm.MergeLast, dsm.Layout{}); err != nil {
+			return nil, nil, err
+		}
+	}
+	if mem, sent, err = left.TakeBoth(k, a.mu.ino.Size, least); err != nil {
+		return nil, nil, err
 	}
 	mem.SetDrops(&a.mu.drops)
 	a.mu.mem, a.mu.cached = mem, pages.ResumeCached(mem, true, cut)
 	a.followedLocked()
 	mem.WorkingIsNewest()
-	r := &a.mu.replica
+	return mem, sent, nil
+}
+
+// replicaOfLocked makes the replica of what was taken.
+func (a *Area) replicaOfLocked(sent []*pages.Sent, least int64) error {
+	mem, r := a.mu.mem, &a.mu.replica
 	r.subscribed, r.n = true, a.extentsLocked()
 	r.onRequest = a.defersLocked()
 	a.materializeLastLocked()
@@ -120,12 +140,12 @@ func (a *Area) resumeReplicaLocked(left pages.Left, least, cut int64) error {
 
 // Reopen is Open for what a program had open when the daemon was killed. It does not wait for other nodes.
 func (n *Node) Reopen(ctx context.Context, id dsm.AreaID, write bool) (*Area, error) {
-	if !n.resuming.Load() { // it was alone
-		return n.Open(ctx, id, write)
-	}
 	a, err := n.area(id)
 	if err != nil {
 		return nil, err
+	}
+	if !n.resuming.Load() && !a.attachable() { // it was alone
+		return n.Open(ctx, id, write)
 	}
 	a.step(func() {
 		if err = a.openedLocked(write); err == nil {

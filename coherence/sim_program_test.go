@@ -55,12 +55,12 @@ func (s *sim) mostAttached() int {
 // attach has one more program map the memory of the area.
 func (n *simNode) attach() {
 	s := n.sim
-	if len(n.attached) == s.mostAttached() || n.held != nil || n.entering != nil || s.careful && n.writer != nil {
+	if len(n.attached) == s.mostAttached() || n.held != nil && !s.outlive || n.entering != nil || s.careful && n.writer != nil {
 		return
 	}
 	s.lastProgram++
 	id, compare := s.lastProgram, s.rng.IntN(3) == 0
-	if !s.careful && s.rng.IntN(2) == 0 && n.ino.Spec.Residency != dsm.ResidencyDemand {
+	if !s.careful && n.held == nil && s.rng.IntN(2) == 0 && n.ino.Spec.Residency != dsm.ResidencyDemand {
 		id = dsm.ByMount // which shares the working copy
 	}
 	prog := &simProgram{found: make(map[dsm.PageIndex]bool)}

@@ -109,6 +109,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	r.drawHot()
 	r.seen.tally = c.tally
 	r.onShrink, r.careful, r.unaware, r.queues = r.shrunk, c.careful, c.unaware, true
+	r.outlive = c.attaches
 	if c.dies {
 		r.withTaker()
 	}

@@ -116,6 +116,8 @@ type Area interface {
 	// Attach readies the area, opened before for reading, for a program (a process; 0: unknown; dsm.ByMount) that maps its
 	// memory, and returns a descriptor of that: writable if write, but for the mount, or if the area is on demand.
 	Attach(ctx context.Context, program int, write bool) (Attachment, *os.File, error)
+	// Reattach is Attach for a program that had attached the area when the daemon before was killed: it waits for nothing. errs.StaleGen if that memory is gone.
+	Reattach(program int, write bool) (Attachment, *os.File, error)
 	// CompareTime is what comparing took since the start.
 	CompareTime() time.Duration
 	// Extended returns the end of what programs have written past the end of the area into

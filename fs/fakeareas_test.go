@@ -397,6 +397,10 @@ func (a *fakeArea) Attach(context.Context, int, bool) (Attachment, *os.File, err
 	return fakeAttachment{a}, f, err
 }
 
+func (a *fakeArea) Reattach(int, bool) (Attachment, *os.File, error) {
+	return a.Attach(context.Background(), 0, false)
+}
+
 type fakeAttachment struct{ *fakeArea }
 
 func (t fakeAttachment) Sync(ctx context.Context) error          { return t.fakeArea.Sync(ctx, true) }

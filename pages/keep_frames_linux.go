@@ -10,6 +10,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/hold"
+	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
 // What neither copy has outlives the daemon in frames of the Keep. A frame has a tag, which says what it has:
@@ -20,6 +21,10 @@ import (
 //	twin     the base of a page, where that is not the home's bytes
 //	working  both copies of a page that are just being changed together: see BeginMerge. The next daemon puts back what was there before
 //	base
+//	before   the base alone, likewise: programs may be storing to the working copy
+//	mine     what the working copy of such a page is merged from: see MergesShared. The next daemon does the merge once more
+//	after    what the base becomes with it
+//	coming   what comes in; it is set last, and cleared first
 //	sent     pieces of what was sent, and not answered: see KeepSent
 //
 // A frame has its bytes before it gets its tag, and loses the tag before it has others. The exceptions are changes that may be done twice.
@@ -34,6 +39,10 @@ const (
 	frameBase
 	frameSent
 	frameNext
+	frameBefore
+	frameMine
+	frameAfter
+	frameComing
 )
 
 func slabOffset(at int) int64 { return hold.FramesAt + int64(at)*slabBytes }
@@ -161,28 +170,45 @@ func (l Left) dropFrames() error {
 }
 
 // BeginMerge is called before both copies of page p are changed, or the base copy in a way that cannot be done twice. If the daemon is killed before EndMerge, the next one has the
-// page as it is now, and what s, which may be nil, says of the page.
+// page as it is now, and what s, which may be nil, says of the page. While programs may be storing to the working copy that is not put back: see MergesShared.
 func (a *Area) BeginMerge(p dsm.PageIndex, s *Sent) {
+	if !a.outlives() {
+		return
+	}
+	number, in := s.of(p)
+	arg := uint64(p) | in
+	a.takeNote(2)
+	copy(a.note[1].mem, a.Base(p))
+	if a.ledger != nil && a.ledger.shared {
+		a.frames.tag(a.note[1], frameBefore, arg, number)
+		return
+	}
+	copy(a.note[0].mem, a.working.look(p, 1))
+	a.frames.tag(a.note[1], frameBase, arg, number)
+	a.frames.tag(a.note[0], frameWorking, arg, number)
+}
+
+// MergesShared is called between BeginMerge and EndMerge, before merge.Kernel.MergeShared changes the working copy of page p from mine to coming and the base becomes after.
+// A program that stores to the page meanwhile goes on when the daemon is killed, so the working copy cannot be put back. Instead the next daemon does all of it once more. The
+// rule must be one by which that changes nothing: an element that is merged already differs from mine then, and stays. in says which of the sets of s have the page afterwards.
+func (a *Area) MergesShared(p dsm.PageIndex, s *Sent, in [2]bool, mine, coming, after []byte) {
 	if !a.outlives() {
 		return
 	}
 	arg, number := uint64(p), uint64(0)
 	if s != nil {
 		number = s.Number()
-		_, i := p.Extent()
-		for k := range s.sets() {
-			if set := s.set(k); set.Has(i) {
+		for k, has := range in {
+			if has {
 				arg |= 1 << (noteBits + k)
 			}
 		}
 	}
-	if a.note == nil {
-		a.note = []frame{a.frames.take(), a.frames.take()}
+	a.takeNote(5)
+	for i, b := range [][]byte{mine, after, coming} {
+		copy(a.note[2+i].mem, b)
+		a.frames.tag(a.note[2+i], frameMine+frameKind(i), arg, number)
 	}
-	copy(a.note[0].mem, a.working.look(p, 1))
-	copy(a.note[1].mem, a.Base(p))
-	a.frames.tag(a.note[1], frameBase, arg, number)
-	a.frames.tag(a.note[0], frameWorking, arg, number)
 }
 
 // EndMerge says that the change is done.
@@ -192,6 +218,16 @@ func (a *Area) EndMerge() {
 	}
 	a.frames.untag(a.note[0])
 	a.frames.untag(a.note[1])
+	for i := len(a.note) - 1; i >= 2; i-- {
+		a.frames.untag(a.note[i])
+	}
+}
+
+// takeNote makes the note at least n frames long.
+func (a *Area) takeNote(n int) {
+	for len(a.note) < n {
+		a.note = append(a.note, a.frames.take())
+	}
 }
 
 // dropNote frees what BeginMerge needs. No change may be under way.
@@ -276,6 +312,20 @@ func (s *Sent) Number() uint64 { return s.word(sentNumber).Load() }
 
 // sets is how many sets of pages there are.
 func (*Sent) sets() int { return 2 }
+
+// of returns the number, and which sets have page p, as the tags of a note have it.
+func (s *Sent) of(p dsm.PageIndex) (number, in uint64) {
+	if s == nil {
+		return 0, 0
+	}
+	_, i := p.Extent()
+	for k := range s.sets() {
+		if set := s.set(k); set.Has(i) {
+			in |= 1 << (noteBits + k)
+		}
+	}
+	return s.Number(), in
+}
 
 func (s *Sent) set(k int) (set dsm.PageSet) {
 	for i := range set {
@@ -364,8 +414,8 @@ func (l Left) Newest() bool { return l.k.record.Newest.Load() != 0 }
 
 // TakeBoth returns the area, whose size is now size and has been as little as least since Left.Rev, with both copies: the working copy has
 // what programs have stored, and the base copy what the homes had. No extent is homed here. What was sent and not answered comes with
-// it. If the daemon is killed before it is done, the next one does it again.
-func (l Left) TakeBoth(size, least int64) (a *Area, sent []*Sent, err error) {
+// it. k is the rule by which pages of a working copy that programs have attached were merged. If the daemon is killed before it is done, the next one does it again.
+func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent, err error) {
 	cut := min(size, least)
 	a = &Area{id: l.ID, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}, drops: &Drops{}, kept: l.k}
 	a.frames.kept = l.k
@@ -376,8 +426,9 @@ func (l Left) TakeBoth(size, least int64) (a *Area, sent []*Sent, err error) {
 		return nil, nil, a.fail("restore", errors.Join(err, a.base.unmap()))
 	}
 	a.size = min(a.base.size, a.working.size, cut)
-	a.working.resizeAnonymous(a.size)
-	a.base.resizeAnonymous(a.size)
+	if err := errors.Join(a.working.resize(a.size), a.base.resize(a.size)); err != nil {
+		return nil, nil, a.fail("restore", err)
+	}
 	left, err := a.frames.adopt(l.ID)
 	if err != nil {
 		return nil, nil, a.fail("restore", err)
@@ -398,15 +449,9 @@ func (l Left) TakeBoth(size, least int64) (a *Area, sent []*Sent, err error) {
 		p := dsm.PageIndex(w.arg & notePage)
 		copy(a.working.page(p), w.mem)
 		copy(a.base.page(p), left[frameBase][i].mem)
-		_, i = p.Extent()
-		for _, s := range sent {
-			if w.more != 0 && s.Number() == w.more {
-				for k := range s.sets() {
-					s.put(k, i, w.arg>>(noteBits+k)&1 != 0)
-				}
-			}
-		}
+		w.putSets(p, sent)
 	}
+	a.mergeAgain(k, left, sent, within)
 	for _, next := range left[frameNext] {
 		same := func(x tagged) bool { return x.arg&notePage == next.arg }
 		if slices.ContainsFunc(left[frameWorking], same) { // the working copy is as before
@@ -420,13 +465,53 @@ func (l Left) TakeBoth(size, least int64) (a *Area, sent []*Sent, err error) {
 		a.frames.tag(next.frame, frameGiven, next.arg, 0)
 		left[frameGiven] = append(left[frameGiven], next)
 	}
-	for _, x := range append(left[frameWorking], left[frameBase]...) {
-		a.frames.put(x.frame)
+	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameMine, frameAfter} {
+		for _, x := range left[kind] {
+			a.frames.put(x.frame)
+		}
 	}
 	a.working.clearPast(cut)
 	a.base.clearPast(cut)
 	a.left = left
 	return a, sent, a.failed("restore", a.Resize(size))
+}
+
+// putSets sets which sets of what was sent have page p.
+func (x tagged) putSets(p dsm.PageIndex, sent []*Sent) {
+	_, i := p.Extent()
+	for _, s := range sent {
+		if x.more != 0 && s.Number() == x.more {
+			for k := range s.sets() {
+				s.put(k, i, x.arg>>(noteBits+k)&1 != 0)
+			}
+		}
+	}
+}
+
+// mergeAgain ends what an earlier daemon had begun to do with a page to which programs may be storing: a merge is done once more, and any other change is undone.
+func (a *Area) mergeAgain(k merge.Kernel, left map[frameKind][]tagged, sent []*Sent, within func(tagged) bool) {
+	if len(left[frameComing]) == 0 {
+		for _, x := range left[frameBefore] {
+			if p := dsm.PageIndex(x.arg & notePage); within(x) {
+				copy(a.base.page(p), x.mem)
+				x.putSets(p, sent)
+			}
+		}
+		return
+	}
+	for _, x := range left[frameComing] {
+		if !within(x) {
+			continue
+		}
+		p := dsm.PageIndex(x.arg & notePage)
+		for _, mine := range left[frameMine] {
+			k.MergeShared(p, mine.mem, a.working.page(p), x.mem)
+		}
+		for _, after := range left[frameAfter] {
+			copy(a.base.page(p), after.mem)
+		}
+		x.putSets(p, sent)
+	}
 }
 
 // ResumeCached is NewCached for an area of an earlier daemon: the page cache may hold any page. If programs may have stored to it (writers), the area
@@ -511,6 +596,9 @@ func (c *Cached) certainAgain() {
 
 // keepsGiven says to the next daemon what the page cache was given of page i.
 func (c *Cached) keepsGiven(x *cachedExtent, i int) {
+	if c.area.kept == nil {
+		return
+	}
 	p := x.page(i)
 	c.area.frames.tag(c.given[p], frameGiven, uint64(p), 0)
 }
@@ -539,14 +627,17 @@ func (c *Cached) Resumed() bool { return c.resumed > 0 || c.area.size == 0 }
 
 // Stored calls f for each page of which one of the copies takes memory.
 func (a *Area) Stored(f func(p dsm.PageIndex)) {
-	for w, b := a.working.nextTaken(0), a.base.nextTaken(0); w != noPage || b != noPage; {
+	for w, b := a.working.nextData(0), a.base.nextTaken(0); w != noPage || b != noPage; {
 		p := w
 		if w == noPage || b != noPage && b < w {
 			p = b
 		}
+		if int64(p)*dsm.PageSize >= a.size { // a program may have made its memfd longer
+			return
+		}
 		f(p)
 		if w == p {
-			w = a.working.nextTaken(p + 1)
+			w = a.working.nextData(p + 1)
 		}
 		if b == p {
 			b = a.base.nextTaken(p + 1)

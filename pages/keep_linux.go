@@ -19,10 +19,13 @@ import (
 //	blocks      blocks of small copies: see arena
 //	slots       as long as an area can be, one for each larger copy, so that it grows in place
 //
+// A working copy that programs have attached is a memfd of its own, which the holder has as well: see keep_files_linux.go.
+//
 // A copy that moves is in its new place before the record says so, and leaves its old one after that. What a daemon was killed with
 // in between, memory that no record names, the next one frees.
 type Keep struct {
 	mem   *hold.Memory
+	files hold.Descriptors // nil: programs cannot attach
 	small *arena
 	mu    struct {
 		lockrank.Mutex
@@ -71,9 +74,10 @@ func (n *numbers) restore(used uint64, in map[int]bool) {
 	}
 }
 
-// NewKeep returns the keep in a memory. It has what earlier daemons have left there: see Areas.
-func NewKeep(m *hold.Memory) (*Keep, error) {
-	s := &Keep{mem: m}
+// NewKeep returns the keep in a memory. It has what earlier daemons have left there: see Areas. files has the memfds of copies that programs have attached; if it
+// is nil they cannot.
+func NewKeep(m *hold.Memory, files hold.Descriptors) (*Keep, error) {
+	s := &Keep{mem: m, files: files}
 	s.mu.Init("pages.Keep")
 	note := func(w hold.Word) func(int) { return func(used int) { m.Word(w).Store(uint64(used)) } }
 	s.mu.records = numbers{most: hold.MaxAreas, held: note(hold.AreasUsed)}
@@ -91,6 +95,7 @@ func (s *Keep) restore() error {
 	ids := make(map[dsm.AreaID]bool)
 	pieces := make(map[int]map[uint16]bool) // by block
 	class := make(map[int]int)
+	files := map[uint64]bool{s.mem.Word(hold.Listening).Load(): true}
 	for i := range int(s.mem.Word(hold.AreasUsed).Load()) {
 		r := s.mem.Area(i)
 		if r.ID.Load() == 0 {
@@ -101,6 +106,8 @@ func (s *Keep) restore() error {
 		records[i], ids[dsm.AreaID(r.ID.Load())] = true, true
 		for _, at := range []int64{int64(r.Base.Load()), int64(r.Working.Load())} {
 			switch {
+			case isFile(at):
+				files[numberOf(at)] = true
 			case at >= slotsAt:
 				slots[slotOf(at)] = true
 			case at != 0:
@@ -120,7 +127,7 @@ func (s *Keep) restore() error {
 	s.mu.records.restore(s.mem.Word(hold.AreasUsed).Load(), records)
 	s.mu.slots.restore(s.mem.Word(hold.SlotsUsed).Load(), slots)
 	s.mu.blocks.restore(s.mem.Word(hold.BlocksUsed).Load(), blocks)
-	failed := s.restoreSlabs(ids)
+	failed := errors.Join(s.restoreSlabs(ids), s.restoreFiles(files))
 	for _, i := range s.mu.slots.free {
 		failed = errors.Join(failed, s.mem.Free(slotAt(i), slotSize))
 	}
@@ -371,6 +378,9 @@ func (l Left) restore(suffix string, at uint64, size int64) (*areaCopy, error) {
 	}
 	s := l.k.store
 	var err error
+	if isFile(int64(at)) {
+		return c, c.adoptFile(numberOf(int64(at)), size)
+	}
 	if int64(at) >= slotsAt {
 		c.slot = int64(at)
 		if c.mem, err = s.mapRange(c.slot, capacityFor(size)); err == nil {

@@ -26,6 +26,8 @@ type attachment struct {
 	adds  atomic.Bool // it may accumulate, though it is attached to read
 	// file is the area's inode.
 	file dsm.Ino
+	// held is its number in the journal, 0 if it is in none.
+	held uint64
 	// dev and ino identify the memfd.
 	dev, ino uint64
 	// memory is a descriptor of the memfd. It is nil unless the area is on demand. serving counts what
@@ -83,6 +85,9 @@ func (a *conn) attach(ctx context.Context, q *request) (reply, error) {
 		return reply{}, err
 	}
 	i, err = a.s.cfg.Mount.Getattr(ctx, i.Ino)
+	if err == nil {
+		err = x.note()
+	}
 	if err != nil {
 		_ = f.Close()   // nothing was written to it
 		_ = a.detach(x) // cannot fail: the attachment is there
@@ -136,6 +141,9 @@ func (x *attachment) told(i dsm.Inode, memory *os.File) reply {
 	}
 	if x.area.Direct() {
 		flags |= isDirect
+	}
+	if x.held != 0 {
+		flags |= outlivesDaemon
 	}
 	x.grew(i.Size)
 	x.conn.s.log.Debug("attached", "path", x.path, "pid", x.conn.who.pid, "write", x.write)
@@ -200,6 +208,7 @@ func (x *attachment) letGo() {
 	x.at.Detach()
 	x.area.Close(x.write)
 	x.conn.s.endAttachment(x.conn.user)
+	x.forget()
 }
 
 // maxRanges bounds the tracked mappings of an attachment: each takes some descriptors.

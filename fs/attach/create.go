@@ -76,6 +76,11 @@ func (a *conn) prepare(ctx context.Context, q *request) (reply, error) {
 	x.mu.Lock()
 	x.mu.unnamed = true
 	x.mu.Unlock()
+	if err := x.note(); err != nil {
+		_ = f.Close()   // nothing was written to it
+		_ = a.detach(x) // cannot fail: the attachment is there
+		return reply{}, err
+	}
 	return x.told(i, f), nil
 }
 
@@ -126,8 +131,9 @@ func (x *attachment) giveName(ctx context.Context, path string) error {
 			}
 		}
 		x.mu.Unlock()
+		return err
 	}
-	return err
+	return x.note()
 }
 
 // undecided reports whether a change that failed may still happen.

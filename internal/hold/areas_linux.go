@@ -8,7 +8,7 @@ const areaSize = 64
 type Area struct {
 	// ID is the area's, 0 if the record is not used. It is set last and cleared first.
 	ID *atomic.Uint64
-	// Base and Working are where the copies are, as package pages writes it; 0: nowhere.
+	// Base and Working are where the copies are, as package pages writes it; 0: nowhere. Working may name what the holder has: see Files.
 	Base, Working *atomic.Uint64
 	// Newest is 1 if the working copy has all bytes of the area; else the base has.
 	Newest *atomic.Uint64
