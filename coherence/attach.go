@@ -63,7 +63,7 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	if err := a.readyToAttach(ctx); err != nil {
 		return nil, nil, err
 	}
-	file, err := a.heldFile(ctx, program)
+	file, err := a.heldFile(ctx, program, write)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -77,7 +77,7 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	fresh := false
 	a.step(func() {
 		had := len(a.mu.drafts)
-		if err = a.heldRefusalLocked(write); err != nil {
+		if err = a.heldRefusalLocked(program, write); err != nil {
 			return
 		}
 		if write {
@@ -85,7 +85,7 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 				return
 			}
 		}
-		if t.draft, err = a.draftOfLocked(program, write); err != nil {
+		if t.draft, err = a.draftOfLocked(program, write, file); err != nil {
 			return
 		}
 		if err = a.exclusiveLocked(t); err != nil {

@@ -38,7 +38,7 @@ func (n *Node) Resume(ctx context.Context, alone bool) error {
 		if gen == 0 {
 			least, cut = now.Size, math.MaxInt64
 		}
-		if left.Filed() && left.Newest() {
+		if left.Attached() && left.Newest() {
 			a, err := n.area(left.ID)
 			if err == nil {
 				a.step(func() {

@@ -8,7 +8,6 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/pages"
-	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
 // A daemon that follows another one in a cluster of several nodes is, to the others, a node that has died and joined again, whose programs
@@ -61,6 +60,7 @@ func (n *Node) Resumed() {
 			if !r.subscribed {
 				return
 			}
+			a.dropLeftDraftsLocked()
 			switch {
 			case r.opens == 0: // the kernel keeps nothing over the next open, and takes no notice before
 				a.mu.cached = pages.NewCached(a.mu.mem)
@@ -84,13 +84,7 @@ func (a *Area) resumeReplicaLocked(left pages.Left, least, cut int64) error {
 
 // takeBothLocked takes both copies of what was left, and what was sent and not answered.
 func (a *Area) takeBothLocked(left pages.Left, least, cut int64) (mem *pages.Area, sent []*pages.Sent, err error) {
-	k := a.mu.kernel
-	if a.mu.ino.Spec.Merge.Adds() { // see heldRefusalLocked
-		if k, err = merge.KernelFor(dsm.MergeLast, dsm.Layout{}); err != nil {
-			return nil, nil, err
-		}
-	}
-	if mem, sent, err = left.TakeBoth(k, a.mu.ino.Size, least); err != nil {
+	if mem, sent, err = left.TakeBoth(a.mu.kernel, a.mu.ino.Size, least); err != nil {
 		return nil, nil, err
 	}
 	mem.SetDrops(&a.mu.drops)
@@ -134,6 +128,7 @@ func (a *Area) replicaOfLocked(sent []*pages.Sent, least int64) error {
 			a.dirtyLocked(e, x, dsm.Range(i, i+1))
 		}
 	})
+	a.draftsLeftLocked()
 	a.resubscribeLocked(a.slotsLocked(0))
 	return nil
 }

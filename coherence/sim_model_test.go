@@ -47,6 +47,7 @@ type simRun struct {
 	crash     simCrash
 	evictions int             // how often a node was evicted
 	restarts  int             // how often a daemon was
+	kept      int             // attachments that were taken over
 	found     int             // how many values programs have found
 	hot       []dsm.PageIndex // that this run stores to
 	group     simGroup

@@ -3,6 +3,8 @@ package coherence
 import (
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/pages"
@@ -45,10 +47,19 @@ func (n *simNode) newDaemon() {
 
 // restartOn has a daemon be killed at times.
 func (r *simRun) restartOn() {
-	if !r.kind.restarts || r.rng.IntN(60) > 0 {
+	every := 60
+	if r.kind.attaches {
+		every = 30
+	}
+	if !r.kind.restarts || r.rng.IntN(every) > 0 {
 		return
 	}
 	n := r.aNode()
+	if r.kind.attaches && len(n.attached) == 0 && r.rng.IntN(4) > 0 {
+		n.attach() // so that there are programs which go on
+		r.calm("wait")
+		return
+	}
 	if v := r.lastView().Clone(); r.goesBack(v, n) {
 		r.restart(n)
 	}
@@ -170,6 +181,7 @@ func (r *simRun) restart(n *simNode) {
 	for _, prog := range n.attached {
 		open(false)
 		n.attachAgain(prog)
+		r.kept++
 	}
 	n.node.Resumed()
 	n.kernel.bell.Store(true)
@@ -191,7 +203,12 @@ func (r *simRun) storeMeanwhile(n *simNode) {
 
 // attachAgain takes over what a program has attached. What it stores is found by comparing from now on.
 func (n *simNode) attachAgain(prog *simProgram) {
-	t, f, err := n.area.Reattach(true)
+	var st unix.Stat_t
+	err := unix.Fstat(int(prog.memory.Fd()), &st)
+	if err != nil {
+		n.sim.t.Fatal(err)
+	}
+	t, f, err := n.area.Reattach(prog.id, true, st.Ino)
 	if err != nil {
 		n.sim.t.Fatal(err)
 	}
@@ -254,6 +271,9 @@ var restartCases = []simCase{
 	{name: "float-restart", ino: sumOf(dsm.DTypeF64, dsm.ApplyAuto), restarts: true, tally: floatTally, rules: addsRule, store: addOnes, check: checkOnes},
 	{name: "last-attached-restart", ino: dsm.Inode{Size: simSize, Spec: dsm.Spec{Apply: dsm.ApplyArrival}}, restarts: true, attaches: true, rules: heldRule, store: storeBytes, check: checkBytes},
 	{name: "auto-attached-restart", ino: dsm.Inode{Size: simSize}, restarts: true, attaches: true, auto: true, rules: heldRule, store: storeBytes, check: checkBytes},
+	{name: "sync-attached-restart", ino: dsm.Inode{Size: simSize, Spec: dsm.Spec{Apply: dsm.ApplySync}}, restarts: true, attaches: true, rules: heldRule, store: storeBytes, check: checkBytes},
+	{name: "sum-attached-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplySync), restarts: true, attaches: true, tally: intTally, rules: func(*simRun, *dsm.Inode) {}, store: addOnes, check: checkOnes},
+	{name: "float-attached-restart", ino: sumOf(dsm.DTypeF64, dsm.ApplySync), restarts: true, attaches: true, tally: floatTally, rules: func(*simRun, *dsm.Inode) {}, store: addOnes, check: checkOnes},
 	{name: "max-attached-restart", ino: bestOf(dsm.MergeMax, dsm.DTypeI32, dsm.ApplyArrival), restarts: true, attaches: true, careful: true, rules: func(*simRun, *dsm.Inode) {}, store: findBest, check: checkBest},
 }
 

@@ -166,7 +166,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		r.checkNoConflicts()
 	}
 	if c.restarts {
-		r.t.Logf("daemons were killed %d times", r.restarts)
+		r.t.Logf("daemons were killed %d times, with %d programs attached", r.restarts, r.kept)
 		r.checkNoConflicts()
 	}
 	for _, n := range r.programNodes() {

@@ -173,8 +173,8 @@ func (x attachedArea) Attach(ctx context.Context, program int, write bool) (atta
 	return x.entered(t, program, write), f, nil
 }
 
-func (x attachedArea) Reattach(program int, write bool) (attach.Attachment, *os.File, error) {
-	t, f, err := x.Area.Reattach(program, write)
+func (x attachedArea) Reattach(program int, write bool, memory uint64) (attach.Attachment, *os.File, error) {
+	t, f, err := x.Area.Reattach(program, write, memory)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -103,8 +103,10 @@ func (a *Area) TakeFile(f *HeldFile) error {
 // Filed reports whether programs may have the working copy: it is a memfd.
 func (a *Area) Filed() bool { return a.working.fd >= 0 }
 
-// Filed reports whether the working copy is in a memfd that programs may have.
-func (l Left) Filed() bool { return isFile(int64(l.k.record.Working.Load())) }
+// Attached reports whether programs may have memory of the area: its working copy is in a memfd, or there are drafts.
+func (l Left) Attached() bool {
+	return isFile(int64(l.k.record.Working.Load())) || len(l.k.store.drafts[l.ID]) > 0
+}
 
 // adoptFile makes the copy what an earlier daemon has left in a file. Its bytes from size on are zero.
 func (c *areaCopy) adoptFile(number uint64, size int64) error {

@@ -71,7 +71,7 @@ func newHeldProgram(t *testing.T, size int64) *heldProgram {
 func (h *heldProgram) next() {
 	h.t.Helper()
 	left := h.keep().Areas()
-	if len(left) != 1 || !left[0].Newest() || !left[0].Filed() {
+	if len(left) != 1 || !left[0].Newest() || !left[0].Attached() {
 		h.t.Fatalf("left: %+v", left)
 	}
 	var err error
@@ -155,8 +155,8 @@ func TestKilledWhileACopyMoves(t *testing.T) {
 			copy(h.keepBytes(place), fill(7)) // they were there until it did
 		}
 		left := h.keep().Areas()[0]
-		if left.Filed() != (step == 2) {
-			t.Errorf("step %d: in a file: %v", step, left.Filed())
+		if left.Attached() != (step == 2) {
+			t.Errorf("step %d: in a file: %v", step, left.Attached())
 		}
 		if want := step / 2; h.files() != want {
 			t.Errorf("step %d: the holder has %d files", step, h.files())

@@ -25,6 +25,8 @@ import (
 //	mine     what the working copy of such a page is merged from: see MergesShared. The next daemon does the merge once more
 //	after    what the base becomes with it
 //	coming   what comes in; it is set last, and cleared first
+//	taken    the working copy and the base of a draft, while the first takes what a program has stored: see BeginTake
+//	draft    what the memory of a draft is merged from, what comes in, and how far that is: see Refresh
 //	sent     pieces of what was sent, and not answered: see KeepSent
 //
 // A frame has its bytes before it gets its tag, and loses the tag before it has others. The exceptions are changes that may be done twice.
@@ -43,6 +45,11 @@ const (
 	frameMine
 	frameAfter
 	frameComing
+	frameTaken
+	frameTakenBase
+	frameDraftMine
+	frameDraftComing
+	frameDraftNote
 )
 
 func slabOffset(at int) int64 { return hold.FramesAt + int64(at)*slabBytes }
@@ -167,75 +174,6 @@ func (l Left) dropFrames() error {
 	_, err := f.adopt(l.ID)
 	f.close()
 	return err
-}
-
-// BeginMerge is called before both copies of page p are changed, or the base copy in a way that cannot be done twice. If the daemon is killed before EndMerge, the next one has the
-// page as it is now, and what s, which may be nil, says of the page. While programs may be storing to the working copy that is not put back: see MergesShared.
-func (a *Area) BeginMerge(p dsm.PageIndex, s *Sent) {
-	if !a.outlives() {
-		return
-	}
-	number, in := s.of(p)
-	arg := uint64(p) | in
-	a.takeNote(2)
-	copy(a.note[1].mem, a.Base(p))
-	if a.ledger != nil && a.ledger.shared {
-		a.frames.tag(a.note[1], frameBefore, arg, number)
-		return
-	}
-	copy(a.note[0].mem, a.working.look(p, 1))
-	a.frames.tag(a.note[1], frameBase, arg, number)
-	a.frames.tag(a.note[0], frameWorking, arg, number)
-}
-
-// MergesShared is called between BeginMerge and EndMerge, before merge.Kernel.MergeShared changes the working copy of page p from mine to coming and the base becomes after.
-// A program that stores to the page meanwhile goes on when the daemon is killed, so the working copy cannot be put back. Instead the next daemon does all of it once more. The
-// rule must be one by which that changes nothing: an element that is merged already differs from mine then, and stays. in says which of the sets of s have the page afterwards.
-func (a *Area) MergesShared(p dsm.PageIndex, s *Sent, in [2]bool, mine, coming, after []byte) {
-	if !a.outlives() {
-		return
-	}
-	arg, number := uint64(p), uint64(0)
-	if s != nil {
-		number = s.Number()
-		for k, has := range in {
-			if has {
-				arg |= 1 << (noteBits + k)
-			}
-		}
-	}
-	a.takeNote(5)
-	for i, b := range [][]byte{mine, after, coming} {
-		copy(a.note[2+i].mem, b)
-		a.frames.tag(a.note[2+i], frameMine+frameKind(i), arg, number)
-	}
-}
-
-// EndMerge says that the change is done.
-func (a *Area) EndMerge() {
-	if !a.outlives() {
-		return
-	}
-	a.frames.untag(a.note[0])
-	a.frames.untag(a.note[1])
-	for i := len(a.note) - 1; i >= 2; i-- {
-		a.frames.untag(a.note[i])
-	}
-}
-
-// takeNote makes the note at least n frames long.
-func (a *Area) takeNote(n int) {
-	for len(a.note) < n {
-		a.note = append(a.note, a.frames.take())
-	}
-}
-
-// dropNote frees what BeginMerge needs. No change may be under way.
-func (a *Area) dropNote() {
-	for _, x := range a.note {
-		a.frames.put(x)
-	}
-	a.note = nil
 }
 
 // Sent is what a node has sent of an extent, and has no answer to. It is there for the next daemon until Drop. The methods of nil do nothing.
@@ -414,7 +352,7 @@ func (l Left) Newest() bool { return l.k.record.Newest.Load() != 0 }
 
 // TakeBoth returns the area, whose size is now size and has been as little as least since Left.Rev, with both copies: the working copy has
 // what programs have stored, and the base copy what the homes had. No extent is homed here. What was sent and not answered comes with
-// it. k is the rule by which pages of a working copy that programs have attached were merged. If the daemon is killed before it is done, the next one does it again.
+// it. k is the rule by which pages of memory that programs have attached were merged. If the daemon is killed before it is done, the next one does it again.
 func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent, err error) {
 	cut := min(size, least)
 	a = &Area{id: l.ID, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}, drops: &Drops{}, kept: l.k}
@@ -452,6 +390,10 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		w.putSets(p, sent)
 	}
 	a.mergeAgain(k, left, sent, within)
+	if err := a.takeDrafts(l, cut); err != nil {
+		return nil, nil, a.fail("restore", err)
+	}
+	a.endOfDrafts(k, left)
 	for _, next := range left[frameNext] {
 		same := func(x tagged) bool { return x.arg&notePage == next.arg }
 		if slices.ContainsFunc(left[frameWorking], same) { // the working copy is as before
@@ -465,7 +407,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		a.frames.tag(next.frame, frameGiven, next.arg, 0)
 		left[frameGiven] = append(left[frameGiven], next)
 	}
-	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameMine, frameAfter} {
+	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameMine, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing} {
 		for _, x := range left[kind] {
 			a.frames.put(x.frame)
 		}
@@ -473,45 +415,12 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 	a.working.clearPast(cut)
 	a.base.clearPast(cut)
 	a.left = left
+	for _, d := range a.drafts {
+		if err := d.Resize(size); err != nil {
+			return nil, nil, a.fail("restore", err)
+		}
+	}
 	return a, sent, a.failed("restore", a.Resize(size))
-}
-
-// putSets sets which sets of what was sent have page p.
-func (x tagged) putSets(p dsm.PageIndex, sent []*Sent) {
-	_, i := p.Extent()
-	for _, s := range sent {
-		if x.more != 0 && s.Number() == x.more {
-			for k := range s.sets() {
-				s.put(k, i, x.arg>>(noteBits+k)&1 != 0)
-			}
-		}
-	}
-}
-
-// mergeAgain ends what an earlier daemon had begun to do with a page to which programs may be storing: a merge is done once more, and any other change is undone.
-func (a *Area) mergeAgain(k merge.Kernel, left map[frameKind][]tagged, sent []*Sent, within func(tagged) bool) {
-	if len(left[frameComing]) == 0 {
-		for _, x := range left[frameBefore] {
-			if p := dsm.PageIndex(x.arg & notePage); within(x) {
-				copy(a.base.page(p), x.mem)
-				x.putSets(p, sent)
-			}
-		}
-		return
-	}
-	for _, x := range left[frameComing] {
-		if !within(x) {
-			continue
-		}
-		p := dsm.PageIndex(x.arg & notePage)
-		for _, mine := range left[frameMine] {
-			k.MergeShared(p, mine.mem, a.working.page(p), x.mem)
-		}
-		for _, after := range left[frameAfter] {
-			copy(a.base.page(p), after.mem)
-		}
-		x.putSets(p, sent)
-	}
 }
 
 // ResumeCached is NewCached for an area of an earlier daemon: the page cache may hold any page. If programs may have stored to it (writers), the area

@@ -32,6 +32,8 @@ type Keep struct {
 		records, slots, blocks, slabs numbers
 	}
 	left map[dsm.AreaID][]int // the slabs of areas that were not taken yet
+	// drafts are the records of drafts of such areas.
+	drafts map[dsm.AreaID][]int
 }
 
 const (
@@ -97,13 +99,23 @@ func (s *Keep) restore() error {
 	class := make(map[int]int)
 	files := map[uint64]bool{s.mem.Word(hold.Listening).Load(): true}
 	for i := range int(s.mem.Word(hold.AreasUsed).Load()) {
+		if id := s.mem.Area(i).ID.Load(); id != 0 && id&hold.OfDraft == 0 {
+			ids[dsm.AreaID(id)] = true
+		}
+	}
+	s.drafts = make(map[dsm.AreaID][]int)
+	for i := range int(s.mem.Word(hold.AreasUsed).Load()) {
 		r := s.mem.Area(i)
-		if r.ID.Load() == 0 {
+		id := dsm.AreaID(r.ID.Load() &^ hold.OfDraft)
+		if !ids[id] { // or it is a draft of an area that has gone
+			r.ID.Store(0)
 			r.Base.Store(0)
 			r.Working.Store(0)
 			continue
 		}
-		records[i], ids[dsm.AreaID(r.ID.Load())] = true, true
+		if records[i] = true; r.ID.Load()&hold.OfDraft != 0 {
+			s.drafts[id] = append(s.drafts[id], i)
+		}
 		for _, at := range []int64{int64(r.Base.Load()), int64(r.Working.Load())} {
 			switch {
 			case isFile(at):
@@ -222,6 +234,8 @@ func (s *Keep) keep(id dsm.AreaID) (*keeping, error) {
 		return nil, err
 	}
 	k := &keeping{s, i, s.mem.Area(i)}
+	k.record.Base.Store(0)
+	k.record.Working.Store(0)
 	k.record.Newest.Store(0)
 	k.record.Rev.Store(0)
 	k.record.Cut.Store(0)
@@ -307,7 +321,7 @@ type Left struct {
 // Areas returns what earlier daemons have left.
 func (s *Keep) Areas() (all []Left) {
 	for i := range int(s.mem.Word(hold.AreasUsed).Load()) {
-		if r := s.mem.Area(i); r.ID.Load() != 0 {
+		if r := s.mem.Area(i); r.ID.Load() != 0 && r.ID.Load()&hold.OfDraft == 0 {
 			all = append(all, Left{dsm.AreaID(r.ID.Load()), dsm.Generation(r.Rev.Load()), &keeping{s, i, r}})
 		}
 	}
@@ -353,7 +367,7 @@ func (l Left) Take(size, least int64) (a *Area, err error) {
 // Drop frees what is left of an area that is gone.
 func (l Left) Drop() error {
 	l.k.forget()
-	ferr := l.dropFrames()
+	ferr := errors.Join(l.dropDrafts(), l.dropFrames())
 	b, err := l.restore("b", l.k.record.Base.Load(), 0)
 	if err == nil {
 		err = b.close()

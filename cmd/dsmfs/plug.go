@@ -276,8 +276,8 @@ func (a *area) Attach(ctx context.Context, program int, write bool) (fs.Attachme
 }
 
 // Reattach implements fs.Area.
-func (a *area) Reattach(_ int, write bool) (fs.Attachment, *os.File, error) {
-	t, f, err := a.Area.Reattach(write)
+func (a *area) Reattach(program int, write bool, memory uint64) (fs.Attachment, *os.File, error) {
+	t, f, err := a.Area.Reattach(program, write, memory)
 	if err != nil {
 		return nil, nil, err
 	}

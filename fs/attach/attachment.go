@@ -80,7 +80,7 @@ func (a *conn) attach(ctx context.Context, q *request) (reply, error) {
 		a.s.endAttachment(a.user)
 		return reply{}, err
 	}
-	x, f, err := a.attachTo(ctx, area, i, q.payload, write)
+	x, f, err := a.attachTo(i, q.payload, write, area, func() (Attachment, *os.File, error) { return area.Attach(ctx, a.who.pid, write) })
 	if err != nil {
 		return reply{}, err
 	}
@@ -96,10 +96,10 @@ func (a *conn) attach(ctx context.Context, q *request) (reply, error) {
 	return x.told(i, f), nil
 }
 
-// attachTo attaches the program to an area, which has been opened and counted for it. Both is undone if
+// attachTo attaches the program, by a function, to an area, which has been opened and counted for it. Both is undone if
 // that fails.
-func (a *conn) attachTo(ctx context.Context, area Area, i dsm.Inode, path string, write bool) (*attachment, *os.File, error) {
-	at, f, err := area.Attach(ctx, a.who.pid, write)
+func (a *conn) attachTo(i dsm.Inode, path string, write bool, area Area, attach func() (Attachment, *os.File, error)) (*attachment, *os.File, error) {
+	at, f, err := attach()
 	if err != nil {
 		area.Close(write)
 		a.s.endAttachment(a.user)

@@ -2,6 +2,7 @@ package attach
 
 import (
 	"context"
+	"os"
 	"strings"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -69,7 +70,7 @@ func (a *conn) prepare(ctx context.Context, q *request) (reply, error) {
 		a.s.endAttachment(a.user)
 		return reply{}, err
 	}
-	x, f, err := a.attachTo(ctx, area, i, path, true)
+	x, f, err := a.attachTo(i, path, true, area, func() (Attachment, *os.File, error) { return area.Attach(ctx, a.who.pid, true) })
 	if err != nil {
 		return reply{}, err
 	}

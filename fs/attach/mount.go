@@ -68,7 +68,7 @@ type Area interface {
 	// program maps.
 	Attach(ctx context.Context, program int, write bool) (Attachment, *os.File, error)
 	// Reattach is Attach for a program that had attached the area when the daemon before was killed.
-	Reattach(program int, write bool) (Attachment, *os.File, error)
+	Reattach(program int, write bool, memory uint64) (Attachment, *os.File, error)
 	Demand() bool
 	// Direct reports whether programs of the node have the memory by the mount: see exclusive attachments in attach.md.
 	Direct() bool
@@ -79,6 +79,7 @@ type Area interface {
 
 // Attachment is fs.Attachment.
 type Attachment interface {
+	Ready(ctx context.Context) error
 	Track(source Source, off, n int64) (stop func())
 	// Sync does what msync(2) does.
 	Sync(ctx context.Context) error

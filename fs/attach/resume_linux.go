@@ -100,7 +100,7 @@ func (s *Server) adopt(ctx context.Context, h Held) (*attachment, error) {
 	if err != nil {
 		return nil, err
 	}
-	at, f, err := area.Reattach(h.PID, h.Write)
+	at, f, err := area.Reattach(h.PID, h.Write, h.Memory)
 	if err != nil {
 		area.Close(h.Write)
 		return nil, err
@@ -110,9 +110,6 @@ func (s *Server) adopt(ctx context.Context, h Held) (*attachment, error) {
 	x.mu.Init("attach.attachment")
 	x.dev, x.ino, err = identity(f)
 	_ = f.Close() // nothing was written to it
-	if err == nil && x.ino != h.Memory {
-		err = errStale()
-	}
 	if err != nil {
 		at.Detach()
 		area.Close(h.Write)
@@ -207,7 +204,18 @@ func (a *conn) resume(ctx context.Context, q *request) (reply, error) {
 		a.s.endAttachment(a.user)
 		return reply{}, err
 	}
-	x, f, err := a.attachTo(ctx, area, i, q.payload, write)
+	x, f, err := a.attachTo(i, q.payload, write, area, func() (Attachment, *os.File, error) {
+		at, f, err := area.Reattach(a.who.pid, write, q.arg[2])
+		if err != nil {
+			return nil, nil, err
+		}
+		if err := at.Ready(ctx); err != nil {
+			_ = f.Close() // nothing was written to it
+			at.Detach()
+			return nil, nil, err
+		}
+		return at, f, nil
+	})
 	if err != nil {
 		return reply{}, err
 	}
@@ -215,10 +223,7 @@ func (a *conn) resume(ctx context.Context, q *request) (reply, error) {
 	x.mu.Lock()
 	x.mu.unnamed = had.Unnamed
 	x.mu.Unlock()
-	if err = x.note(); err == nil && x.ino != q.arg[2] {
-		err = errStale()
-	}
-	if err == nil {
+	if err = x.note(); err == nil {
 		i, err = a.s.cfg.Mount.Getattr(ctx, ino)
 	}
 	if err != nil {

@@ -82,11 +82,11 @@ type heldArea struct {
 	m *heldMount
 }
 
-func (a heldArea) Attach(_ context.Context, _ int, write bool) (Attachment, *os.File, error) {
-	return a.Reattach(0, write)
-}
-
-func (a heldArea) Reattach(_ int, write bool) (Attachment, *os.File, error) {
+func (a heldArea) Reattach(_ int, write bool, memory uint64) (Attachment, *os.File, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(a.m.memory, &st); err != nil || st.Ino != memory {
+		return nil, nil, errStale()
+	}
 	t := heldAttachment{m: a.m, write: write}
 	t.count(+1)
 	f, err := t.Memory()
@@ -106,7 +106,8 @@ func (t heldAttachment) count(by int) {
 		t.m.writes += by
 	}
 }
-func (t heldAttachment) Detach() { t.count(-1) }
+func (t heldAttachment) Detach()                   { t.count(-1) }
+func (heldAttachment) Ready(context.Context) error { return nil }
 
 func (t heldAttachment) Memory() (*os.File, error) {
 	fd, err := unix.Open(fmt.Sprint("/proc/self/fd/", t.m.memory), unix.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -7,9 +7,11 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/dsmfs/dsmfs/integration/harness"
 )
 
-// TestAttachedOverKilledMembers: programs of three nodes have attached files of their own, and one that they all store to, and others map files through the mount. The daemons of all nodes are killed again
+// TestAttachedOverKilledMembers: programs of three nodes have attached files of their own, one that they all store to, and one to which they all add, and others map files through the mount. The daemons of all nodes are killed again
 // and again. The programs go on with the memory that they have, see no error, and nothing that they store is lost.
 func TestAttachedOverKilledMembers(t *testing.T) {
 	rnd := seeded(t)
@@ -29,6 +31,9 @@ func TestAttachedOverKilledMembers(t *testing.T) {
 			all = append(all, start(t, n, kind, n.Name, rnd.Uint64()))
 		}
 		all = append(all, start(t, n, fmt.Sprint("joins", i), "common", rnd.Uint64()))
+		for k := range 2 {
+			all = append(all, start(t, n, fmt.Sprint("adds", 2*i+k), "common", rnd.Uint64()))
+		}
 	}
 	last := make([]int, len(nodes))
 	for i := range *kills {
@@ -39,7 +44,24 @@ func TestAttachedOverKilledMembers(t *testing.T) {
 	end(t, all, nodes)
 	all = nil
 	for _, n := range nodes {
-		all = append(all, start(t, n, "looksAtJoined", "common", 0))
+		all = append(all, start(t, n, "looksAtJoined", "common", 0), start(t, n, "looksAtAdded", "common", 0))
 	}
 	end(t, all, nodes)
+}
+
+// TestAttachedSumsOverAKilledDaemon: two programs of a node alone add, each in memory of its own. Everything counts once.
+func TestAttachedSumsOverAKilledDaemon(t *testing.T) {
+	rnd := seeded(t)
+	n := held(t)
+	common(t, n)
+	var all []running
+	for k := range 2 {
+		all = append(all, start(t, n, fmt.Sprint("adds", k), "common", rnd.Uint64()))
+	}
+	last := 0
+	for range *kills {
+		last = killDaemon(t, n, last, time.Duration(rnd.Int64N(int64(longest))), syscall.SIGKILL)
+	}
+	end(t, all, []*harness.Node{n})
+	end(t, []running{start(t, n, "looksAtAdded", "common", 0)}, []*harness.Node{n})
 }

@@ -431,3 +431,88 @@ func (looksAtJoined) begin(dir string, _ *rand.Rand) error {
 	}
 	return same("what is stored of "+joinedFile, got, want)
 }
+
+// addsAttached adds to a file that programs of all nodes have attached, each in memory of its own.
+type addsAttached struct {
+	rnd   *rand.Rand
+	f     *attachedFile
+	added []uint64
+	own   string
+}
+
+func (w *addsAttached) begin(dir string, rnd *rand.Rand) error {
+	w.rnd, w.own, w.added = rnd, filepath.Join(dir, "own"), make([]uint64, sharesSum/8)
+	c, root, err := newAttachClient(dir)
+	if err != nil {
+		return err
+	}
+	w.f, err = c.attach(filepath.Join(filepath.Dir(root), sumFile), forWriting)
+	return err
+}
+
+func (w *addsAttached) step() error {
+	le := binary.LittleEndian
+	for range 20 {
+		i := w.rnd.IntN(len(w.added))
+		at := w.f.mem[8*i:]
+		if got := le.Uint64(at); got < w.added[i] {
+			return fmt.Errorf("element %d is %d, and the program alone has added %d", i, got, w.added[i])
+		}
+		le.PutUint64(at, le.Uint64(at)+1)
+		w.added[i]++
+	}
+	if w.rnd.IntN(30) > 0 {
+		return nil
+	}
+	ops := []uint16{opPublish, opSync, opSync, opAcquire}
+	return w.f.call(ops[w.rnd.IntN(len(ops))])
+}
+
+// check leaves what the program has added, for looksAtAdded.
+func (w *addsAttached) check() error {
+	if err := w.f.call(opSync); err != nil {
+		return err
+	}
+	var text []byte
+	for _, n := range w.added {
+		text = binary.LittleEndian.AppendUint64(text, n)
+	}
+	return os.WriteFile(w.own, text, 0o644)
+}
+
+// looksAtAdded compares what is in the file with what all programs of kind adds have added.
+type looksAtAdded struct{ looks }
+
+func (looksAtAdded) begin(dir string, _ *rand.Rand) error {
+	common := filepath.Dir(dir)
+	sums := make([]uint64, sharesSum/8)
+	owns, err := filepath.Glob(filepath.Join(common, "adds*", "own"))
+	if err != nil {
+		return err
+	}
+	for _, own := range owns {
+		text, err := os.ReadFile(own)
+		if err != nil {
+			return err
+		}
+		for i := range sums {
+			sums[i] += binary.LittleEndian.Uint64(text[8*i:])
+		}
+	}
+	var want []byte
+	for _, n := range sums {
+		want = binary.LittleEndian.AppendUint64(want, n)
+	}
+	f, err := os.OpenFile(filepath.Join(common, sumFile), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	got, err := stored(filepath.Join(common, sumFile))
+	if err != nil {
+		return err
+	}
+	return same("what is stored of "+sumFile, got, want)
+}

@@ -44,11 +44,16 @@ func newWorkload(kind string) workload {
 		return new(owner)
 	case "attached":
 		return new(attached)
+	case "looksAtAdded":
+		return looksAtAdded{}
 	case "looksAtJoined":
 		return looksAtJoined{}
 	case "looks":
 		return looks{}
 	default:
+		if strings.HasPrefix(kind, "adds") {
+			return new(addsAttached)
+		}
 		if strings.HasPrefix(kind, "joins") {
 			return new(joins)
 		}

@@ -28,6 +28,12 @@ func (m *Memory) Area(i int) Area {
 	return Area{ID: at(0), Base: at(1), Working: at(2), Newest: at(3), Rev: at(4), Cut: at(5), Parts: at(6), Size: at(7)}
 }
 
+// OfDraft is a bit of the ID of a record that is one of a draft: the memory of one program, and its base. The rest is the area's ID.
+const OfDraft = 1 << 63
+
+// Program returns the process that a draft is for. It takes the place of a word that drafts have no use for.
+func (a Area) Program() *atomic.Uint64 { return a.Size }
+
 // MaxAreas is how many records there are.
 const MaxAreas = maxAreas
 
@@ -39,7 +45,7 @@ func (m *Memory) InRound() uint64 {
 	}
 	for i := range int(m.Word(AreasUsed).Load()) {
 		if a := m.Area(i); a.Parts.Load() != 0 {
-			if id := a.ID.Load(); id != 0 {
+			if id := a.ID.Load(); id != 0 && id&OfDraft == 0 {
 				return id
 			}
 		}

@@ -1,0 +1,119 @@
+package pages
+
+import (
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/merge"
+)
+
+// A note says to the next daemon what is being done to a page that is in more than one place. It is a few frames, of which the area has one set: one page is changed at a time, under the
+// lock of the area.
+
+// BeginMerge is called before both copies of page p are changed, or the base copy in a way that cannot be done twice. If the daemon is killed before EndMerge, the next one has the
+// page as it is now, and what s, which may be nil, says of the page. While programs may be storing to the working copy that is not put back: see MergesShared.
+func (a *Area) BeginMerge(p dsm.PageIndex, s *Sent) {
+	if !a.outlives() {
+		return
+	}
+	number, in := s.of(p)
+	arg := uint64(p) | in
+	a.takeNote(2)
+	copy(a.note[1].mem, a.Base(p))
+	if a.ledger != nil && a.ledger.shared {
+		a.frames.tag(a.note[1], frameBefore, arg, number)
+		return
+	}
+	copy(a.note[0].mem, a.working.look(p, 1))
+	a.frames.tag(a.note[1], frameBase, arg, number)
+	a.frames.tag(a.note[0], frameWorking, arg, number)
+}
+
+// MergesShared is called between BeginMerge and EndMerge, before merge.Kernel.MergeShared changes the working copy of page p from mine to coming and the base becomes after.
+// A program that stores to the page meanwhile goes on when the daemon is killed, so the working copy cannot be put back. Instead the next daemon does all of it once more. The
+// rule must be one by which that changes nothing: an element that is merged already differs from mine then, and stays. in says which of the sets of s have the page afterwards.
+func (a *Area) MergesShared(p dsm.PageIndex, s *Sent, in [2]bool, mine, coming, after []byte) {
+	if !a.outlives() {
+		return
+	}
+	arg, number := uint64(p), uint64(0)
+	if s != nil {
+		number = s.Number()
+		for k, has := range in {
+			if has {
+				arg |= 1 << (noteBits + k)
+			}
+		}
+	}
+	a.takeNote(5)
+	for i, b := range [][]byte{mine, after, coming} {
+		copy(a.note[2+i].mem, b)
+		a.frames.tag(a.note[2+i], frameMine+frameKind(i), arg, number)
+	}
+}
+
+// EndMerge says that the change is done.
+func (a *Area) EndMerge() {
+	if !a.outlives() {
+		return
+	}
+	a.frames.untag(a.note[0])
+	a.frames.untag(a.note[1])
+	for i := len(a.note) - 1; i >= 2; i-- {
+		a.frames.untag(a.note[i])
+	}
+}
+
+// takeNote makes the note at least n frames long.
+func (a *Area) takeNote(n int) {
+	for len(a.note) < n {
+		a.note = append(a.note, a.frames.take())
+	}
+}
+
+// dropNote frees what BeginMerge needs. No change may be under way.
+func (a *Area) dropNote() {
+	for _, x := range a.note {
+		a.frames.put(x)
+	}
+	a.note = nil
+}
+
+// putSets sets which sets of what was sent have page p.
+func (x tagged) putSets(p dsm.PageIndex, sent []*Sent) {
+	_, i := p.Extent()
+	for _, s := range sent {
+		if x.more != 0 && s.Number() == x.more {
+			for k := range s.sets() {
+				s.put(k, i, x.arg>>(noteBits+k)&1 != 0)
+			}
+		}
+	}
+}
+
+// mergeAgain ends what an earlier daemon had begun to do with a page to which programs may be storing: a merge is done once more, and any other change is undone.
+func (a *Area) mergeAgain(k merge.Kernel, left map[frameKind][]tagged, sent []*Sent, within func(tagged) bool) {
+	if len(left[frameComing]) == 0 {
+		for _, x := range left[frameBefore] {
+			if p := dsm.PageIndex(x.arg & notePage); within(x) {
+				copy(a.base.page(p), x.mem)
+				x.putSets(p, sent)
+			}
+		}
+		return
+	}
+	if k.Adds() { // no program could attach the working copy then: the rule has changed
+		k = merge.Kernel{}
+	}
+	for _, x := range left[frameComing] {
+		if !within(x) {
+			continue
+		}
+		p := dsm.PageIndex(x.arg & notePage)
+		for _, mine := range left[frameMine] {
+			k.MergeShared(p, mine.mem, a.working.page(p), x.mem)
+		}
+		for _, after := range left[frameAfter] {
+			copy(a.base.page(p), after.mem)
+		}
+		x.putSets(p, sent)
+	}
+}
