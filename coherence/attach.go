@@ -537,12 +537,9 @@ func (a *Area) mergeLocked(k merge.Kernel, x *replicaExtent, i int, base, incomi
 		k.Merge(p, base, a.mu.mem.Working(p), incoming, nil)
 		return
 	}
-	if a.node.cfg.Store != nil {
-		var in [2]bool
-		if x.pub != nil {
-			in = [2]bool{x.pub.pages.Has(i), x.pub.snap[i] != nil}
-		}
-		a.mu.mem.MergesShared(p, x.keptPublication(), in, base, incoming, next)
+	var in [2]bool
+	if x.pub != nil {
+		in = [2]bool{x.pub.pages.Has(i), x.pub.snap[i] != nil}
 	}
-	k.MergeShared(p, base, a.mu.mem.Working(p), incoming)
+	a.mu.mem.MergeShared(k, p, x.keptPublication(), in, base, incoming, next)
 }

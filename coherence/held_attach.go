@@ -11,8 +11,8 @@ import (
 )
 
 // Programs that attach to an area of a node that is held go on to store when the daemon is killed. The next one has both copies: the memfd that they have mapped, and the base. What
-// differs is what they have stored. Where a page was just being merged, the merge is done once more (pages.Area.MergesShared). So the rule has to be one by which that changes nothing, unless they have drafts: these
-// are there as they were, too, and the merge of a page goes on where it was (pages.Area.Refresh).
+// differs is what they have stored. Where a page was just being merged, the merge goes on where it was (pages.Area.MergeShared). So it is with drafts, which
+// are there as they were, too (pages.Area.Refresh). What a WRITE of the kernel brings to memory to which programs store may be done twice (pages.Cached.Wrote), which does no harm but where the rule adds.
 
 // heldFile returns the file that the working copy is to move into, or that a new draft of the program gets, before the program has it. It returns nil if nothing is held, or none is needed. All pages
 // are here.
@@ -39,11 +39,50 @@ func (a *Area) heldFile(ctx context.Context, program int, write bool) (*pages.He
 	if err != nil || !wants {
 		return nil, err
 	}
-	return store.NewFile(a.id)
+	file, err := store.NewFile(a.id)
+	if err == nil {
+		err = a.moveAhead(ctx, program, write, file)
+	}
+	if err != nil {
+		a.giveUp(file)
+		return nil, err
+	}
+	return file, nil
+}
+
+// moveAhead copies a large working copy to the file that it is about to move into.
+func (a *Area) moveAhead(ctx context.Context, program int, write bool, file *pages.HeldFile) (err error) {
+	steps := 0
+	for more := true; more && err == nil; steps++ {
+		more = false // also ends if the area is gone
+		another := false
+		a.step(func() {
+			if a.wantsDraftLocked(program, write) || a.mu.mem == nil {
+				return
+			}
+			if more, another, err = a.mu.mem.MoveAhead(file, draftBatch); steps > 2*int(a.mu.ino.Size/dsm.PageSize/draftBatch)+1 {
+				more = false // programs store faster than it is copied: what is left is copied at once
+			}
+		})
+		if another {
+			err = a.await(ctx, "attach", func() bool { return a.mu.mem == nil || !a.mu.mem.Moves() })
+			more = true
+		}
+	}
+	return err
 }
 
 // giveUp gives up a file that was not needed.
 func (a *Area) giveUp(file *pages.HeldFile) {
+	if file == nil {
+		return
+	}
+	a.step(func() {
+		if a.mu.mem != nil {
+			a.mu.mem.StayPut(file)
+		}
+		a.mu.wake = true // others may be waiting
+	})
 	if err := file.Close(); err != nil {
 		a.node.cfg.Log.Warn("memory that no program has got is not given back", "area", a.id, "err", err)
 	}

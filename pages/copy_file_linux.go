@@ -36,7 +36,7 @@ func (c *areaCopy) moveTo(fd int, n int64) (moved bool, err error) {
 	if err := unix.Ftruncate(fd, c.size); err != nil {
 		return false, errors.Join(os.NewSyscallError("ftruncate", err), unix.Munmap(mem))
 	}
-	c.copyTo(mem)
+	c.copyTo(mem, c.moving)
 	c.isAt(placeOfFile(c.number))
 	err = c.unmap()
 	c.fd, c.mem, c.taken = fd, mem, takenPages{}

@@ -49,8 +49,9 @@ type areaCopy struct {
 	// kept, if not nil, is the Keep's: anonymous memory is memory of the Keep then, and at says where the copy is. It is a memfd only if that is a HeldFile.
 	kept   *keeping
 	at     **atomic.Uint64
-	slot   int64  // of the Keep, if it is in one
-	number uint64 // of the HeldFile, if it is one
+	slot   int64   // of the Keep, if it is in one
+	number uint64  // of the HeldFile, if it is one
+	moving *moving // the copy is being copied to a HeldFile; nil: it is not
 }
 
 // newCopy returns an empty copy, which takes no memory. filed says that it will be a memfd beyond
@@ -216,7 +217,8 @@ func (c *areaCopy) close() error { return c.closeLater()() }
 func (c *areaCopy) closeLater() (free func() error) {
 	c.isAt(0)
 	mem, fd, file := c.mem, c.fd, c.file()
-	c.number = 0
+	c.moving.end()
+	c.number, c.moving = 0, nil
 	var err error
 	if c.piece.block != nil || c.slot != 0 {
 		mem, err = nil, c.unmap()

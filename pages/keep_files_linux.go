@@ -73,6 +73,116 @@ func (s *Keep) restoreFiles(in map[uint64]bool) error {
 	}
 }
 
+// moving is a copy of which some pages are in the file already that it is about to move to. A large one takes the kernel a while to copy, so that is done bit by bit, between which others have the lock of the area. The
+// methods of nil do nothing.
+type moving struct {
+	file  *HeldFile
+	mem   []byte
+	there takenPages // pages of which the file has the bytes
+	again bool       // what is there has to be dropped first
+	next  int        // the extent to go on with
+}
+
+// moveAhead is the size from which on a copy moves bit by bit.
+const moveAhead = 8 << 20
+
+// lacks returns the pages of a set of an extent that are not there.
+func (m *moving) lacks(e dsm.ExtentIndex, set dsm.PageSet) dsm.PageSet {
+	if m == nil || m.again || int(e) >= m.there.n {
+		return set
+	}
+	if there := m.there.at(e); there != nil {
+		return set.Minus(*there)
+	}
+	return set
+}
+
+// stores says that pages of an extent change. Those of different extents may do so concurrently.
+func (m *moving) stores(e dsm.ExtentIndex, set dsm.PageSet) {
+	if m == nil || int(e) >= m.there.n {
+		return
+	}
+	if there := m.there.at(e); there != nil {
+		*there = there.Minus(set)
+	}
+}
+
+// restart says that pages lose their memory.
+func (m *moving) restart() {
+	if m != nil {
+		m.again = true
+	}
+}
+
+// MoveAhead copies up to n pages of the working copy to the file to which TakeFile will move it, and reports whether more are left than that. Between the calls others may change it. another says that
+// it is being copied to another file.
+func (a *Area) MoveAhead(f *HeldFile, n int) (more, another bool, err error) {
+	c := a.working
+	switch {
+	case f == nil || !a.WantsFile() || c.len < moveAhead:
+		return false, false, nil
+	case c.moving != nil && c.moving.file != f:
+		return false, true, nil
+	case c.moving == nil:
+		c.moving = &moving{file: f, again: true}
+	}
+	m := c.moving
+	if m.again || int64(len(m.mem)) < c.len {
+		err = m.begin(c)
+	} else { // it may have grown
+		err = os.NewSyscallError("ftruncate", unix.Ftruncate(f.fd, c.size))
+	}
+	if err != nil {
+		return false, false, a.fail("open", err)
+	}
+	m.there.resize(dsm.Extents(c.size))
+	begun := m.next
+	for e, set := range c.taken.from(begun) {
+		for i := range m.lacks(e, *set).All() {
+			if n--; n < 0 {
+				m.next = int(e)
+				return true, false, nil
+			}
+			off := int64(pageOfExtent(e, i)) * dsm.PageSize
+			copy(m.mem[off:off+dsm.PageSize], c.mem[off:])
+			m.there.put(e).Add(i)
+		}
+	}
+	m.next = 0
+	return begun > 0, false, nil // programs may have stored to those before
+}
+
+// begin begins to copy, or begins anew.
+func (m *moving) begin(c *areaCopy) error {
+	m.end()
+	if err := errors.Join(unix.Ftruncate(m.file.fd, 0), unix.Ftruncate(m.file.fd, c.size)); err != nil {
+		return os.NewSyscallError("ftruncate", err)
+	}
+	mem, err := mapFile(m.file.fd, c.len)
+	if err == nil {
+		m.mem, m.there, m.again = mem, takenPages{}, false
+	}
+	return err
+}
+
+func (m *moving) end() {
+	if m != nil && m.mem != nil {
+		_ = unix.Munmap(m.mem) // it is a mapping, as a whole
+		m.mem = nil
+	}
+}
+
+// Moves reports whether the working copy is being copied to a file.
+func (a *Area) Moves() bool { return a.working.moving != nil }
+
+// StayPut ends MoveAhead without TakeFile.
+func (a *Area) StayPut(f *HeldFile) {
+	if m := a.working.moving; m != nil && m.file == f {
+		m.end()
+		a.working.moving = nil
+	}
+}
+
 // file returns the file that the copy is, nil if it is none.
 func (c *areaCopy) file() *HeldFile {
 	if c.number == 0 {
@@ -90,6 +200,13 @@ func (a *Area) TakeFile(f *HeldFile) error {
 		return nil
 	}
 	c := a.working
+	if m := c.moving; m != nil && (m.file != f || m.again) {
+		m.end()
+		c.moving = nil
+		if err := unix.Ftruncate(f.fd, 0); err != nil {
+			return a.fail("open", os.NewSyscallError("ftruncate", err))
+		}
+	}
 	c.number = f.number
 	moved, err := c.moveTo(f.fd, c.len)
 	if moved {
@@ -97,6 +214,8 @@ func (a *Area) TakeFile(f *HeldFile) error {
 	} else {
 		c.number = 0
 	}
+	c.moving.end()
+	c.moving = nil
 	return a.failed("open", err)
 }
 

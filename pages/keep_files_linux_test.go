@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"os"
 	"testing"
 
@@ -178,7 +179,7 @@ func (h *heldProgram) keepBytes(place uint64) []byte {
 }
 
 // TestKilledDuringASharedMerge: the daemon is killed at any point of a merge into memory to which a program stores meanwhile, and after. What came in is there, what the program has stored stays, also where it
-// stores what was there before; and nothing else counts as a store.
+// puts back what was there before; and nothing else counts as a store.
 func TestKilledDuringASharedMerge(t *testing.T) {
 	const p = 1
 	k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
@@ -218,15 +219,16 @@ func TestKilledDuringASharedMerge(t *testing.T) {
 				step()
 				h.a.BeginMerge(p, s)
 				step()
-				h.a.MergesShared(p, s, [2]bool{true, false}, mine, coming, after)
+				note := h.a.noteShared(p, s, [2]bool{true, false}, mine, coming, after)
 				step()
-				half := append(append([]byte(nil), coming[:2000]...), mine[2000:]...)
-				k.MergeShared(p, mine, h.a.Working(p), half)
+				half := append(append([]byte(nil), coming[:3000]...), mine[3000:]...)
+				k.MergeNoted(note, p, mine, h.a.Working(p), half)
 				step()
-				program[3] = 79  // an element that is merged already
-				program[12] = 80 // likewise
+				program[2058] = 79 // an element that is merged already
+				program[12] = 80
+				program[2061] = mine[2061] // likewise, with what was there before
 				program[3003] = 81
-				k.MergeShared(p, mine, h.a.Working(p), coming)
+				k.MergeRest(note, p, mine, h.a.Working(p), coming)
 				step()
 				copy(h.a.OwnBase(p)[:100], after)
 				step()
@@ -253,7 +255,7 @@ func TestKilledDuringASharedMerge(t *testing.T) {
 			}
 			want[9], want[4000], want[4090] = 77, 78, 82
 			if kill >= 4 {
-				want[3], want[12], want[3003] = 79, 80, 81
+				want[2058], want[12], want[2061], want[3003] = 79, 80, mine[2061], 81
 			}
 			if string(program) != string(want) || string(h.a.Base(p)) != string(base) {
 				t.Errorf("killed at %d: %s, %s", kill, differ(program, want), differ(h.a.Base(p), base))
@@ -336,5 +338,78 @@ func TestFileIsNotThere(t *testing.T) {
 	h.a.kept.record.Working.Store(uint64(placeOfFile(other)))
 	if _, _, err := h.keep().Areas()[0].TakeBoth(merge.Kernel{}, dsm.PageSize, dsm.PageSize); err == nil {
 		t.Error("a pipe is taken for memory")
+	}
+}
+
+// TestMovesWhileItChanges: a large copy moves bit by bit, while pages are stored to, freed, cut off and added. In the end the file has what the copy had.
+func TestMovesWhileItChanges(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 20 {
+		m, err := hold.Create()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := &heldProgram{t: t, m: m, shelf: hold.NewShelf(), size: moveAhead + 40*dsm.PageSize}
+		s := h.keep()
+		h.a, h.c = beginHeld(t, s, h.size)
+		want := make([]byte, 2*h.size)
+		store := func() {
+			p := dsm.PageIndex(rng.IntN(int(wholePages(h.size) / dsm.PageSize)))
+			if p > 20 && rng.IntN(2) == 0 {
+				p = p % 20
+			}
+			n := copy(h.a.Working(p)[:h.c.within(p)], fill(byte(1+rng.IntN(250))))
+			copy(want[int64(p)*dsm.PageSize:], h.a.Working(p)[:n])
+		}
+		for range 600 {
+			store()
+		}
+		file, err := s.NewFile(5)
+		h.must(err)
+		other, err := s.NewFile(5)
+		h.must(err)
+		for more := true; more; {
+			var another bool
+			more, another, err = h.a.MoveAhead(file, 50)
+			h.must(err)
+			if another {
+				t.Fatal("it is being moved by somebody else")
+			}
+			if _, another, err := h.a.MoveAhead(other, 50); err != nil || another != h.a.Moves() {
+				t.Fatalf("another file: %v, %v", another, err)
+			}
+			for range rng.IntN(20) {
+				store()
+			}
+			if rng.IntN(12) == 0 {
+				h.size += int64(rng.IntN(60)-30) * 1000
+				h.must(h.a.Resize(h.size))
+				clear(want[h.size:])
+			}
+			if p := dsm.PageIndex(rng.IntN(30)); rng.IntN(8) == 0 {
+				clear(h.a.Working(p))
+				clear(want[int64(p)*dsm.PageSize:][:dsm.PageSize])
+				h.must(h.a.FreeZeroed(0, dsm.Range(int(p), int(p)+1)))
+			}
+		}
+		use := file
+		if rng.IntN(4) == 0 {
+			use = other
+		}
+		h.must(h.a.TakeFile(use))
+		h.a.StayPut(file)
+		h.must(file.Close())
+		h.must(other.Close())
+		f, err := h.a.OpenWorking(false)
+		h.must(err)
+		got := make([]byte, h.size)
+		if _, err := f.ReadAt(got, 0); err != nil || string(got) != string(want[:h.size]) {
+			t.Fatalf("the file does not have what the copy had (%v)", err)
+		}
+		h.must(f.Close())
+		if h.files() != 1 || h.a.Moves() {
+			t.Errorf("the holder has %d files, and it moves: %v", h.files(), h.a.Moves())
+		}
+		h.must(h.a.Close())
 	}
 }

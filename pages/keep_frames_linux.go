@@ -22,7 +22,8 @@ import (
 //	working  both copies of a page that are just being changed together: see BeginMerge. The next daemon puts back what was there before
 //	base
 //	before   the base alone, likewise: programs may be storing to the working copy
-//	mine     what the working copy of such a page is merged from: see MergesShared. The next daemon does the merge once more
+//	mine     what the working copy of such a page is merged from: see MergeShared. The next daemon goes on with the merge
+//	note     how far it is
 //	after    what the base becomes with it
 //	coming   what comes in; it is set last, and cleared first
 //	taken    the working copy and the base of a draft, while the first takes what a program has stored: see BeginTake
@@ -50,6 +51,7 @@ const (
 	frameDraftMine
 	frameDraftComing
 	frameDraftNote
+	frameNote
 )
 
 func slabOffset(at int) int64 { return hold.FramesAt + int64(at)*slabBytes }
@@ -407,7 +409,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		a.frames.tag(next.frame, frameGiven, next.arg, 0)
 		left[frameGiven] = append(left[frameGiven], next)
 	}
-	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameMine, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing} {
+	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameMine, frameNote, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing} {
 		for _, x := range left[kind] {
 			a.frames.put(x.frame)
 		}

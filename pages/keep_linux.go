@@ -332,7 +332,7 @@ func (s *Keep) Areas() (all []Left) {
 // copy. All bytes that programs have stored count as published: the base has them. If the daemon is killed before it
 // is done, the next one does it again.
 func (l Left) Take(size, least int64) (a *Area, err error) {
-	if err := l.dropFrames(); err != nil {
+	if err := errors.Join(l.dropDrafts(), l.dropFrames()); err != nil {
 		return nil, err
 	}
 	l.k.record.Parts.Store(0)

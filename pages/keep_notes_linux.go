@@ -9,7 +9,7 @@ import (
 // lock of the area.
 
 // BeginMerge is called before both copies of page p are changed, or the base copy in a way that cannot be done twice. If the daemon is killed before EndMerge, the next one has the
-// page as it is now, and what s, which may be nil, says of the page. While programs may be storing to the working copy that is not put back: see MergesShared.
+// page as it is now, and what s, which may be nil, says of the page. While programs may be storing to the working copy that is not put back: see MergeShared.
 func (a *Area) BeginMerge(p dsm.PageIndex, s *Sent) {
 	if !a.outlives() {
 		return
@@ -27,13 +27,18 @@ func (a *Area) BeginMerge(p dsm.PageIndex, s *Sent) {
 	a.frames.tag(a.note[0], frameWorking, arg, number)
 }
 
-// MergesShared is called between BeginMerge and EndMerge, before merge.Kernel.MergeShared changes the working copy of page p from mine to coming and the base becomes after.
-// A program that stores to the page meanwhile goes on when the daemon is killed, so the working copy cannot be put back. Instead the next daemon does all of it once more. The
-// rule must be one by which that changes nothing: an element that is merged already differs from mine then, and stays. in says which of the sets of s have the page afterwards.
-func (a *Area) MergesShared(p dsm.PageIndex, s *Sent, in [2]bool, mine, coming, after []byte) {
+// MergeShared is merge.Kernel.MergeShared of the working copy of page p, from mine to coming, between BeginMerge and EndMerge. The base becomes after. A program that stores to the page meanwhile goes on when
+// the daemon is killed, so the working copy cannot be put back. Instead the next daemon goes on with the merge where it was. in says which of the sets of s have the page afterwards.
+func (a *Area) MergeShared(k merge.Kernel, p dsm.PageIndex, s *Sent, in [2]bool, mine, coming, after []byte) {
 	if !a.outlives() {
+		k.MergeShared(p, mine, a.Working(p), coming)
 		return
 	}
+	k.MergeNoted(a.noteShared(p, s, in, mine, coming, after), p, mine, a.Working(p), coming)
+}
+
+// noteShared notes what MergeShared is about to do, and returns where it says how far it is.
+func (a *Area) noteShared(p dsm.PageIndex, s *Sent, in [2]bool, mine, coming, after []byte) (note []byte) {
 	arg, number := uint64(p), uint64(0)
 	if s != nil {
 		number = s.Number()
@@ -43,11 +48,16 @@ func (a *Area) MergesShared(p dsm.PageIndex, s *Sent, in [2]bool, mine, coming, 
 			}
 		}
 	}
-	a.takeNote(5)
-	for i, b := range [][]byte{mine, after, coming} {
-		copy(a.note[2+i].mem, b)
-		a.frames.tag(a.note[2+i], frameMine+frameKind(i), arg, number)
+	a.takeNote(6)
+	note = a.note[3].mem[:merge.NoteSize]
+	clear(note)
+	copy(a.note[2].mem, mine)
+	copy(a.note[4].mem, after)
+	copy(a.note[5].mem, coming)
+	for i, kind := range []frameKind{frameMine, frameNote, frameAfter, frameComing} {
+		a.frames.tag(a.note[2+i], kind, arg, number)
 	}
+	return note
 }
 
 // EndMerge says that the change is done.
@@ -89,7 +99,7 @@ func (x tagged) putSets(p dsm.PageIndex, sent []*Sent) {
 	}
 }
 
-// mergeAgain ends what an earlier daemon had begun to do with a page to which programs may be storing: a merge is done once more, and any other change is undone.
+// mergeAgain ends what an earlier daemon had begun to do with a page to which programs may be storing: a merge goes on, and any other change is undone.
 func (a *Area) mergeAgain(k merge.Kernel, left map[frameKind][]tagged, sent []*Sent, within func(tagged) bool) {
 	if len(left[frameComing]) == 0 {
 		for _, x := range left[frameBefore] {
@@ -100,16 +110,15 @@ func (a *Area) mergeAgain(k merge.Kernel, left map[frameKind][]tagged, sent []*S
 		}
 		return
 	}
-	if k.Adds() { // no program could attach the working copy then: the rule has changed
-		k = merge.Kernel{}
-	}
 	for _, x := range left[frameComing] {
 		if !within(x) {
 			continue
 		}
 		p := dsm.PageIndex(x.arg & notePage)
 		for _, mine := range left[frameMine] {
-			k.MergeShared(p, mine.mem, a.working.page(p), x.mem)
+			for _, note := range left[frameNote] {
+				k.MergeRest(note.mem, p, mine.mem, a.working.page(p), x.mem)
+			}
 		}
 		for _, after := range left[frameAfter] {
 			copy(a.base.page(p), after.mem)
