@@ -65,3 +65,30 @@ func TestAttachedSumsOverAKilledDaemon(t *testing.T) {
 	end(t, all, []*harness.Node{n})
 	end(t, []running{start(t, n, "looksAtAdded", "common", 0)}, []*harness.Node{n})
 }
+
+// TestPreparedOverAKilledDaemon: the daemon is killed between PREPARE and NAME. The file is there when it has its name, with all that was stored before.
+func TestPreparedOverAKilledDaemon(t *testing.T) {
+	n := held(t)
+	c := &attachClient{socket: n.AttachSocket()}
+	if err := c.connect(); err != nil {
+		t.Fatal(err)
+	}
+	last := 0
+	for i := range 3 {
+		f, err := c.prepare(fmt.Sprint("/prepared", i), 3*page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.mem[5], f.mem[2*page] = 1, 2
+		last = killDaemon(t, n, last, 0, syscall.SIGKILL)
+		f.mem[6] = 3
+		if err := f.name(); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(n.Mount, fmt.Sprint("prepared", i))
+		got := n.Run(limit, "od", "-An", "-tu1", "-j5", "-N2", path).Stdout + n.Run(limit, "od", "-An", "-tu1", "-j8192", "-N1", path).Stdout
+		if want := "   1   3\n   2\n"; got != want {
+			t.Errorf("the file has %q, want %q", got, want)
+		}
+	}
+}

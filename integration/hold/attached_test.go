@@ -22,6 +22,8 @@ const (
 	opAcquire = 5
 	opSync    = 6
 	opDetach  = 9
+	opPrepare = 12
+	opName    = 13
 	opResume  = 23
 
 	forReading = 1
@@ -166,7 +168,16 @@ func (c *attachClient) resume() error {
 
 // attach attaches a file and maps it.
 func (c *attachClient) attach(path string, access uint64) (*attachedFile, error) {
-	r, err := c.do(func() message { return message{op: opAttach, arg: [4]uint64{access}, payload: path} })
+	return c.attachBy(message{op: opAttach, arg: [4]uint64{access}, payload: path}, path, access)
+}
+
+// prepare makes a file of some size that has no name yet, and maps it.
+func (c *attachClient) prepare(path string, size int) (*attachedFile, error) {
+	return c.attachBy(message{op: opPrepare, arg: [4]uint64{uint64(size), 0o644}, payload: path + "\n"}, path, forWriting)
+}
+
+func (c *attachClient) attachBy(q message, path string, access uint64) (*attachedFile, error) {
+	r, err := c.do(func() message { return q })
 	if err != nil {
 		return nil, err
 	}
@@ -237,6 +248,12 @@ func (f *attachedFile) track() error {
 		f.uffd, q.fd = int(fd), int(fd)
 	}
 	_, err := f.c.exchange(q)
+	return err
+}
+
+// name gives a file of prepare its name.
+func (f *attachedFile) name() error {
+	_, err := f.c.do(func() message { return message{op: opName, attachment: f.attachment, payload: f.path} })
 	return err
 }
 
