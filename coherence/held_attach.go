@@ -100,11 +100,12 @@ func (a *Area) hasDraftLocked(program int) *draft {
 
 // heldRefusalLocked returns why a program cannot attach because no daemon that follows could go on with it; nil if nothing is held.
 func (a *Area) heldRefusalLocked(program int, write bool) error {
+	if a.node.cfg.Store == nil {
+		return nil
+	}
 	why := ""
 	draft := a.wantsDraftLocked(program, write) || a.hasDraftLocked(program) != nil
 	switch {
-	case a.node.cfg.Store == nil:
-		return nil
 	case a.versionedLocked():
 		why = "a versioned file"
 	case a.mu.replica.demand || a.mu.ino.Spec.Residency == dsm.ResidencyDemand:
