@@ -120,8 +120,6 @@ func (a *Area) unheldLocked(write bool) {
 		n.cfg.Unheld("a program has a versioned file open")
 	case a.mu.replica.demand && write:
 		n.cfg.Unheld("a program has a file with pages on demand open for writing")
-	case a.sharedLocked() && a.mu.ino.Spec.Merge.Adds():
-		n.cfg.Unheld("a program has attached a file for writing whose merge is now sum or mean")
 	case a.mu.ino.Size > mostHeld:
 		n.cfg.Unheld("a program has a file of more than 64 GiB open")
 	}

@@ -12,7 +12,7 @@ import (
 
 // Programs that attach to an area of a node that is held go on to store when the daemon is killed. The next one has both copies: the memfd that they have mapped, and the base. What
 // differs is what they have stored. Where a page was just being merged, the merge goes on where it was (pages.Area.MergeShared). So it is with drafts, which
-// are there as they were, too (pages.Area.Refresh). What a WRITE of the kernel brings to memory to which programs store may be done twice (pages.Cached.Wrote), which does no harm but where the rule adds.
+// are there as they were, too (pages.Area.Refresh). So it is with what a WRITE of the kernel brings (pages.Cached.Wrote).
 
 // heldFile returns the file that the working copy is to move into, or that a new draft of the program gets, before the program has it. It returns nil if nothing is held, or none is needed. All pages
 // are here.
@@ -110,8 +110,6 @@ func (a *Area) heldRefusalLocked(program int, write bool) error {
 		why = "a versioned file"
 	case a.mu.replica.demand || a.mu.ino.Spec.Residency == dsm.ResidencyDemand:
 		why = "a file with pages on demand"
-	case write && !draft && a.mu.ino.Spec.Merge.Adds():
-		why = "a file with merge=sum or mean for writing, unless apply is sync"
 	case draft && a.sharedLocked(), write && !draft && len(a.mu.drafts) > 0:
 		why = "a file for writing whose user.dsm.apply has changed while others have attached it"
 	default:

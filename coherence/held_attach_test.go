@@ -122,9 +122,8 @@ func TestAttachedWhenOneFollowsAlone(t *testing.T) {
 // TestHeldAttachmentsThatAreRefused: a program cannot attach what no daemon that follows could go on with.
 func TestHeldAttachmentsThatAreRefused(t *testing.T) {
 	for what, spec := range map[string]dsm.Spec{
-		"on demand":        {Residency: dsm.ResidencyDemand},
-		"versioned":        {Mode: dsm.ModeVersioned},
-		"sums, by arrival": {Merge: dsm.MergeSum, DType: dsm.DTypeI32, Apply: dsm.ApplyArrival},
+		"on demand": {Residency: dsm.ResidencyDemand},
+		"versioned": {Mode: dsm.ModeVersioned},
 	} {
 		ino := dsm.Inode{Size: dsm.PageSize, Spec: spec}
 		if spec.Mode == dsm.ModeVersioned {
@@ -137,9 +136,6 @@ func TestHeldAttachmentsThatAreRefused(t *testing.T) {
 		s.drain()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		for _, write := range []bool{false, true} {
-			if !write && what == "sums, by arrival" {
-				continue // the programs that read have the working copy
-			}
 			if write && what == "versioned" {
 				continue // a node must own it first
 			}

@@ -273,11 +273,13 @@ var restartCases = []simCase{
 	{name: "auto-attached-restart", ino: dsm.Inode{Size: simSize}, restarts: true, attaches: true, auto: true, rules: heldRule, store: storeBytes, check: checkBytes},
 	{name: "sync-attached-restart", ino: dsm.Inode{Size: simSize, Spec: dsm.Spec{Apply: dsm.ApplySync}}, restarts: true, attaches: true, rules: heldRule, store: storeBytes, check: checkBytes},
 	{name: "sum-attached-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplySync), restarts: true, attaches: true, tally: intTally, rules: func(*simRun, *dsm.Inode) {}, store: addOnes, check: checkOnes},
+	{name: "sum-shared-attached-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplyArrival), restarts: true, attaches: true, tally: intTally, rules: func(*simRun, *dsm.Inode) {}, store: addOnes, check: checkOnes},
+	{name: "float-shared-attached-restart", ino: sumOf(dsm.DTypeF64, dsm.ApplyArrival), restarts: true, attaches: true, tally: floatTally, rules: func(*simRun, *dsm.Inode) {}, store: addOnes, check: checkOnes},
 	{name: "float-attached-restart", ino: sumOf(dsm.DTypeF64, dsm.ApplySync), restarts: true, attaches: true, tally: floatTally, rules: func(*simRun, *dsm.Inode) {}, store: addOnes, check: checkOnes},
 	{name: "max-attached-restart", ino: bestOf(dsm.MergeMax, dsm.DTypeI32, dsm.ApplyArrival), restarts: true, attaches: true, careful: true, rules: func(*simRun, *dsm.Inode) {}, store: findBest, check: checkBest},
 }
 
-// heldRule changes the type. The rule stays one by which a merge may be done twice.
+// heldRule changes the type.
 func heldRule(r *simRun, ino *dsm.Inode) {
 	ino.Layout = dsm.Layout{}
 	if r.rng.IntN(2) == 0 {

@@ -15,13 +15,13 @@ import (
 type heldDraft struct {
 	*heldProgram
 	d   *Draft
-	k   merge.Kernel
 	own []byte // what that program has mapped
 }
 
 func newHeldDraft(t *testing.T, k merge.Kernel, size int64) *heldDraft {
 	t.Helper()
-	h := &heldDraft{heldProgram: newHeldProgram(t, size), k: k}
+	h := &heldDraft{heldProgram: newHeldProgram(t, size)}
+	h.k = k
 	h.c.SetShared(false) // nobody stores to the working copy
 	file, err := h.a.kept.store.NewFile(5)
 	h.must(err)
@@ -224,4 +224,84 @@ func (h *heldDraft) refreshUpTo(p dsm.PageIndex, is []byte, end int) {
 		copy(d.Base(p)[:2000], is)
 	}
 	h.k.MergeNoted(note[2].mem, p, base, d.Page(p), part)
+}
+
+// TestKilledWhileAWriteGoesToSharedMemory: the daemon is killed at any point while a WRITE of the kernel goes to memory to which a program stores. The WRITE comes again. What it brings is there once, and so is what the
+// program has stored since.
+func TestKilledWhileAWriteGoesToSharedMemory(t *testing.T) {
+	const p = 1
+	begun := errors.New("killed")
+	for _, rule := range []dsm.MergeRule{dsm.MergeSum, dsm.MergeLast} {
+		k := mustKernel(t, rule, dsm.DTypeI64, 0)
+		for kill := range 10 {
+			h := newHeldProgram(t, 3*dsm.PageSize)
+			h.k = k
+			h.settle()
+			page := make([]byte, dsm.PageSize)
+			h.c.Read(p*dsm.PageSize, page)
+			program := h.mem[p*dsm.PageSize:][:dsm.PageSize]
+			was := binary.LittleEndian.Uint64(fill(2))
+			set := func(b []byte, i int, n uint64) { binary.LittleEndian.PutUint64(b[8*i:], n) }
+			for _, i := range []int{0, 100, 300} { // by a program that has mapped it through the mount
+				set(page, i, was+1)
+			}
+			set(program, 300, was+10)
+			steps := 0
+			step := func() {
+				if steps++; steps > kill {
+					panic(begun)
+				}
+			}
+			func() {
+				defer func() {
+					if r := recover(); r != nil && r != error(begun) {
+						panic(r)
+					}
+				}()
+				base := append([]byte(nil), h.c.given[p].mem...)
+				step()
+				note := h.a.noteStored(p, base, page)
+				step()
+				next := h.c.nextGiven(p, 0, page)
+				step()
+				part := append(append([]byte(nil), page[:1000]...), base[1000:]...)
+				k.StoreNoted(note, p, base, program, part)
+				if rule == dsm.MergeLast {
+					set(program, 100, was+20) // newer than what the WRITE has brought
+				}
+				step()
+				k.StoreRest(note, p, base, program, page)
+				step()
+				h.a.frames.put(h.c.given[p])
+				step()
+				h.c.given[p] = next
+				h.a.frames.tag(next, frameGiven, p, 0)
+				step()
+				h.a.EndMerge()
+				step()
+			}()
+			h.next()
+			h.next()
+			if _, _, ok := h.c.Wrote(k, p*dsm.PageSize, page, true); !ok {
+				t.Fatal("the WRITE is refused")
+			}
+			want := map[int]uint64{0: was + 1, 100: was + 1, 300: was + 1, 5: was}
+			if rule == dsm.MergeSum {
+				want[300] = was + 11
+			} else if kill >= 3 {
+				want[100] = was + 20
+			}
+			for i, want := range want {
+				if got := binary.LittleEndian.Uint64(program[8*i:]); got != want {
+					t.Errorf("%v, killed at %d: element %d is %d more, want %d", rule, kill, i, got-was, want-was)
+				}
+			}
+			if g, known := h.c.Believed(p); !known || string(g) != string(page) {
+				t.Errorf("%v, killed at %d: it is not known what the page cache has", rule, kill)
+			}
+			if bad := h.c.Problem(); bad != "" {
+				t.Error(bad)
+			}
+		}
+	}
 }

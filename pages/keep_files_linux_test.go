@@ -25,6 +25,7 @@ type heldProgram struct {
 	c     *Cached
 	sent  []*Sent
 	mem   []byte // of the program
+	k     merge.Kernel
 }
 
 func (h *heldProgram) must(err error) {
@@ -45,7 +46,7 @@ func (h *heldProgram) keep() *Keep {
 // newHeldProgram makes an area of which page p has p+1 in both copies, and has a program attach it.
 func newHeldProgram(t *testing.T, size int64) *heldProgram {
 	t.Helper()
-	h := &heldProgram{t: t, shelf: hold.NewShelf(), size: size}
+	h := &heldProgram{t: t, shelf: hold.NewShelf(), size: size, k: mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)}
 	var err error
 	h.m, err = hold.Create()
 	h.must(err)
@@ -76,7 +77,7 @@ func (h *heldProgram) next() {
 		h.t.Fatalf("left: %+v", left)
 	}
 	var err error
-	h.a, h.sent, err = left[0].TakeBoth(mustKernel(h.t, dsm.MergeLast, dsm.DTypeAuto, 0), h.size, h.size)
+	h.a, h.sent, err = left[0].TakeBoth(h.k, h.size, h.size)
 	h.must(err)
 	h.c = ResumeCached(h.a, true, math.MaxInt64)
 	h.a.WorkingIsNewest()

@@ -24,6 +24,7 @@ import (
 //	before   the base alone, likewise: programs may be storing to the working copy
 //	mine     what the working copy of such a page is merged from: see MergeShared. The next daemon goes on with the merge
 //	note     how far it is
+//	stored   likewise, what a WRITE brings to such a page: see storeShared. It counts if there is a next
 //	after    what the base becomes with it
 //	coming   what comes in; it is set last, and cleared first
 //	taken    the working copy and the base of a draft, while the first takes what a program has stored: see BeginTake
@@ -52,6 +53,7 @@ const (
 	frameDraftComing
 	frameDraftNote
 	frameNote
+	frameStored
 )
 
 func slabOffset(at int) int64 { return hold.FramesAt + int64(at)*slabBytes }
@@ -409,7 +411,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		a.frames.tag(next.frame, frameGiven, next.arg, 0)
 		left[frameGiven] = append(left[frameGiven], next)
 	}
-	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameMine, frameNote, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing} {
+	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameStored, frameMine, frameNote, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing} {
 		for _, x := range left[kind] {
 			a.frames.put(x.frame)
 		}
@@ -518,18 +520,47 @@ func (c *Cached) keepsGiven(x *cachedExtent, i int) {
 // the daemon is killed before this is done, both are as before: the WRITE comes again, and must not count twice.
 func (c *Cached) nowGiven(p dsm.PageIndex, lo int, data []byte) frame {
 	g := c.given[p]
-	if !c.area.outlives() || c.shared {
+	if !c.area.outlives() {
 		copy(g.mem[lo:], data)
 		return g
 	}
+	next := c.nextGiven(p, lo, data)
+	c.area.EndMerge()
+	c.isGiven(p, next)
+	return next
+}
+
+// nextGiven returns the g of page p with data in it. It takes the place of g by isGiven.
+func (c *Cached) nextGiven(p dsm.PageIndex, lo int, data []byte) frame {
 	next := c.area.frames.take()
-	copy(next.mem, g.mem)
+	copy(next.mem, c.given[p].mem)
 	copy(next.mem[lo:], data)
 	c.area.frames.tag(next, frameNext, uint64(p), 0)
-	c.area.EndMerge()
+	return next
+}
+
+func (c *Cached) isGiven(p dsm.PageIndex, next frame) {
+	g := c.given[p]
 	c.given[p] = next
 	c.area.frames.put(g)
 	c.area.frames.tag(next, frameGiven, uint64(p), 0)
+}
+
+// storeShared brings stored, which was made from base by a WRITE of data at lo of page p, into memory to which programs may be storing, and data into its g, which it returns. If the daemon is killed meanwhile
+// the WRITE comes again: then either nothing was done, or the next daemon does the rest, and the WRITE changes nothing.
+func (c *Cached) storeShared(k merge.Kernel, p dsm.PageIndex, lo int, data, base, stored []byte) frame {
+	a := c.area
+	if !a.outlives() {
+		k.StoreShared(p, base, a.Working(p), stored)
+		g := c.given[p]
+		copy(g.mem[lo:], data)
+		return g
+	}
+	note := a.noteStored(p, base, stored)
+	next := c.nextGiven(p, lo, data) // from here on it is done
+	k.StoreNoted(note, p, base, a.Working(p), stored)
+	c.isGiven(p, next)
+	a.EndMerge()
 	return next
 }
 

@@ -1,6 +1,8 @@
 package pages
 
 import (
+	"slices"
+
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/pages/merge"
 )
@@ -60,6 +62,19 @@ func (a *Area) noteShared(p dsm.PageIndex, s *Sent, in [2]bool, mine, coming, af
 	return note
 }
 
+// noteStored notes what storeShared is about to do, and returns where it says how far it is.
+func (a *Area) noteStored(p dsm.PageIndex, base, stored []byte) (note []byte) {
+	a.takeNote(5)
+	note = a.note[3].mem[:merge.NoteSize]
+	clear(note)
+	copy(a.note[2].mem, base)
+	copy(a.note[4].mem, stored)
+	for i, kind := range []frameKind{frameMine, frameNote, frameStored} {
+		a.frames.tag(a.note[2+i], kind, uint64(p), 0)
+	}
+	return note
+}
+
 // EndMerge says that the change is done.
 func (a *Area) EndMerge() {
 	if !a.outlives() {
@@ -101,6 +116,16 @@ func (x tagged) putSets(p dsm.PageIndex, sent []*Sent) {
 
 // mergeAgain ends what an earlier daemon had begun to do with a page to which programs may be storing: a merge goes on, and any other change is undone.
 func (a *Area) mergeAgain(k merge.Kernel, left map[frameKind][]tagged, sent []*Sent, within func(tagged) bool) {
+	for _, x := range left[frameStored] {
+		begun := slices.ContainsFunc(left[frameNext], func(n tagged) bool { return n.arg == x.arg })
+		for _, mine := range left[frameMine] {
+			for _, note := range left[frameNote] {
+				if p := dsm.PageIndex(x.arg); begun && within(x) {
+					k.StoreRest(note.mem, p, mine.mem, a.working.page(p), x.mem)
+				}
+			}
+		}
+	}
 	if len(left[frameComing]) == 0 {
 		for _, x := range left[frameBefore] {
 			if p := dsm.PageIndex(x.arg & notePage); within(x) {

@@ -41,6 +41,16 @@ func (k Kernel) MergeRest(note []byte, p dsm.PageIndex, base, working, incoming 
 	k.swapPage(p, working, base, incoming, false, rest(note, working))
 }
 
+// StoreNoted and StoreRest are the same of StoreShared.
+func (k Kernel) StoreNoted(note []byte, p dsm.PageIndex, base, working, stored []byte) {
+	k.swapPage(p, working, base, stored, true, &noted{note: words(note[:NoteSize])})
+}
+
+// StoreRest does what is left of a StoreNoted.
+func (k Kernel) StoreRest(note []byte, p dsm.PageIndex, base, working, stored []byte) {
+	k.swapPage(p, working, base, stored, true, rest(note, working))
+}
+
 // rest returns what goes on with a merge.
 func rest(note []byte, working []byte) *noted {
 	n := &noted{note: words(note[:NoteSize])}
@@ -64,8 +74,8 @@ type noted struct {
 	changes func(i int, is, will uint64, place []uint64)
 }
 
-// swapWords is the function of that name for memory as the local side.
-func (n *noted) swapWords(memory, base, other []byte, from, to int, merge wordMerge) {
+// swapWords is the function of that name.
+func (n *noted) swapWords(memory, base, other []byte, from, to int, own bool, merge wordMerge) {
 	m, b, o := words(memory), words(base), words(other)
 	for i := max(from/8, n.from); i < to/8; i++ {
 		if b[i] == o[i] {
@@ -78,7 +88,11 @@ func (n *noted) swapWords(memory, base, other []byte, from, to int, merge wordMe
 		n.second = !n.second
 		for {
 			is := atomic.LoadUint64(&m[i])
-			will := merge(b[i], is, o[i])
+			local, incoming := is, o[i]
+			if own {
+				local, incoming = incoming, local
+			}
+			will := merge(b[i], local, incoming)
 			if n.changes != nil {
 				n.changes(i, is, will, place)
 			}

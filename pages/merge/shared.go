@@ -93,7 +93,7 @@ func mergeOfWord(secs []section, at int) wordMerge {
 // swapWords is swapPage for the words [from, to), in bytes, whose result merge computes.
 func swapWords(memory, base, other []byte, from, to int, own bool, merge wordMerge, n *noted) {
 	if n != nil {
-		n.swapWords(memory, base, other, from, to, merge)
+		n.swapWords(memory, base, other, from, to, own, merge)
 		return
 	}
 	for from < to {
