@@ -38,7 +38,7 @@ func withCopies(c *harness.Cluster, name string, size, copies int) (*harness.Att
 func inSync(n *harness.Node, name string, copies int) error {
 	text := ""
 	if !harness.Eventually(patience, func() bool {
-		text = homes(n, name)
+		text = homeText(n, name)
 		return !strings.Contains(text, "filling=") && strings.Contains(text, "backups=") == (copies > 1)
 	}) {
 		return fmt.Errorf("%s has not %d copies: %q", name, copies, text)
@@ -46,8 +46,8 @@ func inSync(n *harness.Node, name string, copies int) error {
 	return nil
 }
 
-// homes is user.dsm.home of a file.
-func homes(n *harness.Node, name string) string {
+// homeText is user.dsm.home of a file.
+func homeText(n *harness.Node, name string) string {
 	b := make([]byte, 4096)
 	k, err := unix.Getxattr(filepath.Join(n.Mount, name), "user.dsm.home", b)
 	if err != nil {
@@ -160,7 +160,7 @@ func copiesFillRow(o options) ([]line, error) {
 			return nil, nil, err
 		}
 		writer, backup := c.Node(1), c.Node(3)
-		if backups, err := named(c, homes(writer, name)); err != nil {
+		if backups, err := named(c, homeText(writer, name)); err != nil {
 			return nil, nil, err
 		} else if backups == writer.Name {
 			writer, backup = backup, writer
@@ -173,7 +173,7 @@ func copiesFillRow(o options) ([]line, error) {
 			}
 			backup.Pause()
 			stopped = true
-			for !strings.Contains(homes(writer, name), "filling=") {
+			for !strings.Contains(homeText(writer, name), "filling=") {
 				if _, err := a.Call(harness.PublishOp); err != nil {
 					return err
 				}
@@ -205,7 +205,7 @@ func copiesFillRow(o options) ([]line, error) {
 						return false
 					}
 					asked, took = time.Now(), time.Since(began)
-					return strings.Contains(homes(writer, name), "backups=")
+					return strings.Contains(homeText(writer, name), "backups=")
 				})
 			}, func() (float64, error) {
 				if err := stop(); err != nil {

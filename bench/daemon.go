@@ -13,7 +13,7 @@ func idleRow(o options) ([]line, error) {
 	l := line{Name: "3 idle nodes with 100 subscribed areas, CPU", Unit: "%", Measure: "one core", Bound: 0.02}
 	return compare(l, harness.Options{Single: true, Nodes: 3}, min(o.rounds, 3), func(s *stage, c *harness.Cluster) (value, yardstick func() (float64, error), err error) {
 		for _, n := range c.Nodes() {
-			if _, err := hold(s, n, areas, page); err != nil {
+			if _, err := keepOpen(s, n, areas, page); err != nil {
 				return nil, nil, err
 			}
 		}
@@ -30,8 +30,8 @@ func idleShare(c *harness.Cluster, o options) float64 {
 	return 100 * float64(c.CPU()-before) / float64(time.Since(start))
 }
 
-// hold opens, maps and touches areas at a node until the row ends, and returns how long that took.
-func hold(s *stage, n *harness.Node, areas, size int) (time.Duration, error) {
+// keepOpen opens, maps and touches areas at a node until the row ends, and returns how long that took.
+func keepOpen(s *stage, n *harness.Node, areas, size int) (time.Duration, error) {
 	h, first, err := start(n, programs.bench, "hold-areas", n.Mount, areas, size)
 	if err != nil {
 		return 0, err
@@ -48,7 +48,7 @@ func hold(s *stage, n *harness.Node, areas, size int) (time.Duration, error) {
 	return time.Duration(v[0]), nil
 }
 
-// memoryRow measures what a daemon holds for an area of S bytes that it has
+// memoryRow measures what memory a daemon takes for an area of S bytes that it has
 // written or received completely: its heap and all pages of its memfds.
 func memoryRow(o options) ([]line, error) {
 	size := o.pick(256*mib, 64*mib)
@@ -60,7 +60,7 @@ func memoryRow(o options) ([]line, error) {
 			return err
 		}
 		once := publish(c, "w", size)
-		for _, n := range c.Nodes() { // held on both: a client has it open and mapped
+		for _, n := range c.Nodes() { // used on both: a client has it open and mapped
 			h, _, err := start(n, programs.bench, "hold-file", n.Mount+"/w", size)
 			if err != nil {
 				return err

@@ -41,10 +41,10 @@ func growDirty(o options) ([]line, error) {
 	return lines, err
 }
 
-// filesPerArea is what the program that holds the areas has open for each.
+// filesPerArea is what the program that uses the areas has open for each.
 const filesPerArea = 1
 
-// possible returns how many of so many areas a daemon can have when programs hold them, with the open files that these
+// possible returns how many of so many areas a daemon can have when programs use them, with the open files that these
 // may have.
 func possible(areas int) (int, error) {
 	const others = 1000
@@ -55,7 +55,7 @@ func possible(areas int) (int, error) {
 	return int(min(uint64(areas), (max(limit.Max, others)-others)/filesPerArea)), nil
 }
 
-// growAreas holds more and more areas on two nodes.
+// growAreas uses more and more areas on two nodes.
 func growAreas(o options) ([]line, error) {
 	counts := []int{1, 100, 10000}
 	if o.quick {
@@ -70,11 +70,11 @@ func growAreas(o options) ([]line, error) {
 		err = act(func(s *stage) error {
 			c := harness.New(s, harness.Options{Single: true, Nodes: 2})
 			before := c.Node(1).Memory()
-			made, err := hold(s, c.Node(1), areas, page)
+			made, err := keepOpen(s, c.Node(1), areas, page)
 			if err != nil {
 				return err
 			}
-			opened, err := hold(s, c.Node(2), areas, page)
+			opened, err := keepOpen(s, c.Node(2), areas, page)
 			if err != nil {
 				return err
 			}

@@ -31,7 +31,7 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds of every row")
 	flag.BoolVar(&o.quick, "quick", false, "smaller sizes and fewer rounds, to see that everything runs")
 	asJSON := flag.Bool("json", false, "print JSON")
-	strict := flag.Bool("strict", false, "exit 1 if a bound does not hold")
+	strict := flag.Bool("strict", false, "exit 1 if a bound is not kept")
 	flag.Parse()
 	only, err := regexp.Compile(*pattern)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 func TestAbandon(t *testing.T) {
 	m := newMachine(t)
 	create := func(name string) createOp {
-		return createOp{Dir: dsm.RootIno, Name: name, Kind: dsm.KindFile, Hold: true}
+		return createOp{Dir: dsm.RootIno, Name: name, Kind: dsm.KindFile, Claim: true}
 	}
 	before, never := command{Node: nodeA, Req: 100, Low: 100}, command{Node: nodeA, Req: 101, Low: 100}
 	made, err := m.send(before, create("before"))
@@ -55,7 +55,7 @@ func (s *slowPost) Tell(_ context.Context, addr string, req any) (<-chan error, 
 	return make(chan error), func() {}
 }
 
-// TestNewFileOfNobody: a file that was made when nobody waited for it any more is not held, whether its command arrives before or
+// TestNewFileOfNobody: a file that was made when nobody waited for it any more is not claimed, whether its command arrives before or
 // after its number was taken.
 func TestNewFileOfNobody(t *testing.T) {
 	nodes := cluster(t, 3)
@@ -94,7 +94,7 @@ func TestNewFileOfNobody(t *testing.T) {
 			}
 			ok(t, n.Mkdir(ctx, "then"))
 			ok(t, n.Rmdir(ctx, dsm.RootIno, "then", 0))
-			n.nothingHeld(ctx, t)
+			n.nothingClaimed(ctx, t)
 		}
 	}
 }
@@ -115,23 +115,23 @@ func (n *node) decided(ctx context.Context, t *testing.T) {
 	ok(t, err)
 }
 
-// nothingHeld waits until the node holds nothing.
-func (n *node) nothingHeld(ctx context.Context, t *testing.T) {
+// nothingClaimed waits until the node claims nothing.
+func (n *node) nothingClaimed(ctx context.Context, t *testing.T) {
 	t.Helper()
-	var held []dsm.Ino
+	var claimed []dsm.Ino
 	err := n.until(ctx, func() bool {
 		n.mu.RLock()
 		defer n.mu.RUnlock()
-		held = nil
+		claimed = nil
 		for ino, in := range n.mu.state.inodes {
-			if _, holds := in.holds[n.self.ID]; holds {
-				held = append(held, ino)
+			if _, claims := in.claims[n.self.ID]; claims {
+				claimed = append(claimed, ino)
 			}
 		}
-		return len(held) == 0
+		return len(claimed) == 0
 	})
 	if err != nil {
-		t.Errorf("node holds %v", held)
+		t.Errorf("node claims %v", claimed)
 	}
 }
 

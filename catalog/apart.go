@@ -28,7 +28,7 @@ import (
 // A node that was put out joins again by itself, when it and all members reach each other (meets).
 //
 // To relay what the two have for each other through a third would keep both, but needs a second way for every message, with an order and an
-// end of sessions that hold over both; and who relays pays for it.
+// end of sessions that are kept over both; and who relays pays for it.
 
 // apartAfter is for how long a member is not reached before that counts. A link that is cut for less than a lease is waited for, like a
 // member that is cut off from all. An idle link shows that it works once a second (transport.Silences), and has to be missed twice.
@@ -111,10 +111,10 @@ func count(links []link, n dsm.NodeID) (many int) {
 	return many
 }
 
-// toPutOut returns which member goes, of those that have a link which has been cut for apartAfter; 0: there are none. It is the one with most of
-// the links that are cut: one that is apart from several explains more than each of these. Of two with equally many the leader stays; else that
-// which alone has more, so that the others can go on; else that which has not come back last, so that a link that comes and goes does not put out
-// both in turn; else that which has a vote.
+// toPutOut returns the member that must leave, of those with a link that has been cut for apartAfter; 0: there is none. It is the member with most cut links,
+// because its own connection is the likeliest cause. Of two with equally many one stays by the first of these rules that decides: the leader; the one with more
+// extents that nobody else has, so that the others can go on; the one that has not just come back, or a link that comes and goes would put out both in turn;
+// the one with a vote.
 func toPutOut(cut, long []link, v *dsm.View, leader dsm.NodeID, alone map[dsm.NodeID]int) dsm.NodeID {
 	members := slices.DeleteFunc(present(v), func(m dsm.Member) bool { return count(long, m.ID) == 0 })
 	if len(members) == 0 {
@@ -151,10 +151,10 @@ func (s *state) alone() map[dsm.NodeID]int {
 			h := s.view.Row(s.view.SlotOf(in.Area(), in.Spec, dsm.ExtentIndex(e)))
 			copied := false
 			for b := range h.InSync() {
-				copied = copied || b != holder(*h)
+				copied = copied || b != stateAt(*h)
 			}
 			if !copied {
-				only[holder(*h)]++
+				only[stateAt(*h)]++
 			}
 		}
 	}

@@ -164,7 +164,7 @@ func TestRestoreRefusesNonsense(t *testing.T) {
 		"entries of file": func(i *image) { i.Inodes[1].Entries = []entryImage{{"x", d}} },
 		"spec":            func(i *image) { i.Inodes[1].Inode.Spec.Merge = 200 },
 		"inode number":    func(i *image) { i.NextIno = 2 },
-		"stranger holds":  func(i *image) { i.Inodes[1].Holds = []dsm.NodeID{99} },
+		"stranger claims": func(i *image) { i.Inodes[1].Claims = []dsm.NodeID{99} },
 		"slot primary":    func(i *image) { i.Slots[7].Primary = 99 },
 		"cycle": func(i *image) {
 			dir := func(ino, parent dsm.Ino) inodeImage {

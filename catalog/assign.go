@@ -7,12 +7,13 @@ import (
 )
 
 // assign brings the backups of all rows to where they should be. Each row gets as many as its areas want copies besides the home, as far
-// as there are members that stay. They follow the members' memory, as far as they can: no member keeps two copies of a slot. Few change:
-// who is in sync stays, unless it leaves or keeps too many. Its copy goes when another is in sync; but where there are three copies there is
-// no place for a fourth, so it goes before. If nobody stays nothing changes.
+// as there are members that stay. They follow the members' memory, as far as they can: no member keeps two copies of a slot. Few change: a backup in sync
+// stays, unless it leaves the cluster or keeps too many copies. Then its copy is dropped when another backup is in sync; where there are three copies already,
+// there is no place for a fourth, so it is dropped before. If all members leave, nothing changes.
 //
-// Slots that are handed over keep their backups, but for those that leave and are not in sync. Those whose home has died, or was emptied, or has just taken over, are passed over. Without room nobody becomes a backup, nor who begins to hand a slot over. copies says how many copies there
-// are to be of a slot. The result depends on nothing else.
+// A slot that is being handed over keeps its backups, except those that leave and are not in sync. A slot is left alone if its home has died, was emptied, or
+// has just taken over. Without room nobody becomes a backup, also not a home that begins to hand its slot over. copies says how many copies there are to be of
+// a slot. The result depends on nothing else.
 func assign(v *dsm.View, copies func(dsm.Slot) int, room bool) {
 	stay := staying(v)
 	if len(stay) == 0 {
@@ -21,7 +22,7 @@ func assign(v *dsm.View, copies func(dsm.Slot) int, room bool) {
 	var pools [dsm.MostReplicas + 1]pool // of the classes; that at 0 is of the slots that areas have to themselves
 	for slot, row := range v.Rows() {
 		n := copies(slot)
-		if n == 1 && row.Backups[0].Node == 0 || isGone(v, holder(*row)) || isGone(v, row.Primary) || row.Emptied {
+		if n == 1 && row.Backups[0].Node == 0 || isGone(v, stateAt(*row)) || isGone(v, row.Primary) || row.Emptied {
 			continue
 		}
 		p := &pools[n]
@@ -89,16 +90,16 @@ func (p *pool) assign(room bool) {
 // count sets quota and have.
 func (p *pool) count() {
 	p.have, p.quota = make(map[dsm.NodeID]int), make(map[dsm.NodeID]int)
-	homes, total := make(map[dsm.NodeID]int), 0
+	primaries, total := make(map[dsm.NodeID]int), 0
 	rows := 0
 	for _, r := range p.rows {
 		if total += r.wants; r.wants > 0 {
 			rows++
-			homes[r.Primary]++
+			primaries[r.Primary]++
 		}
 		p.add(r, 1)
 	}
-	most := func(n dsm.NodeID) int { return rows - homes[n] }
+	most := func(n dsm.NodeID) int { return rows - primaries[n] }
 	for i, n := range apportion(p.stay, total, most, func(n dsm.NodeID) int { return p.have[n] }) {
 		p.quota[p.stay[i].ID] = n
 	}
@@ -113,7 +114,7 @@ func (p *pool) add(r pooled, n int) {
 	}
 }
 
-// sort returns the backups of a row by kind: those in sync, those of them that leave apart, and those that are being filled and stay.
+// sort returns the backups of a row by kind: those in sync that stay, those in sync that leave, and those that are being filled and stay.
 func (p *pool) sort(r pooled) (synced, leaving, filling []dsm.Backup) {
 	for _, b := range r.Backups {
 		switch {
@@ -255,7 +256,7 @@ func (p *pool) replace(r pooled, is, to dsm.NodeID) {
 // lack returns how many more backups the member should be.
 func (p *pool) lack(n dsm.NodeID) int { return p.quota[n] - p.have[n] }
 
-// neediest returns the member that should be a backup of the row: that which lacks most of those that can be one, or 0.
+// neediest returns the member that should be a backup of the row: of those that can be one, it is the one that is furthest below its quota; 0: there is none.
 func (p *pool) neediest(r pooled) dsm.NodeID {
 	var id dsm.NodeID
 	for _, m := range p.stay {

@@ -147,7 +147,7 @@ func (s *state) resize(st step, in *inode, size int64) {
 		in.Layout = dsm.Layout{} // the truncate removed the header
 	}
 	if shrunk && in.Kind == dsm.KindFile {
-		in.addCut(cut{dsm.Generation(st.index), size})
+		in.addShrink(shrink{dsm.Generation(st.index), size})
 	}
 	s.revised(st, in, before, shrunk)
 }

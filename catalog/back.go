@@ -9,7 +9,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
-// The daemon of a node with a holder was killed, and another has followed: the node is back. It is a member as before, with its holds and its
+// The daemon of a node with a holder was killed, and another has followed: the node is back. It is a member as before, with its claims and its
 // locks. But it has nothing any more of what it was the home or a backup of. So backups take over, as if it had died, and what it has sent before counts
 // as sent by another incarnation (dsm.Member.Since).
 //

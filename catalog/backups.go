@@ -77,9 +77,9 @@ func takeOver(v *dsm.View, h *dsm.SlotHome) bool {
 	return false
 }
 
-// restarted returns the row with another primary, which has everything. Its backups may have less than it, or more: what was under way. So they are to
-// be filled anew. But who was in sync has all that anybody has seen, and stays one who can take over until the new primary has heard of this, so nothing is
-// lost if that has died as well.
+// restarted returns the row with another primary, which has everything. What was under way to the backups when the old primary died has reached some of them
+// and not others. So they are filled anew. A backup that was in sync still has all that anybody has seen. It can take over until the new primary has heard of
+// this: so nothing is lost if the new primary has died as well.
 func restarted(v *dsm.View, h dsm.SlotHome, primary dsm.NodeID) dsm.SlotHome {
 	next := dsm.SlotHome{Primary: primary, Epoch: v.Epoch, Backups: h.Backups}
 	keep(&next, func(b dsm.Backup) bool { return b.Node != primary && !isGone(v, b.Node) })
@@ -108,14 +108,14 @@ func keep(h *dsm.SlotHome, which func(dsm.Backup) bool) {
 func bereave(v *dsm.View, gone dsm.NodeID) {
 	for _, h := range v.Rows() {
 		keep(h, func(b dsm.Backup) bool { return b.Node != gone })
-		if holder(*h) == gone && !takeOver(v, h) {
+		if stateAt(*h) == gone && !takeOver(v, h) {
 			h.Backups = [dsm.MostBackups]dsm.Backup{}
 		}
 	}
 }
 
-// holder returns the node that has the state of a slot.
-func holder(h dsm.SlotHome) dsm.NodeID {
+// stateAt returns the node that has the state of a slot.
+func stateAt(h dsm.SlotHome) dsm.NodeID {
 	if h.Source != 0 {
 		return h.Source
 	}
@@ -129,7 +129,7 @@ func holder(h dsm.SlotHome) dsm.NodeID {
 func (o backupsOp) apply(s *state, st step) (dsm.Inode, error) {
 	concerned := func(v *dsm.View, i dsm.Slot) *dsm.Backup {
 		h := v.Row(i)
-		if h == nil || o.Epoch < h.Epoch || st.node != holder(*h) && (o.InSync || st.node != h.Primary) {
+		if h == nil || o.Epoch < h.Epoch || st.node != stateAt(*h) && (o.InSync || st.node != h.Primary) {
 			return nil
 		}
 		if h.Failed(v) {

@@ -54,7 +54,7 @@ func (m *rowsModel) hear() {
 			m.newest[slot], m.joining[slot] = min(m.newest[m.sharedSlot(slot)], 1), nil
 			was = before.Row(m.sharedSlot(slot))
 		}
-		if holder(*h) != holder(*was) {
+		if stateAt(*h) != stateAt(*was) {
 			m.joining[slot] = nil
 		}
 		if m.bereft(before, *was) {
@@ -67,7 +67,7 @@ func (m *rowsModel) hear() {
 			}
 		}
 		if n := m.newest[slot]; n > 0 {
-			if x := holder(*h); !isGone(m.view, x) && m.has[x][slot] != n {
+			if x := stateAt(*h); !isGone(m.view, x) && m.has[x][slot] != n {
 				m.Fatalf("slot %d: home %s has %d, not %d; %+v, was %+v", slot, x, m.has[x][slot], n, *h, *was)
 			}
 			for x := range h.InSync() {
@@ -86,10 +86,10 @@ func (m *rowsModel) bereft(before *dsm.View, was dsm.SlotHome) bool {
 		return ok && !x.Gone
 	}
 	known := func(n dsm.NodeID) bool { _, ok := m.view.Member(n); return ok }
-	if lives(holder(was)) {
+	if lives(stateAt(was)) {
 		return !known(was.Primary)
 	}
-	return isGone(before, holder(was)) && !known(holder(was)) || !slices.ContainsFunc(slices.Collect(was.InSync()), lives)
+	return isGone(before, stateAt(was)) && !known(stateAt(was)) || !slices.ContainsFunc(slices.Collect(was.InSync()), lives)
 }
 
 func (m *rowsModel) sharedSlot(slot dsm.Slot) dsm.Slot {
@@ -148,7 +148,7 @@ func (m *rowsModel) filled(some func() bool) {
 func (m *rowsModel) lag() {
 	for slot, h := range m.view.Rows() {
 		for _, b := range h.Backups {
-			x := []dsm.NodeID{h.Primary, holder(*h)}[m.rng.IntN(2)]
+			x := []dsm.NodeID{h.Primary, stateAt(*h)}[m.rng.IntN(2)]
 			if b.Node != 0 && b.Node != x && !isGone(m.view, x) && m.rng.IntN(100) == 0 {
 				if err := m.by(x, backupsOp{b.Node, []dsm.Slot{slot}, false, m.view.Epoch}); err != nil {
 					m.Fatal(err)
@@ -209,7 +209,7 @@ func (m *rowsModel) die(n, by dsm.NodeID) {
 	lost := m.lost
 	alone := 0
 	for _, h := range m.view.Rows() {
-		if holder(*h) == n && !slices.ContainsFunc(slices.Collect(h.InSync()), func(x dsm.NodeID) bool { return x != n }) {
+		if stateAt(*h) == n && !slices.ContainsFunc(slices.Collect(h.InSync()), func(x dsm.NodeID) bool { return x != n }) {
 			alone++
 		}
 	}

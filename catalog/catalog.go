@@ -35,7 +35,7 @@ type Caller interface {
 type Observer interface {
 	// AreaChanged says that the size, spec or layout changed.
 	AreaChanged(before, after dsm.Inode)
-	// AreaRemoved says that the area is gone: it has no name, and no node holds it.
+	// AreaRemoved says that the area is gone: it has no name, and no node claims it.
 	AreaRemoved(ino dsm.Ino)
 	// ViewChanged says that v is now the view. This node may not be in it.
 	ViewChanged(v *dsm.View)
@@ -53,11 +53,11 @@ type Config struct {
 	Observer Observer
 	// Yield asks this node to give up the delegation of a file's locks: locks.Node.Yield.
 	Yield func(ino dsm.Ino, term uint64) (locks.Yield, bool)
-	// Orphaned is told of a file that this node has made and holds, but for which nobody waits any more: somebody must
-	// give up the hold. If it is nil, the catalog does.
+	// Orphaned is told of a file that this node has made and claims, but for which nobody waits any more: somebody must give up the claim. If it is nil, the
+	// catalog does.
 	Orphaned func(ino dsm.Ino)
 	// OnCluster is told to which cluster this node belongs, before the cluster sends it the log. It
-	// may be called more than once.
+	// may be called more than once. If the node is held, the cluster is to be in hold.Cluster from then on.
 	OnCluster func(dsm.ClusterID)
 	// Lease is the lease of the members of the cluster that this node may begin; 0 means DefaultLease.
 	Lease time.Duration
@@ -135,7 +135,7 @@ const (
 	// electionTimeout, see Bootstrap.
 	leaderLease = 500 * time.Millisecond
 	// commitTimeout bounds when a follower learns that an entry is committed if the push that says
-	// so is lost. An idle leader sends one message to each follower this often.
+	// so does not arrive. An idle leader sends one message to each follower this often.
 	commitTimeout = 500 * time.Millisecond
 	// rpcTimeout bounds a message of raft, and waits for a dead node.
 	rpcTimeout = 2 * time.Second
@@ -157,7 +157,7 @@ func New(cfg Config) (_ *Catalog, err error) {
 		c.begins = DefaultLease
 	}
 	if c.orphaned = cfg.Orphaned; c.orphaned == nil {
-		c.orphaned = c.giveUpHold
+		c.orphaned = c.giveUpClaim
 	}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.mu.Init("catalog.Catalog")
@@ -165,12 +165,6 @@ func New(cfg Config) (_ *Catalog, err error) {
 	c.view.Store(c.mu.state.view)
 	c.progress.init()
 	c.calls.init(cfg.Held)
-	if m := cfg.Held; m != nil {
-		c.belong = func(id dsm.ClusterID) {
-			m.Word(hold.Cluster).Store(uint64(id))
-			cfg.OnCluster(id)
-		}
-	}
 	c.rounds.init()
 	c.lease.init()
 	c.grants.init()

@@ -12,20 +12,20 @@ import (
 // been made and applied on this node. With errs.Timeout or errs.Closed it may still happen.
 
 // Create makes a file, directory or symbolic link with n's Kind, Perm, UID, GID and Target. With
-// hold, this node holds it afterwards. A file also gets n's Size and the settings, as SetSpec would
+// claim, this node claims it afterwards. A file also gets n's Size and the settings, as SetSpec would
 // set them.
-func (c *Catalog) Create(ctx context.Context, dir dsm.Ino, name string, n dsm.Inode, hold bool, settings ...dsm.Setting) (dsm.Inode, error) {
+func (c *Catalog) Create(ctx context.Context, dir dsm.Ino, name string, n dsm.Inode, claim bool, settings ...dsm.Setting) (dsm.Inode, error) {
 	return c.propose(ctx, createOp{
-		Dir: dir, Name: name, Kind: n.Kind, Perm: n.Perm, UID: n.UID, GID: n.GID, Target: n.Target, Hold: hold,
+		Dir: dir, Name: name, Kind: n.Kind, Perm: n.Perm, UID: n.UID, GID: n.GID, Target: n.Target, Claim: claim,
 		Size: n.Size, Settings: settings,
 	})
 }
 
-// CreateTemp makes a file without a name, as Create would make one in dir, and holds it. n's Layout is
+// CreateTemp makes a file without a name, as Create would make one in dir, and claims it. n's Layout is
 // what the header that it will get says. Link may give it a name.
 func (c *Catalog) CreateTemp(ctx context.Context, dir dsm.Ino, n dsm.Inode, settings ...dsm.Setting) (dsm.Inode, error) {
 	return c.propose(ctx, createOp{
-		Dir: dir, Temp: true, Kind: dsm.KindFile, Perm: n.Perm, UID: n.UID, GID: n.GID, Hold: true,
+		Dir: dir, Temp: true, Kind: dsm.KindFile, Perm: n.Perm, UID: n.UID, GID: n.GID, Claim: true,
 		Size: n.Size, Layout: n.Layout, Settings: settings,
 	})
 }
@@ -55,48 +55,48 @@ func (c *Catalog) Rename(ctx context.Context, dir dsm.Ino, name string, newDir d
 }
 
 // SetAttr changes attributes and returns the changed inode. A file that it has made shorter is so on all nodes that have it open, and
-// answer in time: see awaitCut.
+// answer in time: see awaitShrink.
 func (c *Catalog) SetAttr(ctx context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
 	before, known := c.GetattrKnown(ino)
 	in, err := c.propose(ctx, setAttrOp{ino, ch})
 	if err == nil && ch.Size != nil && in.Gen == in.Rev && (known != nil || before.Gen != in.Gen) { // else it was as short before
-		c.awaitCut(ctx, in)
+		c.awaitShrink(ctx, in)
 	}
 	return in, err
 }
 
-// awaitCut returns when the other nodes that hold a file have heard that it is shorter. What one of them took before that would be cut off, also if the
-// program has written it after somebody told it of the cut. Nobody waits longer than cutLimit: what a node takes that does not answer, it may not be able to
-// publish either.
-func (c *Catalog) awaitCut(ctx context.Context, cut dsm.Inode) {
-	var holders []dsm.Member
+// awaitShrink returns when the other nodes that claim a file have heard that it is shorter. What one of them took before that would be truncated, also if the
+// program has written it after somebody told it of the shrink. Nobody waits longer than shrinkLimit: what a node takes that does not answer, it may not be able
+// to publish either.
+func (c *Catalog) awaitShrink(ctx context.Context, shrunk dsm.Inode) {
+	var others []dsm.Member
 	c.mu.RLock()
-	if in := c.mu.state.inodes[cut.Ino]; in != nil {
+	if in := c.mu.state.inodes[shrunk.Ino]; in != nil {
 		for _, m := range present(c.mu.state.view) {
-			if _, holds := in.holds[m.ID]; holds && m.ID != c.self.ID {
-				holders = append(holders, m)
+			if _, claims := in.claims[m.ID]; claims && m.ID != c.self.ID {
+				others = append(others, m)
 			}
 		}
 	}
 	c.mu.RUnlock()
-	if len(holders) == 0 {
+	if len(others) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, cutLimit)
+	ctx, cancel := context.WithTimeout(ctx, shrinkLimit)
 	defer cancel()
 	var waits sync.WaitGroup
-	for _, m := range holders {
+	for _, m := range others {
 		waits.Go(func() {
-			if _, err := c.probeAt(ctx, m.ID, m.Addr, uint64(cut.Rev)); err != nil {
-				c.log.Debug("a node may not know yet that a file is shorter", "node", m.ID, "inode", cut.Ino, "err", err)
+			if _, err := c.probeAt(ctx, m.ID, m.Addr, uint64(shrunk.Rev)); err != nil {
+				c.log.Debug("a node may not know yet that a file is shorter", "node", m.ID, "inode", shrunk.Ino, "err", err)
 			}
 		})
 	}
 	waits.Wait()
 }
 
-// cutLimit bounds the wait for nodes that do not answer. It is as long as any change of names may take when a node dies.
-const cutLimit = 2 * time.Second
+// shrinkLimit bounds the wait for nodes that do not answer. It is as long as any change of names may take when a node dies.
+const shrinkLimit = 2 * time.Second
 
 // SetSpec sets one of dsm.SettingKeys.
 func (c *Catalog) SetSpec(ctx context.Context, ino dsm.Ino, key, value string) (dsm.Inode, error) {
@@ -115,14 +115,14 @@ func (c *Catalog) RemoveXattr(ctx context.Context, ino dsm.Ino, name string) err
 	return err
 }
 
-// Hold keeps the inode until this node's Unhold, even when it has no name any more.
-func (c *Catalog) Hold(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode, error) {
-	return c.propose(ctx, holdOp{ino, write})
+// Claim keeps the inode until this node's Unclaim, even when it has no name any more.
+func (c *Catalog) Claim(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode, error) {
+	return c.propose(ctx, claimOp{ino, write})
 }
 
-// Unhold ends holds, including those of inodes that do not exist any more.
-func (c *Catalog) Unhold(ctx context.Context, inos ...dsm.Ino) error {
-	_, err := c.propose(ctx, unholdOp{inos})
+// Unclaim ends claims, including those on inodes that do not exist any more.
+func (c *Catalog) Unclaim(ctx context.Context, inos ...dsm.Ino) error {
+	_, err := c.propose(ctx, unclaimOp{inos})
 	return err
 }
 

@@ -81,16 +81,16 @@ func (s *state) checkInode(in *inode, names int, subdirs uint32) error {
 	switch {
 	case in.Ino == dsm.RootIno && names == 0 && in.Nlink == links:
 	case names > 0 && in.Nlink == links && !in.temp:
-	case names == 0 && in.Nlink == 0 && len(in.holds) > 0 && len(in.entries) == 0:
+	case names == 0 && in.Nlink == 0 && len(in.claims) > 0 && len(in.entries) == 0:
 	default:
-		return fmt.Errorf("%d names, %d links (want %d), %d holds, %d entries", names, in.Nlink, links, len(in.holds), len(in.entries))
+		return fmt.Errorf("%d names, %d links (want %d), %d claims, %d entries", names, in.Nlink, links, len(in.claims), len(in.entries))
 	}
-	if err := in.checkCuts(); err != nil {
+	if err := in.checkShrinks(); err != nil {
 		return err
 	}
-	for n := range in.holds {
+	for n := range in.claims {
 		if _, ok := s.view.Member(n); !ok {
-			return fmt.Errorf("held by %s, which is no member", n)
+			return fmt.Errorf("claimed by %s, which is no member", n)
 		}
 	}
 	return nil

@@ -212,9 +212,15 @@ func startHeld(t testing.TB, name, listen string, id dsm.NodeID, held *hold.Memo
 	}
 	n.via.use(n.net)
 	n.streams = newEars(n.net.RaftLayer())
+	belongs := func(id dsm.ClusterID) {
+		if held != nil {
+			held.Word(hold.Cluster).Store(uint64(id))
+		}
+		n.net.SetCluster(id)
+	}
 	n.Catalog, err = New(Config{
 		Self:   dsm.Member{ID: id, Name: name, Addr: n.net.Addr(), Budget: 2 << 30, Held: held != nil},
-		Caller: n.via, Streams: n.streams, Observer: n.observer, OnCluster: n.net.SetCluster, Yield: n.yieldLocks, Silences: n.silences, Held: held,
+		Caller: n.via, Streams: n.streams, Observer: n.observer, OnCluster: belongs, Yield: n.yieldLocks, Silences: n.silences, Held: held,
 		Log: slog.New(warnings{testLog(t, name).Handler(), n.warned}),
 	})
 	if err != nil {

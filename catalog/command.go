@@ -44,8 +44,8 @@ const (
 	kindSetLayout
 	kindSetXattr
 	kindRemoveXattr
-	kindHold
-	kindUnhold
+	kindClaim
+	kindUnclaim
 	kindAskLock
 	kindSurrenderLocks
 	kindCancelLock
@@ -98,12 +98,12 @@ type (
 	createOp struct {
 		Dir      dsm.Ino
 		Name     string // "" with Temp
-		Temp     bool   // a held file without a name
+		Temp     bool   // a claimed file without a name
 		Kind     dsm.FileKind
 		Perm     uint32
 		UID, GID uint32
 		Target   string
-		Hold     bool
+		Claim    bool
 		Size     int64         // for a file
 		Layout   dsm.Layout    // for a file whose type is to be found in its header, if it is known already
 		Settings []dsm.Setting // for a file, in addition to the directory's
@@ -152,12 +152,12 @@ type (
 		Ino  dsm.Ino
 		Name string
 	}
-	holdOp struct {
+	claimOp struct {
 		Ino   dsm.Ino
 		Write bool // to open it for writing
 	}
-	unholdOp struct{ Inos []dsm.Ino }
-	countOp  struct{ Counts []dsm.PageCount }
+	unclaimOp struct{ Inos []dsm.Ino }
+	countOp   struct{ Counts []dsm.PageCount }
 
 	handoverFailedOp struct {
 		Back, Lost []dsm.Slot
@@ -213,8 +213,8 @@ var ops = map[opKind]struct {
 	kindSetLayout:    {"set layout", setLayoutOp{}, true},
 	kindSetXattr:     {"setxattr", setXattrOp{}, true},
 	kindRemoveXattr:  {"removexattr", removeXattrOp{}, true},
-	kindHold:         {"open", holdOp{}, false},
-	kindUnhold:       {"release", unholdOp{}, false},
+	kindClaim:        {"open", claimOp{}, false},
+	kindUnclaim:      {"release", unclaimOp{}, false},
 
 	kindAskLock:        {"lock", askLockOp{}, false},
 	kindSurrenderLocks: {"lock", surrenderLocksOp{}, false},

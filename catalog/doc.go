@@ -1,10 +1,10 @@
 // Package catalog keeps what all nodes must agree on: names, sizes, attributes, extended attributes
-// and specs of files, which node holds which inode, the locks of files, the members of the cluster
+// and specs of files, which node claims which inode, the locks of files, the members of the cluster
 // and the slot table. It owns one small deterministic state machine, replicated by raft to every
 // node; it is the only importer of raft.
 //
 //	names.go attrs.go spec.go xattr.go                        what a command does:
-//	members.go slots.go backups.go assign.go reserve.go cuts.go   to names and to memory
+//	members.go slots.go backups.go assign.go reserve.go shrinks.go   to names and to memory
 //	state.go command.go session.go apply.go snapshot.go       the state machine around them
 //	catalog.go fsm.go reign.go voters.go early.go push.go     raft around that
 //	logstore.go snapstore.go streams.go pipeline.go           what raft needs
@@ -60,6 +60,6 @@
 // Observer after it has released mu. Only then the applied index advances, for which reads and
 // changes wait. Readers hold mu for reading, for the length of a map access. The other mutexes
 // (progress, calls, rounds, lease, grants, signs, met, heir, reign, bell, pushers, layer) guard their own fields. No
-// two are held at once, except that pushers.mu and reign's are held over calls of context and raft
+// two locks are held at once, except that pushers.mu and reign's are held over calls of context and raft
 // that do not block. None is held over the network.
 package catalog

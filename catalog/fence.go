@@ -14,7 +14,7 @@ const (
 	DefaultLease = 2500 * time.Millisecond
 	// leaseParts is how many signs of life a member sends in the time of its lease, at least.
 	leaseParts = 5
-	// mostBetween is the longest time between two of them: it bounds how long it takes to notice that a process has ended.
+	// mostBetween is the longest time between two of them: it bounds how long it takes to see that a process has ended.
 	mostBetween = 500 * time.Millisecond
 	// signsBefore is how often a node sends them that has been admitted and does not know yet of which lease.
 	signsBefore = 100 * time.Millisecond

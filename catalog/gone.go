@@ -13,15 +13,15 @@ import (
 )
 
 // A member whose process has ended without leaving, or that is evicted, is marked as gone. Its name and address are free
-// at once, its locks and holds are dropped, and it can make no change any more. Where a backup
-// has what it was the home of, that takes over in the same step (backups.go). The rest is lost, but for what was on its way to it (handoverFailedOp). Those slots stay with it as long as a file has bytes in them. Such bytes cannot be
-// read (EIO), and never read as zero; the file can be removed or truncated. When no file has bytes
-// in its slots any more, the slots go to other members, which loses nothing, and the member is
-// forgotten.
+// at once, its locks and claims are dropped, and it can make no change any more. Where a backup
+// has what it was the home of, that takes over in the same step (backups.go). The rest is lost, except for slots that were being handed over to it: their
+// former home may still have them (handoverFailedOp). Those slots stay with it as long as a file has bytes in them. Such bytes cannot be read (EIO), and never
+// read as zero; the file can be removed or truncated. When no file has bytes in its slots any more, the slots go to other members, which loses nothing, and the
+// member is forgotten.
 //
 // It must be certain that the process has ended, or that it is fenced (fence.go): it might still have unpublished stores, act as a home,
-// and become reachable again. It is certain that it has ended if another process has the address, or if the machine says that nobody
-// listens there. A node that does not answer may be on the other side of a partition: it is evicted when its lease has run out (evict.go).
+// and become reachable again. It is certain that it has ended if another process has the address. For all else the leader waits for signs of life, and
+// evicts a node that gives none (evict.go): one that does not answer may be on the other side of a partition.
 
 func isGone(v *dsm.View, n dsm.NodeID) bool {
 	m, ok := v.Member(n)
@@ -93,13 +93,13 @@ func (settleOp) apply(s *state, _ step) (dsm.Inode, error) {
 
 // settled returns the gone members in whose slots no file has bytes.
 func (s *state) settled() (free []dsm.NodeID) {
-	lost := make(map[dsm.NodeID]bool) // gone members, and whether a file has bytes in their slots
+	data := make(map[dsm.NodeID]bool) // gone members, and whether a file has bytes in their slots
 	for _, m := range s.view.Members {
 		if m.Gone {
-			lost[m.ID] = false
+			data[m.ID] = false
 		}
 	}
-	if len(lost) == 0 || len(lost) == len(s.view.Members) {
+	if len(data) == 0 || len(data) == len(s.view.Members) {
 		return nil
 	}
 	for _, in := range s.inodes {
@@ -109,27 +109,21 @@ func (s *state) settled() (free []dsm.NodeID) {
 		for e := range in.Spec.CoveringExtents(in.Size) {
 			h := s.view.Row(s.view.SlotOf(in.Area(), in.Spec, dsm.ExtentIndex(e)))
 			for _, n := range []dsm.NodeID{h.Primary, h.Source} {
-				if _, gone := lost[n]; gone {
-					lost[n] = true
+				if _, gone := data[n]; gone {
+					data[n] = true
 				}
 			}
 		}
 	}
-	for _, n := range sortedKeys(lost) {
-		if !lost[n] {
+	for _, n := range sortedKeys(data) {
+		if !data[n] {
 			free = append(free, n)
 		}
 	}
 	return free
 }
 
-// ended reports whether it is certain that the member's process has ended.
-func (c *Catalog) ended(ctx context.Context, m dsm.Member) bool {
-	_, ended := c.look(ctx, m)
-	return ended
-}
-
-// look returns what a member answers; nil if it does not, and then whether it is certain that its process has ended. It takes no longer than attempt/2: for one that is
+// look returns what a member answers; nil if it does not, and then whether its machine says that its process has ended. It takes no longer than attempt/2: for one that is
 // stopped the kernel takes the connection.
 func (c *Catalog) look(ctx context.Context, m dsm.Member) (p *wire.Probed, ended bool) {
 	ctx, cancel := context.WithTimeout(ctx, attempt/2)
@@ -152,18 +146,21 @@ func (c *Catalog) look(ctx context.Context, m dsm.Member) (p *wire.Probed, ended
 // followed reports whether another daemon may follow that of a member, if it was killed.
 func followed(m dsm.Member) bool { return m.Held && !m.Leaving }
 
-// awaitBack waits for those of the members whose daemon was killed, and may be followed, until the next one is back, or the cluster has evicted the
-// member.
-func (c *Catalog) awaitBack(ctx context.Context, members []dsm.Member) {
+// awaitFate waits for those of the members that seem to have ended, until they answer, or the cluster has marked them as gone. That nobody listens at an address
+// proves nothing to who is not the leader: it may be that only this node does not reach a member that is well. So the leader decides (evict.go), and a member that it
+// has not evicted after two leases lives. One whose daemon may be followed is waited for also if it does not answer, and until it is back.
+func (c *Catalog) awaitFate(ctx context.Context, members []dsm.Member) {
+	ctx, cancel := context.WithTimeout(ctx, 2*c.Current().Lease)
+	defer cancel()
 	var waits sync.WaitGroup
 	for _, m := range members {
-		if m.ID == c.self.ID || !followed(m) {
+		if m.ID == c.self.ID {
 			continue
 		}
 		waits.Go(func() {
 			for try := 0; ; try++ {
 				p, ended := c.look(ctx, m)
-				away := ended || p != nil && p.Away
+				away := ended || followed(m) && (p == nil || p.Away)
 				if is, member := c.Current().Member(m.ID); !away || !member || is.Gone || is.Inc != m.Inc || !c.pause(ctx, c.life, try) {
 					return
 				}
@@ -171,25 +168,4 @@ func (c *Catalog) awaitBack(ctx context.Context, members []dsm.Member) {
 		})
 	}
 	waits.Wait()
-}
-
-// bury marks as gone those of the members whose processes have certainly ended. One that may be followed is evicted when its lease has run out (evict.go).
-func (c *Catalog) bury(ctx context.Context, members []dsm.Member) {
-	var asked sync.WaitGroup
-	for _, m := range members {
-		if m.ID == c.self.ID || followed(m) {
-			continue
-		}
-		asked.Go(func() {
-			if !c.ended(ctx, m) {
-				return
-			}
-			if _, err := c.propose(ctx, goneOp{Node: m.ID, Inc: m.Inc}); err != nil {
-				c.log.Warn("mark a dead member as gone", "node", m.ID, "name", m.Name, "err", err)
-				return
-			}
-			c.log.Warn("a member has died: what it was the home of, and nobody had a copy of, is lost", "node", m.ID, "name", m.Name, "addr", m.Addr)
-		})
-	}
-	asked.Wait()
 }

@@ -3,6 +3,8 @@ package catalog
 import (
 	"context"
 	"errors"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -32,9 +34,9 @@ func (mute) Call(ctx context.Context, _ string, _ any) (any, error) {
 }
 
 func (mute) Tell(context.Context, string, any) (<-chan error, func()) {
-	lost := make(chan error, 1)
-	lost <- errors.New("nobody is reached")
-	return lost, func() {}
+	failed := make(chan error, 1)
+	failed <- errors.New("nobody is reached")
+	return failed, func() {}
 }
 
 // TestSilentMemberIsEvicted cuts a member off. It is fenced before it is evicted, and learns of the eviction when it reaches any other
@@ -84,5 +86,45 @@ func TestDeadLeaderIsEvicted(t *testing.T) {
 		if n != lead {
 			n.sees(t, "a dead leader", isOut(lead.self.ID))
 		}
+	}
+}
+
+// refusedAt is the Caller of a node whose connections to an address are refused.
+type refusedAt struct {
+	Caller
+	addr string
+}
+
+func (r refusedAt) Call(ctx context.Context, addr string, req any) (any, error) {
+	if strings.HasSuffix(addr, r.addr) {
+		return nil, syscall.ECONNREFUSED
+	}
+	return r.Caller.Call(ctx, addr, req)
+}
+
+// TestLeaverThatIsRefused: a member that is well stays one, though the connections of a node that leaves are refused at its address.
+func TestLeaverThatIsRefused(t *testing.T) {
+	nodes := cluster(t, 3)
+	lead := leaderOf(t, nodes)
+	var leaver, well *node
+	for _, n := range nodes {
+		switch {
+		case n == lead:
+		case leaver == nil:
+			leaver = n
+		default:
+			well = n
+		}
+	}
+	leaver.via.use(refusedAt{leaver.net, well.self.Addr})
+	ok(t, leaver.Leave(patient(t)))
+	awaitGone(t, lead, leaver)
+	if m, member := lead.Current().Member(well.self.ID); !member || m.Gone {
+		t.Errorf("a member that is well: %+v", m)
+	}
+	select {
+	case <-well.Evicted():
+		t.Error("a member that is well was evicted")
+	default:
 	}
 }

@@ -16,14 +16,14 @@ import (
 // could see in a name or an attribute is appended to the log only when all nodes but the one that
 // makes it have given back their leases, or their leases must have run out.
 //
-// A new leader does not know to whom the previous one gave leases. It takes every node for a holder
+// A new leader does not know to whom the previous one gave leases. It takes every node for one that has a lease
 // until leaseTime after its election. That is long enough: a lease is confirmed by a majority that
-// knew of no later leader, after the holder had begun to count.
+// knew of no later leader, after the node with the lease had begun to count.
 type grants struct {
 	mu struct {
 		lockrank.Mutex
 		term    uint64                         // the fields below belong to this term
-		holders map[dsm.NodeID]time.Time       // until when
+		leases  map[dsm.NodeID]time.Time       // until when
 		recalls map[dsm.NodeID]*recall         // under way
 		open    map[dsm.NodeID]map[uint64]bool // changes admitted and not applied, by node and number
 		last    map[dsm.NodeID]time.Time       // when a node's last change was admitted
@@ -38,7 +38,7 @@ type recall struct{ done chan struct{} }
 const (
 	// defaultQuiet is longer than many changes take.
 	defaultQuiet = 20 * time.Millisecond
-	// leaseGrace is how much longer the leader waits than a holder counts, because clocks drift.
+	// leaseGrace is how much longer the leader waits than a node counts that has a lease, because clocks drift.
 	leaseGrace = leaseTime / 20
 	// recallRetry is when a recall that failed is sent again.
 	recallRetry = 10 * time.Millisecond
@@ -56,7 +56,7 @@ func (c *Catalog) reignLocked(term uint64) {
 		return
 	}
 	g.mu.term = term
-	g.mu.holders = make(map[dsm.NodeID]time.Time)
+	g.mu.leases = make(map[dsm.NodeID]time.Time)
 	g.mu.recalls = make(map[dsm.NodeID]*recall)
 	g.mu.open = make(map[dsm.NodeID]map[uint64]bool)
 	g.mu.last = make(map[dsm.NodeID]time.Time)
@@ -64,13 +64,13 @@ func (c *Catalog) reignLocked(term uint64) {
 	servers := c.servers()
 	for _, s := range servers {
 		if len(servers) > 1 {
-			g.mu.holders[s.id] = until
+			g.mu.leases[s.id] = until
 		}
 	}
 }
 
 // grant gives the node a lease, if this node leads in the term and no other node is making changes.
-// The holder must apply the log up to the index before it reads.
+// The node must apply the log up to the index before it reads.
 func (c *Catalog) grant(node dsm.NodeID, term uint64) (index uint64, ok bool) {
 	if c.leads() != term || term == 0 {
 		return 0, false
@@ -87,7 +87,7 @@ func (c *Catalog) grant(node dsm.NodeID, term uint64) (index uint64, ok bool) {
 		ok = ok && (n == node || now.Sub(at) >= g.quiet)
 	}
 	if ok {
-		g.mu.holders[node] = now.Add(leaseTime + leaseGrace)
+		g.mu.leases[node] = now.Add(leaseTime + leaseGrace)
 	}
 	g.mu.Unlock()
 	// Taken after the grant: what was committed before is within the index, and for what comes
@@ -105,7 +105,7 @@ func (c *Catalog) clear(ctx context.Context, cmd command, term uint64) error {
 	c.reignLocked(term)
 	g.admitLocked(cmd)
 	var wait []*recall
-	for n, until := range g.mu.holders {
+	for n, until := range g.mu.leases {
 		if n == cmd.Node {
 			continue
 		}
@@ -177,7 +177,7 @@ func (c *Catalog) recall(n dsm.NodeID, term uint64, until time.Time, r *recall) 
 	g := &c.grants
 	g.mu.Lock()
 	if g.mu.term == term {
-		delete(g.mu.holders, n)
+		delete(g.mu.leases, n)
 		delete(g.mu.recalls, n)
 	}
 	g.mu.Unlock()
@@ -247,8 +247,8 @@ func (c *Catalog) takeNow(data []byte) bool {
 
 // noneLocked reports whether no other node than n can have a lease in the term.
 func (g *grants) noneLocked(n dsm.NodeID, term uint64) bool {
-	for holder := range g.mu.holders {
-		if holder != n {
+	for other := range g.mu.leases {
+		if other != n {
 			return false
 		}
 	}

@@ -226,12 +226,12 @@ func (cs *calls) former() (last uint64, again []uint64) {
 	return last, again
 }
 
-// Held returns the files that this node holds.
-func (c *Catalog) Held() (inos []dsm.Ino) {
+// Claimed returns the files that this node claims.
+func (c *Catalog) Claimed() (inos []dsm.Ino) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	for _, ino := range sortedKeys(c.mu.state.inodes) {
-		if _, ok := c.mu.state.inodes[ino].holds[c.self.ID]; ok {
+		if _, ok := c.mu.state.inodes[ino].claims[c.self.ID]; ok {
 			inos = append(inos, ino)
 		}
 	}

@@ -90,8 +90,8 @@ func TestHeldCatalogGoesOn(t *testing.T) {
 		if c := n.Current().Cluster; c != cluster {
 			t.Fatalf("cluster %v, was %v", c, cluster)
 		}
-		if got := n.Held(); len(got) != i+1 || got[i] != made.Ino {
-			t.Errorf("%v are held, want %d of which the last is %v", got, i+1, made.Ino)
+		if got := n.Claimed(); len(got) != i+1 || got[i] != made.Ino {
+			t.Errorf("%v are claimed, want %d of which the last is %v", got, i+1, made.Ino)
 		}
 		ok(t, n.Rename(of(uint64(200+i)), dsm.RootIno, name, dsm.RootIno, "moved "+name, dsm.RenameReplace, 0))
 		if again, err := n.Create(of(uint64(100+i)), dsm.RootIno, name, file, true); err != nil || again.Ino != made.Ino {
@@ -168,8 +168,8 @@ func TestHeldMemberComesBack(t *testing.T) {
 				if before.Term = after.Term; after != before {
 					t.Errorf("locks: %+v, were %+v", after, before)
 				}
-				if got := n.Held(); len(got) != 1 {
-					t.Errorf("%v are held", got)
+				if got := n.Claimed(); len(got) != 1 {
+					t.Errorf("%v are claimed", got)
 				}
 				row := n.Current().Row(n.Current().SlotOf(made.Area(), made.Spec, 0))
 				if row.Primary == 7 && row.Epoch < is.Since { // it may have been given the slot again
@@ -392,14 +392,15 @@ func (s *said) Call(ctx context.Context, addr string, req any) (any, error) {
 	return next, nil
 }
 
-// TestAwaitBackWhileItIsAway: who waits for the next daemon of a member does so until that says that it is back: also if it begins
+// TestAwaitFateWhileItIsAway: who waits for the next daemon of a member does so until that says that it is back: also if it begins
 // to listen between two looks.
-func TestAwaitBackWhileItIsAway(t *testing.T) {
+func TestAwaitFateWhileItIsAway(t *testing.T) {
 	_, _, other := startHeldPair(t)
 	away, refused := &wire.Probed{Away: true}, error(syscall.ECONNREFUSED)
-	via := &said{other.net, []any{refused, away, refused, refused, away, away, refused, away, &wire.Probed{}}}
+	silent := error(errs.E(errs.Timeout, "probe", ""))
+	via := &said{other.net, []any{refused, away, refused, silent, silent, silent, refused, away, away, refused, away, &wire.Probed{}}}
 	other.via.use(via)
-	other.awaitBack(patient(t), other.Current().Members)
+	other.awaitFate(patient(t), other.Current().Members)
 	if len(via.left) > 0 {
 		t.Errorf("it has not waited for the last %d answers", len(via.left))
 	}
@@ -419,7 +420,7 @@ func (u unanswered) Call(ctx context.Context, addr string, req any) (any, error)
 	return u.Caller.Call(ctx, addr, req)
 }
 
-// TestLeaveWhileAMemberIsStopped: a node does not wait for one with a holder that does not answer.
+// TestLeaveWhileAMemberIsStopped: a node does not wait without end for one with a holder that does not answer.
 func TestLeaveWhileAMemberIsStopped(t *testing.T) {
 	n, _ := startNewHeld(t)
 	nodes := []*node{n, start(t, "b"), start(t, "c")}

@@ -210,8 +210,7 @@ func (c *Catalog) replace(ctx context.Context, m dsm.Member) {
 				c.log.Warn("another process has the address of a member, which has died: what it was the home of, and nobody had a copy of, is lost", "node", x.ID, "name", x.Name, "addr", x.Addr)
 			}
 		case x.Name == m.Name:
-			c.awaitBack(ctx, []dsm.Member{x})
-			c.bury(ctx, []dsm.Member{x})
+			c.awaitFate(ctx, []dsm.Member{x})
 		}
 	}
 }

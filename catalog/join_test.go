@@ -173,6 +173,37 @@ func TestLeaveDeserted(t *testing.T) {
 	}
 }
 
+// TestLeaveTogetherWithoutMajority: those that are left over when a majority of the voters has died leave, if all of them do.
+func TestLeaveTogetherWithoutMajority(t *testing.T) {
+	nodes := cluster(t, 4)
+	dead := 0
+	for _, n := range nodes {
+		if n.leads() != 0 {
+			n.stop()
+			dead++
+		}
+	}
+	var left []*node
+	for _, n := range nodes {
+		m, _ := n.Current().Member(n.self.ID)
+		switch {
+		case n.life.Err() != nil:
+		case m.Voter && dead < 2:
+			n.stop()
+			dead++
+		default:
+			left = append(left, n)
+		}
+	}
+	failed := make(chan error, len(left))
+	for _, n := range left {
+		go func() { failed <- n.Leave(patient(t)) }()
+	}
+	for range left {
+		ok(t, <-failed)
+	}
+}
+
 // TestLastLeaderAnswers: the last one of a cluster has other nodes know that they have left before it goes itself.
 func TestLastLeaderAnswers(t *testing.T) {
 	for range 10 {
@@ -204,7 +235,7 @@ func TestLastLeaderAnswers(t *testing.T) {
 }
 
 // TestLeaveWaitsForMemory has a node leave, leader or not, whose part of a demand
-// file the other cannot hold: it waits until the file is removed.
+// file there is no room for on the other: it waits until the file is removed.
 func TestLeaveWaitsForMemory(t *testing.T) {
 	for _, leads := range []bool{false, true} {
 		nodes := cluster(t, 2)
@@ -253,7 +284,7 @@ func (n *node) warns(ctx context.Context, t *testing.T, text string) {
 	}
 }
 
-// TestLeaveTogetherWithoutRoom ends a cluster whose file no single node can hold.
+// TestLeaveTogetherWithoutRoom ends a cluster whose file no single node has room for.
 func TestLeaveTogetherWithoutRoom(t *testing.T) {
 	nodes := cluster(t, 2)
 	ctx := patient(t)

@@ -8,11 +8,11 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// held reads on the node until it has a lease.
-func (n *node) held(ctx context.Context, t *testing.T) {
+// hasLease reads on the node until it has a lease.
+func (n *node) hasLease(ctx context.Context, t *testing.T) {
 	t.Helper()
 	for {
-		if _, held, _ := n.lease.held(); held {
+		if _, valid, _ := n.lease.valid(); valid {
 			return
 		}
 		_, err := n.Getattr(ctx, dsm.RootIno)
@@ -39,33 +39,33 @@ func TestLeasesOfTheFormerLeader(t *testing.T) {
 	nodes := cluster(t, 3)
 	ctx := patient(t)
 	lead := leaderOf(t, nodes)
-	var holder, next *node
+	var leased, next *node
 	for _, n := range nodes {
 		switch {
 		case n == lead:
-		case holder == nil:
-			holder = n
+		case leased == nil:
+			leased = n
 		default:
 			next = n
 		}
 	}
 	for _, n := range nodes {
 		n.via.use(&answering{n.net, func(ctx context.Context, req any) (any, error, bool) {
-			if _, is := req.(*wire.Recall); is && n != holder {
+			if _, is := req.(*wire.Recall); is && n != leased {
 				<-ctx.Done()
 				return nil, ctx.Err(), true
 			}
 			return nil, nil, false
 		}})
 	}
-	holder.held(ctx, t)
+	leased.hasLease(ctx, t)
 	to := serverOf(next.self)
 	ok(t, lead.raft.LeadershipTransferToServer(to.raftID(), to.raftAddress()).Error())
 	for leaderOf(t, nodes) != next { // until both know
 	}
 	_, err := next.Create(ctx, dsm.RootIno, "f", file, false)
 	ok(t, err)
-	if _, held, _ := holder.lease.held(); held {
+	if _, valid, _ := leased.lease.valid(); valid {
 		t.Error("a change took place while a node had a lease of the former leader")
 	}
 }

@@ -18,9 +18,8 @@ import (
 //	   |<------------------------ Recall |                                 |
 //	   | Recalled ---------------------->|  append it to the log           |
 //
-// A lease ends by itself after leaseTime. The holder counts from before it asked, and the leader
-// from after it was asked, so that it ends first at the holder. The nodes need not agree on what
-// time it is, only on how long a second is.
+// A lease ends by itself after leaseTime. The node that has it counts from before it asked, and the leader from after it was asked, so that it ends first at
+// that node. The nodes need not agree on what time it is, only on how long a second is.
 //
 // Under a lease the kernel may keep names and attributes for a moment (Keep). There is no way to
 // revoke these that neither blocks nor makes open files look deleted, so a lease is given back only
@@ -28,7 +27,7 @@ import (
 // anything.
 
 const (
-	// leaseTime is how long changes wait for a holder that does not answer.
+	// leaseTime is how long changes wait for a node that has a lease and does not answer.
 	leaseTime = 400 * time.Millisecond
 	// keepTime is how long the kernel may keep what it is told.
 	keepTime = 50 * time.Millisecond
@@ -91,9 +90,9 @@ func (l *lease) accept(r leaseRequest, index uint64) {
 	}
 }
 
-// held returns the index that must be applied before anything is read by the lease, if there is
+// valid returns the index that must be applied before anything is read by the lease, if there is
 // one. renew says that the caller, and nobody else, must ask for the next lease.
-func (l *lease) held() (index uint64, held, renew bool) {
+func (l *lease) valid() (index uint64, valid, renew bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	left := time.Until(l.mu.until)
@@ -165,8 +164,8 @@ func (c *Catalog) Keep() time.Duration {
 
 // leased returns true when a read may look at what this node has applied, without asking anybody.
 func (c *Catalog) leased(ctx context.Context) bool {
-	index, held, renew := c.lease.held()
-	if !held {
+	index, valid, renew := c.lease.valid()
+	if !valid {
 		return false
 	}
 	if renew {

@@ -110,13 +110,13 @@ func TestChangesWaitForWhatTheKernelKeeps(t *testing.T) {
 	}
 }
 
-// TestSilentHolder stops a node that holds a lease without a word: changes wait until it has run out.
-func TestSilentHolder(t *testing.T) {
+// TestSilentNodeWithALease stops a node that has a lease without a word: changes wait until it has run out.
+func TestSilentNodeWithALease(t *testing.T) {
 	nodes := cluster(t, 3)
 	lead, n := leaderOf(t, nodes), follower(t, nodes)
 	ctx := patient(t)
 	for {
-		if _, held, _ := n.lease.held(); held {
+		if _, valid, _ := n.lease.valid(); valid {
 			break
 		}
 		_, err := n.Getattr(ctx, dsm.RootIno)

@@ -14,15 +14,15 @@ import (
 
 // Leave takes this node out of the cluster. Its slots are handed over (by the data plane, which
 // reports with SlotsReady on the nodes that get them), its vote and the leadership go to others,
-// and its holds end. It returns when this node is not needed any more. If no node stays, nobody
+// and its claims end. It returns when this node is not needed any more. If no node stays, nobody
 // takes over: then it returns once the other nodes know.
 //
 // If the members that stay lack the memory for the slots, Leave waits until files are removed, a
 // node joins, or all others leave too. If ctx ends first, the error is errs.NoSpace and says how
 // much memory is missing, and the node stays marked as leaving.
 //
-// If the processes of all others have ended, nobody takes over either, and Leave does not wait. Nor does it if this node has been
-// evicted: then the others have gone on without it.
+// If the processes of all others have ended, nobody takes over either, and Leave does not wait. Nor does it if those that have not ended leave too, and there is
+// no leader for a lease, or if this node has been evicted: then the others have gone on without it.
 func (c *Catalog) Leave(ctx context.Context) error {
 	c.leaving.Store(true)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -47,16 +47,16 @@ func (c *Catalog) Leave(ctx context.Context) error {
 		return nil
 	}
 	if err != nil && errors.Is(context.Cause(ctx), errDeserted) {
-		c.log.Warn("leaving without handing anything over: all other members have ended")
+		c.log.Warn("leaving without handing anything over: all other members have ended, or leave without a leader too")
 		return nil
 	}
 	return err
 }
 
-var errDeserted = errors.New("all other members have ended")
+var errDeserted = errors.New("no other member stays")
 
-// deserted waits until there is no leader and all other members have certainly ended, which it reports, or ctx ends. One whose daemon may be followed
-// must have refused connections for a lease.
+// deserted waits until there is no leader and no other member stays, which it reports, or ctx ends: each has ended, or leaves too, and cannot without a leader either. One that
+// leaves must have said so for a lease, and one whose daemon may be followed must have refused connections for as long.
 func (c *Catalog) deserted(ctx context.Context) bool {
 	look := time.NewTicker(lastWords / 4)
 	defer look.Stop()
@@ -75,7 +75,11 @@ func (c *Catalog) deserted(ctx context.Context) bool {
 		}
 		v, lives := c.Current(), false
 		for _, m := range present(v) { // all of them, so that each is counted from when it was first away
-			if m.ID != c.self.ID && away.mayLive(m, c.ended(ctx, m), time.Now(), v.Lease) {
+			if m.ID == c.self.ID {
+				continue
+			}
+			p, ended := c.look(ctx, m)
+			if away.mayStay(m, ended, p != nil && p.Leaving, time.Now(), v.Lease) {
 				lives = true
 			}
 		}
@@ -85,25 +89,24 @@ func (c *Catalog) deserted(ctx context.Context) bool {
 	}
 }
 
-// absences has from when on members have refused connections, without an answer since.
+// absences has from when on members have refused connections, or said that they leave, without another answer since.
 type absences map[dsm.NodeID]time.Time
 
-// mayLive takes note whether a member's process has ended, as far as its machine says, and reports whether it, or the daemon that follows it, may serve.
-func (a absences) mayLive(m dsm.Member, ended bool, now time.Time, lease time.Duration) bool {
-	if !ended {
+// mayStay takes note whether a member's process has ended, as far as its machine says, or leaves, and reports whether it, or the daemon that follows it, may serve.
+func (a absences) mayStay(m dsm.Member, ended, leaves bool, now time.Time, lease time.Duration) bool {
+	if !ended && !leaves {
 		delete(a, m.ID)
 		return true
 	}
 	if _, before := a[m.ID]; !before {
 		a[m.ID] = now
 	}
-	return followed(m) && now.Sub(a[m.ID]) < lease
+	return (leaves || followed(m)) && now.Sub(a[m.ID]) < lease
 }
 
 func (c *Catalog) leave(ctx context.Context) error {
 	// Otherwise it would hand slots over to dead members.
-	c.awaitBack(ctx, present(c.Current()))
-	c.bury(ctx, present(c.Current()))
+	c.awaitFate(ctx, present(c.Current()))
 	if _, err := c.propose(ctx, leavingOp{c.self.ID}); err != nil {
 		return err
 	}
@@ -135,13 +138,8 @@ func (c *Catalog) leave(ctx context.Context) error {
 				told = true
 				c.log.Warn("waiting for memory on other nodes before leaving", "err", stuck)
 			}
-			look := time.NewTimer(lastWords)
 			select {
 			case <-ring:
-				look.Stop()
-				continue
-			case <-look.C:
-				c.bury(ctx, present(c.Current())) // those that died meanwhile
 				continue
 			case <-ctx.Done():
 			case <-c.life.Done():
@@ -187,7 +185,7 @@ func dissolves(v *dsm.View) bool {
 }
 
 // dissolve waits until those of the others that answer know that everybody leaves. They might need
-// this node's vote or leadership to learn it; this also holds for nodes that are not members any more
+// this node's vote or leadership to learn it; so it is with nodes that are not members any more
 // and have not been told.
 func (c *Catalog) dissolve(ctx context.Context, v *dsm.View) {
 	ctx, cancel := context.WithTimeout(ctx, lastWords)

@@ -34,22 +34,22 @@ func TestLinks(t *testing.T) {
 		t.Errorf("without a name: removed %v, %+v reserved", m.last.effects.removed, m.reserved)
 	}
 
-	h := m.must(nodeA, createOp{Dir: root, Name: "h", Kind: dsm.KindFile, Hold: true})
+	h := m.must(nodeA, createOp{Dir: root, Name: "h", Kind: dsm.KindFile, Claim: true})
 	m.must(nodeA, unlinkOp{root, "h"})
 	m.fails(errs.NotExist, linkOp{h.Ino, root, "back"}) // it is on its way out
 
-	tmp := m.must(nodeA, createOp{Dir: root, Temp: true, Kind: dsm.KindFile, Hold: true})
+	tmp := m.must(nodeA, createOp{Dir: root, Temp: true, Kind: dsm.KindFile, Claim: true})
 	if tmp.Nlink != 0 {
 		t.Errorf("a file without a name: %+v", tmp)
 	}
 	m.fails(errs.Invalid, createOp{Dir: root, Temp: true, Kind: dsm.KindFile})
-	m.fails(errs.Invalid, createOp{Dir: root, Temp: true, Kind: dsm.KindDir, Hold: true})
+	m.fails(errs.Invalid, createOp{Dir: root, Temp: true, Kind: dsm.KindDir, Claim: true})
 	if in := m.must(nodeA, linkOp{tmp.Ino, root, "t"}); in.Nlink != 1 {
 		t.Errorf("named %+v", in)
 	}
-	m.must(nodeA, unholdOp{[]dsm.Ino{tmp.Ino}})
+	m.must(nodeA, unclaimOp{[]dsm.Ino{tmp.Ino}})
 	m.at(tmp.Ino)
-	gone := m.must(nodeA, createOp{Dir: root, Temp: true, Kind: dsm.KindFile, Hold: true})
-	m.must(nodeA, unholdOp{[]dsm.Ino{gone.Ino}})
-	m.fails(errs.NotExist, holdOp{Ino: gone.Ino})
+	gone := m.must(nodeA, createOp{Dir: root, Temp: true, Kind: dsm.KindFile, Claim: true})
+	m.must(nodeA, unclaimOp{[]dsm.Ino{gone.Ino}})
+	m.fails(errs.NotExist, claimOp{Ino: gone.Ino})
 }

@@ -19,7 +19,7 @@ type (
 	surrenderLocksOp struct {
 		Ino     dsm.Ino
 		Term    uint64
-		Held    []locks.Lock
+		Granted []locks.Lock
 		Waiting []locks.Request
 	}
 	cancelLockOp struct {
@@ -40,7 +40,7 @@ func (o askLockOp) apply(s *state, st step) (dsm.Inode, error) {
 }
 
 func (o surrenderLocksOp) apply(s *state, st step) (dsm.Inode, error) {
-	return s.lock(s.book.Surrender(o.Ino, st.node, o.Term, o.Held, o.Waiting))
+	return s.lock(s.book.Surrender(o.Ino, st.node, o.Term, o.Granted, o.Waiting))
 }
 
 func (o cancelLockOp) apply(s *state, st step) (dsm.Inode, error) {
@@ -64,8 +64,8 @@ func (c *Catalog) AskLock(ctx context.Context, ino dsm.Ino, r locks.Request) err
 }
 
 // SurrenderLocks ends the delegation of a file to this node, if it is of that term.
-func (c *Catalog) SurrenderLocks(ctx context.Context, ino dsm.Ino, term uint64, held []locks.Lock, waiting []locks.Request) error {
-	_, err := c.propose(ctx, surrenderLocksOp{ino, term, held, waiting})
+func (c *Catalog) SurrenderLocks(ctx context.Context, ino dsm.Ino, term uint64, granted []locks.Lock, waiting []locks.Request) error {
+	_, err := c.propose(ctx, surrenderLocksOp{ino, term, granted, waiting})
 	return err
 }
 
@@ -83,19 +83,19 @@ func (c *Catalog) LockStanding(ino dsm.Ino) locks.Standing {
 	return c.mu.state.book.Standing(ino, c.self.ID)
 }
 
-// HeldLocks returns the locks of a file that programs of this node have, if the file is not delegated to it, as of the last command that this node has
+// GrantedLocks returns the locks of a file that programs of this node have, if the file is not delegated to it, as of the last command that this node has
 // applied.
-func (c *Catalog) HeldLocks(ino dsm.Ino) []locks.Lock {
+func (c *Catalog) GrantedLocks(ino dsm.Ino) []locks.Lock {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.mu.state.book.Has(ino, c.self.ID)
 }
 
-// LockedFiles returns the files of which HeldLocks returns some.
+// LockedFiles returns the files of which GrantedLocks returns some.
 func (c *Catalog) LockedFiles() []dsm.Ino {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	return c.mu.state.book.Locked(c.self.ID)
+	return c.mu.state.book.FilesWithLocks(c.self.ID)
 }
 
 // DelegatedLocks returns the files whose locks are delegated to this node, as of the last command

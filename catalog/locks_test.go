@@ -27,8 +27,8 @@ func (m *machine) told(want ...locks.What) {
 
 func TestLockCommands(t *testing.T) {
 	m := newSized(t, 1<<30, 1<<30)
-	f := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile, Hold: true}).Ino
-	m.must(nodeB, holdOp{Ino: f})
+	f := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile, Claim: true}).Ino
+	m.must(nodeB, claimOp{Ino: f})
 	m.must(nodeA, askLockOp{f, request(nodeA, locks.Write, locks.Try, 1)})
 	m.told(locks.Delegated)
 	m.must(nodeB, askLockOp{f, request(nodeB, locks.Write, locks.Wait, 1)})
@@ -46,11 +46,11 @@ func TestLockCommands(t *testing.T) {
 		t.Errorf("a snapshot of a snapshot differs: %v", err)
 	}
 
-	m.must(nodeA, surrenderLocksOp{Ino: f, Term: 1, Held: []locks.Lock{request(nodeA, locks.Write, locks.Try, 1).Lock}})
+	m.must(nodeA, surrenderLocksOp{Ino: f, Term: 1, Granted: []locks.Lock{request(nodeA, locks.Write, locks.Try, 1).Lock}})
 	m.told(locks.Surrendered)
-	m.must(nodeA, unholdOp{[]dsm.Ino{f}})
+	m.must(nodeA, unclaimOp{[]dsm.Ino{f}})
 	m.told(locks.Ended, locks.Answered) // B has it now
-	m.must(nodeA, holdOp{Ino: f})
+	m.must(nodeA, claimOp{Ino: f})
 	m.must(nodeA, askLockOp{f, request(nodeA, locks.Write, locks.Wait, 2)})
 	m.told(locks.Answered)
 
@@ -61,7 +61,7 @@ func TestLockCommands(t *testing.T) {
 		{askLockOp{dsm.RootIno, request(nodeB, locks.Read, locks.Try, 3)}, errs.Unsupported},
 		{askLockOp{99, request(nodeB, locks.Read, locks.Try, 3)}, errs.NotExist},
 		{askLockOp{f, request(nodeA, locks.Read, locks.Try, 3)}, errs.Invalid}, // of another node
-		{surrenderLocksOp{Ino: f, Held: []locks.Lock{request(nodeA, locks.Read, locks.Try, 1).Lock}}, errs.Invalid},
+		{surrenderLocksOp{Ino: f, Granted: []locks.Lock{request(nodeA, locks.Read, locks.Try, 1).Lock}}, errs.Invalid},
 	} {
 		if _, err := m.do(nodeB, x.op); !errs.Is(err, x.want) {
 			t.Errorf("%+v: %v, want kind %v", x.op, err, x.want)
@@ -71,28 +71,28 @@ func TestLockCommands(t *testing.T) {
 	m.must(nodeA, goneOp{Node: nodeB})
 	m.told(locks.Dropped, locks.Answered)
 	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
-	m.must(nodeA, unholdOp{[]dsm.Ino{f}})
+	m.must(nodeA, unclaimOp{[]dsm.Ino{f}})
 	if p := m.book.Pages(); len(p) > 0 {
 		t.Errorf("locks of a file that is no more: %+v", p)
 	}
 }
 
-// TestLocksComeWithHolds: the locks of a file come with the hold of who opens it for writing, if no other node holds it.
-func TestLocksComeWithHolds(t *testing.T) {
+// TestLocksComeWithClaims: the locks of a file come with the claim of who opens it for writing, if no other node claims it.
+func TestLocksComeWithClaims(t *testing.T) {
 	m := newSized(t, 1<<30, 1<<30)
-	f := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile, Hold: true}).Ino
+	f := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile, Claim: true}).Ino
 	m.told(locks.Delegated)
-	m.must(nodeB, holdOp{Ino: f})
+	m.must(nodeB, claimOp{Ino: f})
 	m.told()
-	m.must(nodeB, holdOp{Ino: f, Write: true})
+	m.must(nodeB, claimOp{Ino: f, Write: true})
 	m.told(locks.Shared)
-	m.must(nodeA, unholdOp{[]dsm.Ino{f}})
+	m.must(nodeA, unclaimOp{[]dsm.Ino{f}})
 	m.told(locks.Ended)
-	m.must(nodeB, unholdOp{[]dsm.Ino{f}})
-	m.must(nodeA, holdOp{Ino: f})
+	m.must(nodeB, unclaimOp{[]dsm.Ino{f}})
+	m.must(nodeA, claimOp{Ino: f})
 	m.told()
-	m.must(nodeA, unholdOp{[]dsm.Ino{f}})
-	m.must(nodeB, holdOp{Ino: f, Write: true})
+	m.must(nodeA, unclaimOp{[]dsm.Ino{f}})
+	m.must(nodeB, claimOp{Ino: f, Write: true})
 	m.told(locks.Delegated)
 	m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "d", Kind: dsm.KindDir})
 	m.told()

@@ -153,13 +153,13 @@ func (o removeMemberOp) apply(s *state, st step) (dsm.Inode, error) {
 	return dsm.Inode{}, nil
 }
 
-// release drops the locks and holds of a node that makes no change any more.
+// release drops the locks and claims of a node that makes no change any more.
 func (s *state) release(n dsm.NodeID) {
 	delete(s.sessions, n)
 	s.effects.locks = append(s.effects.locks, s.book.Drop(n)...)
 	for _, ino := range sortedKeys(s.inodes) {
 		in := s.inodes[ino]
-		delete(in.holds, n)
+		delete(in.claims, n)
 		s.drop(in)
 	}
 }

@@ -23,7 +23,7 @@ func TestJoinRules(t *testing.T) {
 	m := newMachine(t)
 	m.must(nodeA, addMemberOp{member(nodeB)})
 	epoch := m.view.Epoch
-	m.must(nodeA, addMemberOp{member(nodeB)}) // the answer was lost
+	m.must(nodeA, addMemberOp{member(nodeB)}) // the answer did not arrive
 	if m.view.Epoch != epoch || len(m.view.Members) != 2 {
 		t.Errorf("added twice: %+v", m.view.Members)
 	}
@@ -125,7 +125,7 @@ func TestLeave(t *testing.T) {
 	m.must(nodeA, addMemberOp{member(nodeB)})
 	ready(m)
 	f := m.file("f")
-	m.must(nodeB, holdOp{Ino: f.Ino})
+	m.must(nodeB, claimOp{Ino: f.Ino})
 	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
 
 	m.fails(errs.NotExist, leavingOp{nodeC})
@@ -139,7 +139,7 @@ func TestLeave(t *testing.T) {
 	ready(m)
 	m.must(nodeA, removeMemberOp{nodeB})
 	if got := m.last.effects.removed; len(got) != 1 || got[0] != f.Ino {
-		t.Errorf("the hold of one who left keeps the file: removed %v", got)
+		t.Errorf("the claim of one who left keeps the file: removed %v", got)
 	}
 	m.must(nodeA, removeMemberOp{nodeB})
 	epoch := m.view.Epoch
@@ -149,8 +149,8 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// TestWhoMayLive: a member that refuses connections has ended, but for one that may be followed, and has refused them for less than a lease.
-func TestWhoMayLive(t *testing.T) {
+// TestWhoMayStay: a member that refuses connections has ended, but for one that may be followed, and has refused them for less than a lease. One that leaves stays for a lease.
+func TestWhoMayStay(t *testing.T) {
 	const lease = 2 * time.Second
 	plain, held, leaves := dsm.Member{ID: 1}, dsm.Member{ID: 2, Held: true}, dsm.Member{ID: 3, Held: true, Leaving: true}
 	away, began := make(absences), time.Unix(1000, 0)
@@ -164,8 +164,19 @@ func TestWhoMayLive(t *testing.T) {
 		{held, true, 0, true}, {held, true, lease - 1, true}, {held, true, lease, false},
 		{held, false, lease, true}, {held, true, lease + 1, true}, {held, true, 2 * lease, true}, {held, true, 2*lease + 1, false},
 	} {
-		if got := away.mayLive(c.m, c.ended, began.Add(c.after), lease); got != c.want {
+		if got := away.mayStay(c.m, c.ended, false, began.Add(c.after), lease); got != c.want {
 			t.Errorf("%d: %+v: %t", i, c, got)
+		}
+	}
+	for i, c := range []struct {
+		ended, leaves bool
+		after         time.Duration
+		want          bool
+	}{
+		{false, true, 0, true}, {false, true, lease - 1, true}, {false, true, lease, false}, {false, false, lease, true}, {false, true, lease + 1, true}, {true, false, lease + 2, false},
+	} {
+		if got := away.mayStay(dsm.Member{ID: 9}, c.ended, c.leaves, began.Add(c.after), lease); got != c.want {
+			t.Errorf("one that leaves, %d: %+v: %t", i, c, got)
 		}
 	}
 }

@@ -18,7 +18,7 @@ type model struct {
 	names   map[place]dsm.Ino
 	removed map[dsm.Ino]bool // has no name any more, or not yet
 	temp    map[dsm.Ino]bool // not yet
-	holds   map[holding]bool
+	claims  map[claimOf]bool
 	next    dsm.Ino
 }
 
@@ -27,7 +27,7 @@ type place struct {
 	name string
 }
 
-type holding struct {
+type claimOf struct {
 	node dsm.NodeID
 	ino  dsm.Ino
 }
@@ -35,12 +35,12 @@ type holding struct {
 func newModel() *model {
 	return &model{
 		kinds: map[dsm.Ino]dsm.FileKind{dsm.RootIno: dsm.KindDir}, sizes: make(map[dsm.Ino]int64), demand: make(map[dsm.Ino]bool),
-		names: make(map[place]dsm.Ino), removed: make(map[dsm.Ino]bool), temp: make(map[dsm.Ino]bool), holds: make(map[holding]bool), next: dsm.RootIno + 1,
+		names: make(map[place]dsm.Ino), removed: make(map[dsm.Ino]bool), temp: make(map[dsm.Ino]bool), claims: make(map[claimOf]bool), next: dsm.RootIno + 1,
 	}
 }
 
-func (m *model) held(ino dsm.Ino) bool {
-	for h := range m.holds {
+func (m *model) claimed(ino dsm.Ino) bool {
+	for h := range m.claims {
 		if h.ino == ino {
 			return true
 		}
@@ -50,7 +50,7 @@ func (m *model) held(ino dsm.Ino) bool {
 
 // exists reports whether there is an inode.
 func (m *model) exists(ino dsm.Ino) bool {
-	return m.kinds[ino] != 0 && (!m.removed[ino] || m.held(ino))
+	return m.kinds[ino] != 0 && (!m.removed[ino] || m.claimed(ino))
 }
 
 func (m *model) links(ino dsm.Ino) uint32 {
@@ -130,7 +130,7 @@ func (m *model) do(n dsm.NodeID, o op) errs.Kind {
 		if m.names[p] != 0 {
 			return errs.Exist
 		}
-		if o.Temp && (o.Kind != dsm.KindFile || !o.Hold) {
+		if o.Temp && (o.Kind != dsm.KindFile || !o.Claim) {
 			return errs.Invalid
 		}
 		demand := m.demand[o.Dir]
@@ -148,8 +148,8 @@ func (m *model) do(n dsm.NodeID, o op) errs.Kind {
 			delete(m.demand, m.next)
 			return errs.NoSpace
 		}
-		if o.Hold {
-			m.holds[holding{n, m.next}] = true
+		if o.Claim {
+			m.claims[claimOf{n, m.next}] = true
 		}
 		if o.Temp {
 			delete(m.names, p)
@@ -231,14 +231,14 @@ func (m *model) do(n dsm.NodeID, o op) errs.Kind {
 			return errs.Busy
 		}
 		m.demand[o.Ino] = demand
-	case holdOp:
+	case claimOp:
 		if !m.exists(o.Ino) {
 			return errs.NotExist
 		}
-		m.holds[holding{n, o.Ino}] = true
-	case unholdOp:
+		m.claims[claimOf{n, o.Ino}] = true
+	case unclaimOp:
 		for _, ino := range o.Inos {
-			delete(m.holds, holding{n, ino})
+			delete(m.claims, claimOf{n, ino})
 			if m.kinds[ino] != 0 && !m.exists(ino) {
 				delete(m.kinds, ino)
 			}
@@ -313,7 +313,7 @@ func (m *model) reserved() (r reservation) {
 	return r
 }
 
-// fits reports whether each of three members of modelBudget holds its files: of the 64 slots of their class one has 22.
+// fits reports whether each of three members of modelBudget has room for its files: of the 64 slots of their class one has 22.
 func (m *model) fits() bool {
 	r := m.reserved()
 	left := modelBudget - 2*r.full - r.kept
@@ -375,10 +375,10 @@ func randomOp(rng *rand.Rand, last dsm.Ino) op {
 	case 12, 13:
 		return linkOp{ino(), ino(), name()}
 	case 14:
-		return createOp{Dir: ino(), Temp: true, Kind: dsm.KindFile, Hold: rng.IntN(4) != 0, Size: rng.Int64N(modelBudget)}
+		return createOp{Dir: ino(), Temp: true, Kind: dsm.KindFile, Claim: rng.IntN(4) != 0, Size: rng.Int64N(modelBudget)}
 	case 0, 1, 2:
 		kind := dsm.FileKind(1 + rng.IntN(3))
-		o := createOp{Dir: ino(), Name: name(), Kind: kind, Hold: rng.IntN(3) == 0}
+		o := createOp{Dir: ino(), Name: name(), Kind: kind, Claim: rng.IntN(3) == 0}
 		switch kind {
 		case dsm.KindSymlink:
 			o.Target = "t"
@@ -400,11 +400,11 @@ func randomOp(rng *rand.Rand, last dsm.Ino) op {
 	case 8, 9:
 		return setAttrOp{ino(), dsm.SetAttr{Size: ptr(rng.Int64N(modelBudget))}}
 	case 10:
-		return holdOp{Ino: ino()}
+		return claimOp{Ino: ino()}
 	case 11:
 		return setSpecOp{ino(), "residency", residency()}
 	}
-	return unholdOp{[]dsm.Ino{ino(), ino()}}
+	return unclaimOp{[]dsm.Ino{ino(), ino()}}
 }
 
 // TestAgainstModel makes random changes by three nodes and compares everything

@@ -37,8 +37,8 @@ func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
 		if err := s.free(d, o.Name); err != nil {
 			return dsm.Inode{}, err
 		}
-	case o.Kind != dsm.KindFile || !o.Hold || o.Name != "":
-		return dsm.Inode{}, fail(errs.Invalid, "only a file that is held needs no name")
+	case o.Kind != dsm.KindFile || !o.Claim || o.Name != "":
+		return dsm.Inode{}, fail(errs.Invalid, "only a file that is claimed needs no name")
 	}
 	n := dsm.Inode{Kind: o.Kind, Perm: o.Perm & permMask, UID: o.UID, GID: o.GID, Spec: d.Spec}
 	switch o.Kind {
@@ -97,8 +97,8 @@ func (o createOp) apply(s *state, st step) (dsm.Inode, error) {
 		s.placing(in) // while there is nothing of it that could be elsewhere
 		s.resize(st, in, o.Size)
 	}
-	if o.Hold {
-		s.hold(in, st, true)
+	if o.Claim {
+		s.claim(in, st, true)
 	}
 	if !o.Temp {
 		d.entries[o.Name] = in.Ino

@@ -65,11 +65,11 @@ func TestEveryNodeSeesAll(t *testing.T) {
 		}
 		ok(t, other.Unlink(ctx, dsm.RootIno, fmt.Sprint("g", i)))
 		ok(t, other.Rmdir(ctx, dsm.RootIno, fmt.Sprint("d", i), 0))
-		if _, err := other.Hold(ctx, made.Ino, false); err != nil {
-			t.Errorf("hold of what is held elsewhere: %v", err)
+		if _, err := other.Claim(ctx, made.Ino, false); err != nil {
+			t.Errorf("claim of what is claimed elsewhere: %v", err)
 		}
-		ok(t, n.Unhold(ctx, made.Ino))
-		ok(t, other.Unhold(ctx, made.Ino))
+		ok(t, n.Unclaim(ctx, made.Ino))
+		ok(t, other.Unclaim(ctx, made.Ino))
 		if _, err := n.Getattr(ctx, made.Ino); !errs.Is(err, errs.NotExist) {
 			t.Error(err)
 		}
@@ -106,9 +106,9 @@ func (s *stubborn) Tell(ctx context.Context, addr string, req any) (<-chan error
 		return failed, forget
 	}
 	forget()
-	lost := make(chan error, 1)
-	lost <- errs.E(errs.Unavailable, "call", "the connection got lost")
-	return lost, func() {}
+	broken := make(chan error, 1)
+	broken <- errs.E(errs.Unavailable, "call", "the connection broke")
+	return broken, func() {}
 }
 
 func TestCommandsThatArriveTwiceHappenOnce(t *testing.T) {
@@ -131,7 +131,7 @@ func TestCommandsThatArriveTwiceHappenOnce(t *testing.T) {
 	same(t, nodes)
 }
 
-// TestLogIsBounded makes changes until the log has been cut some times: it does not hold all of them, and a node that
+// TestLogIsBounded makes changes until the log has been compacted some times: it does not have all of them, and a node that
 // comes later gets a snapshot.
 func TestLogIsBounded(t *testing.T) {
 	n := cluster(t, 1)[0]
@@ -163,7 +163,7 @@ func TestLogIsBounded(t *testing.T) {
 	tasks.Wait()
 	t.Logf("the log of %d changes had at most %d entries", changes.Load(), longest.Load())
 	if longest.Load() >= changes.Load() {
-		t.Error("it was never cut")
+		t.Error("it was never compacted")
 	}
 	ok(t, n.raft.Snapshot().Error())
 	first, _ := n.logs.FirstIndex()

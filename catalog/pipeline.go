@@ -11,7 +11,7 @@ import (
 //
 // raft 1.8.0 can wait in a pipeline for ever. Its decoder ends when a follower refuses an entry,
 // and then nobody takes further answers. If the leader steps down or is shut down at that moment,
-// pipelineReplicate may still send "up to this index" instead of noticing that the decoder has
+// pipelineReplicate may still send "up to this index" instead of seeing that the decoder has
 // ended. AppendEntries then waits for a place that nobody frees, the pipeline is to be closed only
 // when AppendEntries returns, and Shutdown waits for both. TestLeaveOneByOne met this in one run of
 // twenty.

@@ -15,8 +15,8 @@ func homeOf(m *machine, in dsm.Inode) dsm.SlotHome {
 	return *m.view.Row(m.view.SlotOf(in.Area(), in.Spec, 0))
 }
 
-// homesOf counts the nodes that the extents of a file live at.
-func homesOf(m *machine, in dsm.Inode) int {
+// nodesOf counts the nodes that the extents of a file live at.
+func nodesOf(m *machine, in dsm.Inode) int {
 	in = m.at(in.Ino)
 	nodes := make(map[dsm.NodeID]bool)
 	for e := range dsm.Extents(in.Size) {
@@ -39,11 +39,11 @@ func TestPlacements(t *testing.T) {
 	for _, c := range []struct {
 		where string
 		size  int64
-		homes int
+		nodes int
 	}{{"auto", small, 1}, {"auto", large, 3}, {"spread", small, 3}, {"one", large, 1}, {"nb", large, 1}, {nodeC.String(), small, 1}} {
 		in := placedFile(m, fmt.Sprint(c), c.size, c.where)
-		if n := homesOf(m, in); n != c.homes {
-			t.Errorf("%s: %d bytes at %d homes, want %d", c.where, c.size, n, c.homes)
+		if n := nodesOf(m, in); n != c.nodes {
+			t.Errorf("%s: %d bytes at %d homes, want %d", c.where, c.size, n, c.nodes)
 		}
 		if row := homeOf(m, in); c.where == "nb" && row.Primary != nodeB || c.where == nodeC.String() && row.Primary != nodeC || row.Source != 0 {
 			t.Errorf("%s: home %+v", c.where, row)
@@ -90,7 +90,7 @@ func TestPlaceMoves(t *testing.T) {
 	m.must(nodeA, resize(large, 0))
 	m.must(nodeA, placeAt(large, "nb"))
 	m.must(nodeA, resize(large, 40*mib))
-	if row := homeOf(m, large); row.Primary != nodeB || row.Source != 0 || homesOf(m, large) != 1 {
+	if row := homeOf(m, large); row.Primary != nodeB || row.Source != 0 || nodesOf(m, large) != 1 {
 		t.Errorf("an empty file is handed over: %+v", row)
 	}
 }

@@ -30,6 +30,8 @@ type calls struct {
 		givenUp uint64
 		// abandoned has commands that are to be decided: see abandon.go. They count as waited for.
 		abandoned []uint64
+		// late has commands that were given up, and may still happen: see endLate.
+		late []uint64
 	}
 }
 
@@ -162,15 +164,22 @@ func (c *Catalog) propose(ctx context.Context, o op) (dsm.Inode, error) {
 func (c *Catalog) commit(ctx context.Context, o op) (answer, error) {
 	kind := opKinds[reflect.TypeOf(o)]
 	of, err := c.calls.held.requestOf(ctx, kind, o)
+	if err == nil && kind.ordered() {
+		err = c.endLate(ctx)
+	}
 	if err != nil {
 		return answer{}, err
 	}
 	req, low, done := c.calls.begin(ops[kind].seen, of)
 	applied := false
 	defer func() {
-		if !applied && leavesHold(o) {
+		switch {
+		case !applied && leavesClaim(o):
 			c.calls.abandon(req)
-		} else {
+		case !applied && kind.ordered():
+			c.calls.giveUp(req)
+			fallthrough
+		default:
 			c.calls.finish(req, applied)
 		}
 	}()

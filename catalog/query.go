@@ -56,7 +56,7 @@ func (c *Catalog) Getattr(ctx context.Context, ino dsm.Ino) (n dsm.Inode, err er
 		return err
 	}
 	if err = c.read(ctx, "getattr", get); err == nil && n.Nlink == 0 {
-		err = c.readAfter(ctx, "getattr", c.ask, get) // leases do not cover the end of the last hold
+		err = c.readAfter(ctx, "getattr", c.ask, get) // leases do not cover the end of the last claim
 	}
 	return n, err
 }
@@ -166,6 +166,15 @@ func (c *Catalog) Usage(ctx context.Context) (reserved, budget int64, inodes uin
 	return reserved, budget, inodes, err
 }
 
+// Promised returns how much of this node's memory files take, or may take at any time: a file that nobody has opened here too.
+func (c *Catalog) Promised() int64 {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	s := c.mu.state
+	quota := quotas(s.view)
+	return s.reserved.of(c.self, quota[c.self.ID], backupQuotas(s.view, quota)[c.self.ID], roomPages).need()
+}
+
 // Current returns the newest view that this node has applied, an empty one before Bootstrap or
 // Join.
 func (c *Catalog) Current() *dsm.View { return c.view.Load() }
@@ -190,7 +199,7 @@ func (c *Catalog) AreaSince(id dsm.AreaID, rev dsm.Generation) (now dsm.Inode, l
 	if in == nil || in.Kind != dsm.KindFile {
 		return dsm.Inode{}, 0, 0, false
 	}
-	if c, ok := in.cutSince(rev); ok {
+	if c, ok := in.shrinkSince(rev); ok {
 		return in.Inode, c.Size, c.Rev, true
 	}
 	return in.Inode, in.Size, 0, true

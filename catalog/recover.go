@@ -14,21 +14,20 @@ import (
 )
 
 // When a majority of the voters has died, nobody can decide anything any more. A node that is left can be made a cluster of its own, by
-// order of a person: only a person knows that the others are dead and not behind a cut cable. The new cluster begins with all that this node
-// knows: what it has applied, and what is in its log after that, which may have been committed. The others are marked as gone, in its log, with
-// what follows from that (goneOp).
+// order of a person: only a person knows that the others are dead and not behind a cut cable. The new cluster begins with all that this node knows: what it has
+// applied, and also the rest of its log, because the old cluster may have committed it. A command in its log marks each of the others as gone (goneOp).
 //
 // It has another id, another authority and other keys of gossip, so a member of the old cluster that comes back is refused: the two never merge.
 
 // raftVersion is that of the snapshots that raft makes.
 const raftVersion = raft.SnapshotVersionMax
 
-// Lost returns nil if the cluster of this node has lost the majority of its voters, as far as this node can tell: until the deadline of ctx no leader
+// NoMajority returns nil if the cluster of this node has no majority of its voters any more, as far as this node can tell: until the deadline of ctx no leader
 // that has a majority has answered. Any other error says nothing of the cluster.
-func (c *Catalog) Lost(ctx context.Context) error {
+func (c *Catalog) NoMajority(ctx context.Context) error {
 	var err error
 	if _, sole := c.soleIndex(); !sole {
-		_, err = c.sharedIndex(ctx) // not ask: a node that is slow to apply what a majority has decided has not lost it
+		_, err = c.sharedIndex(ctx) // not ask: a node that is slow to apply what a majority has decided has one
 	}
 	switch {
 	case err == nil:
@@ -43,10 +42,10 @@ func (c *Catalog) Lost(ctx context.Context) error {
 	return named("recover", err)
 }
 
-// Recover makes this node, whose catalog is new, the only member of a new cluster that has the state of lost: this node's former catalog, which
+// Recover makes this node, whose catalog is new, the only member of a new cluster that has the state of former: the catalog of this node before, which
 // has been closed. keys are those of the new cluster, nil if it does not encrypt. It returns when all other members are marked as gone.
-func (c *Catalog) Recover(ctx context.Context, lost *Catalog, keys *dsm.Trust) error {
-	s, err := lost.final()
+func (c *Catalog) Recover(ctx context.Context, former *Catalog, keys *dsm.Trust) error {
+	s, err := former.final()
 	if err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// TestRecover: a node whose cluster has lost its majority becomes a cluster of its own, with all that the old one had decided. While the
+// TestRecover: a node whose cluster has no majority any more becomes a cluster of its own, with all that the old one had decided. While the
 // majority lives that is refused.
 func TestRecover(t *testing.T) {
 	ctx := patient(t)
@@ -17,8 +17,8 @@ func TestRecover(t *testing.T) {
 	last := nodes[2]
 	made, err := last.Create(ctx, dsm.RootIno, "f", file, true)
 	ok(t, err)
-	if err := last.Lost(ctx); !errs.Is(err, errs.Busy) {
-		t.Fatalf("a cluster that works is lost: %v", err)
+	if err := last.NoMajority(ctx); !errs.Is(err, errs.Busy) {
+		t.Fatalf("a cluster that works has no majority: %v", err)
 	}
 	same(t, nodes)
 	former := last.Current()
@@ -27,16 +27,16 @@ func TestRecover(t *testing.T) {
 	}
 	over, giveUp := context.WithCancel(ctx)
 	giveUp()
-	if err := last.Lost(over); err == nil {
-		t.Error("a cluster is lost because nobody waits for the answer")
+	if err := last.NoMajority(over); err == nil {
+		t.Error("a cluster has no majority because nobody waits for the answer")
 	}
 	brief, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
-	if err := last.Lost(brief); err != nil {
+	if err := last.NoMajority(brief); err != nil {
 		t.Fatalf("a cluster without a majority: %v", err)
 	}
 	last.Catalog.Close()
-	if err := last.Lost(brief); !errs.Is(err, errs.Closed) && !errs.Is(err, errs.Timeout) {
+	if err := last.NoMajority(brief); !errs.Is(err, errs.Closed) && !errs.Is(err, errs.Timeout) {
 		t.Errorf("a catalog that is closed: %v", err)
 	}
 
@@ -57,7 +57,7 @@ func TestRecover(t *testing.T) {
 	}
 	ok(t, next.Unlink(ctx, dsm.RootIno, "f"))
 	if _, err := next.Getattr(ctx, made.Ino); err != nil {
-		t.Errorf("a file that the node holds: %v", err)
+		t.Errorf("a file that the node claims: %v", err)
 	}
 	if _, err := next.Create(ctx, dsm.RootIno, "g", file, false); err != nil {
 		t.Error(err)
@@ -123,7 +123,7 @@ func TestRecoverTakesOver(t *testing.T) {
 		}
 	}
 	for slot, row := range m.view.Rows() {
-		if dsm.CopiesOf(slot) == 3 && holder(*row) != last {
+		if dsm.CopiesOf(slot) == 3 && stateAt(*row) != last {
 			t.Fatalf("slot %d: %+v", slot, *row)
 		}
 	}

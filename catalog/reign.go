@@ -99,7 +99,7 @@ func (c *Catalog) watchLeader() {
 // for ten missing heartbeats, which is twice as safe as needed: over TCP heartbeats come late, but
 // are not lost. And the cluster would pay for that all the time.
 //
-// A leader that is deposed notices at once, by the shorter time, if it hears of no other leader.
+// A leader that is deposed hears of it at once, by the shorter time, if it hears of no other leader.
 // Then it asks for votes, which it gets only if the others hear of none either.
 func (c *Catalog) pace(leads bool) {
 	conf := c.raft.ReloadableConfig()

@@ -17,7 +17,7 @@ func TestIncarnations(t *testing.T) {
 	for _, forgotten := range []bool{false, true} {
 		m := newSized(t, 1<<30, 1<<30)
 		if !forgotten {
-			m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile, Size: 100 << 20, Hold: true})
+			m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile, Size: 100 << 20, Claim: true})
 		}
 		late := command{Node: nodeB, Req: m.reqs[nodeB] + 1, Now: m.now}
 		m.fails(errs.Exist, addMemberOp{again(7)}) // its former incarnation is there

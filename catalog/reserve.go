@@ -113,18 +113,18 @@ func (r reservation) minus(o reservation) reservation {
 	return reservation{r.full - o.full, r.demand.plus(o.demand, -1), r.kept - o.kept, r.spread.plus(o.spread, -1), r.whole.plus(o.whole, -1)}
 }
 
-// room says how well the members can hold what is reserved.
+// room says for what of all that is reserved the members have memory.
 type room uint8
 
 const (
-	roomNone   room = iota // a member has too little memory for what it is home of
-	roomHomes              // one has enough for that, but too little for copies of what others are home of
-	roomCopies             // one has enough for that too, but too little for pages on demand
-	roomPages              // there is enough
+	roomNone      room = iota // a member has too little memory for what it is home of
+	roomPrimaries             // one has enough for that, but too little for copies of what others are home of
+	roomCopies                // one has enough for that too, but too little for pages on demand
+	roomPages                 // there is enough
 )
 
-// claim is how much of one member's memory a reservation takes, in bytes.
-type claim struct {
+// burden is how much of one member's memory a reservation takes, in bytes.
+type burden struct {
 	member dsm.Member
 	full   int64 // the full files
 	kept   int64 // what it keeps of all files besides
@@ -150,8 +150,8 @@ func (r reservation) copied(members int) bool {
 }
 
 // of returns how much memory a member that is home and backup of so many slots needs for the room.
-func (r reservation) of(m dsm.Member, slots, backups perClass, x room) claim {
-	c := claim{member: m, full: fullCopies * r.full, kept: r.kept}
+func (r reservation) of(m dsm.Member, slots, backups perClass, x room) burden {
+	c := burden{member: m, full: fullCopies * r.full, kept: r.kept}
 	if x >= roomCopies {
 		for class, n := range backups {
 			c.copies += part(r.demand[class]+r.spread[class], n, class)
@@ -174,11 +174,11 @@ func (r reservation) of(m dsm.Member, slots, backups perClass, x room) claim {
 	return c
 }
 
-func (c claim) need() int64  { return c.full + c.kept + c.home + c.paging + c.copies }
-func (c claim) spare() int64 { return c.member.Budget - c.need() }
+func (c burden) need() int64  { return c.full + c.kept + c.home + c.paging + c.copies }
+func (c burden) spare() int64 { return c.member.Budget - c.need() }
 
-// String describes the claim in words.
-func (c claim) String() string {
+// String describes the burden in words.
+func (c burden) String() string {
 	text := fmt.Sprintf("node %s needs --memory at least %d bytes and offers %d: %d for %d copies of the full files, %d for what it keeps of each file",
 		c.member.Name, c.need(), c.member.Budget, c.full, fullCopies, c.kept)
 	if c.home > 0 {
@@ -193,12 +193,12 @@ func (c claim) String() string {
 	return text
 }
 
-// tightest returns the claim on the member that has least to spare once the moves of slots in v are
+// tightest returns the burden of the member that has least to spare once the moves of slots in v are
 // made, the first one if several are equal. Members that leave do not count, unless all do.
-func (r reservation) tightest(v *dsm.View, x room) claim {
+func (r reservation) tightest(v *dsm.View, x room) burden {
 	quota := quotas(v)
 	backups := backupQuotas(v, quota)
-	var tight claim
+	var tight burden
 	for _, m := range v.Members {
 		slots, ok := quota[m.ID]
 		if c := r.of(m, slots, backups[m.ID], x); ok && (tight.member.ID == 0 || c.spare() < tight.spare()) {
@@ -208,9 +208,9 @@ func (r reservation) tightest(v *dsm.View, x room) claim {
 	return tight
 }
 
-// room returns how well the members of v can hold what is reserved.
+// room returns for what of all that is reserved the members of v have memory.
 func (r reservation) room(v *dsm.View) room {
-	for _, x := range []room{roomPages, roomCopies, roomHomes} {
+	for _, x := range []room{roomPages, roomCopies, roomPrimaries} {
 		if r.tightest(v, x).spare() >= 0 {
 			return x
 		}
@@ -267,12 +267,12 @@ func (s *state) checkRoom(m dsm.Member) error {
 	}
 	least := s.reserved.room(s.view)
 	if s.reserved.copied(len(staying(s.view))) {
-		least = min(least, roomHomes)
+		least = min(least, roomPrimaries)
 	}
 	if least == roomNone {
 		return nil
 	}
-	with := func(budget int64) claim {
+	with := func(budget int64) burden {
 		v := *s.view
 		m.Budget = budget
 		v.Members = append(slices.Clone(v.Members), m)
@@ -319,8 +319,8 @@ func stranded(v *dsm.View) map[dsm.NodeID]int {
 // checkLeaving returns why a leaving node cannot hand over its slots, or nil.
 func (s *state) checkLeaving(id dsm.NodeID) error {
 	if n := stranded(s.view)[id]; n > 0 {
-		return fail(errs.NoSpace, "nobody has the memory to take over its %d slots, and what they hold is lost without: %s; remove files or add a node",
-			n, s.reserved.tightest(s.view, roomHomes))
+		return fail(errs.NoSpace, "nobody has the memory to take over its %d slots, and what is in them is lost without: %s; remove files or add a node",
+			n, s.reserved.tightest(s.view, roomPrimaries))
 	}
 	if n := rowsOf(s.view, id) - slotsOf(s.view, id); n > 0 && !stays(s.view, id) && !s.reserved.roomForCopies(s.view) {
 		return fail(errs.NoSpace, "nobody has the memory for its copies of %d slots: %s; remove files or add a node", n, s.reserved.tightest(s.view, roomCopies))
@@ -350,8 +350,8 @@ func (s *state) usage() (reserved, budget int64) {
 			n = all
 		}
 		// What a byte takes: fullCopies of it, and n of all such bytes as a backup.
-		holds := func(bytes int64) int64 { return bytes * all / (fullCopies*all + n) }
-		most, rest := holds(m.Budget), holds(s.reserved.of(m, slots, backups[m.ID], roomPages).spare()-min(n, 1)) // that of all is rounded up
+		fits := func(bytes int64) int64 { return bytes * all / (fullCopies*all + n) }
+		most, rest := fits(m.Budget), fits(s.reserved.of(m, slots, backups[m.ID], roomPages).spare()-min(n, 1)) // that of all is rounded up
 		if first || most < budget {
 			budget = most
 		}

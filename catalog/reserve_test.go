@@ -70,13 +70,13 @@ func TestReservationIsExact(t *testing.T) {
 			if s, err := restore(mustEncode(t, m.image())); err != nil || s.reserved != (reservation{full: (x.full + dsm.PageSize - 1) &^ (dsm.PageSize - 1), demand: bytesPerClass{x.most}, kept: twoFiles}) {
 				t.Errorf("restored: %v", err)
 			}
-			// What is unlinked and held is reserved still, by its own residency.
-			m.must(nodeA, holdOp{Ino: demand.Ino})
+			// What is unlinked and claimed is reserved still, by its own residency.
+			m.must(nodeA, claimOp{Ino: demand.Ino})
 			m.must(nodeA, unlinkOp{dsm.RootIno, "demand"})
 			if m.reserved.demand[0] != x.most {
-				t.Errorf("unlinked and held: %+v", m.reserved)
+				t.Errorf("unlinked and claimed: %+v", m.reserved)
 			}
-			m.must(nodeA, unholdOp{[]dsm.Ino{demand.Ino}})
+			m.must(nodeA, unclaimOp{[]dsm.Ino{demand.Ino}})
 			if m.reserved.demand[0] != 0 || m.reserved.kept != dsm.FileCost {
 				t.Errorf("removed: %+v", m.reserved)
 			}
@@ -241,12 +241,12 @@ func TestLeaveWithoutRoom(t *testing.T) {
 	})
 	t.Run("unlink", func(t *testing.T) {
 		m, demand := stuck(t)
-		m.must(nodeA, holdOp{Ino: demand.Ino})
+		m.must(nodeA, claimOp{Ino: demand.Ino})
 		m.must(nodeA, unlinkOp{dsm.RootIno, "demand"})
 		if len(stranded(m.view)) == 0 {
-			t.Error("an unlinked file that is held takes no memory")
+			t.Error("an unlinked file that is claimed takes no memory")
 		}
-		m.must(nodeA, unholdOp{[]dsm.Ino{demand.Ino}})
+		m.must(nodeA, unclaimOp{[]dsm.Ino{demand.Ino}})
 		left(t, m)
 	})
 	t.Run("join", func(t *testing.T) {
@@ -300,7 +300,7 @@ func TestLeaveTakesTheRoomForPages(t *testing.T) {
 	m.must(nodeA, resize(full, 1))
 }
 
-// TestReservationAtRandom makes random changes and holds them against the rule,
+// TestReservationAtRandom makes random changes and compares them with the rule,
 // written down anew: nothing but a leave makes the room of a cluster worse.
 func TestReservationAtRandom(t *testing.T) {
 	seed := rand.Uint64()
@@ -458,12 +458,24 @@ func TestCopiesAreReserved(t *testing.T) {
 	m.must(nodeA, addMemberOp{sized(nodeB, 60*mib+dsm.FileCost)})
 	ready(m)
 	backups := func() int { return rowsOf(m.view, nodeA) - slotsOf(m.view, nodeA) }
-	if backups() != 0 || m.reserved.room(m.view) != roomHomes {
+	if backups() != 0 || m.reserved.room(m.view) != roomPrimaries {
 		t.Errorf("%d backups without room", backups())
 	}
 	m.fails(errs.NoSpace, resize(f, 30*mib+1), "for copies as a backup")
 	m.must(nodeA, resize(f, 24*mib))
 	if ready(m); backups() == 0 {
 		t.Error("no backups with room")
+	}
+}
+
+// TestPromised: a full file is promised the memory for its copies on a node that has not opened it.
+func TestPromised(t *testing.T) {
+	n := cluster(t, 1)[0]
+	before := n.Promised()
+	if _, err := n.Create(patient(t), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Size: 3 * dsm.PageSize}, false); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := n.Promised()-before, int64(fullCopies*3*dsm.PageSize+dsm.FileCost); got != want {
+		t.Errorf("%d bytes more are promised, want %d", got, want)
 	}
 }

@@ -52,12 +52,12 @@ func (c *Catalog) OnCall(ctx context.Context, _ dsm.NodeID, req any) (any, error
 		if c.joining.Load() && r.Cluster != 0 {
 			c.belong(r.Cluster)
 		}
-		ctx, cancel := context.WithTimeout(ctx, cutLimit)
+		ctx, cancel := context.WithTimeout(ctx, shrinkLimit)
 		defer cancel()
 		if err := c.progress.wait(ctx, c.life, r.Until, 0); err != nil {
 			return nil, err
 		}
-		return &wire.Probed{Inc: c.self.Inc, Term: c.raft.CurrentTerm(), Applied: c.progress.index.Load(), Away: c.away.Load()}, nil
+		return &wire.Probed{Inc: c.self.Inc, Term: c.raft.CurrentTerm(), Applied: c.progress.index.Load(), Away: c.away.Load(), Leaving: c.leaving.Load()}, nil
 	case *wire.Reach:
 		return c.serveReach(ctx, r)
 	case *wire.Succeed:

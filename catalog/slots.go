@@ -106,8 +106,8 @@ func staying(v *dsm.View) []dsm.Member {
 }
 
 // apportion shares n slots out to members in proportion to their budgets, by largest remainder (Hamilton's method), so each is less than one
-// off. Among equal remainders those are rounded up whose members have most too many, which moves least. No member gets more than most
-// says, if it is not nil: what is too much goes to the others, as far as they may have it.
+// off. Of equal remainders that of the member with the most surplus slots is rounded up, because then the fewest slots move. If most is not nil, it bounds what
+// a member gets; the rest goes to the others, up to their bounds.
 func apportion(members []dsm.Member, n int, most, have func(dsm.NodeID) int) []int {
 	quota, rest := make([]int, len(members)), make([]int64, len(members)) // rest: of the division
 	var open []int                                                        // the members that may have more

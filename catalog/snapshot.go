@@ -39,9 +39,9 @@ type inodeImage struct {
 	Parent  dsm.Ino
 	Entries []entryImage
 	Xattrs  []xattrImage
-	Holds   []dsm.NodeID
+	Claims  []dsm.NodeID
 	Temp    bool
-	Cuts    []cut
+	Shrinks []shrink
 }
 
 type entryImage struct {
@@ -75,7 +75,7 @@ func (s *state) image() *image {
 	}
 	for _, ino := range sortedKeys(s.inodes) {
 		in := s.inodes[ino]
-		x := inodeImage{Inode: in.Inode, Parent: in.parent, Holds: sortedKeys(in.holds), Temp: in.temp, Cuts: in.cuts}
+		x := inodeImage{Inode: in.Inode, Parent: in.parent, Claims: sortedKeys(in.claims), Temp: in.temp, Shrinks: in.shrinks}
 		for name, ino := range in.entries {
 			x.Entries = append(x.Entries, entryImage{name, ino})
 		}
@@ -116,7 +116,7 @@ func restore(b []byte) (*state, error) {
 		return nil, errs.E(errs.Corrupt, "restore snapshot", "%d slots of single areas do not add up", len(img.Own))
 	}
 	for _, x := range img.Inodes {
-		in := &inode{Inode: x.Inode, parent: x.Parent, temp: x.Temp, cuts: x.Cuts}
+		in := &inode{Inode: x.Inode, parent: x.Parent, temp: x.Temp, shrinks: x.Shrinks}
 		if x.Inode.Kind == dsm.KindDir {
 			in.entries = make(map[string]dsm.Ino)
 		}
@@ -132,8 +132,8 @@ func restore(b []byte) (*state, error) {
 			}
 			in.xattrs[a.Name] = a.Value
 		}
-		for _, n := range x.Holds {
-			in.hold(n)
+		for _, n := range x.Claims {
+			in.claim(n)
 		}
 		s.reserved = s.reserved.plus(in.all())
 		if in.Kind == dsm.KindFile {

@@ -61,7 +61,7 @@ func TestSetSpec(t *testing.T) {
 	m.fails(errs.NotExist, setSpecOp{99, "merge", "sum"})
 }
 
-// There is one mode so far; the rule holds for those to come.
+// There is one mode so far; the rule is one for those to come, too.
 func TestModeIsFixedWhileNotEmpty(t *testing.T) {
 	m := newMachine(t)
 	f := m.file("f")
@@ -124,7 +124,7 @@ func TestLayoutFromHeader(t *testing.T) {
 		t.Errorf("shrunk to the header: %+v", in)
 	}
 	if in := m.must(nodeA, size(127)); in.Layout != (dsm.Layout{}) {
-		t.Errorf("cut into the header: %+v", in)
+		t.Errorf("truncated in the header: %+v", in)
 	}
 	if in := m.must(nodeA, setLayoutOp{f.Area(), l}); in.Layout != (dsm.Layout{}) {
 		t.Errorf("a header past the end: %+v", in)

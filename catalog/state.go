@@ -12,7 +12,7 @@ import (
 // without a lock, a clock or a source of randomness, so that all replicas that apply the same
 // commands have the same state, byte for byte of its snapshot.
 //
-// Invariants: every entry of a directory names an inode in inodes; an inode with Nlink 0 is held by
+// Invariants: every entry of a directory names an inode in inodes; an inode with Nlink 0 is claimed by
 // a member; reserved is the sum of what the inodes take; view is never changed, only
 // replaced; members that leave keep no slot that those that stay have memory for.
 type state struct {
@@ -35,9 +35,9 @@ type inode struct {
 	parent  dsm.Ino                 // for a directory; the root is its own parent
 	entries map[string]dsm.Ino      // for a directory
 	xattrs  map[string][]byte       // the values are never changed
-	holds   map[dsm.NodeID]struct{} // the nodes that hold the inode
+	claims  map[dsm.NodeID]struct{} // the nodes that claim the inode
 	temp    bool                    // a file that never had a name, and may get one
-	cuts    []cut                   // of a file: see addCut
+	shrinks []shrink                // of a file: see addShrink
 }
 
 // step is the circumstances in which a command is applied.
@@ -130,9 +130,9 @@ func (s *state) child(d *inode, name string) (*inode, error) {
 	return nil, fail(errs.NotExist, "%q", name)
 }
 
-// drop forgets the inode if it has no name and no node holds it.
+// drop forgets the inode if it has no name and no node claims it.
 func (s *state) drop(in *inode) {
-	if in.Nlink > 0 || len(in.holds) > 0 {
+	if in.Nlink > 0 || len(in.claims) > 0 {
 		return
 	}
 	delete(s.inodes, in.Ino)
@@ -170,21 +170,21 @@ func (s *state) revised(st step, in *inode, before dsm.Inode, regenerated bool) 
 	}
 }
 
-// hold and unhold are idempotent: a node holds an inode or does not.
+// claim and unclaim are idempotent: a node claims an inode or does not.
 
-func (o holdOp) apply(s *state, st step) (dsm.Inode, error) {
+func (o claimOp) apply(s *state, st step) (dsm.Inode, error) {
 	in, err := s.get(o.Ino)
 	if err != nil {
 		return dsm.Inode{}, err
 	}
-	s.hold(in, st, o.Write)
+	s.claim(in, st, o.Write)
 	return in.Inode, nil
 }
 
-func (o unholdOp) apply(s *state, st step) (dsm.Inode, error) {
+func (o unclaimOp) apply(s *state, st step) (dsm.Inode, error) {
 	for _, ino := range o.Inos {
 		if in := s.inodes[ino]; in != nil {
-			delete(in.holds, st.node)
+			delete(in.claims, st.node)
 			s.effects.locks = append(s.effects.locks, s.book.Close(ino, st.node)...)
 			s.drop(in)
 		}
@@ -192,19 +192,19 @@ func (o unholdOp) apply(s *state, st step) (dsm.Inode, error) {
 	return dsm.Inode{}, nil
 }
 
-// hold makes the node hold the inode; write says that a program of the node will store to it.
-func (s *state) hold(in *inode, st step, write bool) {
-	in.hold(st.node)
+// claim makes the node claim the inode; write says that a program of the node will store to it.
+func (s *state) claim(in *inode, st step, write bool) {
+	in.claim(st.node)
 	if write && in.Kind == dsm.KindFile {
-		s.effects.locks = append(s.effects.locks, s.book.Open(in.Ino, st.node, len(in.holds) == 1, st.yield)...)
+		s.effects.locks = append(s.effects.locks, s.book.Open(in.Ino, st.node, len(in.claims) == 1, st.yield)...)
 	}
 }
 
-func (in *inode) hold(n dsm.NodeID) {
-	if in.holds == nil {
-		in.holds = make(map[dsm.NodeID]struct{})
+func (in *inode) claim(n dsm.NodeID) {
+	if in.claims == nil {
+		in.claims = make(map[dsm.NodeID]struct{})
 	}
-	in.holds[n] = struct{}{}
+	in.claims[n] = struct{}{}
 }
 
 // list returns the entries of the directory by name.

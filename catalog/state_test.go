@@ -189,7 +189,7 @@ func TestCreate(t *testing.T) {
 		t.Errorf("made whole: %+v; %+v reserved", w, m.reserved)
 	}
 
-	headed := createOp{Dir: dsm.RootIno, Temp: true, Hold: true, Kind: dsm.KindFile, Size: 24, Layout: dsm.Layout{DType: dsm.DTypeF64, DataOffset: 16}}
+	headed := createOp{Dir: dsm.RootIno, Temp: true, Claim: true, Kind: dsm.KindFile, Size: 24, Layout: dsm.Layout{DType: dsm.DTypeF64, DataOffset: 16}}
 	for name, change := range map[string]func(o *createOp){
 		"past the end":  func(o *createOp) { o.Layout.DataOffset = 32 },
 		"before it":     func(o *createOp) { o.Layout.DataOffset = -8 },
@@ -236,7 +236,7 @@ func TestSetgidDirectory(t *testing.T) {
 	}
 }
 
-func TestUnlinkAndHolds(t *testing.T) {
+func TestUnlinkAndClaims(t *testing.T) {
 	m := newMachine(t)
 	m.must(nodeA, addMemberOp{member(nodeB)})
 	f := m.file("f")
@@ -245,42 +245,42 @@ func TestUnlinkAndHolds(t *testing.T) {
 	m.mkdir(dsm.RootIno, "d")
 	m.fails(errs.IsDir, unlinkOp{dsm.RootIno, "d"})
 
-	m.must(nodeA, holdOp{Ino: f.Ino})
-	m.must(nodeA, holdOp{Ino: f.Ino}) // holds do not nest
-	m.must(nodeB, holdOp{Ino: f.Ino})
+	m.must(nodeA, claimOp{Ino: f.Ino})
+	m.must(nodeA, claimOp{Ino: f.Ino}) // claims do not nest
+	m.must(nodeB, claimOp{Ino: f.Ino})
 	m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: ptr(int64(100))}})
 	m.must(nodeA, unlinkOp{dsm.RootIno, "f"})
 	if in := m.at(f.Ino); in.Nlink != 0 || len(m.last.effects.removed) != 0 || m.reserved.full != dsm.PageSize {
-		t.Errorf("unlinked and held: %+v, reserved %+v", in, m.reserved)
+		t.Errorf("unlinked and claimed: %+v, reserved %+v", in, m.reserved)
 	}
 	m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: ptr(int64(50))}}) // as through an open file
-	m.must(nodeA, unholdOp{[]dsm.Ino{f.Ino}})
-	m.must(nodeA, unholdOp{[]dsm.Ino{f.Ino}})
+	m.must(nodeA, unclaimOp{[]dsm.Ino{f.Ino}})
+	m.must(nodeA, unclaimOp{[]dsm.Ino{f.Ino}})
 	m.at(f.Ino)
-	m.must(nodeB, unholdOp{[]dsm.Ino{f.Ino}})
-	m.fails(errs.NotExist, holdOp{Ino: f.Ino})
+	m.must(nodeB, unclaimOp{[]dsm.Ino{f.Ino}})
+	m.fails(errs.NotExist, claimOp{Ino: f.Ino})
 	if m.reserved.full != 0 {
 		t.Errorf("%+v bytes reserved", m.reserved)
 	}
-	m.must(nodeB, unholdOp{[]dsm.Ino{f.Ino}})
+	m.must(nodeB, unclaimOp{[]dsm.Ino{f.Ino}})
 
-	g := m.must(nodeB, createOp{Dir: dsm.RootIno, Name: "g", Kind: dsm.KindFile, Hold: true})
+	g := m.must(nodeB, createOp{Dir: dsm.RootIno, Name: "g", Kind: dsm.KindFile, Claim: true})
 	m.must(nodeA, unlinkOp{dsm.RootIno, "g"})
 	m.at(g.Ino)
-	m.must(nodeB, unholdOp{[]dsm.Ino{g.Ino}})
+	m.must(nodeB, unclaimOp{[]dsm.Ino{g.Ino}})
 	if got := m.last.effects.removed; len(got) != 1 || got[0] != g.Ino {
 		t.Errorf("removed %v, want %d", got, g.Ino)
 	}
 
 	d := m.mkdir(dsm.RootIno, "e")
-	m.must(nodeA, holdOp{Ino: d})
+	m.must(nodeA, claimOp{Ino: d})
 	m.must(nodeA, rmdirOp{Dir: dsm.RootIno, Name: "e"})
 	m.fails(errs.NotExist, createOp{Dir: d, Name: "x", Kind: dsm.KindFile})
 	m.fails(errs.NotExist, renameOp{Dir: dsm.RootIno, Name: "d", NewDir: d, NewName: "x"})
 	if in, err := m.dir(d); err != nil || len(m.list(in)) != 0 {
 		t.Errorf("list of a removed directory: %v", err)
 	}
-	m.must(nodeA, unholdOp{[]dsm.Ino{d}})
+	m.must(nodeA, unclaimOp{[]dsm.Ino{d}})
 	if len(m.last.effects.removed) != 0 {
 		t.Error("a directory was reported as an area")
 	}

@@ -30,8 +30,8 @@ type Streams interface {
 
 func nodeAddr(n dsm.NodeID, addr string) string { return n.String() + "@" + addr }
 
-// server is a node to which raft replicates. To raft each incarnation of a node is a server of its own: it knows nothing of the log
-// that the former one had, nor of the votes that that one has cast.
+// server is a node to which raft replicates. To raft each incarnation of a node is a server of its own: a new incarnation has neither the log nor the votes of
+// the one before.
 type server struct {
 	id    dsm.NodeID
 	inc   uint64

@@ -29,7 +29,7 @@ import (
 // lives after all, only the leadership has moved.
 
 const (
-	// silentLeader is for how long a leader is silent before a voter stands. With 0.7 s an election was held in a cluster that was well, on a
+	// silentLeader is for how long a leader is silent before a voter stands. With 0.7 s there was an election in a cluster that was well, on a
 	// machine with ten processes that wanted to run for each core.
 	silentLeader = 850 * time.Millisecond
 	// missed is after which silence others agree: they may have had a heartbeat later than the one who asks, by the longest pause between two.
@@ -193,7 +193,7 @@ func (c *Catalog) votes() bool {
 	return false
 }
 
-// stand makes raft hold an election. It returns when raft has begun: a leader that is told to would not lead any more.
+// stand makes raft begin an election. It returns when raft has begun: a leader that is told to would not lead any more.
 func (c *Catalog) stand() {
 	id := serverOf(c.self).raftID()
 	req := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{

@@ -126,7 +126,7 @@ func TestNextChange(t *testing.T) {
 }
 
 // TestChangesConverge draws clusters and deaths: the changes come to an end, at
-// an odd number of voters that stay, and a majority that is there is never lost.
+// an odd number of voters that stay, and a majority that is there never ends.
 func TestChangesConverge(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -20,9 +20,8 @@ import (
 // The answer binds the node that gives it, whatever becomes of the command, of the leader, and of
 // the one who asked. So it does not matter whether this node still leads.
 
-// yieldTime is how long a command waits for the answer. It must be clearly less than unwatched: who
-// gives a request for a lock up after that cancels it, and the request must not be appended after its
-// cancellation, for then nobody would release the lock.
+// yieldTime is how long a command waits for the answer. It is clearly less than unwatched, after which somebody may give the
+// command up and have to see to it that it does not happen any more (endLate).
 const yieldTime = unwatched / 2
 
 // keeper is a node to which the locks of a file are delegated.
@@ -35,7 +34,7 @@ type keeper struct {
 // keeperFor returns the node that should be asked before the command is appended, if there is one.
 func (c *Catalog) keeperFor(cmd command) (k keeper, ok bool) {
 	switch cmd.Kind {
-	case kindHold, kindAskLock:
+	case kindClaim, kindAskLock:
 	default:
 		return k, false
 	}
@@ -44,7 +43,7 @@ func (c *Catalog) keeperFor(cmd command) (k keeper, ok bool) {
 		return k, false
 	}
 	switch o := o.(type) {
-	case holdOp:
+	case claimOp:
 		k.ino, ok = o.Ino, o.Write
 	case askLockOp:
 		k.ino, ok = o.Ino, o.Request.Lock.Type != locks.Unlock

@@ -12,11 +12,11 @@ import (
 // TestYieldedLocks: the command that opens or locks a file takes its locks from a node that has yielded them in this term.
 func TestYieldedLocks(t *testing.T) {
 	m := newSized(t, 1<<30, 1<<30)
-	f := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile, Hold: true}).Ino
+	f := m.must(nodeA, createOp{Dir: dsm.RootIno, Name: "f", Kind: dsm.KindFile, Claim: true}).Ino
 	m.yield = locks.Yield{Term: 1, Used: true}
-	m.must(nodeB, holdOp{Ino: f})
+	m.must(nodeB, claimOp{Ino: f})
 	m.told()
-	m.must(nodeB, holdOp{Ino: f, Write: true})
+	m.must(nodeB, claimOp{Ino: f, Write: true})
 	m.told(locks.Surrendered, locks.Delegated)
 	m.must(nodeA, askLockOp{f, request(nodeA, locks.Write, locks.Try, 1)})
 	m.told(locks.Answered, locks.Recalled)
@@ -63,15 +63,15 @@ func TestLeaderAsksForLocks(t *testing.T) {
 			f, err := has.CreateTemp(ctx, dsm.RootIno, file)
 			ok(t, err)
 			ok(t, leader.ShowLife(ctx)) // it applies the command later than the node that makes it
-			_, err = wants.Hold(ctx, f.Ino, true)
+			_, err = wants.Claim(ctx, f.Ino, true)
 			ok(t, err)
 			if st := wants.LockStanding(f.Ino); st.Delegated != x.want.Delegated || st.Others != x.want.Others {
 				t.Errorf("node %d %s: after an open of another the locks stand %+v", i, x.name, st)
 			}
 			has.yields.Store(nil)
 			has.mute.Store(false)
-			ok(t, has.Unhold(ctx, f.Ino))
-			ok(t, wants.Unhold(ctx, f.Ino))
+			ok(t, has.Unclaim(ctx, f.Ino))
+			ok(t, wants.Unclaim(ctx, f.Ino))
 		}
 		leader.yieldTime.Store(int64(patience))
 		yes := yields(func(_ dsm.Ino, term uint64) (locks.Yield, bool) { return locks.Yield{Term: term}, true })

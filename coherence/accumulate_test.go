@@ -126,12 +126,12 @@ func TestAccumulateMuch(t *testing.T) {
 							binary.LittleEndian.PutUint32(values[4*k:], v)
 							sum[k] += v
 						}
-						cut := 4 * s.rng.IntN(elems)
+						half := 4 * s.rng.IntN(elems)
 						n.ask("accumulate", func(ctx context.Context) error {
-							if err := give(ctx, n.area, id, 0, values[:cut]); err != nil {
+							if err := give(ctx, n.area, id, 0, values[:half]); err != nil {
 								return err
 							}
-							if err := give(ctx, n.area, id, cut, values[cut:]); err != nil {
+							if err := give(ctx, n.area, id, half, values[half:]); err != nil {
 								return err
 							}
 							return n.area.Contribute(ctx, id)
@@ -161,11 +161,12 @@ func TestAccumulateMuch(t *testing.T) {
 	}
 }
 
-// TestMemoryIsGivenBack: nobody needs the memory any more from which something was to be sent to what is cut off the area, or to an area that is removed.
+// TestMemoryIsGivenBack: nobody needs the memory any more from which something was to be sent to what is past the end of the area now, or to an area that is
+// removed.
 func TestMemoryIsGivenBack(t *testing.T) {
 	for name, end := range map[string]func(s *sim){
-		"cut off":        func(s *sim) { s.resized(dsm.ExtentSize) },
-		"cut to nothing": func(s *sim) { s.resized(0) },
+		"truncated":   func(s *sim) { s.resized(dsm.ExtentSize) },
+		"shrunk to 0": func(s *sim) { s.resized(0) },
 		"removed": func(s *sim) {
 			for _, n := range s.nodes {
 				n.area.step(n.area.removeLocked)
@@ -273,7 +274,7 @@ func TestCopiesGoWithWhoLacksThem(t *testing.T) {
 		s.drain()
 		home.area.step(func() {
 			h := &home.area.mu.home
-			h.subs[n.id].lack(0, dsm.Range(0, 1))
+			h.subs[n.id].lackLocked(0, dsm.Range(0, 1))
 			h.pushed = &keptPushes{list: []pushCopy{{data: wire.Share(1), left: 1}}}
 			leave(home, n)
 			if h.pushed != nil {

@@ -56,20 +56,21 @@ type Area struct {
 		telling    int32       // number of calls of awaitNotices
 		newest     dsm.Version // newest version heard of: see heardLocked
 
-		out        []message // to send when the step is over
-		waiters    []*waiter
-		over       []*waiter          // whose wait is over, and that are to be told when the lock is released
-		wake       bool               // this step did something that waiters wait for
-		cleaner    bool               // this step made pages clean, or the kernel dropped some
-		again      bool               // something is left to a step of its own: see goOnLocked
-		recount    bool               // see Recounts
-		miscounted bool               // this step set recount, and the page cache is to be told
-		handled    uint16             // pages that this step diffed, or pushed to this node itself, and extents to which it subscribed
-		charged    charged            // what room has been told that this area takes
-		arrived    []func()           // to call when the step is over: see onArrivalLocked
-		used       []wire.ExtentPages // pages that the functions in arrived waited for: see tellUsedLocked
-		looked     dsm.PageIndex      // the last page that checkLocked compared
-		arriving   *wire.Shared       // the payload of the message that is handled, if it may be retained
+		out          []message // to send when the step is over
+		waiters      []*waiter
+		over         []*waiter          // whose wait is over, and that are to be told when the lock is released
+		wake         bool               // this step did something that waiters wait for
+		cleaner      bool               // this step made pages clean, or the kernel dropped some
+		again        bool               // something is left to a step of its own: see goOnLocked
+		recount      bool               // see Recounts
+		miscounted   bool               // this step set recount, and the page cache is to be told
+		writeRefused bool               // CheckWrite has refused something, and the log says so
+		handled      uint16             // pages that this step diffed, or pushed to this node itself, and extents to which it subscribed
+		charged      charged            // what room has been told that this area takes
+		arrived      []func()           // to call when the step is over: see onArrivalLocked
+		used         []wire.ExtentPages // pages that the functions in arrived waited for: see tellUsedLocked
+		looked       dsm.PageIndex      // the last page that checkLocked compared
+		arriving     *wire.Shared       // the payload of the message that is handled, if it may be retained
 
 		counted     counted
 		surveys     map[uint64]*surveying
@@ -205,7 +206,7 @@ func (a *Area) takeStepLocked(from dsm.NodeID, brief bool, event func()) (again 
 }
 
 // note runs an event whose messages and notices are sent by the next step. It is for callers that
-// hold another lock, and that take that step after they have released it.
+// have another lock, and that take that step after they have released it.
 func (a *Area) note(event func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -243,7 +244,7 @@ func (a *Area) stampLocked() wire.Stamp {
 }
 
 // revLocked returns the entry of the catalog that others must have applied to understand what this node does now. While it has no memory for
-// its newest inode, it may have cut off what a shrink between cut off, and be at the generation of that: see inodeChangedLocked.
+// its newest inode, it may have truncated what a shrink in between truncated, and be at the generation of that: see inodeChangedLocked.
 func (a *Area) revLocked() dsm.Generation { return max(a.mu.ino.Rev, a.mu.ino.Gen) }
 
 // rowLocked returns the home of an extent in the view that the area acts on.
@@ -334,21 +335,21 @@ func (a *Area) newestRev() dsm.Generation {
 	return a.mu.ino.Rev
 }
 
-// cutMeanwhileLocked cuts off what the area has past the smallest size that it has had before it became now, as by a shrink at gen.
+// shrinkMeanwhileLocked truncates what the area has past the smallest size that it has had before it became now, as by a shrink at gen.
 // inodeChangedLocked follows.
-func (a *Area) cutMeanwhileLocked(now dsm.Inode, least int64, gen dsm.Generation) {
+func (a *Area) shrinkMeanwhileLocked(now dsm.Inode, least int64, gen dsm.Generation) {
 	old := a.mu.ino
 	if least >= old.Size || now.Size == least || now.Rev <= old.Rev {
 		return
 	}
-	cut := old // the rules of that moment are not known, but homes refuse what is made by them
+	shrunk := old // the rules of that moment are not known, but homes refuse what is made by them
 	if gen == now.Gen {
-		cut = now
-		cut.Spec = fixedAs(now.Spec, old.Spec)
+		shrunk = now
+		shrunk.Spec = fixedAs(now.Spec, old.Spec)
 	}
-	cut.Size, cut.Gen = least, gen
-	cut.Rev = old.Rev // what is made under now waits until the area has become now
-	a.becomeLocked(cut)
+	shrunk.Size, shrunk.Gen = least, gen
+	shrunk.Rev = old.Rev // what is made under now waits until the area has become now
+	a.becomeLocked(shrunk)
 }
 
 // becomeLocked has the area act on the inode, or returns false if there is no memory for it: see short.
@@ -356,7 +357,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	old := a.mu.ino
 	if now.Size < old.Size {
 		a.changingLocked()
-		a.cutVersionsLocked(now.Size)
+		a.shrinkVersionsLocked(now.Size)
 	}
 	if now.Size != old.Size && a.mu.mem != nil {
 		if err := a.resizeMemoryLocked(now.Size); err != nil {
@@ -377,7 +378,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	}
 	if now.Spec.Merge != old.Spec.Merge || now.Layout != old.Layout || now.Spec.OnNonFinite != old.Spec.OnNonFinite {
 		a.mu.kernel, a.mu.ruleErr = kernelOf(now)
-		a.mu.header.refused = false
+		a.mu.writeRefused = false
 	}
 	if now.Spec.Residency != old.Spec.Residency {
 		a.residencyChangedLocked()
@@ -388,14 +389,14 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	a.replicaResizedLocked(old.Size, now.Size)
 	a.replicaOnRequestChangedLocked()
 	if a.keepFreshLocked(); now.Size != old.Size {
-		a.homesSinceLocked(covering)
+		a.homesAddedLocked(covering)
 	}
 	a.contributionChangedLocked(now.Gen != old.Gen)
 	if now.Size < old.Size && a.versionedLocked() {
-		a.cutVersionLocked()
+		a.versionShrunkLocked()
 	}
 	if now.Gen != old.Gen {
-		a.standbyCutLocked(now.Size < old.Size)
+		a.standbyShrunkLocked(now.Size < old.Size)
 		a.homeGenChangedLocked(dsm.ExtentIndex(dsm.Extents(old.Size))) // it pushes, to this node too
 	}
 	if now.Size > old.Size && a.versionedLocked() {
@@ -412,7 +413,7 @@ func (a *Area) becomeLocked(now dsm.Inode) bool {
 	return true
 }
 
-// sessionResetLocked sends again what a broken session with peer may have lost.
+// sessionResetLocked sends again what may not have arrived because a session with peer has broken.
 func (a *Area) sessionResetLocked(peer dsm.NodeID) {
 	a.dropWaitingLocked(peer)
 	a.copiesResetLocked(peer)
@@ -438,7 +439,7 @@ func (a *Area) removeLocked() {
 		a.mu.standby.close()
 	}
 	for _, s := range a.mu.home.subs {
-		s.end()
+		s.endLocked()
 	}
 	for _, hr := range a.mu.home.rounds.open {
 		for e := range hr.parts {
@@ -488,14 +489,14 @@ func (a *Area) forgetLocked(e dsm.ExtentIndex) {
 	}
 }
 
-// homesMemoryLocked reports whether this node needs the memory as a home: for what it has merged, or for parts that it will merge.
-func (a *Area) homesMemoryLocked() bool {
+// neededAsHomeLocked reports whether this node needs the memory as a home: for what it has merged, or for parts that it will merge.
+func (a *Area) neededAsHomeLocked() bool {
 	return len(a.mu.home.extents) > 0 || a.mu.home.rounds.parts > 0
 }
 
 // freeIfUnusedLocked frees the memory when neither a replica nor a home needs it.
 func (a *Area) freeIfUnusedLocked() {
-	if a.mu.mem != nil && !a.mu.replica.subscribed && !a.homesMemoryLocked() {
+	if a.mu.mem != nil && !a.mu.replica.subscribed && !a.neededAsHomeLocked() {
 		a.closeMemoryLocked()
 	}
 }

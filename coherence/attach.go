@@ -46,7 +46,7 @@ type Attachment struct {
 // caller has just opened the area for reading, which has acquired. program is the process, 0 if it has no number here, or
 // dsm.ByMount. The descriptor of the mount is for reading, also if its programs write.
 //
-// A program that may write has a descriptor with which it could cut the memory, so that is sealed: see pages.Area.Sealed. Then it cannot
+// A program that may write has a descriptor with which it could make the memory shorter, so that is sealed: see pages.Area.Sealed. Then it cannot
 // be a file of the mount as well, and the one who comes second is refused: errs.Unsupported to a program, errs.Busy to the mount.
 //
 // Attach waits until all bytes are here. An area on demand needs no such wait: programs fault on pages that are not
@@ -74,7 +74,7 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	a.collect() // the program may be a child of fork: it gets what its parent has stored
 	t := &Attachment{area: a, write: write, mount: program == dsm.ByMount}
 	err = &errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist}
-	fresh := false
+	fresh, promised := false, a.node.cfg.View.Promised()
 	a.step(func() {
 		had := len(a.mu.drafts)
 		if err = a.heldRefusalLocked(program, write); err != nil {
@@ -85,7 +85,7 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 				return
 			}
 		}
-		if t.draft, err = a.draftOfLocked(program, write, file); err != nil {
+		if t.draft, err = a.draftOfLocked(program, write, promised, file); err != nil {
 			return
 		}
 		if err = a.exclusiveLocked(t); err != nil {

@@ -11,18 +11,18 @@ import (
 
 // waiter is a call that waits for the area to change.
 type waiter struct {
-	op    string
-	cond  func() bool
-	dead  func() dsm.NodeID // a home without which cond does not hold, and that is not to be waited for; 0: none
-	homes bool              // it waits for answers of homes, which wait themselves if the area is short
-	done  chan struct{}     // closed when the wait is over; nil: then is called
-	then  func(error)       // with no lock held
-	limit *time.Timer       // ends the wait of then
-	gone  bool              // because the area was removed
-	err   error             // because of dead, or homes
+	op      string
+	cond    func() bool
+	dead    func() dsm.NodeID // a home without which cond is not true, and that is not to be waited for; 0: none
+	onHomes bool              // it waits for answers of homes, which wait themselves if the area is short
+	done    chan struct{}     // closed when the wait is over; nil: then is called
+	then    func(error)       // with no lock held
+	limit   *time.Timer       // ends the wait of then
+	gone    bool              // because the area was removed
+	err     error             // because of dead, or homes
 }
 
-// await returns when cond holds; or with errs.Timeout when ctx ends; or with errs.NotExist when the
+// await returns when cond is true; or with errs.Timeout when ctx ends; or with errs.NotExist when the
 // area is removed. The steps that change the area call cond, under its lock, so it must be quick and change
 // nothing of the area. (Were the caller woken by each change to look itself, a publish would be woken by
 // each of its acks, thousands at times.)
@@ -33,7 +33,7 @@ func (a *Area) await(ctx context.Context, op string, cond func() bool) error {
 // awaitHomes is await for something that homes do. It ends with an error as soon as dead names one that is not to be waited for.
 // Cond is looked at first.
 func (a *Area) awaitHomes(ctx context.Context, op string, cond func() bool, dead func() dsm.NodeID) error {
-	return a.awaitWith(ctx, &waiter{op: op, cond: cond, dead: dead, homes: true, done: make(chan struct{})})
+	return a.awaitWith(ctx, &waiter{op: op, cond: cond, dead: dead, onHomes: true, done: make(chan struct{})})
 }
 
 func (a *Area) awaitWith(ctx context.Context, w *waiter) error {
@@ -69,7 +69,7 @@ func (a *Area) outcome(w *waiter) error {
 // afterHomesLocked is awaitHomes for a caller that does not wait: then is called when the wait is over, by the goroutine that has taken the
 // step, with no lock held. If that is not within limit, late is called before, in a step.
 func (a *Area) afterHomesLocked(op string, limit time.Duration, cond func() bool, dead func() dsm.NodeID, late func(), then func(error)) {
-	w := &waiter{op: op, cond: cond, dead: dead, homes: true, then: then}
+	w := &waiter{op: op, cond: cond, dead: dead, onHomes: true, then: then}
 	w.limit = time.AfterFunc(limit, func() {
 		left := false
 		a.step(func() {
@@ -94,7 +94,7 @@ func (a *Area) overLocked(w *waiter) bool {
 	if !over {
 		if id := w.dead(); id != 0 {
 			over, w.err = true, a.errDeadLocked(w.op, id)
-		} else if err := a.shortLocked(); err != nil && w.homes {
+		} else if err := a.shortLocked(); err != nil && w.onHomes {
 			over, w.err = true, err
 		}
 	}

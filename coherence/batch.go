@@ -134,7 +134,7 @@ func (a *Area) takesPageLocked(p dsm.PageIndex) {
 func (a *Area) comingLocked(m *wire.HandoverExtent) {
 	if w := &a.mu.whole; a.versionedLocked() && m.Whole > 0 {
 		a.heardLocked(m.Whole)
-		w.coming, w.cut = VersionInfo{Version: m.Whole, Writer: m.Writer, Size: m.Size}, w.cut || m.Cut
+		w.coming, w.shrunk = VersionInfo{Version: m.Whole, Writer: m.Writer, Size: m.Size}, w.shrunk || m.Shrunk
 	}
 }
 
@@ -156,10 +156,10 @@ func (a *Area) takeoverDoneLocked() {
 	}
 	switch {
 	case v.Version == 0:
-		w.cut = false
-	case w.cut:
+		w.shrunk = false
+	case w.shrunk:
 		a.heardLocked(v.Version)
-		a.versionOfCutLocked(v.Writer)
+		a.versionOfShrinkLocked(v.Writer)
 	case w.history == nil || v.Version > w.history.Newest():
 		a.completedLocked(v)
 	}
@@ -171,11 +171,11 @@ func (a *Area) takeoverDoneLocked() {
 	}
 }
 
-// cutVersionLocked follows a shrink. What it has left becomes a version of its own: other nodes may have cut off what lies past the end before they
+// versionShrunkLocked follows a shrink. What it has left becomes a version of its own: other nodes may have truncated what lies past the end before they
 // had the version before, and some after that, so it is not the same everywhere.
-func (a *Area) cutVersionLocked() {
+func (a *Area) versionShrunkLocked() {
 	w := &a.mu.whole
-	w.cut = w.cut || w.history != nil || a.ownHomeLocked() || w.coming.Version > 0
+	w.shrunk = w.shrunk || w.history != nil || a.ownHomeLocked() || w.coming.Version > 0
 	if row := a.rowLocked(0); !a.isSelf(row.Primary) || !a.node.slotReady(a.slotLocked(0), row) {
 		return // the next home makes it
 	}
@@ -185,8 +185,8 @@ func (a *Area) cutVersionLocked() {
 	a.takeoverDoneLocked()
 }
 
-// versionOfCutLocked makes the version. The caller pumps.
-func (a *Area) versionOfCutLocked(writer dsm.NodeID) {
+// versionOfShrinkLocked makes the version. The caller pumps.
+func (a *Area) versionOfShrinkLocked(writer dsm.NodeID) {
 	a.completedLocked(VersionInfo{Version: a.drawLocked(), Size: a.mu.ino.Size, Writer: writer})
 	if a.mu.backed {
 		a.copyNewestLocked()
@@ -215,7 +215,7 @@ func (a *Area) dropBatchLocked(s *subscriber) {
 		a.batchEndedLocked(t)
 	}
 	for _, n := range t.unacked {
-		s.landed(n)
+		s.landedLocked(n)
 	}
 	clear(t.unacked)
 }
@@ -244,7 +244,7 @@ func (a *Area) pumpBatchesLocked(to dsm.NodeID, s *subscriber) {
 				t.version = k[len(k)-1].VersionInfo
 			}
 			t.pages, t.owed = t.owed, make(map[dsm.ExtentIndex]dsm.PageSet)
-			maps.DeleteFunc(t.pages, func(e dsm.ExtentIndex, _ dsm.PageSet) bool { return int(e) >= a.extentsLocked() }) // cut off
+			maps.DeleteFunc(t.pages, func(e dsm.ExtentIndex, _ dsm.PageSet) bool { return int(e) >= a.extentsLocked() }) // truncated
 			if len(t.pages) == 0 {
 				t.pages[0] = dsm.PageSet{}
 			}
@@ -366,7 +366,7 @@ func (a *Area) pushPartLocked(to dsm.NodeID, s *subscriber) bool {
 func (a *Area) batchAckedLocked(from dsm.NodeID, s *subscriber, m *wire.PushAck) {
 	if n, ok := s.batches.unacked[m.ID]; ok {
 		delete(s.batches.unacked, m.ID)
-		s.landed(n)
+		s.landedLocked(n)
 		if f := s.batches.flying; len(f) > 0 && f[0].last == m.ID {
 			s.batches.flying = f[1:]
 		}
@@ -374,7 +374,7 @@ func (a *Area) batchAckedLocked(from dsm.NodeID, s *subscriber, m *wire.PushAck)
 	}
 }
 
-// againLocked sends again what may be lost, or was refused: all pages of batches that are not known to be in place, with the bytes that
+// againLocked sends again what may not have arrived, or was refused: all pages of batches that are not known to be in place, with the bytes that
 // they have now.
 func (a *Area) againLocked(s *subscriber) {
 	t := s.batches

@@ -52,7 +52,7 @@ func (a *Area) busyExtentsLocked() []dsm.ExtentIndex {
 	list := make([]dsm.ExtentIndex, 0, len(r.busy.extents))
 	for e := range r.busy.extents {
 		switch {
-		case r.extents[e] == nil: // it was cut off
+		case r.extents[e] == nil: // it was truncated
 			delete(r.busy.extents, e)
 		case r.extents[e].idle():
 			r.extents[e].busy = false

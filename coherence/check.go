@@ -163,15 +163,15 @@ func (a *Area) homeProblemLocked() string {
 		return fmt.Sprintf("%d pages, %d with data, counted as %d and %d", n, data, h.pages, h.data)
 	}
 	for id, s := range h.subs {
-		if bad := s.problem(); bad != "" {
+		if bad := s.problemLocked(); bad != "" {
 			return fmt.Sprintf("subscriber %v: %s", id, bad)
 		}
 	}
 	return ""
 }
 
-// problem checks what is known about a subscriber.
-func (s *subscriber) problem() string {
+// problemLocked checks what is known about a subscriber.
+func (s *subscriber) problemLocked() string {
 	inFlight, lacking := 0, 0
 	if t := s.batches; t != nil {
 		for _, n := range t.unacked {
@@ -202,7 +202,7 @@ func (s *subscriber) problem() string {
 		case len(l.pushes) == 0 && !l.sent.Empty():
 			return fmt.Sprintf("extent %d: pages were sent by no push", e)
 		case s.partial && l.lacks.Minus(l.has) != dsm.PageSet{}:
-			return fmt.Sprintf("extent %d: it lacks pages that it does not hold", e)
+			return fmt.Sprintf("extent %d: it lacks pages that it does not have", e)
 		}
 	}
 	if lacking != int(s.lacking) {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // Conflict is a run of elements to which both sides have stored while this node, or the home, was cut off. See returning.go.
@@ -34,6 +35,8 @@ const (
 	conflictPart                        = 64
 	leastConflicts, mostConflicts       = 1 << 20, 16 << 20
 	conflictCost                  int64 = 128 // of a Conflict besides its bytes
+	// conflictPage is how many bytes a node tells of at once.
+	conflictPage = 256 << 10
 )
 
 // conflictRoom returns how many bytes conflicts of all areas may take.
@@ -87,18 +90,39 @@ func (a *Area) tellOfConflictsLocked() {
 	}
 }
 
-// Conflicts returns the conflicts of an area that this node keeps, oldest first, and how many bytes it had no room for.
-func (n *Node) Conflicts(id dsm.AreaID) (list []Conflict, lost int64) {
-	a := n.known(id)
+// ListConflicts answers a node, or this one, that asks for the conflicts of an area that this node keeps: with a page of them.
+func (n *Node) ListConflicts(m *wire.ListConflicts) *wire.ConflictsListed {
+	out := &wire.ConflictsListed{}
+	a := n.known(m.Area)
 	if a == nil {
-		return nil, 0
+		return out
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.mu.absence == nil {
-		return nil, 0
+		return out
 	}
-	return slices.Clone(a.mu.absence.list), a.mu.absence.lost
+	c := &a.mu.absence.conflicts
+	out.Lost = c.lost
+	room := conflictPage
+	for _, x := range c.list {
+		if x.Number < m.From {
+			continue
+		}
+		if out.More = room <= 0; out.More {
+			break
+		}
+		part := x.Kept
+		if x.Number == m.From {
+			part = part[min(max(m.Skip, 0), int64(len(part))):]
+		}
+		rest := part[min(room, len(part)):]
+		part = part[:len(part)-len(rest)] // it stays as it is: values are only added behind
+		out.List = append(out.List, wire.KeptConflict{Number: x.Number, Time: x.Time, Off: x.Off, Kept: part, Rest: int64(len(rest)), Taken: x.Taken})
+		out.More = len(rest) > 0
+		room -= len(part) + int(conflictCost)
+	}
+	return out
 }
 
 // ClearConflicts drops the conflicts of an area up to a number; 0: all.

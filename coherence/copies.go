@@ -45,7 +45,7 @@ func hasBackups(row *dsm.SlotHome) bool { return row.Backups != [dsm.MostBackups
 // apartLocked reports whether the replica on this node must keep a base of its own while the home merges a publish to an extent: it hears of
 // the merge later, like other nodes.
 func (a *Area) apartLocked(e dsm.ExtentIndex) bool {
-	return hasBackups(a.rowLocked(e)) || a.holdsBackLocked()
+	return hasBackups(a.rowLocked(e)) || a.withholdsLocked()
 }
 
 // backupLocked returns what is under way to a backup, or nil.
@@ -397,7 +397,7 @@ func (a *Area) copyAllLocked(b *backup, as update) {
 	a.copyDueLocked(b, &as)
 }
 
-// copiesResetLocked follows a broken session: what is under way to the peer may be lost.
+// copiesResetLocked follows a broken session: what is under way to the peer may not arrive.
 func (a *Area) copiesResetLocked(peer dsm.NodeID) {
 	a.dropOutputsLocked(func(m *message) bool { return m.peer == peer })
 	b := a.backupLocked(peer)
@@ -430,7 +430,7 @@ func (a *Area) copiesViewChangedLocked(old *dsm.View) {
 		return
 	}
 	if len(c.outputs) > 0 {
-		a.dropLostOutputsLocked(old)
+		a.dropTakenOverOutputsLocked(old)
 	}
 	for _, id := range slices.Sorted(maps.Keys(c.to)) {
 		b := c.to[id]

@@ -130,7 +130,7 @@ func TestTakeoverAfterHalfAHandover(t *testing.T) {
 		put(t, replica, 5)
 		publish(replica)
 		s.deliverAll(link{2, 0})
-		s.loseChanges(link{0, 1})
+		s.dropChanges(link{0, 1})
 		s.move(backup, 1)
 		s.rest()
 		s.deliverAll(link{0, 1})
@@ -151,7 +151,7 @@ func TestOpenedDuringHalfAHandover(t *testing.T) {
 		s.copies = 2
 		put(t, home, 5)
 		publish(home)
-		s.loseChanges(link{0, 1})
+		s.dropChanges(link{0, 1})
 		s.move(n, 1)
 		n.find()
 		n.startOpen(false)
@@ -210,8 +210,8 @@ func TestBackupWithoutMemoryTakesOver(t *testing.T) {
 	})
 }
 
-// TestSilentBackupHoldsUp: as long as the view says that a backup can take over, the home waits for it.
-func TestSilentBackupHoldsUp(t *testing.T) {
+// TestSilentBackupDelays: as long as the view says that a backup can take over, the home waits for it.
+func TestSilentBackupDelays(t *testing.T) {
 	s, home, backup, replica := backed(t)
 	put(t, replica, 5)
 	publish(replica)
@@ -280,7 +280,7 @@ func TestJoinedBackupLags(t *testing.T) {
 	}
 }
 
-// TestRejoinedHomeHearsItself: what a home holds back for its own node outlasts its eviction, where nobody has taken over: nobody asks again.
+// TestRejoinedHomeHearsItself: what a home withholds from its own node outlasts its eviction, where nobody has taken over: nobody asks again.
 func TestRejoinedHomeHearsItself(t *testing.T) {
 	s, home, _, _ := backed(t)
 	put(t, home, 7)

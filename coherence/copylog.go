@@ -13,9 +13,9 @@ import (
 	"github.com/dsmfs/dsmfs/pages"
 )
 
-// backup is what is under way to one backup of an area. It has no bytes: a publish is passed on as it came, at once, or else its pages are due, with
-// the bytes that they have when they are sent. So it is no longer than the area has extents, and what the link's credit lets be under way,
-// however slow the backup is.
+// backup is what is under way to one backup of an area. It keeps no bytes. A publish is passed on at once as it came; if that is not possible, its pages are
+// due, and go later with the bytes that they have then. So its size is bounded, however slow the backup is: by the number of extents, and by the credit of the
+// link.
 type backup struct {
 	id   dsm.NodeID
 	sent map[uint64]*update // by their IDs, and not acked

@@ -42,30 +42,30 @@ func (a *Area) coverLocked(b *backup, s dsm.Slot, fill uint64, extents ...dsm.Ex
 	return true
 }
 
-// heldSlotsLocked returns those slots of which the area has to tell something later, because it cannot yet take over what is due.
-func (a *Area) heldSlotsLocked(in map[dsm.Slot]uint64) map[dsm.Slot]uint64 {
+// dueSlotsLocked returns those slots of which the area has to tell something later, because it cannot yet take over what is due.
+func (a *Area) dueSlotsLocked(in map[dsm.Slot]uint64) map[dsm.Slot]uint64 {
 	if !a.dueLocked() {
 		return nil
 	}
-	held := make(map[dsm.Slot]uint64)
-	hold := func(e dsm.ExtentIndex) {
+	due := make(map[dsm.Slot]uint64)
+	add := func(e dsm.ExtentIndex) {
 		if s := a.slotLocked(e); in[s] != 0 {
-			held[s] = in[s]
+			due[s] = in[s]
 		}
 	}
 	for e := range a.mu.home.extents {
-		hold(e)
+		add(e)
 	}
 	for e := range a.mu.standby.extents {
-		hold(e)
+		add(e)
 	}
-	return held
+	return due
 }
 
 // fillLocked tells a backup all that this node has of slots. What their fills wait for passes when it has acked that.
 func (a *Area) fillLocked(to dsm.NodeID, in map[dsm.Slot]uint64) {
 	has, set := make(map[dsm.Slot][]dsm.ExtentIndex), a.slotSetLocked(maps.Keys(in))
-	for _, e := range inSlots(a, a.mu.home.extents, a.mu.home.below, &set) {
+	for _, e := range inSlotsLocked(a, a.mu.home.extents, a.mu.home.below, &set) {
 		has[a.slotLocked(e)] = append(has[a.slotLocked(e)], e)
 	}
 	first := a.slotLocked(0)
@@ -99,7 +99,7 @@ func (a *Area) fillLocked(to dsm.NodeID, in map[dsm.Slot]uint64) {
 // fillMarkLocked returns a mark of what the fill of a slot waits for.
 func (a *Area) fillMarkLocked(to dsm.NodeID, s dsm.Slot, fill uint64) *mark {
 	in, f := map[dsm.Slot]uint64{s: fill}, &a.node.fills
-	f.hold(to, in)
+	f.postpone(to, in)
 	return &mark{done: func() { f.pass(to, in) }}
 }
 

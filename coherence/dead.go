@@ -26,32 +26,32 @@ func deadOf(v *dsm.View) (dead []dsm.NodeID) {
 // source has the state. If the new home dies, the source takes the slot back or gives it up: see handovers.
 func (a *Area) deadHomeLocked(s dsm.Slot) dsm.NodeID {
 	row := a.mu.view.Row(s)
-	holder := row.Primary
+	at := row.Primary
 	if row.Source != 0 {
-		holder = row.Source
+		at = row.Source
 	}
-	if slices.Contains(a.mu.dead, holder) {
-		return holder
+	if slices.Contains(a.mu.dead, at) {
+		return at
 	}
 	return 0
 }
 
-// lostLocked reports whether a slot was on its way to this node when its source died with what it had. Requests for such a slot are dropped: if
+// sourceDiedLocked reports whether a slot was on its way to this node when its source died with what it had. Requests for such a slot are dropped: if
 // they waited here, later ones of the same node would wait behind them, also those for slots that live. Who made them hears of the death, too,
 // and sends them again when the slot has a home: see revivedLocked. So none is served before a view says that, not even when the slot has arrived after
 // all: who was refused a Subscribe would take an Acquired for all that there is.
-func (a *Area) lostLocked(s dsm.Slot) bool {
+func (a *Area) sourceDiedLocked(s dsm.Slot) bool {
 	row := a.mu.view.Row(s)
 	return row.Source != 0 && slices.Contains(a.mu.dead, row.Source) && a.isSelf(row.Primary)
 }
 
-// lostInAreaLocked reports whether that is so of some extent of the area.
-func (a *Area) lostInAreaLocked() bool {
+// sourceDiedInAreaLocked reports whether that is so of some extent of the area.
+func (a *Area) sourceDiedInAreaLocked() bool {
 	if len(a.mu.dead) == 0 {
 		return false
 	}
 	for e := range dsm.ExtentIndex(a.coveringLocked()) {
-		if a.lostLocked(a.slotLocked(e)) {
+		if a.sourceDiedLocked(a.slotLocked(e)) {
 			return true
 		}
 	}

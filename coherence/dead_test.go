@@ -11,7 +11,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// die commits a view in which the node is gone. What was on its way to and from it is lost.
+// die commits a view in which the node is gone. What was on its way to and from it is dropped.
 func (s *sim) die(n *simNode) {
 	for i := range s.nodes {
 		delete(s.net, link{i, n.i})
@@ -101,7 +101,7 @@ func TestDeadHome(t *testing.T) {
 			for _, f := range append(waiting, calls("that came later")...) {
 				f.refused(t)
 			}
-			// What lives is not held up.
+			// What lives is not delayed.
 			if err := a.WriteAt(t.Context(), []byte{7}, dsm.ExtentSize); err != nil {
 				t.Fatal(err)
 			}
@@ -121,7 +121,7 @@ func TestDeadHome(t *testing.T) {
 				s.drain()
 				n.kernel.finishNotices()
 				if synctest.Wait(); !f.over || f.err != nil {
-					t.Errorf("%s of the area, cut to nothing: over %v, %v", f.what, f.over, f.err)
+					t.Errorf("%s of the area, shrunk to 0: over %v, %v", f.what, f.over, f.err)
 				}
 				f.cancel()
 			}
@@ -204,8 +204,8 @@ func TestSourceDiesAfterItsSlotHasGone(t *testing.T) {
 	})
 }
 
-// TestSourceDiesWithoutACopy: a slot is on its way to a node, and what it had dies with its source. Requests that waited for the slot hold up
-// nothing that lives, and when the file has been cut and grows again all is as ever.
+// TestSourceDiesWithoutACopy: a slot is on its way to a node, and what it had dies with its source. Requests that waited for the slot delay
+// nothing that lives, and when the file has shrunk and grows again all is as ever.
 func TestSourceDiesWithoutACopy(t *testing.T) {
 	for _, ino := range []dsm.Inode{sums(2, dsm.ApplyArrival), onDemand(sums(2, dsm.ApplyArrival))} {
 		synctest.Test(t, func(t *testing.T) {
@@ -239,7 +239,7 @@ func TestSourceDiesWithoutACopy(t *testing.T) {
 			}
 			s.drain()
 			acquire.refused(t)
-			// What lives is not held up.
+			// What lives is not delayed.
 			if err := a.WriteAt(t.Context(), []byte{7, 0, 0, 0}, dsm.ExtentSize); err != nil {
 				t.Fatal(err)
 			}
@@ -321,8 +321,8 @@ func TestHandedOverByADeadNode(t *testing.T) {
 	})
 }
 
-// TestPushOfAHomeWithALostSlot: a home has one slot, and waits in vain for another, whose source has died. What it pushes of the first says nothing of the second.
-func TestPushOfAHomeWithALostSlot(t *testing.T) {
+// TestPushOfAHomeWhoseSourceDied: a home has one slot, and waits in vain for another, whose source has died. What it pushes of the first says nothing of the second.
+func TestPushOfAHomeWhoseSourceDied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ino := sums(2, dsm.ApplyArrival)
 		ino.Spec.Placement = dsm.PlaceSpread

@@ -42,24 +42,24 @@ type arrivals struct {
 	here   dsm.PageSet
 }
 
-// add adds the bytes of page i. Pages must be added in increasing order.
-func (r *arrivals) add(a *Area, i int, n []byte) {
+// addLocked adds the bytes of page i. Pages must be added in increasing order.
+func (r *arrivals) addLocked(a *Area, i int, n []byte) {
 	if k := len(r.bytes); k > 0 && i == r.first+k/dsm.PageSize && cap(r.bytes) >= k+dsm.PageSize && &r.bytes[:k+1][k] == &n[0] {
 		r.bytes = r.bytes[:k+dsm.PageSize]
 		return
 	}
-	r.install(a)
+	r.installLocked(a)
 	r.first, r.bytes = i, n
 }
 
-// install puts the added pages in place.
-func (r *arrivals) install(a *Area) {
+// installLocked puts the added pages in place.
+func (r *arrivals) installLocked(a *Area) {
 	if len(r.bytes) == 0 {
 		return
 	}
 	here, stored, err := a.mu.mem.Install(a.mu.kernel, page(r.extent, r.first), r.bytes, !a.mu.replica.bare)
 	if err != nil {
-		a.node.cfg.Log.Error("pages that were fetched are lost", "area", a.id, "extent", r.extent, "err", err)
+		a.node.cfg.Log.Error("pages that were fetched cannot be put in place", "area", a.id, "extent", r.extent, "err", err)
 	}
 	x := a.extentLocked(r.extent)
 	a.dirtyLocked(r.extent, x, stored)
@@ -67,9 +67,9 @@ func (r *arrivals) install(a *Area) {
 	a.node.room.brought(a.id, r.extent, here)
 }
 
-// installed puts the added pages in place, and returns all pages that it and install have put in place.
-func (r *arrivals) installed(a *Area) dsm.PageSet {
-	r.install(a)
+// installedLocked puts the added pages in place, and returns all pages that it and install have put in place.
+func (r *arrivals) installedLocked(a *Area) dsm.PageSet {
+	r.installLocked(a)
 	return r.here
 }
 
@@ -140,7 +140,7 @@ func (a *Area) keepBases() {
 		a.step(func() {
 			r := &a.mu.replica
 			for n := 0; len(list) > 0 && n < publishBatch; list = list[1:] {
-				if x := list[0]; r.bare && r.extents[x.index] == x { // else it was cut off
+				if x := list[0]; r.bare && r.extents[x.index] == x { // else it was truncated
 					n += a.keepBasesOfLocked(x)
 				}
 			}
@@ -150,7 +150,7 @@ func (a *Area) keepBases() {
 }
 
 // bareLocked reports whether no base copy of a page is kept that is here. The home's own bytes may be there.
-func (a *Area) bareLocked(p dsm.PageIndex) bool { return a.mu.replica.bare && !a.mu.mem.HoldsBase(p) }
+func (a *Area) bareLocked(p dsm.PageIndex) bool { return a.mu.replica.bare && !a.mu.mem.NeedsBase(p) }
 
 // hereLocked returns which of the pages are here.
 func (a *Area) hereLocked(e dsm.ExtentIndex, p dsm.PageSet) dsm.PageSet {
@@ -179,8 +179,8 @@ func (a *Area) residencyChangedLocked() {
 	a.mu.replica.bare = a.mu.mem.Demand() && a.mu.replica.writers == 0
 }
 
-// cutOnDemandLocked forgets the pages of an extent past the end.
-func (a *Area) cutOnDemandLocked(e dsm.ExtentIndex, x *replicaExtent) {
+// shrinkOnDemandLocked forgets the pages of an extent past the end.
+func (a *Area) shrinkOnDemandLocked(e dsm.ExtentIndex, x *replicaExtent) {
 	in := a.withinLocked(e)
 	gone := x.have.Or(x.asked).Minus(in)
 	a.mu.replica.units -= gone.Len()
@@ -469,6 +469,7 @@ type charged struct {
 	pages  int
 	fixed  int64
 	copies int64 // of fixed
+	drafts int64 // of fixed
 }
 
 // fixedLocked returns the bytes that the area takes and that cannot be evicted.
@@ -488,7 +489,7 @@ func (a *Area) copyBytesLocked() int64 {
 	case a.mu.mem.Demand(), !a.mu.replica.subscribed: // without a subscription there is no working copy
 		return int64(a.mu.home.pages) * dsm.PageSize
 	}
-	return a.pagesBytesLocked() * int64(2+2*len(a.mu.drafts)) // a draft has a base of its own
+	return 2*a.pagesBytesLocked() + a.draftBytesLocked()
 }
 
 // pagesBytesLocked returns the bytes of the whole pages of the area.
@@ -499,7 +500,7 @@ func (a *Area) pagesBytesLocked() int64 {
 // chargeLocked tells room what the area takes now, and reports whether calls that wait for room should
 // look again.
 func (a *Area) chargeLocked() (more bool) {
-	now := charged{pages: a.mu.replica.units, fixed: a.fixedLocked(), copies: a.copyBytesLocked()}
+	now := charged{pages: a.mu.replica.units, fixed: a.fixedLocked(), copies: a.copyBytesLocked(), drafts: a.draftBytesLocked()}
 	if invariants.Enabled && a.mu.replica.demand {
 		n := 0
 		for _, x := range a.mu.replica.extents {
@@ -511,6 +512,7 @@ func (a *Area) chargeLocked() (more bool) {
 	was := a.mu.charged
 	if now != was {
 		a.node.room.charge(now.pages-was.pages, now.fixed-was.fixed, now.copies-was.copies)
+		a.node.room.drafts.Add(now.drafts - was.drafts)
 		a.mu.charged = now
 	}
 	more = a.mu.cleaner || now.pages < was.pages || now.fixed < was.fixed

@@ -2,6 +2,7 @@ package coherence
 
 import (
 	"bytes"
+	"math"
 	"testing"
 	"testing/synctest"
 
@@ -48,7 +49,7 @@ func TestKeepPages(t *testing.T) {
 	}
 }
 
-// TestEvictWaitsForTheKernel: of the pages that the page cache holds no more are told to leave than there is
+// TestEvictWaitsForTheKernel: of the pages that the page cache has no more are told to leave than there is
 // room wanted for, though none has left before the kernel answers; and who waits for room looks
 // again when pages stay, because somebody used them.
 func TestEvictWaitsForTheKernel(t *testing.T) {
@@ -63,7 +64,7 @@ func TestEvictWaitsForTheKernel(t *testing.T) {
 		}
 	}
 	if room.evict(t.Context(), evictBatch/2) {
-		t.Error("pages have left that the page cache holds")
+		t.Error("pages have left that the page cache has")
 	}
 	leaving := 0
 	for {
@@ -121,6 +122,57 @@ func TestPagesMakeRoomForAreas(t *testing.T) {
 	})
 }
 
+// rung reports whether calls that wait for room are made to look again by what is done.
+func (m *room) rung(what func()) bool {
+	m.waiters.Add(1)
+	defer m.waiters.Add(-1)
+	bell := m.hear()
+	what()
+	select {
+	case <-bell:
+		return true
+	default:
+		return false
+	}
+}
+
+// TestEvictWaitsForAFiniteNumber: a page with an element that must not be published stays, and makes nobody who waits for room look again, until a
+// program has stored another.
+func TestEvictWaitsForAFiniteNumber(t *testing.T) {
+	s := newHomed(t, 2, onDemand(finiteOnly(dsm.MergeLast, dsm.ApplyArrival)))
+	n := s.nodes[1]
+	room := &n.node.room
+	room.budget = leastRoom
+	for _, o := range s.nodes {
+		o.open(true)
+	}
+	for !n.bring(0) {
+		s.drain()
+	}
+	evict := func() {
+		room.evict(t.Context(), int(room.limit()))
+		n.kernel.finishNotices()
+		s.rested()
+	}
+	n.store(t, 5, float32(math.NaN()))
+	n.store(t, 6, 1)
+	evict() // publishes the other element
+	if s.rested(); n.area.mu.replica.extents[0].dirty.Len() != 1 {
+		t.Fatal("the element that must not be published has left")
+	}
+	if room.rung(evict) {
+		t.Error("who waits for room looks again, and finds the same page")
+	}
+	n.store(t, 5, 2)
+	if !room.rung(evict) {
+		t.Error("who waits for room is not told that the page is clean")
+	}
+	evict()
+	if n.here(0) {
+		t.Error("the page stays")
+	}
+}
+
 // TestEvictWaitsForTheRound: pages that wait for the end of a round make nobody who waits for room look again before it.
 func TestEvictWaitsForTheRound(t *testing.T) {
 	s := newHomed(t, 2, onDemand(sumOf(dsm.DTypeI32, dsm.ApplyArrival)))
@@ -135,22 +187,10 @@ func TestEvictWaitsForTheRound(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.until("part", func() bool { return n.area.hasPartsLocked(0) })
-	rung := func(what func()) bool {
-		room.waiters.Add(1)
-		defer room.waiters.Add(-1)
-		bell := room.hear()
-		what()
-		select {
-		case <-bell:
-			return true
-		default:
-			return false
-		}
-	}
-	if rung(func() { room.evict(t.Context(), int(room.limit())) }) {
+	if room.rung(func() { room.evict(t.Context(), int(room.limit())) }) {
 		t.Error("who waits for room looks again, and finds the same part")
 	}
-	if !rung(func() { n.area.AbandonRound(id); s.rested() }) {
+	if !room.rung(func() { n.area.AbandonRound(id); s.rested() }) {
 		t.Error("who waits for room is not told that the round is over")
 	}
 	n.kernel.finishNotices()

@@ -30,7 +30,7 @@ func (a *Area) Trim() {
 			return
 		}
 		if err := a.mu.mem.Trim(); err != nil {
-			a.node.cfg.Log.Warn("cut off writes past the end", "area", a.id, "err", err)
+			a.node.cfg.Log.Warn("truncate writes past the end", "area", a.id, "err", err)
 		}
 	})
 }

@@ -32,7 +32,7 @@ func (a *Area) WriteDirect(ctx context.Context, p []byte, off int64) error {
 }
 
 // Punch stores zeroes in [off, off+n) for a program that punches a hole there. It returns when the page cache does not have the old
-// bytes any more, or when ctx ends. The kernel cuts the hole out of its page cache after the answer: see pages.Cached.KernelPunches.
+// bytes any more, or when ctx ends. The kernel drops the hole from its page cache after the answer: see pages.Cached.KernelPunches.
 // The caller calls over when the thread that punches has gone on after that.
 func (a *Area) Punch(ctx context.Context, off, n int64) (over func(), err error) {
 	answered, end := func(time.Time) {}, func() {}
@@ -57,7 +57,7 @@ func (a *Area) punch(ctx context.Context, off, n int64) error {
 	return nil
 }
 
-// punchLimit is how long a program that punches a hole may take at most to go on when it is answered, and cut the hole out of the page cache.
+// punchLimit is how long a program that punches a hole may take at most to go on when it is answered, and drop the hole from the page cache.
 const punchLimit = 100 * time.Millisecond
 
 // freeZeroedLocked gives back the memory of pages that a publish of this node has made zero, as after a punch. While programs
@@ -87,7 +87,7 @@ func (a *Area) awaitTold(ctx context.Context, off, n int64) error {
 // kernel has locked, which may be until the write(2) is answered.
 const sureLimit = 20 * time.Millisecond
 
-// awaitSure returns when it is known what the page cache holds of [off, off+n) after a write(2), or after sureLimit:
+// awaitSure returns when it is known what the page cache has of [off, off+n) after a write(2), or after sureLimit:
 // who writes and then stores to a mapping stores on top of what was written. See pages.Cached.Sure.
 func (a *Area) awaitSure(ctx context.Context, off, n int64) {
 	sure := func() bool { return a.mu.cached == nil || a.mu.cached.Sure(off, n) }
@@ -149,7 +149,7 @@ func (a *Area) ReadBy(ctx context.Context, program int, p []byte, off int64) (n 
 			}
 			if old = !a.withinBoundLocked(d.fresh, began); old {
 				if a.mu.ino.Spec.AppliesInSync() {
-					err = a.errHeldLocked("read", d.fresh, began)
+					err = a.errPastBoundLocked("read", d.fresh, began)
 				}
 				return
 			}

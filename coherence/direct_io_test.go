@@ -41,7 +41,7 @@ func TestWriteDirectWaitsForTheKernel(t *testing.T) {
 				w.end()
 				w = start(s, func(ctx context.Context) error { return n.area.WriteDirect(ctx, []byte{6}, dsm.PageSize) })
 				if !w.over(t) {
-					t.Error("a write to a page that the page cache does not hold waits")
+					t.Error("a write to a page that the page cache does not have waits")
 				}
 				w.end()
 			})
@@ -69,7 +69,7 @@ func TestReadDirectLeavesNothing(t *testing.T) {
 		t.Error("not the bytes of the working copy")
 	}
 	if n.area.mu.cached.Given(0, dsm.PageSize) {
-		t.Error("the page cache is taken to hold what was read past it")
+		t.Error("the page cache is taken to have what was read past it")
 	}
 	if k, err := n.area.ReadDirect(context.Background(), got, 2*dsm.PageSize); err != nil || k != 0 {
 		t.Errorf("past the end: read %d bytes: %v", k, err)

@@ -12,9 +12,8 @@
 //     view assigns to this node, merges them, gives them versions and pushes the result to the
 //     subscribers.
 //
-// A node talks to itself as to any other node, without a copy of the pages. What its home sends is
-// handled where it is sent, what its replica asks of its home before the step ends. Only to subscribe to
-// much takes several steps.
+// A node talks to itself as to any other node, but the pages are not copied. A message of its home to its replica is handled at the place where it is sent; a
+// request of its replica to its home is handled before the step ends. Only a subscription to much takes several steps.
 //
 // # The step function
 //

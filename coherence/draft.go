@@ -41,8 +41,8 @@ type draft struct {
 	fresh        time.Time   // see replica.fresh
 }
 
-// draftOfLocked returns the draft for an attachment of the program, nil if it uses the working copy.
-func (a *Area) draftOfLocked(program int, write bool, file *pages.HeldFile) (*draft, error) {
+// draftOfLocked returns the draft for an attachment of the program, nil if it uses the working copy. promised is what the catalog has promised, and file what a new one gets in a mount that is held.
+func (a *Area) draftOfLocked(program int, write bool, promised int64, file *pages.HeldFile) (*draft, error) {
 	for _, d := range a.mu.drafts {
 		if d.program == program {
 			return d, nil
@@ -51,7 +51,7 @@ func (a *Area) draftOfLocked(program int, write bool, file *pages.HeldFile) (*dr
 	if !a.wantsDraftLocked(program, write) {
 		return nil, nil
 	}
-	if n := 2 * a.pagesBytesLocked(); a.lacksRoomLocked(n) { // a copy, and its base
+	if n := 2 * a.pagesBytesLocked(); a.lacksDraftRoomLocked(n, promised) { // a copy, and its base
 		return nil, errs.E(errs.NoSpace, "attach", "a program that stores where apply=sync needs a copy of its own, and there is no room in --memory for %d bytes more", n)
 	}
 	mem, err := a.mu.mem.NewDraft(program, file)
@@ -67,6 +67,32 @@ func (a *Area) draftOfLocked(program int, write bool, file *pages.HeldFile) (*dr
 // wantsDraftLocked reports whether a program that has no draft gets one.
 func (a *Area) wantsDraftLocked(program int, write bool) bool {
 	return write && program > 0 && !a.mu.replica.demand && a.mu.ino.Spec.AppliesInSync()
+}
+
+// draftBytesLocked returns what the drafts of the area take: each is a copy, and its base.
+func (a *Area) draftBytesLocked() int64 { return 2 * a.pagesBytesLocked() * int64(len(a.mu.drafts)) }
+
+// lacksDraftRoomLocked reports whether there is no memory for n bytes more beside what the areas of this node take now, or beside its drafts and what the
+// catalog has promised. The catalog knows of no draft.
+func (a *Area) lacksDraftRoomLocked(n, promised int64) bool {
+	m := &a.node.room
+	return a.lacksRoomLocked(n) || m.budget > 0 && promised+m.drafts.Load()-a.mu.charged.drafts+a.draftBytesLocked()+n > m.budget
+}
+
+// CheckGrowth is called before a program of this node has the catalog make the area as long as size. errs.NoSpace if there are drafts on this node, and with
+// them no room for that. A program of another node may make it longer all the same.
+func (a *Area) CheckGrowth(size int64) (err error) {
+	if a.node.room.drafts.Load() == 0 {
+		return nil
+	}
+	promised := a.node.cfg.View.Promised()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	pages := (size+dsm.PageSize-1)/dsm.PageSize*dsm.PageSize - a.pagesBytesLocked()
+	if n := pages * int64(2+2*len(a.mu.drafts)); n > 0 && a.mu.ino.Spec.Residency == dsm.ResidencyFull && a.lacksDraftRoomLocked(n, promised) {
+		return errs.E(errs.NoSpace, "grow", "programs that store where apply=sync have copies of their own on this node, and there is no room in --memory for %d bytes more", n)
+	}
+	return nil
 }
 
 // draftWithLocked returns the draft of a process if it is filled, or nil.
@@ -132,7 +158,7 @@ func (d *draft) resizedLocked(a *Area) {
 }
 
 // changedLocked records that pages of the working copy have changes that no draft but has contains. Some
-// pages may be past the end: pages that were cut off while they were under way.
+// pages may be past the end: the area may have shrunk while they were under way.
 func (a *Area) changedLocked(e dsm.ExtentIndex, p dsm.PageSet, has *draft) {
 	p = p.And(a.withinLocked(e))
 	for _, d := range a.mu.drafts {

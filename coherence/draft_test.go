@@ -54,6 +54,36 @@ func TestDraftsBeyondTheBudget(t *testing.T) {
 	second.Detach()
 }
 
+// TestDraftsAndWhatIsPromised: a draft takes no room that the catalog has promised to files which are not in memory here. Nor does a file that becomes
+// longer while there are drafts.
+func TestDraftsAndWhatIsPromised(t *testing.T) {
+	const file = 2 * dsm.ExtentSize // a full file of an extent
+	s := newSimOf(t, 1, 1, sums(1, dsm.ApplySync), time.Hour, 4*file+dsm.FileCost)
+	n := s.nodes[0]
+	n.open(false)
+	n.promised = 4 * file
+	if err := n.area.CheckGrowth(9 * dsm.ExtentSize); err != nil {
+		t.Errorf("the catalog looks after growth where there are no drafts: %v", err)
+	}
+	if at, f, err := n.area.Attach(t.Context(), 1, true); !errs.Is(err, errs.NoSpace) {
+		t.Errorf("a draft that takes what is promised: %v", err)
+		_ = f.Close()
+		at.Detach()
+	}
+	n.promised = 2 * file // another one, which nobody has opened here
+	at, f, err := n.area.Attach(t.Context(), 1, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer at.Detach()
+	defer func() { _ = f.Close() }()
+	for size, fits := range map[int64]bool{dsm.ExtentSize / 2: true, dsm.ExtentSize: true, dsm.ExtentSize + dsm.ExtentSize/4: true, dsm.ExtentSize + dsm.ExtentSize*3/4: false} {
+		if err := n.area.CheckGrowth(size); (err == nil) != fits || err != nil && !errs.Is(err, errs.NoSpace) {
+			t.Errorf("growth to %d bytes: %v", size, err)
+		}
+	}
+}
+
 // TestAcquireByAProgramThatHasDetached: requests of one program are served at the same time, so its DETACH may end the draft while
 // its acquire is under way. What the acquire brought is for nobody then.
 func TestAcquireByAProgramThatHasDetached(t *testing.T) {

@@ -22,7 +22,7 @@ import (
 //	reported    it has acked what was under way when it joined, and the catalog has been told
 //	synced      the view says that it can take over
 //
-// Each slot goes this way by itself: one of which something does not come on holds up no others.
+// Each slot goes this way by itself: if one of them is stuck, the others are not delayed.
 //
 // A backup that does not follow is taken back by the catalog. Outputs wait for it until the view says so; then it is filled anew.
 type fills struct {
@@ -68,7 +68,7 @@ const (
 type fillRun struct {
 	to       dsm.NodeID
 	answered uint64        // the last fill whose Refill the backup has answered
-	lost     bool          // the session broke: Refill may be lost
+	broken   bool          // the session broke: Refill may not have arrived
 	wake     chan struct{} // capacity 1
 }
 
@@ -240,7 +240,7 @@ func (f *fills) fill(r *fillRun, v *dsm.View, slots []dsm.Slot) {
 	fill := f.last.Add(1)
 	in := make(map[dsm.Slot]uint64)
 	f.mu.Lock()
-	r.lost = false
+	r.broken = false
 	for _, s := range slots {
 		in[s] = fill
 		row := v.Row(s)
@@ -253,18 +253,18 @@ func (f *fills) fill(r *fillRun, v *dsm.View, slots []dsm.Slot) {
 	}
 	f.advance(r.to, in, announced, filling)
 	for _, a := range f.node.all() {
-		var held map[dsm.Slot]uint64
+		var due map[dsm.Slot]uint64
 		a.step(func() {
-			if held = a.heldSlotsLocked(in); len(held) > 0 {
-				f.hold(r.to, held)
+			if due = a.dueSlotsLocked(in); len(due) > 0 {
+				f.postpone(r.to, due)
 				return
 			}
 			a.fillLocked(r.to, in)
 		})
-		if len(held) > 0 { // it may take long
+		if len(due) > 0 { // it may take long
 			f.later(func() {
-				a.stepTakenOver(f.node.handovers.ctx, "fill", func() { a.fillLocked(r.to, held) }) // else it was removed
-				f.pass(r.to, held)
+				a.stepTakenOver(f.node.handovers.ctx, "fill", func() { a.fillLocked(r.to, due) }) // else it was removed
+				f.pass(r.to, due)
 			})
 		}
 	}
@@ -305,7 +305,7 @@ func (f *fills) announce(r *fillRun, e dsm.Epoch, fill uint64, slots []dsm.Slot)
 		}
 		f.mu.Lock()
 		alive, answered := f.aliveLocked(r.to, fill), r.answered == fill
-		ask, r.lost = r.lost, false
+		ask, r.broken = r.broken, false
 		f.mu.Unlock()
 		if !alive || answered {
 			return alive
@@ -335,8 +335,8 @@ func (f *fills) advance(to dsm.NodeID, in map[dsm.Slot]uint64, from, next fillPh
 	}
 }
 
-// hold has the phase of slots wait until pass is called once more.
-func (f *fills) hold(to dsm.NodeID, in map[dsm.Slot]uint64) {
+// postpone has the phase of slots wait until pass is called once more.
+func (f *fills) postpone(to dsm.NodeID, in map[dsm.Slot]uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for c := range f.eachLocked(to, in) {
@@ -458,7 +458,7 @@ func (f *fills) sessionReset(peer dsm.NodeID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if r := f.mu.runs[peer]; r != nil {
-		r.lost = true
+		r.broken = true
 		r.ring()
 	}
 }

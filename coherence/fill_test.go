@@ -86,7 +86,7 @@ func TestSlowBackupTakesNoMemory(t *testing.T) {
 	})
 }
 
-// TestSlotsJoinByThemselves: a slot of which something does not come on holds up no others.
+// TestSlotsJoinByThemselves: a slot of which something does not come on delays no others.
 func TestSlotsJoinByThemselves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, _, _ := assigned(t, 2)

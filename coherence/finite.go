@@ -146,10 +146,10 @@ func (a *Area) errNotFiniteLocked() error {
 	if !some {
 		return nil
 	}
-	return a.notFiniteError()
+	return a.notFiniteErrorLocked()
 }
 
-func (a *Area) notFiniteError() error {
+func (a *Area) notFiniteErrorLocked() error {
 	return &errs.Error{Op: "publish", Area: a.id, Kind: errs.NotFinite, Err: errs.E(errs.NotFinite, "",
 		"the element at byte %d is infinite or not a number, and is not published (user.dsm.on_nonfinite=refuse): store a finite one", a.notFiniteLocked().first)}
 }

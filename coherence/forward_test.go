@@ -75,8 +75,8 @@ func TestForwardToAHomeWithoutBases(t *testing.T) {
 	})
 }
 
-// TestForwardAfterALostAck: a home passes a publish on to a node that has not had the ack of its own one. Both are in memory, and in the base.
-func TestForwardAfterALostAck(t *testing.T) {
+// TestForwardAfterADroppedAck: a home passes a publish on to a node that has not had the ack of its own one. Both are in memory, and in the base.
+func TestForwardAfterADroppedAck(t *testing.T) {
 	s := newHomed(t, 3, sums(1, dsm.ApplyArrival))
 	n, other := s.nodes[1], s.nodes[2]
 	for _, n := range s.nodes {

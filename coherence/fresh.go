@@ -9,11 +9,11 @@ import (
 )
 
 // How old memory is: everything that was published before the last acquire began which is over is in it (replica.fresh). A bound on
-// that (user.dsm.staleness) holds for reads: what was published longer ago than the bound before a read began is in what it returns.
+// that (user.dsm.staleness) is a promise to reads: what was published longer ago than the bound before a read began is in what it returns.
 // So a read needs no clock but this node's, and one acquire is always enough for it.
 //
 // While programs have the area open the node acquires by itself when half of the bound has gone by. So reads have to
-// wait only where homes do not answer, and what programs load from mappings, which nobody can hold up, is hardly ever older than the bound.
+// wait only where homes do not answer, and what programs load from mappings, which nobody can delay, is hardly ever older than the bound.
 //
 // Where updates enter memory in sync calls only (apply=sync), and the node has writers, nothing but their syncs makes it newer. There a read(2) past the
 // bound is an error, and so is a sync that may not bring updates. A fault of a mapping is not: it would end a program that computes for longer than the bound.
@@ -54,8 +54,8 @@ func (a *Area) freshen(ctx context.Context, began time.Time) error {
 		Err: fmt.Errorf("what is here may lack what was published more than %v ago, which is the bound (user.dsm.staleness): %w", bound, err)}
 }
 
-// errHeldLocked is the error of a call past the bound that may not bring updates.
-func (a *Area) errHeldLocked(op string, fresh, began time.Time) error {
+// errPastBoundLocked is the error of a call past the bound that may not bring updates.
+func (a *Area) errPastBoundLocked(op string, fresh, began time.Time) error {
 	return errs.E(errs.Unavailable, op, "area %d is %s behind, more than the bound of %v (user.dsm.staleness), and only syncs of programs that store bring updates in (user.dsm.apply)",
 		a.id, ageText(fresh, began), a.mu.ino.Spec.Staleness)
 }
@@ -72,10 +72,10 @@ func (a *Area) startFresheningLocked() *acquiring {
 	return op
 }
 
-// homesSinceLocked follows a change of the size. Homes that were none before nobody has asked, and others may have published to them what came
+// homesAddedLocked follows a change of the size. Homes that were none before nobody has asked, and others may have published to them what came
 // with the new size before this node heard of it. So of memory as a whole nothing is known until they are asked.
 // covering is what coveringLocked was before.
-func (a *Area) homesSinceLocked(covering int) {
+func (a *Area) homesAddedLocked(covering int) {
 	r := &a.mu.replica
 	if a.coveringLocked() > covering && len(a.homesLocked()) > len(a.homesOfLocked(covering)) {
 		r.fresh, r.whole = time.Time{}, 0

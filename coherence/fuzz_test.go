@@ -154,7 +154,7 @@ func (l *liar) backups(v *dsm.View, kind int) {
 // dies has the home of some row die, as far as the catalog knows. A backup takes over.
 func (l *liar) dies(v *dsm.View) {
 	row := v.Row(v.SlotOf(simArea, l.lastInode().Spec, 0))
-	if h := holder(row); h != l.victim.id && len(deadOf(v)) == 0 {
+	if h := stateAt(row); h != l.victim.id && len(deadOf(v)) == 0 {
 		v.Members[h-1].Gone = true
 		l.copies = 3
 		l.takeOver(v, h)
@@ -429,7 +429,7 @@ func (a *Area) known() string {
 		fmt.Fprintf(&b, "  %d: %v %d %v %v %v %v %d %d\n", e, x.live, x.version, x.have, x.outdated, x.dirty, x.asked, x.started, x.acked)
 	}
 	if s := a.mu.standby; s != nil && len(s.extents)+len(s.staged) > 0 {
-		fmt.Fprintf(&b, "standby: %v %v %v %d %d\n", s.whole, s.cut, s.broken, len(s.staged), s.bytes)
+		fmt.Fprintf(&b, "standby: %v %v %v %d %d\n", s.whole, s.shrunk, s.broken, len(s.staged), s.bytes)
 		for _, e := range slices.Sorted(maps.Keys(s.extents)) {
 			fmt.Fprintf(&b, "  %d: %+v\n", e, *s.extents[e])
 			for _, i := range slices.Sorted(maps.Keys(s.extents[e].pages)) {
@@ -443,7 +443,7 @@ func (a *Area) known() string {
 				fmt.Fprintf(&b, "backup %d: %d %d %d %v\n", id, x.id, x.extent, x.base, x.waits)
 			}
 		}
-		fmt.Fprintf(&b, "held back: %d\n", len(c.outputs))
+		fmt.Fprintf(&b, "withheld: %d\n", len(c.outputs))
 	}
 	fmt.Fprintf(&b, "versions: %v %d %d, parked: %d\n", w.kept, w.stage.group, len(w.stage.parts), len(a.mu.parked))
 	for e := range dsm.ExtentIndex(a.extentsLocked()) {

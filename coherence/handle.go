@@ -41,7 +41,7 @@ func (n *Node) Open(ctx context.Context, id dsm.AreaID, write bool) (*Area, erro
 	err = a.awaitHomes(ctx, "open", a.subscribedLocked, a.deadInAreaLocked)
 	err = a.finishAcquire(ctx, op, err)
 	if err == nil && write {
-		err = a.holds(ctx)
+		err = a.awaitAllHere(ctx)
 	}
 	if err == nil && write {
 		err = a.await(ctx, "open", func() bool { return a.mu.cached.Writable() })
@@ -141,7 +141,7 @@ func (a *Area) readBy(ctx context.Context, p []byte, off int64, read func(p []by
 			}
 			if old = r.subscribed && !a.withinBoundLocked(r.fresh, began); old && a.defersLocked() {
 				if old = false; strict {
-					failed = a.errHeldLocked("read", r.fresh, began)
+					failed = a.errPastBoundLocked("read", r.fresh, began)
 					return
 				}
 			}
@@ -253,7 +253,7 @@ func (a *Area) askLocked(e dsm.ExtentIndex, x *replicaExtent, p dsm.PageSet) {
 }
 
 // WriteAt takes a WRITE of the kernel. It does not wait for the network: a store to a page that is not
-// here is kept apart until the page comes. Bytes past the end are dropped: another node has just cut
+// here is kept apart until the page comes. Bytes past the end are dropped: another node has just truncated
 // them off. In an area on demand it waits for room for the pages that are not here; errs.NoSpace if there
 // is none before ctx ends. In rare cases it waits for notices, but not for long: see awaitSure.
 func (a *Area) WriteAt(ctx context.Context, p []byte, off int64) error {
@@ -375,7 +375,7 @@ func (a *Area) storeHereLocked(p []byte, off int64, w way, waited bool) error {
 }
 
 func errRefused() error {
-	return errs.E(errs.Unavailable, "write", "stores to memory that another node has cut off meanwhile, of which too much was in use to tell them from what was there")
+	return errs.E(errs.Unavailable, "write", "stores to memory that another node has truncated meanwhile, of which too much was in use to tell them from what was there")
 }
 
 // Acquire brings this node up to every publish that completed before. It returns when they are in the
@@ -408,7 +408,7 @@ func (a *Area) finishAcquire(ctx context.Context, op *acquiring, err error) erro
 		})
 		err = a.await(ctx, "acquire", func() bool {
 			c := a.mu.cached
-			if c != nil && op != nil && c.Holds() { // it is in memory, but a program that stores has come before the kernel was told
+			if c != nil && op != nil && c.HasPaused() { // it is in memory, but a program that stores has come before the kernel was told
 				op.partly, op.kept = true, a.mu.replica.round
 			}
 			return c == nil || c.Idle()
@@ -445,7 +445,7 @@ func (a *Area) startAcquireLocked(storing bool) *acquiring {
 func (a *Area) startAcquiringLocked(op *acquiring) *acquiring {
 	if op.storing {
 		a.mu.replica.syncing++
-		a.holdNoticesLocked()
+		a.pauseNoticesLocked()
 	}
 	a.sendAcquireLocked(op)
 	return op
@@ -455,7 +455,7 @@ func (a *Area) endAcquireLocked(op *acquiring) {
 	r := &a.mu.replica
 	if op.storing {
 		r.syncing--
-		a.holdNoticesLocked()
+		a.pauseNoticesLocked()
 	}
 	if op.storing && len(op.pending) == 0 {
 		a.broughtLocked(op)
@@ -463,10 +463,10 @@ func (a *Area) endAcquireLocked(op *acquiring) {
 	delete(r.acquires, op.round)
 }
 
-// holdNoticesLocked puts notices of updates on hold while updates must stay out of memory, and releases them otherwise.
-func (a *Area) holdNoticesLocked() {
+// pauseNoticesLocked pauses notices of updates while updates must stay out of memory, and lets them go on otherwise.
+func (a *Area) pauseNoticesLocked() {
 	if a.mu.cached != nil {
-		a.mu.cached.SetHold(a.holdsUpdatesLocked())
+		a.mu.cached.SetPaused(a.pausesUpdatesLocked())
 	}
 }
 
@@ -480,26 +480,26 @@ func (a *Area) Sync(ctx context.Context, storing bool) error {
 		return a.Acquire(ctx, storing)
 	}
 	var op *acquiring
-	var held error
+	var stale error
 	begin := func() {
 		fresh, began := a.mu.replica.fresh, a.now()
 		a.sawLocked(atSync, fresh, began)
 		if storing || !a.defersLocked() {
 			op = a.startAcquireLocked(storing)
 		} else if !a.withinBoundLocked(fresh, began) {
-			held = a.errHeldLocked("sync", fresh, began)
+			stale = a.errPastBoundLocked("sync", fresh, began)
 		}
 	}
 	err := a.publish(ctx, false, begin)
 	if err == nil {
-		err = held
+		err = stale
 	}
 	return a.finishAcquire(ctx, op, err)
 }
 
 // sendAcquireLocked sends an Acquire to all homes, with a new round. After a broken session an answer to
-// the old round may still come, although pushes from before it were lost. The new round is safe: the
-// Subscribe that makes up for lost pushes is sent before it.
+// the old round may still come, although pushes from before it were dropped. The new round is safe: the Subscribe that makes up for dropped pushes is sent
+// before it.
 func (a *Area) sendAcquireLocked(op *acquiring) {
 	r := &a.mu.replica
 	delete(r.acquires, op.round)

@@ -203,7 +203,7 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 	for _, a := range h.node.all() {
 		a.stepTakenOver(h.ctx, "hand over", func() {
 			in := a.slotSetLocked(slices.Values(slots))
-			for _, e := range inSlots(a, a.mu.home.extents, a.mu.home.below, &in) {
+			for _, e := range inSlotsLocked(a, a.mu.home.extents, a.mu.home.below, &in) {
 				todo = append(todo, item{area: a, extent: e})
 			}
 			if a.newestHereLocked().Version > 0 && len(a.mu.home.extents) == 0 && in.has(slotIndex(a.slotLocked(0))) {
@@ -216,10 +216,10 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 		<-r.acks
 	}
 	under := make(map[uint64]item)
-	flying := 0     // bytes under way
-	var held []item // of areas that cannot follow the catalog here, for lack of memory
+	flying := 0      // bytes under way
+	var short []item // of areas that cannot follow the catalog here, for lack of memory
 	var retry <-chan time.Time
-	for len(todo) > 0 || len(under) > 0 || len(held) > 0 {
+	for len(todo) > 0 || len(under) > 0 || len(short) > 0 {
 		for len(todo) > 0 && len(under) < handoverWindow && flying < handoverBytes {
 			id, it := h.lastID.Add(1), todo[0]
 			todo = todo[1:]
@@ -229,12 +229,12 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 				flying += it.bytes
 			}
 		}
-		if len(under) == 0 && len(held) == 0 {
+		if len(under) == 0 && len(short) == 0 {
 			continue
 		}
 		select {
 		case <-retry:
-			todo, held = append(todo, held...), nil
+			todo, short = append(todo, short...), nil
 		case ack := <-r.acks:
 			it, ok := under[ack.ID]
 			if !ok {
@@ -250,10 +250,10 @@ func (h *handovers) send(r *handoverRun, slots []dsm.Slot) bool {
 					todo = append(todo, it)
 					continue
 				}
-				if len(held) == 0 {
+				if len(short) == 0 {
 					retry = time.After(memoryRetry)
 				}
-				held = append(held, it)
+				short = append(short, it)
 			}
 		case <-r.restart:
 			return false
@@ -280,14 +280,14 @@ func (a *Area) handOver(to dsm.NodeID, e dsm.ExtentIndex, id uint64) (bytes int,
 	a.step(func() {
 		newest := a.newestHereLocked()
 		x := a.mu.home.extents[e]
-		if x == nil && newest.Version > 0 { // all that was ever published is cut off
+		if x == nil && newest.Version > 0 { // all that was ever published is truncated
 			x = newHomeExtent(0)
 		}
 		if x == nil {
 			return
 		}
 		m := &wire.HandoverExtent{Stamp: a.stampLocked(), ID: id, Slot: a.slotLocked(e), Extent: e, Version: x.version}
-		m.Whole, m.Writer, m.Size, m.Cut = newest.Version, newest.Writer, newest.Size, a.mu.whole.cut
+		m.Whole, m.Writer, m.Size, m.Shrunk = newest.Version, newest.Writer, newest.Size, a.mu.whole.shrunk
 		for i, v := range x.pages {
 			if v != 0 {
 				m.Pages.Add(i)
@@ -327,7 +327,7 @@ func (h *handovers) extent(from dsm.NodeID, m *wire.HandoverExtent, payload []by
 				ack.Stale, ack.Rev, later = true, a.revLocked(), true
 			case m.Gen < a.mu.ino.Gen:
 				ack.Stale, ack.Rev = true, a.revLocked()
-			case int(m.Extent) >= a.extentsLocked(): // cut off
+			case int(m.Extent) >= a.extentsLocked(): // truncated
 				a.comingLocked(m)
 			default:
 				if _, err := a.memoryLocked(); err != nil {

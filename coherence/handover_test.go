@@ -37,7 +37,7 @@ func (l *lossy) Send(to dsm.NodeID, m any, _ [][]byte, _ bool) {
 	<-told
 }
 
-func TestLostHandoverDoneIsSentAgain(t *testing.T) {
+func TestDroppedHandoverDoneIsSentAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSim(t, 1, 2, dsm.Inode{Size: dsm.ExtentSize})
 		n := s.nodes[0]

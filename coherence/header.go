@@ -14,8 +14,6 @@ import (
 type header struct {
 	sum uint64 // hash of the one that was read last, which told no layout
 	err error  // why not; nil if there is none
-
-	refused bool // CheckWrite has refused something, and the log says so
 }
 
 var headerSeed = maphash.MakeSeed()
@@ -119,8 +117,8 @@ func (a *Area) CheckWrite(p []byte, off int64, through bool) error {
 		if in := a.mu.ino.Size - off; through && a.mu.replica.subscribed && in > 0 {
 			a.mu.cached.NotTaken(off, p[:min(int64(len(p)), in)])
 		}
-		if !a.mu.header.refused {
-			a.mu.header.refused = true
+		if !a.mu.writeRefused {
+			a.mu.writeRefused = true
 			a.node.cfg.Log.Warn("a write is refused, because the elements of the file have no type", "area", a.id, "err", a.mu.ruleErr,
 				"todo", "set user.dsm.dtype of the file, or user.dsm.merge=last")
 		}

@@ -34,16 +34,16 @@ func (n *Node) Resume(ctx context.Context, alone bool) error {
 			failed = append(failed, left.Drop())
 			continue
 		}
-		cut := least
+		uncertain := least
 		if gen == 0 {
-			least, cut = now.Size, math.MaxInt64
+			least, uncertain = now.Size, math.MaxInt64
 		}
 		if left.Attached() && left.Newest() {
 			a, err := n.area(left.ID)
 			if err == nil {
 				a.step(func() {
 					a.inodeChangedLocked(now)
-					err = a.resumeAttachedLocked(left, least, cut)
+					err = a.resumeAttachedLocked(left, least, uncertain)
 				})
 			}
 			if err != nil {
@@ -66,8 +66,8 @@ func (n *Node) Resume(ctx context.Context, alone bool) error {
 
 // resumeAttachedLocked takes over an area whose working copy programs may have attached: it stays, and they go on to store to it. So what is not published is published like any other store,
 // to this node as the home, which has what the base copy has.
-func (a *Area) resumeAttachedLocked(left pages.Left, least, cut int64) error {
-	mem, sent, err := a.takeBothLocked(left, least, cut)
+func (a *Area) resumeAttachedLocked(left pages.Left, least, uncertain int64) error {
+	mem, sent, err := a.takeBothLocked(left, least, uncertain)
 	if err != nil {
 		return err
 	}

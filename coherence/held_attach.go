@@ -34,7 +34,7 @@ func (a *Area) heldFile(ctx context.Context, program int, write bool) (*pages.He
 		wants = d == nil && (a.wantsDraftLocked(program, write) || a.mu.mem.WantsFile())
 	})
 	if err == nil { // what programs see must stay, also if they only read
-		err = a.holds(ctx)
+		err = a.awaitAllHere(ctx)
 	}
 	if err != nil || !wants {
 		return nil, err

@@ -182,8 +182,8 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 	if sub := a.mu.home.subs[from]; sub != nil {
 		// Pages that the publisher had up to date need not be pushed to it: its own bytes
 		// are the result. It lacks those for which a push was due or under way.
-		if l := sub.lag(m.Extent); l != nil {
-			sub.lack(m.Extent, l.lacks.Or(l.sent).And(m.Pages))
+		if l := sub.lagLocked(m.Extent); l != nil {
+			sub.lackLocked(m.Extent, l.lacks.Or(l.sent).And(m.Pages))
 			ack.Complete = l.lacks.Empty() && len(l.pushes) == 0
 		}
 		ack.Upto = a.uptoLocked(sub)
@@ -192,7 +192,7 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
 		if id != from && !a.forwardLocked(id, s, &f) {
-			s.lack(m.Extent, m.Pages)
+			s.lackLocked(m.Extent, m.Pages)
 		}
 		a.pumpLocked(id, s)
 	}
@@ -203,7 +203,7 @@ func (a *Area) homePublishLocked(from dsm.NodeID, m *wire.Publish, payload []byt
 func (a *Area) ackAgainLocked(from dsm.NodeID, ack *wire.PublishAck, x *homeExtent, pages dsm.PageSet) {
 	ack.Version, ack.Data = x.version, x.data.Len()
 	if sub := a.mu.home.subs[from]; sub != nil {
-		sub.lack(ack.Extent, pages)
+		sub.lackLocked(ack.Extent, pages)
 	}
 	a.sendLocked(from, ack)
 	a.pumpLocked(from, a.mu.home.subs[from])
@@ -243,7 +243,7 @@ func (a *Area) subscribersLocked() []dsm.NodeID {
 }
 
 // homeViewChangedLocked forgets subscribers that have left. For the others it forgets what they lack in slots that
-// moved: they subscribe to these slots again, at the new home. This also holds if this node is the new home.
+// moved: they subscribe to these slots again, at the new home. So it does if this node is the new home.
 //
 // handovers sends the slots that went to other homes. Their home copies are freed by a later view, which says that
 // the new homes have them.
@@ -262,8 +262,8 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 			a.endBatchesLocked(s)
 		}
 		s.slots = s.slots.minus(&moved)
-		for _, e := range inSlots(a, s.extents, a.mu.home.below, &moved) {
-			s.forget(e)
+		for _, e := range inSlotsLocked(a, s.extents, a.mu.home.below, &moved) {
+			s.forgetLocked(e)
 		}
 	}
 	for id := range a.mu.home.untils {
@@ -272,7 +272,7 @@ func (a *Area) homeViewChangedLocked(old *dsm.View) {
 		}
 	}
 	changed := a.changedSlotsLocked(old)
-	for _, e := range inSlots(a, a.mu.home.extents, a.mu.home.below, &changed) {
+	for _, e := range inSlotsLocked(a, a.mu.home.extents, a.mu.home.below, &changed) {
 		if a.othersHaveLocked(old, a.slotLocked(e)) {
 			a.resignLocked(e)
 		}
@@ -311,9 +311,8 @@ func (a *Area) othersHaveLocked(old *dsm.View, s dsm.Slot) bool {
 	return row.Source != 0 && a.movedLocked(old, s) && !a.node.slotReady(s, row)
 }
 
-// leftLocked reports whether a publisher has left the cluster for good. From then on nothing of it is merged: the home forgets which of its
-// publishes it has merged, so one that was sent again at a handover would count twice. A node that was evicted may join again, and send
-// again what it had under way.
+// leftLocked reports whether a publisher has left the cluster for good. From then on nothing of it is merged: the home has forgotten which of its publishes
+// were merged, so one that arrives again after a handover would count twice. A node that was evicted may join again, and send again what it had under way.
 func (a *Area) leftLocked(n dsm.NodeID, _ dsm.Seq) bool {
 	return !a.mu.view.Knows(n)
 }
@@ -338,17 +337,17 @@ func (a *Area) resignLocked(e dsm.ExtentIndex) {
 }
 
 // homeGenChangedLocked follows a shrink or a change of rules. Replicas that know of it drop pushes that were sent
-// before. So all pushes under way count as lost. The area had extents up to end.
+// before. So all pushes under way count as dropped. The area had extents up to end.
 func (a *Area) homeGenChangedLocked(end dsm.ExtentIndex) {
-	first := dsm.ExtentIndex(a.mu.ino.Size / dsm.ExtentSize) // of those that have lost pages
+	first := dsm.ExtentIndex(a.mu.ino.Size / dsm.ExtentSize) // of those of which pages are past the end
 	for _, id := range a.subscribersLocked() {
 		s := a.mu.home.subs[id]
 		a.againLocked(s)
-		s.requeueAll()
+		s.requeueAllLocked()
 		for _, w := range s.acquires { // what they waited for may have been pushed, and refused
 			w.until, w.left = s.lastTurn, int(s.lacking)
 		}
-		for _, e := range keysFrom(s.extents, first, end) { // requeueAll looks only at extents with pushes under way
+		for _, e := range keysFrom(s.extents, first, end) { // requeueAllLocked looks only at extents with pushes under way
 			l, in := s.extents[e], a.withinLocked(e)
 			l.lacks, l.has, l.asked, l.fetched = l.lacks.And(in), l.has.And(in), l.asked.And(in), l.fetched.And(in)
 			s.settle(l)
@@ -369,13 +368,13 @@ func (a *Area) homeGenChangedLocked(end dsm.ExtentIndex) {
 	a.roundsGenChangedLocked()
 }
 
-// homeResetLocked follows a broken session: pushes under way may be lost.
+// homeResetLocked follows a broken session: pushes under way may not arrive.
 func (a *Area) homeResetLocked(peer dsm.NodeID) {
 	delete(a.mu.home.untils, peer) // it asks again
 	a.roundsResetLocked(peer)
 	if s := a.mu.home.subs[peer]; s != nil {
 		a.againLocked(s)
-		s.requeueAll()
+		s.requeueAllLocked()
 		a.pumpLocked(peer, s)
 	}
 }

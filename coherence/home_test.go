@@ -86,7 +86,7 @@ func TestPushThatCrossesAPublish(t *testing.T) {
 	want(t, home, 109)
 }
 
-func TestHeldUpdatesWaitForAcquire(t *testing.T) {
+func TestPausedUpdatesWaitForAcquire(t *testing.T) {
 	s, home, replica := pair(t, dsm.ApplyAuto)
 	put(t, home, 100)
 	publish(home)
@@ -161,7 +161,7 @@ func TestGarbageChangesNothing(t *testing.T) {
 			t.Errorf("%T %+v was accepted", b.msg, b.msg)
 		}
 	}
-	// Extents past the end are no crime: they may have been cut off meanwhile.
+	// Extents past the end are no crime: they may have been truncated meanwhile.
 	for _, m := range []any{&wire.Publish{Stamp: st, Extent: 4e9, Seq: 1, Pages: dsm.AllPages}, &wire.Fetch{Stamp: st, Extent: 4e9, Pages: dsm.AllPages}} {
 		if err := home.node.Handle(replica.id, m, nil); err != nil {
 			t.Errorf("%T: %v", m, err)

@@ -149,16 +149,16 @@ func TestPushBesideOutdatedPages(t *testing.T) {
 	}
 }
 
-// TestReadsThatWaitForNewsHoldUpNoAcks: while a call waits until the kernel has been told everything homes have to wait, unless a READ waits for what they
+// TestReadsThatWaitForNewsDelayNoAcks: while a call waits until the kernel has been told everything homes have to wait, unless a READ waits for what they
 // send: the notices may wait for that READ.
-func TestReadsThatWaitForNewsHoldUpNoAcks(t *testing.T) {
+func TestReadsThatWaitForNewsDelayNoAcks(t *testing.T) {
 	_, home, n := pair(t, dsm.ApplyArrival)
 	r := &n.area.mu.replica
 	r.draining++
 	for freshening, lags := range map[int]bool{0: true, 1: false} {
 		r.freshening = freshening
 		if got := n.area.kernelLagsLocked(home.id); got != lags {
-			t.Errorf("%d READs wait: acks are held back: %v", freshening, got)
+			t.Errorf("%d READs wait: acks are withheld: %v", freshening, got)
 		}
 	}
 	r.draining, r.freshening = 0, 0
@@ -170,8 +170,8 @@ func TestReleaseAnswersAnAcquire(t *testing.T) {
 	a, set := home.area, dsm.Range(3, 4)
 	a.step(func() {
 		sub := a.mu.home.subs[n.id]
-		sub.lag(0).has = set
-		sub.lack(0, set)
+		sub.lagLocked(0).has = set
+		sub.lackLocked(0, set)
 		sub.acquires = append(sub.acquires, &acquireWait{round: 77, until: sub.lastTurn, left: int(sub.lacking)})
 		a.homeReleaseLocked(n.id, &wire.Release{Stamp: a.stampLocked(), Extent: 0, Pages: set})
 	})

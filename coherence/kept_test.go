@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"math"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -76,6 +77,55 @@ func TestResultKeptOut(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestStoredByOneWhoIsNotInTheRound: a program that stores does not name the file in its round, and one that only reads, on the same node, does. What the
+// first has stored is in the round, once. The second gets no result before the first syncs: each call ends with its time, and says why; then it has the result.
+func TestStoredByOneWhoIsNotInTheRound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newHomed(t, 2, sums(1, dsm.ApplySync))
+		home, n := s.nodes[0], s.nodes[1]
+		home.open(true)
+		n.open(true)
+		s.calm()
+		put(t, home, 5)
+		put(t, n, 3)
+		for _, n := range s.nodes {
+			n.joinRound() // on n by the program that only reads
+		}
+		s.calm()
+		list := []dsm.NodeID{1, 2}
+		home.endRound(list, nil)
+		finish := func(want errs.Kind) {
+			t.Helper()
+			var got error
+			n.ask("finish", func(ctx context.Context) error {
+				ctx, cancel := context.WithTimeout(ctx, time.Hour)
+				defer cancel()
+				got = n.area.FinishRound(ctx, firstRound, list, 1, false)
+				return nil
+			}, nil)
+			s.calm("finish")
+			s.pass(2 * time.Hour)
+			if errs.KindOf(got) != want || got != nil && !strings.Contains(got.Error(), "the program of this node that has the file open for writing") {
+				t.Errorf("the round ends with %v", got)
+			}
+		}
+		for range 2 {
+			finish(errs.Timeout)
+			want(t, home, 8)
+			want(t, n, 3)
+		}
+		n.sync(n.writer)
+		s.calm()
+		finish(errs.KindOf(nil))
+		for range 2 {
+			want(t, home, 8)
+			want(t, n, 8)
+			publish(n)
+			s.calm()
+		}
+	})
 }
 
 // TestResultKeptOutAndReset: a session with a home breaks while the kernel is told of the round, which the home has ended and this node keeps out. The call

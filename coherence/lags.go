@@ -41,8 +41,8 @@ func (a *Area) lookAtBackupsLocked() {
 // lagging is that the catalog is being told that a backup does not follow.
 type lagging struct{ again bool }
 
-// lags tells the catalog of slots of which a backup does not follow: all of which outputs wait for it, if it is silent, and in any case those in which it was
-// in sync with a former home.
+// lags tells the catalog that a backup does not follow. In any case this is about the slots in which it was in sync with a former home. If the backup is
+// silent, it is also about all slots whose outputs wait for it.
 func (f *fills) lags(to dsm.NodeID, silent bool) {
 	f.mu.Lock()
 	t := f.mu.lagging[to]

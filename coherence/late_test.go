@@ -14,7 +14,7 @@ import (
 // while its kernel is behind, so a publish of another node is not followed by a
 // push to it in the same step, and its base must not follow the home copy.
 func TestHomeWithLateAcksKeepsItsBase(t *testing.T) {
-	const extents = heldLimit/dsm.ExtentSize + 4
+	const extents = untakenLimit/dsm.ExtentSize + 4
 	s, home, replica := pairOf(t, sums(extents, dsm.ApplyArrival))
 	for p := range dsm.PageIndex(extents * dsm.ExtentPages) {
 		home.kernel.fault(p)
@@ -57,7 +57,7 @@ func TestHomeWithLateAcksKeepsItsBase(t *testing.T) {
 }
 
 // TestDeclinedPushIsNotRepeated: the home of one extent becomes the home of another as
-// well and opens the area for writing. Its Subscribe that says that it holds is parked until the
+// well and opens the area for writing. Its Subscribe that says what it has is parked until the
 // handover is over; its own pushes to itself are declined before.
 func TestDeclinedPushIsNotRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestStoreToAPageReadPastTheEnd(t *testing.T) {
 	}
 }
 
-// TestRefusedStoreToAPageThatIsNotHere: of more pages than are kept the kernel has not heard that they were cut off. A store that cannot be
+// TestRefusedStoreToAPageThatIsNotHere: of more pages than are kept the kernel has not heard that they were truncated. A store that cannot be
 // told from what was there is refused when the kernel writes it back, also where its page has to come first: later is too late.
 func TestRefusedStoreToAPageThatIsNotHere(t *testing.T) {
 	const extents = 66 // what is kept, and two more

@@ -16,7 +16,7 @@ const linkWindow = 16 << 20
 const linkTurn = dsm.ExtentSize
 
 // links are the ways to the other nodes. Pushes and publishes take credit of a link before they are
-// sent. The credit comes back when they are answered, or lost with their session. Other messages
+// sent. The credit comes back when they are answered, or dropped with their session. Other messages
 // are small and need no credit. An area that gets no credit remembers what it has to send as sets
 // of pages, and is called when there is credit again, one area after the other.
 type links struct {

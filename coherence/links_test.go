@@ -59,6 +59,7 @@ func (s *slowPair) HandoverFailed(context.Context, []dsm.Slot, []dsm.Slot, dsm.E
 func (s *slowPair) BackupInSync(context.Context, dsm.NodeID, []dsm.Slot, dsm.Epoch) error { return nil }
 func (s *slowPair) BackupLags(context.Context, dsm.NodeID, []dsm.Slot, dsm.Epoch) error   { return nil }
 func (s *slowPair) MayServe() bool                                                        { return true }
+func (s *slowPair) Promised() int64                                                       { return 0 }
 func (s *slowPair) OwnArea(context.Context, dsm.AreaID, dsm.NodeID) error                 { return nil }
 
 func (s *slowPair) MoveArea(context.Context, dsm.AreaID, dsm.NodeID, uint8, dsm.Epoch) error {

@@ -31,8 +31,8 @@ func TestPublishesBehindARefusedOne(t *testing.T) {
 	want(t, home, 7)
 }
 
-// TestPublishOfAnExtentCutOff: what an fsync waits for is cut off, and the area grows again, while other extents are under way.
-func TestPublishOfAnExtentCutOff(t *testing.T) {
+// TestPublishOfATruncatedExtent: what an fsync waits for is truncated, and the area grows again, while other extents are under way.
+func TestPublishOfATruncatedExtent(t *testing.T) {
 	s, _, replica := pairOf(t, sums(2, dsm.ApplyArrival))
 	a := replica.area
 	storeAll(t, replica, 2)
@@ -86,16 +86,16 @@ func TestAcquiredBeforeNewRules(t *testing.T) {
 	want(t, replica, 5)
 }
 
-// TestAcquireAfterACutFetch: of an extent that is cut off a page was fetched and has not come, and another is held back. The home has
+// TestAcquireAfterATruncatedFetch: of an extent that is truncated a page was fetched and has not come, and another is withheld. The home has
 // nothing more to send of it, and answers.
-func TestAcquireAfterACutFetch(t *testing.T) {
+func TestAcquireAfterATruncatedFetch(t *testing.T) {
 	s, home, replica := pairOf(t, onDemand(sums(2, dsm.ApplyAuto)))
-	const held, fetched = dsm.ExtentPages + 1, dsm.ExtentPages
+	const withheld, fetched = dsm.ExtentPages + 1, dsm.ExtentPages
 	for _, n := range s.nodes {
-		n.kernel.fault(held)
+		n.kernel.fault(withheld)
 		s.drain()
 	}
-	if err := home.area.WriteAt(context.Background(), []byte{1, 0, 0, 0}, held*dsm.PageSize); err != nil {
+	if err := home.area.WriteAt(context.Background(), []byte{1, 0, 0, 0}, withheld*dsm.PageSize); err != nil {
 		t.Fatal(err)
 	}
 	publish(home)
@@ -207,7 +207,7 @@ func TestPublishWithAStoreThatWaits(t *testing.T) {
 	}
 }
 
-// TestFetchAgainBeforeALateAck: a page came, left and was asked for again before the ack of the first answer, which was held back. The
+// TestFetchAgainBeforeALateAck: a page came, left and was asked for again before the ack of the first answer, which was withheld. The
 // second answer is refused, as it was made before new rules; the home sends it again all the same.
 func TestFetchAgainBeforeALateAck(t *testing.T) {
 	s, home, replica := pairOf(t, onDemand(sums(1, dsm.ApplySync)))

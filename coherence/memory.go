@@ -69,11 +69,11 @@ func (a *Area) resizeMemoryLocked(size int64) error {
 		if err := a.node.resize(d.mem, size); size > a.mu.ino.Size && err != nil {
 			return err
 		} else if err != nil {
-			a.node.cfg.Log.Error("cut a draft", "area", a.id, "size", size, "err", err)
+			a.node.cfg.Log.Error("shrink a draft", "area", a.id, "size", size, "err", err)
 		}
 	}
 	if size < a.mu.ino.Size {
-		a.mu.cached.BeforeCut(size)
+		a.mu.cached.BeforeShrink(size)
 	}
 	if err := a.node.resize(a.mu.mem, size); err != nil {
 		return err

@@ -116,13 +116,13 @@ func (a *Area) fromSelfLocked(msg any, payload [][]byte) {
 // is called while it is at work, and both see the same order as two nodes would.
 func (a *Area) sendLocked(to dsm.NodeID, msg any, payload ...[]byte) {
 	m := message{peer: to, msg: msg, payload: payload}
-	if self, holds := a.isSelf(to), a.holdsBackLocked(); (self || holds) && fromHome(msg) {
+	if self, withholds := a.isSelf(to), a.withholdsLocked(); (self || withholds) && fromHome(msg) {
 		switch {
-		case !holds:
+		case !withholds:
 			a.fromSelfLocked(msg, payload)
 			return
 		case !a.passesLocked(to, msg):
-			a.holdBackLocked(to, msg, payload)
+			a.withholdLocked(to, msg, payload)
 			return
 		}
 		m = a.aheadLocked(m)
@@ -143,7 +143,7 @@ func fromHome(msg any) bool {
 // sendSharedLocked sends a message with a payload from the pool. It takes over the caller's reference.
 func (a *Area) sendSharedLocked(to dsm.NodeID, msg any, payload *wire.Shared) {
 	m := message{peer: to, msg: msg, shared: payload}
-	if a.holdsBackLocked() && fromHome(msg) {
+	if a.withholdsLocked() && fromHome(msg) {
 		if !a.passesLocked(to, msg) {
 			a.outputLocked(m)
 			return

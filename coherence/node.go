@@ -78,7 +78,7 @@ type Node struct {
 	}
 	handovers handovers
 	links     links
-	copyLinks links // for what backups are told: pushes that hold credit wait for their acks
+	copyLinks links // for what backups are told: pushes that have taken credit wait for their acks
 	fillLinks links // likewise, while they are being filled
 	fills     fills
 	scrub     scrub
@@ -182,7 +182,7 @@ func (n *Node) AreaChanged(_, now dsm.Inode) {
 	}
 }
 
-// AreaRemoved says that the area is gone: it has no name, and no node holds it.
+// AreaRemoved says that the area is gone: it has no name, and no node claims it.
 func (n *Node) AreaRemoved(ino dsm.Ino) {
 	n.mu.Lock()
 	a := n.mu.areas[dsm.AreaID(ino)]
@@ -197,7 +197,7 @@ func (n *Node) AreaRemoved(ino dsm.Ino) {
 	}
 }
 
-// ViewChanged says that there are new members or homes. Every area would notice the new view at its
+// ViewChanged says that there are new members or homes. Every area would see the new view at its
 // next step; this makes it happen now.
 func (n *Node) ViewChanged(v *dsm.View) {
 	go func() {
@@ -218,14 +218,14 @@ func (n *Node) Reset() {
 			continue
 		}
 		if gen != 0 {
-			a.step(func() { a.cutMeanwhileLocked(now, least, gen) })
+			a.step(func() { a.shrinkMeanwhileLocked(now, least, gen) })
 		}
 		n.AreaChanged(now, now)
 	}
 	n.ViewChanged(n.cfg.View.Current())
 }
 
-// SessionReset says that messages to or from peer may have been lost.
+// SessionReset says that messages to or from peer may have been dropped.
 func (n *Node) SessionReset(peer dsm.NodeID) {
 	for _, a := range n.all() {
 		a.step(func() { a.sessionResetLocked(peer) })

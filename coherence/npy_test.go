@@ -21,15 +21,15 @@ func TestNpyLayout(t *testing.T) {
 		size int64
 		want dsm.Layout
 	}{
-		"float":         {head("<f4", 128), 140, at128(dsm.DTypeF32)},
-		"byte":          {head("|u1", 128), 131, at128(dsm.DTypeU8)},
-		"complex":       {head("<c8", 128), 152, dsm.Layout{DType: dsm.DTypeF32, DataOffset: 128, Complex: true}},
-		"long complex":  {head("<c16", 128), 176, dsm.Layout{DType: dsm.DTypeF64, DataOffset: 128, Complex: true}},
-		"longer":        {head("<c32", 128), 224, dsm.Layout{}},
-		"big endian":    {head(">c8", 128), 152, dsm.Layout{}},
-		"text":          {head("|S3", 128), 137, dsm.Layout{}},
-		"not aligned":   {head("<c16", 124), 172, dsm.Layout{}},
-		"header is cut": {head("<c8", 128), 127, dsm.Layout{}},
+		"float":             {head("<f4", 128), 140, at128(dsm.DTypeF32)},
+		"byte":              {head("|u1", 128), 131, at128(dsm.DTypeU8)},
+		"complex":           {head("<c8", 128), 152, dsm.Layout{DType: dsm.DTypeF32, DataOffset: 128, Complex: true}},
+		"long complex":      {head("<c16", 128), 176, dsm.Layout{DType: dsm.DTypeF64, DataOffset: 128, Complex: true}},
+		"longer":            {head("<c32", 128), 224, dsm.Layout{}},
+		"big endian":        {head(">c8", 128), 152, dsm.Layout{}},
+		"text":              {head("|S3", 128), 137, dsm.Layout{}},
+		"not aligned":       {head("<c16", 124), 172, dsm.Layout{}},
+		"header ends early": {head("<c8", 128), 127, dsm.Layout{}},
 	} {
 		got, ok := npyLayout(c.head, c.size)
 		if got != c.want || ok != (c.want != dsm.Layout{}) || got.Check() != nil {

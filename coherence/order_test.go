@@ -100,7 +100,7 @@ func TestSubscribeDoesNotOvertakeAnUnsubscribe(t *testing.T) {
 }
 
 // TestUnsubscribeIsRepeated: the home goes on pushing to a node whose
-// Unsubscribe was lost with its session, until that node says so again.
+// Unsubscribe was dropped with its session, until that node says so again.
 func TestUnsubscribeIsRepeated(t *testing.T) {
 	s, home, replica := pair(t, dsm.ApplyArrival)
 	replica.leaveAll()

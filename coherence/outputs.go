@@ -13,13 +13,13 @@ import (
 // via Asynchronous Virtual Machine Replication", NSDI 2008.) It waits on the way to the home's own node, too.
 //
 // What is for a backup need not wait for that backup's own ack, only for those of the others: it goes behind the change, on the same link, so the backup has the
-// change when it takes it. It looks whether it has (aheadOfStandbyLocked), for it may have refused the change, or that may be lost with a session. Versions of versioned
-// areas wait for all.
+// change when it takes it. It looks whether it has (aheadOfStandbyLocked), for it may have refused the change, or that may have been dropped with a session.
+// Versions of versioned areas wait for all.
 //
-// When a home dies, its backups in sync may differ: by what it had told one and not yet the other, so by nothing that anybody has seen. The one that takes
-// over is mute until the catalog says that the others cannot take over any more (dsm.Backup.Former): what it says may be what they lack. Should it turn out to
-// be dead, too, another one takes over, and nothing is undone. That one may have publishes that the mute one lacked, and lack some that it had: who sent them has no
-// ack, and sends them again.
+// When a home dies, its backups in sync may differ by what it had told one and not yet the other. Nobody has seen any of that. The one that takes
+// over is mute until the catalog says that the others cannot take over any more (dsm.Backup.Former): what it says may be what they lack. If it dies, too,
+// another backup takes over, and nothing is undone. The other may have publishes that the mute one lacked, and lack some that the mute one had. No publish of
+// these was acked, so who has sent it sends it again.
 
 // output is a message of the home that waits.
 type output struct {
@@ -27,13 +27,13 @@ type output struct {
 	index uint64 // of the last change before it
 }
 
-// holdsBackLocked reports whether messages of the home wait now.
-func (a *Area) holdsBackLocked() bool {
+// withholdsLocked reports whether messages of the home wait now.
+func (a *Area) withholdsLocked() bool {
 	return a.mu.mute || a.mu.copies != nil && (len(a.mu.copies.outputs) > 0 || a.mu.copies.needed(0) > 0)
 }
 
-// holdBackLocked keeps a message of the home. Its payload may change afterwards.
-func (a *Area) holdBackLocked(to dsm.NodeID, msg any, payload [][]byte) {
+// withholdLocked keeps a message of the home. Its payload may change afterwards.
+func (a *Area) withholdLocked(to dsm.NodeID, msg any, payload [][]byte) {
 	m := message{peer: to, msg: msg}
 	if len(payload) > 0 {
 		m.payload = [][]byte{bytes.Join(payload, nil)}
@@ -156,7 +156,7 @@ func (a *Area) aheadNoMoreLocked(from dsm.NodeID, slots map[dsm.Slot]bool) {
 	a.unparkLocked()
 }
 
-// dropOutputsLocked drops messages as if they had been lost on their way.
+// dropOutputsLocked drops messages as if they had not arrived.
 func (a *Area) dropOutputsLocked(which func(m *message) bool) {
 	c := a.mu.copies
 	if c == nil {
@@ -171,21 +171,21 @@ func (a *Area) dropOutputsLocked(which func(m *message) bool) {
 	})
 }
 
-// dropLostOutputsLocked drops what this node would say as the home of slots that it has lost to a backup: whoever it is for asks the backup,
+// dropTakenOverOutputsLocked drops what this node would say as the home of slots that a backup has taken over: whoever it is for asks the backup,
 // as it has the same view. So it does if the message is about the whole area.
-func (a *Area) dropLostOutputsLocked(old *dsm.View) {
+func (a *Area) dropTakenOverOutputsLocked(old *dsm.View) {
 	self := a.node.cfg.Self
 	was, _ := old.Member(self)
 	if is, ok := a.mu.view.Member(self); !ok || is.Gone != was.Gone || is.Inc != was.Inc {
 		a.dropOutputsLocked(func(m *message) bool { return m.peer != self }) // sessions have ended; that with itself goes on
 	}
-	lost := func(e dsm.ExtentIndex) bool {
+	takenOver := func(e dsm.ExtentIndex) bool {
 		was, is := old.Row(a.slotLocked(e)), a.rowLocked(e)
 		return was != nil && was.Primary == self && is.Primary != self && is.Source != self
 	}
 	any := false
 	for e := range dsm.ExtentIndex(a.coveringLocked()) {
-		any = any || lost(e)
+		any = any || takenOver(e)
 	}
 	if !any {
 		return
@@ -193,11 +193,11 @@ func (a *Area) dropLostOutputsLocked(old *dsm.View) {
 	a.dropOutputsLocked(func(m *message) bool {
 		switch m := m.msg.(type) {
 		case *wire.Push:
-			return lost(m.Extent)
+			return takenOver(m.Extent)
 		case *wire.PublishAck:
-			return lost(m.Extent)
+			return takenOver(m.Extent)
 		case *wire.Staged:
-			return lost(m.Extent)
+			return takenOver(m.Extent)
 		case *wire.Missing:
 			return false
 		}

@@ -89,16 +89,16 @@ func TestBackupThatIsFilledHearsAtOnce(t *testing.T) {
 	want(t, home, 5)
 }
 
-// loseChanges drops the publishes that a home passes on to a backup, but not what follows.
-func (s *sim) loseChanges(k link) {
+// dropChanges drops the publishes that a home passes on to a backup, but not what follows.
+func (s *sim) dropChanges(k link) {
 	s.net[k] = slices.DeleteFunc(s.net[k], func(f frame) bool {
-		_, lost := f.msg.(*wire.Replicate)
-		return lost
+		_, dropped := f.msg.(*wire.Replicate)
+		return dropped
 	})
 }
 
-// TestBackupTakesNothingAheadOfItsStandby: a change is lost with a session, and what the home has said behind it is not, as the home has not heard yet. Nobody
-// sees it before the backup has the change.
+// TestBackupTakesNothingAheadOfItsStandby: a change is dropped with a session, and what the home has said behind it is not, as the home has not heard yet.
+// Nobody sees it before the backup has the change.
 func TestBackupTakesNothingAheadOfItsStandby(t *testing.T) {
 	for _, whose := range []string{"another node", "the backup"} {
 		t.Run(whose, func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestBackupTakesNothingAheadOfItsStandby(t *testing.T) {
 			put(t, by, 5)
 			publish(by)
 			s.deliverAll(k)
-			s.loseChanges(link{0, 1})
+			s.dropChanges(link{0, 1})
 			s.deliverAll(link{0, 1})
 			if by == backup {
 				if x := backup.area.extentLocked(0); !x.publishing() {
@@ -128,8 +128,8 @@ func TestBackupTakesNothingAheadOfItsStandby(t *testing.T) {
 	}
 }
 
-// TestRefusedChangeHoldsUpWhatFollows: a backup refuses a change that was made by older rules. What the home has said behind it waits until the backup has all of the extent.
-func TestRefusedChangeHoldsUpWhatFollows(t *testing.T) {
+// TestRefusedChangeDelaysWhatFollows: a backup refuses a change that was made by older rules. What the home has said behind it waits until the backup has all of the extent.
+func TestRefusedChangeDelaysWhatFollows(t *testing.T) {
 	s, home, backup, _ := backed(t)
 	put(t, backup, 5)
 	publish(backup)
@@ -151,7 +151,7 @@ func TestRefillEndsWhatWasAhead(t *testing.T) {
 	put(t, replica, 5)
 	publish(replica)
 	s.deliverAll(link{2, 0})
-	s.loseChanges(link{0, 1})
+	s.dropChanges(link{0, 1})
 	s.deliverAll(link{0, 1})
 	want(t, backup, 0)
 	s.changeView(func(v *dsm.View) {

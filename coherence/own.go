@@ -339,7 +339,7 @@ func (a *Area) takenLocked(from dsm.NodeID, m *wire.Taken) {
 	a.mu.wake = true
 }
 
-// takesResetLocked follows a broken session: a Take, or its answer, may be lost.
+// takesResetLocked follows a broken session: a Take, or its answer, may not arrive.
 func (a *Area) takesResetLocked(peer dsm.NodeID) {
 	for _, round := range slices.Sorted(maps.Keys(a.mu.owning.takes)) {
 		if t := a.mu.owning.takes[round]; t.owner == peer && !t.over {

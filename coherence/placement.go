@@ -39,8 +39,8 @@ func (a *Area) hasSlotLocked(s dsm.Slot) bool { return int(s) < dsm.Slots || s =
 // coveringLocked returns how many of the first extents of the area have all its slots.
 func (a *Area) coveringLocked() int { return a.mu.ino.Spec.CoveringExtents(a.mu.ino.Size) }
 
-// placedLocked follows a view in which the area has a slot of its own, or 0. What the replica knows of the extents in it
-// that have no state is what it knew when they shared one.
+// placedLocked follows a view that gives the area a slot of its own; own is 0 if it has none. An extent without a state of its own takes over what the replica
+// knew of the shared slot in which the extent was before.
 func (a *Area) placedLocked(own dsm.Slot) {
 	first := own != 0 && a.mu.own == 0
 	a.mu.own = own

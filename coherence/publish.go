@@ -249,7 +249,8 @@ func (a *Area) startPublicationLocked(pub *publication) {
 	if pub.pages.Empty() {
 		pub.data.Release()
 		x.acked = pub.number
-		a.mu.wake, a.mu.cleaner = true, r.demand
+		clean := pub.compared.Minus(x.dirty) // but for those with elements that must not be published
+		a.mu.wake, a.mu.cleaner = true, a.mu.cleaner || r.demand && !clean.Empty()
 		return
 	}
 	r.seq++
@@ -444,12 +445,11 @@ func (a *Area) publishAheadLocked() {
 }
 
 // publishGoal says when the publish that a caller waits for is complete: when the publications of each
-// extent up to its number are acked. It has replicaExtents, not indices: if an extent is cut off and the
-// area grows again, the new extent is another one.
+// extent up to its number are acked. It has replicaExtents, not indices: if an extent is truncated and the area grows again, the new extent is another one.
 type publishGoal map[*replicaExtent]uint64
 
-// cutOff ends all waits for publications of an extent that has been cut off the area.
-func (x *replicaExtent) cutOff() { x.acked = math.MaxUint64 }
+// truncated ends all waits for publications of an extent that has been truncated.
+func (x *replicaExtent) truncated() { x.acked = math.MaxUint64 }
 
 // requestPublishLocked queues all dirty extents to be published, starts publications, and returns the goal; nil if
 // there is nothing to wait for.

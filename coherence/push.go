@@ -16,7 +16,7 @@ const pushWindow = 4 << 20
 func (a *Area) homeSubscribeLocked(from dsm.NodeID, m *wire.Subscribe) {
 	s := a.mu.home.subs[from]
 	if s == nil || s.partial != m.Partial { // another kind of replica knows nothing of what the last one had
-		s.end()
+		s.endLocked()
 		s = newSubscriber(a, from)
 		a.mu.home.subs[from] = s
 	}
@@ -31,17 +31,17 @@ func (a *Area) homeSubscribeLocked(from dsm.NodeID, m *wire.Subscribe) {
 			continue
 		}
 		lacks := a.mu.home.extents[x.Extent].newer(x.Version)
-		l := s.make(x.Extent)
+		l := s.makeLocked(x.Extent)
 		l.group = m.Group
 		l.has, l.asked, l.fetched = x.Has, dsm.PageSet{}, dsm.PageSet{}
-		s.requeue(x.Extent) // it subscribed before, and what it has not acked may be lost
+		s.requeueLocked(x.Extent) // it subscribed before, and what it has not acked may not have arrived
 		lacks = lacks.Or(l.lacks)
 		if s.partial {
 			lacks = lacks.And(l.has)
 			l.lacks = lacks
 			s.settle(l)
 		}
-		s.lack(x.Extent, lacks)
+		s.lackLocked(x.Extent, lacks)
 		r.Full = append(r.Full, x.Extent)
 		if !lacks.Empty() {
 			r.Lacks = append(r.Lacks, wire.ExtentPages{Extent: x.Extent, Pages: lacks})
@@ -61,22 +61,22 @@ func (a *Area) homeSubscribeLocked(from dsm.NodeID, m *wire.Subscribe) {
 	a.pumpLocked(from, s)
 }
 
-// subscribeSlotsLocked starts the stream of those extents in the slots that the subscriber has nothing of: all but those
-// that it has named in the group. It returns what it lacks of them.
+// subscribeSlotsLocked begins to send the subscriber the extents in the slots of which it has nothing. It has named the others in its messages of the same
+// group. subscribeSlotsLocked returns the pages that it lacks.
 func (a *Area) subscribeSlotsLocked(s *subscriber, list []dsm.Slot, group uint64) (lacks []wire.ExtentPages) {
 	in := a.slotSetLocked(slices.Values(list))
 	for _, slot := range list {
 		s.slots.put(slotIndex(slot), true)
 	}
-	for _, e := range inSlots(a, s.extents, a.mu.home.below, &in) {
+	for _, e := range inSlotsLocked(a, s.extents, a.mu.home.below, &in) {
 		if s.extents[e].group != group {
-			s.forget(e)
+			s.forgetLocked(e)
 		}
 	}
 	if s.partial {
-		return nil // it holds nothing of them
+		return nil // it has nothing of them
 	}
-	has := inSlots(a, a.mu.home.extents, a.mu.home.below, &in)
+	has := inSlotsLocked(a, a.mu.home.extents, a.mu.home.below, &in)
 	if a.isSelf(s.id) {
 		a.mu.handled += uint16(min(len(has), publishBatch))
 	}
@@ -86,7 +86,7 @@ func (a *Area) subscribeSlotsLocked(s *subscriber, list []dsm.Slot, group uint64
 			continue
 		}
 		if all := a.mu.home.extents[e].newer(0); !all.Empty() {
-			s.lack(e, all)
+			s.lackLocked(e, all)
 			lacks = append(lacks, wire.ExtentPages{Extent: e, Pages: all})
 		}
 	}
@@ -108,7 +108,7 @@ func (a *Area) homeUnsubscribeLocked(from dsm.NodeID) {
 
 // forgetSubscriberLocked ends the subscription of a node, if it has one.
 func (a *Area) forgetSubscriberLocked(id dsm.NodeID) {
-	a.mu.home.subs[id].end()
+	a.mu.home.subs[id].endLocked()
 	delete(a.mu.home.subs, id)
 	a.endPushCopiesLocked()
 }
@@ -132,8 +132,8 @@ func (a *Area) homeAcquireLocked(from dsm.NodeID, m *wire.Acquire) {
 
 // homeFetchLocked pushes pages that a program waits for, even if the window is full or the subscriber wants pushes on request only.
 func (a *Area) homeFetchLocked(from dsm.NodeID, m *wire.Fetch) {
-	if s := a.mu.home.subs[from]; s != nil && !a.versionedLocked() && s.lag(m.Extent) != nil {
-		l := s.lag(m.Extent)
+	if s := a.mu.home.subs[from]; s != nil && !a.versionedLocked() && s.lagLocked(m.Extent) != nil {
+		l := s.lagLocked(m.Extent)
 		l.has, l.asked = l.has.Or(m.Pages), l.asked.Or(m.Pages)
 		for i := range l.pushes { // acks of earlier pushes do not answer this Fetch
 			l.pushes[i].answer = l.pushes[i].answer.Minus(m.Pages)
@@ -147,10 +147,10 @@ func (a *Area) homeFetchLocked(from dsm.NodeID, m *wire.Fetch) {
 // that are under way to it.
 func (a *Area) homeReleaseLocked(from dsm.NodeID, m *wire.Release) {
 	s := a.mu.home.subs[from]
-	if s == nil || s.lag(m.Extent) == nil {
+	if s == nil || s.lagLocked(m.Extent) == nil {
 		return
 	}
-	l := s.lag(m.Extent)
+	l := s.lagLocked(m.Extent)
 	l.has, l.asked, l.fetched = l.has.Minus(m.Pages), l.asked.Minus(m.Pages), l.fetched.Minus(m.Pages)
 	l.lacks, l.sent = l.lacks.Minus(m.Pages), l.sent.Minus(m.Pages)
 	s.settle(l)
@@ -168,7 +168,7 @@ func (a *Area) homePushAckLocked(from dsm.NodeID, m *wire.PushAck) {
 			// Pushing again before that arrives would be declined each time.
 			s.onRequest = true
 		}
-		s.acked(m.Extent, m.ID, m.Declined)
+		s.ackedLocked(m.Extent, m.ID, m.Declined)
 		a.pumpLocked(from, s)
 	}
 }
@@ -262,10 +262,10 @@ type forwarding struct {
 
 // forwardLocked pushes a publish that was just merged as it came, if that is less than the pages that it
 // changed. The subscriber must have exactly what the home had before: it lacks nothing of the
-// extent, and nothing of it is under way. If the push is lost, the subscriber lacks these pages.
+// extent, and nothing of it is under way. If the push is dropped, the subscriber lacks these pages.
 func (a *Area) forwardLocked(to dsm.NodeID, s *subscriber, f *forwarding) bool {
 	m := f.publish
-	l := s.lag(m.Extent)
+	l := s.lagLocked(m.Extent)
 	switch {
 	case s.onRequest || l == nil || s.inFlight >= pushWindow:
 		return false

@@ -51,8 +51,8 @@ func (r *readahead) next(off int64, n, window int) (first dsm.PageIndex, stride 
 	if ahead := (s.front - end) * sign(s.stride); ahead <= 0 { // the program has overtaken the readahead
 		s.front = end + s.stride
 	}
-	// What is under way already counts. Otherwise a program that waits for each message would ask
-	// for as much as that one brought, and messages would stay as small as the first.
+	// Pages that are on their way already count. Else a program that waits for each message would always ask for as much as the last one brought, and the messages
+	// would never grow.
 	under := int((s.front-end)/s.stride) - 1
 	if under > s.size*3/4 {
 		return 0, 1, 0

@@ -217,7 +217,7 @@ func (a *Area) receiveLocked(from dsm.NodeID, msg any, payload [][]byte) error {
 	}
 	switch msg.(type) {
 	case *wire.Acquire, *wire.Inquire, *wire.Survey, *wire.Finish: // they ask for all of the area
-		if a.lostInAreaLocked() {
+		if a.sourceDiedInAreaLocked() {
 			return nil
 		}
 	}
@@ -344,7 +344,7 @@ const (
 // serveLocked says whether this node answers for the extent.
 func (a *Area) serveLocked(epoch dsm.Epoch, e dsm.ExtentIndex) verdict {
 	if int(e) >= a.extentsLocked() {
-		return drop // cut off, or never there
+		return drop // truncated, or never there
 	}
 	return a.serveSlotLocked(epoch, a.slotLocked(e))
 }
@@ -356,7 +356,7 @@ func (a *Area) serveSlotLocked(epoch dsm.Epoch, s dsm.Slot) verdict {
 	}
 	row := a.mu.view.Row(s)
 	switch {
-	case !a.isSelf(row.Primary) || epoch < row.Epoch || a.lostLocked(s):
+	case !a.isSelf(row.Primary) || epoch < row.Epoch || a.sourceDiedLocked(s):
 		return drop
 	case !a.node.slotReady(s, row) || a.dueLocked():
 		return park
@@ -449,7 +449,7 @@ func (a *Area) parkedFromLocked(from dsm.NodeID, msg any) bool {
 	return fromHome(msg) && slices.ContainsFunc(a.mu.parked, func(m message) bool { return m.peer == from && fromHome(m.msg) })
 }
 
-// dropWaitingLocked drops what waits of a peer when a session with it has broken, as if it had been lost with the session: the peer hears of
+// dropWaitingLocked drops what waits of a peer when a session with it has broken, as if it had not arrived: the peer hears of
 // that, too, and sends again what it needs an answer to.
 func (a *Area) dropWaitingLocked(peer dsm.NodeID) {
 	of := func(m message) bool {

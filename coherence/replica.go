@@ -68,7 +68,7 @@ type replica struct {
 
 	dense     bool // the last comparison found nearly all pages changed: see denseSample
 	lastStore time.Time
-	lateAcks  []message // PushAcks held back until the kernel has taken more notices
+	lateAcks  []message // PushAcks withheld until the kernel has taken more notices
 }
 
 // replicaExtent is the replica's side of an extent.
@@ -139,8 +139,8 @@ func (a *Area) defersLocked() bool {
 	return a.mu.ino.Spec.AppliesInSync() && a.mu.replica.writers > a.mu.replica.released
 }
 
-// holdsUpdatesLocked reports whether updates must stay out of memory now: defersLocked, and no program that stores is in a sync call.
-func (a *Area) holdsUpdatesLocked() bool { return a.defersLocked() && a.mu.replica.syncing == 0 }
+// pausesUpdatesLocked reports whether updates must stay out of memory now: defersLocked, and no program that stores is in a sync call.
+func (a *Area) pausesUpdatesLocked() bool { return a.defersLocked() && a.mu.replica.syncing == 0 }
 
 // dropReplicaLocked frees the working copy, which must have nothing unpublished.
 func (a *Area) dropReplicaLocked() {
@@ -149,7 +149,7 @@ func (a *Area) dropReplicaLocked() {
 	}
 	a.forgetPagesLocked()
 	a.freeLocked(a.mu.mem.EndReplicaLater())
-	if a.homesMemoryLocked() { // else freeIfUnusedLocked frees it all
+	if a.neededAsHomeLocked() { // else freeIfUnusedLocked frees it all
 		for _, e := range a.extentsFromLocked(0) {
 			a.forgetLocked(e)
 		}
@@ -180,7 +180,7 @@ func (a *Area) replicaPushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte
 	a.miscountedLocked()
 	a.heardLocked(m.Version)
 	if !r.subscribed {
-		a.sendLocked(from, &wire.Unsubscribe{Stamp: a.stampLocked()}) // an earlier one was lost
+		a.sendLocked(from, &wire.Unsubscribe{Stamp: a.stampLocked()}) // an earlier one was dropped
 		return nil
 	}
 	if m.Gen < a.mu.ino.Gen {
@@ -203,7 +203,7 @@ func (a *Area) takePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte, a
 	a.takeBackUnmergedLocked(m, x)
 	a.takeBackVoidLocked(m, x)
 	if pub := x.publish(); pub != nil && pub.seq <= m.Contains {
-		a.overtakeLocked(x, pub) // its ack is lost, or on its way
+		a.overtakeLocked(x, pub) // its ack was dropped, or is on its way
 	}
 	came, declined, err := a.placeLocked(m, x, payload)
 	if err != nil {
@@ -254,7 +254,7 @@ func (a *Area) takePushLocked(from dsm.NodeID, m *wire.Push, payload [][]byte, a
 // and those that it left out because updates must stay out of memory now (declined).
 func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (came, declined dsm.PageSet, err error) {
 	r := &a.mu.replica
-	hold := a.holdsUpdatesLocked() && !a.mu.absence.has(m.Extent)
+	pauses := a.pausesUpdatesLocked() && !a.mu.absence.has(m.Extent)
 	next, delta, err := a.pushedPagesLocked(m, x, payload)
 	if err != nil {
 		return came, declined, err
@@ -273,12 +273,12 @@ func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (ca
 		case !a.inAreaLocked(m.Extent, i):
 		case r.demand && !x.have.Has(i):
 			if m.Answer.Has(i) && x.asked.Has(i) { // else it was pushed before a Release: see demand.go
-				fresh.add(a, i, n)
+				fresh.addLocked(a, i, n)
 			}
 		case !x.have.Has(i):
 			a.installLocked(m.Extent, i, n, m.Zero.Has(i))
 			came.Add(i)
-		case hold:
+		case pauses:
 			declined.Add(i)
 			continue
 		default:
@@ -287,16 +287,16 @@ func (a *Area) placeLocked(m *wire.Push, x *replicaExtent, payload [][]byte) (ca
 		outdated.Remove(i)
 	}
 	r.setOutdated(x, outdated)
-	return came.Or(fresh.installed(a)), declined, nil
+	return came.Or(fresh.installedLocked(a)), declined, nil
 }
 
-// heldLimit bounds the copies that pages.Cached keeps for notices which the kernel has not taken. Beyond it homes
+// untakenLimit bounds the copies that pages.Cached keeps for notices which the kernel has not taken. Beyond it homes
 // have to wait with further pushes.
-const heldLimit = 8 << 20
+const untakenLimit = 8 << 20
 
 // kernelLagsLocked reports whether a home should wait with further pushes, because the kernel is slow to take notices. PushAcks are
-// then held back. A home that a READ waits for need not wait. Notices for the pages of a READ wait until it is answered. And the answer
-// may need credit of the link, which pushes that are not acked may have used up. The same holds for READs that wait for an acquire.
+// then withheld. A home that a READ waits for need not wait. Notices for the pages of a READ wait until it is answered. And the answer
+// may need credit of the link, which pushes that are not acked may have used up. So it is with READs that wait for an acquire.
 func (a *Area) kernelLagsLocked(home dsm.NodeID) bool {
 	r := &a.mu.replica
 	if r.freshening > 0 {
@@ -305,7 +305,7 @@ func (a *Area) kernelLagsLocked(home dsm.NodeID) bool {
 	if r.draining > 0 && len(r.staying) == 0 {
 		return true
 	}
-	return a.mu.cached.CopyBytes() > heldLimit && !a.holdsUpdatesLocked() && !a.readFromLocked(home)
+	return a.mu.cached.CopyBytes() > untakenLimit && !a.pausesUpdatesLocked() && !a.readFromLocked(home)
 }
 
 // readFromLocked reports whether a READ waits for pages from a home.
@@ -320,7 +320,7 @@ func (a *Area) readFromLocked(home dsm.NodeID) bool {
 	})
 }
 
-// ackLateLocked sends the PushAcks that need not be held back any more, and reports whether there were any.
+// ackLateLocked sends the PushAcks that need not be withheld any more, and reports whether there were any.
 func (a *Area) ackLateLocked() bool {
 	r := &a.mu.replica
 	n := len(r.lateAcks)
@@ -422,7 +422,7 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 		} else {
 			n = bytes.Clone(mem.Base(p))
 			for pub := range x.publications() {
-				if pub.seq <= contains.of(pub) && pub.pages.Has(i) { // the home had merged it before, and its ack is lost
+				if pub.seq <= contains.of(pub) && pub.pages.Has(i) { // the home had merged it before, and its ack was dropped
 					pub.overlay(n, i)
 				}
 			}
@@ -470,7 +470,7 @@ func (a *Area) replicaViewChangedLocked(old *dsm.View) {
 		}
 	}
 	for round, sub := range r.subs { // Subscribes without an answer are sent again: their slots may have moved
-		sub.addTo(moved, a)
+		sub.addToLocked(moved, a)
 		delete(r.subs, round)
 	}
 	if len(a.mu.dead) > 0 || len(deadOf(old)) > 0 { // the last of them may be back
@@ -481,7 +481,7 @@ func (a *Area) replicaViewChangedLocked(old *dsm.View) {
 	a.restartInquiriesLocked()
 }
 
-// replicaResetLocked sends again what a broken session with peer may have lost.
+// replicaResetLocked sends again what may not have arrived because a session with peer has broken.
 func (a *Area) replicaResetLocked(peer dsm.NodeID) {
 	r := &a.mu.replica
 	if r.subscribed {
@@ -554,15 +554,15 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 	r.zero = min(r.zero, dsm.ExtentIndex(a.extentsLocked()))
 	for _, e := range a.extentsFromLocked(dsm.ExtentIndex(is / dsm.ExtentSize)) { // the extents before lose nothing
 		x := r.extents[e]
-		a.cutStashLocked(x, is)
+		a.shrinkStashLocked(x, is)
 		for pub := range x.publications() {
 			pub.shrink(e, is)
 		}
-		if x.wanted && int(e) < a.extentsLocked() { // the pages that its stores wait for may have been cut off
+		if x.wanted && int(e) < a.extentsLocked() { // the pages that its stores wait for may have been truncated
 			a.wantLocked(e, x)
 		}
 		if r.demand {
-			a.cutOnDemandLocked(e, x)
+			a.shrinkOnDemandLocked(e, x)
 			continue
 		}
 		in := a.withinLocked(e)
@@ -572,7 +572,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 	for _, e := range a.extentsFromLocked(dsm.ExtentIndex(a.extentsLocked())) {
 		x := r.extents[e]
 		a.endUnmergedLocked(x)
-		x.cutOff()
+		x.truncated()
 		r.setOutdated(x, dsm.PageSet{})
 		delete(r.extents, e)
 		a.mu.absence.forget(e)
@@ -584,7 +584,7 @@ func (a *Area) replicaResizedLocked(was, is int64) {
 // replicaOnRequestChangedLocked tells the homes when it changes whether they may push on their own.
 func (a *Area) replicaOnRequestChangedLocked() {
 	r := &a.mu.replica
-	a.holdNoticesLocked()
+	a.pauseNoticesLocked()
 	if !r.subscribed || r.onRequest == a.defersLocked() {
 		return
 	}

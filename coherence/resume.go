@@ -27,9 +27,9 @@ func (n *Node) resumeAmong(ctx context.Context) error {
 				failed = append(failed, left.Drop())
 				break
 			}
-			cut := least
+			uncertain := least
 			if gen == 0 {
-				least, cut = now.Size, math.MaxInt64
+				least, uncertain = now.Size, math.MaxInt64
 			}
 			if ctx.Err() != nil {
 				err = &errs.Error{Op: "resume", Area: left.ID, Kind: errs.Timeout, Err: ctx.Err()}
@@ -38,7 +38,7 @@ func (n *Node) resumeAmong(ctx context.Context) error {
 				a.step(func() {
 					a.inodeChangedLocked(now)                 // the catalog may not have told yet, or will not before this is over
 					if done = a.mu.ino.Rev == now.Rev; done { // else it has changed once more
-						err = a.resumeReplicaLocked(left, least, cut)
+						err = a.resumeReplicaLocked(left, least, uncertain)
 					}
 				})
 			}
@@ -72,10 +72,10 @@ func (n *Node) Resumed() {
 	}
 }
 
-// resumeReplicaLocked makes a replica of what was left. All pages are here, of a version that is not known. The area has been as short as least since, and from
-// cut on others have cut what programs see.
-func (a *Area) resumeReplicaLocked(left pages.Left, least, cut int64) error {
-	_, sent, err := a.takeBothLocked(left, least, cut)
+// resumeReplicaLocked makes a replica of what was left. All pages are here, of a version that is not known. The area has been as short as least since. From the
+// byte uncertain on others may have truncated what programs see.
+func (a *Area) resumeReplicaLocked(left pages.Left, least, uncertain int64) error {
+	_, sent, err := a.takeBothLocked(left, least, uncertain)
 	if err != nil {
 		return err
 	}
@@ -83,12 +83,12 @@ func (a *Area) resumeReplicaLocked(left pages.Left, least, cut int64) error {
 }
 
 // takeBothLocked takes both copies of what was left, and what was sent and not answered.
-func (a *Area) takeBothLocked(left pages.Left, least, cut int64) (mem *pages.Area, sent []*pages.Sent, err error) {
+func (a *Area) takeBothLocked(left pages.Left, least, uncertain int64) (mem *pages.Area, sent []*pages.Sent, err error) {
 	if mem, sent, err = left.TakeBoth(a.mu.kernel, a.mu.ino.Size, least); err != nil {
 		return nil, nil, err
 	}
 	mem.SetDrops(&a.mu.drops)
-	a.mu.mem, a.mu.cached = mem, pages.ResumeCached(mem, true, cut)
+	a.mu.mem, a.mu.cached = mem, pages.ResumeCached(mem, true, uncertain)
 	a.followedLocked()
 	mem.WorkingIsNewest()
 	return mem, sent, nil
@@ -157,8 +157,8 @@ func (a *Area) kernelMayHaveLocked() {
 	}
 }
 
-// holds waits until all of the area is in the working copy, and says so to the next daemon, before a program may store.
-func (a *Area) holds(ctx context.Context) error {
+// awaitAllHere waits until all of the area is in the working copy, and says so to the next daemon, before a program may store.
+func (a *Area) awaitAllHere(ctx context.Context) error {
 	if a.node.cfg.Store == nil {
 		return nil
 	}

@@ -62,7 +62,8 @@ func TestKilledWhileAPageComes(t *testing.T) {
 	}
 }
 
-// TestHeldInARound: the holder knows that a node is in a round from before its first part is sent until the base copy has all, or until they are taken back.
+// TestHeldInARound: the next daemon is told that a node is in a round from before its first part is sent until the base copy has all, or until they are taken
+// back.
 func TestHeldInARound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newHomed(t, 2, sums(1, dsm.ApplyArrival))
@@ -133,7 +134,7 @@ func TestSlotMovesWhileAnOpenEnds(t *testing.T) {
 	s.mu.Lock()
 	n.view = v // the area has not looked yet
 	s.mu.Unlock()
-	if err := a.holds(t.Context()); err != nil {
+	if err := a.awaitAllHere(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if !a.mu.mem.HasNewest() {
@@ -153,7 +154,7 @@ func TestResidentAfterDemandIsHeld(t *testing.T) {
 	s.drain()
 	n.open(true)
 	s.drain()
-	if err := n.area.holds(t.Context()); err != nil {
+	if err := n.area.awaitAllHere(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if !n.area.mu.mem.HasNewest() {
@@ -178,7 +179,7 @@ func TestOpenOnDemandWaitsForNoPages(t *testing.T) {
 		s.calm()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if err := n.area.holds(ctx); err != nil {
+		if err := n.area.awaitAllHere(ctx); err != nil {
 			t.Error(err)
 		}
 	})
@@ -256,7 +257,7 @@ func TestResumeBeforeTheCatalogTells(t *testing.T) {
 	n.hold()
 	n.open(true)
 	s.drain()
-	if err := n.area.holds(t.Context()); err != nil {
+	if err := n.area.awaitAllHere(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	n.node.isKilled()

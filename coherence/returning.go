@@ -25,7 +25,7 @@ import (
 // Who is right is decided here, because only this node has all three values. What the others publish after the Push is an ordinary publish at
 // the same time: the last one wins.
 //
-// Two things have to hold. Nothing that this node has sent before it was evicted may be merged any more, though it may arrive long after, from
+// Two things have to be true. Nothing that this node has sent before it was evicted may be merged any more, though it may arrive long after, from
 // the buffers of a connection: see strangerLocked. And the base copy must not follow what the homes have sent before this node knew that it was
 // evicted: see doubtfulLocked.
 
@@ -64,7 +64,7 @@ func (b *absence) has(e dsm.ExtentIndex) bool {
 	return ok
 }
 
-// forget follows an extent that was cut off.
+// forget follows an extent that was truncated.
 func (b *absence) forget(e dsm.ExtentIndex) {
 	if b != nil {
 		delete(b.returning, e)
@@ -208,7 +208,7 @@ func (a *Area) comparedAllLocked() bool {
 		}
 		delete(b.returning, e)
 		any = true
-		if x == nil { // it was cut off
+		if x == nil { // it was truncated
 			continue
 		}
 		a.resendAllLocked(e, x)

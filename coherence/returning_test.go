@@ -100,12 +100,12 @@ func (p *parting) wants(text string, conflicts ...string) {
 		}
 	}
 	var got []string
-	list, lost := p.n.node.Conflicts(simArea)
-	for _, x := range list {
+	found := p.n.node.ListConflicts(&wire.ListConflicts{Area: simArea})
+	for _, x := range found.List {
 		got = append(got, fmt.Sprintf("%d: %s, not %s", x.Off, x.Taken, x.Kept))
 	}
-	if fmt.Sprint(got) != fmt.Sprint(conflicts) || lost > 0 {
-		p.t.Errorf("conflicts %q and %d bytes lost, want %q", got, lost, conflicts)
+	if fmt.Sprint(got) != fmt.Sprint(conflicts) || found.Lost > 0 {
+		p.t.Errorf("conflicts %q and %d bytes lost, want %q", got, found.Lost, conflicts)
 	}
 }
 
@@ -297,13 +297,13 @@ func TestNoRoomForConflicts(t *testing.T) {
 	parted(t, dsm.Inode{}, func(p *parting) {
 		p.n.node.conflictBytes.Store(mostConflicts - conflictCost - 2)
 		p.meet("11..111", "22..222")
-		list, lost := p.n.node.Conflicts(simArea)
-		if len(list) != 1 || string(list[0].Kept) != "11" || lost != 3 {
-			t.Errorf("%d conflicts, %d bytes lost: %+v", len(list), lost, list)
+		found := p.n.node.ListConflicts(&wire.ListConflicts{Area: simArea})
+		if len(found.List) != 1 || string(found.List[0].Kept) != "11" || found.Lost != 3 {
+			t.Errorf("conflicts %+v", found)
 		}
 		p.n.node.ClearConflicts(simArea, 0)
-		if list, lost := p.n.node.Conflicts(simArea); len(list) > 0 || lost > 0 || p.n.node.conflictBytes.Load() != mostConflicts-conflictCost-2 {
-			t.Errorf("after they were cleared: %d conflicts, %d bytes lost, %d bytes taken", len(list), lost, p.n.node.conflictBytes.Load())
+		if found := p.n.node.ListConflicts(&wire.ListConflicts{Area: simArea}); len(found.List) > 0 || found.Lost > 0 || p.n.node.conflictBytes.Load() != mostConflicts-conflictCost-2 {
+			t.Errorf("after they were cleared: %+v, %d bytes taken", found, p.n.node.conflictBytes.Load())
 		}
 	})
 }

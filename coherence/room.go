@@ -27,6 +27,7 @@ type room struct {
 	least   int64         // leastRoom; tests may use another value
 	taken   atomic.Int64  // pages for which room is taken: here, under way, or about to be asked for
 	fixed   atomic.Int64  // bytes that cannot be evicted
+	drafts  atomic.Int64  // of fixed, those of drafts
 	copies  atomic.Int64  // of fixed, those of pages in place: the others are in frames, or in Go's heap
 	kept    atomic.Int64  // bytes that are kept of the areas besides their pages
 	told    atomic.Int64  // what Config.Taken was last told

@@ -173,7 +173,7 @@ func (a *Area) roundErrorLocked(op *acquiring, err error) error {
 		a.abandonLocked() // what is left of it came too late
 	}
 	if err == nil && a.notFiniteLocked().given == id {
-		err = a.notFiniteError()
+		err = a.notFiniteErrorLocked()
 	}
 	if err == nil {
 		err = a.errNotFiniteLocked()
@@ -470,7 +470,7 @@ func (a *Area) takeBackLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publicat
 		}
 	}
 	a.endUnmergedOneLocked(x, pub)
-	a.dirtyLocked(e, x, pub.sent.And(x.have).And(a.withinLocked(e))) // pages on demand that were cut off are not here
+	a.dirtyLocked(e, x, pub.sent.And(x.have).And(a.withinLocked(e))) // pages on demand that were truncated are not here
 	pub.data.Release()
 	if x.wanted = x.joins || !a.versionedLocked(); x.wanted { // of a version, nothing is published alone
 		a.wantLocked(e, x)

@@ -180,7 +180,7 @@ func (a *Area) homeContributedLocked(from dsm.NodeID, m *wire.Contributed) {
 	default:
 		hr := h.rounds.round(m.Round)
 		if !hr.excludes(from) && hr.partsOf(from) < m.Parts {
-			return // some were lost with a session, and their node had not heard of that: it sends all again when it has
+			return // some were dropped with a session, and their node had not heard of that: it sends all again when it has
 		}
 		hr.marked[from] = false
 	}
@@ -245,13 +245,13 @@ func (a *Area) homeFinishLocked(from dsm.NodeID, m *wire.Finish) {
 
 // askMissingLocked asks the nodes of a round that is to end for what lacks.
 func (a *Area) askMissingLocked(id dsm.RoundID, hr *homeRound) {
-	for _, n := range hr.lacking(a) {
+	for _, n := range hr.lackingLocked(a) {
 		a.sendLocked(n, &wire.Missing{Stamp: a.stampLocked(), Round: id})
 	}
 }
 
-// lacking returns the nodes whose parts may not all be here. Nobody waits for those of a node that has died: what is here of it counts.
-func (hr *homeRound) lacking(a *Area) (list []dsm.NodeID) {
+// lackingLocked returns the nodes whose parts may not all be here. Nobody waits for those of a node that has died: what is here of it counts.
+func (hr *homeRound) lackingLocked(a *Area) (list []dsm.NodeID) {
 	if hr.finish == nil {
 		return nil
 	}
@@ -285,7 +285,7 @@ func (a *Area) endRoundsLocked() {
 func (a *Area) endRoundLocked(id dsm.RoundID) {
 	h := &a.mu.home
 	hr := h.rounds.open[id]
-	if hr == nil || hr.finish == nil || a.mu.receiving > 0 || a.awaitingLocked() || len(hr.lacking(a)) > 0 {
+	if hr == nil || hr.finish == nil || a.mu.receiving > 0 || a.awaitingLocked() || len(hr.lackingLocked(a)) > 0 {
 		return
 	}
 	delete(h.rounds.open, id)
@@ -361,7 +361,7 @@ func (a *Area) mergeRoundLocked(hr *homeRound, writers int) {
 		a.copyPagesLocked(e, bases[e])
 		a.ackPartsLocked(e, v, parts)
 		for _, id := range a.subscribersLocked() {
-			h.subs[id].lack(e, all)
+			h.subs[id].lackLocked(e, all)
 		}
 	}
 	if changed != nil {
@@ -449,11 +449,11 @@ func (a *Area) roundsGenChangedLocked() {
 	}
 }
 
-// roundsResetLocked follows a broken session: the peer may have lost a Missing.
+// roundsResetLocked follows a broken session: the peer may not have got a Missing.
 func (a *Area) roundsResetLocked(peer dsm.NodeID) {
 	for _, id := range a.mu.home.rounds.inOrder() {
 		hr := a.mu.home.rounds.open[id]
-		if slices.Contains(hr.lacking(a), peer) {
+		if slices.Contains(hr.lackingLocked(a), peer) {
 			a.sendLocked(peer, &wire.Missing{Stamp: a.stampLocked(), Round: id})
 		}
 	}

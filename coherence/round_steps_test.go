@@ -45,7 +45,7 @@ func newHomeWithoutMemory(t *testing.T) (s *sim, home, n, other *simNode, feed f
 	return s, home, n, other, feed
 }
 
-// losePart is a cluster of two in which a part on its way to the home is lost, and its node has not heard of that.
+// losePart is a cluster of two in which a part on its way to the home is dropped, and its node has not heard of that.
 func losePart(t *testing.T) (s *sim, home, n *simNode, part *wire.Part) {
 	s = newHomed(t, 2, sums(1, dsm.ApplyArrival))
 	home, n = s.nodes[0], s.nodes[1]
@@ -373,7 +373,7 @@ func TestPartsWaitInOrder(t *testing.T) {
 	})
 }
 
-// TestFinishAtAFormerHome: a home that the Finish finds without extents, because they were cut off, learns that all have contributed.
+// TestFinishAtAFormerHome: a home that the Finish finds without extents, because they were truncated, learns that all have contributed.
 func TestFinishAtAFormerHome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newHomed(t, 3, sums(2, dsm.ApplyArrival))
@@ -393,8 +393,8 @@ func TestFinishAtAFormerHome(t *testing.T) {
 	})
 }
 
-// TestPartLostBeforeContributed: a Contributed of a later session than a part that was lost does not count, if its node has not heard of that.
-func TestPartLostBeforeContributed(t *testing.T) {
+// TestPartDroppedBeforeContributed: a Contributed of a later session than a part that was dropped does not count, if its node has not heard of that.
+func TestPartDroppedBeforeContributed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, home, n, _ := losePart(t)
 		contributed := false
@@ -423,9 +423,9 @@ func TestPartsCountAsMemory(t *testing.T) {
 		for _, o := range s.nodes {
 			before[o] = o.node.room.fixed.Load()
 		}
-		check := func(when string, homes, ns int64) {
+		check := func(when string, homeHas, ns int64) {
 			t.Helper()
-			for o, want := range map[*simNode]int64{home: homes, n: ns} {
+			for o, want := range map[*simNode]int64{home: homeHas, n: ns} {
 				if got := o.node.room.fixed.Load() - before[o]; got != want {
 					t.Errorf("%s: %d bytes more at node %d, want %d", when, got, o.i, want)
 				}

@@ -42,7 +42,7 @@ func TestSafetensorsLayout(t *testing.T) {
 		"empty":             {head: file(tensor("a", "F32", "[0,5]", 0, 0), tensor("b", "F32", "[5,0]", 0, 0))},
 		"another file":      {head: []byte("{}{}{}{}{}{}{}")},
 		"half written":      {head: safetensorsHead(`{"a":{"dtype":"F3`, 504)},
-		"cut":               {head: file(tensor("a", "F32", "[2]", 0, 8))[:100]},
+		"ends early":        {head: file(tensor("a", "F32", "[2]", 0, 8))[:100]},
 		"not aligned":       {head: safetensorsHead("{"+tensor("a", "F32", "[2]", 0, 8)+"}", 501), fails: `tensor "a" of a .safetensors file: it begins at byte 509 of the file, which is no multiple of the 4 bytes of an element of type F32`},
 		"not aligned in it": {head: file(tensor("m", "BOOL", "[3]", 0, 3), tensor("a", "F32", "[2]", 3, 11)), fails: "byte 515"},
 		"overlapping":       {head: file(tensor("a", "F32", "[2]", 0, 8), tensor("b", "F32", "[2]", 4, 12)), fails: "overlap at byte 516"},

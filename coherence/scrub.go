@@ -16,7 +16,7 @@ import (
 
 // scrub compares what this node has as a home with what its backups in sync have, extent by extent: memory may lie, and so may a program. A home
 // sends the checksum of an extent behind the changes that it has told the backup of. A backup that has just that version compares, and any other says that
-// it was skipped; so nothing is held up, and what moves, shrinks or is published to meanwhile makes no false alarm. Where they differ the home's bytes
+// it was skipped; so nothing is delayed, and what moves, shrinks or is published to meanwhile makes no false alarm. Where they differ the home's bytes
 // win, since these are what everybody has seen: the backup gets all of the extent again.
 type scrub struct {
 	turn chan struct{} // capacity 1: one pass at a time
@@ -164,7 +164,7 @@ func (a *Area) askBackupsLocked(e dsm.ExtentIndex, id uint64) (asked, skipped in
 	version := x.version
 	if w := &a.mu.whole; a.versionedLocked() {
 		newest, ok := a.newestLocked()
-		if version = newest.Version; !ok || w.taking || w.cut || w.coming.Version > 0 {
+		if version = newest.Version; !ok || w.taking || w.shrunk || w.coming.Version > 0 {
 			return 0, 1, -1
 		}
 	}
@@ -244,7 +244,7 @@ func (a *Area) hasJustLocked(from dsm.NodeID, m *wire.Check) bool {
 	case i < 0 || !row.Backups[i].InSync || row.Backups[i].Former || row.Source != 0 || !a.fromHomeLocked(from, m.Epoch, m.Extent):
 	case s == nil || m.Gen != a.mu.ino.Gen:
 	case a.versionedLocked():
-		return s.whole.Version == m.Version && len(s.staged) == 0 && !s.broken && !s.cut
+		return s.whole.Version == m.Version && len(s.staged) == 0 && !s.broken && !s.shrunk
 	case s.extents[m.Extent] != nil:
 		return s.extents[m.Extent].version == m.Version
 	}

@@ -24,8 +24,8 @@ func TestWritePastAShrunkEnd(t *testing.T) {
 		{"in the last page", 100, 200, "hello", 0},
 		{"in a later page", 100, 5000, "hello", 0},
 		{"over two later pages", 100, 2*dsm.PageSize - 2, "hello", 0},
-		{"in an extent cut off", 100, dsm.ExtentSize + 5000, "hello", 0},
-		{"in an extent cut off, at its start", dsm.ExtentSize, dsm.ExtentSize, "hello", 0},
+		{"in a truncated extent", 100, dsm.ExtentSize + 5000, "hello", 0},
+		{"at the start of one", dsm.ExtentSize, dsm.ExtentSize, "hello", 0},
 		{"over the end of the last extent", dsm.ExtentSize, dsm.ExtentSize - 2, "hello", 2},
 		{"in an empty area", 0, 5000, "hello", 0},
 	} {
@@ -51,11 +51,11 @@ func TestWritePastAShrunkEnd(t *testing.T) {
 	}
 }
 
-// TestCutOfStoresThatWait: stores to a page that is not here wait for it. The area is cut, which the kernel does not hear of, and grows
-// again. What was cut off must stay zero, also when the kernel writes the page back once more.
-func TestCutOfStoresThatWait(t *testing.T) {
+// TestShrinkUnderStoresThatWait: stores to a page that is not here wait for it. The area shrinks, which the kernel does not hear of, and grows again. What was
+// truncated must stay zero, also when the kernel writes the page back once more.
+func TestShrinkUnderStoresThatWait(t *testing.T) {
 	const end, p = 2 * dsm.ExtentSize, dsm.ExtentPages
-	for name, c := range map[string]struct{ cut, zero int64 }{
+	for name, c := range map[string]struct{ size, zero int64 }{
 		"at the page": {dsm.ExtentSize, 0},
 		"before it":   {dsm.ExtentSize - dsm.PageSize, 0},
 		"in the page": {dsm.ExtentSize + 10, 10},
@@ -74,7 +74,7 @@ func TestCutOfStoresThatWait(t *testing.T) {
 			for i := range 20 {
 				store(i, 7)
 			}
-			s.resized(c.cut)
+			s.resized(c.size)
 			s.resized(end)
 			store(30, 8)
 			s.drain()
@@ -91,7 +91,7 @@ func TestCutOfStoresThatWait(t *testing.T) {
 	}
 }
 
-// TestWriteDirectPastAShrunkEnd: a write(2) past the page cache is dropped, since another node has cut off what it writes to. The area
+// TestWriteDirectPastAShrunkEnd: a write(2) past the page cache is dropped, since another node has truncated what it writes to. The area
 // grows again, and another node stores there. The page cache never had what was dropped, so the next write-back of the page does not
 // take back what the other node has stored.
 func TestWriteDirectPastAShrunkEnd(t *testing.T) {
@@ -125,10 +125,10 @@ func TestWriteDirectPastAShrunkEnd(t *testing.T) {
 	})
 }
 
-// TestCutBelowStoresThatWait: a page is written as a whole and stored to while it is not here, and then another node cuts it in the
-// middle. The kernel has been answered for both: when the page comes, what lies before the cut is there.
-func TestCutBelowStoresThatWait(t *testing.T) {
-	const end, off, cut = 2 * dsm.ExtentSize, dsm.ExtentSize, 1000
+// TestShrinkBelowStoresThatWait: a page is written as a whole and stored to while it is not here, and then another node makes the area end in its middle. The
+// kernel has been answered for both: when the page comes, what lies before the end is there.
+func TestShrinkBelowStoresThatWait(t *testing.T) {
+	const end, off, size = 2 * dsm.ExtentSize, dsm.ExtentSize, 1000
 	s, _, replica := pairOf(t, onDemand(dsm.Inode{Size: end}))
 	replica.kernel.deaf = true
 	data := bytes.Repeat([]byte{1}, dsm.PageSize)
@@ -139,12 +139,12 @@ func TestCutBelowStoresThatWait(t *testing.T) {
 	if err := replica.area.WriteBack(data, off); err != nil {
 		t.Fatal(err)
 	}
-	s.resized(off + cut)
+	s.resized(off + size)
 	s.resized(end)
 	s.drain()
-	clear(data[cut:])
+	clear(data[size:])
 	got := make([]byte, dsm.PageSize)
 	if replica.area.mu.mem.ReadWorking(got, off); !bytes.Equal(got, data) {
-		t.Errorf("byte 5 is %d, byte %d is %d; want 9 and 0", got[5], cut, got[cut])
+		t.Errorf("byte 5 is %d, byte %d is %d; want 9 and 0", got[5], size, got[size])
 	}
 }

@@ -4,10 +4,11 @@ import (
 	"reflect"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
 // In a run with evictions a node is cut off at any moment: the catalog marks it as gone, backups take over from it, and it goes on without hearing of
-// that. Then what was sent before arrives after all, or is lost with the sessions, and the node joins again. Nothing that its programs stored is lost, and
+// that. Then what was sent before arrives after all, or is dropped with the sessions, and the node joins again. Nothing that its programs stored is lost, and
 // nothing counts twice.
 
 // awayOn has a node be evicted at times, or takes that further.
@@ -87,23 +88,23 @@ func (s *sim) comesBack(n *simNode) {
 // checkNoConflicts: a byte has one node that stores to it, so nothing was changed on both sides; but any node may punch a hole.
 func (r *simRun) checkNoConflicts() {
 	for _, n := range r.programNodes() {
-		list, lost := n.node.Conflicts(simArea)
-		for _, x := range list {
+		found := n.node.ListConflicts(&wire.ListConflicts{Area: simArea})
+		for _, x := range found.List {
 			for i := range x.Kept {
 				if off := x.Off + int64(i); !punchable(off) {
 					r.t.Fatalf("node %d: byte %d is in conflict: it has stored %d", n.i, off, x.Kept[i])
 				}
 			}
 		}
-		if lost > 0 {
-			r.t.Fatalf("node %d: no room for %d bytes of conflicts", n.i, lost)
+		if found.Lost > 0 {
+			r.t.Fatalf("node %d: no room for %d bytes of conflicts", n.i, found.Lost)
 		}
 	}
 }
 
-// holdsUp reports whether the oldest frame of a link does not arrive now: an end is cut off, or the receiver would wait for what it does not hear of
+// delays reports whether the oldest frame of a link does not arrive now: an end is cut off, or the receiver would wait for what it does not hear of
 // before it has joined again.
-func (s *sim) holdsUp(k link) bool {
+func (s *sim) delays(k link) bool {
 	from, to := s.nodes[k[0]], s.nodes[k[1]]
 	if from.cut || to.cut {
 		return true

@@ -98,8 +98,8 @@ func arrived(row *dsm.SlotHome) {
 	dropBackup(row, row.Primary)
 }
 
-// holder is the node that has the state of a row.
-func holder(row *dsm.SlotHome) dsm.NodeID {
+// stateAt is the node that has the state of a row.
+func stateAt(row *dsm.SlotHome) dsm.NodeID {
 	if row.Source != 0 {
 		return row.Source
 	}
@@ -110,7 +110,7 @@ func holder(row *dsm.SlotHome) dsm.NodeID {
 func (s *sim) takeOver(v *dsm.View, dead dsm.NodeID) {
 	for _, row := range v.Rows() {
 		dropBackup(row, dead)
-		if holder(row) == dead && !s.succeed(v, row) {
+		if stateAt(row) == dead && !s.succeed(v, row) {
 			setBackups(row)
 		}
 	}
@@ -197,7 +197,7 @@ func (s *sim) grant(i int) {
 func (n *simNode) BackupInSync(ctx context.Context, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error {
 	return n.asks(ctx, func(v *dsm.View) (changed bool) {
 		n.reportsOn(v, backup, slots, e, func(row *dsm.SlotHome, b *dsm.Backup) {
-			if holder(row) == n.id && !b.InSync {
+			if stateAt(row) == n.id && !b.InSync {
 				b.InSync, changed = true, true
 			}
 		})
@@ -232,6 +232,9 @@ func (n *simNode) reportsOn(v *dsm.View, backup dsm.NodeID, slots []dsm.Slot, e 
 
 // MayServe reports whether the node is sure that it is still a member.
 func (n *simNode) MayServe() bool { return !n.fenced.Load() }
+
+// Promised is what files take that are not in memory.
+func (n *simNode) Promised() int64 { return n.promised }
 
 // replaceBackup has the catalog give some row another backup in place of one in sync. That stays until the other is in sync, if there is place. While somebody
 // is dead this could lose the last one.

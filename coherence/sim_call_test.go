@@ -126,19 +126,33 @@ func (n *simNode) WaitApplied(ctx context.Context, rev dsm.Generation, e dsm.Epo
 // ahead applies what a message to the node was made under.
 func (n *simNode) ahead(msg any) {
 	m := reflect.ValueOf(msg).Elem()
-	if gen := m.FieldByName("Gen"); gen.IsValid() && gen.Uint() > m.FieldByName("Rev").Uint() {
+	f := underOf(m.Type())
+	if f.gen != nil && m.FieldByIndex(f.gen).Uint() > m.FieldByIndex(f.rev).Uint() {
 		n.sim.t.Errorf("node %d gets %T %+v: it could be handled before the entry of the catalog under which it was made", n.i, msg, msg)
 	}
-	for {
-		rev, epoch := m.FieldByName("Rev"), m.FieldByName("Epoch")
-		if m.Type().Name() == "HandoverAck" {
-			rev = reflect.Value{} // for the goroutine that waits for the ack
-		}
-		if !(rev.IsValid() && rev.Uint() > uint64(n.ino.Rev) || epoch.IsValid() && epoch.Uint() > uint64(n.view.Epoch)) {
-			return
-		}
+	later := func(field []int, now uint64) bool { return field != nil && m.FieldByIndex(field).Uint() > now }
+	waits := m.Type().Name() != "HandoverAck" // of which the goroutine that waits for the ack looks itself
+	for waits && later(f.rev, uint64(n.ino.Rev)) || later(f.epoch, uint64(n.view.Epoch)) {
 		n.apply()
 	}
+}
+
+// under is where a type of messages says what it was made under: its fields, nil if it has none.
+type under struct{ gen, rev, epoch []int }
+
+var unders = make(map[reflect.Type]under) // FieldByName was a twentieth of the time of a simulation
+
+func underOf(t reflect.Type) under {
+	u, known := unders[t]
+	if !known {
+		field := func(name string) []int {
+			f, _ := t.FieldByName(name)
+			return f.Index
+		}
+		u = under{field("Gen"), field("Rev"), field("Epoch")}
+		unders[t] = u
+	}
+	return u
 }
 
 // SlotsReady commits a view in which the handover of the slots is over.
@@ -282,20 +296,24 @@ func (s *sim) check() {
 // what a node publishes before that knows: this is in its memory, but not yet in the base.
 func (s *sim) wholeProblem(n *simNode) string {
 	a, r := n.area, &n.area.mu.replica
+	a.mu.Lock()
+	checked, ino, epoch := r.subscribed && !r.bare, a.mu.ino, a.mu.view.Epoch
+	a.mu.Unlock()
+	if !checked {
+		return ""
+	}
 	for _, o := range s.nodes {
 		if o.area == nil {
 			continue
 		}
-		ino, epoch, merged := o.homed()
+		merged := o.homed(ino, epoch)
 		a.mu.Lock()
 		bad := ""
-		if r.subscribed && !r.bare && ino.Gen == a.mu.ino.Gen && ino.Size == a.mu.ino.Size && epoch == a.mu.view.Epoch {
-			for _, m := range merged {
-				e, i := m.page.Extent()
-				x := r.extents[e]
-				if m.version <= r.whole && a.inAreaLocked(e, i) && x != nil && x.have.Has(i) && !x.publishes(i) && m.bytes != string(a.mu.mem.Base(m.page)) {
-					bad = fmt.Sprintf("everything up to version %d is here, but not page %d of version %d of node %d", r.whole, m.page, m.version, o.i)
-				}
+		for _, m := range merged {
+			e, i := m.page.Extent()
+			x := r.extents[e]
+			if m.version <= r.whole && a.inAreaLocked(e, i) && x != nil && x.have.Has(i) && !x.publishes(i) && m.bytes != string(a.mu.mem.Base(m.page)) {
+				bad = fmt.Sprintf("everything up to version %d is here, but not page %d of version %d of node %d", r.whole, m.page, m.version, o.i)
 			}
 		}
 		a.mu.Unlock()
@@ -323,11 +341,14 @@ type merged struct {
 	bytes   string
 }
 
-// homed returns the pages that the node has as their home, and for which state of the catalog.
-func (n *simNode) homed() (ino dsm.Inode, epoch dsm.Epoch, list []merged) {
+// homed returns the pages that the node has as their home, if the catalog has the same state there.
+func (n *simNode) homed(ino dsm.Inode, epoch dsm.Epoch) (list []merged) {
 	a := n.area
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.mu.ino.Gen != ino.Gen || a.mu.ino.Size != ino.Size || a.mu.view.Epoch != epoch {
+		return nil
+	}
 	for e, h := range a.mu.home.extents {
 		if !a.isSelf(a.rowLocked(e).Primary) {
 			continue
@@ -335,14 +356,14 @@ func (n *simNode) homed() (ino dsm.Inode, epoch dsm.Epoch, list []merged) {
 		for i, v := range h.pages {
 			if v != 0 {
 				p := page(e, i)
-				m, bytes := n.homes[p], a.mu.mem.Home(p)
+				m, bytes := n.merged[p], a.mu.mem.Home(p)
 				if m.version != v || m.bytes != string(bytes) { // nothing is collected while a simulation runs, so copies are dear
 					m = merged{p, v, string(bytes)}
-					n.homes[p] = m
+					n.merged[p] = m
 				}
 				list = append(list, m)
 			}
 		}
 	}
-	return a.mu.ino, a.mu.view.Epoch, list
+	return list
 }

@@ -17,8 +17,8 @@ type change struct {
 
 	from, to int64  // the hole
 	over     func() // says that the thread which has punched goes on
-	answered bool   // then the kernel cuts the hole out of its page cache
-	cut      bool   // it has, but of pages that wait for a READ
+	answered bool   // then the kernel drops the hole from its page cache
+	dropped  bool   // it has, but of pages that wait for a READ
 }
 
 // writeThrough is a write(2) of one byte through the page cache. The bytes are in the page before the WRITE is sent. In between, the page
@@ -32,7 +32,7 @@ func (k *fakeKernel) writeThrough(off int64, b byte) {
 	k.change = w
 	w.send = func() {
 		w.send = nil
-		cuts, stays := k.n.sim.seen.cuts, k.n.applied > k.n.sim.seen.lastCut && off < k.n.ino.Size
+		shrinks, stays := k.n.sim.seen.shrinks, k.n.applied > k.n.sim.seen.lastShrink && off < k.n.ino.Size
 		k.n.ask("write", func(ctx context.Context) error { return k.n.area.WriteAt(ctx, []byte{b}, off) }, func(err error) {
 			k.change = nil
 			if c := k.cache[p]; c != nil && c == w.page { // also if it was refused
@@ -41,7 +41,7 @@ func (k *fakeKernel) writeThrough(off int64, b byte) {
 			if err != nil {
 				return
 			}
-			if stays && cuts == k.n.sim.seen.cuts {
+			if stays && shrinks == k.n.sim.seen.shrinks {
 				k.n.given[off] = k.n.sim.seen.storeOf(off, b)
 			}
 		}).firm = true
@@ -80,14 +80,14 @@ func (k *fakeKernel) goOn() bool {
 		h.send()
 		return true
 	case h.answered:
-		k.cutHole(h)
+		k.dropHole(h)
 		return k.change == nil
 	}
 	return false
 }
 
-// cutHole cuts a hole out of the page cache. Pages that wait for a READ are cut when it has ended, and the punch ends after that.
-func (k *fakeKernel) cutHole(h *change) {
+// dropHole drops a hole from the page cache. Pages that wait for a READ are dropped when it has ended, and the punch ends after that.
+func (k *fakeKernel) dropHole(h *change) {
 	over := true
 	for p := dsm.PageIndex(h.from / dsm.PageSize); int64(p)*dsm.PageSize < h.to; p++ {
 		at := int64(p) * dsm.PageSize
@@ -95,7 +95,7 @@ func (k *fakeKernel) cutHole(h *change) {
 		r, c := k.reading[p], k.cache[p]
 		over = over && r == nil
 		switch {
-		case h.cut:
+		case h.dropped:
 		case r != nil && to-from == dsm.PageSize:
 			r.valid = 0
 		case r != nil:
@@ -107,12 +107,12 @@ func (k *fakeKernel) cutHole(h *change) {
 			clear(c.given[from:to])
 		}
 	}
-	if h.cut = true; over {
+	if h.dropped = true; over {
 		k.change, k.goesOn = nil, h.over
 	}
 }
 
-// locked reports whether a write(2) holds page p, which is not in the page cache, until it is answered.
+// locked reports whether a write(2) has page p locked, which is not in the page cache, until it is answered.
 func (k *fakeKernel) locked(p dsm.PageIndex) bool {
 	w := k.change
 	return w != nil && w.to == 0 && w.page == nil && dsm.PageIndex(w.off/dsm.PageSize) == p
@@ -151,9 +151,9 @@ func (r *simRun) changeByte(n *simNode, p dsm.PageIndex) {
 				from = off
 			}
 		}
-		cuts := r.seen.cuts
+		shrinks := r.seen.shrinks
 		k.punch(from, off+1, off, func(err error) {
-			if err != nil || cuts != r.seen.cuts {
+			if err != nil || shrinks != r.seen.shrinks {
 				r.maybe[off] = true
 				return
 			}

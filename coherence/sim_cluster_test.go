@@ -42,7 +42,7 @@ type sim struct {
 	whole       bool          // the area is versioned: it has one home, and one node that stores
 	lastProgram int           // numbers those that attach
 	taker       *simNode      // see withTaker
-	lost        int           // how often it took something along
+	takenAlong  int           // how often it took something along
 	small       bool          // the area has smallPages
 	farther     dsm.PageIndex // how many extents all hot pages but the first two are moved back by
 	places      bool          // the area gets a slot of its own, and that moves
@@ -88,6 +88,7 @@ type simNode struct {
 	starving atomic.Bool   // its memory cannot be made longer
 	starved  atomic.Bool   // that was so at some time
 	dead     bool          // see kill
+	promised int64         // of its memory to files
 	fenced   atomic.Bool   // its lease has run out: see sim_away_test.go
 	away     bool          // it is evicted, and has not joined again
 	evicted  bool          // it was, at some time
@@ -103,7 +104,7 @@ type simNode struct {
 	closes   int           // how often its last program has closed the area
 	drafted  int           // how often a program has stored to memory of its own: see findBest
 	given    map[int64]int // stores of each byte that were delivered: see seen
-	homes    map[dsm.PageIndex]merged
+	merged   map[dsm.PageIndex]merged
 }
 
 const simArea = dsm.AreaID(7)
@@ -137,7 +138,7 @@ func newSimOf(t *testing.T, seed uint64, nodes int, ino dsm.Inode, linger time.D
 	s.log = []entry{{&ino, nil}, {nil, view}}
 	for i := range nodes {
 		n := &simNode{sim: s, i: i, id: dsm.NodeID(i + 1), applied: 2, ino: ino, view: view,
-			changed: make(chan struct{}), faulting: make(map[dsm.PageIndex]bool), given: make(map[int64]int), homes: make(map[dsm.PageIndex]merged)}
+			changed: make(chan struct{}), faulting: make(map[dsm.PageIndex]bool), given: make(map[int64]int), merged: make(map[dsm.PageIndex]merged)}
 		n.skew = time.Duration(s.rng.IntN(10)) * time.Millisecond
 		n.config = Config{Self: n.id, View: n, Sender: n, Log: slog.New(slog.DiscardHandler), Linger: linger, Memory: memory,
 			Now: func() time.Time { return time.Now().Add(n.skew) }}
@@ -183,7 +184,7 @@ func (s *sim) close() {
 		}
 	}
 	if !s.bubble {
-		for _, n := range s.nodes { // the timer of a last Close holds the area for as long as Linger
+		for _, n := range s.nodes { // the timer of a last Close keeps the area for as long as Linger
 			*n = simNode{}
 		}
 		*s = sim{}
@@ -278,7 +279,7 @@ func (n *simNode) snapshot() {
 	n.sim.mu.Unlock()
 	_, least, _, _ := n.AreaSince(simArea, old.Rev)
 	if least < old.Size && n.sim.onShrink != nil {
-		n.sim.onShrink(n, least) // now, for a write(2) that is under way may be done after the cut
+		n.sim.onShrink(n, least) // now, for a write(2) that is under way may be done after the shrink
 	}
 	n.node.Reset()
 	n.sim.rest()
@@ -339,7 +340,7 @@ func (s *sim) resize(size int64) {
 	ino.Rev++
 	if size < ino.Size {
 		ino.Gen = ino.Rev
-		s.seen.cut(s.entries())
+		s.seen.shrink(s.entries())
 	}
 	ino.Size = size
 	s.commit(entry{&ino, nil})

@@ -47,7 +47,7 @@ func (r *simRun) busyRows() bool {
 	v := r.lastView()
 	for e := range dsm.ExtentIndex(4) {
 		row := r.rowOf(v, e)
-		if _, filling := backups(row); row.Source != 0 || r.nodes[holder(row)-1].dead || len(filling) > 0 {
+		if _, filling := backups(row); row.Source != 0 || r.nodes[stateAt(row)-1].dead || len(filling) > 0 {
 			return true
 		}
 	}
@@ -91,7 +91,7 @@ func (s *sim) losesAll(dead []*simNode) bool {
 		s.takeOver(v, n.id)
 	}
 	for _, row := range v.Rows() {
-		if isGone(v, holder(row)) {
+		if isGone(v, stateAt(row)) {
 			return true
 		}
 	}
@@ -171,7 +171,7 @@ func (r *simRun) leaves(n *simNode) {
 			}
 		}
 	}
-	r.cutLeft(r.leastAfter(n), n)
+	r.shrinkLeft(r.leastAfter(n), n)
 	r.pinned = slices.DeleteFunc(r.pinned, func(p pinnedVersion) bool { return p.n == n })
 	if m := r.group.members; m != nil {
 		m[n.i].void = true
@@ -194,9 +194,9 @@ func (s *sim) leastAfter(n *simNode) int64 {
 	return least
 }
 
-// cutLeft follows a shrink: what the dead have stored past it is zero from then on. They need not have died as the owners of a versioned area. dying, which may be nil,
+// shrinkLeft follows a shrink: what the dead have stored past it is zero from then on. They need not have died as the owners of a versioned area. dying, which may be nil,
 // is about to.
-func (r *simRun) cutLeft(size int64, dying *simNode) {
+func (r *simRun) shrinkLeft(size int64, dying *simNode) {
 	for off, i := range r.storers {
 		if n := r.nodes[i]; off >= size && (n.dead || n == dying) {
 			delete(r.bytes, off)
@@ -214,7 +214,7 @@ func (r *simRun) cutLeft(size int64, dying *simNode) {
 
 // resize commits a new size.
 func (r *simRun) resize(size int64) {
-	r.cutLeft(size, nil)
+	r.shrinkLeft(size, nil)
 	r.sim.resize(size)
 }
 

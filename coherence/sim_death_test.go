@@ -8,7 +8,7 @@ import (
 )
 
 // In a run with deaths there is one more node, without programs. Slots move to it, and in the midst of that it dies. What it may have
-// served is lost, and calls that need that fail; then the area is cut to nothing, and grows again. All else must be as if it had never
+// served is lost, and calls that need that fail; then the area shrinks to nothing, and grows again. All else must be as if it had never
 // been there.
 
 // withTaker makes the last node one that has no programs, and no slot yet.
@@ -86,7 +86,7 @@ func (s *sim) bury(n *simNode) {
 }
 
 // die takes the death of the taker one step further: it ends while slots are on their way to it, the catalog hears of it, and what it has
-// taken along is cut off. It reports whether there was anything to do.
+// taken along is truncated. It reports whether there was anything to do.
 func (r *simRun) die(now bool) bool {
 	n := r.taker
 	v := r.lastView()
@@ -97,7 +97,7 @@ func (r *simRun) die(now bool) bool {
 		return any
 	}
 	moving := func(row dsm.SlotHome) bool { return row.Primary == n.id && row.Source != 0 }
-	lost := func(row dsm.SlotHome) bool { return row.Primary == n.id && row.Source == 0 || row.Source == n.id }
+	hit := func(row dsm.SlotHome) bool { return row.Primary == n.id && row.Source == 0 || row.Source == n.id }
 	switch {
 	case !n.dead:
 		if !now && !with(moving) {
@@ -106,13 +106,13 @@ func (r *simRun) die(now bool) bool {
 		r.kill(n)
 	case !n.gone:
 		r.bury(n)
-	case with(lost):
-		r.lost++
+	case with(hit):
+		r.takenAlong++
 		r.resize(0)
 		r.changeView(func(v *dsm.View) {
 			for _, row := range v.Rows() {
 				switch {
-				case !lost(*row):
+				case !hit(*row):
 				case row.Primary == n.id:
 					*row = dsm.SlotHome{Primary: r.nodes[0].id, Epoch: v.Epoch}
 				default:

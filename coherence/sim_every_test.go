@@ -12,7 +12,7 @@ import (
 )
 
 // schedules searches all orders in which the events of a small cluster can happen: programs' calls, messages, entries of the catalog, a
-// move, a lost session. Of orders that differ only in events which do not depend on each other it takes one: those of two nodes
+// move, a broken session. Of orders that differ only in events which do not depend on each other it takes one: those of two nodes
 // may be swapped, unless one of them is the cause of the other. It copies no states: every path is taken from the beginning.
 // (Source-DPOR: Abdulla, Aronis, Jonsson, Sagonas, Optimal Dynamic Partial Order Reduction, POPL 2014.)
 type schedules struct {
@@ -21,7 +21,7 @@ type schedules struct {
 	orders  map[string]bool // if not nil, in which order the events of each node were on paths to their end
 	steps   []step          // the path that was taken last
 	paths   int
-	cut     int // of them, those that ended where all that could happen had been looked at
+	pruned  int // of them, those that ended where all that could happen had been looked at
 	deepest int
 }
 
@@ -39,8 +39,8 @@ type step struct {
 type touched struct {
 	nodes    []int
 	sent     []link // links on which it has sent
-	cut      []link // links from which it has taken, or on which it has lost, messages
-	lost     bool   // it was one of the faults, of which there are few
+	taken    []link // links from which it has taken, or on which it has dropped, messages
+	broke    bool   // it was one of the faults (a session breaks), of which there are few
 	fleeting bool   // it may become impossible: a path on which it does not happen does not show that it could have
 	log      bool   // it has added to the catalog
 	because  []int  // the events without which it could not happen
@@ -51,9 +51,9 @@ func (x *touched) swaps(y *touched) bool {
 	common := func(a, b []link) bool {
 		return slices.ContainsFunc(a, func(k link) bool { return slices.Contains(b, k) })
 	}
-	return !(x.log && y.log) && !(x.lost && y.lost) &&
+	return !(x.log && y.log) && !(x.broke && y.broke) &&
 		!slices.ContainsFunc(x.nodes, func(n int) bool { return slices.Contains(y.nodes, n) }) &&
-		!(x.lost && (common(x.cut, y.sent) || common(x.cut, y.cut))) && !(y.lost && (common(y.cut, x.sent) || common(y.cut, x.cut)))
+		!(x.broke && (common(x.taken, y.sent) || common(x.taken, y.taken))) && !(y.broke && (common(y.taken, x.sent) || common(y.taken, x.taken)))
 }
 
 func (x *schedules) run(t *testing.T) {
@@ -102,7 +102,7 @@ func (x *schedules) take(t *testing.T) {
 				break
 			}
 			if !x.extend(list) {
-				x.cut++
+				x.pruned++
 				return
 			}
 		}
@@ -138,7 +138,7 @@ func (x *schedules) orderOfEach(nodes int) string {
 		if s.touched.log {
 			of[nodes] = append(of[nodes], s.name)
 		}
-		if s.touched.lost {
+		if s.touched.broke {
 			of[nodes+1] = append(of[nodes+1], s.name)
 		}
 	}
@@ -233,7 +233,7 @@ func TestEverySchedule(t *testing.T) {
 			}
 			x := &schedules{small: k}
 			x.run(t)
-			t.Logf("%d paths, %d of them not to their end, %d events at most", x.paths, x.cut, x.deepest)
+			t.Logf("%d paths, %d of them not to their end, %d events at most", x.paths, x.pruned, x.deepest)
 		})
 	}
 }

@@ -26,7 +26,7 @@ type fakeKernel struct {
 	gen    dsm.Generation         // likewise
 	deaf   bool                   // it is told by learn only
 	change *change                // under way
-	goesOn func()                 // says that the thread of the last hole that is cut out goes on
+	goesOn func()                 // says that the thread of the last hole that is dropped goes on
 	// reading has the pages that wait for a READ: notices of them wait too.
 	reading map[dsm.PageIndex]*reading
 }
@@ -37,10 +37,10 @@ type cachedPage struct {
 	dirty bool
 }
 
-// reading is a READ under way. valid is how much of the page no truncation has cut off since.
+// reading is a READ under way. valid is how much of the page no shrink has truncated since.
 type reading struct {
 	valid int
-	hole  [2]int64    // of it, what a punch has cut out since
+	hole  [2]int64    // of it, what a punch has dropped since
 	send  func()      // it is in the queue of requests
 	reply *cachedPage // answered, and not received: the page is still locked
 }
@@ -162,10 +162,10 @@ func (k *fakeKernel) writePast(off int64, b byte) {
 		k.fault(p)
 	}
 	k.past[p] = true
-	cuts, stays := k.n.sim.seen.cuts, k.n.applied > k.n.sim.seen.lastCut && off < k.n.ino.Size
+	shrinks, stays := k.n.sim.seen.shrinks, k.n.applied > k.n.sim.seen.lastShrink && off < k.n.ino.Size
 	k.n.ask("write", func(ctx context.Context) error { return k.n.area.WriteDirect(ctx, []byte{b}, off) }, func(error) {
 		delete(k.past, p)
-		if stays && cuts == k.n.sim.seen.cuts {
+		if stays && shrinks == k.n.sim.seen.shrinks {
 			k.n.given[off] = k.n.sim.seen.storeOf(off, b)
 		}
 	}).firm = true
@@ -278,7 +278,7 @@ func (k *fakeKernel) learn() {
 // setattr is what a program of this node does to the kernel by a truncate(2).
 func (k *fakeKernel) setattr() {
 	if k.n.area != nil {
-		k.n.area.KernelCuts(k.n.ino.Size)
+		k.n.area.KernelShrinks(k.n.ino.Size)
 		k.n.area.KernelTold(k.n.ino.Size)
 	}
 	k.size, k.gen = k.n.ino.Size, k.n.ino.Gen
@@ -319,7 +319,7 @@ func (k *fakeKernel) work() bool {
 	return moved
 }
 
-// problem compares the page cache with what the ledger says that it holds.
+// problem compares the page cache with what the ledger says that it has.
 func (k *fakeKernel) problem() string {
 	if k.n.area.mu.cached == nil {
 		return ""

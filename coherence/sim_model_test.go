@@ -39,7 +39,7 @@ type simRun struct {
 	kind      simCase
 	bytes     map[int64]byte // last: the value of each byte; byte i belongs to writer owner(i)
 	storers   map[int64]int  // the node whose program has stored it
-	maybe     map[int64]bool // that byte or zero: it was cut off, and the kernel had the store
+	maybe     map[int64]bool // that byte or zero: it was truncated, and the kernel had the store
 	sums      map[int]int32  // sum: the total of each element
 	fsums     map[int]float64
 	best      map[int]uint32 // min and max: the best value of each element that a program has stored
@@ -156,7 +156,7 @@ func bytesRule(r *simRun, ino *dsm.Inode) {
 
 func storeBytes(r *simRun, n *simNode) {
 	p := r.aHot()
-	// The kernel has not heard that the page is cut off: programs go on storing to it.
+	// The kernel has not heard that the page is truncated: programs go on storing to it.
 	past := int64(p+1)*dsm.PageSize > n.ino.Size || !n.hasMemory(p)
 	if past && (len(n.attached) > 0 || n.kernel.cache[p] == nil || int64(p+1)*dsm.PageSize > n.kernel.size) {
 		return

@@ -60,7 +60,7 @@ func (s *sim) deliver() bool {
 	s.mu.Lock()
 	for a := range s.nodes {
 		for b := range s.nodes {
-			if len(s.net[link{a, b}]) > 0 && !s.holdsUp(link{a, b}) {
+			if len(s.net[link{a, b}]) > 0 && !s.delays(link{a, b}) {
 				links = append(links, link{a, b})
 			}
 		}
@@ -110,7 +110,7 @@ func (s *sim) explain() {
 	for _, n := range s.nodes {
 		if n.area != nil {
 			r := &n.area.mu.replica
-			s.t.Logf("node %d: applied %d of %d, parked %d, pubs %d, hold %v, syncing %d, writers %d", n.i, n.applied, s.entries(),
+			s.t.Logf("node %d: applied %d of %d, parked %d, pubs %d, paused %v, syncing %d, writers %d", n.i, n.applied, s.entries(),
 				len(n.area.mu.parked), r.underWay, r.onRequest, r.syncing, r.writers)
 			s.t.Logf("newest %d, here %d, waits for %v, asked to tell %v", n.area.mu.newest, r.version, r.waits, n.area.mu.home.untils)
 			if c := n.area.mu.cached; c != nil {
@@ -124,10 +124,10 @@ func (s *sim) explain() {
 				s.t.Logf("contributes to %v: whole %v, gone %v, due %v, parts %d, open %v, asked %v, counted %v", c.id, c.whole, c.gone, c.due, c.parts, c.open, c.asked, c.counted)
 			}
 			for id, hr := range n.area.mu.home.rounds.open {
-				s.t.Logf("round %v: contributed %v, finish %+v, lacks %v, extents with parts %d", id, hr.marked, hr.finish, hr.lacking(n.area), len(hr.parts))
+				s.t.Logf("round %v: contributed %v, finish %+v, lacks %v, extents with parts %d", id, hr.marked, hr.finish, hr.lackingLocked(n.area), len(hr.parts))
 			}
 			for id, sub := range n.area.mu.home.subs {
-				s.t.Logf("subscriber %v: hold %v, in flight %d, acquires %d, queue %v", id, sub.onRequest, sub.inFlight, len(sub.acquires), sub.queue)
+				s.t.Logf("subscriber %v: on request %v, in flight %d, acquires %d, queue %v", id, sub.onRequest, sub.inFlight, len(sub.acquires), sub.queue)
 			}
 			for e, x := range r.extents {
 				s.t.Logf("extent %d: live %v have %x dirty %x behind %x asked %x wanted %v pub %v stash %d", e, x.live, x.have, x.dirty, x.outdated, x.asked, x.wanted, x.pub != nil, len(x.stash))

@@ -430,10 +430,10 @@ func (n *simNode) here(p dsm.PageIndex) (ok bool) {
 	// No step may come between the look and a store: it could wake those who evict, and the page is not protected from them
 	// here as it is in the memory of a program.
 	n.sim.rest()
-	if ok = n.holds(off); !ok {
+	if ok = n.hasPage(off); !ok {
 		n.waitFor(p)
 		n.sim.rest()
-		ok = n.holds(off)
+		ok = n.hasPage(off)
 	}
 	return ok
 }
@@ -451,8 +451,8 @@ func (n *simNode) hasUpTo() int64 {
 	return min(n.area.mu.mem.Size(), n.ino.Size)
 }
 
-// holds reports whether the page at off is here.
-func (n *simNode) holds(off int64) bool {
+// hasPage reports whether the page at off is here.
+func (n *simNode) hasPage(off int64) bool {
 	n.area.mu.Lock()
 	defer n.area.mu.Unlock()
 	return n.area.presentLocked(off, dsm.PageSize)

@@ -140,7 +140,7 @@ func (r *simRun) restart(n *simNode) {
 	}
 	n.kernel.out, n.kernel.done = nil, nil
 	n.newDaemon()
-	clear(n.homes)
+	clear(n.merged)
 	memory := n.area
 	n.area = nil
 	if r.rng.IntN(2) == 0 { // it takes a while

@@ -173,12 +173,12 @@ func (n *simNode) finishRound(r *simRun, m *simMember) {
 			return
 		}
 		g.ended++
-		if prog == nil && began.held { // all that it must see is what is in the round
+		if prog == nil && began.paused { // all that it must see is what is in the round
 			clear(began.counts)
-			began.held = false
+			began.paused = false
 		}
 		for _, o := range list {
-			if part := g.members[o-1]; !part.void && part.mine.cuts == r.seen.cuts {
+			if part := g.members[o-1]; !part.void && part.mine.shrinks == r.seen.shrinks {
 				g.took++
 				for _, gift := range part.gifts {
 					gift.sure = true

@@ -12,13 +12,13 @@ import (
 // seen is what a simulation knows of who must see what: a byte has one writer, whose k-th store
 // is of the value (k-1)%255+1, so that a value says how old it is.
 type seen struct {
-	stores    map[int64]int // to each byte
-	published map[int64]int // of them, those that a call which has returned published
-	history   []acked       // oldest first, if there is a bound on staleness
-	cuts      int
-	lastCut   int            // index in the catalog
-	added     map[int64]bool // of these bytes of sums: stores of before the kernel had heard of a cut, which are added to what is there since
-	tally     tally
+	stores     map[int64]int // to each byte
+	published  map[int64]int // of them, those that a call which has returned published
+	history    []acked       // oldest first, if there is a bound on staleness
+	shrinks    int
+	lastShrink int            // index in the catalog
+	added      map[int64]bool // of these bytes of sums: stores of before the kernel had heard of a shrink, which are added to what is there since
+	tally      tally
 }
 
 // acked is what was published at a time.
@@ -29,17 +29,17 @@ type acked struct {
 
 // snapshot is counts of stores as they were at some moment.
 type snapshot struct {
-	counts map[int64]int
-	cuts   int
-	gen    dsm.Generation
-	size   int64
-	held   bool // updates enter memory in sync calls only
+	counts  map[int64]int
+	shrinks int
+	gen     dsm.Generation
+	size    int64
+	paused  bool // updates enter memory in sync calls only
 }
 
-// cut follows a shrink at an index of the catalog: what was published before is not known any more.
-func (k *seen) cut(index int) {
-	k.cuts++
-	k.lastCut = index
+// shrink follows a shrink at an index of the catalog: what was published before is not known any more.
+func (k *seen) shrink(index int) {
+	k.shrinks++
+	k.lastShrink = index
 	clear(k.published)
 	k.history = nil
 }
@@ -79,7 +79,7 @@ func (n *simNode) deliveredTo(p dsm.PageIndex, c *cachedPage, size int64) {
 		}
 		switch {
 		case v == c.given[i] || off >= n.ino.Size || n.sim.owner(off) != n.i || n.sim.toAttached(off):
-		case n.ino.Spec.Merge == dsm.MergeSum && n.sim.seen.cuts > 0 && !n.took(off, v):
+		case n.ino.Spec.Merge == dsm.MergeSum && n.sim.seen.shrinks > 0 && !n.took(off, v):
 			delete(n.given, off)
 			n.sim.seen.added[off] = true
 		default:
@@ -97,8 +97,8 @@ func (n *simNode) took(off int64, v byte) bool {
 
 // delivered returns the stores that the node's area has: a publish that begins now publishes them.
 func (n *simNode) delivered() snapshot {
-	s := snapshot{cuts: n.sim.seen.cuts}
-	if n.applied > n.sim.seen.lastCut {
+	s := snapshot{shrinks: n.sim.seen.shrinks}
+	if n.applied > n.sim.seen.lastShrink {
 		s.counts = maps.Clone(n.given)
 	}
 	return s
@@ -106,7 +106,7 @@ func (n *simNode) delivered() snapshot {
 
 // ack says that a publish which began at the snapshot has returned.
 func (s *sim) ack(mine snapshot) {
-	if mine.cuts != s.seen.cuts {
+	if mine.shrinks != s.seen.shrinks {
 		return
 	}
 	for off, k := range mine.counts {
@@ -153,7 +153,7 @@ func (n *simNode) readDirect(p dsm.PageIndex) {
 // reads checks what a read of a page has brought. It began at the snapshot.
 func (n *simNode) reads(began snapshot, p dsm.PageIndex, b []byte) {
 	s := n.sim
-	if n.area.mu.short.ino != nil || began.held || n.ino.Spec.AppliesInSync() || began.gen != n.ino.Gen || began.cuts != s.seen.cuts || began.gen != s.lastInode().Gen {
+	if n.area.mu.short.ino != nil || began.paused || n.ino.Spec.AppliesInSync() || began.gen != n.ino.Gen || began.shrinks != s.seen.shrinks || began.gen != s.lastInode().Gen {
 		return
 	}
 	for off, least := range began.counts {
@@ -169,15 +169,15 @@ func (n *simNode) reads(began snapshot, p dsm.PageIndex, b []byte) {
 // acked returns what every acquire that begins now must see.
 func (n *simNode) acked() snapshot {
 	s := n.sim
-	held := n.ino.Spec.AppliesInSync() || n.area.mu.ino.Spec.AppliesInSync() // an area that is short goes by its old rules
-	return snapshot{maps.Clone(s.seen.published), s.seen.cuts, n.ino.Gen, n.ino.Size, held}
+	paused := n.ino.Spec.AppliesInSync() || n.area.mu.ino.Spec.AppliesInSync() // an area that is short goes by its old rules
+	return snapshot{maps.Clone(s.seen.published), s.seen.shrinks, n.ino.Gen, n.ino.Size, paused}
 }
 
 // sees checks that the programs of the node see what was published at the snapshot. If updates enter memory in sync calls only, that
 // is so after those of programs that store. Of a program with a draft that has called it, its memory is looked at.
 func (n *simNode) sees(began snapshot, what string, storing bool, prog *simProgram) {
 	s := n.sim
-	if n.area.mu.short.ino != nil || began.held && !storing || began.gen != n.ino.Gen || began.cuts != s.seen.cuts || began.gen != s.lastInode().Gen {
+	if n.area.mu.short.ino != nil || began.paused && !storing || began.gen != n.ino.Gen || began.shrinks != s.seen.shrinks || began.gen != s.lastInode().Gen {
 		return
 	}
 	check := func(where string, off int64, page []byte, least int) {

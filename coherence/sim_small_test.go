@@ -37,7 +37,7 @@ type small struct {
 	sum     bool         // the area adds up, so that what is merged twice is seen
 	scripts [][]scripted // what the programs of each node do, one call after the other
 	moves   []int        // the nodes to which the area moves, one after the other
-	losses  int          // how many sessions are lost
+	losses  int          // how many sessions break
 	copies  int          // of the area; 0: one
 	dies    dsm.NodeID   // a node that dies, if not 0
 }
@@ -52,17 +52,17 @@ type scripted struct {
 type pathRun struct {
 	*sim
 	small
-	progs []*simProgram
-	at    []int // how far each program is
-	want  map[int64]byte
-	by    map[int64]*simNode // who has stored it
-	died  int                // the event by which a node has died
-	moved int
-	lost  int
-	sent  map[link][]int // the events that have sent what is under way
-	added []int          // the events that have added the entries of the catalog
-	asked []int          // the events by which nodes have asked the catalog for what it has not decided
-	broke map[link]int   // the events that have broken the links whose senders have not heard of it
+	progs  []*simProgram
+	at     []int // how far each program is
+	want   map[int64]byte
+	by     map[int64]*simNode // who has stored it
+	died   int                // the event by which a node has died
+	moved  int
+	breaks int
+	sent   map[link][]int // the events that have sent what is under way
+	added  []int          // the events that have added the entries of the catalog
+	asked  []int          // the events by which nodes have asked the catalog for what it has not decided
+	broke  map[link]int   // the events that have broken the links whose senders have not heard of it
 }
 
 // choice is an event that can happen next.
@@ -108,8 +108,8 @@ func (r *pathRun) choices() (list []choice) {
 		for b := range r.nodes {
 			k := link{a, b}
 			for keep := range r.net[k] {
-				if r.lost < r.losses {
-					add(func() { r.lose(k, keep) }, touched{lost: true, fleeting: true, cut: []link{k}, because: []int{r.sent[k][keep]}},
+				if r.breaks < r.losses {
+					add(func() { r.lose(k, keep) }, touched{broke: true, fleeting: true, taken: []link{k}, because: []int{r.sent[k][keep]}},
 						"%d messages and no more of %d reach %d", keep, a, b)
 				}
 			}
@@ -129,7 +129,7 @@ func (r *pathRun) choices() (list []choice) {
 			if len(r.net[k]) == 0 {
 				continue
 			}
-			t := touched{nodes: []int{b}, cut: []link{k}, because: []int{r.sent[k][0]}}
+			t := touched{nodes: []int{b}, taken: []link{k}, because: []int{r.sent[k][0]}}
 			if _, end := r.net[k][0].msg.(sessionEnd); end && r.deaf[k] {
 				t.nodes = append(t.nodes, a)
 			}
@@ -193,8 +193,8 @@ func (r *pathRun) do(c choice, index int) touched {
 		had[k] = len(q)
 	}
 	t := c.touched
-	if !t.lost {
-		for _, k := range t.cut {
+	if !t.broke {
+		for _, k := range t.taken {
 			r.sent[k] = r.sent[k][1:]
 			had[k]--
 		}
@@ -208,7 +208,7 @@ func (r *pathRun) do(c choice, index int) touched {
 	for a := range r.nodes {
 		for b := range r.nodes {
 			switch k := (link{a, b}); {
-			case t.lost && slices.Contains(t.cut, k):
+			case t.broke && slices.Contains(t.taken, k):
 				r.sent[k] = append(slices.Clone(r.sent[k][:len(r.net[k])-1]), index)
 				r.broke[k] = index
 			case len(r.net[k]) > had[k]:
@@ -264,7 +264,7 @@ func (r *pathRun) moveOn() {
 
 // lose breaks the session of a link, with all but the first messages that are under way.
 func (r *pathRun) lose(k link, keep int) {
-	r.lost++
+	r.breaks++
 	for _, f := range r.net[k][keep:] {
 		if f.shared != nil {
 			f.shared.Release()

@@ -83,7 +83,7 @@ func (s *sim) drain() {
 	}
 }
 
-// until delivers everything until cond holds.
+// until delivers everything until cond is true.
 func (s *sim) until(what string, cond func() bool) {
 	for s.rest(); !cond(); {
 		if !s.deliver() {
@@ -159,7 +159,7 @@ func (k *fakeKernel) read(p dsm.PageIndex) {
 
 // rested brings a cluster to rest: all stores are published, merged and seen.
 func (s *sim) rested() {
-	for range 3 { // handovers under way end, and what they held up
+	for range 3 { // handovers under way end, and what they delayed
 		s.catchUp()
 		s.drain()
 	}

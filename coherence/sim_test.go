@@ -29,7 +29,10 @@ const simNodes = 4
 
 // usualRuns is fewer where a run takes several times as long.
 func usualRuns() int {
-	if pagetest.Race || invariants.Enabled {
+	switch {
+	case pagetest.Race: // one goroutine at a time has few races
+		return 1
+	case invariants.Enabled:
 		return 3
 	}
 	return 10
@@ -247,7 +250,7 @@ func (r *simRun) feed() {
 	}
 }
 
-// checkDirectory: at rest the homes know which pages on demand each node has. Of pages that were cut off and are there again they may
+// checkDirectory: at rest the homes know which pages on demand each node has. Of pages that were truncated and are there again they may
 // take more for had: those were asked for before.
 func (r *simRun) checkDirectory() {
 	for _, n := range r.programNodes() {
@@ -259,7 +262,7 @@ func (r *simRun) checkDirectory() {
 			home := r.nodes[n.area.rowLocked(e).Primary-1]
 			l := home.area.mu.home.subs[n.id].extents[e]
 			if l == nil {
-				l = &lag{} // it was cut off, and nothing of it has come since
+				l = &lag{} // it was truncated, and nothing of it has come since
 			}
 			if x.have.Minus(l.has) != (dsm.PageSet{}) || !r.kind.resize && l.has != x.have {
 				r.t.Fatalf("node %d has pages %x of extent %d, and its home, node %d, takes it for %x", n.i, x.have, e, home.i, l.has)

@@ -133,7 +133,7 @@ func (r *simRun) checkVersion(n *simNode, v dsm.Version) {
 		if err != nil {
 			r.t.Fatalf("node %d: version %d: %v", n.i, v, err)
 		}
-		for i, c := range b[:k] { // a node that has cut off the rest does not say
+		for i, c := range b[:k] { // a node that has truncated the rest does not say
 			off := at + int64(i)
 			if w, ok := was[off]; ok && w != c {
 				r.t.Errorf("node %d: byte %d of page %d of version %d is %d, and was %d", n.i, i, p, v, c, w)

@@ -39,9 +39,9 @@ func (a *Area) slotSetLocked(list iter.Seq[dsm.Slot]) (in slotBits) {
 	return in
 }
 
-// inSlots returns the extents in m whose slot is in a set, in increasing order. All that are in m are below end. Of a few slots of a large area it does
+// inSlotsLocked returns the extents in m whose slot is in a set, in increasing order. All that are in m are below end. Of a few slots of a large area it does
 // not look at the extents in others.
-func inSlots[T any](a *Area, m map[dsm.ExtentIndex]T, end dsm.ExtentIndex, in *slotBits) (list []dsm.ExtentIndex) {
+func inSlotsLocked[T any](a *Area, m map[dsm.ExtentIndex]T, end dsm.ExtentIndex, in *slotBits) (list []dsm.ExtentIndex) {
 	if *in == (slotBits{}) {
 		return nil
 	}

@@ -32,7 +32,7 @@ func TestInSlots(t *testing.T) {
 					in.put(slotIndex(a.slotLocked(dsm.ExtentIndex(rng.IntN(most)))), true)
 				}
 				want := slices.DeleteFunc(slices.Sorted(maps.Keys(m)), func(e dsm.ExtentIndex) bool { return !in.has(slotIndex(a.slotLocked(e))) })
-				if got := inSlots(a, m, below, &in); !slices.Equal(got, want) {
+				if got := inSlotsLocked(a, m, below, &in); !slices.Equal(got, want) {
 					t.Fatalf("placement %v, own slot %d, %d extents below %d: got %v, want %v", place, own, len(m), below, got, want)
 				}
 			}

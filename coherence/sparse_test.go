@@ -103,13 +103,13 @@ type sparse struct {
 }
 
 func newSparse(tb testing.TB) sparse {
-	const size, homes = 1 << 40, 500
+	const size, members = 1 << 40, 500
 	v := &dsm.View{Cluster: 1, Epoch: 1}
-	for id := range dsm.NodeID(homes) {
+	for id := range dsm.NodeID(members) {
 		v.Members = append(v.Members, dsm.Member{ID: id + 1})
 	}
 	for sl := range v.Slots {
-		v.Slots[sl] = dsm.SlotHome{Primary: dsm.NodeID(sl%homes + 1), Epoch: 1}
+		v.Slots[sl] = dsm.SlotHome{Primary: dsm.NodeID(sl%members + 1), Epoch: 1}
 	}
 	n := New(Config{Self: 1, View: &slowPair{view: v, size: size}, Sender: nowhere{}, Log: slog.New(slog.DiscardHandler), Linger: time.Hour})
 	tb.Cleanup(n.Close)

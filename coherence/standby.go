@@ -25,7 +25,7 @@ type standby struct {
 
 	// Of a versioned area: the newest version that is whole, what has come since, and whether something of that is missing.
 	whole  VersionInfo
-	cut    bool // the area was shrunk since
+	shrunk bool // the area was shrunk since
 	staged []message
 	newest map[dsm.ExtentIndex]dsm.Version // of each extent in staged
 	bytes  int64                           // of the payloads of staged
@@ -75,7 +75,7 @@ func (s *standby) drop(e dsm.ExtentIndex) {
 	}
 	delete(s.extents, e)
 	if len(s.extents) == 0 {
-		s.whole, s.cut, s.broken = VersionInfo{}, false, false
+		s.whole, s.shrunk, s.broken = VersionInfo{}, false, false
 		s.unstage()
 	}
 }
@@ -351,13 +351,13 @@ func (a *Area) wholeInStandbyLocked(m *wire.ReplicateVersion) (whole bool) {
 	for _, o := range staged {
 		a.followPagesLocked(o.msg.(*wire.ReplicatePages), o.payload[0])
 	}
-	s.whole, s.cut = VersionInfo{Version: m.Whole, Writer: m.Writer, Size: m.Size}, false
+	s.whole, s.shrunk = VersionInfo{Version: m.Whole, Writer: m.Writer, Size: m.Size}, false
 	a.heardLocked(m.Whole)
 	return false
 }
 
-// standbyCutLocked follows a change of size or rules: see homeGenChangedLocked. What is under way of a version was made before.
-func (a *Area) standbyCutLocked(shrunk bool) {
+// standbyShrunkLocked follows a change of size or rules: see homeGenChangedLocked. What is under way of a version was made before.
+func (a *Area) standbyShrunkLocked(shrunk bool) {
 	s := a.mu.standby
 	if s == nil {
 		return
@@ -369,7 +369,7 @@ func (a *Area) standbyCutLocked(shrunk bool) {
 	if !shrunk {
 		return
 	}
-	s.cut = s.cut || s.whole.Version > 0
+	s.shrunk = s.shrunk || s.whole.Version > 0
 	for e, x := range s.extents {
 		for i := range x.pages {
 			switch off := int64(page(e, i)) * dsm.PageSize; {
@@ -388,7 +388,7 @@ func (a *Area) standbyCutLocked(shrunk bool) {
 func (a *Area) stepDownLocked(slot dsm.Slot) {
 	s := a.standbyLocked()
 	in := a.slotSetLocked(slices.Values([]dsm.Slot{slot}))
-	for _, e := range inSlots(a, a.mu.home.extents, a.mu.home.below, &in) {
+	for _, e := range inSlotsLocked(a, a.mu.home.extents, a.mu.home.below, &in) {
 		h, x := a.mu.home.extents[e], s.extent(e)
 		for i, v := range h.pages {
 			if v != 0 {
@@ -400,18 +400,18 @@ func (a *Area) stepDownLocked(slot dsm.Slot) {
 		}
 		x.version, x.writers, x.parts = h.version, maps.Clone(h.writers), maps.Clone(h.parts)
 		if newest := a.newestHereLocked(); newest.Version > 0 && a.versionedLocked() {
-			s.whole, s.cut = newest, a.mu.whole.cut
+			s.whole, s.shrunk = newest, a.mu.whole.shrunk
 		}
 		a.resignLocked(e)
 	}
 }
 
-// standbyViewChangedLocked follows a view: this node steps down as the home of slots that it has handed over and is a backup of, takes over
-// those that it is the home of without a handover, and drops what it is no backup of. It may see no view in which it is the home: in the next one
-// after it takes over, it is to hand the slot over.
+// standbyViewChangedLocked follows a new view. Where this node has handed a slot over and is a backup of it now, it steps down as its home. Where it has become
+// the home of a slot without a handover, it takes over. Where it is no backup any more, it drops what it has. It may never see the view that makes it the home:
+// the next one that it sees may say already that it hands the slot over.
 func (a *Area) standbyViewChangedLocked(old *dsm.View) {
 	self, changed := a.node.cfg.Self, a.changedSlotsLocked(old)
-	for _, e := range inSlots(a, a.mu.home.extents, a.mu.home.below, &changed) {
+	for _, e := range inSlotsLocked(a, a.mu.home.extents, a.mu.home.below, &changed) {
 		if a.mu.home.extents[e] == nil { // it has stepped down with another of its slot
 			continue
 		}
@@ -430,14 +430,14 @@ func (a *Area) standbyViewChangedLocked(old *dsm.View) {
 	if s == nil {
 		return
 	}
-	for _, e := range inSlots(a, s.extents, s.below, &changed) {
+	for _, e := range inSlotsLocked(a, s.extents, s.below, &changed) {
 		x, slot := s.extents[e], a.slotLocked(e)
 		row := a.mu.view.Row(slot)
 		from, was := a.wasInLocked(old, e)
 		served := !x.due && was.Primary == self && a.node.slotReady(from, was)
-		holds := row.Primary == self && row.Source == 0 || row.Source == self && (x.due || a.movedLocked(old, slot)) // else it has stepped down
-		s.setDue(x, holds && !served)
-		if !x.due && (holds || row.Primary != self && row.BackupOf(self) < 0) {
+		serves := row.Primary == self && row.Source == 0 || row.Source == self && (x.due || a.movedLocked(old, slot)) // else it has stepped down
+		s.setDue(x, serves && !served)
+		if !x.due && (serves || row.Primary != self && row.BackupOf(self) < 0) {
 			s.drop(e)
 			continue
 		}
@@ -513,7 +513,7 @@ func (a *Area) takeOverLocked() {
 		if !x.due {
 			continue
 		}
-		m := &wire.HandoverExtent{Extent: e, Version: x.version, Writers: writersOf(x.writers, x.parts), Whole: whole.Version, Writer: whole.Writer, Size: whole.Size, Cut: s.cut}
+		m := &wire.HandoverExtent{Extent: e, Version: x.version, Writers: writersOf(x.writers, x.parts), Whole: whole.Version, Writer: whole.Writer, Size: whole.Size, Shrunk: s.shrunk}
 		var payload []byte
 		for _, i := range slices.Sorted(maps.Keys(x.pages)) {
 			m.Pages.Add(i)
@@ -528,15 +528,15 @@ func (a *Area) takeOverLocked() {
 	a.mu.wake = true
 }
 
-// dropStandbyLocked drops what this node has, as a backup, of those slots of which it holds. It looks at the view of this step: there may be many
-// areas, and until it is their turn the slots may have moved on, so that this node is a backup in sync.
-func (a *Area) dropStandbyLocked(slots map[dsm.Slot]bool, holds func(row *dsm.SlotHome) bool) {
+// dropStandbyLocked drops what this node keeps as a backup of the slots, if which says so of their rows. It looks at the rows as they are in this step: there
+// may be many areas, and when it is their turn this node may be a backup in sync again.
+func (a *Area) dropStandbyLocked(slots map[dsm.Slot]bool, which func(row *dsm.SlotHome) bool) {
 	if a.mu.standby == nil {
 		return
 	}
 	in := a.slotSetLocked(maps.Keys(slots))
-	for _, e := range inSlots(a, a.mu.standby.extents, a.mu.standby.below, &in) {
-		if holds(a.rowLocked(e)) {
+	for _, e := range inSlotsLocked(a, a.mu.standby.extents, a.mu.standby.below, &in) {
+		if which(a.rowLocked(e)) {
 			a.mu.standby.drop(e)
 		}
 	}

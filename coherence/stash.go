@@ -43,9 +43,9 @@ func (a *Area) unstashLocked(e dsm.ExtentIndex, came dsm.PageSet) {
 	}
 }
 
-// cutStashLocked follows a shrink. What lies past the end is dropped at once, because the area may have grown again when the page
-// comes. The page cache still holds it: the ledger is told, or what the kernel writes back later would count as stored again.
-func (a *Area) cutStashLocked(x *replicaExtent, size int64) {
+// shrinkStashLocked follows a shrink. What lies past the end is dropped at once, because the area may have grown again when the page
+// comes. The page cache still has it: the ledger is told, or what the kernel writes back later would count as stored again.
+func (a *Area) shrinkStashLocked(x *replicaExtent, size int64) {
 	for _, i := range slices.Sorted(maps.Keys(x.stash)) { // in order: runs repeat from their seed
 		for k := range x.stash[i] {
 			s := &x.stash[i][k]

@@ -9,9 +9,9 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// TestPunchOfAPageThatIsNotHere: the kernel cuts the hole out of its page cache some time after the answer, and the zeroes
+// TestPunchOfAPageThatIsNotHere: the kernel drops the hole from its page cache some time after the answer, and the zeroes
 // are stored only when the page comes. In between the reply to a READ has zeroes in the hole, whatever other nodes store there.
-// The next write(2) of the file shows that the kernel has cut it out.
+// The next write(2) of the file shows that the kernel has dropped it.
 func TestPunchOfAPageThatIsNotHere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newHomed(t, 2, onDemand(dsm.Inode{Size: 2 * dsm.PageSize}))
@@ -50,7 +50,7 @@ func TestPunchOfAPageThatIsNotHere(t *testing.T) {
 			return b
 		}
 		if b := read(); b[10] != 9 || b[100] != 0 || b[200] != 0 {
-			t.Errorf("the page cache is given %d, and %d and %d in the hole that the kernel may be cutting out", b[10], b[100], b[200])
+			t.Errorf("the page cache is given %d, and %d and %d in the hole that the kernel may be dropping", b[10], b[100], b[200])
 		}
 		if err := n.area.WriteAt(ctx, []byte{1}, 10); err != nil {
 			t.Fatal(err)
@@ -95,8 +95,8 @@ func TestPunchIsOver(t *testing.T) {
 	})
 }
 
-// TestStoresThatWereCutOff: stores wait for a page while the area shrinks and grows again. What was cut off of them does not come back.
-func TestStoresThatWereCutOff(t *testing.T) {
+// TestStoresThatWereTruncated: stores wait for a page while the area shrinks and grows again. What was truncated of them does not come back.
+func TestStoresThatWereTruncated(t *testing.T) {
 	for _, ino := range []dsm.Inode{{Size: dsm.PageSize}, onDemand(dsm.Inode{Size: dsm.PageSize})} {
 		t.Run(ino.Spec.Residency.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -120,7 +120,7 @@ func TestStoresThatWereCutOff(t *testing.T) {
 				s.drain()
 				for _, n := range s.nodes {
 					if w := n.area.mu.mem.Working(0); w[50] != 7 || w[99] != 7 || w[100] != 0 || w[149] != 0 {
-						t.Errorf("node %d has %d before the cut, %d after it", n.i, w[99], w[100])
+						t.Errorf("node %d has %d before the end, %d after it", n.i, w[99], w[100])
 					}
 				}
 			})

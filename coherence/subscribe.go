@@ -18,8 +18,8 @@ type subscribing struct {
 	extents []wire.ExtentVersion
 }
 
-// addTo adds to set the slots that the Subscribe is for, but those that have been left.
-func (s *subscribing) addTo(set map[dsm.Slot]struct{}, a *Area) {
+// addToLocked adds to set the slots that the Subscribe is for, without those from which the replica has unsubscribed since.
+func (s *subscribing) addToLocked(set map[dsm.Slot]struct{}, a *Area) {
 	add := func(slot dsm.Slot) {
 		if a.hasSlotLocked(slot) && a.mu.replica.slots.asked.has(slotIndex(slot)) {
 			set[slot] = struct{}{}
@@ -203,7 +203,7 @@ func (a *Area) subscribeOnceLocked(home dsm.NodeID, list []dsm.Slot) {
 	r := &a.mu.replica
 	in := a.slotSetLocked(slices.Values(list))
 	var left []wire.ExtentVersion
-	for _, e := range inSlots(a, r.extents, dsm.ExtentIndex(r.n), &in) {
+	for _, e := range inSlotsLocked(a, r.extents, dsm.ExtentIndex(r.n), &in) {
 		x := r.extents[e]
 		v := wire.ExtentVersion{Extent: e, Version: x.version}
 		if r.demand {
@@ -267,7 +267,7 @@ func (a *Area) replicaSubscribedLocked(from dsm.NodeID, m *wire.Subscribed) {
 			in.put(slotIndex(s), true)
 		}
 	}
-	for _, e := range inSlots(a, r.extents, dsm.ExtentIndex(r.n), &in) { // extents whose state was made after the Subscribe
+	for _, e := range inSlotsLocked(a, r.extents, dsm.ExtentIndex(r.n), &in) { // extents whose state was made after the Subscribe
 		if !r.extents[e].live {
 			a.extentSubscribedLocked(from, m.Epoch, e, dsm.PageSet{})
 		}

@@ -9,7 +9,7 @@ import (
 
 // subscriber is what a home knows about one node that wants an area's updates: the *set* of pages
 // that it lacks, not a queue of updates. However slow it is, it costs five bits for each page, gets
-// the newest bytes once, and holds up no other node.
+// the newest bytes once, and delays no other node.
 type subscriber struct {
 	id        dsm.NodeID
 	area      *Area
@@ -17,9 +17,9 @@ type subscriber struct {
 	partial   bool                     // push only pages that it has
 	lacking   int32                    // how many extents have pages to push
 	slots     slotBits                 // that it has subscribed to, until they move
-	extents   map[dsm.ExtentIndex]*lag // those in them of which there is something to know
-	flying    map[dsm.ExtentIndex]bool // those of them with pushes under way
-	queue     lagQueue                 // those with pages to push, and without a push under way, oldest first
+	extents   map[dsm.ExtentIndex]*lag // extents in these slots, if there is something to remember of them
+	flying    map[dsm.ExtentIndex]bool // extents with pushes under way
+	queue     lagQueue                 // extents with pages to push, and without a push under way, oldest first
 	fetches   []dsm.ExtentIndex        // extents with pages that a program waits for, oldest first
 	lastTurn  uint64
 	inFlight  int // bytes pushed and not acked
@@ -94,17 +94,17 @@ func newSubscriber(a *Area, id dsm.NodeID) *subscriber {
 	return &subscriber{id: id, area: a, extents: make(map[dsm.ExtentIndex]*lag)}
 }
 
-// lag returns what is known of an extent; nil: the subscriber has not subscribed to it.
-func (s *subscriber) lag(e dsm.ExtentIndex) *lag {
+// lagLocked returns what is known of an extent; nil: the subscriber has not subscribed to it.
+func (s *subscriber) lagLocked(e dsm.ExtentIndex) *lag {
 	l := s.extents[e]
 	if l == nil && s.slots.has(slotIndex(s.area.slotLocked(e))) {
-		l = s.make(e)
+		l = s.makeLocked(e)
 	}
 	return l
 }
 
-// make returns what is known of an extent that it has subscribed to.
-func (s *subscriber) make(e dsm.ExtentIndex) *lag {
+// makeLocked returns what is known of an extent that it has subscribed to.
+func (s *subscriber) makeLocked(e dsm.ExtentIndex) *lag {
 	l := s.extents[e]
 	if l == nil {
 		l = &lag{}
@@ -115,10 +115,10 @@ func (s *subscriber) make(e dsm.ExtentIndex) *lag {
 	return l
 }
 
-// lack adds pages to those that the subscriber lacks. If it has not subscribed to the extent, its
+// lackLocked adds pages to those that the subscriber lacks. If it has not subscribed to the extent, its
 // Subscribe will say what it lacks.
-func (s *subscriber) lack(e dsm.ExtentIndex, p dsm.PageSet) {
-	l := s.lag(e)
+func (s *subscriber) lackLocked(e dsm.ExtentIndex, p dsm.PageSet) {
+	l := s.lagLocked(e)
 	if l != nil && s.partial {
 		p = p.And(l.has)
 	}
@@ -194,60 +194,60 @@ func (s *subscriber) fly(e dsm.ExtentIndex, l *lag, p pushed) {
 	s.inFlight += p.bytes
 }
 
-// acked handles a PushAck. Unknown ids are those of pushes that were given up as lost.
-func (s *subscriber) acked(e dsm.ExtentIndex, id uint64, declined dsm.PageSet) {
+// ackedLocked handles a PushAck. Unknown ids are those of pushes that were given up.
+func (s *subscriber) ackedLocked(e dsm.ExtentIndex, id uint64, declined dsm.PageSet) {
 	l := s.extents[e]
 	if l == nil {
 		return
 	}
 	for i, p := range l.pushes {
 		if p.id == id {
-			s.landed(p.bytes)
+			s.landedLocked(p.bytes)
 			l.asked = l.asked.Minus(p.answer)
 			l.pushes = append(l.pushes[:i], l.pushes[i+1:]...)
 			if len(l.pushes) == 0 {
 				delete(s.flying, e)
 				l.sent = dsm.PageSet{}
 			}
-			s.lack(e, declined)
+			s.lackLocked(e, declined)
 			s.enqueue(e, l)
 			return
 		}
 	}
 }
 
-// landed records that bytes are not under way any more.
-func (s *subscriber) landed(bytes int) {
+// landedLocked records that bytes are not under way any more.
+func (s *subscriber) landedLocked(bytes int) {
 	s.inFlight -= bytes
 	s.area.node.links.give(s.id, s.area, bytes)
 }
 
-// requeue takes back what was pushed of an extent, because it may not have arrived.
-func (s *subscriber) requeue(e dsm.ExtentIndex) {
+// requeueLocked takes back what was pushed of an extent, because it may not have arrived.
+func (s *subscriber) requeueLocked(e dsm.ExtentIndex) {
 	l := s.extents[e]
 	for _, p := range l.pushes {
-		s.landed(p.bytes)
+		s.landedLocked(p.bytes)
 	}
 	l.pushes = nil
 	delete(s.flying, e)
 	sent := l.sent
 	l.sent = dsm.PageSet{}
 	s.fetch(e, l, sent.And(l.asked)) // even if the subscriber wants pushes only when it asks
-	s.lack(e, sent)
+	s.lackLocked(e, sent)
 	s.enqueue(e, l)
 }
 
-func (s *subscriber) requeueAll() {
+func (s *subscriber) requeueAllLocked() {
 	for _, e := range slices.Sorted(maps.Keys(s.flying)) {
-		s.requeue(e)
+		s.requeueLocked(e)
 	}
 }
 
-// forget drops an extent that moved to another home.
-func (s *subscriber) forget(e dsm.ExtentIndex) {
+// forgetLocked drops an extent that moved to another home.
+func (s *subscriber) forgetLocked(e dsm.ExtentIndex) {
 	l := s.extents[e]
 	for _, p := range l.pushes {
-		s.landed(p.bytes)
+		s.landedLocked(p.bytes)
 	}
 	l.lacks = dsm.PageSet{}
 	s.settle(l)
@@ -255,11 +255,11 @@ func (s *subscriber) forget(e dsm.ExtentIndex) {
 	delete(s.flying, e)
 }
 
-// end takes back what is under way to a node that is not a subscriber any more.
-func (s *subscriber) end() {
+// endLocked takes back what is under way to a node that is not a subscriber any more.
+func (s *subscriber) endLocked() {
 	if s != nil {
 		s.area.endBatchesLocked(s)
-		s.landed(s.inFlight)
+		s.landedLocked(s.inFlight)
 	}
 }
 

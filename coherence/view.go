@@ -30,11 +30,13 @@ type View interface {
 	// BackupInSync tells the cluster that a backup of slots of which this node is the primary, in the view of epoch e, has all that anybody has
 	// seen of them: it may take over from now on.
 	BackupInSync(ctx context.Context, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error
-	// BackupLags tells the cluster that such a backup does not follow: it must not take over. This node goes on to hold back what the backup lacks
+	// BackupLags tells the cluster that such a backup does not follow: it must not take over. This node goes on to withhold what the backup lacks
 	// until it has a view that says so.
 	BackupLags(ctx context.Context, backup dsm.NodeID, slots []dsm.Slot, e dsm.Epoch) error
 	// MayServe reports whether the lease of this node lasts. If not, it may have been evicted, and a backup may have taken over.
 	MayServe() bool
+	// Promised returns how much of the memory of this node the catalog has promised to files, whether they are in memory here or not.
+	Promised() int64
 	// MoveArea asks the cluster to move an area, whose home is this node in the view of epoch e, to another one. patience is what a move takes next
 	// time: see dsm.OwnSlot.
 	MoveArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID, patience uint8, e dsm.Epoch) error

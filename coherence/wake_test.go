@@ -63,7 +63,7 @@ func TestWaitersAreWoken(t *testing.T) {
 	tell := func(_ *testing.T, n *simNode) { n.kernel.finishNotices() }
 	for _, c := range []struct {
 		name    string
-		updates []int32 // of the home, to the page that the replica's kernel holds
+		updates []int32 // of the home, to the page that the replica's kernel has
 		open    bool    // an open for writing waits; else an acquire of a writer does
 		event   func(t *testing.T, n *simNode)
 	}{
@@ -238,9 +238,9 @@ func TestAwaitEnds(t *testing.T) {
 	}
 }
 
-// TestWaitForCutHome: a subscription, or an acquire, is lost on its way to a home that the area has nothing left at
-// when that is noticed.
-func TestWaitForCutHome(t *testing.T) {
+// TestWaitForHomeThatIsCutOff: a subscription, or an acquire, is dropped on its way to a home that the area has nothing left at
+// when that is seen.
+func TestWaitForHomeThatIsCutOff(t *testing.T) {
 	for _, acquire := range []bool{false, true} {
 		t.Run(fmt.Sprintf("acquire=%v", acquire), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

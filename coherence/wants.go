@@ -51,7 +51,7 @@ func (a *Area) nextWantedLocked(home dsm.NodeID) (dsm.ExtentIndex, *replicaExten
 	for len(r.wants[home]) > 0 {
 		e := r.wants[home][0]
 		if int(e) >= r.n {
-			r.wants.drop(home, nil) // it was cut off
+			r.wants.drop(home, nil) // it was truncated
 			continue
 		}
 		x := a.extentLocked(e)

@@ -29,22 +29,22 @@ type VersionInfo struct {
 
 // whole is what a node keeps of the versions of a versioned area.
 type whole struct {
-	history *pages.History // of the home's bytes at the home, else of the working copy
-	kept    []keptVersion  // that can be read, ascending; the last is the newest that is complete here
-	stage   stage
-	id      dsm.RoundID // of the version that is being published; none if Group is 0
-	serial  bool        // publishVersion is at work
-	waiting bool        // a subscriber waits for room to begin a batch
-	roomier bool        // a batch has ended since: see pumpWaitingLocked
-	taking  bool        // this node is receiving the home's bytes, and has pinned the version was
-	was     dsm.Version // the newest before
-	torn    bool        // the published bytes in place are of no one version
-	replica dsm.Version // the newest version that the replica has, which on the home's node has a base of its own
-	told    dsm.Version // the newest version that was ever complete here
-	cut     bool        // the area was shrunk, and its home has made no version since
-	held    bool        // a shrink has pinned the newest version, heldAt
-	heldAt  dsm.Version
-	coming  VersionInfo // what the former home says of its newest version
+	history  *pages.History // of the home's bytes at the home, else of the working copy
+	kept     []keptVersion  // that can be read, ascending; the last is the newest that is complete here
+	stage    stage
+	id       dsm.RoundID // of the version that is being published; none if Group is 0
+	serial   bool        // publishVersion is at work
+	waiting  bool        // a subscriber waits for room to begin a batch
+	roomier  bool        // a batch has ended since: see pumpWaitingLocked
+	taking   bool        // this node is receiving the home's bytes, and has pinned the version was
+	was      dsm.Version // the newest before
+	torn     bool        // the published bytes in place are of no one version
+	replica  dsm.Version // the newest version that the replica has, which on the home's node has a base of its own
+	told     dsm.Version // the newest version that was ever complete here
+	shrunk   bool        // the area was shrunk, and its home has made no version since
+	pinned   bool        // a shrink has pinned the newest version, pinnedAt
+	pinnedAt dsm.Version
+	coming   VersionInfo // what the former home says of its newest version
 }
 
 // keptVersion is a version that can be read.
@@ -82,7 +82,7 @@ func (a *Area) dropHistoryLocked() {
 		h.Close()
 	}
 	w := &a.mu.whole
-	w.history, w.kept, w.taking, w.torn, w.held = nil, nil, false, false, false
+	w.history, w.kept, w.taking, w.torn, w.pinned = nil, nil, false, false, false
 }
 
 // inPlaceLocked returns the bytes of page p that the history is about: those of the newest version. nil: the page is all zero.
@@ -106,10 +106,10 @@ func (a *Area) completedLocked(v VersionInfo) {
 	if n := len(w.kept); n > 0 && w.kept[n-1].Version >= v.Version {
 		return
 	}
-	w.cut = false
-	if w.held {
-		w.held = false
-		h.Unpin(w.heldAt)
+	w.shrunk = false
+	if w.pinned {
+		w.pinned = false
+		h.Unpin(w.pinnedAt)
 	}
 	w.kept = append(w.kept, keptVersion{VersionInfo: v})
 	a.retainLocked()
@@ -343,7 +343,7 @@ func (a *Area) ReadVersion(v dsm.Version, p []byte, off int64) (n int, err error
 			}
 			from := int(at % dsm.PageSize)
 			room := min(len(p)-n, dsm.PageSize-from)
-			if page == nil { // cut off, and all zero
+			if page == nil { // truncated, and all zero
 				clear(p[n : n+room])
 			} else {
 				copy(p[n:n+room], page[from:])
@@ -354,14 +354,14 @@ func (a *Area) ReadVersion(v dsm.Version, p []byte, off int64) (n int, err error
 	return n, err
 }
 
-// cutVersionsLocked keeps what the versions here have past size, before a shrink takes it.
-func (a *Area) cutVersionsLocked(size int64) {
+// shrinkVersionsLocked keeps what the versions here have past size, before a shrink takes it.
+func (a *Area) shrinkVersionsLocked(size int64) {
 	w := &a.mu.whole
 	if w.history == nil {
 		return
 	}
-	if !w.held { // until the next version comes
-		w.held, w.heldAt = true, w.history.Pin()
+	if !w.pinned { // until the next version comes
+		w.pinned, w.pinnedAt = true, w.history.Pin()
 	}
 	have := make(map[dsm.ExtentIndex]struct{}) // extents that may have bytes
 	for e := range a.mu.home.extents {

@@ -395,8 +395,8 @@ func (d demandCopy) shut() {
 	}
 }
 
-// TestViewAfterACut: a home that has cut extents off, and then loses their slots, keeps nothing of them.
-func TestViewAfterACut(t *testing.T) {
+// TestViewAfterAShrink: a home that has truncated extents, and then hands their slots over, keeps nothing of them.
+func TestViewAfterAShrink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ino := sums(3, dsm.ApplyArrival)
 		ino.Spec.Placement = dsm.PlaceSpread

@@ -69,7 +69,7 @@ type leaving struct {
 
 func (a *alias) sure() bool { return len(a.was) == 0 }
 
-// doubt says that the kernel may not have it in the place of which it is told next.
+// doubt says that the kernel is about to be told of another place, and may go on to have the directory in the old one.
 func (a *alias) doubt() {
 	if !slices.Contains(a.was, a.at) {
 		a.was = append(a.was, a.at)
@@ -84,7 +84,7 @@ type place struct {
 }
 
 // aliasLimit is how long a LOOKUP waits for the kernel to forget. The notice waits for the lock of the
-// old directory, which the program that looks up may hold itself.
+// old directory, which the program that looks up may have itself.
 const aliasLimit = 20 * time.Millisecond
 
 // maxWas bounds in how many places the kernel may have a directory.
@@ -367,11 +367,10 @@ func (x *aliases) unpassLocked(n nodeID, a *alias) {
 	}
 }
 
-// removed says that a call has removed what was at p. The kernel then takes the directory for removed that it had there
-// when the call began, and finds nothing in it any more, although another node may have moved that one away and put another in its place (K53).
-// The removal is refused then, once, if it is known which one the kernel had: see victim. If one was removed all the same
-// the kernel is told of the first by another number from now on. It may be any of which the kernel was told at p, since several
-// threads look up at the same time.
+// removed says that a call has removed the directory at p. Another node may have moved a first directory away from there, and put a second in its place, while
+// the kernel still had the first. The kernel then believes that the first was removed, and finds nothing in it any more (K53). If it is known which one the
+// kernel had, the removal is refused once: see victim. If the second was removed all the same, the kernel is told of the first by another number from now on.
+// Any directory that the kernel was ever told of at p may be the first, since several threads look up at the same time.
 func (x *aliases) removed(p place) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -27,7 +27,7 @@ func (h *fileHandle) appending(flags uint32, out *fuse.OpenOut) {
 }
 
 // bounded opens the file so that each read(2) asks for it, if there is a bound on how old what it returns may be: the page cache would
-// answer by itself, however long the homes have not. The bound of a file that is open already holds for its next open.
+// answer by itself, however long the homes have not. The bound of a file that is open already is that of its next open.
 func (h *fileHandle) bounded(out *fuse.OpenOut) {
 	if h.area.spec().Staleness > 0 && !h.area.direct.on.Load() {
 		h.goPast(out)

@@ -29,10 +29,10 @@ type Areas interface {
 	Transfer(ctx context.Context, id dsm.AreaID, to dsm.NodeID) error
 	// CountPages asks the homes of an area how many of its pages have bytes other than zero.
 	CountPages(ctx context.Context, id dsm.AreaID) (int64, error)
-	// Conflicts returns what was stored to an area on one side of a partition, and given up for what was stored on the other, and of how many bytes this
-	// node has kept nothing. ClearConflicts drops those up to a number; 0: all.
-	Conflicts(id dsm.AreaID) (list []control.Conflict, lost int64)
-	ClearConflicts(id dsm.AreaID, upTo uint64)
+	// Conflicts asks all nodes what was stored to an area on one side of a partition, and given up for what was stored on the other. ClearConflicts drops
+	// what a node, or with 0 each, keeps of that, up to a number; 0: all.
+	Conflicts(ctx context.Context, id dsm.AreaID) []control.KeptConflicts
+	ClearConflicts(ctx context.Context, id dsm.AreaID, node dsm.NodeID, upTo uint64) error
 	// KeepPages is called when the filesystem ends, before faults are served for the last time: when
 	// it returns no page leaves the working copies any more, which programs keep.
 	KeepPages()
@@ -54,14 +54,15 @@ type Area interface {
 	// CheckWrite is called before the file grows for a write(2). errs.Invalid if nothing of it could be published. through says that the page
 	// cache has the bytes already.
 	CheckWrite(p []byte, off int64, through bool) error
+	// CheckGrowth is called before the file is made as long as size. errs.NoSpace if memory of its own that programs of this node have takes the room.
+	CheckGrowth(size int64) error
 	// WriteAt takes over stores. It does not wait for the network, but of an area on demand for
 	// room: errs.NoSpace if there is none before ctx ends. Bytes past the
-	// end are dropped: somebody has just cut them off.
+	// end are dropped: somebody has just truncated them.
 	WriteAt(ctx context.Context, p []byte, off int64) error
-	// ReadBy and WriteBy are ReadAt and WriteAt for what the kernel reads and writes past its page cache, by a program (a process, or
-	// 0): it finds in the one what it has stored to memory of its own, and in that what the other wrote.
-	// WriteBy returns when the page cache does not show the bytes of before any more: it may
-	// wait for notices, and for READs that those wait for.
+	// ReadBy and WriteBy are ReadAt and WriteAt for direct I/O of a program, which goes past the page cache. program is its process, or 0. A program may have
+	// memory of its own (a draft): ReadBy then returns what it has stored there, and what WriteBy wrote is there, too. WriteBy returns when the page cache does
+	// not show the bytes of before any more: it may wait for notices, and for READs that those wait for.
 	ReadBy(ctx context.Context, program int, p []byte, off int64) (n int, err error)
 	WriteBy(ctx context.Context, program int, p []byte, off int64) error
 	// Punch stores zeroes, for a program that punches a hole. The page cache has none of the old bytes when it returns.
@@ -69,11 +70,11 @@ type Area interface {
 	Punch(ctx context.Context, off, n int64) (over func(), err error)
 	// WriteBack is WriteAt for stores to mappings, and never waits.
 	WriteBack(p []byte, off int64) error
-	// KernelCuts says that the answer to a SETATTR is about to tell the kernel of the size: it writes back
+	// KernelShrinks says that the answer to a SETATTR is about to tell the kernel of the size: it writes back
 	// nothing past it any more that is from before.
-	KernelCuts(size int64)
+	KernelShrinks(size int64)
 	// KernelTold says that an answer of any kind is about to tell the kernel of the size. A READ that is under way may be
-	// answered before the kernel has cut its page cache off there.
+	// answered before the kernel has truncated its page cache there.
 	KernelTold(size int64)
 	// KernelLocks says that a request has come for which the kernel has locked the file, as an FSYNC: no hole is being punched any more.
 	KernelLocks()
@@ -122,7 +123,7 @@ type Area interface {
 	// CompareTime is what comparing took since the start.
 	CompareTime() time.Duration
 	// Extended returns the end of what programs have written past the end of the area into
-	// the file that Attach returned, 0 for nothing; Trim cuts it off.
+	// the file that Attach returned, 0 for nothing; Trim truncates it.
 	Extended() int64
 	Trim()
 	// Figures says how stores of attached programs were found, and what is in memory.
@@ -152,7 +153,7 @@ type Area interface {
 	ModTime() time.Time
 }
 
-// Attachment is a program's hold on an area of which it maps the memory. Where updates enter memory in sync calls only, a
+// Attachment is a program that maps the memory of an area. Where updates enter memory in sync calls only, a
 // program that stores has memory of its own.
 type Attachment interface {
 	// Ready returns when a program that was attached again (Reattach) may be told.
@@ -217,7 +218,7 @@ type PageCache interface {
 	AttrChanged(id dsm.AreaID)
 	// Miscounted says that Area.Recounts has become true by a publish of another node.
 	Miscounted(id dsm.AreaID)
-	// Removed says that the area has no name, and no node holds it.
+	// Removed says that the area has no name, and no node claims it.
 	Removed(id dsm.AreaID)
 }
 

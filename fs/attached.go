@@ -46,7 +46,7 @@ func (m attachMount) Create(ctx context.Context, who *dsm.Credentials, dir dsm.I
 		return m.Names.Create(ctx, dir.Ino, name, n, true, settings...)
 	})
 	if err == nil {
-		m.b.holds.made(i.Ino) // as a rule the program attaches next
+		m.b.claims.made(i.Ino) // as a rule the program attaches next
 	}
 	return i, err
 }

@@ -194,7 +194,7 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	defer r.end()
 	*out = fuse.AttrOut{}
 	if c, ok := control.Of(in.NodeId); ok {
-		// A shell opens with O_TRUNC what it redirects to: nothing to cut off here.
+		// A shell opens with O_TRUNC what it redirects to: nothing to truncate here.
 		if _, version := c.Version(); version || in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) != 0 {
 			return fuse.EPERM
 		}
@@ -223,7 +223,7 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 		size := int64(v)
 		ch.Size = &size
 		if a := b.opens.find(dsm.AreaID(inoOf(in.NodeId))); a != nil {
-			b.grown(r, a) // or it would not be cut off
+			b.grown(r, a) // or it would not be truncated
 		}
 		if ch.Mtime == nil {
 			now := time.Now()
@@ -250,7 +250,7 @@ func (b *bridge) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	if a := b.opens.find(i.Area()); a != nil && ch.Size != nil {
 		a.kernelSize.Store(i.Size) // the reply tells it, whatever else is under way
 		if area := a.current(); area != nil {
-			area.KernelCuts(i.Size) // it writes nothing back until it has cut its pages off too
+			area.KernelShrinks(i.Size) // it writes nothing back until it has truncated its pages too
 			a.uncounted.Store(true)
 			b.countSoon(a)
 		}
@@ -284,7 +284,32 @@ func (b *bridge) setAttr(r *request, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, er
 
 // resize is SetAttr, tried again if there may be more memory now.
 func (b *bridge) resize(r context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
-	return b.withRoom(r, func() (dsm.Inode, error) { return b.cfg.Names.SetAttr(r, ino, ch) })
+	return b.withRoom(r, func() (dsm.Inode, error) {
+		if err := b.checkGrowth(ino, ch); err != nil {
+			return dsm.Inode{}, err
+		}
+		return b.cfg.Names.SetAttr(r, ino, ch)
+	})
+}
+
+// checkGrowth asks a file that is open on this node whether it may become longer.
+func (b *bridge) checkGrowth(ino dsm.Ino, ch dsm.SetAttr) error {
+	a := b.opens.find(dsm.AreaID(ino))
+	if a == nil || a.current() == nil {
+		return nil
+	}
+	size, _ := a.noted()
+	switch {
+	case ch.Size != nil:
+		size = *ch.Size
+	case ch.GrowTo != nil:
+		size = *ch.GrowTo
+	case ch.GrowBy != nil:
+		size += *ch.GrowBy
+	default:
+		return nil
+	}
+	return a.current().CheckGrowth(size)
 }
 
 func (b *bridge) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {

@@ -37,7 +37,7 @@ type bridge struct {
 	control   *control.Tree
 	harvest   *harvest.Harvester
 	intervals intervals
-	holds     holds
+	claims    claims
 	pages     pageCounts
 	aliases   aliases
 	walks     walks
@@ -80,7 +80,7 @@ func newBridge(cfg Config) *bridge {
 	b.unfound.init(cfg.unfoundWindow)
 	b.background.init()
 	b.releases.init()
-	b.holds.init(b)
+	b.claims.init(b)
 	b.pages.init(b)
 	b.opens = newOpens(b)
 	b.handles.init()
@@ -183,10 +183,15 @@ func (t *handleTable) remove(fh uint64) handle {
 	return h
 }
 
+// get returns the handle of a request.
 func (t *handleTable) get(fh uint64) handle {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return t.mu.open[fh]
+	h := t.mu.open[fh]
+	if f, ok := h.(*fileHandle); ok && !f.area.used.Load() {
+		f.area.used.Store(true)
+	}
+	return h
 }
 
 // fileHandle is an open area.

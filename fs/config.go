@@ -49,12 +49,12 @@ type Config struct {
 	PassthroughOff string
 	// Held, if not nil, has what outlives the daemon: see held.go. Device is then the descriptor of /dev/fuse, of which the holder
 	// has another.
-	// HeldFiles are the files that this node holds in the catalog.
+	// ClaimedFiles are the files that this node claims in the catalog.
 	// Descriptors has what outlives it beside that.
-	Held        *hold.Memory
-	Device      int
-	HeldFiles   []dsm.Ino
-	Descriptors hold.Descriptors
+	Held         *hold.Memory
+	Device       int
+	ClaimedFiles []dsm.Ino
+	Descriptors  hold.Descriptors
 	// FaultTimeout ends every request of the kernel; 0 means DefaultFaultTimeout.
 	FaultTimeout time.Duration
 	// UnmountTimeout is how long Unmount waits for a mount that is in use; 0 means

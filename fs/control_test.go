@@ -6,6 +6,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/dsmfs/dsmfs/fs/control"
+	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
 func TestControlFiles(t *testing.T) {
@@ -175,5 +179,35 @@ func TestPublishAndAcquireFiles(t *testing.T) {
 	control("acquire")
 	if n := a.state().acquires; n != 1 {
 		t.Errorf("%d acquires", n)
+	}
+}
+
+// TestConflictsOfOtherNodes: an order names a node, is for this one if it does not, and for all with no number.
+func TestConflictsOfOtherNodes(t *testing.T) {
+	areas := &fakeAreas{conflicts: []control.KeptConflicts{{Node: "two", List: []control.Conflict{{Number: 3, Time: time.Unix(5, 0), Kept: []byte{1}}}}}}
+	b := newBridge(Config{Areas: areas, Info: new(fakeInfo), Names: newFakeNames(), Log: slog.New(slog.DiscardHandler)})
+	ino, err := b.cfg.Names.Create(t.Context(), dsm.RootIno, "w", dsm.Inode{Kind: dsm.KindFile, Perm: 0o666}, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := control.Root
+	for _, name := range []string{"areas", "w", "conflicts"} {
+		if node, err = b.control.Lookup(t.Context(), node, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, want := readControl(t.Context(), b, node), "two/3 time=5.000000 offset=0 length=1 kept=01\n"; got != want {
+		t.Errorf("it reads %q, want %q", got, want)
+	}
+	h, err := b.control.Open(node, syscall.O_WRONLY, dsm.Credentials{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	for order, want := range map[string]string{"clear two/3": "11/3", "clear here/2": "10/2", "clear 2\n": "10/2", "clear": "0/0", "clear three/1": "", "clear two": ""} {
+		areas.cleared = nil
+		if err := h.Write(t.Context(), []byte(order)); (err == nil) != (want != "") || strings.Join(areas.cleared, " ") != want {
+			t.Errorf("%q clears %q of area %d, %v; want %q", order, areas.cleared, ino.Ino, err, want)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"syscall"
@@ -93,12 +94,19 @@ func (m controlMount) Versions(ctx context.Context, ino dsm.Ino) ([]control.Vers
 	return out, err
 }
 
-func (m controlMount) Conflicts(id dsm.AreaID) (list []control.Conflict, lost int64) {
-	return m.b.cfg.Areas.Conflicts(id)
+func (m controlMount) Conflicts(ctx context.Context, id dsm.AreaID) []control.KeptConflicts {
+	return m.b.cfg.Areas.Conflicts(ctx, id)
 }
 
-func (m controlMount) ClearConflicts(id dsm.AreaID, upTo uint64) {
-	m.b.cfg.Areas.ClearConflicts(id, upTo)
+func (m controlMount) ClearConflicts(ctx context.Context, id dsm.AreaID, node string, upTo uint64) error {
+	var of dsm.NodeID
+	if upTo > 0 {
+		var err error
+		if of, err = m.b.nodeNamed("clear conflicts", cmp.Or(node, nodeHere)); err != nil {
+			return err
+		}
+	}
+	return m.b.cfg.Areas.ClearConflicts(ctx, id, of, upTo)
 }
 
 func (m controlMount) Transfer(ctx context.Context, ino dsm.Ino, to string) error {
@@ -217,7 +225,7 @@ func (b *bridge) controlOpen(ctx context.Context, c control.Node, in *fuse.OpenI
 		return err
 	}
 	out.Fh, out.OpenFlags = b.handles.add(controlHandle{h}), fuse.FOPEN_DIRECT_IO
-	if h.Talks() { // a read that waits must not hold up a write
+	if h.Talks() { // a read that waits must not delay a write
 		out.OpenFlags |= fuse.FOPEN_STREAM | fuse.FOPEN_NONSEEKABLE
 	}
 	return nil

@@ -19,9 +19,8 @@ import (
 // plane the programs are like one attached program whose stores nobody reports: it compares.
 //
 // The kernel's RELEASE comes at close(2), but a mapping may remain, be stored to, and must be kept
-// up to date. So the handles do not keep the area open. Two sessions do: one as long as anybody has
-// the memfd open or mapped, and one as long as anybody has it so for writing. Function unused asks
-// the kernel whether that is so.
+// up to date. So the handles do not keep the area open. Two sessions do: one lasts while any program has the memfd open or mapped, the other while any has it
+// open or mapped for writing. unusedLocked asks the kernel.
 //
 // All fields that are not atomic are guarded by the area's gate.
 type directState struct {
@@ -34,7 +33,7 @@ type directState struct {
 	writing atomic.Int32
 	// rest is how long the next comparison had to wait because of the last one.
 	rest atomic.Int64
-	// noRoom is why something that was written past the end was cut off, until a program has been
+	// noRoom is why something that was written past the end was truncated, until a program has been
 	// told.
 	noRoom atomic.Pointer[error]
 	// backing is the memfd's number in the kernel while the mount has handles, otherwise 0.
@@ -83,9 +82,9 @@ func (o *opens) choose(ctx context.Context, a *openArea, alone bool) error {
 	return nil
 }
 
-// enterDirect prepares the memfd for another handle of the mount. errRefused, which only the first
+// enterDirectLocked prepares the memfd for another handle of the mount. errRefused, which only the first
 // handle can get, says that the area must be opened through the page cache.
-func (o *opens) enterDirect(ctx context.Context, a *openArea, write bool) error {
+func (o *opens) enterDirectLocked(ctx context.Context, a *openArea, write bool) error {
 	d := &a.direct
 	if d.file == nil {
 		if err := o.addLocked(ctx, a, false); err != nil {
@@ -111,7 +110,7 @@ func (o *opens) enterDirect(ctx context.Context, a *openArea, write bool) error 
 		d.backing.Store(id)
 	}
 	if write {
-		if err := o.startWriting(ctx, a); err != nil {
+		if err := o.startWritingLocked(ctx, a); err != nil {
 			return err
 		}
 		d.writers.Add(1)
@@ -119,8 +118,8 @@ func (o *opens) enterDirect(ctx context.Context, a *openArea, write bool) error 
 	return nil
 }
 
-// startWriting begins the session for writing unless there is one.
-func (o *opens) startWriting(ctx context.Context, a *openArea) error {
+// startWritingLocked begins the session for writing unless there is one.
+func (o *opens) startWritingLocked(ctx context.Context, a *openArea) error {
 	d := &a.direct
 	if d.stop != nil {
 		return nil
@@ -144,9 +143,9 @@ func (o *opens) startWriting(ctx context.Context, a *openArea) error {
 	return nil
 }
 
-// stopWriting ends the session for writing, in the background: the last stores are first found and
+// stopWritingLocked ends the session for writing, in the background: the last stores are first found and
 // published.
-func (o *opens) stopWriting(a *openArea) {
+func (o *opens) stopWritingLocked(a *openArea) {
 	d := &a.direct
 	stop, at := d.stop, d.storing
 	d.stop = nil
@@ -164,7 +163,7 @@ func (o *opens) stopWriting(a *openArea) {
 	})
 }
 
-// publishLast publishes what the programs of a session for writing have left. What they have written past the end is cut off when the session ends, so
+// publishLast publishes what the programs of a session for writing have left. What they have written past the end is truncated when the session ends, so
 // it tries until that is part of the file, or cannot be: the catalog may be away for longer than anybody waits for it.
 func (o *opens) publishLast(a *openArea) {
 	for pause := firstLook; ; pause = min(2*pause, lastLook) {
@@ -174,7 +173,7 @@ func (o *opens) publishLast(a *openArea) {
 		if err != nil {
 			o.b.log.Warn("stores of a closed file are not published yet", "area", a.id, "err", err)
 		}
-		if a.current().Extended() == 0 || a.direct.writing.Load() > 1 { // the last session cuts off
+		if a.current().Extended() == 0 || a.direct.writing.Load() > 1 { // the last session truncates
 			return
 		}
 		next := time.NewTimer(pause)
@@ -214,9 +213,9 @@ func (o *opens) lookLocked(a *openArea) {
 		}
 		d.backing.Store(0)
 	}
-	gone := !open && o.unused(a, unix.F_WRLCK)
-	if d.stop != nil && d.writers.Load() == 0 && (gone || o.unused(a, unix.F_RDLCK)) {
-		o.stopWriting(a)
+	gone := !open && o.unusedLocked(a, unix.F_WRLCK)
+	if d.stop != nil && d.writers.Load() == 0 && (gone || o.unusedLocked(a, unix.F_RDLCK)) {
+		o.stopWritingLocked(a)
 	}
 	if gone {
 		o.dropLocked(a)
@@ -239,7 +238,7 @@ func (o *opens) look(a *openArea) {
 	o.lookLocked(a)
 }
 
-func (o *opens) unused(a *openArea, kind int) bool {
+func (o *opens) unusedLocked(a *openArea, kind int) bool {
 	free, err := attach.Unused(a.direct.file, kind)
 	if err != nil {
 		o.b.log.Debug("cannot tell whether a file is still mapped", "area", a.id, "err", err)
@@ -261,7 +260,7 @@ func (o *opens) endDirect() {
 	for _, a := range o.all(func(*openArea) bool { return true }) {
 		a.gate <- struct{}{}
 		if a.direct.stop != nil {
-			o.stopWriting(a)
+			o.stopWritingLocked(a)
 		}
 		if a.direct.file != nil {
 			o.dropLocked(a)
@@ -271,7 +270,7 @@ func (o *opens) endDirect() {
 }
 
 // grown adds to the file what programs have written past the end of an area that they have open
-// directly, which nobody reported. What there is no room for is cut off again, and the next fsync
+// directly, which nobody reported. What there is no room for is truncated again, and the next fsync
 // or close reports it.
 func (b *bridge) grown(ctx context.Context, a *openArea) {
 	if a.direct.writing.Load() == 0 {
@@ -294,7 +293,7 @@ func (b *bridge) grown(ctx context.Context, a *openArea) {
 	case errs.Is(err, errs.NoSpace), errs.Is(err, errs.TooLarge):
 		area.Trim()
 		a.direct.noRoom.Store(&err)
-		b.log.Error("what was written past the end of a direct file is cut off again", "area", a.id, "end", end, "err", err)
+		b.log.Error("what was written past the end of a direct file is truncated again", "area", a.id, "end", end, "err", err)
 		b.notify.attrChanged(a) // the kernel believes that the bytes are there
 	case err != nil:
 		b.log.Warn("what was written past the end of a direct file is not part of it yet", "area", a.id, "end", end, "err", err)

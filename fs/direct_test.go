@@ -119,24 +119,24 @@ func TestCompareRest(t *testing.T) {
 // longerArea is an area whose memory is longer than the file.
 type longerArea struct {
 	*fakeArea
-	names *fakeNames
-	ino   dsm.Ino
-	end   int64
-	cut   bool // what was too long is gone
+	names   *fakeNames
+	ino     dsm.Ino
+	end     int64
+	trimmed bool // what was too long is gone
 }
 
 func (l *longerArea) Extended() int64 {
 	i, _ := l.names.Getattr(context.Background(), l.ino)
-	if l.cut || i.Size >= l.end {
+	if l.trimmed || i.Size >= l.end {
 		return 0
 	}
 	return l.end
 }
 
-func (l *longerArea) Trim() { l.cut = true }
+func (l *longerArea) Trim() { l.trimmed = true }
 
 // TestWrittenPastTheEndAtLast: the catalog is away when the last program has closed a direct file past whose end it has written, for longer than
-// calls wait. What it has written is part of the file when the catalog is back, and is not cut off before. It is if it cannot be part of the file.
+// calls wait. What it has written is part of the file when the catalog is back, and is not truncated before. It is if it cannot be part of the file.
 func TestWrittenPastTheEndAtLast(t *testing.T) {
 	for name, c := range map[string]struct {
 		away, then error
@@ -190,7 +190,7 @@ func TestWrittenPastTheEndAtLast(t *testing.T) {
 					t.Errorf("it took %v, want %v", took, c.takes)
 				}
 				if left := l.Extended(); left != 0 != c.ends {
-					t.Errorf("%d bytes are left to be cut off", left)
+					t.Errorf("%d bytes are left to be truncated", left)
 				}
 				b.end()
 				b.background.close()

@@ -42,7 +42,7 @@
 //   - Device nodes, sockets, fifos: EPERM.
 //   - Extended attributes other than user.* and trusted.*: EOPNOTSUPP. File flags (chattr):
 //     EOPNOTSUPP.
-//   - Locks of directories and of the files of /.dsm hold on one node only, or not at all (ENOLCK).
+//   - Locks of directories and of the files of /.dsm count on one node only, or not at all (ENOLCK).
 //   - After an append the position of the descriptor is where this node's kernel believes the end
 //     to be. RWF_APPEND of pwritev2(2) is not seen: it writes there. A write(2) of more than 1 MiB
 //     less a page is appended in pieces.

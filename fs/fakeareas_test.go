@@ -3,6 +3,7 @@ package fs
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -29,6 +30,9 @@ type fakeAreas struct {
 	quiet atomic.Bool // this node publishes nothing
 	asked atomic.Int64
 	owner atomic.Uint64 // of every area
+
+	conflicts []control.KeptConflicts
+	cleared   []string // NODE/NUMBER, as ClearConflicts was told
 }
 
 // fakeArea is one area. Hooks are set before the area is used.
@@ -51,9 +55,10 @@ type fakeArea struct {
 	done      int // notices done
 	syncErr   error
 	versions  []*fakeVersion
-	full      atomic.Bool // there is no memory for older versions
-	untyped   atomic.Bool // CheckWrite refuses
-	told      []int64     // sizes that answers told the kernel
+	full      atomic.Bool  // there is no memory for older versions
+	untyped   atomic.Bool  // CheckWrite refuses
+	most      atomic.Int64 // CheckGrowth refuses more; 0: nothing
+	told      []int64      // sizes that answers told the kernel
 
 	// merge replaces copying a WRITE into data; called with mu held.
 	merge func(p []byte, off int64)
@@ -77,7 +82,7 @@ func newFakeAreas(names *fakeNames) *fakeAreas {
 	if names != nil {
 		names.resized = func(ino dsm.Ino) {
 			a := p.area(dsm.AreaID(ino))
-			a.update(a.cutLocked)
+			a.update(a.shrinkLocked)
 		}
 	}
 	return p
@@ -131,8 +136,14 @@ func (p *fakeAreas) CountPages(_ context.Context, id dsm.AreaID) (int64, error) 
 
 func (p *fakeAreas) KeepPages() {}
 
-func (p *fakeAreas) Conflicts(dsm.AreaID) ([]control.Conflict, int64) { return nil, 0 }
-func (p *fakeAreas) ClearConflicts(dsm.AreaID, uint64)                {}
+func (p *fakeAreas) Conflicts(context.Context, dsm.AreaID) []control.KeptConflicts {
+	return p.conflicts
+}
+
+func (p *fakeAreas) ClearConflicts(_ context.Context, _ dsm.AreaID, node dsm.NodeID, upTo uint64) error {
+	p.cleared = append(p.cleared, fmt.Sprintf("%d/%d", node, upTo))
+	return nil
+}
 
 func (p *fakeAreas) Stats() []control.Stat {
 	return []control.Stat{{Name: "publishes", Value: "3"}, {Name: "pushes", Value: "4"}}
@@ -177,15 +188,15 @@ func (a *fakeArea) state() fakeState {
 	return fakeState{string(a.published), a.opens, a.writers, a.syncs, a.publishes, a.acquires}
 }
 
-// cutLocked forgets what is past the end of the file.
-func (a *fakeArea) cutLocked() {
+// shrinkLocked forgets what is past the end of the file.
+func (a *fakeArea) shrinkLocked() {
 	a.data = a.data[:min(int64(len(a.data)), a.plane.names.size(a.id))]
 }
 
-// fitLocked brings the working copy to the size of the file. What was cut off is
+// fitLocked brings the working copy to the size of the file. What was truncated is
 // zero when it grows again.
 func (a *fakeArea) fitLocked() {
-	a.cutLocked()
+	a.shrinkLocked()
 	a.data = append(a.data, make([]byte, a.plane.names.size(a.id)-int64(len(a.data)))...)
 }
 
@@ -239,9 +250,16 @@ func (a *fakeArea) WriteBack(p []byte, off int64) error {
 }
 
 func (a *fakeArea) KernelDrops() func()   { return func() {} }
-func (a *fakeArea) KernelCuts(int64)      {}
+func (a *fakeArea) KernelShrinks(int64)   {}
 func (a *fakeArea) KernelLocks()          {}
 func (a *fakeArea) KernelTold(size int64) { a.update(func() { a.told = append(a.told, size) }) }
+
+func (a *fakeArea) CheckGrowth(size int64) error {
+	if most := a.most.Load(); most > 0 && size > most {
+		return errs.E(errs.NoSpace, "grow", "")
+	}
+	return nil
+}
 
 func (a *fakeArea) CheckWrite([]byte, int64, bool) error {
 	if a.untyped.Load() {

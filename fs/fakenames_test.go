@@ -32,7 +32,7 @@ type fakeInode struct {
 	dsm.Inode
 	entries map[string]dsm.Ino
 	xattrs  map[string][]byte
-	held    bool
+	claimed bool
 }
 
 func (n *fakeNames) CreateTemp(ctx context.Context, dir dsm.Ino, i dsm.Inode, settings ...dsm.Setting) (dsm.Inode, error) {
@@ -115,12 +115,12 @@ func (n *fakeNames) count(op string) int {
 	return n.calls[op]
 }
 
-// held tells whether the node holds the file.
-func (n *fakeNames) held(ino dsm.Ino) bool {
+// claimed tells whether the node claims the file.
+func (n *fakeNames) claimed(ino dsm.Ino) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	i := n.nodes[ino]
-	return i != nil && i.held
+	return i != nil && i.claimed
 }
 
 func (n *fakeNames) failWith(op string, err error) {
@@ -164,9 +164,9 @@ func (n *fakeNames) child(dir dsm.Ino, name string) (*fakeInode, *fakeInode, err
 
 func (n *fakeNames) touch(i *fakeInode) { i.Mtime = time.Now(); i.Ctime = i.Mtime }
 
-// drop removes an inode that has neither name nor hold.
+// drop removes an inode that has neither name nor claim.
 func (n *fakeNames) drop(i *fakeInode) {
-	if i.Nlink == 0 && !i.held {
+	if i.Nlink == 0 && !i.claimed {
 		delete(n.nodes, i.Ino)
 	}
 }
@@ -220,7 +220,7 @@ func (n *fakeNames) ReadDir(_ context.Context, dir dsm.Ino) ([]dsm.DirEntry, err
 	return out, nil
 }
 
-func (n *fakeNames) Create(_ context.Context, dir dsm.Ino, name string, in dsm.Inode, hold bool, settings ...dsm.Setting) (dsm.Inode, error) {
+func (n *fakeNames) Create(_ context.Context, dir dsm.Ino, name string, in dsm.Inode, claim bool, settings ...dsm.Setting) (dsm.Inode, error) {
 	defer n.mu.Unlock()
 	if err := n.lock("Create"); err != nil {
 		return dsm.Inode{}, err
@@ -246,7 +246,7 @@ func (n *fakeNames) Create(_ context.Context, dir dsm.Ino, name string, in dsm.I
 	}
 	n.next++
 	n.rev++
-	i = &fakeInode{Inode: in, held: hold, entries: make(map[string]dsm.Ino), xattrs: make(map[string][]byte)}
+	i = &fakeInode{Inode: in, claimed: claim, entries: make(map[string]dsm.Ino), xattrs: make(map[string][]byte)}
 	i.Ino, i.Nlink, i.Gen, i.Rev = n.next, 1, n.rev, n.rev
 	n.touch(i)
 	i.Atime = i.Mtime
@@ -512,27 +512,27 @@ func (n *fakeNames) ListXattr(_ context.Context, ino dsm.Ino) ([]string, error) 
 	return slices.Sorted(maps.Keys(i.xattrs)), nil
 }
 
-func (n *fakeNames) Hold(_ context.Context, ino dsm.Ino, _ bool) (dsm.Inode, error) {
+func (n *fakeNames) Claim(_ context.Context, ino dsm.Ino, _ bool) (dsm.Inode, error) {
 	defer n.mu.Unlock()
-	if err := n.lock("Hold"); err != nil {
+	if err := n.lock("Claim"); err != nil {
 		return dsm.Inode{}, err
 	}
 	i, err := n.get(ino)
 	if err != nil {
 		return dsm.Inode{}, err
 	}
-	i.held = true
+	i.claimed = true
 	return i.Inode, nil
 }
 
-func (n *fakeNames) Unhold(_ context.Context, inos ...dsm.Ino) error {
+func (n *fakeNames) Unclaim(_ context.Context, inos ...dsm.Ino) error {
 	defer n.mu.Unlock()
-	if err := n.lock("Unhold"); err != nil {
+	if err := n.lock("Unclaim"); err != nil {
 		return err
 	}
 	for _, ino := range inos {
 		if i, err := n.get(ino); err == nil {
-			i.held = false
+			i.claimed = false
 			n.drop(i)
 		}
 	}

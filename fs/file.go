@@ -12,7 +12,7 @@ import (
 )
 
 // Open opens an area for another handle. The first one makes the kernel drop the pages that it
-// still has from before, because they have not been kept up to date. Every further one keeps them.
+// still has from before, because they have not been kept up to date. Every further one keeps them, once the kernel has certainly done that.
 func (b *bridge) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	r := b.begin(cancel, &in.InHeader)
 	defer r.end()
@@ -26,9 +26,9 @@ func (b *bridge) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	return b.open(r, inoOf(in.NodeId), in.Flags, nil, out)
 }
 
-func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, out *fuse.OpenOut) fuse.Status {
+func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, claimed *dsm.Inode, out *fuse.OpenOut) fuse.Status {
 	write := flags&syscall.O_ACCMODE != syscall.O_RDONLY
-	a, first, err := b.opens.open(r, ino, write, held)
+	a, drops, err := b.opens.open(r, ino, write, claimed)
 	if err != nil {
 		if k := errs.KindOf(err); k == errs.Unavailable || k == errs.Timeout || k == errs.NoSpace || k == errs.Busy {
 			b.log.Warn("open", "area", dsm.AreaID(ino), "err", err) // what it says is more than the error number
@@ -53,7 +53,7 @@ func (b *bridge) open(r *request, ino dsm.Ino, flags uint32, held *dsm.Inode, ou
 	case direct:
 		out.OpenFlags |= fuse.FOPEN_PASSTHROUGH // the kernel refuses KEEP_CACHE together with it
 		out.BackingID = a.direct.backing.Load()
-	case !first:
+	case !drops:
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
 	}
 	return fuse.OK
@@ -87,17 +87,17 @@ func (b *bridge) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 	if err != nil {
 		return status(err)
 	}
-	var held *dsm.Inode
+	var claimed *dsm.Inode
 	switch {
 	case made:
-		held = &i
+		claimed = &i
 	case i.Kind == dsm.KindDir:
 		return fuse.Status(syscall.EISDIR)
 	case i.Kind != dsm.KindFile: // a symlink: ESTALE makes the kernel walk the path again
 		return b.walkStatus(r.tid, errNotHere)
 	}
 	b.walIndexes.told(i, place{nodeID(in.NodeId), name})
-	if st := b.open(r, i.Ino, in.Flags, held, &out.OpenOut); !st.Ok() {
+	if st := b.open(r, i.Ino, in.Flags, claimed, &out.OpenOut); !st.Ok() {
 		return st
 	}
 	b.entry(i, &out.EntryOut)
@@ -300,7 +300,7 @@ func (b *bridge) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 		err = b.publishBy(r, h.area, Area.PublishLast) // after an fsync that timed out it does not wait again
 		kept = err
 	case b.hasLocks(h.area, in.LockOwner): // close(2) of any descriptor releases the locks of the process, under which it may have stored by another
-		kept = b.publishLocked(r, h.area)
+		kept = b.publishForLocks(r, h.area)
 	}
 	b.unlockFlushed(h, in.LockOwner, kept == nil)
 	if err == nil && h.write {

@@ -54,6 +54,26 @@ func TestRefusedWrite(t *testing.T) {
 	}
 }
 
+// TestRefusedGrowth: a file for which the data plane has no room stays as it is, however a program would make it longer.
+func TestRefusedGrowth(t *testing.T) {
+	f := mountTest(t)
+	c := startClient(t)
+	for name, flags := range map[string]int{"written": 0, "appended": unix.O_APPEND, "past-the-page-cache": unix.O_DIRECT} {
+		fd := c.open(f.path(name), unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|flags)
+		c.must(clientCall{Op: "pwrite", FD: fd, Data: []byte("held")})
+		f.areas.area(dsm.AreaID(f.names.inoOf(name))).most.Store(6)
+		c.wantErrno(syscall.ENOSPC, clientCall{Op: "pwrite", FD: fd, Off: 4, Data: []byte("past")})
+		c.wantErrno(syscall.ENOSPC, clientCall{Op: "ftruncate", FD: fd, Off: 7})
+		if st := c.must(clientCall{Op: "fstat", FD: fd}).Stat; st.Size != 4 {
+			t.Errorf("%s: the file has %d bytes", name, st.Size)
+		}
+		c.must(clientCall{Op: "ftruncate", FD: fd, Off: 6})
+		if got := string(c.must(clientCall{Op: "pread", FD: fd, Len: 10}).Data); got != "held\x00\x00" {
+			t.Errorf("%s: read %q", name, got)
+		}
+	}
+}
+
 // TestWriteAfterTruncateElsewhere: the size that this node knew is not believed
 // after it changed elsewhere.
 func TestWriteAfterTruncateElsewhere(t *testing.T) {
@@ -115,41 +135,40 @@ func TestUnlinkedFileLivesWhileOpen(t *testing.T) {
 	c.wantErrno(syscall.ENOENT, clientCall{Op: "stat", Path: f.path("w")})
 }
 
-// TestHoldOncePerArea: the first open holds, the last close lets go, and what is
-// reopened meanwhile stays held.
-func TestHoldOncePerArea(t *testing.T) {
+// TestClaimOncePerArea: the first open claims, the last close lets go, and what is reopened meanwhile stays claimed.
+func TestClaimOncePerArea(t *testing.T) {
 	f := mountTest(t)
 	c := startClient(t)
 	f.file(c, "w", []byte("x"))
 	ino := f.names.inoOf("w")
-	eventually(t, "let go", func() bool { return !f.names.held(ino) })
+	eventually(t, "let go", func() bool { return !f.names.claimed(ino) })
 	for range 200 {
 		fd := c.open(f.path("w"), unix.O_RDWR)
-		if !f.names.held(ino) {
-			t.Fatal("open and not held")
+		if !f.names.claimed(ino) {
+			t.Fatal("open and not claimed")
 		}
 		fd2 := c.open(f.path("w"), unix.O_RDONLY)
 		c.must(clientCall{Op: "close", FD: fd})
 		c.must(clientCall{Op: "close", FD: fd2})
 	}
-	eventually(t, "let go", func() bool { return !f.names.held(ino) })
+	eventually(t, "let go", func() bool { return !f.names.claimed(ino) })
 	a := f.areas.area(dsm.AreaID(ino))
 	if s := a.state(); s.opens != 0 || s.writers != 0 {
 		t.Errorf("%d handles, %d writers left in the data plane", s.opens, s.writers)
 	}
 }
 
-// TestUnholdIsTriedAgain: a catalog that does not answer at the last close does
-// not keep the hold for good.
-func TestUnholdIsTriedAgain(t *testing.T) {
+// TestUnclaimIsTriedAgain: a catalog that does not answer at the last close does
+// not keep the claim for good.
+func TestUnclaimIsTriedAgain(t *testing.T) {
 	f := mountTest(t, func(c *Config) { c.FaultTimeout = 50 * time.Millisecond })
 	c := startClient(t)
-	f.names.failWith("Unhold", errs.E(errs.Timeout, "fake", ""))
+	f.names.failWith("Unclaim", errs.E(errs.Timeout, "fake", ""))
 	f.file(c, "w", []byte("x"))
 	ino := f.names.inoOf("w")
-	eventually(t, "tried twice", func() bool { return f.names.count("Unhold") >= 2 })
-	f.names.failWith("Unhold", nil)
-	eventually(t, "let go", func() bool { return !f.names.held(ino) })
+	eventually(t, "tried twice", func() bool { return f.names.count("Unclaim") >= 2 })
+	f.names.failWith("Unclaim", nil)
+	eventually(t, "let go", func() bool { return !f.names.claimed(ino) })
 }
 
 func TestClosePublishes(t *testing.T) {
@@ -466,6 +485,37 @@ func TestListingBringsAttributes(t *testing.T) {
 	}
 	if listed > 2 {
 		t.Errorf("the catalog was asked %d times for the attributes of one listing", listed)
+	}
+}
+
+// TestOpenKeepsAttributes reads files that were listed, as grep -r and tar do: the kernel goes on to know their attributes, and what it kept of their pages
+// is dropped all the same.
+func TestOpenKeepsAttributes(t *testing.T) {
+	f := mountTest(t, func(c *Config) { c.keepLimit = time.Hour })
+	c := startClient(t)
+	c.must(clientCall{Op: "mkdir", Path: f.path("d"), Mode: 0o755})
+	const files = 64
+	areas := make([]*fakeArea, files)
+	for i := range files {
+		areas[i] = f.file(c, "d/"+strconv.Itoa(i), []byte("old"))
+	}
+	for _, a := range areas {
+		eventually(t, "closed", func() bool { return a.state().opens == 0 })
+		a.update(func() { copy(a.data, "new") })
+	}
+	f.names.kept.Store(int64(time.Hour))
+	c.must(clientCall{Op: "readdir", Path: f.path("d")})
+	asked := -f.names.count("Getattr")
+	for i := range files {
+		fd := c.open(f.path("d", strconv.Itoa(i)), unix.O_RDONLY)
+		c.must(clientCall{Op: "fstat", FD: fd})
+		if got := string(c.must(clientCall{Op: "pread", FD: fd, Len: 10}).Data); got != "new" {
+			t.Errorf("file %d reads %q", i, got)
+		}
+		c.must(clientCall{Op: "close", FD: fd})
+	}
+	if asked += f.names.count("Getattr"); asked >= files { // some for other ends
+		t.Errorf("%d questions about %d files that were listed and opened", asked, files)
 	}
 }
 

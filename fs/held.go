@@ -19,7 +19,7 @@ import (
 )
 
 // heldFiles keeps, for the daemon that follows this one, what the kernel has been told of: handles, and locks. The kernel's
-// numbers of inodes are those of the catalog, which is held too.
+// numbers of inodes are those of the catalog, which is kept too.
 //
 // A record is written before the request that it belongs to is answered. So the kernel never knows of something that the next
 // daemon does not know. What the next daemon knows and the kernel does not is a handle of an open that was not answered: the
@@ -308,7 +308,7 @@ func (x *heldFiles) locked(fh uint64, ino dsm.Ino, o locks.Owner) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	of := heldLock{ino, o}
-	set := x.b.cfg.Locks.Held(ino, o)
+	set := x.b.cfg.Locks.Granted(ino, o)
 	if _, open := x.mu.handles[fh]; !open {
 		if fh = x.mu.locks[of].fh; fh == 0 && len(set) > 0 {
 			return // it is being released
@@ -399,9 +399,9 @@ func (x *heldFiles) readLocked(b []byte) error {
 // resumeLimit bounds how long it may take to open everything again.
 const resumeLimit = time.Minute
 
-// resume opens again what programs have open, before any request is served. held are the files that this node holds in the
+// resume opens again what programs have open, before any request is served. claimed are the files that this node claims in the
 // catalog. The number of the daemon is not that of any before. After an error nothing is lost: another daemon can do it.
-func (x *heldFiles) resume(daemon uint64, held []dsm.Ino, s *attach.Server) error {
+func (x *heldFiles) resume(daemon uint64, claimed []dsm.Ino, s *attach.Server) error {
 	x.b.resuming.Store(true)
 	defer x.b.resuming.Store(false)
 	ctx, cancel := context.WithTimeout(x.b.life, resumeLimit)
@@ -472,9 +472,9 @@ func (x *heldFiles) resume(daemon uint64, held []dsm.Ino, s *attach.Server) erro
 			x.closing = append(x.closing, h.fh)
 		}
 	}
-	for _, ino := range held {
+	for _, ino := range claimed {
 		if !used[ino] {
-			x.b.background.run(func() { x.b.holds.made(ino) }) // unless a request that comes again opens it
+			x.b.background.run(func() { x.b.claims.made(ino) }) // unless a request that comes again opens it
 		}
 	}
 	return nil

@@ -116,9 +116,9 @@ func (y yieldingAreas) Reopen(ctx context.Context, id dsm.AreaID, write bool) (A
 // silentNames answers nothing that needs the cluster.
 type silentNames struct{ *fakeNames }
 
-func (silentNames) Hold(ctx context.Context, _ dsm.Ino, _ bool) (dsm.Inode, error) {
+func (silentNames) Claim(ctx context.Context, _ dsm.Ino, _ bool) (dsm.Inode, error) {
 	<-ctx.Done()
-	return dsm.Inode{}, errs.E(errs.Timeout, "hold", "")
+	return dsm.Inode{}, errs.E(errs.Timeout, "claim", "")
 }
 
 // TestResumeWithoutAnswer: the cluster does not answer a daemon that takes over, for instance as it has just evicted the node. The daemon ends, and the next one has all that programs had open.

@@ -139,7 +139,7 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 	// Anything but a lock for writing may reduce what the owner has, and so may any change of a
 	// flock.
 	if (l.Type != locks.Write || l.Owner.Flock) && b.cfg.Locks.HasLocks(ino, l.Owner) {
-		if err := b.publishLocked(r, a); err != nil {
+		if err := b.publishForLocks(r, a); err != nil {
 			if r.interruptible && r.Err() != nil {
 				return fuse.EINTR
 			}
@@ -171,9 +171,9 @@ func (b *bridge) setLock(r *request, in *fuse.LkIn, wait bool) fuse.Status {
 	return status(err)
 }
 
-// publishLocked publishes what was stored under a lock, unless the file's locks are plain. If the area was ever locked for writing on
+// publishForLocks publishes what was stored under a lock, unless the file's locks are plain. If the area was ever locked for writing on
 // this node, this includes stores to mappings, for which the kernel must be asked.
-func (b *bridge) publishLocked(ctx context.Context, a *openArea) error {
+func (b *bridge) publishForLocks(ctx context.Context, a *openArea) error {
 	if a.spec().Locks == dsm.LocksPlain {
 		return nil
 	}
@@ -239,7 +239,7 @@ func (b *bridge) unlocking(a *openArea, owners []locks.Owner) func() {
 		defer done()
 		ctx, cancel := b.lasting()
 		defer cancel()
-		if err := b.publishLocked(ctx, a); err != nil {
+		if err := b.publishForLocks(ctx, a); err != nil {
 			b.log.Warn("publish before the locks of a closed file are given up", "area", a.id, "err", err)
 		}
 		for _, o := range owners {

@@ -28,7 +28,7 @@ func TestUnlockLooksForStoresToMappings(t *testing.T) {
 		t.Helper()
 		before := f.fs.b.harvest.Asked()
 		a.writeLocked.Store(true)
-		if err := f.fs.b.publishLocked(t.Context(), a); err != nil {
+		if err := f.fs.b.publishForLocks(t.Context(), a); err != nil {
 			t.Fatal(err)
 		}
 		if n := f.fs.b.harvest.Asked() - before; looks != (n > 0) {
@@ -80,8 +80,8 @@ type lockNames struct {
 	locks *locks.Node
 }
 
-func (n lockNames) Hold(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode, error) {
-	i, err := n.fakeNames.Hold(ctx, ino, write)
+func (n lockNames) Claim(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode, error) {
+	i, err := n.fakeNames.Claim(ctx, ino, write)
 	if err == nil && write {
 		n.locks.LocksChanged([]locks.Event{{What: locks.Delegated, Ino: ino, Node: 1, Term: 1}})
 	}
@@ -91,9 +91,9 @@ func (n lockNames) Hold(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode
 // noCommands is a cluster that lives, and that nobody asks for a lock.
 type noCommands struct{ locks.Cluster }
 
-func (noCommands) MayGrant() bool                 { return true }
-func (noCommands) ShowLife(context.Context) error { return nil }
-func (noCommands) HeldLocks(dsm.Ino) []locks.Lock { return nil }
+func (noCommands) MayGrant() bool                    { return true }
+func (noCommands) ShowLife(context.Context) error    { return nil }
+func (noCommands) GrantedLocks(dsm.Ino) []locks.Lock { return nil }
 
 // lockable is a file that a program has open for writing, on a node that has its locks.
 func lockable(t *testing.T) (*bridge, *fakeAreas, *locks.Node, *openArea) {
@@ -165,8 +165,8 @@ func TestSignalDuringUnlock(t *testing.T) {
 				if st := <-done; st != c.want {
 					t.Errorf("%v, want %v", st, c.want)
 				}
-				if held := len(node.Held(dsm.Ino(a.id), node.Owner(1, true))); held != 1 && !c.want.Ok() || held != 0 && c.want.Ok() {
-					t.Errorf("%d locks", held)
+				if granted := len(node.Granted(dsm.Ino(a.id), node.Owner(1, true))); granted != 1 && !c.want.Ok() || granted != 0 && c.want.Ok() {
+					t.Errorf("%d locks", granted)
 				}
 			})
 		})
@@ -186,8 +186,8 @@ func TestCloseForReading(t *testing.T) {
 	if st := b.Flush(nil, &fuse.FlushIn{InHeader: *headerOf(0), Fh: r, LockOwner: 1}); !st.Ok() {
 		t.Fatal(st)
 	}
-	if held, published := len(node.Held(dsm.Ino(a.id), node.Owner(1, false))), areas.area(a.id).state().publishes-before; held != 0 || published != 1 {
-		t.Errorf("%d locks are left, after %d publishes", held, published)
+	if granted, published := len(node.Granted(dsm.Ino(a.id), node.Owner(1, false))), areas.area(a.id).state().publishes-before; granted != 0 || published != 1 {
+		t.Errorf("%d locks are left, after %d publishes", granted, published)
 	}
 }
 
@@ -208,8 +208,8 @@ func TestNumberOfAnOpenFileComesAgain(t *testing.T) {
 	for i, want := range []int{1, 0} {
 		b.Release(nil, &fuse.ReleaseIn{InHeader: *headerOf(0), Fh: handles[i]})
 		b.releases.settle(t.Context())
-		if held := len(node.Held(dsm.Ino(a.id), node.Owner(number, true))); held != want {
-			t.Errorf("after RELEASE %d there are %d locks, want %d", i+1, held, want)
+		if granted := len(node.Granted(dsm.Ino(a.id), node.Owner(number, true))); granted != want {
+			t.Errorf("after RELEASE %d there are %d locks, want %d", i+1, granted, want)
 		}
 	}
 }

@@ -147,7 +147,7 @@ func TestHarvestChildDies(t *testing.T) {
 	}
 	c.must(clientCall{Op: "store", FD: maps[0], Data: []byte("z")})
 	if err := f.fs.PublishAll(t.Context()); err != nil {
-		t.Logf("publish while the child dies: %v", err) // its answer is lost
+		t.Logf("publish while the child dies: %v", err) // its answer does not arrive
 		if err := f.fs.PublishAll(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -431,9 +431,9 @@ func TestOpenDropsStalePages(t *testing.T) {
 	c.must(clientCall{Op: "close", FD: fd})
 }
 
-// TestHungReadsHoldUpNobodyElse: K9, hung faults of one area leave others alone, also
+// TestHungReadsDelayNobodyElse: K9, hung faults of one area leave others alone, also
 // more of them than a FUSE mount has by default.
-func TestHungReadsHoldUpNobodyElse(t *testing.T) {
+func TestHungReadsDelayNobodyElse(t *testing.T) {
 	f := mountTest(t)
 	c := startClient(t)
 	hung := f.file(c, "hung", make([]byte, 64<<12))

@@ -78,7 +78,7 @@ func Mount(cfg Config) (*FS, error) {
 		return nil, err
 	}
 	if cfg.Held != nil {
-		if err := b.held.resume(cfg.Held.Word(hold.Daemons).Load(), cfg.HeldFiles, f.attach); err != nil {
+		if err := b.held.resume(cfg.Held.Word(hold.Daemons).Load(), cfg.ClaimedFiles, f.attach); err != nil {
 			return nil, err
 		}
 		if cfg.Resumed != nil {
@@ -231,13 +231,13 @@ func (f *FS) Miscounted(id dsm.AreaID) {
 	}
 }
 
-// Orphaned says that this node holds a new file of which its programs have not heard.
+// Orphaned says that this node claims a new file of which its programs have not heard.
 func (f *FS) Orphaned(ino dsm.Ino) {
-	f.b.background.run(func() { f.b.holds.made(ino) })
+	f.b.background.run(func() { f.b.claims.made(ino) })
 }
 
 // Rejoined says that this node has joined the cluster again, which knows nothing of it any more.
-func (f *FS) Rejoined(ctx context.Context) error { return f.b.holds.renew(ctx) }
+func (f *FS) Rejoined(ctx context.Context) error { return f.b.claims.renew(ctx) }
 
 // Removed implements PageCache.
 func (f *FS) Removed(id dsm.AreaID) { f.b.opens.removed(id) }

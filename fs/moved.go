@@ -71,7 +71,7 @@ func (b *bridge) look(r *request, n nodeID, p place, after <-chan struct{}) {
 // tellerOf returns who looks up a name.
 func (b *bridge) tellerOf(r *request) teller {
 	switch {
-	case b.harvest.IsChild(r.tid): // it holds no locks, and cannot look while it does
+	case b.harvest.IsChild(r.tid): // it has no locks, and cannot look while it has
 		return theChild
 	case r.tid == 0 || b.retries.has(r.tid) || !b.walksTwice(r): // 0: nobody knows
 		return lastTry

@@ -30,10 +30,10 @@ type Names interface {
 	// Create makes a file, directory or symlink (n.Kind); n's Perm, UID, GID and
 	// Target, and the Size of a regular file, are taken. Its Spec is inherited from dir, and changed by
 	// the settings of a regular file. errs.Exist if the name is taken; nobody finds it half made.
-	// With hold, a regular file is held open by this node in the same step. If it is made after the call has failed, FS.Orphaned
+	// With claim, this node claims a regular file in the same step. If it is made after the call has failed, FS.Orphaned
 	// is called; so with CreateTemp.
-	Create(ctx context.Context, dir dsm.Ino, name string, n dsm.Inode, hold bool, settings ...dsm.Setting) (dsm.Inode, error)
-	// CreateTemp makes a regular file as Create would, but without a name, held by this node. n's Layout
+	Create(ctx context.Context, dir dsm.Ino, name string, n dsm.Inode, claim bool, settings ...dsm.Setting) (dsm.Inode, error)
+	// CreateTemp makes a regular file as Create would, but without a name, and this node claims it. n's Layout
 	// is what the header that the file will get says, if that is known.
 	CreateTemp(ctx context.Context, dir dsm.Ino, n dsm.Inode, settings ...dsm.Setting) (dsm.Inode, error)
 	// Link gives a file or symlink a further name: errs.Permission for a directory.
@@ -50,11 +50,11 @@ type Names interface {
 	SetXattr(ctx context.Context, ino dsm.Ino, name string, value []byte, how dsm.XattrHow) error
 	RemoveXattr(ctx context.Context, ino dsm.Ino, name string) error
 	ListXattr(ctx context.Context, ino dsm.Ino) ([]string, error)
-	// Hold keeps the inode alive, unlinked or not, until this node's Unhold.
+	// Claim keeps the inode alive, unlinked or not, until this node's Unclaim.
 	// It returns errs.NotExist if the inode is gone already. Holds do not nest. With write, and
 	// after Create and CreateTemp, the file's locks are delegated to this node if no other has it open.
-	Hold(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode, error)
-	Unhold(ctx context.Context, inos ...dsm.Ino) error
+	Claim(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode, error)
+	Unclaim(ctx context.Context, inos ...dsm.Ino) error
 	// CountPages enters Inode.Pages of files, those that still exist.
 	CountPages(ctx context.Context, counts ...dsm.PageCount) error
 	// Usage returns the bytes reserved by all areas and the most they may reserve,

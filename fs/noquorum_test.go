@@ -55,11 +55,11 @@ func (n *cutNames) Getattr(ctx context.Context, ino dsm.Ino) (dsm.Inode, error) 
 	return n.fakeNames.Getattr(ctx, ino)
 }
 
-func (n *cutNames) Create(ctx context.Context, dir dsm.Ino, name string, in dsm.Inode, hold bool, settings ...dsm.Setting) (dsm.Inode, error) {
+func (n *cutNames) Create(ctx context.Context, dir dsm.Ino, name string, in dsm.Inode, claim bool, settings ...dsm.Setting) (dsm.Inode, error) {
 	if err := n.wait(ctx, n.cut); err != nil {
 		return dsm.Inode{}, err
 	}
-	return n.fakeNames.Create(ctx, dir, name, in, hold, settings...)
+	return n.fakeNames.Create(ctx, dir, name, in, claim, settings...)
 }
 
 // TestHarvestWithoutQuorum: the child gets at its files while the catalog answers nobody, also while

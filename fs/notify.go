@@ -11,7 +11,7 @@ import (
 )
 
 // notifier tells the kernel what other nodes changed. Each area has its own worker while there is
-// something to tell, so that an area whose page is being read from a slow node does not hold up
+// something to tell, so that an area whose page is being read from a slow node does not delay
 // others. Workers hold no lock while they talk to the kernel, and the handlers of READ, WRITE and
 // SETATTR never wait for them.
 type notifier struct {

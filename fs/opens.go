@@ -35,26 +35,29 @@ type opens struct {
 
 // openArea is one area of this node with all its handles.
 //
-// gate serializes opening and closing: the first open holds the inode in the catalog, and some time
-// after the last close the hold is given up (holds). Whoever has the gate may wait for the network,
-// so it is not a mutex.
+// gate serializes opening and closing: the first open claims the inode in the catalog, and some time after the last close the claim is given up (claims).
+// Whoever has the gate may wait for the network, so it is not a mutex.
 type openArea struct {
 	id   dsm.AreaID
 	gate chan struct{}
-	// held says that this node holds the inode in the catalog; heldUntil says until when it must
-	// stay held without handles. Both are guarded by the gate.
-	heldUntil time.Time
-	held      bool
-	// perhaps says that a hold was asked for, and that nobody knows whether it was made. It is given up. The gate guards it, too.
+	// claimed says that this node claims the inode in the catalog; claimedUntil says until when it must stay claimed without handles. Both are guarded by the
+	// gate.
+	claimedUntil time.Time
+	claimed      bool
+	// perhaps says that a claim was asked for, and that nobody knows whether it was made. It is given up. The gate guards it, too.
 	perhaps bool
 	// removed says that the area is gone, so nobody opens it again.
 	removed atomic.Bool
+
+	// used says that a request came by a handle of the mount since it had none: so the kernel has taken the answer to an open that had it drop its pages.
+	// To tell it to drop them (FUSE_NOTIFY_INVAL_INODE) would drop the attributes too.
+	used atomic.Bool
 
 	// stored counts the stores that were accepted, and published those of them that are published.
 	// If they are equal, a close or an interval has nothing to do.
 	stored    atomic.Uint64
 	published atomic.Uint64
-	// timed counts the stores whose time of modification the catalog has, or over which a program has set another. timing is held by who tells the catalog one.
+	// timed counts the stores whose time of modification the catalog has, or over which a program has set another. timing belongs to who tells the catalog one.
 	timed  atomic.Uint64
 	timing chan struct{}
 	// uncounted says that the number of pages with data may not be that in the catalog, counting that it is counted soon.
@@ -209,45 +212,40 @@ func (o *opens) all(want func(*openArea) bool) []*openArea {
 	return out
 }
 
-// open opens an area for another handle of the mount. held is the inode if the catalog holds it for
-// this handle already, as after Create. first reports that the mount had no handle before: then
-// pages that the kernel has kept are stale.
-func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Inode) (_ *openArea, first bool, err error) {
-	a, err := o.enter(ctx, ino, write, held)
+// open opens an area for another handle of the mount. claimed is the inode if it is claimed for this handle already, as after Create. drops reports that pages
+// which the kernel has kept may be stale: the mount had no handle before, and the kernel need not have taken the answer to the open of any since.
+func (o *opens) open(ctx context.Context, ino dsm.Ino, write bool, claimed *dsm.Inode) (_ *openArea, drops bool, err error) {
+	a, err := o.enter(ctx, ino, write, claimed)
 	if err != nil {
 		return nil, false, err
 	}
 	defer func() { <-a.gate }()
 	a.mu.Lock()
-	first = a.mu.kernel == 0
+	first := a.mu.kernel == 0
 	a.mu.kernel++
 	alone := a.mu.handles == 1
 	a.mu.Unlock()
 	if first {
-		a.kernelPages.Store(false) // no handle is there, and what a notice may bring now enterPlane waits for
+		a.kernelPages.Store(false) // no handle is there, and what a notice may bring now enterPlaneLocked waits for
 		a.expecting.Store(false)
-		if held == nil && !o.b.resuming.Load() {
-			// The reply drops them too, but the kernel may take that of the next open first, which keeps them. Nothing holds this up:
-			// without a handle no page is being read or written.
-			o.b.notify.drop(a)
-		}
+		a.used.Store(o.b.resuming.Load())
 		err = o.choose(ctx, a, alone)
 	}
 	if err == nil {
-		err = o.enterPlane(ctx, a, write)
+		err = o.enterPlaneLocked(ctx, a, write)
 	}
 	if err != nil {
 		o.closeLocked(a, write, true)
 		o.lookLocked(a)
 		return nil, false, err
 	}
-	return a, first, nil
+	return a, !a.used.Load(), nil
 }
 
-// enterPlane prepares the area for another handle of the mount, which has already been counted.
-func (o *opens) enterPlane(ctx context.Context, a *openArea, write bool) error {
+// enterPlaneLocked prepares the area for another handle of the mount, which has already been counted.
+func (o *opens) enterPlaneLocked(ctx context.Context, a *openArea, write bool) error {
 	if a.direct.on.Load() {
-		err := o.enterDirect(ctx, a, write)
+		err := o.enterDirectLocked(ctx, a, write)
 		if !errors.Is(err, errRefused) {
 			return err
 		}
@@ -266,9 +264,9 @@ func (o *opens) enterPlane(ctx context.Context, a *openArea, write bool) error {
 	return nil
 }
 
-// attach opens an area for a program that maps its working copy; detach closes it. held is that of open.
-func (o *opens) attach(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Inode) (*openArea, error) {
-	a, err := o.enter(ctx, ino, false, held)
+// attach opens an area for a program that maps its working copy; detach closes it. claimed is that of open.
+func (o *opens) attach(ctx context.Context, ino dsm.Ino, write bool, claimed *dsm.Inode) (*openArea, error) {
+	a, err := o.enter(ctx, ino, false, claimed)
 	if err != nil {
 		return nil, err
 	}
@@ -292,11 +290,11 @@ func (o *opens) detach(a *openArea, write bool) {
 }
 
 // enter counts another handle of an area, and returns with its gate taken unless it fails.
-func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.Inode) (_ *openArea, err error) {
+func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, claimed *dsm.Inode) (_ *openArea, err error) {
 	a, err := o.get(ctx, dsm.AreaID(ino))
 	if err != nil {
-		if held != nil {
-			o.b.background.run(func() { o.b.holds.made(ino) }) // which gives the hold up
+		if claimed != nil {
+			o.b.background.run(func() { o.b.claims.made(ino) }) // which gives the claim up
 		}
 		return nil, err
 	}
@@ -306,24 +304,24 @@ func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.In
 		}
 	}()
 	first := a.handles() == 0
-	if held == nil && first {
+	if claimed == nil && first {
 		var inode dsm.Inode
-		if a.held { // it was closed a moment ago
+		if a.claimed { // it was closed a moment ago
 			inode, err = o.b.cfg.Names.Getattr(ctx, ino)
 		} else {
-			inode, err = o.b.holds.hold(ctx, a, write)
+			inode, err = o.b.claims.claimLocked(ctx, a, write)
 		}
 		if err != nil {
 			return nil, err
 		}
-		held = &inode
+		claimed = &inode
 	}
-	if held != nil {
-		a.held, a.perhaps, a.heldUntil = true, false, time.Time{}
-		a.note(*held)
-		a.kernelSize.Store(held.Size)
-		a.kernelGen.Store(uint64(held.Gen))
-		a.settle(held.Ctime)
+	if claimed != nil {
+		a.claimed, a.perhaps, a.claimedUntil = true, false, time.Time{}
+		a.note(*claimed)
+		a.kernelSize.Store(claimed.Size)
+		a.kernelGen.Store(uint64(claimed.Gen))
+		a.settle(claimed.Ctime)
 	}
 	acquired := func() {}
 	if o.b.cfg.Locks != nil && first && write {
@@ -331,7 +329,7 @@ func (o *opens) enter(ctx context.Context, ino dsm.Ino, write bool, held *dsm.In
 	}
 	if err := o.addLocked(ctx, a, write); err != nil {
 		if first {
-			o.b.holds.giveUp(a)
+			o.b.claims.giveUp(a)
 		}
 		return nil, err
 	}
@@ -363,7 +361,7 @@ func (o *opens) addLocked(ctx context.Context, a *openArea, write bool) error {
 // catalog are told. The kernel does not wait for it.
 func (o *opens) release(a *openArea, write bool) { o.releaseThen(a, write, func() {}) }
 
-// releaseThen is release. It calls published when what was stored is published, and the file is still held.
+// releaseThen is release. It calls published when what was stored is published, and the file is still claimed.
 func (o *opens) releaseThen(a *openArea, write bool, published func()) {
 	if a.direct.on.Load() {
 		published()
@@ -403,7 +401,7 @@ func (o *opens) closeLocked(a *openArea, write, kernel bool) {
 	a.mu.Unlock()
 	area.Close(write)
 	if last {
-		o.b.holds.giveUp(a)
+		o.b.claims.giveUp(a)
 	}
 }
 

@@ -12,43 +12,41 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// droppingCache counts how often all pages of a file are dropped.
-type droppingCache struct {
+// toldCache counts what the kernel is told.
+type toldCache struct {
 	noKernel
-	dropped map[uint64]int
+	told *int
 }
 
-func (c droppingCache) InodeNotify(node uint64, off, length int64) fuse.Status {
-	if off == 0 && length == 0 {
-		c.dropped[node]++
-	}
+func (c toldCache) InodeNotify(uint64, int64, int64) fuse.Status {
+	*c.told++
 	return fuse.ENOENT
 }
 
-// TestFirstOpenDropsPages: the kernel has dropped what it kept before the first open is answered, or the second, whose answer it may take
-// before, would keep that.
+// TestFirstOpenDropsPages: the answer to the first open has the kernel drop what it kept, and so has that to the next, which it may take before, until
+// it has taken one. It is not told to drop them, which would drop the attributes too.
 func TestFirstOpenDropsPages(t *testing.T) {
-	names := newFakeNames()
-	cache := droppingCache{dropped: make(map[uint64]int)}
+	names, told := newFakeNames(), 0
 	b := newBridge(Config{Names: names, Areas: newFakeAreas(names), FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
 	defer b.background.close()
 	defer b.releases.close()
-	b.notify.server = cache
+	b.notify.server = toldCache{told: &told}
 	i, err := names.Create(t.Context(), dsm.RootIno, "f", dsm.Inode{Kind: dsm.KindFile, Perm: 0o600}, true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var opened []*openArea
-	open := func(held *dsm.Inode, want int) {
+	open := func(claimed *dsm.Inode, want bool) (fh uint64) {
 		t.Helper()
-		a, _, err := b.opens.open(t.Context(), i.Ino, false, held)
+		a, drops, err := b.opens.open(t.Context(), i.Ino, false, claimed)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := cache.dropped[uint64(i.Ino)]; n != want {
-			t.Errorf("the pages were dropped %d times, want %d", n, want)
+		if drops != want {
+			t.Errorf("it has the kernel drop pages: %v", drops)
 		}
 		opened = append(opened, a)
+		return b.handles.add(newFileHandle(a, false))
 	}
 	closeAll := func() {
 		for _, a := range opened {
@@ -56,21 +54,26 @@ func TestFirstOpenDropsPages(t *testing.T) {
 		}
 		opened = nil
 	}
-	open(&i, 0) // made just now: there are none
-	closeAll()
-	open(nil, 1)
-	open(nil, 1)
-	closeAll()
+	for _, claimed := range []*dsm.Inode{&i, nil} {
+		open(claimed, true)
+		fh := open(nil, true)
+		b.handles.get(fh) // a request by it
+		open(nil, false)
+		closeAll()
+	}
 	b.resuming.Store(true)
-	open(nil, 1) // programs have it open
+	open(nil, false) // programs have it open
 	closeAll()
+	if told > 0 {
+		t.Errorf("the kernel was told to drop something %d times", told)
+	}
 }
 
 // unlinkingNames is a catalog whose files another node removes: one when it is asked for the name, and one before it is truncated.
 type unlinkingNames struct {
 	*fakeNames
-	lookups, cuts int // how often that is still to happen
-	t             *testing.T
+	lookups, truncates int // how often that is still to happen
+	t                  *testing.T
 }
 
 // make makes the file as another node does.
@@ -96,8 +99,8 @@ func (n *unlinkingNames) Lookup(ctx context.Context, dir dsm.Ino, name string) (
 }
 
 func (n *unlinkingNames) SetAttr(ctx context.Context, ino dsm.Ino, ch dsm.SetAttr) (dsm.Inode, error) {
-	if n.cuts > 0 {
-		n.cuts--
+	if n.truncates > 0 {
+		n.truncates--
 		n.remove()
 	}
 	return n.fakeNames.SetAttr(ctx, ino, ch)
@@ -106,9 +109,9 @@ func (n *unlinkingNames) SetAttr(ctx context.Context, ino dsm.Ino, ch dsm.SetAtt
 // TestCreateOfAFileThatIsRemoved: open(2) with O_CREAT finds a file that another node removes then: it makes one. If the other makes a file
 // again, that one is opened.
 func TestCreateOfAFileThatIsRemoved(t *testing.T) {
-	for _, c := range []struct{ lookups, cuts, creates int }{{1, 0, 2}, {0, 1, 2}, {1, 1, 3}, {5, 0, 6}} {
-		names := &unlinkingNames{fakeNames: newFakeNames(), lookups: c.lookups, cuts: c.cuts, t: t}
-		b := newHoldsBridge(names, names.fakeNames, time.Minute)
+	for _, c := range []struct{ lookups, truncates, creates int }{{1, 0, 2}, {0, 1, 2}, {1, 1, 3}, {5, 0, 6}} {
+		names := &unlinkingNames{fakeNames: newFakeNames(), lookups: c.lookups, truncates: c.truncates, t: t}
+		b := newClaimsBridge(names, names.fakeNames, time.Minute)
 		names.make()
 		before := names.count("Create") + c.lookups // those of the other
 		if st := b.Create(nil, createIn(syscall.O_RDWR|syscall.O_TRUNC), "f", new(fuse.CreateOut)); !st.Ok() {

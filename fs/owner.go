@@ -21,8 +21,8 @@ func (h *fileHandle) wholly(out *fuse.OpenOut) {
 	}
 }
 
-// transferHere stands for this node where the name of one is wanted.
-const transferHere = "here"
+// nodeHere stands for this node where the name of one is wanted.
+const nodeHere = "here"
 
 // transfer makes a node the owner of a versioned area: the one with this name or id, or this one.
 func (b *bridge) transfer(ctx context.Context, ino dsm.Ino, to string) error {
@@ -33,17 +33,18 @@ func (b *bridge) transfer(ctx context.Context, ino dsm.Ino, to string) error {
 	if i.Kind != dsm.KindFile || i.Spec.Mode != dsm.ModeVersioned {
 		return errs.E(errs.Invalid, "transfer", "the mode is %s: only a versioned area has an owner", i.Spec.Mode)
 	}
-	target := b.cfg.Info.Self()
-	if to != transferHere {
-		if target, err = b.nodeNamed(to); err != nil {
-			return err
-		}
+	target, err := b.nodeNamed("transfer", to)
+	if err != nil {
+		return err
 	}
 	return b.cfg.Areas.Transfer(ctx, i.Area(), target)
 }
 
 // nodeNamed returns the member of the cluster with a name or an id.
-func (b *bridge) nodeNamed(word string) (dsm.NodeID, error) {
+func (b *bridge) nodeNamed(op, word string) (dsm.NodeID, error) {
+	if word == nodeHere {
+		return b.cfg.Info.Self(), nil
+	}
 	var names []string
 	for _, m := range b.cfg.Info.Members() {
 		if m.Name == word || m.ID.String() == word {
@@ -52,7 +53,7 @@ func (b *bridge) nodeNamed(word string) (dsm.NodeID, error) {
 		names = append(names, m.Name)
 	}
 	slices.Sort(names)
-	return 0, errs.E(errs.Invalid, "transfer", "no member has the name or id %q: want %s, or one of %s", word, transferHere, strings.Join(names, " "))
+	return 0, errs.E(errs.Invalid, op, "no member has the name or id %q: want %s, or one of %s", word, nodeHere, strings.Join(names, " "))
 }
 
 // nodeName returns the name of a node, or its id if it is no member any more; of nobody "-".

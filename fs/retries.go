@@ -126,7 +126,7 @@ const (
 
 // walkStatus is the answer to a request at the end of a path walk that ended with err. If the inode is gone it is ESTALE, which makes the
 // kernel walk the path again: an open that races with a rename over the name finds the new file. In that walk a file that a LOOKUP
-// finds is held (findHeld). A thread that loses the race again all the same is told ENOENT, which programs can handle.
+// finds is claimed (findClaimed). A thread that loses the race again all the same is told ENOENT, which programs can handle.
 func (b *bridge) walkStatus(tid uint32, err error) fuse.Status {
 	if !errs.Is(err, errs.NotExist) {
 		if err == nil {

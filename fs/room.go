@@ -21,7 +21,7 @@ func (b *bridge) withRoom(ctx context.Context, change func() (dsm.Inode, error))
 	limit, cancel := context.WithTimeout(ctx, closeLimit)
 	defer cancel()
 	b.handles.awaitClosed(limit)
-	for range 3 { // first what is released, then those holds that are being given up, then the holds of that
+	for range 3 { // first what is released, then those claims that are being given up, then the claims of that
 		b.releases.settle(limit)
 	}
 	if b.releases.ended() == before {

@@ -37,7 +37,7 @@ func (b *bridge) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, 
 	k := b.keep()
 	find := b.cfg.Names.Lookup
 	if b.retries.has(r.tid) {
-		find = b.findHeld
+		find = b.findClaimed
 	}
 	i, err := find(r, inoOf(in.NodeId), name)
 	if wasDir && (errs.Is(err, errs.NotExist) || err == nil && i.Kind != dsm.KindDir) {
@@ -88,13 +88,13 @@ func owned(n dsm.Inode, dir dsm.Inode, uid, gid uint32) dsm.Inode {
 }
 
 // create makes an inode for the caller.
-func (b *bridge) create(ctx context.Context, in *fuse.InHeader, name string, n dsm.Inode, hold bool) (dsm.Inode, error) {
+func (b *bridge) create(ctx context.Context, in *fuse.InHeader, name string, n dsm.Inode, claim bool) (dsm.Inode, error) {
 	dir, err := b.cfg.Names.Getattr(ctx, inoOf(in.NodeId))
 	if err != nil {
 		return dsm.Inode{}, err
 	}
 	return b.withRoom(ctx, func() (dsm.Inode, error) {
-		return b.cfg.Names.Create(ctx, dir.Ino, name, owned(n, dir, in.Uid, in.Gid), hold)
+		return b.cfg.Names.Create(ctx, dir.Ino, name, owned(n, dir, in.Uid, in.Gid), claim)
 	})
 }
 

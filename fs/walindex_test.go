@@ -124,10 +124,10 @@ type bookOf struct {
 	gone chan locks.Lock
 }
 
-func (b bookOf) LockedFiles() []dsm.Ino              { return []dsm.Ino{b.ino} }
-func (b bookOf) HeldLocks(ino dsm.Ino) []locks.Lock  { return []locks.Lock{b.lock} }
-func (b bookOf) DelegatedLocks() []dsm.Ino           { return nil }
-func (b bookOf) LockStanding(dsm.Ino) locks.Standing { return locks.Standing{} }
+func (b bookOf) LockedFiles() []dsm.Ino                { return []dsm.Ino{b.ino} }
+func (b bookOf) GrantedLocks(ino dsm.Ino) []locks.Lock { return []locks.Lock{b.lock} }
+func (b bookOf) DelegatedLocks() []dsm.Ino             { return nil }
+func (b bookOf) LockStanding(dsm.Ino) locks.Standing   { return locks.Standing{} }
 func (b bookOf) AskLock(context.Context, dsm.Ino, locks.Request) error {
 	b.gone <- b.lock
 	return errs.E(errs.Invalid, "lock", "")

@@ -13,7 +13,7 @@ import (
 // A directory in which a program has a file open, or works, stays known to the kernel under
 // its old name. A rename(2) from one directory to another that finds it under its new name gets ESTALE, lets go of
 // its locks, walks both paths once more and tries again (Linux 6.18). In between the child looks at the new
-// name: it holds no locks, so the kernel moves the directory. The first LOOKUP of the second walk waits for that.
+// name: it has no locks, so the kernel moves the directory. The first LOOKUP of the second walk waits for that.
 type walks struct {
 	mu struct {
 		lockrank.Mutex
@@ -22,7 +22,7 @@ type walks struct {
 }
 
 // walkLimit is how long a thread waits for the child. It may wait in vain: the child waits for the
-// lock of the directory, which a rename within one directory holds all the time. The thread is then told
+// lock of the directory, which a rename within one directory has all the time. The thread is then told
 // of another directory: see aliases.
 const walkLimit = 500 * time.Millisecond
 

@@ -59,12 +59,12 @@ type peer struct {
 	// What the node knows of the group, or has been sent.
 	generation, done, list, slowest, came, heard uint64
 
-	// What it has said that it has. A state leaves nothing else out, for one that was sent may be lost.
+	// What it has said that it has. A state leaves nothing else out, for one that was sent may not arrive.
 	hasDone, hasList, hasCounted uint64
 	keeps                        bool // it is to have all counters
 	sentCounted                  uint64
 
-	asked   uint64              // the last barrier of which it was asked whether it has the result, plus one
+	asked   uint64              // it was asked whether it has the result of barrier asked-1; 0: of none
 	touched map[string]struct{} // counters that it waits for
 	refused []wire.GroupRefusal
 	silent  int                 // of how many that are silent it has been told

@@ -96,8 +96,8 @@ func (c *coordinator) kept(keeper dsm.NodeID) bool {
 	return keeper == 0 || c.peers[keeper].hasCounted >= c.counted
 }
 
-// mayAnswer reports whether a node waits for answers to additions, and may have them. Those of another node are known there and here; those of
-// this one only when another node has said that it has them, so that no value comes twice when this one dies.
+// mayAnswer reports whether a node waits for answers to additions, and may have them. An answer to another node is then known on two nodes, there and here. An
+// answer to this node waits until another node has said that it has the counters: else the same value could be given out again when this node dies.
 func (c *coordinator) mayAnswer(n dsm.NodeID, p *peer) bool {
 	return len(p.touched) > 0 && (n != c.self || c.kept(c.keeper(0)))
 }

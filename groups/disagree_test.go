@@ -55,8 +55,8 @@ func TestMembersDisagree(t *testing.T) {
 // TestRefusedIsRefused: a member is refused, and nothing changes that before it has heard of it: not the end of whoever called something
 // else, not another report of its node, and not the loss of what it was told.
 func TestRefusedIsRefused(t *testing.T) {
-	for _, lost := range []bool{false, true} {
-		h := &held{sim: newSim(t, 1, 3)}
+	for _, dropped := range []bool{false, true} {
+		h := &chosen{sim: newSim(t, 1, 3)}
 		h.join(1, 2)
 		first, late := h.progs[0], h.progs[1]
 		first.next, late.next, late.round = 1, 1, true
@@ -70,22 +70,22 @@ func TestRefusedIsRefused(t *testing.T) {
 		h.nodes[2].SessionReset(1)
 		h.pass()
 		if c := h.nodes[0].mu.coordinators[simGroup]; c.done != 0 {
-			t.Errorf("lost %v: the round ended with a member that was refused: %s", lost, h)
+			t.Errorf("lost %v: the round ended with a member that was refused: %s", dropped, h)
 		}
-		if lost {
+		if dropped {
 			h.net[h.links[0]] = nil
 			h.nodes[2].SessionReset(1)
 		}
 		h.links = nil
 		h.pass()
 		if h.refused != 1 || late.number != 0 || late.member.seat.Arrived != 0 {
-			t.Errorf("lost %v: refused %d times: %s", lost, h.refused, h)
+			t.Errorf("lost %v: refused %d times: %s", dropped, h.refused, h)
 		}
 		late.round = true
 		late.meet()
 		h.pass()
 		if late.number != 1 {
-			t.Errorf("lost %v: the only one waits: %s", lost, h)
+			t.Errorf("lost %v: the only one waits: %s", dropped, h)
 		}
 	}
 }

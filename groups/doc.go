@@ -18,7 +18,7 @@
 //
 // Nothing is stored. A coordinator only knows what the nodes report, and each report has all that
 // the programs of a node have to say: who they are, at which barrier they have arrived, which
-// additions have no answer yet. So a lost session costs one more report, and a new coordinator gets
+// additions have no answer yet. So a broken session costs one more report, and a new coordinator gets
 // from the reports what the last one knew, as far as anybody alive has seen it.
 //
 // # Why two coordinators never contradict each other

@@ -20,7 +20,7 @@ func (s deafSender) Send(to dsm.NodeID, m any, payload [][]byte, more bool) {
 	}
 }
 
-// TestSilent: who waits for a group learns which nodes hold it up, on the coordinator and elsewhere.
+// TestSilent: who waits for a group learns which nodes delay it, on the coordinator and elsewhere.
 func TestSilent(t *testing.T) {
 	c := newCluster(t, 4)
 	for _, w := range c.nodes {

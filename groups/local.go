@@ -91,9 +91,9 @@ func (l *local) moved(to dsm.NodeID, skipped bool) bool {
 	return true
 }
 
-// state takes over what the coordinator tells: of everything the newer. Several members of a node
+// stateLocked takes over what the coordinator tells: of everything the newer. Several members of a node
 // may be served by one state.
-func (l *local) state(s *wire.GroupState) {
+func (l *local) stateLocked(s *wire.GroupState) {
 	l.heard, l.acked = max(l.heard, s.Heard), max(l.acked, s.Heard)
 	l.lives(s.Generation)
 	if s.Generation == l.generation {
@@ -114,13 +114,13 @@ func (l *local) state(s *wire.GroupState) {
 		}
 	}
 	for _, c := range s.Counters {
-		l.count(c)
+		l.countLocked(c)
 	}
 	for _, r := range s.Refused {
 		if m := l.seats[r.Seat]; m != nil && r.Try != 0 {
 			m.disagreesLocked(r)
 		} else if m != nil {
-			m.loseLocked(errs.E(r.Kind, "group", "%s", r.Text))
+			m.endLocked(errs.E(r.Kind, "group", "%s", r.Text))
 		}
 	}
 }
@@ -134,8 +134,8 @@ func (l *local) lives(generation uint64) {
 	}
 }
 
-// count takes over the value of a counter, and the answers in it.
-func (l *local) count(c wire.GroupCounter) {
+// countLocked takes over the value of a counter, and the answers in it.
+func (l *local) countLocked(c wire.GroupCounter) {
 	if have, ok := l.counters[c.Name]; !ok || have.Count < c.Count {
 		l.counters[c.Name] = c
 	}

@@ -20,7 +20,7 @@ type Member struct {
 	first uint64            // the first barrier that it takes part in
 	next  uint64            // numbers its additions
 	sums  map[uint64]*int64 // of the additions that somebody waits for; nil: no answer yet
-	lost  error             // why it is no member any more
+	ended error             // why it is no member any more
 
 	refused uint64 // the last of its arrivals that was refused, as GroupSeat.Tries counts them
 	refusal error
@@ -78,9 +78,9 @@ func (m *Member) seatedLocked(l *local, rank int) {
 	m.seat.Arrived, m.seat.Ticks = x.From-1, x.Tick
 }
 
-// loseLocked ends the membership: every call returns the error.
-func (m *Member) loseLocked(err error) {
-	m.lost = err
+// endLocked ends the membership: every call returns the error.
+func (m *Member) endLocked(err error) {
+	m.ended = err
 	m.withdrawLocked()
 	for _, a := range m.seat.Adds {
 		m.group.adding -= addBytes(a.Counter)
@@ -132,7 +132,7 @@ func (m *Member) meet(ctx context.Context, number uint64, first, ready func() (b
 }
 
 // Arrive is Barrier without a wait: done is called when the barrier is over, perhaps before Arrive
-// returns, by a goroutine that must not be held up. With an error nothing has begun.
+// returns, by a goroutine that must not be delayed. With an error nothing has begun.
 func (m *Member) Arrive(number uint64, done func(Result, error)) error {
 	r := new(Result)
 	first, ready := m.arrival(number, false, r)
@@ -140,7 +140,7 @@ func (m *Member) Arrive(number uint64, done func(Result, error)) error {
 	return err
 }
 
-// ArriveNow is Arrive for a goroutine that must not be held up. It returns false, and has done nothing, if another one is at work.
+// ArriveNow is Arrive for a goroutine that must not be delayed. It returns false, and has done nothing, if another one is at work.
 func (m *Member) ArriveNow(number uint64, done func(Result, error)) (taken bool, err error) {
 	if !m.n.mu.TryLock() {
 		return false, nil
@@ -271,8 +271,8 @@ func (m *Member) Ticks() uint64 {
 // Leave ends the membership. It may be called again.
 func (m *Member) Leave() {
 	m.n.step(func() {
-		if m.lost == nil {
-			m.loseLocked(errs.E(errs.Closed, "group", "left"))
+		if m.ended == nil {
+			m.endLocked(errs.E(errs.Closed, "group", "left"))
 			m.n.reportLocked(m.group)
 		}
 	})

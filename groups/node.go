@@ -103,7 +103,7 @@ func (n *Node) Close() {
 func (n *Node) loseAllLocked(err error) {
 	for _, l := range n.mu.locals {
 		for _, m := range l.inOrder() {
-			m.loseLocked(err)
+			m.endLocked(err)
 		}
 		n.reportLocked(l)
 	}
@@ -118,7 +118,7 @@ func (n *Node) step(f func()) {
 }
 
 // settleLocked handles the messages of this node to itself, releases the lock, gives rounds up, wakes programs and
-// sends messages. One goroutine sends at a time, so that they leave in the order of the steps. soon: the caller must not be held up, as
+// sends messages. One goroutine sends at a time, so that they leave in the order of the steps. soon: the caller must not be delayed, as
 // giving up a round may do.
 func (n *Node) settleLocked(soon bool) {
 	for len(n.mu.inbox) > 0 {
@@ -176,7 +176,7 @@ func (n *Node) settleLocked(soon bool) {
 func (l *local) wakened() (woken []*waiter) {
 	l.waiters = slices.DeleteFunc(l.waiters, func(w *waiter) bool {
 		over := true
-		if w.err = w.member.lost; w.err == nil {
+		if w.err = w.member.ended; w.err == nil {
 			over, w.err = w.ready()
 		}
 		if !over && w.err == nil {
@@ -211,9 +211,9 @@ func (n *Node) begin(m *Member, first, ready func() (bool, error), done func(err
 // beginLocked is begin by a caller that has the lock, which it releases. soon is that of settleLocked.
 func (n *Node) beginLocked(m *Member, first, ready func() (bool, error), done func(error), soon bool) (*waiter, error) {
 	w := &waiter{member: m, ready: ready, done: done}
-	if m.lost != nil {
+	if m.ended != nil {
 		defer n.mu.Unlock()
-		return nil, m.lost
+		return nil, m.ended
 	}
 	news, err := first()
 	if err != nil {
@@ -276,13 +276,13 @@ func (n *Node) Join(ctx context.Context, group dsm.AreaID, size int) (*Member, e
 		return m, nil
 	}
 	n.step(func() {
-		if m.lost != nil {
+		if m.ended != nil {
 			return
 		}
 		if errs.Is(err, errs.Timeout) {
 			err = n.lackingLocked(m)
 		}
-		m.loseLocked(err)
+		m.endLocked(err)
 		n.reportLocked(m.group)
 	})
 	return nil, err
@@ -326,11 +326,11 @@ func (n *Node) newMember(group dsm.AreaID, size int) *Member {
 	defer n.mu.Unlock()
 	switch {
 	case n.mu.closed:
-		m.lost = errs.E(errs.Closed, "join", "the node ends")
+		m.ended = errs.E(errs.Closed, "join", "the node ends")
 	case !here(n.mu.view, n.cfg.Self):
-		m.lost = errEvicted
+		m.ended = errEvicted
 	}
-	if m.lost != nil {
+	if m.ended != nil {
 		return m
 	}
 	m.group = n.mu.locals[group]

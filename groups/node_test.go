@@ -149,7 +149,7 @@ func TestJoin(t *testing.T) {
 }
 
 // TestMissing: a barrier ends without a member that is gone, also with the node that coordinates,
-// and says so; one that is cut short is met all the same.
+// and says so; one that is waited for no longer is met all the same.
 func TestMissing(t *testing.T) {
 	c := newCluster(t, 3)
 	members := c.join(3, 0, 1, 2)

@@ -70,7 +70,7 @@ func TestNowGivesRoundsUpElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.mu.Lock()
-	m.loseLocked(errs.E(errs.Closed, "test", "the member is none any more"))
+	m.endLocked(errs.E(errs.Closed, "test", "the member is none any more"))
 	n.settleLocked(true)
 	close(area.over)
 	if id := <-area.given; id != m.Round(1) {

@@ -27,7 +27,7 @@ func (n *Node) Handle(from dsm.NodeID, msg any) {
 	n.step(func() { n.handleLocked(from, msg) })
 }
 
-// HandleNow is Handle for a goroutine that must not be held up: a loop that serves many nodes. It returns false, and has done nothing, if
+// HandleNow is Handle for a goroutine that must not be delayed: a loop that serves many nodes. It returns false, and has done nothing, if
 // another goroutine is at work, or there is much to do.
 func (n *Node) HandleNow(from dsm.NodeID, msg any) bool {
 	if extent(msg) > few || fits(msg) != "" || !n.mu.TryLock() {
@@ -143,7 +143,7 @@ func (n *Node) stateLocked(from dsm.NodeID, s *wire.GroupState) {
 	if l == nil || l.coordinator != from || l.reign != s.Reign {
 		return
 	}
-	l.state(s)
+	l.stateLocked(s)
 	if len(s.Refused) > 0 || s.Counted > 0 || l.owing && l.acked >= l.seq {
 		n.reportLocked(l)
 	}
@@ -181,7 +181,7 @@ func (n *Node) ViewChanged(v *dsm.View) {
 				delete(n.mu.coordinators, id)
 				continue
 			}
-			if skipped { // to nodes that saw those views this one may have been replaced, and they dropped what it sent
+			if skipped { // in the views that this node has not seen another one may have been the coordinator: then others have dropped what this one sent
 				n.decidedLocked(n.takeOverLocked(id))
 				continue
 			}
@@ -194,12 +194,12 @@ func (n *Node) ViewChanged(v *dsm.View) {
 	})
 }
 
-// SessionReset says that messages to or from a node may have been lost.
+// SessionReset says that messages to or from a node may have been dropped.
 func (n *Node) SessionReset(peer dsm.NodeID) {
 	n.step(func() {
 		for _, id := range slices.Sorted(maps.Keys(n.mu.locals)) {
 			if l := n.mu.locals[id]; l.coordinator == peer {
-				l.acked = l.seq // the answer may be lost
+				l.acked = l.seq // the answer may not have arrived
 				n.reportLocked(l)
 			}
 		}

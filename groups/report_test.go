@@ -10,13 +10,13 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// heldSender keeps its caller until it may go on, and notes what was sent.
-type heldSender struct {
+// slowSender keeps its caller until it may go on, and notes what was sent.
+type slowSender struct {
 	begun, free chan struct{}
 	sent        []any
 }
 
-func (s *heldSender) Send(_ dsm.NodeID, m any, _ [][]byte, _ bool) {
+func (s *slowSender) Send(_ dsm.NodeID, m any, _ [][]byte, _ bool) {
 	select {
 	case s.begun <- struct{}{}:
 	default:
@@ -40,7 +40,7 @@ func first(m *Member, name string) func() (bool, error) {
 func TestOneReportIsOwed(t *testing.T) {
 	c := newCluster(t, 2)
 	m := c.join(1, 1)[0]
-	s := &heldSender{begun: make(chan struct{}, 1), free: make(chan struct{})}
+	s := &slowSender{begun: make(chan struct{}, 1), free: make(chan struct{})}
 	m.n.cfg.Sender = s
 	over := make(chan error)
 	go func() { over <- startAdding(t, m, "0") }()
@@ -121,9 +121,9 @@ func make16(node int) (list []int) {
 }
 
 // TestManyOnANode: what the members of a node say while a report is on its way goes into the next one, so a barrier costs as much for each of many
-// as for each of few. A report that is lost is made good.
+// as for each of few. A report that is dropped is made good.
 func TestManyOnANode(t *testing.T) {
-	h := &held{sim: newSim(t, 1, 2)}
+	h := &chosen{sim: newSim(t, 1, 2)}
 	h.join(slices.Repeat([]int{1}, MaxSize)...)
 	for number := uint64(1); number <= 3; number++ {
 		h.seats = 0

@@ -66,8 +66,8 @@ func (m *Member) Accumulate(ctx context.Context, number uint64, id dsm.AreaID, a
 	err := func() error {
 		m.n.mu.Lock()
 		defer m.n.mu.Unlock()
-		if m.lost != nil {
-			return m.lost
+		if m.ended != nil {
+			return m.ended
 		}
 		next, err := m.mayArriveLocked(number, true)
 		if err == nil && !next {
@@ -94,7 +94,7 @@ func (m *Member) takeBack(number uint64, areas map[dsm.AreaID]Area) {
 	m.n.step(func() {
 		for _, id := range slices.Sorted(maps.Keys(areas)) {
 			a, k := areas[id], stake{id, m.Round(number)}
-			if m.lost != nil && m.n.mu.stakes[k] == 0 {
+			if m.ended != nil && m.n.mu.stakes[k] == 0 {
 				m.n.mu.abandoned = append(m.n.mu.abandoned, func() { a.AbandonRound(k.id) })
 			}
 		}
@@ -105,8 +105,8 @@ func (m *Member) takeBack(number uint64, areas map[dsm.AreaID]Area) {
 func (m *Member) enter(number uint64, areas map[dsm.AreaID]Area) (all map[dsm.AreaID]Area, arrived bool, err error) {
 	m.n.mu.Lock()
 	defer m.n.mu.Unlock()
-	if m.lost != nil {
-		return nil, false, m.lost
+	if m.ended != nil {
+		return nil, false, m.ended
 	}
 	if _, err := m.mayArriveLocked(number, true); err != nil {
 		return nil, false, err

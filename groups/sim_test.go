@@ -146,8 +146,8 @@ func (s *sim) exit(p *simProgram) {
 	s.move(all[s.rng.IntN(len(all))])
 }
 
-// cut breaks the sessions between two nodes.
-func (s *sim) cut(a, b *simNode) {
+// breakSessions breaks the sessions between two nodes.
+func (s *sim) breakSessions(a, b *simNode) {
 	for _, k := range [][2]int{{a.i, b.i}, {b.i, a.i}} {
 		s.net[k] = []any{sessionEnd{}}
 	}
@@ -223,13 +223,13 @@ func (s *sim) fault() {
 		}
 	default:
 		if a != b {
-			s.cut(a, b)
+			s.breakSessions(a, b)
 		}
 	}
 }
 
 // TestSimulation: programs on some nodes meet, count and tick, while sessions break, the group
-// moves, nodes and programs end and others come. See simProgram for what must hold. When that is over,
+// moves, nodes and programs end and others come. See simProgram for what must be true. When that is over,
 // everybody who has a rank goes on, in few steps.
 func TestSimulation(t *testing.T) {
 	seeds := 2000
@@ -364,7 +364,7 @@ func (s *sim) String() string {
 	for _, p := range s.progs {
 		if !p.over && p.member != nil {
 			m := p.member
-			text += fmt.Sprintf("\n%x on node %d: generation %d, first %d, number %d, waits %q, seat %+v, lost %v", m.seat.ID, p.node.i+1, m.seat.Generation, p.first, p.number, p.waits, m.seat, m.lost)
+			text += fmt.Sprintf("\n%x on node %d: generation %d, first %d, number %d, waits %q, seat %+v, lost %v", m.seat.ID, p.node.i+1, m.seat.Generation, p.first, p.number, p.waits, m.seat, m.ended)
 		}
 	}
 	for _, n := range s.living() {

@@ -8,14 +8,14 @@ import (
 	"github.com/dsmfs/dsmfs/internal/wire"
 )
 
-// held is a simulation in which a test chooses what arrives.
-type held struct {
+// chosen is a simulation in which a test chooses what arrives.
+type chosen struct {
 	*sim
 	links [][2]int // whose messages do not arrive
 }
 
-// pass delivers all messages but those of the links that are held.
-func (h *held) pass() {
+// pass delivers all messages but those of the links that are chosen.
+func (h *chosen) pass() {
 	for moved := true; moved; {
 		moved = false
 		for from := range h.nodes {
@@ -33,12 +33,12 @@ func (h *held) pass() {
 }
 
 // movedTo makes a view in which a node coordinates.
-func (h *held) movedTo(node int) {
+func (h *chosen) movedTo(node int) {
 	h.change(func(v *dsm.View) { v.Slots[0].Primary = h.nodes[node].id() })
 }
 
 // join has a program on each of the nodes join.
-func (h *held) join(nodes ...int) {
+func (h *chosen) join(nodes ...int) {
 	for _, n := range nodes {
 		h.progs = append(h.progs, h.program(h.nodes[n]))
 	}
@@ -53,7 +53,7 @@ func (h *held) join(nodes ...int) {
 // replaced, and coordinates again.
 func TestResultOfOneWhoLeft(t *testing.T) {
 	for _, late := range []bool{false, true} {
-		h := &held{sim: newSim(t, 1, 3)}
+		h := &chosen{sim: newSim(t, 1, 3)}
 		h.join(1, 2)
 		h.links = [][2]int{{0, 1}}
 		for _, p := range h.progs {
@@ -87,7 +87,7 @@ func TestResultOfOneWhoLeft(t *testing.T) {
 // TestStateOfAnOldReign: what a coordinator decided, and nobody heard, is void when another has been
 // asked; also when it arrives after the group has come back.
 func TestStateOfAnOldReign(t *testing.T) {
-	h := &held{sim: newSim(t, 1, 5)}
+	h := &chosen{sim: newSim(t, 1, 5)}
 	h.join(1, 2, 3)
 	h.links = [][2]int{{0, 1}, {0, 2}, {0, 3}}
 	for _, p := range h.progs {
@@ -130,7 +130,7 @@ func TestStateOfAnOldReign(t *testing.T) {
 }
 
 // come has one more program on a node want a rank.
-func (h *held) come(node, size int) *simProgram {
+func (h *chosen) come(node, size int) *simProgram {
 	p := h.program(h.nodes[node])
 	h.progs = append(h.progs, p)
 	p.act(size)
@@ -138,10 +138,10 @@ func (h *held) come(node, size int) *simProgram {
 	return p
 }
 
-// TestResultAfterALostState: node 1 has been told who has a free rank now, but that is lost with a session. So is nothing of the result of
+// TestResultAfterADroppedState: node 1 has been told who has a free rank now, but that is dropped with a session. So is nothing of the result of
 // the barrier at which it meets the one who came.
-func TestResultAfterALostState(t *testing.T) {
-	h := &held{sim: newSim(t, 1, 3)}
+func TestResultAfterADroppedState(t *testing.T) {
+	h := &chosen{sim: newSim(t, 1, 3)}
 	h.join(1, 1)
 	h.progs[0].meet()
 	h.pass()
@@ -161,10 +161,10 @@ func TestResultAfterALostState(t *testing.T) {
 	}
 }
 
-// TestKnownAfterALostState: a node that waits for a rank has lost the first state of the group, and tells the next coordinator only what
+// TestKnownAfterADroppedState: a node that waits for a rank has not got the first state of the group, and tells the next coordinator only what
 // fits together.
-func TestKnownAfterALostState(t *testing.T) {
-	h := &held{sim: newSim(t, 1, 3)}
+func TestKnownAfterADroppedState(t *testing.T) {
+	h := &chosen{sim: newSim(t, 1, 3)}
 	h.join(2, 2)
 	h.links = [][2]int{{0, 1}}
 	h.come(1, 2)
@@ -196,7 +196,7 @@ func TestKnownAfterALostState(t *testing.T) {
 // TestResultOfOneWhoLeftWithoutAnAnswer: a program on the coordinator's node adds, leaves a barrier, and ends before the addition is answered.
 // That the answer may be given now is not the end of what its node keeps for the one who has not left the barrier.
 func TestResultOfOneWhoLeftWithoutAnAnswer(t *testing.T) {
-	h := &held{sim: newSim(t, 1, 3)}
+	h := &chosen{sim: newSim(t, 1, 3)}
 	h.join(0, 1)
 	h.progs[1].meet()
 	h.pass()
@@ -227,7 +227,7 @@ func TestResultOfOneWhoLeftWithoutAnAnswer(t *testing.T) {
 
 // TestCountOutlivesItsNode: a program has no answer that only the node knows where it runs.
 func TestCountOutlivesItsNode(t *testing.T) {
-	h := &held{sim: newSim(t, 1, 3)}
+	h := &chosen{sim: newSim(t, 1, 3)}
 	h.join(0, 1)
 	h.links = [][2]int{{1, 0}}
 	h.progs[0].add()
@@ -254,7 +254,7 @@ func TestCountOutlivesItsNode(t *testing.T) {
 
 // TestCountersGetAnotherKeeper: the node dies that alone had a counter beside the coordinator. Another one gets it at once, though nobody adds.
 func TestCountersGetAnotherKeeper(t *testing.T) {
-	h := &held{sim: newSim(t, 1, 3)}
+	h := &chosen{sim: newSim(t, 1, 3)}
 	h.join(0, 1, 2)
 	h.progs[1].add()
 	h.pass()

@@ -136,7 +136,7 @@ func cutLink(t *testing.T, oneWay bool) {
 	t.Logf("%s is put out after %v", out.Name, time.Since(began))
 	for _, n := range []*harness.Node{lead, stays} {
 		work[n.Name].beyond(t)
-		const most = 6 * time.Second // a lease to notice, and as much for a machine that is busy
+		const most = 6 * time.Second // a lease to find out, and as much for a machine that is busy
 		if w := work[n.Name].wait(); w > most {
 			t.Errorf("a program of %s waited for %v", n.Name, w)
 		} else {

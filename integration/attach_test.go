@@ -393,7 +393,7 @@ func TestAttachedPastTheEnd(t *testing.T) {
 	}
 }
 
-// TestAttachedWaits: programs that wait hold up neither other requests of their connection
+// TestAttachedWaits: programs that wait delay neither other requests of their connection
 // nor the end of it.
 func TestAttachedWaits(t *testing.T) {
 	c := nodes(t, 1)

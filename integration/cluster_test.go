@@ -101,7 +101,7 @@ func TestControlFiles(t *testing.T) {
 	_, _ = b.Attach("w", 2*page)
 	for _, file := range []string{"version", "config", "members", "stats", "log_level", "areas/w/home", "areas/w/subscribers", "areas/w/version"} {
 		if text := a.Control(file); strings.TrimSpace(text) == "" || !strings.HasSuffix(text, "\n") {
-			t.Errorf("/.dsm/%s holds %q", file, text)
+			t.Errorf("/.dsm/%s has %q", file, text)
 		}
 	}
 	for file, want := range map[string]string{"mode": "relaxed", "merge": "last", "interval": a.Xattr("w", "user.dsm.interval")} {
@@ -211,18 +211,18 @@ func TestDev(t *testing.T) {
 			t.Errorf("written at %s, read at %s: %q %v %s", from, to, res.Stdout, res.Err, res.Stderr)
 		}
 	}
-	// A program that keeps a file open has it taken away, and holds up nothing.
-	holder := n.Command(ctx, "sh", "-c", "exec 3<>"+dev.dir+"/node2/f; echo; exec sleep 1000")
-	opened, err := holder.StdoutPipe()
+	// A program that keeps a file open has it taken away, and delays nothing.
+	opener := n.Command(ctx, "sh", "-c", "exec 3<>"+dev.dir+"/node2/f; echo; exec sleep 1000")
+	opened, err := opener.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := holder.Start(); err != nil {
+	if err := opener.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		_ = holder.Process.Kill()
-		_ = holder.Wait() // killed
+		_ = opener.Process.Kill()
+		_ = opener.Wait() // killed
 	}()
 	if !bufio.NewScanner(opened).Scan() {
 		t.Error("the program that is to keep a file open does not")

@@ -14,7 +14,7 @@ import (
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
 
-// The tests of this file are about how long a direct file is held: by descriptors, by
+// The tests of this file are about how long a direct file is in use: by descriptors, by
 // mappings that outlive them, and by neither.
 
 // TestDirectKilled: what a program stored that is killed is published, and nothing

@@ -249,7 +249,7 @@ func TestDirectSize(t *testing.T) {
 	}
 	f.Append([]byte("!"))
 	if got := string(f.Read(0, 100)); got != "one t!" {
-		t.Errorf("appended after the other node cut the file: %q", got)
+		t.Errorf("appended after the other node shortened the file: %q", got)
 	}
 	f.Sync()
 	g.Truncate(2 * page)

@@ -7,7 +7,7 @@ import (
 )
 
 // TestSyncOnAHeldDescriptor: what one node has stored and synced, another finds after fsync or msync of a
-// descriptor that it has held all the time, by pread and in its mapping; every time, also where the file has grown meanwhile.
+// descriptor that it has had all the time, by pread and in its mapping; every time, also where the file has grown meanwhile.
 func TestSyncOnAHeldDescriptor(t *testing.T) {
 	c := nodes(t, 3)
 	const rounds, mib, most = 500, 1 << 20, 5 << 20

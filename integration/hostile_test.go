@@ -37,9 +37,9 @@ func memfd(t *testing.T, a *harness.Attachment) int {
 	return fd
 }
 
-// TestAttachedProgramCutsTheMemory: a program cuts the memory of its area, seals it and makes it longer, again and again, while it and a
+// TestAttachedProgramShrinksTheMemory: a program makes the memory of its area shorter, seals it and makes it longer, again and again, while it and a
 // program of another node store and publish. Nothing is lost, and its daemon lives.
-func TestAttachedProgramCutsTheMemory(t *testing.T) {
+func TestAttachedProgramShrinksTheMemory(t *testing.T) {
 	const size, rounds = 64*page + 100, 200
 	eachMemory(t, size, func(t *testing.T, c *harness.Cluster) {
 		n := c.Node(1)
@@ -55,9 +55,9 @@ func TestAttachedProgramCutsTheMemory(t *testing.T) {
 				default:
 				}
 				_, sealed := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_FUTURE_WRITE)
-				cut, longer := unix.Ftruncate(fd, i%size), unix.Ftruncate(fd, size+i%100*page)
-				if sealed != unix.EPERM || cut != unix.EPERM || longer != nil && longer != unix.EPERM {
-					done <- errors.Join(errors.New("the memory is sealed, cut, or not made longer"), sealed, cut, longer)
+				shrunk, longer := unix.Ftruncate(fd, i%size), unix.Ftruncate(fd, size+i%100*page)
+				if sealed != unix.EPERM || shrunk != unix.EPERM || longer != nil && longer != unix.EPERM {
+					done <- errors.Join(errors.New("the memory is sealed, shorter, or not made longer"), sealed, shrunk, longer)
 					return
 				}
 			}
@@ -223,7 +223,7 @@ func TestDirectOrAttached(t *testing.T) {
 	}
 	f.Truncate(2 * page)
 	if got := f.Read(0, 8*page); len(got) != 2*page || string(got[page:][:6]) != "direct" {
-		t.Errorf("%d bytes of a file that was cut", len(got))
+		t.Errorf("%d bytes of a file that shrank", len(got))
 	}
 	f.Close()
 	a.Close()

@@ -15,8 +15,8 @@ import (
 	"github.com/dsmfs/dsmfs/integration/harness"
 )
 
-// slowPath passes streams on to a node. What the node answers waits for as long as held says so.
-func slowPath(t *testing.T, to string, held func()) (addr string) {
+// slowPath passes streams on to a node. What the node answers waits for as long as wait does.
+func slowPath(t *testing.T, to string, wait func()) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -52,7 +52,7 @@ func slowPath(t *testing.T, to string, held func()) (addr string) {
 				return
 			}
 			streams.Go(func() { pass(out, in, nil) })
-			streams.Go(func() { pass(in, out, held) })
+			streams.Go(func() { pass(in, out, wait) })
 		}
 	})
 	return l.Addr().String()

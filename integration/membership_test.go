@@ -20,7 +20,7 @@ func TestLeaveHandsSlotsOver(t *testing.T) {
 	a.Close()
 	c.Node(2).Stop()
 	third := c.Node(3).Client()
-	_, m := third.Attach("w", size) // it held nothing of it before, except what it was home of
+	_, m := third.Attach("w", size) // it had nothing of it before, except what it was home of
 	if at := m.Check(0, size, 5); at >= 0 {
 		t.Fatalf("byte %d is lost after node 2 left", at)
 	}

@@ -233,7 +233,7 @@ func TestRemoveByANameThatMoves(t *testing.T) {
 		{"rmdir " + b.Path("x"), []error{harness.Failure("ENOTEMPTY"), harness.Failure("ENOENT")}},
 		{"rename " + b.Path("w") + " " + b.Path("x"), []error{harness.Failure("ENOTEMPTY")}},
 	} {
-		lost := 0
+		wrong := 0
 		const rounds = 50
 		for range rounds {
 			for _, d := range []string{"w", "x", "x/d", "y"} {
@@ -260,7 +260,7 @@ func TestRemoveByANameThatMoves(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := inside.Do("stat d"); err != nil {
-				lost++
+				wrong++
 			}
 			inside.Must("chdir %s", inside.Path("."))
 			a.Must("rmdir %s", a.Path("z/d"))
@@ -268,8 +268,8 @@ func TestRemoveByANameThatMoves(t *testing.T) {
 			_, _ = a.Do("rmdir %s", a.Path("w"))
 			_, _ = a.Do("rmdir %s", a.Path("x"))
 		}
-		if lost > 0 {
-			t.Errorf("%s: in %d rounds of %d the directory that was moved away is taken for removed", x.call, lost, rounds)
+		if wrong > 0 {
+			t.Errorf("%s: in %d rounds of %d the directory that was moved away is taken for removed", x.call, wrong, rounds)
 		}
 	}
 }

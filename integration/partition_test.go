@@ -64,7 +64,7 @@ func looksCutOff(t *testing.T, cl *harness.Client, name string) {
 	}
 }
 
-// kept returns the lines of the conflicts of a file, without numbers and times.
+// kept returns the lines of the conflicts of a file, as a node shows them, without who keeps them, numbers and times.
 func kept(cl *harness.Client, name string) (list []string) {
 	for line := range strings.Lines(cl.Control("areas/" + name + "/conflicts")) {
 		_, rest, _ := strings.Cut(strings.TrimSpace(line), " offset=")
@@ -108,6 +108,9 @@ func TestPartition(t *testing.T) {
 			}
 			evicted(t, c.Node(1), "n3")
 			looksCutOff(t, all[2], "d/last")
+			if got := all[2].Control("areas/d/last/conflicts"); got != "silent node=n1\nsilent node=n2\n" {
+				t.Errorf("a node that is cut off shows conflicts %q", got)
+			}
 			maps[1].Store(0, []byte("MAJO"))
 			maps[1].Store(12, []byte("MAJOsame"))
 			maps[1].Store(page+4, []byte("..MA"))
@@ -138,27 +141,29 @@ func TestPartition(t *testing.T) {
 			for i := range want {
 				want[i] = strings.TrimPrefix(x.want[i], "offset=")
 			}
-			if got := kept(all[2], "d/last"); !slices.Equal(got, want) {
-				t.Errorf("conflicts %q, want %q", got, want)
+			for i, cl := range all {
+				if got := kept(cl, "d/last"); !slices.Equal(got, want) {
+					t.Errorf("n%d shows conflicts %q, want %q", i+1, got, want)
+				}
 			}
-			if got := kept(all[0], "d/last"); len(got) > 0 {
-				t.Errorf("conflicts at a node that was not cut off: %q", got)
+			if got := all[0].Control("areas/d/last/conflicts"); !strings.HasPrefix(got, "n3/1 time=") || !strings.Contains(got, "\nn3/2 time=") {
+				t.Errorf("n1 does not say that n3 keeps them: %q", got)
 			}
 			if got := stat(all[2], "d/last", "conflicts"); got != "2" {
 				t.Errorf("stats have %s conflicts", got)
 			}
-			if err := all[2].SetControl("areas/d/last/conflicts", "clear 1"); err != nil {
-				t.Error(err)
+			clear := func(cl *harness.Client, order string, left []string) {
+				t.Helper()
+				if err := cl.SetControl("areas/d/last/conflicts", order); err != nil {
+					t.Errorf("%s: %v", order, err)
+				}
+				if got := kept(all[2], "d/last"); !slices.Equal(got, left) {
+					t.Errorf("after %s: %q", order, got)
+				}
 			}
-			if got := kept(all[2], "d/last"); !slices.Equal(got, want[1:]) {
-				t.Errorf("after the first was cleared: %q", got)
-			}
-			if err := all[2].SetControl("areas/d/last/conflicts", "clear"); err != nil {
-				t.Error(err)
-			}
-			if got := kept(all[2], "d/last"); len(got) > 0 {
-				t.Errorf("after all were cleared: %q", got)
-			}
+			clear(all[0], "clear 2", want) // those of n1: it has none
+			clear(all[0], "clear n3/1", want[1:])
+			clear(all[1], "clear", nil)
 		})
 	}
 }
@@ -246,6 +251,9 @@ func TestPartitionedHome(t *testing.T) {
 	if err := maps[0].TrySync(); err == nil {
 		t.Error("the majority publishes to a home that is cut off")
 	}
+	if got := all[1].Control("areas/d/last/conflicts"); got != "silent node=n3\n" {
+		t.Errorf("while n3 is cut off n2 shows conflicts %q", got)
+	}
 	healed(t, c, maps)
 	if !harness.Eventually(limit, func() bool { return maps[0].TrySync() == nil }) {
 		t.Fatal("the majority does not publish to its home, which is back")
@@ -253,10 +261,12 @@ func TestPartitionedHome(t *testing.T) {
 	for _, m := range maps {
 		m.Await(0, []byte("MAJOminoMAJO"), limit)
 	}
-	if got, want := kept(all[0], "d/last"), []string{"0 length=4 kept=6d696e6f taken=4d414a4f"}; !slices.Equal(got, want) {
-		t.Errorf("conflicts %q, want %q", got, want)
+	for i, cl := range all {
+		if got, want := kept(cl, "d/last"), []string{"0 length=4 kept=6d696e6f taken=4d414a4f"}; !slices.Equal(got, want) {
+			t.Errorf("n%d shows conflicts %q, want %q", i+1, got, want)
+		}
 	}
-	if got := kept(all[2], "d/last"); len(got) > 0 {
-		t.Errorf("conflicts at the home: %q", got)
+	if got := all[2].Control("areas/d/last/conflicts"); !strings.HasPrefix(got, "n1/1 time=") {
+		t.Errorf("the home does not say that n1 keeps them: %q", got)
 	}
 }

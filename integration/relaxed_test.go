@@ -16,7 +16,7 @@ func TestStoreAndMsyncIsSeenInExistingMapping(t *testing.T) {
 	_, am := a.Create("w", 16*page)
 	bf, bm := b.Attach("w", 16*page)
 	if got := bm.Load(5, 4); !bytes.Equal(got, make([]byte, 4)) {
-		t.Fatalf("a new area holds %x", got)
+		t.Fatalf("a new area has %x", got)
 	}
 	for i := range 20 {
 		off := int64(i%3) * 5 * page

@@ -51,7 +51,7 @@ func TestNodeDies(t *testing.T) {
 	}
 }
 
-// TestTwoNodesDie kills two of five nodes, before anybody has noticed the first: the home of files of which there are three copies, and one of the backups.
+// TestTwoNodesDie kills two of five nodes, before anybody has heard of the first: the home of files of which there are three copies, and one of the backups.
 func TestTwoNodesDie(t *testing.T) {
 	nodesDie(t, 5, 3, "n2", func(home string, backups []string) []string { return []string{home, backups[0]} })
 }

@@ -16,17 +16,17 @@ func TestStoreToARewrittenFile(t *testing.T) {
 	all := clients(c)
 	a, b := all[0], all[1]
 	content := bytes.Repeat([]byte{1}, 2*page)
-	lost := 0
+	unseen := 0
 	for i := range 40 {
 		name := fmt.Sprint("w", i)
-		var held *harness.Map
+		var mapped *harness.Map
 		for round := range 2 {
 			f := b.Open(name, "rw,creat,trunc")
 			f.Write(0, content)
 			f.Close()
 			if i%2 == 1 && round == 0 {
-				_, held = a.Attach(name, 2*page) // the same story with a mapping from before
-				held.Load(0, 2*page)
+				_, mapped = a.Attach(name, 2*page) // the same story with a mapping from before
+				mapped.Load(0, 2*page)
 			}
 		}
 		f, m := a.Attach(name, 2*page)
@@ -37,17 +37,17 @@ func TestStoreToARewrittenFile(t *testing.T) {
 			m.Store(page+5, []byte("STORED")) // would it come later, or with another store?
 			m.Sync()
 			if !harness.Eventually(limit/10, func() bool { return bytes.EqualFold(at.Read(page+5, 6), []byte("stored")) }) {
-				lost++
+				unseen++
 			}
 		}
 		at.Close()
-		if held != nil {
-			held.Unmap()
+		if mapped != nil {
+			mapped.Unmap()
 		}
 		m.Unmap()
 		f.Close()
 	}
-	if lost > 0 {
-		t.Errorf("in %d of 40 runs the store is never seen", lost)
+	if unseen > 0 {
+		t.Errorf("in %d of 40 runs the store is never seen", unseen)
 	}
 }

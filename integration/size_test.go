@@ -60,18 +60,18 @@ func TestWriteAfterATruncateElsewhere(t *testing.T) {
 	f := all[0].Open("w", "rw,creat,excl")
 	g := all[1].Open("w", "rw")
 	const rounds = 200
-	lost := 0
+	wrong := 0
 	for range rounds {
 		f.Truncate(256 * page)
 		g.Write(255*page, []byte("it knows how long it is"))
 		f.Truncate(0)
 		g.Write(0, []byte("after"))
 		if st := g.Stat(); st.Size != 5 {
-			lost++
+			wrong++
 		}
 	}
-	if lost > 0 {
-		t.Errorf("what was written is gone in %d of %d rounds", lost, rounds)
+	if wrong > 0 {
+		t.Errorf("what was written is gone in %d of %d rounds", wrong, rounds)
 	}
 }
 
@@ -172,7 +172,7 @@ func TestUnlinkedAreaLivesWhileMapped(t *testing.T) {
 	// A new file of that name is another area.
 	_, fresh := all[1].Create("w", page)
 	if got := fresh.Load(0, 6); !bytes.Equal(got, make([]byte, 6)) {
-		t.Errorf("a new file holds the bytes of an unlinked one: %q", got)
+		t.Errorf("a new file has the bytes of an unlinked one: %q", got)
 	}
 }
 

@@ -66,7 +66,7 @@ func TestStalenessBound(t *testing.T) {
 	if !harness.Eventually(limit, func() bool { _, err = r.reads(); return err != nil }) || !errors.As(err, &failure) || failure != "EIO" {
 		t.Errorf("a read without the home: %v, want EIO", err)
 	}
-	if err := load(); err != nil { // nobody can hold it up
+	if err := load(); err != nil { // nobody can delay it
 		t.Error("a load without the home: ", err)
 	}
 	c.Node(3).Resume()

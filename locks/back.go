@@ -24,10 +24,10 @@ import (
 // What the book has and the list does not was granted and not answered, or is just being released: the program's request comes again. It is
 // released in Resumed.
 
-// Weaker returns what an owner who has the locks held still has for certain while it asks for l.
-func Weaker(held []Lock, l Lock) []Lock {
-	t := table{held: slices.Clone(held)}
-	for _, h := range held {
+// Weaker returns what an owner who has the locks granted still has for certain while it asks for l.
+func Weaker(granted []Lock, l Lock) []Lock {
+	t := table{granted: slices.Clone(granted)}
+	for _, h := range granted {
 		switch {
 		case h.Last < l.First || h.First > l.Last || h.Type <= l.Type && !(l.Owner.Flock && h.Type != l.Type):
 			continue
@@ -39,7 +39,7 @@ func Weaker(held []Lock, l Lock) []Lock {
 		h.First, h.Last = max(h.First, l.First), min(h.Last, l.Last)
 		t.place(h)
 	}
-	return t.held
+	return t.granted
 }
 
 // Back says that another daemon of the node follows one that was killed. The node's requests that wait end: its programs ask again.
@@ -66,27 +66,27 @@ func (b *Book) Back(node dsm.NodeID) (events []Event) {
 }
 
 // Has returns the locks of a node that the book has of a file.
-func (b *Book) Has(ino dsm.Ino, node dsm.NodeID) (held []Lock) {
+func (b *Book) Has(ino dsm.Ino, node dsm.NodeID) (granted []Lock) {
 	if t := b.set.tables[ino]; t != nil {
-		for _, l := range t.held {
+		for _, l := range t.granted {
 			if l.Owner.Node == node {
-				held = append(held, l)
+				granted = append(granted, l)
 			}
 		}
 	}
-	return held
+	return granted
 }
 
-// Locked returns the files of which the book has locks of a node.
-func (b *Book) Locked(node dsm.NodeID) []dsm.Ino {
+// FilesWithLocks returns the files of which the book has locks of a node.
+func (b *Book) FilesWithLocks(node dsm.NodeID) []dsm.Ino {
 	return slices.DeleteFunc(b.set.files(), func(ino dsm.Ino) bool { return len(b.Has(ino, node)) == 0 })
 }
 
 // Resume gives an owner the locks of a file that it had before the daemon of this node was killed. Whatever conflicts with one of them is not
 // on the list by right: two requests of one owner came at the same time. Of two owners here the later one keeps its lock. If it fails the locks of the file
 // are lost, and its programs get to know.
-func (n *Node) Resume(ctx context.Context, ino dsm.Ino, held []Lock) error {
-	for _, l := range held {
+func (n *Node) Resume(ctx context.Context, ino dsm.Ino, granted []Lock) error {
+	for _, l := range granted {
 		err := n.resume(ctx, ino, l)
 		for err != nil && unled(ctx, err) && !n.wasDropped(ino) {
 			if err := n.settled(ctx, ino); err != nil {
@@ -206,7 +206,7 @@ const askPause = 50 * time.Millisecond
 // releaseSurplus gives up what the book has of the node's locks, and no program has.
 func (n *Node) releaseSurplus(ctx context.Context) error {
 	for _, ino := range n.cfg.Cluster.LockedFiles() {
-		for _, h := range n.cfg.Cluster.HeldLocks(ino) {
+		for _, h := range n.cfg.Cluster.GrantedLocks(ino) {
 			for _, l := range n.surplus(ino, h) {
 				l.Type = Unlock
 				if _, _, err := n.ask(ctx, ino, Request{Lock: l}, true, func() {}); err != nil {
@@ -222,12 +222,12 @@ func (n *Node) releaseSurplus(ctx context.Context) error {
 func (n *Node) surplus(ino dsm.Ino, h Lock) []Lock {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	t := table{held: []Lock{h}}
+	t := table{granted: []Lock{h}}
 	for _, l := range n.mu.resumed[h.Owner] {
 		if l.ino == ino {
 			l.Type = Unlock
 			t.place(l.Lock)
 		}
 	}
-	return t.held
+	return t.granted
 }

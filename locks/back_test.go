@@ -209,13 +209,13 @@ func TestWaitOfAKilledDaemonEnds(t *testing.T) {
 	cancel()
 	<-waits
 	a.must(1, lock(a.owner(1), Unlock, 0, End))
-	if got := b.HeldLocks(1); len(got) != 0 {
+	if got := b.GrantedLocks(1); len(got) != 0 {
 		t.Errorf("nobody waits, and has %v", got)
 	}
 }
 
-// TestLockThatIsUndone: a program is told that it did not get a lock, and it takes a while until that is given up. Meanwhile it counts as not held. When the program asks again it keeps what it
-// gets.
+// TestLockThatIsUndone: a program is told that it did not get a lock, and it takes a while until that is given up. Meanwhile it counts as not granted. When the
+// program asks again it keeps what it gets.
 func TestLockThatIsUndone(t *testing.T) {
 	c := newBench(t, 2)
 	a, b := c.members[0], c.members[1]
@@ -227,15 +227,15 @@ func TestLockThatIsUndone(t *testing.T) {
 	if !errs.Is(err, errs.Timeout) {
 		t.Fatal(err)
 	}
-	if held := a.Held(1, a.owner(1)); len(held) > 0 {
-		t.Errorf("the owner has %+v", held)
+	if granted := a.Granted(1, a.owner(1)); len(granted) > 0 {
+		t.Errorf("the owner has %+v", granted)
 	}
 	for a.warned.Load() == 0 { // the first try to give it up has failed
 		runtime.Gosched()
 	}
 	a.must(1, lock(a.owner(1), Write, 0, 9))
-	if held := a.Held(1, a.owner(1)); len(held) != 1 {
-		t.Errorf("the owner has %+v", held)
+	if granted := a.Granted(1, a.owner(1)); len(granted) != 1 {
+		t.Errorf("the owner has %+v", granted)
 	}
 	a.tasks.Wait() // until the first one is given up
 	b.refused(1, lock(b.owner(1), Write, 0, 9), errs.WouldBlock)
@@ -244,10 +244,10 @@ func TestLockThatIsUndone(t *testing.T) {
 func TestWeaker(t *testing.T) {
 	o, f := posix(nodeA, 1), Owner{Node: nodeA, ID: 1, Flock: true}
 	for _, c := range []struct {
-		what string
-		held []Lock
-		ask  Lock
-		want []Lock
+		what    string
+		granted []Lock
+		ask     Lock
+		want    []Lock
 	}{
 		{"the first lock", nil, lock(o, Write, 0, 9), nil},
 		{"more", []Lock{lock(o, Read, 0, 9)}, lock(o, Write, 0, 19), []Lock{lock(o, Read, 0, 9)}},
@@ -259,7 +259,7 @@ func TestWeaker(t *testing.T) {
 		{"a flock that becomes shared", []Lock{lock(f, Write, 0, End)}, lock(f, Read, 0, End), nil},
 		{"a flock as it is", []Lock{lock(f, Write, 0, End)}, lock(f, Write, 0, End), []Lock{lock(f, Write, 0, End)}},
 	} {
-		if got := Weaker(c.held, c.ask); !slices.Equal(got, c.want) && len(got)+len(c.want) > 0 {
+		if got := Weaker(c.granted, c.ask); !slices.Equal(got, c.want) && len(got)+len(c.want) > 0 {
 			t.Errorf("%s: %+v, want %+v", c.what, got, c.want)
 		}
 	}

@@ -160,12 +160,11 @@ func (b *Book) delegate(ino dsm.Ino, node dsm.NodeID) Event {
 	return Event{What: Delegated, Ino: ino, Node: node, Term: b.last}
 }
 
-// Surrender ends the delegation of a file to the node. held and waiting are what its programs hold
-// and wait for. It does nothing to a delegation of another term: it was delayed, and what the node
-// has granted in that one it does not know.
-func (b *Book) Surrender(ino dsm.Ino, node dsm.NodeID, term uint64, held []Lock, waiting []Request) ([]Event, error) {
+// Surrender ends the delegation of a file to the node. granted and waiting are what its programs have and wait for. It does nothing if the file is delegated in
+// another term: then it is a late message, which does not know what the node has granted since.
+func (b *Book) Surrender(ino dsm.Ino, node dsm.NodeID, term uint64, granted []Lock, waiting []Request) ([]Event, error) {
 	var its table
-	for _, l := range held {
+	for _, l := range granted {
 		if _, blocked := its.conflict(l); blocked || l.Owner.Node != node || !l.valid() || l.Type == Unlock {
 			return nil, fmt.Errorf("a lock of node %s: %+v", node, l)
 		}
@@ -181,7 +180,7 @@ func (b *Book) Surrender(ino dsm.Ino, node dsm.NodeID, term uint64, held []Lock,
 	}
 	delete(b.delegated, ino)
 	t := b.set.table(ino)
-	t.held, t.queue = its.held, append(slices.Clone(waiting), t.queue...)
+	t.granted, t.queue = its.granted, append(slices.Clone(waiting), t.queue...)
 	events := []Event{{What: Surrendered, Ino: ino, Node: node}}
 	if next, ok := t.heir(); ok {
 		e := b.delegate(ino, next)
@@ -198,7 +197,7 @@ func (b *Book) Surrender(ino dsm.Ino, node dsm.NodeID, term uint64, held []Lock,
 // heir returns the node to which the file can be delegated next: nobody holds a lock of the file,
 // and only programs of this node wait for one.
 func (t *table) heir() (node dsm.NodeID, ok bool) {
-	if len(t.held) > 0 || len(t.queue) == 0 {
+	if len(t.granted) > 0 || len(t.queue) == 0 {
 		return 0, false
 	}
 	node = t.queue[0].Lock.Owner.Node
@@ -277,9 +276,9 @@ func (b *Book) Standing(ino dsm.Ino, node dsm.NodeID) (s Standing) {
 	}
 	s.Others = delegated && d.node != node
 	if t := b.set.tables[ino]; t != nil {
-		s.Others = s.Others || slices.ContainsFunc(t.held, func(l Lock) bool { return l.Owner.Node != node }) ||
+		s.Others = s.Others || slices.ContainsFunc(t.granted, func(l Lock) bool { return l.Owner.Node != node }) ||
 			slices.ContainsFunc(t.queue, func(r Request) bool { return r.Lock.Owner.Node != node })
-		s.HasLocks = slices.ContainsFunc(t.held, func(l Lock) bool { return l.Owner.Node == node })
+		s.HasLocks = slices.ContainsFunc(t.granted, func(l Lock) bool { return l.Owner.Node == node })
 	}
 	return s
 }
@@ -293,11 +292,11 @@ func (b *Book) files() []dsm.Ino {
 // Page is one file's part of the book, as it is stored in snapshots.
 type Page struct {
 	Ino      dsm.Ino
-	Holder   dsm.NodeID // of the delegation
+	Delegate dsm.NodeID // of the delegation
 	Term     uint64
 	Recalled bool
 	Passed   bool
-	Held     []Lock
+	Granted  []Lock
 	Queue    []Request
 }
 
@@ -305,9 +304,9 @@ type Page struct {
 func (b *Book) Pages() (pages []Page) {
 	for _, ino := range b.files() {
 		d := b.delegated[ino]
-		p := Page{Ino: ino, Holder: d.node, Term: d.term, Recalled: d.recalled, Passed: d.passed}
+		p := Page{Ino: ino, Delegate: d.node, Term: d.term, Recalled: d.recalled, Passed: d.passed}
 		if t := b.set.tables[ino]; t != nil {
-			p.Held, p.Queue = slices.Clone(t.held), slices.Clone(t.queue)
+			p.Granted, p.Queue = slices.Clone(t.granted), slices.Clone(t.queue)
 		}
 		pages = append(pages, p)
 	}
@@ -322,11 +321,11 @@ func ReadBook(pages []Page, last uint64) (*Book, error) {
 	b := NewBook()
 	b.last = last
 	for _, p := range pages {
-		if p.Holder != 0 {
-			b.delegated[p.Ino] = delegation{p.Holder, p.Term, p.Recalled, p.Passed}
+		if p.Delegate != 0 {
+			b.delegated[p.Ino] = delegation{p.Delegate, p.Term, p.Recalled, p.Passed}
 		}
-		if len(p.Held)+len(p.Queue) > 0 {
-			b.set.tables[p.Ino] = &table{slices.Clone(p.Held), slices.Clone(p.Queue)}
+		if len(p.Granted)+len(p.Queue) > 0 {
+			b.set.tables[p.Ino] = &table{slices.Clone(p.Granted), slices.Clone(p.Queue)}
 		}
 	}
 	return b, b.Check()
@@ -347,17 +346,17 @@ func (b *Book) Check() error {
 			continue
 		case t.empty():
 			return fmt.Errorf("locks of inode %d: an empty table", ino)
-		case delegated && (len(t.held) > 0 || !d.recalled):
-			return fmt.Errorf("locks of inode %d: delegated with %d locks held", ino, len(t.held))
+		case delegated && (len(t.granted) > 0 || !d.recalled):
+			return fmt.Errorf("locks of inode %d: delegated with %d locks granted", ino, len(t.granted))
 		}
-		if !slices.IsSortedFunc(t.held, compareLocks) {
+		if !slices.IsSortedFunc(t.granted, compareLocks) {
 			return fmt.Errorf("locks of inode %d are out of order", ino)
 		}
-		for i, l := range t.held {
+		for i, l := range t.granted {
 			if !l.valid() || l.Type == Unlock {
 				return fmt.Errorf("locks of inode %d: %+v", ino, l)
 			}
-			for _, o := range t.held[i+1:] {
+			for _, o := range t.granted[i+1:] {
 				if l.conflicts(o) || l.Owner == o.Owner && o.First <= l.Last {
 					return fmt.Errorf("locks of inode %d: %+v and %+v", ino, l, o)
 				}

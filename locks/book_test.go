@@ -48,9 +48,9 @@ func (b *bookTest) asks(want string, node dsm.NodeID, r Request, y Yield) {
 	b.wants(want, events, err)
 }
 
-func (b *bookTest) surrenders(want string, node dsm.NodeID, term uint64, held []Lock, waiting ...Request) {
+func (b *bookTest) surrenders(want string, node dsm.NodeID, term uint64, granted []Lock, waiting ...Request) {
 	b.Helper()
-	events, err := b.Surrender(bookIno, node, term, held, waiting)
+	events, err := b.Surrender(bookIno, node, term, granted, waiting)
 	b.wants(want, events, err)
 }
 
@@ -142,14 +142,14 @@ func TestBookRefuses(t *testing.T) {
 	before := fmt.Sprint(b.Pages())
 	other, half := all(1, Write), all(1, Read)
 	other.Owner.ID, half.Last = 2, End+1
-	for name, held := range map[string][]Lock{
+	for name, granted := range map[string][]Lock{
 		"of another node":       {all(2, Read)},
 		"of no type":            {all(1, Unlock)},
 		"past the end":          {half},
 		"that exclude another":  {all(1, Read), other},
 		"of a type there is no": {all(1, Write+1)},
 	} {
-		if events, err := b.Surrender(bookIno, 1, 1, held, nil); err == nil {
+		if events, err := b.Surrender(bookIno, 1, 1, granted, nil); err == nil {
 			t.Errorf("locks %s are taken: %s", name, said(events))
 		}
 	}

@@ -33,7 +33,7 @@ func (g *granted) place(ino dsm.Ino, l Lock) error {
 	return nil
 }
 
-// leaders come and go at random: what a node has yielded is lost, or comes with a command of another time, and of another node.
+// leaders come and go at random: what a node has yielded is dropped, or comes with a command of another time, and of another node.
 func leaders(rng *rand.Rand) func(dsm.Ino, Yield) Yield {
 	words := map[dsm.Ino][]Yield{}
 	var mu sync.Mutex
@@ -83,7 +83,7 @@ func TestNodesAgainstModel(t *testing.T) {
 		}
 		c.mu.Lock()
 		for _, p := range c.book.Pages() {
-			if len(p.Held)+len(p.Queue) > 0 {
+			if len(p.Granted)+len(p.Queue) > 0 {
 				t.Errorf("left: %+v", p)
 			}
 		}
@@ -160,13 +160,13 @@ func lockAtRandom(t *testing.T, m *member, g *granted, o Owner, rng *rand.Rand) 
 func (g *granted) has(ino dsm.Ino, o Owner) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.files[ino] != nil && len(g.files[ino].heldBy(o)) > 0
+	return g.files[ino] != nil && len(g.files[ino].grantedTo(o)) > 0
 }
 
 // lessen makes what the owner has of these bytes at most a Read.
 func (g *granted) lessen(ino dsm.Ino, l Lock) error {
 	g.mu.Lock()
-	own := slices.Clone(g.files[ino].heldBy(l.Owner))
+	own := slices.Clone(g.files[ino].grantedTo(l.Owner))
 	g.mu.Unlock()
 	for _, h := range own {
 		if h.Type == Write && h.First <= l.Last && l.First <= h.Last {

@@ -201,7 +201,7 @@ func (n *Node) LocksReset() {
 		t := n.mu.local.tables[ino]
 		ended := f.delegated && (!st.Delegated || st.Term != f.term)
 		switch {
-		case ended && f.yielded, ended && f.surrendering && (st.HasLocks || t == nil || len(t.held) == 0):
+		case ended && f.yielded, ended && f.surrendering && (st.HasLocks || t == nil || len(t.granted) == 0):
 			n.surrenderedLocked(ino)
 		case ended, !st.Delegated && !st.HasLocks && f.believes():
 			n.dropLocked(ino, true)

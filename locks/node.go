@@ -18,13 +18,13 @@ import (
 type Cluster interface {
 	AskLock(ctx context.Context, ino dsm.Ino, r Request) error
 	// SurrenderLocks ends the delegation of that term.
-	SurrenderLocks(ctx context.Context, ino dsm.Ino, term uint64, held []Lock, waiting []Request) error
+	SurrenderLocks(ctx context.Context, ino dsm.Ino, term uint64, granted []Lock, waiting []Request) error
 	CancelLock(ctx context.Context, ino dsm.Ino, ticket uint64) error
 	// LockStanding returns the file's state for this node, as of the last command that this node
 	// has applied.
 	LockStanding(ino dsm.Ino) Standing
-	// HeldLocks returns what the book has of the locks of this node's programs, as of the same command. LockedFiles returns the files of which it has some.
-	HeldLocks(ino dsm.Ino) []Lock
+	// GrantedLocks returns what the book has of the locks of this node's programs, as of the same command. LockedFiles returns the files of which it has some.
+	GrantedLocks(ino dsm.Ino) []Lock
 	LockedFiles() []dsm.Ino
 	// DelegatedLocks returns the files that are delegated to this node, as of the same command.
 	DelegatedLocks() []dsm.Ino
@@ -77,6 +77,7 @@ type file struct {
 	dropped      bool          // the locks were dropped, and programs do not know
 	releases     int           // calls under way for programs that have closed the file
 	undoing      []*Lock       // given up, but not yet released: see undoLocked
+	abandoned    []*waiting    // requests that nobody waits for, but that may still be granted: see abandonLocked
 	again        map[Owner]int // commands under way that ask again for an owner: see repeatLocked
 	// owners have locks, or may have some: true if one was granted, and false if one was asked for.
 	owners  map[Owner]bool
@@ -147,7 +148,7 @@ func (n *Node) fileLocked(ino dsm.Ino) *file {
 // tidyLocked forgets the file if there is nothing left to remember about it.
 func (n *Node) tidyLocked(ino dsm.Ino) {
 	f := n.mu.files[ino]
-	if f == nil || f.delegated || f.releases > 0 || len(f.undoing) > 0 || len(f.again) > 0 || f.changed != nil || len(f.owners) > 0 {
+	if f == nil || f.delegated || f.releases > 0 || len(f.undoing) > 0 || len(f.abandoned) > 0 || len(f.again) > 0 || f.changed != nil || len(f.owners) > 0 {
 		return
 	}
 	delete(n.mu.files, ino)
@@ -184,18 +185,18 @@ func (n *Node) HasLocks(ino dsm.Ino, o Owner) bool {
 	return ok
 }
 
-// Held returns the locks that the owner has of a file.
-func (n *Node) Held(ino dsm.Ino, o Owner) []Lock {
+// Granted returns the locks that the owner has of a file.
+func (n *Node) Granted(ino dsm.Ino, o Owner) []Lock {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	all := n.cfg.Cluster.HeldLocks(ino)
+	all := n.cfg.Cluster.GrantedLocks(ino)
 	if t := n.mu.local.tables[ino]; t != nil {
-		all = t.held
+		all = t.granted
 	}
 	var its table
 	for _, l := range all {
 		if l.Owner == o {
-			its.held = append(its.held, l)
+			its.granted = append(its.granted, l)
 		}
 	}
 	if f := n.mu.files[ino]; f != nil {
@@ -205,7 +206,7 @@ func (n *Node) Held(ino dsm.Ino, o Owner) []Lock {
 			}
 		}
 	}
-	return its.held
+	return its.granted
 }
 
 // Releasing says that a program has closed the file and that its locks are about to be released.
@@ -262,13 +263,13 @@ func (n *Node) surrenderLocked(ino dsm.Ino) {
 	}
 	f.surrendering = true
 	term := f.term
-	var held []Lock
+	var granted []Lock
 	var queue []Request
 	if t := n.mu.local.tables[ino]; t != nil {
-		held, queue = slices.Clone(t.held), slices.Clone(t.queue)
+		granted, queue = slices.Clone(t.granted), slices.Clone(t.queue)
 	}
 	n.runLocked(func() {
-		n.insist("surrender", func(ctx context.Context) error { return n.cfg.Cluster.SurrenderLocks(ctx, ino, term, held, queue) })
+		n.insist("surrender", func(ctx context.Context) error { return n.cfg.Cluster.SurrenderLocks(ctx, ino, term, granted, queue) })
 	})
 }
 

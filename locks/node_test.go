@@ -36,7 +36,7 @@ type member struct {
 	id       dsm.NodeID
 	applied  int
 	reset    bool // it is given the state at once, not the events
-	held     bool // it applies nothing
+	halted   bool // it applies nothing
 	dead     bool // the leader does not answer it
 	commands atomic.Int64
 	acquires atomic.Int64
@@ -81,7 +81,7 @@ func (m *member) apply() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
-		for !c.ended && (m.held || m.applied == len(c.log)) {
+		for !c.ended && (m.halted || m.applied == len(c.log)) {
 			c.grown.Wait()
 		}
 		if c.ended {
@@ -149,8 +149,8 @@ func (m *member) yieldFor(ino dsm.Ino) (y Yield) {
 	return y
 }
 
-// lost is a leader that loses what nodes have yielded.
-func lost(dsm.Ino, Yield) Yield { return Yield{} }
+// forgetful is a leader that drops what nodes have yielded.
+func forgetful(dsm.Ino, Yield) Yield { return Yield{} }
 
 func (m *member) AskLock(ctx context.Context, ino dsm.Ino, r Request) error {
 	y := Yield{}
@@ -160,11 +160,11 @@ func (m *member) AskLock(ctx context.Context, ino dsm.Ino, r Request) error {
 	return m.command(ctx, func(b *Book) ([]Event, error) { return b.Ask(ino, m.id, r, y) })
 }
 
-func (m *member) SurrenderLocks(ctx context.Context, ino dsm.Ino, term uint64, held []Lock, waiting []Request) error {
+func (m *member) SurrenderLocks(ctx context.Context, ino dsm.Ino, term uint64, granted []Lock, waiting []Request) error {
 	if m.delayed != nil {
 		<-m.delayed
 	}
-	return m.command(ctx, func(b *Book) ([]Event, error) { return b.Surrender(ino, m.id, term, held, waiting) })
+	return m.command(ctx, func(b *Book) ([]Event, error) { return b.Surrender(ino, m.id, term, granted, waiting) })
 }
 
 func (m *member) CancelLock(ctx context.Context, ino dsm.Ino, ticket uint64) error {
@@ -174,10 +174,10 @@ func (m *member) CancelLock(ctx context.Context, ino dsm.Ino, ticket uint64) err
 func (m *member) LockedFiles() []dsm.Ino {
 	m.bench.mu.Lock()
 	defer m.bench.mu.Unlock()
-	return m.bench.book.Locked(m.id)
+	return m.bench.book.FilesWithLocks(m.id)
 }
 
-func (m *member) HeldLocks(ino dsm.Ino) []Lock {
+func (m *member) GrantedLocks(ino dsm.Ino) []Lock {
 	m.bench.mu.Lock()
 	defer m.bench.mu.Unlock()
 	return m.bench.book.Has(ino, m.id)
@@ -342,7 +342,7 @@ func TestRecallTakesLocksAndWaitsAlong(t *testing.T) {
 	b.must(1, lock(b.owner(2), Unlock, 0, End))
 	b.must(1, lock(b.owner(1), Unlock, 0, End))
 	a.must(1, lock(a.owner(1), Write, 0, 9))
-	c.standing(1, a, Standing{Delegated: true}) // nobody held anything
+	c.standing(1, a, Standing{Delegated: true}) // nobody had anything
 	if in, blocked, err := b.Test(context.Background(), 1, lock(b.owner(1), Read, 0, 0)); err != nil || !blocked || in.Owner != a.owner(1) {
 		t.Errorf("%+v %v %v", in, blocked, err)
 	}
@@ -358,37 +358,6 @@ func TestUnusedDelegationMoves(t *testing.T) {
 	c.standing(1, b, Standing{Delegated: true})
 	if n := b.acquires.Load(); n != 1 {
 		t.Errorf("acquired %d times", n)
-	}
-}
-
-func TestInterruptedWaitLeavesNothing(t *testing.T) {
-	for _, where := range []string{"local", "book", "recall"} {
-		t.Run(where, func(t *testing.T) {
-			c := newBench(t, 2)
-			a, b := c.members[0], c.members[1]
-			a.must(1, lock(a.owner(1), Write, 0, 9))
-			m := a
-			if where != "local" {
-				m = b
-			}
-			if where == "book" {
-				b.must(1, lock(b.owner(7), Write, 100, 100))
-			}
-			ctx, cancel := context.WithCancel(context.Background())
-			done := m.wait(ctx, 1, lock(m.owner(2), Write, 0, 9))
-			m.waiting(1)
-			if where != "local" {
-				c.until(func() bool { return !c.book.Standing(1, a.id).Delegated })
-				c.queued(1, 1)
-			}
-			cancel()
-			end(t, done, errs.Interrupted)
-			a.must(1, lock(a.owner(1), Unlock, 0, End))
-			a.must(1, lock(a.owner(3), Write, 0, 9))
-			if _, n := m.Figures(); n != 0 {
-				t.Errorf("%d requests wait", n)
-			}
-		})
 	}
 }
 
@@ -459,7 +428,7 @@ func TestDeadNode(t *testing.T) {
 	a, b := c.members[0], c.members[1]
 	a.must(1, lock(a.owner(1), Write, 0, 9))
 	c.mu.Lock()
-	a.dead, a.held = true, true
+	a.dead, a.halted = true, true
 	c.mu.Unlock()
 	done := b.wait(context.Background(), 1, lock(b.owner(1), Write, 0, 9))
 	c.queued(1, 1)
@@ -467,7 +436,7 @@ func TestDeadNode(t *testing.T) {
 	c.drop(a)
 	end(t, done, errs.Other)
 	c.mu.Lock()
-	a.dead, a.held = false, false
+	a.dead, a.halted = false, false
 	c.grown.Broadcast()
 	c.mu.Unlock()
 	c.until(func() bool { return a.applied == len(c.log) })
@@ -501,7 +470,7 @@ func TestResetMakesUpForEvents(t *testing.T) {
 	}{
 		{"recalled", func(t *testing.T, c *bench, a, b *member) {
 			a.must(1, lock(a.owner(1), Write, 0, 9))
-			c.hold(a)
+			c.halt(a)
 			done := b.wait(context.Background(), 1, lock(b.owner(1), Write, 20, 20))
 			c.queued(1, 1)
 			c.resume(a)
@@ -512,14 +481,14 @@ func TestResetMakesUpForEvents(t *testing.T) {
 			b.must(1, lock(b.owner(1), Write, 0, 9))
 			done := a.wait(context.Background(), 1, lock(a.owner(1), Write, 0, 9))
 			c.queued(1, 1)
-			c.hold(a)
+			c.halt(a)
 			b.must(1, lock(b.owner(1), Unlock, 0, End))
 			c.resume(a)
 			end(t, done, errs.Other)
 			b.refused(1, lock(b.owner(1), Write, 0, 0), errs.WouldBlock)
 		}},
 		{"delegated", func(t *testing.T, c *bench, a, b *member) {
-			c.hold(a)
+			c.halt(a)
 			done := a.wait(context.Background(), 1, lock(a.owner(1), Write, 0, 9))
 			c.until(func() bool { return c.book.Standing(1, a.id).Delegated })
 			c.resume(a)
@@ -528,7 +497,7 @@ func TestResetMakesUpForEvents(t *testing.T) {
 		}},
 		{"dropped", func(t *testing.T, c *bench, a, b *member) {
 			a.must(1, lock(a.owner(1), Write, 0, 9))
-			c.hold(a)
+			c.halt(a)
 			c.drop(a)
 			c.resume(a)
 			a.refused(1, lock(a.owner(1), Write, 0, 9), errs.Unavailable)
@@ -543,12 +512,12 @@ func TestResetMakesUpForEvents(t *testing.T) {
 	}
 }
 
-// hold keeps a node from applying anything.
-func (c *bench) hold(m *member) {
+// halt keeps a node from applying anything.
+func (c *bench) halt(m *member) {
 	c.until(func() bool { return m.applied == len(c.log) })
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	m.held = true
+	m.halted = true
 }
 
 // resume lets it go on from the state as it is now.
@@ -557,7 +526,7 @@ func (c *bench) resume(m *member) { c.goOn(m, true) }
 // goOn lets it go on: from the state as it is now, or with the events that it has not applied yet.
 func (c *bench) goOn(m *member, reset bool) {
 	c.mu.Lock()
-	m.held, m.reset = false, reset
+	m.halted, m.reset = false, reset
 	c.grown.Broadcast()
 	c.mu.Unlock()
 	c.until(func() bool { return m.applied == len(c.log) })
@@ -567,7 +536,7 @@ func (c *bench) goOn(m *member, reset bool) {
 func TestFirstLockAcquiresWhileItAsks(t *testing.T) {
 	c := newBench(t, 2)
 	a := c.members[0]
-	c.hold(a)
+	c.halt(a)
 	done := a.wait(context.Background(), 1, lock(a.owner(1), Write, 0, 9))
 	c.until(func() bool { return a.acquires.Load() == 1 })
 	c.goOn(a, false)
@@ -581,7 +550,7 @@ func TestFirstLockAcquiresWhileItAsks(t *testing.T) {
 func TestLockOfAnotherWhileOneAsks(t *testing.T) {
 	c := newBench(t, 2)
 	a, b := c.members[0], c.members[1]
-	c.hold(a)
+	c.halt(a)
 	b.must(1, lock(b.owner(1), Write, 0, 9))
 	b.must(1, lock(b.owner(1), Unlock, 0, End))
 	if err := b.command(context.Background(), func(k *Book) ([]Event, error) { return k.Close(1, b.id), nil }); err != nil {

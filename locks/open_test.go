@@ -59,7 +59,7 @@ func TestPlainLockAcquiresNothing(t *testing.T) {
 // unless it is being locked already. The leader gets no word of the node that has it.
 func TestSharedFileIsSurrendered(t *testing.T) {
 	c := newBench(t, 2)
-	c.word = lost
+	c.word = forgetful
 	a, b := c.members[0], c.members[1]
 	acquired := a.open(1, true)
 	b.open(1, false)
@@ -103,7 +103,7 @@ func TestOpenWhileOthersLock(t *testing.T) {
 func TestResetTellsOfOpen(t *testing.T) {
 	c := newBench(t, 2)
 	a, b := c.members[0], c.members[1]
-	c.hold(a)
+	c.halt(a)
 	c.mu.Lock()
 	c.log = append(c.log, c.book.Open(1, a.id, true, Yield{}), c.book.Open(2, a.id, true, Yield{}))
 	c.mu.Unlock()
@@ -147,7 +147,7 @@ func TestRequestBehindASurrender(t *testing.T) {
 		c := newBench(t, 2)
 		a, b := c.members[0], c.members[1]
 		a.delayed = make(chan struct{})
-		c.hold(a)
+		c.halt(a)
 		c.mu.Lock()
 		c.log = append(c.log, c.book.Open(1, a.id, true, Yield{}), c.book.Open(1, b.id, false, Yield{}))
 		c.mu.Unlock()

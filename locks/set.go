@@ -36,7 +36,7 @@ func (s *set) ask(ino dsm.Ino, r Request) []Answer {
 	t := s.table(ino)
 	defer s.tidy(ino)
 	less := false
-	if own := t.heldBy(r.Lock.Owner); r.Lock.Owner.Flock && r.How != Test && len(own) > 0 && own[0].Type != r.Lock.Type {
+	if own := t.grantedTo(r.Lock.Owner); r.Lock.Owner.Flock && r.How != Test && len(own) > 0 && own[0].Type != r.Lock.Type {
 		// A flock that changes its type is released first, even if the new one is then refused.
 		gone := r.Lock
 		gone.Type = Unlock
@@ -113,7 +113,7 @@ func (s *set) circle(ino dsm.Ino, l Lock) bool {
 	seen := map[Owner]bool{}
 	var reaches func(ino dsm.Ino, l Lock) bool
 	reaches = func(ino dsm.Ino, w Lock) bool {
-		for _, h := range s.tables[ino].held {
+		for _, h := range s.tables[ino].granted {
 			if !h.conflicts(w) || seen[h.Owner] {
 				continue
 			}
@@ -147,14 +147,14 @@ func (s *set) cancel(ino dsm.Ino, node dsm.NodeID, ticket uint64) bool {
 	return was
 }
 
-// drop removes all that a node holds and waits for in a file.
+// drop removes all that a node has and waits for in a file.
 func (s *set) drop(ino dsm.Ino, node dsm.NodeID) []Answer {
 	t := s.tables[ino]
 	if t == nil {
 		return nil
 	}
 	t.queue = slices.DeleteFunc(t.queue, func(r Request) bool { return r.Lock.Owner.Node == node })
-	t.held = slices.DeleteFunc(t.held, func(l Lock) bool { return l.Owner.Node == node })
+	t.granted = slices.DeleteFunc(t.granted, func(l Lock) bool { return l.Owner.Node == node })
 	return s.settle(ino)
 }
 

@@ -27,13 +27,13 @@ func lock(o Owner, t Type, first, last uint64) Lock {
 }
 
 // spell is the locks as text: an owner's name is a letter, r and w are what it has.
-func spell(held []Lock) string {
-	held = slices.Clone(held)
-	slices.SortFunc(held, func(a, b Lock) int {
+func spell(granted []Lock) string {
+	granted = slices.Clone(granted)
+	slices.SortFunc(granted, func(a, b Lock) int {
 		return cmp.Or(cmp.Compare(a.First, b.First), cmp.Compare(a.Owner.ID, b.Owner.ID))
 	})
 	var b strings.Builder
-	for _, l := range held {
+	for _, l := range granted {
 		fmt.Fprintf(&b, "%d%s[%d,%d] ", l.Owner.ID, map[Type]string{Read: "r", Write: "w"}[l.Type], l.First, l.Last)
 	}
 	return strings.TrimSpace(b.String())
@@ -71,7 +71,7 @@ func TestRangesOfOneOwner(t *testing.T) {
 		}
 		got := ""
 		if tab := s.tables[1]; tab != nil {
-			got = spell(tab.held)
+			got = spell(tab.granted)
 		}
 		if got != x.want {
 			t.Errorf("%v: %q, want %q", x.asks, got, x.want)
@@ -217,7 +217,7 @@ func TestCancelAndDrop(t *testing.T) {
 		t.Error("a request is cancelled by its node, once")
 	}
 	c.answered(c.s.drop(1, nodeA), "granted")
-	if got := spell(c.s.tables[1].held); got != "3w[0,9]" {
+	if got := spell(c.s.tables[1].granted); got != "3w[0,9]" {
 		t.Error(got)
 	}
 }
@@ -307,7 +307,7 @@ func TestAgainstBytes(t *testing.T) {
 			}
 			var have byByte
 			if tab := s.tables[1]; tab != nil {
-				for _, l := range tab.held {
+				for _, l := range tab.granted {
 					have.place(l)
 				}
 			}

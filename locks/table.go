@@ -7,15 +7,15 @@ import (
 
 // table is the locks of one file, and the requests that wait, oldest first.
 type table struct {
-	held  []Lock // sorted by owner and position; two of one owner neither touch nor overlap, unless they differ in type
-	queue []Request
+	granted []Lock // sorted by owner and position; two of one owner neither touch nor overlap, unless they differ in type
+	queue   []Request
 }
 
-func (t *table) empty() bool { return len(t.held) == 0 && len(t.queue) == 0 }
+func (t *table) empty() bool { return len(t.granted) == 0 && len(t.queue) == 0 }
 
 // conflict returns a lock that l conflicts with: the one that starts first.
 func (t *table) conflict(l Lock) (in Lock, ok bool) {
-	for _, h := range t.held {
+	for _, h := range t.granted {
 		if h.conflicts(l) && (!ok || h.First < in.First) {
 			in, ok = h, true
 		}
@@ -27,7 +27,7 @@ func (t *table) conflict(l Lock) (in Lock, ok bool) {
 // whether the owner has less now than before, so that others may be granted something.
 func (t *table) place(l Lock) (less bool) {
 	var own, rest []Lock
-	for _, h := range t.held {
+	for _, h := range t.granted {
 		if h.Owner == l.Owner {
 			own = append(own, h)
 		} else {
@@ -64,8 +64,8 @@ func (t *table) place(l Lock) (less bool) {
 		}
 		joined = append(joined, h)
 	}
-	t.held = append(rest, joined...)
-	slices.SortFunc(t.held, compareLocks)
+	t.granted = append(rest, joined...)
+	slices.SortFunc(t.granted, compareLocks)
 	return less
 }
 
@@ -80,9 +80,9 @@ func flockLast(l Lock) int {
 	return 0
 }
 
-// heldBy returns the locks of an owner.
-func (t *table) heldBy(o Owner) (locks []Lock) {
-	for _, h := range t.held {
+// grantedTo returns the locks of an owner.
+func (t *table) grantedTo(o Owner) (locks []Lock) {
+	for _, h := range t.granted {
 		if h.Owner == o {
 			locks = append(locks, h)
 		}

@@ -2,6 +2,7 @@ package locks
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -11,7 +12,8 @@ import (
 
 // Set gives the lock l to its owner, in place of the locks that the owner had on these bytes.
 // Without wait, a conflict is errs.WouldBlock. With wait, errs.Deadlock says that the owner would
-// wait for itself, and errs.Interrupted that ctx ended first; then nothing is left of the request.
+// wait for itself. errs.Interrupted says that ctx was cancelled first, and errs.Timeout that its deadline came first: then nothing
+// is left of the request, or what is left is given up soon, and the owner gets no lock of the file before.
 //
 // If other nodes may have had locks of the file in the meantime, Set calls acquire before it
 // returns, unless it is nil. When that fails, Set returns its error, and nothing is locked on these
@@ -142,7 +144,7 @@ func (n *Node) ask(ctx context.Context, ino dsm.Ino, r Request, undo bool, askin
 			a, err := n.refuseLocked(f, ino, r)
 			n.mu.Unlock()
 			return nil, a, err
-		case f.surrendering, r.Lock.Type != Unlock && (f.releases > 0 || f.undoes(r.Lock.Owner)), r.Lock.Type == Unlock && f.again[r.Lock.Owner] > 0:
+		case f.surrendering, r.Lock.Type != Unlock && (f.releases > 0 || f.undoes(r.Lock.Owner) || f.abandons(r.Lock.Owner)), r.Lock.Type == Unlock && f.again[r.Lock.Owner] > 0:
 			changed := f.hear()
 			ready = func() error { return n.until(ctx, changed) }
 		case f.delegated && r.Lock.Type != Unlock && !n.cfg.Cluster.MayGrant():
@@ -179,7 +181,7 @@ func (n *Node) ask(ctx context.Context, ino dsm.Ino, r Request, undo bool, askin
 		case <-ctx.Done():
 		case <-n.life.Done():
 		}
-		a, err := n.cancel(w)
+		a, err := n.cancel(ctx, w)
 		return w, a, err
 	}
 }
@@ -216,6 +218,14 @@ func (n *Node) until(ctx context.Context, changed <-chan struct{}) error {
 		return nil
 	case <-ctx.Done():
 	case <-n.life.Done():
+	}
+	return ended(ctx)
+}
+
+// ended returns why a program waits no more, for which ctx has ended or the node is closed.
+func ended(ctx context.Context) error {
+	if err := ctx.Err(); errors.Is(err, context.DeadlineExceeded) {
+		return errs.E(errs.Timeout, "lock", "no answer in time: %w", err)
 	}
 	return errs.E(errs.Interrupted, "lock", "")
 }
@@ -344,82 +354,111 @@ func (n *Node) giveUp(w *waiting, why error) (Answer, error) {
 	return Answer{}, why
 }
 
-// abandonLocked makes sure that nothing is left of a request that nobody waits for any more.
+// abandonLocked makes sure that nothing is left of a request that nobody waits for any more. Until then its owner gets no lock of the file: the request
+// might still be granted, and would be released in place of that.
 func (n *Node) abandonLocked(w *waiting) {
 	w.abandoned = true
+	if n.withdrawLocked(w) {
+		return
+	}
+	f := n.fileLocked(w.ino)
+	if w.req.How != Test {
+		f.abandoned = append(f.abandoned, w)
+	}
 	n.runLocked(func() {
-		if !n.asked(w) {
-			return
+		if n.cancellable(w) {
+			n.insist("cancel a request for a lock", func(ctx context.Context) error {
+				return n.cfg.Cluster.CancelLock(ctx, w.ino, w.req.Ticket)
+			})
 		}
-		n.insist("cancel a request for a lock", func(ctx context.Context) error {
-			return n.cfg.Cluster.CancelLock(ctx, w.ino, w.req.Ticket)
-		})
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		delete(n.mu.asked, w.req.Ticket) // if it is there, the book does not have it
+		f.abandoned = slices.DeleteFunc(f.abandoned, func(x *waiting) bool { return x == w })
+		f.ring()
+		n.tidyLocked(w.ino)
 	})
 }
 
-// asked returns when the request is not to be asked again; false if the node is closed first.
-func (n *Node) asked(w *waiting) bool {
+// abandons reports whether a request of the owner is abandoned.
+func (f *file) abandons(o Owner) bool {
+	return slices.ContainsFunc(f.abandoned, func(w *waiting) bool { return w.req.Lock.Owner == o })
+}
+
+// withdrawLocked cancels a request that the local table decides on. If that is just being surrendered, or the book decides, it returns false.
+func (n *Node) withdrawLocked(w *waiting) bool {
+	if !w.local || n.fileLocked(w.ino).surrendering {
+		return false
+	}
+	n.mu.local.cancel(w.ino, n.cfg.Self, w.req.Ticket)
+	n.answerLocked(w.ino, []Answer{{Node: n.cfg.Self, Ticket: w.req.Ticket, Verdict: Cancelled}})
+	return true
+}
+
+// cancellable returns true when the book can cancel an abandoned request; false if it is over before, or the node is closed.
+func (n *Node) cancellable(w *waiting) bool {
 	for {
 		n.mu.Lock()
-		again := w.unasked()
-		var changed <-chan struct{}
-		if again {
-			changed = n.fileLocked(w.ino).hear()
+		if n.mu.asked[w.req.Ticket] != w || n.withdrawLocked(w) {
+			n.mu.Unlock()
+			return false
 		}
-		n.mu.Unlock()
-		if !again {
+		if !w.local && !w.unasked() {
+			n.mu.Unlock()
 			return true
 		}
+		changed := n.fileLocked(w.ino).hear()
+		n.mu.Unlock()
 		if n.until(n.life, changed) != nil {
 			return false
 		}
 	}
 }
 
-// cancel ends a request because its program stopped waiting. It may have been granted at the last
-// moment.
-func (n *Node) cancel(w *waiting) (Answer, error) {
+// cancelLimit is how long a program that was interrupted waits until nothing is left of its request.
+const cancelLimit = 50 * time.Millisecond
+
+// cancel ends a request because its program stopped waiting: ctx has ended. It may have been granted at the last
+// moment. What is left after cancelLimit, or when the program has waited as long as it may, is given up later.
+func (n *Node) cancel(ctx context.Context, w *waiting) (Answer, error) {
+	why, limit := ended(ctx), cancelLimit
+	if errs.Is(why, errs.Timeout) {
+		limit = 0
+	}
+	within, done := context.WithTimeout(n.life, limit)
+	defer done()
 	for {
 		n.mu.Lock()
-		f := n.mu.files[w.ino]
 		switch {
 		case n.mu.asked[w.req.Ticket] == nil:
 			n.mu.Unlock()
 			return <-w.done, nil
-		case w.local && !f.surrendering:
-			n.mu.local.cancel(w.ino, n.cfg.Self, w.req.Ticket)
-			n.answerLocked(w.ino, []Answer{{Node: n.cfg.Self, Ticket: w.req.Ticket, Verdict: Cancelled}})
+		case n.withdrawLocked(w):
 			n.mu.Unlock()
-			return <-w.done, nil
+			return Answer{}, why
+		case within.Err() != nil:
+			n.abandonLocked(w)
+			n.mu.Unlock()
+			return Answer{}, why
 		case w.local || w.unasked():
-			changed := f.hear()
+			changed := n.fileLocked(w.ino).hear()
 			n.mu.Unlock()
-			if err := n.until(n.life, changed); err != nil {
-				return Answer{}, err
-			}
+			_ = n.until(within, changed) // then the request is abandoned
 			continue
 		}
 		n.mu.Unlock()
-		ctx, cancel := n.patient()
-		err := n.cfg.Cluster.CancelLock(ctx, w.ino, w.req.Ticket)
-		cancel()
+		err := n.cfg.Cluster.CancelLock(within, w.ino, w.req.Ticket)
 		n.mu.Lock()
-		if n.mu.asked[w.req.Ticket] != nil && (w.local || w.unasked()) { // delegated meanwhile
+		switch {
+		case n.mu.asked[w.req.Ticket] == nil, err == nil && (w.local || w.unasked()): // it was answered, or delegated, meanwhile
 			n.mu.Unlock()
 			continue
-		}
-		defer n.mu.Unlock()
-		if n.mu.asked[w.req.Ticket] == nil {
-			return <-w.done, nil
-		}
-		if err != nil {
+		case err == nil:
+			delete(n.mu.asked, w.req.Ticket) // the book does not have it: its command did not take effect
+		default:
 			n.abandonLocked(w)
-			return Answer{}, errs.E(errs.Interrupted, "lock", "")
 		}
-		delete(n.mu.asked, w.req.Ticket) // the book does not have it: its command did not take effect
-		return Answer{Verdict: Cancelled}, nil
+		n.mu.Unlock()
+		return Answer{}, why
 	}
 }

@@ -61,7 +61,7 @@ func TestUnusedLocksPassOnce(t *testing.T) {
 	}
 }
 
-// TestYieldIsKept: a node that has yielded keeps its word until the book has renewed the delegation, and the word does not hold after that.
+// TestYieldIsKept: a node that has yielded keeps its word until the book has renewed the delegation, and the word does not count after that.
 func TestYieldIsKept(t *testing.T) {
 	c := newBench(t, 2)
 	a, b := c.members[0], c.members[1]
@@ -97,7 +97,7 @@ func TestNoYield(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	c.hold(a)
+	c.halt(a)
 	done := a.wait(ctx, 1, lock(a.owner(1), Write, 0, 9))
 	c.until(func() bool { return c.book.delegated[1].term == 2 }) // renewed
 	if y := b.yieldFor(1); y.Term != 0 {
@@ -116,7 +116,7 @@ func yielded(t *testing.T) (c *bench, a, b *member) {
 	a, b = c.members[0], c.members[1]
 	a.open(1, true)
 	a.lockOnce(1)
-	c.hold(a)
+	c.halt(a)
 	b.open(1, false)
 	return c, a, b
 }

@@ -121,7 +121,7 @@ func (m *Membership) Leave(ctx context.Context) error {
 		timeout = max(time.Until(d), time.Millisecond) // 0 would mean for ever
 	}
 	for id, at := range m.table.reachable() {
-		_ = m.list.SendToAddress(memberlist.Address{Addr: string(at), Name: id.String()}, goodbyeOf(m.cfg.Self)) // if it is lost, the peer only does not learn the reason
+		_ = m.list.SendToAddress(memberlist.Address{Addr: string(at), Name: id.String()}, goodbyeOf(m.cfg.Self)) // if it is dropped, the peer only does not learn the reason
 	}
 	m.wg.Go(func() {
 		select {
@@ -187,7 +187,7 @@ const (
 
 // spread passes news on at once, to some peers. memberlist has no call for that, but it adds its
 // news to every datagram that it sends; so the peers are pinged. The ticker of the gossip, which
-// wakes every idle node, is then needed only for news that got lost. spread returns when all have
+// wakes every idle node, is then needed only for news that was dropped. spread returns when all have
 // answered or have had the time to.
 func (m *Membership) spread() {
 	peers := m.table.reachable()

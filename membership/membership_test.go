@@ -120,7 +120,7 @@ func (g *gossiper) seen() []string {
 	return e
 }
 
-// within waits, in the bubble's time, until cond holds. It returns how long that took.
+// within waits, in the bubble's time, until cond is true. It returns how long that took.
 func within(t testing.TB, limit time.Duration, what string, cond func() bool) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -180,7 +180,7 @@ func TestSuspicion(t *testing.T) {
 				victim := nodes[n-1]
 				victim.Close()
 				for _, g := range nodes[:n-1] {
-					within(t, 6*time.Second, "death to be noticed", func() bool { return g.state(victim.cfg.Self) == Dead })
+					within(t, 6*time.Second, "death to be known", func() bool { return g.state(victim.cfg.Self) == Dead })
 				}
 				suspected := false
 				for _, g := range nodes[:n-1] {

@@ -12,7 +12,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// Net carries gossip: datagrams of up to maxPacket bytes, which may get lost, and byte streams.
+// Net carries gossip: datagrams of up to maxPacket bytes, which may be dropped, and byte streams.
 // Transport.Gossip is one.
 type Net interface {
 	// WriteTo sends a datagram to host:port.

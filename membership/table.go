@@ -17,7 +17,7 @@ const remember = 5 * time.Minute
 // outside.
 type table struct {
 	self dsm.NodeID
-	wake chan struct{} // holds a token while there are changes
+	wake chan struct{} // has a token while there are changes
 	mu   struct {
 		lockrank.Mutex
 		peers   map[dsm.NodeID]*entry

@@ -66,7 +66,7 @@ func (a *Area) BeginReplica() error {
 	return a.failed("begin replica", err)
 }
 
-// EndReplica frees the working copy, and holds no base any more. Programs that have it mapped keep it.
+// EndReplica frees the working copy, and needs no base any more. Programs that have it mapped keep it.
 // Nobody else may look at it afterwards.
 func (a *Area) EndReplica() error { return a.EndReplicaLater()() }
 

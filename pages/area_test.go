@@ -239,31 +239,31 @@ func TestHomeElsewherePanics(t *testing.T) {
 func TestFrames(t *testing.T) {
 	rng := pagetest.Rand(t)
 	var f frames
-	var held []frame
+	var used []frame
 	for range 20000 {
 		if rng.IntN(1000) == 0 {
-			for _, x := range held {
+			for _, x := range used {
 				f.put(x)
 			}
-			held = held[:0]
+			used = used[:0]
 		}
-		if len(held) > 0 && rng.IntN(2) == 0 {
-			i := rng.IntN(len(held))
-			if held[i].mem[0] != held[i].i {
+		if len(used) > 0 && rng.IntN(2) == 0 {
+			i := rng.IntN(len(used))
+			if used[i].mem[0] != used[i].i {
 				t.Fatal("a frame is used twice")
 			}
-			f.put(held[i])
-			held[i] = held[len(held)-1]
-			held = held[:len(held)-1]
+			f.put(used[i])
+			used[i] = used[len(used)-1]
+			used = used[:len(used)-1]
 			continue
 		}
 		for range 1 + rng.IntN(2) {
 			x := f.take()
 			x.mem[0] = x.i
-			held = append(held, x)
+			used = append(used, x)
 		}
-		if f.bytes() != int64(len(held))*dsm.PageSize || f.idle > 1 || len(f.all) > 1+len(held) {
-			t.Fatalf("%d frames held: %d bytes, %d idle slabs of %d", len(held), f.bytes(), f.idle, len(f.all))
+		if f.bytes() != int64(len(used))*dsm.PageSize || f.idle > 1 || len(f.all) > 1+len(used) {
+			t.Fatalf("%d frames used: %d bytes, %d idle slabs of %d", len(used), f.bytes(), f.idle, len(f.all))
 		}
 	}
 	f.close()

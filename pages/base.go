@@ -8,10 +8,9 @@ import (
 )
 
 // In an extent that is homed on this node, the pages of the base copy are the home's bytes: always its
-// newest value, in place. The replica on this node holds the value that it has received last, as its
-// base. Before the home overwrites a page that is held, the held value moves aside: the page gets a
-// twin. The twin goes when the replica has received the new value. A third copy of every page would
-// take half as much memory again, and a home receives from itself within moments.
+// newest value, in place. The replica on this node needs the value that it has received last, as its base. Before the home overwrites a page, the value that
+// the replica needs moves aside: the page gets a twin. The twin goes when the replica has received the new value. A third copy of every page would take half as
+// much memory again, and a home receives from itself within moments.
 //
 //	extent homed elsewhere             base = base copy
 //	extent homed here, no twin         base = home = base copy
@@ -109,9 +108,9 @@ func (a *Area) Homed(e dsm.ExtentIndex) bool {
 	return ok
 }
 
-// HoldsBase reports whether the replica needs the base of page p to stay what it is: all pages of an
+// NeedsBase reports whether the replica needs the base of page p to stay what it is: all pages of an
 // area with a working copy, but in one on demand only those whose base Install or KeepBases has kept.
-func (a *Area) HoldsBase(p dsm.PageIndex) bool {
+func (a *Area) NeedsBase(p dsm.PageIndex) bool {
 	if a.demand == nil {
 		return !a.working.absent
 	}
@@ -146,13 +145,13 @@ func (a *Area) FreeHome(p dsm.PageIndex) {
 	_ = a.base.zero(off, off+dsm.PageSize) // if this fails, the page goes on taking memory
 }
 
-// BeforeHomeWrite must be called before the home's bytes of page p change. If the replica holds them as
+// BeforeHomeWrite must be called before the home's bytes of page p change. If the replica needs them as
 // its base, they move aside. own says that the home is about to merge what this node published: then
 // the base may follow to the result, and rode says that it does. It does not if it was not the home's
 // last value.
 func (a *Area) BeforeHomeWrite(p dsm.PageIndex, own bool) (rode bool) {
 	switch {
-	case !a.HoldsBase(p):
+	case !a.NeedsBase(p):
 		a.dropTwin(p)
 	case a.HasTwin(p):
 	case own:
@@ -180,7 +179,7 @@ func (a *Area) InstallHome(p dsm.PageIndex, n []byte, here bool) {
 	copy(a.Home(p), n)
 }
 
-// ResignHome ends the homing of extent e here. Twins go back into the base copy. For pages without a
+// ResignHome ends that this node is the home of extent e. Twins go back into the base copy. For pages without a
 // twin, what were the home's bytes is the base.
 func (a *Area) ResignHome(e dsm.ExtentIndex) {
 	first := dsm.PageIndex(e) * dsm.ExtentPages

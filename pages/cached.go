@@ -13,40 +13,40 @@ import (
 //
 // # What is known of a page
 //
-// The page cache may hold a page only if it was given to it: in the reply to a READ, by a store
+// The page cache may have a page only if it was given to it: in the reply to a READ, by a store
 // notice, or by the program's own write, seen as a WRITE. Let W be the bytes of the working copy.
 // Let K be the bytes of the page cache, without those stores that have not come as a WRITE yet.
 // Then a page is in one of these states:
 //
-//	not given    the page cache does not hold it; no notice is needed
+//	not given    the page cache does not have it; no notice is needed
 //	clean        given, no entry: K = W
 //	entry g      given, K = g, kept here; W may differ
 //	storing      a store notice with the bytes s is in flight: K = s soon, and
-//	             until then the page cache holds older bytes, or none
+//	             until then the page cache has older bytes, or none
 //	blind        given, K unknown, and no program can have stored to it
-//	cut          given, and cut by a truncation that the kernel may not know of, or with
+//	doubtful     given, and truncated by a shrink that the kernel may not know of, or with
 //	             bytes that were not taken; with g if that is known (in the code: doubtful)
 //	bare         only while the working copy is shared: given, K = W, g not kept yet
 //
-// While an invalidation is in flight, "given" means that the page cache may hold the page, not that
+// While an invalidation is in flight, "given" means that the page cache may have the page, not that
 // it does. In any state a page may also be leaving: Drop was called for it.
 //
 // # Why no store is lost or doubled
 //
 // A WRITE of a page in state clean has K = W as its baseline: taking its bytes is exact. In state
 // entry its baseline is g. The change from g to the bytes is merged into W by the area's
-// merge.Kernel, and the bytes become the new g, since K holds them. (All that a write(2) brings
+// merge.Kernel, and the bytes become the new g, since K has them. (All that a write(2) brings
 // counts as stored, also where it equals g. Elements with the rule sum are the exception.) In state
 // not given the bytes are taken as they are: only write(2) sends such a WRITE. States storing and
 // blind exclude writers: see Writable.
 //
-// A READ makes its page clean, since the kernel only asks for what it does not hold. There is one
+// A READ makes its page clean, since the kernel only asks for what it does not have. There is one
 // exception, a store notice in flight. The kernel may have carried it out before the READ. Or it
 // waits for the READ's reply and is carried out after it, and K will be s whatever the reply says.
 // So the reply is s in both cases: the page does not go back in time, and K = s is known.
 //
 // An invalidation first delivers the page's stores as a WRITE, on top of g, and then drops the page
-// (K6). If no READ and no WRITE came between NextNotice and Done, the page cache does not hold it.
+// (K6). If no READ and no WRITE came between NextNotice and Done, the page cache does not have it.
 // If one came, it may have come after the drop. Then the page stays given, with what the READ or
 // WRITE made known, and is invalidated again if W differs. A READ that came before the drop does no
 // harm: the invalidation waits for it (K7), so stores on top of its reply are delivered as well.
@@ -63,15 +63,13 @@ import (
 //
 // # When the area shrinks
 //
-// A shrink on another node cuts the working copy at once, and the kernel's page cache when the
-// kernel is told. Until then a program goes on storing to pages that show the old bytes, and the area
-// may have grown again. Its stores are valid then, but the old bytes around them are not. So
-// BeforeCut keeps g of the pages that are cut, and a WRITE brings the change from g, as always.
-// Stores that the kernel still held back when the area shrank count as made after it. Where there is
-// no room for g, a WRITE of a mapping is refused. Each page that was cut gets an invalidation. That
-// ends state cut, as a READ does.
+// A shrink on another node truncates the working copy at once, and the kernel's page cache when the kernel is told. Until then a program goes on storing to
+// pages that show the old bytes, and the area may have grown again. Its stores are valid then, but the old bytes around them are not. So BeforeShrink keeps g
+// of the pages that are truncated, and a WRITE brings the change from g, as always. Stores that the kernel still withheld when the area shrank count as made
+// after it. Where there is no room for g, a WRITE of a mapping is refused. Each page that was truncated gets an invalidation. That ends state doubtful, as a
+// READ does.
 //
-// The kernel cuts its page cache some time after it was told of a size. So it may still clear what a
+// The kernel truncates its page cache some time after it was told of a size. So it may still clear what a
 // later READ brought: see cached_told.go.
 //
 // # When programs store into the working copy
@@ -95,7 +93,7 @@ import (
 // All notices are invalidations, and no page becomes blind, as with writers. Pages that were given
 // before SetShared have no g, unless a notice is pending: they are bare. Until the first store of an
 // attached program W is their baseline. Each bare page gets an invalidation; a READ, a WRITE and an
-// update make g known sooner. When no page is bare, blind, storing or cut an attached program may be
+// update make g known sooner. When no page is bare, blind, storing or doubtful an attached program may be
 // let in: see Writable.
 //
 // # When pages leave
@@ -108,7 +106,7 @@ import (
 // delivers is merged like any other.
 //
 // A leaving page is out when an invalidation of it is Done and no READ or WRITE came after its
-// NextNotice. By the argument above the page cache does not hold it then, and gets it again only by
+// NextNotice. By the argument above the page cache does not have it then, and gets it again only by
 // a READ that the ledger answers. Done returns the page, so that it can be evicted before anything
 // else happens. A READ or WRITE after Drop ends the leaving, because a program uses the page. One
 // that came between NextNotice and Drop may have come before or after the kernel dropped the page,
@@ -118,7 +116,7 @@ import (
 // A drop tells the kernel nothing new, so nobody waits for it: Idle does not count it.
 //
 // Where an area on demand grows, other nodes may have stored to the added pages before anything of
-// them comes here. The kernel may hold zeroes for them, from a READ past the old end. So K = 0 and W
+// them comes here. The kernel may have zeroes for them, from a READ past the old end. So K = 0 and W
 // is unknown. The state becomes entry with a g of zeroes, or blind, and the page is leaving, with a
 // notice that counts. W is looked at when a READ or WRITE comes, since the page is here then. A
 // program may have stored to those zeroes: then the WRITE waits for the page, and so does g (Expect).
@@ -126,28 +124,29 @@ import (
 // # What is not covered
 //
 // If a program mixes write(2) with stores through a mapping to one element at the same time, either
-// may win. There is one more case, in which the kernel holds up the invalidation of an unsure page
+// may win. There is one more case, in which the kernel delays the invalidation of an unsure page
 // (cached_unsure.go) for longer than the write(2) waits. If a program then stores to its mapping
 // what was there before the write(2), that store does not count.
 //
 // The K numbers are measured facts of the kernel: docs/kernel.md lists them.
 type Cached struct {
-	area    *Area
-	size    int64 // of the area, at the last Truncate
-	cut     int64 // while pages are cut: the smallest size since the first of them was
-	told    int64 // the last size that the kernel was told
-	writers bool
-	shared  bool // attached programs may store into the working copy
-	hold    bool // notices of updates are on hold: see cached_hold.go
-	extents map[dsm.ExtentIndex]*cachedExtent
-	given   map[dsm.PageIndex]frame   // g of the pages in state entry
-	others  map[dsm.PageIndex][]frame // of unsure pages: what the page cache may hold in place of g
-	late    map[dsm.PageIndex]late    // of late pages
-	punched *punched                  // nil: the kernel has no hole left to cut out
-	queue   []*cachedExtent           // extents with pages that may be pending
-	waiting []*cachedExtent           // extents with pages on hold
-	flights []*flight
-	spare   []byte // buffer of a store notice that is done
+	area     *Area
+	size     int64 // of the area, at the last Truncate
+	shrunkTo int64 // while pages are doubtful: the smallest size since the first of them was
+	told     int64 // the last size that the kernel was told
+	writers  bool
+	shared   bool // attached programs may store into the working copy
+	paused   bool // notices of updates are paused: see cached_paused.go
+	extents  map[dsm.ExtentIndex]*cachedExtent
+	given    map[dsm.PageIndex]frame   // g of the pages in state entry
+	others   map[dsm.PageIndex][]frame // of unsure pages: what the page cache may have in place of g
+	since    map[dsm.PageIndex][]byte  // of doubtful pages with g: see sinceShrink
+	late     map[dsm.PageIndex]late    // of late pages
+	punched  *punched                  // nil: the kernel has no hole left to drop
+	queue    []*cachedExtent           // extents with pages that may be pending
+	waiting  []*cachedExtent           // extents with paused pages
+	flights  []*flight
+	spare    []byte // buffer of a store notice that is done
 
 	windows map[dsm.ExtentIndex]*window // what happened since the last write(2): see cached_unsure.go
 	resumed int64                       // not 0 if the ledger was taken over from an earlier daemon: all pages before it may be given
@@ -156,7 +155,7 @@ type Cached struct {
 
 	open    int // pages pending + pages in flight
 	unready int // pages blind + storing + doubtful + bare
-	held    int // pages with g that are pending or in flight
+	backlog int // pages with g that are pending or in flight
 }
 
 // cachedExtent is the ledger of the pages of one extent.
@@ -170,19 +169,19 @@ type cachedExtent struct {
 	storing  dsm.PageSet // of flying: the notice is a store
 	regiven  dsm.PageSet // of flying: a READ or WRITE came meanwhile
 	blind    dsm.PageSet
-	doubtful dsm.PageSet // in state cut
+	doubtful dsm.PageSet // in state doubtful
 	bare     dsm.PageSet
-	held     dsm.PageSet // with g, and pending or flying
+	backlog  dsm.PageSet // with g, and pending or flying
 	leaving  dsm.PageSet // to be invalidated because of Drop
 	quiet    dsm.PageSet // of flying: the notice is for Drop only
 	expected dsm.PageSet // Expect was called, and Wrote not yet
 	late     dsm.PageSet // the kernel may still clear the end of the page: see cached_told.go
 	reread   dsm.PageSet // of flying: a READ came meanwhile
 	urgent   dsm.PageSet // of pending: a write(2) waits for the notice, so it is never on hold
-	unsure   dsm.PageSet // the page cache holds one of several values: see cached_unsure.go
+	unsure   dsm.PageSet // the page cache has one of several values: see cached_unsure.go
 }
 
-// NewCached returns a ledger of a with nothing given: the kernel must hold nothing of the file. It
+// NewCached returns a ledger of a with nothing given: the kernel must have nothing of the file. It
 // replaces the ledger that a had before. Of notices of the old ledger that are still in flight it
 // knows only that they may make the page cache drop pages: see Drops.
 func NewCached(a *Area) *Cached {
@@ -222,7 +221,7 @@ func (c *Cached) SetWriters(on bool) {
 	if !on {
 		c.EndWrite()
 		c.punchOver() // its handle is closed
-		c.lineUp()    // nothing is on hold without writers
+		c.lineUp()    // nothing is paused without writers
 	}
 }
 
@@ -231,10 +230,10 @@ func (c *Cached) SetWriters(on bool) {
 // enough notices are Done, even while updates keep coming.
 func (c *Cached) Writable() bool { return c.unready == 0 }
 
-// Idle reports whether the page cache holds nothing but the working copy's bytes and stores that
+// Idle reports whether the page cache has nothing but the working copy's bytes and stores that
 // were not delivered yet: no notice is pending or in flight. Notices that only make pages leave do
 // not count, nor do those on hold.
-func (c *Cached) Idle() bool { return c.open == 0 || c.hold && c.open == c.holds() }
+func (c *Cached) Idle() bool { return c.open == 0 || c.paused && c.open == c.countPaused() }
 
 // Pending reports whether NextNotice may have a notice.
 func (c *Cached) Pending() bool { return len(c.queue) > 0 }
@@ -244,17 +243,17 @@ func (c *Cached) Pending() bool { return len(c.queue) > 0 }
 // the kernel takes notices has to pause. Copies that are kept because the working copy is shared do
 // not count, since a pause would not free them.
 func (c *Cached) CopyBytes() int64 {
-	n := int64(c.held) * dsm.PageSize
+	n := int64(c.backlog) * dsm.PageSize
 	for _, f := range c.flights {
 		n += int64(len(f.data))
 	}
 	return n
 }
 
-// Read serves a READ of the page cache. It copies to dst what the page cache is to hold from off on.
+// Read serves a READ of the page cache. It copies to dst what the page cache is to have from off on.
 // It returns the number of bytes, which is less than len(dst) only at the end of the area. The reply
 // must be sent, whatever else happens meanwhile. dst must be as long as the READ asks for: the
-// kernel fills the rest of a short reply with zeroes, and holds these too.
+// kernel fills the rest of a short reply with zeroes, and has these too.
 func (c *Cached) Read(off int64, dst []byte) int {
 	n := 0
 	if c.shared {
@@ -283,7 +282,7 @@ func (c *Cached) Read(off int64, dst []byte) int {
 				copy(dst[at-off:has-off], s[skip:])
 			}
 			if c.hideLate(x, i, dst[at-off:has-off], int(at-start)) || has > at && has-start > int64(len(s)) {
-				c.doubt(x, i) // the area grew: the page cache may hold the rest as in this reply, or zero
+				c.doubt(x, i) // the area grew: the page cache may have the rest as in this reply, or zero
 			}
 		case whole:
 			// Part of a page may be a read that leaves nothing in the page cache.
@@ -314,7 +313,7 @@ func (c *Cached) Read(off int64, dst []byte) int {
 
 // Delivered must be called when a WRITE of the page cache comes, before anything waits for its pages.
 // Wrote follows, when the pages are here. back is that of Wrote. What the WRITE shows about the kernel
-// it shows now: once it is answered, the kernel may cut the same pages.
+// it shows now: once it is answered, the kernel may truncate the same pages.
 func (c *Cached) Delivered(off int64, data []byte, back bool) {
 	c.deliveredLate(off, int64(len(data)))
 	if back {
@@ -325,7 +324,7 @@ func (c *Cached) Delivered(off int64, data []byte, back bool) {
 // Wrote takes a WRITE of the kernel into the working copy. It may be of any range of bytes up to the
 // end of the area. Wrote returns the pages [from, to) that the range lies in. They must be here:
 // fetched, or written as a whole. back says that the WRITE carries stores to mappings, not a
-// write(2). If the baseline of such stores is lost (see Refuses), the page is left as it is, and ok is
+// write(2). If there is no baseline of such stores (see Refuses), the page is left as it is, and ok is
 // false.
 func (c *Cached) Wrote(k merge.Kernel, off int64, data []byte, back bool) (from, to dsm.PageIndex, ok bool) {
 	ok = true
@@ -340,7 +339,7 @@ func (c *Cached) Wrote(k merge.Kernel, off int64, data []byte, back bool) (from,
 }
 
 // WroteLate is Wrote for a WRITE to one page that has waited for the page. It has been answered, so it is not
-// refused: if its baseline has been lost meanwhile, all of its bytes count as stored.
+// refused: if its baseline is gone meanwhile, all of its bytes count as stored.
 func (c *Cached) WroteLate(k merge.Kernel, off int64, data []byte, back bool) {
 	p := dsm.PageIndex(off / dsm.PageSize)
 	c.wrotePage(k, p, int(off-int64(p)*dsm.PageSize), data, back, true)
@@ -370,23 +369,31 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 		c.overwrite(x, i, lo, data)
 		return true
 	}
-	// The three-way merge with g as the base, what the kernel holds now as the
+	// The three-way merge with g as the base, what the kernel has now as the
 	// local stores, and the working copy as what comes in.
 	w := c.area.Working(p)
 	var base, merged [dsm.PageSize]byte
 	copy(base[:], g.mem)
 	copy(merged[:], g.mem)
 	copy(merged[lo:], data)
+	var since []byte
+	if x.doubtful.Has(i) {
+		since = c.sinceShrink(p)
+	}
 	if !back {
-		if x.doubtful.Has(i) { // the bytes past the cut are void: zero is the baseline there, and no more than data changes
-			clear(base[min(max(c.cut-int64(p)*dsm.PageSize, 0), dsm.PageSize):])
-			copy(merged[:lo], base[:lo])
-			copy(merged[lo+len(data):], base[lo+len(data):])
+		if since != nil { // no more than data changes
+			copy(base[:], since)
+			copy(merged[:], since)
+			copy(merged[lo:], data)
+			copy(since[lo:], data)
 		}
 		k.Overwriting(p, base[:], merged[:], lo, lo+len(data))
 	} else {
 		for _, o := range c.others[p] {
 			k.Either(p, base[:], o.mem, merged[:])
+		}
+		if since != nil {
+			k.Changed(p, base[:], merged[:], since)
 		}
 	}
 	if c.shared {

@@ -54,7 +54,7 @@ func (m *ledgerModel) attach() {
 // checkKept: while shared the bytes of each page that was given are kept, unless
 // its state says that they are not known yet; else only those of pages that are open, or expected, are.
 func (m *ledgerModel) checkKept() {
-	kept, held := 0, 0
+	kept, backlog := 0, 0
 	for _, x := range m.c.extents {
 		for i := range x.given.All() {
 			g, ok := m.c.given[x.page(i)]
@@ -63,7 +63,7 @@ func (m *ledgerModel) checkKept() {
 				kept++
 			}
 			if ok && open {
-				held++
+				backlog++
 			}
 			switch {
 			case x.bare.Has(i) && (ok || !m.c.shared || x.doubtful.Has(i)), ok && !open && !m.c.shared && !x.expected.Has(i):
@@ -76,7 +76,7 @@ func (m *ledgerModel) checkKept() {
 			}
 		}
 	}
-	if kept != len(m.c.given) || held != m.c.held {
-		m.t.Fatalf("%d copies, %d of pages that are given; %d held, counted as %d", len(m.c.given), kept, held, m.c.held)
+	if kept != len(m.c.given) || backlog != m.c.backlog {
+		m.t.Fatalf("%d copies, %d of pages that are given; %d in the backlog, counted as %d", len(m.c.given), kept, backlog, m.c.backlog)
 	}
 }

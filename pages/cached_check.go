@@ -9,12 +9,12 @@ import (
 // Problem describes what is inconsistent in the ledger, and returns "" if nothing is. It is for tests
 // and for builds that check invariants.
 func (c *Cached) Problem() string {
-	var open, unready, held int
+	var open, unready, backlog int
 	for e, x := range c.extents {
 		told := x.flying.Minus(x.quiet)
 		open += x.pending.Len() + told.Len()
 		unready += x.blind.Len() + x.storing.Len() + x.doubtful.Len() + x.bare.Len()
-		held += x.held.Len()
+		backlog += x.backlog.Len()
 		if s := x.storing.Minus(x.flying); !s.Empty() {
 			return fmt.Sprintf("extent %d: pages %v are stored by no notice", e, s)
 		}
@@ -23,12 +23,12 @@ func (c *Cached) Problem() string {
 		}
 	}
 	for e, x := range c.extents {
-		if set := c.onHold(x); !set.Empty() && !x.waits && !x.queued {
-			return fmt.Sprintf("extent %d: pages %v are on hold, and nobody will look", e, set)
+		if set := c.pausedPages(x); !set.Empty() && !x.waits && !x.queued {
+			return fmt.Sprintf("extent %d: pages %v are paused, and nobody will look", e, set)
 		}
 	}
-	if open != c.open || unready != c.unready || held != c.held {
-		return fmt.Sprintf("pages that wait for a notice, are not ready, and are held: %d, %d, %d; counted as %d, %d, %d", open, unready, held, c.open, c.unready, c.held)
+	if open != c.open || unready != c.unready || backlog != c.backlog {
+		return fmt.Sprintf("pages that wait for a notice, are not ready, and are in the backlog: %d, %d, %d; counted as %d, %d, %d", open, unready, backlog, c.open, c.unready, c.backlog)
 	}
 	for p := range c.given {
 		if e, i := p.Extent(); c.extents[e] == nil || !c.extents[e].given.Has(i) {

@@ -38,7 +38,7 @@ func (c *Cached) WroteDirect(off int64, data []byte) (from, to dsm.PageIndex) {
 	return from, to
 }
 
-// Told reports whether no notice for a page of [off, off+n) is pending or in flight. Those on hold do
+// Told reports whether no notice for a page of [off, off+n) is pending or in flight. Those that are paused do
 // not count: they are of updates that came after the write.
 func (c *Cached) Told(off, n int64) bool {
 	from, to := pagesOf(off, n)
@@ -46,7 +46,7 @@ func (c *Cached) Told(off, n int64) bool {
 		e, i := p.Extent()
 		end := min(i+int(to-p), dsm.ExtentPages)
 		if x := c.extents[e]; x != nil {
-			if set := x.pending.Minus(c.onHold(x)).Or(x.flying.Minus(x.quiet)).And(dsm.Range(i, end)); !set.Empty() {
+			if set := x.pending.Minus(c.pausedPages(x)).Or(x.flying.Minus(x.quiet)).And(dsm.Range(i, end)); !set.Empty() {
 				return false
 			}
 		}

@@ -7,17 +7,17 @@ import (
 	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
-// TestWriteLeavesTheRestUnknown: of a page that was cut, and of which nobody knows what the page cache was given, a write(2) makes only its own bytes
+// TestWriteLeavesTheRestUnknown: of a page that was truncated, and of which nobody knows what the page cache was given, a write(2) makes only its own bytes
 // known. A WRITE of a mapping is refused after it as before.
 func TestWriteLeavesTheRestUnknown(t *testing.T) {
 	for _, shared := range []bool{false, true} {
-		s := newLedgerScript(t, cutLimit+2*dsm.PageSize)
+		s := newLedgerScript(t, shrinkLimit+2*dsm.PageSize)
 		s.SetWriters(true)
 		s.Read(0, make([]byte, s.area.Size()))
 		s.resize(0)
-		s.resize(cutLimit + 2*dsm.PageSize)
+		s.resize(shrinkLimit + 2*dsm.PageSize)
 		s.SetShared(shared)
-		last := dsm.PageIndex(cutLimit/dsm.PageSize + 1)
+		last := dsm.PageIndex(shrinkLimit/dsm.PageSize + 1)
 		if _, _, ok := s.Wrote(s.k, int64(last)*dsm.PageSize, []byte{1, 2, 3}, false); !ok {
 			t.Errorf("shared: %v: a write(2) is refused", shared)
 		}

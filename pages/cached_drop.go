@@ -11,12 +11,12 @@ import (
 // kernel's page cache does not have: they can be evicted now. The others get an invalidation, and
 // Done returns them once they are out. It does not return pages that were used again meanwhile.
 func (c *Cached) Drop(e dsm.ExtentIndex, set dsm.PageSet) (out dsm.PageSet) {
-	held := c.givenOf(e, set)
+	given := c.givenOf(e, set)
 	if x := c.extents[e]; x != nil {
-		x.leaving = x.leaving.Or(held)
+		x.leaving = x.leaving.Or(given)
 		c.enqueue(x)
 	}
-	return set.Minus(held)
+	return set.Minus(given)
 }
 
 // Expect says that the kernel has sent a WRITE of page p, which is not here; Wrote follows when it
@@ -85,7 +85,7 @@ func (x *cachedExtent) away(i int) bool { return x.leaving.Has(i) || x.expected.
 
 // ready returns the pages that may get a notice now.
 func (c *Cached) ready(x *cachedExtent) dsm.PageSet {
-	return x.pending.Or(x.leaving).Minus(x.flying).Minus(c.onHold(x))
+	return x.pending.Or(x.leaving).Minus(x.flying).Minus(c.pausedPages(x))
 }
 
 // retire forgets x if nothing is known about it any more.

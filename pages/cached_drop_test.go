@@ -108,8 +108,8 @@ func (m *ledgerModel) pastEnd(p dsm.PageIndex) dsm.PageIndex {
 	return p
 }
 
-// cutAway follows a shrink.
-func (m *ledgerModel) cutAway(size int64) {
+// shrinkAway follows a shrink.
+func (m *ledgerModel) shrinkAway(size int64) {
 	if m.away == nil {
 		return
 	}
@@ -126,7 +126,7 @@ func (m *ledgerModel) cutAway(size int64) {
 			clear(b[from:])
 		}
 	}
-	m.cutStash(size)
+	m.shrinkStash(size)
 }
 
 // checkAway: nothing has touched a page that is not here.
@@ -282,9 +282,9 @@ func TestGrownPagesLeave(t *testing.T) {
 	}
 }
 
-// TestCutPastTheEnd: what the kernel was given as zeroes past the end is cut by a shrink, the area grows, and a store on top of
+// TestShrinkPastTheEnd: what the kernel was given as zeroes past the end is truncated by a shrink, the area grows, and a store on top of
 // the zeroes is taken.
-func TestCutPastTheEnd(t *testing.T) {
+func TestShrinkPastTheEnd(t *testing.T) {
 	s := newDemandScript(t, 2*dsm.PageSize)
 	s.SetWriters(true)
 	s.Read(0, make([]byte, 4*dsm.PageSize))

@@ -17,15 +17,15 @@ import (
 // the rule is last each belongs to the programs above the page cache, to attached
 // programs, or to other nodes, and with sum all add to all.
 
-// modelPage is a page in the page cache, with the requests that hold it.
+// modelPage is a page in the page cache, with the requests that have it locked.
 type modelPage struct {
 	data    []byte // nil: not in the page cache
 	dirty   bool
-	reading bool       // a READ is under way: the page is locked
-	reply   []byte     // answered, not yet received
-	writing *modelIO   // a WRITE is under way: no store, no drop
-	sent    *modelIO   // a write(2) to a page that was up to date is under way: the page is not locked
-	cut     []modelCut // that the kernel was to cut while the page was locked: it does when that ends
+	reading bool         // a READ is under way: the page is locked
+	reply   []byte       // answered, not yet received
+	writing *modelIO     // a WRITE is under way: no store, no drop
+	sent    *modelIO     // a write(2) to a page that was up to date is under way: the page is not locked
+	dropped []modelRange // that the kernel was to drop while the page was locked: it does when that ends
 }
 
 // modelIO is a WRITE that was sent.
@@ -62,8 +62,8 @@ type ledgerModel struct {
 	done     []Notice
 	ended    func() // of KernelDrops
 	punching *modelPunch
-	cutOut   func() // says that the thread of the last hole goes on: to be called when the kernel has cut the hole out
-	goOn     func() // the same, of a hole that is cut out
+	holeOut  func() // says that the thread of the last hole goes on: to be called when the kernel has dropped the hole
+	goOn     func() // the same, of a hole that is dropped
 	opening  bool   // an OPEN for writing waits
 	writer   bool
 
@@ -169,7 +169,7 @@ func (m *ledgerModel) read(p dsm.PageIndex) {
 	case c.reply != nil:
 		c.data, c.reply, c.reading = c.reply, nil, false
 		m.see(p, c.data)
-		c.cutNow(p)
+		c.dropNow(p)
 	}
 }
 
@@ -205,7 +205,7 @@ func (m *ledgerModel) writeBack(p dsm.PageIndex) {
 			m.c.EndWrite()
 		}
 		c.writing = nil
-		c.cutNow(p)
+		c.dropNow(p)
 	case c.dirty && !c.reading:
 		c.writing = &modelIO{off, append([]byte(nil), c.data[:min(dsm.PageSize, max(m.size-off, 0))]...), false, true, false}
 		c.dirty = false
@@ -417,7 +417,7 @@ func (m *ledgerModel) settle() {
 		}
 	}
 	if !m.c.Idle() || !m.c.Writable() || m.c.CopyBytes() != 0 {
-		m.t.Fatalf("not idle with nothing to do: open %d, unready %d, held %d", m.c.open, m.c.unready, m.c.CopyBytes())
+		m.t.Fatalf("not idle with nothing to do: open %d, unready %d, in the backlog %d", m.c.open, m.c.unready, m.c.CopyBytes())
 	}
 	for e, x := range m.c.extents {
 		if !x.leaving.Empty() || x.given == (dsm.PageSet{}) && x.late == (dsm.PageSet{}) {

@@ -9,7 +9,7 @@ import (
 
 // modelPunch is a hole that a program punches. What programs store there meanwhile through mappings is not defined, so none does.
 type modelPunch struct {
-	modelCut
+	modelRange
 	zeroed   bool
 	answered func(time.Time)
 	over     func()
@@ -18,8 +18,8 @@ type modelPunch struct {
 // punch begins a hole, or takes the one under way a step further.
 func (m *ledgerModel) punch(p dsm.PageIndex) {
 	h := m.punching
-	if !m.inPunch() && m.cutOut != nil {
-		m.goOn, m.cutOut = m.cutOut, nil
+	if !m.inPunch() && m.holeOut != nil {
+		m.goOn, m.holeOut = m.holeOut, nil
 	}
 	if m.goOn != nil && m.rng.IntN(4) == 0 {
 		m.goOn() // also while the next hole is being punched
@@ -48,8 +48,8 @@ func (m *ledgerModel) punch(p dsm.PageIndex) {
 		}
 	case m.c.Told(h.from, h.to-h.from):
 		h.answered(time.Time{})
-		m.cutOut = h.over
-		m.kernelCuts(h.modelCut)
+		m.holeOut = h.over
+		m.kernelDrops(h.modelRange)
 		m.punching = nil
 	}
 }
@@ -66,7 +66,7 @@ func (m *ledgerModel) beginPunch(p dsm.PageIndex) {
 			return
 		}
 	}
-	m.punching = &modelPunch{modelCut: modelCut{from, to}}
+	m.punching = &modelPunch{modelRange: modelRange{from, to}}
 }
 
 // inHole reports whether an element lies in the hole that is being punched.
@@ -80,8 +80,8 @@ func (m *ledgerModel) inPunch() bool {
 		return true
 	}
 	for _, c := range m.cache {
-		for _, cut := range c.cut {
-			if cut.to != math.MaxInt64 {
+		for _, gone := range c.dropped {
+			if gone.to != math.MaxInt64 {
 				return true
 			}
 		}

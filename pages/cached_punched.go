@@ -9,7 +9,7 @@ import (
 )
 
 // When a program punches a hole (fallocate), the kernel first writes back dirty pages and then sends
-// the request. When it has the answer it cuts the hole out of its page cache: it drops whole pages,
+// the request. When it has the answer it drops the hole from its page cache: it drops whole pages,
 // and in the pages where the hole begins and ends it clears the hole's part in place.
 //
 // To the ledger the zeroes are a write past the page cache (WroteDirect). Until the pages are dropped,
@@ -27,7 +27,7 @@ import (
 // What is not covered: before that, the kernel may clear what a program stores to the hole through a
 // mapping.
 
-// punched is the last hole, as long as the kernel may not have cut it out.
+// punched is the last hole, as long as the kernel may not have dropped it.
 type punched struct {
 	from, to int64
 	// pending are the pages that it begins and ends in, until they have been dropped after the answer.
@@ -40,7 +40,7 @@ type punched struct {
 
 // KernelPunches records that a program punches a hole of n bytes at off. Call it before the zeroes
 // are stored here, and call answered right before the request is answered. Call over when the thread that
-// has punched goes on: the kernel has cut out this hole then, and perhaps not one that was punched since.
+// has punched goes on: the kernel has dropped this hole then, and perhaps not one that was punched since.
 func (c *Cached) KernelPunches(off, n int64) (answered func(now time.Time), over func()) {
 	h := &punched{from: off, to: off + n, pending: make(map[dsm.PageIndex]struct{}, 2)}
 	for _, at := range [...]int64{off, off + n} {
@@ -89,7 +89,7 @@ func (c *Cached) punchTold(x *cachedExtent, i int) bool {
 	return ok
 }
 
-// punchOver records that the kernel has cut out the last hole, if its request was answered.
+// punchOver records that the kernel has dropped the last hole, if its request was answered.
 func (c *Cached) punchOver() {
 	h := c.punched
 	if h == nil || !h.answered {

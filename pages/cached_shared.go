@@ -29,7 +29,7 @@ func (c *Cached) SetShared(on bool) {
 			}
 		}
 	}
-	c.lineUp() // nothing is on hold while it is set
+	c.lineUp() // nothing is paused while it is set
 }
 
 // share makes page i bare if there is no copy of what the page cache was given.
@@ -109,7 +109,7 @@ func (c *Cached) readShared(x *cachedExtent, i, lo int, dst []byte, whole bool) 
 }
 
 // overwrite takes a WRITE of a page without g into the working copy as it is. Such a page was not
-// given, or K = W, or the ledger lost track of K.
+// given, or K = W, or the ledger does not know K.
 func (c *Cached) overwrite(x *cachedExtent, i, lo int, data []byte) {
 	p := x.page(i)
 	w := c.area.Working(p)

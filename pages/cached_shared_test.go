@@ -155,7 +155,7 @@ func TestShareUnderStore(t *testing.T) {
 }
 
 // TestSharedResize: what is stored past the end is no part of the area, and a
-// page that was cut off and came back has the attached program's new stores.
+// page that was truncated and came back has the attached program's new stores.
 func TestSharedResize(t *testing.T) {
 	s := newLedgerScript(t, 2*dsm.PageSize+8)
 	s.SetWriters(true)
@@ -221,7 +221,7 @@ func TestLedgerWithProgram(t *testing.T) {
 			defer wait()
 			totals := make([]int, dsm.PageSize/r.DType.Size())
 			base := make([]byte, dsm.PageSize)
-			var cache []byte // nil: the page cache does not hold the page
+			var cache []byte // nil: the page cache does not have the page
 			drop := func() {
 				for n, ok := c.NextNotice(); ok; n, ok = c.NextNotice() {
 					if n.Kind != NoticeInvalidate {

@@ -88,8 +88,8 @@ func (m *ledgerModel) fetchStashed() {
 	}
 }
 
-// cutStash follows a shrink: what was stored past the new end is gone.
-func (m *ledgerModel) cutStash(size int64) {
+// shrinkStash follows a shrink: what was stored past the new end is gone.
+func (m *ledgerModel) shrinkStash(size int64) {
 	for p, list := range m.away.stash {
 		for i := range list {
 			list[i].data = list[i].data[:min(max(size-list[i].off, 0), int64(len(list[i].data)))]

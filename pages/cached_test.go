@@ -60,7 +60,7 @@ func (s ledgerScript) quiet() {
 func (s ledgerScript) resize(size int64) {
 	s.t.Helper()
 	if size < s.area.Size() {
-		s.BeforeCut(size)
+		s.BeforeShrink(size)
 	}
 	resize(s.t, s.area, size)
 	s.Truncate(size)
@@ -82,8 +82,8 @@ func TestNoNoticeWithoutNeed(t *testing.T) {
 			s.read(p)
 			s.update(p, 1)
 		}
-		if held := s.CopyBytes(); writers && held != 5*dsm.PageSize || !writers && held != 0 {
-			t.Errorf("writers %v: %d bytes held", writers, held)
+		if copied := s.CopyBytes(); writers && copied != 5*dsm.PageSize || !writers && copied != 0 {
+			t.Errorf("writers %v: %d bytes held", writers, copied)
 		}
 		for _, run := range [][2]dsm.PageIndex{{1, 3}, {256, 257}, {4, 5}, {255, 256}} { // extents take turns
 			s.Done(s.notice(kind, run[0], run[1]))
@@ -216,7 +216,7 @@ func TestTruncateUnderNotices(t *testing.T) {
 	if got := s.read(3); got[0] != 0 {
 		t.Errorf("READ gets %d from before the truncation", got[0])
 	}
-	s.KernelCuts(dsm.PageSize + 100)
+	s.KernelShrinks(dsm.PageSize + 100)
 	// What the kernel has of page 1 after that, and a store:
 	k := append(bytes.Repeat([]byte{9}, 100), make([]byte, dsm.PageSize-100)...)
 	k[1]++
@@ -268,10 +268,10 @@ func TestNewLedger(t *testing.T) {
 	s.quiet()
 }
 
-// TestStoreAfterACut: another node cuts the area off and it grows again, and a program that the kernel has not told stores
+// TestStoreAfterAShrink: another node makes the area shorter and it grows again, and a program that the kernel has not told stores
 // to a page that still shows the bytes of before. The store stays, and none of the bytes beneath it. What a
 // write(2) brings is stored, also where it is what the page cache shows.
-func TestStoreAfterACut(t *testing.T) {
+func TestStoreAfterAShrink(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		for _, sum := range []bool{false, true} {
 			s := newLedgerScript(t, 3*dsm.PageSize)
@@ -301,7 +301,7 @@ func TestStoreAfterACut(t *testing.T) {
 			if sum {
 				want[150] = 1
 			}
-			pagetest.WantPage(t, "page that is cut", s.area.Working(1), want)
+			pagetest.WantPage(t, "page that is truncated", s.area.Working(1), want)
 			want = pagetest.PageOf(0)
 			want[10], want[11] = 7, 7
 			pagetest.WantPage(t, "page that was written to", s.area.Working(2), want)
@@ -315,15 +315,45 @@ func TestStoreAfterACut(t *testing.T) {
 	}
 }
 
+// TestWriteAgainAfterAShrink: what has come of a page since a shrink that the kernel may not know of is no store when a write(2) brings it again. With sum it
+// counted twice.
+func TestWriteAgainAfterAShrink(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		s := newLedgerScript(t, 3*dsm.PageSize)
+		s.SetWriters(true)
+		s.SetShared(shared)
+		copy(s.area.Working(1), pagetest.PageOf(7))
+		k := s.read(1)
+		s.resize(dsm.PageSize + 100)
+		s.resize(3 * dsm.PageSize)
+		k[150]++
+		s.Wrote(s.k, dsm.PageSize, k, true)
+		k[300] = 5
+		s.Wrote(s.k, dsm.PageSize+300, k[300:301], false)
+		for range 2 {
+			s.Wrote(s.k, dsm.PageSize+150, k[150:301], false)
+			if w := s.area.Working(1); w[150] != 1 || w[300] != 5 {
+				t.Errorf("shared %v: 1 and 5 were stored, and are %d and %d", shared, w[150], w[300])
+			}
+		}
+		s.resize(dsm.PageSize + 200)
+		s.resize(3 * dsm.PageSize)
+		s.Wrote(s.k, dsm.PageSize+150, k[150:301], false)
+		if w := s.area.Working(1); w[150] != 1 || w[300] != 5 {
+			t.Errorf("shared %v: 1 was stored, and 5 after another shrink, and they are %d and %d", shared, w[150], w[300])
+		}
+	}
+}
+
 // TestStoreOnWhatIsNotKnown: where no room was left to keep what the page cache was given, a WRITE of a mapping is
 // refused, and one of write(2) is not.
 func TestStoreOnWhatIsNotKnown(t *testing.T) {
-	s := newLedgerScript(t, cutLimit+2*dsm.PageSize)
+	s := newLedgerScript(t, shrinkLimit+2*dsm.PageSize)
 	s.SetWriters(true)
 	s.Read(0, make([]byte, s.area.Size()))
 	s.resize(0)
-	s.resize(cutLimit + 2*dsm.PageSize)
-	last := dsm.PageIndex(cutLimit/dsm.PageSize + 1)
+	s.resize(shrinkLimit + 2*dsm.PageSize)
+	last := dsm.PageIndex(shrinkLimit/dsm.PageSize + 1)
 	for _, c := range []struct {
 		p    dsm.PageIndex
 		back bool

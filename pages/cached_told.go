@@ -7,7 +7,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// When an answer tells the kernel of a smaller size, the thread that asked cuts the page cache there.
+// When an answer tells the kernel of a smaller size, the thread that asked truncates the page cache there.
 // It drops the pages past the size, and in the page in which the size lies it clears the rest in
 // place. If a READ of that page is under way, the page is locked. Then the thread waits for the READ,
 // and clears what it brings, even bytes that were written after the area had grown again. No request
@@ -21,7 +21,7 @@ import (
 //
 // Two cases are not covered. After the size was told and the area grew, a program may store to a
 // mapping of the page before the thread has the page's lock: the kernel clears that store. And the
-// thread may be held up before it waits for the lock: then the invalidation comes first.
+// thread may be delayed before it waits for the lock: then the invalidation comes first.
 
 // late is a page whose end the kernel may still clear.
 type late struct {
@@ -53,7 +53,7 @@ func (c *Cached) KernelTold(size int64) {
 		l.from = min(l.from, lo)
 	}
 	c.late[p] = l
-	c.enqueue(x) // a notice of a late page is not on hold
+	c.enqueue(x) // a notice of a late page is not paused
 	c.tellLate()
 }
 

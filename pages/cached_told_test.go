@@ -6,10 +6,10 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// TestReadDuringACut: the kernel is told of a size while a READ is under way, the area grows, another node stores past that
+// TestReadDuringAShrink: the kernel is told of a size while a READ is under way, the area grows, another node stores past that
 // size, and only then is the READ answered: the kernel clears what it brings. That is no store, and
 // the page shows the bytes in the end.
-func TestReadDuringACut(t *testing.T) {
+func TestReadDuringAShrink(t *testing.T) {
 	s := newLedgerScript(t, 1000)
 	s.SetWriters(true)
 	s.KernelTold(1000)
@@ -56,7 +56,7 @@ func TestWritePastWhatWasTold(t *testing.T) {
 }
 
 // TestWriteThatWaitedForItsPage: what comes before the kernel is told of a size, and waits for its page, does not show that the kernel
-// has cut the page.
+// has truncated the page.
 func TestWriteThatWaitedForItsPage(t *testing.T) {
 	s := newLedgerScript(t, dsm.PageSize)
 	s.SetWriters(true)

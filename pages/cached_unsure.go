@@ -10,8 +10,8 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 // The kernel does one write(2) to a file at a time, so this one began after the one before it was
 // taken. So the page can be without the write only if it was invalidated, and then read, since that
 // one was taken. (Apart from invalidations, only what KernelDrops and KernelTold report can drop the
-// page: the kernel holds on to it until the WRITE is answered.) If that did not happen, it is known
-// what the page cache holds, and the write(2) costs nothing more.
+// page: the kernel keeps it until the WRITE is answered.) If that did not happen, it is known
+// what the page cache has, and the write(2) costs nothing more.
 //
 // If it did happen the page is unsure, and both values are kept. A later WRITE of a mapping may bring
 // an element with either value. Neither counts as a store, else the old value would undo the write.
@@ -19,7 +19,7 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 // invalidation at once, and the write(2) is answered when the page is Sure. Then the page is gone
 // from the page cache, and the next READ brings it with the write.
 //
-// If the page was not up to date, it stays locked until the WRITE is answered. Then it cannot hold the
+// If the page was not up to date, it stays locked until the WRITE is answered. Then it cannot have the
 // old bytes, but the invalidation does not end before the answer either. So wait for Sure only for a
 // short time.
 
@@ -70,7 +70,7 @@ func (c *Cached) cameBack(x *cachedExtent, i int) {
 	}
 }
 
-// notBack records that the page cache does not hold what a READ of page i brought.
+// notBack records that the page cache does not have what a READ of page i brought.
 func (c *Cached) notBack(x *cachedExtent, i int) {
 	if w := c.windows[x.extent]; w != nil {
 		w.back.Remove(i)

@@ -22,7 +22,7 @@ func unsurePage(t *testing.T) (c *Cached, w []byte) {
 }
 
 // TestWriteToAPageThatCameBack: between a write(2) and its WRITE an update makes the kernel drop the page and read it
-// again. What the page cache holds of before the write(2) does not undo it, and is a store when a program
+// again. What the page cache has of before the write(2) does not undo it, and is a store when a program
 // stores it after the write(2).
 func TestWriteToAPageThatCameBack(t *testing.T) {
 	k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
@@ -95,7 +95,7 @@ func TestSureWrite(t *testing.T) {
 	}
 }
 
-// TestSureWriteToAnUnsurePage: of what the page cache holds of an unsure page only the write(2) that made it so is in doubt. What a later one brought
+// TestSureWriteToAnUnsurePage: of what the page cache has of an unsure page only the write(2) that made it so is in doubt. What a later one brought
 // it certainly has, so a program that stores what was there before that stores.
 func TestSureWriteToAnUnsurePage(t *testing.T) {
 	k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)

@@ -39,7 +39,7 @@ func (m *ledgerModel) write(p dsm.PageIndex) {
 	c.sent = &modelIO{off: off, data: append([]byte(nil), c.data[off%dsm.PageSize:][:n]...)}
 }
 
-// overwrite is a write(2) of a whole page that the page cache does not hold. The
+// overwrite is a write(2) of a whole page that the page cache does not have. The
 // program makes it of what it knows by other means, so nobody may update the page meanwhile.
 func (m *ledgerModel) overwrite(p dsm.PageIndex) {
 	c := m.page(p)

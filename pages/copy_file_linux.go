@@ -57,7 +57,7 @@ func newFile(name string) (fd int, err error) {
 	return fd, nil
 }
 
-// seal keeps the programs that get a descriptor for writing from cutting the memfd, after which this
+// seal keeps the programs that get a descriptor for writing from making the memfd shorter, after which this
 // process would get SIGBUS, and from adding seals, which could keep this process from its own memory. It
 // is for ever, and for this process too: the memfd never gets shorter. So
 //

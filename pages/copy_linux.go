@@ -125,7 +125,7 @@ func (c *areaCopy) resize(n int64) error {
 }
 
 // extend makes the copy at least n bytes long. It is for a file that programs may be extending by
-// write(2) at the same moment: the ftruncate of resize would cut off what they have just written. The
+// write(2) at the same moment: the ftruncate of resize would truncate what they have just written. The
 // last page takes memory afterwards.
 func (c *areaCopy) extend(n int64) error {
 	had, err := c.end()

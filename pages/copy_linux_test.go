@@ -301,12 +301,12 @@ func TestDemandMoves(t *testing.T) {
 func TestArena(t *testing.T) {
 	rng := pagetest.Rand(t)
 	a := newArena()
-	type held struct {
+	type used struct {
 		mem   []byte
 		piece piece
 		mark  byte
 	}
-	var all []held
+	var all []used
 	drop := func(i int) {
 		h := all[i]
 		if h.mem[0] != h.mark || h.mem[len(h.mem)-1] != h.mark {
@@ -331,7 +331,7 @@ func TestArena(t *testing.T) {
 		if int64(len(mem)) < n || mem[0] != 0 || mem[len(mem)-1] != 0 {
 			t.Fatalf("a piece for %d bytes has %d, and is not new", n, len(mem))
 		}
-		h := held{mem, p, byte(1 + rng.IntN(255))}
+		h := used{mem, p, byte(1 + rng.IntN(255))}
 		mem[0], mem[len(mem)-1] = h.mark, h.mark
 		all = append(all, h)
 	}

@@ -27,7 +27,7 @@ func (c *areaCopy) data(off, n int64, f func(off, n int64)) error {
 // OpenWorking opens the memfd of the working copy again for a program of this node, with a file
 // offset of its own and, unless write, read-only. The caller closes it. A working copy that was not
 // a memfd becomes one; then page slices that were returned before are invalid. With write it is Sealed
-// from now on: no program can cut it.
+// from now on: no program can make it shorter.
 func (a *Area) OpenWorking(write bool) (*os.File, error) {
 	f, err := a.working.open(write)
 	if err == nil && a.demand != nil {

@@ -26,7 +26,7 @@ type demand struct {
 	filler filler
 	mapped int64 // length of the filler's mapping
 	none   error // why there is no filler
-	// bases has the pages that are here and whose base is kept: see Area.HoldsBase.
+	// bases has the pages that are here and whose base is kept: see Area.NeedsBase.
 	bases map[dsm.ExtentIndex]dsm.PageSet
 }
 

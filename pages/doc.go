@@ -13,15 +13,13 @@
 // # Concurrency
 //
 // The package only handles memory: it does not use the network and starts no goroutine. Its user,
-// coherence, holds the area's lock for every call on an Area or a Cached. For calls on a Tracking it
-// holds another lock, because Sources make system calls that may wait. The package itself takes two
-// locks: that of the memory of small copies (arena), and that of a Filler of internal/uffd. Attached
-// programs store into working copies and hold no lock; Cached.SetShared and the functions of
-// pages/merge for shared memory handle that.
+// coherence, has the area's lock for every call on an Area or a Cached. For calls on a Tracking it has another lock, because Sources make system calls that may
+// wait. The package itself takes two locks: that of the memory of small copies (arena), and that of a Filler of internal/uffd. Attached programs store into
+// working copies and have no lock; Cached.SetShared and the functions of pages/merge for shared memory handle that.
 //
 // # Memory
 //
 // Pages are slices of exactly dsm.PageSize bytes. Those that an Area returns are page-aligned parts
 // of its mappings. They are valid until the Area's next Resize, OpenWorking, EndReplica or Close, and
-// only as long as the caller holds the lock.
+// only as long as the caller has the lock.
 package pages

@@ -35,7 +35,7 @@ func (a *Area) NewDraft(program int, file *HeldFile) (*Draft, error) {
 	return d, nil
 }
 
-// Resize follows the size of the area. Bytes that are cut off are zero if the area grows again.
+// Resize follows the size of the area. Bytes that are truncated are zero if the area grows again.
 func (d *Draft) Resize(size int64) error {
 	end := wholePages(size)
 	for _, c := range []*areaCopy{d.memory, d.base} {

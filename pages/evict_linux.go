@@ -14,7 +14,7 @@ import (
 // tracking reports it only in the next scan. So the page's bytes are checked when no program can store
 // to it any more:
 //
-//	splice(2) the run of pages into a pipe: the pipe holds the pages themselves, not a copy
+//	splice(2) the run of pages into a pipe: the pipe has the pages themselves, not a copy
 //	punch the run out of the file: that unmaps it everywhere; a program that touches it now waits
 //	read the pipe: the final bytes, with all stores made until the unmapping
 //	compare with the base copy: pages that differ were stored to, and are put back at once
@@ -26,10 +26,10 @@ import (
 // cannot be on demand.
 //
 // Large pages are an exception. The kernel removes a part of one from a file by splitting it, which
-// it cannot do while the pipe holds it. Then it fills the part with zeroes in place, in the pipe as
+// it cannot do while the pipe has it. Then it fills the part with zeroes in place, in the pipe as
 // well. Pages that Install brought are small, but a program can make the kernel collapse 512 of
 // them into one (MADV_COLLAPSE, or khugepaged where shmem_enabled allows it). So the pages are
-// checked between splice and punch: while the pipe holds a page it cannot be collapsed.
+// checked between splice and punch: while the pipe has a page it cannot be collapsed.
 
 // Measured on Linux 6.18, 2 cores, a virtual machine, for a page with its base, by the number of
 // pages in a call:
@@ -55,7 +55,7 @@ import (
 func (a *Area) Evict(k merge.Kernel, e dsm.ExtentIndex, set dsm.PageSet, shared bool) (stored dsm.PageSet, err error) {
 	if a.ledger != nil {
 		given := a.ledger.givenOf(e, set)
-		invariants.Check(given.Empty(), "%v: pages %x of extent %d leave, and the page cache holds them", a, given, e)
+		invariants.Check(given.Empty(), "%v: pages %x of extent %d leave, and the page cache has them", a, given, e)
 	}
 	inFile := max(a.working.len-int64(e)*dsm.ExtentSize, 0) / dsm.PageSize
 	set = set.And(dsm.Range(0, int(min(inFile, dsm.ExtentPages))))

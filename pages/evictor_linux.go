@@ -109,7 +109,7 @@ func (v *evictor) take(fd int, e dsm.ExtentIndex, set dsm.PageSet) (taken dsm.Pa
 		}
 		switch {
 		case err == nil && (got <= 0 || got%dsm.PageSize != 0):
-			return taken, os.NewSyscallError("splice", io.ErrUnexpectedEOF) // the file was cut
+			return taken, os.NewSyscallError("splice", io.ErrUnexpectedEOF) // the file has shrunk
 		case err != nil && taken.Empty():
 			return taken, os.NewSyscallError("splice", err)
 		case err != nil:

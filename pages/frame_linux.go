@@ -48,7 +48,7 @@ type frames struct {
 type slab struct {
 	mem  []byte
 	free []uint8 // indices of free frames
-	at   int     // which one of the Keep's, if it is in one
+	at   int     // its number, if it is a slab of a Keep
 	took int     // of the Keep's: how many of its frames, from the first on, may take memory
 }
 

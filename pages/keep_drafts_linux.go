@@ -51,11 +51,11 @@ func (c *areaCopy) is(memory uint64) bool {
 }
 
 // takeDrafts takes over what is left of drafts.
-func (a *Area) takeDrafts(l Left, cut int64) error {
+func (a *Area) takeDrafts(l Left, end int64) error {
 	s := l.k.store
 	for _, i := range s.drafts[l.ID] {
 		k := &keeping{s, i, s.mem.Area(i)}
-		d, err := Left{l.ID, l.Rev, k}.draft(cut)
+		d, err := Left{l.ID, l.Rev, k}.draft(end)
 		if err != nil {
 			return err
 		}

@@ -16,8 +16,8 @@ import (
 // What neither copy has outlives the daemon in frames of the Keep. A frame has a tag, which says what it has:
 //
 //	given    what the page cache was given of a page, where that is not the working copy: the ledger's g
-//	next     the g that takes its place when what the page cache holds now is in the working copy
-//	other    what it may hold in place of g
+//	next     the g that takes its place when what the page cache has now is in the working copy
+//	other    what it may have in place of g
 //	twin     the base of a page, where that is not the home's bytes
 //	working  both copies of a page that are just being changed together: see BeginMerge. The next daemon puts back what was there before
 //	base
@@ -358,16 +358,16 @@ func (l Left) Newest() bool { return l.k.record.Newest.Load() != 0 }
 // what programs have stored, and the base copy what the homes had. No extent is homed here. What was sent and not answered comes with
 // it. k is the rule by which pages of memory that programs have attached were merged. If the daemon is killed before it is done, the next one does it again.
 func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent, err error) {
-	cut := min(size, least)
+	end := min(size, least)
 	a = &Area{id: l.ID, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}, drops: &Drops{}, kept: l.k}
 	a.frames.kept = l.k
-	if a.base, err = l.restore("b", l.k.record.Base.Load(), cut); err != nil {
+	if a.base, err = l.restore("b", l.k.record.Base.Load(), end); err != nil {
 		return nil, nil, a.fail("restore", err)
 	}
-	if a.working, err = l.restore("w", l.k.record.Working.Load(), cut); err != nil {
+	if a.working, err = l.restore("w", l.k.record.Working.Load(), end); err != nil {
 		return nil, nil, a.fail("restore", errors.Join(err, a.base.unmap()))
 	}
-	a.size = min(a.base.size, a.working.size, cut)
+	a.size = min(a.base.size, a.working.size, end)
 	if err := errors.Join(a.working.resize(a.size), a.base.resize(a.size)); err != nil {
 		return nil, nil, a.fail("restore", err)
 	}
@@ -394,7 +394,7 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 		w.putSets(p, sent)
 	}
 	a.mergeAgain(k, left, sent, within)
-	if err := a.takeDrafts(l, cut); err != nil {
+	if err := a.takeDrafts(l, end); err != nil {
 		return nil, nil, a.fail("restore", err)
 	}
 	a.endOfDrafts(k, left)
@@ -416,8 +416,8 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 			a.frames.put(x.frame)
 		}
 	}
-	a.working.clearPast(cut)
-	a.base.clearPast(cut)
+	a.working.clearPast(end)
+	a.base.clearPast(end)
 	a.left = left
 	for _, d := range a.drafts {
 		if err := d.Resize(size); err != nil {
@@ -427,26 +427,26 @@ func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent
 	return a, sent, a.failed("restore", a.Resize(size))
 }
 
-// ResumeCached is NewCached for an area of an earlier daemon: the page cache may hold any page. If programs may have stored to it (writers), the area
-// was TakeBoth. From the byte cut on it is not certain what it holds.
-func ResumeCached(a *Area, writers bool, cut int64) *Cached {
+// ResumeCached is NewCached for an area of an earlier daemon: the page cache may have any page. If programs may have stored to it (writers), the area
+// was TakeBoth. From the byte from on it is not certain what it has.
+func ResumeCached(a *Area, writers bool, from int64) *Cached {
 	c := newCached(a)
 	c.writers, c.resumed, c.shaken, c.again = writers, a.size, true, true
 	if a.kept != nil {
 		c.resumed = max(a.size, int64(a.kept.record.Size.Load()))
-		if more := int64(a.kept.record.Cut.Load()); more != 0 {
-			cut = min(cut, more-1)
+		if more := int64(a.kept.record.Uncertain.Load()); more != 0 {
+			from = min(from, more-1)
 		}
 	}
 	if c.resumed > a.size {
-		cut = min(cut, a.size)
+		from = min(from, a.size)
 	}
 	if !writers {
-		cut = 0
+		from = 0
 	}
 	for _, x := range a.left[frameGiven] {
 		p := dsm.PageIndex(x.arg)
-		if (int64(p)+1)*dsm.PageSize > cut || int64(p)*dsm.PageSize >= a.size {
+		if (int64(p)+1)*dsm.PageSize > from || int64(p)*dsm.PageSize >= a.size {
 			a.frames.put(x.frame)
 			continue
 		}
@@ -466,14 +466,14 @@ func ResumeCached(a *Area, writers bool, cut int64) *Cached {
 		c.want(at, i)
 	}
 	a.left = nil
-	if cut >= c.resumed {
+	if from >= c.resumed {
 		return c
 	}
-	c.notCertain(cut)
-	for e := dsm.ExtentOf(cut); int(e) < dsm.Extents(c.resumed); e++ {
+	c.notCertain(from)
+	for e := dsm.ExtentOf(from); int(e) < dsm.Extents(c.resumed); e++ {
 		x := c.extent(e)
 		for i := range x.given.All() {
-			if (int64(x.page(i))+1)*dsm.PageSize > cut {
+			if (int64(x.page(i))+1)*dsm.PageSize > from {
 				c.doubt(x, i)
 			}
 		}
@@ -481,21 +481,21 @@ func ResumeCached(a *Area, writers bool, cut int64) *Cached {
 	return c
 }
 
-// notCertain says to the next daemon that it is not certain what the page cache holds from a byte on.
+// notCertain says to the next daemon that it is not certain what the page cache has from a byte on.
 func (c *Cached) notCertain(from int64) {
 	k := c.area.kept
 	if k == nil {
 		return
 	}
-	if cut := k.record.Cut.Load(); cut == 0 || cut > uint64(from)+1 {
-		k.record.Cut.Store(uint64(from) + 1)
+	if known := k.record.Uncertain.Load(); known == 0 || known > uint64(from)+1 {
+		k.record.Uncertain.Store(uint64(from) + 1)
 	}
 }
 
 // certainAgain takes that back when it is.
 func (c *Cached) certainAgain() {
 	k := c.area.kept
-	if k == nil || k.record.Cut.Load() == 0 && k.record.Size.Load() == uint64(c.area.size) {
+	if k == nil || k.record.Uncertain.Load() == 0 && k.record.Size.Load() == uint64(c.area.size) {
 		return
 	}
 	for _, x := range c.extents {
@@ -504,7 +504,7 @@ func (c *Cached) certainAgain() {
 		}
 	}
 	k.record.Size.Store(uint64(c.area.size))
-	k.record.Cut.Store(0)
+	k.record.Uncertain.Store(0)
 }
 
 // keepsGiven says to the next daemon what the page cache was given of page i.
@@ -516,7 +516,7 @@ func (c *Cached) keepsGiven(x *cachedExtent, i int) {
 	c.area.frames.tag(c.given[p], frameGiven, uint64(p), 0)
 }
 
-// nowGiven puts data, which the page cache holds at lo of page p, into its g, which it returns. The working copy has been changed by it, and BeginMerge was called before. If
+// nowGiven puts data, which the page cache has at lo of page p, into its g, which it returns. The working copy has been changed by it, and BeginMerge was called before. If
 // the daemon is killed before this is done, both are as before: the WRITE comes again, and must not count twice.
 func (c *Cached) nowGiven(p dsm.PageIndex, lo int, data []byte) frame {
 	g := c.given[p]

@@ -18,13 +18,13 @@ import (
 func nextDaemon(t *testing.T, m *hold.Memory, size, least int64) (*Area, []*Sent, *Cached) {
 	t.Helper()
 	if least == size {
-		return daemonAfterCut(t, m, size, least, math.MaxInt64)
+		return daemonAfterShrink(t, m, size, least, math.MaxInt64)
 	}
-	return daemonAfterCut(t, m, size, least, least)
+	return daemonAfterShrink(t, m, size, least, least)
 }
 
-// daemonAfterCut is nextDaemon when what programs see was cut meanwhile.
-func daemonAfterCut(t *testing.T, m *hold.Memory, size, least, cut int64) (*Area, []*Sent, *Cached) {
+// daemonAfterShrink is nextDaemon when what programs see was truncated meanwhile, from the byte uncertain on.
+func daemonAfterShrink(t *testing.T, m *hold.Memory, size, least, uncertain int64) (*Area, []*Sent, *Cached) {
 	t.Helper()
 	left := newTestStore(t, m).Areas()
 	if len(left) != 1 || !left[0].Newest() {
@@ -34,7 +34,7 @@ func daemonAfterCut(t *testing.T, m *hold.Memory, size, least, cut int64) (*Area
 	if err != nil {
 		t.Fatal(err)
 	}
-	return a, sent, ResumeCached(a, true, cut)
+	return a, sent, ResumeCached(a, true, uncertain)
 }
 
 // newHeldReplica returns an area of a new store that programs have open for writing. All of it is here.
@@ -137,17 +137,17 @@ func TestBothCopiesOutliveTheDaemon(t *testing.T) {
 	}
 }
 
-// TestCutWhileNoDaemonIsThere: what programs have stored to a page of which it is not known what they saw is refused.
-func TestCutWhileNoDaemonIsThere(t *testing.T) {
+// TestShrinkWhileNoDaemonIsThere: what programs have stored to a page of which it is not known what they saw is refused.
+func TestShrinkWhileNoDaemonIsThere(t *testing.T) {
 	const size = 4 * dsm.PageSize
 	m, a, _ := newHeldReplica(t, size)
 	copy(a.Working(2), fill(1))
 	a, _, c := nextDaemon(t, m, size, dsm.PageSize)
 	if a.Working(2)[0] != 0 {
-		t.Error("what was cut off is there")
+		t.Error("what was truncated is there")
 	}
 	if !c.Refuses(2) || c.Writable() {
-		t.Error("stores to a page that was cut are taken")
+		t.Error("stores to a page that was truncated are taken")
 	}
 }
 
@@ -163,9 +163,9 @@ func writtenArea(t *testing.T, size int64, stores dsm.PageIndex) (*hold.Memory, 
 	return m, a, c
 }
 
-// TestKilledDuringACut: stores to pages before a cut count, also if the daemon is killed before the kernel has dropped what is cut off. Those to pages that are
-// cut do not: what programs saw around them is not known. The same goes for a WRITE that was not taken.
-func TestKilledDuringACut(t *testing.T) {
+// TestKilledDuringAShrink: stores to pages before the new end count, also if the daemon is killed before the kernel has dropped what is truncated. Those to
+// truncated pages do not: what programs saw around them is not known. The same goes for a WRITE that was not taken.
+func TestKilledDuringAShrink(t *testing.T) {
 	const size = 6 * dsm.PageSize
 	for _, end := range []int64{3 * dsm.PageSize, 3*dsm.PageSize + 100} {
 		for _, refused := range []bool{false, true} {
@@ -173,7 +173,7 @@ func TestKilledDuringACut(t *testing.T) {
 			if refused {
 				c.NotTaken(3*dsm.PageSize, fill(5))
 			} else {
-				c.BeforeCut(end)
+				c.BeforeShrink(end)
 				if err := a.Resize(end); err != nil {
 					t.Fatal(err)
 				}
@@ -187,7 +187,7 @@ func TestKilledDuringACut(t *testing.T) {
 				next.Truncate(size)
 				for p := range dsm.PageIndex(6) {
 					if next.Refuses(p) != (p >= 3) {
-						t.Errorf("cut at %d, refused %v: stores to page %d are refused: %v", end, refused, p, next.Refuses(p))
+						t.Errorf("shrunk to %d, refused %v: stores to page %d are refused: %v", end, refused, p, next.Refuses(p))
 					}
 				}
 				if bad := next.Problem(); bad != "" {
@@ -197,18 +197,18 @@ func TestKilledDuringACut(t *testing.T) {
 			k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
 			_, _, next := nextDaemon(t, m, a.Size(), a.Size())
 			if _, _, ok := next.Wrote(k, 0, fill(7), true); !ok || next.area.Working(0)[0] != 7 {
-				t.Errorf("cut at %d, refused %v: a store to page 0 is not taken", end, refused)
+				t.Errorf("shrunk to %d, refused %v: a store to page 0 is not taken", end, refused)
 			}
 		}
 	}
 }
 
-// TestCutIsOver: when a READ ends the doubt about what was cut, or an invalidation does, the next daemon is certain of all.
-func TestCutIsOver(t *testing.T) {
+// TestShrinkIsOver: when a READ ends the doubt about what was truncated, or an invalidation does, the next daemon is certain of all.
+func TestShrinkIsOver(t *testing.T) {
 	const size, end = 4 * dsm.PageSize, 3*dsm.PageSize + 100
 	for _, read := range []bool{false, true} {
 		m, a, c := writtenArea(t, size, 0)
-		c.BeforeCut(end)
+		c.BeforeShrink(end)
 		if err := a.Resize(end); err != nil {
 			t.Fatal(err)
 		}
@@ -226,17 +226,17 @@ func TestCutIsOver(t *testing.T) {
 	}
 }
 
-// TestCutAndGrownAroundAKill: an area is cut while no daemon is there, and grows again before the kernel hears of it. What the kernel then writes back by
-// its old size does not bring back what was cut off.
-func TestCutAndGrownAroundAKill(t *testing.T) {
+// TestShrunkAndGrownAroundAKill: an area shrinks while no daemon is there, and grows again before the kernel hears of it. What the kernel then writes back by
+// its old size does not bring back what was truncated.
+func TestShrunkAndGrownAroundAKill(t *testing.T) {
 	const size = 3*dsm.PageSize + 2000
 	k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
 	for _, least := range []int64{3*dsm.PageSize + 1000, 3 * dsm.PageSize, 2*dsm.PageSize + 1000} {
 		m, _, _ := writtenArea(t, size, 4)
-		a, _, c := daemonAfterCut(t, m, least, least, least)
+		a, _, c := daemonAfterShrink(t, m, least, least, least)
 		for p := range dsm.PageIndex(2) {
 			if c.Refuses(p) {
-				t.Errorf("cut at %d: page %d is refused", least, p)
+				t.Errorf("shrunk to %d: page %d is refused", least, p)
 			}
 		}
 		if err := a.Resize(size); err != nil {
@@ -246,7 +246,7 @@ func TestCutAndGrownAroundAKill(t *testing.T) {
 		now := fill(9)[:2000]
 		now[0] = 7
 		if _, _, ok := c.Wrote(k, 3*dsm.PageSize, now, true); ok || a.Working(3)[1500] != 0 {
-			t.Errorf("cut at %d: bytes that were cut off are there again: %d", least, a.Working(3)[1500])
+			t.Errorf("shrunk to %d: bytes that were truncated are there again: %d", least, a.Working(3)[1500])
 		}
 	}
 }

@@ -238,7 +238,7 @@ func (s *Keep) keep(id dsm.AreaID) (*keeping, error) {
 	k.record.Working.Store(0)
 	k.record.Newest.Store(0)
 	k.record.Rev.Store(0)
-	k.record.Cut.Store(0)
+	k.record.Uncertain.Store(0)
 	k.record.Size.Store(0)
 	k.record.Parts.Store(0)
 	k.record.ID.Store(uint64(id))

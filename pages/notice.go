@@ -40,7 +40,7 @@ type flight struct {
 	valid    int // how many bytes of data lie before the smallest end that the area has had since
 }
 
-// page returns the bytes that a store gives to page p, without those that were cut off since: fewer
+// page returns the bytes that a store gives to page p, without those that were truncated since: fewer
 // than a page at the end of the area.
 func (f *flight) page(p dsm.PageIndex) []byte {
 	_, i := p.Extent()
@@ -58,7 +58,7 @@ func (c *Cached) NextNotice() (n Notice, ok bool) {
 		x.queued = false
 		from, to := c.nextRun(x)
 		if from == to {
-			c.enqueue(x) // what is left is on hold
+			c.enqueue(x) // what is left is paused
 			c.retire(x)
 			continue
 		}
@@ -136,7 +136,7 @@ func (c *Cached) launch(x *cachedExtent, from, to int) Notice {
 }
 
 // Done records that the kernel was told n. It returns the pages of extent e for which Drop was called
-// and that the page cache does not hold now.
+// and that the page cache does not have now.
 func (c *Cached) Done(n Notice) (e dsm.ExtentIndex, out dsm.PageSet) {
 	at := slices.IndexFunc(c.flights, func(f *flight) bool { return f.id == n.id })
 	if at < 0 {
@@ -218,14 +218,14 @@ func (c *Cached) dropped(x *cachedExtent, i int) (out bool) {
 	case x.unsure.Has(i) && !x.reread.Has(i):
 		c.sure(x, i) // only WRITEs came: see below
 		c.notBack(x, i)
-		c.remove(&x.doubtful, i, &c.unready)
+		c.trust(x, i)
 		c.want(x, i)
 	case x.unsure.Has(i):
 		c.want(x, i) // after the drop a READ may have come, then a write(2): it is still unsure
 	case x.doubtful.Has(i) && kept:
 		// Only WRITEs came: a READ would have ended the doubt. If the drop came after them, the page cache
-		// holds nothing. If not, it holds what they brought, and that is g.
-		c.remove(&x.doubtful, i, &c.unready)
+		// has nothing. If not, it has what they brought, and that is g.
+		c.trust(x, i)
 		c.want(x, i)
 	case x.doubtful.Has(i):
 		c.want(x, i)
@@ -255,7 +255,7 @@ func (c *Cached) page(p dsm.PageIndex) (*cachedExtent, int) {
 	return x, i
 }
 
-// extent returns the ledger of an extent, nil if there is none. What the page cache may hold since an earlier daemon is given.
+// extent returns the ledger of an extent, nil if there is none. What the page cache may have since an earlier daemon is given.
 func (c *Cached) extent(e dsm.ExtentIndex) *cachedExtent {
 	x := c.extents[e]
 	if end := wholePages(c.resumed)/dsm.PageSize - int64(e)*dsm.ExtentPages; x == nil && end > 0 {
@@ -276,18 +276,18 @@ func (c *Cached) flightOf(p dsm.PageIndex) *flight {
 	panic("page in flight without a notice")
 }
 
-// clean records that the page cache holds page i as the working copy has it, or does not hold it.
+// clean records that the page cache has page i as the working copy has it, or does not have it.
 func (c *Cached) clean(x *cachedExtent, i int) {
 	c.forget(x, i)
 	c.known(x, i)
 }
 
-// known records that the ledger knows what the page cache holds of page i, and that the page needs no
+// known records that the ledger knows what the page cache has of page i, and that the page needs no
 // notice.
 func (c *Cached) known(x *cachedExtent, i int) {
 	c.remove(&x.blind, i, &c.unready)
 	if x.doubtful.Has(i) {
-		c.remove(&x.doubtful, i, &c.unready)
+		c.trust(x, i)
 		c.certainAgain()
 	}
 	c.remove(&x.bare, i, &c.unready)
@@ -304,7 +304,7 @@ func (c *Cached) settle(x *cachedExtent, i int) {
 	}
 }
 
-// doubt puts page i into state cut, and makes the invalidation pending that ends it.
+// doubt puts page i into state doubtful, and makes the invalidation pending that ends it.
 func (c *Cached) doubt(x *cachedExtent, i int) {
 	c.notCertain(int64(x.page(i)) * dsm.PageSize)
 	c.add(&x.doubtful, i, &c.unready)
@@ -333,14 +333,14 @@ func (c *Cached) forget(x *cachedExtent, i int) {
 	}
 }
 
-// weigh updates held. It is called after page i's membership in given, pending or flying has changed.
+// weigh updates backlog. It is called after page i's membership in given, pending or flying has changed.
 func (c *Cached) weigh(x *cachedExtent, i int) {
 	if _, ok := c.given[x.page(i)]; ok && (x.pending.Has(i) || x.flying.Has(i)) {
-		c.add(&x.held, i, &c.held)
+		c.add(&x.backlog, i, &c.backlog)
 	} else {
-		c.remove(&x.held, i, &c.held)
-		if c.hold {
-			c.enqueue(x) // the page may have been on hold
+		c.remove(&x.backlog, i, &c.backlog)
+		if c.paused {
+			c.enqueue(x) // the page may have been paused
 		}
 	}
 }
@@ -359,7 +359,7 @@ func (c *Cached) enqueue(x *cachedExtent) {
 		x.queued = true
 		c.queue = append(c.queue, x)
 	}
-	if set := c.onHold(x); !x.waits && !set.Empty() {
+	if set := c.pausedPages(x); !x.waits && !set.Empty() {
 		x.waits = true
 		c.waiting = append(c.waiting, x)
 	}

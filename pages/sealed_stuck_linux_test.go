@@ -12,14 +12,14 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// heldPage is a page of memory that the kernel waits for, until let.
-type heldPage struct {
+// stuckPage is a page of memory that the kernel waits for, until let.
+type stuckPage struct {
 	t   *testing.T
 	fd  uintptr
 	mem unsafe.Pointer
 }
 
-func newHeldPage(t *testing.T) *heldPage {
+func newStuckPage(t *testing.T) *stuckPage {
 	t.Helper()
 	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
 	if errno != 0 {
@@ -29,7 +29,7 @@ func newHeldPage(t *testing.T) *heldPage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &heldPage{t, fd, mem}
+	h := &stuckPage{t, fd, mem}
 	t.Cleanup(func() {
 		if err := errors.Join(unix.Close(int(fd)), unix.MunmapPtr(mem, dsm.PageSize)); err != nil {
 			t.Error(err)
@@ -40,7 +40,7 @@ func newHeldPage(t *testing.T) *heldPage {
 	return h
 }
 
-func (h *heldPage) ioctl(request uintptr, arg unsafe.Pointer) {
+func (h *stuckPage) ioctl(request uintptr, arg unsafe.Pointer) {
 	h.t.Helper()
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, h.fd, request, uintptr(arg)); errno != 0 {
 		h.t.Fatalf("ioctl %#x: %v", request, errno)
@@ -48,7 +48,7 @@ func (h *heldPage) ioctl(request uintptr, arg unsafe.Pointer) {
 }
 
 // awaited returns when somebody waits for the page.
-func (h *heldPage) awaited() {
+func (h *stuckPage) awaited() {
 	h.t.Helper()
 	if n, err := unix.Read(int(h.fd), make([]byte, 32)); n != 32 || err != nil { // a struct uffd_msg
 		h.t.Fatalf("%d bytes: %v", n, err)
@@ -56,7 +56,7 @@ func (h *heldPage) awaited() {
 }
 
 // let makes the page there, all zero.
-func (h *heldPage) let() {
+func (h *stuckPage) let() {
 	h.t.Helper()
 	h.ioctl(0xc020aa04, unsafe.Pointer(&[4]uint64{uint64(uintptr(h.mem)), dsm.PageSize})) // UFFDIO_ZEROPAGE
 }
@@ -73,7 +73,7 @@ func TestDropPastOfABusyFile(t *testing.T) {
 	if _, err := f.WriteAt([]byte("past"), 7*dsm.PageSize); err != nil {
 		t.Fatal(err)
 	}
-	h := newHeldPage(t)
+	h := newStuckPage(t)
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := unix.Pwrite(int(f.Fd()), unsafe.Slice((*byte)(h.mem), dsm.PageSize), 0)

@@ -12,12 +12,12 @@ import (
 	"github.com/dsmfs/dsmfs/pages/pagetest"
 )
 
-// cannotCut fails the test unless a program with the descriptor can neither cut the memory nor seal it, and makes the file longer.
-func cannotCut(t *testing.T, f *os.File, n int64) {
+// cannotShrink fails the test unless a program with the descriptor can neither make the memory shorter nor seal it, and makes the file longer.
+func cannotShrink(t *testing.T, f *os.File, n int64) {
 	t.Helper()
 	for _, end := range []int64{0, n - 1} {
 		if err := f.Truncate(end); !errors.Is(err, unix.EPERM) {
-			t.Errorf("cut to %d: %v, want EPERM", end, err)
+			t.Errorf("shrink to %d: %v, want EPERM", end, err)
 		}
 	}
 	for _, seal := range []int{unix.F_SEAL_GROW, unix.F_SEAL_WRITE, unix.F_SEAL_FUTURE_WRITE, unix.F_SEAL_EXEC} {
@@ -30,7 +30,7 @@ func cannotCut(t *testing.T, f *os.File, n int64) {
 	}
 }
 
-// TestSealed: a program that may write the working copy, or has a draft, cannot cut it. It stores past the end, which the daemon does not
+// TestSealed: a program that may write the working copy, or has a draft, cannot make it shorter. It stores past the end, which the daemon does not
 // take for a part of the area, and finds zeroes there when the area grows.
 func TestSealed(t *testing.T) {
 	const before, small, large = 9*dsm.PageSize - 100, 2*dsm.PageSize + 10, 40 * dsm.PageSize
@@ -58,7 +58,7 @@ func TestSealed(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer f.Close()
-			cannotCut(t, f, before)
+			cannotShrink(t, f, before)
 			want := bytes.Repeat([]byte("stored"), before)[:before]
 			store := func(b []byte, off int64) {
 				t.Helper()
@@ -93,8 +93,8 @@ func TestSealed(t *testing.T) {
 				t.Fatal(err)
 			}
 			clear(want[small:])
-			look("cut by the area", before)
-			takes("cut", 3)
+			look("shrunk by the area", before)
+			takes("shrunk", 3)
 			store(bytes.Repeat([]byte{7}, before-small), small)
 			drop := bytesOf.droppingPast()
 			if bytesOf.droppingPast() != nil {
@@ -127,7 +127,7 @@ func TestUnshare(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cannotCut(t, f, size)
+		cannotShrink(t, f, size)
 		last := dsm.PageIndex((size - 1) / dsm.PageSize)
 		a.Working(last)[0] = 5
 		if _, err := f.WriteAt([]byte("past"), size); err != nil {

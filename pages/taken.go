@@ -23,8 +23,8 @@ type takenGroup [groupExtents]dsm.PageSet
 
 // resize makes it one of n extents. Those that are added have no pages.
 func (t *takenPages) resize(n int) {
-	for _, cut := range t.from(n) {
-		*cut = dsm.PageSet{}
+	for _, gone := range t.from(n) {
+		*gone = dsm.PageSet{}
 	}
 	t.n = n
 	if k := min(n, groupExtents); k < len(t.first) {

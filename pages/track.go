@@ -28,7 +28,7 @@ type Source interface {
 // the system calls of a scan, and a fault for each page stored to, that is cheaper.
 //
 // Its user calls it under a lock of its own, not that of the area: Scan may wait for the program's
-// mmap_lock, which may be held by a thread that waits for a READ.
+// mmap_lock, which a thread may have that waits for a READ.
 type Tracking struct {
 	mappings map[*Mapping]struct{}
 	sum      TrackingStats

@@ -160,8 +160,10 @@ func (c *catalogs) Stat(ctx context.Context, dir dsm.Ino, entries []dsm.DirEntry
 }
 
 // Create implements fs.Names.
-func (c *catalogs) Create(ctx context.Context, dir dsm.Ino, name string, n dsm.Inode, hold bool, settings ...dsm.Setting) (dsm.Inode, error) {
-	return once(ctx, c, func(now *catalog.Catalog) (dsm.Inode, error) { return now.Create(ctx, dir, name, n, hold, settings...) })
+func (c *catalogs) Create(ctx context.Context, dir dsm.Ino, name string, n dsm.Inode, claim bool, settings ...dsm.Setting) (dsm.Inode, error) {
+	return once(ctx, c, func(now *catalog.Catalog) (dsm.Inode, error) {
+		return now.Create(ctx, dir, name, n, claim, settings...)
+	})
 }
 
 // CreateTemp implements fs.Names.
@@ -228,14 +230,14 @@ func (c *catalogs) ListXattr(ctx context.Context, ino dsm.Ino) ([]string, error)
 	return ask(ctx, c, func(now *catalog.Catalog) ([]string, error) { return now.ListXattr(ctx, ino) })
 }
 
-// Hold implements fs.Names.
-func (c *catalogs) Hold(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode, error) {
-	return ask(ctx, c, func(now *catalog.Catalog) (dsm.Inode, error) { return now.Hold(ctx, ino, write) })
+// Claim implements fs.Names.
+func (c *catalogs) Claim(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode, error) {
+	return ask(ctx, c, func(now *catalog.Catalog) (dsm.Inode, error) { return now.Claim(ctx, ino, write) })
 }
 
-// Unhold implements fs.Names.
-func (c *catalogs) Unhold(ctx context.Context, inos ...dsm.Ino) error {
-	_, err := ask(ctx, c, only(func(now *catalog.Catalog) error { return now.Unhold(ctx, inos...) }))
+// Unclaim implements fs.Names.
+func (c *catalogs) Unclaim(ctx context.Context, inos ...dsm.Ino) error {
+	_, err := ask(ctx, c, only(func(now *catalog.Catalog) error { return now.Unclaim(ctx, inos...) }))
 	return err
 }
 
@@ -278,6 +280,9 @@ func (c *catalogs) BackupLags(ctx context.Context, node dsm.NodeID, slots []dsm.
 // MayServe implements coherence.View.
 func (c *catalogs) MayServe() bool { return c.MayGrant() }
 
+// Promised implements coherence.View.
+func (c *catalogs) Promised() int64 { return c.last().Promised() }
+
 // MoveArea implements coherence.View.
 func (c *catalogs) MoveArea(ctx context.Context, id dsm.AreaID, to dsm.NodeID, patience uint8, e dsm.Epoch) error {
 	_, err := ask(ctx, c, only(func(now *catalog.Catalog) error { return now.MoveArea(ctx, id, to, patience, e) }))
@@ -303,8 +308,8 @@ func (c *catalogs) AskLock(ctx context.Context, ino dsm.Ino, r locks.Request) er
 }
 
 // SurrenderLocks implements locks.Cluster.
-func (c *catalogs) SurrenderLocks(ctx context.Context, ino dsm.Ino, term uint64, held []locks.Lock, waiting []locks.Request) error {
-	_, err := once(ctx, c, only(func(now *catalog.Catalog) error { return now.SurrenderLocks(ctx, ino, term, held, waiting) }))
+func (c *catalogs) SurrenderLocks(ctx context.Context, ino dsm.Ino, term uint64, granted []locks.Lock, waiting []locks.Request) error {
+	_, err := once(ctx, c, only(func(now *catalog.Catalog) error { return now.SurrenderLocks(ctx, ino, term, granted, waiting) }))
 	return err
 }
 
@@ -370,8 +375,8 @@ func (c *catalogs) AreaSince(id dsm.AreaID, rev dsm.Generation) (now dsm.Inode, 
 // LockStanding implements locks.Cluster.
 func (c *catalogs) LockStanding(ino dsm.Ino) locks.Standing { return c.last().LockStanding(ino) }
 
-// HeldLocks implements locks.Cluster.
-func (c *catalogs) HeldLocks(ino dsm.Ino) []locks.Lock { return c.last().HeldLocks(ino) }
+// GrantedLocks implements locks.Cluster.
+func (c *catalogs) GrantedLocks(ino dsm.Ino) []locks.Lock { return c.last().GrantedLocks(ino) }
 
 // LockedFiles implements locks.Cluster.
 func (c *catalogs) LockedFiles() []dsm.Ino { return c.last().LockedFiles() }

@@ -126,14 +126,14 @@ type recovery struct {
 	done   chan error      // capacity 1
 }
 
-// recoverAlone makes this node a cluster of its own, if the one that it is in has lost its majority. Until that is known the caller may give up, and
+// recoverAlone makes this node a cluster of its own, if the one that it is in has no majority any more. Until that is known the caller may give up, and
 // nothing is done. After that it is done in any case; if it fails the node has no cluster, and the next order goes on.
 func (n *node) recoverAlone(ctx, caller context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, recoverLimit)
 	defer cancel()
 	old := n.cats.last()
 	if !n.rejoins.left {
-		if err := lost(ctx, old); err != nil {
+		if err := noMajority(ctx, old); err != nil {
 			return err
 		}
 		if err := context.Cause(caller); err != nil {
@@ -176,13 +176,13 @@ func (n *node) found(ctx context.Context, old *catalog.Catalog) error {
 	return nil
 }
 
-// lost is Catalog.Lost, for as long as an election may take. Of a node that nobody has answered for a whole lease it is for a moment only.
-func lost(ctx context.Context, c *catalog.Catalog) error {
+// noMajority is Catalog.NoMajority, for as long as an election may take. Of a node that nobody has answered for a whole lease it is for a moment only.
+func noMajority(ctx context.Context, c *catalog.Catalog) error {
 	limit := recoverLimit / 6
 	if c.Fenced() {
 		limit = time.Second
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return c.Lost(ctx)
+	return c.NoMajority(ctx)
 }

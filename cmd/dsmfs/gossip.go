@@ -46,7 +46,7 @@ func (n *node) stopGossip(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, goodbyeLimit)
 	defer cancel()
 	if err := n.gossip.Leave(ctx); err != nil {
-		n.log.Debug("the good-bye may be lost", "err", err) // the others will take the node for dead, but it is not a member any more
+		n.log.Debug("the good-bye may not arrive", "err", err) // the others will take the node for dead, but it is not a member any more
 	}
 	return n.gossip.Close()
 }

@@ -18,7 +18,7 @@ import (
 
 // The methods of held do nothing for a node that is not held.
 
-// begin says in the log who takes over, and in what is held where the log is.
+// begin says in the log who takes over, and in what is kept for the next daemon where the log is.
 func (h *held) begin(c *mountConfig, log *slog.Logger) error {
 	if h.resuming {
 		log.Warn("taking over from a daemon that has ended; its programs go on", "mount", c.point, "ended", h.before, "daemons", h.mem.Word(hold.Daemons).Load(), "version", programVersion())
@@ -124,8 +124,8 @@ func (h *held) keysChanged(v *dsm.View) error {
 	return h.mem.ReplaceText(hold.Keys, string(text))
 }
 
-// believed returns a view that has only the keys of the cluster; nil if nobody has noted any. With them a daemon that follows talks to the others before it
-// knows the members, of which only they can tell it.
+// believed returns a view that has only the keys of the cluster; nil if no daemon before has kept any. Only the other members can tell a new daemon who the
+// members are, and to talk to them it needs the keys first.
 func (h *held) believed() (*dsm.View, error) {
 	if h == nil || !h.resuming {
 		return nil, nil
@@ -201,6 +201,7 @@ func (n *node) resume(ctx context.Context) error {
 func (n *node) resumeAnew(ctx context.Context) error {
 	h := n.cfg.held
 	n.log.Warn("the cluster has taken this node for dead: joining again")
+	n.net.SetCluster(dsm.ClusterID(h.mem.Word(hold.Cluster).Load())) // another one may be at the addresses of its members
 	n.locksLost = true
 	h.mem.Word(hold.Rejoining).Store(1)
 	n.cats.last().Close()

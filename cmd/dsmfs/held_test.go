@@ -139,8 +139,9 @@ func TestMembersAreKeptForTheNextDaemon(t *testing.T) {
 	}
 }
 
-// TestSnapshotBringsMembers: a daemon that has loaded a snapshot may never hear of the members in it in another way.
-func TestSnapshotBringsMembers(t *testing.T) {
+// another starts a node without a mount, of a cluster of its own.
+func another(t *testing.T) *node {
+	t.Helper()
 	other, err := startNode(t.Context(), nodeConfig{
 		mountConfig: mountConfig{noMount: true, insecure: true, memory: 1 << 20, listen: "127.0.0.1:0", state: t.TempDir(), name: "other", timeout: time.Minute},
 		log:         slog.New(slog.DiscardHandler), level: new(slog.LevelVar),
@@ -148,11 +149,36 @@ func TestSnapshotBringsMembers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel() // nobody takes its slots
 		_ = other.stop(ctx, nil)
-	}()
+	})
+	return other
+}
+
+// TestJoinsItsOwnClusterAgain: a daemon that follows one whose node was joining again joins the same cluster, and no other that has the addresses of its members now.
+func TestJoinsItsOwnClusterAgain(t *testing.T) {
+	for _, same := range []bool{false, true} {
+		other := another(t)
+		n, _ := following(t, new(dsm.View))
+		is := other.cats.Current().Cluster
+		if !same {
+			is += 2
+		}
+		n.belongs(is)
+		n.net.SetCluster(0) // the daemon has just begun
+		musts(t)(n.cfg.held.mem.ReplaceText(hold.Members, other.self.Addr+"\n"))
+		err := n.resumeAnew(t.Context())
+		if _, joined := other.cats.Current().Member(n.self.ID); joined != same || same != (err == nil) {
+			t.Errorf("the same cluster %v: joined %v, %v", same, joined, err)
+		}
+	}
+}
+
+// TestSnapshotBringsMembers: a daemon that has loaded a snapshot may never hear of the members in it in another way.
+func TestSnapshotBringsMembers(t *testing.T) {
+	other := another(t)
 	n, _ := following(t, new(dsm.View))
 	if err := n.cats.last().Join(t.Context(), other.self.Addr); err != nil {
 		t.Fatal(err)

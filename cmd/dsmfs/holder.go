@@ -126,7 +126,8 @@ func (h *keeper) start(before string, parent *reporter) error {
 	cmd := exec.Command(h.binary(), append([]string{"mount"}, h.args...)...)
 	cmd.Args[0] = "dsmfs"
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the holder, which passes it on
+	// Ctrl-C is for the holder, which passes it on. If the holder is killed the daemon goes on without it, also if it was just stopped.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGCONT}
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d %s", heldVariable, heldFD, deviceFD, filesFD, before))
 	memory, err := duplicate(h.mem.FD(), "held")
 	if err != nil {

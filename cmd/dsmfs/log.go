@@ -72,7 +72,7 @@ func sweepLogs(base string, now time.Time) {
 	for _, e := range entries {
 		name, ok := strings.CutSuffix(strings.TrimSuffix(e.Name(), ".1"), ".log")
 		info, err := e.Info()
-		if ok && err == nil && now.Sub(info.ModTime()) > logAge && holder(filepath.Join(stateBase(), name)) == 0 {
+		if ok && err == nil && now.Sub(info.ModTime()) > logAge && lockedBy(filepath.Join(stateBase(), name)) == 0 {
 			_ = os.Remove(filepath.Join(base, e.Name())) // the next mount tries again
 		}
 	}

@@ -27,6 +27,8 @@ func TestMain(m *testing.M) {
 		select {} // the runtime calls it a deadlock only without other goroutines: signal handling is one
 	case "listen":
 		listenAndHang()
+	case "stops":
+		stopAndHang()
 	case "rounds":
 		inAndOutOfRounds()
 	case "crash":

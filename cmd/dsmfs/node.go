@@ -189,13 +189,21 @@ func (n *node) build(context.Context) error {
 // newCatalog makes a catalog that knows nothing yet, and that answers other nodes from now on.
 func (n *node) newCatalog(self dsm.Member, o catalog.Observer, first *dsm.Trust, held *hold.Memory) (*catalog.Catalog, error) {
 	cat, err := catalog.New(catalog.Config{
-		Self: self, Caller: n.net, Streams: n.net.ReopenRaft(), Observer: o, OnCluster: n.net.SetCluster, Yield: n.yieldLocks,
+		Self: self, Caller: n.net, Streams: n.net.ReopenRaft(), Observer: o, OnCluster: n.belongs, Yield: n.yieldLocks,
 		Orphaned: n.orphaned, Silences: n.net.Silences, Lease: n.cfg.lease, Trust: first, Held: held, Log: n.log.With("part", "catalog"),
 	})
 	if err == nil {
 		n.serving.Store(cat)
 	}
 	return cat, err
+}
+
+// belongs says to which cluster the node belongs. A daemon that follows this one joins no other.
+func (n *node) belongs(id dsm.ClusterID) {
+	if h := n.cfg.held; h != nil {
+		h.mem.Word(hold.Cluster).Store(uint64(id))
+	}
+	n.net.SetCluster(id)
 }
 
 // enter joins the cluster of the first node that answers, or makes one.
@@ -278,11 +286,11 @@ func (n *node) mount(context.Context) error {
 	if h := n.cfg.held; h != nil {
 		device, descriptors = h.device, h.files
 		if h.resuming {
-			files = n.cats.last().Held()
+			files = n.cats.last().Claimed()
 		}
 	}
 	n.fs, err = fs.Mount(fs.Config{
-		Held: n.cfg.held.memory(), Device: device, HeldFiles: files, Descriptors: descriptors,
+		Held: n.cfg.held.memory(), Device: device, ClaimedFiles: files, Descriptors: descriptors,
 		Mountpoint: point, Source: fmt.Sprintf("dsmfs:%s/%s", n.cats.Current().Cluster, n.self.Name), Names: &n.cats, Areas: areas{n}, Locks: n.locks, Groups: programGroups{n}, Info: info{n}, Log: n.log.With("part", "fs"),
 		HarvestArgv: []string{selfPath, harvestVerbName}, GuardArgv: []string{selfPath, guardVerbName}, FaultTimeout: n.cfg.timeout, UnmountTimeout: n.cfg.unmount,
 		AttachSocket: attach, Tracking: tracking, TrackingReason: reason,
@@ -393,6 +401,9 @@ func (n *node) onCall(ctx context.Context, from dsm.NodeID, req any) (any, error
 	case <-n.built:
 	case <-ctx.Done():
 		return nil, errs.E(errs.Closed, "call", "")
+	}
+	if reply, ok := answerConflicts(n.data, req); ok {
+		return reply, nil
 	}
 	switch req.(type) {
 	case *wire.GroupList:

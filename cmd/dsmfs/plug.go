@@ -170,19 +170,6 @@ func (a areas) CountPages(ctx context.Context, id dsm.AreaID) (int64, error) {
 	return a.n.data.CountPages(ctx, id)
 }
 
-// Conflicts implements fs.Areas.
-func (a areas) Conflicts(id dsm.AreaID) ([]control.Conflict, int64) {
-	kept, lost := a.n.data.Conflicts(id)
-	list := make([]control.Conflict, len(kept))
-	for i, x := range kept {
-		list[i] = control.Conflict(x)
-	}
-	return list, lost
-}
-
-// ClearConflicts implements fs.Areas.
-func (a areas) ClearConflicts(id dsm.AreaID, upTo uint64) { a.n.data.ClearConflicts(id, upTo) }
-
 // KeepPages implements fs.Areas.
 func (a areas) KeepPages() { a.n.data.KeepPages() }
 

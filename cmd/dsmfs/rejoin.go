@@ -17,7 +17,7 @@ import (
 // A node that was stopped, or cut off, for longer than its lease has been evicted. It joins again by itself, under its id, as a new
 // incarnation. Only its catalog is new: mount, mappings, memory and connections stay. What its programs have stored and not published is
 // dirty in its working copies, and is published. Publishes that were under way are sent again under their numbers, so the homes know
-// which of them they have. Its locks are lost (EIO until the files are closed), and so are files without a name that it alone held.
+// which of them they have. Its locks are lost (EIO until the files are closed), and so are files without a name that it alone claimed.
 type rejoins struct {
 	cancel     context.CancelFunc // nil: not started
 	done       sync.WaitGroup

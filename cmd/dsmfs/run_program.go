@@ -24,9 +24,8 @@ const maxInterpreters = 5
 const planeText = ": it stays on the page-cache plane"
 
 // unshimmed returns in one line why a preloaded library has no effect in a program. It returns
-// nothing if the library has an effect, or if the program cannot be run anyway. Programs that such
-// a program starts may differ, so it gets the library all the same, unless breaks reports that its
-// loader would then refuse to run it.
+// nothing if the library has an effect, or if the program cannot be run anyway. The program gets the library all the same, because it may start other programs
+// on which the library has an effect. The exception is breaks: the loader of the program would refuse to run it with the library.
 func unshimmed(path string) (why string, breaks bool) {
 	for range maxInterpreters {
 		f, err := os.Open(path)

@@ -63,11 +63,11 @@ func runProgram(t *testing.T, env []string, argv ...string) (out, errOut string)
 // wireDaemon answers include/test/api.c and lost.c as no daemon would: late, in another
 // order, wrong or not at all.
 type wireDaemon struct {
-	ln      *net.UnixListener
-	waiting [][]byte // replies to WAIT, until all have asked
-	lost    int      // requests that get no reply
-	seen    map[string]bool
-	watched bool // a descriptor came with the request
+	ln         *net.UnixListener
+	waiting    [][]byte // replies to WAIT, until all have asked
+	unanswered int      // requests that get no reply
+	seen       map[string]bool
+	watched    bool // a descriptor came with the request
 }
 
 const wireThreads = 8 // of api.c
@@ -199,8 +199,8 @@ func (d *wireDaemon) wait(c *net.UnixConn, head []byte, version uint64) (more bo
 		}
 		return true, err
 	case 13:
-		d.lost++
-		return d.lost < wireThreads, nil
+		d.unanswered++
+		return d.unanswered < wireThreads, nil
 	}
 	d.waiting = append(d.waiting, reply(head, version, 0, 0, 0, 0, ""))
 	for i := len(d.waiting) - 1; i >= 0 && len(d.waiting) == wireThreads; i-- {
@@ -266,7 +266,7 @@ func sendMemory(c *net.UnixConn, packet []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// TestHeaderOnTheWire holds dsmfs.h to the protocol, with the sanitizers.
+// TestHeaderOnTheWire compares dsmfs.h with the protocol, with the sanitizers.
 func TestHeaderOnTheWire(t *testing.T) {
 	for _, flags := range []string{"-std=c99 -O2", "-O1 -fsanitize=address,undefined", "-O1 -fsanitize=thread"} {
 		t.Run(strings.ReplaceAll(flags, " ", ""), func(t *testing.T) {

@@ -208,7 +208,7 @@ func TestShimWithSQLite(t *testing.T) {
 	if !strings.HasSuffix(out, "5000|500000\n") || !strings.Contains(text, "is attached") {
 		t.Fatalf("printed %q and %q", out, text)
 	}
-	closeIt := holdOpen(t, shim, sqlite, db)
+	closeIt := keepOpen(t, shim, sqlite, db)
 	const writers, rows = 3, 10
 	var all sync.WaitGroup
 	for w := range writers {
@@ -230,9 +230,9 @@ func TestShimWithSQLite(t *testing.T) {
 	}
 }
 
-// holdOpen keeps a connection to the database open until it is told otherwise, as a
+// keepOpen keeps a connection to the database open until it is told otherwise, as a
 // server would: the last that closes one removes the index that they share.
-func holdOpen(t *testing.T, shim, sqlite, db string) (closeIt func()) {
+func keepOpen(t *testing.T, shim, sqlite, db string) (closeIt func()) {
 	t.Helper()
 	cmd := exec.Command(sqlite, db)
 	cmd.Env = append(os.Environ(), shim)

@@ -89,7 +89,7 @@ func openState(dir, point string, heir bool) (*state, error) {
 		}
 	} else {
 		s.dir = place
-		if target, err := os.Readlink(place); err == nil && holder(target) == 0 {
+		if target, err := os.Readlink(place); err == nil && lockedBy(target) == 0 {
 			_ = os.Remove(place) // left by a daemon that died; if it stays, so does the error below
 		}
 	}
@@ -132,7 +132,7 @@ func (s *state) take(heir bool) error {
 		switch {
 		case err == nil:
 			return nil
-		case left > 0 && (errors.Is(err, errReplaced) || errors.Is(err, unix.EWOULDBLOCK) && holder(s.dir) == 0):
+		case left > 0 && (errors.Is(err, errReplaced) || errors.Is(err, unix.EWOULDBLOCK) && lockedBy(s.dir) == 0):
 			sleep(context.Background(), lockPause)
 		case errors.Is(err, unix.EWOULDBLOCK):
 			pid, _ := os.ReadFile(s.path(pidFile))
@@ -220,7 +220,7 @@ func forgetMount(point string) error {
 	if target, err := os.Readlink(place); err == nil {
 		dir = target
 	}
-	if !hasState(dir, point) || holder(dir) != 0 {
+	if !hasState(dir, point) || lockedBy(dir) != 0 {
 		return nil
 	}
 	s, err := openState(dir, point, false)
@@ -247,7 +247,7 @@ func (s *state) leaveLink(place string) {
 		s.link = place
 		return
 	}
-	if err == nil && holder(target) == 0 {
+	if err == nil && lockedBy(target) == 0 {
 		_ = os.Remove(place) // if it stays, Symlink reports it
 	}
 	if os.Symlink(s.dir, place) == nil {
@@ -350,8 +350,8 @@ func (s *state) close() {
 	_ = s.lock.Close() // nothing to flush
 }
 
-// holder returns the process that has locked a state directory, 0 if there is none.
-func holder(dir string) int {
+// lockedBy returns the process that has locked a state directory, 0 if there is none.
+func lockedBy(dir string) int {
 	f, err := os.Open(filepath.Join(dir, lockFile))
 	if err != nil {
 		return 0
@@ -406,7 +406,7 @@ func logOf(dir string) string {
 // found.
 func daemonOf(point string) (pid int, dir string) {
 	dir = defaultState(point)
-	if pid = holder(dir); pid == 0 {
+	if pid = lockedBy(dir); pid == 0 {
 		return 0, dir
 	}
 	if !hasState(dir, point) {

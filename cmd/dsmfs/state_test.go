@@ -37,8 +37,8 @@ func TestStateIsTakenOnce(t *testing.T) {
 	if codeOf(err) != exitState || err.Error() != want {
 		t.Errorf("a second mount: %v, want %s", err, want)
 	}
-	if got := holder(dir); got != os.Getpid() {
-		t.Errorf("holder: %d", got)
+	if got := lockedBy(dir); got != os.Getpid() {
+		t.Errorf("locked by %d", got)
 	}
 	if pid, at := daemonOf(point); pid != os.Getpid() {
 		t.Errorf("the daemon of %s: %d in %s", point, pid, at)
@@ -66,8 +66,8 @@ func TestStaleStateIsReused(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := holder(dir); got != 0 {
-		t.Errorf("a dead daemon holds it: %d", got)
+	if got := lockedBy(dir); got != 0 {
+		t.Errorf("a dead daemon has the lock: %d", got)
 	}
 	s, err := openState(dir, point, false)
 	if err != nil {
@@ -107,7 +107,7 @@ func TestLockOfSomebodyElse(t *testing.T) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	if got := holder(dir); got != 0 {
+	if got := lockedBy(dir); got != 0 {
 		t.Errorf("process %d is taken for the daemon", got)
 	}
 }
@@ -149,7 +149,7 @@ func TestOneHasTheState(t *testing.T) {
 				if n := has.Add(1); n != 1 {
 					t.Errorf("%d have the state", n)
 				}
-				if !hasState(dir, point) || holder(dir) != os.Getpid() {
+				if !hasState(dir, point) || lockedBy(dir) != os.Getpid() {
 					t.Error("the files of a daemon are gone")
 				}
 				has.Add(-1)

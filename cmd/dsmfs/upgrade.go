@@ -223,9 +223,14 @@ func (h *keeper) askedFor() *upgrade {
 
 // halt stops the daemon at a moment in which another one can follow it. If there is none it returns why, and the daemon goes on.
 func (h *keeper) halt() (reason string) {
+	round := uint64(0)
 	for end, tick := time.After(roundPatience), time.NewTicker(time.Millisecond); ; {
-		if h.mem.InRound() == 0 && h.stop() {
+		id := h.mem.InRound()
+		if id == 0 && h.stop() {
 			return ""
+		}
+		if id != 0 {
+			round = id
 		}
 		if reason := h.final(); reason != "" {
 			return "no daemon can follow this one: " + reason
@@ -233,12 +238,21 @@ func (h *keeper) halt() (reason string) {
 		select {
 		case <-tick.C:
 		case <-end:
-			return "a round of a group has begun at this node, and does not end: try again when it has"
+			return h.unended(round)
 		}
 	}
 }
 
-// stop stops the daemon. If it has begun a round meanwhile, or does not stop, it goes on, and stop returns false.
+// unended says why no daemon can follow that has begun rounds of a file again and again, or one that does not end; 0: it does not stop.
+func (h *keeper) unended(file uint64) string {
+	if file == 0 {
+		return "the daemon does not stop: try again"
+	}
+	return fmt.Sprintf("a round of a group has begun at this node and does not end, of the file with inode number %d (find %s -inum %d): try again when it has. "+
+		"If a node has died that alone had a part of the file, it never ends: remove the file, and try again", file, h.mem.Text(hold.Point), file)
+}
+
+// stop stops the daemon. If the holder is killed before it has killed it, the kernel has the daemon go on (start). If it has begun a round meanwhile, or does not stop, it goes on, and stop returns false.
 func (h *keeper) stop() bool {
 	p := h.cmd.Process
 	if p.Signal(syscall.SIGSTOP) != nil {
@@ -268,7 +282,8 @@ func (h *keeper) refuse(reason string) {
 	u.answer(reason)
 }
 
-// leastFD is more than a child has descriptors: it resolves the path of the program after it has got those, which replace what it inherited.
+// leastFD is larger than the number of any descriptor that a child is given. The child opens its program by /proc/self/fd only after it has its descriptors,
+// and these must not replace that of the program.
 const leastFD = 64
 
 // open opens the program.

@@ -6,7 +6,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -102,6 +104,79 @@ func TestUpgradeBetweenRounds(t *testing.T) {
 		}
 		must(mem.Close())
 	}
+}
+
+// stopAndHang is a holder that has stopped its daemon, of which it writes the number, and has not killed it.
+func stopAndHang() {
+	must := func(err error) {
+		if err != nil {
+			panic(err)
+		}
+	}
+	mem, err := hold.Create()
+	must(err)
+	device, err := os.Open(os.DevNull)
+	must(err)
+	must(os.Setenv(actVariable, "hang"))
+	h := &keeper{mem: mem, device: int(device.Fd())}
+	must(h.start("", nil))
+	mem.Word(hold.Mounted).Store(1)
+	for !h.stop() {
+		runtime.Gosched()
+	}
+	fmt.Println(h.cmd.Process.Pid)
+	select {}
+}
+
+// TestHolderIsKilledInAnUpgrade: a daemon that it has stopped goes on, whoever its parent is then. If that is of the same session, the kernel does nothing by itself.
+func TestHolderIsKilledInAnUpgrade(t *testing.T) {
+	must := musts(t)
+	must(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+	defer func() { must(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)) }()
+	holder := exec.Command(selfPath)
+	holder.Env = append(os.Environ(), actVariable+"=stops")
+	out, err := holder.StdoutPipe()
+	must(err)
+	must(holder.Start())
+	var pid int
+	_, err = fmt.Fscan(out, &pid)
+	must(err)
+	if !isStopped(pid) {
+		t.Error("the daemon is not stopped")
+	}
+	must(holder.Process.Kill())
+	_ = holder.Wait() // it was killed
+	for deadline := time.Now().Add(10 * time.Second); isStopped(pid); runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Error("the daemon stays stopped")
+			break
+		}
+	}
+	must(unix.Kill(pid, unix.SIGKILL))
+	_, err = unix.Wait4(pid, nil, 0, nil)
+	must(err)
+}
+
+// TestUpgradeInARoundWithoutEnd: who asks for an upgrade is told of which file it is, and what helps.
+func TestUpgradeInARoundWithoutEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, err := hold.Create()
+		must := musts(t)
+		must(err)
+		mem.Word(hold.Mounted).Store(1)
+		mem.Word(hold.Others).Store(1)
+		mem.Word(hold.AreasUsed).Store(1)
+		mem.Area(0).ID.Store(77)
+		mem.Area(0).Parts.Store(1)
+		must(mem.SetText(hold.Point, "/mnt/dsm"))
+		reason := (&keeper{mem: mem}).halt()
+		for _, words := range []string{"find /mnt/dsm -inum 77", "try again when it has", "remove the file"} {
+			if !strings.Contains(reason, words) {
+				t.Errorf("%q does not say %q", reason, words)
+			}
+		}
+		must(mem.Close())
+	})
 }
 
 // TestUpgradedProgramStays: the program that was upgraded to can be started again however long afterwards, and so can the one before as long as it may have to go on.

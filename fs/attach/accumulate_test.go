@@ -219,12 +219,12 @@ func TestMappedByAUser(t *testing.T) {
 	}
 }
 
-// TestCutBeforeItIsSealed: memory that a program cuts, and seals then, while the daemon looks at it, is not mapped as long as it was.
-func TestCutBeforeItIsSealed(t *testing.T) {
+// TestShrunkBeforeItIsSealed: memory that a program makes shorter, and seals then, while the daemon looks at it, is not mapped as long as it was.
+func TestShrunkBeforeItIsSealed(t *testing.T) {
 	const n = 64 << 10
 	c := conn{s: &Server{limits: defaultLimits}, user: &user{}}
 	c.mu.Init("attach.conn")
-	cut := 0
+	shrunk := 0
 	for i := range 5000 {
 		f := filled(t, n)
 		begin, ended := make(chan struct{}), make(chan error, 1)
@@ -235,14 +235,14 @@ func TestCutBeforeItIsSealed(t *testing.T) {
 			ended <- errors.Join(err, e)
 		}()
 		close(begin)
-		for range i % 200 { // it is cut a bit earlier or later
+		for range i % 200 { // it shrinks a bit earlier or later
 		}
 		g, err := c.newGiven(&request{file: f}, 1, n)
 		if e := <-ended; e != nil {
 			t.Fatal(e)
 		}
 		if err == nil && g.mapped != nil {
-			cut++
+			shrunk++
 		}
 		if err == nil {
 			g.close()
@@ -250,8 +250,8 @@ func TestCutBeforeItIsSealed(t *testing.T) {
 		c.unmapAll()
 		_ = f.Close()
 	}
-	if cut > 0 {
-		t.Errorf("%d times memory is mapped that is not there", cut)
+	if shrunk > 0 {
+		t.Errorf("%d times memory is mapped that is not there", shrunk)
 	}
 }
 
@@ -262,7 +262,7 @@ func TestAccumulateFromBadMemory(t *testing.T) {
 		file   func(t *testing.T) *os.File
 		packet string // what is in the packet
 		length uint64
-		cut    bool // the memory is cut off while it is read
+		shrunk bool // the memory shrinks while it is read
 		mapped bool
 		errno  unix.Errno
 		text   string
@@ -275,12 +275,12 @@ func TestAccumulateFromBadMemory(t *testing.T) {
 		"packet, too long":  {file: none, packet: "\x00\x00\x80\x3f", length: 2, errno: unix.EINVAL, text: "4 bytes in place of 2"},
 		"short":             {file: func(t *testing.T) *os.File { return memory(t, n-1) }, length: n, errno: unix.EINVAL, text: "in memory of"},
 		"empty":             {file: func(t *testing.T) *os.File { return memory(t, 0) }, length: 4, errno: unix.EINVAL, text: "in memory of 0"},
-		"cut":               {file: func(t *testing.T) *os.File { return memory(t, n) }, length: n, cut: true, errno: unix.EINVAL, text: "cut off meanwhile"},
+		"shrunk":            {file: func(t *testing.T) *os.File { return memory(t, n) }, length: n, shrunk: true, errno: unix.EINVAL, text: "became shorter meanwhile"},
 		"endless":           {file: func(t *testing.T) *os.File { return memory(t, n) }, length: 1 << 63, errno: unix.EINVAL},
 		"sealed": {file: func(t *testing.T) *os.File {
 			return sealed(t, filled(t, n), unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL) // with F_SEAL_WRITE some kernels map nothing
 		}, length: n, mapped: true},
-		"sealed against being cut": {file: func(t *testing.T) *os.File { return sealed(t, filled(t, n), unix.F_SEAL_SHRINK) }, length: n - 8, mapped: true},
+		"sealed against shrinking": {file: func(t *testing.T) *os.File { return sealed(t, filled(t, n), unix.F_SEAL_SHRINK) }, length: n - 8, mapped: true},
 		"sealed against the wrong": {file: func(t *testing.T) *os.File { return sealed(t, filled(t, n), unix.F_SEAL_GROW) }, length: n},
 		"sealed with holes":        {file: func(t *testing.T) *os.File { return sealed(t, memory(t, n), unix.F_SEAL_SHRINK) }, length: n},
 		"sealed, only for writing": {file: func(t *testing.T) *os.File {
@@ -309,7 +309,7 @@ func TestAccumulateFromBadMemory(t *testing.T) {
 			if f != nil {
 				defer f.Close()
 			}
-			if c.cut {
+			if c.shrunk {
 				area.atCall = func() {
 					if err := f.Truncate(dsm.ExtentSize + 1); err != nil {
 						t.Error(err)

@@ -168,7 +168,7 @@ func (x *attachment) end() {
 	for _, r := range ranges {
 		x.forgo(r)
 		if x.memory != nil {
-			r.watched.Mapped() // after an exec nothing else notices that the mapping is gone, and serve would wait for ever
+			r.watched.Mapped() // after an exec nothing else shows that the mapping is gone, and serve would wait for ever
 		}
 	}
 	m := x.conn.s.cfg.Mount

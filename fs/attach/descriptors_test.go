@@ -78,7 +78,7 @@ func (a gatedArea) PublishNow(_ time.Duration, done func(error)) bool {
 	return true
 }
 
-// TestDescriptorsThatCannotBeClosed: who sends descriptors whose close waits for ever holds up nobody else, and may have few of them.
+// TestDescriptorsThatCannotBeClosed: who sends descriptors whose close waits for ever delays nobody else, and may have few of them.
 func TestDescriptorsThatCannotBeClosed(t *testing.T) {
 	for name, n := range map[string]int{"one": 1, "two": 2, "many": 20} {
 		t.Run(name, func(t *testing.T) {

@@ -50,7 +50,7 @@ func (p testProgram) join() uint64 {
 	return r.attachment
 }
 
-// roundMount has areas that count the rounds to which they contribute, and hold them up.
+// roundMount has areas that count the rounds to which they contribute, and delay them.
 type roundMount struct {
 	openMount
 	area *roundTestArea

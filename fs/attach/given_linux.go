@@ -30,7 +30,7 @@ func (a *conn) newGiven(q *request, number uint64, n int64) (*given, error) {
 	if q.file == nil {
 		return g, nil
 	}
-	kept := cannotCut(q.file) // before its length is asked for: a program may cut its memory, and seal it then
+	kept := cannotShrink(q.file) // before its length is asked for: a program may make its memory shorter, and seal it then
 	var st unix.Stat_t
 	if err := unix.Fstat(int(q.file.Fd()), &st); err != nil {
 		return nil, os.NewSyscallError("fstat", err)
@@ -126,11 +126,11 @@ func (a *conn) unmapAll() {
 	a.mu.mapped.list = nil
 }
 
-// cannotCut reports whether a file can be mapped in place of being read, which saves a copy. If the program could cut the memory
-// off, a touch would end the daemon by SIGBUS. So the memory has to be sealed against that, which only memfds can be; of huge pages there may be
-// too few, which is SIGBUS too. All that is mapped has to be there: else the daemon would make the pages that it reads. A program that still stores to
-// it, or punches holes, makes what it has handed over another number, and harms nobody else.
-func cannotCut(f *os.File) bool {
+// cannotShrink reports whether a file can be mapped in place of being read, which saves a copy. If the program could make the memory shorter, a touch would end
+// the daemon by SIGBUS. So the memory has to be sealed against that, which only memfds can be; of huge pages there may be too few, which is SIGBUS too. All
+// that is mapped has to be there: else the daemon would make the pages that it reads. A program that still stores to it, or punches holes, makes what it has
+// handed over another number, and harms nobody else.
+func cannotShrink(f *os.File) bool {
 	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
 	if err != nil || seals&unix.F_SEAL_SHRINK == 0 {
 		return false
@@ -160,7 +160,7 @@ func (g *given) piece(at, size int64) (*wire.Shared, error) {
 	case err == nil:
 		return s, nil
 	case errors.Is(err, io.EOF):
-		err = errs.E(errs.Invalid, "accumulate", "the memory was cut off meanwhile")
+		err = errs.E(errs.Invalid, "accumulate", "the memory became shorter meanwhile")
 	default:
 		err = errs.E(errs.Invalid, "accumulate", "the memory cannot be read: %w", err)
 	}

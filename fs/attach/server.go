@@ -238,7 +238,7 @@ func (s *Server) serve(a *conn) {
 				break // or it could have descriptors closed without end
 			}
 		}
-		if h.op.waits() { // it has no time limit, so it must not hold up the others
+		if h.op.waits() { // it has no time limit, so it must not delay the others
 			if err := a.takeWait(); err != nil {
 				// Answered in this goroutine, so that no more requests are read of a program that
 				// reads no answers.

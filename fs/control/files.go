@@ -100,14 +100,14 @@ var areaFiles = []file{
 		return History(versions), err
 	}},
 	specFile("replicas"),
-	{name: "conflicts", perm: 0o666, read: func(_ context.Context, t *Tree, ino dsm.Ino) (string, error) {
-		return conflictText(t.cfg.Mount.Conflicts(dsm.AreaID(ino))), nil
-	}, write: func(_ context.Context, t *Tree, ino dsm.Ino, value string) error {
-		upTo, err := parseClear(value)
-		if err == nil {
-			t.cfg.Mount.ClearConflicts(dsm.AreaID(ino), upTo)
+	{name: "conflicts", perm: 0o666, read: func(ctx context.Context, t *Tree, ino dsm.Ino) (string, error) {
+		return conflictText(t.cfg.Mount.Conflicts(ctx, dsm.AreaID(ino))), nil
+	}, write: func(ctx context.Context, t *Tree, ino dsm.Ino, value string) error {
+		node, upTo, err := parseClear(value)
+		if err != nil {
+			return err
 		}
-		return err
+		return t.cfg.Mount.ClearConflicts(ctx, dsm.AreaID(ino), node, upTo)
 	}},
 	specFile("on_nonfinite"),
 }

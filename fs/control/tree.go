@@ -72,10 +72,10 @@ type Mount interface {
 	AreaStats(id dsm.AreaID) []Stat
 	// Versions returns the versions of an area that this node can read, the oldest first.
 	Versions(ctx context.Context, ino dsm.Ino) ([]Version, error)
-	// Conflicts returns what was stored to an area on one side of a partition, and given up for what was stored on the other, oldest first, and of how many
-	// bytes this node has kept nothing. ClearConflicts drops those up to a number; 0: all.
-	Conflicts(id dsm.AreaID) (list []Conflict, lost int64)
-	ClearConflicts(id dsm.AreaID, upTo uint64)
+	// Conflicts asks all nodes what was stored to an area on one side of a partition, and given up for what was stored on the other. ClearConflicts drops
+	// what a node keeps of that, up to a number; without a name it is this node, and with number 0 it is all of every node.
+	Conflicts(ctx context.Context, id dsm.AreaID) []KeptConflicts
+	ClearConflicts(ctx context.Context, id dsm.AreaID, node string, upTo uint64) error
 	// Transfer makes a node the owner of a versioned area: the one with this name or id.
 	Transfer(ctx context.Context, ino dsm.Ino, to string) error
 	// Groups describes the groups of the cluster, one on each line, which begins with the number of the

@@ -57,7 +57,7 @@ type Config struct {
 //
 // The child is started when the first area is watched or harvested, and again after it died. It has
 // a file open only while a program of this node has that file open for writing. To keep this true,
-// the turn is held from the moment an area is found live until the child has been told; so Forget
+// the turn is kept from the moment an area is found live until the child has been told; so Forget
 // always comes after whatever may make the child open the file.
 type Harvester struct {
 	cfg   Config
@@ -67,9 +67,8 @@ type Harvester struct {
 	// SeemsChild.
 	others [256]atomic.Uint32
 
-	// turn is held by the goroutine that talks to the child, one at a time. It is a channel and not
-	// a lock because its holder waits for answers of the child. The fields below belong to the
-	// holder of the turn. Methods whose names end in Locked expect the turn.
+	// turn belongs to the goroutine that talks to the child, one at a time. It is a channel and not
+	// a lock because who has it waits for answers of the child. The fields below belong to who has the turn. Methods whose names end in Locked expect the turn.
 	turn    chan struct{}
 	child   *process                     // nil if there is none
 	told    map[dsm.AreaID]time.Duration // areas that the child may have open, and at which interval it watches each

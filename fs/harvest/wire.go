@@ -104,7 +104,7 @@ func readRequest(r io.Reader) (request, error) {
 	}
 	body := make([]byte, n*size)
 	if _, err := io.ReadFull(r, body); err != nil {
-		return q, fmt.Errorf("harvest request %q cut short: %w", q.op, err)
+		return q, fmt.Errorf("harvest request %q ends early: %w", q.op, err)
 	}
 	if q.hasPath() {
 		q.path = string(body)

@@ -77,7 +77,7 @@ func (f fault) String() string {
 	return s + fmt.Sprintf(" for %.1f s", f.lasts.Seconds())
 }
 
-// touches are the nodes that the fault is done to. The others should hardly notice.
+// touches are the nodes that the fault is done to. The others should hardly be delayed.
 func (f fault) touches(nodes int) []int {
 	switch f.kind {
 	case halves:

@@ -10,7 +10,7 @@ import (
 
 // tally adds up what all rounds showed.
 type tally struct {
-	held     map[kind][]time.Duration // for each fault the longest time that a program elsewhere waited
+	waited   map[kind][]time.Duration // for each fault the longest time that a program elsewhere waited
 	injected map[kind]int
 	results  map[string]map[string]int
 	recovery []time.Duration
@@ -18,14 +18,14 @@ type tally struct {
 }
 
 func newTally() *tally {
-	return &tally{held: map[kind][]time.Duration{}, injected: map[kind]int{}, results: map[string]map[string]int{}}
+	return &tally{waited: map[kind][]time.Duration{}, injected: map[kind]int{}, results: map[string]map[string]int{}}
 }
 
 // pauses finds, for each fault that was there alone, the operation that waited longest on a node that it was not done to. What waits when
 // the next fault begins says nothing about this one.
 func (t *tally) pauses(events []event, ops []operation) {
 	for i, e := range events {
-		until := e.ended + int64(5*time.Second) // what a fault holds up may be done after its end
+		until := e.ended + int64(5*time.Second) // what a fault delays may be done after its end
 		alone := true
 		for j, o := range events {
 			if i != j && o.began < e.ended && e.began < o.ended+int64(time.Second) {
@@ -45,18 +45,18 @@ func (t *tally) pauses(events []event, ops []operation) {
 				longest = max(longest, time.Duration(min(o.End, until)-max(o.Call, e.began)))
 			}
 		}
-		t.held[e.kind] = append(t.held[e.kind], longest)
+		t.waited[e.kind] = append(t.waited[e.kind], longest)
 	}
 }
 
-// noticing is how much longer than a lease a node waits for one that it does not reach, on a machine that is busy, before one of the two is put out.
-const noticing = 4 * time.Second
+// patience is how much longer than a lease a node waits for one that it does not reach, on a machine that is busy, before one of the two is put out.
+const patience = 4 * time.Second
 
 // overdue tells which programs waited longer than the cluster takes to put out one of two nodes that are apart, on another node than that.
 func (p plan) overdue(events []event, ops []operation) (errs []string) {
 	for _, e := range events {
 		for _, o := range ops {
-			if e.out != 0 && o.Node != e.out && o.Call < e.ended && time.Duration(o.End-max(o.Call, e.began)) > p.lease+noticing {
+			if e.out != 0 && o.Node != e.out && o.Call < e.ended && time.Duration(o.End-max(o.Call, e.began)) > p.lease+patience {
 				errs = append(errs, fmt.Sprintf("n%d is put out (%v), and n%d waits: %v", e.out, e.fault, o.Node, o))
 			}
 		}
@@ -89,8 +89,8 @@ func (t *tally) String() string {
 		}
 	}
 	b.WriteString("longest wait of a program on a node that the fault was not done to, of each workload by itself:\n")
-	for _, k := range slices.Sorted(maps.Keys(t.held)) {
-		row(string(k), t.held[k])
+	for _, k := range slices.Sorted(maps.Keys(t.waited)) {
+		row(string(k), t.waited[k])
 	}
 	b.WriteString("  faults injected:")
 	for _, k := range slices.Sorted(maps.Keys(t.injected)) {

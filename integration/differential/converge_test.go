@@ -91,7 +91,7 @@ func (w *world) accept(p *program, op []any) string {
 	case err == nil:
 		return strings.Join(words, " ")
 	case (op[0] == "mload" || op[0] == "mstore") && errors.Is(err, harness.ErrDied):
-		// SIGBUS: another program has cut the file off since this one asked for its size.
+		// SIGBUS: another program has shortened the file since this one asked for its size.
 		p.mount = p.start()
 		return "err SIGBUS"
 	case !errors.As(err, &failure):

@@ -206,7 +206,7 @@ func (m *Map) Fill(off, n int64, seed int) {
 	m.c.Must("fill %d %d %d %d", m.id, off, n, seed)
 }
 
-// Check returns the first offset that does not hold what Fill stored, or -1.
+// Check returns the first offset that does not have what Fill stored, or -1.
 func (m *Map) Check(off, n int64, seed int) int64 {
 	m.c.n.c.t.Helper()
 	return number(m.c.Must("check %d %d %d %d", m.id, off, n, seed)[0])
@@ -224,7 +224,7 @@ func (m *Map) TrySync() error {
 	return err
 }
 
-// Await spins until the memory holds p and reports how long that took; it ends
+// Await spins until p is in the memory and reports how long that took; it ends
 // the test at the limit.
 func (m *Map) Await(off int64, p []byte, limit time.Duration) time.Duration {
 	m.c.n.c.t.Helper()

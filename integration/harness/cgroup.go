@@ -113,7 +113,7 @@ func (g *cgroup) watch() {
 		}
 		if u, err := g.usage(); err == nil {
 			g.mu.Lock()
-			if u.Held() > g.mu.most.Held() {
+			if u.Unreclaimable() > g.mu.most.Unreclaimable() {
 				g.mu.most = u
 			}
 			g.mu.Unlock()
@@ -130,13 +130,13 @@ type Usage struct {
 	Clean  int64 // those that the kernel can drop
 }
 
-// Held returns the bytes that the kernel cannot take back.
-func (u Usage) Held() int64 { return u.Anon + u.Shmem + u.Kernel }
+// Unreclaimable returns the bytes that the kernel cannot take back.
+func (u Usage) Unreclaimable() int64 { return u.Anon + u.Shmem + u.Kernel }
 
 func (u Usage) String() string {
 	m := func(n int64) float64 { return float64(n) / (1 << 20) }
 	return fmt.Sprintf("%.1f MiB cannot be taken back (anonymous %.1f, memfds %.1f, kernel %.1f); pages of files: dirty %.1f, clean %.1f",
-		m(u.Held()), m(u.Anon), m(u.Shmem), m(u.Kernel), m(u.Dirty), m(u.Clean))
+		m(u.Unreclaimable()), m(u.Anon), m(u.Shmem), m(u.Kernel), m(u.Dirty), m(u.Clean))
 }
 
 // usage returns what the group has now.
@@ -176,7 +176,7 @@ func (g *cgroup) number(file, key string) (int64, error) {
 // Charge is what the kernel says of a node's control group, in bytes.
 type Charge struct {
 	Now, Peak int64
-	Most      Usage // when most was held, as far as that was seen
+	Most      Usage // when most was taken, as far as that was seen
 	Killed    int64 // processes that the kernel has killed for lack of memory
 }
 

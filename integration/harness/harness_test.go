@@ -105,7 +105,7 @@ func TestBridgeCutsAndHeals(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := receive(short); err == nil {
-		t.Errorf("cut: received %d bytes", n)
+		t.Errorf("after the link was cut: received %d bytes", n)
 	}
 	if err := b.heal(1); err != nil {
 		t.Fatal(err)

@@ -51,7 +51,7 @@ func Mounts(dir string) []string {
 
 const fuseControl = "/sys/fs/fuse/connections"
 
-// abort cuts the kernel's end of a mount: every request ends with ENOTCONN and
+// abort ends the kernel's end of a mount: every request ends with ENOTCONN and
 // every process that hangs in one goes on.
 func abort(mount string) {
 	minor, ok := mountOf(mount)

@@ -151,7 +151,7 @@ func (b *bridged) close() error {
 		if !exists(b.nsPath(i)) {
 			continue
 		}
-		// Deleting the outer end also works when a process still holds the namespace.
+		// Deleting the outer end also works when a process is still in the namespace.
 		errs = append(errs, tool("ip", "link", "del", b.outside(i)), tool("ip", "netns", "del", b.namespace(i)))
 	}
 	if exists("/sys/class/net/" + b.bridge()) {

@@ -224,8 +224,8 @@ func (n *Node) Kill() {
 	<-n.exited
 }
 
-// Lost says that the test has made an end of the daemon, and expects a dead mount.
-func (n *Node) Lost() {
+// ExpectDead says that the test has made an end of the daemon, and expects a dead mount.
+func (n *Node) ExpectDead() {
 	n.c.t.Helper()
 	n.killed, n.c.bereaved = true, true
 	select {
@@ -282,7 +282,7 @@ func (n *Node) signalStop() {
 	}
 }
 
-// bereavedPatience is how long the nodes of a cluster that has lost one by force
+// bereavedPatience is how long the nodes of a cluster of which one was killed
 // may try to leave it in order. They may be too few to agree on anything.
 const bereavedPatience = 3 * time.Second
 

@@ -27,7 +27,7 @@ type TB interface {
 
 var tools struct {
 	once                 sync.Once
-	dir                  string // holds what was built
+	dir                  string // of what was built
 	dsmfs, client, skips string
 	err                  error
 }

@@ -27,7 +27,7 @@ type Answer struct {
 	Size    int64
 }
 
-// nameState is what a directory holds. The map is never changed once it is a state.
+// nameState is what is in a directory. The map is never changed once it is a state.
 type nameState map[string]entry
 
 // entry is one name: the inode number, or unseen if its create has an unknown

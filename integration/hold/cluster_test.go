@@ -231,12 +231,12 @@ func TestHeldMemberThatWasEvicted(t *testing.T) {
 	end(t, all, nodes)
 }
 
-// TestSizesThatChangeMeanwhile: files grow, and are cut, on another node while no daemon is there. Programs that have mapped them, and ask for nothing, see it.
+// TestSizesThatChangeMeanwhile: files grow, and shrink, on another node while no daemon is there. Programs that have mapped them, and ask for nothing, see it.
 func TestSizesThatChangeMeanwhile(t *testing.T) {
 	const page = 4096
 	nodes := heldCluster(t, 3, "--lease", "10s").Nodes()
 	n, here, there := nodes[1], nodes[1].Client(), nodes[0].Client()
-	names := []string{"grows", "is-cut"}
+	names := []string{"grows", "shrinks"}
 	var maps []*harness.Map
 	var files []*harness.File
 	for _, name := range names {

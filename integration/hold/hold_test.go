@@ -118,7 +118,7 @@ func TestHolderGivesUp(t *testing.T) {
 	for range 5 {
 		last = killDaemon(t, n, last, 0, syscall.SIGABRT)
 	}
-	n.Lost()
+	n.ExpectDead()
 	if _, err := c.Do("pread %s 0 5", words[0]); err == nil || !strings.Contains(err.Error(), "ENOTCONN") && !strings.Contains(err.Error(), "ECONNABORTED") {
 		t.Errorf("read after that: %v", err)
 	}

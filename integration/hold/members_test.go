@@ -103,7 +103,7 @@ func TestDeathOfAHeldMember(t *testing.T) {
 		}
 	}
 	killDaemon(t, first, 0, 0, syscall.SIGKILL)
-	first.Lost()
+	first.ExpectDead()
 	if _, err := here.Do("pread %s 0 5", words[0]); err == nil || !strings.Contains(err.Error(), "ENOTCONN") && !strings.Contains(err.Error(), "ECONNABORTED") {
 		t.Errorf("read after that: %v", err)
 	}

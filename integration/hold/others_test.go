@@ -185,7 +185,7 @@ while sum('gone' not in l for l in open(mnt + '/.dsm/members')) > 2:
 		t.Fatalf("not two of three wait in a round:\n%s", text)
 	}
 	killDaemon(t, nodes[2], 0, 0, syscall.SIGKILL)
-	nodes[2].Lost()
+	nodes[2].ExpectDead()
 	programs.Wait()
 	if results[2].Err == nil {
 		t.Errorf("the program of the node that was lost: %s", results[2].Stdout)

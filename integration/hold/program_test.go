@@ -39,7 +39,7 @@ func newWorkload(kind string) workload {
 	case "names":
 		return new(names)
 	case "cuts":
-		return new(cuts)
+		return new(sizes)
 	case "owner":
 		return new(owner)
 	case "attached":

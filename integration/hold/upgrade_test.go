@@ -13,7 +13,7 @@ import (
 	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
-// TestUpgrade has a program of another version take over, then one that cannot. A program with an open file does not notice.
+// TestUpgrade has a program of another version take over, then one that cannot. A program with an open file sees nothing of it.
 func TestUpgrade(t *testing.T) {
 	t.Run("alone", func(t *testing.T) { upgrades(t, held(t), func() {}) })
 	t.Run("member", func(t *testing.T) {

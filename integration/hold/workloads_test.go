@@ -328,20 +328,20 @@ func (w *names) check() error {
 	return nil
 }
 
-// cuts makes a file shorter and longer, and punches holes.
-type cuts struct {
+// sizes makes a file shorter and longer, and punches holes.
+type sizes struct {
 	rnd  *rand.Rand
 	f    *os.File
 	want []byte
 }
 
-func (w *cuts) begin(dir string, rnd *rand.Rand) (err error) {
+func (w *sizes) begin(dir string, rnd *rand.Rand) (err error) {
 	w.rnd = rnd
 	w.f, err = os.OpenFile(filepath.Join(dir, "f"), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
 	return err
 }
 
-func (w *cuts) step() error {
+func (w *sizes) step() error {
 	n := w.rnd.IntN(200_000)
 	switch w.rnd.IntN(4) {
 	case 0:
@@ -371,7 +371,7 @@ func (w *cuts) step() error {
 	return nil
 }
 
-func (w *cuts) check() error {
+func (w *sizes) check() error {
 	got, err := io.ReadAll(io.NewSectionReader(w.f, 0, 1<<30))
 	if err == nil {
 		err = same("the file", got, w.want)

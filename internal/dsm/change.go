@@ -36,7 +36,7 @@ type SetAttr struct {
 	Atime, Mtime *time.Time
 }
 
-// Repeatable reports whether the change may be made once more if it is not known whether it was. A truncation would cut off what others have
+// Repeatable reports whether the change may be made once more if it is not known whether it was. A second shrink would truncate what others have
 // stored since, and an append would leave a gap.
 func (s SetAttr) Repeatable() bool { return s.Size == nil && s.GrowBy == nil }
 

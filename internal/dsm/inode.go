@@ -21,7 +21,7 @@ type Inode struct {
 	Perm   uint32 // permission bits with setuid, setgid and sticky: 07777
 	UID    uint32
 	GID    uint32
-	Nlink  uint32 // 0 once unlinked; the inode lives on while a node holds it open
+	Nlink  uint32 // 0 once unlinked; the inode lives on while a node claims it
 	Size   int64  // bytes; for symlinks the length of the target
 	Pages  int64  // of a file, with bytes other than zero, when a node last counted
 	Atime  time.Time
@@ -53,7 +53,7 @@ type Member struct {
 	Inc     uint64  // its incarnation: a node that was evicted, and joins again, has a larger one
 	Name    string  // for people: the host name unless --name says otherwise
 	Addr    string  // host:port of its one TCP and UDP port
-	Budget  int64   // bytes of areas it can hold
+	Budget  int64   // bytes of areas it has memory for
 	Voter   bool    // votes in the consensus of the catalog
 	Leaving bool    // it is handing its slots over
 	Key     NodeKey // by which the others know it

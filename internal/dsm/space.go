@@ -5,7 +5,7 @@ const (
 	PageSize = 4096
 	// ExtentPages is the number of pages of an extent.
 	ExtentPages = 256
-	// ExtentSize is the unit of homing, in bytes.
+	// ExtentSize is how many bytes an extent has, which has one home.
 	ExtentSize = ExtentPages * PageSize
 	// Slots is the number of buckets that (area, extent) hashes to: see Class.
 	Slots = 512
@@ -26,7 +26,7 @@ type ExtentIndex uint32
 // Slot is the bucket of an extent; the view maps it to its home.
 type Slot uint16
 
-// ExtentOf returns the extent that holds the byte at off.
+// ExtentOf returns the extent of the byte at off.
 func ExtentOf(off int64) ExtentIndex { return ExtentIndex(off / ExtentSize) }
 
 // Extents returns how many extents an area of size bytes has.

@@ -89,10 +89,10 @@ var applyNames = []string{"auto", "arrival", "sync"}
 type Residency uint8
 
 const (
-	// ResidencyFull keeps all of it: every node's budget must be able to hold it.
+	// ResidencyFull keeps all of it: it must fit in every node's budget.
 	ResidencyFull Residency = iota
 	// ResidencyDemand fetches pages when programs touch them, and gives pages back when they are
-	// not needed. Each home must be able to hold its share of the area; no node needs room for all
+	// not needed. Each home must have memory for its share of the area; no node needs room for all
 	// of it.
 	ResidencyDemand
 )

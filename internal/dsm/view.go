@@ -48,7 +48,7 @@ func (h *SlotHome) InSync() iter.Seq[NodeID] {
 	}
 }
 
-// Settled reports whether the slot may begin to move: it is not on its way, and whoever is in sync has what its home has.
+// Settled reports whether the slot may begin to move: it is not moving already, and all backups in sync have what the home has.
 func (h *SlotHome) Settled() bool {
 	return h.Source == 0 && !slices.ContainsFunc(h.Backups[:], func(b Backup) bool { return b.Former })
 }
@@ -71,13 +71,14 @@ type View struct {
 	Lease   time.Duration // how long a member may act as one after it last asked the leader
 	Members []Member      // by ID
 	Trust   *Trust        // nil: the cluster does not encrypt
-	Former  []Former      // members that were gone, and are forgotten but for that: they may join again; the latest last
+	Former  []Former      // members that were gone, and may join again; nothing else is known of them any more; the latest last
 	Slots   [Slots]SlotHome
 	Own     []OwnSlot // of areas that have a slot of their own: row i is that of slot Slots+i
 	placed  map[AreaID]Slot
 }
 
-// OwnSlot is the row of a slot that one area has to itself: those of its extents that live together are in it, whatever they hash to.
+// OwnSlot is the row of a slot that one area has to itself. The extents of the area that are to live together are in this slot, and not in those that they hash
+// to.
 type OwnSlot struct {
 	Area AreaID // 0: the slot is free
 	SlotHome

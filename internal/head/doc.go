@@ -15,7 +15,7 @@
 // # The life line
 //
 // A daemon that is killed cannot say so, but its kernel can: the life line is a robust futex
-// (set_robust_list(2)) that a thread of the daemon holds as long as it lives (Keeper). When the
+// (set_robust_list(2)) that a thread of the daemon has as long as it lives (Keeper). When the
 // thread ends, for whatever reason, the kernel sets Died in the word and wakes one of those that
 // wait. That one wakes the others.
 package head

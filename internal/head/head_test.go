@@ -81,7 +81,7 @@ func TestKilledDaemon(t *testing.T) {
 		t.Error("a program can map the pages for writing")
 	}
 	if err := unix.Ftruncate(fds[0], 0); err == nil {
-		t.Error("a program can cut them off")
+		t.Error("a program can shorten the memfd")
 	}
 	mem, err := unix.Mmap(fds[0], 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Keeper holds the life lines of Pages: a thread that does nothing else and lives as long as the
+// Keeper has the life lines of Pages: a thread that does nothing else and lives as long as the
 // daemon. mu guards its list.
 type Keeper struct {
 	tid  uint32 // 0: this kernel has no robust futexes, and programs look at their sockets
@@ -62,7 +62,7 @@ func (k *Keeper) live(ready chan<- uint32) {
 	_, _, _ = unix.RawSyscall(unix.SYS_SET_ROBUST_LIST, 0, unsafe.Sizeof(k.mu.list), 0)
 }
 
-func (k *Keeper) hold(p *Pages) {
+func (k *Keeper) link(p *Pages) {
 	if k.tid == 0 {
 		return
 	}

@@ -43,11 +43,11 @@ func NewPages(k *Keeper, lines int) (*Pages, error) {
 	if err := p.mapIn(fd, own, size); err != nil {
 		return nil, errs.E(errs.Other, op, "%w", errors.Join(err, p.file.Close()))
 	}
-	k.hold(p)
+	k.link(p)
 	return p, nil
 }
 
-// mapIn maps the memfd for writing and then seals it: nobody else can do so, or cut it off.
+// mapIn maps the memfd for writing and then seals it: nobody else can do so, or make it shorter.
 func (p *Pages) mapIn(fd, own, size int) error {
 	if err := unix.Ftruncate(fd, int64(size)); err != nil {
 		return os.NewSyscallError("ftruncate", err)

@@ -14,8 +14,8 @@ type Area struct {
 	Newest *atomic.Uint64
 	// Rev is the change of the catalog that the copies follow.
 	Rev *atomic.Uint64
-	// Cut is not 0 while it is not certain what the kernel has of some pages: all bytes before Cut-1 are certain.
-	Cut *atomic.Uint64
+	// Uncertain is not 0 while it is not certain what the kernel has of some pages: all bytes before Uncertain-1 are certain.
+	Uncertain *atomic.Uint64
 	// Size is the largest size that the area has had since it was certain. Past it the kernel has nothing.
 	Size *atomic.Uint64
 	// Parts is 1 while the node has parts of a round that are not over.
@@ -25,7 +25,7 @@ type Area struct {
 // Area returns record i.
 func (m *Memory) Area(i int) Area {
 	at := func(k int) *atomic.Uint64 { return word(m.areas, i*areaSize/8+k) }
-	return Area{ID: at(0), Base: at(1), Working: at(2), Newest: at(3), Rev: at(4), Cut: at(5), Parts: at(6), Size: at(7)}
+	return Area{ID: at(0), Base: at(1), Working: at(2), Newest: at(3), Rev: at(4), Uncertain: at(5), Parts: at(6), Size: at(7)}
 }
 
 // OfDraft is a bit of the ID of a record that is one of a draft: the memory of one program, and its base. The rest is the area's ID.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -50,15 +49,18 @@ type Descriptors interface {
 
 var _, _ Descriptors = (*Shelf)(nil), (*Files)(nil)
 
-// Shelf is the table of the holder.
+// Shelf is the table of the holder. Who has the turn may use it.
 type Shelf struct {
-	mu    sync.Mutex
+	turn  chan struct{}
 	files map[uint64]int
 	last  uint64
 }
 
 // NewShelf returns an empty table.
-func NewShelf() *Shelf { return &Shelf{files: make(map[uint64]int)} }
+func NewShelf() *Shelf { return &Shelf{turn: make(chan struct{}, 1), files: make(map[uint64]int)} }
+
+func (s *Shelf) begin() { s.turn <- struct{}{} }
+func (s *Shelf) end()   { <-s.turn }
 
 // Put implements Descriptors.
 func (s *Shelf) Put(fd int) (number uint64, err error) {
@@ -71,8 +73,8 @@ func (s *Shelf) Put(fd int) (number uint64, err error) {
 
 // keep is Put for a descriptor that becomes that of the table, or is closed.
 func (s *Shelf) keep(fd int) (number uint64, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.begin()
+	defer s.end()
 	if len(s.files) >= mostFiles {
 		return 0, errors.Join(unix.EMFILE, unix.Close(fd))
 	}
@@ -83,8 +85,8 @@ func (s *Shelf) keep(fd int) (number uint64, err error) {
 
 // Get implements Descriptors.
 func (s *Shelf) Get(number uint64) (fd int, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.begin()
+	defer s.end()
 	own, ok := s.files[number]
 	if !ok {
 		return -1, unix.ENOENT
@@ -95,10 +97,10 @@ func (s *Shelf) Get(number uint64) (fd int, err error) {
 
 // Drop implements Descriptors.
 func (s *Shelf) Drop(number uint64) error {
-	s.mu.Lock()
+	s.begin()
 	fd, ok := s.files[number]
 	delete(s.files, number)
-	s.mu.Unlock()
+	s.end()
 	if !ok {
 		return unix.ENOENT
 	}
@@ -107,8 +109,8 @@ func (s *Shelf) Drop(number uint64) error {
 
 // After implements Descriptors.
 func (s *Shelf) After(number uint64) (next uint64, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.begin()
+	defer s.end()
 	for n := range s.files {
 		if n > number && (next == 0 || n < next) {
 			next = n
@@ -119,8 +121,8 @@ func (s *Shelf) After(number uint64) (next uint64, err error) {
 
 // Close closes all that is kept.
 func (s *Shelf) Close() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.begin()
+	defer s.end()
 	var failed error
 	for _, fd := range s.files {
 		failed = errors.Join(failed, unix.Close(fd))

@@ -34,7 +34,8 @@ func (m *Memory) Tag(i int) Tag {
 // WordOf returns the first eight bytes of b, which must be aligned, as a number.
 func WordOf(b []byte) *atomic.Uint64 { return word(b, 0) }
 
-// Frames returns n bytes of the frames, from off on. n is a power of two, off a multiple of it. They stay where they are until Close. The caller has a lock.
+// Frames returns n bytes of the frames, from off on. n is a power of two, off a multiple of it. They stay where they are until Close. The caller has a lock of
+// its own.
 func (m *Memory) Frames(off, n int64) ([]byte, error) {
 	i, off := off/framesPiece, off%framesPiece
 	if m.frames[i] == nil {

@@ -242,7 +242,7 @@ func TestDocumentsAreThere(t *testing.T) {
 	}
 }
 
-// TestDependenciesAreExplained holds docs/dependencies.md to go.mod.
+// TestDependenciesAreExplained compares docs/dependencies.md with go.mod.
 func TestDependenciesAreExplained(t *testing.T) {
 	text := ""
 	for _, f := range filesOf(t, ".md") {

@@ -34,7 +34,7 @@ func TestModules(t *testing.T) {
 	}
 }
 
-// TestPython holds the Python files to ruff, and those that are not examples to
+// TestPython checks the Python files with ruff, and those that are not examples to
 // strict mypy. make puts the two into .venv.
 func TestPython(t *testing.T) {
 	t.Parallel()

@@ -6,6 +6,7 @@ import (
 	"net"
 	"path/filepath"
 	"runtime"
+	"runtime/metrics"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -51,6 +52,37 @@ func now(c *Conn, b []byte) (n int, err error) {
 		return 0, cerr
 	}
 	return n, err
+}
+
+// TestNoProcessorWaits: a goroutine that is in a system call has a processor of Go. The loop has none while it waits, for the first time and later.
+func TestNoProcessorWaits(t *testing.T) {
+	c, other := pair(t, "unixpacket")
+	served := make(chan bool)
+	var all sync.WaitGroup
+	all.Go(func() {
+		_ = c.Await(func() bool {
+			n, err := now(c, make([]byte, 1))
+			served <- true
+			return err == nil && n == 1
+		})
+	})
+	for range 3 {
+		calling := []metrics.Sample{{Name: "/sched/goroutines/not-in-go:goroutines"}}
+		end := time.Now().Add(10 * time.Second)
+		for metrics.Read(calling); calling[0].Value.Uint64() > 0; metrics.Read(calling) {
+			if time.Now().After(end) {
+				t.Fatalf("%d goroutines are in a system call", calling[0].Value.Uint64())
+			}
+			runtime.Gosched()
+		}
+		if _, err := other.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		<-served
+	}
+	go other.Close()
+	<-served
+	all.Wait()
 }
 
 // TestTurns: the loop serves until it is told that the goroutine goes on, which then reads as ever.

@@ -76,7 +76,7 @@ func release(s *wire.Shared) {
 	}
 }
 
-// reset empties the batch and releases the payloads: they have been written, or are lost.
+// reset empties the batch and releases the payloads: they have been written, or are dropped.
 func (b *batch) reset() {
 	for i := range b.inserts {
 		release(b.inserts[i].shared)

@@ -127,7 +127,7 @@ func TestCallCancel(t *testing.T) {
 		kind errs.Kind
 	}{
 		{"cancelled", func(cancel context.CancelFunc) { cancel() }, errs.Interrupted},
-		{"cut", func(context.CancelFunc) { a.cutAll() }, errs.Unavailable},
+		{"broken", func(context.CancelFunc) { a.breakAll() }, errs.Unavailable},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		result := make(chan error, 1)
@@ -152,7 +152,7 @@ func TestCallCancel(t *testing.T) {
 	}
 }
 
-// After the connection is lost, the next call makes another.
+// After the connection has broken, the next call makes another.
 func TestCallReconnects(t *testing.T) {
 	a, b := newNode(t, 1, nil), answering(t, 2, echo)
 	for i := range uint64(20) {
@@ -160,8 +160,8 @@ func TestCallReconnects(t *testing.T) {
 		if err != nil || reply.(*wire.PushAck).ID != i {
 			t.Fatalf("call %d: %v, %v", i, reply, err)
 		}
-		a.cutAll()
-		// Also before the reader of the connection has noticed: the call was not sent.
+		a.breakAll()
+		// Also before the reader of the connection has seen it: the call was not sent.
 		if _, err := a.Call(t.Context(), b.Addr(), &wire.PushAck{ID: i}); err != nil {
 			t.Fatalf("call %d, after the connection was closed: %v", i, err)
 		}

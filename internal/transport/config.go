@@ -29,7 +29,7 @@ type Config struct {
 	// OnFrameNow is OnFrame for a frame that is handled without waiting for anything and soon, as a loop serves
 	// many sessions. If it returns false it has done nothing, and OnFrame is called. It may be nil.
 	OnFrameNow func(from dsm.NodeID, f *wire.Frame) (handled bool, err error)
-	// OnReset says that messages to or from peer may have been lost: see the package comment.
+	// OnReset says that messages to or from peer may have been dropped: see the package comment.
 	OnReset func(peer dsm.NodeID)
 	// OnNow may handle a request of the control lane where it was read; no reply is no answer. It is called
 	// in the order of the requests, and must not wait. If it returns false OnCall is called. It may be nil.

@@ -16,12 +16,12 @@
 //
 // A break loses what was queued or under way. On both ends OnReset comes after the last frame of
 // the broken session and before the first of the next. Frames sent between the break and the call
-// of OnReset are lost with the session; frames sent later belong to the next one, even if another
+// of OnReset are dropped with the session; frames sent later belong to the next one, even if another
 // goroutine sends them while OnReset runs. So a protocol that resends on OnReset must accept its
-// messages in any order around that moment. If the receiver notices a break before the sender does,
-// it is told twice, because what it asked for in between may have been lost too. A process that follows
+// messages in any order around that moment. If the receiver hears of a break before the sender does,
+// it is told twice, because what it asked for in between may have been dropped too. A process that follows
 // another one (Config.Heir) is told before the first frame of each peer: answers to what it has asked
-// for may have been lost in a session with the process before.
+// for may have been dropped in a session with the process before.
 //
 // # Who writes
 //
@@ -34,6 +34,6 @@
 // # Concurrency
 //
 // Every callback runs on a goroutine of its own connection with no lock held, and may call anything
-// but Close. A slow OnFrame holds up the frames of that peer only: first TCP pushes back, then the
+// but Close. A slow OnFrame delays the frames of that peer only: first TCP pushes back, then the
 // sender's queue grows to its limit and the session breaks.
 package transport

@@ -13,7 +13,7 @@ import (
 type frameWriter struct {
 	conn    net.Conn
 	timeout time.Duration
-	turn    chan struct{} // holds one token: the goroutine that takes it may write
+	turn    chan struct{} // has one token: the goroutine that takes it may write
 	buf     []byte        // belongs to the goroutine that has the turn, as armed does
 	armed   time.Time     // when the deadline was last set
 }

@@ -99,8 +99,8 @@ func (t *Transport) SetTrust(v *dsm.View) {
 	t.expel(was)
 }
 
-// expel closes the connections of nodes that may not have any, those that a node had when it was given up since was, and, if the authority is another one
-// since then, or nobody knew who is a member, those of all that are none.
+// expel closes the connections of nodes that may not have any. These are the nodes that have left, as soon as their time is over, and the members of was that
+// have been evicted since. If the authority has changed since was, or was did not know the members, all nodes that are no members lose their connections.
 func (t *Transport) expel(was *guardView) {
 	v, now := t.guard.view.Load(), t.guard.now()
 	var gone []net.Conn

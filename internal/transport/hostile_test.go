@@ -159,7 +159,7 @@ func TestImpostors(t *testing.T) {
 	if _, err := a.Call(t.Context(), plain.Addr(), &wire.Probe{}); err == nil {
 		t.Error("a node that does not encrypt was asked")
 	}
-	// Who has stolen the certificate of a node of the cluster cannot sign with its key: a joiner notices.
+	// Who has stolen the certificate of a node of the cluster cannot sign with its key: a joiner refuses it.
 	n := r.stranger(9, nil)
 	if err := n.Enroll(t.Context(), foreign.Addr(), r.token()); !errs.Is(err, errs.Access) {
 		t.Errorf("enroll at another cluster: %v", err)

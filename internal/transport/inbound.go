@@ -28,7 +28,7 @@ type inbound struct {
 // receive reads a session. It waits until the previous session's reader has ended, calls OnReset
 // unless this is the first session, and reads frames until the connection breaks or the next
 // session replaces it. The first session of an heir is not the first: what the peer has answered may
-// have been lost with one of the process before.
+// have been dropped with one of the process before.
 func (t *Transport) receive(from dsm.NodeID, conn net.Conn) {
 	conn, looped := t.looped(conn)
 	done := make(chan struct{})

@@ -53,7 +53,7 @@ func (o *outbound) writeInlineLocked() {
 
 	o.mu.Lock()
 	o.mu.busy, o.mu.last = false, time.Now()
-	if o.mu.session == session { // otherwise it was lost with its session
+	if o.mu.session == session { // otherwise it was dropped with its session
 		o.mu.writing = bytes - n
 		o.mu.rest = appendFrom(o.mu.rest[:0], o.parts, n)
 		o.flow.bytes.Add(uint64(n))

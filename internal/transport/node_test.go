@@ -99,8 +99,8 @@ func (n *node) dialed(ctx context.Context, network, addr string) (net.Conn, erro
 	return c, err
 }
 
-// cutAll closes every connection the node dialed, from under the transport.
-func (n *node) cutAll() {
+// breakAll closes every connection the node dialed, from under the transport.
+func (n *node) breakAll() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, c := range n.conns {

@@ -16,7 +16,7 @@ type outbound struct {
 	t    *Transport
 	id   dsm.NodeID
 	flow flow
-	wake chan struct{} // holds one token when there is something new to look at
+	wake chan struct{} // has one token when there is something new to look at
 
 	parts [][]byte // of the inline write; belongs to the goroutine that set busy
 
@@ -71,13 +71,13 @@ func (t *Transport) SetPeers(peers map[dsm.NodeID]string) {
 // of that node need no Flush: they leave when all frames that have arrived are handled, or many of
 // them.
 //
-// A message that cannot be encoded is a bug of the caller: it is logged and lost.
+// A message that cannot be encoded is a bug of the caller: it is logged and dropped.
 func (t *Transport) Send(to dsm.NodeID, m any, payload [][]byte, more bool) {
 	t.send(to, m, payload, nil, more)
 }
 
 // SendShared is Send for a counted payload. The caller's reference passes to the transport, which
-// releases it when the bytes have been written or are lost.
+// releases it when the bytes have been written or are dropped.
 func (t *Transport) SendShared(to dsm.NodeID, m any, payload *wire.Shared, more bool) {
 	t.send(to, m, [][]byte{payload.Bytes}, payload, more)
 }
@@ -185,7 +185,7 @@ func (o *outbound) send(m any, payload [][]byte, shared *wire.Shared, more bool)
 	}
 	if err := o.mu.queue.add(m, payload, shared); err != nil {
 		invariants.Check(false, "send to %v: %v", o.id, err)
-		o.t.cfg.Log.Error("message lost", "peer", o.id, "err", err)
+		o.t.cfg.Log.Error("message dropped", "peer", o.id, "err", err)
 	}
 	if waiting := o.mu.queue.bytes + o.mu.writing; waiting > o.t.cfg.QueueBytes {
 		o.t.cfg.Log.Warn("session broken: the peer takes too little", "peer", o.id, "waiting", waiting)

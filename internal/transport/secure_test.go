@@ -240,12 +240,12 @@ func TestAllLanesAreEncrypted(t *testing.T) {
 // socket is kept as it was encrypted.
 func TestEncryptedBackPressure(t *testing.T) {
 	r := newRealm(t)
-	hold := make(chan struct{})
+	wait := make(chan struct{})
 	a := r.member(1, nil)
 	b := r.member(2, func(c *Config) {
 		take := c.OnFrame
 		c.OnFrame = func(from dsm.NodeID, f *wire.Frame) error {
-			<-hold
+			<-wait
 			return take(from, f)
 		}
 	})
@@ -253,7 +253,7 @@ func TestEncryptedBackPressure(t *testing.T) {
 	for i := range 150 {
 		a.send(b, uint64(i), block[:i*1000])
 	}
-	close(hold)
+	close(wait)
 	for i := range 150 {
 		if f := b.frame(); f.id != uint64(i) || !bytes.Equal(f.payload, block[:i*1000]) {
 			t.Fatalf("frame %d of %d bytes instead of frame %d", f.id, len(f.payload), i)

@@ -27,8 +27,8 @@ func TestOrder(t *testing.T) {
 	size := sizes()
 	for i := range uint64(count) {
 		p := bytes.Repeat([]byte{byte(i)}, size())
-		cut := len(p) / 3
-		a.send(b, i, p[:cut], nil, p[cut:])
+		third := len(p) / 3
+		a.send(b, i, p[:third], nil, p[third:])
 	}
 	size = sizes()
 	for i := range uint64(count) {
@@ -124,7 +124,7 @@ func TestStranger(t *testing.T) {
 }
 
 // A broken connection resets both ends, and the next session works. Numbers
-// only grow: frames are lost, but none comes twice or late.
+// only grow: frames are dropped, but none comes twice or late.
 func TestBrokenConnection(t *testing.T) {
 	a, b := newNode(t, 1, nil), newNode(t, 2, nil)
 	know(a, b)
@@ -154,7 +154,7 @@ func TestBrokenConnection(t *testing.T) {
 		for !a.Stats().Peers[2].Connected {
 			runtime.Gosched()
 		}
-		a.cutAll()
+		a.breakAll()
 		if got := a.reset(); got != 2 {
 			t.Fatalf("a got a reset of %v", got)
 		}
@@ -166,14 +166,14 @@ func TestBrokenConnection(t *testing.T) {
 	close(stop)
 	final := <-sent
 	a.send(b, final)
-	for last < final { // nothing is cut any more, so the last session is whole
+	for last < final { // nothing is broken any more, so the last session is whole
 		check(b.frame())
 	}
 }
 
 // What was sent just before a connection broke, with nothing after it, is
 // missed: the sender is told though it never writes again.
-func TestIdleSenderNoticesBreak(t *testing.T) {
+func TestIdleSenderHearsOfBreak(t *testing.T) {
 	a, b := newNode(t, 1, nil), newNode(t, 2, nil)
 	know(a, b)
 	a.send(b, 1)

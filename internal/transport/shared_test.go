@@ -20,7 +20,7 @@ func TestSharedIsWrittenBeforeItIsUsedAgain(t *testing.T) {
 			s.Bytes[j] = byte(i)
 		}
 		a.SendShared(2, &wire.PushAck{ID: uint64(i)}, s, i%20%3 == 0)
-		if i%20 == 19 { // not more than the queue may hold
+		if i%20 == 19 { // not more than there may be in the queue
 			for k := i - 19; k <= i; k++ {
 				f := b.frame()
 				if f.id != uint64(k) || !bytes.Equal(f.payload, bytes.Repeat([]byte{byte(k)}, len(f.payload))) {
@@ -51,10 +51,10 @@ func TestSharedIsReleased(t *testing.T) {
 			a, b := newNode(t, 1, func(c *Config) { c.QueueBytes = 3 << 19 }), newNode(t, 2, nil)
 			s := wire.Share(c.size)
 			c.send(a, b, 2, s.Retain())
-			a.Close() // all is written or lost
+			a.Close() // all is written or dropped
 			s.Release()
 			if s.Bytes != nil {
-				t.Error("somebody still holds the payload")
+				t.Error("somebody still has the payload")
 			}
 		})
 	}

@@ -18,7 +18,7 @@ func tune(c net.Conn, timeout time.Duration) {
 	if !ok {
 		return // an in-process connection of a test
 	}
-	// An error means that the connection is already gone, which its user will notice.
+	// An error means that the connection is already gone, which its user will see.
 	_ = tcp.SetNoDelay(true)
 	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: timeout, Interval: timeout / 5, Count: 5})
 	if raw, err := tcp.SyscallConn(); err == nil {

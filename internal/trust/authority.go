@@ -138,10 +138,10 @@ func Read(cert *x509.Certificate) (Identity, error) {
 		return Identity{}, errs.E(errs.Access, "certificate", "it is not of a dsmfs node")
 	}
 	name, ok := strings.CutSuffix(cert.DNSNames[0], suffix)
-	node, cluster, cut := strings.Cut(name, ".")
+	node, cluster, parted := strings.Cut(name, ".")
 	id, err := dsm.ParseNodeID(node)
 	c, cerr := dsm.ParseNodeID(cluster)
-	if !ok || !cut || err != nil || cerr != nil || id == 0 {
+	if !ok || !parted || err != nil || cerr != nil || id == 0 {
 		return Identity{}, errs.E(errs.Access, "certificate", "%q names no dsmfs node", cert.DNSNames[0])
 	}
 	return Identity{Cluster: dsm.ClusterID(c), Node: id, Key: dsm.NodeKey(pub)}, nil

@@ -144,7 +144,7 @@ func TestRemovedByTheProgram(t *testing.T) {
 }
 
 // TestMissingWithoutTracking: missing pages are served while stores are not found, and when
-// tracking is lost.
+// tracking has failed.
 func TestMissingWithoutTracking(t *testing.T) {
 	demandModes(t, 64, func(t *testing.T, c *client, m *missing) {
 		serve := func(page uint64) {

@@ -1,7 +1,7 @@
 // Package uffd finds the pages that another process stores to, in its mapping of a memfd that both
 // share. The process makes a userfaultfd, does nothing with it and sends it over a Unix socket.
 // Track takes it, and Scan returns what was stored to since the Scan before. The process needs no
-// further help and does not notice.
+// further help and does not see it.
 //
 // With Config.Missing it also serves pages that are not there: a thread that touches a hole of the
 // memfd waits until the page has been filled (Filler) and the thread woken.

@@ -204,7 +204,7 @@ func TestUnregistered(t *testing.T) {
 	})
 }
 
-// expectFailedEnd: the end of a process whose tracking was lost is its end all the same.
+// expectFailedEnd: the end of a process whose tracking has failed is its end all the same.
 func expectFailedEnd(t *testing.T, r *Range) {
 	t.Helper()
 	<-r.Gone()

@@ -257,7 +257,7 @@ func expect(t testing.TB, r *Range, written, suspect string) {
 		t.Errorf("suspect %q, want %q", got, suspect)
 	}
 	if err := r.Failure(); err != nil {
-		t.Errorf("tracking is lost: %v", err)
+		t.Errorf("tracking has failed: %v", err)
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestPieces cuts at random and compares with a table of addresses.
+// TestPieces splits at random and compares with a table of addresses.
 func TestPieces(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 3))

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestProbe prints what works here, and holds it against what is known of Linux
+// TestProbe prints what works here, and compares it with what is known of Linux
 // with everything in it: this machine may have less, but not contradict itself.
 func TestProbe(t *testing.T) {
 	f := Probe()

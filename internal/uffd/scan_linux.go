@@ -8,10 +8,9 @@ import (
 
 // Scan appends to s what was stored to since the last Scan, and arms it again.
 //
-// A store made while Scan runs is in this Scan or in the next. Nothing is reported twice as
-// Suspect, except that a range that is disarmed or has failed is Suspect as a whole each time, as
-// it is in the first Scan after Track and after Arm. No thread of the process is stopped, and one
-// that is stopped does not stop Scan. The only error is that the range is closed.
+// A store made while Scan runs is in this Scan or in the next. Nothing is reported twice as Suspect, with two exceptions: a range that is disarmed or has
+// failed is Suspect as a whole in each Scan, and every range is in the first Scan after Track or Arm. No thread of the process is stopped, and one that is
+// stopped does not stop Scan. The only error is that the range is closed.
 //
 // # Deadlocks
 //

@@ -27,11 +27,9 @@ type Config struct {
 	Dev, Ino uint64
 	// Mode is Async or Sync. With Missing it is Async or Compare, which tracks nothing.
 	//
-	// Sync with Missing would lose stores. A page that is touched at the moment in which it is
-	// punched out of the memfd can lose its protection, and a store to it then makes no fault and
-	// is not noted. (In Async what is not protected counts as stored to.) The goroutine that
-	// punches would have to protect it again, which takes the lock of the memory map of the
-	// process, so it could have to wait for the program.
+	// Sync with Missing would lose stores. If a program touches a page at the moment when the page is punched out of the memfd, the page can lose its protection.
+	// A later store to it makes no fault, so nobody learns of it. (In Async a page without protection counts as stored to.) The goroutine that punches would have
+	// to protect the page again. That takes the lock of the memory map of the process, so it might wait for the program.
 	Mode Mode
 
 	// Missing, if set, is called when a thread of the process waits for a page that is a hole of

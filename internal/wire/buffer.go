@@ -49,9 +49,9 @@ func Free(b []byte) {
 // when the other node has received the bytes, this one may still be reading them. If a reference is
 // dropped, for instance with an area that was removed, the buffer is left to the garbage collector.
 type Shared struct {
-	Bytes   []byte
-	holders atomic.Int32
-	back    func() // of memory that is lent; nil: it is a buffer of Alloc
+	Bytes []byte
+	refs  atomic.Int32
+	back  func() // of memory that is lent; nil: it is a buffer of Alloc
 }
 
 // Share returns a buffer of n bytes with arbitrary content and one reference.
@@ -65,13 +65,13 @@ func Share(n int) *Shared {
 // is released, in whatever goroutine does that, perhaps with a lock held: it must not wait.
 func Lend(b []byte, back func()) *Shared {
 	s := &Shared{Bytes: b[:len(b):len(b)], back: back}
-	s.holders.Store(1)
+	s.refs.Store(1)
 	return s
 }
 
 func (s *Shared) alloc(n int) {
 	s.Bytes = Alloc(n)
-	s.holders.Store(1)
+	s.refs.Store(1)
 }
 
 // Trim moves the bytes to a smaller buffer if they are few: others can use the large one at once,
@@ -88,14 +88,14 @@ func (s *Shared) Trim() {
 
 // Retain adds a reference. The caller must have one already.
 func (s *Shared) Retain() *Shared {
-	s.holders.Add(1)
+	s.refs.Add(1)
 	return s
 }
 
 // Release ends a reference that Share or Retain made. The caller must not touch the bytes afterwards.
 func (s *Shared) Release() {
-	n := s.holders.Add(-1)
-	invariants.Check(n >= 0, "a shared buffer is released more often than held")
+	n := s.refs.Add(-1)
+	invariants.Check(n >= 0, "a shared buffer is released more often than it is referred to")
 	switch {
 	case n > 0:
 	case s.back != nil:

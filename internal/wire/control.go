@@ -27,6 +27,12 @@ import (
 //	   |<------------------------------ PutOut |  two members do not reach each other, and this is one of them
 //	   | IsOut ------------------------------->|  marks it as gone
 //
+//	node                                      any other member
+//	   | ListConflicts ----------------------->|  a program reads the conflicts of a file
+//	   |<-------------------- ConflictsListed  |  some of those that it keeps
+//	   | ClearConflicts ---------------------->|
+//	   |<------------------- ConflictsCleared  |
+//
 //	new node            any node              leader
 //	   | Join ------------>| Join ------------>|
 //	   |                   |   Probe to the new node: can the cluster reach it?
@@ -39,9 +45,9 @@ import (
 //
 // All but Enroll and the first Join are sent to one node, not to whoever is at its address.
 
-// JoinProtocol is the version of the commands and snapshots of the catalog. All members of a
+// JoinProtocol is the version of the commands and snapshots of the catalog, and of the requests that members make of each other. All members of a
 // cluster must have the same one. hold.Format changes with it.
-const JoinProtocol = 13
+const JoinProtocol = 14
 
 // Join asks to make Member a member of the cluster.
 type Join struct {
@@ -73,7 +79,7 @@ type Enrolled struct {
 }
 
 // Propose asks the leader to append a command. Only a failure is answered. The command may still
-// get lost with the leader; the proposer sends it again until it has applied it.
+// end with the leader; the proposer sends it again until it has applied it.
 type Propose struct{ Command []byte }
 
 // ReadIndex asks up to where a replica must have applied the log to serve a read that begins now.
@@ -87,8 +93,8 @@ type ReadIndex struct {
 	Term  uint64
 	Epoch dsm.Epoch
 	Sign  bool // it is only a sign of life
-	// Unreached are the members that the sender of a sign of life has not reached for some time on the data lane, and Apart those of them
-	// that it has not reached for so long that one of the two has to go.
+	// In a sign of life, Unreached are the members that the sender has not reached on the data lane for some time. Apart are those of them that it has not reached
+	// for longer still: so long that either the sender or they must leave the cluster.
 	Unreached, Apart []dsm.NodeID
 }
 
@@ -128,6 +134,7 @@ type Probed struct {
 	Term    uint64
 	Applied uint64
 	Away    bool // it has followed one that was killed, and is not back yet: see catalog/back.go
+	Leaving bool // it was told to leave
 }
 
 // Reach asks whether the receiver reaches Node at Addr Within a time.
@@ -152,8 +159,7 @@ type Succeed struct {
 // Succeeds answers Succeed: whether the sender agrees, and helps no other for a while.
 type Succeeds struct{ OK bool }
 
-// PutOut tells the receiver, if it is of that incarnation, that it is to be marked as gone, and the names of the members from which it is
-// apart.
+// PutOut tells the receiver that it is about to be marked as gone, and by name from which members it is apart. It is meant for that incarnation only.
 type PutOut struct {
 	Inc       uint64
 	ApartFrom []string
@@ -167,6 +173,39 @@ type Leave struct{ Node dsm.NodeID }
 
 // Left says that the node is not a member any more, nor has a vote.
 type Left struct{}
+
+// ListConflicts asks a node for the conflicts of an area that it keeps, from number From on. The sender has the first Skip bytes of that one.
+type ListConflicts struct {
+	Area dsm.AreaID
+	From uint64
+	Skip int64
+}
+
+// ConflictsListed answers ListConflicts with the first of them, in order. More says that there are others behind them.
+type ConflictsListed struct {
+	List []KeptConflict
+	Lost int64 // bytes that the node had no room for
+	More bool
+}
+
+// KeptConflict is a conflict that a node keeps, or a part of one: Rest bytes of Kept follow.
+type KeptConflict struct {
+	Number uint64
+	Time   time.Time
+	Off    int64 // of the first byte that was kept
+	Kept   []byte
+	Rest   int64
+	Taken  []byte
+}
+
+// ClearConflicts has a node drop the conflicts of an area that it keeps, up to a number; 0: all.
+type ClearConflicts struct {
+	Area dsm.AreaID
+	UpTo uint64
+}
+
+// ConflictsCleared answers ClearConflicts.
+type ConflictsCleared struct{}
 
 // controlMessages are the requests and replies of the control lane with their permanent numbers,
 // from 100 to 199.
@@ -192,4 +231,8 @@ var controlMessages = map[uint16]any{
 	119: IsOut{},
 	120: Succeed{},
 	121: Succeeds{},
+	122: ListConflicts{},
+	123: ConflictsListed{},
+	124: ClearConflicts{},
+	125: ConflictsCleared{},
 }

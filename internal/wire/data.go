@@ -128,9 +128,9 @@ type Push struct {
 	Contains dsm.Seq // the bytes contain the receiver's own publishes up to here
 	Parts    dsm.Seq // likewise, its parts of rounds
 	Complete bool    // with it the receiver knows all changes to the extent up to Version
-	Ahead    bool    // it has not waited for the receiver's ack of Version as a backup, which takes it only when it has that
-	// Upto, unless it is 0, says that the receiver now has every publish that the sender has merged up to this version, and that
-	// whatever the sender merges from then on has a later one.
+	Ahead    bool    // the push was sent before the receiver, as a backup, has acked Version; it takes the push only if it has Version
+	// Upto, unless it is 0, is a version: the receiver now has every publish that the sender has merged up to it. Whatever the sender merges later gets a later
+	// version.
 	Upto   dsm.Version
 	Pages  dsm.PageSet
 	Answer dsm.PageSet // the pages among Pages that were fetched
@@ -212,7 +212,7 @@ type HandoverExtent struct {
 	Whole  dsm.Version
 	Writer dsm.NodeID
 	Size   int64
-	Cut    bool
+	Shrunk bool
 }
 
 // WriterSeq says that the publishes of Node up to Seq are merged, and its parts of rounds up to Part.

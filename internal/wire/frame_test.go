@@ -50,7 +50,7 @@ func TestEveryMessageRoundTrips(t *testing.T) {
 	}
 }
 
-// A stream of frames comes out in order however the bytes are cut up.
+// A stream of frames comes out in order however the bytes are split.
 func TestStream(t *testing.T) {
 	r := newRand(t)
 	var stream []byte
@@ -107,15 +107,15 @@ func TestNow(t *testing.T) {
 	for i, n := range sizes {
 		stream = append(stream, encode(t, &PushAck{ID: uint64(i)}, 0, false, make([]byte, n))...)
 	}
-	for _, cut := range []int{0, 1} { // the last frame is whole, or not
-		from := bytes.NewReader(stream[:len(stream)-cut])
+	for _, short := range []int{0, 1} { // the last frame is whole, or not
+		from := bytes.NewReader(stream[:len(stream)-short])
 		s := stops{from, r}
 		rd := NewReader(s)
 		for i := 0; ; {
 			f, whole, err := rd.Now()
 			switch {
 			case err != nil:
-				if want := []error{io.EOF, io.ErrUnexpectedEOF}[cut]; err != want || i != len(sizes)-cut {
+				if want := []error{io.EOF, io.ErrUnexpectedEOF}[short]; err != want || i != len(sizes)-short {
 					t.Fatalf("after %d frames: %v, want %v", i, err, want)
 				}
 			case !whole:
@@ -155,7 +155,7 @@ func (p *pieces) Read(b []byte) (int, error) {
 	return p.r.Read(b[:min(len(b), 1+p.n.IntN(100000))])
 }
 
-// A frame that ends early is an unexpected end wherever it is cut.
+// A frame that ends early is an unexpected end wherever it ends.
 func TestTruncatedFrame(t *testing.T) {
 	whole := encode(t, &Push{Version: 7, Pages: dsm.AllPages}, 9, false, []byte("payload"))
 	for n := range len(whole) {
@@ -220,7 +220,7 @@ func TestAllocSizes(t *testing.T) {
 }
 
 // What the catalog stores survives Marshal and Unmarshal.
-// TestShared counts the holders of a buffer: the last one makes it free, not before.
+// TestShared counts the references to a buffer: the last one makes it free, not before.
 func TestShared(t *testing.T) {
 	s := Share(100)
 	if len(s.Bytes) != 100 {
@@ -231,7 +231,7 @@ func TestShared(t *testing.T) {
 	held := s.Retain()
 	s.Release()
 	if held != s || s.Bytes == nil || s.Bytes[7] != 42 {
-		t.Error("the buffer is free while it is held")
+		t.Error("the buffer is free while there is a reference to it")
 	}
 	held.Release()
 	if s.Bytes != nil {

@@ -6,7 +6,7 @@ import (
 )
 
 // Groups of programs. Their messages go by the data lane, for its order. Each is a state and not an
-// event, so a lost one is made good by the next:
+// event, so one that is dropped is made good by the next:
 //
 //	node                                      coordinator
 //	   | GroupReport (no reign) ------------->|  the first word of a group
@@ -95,7 +95,7 @@ type GroupCall struct {
 	Reign dsm.Epoch // the epoch of the sender's view when it became the coordinator
 }
 
-// GroupState tells a node the state of a group. It leaves out only what the node has reported that it has, as states may be lost.
+// GroupState tells a node the state of a group. It leaves out only what the node has reported that it has, as states may be dropped.
 type GroupState struct {
 	Group      dsm.AreaID
 	Reign      dsm.Epoch
@@ -107,7 +107,7 @@ type GroupState struct {
 	List       uint64         // counts the changes of the members
 	Members    []GroupMember  // nil if they are left out
 	Slowest    uint64         // no clock is behind this
-	Counters   []GroupCounter // those that the receiver has added to, and with Counted those that changed since what it has reported
+	Counters   []GroupCounter // the counters that the receiver has added to; if Counted is not 0, also all that have changed since its last report
 	Counted    uint64         // the receiver has all counters as they were after so many additions of this reign, and reports that; 0: it need not
 	Came       []GroupMember  // who waits for the group to be complete
 	Refused    []GroupRefusal

@@ -25,7 +25,7 @@ func (r *replica) receive(k Kernel, home []byte) {
 }
 
 // TestConvergence lets nodes store, publish and receive in any order: in the end
-// all hold the sum of what was added, every byte that was stored, or the smallest or largest value of each element.
+// all have the sum of what was added, every byte that was stored, or the smallest or largest value of each element.
 func TestConvergence(t *testing.T) {
 	rng := pagetest.Rand(t)
 	for _, kc := range kernelCases(t) {

@@ -375,6 +375,18 @@ func (k Kernel) Either(p dsm.PageIndex, base, other, stored []byte) {
 	}
 }
 
+// Changed copies the elements of page p that stored does not have as base has them.
+func (k Kernel) Changed(p dsm.PageIndex, base, stored, into []byte) {
+	var buf few
+	for _, s := range k.sections(p, buf[:0]) {
+		for at := s.from; at < s.to; at += s.unit {
+			if string(stored[at:at+s.unit]) != string(base[at:at+s.unit]) {
+				copy(into[at:at+s.unit], stored[at:])
+			}
+		}
+	}
+}
+
 // merge is Kernel.Merge for one section. Blocks in which only one side changed anything, nearly
 // all, cost a comparison and a copy.
 func (s section) merge(base, working, incoming []byte) {

@@ -70,7 +70,7 @@ func view[T any](b []byte) []T {
 }
 
 // diff sets m, which is empty, to the units of section s in which base and working differ, and
-// reports whether there are any. Each word of working that may hold a difference is read once,
+// reports whether there are any. Each word of working that may differ is read once,
 // compared, and stored in snap, which is a page too; other words of snap are undefined.
 func (m *mask) diff(s section, base, working, snap []byte) bool {
 	found := false

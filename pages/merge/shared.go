@@ -21,7 +21,7 @@ import (
 //
 // A swap that fails is tried again with what is there now. It fails only because a store of a
 // program has taken effect in between, so the program makes progress, as with any lock-free
-// algorithm. To hold up the daemon a program would have to store to one word without a pause,
+// algorithm. To delay the daemon a program would have to store to one word without a pause,
 // faster than a load and a swap follow each other, which does not go on for long by chance.
 //
 // The elements are little-endian, so element 0 is in the lowest bits of a word. A race detector

@@ -31,7 +31,7 @@ import (
 //
 // Used makes a page kept, and takes it out of the queue. Only a page that is not kept is inserted.
 // So there is one insertion of a page at a time, and its outcome is known: ristretto keeps the
-// page, or calls back, and the page is queued. No page can get lost between the places.
+// page, or calls back, and the page is queued. No page can be forgotten between the places.
 //
 // ristretto gets seven eighths of the limit, so when the node is at its limit the queue has an eighth
 // of the pages. A page that readahead brought, or that ristretto refused, stays until as many others

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +54,9 @@ class Member:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Elements to which both sides stored while a node was cut off, as ``/.dsm/areas/<path>/conflicts`` of this node shows them.
+    """Elements to which both sides stored while a node was cut off, as ``/.dsm/areas/<path>/conflicts`` shows them.
 
-    `number` counts those of the area, `found` is when they were found, in seconds since 1970, `offset` where they are in the
+    `node` has found and keeps them, `number` counts those of the area there, `found` is when they were found, in seconds since 1970, `offset` where they are in the
     file, `kept` the bytes that were given up, and `taken` those that stayed; None if these are many.
     """
 
@@ -64,14 +65,16 @@ class Conflict:
     offset: int
     kept: bytes
     taken: bytes | None
+    node: str = ""
 
     @classmethod
     def parse(cls, line: str) -> Conflict:
-        """Read a line ``NUMBER time=... offset=... length=... kept=HEX taken=HEX``."""
-        number, *pairs = line.split()
+        """Read a line ``NODE/NUMBER time=... offset=... length=... kept=HEX taken=HEX``."""
+        key, *pairs = line.split()
+        node, _, number = key.rpartition("/")
         has = dict(p.split("=", 1) for p in pairs)
         taken = bytes.fromhex(has["taken"]) if "taken" in has else None
-        return cls(int(number), float(has["time"]), int(has["offset"]), bytes.fromhex(has["kept"]), taken)
+        return cls(int(number), float(has["time"]), int(has["offset"]), bytes.fromhex(has["kept"]), taken, node)
 
 
 @dataclass(frozen=True)
@@ -90,13 +93,23 @@ class AreaInfo:
 
     @property
     def conflicts(self) -> list[Conflict]:
-        """What was given up on this node when it, or a home, had been cut off and came back, the oldest first."""
-        lines = self._conflicts.read_text(encoding="ascii").splitlines()
-        return [Conflict.parse(line) for line in lines if not line.startswith("lost ")]
+        """What was given up when nodes, or homes, had been cut off and came back; those of each node together, the oldest first.
 
-    def clear_conflicts(self, through: int | None = None) -> None:
-        """Forget conflicts, up to a number; None: all."""
-        self._conflicts.write_text("clear\n" if through is None else f"clear {through}\n", encoding="ascii")
+        All nodes are asked. There is a RuntimeWarning of a node that does not answer, or keeps more than is listed, or had no room for all.
+        """
+        lines = self._conflicts.read_text(encoding="utf-8").splitlines()
+        other = [line for line in lines if "/" not in line.split()[0]]
+        if other:
+            text = f"conflicts of {self.name} that are not listed: {', '.join(other)}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return [Conflict.parse(line) for line in lines if line not in other]
+
+    def clear_conflicts(self, through: Conflict | int | None = None) -> None:
+        """Forget conflicts of a node up to this one, those of this node up to a number, or with None all of all nodes."""
+        order = "clear" if through is None else f"clear {through}"
+        if isinstance(through, Conflict):
+            order = f"clear {through.node}/{through.number}"
+        self._conflicts.write_text(f"{order}\n", encoding="utf-8")
 
     @property
     def _conflicts(self) -> Path:

@@ -178,7 +178,7 @@ class MemoryPlane:
         return mapping
 
     def _mapped(self) -> Mapping:
-        # Only read-only memory can have been cut since the daemon told its size.
+        # Only read-only memory can have become shorter since the daemon told its size.
         self.size = min(self.size, os.fstat(self._memory).st_size)
         if self.size == 0:
             raise ValueError("cannot map an empty area")  # mmap would map all of the memory, which may be longer

@@ -41,15 +41,17 @@ def test_members_areas_and_figures(nodes: dsmfs.Cluster) -> None:
 
 
 def test_conflicts_of_an_area(tmp_path: Path) -> None:
-    line = "7 time=1764000000.250000 offset=4096 length=4 kept=6d696e65"
+    line = "n3/7 time=1764000000.250000 offset=4096 length=4 kept=6d696e65"
     file = tmp_path / ".dsm" / "areas" / "d" / "w" / "conflicts"
     file.parent.mkdir(parents=True)
-    file.write_text(f"{line} taken=74686579\n{line}\nlost bytes=12\n")
+    file.write_text(f"{line} taken=74686579\n{line}\nlost node=n3 bytes=12\nmore node=n3\nsilent node=n4\n")
     info = dsmfs.AreaInfo("d/w", str(tmp_path / "d/w"), 0, 0, _rules.Settings())
-    first, second = info.conflicts
-    assert first == dsmfs.Conflict(7, 1764000000.25, 4096, b"mine", b"they") and second.taken is None
-    info.clear_conflicts(7)
-    assert file.read_text() == "clear 7\n"
+    with pytest.warns(RuntimeWarning, match="lost node=n3 bytes=12, more node=n3, silent node=n4"):
+        first, second = info.conflicts
+    assert first == dsmfs.Conflict(7, 1764000000.25, 4096, b"mine", b"they", "n3") and second.taken is None
+    for through, order in (7, "clear 7\n"), (first, "clear n3/7\n"), (None, "clear\n"):
+        info.clear_conflicts(through)
+        assert file.read_text() == order
 
 
 def test_mount_starts_a_node_and_ends_it(binary: str, tmp_path: Path) -> None:

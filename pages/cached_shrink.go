@@ -6,13 +6,12 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// cutLimit bounds the memory for copies of pages that are cut. They are the baselines of stores that
+// shrinkLimit bounds the memory for copies of pages that are truncated. They are the baselines of stores that
 // the kernel may still write back.
-const cutLimit = 64 << 20
+const shrinkLimit = 64 << 20
 
-// BeforeCut must be called before a Resize to a smaller size. It keeps what the page cache was given
-// of the pages that are cut.
-func (c *Cached) BeforeCut(size int64) {
+// BeforeShrink must be called before a Resize to a smaller size. It keeps what the page cache was given of the pages that are truncated.
+func (c *Cached) BeforeShrink(size int64) {
 	if !c.writers && !c.shared {
 		return // nobody can have stored to them
 	}
@@ -20,8 +19,8 @@ func (c *Cached) BeforeCut(size int64) {
 	for e := dsm.ExtentOf(size); c.resumed > 0 && int(e) < dsm.Extents(c.resumed); e++ {
 		c.extent(e)
 	}
-	room := (cutLimit - c.CopyBytes()) / dsm.PageSize
-	c.cutPages(size, func(x *cachedExtent, i, _ int) {
+	room := (shrinkLimit - c.CopyBytes()) / dsm.PageSize
+	c.pagesPast(size, func(x *cachedExtent, i, _ int) {
 		_, kept := c.given[x.page(i)]
 		if kept || x.blind.Has(i) || x.storing.Has(i) || x.doubtful.Has(i) || room <= 0 || c.within(x.page(i)) > 0 && !c.area.isHere(x.page(i)) {
 			return
@@ -34,11 +33,10 @@ func (c *Cached) BeforeCut(size int64) {
 }
 
 // Truncate must be called after every Resize. If an area on demand grew, the pages that were given
-// past the old end begin to leave. If the area shrank, all given pages from the new end on become
-// cut: they get an invalidation.
+// past the old end begin to leave. If the area shrank, all given pages from the new end on become doubtful: they get an invalidation.
 //
 // The answer to a SETATTR that shrinks the file must not wait for Idle. Until the answer the kernel
-// may hold back WRITEs of the file, and an invalidation waits for those.
+// may withhold WRITEs of the file, and an invalidation waits for those.
 func (c *Cached) Truncate(size int64) {
 	was := c.size
 	c.size = size
@@ -54,19 +52,43 @@ func (c *Cached) Truncate(size int64) {
 		off := int64(f.x.page(f.from)) * dsm.PageSize
 		f.valid = int(min(int64(f.valid), max(size-off, 0)))
 	}
-	c.cutAt(size)
-	c.cutPages(size, func(x *cachedExtent, i, from int) {
+	c.shrunkAt(size)
+	c.pagesPast(size, func(x *cachedExtent, i, from int) {
 		if from == 0 {
 			c.remove(&x.blind, i, &c.unready)
 			x.expected.Remove(i)
 		}
 		c.remove(&x.bare, i, &c.unready)
+		if since := c.since[x.page(i)]; since != nil {
+			clear(since[from:])
+		}
 		c.doubt(x, i)
 	})
 	c.certainAgain()
 }
 
-// Refuses reports whether Wrote refuses stores to mappings of page p, because their baseline is lost.
+// sinceShrink returns the baseline of a write(2) to page p, which is doubtful and has g. What is past the smallest size is void there, and zero, but for
+// what WRITEs have brought since: that is taken, and counted, already.
+func (c *Cached) sinceShrink(p dsm.PageIndex) []byte {
+	since := c.since[p]
+	if since == nil {
+		since = slices.Clone(c.given[p].mem)
+		clear(since[min(max(c.shrunkTo-int64(p)*dsm.PageSize, 0), dsm.PageSize):])
+		if c.since == nil {
+			c.since = make(map[dsm.PageIndex][]byte)
+		}
+		c.since[p] = since
+	}
+	return since
+}
+
+// trust ends state doubtful of page i.
+func (c *Cached) trust(x *cachedExtent, i int) {
+	c.remove(&x.doubtful, i, &c.unready)
+	delete(c.since, x.page(i))
+}
+
+// Refuses reports whether Wrote refuses stores to mappings of page p, because their baseline is gone.
 func (c *Cached) Refuses(p dsm.PageIndex) bool {
 	e, i := p.Extent()
 	_, kept := c.given[p]
@@ -76,9 +98,9 @@ func (c *Cached) Refuses(p dsm.PageIndex) bool {
 
 // NotTaken records that data at off, of a WRITE, is not taken into the working copy. It lies past the
 // end, because the kernel had not heard that the area shrank, or the WRITE is refused because there is
-// no memory for it. The page cache holds these bytes, and must not go on showing them.
+// no memory for it. The page cache has these bytes, and must not go on showing them.
 func (c *Cached) NotTaken(off int64, data []byte) {
-	c.cutAt(c.size)
+	c.shrunkAt(c.size)
 	from, to := pagesOf(off, int64(len(data)))
 	for p := from; p < to; p++ {
 		lo := int(max(off-int64(p)*dsm.PageSize, 0))
@@ -123,32 +145,32 @@ func (c *Cached) shows(x *cachedExtent, i, lo int, data []byte) bool {
 	return lo >= c.within(x.page(i)) && allZero(data)
 }
 
-// KernelCuts must be called before a SETATTR of a smaller size, by a program of this node, is
-// answered. The kernel then drops what it holds past size before it writes anything back.
-func (c *Cached) KernelCuts(size int64) {
+// KernelShrinks must be called before a SETATTR of a smaller size, by a program of this node, is
+// answered. The kernel then drops what it has past size before it writes anything back.
+func (c *Cached) KernelShrinks(size int64) {
 	c.punchOver() // the kernel has locked the file
-	c.cutPages(size, func(x *cachedExtent, i, from int) {
+	c.pagesPast(size, func(x *cachedExtent, i, from int) {
 		if g, ok := c.given[x.page(i)]; ok {
 			clear(g.mem[from:])
 		}
 	})
 }
 
-// cutAt records that pages are cut at size.
-func (c *Cached) cutAt(size int64) {
+// shrunkAt records that pages are truncated at size.
+func (c *Cached) shrunkAt(size int64) {
 	for _, x := range c.extents {
 		if !x.doubtful.Empty() {
-			c.cut = min(c.cut, size)
+			c.shrunkTo = min(c.shrunkTo, size)
 			return
 		}
 	}
-	c.cut = size
+	c.shrunkTo = size
 }
 
-// cutPages calls f for each given page that reaches past size, with the offset in the page at which
+// pagesPast calls f for each given page that reaches past size, with the offset in the page at which
 // the part past size begins.
-func (c *Cached) cutPages(size int64, f func(x *cachedExtent, i, from int)) {
-	first := dsm.PageIndex(size / dsm.PageSize) // the last page, if it is cut
+func (c *Cached) pagesPast(size int64, f func(x *cachedExtent, i, from int)) {
+	first := dsm.PageIndex(size / dsm.PageSize) // the last page, if the end is in it
 	var list []dsm.ExtentIndex
 	for e := range c.extents {
 		if (dsm.PageIndex(e)+1)*dsm.ExtentPages > first {

@@ -9,8 +9,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// TestCuts: whatever moment a node has seen last, it learns the smallest size since, also from a snapshot.
-func TestCuts(t *testing.T) {
+// TestShrinks: whatever moment a node has seen last, it learns the smallest size since, also from a snapshot.
+func TestShrinks(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		m := newMachine(t)
@@ -29,7 +29,7 @@ func TestCuts(t *testing.T) {
 			t.Fatal(err)
 		}
 		in := s.inodes[f.Ino]
-		if err := in.checkCuts(); err != nil {
+		if err := in.checkShrinks(); err != nil {
 			t.Fatal(err)
 		}
 		for i, was := range sizes {
@@ -38,7 +38,7 @@ func TestCuts(t *testing.T) {
 				least = min(least, size)
 			}
 			got, shrunk := min(was, in.Size), false
-			if c, ok := in.cutSince(f.Rev + dsm.Generation(i)); ok {
+			if c, ok := in.shrinkSince(f.Rev + dsm.Generation(i)); ok {
 				got, shrunk = min(was, c.Size), sizes[c.Rev-f.Rev] == c.Size && sizes[c.Rev-f.Rev-1] > c.Size
 				if !shrunk {
 					t.Errorf("seed %d: no shrink to %d at %d", seed, c.Size, c.Rev)
@@ -51,32 +51,32 @@ func TestCuts(t *testing.T) {
 	}
 }
 
-// TestManyCuts: what the catalog keeps of the shrinks of a file is bounded. A truncation to nothing is not forgotten for those that
+// TestManyShrinks: what the catalog keeps of the shrinks of a file is bounded. A truncation to nothing is not forgotten for those that
 // appending programs bring about.
-func TestManyCuts(t *testing.T) {
+func TestManyShrinks(t *testing.T) {
 	m := newMachine(t)
 	f := m.file("f")
 	size := func(n int64) { m.must(nodeA, setAttrOp{f.Ino, dsm.SetAttr{Size: &n}}) }
 	size(1 << 20)
 	size(0)
-	for n := int64(1); n <= 4*maxCuts; n++ {
+	for n := int64(1); n <= 4*maxShrinks; n++ {
 		size(1 << 20)
 		size(n*100 + 1000)
 	}
 	in := m.inodes[f.Ino]
-	if err := in.checkCuts(); err != nil {
+	if err := in.checkShrinks(); err != nil {
 		t.Error(err)
 	}
-	if c, ok := in.cutSince(f.Rev); !ok || c.Size != 0 || len(in.cuts) != maxCuts {
-		t.Errorf("%d shrinks, the smallest to %d bytes", len(in.cuts), c.Size)
+	if c, ok := in.shrinkSince(f.Rev); !ok || c.Size != 0 || len(in.shrinks) != maxShrinks {
+		t.Errorf("%d shrinks, the smallest to %d bytes", len(in.shrinks), c.Size)
 	}
-	if c, ok := in.cutSince(in.Gen - 1); !ok || c.Size != in.Size {
+	if c, ok := in.shrinkSince(in.Gen - 1); !ok || c.Size != in.Size {
 		t.Errorf("the last is to %d bytes", c.Size)
 	}
 }
 
 // TestShrinkIsHeardByWhoHasItOpen: who makes a file shorter hears that it is done when the nodes that have it open know, so that what they take from
-// then on is not cut off. A file that becomes longer, or that they have not open, is nothing to wait for, nor is a node that has ended.
+// then on is not truncated. A file that becomes longer, or that they have not open, is nothing to wait for, nor is a node that has ended.
 func TestShrinkIsHeardByWhoHasItOpen(t *testing.T) {
 	n, other := start(t, "a"), start(t, "b")
 	ok(t, n.Bootstrap(patient(t), dsm.Inode{Perm: 0o755}))
@@ -104,7 +104,7 @@ func TestShrinkIsHeardByWhoHasItOpen(t *testing.T) {
 		}
 	}
 	resize(3 * dsm.PageSize)
-	_, err = other.Hold(patient(t), made.Ino, true)
+	_, err = other.Claim(patient(t), made.Ino, true)
 	ok(t, err)
 	comes, let := slow()
 	shorter := make(chan struct{})
@@ -124,11 +124,11 @@ func TestShrinkIsHeardByWhoHasItOpen(t *testing.T) {
 	_, let = slow()
 	resize(3 * dsm.PageSize) // longer
 	let()
-	ok(t, other.Unhold(patient(t), made.Ino))
+	ok(t, other.Unclaim(patient(t), made.Ino))
 	_, let = slow()
 	resize(5) // not open there
 	let()
-	_, err = other.Hold(patient(t), made.Ino, true)
+	_, err = other.Claim(patient(t), made.Ino, true)
 	ok(t, err)
 	other.stop()
 	resize(3)

@@ -28,14 +28,14 @@ func (m *ledgerModel) truncate() {
 		return
 	}
 	if shrinks {
-		m.c.BeforeCut(size)
+		m.c.BeforeShrink(size)
 	}
 	if err := m.area.Resize(size); err != nil {
 		m.t.Fatal(err)
 	}
 	m.c.Truncate(size)
 	if shrinks {
-		m.cutAway(size)
+		m.shrinkAway(size)
 		for e := range m.want {
 			if e*8 >= size {
 				delete(m.want, e)
@@ -62,12 +62,12 @@ func (m *ledgerModel) truncate() {
 		}
 	}
 	if local {
-		m.c.KernelCuts(size)
+		m.c.KernelShrinks(size)
 	}
 	if local || size > m.size {
 		m.learnSize()
 	}
-	if local { // the kernel has cut its pages itself, but for those on their way
+	if local { // the kernel has dropped its pages itself, but for those on their way
 		maps.DeleteFunc(m.stale, func(p dsm.PageIndex, _ struct{}) bool {
 			_, old := before[p]
 			return !old && !m.page(p).reading && !m.oldStore(p)
@@ -75,27 +75,27 @@ func (m *ledgerModel) truncate() {
 	}
 }
 
-// learnSize is the kernel learning the area's size: it cuts its page cache.
+// learnSize is the kernel learning the area's size: it truncates its page cache.
 func (m *ledgerModel) learnSize() {
 	m.size = m.area.Size()
 	m.c.KernelTold(m.size)
-	m.kernelCuts(modelCut{m.size, math.MaxInt64})
+	m.kernelDrops(modelRange{m.size, math.MaxInt64})
 }
 
-// cutNow cuts page p, which was locked, as the kernel was to do meanwhile.
-func (c *modelPage) cutNow(p dsm.PageIndex) {
-	for _, cut := range c.cut {
-		c.truncate(p, cut)
+// dropNow drops of page p, which was locked, what the kernel was to drop meanwhile.
+func (c *modelPage) dropNow(p dsm.PageIndex) {
+	for _, gone := range c.dropped {
+		c.truncate(p, gone)
 	}
-	c.cut = nil
+	c.dropped = nil
 }
 
-// modelCut is a range of the file that the kernel cuts out of its page cache.
-type modelCut struct{ from, to int64 }
+// modelRange is a range of the file that the kernel drops from its page cache.
+type modelRange struct{ from, to int64 }
 
-// truncate is what becomes of page p when the kernel cuts a range out.
-func (c *modelPage) truncate(p dsm.PageIndex, cut modelCut) {
-	from, to := max(cut.from-int64(p)*dsm.PageSize, 0), min(cut.to-int64(p)*dsm.PageSize, dsm.PageSize)
+// truncate is what becomes of page p when the kernel drops a range.
+func (c *modelPage) truncate(p dsm.PageIndex, gone modelRange) {
+	from, to := max(gone.from-int64(p)*dsm.PageSize, 0), min(gone.to-int64(p)*dsm.PageSize, dsm.PageSize)
 	switch {
 	case c.data == nil || from >= to:
 	case to-from < dsm.PageSize:
@@ -106,14 +106,14 @@ func (c *modelPage) truncate(p dsm.PageIndex, cut modelCut) {
 	}
 }
 
-// kernelCuts has the kernel cut pages: at once those that are not locked.
-func (m *ledgerModel) kernelCuts(cut modelCut) {
+// kernelDrops has the kernel drop a range: at once of the pages that are not locked.
+func (m *ledgerModel) kernelDrops(gone modelRange) {
 	for p, c := range m.cache {
 		switch {
 		case c.reading || c.writing != nil:
-			c.cut = append(c.cut, cut)
+			c.dropped = append(c.dropped, gone)
 		default:
-			c.truncate(p, cut)
+			c.truncate(p, gone)
 		}
 	}
 }

@@ -1,12 +1,12 @@
 package coherence
 
-// KernelCuts says that the answer to a SETATTR is about to tell the kernel of a new size. The kernel then drops what
-// it holds past that size, before it writes anything back. It hears later of sizes that other nodes set. Until then
+// KernelShrinks says that the answer to a SETATTR is about to tell the kernel of a new size. The kernel then drops what
+// it has past that size, before it writes anything back. It hears later of sizes that other nodes set. Until then
 // its write-back counts as the change from what it was given: see pages.Cached.
-func (a *Area) KernelCuts(size int64) {
+func (a *Area) KernelShrinks(size int64) {
 	a.step(func() {
 		if a.mu.cached != nil {
-			a.mu.cached.KernelCuts(size)
+			a.mu.cached.KernelShrinks(size)
 		}
 	})
 }

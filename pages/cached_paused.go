@@ -4,24 +4,24 @@ import "github.com/dsmfs/dsmfs/internal/dsm"
 
 // With apply=sync, updates may enter a program's memory only in its sync calls. If one reached the
 // page cache later, a program that had loaded an element before it and stores it back now would undo
-// the update. So when a sync call ends, notices of updates that are left over are on hold until the
+// the update. So when a sync call ends, notices of updates that are left over are paused until the
 // next one. The page cache keeps what it was given, and so does the ledger: stores on top of it are
 // merged exactly.
 //
-// Only notices of updates are put on hold. A page is invalidated at any time if it is cut, if it
+// Only notices of updates are paused. A page is invalidated at any time if it is truncated, if it
 // leaves, or if a write(2) must become visible.
 
-// SetHold says whether notices of updates are on hold. It matters only while there are writers and
+// SetPaused says whether notices of updates are paused. It matters only while there are writers and
 // the working copy is not shared.
-func (c *Cached) SetHold(on bool) {
-	if c.hold == on {
+func (c *Cached) SetPaused(on bool) {
+	if c.paused == on {
 		return
 	}
-	c.hold = on
+	c.paused = on
 	c.lineUp()
 }
 
-// lineUp enqueues again the extents with pages that were on hold.
+// lineUp enqueues again the extents with pages that were paused.
 func (c *Cached) lineUp() {
 	waiting := c.waiting
 	c.waiting = nil
@@ -31,22 +31,22 @@ func (c *Cached) lineUp() {
 	}
 }
 
-// Holds reports whether there are notices on hold.
-func (c *Cached) Holds() bool { return c.hold && c.holds() > 0 }
+// HasPaused reports whether there are paused notices.
+func (c *Cached) HasPaused() bool { return c.paused && c.countPaused() > 0 }
 
-// onHold returns the pages of x whose notices are on hold.
-func (c *Cached) onHold(x *cachedExtent) dsm.PageSet {
-	if !c.hold || c.shared || !c.writers {
+// pausedPages returns the pages of x whose notices are paused.
+func (c *Cached) pausedPages(x *cachedExtent) dsm.PageSet {
+	if !c.paused || c.shared || !c.writers {
 		return dsm.PageSet{}
 	}
 	free := x.flying.Or(x.leaving).Or(x.urgent).Or(x.doubtful).Or(x.unsure).Or(x.late)
-	return x.pending.And(x.held).Minus(free)
+	return x.pending.And(x.backlog).Minus(free)
 }
 
-// holds returns how many notices are on hold.
-func (c *Cached) holds() (n int) {
+// countPaused returns how many notices are paused.
+func (c *Cached) countPaused() (n int) {
 	for _, x := range c.waiting {
-		set := c.onHold(x)
+		set := c.pausedPages(x)
 		n += set.Len()
 	}
 	return n

@@ -11,9 +11,9 @@ import (
 	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
-// TestCreateHoldsForTheAttach: a program that makes a file over the attach socket and attaches it costs the
+// TestCreateClaimsForTheAttach: a program that makes a file over the attach socket and attaches it costs the
 // catalog one change. A file that nobody attaches is given up.
-func TestCreateHoldsForTheAttach(t *testing.T) {
+func TestCreateClaimsForTheAttach(t *testing.T) {
 	f := mountTest(t)
 	b := f.fs.b
 	m := attachMount{f.names, b}
@@ -26,8 +26,8 @@ func TestCreateHoldsForTheAttach(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !f.names.held(i.Ino) {
-			t.Errorf("%s is not held", name)
+		if !f.names.claimed(i.Ino) {
+			t.Errorf("%s is not claimed", name)
 		}
 		return i.Ino
 	}
@@ -36,15 +36,15 @@ func TestCreateHoldsForTheAttach(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := f.names.count("Hold"); n != 0 {
-		t.Errorf("the attach of a new file held it %d times again", n)
+	if n := f.names.count("Claim"); n != 0 {
+		t.Errorf("the attach of a new file claimed it %d times again", n)
 	}
-	eventually(t, "what nobody attached is given up", func() bool { return !f.names.held(left) })
-	if !f.names.held(attached) {
+	eventually(t, "what nobody attached is given up", func() bool { return !f.names.claimed(left) })
+	if !f.names.claimed(attached) {
 		t.Error("what is attached was given up")
 	}
 	area.Close(true)
-	eventually(t, "what was attached is given up", func() bool { return !f.names.held(attached) })
+	eventually(t, "what was attached is given up", func() bool { return !f.names.claimed(attached) })
 }
 
 // tardyNames is a catalog that makes each file after the program has gone.
@@ -64,8 +64,8 @@ func (n tardyNames) late(ctx context.Context, create func() (dsm.Inode, error)) 
 	return dsm.Inode{}, errs.E(errs.Timeout, "create", "")
 }
 
-func (n tardyNames) Create(ctx context.Context, dir dsm.Ino, name string, i dsm.Inode, hold bool, settings ...dsm.Setting) (dsm.Inode, error) {
-	return n.late(ctx, func() (dsm.Inode, error) { return n.fakeNames.Create(ctx, dir, name, i, hold, settings...) })
+func (n tardyNames) Create(ctx context.Context, dir dsm.Ino, name string, i dsm.Inode, claim bool, settings ...dsm.Setting) (dsm.Inode, error) {
+	return n.late(ctx, func() (dsm.Inode, error) { return n.fakeNames.Create(ctx, dir, name, i, claim, settings...) })
 }
 
 func (n tardyNames) CreateTemp(ctx context.Context, dir dsm.Ino, i dsm.Inode, settings ...dsm.Setting) (dsm.Inode, error) {
@@ -102,12 +102,12 @@ func TestFileOfAProgramThatHasGone(t *testing.T) {
 		}
 		ino := <-names.made
 		f.fs.Orphaned(ino)
-		eventually(t, "a file "+what+" is given up", func() bool { return !f.names.held(ino) })
+		eventually(t, "a file "+what+" is given up", func() bool { return !f.names.claimed(ino) })
 	}
 }
 
 // TestRemovedFilesAreForgotten: nothing of a file stays in memory when the catalog has forgotten it, also if it does while
-// this node gives up its hold.
+// this node gives up its claim.
 func TestRemovedFilesAreForgotten(t *testing.T) {
 	for _, during := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -136,21 +136,21 @@ func TestRemovedFilesAreForgotten(t *testing.T) {
 				f.Removed(a.id)
 			}
 			if b.opens.find(a.id) != nil {
-				t.Errorf("removed while the hold is given up: %v: the file is remembered", during)
+				t.Errorf("removed while the claim is given up: %v: the file is remembered", during)
 			}
 			b.releases.close()
 		})
 	}
 }
 
-// removingNames is a catalog in which a file goes when its hold does.
+// removingNames is a catalog in which a file goes when its claim does.
 type removingNames struct {
 	*fakeNames
 	removed func(dsm.AreaID)
 }
 
-func (n *removingNames) Unhold(ctx context.Context, inos ...dsm.Ino) error {
-	err := n.fakeNames.Unhold(ctx, inos...)
+func (n *removingNames) Unclaim(ctx context.Context, inos ...dsm.Ino) error {
+	err := n.fakeNames.Unclaim(ctx, inos...)
 	for _, ino := range inos {
 		if n.removed != nil {
 			n.removed(dsm.AreaID(ino))
@@ -159,18 +159,18 @@ func (n *removingNames) Unhold(ctx context.Context, inos ...dsm.Ino) error {
 	return err
 }
 
-// lateNames makes a hold after it has told who asked for it that nobody knows.
+// lateNames makes a claim after it has told who asked for it that nobody knows.
 type lateNames struct{ *fakeNames }
 
-func (n lateNames) Hold(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode, error) {
-	if _, err := n.fakeNames.Hold(ctx, ino, write); err != nil {
+func (n lateNames) Claim(ctx context.Context, ino dsm.Ino, write bool) (dsm.Inode, error) {
+	if _, err := n.fakeNames.Claim(ctx, ino, write); err != nil {
 		return dsm.Inode{}, err
 	}
-	return dsm.Inode{}, errs.E(errs.Timeout, "hold", "")
+	return dsm.Inode{}, errs.E(errs.Timeout, "claim", "")
 }
 
-// TestHoldThatWasNotAnswered: it may have been made all the same, so it is given up. Until then an open holds the file again.
-func TestHoldThatWasNotAnswered(t *testing.T) {
+// TestClaimThatWasNotAnswered: it may have been made all the same, so it is given up. Until then an open claims the file again.
+func TestClaimThatWasNotAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		names := newFakeNames()
 		b := newBridge(Config{Names: lateNames{names}, Areas: newFakeAreas(names), FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
@@ -179,45 +179,45 @@ func TestHoldThatWasNotAnswered(t *testing.T) {
 			t.Fatal(err)
 		}
 		for n := 1; n < 3; n++ {
-			if _, _, err := b.opens.open(t.Context(), i.Ino, true, nil); !errs.Is(err, errs.Timeout) || names.count("Hold") != n {
-				t.Errorf("open: %v after %d holds", err, names.count("Hold"))
+			if _, _, err := b.opens.open(t.Context(), i.Ino, true, nil); !errs.Is(err, errs.Timeout) || names.count("Claim") != n {
+				t.Errorf("open: %v after %d claims", err, names.count("Claim"))
 			}
 		}
-		if !names.held(i.Ino) {
-			t.Fatal("the file is not held")
+		if !names.claimed(i.Ino) {
+			t.Fatal("the file is not claimed")
 		}
 		b.releases.close() // gives up what is to be given up
-		if names.held(i.Ino) {
-			t.Error("the file is held for good")
+		if names.claimed(i.Ino) {
+			t.Error("the file is claimed for good")
 		}
 	})
 }
 
-// unheldNames gives up a hold after it has told who asked for that that nobody knows.
-type unheldNames struct{ *fakeNames }
+// unclaimedNames gives up a claim after it has told who asked for that that nobody knows.
+type unclaimedNames struct{ *fakeNames }
 
-func (n unheldNames) Unhold(ctx context.Context, inos ...dsm.Ino) error {
-	if err := n.fakeNames.Unhold(ctx, inos...); err != nil {
+func (n unclaimedNames) Unclaim(ctx context.Context, inos ...dsm.Ino) error {
+	if err := n.fakeNames.Unclaim(ctx, inos...); err != nil {
 		return err
 	}
 	return errs.E(errs.Timeout, "unhold", "")
 }
 
-// TestOpenAfterAnUnholdThatWasNotAnswered: the hold may be gone, so who opens the file holds it again.
-func TestOpenAfterAnUnholdThatWasNotAnswered(t *testing.T) {
+// TestOpenAfterAnUnclaimThatWasNotAnswered: the claim may be gone, so who opens the file claims it again.
+func TestOpenAfterAnUnclaimThatWasNotAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		names := newFakeNames()
-		b, a := countingBy(t, unheldNames{names}, names, "f")
+		b, a := countingBy(t, unclaimedNames{names}, names, "f")
 		b.opens.detach(a, false)
-		time.Sleep(2 * holdDelay)
-		if names.held(dsm.Ino(a.id)) || names.count("Unhold") == 0 {
-			t.Fatal("the hold is not given up")
+		time.Sleep(2 * claimDelay)
+		if names.claimed(dsm.Ino(a.id)) || names.count("Unclaim") == 0 {
+			t.Fatal("the claim is not given up")
 		}
 		if _, err := b.opens.attach(t.Context(), dsm.Ino(a.id), false, nil); err != nil {
 			t.Fatal(err)
 		}
-		if !names.held(dsm.Ino(a.id)) {
-			t.Error("the file is open, and not held")
+		if !names.claimed(dsm.Ino(a.id)) {
+			t.Error("the file is open, and not claimed")
 		}
 		b.end()
 		b.background.close()

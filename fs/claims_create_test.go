@@ -12,8 +12,8 @@ import (
 	"github.com/dsmfs/dsmfs/internal/dsm"
 )
 
-// newHoldsBridge returns a bridge without a mount.
-func newHoldsBridge(names Names, files *fakeNames, timeout time.Duration) *bridge {
+// newClaimsBridge returns a bridge without a mount.
+func newClaimsBridge(names Names, files *fakeNames, timeout time.Duration) *bridge {
 	return newBridge(Config{Names: names, Areas: newFakeAreas(files), FaultTimeout: timeout, Log: slog.New(slog.DiscardHandler)})
 }
 
@@ -26,7 +26,7 @@ func TestCreateThatWasNotAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		files := newFakeNames()
 		names := tardyNames{files, make(chan struct{}, 1), make(chan dsm.Ino, 1)}
-		b := newHoldsBridge(names, files, time.Second)
+		b := newClaimsBridge(names, files, time.Second)
 		if st := b.Create(nil, createIn(os.O_RDWR), "f", new(fuse.CreateOut)); st.Ok() {
 			t.Fatal("made before the catalog has answered")
 		}
@@ -34,8 +34,8 @@ func TestCreateThatWasNotAnswered(t *testing.T) {
 		(&FS{b: b}).Orphaned(ino)
 		time.Sleep(time.Minute)
 		b.releases.close()
-		if files.held(ino) {
-			t.Error("the file is held for good")
+		if files.claimed(ino) {
+			t.Error("the file is claimed for good")
 		}
 	})
 }
@@ -44,7 +44,7 @@ func TestCreateThatWasNotAnswered(t *testing.T) {
 func TestCreateThatCannotOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		files := newFakeNames()
-		b := newHoldsBridge(files, files, time.Second)
+		b := newClaimsBridge(files, files, time.Second)
 		next, err := files.CreateTemp(t.Context(), dsm.RootIno, dsm.Inode{Perm: 0o600})
 		if err != nil {
 			t.Fatal(err)
@@ -57,14 +57,14 @@ func TestCreateThatCannotOpen(t *testing.T) {
 			t.Fatal("opened")
 		}
 		ino := dsm.Ino(a.id)
-		if !files.held(ino) {
+		if !files.claimed(ino) {
 			t.Fatalf("inode %d is not that of the new file", ino)
 		}
 		<-a.gate
 		time.Sleep(time.Minute)
 		b.releases.close()
-		if files.held(ino) {
-			t.Error("the file is held for good")
+		if files.claimed(ino) {
+			t.Error("the file is claimed for good")
 		}
 	})
 }
