@@ -46,6 +46,8 @@ const (
 	mergesElements = 8
 	// isDirect says that programs of the node have it by the mount, with access=direct.
 	isDirect = 16
+	// outlivesDaemon says that the attachment does: the program should RESUME it.
+	outlivesDaemon = 32
 )
 
 func (x *attachment) wantsUffd() uint64 {

@@ -69,6 +69,7 @@ const (
 	Left      // 1: others were members, and none is any more
 	Epoch     // that of the newest view in which the node, as this incarnation, was a member
 	Told      // 1: the holder was told to end, and no daemon has heard of that; 2: the last one has
+	Listening // the number under which the holder has the socket that programs attach at; 0: there is none
 )
 
 // Text is a string in the head.
