@@ -84,6 +84,7 @@ class FakeDaemon:
         self.dies_at = dies_at or set()
         self.dies_after: set[Op] = set()
         self.nonsense_at = nonsense_at or set()
+        self.resumes_as: int | None = None  # another number of the area, which is wrong
         self.heads = Heads() if heads else None
         self.areas: dict[str, Area] = {}
         self.unnamed: dict[int, Area] = {}  # by attachment
@@ -266,7 +267,7 @@ class FakeDaemon:
                 attachment = len(self._attached) + 100  # as no other daemon has it
                 self._attached[attachment] = found[0]
                 self.unnamed = {attachment if a is found[0] else k: a for k, a in self.unnamed.items()}
-                args = (found[0].size, number, access, self.wants)
+                args = (found[0].size, self.resumes_as or number, access, self.wants)
             elif op is Op.CREATE:
                 path, *settings, _ = m.payload.decode().split("\n")
                 if path in self.areas:
