@@ -513,13 +513,16 @@ struct dsmfs__place {
 
 static int dsmfs__read(const char *path, char *buf, size_t n)
 {
-    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC), got;
-    if (fd < 0)
-        return -errno;
-    got = (int)syscall(SYS_read, fd, buf, n - 1);
+    int fd, got = -EBADF, tries;
+    for (tries = 0; got == -EBADF && tries < 8; tries++) { /* of a file of /.dsm: the daemon that had opened it has ended, and another follows */
+        fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+            return -errno;
+        got = (int)syscall(SYS_read, fd, buf, n - 1);
+        got = got < 0 ? -errno : got;
+        dsmfs__close(fd);
+    }
     buf[got < 0 ? 0 : got] = 0;
-    got = got < 0 ? -errno : got;
-    dsmfs__close(fd);
     return got;
 }
 
@@ -1302,10 +1305,13 @@ static int dsmfs__resume(struct dsmfs__link *l, struct dsmfs__link *n)
     for (a = dsmfs__areas; a && !dead; a = a->next) {
         struct dsmfs__waiter *w = &a->resume;
         int err;
-        if (a->link != l || a->ended || !dsmfs__lasts(a) || (a->asked && __atomic_load_n(&w->state, __ATOMIC_ACQUIRE) == DSMFS__DONE))
+        int done = a->asked && __atomic_load_n(&w->state, __ATOMIC_ACQUIRE) == DSMFS__DONE, early = done && w->reply.error == ETIMEDOUT;
+        if (a->link != l || a->ended || !dsmfs__lasts(a) || (done && !early))
             continue;
         left++;
-        if (a->asked)
+        if (early)
+            a->asked = 0; /* the homes do not answer yet: asked again in the next step */
+        if (a->asked || early)
             continue;
         memset(w, 0, sizeof *w);
         w->fd = -1;

@@ -62,10 +62,17 @@ enum { THREADS = 8 };
 static dsmfs *area;
 static int stop;
 
+/* Stores to a byte of the thread's own, and publishes. */
+static void publish(long i)
+{
+    ((volatile char *)dsmfs_data(area))[64 * i]++;
+    CHECK(dsmfs_publish(area) > 0);
+}
+
 static void *publishes(void *arg)
 {
     while (!__atomic_load_n(&stop, __ATOMIC_RELAXED))
-        CHECK(dsmfs_publish(area) > 0);
+        publish((long)arg);
     return arg;
 }
 
@@ -83,15 +90,15 @@ static void threads(const char *socket)
 {
     pthread_t t[THREADS];
     area = attached(socket, DSMFS_WRITE);
-    CHECK(dsmfs_publish(area) > 0);
-    for (int i = 0; i < THREADS; i++)
-        CHECK(pthread_create(&t[i], NULL, i % 2 ? publishes : waits, NULL) == 0);
+    publish(0);
+    for (long i = 0; i < THREADS; i++)
+        CHECK(pthread_create(&t[i], NULL, i % 2 ? publishes : waits, (void *)i) == 0);
     say("ready");
     __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
     for (int i = 1; i < THREADS; i += 2)
         CHECK(pthread_join(t[i], NULL) == 0);
-    CHECK(dsmfs_publish(area) > 0); /* for those that wait */
-    CHECK(dsmfs_publish(area) > 0);
+    publish(0); /* for those that wait */
+    publish(0);
     for (int i = 0; i < THREADS; i += 2)
         CHECK(pthread_join(t[i], NULL) == 0);
     CHECK(dsmfs_version(area) > 0 && !area->old); /* the last who looks frees the pages of daemons that have ended */

@@ -174,7 +174,12 @@ class Attached:
 
     def _take_over(self, me: _Follower, connection: Connection) -> bool:
         r = self._resumption
-        reply = connection.call(Op.RESUME, args=(r.access, r.number, r.memory), payload=r.payload)
+        while True:
+            try:
+                reply = connection.call(Op.RESUME, args=(r.access, r.number, r.memory), payload=r.payload)
+                break
+            except TimedOutError:  # the homes do not answer yet
+                time.sleep(PAUSES[0])
         reply.close()
         if reply.args[1] != r.number:
             raise from_errno(errno.ESTALE, f"it has taken area {reply.args[1]} for {r.number}")

@@ -78,6 +78,7 @@ class FakeDaemon:
         heads: bool = False,
         dies_at: set[Op] | None = None,
         nonsense_at: set[Op] | None = None,
+        refuse: dict[Op, tuple[int, str]] | None = None,
     ) -> None:
         self.path = path
         self.wants = wants
@@ -89,11 +90,11 @@ class FakeDaemon:
         self.areas: dict[str, Area] = {}
         self.unnamed: dict[int, Area] = {}  # by attachment
         self.requests: list[Request] = []
-        self.refuse: dict[Op, tuple[int, str]] = {}
+        self.refuse = refuse or {}
         self.changed = threading.Condition()
         self.closed = False
         self._attached: dict[int, Area] = {}
-        self._clients: list[socket.socket] = []
+        self.accepted: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._last = True  # nobody has its areas but it
         self._stop, self._stopped = os.pipe()
@@ -152,7 +153,7 @@ class FakeDaemon:
 
     def hang_up(self) -> None:
         """End all connections, as the end of a daemon does."""
-        for c in self._clients:
+        for c in self.accepted:
             with contextlib.suppress(OSError):
                 c.shutdown(socket.SHUT_RDWR)
 
@@ -183,7 +184,7 @@ class FakeDaemon:
         for t in self._threads:
             t.join(30)
             assert not t.is_alive()
-        for c in self._clients:
+        for c in self.accepted:
             c.close()
         os.close(self._stop)
         os.close(self._stopped)
@@ -213,7 +214,7 @@ class FakeDaemon:
             except OSError:
                 return
             client.setblocking(True)
-            self._clients.append(client)
+            self.accepted.append(client)
             self._start(self._serve, client)
 
     def _serve(self, client: socket.socket) -> None:

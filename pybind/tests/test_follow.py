@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import gc
@@ -20,7 +21,7 @@ import dsmfs
 import numpy as np
 import pytest
 from conftest import Talk
-from dsmfs import _linux, _npy
+from dsmfs import _linux, _mounts, _npy
 from dsmfs._memory import MemoryPlane
 from dsmfs._wire import Op
 
@@ -42,12 +43,16 @@ class Daemons:
         return self.all[-1]
 
     def follow(
-        self, wants: int = COMPARES | LASTS, dies_at: set[Op] | None = None, nonsense_at: set[Op] | None = None
+        self,
+        wants: int = COMPARES | LASTS,
+        dies_at: set[Op] | None = None,
+        nonsense_at: set[Op] | None = None,
+        refuse: dict[Op, tuple[int, str]] | None = None,
     ) -> FakeDaemon:
         """Have another one follow that which has died."""
         before = self.now
         before.await_death()
-        self.all.append(FakeDaemon(before.path, wants, before, True, dies_at, nonsense_at))
+        self.all.append(FakeDaemon(before.path, wants, before, True, dies_at, nonsense_at, refuse))
         return self.now
 
     def another(self) -> FakeDaemon:
@@ -291,6 +296,18 @@ def test_the_next_daemon_does_not_know_the_attachment(daemons: Daemons) -> None:
         assert w.array[0] == 3
 
 
+def test_the_homes_do_not_answer_yet(daemons: Daemons) -> None:
+    with dsmfs.open("/w.npy") as w, ThreadPoolExecutor(1) as pool:
+        daemons.now.die()
+        second = daemons.follow(refuse={Op.RESUME: (errno.ETIMEDOUT, "no home answers")})
+        asked = pool.submit(w.publish)
+        second.await_asked(Op.RESUME, 3)
+        assert not asked.done()
+        second.refuse.clear()
+        assert asked.result() > 0
+        assert len(second.accepted) == 1
+
+
 def test_the_next_daemon_cannot_track(daemons: Daemons) -> None:
     with dsmfs.open("/w.npy") as w:
         daemons.now.die()
@@ -450,3 +467,23 @@ def test_a_join_is_repeated_with_the_time_that_is_left(daemons: Daemons) -> None
             with pytest.raises(dsmfs.DisconnectedError):
                 g.barrier()
         assert daemons.now.requests == []
+
+
+def test_a_control_file_of_a_daemon_that_has_ended_is_opened_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "attach"
+    path.write_text("name\n")
+    opened = 0
+
+    def once(*args: Any, **more: Any) -> Any:
+        nonlocal opened
+        opened += 1
+        if opened % 3:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return builtins.open(*args, **more)
+
+    monkeypatch.setattr(_mounts, "open", once, raising=False)
+    assert _mounts._control(str(path)) == "name\n" and opened == 3
+    with pytest.raises(FileNotFoundError):
+        _mounts._control("/no/such/file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import time
@@ -92,6 +93,20 @@ def test_a_timeout_ends_a_wait_and_no_resumption(daemons: Daemons, step: Step) -
     t.go()
     t.ends_well()
     assert len(daemons.now.asked(Op.RESUME)) == 1
+
+
+def test_the_homes_do_not_answer_yet(daemons: Daemons, step: Step) -> None:
+    t = step("late")
+    t.until("ready")
+    daemons.now.die()
+    t.go()
+    t.until("late")
+    second = daemons.follow(refuse={Op.RESUME: (errno.ETIMEDOUT, "no home answers")})
+    t.go()
+    second.await_asked(Op.RESUME, 3)
+    second.refuse.clear()
+    t.ends_well()
+    assert len(second.accepted) == 1
 
 
 def test_signal_handlers_make_requests(daemons: Daemons, step: Step, follow: str) -> None:

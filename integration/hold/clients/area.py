@@ -1,0 +1,69 @@
+"""Stores to an area of the Python package while daemons are killed: after a line it says ok and begins, after another it ends, and says how many steps it took."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import select
+import sys
+import threading
+
+import dsmfs
+import numpy as np
+
+path, seed = sys.argv[1] + "/area.npy", int(sys.argv[2])
+rng = random.Random(seed)
+want = np.zeros(20_000, "i8")
+waited: list[int] = []
+ended = threading.Event()
+
+
+def waits(r: dsmfs.Area) -> None:
+    """Wait for each version."""
+    while not ended.is_set():
+        waited.append(r.wait(r.version + 1))
+
+
+w = dsmfs.create(path, len(want), "i8", interval=0, plane="memory")
+r = dsmfs.open(path, "r", plane="memory")
+begin = w.array.ctypes.data
+waiter = threading.Thread(target=waits, args=(r,))
+waiter.start()
+sys.stdin.readline()
+print("ok", flush=True)
+steps = 0
+while not select.select([sys.stdin], [], [], 0)[0]:
+    for _ in range(20):
+        i = rng.randrange(len(want))
+        assert w.array[i] == want[i], (i, w.array[i], want[i])
+        w.array[i] = want[i] = rng.randrange(1, 4)
+    steps += 1
+    asked = rng.randrange(12)
+    if asked == 0:
+        w.publish()
+    elif asked == 1:
+        w.wait(w.sync(), 60)
+    elif asked == 2:
+        assert r.acquire() > 0 and w.stats["plane"] == "memory" and w.staleness >= 0
+    elif asked == 3:
+        with contextlib.suppress(dsmfs.TimedOutError):
+            r.wait(1 << 63, 0.01)
+    elif asked == 4 and steps % 10 == 0:
+        name = f"{sys.argv[1]}/new{steps}.npy"
+        with dsmfs.create(name, 10, "i8", plane="memory") as new:
+            new.array[:] = steps
+        assert np.load(name).tolist() == [steps] * 10
+sys.stdin.readline()
+ended.set()
+w.array[0] = want[0] = 5
+w.publish()
+w.array[0] = want[0] = 6
+w.publish()
+waiter.join()
+assert w.array.ctypes.data == begin and np.array_equal(w.array, want)
+assert np.array_equal(np.load(path), want), "what is stored"
+r.acquire()
+assert np.array_equal(r.array, want) and waited == sorted(set(waited))
+w.close()
+r.close()
+print(f"ok {steps} steps, {len(waited)} versions", flush=True)
