@@ -199,12 +199,7 @@ class MemoryPlane:
             mapping = self._mapped()
             mapping.madvise(_linux.MADV_DONTFORK)
         self._mapping = weakref.ref(mapping)
-        attached = self._live()
-        connection, attachment = attached.now()
-        try:
-            self._track(connection, attachment)
-        except DisconnectedError as e:
-            attached.follow(connection, e)  # which has it tracked
+        connection = self._tracked()
         if self.demand:
             size = functools.partial(_size, weakref.ref(self), self._path, self._number)
             self._region = _faults.Region(self._address, self._length, self._path, size, connection)
@@ -243,6 +238,17 @@ class MemoryPlane:
     def _length(self) -> int:
         """The mapping's length: whole pages."""
         return -(-self.size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    def _tracked(self) -> Connection:
+        """Have the mapping tracked for the first time; return the connection."""
+        attached = self._live()
+        connection, attachment = attached.now()
+        try:
+            self._track(connection, attachment)
+        except DisconnectedError as e:
+            attached.follow(connection, e)  # see resumed
+            connection, _ = attached.now()
+        return connection
 
     def resumed(self, connection: Connection, reply: Reply) -> None:
         """Have the mapping tracked by the daemon that has followed another. The mapping stays as it was, also if the area has another size."""
@@ -491,8 +497,7 @@ class MemoryPlane:
             self.size = size
             _linux.map_over(self._address, self._length, self.writable, self._memory)
             _linux.advise(self._address, self._length, _linux.MADV_DONTFORK)
-            connection, attachment = self._live().now()
-            self._track(connection, attachment)
+            connection = self._tracked()
             if self._region is not None:
                 self._region.again_in_child(connection)
         except OSError as e:

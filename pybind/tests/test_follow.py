@@ -21,8 +21,9 @@ import dsmfs
 import numpy as np
 import pytest
 from conftest import Talk
-from dsmfs import _linux, _mounts, _npy
+from dsmfs import _linux, _mounts, _npy, _open
 from dsmfs._memory import MemoryPlane
+from dsmfs._mounts import locate
 from dsmfs._wire import Op
 
 from .fake_daemon import COMPARES, LASTS, FakeDaemon
@@ -423,6 +424,23 @@ def made(pool: ThreadPoolExecutor, path: str = "/new.npy") -> Any:
     return pool.submit(dsmfs.create, path, 10, "i8")
 
 
+@pytest.mark.parametrize("dies_at", [Op.ATTACH, Op.TRACK])
+def test_the_daemon_dies_when_a_forked_process_attaches(daemons: Daemons, dies_at: Op) -> None:
+    with dsmfs.open("/w.npy") as w:
+        w.array[0] = 5
+        daemons.now.dies_at = {dies_at}
+        child = os.fork()
+        if child == 0:
+            code = 1
+            with contextlib.suppress(BaseException):
+                code = 0 if w.array[0] == 5 and w.publish() > 0 else 2
+            os._exit(code)
+        daemons.now.await_death()
+        daemons.follow()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert w.publish() > 0
+
+
 @pytest.mark.parametrize("how", ["dies_at", "dies_after"])
 @pytest.mark.parametrize("op", [Op.PREPARE, Op.TRACK, Op.NAME])
 def test_a_create_goes_on(daemons: Daemons, how: str, op: Op) -> None:
@@ -451,6 +469,20 @@ def test_a_create_that_another_program_was_faster_with(daemons: Daemons, how: st
             daemons.now.make("/new.npy", b"x").number = 99
         daemons.follow()
         assert isinstance(new.exception(), dsmfs.ExistsError)
+
+
+@pytest.mark.parametrize("how", ["dies_at", "dies_after"])
+def test_a_draft_that_is_there_is_the_one_that_was_asked_for(daemons: Daemons, how: str) -> None:
+    setattr(daemons.now, how, {Op.CREATE})
+    plan = _open._plan("/draft.npy", 10, "i8", None, "C")
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(_open._create_by_socket, locate("/draft.npy"), "/new.npy", {}, plan, 0o600)
+        daemons.now.await_death()
+        daemons.follow()
+        made.result()
+    assert daemons.now.areas["/draft.npy"].size == plan.size and len(daemons.now.asked(Op.CREATE)) == 1
+    with pytest.raises(dsmfs.ExistsError):
+        _open._create_by_socket(locate("/draft.npy"), "/new.npy", {}, plan, 0o600)
 
 
 def test_a_join_is_repeated_with_the_time_that_is_left(daemons: Daemons) -> None:

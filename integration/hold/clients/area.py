@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import select
 import sys
@@ -27,11 +28,11 @@ def waits(r: dsmfs.Area) -> None:
 w = dsmfs.create(path, len(want), "i8", interval=0, plane="memory")
 r = dsmfs.open(path, "r", plane="memory")
 begin = w.array.ctypes.data
-waiter = threading.Thread(target=waits, args=(r,))
+waiter = threading.Thread(target=waits, args=(r,), daemon=True)
 waiter.start()
 sys.stdin.readline()
 print("ok", flush=True)
-steps = 0
+steps = forks = 0
 while not select.select([sys.stdin], [], [], 0)[0]:
     for _ in range(20):
         i = rng.randrange(len(want))
@@ -53,6 +54,16 @@ while not select.select([sys.stdin], [], [], 0)[0]:
         with dsmfs.create(name, 10, "i8", plane="memory") as new:
             new.array[:] = steps
         assert np.load(name).tolist() == [steps] * 10
+    elif asked == 5 and steps % 3 == 0:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = 0 if np.array_equal(w.array, want) and w.publish() > 0 else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "a child"
+        forks += 1
 sys.stdin.readline()
 ended.set()
 w.array[0] = want[0] = 5
@@ -66,4 +77,4 @@ r.acquire()
 assert np.array_equal(r.array, want) and waited == sorted(set(waited))
 w.close()
 r.close()
-print(f"ok {steps} steps, {len(waited)} versions", flush=True)
+print(f"ok {steps} steps, {len(waited)} versions, {forks} forks", flush=True)
