@@ -27,6 +27,8 @@ def waits(r: dsmfs.Area) -> None:
 
 w = dsmfs.create(path, len(want), "i8", interval=0, plane="memory")
 r = dsmfs.open(path, "r", plane="memory")
+added = dsmfs.create(sys.argv[1] + "/sum.npy", 100, "i8", merge="sum", interval=0, plane="memory")
+total = np.zeros(100, "i8")
 begin = w.array.ctypes.data
 waiter = threading.Thread(target=waits, args=(r,), daemon=True)
 waiter.start()
@@ -39,9 +41,12 @@ while not select.select([sys.stdin], [], [], 0)[0]:
         assert w.array[i] == want[i], (i, w.array[i], want[i])
         w.array[i] = want[i] = rng.randrange(1, 4)
     steps += 1
+    added.array[steps % 100] += 1
+    total[steps % 100] += 1
     asked = rng.randrange(12)
     if asked == 0:
         w.publish()
+        added.sync()
     elif asked == 1:
         w.wait(w.sync(), 60)
     elif asked == 2:
@@ -73,6 +78,8 @@ w.publish()
 waiter.join()
 assert w.array.ctypes.data == begin and np.array_equal(w.array, want)
 assert np.array_equal(np.load(path), want), "what is stored"
+added.sync()
+assert np.array_equal(added.array, total) and np.array_equal(np.load(added.path), total), "the sums"
 r.acquire()
 assert np.array_equal(r.array, want) and waited == sorted(set(waited))
 w.close()
