@@ -65,14 +65,18 @@ func (n *Node) Resume(ctx context.Context, alone bool) error {
 }
 
 // resumeAttachedLocked takes over an area whose working copy programs may have attached: it stays, and they go on to store to it. So what is not published is published like any other store,
-// to this node as the home, which has what the base copy has.
+// to this node as the home, which has what the base copy has. That goes for what was being published as well: the next daemon does not know what the one before it had merged as the home, so it would
+// merge it twice.
 func (a *Area) resumeAttachedLocked(left pages.Left, least, uncertain int64) error {
 	mem, sent, err := a.takeBothLocked(left, least, uncertain)
 	if err != nil {
 		return err
 	}
+	for _, s := range sent {
+		s.Drop()
+	}
 	a.becomeHomeLocked(mem)
-	return a.replicaOfLocked(sent, least)
+	return a.replicaOfLocked(nil, least)
 }
 
 // resumeLocked makes the node the home of the bytes in mem.

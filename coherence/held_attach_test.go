@@ -19,7 +19,7 @@ type aloneNode struct {
 	t     *testing.T
 	m     *hold.Memory
 	shelf *hold.Shelf
-	view  *slowPair
+	view  View
 }
 
 func newAloneNode(t *testing.T, size int64) *aloneNode {
@@ -115,6 +115,77 @@ func TestAttachedWhenOneFollowsAlone(t *testing.T) {
 			if daemon != 1 {
 				look(a)
 			}
+		}
+	}
+}
+
+// summing is a view in which all files sum.
+type summing struct{ *slowPair }
+
+func (s summing) Area(id dsm.AreaID) (dsm.Inode, bool) {
+	ino, ok := s.slowPair.Area(id)
+	sum := sumOf(dsm.DTypeI32, dsm.ApplySync)
+	ino.Spec, ino.Layout = sum.Spec, sum.Layout
+	return ino, ok
+}
+
+func (s summing) AreaSince(id dsm.AreaID, _ dsm.Generation) (dsm.Inode, int64, dsm.Generation, bool) {
+	ino, ok := s.Area(id)
+	return ino, ino.Size, 0, ok
+}
+
+// TestKilledWhileWhatIsPublishedEnds: the daemon of a node alone is killed when the home has what was published, and the node knows so of the first page. It counts once.
+func TestKilledWhileWhatIsPublishedEnds(t *testing.T) {
+	const size = 3 * dsm.PageSize
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	x := newAloneNode(t, size)
+	x.view = summing{x.view.(*slowPair)}
+	n := x.daemon()
+	a, err := n.Open(ctx, 1, false)
+	must(err)
+	at, f, err := a.Attach(ctx, 77, true)
+	must(err)
+	mem, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	must(err)
+	var st unix.Stat_t
+	must(unix.Fstat(int(f.Fd()), &st))
+	must(f.Close())
+	at.Track(nil, 0, size)
+	for p := range 3 {
+		mem[p*dsm.PageSize] = 1
+	}
+	a.collect()
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("it was not killed")
+			}
+		}()
+		a.mu.Lock()
+		a.requestPublishLocked()
+		a.extentLocked(0).pub.snap = map[int][]byte{1: {}} // what looks at it panics
+		a.localLocked()
+	}()
+	n = x.daemon()
+	a, err = n.Reopen(ctx, 1, false)
+	must(err)
+	_, f, err = a.Reattach(77, true, st.Ino)
+	must(err)
+	must(f.Close())
+	n.Resumed()
+	must(a.Publish(ctx))
+	got := make([]byte, size)
+	_, err = a.ReadAt(ctx, got, 0)
+	must(err)
+	for p := range 3 {
+		if b := got[p*dsm.PageSize]; b != 1 {
+			t.Errorf("the element of page %d is %d, want 1", p, b)
 		}
 	}
 }
