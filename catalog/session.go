@@ -1,7 +1,10 @@
 package catalog
 
 import (
+	"cmp"
 	"errors"
+	"maps"
+	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
@@ -12,6 +15,7 @@ import (
 type session struct {
 	low     uint64 // commands with smaller numbers are forgotten, and ignored
 	results map[uint64]result
+	evicted uint64 // the index in the log at which the node was evicted: see state.evicted
 }
 
 // result is the outcome of a command.
@@ -38,6 +42,38 @@ func (r result) err(name string) error {
 		return nil
 	}
 	return &errs.Error{Op: name, Kind: r.Kind, Err: errors.New(r.Text)}
+}
+
+// mostEvicted is how many sessions of nodes that were evicted are kept.
+const mostEvicted = 8
+
+// keepEvicted keeps the session of a node that is being evicted, and whose next daemon may join the cluster again. Requests of the kernel that were not answered come again to that daemon: what they
+// ask for may have happened. The oldest sessions go.
+func (s *state) keepEvicted(m dsm.Member, index uint64) {
+	ses := s.sessions[m.ID]
+	if ses == nil || !followed(m) {
+		return
+	}
+	if was := s.evicted[m.ID]; was != nil { // it had joined, and was not back yet
+		maps.Copy(ses.results, was.results)
+	}
+	ses.evicted = index
+	s.evicted[m.ID] = ses
+	if len(s.evicted) > mostEvicted {
+		delete(s.evicted, slices.MinFunc(sortedKeys(s.evicted), func(a, b dsm.NodeID) int { return cmp.Compare(s.evicted[a].evicted, s.evicted[b].evicted) }))
+	}
+}
+
+// joinedAgain gives a node the results of commands that it has made before it was evicted, and that may come again.
+func (s *state) joinedAgain(id dsm.NodeID, keep []uint64) {
+	if was := s.evicted[id]; was != nil {
+		for _, req := range keep {
+			if r, ok := was.results[req]; ok {
+				s.sessions[id].results[req] = r
+			}
+		}
+		delete(s.evicted, id)
+	}
 }
 
 // forget drops results with numbers below low. The numbers are consecutive, so each command takes
