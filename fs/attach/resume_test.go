@@ -26,6 +26,7 @@ type heldMount struct {
 	mu     sync.Mutex
 	tracks int
 	writes int // attachments that may store
+	mode   uffd.Mode
 	last   uint64
 	kept   map[uint64]Held
 }
@@ -42,7 +43,7 @@ func newHeldMount(t *testing.T) *heldMount {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	return &heldMount{memory: fd, kept: make(map[uint64]Held)}
+	return &heldMount{memory: fd, kept: make(map[uint64]Held), mode: uffd.Compare}
 }
 
 func (m *heldMount) Attached(h Held) (uint64, error) {
@@ -130,7 +131,7 @@ func (m *heldMount) serve(t *testing.T) (s *Server, h *hostile) {
 	t.Helper()
 	h = &hostile{t: t, socket: filepath.Join(t.TempDir(), "attach")}
 	life, end := context.WithCancel(t.Context())
-	s, err := New(Config{Mount: m, Log: slog.New(slog.DiscardHandler), Socket: h.socket, Tracking: uffd.Compare, Timeout: time.Minute, Life: life, Journal: m})
+	s, err := New(Config{Mount: m, Log: slog.New(slog.DiscardHandler), Socket: h.socket, Tracking: m.mode, Timeout: time.Minute, Life: life, Journal: m})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,6 +215,58 @@ func TestAttachmentIsTakenOver(t *testing.T) {
 			_ = p.Close()
 		}
 		eventually(t, "it is not let go", func() bool { tracks, writes, kept := m.has(); return tracks == 0 && writes == 0 && kept == 0 })
+	}
+}
+
+// TestTrackedWhileTheDaemonBeforeEnds: the daemon before still has the userfaultfd of a mapping. A program that is back is tracked when it has none any more.
+func TestTrackedWhileTheDaemonBeforeEnds(t *testing.T) {
+	if async := uffd.Probe().Async; !async.OK {
+		t.Skip(async.Reason)
+	}
+	m := newHeldMount(t)
+	m.mode = uffd.Async
+	mem := m.mapped(t)
+	at := uint64(uintptr(unsafe.Pointer(&mem[0])))
+	faults := func() int {
+		fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
+		if errno != 0 {
+			t.Fatal(errno)
+		}
+		return int(fd)
+	}
+	self, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(m.memory, &st); err != nil {
+		t.Fatal(err)
+	}
+	before, err := uffd.Track(uffd.Config{UFFD: faults(), PidFD: self, Addr: at, Length: dsm.PageSize, Dev: st.Dev, Ino: st.Ino, Mode: uffd.Async})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Close(self)
+	m.kept[1], m.last = Held{Number: 1, File: heldIno, PID: os.Getpid(), Start: startOf(os.Getpid()), Write: true, Memory: st.Ino}, 1
+	_, h := m.serve(t)
+	p := h.dial()
+	r, text := p.call(header{op: opResume, arg: [4]uint64{accessWrite, uint64(heldIno), st.Ino}}, "/w")
+	if r.errno != 0 {
+		t.Fatalf("resume: %v %s", r.errno, text)
+	}
+	own := faults()
+	q := header{op: opTrack, attachment: r.attachment, arg: [4]uint64{at, dsm.PageSize}}
+	if _, _, err := p.WriteMsgUnix(q.encode(nil), unix.UnixRights(own), nil); err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Close(own)
+	<-time.After(50 * time.Millisecond) // so that it is looked at, as a rule, while the range has the other one
+	_ = before.Close()
+	if r, text := p.answer(); r.errno != 0 || uffd.Mode(r.arg[0]) != uffd.Async {
+		t.Errorf("track: %v %s, mode %d", r.errno, text, r.arg[0])
+	}
+	if err := unix.Munmap(mem); err != nil {
+		t.Fatal(err)
 	}
 }
 
