@@ -128,12 +128,12 @@ func TestAppliedBeforeAnEviction(t *testing.T) {
 		ok(t, err)
 		join()
 		if twice {
-			_, err = send(4, noopOp{})
+			_, err = send(2, noopOp{}) // a daemon that lives, and notes nothing
 			ok(t, err)
 			evict()
 			join()
 		}
-		_, err = send(5, backOp{nodeB, b.Inc, 4, []uint64{2, 3}})
+		_, err = send(5, backOp{nodeB, b.Inc, 4, []uint64{2, 3}, 1})
 		ok(t, err)
 		if again, err := send(2, makes("second")); err != nil || again.Ino != made.Ino {
 			t.Errorf("twice %v: made %v, %v; before it was %v", twice, again.Ino, err, made.Ino)

@@ -43,11 +43,11 @@ type answer struct {
 	again  bool   // an earlier daemon may have proposed it
 }
 
-func (cs *calls) init(held *hold.Memory) {
+func (cs *calls) init(held *hold.Memory, inc uint64) {
 	cs.mu.Init("catalog.calls")
 	cs.mu.waiting = make(map[uint64]chan answer)
 	cs.mu.seen = make(map[uint64]chan struct{})
-	cs.held.init(held)
+	cs.held.init(held, inc)
 	cs.mu.last = cs.held.before
 	cs.mu.low = cs.mu.last + 1
 	cs.orphans = make(chan struct{}, 1)

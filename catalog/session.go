@@ -3,7 +3,6 @@ package catalog
 import (
 	"cmp"
 	"errors"
-	"maps"
 	"slices"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -15,7 +14,8 @@ import (
 type session struct {
 	low     uint64 // commands with smaller numbers are forgotten, and ignored
 	results map[uint64]result
-	evicted uint64 // the index in the log at which the node was evicted: see state.evicted
+	// Of one in state.evicted: the index in the log at which the node was evicted, and which incarnation that was.
+	evicted, inc uint64
 }
 
 // result is the outcome of a command.
@@ -51,28 +51,27 @@ const mostEvicted = 8
 // ask for may have happened. The oldest sessions go.
 func (s *state) keepEvicted(m dsm.Member, index uint64) {
 	ses := s.sessions[m.ID]
-	if ses == nil || !followed(m) {
+	if ses == nil || !followed(m) || s.evicted[m.ID] != nil { // there is one: no daemon has come back since that would know of later commands
 		return
 	}
-	if was := s.evicted[m.ID]; was != nil { // it had joined, and was not back yet
-		maps.Copy(ses.results, was.results)
-	}
-	ses.evicted = index
+	ses.evicted, ses.inc = index, m.Inc
 	s.evicted[m.ID] = ses
 	if len(s.evicted) > mostEvicted {
 		delete(s.evicted, slices.MinFunc(sortedKeys(s.evicted), func(a, b dsm.NodeID) int { return cmp.Compare(s.evicted[a].evicted, s.evicted[b].evicted) }))
 	}
 }
 
-// joinedAgain gives a node the results of commands that it has made before it was evicted, and that may come again.
-func (s *state) joinedAgain(id dsm.NodeID, keep []uint64) {
-	if was := s.evicted[id]; was != nil {
-		for _, req := range keep {
-			if r, ok := was.results[req]; ok {
-				s.sessions[id].results[req] = r
-			}
+// joinedAgain gives a node the results of commands that it has made as an incarnation that was evicted, and that may come again.
+func (s *state) joinedAgain(id dsm.NodeID, inc uint64, keep []uint64) {
+	was := s.evicted[id]
+	delete(s.evicted, id)
+	if was == nil || was.inc != inc {
+		return
+	}
+	for _, req := range keep {
+		if r, ok := was.results[req]; ok {
+			s.sessions[id].results[req] = r
 		}
-		delete(s.evicted, id)
 	}
 }
 

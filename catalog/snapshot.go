@@ -60,6 +60,7 @@ type sessionImage struct {
 	Low     uint64
 	Results []resultImage
 	Evicted uint64
+	Inc     uint64
 }
 
 type resultImage struct {
@@ -96,7 +97,7 @@ func (s *state) image() *image {
 func sessionImages(sessions map[dsm.NodeID]*session) (all []sessionImage) {
 	for _, node := range sortedKeys(sessions) {
 		ses := sessions[node]
-		x := sessionImage{Node: node, Low: ses.low, Evicted: ses.evicted}
+		x := sessionImage{Node: node, Low: ses.low, Evicted: ses.evicted, Inc: ses.inc}
 		for _, req := range sortedKeys(ses.results) {
 			x.Results = append(x.Results, resultImage{req, ses.results[req]})
 		}
@@ -108,7 +109,7 @@ func sessionImages(sessions map[dsm.NodeID]*session) (all []sessionImage) {
 // restoreSessions is the inverse of sessionImages.
 func restoreSessions(images []sessionImage, sessions map[dsm.NodeID]*session) {
 	for _, x := range images {
-		ses := &session{low: x.Low, results: make(map[uint64]result), evicted: x.Evicted}
+		ses := &session{low: x.Low, results: make(map[uint64]result), evicted: x.Evicted, inc: x.Inc}
 		for _, r := range x.Results {
 			ses.results[r.Req] = r.Result
 		}

@@ -70,6 +70,7 @@ const (
 	Epoch     // that of the newest view in which the node, as this incarnation, was a member
 	Told      // 1: the holder was told to end, and no daemon has heard of that; 2: the last one has
 	Listening // the number under which the holder has the socket that programs attach at; 0: there is none
+	NotedInc  // the incarnation whose commands are noted: see Note
 )
 
 // Text is a string in the head.
