@@ -38,8 +38,8 @@ func (s *state) apply(index uint64, data []byte) (outcome, error) {
 	}
 	first := c.Kind == kindBootstrap && s.view.Cluster == 0
 	if m, member := s.view.Member(c.Node); (!member || m.Gone || m.Inc != c.Inc) && !first {
-		// The results of nodes that left are forgotten. So their commands must not be applied: they
-		// may have been applied before.
+		// The results of nodes that left are forgotten, and those of nodes that were evicted are kept for their next incarnations only. So
+		// their commands must not be applied: they may have been applied before.
 		out.result = resultOf(dsm.Inode{}, fail(errs.Evicted, "node %s is no member", c.Node))
 		return out, nil
 	}

@@ -41,6 +41,7 @@ func (o backOp) apply(s *state, st step) (dsm.Inode, error) {
 			withdraw(v, h, o.Node)
 		}
 	})
+	s.joinedAgain(o.Node, o.Noted, o.Keep)
 	s.sessions[o.Node].end(o.Last, o.Keep)
 	s.effects.locks = append(s.effects.locks, s.book.Back(o.Node)...)
 	return dsm.Inode{}, nil

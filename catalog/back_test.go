@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/hold"
 )
 
@@ -96,6 +97,73 @@ func TestLateCommandsOfAKilledDaemon(t *testing.T) {
 	}
 	if r := s.results[4]; r.err("x") != nil {
 		t.Errorf("a command that was applied: %+v", r)
+	}
+}
+
+// TestAppliedBeforeAnEviction: what a node with a holder has done before it was evicted is not done once more when the request comes again after it has joined again. So it is also if the cluster has
+// taken a snapshot, and if it is evicted once more before it is back.
+func TestAppliedBeforeAnEviction(t *testing.T) {
+	for _, twice := range []bool{false, true} {
+		m := newMachine(t)
+		b := member(nodeB)
+		b.Held, b.Inc = true, 1
+		join := func() { m.must(nodeA, addMemberOp{b}) }
+		evict := func() {
+			m.must(nodeA, goneOp{Node: nodeB, Inc: b.Inc})
+			b.Inc++
+		}
+		send := func(req uint64, o op) (dsm.Inode, error) {
+			return m.send(command{Node: nodeB, Inc: b.Inc, Req: req, Low: 1, Now: m.now}, o)
+		}
+		join()
+		makes := func(name string) op { return createOp{Dir: dsm.RootIno, Name: name, Kind: dsm.KindFile} }
+		_, err := send(1, makes("first"))
+		ok(t, err)
+		made, err := send(2, makes("second"))
+		ok(t, err)
+		evict()
+		image, err := m.image().encode()
+		ok(t, err)
+		m.state, err = restore(image)
+		ok(t, err)
+		join()
+		if twice {
+			_, err = send(2, noopOp{}) // a daemon that lives, and notes nothing
+			ok(t, err)
+			evict()
+			join()
+		}
+		_, err = send(5, backOp{nodeB, b.Inc, 4, []uint64{2, 3}, 1})
+		ok(t, err)
+		if again, err := send(2, makes("second")); err != nil || again.Ino != made.Ino {
+			t.Errorf("twice %v: made %v, %v; before it was %v", twice, again.Ino, err, made.Ino)
+		}
+		if _, err := send(3, makes("third")); err != nil || m.last.fate != happened {
+			t.Errorf("twice %v: a command that was not applied: %v", twice, err)
+		}
+		if _, err := send(1, makes("again")); !errs.Is(err, errs.Timeout) {
+			t.Errorf("twice %v: a command that nobody asks for any more: %v", twice, err)
+		}
+		if len(m.evicted) > 0 {
+			t.Errorf("twice %v: %d sessions are kept of nodes that are back", twice, len(m.evicted))
+		}
+	}
+}
+
+// TestSessionsOfEvictedNodes: those of the last few are kept, and of nodes with a holder alone.
+func TestSessionsOfEvictedNodes(t *testing.T) {
+	m := newMachine(t)
+	for i := range dsm.NodeID(mostEvicted + 3) {
+		b := member(nodeB + i)
+		b.Held, b.Inc = i > 0, 1
+		m.must(nodeA, addMemberOp{b})
+		if _, err := m.send(command{Node: b.ID, Inc: 1, Req: 1, Low: 1, Now: m.now}, noopOp{}); err != nil {
+			t.Fatal(err)
+		}
+		m.must(nodeA, goneOp{Node: b.ID, Inc: 1})
+	}
+	if got := sortedKeys(m.evicted); len(got) != mostEvicted || got[0] != nodeB+3 {
+		t.Errorf("kept: %v", got)
 	}
 }
 

@@ -164,7 +164,7 @@ func New(cfg Config) (_ *Catalog, err error) {
 	c.mu.state = newState()
 	c.view.Store(c.mu.state.view)
 	c.progress.init()
-	c.calls.init(cfg.Held)
+	c.calls.init(cfg.Held, cfg.Self.Inc)
 	c.rounds.init()
 	c.lease.init()
 	c.grants.init()

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
 )
 
 // Each of the methods below makes one change. When they return without an error, the change has
@@ -15,7 +16,7 @@ import (
 // claim, this node claims it afterwards. A file also gets n's Size and the settings, as SetSpec would
 // set them.
 func (c *Catalog) Create(ctx context.Context, dir dsm.Ino, name string, n dsm.Inode, claim bool, settings ...dsm.Setting) (dsm.Inode, error) {
-	return c.propose(ctx, createOp{
+	return c.create(ctx, createOp{
 		Dir: dir, Name: name, Kind: n.Kind, Perm: n.Perm, UID: n.UID, GID: n.GID, Target: n.Target, Claim: claim,
 		Size: n.Size, Settings: settings,
 	})
@@ -24,10 +25,26 @@ func (c *Catalog) Create(ctx context.Context, dir dsm.Ino, name string, n dsm.In
 // CreateTemp makes a file without a name, as Create would make one in dir, and claims it. n's Layout is
 // what the header that it will get says. Link may give it a name.
 func (c *Catalog) CreateTemp(ctx context.Context, dir dsm.Ino, n dsm.Inode, settings ...dsm.Setting) (dsm.Inode, error) {
-	return c.propose(ctx, createOp{
+	return c.create(ctx, createOp{
 		Dir: dir, Temp: true, Kind: dsm.KindFile, Perm: n.Perm, UID: n.UID, GID: n.GID, Claim: true,
 		Size: n.Size, Layout: n.Layout, Settings: settings,
 	})
+}
+
+// create makes an inode. What an earlier daemon has made for the same request of the kernel is claimed once more: the claims of a node end when the cluster evicts it. If it has
+// gone since, another one is made.
+func (c *Catalog) create(ctx context.Context, o createOp) (dsm.Inode, error) {
+	a, err := c.commit(ctx, o)
+	if err == nil {
+		err = a.result.err("")
+	}
+	in := a.result.Inode
+	if err == nil && a.again && o.Claim {
+		if in, err = c.Claim(ctx, in.Ino, true); errs.Is(err, errs.NotExist) {
+			return c.propose(ctx, o)
+		}
+	}
+	return in, named(ops[kindCreate].name, err)
 }
 
 // Link gives another name to a file or symbolic link.

@@ -192,6 +192,10 @@ func startHeld(t testing.TB, name, listen string, id dsm.NodeID, held *hold.Memo
 	t.Helper()
 	n := &node{observer: &recorder{views: make(chan struct{}, 1)}, warned: make(chan string, 64), via: new(callers)}
 	var err error
+	inc := uint64(0)
+	if held != nil {
+		inc = held.Word(hold.Inc).Load()
+	}
 	ready := make(chan struct{})
 	n.net, err = transport.Listen(transport.Config{
 		Self: id, Listen: listen, Log: slog.New(slog.DiscardHandler),
@@ -219,7 +223,7 @@ func startHeld(t testing.TB, name, listen string, id dsm.NodeID, held *hold.Memo
 		n.net.SetCluster(id)
 	}
 	n.Catalog, err = New(Config{
-		Self:   dsm.Member{ID: id, Name: name, Addr: n.net.Addr(), Budget: 2 << 30, Held: held != nil},
+		Self:   dsm.Member{ID: id, Name: name, Addr: n.net.Addr(), Budget: 2 << 30, Held: held != nil, Inc: inc},
 		Caller: n.via, Streams: n.streams, Observer: n.observer, OnCluster: belongs, Yield: n.yieldLocks, Silences: n.silences, Held: held,
 		Log: slog.New(warnings{testLog(t, name).Handler(), n.warned}),
 	})

@@ -176,6 +176,8 @@ type (
 		Inc  uint64
 		Last uint64   // the last number of a command of daemons before
 		Keep []uint64 // of those, what may come again: all others never happen any more
+		// Noted is the incarnation that has numbered those to keep.
+		Noted uint64
 	}
 
 	moveOp struct {

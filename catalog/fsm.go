@@ -46,7 +46,7 @@ func (f fsm) Apply(l *raft.Log) any {
 		c.calls.passed(out.Low)
 	}
 	if mine && out.fate != ignored {
-		c.calls.deliver(out.Req, answer{out.result, l.Index, l.Term})
+		c.calls.deliver(out.Req, answer{result: out.result, index: l.Index, term: l.Term})
 	}
 	c.snap.consider(l.Index, inodes)
 	return nil

@@ -41,6 +41,7 @@ func (o goneOp) apply(s *state, st step) (dsm.Inode, error) {
 	if o.Term != 0 && o.Term != s.term {
 		return dsm.Inode{}, fail(errs.Unavailable, "decided in term %d, and this is term %d", o.Term, s.term)
 	}
+	s.keepEvicted(m, st.index)
 	s.reviewed(func(v *dsm.View) {
 		for i := range v.Members {
 			if v.Members[i].ID == o.Node {

@@ -201,7 +201,10 @@ func (c *Catalog) back(ctx context.Context, when func() bool) error {
 	err := c.news.until(ctx, c.life, when)
 	if err == nil {
 		last, keep := c.calls.former()
-		_, err = c.propose(ctx, backOp{c.self.ID, c.self.Inc, last, keep})
+		noted := c.calls.held.mem.Word(hold.NotedInc)
+		if _, err = c.propose(ctx, backOp{c.self.ID, c.self.Inc, last, keep, noted.Load()}); err == nil {
+			noted.Store(c.self.Inc) // it has those results
+		}
 	}
 	if c.signs.out() {
 		err = errs.E(errs.Evicted, "", "the cluster has taken this node for dead")
@@ -262,12 +265,13 @@ func (c *Catalog) isHeld(id dsm.NodeID) bool {
 // heldCalls is the part of calls that outlives the daemon.
 type heldCalls struct {
 	mem    *hold.Memory
+	inc    uint64                  // of this node
 	known  map[hold.Request]uint64 // the commands of requests that came to an earlier daemon; guarded by calls.mu
 	before uint64                  // the last number of a command of those
 }
 
-func (h *heldCalls) init(m *hold.Memory) {
-	h.mem = m
+func (h *heldCalls) init(m *hold.Memory, inc uint64) {
+	h.mem, h.inc = m, inc
 	if m == nil {
 		return
 	}
@@ -325,6 +329,7 @@ func (h *heldCalls) number(r hold.Request, req, last, low uint64) uint64 {
 		return low
 	}
 	if r.Unique != 0 {
+		h.mem.Word(hold.NotedInc).Store(h.inc)
 		h.mem.Note(r, req)
 	}
 	h.mem.Word(hold.LastRequest).Store(last)

@@ -283,6 +283,62 @@ func TestEvictedBeforeItIsBack(t *testing.T) {
 	}
 }
 
+// TestRequestsOverAnEviction: requests of the kernel come again when the node was evicted, and has joined again. What they had done is not done once more, and what they had made is claimed.
+func TestRequestsOverAnEviction(t *testing.T) {
+	n, m := startNewHeld(t)
+	first, second := start(t, "b"), start(t, "c")
+	ok(t, first.Bootstrap(patient(t), dsm.Inode{Perm: 0o755}))
+	ok(t, second.Join(patient(t), first.self.Addr))
+	settle(t, []*node{first, second})
+	ok(t, n.Join(patient(t), first.self.Addr))
+	settle(t, []*node{first, second, n})
+	appended, err := first.Create(patient(t), dsm.RootIno, "appended", file, false)
+	ok(t, err)
+	of := func(unique uint64) context.Context { return context.WithValue(patient(t), hold.RequestKey{}, unique) }
+	grows := func() dsm.Inode {
+		in, err := n.SetAttr(of(1), appended.Ino, dsm.SetAttr{GrowBy: ptr(int64(10))})
+		ok(t, err)
+		return in
+	}
+	makes := func(unique uint64, name string) dsm.Inode {
+		in, err := n.Create(of(unique), dsm.RootIno, name, file, true)
+		ok(t, err)
+		return in
+	}
+	temp := func() dsm.Inode {
+		in, err := n.CreateTemp(of(4), dsm.RootIno, file)
+		ok(t, err)
+		return in
+	}
+	grows()
+	made, removed, unnamed := makes(2, "made"), makes(3, "removed"), temp()
+	inSync(t, []*node{first, second, n})
+	n.stop()
+	forget(t, first, n)
+	ok(t, first.Unlink(patient(t), dsm.RootIno, "removed"))
+	inSync(t, []*node{first, second})
+	ok(t, m.Catalog().Rewrite(nil))
+	m.Word(hold.Inc).Store(1)
+	n, _ = succeed(t, n, m)
+	ok(t, n.Join(patient(t), first.self.Addr))
+	ok(t, n.Back(patient(t)))
+	if in := grows(); in.Size != 10 {
+		t.Errorf("an append has two places: the size is %d", in.Size)
+	}
+	if again := makes(2, "made"); again.Ino != made.Ino {
+		t.Errorf("file %v was made, and then %v", made.Ino, again.Ino)
+	}
+	if again := makes(3, "removed"); again.Ino == removed.Ino {
+		t.Error("a file is opened that was removed")
+	}
+	if again := temp(); again.Ino == unnamed.Ino {
+		t.Error("a file without a name is opened that nobody claimed")
+	}
+	if got := n.Claimed(); len(got) != 3 || got[0] != made.Ino {
+		t.Errorf("claimed: %v", got)
+	}
+}
+
 // refusing is Streams to a node whose port is closed.
 type refusing struct {
 	Streams

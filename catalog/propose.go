@@ -40,23 +40,25 @@ type answer struct {
 	result result
 	index  uint64
 	term   uint64 // of the leader that appended it; 0 if it came in a snapshot
+	again  bool   // an earlier daemon may have proposed it
 }
 
-func (cs *calls) init(held *hold.Memory) {
+func (cs *calls) init(held *hold.Memory, inc uint64) {
 	cs.mu.Init("catalog.calls")
 	cs.mu.waiting = make(map[uint64]chan answer)
 	cs.mu.seen = make(map[uint64]chan struct{})
-	cs.held.init(held)
+	cs.held.init(held, inc)
 	cs.mu.last = cs.held.before
 	cs.mu.low = cs.mu.last + 1
 	cs.orphans = make(chan struct{}, 1)
 }
 
 // begin numbers a command for a request of the kernel, or zero. low is the smallest number that somebody waits for.
-func (cs *calls) begin(seen bool, of hold.Request) (req, low uint64, done <-chan answer) {
+// again says that an earlier daemon has given it its number.
+func (cs *calls) begin(seen bool, of hold.Request) (req, low uint64, again bool, done <-chan answer) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if req = cs.held.known[of]; req == 0 {
+	if req, again = cs.held.known[of]; !again {
 		cs.mu.last++
 		req = cs.mu.last
 	}
@@ -67,7 +69,7 @@ func (cs *calls) begin(seen bool, of hold.Request) (req, low uint64, done <-chan
 	if seen {
 		cs.mu.seen[req] = make(chan struct{})
 	}
-	return req, low, ch
+	return req, low, again, ch
 }
 
 // finish says that nobody waits for the command any more: it has been applied, or was given up.
@@ -170,7 +172,7 @@ func (c *Catalog) commit(ctx context.Context, o op) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	req, low, done := c.calls.begin(ops[kind].seen, of)
+	req, low, again, done := c.calls.begin(ops[kind].seen, of)
 	applied := false
 	defer func() {
 		switch {
@@ -198,7 +200,7 @@ func (c *Catalog) commit(ctx context.Context, o op) (answer, error) {
 			case a := <-done:
 				wait.Stop()
 				forget()
-				applied = true
+				applied, a.again = true, again
 				return a, nil
 			case err := <-failed:
 				c.doubtLeader(err)

@@ -132,6 +132,7 @@ func (s *state) found(self dsm.Member, id dsm.ClusterID, keys *dsm.Trust) error 
 	m := &v.Members[i]
 	m.Inc, m.Voter, m.Leaving, m.Gone = self.Inc, true, false, false
 	s.view = v
+	clear(s.evicted)
 	delete(s.sessions, self.ID) // a catalog that is new numbers its commands anew
 	return nil
 }

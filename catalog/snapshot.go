@@ -12,7 +12,7 @@ import (
 )
 
 // imageFormat is the version of image.
-const imageFormat = 13
+const imageFormat = 14
 
 // image is a state as a value, with every set in order: equal states have equal images, byte for
 // byte.
@@ -30,6 +30,7 @@ type image struct {
 	Own      []dsm.OwnSlot
 	Inodes   []inodeImage
 	Sessions []sessionImage
+	Evicted  []sessionImage
 	Locks    []locks.Page
 	LockTerm uint64 // the last
 }
@@ -58,6 +59,8 @@ type sessionImage struct {
 	Node    dsm.NodeID
 	Low     uint64
 	Results []resultImage
+	Evicted uint64
+	Inc     uint64
 }
 
 type resultImage struct {
@@ -86,16 +89,32 @@ func (s *state) image() *image {
 		slices.SortFunc(x.Xattrs, func(a, b xattrImage) int { return cmp.Compare(a.Name, b.Name) })
 		img.Inodes = append(img.Inodes, x)
 	}
-	for _, node := range sortedKeys(s.sessions) {
-		ses := s.sessions[node]
-		x := sessionImage{Node: node, Low: ses.low}
+	img.Sessions, img.Evicted = sessionImages(s.sessions), sessionImages(s.evicted)
+	img.Locks, img.LockTerm = s.book.Pages(), s.book.LastTerm()
+	return img
+}
+
+func sessionImages(sessions map[dsm.NodeID]*session) (all []sessionImage) {
+	for _, node := range sortedKeys(sessions) {
+		ses := sessions[node]
+		x := sessionImage{Node: node, Low: ses.low, Evicted: ses.evicted, Inc: ses.inc}
 		for _, req := range sortedKeys(ses.results) {
 			x.Results = append(x.Results, resultImage{req, ses.results[req]})
 		}
-		img.Sessions = append(img.Sessions, x)
+		all = append(all, x)
 	}
-	img.Locks, img.LockTerm = s.book.Pages(), s.book.LastTerm()
-	return img
+	return all
+}
+
+// restoreSessions is the inverse of sessionImages.
+func restoreSessions(images []sessionImage, sessions map[dsm.NodeID]*session) {
+	for _, x := range images {
+		ses := &session{low: x.Low, results: make(map[uint64]result), evicted: x.Evicted, inc: x.Inc}
+		for _, r := range x.Results {
+			ses.results[r.Req] = r.Result
+		}
+		sessions[x.Node] = ses
+	}
 }
 
 func (img *image) encode() ([]byte, error) { return wire.Marshal(img) }
@@ -143,13 +162,8 @@ func restore(b []byte) (*state, error) {
 		}
 		s.inodes[in.Ino] = in
 	}
-	for _, x := range img.Sessions {
-		ses := &session{low: x.Low, results: make(map[uint64]result)}
-		for _, r := range x.Results {
-			ses.results[r.Req] = r.Result
-		}
-		s.sessions[x.Node] = ses
-	}
+	restoreSessions(img.Sessions, s.sessions)
+	restoreSessions(img.Evicted, s.evicted)
 	book, err := locks.ReadBook(img.Locks, img.LockTerm)
 	if err != nil {
 		return nil, errs.E(errs.Corrupt, "restore snapshot", "%w", err)

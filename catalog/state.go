@@ -22,7 +22,8 @@ type state struct {
 	nextIno  dsm.Ino
 	reserved reservation
 	sessions map[dsm.NodeID]*session
-	view     *dsm.View // Cluster is 0 before the bootstrap command
+	evicted  map[dsm.NodeID]*session // what nodes have done that were evicted, and may join again as other incarnations
+	view     *dsm.View               // Cluster is 0 before the bootstrap command
 	book     *locks.Book
 	unplaced map[dsm.Ino]struct{} // files whose placement names a node, and that have no slot of their own yet: see place.go
 
@@ -63,6 +64,7 @@ func newState() *state {
 		inodes:   make(map[dsm.Ino]*inode),
 		nextIno:  dsm.RootIno,
 		sessions: make(map[dsm.NodeID]*session),
+		evicted:  make(map[dsm.NodeID]*session),
 		view:     &dsm.View{},
 		book:     locks.NewBook(),
 		unplaced: make(map[dsm.Ino]struct{}),

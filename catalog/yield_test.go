@@ -104,7 +104,7 @@ func TestCommandIsTakenWhereItWasRead(t *testing.T) {
 		f, err := has.CreateTemp(ctx, dsm.RootIno, file)
 		ok(t, err)
 		ok(t, leader.ShowLife(ctx))
-		req, low, done := wants.calls.begin(false, hold.Request{})
+		req, low, _, done := wants.calls.begin(false, hold.Request{})
 		data, err := command{Node: wants.self.ID, Inc: wants.self.Inc, Req: req, Low: low}.encode(askLockOp{f.Ino, request(wants.self.ID, locks.Write, locks.Try, 1)})
 		ok(t, err)
 		if _, handled := leader.OnNow(&wire.Propose{Command: data}); !handled {

@@ -63,24 +63,32 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	if err := a.readyToAttach(ctx); err != nil {
 		return nil, nil, err
 	}
+	file, err := a.heldFile(ctx, program, write)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer a.giveUp(file)
 	if write {
 		a.keepBases()
 	}
 	a.collect() // the program may be a child of fork: it gets what its parent has stored
 	t := &Attachment{area: a, write: write, mount: program == dsm.ByMount}
-	err := error(&errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist})
+	err = &errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist}
 	fresh, promised := false, int64(0)
 	if write && program > 0 { // it may need a draft
 		promised = a.node.cfg.View.Promised()
 	}
 	a.step(func() {
 		had := len(a.mu.drafts)
+		if err = a.heldRefusalLocked(program, write); err != nil {
+			return
+		}
 		if write {
 			if err = a.refusalLocked(); err != nil {
 				return
 			}
 		}
-		if t.draft, err = a.draftOfLocked(program, write, promised); err != nil {
+		if t.draft, err = a.draftOfLocked(program, write, promised, file); err != nil {
 			return
 		}
 		if err = a.exclusiveLocked(t); err != nil {
@@ -102,7 +110,7 @@ func (a *Area) Attach(ctx context.Context, program int, write bool) (*Attachment
 	}
 	var f *os.File
 	if err == nil {
-		f, err = t.open(write)
+		f, err = t.open(write, file)
 	}
 	if err != nil {
 		t.Detach()
@@ -130,7 +138,9 @@ func (a *Area) exclusiveLocked(t *Attachment) error {
 
 // open opens the memory. The working copy of an area on demand is always opened for writing: userfaultfd takes a
 // shared mapping only if the process may write to the file.
-func (t *Attachment) open(write bool) (f *os.File, err error) {
+//
+// In a mount that is held it moves into file first, if it must.
+func (t *Attachment) open(write bool, file *pages.HeldFile) (f *os.File, err error) {
 	a := t.area
 	write = write && !t.mount
 	err = &errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist}
@@ -139,7 +149,9 @@ func (t *Attachment) open(write bool) (f *os.File, err error) {
 		case !t.write && a.versionedLocked():
 			f, err = a.mu.mem.OpenBase()
 		case t.draft == nil:
-			f, err = a.mu.mem.OpenWorking(write || a.mu.replica.demand)
+			if err = a.mu.mem.TakeFile(file); err == nil {
+				f, err = a.mu.mem.OpenWorking(write || a.mu.replica.demand)
+			}
 		case slices.Contains(a.mu.drafts, t.draft):
 			f, err = t.draft.mem.Open(write)
 		default: // the program has detached
@@ -153,7 +165,7 @@ func (t *Attachment) open(write bool) (f *os.File, err error) {
 }
 
 // Memory opens the memory once more, for reading.
-func (t *Attachment) Memory() (*os.File, error) { return t.open(false) }
+func (t *Attachment) Memory() (*os.File, error) { return t.open(false, nil) }
 
 // enterLocked counts an attachment; leaveLocked ends that.
 func (a *Area) enterLocked(t *Attachment) {
@@ -533,11 +545,17 @@ func (a *Area) bytesOfLocked(p dsm.PageIndex) []byte {
 	return w[:min(int64(len(w)), a.mu.ino.Size-int64(p)*dsm.PageSize)]
 }
 
-// mergeLocked brings the incoming bytes of a page into the working copy: see merge.Kernel.
-func (a *Area) mergeLocked(k merge.Kernel, p dsm.PageIndex, base, incoming []byte) {
-	if a.sharedLocked() {
-		k.MergeShared(p, base, a.mu.mem.Working(p), incoming)
+// mergeLocked brings the incoming bytes of page i of an extent into the working copy: see merge.Kernel. next is what the base copy becomes, and what is under way of the page is as it will be
+// then. mergesLocked was called.
+func (a *Area) mergeLocked(k merge.Kernel, x *replicaExtent, i int, base, incoming, next []byte) {
+	p := page(x.index, i)
+	if !a.sharedLocked() {
+		k.Merge(p, base, a.mu.mem.Working(p), incoming, nil)
 		return
 	}
-	k.Merge(p, base, a.mu.mem.Working(p), incoming, nil)
+	var in [2]bool
+	if x.pub != nil {
+		in = [2]bool{x.pub.pages.Has(i), x.pub.snap[i] != nil}
+	}
+	a.mu.mem.MergeShared(k, p, x.keptPublication(), in, base, incoming, next)
 }

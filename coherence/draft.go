@@ -41,20 +41,20 @@ type draft struct {
 	fresh        time.Time   // see replica.fresh
 }
 
-// draftOfLocked returns the draft for an attachment of the program, nil if it uses the working copy. promised is what the catalog has promised.
-func (a *Area) draftOfLocked(program int, write bool, promised int64) (*draft, error) {
+// draftOfLocked returns the draft for an attachment of the program, nil if it uses the working copy. promised is what the catalog has promised, and file what a new one gets in a mount that is held.
+func (a *Area) draftOfLocked(program int, write bool, promised int64, file *pages.HeldFile) (*draft, error) {
 	for _, d := range a.mu.drafts {
 		if d.program == program {
 			return d, nil
 		}
 	}
-	if !write || program <= 0 || a.mu.replica.demand || !a.mu.ino.Spec.AppliesInSync() {
+	if !a.wantsDraftLocked(program, write) {
 		return nil, nil
 	}
 	if n := 2 * a.pagesBytesLocked(); a.lacksDraftRoomLocked(n, promised) { // a copy, and its base
 		return nil, errs.E(errs.NoSpace, "attach", "a program that stores where apply=sync needs a copy of its own, and there is no room in --memory for %d bytes more", n)
 	}
-	mem, err := a.mu.mem.NewDraft()
+	mem, err := a.mu.mem.NewDraft(program, file)
 	if err != nil {
 		return nil, err
 	}
@@ -62,6 +62,11 @@ func (a *Area) draftOfLocked(program int, write bool, promised int64) (*draft, e
 	d.resizedLocked(a)
 	a.mu.drafts = append(a.mu.drafts, d)
 	return d, nil
+}
+
+// wantsDraftLocked reports whether a program that has no draft gets one.
+func (a *Area) wantsDraftLocked(program int, write bool) bool {
+	return write && program > 0 && !a.mu.replica.demand && a.mu.ino.Spec.AppliesInSync()
 }
 
 // draftBytesLocked returns what the drafts of the area take: each is a copy, and its base.
@@ -189,6 +194,7 @@ func (a *Area) takeLocked(d *draft, e dsm.ExtentIndex, set dsm.PageSet) (changed
 		}
 		a.mu.cached.BeforeMerge(p)
 		w := a.mu.mem.Working(p)
+		a.mu.mem.BeginTake(d.mem, p)
 		if a.sharedLocked() {
 			a.mu.kernel.StoreShared(p, base, w, now[:])
 		} else {
@@ -197,6 +203,7 @@ func (a *Area) takeLocked(d *draft, e dsm.ExtentIndex, set dsm.PageSet) (changed
 			copy(w, merged[:])
 		}
 		copy(base, now[:])
+		a.mu.mem.EndTake(d.mem)
 		came.Add(i)
 	}
 	if came.Empty() {
@@ -336,13 +343,12 @@ func (a *Area) refreshExtentLocked(d *draft, e dsm.ExtentIndex) int {
 	var now [dsm.PageSize]byte
 	for i := range set.All() {
 		p := page(e, i)
-		base, is := d.mem.Base(p), a.bytesOfLocked(p)
+		is := a.bytesOfLocked(p)
 		if a.sharedLocked() || len(is) < dsm.PageSize {
 			merge.Snapshot(now[:], is)
 			is = now[:]
 		}
-		a.mu.kernel.MergeShared(p, base, d.mem.Page(p), is)
-		copy(base, is)
+		a.mu.mem.Refresh(a.mu.kernel, d.mem, p, is)
 	}
 	return set.Len()
 }

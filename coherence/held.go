@@ -3,6 +3,7 @@ package coherence
 import (
 	"context"
 	"errors"
+	"math"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/pages"
@@ -33,8 +34,22 @@ func (n *Node) Resume(ctx context.Context, alone bool) error {
 			failed = append(failed, left.Drop())
 			continue
 		}
+		uncertain := least
 		if gen == 0 {
-			least = now.Size
+			least, uncertain = now.Size, math.MaxInt64
+		}
+		if left.Attached() && left.Newest() {
+			a, err := n.area(left.ID)
+			if err == nil {
+				a.step(func() {
+					a.inodeChangedLocked(now)
+					err = a.resumeAttachedLocked(left, least, uncertain)
+				})
+			}
+			if err != nil {
+				return errors.Join(append(failed, err)...)
+			}
+			continue
 		}
 		mem, err := left.Take(now.Size, least)
 		if err != nil {
@@ -49,11 +64,32 @@ func (n *Node) Resume(ctx context.Context, alone bool) error {
 	return errors.Join(failed...)
 }
 
+// resumeAttachedLocked takes over an area whose working copy programs may have attached: it stays, and they go on to store to it. So what is not published is published like any other store,
+// to this node as the home, which has what the base copy has. That goes for what was being published as well: the next daemon does not know what the one before it had merged as the home, so it would
+// merge it twice.
+func (a *Area) resumeAttachedLocked(left pages.Left, least, uncertain int64) error {
+	mem, sent, err := a.takeBothLocked(left, least, uncertain)
+	if err != nil {
+		return err
+	}
+	for _, s := range sent {
+		s.Drop()
+	}
+	a.becomeHomeLocked(mem)
+	return a.replicaOfLocked(nil, least)
+}
+
 // resumeLocked makes the node the home of the bytes in mem.
 func (a *Area) resumeLocked(mem *pages.Area) {
 	mem.SetDrops(&a.mu.drops)
 	a.mu.mem, a.mu.cached = mem, pages.NewCached(mem)
 	a.followedLocked()
+	a.becomeHomeLocked(mem)
+	a.freeIfUnusedLocked()
+}
+
+// becomeHomeLocked makes the node the home of what the base copy has.
+func (a *Area) becomeHomeLocked(mem *pages.Area) {
 	v := a.drawLocked() // so it is later than any before
 	mem.Data(func(p dsm.PageIndex) {
 		e, i := p.Extent()
@@ -65,7 +101,6 @@ func (a *Area) resumeLocked(mem *pages.Area) {
 		a.mu.home.setVersion(x, i, v)
 		a.lookAtHomeLocked(e, x, i)
 	})
-	a.freeIfUnusedLocked()
 }
 
 // followedLocked says that the memory follows the inode.

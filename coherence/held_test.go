@@ -37,7 +37,7 @@ func TestHeldStoresAreThereForTheNextDaemon(t *testing.T) {
 		must(err)
 		m, err = hold.Adopt(fd)
 		must(err)
-		store, err := pages.NewKeep(m)
+		store, err := pages.NewKeep(m, nil)
 		must(err)
 		n := New(Config{Self: 1, View: view, Sender: nowhere{}, Log: slog.New(slog.DiscardHandler), Store: store, Linger: time.Hour})
 		must(n.Resume(ctx, true))
@@ -84,7 +84,7 @@ func TestAnotherNodeIsThereWhenOneResumesAlone(t *testing.T) {
 		}
 	}
 	must(err)
-	store, err := pages.NewKeep(m)
+	store, err := pages.NewKeep(m, nil)
 	must(err)
 	mem, err := store.NewHeldArea(1, dsm.ExtentSize)
 	must(err)

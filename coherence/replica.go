@@ -441,14 +441,14 @@ func (a *Area) mergePageLocked(e dsm.ExtentIndex, i int, x *replicaExtent, n []b
 			}
 			delete(pub.snap, i) // from here on the publication accounts for the new base with its overlay
 		}
-		a.mergeLocked(a.mu.kernel, p, a.conflictsLocked(e, i, mine[:], incoming[:]), incoming[:])
+		a.mergeLocked(a.mu.kernel, x, i, a.conflictsLocked(e, i, mine[:], incoming[:]), incoming[:], n)
 	} else if !x.dirty.Has(i) && !a.sharedLocked() {
 		copy(mem.Working(p), n)
 		if a.bareLocked(p) && !mem.Homed(e) {
 			return
 		}
 	} else {
-		a.mergeLocked(a.mu.kernel, p, a.conflictsLocked(e, i, mem.Base(p), n), n)
+		a.mergeLocked(a.mu.kernel, x, i, a.conflictsLocked(e, i, mem.Base(p), n), n, n)
 	}
 	mem.SetBase(p, n)
 }

@@ -60,6 +60,7 @@ func (n *Node) Resumed() {
 			if !r.subscribed {
 				return
 			}
+			a.dropLeftDraftsLocked()
 			switch {
 			case r.opens == 0: // the kernel keeps nothing over the next open, and takes no notice before
 				a.mu.cached = pages.NewCached(a.mu.mem)
@@ -74,15 +75,28 @@ func (n *Node) Resumed() {
 // resumeReplicaLocked makes a replica of what was left. All pages are here, of a version that is not known. The area has been as short as least since. From the
 // byte uncertain on others may have truncated what programs see.
 func (a *Area) resumeReplicaLocked(left pages.Left, least, uncertain int64) error {
-	mem, sent, err := left.TakeBoth(a.mu.ino.Size, least)
+	_, sent, err := a.takeBothLocked(left, least, uncertain)
 	if err != nil {
 		return err
+	}
+	return a.replicaOfLocked(sent, least)
+}
+
+// takeBothLocked takes both copies of what was left, and what was sent and not answered.
+func (a *Area) takeBothLocked(left pages.Left, least, uncertain int64) (mem *pages.Area, sent []*pages.Sent, err error) {
+	if mem, sent, err = left.TakeBoth(a.mu.kernel, a.mu.ino.Size, least); err != nil {
+		return nil, nil, err
 	}
 	mem.SetDrops(&a.mu.drops)
 	a.mu.mem, a.mu.cached = mem, pages.ResumeCached(mem, true, uncertain)
 	a.followedLocked()
 	mem.WorkingIsNewest()
-	r := &a.mu.replica
+	return mem, sent, nil
+}
+
+// replicaOfLocked makes the replica of what was taken.
+func (a *Area) replicaOfLocked(sent []*pages.Sent, least int64) error {
+	mem, r := a.mu.mem, &a.mu.replica
 	r.subscribed, r.n = true, a.extentsLocked()
 	r.onRequest = a.defersLocked()
 	a.materializeLastLocked()
@@ -114,18 +128,19 @@ func (a *Area) resumeReplicaLocked(left pages.Left, least, uncertain int64) erro
 			a.dirtyLocked(e, x, dsm.Range(i, i+1))
 		}
 	})
+	a.draftsLeftLocked()
 	a.resubscribeLocked(a.slotsLocked(0))
 	return nil
 }
 
 // Reopen is Open for what a program had open when the daemon was killed. It does not wait for other nodes.
 func (n *Node) Reopen(ctx context.Context, id dsm.AreaID, write bool) (*Area, error) {
-	if !n.resuming.Load() { // it was alone
-		return n.Open(ctx, id, write)
-	}
 	a, err := n.area(id)
 	if err != nil {
 		return nil, err
+	}
+	if !n.resuming.Load() && !a.attachable() { // it was alone
+		return n.Open(ctx, id, write)
 	}
 	a.step(func() {
 		if err = a.openedLocked(write); err == nil {

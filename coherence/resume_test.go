@@ -45,7 +45,7 @@ func TestKilledWhileAPageComes(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.mu.Unlock()
-	k, err := pages.NewKeep(n.held)
+	k, err := pages.NewKeep(n.held, n.shelf)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestKilledWhileAPageComes(t *testing.T) {
 	if len(left) != 1 || !left[0].Newest() {
 		t.Fatalf("left: %+v", left)
 	}
-	next, _, err := left[0].TakeBoth(dsm.ExtentSize, dsm.ExtentSize)
+	next, _, err := left[0].TakeBoth(a.mu.kernel, dsm.ExtentSize, dsm.ExtentSize)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestHeldInARound(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.Word(hold.Others).Store(1)
-		n.held = m
+		n.held, n.shelf = m, hold.NewShelf()
 		n.newDaemon()
 		n.open(true)
 		for number := range uint64(4) {

@@ -113,10 +113,7 @@ func (a *Area) mergesLocked(e dsm.ExtentIndex, x *replicaExtent, i int) (done fu
 	if a.node.cfg.Store == nil {
 		return func() {}
 	}
-	var s *pages.Sent
-	if x.pub != nil {
-		s = x.pub.kept
-	}
+	s := x.keptPublication()
 	a.mu.mem.BeginMerge(page(e, i), s)
 	return func() {
 		if s != nil && !x.pub.pages.Has(i) {
@@ -127,6 +124,14 @@ func (a *Area) mergesLocked(e dsm.ExtentIndex, x *replicaExtent, i int) (done fu
 		}
 		a.mu.mem.EndMerge()
 	}
+}
+
+// keptPublication returns what the next daemon has of the publication, nil if it has nothing.
+func (x *replicaExtent) keptPublication() *pages.Sent {
+	if x.pub == nil {
+		return nil
+	}
+	return x.pub.kept
 }
 
 // ridesLocked reports whether the base copy may follow the home while that merges. If the daemon is killed meanwhile, some of the elements are merged already: with the rule

@@ -35,6 +35,8 @@ type sim struct {
 	onShrink func(n *simNode, size int64)
 	unaware  bool // kernels are told of sizes some time after their node
 	queues   bool // READs may wait in the queues of the kernels
+	// outlive says that programs attach to nodes that are held.
+	outlive bool
 	// careful says that programs load, and store back later; a node has one that stores to the page cache, or attached ones.
 	careful     bool
 	whole       bool          // the area is versioned: it has one home, and one node that stores
@@ -72,6 +74,7 @@ type simNode struct {
 	node    *Node
 	config  Config       // of node
 	held    *hold.Memory // in which it keeps what the next daemon has; nil: nothing
+	shelf   *hold.Shelf  // likewise, descriptors
 	daemons int          // of restarts
 	area    *Area
 	applied int // entries of the catalog

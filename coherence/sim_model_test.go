@@ -20,6 +20,7 @@ type simCase struct {
 	crashes  bool                            // nodes die, with their programs: see crashOn
 	aways    bool                            // nodes are evicted, and come back: see awayOn
 	restarts bool                            // daemons are killed, and others follow: see restartOn
+	attaches bool                            // of restarts: programs have attached
 	alone    bool                            // of aways: nobody takes over from them
 	locks    bool                            // of aways: programs lose locks, under which they had stored
 	tally    tally                           // see addOnes
@@ -47,6 +48,7 @@ type simRun struct {
 	crash     simCrash
 	evictions int             // how often a node was evicted
 	restarts  int             // how often a daemon was
+	kept      int             // attachments that were taken over
 	found     int             // how many values programs have found
 	hot       []dsm.PageIndex // that this run stores to
 	group     simGroup

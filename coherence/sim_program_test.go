@@ -3,6 +3,7 @@ package coherence
 import (
 	"context"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +16,8 @@ import (
 // simProgram is a program that stores: into the page cache, into the working copy itself, or into a draft of its own.
 type simProgram struct {
 	at          *Attachment // nil: the page cache
+	id          int         // of the process
+	memory      *os.File    // that it maps, if the node is held
 	untrack     func()      // ends the tracking of its mapping
 	found       map[dsm.PageIndex]bool
 	temporaries *temporaries // that it has loaded and not stored back
@@ -55,15 +58,15 @@ func (s *sim) mostAttached() int {
 // attach has one more program map the memory of the area.
 func (n *simNode) attach() {
 	s := n.sim
-	if len(n.attached) == s.mostAttached() || n.held != nil || n.entering != nil || s.careful && n.writer != nil {
+	if len(n.attached) == s.mostAttached() || n.held != nil && !s.outlive || n.entering != nil || s.careful && n.writer != nil {
 		return
 	}
 	s.lastProgram++
 	id, compare := s.lastProgram, s.rng.IntN(3) == 0
-	if !s.careful && s.rng.IntN(2) == 0 && n.ino.Spec.Residency != dsm.ResidencyDemand {
+	if !s.careful && n.held == nil && s.rng.IntN(2) == 0 && n.ino.Spec.Residency != dsm.ResidencyDemand {
 		id = dsm.ByMount // which shares the working copy
 	}
-	prog := &simProgram{found: make(map[dsm.PageIndex]bool)}
+	prog := &simProgram{id: id, found: make(map[dsm.PageIndex]bool)}
 	n.enter("attach", func(ctx context.Context) error {
 		a, err := n.node.Open(ctx, simArea, false)
 		if err != nil {
@@ -74,7 +77,10 @@ func (n *simNode) attach() {
 			a.Close(false)
 			return err
 		}
-		prog.at = t
+		if prog.at = t; n.held != nil {
+			prog.memory = f
+			return nil
+		}
 		return f.Close()
 	}, func() {
 		var source pages.Source = prog
@@ -132,6 +138,11 @@ func (n *simNode) leaveAttached(prog *simProgram) {
 	prog.untrack()
 	prog.at.Detach()
 	n.area.Close(false)
+	if prog.memory != nil {
+		if err := prog.memory.Close(); err != nil {
+			n.sim.t.Fatal(err)
+		}
+	}
 }
 
 // leaveWriter closes the handle for writing.

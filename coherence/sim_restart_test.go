@@ -3,6 +3,8 @@ package coherence
 import (
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/hold"
 	"github.com/dsmfs/dsmfs/pages"
@@ -24,13 +26,13 @@ func (n *simNode) hold() {
 	if err != nil {
 		n.sim.t.Fatal(err)
 	}
-	n.held = m
+	n.held, n.shelf = m, hold.NewShelf()
 	n.newDaemon()
 }
 
 // newDaemon makes a data plane with what was kept.
 func (n *simNode) newDaemon() {
-	store, err := pages.NewKeep(n.held)
+	store, err := pages.NewKeep(n.held, n.shelf)
 	if err != nil {
 		n.sim.t.Fatal(err)
 	}
@@ -45,10 +47,19 @@ func (n *simNode) newDaemon() {
 
 // restartOn has a daemon be killed at times.
 func (r *simRun) restartOn() {
-	if !r.kind.restarts || r.rng.IntN(60) > 0 {
+	every := 60
+	if r.kind.attaches {
+		every = 30
+	}
+	if !r.kind.restarts || r.rng.IntN(every) > 0 {
 		return
 	}
 	n := r.aNode()
+	if r.kind.attaches && len(n.attached) == 0 && r.rng.IntN(4) > 0 {
+		n.attach() // so that there are programs which go on
+		r.calm("wait")
+		return
+	}
 	if v := r.lastView().Clone(); r.goesBack(v, n) {
 		r.restart(n)
 	}
@@ -97,6 +108,7 @@ func (r *simRun) restart(n *simNode) {
 	r.restarts++
 	reader, writer := n.reader, n.writer
 	n.node.isKilled()
+	r.storeMeanwhile(n)
 	r.mu.Lock()
 	r.wishes = slices.DeleteFunc(r.wishes, func(w *wish) bool { return w.by == n })
 	for i := range r.nodes {
@@ -129,12 +141,16 @@ func (r *simRun) restart(n *simNode) {
 	n.kernel.out, n.kernel.done = nil, nil
 	n.newDaemon()
 	clear(n.merged)
+	memory := n.area
 	n.area = nil
 	if r.rng.IntN(2) == 0 { // it takes a while
 		r.setAway(n, true)
 		for range r.rng.IntN(20) {
 			r.event(r.other(n))
 			r.rest()
+			n.area = memory
+			r.storeMeanwhile(n)
+			n.area = nil
 		}
 		r.setAway(n, false)
 		v = r.lastView().Clone()
@@ -162,9 +178,45 @@ func (r *simRun) restart(n *simNode) {
 	if writer != nil {
 		open(true)
 	}
+	for _, prog := range n.attached {
+		open(false)
+		n.attachAgain(prog)
+		r.kept++
+	}
 	n.node.Resumed()
 	n.kernel.bell.Store(true)
 	r.rest()
+}
+
+// storeMeanwhile has programs that have attached go on to store when the daemon was killed.
+func (r *simRun) storeMeanwhile(n *simNode) {
+	if len(n.attached) == 0 {
+		return
+	}
+	writer := n.writer
+	n.writer = nil
+	for range r.rng.IntN(4) {
+		r.kind.store(r, n)
+	}
+	n.writer = writer
+}
+
+// attachAgain takes over what a program has attached. What it stores is found by comparing from now on.
+func (n *simNode) attachAgain(prog *simProgram) {
+	var st unix.Stat_t
+	err := unix.Fstat(int(prog.memory.Fd()), &st)
+	if err != nil {
+		n.sim.t.Fatal(err)
+	}
+	t, f, err := n.area.Reattach(prog.id, true, st.Ino)
+	if err != nil {
+		n.sim.t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		n.sim.t.Fatal(err)
+	}
+	prog.at, prog.untrack = t, t.Track(nil, 0, n.sim.fullSize())
+	clear(prog.found)
 }
 
 func (s *sim) setAway(n *simNode, is bool) {
@@ -217,6 +269,22 @@ var restartCases = []simCase{
 	{name: "auto-restart", ino: dsm.Inode{Size: simSize}, restarts: true, auto: true, rules: bytesRule, store: storeBytes, check: checkBytes},
 	{name: "sum-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplyAuto), restarts: true, tally: intTally, rules: addsRule, store: addOnes, check: checkOnes},
 	{name: "float-restart", ino: sumOf(dsm.DTypeF64, dsm.ApplyAuto), restarts: true, tally: floatTally, rules: addsRule, store: addOnes, check: checkOnes},
+	{name: "last-attached-restart", ino: dsm.Inode{Size: simSize, Spec: dsm.Spec{Apply: dsm.ApplyArrival}}, restarts: true, attaches: true, rules: heldRule, store: storeBytes, check: checkBytes},
+	{name: "auto-attached-restart", ino: dsm.Inode{Size: simSize}, restarts: true, attaches: true, auto: true, rules: heldRule, store: storeBytes, check: checkBytes},
+	{name: "sync-attached-restart", ino: dsm.Inode{Size: simSize, Spec: dsm.Spec{Apply: dsm.ApplySync}}, restarts: true, attaches: true, rules: heldRule, store: storeBytes, check: checkBytes},
+	{name: "sum-attached-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplySync), restarts: true, attaches: true, tally: intTally, rules: func(*simRun, *dsm.Inode) {}, store: addOnes, check: checkOnes},
+	{name: "sum-shared-attached-restart", ino: sumOf(dsm.DTypeI32, dsm.ApplyArrival), restarts: true, attaches: true, tally: intTally, rules: func(*simRun, *dsm.Inode) {}, store: addOnes, check: checkOnes},
+	{name: "float-shared-attached-restart", ino: sumOf(dsm.DTypeF64, dsm.ApplyArrival), restarts: true, attaches: true, tally: floatTally, rules: func(*simRun, *dsm.Inode) {}, store: addOnes, check: checkOnes},
+	{name: "float-attached-restart", ino: sumOf(dsm.DTypeF64, dsm.ApplySync), restarts: true, attaches: true, tally: floatTally, rules: func(*simRun, *dsm.Inode) {}, store: addOnes, check: checkOnes},
+	{name: "max-attached-restart", ino: bestOf(dsm.MergeMax, dsm.DTypeI32, dsm.ApplyArrival), restarts: true, attaches: true, careful: true, rules: func(*simRun, *dsm.Inode) {}, store: findBest, check: checkBest},
+}
+
+// heldRule changes the type.
+func heldRule(r *simRun, ino *dsm.Inode) {
+	ino.Layout = dsm.Layout{}
+	if r.rng.IntN(2) == 0 {
+		ino.Layout.DType = dsm.DTypeU8
+	}
 }
 
 func init() { simCases = append(simCases, restartCases...) }

@@ -112,6 +112,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 	r.drawHot()
 	r.seen.tally = c.tally
 	r.onShrink, r.careful, r.unaware, r.queues = r.shrunk, c.careful, c.unaware, true
+	r.outlive = c.attaches
 	if c.dies {
 		r.withTaker()
 	}
@@ -170,7 +171,7 @@ func runSim(t *testing.T, seed uint64, c simCase) {
 		}
 	}
 	if c.restarts {
-		r.t.Logf("daemons were killed %d times", r.restarts)
+		r.t.Logf("daemons were killed %d times, with %d programs attached", r.restarts, r.kept)
 		r.checkNoConflicts()
 	}
 	for _, n := range r.programNodes() {

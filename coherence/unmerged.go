@@ -147,7 +147,7 @@ func (a *Area) mergedAmongLocked(e dsm.ExtentIndex, x *replicaExtent, pub *publi
 	x.accounted(now[:], i, base[:])
 	if mine != now {
 		a.mu.cached.BeforeMerge(p)
-		a.mergeLocked(pub.kernel, p, mine[:], now[:])
+		a.mergeLocked(pub.kernel, x, i, mine[:], now[:], base[:])
 		a.changedLocked(e, dsm.Range(i, i+1), nil)
 	}
 	mem.SetBase(p, base[:])

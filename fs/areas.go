@@ -119,6 +119,9 @@ type Area interface {
 	// Attach readies the area, opened before for reading, for a program (a process; 0: unknown; dsm.ByMount) that maps its
 	// memory, and returns a descriptor of that: writable if write, but for the mount, or if the area is on demand.
 	Attach(ctx context.Context, program int, write bool) (Attachment, *os.File, error)
+	// Reattach is Attach for a program that had attached the area when the daemon before was killed, and has mapped the memory with an inode number. It waits for
+	// nothing. errs.StaleGen if that memory is gone.
+	Reattach(program int, write bool, memory uint64) (Attachment, *os.File, error)
 	// CompareTime is what comparing took since the start.
 	CompareTime() time.Duration
 	// Extended returns the end of what programs have written past the end of the area into
@@ -155,6 +158,8 @@ type Area interface {
 // Attachment is a program that maps the memory of an area. Where updates enter memory in sync calls only, a
 // program that stores has memory of its own.
 type Attachment interface {
+	// Ready returns when a program that was attached again (Reattach) may be told.
+	Ready(ctx context.Context) error
 	// Track takes up a mapping of a program that has attached for writing: source finds
 	// what is stored; nil: comparing does. stop takes note of the last stores and ends it.
 	Track(source Source, off, n int64) (stop func())

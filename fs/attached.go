@@ -21,12 +21,20 @@ type attachMount struct {
 
 var _ attach.Mount = attachMount{}
 
-// startAttach serves programs that attach.
-func (b *bridge) startAttach() (*attach.Server, error) {
-	return attach.Listen(attach.Config{
+// newAttach makes the server for programs that attach. They wait until it serves.
+func (b *bridge) newAttach() (*attach.Server, error) {
+	cfg := attach.Config{
 		Mount: attachMount{b.cfg.Names, b}, Groups: b.attachGroups(), Log: b.log, Socket: b.cfg.AttachSocket, GuardArgv: b.cfg.GuardArgv,
 		Tracking: b.cfg.Tracking, Timeout: b.cfg.FaultTimeout, Life: b.life,
-	})
+	}
+	if b.cfg.Held != nil {
+		var err error
+		if cfg.Listener, err = b.heldListener(); err != nil {
+			return nil, errs.E(errs.Other, "listen for programs that attach", "%w", err)
+		}
+		cfg.Journal = &b.held
+	}
+	return attach.New(cfg)
 }
 
 func (m attachMount) Create(ctx context.Context, who *dsm.Credentials, dir dsm.Inode, name string, n dsm.Inode, settings []dsm.Setting) (dsm.Inode, error) {
@@ -162,6 +170,19 @@ func (x attachedArea) Attach(ctx context.Context, program int, write bool) (atta
 	if err != nil {
 		return nil, nil, err
 	}
+	return x.entered(t, program, write), f, nil
+}
+
+func (x attachedArea) Reattach(program int, write bool, memory uint64) (attach.Attachment, *os.File, error) {
+	t, f, err := x.Area.Reattach(program, write, memory)
+	if err != nil {
+		return nil, nil, err
+	}
+	return x.entered(t, program, write), f, nil
+}
+
+// entered counts the program of an attachment.
+func (x attachedArea) entered(t Attachment, program int, write bool) attach.Attachment {
 	if !write {
 		program = 0
 	}
@@ -169,7 +190,7 @@ func (x attachedArea) Attach(ctx context.Context, program int, write bool) (atta
 		x.a.programs.enter(program, t.Own())
 		x.b.warnOfSums(x.a)
 	}
-	return attachment{t, x, program}, f, nil
+	return attachment{t, x, program}
 }
 
 // attachment is an area that a program has attached.

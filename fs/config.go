@@ -50,9 +50,11 @@ type Config struct {
 	// Held, if not nil, has what outlives the daemon: see held.go. Device is then the descriptor of /dev/fuse, of which the holder
 	// has another.
 	// ClaimedFiles are the files that this node claims in the catalog.
+	// Descriptors has what outlives it beside that.
 	Held         *hold.Memory
 	Device       int
 	ClaimedFiles []dsm.Ino
+	Descriptors  hold.Descriptors
 	// FaultTimeout ends every request of the kernel; 0 means DefaultFaultTimeout.
 	FaultTimeout time.Duration
 	// UnmountTimeout is how long Unmount waits for a mount that is in use; 0 means
@@ -77,8 +79,8 @@ func (c *Config) check() error {
 	switch {
 	case c.Names == nil || c.Areas == nil || c.Info == nil || c.Log == nil:
 		return errs.E(errs.Invalid, "mount", "incomplete configuration")
-	case c.Held != nil && (c.Mountpoint == "" || c.AttachSocket != "" || c.PassthroughOff == ""):
-		return errs.E(errs.Invalid, "mount", "what is held cannot be attached or direct")
+	case c.Held != nil && (c.Mountpoint == "" || c.Descriptors == nil || c.PassthroughOff == ""):
+		return errs.E(errs.Invalid, "mount", "what is held cannot be direct")
 	case len(c.HarvestArgv) == 0:
 		return errs.E(errs.Invalid, "mount", "no command for the harvest child")
 	}

@@ -416,6 +416,10 @@ func (a *fakeArea) Attach(context.Context, int, bool) (Attachment, *os.File, err
 	return fakeAttachment{a}, f, err
 }
 
+func (a *fakeArea) Reattach(int, bool, uint64) (Attachment, *os.File, error) {
+	return a.Attach(context.Background(), 0, false)
+}
+
 type fakeAttachment struct{ *fakeArea }
 
 func (t fakeAttachment) Sync(ctx context.Context) error          { return t.fakeArea.Sync(ctx, true) }
@@ -425,6 +429,7 @@ func (fakeAttachment) Expect(context.Context, dsm.Version) error { return nil }
 func (fakeAttachment) Watch(*head.Line)                          {}
 func (fakeAttachment) Unwatch(*head.Line)                        {}
 func (fakeAttachment) Memory() (*os.File, error)                 { return nil, errs.E(errs.NotExist, "memory", "") }
+func (fakeAttachment) Ready(context.Context) error               { return nil }
 func (fakeAttachment) Own() bool                                 { return false }
 func (fakeAttachment) Detach()                                   {}
 func (fakeAttachment) Track(Source, int64, int64) func()         { return func() {} }

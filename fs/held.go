@@ -10,6 +10,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"github.com/dsmfs/dsmfs/fs/attach"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/hold"
@@ -29,6 +30,8 @@ import (
 // The index of a write-ahead log that the node's programs have is recorded with its place, as a lock is. The next daemon enters it for each handle of
 // the file, and resumes its lock.
 //
+// What programs have attached is recorded before they are told, and ends when none of them can store any more: see package attach.
+//
 // A listing of a directory goes on at its place in the directory as it is then.
 type heldFiles struct {
 	b       *bridge
@@ -36,12 +39,13 @@ type heldFiles struct {
 	closing []uint64      // handles that the daemon before was closing
 	mu      struct {
 		lockrank.Mutex
-		handles map[uint64]heldHandle
-		locks   map[heldLock]heldLocks
-		indexes map[dsm.Ino]place // that walIndexes has entered
-		last    uint64            // numbers heldLocks
-		opens   map[uint64]uint64 // handles of earlier daemons, by the request that opened them
-		written int64             // size of the journal when it was last written anew
+		handles  map[uint64]heldHandle
+		locks    map[heldLock]heldLocks
+		indexes  map[dsm.Ino]place // that walIndexes has entered
+		attached map[uint64]attach.Held
+		last     uint64            // numbers heldLocks and attachments
+		opens    map[uint64]uint64 // handles of earlier daemons, by the request that opened them
+		written  int64             // size of the journal when it was last written anew
 	}
 }
 
@@ -76,6 +80,8 @@ const (
 	heldLocked
 	heldCloses
 	heldIndex
+	heldAttached
+	heldDetached
 )
 
 func (x *heldFiles) init(b *bridge) {
@@ -83,6 +89,7 @@ func (x *heldFiles) init(b *bridge) {
 	x.mu.Init("fs.heldFiles")
 	x.mu.handles, x.mu.locks, x.mu.opens = make(map[uint64]heldHandle), make(map[heldLock]heldLocks), make(map[uint64]uint64)
 	x.mu.indexes = make(map[dsm.Ino]place)
+	x.mu.attached = make(map[uint64]attach.Held)
 	if b.cfg.Held != nil {
 		x.journal = b.cfg.Held.Files()
 	}
@@ -130,6 +137,44 @@ func (l heldLocks) record(of heldLock) []byte {
 // indexRecord says where the index of a write-ahead log is; without a name, that no program has it.
 func indexRecord(ino dsm.Ino, at place) []byte {
 	return append(record(heldIndex, uint64(ino), uint64(at.dir)), at.name...)
+}
+
+// attachedRecord is the record of an attachment.
+func attachedRecord(h attach.Held) []byte {
+	bit := func(b bool) uint64 {
+		if b {
+			return 1
+		}
+		return 0
+	}
+	return record(heldAttached, h.Number, uint64(h.File), uint64(h.PID), h.Start, uint64(h.UID), bit(h.Write), bit(h.Unnamed), h.Memory)
+}
+
+// Attached implements attach.Journal.
+func (x *heldFiles) Attached(h attach.Held) (number uint64, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if h.Number == 0 {
+		x.mu.last++
+		h.Number = x.mu.last
+	} else if x.mu.attached[h.Number] == h || x.mu.attached[h.Number].Number == 0 {
+		return h.Number, nil
+	}
+	if err := x.journal.Append(attachedRecord(h)); err != nil {
+		return 0, err
+	}
+	x.mu.attached[h.Number] = h
+	return h.Number, nil
+}
+
+// Detached implements attach.Journal.
+func (x *heldFiles) Detached(number uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if _, ok := x.mu.attached[number]; ok {
+		delete(x.mu.attached, number)
+		x.writeLocked(record(heldDetached, number))
+	}
 }
 
 // indexed records that programs have the index of a write-ahead log.
@@ -298,6 +343,9 @@ func (x *heldFiles) compactLocked() error {
 	for ino, at := range x.mu.indexes {
 		all = append(all, indexRecord(ino, at))
 	}
+	for _, h := range x.mu.attached {
+		all = append(all, attachedRecord(h))
+	}
 	err := x.journal.Rewrite(all)
 	x.mu.written = x.journal.Size()
 	return err
@@ -338,6 +386,10 @@ func (x *heldFiles) readLocked(b []byte) error {
 		} else {
 			delete(x.mu.indexes, dsm.Ino(f[1]))
 		}
+	case len(f) == 9 && f[0] == heldAttached:
+		x.mu.attached[f[1]] = attach.Held{Number: f[1], File: dsm.Ino(f[2]), PID: int(f[3]), Start: f[4], UID: uint32(f[5]), Write: f[6] != 0, Unnamed: f[7] != 0, Memory: f[8]}
+	case len(f) == 2 && f[0] == heldDetached:
+		delete(x.mu.attached, f[1])
 	default:
 		return errs.E(errs.Corrupt, "resume", "a record of %d bytes", len(b))
 	}
@@ -349,7 +401,7 @@ const resumeLimit = time.Minute
 
 // resume opens again what programs have open, before any request is served. claimed are the files that this node claims in the
 // catalog. The number of the daemon is not that of any before. After an error nothing is lost: another daemon can do it.
-func (x *heldFiles) resume(daemon uint64, claimed []dsm.Ino) error {
+func (x *heldFiles) resume(daemon uint64, claimed []dsm.Ino, s *attach.Server) error {
 	x.b.resuming.Store(true)
 	defer x.b.resuming.Store(false)
 	ctx, cancel := context.WithTimeout(x.b.life, resumeLimit)
@@ -360,6 +412,8 @@ func (x *heldFiles) resume(daemon uint64, claimed []dsm.Ino) error {
 	for _, h := range handles {
 		x.mu.opens[h.unique] = h.fh
 	}
+	x.mu.last = daemon << 40
+	attached := slices.SortedFunc(maps.Values(x.mu.attached), func(a, b attach.Held) int { return cmp.Compare(a.Number, b.Number) })
 	x.mu.Unlock()
 	if err != nil {
 		return err
@@ -376,6 +430,12 @@ func (x *heldFiles) resume(daemon uint64, claimed []dsm.Ino) error {
 			x.b.log.Error("a file that programs have open is lost; what they do with it fails", "inode", h.ino, "err", err)
 			x.closed(h.fh)
 		}
+	}
+	for _, h := range attached {
+		used[h.File] = true
+	}
+	if s.Adopt(ctx, attached); ctx.Err() != nil {
+		return errs.E(errs.Timeout, "resume", "what programs have attached is not attached again after %v: %w", resumeLimit, ctx.Err())
 	}
 	x.mu.Lock()
 	owners := x.locksLocked()

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"reflect"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/dsmfs/dsmfs/fs/attach"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/hold"
 )
@@ -129,4 +131,61 @@ func askAgain(device int) error {
 	binary.LittleEndian.PutUint32(n[4:], notifyResend)
 	_, err := unix.Write(device, n)
 	return os.NewSyscallError("write", err)
+}
+
+// heldListener returns the socket at which programs attach. The holder has it from the first daemon on: programs that connect while no daemon is there wait for the next one.
+func (b *bridge) heldListener() (*net.UnixListener, error) {
+	word, files := b.cfg.Held.Word(hold.Listening), b.cfg.Descriptors
+	if number := word.Load(); number != 0 {
+		return listenerOf(files, number)
+	}
+	ln, err := attach.Listen(b.cfg.AttachSocket)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := ln.SyscallConn()
+	if err == nil {
+		cerr := raw.Control(func(fd uintptr) {
+			var number uint64
+			if number, err = files.Put(int(fd)); err == nil {
+				word.Store(number)
+			}
+		})
+		err = errors.Join(err, cerr)
+	}
+	if err != nil {
+		return nil, errors.Join(err, ln.Close())
+	}
+	return ln, nil
+}
+
+// forgetListener has the holder close the socket, which has been closed here.
+func (b *bridge) forgetListener() {
+	if b.cfg.Held == nil {
+		return
+	}
+	if number := b.cfg.Held.Word(hold.Listening).Swap(0); number != 0 {
+		if err := b.cfg.Descriptors.Drop(number); err != nil {
+			b.log.Warn("programs that are just connecting hear late that they cannot", "err", err)
+		}
+	}
+}
+
+// listenerOf returns the socket that the holder has under a number.
+func listenerOf(files hold.Descriptors, number uint64) (*net.UnixListener, error) {
+	fd, err := files.Get(number)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "attach")
+	ln, err := net.FileListener(f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	l, ok := ln.(*net.UnixListener)
+	if !ok {
+		return nil, errors.Join(errs.E(errs.Corrupt, "resume", "what programs attach at is no socket"), ln.Close())
+	}
+	l.SetUnlinkOnClose(true)
+	return l, nil
 }

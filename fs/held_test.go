@@ -10,6 +10,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"github.com/dsmfs/dsmfs/fs/attach"
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/hold"
@@ -91,7 +92,7 @@ func TestResumeTellsTheKernelNothing(t *testing.T) {
 		area := areas.area(dsm.AreaID(i.Ino))
 		area.notices = []Notice{{Len: dsm.PageSize}}
 		b.cfg.Areas = yieldingAreas{areas}
-		if err := b.held.resume(2, nil); err != nil {
+		if err := b.held.resume(2, nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		f := &FS{b: b}
@@ -131,7 +132,7 @@ func TestResumeWithoutAnswer(t *testing.T) {
 				b.background.close()
 				b.releases.close()
 			})
-			return b, b.held.resume(2, nil)
+			return b, b.held.resume(2, nil, nil)
 		}
 		b, err := follow(names)
 		if err != nil {
@@ -150,4 +151,51 @@ func TestResumeWithoutAnswer(t *testing.T) {
 			t.Errorf("what a program has open is not open: %v", err)
 		}
 	})
+}
+
+// TestAttachmentsAreKept: the next daemon knows what programs have attached, also when the journal was written anew; what has ended stays so, and numbers are not used again.
+func TestAttachmentsAreKept(t *testing.T) {
+	mem, err := hold.Create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	daemon := func() *heldFiles {
+		b := newBridge(Config{Names: newFakeNames(), FaultTimeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
+		t.Cleanup(b.background.close)
+		t.Cleanup(b.releases.close)
+		b.held.journal = mem.Files()
+		if err := b.held.journal.Read(b.held.readLocked); err != nil {
+			t.Fatal(err)
+		}
+		return &b.held
+	}
+	x := daemon()
+	h := attach.Held{File: 7, PID: 8, Start: 9, UID: 10, Write: true, Unnamed: true, Memory: 11}
+	note := func(h attach.Held) uint64 {
+		t.Helper()
+		n, err := x.Attached(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	h.Number = note(h)
+	other := note(attach.Held{File: 7})
+	h.Unnamed = false
+	if n := note(h); n != h.Number {
+		t.Errorf("it has number %d, and then %d", h.Number, n)
+	}
+	x.Detached(other)
+	note(attach.Held{Number: other, File: 7}) // a NAME that ends late
+	for i := range 2 {
+		next := daemon()
+		if len(next.mu.attached) != 1 || next.mu.attached[h.Number] != h {
+			t.Errorf("the next daemon knows of %v, want %v", next.mu.attached, h)
+		}
+		if i == 0 {
+			if err := x.compactLocked(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 }

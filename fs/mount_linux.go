@@ -71,8 +71,14 @@ func Mount(cfg Config) (*FS, error) {
 	b.notify.server, b.notify.locksFirst = server, locksForUnknownNames(kernelRelease())
 	b.passthrough.init(server, cfg.PassthroughOff)
 	f := &FS{b: b, device: m.Device, served: make(chan struct{})}
+	if cfg.AttachSocket != "" { // before anybody can read its name in the mount
+		f.attach, err = b.newAttach()
+	}
+	if err != nil && resuming {
+		return nil, err
+	}
 	if cfg.Held != nil {
-		if err := b.held.resume(cfg.Held.Word(hold.Daemons).Load(), cfg.ClaimedFiles); err != nil {
+		if err := b.held.resume(cfg.Held.Word(hold.Daemons).Load(), cfg.ClaimedFiles, f.attach); err != nil {
 			return nil, err
 		}
 		if cfg.Resumed != nil {
@@ -82,8 +88,8 @@ func Mount(cfg Config) (*FS, error) {
 		cfg.Held.Word(hold.Device).Store(minorOf(f.device))
 		cfg.Held.Word(hold.Mounted).Store(1)
 	}
-	if cfg.AttachSocket != "" { // before anybody can read its name in the mount
-		f.attach, err = b.startAttach()
+	if f.attach != nil {
+		f.attach.Serve()
 	}
 	go func() {
 		server.Serve()
@@ -292,6 +298,7 @@ func (f *FS) Unmount(ctx context.Context, force bool) error {
 	if f.attach != nil {
 		f.b.cfg.Areas.KeepPages()
 		f.attach.Close()
+		f.b.forgetListener()
 	}
 	f.b.opens.endDirect()
 	f.b.countRest()

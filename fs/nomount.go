@@ -15,9 +15,10 @@ func serveAttachOnly(cfg Config) (*FS, error) {
 	}
 	f := &FS{b: newBridge(cfg), served: make(chan struct{})}
 	var err error
-	if f.attach, err = f.b.startAttach(); err != nil {
+	if f.attach, err = f.b.newAttach(); err != nil {
 		return nil, errors.Join(err, f.Unmount(context.Background(), true))
 	}
+	f.attach.Serve()
 	return f, nil
 }
 

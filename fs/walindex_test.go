@@ -161,7 +161,7 @@ func TestWALIndexOutlivesTheDaemon(t *testing.T) {
 		b := newBridge(Config{Names: lockNames{w.b.cfg.Names.(lockNames).fakeNames, node}, Areas: w.areas, FaultTimeout: time.Minute, Locks: node, Log: w.b.log})
 		b.held.journal = mem.Files()
 		t.Cleanup(b.releases.close)
-		if err := b.held.resume(daemon, nil); err != nil {
+		if err := b.held.resume(daemon, nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := node.Resumed(t.Context()); (err != nil) != (len(book.gone) > 0) {

@@ -21,7 +21,8 @@ called by any number of threads at the same time. Signal handlers may call dsmfs
 fork: the child attaches again at the same addresses before fork returns in it, and is then tracked like its parent. Where that fails its memory
 there is PROT_NONE: SIGSEGV, never zeroes, and requests fail with -ENOTCONN. A child made by a bare clone(2) has no mapping at all.
 
-When the daemon ends, requests fail with -ENOTCONN; the memory stays readable and writable, but is this process's own.
+When the daemon ends, requests fail with -ENOTCONN; the memory stays readable and writable, but is this process's own. On a mount with --hold another daemon
+follows: then requests wait for that one, and go on. Only a timeout ends that, and what the program does with signals. dsmfs_detach, munmap, fork and exit do not wait.
 
 Of an area with user.dsm.residency=demand a node keeps what its programs touch, and the rest comes when it is touched: the thread waits. What does not come
 within --fault-timeout of the daemon is SIGBUS at that page, until madvise(page, 4096, MADV_DONTNEED); then the next touch asks again. So is, for good,
@@ -132,17 +133,20 @@ DSMFS_API const char *dsmfs_error(void);
    including requests; fork takes it. All signals are blocked before it is taken, never while it is held, so that no handler can need it
    in the thread that holds it. link.mu may be taken inside it, guards the waiters, and is held for moments only.
 
+   Where another daemon follows, its link takes the areas of the lost one: see dsmfs__follow. So a request that does not hold dsmfs__maps pins the link of its area,
+   and a link is used again only when it has neither areas nor pins. Links are never unmapped: who pins one looks afterwards whether the area still has it.
+
    System calls are made by syscall(2) where libc's own function is a cancellation point, which would leave a link without its
    reader, or where the preloaded library replaces that function. */
 
 enum { DSMFS__ATTACH = 1, DSMFS__TRACK, DSMFS__UNTRACK, DSMFS__PUBLISH, DSMFS__ACQUIRE, DSMFS__SYNC,
-       DSMFS__WAIT, DSMFS__STATS, DSMFS__DETACH, DSMFS__CREATE, DSMFS__RESIZE, DSMFS__WATCH = 20, DSMFS__EXPECT };
+       DSMFS__WAIT, DSMFS__STATS, DSMFS__DETACH, DSMFS__CREATE, DSMFS__RESIZE, DSMFS__WATCH = 20, DSMFS__EXPECT, DSMFS__RESUME = 23 };
 enum { DSMFS__MAGIC = 0x414d5344, DSMFS__VERSION = 1 }; /* of the protocol */
 enum { DSMFS__PAYLOAD = 4096, DSMFS__GUARDED = 8 };
 enum { DSMFS__MAPPING_LIMIT = 60000 }; /* ms for requests with signals blocked; the daemon's own limit is 30 s */
 enum { DSMFS__PATIENCE = 5000 };       /* ms after which signals are unblocked during a request that is not answered */
-enum { DSMFS__UFFD = 1, DSMFS__DEMAND = 4, DSMFS__DIRECT = 16 }; /* of ATTACH's d: TRACK needs a userfaultfd; the area is on demand; it
-                                                                    is open in the mount with access=direct */
+enum { DSMFS__UFFD = 1, DSMFS__DEMAND = 4, DSMFS__DIRECT = 16, DSMFS__LASTS = 32 }; /* of ATTACH's d: TRACK needs a userfaultfd; the area is on demand;
+                                                it is open in the mount with access=direct; the attachment outlives the daemon */
 
 struct dsmfs__head { /* of every packet, as on the wire */
     uint32_t magic;
@@ -158,6 +162,7 @@ struct dsmfs__waiter { /* a request under way, on the stack of its thread */
     char *text;              /* where the payload of the reply goes, zero-terminated */
     size_t room;
     int fd;         /* received, or -1 */
+    int lost;       /* the connection ended before there was an answer */
     uint32_t state; /* a futex: DSMFS__OPEN ... */
 };
 enum { DSMFS__OPEN, DSMFS__NUDGED, DSMFS__DONE };
@@ -169,8 +174,15 @@ struct dsmfs__link { /* the connection to one daemon, shared by all areas of it 
     uint64_t tags;
     pid_t reader; /* the thread that receives for all, or 0 */
     int fd, dead, areas, guard;
+    int lasts, gone;        /* guarded by mu, as the next three: areas of it outlive the daemon; no other daemon follows */
+    int followed;           /* another link has its areas */
+    pid_t follower;         /* the thread that makes that link, or 0 */
+    uint32_t turn;          /* a futex: changes when the follower looks whether there is still something to do */
+    struct dsmfs__link *coming; /* that link, until it has the areas. dsmfs__maps guards it */
+    int pause;              /* ms until the next try */
     struct stat id; /* identify the socket: the program may have closed it and opened something else */
     struct sockaddr_un at;
+    int users; /* pins, by those that do not hold dsmfs__maps. Atomic; stays when the link is used again, since who looks at a link of the past counts for a moment */
 };
 
 struct dsmfs__line { /* in the header pages, which are read-only: what is in memory */
@@ -183,6 +195,7 @@ enum { DSMFS__DIED = 0x40000000 };                                 /* of the lif
 enum { DSMFS__SOON = 50, DSMFS__EXPECTED = 10000, DSMFS__LOOK = 100 }; /* ms: see dsmfs_wait */
 
 struct dsmfs__head_pages { /* of an area */
+    struct dsmfs__head_pages *next; /* in the list of those that are another daemon's, and that somebody may still look at */
     const struct dsmfs__line *life, *line;
     uint64_t number;
     void *at[2]; /* the pages */
@@ -190,12 +203,17 @@ struct dsmfs__head_pages { /* of an area */
 
 struct dsmfs {
     struct dsmfs *next;
-    struct dsmfs__link *link;
+    struct dsmfs__link *link; /* it and id change with dsmfs__maps held, when another daemon follows */
     struct dsmfs__head_pages *head; /* NULL until it is needed, or if the daemon has none */
-    int headless;
+    struct dsmfs__head_pages *old;
+    int headless, readers; /* readers: threads that may look at header pages */
     uint64_t id, number, size; /* number: the area's inode number, which counts if the path leads elsewhere by now */
     int access, kind, refs; /* kind: ATTACH's d */
     int lost; /* why a child of fork has no attachment, as -errno */
+    uint64_t memory; /* the inode number of the memfd */
+    struct dsmfs__waiter resume; /* of RESUME, if it was asked */
+    int asked, ended; /* ended: the daemon that followed does not have it, for the reason why */
+    char why[128];
     dev_t device; /* of the mount, where the preloaded library found it */
     struct dsmfs__range *whole;
     char path[]; /* from the root of the filesystem */
@@ -211,11 +229,12 @@ struct dsmfs__range { /* one mapping */
 };
 
 static pthread_mutex_t dsmfs__maps = PTHREAD_MUTEX_INITIALIZER;
-static struct dsmfs__link *dsmfs__links;
+static struct dsmfs__link *dsmfs__links, *dsmfs__spare; /* spare: those that are not in use */
 static dsmfs *dsmfs__areas;
 static struct dsmfs__range *dsmfs__ranges;
 static int dsmfs__guarded[DSMFS__GUARDED]; /* descriptors of links plus 1, for a library that protects them from being closed */
 static pid_t dsmfs__pid;
+static int dsmfs__forked; /* while a child of fork attaches its areas again, and cannot wait for another thread */
 static uint64_t dsmfs__signals; /* of the thread that forks */
 static __thread char dsmfs__text[512];
 
@@ -293,6 +312,7 @@ static void dsmfs__hangup(struct dsmfs__link *l)
     for (w = l->waiters; w; w = next) {
         next = w->next; /* a waiter that is done may be gone */
         w->reply.error = ENOTCONN;
+        w->lost = 1;
         snprintf(w->text, w->room, "the daemon of %s has ended the connection, or is gone", l->at.sun_path);
         dsmfs__done(w, DSMFS__DONE);
     }
@@ -325,6 +345,7 @@ static void dsmfs__receive(struct dsmfs__link *l)
                     memcpy(&fd, CMSG_DATA(c), sizeof fd);
         if (n < (ssize_t)sizeof h || h.magic != DSMFS__MAGIC || h.version != DSMFS__VERSION || h.length != n - sizeof h) {
             dsmfs__close(fd);
+            l->gone |= n > 0; /* what sends that is no daemon */
             dsmfs__hangup(l);
             return;
         }
@@ -332,6 +353,10 @@ static void dsmfs__receive(struct dsmfs__link *l)
             at = &w->next;
         if (!w) { /* it does not wait any more */
             dsmfs__close(fd);
+            if (h.op == DSMFS__RESUME && !h.error) { /* and the area was detached meanwhile */
+                struct dsmfs__head end = {DSMFS__MAGIC, DSMFS__VERSION, DSMFS__DETACH, 0, h.attachment, 0, 0, 0, 0, 0, 0};
+                syscall(SYS_sendto, l->fd, &end, sizeof end, MSG_DONTWAIT | MSG_NOSIGNAL, NULL, 0);
+            }
             continue;
         }
         *at = w->next;
@@ -405,10 +430,11 @@ static int dsmfs__call(struct dsmfs__link *l, struct dsmfs__waiter *w, const cha
     }
     pthread_mutex_lock(&l->mu);
     w->head.tag = ++l->tags;
-    if (getpid() == dsmfs__pid && !dsmfs__own(l))
-        l->dead = 1;
+    if (getpid() == dsmfs__pid && !l->dead && !dsmfs__own(l))
+        l->dead = l->gone = 1;
     if (l->dead || getpid() != dsmfs__pid) {
         err = -ENOTCONN;
+        w->lost = 1;
     } else {
         w->next = l->waiters;
         l->waiters = w;
@@ -419,6 +445,7 @@ static int dsmfs__call(struct dsmfs__link *l, struct dsmfs__waiter *w, const cha
         dsmfs__fail(-err, "%s does not take requests: %s", l->at.sun_path, strerror(-err));
     }
     pthread_mutex_lock(&l->mu);
+    w->lost |= closed;
     if (closed)
         dsmfs__receive(l); /* the last replies, then the end: the next attach connects anew */
     if (err == -ENOTCONN)
@@ -486,13 +513,16 @@ struct dsmfs__place {
 
 static int dsmfs__read(const char *path, char *buf, size_t n)
 {
-    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC), got;
-    if (fd < 0)
-        return -errno;
-    got = (int)syscall(SYS_read, fd, buf, n - 1);
+    int fd, got = -EBADF, tries;
+    for (tries = 0; got == -EBADF && tries < 8; tries++) { /* of a file of /.dsm: the daemon that had opened it has ended, and another follows */
+        fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+            return -errno;
+        got = (int)syscall(SYS_read, fd, buf, n - 1);
+        got = got < 0 ? -errno : got;
+        dsmfs__close(fd);
+    }
     buf[got < 0 ? 0 : got] = 0;
-    got = got < 0 ? -errno : got;
-    dsmfs__close(fd);
     return got;
 }
 
@@ -625,34 +655,40 @@ static void dsmfs__cut(struct dsmfs__link *l)
     l->guard = -1;
 }
 
-/* Returns the link to the daemon, and makes it if there is none, or its other end has gone. dsmfs__maps is held. */
-static int dsmfs__connect(const char *socket_path, struct dsmfs__link **out)
+/* What a link is good for: requests, or to wait for the link that follows it. */
+enum { DSMFS__LIVE = 1, DSMFS__AWAITS };
+static int dsmfs__state(struct dsmfs__link *l)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    struct dsmfs__link *l;
+    int live, awaits;
+    pthread_mutex_lock(&l->mu);
+    awaits = l->lasts && !l->gone && !l->followed && (l->dead || dsmfs__own(l));
+    live = !l->dead && dsmfs__own(l);
+    pthread_mutex_unlock(&l->mu);
+    return live && dsmfs__poll(l->fd, 0, 0, NULL) <= 0 ? DSMFS__LIVE : awaits ? DSMFS__AWAITS : 0;
+}
+
+/* Makes a connection; returns NULL with errno if that is not possible. With SOCK_NONBLOCK among the flags it is EAGAIN where it would wait. It may run in a
+   signal handler, so it does not allocate by DSMFS_MALLOC. dsmfs__maps is held. */
+static struct dsmfs__link *dsmfs__dial(const char *socket_path, int flags)
+{
+    struct dsmfs__link *l = dsmfs__spare;
     int fd, high, i;
-    for (l = dsmfs__links; l; l = l->next)
-        if (!l->dead && !strcmp(l->at.sun_path, socket_path) && dsmfs__pid == getpid() && dsmfs__own(l) && dsmfs__poll(l->fd, 0, 0, NULL) <= 0) {
-            *out = l;
-            return 0;
-        }
-    pthread_once(&once, dsmfs__hook);
-    if (dsmfs__pid != getpid()) /* a child made by clone(2): the link that it inherited is its parent's */
-        for (l = dsmfs__links; l; l = l->next)
-            dsmfs__cut(l);
-    if (!(l = DSMFS_MALLOC(sizeof *l)))
-        return dsmfs__fail(ENOMEM, "out of memory");
-    memset(l, 0, sizeof *l);
+    if (!l && (l = dsmfs__mmap(NULL, sizeof *l, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED)
+        return NULL;
+    dsmfs__spare = l->next;
+    memset(l, 0, offsetof(struct dsmfs__link, users));
     pthread_mutex_init(&l->mu, NULL);
     l->at.sun_family = AF_UNIX;
     snprintf(l->at.sun_path, sizeof l->at.sun_path, "%s", socket_path);
     l->guard = -1;
-    fd = (int)syscall(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    fd = (int)syscall(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0);
     if (fd < 0 || syscall(SYS_connect, fd, &l->at, sizeof l->at) < 0 || fstat(fd, &l->id) < 0) {
         int err = errno;
         dsmfs__close(fd);
-        DSMFS_FREE(l);
-        return dsmfs__fail(err, "connect to %s: %s", socket_path, strerror(err));
+        l->next = dsmfs__spare;
+        dsmfs__spare = l;
+        errno = err;
+        return NULL;
     }
     high = (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 900); /* out of the way of programs that choose numbers */
     if (high >= 0) {
@@ -665,10 +701,44 @@ static int dsmfs__connect(const char *socket_path, struct dsmfs__link **out)
             l->guard = i;
             __atomic_store_n(&dsmfs__guarded[i], fd + 1, __ATOMIC_RELEASE);
         }
+    return l;
+}
+
+/* Returns the link to the daemon, and makes it if there is none, or its other end has gone. -ENOTCONN: another daemon may follow, see dsmfs__ready.
+   dsmfs__maps is held. */
+static int dsmfs__connect(const char *socket_path, struct dsmfs__link **out)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    struct dsmfs__link *l;
+    int state, awaits = 0;
+    for (l = dsmfs__links; l; l = l->next)
+        if (!strcmp(l->at.sun_path, socket_path) && dsmfs__pid == getpid() && (state = dsmfs__state(l))) {
+            awaits = state == DSMFS__AWAITS;
+            if (awaits)
+                continue;
+            *out = l;
+            return 0;
+        }
+    if (awaits && !dsmfs__forked)
+        return dsmfs__fail(ENOTCONN, "the daemon of %s has ended", socket_path);
+    pthread_once(&once, dsmfs__hook);
+    if (dsmfs__pid != getpid()) /* a child made by clone(2): the link that it inherited is its parent's */
+        for (l = dsmfs__links; l; l = l->next)
+            dsmfs__cut(l);
+    if (!(l = dsmfs__dial(socket_path, 0)))
+        return dsmfs__fail(errno, "connect to %s: %s", socket_path, strerror(errno));
     dsmfs__pid = getpid();
     l->next = dsmfs__links;
     *out = dsmfs__links = l;
     return 0;
+}
+
+/* Gives up a link that is in no list. dsmfs__maps is held. */
+static void dsmfs__drop_link(struct dsmfs__link *l)
+{
+    dsmfs__cut(l);
+    l->next = dsmfs__spare;
+    dsmfs__spare = l;
 }
 
 /* Ends links that are not used any more. dsmfs__maps is held. */
@@ -676,13 +746,14 @@ static void dsmfs__sweep(void)
 {
     struct dsmfs__link **at = &dsmfs__links, *l;
     while ((l = *at)) {
-        if (l->areas) {
+        if (l->areas || __atomic_load_n(&l->users, __ATOMIC_SEQ_CST)) {
             at = &l->next;
             continue;
         }
         *at = l->next;
-        dsmfs__cut(l);
-        DSMFS_FREE(l);
+        if (l->coming)
+            dsmfs__drop_link(l->coming);
+        dsmfs__drop_link(l);
     }
 }
 
@@ -717,7 +788,10 @@ static int dsmfs__protect(const struct dsmfs__range *r)
     return dsmfs__fail(errno, "mprotect: %s", strerror(errno));
 }
 
-/* Lets the daemon find the stores to a range, including those made before. dsmfs__maps is held, as in the functions below. */
+static int dsmfs__lasts(const dsmfs *a) { return (a->kind & (DSMFS__LASTS | DSMFS__DEMAND)) == DSMFS__LASTS; }
+
+/* Lets the daemon find the stores to a range, including those made before. dsmfs__maps is held, as in the functions below. If the daemon has ended, and
+   another may follow, that one is told when it has the area. */
 static int dsmfs__track(struct dsmfs__range *r)
 {
     struct dsmfs__waiter w = {0};
@@ -732,6 +806,11 @@ static int dsmfs__track(struct dsmfs__range *r)
     err = dsmfs__call(r->area->link, &w, NULL, fd, 0, 1);
     dsmfs__close(fd);
     r->tracked = !err;
+    if (w.lost && dsmfs__lasts(r->area)) {
+        pthread_mutex_lock(&r->area->link->mu);
+        err = r->area->link->gone ? err : 0;
+        pthread_mutex_unlock(&r->area->link->mu);
+    }
     return err;
 }
 
@@ -746,30 +825,67 @@ static void dsmfs__untrack(struct dsmfs__range *r)
     w.head.attachment = r->area->id;
     w.head.a = (uintptr_t)r->addr;
     w.head.b = r->len;
-    if (r->tracked && !r->area->lost)
+    if (r->tracked && !r->area->lost && !r->area->ended)
         dsmfs__tell(r->area->link, &w);
     r->tracked = 0;
+}
+
+static void dsmfs__free_heads(struct dsmfs__head_pages *h)
+{
+    struct dsmfs__head_pages *next;
+    int i;
+    for (; h; h = next) {
+        next = h->next;
+        for (i = 0; i < 2; i++)
+            syscall(SYS_munmap, h->at[i], 4096);
+        DSMFS_FREE(h);
+    }
 }
 
 /* Gives up the header page of an attachment that ends. Nobody may use it. */
 static void dsmfs__behead(dsmfs *a)
 {
+    dsmfs__free_heads(a->head);
+    dsmfs__free_heads(a->old);
+    a->head = a->old = NULL;
+}
+
+/* Takes the header page of a daemon that has ended away. Threads may still look at it: the last of them frees it. */
+static void dsmfs__retire(dsmfs *a)
+{
     struct dsmfs__head_pages *h = a->head;
-    int i;
-    a->head = NULL;
-    for (i = 0; h && i < 2; i++)
-        syscall(SYS_munmap, h->at[i], 4096);
-    DSMFS_FREE(h);
+    __atomic_store_n(&a->headless, 0, __ATOMIC_RELAXED);
+    if (!h)
+        return;
+    h->next = a->old;
+    __atomic_store_n(&a->old, h, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&a->head, NULL, __ATOMIC_SEQ_CST);
+}
+
+/* A thread looks at header pages from enter to leave. */
+static void dsmfs__enter(dsmfs *a) { __atomic_add_fetch(&a->readers, 1, __ATOMIC_SEQ_CST); }
+
+static void dsmfs__leave(dsmfs *a)
+{
+    uint64_t old;
+    if (__atomic_sub_fetch(&a->readers, 1, __ATOMIC_SEQ_CST) || !__atomic_load_n(&a->old, __ATOMIC_SEQ_CST))
+        return;
+    old = dsmfs__lock();
+    if (!__atomic_load_n(&a->readers, __ATOMIC_SEQ_CST)) { /* who comes from now on finds the new one */
+        dsmfs__free_heads(a->old);
+        __atomic_store_n(&a->old, NULL, __ATOMIC_SEQ_CST);
+    }
+    dsmfs__unlock(old);
 }
 
 /* The header page of the area, or NULL if the daemon has none. */
 static struct dsmfs__head_pages *dsmfs__watch(dsmfs *a)
 {
-    struct dsmfs__head_pages *h = __atomic_load_n(&a->head, __ATOMIC_ACQUIRE);
+    struct dsmfs__head_pages *h = __atomic_load_n(&a->head, __ATOMIC_SEQ_CST);
     struct dsmfs__waiter w = {0};
     uint64_t old;
     int err;
-    if (a->lost) /* the page is the parent's: a request says what is wrong */
+    if (a->lost || __atomic_load_n(&a->ended, __ATOMIC_ACQUIRE)) /* the page is the parent's: a request says what is wrong */
         return NULL;
     if (h || __atomic_load_n(&a->headless, __ATOMIC_RELAXED))
         return h;
@@ -777,6 +893,7 @@ static struct dsmfs__head_pages *dsmfs__watch(dsmfs *a)
     w.head.op = DSMFS__WATCH;
     w.head.attachment = a->id;
     if (!(h = a->head) && (h = DSMFS_MALLOC(sizeof *h))) {
+        h->next = NULL;
         err = dsmfs__call(a->link, &w, NULL, -1, 0, 1);
         __atomic_store_n(&a->headless, err == -EINVAL, __ATOMIC_RELAXED);
         h->at[0] = h->at[1] = MAP_FAILED;
@@ -788,7 +905,7 @@ static struct dsmfs__head_pages *dsmfs__watch(dsmfs *a)
             h->life = (const struct dsmfs__line *)h->at[0];
             h->line = (const struct dsmfs__line *)(const void *)((const char *)h->at[1] + w.reply.a % 4096);
             h->number = w.reply.b;
-            __atomic_store_n(&a->head, h, __ATOMIC_RELEASE);
+            __atomic_store_n(&a->head, h, __ATOMIC_SEQ_CST);
         } else {
             if (h->at[0] != MAP_FAILED)
                 syscall(SYS_munmap, h->at[0], 4096);
@@ -801,13 +918,44 @@ static struct dsmfs__head_pages *dsmfs__watch(dsmfs *a)
     return h;
 }
 
+/* Returns the link of the area, and the area's number there. It is not used for something else before dsmfs__unpin. */
+static struct dsmfs__link *dsmfs__pin(dsmfs *a, uint64_t *id)
+{
+    for (;;) {
+        struct dsmfs__link *l = __atomic_load_n(&a->link, __ATOMIC_SEQ_CST);
+        __atomic_add_fetch(&l->users, 1, __ATOMIC_SEQ_CST);
+        *id = __atomic_load_n(&a->id, __ATOMIC_SEQ_CST); /* if that is the next daemon's already, this link is dead */
+        if (__atomic_load_n(&a->link, __ATOMIC_SEQ_CST) == l)
+            return l;
+        __atomic_sub_fetch(&l->users, 1, __ATOMIC_SEQ_CST);
+    }
+}
+
+static void dsmfs__unpin(struct dsmfs__link *l)
+{
+    if (__atomic_sub_fetch(&l->users, 1, __ATOMIC_SEQ_CST) == 0 && __atomic_load_n(&l->followed, __ATOMIC_SEQ_CST)) {
+        uint64_t old = dsmfs__lock();
+        dsmfs__sweep();
+        dsmfs__unlock(old);
+    }
+}
+
+static int dsmfs__hung_up(dsmfs *a)
+{
+    uint64_t id;
+    struct dsmfs__link *l = dsmfs__pin(a, &id);
+    int up = dsmfs__poll(l->fd, 0, 0, NULL) <= 0;
+    dsmfs__unpin(l);
+    return !up;
+}
+
 /* Reads one of the line's values. Fails if nobody tells there any more. */
 static int64_t dsmfs__told(dsmfs *a, const struct dsmfs__head_pages *h, const uint64_t *value)
 {
     uint64_t v = __atomic_load_n(value, __ATOMIC_ACQUIRE);
     uint32_t life = __atomic_load_n(&h->life->word, __ATOMIC_ACQUIRE), state = __atomic_load_n(&h->line->state, __ATOMIC_ACQUIRE);
     if (life & DSMFS__DIED || state & DSMFS__ENDED || __atomic_load_n(&h->line->number, __ATOMIC_ACQUIRE) != h->number ||
-        (!life && dsmfs__poll(a->link->fd, 0, 0, NULL) > 0)) /* without robust futexes the socket tells */
+        h != __atomic_load_n(&a->head, __ATOMIC_SEQ_CST) || (!life && dsmfs__hung_up(a))) /* without robust futexes the socket tells */
         return dsmfs__fail(ENOTCONN, "the daemon of %s has ended", a->path);
     if (state & DSMFS__REMOVED)
         return dsmfs__fail(ENOENT, "%s was removed", a->path);
@@ -832,13 +980,19 @@ static void dsmfs__sleep(const struct dsmfs__head_pages *h, uint32_t word, uint3
         syscall(SYS_futex, &h->life->word, 1 /* FUTEX_WAKE */, INT32_MAX, NULL, NULL, 0);
 }
 
-static void dsmfs__end(dsmfs *a)
+/* Sends DETACH. */
+static void dsmfs__part(dsmfs *a)
 {
     struct dsmfs__waiter w = {0};
-    dsmfs__behead(a);
     w.head.op = DSMFS__DETACH;
     w.head.attachment = a->id;
     dsmfs__tell(a->link, &w);
+}
+
+static void dsmfs__end(dsmfs *a)
+{
+    dsmfs__behead(a);
+    dsmfs__part(a);
 }
 
 /* Sends ATTACH for the path and handles the reply; returns the memfd or -errno. If a->number is set it must be that area. */
@@ -846,6 +1000,7 @@ static int dsmfs__ask(dsmfs *a)
 {
     struct dsmfs__waiter w = {0};
     uint64_t number = a->number;
+    struct stat memory;
     int err;
     w.head.op = DSMFS__ATTACH;
     w.head.a = (uint64_t)a->access;
@@ -856,10 +1011,19 @@ static int dsmfs__ask(dsmfs *a)
     }
     if (w.fd < 0)
         return dsmfs__fail(EPROTO, "%s: the daemon sent no memory", a->path);
-    a->id = w.reply.attachment;
+    if (fstat(w.fd, &memory) < 0) {
+        err = dsmfs__fail(errno, "%s: its memory: %s", a->path, strerror(errno));
+        dsmfs__close(w.fd);
+        return err;
+    }
+    __atomic_store_n(&a->id, w.reply.attachment, __ATOMIC_SEQ_CST);
+    a->memory = memory.st_ino;
     a->size = w.reply.a;
     a->number = w.reply.b;
     a->kind = (int)w.reply.d;
+    pthread_mutex_lock(&a->link->mu);
+    a->link->lasts |= dsmfs__lasts(a);
+    pthread_mutex_unlock(&a->link->mu);
     if (!number || a->number == number)
         return w.fd;
     dsmfs__close(w.fd);
@@ -869,14 +1033,32 @@ static int dsmfs__ask(dsmfs *a)
     return dsmfs__fail(ESTALE, "the path %s is another area now", a->path);
 }
 
+/* Forgets that RESUME was asked for the area. */
+static void dsmfs__unask(dsmfs *a, struct dsmfs__link *n)
+{
+    struct dsmfs__waiter **at;
+    if (!a->asked)
+        return;
+    a->asked = 0;
+    pthread_mutex_lock(&n->mu);
+    for (at = &n->waiters; *at; at = &(*at)->next)
+        if (*at == &a->resume) {
+            *at = a->resume.next;
+            break;
+        }
+    pthread_mutex_unlock(&n->mu);
+}
+
 /* Drops a reference to the area, and with the last one ends the attachment. */
 static void dsmfs__release(dsmfs *a)
 {
     dsmfs **at = &dsmfs__areas;
     if (--a->refs > 0)
         return;
-    if (!a->lost)
+    if (!a->lost && !a->ended)
         dsmfs__end(a);
+    if (a->link->coming)
+        dsmfs__unask(a, a->link->coming);
     dsmfs__behead(a);
     while (*at != a)
         at = &(*at)->next;
@@ -1004,16 +1186,20 @@ static int dsmfs__map_whole(dsmfs *a, int memfd)
 /* Attaches an area again in the child of a fork, where its parent had it. */
 static int dsmfs__again(dsmfs *a)
 {
+    int64_t end = dsmfs__now() + DSMFS__MAPPING_LIMIT;
+    int memfd, err, lasts = dsmfs__lasts(a);
     uint64_t size = a->size;
     struct dsmfs__range *r;
     struct dsmfs__link *l;
-    int memfd, err = dsmfs__connect(a->link->at.sun_path, &l);
-    if (err < 0)
-        return err;
-    a->link->areas--;
-    (a->link = l)->areas++;
     dsmfs__behead(a);
-    if ((memfd = dsmfs__ask(a)) < 0)
+    do {
+        if ((err = dsmfs__connect(a->link->at.sun_path, &l)) < 0)
+            return err;
+        a->link->areas--;
+        (a->link = l)->areas++;
+        memfd = dsmfs__ask(a);
+    } while (memfd == -ENOTCONN && lasts && dsmfs__now() < end && dsmfs__poll(-1, 0, 20, NULL) == 0); /* until no daemon follows */
+    if (memfd < 0)
         return memfd;
     a->size = size; /* what is mapped */
     for (r = dsmfs__ranges; r && !err; r = r->next) {
@@ -1039,12 +1225,20 @@ static void dsmfs__child(void)
     for (l = dsmfs__links; l; l = l->next) {
         dsmfs__cut(l);
         l->waiters = NULL;
-        l->reader = 0;
+        l->reader = l->follower = 0;
+        l->users = l->areas = l->lasts = 0;
+        if (l->coming)
+            dsmfs__drop_link(l->coming);
+        l->coming = NULL;
         pthread_mutex_init(&l->mu, NULL);
     }
     dsmfs__pid = getpid();
-    for (a = dsmfs__areas; a; a = a->next)
+    dsmfs__forked = 1;
+    for (a = dsmfs__areas; a; a = a->next) {
         a->refs++; /* until all is done */
+        a->link->areas++;
+        a->asked = a->ended = a->readers = 0;
+    }
     for (r = dsmfs__ranges; r; r = next) {
         char *p = MAP_FAILED;
         next = r->next;
@@ -1079,7 +1273,221 @@ static void dsmfs__child(void)
         a = after;
     }
     dsmfs__sweep();
+    dsmfs__forked = 0;
     dsmfs__unlock(dsmfs__signals);
+}
+
+/* A daemon that follows another. The link of one that has ended is followed by a link to the next one, which takes all areas over, once:
+
+   1. A thread whose request finds that its link has ended calls dsmfs__follow, without dsmfs__maps. The first one is the follower, the others sleep until it has
+      done a step. Whoever has no more time gives the part of the follower away: what is under way is in the link, not on a stack.
+   2. The follower connects, and asks RESUME for each area. It waits for the answers without any lock, since the next daemon may take its time. So threads may
+      detach, unmap, protect and fork meanwhile: with the link dead no request of theirs waits, and what must be tracked is tracked in the end.
+      Signal handlers run in its waits. If one makes a request, that does steps of its own.
+   3. With all answers, and dsmfs__maps held, the areas get the new link and their new numbers, and the daemon is told of their ranges.
+   4. All requests are made again, by the new link.
+
+   If the new daemon ends before 3, it begins again at 2; if later, the new link is followed in its turn. The connection on which RESUME was asked is not closed
+   before, for nobody's sake: the daemon would take that for DETACH. */
+
+/* Asks RESUME for the areas of l on the link n, unless it was asked; returns how many have no answer yet, or -1 if n has ended. dsmfs__maps is held. */
+static int dsmfs__resume(struct dsmfs__link *l, struct dsmfs__link *n)
+{
+    int left = 0, dead;
+    dsmfs *a;
+    pthread_mutex_lock(&n->mu);
+    if (!dsmfs__own(n))
+        n->dead = 1;
+    else
+        dsmfs__receive(n);
+    dead = n->dead;
+    pthread_mutex_unlock(&n->mu);
+    for (a = dsmfs__areas; a && !dead; a = a->next) {
+        struct dsmfs__waiter *w = &a->resume;
+        int err;
+        int done = a->asked && __atomic_load_n(&w->state, __ATOMIC_ACQUIRE) == DSMFS__DONE, early = done && w->reply.error == ETIMEDOUT;
+        if (a->link != l || a->ended || !dsmfs__lasts(a) || (done && !early))
+            continue;
+        left++;
+        if (early)
+            a->asked = 0; /* the homes do not answer yet: asked again in the next step */
+        if (a->asked || early)
+            continue;
+        memset(w, 0, sizeof *w);
+        w->fd = -1;
+        w->text = a->why;
+        w->room = sizeof a->why;
+        w->head.magic = DSMFS__MAGIC;
+        w->head.version = DSMFS__VERSION;
+        w->head.op = DSMFS__RESUME;
+        w->head.a = (uint64_t)a->access;
+        w->head.b = a->number;
+        w->head.c = a->memory;
+        w->head.length = (uint32_t)strlen(a->path);
+        pthread_mutex_lock(&n->mu);
+        w->head.tag = ++n->tags;
+        w->next = n->waiters;
+        n->waiters = w;
+        pthread_mutex_unlock(&n->mu);
+        a->asked = 1;
+        if ((err = dsmfs__post(n, w, a->path, -1, 0)) < 0) { /* -ETIMEDOUT: the socket is full. The rest is asked when there are answers */
+            dsmfs__unask(a, n);
+            dead = err != -ETIMEDOUT;
+            if (!dead)
+                break;
+        }
+    }
+    return dead ? -1 : left;
+}
+
+/* Gives the areas of l to the link n. dsmfs__maps is held. */
+static void dsmfs__take_over(struct dsmfs__link *l, struct dsmfs__link *n)
+{
+    struct dsmfs__range *r;
+    dsmfs *a;
+    for (a = dsmfs__areas; a; a = a->next) {
+        const struct dsmfs__head *h = &a->resume.reply;
+        if (a->link != l)
+            continue;
+        if (!a->ended && (!a->asked || h->error || h->op != DSMFS__RESUME || h->b != a->number)) {
+            if (!a->asked || !h->error)
+                snprintf(a->why, sizeof a->why, "%s", a->asked ? "it is another area" : "it does not outlive a daemon");
+            __atomic_store_n(&a->ended, 1, __ATOMIC_RELEASE);
+        } else if (!a->ended) {
+            a->kind = (int)h->d;
+            __atomic_store_n(&a->id, h->attachment, __ATOMIC_SEQ_CST);
+        }
+        dsmfs__close(a->asked ? a->resume.fd : -1); /* it comes with none */
+        a->asked = 0;
+        __atomic_store_n(&a->link, n, __ATOMIC_SEQ_CST);
+        l->areas--;
+        n->areas++;
+        n->lasts |= !a->ended && dsmfs__lasts(a);
+        dsmfs__retire(a);
+    }
+    n->next = dsmfs__links;
+    dsmfs__links = n;
+    l->coming = NULL;
+    for (r = dsmfs__ranges; r; r = r->next) {
+        a = r->area;
+        if (a->link != n)
+            continue;
+        r->tracked = 0;
+        if (a->ended || !dsmfs__wants(a, r->prot) || dsmfs__track(r) >= 0)
+            continue;
+        snprintf(a->why, sizeof a->why, "%.*s", (int)sizeof a->why - 1, dsmfs__text);
+        __atomic_store_n(&a->ended, 1, __ATOMIC_RELEASE);
+        dsmfs__part(a);
+    }
+    pthread_mutex_lock(&l->mu);
+    __atomic_store_n(&l->followed, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&l->mu);
+}
+
+/* Does what can be done now, and then waits for ms, if there is more. */
+static void dsmfs__step(struct dsmfs__link *l, int64_t ms, const uint64_t *mask)
+{
+    uint64_t old = dsmfs__lock();
+    struct dsmfs__link *n = l->coming;
+    int left = 0, fd = -1, gone = 0;
+    if (l->followed || (!n && !(n = l->coming = dsmfs__dial(l->at.sun_path, SOCK_NONBLOCK)))) {
+        gone = !l->followed && errno != EAGAIN && errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS;
+        ms = l->followed || gone ? 0 : 20;
+    } else if ((left = dsmfs__resume(l, n)) < 0) {
+        dsmfs *a;
+        for (a = dsmfs__areas; a; a = a->next)
+            if (a->link == l)
+                dsmfs__unask(a, n);
+        gone = n->gone; /* what answered is no daemon */
+        l->coming = NULL;
+        dsmfs__drop_link(n);
+        l->pause = l->pause ? l->pause * 2 < 1000 ? l->pause * 2 : 1000 : 10;
+        ms = gone ? 0 : ms < l->pause ? ms : l->pause;
+    } else if (left > 0) {
+        fd = n->fd;
+    } else {
+        dsmfs__take_over(l, n);
+        ms = 0;
+    }
+    if (gone) {
+        pthread_mutex_lock(&l->mu);
+        l->gone = 1;
+        pthread_mutex_unlock(&l->mu);
+    }
+    dsmfs__unlock(old); /* signals stay blocked: old is the caller's mask, in which they are */
+    if (ms)
+        dsmfs__poll(fd, POLLIN, ms, mask);
+}
+
+/* Returns 0 when another link has the areas of one that has ended. Until then signals come. -ENOTCONN: no daemon follows; -ETIMEDOUT: none did until end. The
+   link is pinned, and dsmfs__maps is not held. */
+static int dsmfs__follow(struct dsmfs__link *l, int64_t end)
+{
+    uint64_t old = dsmfs__block();
+    pid_t self = (pid_t)syscall(SYS_gettid);
+    int state = 1, saved = errno;
+    for (;;) {
+        int64_t left = end - dsmfs__now();
+        uint32_t turn;
+        pid_t before;
+        pthread_mutex_lock(&l->mu);
+        turn = l->turn;
+        before = l->follower;
+        if (l->followed)
+            state = 0;
+        else if (!l->lasts || l->gone || getpid() != dsmfs__pid)
+            state = -ENOTCONN;
+        else if (left <= 0)
+            state = -ETIMEDOUT;
+        else if (!before)
+            l->follower = self;
+        pthread_mutex_unlock(&l->mu);
+        if (state <= 0)
+            break;
+        left = left < DSMFS__LOOK ? left : DSMFS__LOOK;
+        if (before && before != self) {
+            struct timespec t = {left / 1000, left % 1000 * 1000000};
+            dsmfs__restore(old);
+            syscall(SYS_futex, &l->turn, 128 /* FUTEX_WAIT_PRIVATE */, turn, &t, NULL, 0);
+            dsmfs__block();
+            continue;
+        }
+        dsmfs__step(l, left, &old);
+        pthread_mutex_lock(&l->mu);
+        l->follower = before;
+        l->turn++;
+        pthread_mutex_unlock(&l->mu);
+        syscall(SYS_futex, &l->turn, 129 /* FUTEX_WAKE_PRIVATE */, INT32_MAX, NULL, NULL, 0);
+    }
+    errno = saved;
+    dsmfs__restore(old);
+    return state;
+}
+
+/* Before dsmfs__maps is taken for requests to a daemon: if it has ended, and there are areas that outlive it, waits for the next one. Returns 1 if that has
+   come, so that a request which has failed may be made again. */
+static int dsmfs__ready(const char *socket_path)
+{
+    uint64_t old = dsmfs__lock();
+    struct dsmfs__link *l;
+    int found = 0, err;
+    for (l = dsmfs__links; l && !found; l = found ? l : l->next) {
+        if (strcmp(l->at.sun_path, socket_path))
+            continue;
+        pthread_mutex_lock(&l->mu);
+        if (l->lasts && !l->gone && !l->followed && !l->dead && getpid() == dsmfs__pid && dsmfs__own(l))
+            dsmfs__receive(l);
+        found = l->lasts && !l->gone && !l->followed && l->dead;
+        pthread_mutex_unlock(&l->mu);
+    }
+    if (found)
+        __atomic_add_fetch(&l->users, 1, __ATOMIC_SEQ_CST);
+    dsmfs__unlock(old);
+    if (!found)
+        return 0;
+    err = dsmfs__follow(l, INT64_MAX / 4);
+    dsmfs__unpin(l);
+    return !err;
 }
 
 static void dsmfs__unmap(dsmfs *a)
@@ -1089,65 +1497,99 @@ static void dsmfs__unmap(dsmfs *a)
     a->whole = NULL;
 }
 
-/* One request about an area; the reply's a or -errno. */
+/* One request about an area; the reply's a or -errno. If the daemon ends meanwhile, and another follows, that one is asked. */
 static int64_t dsmfs__request(dsmfs *a, int op, uint64_t arg, char *text, size_t room, int64_t limit)
 {
-    struct dsmfs__waiter w = {0};
-    int err;
-    if (a->lost)
-        return dsmfs__fail(ENOTCONN, "%s could not be attached again after fork", a->path);
-    w.head.op = (uint16_t)op;
-    w.head.attachment = a->id;
-    w.head.a = arg;
-    w.head.b = (uint64_t)limit;
-    w.text = text;
-    w.room = room;
-    err = dsmfs__call(a->link, &w, NULL, -1, limit ? limit + DSMFS__PATIENCE : 0, 0); /* the daemon's clock decides */
-    return err < 0 ? err : (int64_t)(op == DSMFS__STATS ? w.reply.length : w.reply.a);
+    int64_t end = limit ? dsmfs__now() + limit : INT64_MAX / 4, left = limit;
+    for (;;) {
+        struct dsmfs__waiter w = {0};
+        struct dsmfs__link *l;
+        int err, next = -ENOTCONN;
+        if (a->lost)
+            return dsmfs__fail(ENOTCONN, "%s could not be attached again after fork", a->path);
+        if (__atomic_load_n(&a->ended, __ATOMIC_ACQUIRE))
+            return dsmfs__fail(ENOTCONN, "the daemon of %s has ended, and that which followed does not have it: %s", a->path, a->why);
+        l = dsmfs__pin(a, &w.head.attachment);
+        w.head.op = (uint16_t)op;
+        w.head.a = arg;
+        w.head.b = (uint64_t)left;
+        w.text = text;
+        w.room = room;
+        err = dsmfs__call(l, &w, NULL, -1, limit ? left + DSMFS__PATIENCE : 0, 0); /* the daemon's clock decides */
+        if (w.lost && op != DSMFS__EXPECT)
+            next = dsmfs__follow(l, end);
+        dsmfs__unpin(l);
+        if (next == -ETIMEDOUT)
+            return dsmfs__fail(ETIMEDOUT, "the daemon of %s has ended, and none has followed within %lld ms", a->path, (long long)limit);
+        if (next < 0)
+            return err < 0 ? err : (int64_t)(op == DSMFS__STATS ? w.reply.length : w.reply.a);
+        left = end - dsmfs__now();
+        left = !limit ? 0 : left > 0 ? left : 1;
+    }
 }
 
-DSMFS_API int dsmfs_attach(const char *socket, const char *path, int access, dsmfs **out)
+/* Attaches and maps what is at a place. */
+static int dsmfs__attach_at(const struct dsmfs__place *p, int access, dsmfs **out)
 {
-    struct dsmfs__place *p = DSMFS_MALLOC(sizeof *p);
-    int memfd = -1, err = p ? dsmfs__look(socket, path, 0, p) : dsmfs__fail(ENOMEM, "out of memory");
     uint64_t old = dsmfs__lock();
+    int memfd = -1, err;
     dsmfs *a = NULL;
-    *out = NULL;
-    if (!err)
-        err = dsmfs__open(p->socket, p->path, 0, access, &a, &memfd);
+    err = dsmfs__open(p->socket, p->path, 0, access, &a, &memfd);
     if (!err)
         err = dsmfs__map_whole(a, memfd);
     if (err < 0 && a)
         dsmfs__release(a);
     dsmfs__close(memfd);
     dsmfs__unlock(old);
-    DSMFS_FREE(p);
     if (!err)
         *out = a;
+    return err;
+}
+
+DSMFS_API int dsmfs_attach(const char *socket, const char *path, int access, dsmfs **out)
+{
+    struct dsmfs__place *p = DSMFS_MALLOC(sizeof *p);
+    int err = p ? dsmfs__look(socket, path, 0, p) : dsmfs__fail(ENOMEM, "out of memory");
+    *out = NULL;
+    if (!err) {
+        dsmfs__ready(p->socket);
+        do
+            err = dsmfs__attach_at(p, access, out);
+        while (err == -ENOTCONN && dsmfs__ready(p->socket));
+    }
+    DSMFS_FREE(p);
     return err;
 }
 
 DSMFS_API int dsmfs_create(const char *socket, const char *path, uint64_t size, unsigned perm, int flags, const char *settings)
 {
     struct dsmfs__place *p = DSMFS_MALLOC(sizeof *p);
-    struct dsmfs__waiter w = {0};
     struct dsmfs__link *l;
-    int n, err = p ? dsmfs__look(socket, path, 1, p) : dsmfs__fail(ENOMEM, "out of memory");
-    uint64_t old = dsmfs__lock();
+    int n, err = p ? dsmfs__look(socket, path, 1, p) : dsmfs__fail(ENOMEM, "out of memory"), lost = 0, again = !err;
     if (!err) {
         n = snprintf(p->line, sizeof p->line, "%s\n%s", p->path, settings ? settings : "");
         if (n >= (int)sizeof p->line)
             err = dsmfs__fail(ENAMETOOLONG, "path and settings are longer than %d bytes", (int)sizeof p->line - 1);
+        else
+            dsmfs__ready(p->socket);
     }
-    if (!err && !(err = dsmfs__connect(p->socket, &l))) {
-        w.head.op = DSMFS__CREATE;
-        w.head.a = size;
-        w.head.b = perm;
-        w.head.c = flags & DSMFS_EXCL;
-        err = dsmfs__call(l, &w, p->line, -1, 0, 1);
-        dsmfs__sweep();
+    for (again = !err; again;) {
+        struct dsmfs__waiter w = {0};
+        uint64_t old = dsmfs__lock();
+        if (!(err = dsmfs__connect(p->socket, &l))) {
+            w.head.op = DSMFS__CREATE;
+            w.head.a = size;
+            w.head.b = perm;
+            w.head.c = flags & DSMFS_EXCL;
+            err = dsmfs__call(l, &w, p->line, -1, 0, 1);
+            dsmfs__sweep();
+        }
+        dsmfs__unlock(old);
+        if (err == -EEXIST && lost)
+            err = dsmfs__fail(ENOTCONN, "the daemon ended while it made %s: what is there may be that, or somebody else's", p->path);
+        lost |= w.lost;
+        again = err == -ENOTCONN && dsmfs__ready(p->socket);
     }
-    dsmfs__unlock(old);
     DSMFS_FREE(p);
     return err;
 }
@@ -1159,46 +1601,65 @@ DSMFS_API int64_t dsmfs_acquire(dsmfs *a) { return dsmfs__request(a, DSMFS__ACQU
 DSMFS_API int64_t dsmfs_sync(dsmfs *a) { return dsmfs__request(a, DSMFS__SYNC, 0, NULL, 0, 0); }
 
 /* Sleeps on the header page as long as updates come unasked; otherwise the daemon waits. A version that does not come soon may be one that
-   only other nodes have heard of: then the daemon is asked to look for it. */
-DSMFS_API int64_t dsmfs_wait(dsmfs *a, int64_t version, int64_t timeout_ms)
+   only other nodes have heard of: then the daemon is asked to look for it. Returns 0 if the daemon must wait for the time that is left, or the one
+   that follows it: nobody tells there any more. */
+static int64_t dsmfs__watch_for(dsmfs *a, int64_t version, int64_t timeout_ms, int64_t *past)
 {
     struct dsmfs__head_pages *h = version > 0 ? dsmfs__watch(a) : NULL;
-    int64_t start = dsmfs__now(), ask = DSMFS__SOON, past = 0;
-    if (timeout_ms > DSMFS__CENTURY)
-        timeout_ms = DSMFS__CENTURY; /* sums with it do not overflow */
+    int64_t start = dsmfs__now(), ask = DSMFS__SOON;
     while (h) {
         uint32_t word = __atomic_load_n(&h->line->word, __ATOMIC_ACQUIRE), life = __atomic_load_n(&h->life->word, __ATOMIC_ACQUIRE);
         uint32_t state = __atomic_load_n(&h->line->state, __ATOMIC_ACQUIRE);
         int64_t whole = dsmfs__told(a, h, &h->line->whole), left;
+        *past = dsmfs__now() - start;
+        if (whole == -ENOTCONN)
+            break;
         if (whole < 0)
             return whole;
         if (whole >= version)
             return dsmfs__told(a, h, &h->line->here);
-        past = dsmfs__now() - start;
-        if (timeout_ms && past >= timeout_ms)
+        if (timeout_ms && *past >= timeout_ms)
             return dsmfs__fail(ETIMEDOUT, "version %lld did not come within %lld ms", (long long)version, (long long)timeout_ms);
         if (!(state & DSMFS__FOLLOWS))
             break;
-        if (past >= ask) {
-            ask = past + DSMFS__EXPECTED / 2;
+        if (*past >= ask) {
+            ask = *past + DSMFS__EXPECTED / 2;
             dsmfs__request(a, DSMFS__EXPECT, (uint64_t)version, NULL, 0, DSMFS__EXPECTED);
             continue;
         }
-        left = timeout_ms && timeout_ms < ask ? timeout_ms - past : ask - past;
+        left = timeout_ms && timeout_ms < ask ? timeout_ms - *past : ask - *past;
         dsmfs__sleep(h, word, life, left < DSMFS__LOOK ? left : DSMFS__LOOK);
     }
-    return dsmfs__request(a, DSMFS__WAIT, (uint64_t)version, NULL, 0, timeout_ms ? timeout_ms - past : 0);
+    return 0;
+}
+
+DSMFS_API int64_t dsmfs_wait(dsmfs *a, int64_t version, int64_t timeout_ms)
+{
+    int64_t past = 0, got;
+    if (timeout_ms > DSMFS__CENTURY)
+        timeout_ms = DSMFS__CENTURY; /* sums with it do not overflow */
+    dsmfs__enter(a);
+    got = dsmfs__watch_for(a, version, timeout_ms, &past);
+    dsmfs__leave(a);
+    if (got && got != -ENOTCONN)
+        return got;
+    return dsmfs__request(a, DSMFS__WAIT, (uint64_t)version, NULL, 0, !timeout_ms ? 0 : timeout_ms > past ? timeout_ms - past : 1);
 }
 
 static int64_t dsmfs__stats_version(dsmfs *a);
 
 DSMFS_API int64_t dsmfs_version(dsmfs *a)
 {
-    struct dsmfs__head_pages *h = dsmfs__watch(a);
-    return h ? dsmfs__told(a, h, &h->line->here) : dsmfs__stats_version(a);
+    struct dsmfs__head_pages *h;
+    int64_t v = -ENOTCONN;
+    dsmfs__enter(a);
+    if ((h = dsmfs__watch(a)))
+        v = dsmfs__told(a, h, &h->line->here);
+    dsmfs__leave(a);
+    return v == -ENOTCONN ? dsmfs__stats_version(a) : v;
 }
 
-/* With a daemon that has no header pages. */
+/* With a daemon that has no header pages, or has ended. */
 static int64_t dsmfs__stats_version(dsmfs *a)
 {
     char text[DSMFS__PAYLOAD + 1], *line;
@@ -1216,19 +1677,16 @@ DSMFS_API int dsmfs_stats(dsmfs *a, char *buf, size_t n)
     return n ? (int)dsmfs__request(a, DSMFS__STATS, 0, buf, n, 0) : dsmfs__fail(EINVAL, "no room");
 }
 
-DSMFS_API int dsmfs_resize(dsmfs *a, uint64_t size)
+/* Attaches and maps the area again. */
+static int dsmfs__renew(dsmfs *a, char *socket)
 {
-    int64_t got = dsmfs__request(a, DSMFS__RESIZE, size, NULL, 0, 0);
+    uint64_t old = dsmfs__lock(), before = a->id, id;
     int memfd, err;
-    uint64_t old, before;
-    if (got < 0)
-        return (int)got;
-    old = dsmfs__lock();
+    memcpy(socket, a->link->at.sun_path, sizeof a->link->at.sun_path);
     dsmfs__unmap(a);
-    before = a->id;
     err = memfd = dsmfs__ask(a);
     if (memfd >= 0) {
-        uint64_t id = a->id;
+        id = a->id;
         a->id = before;
         dsmfs__end(a);
         a->id = id;
@@ -1238,6 +1696,19 @@ DSMFS_API int dsmfs_resize(dsmfs *a, uint64_t size)
         a->size = 0;
     dsmfs__close(memfd);
     dsmfs__unlock(old);
+    return err;
+}
+
+DSMFS_API int dsmfs_resize(dsmfs *a, uint64_t size)
+{
+    int64_t got = dsmfs__request(a, DSMFS__RESIZE, size, NULL, 0, 0);
+    char socket[sizeof ((struct sockaddr_un *)0)->sun_path];
+    int err;
+    if (got < 0)
+        return (int)got;
+    do
+        err = dsmfs__renew(a, socket);
+    while (err == -ENOTCONN && dsmfs__ready(socket));
     return err;
 }
 

@@ -36,6 +36,7 @@ type Area struct {
 	note    []frame                 // see BeginMerge
 	sent    int                     // how many Sents there are
 	left    map[frameKind][]tagged  // until ResumeCached
+	drafts  []*Draft                // until LeftDrafts
 }
 
 // NewArea returns the memory of an area of size bytes, all zero, without a working copy.

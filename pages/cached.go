@@ -397,13 +397,13 @@ func (c *Cached) wrotePage(k merge.Kernel, p dsm.PageIndex, lo int, data []byte,
 		}
 	}
 	if c.shared {
-		k.StoreShared(p, base[:], w, merged[:])
+		g = c.storeShared(k, p, lo, data, base[:], merged[:])
 	} else {
 		c.area.BeginMerge(p, nil)
 		k.Merge(p, base[:], merged[:], w, nil)
 		copy(w, merged[:])
+		g = c.nowGiven(p, lo, data)
 	}
-	g = c.nowGiven(p, lo, data)
 	if !split { // whatever the page cache held before, it holds data now
 		for _, o := range c.others[p] {
 			copy(o.mem[lo:], data)

@@ -97,10 +97,14 @@ func (c *Cached) compare(x *cachedExtent, i int) {
 func (c *Cached) readShared(x *cachedExtent, i, lo int, dst []byte, whole bool) {
 	var now [dsm.PageSize]byte
 	read := now[:]
-	if !x.storing.Has(i) && (whole || !x.given.Has(i)) {
+	keeps := !x.storing.Has(i) && (whole || !x.given.Has(i))
+	if keeps {
 		read = c.keep(x, i).mem
 	}
 	c.snapshot(read, x.page(i))
+	if keeps {
+		c.keepsGiven(x, i)
+	}
 	copy(dst, read[lo:])
 }
 
@@ -120,6 +124,7 @@ func (c *Cached) overwrite(x *cachedExtent, i, lo int, data []byte) {
 	g := c.keep(x, i).mem
 	c.snapshot(g, p)
 	copy(g[lo:], data)
+	c.keepsGiven(x, i)
 	c.remove(&x.bare, i, &c.unready)
 	c.compare(x, i)
 }

@@ -29,7 +29,7 @@ func (c *areaCopy) reserveAnonymous(n int64) (err error) {
 	if err != nil {
 		return err
 	}
-	c.copyTo(mem)
+	c.copyTo(mem, nil)
 	c.isAt(placeOf(p, slot))
 	err = c.unmap()
 	c.mem, c.piece, c.slot = mem, p, slot
@@ -76,10 +76,10 @@ func (c *areaCopy) discard(mem []byte) error {
 	return os.NewSyscallError("madvise", unix.Madvise(mem, unix.MADV_DONTNEED))
 }
 
-// copyTo copies the pages that take memory to mem, which is as long as the copy or longer.
-func (c *areaCopy) copyTo(mem []byte) {
+// copyTo copies the pages that take memory to mem, which is as long as the copy or longer, but for those that are there already.
+func (c *areaCopy) copyTo(mem []byte, there *moving) {
 	for e, set := range c.taken.from(0) {
-		for from, to := range set.Runs() {
+		for from, to := range there.lacks(e, *set).Runs() {
 			first, last := pageOfExtent(e, from), pageOfExtent(e, to)
 			copy(mem[int64(first)*dsm.PageSize:], c.mem[int64(first)*dsm.PageSize:int64(last)*dsm.PageSize])
 		}
@@ -99,6 +99,7 @@ func (c *areaCopy) resizeAnonymous(n int64) {
 }
 
 func (c *areaCopy) zeroAnonymous(from, to int64) error {
+	c.moving.restart()
 	for p := dsm.PageIndex(from / dsm.PageSize); int64(p)*dsm.PageSize < to; p++ {
 		if p = c.nextTakenBefore(p, to); p == noPage {
 			return nil
@@ -126,6 +127,7 @@ func (c *areaCopy) zeroAnonymous(from, to int64) error {
 // take records that n pages of one extent, from p on, are stored to.
 func (c *areaCopy) take(p dsm.PageIndex, n int) {
 	e, i := p.Extent()
+	c.moving.stores(e, dsm.Range(i, i+n))
 	set := c.taken.put(e)
 	if n == 1 {
 		set.Add(i)

@@ -14,23 +14,33 @@ import (
 // is unchanged.
 func (c *areaCopy) toFile(n int64) error {
 	if c.kept != nil {
-		return errs.E(errs.Unsupported, "open memory", "programs cannot attach to a mount with --hold")
+		return errs.E(errs.Unsupported, "open memory", "programs cannot attach this file on a mount with --hold")
 	}
 	fd, err := newFile(c.String())
 	if err != nil {
 		return err
 	}
+	moved, err := c.moveTo(fd, n)
+	if !moved {
+		err = errors.Join(err, unix.Close(fd))
+	}
+	return err
+}
+
+// moveTo moves an anonymous copy into a memfd, which it has from then on. If it did not, it is unchanged.
+func (c *areaCopy) moveTo(fd int, n int64) (moved bool, err error) {
 	mem, err := mapFile(fd, n)
 	if err != nil {
-		return errors.Join(err, unix.Close(fd))
+		return false, err
 	}
 	if err := unix.Ftruncate(fd, c.size); err != nil {
-		return errors.Join(os.NewSyscallError("ftruncate", err), unix.Munmap(mem), unix.Close(fd))
+		return false, errors.Join(os.NewSyscallError("ftruncate", err), unix.Munmap(mem))
 	}
-	c.copyTo(mem)
+	c.copyTo(mem, c.moving)
+	c.isAt(placeOfFile(c.number))
 	err = c.unmap()
 	c.fd, c.mem, c.taken = fd, mem, takenPages{}
-	return err
+	return true, err
 }
 
 // newFile makes a memfd. The name is for people, in /proc/PID/maps.

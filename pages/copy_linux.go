@@ -46,10 +46,12 @@ type areaCopy struct {
 	// taken, for anonymous memory, has the pages that were returned for storing: all others are zero,
 	// and take no memory. Pages of different extents may be returned concurrently.
 	taken takenPages
-	// kept, if not nil, is the Keep's: anonymous memory is memory of the Keep then, the copy never is a memfd, and at says where it is.
-	kept *keeping
-	at   **atomic.Uint64
-	slot int64 // of the Keep, if it is in one
+	// kept, if not nil, is the Keep's: anonymous memory is memory of the Keep then, and at says where the copy is. It is a memfd only if that is a HeldFile.
+	kept   *keeping
+	at     **atomic.Uint64
+	slot   int64   // of the Keep, if it is in one
+	number uint64  // of the HeldFile, if it is one
+	moving *moving // the copy is being copied to a HeldFile; nil: it is not
 }
 
 // newCopy returns an empty copy, which takes no memory. filed says that it will be a memfd beyond
@@ -214,7 +216,9 @@ func (c *areaCopy) close() error { return c.closeLater()() }
 // closeLater is close, but returns what frees the memory, for which the kernel looks at each page. Only what is in a Keep is freed at once.
 func (c *areaCopy) closeLater() (free func() error) {
 	c.isAt(0)
-	mem, fd := c.mem, c.fd
+	mem, fd, file := c.mem, c.fd, c.file()
+	c.moving.end()
+	c.number, c.moving = 0, nil
 	var err error
 	if c.piece.block != nil || c.slot != 0 {
 		mem, err = nil, c.unmap()
@@ -225,7 +229,10 @@ func (c *areaCopy) closeLater() (free func() error) {
 		if mem != nil {
 			err = errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(mem)))
 		}
-		if fd >= 0 {
+		switch {
+		case file != nil:
+			err = errors.Join(err, file.Close())
+		case fd >= 0:
 			err = errors.Join(err, os.NewSyscallError("close", unix.Close(fd)))
 		}
 		return err

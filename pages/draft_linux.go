@@ -18,11 +18,17 @@ type Draft struct {
 	memory *areaCopy
 	base   *areaCopy
 	size   int64
+	kept   *keeping // nil unless it outlives the daemon: see keep_drafts_linux.go
 }
 
-// NewDraft returns a draft as large as the area, all zero.
-func (a *Area) NewDraft() (*Draft, error) {
+// NewDraft returns a draft of a program as large as the area, all zero. If the area outlives the daemon its memory is file, which it takes over.
+func (a *Area) NewDraft(program int, file *HeldFile) (*Draft, error) {
 	d := &Draft{memory: newCopy(a.id, "d", true), base: newCopy(a.id, "db", false)}
+	if a.outlives() {
+		if err := a.keepDraft(d, program, file); err != nil {
+			return nil, err
+		}
+	}
 	if err := d.Resize(a.size); err != nil {
 		return nil, errors.Join(a.fail("new draft", err), d.Close())
 	}
@@ -120,4 +126,8 @@ func (d *Draft) ResidentBytes() int64 {
 }
 
 // Close frees the memory; programs keep what they have mapped.
-func (d *Draft) Close() error { return errors.Join(d.memory.close(), d.base.close()) }
+func (d *Draft) Close() error {
+	d.kept.forget()
+	defer d.kept.end()
+	return errors.Join(d.memory.close(), d.base.close())
+}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
 	"github.com/dsmfs/dsmfs/internal/hold"
+	"github.com/dsmfs/dsmfs/pages/merge"
 )
 
 // What neither copy has outlives the daemon in frames of the Keep. A frame has a tag, which says what it has:
@@ -20,6 +21,14 @@ import (
 //	twin     the base of a page, where that is not the home's bytes
 //	working  both copies of a page that are just being changed together: see BeginMerge. The next daemon puts back what was there before
 //	base
+//	before   the base alone, likewise: programs may be storing to the working copy
+//	mine     what the working copy of such a page is merged from: see MergeShared. The next daemon goes on with the merge
+//	note     how far it is
+//	stored   likewise, what a WRITE brings to such a page: see storeShared. It counts if there is a next
+//	after    what the base becomes with it
+//	coming   what comes in; it is set last, and cleared first
+//	taken    the working copy and the base of a draft, while the first takes what a program has stored: see BeginTake
+//	draft    what the memory of a draft is merged from, what comes in, and how far that is: see Refresh
 //	sent     pieces of what was sent, and not answered: see KeepSent
 //
 // A frame has its bytes before it gets its tag, and loses the tag before it has others. The exceptions are changes that may be done twice.
@@ -34,6 +43,17 @@ const (
 	frameBase
 	frameSent
 	frameNext
+	frameBefore
+	frameMine
+	frameAfter
+	frameComing
+	frameTaken
+	frameTakenBase
+	frameDraftMine
+	frameDraftComing
+	frameDraftNote
+	frameNote
+	frameStored
 )
 
 func slabOffset(at int) int64 { return hold.FramesAt + int64(at)*slabBytes }
@@ -160,48 +180,6 @@ func (l Left) dropFrames() error {
 	return err
 }
 
-// BeginMerge is called before both copies of page p are changed, or the base copy in a way that cannot be done twice. If the daemon is killed before EndMerge, the next one has the
-// page as it is now, and what s, which may be nil, says of the page.
-func (a *Area) BeginMerge(p dsm.PageIndex, s *Sent) {
-	if !a.outlives() {
-		return
-	}
-	arg, number := uint64(p), uint64(0)
-	if s != nil {
-		number = s.Number()
-		_, i := p.Extent()
-		for k := range s.sets() {
-			if set := s.set(k); set.Has(i) {
-				arg |= 1 << (noteBits + k)
-			}
-		}
-	}
-	if a.note == nil {
-		a.note = []frame{a.frames.take(), a.frames.take()}
-	}
-	copy(a.note[0].mem, a.working.look(p, 1))
-	copy(a.note[1].mem, a.Base(p))
-	a.frames.tag(a.note[1], frameBase, arg, number)
-	a.frames.tag(a.note[0], frameWorking, arg, number)
-}
-
-// EndMerge says that the change is done.
-func (a *Area) EndMerge() {
-	if !a.outlives() {
-		return
-	}
-	a.frames.untag(a.note[0])
-	a.frames.untag(a.note[1])
-}
-
-// dropNote frees what BeginMerge needs. No change may be under way.
-func (a *Area) dropNote() {
-	for _, x := range a.note {
-		a.frames.put(x)
-	}
-	a.note = nil
-}
-
 // Sent is what a node has sent of an extent, and has no answer to. It is there for the next daemon until Drop. The methods of nil do nothing.
 type Sent struct {
 	area   *Area
@@ -276,6 +254,20 @@ func (s *Sent) Number() uint64 { return s.word(sentNumber).Load() }
 
 // sets is how many sets of pages there are.
 func (*Sent) sets() int { return 2 }
+
+// of returns the number, and which sets have page p, as the tags of a note have it.
+func (s *Sent) of(p dsm.PageIndex) (number, in uint64) {
+	if s == nil {
+		return 0, 0
+	}
+	_, i := p.Extent()
+	for k := range s.sets() {
+		if set := s.set(k); set.Has(i) {
+			in |= 1 << (noteBits + k)
+		}
+	}
+	return s.Number(), in
+}
 
 func (s *Sent) set(k int) (set dsm.PageSet) {
 	for i := range set {
@@ -364,8 +356,8 @@ func (l Left) Newest() bool { return l.k.record.Newest.Load() != 0 }
 
 // TakeBoth returns the area, whose size is now size and has been as little as least since Left.Rev, with both copies: the working copy has
 // what programs have stored, and the base copy what the homes had. No extent is homed here. What was sent and not answered comes with
-// it. If the daemon is killed before it is done, the next one does it again.
-func (l Left) TakeBoth(size, least int64) (a *Area, sent []*Sent, err error) {
+// it. k is the rule by which pages of memory that programs have attached were merged. If the daemon is killed before it is done, the next one does it again.
+func (l Left) TakeBoth(k merge.Kernel, size, least int64) (a *Area, sent []*Sent, err error) {
 	end := min(size, least)
 	a = &Area{id: l.ID, homed: map[dsm.ExtentIndex]struct{}{}, twins: map[dsm.PageIndex]frame{}, drops: &Drops{}, kept: l.k}
 	a.frames.kept = l.k
@@ -376,8 +368,9 @@ func (l Left) TakeBoth(size, least int64) (a *Area, sent []*Sent, err error) {
 		return nil, nil, a.fail("restore", errors.Join(err, a.base.unmap()))
 	}
 	a.size = min(a.base.size, a.working.size, end)
-	a.working.resizeAnonymous(a.size)
-	a.base.resizeAnonymous(a.size)
+	if err := errors.Join(a.working.resize(a.size), a.base.resize(a.size)); err != nil {
+		return nil, nil, a.fail("restore", err)
+	}
 	left, err := a.frames.adopt(l.ID)
 	if err != nil {
 		return nil, nil, a.fail("restore", err)
@@ -398,15 +391,13 @@ func (l Left) TakeBoth(size, least int64) (a *Area, sent []*Sent, err error) {
 		p := dsm.PageIndex(w.arg & notePage)
 		copy(a.working.page(p), w.mem)
 		copy(a.base.page(p), left[frameBase][i].mem)
-		_, i = p.Extent()
-		for _, s := range sent {
-			if w.more != 0 && s.Number() == w.more {
-				for k := range s.sets() {
-					s.put(k, i, w.arg>>(noteBits+k)&1 != 0)
-				}
-			}
-		}
+		w.putSets(p, sent)
 	}
+	a.mergeAgain(k, left, sent, within)
+	if err := a.takeDrafts(l, end); err != nil {
+		return nil, nil, a.fail("restore", err)
+	}
+	a.endOfDrafts(k, left)
 	for _, next := range left[frameNext] {
 		same := func(x tagged) bool { return x.arg&notePage == next.arg }
 		if slices.ContainsFunc(left[frameWorking], same) { // the working copy is as before
@@ -420,12 +411,19 @@ func (l Left) TakeBoth(size, least int64) (a *Area, sent []*Sent, err error) {
 		a.frames.tag(next.frame, frameGiven, next.arg, 0)
 		left[frameGiven] = append(left[frameGiven], next)
 	}
-	for _, x := range append(left[frameWorking], left[frameBase]...) {
-		a.frames.put(x.frame)
+	for _, kind := range []frameKind{frameWorking, frameBase, frameBefore, frameComing, frameStored, frameMine, frameNote, frameAfter, frameTaken, frameTakenBase, frameDraftNote, frameDraftMine, frameDraftComing} {
+		for _, x := range left[kind] {
+			a.frames.put(x.frame)
+		}
 	}
 	a.working.clearPast(end)
 	a.base.clearPast(end)
 	a.left = left
+	for _, d := range a.drafts {
+		if err := d.Resize(size); err != nil {
+			return nil, nil, a.fail("restore", err)
+		}
+	}
 	return a, sent, a.failed("restore", a.Resize(size))
 }
 
@@ -511,6 +509,9 @@ func (c *Cached) certainAgain() {
 
 // keepsGiven says to the next daemon what the page cache was given of page i.
 func (c *Cached) keepsGiven(x *cachedExtent, i int) {
+	if c.area.kept == nil {
+		return
+	}
 	p := x.page(i)
 	c.area.frames.tag(c.given[p], frameGiven, uint64(p), 0)
 }
@@ -519,18 +520,47 @@ func (c *Cached) keepsGiven(x *cachedExtent, i int) {
 // the daemon is killed before this is done, both are as before: the WRITE comes again, and must not count twice.
 func (c *Cached) nowGiven(p dsm.PageIndex, lo int, data []byte) frame {
 	g := c.given[p]
-	if !c.area.outlives() || c.shared {
+	if !c.area.outlives() {
 		copy(g.mem[lo:], data)
 		return g
 	}
+	next := c.nextGiven(p, lo, data)
+	c.area.EndMerge()
+	c.isGiven(p, next)
+	return next
+}
+
+// nextGiven returns the g of page p with data in it. It takes the place of g by isGiven.
+func (c *Cached) nextGiven(p dsm.PageIndex, lo int, data []byte) frame {
 	next := c.area.frames.take()
-	copy(next.mem, g.mem)
+	copy(next.mem, c.given[p].mem)
 	copy(next.mem[lo:], data)
 	c.area.frames.tag(next, frameNext, uint64(p), 0)
-	c.area.EndMerge()
+	return next
+}
+
+func (c *Cached) isGiven(p dsm.PageIndex, next frame) {
+	g := c.given[p]
 	c.given[p] = next
 	c.area.frames.put(g)
 	c.area.frames.tag(next, frameGiven, uint64(p), 0)
+}
+
+// storeShared brings stored, which was made from base by a WRITE of data at lo of page p, into memory to which programs may be storing, and data into its g, which it returns. If the daemon is killed meanwhile
+// the WRITE comes again: then either nothing was done, or the next daemon does the rest, and the WRITE changes nothing.
+func (c *Cached) storeShared(k merge.Kernel, p dsm.PageIndex, lo int, data, base, stored []byte) frame {
+	a := c.area
+	if !a.outlives() {
+		k.StoreShared(p, base, a.Working(p), stored)
+		g := c.given[p]
+		copy(g.mem[lo:], data)
+		return g
+	}
+	note := a.noteStored(p, base, stored)
+	next := c.nextGiven(p, lo, data) // from here on it is done
+	k.StoreNoted(note, p, base, a.Working(p), stored)
+	c.isGiven(p, next)
+	a.EndMerge()
 	return next
 }
 
@@ -539,14 +569,17 @@ func (c *Cached) Resumed() bool { return c.resumed > 0 || c.area.size == 0 }
 
 // Stored calls f for each page of which one of the copies takes memory.
 func (a *Area) Stored(f func(p dsm.PageIndex)) {
-	for w, b := a.working.nextTaken(0), a.base.nextTaken(0); w != noPage || b != noPage; {
+	for w, b := a.working.nextData(0), a.base.nextTaken(0); w != noPage || b != noPage; {
 		p := w
 		if w == noPage || b != noPage && b < w {
 			p = b
 		}
+		if int64(p)*dsm.PageSize >= a.size { // a program may have made its memfd longer
+			return
+		}
 		f(p)
 		if w == p {
-			w = a.working.nextTaken(p + 1)
+			w = a.working.nextData(p + 1)
 		}
 		if b == p {
 			b = a.base.nextTaken(p + 1)

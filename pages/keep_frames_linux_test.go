@@ -30,7 +30,7 @@ func daemonAfterShrink(t *testing.T, m *hold.Memory, size, least, uncertain int6
 	if len(left) != 1 || !left[0].Newest() {
 		t.Fatalf("left: %+v", left)
 	}
-	a, sent, err := left[0].TakeBoth(size, least)
+	a, sent, err := left[0].TakeBoth(mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0), size, least)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -389,7 +389,7 @@ func TestFramesOfManyAreas(t *testing.T) {
 		t.Errorf("the frames of %d areas take %d bytes", areas, got)
 	}
 	for _, left := range newTestStore(t, m).Areas() {
-		if _, sent, err := left.TakeBoth(100, 100); err != nil || len(sent) != 1 {
+		if _, sent, err := left.TakeBoth(mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0), 100, 100); err != nil || len(sent) != 1 {
 			t.Fatalf("area %d: %d sent, %v", left.ID, len(sent), err)
 		}
 	}

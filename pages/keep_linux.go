@@ -19,16 +19,21 @@ import (
 //	blocks      blocks of small copies: see arena
 //	slots       as long as an area can be, one for each larger copy, so that it grows in place
 //
+// A working copy that programs have attached is a memfd of its own, which the holder has as well: see keep_files_linux.go.
+//
 // A copy that moves is in its new place before the record says so, and leaves its old one after that. What a daemon was killed with
 // in between, memory that no record names, the next one frees.
 type Keep struct {
 	mem   *hold.Memory
+	files hold.Descriptors // nil: programs cannot attach
 	small *arena
 	mu    struct {
 		lockrank.Mutex
 		records, slots, blocks, slabs numbers
 	}
 	left map[dsm.AreaID][]int // the slabs of areas that were not taken yet
+	// drafts are the records of drafts of such areas.
+	drafts map[dsm.AreaID][]int
 }
 
 const (
@@ -71,9 +76,10 @@ func (n *numbers) restore(used uint64, in map[int]bool) {
 	}
 }
 
-// NewKeep returns the keep in a memory. It has what earlier daemons have left there: see Areas.
-func NewKeep(m *hold.Memory) (*Keep, error) {
-	s := &Keep{mem: m}
+// NewKeep returns the keep in a memory. It has what earlier daemons have left there: see Areas. files has the memfds of copies that programs have attached; if it
+// is nil they cannot.
+func NewKeep(m *hold.Memory, files hold.Descriptors) (*Keep, error) {
+	s := &Keep{mem: m, files: files}
 	s.mu.Init("pages.Keep")
 	note := func(w hold.Word) func(int) { return func(used int) { m.Word(w).Store(uint64(used)) } }
 	s.mu.records = numbers{most: hold.MaxAreas, held: note(hold.AreasUsed)}
@@ -91,16 +97,29 @@ func (s *Keep) restore() error {
 	ids := make(map[dsm.AreaID]bool)
 	pieces := make(map[int]map[uint16]bool) // by block
 	class := make(map[int]int)
+	files := map[uint64]bool{s.mem.Word(hold.Listening).Load(): true}
+	for i := range int(s.mem.Word(hold.AreasUsed).Load()) {
+		if id := s.mem.Area(i).ID.Load(); id != 0 && id&hold.OfDraft == 0 {
+			ids[dsm.AreaID(id)] = true
+		}
+	}
+	s.drafts = make(map[dsm.AreaID][]int)
 	for i := range int(s.mem.Word(hold.AreasUsed).Load()) {
 		r := s.mem.Area(i)
-		if r.ID.Load() == 0 {
+		id := dsm.AreaID(r.ID.Load() &^ hold.OfDraft)
+		if !ids[id] { // or it is a draft of an area that has gone
+			r.ID.Store(0)
 			r.Base.Store(0)
 			r.Working.Store(0)
 			continue
 		}
-		records[i], ids[dsm.AreaID(r.ID.Load())] = true, true
+		if records[i] = true; r.ID.Load()&hold.OfDraft != 0 {
+			s.drafts[id] = append(s.drafts[id], i)
+		}
 		for _, at := range []int64{int64(r.Base.Load()), int64(r.Working.Load())} {
 			switch {
+			case isFile(at):
+				files[numberOf(at)] = true
 			case at >= slotsAt:
 				slots[slotOf(at)] = true
 			case at != 0:
@@ -120,7 +139,7 @@ func (s *Keep) restore() error {
 	s.mu.records.restore(s.mem.Word(hold.AreasUsed).Load(), records)
 	s.mu.slots.restore(s.mem.Word(hold.SlotsUsed).Load(), slots)
 	s.mu.blocks.restore(s.mem.Word(hold.BlocksUsed).Load(), blocks)
-	failed := s.restoreSlabs(ids)
+	failed := errors.Join(s.restoreSlabs(ids), s.restoreFiles(files))
 	for _, i := range s.mu.slots.free {
 		failed = errors.Join(failed, s.mem.Free(slotAt(i), slotSize))
 	}
@@ -215,6 +234,8 @@ func (s *Keep) keep(id dsm.AreaID) (*keeping, error) {
 		return nil, err
 	}
 	k := &keeping{s, i, s.mem.Area(i)}
+	k.record.Base.Store(0)
+	k.record.Working.Store(0)
 	k.record.Newest.Store(0)
 	k.record.Rev.Store(0)
 	k.record.Uncertain.Store(0)
@@ -300,7 +321,7 @@ type Left struct {
 // Areas returns what earlier daemons have left.
 func (s *Keep) Areas() (all []Left) {
 	for i := range int(s.mem.Word(hold.AreasUsed).Load()) {
-		if r := s.mem.Area(i); r.ID.Load() != 0 {
+		if r := s.mem.Area(i); r.ID.Load() != 0 && r.ID.Load()&hold.OfDraft == 0 {
 			all = append(all, Left{dsm.AreaID(r.ID.Load()), dsm.Generation(r.Rev.Load()), &keeping{s, i, r}})
 		}
 	}
@@ -311,7 +332,7 @@ func (s *Keep) Areas() (all []Left) {
 // copy. All bytes that programs have stored count as published: the base has them. If the daemon is killed before it
 // is done, the next one does it again.
 func (l Left) Take(size, least int64) (a *Area, err error) {
-	if err := l.dropFrames(); err != nil {
+	if err := errors.Join(l.dropDrafts(), l.dropFrames()); err != nil {
 		return nil, err
 	}
 	l.k.record.Parts.Store(0)
@@ -346,7 +367,7 @@ func (l Left) Take(size, least int64) (a *Area, err error) {
 // Drop frees what is left of an area that is gone.
 func (l Left) Drop() error {
 	l.k.forget()
-	ferr := l.dropFrames()
+	ferr := errors.Join(l.dropDrafts(), l.dropFrames())
 	b, err := l.restore("b", l.k.record.Base.Load(), 0)
 	if err == nil {
 		err = b.close()
@@ -371,6 +392,9 @@ func (l Left) restore(suffix string, at uint64, size int64) (*areaCopy, error) {
 	}
 	s := l.k.store
 	var err error
+	if isFile(int64(at)) {
+		return c, c.adoptFile(numberOf(int64(at)), size)
+	}
 	if int64(at) >= slotsAt {
 		c.slot = int64(at)
 		if c.mem, err = s.mapRange(c.slot, capacityFor(size)); err == nil {

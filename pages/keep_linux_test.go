@@ -23,7 +23,7 @@ type heldArea struct {
 
 func newTestStore(t *testing.T, m *hold.Memory) *Keep {
 	t.Helper()
-	s, err := NewKeep(m)
+	s, err := NewKeep(m, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,7 +43,7 @@ func TestSealed(t *testing.T) {
 			a := newArea(t, before)
 			open, resize, bytesOf := a.OpenWorking, a.Resize, a.working
 			if c.draft {
-				d, err := a.NewDraft()
+				d, err := a.NewDraft(0, nil)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -81,16 +81,17 @@ int shim_move_guarded(int fd)
     if (getpid() != dsmfs__pid)
         return 1;
     old = dsmfs__lock();
-    for (l = dsmfs__links; l; l = l->next)
-        if (l->fd == fd && l->guard >= 0) {
-            pthread_mutex_lock(&l->mu);
-            to = (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 900);
-            if (to >= 0) {
-                l->fd = to;
-                __atomic_store_n(&dsmfs__guarded[l->guard], to + 1, __ATOMIC_RELEASE);
+    for (struct dsmfs__link *of = dsmfs__links; of; of = of->next)
+        for (l = of; l; l = l == of ? of->coming : NULL)
+            if (l->fd == fd && l->guard >= 0) {
+                pthread_mutex_lock(&l->mu);
+                to = (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 900);
+                if (to >= 0) {
+                    l->fd = to;
+                    __atomic_store_n(&dsmfs__guarded[l->guard], to + 1, __ATOMIC_RELEASE);
+                }
+                pthread_mutex_unlock(&l->mu);
             }
-            pthread_mutex_unlock(&l->mu);
-        }
     dsmfs__unlock(old);
     return to >= 0;
 }
@@ -232,35 +233,19 @@ void shim_opened(int fd)
     errno = saved;
 }
 
-int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, void **out)
+/* Attaches the file at a place, and maps it. With *full set it failed because of what is mapped there. */
+static int map_at(struct dsmfs__place *p, const struct stat *s, int mode, void *addr, size_t len, int prot, int flags, off_t off, void **out, int *full)
 {
-    struct statfs fs;
-    struct stat s;
-    struct dsmfs__place *p;
-    uint64_t old;
-    int saved = errno, err, full = 0, mode, memfd = -1, access = prot & PROT_WRITE ? DSMFS_WRITE : DSMFS_READ;
+    int err, memfd = -1, access = prot & PROT_WRITE ? DSMFS_WRITE : DSMFS_READ;
     char *lo = addr, *hi = lo + dsmfs__pages(len);
+    uint64_t old = dsmfs__lock();
     dsmfs *a = NULL;
     range *r = NULL;
-    if (syscall(SYS_fstatfs, fd, &fs) < 0 || fs.f_type != 0x65735546 /* FUSE_SUPER_MAGIC */ || fstat(fd, &s) < 0 || !S_ISREG(s.st_mode) ||
-        off < 0 || off % (off_t)sysconf(_SC_PAGESIZE) || (mode = (int)syscall(SYS_fcntl, fd, F_GETFL)) < 0 || (mode & O_PATH) ||
-        (mode & O_ACCMODE) == O_WRONLY || (access == DSMFS_WRITE && (mode & O_ACCMODE) != O_RDWR) || !(p = shim_alloc(sizeof *p))) {
-        errno = saved;
-        return -ENODEV; /* or an error that the kernel finds as well */
-    }
-    err = dsmfs__find(fd, NULL, p);
-    if (err == -ENODEV && !p->path[0]) {
-        shim_free(p);
-        errno = saved;
-        return err;
-    }
-    old = dsmfs__lock();
-    if (!err)
-        err = dsmfs__open(p->socket, p->path, s.st_ino, access, &a, &memfd);
+    err = dsmfs__open(p->socket, p->path, s->st_ino, access, &a, &memfd);
     if (!err && a->kind & DSMFS__DIRECT && (mode & O_ACCMODE) == O_RDWR) /* it could not be attached for writing if mprotect wants that */
         err = dsmfs__fail(ENODEV, "it is open with access=direct");
     if (!err && (flags & MAP_FIXED) && aligned(addr) && lo < hi) {
-        err = full = untrack_in(lo, hi); /* the caller finds this error as well */
+        err = *full = untrack_in(lo, hi); /* the caller finds this error as well */
         if (!err)
             drop_in(lo, hi);
     }
@@ -271,19 +256,46 @@ int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, voi
         *out = r->addr;
     }
     if (a) {
-        a->device = s.st_dev;
+        a->device = s->st_dev;
         dsmfs__release(a); /* its ranges keep it */
     }
     if (!err)
-        bypass_all(s.st_dev, s.st_ino);
+        bypass_all(s->st_dev, s->st_ino);
     dsmfs__close(memfd);
     settle(lo, hi);
     show();
     dsmfs__unlock(old);
+    return err;
+}
+
+int shim_map(void *addr, size_t len, int prot, int flags, int fd, off_t off, void **out)
+{
+    struct statfs fs;
+    struct stat s;
+    struct dsmfs__place *p;
+    int saved = errno, err, full = 0, mode;
+    if (syscall(SYS_fstatfs, fd, &fs) < 0 || fs.f_type != 0x65735546 /* FUSE_SUPER_MAGIC */ || fstat(fd, &s) < 0 || !S_ISREG(s.st_mode) ||
+        off < 0 || off % (off_t)sysconf(_SC_PAGESIZE) || (mode = (int)syscall(SYS_fcntl, fd, F_GETFL)) < 0 || (mode & O_PATH) ||
+        (mode & O_ACCMODE) == O_WRONLY || ((prot & PROT_WRITE) && (mode & O_ACCMODE) != O_RDWR) || !(p = shim_alloc(sizeof *p))) {
+        errno = saved;
+        return -ENODEV; /* or an error that the kernel finds as well */
+    }
+    err = dsmfs__find(fd, NULL, p);
+    if (err == -ENODEV && !p->path[0]) {
+        shim_free(p);
+        errno = saved;
+        return err;
+    }
+    if (!err) {
+        dsmfs__ready(p->socket);
+        do
+            err = map_at(p, &s, mode, addr, len, prot, flags, off, out, &full);
+        while (err == -ENOTCONN && dsmfs__ready(p->socket));
+    }
     if (err && !full)
         say("dsmfs: %.200s stays on the page cache: %.400s\n", p->path, dsmfs__text);
     else if (!err && is_set("DSMFS_VERBOSE"))
-        say("dsmfs: %.200s is attached: %.400s\n", p->path, access == DSMFS_WRITE ? "for reading and writing" : "for reading");
+        say("dsmfs: %.200s is attached: %.400s\n", p->path, prot & PROT_WRITE ? "for reading and writing" : "for reading");
     shim_free(p);
     errno = saved;
     return err;
@@ -340,7 +352,8 @@ static int upgrade(dsmfs *before)
     return err;
 }
 
-long shim_protect(void *addr, size_t len, int prot)
+/* mprotect. It is -ENOTCONN, with the path of the socket, if a daemon is needed and has ended. */
+static long protect(void *addr, size_t len, int prot, char *socket)
 {
     struct visit v = enter(addr, len);
     long err = 0;
@@ -349,8 +362,9 @@ long shim_protect(void *addr, size_t len, int prot)
             r = r->next;
             continue;
         }
-        if (!r->upgradable || upgrade(r->area) < 0)
-            err = -EACCES;
+        memcpy(socket, r->area->link->at.sun_path, sizeof r->area->link->at.sun_path);
+        err = !r->upgradable ? -EACCES : upgrade(r->area);
+        err = err && err != -ENOTCONN ? -EACCES : err;
         r = dsmfs__ranges;
     }
     if (v.ours && !err)
@@ -364,6 +378,16 @@ long shim_protect(void *addr, size_t len, int prot)
         settle(v.lo, v.hi);
     leave(&v);
     return err;
+}
+
+long shim_protect(void *addr, size_t len, int prot)
+{
+    char socket[sizeof ((struct sockaddr_un *)0)->sun_path] = "";
+    long err;
+    do
+        err = protect(addr, len, prot, socket);
+    while (err == -ENOTCONN && *socket && dsmfs__ready(socket));
+    return err == -ENOTCONN ? -EACCES : err;
 }
 
 /* mremap of a mapping on demand to a larger size, or to a second mapping: nobody would serve the pages that the kernel adds. So the area is

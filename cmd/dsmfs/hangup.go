@@ -11,7 +11,8 @@ import (
 )
 
 // hangUp shuts the sockets of the network that a process has which is dead and cannot end. It has the port of its successor as well, and the kernel would give every other connection to the dead
-// one, where nobody answers; and who waits for an answer on a connection from before would go on waiting. It returns how many there were.
+// one, where nobody answers; and who waits for an answer on a connection from before would go on waiting. So would programs that have attached, whose connections it shuts, too; the socket at which
+// they connect is also its successor's. It returns how many there were.
 //
 // A socket is shut by whoever has it, so this process gets each from a thread that still has them (pidfd_getfd(2)).
 func hangUp(pid int) (shut int, err error) {
@@ -64,18 +65,23 @@ func hangUpOf(task string, links []os.DirEntry) (shut int, err error) {
 	return shut, nil
 }
 
-// shutSocket shuts a socket, if it is one of the network.
+// shutSocket shuts a socket, if it is one of the network, or a connection of a program.
 func shutSocket(fd int) (did bool, err error) {
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err != nil {
 		return false, os.NewSyscallError("getsockopt", err)
 	}
-	if domain != unix.AF_INET && domain != unix.AF_INET6 {
-		return false, nil
-	}
 	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
 	if err != nil {
 		return false, os.NewSyscallError("getsockopt", err)
+	}
+	listens, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
+	if err != nil {
+		return false, os.NewSyscallError("getsockopt", err)
+	}
+	program := domain == unix.AF_UNIX && kind == unix.SOCK_SEQPACKET && listens == 0
+	if domain != unix.AF_INET && domain != unix.AF_INET6 && !program {
+		return false, nil
 	}
 	if kind == unix.SOCK_DGRAM { // it keeps the port, but gets packets only from where it is connected to
 		own, err := unix.Getsockname(fd)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,7 +25,10 @@ var sharing = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) err
 	return errors.Join(err, failed)
 }}
 
-// listenAndHang takes one connection, prints its address before, and does nothing more.
+// atVariable says where listenAndHang listens for programs.
+const atVariable = "DSMFS_TEST_AT"
+
+// listenAndHang takes one connection of the network and one of a program, prints its address before, and does nothing more.
 func listenAndHang() {
 	l, err := sharing.Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -37,6 +41,14 @@ func listenAndHang() {
 	if _, err := l.Accept(); err != nil {
 		panic(err)
 	}
+	programs, err := net.Listen("unixpacket", os.Getenv(atVariable))
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("taken")
+	if _, err := programs.Accept(); err != nil {
+		panic(err)
+	}
 	fmt.Println("taken")
 	select {}
 }
@@ -45,7 +57,8 @@ func listenAndHang() {
 func TestHangUp(t *testing.T) {
 	must := musts(t)
 	c := exec.Command(os.Args[0])
-	c.Env = append(os.Environ(), actVariable+"=listen")
+	at := filepath.Join(t.TempDir(), "attach")
+	c.Env = append(os.Environ(), actVariable+"=listen", atVariable+"="+at)
 	c.Stderr = os.Stderr
 	out, err := c.StdoutPipe()
 	must(err)
@@ -60,17 +73,32 @@ func TestHangUp(t *testing.T) {
 	defer before.Close()
 	_, err = lines.ReadString('\n') // it has taken it
 	must(err)
+	program, err := net.Dial("unixpacket", at)
+	must(err)
+	defer program.Close()
+	_, err = lines.ReadString('\n')
+	must(err)
 
 	shut, err := hangUp(c.Process.Pid)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
 		t.Skipf("descriptors of another process, by one of its threads (Linux 6.9, as --hold): %v", err)
 	}
-	if err != nil || shut != 3 {
+	if err != nil || shut != 4 {
 		t.Fatalf("%d sockets: %v", shut, err)
 	}
 	must(before.SetReadDeadline(time.Now().Add(10 * time.Second)))
 	if _, err := before.Read(make([]byte, 1)); err != io.EOF && !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("a connection from before: %v", err)
+	}
+	must(program.SetReadDeadline(time.Now().Add(10 * time.Second)))
+	if _, err := program.Read(make([]byte, 1)); err != io.EOF && !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("a connection of a program: %v", err)
+	}
+	waits, err := net.Dial("unixpacket", at)
+	if err != nil {
+		t.Errorf("programs cannot connect any more: %v", err)
+	} else {
+		must(waits.Close())
 	}
 	l, err := sharing.Listen(t.Context(), "tcp", addr)
 	must(err)
@@ -93,7 +121,7 @@ func TestHangUp(t *testing.T) {
 		_, _, err = u.ReadFrom(make([]byte, 1))
 		must(errors.Join(err, to.Close()))
 	}
-	if shut, err := hangUp(c.Process.Pid); err != nil || shut != 3 {
+	if shut, err := hangUp(c.Process.Pid); err != nil || shut != 4 {
 		t.Errorf("once more: %d sockets: %v", shut, err)
 	}
 }

@@ -76,7 +76,7 @@ func (h *held) store() (*pages.Keep, error) {
 	if h == nil {
 		return nil, nil
 	}
-	return pages.NewKeep(h.mem)
+	return pages.NewKeep(h.mem, h.files)
 }
 
 // viewChanged takes note of the keys, and of other members, of as many as there is room for.

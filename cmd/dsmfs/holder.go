@@ -30,7 +30,7 @@ import (
 // The daemon mounts, and unmounts when it ends in order; then the holder ends. If no daemon can be started, or they are killed too often,
 // the holder ends all the same: the kernel then ends all requests with ENOTCONN.
 
-// heldVariable tells a daemon which descriptors it has from the holder: of the file and of /dev/fuse. A text follows
+// heldVariable tells a daemon which descriptors it has from the holder: of the file, of /dev/fuse and of the socket through which it gives the holder more. A text follows
 // that says what became of the daemon before, if there was one.
 const heldVariable = "DSMFS_HELD"
 
@@ -38,6 +38,7 @@ const heldVariable = "DSMFS_HELD"
 const (
 	heldFD = 3 + iota
 	deviceFD
+	filesFD
 	heldReadyFD
 )
 
@@ -60,6 +61,9 @@ type keeper struct {
 	device int
 	// program is that of the daemon, open so that it can be started again whatever becomes of its path. nil: it is that of the holder.
 	program *os.File
+	shelf   *hold.Shelf // what daemons have given it
+	daemon  int         // its end of the socket to the daemon; -1: there is none
+	served  chan struct{}
 	cmd     *exec.Cmd
 	dead    chan struct{} // closed when the daemon does nothing any more
 	ended   chan struct{} // closed when it has ended, with cmd.ProcessState set
@@ -81,7 +85,7 @@ func holdMount(c mountConfig, args []string, parent *reporter) error {
 	if args, err = c.forHeirs(args); err != nil {
 		return err
 	}
-	h := &keeper{c: c, args: args, mem: mem, device: device}
+	h := &keeper{c: c, args: args, mem: mem, device: device, shelf: hold.NewShelf(), daemon: -1}
 	if err := h.start("", parent); err != nil {
 		return err
 	}
@@ -124,7 +128,7 @@ func (h *keeper) start(before string, parent *reporter) error {
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	// Ctrl-C is for the holder, which passes it on. If the holder is killed the daemon goes on without it, also if it was just stopped.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGCONT}
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %s", heldVariable, heldFD, deviceFD, before))
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d %s", heldVariable, heldFD, deviceFD, filesFD, before))
 	memory, err := duplicate(h.mem.FD(), "held")
 	if err != nil {
 		return err
@@ -133,14 +137,18 @@ func (h *keeper) start(before string, parent *reporter) error {
 	if err != nil {
 		return errors.Join(err, memory.Close())
 	}
-	cmd.ExtraFiles = []*os.File{memory, device}
+	files, err := h.talk()
+	if err != nil {
+		return errors.Join(err, memory.Close(), device.Close())
+	}
+	cmd.ExtraFiles = []*os.File{memory, device, files}
 	if parent != nil {
 		cmd.ExtraFiles = append(cmd.ExtraFiles, parent.pipe)
 		cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%d", readyVariable, heldReadyFD))
 	}
 	wait, release := h.mem.Expect()
 	h.mem.Word(hold.Daemons).Add(1)
-	err = errors.Join(cmd.Start(), memory.Close(), device.Close())
+	err = errors.Join(cmd.Start(), memory.Close(), device.Close(), files.Close())
 	if parent != nil {
 		err = errors.Join(err, parent.pipe.Close()) // if the daemon ends now, the parent is to hear of it
 	}
@@ -159,6 +167,42 @@ func (h *keeper) start(before string, parent *reporter) error {
 		h.awaitDeath(cmd.Process.Pid, wait, ended)
 	}()
 	return nil
+}
+
+// talk begins to answer a daemon, and returns that one's end of the socket. The daemon before is not heard any more.
+func (h *keeper) talk() (*os.File, error) {
+	h.hush()
+	own, its, err := hold.Pair()
+	if err != nil {
+		return nil, err
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		h.shelf.Serve(own)
+	}()
+	h.daemon, h.served = own, served
+	return os.NewFile(uintptr(its), "files"), nil
+}
+
+// hush ends what talk has begun.
+func (h *keeper) hush() {
+	if h.daemon < 0 {
+		return
+	}
+	_ = unix.Shutdown(h.daemon, unix.SHUT_RDWR) // ENOTCONN if the daemon has ended
+	<-h.served
+	_ = unix.Close(h.daemon)
+	h.daemon = -1
+}
+
+// letGo closes what daemons have given the holder, of which none follows, and takes the socket away at which programs attach.
+func (h *keeper) letGo() {
+	h.hush()
+	if h.mem.Word(hold.Listening).Swap(0) != 0 {
+		_ = os.Remove(filepath.Join(h.mem.Text(hold.State), attachFile)) // if it stays, nobody listens there
+	}
+	_ = h.shelf.Close() // only memory and a socket
 }
 
 // sayAfter is how long a daemon that was killed may take to end before the log says so.
@@ -330,6 +374,7 @@ func (h *keeper) unmounted() bool {
 
 // goodbye ends the holder of a mount that was unmounted while no daemon served, so that none could leave the cluster.
 func (h *keeper) goodbye() error {
+	h.letGo()
 	<-h.ended
 	if h.mem.Word(hold.Others).Load() == 0 {
 		return nil
@@ -348,6 +393,7 @@ func (h *keeper) giveUp(reason string) error {
 			h.say("requests that are under way may hang (dsmfs umount --force)", "err", err)
 		}
 		_ = unix.Close(h.device) // it is closed at the end in any case
+		h.letGo()
 	}
 	<-h.ended
 	state := h.cmd.ProcessState
@@ -400,6 +446,7 @@ func (h *keeper) say(what string, args ...any) {
 // held is what a daemon has from the holder; nil: there is none.
 type held struct {
 	mem      *hold.Memory
+	files    hold.Descriptors
 	device   int
 	resuming bool   // there was a daemon before
 	before   string // what became of it
@@ -407,8 +454,8 @@ type held struct {
 
 // follows reports whether this process is to follow a daemon that has ended.
 func follows() bool {
-	words := strings.SplitN(os.Getenv(heldVariable), " ", 3)
-	return len(words) == 3 && words[2] != ""
+	words := strings.SplitN(os.Getenv(heldVariable), " ", 4)
+	return len(words) == 4 && words[3] != ""
 }
 
 // newHeld returns what this process has from a holder, nil if it has none. It removes the variable from the environment.
@@ -420,16 +467,19 @@ func newHeld() (*held, error) {
 	if err := os.Unsetenv(heldVariable); err != nil {
 		return nil, err
 	}
-	var fd int
+	var fd, files int
 	h := new(held)
-	words := strings.SplitN(text, " ", 3)
-	if _, err := fmt.Sscan(text, &fd, &h.device); err != nil || len(words) != 3 {
-		return nil, fail(exitUsage, "%s=%q: want two descriptors", heldVariable, text)
+	words := strings.SplitN(text, " ", 4)
+	if _, err := fmt.Sscan(text, &fd, &h.device, &files); err != nil || len(words) != 4 {
+		return nil, fail(exitUsage, "%s=%q: want three descriptors", heldVariable, text)
 	}
-	h.before = words[2]
+	h.before = words[3]
 	unix.CloseOnExec(h.device)
 	var err error
 	if h.mem, err = hold.Adopt(fd); err != nil {
+		return nil, fail(exitMachine, "%w", err)
+	}
+	if h.files, err = hold.NewFiles(files); err != nil {
 		return nil, fail(exitMachine, "%w", err)
 	}
 	h.resuming = h.mem.Word(hold.Mounted).Load() != 0

@@ -78,7 +78,7 @@ func registerMountFlags(f *pflag.FlagSet, c *mountConfig) {
 	f.StringVar(&c.logFile, "log-file", "", "`FILE` to append the log to; default: /var/log/dsmfs/NAME-OF-MNT.log, without root below $XDG_STATE_HOME, with --state DIR/log, with -f standard error")
 	f.BoolVar(&c.allowOther, "allow-other", os.Geteuid() == 0, "let other users in, as far as owner and mode of the files allow")
 	f.BoolVar(&c.noMount, "no-mount", false, "mount nothing: programs attach at DIR/attach of --state; MNT, which need not exist, only names the node")
-	f.BoolVar(&c.hold, "hold", false, "keep the mount if the daemon is killed: another takes over, and programs go on; they cannot attach")
+	f.BoolVar(&c.hold, "hold", false, "keep the mount if the daemon is killed: another takes over, and programs go on")
 	f.BoolVar(&c.force, "force", false, "replace a dead mount at MNT")
 	f.BoolVarP(&c.foreground, "foreground", "f", false, "do not go into the background")
 	f.BoolVar(&c.detached, detachedFlag, false, "")

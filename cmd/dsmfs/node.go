@@ -283,15 +283,15 @@ func (n *node) mount(context.Context) error {
 	if n.cfg.noMount {
 		point = ""
 	}
-	attach, device, files := filepath.Join(n.cfg.state, attachFile), 0, []dsm.Ino(nil)
+	attach, device, files, descriptors := filepath.Join(n.cfg.state, attachFile), 0, []dsm.Ino(nil), hold.Descriptors(nil)
 	if h := n.cfg.held; h != nil {
-		attach, device = "", h.device
+		device, descriptors = h.device, h.files
 		if h.resuming {
 			files = n.cats.last().Claimed()
 		}
 	}
 	n.fs, err = fs.Mount(fs.Config{
-		Held: n.cfg.held.memory(), Device: device, ClaimedFiles: files,
+		Held: n.cfg.held.memory(), Device: device, ClaimedFiles: files, Descriptors: descriptors,
 		Mountpoint: point, Source: fmt.Sprintf("dsmfs:%s/%s", n.cats.Current().Cluster, n.self.Name), Names: &n.cats, Areas: areas{n}, Locks: n.locks, Groups: programGroups{n}, Info: info{n}, Log: n.log.With("part", "fs"),
 		HarvestArgv: []string{selfPath, harvestVerbName}, GuardArgv: []string{selfPath, guardVerbName}, FaultTimeout: n.cfg.timeout, UnmountTimeout: n.cfg.unmount,
 		AttachSocket: attach, Tracking: tracking, TrackingReason: reason,

@@ -262,6 +262,15 @@ func (a *area) Attach(ctx context.Context, program int, write bool) (fs.Attachme
 	return attachment{t}, f, nil
 }
 
+// Reattach implements fs.Area.
+func (a *area) Reattach(program int, write bool, memory uint64) (fs.Attachment, *os.File, error) {
+	t, f, err := a.Area.Reattach(program, write, memory)
+	if err != nil {
+		return nil, nil, err
+	}
+	return attachment{t}, f, nil
+}
+
 // attachment is an attachment as fs needs it.
 type attachment struct{ *coherence.Attachment }
 

@@ -12,7 +12,8 @@ import (
 // program is the program at the other end of a connection. The kernel says who it is.
 type program struct {
 	dsm.Credentials
-	pid int
+	pid   int
+	start uint64 // when the process began, 0 if that is not known: another one may get its number
 }
 
 // walk resolves a path from the root of the filesystem, with the permissions of the program. It returns

@@ -31,7 +31,7 @@ func connOf(t *testing.T, m Mount, uid uint32) *conn {
 	s := &Server{cfg: Config{Mount: m, Groups: noGroups{}, Timeout: time.Minute}, limits: defaultLimits, log: slog.New(slog.DiscardHandler)}
 	s.mu.Init("attach.Server")
 	s.mu.users, s.mu.conns = make(map[uint32]*user), make(map[*conn]struct{})
-	a := &conn{s: s, who: program{dsm.Credentials{UID: uid, GID: uid}, os.Getpid()}, ctx: t.Context()}
+	a := &conn{s: s, who: program{dsm.Credentials{UID: uid, GID: uid}, os.Getpid(), 0}, ctx: t.Context()}
 	a.mu.Init("attach.conn")
 	a.mu.attachments, a.mu.members = make(map[uint64]*attachment), make(map[uint64]*membership)
 	a.user = s.userLocked(uid)

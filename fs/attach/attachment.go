@@ -26,6 +26,8 @@ type attachment struct {
 	adds  atomic.Bool // it may accumulate, though it is attached to read
 	// file is the area's inode.
 	file dsm.Ino
+	// held is its number in the journal, 0 if it is in none.
+	held uint64
 	// dev and ino identify the memfd.
 	dev, ino uint64
 	// memory is a descriptor of the memfd. It is nil unless the area is on demand. serving counts what
@@ -78,11 +80,14 @@ func (a *conn) attach(ctx context.Context, q *request) (reply, error) {
 		a.s.endAttachment(a.user)
 		return reply{}, err
 	}
-	x, f, err := a.attachTo(ctx, area, i, q.payload, write)
+	x, f, err := a.attachTo(i, q.payload, write, area, func() (Attachment, *os.File, error) { return area.Attach(ctx, a.who.pid, write) })
 	if err != nil {
 		return reply{}, err
 	}
 	i, err = a.s.cfg.Mount.Getattr(ctx, i.Ino)
+	if err == nil {
+		err = x.note()
+	}
 	if err != nil {
 		_ = f.Close()   // nothing was written to it
 		_ = a.detach(x) // cannot fail: the attachment is there
@@ -91,10 +96,10 @@ func (a *conn) attach(ctx context.Context, q *request) (reply, error) {
 	return x.told(i, f), nil
 }
 
-// attachTo attaches the program to an area, which has been opened and counted for it. Both is undone if
+// attachTo attaches the program, by a function, to an area, which has been opened and counted for it. Both is undone if
 // that fails.
-func (a *conn) attachTo(ctx context.Context, area Area, i dsm.Inode, path string, write bool) (*attachment, *os.File, error) {
-	at, f, err := area.Attach(ctx, a.who.pid, write)
+func (a *conn) attachTo(i dsm.Inode, path string, write bool, area Area, attach func() (Attachment, *os.File, error)) (*attachment, *os.File, error) {
+	at, f, err := attach()
 	if err != nil {
 		area.Close(write)
 		a.s.endAttachment(a.user)
@@ -136,6 +141,9 @@ func (x *attachment) told(i dsm.Inode, memory *os.File) reply {
 	}
 	if x.area.Direct() {
 		flags |= isDirect
+	}
+	if x.held != 0 {
+		flags |= outlivesDaemon
 	}
 	x.grew(i.Size)
 	x.conn.s.log.Debug("attached", "path", x.path, "pid", x.conn.who.pid, "write", x.write)
@@ -200,6 +208,7 @@ func (x *attachment) letGo() {
 	x.at.Detach()
 	x.area.Close(x.write)
 	x.conn.s.endAttachment(x.conn.user)
+	x.forget()
 }
 
 // maxRanges bounds the tracked mappings of an attachment: each takes some descriptors.

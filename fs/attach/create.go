@@ -2,6 +2,7 @@ package attach
 
 import (
 	"context"
+	"os"
 	"strings"
 
 	"github.com/dsmfs/dsmfs/internal/dsm"
@@ -69,13 +70,18 @@ func (a *conn) prepare(ctx context.Context, q *request) (reply, error) {
 		a.s.endAttachment(a.user)
 		return reply{}, err
 	}
-	x, f, err := a.attachTo(ctx, area, i, path, true)
+	x, f, err := a.attachTo(i, path, true, area, func() (Attachment, *os.File, error) { return area.Attach(ctx, a.who.pid, true) })
 	if err != nil {
 		return reply{}, err
 	}
 	x.mu.Lock()
 	x.mu.unnamed = true
 	x.mu.Unlock()
+	if err := x.note(); err != nil {
+		_ = f.Close()   // nothing was written to it
+		_ = a.detach(x) // cannot fail: the attachment is there
+		return reply{}, err
+	}
 	return x.told(i, f), nil
 }
 
@@ -126,8 +132,9 @@ func (x *attachment) giveName(ctx context.Context, path string) error {
 			}
 		}
 		x.mu.Unlock()
+		return err
 	}
-	return err
+	return x.note()
 }
 
 // undecided reports whether a change that failed may still happen.

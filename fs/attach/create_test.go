@@ -109,12 +109,13 @@ func (makingArea) PublishNow(time.Duration, func(error)) bool { return false }
 // serve returns a program that is connected to a server of the mount.
 func (m *makingMount) serve(t *testing.T) testProgram {
 	h := &hostile{t: t, socket: filepath.Join(t.TempDir(), "attach")}
-	s, err := Listen(Config{
+	s, err := New(Config{
 		Mount: m, Log: slog.New(slog.DiscardHandler), Socket: h.socket, Tracking: uffd.Compare, Timeout: time.Minute, Life: t.Context(),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.Serve()
 	t.Cleanup(func() {
 		s.Close()
 		m.background.Wait()

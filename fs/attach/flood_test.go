@@ -30,12 +30,13 @@ func listenForGroups(t *testing.T, m Mount) testProgram {
 	n := groups.NewNode(groups.Config{Self: 1, Sender: alone{}, Home: func(*dsm.View, dsm.AreaID) dsm.NodeID { return 1 }})
 	n.ViewChanged(&dsm.View{Epoch: 1, Members: []dsm.Member{{ID: 1}}})
 	h := &hostile{t: t, socket: filepath.Join(t.TempDir(), "attach")}
-	s, err := Listen(Config{
+	s, err := New(Config{
 		Mount: m, Groups: n, Log: slog.New(slog.DiscardHandler), Socket: h.socket, Tracking: uffd.Compare, Timeout: time.Minute, Life: t.Context(),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.Serve()
 	t.Cleanup(s.Close)
 	return h.dial()
 }

@@ -91,7 +91,7 @@ func FuzzRequests(f *testing.F) {
 	}
 	attached := packet(header{op: opAttach, arg: [4]uint64{accessWrite}}, "/w")
 	f.Add(attached[:40])
-	for o := opAttach; o <= opAccumulate+1; o++ {
+	for o := opAttach; o <= opResume+1; o++ {
 		f.Add(append(attached, packet(header{op: o, tag: 2, attachment: 1, arg: [4]uint64{1, 4096, 4096}}, "/w\nmerge sum\n")...))
 	}
 	join := packet(header{op: opJoin, arg: [4]uint64{1, 5}}, "/w")
@@ -104,10 +104,11 @@ func FuzzRequests(f *testing.F) {
 		g.ViewChanged(&dsm.View{Epoch: 1, Members: []dsm.Member{{ID: 1}}})
 		defer g.Close()
 		m := &yesMount{}
-		s, err := Listen(Config{Mount: m, Groups: g, Log: slog.New(slog.DiscardHandler), Socket: h.socket, Tracking: uffd.Compare, Timeout: time.Minute, Life: t.Context()})
+		s, err := New(Config{Mount: m, Groups: g, Log: slog.New(slog.DiscardHandler), Socket: h.socket, Tracking: uffd.Compare, Timeout: time.Minute, Life: t.Context()})
 		if err != nil {
 			t.Fatal(err)
 		}
+		s.Serve()
 		defer func() {
 			s.Close()
 			m.background.Wait()

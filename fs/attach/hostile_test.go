@@ -96,12 +96,13 @@ func listenHostile(t *testing.T, l limits) *hostile {
 func listenHostileWith(t *testing.T, l limits, mount Mount, m *openMount) *hostile {
 	t.Helper()
 	h := &hostile{t: t, socket: filepath.Join(t.TempDir(), "attach"), log: new(bytes.Buffer)}
-	s, err := listenWithin(l, Config{
+	s, err := newWithin(l, Config{
 		Mount: mount, Log: slog.New(slog.NewTextHandler(h.log, nil)), Socket: h.socket, Tracking: uffd.Compare, Timeout: time.Minute, Life: t.Context(),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.Serve()
 	t.Cleanup(func() {
 		s.Close()
 		m.background.Wait()

@@ -64,10 +64,15 @@ func (x *attachment) outlast() {
 		return
 	}
 	stop()
+	x.publishRest()
+}
+
+// publishRest publishes what was stored to a mapping that was left.
+func (x *attachment) publishRest() {
 	ctx, cancel := x.conn.s.cfg.Mount.Lasting()
 	defer cancel()
 	if err := x.area.Publish(ctx); err != nil {
-		x.conn.s.log.Warn("stores to what was left of a mapping are not published yet", "path", x.path, "err", err)
+		x.conn.s.log.Warn("stores to what was left of a mapping are not published yet", "path", x.path, "inode", x.file, "err", err)
 	}
 }
 

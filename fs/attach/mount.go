@@ -67,6 +67,8 @@ type Area interface {
 	// Attach prepares the area for the program, and returns a descriptor of the memory that the
 	// program maps.
 	Attach(ctx context.Context, program int, write bool) (Attachment, *os.File, error)
+	// Reattach is Attach for a program that had attached the area when the daemon before was killed.
+	Reattach(program int, write bool, memory uint64) (Attachment, *os.File, error)
 	Demand() bool
 	// Direct reports whether programs of the node have the memory by the mount: see exclusive attachments in attach.md.
 	Direct() bool
@@ -77,6 +79,7 @@ type Area interface {
 
 // Attachment is fs.Attachment.
 type Attachment interface {
+	Ready(ctx context.Context) error
 	Track(source Source, off, n int64) (stop func())
 	// Sync does what msync(2) does.
 	Sync(ctx context.Context) error

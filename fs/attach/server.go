@@ -29,8 +29,11 @@ type Config struct {
 	// Groups are the groups that programs can join; nil if they cannot.
 	Groups Groups
 	Log    *slog.Logger
-	// Socket is where programs connect.
-	Socket string
+	// Socket is where programs connect. Listener, if not nil, is what is there.
+	Socket   string
+	Listener *net.UnixListener
+	// Journal keeps what outlives the daemon; nil if nothing does: see resume_linux.go.
+	Journal Journal
 	// GuardArgv is the command of the guard: a process that calls GuardMain.
 	GuardArgv []string
 	// Tracking is how stores are found.
@@ -59,6 +62,7 @@ type Server struct {
 		lockrank.Mutex
 		conns  map[*conn]struct{}
 		users  map[uint32]*user
+		left   map[uint64]Held // that the daemon before had: see Adopt
 		closed bool
 	}
 }
@@ -96,11 +100,17 @@ type conn struct {
 	}
 }
 
-// Listen makes the socket and serves all programs that connect.
-func Listen(cfg Config) (*Server, error) { return listenWithin(defaultLimits, cfg) }
+// New makes the socket, unless there is one. Programs wait until Serve.
+func New(cfg Config) (*Server, error) { return newWithin(defaultLimits, cfg) }
 
-func listenWithin(l limits, cfg Config) (*Server, error) {
-	ln, err := listen(cfg.Socket)
+// Serve serves all programs that connect.
+func (s *Server) Serve() { s.wg.Go(s.accept) }
+
+func newWithin(l limits, cfg Config) (*Server, error) {
+	ln, err := cfg.Listener, error(nil)
+	if ln == nil {
+		ln, err = Listen(cfg.Socket)
+	}
 	if err != nil {
 		return nil, &errs.Error{Op: "listen for programs that attach", Path: cfg.Socket, Err: err}
 	}
@@ -110,7 +120,7 @@ func listenWithin(l limits, cfg Config) (*Server, error) {
 	s.mu.Init("attach.Server")
 	s.mu.conns = make(map[*conn]struct{})
 	s.mu.users = make(map[uint32]*user)
-	s.wg.Go(s.accept)
+	s.mu.left = make(map[uint64]Held)
 	return s, nil
 }
 
@@ -429,6 +439,8 @@ func (a *conn) serve(q *request) (reply, error) {
 		return a.create(ctx, q)
 	case opPrepare:
 		return a.prepare(ctx, q)
+	case opResume:
+		return a.resume(ctx, q)
 	case opJoin, opLeave, opBarrier, opCount, opTick, opRound, opAccumulate:
 		return a.together(q)
 	}

@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listen makes the attach socket. If an earlier daemon left one in the state directory it is
+// Listen makes the attach socket. If an earlier daemon left one in the state directory it is
 // replaced; the lock of the state directory makes sure that the earlier daemon is gone.
-func listen(path string) (*net.UnixListener, error) {
+func Listen(path string) (*net.UnixListener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
@@ -47,7 +47,7 @@ func peer(c *net.UnixConn) (who program, pidfd *os.File, err error) {
 		if u, err = unix.GetsockoptUcred(int(s), unix.SOL_SOCKET, unix.SO_PEERCRED); err != nil {
 			return
 		}
-		who = program{dsm.Credentials{UID: u.Uid, GID: u.Gid, Groups: peerGroups(int(s))}, int(u.Pid)}
+		who = program{dsm.Credentials{UID: u.Uid, GID: u.Gid, Groups: peerGroups(int(s))}, int(u.Pid), 0}
 		fd, err = uffd.PeerPidFD(int(s))
 	})
 	if err == nil {
@@ -56,6 +56,7 @@ func peer(c *net.UnixConn) (who program, pidfd *os.File, err error) {
 	if err != nil {
 		return who, nil, fmt.Errorf("who is it: %w", err)
 	}
+	who.start = startOf(who.pid)
 	if err := unix.SetNonblock(fd, true); err != nil { // so that the runtime polls it
 		return who, nil, errors.Join(err, unix.Close(fd))
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"time"
 
 	"github.com/dsmfs/dsmfs/internal/errs"
 	"github.com/dsmfs/dsmfs/internal/uffd"
@@ -46,6 +47,8 @@ const (
 	mergesElements = 8
 	// isDirect says that programs of the node have it by the mount, with access=direct.
 	isDirect = 16
+	// outlivesDaemon says that the attachment does: the program should RESUME it.
+	outlivesDaemon = 32
 )
 
 func (x *attachment) wantsUffd() uint64 {
@@ -75,9 +78,30 @@ func (x *attachment) source(file *os.File, addr, n uint64, off int64) (*uffdSour
 	case file == nil:
 		return nil, 0, errs.E(errs.Invalid, "track", "no userfaultfd came with the request")
 	}
+	defer func() { _ = file.Close() }() // nothing was written to it
+	s, how, err := x.sourceOf(file, mode, addr, n, off)
+	for began, pause := time.Now(), firstLook; errs.Is(err, errs.Busy) && x.held != 0 && time.Since(began) < formerEnds; pause *= 2 {
+		select {
+		case <-time.After(pause):
+		case <-x.conn.ctx.Done():
+			return nil, 0, err
+		}
+		s, how, err = x.sourceOf(file, mode, addr, n, off)
+	}
+	if errs.Is(err, errs.Busy) && x.held != 0 {
+		x.conn.s.log.Warn("stores of a program are found by comparing: the daemon before has not ended", "path", x.path, "pid", x.conn.who.pid)
+		return nil, uffd.Compare, nil
+	}
+	return s, how, err
+}
+
+// formerEnds is how long TRACK waits for the daemon before to give up a userfaultfd. It does nothing any more, but may not have ended yet: it may wait in the kernel for what this daemon answers.
+const formerEnds = 5 * time.Second
+
+// sourceOf is source for one try. file stays open.
+func (x *attachment) sourceOf(file *os.File, mode uffd.Mode, addr, n uint64, off int64) (*uffdSource, uffd.Mode, error) {
 	// The Range polls the descriptor itself, so it needs one that no os.File owns.
 	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	_ = file.Close() // nothing was written to it
 	if err != nil {
 		return nil, 0, os.NewSyscallError("dup", err)
 	}

@@ -60,6 +60,7 @@ const (
 	opWatch
 	opExpect
 	opAccumulate
+	opResume
 )
 
 // waits reports whether a request waits for other programs.

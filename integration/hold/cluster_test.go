@@ -59,7 +59,13 @@ func load(t *testing.T, rnd *rand.Rand, nodes []*harness.Node) (all []running) {
 // common makes the files that programs of kind shares have in common.
 func common(t *testing.T, n *harness.Node) {
 	t.Helper()
-	common := filepath.Join(n.Mount, "common")
+	commonIn(t, n, "common")
+}
+
+// commonIn is common for a directory.
+func commonIn(t *testing.T, n *harness.Node, dir string) {
+	t.Helper()
+	common := filepath.Join(n.Mount, dir)
 	here := n.Client()
 	for name, size := range map[string]int{lastFile: sharesLast, sumFile: sharesSum} {
 		path := filepath.Join(common, name)
@@ -187,9 +193,13 @@ func TestHeldMemberThatWasEvicted(t *testing.T) {
 	nodes := c.Nodes()
 	n := nodes[sharesFor-1]
 	common(t, nodes[0])
+	commonIn(t, nodes[0], "attached")
 	var all []running
 	for i, o := range nodes {
-		all = append(all, start(t, o, "maps", o.Name, rnd.Uint64()), start(t, o, fmt.Sprint("shares", i), "common", rnd.Uint64()))
+		all = append(all, start(t, o, "maps", o.Name, rnd.Uint64()), start(t, o, fmt.Sprint("shares", i), "common", rnd.Uint64()), start(t, o, fmt.Sprint("adds", i), "attached", rnd.Uint64()))
+		if o == n {
+			all = append(all, start(t, o, "attached", o.Name, rnd.Uint64()))
+		}
 	}
 	last := 0
 	for range 3 {
@@ -216,7 +226,7 @@ func TestHeldMemberThatWasEvicted(t *testing.T) {
 	end(t, all, nodes)
 	all = nil
 	for _, n := range nodes {
-		all = append(all, start(t, n, "looks", "common", 0))
+		all = append(all, start(t, n, "looks", "common", 0), start(t, n, "looksAtAdded", "attached", 0))
 	}
 	end(t, all, nodes)
 }

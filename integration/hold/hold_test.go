@@ -1,9 +1,11 @@
 package hold_test
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -105,6 +107,11 @@ func TestHolderGivesUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	socket := n.AttachSocket()
+	program, err := net.Dial("unixpacket", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
 	device := openDevice(t, n.PID()) // as a daemon that cannot end has it
 	defer func() { _ = unix.Close(device) }()
 	last := 0
@@ -115,6 +122,13 @@ func TestHolderGivesUp(t *testing.T) {
 	if _, err := c.Do("pread %s 0 5", words[0]); err == nil || !strings.Contains(err.Error(), "ENOTCONN") && !strings.Contains(err.Error(), "ECONNABORTED") {
 		t.Errorf("read after that: %v", err)
 	}
+	if _, err := net.Dial("unixpacket", socket); !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("a program that attaches after that: %v", err)
+	}
+	if n, err := program.Read(make([]byte, 1)); err == nil {
+		t.Errorf("one that had connected reads %d bytes", n)
+	}
+	_ = program.Close() // the daemon has
 	log, err := os.ReadFile(n.LogFile())
 	if err != nil || !strings.Contains(string(log), "no other follows it") {
 		t.Errorf("the log does not say it (%v):\n%s", err, log)

@@ -26,7 +26,7 @@ type workload interface {
 }
 
 // kinds are the workloads, by name.
-var kinds = []string{"maps", "writes", "appends", "names", "cuts", "counter1", "counter2", "owner"}
+var kinds = []string{"maps", "attached", "writes", "appends", "names", "cuts", "counter1", "counter2", "owner"}
 
 func newWorkload(kind string) workload {
 	switch kind {
@@ -42,9 +42,21 @@ func newWorkload(kind string) workload {
 		return new(sizes)
 	case "owner":
 		return new(owner)
+	case "attached":
+		return new(attached)
+	case "looksAtAdded":
+		return looksAtAdded{}
+	case "looksAtJoined":
+		return looksAtJoined{}
 	case "looks":
 		return looks{}
 	default:
+		if strings.HasPrefix(kind, "adds") {
+			return new(addsAttached)
+		}
+		if strings.HasPrefix(kind, "joins") {
+			return new(joins)
+		}
 		if strings.HasPrefix(kind, "shares") {
 			return new(shares)
 		}

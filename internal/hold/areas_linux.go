@@ -8,7 +8,7 @@ const areaSize = 64
 type Area struct {
 	// ID is the area's, 0 if the record is not used. It is set last and cleared first.
 	ID *atomic.Uint64
-	// Base and Working are where the copies are, as package pages writes it; 0: nowhere.
+	// Base and Working are where the copies are, as package pages writes it; 0: nowhere. Working may name what the holder has: see Files.
 	Base, Working *atomic.Uint64
 	// Newest is 1 if the working copy has all bytes of the area; else the base has.
 	Newest *atomic.Uint64
@@ -28,6 +28,12 @@ func (m *Memory) Area(i int) Area {
 	return Area{ID: at(0), Base: at(1), Working: at(2), Newest: at(3), Rev: at(4), Uncertain: at(5), Parts: at(6), Size: at(7)}
 }
 
+// OfDraft is a bit of the ID of a record that is one of a draft: the memory of one program, and its base. The rest is the area's ID.
+const OfDraft = 1 << 63
+
+// Program returns the process that a draft is for. It takes the place of a word that drafts have no use for.
+func (a Area) Program() *atomic.Uint64 { return a.Size }
+
 // MaxAreas is how many records there are.
 const MaxAreas = maxAreas
 
@@ -39,7 +45,7 @@ func (m *Memory) InRound() uint64 {
 	}
 	for i := range int(m.Word(AreasUsed).Load()) {
 		if a := m.Area(i); a.Parts.Load() != 0 {
-			if id := a.ID.Load(); id != 0 {
+			if id := a.ID.Load(); id != 0 && id&OfDraft == 0 {
 				return id
 			}
 		}

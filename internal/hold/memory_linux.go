@@ -12,7 +12,7 @@ import (
 
 // Format is the version of the layout of the file and of all that is in it, the commands of the catalog among them: it changes with wire.JoinProtocol.
 // A daemon adopts no other.
-const Format = 5
+const Format = 6
 
 const (
 	headSize    = 64 << 10
@@ -69,6 +69,8 @@ const (
 	Left      // 1: others were members, and none is any more
 	Epoch     // that of the newest view in which the node, as this incarnation, was a member
 	Told      // 1: the holder was told to end, and no daemon has heard of that; 2: the last one has
+	Listening // the number under which the holder has the socket that programs attach at; 0: there is none
+	NotedInc  // the incarnation whose commands are noted: see Note
 )
 
 // Text is a string in the head.

@@ -85,7 +85,7 @@ func TestTrackRefuses(t *testing.T) {
 		})
 		t.Run("twice", func(t *testing.T) {
 			r := a.trackAt(c, mode, addr, a.size, 0)
-			if _, err := Track(a.config(c, mode, addr, a.size, 0)); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "already") {
+			if _, err := Track(a.config(c, mode, addr, a.size, 0)); !errs.Is(err, errs.Busy) || !strings.Contains(err.Error(), "already") {
 				t.Error(err)
 			}
 			c.store(addr, 1)

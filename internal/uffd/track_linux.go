@@ -57,7 +57,7 @@ const opTrack = "track mapping"
 // whether the registration belongs to that process. The first Scan returns the whole range as
 // Suspect, so that stores made before Track are found too.
 //
-// Errors: Invalid if what the process sent is wrong, Access if this process may not inspect the
+// Errors: Invalid if what the process sent is wrong, Busy if the range has another userfaultfd, Access if this process may not inspect the
 // other one, Unsupported if the kernel lacks what the mode needs.
 func Track(c Config) (*Range, error) {
 	r, err := track(c)
@@ -116,6 +116,11 @@ func track(c Config) (_ *Range, err error) {
 	if err := r.check(c); err != nil {
 		return nil, err
 	}
+	if on, err := r.tracked(c); err != nil { // while nothing was done yet with this one
+		return nil, r.lookFailed(err)
+	} else if on {
+		return nil, errs.E(errs.Busy, opTrack, "a userfaultfd is registered for the range already")
+	}
 	if err := shake(c.UFFD, c.Mode, c.Missing != nil); err != nil {
 		return nil, err
 	}
@@ -132,11 +137,6 @@ func track(c Config) (_ *Range, err error) {
 // begin registers and arms the mapping, which are the only changes to the process, and starts the
 // goroutines. On error the caller closes the userfaultfd, which undoes them.
 func (r *Range) begin(c Config) error {
-	if on, err := r.tracked(c); err != nil {
-		return r.lookFailed(err)
-	} else if on {
-		return errs.E(errs.Invalid, opTrack, "a userfaultfd is registered for the range already")
-	}
 	// In Compare one page is protected for a moment, to see whose memory it is.
 	mode, proof := uint64(registerWP), c.Length
 	switch {

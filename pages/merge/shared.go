@@ -38,30 +38,30 @@ import (
 // stores it back without an atomic operation undoes what was merged in between, and that undoing is
 // part of the difference.
 func (k Kernel) MergeShared(p dsm.PageIndex, base, working, incoming []byte) {
-	k.swapPage(p, working, base, incoming, false)
+	k.swapPage(p, working, base, incoming, false, nil)
 }
 
 // StoreShared merges stored, which was made from base by stores, into page p of memory that other
 // processes may be storing to. It is Merge with the memory as both the incoming side and the place
 // of the result.
 func (k Kernel) StoreShared(p dsm.PageIndex, base, working, stored []byte) {
-	k.swapPage(p, working, base, stored, true)
+	k.swapPage(p, working, base, stored, true, nil)
 }
 
 // swapPage merges other into memory. own says that other is the local side of the merge and memory
-// the incoming one; otherwise it is the other way round.
-func (k Kernel) swapPage(p dsm.PageIndex, memory, base, other []byte, own bool) {
+// the incoming one; otherwise it is the other way round. It takes notes, if n is not nil.
+func (k Kernel) swapPage(p dsm.PageIndex, memory, base, other []byte, own bool, n *noted) {
 	checkAligned(memory)
 	var buf few
 	secs := k.sections(p, buf[:0])
 	done := 0 // the bytes before it are merged
 	for i, x := range secs {
 		if lo, hi := max(done, (x.from+7)&^7), x.to&^7; lo < hi {
-			swapWords(memory, base, other, lo, hi, own, x.mergeOfWords())
+			swapWords(memory, base, other, lo, hi, own, x.mergeOfWords(), n)
 			done = hi
 		}
 		if at := x.to &^ 7; x.to > done && x.to&7 != 0 {
-			swapWords(memory, base, other, at, at+8, own, mergeOfWord(secs[i:], at))
+			swapWords(memory, base, other, at, at+8, own, mergeOfWord(secs[i:], at), n)
 			done = at + 8
 		}
 	}
@@ -91,7 +91,11 @@ func mergeOfWord(secs []section, at int) wordMerge {
 }
 
 // swapWords is swapPage for the words [from, to), in bytes, whose result merge computes.
-func swapWords(memory, base, other []byte, from, to int, own bool, merge wordMerge) {
+func swapWords(memory, base, other []byte, from, to int, own bool, merge wordMerge, n *noted) {
+	if n != nil {
+		n.swapWords(memory, base, other, from, to, own, merge)
+		return
+	}
 	for from < to {
 		end := min(from&^(blockSize-1)+blockSize, to)
 		if string(base[from:end]) == string(other[from:end]) {

@@ -383,9 +383,9 @@ class Area(SharedArray, Versioned):
         try:
             if plane.writable:
                 protect(arrays)
-                # Said by every call before: the memory is this process's own.
+                # Said by every call before: the memory is this process's own. Or the next daemon finds the stores.
                 with contextlib.suppress(DisconnectedError):
-                    plane.publish()
+                    plane.publish(wait=False)
         finally:
             arrays.clear()  # or they would be left
             plane.close()

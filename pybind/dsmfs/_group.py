@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import functools
 import operator
 import os
 import struct
 import threading
+import time
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +28,7 @@ from ._mounts import Location, locate
 from ._open import _connect, _umask
 from ._staging import Staging, Stagings
 from ._tensors import address
-from ._wire import MAX_PAYLOAD, Connection, Op, Reply, milliseconds
+from ._wire import MAX_PAYLOAD, Connection, Op, Reply, first, milliseconds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -90,19 +92,18 @@ def group(path: str | os.PathLike[str], size: int, *, timeout: float | None = 30
     _check(timeout)
     size = max(0, min(operator.index(size), 1 << 63))
     where = locate(path)
+    until = None if timeout is None else time.monotonic() + timeout
+    join = functools.partial(_join, where, size, until, permissions)
     connection = _connect(where)
-    try:
-        with translated(str(where), "group"):
-            reply = _join(connection, where, size, timeout, permissions)
-    except BaseException:
-        connection.close()
-        raise
+    with translated(str(where), "group"):
+        connection, reply = first(connection, where.attach_socket(), join)
     return Group(str(where), connection, reply)
 
 
-def _join(connection: Connection, where: Location, size: int, timeout: float | None, permissions: int) -> Reply:
+def _join(where: Location, size: int, until: float | None, permissions: int, connection: Connection) -> Reply:
+    """Join, and make the file if there is none. If the daemon ends meanwhile, so does the membership: it may be done again."""
     payload = os.fsencode(where.inside)
-    arguments = (size, milliseconds(timeout))
+    arguments = (size, milliseconds(None if until is None else max(0.0, until - time.monotonic())))
     try:
         return connection.call(Op.JOIN, args=arguments, payload=payload)
     except NotFoundError:

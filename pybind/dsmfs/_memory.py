@@ -16,8 +16,10 @@ from collections.abc import Callable
 import numpy as np
 
 from . import _faults, _linux, _mounts
+from ._attached import DEMAND, Attached, Resumption
 from ._errors import (
     DisconnectedError,
+    ExistsError,
     OperationError,
     PlaneUnavailableError,
     TimedOutError,
@@ -26,10 +28,10 @@ from ._errors import (
 )
 from ._head import Head
 from ._plane import Mapping, known_of, parse_stats
-from ._wire import Connection, Op, milliseconds
+from ._wire import Connection, Op, Reply, first, milliseconds
 
 _READ, _WRITE = 1, 3
-_WANTS_USERFAULTFD, _DEMAND, _MERGES = 1, 4, 8
+_WANTS_USERFAULTFD, _MERGES = 1, 8
 #: How stores are found, by the number that TRACK answers.
 TRACKING = {0: "none", 1: "wp-async", 2: "wp-faults", 3: "comparing"}
 
@@ -73,6 +75,9 @@ class MemoryPlane:
     A forked child is attached again, at the same address and with a connection of its own, before its Python code runs. If that
     fails its mapping is made inaccessible: SIGSEGV, never stores that nobody sees.
 
+    Where the daemon says that the attachment outlives it, requests wait for the daemon that follows it, and go on: see :class:`Attached`. The
+    mapping stays where it is. A program that makes no request does not notice; its stores are found by comparing meanwhile.
+
     With ``residency=demand`` pages come when they are touched. Nothing may touch the mapping before the daemon has
     said that it serves the mapping: a page that nobody serves becomes a page of zeroes, for all programs of the node.
     """
@@ -95,7 +100,7 @@ class MemoryPlane:
         self.writable = writable
         self._address = 0
         self.tracking = TRACKING[0]
-        self._connection: Connection | None = None
+        self._attached: Attached | None = None
         self._memory = -1
         self._number = number
         self._region: _faults.Region | None = None
@@ -114,37 +119,41 @@ class MemoryPlane:
                 e.errno or errno.EIO, f"nobody answers at {self._socket}: {e.strerror}", self._path
             ) from e
         try:
-            if made is None:
-                access = _WRITE if self.writable else _READ
-                with translated(self._path, "attach"):
-                    reply = connection.call(Op.ATTACH, args=(access, self._number), payload=os.fsencode(self._inside))
-            else:
-                arguments, rules = made
-                with translated(self._path, "create"):
-                    payload = os.fsencode(f"{self._inside}\n{rules}")
-                    reply = connection.call(Op.PREPARE, args=arguments, payload=payload)
-            if len(reply.fds) != 1:
-                reply.close()
-                raise PlaneUnavailableError(errno.EPROTO, "the daemon sent no memory", self._path)
-            if self._number not in (0, reply.args[1]):
-                reply.close()
-                raise from_errno(errno.ESTALE, "the path leads to another area now", self._path)
+            connection, reply = first(connection, self._socket, functools.partial(self._first, made))
         except OperationError as e:
-            connection.close()
             if e.errno == errno.ENODEV:
                 raise PlaneUnavailableError(errno.ENODEV, e.strerror, self._path) from e
             raise
+        try:
+            if len(reply.fds) != 1:
+                raise PlaneUnavailableError(errno.EPROTO, "the daemon sent no memory", self._path)
+            if self._number not in (0, reply.args[1]):
+                raise from_errno(errno.ESTALE, "the path leads to another area now", self._path)
+            memory = os.fstat(reply.fds[0]).st_ino
         except BaseException:
+            reply.close()
             connection.close()
             raise
-        self._connection, self._attachment = connection, reply.attachment
-        self._memory = reply.fds.pop()
         self.size, self._number, _, self._wants = reply.args
+        access, path = _WRITE if self.writable else _READ, os.fsencode(self._inside)
+        resumption = Resumption(access, self._number, memory, path, functools.partial(_resumed, weakref.ref(self)))
+        self._attached = Attached(self._socket, connection, reply, resumption)
+        self._memory = reply.fds.pop()
+
+    def _first(self, made: tuple[tuple[int, ...], str] | None, connection: Connection) -> Reply:
+        """Ask to attach, or to make the file. Doing it twice is harmless: one that was made has no name, and is gone with the daemon."""
+        if made is None:
+            access = _WRITE if self.writable else _READ
+            with translated(self._path, "attach"):
+                return connection.call(Op.ATTACH, args=(access, self._number), payload=os.fsencode(self._inside))
+        arguments, rules = made
+        with translated(self._path, "create"):
+            return connection.call(Op.PREPARE, args=arguments, payload=os.fsencode(f"{self._inside}\n{rules}"))
 
     @property
     def demand(self) -> bool:
         """Whether pages come when they are touched."""
-        return bool(self._wants & _DEMAND)
+        return bool(self._wants & DEMAND)
 
     @property
     def merges(self) -> bool:
@@ -158,8 +167,31 @@ class MemoryPlane:
 
     def appear(self) -> None:
         """Publish, then give the file that was made its name."""
-        with translated(self._path, "create"):
-            self._live().call(Op.NAME, self._attachment, payload=os.fsencode(self._inside))
+        again = False
+        while True:
+            attached = self._live()
+            connection, attachment = attached.now()
+            with translated(self._path, "create"):
+                try:
+                    connection.call(Op.NAME, attachment, payload=os.fsencode(self._inside))
+                    return
+                except DisconnectedError as e:
+                    attached.follow(connection, e)
+                    again = True
+                except ExistsError:
+                    # The daemon that has ended may have named it. What has the number of this file is this file.
+                    if not again or not self._has_name():
+                        raise
+                    return
+
+    def _has_name(self) -> bool:
+        """Whether the path leads to this area."""
+        try:
+            there = MemoryPlane(self._socket, self._inside, self._path, False)
+        except OperationError:
+            return False
+        there.close()
+        return there.number == self._number
 
     def map(self) -> Mapping:
         """Map the whole area and have stores tracked."""
@@ -167,10 +199,10 @@ class MemoryPlane:
             mapping = self._mapped()
             mapping.madvise(_linux.MADV_DONTFORK)
         self._mapping = weakref.ref(mapping)
-        self._track()
+        connection = self._tracked()
         if self.demand:
             size = functools.partial(_size, weakref.ref(self), self._path, self._number)
-            self._region = _faults.Region(self._address, self._length, self._path, size, self._live())
+            self._region = _faults.Region(self._address, self._length, self._path, size, connection)
             with _registry:
                 _faults.watch(self._region)
             weakref.finalize(mapping, _forget, self._region).atexit = False
@@ -207,36 +239,58 @@ class MemoryPlane:
         """The mapping's length: whole pages."""
         return -(-self.size // mmap.PAGESIZE) * mmap.PAGESIZE
 
-    def _track(self) -> None:
+    def _tracked(self) -> Connection:
+        """Have the mapping tracked for the first time; return the connection."""
+        attached = self._live()
+        connection, attachment = attached.now()
+        try:
+            self._track(connection, attachment)
+        except DisconnectedError as e:
+            attached.follow(connection, e)  # see resumed
+            connection, _ = attached.now()
+        return connection
+
+    def resumed(self, connection: Connection, reply: Reply) -> None:
+        """Have the mapping tracked by the daemon that has followed another. The mapping stays as it was, also if the area has another size."""
+        self._wants = reply.args[3]
+        mapping = self._mapping and self._mapping()
+        if mapping is not None:
+            self._track(connection, reply.attachment)
+
+    def _track(self, connection: Connection, attachment: int) -> None:
         if not self.writable and not self.demand:
             return
         fds = []
-        if self._wants & (_WANTS_USERFAULTFD | _DEMAND):
+        if self._wants & (_WANTS_USERFAULTFD | DEMAND):
             try:
                 fds.append(_linux.userfaultfd())
             except OSError as e:
                 raise PlaneUnavailableError(e.errno or errno.EIO, f"no userfaultfd: {e.strerror}", self._path) from e
         try:
             with translated(self._path, "track"):
-                reply = self._live().call(Op.TRACK, self._attachment, (self._address, self._length, 0), fds=fds)
+                reply = connection.call(Op.TRACK, attachment, (self._address, self._length, 0), fds=fds)
         finally:
             # The daemon's is the only one: when it ends no store may wait for an answer.
             for fd in fds:
                 os.close(fd)
         self.tracking = TRACKING.get(reply.args[0], str(reply.args[0]))
 
-    def _live(self) -> Connection:
-        if self._connection is None:
+    def _live(self) -> Attached:
+        if self._attached is None:
             raise DisconnectedError(errno.ENOTCONN, "not attached", self._path)
-        return self._connection
+        return self._attached
 
-    def _ask(self, op: Op, doing: str) -> int:
+    def _ask(self, op: Op, doing: str, until: float | None = None) -> int:
         with translated(self._path, doing):
-            return self._live().call(op, self._attachment).args[0]
+            return self._live().call(op, until=until)[1].args[0]
 
-    def publish(self) -> int:
+    def publish(self, wait: bool = True) -> int:
         """Publish."""
-        return self._ask(Op.PUBLISH, "publish")
+        if wait:
+            return self._ask(Op.PUBLISH, "publish")
+        connection, attachment = self._live().now()
+        with translated(self._path, "publish"):
+            return connection.call(Op.PUBLISH, attachment).args[0]
 
     def acquire(self) -> int:
         """Acquire."""
@@ -248,97 +302,119 @@ class MemoryPlane:
 
     def version(self) -> int:
         """Return the version that memory has. That asks nobody; with a daemon that has no header pages, it is WAIT for version 0."""
-        head = self._watched()
-        return self._wait(0, None) if head is None else self._told(head, head.here)
+        return self._version(None)
+
+    def _version(self, until: float | None) -> int:
+        head = self._watched(until)
+        if head is not None:
+            here = head.here
+            if self._tells(head):
+                return here
+        return self._wait(0, None, until)
 
     def known(self) -> float:
         """Look at the header page, or ask for figures."""
-        head = self._watched()
-        if head is None:
-            return known_of(self.stats())
-        known = head.known
-        self._told(head, head.here)
-        return known
+        head = self._watched(None)
+        if head is not None:
+            known = head.known
+            if self._tells(head):
+                return known
+        return known_of(self.stats())
 
-    def _watched(self) -> Head | None:
+    def _watched(self, until: float | None) -> Head | None:
         """Return the header page of the area, None if the daemon has none, or it cannot be mapped."""
         if self._head is None and not self._headless:
             try:
-                reply = self._live().call(Op.WATCH, self._attachment)
+                connection, reply = self._live().call(Op.WATCH, until=until)
             except OperationError as e:
                 self._headless = e.errno == errno.EINVAL  # an older daemon
-                if isinstance(e, DisconnectedError):
+                if isinstance(e, (DisconnectedError, TimedOutError)):
                     raise
                 return None
             try:
-                self._head = Head(reply.fds.pop(), reply.args[0], reply.args[1], self._live().ended)
+                self._head = Head(reply.fds.pop(), reply.args[0], reply.args[1], connection.ended)
             except OSError:
                 return None  # no room for another mapping: the daemon answers
         return self._head
 
-    def _told(self, head: Head, version: int) -> int:
-        """Return what was read of a header page, unless nobody tells there any more."""
+    def _tells(self, head: Head) -> bool:
+        """Whether what was read of a header page is right. If nobody tells there any more the daemon answers, or the one that follows
+        it; then that one is asked for its page. Threads that still look at the old page have it for as long."""
         if not head.live:
-            raise DisconnectedError(
-                errno.ENOTCONN, "the daemon has ended; what is mapped is this process's own now", self._path
-            )
+            if self._head is head:
+                self._head = None
+            return False
         if head.removed:
             raise from_errno(errno.ENOENT, "the file was removed", self._path)
-        return version
+        return True
 
     def wait(self, version: int, timeout: float | None) -> int:
         """Sleep until the header page says that the version is here. Where somebody must ask for it, the daemon does."""
         if timeout is not None and timeout <= 0:
             return self._look(version)
-        head = self._watched()
-        if head is None:
-            return self._wait(version, timeout)
         start = time.monotonic()
+        until = None if timeout is None else start + timeout
+        try:
+            head = self._watched(until)
+        except TimedOutError as e:
+            raise self._late(version, timeout) from e
         ask = _PATIENCE
-        while True:
+        while head is not None:
             self._live()  # another thread may close the area
             seen = head.seen()
             whole, here, follows = head.whole, head.here, head.follows
-            self._told(head, here)
+            if not self._tells(head):
+                break
             past = time.monotonic() - start
             if whole >= version:
                 return here
             if timeout is not None and past >= timeout:
                 raise self._late(version, timeout)
             if not follows:
-                return self._wait(version, timeout, past)
+                break
             if past >= ask:
                 ask = past + _EXPECTED / 2
                 with contextlib.suppress(OperationError):
-                    self._live().call(Op.EXPECT, self._attachment, (version, milliseconds(_EXPECTED)))
+                    connection, attachment = self._live().now()
+                    connection.call(Op.EXPECT, attachment, (version, milliseconds(_EXPECTED)))
                 continue
             head.sleep(seen, ask - past if timeout is None else min(ask, timeout) - past)
+        return self._wait(version, timeout, until)
 
-    def _late(self, version: int, timeout: float) -> TimedOutError:
-        text = f"wait: version {version} did not come within {timeout:g} s"
-        return TimedOutError(errno.ETIMEDOUT, text, self._path)
+    def _late(self, version: int, timeout: float | None) -> TimedOutError:
+        within = "" if timeout is None else f" within {timeout:g} s"
+        return TimedOutError(errno.ETIMEDOUT, f"wait: version {version} did not come{within}", self._path)
 
-    def _wait(self, version: int, timeout: float | None, past: float = 0) -> int:
-        """Let the daemon wait, for what is left of `timeout`."""
-        left = milliseconds(None if timeout is None else timeout - past)
+    def _wait(self, version: int, timeout: float | None, until: float | None) -> int:
+        """Let the daemon wait, or the one that follows it, for what is left of the time."""
         try:
             with translated(self._path, "wait"):
-                return self._live().call(Op.WAIT, self._attachment, (version, left)).args[0]
+                while True:
+                    attached = self._live()
+                    connection, attachment = attached.now()
+                    left = milliseconds(
+                        None if timeout is None or until is None else max(0.0, until - time.monotonic())
+                    )
+                    try:
+                        return connection.call(Op.WAIT, attachment, (version, left)).args[0]
+                    except DisconnectedError as e:
+                        attached.follow(connection, e, until)
         except TimedOutError as e:
             if timeout is None:
                 raise TimedOutError(errno.ETIMEDOUT, e.strerror, self._path) from e
             raise self._late(version, timeout) from e
 
     def _look(self, version: int) -> int:
-        has = self.version()
+        now = time.monotonic()
+        has = self._version(now)
         if has < version:
             raise TimedOutError(errno.ETIMEDOUT, f"wait: version {version} did not come; {has} is here", self._path)
-        return self.acquire() if version else has
+        return self._ask(Op.ACQUIRE, "acquire", now) if version else has
 
     def stats(self) -> dict[str, int | float | str]:
         """Ask the daemon."""
         with translated(self._path, "stats"):
-            return parse_stats(self._live().call(Op.STATS, self._attachment).payload.decode("utf-8", "replace"))
+            return parse_stats(self._live().call(Op.STATS)[1].payload.decode("utf-8", "replace"))
 
     def size_now(self) -> int:
         """Ask the file for its size, or, if the path leads elsewhere by now, attach once more to ask."""
@@ -359,35 +435,29 @@ class MemoryPlane:
     def resize(self, nbytes: int) -> tuple[MemoryPlane, Mapping]:
         """Resize the area, and attach it again."""
         with translated(self._path, "resize"):
-            self._live().call(Op.RESIZE, self._attachment, (nbytes,))
+            self._live().call(Op.RESIZE, (nbytes,))
         return self.again()
 
     def close(self) -> None:
         """Detach, unless arrays are left: until the last one is gone, what is stored into them is published."""
         if self._mapping is not None and self._mapping() is not None:
             return
-        connection, self._connection = self._connection, None
+        attached, self._attached = self._attached, None
         self._head = None
-        if connection is not None:
-            try:
-                connection.call(Op.DETACH, self._attachment)
-            except DisconnectedError:
-                pass  # it has ended by itself
-            finally:
-                if self._region is None:  # which needs to know whether somebody serves it
-                    connection.close()
+        if attached is not None:
+            attached.close(keep=self._region is not None)  # which needs to know whether somebody serves it
         if self._memory >= 0:
             fd, self._memory = self._memory, -1
             os.close(fd)
 
     def __del__(self) -> None:
         # The daemon takes the end of the connection for a DETACH.
-        connection = getattr(self, "_connection", None)
+        attached = getattr(self, "_attached", None)
         region = getattr(self, "_region", None)
+        if attached is not None:
+            attached.close(detach=False)
         if region is not None:
-            connection = region.connection
-        if connection is not None:
-            connection.close()
+            region.connection.close()
         if getattr(self, "_memory", -1) >= 0:
             os.close(self._memory)
 
@@ -397,23 +467,23 @@ class MemoryPlane:
 
     def before_fork(self) -> None:
         """Let the child inherit the mapping, so that nothing else takes its addresses before it is attached."""
-        if self._shown() and self._connection is not None:
+        if self._shown() and self._attached is not None:
             _linux.advise(self._address, self._length, _linux.MADV_DOFORK)
 
     def after_fork(self) -> None:
         """Undo :meth:`before_fork` in the parent."""
-        if self._shown() and self._connection is not None:
+        if self._shown() and self._attached is not None:
             _linux.advise(self._address, self._length, _linux.MADV_DONTFORK)
 
     def again_in_child(self) -> None:
         """Attach the forked child at the same address."""
-        if self._connection is None:
+        if self._attached is None:
             if self._region is not None:  # it was closed, and has MADV_DONTFORK
                 self._region.connection.forget()
                 _faults.forget(self._region)
             return
-        self._connection.forget()
-        self._connection = None
+        self._attached.forget()
+        self._attached = None
         self._head = None
         os.close(self._memory)
         self._memory = -1
@@ -427,9 +497,9 @@ class MemoryPlane:
             self.size = size
             _linux.map_over(self._address, self._length, self.writable, self._memory)
             _linux.advise(self._address, self._length, _linux.MADV_DONTFORK)
-            self._track()
+            connection = self._tracked()
             if self._region is not None:
-                self._region.again_in_child(self._live())
+                self._region.again_in_child(connection)
         except OSError as e:
             _linux.seal_off(self._address, self._length)
             warnings.warn(
@@ -448,6 +518,12 @@ def _size(plane: weakref.ref[MemoryPlane], path: str, number: int) -> int:
         if status.st_ino == number and _mounts.is_area(status):
             size = min(size, status.st_size)
     return size
+
+
+def _resumed(plane: weakref.ref[MemoryPlane], connection: Connection, reply: Reply) -> None:
+    found = plane()
+    if found is not None:
+        found.resumed(connection, reply)
 
 
 def _forget(region: _faults.Region) -> None:

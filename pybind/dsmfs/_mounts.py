@@ -71,8 +71,7 @@ class Location:
             return known
         path = os.path.join(self.top, CONTROL, "attach")
         try:
-            with open(path, encoding="utf-8") as f:
-                name = f.read().strip()
+            name = _control(path).strip()
             _sockets[self.top, self.device] = name
             return name
         except FileNotFoundError as e:
@@ -83,6 +82,18 @@ class Location:
 
     def __str__(self) -> str:
         return self.inside if self.path is None else self.path
+
+
+def _control(path: str) -> str:
+    """Read a file of `/.dsm`. If the daemon that had opened it ends meanwhile, it is opened once more, at the one that follows."""
+    for again in (*range(7), None):
+        try:
+            with open(path, encoding="utf-8") as f:
+                return f.read()
+        except OSError as e:
+            if e.errno != errno.EBADF or again is None:
+                raise
+    raise AssertionError("the last one returns or raises")
 
 
 def _unescape(s: str) -> str:

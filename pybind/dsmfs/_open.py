@@ -32,7 +32,7 @@ from ._memory import MemoryPlane
 from ._mounts import Location, locate
 from ._pagecache import PageCachePlane
 from ._plane import Mapping, Plane
-from ._wire import Connection, Op
+from ._wire import Connection, Op, Reply, first
 
 _MODES = {"r": False, "r+": True}
 _PLANES = ("auto", "memory", "page-cache")
@@ -422,13 +422,22 @@ def _create_file(path: str, settings: dict[str, str], plan: _Plan, permissions: 
 
 def _create_by_socket(draft: Location, path: str, settings: dict[str, str], plan: _Plan, permissions: int) -> None:
     """Let the daemon make a file, in one round of the catalog."""
-    connection = _connect(draft)
-    try:
-        with translated(path, "create"):
-            arguments = (plan.size, permissions & ~_umask(), 1)
-            connection.call(Op.CREATE, args=arguments, payload=os.fsencode(f"{draft.inside}\n{_lines(settings)}"))
-    finally:
-        connection.close()
+    arguments = (plan.size, permissions & ~_umask(), 1)
+    payload = os.fsencode(f"{draft.inside}\n{_lines(settings)}")
+    asked: list[Connection] = []
+
+    def ask(connection: Connection) -> Reply:
+        asked.append(connection)
+        return connection.call(Op.CREATE, args=arguments, payload=payload)
+
+    with translated(path, "create"):
+        try:
+            connection, _ = first(_connect(draft), draft.attach_socket(), ask)
+            connection.close()
+        except ExistsError:
+            if len(asked) == 1:
+                raise
+            # Made by the daemon that has ended: nobody else has the name, which is drawn at random.
 
 
 def _umask() -> int:

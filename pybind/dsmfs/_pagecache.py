@@ -87,7 +87,7 @@ class PageCachePlane:
             os.ftruncate(self._fd, nbytes)
         return self.again()
 
-    def publish(self) -> int:
+    def publish(self, wait: bool = True) -> int:
         """Publish. This does not bring in updates where they enter memory in sync calls only."""
         with translated(self._path, "publish"):
             if not self._order("publish"):

@@ -56,8 +56,11 @@ class Plane(Protocol):
     def resize(self, nbytes: int) -> tuple[Plane, Mapping]:
         """Change the size of the area, and do what :meth:`again` does."""
 
-    def publish(self) -> int:
-        """Make stores visible to other nodes; return the version. Only for a writable plane."""
+    def publish(self, wait: bool = True) -> int:
+        """Make stores visible to other nodes; return the version. Only for a writable plane.
+
+        `wait` is whether to wait for another daemon if that of the node has ended.
+        """
 
     def acquire(self) -> int:
         """Bring in every publish that completed before; return the version."""

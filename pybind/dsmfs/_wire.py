@@ -12,7 +12,8 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -26,6 +27,9 @@ MAX_PAYLOAD = 4096
 _MAX_FDS = 4
 _CENTURY = 100 * 365 * 86400
 _LOOK = 1.0  # seconds after which who waits looks by itself: who was to wake it may have been interrupted
+_FULL = 0.02  # seconds until a connect is tried again while many others wait to be accepted
+#: Seconds between a connection that a daemon has ended and the next one. A first request is made so often.
+PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 _Packet = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
 
@@ -55,6 +59,7 @@ class Op(IntEnum):
     WATCH = 20
     EXPECT = 21
     ACCUMULATE = 22
+    RESUME = 23
 
 
 @dataclass
@@ -116,12 +121,25 @@ class Connection:
 
     There is no thread for reading: of the callers that wait, one at a time reads for all, and
     hands each reply to whom its tag belongs. The lock is never held in a system call that may block.
+
+    Parameters
+    ----------
+    path
+        Of the daemon's socket.
+    unwanted
+        Tells that nobody wants the connection any more, while it waits to be accepted.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, unwanted: Callable[[], bool] = lambda: False) -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
-            self._sock.connect(path)
+            # Not in one system call that waits: Python takes a socket for connected if a signal interrupts that.
+            self._sock.setblocking(False)
+            while (code := self._sock.connect_ex(path)) == errno.EAGAIN and not unwanted():
+                time.sleep(_FULL)
+            if code:
+                raise OSError(code, os.strerror(code))
+            self._sock.setblocking(True)
         except BaseException:
             self._sock.close()
             raise
@@ -135,6 +153,12 @@ class Connection:
         self._inbox: collections.deque[_Packet] = collections.deque()
         self._reading = False
         self._broken: str | None = None
+        self._by_us = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether the daemon has ended it. If this process has, or what came was no packet, it is not."""
+        return not self._by_us and self.ended()
 
     def call(
         self,
@@ -187,6 +211,7 @@ class Connection:
 
     def close(self) -> None:
         """End the connection, and with it what was attached through it."""
+        self._by_us = True
         self._break("it was closed")
         self._sock.close()
 
@@ -201,6 +226,7 @@ class Connection:
 
     def forget(self) -> None:
         """Close this process's copy of a connection that belongs to its parent."""
+        self._by_us = True
         self._broken = "it belongs to the process that forked this one"
         self._sock.close()
 
@@ -256,7 +282,10 @@ class Connection:
             with self._lock:
                 while self._inbox:
                     self._sort()
-        except (OSError, ValueError) as e:
+        except OSError as e:
+            self._break(str(e))
+        except ValueError as e:
+            self._by_us = True
             self._break(str(e))
 
     def _sort(self) -> None:
@@ -308,3 +337,41 @@ class Connection:
         return DisconnectedError(
             errno.ENOTCONN, f"no connection to the daemon: {self._broken}; what is mapped is this process's own now"
         )
+
+
+def first(connection: Connection, path: str, ask: Callable[[Connection], Reply]) -> tuple[Connection, Reply]:
+    """Make the first request of a connection.
+
+    If the daemon ends before it answers, and another has its socket, that one is asked. Only for what may be done twice.
+
+    Parameters
+    ----------
+    connection
+        To the socket. After an error it is closed.
+    path
+        Of the socket.
+    ask
+        Makes the request.
+
+    Returns
+    -------
+    Connection, Reply
+        That by which the answer came, and the answer.
+    """
+    for pause in (*PAUSES, None):
+        try:
+            return connection, ask(connection)
+        except DisconnectedError as e:
+            lost = connection.lost
+            connection.close()
+            if pause is None or not lost:
+                raise
+            time.sleep(pause)
+            try:
+                connection = Connection(path)
+            except OSError:
+                raise e from None  # no daemon follows
+        except BaseException:
+            connection.close()
+            raise
+    raise AssertionError("the last one returns or raises")

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import mmap
 import os
+import select
 import socket
 import threading
 import time
@@ -16,8 +17,11 @@ from dataclasses import dataclass, field
 from dsmfs._wire import HEADER, MAX_PAYLOAD, Op, Reply, pack, unpack
 
 from .fake_demand import Home, Served
+from .fake_heads import Heads
 
 TRACKS, DEMAND, COMPARES = 1, 5, 2  # what ATTACH says of the userfaultfd
+LASTS = 32  # and that the attachment outlives the daemon
+NONSENSE = b"this is no packet"
 
 
 @dataclass
@@ -60,24 +64,48 @@ class FakeDaemon:
     """Answers clients at `path` until it is closed.
 
     `refuse` makes it answer an op with an errno and a text. WAIT for a version that is not there is answered
-    when :meth:`publish` makes it, or ETIMEDOUT.
+    when :meth:`publish` makes it, or ETIMEDOUT. It dies when it is asked an op in `dies_at`, or has done one in `dies_after`, before
+    it answers. It answers nonsense to one in `nonsense_at`.
+
+    With `before` it follows a daemon that has died, and has its listening socket and its areas. With `heads` it has header pages.
     """
 
-    def __init__(self, path: str, wants: int = TRACKS) -> None:
+    def __init__(
+        self,
+        path: str,
+        wants: int = TRACKS,
+        before: FakeDaemon | None = None,
+        heads: bool = False,
+        dies_at: set[Op] | None = None,
+        nonsense_at: set[Op] | None = None,
+        refuse: dict[Op, tuple[int, str]] | None = None,
+    ) -> None:
         self.path = path
         self.wants = wants
+        self.dies_at = dies_at or set()
+        self.dies_after: set[Op] = set()
+        self.nonsense_at = nonsense_at or set()
+        self.resumes_as: int | None = None  # another number of the area, which is wrong
+        self.heads = Heads() if heads else None
         self.areas: dict[str, Area] = {}
         self.unnamed: dict[int, Area] = {}  # by attachment
         self.requests: list[Request] = []
-        self.refuse: dict[Op, tuple[int, str]] = {}
+        self.refuse = refuse or {}
         self.changed = threading.Condition()
-        self._closed = False
+        self.closed = False
         self._attached: dict[int, Area] = {}
-        self._clients: list[socket.socket] = []
+        self.accepted: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(path)
-        self._listener.listen()
+        self._last = True  # nobody has its areas but it
+        self._stop, self._stopped = os.pipe()
+        if before is None:
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._listener.bind(path)
+            self._listener.listen()
+            self._listener.setblocking(False)
+        else:
+            self._listener, self.areas, self.unnamed = before._listener, before.areas, before.unnamed
+            before._last = False
         self._start(self._accept)
 
     def make(self, path: str, content: bytes) -> Area:
@@ -107,6 +135,8 @@ class FakeDaemon:
         """Give an area a new version, made now."""
         with self.changed:
             area.version = max(area.version + 1, int(time.time() * 1e6) << 12)
+            if self.heads is not None:
+                self.heads.tell(area.number, area.version)
             self.changed.notify_all()
             return area.version
 
@@ -123,24 +153,46 @@ class FakeDaemon:
 
     def hang_up(self) -> None:
         """End all connections, as the end of a daemon does."""
-        for c in self._clients:
+        for c in self.accepted:
             with contextlib.suppress(OSError):
                 c.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        """End."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+    def die(self) -> None:
+        """End as a daemon does that is killed: its listening socket stays open, and another may follow."""
+        os.write(self._stopped, b"x")
+        if self.heads is not None:
+            self.heads.die()
         self.hang_up()
         with self.changed:
-            self._closed = True
+            self.closed = True
             self.changed.notify_all()
+
+    def await_death(self) -> None:
+        """Wait until it has died."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.closed, 30)
+
+    def give_up(self) -> None:
+        """Close the listening socket, as when no daemon follows any more."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def close(self) -> None:
+        """End."""
+        self.die()
         for t in self._threads:
             t.join(30)
             assert not t.is_alive()
-        self._listener.close()
-        for c in self._clients:
+        for c in self.accepted:
             c.close()
+        os.close(self._stop)
+        os.close(self._stopped)
+        if self.heads is not None:
+            self.heads.close()
+        if not self._last:
+            return
+        self.give_up()
         self.end_serving()
         for a in [*self.areas.values(), *self.unnamed.values()]:
             os.close(a.memory)
@@ -151,12 +203,18 @@ class FakeDaemon:
         t.start()
 
     def _accept(self) -> None:
+        ready = select.poll()
+        ready.register(self._listener, select.POLLIN)
+        ready.register(self._stop, select.POLLIN)
         while True:
+            if any(fd == self._stop for fd, _ in ready.poll()):
+                return
             try:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            self._clients.append(client)
+            client.setblocking(True)
+            self.accepted.append(client)
             self._start(self._serve, client)
 
     def _serve(self, client: socket.socket) -> None:
@@ -174,6 +232,13 @@ class FakeDaemon:
             with self.changed:
                 self.requests.append(Request(message, [os.readlink(f"/proc/self/fd/{fd}") for fd in fds]))
                 self.changed.notify_all()
+            if message.op in self.dies_at:
+                self.die()
+                for fd in fds:
+                    os.close(fd)
+                return
+            if message.op in self.nonsense_at:
+                client.send(NONSENSE)
             self._start(self._answer, client, message, fds.tolist())
 
     def _answer(self, client: socket.socket, m: Reply, fds: list[int]) -> None:
@@ -194,6 +259,16 @@ class FakeDaemon:
                 attachment = len(self._attached) + 1
                 self._attached[attachment] = area
                 args = (area.size, area.number, m.args[0], self.wants if area.home is None else DEMAND)
+            elif op is Op.RESUME:
+                access, number, memory, _ = m.args
+                known = [*self.areas.values(), *self.unnamed.values()]
+                found = [a for a in known if a.number == number and os.fstat(a.memory).st_ino == memory]
+                if not found:
+                    raise OSError(errno.ESTALE, "there is no such attachment")
+                attachment = len(self._attached) + 100  # as no other daemon has it
+                self._attached[attachment] = found[0]
+                self.unnamed = {attachment if a is found[0] else k: a for k, a in self.unnamed.items()}
+                args = (found[0].size, self.resumes_as or number, access, self.wants)
             elif op is Op.CREATE:
                 path, *settings, _ = m.payload.decode().split("\n")
                 if path in self.areas:
@@ -237,8 +312,13 @@ class FakeDaemon:
                     payload += b"staleness_ms 250\n"
             elif op is Op.WAIT:
                 args = (self._wait(self._attached[m.attachment], m.args[0], m.args[1]),)
-            elif op in (Op.WATCH, Op.EXPECT):
+            elif op is Op.JOIN:
+                args = (0, m.args[0], 1, 0)
+            elif op in (Op.WATCH, Op.EXPECT) and self.heads is None:
                 raise OSError(errno.EINVAL, "as a daemon without header pages says")
+            elif op is Op.WATCH and self.heads is not None:
+                fd = self.heads.fd
+                args = self.heads.line(self._attached[m.attachment].number, self._attached[m.attachment].version)
             elif op in (Op.PUBLISH, Op.SYNC):
                 args = (self.publish(self._attached[m.attachment]),)
             elif op is Op.ACQUIRE:
@@ -247,6 +327,8 @@ class FakeDaemon:
             error, payload = e.errno or errno.EIO, (e.strerror or "").encode()
         for x in fds:
             os.close(x)
+        if op in self.dies_after:
+            self.die()
         rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         with contextlib.suppress(OSError):  # it has gone
             client.sendmsg([pack(op, m.tag, attachment, args, payload, error)], rights)
@@ -261,7 +343,7 @@ class FakeDaemon:
     def _wait(self, area: Area, version: int, milliseconds: int) -> int:
         with self.changed:
             limit = milliseconds / 1000 or 30
-            there = self.changed.wait_for(lambda: self._closed or area.version >= version, limit)
+            there = self.changed.wait_for(lambda: self.closed or area.version >= version, limit)
         if not there:
             raise OSError(errno.ETIMEDOUT, f"version {version} did not come")
         return area.version

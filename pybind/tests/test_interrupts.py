@@ -41,7 +41,7 @@ def test_an_interrupt_leaves_the_connection_as_it_is(nodes: dsmfs.Cluster, alarm
     with nodes[0].create("w.npy", 8, "i8", interval=0) as w:
         plane = w._plane
         assert isinstance(plane, _memory.MemoryPlane)
-        connection, attachment = plane._live(), plane._attachment
+        connection, attachment = plane._live().now()
         end, interrupts = time.monotonic() + 2, 0
         while time.monotonic() < end:
             try:

@@ -1,0 +1,192 @@
+package coherence
+
+import (
+	"context"
+	"os"
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// Programs that attach to an area of a node that is held go on to store when the daemon is killed. The next one has both copies: the memfd that they have mapped, and the base. What
+// differs is what they have stored. Where a page was just being merged, the merge goes on where it was (pages.Area.MergeShared). So it is with drafts, which
+// are there as they were, too (pages.Area.Refresh). So it is with what a WRITE of the kernel brings (pages.Cached.Wrote).
+
+// heldFile returns the file that the working copy is to move into, or that a new draft of the program gets, before the program has it. It returns nil if nothing is held, or none is needed. All pages
+// are here.
+func (a *Area) heldFile(ctx context.Context, program int, write bool) (*pages.HeldFile, error) {
+	store := a.node.cfg.Store
+	if store == nil {
+		return nil, nil
+	}
+	if program == dsm.ByMount {
+		return nil, errs.E(errs.Unsupported, "attach", "no file of a mount with --hold is direct")
+	}
+	var err error
+	wants := false
+	a.note(func() {
+		if err = a.heldRefusalLocked(program, write); err != nil || a.mu.mem == nil {
+			return
+		}
+		d := a.hasDraftLocked(program)
+		wants = d == nil && (a.wantsDraftLocked(program, write) || a.mu.mem.WantsFile())
+	})
+	if err == nil { // what programs see must stay, also if they only read
+		err = a.awaitAllHere(ctx)
+	}
+	if err != nil || !wants {
+		return nil, err
+	}
+	file, err := store.NewFile(a.id)
+	if err == nil {
+		err = a.moveAhead(ctx, program, write, file)
+	}
+	if err != nil {
+		a.giveUp(file)
+		return nil, err
+	}
+	return file, nil
+}
+
+// moveAhead copies a large working copy to the file that it is about to move into.
+func (a *Area) moveAhead(ctx context.Context, program int, write bool, file *pages.HeldFile) (err error) {
+	steps := 0
+	for more := true; more && err == nil; steps++ {
+		more = false // also ends if the area is gone
+		another := false
+		a.step(func() {
+			if a.wantsDraftLocked(program, write) || a.mu.mem == nil {
+				return
+			}
+			if more, another, err = a.mu.mem.MoveAhead(file, draftBatch); steps > 2*int(a.mu.ino.Size/dsm.PageSize/draftBatch)+1 {
+				more = false // programs store faster than it is copied: what is left is copied at once
+			}
+		})
+		if another {
+			err = a.await(ctx, "attach", func() bool { return a.mu.mem == nil || !a.mu.mem.Moves() })
+			more = true
+		}
+	}
+	return err
+}
+
+// giveUp gives up a file that was not needed.
+func (a *Area) giveUp(file *pages.HeldFile) {
+	if file == nil {
+		return
+	}
+	a.step(func() {
+		if a.mu.mem != nil {
+			a.mu.mem.StayPut(file)
+		}
+		a.mu.wake = true // others may be waiting
+	})
+	if err := file.Close(); err != nil {
+		a.node.cfg.Log.Warn("memory that no program has got is not given back", "area", a.id, "err", err)
+	}
+}
+
+// hasDraftLocked returns the draft of a program, nil if it has none.
+func (a *Area) hasDraftLocked(program int) *draft {
+	for _, d := range a.mu.drafts {
+		if d.program == program {
+			return d
+		}
+	}
+	return nil
+}
+
+// heldRefusalLocked returns why a program cannot attach because no daemon that follows could go on with it; nil if nothing is held.
+func (a *Area) heldRefusalLocked(program int, write bool) error {
+	if a.node.cfg.Store == nil {
+		return nil
+	}
+	why := ""
+	draft := a.wantsDraftLocked(program, write) || a.hasDraftLocked(program) != nil
+	switch {
+	case a.versionedLocked():
+		why = "a versioned file"
+	case a.mu.replica.demand || a.mu.ino.Spec.Residency == dsm.ResidencyDemand:
+		why = "a file with pages on demand"
+	case draft && a.sharedLocked(), write && !draft && len(a.mu.drafts) > 0:
+		why = "a file for writing whose user.dsm.apply has changed while others have attached it"
+	default:
+		return nil
+	}
+	return errs.E(errs.Unsupported, "attach", "programs cannot attach %s on a mount with --hold: they have it through the mount", why)
+}
+
+// attachable reports whether programs may have the working copy mapped, or drafts, since an earlier daemon.
+func (a *Area) attachable() bool {
+	is := false
+	a.note(func() { is = a.mu.mem != nil && a.mu.replica.subscribed && (a.mu.mem.Filed() || len(a.mu.drafts) > 0) })
+	return is
+}
+
+// draftsLeftLocked takes over the drafts that an earlier daemon has left. What their programs have stored meanwhile is found by comparing when they are attached again.
+func (a *Area) draftsLeftLocked() {
+	for _, mem := range a.mu.mem.LeftDrafts() {
+		d := &draft{program: mem.Program(), mem: mem, filled: true}
+		d.resizedLocked(a)
+		mem.Differs(a.mu.mem, func(p dsm.PageIndex) {
+			e, i := p.Extent()
+			if int(e) >= len(d.stale) {
+				return
+			}
+			if d.stale[e].Empty() {
+				d.staleExtents = append(d.staleExtents, e)
+			}
+			d.stale[e].Add(i)
+		})
+		a.mu.drafts = append(a.mu.drafts, d)
+	}
+}
+
+// dropLeftDraftsLocked drops the drafts that no program has: it was not told of them, or has detached.
+func (a *Area) dropLeftDraftsLocked() {
+	for _, d := range slices.Clone(a.mu.drafts) {
+		if d.attachments == 0 {
+			a.dropDraftLocked(d)
+		}
+	}
+}
+
+// Reattach is Attach for a program that had attached the area when the daemon was killed, and has mapped the memory with this inode number. It waits for nothing: see Ready. The caller has just
+// opened the area again. errs.StaleGen if the memory is gone.
+func (a *Area) Reattach(program int, write bool, memory uint64) (*Attachment, *os.File, error) {
+	t := &Attachment{area: a, write: write}
+	err := error(&errs.Error{Op: "attach", Area: a.id, Kind: errs.NotExist})
+	a.step(func() {
+		r := &a.mu.replica
+		t.draft = a.hasDraftLocked(program)
+		if t.draft != nil && !t.draft.mem.Is(memory) {
+			t.draft = nil
+		}
+		if !r.subscribed || r.demand || a.versionedLocked() || t.draft == nil && !a.mu.mem.WorkingIs(memory) {
+			err = errs.E(errs.StaleGen, "attach", "the memory that the program has mapped is not that of this node any more")
+			return
+		}
+		err = nil
+		a.enterLocked(t)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	f, err := t.Memory()
+	if err != nil {
+		t.Detach()
+		return nil, nil, err
+	}
+	return t, f, nil
+}
+
+// Ready returns when a program that has attached again may be told: see Attach.
+func (t *Attachment) Ready(ctx context.Context) error {
+	if t.draft != nil || !t.write {
+		return nil
+	}
+	a := t.area
+	return a.await(ctx, "attach", func() bool { return a.mu.cached.Writable() })
+}

@@ -1,0 +1,222 @@
+package coherence
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/errs"
+	"github.com/dsmfs/dsmfs/internal/hold"
+	"github.com/dsmfs/dsmfs/pages"
+)
+
+// aloneNode is a node that is alone in its cluster, and its daemons.
+type aloneNode struct {
+	t     *testing.T
+	m     *hold.Memory
+	shelf *hold.Shelf
+	view  View
+}
+
+func newAloneNode(t *testing.T, size int64) *aloneNode {
+	t.Helper()
+	m, err := hold.Create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	alone := oneHome()
+	alone.Members = alone.Members[:1]
+	return &aloneNode{t, m, hold.NewShelf(), &slowPair{view: alone, size: size}}
+}
+
+// daemon starts a daemon.
+func (x *aloneNode) daemon() *Node {
+	x.t.Helper()
+	store, err := pages.NewKeep(x.m, x.shelf)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	first := x.m.Word(hold.Daemons).Add(1) << 40
+	n := New(Config{Self: 1, View: x.view, Sender: nowhere{}, Log: slog.New(slog.DiscardHandler), Store: store, First: first, Linger: time.Hour})
+	if err := n.Resume(x.t.Context(), true); err != nil {
+		x.t.Fatal(err)
+	}
+	return n
+}
+
+// TestAttachedWhenOneFollowsAlone: a program of a node alone goes on with the memory that it has attached when the daemon is killed. What it stores before, meanwhile and afterwards is published, and what is
+// read by others is the same.
+func TestAttachedWhenOneFollowsAlone(t *testing.T) {
+	const size = dsm.ExtentSize + 2*dsm.PageSize + 80
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, published := range []bool{false, true} {
+		x := newAloneNode(t, size)
+		n := x.daemon()
+		a, err := n.Open(ctx, 1, false)
+		must(err)
+		at, f, err := a.Attach(ctx, 77, true)
+		must(err)
+		mem, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		must(err)
+		var st unix.Stat_t
+		must(unix.Fstat(int(f.Fd()), &st))
+		must(f.Close())
+		at.Track(nil, 0, size)
+		want := make([]byte, size)
+		store := func(off int64, b byte) { mem[off], want[off] = b, b }
+		look := func(a *Area) {
+			t.Helper()
+			must(a.Publish(ctx))
+			got := make([]byte, size)
+			k, err := a.ReadAt(ctx, got, 0)
+			must(err)
+			for i := range got[:k] {
+				if got[i] != want[i] {
+					t.Fatalf("published %v: byte %d is %d, want %d", published, i, got[i], want[i])
+				}
+			}
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			for p := dsm.PageIndex(0); int64(p)*dsm.PageSize < size; p++ {
+				if b := a.mu.mem.Base(p); string(b[:1]) != string(want[int64(p)*dsm.PageSize:][:1]) {
+					t.Fatalf("published %v: the home has %d at the begin of page %d", published, b[0], p)
+				}
+			}
+		}
+		store(0, 1)
+		store(dsm.ExtentSize, 2)
+		if published {
+			look(a)
+		}
+		store(size-1, 3)
+		store(dsm.PageSize, 4)
+		for daemon := range byte(3) {
+			store(5*dsm.PageSize+int64(daemon), 10+daemon) // while no daemon is there
+			n = x.daemon()
+			a, err = n.Reopen(ctx, 1, false)
+			must(err)
+			at, f, err := a.Reattach(77, true, st.Ino)
+			must(err)
+			must(f.Close())
+			n.Resumed()
+			at.Track(nil, 0, size)
+			store(6*dsm.PageSize+int64(daemon), 20+daemon)
+			store(0, 30+daemon)
+			if daemon != 1 {
+				look(a)
+			}
+		}
+	}
+}
+
+// summing is a view in which all files sum.
+type summing struct{ *slowPair }
+
+func (s summing) Area(id dsm.AreaID) (dsm.Inode, bool) {
+	ino, ok := s.slowPair.Area(id)
+	sum := sumOf(dsm.DTypeI32, dsm.ApplySync)
+	ino.Spec, ino.Layout = sum.Spec, sum.Layout
+	return ino, ok
+}
+
+func (s summing) AreaSince(id dsm.AreaID, _ dsm.Generation) (dsm.Inode, int64, dsm.Generation, bool) {
+	ino, ok := s.Area(id)
+	return ino, ino.Size, 0, ok
+}
+
+// TestKilledWhileWhatIsPublishedEnds: the daemon of a node alone is killed when the home has what was published, and the node knows so of the first page. It counts once.
+func TestKilledWhileWhatIsPublishedEnds(t *testing.T) {
+	const size = 3 * dsm.PageSize
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	x := newAloneNode(t, size)
+	x.view = summing{x.view.(*slowPair)}
+	n := x.daemon()
+	a, err := n.Open(ctx, 1, false)
+	must(err)
+	at, f, err := a.Attach(ctx, 77, true)
+	must(err)
+	mem, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	must(err)
+	var st unix.Stat_t
+	must(unix.Fstat(int(f.Fd()), &st))
+	must(f.Close())
+	at.Track(nil, 0, size)
+	for p := range 3 {
+		mem[p*dsm.PageSize] = 1
+	}
+	a.collect()
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("it was not killed")
+			}
+		}()
+		a.mu.Lock()
+		a.requestPublishLocked()
+		a.extentLocked(0).pub.snap = map[int][]byte{1: {}} // what looks at it panics
+		a.localLocked()
+	}()
+	n = x.daemon()
+	a, err = n.Reopen(ctx, 1, false)
+	must(err)
+	_, f, err = a.Reattach(77, true, st.Ino)
+	must(err)
+	must(f.Close())
+	n.Resumed()
+	must(a.Publish(ctx))
+	got := make([]byte, size)
+	_, err = a.ReadAt(ctx, got, 0)
+	must(err)
+	for p := range 3 {
+		if b := got[p*dsm.PageSize]; b != 1 {
+			t.Errorf("the element of page %d is %d, want 1", p, b)
+		}
+	}
+}
+
+// TestHeldAttachmentsThatAreRefused: a program cannot attach what no daemon that follows could go on with.
+func TestHeldAttachmentsThatAreRefused(t *testing.T) {
+	for what, spec := range map[string]dsm.Spec{
+		"on demand": {Residency: dsm.ResidencyDemand},
+		"versioned": {Mode: dsm.ModeVersioned},
+	} {
+		ino := dsm.Inode{Size: dsm.PageSize, Spec: spec}
+		if spec.Mode == dsm.ModeVersioned {
+			ino.Size = 0
+		}
+		s := newSim(t, 1, 2, ino)
+		n := s.nodes[1]
+		n.hold()
+		n.open(false)
+		s.drain()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		for _, write := range []bool{false, true} {
+			if write && what == "versioned" {
+				continue // a node must own it first
+			}
+			if _, _, err := n.area.Attach(ctx, 77, write); !errs.Is(err, errs.Unsupported) {
+				t.Errorf("%s, write %v: %v", what, write, err)
+			}
+		}
+		cancel()
+		if k, err := n.shelf.After(0); k != 0 || err != nil {
+			t.Errorf("%s: the holder has file %d, %v", what, k, err)
+		}
+	}
+}

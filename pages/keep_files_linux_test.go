@@ -1,0 +1,416 @@
+package pages
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/internal/hold"
+	"github.com/dsmfs/dsmfs/pages/merge"
+)
+
+// heldProgram is a held area with a program that has attached it. Daemons come and go.
+type heldProgram struct {
+	t     *testing.T
+	m     *hold.Memory
+	shelf *hold.Shelf
+	size  int64
+	a     *Area
+	c     *Cached
+	sent  []*Sent
+	mem   []byte // of the program
+	k     merge.Kernel
+}
+
+func (h *heldProgram) must(err error) {
+	h.t.Helper()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// keep is what a daemon finds.
+func (h *heldProgram) keep() *Keep {
+	h.t.Helper()
+	s, err := NewKeep(h.m, h.shelf)
+	h.must(err)
+	return s
+}
+
+// newHeldProgram makes an area of which page p has p+1 in both copies, and has a program attach it.
+func newHeldProgram(t *testing.T, size int64) *heldProgram {
+	t.Helper()
+	h := &heldProgram{t: t, shelf: hold.NewShelf(), size: size, k: mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)}
+	var err error
+	h.m, err = hold.Create()
+	h.must(err)
+	s := h.keep()
+	h.a, h.c = beginHeld(t, s, size)
+	for p := range dsm.PageIndex(wholePages(size) / dsm.PageSize) {
+		copy(h.a.Working(p), fill(byte(p) + 1)[:min(dsm.PageSize, size-int64(p)*dsm.PageSize)])
+		h.a.SetBase(p, h.a.Working(p))
+	}
+	file, err := s.NewFile(5)
+	h.must(err)
+	h.must(h.a.TakeFile(file))
+	h.must(file.Close()) // the copy has it
+	f, err := h.a.OpenWorking(true)
+	h.must(err)
+	h.mem, err = unix.Mmap(int(f.Fd()), 0, int(wholePages(size)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	h.must(err)
+	h.must(f.Close())
+	h.c.SetShared(true)
+	return h
+}
+
+// next has the daemon be killed, and another one follow.
+func (h *heldProgram) next() {
+	h.t.Helper()
+	left := h.keep().Areas()
+	if len(left) != 1 || !left[0].Newest() || !left[0].Attached() {
+		h.t.Fatalf("left: %+v", left)
+	}
+	var err error
+	h.a, h.sent, err = left[0].TakeBoth(h.k, h.size, h.size)
+	h.must(err)
+	h.c = ResumeCached(h.a, true, math.MaxInt64)
+	h.a.WorkingIsNewest()
+	h.c.SetShared(true)
+}
+
+// files is how many files the holder has.
+func (h *heldProgram) files() (n int) {
+	h.t.Helper()
+	for k, err := h.shelf.After(0); k != 0; k, err = h.shelf.After(k) {
+		h.must(err)
+		n++
+	}
+	return n
+}
+
+// TestProgramsKeepTheirMemory: what a program has mapped is the working copy of the daemons that follow. They do not have the file of the Keep to give away. When the replica ends the
+// holder has nothing of it any more.
+func TestProgramsKeepTheirMemory(t *testing.T) {
+	const size = 5*dsm.PageSize + 100
+	for _, slot := range []bool{false, true} {
+		n := int64(size)
+		if slot {
+			n += smallCopy
+		}
+		h := newHeldProgram(t, n)
+		for i := range byte(3) {
+			h.mem[3*dsm.PageSize+7] = 100 + i
+			h.next()
+			if w := h.a.Working(3); w[7] != 100+i || w[8] != 4 || h.a.Base(3)[7] != 4 {
+				t.Errorf("daemon %d: %d in the working copy, %d in the base", i, w[7:9], h.a.Base(3)[7:9])
+			}
+			h.a.Working(2)[0] = 50 + i
+			if h.mem[2*dsm.PageSize] != 50+i {
+				t.Errorf("daemon %d: the program has other memory", i)
+			}
+			if !h.a.Sealed() || h.a.WantsFile() {
+				t.Errorf("daemon %d: sealed %v, wants a file %v", i, h.a.Sealed(), h.a.WantsFile())
+			}
+		}
+		h.size = 2*dsm.PageSize + 3
+		h.next() // it was cut while no daemon was there
+		if h.mem[2*dsm.PageSize] != 52 || h.mem[2*dsm.PageSize+3] != 0 || h.mem[3*dsm.PageSize+7] != 0 {
+			t.Error("what was cut off is there")
+		}
+		if h.files() != 1 {
+			t.Errorf("the holder has %d files", h.files())
+		}
+		h.must(h.a.EndReplica())
+		if h.files() != 0 {
+			t.Errorf("the holder has %d files when the replica has ended", h.files())
+		}
+	}
+}
+
+// TestKilledWhileACopyMoves: the daemon is killed before, while and after the working copy moves into a file. The next one has all bytes, and the holder no file that nothing names.
+func TestKilledWhileACopyMoves(t *testing.T) {
+	const size = 3 * dsm.PageSize
+	for step := range 3 {
+		m, err := hold.Create()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := &heldProgram{t: t, m: m, shelf: hold.NewShelf(), size: size}
+		s := h.keep()
+		h.a, h.c = beginHeld(t, s, size)
+		copy(h.a.Working(1), fill(7))
+		copy(h.a.working.page(2), fill(8))
+		file, err := s.NewFile(5)
+		h.must(err)
+		place := h.a.kept.record.Working.Load()
+		if step > 0 {
+			h.must(h.a.TakeFile(file))
+		}
+		if step == 1 { // the bytes are in the file, and the record does not say so yet
+			h.a.kept.record.Working.Store(place)
+			copy(h.keepBytes(place), fill(7)) // they were there until it did
+		}
+		left := h.keep().Areas()[0]
+		if left.Attached() != (step == 2) {
+			t.Errorf("step %d: in a file: %v", step, left.Attached())
+		}
+		if want := step / 2; h.files() != want {
+			t.Errorf("step %d: the holder has %d files", step, h.files())
+		}
+		a, _, err := left.TakeBoth(mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0), size, size)
+		h.must(err)
+		if a.Working(1)[9] != 7 {
+			t.Errorf("step %d: the page has %d", step, a.Working(1)[9])
+		}
+	}
+}
+
+// keepBytes returns page 1 of a small copy that was at a place.
+func (h *heldProgram) keepBytes(place uint64) []byte {
+	h.t.Helper()
+	mem, err := unix.Mmap(h.m.FD(), int64(place)&^classMask+dsm.PageSize, dsm.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	h.must(err)
+	return mem
+}
+
+// TestKilledDuringASharedMerge: the daemon is killed at any point of a merge into memory to which a program stores meanwhile, and after. What came in is there, what the program has stored stays, also where it
+// puts back what was there before; and nothing else counts as a store.
+func TestKilledDuringASharedMerge(t *testing.T) {
+	const p = 1
+	k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
+	begun := errors.New("killed")
+	for kill := range 12 {
+		for _, again := range []bool{false, true} { // the next daemon is killed, too
+			h := newHeldProgram(t, 3*dsm.PageSize)
+			program := h.mem[p*dsm.PageSize:][:dsm.PageSize]
+			mine, coming, after := fill(2), fill(2), fill(2)
+			for i := range dsm.PageSize / 2 {
+				mine[i] = 3 // a publish that is under way
+				h.a.Working(p)[i] = 3
+			}
+			for i := range dsm.PageSize {
+				if i%3 == 0 {
+					after[i] = 9
+				}
+				coming[i] = after[i]
+				if i < dsm.PageSize/2 {
+					coming[i] = 3
+				}
+			}
+			program[9], program[4000] = 77, 78
+			s := h.a.KeepSent(0, 42, dsm.Range(p, p+1), dsm.Range(p, p+1), nil, []byte("body"))
+			steps := 0
+			step := func() {
+				if steps++; steps > kill {
+					panic(begun)
+				}
+			}
+			func() {
+				defer func() {
+					if r := recover(); r != nil && r != error(begun) {
+						panic(r)
+					}
+				}()
+				step()
+				h.a.BeginMerge(p, s)
+				step()
+				note := h.a.noteShared(p, s, [2]bool{true, false}, mine, coming, after)
+				step()
+				half := append(append([]byte(nil), coming[:3000]...), mine[3000:]...)
+				k.MergeNoted(note, p, mine, h.a.Working(p), half)
+				step()
+				program[2058] = 79 // an element that is merged already
+				program[12] = 80
+				program[2061] = mine[2061] // likewise, with what was there before
+				program[3003] = 81
+				k.MergeRest(note, p, mine, h.a.Working(p), coming)
+				step()
+				copy(h.a.OwnBase(p)[:100], after)
+				step()
+				h.a.SetBase(p, after)
+				step()
+				s.Without(p)
+				step()
+				h.a.frames.untag(h.a.note[0])
+				h.a.frames.untag(h.a.note[1])
+				step()
+				h.a.EndMerge()
+				step()
+			}()
+			began := kill >= 2 // all that the next daemon needs is noted
+			h.next()
+			if again {
+				h.next()
+			}
+			program[4090] = 82
+			want := append([]byte(nil), mine...)
+			base := fill(2)
+			if began {
+				want, base = append([]byte(nil), coming...), after
+			}
+			want[9], want[4000], want[4090] = 77, 78, 82
+			if kill >= 4 {
+				want[2058], want[12], want[2061], want[3003] = 79, 80, mine[2061], 81
+			}
+			if string(program) != string(want) || string(h.a.Base(p)) != string(base) {
+				t.Errorf("killed at %d: %s, %s", kill, differ(program, want), differ(h.a.Base(p), base))
+			}
+			in := dsm.Range(p, p+1)
+			wants := in
+			if began {
+				wants = dsm.PageSet{}
+			}
+			if len(h.sent) != 1 || h.sent[0].Pages() != in || h.sent[0].Besides() != wants {
+				t.Errorf("killed at %d: of what was sent there is %v", kill, h.sent)
+			}
+			if h.a.frames.used > 2 {
+				t.Errorf("killed at %d: %d frames are in use", kill, h.a.frames.used)
+			}
+			if steps > kill+1 {
+				t.Fatal("it was not killed")
+			}
+		}
+	}
+}
+
+// differ says where two pages differ.
+func differ(got, want []byte) string {
+	for i := range want {
+		if got[i] != want[i] {
+			return fmt.Sprintf("byte %d is %d, want %d", i, got[i], want[i])
+		}
+	}
+	return "same"
+}
+
+// TestGivenIsKnownWhileProgramsStore: the next daemon knows what the page cache was given of pages of shared memory, so a WRITE that comes after that changes no more than its program has stored.
+func TestGivenIsKnownWhileProgramsStore(t *testing.T) {
+	k := mustKernel(t, dsm.MergeLast, dsm.DTypeAuto, 0)
+	for _, by := range []string{"READ", "WRITE"} {
+		h := newHeldProgram(t, 3*dsm.PageSize)
+		page := make([]byte, dsm.PageSize)
+		h.settle()
+		if h.c.Read(dsm.PageSize, page); by == "WRITE" {
+			h.c.Wrote(k, dsm.PageSize, page, false)
+		}
+		h.mem[dsm.PageSize+5] = 60 // by the program that has attached
+		h.next()
+		h.mem[dsm.PageSize+6] = 61
+		page[7] = 62 // by another one, through the page cache
+		if _, _, ok := h.c.Wrote(k, dsm.PageSize, page, true); !ok {
+			t.Fatal("the WRITE is refused")
+		}
+		if got := h.mem[dsm.PageSize+5:][:4]; string(got) != string([]byte{60, 61, 62, 2}) {
+			t.Errorf("%s: after a WRITE there is %d", by, got)
+		}
+		if bad := h.c.Problem(); bad != "" {
+			t.Error(bad)
+		}
+	}
+}
+
+// settle has the page cache drop what it has to.
+func (h *heldProgram) settle() {
+	for n, ok := h.c.NextNotice(); ok; n, ok = h.c.NextNotice() {
+		h.c.Done(n)
+	}
+}
+
+// TestFileIsNotThere: what the holder does not have is an error, and no crash.
+func TestFileIsNotThere(t *testing.T) {
+	h := newHeldProgram(t, dsm.PageSize)
+	n, err := h.shelf.After(0)
+	h.must(err)
+	h.must(h.shelf.Drop(n))
+	if _, _, err := h.keep().Areas()[0].TakeBoth(merge.Kernel{}, dsm.PageSize, dsm.PageSize); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("without the file: %v", err)
+	}
+	r, w, err := os.Pipe()
+	h.must(err)
+	defer func() { _, _ = r.Close(), w.Close() }()
+	other, err := h.shelf.Put(int(r.Fd()))
+	h.must(err)
+	h.a.kept.record.Working.Store(uint64(placeOfFile(other)))
+	if _, _, err := h.keep().Areas()[0].TakeBoth(merge.Kernel{}, dsm.PageSize, dsm.PageSize); err == nil {
+		t.Error("a pipe is taken for memory")
+	}
+}
+
+// TestMovesWhileItChanges: a large copy moves bit by bit, while pages are stored to, freed, cut off and added. In the end the file has what the copy had.
+func TestMovesWhileItChanges(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 20 {
+		m, err := hold.Create()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := &heldProgram{t: t, m: m, shelf: hold.NewShelf(), size: moveAhead + 40*dsm.PageSize}
+		s := h.keep()
+		h.a, h.c = beginHeld(t, s, h.size)
+		want := make([]byte, 2*h.size)
+		store := func() {
+			p := dsm.PageIndex(rng.IntN(int(wholePages(h.size) / dsm.PageSize)))
+			if p > 20 && rng.IntN(2) == 0 {
+				p = p % 20
+			}
+			n := copy(h.a.Working(p)[:h.c.within(p)], fill(byte(1+rng.IntN(250))))
+			copy(want[int64(p)*dsm.PageSize:], h.a.Working(p)[:n])
+		}
+		for range 600 {
+			store()
+		}
+		file, err := s.NewFile(5)
+		h.must(err)
+		other, err := s.NewFile(5)
+		h.must(err)
+		for more := true; more; {
+			var another bool
+			more, another, err = h.a.MoveAhead(file, 50)
+			h.must(err)
+			if another {
+				t.Fatal("it is being moved by somebody else")
+			}
+			if _, another, err := h.a.MoveAhead(other, 50); err != nil || another != h.a.Moves() {
+				t.Fatalf("another file: %v, %v", another, err)
+			}
+			for range rng.IntN(20) {
+				store()
+			}
+			if rng.IntN(12) == 0 {
+				h.size += int64(rng.IntN(60)-30) * 1000
+				h.must(h.a.Resize(h.size))
+				clear(want[h.size:])
+			}
+			if p := dsm.PageIndex(rng.IntN(30)); rng.IntN(8) == 0 {
+				clear(h.a.Working(p))
+				clear(want[int64(p)*dsm.PageSize:][:dsm.PageSize])
+				h.must(h.a.FreeZeroed(0, dsm.Range(int(p), int(p)+1)))
+			}
+		}
+		use := file
+		if rng.IntN(4) == 0 {
+			use = other
+		}
+		h.must(h.a.TakeFile(use))
+		h.a.StayPut(file)
+		h.must(file.Close())
+		h.must(other.Close())
+		f, err := h.a.OpenWorking(false)
+		h.must(err)
+		got := make([]byte, h.size)
+		if _, err := f.ReadAt(got, 0); err != nil || string(got) != string(want[:h.size]) {
+			t.Fatalf("the file does not have what the copy had (%v)", err)
+		}
+		h.must(f.Close())
+		if h.files() != 1 || h.a.Moves() {
+			t.Errorf("the holder has %d files, and it moves: %v", h.files(), h.a.Moves())
+		}
+		h.must(h.a.Close())
+	}
+}

@@ -1,0 +1,153 @@
+package pages
+
+import (
+	"slices"
+
+	"github.com/dsmfs/dsmfs/internal/dsm"
+	"github.com/dsmfs/dsmfs/pages/merge"
+)
+
+// A note says to the next daemon what is being done to a page that is in more than one place. It is a few frames, of which the area has one set: one page is changed at a time, under the
+// lock of the area.
+
+// BeginMerge is called before both copies of page p are changed, or the base copy in a way that cannot be done twice. If the daemon is killed before EndMerge, the next one has the
+// page as it is now, and what s, which may be nil, says of the page. While programs may be storing to the working copy that is not put back: see MergeShared.
+func (a *Area) BeginMerge(p dsm.PageIndex, s *Sent) {
+	if !a.outlives() {
+		return
+	}
+	number, in := s.of(p)
+	arg := uint64(p) | in
+	a.takeNote(2)
+	copy(a.note[1].mem, a.Base(p))
+	if a.ledger != nil && a.ledger.shared {
+		a.frames.tag(a.note[1], frameBefore, arg, number)
+		return
+	}
+	copy(a.note[0].mem, a.working.look(p, 1))
+	a.frames.tag(a.note[1], frameBase, arg, number)
+	a.frames.tag(a.note[0], frameWorking, arg, number)
+}
+
+// MergeShared is merge.Kernel.MergeShared of the working copy of page p, from mine to coming, between BeginMerge and EndMerge. The base becomes after. A program that stores to the page meanwhile goes on when
+// the daemon is killed, so the working copy cannot be put back. Instead the next daemon goes on with the merge where it was. in says which of the sets of s have the page afterwards.
+func (a *Area) MergeShared(k merge.Kernel, p dsm.PageIndex, s *Sent, in [2]bool, mine, coming, after []byte) {
+	if !a.outlives() {
+		k.MergeShared(p, mine, a.Working(p), coming)
+		return
+	}
+	k.MergeNoted(a.noteShared(p, s, in, mine, coming, after), p, mine, a.Working(p), coming)
+}
+
+// noteShared notes what MergeShared is about to do, and returns where it says how far it is.
+func (a *Area) noteShared(p dsm.PageIndex, s *Sent, in [2]bool, mine, coming, after []byte) (note []byte) {
+	arg, number := uint64(p), uint64(0)
+	if s != nil {
+		number = s.Number()
+		for k, has := range in {
+			if has {
+				arg |= 1 << (noteBits + k)
+			}
+		}
+	}
+	a.takeNote(6)
+	note = a.note[3].mem[:merge.NoteSize]
+	clear(note)
+	copy(a.note[2].mem, mine)
+	copy(a.note[4].mem, after)
+	copy(a.note[5].mem, coming)
+	for i, kind := range []frameKind{frameMine, frameNote, frameAfter, frameComing} {
+		a.frames.tag(a.note[2+i], kind, arg, number)
+	}
+	return note
+}
+
+// noteStored notes what storeShared is about to do, and returns where it says how far it is.
+func (a *Area) noteStored(p dsm.PageIndex, base, stored []byte) (note []byte) {
+	a.takeNote(5)
+	note = a.note[3].mem[:merge.NoteSize]
+	clear(note)
+	copy(a.note[2].mem, base)
+	copy(a.note[4].mem, stored)
+	for i, kind := range []frameKind{frameMine, frameNote, frameStored} {
+		a.frames.tag(a.note[2+i], kind, uint64(p), 0)
+	}
+	return note
+}
+
+// EndMerge says that the change is done.
+func (a *Area) EndMerge() {
+	if !a.outlives() {
+		return
+	}
+	a.frames.untag(a.note[0])
+	a.frames.untag(a.note[1])
+	for i := len(a.note) - 1; i >= 2; i-- {
+		a.frames.untag(a.note[i])
+	}
+}
+
+// takeNote makes the note at least n frames long.
+func (a *Area) takeNote(n int) {
+	for len(a.note) < n {
+		a.note = append(a.note, a.frames.take())
+	}
+}
+
+// dropNote frees what BeginMerge needs. No change may be under way.
+func (a *Area) dropNote() {
+	for _, x := range a.note {
+		a.frames.put(x)
+	}
+	a.note = nil
+}
+
+// putSets sets which sets of what was sent have page p.
+func (x tagged) putSets(p dsm.PageIndex, sent []*Sent) {
+	_, i := p.Extent()
+	for _, s := range sent {
+		if x.more != 0 && s.Number() == x.more {
+			for k := range s.sets() {
+				s.put(k, i, x.arg>>(noteBits+k)&1 != 0)
+			}
+		}
+	}
+}
+
+// mergeAgain ends what an earlier daemon had begun to do with a page to which programs may be storing: a merge goes on, and any other change is undone.
+func (a *Area) mergeAgain(k merge.Kernel, left map[frameKind][]tagged, sent []*Sent, within func(tagged) bool) {
+	for _, x := range left[frameStored] {
+		begun := slices.ContainsFunc(left[frameNext], func(n tagged) bool { return n.arg == x.arg })
+		for _, mine := range left[frameMine] {
+			for _, note := range left[frameNote] {
+				if p := dsm.PageIndex(x.arg); begun && within(x) {
+					k.StoreRest(note.mem, p, mine.mem, a.working.page(p), x.mem)
+				}
+			}
+		}
+	}
+	if len(left[frameComing]) == 0 {
+		for _, x := range left[frameBefore] {
+			if p := dsm.PageIndex(x.arg & notePage); within(x) {
+				copy(a.base.page(p), x.mem)
+				x.putSets(p, sent)
+			}
+		}
+		return
+	}
+	for _, x := range left[frameComing] {
+		if !within(x) {
+			continue
+		}
+		p := dsm.PageIndex(x.arg & notePage)
+		for _, mine := range left[frameMine] {
+			for _, note := range left[frameNote] {
+				k.MergeRest(note.mem, p, mine.mem, a.working.page(p), x.mem)
+			}
+		}
+		for _, after := range left[frameAfter] {
+			copy(a.base.page(p), after.mem)
+		}
+		x.putSets(p, sent)
+	}
+}
