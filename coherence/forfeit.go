@@ -74,5 +74,5 @@ func (a *Area) forfeitPageLocked(e dsm.ExtentIndex, x *replicaExtent, i int) {
 	}
 	a.mu.cached.BeforeMerge(p)
 	defer a.mergesLocked(e, x, i)()
-	a.mergeLocked(a.mu.kernel, p, own[:], base[:])
+	a.mergeLocked(a.mu.kernel, x, i, own[:], base[:], a.mu.mem.Base(p))
 }
