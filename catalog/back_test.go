@@ -167,6 +167,18 @@ func TestSessionsOfEvictedNodes(t *testing.T) {
 	}
 }
 
+// TestEvictedNodeThatLeaves: nothing is kept of a node that was evicted, has joined again and leaves.
+func TestEvictedNodeThatLeaves(t *testing.T) {
+	m := newSized(t, 1<<30, 1<<30)
+	m.evicted[nodeB] = new(session)
+	m.must(nodeA, leavingOp{nodeB})
+	ready(m)
+	m.must(nodeB, removeMemberOp{nodeB})
+	if len(m.evicted) > 0 {
+		t.Error("its session is kept")
+	}
+}
+
 // TestUncovered: which slots make it impossible that a daemon is followed.
 func TestUncovered(t *testing.T) {
 	const self, b, dead, own = 1, 2, 3, dsm.Slots // the first that an area has to itself

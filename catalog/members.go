@@ -150,6 +150,7 @@ func (o removeMemberOp) apply(s *state, st step) (dsm.Inode, error) {
 		depart(v, st, o.Node, gone.Key, false)
 	})
 	s.release(o.Node)
+	delete(s.evicted, o.Node)
 	return dsm.Inode{}, nil
 }
 

@@ -161,7 +161,7 @@ func (p *probe) write() time.Duration {
 // and lose nothing: what they have stored is there on every node.
 func TestHeldMembersOutliveTheirDaemons(t *testing.T) {
 	rnd := seeded(t)
-	c := heldCluster(t, sharesFor, "--lease", "10s")
+	c := heldCluster(t, sharesFor, "--lease", "60s")
 	nodes := c.Nodes()
 	all := load(t, rnd, nodes)
 	last, probes := make([]int, len(nodes)), make([]*probe, len(nodes))
